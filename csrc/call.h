@@ -1,0 +1,56 @@
+// One call of an op, type-erased: what torch_ops.cpp hands to the CPU and to the GPU, and how either finds the kernel.
+#pragma once
+#include "ops.h"
+#include "plan.h"
+
+namespace torchreduce {
+
+// The op table of C++: X(name). A reduction is a template over its element type, a scan over its accumulator.
+#define TR_FOR_EACH_REDUCTION(X) X(Sum) X(Extreme) X(ArgExtreme)
+#define TR_FOR_EACH_SCAN(X) X(CumSum)
+
+#define TR_NAME(name) name,
+enum class Reduction : int { TR_FOR_EACH_REDUCTION(TR_NAME) };
+enum class Scan : int { TR_FOR_EACH_SCAN(TR_NAME) };
+#undef TR_NAME
+
+// How elements enter the accumulator when the kernel is not compiled for their type: any type, converted one by one.
+// Elements of the static kernels are read as they are.
+struct Source {
+  const void* data = nullptr;
+  Dtype dtype = Dtype::F32;
+  Dtype accumulator = Dtype::F32;  // F32, F64 or I64; only sums and scans have a choice
+  bool truth = false;              // elements count as 1 if not zero, else 0 (sum with dtype=bool)
+};
+
+struct ReduceCall {
+  Reduction op;
+  OpOptions options;
+  Source in;
+  Output out;
+  Layout layout;
+  Plan plan;
+};
+
+struct ScanCall {
+  Scan op;
+  Source in;
+  void* out;
+  Dtype out_dtype;
+  bool exclusive;  // result i goes to position i + 1; position 0 gets the op's start
+  Layout layout;   // one reduced dim, with strides in `in` and `out`, negative for a reverse scan
+  Plan plan;
+};
+
+// The accumulator a static kernel for elements of type d uses.
+TR_HD constexpr Dtype natural_accumulator(Dtype d) {
+  return d == Dtype::F64 ? Dtype::F64 : is_float(d) ? Dtype::F32 : Dtype::I64;
+}
+inline bool is_static(const Source& in) { return !in.truth && in.accumulator == natural_accumulator(in.dtype); }
+
+// A scan has a static kernel for the output dtype that torch gives by default, too.
+inline bool is_static(const Source& in, Dtype out) {
+  return is_static(in) && out == (is_float(in.dtype) ? in.dtype : Dtype::I64);
+}
+
+}  // namespace torchreduce

@@ -1,0 +1,22 @@
+// The CPU kernels' entry points. Torch-free: the caller passes its thread pool in.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "call.h"
+
+namespace torchreduce::cpu {
+
+// Runs body(context, begin, end) over disjoint ranges that cover [0, tasks), perhaps at once. Bodies do not throw.
+using ParallelFor = void (*)(int64_t tasks, void (*body)(void* context, int64_t begin, int64_t end), void* context);
+
+// Fill the output of `call`. The bits do not depend on the number of threads nor on the instruction set.
+void reduce(const ReduceCall& call, ParallelFor parallel_for);
+void scan(const ScanCall& call, ParallelFor parallel_for);
+
+// "avx512", "avx2" or "baseline": the widest this machine runs, or what was set. set_ returns false for one it lacks.
+std::string instruction_set();
+bool set_instruction_set(const std::string& name);
+std::vector<std::string> instruction_sets();  // those this machine runs, widest first
+
+}  // namespace torchreduce::cpu

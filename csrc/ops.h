@@ -1,0 +1,193 @@
+// The operations, one struct each, used alike by the CPU kernels and the GPU kernels. A kernel knows no operation.
+//
+// A reduction says
+//   Element                      the type it reads
+//   Acc                          the accumulator
+//   absent()                     the exact identity of combine: what stands for a term that is not there
+//   load(Element, position)      an element as an accumulator; position counts along the reduced dims
+//   combine(left, right)         one step of the canonical order (order.h); left holds the lower positions
+//   empty()                      the accumulator of a row without elements
+//   finish(Acc, Output, offset)  rounds once and writes; returns nothing
+//   kIndexed                     Acc has a position `.index`, and finish also takes the element found there
+// and keeps its options in a first member `OpOptions options`.
+//
+// A scan says
+//   Acc, Wide                    the accumulator within a block tile, and of the carry between block tiles
+//   absent(), combine()          for both; widen(Acc)
+//   prefix(carry, within)        what a group of 8 needs to turn its own prefixes into results, and
+//   apply(prefix, p)             the result
+//   start()                      what an exclusive scan begins with
+#pragma once
+#include "dtype.h"
+
+namespace torchreduce {
+inline namespace TR_ISA {
+
+// Where a reduction writes. `indices` and `values` may be null where the op has the other.
+struct Output {
+  void* values = nullptr;
+  int64_t* indices = nullptr;
+  Dtype dtype = Dtype::F32;  // of values
+};
+
+// What distinguishes ops that share a struct.
+struct OpOptions {
+  bool min = false;   // amin, argmin, min
+  bool mean = false;  // mean: divide by count
+  int64_t count = 0;  // elements a row
+};
+
+// -0.0 is the exact identity of IEEE addition: x + -0.0 == x for every x, -0.0 included.
+template <class Acc> TR_HD Acc absent_term() {
+  if constexpr (std::is_same<Acc, int64_t>::value) return 0;
+  else return Acc(-0.0);
+}
+
+// Integers wrap modulo 2^64.
+template <class V> TR_HD V add(V a, V b) {
+  if constexpr (std::is_same<V, int64_t>::value) return int64_t(uint64_t(a) + uint64_t(b));
+  else return a + b;
+}
+
+// sum and mean: the canonical sum; mean divides it once, by the number of elements, in the accumulator type.
+template <class E> struct Sum {
+  using Element = E;
+  using Acc = accumulator_t<E>;
+  static constexpr bool kIndexed = false;
+  OpOptions options;
+
+  TR_HD static Acc absent() { return absent_term<Acc>(); }
+  TR_HD static Acc empty() { return Acc(0); }
+  TR_HD static Acc load(E x, int64_t) { return convert<Acc>(x); }
+  template <class V> TR_HD static V combine(V left, V right) { return add(left, right); }
+  TR_HD void finish(Acc acc, const Output& out, int64_t offset) const {
+    if constexpr (!std::is_same<Acc, int64_t>::value) {
+      if (options.mean) acc = acc / Acc(options.count);
+    }
+    store_as(out.dtype, out.values, offset, acc);
+  }
+};
+
+// The order of amax, amin and of the arg ops as integers of the element's width, so that "greater key wins" is exact in
+// any order: -0.0 < +0.0 (or equal, with merge_zeros), every NaN is the greatest key, minima are maxima of flipped keys.
+template <class E> struct Ordering {
+  static constexpr bool kFloat = is_float_type<E>;
+  using Bits = std::conditional_t<sizeof(E) == 1, int8_t, std::conditional_t<sizeof(E) == 2, int16_t,
+               std::conditional_t<sizeof(E) == 4, int32_t, int64_t>>>;
+  using Key = std::conditional_t<std::is_same<E, uint8_t>::value || std::is_same<E, Bool>::value, uint8_t, Bits>;
+  static constexpr int kWidth = int(sizeof(E)) * 8;
+  static constexpr Key kLowest = std::is_unsigned<Key>::value ? Key(0) : Key(Key(1) << (kWidth - 1));
+  static constexpr Key kGreatest = Key(~kLowest);
+  // The bits of infinity and of the canonical NaN.
+  static constexpr int64_t kInf = !kFloat ? 0 : std::is_same<E, F16>::value ? 0x7c00 : std::is_same<E, BF16>::value ? 0x7f80
+                                : sizeof(E) == 4 ? 0x7f800000 : 0x7ff0000000000000;
+  static constexpr int64_t kNaN = !kFloat ? 0 : std::is_same<E, F16>::value ? 0x7e00 : std::is_same<E, BF16>::value ? 0x7fc0
+                                : sizeof(E) == 4 ? 0x7fc00000 : 0x7ff8000000000000;
+
+  TR_HD static Key bits_of(E x) {
+    if constexpr (std::is_same<E, Bool>::value) return Key(x.bits != 0);
+    else return bit_cast<Key>(x);
+  }
+  // V is Key or a vector of Keys (then a comparison is a mask of -1 and 0); `b` holds bits_of the element.
+  template <class V> TR_HD static V key(V b, bool min, bool merge_zeros) {
+    const Key ones = Key(-1), inf = Key(kInf), flip_key = min ? ones : Key(0);
+    const V flip = V{} + flip_key;  // all ones for minima
+    if constexpr (!kFloat) {
+      return b ^ flip;
+    } else {
+      V k = b ^ ((b >> (kWidth - 1)) & kGreatest);  // negative floats: larger magnitude, smaller key
+      if (merge_zeros) k = k == ones ? V{} : k;
+      k = k ^ flip;
+      return (b & kGreatest) > inf ? (V{} + kGreatest) : k;
+    }
+  }
+  TR_HD static E element(Key k, bool min) {
+    if constexpr (kFloat) {
+      if (k == kGreatest) return bit_cast<E>(Key(kNaN));
+      k = Key(k ^ Key(min ? -1 : 0));
+      return bit_cast<E>(Key(k ^ ((k >> (kWidth - 1)) & kGreatest)));
+    } else {
+      return bit_cast<E>(Key(k ^ Key(min ? -1 : 0)));
+    }
+  }
+  TR_HD static E canonical_element(E x) {
+    if constexpr (kFloat) return (bit_cast<Key>(x) & kGreatest) > Key(kInf) ? bit_cast<E>(Key(kNaN)) : x;
+    else if constexpr (std::is_same<E, Bool>::value) return Bool{uint8_t(x.bits != 0)};
+    else return x;
+  }
+};
+
+// amax and amin: the value alone. -0.0 < +0.0; NaN wins. Exact in any order.
+template <class E> struct Extreme {
+  using Element = E;
+  using Order = Ordering<E>;
+  using Acc = typename Order::Key;
+  static constexpr bool kIndexed = false;
+  OpOptions options;
+
+  TR_HD static Acc absent() { return Order::kLowest; }
+  TR_HD static Acc empty() { return Order::kLowest; }  // an empty row is refused before any kernel runs
+  TR_HD Acc load(E x, int64_t) const { return Order::key(Order::bits_of(x), options.min, false); }
+  template <class V> TR_HD static V combine(V left, V right) { return left > right ? left : right; }
+  TR_HD void finish(Acc acc, const Output& out, int64_t offset) const {
+    static_cast<E*>(out.values)[offset] = Order::element(acc, options.min);
+  }
+};
+
+// argmax, argmin, and max, min with index: the lowest index among the greatest; zeros compare equal; the first NaN wins.
+template <class E> struct ArgExtreme {
+  using Element = E;
+  using Order = Ordering<E>;
+  struct Acc {
+    typename Order::Key key;
+    int64_t index;
+  };
+  static constexpr bool kIndexed = true;
+  OpOptions options;
+
+  TR_HD static Acc absent() { return {Order::kLowest, INT64_MAX}; }
+  TR_HD static Acc empty() { return absent(); }  // refused before any kernel runs
+  TR_HD Acc load(E x, int64_t position) const { return {Order::key(Order::bits_of(x), options.min, true), position}; }
+  TR_HD static Acc combine(Acc left, Acc right) {
+    return left.key > right.key || (left.key == right.key && left.index < right.index) ? left : right;
+  }
+  TR_HD void finish(Acc acc, const Output& out, int64_t offset, E found) const {
+    if (out.indices) out.indices[offset] = acc.index;
+    if (out.values) static_cast<E*>(out.values)[offset] = Order::canonical_element(found);
+  }
+};
+
+// cumsum. Within a block tile in Acc, between block tiles in Wide.
+template <class A> struct CumSum {
+  using Acc = A;
+  using Wide = std::conditional_t<std::is_same<A, float>::value, double, A>;
+  struct Prefix {  // of a group of 8: hi + lo is carry + within, to twice the accumulator's precision
+    Wide sum;
+    Acc hi, lo;
+    bool wide;  // hi overflowed though sum did not: the results are formed in Wide
+  };
+
+  TR_HD static Acc absent() { return absent_term<Acc>(); }
+  TR_HD static Wide wide_absent() { return absent_term<Wide>(); }
+  TR_HD static Acc start() { return Acc(0); }
+  TR_HD static Wide widen(Acc a) { return Wide(a); }
+  template <class V> TR_HD static V combine(V left, V right) { return add(left, right); }
+  TR_HD static Prefix prefix(Wide carry, Acc within) {
+    const Wide sum = add(carry, Wide(within));
+    if constexpr (std::is_same<Acc, float>::value) {
+      const float hi = float(sum);
+      const double rest = sum - double(hi);  // NaN or infinite where hi is not finite
+      const bool finite = (bit_cast<uint32_t>(hi) & 0x7f800000u) != 0x7f800000u;
+      return {sum, hi, finite && rest != 0 ? float(rest) : -0.0f, !finite && sum - sum == 0};
+    } else {
+      return {sum, sum, absent(), false};
+    }
+  }
+  TR_HD static Acc apply(const Prefix& b, Acc p) {
+    if constexpr (std::is_same<Acc, float>::value) return b.wide ? float(b.sum + double(p)) : b.hi + (b.lo + p);
+    else return add(b.hi, p);
+  }
+};
+
+}  // namespace TR_ISA
+}  // namespace torchreduce
