@@ -42,9 +42,38 @@ struct ScanCall {
   Plan plan;
 };
 
+// What a caller knows of a tensor.
+struct TensorFacts {
+  const void* data = nullptr;
+  Dtype dtype = Dtype::F32;
+  int dims = 0;
+  const int64_t* sizes = nullptr;
+  const int64_t* strides = nullptr;
+};
+
+// The folded shape of an op along the dims whose bit is set in `along`. `out_strides` has a stride for each dim of x; those
+// of reduced dims are not used, that of a scanned one is.
+Layout fold(const TensorFacts& x, uint64_t along, const int64_t* out_strides);
+
+// Plans read everything of the call but its plan; the pointers only for their alignment.
+Plan plan(const ReduceCall& call, const DeviceFacts& device);
+Plan plan(const ScanCall& call, const DeviceFacts& device);
+
+// What its struct says of an op on elements of type d.
+struct ReductionFacts {
+  Dtype result;    // the dtype of its values without dtype=
+  bool indexed;    // it finds positions
+  bool has_empty;  // a row without elements has a result
+};
+ReductionFacts facts(Reduction op, Dtype d);
+
 // The accumulator a static kernel for elements of type d uses.
 TR_HD constexpr Dtype natural_accumulator(Dtype d) {
   return d == Dtype::F64 ? Dtype::F64 : is_float(d) ? Dtype::F32 : Dtype::I64;
+}
+// The accumulator of sums and scans of elements of type `in` with results of type `out`.
+TR_HD constexpr Dtype accumulator_of(Dtype in, Dtype out) {
+  return !is_float(out) ? Dtype::I64 : in == Dtype::F64 || out == Dtype::F64 ? Dtype::F64 : Dtype::F32;
 }
 inline bool is_static(const Source& in) { return !in.truth && in.accumulator == natural_accumulator(in.dtype); }
 

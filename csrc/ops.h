@@ -6,9 +6,11 @@
 //   absent()                     the exact identity of combine: what stands for a term that is not there
 //   load(Element, position)      an element as an accumulator; position counts along the reduced dims
 //   combine(left, right)         one step of the canonical order (order.h); left holds the lower positions
-//   empty()                      the accumulator of a row without elements
+//   kHasEmpty, empty()           whether a row without elements has a result, and its accumulator; else it is refused
 //   finish(Acc, Output, offset)  rounds once and writes; returns nothing
+//   result(Dtype)                the dtype of its values for elements of that type, without dtype=
 //   kIndexed                     Acc has a position `.index`, and finish also takes the element found there
+//   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
 // and keeps its options in a first member `OpOptions options`.
 //
 // A scan says
@@ -54,10 +56,13 @@ template <class E> struct Sum {
   using Element = E;
   using Acc = accumulator_t<E>;
   static constexpr bool kIndexed = false;
+  static constexpr bool kConverts = true;
+  static constexpr bool kHasEmpty = true;
   OpOptions options;
 
   TR_HD static Acc absent() { return absent_term<Acc>(); }
   TR_HD static Acc empty() { return Acc(0); }
+  static Dtype result(Dtype d) { return is_float(d) ? d : Dtype::I64; }
   TR_HD static Acc load(E x, int64_t) { return convert<Acc>(x); }
   template <class V> TR_HD static V combine(V left, V right) { return add(left, right); }
   TR_HD void finish(Acc acc, const Output& out, int64_t offset) const {
@@ -123,10 +128,13 @@ template <class E> struct Extreme {
   using Order = Ordering<E>;
   using Acc = typename Order::Key;
   static constexpr bool kIndexed = false;
+  static constexpr bool kConverts = false;
+  static constexpr bool kHasEmpty = false;
   OpOptions options;
 
   TR_HD static Acc absent() { return Order::kLowest; }
-  TR_HD static Acc empty() { return Order::kLowest; }  // an empty row is refused before any kernel runs
+  TR_HD static Acc empty() { return absent(); }
+  static Dtype result(Dtype d) { return d; }
   TR_HD Acc load(E x, int64_t) const { return Order::key(Order::bits_of(x), options.min, false); }
   template <class V> TR_HD static V combine(V left, V right) { return left > right ? left : right; }
   TR_HD void finish(Acc acc, const Output& out, int64_t offset) const {
@@ -143,10 +151,13 @@ template <class E> struct ArgExtreme {
     int64_t index;
   };
   static constexpr bool kIndexed = true;
+  static constexpr bool kConverts = false;
+  static constexpr bool kHasEmpty = false;
   OpOptions options;
 
   TR_HD static Acc absent() { return {Order::kLowest, INT64_MAX}; }
-  TR_HD static Acc empty() { return absent(); }  // refused before any kernel runs
+  TR_HD static Acc empty() { return absent(); }
+  static Dtype result(Dtype d) { return d; }
   TR_HD Acc load(E x, int64_t position) const { return {Order::key(Order::bits_of(x), options.min, true), position}; }
   TR_HD static Acc combine(Acc left, Acc right) {
     return left.key > right.key || (left.key == right.key && left.index < right.index) ? left : right;

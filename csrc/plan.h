@@ -1,4 +1,4 @@
-// Which kernel serves a call, and with what launch shape: a pure host function of the folded shape and the device.
+// Which kernel serves a call, and with what launch shape: a pure host function of the call and the device (call.h).
 // No field of a plan changes a bit of the result.
 #pragma once
 #include <string>
@@ -42,24 +42,6 @@ struct PlanOverride {
 };
 void force_plan(const PlanOverride& forced);  // for the process, until the next call
 PlanOverride forced_plan();
-
-struct ReduceShape {
-  const Layout& layout;
-  Dtype in;
-  int accumulator_bytes;
-  bool static_type;  // the kernel is compiled for `in`, not for any type
-  bool aligned;      // the input's first element lies on a 16-byte boundary
-};
-Plan plan_reduce(const ReduceShape& shape, const DeviceFacts& device);
-
-struct ScanShape {
-  const Layout& layout;
-  Dtype in, out;
-  int accumulator_bytes;
-  bool static_type;
-  bool aligned;  // input and output
-};
-Plan plan_scan(const ScanShape& shape, const DeviceFacts& device);
 
 const char* family_name(Family family);
 

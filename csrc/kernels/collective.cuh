@@ -1,0 +1,80 @@
+// What a warp does together, in the canonical order, and how kernels reach elements.
+#pragma once
+#include "call.h"
+#include "order.h"
+
+namespace torchreduce::gpu {
+
+constexpr int kThreads = 256;  // of a block, unless a plan says otherwise
+constexpr int kWarps = kThreads / kLanes;
+
+// ---- elements --------------------------------------------------------------------------------------------------------
+
+template <class T, int N> struct alignas(sizeof(T) * N) Packed {
+  T item[N];
+};
+
+// Elements of a type known at compile time.
+template <class E> struct TypedLoad {
+  using Element = E;
+  // Elements of one load of at most 16 bytes; a lane takes 8 elements in 8 / kWidth loads.
+  static constexpr int kWidth = sizeof(E) < 2 ? 8 : 16 / int(sizeof(E));
+  __device__ static E one(const Source& in, int64_t offset) { return static_cast<const E*>(in.data)[offset]; }
+  // `offset` is a multiple of kWidth from a 16-byte boundary.
+  __device__ static void packed(const Source& in, int64_t offset, E* items) {
+    using P = Packed<E, kWidth>;
+    const P p = *reinterpret_cast<const P*>(static_cast<const E*>(in.data) + offset);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) items[i] = p.item[i];
+  }
+};
+
+// Elements of any type, converted to the accumulator one by one.
+template <class Acc> struct AnyLoad {
+  using Element = Acc;
+  static constexpr int kWidth = 1;
+  __device__ static Acc one(const Source& in, int64_t offset) {
+    return load_as<Acc>(in.dtype, in.data, offset, in.truth);
+  }
+  __device__ static void packed(const Source& in, int64_t offset, Acc* items) { items[0] = one(in, offset); }
+};
+
+// ---- orders ----------------------------------------------------------------------------------------------------------
+
+// The pairwise tree over the values of `width` neighbouring lanes (a power of two); every one of them gets it.
+template <class Op> __device__ __forceinline__ typename Op::Acc warp_tree(const Op& op, typename Op::Acc value, int width) {
+  const int lane = lane_id();
+  for (int d = 1; d < width; d <<= 1) {
+    const typename Op::Acc other = shuffle(value, lane ^ d);
+    value = lane & d ? op.combine(other, value) : op.combine(value, other);
+  }
+  return value;
+}
+
+// Sklansky's inclusive scan over `width` neighbouring lanes: at level d a lane with that bit adds, on its left, the value
+// of the last lane of the lower half.
+template <class S, class V> __device__ __forceinline__ V sklansky(V value, int width) {
+  const int lane = lane_id();
+  for (int d = 1; d < width; d <<= 1) {
+    const V left = shuffle(value, (lane & ~(2 * d - 1)) + d - 1);
+    if (lane & d) value = S::combine(left, value);
+  }
+  return value;
+}
+
+// ---- the last step of a row --------------------------------------------------------------------------------------------
+
+template <class Op> __device__ __forceinline__ void finish_row(const Op& op, const ReduceCall& call, int64_t row,
+                                                               typename Op::Acc acc) {
+  const RowStart start = row_start(call.layout, row);
+  if (call.layout.length == 0) acc = op.empty();
+  if constexpr (Op::kIndexed) {
+    using E = typename Op::Element;
+    op.finish(acc, call.out, start.out,
+              static_cast<const E*>(call.in.data)[start.in + position_offset(call.layout, acc.index)]);
+  } else {
+    op.finish(acc, call.out, start.out);
+  }
+}
+
+}  // namespace torchreduce::gpu

@@ -1,0 +1,133 @@
+// Every difference between CUDA and HIP, and everything that depends on the width of a hardware warp. Kernels see a warp
+// of kLanes = 32 lanes on every device: on a 64-lane wavefront, shuffles stay within each half, so the bits and the code
+// are the same.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#include <cuda_runtime.h>
+#define TR_GRID_CONSTANT const __grid_constant__
+using gpuStream_t = cudaStream_t;
+using gpuError_t = cudaError_t;
+#define gpuMemsetAsync cudaMemsetAsync
+#define gpuGetLastError cudaGetLastError
+#define gpuGetErrorString cudaGetErrorString
+#define gpuSuccess cudaSuccess
+#define gpuGetDevice cudaGetDevice
+#define gpuDeviceGetAttribute cudaDeviceGetAttribute
+#define gpuMultiprocessorCount cudaDevAttrMultiProcessorCount
+#elif defined(__HIPCC__)
+#include <hip/hip_runtime.h>
+#define TR_GRID_CONSTANT const
+using gpuStream_t = hipStream_t;
+using gpuError_t = hipError_t;
+#define gpuMemsetAsync hipMemsetAsync
+#define gpuGetLastError hipGetLastError
+#define gpuGetErrorString hipGetErrorString
+#define gpuSuccess hipSuccess
+#define gpuGetDevice hipGetDevice
+#define gpuDeviceGetAttribute hipDeviceGetAttribute
+#define gpuMultiprocessorCount hipDeviceAttributeMultiprocessorCount
+#endif
+
+#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
+#define TR_DEVICE_F16  // dtype.h uses the conversions below
+#endif
+
+namespace torchreduce {
+
+constexpr int kLanes = 32;
+
+// ---- float16 ---------------------------------------------------------------------------------------------------------
+
+#if defined(__CUDA_ARCH__)
+__device__ __forceinline__ float device_f16_to_float(uint16_t bits) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(bits));
+  return f;
+}
+__device__ __forceinline__ uint16_t device_float_to_f16(float f) {
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(f));
+  return bits;
+}
+#elif defined(__HIP_DEVICE_COMPILE__)
+__device__ __forceinline__ float device_f16_to_float(uint16_t bits) {
+  _Float16 h;
+  memcpy(&h, &bits, sizeof h);
+  return float(h);
+}
+__device__ __forceinline__ uint16_t device_float_to_f16(float f) {
+  const _Float16 h = _Float16(f);
+  uint16_t bits;
+  memcpy(&bits, &h, sizeof bits);
+  return bits;
+}
+#endif
+
+// ---- warps -----------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ int lane_id() { return int(threadIdx.x) % kLanes; }
+
+__device__ __forceinline__ uint32_t shuffle_word(uint32_t v, int lane) {
+#if defined(__CUDACC__)
+  return __shfl_sync(0xffffffffu, v, lane, kLanes);
+#else
+  return uint32_t(__shfl(int(v), lane, kLanes));
+#endif
+}
+
+// The value that `lane` of this warp holds. Every lane takes part; T is any trivially copyable type.
+template <class T> __device__ __forceinline__ T shuffle(const T& value, int lane) {
+  constexpr int kWords = (int(sizeof(T)) + 3) / 4;
+  uint32_t words[kWords] = {};
+  memcpy(words, &value, sizeof(T));
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) words[i] = shuffle_word(words[i], lane);
+  T result;
+  memcpy(&result, words, sizeof(T));
+  return result;
+}
+
+// Bit i: the predicate of lane i of this warp.
+__device__ __forceinline__ uint32_t ballot(bool predicate) {
+#if defined(__CUDACC__)
+  return __ballot_sync(0xffffffffu, predicate);
+#else
+  const uint64_t all = __ballot(predicate);
+  return uint32_t(all >> (threadIdx.x & 32u & (warpSize - 1)));
+#endif
+}
+
+// ---- memory shared by blocks -----------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint64_t load_relaxed(const uint64_t* p) {
+#if defined(__CUDACC__)
+  uint64_t v;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+#else
+  return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+#endif
+}
+__device__ __forceinline__ void store_relaxed(uint64_t* p, uint64_t v) {
+#if defined(__CUDACC__)
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+#else
+  __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+#endif
+}
+__device__ __forceinline__ uint64_t take_ticket(uint64_t* counter) {
+  return atomicAdd(reinterpret_cast<unsigned long long*>(counter), 1ull);
+}
+// Between two looks at a word another block will write.
+__device__ __forceinline__ void back_off() {
+#if defined(__CUDACC__)
+  __nanosleep(20);
+#else
+  __builtin_amdgcn_s_sleep(1);
+#endif
+}
+
+}  // namespace torchreduce

@@ -1,0 +1,20 @@
+// What the torch layer calls: the GPU kernels' entry points, without a GPU header.
+#pragma once
+#include "call.h"
+
+namespace torchreduce::gpu {
+
+// Enqueue `call` on `stream` of the current device. `workspace` has call.plan.workspace bytes, whatever they hold.
+// Returns nullptr, or the runtime's message when a launch failed.
+const char* reduce(const ReduceCall& call, void* workspace, void* stream);
+const char* scan(const ScanCall& call, void* workspace, void* stream);
+
+// The calling thread's current device, and the multiprocessors of a device.
+int current_device();
+int multiprocessors(int device);
+
+// Each op's kernels are compiled on their own (reduce.cu, scan.cu).
+template <template <class> class Op> const char* launch_reduce(const ReduceCall& call, void* workspace, void* stream);
+template <template <class> class Op> const char* launch_scan(const ScanCall& call, void* workspace, void* stream);
+
+}  // namespace torchreduce::gpu

@@ -1,0 +1,501 @@
+// The ops as torch sees them: schemas, checks, allocation, and the way to the kernels. Met through LibTorch's stable ABI
+// (target 2.10), so that one build serves every later torch, with or without CUDA.
+//
+// Python has checked the arguments before, with torch's exception types; what is checked here again is what memory safety
+// needs when an op is called directly.
+#include <dlfcn.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "call.h"
+#include "cpu/cpu.h"
+#include "kernels/gpu.h"
+
+namespace torchreduce {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using Dims = std::optional<std::vector<int64_t>>;
+
+// ---- tensors -----------------------------------------------------------------------------------------------------------
+
+struct View : TensorFacts {
+  int32_t device_type, device_index;
+
+  explicit View(const Tensor& t) {
+    dims = int(t.dim());
+    sizes = t.sizes().data();
+    strides = t.strides().data();
+    data = t.data_ptr();
+    int32_t type;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &type));
+    dtype = Dtype(type);
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &device_type));
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t.get(), &device_index));
+  }
+  bool on_cpu() const { return device_type == aoti_torch_device_type_cpu(); }
+  int64_t numel() const {
+    int64_t n = 1;
+    for (int d = 0; d < dims; ++d) n *= sizes[d];
+    return n;
+  }
+};
+
+bool supported(Dtype d) {
+#define TR_CASE(T) case DtypeOf<T>::value:
+  switch (d) { TR_FOR_EACH_TYPE(TR_CASE) return true; }
+#undef TR_CASE
+  return false;
+}
+
+template <class Error, class... Parts> [[noreturn]] void raise(const Parts&... parts) {
+  std::ostringstream message;
+  (message << ... << parts);
+  throw Error(message.str());
+}
+
+void check_input(const char* op, const View& x) {
+  if (!supported(x.dtype))
+    raise<std::runtime_error>(op, ": dtype number ", int(x.dtype), " is not supported. Supported are float32, float64, "
+                              "float16, bfloat16, int8, uint8, int16, int32, int64, bool");
+  if (x.dims > kMaxDims) raise<std::runtime_error>(op, ": at most ", kMaxDims, " dims are supported, got ", x.dims);
+}
+
+// Bit d is set for each dim in `dim`; all of x's when there are none.
+uint64_t dim_mask(const char* op, const View& x, const Dims& dim) {
+  uint64_t mask = 0;
+  if (!dim || dim->empty()) return x.dims == 64 ? ~uint64_t(0) : (uint64_t(1) << x.dims) - 1;
+  const int64_t range = std::max(1, x.dims);  // a 0-d tensor has the dims 0 and -1
+  for (int64_t d : *dim) {
+    if (d < -range || d >= range)
+      raise<std::out_of_range>(op, ": dim ", d, " is out of range for a tensor of ", x.dims, " dims (expected ", -range,
+                               " to ", range - 1, ")");
+    const uint64_t bit = uint64_t(1) << (d < 0 ? d + range : d);
+    if (mask & bit) raise<std::runtime_error>(op, ": dim ", d, " appears more than once in dim");
+    mask |= bit;
+  }
+  return x.dims ? mask : 0;
+}
+
+Tensor allocate(const std::vector<int64_t>& sizes, Dtype dtype, const View& like) {
+  std::array<int64_t, kMaxDims> strides;
+  int64_t stride = 1;
+  for (int d = int(sizes.size()) - 1; d >= 0; --d) {
+    strides[d] = stride;
+    stride *= std::max<int64_t>(1, sizes[d]);
+  }
+  AtenTensorHandle handle;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(),
+                                                         int32_t(dtype), like.device_type, like.device_index, &handle));
+  return Tensor(handle);
+}
+
+std::vector<int64_t> reduced_sizes(const View& x, uint64_t mask, bool keepdim) {
+  std::vector<int64_t> sizes;
+  for (int d = 0; d < x.dims; ++d) {
+    const bool reduced = mask >> d & 1u;
+    if (!reduced) sizes.push_back(x.sizes[d]);
+    else if (keepdim) sizes.push_back(1);
+  }
+  return sizes;
+}
+
+// Strides of `out` (of shape reduced_sizes) for each dim of x.
+std::array<int64_t, kMaxDims> spread_strides(const View& x, uint64_t mask, bool keepdim, const View& out) {
+  std::array<int64_t, kMaxDims> strides;
+  for (int d = 0, o = 0; d < x.dims; ++d) {
+    const bool reduced = mask >> d & 1u;
+    strides[d] = reduced ? 0 : out.strides[o];
+    if (!reduced || keepdim) ++o;
+  }
+  return strides;
+}
+
+void check_out(const char* op, const View& x, const std::vector<int64_t>& sizes, const View& out, Dtype dtype) {
+  if (out.device_type != x.device_type || out.device_index != x.device_index)
+    raise<std::runtime_error>(op, ": input and out must be on the same device");
+  if (out.dims != int(sizes.size()) || !std::equal(sizes.begin(), sizes.end(), out.sizes))
+    raise<std::runtime_error>(op, ": out does not have the result's shape");
+  if (out.dtype != dtype)
+    raise<std::runtime_error>(op, ": out has dtype number ", int(out.dtype), ", the result ", int(dtype));
+  for (int d = 0; d < out.dims; ++d)
+    if (out.strides[d] == 0 && out.sizes[d] > 1)
+      raise<std::runtime_error>(op, ": more than one element of out refers to a single memory location; clone() it first");
+}
+
+// ---- memory shared by input and output ---------------------------------------------------------------------------------
+
+struct Span {
+  const char *begin, *end;
+};
+Span span(const View& v) {
+  const char* begin = static_cast<const char*>(v.data);
+  int64_t last = 0;
+  for (int d = 0; d < v.dims; ++d) {
+    if (v.sizes[d] == 0) return {begin, begin};
+    last += (v.sizes[d] - 1) * v.strides[d];
+  }
+  return {begin, begin + (last + 1) * size_of(v.dtype)};
+}
+bool overlap(const View& a, const View& b) {
+  const Span s = span(a), t = span(b);
+  return s.begin < t.end && t.begin < s.end;
+}
+bool same_view(const View& a, const View& b) {
+  return a.data == b.data && size_of(a.dtype) == size_of(b.dtype) && a.dims == b.dims &&
+         std::equal(a.sizes, a.sizes + a.dims, b.sizes) && std::equal(a.strides, a.strides + a.dims, b.strides);
+}
+// Its elements fill its span, each place once.
+bool dense(const View& v) {
+  const Span s = span(v);
+  bool repeats = false;
+  for (int d = 0; d < v.dims; ++d) repeats = repeats || (v.strides[d] == 0 && v.sizes[d] > 1);
+  return !repeats && s.end - s.begin == v.numel() * size_of(v.dtype);
+}
+// The input to read from when writing to `out`: x, or a copy of it where the two share memory in a way that torch accepts.
+Tensor apart_from(const char* op, const Tensor& input, const View& x, const View& out, bool in_place) {
+  if (!overlap(x, out) || (in_place && same_view(x, out))) return input;
+  if (!same_view(x, out) && dense(x) && dense(out))
+    raise<std::runtime_error>(op, ": input and out overlap in memory without being the same; clone() one of them first");
+  return torch::stable::clone(input);
+}
+
+// ---- devices -----------------------------------------------------------------------------------------------------------
+
+void parallel_for(int64_t tasks, void (*body)(void*, int64_t, int64_t), void* context) {
+  torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) { body(context, begin, end); });
+}
+
+#ifdef TORCHREDUCE_CUDA
+
+// The shims of torch's GPU library, looked up when first needed: this library also loads where torch has none.
+struct GpuShims {
+  AOTITorchError (*stream)(int32_t, void**);
+  AOTITorchError (*alloc)(uint64_t, void**);
+  AOTITorchError (*release)(void*);
+
+  GpuShims() {
+    void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
+    if (!library) library = dlopen("libtorch_hip.so", RTLD_NOLOAD | RTLD_LAZY);
+    find(library, "aoti_torch_get_current_cuda_stream", stream);
+    find(library, "aoti_torch_cuda_caching_allocator_raw_alloc", alloc);
+    find(library, "aoti_torch_cuda_caching_allocator_raw_delete", release);
+  }
+  template <class F> static void find(void* library, const char* name, F& function) {
+    function = library ? reinterpret_cast<F>(dlsym(library, name)) : nullptr;
+    if (!function) raise<std::runtime_error>("torchreduce: this torch has no GPU support (", name, " is missing)");
+  }
+};
+
+struct DeviceGuard {
+  DeviceGuardHandle handle = nullptr;
+  explicit DeviceGuard(int32_t index) {
+    if (gpu::current_device() != index) STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_create_device_guard(index, &handle));
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  ~DeviceGuard() {
+    if (handle) aoti_torch_delete_device_guard(handle);
+  }
+};
+
+template <class Call>
+void run_on_gpu(const char* op, Call& call, const View& x,
+                const char* (*launch)(const Call&, void* workspace, void* stream)) {
+  static const GpuShims shims;
+  const DeviceGuard guard(x.device_index);
+  call.plan = plan(call, DeviceFacts{true, gpu::multiprocessors(x.device_index)});
+  void *stream, *workspace = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(shims.stream(x.device_index, &stream));
+  // The caching allocator orders the workspace's next use after this call on the stream, so it is given back at once.
+  if (call.plan.workspace) STABLE_TORCH_ERROR_CODE_CHECK(shims.alloc(uint64_t(call.plan.workspace), &workspace));
+  const char* error = launch(call, workspace, stream);
+  if (workspace) shims.release(workspace);
+  if (error) raise<std::runtime_error>(op, ": the launch failed: ", error);
+}
+
+#else
+
+template <class Call, class Launch> void run_on_gpu(const char* op, Call&, const View&, Launch) {
+  raise<std::runtime_error>(op, ": this build of torchreduce has no GPU part");
+}
+
+#endif
+
+template <class Call>
+void run(const char* op, Call& call, const View& x, void (*on_cpu)(const Call&, cpu::ParallelFor),
+         const char* (*on_gpu)(const Call&, void*, void*)) {
+  if (!x.on_cpu()) return run_on_gpu(op, call, x, on_gpu);
+  call.plan = plan(call, DeviceFacts{false, int(torch::stable::get_num_threads())});
+  on_cpu(call, parallel_for);
+}
+
+// ---- reductions --------------------------------------------------------------------------------------------------------
+
+struct Op {
+  const char* name;
+  Reduction reduction;
+  bool min, mean;
+};
+
+// The accumulator of `op` on x, and the dtypes of its values and of its result alone (an indexed op's is the index).
+struct Types {
+  Dtype accumulator, values, result;
+  bool indexed, truth;
+};
+Types types_of(const Op& op, const View& x, std::optional<ScalarType> dtype) {
+  const ReductionFacts known = facts(op.reduction, x.dtype);
+  const Dtype values = dtype ? Dtype(*dtype) : known.result;
+  if (!supported(values)) raise<std::runtime_error>(op.name, ": dtype= has the unsupported number ", int(values));
+  if (op.mean && !is_float(values)) raise<std::runtime_error>(op.name, ": needs a floating dtype; give one by dtype=");
+  return {accumulator_of(x.dtype, values), values, known.indexed ? Dtype::I64 : values, known.indexed,
+          dtype && values == Dtype::Bool};
+}
+
+// Writes values, indices or both; the other is null. Both have the shape of the result, and the same strides.
+void reduce_into(const Op& op, const View& x, uint64_t mask, bool keepdim, const Types& types, const View* values,
+                 const View* indices) {
+  ReduceCall call{};
+  call.op = op.reduction;
+  call.in = Source{x.data, x.dtype, types.accumulator, types.truth};
+  const View& out = values ? *values : *indices;
+  call.layout = fold(x, mask, spread_strides(x, mask, keepdim, out).data());
+  call.options = OpOptions{op.min, op.mean, call.layout.length};
+  call.out = Output{values ? const_cast<void*>(values->data) : nullptr,
+                    indices ? static_cast<int64_t*>(const_cast<void*>(indices->data)) : nullptr,
+                    values ? values->dtype : Dtype::I64};
+  if (call.layout.rows == 0) return;
+  if (call.layout.length == 0 && !facts(op.reduction, x.dtype).has_empty)
+    raise<std::out_of_range>(op.name, ": the reduced dims of the input hold no elements, and there is no identity");
+#ifdef TORCHREDUCE_CUDA
+  run<ReduceCall>(op.name, call, x, cpu::reduce, gpu::reduce);
+#else
+  run<ReduceCall>(op.name, call, x, cpu::reduce, nullptr);
+#endif
+}
+
+// The result alone: values, or indices for the arg ops.
+Tensor reduce_one(const Op& op, const Tensor& input, const Dims& dim, bool keepdim, std::optional<ScalarType> dtype) {
+  const View x(input);
+  check_input(op.name, x);
+  const uint64_t mask = dim_mask(op.name, x, dim);
+  const Types types = types_of(op, x, dtype);
+  Tensor result = allocate(reduced_sizes(x, mask, keepdim), types.result, x);
+  const View out(result);
+  reduce_into(op, x, mask, keepdim, types, types.indexed ? nullptr : &out, types.indexed ? &out : nullptr);
+  return result;
+}
+void reduce_one_out(const Op& op, const Tensor& input, const Dims& dim, bool keepdim, std::optional<ScalarType> dtype,
+                    const Tensor& result) {
+  const View whole(input), out(result);
+  check_input(op.name, whole);
+  const uint64_t mask = dim_mask(op.name, whole, dim);
+  const Types types = types_of(op, whole, dtype);
+  check_out(op.name, whole, reduced_sizes(whole, mask, keepdim), out, types.result);
+  const Tensor source = apart_from(op.name, input, whole, out, false);
+  reduce_into(op, View(source), mask, keepdim, types, types.indexed ? nullptr : &out, types.indexed ? &out : nullptr);
+}
+
+// Values and indices.
+std::tuple<Tensor, Tensor> reduce_pair(const Op& op, const Tensor& input, const Dims& dim, bool keepdim) {
+  const View x(input);
+  check_input(op.name, x);
+  const uint64_t mask = dim_mask(op.name, x, dim);
+  const std::vector<int64_t> sizes = reduced_sizes(x, mask, keepdim);
+  Tensor values = allocate(sizes, x.dtype, x), indices = allocate(sizes, Dtype::I64, x);
+  const View v(values), i(indices);
+  reduce_into(op, x, mask, keepdim, types_of(op, x, {}), &v, &i);
+  return {values, indices};
+}
+void reduce_pair_out(const Op& op, const Tensor& input, const Dims& dim, bool keepdim, Tensor values, Tensor indices) {
+  const View x(input), v(values), i(indices);
+  check_input(op.name, x);
+  const std::vector<int64_t> sizes = reduced_sizes(x, dim_mask(op.name, x, dim), keepdim);
+  check_out(op.name, x, sizes, v, x.dtype);
+  check_out(op.name, x, sizes, i, Dtype::I64);
+  auto result = reduce_pair(op, input, dim, keepdim);  // two outputs may have two layouts and share memory with the input
+  torch::stable::copy_(values, std::get<0>(result));
+  torch::stable::copy_(indices, std::get<1>(result));
+}
+
+// ---- scans -------------------------------------------------------------------------------------------------------------
+
+void scan_into(const char* name, Scan op, const View& x, int dim, bool exclusive, bool reverse, const View& out) {
+  ScanCall call{};
+  call.op = op;
+  call.in = Source{x.data, x.dtype, accumulator_of(x.dtype, out.dtype), false};
+  call.out = const_cast<void*>(out.data);
+  call.out_dtype = out.dtype;
+  call.exclusive = exclusive;
+  call.layout = fold(x, x.dims ? uint64_t(1) << dim : 0, out.strides);
+  if (call.layout.rows == 0 || call.layout.length == 0) return;
+  Layout& l = call.layout;
+  if (reverse && l.reduced) {  // from the last element on, with negative strides
+    int64_t &in = l.in[l.kept], &to = l.out[l.kept];
+    call.in.data = static_cast<const char*>(call.in.data) + (l.length - 1) * in * size_of(x.dtype);
+    call.out = static_cast<char*>(call.out) + (l.length - 1) * to * size_of(out.dtype);
+    in = -in;
+    to = -to;
+  }
+#ifdef TORCHREDUCE_CUDA
+  run<ScanCall>(name, call, x, cpu::scan, gpu::scan);
+#else
+  run<ScanCall>(name, call, x, cpu::scan, nullptr);
+#endif
+}
+
+Dtype scan_result(const char* name, const View& x, std::optional<ScalarType> dtype) {
+  const Dtype result = dtype ? Dtype(*dtype) : is_float(x.dtype) ? x.dtype : Dtype::I64;
+  if (!supported(result) || result == Dtype::Bool)
+    raise<std::runtime_error>(name, ": dtype= has the unsupported number ", int(result));
+  return result;
+}
+int scan_dim(const char* name, const View& x, int64_t dim) {
+  const uint64_t mask = dim_mask(name, x, std::vector<int64_t>{dim});
+  int d = 0;
+  while (mask && !(mask >> d & 1u)) ++d;
+  return d;
+}
+
+Tensor scan_one(const char* name, Scan op, const Tensor& input, int64_t dim, std::optional<ScalarType> dtype,
+                bool exclusive, bool reverse) {
+  const View x(input);
+  check_input(name, x);
+  const int d = scan_dim(name, x, dim);
+  Tensor result = allocate({x.sizes, x.sizes + x.dims}, scan_result(name, x, dtype), x);
+  scan_into(name, op, x, d, exclusive, reverse, View(result));
+  return result;
+}
+void scan_one_out(const char* name, Scan op, const Tensor& input, int64_t dim, std::optional<ScalarType> dtype,
+                  bool exclusive, bool reverse, const Tensor& result) {
+  const View x(input), out(result);
+  check_input(name, x);
+  const int d = scan_dim(name, x, dim);
+  check_out(name, x, {x.sizes, x.sizes + x.dims}, out, scan_result(name, x, dtype));
+  const Tensor source = apart_from(name, input, x, out, !exclusive);
+  scan_into(name, op, View(source), d, exclusive, reverse, out);
+}
+
+// ---- schemas -----------------------------------------------------------------------------------------------------------
+
+// What the ops of one signature have in common: how the dispatcher calls them, with the level of determinism last. Both
+// levels run the same code today.
+struct WithDtype {
+  static constexpr const char* kArguments = "Tensor x, int[]? dim, bool keepdim, ScalarType? dtype, int level";
+  static constexpr const char *kResult = "Tensor", *kOut = "Tensor(a!) out";
+  template <const Op& op> static Tensor call(const Tensor& x, Dims dim, bool keepdim, std::optional<ScalarType> dtype, int64_t) {
+    return reduce_one(op, x, dim, keepdim, dtype);
+  }
+  template <const Op& op>
+  static void out(const Tensor& x, Dims dim, bool keepdim, std::optional<ScalarType> dtype, int64_t, Tensor to) {
+    reduce_one_out(op, x, dim, keepdim, dtype, to);
+  }
+};
+struct AlongDims {
+  static constexpr const char* kArguments = "Tensor x, int[]? dim, bool keepdim, int level";
+  static constexpr const char *kResult = "Tensor", *kOut = "Tensor(a!) out";
+  template <const Op& op> static Tensor call(const Tensor& x, Dims dim, bool keepdim, int64_t) {
+    return reduce_one(op, x, dim, keepdim, {});
+  }
+  template <const Op& op> static void out(const Tensor& x, Dims dim, bool keepdim, int64_t, Tensor to) {
+    reduce_one_out(op, x, dim, keepdim, {}, to);
+  }
+};
+struct AllDims {
+  static constexpr const char* kArguments = "Tensor x, bool keepdim, int level";
+  static constexpr const char *kResult = "Tensor", *kOut = "Tensor(a!) out";
+  template <const Op& op> static Tensor call(const Tensor& x, bool keepdim, int64_t) {
+    return reduce_one(op, x, {}, keepdim, {});
+  }
+  template <const Op& op> static void out(const Tensor& x, bool keepdim, int64_t, Tensor to) {
+    reduce_one_out(op, x, {}, keepdim, {}, to);
+  }
+};
+struct WithIndex {
+  static constexpr const char* kArguments = "Tensor x, int[] dim, bool keepdim, int level";
+  static constexpr const char *kResult = "(Tensor values, Tensor indices)",
+                              *kOut = "Tensor(a!) values, Tensor(b!) indices";
+  template <const Op& op>
+  static std::tuple<Tensor, Tensor> call(const Tensor& x, std::vector<int64_t> dim, bool keepdim, int64_t) {
+    return reduce_pair(op, x, dim, keepdim);
+  }
+  template <const Op& op>
+  static void out(const Tensor& x, std::vector<int64_t> dim, bool keepdim, int64_t, Tensor values, Tensor indices) {
+    reduce_pair_out(op, x, dim, keepdim, values, indices);
+  }
+};
+
+// X(name, signature, struct, min, mean)
+#define TR_REDUCTIONS(X)                     \
+  X(sum, WithDtype, Sum, false, false)       \
+  X(mean, WithDtype, Sum, false, true)       \
+  X(amax, AlongDims, Extreme, false, false)  \
+  X(amin, AlongDims, Extreme, true, false)   \
+  X(max_all, AllDims, Extreme, false, false) \
+  X(min_all, AllDims, Extreme, true, false)  \
+  X(max, WithIndex, ArgExtreme, false, false) \
+  X(min, WithIndex, ArgExtreme, true, false) \
+  X(argmax, AlongDims, ArgExtreme, false, false) \
+  X(argmin, AlongDims, ArgExtreme, true, false)
+
+#define TR_ROW(name, signature, reduction, min, mean) \
+  constexpr Op k_##name{#name, Reduction::reduction, min, mean};
+TR_REDUCTIONS(TR_ROW)
+#undef TR_ROW
+
+struct Scanning {
+  static constexpr const char* kArguments = "Tensor x, int dim, ScalarType? dtype, bool exclusive, bool reverse, int level";
+  static constexpr const char *kResult = "Tensor", *kOut = "Tensor(a!) out";
+};
+Tensor cumsum(const Tensor& x, int64_t dim, std::optional<ScalarType> dtype, bool exclusive, bool reverse, int64_t) {
+  return scan_one("cumsum", Scan::CumSum, x, dim, dtype, exclusive, reverse);
+}
+void cumsum_out(const Tensor& x, int64_t dim, std::optional<ScalarType> dtype, bool exclusive, bool reverse, int64_t,
+                Tensor to) {
+  scan_one_out("cumsum", Scan::CumSum, x, dim, dtype, exclusive, reverse, to);
+}
+
+// `name` is differentiable (torchreduce/autograd.py), `name.raw` is the same kernel without autograd, and `name.out`
+// writes to tensors of the result's shape and dtype.
+template <class Signature> void define(torch::stable::detail::StableLibrary& library, const std::string& name) {
+  const std::string arguments = Signature::kArguments, result = Signature::kResult;
+  library.def((name + "(" + arguments + ") -> " + result).c_str());
+  library.def((name + ".raw(" + arguments + ") -> " + result).c_str());
+  library.def((name + ".out(" + arguments + ", *, " + Signature::kOut + ") -> ()").c_str());
+}
+
+void implement(torch::stable::detail::StableLibrary& library) {
+#define TR_ROW(name, signature, reduction, min, mean)                \
+  library.impl(#name, TORCH_BOX(&signature::call<k_##name>));        \
+  library.impl(#name ".raw", TORCH_BOX(&signature::call<k_##name>)); \
+  library.impl(#name ".out", TORCH_BOX(&signature::out<k_##name>));
+  TR_REDUCTIONS(TR_ROW)
+#undef TR_ROW
+  library.impl("cumsum", TORCH_BOX(&cumsum));
+  library.impl("cumsum.raw", TORCH_BOX(&cumsum));
+  library.impl("cumsum.out", TORCH_BOX(&cumsum_out));
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(torchreduce, library) {
+#define TR_ROW(name, signature, reduction, min, mean) define<signature>(library, #name);
+  TR_REDUCTIONS(TR_ROW)
+#undef TR_ROW
+  define<Scanning>(library, "cumsum");
+}
+STABLE_TORCH_LIBRARY_IMPL(torchreduce, CPU, library) { implement(library); }
+STABLE_TORCH_LIBRARY_IMPL(torchreduce, CUDA, library) { implement(library); }
+
+}  // namespace torchreduce
