@@ -5,9 +5,26 @@
 
 namespace torchreduce {
 
-// The op table of C++: X(name). A reduction is a template over its element type, a scan over its accumulator.
+// The structs of ops.h, X(struct): a reduction is a template over its element type, a scan over its accumulator.
 #define TR_FOR_EACH_REDUCTION(X) X(Sum) X(Extreme) X(ArgExtreme)
 #define TR_FOR_EACH_SCAN(X) X(CumSum)
+
+// The reductions by name, X(name, signature, struct, min, mean); the signatures stand in torch_ops.cpp.
+// max_all and min_all have the values of amax and amin, and the gradient of torch.max(x) where there are NaNs.
+#define TR_FOR_EACH_REDUCTION_OP(X)              \
+  X(sum, WithDtype, Sum, false, false)           \
+  X(mean, WithDtype, Sum, false, true)           \
+  X(amax, AlongDims, Extreme, false, false)      \
+  X(amin, AlongDims, Extreme, true, false)       \
+  X(max_all, AllDims, Extreme, false, false)     \
+  X(min_all, AllDims, Extreme, true, false)      \
+  X(max, WithIndex, ArgExtreme, false, false)    \
+  X(min, WithIndex, ArgExtreme, true, false)     \
+  X(argmax, AlongDims, ArgExtreme, false, false) \
+  X(argmin, AlongDims, ArgExtreme, true, false)
+
+// The scans by name, X(name, struct).
+#define TR_FOR_EACH_SCAN_OP(X) X(cumsum, CumSum)
 
 #define TR_NAME(name) name,
 enum class Reduction : int { TR_FOR_EACH_REDUCTION(TR_NAME) };
@@ -64,6 +81,7 @@ struct ReductionFacts {
   Dtype result;    // the dtype of its values without dtype=
   bool indexed;    // it finds positions
   bool has_empty;  // a row without elements has a result
+  bool converts;   // elements may enter an accumulator that is not their own
 };
 ReductionFacts facts(Reduction op, Dtype d);
 
@@ -75,10 +93,10 @@ TR_HD constexpr Dtype natural_accumulator(Dtype d) {
 TR_HD constexpr Dtype accumulator_of(Dtype in, Dtype out) {
   return !is_float(out) ? Dtype::I64 : in == Dtype::F64 || out == Dtype::F64 ? Dtype::F64 : Dtype::F32;
 }
-inline bool is_static(const Source& in) { return !in.truth && in.accumulator == natural_accumulator(in.dtype); }
+TR_HD bool is_static(const Source& in) { return !in.truth && in.accumulator == natural_accumulator(in.dtype); }
 
 // A scan has a static kernel for the output dtype that torch gives by default, too.
-inline bool is_static(const Source& in, Dtype out) {
+TR_HD bool is_static(const Source& in, Dtype out) {
   return is_static(in) && out == (is_float(in.dtype) ? in.dtype : Dtype::I64);
 }
 

@@ -23,7 +23,6 @@
 #include "dtype.h"
 
 namespace torchreduce {
-inline namespace TR_ISA {
 
 // Where a reduction writes. `indices` and `values` may be null where the op has the other.
 struct Output {
@@ -38,6 +37,8 @@ struct OpOptions {
   bool mean = false;  // mean: divide by count
   int64_t count = 0;  // elements a row
 };
+
+inline namespace TR_ISA {
 
 // -0.0 is the exact identity of IEEE addition: x + -0.0 == x for every x, -0.0 included.
 template <class Acc> TR_HD Acc absent_term() {

@@ -36,6 +36,9 @@ template <class Acc, int kLevels> struct TreeStack {
       const bool occupied = (count >> level) & 1u;
       if (!placed && occupied) value = combine(slot[level], value);
       if (!placed && !occupied) { slot[level] = value; placed = true; }
+#if !defined(__CUDA_ARCH__) && !defined(__HIP_DEVICE_COMPILE__)
+      if (placed) break;
+#endif
     }
     ++count;
   }
@@ -68,11 +71,15 @@ template <class Scan> struct ScanCarry {
 
   TR_HD void push(Acc tile_total) {
     auto narrow = [](Acc l, Acc r) { return Scan::combine(l, r); };
-    auto wide = [](Wide l, Wide r) { return Scan::combine(l, r); };
     tiles.push(tile_total, narrow);
     if (tiles.count < uint32_t(kFan)) return;
-    blocks.push(Scan::widen(tiles.total(Scan::absent(), narrow)), wide);
+    push_block(Scan::widen(tiles.total(Scan::absent(), narrow)));
     tiles.count = 0;
+  }
+  // The total of a whole block tile, when its tiles are not pushed.
+  TR_HD void push_block(Wide block_total) {
+    auto wide = [](Wide l, Wide r) { return Scan::combine(l, r); };
+    blocks.push(block_total, wide);
     const Wide before = blocks.total(Scan::wide_absent(), wide);
     if (blocks.count == uint32_t(kFan)) {
       superblocks = Scan::combine(superblocks, before);

@@ -119,7 +119,7 @@ constexpr int kThreadColumns = 128;  // columns for each multiprocessor from whi
 
 ReductionFacts facts(Reduction op, Dtype d) {
 #define TR_CASE(name) \
-  case Reduction::name: return {name<float>::result(d), name<float>::kIndexed, name<float>::kHasEmpty};
+  case Reduction::name: return {name<float>::result(d), name<float>::kIndexed, name<float>::kHasEmpty, name<float>::kConverts};
   switch (op) { TR_FOR_EACH_REDUCTION(TR_CASE) }
 #undef TR_CASE
   throw std::invalid_argument("unknown reduction");

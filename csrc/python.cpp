@@ -1,9 +1,7 @@
-// torchreduce._C: what is no tensor op. Build facts, instruction sets, plans, the determinism switch.
+// torchreduce._C: what is no tensor op. Build facts, instruction sets, plans.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <atomic>
-#include <cstdlib>
 #include <map>
 #include <sstream>
 
@@ -51,24 +49,22 @@ const std::map<std::string, int PlanOverride::*> kForcible = {{"lanes", &PlanOve
                                                               {"vector_loads", &PlanOverride::vector_loads}};
 
 // A key that is absent leaves its field to the planner. Raises ValueError for a key or family that is unknown.
-void force_plan(const py::dict& fields) {
+void force_fields(const py::dict& fields) {
   PlanOverride forced;
   for (const auto& [key, value] : fields) {
     const auto name = py::cast<std::string>(key);
     const auto field = kForcible.find(name);
-    if (name == "family")
-      forced.family = family_code(py::cast<std::string>(value));
-    else if (field != kForcible.end())
-      forced.*(field->second) = py::cast<int>(value);
+    if (name == "family") forced.family = family_code(py::cast<std::string>(value));
+    else if (field != kForcible.end()) forced.*(field->second) = py::cast<int>(value);
     else
       throw py::value_error("force_plan: unknown field '" + name +
                             "'. Supported are 'family', 'lanes', 'warps', 'leaves' and 'vector_loads'");
   }
-  torchreduce::force_plan(forced);
+  force_plan(forced);
 }
 
-py::dict forced_plan() {
-  const PlanOverride forced = torchreduce::forced_plan();
+py::dict forced_fields() {
+  const PlanOverride forced = forced_plan();
   py::dict fields;
   if (forced.family >= 0) fields["family"] = family_name(Family(forced.family));
   for (const auto& [name, field] : kForcible)
@@ -90,16 +86,18 @@ py::dict as_dict(const Plan& plan) {
   return fields;
 }
 
-const std::map<std::string, Reduction> kReductions = {
-    {"sum", Reduction::Sum},        {"mean", Reduction::Sum},          {"amax", Reduction::Extreme},
-    {"amin", Reduction::Extreme},   {"max", Reduction::ArgExtreme},    {"min", Reduction::ArgExtreme},
-    {"argmax", Reduction::ArgExtreme}, {"argmin", Reduction::ArgExtreme}};
-const std::map<std::string, Scan> kScans = {{"cumsum", Scan::CumSum}};
+#define TR_ROW(name, signature, reduction, min, mean) {#name, Reduction::reduction},
+const std::map<std::string, Reduction> kReductions = {TR_FOR_EACH_REDUCTION_OP(TR_ROW)};
+#undef TR_ROW
+#define TR_ROW(name, scan) {#name, Scan::scan},
+const std::map<std::string, Scan> kScans = {TR_FOR_EACH_SCAN_OP(TR_ROW)};
+#undef TR_ROW
 
-// The plan of `op` on a tensor of these sizes and strides, along the dims in `dim` (none: all of them), with a contiguous
-// result. `aligned`: the input's first element lies on a 16-byte boundary. Dtypes are torch's numbers.
-py::dict plan(const std::string& op, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
-              const std::vector<int>& dim, int dtype, int out_dtype, bool aligned, bool gpu, int multiprocessors) {
+// The plan of `op` on a tensor of these sizes and strides, along the dims in `dim` (none: all of them), with a
+// contiguous result. `aligned`: the first element, of input and result, lies on a 16-byte boundary. Dtypes are torch's
+// numbers.
+py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
+                 const std::vector<int>& dim, int dtype, int out_dtype, bool aligned, bool gpu, int multiprocessors) {
   const int dims = int(sizes.size());
   if (dims > kMaxDims || strides.size() != sizes.size())
     throw py::value_error("plan: needs a stride for each size, and at most 64 of them");
@@ -114,6 +112,7 @@ py::dict plan(const std::string& op, const std::vector<int64_t>& sizes, const st
   const auto scan = kScans.find(op);
   if (reduction == kReductions.end() && scan == kScans.end()) throw py::value_error("plan: unknown op '" + op + "'");
   const bool scans = scan != kScans.end();
+  if (scans && dims > 0 && dim.size() != 1) throw py::value_error("plan: " + op + " goes along one dim");
 
   std::vector<int64_t> out_strides(sizes.size());
   int64_t next = 1;
@@ -122,7 +121,7 @@ py::dict plan(const std::string& op, const std::vector<int64_t>& sizes, const st
     if (scans || !(along >> d & 1u)) next *= sizes[d];
   }
   const auto in = Dtype(dtype), out = Dtype(out_dtype);
-  const auto* data = reinterpret_cast<const void*>(uintptr_t(aligned ? 16 : 1));  // looked at, not through
+  auto* data = reinterpret_cast<void*>(uintptr_t(aligned ? 16 : 1));  // looked at, not through
   const Layout layout = fold({data, in, dims, sizes.data(), strides.data()}, along, out_strides.data());
   const DeviceFacts device{gpu, multiprocessors};
 
@@ -130,42 +129,19 @@ py::dict plan(const std::string& op, const std::vector<int64_t>& sizes, const st
     ScanCall call{};
     call.op = scan->second;
     call.in = {data, in, accumulator_of(in, out), false};
+    call.out = data;
     call.out_dtype = out;
     call.layout = layout;
-    return as_dict(torchreduce::plan(call, device));
+    return as_dict(plan(call, device));
   }
-  const bool sums = reduction->second == Reduction::Sum;
+  const ReductionFacts known = facts(reduction->second, in);
+  const Dtype values = known.indexed ? known.result : out;
   ReduceCall call{};
   call.op = reduction->second;
-  call.in = {data, in, sums ? accumulator_of(in, out) : natural_accumulator(in), sums && out == Dtype::Bool};
+  call.in = {data, in, known.converts ? accumulator_of(in, values) : natural_accumulator(in),
+             known.converts && values == Dtype::Bool};
   call.layout = layout;
-  return as_dict(torchreduce::plan(call, device));
-}
-
-// ---- the determinism switch -------------------------------------------------------------------------------------------
-
-// Levels as the ops take them: 0 invariant, 1 fast. A thread's innermost context manager goes before the process's level.
-std::atomic<int> process_level{0};
-thread_local std::vector<int> thread_levels;
-
-int checked(int level) {
-  if (level != 0 && level != 1) throw py::value_error("determinism: the level must be 0 or 1, got " + std::to_string(level));
-  return level;
-}
-int default_level() {
-  const char* named = std::getenv("TORCHREDUCE_DETERMINISM");
-  const std::string name = named ? named : "invariant";
-  if (name == "invariant") return 0;
-  if (name == "fast") return 1;
-  throw std::runtime_error("TORCHREDUCE_DETERMINISM is '" + name + "'. Supported are 'invariant' and 'fast'");
-}
-
-int get_determinism() { return thread_levels.empty() ? process_level.load() : thread_levels.back(); }
-void set_determinism(int level) { process_level = checked(level); }
-void push_determinism(int level) { thread_levels.push_back(checked(level)); }
-void pop_determinism() {
-  if (thread_levels.empty()) throw std::runtime_error("determinism: pop without a push on this thread");
-  thread_levels.pop_back();
+  return as_dict(plan(call, device));
 }
 
 }  // namespace
@@ -173,20 +149,13 @@ void pop_determinism() {
 
 PYBIND11_MODULE(_C, m) {
   using namespace torchreduce;
-  process_level = default_level();
-
   m.def("build_info", &build_info);
   m.def("instruction_set", &cpu::instruction_set);
   m.def("instruction_sets", &cpu::instruction_sets);
   m.def("set_instruction_set", &cpu::set_instruction_set, py::arg("name"));
 
-  m.def("force_plan", &torchreduce::force_plan, py::arg("fields"));
-  m.def("forced_plan", &torchreduce::forced_plan);
-  m.def("plan", &torchreduce::plan, py::arg("op"), py::arg("sizes"), py::arg("strides"), py::arg("dim"),
-        py::arg("dtype"), py::arg("out_dtype"), py::arg("aligned"), py::arg("gpu"), py::arg("multiprocessors"));
-
-  m.def("get_determinism", &get_determinism);
-  m.def("set_determinism", &set_determinism, py::arg("level"));
-  m.def("push_determinism", &push_determinism, py::arg("level"));
-  m.def("pop_determinism", &pop_determinism);
+  m.def("force_plan", &force_fields, py::arg("fields"));
+  m.def("forced_plan", &forced_fields);
+  m.def("plan", &plan_of, py::arg("op"), py::arg("sizes"), py::arg("strides"), py::arg("dim"), py::arg("dtype"),
+        py::arg("out_dtype"), py::arg("aligned"), py::arg("gpu"), py::arg("multiprocessors"));
 }

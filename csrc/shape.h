@@ -58,8 +58,8 @@ TR_HD int64_t position_offset(const Layout& layout, int64_t i) {
 }
 
 // Stride of the fastest dim of each list, 0 where the list is empty.
-inline int64_t position_stride(const Layout& l) { return l.reduced ? l.in[l.kept + l.reduced - 1] : 0; }
-inline int64_t row_stride(const Layout& l) { return l.kept ? l.in[l.kept - 1] : 0; }
+TR_HD int64_t position_stride(const Layout& l) { return l.reduced ? l.in[l.kept + l.reduced - 1] : 0; }
+TR_HD int64_t row_stride(const Layout& l) { return l.kept ? l.in[l.kept - 1] : 0; }
 
 // `kept` may come in any order: its dims are sorted so that neighbouring rows lie near each other. `reduced` stays in
 // ascending dim order, the contract's order of elements.

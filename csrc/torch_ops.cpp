@@ -259,7 +259,8 @@ Types types_of(const Op& op, const View& x, std::optional<ScalarType> dtype) {
   const Dtype values = dtype ? Dtype(*dtype) : known.result;
   if (!supported(values)) raise<std::runtime_error>(op.name, ": dtype= has the unsupported number ", int(values));
   if (op.mean && !is_float(values)) raise<std::runtime_error>(op.name, ": needs a floating dtype; give one by dtype=");
-  return {accumulator_of(x.dtype, values), values, known.indexed ? Dtype::I64 : values, known.indexed,
+  const Dtype accumulator = known.converts ? accumulator_of(x.dtype, values) : natural_accumulator(x.dtype);
+  return {accumulator, values, known.indexed ? Dtype::I64 : values, known.indexed,
           dtype && values == Dtype::Bool};
 }
 
@@ -331,9 +332,14 @@ void reduce_pair_out(const Op& op, const Tensor& input, const Dims& dim, bool ke
 
 // ---- scans -------------------------------------------------------------------------------------------------------------
 
-void scan_into(const char* name, Scan op, const View& x, int dim, bool exclusive, bool reverse, const View& out) {
+struct ScanOp {
+  const char* name;
+  Scan scan;
+};
+
+void scan_into(const ScanOp& op, const View& x, int dim, bool exclusive, bool reverse, const View& out) {
   ScanCall call{};
-  call.op = op;
+  call.op = op.scan;
   call.in = Source{x.data, x.dtype, accumulator_of(x.dtype, out.dtype), false};
   call.out = const_cast<void*>(out.data);
   call.out_dtype = out.dtype;
@@ -349,9 +355,9 @@ void scan_into(const char* name, Scan op, const View& x, int dim, bool exclusive
     to = -to;
   }
 #ifdef TORCHREDUCE_CUDA
-  run<ScanCall>(name, call, x, cpu::scan, gpu::scan);
+  run<ScanCall>(op.name, call, x, cpu::scan, gpu::scan);
 #else
-  run<ScanCall>(name, call, x, cpu::scan, nullptr);
+  run<ScanCall>(op.name, call, x, cpu::scan, nullptr);
 #endif
 }
 
@@ -368,23 +374,23 @@ int scan_dim(const char* name, const View& x, int64_t dim) {
   return d;
 }
 
-Tensor scan_one(const char* name, Scan op, const Tensor& input, int64_t dim, std::optional<ScalarType> dtype,
+Tensor scan_one(const ScanOp& op, const Tensor& input, int64_t dim, std::optional<ScalarType> dtype,
                 bool exclusive, bool reverse) {
   const View x(input);
-  check_input(name, x);
-  const int d = scan_dim(name, x, dim);
-  Tensor result = allocate({x.sizes, x.sizes + x.dims}, scan_result(name, x, dtype), x);
-  scan_into(name, op, x, d, exclusive, reverse, View(result));
+  check_input(op.name, x);
+  const int d = scan_dim(op.name, x, dim);
+  Tensor result = allocate({x.sizes, x.sizes + x.dims}, scan_result(op.name, x, dtype), x);
+  scan_into(op, x, d, exclusive, reverse, View(result));
   return result;
 }
-void scan_one_out(const char* name, Scan op, const Tensor& input, int64_t dim, std::optional<ScalarType> dtype,
+void scan_one_out(const ScanOp& op, const Tensor& input, int64_t dim, std::optional<ScalarType> dtype,
                   bool exclusive, bool reverse, const Tensor& result) {
   const View x(input), out(result);
-  check_input(name, x);
-  const int d = scan_dim(name, x, dim);
-  check_out(name, x, {x.sizes, x.sizes + x.dims}, out, scan_result(name, x, dtype));
-  const Tensor source = apart_from(name, input, x, out, !exclusive);
-  scan_into(name, op, View(source), d, exclusive, reverse, out);
+  check_input(op.name, x);
+  const int d = scan_dim(op.name, x, dim);
+  check_out(op.name, x, {x.sizes, x.sizes + x.dims}, out, scan_result(op.name, x, dtype));
+  const Tensor source = apart_from(op.name, input, x, out, !exclusive);
+  scan_into(op, View(source), d, exclusive, reverse, out);
 }
 
 // ---- schemas -----------------------------------------------------------------------------------------------------------
@@ -436,35 +442,27 @@ struct WithIndex {
   }
 };
 
-// X(name, signature, struct, min, mean)
-#define TR_REDUCTIONS(X)                     \
-  X(sum, WithDtype, Sum, false, false)       \
-  X(mean, WithDtype, Sum, false, true)       \
-  X(amax, AlongDims, Extreme, false, false)  \
-  X(amin, AlongDims, Extreme, true, false)   \
-  X(max_all, AllDims, Extreme, false, false) \
-  X(min_all, AllDims, Extreme, true, false)  \
-  X(max, WithIndex, ArgExtreme, false, false) \
-  X(min, WithIndex, ArgExtreme, true, false) \
-  X(argmax, AlongDims, ArgExtreme, false, false) \
-  X(argmin, AlongDims, ArgExtreme, true, false)
-
 #define TR_ROW(name, signature, reduction, min, mean) \
   constexpr Op k_##name{#name, Reduction::reduction, min, mean};
-TR_REDUCTIONS(TR_ROW)
+TR_FOR_EACH_REDUCTION_OP(TR_ROW)
 #undef TR_ROW
 
 struct Scanning {
   static constexpr const char* kArguments = "Tensor x, int dim, ScalarType? dtype, bool exclusive, bool reverse, int level";
   static constexpr const char *kResult = "Tensor", *kOut = "Tensor(a!) out";
+  template <const ScanOp& op>
+  static Tensor call(const Tensor& x, int64_t dim, std::optional<ScalarType> dtype, bool exclusive, bool reverse, int64_t) {
+    return scan_one(op, x, dim, dtype, exclusive, reverse);
+  }
+  template <const ScanOp& op>
+  static void out(const Tensor& x, int64_t dim, std::optional<ScalarType> dtype, bool exclusive, bool reverse, int64_t,
+                  Tensor to) {
+    scan_one_out(op, x, dim, dtype, exclusive, reverse, to);
+  }
 };
-Tensor cumsum(const Tensor& x, int64_t dim, std::optional<ScalarType> dtype, bool exclusive, bool reverse, int64_t) {
-  return scan_one("cumsum", Scan::CumSum, x, dim, dtype, exclusive, reverse);
-}
-void cumsum_out(const Tensor& x, int64_t dim, std::optional<ScalarType> dtype, bool exclusive, bool reverse, int64_t,
-                Tensor to) {
-  scan_one_out("cumsum", Scan::CumSum, x, dim, dtype, exclusive, reverse, to);
-}
+#define TR_ROW(name, scan) constexpr ScanOp k_##name{#name, Scan::scan};
+TR_FOR_EACH_SCAN_OP(TR_ROW)
+#undef TR_ROW
 
 // `name` is differentiable (torchreduce/autograd.py), `name.raw` is the same kernel without autograd, and `name.out`
 // writes to tensors of the result's shape and dtype.
@@ -480,22 +478,30 @@ void implement(torch::stable::detail::StableLibrary& library) {
   library.impl(#name, TORCH_BOX(&signature::call<k_##name>));        \
   library.impl(#name ".raw", TORCH_BOX(&signature::call<k_##name>)); \
   library.impl(#name ".out", TORCH_BOX(&signature::out<k_##name>));
-  TR_REDUCTIONS(TR_ROW)
+  TR_FOR_EACH_REDUCTION_OP(TR_ROW)
 #undef TR_ROW
-  library.impl("cumsum", TORCH_BOX(&cumsum));
-  library.impl("cumsum.raw", TORCH_BOX(&cumsum));
-  library.impl("cumsum.out", TORCH_BOX(&cumsum_out));
+#define TR_ROW(name, scan)                                          \
+  library.impl(#name, TORCH_BOX(&Scanning::call<k_##name>));        \
+  library.impl(#name ".raw", TORCH_BOX(&Scanning::call<k_##name>)); \
+  library.impl(#name ".out", TORCH_BOX(&Scanning::out<k_##name>));
+  TR_FOR_EACH_SCAN_OP(TR_ROW)
+#undef TR_ROW
 }
+
+// Registered for good: torch's registries may be destroyed before this library's statics when the process ends.
+using torch::stable::detail::StableLibrary;
+const bool registered = [] {
+  auto* schemas = new StableLibrary(StableLibrary::Kind::DEF, "torchreduce", nullptr, __FILE__, __LINE__);
+#define TR_ROW(name, signature, reduction, min, mean) define<signature>(*schemas, #name);
+  TR_FOR_EACH_REDUCTION_OP(TR_ROW)
+#undef TR_ROW
+#define TR_ROW(name, scan) define<Scanning>(*schemas, #name);
+  TR_FOR_EACH_SCAN_OP(TR_ROW)
+#undef TR_ROW
+  for (const char* key : {"CPU", "CUDA"})
+    implement(*new StableLibrary(StableLibrary::Kind::IMPL, "torchreduce", key, __FILE__, __LINE__));
+  return true;
+}();
 
 }  // namespace
-
-STABLE_TORCH_LIBRARY(torchreduce, library) {
-#define TR_ROW(name, signature, reduction, min, mean) define<signature>(library, #name);
-  TR_REDUCTIONS(TR_ROW)
-#undef TR_ROW
-  define<Scanning>(library, "cumsum");
-}
-STABLE_TORCH_LIBRARY_IMPL(torchreduce, CPU, library) { implement(library); }
-STABLE_TORCH_LIBRARY_IMPL(torchreduce, CUDA, library) { implement(library); }
-
 }  // namespace torchreduce

@@ -1,4 +1,4 @@
-// Vectors of the instruction set this file is compiled for, and how elements in memory become vectors and come back.
+// Vectors of the instruction set this file is compiled for, and how elements in memory become vectors of lanes.
 //
 // reduce.cpp and scan.cpp are compiled once per instruction set. Whatever they instantiate lies in the inline namespace
 // TR_ISA or in an anonymous one, or is always_inline, and none of it is a function template of the standard library: no
@@ -8,7 +8,7 @@
 
 #include <utility>
 
-#include "../dtype.h"
+#include "dtype.h"
 
 namespace torchreduce {
 inline namespace TR_ISA {
@@ -27,9 +27,11 @@ template <class T, int kCount> struct VectorType {
 template <class T> constexpr int kLanes = kVectorBytes / int(sizeof(T));
 template <class T> using Vec = typename VectorType<T, kLanes<T>>::type;
 
-// The integers of T's width, as which the bits of T are handled.
-template <class T> using UintOf = std::conditional_t<sizeof(T) == 1, uint8_t, std::conditional_t<sizeof(T) == 2, uint16_t,
-                                  std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>>;
+// The integers of T's width.
+template <class T>
+using UintOf = std::conditional_t<sizeof(T) == 1, uint8_t,
+               std::conditional_t<sizeof(T) == 2, uint16_t,
+               std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>>;
 template <class T> using IntOf = std::make_signed_t<UintOf<T>>;
 
 // V is any vector type; memory need not be aligned.
@@ -39,6 +41,8 @@ template <class V> TR_HD V load(const void* p) {
   return v;
 }
 template <class V> TR_HD void store(void* p, V v) { __builtin_memcpy(p, &v, sizeof v); }
+
+template <class T> TR_HD Vec<T> splat(T x) { return x - Vec<T>{}; }  // x - 0 is x, -0.0 included
 
 // (a0, a2, .., b0, b2, ..) and (a1, a3, .., b1, b3, ..)
 template <class T, int... kIndex>
@@ -51,17 +55,18 @@ template <class T> TR_HD void unzip(Vec<T> a, Vec<T> b, Vec<T>& even, Vec<T>& od
   unzip<T>(a, b, even, odd, std::make_integer_sequence<int, kLanes<T>>());
 }
 
-// v where lane < count, else `other`
+// v in the lanes below `count`, `other` in the rest.
 template <class T, int... kIndex>
 TR_HD Vec<T> first_lanes(Vec<T> v, int64_t count, T other, std::integer_sequence<int, kIndex...>) {
-  using Indices = Vec<UintOf<T>>;
-  const Indices lane{UintOf<T>(kIndex)...};
-  const Vec<T> others = Vec<T>{} + other;  // for -0.0, 0.0 + -0.0 would be 0.0: see below
-  return lane < UintOf<T>(count) ? v : others;
+  const Vec<UintOf<T>> lane{UintOf<T>(kIndex)...};
+  return lane < splat(UintOf<T>(count)) ? v : splat(other);
+}
+template <class T> TR_HD Vec<T> first_lanes(Vec<T> v, int64_t count, T other) {
+  return first_lanes<T>(v, count, other, std::make_integer_sequence<int, kLanes<T>>());
 }
 
-// The lowest set lane of a comparison's result, or -1.
-template <class T> TR_HD int first_set(Vec<T> mask) {
+// The lowest lane that is set in a comparison's result, or -1.
+template <class M> TR_HD int first_set(M mask) {
 #if defined(__AVX512F__)
   const uint64_t bytes = _mm512_movepi8_mask(load<__m512i>(&mask));
 #elif defined(__AVX2__)
@@ -69,7 +74,99 @@ template <class T> TR_HD int first_set(Vec<T> mask) {
 #else
   const uint64_t bytes = uint32_t(_mm_movemask_epi8(load<__m128i>(&mask)));
 #endif
-  return bytes ? __builtin_ctzll(bytes) / int(sizeof(T)) : -1;
+  return bytes ? __builtin_ctzll(bytes) / int(sizeof mask[0]) : -1;
+}
+
+// ---- kLanes<Lane> elements at p, each converted as dtype.h's convert does -------------------------------------------
+
+// Sign- or zero-extends kLanes<To> integers.
+template <class To, class From> TR_HD Vec<To> widen(const From* p) {
+  [[maybe_unused]] constexpr bool kUnsigned = std::is_unsigned<From>::value;
+#if defined(__AVX512F__)
+  __m512i v;
+  if constexpr (sizeof(From) == 1 && sizeof(To) == 8) {
+    const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    v = kUnsigned ? _mm512_cvtepu8_epi64(x) : _mm512_cvtepi8_epi64(x);
+  } else if constexpr (sizeof(From) == 2 && sizeof(To) == 8) {
+    const __m128i x = load<__m128i>(p);
+    v = kUnsigned ? _mm512_cvtepu16_epi64(x) : _mm512_cvtepi16_epi64(x);
+  } else if constexpr (sizeof(From) == 4 && sizeof(To) == 8) {
+    const __m256i x = load<__m256i>(p);
+    v = kUnsigned ? _mm512_cvtepu32_epi64(x) : _mm512_cvtepi32_epi64(x);
+  } else {
+    static_assert(sizeof(From) == 2 && sizeof(To) == 4 && kUnsigned);
+    v = _mm512_cvtepu16_epi32(load<__m256i>(p));
+  }
+  return load<Vec<To>>(&v);
+#elif defined(__AVX2__)
+  __m256i v;
+  if constexpr (sizeof(From) == 1 && sizeof(To) == 8) {
+    const __m128i x = _mm_cvtsi32_si128(bit_cast<int32_t>(load<typename VectorType<uint8_t, 4>::type>(p)));
+    v = kUnsigned ? _mm256_cvtepu8_epi64(x) : _mm256_cvtepi8_epi64(x);
+  } else if constexpr (sizeof(From) == 2 && sizeof(To) == 8) {
+    const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    v = kUnsigned ? _mm256_cvtepu16_epi64(x) : _mm256_cvtepi16_epi64(x);
+  } else if constexpr (sizeof(From) == 4 && sizeof(To) == 8) {
+    const __m128i x = load<__m128i>(p);
+    v = kUnsigned ? _mm256_cvtepu32_epi64(x) : _mm256_cvtepi32_epi64(x);
+  } else {
+    static_assert(sizeof(From) == 2 && sizeof(To) == 4 && kUnsigned);
+    v = _mm256_cvtepu16_epi32(load<__m128i>(p));
+  }
+  return load<Vec<To>>(&v);
+#else
+  Vec<To> v;
+  for (int i = 0; i < kLanes<To>; ++i) v[i] = To(p[i]);
+  return v;
+#endif
+}
+
+template <class Lane, class E> TR_HD Vec<Lane> load_converted(const E* p) {
+  if constexpr (sizeof(Lane) == sizeof(E) && is_float_type<Lane> == is_float_type<E>) {
+    return load<Vec<Lane>>(p);
+  } else if constexpr (std::is_same<E, BF16>::value && std::is_same<Lane, float>::value) {
+    return (Vec<float>)(widen<uint32_t>(&p->bits) << 16);
+#if defined(__AVX512F__)
+  } else if constexpr (std::is_same<E, F16>::value && std::is_same<Lane, float>::value) {
+    return _mm512_cvtph_ps(load<__m256i>(p));
+#elif defined(__F16C__)
+  } else if constexpr (std::is_same<E, F16>::value && std::is_same<Lane, float>::value) {
+    return _mm256_cvtph_ps(load<__m128i>(p));
+#endif
+  } else if constexpr (std::is_same<E, Bool>::value && sizeof(Lane) == 8 && !is_float_type<Lane>) {
+    return (Vec<Lane>)(widen<Lane>(&p->bits) != Vec<Lane>{}) & 1;
+  } else if constexpr (!is_float_type<E> && sizeof(Lane) == 8 && !is_float_type<Lane>) {
+    return widen<Lane>(p);
+  } else {
+    using Acc = std::conditional_t<std::is_same<Lane, uint64_t>::value, int64_t, Lane>;
+    Vec<Lane> v;
+    for (int i = 0; i < kLanes<Lane>; ++i) v[i] = Lane(convert<Acc>(p[i]));
+    return v;
+  }
+}
+
+// ---- rounding kLanes<float> accumulators to memory, as dtype.h's round_to does ----------------------------------------
+
+TR_HD Vec<float> canonical_lanes(Vec<float> v) { return v == v ? v : splat(bit_cast<float>(uint32_t(0x7fc00000))); }
+
+template <class T> TR_HD void store_rounded(T* p, Vec<float> v) {
+  if constexpr (std::is_same<T, BF16>::value) {
+    const Vec<uint32_t> b = (Vec<uint32_t>)v;
+    const Vec<uint32_t> rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
+    const Vec<uint32_t> kept = v == v ? rounded : splat(uint32_t(0x7fc0));
+    store(p, __builtin_convertvector(kept, typename VectorType<uint16_t, kLanes<float>>::type));
+#if defined(__AVX512F__)
+  } else if constexpr (std::is_same<T, F16>::value) {
+    store(p, _mm512_cvtps_ph(canonical_lanes(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__F16C__)
+  } else if constexpr (std::is_same<T, F16>::value) {
+    store(p, _mm256_cvtps_ph(canonical_lanes(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#endif
+  } else if constexpr (std::is_same<T, float>::value) {
+    store(p, canonical_lanes(v));
+  } else {
+    for (int i = 0; i < kLanes<float>; ++i) p[i] = round_to<T>(float(v[i]));
+  }
 }
 
 }  // namespace TR_ISA

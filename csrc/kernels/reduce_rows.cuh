@@ -49,32 +49,31 @@ __device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const Reduce
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) acc[i] = op.absent();
 
-  if (call.plan.vector_loads && first + kLeaf <= n) {
-#pragma unroll
-    for (int k = 0; k < kLeaf; k += kBatch * kResidues) {  // the loads of a batch are in flight together
+  const int64_t end = n - first < kLeaf ? n : first + kLeaf;
+  int64_t k = first;
+  if (call.plan.vector_loads) {
+    for (; k + kBatch * kResidues <= end; k += kBatch * kResidues) {  // the loads of a batch are in flight together
       typename Load::Element x[kBatch][kPerLane];
 #pragma unroll
       for (int b = 0; b < kBatch; ++b)
 #pragma unroll
         for (int c = 0; c < kChunks; ++c)
-          Load::packed(call.in, base + first + k + b * kResidues + (c * kLanes + lane) * kWidth, x[b] + c * kWidth);
+          Load::packed(call.in, base + k + b * kResidues + (c * kLanes + lane) * kWidth, x[b] + c * kWidth);
 #pragma unroll
       for (int b = 0; b < kBatch; ++b)
 #pragma unroll
-        for (int i = 0; i < kPerLane; ++i) {
-          const int residue = (i / kWidth * kLanes + lane) * kWidth + i % kWidth;
-          acc[i] = op.combine(acc[i], op.load(x[b][i], first + k + b * kResidues + residue));
-        }
+        for (int i = 0; i < kPerLane; ++i)
+          acc[i] = op.combine(
+              acc[i], op.load(x[b][i], k + b * kResidues + (i / kWidth * kLanes + lane) * kWidth + i % kWidth));
     }
-  } else {
-    const int64_t end = n - first < kLeaf ? n : first + kLeaf;
-    for (int64_t k = first; k < end; k += kResidues) {
+  }
+#pragma unroll 1
+  for (; k < end; k += kResidues) {
 #pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        const int64_t position = k + (i / kWidth * kLanes + lane) * kWidth + i % kWidth;
-        if (position < end)
-          acc[i] = op.combine(acc[i], op.load(Load::one(call.in, base + position_offset(call.layout, position)), position));
-      }
+    for (int i = 0; i < kPerLane; ++i) {
+      const int64_t position = k + (i / kWidth * kLanes + lane) * kWidth + i % kWidth;
+      if (position < end)
+        acc[i] = op.combine(acc[i], op.load(Load::one(call.in, base + position_offset(call.layout, position)), position));
     }
   }
 

@@ -1,0 +1,29 @@
+# Everything a developer types. Each target sets up what it needs: the python3 in use if it has it all, else a .venv.
+.PHONY: build demo test lint gpu gpu-build gpu-test gpu-sanitize clean
+
+WORKERS := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
+
+build:
+	@python=$$(python3 tools/environment.py) && $$python setup.py build_ext --inplace
+
+demo:
+	@python=$$(python3 tools/environment.py) && $$python setup.py -q build_ext --inplace && $$python -m torchreduce demo
+
+test:
+	@python=$$(python3 tools/environment.py test) && $$python setup.py -q build_ext --inplace && \
+	$$python -m pytest -n $(WORKERS) --dist loadgroup
+
+lint:
+	@python=$$(python3 tools/environment.py dev) && \
+	$$python -m ruff check . && $$python -m ruff format --check . && $$python -m mypy && \
+	find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | sort | \
+	xargs $$($$python -c "import clang_format; print(clang_format.get_executable('clang-format'))") --dry-run -Werror
+
+# On a machine with an NVIDIA GPU; each step also on its own, in at most 8 minutes.
+gpu:
+	@tools/gpu.sh build test sanitize
+gpu-build gpu-test gpu-sanitize:
+	@tools/gpu.sh $(@:gpu-%=%)
+
+clean:
+	rm -rf build torchreduce/*.so *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

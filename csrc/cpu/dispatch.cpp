@@ -1,0 +1,81 @@
+// Which instruction set serves a call. Compiled once; reduce.cpp and scan.cpp are compiled three times, with -DTR_ISA=:
+//   all       -std=c++20 -O3 -ffp-contract=off -fno-math-errno -Wall -Wextra -Wno-psabi -fvisibility=hidden
+//   baseline  nothing more
+//   avx2      -mavx2 -mfma -mf16c
+//   avx512    -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
+//             -Wno-maybe-uninitialized (which GCC's own avx512fintrin.h trips over)
+#include <atomic>
+#include <new>
+
+#include "cpu/cpu.h"
+
+namespace torchreduce::cpu {
+
+#define TR_DECLARE(isa)                                              \
+  namespace isa {                                                    \
+  bool reduce(const ReduceCall& call, ParallelFor parallel_for);     \
+  bool scan(const ScanCall& call, ParallelFor parallel_for);         \
+  }
+TR_DECLARE(baseline)
+TR_DECLARE(avx2)
+TR_DECLARE(avx512)
+#undef TR_DECLARE
+
+namespace {
+
+struct InstructionSet {
+  const char* name;
+  bool (*here)();
+  bool (*reduce)(const ReduceCall&, ParallelFor);
+  bool (*scan)(const ScanCall&, ParallelFor);
+};
+
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+constexpr InstructionSet kSets[] = {  // widest first
+    {"avx512", has_avx512, avx512::reduce, avx512::scan},
+    {"avx2", has_avx2, avx2::reduce, avx2::scan},
+    {"baseline", [] { return true; }, baseline::reduce, baseline::scan},
+};
+
+std::atomic<const InstructionSet*>& current() {
+  static std::atomic<const InstructionSet*> set = [] {
+    const InstructionSet* widest = kSets;
+    while (!widest->here()) ++widest;
+    return widest;
+  }();
+  return set;
+}
+
+}  // namespace
+
+void reduce(const ReduceCall& call, ParallelFor parallel_for) {
+  if (!current().load()->reduce(call, parallel_for)) throw std::bad_alloc();
+}
+void scan(const ScanCall& call, ParallelFor parallel_for) {
+  if (!current().load()->scan(call, parallel_for)) throw std::bad_alloc();
+}
+
+std::string instruction_set() { return current().load()->name; }
+bool set_instruction_set(const std::string& name) {
+  for (const InstructionSet& set : kSets)
+    if (name == set.name && set.here()) {
+      current().store(&set);
+      return true;
+    }
+  return false;
+}
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> names;
+  for (const InstructionSet& set : kSets)
+    if (set.here()) names.push_back(set.name);
+  return names;
+}
+
+}  // namespace torchreduce::cpu

@@ -1,0 +1,169 @@
+// A reduction on vectors of lanes: residues side by side, the pairwise tree within a vector, and across columns.
+//
+// A lane is an accumulator of the op (sums), or the key that orders its elements (ops with an Order); the position that an
+// indexed op finds is looked up afterwards.
+#pragma once
+#include "order.h"
+#include "cpu/runs.h"
+
+namespace torchreduce {
+inline namespace TR_ISA {
+
+template <class Op> constexpr bool kOrdered = requires { typename Op::Order; };
+template <class Op> struct LaneOf {
+  using Acc = typename Op::Acc;
+  using type = std::conditional_t<std::is_same<Acc, int64_t>::value, uint64_t, Acc>;  // integers wrap
+};
+template <class Op> requires kOrdered<Op> struct LaneOf<Op> { using type = typename Op::Order::Key; };
+template <class Op> using Lane = typename LaneOf<Op>::type;
+template <class Op> constexpr bool kIsSum = std::is_same<Op, Sum<typename Op::Element>>::value;
+
+template <class Op> TR_HD Lane<Op> absent_lane() {
+  if constexpr (kOrdered<Op>) return Op::Order::kLowest;
+  else return Lane<Op>(Op::absent());
+}
+
+// kLanes<Lane<Op>> elements at p.
+template <class Op> TR_HD Vec<Lane<Op>> load_lanes(const Op& op, const typename Op::Element* p) {
+  using E = typename Op::Element;
+  if constexpr (kOrdered<Op>) {
+    Vec<Lane<Op>> bits = load<Vec<Lane<Op>>>(p);
+    if constexpr (std::is_same<E, Bool>::value) bits = (Vec<uint8_t>)(bits != 0) & 1;
+    return Op::Order::key(bits, op.options.min, Op::kIndexed);
+  } else if constexpr (kIsSum<Op>) {
+    return load_converted<Lane<Op>>(p);
+  } else {
+    Vec<Lane<Op>> v;
+    for (int i = 0; i < kLanes<Lane<Op>>; ++i) v[i] = Lane<Op>(op.load(p[i], 0));
+    return v;
+  }
+}
+
+// The first `count` elements at p, fewer than a vector; absent lanes after them. Reads nothing at or after `end` but them.
+template <class Op>
+TR_HD Vec<Lane<Op>> load_first(const Op& op, const typename Op::Element* p, int64_t count,
+                               const typename Op::Element* end) {
+  using E = typename Op::Element;
+  constexpr int W = kLanes<Lane<Op>>;
+  if (end - p >= W) return first_lanes<Lane<Op>>(load_lanes(op, p), count, absent_lane<Op>());
+  E padded[W];
+  for (int i = 0; i < W; ++i) padded[i] = p[i < count ? i : 0];
+  return first_lanes<Lane<Op>>(load_lanes(op, padded), count, absent_lane<Op>());
+}
+
+// V is a vector of lanes.
+template <class Op, class V> TR_HD V combine_lanes(V left, V right) {
+  if constexpr (kOrdered<Op>) return left > right ? left : right;
+  else return Op::combine(left, right);
+}
+
+// Rows of memory that are combined position by position: rows[0..rounds) have all positions, rows[rounds] those below
+// `tail`, none if that is 0.
+template <class E> struct Rounds {
+  const E* rows[kLeaf / kResidues];
+  int rounds;
+  int64_t tail;
+  const E* end;   // of readable memory
+  int64_t ahead;  // where the elements lie that are needed next, to be prefetched; 0 if nowhere
+};
+
+// dst[j] for j in [from, to): rows[0..rounds)[j] in order; absent where there are none. Writes up to one vector of absent
+// lanes after `to`.
+template <class Op> __attribute__((noinline))
+void accumulate(const Op& op, const Rounds<typename Op::Element>& in, int rounds, int64_t from, int64_t to,
+                Lane<Op>* dst) {
+  using V = Vec<Lane<Op>>;
+  using E = typename Op::Element;
+  constexpr int W = kLanes<Lane<Op>>, kBlock = 8;  // accumulators that stay in registers
+  int64_t j = from;
+  if (rounds > 1) {
+    for (; j + kBlock * W <= to; j += kBlock * W) {
+      V a[kBlock];
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlock; ++i) a[i] = load_lanes(op, in.rows[0] + j + i * W);
+      for (int k = 1; k < rounds; ++k) {
+        const E* p = in.rows[k] + j;
+        if (in.ahead) {
+#pragma GCC unroll 8
+          for (int line = 0; line < kBlock * W * int(sizeof(E)); line += 64)
+            __builtin_prefetch(reinterpret_cast<const char*>(p + in.ahead) + line);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < kBlock; ++i) a[i] = combine_lanes<Op>(a[i], load_lanes(op, p + i * W));
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlock; ++i) store(dst + j + i * W, a[i]);
+    }
+  }
+  for (; j + W <= to; j += W) {
+    V a = splat(absent_lane<Op>());
+    for (int k = 0; k < rounds; ++k) a = combine_lanes<Op>(a, load_lanes(op, in.rows[k] + j));
+    store(dst + j, a);
+  }
+  V a = splat(absent_lane<Op>());
+  if (j < to)
+    for (int k = 0; k < rounds; ++k) a = combine_lanes<Op>(a, load_first(op, in.rows[k] + j, to - j, in.end));
+  store(dst + j, a);
+}
+template <class Op>
+TR_HD void accumulate(const Op& op, const Rounds<typename Op::Element>& in, int64_t count, Lane<Op>* dst) {
+  if (in.tail) accumulate(op, in, in.rounds + 1, 0, in.tail, dst);
+  if (in.tail < count) accumulate(op, in, in.rounds, in.tail, count, dst);
+}
+
+// `levels` levels of the pairwise tree over neighbours, in place: values[0..count >> levels) remain. Reads one vector
+// past the values.
+template <class Op> void fold_pairs(Lane<Op>* values, int64_t count, int levels) {
+  using L = Lane<Op>;
+  constexpr int W = kLanes<L>;
+  for (; levels > 0; --levels) {
+    count /= 2;
+    for (int64_t i = 0; i < count; i += W) {
+      Vec<L> even, odd;
+      unzip<L>(load<Vec<L>>(values + 2 * i), load<Vec<L>>(values + 2 * i + W), even, odd);
+      store(values + i, combine_lanes<Op>(even, odd));
+    }
+  }
+}
+
+// order.h's TreeStack for `width` columns at once (a multiple of a vector), in memory. Op is a reduction or a scan, L its
+// lane.
+template <class Op, class L> struct ColumnStack {
+  L* slots;  // [levels + 1][width]; the last one is spare
+  int levels;
+  int64_t width;
+  int64_t count = 0;
+
+  TR_HD static int64_t bytes(int levels, int64_t width) { return Carver::bytes<L>((levels + 1) * width); }
+  TR_HD static ColumnStack make(Carver& carver, int levels, int64_t width) {
+    return {carver.take<L>((levels + 1) * width), levels, width};
+  }
+  TR_HD L* slot(int64_t level) const { return slots + level * width; }
+  // Where the next value is to be written before push().
+  TR_HD L* top() const { return slot(count & 1 ? levels : 0); }
+  TR_HD void push() {
+    for (int level = 0; (count >> level) & 1; ++level)
+      combine(slot(level), slot(levels), slot((count >> (level + 1)) & 1 ? levels : level + 1));
+    ++count;
+  }
+  // The tree over what was pushed, at least one value; the result stays until the next push.
+  TR_HD const L* total() const {
+    int level = __builtin_ctzll(uint64_t(count));
+    const L* value = slot(level);
+    for (++level; count >> level; ++level)
+      if ((count >> level) & 1) {
+        combine(slot(level), value, slot(levels));
+        value = slot(levels);
+      }
+    return value;
+  }
+
+ private:
+  TR_HD void combine(const L* left, const L* right, L* to) const {
+    for (int64_t c = 0; c < width; c += kLanes<L>)
+      store(to + c, combine_lanes<Op>(load<Vec<L>>(left + c), load<Vec<L>>(right + c)));
+  }
+};
+
+}  // namespace TR_ISA
+}  // namespace torchreduce

@@ -1,0 +1,85 @@
+// The CPU kernels of reductions: which kernel serves a call, and its tasks. Compiled once per instruction set.
+#include "cpu/cpu.h"
+#include "cpu/reduce_columns.h"
+
+namespace torchreduce::cpu::TR_ISA {
+namespace {
+
+constexpr int64_t kSerialElements = 32768;  // a smaller call is not worth a second thread
+constexpr int64_t kLeastRun = 16;           // leaves of a run at least, when a row is cut
+constexpr int64_t kUnitsPerThread = 4;      // rows are cut until there are as many units, to even the threads' work
+
+// Runs the tasks; false where memory is out.
+template <class Op> bool run(Job<Op>& job, ParallelFor parallel_for) {
+  using Acc = typename Op::Acc;
+  const Layout& layout = job.call.layout;
+  const int64_t threads = layout.rows * layout.length < kSerialElements ? 1 : job.call.plan.blocks;
+  const bool across = job.call.plan.family == Family::Columns;
+  using Across = Columns<Op>;
+  typename Across::Task task{&job, Across::cut(layout, kColumns)};
+  auto units = [&] { return across ? task.chunks.outer * task.chunks.chunks : layout.rows; };
+
+  job.leaves = ceil_div(layout.length, kLeaf);
+  job.run = 1;
+  while (job.run < job.leaves) job.run *= 2;
+  if (threads > 1)
+    while (job.run > kLeastRun && units() * ceil_div(job.leaves, job.run) < threads * kUnitsPerThread) job.run /= 2;
+  job.runs = ceil_div(job.leaves, job.run);
+  if (across)  // then narrower chunks
+    while (units() * job.runs < threads && task.chunks.width >= 128)
+      task.chunks = Across::cut(layout, ceil_div(task.chunks.width / 2, 64) * 64);
+
+  Scratch partials(job.runs > 1 ? layout.rows * job.runs * int64_t(sizeof(Acc)) : 64);
+  if (!partials.data) return false;
+  job.partials = reinterpret_cast<Acc*>(partials.data);
+
+  void* const context = across ? static_cast<void*>(&task) : &job;
+  const auto body = across ? &Across::body : &Rows<Op>::body;
+  const int64_t tasks = units() * job.runs;
+  if (threads > 1 && tasks > 1) parallel_for(tasks, body, context);
+  else body(context, 0, tasks);
+  if (job.out_of_memory) return false;
+
+  if (job.runs > 1)
+    for (int64_t row = 0; row < layout.rows; ++row) {
+      TreeStack<Acc, 32> stack;
+      for (int64_t r = 0; r < job.runs; ++r)
+        stack.push(job.partials[row * job.runs + r], [](Acc a, Acc b) { return Op::combine(a, b); });
+      job.finish(row_start(layout, row), stack.total(Op::absent(), [](Acc a, Acc b) { return Op::combine(a, b); }));
+    }
+  return true;
+}
+
+template <class Op> bool reduce_with(const ReduceCall& call, ParallelFor parallel_for) {
+  Job<Op> job{call, Op{call.options}, 0, 0, 0, nullptr};
+  if (call.layout.length > 0) return run(job, parallel_for);
+  if constexpr (Op::kHasEmpty)
+    for (int64_t row = 0; row < call.layout.rows; ++row)
+      job.op.finish(Op::empty(), call.out, row_start(call.layout, row).out);
+  return true;
+}
+
+// The kernel for call.in's own type, or where the op converts, for its accumulator.
+template <template <class> class Op> bool reduce_as(const ReduceCall& call, ParallelFor parallel_for) {
+  const bool converts = Op<float>::kConverts && !is_static(call.in);
+  switch (converts ? call.in.accumulator : call.in.dtype) {
+#define TR_CASE(T) \
+  case DtypeOf<T>::value: return reduce_with<Op<T>>(call, parallel_for);
+    TR_FOR_EACH_TYPE(TR_CASE)
+#undef TR_CASE
+  }
+  return true;
+}
+
+}  // namespace
+
+bool reduce(const ReduceCall& call, ParallelFor parallel_for) {
+  if (call.layout.rows == 0) return true;
+#define TR_CASE(name) \
+  case Reduction::name: return reduce_as<name>(call, parallel_for);
+  switch (call.op) { TR_FOR_EACH_REDUCTION(TR_CASE) }
+#undef TR_CASE
+  return true;
+}
+
+}  // namespace torchreduce::cpu::TR_ISA

@@ -1,0 +1,126 @@
+// Runs of elements between a strided tensor of any type and contiguous memory, and what a task needs beside them.
+#pragma once
+#include <cstdlib>
+
+#include "call.h"
+#include "cpu/vec.h"
+
+namespace torchreduce {
+inline namespace TR_ISA {
+
+// Memory of a task, uninitialised, on a 64-byte boundary. Null where there is none left.
+struct Scratch {
+  char* data;
+  explicit Scratch(int64_t bytes) : data(static_cast<char*>(aligned_alloc(64, size_t(bytes + 63) / 64 * 64))) {}
+  ~Scratch() { free(data); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+};
+
+// Hands out parts of a Scratch, each on a 64-byte boundary.
+struct Carver {
+  char* next;
+  template <class T> TR_HD T* take(int64_t count) {
+    T* part = reinterpret_cast<T*>(next);
+    next += bytes<T>(count);
+    return part;
+  }
+  template <class T> TR_HD static constexpr int64_t bytes(int64_t count) {
+    return (count * int64_t(sizeof(T)) + 63) / 64 * 64;
+  }
+};
+
+// Walks the dims [first, last) of a layout in row-major order, without a division for each step.
+struct Odometer {
+  const Layout& layout;
+  int first, last;
+  RowStart at{0, 0};
+  int64_t index[kMaxDims];
+
+  TR_HD Odometer(const Layout& l, int first_dim, int last_dim, int64_t start) : layout(l), first(first_dim), last(last_dim) {
+    for (int d = last - 1; d >= first; --d) {
+      const int64_t next = d > first ? start / l.size[d] : 0;
+      index[d] = start - next * l.size[d];
+      at.in += index[d] * l.in[d];
+      at.out += index[d] * l.out[d];
+      start = next;
+    }
+  }
+  TR_HD void next() {
+    for (int d = last - 1; d >= first; --d) {
+      at.in += layout.in[d];
+      at.out += layout.out[d];
+      if (++index[d] < layout.size[d] || d == first) return;
+      at.in -= layout.in[d] * layout.size[d];
+      at.out -= layout.out[d] * layout.size[d];
+      index[d] = 0;
+    }
+  }
+};
+
+// The highest offset of an element of the input. The elements between lie in one storage, so a vector may be read from
+// any of them as long as it ends there.
+TR_HD int64_t last_offset(const Layout& l) {
+  int64_t offset = 0;
+  for (int d = 0; d < l.kept + l.reduced; ++d)
+    if (l.in[d] > 0) offset += (l.size[d] - 1) * l.in[d];
+  return offset;
+}
+
+// Copies `count` elements, `stride` apart from `offset` on, into dst, as accumulators.
+template <class Acc> __attribute__((noinline))
+static void convert_run(const Source& source, int64_t offset, int64_t stride, int64_t count, Acc* dst) {
+#define TR_CASE(T)                                                                                \
+  case DtypeOf<T>::value: {                                                                       \
+    const T* p = static_cast<const T*>(source.data) + offset;                                     \
+    int64_t i = 0;                                                                                \
+    if (source.truth) {                                                                           \
+      for (; i < count; ++i) dst[i] = Acc(is_nonzero(p[i * stride]));                             \
+    } else if (stride == 1) {                                                                     \
+      for (; i + kLanes<Acc> <= count; i += kLanes<Acc>) store(dst + i, load_converted<Acc>(p + i)); \
+      for (; i < count; ++i) dst[i] = convert<Acc>(p[i]);                                         \
+    } else {                                                                                      \
+      for (; i < count; ++i) dst[i] = convert<Acc>(p[i * stride]);                                \
+    }                                                                                             \
+  } break;
+  switch (source.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
+#undef TR_CASE
+}
+
+// `count` elements of the source, `stride` apart from `offset` on, as contiguous E: where they lie if they do, else in
+// `scratch`. E is the source's type, or an accumulator (kConvert) to which the elements are converted.
+template <class E, bool kConvert>
+TR_HD const E* fetch(const Source& source, int64_t offset, int64_t stride, int64_t count, E* scratch) {
+  if (!kConvert || (source.dtype == DtypeOf<E>::value && !source.truth)) {
+    const E* p = static_cast<const E*>(source.data) + offset;
+    if (stride == 1 || count == 1) return p;
+    for (int64_t i = 0; i < count; ++i) scratch[i] = p[i * stride];
+    return scratch;
+  }
+  if constexpr (kConvert) convert_run<E>(source, offset, stride, count, scratch);
+  return scratch;
+}
+
+// Rounds `count` accumulators to `dtype` and writes them, `stride` apart from `offset` on.
+template <class Acc> __attribute__((noinline))
+static void store_run(Dtype dtype, void* base, int64_t offset, int64_t stride, int64_t count, const Acc* values) {
+#define TR_CASE(T)                                                                               \
+  case DtypeOf<T>::value:                                                                        \
+    if constexpr (is_float_type<T> == is_float_type<Acc>) {                                      \
+      T* p = static_cast<T*>(base) + offset;                                                     \
+      int64_t i = 0;                                                                             \
+      if (stride == 1) {                                                                         \
+        if constexpr (std::is_same<Acc, float>::value)                                           \
+          for (; i + kLanes<float> <= count; i += kLanes<float>) store_rounded(p + i, load<Vec<float>>(values + i)); \
+        for (; i < count; ++i) p[i] = round_to<T>(values[i]);                                    \
+      } else {                                                                                   \
+        for (; i < count; ++i) p[i * stride] = round_to<T>(values[i]);                           \
+      }                                                                                          \
+    }                                                                                            \
+    break;
+  switch (dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
+#undef TR_CASE
+}
+
+}  // namespace TR_ISA
+}  // namespace torchreduce

@@ -1,0 +1,79 @@
+"""Which devices the suite runs on, and how it shares a machine between workers.
+
+Every test that takes `device` runs on the CPU and, where there is one, on a GPU. Tests that need a GPU carry the marker
+`gpu` (the fixture adds it) and are deselected without one: that is decided and said here and nowhere else.
+TORCHREDUCE_REQUIRE_GPU=1 makes a missing GPU an error.
+"""
+
+import gc
+import os
+
+import pytest
+import torch
+
+import torchreduce
+from torchreduce import _C
+
+MARKERS = (
+    "gpu: needs a GPU",
+    "big: 2^31 elements and more; run by one worker at a time",
+    "sanitize: small enough for compute-sanitizer",
+)
+
+
+def why_no_gpu():
+    """None if GPU kernels can run here."""
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    if not _C.build_info()["cuda"]:
+        return "torchreduce was built without CUDA"
+    return None
+
+
+NO_GPU = why_no_gpu()
+
+
+def pytest_configure(config):
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    if NO_GPU and os.environ.get("TORCHREDUCE_REQUIRE_GPU") == "1":
+        raise pytest.UsageError(f"TORCHREDUCE_REQUIRE_GPU=1, but {NO_GPU}")
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(2, (os.cpu_count() or 1) // workers))  # two at least, so that threads are tested
+
+
+def pytest_report_header():
+    return f"no GPU tests: {NO_GPU}" if NO_GPU else f"GPU: {torch.cuda.get_device_name()}, torch {torch.__version__}"
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if item.get_closest_marker("big"):
+            item.add_marker(pytest.mark.xdist_group("big"))
+    if NO_GPU:
+        gpu = [item for item in items if item.get_closest_marker("gpu")]
+        items[:] = [item for item in items if item not in set(gpu)]
+        config.hook.pytest_deselected(items=gpu)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def give_memory_back():
+    """Eight workers share one GPU: none keeps more than a GiB of cache."""
+    yield
+    if not NO_GPU and torch.cuda.memory_reserved() > 2**30:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+@pytest.fixture(autouse=True)
+def defaults_restored():
+    """A test that leaves a forced plan, a level, an instruction set or a thread count behind would mislead the next."""
+    threads, instructions = torch.get_num_threads(), _C.instruction_set()
+    yield
+    state = _C.forced_plan(), torchreduce.get_determinism(), _C.instruction_set(), torch.get_num_threads()
+    assert state == ({}, "invariant", instructions, threads)

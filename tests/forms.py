@@ -1,0 +1,72 @@
+"""Every function in every form that differs in shape, result or gradient, for what autograd and compile do to them."""
+
+import torch
+from cases import generator, values
+
+import torchreduce as tr
+
+
+def tie_free(shape, dtype=torch.float64, device="cpu", seed=0):
+    """Distinct values, far enough apart for a numeric gradient."""
+    n = torch.Size(shape).numel()
+    x = (torch.randperm(n, generator=generator(seed)) + 1).to(dtype) / 8
+    return x.reshape(shape).to(device)
+
+
+FORMS = {
+    "sum": lambda x: tr.sum(x),
+    "sum dim": lambda x: tr.sum(x, 1),
+    "sum dims keepdim": lambda x: tr.sum(x, (0, -1), keepdim=True),
+    "sum dtype": lambda x: tr.sum(x, 0, dtype=torch.float64),
+    "mean": lambda x: tr.mean(x),
+    "mean dims": lambda x: tr.mean(x, (0, 2)),
+    "mean keepdim": lambda x: tr.mean(x, 1, keepdim=True),
+    "amax": lambda x: tr.amax(x, (0, 1)),
+    "amax keepdim": lambda x: tr.amax(x, 2, keepdim=True),
+    "amin": lambda x: tr.amin(x),
+    "max all": lambda x: tr.max(x),
+    "min all keepdim": lambda x: tr.min(x, keepdim=True),
+    "max": lambda x: tr.max(x, 1).values,
+    "max dims": lambda x: tr.max(x, (2, 0), keepdim=True).values,
+    "min": lambda x: tr.min(x, -1, keepdim=True)[0],
+    "min dims": lambda x: tr.min(x, (1, 2)).values,
+    "cumsum": lambda x: tr.cumsum(x, 1),
+    "cumsum exclusive": lambda x: tr.cumsum(x, 0, exclusive=True),
+    "cumsum reverse": lambda x: tr.cumsum(x, -1, reverse=True),
+    "cumsum both dtype": lambda x: tr.cumsum(x, 1, exclusive=True, reverse=True, dtype=torch.float64),
+}
+
+
+def everything(x):
+    """One function of all the ops, for compile."""
+    results = [f(x) for f in FORMS.values()]
+    results += [
+        tr.argmax(x),
+        tr.argmin(x, 1),
+        tr.argmax(x, (0, 2), keepdim=True),
+        tr.max(x, 0).indices,
+        tr.min(x, 1)[1],
+    ]
+    return results
+
+
+def gradient(f, x, seed=0):
+    x = x.detach().requires_grad_()
+    y = f(x)
+    return torch.autograd.grad(y, x, values(y.shape, y.dtype, seed).to(x.device))[0]
+
+
+class Recorder:
+    """A backend that keeps the graphs it was given and runs them as they are."""
+
+    def __init__(self):
+        self.graphs = []
+
+    def __call__(self, graph, inputs):
+        self.graphs.append(graph)
+        return graph.forward
+
+    def levels(self):
+        """The last argument of every op of this library."""
+        nodes = [n for g in self.graphs for n in g.graph.nodes if "torchreduce" in str(n.target)]
+        return [n.args[-1] for n in nodes]

@@ -1,0 +1,201 @@
+"""out= in all its forms, and the errors: torch's exception types, naming the op, the rule and the value received."""
+
+import itertools
+import re
+import warnings
+
+import pytest
+import torch
+from cases import FUNCTIONS, REDUCTIONS, contiguous, padded, transposed, values
+
+import torchreduce as tr
+from torchreduce.testing import assert_bitwise_equal
+
+
+def run(name, x, **options):
+    return getattr(tr, name)(x, 0, **options)
+
+
+# ---- out= ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", (contiguous, transposed, padded))
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_out_is_filled_whatever_its_strides(device, name, layout):
+    x = values((5, 6, 7), torch.float32, seed=1).to(device)
+    for dim, keepdim in ((0, False), (1, False), (2, True)):
+        options = {} if name == "cumsum" else {"keepdim": keepdim}
+        expected = getattr(tr, name)(x, dim, **options)
+        if isinstance(expected, torch.Tensor):
+            out = layout(torch.zeros_like(expected))
+            strides = out.stride()
+            assert getattr(tr, name)(x, dim, out=out, **options) is out and out.stride() == strides
+        else:
+            out = tuple(layout(torch.zeros_like(e)) for e in expected)
+            result = getattr(tr, name)(x, dim, out=out, **options)
+            assert result[0] is out[0] and result[1] is out[1]
+        assert_bitwise_equal(out, expected)
+
+
+def test_out_dtype_acts_as_dtype(device):
+    x = values((4, 300), torch.float16, seed=1).to(device)
+    for name, dtype in itertools.product(("sum", "mean", "cumsum"), (torch.float64, torch.float32, torch.bfloat16)):
+        out = torch.empty(0, dtype=dtype, device=device)
+        assert_bitwise_equal(getattr(tr, name)(x, 1, out=out), getattr(tr, name)(x, 1, dtype=dtype))
+        assert_bitwise_equal(getattr(tr, name)(x, 1, dtype=dtype, out=out), out)
+    out = torch.empty(0, dtype=torch.int16, device=device)
+    assert_bitwise_equal(tr.sum(x, 1, out=out), tr.sum(x, 1, dtype=torch.int16))
+
+
+def test_out_of_another_shape_is_resized_with_a_warning(device):
+    x = values((3, 4), torch.float32).to(device)
+    out = torch.empty(7, device=device)
+    with pytest.warns(UserWarning, match="resized"):
+        tr.sum(x, 0, out=out)
+    assert_bitwise_equal(out, tr.sum(x, 0))
+    out = torch.empty(0, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tr.cumsum(x, 0, out=out)
+    assert_bitwise_equal(out, tr.cumsum(x, 0))
+
+
+@pytest.mark.parametrize("layout", (contiguous, transposed, padded))
+@pytest.mark.parametrize("reverse", (False, True))
+def test_cumsum_in_place(device, layout, reverse):
+    for shape, dim in (((3, 20000), 1), ((20000, 3), 0), ((5, 6, 7), 1)):
+        x = layout(values(shape, torch.float32, seed=1).to(device))
+        expected = tr.cumsum(x, dim, reverse=reverse)
+        assert tr.cumsum(x, dim, reverse=reverse, out=x) is x
+        assert_bitwise_equal(x, expected)
+
+
+def test_exclusive_cumsum_in_place_is_right_or_refused(device):
+    x = values((3, 20000), torch.float32, seed=1).to(device)
+    expected = tr.cumsum(x, 1, exclusive=True)
+    tr.cumsum(x, 1, exclusive=True, out=x)
+    assert_bitwise_equal(x, expected)
+
+
+def test_partial_overlap_is_refused(device):
+    x = values((101,), torch.float32).to(device)
+    with pytest.raises(RuntimeError, match="cumsum"):
+        tr.cumsum(x[:100], 0, out=x[1:])
+    x = values((10, 10), torch.float32).to(device)
+    with pytest.raises(RuntimeError, match="sum"):
+        tr.sum(x, 0, out=x[0])
+    with pytest.raises(RuntimeError):
+        tr.sum(x, 0, out=torch.zeros(1, device=device).expand(10))
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_dim_out_of_range(device, name):
+    x = torch.ones(2, 3, device=device)
+    for dim in (2, -3, 99):
+        with pytest.raises(IndexError, match=rf"{name}.*{dim}"):
+            getattr(tr, name)(x, dim)
+    if name != "cumsum":
+        with pytest.raises(IndexError, match=rf"{name}.*5"):
+            getattr(tr, name)(x, (0, 5))
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_dim_repeated(device, name):
+    x = torch.ones(2, 3, device=device)
+    for dims in ((0, 0), (1, -1)):
+        with pytest.raises(RuntimeError, match=rf"{name}.*{re.escape(str(dims))}"):
+            getattr(tr, name)(x, dims)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_wrong_kinds_of_arguments(device, name):
+    x = torch.ones(2, 3, device=device)
+    f = getattr(tr, name)
+    for bad in ("a", 1.0, (0, "b")):
+        with pytest.raises(TypeError, match=name):
+            f(x, bad)
+    with pytest.raises(TypeError, match=name):
+        f([1.0, 2.0], 0)
+    with pytest.raises(TypeError):
+        f(x, 0, axis=0)
+    with pytest.raises(TypeError):
+        f(x, 0, nonsense=1)
+    with pytest.raises(TypeError):
+        f()
+
+
+def test_cumsum_needs_a_dim(device):
+    x = torch.ones(2, 3, device=device)
+    for bad in (
+        lambda: tr.cumsum(x),
+        lambda: tr.cumsum(x, None),
+        lambda: tr.cumsum(x, (0, 1)),
+        lambda: tr.cumsum(x, ()),
+    ):
+        with pytest.raises(TypeError, match="cumsum"):
+            bad()
+
+
+def test_max_of_two_tensors_names_torch_maximum(device):
+    x = torch.ones(2, 3, device=device)
+    with pytest.raises(TypeError, match=r"torch\.maximum"):
+        tr.max(x, x)
+    with pytest.raises(TypeError, match=r"torch\.minimum"):
+        tr.min(x, x)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_unsupported_dtypes_name_what_is_supported(device, name):
+    for dtype in (torch.complex64, torch.float8_e5m2):
+        with pytest.raises(RuntimeError, match=rf"{name}.*{dtype}.*float32"):
+            run(name, torch.ones(2, 3, device=device).to(dtype))
+
+
+def test_unsupported_results(device):
+    x = torch.ones(2, 3, device=device)
+    for name in ("sum", "mean", "cumsum"):
+        with pytest.raises(RuntimeError, match=rf"{name}.*complex64"):
+            run(name, x, dtype=torch.complex64)
+    with pytest.raises(NotImplementedError, match=r"cumsum.*bool"):
+        tr.cumsum(x, 0, dtype=torch.bool)
+    with pytest.raises(RuntimeError, match=r"mean.*int32"):
+        tr.mean(x.int())
+    for dtype in (torch.int64, torch.bool):
+        with pytest.raises(RuntimeError, match=f"mean.*{dtype}"):
+            tr.mean(x, dtype=dtype)
+
+
+def test_unsupported_devices_and_layouts():
+    x = torch.ones(2, 3)
+    with pytest.raises(RuntimeError, match=r"(?i)sum.*sparse"):
+        tr.sum(x.to_sparse(), 0)
+    quantized = torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
+    with pytest.raises(RuntimeError, match="sum"):
+        tr.sum(quantized, 0)
+
+
+def test_out_is_refused(device):
+    x = torch.ones(2, 3, device=device)
+    other = "meta" if device == "cpu" else "cpu"
+    refused = [
+        lambda: tr.sum(x, 0, dtype=torch.float64, out=torch.empty(3, device=device)),
+        lambda: tr.cumsum(x, 0, dtype=torch.float32, out=torch.empty(2, 3, dtype=torch.float64, device=device)),
+        lambda: tr.amax(x, 0, out=torch.empty(3, dtype=torch.float64, device=device)),
+        lambda: tr.argmax(x, 0, out=torch.empty(3, device=device)),
+        lambda: tr.max(x, 0, out=(torch.empty(3, device=device), torch.empty(3, device=device))),
+        lambda: tr.mean(x, 0, out=torch.empty(3, dtype=torch.int64, device=device)),
+        *(lambda n=n: run(n, x, out=torch.empty(3, device=other)) for n in ("sum", "amax")),
+        lambda: tr.argmin(x, 0, out=torch.empty(3, dtype=torch.int64, device=other)),
+        lambda: tr.cumsum(x, 0, out=torch.empty(2, 3, device=other)),
+        lambda: tr.sum(x, 0, out=torch.empty(3, device=device, requires_grad=True)),
+        lambda: tr.sum(x.clone().requires_grad_(), 0, out=torch.empty(3, device=device)),
+        lambda: tr.cumsum(x.clone().requires_grad_(), 0, out=torch.empty(2, 3, device=device)),
+    ]
+    for f in refused:
+        with pytest.raises(RuntimeError):
+            f()
+    with torch.no_grad():
+        tr.sum(x.clone().requires_grad_(), 0, out=torch.empty(3, device=device))

@@ -1,0 +1,144 @@
+"""Gradients: right, twice differentiable, and under the contract like any result."""
+
+import itertools
+
+import pytest
+import reference
+import torch
+from cases import contiguous, padded, transposed, values
+from forms import FORMS, gradient, tie_free
+
+import torchreduce as tr
+from torchreduce.testing import assert_bitwise_equal
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradcheck_and_gradgradcheck(device, form):
+    for shape in ((3, 4, 5), (2, 1, 3)):
+        x = tie_free(shape, device=device).requires_grad_()
+        assert torch.autograd.gradcheck(FORMS[form], (x,))
+        assert torch.autograd.gradgradcheck(FORMS[form], (x,))
+
+
+TORCHS = {
+    "sum": lambda x: torch.sum(x),
+    "sum dim": lambda x: torch.sum(x, 1),
+    "sum dims keepdim": lambda x: torch.sum(x, (0, -1), keepdim=True),
+    "sum dtype": lambda x: torch.sum(x, 0),
+    "mean": lambda x: torch.mean(x),
+    "mean dims": lambda x: torch.mean(x, (0, 2)),
+    "mean keepdim": lambda x: torch.mean(x, 1, keepdim=True),
+    "amax": lambda x: torch.amax(x, (0, 1)),
+    "amax keepdim": lambda x: torch.amax(x, 2, keepdim=True),
+    "amin": lambda x: torch.amin(x),
+    "max all": lambda x: torch.max(x),
+    "min all keepdim": lambda x: torch.min(x).reshape(1, 1, 1),
+    "max": lambda x: torch.max(x, 1).values,
+    "max dims": lambda x: torch.amax(x, (0, 2), keepdim=True),
+    "min": lambda x: torch.min(x, -1, keepdim=True).values,
+    "min dims": lambda x: torch.amin(x, (1, 2)),
+    "cumsum": lambda x: torch.cumsum(x, 1),
+    "cumsum exclusive": lambda x: torch.cumsum(x, 0) - x,
+    "cumsum reverse": lambda x: torch.cumsum(x.flip(2), 2).flip(2),
+    "cumsum both dtype": lambda x: torch.cumsum(x.flip(1), 1).flip(1) - x,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_are_torchs(device, form):
+    """On a tie-free input, in float64."""
+    x = tie_free((3, 4, 5), device=device, seed=1)
+    torch.testing.assert_close(gradient(FORMS[form], x), gradient(TORCHS[form], x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("nan", (False, True))
+def test_gradients_of_ties_and_nan_are_torchs(device, nan):
+    data = [[1.0, 3.0, 3.0, 3.0], [2.0, 2.0, 0.0, -1.0], [-0.0, 0.0, 0.0, -0.0]]
+    if nan:
+        data[0][1] = data[0][3] = float("nan")
+    for name, dim in itertools.product(("amax", "amin", "max", "min"), (None, 0, 1)):
+        x, z = (torch.tensor(data, device=device, requires_grad=True) for _ in range(2))
+        ours, theirs = (getattr(m, name)(*((t,) if dim is None else (t, dim))) for m, t in ((tr, x), (torch, z)))
+        if not isinstance(ours, torch.Tensor):
+            ours, theirs = ours.values, theirs.values
+        (a,), (b,) = (torch.autograd.grad(y, t, torch.full_like(y, 6.0)) for y, t in ((ours, x), (theirs, z)))
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
+def test_gradient_bits(device, dtype):
+    """True divisions and canonical sums, rounded once."""
+    x = tie_free((7, 4099), torch.float32, seed=3).round().clamp_max(2000).to(dtype).to(device)
+    g = values((7,), dtype, seed=0)
+    wide = g.float()
+    assert_bitwise_equal(gradient(lambda t: tr.mean(t, 1), x).cpu(), (wide / 4099).to(dtype)[:, None].expand(7, 4099))
+    assert_bitwise_equal(gradient(lambda t: tr.sum(t, 1), x).cpu(), g[:, None].expand(7, 4099))
+    ties = (x == x.amax(1, keepdim=True)).cpu()
+    share = (wide / ties.sum(1)).to(dtype)[:, None]
+    assert ties.sum() > 7
+    assert_bitwise_equal(
+        gradient(lambda t: tr.amax(t, 1), x).cpu(), torch.where(ties, share, torch.zeros((), dtype=dtype))
+    )
+    g = values((7, 4099), dtype, seed=0)
+    assert_bitwise_equal(gradient(lambda t: tr.cumsum(t, 1), x), reference.apply("cumsum", g, 1, reverse=True))
+    ours = gradient(lambda t: tr.cumsum(t, 1, exclusive=True, reverse=True), x)
+    assert_bitwise_equal(ours, reference.apply("cumsum", g, 1, exclusive=True))
+
+
+def test_gradients_are_rounded_once_from_the_results_dtype(device):
+    """With dtype=float64 the gradient is float64 and rounds to the input's dtype once."""
+    x = torch.ones(3, 2, dtype=torch.float16, device=device, requires_grad=True)
+    g = torch.tensor([1 + 2.0**-11 + 2.0**-40, 1.0], dtype=torch.float64, device=device)
+    (grad,) = torch.autograd.grad(tr.sum(x, 0, dtype=torch.float64), x, g)
+    assert grad.dtype == torch.float16 and grad[:, 0].tolist() == [1 + 2.0**-10] * 3
+    (grad,) = torch.autograd.grad(tr.cumsum(x, 0, dtype=torch.float64), x, g.expand(3, 2))
+    assert grad.dtype == torch.float16 and grad[2, 0] == 1 + 2.0**-10
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_keep_the_promises(device, form):
+    """Run-to-run, layout, CPU or GPU."""
+    x = values((3, 40, 50), torch.float32, seed=4).to(device)
+    expected = gradient(FORMS[form], x)
+    assert_bitwise_equal(gradient(FORMS[form], x), expected)
+    for layout in (transposed, padded):
+        assert_bitwise_equal(contiguous(gradient(FORMS[form], layout(x))), contiguous(expected))
+    assert_bitwise_equal(contiguous(gradient(FORMS[form], x.cpu())), contiguous(expected.cpu()))
+
+
+@pytest.mark.parametrize("name", ("sum", "mean", "amax", "min", "cumsum"))
+def test_gradients_are_batch_invariant(device, name):
+    def f(x):
+        y = getattr(tr, name)(x, 1)
+        return y if isinstance(y, torch.Tensor) else y.values
+
+    x, g = values((30, 700), torch.float32).to(device), values((30, 700), torch.float32, seed=1).to(device)
+    for size in (1, 2, 17):
+        whole, part = (t.detach().requires_grad_() for t in (x, x[3 : 3 + size]))
+        y, z = f(whole), f(part)
+        weights = g if name == "cumsum" else g[:, 0]
+        (a,), (b,) = torch.autograd.grad(y, whole, weights), torch.autograd.grad(z, part, weights[3 : 3 + size])
+        assert_bitwise_equal(contiguous(a[3 : 3 + size]), contiguous(b))
+
+
+def test_only_what_backward_needs_is_saved(device):
+    saved = []
+    x = tie_free((3, 4, 5), torch.float32, device).requires_grad_()
+    needed = {"sum": 0, "mean": 0, "cumsum": 0, "max": 1, "min": 1, "amax": 2, "amin": 2}
+    for form, f in FORMS.items():
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
+            f(x)
+        expected = 2 if "all" in form else needed[form.split()[0]]
+        assert len(saved) == expected, form
+        if expected == 1:
+            assert x.shape not in saved  # the index, not the input
+
+
+def test_what_has_no_gradient(device):
+    x = tie_free((3, 4), torch.float32, device).requires_grad_()
+    assert not tr.argmax(x).requires_grad and not tr.argmin(x, 1).requires_grad
+    assert not tr.max(x, 1).indices.requires_grad and tr.max(x, 1).values.requires_grad
+    assert not tr.sum(x, dtype=torch.int64).requires_grad and not tr.sum(x.detach()).requires_grad
+    with torch.no_grad():
+        assert not tr.sum(x).requires_grad and not tr.max(x, 0).values.requires_grad

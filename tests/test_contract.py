@@ -1,0 +1,330 @@
+"""Each promise of docs/numerics.md under its name, and kernels against tests/reference.py bit for bit."""
+
+import itertools
+import json
+from contextlib import contextmanager
+
+import pytest
+import reference
+import torch
+from cases import (
+    DTYPES,
+    FUNCTIONS,
+    LAYOUTS,
+    LONG,
+    ROWS,
+    STRADDLING,
+    WITH_DTYPE,
+    hostile,
+    needed,
+    random_call,
+    ties,
+    values,
+)
+
+import torchreduce as tr
+from torchreduce import _C, testing
+from torchreduce.testing import assert_bitwise_equal
+
+# One shape for each way of going about a call: short and long rows, few and many columns, one long row.
+SHAPES = [
+    ((300, 7), 1),
+    ((40, 3001), 1),
+    ((3, 70001), 1),
+    ((3001, 40), 0),
+    ((20011, 3), 0),
+    ((6, 700, 5), 1),
+    ((2**18 + 9,), 0),
+]
+
+
+def call(name, x, dim, **options):
+    """The op on x, whatever its dtype."""
+    return getattr(tr, name)(x, dim, **{**needed(name, x.dtype), **options})
+
+
+@contextmanager
+def threads(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def instruction_set(name):
+    before = _C.instruction_set()
+    assert _C.set_instruction_set(name)
+    try:
+        yield
+    finally:
+        _C.set_instruction_set(before)
+
+
+# ---- the kernels and the reference -----------------------------------------------------------------------------------
+
+
+def check_reference(name, x, device, dim, **options):
+    options = {**needed(name, x.dtype), **options}
+    assert_bitwise_equal(getattr(tr, name)(x.to(device), dim, **options), reference.apply(name, x, dim, **options))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_reference_bits(device, name, dtype):
+    """Every op and dtype over lengths around 8, 256, 2048 and 8192, along rows and down columns."""
+    for n in STRADDLING:
+        for make in (values, ties, hostile):
+            x = make((3, n), dtype, seed=n)
+            check_reference(name, x, device, 1)
+            check_reference(name, x.t().contiguous(), device, 0)
+
+
+@pytest.mark.parametrize("n", LONG)
+@pytest.mark.parametrize("name, dtype", [("sum", torch.float32), ("sum", torch.bfloat16), ("sum", torch.float64),
+                                         ("sum", torch.int8), ("amax", torch.float16), ("max", torch.float32),
+                                         ("argmin", torch.int16), ("cumsum", torch.float32), ("cumsum", torch.float16),
+                                         ("cumsum", torch.float64), ("cumsum", torch.int32)])  # fmt: skip
+def test_reference_bits_of_long_rows(device, name, dtype, n):
+    """Around a superblock of 2^18 and two of them; one column beside others, too."""
+    for make in (values, hostile):
+        check_reference(name, make((n,), dtype, seed=n), device, 0)
+    check_reference(name, values((n, 3), dtype, seed=n), device, 0)
+
+
+@pytest.mark.parametrize("exclusive, reverse", itertools.product((False, True), repeat=2))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reference_bits_of_scan_options(device, dtype, exclusive, reverse):
+    for n in (1, 7, 8, 9, 255, 257, 2049, 8191, 8193, 20000):
+        x = hostile((2, n), dtype, seed=n)
+        check_reference("cumsum", x, device, 1, exclusive=exclusive, reverse=reverse)
+        check_reference("cumsum", x.t().contiguous(), device, 0, exclusive=exclusive, reverse=reverse)
+
+
+@pytest.mark.parametrize("to", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reference_bits_of_dtype(device, dtype, to):
+    """Floats beyond int64 and NaN among what is truncated, float64 rounded once to 16 bits."""
+    x = hostile((4, 2500), dtype, seed=7)
+    if dtype.is_floating_point:
+        x[0, ::5] *= 1e19 if dtype != torch.float16 else 1
+    for name in WITH_DTYPE:
+        if to in ROWS[name].results:
+            check_reference(name, x, device, 1, dtype=to)
+            check_reference(name, x, device, 0, dtype=to)
+
+
+@pytest.mark.parametrize("to", (torch.float32, torch.float64, torch.float16, torch.bfloat16))
+def test_reference_bits_where_the_carry_overflows(device, to):
+    """Between block tiles the carry of a float32 scan passes 2^128 and comes back, in mid-group."""
+    x = values((3, 6 * 8192), torch.float32, seed=1)
+    x[:, 100], x[:, 8192 + 5], x[:, 3 * 8192 + 3], x[1, 3 * 8192 + 9] = 3e38, 3e38, -3e38, 3e38
+    check_reference("cumsum", x, device, 1, dtype=to)
+    check_reference("cumsum", x.t().contiguous(), device, 0, dtype=to)
+    check_reference("cumsum", x, device, 1, dtype=to, reverse=True)
+    expected = reference.apply("cumsum", x, 1)
+    assert torch.isinf(expected[0, 2 * 8192]) and torch.isfinite(expected[0, -1])
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_reference_bits_of_random_calls(device, seed):
+    c = random_call(seed, elements=(100, 3000, 30000, 200000)[seed % 4])
+    expected = reference.apply(c.name, c.x, **c.options)
+    assert_bitwise_equal(getattr(tr, c.name)(c.input(device), **c.options), expected)
+
+
+# ---- the promises ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_run_to_run(device, name):
+    """pytorch #75240: a float cumsum on CUDA differed from run to run."""
+    for shape, dim in SHAPES:
+        x = values(shape, torch.float32, seed=1).to(device)
+        first = call(name, x, dim)
+        for _ in range(49):
+            assert_bitwise_equal(call(name, x, dim), first)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64, torch.int32))
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_batch_invariant(device, name, dtype):
+    """marin-community/marin 2053, vLLM 49367: a row's bits do not depend on the batch around it."""
+    for n, batch in ((5, 1000), (300, 1000), (2049, 257), (9000, 65), (70001, 9)):
+        x = values((batch, n), dtype, seed=n).to(device)
+        for rows, dim in ((x, 1), (x.t().contiguous(), 0)):
+            batch_dim = 1 - dim
+            kept = batch_dim if ROWS[name].kind == "scan" else 0
+            whole = call(name, rows, dim)
+            for size in {1, 2, 3, 8, 33, batch - 1}:
+                for start in {0, 1, batch // 2, batch - size}:
+                    if start + size > batch:
+                        continue
+                    part = call(name, rows.narrow(batch_dim, start, size), dim)
+                    if isinstance(whole, torch.Tensor):
+                        assert_bitwise_equal(part, whole.narrow(kept, start, size))
+                    else:
+                        assert_bitwise_equal(part, tuple(w.narrow(kept, start, size) for w in whole))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.float64, torch.uint8))
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_layout_invariant(device, name, dtype):
+    for shape, dims in (
+        ((5, 6, 7, 8), (0, 1, 2, 3, (0, 2), (1, 3), None)),
+        ((3, 5000), (0, 1, None)),
+        ((9001, 4), (0, 1, None)),
+    ):
+        x = values(shape, dtype, seed=4).to(device)
+        for dim in dims:
+            if ROWS[name].kind == "scan" and not isinstance(dim, int):
+                continue
+            expected = call(name, x, dim)
+            for layout in LAYOUTS.values():
+                assert_bitwise_equal(call(name, layout(x), dim), expected)
+
+
+def test_layout_invariant_expanded(device):
+    """Stride 0: the same bits as the tensor written out."""
+    x = values((1, 3001), torch.float32, seed=3).to(device)
+    for name, dim in itertools.product(FUNCTIONS, (0, 1)):
+        view = x.expand(50, 3001)
+        assert_bitwise_equal(call(name, view, dim), call(name, view.contiguous(), dim))
+
+
+def powers(most):
+    return [2**k for k in range(most.bit_length())]
+
+
+# Launch shapes of the CPU are threads and instruction sets, tested apart.
+FORCED = {
+    ("reduction", "cpu"): [{"family": "rows"}, {"family": "columns"}],
+    ("scan", "cpu"): [{"family": "rows"}, {"family": "columns"}],
+    ("reduction", "cuda"): [
+        *({"family": "rows", "lanes": lanes} for lanes in powers(32)),
+        *(
+            {"family": "rows", "lanes": 32, "warps": warps, "leaves": leaves}
+            for warps in powers(8)
+            for leaves in powers(64)
+        ),
+        *({"family": "columns", "lanes": lanes, "leaves": leaves} for lanes in powers(256) for leaves in (1, 2, 8, 64)),
+        {"family": "rows", "vector_loads": False},
+    ],
+    ("scan", "cuda"): [
+        *({"family": "rows", "lanes": lanes} for lanes in powers(32)),
+        {"family": "rows", "vector_loads": False},
+        {"family": "columns"},
+        {"family": "chain"},
+        {"family": "chain", "vector_loads": False},
+        *({"family": "columns_chain", "lanes": lanes} for lanes in powers(32)),
+    ],
+}
+
+
+@pytest.mark.parametrize("shape, dim", SHAPES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_policy_invariant(device, name, shape, dim):
+    """Every family and launch shape that can serve a case: float32 aligned and not, bfloat16, int8, mixed types."""
+    plans = FORCED[ROWS[name].kind, device]
+    for dtype, layout, to in ((torch.float32, "contiguous", None), (torch.float32, "misaligned", None),
+                              (torch.bfloat16, "contiguous", None), (torch.int8, "padded", None),
+                              (torch.float16, "contiguous", torch.float64)):  # fmt: skip
+        if to and name not in WITH_DTYPE:
+            continue
+        x = LAYOUTS[layout](hostile(shape, dtype, seed=5).to(device))
+        options = {"dtype": to} if to else {}
+        expected = call(name, x, dim, **options)
+        served = set()
+        for forced in plans:
+            with testing.force_plan(**forced):
+                try:
+                    result = call(name, x, dim, **options)
+                except ValueError:  # too few lanes for the row, say
+                    continue
+            assert_bitwise_equal(result, expected)
+            served.add(forced["family"])
+        assert served == {forced["family"] for forced in plans}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_policy_invariant_on_the_cpu(name):
+    """Every instruction set of this machine, 1 to 4 threads."""
+    assert "baseline" in _C.instruction_sets()
+    for (shape, dim), dtype in itertools.product(SHAPES, DTYPES):
+        x = hostile(shape, dtype, seed=6)
+        expected = call(name, x, dim)
+        for instructions, count in itertools.product(_C.instruction_sets(), (1, 2, 3, 4)):
+            with instruction_set(instructions), threads(count):
+                assert_bitwise_equal(call(name, x, dim), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("chunk", range(50))
+def test_device_invariant(chunk):
+    """CPU bits are CUDA bits over 2000 random calls, a third of them above 2^20 elements."""
+    for seed in range(40 * chunk, 40 * chunk + 40):
+        large = seed % 3 == 0
+        c = random_call(seed, elements=3 * 2**20 if large else 2 ** (seed % 17), at_least=2**20 if large else 0)
+        ours, theirs = (getattr(tr, c.name)(c.input(device), **c.options) for device in ("cuda", "cpu"))
+        assert_bitwise_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
+@pytest.mark.parametrize("name", ("sum", "mean", "cumsum"))
+def test_dtype_coherent(device, name, dtype):
+    """A 16-bit input gives what its float32 copy gives, rounded once."""
+    for shape, dim in SHAPES:
+        x = values(shape, dtype, seed=8).to(device)
+        assert_bitwise_equal(call(name, x, dim), call(name, x.float(), dim).to(dtype))
+        assert_bitwise_equal(call(name, x, dim, dtype=torch.float32), call(name, x.float(), dim))
+
+
+def merge(parts):
+    """Neighbours, then pairs of neighbours; a missing right one passes the left through."""
+    while len(parts) > 1:
+        pairs = [parts[i : i + 2] for i in range(0, len(parts), 2)]
+        parts = [pair[0] + pair[1] if len(pair) == 2 else pair[0] for pair in pairs]
+    return parts[0]
+
+
+@pytest.mark.parametrize("dtype, acc", [(torch.float32, torch.float32), (torch.bfloat16, torch.float32),
+                                        (torch.float16, torch.float32), (torch.float64, torch.float64),
+                                        (torch.int32, torch.int64)])  # fmt: skip
+def test_split_invariant(device, dtype, acc):
+    """NVIDIA/TransformerEngine 2977, NVIDIA/cccl 5419: the same bits from any number of shards of whole leaves."""
+    x = values((2, 23 * 2048 + 345), dtype, seed=9).to(device)
+    whole = tr.sum(x, 1, dtype=acc)
+    for leaves in (1, 2, 4, 8, 16, 32):
+        shards = x.split(2048 * leaves, dim=1)
+        assert_bitwise_equal(merge([tr.sum(s, 1, dtype=acc) for s in shards]), whole)
+    assert_bitwise_equal(whole.to(tr.sum(x[:1]).dtype), tr.sum(x, 1))
+
+
+def test_golden(device):
+    """The bits that ship with the package: changing one is a new version of the contract."""
+    assert testing.check_golden(device) == []
+
+
+def test_golden_bits_are_the_references():
+    """They were computed by the kernels; the reference says the same."""
+    golden = json.loads(testing.GOLDEN_FILE.read_text())["cases"]
+    cases = testing.golden_cases()
+    assert {case.name for case in cases} == set(golden) and {case.function for case in cases} == set(FUNCTIONS)
+    for case in cases:
+        result = reference.apply(case.function, case.input(), **case.options)
+        result = (result,) if isinstance(result, torch.Tensor) else result
+        assert golden[case.name]["result"] == testing.hash_of(*result), case.name
+
+
+def test_golden_inputs_are_splitmix64s():
+    """The published numbers for the seed 1234567."""
+    published = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    assert testing.splitmix64(5, 1234567).tolist() == published

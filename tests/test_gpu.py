@@ -1,0 +1,268 @@
+"""What only a GPU can get wrong: streams, captured graphs, hand-over between blocks, 2^31 elements at full length."""
+
+import itertools
+
+import pytest
+import torch
+from cases import LAYOUTS, generator, values
+
+import torchreduce as tr
+from torchreduce import _C
+from torchreduce.testing import assert_bitwise_equal, force_plan
+
+pytestmark = pytest.mark.gpu
+
+NAMES = ("sum", "mean", "amax", "max", "argmin", "cumsum")
+SHAPES = (((300, 70), 1), ((3, 300_001), 1), ((30_001, 30), 0), ((2**20 + 3,), 0))
+
+
+def everything(inputs):
+    """Every family: splits and chains, rows and columns, with and without workspace."""
+    results = []
+    for (x, dim), name in itertools.product(inputs, NAMES):
+        result = getattr(tr, name)(x, dim)
+        results += [result] if isinstance(result, torch.Tensor) else list(result)
+    return results
+
+
+def inputs(seed, dtype=torch.float32):
+    return [(values(shape, dtype, seed=seed + i).cuda(), dim) for i, (shape, dim) in enumerate(SHAPES)]
+
+
+def refill(static, seed):
+    for (x, _), (fresh, _) in zip(static, inputs(seed, static[0][0].dtype), strict=True):
+        x.copy_(fresh)
+
+
+def capture(static):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        everything(static)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = everything(static)
+    return graph, results
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_a_captured_graph_replayed_on_new_inputs_is_eager(dtype):
+    """pytorch #114048: kernels off the current stream vanish from captured graphs."""
+    static = inputs(0, dtype)
+    graph, results = capture(static)
+    for seed in (10, 20, 30):
+        refill(static, seed)
+        graph.replay()
+        torch.cuda.synchronize()
+        for replayed, expected in zip(results, everything(static), strict=True):
+            assert_bitwise_equal(replayed, expected)
+
+
+def test_graphs_replayed_at_once_on_two_streams_are_eager():
+    """Tickets, flags and partials belong to a call, so graphs share none."""
+    statics = inputs(0), inputs(100)
+    graphs = [capture(static) for static in statics]
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+    for round in range(5):
+        for i, static in enumerate(statics):
+            refill(static, 1000 * round + 100 * i)
+        expected = [everything(static) for static in statics]
+        torch.cuda.synchronize()
+        for _ in range(10):
+            for (graph, _), stream in zip(graphs, streams, strict=True):
+                with torch.cuda.stream(stream):
+                    graph.replay()
+        torch.cuda.synchronize()
+        for (_, results), wanted in zip(graphs, expected, strict=True):
+            for replayed, e in zip(results, wanted, strict=True):
+                assert_bitwise_equal(replayed, e)
+
+
+def test_side_streams():
+    """The current stream's kernels see what it wrote before, and many calls in flight keep their workspaces apart."""
+    expected = everything(inputs(5))
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    found = []
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(10_000_000)
+            late = [(x.clone(), dim) for x, dim in inputs(5)]
+            found.append(everything(late))
+    torch.cuda.synchronize()
+    for results in found:
+        for a, e in zip(results, expected, strict=True):
+            assert_bitwise_equal(a, e)
+
+
+@pytest.mark.parametrize("family", ("chain", "columns_chain"))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64, torch.int32))
+def test_chains_relaunched_are_identical(family, dtype):
+    """pytorch #75240. A carry that is taken too early shows as a difference, sooner or later."""
+    for shape, dim in (((2**22 + 5,), 0), ((9, 200_003), 1), ((100_003, 17), 0), ((33, 8193), 1)):
+        x = values(shape, dtype, seed=2).cuda()
+        expected = tr.cumsum(x.cpu(), dim).cuda()
+        with force_plan(family=family):
+            for _ in range(25):
+                assert torch.equal(bits(tr.cumsum(x, dim)), bits(expected))
+
+
+def bits(x):
+    return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize])
+
+
+def test_no_hidden_copy_of_the_input():
+    """Whatever the strides: what a call allocates beside its result is small."""
+    x = torch.zeros(64, 2**20, device="cuda").t()[:, ::2]
+    for name in NAMES[:-1]:
+        for dim in (0, 1):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            result = getattr(tr, name)(x, dim)
+            result = (result,) if isinstance(result, torch.Tensor) else result
+            own = sum(r.untyped_storage().nbytes() for r in result)
+            assert torch.cuda.max_memory_allocated() - before <= own + 2**23, (name, dim)
+
+
+def test_calls_do_not_synchronise():
+    static = inputs(3)
+    everything(static)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        everything(static)
+        x = static[0][0].clone().requires_grad_()
+        (tr.mean(x, 1).sum() + tr.amax(x, 0).sum() + tr.max(x, 1).values.sum() + tr.cumsum(x, 0).sum()).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_another_device_than_the_current_one():
+    """With one GPU the CPU's tensors are the other device; with two, so is the second GPU."""
+    for device in [torch.device("cuda", i) for i in range(torch.cuda.device_count())]:
+        for other in range(torch.cuda.device_count()):
+            with torch.cuda.device(other):
+                for (x, dim), name in itertools.product(inputs(7), NAMES):
+                    there = x.to(device)
+                    result, expected = getattr(tr, name)(there, dim), getattr(tr, name)(x.cpu(), dim)
+                    result = (result,) if isinstance(result, torch.Tensor) else result
+                    expected = (expected,) if isinstance(expected, torch.Tensor) else expected
+                    for a, e in zip(result, expected, strict=True):
+                        assert a.device == device
+                        assert_bitwise_equal(a, e)
+                assert torch.cuda.current_device() == other
+
+
+def test_mixed_devices_are_refused():
+    x = torch.ones(3, 4, device="cuda")
+    for f in (lambda o: tr.sum(x, 0, out=o), lambda o: tr.mean(x.cpu(), 0, out=o.cuda())):
+        with pytest.raises(RuntimeError, match=r"cuda.*cpu|cpu.*cuda"):
+            f(torch.empty(4))
+    ops = torch.ops.torchreduce
+    with pytest.raises(RuntimeError):
+        ops.sum.out(x, [0], False, None, 0, out=torch.empty(4))
+
+
+def test_pinned_and_empty():
+    assert_bitwise_equal(tr.sum(torch.arange(5.0).pin_memory()), torch.tensor(10.0))
+    for name in ("sum", "mean"):
+        result = getattr(tr, name)(torch.empty(0, 3, device="cuda"), 0)
+        assert_bitwise_equal(result, getattr(tr, name)(torch.empty(0, 3), 0))
+    assert tr.amax(torch.empty(0, 3, device="cuda"), 1).shape == (0,)
+
+
+def test_compile_into_cuda_graphs():
+    """mode="reduce-overhead" captures; replays have eager bits."""
+    torch._dynamo.reset()
+
+    @torch.compile(mode="reduce-overhead", fullgraph=True)
+    def f(x):
+        return tr.sum(x, 1), tr.cumsum(x, 0), tr.argmax(x), *tr.max(x, 1)
+
+    for seed in range(5):
+        x = values((300, 3000), torch.float32, seed=seed).cuda()
+        torch.compiler.cudagraph_mark_step_begin()
+        for ours, expected in zip(f(x), (tr.sum(x, 1), tr.cumsum(x, 0), tr.argmax(x), *tr.max(x, 1)), strict=True):
+            assert_bitwise_equal(ours.clone(), expected)
+
+
+# ---- 2^31 elements and more: about 24 GB, one at a time --------------------------------------------------------------
+
+
+@pytest.mark.big
+def test_int32_cumsum_of_exactly_2_31_elements():
+    """Measured: torch 2.11's torch.cumsum(dtype=int32) on these ends in an illegal memory access."""
+    n = 2**31
+    x = (
+        torch.randint(-(2**31), 2**31 - 1, (2**20,), generator=generator(0), dtype=torch.int32)
+        .cuda()
+        .repeat(n // 2**20)
+    )
+    y = tr.cumsum(x, 0, dtype=torch.int32)
+    period = x[: 2**20].long().cumsum(0)
+    total = period[-1].item()
+    for start in range(0, n, 2**26):
+        block = torch.arange(2**6, device="cuda")[:, None] + start // 2**20
+        expected = (period[None] + block * total).to(torch.int32).flatten()
+        assert torch.equal(y[start : start + 2**26], expected)
+
+
+@pytest.mark.big
+@pytest.mark.parametrize("n", (2**31 - 1, 2**31, 2**31 + 2**13 + 3))
+def test_scans_past_2_31_elements(n):
+    """pytorch #167086: cumsum past 2^32 was wrong without a word."""
+    y = tr.cumsum(torch.ones(1, dtype=torch.int8, device="cuda").expand(n), 0, dtype=torch.int8)
+    pattern = torch.arange(1, 257, device="cuda").to(torch.int8)
+    whole = n // 256 * 256
+    for start in range(0, whole, 2**28):
+        assert (y[start : min(start + 2**28, whole)].view(-1, 256) == pattern).all()
+    assert torch.equal(y[whole:], pattern[: n - whole])
+    y = tr.cumsum(torch.ones(n, dtype=torch.int8, device="cuda"), 0, reverse=True, dtype=torch.int8)
+    assert y[0].item() == (n + 128) % 256 - 128 and y[-1] == 1 and y[-200].item() == (200 + 128) % 256 - 128
+
+
+@pytest.mark.big
+def test_reductions_past_2_31_elements():
+    n = 2**31 + 2**13 + 3
+    x = torch.zeros(n, dtype=torch.int8, device="cuda")
+    x[-3], x[2**31 + 5] = 1, -1
+    assert tr.argmax(x).item() == n - 3 and tr.argmin(x).item() == 2**31 + 5
+    pair = tr.max(x, 0)
+    assert (pair.values.item(), pair.indices.item()) == (1, n - 3)
+    assert tr.amax(x).item() == 1 and tr.amin(x).item() == -1 and tr.sum(x).item() == 0
+    assert tr.sum(x.fill_(1)).item() == n
+    del x
+    x = torch.ones(n, dtype=torch.bfloat16, device="cuda")
+    assert tr.sum(x, dtype=torch.float64).item() == n and tr.mean(x).item() == 1
+
+
+@pytest.mark.big
+def test_many_rows_and_columns_past_2_31_elements():
+    """More rows than a grid has blocks in a dim; offsets past 2^32 bytes and elements."""
+    x = torch.ones(2**30 + 7, 3, dtype=torch.uint8, device="cuda")
+    y = tr.sum(x, 1, dtype=torch.uint8)
+    assert y.shape == (2**30 + 7,) and (y == 3).all()
+    del y
+    assert tr.sum(x, 0).tolist() == [2**30 + 7] * 3
+    y = tr.cumsum(x, 0, dtype=torch.uint8)
+    assert y[-1].tolist() == [(2**30 + 7) % 256] * 3 and y[2**29].tolist() == [(2**29 + 1) % 256] * 3
+    del x, y
+    x = torch.zeros(3, 2**30 + 7, dtype=torch.int8, device="cuda")
+    x[2, -2] = 1
+    assert tr.argmax(x, 1).tolist() == [0, 0, 2**30 + 5] and tr.sum(x, 0)[-2].item() == 1
+
+
+def test_gpu_kernels_are_in_the_build():
+    assert _C.build_info()["kernels"] > 0 and _C.build_info()["cuda_archs"]
+
+
+def test_misaligned_views_of_every_kind():
+    for dtype, layout in itertools.product((torch.int8, torch.float16, torch.float32, torch.float64), LAYOUTS):
+        for shape, dim in (((7, 5001), 1), ((5001, 7), 0), ((3, 40, 50), 1)):
+            x = values(shape, dtype, seed=1)
+            for offset in range(3):
+                part = x[..., offset:]
+                view = LAYOUTS[layout](x.cuda())[..., offset:]
+                for name in ("sum", "amax", "argmax", "cumsum"):
+                    assert_bitwise_equal(getattr(tr, name)(view, dim), getattr(tr, name)(part, dim))

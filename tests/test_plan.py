@@ -1,0 +1,177 @@
+"""The planner, a pure function of shapes and device facts: tested for a GPU where there is none."""
+
+import itertools
+
+import pytest
+import torch
+
+import torchreduce as tr
+from torchreduce import _C
+from torchreduce.testing import force_plan
+
+NUMBERS = {torch.uint8: 0, torch.int8: 1, torch.int64: 4, torch.float16: 5, torch.float32: 6, torch.float64: 7,
+           torch.bfloat16: 15}  # fmt: skip
+MULTIPROCESSORS = 132
+LEAF, BLOCK_TILE = 2048, 8192
+
+
+def plan(op, shape, dim, dtype=torch.float32, out=None, strides=None, aligned=True, gpu=True):
+    strides = strides or torch.empty(shape, device="meta").stride()
+    out = out or (torch.int64 if op in ("argmax", "argmin") else dtype)
+    dim = list(range(len(shape))) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    return _C.plan(op, list(shape), list(strides), dim, NUMBERS[dtype], NUMBERS[out], aligned, gpu, MULTIPROCESSORS)
+
+
+ROWS, LENGTHS = (1, 3, 32, 1000, 200_000), (1, 5, 8, 100, 2049, 70_001, 2**20 + 1)
+SHAPES = [((rows, n), 1) for rows, n in itertools.product(ROWS, LENGTHS) if rows * n < 2**31]
+SHAPES += [((n, rows), 0) for (rows, n), _ in SHAPES] + [((2**31 + 7,), 0), ((40, 30, 50), 1), ((40, 30, 50), (0, 2))]
+
+
+def rows_and_length(shape, dim):
+    dims = (dim,) if isinstance(dim, int) else dim
+    length = 1
+    for d in dims:
+        length *= shape[d]
+    return torch.Size(shape).numel() // length, length
+
+
+@pytest.mark.parametrize("op, dtype", [("sum", torch.float32), ("mean", torch.bfloat16), ("amax", torch.int8),
+                                       ("argmin", torch.float64), ("max", torch.float16)])  # fmt: skip
+@pytest.mark.parametrize("shape, dim", SHAPES)
+def test_reduction_plans_cover_the_rows(op, dtype, shape, dim):
+    p = plan(op, shape, dim, dtype)
+    rows, n = rows_and_length(shape, dim)
+    assert p["family"] in ("rows", "columns")
+    for field in ("lanes", "warps", "leaves", "threads"):
+        assert p[field] & (p[field] - 1) == 0 and p[field] > 0
+    leaves = -(-n // LEAF)
+    if p["family"] == "rows":
+        per_block = p["threads"] // (p["lanes"] * p["warps"])
+        assert p["lanes"] * p["warps"] <= p["threads"] and p["splits"] * p["warps"] * p["leaves"] >= leaves
+        assert p["blocks"] * per_block >= rows * p["splits"]
+    else:
+        assert p["splits"] * p["leaves"] >= leaves
+        assert p["blocks"] * (p["threads"] // p["lanes"]) >= rows * p["splits"]
+    assert p["blocks"] < 2**31
+    assert (p["workspace"] == 0) == (p["splits"] == 1)
+    assert p["workspace"] <= rows * p["splits"] * 16
+
+
+@pytest.mark.parametrize("dtype, out", [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16),
+                                        (torch.int8, torch.int8), (torch.float16, torch.float64)])  # fmt: skip
+@pytest.mark.parametrize("shape, dim", [(s, d) for s, d in SHAPES if isinstance(d, int)])
+def test_scan_plans_cover_the_rows_in_little_workspace(shape, dim, dtype, out):
+    p = plan("cumsum", shape, dim, dtype, out)
+    rows, n = rows_and_length(shape, dim)
+    tiles = -(-n // BLOCK_TILE)
+    if p["family"] == "chain":
+        assert p["blocks"] == rows * tiles
+    elif p["family"] == "columns_chain":
+        assert p["blocks"] * (p["threads"] // p["lanes"]) >= rows * tiles
+    else:
+        assert p["workspace"] == 0 and p["blocks"] * (p["threads"] // p["lanes"]) >= rows
+    assert p["workspace"] <= 64 * rows * tiles and p["blocks"] < 2**31
+
+
+def test_lanes_go_where_the_stride_is_small():
+    for op in ("sum", "amax", "argmax"):
+        assert plan(op, (1000, 1000), 1)["family"] == "rows"
+        assert plan(op, (1000, 1000), 0)["family"] == "columns"
+        assert plan(op, (1000, 1000), 0, strides=(1, 1000))["family"] == "rows"
+        assert plan(op, (1000, 1000), None)["family"] == "rows"
+    assert plan("cumsum", (1_000_000, 32), 1)["family"] == "rows"
+    assert plan("cumsum", (2**24,), 0)["family"] == "chain"
+    assert plan("cumsum", (32, 1_000_000), 0)["family"] == "columns"
+
+
+def test_outer_scans_of_few_columns_are_split():
+    """pytorch #122170: cumsum over dim 0 of (1M, 32) took 338 ms, one thread a column."""
+    p = plan("cumsum", (1_000_000, 32), 0)
+    assert p["family"] == "columns_chain" and p["blocks"] >= 100
+
+
+def test_few_long_rows_are_split():
+    """vLLM 49367: one program per row starves the GPU."""
+    for shape, dim in (((2, 2**24), 1), ((2**24, 2), 0)):
+        p = plan("sum", shape, dim)
+        assert p["splits"] > 1 and p["blocks"] >= MULTIPROCESSORS
+
+
+def test_vector_loads_need_alignment():
+    assert plan("sum", (100, 4096), 1)["vector_loads"]
+    assert not plan("sum", (100, 4096), 1, aligned=False)["vector_loads"]
+    assert not plan("sum", (100, 4097), 1)["vector_loads"]
+    assert not plan("sum", (100, 4096), 1, strides=(8192, 2))["vector_loads"]
+    assert not plan("sum", (100, 4096), 1, out=torch.float64)["vector_loads"]  # any type, converted one by one
+    assert plan("cumsum", (3, 70_000), 1)["vector_loads"] and not plan("cumsum", (3, 70_001), 1)["vector_loads"]
+
+
+def test_dims_of_one_pattern_are_folded():
+    """A contiguous tensor reduced over its last dims is rows; its shape does not matter."""
+    expected = plan("sum", (60, 3000), 1)
+    assert plan("sum", (5, 12, 30, 100), (2, 3)) == expected
+    assert plan("sum", (60, 1, 3000, 1), (1, 2)) == expected
+
+
+def test_cpu_plans_need_no_workspace():
+    for (shape, dim), op in itertools.product(SHAPES, ("sum", "argmax", "cumsum")):
+        if isinstance(dim, int) or op != "cumsum":
+            p = plan(op, shape, dim, gpu=False)
+            assert p["workspace"] == 0 and p["family"] in ("rows", "columns")
+
+
+def test_forced_fields_are_kept():
+    with force_plan(family="rows", lanes=32, warps=4, leaves=2, vector_loads=False):
+        assert _C.forced_plan() == {"family": "rows", "lanes": 32, "warps": 4, "leaves": 2, "vector_loads": 0}
+        p = plan("sum", (3, 100_000), 1)
+        assert [p[k] for k in ("family", "lanes", "warps", "leaves", "vector_loads")] == ["rows", 32, 4, 2, False]
+    assert _C.forced_plan() == {}
+    with force_plan(family="columns", lanes=8):
+        p = plan("sum", (3, 100_000), 1)
+        assert (p["family"], p["lanes"]) == ("columns", 8)
+    with pytest.raises(KeyError), force_plan(family="rows"):
+        raise KeyError
+    assert _C.forced_plan() == {}
+
+
+@pytest.mark.parametrize("forced", [{"lanes": 3}, {"lanes": 512}, {"lanes": 2}, {"warps": 64}, {"leaves": 5}])
+def test_what_cannot_serve_a_case_is_refused(forced):
+    (field,) = forced
+    with force_plan(family="rows", **forced), pytest.raises(ValueError, match=f"{field}|lanes"):
+        plan("sum", (3, 100_000), 1)
+
+
+def test_unknown_fields_and_families_are_refused():
+    with pytest.raises(ValueError, match="diagonal"), force_plan(family="diagonal"):
+        pass
+    with pytest.raises((TypeError, ValueError)), force_plan(colour=1):
+        pass
+    with force_plan(family="chain"), pytest.raises(ValueError, match="reductions"):
+        plan("sum", (3, 100), 1)
+    assert _C.forced_plan() == {}
+
+
+def test_explain_is_the_plan(device):
+    x = torch.ones(300, 5000, device=device)
+    facts = torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else torch.get_num_threads()
+    for name, dim, out in (("sum", 1, 6), ("sum", 0, 6), ("argmax", -1, 4), ("max", 0, 6), ("cumsum", 1, 6)):
+        p = tr.explain(name, x, dim=dim)
+        aligned = x.data_ptr() % 16 == 0
+        expected = _C.plan(name, [300, 5000], [5000, 1], [dim % 2], 6, out, aligned, device == "cuda", facts)
+        assert {field: getattr(p, field) for field in expected} == expected
+        assert name in str(p) and p.family in str(p) and str(p.blocks) in str(p)
+    assert tr.explain("sum", x, dim=0).family == "columns" and tr.explain("argmax", x, axis=1).family == "rows"
+    assert tr.explain("max", x).family == "rows" and tr.explain("mean", x.int(), dtype=torch.float64).family == "rows"
+    with pytest.raises(ValueError, match="median"):
+        tr.explain("median", x)
+    with pytest.raises(IndexError):
+        tr.explain("sum", x, dim=7)
+
+
+def test_build_info():
+    info = _C.build_info()
+    assert info["version"] == tr.__version__ and info["compiler"] and info["flags"]
+    assert "fast-math" not in info["flags"].replace("no-fast-math", "")
+    if info["cuda"]:
+        assert info["cuda_archs"] and info["kernels"] > 0
+    assert _C.instruction_set() in _C.instruction_sets() and not _C.set_instruction_set("mmx")

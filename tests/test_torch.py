@@ -1,0 +1,224 @@
+"""Meeting torch: registration, opcheck, and every kind of tensor there is."""
+
+import itertools
+
+import pytest
+import torch
+from cases import DTYPES, contiguous, transposed, values
+from forms import FORMS, gradient, tie_free
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import torchreduce as tr
+from torchreduce import table
+from torchreduce.testing import assert_bitwise_equal
+
+OVERLOADS = ("", ".raw", ".out")
+
+
+# ---- registration ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", table.OPS, ids=lambda op: op.name)
+def test_every_kernel_is_there_for_every_key(op):
+    """Registration errors of the stable ABI are only logged."""
+    for overload, key in itertools.product(OVERLOADS, ("CPU", "CUDA", "Meta")):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"torchreduce::{op.name}{overload}", key), (overload, key)
+    for overload in OVERLOADS:
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"torchreduce::{op.name}{overload}", "Autograd")
+
+
+def sample_arguments(op, overload, device):
+    """Arguments of torchreduce::<op><overload>, several of them."""
+    x = values((3, 4, 5), torch.float32).to(device)
+    for input in (x, transposed(x), values((), torch.float32).to(device)):
+        one = [0] if input.dim() == 0 else [1]
+        if op.dims == "one":
+            samples = [(0, None, False, False, 0), (-1, torch.float64, True, True, 0)]
+        elif op.dims == "all":
+            samples = [(False, 0), (True, 1)]
+        elif op.dims == "given":
+            samples = [(one, False, 0), (one, True, 0)]
+        elif op.results:
+            samples = [(None, False, None, 0), (one, True, torch.float64, 0), ([-1], False, None, 1)]
+        else:
+            samples = [(None, False, 0), (one, True, 0), ([], False, 0)]
+        for rest in samples:
+            args, kwargs = (input, *rest), {}
+            if overload == ".out":
+                results = getattr(torch.ops.torchreduce, op.name).raw(*args)
+                results = (results,) if isinstance(results, torch.Tensor) else results
+                kwargs = dict(zip(("values", "indices") if len(results) == 2 else ("out",), results, strict=True))
+            elif overload == "" and op.differentiable:
+                args = (input.clone().requires_grad_(), *rest)
+            yield args, kwargs
+
+
+@pytest.mark.parametrize("overload", OVERLOADS)
+@pytest.mark.parametrize("op", table.OPS, ids=lambda op: op.name)
+def test_opcheck(device, op, overload):
+    packet = getattr(torch.ops.torchreduce, op.name)
+    target = getattr(packet, overload[1:] or "default")
+    for args, kwargs in sample_arguments(op, overload, device):
+        torch.library.opcheck(target, args, kwargs)
+
+
+# ---- kinds of tensors ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ("meta", "fake"))
+@pytest.mark.parametrize(
+    "op", [op for op in table.OPS if op.name != "max_all" and op.name != "min_all"], ids=lambda op: op.name
+)
+def test_meta_and_fake_tensors_have_the_results_shape(device, op, mode):
+    f = getattr(tr, op.function)
+    dims = (0, 1, -1) if op.kind == "scan" else (0, -1, (0, 2), (1,), None)
+    for dtype, dim, layout in itertools.product(DTYPES, dims, (contiguous, transposed)):
+        if op.dims == "given" and dim is None:
+            continue
+        x = layout(values((3, 4, 5), dtype).to(device))
+        options = [{}] if op.kind == "scan" else [{}, {"keepdim": True}]
+        if op.results:
+            options = [
+                {**o, "dtype": to} for o in options for to in (torch.float64, *([None] if dtype in op.inputs else []))
+            ]
+        for o in options:
+            real = f(x, dim, **o)
+            if mode == "meta":
+                shadow = f(x.to("meta"), dim, **o)
+            else:
+                with FakeTensorMode() as fakes:
+                    shadow = f(fakes.from_tensor(x), dim, **o)
+            pairs = [(shadow, real)] if isinstance(real, torch.Tensor) else zip(shadow, real, strict=True)
+            for s, r in pairs:
+                assert (s.shape, s.dtype, s.stride()) == (r.shape, r.dtype, r.stride())
+                assert s.device == (torch.device("meta") if mode == "meta" else r.device)
+
+
+def test_meta_tensors_meet_the_same_errors():
+    x = torch.empty(0, 3, device="meta")
+    with pytest.raises(IndexError):
+        tr.amax(x, 0)
+    with pytest.raises(IndexError):
+        tr.sum(x, 2)
+    with pytest.raises(RuntimeError):
+        tr.mean(x.int(), 0)
+
+
+def test_conj_and_neg_views(device):
+    z = torch.complex(values((30, 40), torch.float32, seed=1), values((30, 40), torch.float32, seed=2)).to(device)
+    x = z.conj().imag
+    assert x.is_neg() and not x.is_contiguous()
+    for f in (lambda t: tr.sum(t, 1), lambda t: tr.cumsum(t, 0), tr.argmax, lambda t: tr.max(t, 0), tr.amin):
+        assert_bitwise_equal(f(x), f(x.resolve_neg().contiguous()))
+    with pytest.raises(RuntimeError, match="complex64"):
+        tr.sum(z.conj())
+
+
+def test_parameters(device):
+    p = torch.nn.Parameter(tie_free((3, 4), torch.float32, device))
+    for y in (tr.sum(p, 1), tr.amax(p), tr.cumsum(p, 0), tr.max(p, 1).values):
+        assert type(y) is torch.Tensor and y.requires_grad
+    tr.mean(p).backward()
+    assert_bitwise_equal(p.grad, torch.full((3, 4), 1 / 12, device=device))
+
+
+def test_inference_mode(device):
+    x = values((3, 400), torch.float32).to(device)
+    expected = tr.sum(x, 1), tr.cumsum(x, 1), *tr.max(x, 1)
+    with torch.inference_mode():
+        inside = values((3, 400), torch.float32).to(device)
+        for t in (x, inside):
+            assert_bitwise_equal((tr.sum(t, 1), tr.cumsum(t, 1), *tr.max(t, 1)), expected)
+        assert tr.sum(inside, 1).is_inference()
+        out = torch.empty(3, device=device)
+        assert_bitwise_equal(tr.sum(inside, 1, out=out), expected[0])
+    assert_bitwise_equal(tr.sum(inside, 1), expected[0])
+
+
+def test_autocast_changes_nothing(device):
+    """The result's dtype is the input's."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        x = values((3, 400), dtype).to(device)
+        expected = tr.sum(x, 1), tr.mean(x, 0), tr.cumsum(x, 1), tr.amax(x)
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
+            assert_bitwise_equal((tr.sum(x, 1), tr.mean(x, 0), tr.cumsum(x, 1), tr.amax(x)), expected)
+            inside = gradient(tr.mean, x)
+        assert_bitwise_equal(inside, gradient(tr.mean, x))
+
+
+class Plain(torch.Tensor):
+    """A subclass without behaviour of its own."""
+
+
+class Logged(torch.Tensor):
+    """A subclass that sees ops by __torch_dispatch__."""
+
+    seen: list
+
+    @staticmethod
+    def __new__(cls, inner):
+        self = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+        self.inner = inner
+        return self
+
+    def __init__(self, inner):
+        pass
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        Logged.seen.append(str(func))
+        result = func(*(a.inner if isinstance(a, Logged) else a for a in args), **(kwargs or {}))
+        return Logged(result) if isinstance(result, torch.Tensor) else type(result)(map(Logged, result))
+
+
+def test_subclasses(device):
+    x = values((3, 400), torch.float32).to(device)
+    plain = x.as_subclass(Plain)
+    for f in (lambda t: tr.sum(t, 1), lambda t: tr.cumsum(t, 1), tr.argmax, tr.amax):
+        assert_bitwise_equal(f(plain).as_subclass(torch.Tensor), f(x))
+    Logged.seen = []
+    y = tr.sum(Logged(x), 1)
+    assert isinstance(y, Logged) and any(name.startswith("torchreduce.sum") for name in Logged.seen)
+    assert_bitwise_equal(y.inner, tr.sum(x, 1))
+    assert_bitwise_equal(tr.max(Logged(x), 1)[1].inner, tr.max(x, 1).indices)
+
+
+@pytest.mark.parametrize("in_dim", (0, 1, 3))
+def test_vmap_has_the_bits_of_a_loop(device, in_dim):
+    x = values((3, 4, 5, 6), torch.float32, seed=9).to(device)
+    for form, f in {**FORMS, "argmax": lambda t: tr.argmax(t, 1), "argmin": tr.argmin}.items():
+        ours = torch.vmap(f, in_dims=in_dim)(x)
+        loop = torch.stack([f(row) for row in x.unbind(in_dim)])
+        assert_bitwise_equal(contiguous(ours), loop), form
+
+
+def test_functional_gradients(device):
+    x = tie_free((3, 4, 5), device=device)
+    for f in FORMS.values():
+        ours = torch.func.grad(lambda t, f=f: f(t).square().sum())(x)
+        leaf = x.detach().requires_grad_()
+        f(leaf).square().sum().backward()
+        torch.testing.assert_close(ours, leaf.grad, rtol=1e-12, atol=0)
+        per_sample = torch.vmap(torch.func.grad(lambda t: tr.mean(t.square())))(x)
+        torch.testing.assert_close(per_sample, 2 * x / 20)
+
+
+def test_direct_calls_of_the_ops_are_safe(device):
+    """What Python checks is checked again where memory depends on it."""
+    x = torch.ones(2, 3, device=device)
+    ops = torch.ops.torchreduce
+    for bad in (
+        lambda: ops.sum.raw(x, [5], False, None, 0),
+        lambda: ops.amax.raw(x[:0], [0], False, 0),
+        lambda: ops.max.raw(x, [0, 0], False, 0),
+        lambda: ops.sum.out(x, [0], False, None, 0, out=torch.empty(2, device=device)),
+        lambda: ops.sum.out(x, [0], False, None, 0, out=torch.empty(3, dtype=torch.float64, device=device)),
+        lambda: ops.cumsum.out(x, 0, None, False, False, 0, out=torch.empty(3, 2, device=device)),
+        lambda: ops.cumsum.raw(x, 2, None, False, False, 0),
+        lambda: ops.sum.raw(x.to(torch.complex64), None, False, None, 0),
+        lambda: ops.max.out(
+            x, [1], False, 0, values=torch.empty(2, device=device), indices=torch.empty(2, device=device)
+        ),
+    ):
+        with pytest.raises((IndexError, RuntimeError)):
+            bad()

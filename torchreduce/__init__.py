@@ -1,0 +1,45 @@
+"""Reductions and scans for PyTorch whose bits depend on the data alone.
+
+>>> import torch, torchreduce
+>>> torchreduce.sum(torch.ones(2, 3), dim=1)
+tensor([3., 3.])
+"""
+
+from pathlib import Path
+
+import torch
+
+_LIBRARY = Path(__file__).with_name("libtorchreduce.so")
+_BUILD = "build it in its source tree with: python setup.py build_ext --inplace"
+
+if not _LIBRARY.exists():
+    raise ImportError(f"torchreduce is not built ({_LIBRARY.name} is missing); {_BUILD}")
+torch.ops.load_library(_LIBRARY)
+try:
+    from . import _C
+except ImportError as error:
+    raise ImportError(f"torchreduce._C is not built for this Python ({error}); {_BUILD}") from error
+
+from . import autograd as _autograd  # noqa: E402, F401  (registers the gradients)
+from .determinism import determinism, get_determinism, set_determinism  # noqa: E402
+from .ops import amax, amin, argmax, argmin, cumsum, max, mean, min, sum  # noqa: E402
+from .plans import explain  # noqa: E402
+
+__version__: str = _C.build_info()["version"]
+
+__all__ = [
+    "__version__",
+    "amax",
+    "amin",
+    "argmax",
+    "argmin",
+    "cumsum",
+    "determinism",
+    "explain",
+    "get_determinism",
+    "max",
+    "mean",
+    "min",
+    "set_determinism",
+    "sum",
+]

@@ -1,0 +1,109 @@
+"""What a call must satisfy before its op runs. Errors have torch's types, and name the op, the rule and the value."""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .fake import reduced_shape
+from .table import BY_NAME, DEVICES, DTYPES, Op
+
+Dims = int | Sequence[int] | None
+
+_DTYPES = frozenset(DTYPES)
+
+
+class Overloads(NamedTuple):
+    name: str  # of the public function
+    row: Op
+    raw: Callable[..., Any]  # the kernel
+    default: Callable[..., Any]  # with gradients, batching rules and tracing
+    out: Callable[..., Any]
+
+
+def overloads(name: str) -> Overloads:
+    row, op = BY_NAME[name], getattr(torch.ops.torchreduce, name)
+    return Overloads(row.function, row, op.raw, op.default, op.out)
+
+
+def _listed(dtypes: Sequence[torch.dtype]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+def check_input(name: str, input: Tensor) -> None:
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{name}(): argument 'input' must be a Tensor, got {type(input).__name__}")
+    if input.dtype not in _DTYPES:
+        raise NotImplementedError(f"{name}(): not implemented for {input.dtype}. Supported are {_listed(DTYPES)}")
+    if not (input.is_cuda or input.is_cpu or input.is_meta):
+        raise NotImplementedError(
+            f"{name}(): not implemented for the device {str(input.device)!r}. Supported are {', '.join(DEVICES)}"
+        )
+
+
+def check_dtype(op: Overloads, input: Tensor, dtype: torch.dtype | None) -> None:
+    if dtype is None:
+        if input.dtype not in op.row.inputs:
+            raise RuntimeError(
+                f"{op.name}(): the dtype of the result cannot be inferred from {input.dtype}: the input must be one of "
+                f"{_listed(op.row.inputs)}, or dtype= be given"
+            )
+    elif not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{op.name}(): argument 'dtype' must be a torch.dtype, got {type(dtype).__name__}")
+    elif dtype not in op.row.results:
+        message = f"{op.name}(): not implemented for dtype={dtype}. Supported are {_listed(op.row.results)}"
+        raise RuntimeError(message) if op.name == "mean" and dtype in _DTYPES else NotImplementedError(message)
+
+
+def check_dim(name: str, dim: Any, ndim: int) -> int:
+    """dim as an int in range; a 0-d tensor has the dims 0 and -1."""
+    if isinstance(dim, (bool, Tensor)) or not hasattr(dim, "__index__"):
+        hint = f"; of two tensors: torch.{name}imum" if name in ("max", "min") and isinstance(dim, Tensor) else ""
+        raise TypeError(f"{name}(): argument 'dim' must be an int or ints, got {type(dim).__name__}{hint}")
+    index, bound = operator.index(dim), ndim or 1
+    if not -bound <= index < bound:
+        raise IndexError(
+            f"{name}(): dimension out of range (expected to be in range of [{-bound}, {bound - 1}], but got {index})"
+        )
+    return index
+
+
+def either(name: str, dim: Dims, axis: Dims) -> Dims:
+    """dim, or its other name."""
+    if axis is None:
+        return dim
+    if dim is not None and dim != ():
+        raise TypeError(f"{name}(): 'axis' is another name of 'dim': give one of them, got dim={dim} and axis={axis}")
+    return axis
+
+
+def check_dims(op: Overloads, input: Tensor, dim: Dims, axis: Dims) -> list[int] | None:
+    """Checks the input and the dims. The dims as the ops take them; None for all of them."""
+    check_input(op.name, input)
+    if axis is not None:
+        dim = either(op.name, dim, axis)
+    ndim = input.ndim
+    if type(dim) is int and -ndim <= dim < ndim:
+        dims = [dim]
+    elif isinstance(dim, (tuple, list)):
+        dims = [check_dim(op.name, d, ndim) for d in dim]
+        if len({d % (ndim or 1) for d in dims}) < len(dims):
+            raise RuntimeError(f"{op.name}(): a dim appears multiple times in dim={tuple(dim)}")
+    else:
+        dims = [] if dim is None else [check_dim(op.name, dim, ndim)]
+    if op.row.empty is None and input.numel() == 0:
+        _check_not_empty(op, input, dims)
+    return dims or None
+
+
+def _check_not_empty(op: Overloads, input: Tensor, dims: list[int]) -> None:
+    """For an input without elements: raises if that leaves the result with some."""
+    shape = tuple(input.shape)
+    if not dims:
+        error = IndexError if op.row.returns == ("indices",) else RuntimeError
+        raise error(f"{op.name}(): no elements to reduce in shape {shape}: give a dim of non-zero size")
+    for d in dims:
+        if shape[d] == 0 and 0 not in reduced_shape(shape, dims, False):
+            raise IndexError(f"{op.name}(): expected reduction dim {d} to have non-zero size, got shape {shape}")

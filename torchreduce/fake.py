@@ -1,0 +1,88 @@
+"""What torch needs to know of every op besides its kernels, made from the op table: the shape and dtype of the results
+(fake kernels, for meta tensors and tracing), the way past autograd, and batching rules for torch.vmap."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .table import OPS, Op
+
+# Lives as long as the process, as what is registered through it.
+LIBRARY = torch.library.Library("torchreduce", "FRAGMENT")
+
+
+def dims_of(ndim: int, dims: Sequence[int] | None) -> list[int]:
+    """The dims that an op's argument means, ascending, in [0, ndim): None and [] are all of them."""
+    return sorted(d % ndim for d in dims) if dims and ndim else list(range(ndim))
+
+
+def reduced_shape(shape: Sequence[int], dims: Sequence[int] | None, keepdim: bool) -> list[int]:
+    """The shape of a reduction's result."""
+    along = dims_of(len(shape), dims)
+    return [1 if d in along else size for d, size in enumerate(shape) if keepdim or d not in along]
+
+
+def _arguments(op: Op, args: Sequence[Any]) -> tuple[Sequence[int] | None, bool, torch.dtype | None]:
+    """dims, keepdim and dtype of a reduction, out of the arguments after its input."""
+    rest = list(args)
+    dims = None if op.dims == "all" else rest.pop(0)
+    return dims, rest[0], rest[1] if op.results else None
+
+
+def fake_kernel(op: Op) -> Callable[..., Any]:
+    """Allocates the results, contiguous as the kernels make them."""
+
+    def scan(x: Tensor, dim: int, dtype: torch.dtype | None, exclusive: bool, reverse: bool, level: int) -> Tensor:
+        return x.new_empty(x.shape, dtype=op.result_dtype(x.dtype, dtype))
+
+    def reduction(x: Tensor, *args: Any) -> Any:
+        dims, keepdim, dtype = _arguments(op, args)
+        shape = reduced_shape(x.shape, dims, keepdim)
+        result = x.new_empty(shape, dtype=op.result_dtype(x.dtype, dtype))
+        return result if len(op.returns) == 1 else (result, x.new_empty(shape, dtype=torch.int64))
+
+    return scan if op.kind == "scan" else reduction
+
+
+def _writes_only(*args: Any, **outputs: Tensor) -> None:
+    """The fake kernel of every .out overload: outputs have their shape and dtype already."""
+
+
+def batching_rule(op: Op) -> Callable[..., Any]:
+    """Takes the batch dim along as one more kept dim. By batch invariance that gives the bits of a loop.
+
+    A batched max without dims is amax over the others, so where values are NaN its gradient is amax's.
+    """
+    default = getattr(torch.ops.torchreduce, op.name).default
+    over_dims = getattr(torch.ops.torchreduce, op.name.replace("max_all", "amax").replace("min_all", "amin")).default
+
+    def scan(info: Any, in_dims: Any, x: Tensor, dim: int, *args: Any) -> tuple[Any, Any]:
+        x = x.movedim(in_dims[0], 0)
+        if x.dim() == 1:  # a batch of 0-d tensors
+            return default(x.unsqueeze(1), 1, *args).squeeze(1), 0
+        return default(x, 1 + dim % (x.dim() - 1), *args), 0
+
+    def reduction(info: Any, in_dims: Any, x: Tensor, *args: Any) -> tuple[Any, Any]:
+        x = x.movedim(in_dims[0], 0)
+        dims, keepdim, _ = _arguments(op, args)
+        along, keepdim = [1 + d for d in dims_of(x.dim() - 1, dims)], keepdim and x.dim() > 1
+        if x.dim() == 1:
+            x, along = x.unsqueeze(1), [1]
+        after = args[1:] if op.dims == "all" else args[2:]
+        result = over_dims(x, along, keepdim, *after)
+        return result, 0 if isinstance(result, Tensor) else (0,) * len(result)
+
+    return scan if op.kind == "scan" else reduction
+
+
+for _op in OPS:
+    _name = f"torchreduce::{_op.name}"
+    torch.library.register_fake(_name, fake_kernel(_op), lib=LIBRARY)
+    torch.library.register_fake(f"{_name}.raw", fake_kernel(_op), lib=LIBRARY)
+    torch.library.register_fake(f"{_name}.out", _writes_only, lib=LIBRARY)
+    torch.library.register_vmap(_name, batching_rule(_op), lib=LIBRARY)
+    # Straight to the kernels, whatever requires a gradient.
+    for _overload in (".raw", ".out") if _op.differentiable else ("", ".raw", ".out"):
+        LIBRARY.impl(_op.name + _overload, torch.library.fallthrough_kernel, "Autograd")

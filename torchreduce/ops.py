@@ -1,0 +1,317 @@
+"""The public functions: checks with torch's exception types, then one op.
+
+Common to all of them
+- input: a strided tensor of float32, float64, float16, bfloat16, int8, uint8, int16, int32, int64 or bool on the CPU
+  or a GPU, with any strides and any number of dims; it is never copied. Autocast changes nothing.
+- dim (or axis): an int, a tuple of ints, or None; None and () are all dims. The elements of several dims are taken
+  row-major, in ascending dim order. keepdim leaves the reduced dims in the result, with size 1.
+- out: a tensor of the result's device, and of its dtype unless said otherwise. Another shape is resized, with torch's
+  warning. A RuntimeError where a gradient is needed.
+- Errors: IndexError for a dim out of range, RuntimeError for a repeated one, TypeError for an argument that is no
+  tensor or no dim, NotImplementedError for a dtype or device that is not supported.
+- The bits of a result depend on the data alone (docs/numerics.md); a NaN is written as the canonical quiet one.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .checks import Dims, Overloads, check_dim, check_dims, check_dtype, check_input, either, overloads
+from .determinism import level_code
+from .fake import reduced_shape
+
+_transform = torch._C._functorch.peek_interpreter_stack  # None outside of torch.func's transforms
+
+
+_SUM, _MEAN, _CUMSUM = overloads("sum"), overloads("mean"), overloads("cumsum")
+_AMAX, _AMIN, _ARGMAX, _ARGMIN = (overloads(name) for name in ("amax", "amin", "argmax", "argmin"))
+_MAX, _MIN, _MAX_ALL, _MIN_ALL = (overloads(name) for name in ("max", "min", "max_all", "min_all"))
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+def _serving(op: Overloads, input: Tensor) -> Callable[..., Any]:
+    """The overload for a call: raw where nothing but the kernel has to see it, so that no gradient, subclass,
+    transform or tracing is paid for that is not there."""
+    if torch.compiler.is_compiling():
+        return op.default
+    if forward_ad._current_level >= 0 and op.row.differentiable and forward_ad.unpack_dual(input).tangent is not None:
+        raise NotImplementedError(f"{op.name}(): forward-mode differentiation is not supported")
+    if type(input) is Tensor and not (input.requires_grad and torch.is_grad_enabled()) and _transform() is None:
+        return op.raw
+    return op.default
+
+
+def _check_out(name: str, out: Any) -> None:
+    if not isinstance(out, Tensor):
+        raise TypeError(f"{name}(): argument 'out' must be a Tensor, got {type(out).__name__}")
+
+
+def _dtype_by_out(op: Overloads, dtype: torch.dtype | None, out: Tensor) -> torch.dtype:
+    """For the functions with dtype=: that of out stands for it."""
+    _check_out(op.name, out)
+    if dtype is not None and dtype != out.dtype:
+        raise RuntimeError(f"{op.name}(): expected out to have dtype {dtype}, as dtype= says, but got {out.dtype}")
+    return out.dtype
+
+
+def _write(op: Overloads, input: Tensor, args: tuple[Any, ...], shape: Sequence[int], **outs: Tensor) -> None:
+    """Writes op(input, *args), of this shape, to the tensors that its .out overload takes."""
+    for key, out in outs.items():
+        _check_out(op.name, out)
+        dtype = op.row.result_dtype(input.dtype, out.dtype if op.row.results else None)
+        dtype = torch.int64 if key == "indices" else dtype
+        if out.dtype != dtype:
+            raise RuntimeError(f"{op.name}(): expected {key} to have dtype {dtype}, but got {out.dtype}")
+        if out.device != input.device:
+            raise RuntimeError(f"{op.name}(): expected {key} to be on {input.device}, but it is on {out.device}")
+        if torch.is_grad_enabled() and (input.requires_grad or out.requires_grad):
+            raise RuntimeError(
+                f"{op.name}(): functions with out=... arguments don't support automatic differentiation, "
+                "but one of the arguments requires grad."
+            )
+    for key, out in outs.items():
+        if list(out.shape) == list(shape):
+            continue
+        if torch._C._is_alias_of(out, input):  # type: ignore[attr-defined]
+            raise RuntimeError(f"{op.name}(): {key} shares memory with input and is not of shape {tuple(shape)}")
+        if out.numel() > 0:
+            warnings.warn(
+                f"{op.name}(): An output with one or more elements was resized since it had shape {list(out.shape)}, "
+                f"which does not match the required output shape {list(shape)}.",
+                stacklevel=3,
+            )
+        out.resize_(shape)
+    op.out(input, *args, level_code(), **outs)
+    if not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version(outs.values())
+
+
+def _write_pair(op: Overloads, input: Tensor, dims: list[int], keepdim: bool, out: Any) -> tuple[Tensor, Tensor]:
+    """For max and min over dims."""
+    if not isinstance(out, (tuple, list)) or len(out) != 2:
+        raise TypeError(f"{op.name}(): with dim, 'out' must be a tuple of two Tensors, got {type(out).__name__}")
+    values, indices = out
+    _write(op, input, (dims, keepdim), reduced_shape(input.shape, dims, keepdim), values=values, indices=indices)
+    return values, indices
+
+
+# ---- sums ------------------------------------------------------------------------------------------------------------
+
+
+def sum(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    axis: Dims = None,
+) -> Tensor:
+    """The sum over dim.
+
+    The result has dtype, or out's, else int64 for integers and bool (which counts), else the input's. Floats are
+    added in float32, or in float64 if the input or the result is float64, and rounded to the result's dtype once.
+    Integers wrap. Floats summed to an integer dtype are truncated toward zero one by one, NaN and what int64 cannot
+    hold becoming -2^63. dtype=torch.bool tells whether any element is not zero. NaN and inf as IEEE addition gives.
+    Over no elements: +0.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.sum(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), dim=1)
+    tensor([3., 7.])
+    """
+    dims = check_dims(_SUM, input, dim, axis)
+    if out is not None:
+        dtype = _dtype_by_out(_SUM, dtype, out)
+    if dtype is not None:
+        check_dtype(_SUM, input, dtype)
+    if out is None:
+        return _serving(_SUM, input)(input, dims, keepdim, dtype, level_code())  # type: ignore[no-any-return]
+    _write(_SUM, input, (dims, keepdim, dtype), reduced_shape(input.shape, dims, keepdim), out=out)
+    return out
+
+
+def mean(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    axis: Dims = None,
+) -> Tensor:
+    """The mean over dim: the sum, divided once by the number of elements in the accumulator type, then rounded.
+
+    The result has dtype, or out's, else the input's, and must be floating: the mean of integers or bool is a
+    RuntimeError without dtype, and so is an integer dtype. Over no elements: NaN.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.mean(torch.tensor([[1, 2], [3, 4]]), dim=0, dtype=torch.float32)
+    tensor([2., 3.])
+    """
+    dims = check_dims(_MEAN, input, dim, axis)
+    if out is not None:
+        dtype = _dtype_by_out(_MEAN, dtype, out)
+    if dtype is not None or not input.dtype.is_floating_point:
+        check_dtype(_MEAN, input, dtype)
+    if out is None:
+        return _serving(_MEAN, input)(input, dims, keepdim, dtype, level_code())  # type: ignore[no-any-return]
+    _write(_MEAN, input, (dims, keepdim, dtype), reduced_shape(input.shape, dims, keepdim), out=out)
+    return out
+
+
+def cumsum(
+    input: Tensor,
+    dim: int | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    exclusive: bool = False,
+    reverse: bool = False,
+    axis: int | None = None,
+) -> Tensor:
+    """The sums of the elements up to each along dim, which has to be given; the result has the input's shape.
+
+    exclusive: of the elements before each; the first result is +0. reverse: from the other end, as if the input and
+    the result were flipped. dtype and out as in sum, but dtype=torch.bool is a NotImplementedError; out may be the
+    input. 16-bit floats are added in float32, and carried in float64 from one block of 8192 elements to the next. The
+    last result need not have sum's bits.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.cumsum(torch.tensor([1.0, 2.0, 3.0]), dim=0)
+    tensor([1., 3., 6.])
+    >>> torchreduce.cumsum(torch.tensor([1, 2, 3]), dim=0, exclusive=True, reverse=True)
+    tensor([5, 3, 0])
+    """
+    check_input("cumsum", input)
+    if type(dim) is not int or axis is not None or not -input.ndim <= dim < input.ndim:
+        dim = check_dim("cumsum", either("cumsum", dim, axis), input.ndim)
+    if out is not None:
+        dtype = _dtype_by_out(_CUMSUM, dtype, out)
+    if dtype is not None:
+        check_dtype(_CUMSUM, input, dtype)
+    if out is None:
+        return _serving(_CUMSUM, input)(input, dim, dtype, exclusive, reverse, level_code())  # type: ignore[no-any-return]
+    _write(_CUMSUM, input, (dim, dtype, exclusive, reverse), input.shape, out=out)
+    return out
+
+
+# ---- extremes --------------------------------------------------------------------------------------------------------
+
+
+def amax(
+    input: Tensor, dim: Dims = (), keepdim: bool = False, *, out: Tensor | None = None, axis: Dims = None
+) -> Tensor:
+    """The greatest value over dim, in the input's dtype.
+
+    NaN if there is one. -0.0 is less than +0.0. Ties share the gradient evenly. Over no elements: an IndexError if
+    dim is given, else a RuntimeError, and neither if the result has no elements.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.amax(torch.tensor([[1, 5], [4, 2]]), dim=0)
+    tensor([4, 5])
+    """
+    dims = check_dims(_AMAX, input, dim, axis)
+    if out is None:
+        return _serving(_AMAX, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
+    _write(_AMAX, input, (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
+    return out
+
+
+def amin(
+    input: Tensor, dim: Dims = (), keepdim: bool = False, *, out: Tensor | None = None, axis: Dims = None
+) -> Tensor:
+    """The least value over dim, in the input's dtype; else as amax.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.amin(torch.tensor([[1, 5], [4, 2]]), dim=0)
+    tensor([1, 2])
+    """
+    dims = check_dims(_AMIN, input, dim, axis)
+    if out is None:
+        return _serving(_AMIN, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
+    _write(_AMIN, input, (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
+    return out
+
+
+def argmax(
+    input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Dims = None
+) -> Tensor:
+    """The int64 index of the greatest value over dim: the lowest of several, or that of the first NaN.
+
+    -0.0 and +0.0 are equal. Over several dims the index counts their elements. bool works: false < true. Over no
+    elements: an IndexError, unless the result has no elements.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.argmax(torch.tensor([[1, 5], [5, 2]]))
+    tensor(1)
+    """
+    dims = check_dims(_ARGMAX, input, dim, axis)
+    if out is None:
+        return _serving(_ARGMAX, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
+    _write(_ARGMAX, input, (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
+    return out
+
+
+def argmin(
+    input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Dims = None
+) -> Tensor:
+    """The int64 index of the least value over dim; else as argmax.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.argmin(torch.tensor([[1, 5], [5, 2]]), dim=1)
+    tensor([0, 1])
+    """
+    dims = check_dims(_ARGMIN, input, dim, axis)
+    if out is None:
+        return _serving(_ARGMIN, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
+    _write(_ARGMIN, input, (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
+    return out
+
+
+def max(input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Any = None, axis: Dims = None) -> Any:
+    """The greatest value, and with dim also its index.
+
+    Without dim, or with (): the values alone, as amax, but all NaN share the gradient where there are some. With an
+    int or a tuple: torch.return_types.max(values, indices), the indices as argmax, the values being those elements
+    (so +0.0 and -0.0 are equal here), the gradient going to them; out is a tuple of two. Over no elements as amax.
+    The maximum of two tensors is torch.maximum: a tensor for dim is a TypeError.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.max(torch.tensor([[1, 5], [4, 2]]))
+    tensor(5)
+    >>> torchreduce.max(torch.tensor([[1, 5], [4, 2]]), dim=1).indices
+    tensor([1, 0])
+    """
+    dims = check_dims(_MAX, input, dim, axis)
+    if dims is not None:
+        if out is None:
+            return torch.return_types.max(_serving(_MAX, input)(input, dims, keepdim, level_code()))
+        return torch.return_types.max(_write_pair(_MAX, input, dims, keepdim, out))
+    if out is None:
+        return _serving(_MAX_ALL, input)(input, keepdim, level_code())
+    _write(_MAX_ALL, input, (keepdim,), reduced_shape(input.shape, None, keepdim), out=out)
+    return out
+
+
+def min(input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Any = None, axis: Dims = None) -> Any:
+    """The least value, and with dim also its index: torch.return_types.min(values, indices); else as max.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.min(torch.tensor([[1, 5], [4, 2]]), dim=(0, 1)).values
+    tensor(1)
+    """
+    dims = check_dims(_MIN, input, dim, axis)
+    if dims is not None:
+        if out is None:
+            return torch.return_types.min(_serving(_MIN, input)(input, dims, keepdim, level_code()))
+        return torch.return_types.min(_write_pair(_MIN, input, dims, keepdim, out))
+    if out is None:
+        return _serving(_MIN_ALL, input)(input, keepdim, level_code())
+    _write(_MIN_ALL, input, (keepdim,), reduced_shape(input.shape, None, keepdim), out=out)
+    return out

@@ -1,0 +1,108 @@
+"""How a call would run: `explain`."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import _C
+from .checks import Dims, check_dims, check_dtype, overloads
+from .table import OPS
+
+# torch's numbers of its dtypes, as the planner takes them.
+_NUMBERS = {
+    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
+    torch.float64: 7, torch.bool: 11, torch.bfloat16: 15,
+}  # fmt: skip
+
+_FAMILIES = {
+    ("reduction", "rows"): "lanes side by side along each row",
+    ("reduction", "columns"): "lanes side by side across rows, each row walked by one or a few of them",
+    ("scan", "rows"): "each row walked by the lanes of one group, tile by tile",
+    ("scan", "columns"): "lanes side by side across rows, each walking its own",
+    ("scan", "chain"): "each row cut into block tiles that hand their totals on",
+    ("scan", "columns_chain"): "columns cut into block tiles that hand their totals on",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which kernel family serves a call, and with what launch shape. No field changes a bit of the result."""
+
+    call: str
+    device: str
+    kind: str  # "reduction" or "scan"
+    family: str  # "rows", "columns"; of scans on a GPU also "chain" and "columns_chain"
+    lanes: int  # rows: along a row; columns: along a column
+    warps: int  # rows: along a row, within a block
+    leaves: int  # reductions: leaves of 2048 elements in the run of a row that one warp or block takes
+    splits: int  # reductions: runs a row; chains: block tiles a row
+    blocks: int  # GPU: grid size; CPU: tasks
+    threads: int  # GPU: block size
+    workspace: int  # bytes
+    vector_loads: bool  # 16 bytes at a time
+
+    def __str__(self) -> str:
+        lines = [self.call, f"  family     {self.family}: {_FAMILIES[self.kind, self.family]}"]
+        if self.device == "cpu":
+            return "\n".join([*lines, f"  tasks      up to {self.blocks}, {_C.instruction_set()} instructions"])
+        part = f"of {self.leaves} leaves of 2048 elements" if self.kind == "reduction" else "of 8192 elements"
+        split = f"{self.splits} runs a row, {part}" if self.splits > 1 else "none: a row is one block's work"
+        load = "16 bytes" if self.vector_loads else "one element"
+        lines += [
+            f"  tile       {self.lanes} lanes and {self.warps} warps a row, loads of {load}",
+            f"  split      {split}",
+            f"  grid       {self.blocks} blocks of {self.threads} threads",
+            f"  workspace  {self.workspace} bytes",
+        ]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def explain(
+    name: str,
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    axis: Dims = None,
+    exclusive: bool = False,
+    reverse: bool = False,
+) -> Plan:
+    """The plan of the public function `name` on these arguments, which prints in plain words. Nothing is run.
+
+    Whatever torchreduce.testing.force_plan forces is in it. ValueError for an unknown name; else the errors of the
+    call.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.explain("sum", torch.ones(4, 100), dim=1).family
+    'rows'
+    """
+    rows = [op for op in OPS if op.function == name]
+    if not rows:
+        raise ValueError(f"explain(): {name!r} is none of {', '.join(sorted({op.function for op in OPS}))}")
+    op = overloads(rows[-1].name)
+    dims = check_dims(op, input, dim, axis)
+    if dtype is not None:
+        check_dtype(op, input, dtype)
+    if dims is None:
+        op = overloads(rows[0].name)  # max and min without indices
+    gpu = input.is_cuda
+    properties = torch.cuda.get_device_properties(input.device) if gpu else None
+    fields = _C.plan(
+        op.row.name,
+        list(input.shape),
+        list(input.stride()),
+        [d % input.ndim for d in dims or [] if input.ndim],
+        _NUMBERS[input.dtype],
+        _NUMBERS[op.row.result_dtype(input.dtype, dtype)],
+        input.data_ptr() % 16 == 0,
+        gpu,
+        properties.multi_processor_count if properties else torch.get_num_threads(),
+    )
+    along = dim if axis is None else axis
+    call = f"{name} of {input.dtype} {tuple(input.shape)} with strides {input.stride()}, dim={along}"
+    device = torch.cuda.get_device_name(input.device) if gpu else "cpu"
+    return Plan(call=f"{call}, on {device}", device=input.device.type, kind=op.row.kind, **fields)

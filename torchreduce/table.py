@@ -1,0 +1,69 @@
+"""The op table: one row an op. Fake kernels, tests, the demo and the documentation are made from it. Data only.
+
+An op here is one that torch's dispatcher knows as torchreduce::<name>, with the overloads .raw and .out. The public
+functions `max` and `min` are served by two each: max_all without dims, max with.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+DTYPES = (*FLOATS, *INTEGERS, torch.bool)
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Op:
+    """What distinguishes an op from the others, as far as Python needs to know."""
+
+    name: str
+    function: str  # the public function that calls it
+    kind: Literal["reduction", "scan"]
+    dims: Literal["any", "all", "given", "one"]  # int[]? (None or []: all), no argument, int[] not empty, int
+    returns: tuple[Literal["values", "indices"], ...]
+    sums: bool  # values: the accumulated type, or what dtype= says; else the input's dtype. Indices are int64
+    inputs: tuple[torch.dtype, ...]  # without dtype=; with it, DTYPES
+    results: tuple[torch.dtype, ...]  # what dtype= may be; none: there is no dtype=
+    empty: float | None  # the result over no elements; None: an error
+    differentiable: bool
+    counterpart: Callable[..., Any]  # torch's; of several dims torch has none for max, min and the arg ops
+    summary: str
+
+    def result_dtype(self, given: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
+        """Of the values (of the indices where they are all there is), for inputs of dtype `given` and for dtype=."""
+        if self.returns == ("indices",):
+            return torch.int64
+        return dtype or (given if given.is_floating_point or not self.sums else torch.int64)
+
+
+def _sums(name: str, inputs: Any, results: Any, empty: float, summary: str) -> Op:
+    counterpart = getattr(torch, name)
+    return Op(name, name, "reduction", "any", ("values",), True, inputs, results, empty, True, counterpart, summary)
+
+
+def _extreme(name: str, function: str, dims: Any, returns: Any, summary: str) -> Op:
+    differentiable, counterpart = "values" in returns, getattr(torch, function)
+    return Op(name, function, "reduction", dims, returns, False, DTYPES, (), None, differentiable, counterpart, summary)
+
+
+OPS = (
+    _sums("sum", DTYPES, DTYPES, 0.0, "sum"),
+    _sums("mean", FLOATS, FLOATS, math.nan, "sum, divided once by the number of elements"),
+    _extreme("amax", "amax", "any", ("values",), "greatest value; NaN if there is one; -0.0 < +0.0"),
+    _extreme("amin", "amin", "any", ("values",), "least value; NaN if there is one; -0.0 < +0.0"),
+    _extreme("max_all", "max", "all", ("values",), "greatest value of all; NaN if there is one; -0.0 < +0.0"),
+    _extreme("min_all", "min", "all", ("values",), "least value of all; NaN if there is one; -0.0 < +0.0"),
+    _extreme("max", "max", "given", ("values", "indices"), "greatest value and the lowest index of it; the first NaN"),
+    _extreme("min", "min", "given", ("values", "indices"), "least value and the lowest index of it; the first NaN"),
+    _extreme("argmax", "argmax", "any", ("indices",), "lowest index of the greatest value; of the first NaN"),
+    _extreme("argmin", "argmin", "any", ("indices",), "lowest index of the least value; of the first NaN"),
+    Op("cumsum", "cumsum", "scan", "one", ("values",), True, DTYPES, DTYPES[:-1], 0.0, True, torch.cumsum,
+       "sum of the elements up to each"),
+)  # fmt: skip
+
+BY_NAME = {op.name: op for op in OPS}

@@ -1,0 +1,245 @@
+"""Tools that test the contract, on a user's machine too: inputs that are the same everywhere, golden bits, bitwise
+comparison, and the choice of a kernel by hand."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import torchreduce
+
+from . import _C
+from .table import FLOATS, INTEGERS
+
+CONTRACT_VERSION = 1
+GOLDEN_FILE = Path(__file__).with_name("golden.json")
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def force_plan(**fields: Any) -> Iterator[None]:
+    """Within the block every call of the process uses these fields of a plan (see torchreduce.explain): family, lanes,
+    warps, leaves, vector_loads. A field left out is the planner's choice. ValueError for what cannot serve a call.
+
+    >>> import torch, torchreduce
+    >>> with force_plan(family="columns"):
+    ...     print(torchreduce.explain("sum", torch.ones(4, 100), dim=1).family)
+    columns
+    """
+    before = _C.forced_plan()
+    _C.force_plan(fields)
+    try:
+        yield
+    finally:
+        _C.force_plan(before)
+
+
+Numbers = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+# ---- inputs ----------------------------------------------------------------------------------------------------------
+
+# Of each float dtype: bits, bits of the fraction, bias of the exponent.
+_LAYOUT = {
+    torch.float16: (16, 10, 15),
+    torch.bfloat16: (16, 7, 127),
+    torch.float32: (32, 23, 127),
+    torch.float64: (64, 52, 1023),
+}
+
+
+def _mixed(z: Numbers) -> Numbers:
+    """The finalizer of splitmix64, on uint64."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Numbers = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def splitmix64(n: int, seed: int) -> Numbers:
+    """The first n numbers of the generator splitmix64 (Steele, Lea and Flood 2014) started at seed, as uint64."""
+    step = np.uint64(0x9E3779B97F4A7C15)
+    return _mixed(np.uint64(seed) + np.arange(1, n + 1, dtype=np.uint64) * step)
+
+
+def make_input(shape: Sequence[int], dtype: torch.dtype, seed: int, hostile: bool = False) -> Tensor:
+    """A CPU tensor that is the same on every machine: integer arithmetic alone makes its bits.
+
+    Element i, row-major, is made of h, number i of splitmix64(seed). Integers: the low bits of h, as many as fit.
+    bool: bit 0. Floats: the sign is bit 63, the exponent from -8 to 7 is bits 52 to 55 less 8, the fraction the low
+    bits. With `hostile` a float is replaced according to the low 10 bits u of the finalizer of h: u < 2 NaN (sign and
+    fraction kept, bit 0 set), u < 4 an infinity, u < 64 a zero, u < 128 a subnormal, u < 136 the greatest exponent,
+    signs kept.
+    """
+    h = splitmix64(math.prod(shape), seed)
+    one = np.uint64(1)
+    if dtype == torch.bool:
+        bits, pattern = 8, h & one
+    elif not dtype.is_floating_point:
+        bits, pattern = torch.iinfo(dtype).bits, h
+    else:
+        bits, fraction_bits, bias = _LAYOUT[dtype]
+        sign = (h >> np.uint64(63)) << np.uint64(bits - 1)
+        fraction = h & ((one << np.uint64(fraction_bits)) - one)
+        exponent = ((h >> np.uint64(52)) & np.uint64(15)) + np.uint64(bias - 8)
+        if hostile:
+            u = _mixed(h) & np.uint64(1023)
+            top = np.uint64(2 * bias + 1)
+            exponent = np.select([u < 4, u < 128, u < 136], [top, np.uint64(0), top - one], exponent)
+            fraction = np.select([u < 2, u < 64], [fraction | one, np.uint64(0)], fraction)
+        pattern = sign | (exponent << np.uint64(fraction_bits)) | fraction
+    return torch.from_numpy(pattern.astype(f"uint{bits}").view(f"int{bits}")).view(dtype).reshape(tuple(shape))
+
+
+# ---- golden bits -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A call whose result's bits are part of the contract."""
+
+    function: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    seed: int
+    hostile: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its key in golden.json."""
+        options = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        kind = " hostile" if self.hostile else ""
+        return f"{self.function}({self.dtype} {self.shape}{kind} seed {self.seed}; {options or 'all dims'})"
+
+    def input(self) -> Tensor:
+        """On the CPU."""
+        return make_input(self.shape, self.dtype, self.seed, self.hostile)
+
+    def result(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Of the call on x."""
+        out = getattr(torchreduce, self.function)(x, **self.options)
+        return (out,) if isinstance(out, Tensor) else tuple(out)
+
+
+# The lengths cross a leaf, several leaves, a block tile, and superblocks.
+_REDUCED: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((5, 300), {"dim": 1}),
+    ((3, 8193), {"dim": 1}),
+    ((2051, 7), {"dim": 0}),
+    ((9, 20, 11), {"dim": (2, 0)}),
+    ((300001,), {}),
+]
+_SCANNED: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((5, 300), {"dim": 1}),
+    ((8200, 3), {"dim": 0}),
+    ((600001,), {"dim": 0}),
+]
+
+
+def golden_cases() -> list[Golden]:
+    """Every function on every dtype, a few dozen calls; the seed is the case's number."""
+    calls: list[tuple[str, torch.dtype, tuple[int, ...], bool, dict[str, Any]]] = []
+    for dtype in FLOATS:
+        calls += [("sum", dtype, shape, False, options) for shape, options in _REDUCED]
+        calls += [("cumsum", dtype, shape, False, options) for shape, options in _SCANNED]
+        calls += [("mean", dtype, (3, 2051), False, {"dim": 1})]
+        calls += [("cumsum", dtype, (3, 2051), False, {"dim": 1, "exclusive": True, "reverse": True})]
+        names = ("sum", "mean", "cumsum", "amax", "argmin", "max")
+        calls += [(name, dtype, (64, 150), True, {"dim": 1}) for name in names]
+    for dtype in (*INTEGERS, torch.bool):
+        calls += [("sum", dtype, (5, 3000), False, {"dim": 1}), ("cumsum", dtype, (5, 3000), False, {"dim": 1})]
+        calls += [("argmax", dtype, (5, 3000), False, {"dim": 1}), ("min", dtype, (5, 3000), False, {"dim": (0, 1)})]
+    for given, dtype in ((torch.float32, torch.float64), (torch.float64, torch.bfloat16), (torch.int64, torch.float16)):
+        calls += [("sum", given, (3, 5000), False, {"dim": 1, "dtype": dtype})]
+        calls += [("cumsum", given, (3, 5000), False, {"dim": 1, "dtype": dtype})]
+    calls += [("amin", torch.float32, (300001,), True, {}), ("max", torch.float16, (64, 150), True, {})]
+    return [
+        Golden(name, dtype, shape, seed, hostile, options)
+        for seed, (name, dtype, shape, hostile, options) in enumerate(calls)
+    ]
+
+
+def hash_of(*tensors: Tensor) -> str:
+    """The first 16 hex digits of the SHA-256 of the elements' bytes, row-major, little-endian, one tensor after
+    another."""
+    digest = hashlib.sha256()
+    for t in tensors:
+        digest.update(t.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def compute_golden(device: str | torch.device = "cpu") -> dict[str, dict[str, str]]:
+    """The hashes of every golden case, as computed on a device."""
+    hashes = {}
+    for case in golden_cases():
+        x = case.input()
+        hashes[case.name] = {"input": hash_of(x), "result": hash_of(*case.result(x.to(device)))}
+    return hashes
+
+
+def check_golden(device: str | torch.device = "cpu") -> list[str]:
+    """What differs from the golden bits on a device: a line for each case. Empty if the contract is kept."""
+    golden = json.loads(GOLDEN_FILE.read_text())
+    if golden["contract"] != CONTRACT_VERSION:
+        return [f"golden.json is of contract {golden['contract']}, the package of {CONTRACT_VERSION}"]
+    actual = compute_golden(device)
+    if actual.keys() != golden["cases"].keys():
+        return ["golden.json does not have the cases of golden_cases()"]
+    return [
+        f"{name}: the {part} has the hash {hashes[part]}, not {golden['cases'][name][part]}"
+        for name, hashes in actual.items()
+        for part in ("input", "result")
+        if hashes[part] != golden["cases"][name][part]
+    ]
+
+
+def write_golden() -> None:
+    """Replaces the golden bits by those the CPU computes now: a new version of the contract, unless nothing changes."""
+    golden = {"contract": CONTRACT_VERSION, "cases": compute_golden("cpu")}
+    GOLDEN_FILE.write_text(json.dumps(golden, indent=1) + "\n")
+
+
+# ---- comparison ------------------------------------------------------------------------------------------------------
+
+
+def assert_bitwise_equal(actual: Any, expected: Any) -> None:
+    """AssertionError unless both are tensors (or tuples of tensors) of one dtype, shape and bits, on any devices.
+
+    It names the first differing element, row-major, with both values and bit patterns. Every NaN is its bits.
+
+    >>> import torch
+    >>> assert_bitwise_equal(torch.tensor([1.0, -0.0]), torch.tensor([1.0, 0.0]))
+    Traceback (most recent call last):
+        ...
+    AssertionError: 1 of 2 elements differ, first at (1,): -0.0 (0x80000000), expected 0.0 (0x00000000)
+    """
+    if isinstance(actual, tuple) and isinstance(expected, tuple):
+        assert len(actual) == len(expected), f"{len(actual)} tensors, expected {len(expected)}"
+        for a, e in zip(actual, expected, strict=True):
+            assert_bitwise_equal(a, e)
+        return
+    assert actual.dtype == expected.dtype, f"the dtype is {actual.dtype}, expected {expected.dtype}"
+    assert actual.shape == expected.shape, f"the shape is {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    a, e = (t.detach().cpu().contiguous().flatten() for t in (actual, expected))
+    size = a.element_size()
+    patterns = [t.view(torch.uint8).numpy().view(f"<u{size}") for t in (a, e)]
+    differing = np.flatnonzero(patterns[0] != patterns[1])
+    if differing.size:
+        first = int(differing[0])
+        where = tuple(int(i) for i in np.unravel_index(first, tuple(actual.shape) or (1,)))
+        got, wanted = (
+            f"{t[first].item()} (0x{int(p[first]):0{2 * size}x})" for t, p in zip((a, e), patterns, strict=True)
+        )
+        count = f"{differing.size} of {a.numel()} elements differ"
+        raise AssertionError(f"{count}, first at {where}: {got}, expected {wanted}")
