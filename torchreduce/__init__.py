@@ -20,7 +20,6 @@ try:
 except ImportError as error:
     raise ImportError(f"torchreduce._C is not built for this Python ({error}); {_BUILD}") from error
 
-from . import autograd as _autograd  # noqa: E402, F401  (registers the gradients)
 from .determinism import determinism, get_determinism, set_determinism  # noqa: E402
 from .ops import amax, amin, argmax, argmin, cumsum, max, mean, min, sum  # noqa: E402
 from .plans import explain  # noqa: E402

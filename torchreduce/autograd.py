@@ -5,46 +5,49 @@ torch's own sums are never used, and no division is left to torch.compile: on GP
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from .fake import LIBRARY, dims_of, reduced_shape
 
-_sum = torch.ops.torchreduce.sum.default
-_cumsum = torch.ops.torchreduce.cumsum.default
+_ops = torch.ops.torchreduce
+Gradients = tuple[Tensor | None, ...]  # one for each argument of an op
+
+
+class _Function(Function):
+    generate_vmap_rule = True
+
+    if TYPE_CHECKING:
+
+        @classmethod
+        def apply(cls, *args: Any) -> Any:
+            """torch gives it no types."""
 
 
 def _accumulator(*dtypes: torch.dtype) -> torch.dtype:
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
-# ---- the two linear maps that gradients are made of ------------------------------------------------------------------
+def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in dtype, rounded once, a NaN written canonical: the sum of each element alone."""
+    rounded: Tensor = _ops.sum.raw(x.unsqueeze(-1), [-1], False, dtype, 0)
+    return rounded
 
-LIBRARY.define("divide(Tensor x, Tensor n, ScalarType dtype) -> Tensor")
+
+# ---- division: the one op that gradients add -------------------------------------------------------------------------
 
 
 def _divide_kernel(x: Tensor, n: Tensor, dtype: torch.dtype) -> Tensor:
-    """x / n in the accumulator type, rounded once to dtype; a NaN is written canonical. n broadcasts to x."""
+    """x / n in the accumulator type, rounded once to dtype. n broadcasts to x."""
     wide = _accumulator(x.dtype, dtype)
-    quotient = x.to(wide) / n.to(wide)
-    rounded: Tensor = torch.ops.torchreduce.sum.raw(quotient.unsqueeze(-1), [-1], False, dtype, 0)
-    return rounded
+    return _round(x.to(wide) / n.to(wide), dtype)
 
 
 def _divide_fake(x: Tensor, n: Tensor, dtype: torch.dtype) -> Tensor:
     return x.new_empty(x.shape, dtype=dtype)
-
-
-def _divide_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    x, n, _ = inputs
-    ctx.save_for_backward(n)
-    ctx.dtype = x.dtype
-
-
-def _divide_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _divide(grad, *ctx.saved_tensors, ctx.dtype), None, None
 
 
 def _divide_batched(info: Any, in_dims: Any, x: Tensor, n: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
@@ -55,29 +58,42 @@ def _divide_batched(info: Any, in_dims: Any, x: Tensor, n: Tensor, dtype: torch.
         return t.reshape(t.shape[:1] + (1,) * (rank + 1 - t.dim()) + t.shape[1:])
 
     x, n = aligned(x, in_dims[0]), aligned(n, in_dims[1])
-    return _divide(x.expand(info.batch_size, *x.shape[1:]), n, dtype), 0
+    return _ops.divide(x.expand(info.batch_size, *x.shape[1:]), n, dtype), 0
 
 
+LIBRARY.define("divide(Tensor x, Tensor n, ScalarType dtype) -> Tensor")
 LIBRARY.impl("divide", _divide_kernel, "CompositeExplicitAutograd")
+LIBRARY.impl("divide", torch.library.fallthrough_kernel, "Autograd")
 torch.library.register_fake("torchreduce::divide", _divide_fake, lib=LIBRARY)
-torch.library.register_autograd("torchreduce::divide", _divide_backward, setup_context=_divide_setup, lib=LIBRARY)
 torch.library.register_vmap("torchreduce::divide", _divide_batched, lib=LIBRARY)
-_divide = torch.ops.torchreduce.divide.default
 
 
-class _Spread(torch.autograd.Function):
-    """What sum does to gradients: each element gets that of its result, rounded once. Its own gradient is the sum."""
+class _Divide(_Function):
+    forward = staticmethod(_ops.divide.default)
 
-    generate_vmap_rule = True
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, n, _ = inputs
+        ctx.save_for_backward(n)
+        ctx.dtype = x.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        return _Divide.apply(grad, *ctx.saved_tensors, ctx.dtype), None, None
+
+
+# ---- sum and mean ----------------------------------------------------------------------------------------------------
+
+
+class _Spread(_Function):
+    """What a sum does to gradients: each element gets that of its result, rounded once. Its own gradient is the sum."""
 
     @staticmethod
     def forward(
         grad: Tensor, shape: Sequence[int], dims: Sequence[int] | None, dtype: torch.dtype, level: int
     ) -> Tensor:
-        """grad: of shape `shape`, but for size 1 along dims."""
-        if grad.dtype != dtype:
-            grad = _sum(grad.unsqueeze(-1), [-1], False, dtype, level)
-        return grad.expand(shape)
+        """grad is of shape `shape`, but for size 1 along dims."""
+        return (grad if grad.dtype == dtype else _round(grad, dtype)).expand(shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -85,133 +101,177 @@ class _Spread(torch.autograd.Function):
         ctx.dtype = grad.dtype
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _sum(grads[0], ctx.dims, True, ctx.dtype, ctx.level), None, None, None, None
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        return _Sum.apply(grad, ctx.dims, True, ctx.dtype, ctx.level), None, None, None, None
 
 
-def _spread(ctx: Any, grad: Tensor) -> Tensor:
-    """grad has size 1 along the reduced dims."""
-    return _Spread.apply(grad, ctx.shape, ctx.dims, ctx.dtype, ctx.level)  # type: ignore[no-any-return, no-untyped-call]
+class _Reduction(_Function):
+    """Remembers what every reduction needs of its input: all but the values."""
+
+    @staticmethod
+    def remember(ctx: Any, x: Tensor, dims: Sequence[int] | None, keepdim: bool, level: int) -> None:
+        ctx.shape, ctx.dtype, ctx.dims, ctx.keepdim, ctx.level = x.shape, x.dtype, dims, keepdim, level
+
+    @staticmethod
+    def kept(ctx: Any, result: Tensor) -> Tensor:
+        """What has the result's shape, with size 1 along the reduced dims."""
+        return result if ctx.keepdim else result.reshape(reduced_shape(ctx.shape, ctx.dims, True))
+
+    @staticmethod
+    def spread(ctx: Any, grad: Tensor) -> Tensor:
+        spread: Tensor = _Spread.apply(grad, ctx.shape, ctx.dims, ctx.dtype, ctx.level)
+        return spread
 
 
-def _keep(ctx: Any, result: Tensor) -> Tensor:
-    """A tensor of the result's shape with size 1 along the reduced dims."""
-    return result if ctx.keepdim else result.reshape(reduced_shape(ctx.shape, ctx.dims, True))
+class _Sum(_Reduction):
+    forward = staticmethod(_ops.sum.raw)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, dims, keepdim, _, level = inputs
+        _Sum.remember(ctx, x, dims, keepdim, level)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        return _Sum.spread(ctx, _Sum.kept(ctx, grad)), None, None, None, None
 
 
-def _remember(ctx: Any, x: Tensor, dims: Sequence[int] | None, keepdim: bool, level: int) -> None:
-    ctx.shape, ctx.dtype, ctx.dims, ctx.keepdim, ctx.level = x.shape, x.dtype, dims, keepdim, level
+class _Mean(_Sum):
+    forward = staticmethod(_ops.mean.raw)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        n = 1
+        for d in dims_of(len(ctx.shape), ctx.dims):
+            n = n * ctx.shape[d]
+        # On the gradient's device: torch's GPU division by a number of the host multiplies by its reciprocal.
+        count = torch.full((), n, dtype=torch.int64, device=grad.device)
+        share = _Divide.apply(_Mean.kept(ctx, grad), count, _accumulator(grad.dtype, ctx.dtype))
+        return _Mean.spread(ctx, share), None, None, None, None
 
 
-# ---- sum, mean -------------------------------------------------------------------------------------------------------
+# ---- amax, amin, and max, min without dims: shared evenly among the ties ---------------------------------------------
 
 
-def _sum_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    x, dims, keepdim, _, level = inputs
-    _remember(ctx, x, dims, keepdim, level)
+class _Amax(_Reduction):
+    forward = staticmethod(_ops.amax.raw)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, dims, keepdim, level = inputs
+        _Amax.remember(ctx, x, dims, keepdim, level)
+        ctx.save_for_backward(x, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        """Nothing ties with a NaN: every element's share is then 0 * grad / 0, as of torch's amax."""
+        x, result = ctx.saved_tensors
+        ties = x == _Amax.kept(ctx, result)
+        count = _ops.sum.raw(ties, ctx.dims, True, None, ctx.level)
+        none = count == 0
+        share = _Divide.apply(_Amax.kept(ctx, grad).masked_fill(none, 0), count, _accumulator(ctx.dtype))
+        return torch.where(ties | none, _Amax.spread(ctx, share), 0), None, None, None
 
 
-def _sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _spread(ctx, _keep(ctx, grad)), None, None, None, None
+class _Amin(_Amax):
+    forward = staticmethod(_ops.amin.raw)
 
 
-def _mean_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    n = 1
-    for d in dims_of(len(ctx.shape), ctx.dims):
-        n = n * ctx.shape[d]
-    # On the gradient's device: torch's GPU division by a number of the host multiplies by its reciprocal.
-    count = torch.full((), n, dtype=torch.int64, device=grad.device)
-    share = _divide(_keep(ctx, grad), count, _accumulator(grad.dtype, ctx.dtype))
-    return _spread(ctx, share), None, None, None, None
+class _MaxAll(_Reduction):
+    forward = staticmethod(_ops.max_all.raw)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, keepdim, level = inputs
+        _MaxAll.remember(ctx, x, None, keepdim, level)
+        ctx.save_for_backward(x, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        """A NaN ties with every NaN, as in torch's max."""
+        x, result = ctx.saved_tensors
+        result = _MaxAll.kept(ctx, result)
+        ties = (x == result) | (x.isnan() & result.isnan())
+        count = _ops.sum.raw(ties, None, True, None, ctx.level)
+        share = _Divide.apply(_MaxAll.kept(ctx, grad), count, _accumulator(ctx.dtype))
+        return torch.where(ties, _MaxAll.spread(ctx, share), 0), None, None
 
 
-# ---- amax, amin, and max, min without dims: shared among the ties ----------------------------------------------------
+class _MinAll(_MaxAll):
+    forward = staticmethod(_ops.min_all.raw)
 
 
-def _amax_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    x, dims, keepdim, level = inputs
-    _remember(ctx, x, dims, keepdim, level)
-    ctx.save_for_backward(x, output)
+# ---- max and min with dims: to the index -----------------------------------------------------------------------------
 
 
-def _amax_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Where the result is NaN nothing ties with it, and every element's share is 0 * grad / 0, as torch's amax."""
-    x, result = ctx.saved_tensors
-    ties = x == _keep(ctx, result)
-    count = _sum(ties, ctx.dims, True, None, ctx.level)
-    none = count == 0
-    share = _divide(_keep(ctx, grad).masked_fill(none, 0), count, _accumulator(ctx.dtype))
-    return torch.where(ties | none, _spread(ctx, share), 0), None, None, None
+class _Max(_Reduction):
+    forward = staticmethod(_ops.max.raw)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+        x, dims, keepdim, level = inputs
+        _Max.remember(ctx, x, dims, keepdim, level)
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Gradients:
+        """An index over several dims counts their elements, ascending and row-major."""
+        if grad is None:
+            return None, None, None, None
+        grad, index = _Max.kept(ctx, grad), _Max.kept(ctx, *ctx.saved_tensors)
+        if len(ctx.dims) == 1:
+            return grad.new_zeros(ctx.shape).scatter(ctx.dims[0], index, grad), None, None, None
+        reduced = dims_of(len(ctx.shape), ctx.dims)
+        order = [d for d in range(len(ctx.shape)) if d not in reduced] + reduced
+        last = len(order) - len(reduced)
+        zeros = grad.new_zeros([ctx.shape[d] for d in order]).flatten(last)
+        grad, index = (t.permute(order).flatten(last) for t in (grad, index))
+        rows = zeros.scatter(last, index, grad).unflatten(last, [ctx.shape[d] for d in reduced])
+        return rows.permute([order.index(d) for d in range(len(order))]), None, None, None
 
 
-def _max_all_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    x, keepdim, level = inputs
-    _remember(ctx, x, None, keepdim, level)
-    ctx.save_for_backward(x, output)
-
-
-def _max_all_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """A NaN result ties with every NaN, as torch's max."""
-    x, result = ctx.saved_tensors
-    result = _keep(ctx, result)
-    ties = (x == result) | (x.isnan() & result.isnan())
-    count = _sum(ties, None, True, None, ctx.level)
-    share = _divide(_keep(ctx, grad), count, _accumulator(ctx.dtype))
-    return torch.where(ties, _spread(ctx, share), 0), None, None
-
-
-# ---- max, min with dims: to the index --------------------------------------------------------------------------------
-
-
-def _max_setup(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-    x, dims, keepdim, level = inputs
-    _remember(ctx, x, dims, keepdim, level)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(output[1])
-
-
-def _max_backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    """An index over several dims counts their elements, ascending and row-major."""
-    if grad is None:
-        return None, None, None, None
-    grad, index = _keep(ctx, grad), _keep(ctx, *ctx.saved_tensors)
-    if len(ctx.dims) == 1:
-        return grad.new_zeros(ctx.shape).scatter(ctx.dims[0], index, grad), None, None, None
-    reduced = dims_of(len(ctx.shape), ctx.dims)
-    order = [d for d in range(len(ctx.shape)) if d not in reduced] + reduced
-    last = len(order) - len(reduced)
-    zeros = grad.new_zeros([ctx.shape[d] for d in order]).flatten(last)
-    grad, index = (t.permute(order).flatten(last) for t in (grad, index))
-    rows = zeros.scatter(last, index, grad).unflatten(last, [ctx.shape[d] for d in reduced])
-    return rows.permute([order.index(d) for d in range(len(order))]), None, None, None
+class _Min(_Max):
+    forward = staticmethod(_ops.min.raw)
 
 
 # ---- cumsum ----------------------------------------------------------------------------------------------------------
 
 
-def _cumsum_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    x, ctx.dim, _, ctx.exclusive, ctx.reverse, ctx.level = inputs
-    ctx.dtype = x.dtype
+class _CumSum(_Function):
+    forward = staticmethod(_ops.cumsum.raw)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, ctx.dim, _, ctx.exclusive, ctx.reverse, ctx.level = inputs
+        ctx.dtype = x.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        """The scan from the other end: an element goes into every result from its own on."""
+        back = _CumSum.apply(grad, ctx.dim, ctx.dtype, ctx.exclusive, not ctx.reverse, ctx.level)
+        return back, None, None, None, None, None
 
 
-def _cumsum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """The scan from the other end: an element goes into every result from its own on."""
-    back = _cumsum(grad, ctx.dim, ctx.dtype, ctx.exclusive, not ctx.reverse, ctx.level)
-    return back, None, None, None, None, None
-
-
-FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "sum": (_sum_setup, _sum_backward),
-    "mean": (_sum_setup, _mean_backward),
-    "amax": (_amax_setup, _amax_backward),
-    "amin": (_amax_setup, _amax_backward),
-    "max_all": (_max_all_setup, _max_all_backward),
-    "min_all": (_max_all_setup, _max_all_backward),
-    "max": (_max_setup, _max_backward),
-    "min": (_max_setup, _max_backward),
-    "cumsum": (_cumsum_setup, _cumsum_backward),
+# What differentiates each op. Its name is for calls from Python, where torch.func's transforms need it; the default
+# overload does the same for all else.
+FUNCTIONS: dict[str, type[_Function]] = {
+    "sum": _Sum,
+    "mean": _Mean,
+    "amax": _Amax,
+    "amin": _Amin,
+    "max_all": _MaxAll,
+    "min_all": _MinAll,
+    "max": _Max,
+    "min": _Min,
+    "cumsum": _CumSum,
 }
 
-for _name, (_setup, _backward) in FORMULAS.items():
-    torch.library.register_autograd(f"torchreduce::{_name}", _backward, setup_context=_setup, lib=LIBRARY)
+
+def _kernel(function: type[_Function]) -> Callable[..., Any]:
+    return lambda *args: function.apply(*args)
+
+
+for _name, _function in FUNCTIONS.items():
+    LIBRARY.impl(_name, _kernel(_function), "Autograd")

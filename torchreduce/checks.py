@@ -2,11 +2,13 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .autograd import FUNCTIONS
 from .fake import reduced_shape
 from .table import BY_NAME, DEVICES, DTYPES, Op
 
@@ -15,17 +17,22 @@ Dims = int | Sequence[int] | None
 _DTYPES = frozenset(DTYPES)
 
 
-class Overloads(NamedTuple):
+@dataclass(frozen=True)
+class Overloads:
+    """What serves the calls of a public function."""
+
     name: str  # of the public function
     row: Op
     raw: Callable[..., Any]  # the kernel
-    default: Callable[..., Any]  # with gradients, batching rules and tracing
+    apply: Callable[..., Any]  # the same with gradients, if it has any
+    default: Callable[..., Any]  # the same for tracing
     out: Callable[..., Any]
 
 
 def overloads(name: str) -> Overloads:
     row, op = BY_NAME[name], getattr(torch.ops.torchreduce, name)
-    return Overloads(row.function, row, op.raw, op.default, op.out)
+    apply = FUNCTIONS[name].apply if row.differentiable else op.raw
+    return Overloads(row.function, row, op.raw, apply, op.default, op.out)
 
 
 def _listed(dtypes: Sequence[torch.dtype]) -> str:

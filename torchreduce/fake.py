@@ -83,6 +83,7 @@ for _op in OPS:
     torch.library.register_fake(f"{_name}.raw", fake_kernel(_op), lib=LIBRARY)
     torch.library.register_fake(f"{_name}.out", _writes_only, lib=LIBRARY)
     torch.library.register_vmap(_name, batching_rule(_op), lib=LIBRARY)
+    torch.library.register_vmap(f"{_name}.raw", batching_rule(_op), lib=LIBRARY)
     # Straight to the kernels, whatever requires a gradient.
     for _overload in (".raw", ".out") if _op.differentiable else ("", ".raw", ".out"):
         LIBRARY.impl(_op.name + _overload, torch.library.fallthrough_kernel, "Autograd")

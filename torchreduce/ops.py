@@ -36,15 +36,22 @@ _MAX, _MIN, _MAX_ALL, _MIN_ALL = (overloads(name) for name in ("max", "min", "ma
 
 
 def _serving(op: Overloads, input: Tensor) -> Callable[..., Any]:
-    """The overload for a call: raw where nothing but the kernel has to see it, so that no gradient, subclass,
-    transform or tracing is paid for that is not there."""
-    if torch.compiler.is_compiling():
-        return op.default
-    if forward_ad._current_level >= 0 and op.row.differentiable and forward_ad.unpack_dual(input).tangent is not None:
-        raise NotImplementedError(f"{op.name}(): forward-mode differentiation is not supported")
-    if type(input) is Tensor and not (input.requires_grad and torch.is_grad_enabled()) and _transform() is None:
+    """What serves a call: the bare kernel where nothing else has to see it, so that nobody pays for a gradient, a
+    subclass, a transform or a trace that is not there."""
+    compiling = torch.compiler.is_dynamo_compiling()
+    if (
+        not compiling
+        and type(input) is Tensor
+        and not (input.requires_grad and torch.is_grad_enabled())
+        and _transform() is None
+        and forward_ad._current_level < 0
+    ):
         return op.raw
-    return op.default
+    if compiling:
+        return op.default
+    if op.row.differentiable and forward_ad._current_level >= 0 and forward_ad.unpack_dual(input).tangent is not None:
+        raise NotImplementedError(f"{op.name}(): forward-mode differentiation is not supported")
+    return op.apply
 
 
 def _check_out(name: str, out: Any) -> None:

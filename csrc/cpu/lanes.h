@@ -111,16 +111,42 @@ TR_HD void accumulate(const Op& op, const Rounds<typename Op::Element>& in, int6
   if (in.tail < count) accumulate(op, in, in.rounds, in.tail, count, dst);
 }
 
-// `levels` levels of the pairwise tree over neighbours, in place: values[0..count >> levels) remain. Reads one vector
-// past the values.
+// v[0] becomes the pairwise trees of v[0], v[1], .. v[kCount - 1], each over the lanes of one vector. The levels within
+// 16 bytes come first, because shuffles across them cost more.
+template <class Op, int kCount, int kLevel> TR_HD void fold_vectors(Vec<Lane<Op>>* v) {
+  using L = Lane<Op>;
+  constexpr int kParts = kVectorBytes / 16, kPart = kLanes<L> / kParts;
+#pragma GCC unroll 64
+  for (int i = 0; i < kCount / 2; ++i) {
+    Vec<L> even, odd;
+    if constexpr ((1 << kLevel) < kPart) unzip<L, 1, kParts>(v[2 * i], v[2 * i + 1], even, odd);
+    else unzip<L, kPart, 1>(v[2 * i], v[2 * i + 1], even, odd);
+    v[i] = combine_lanes<Op>(even, odd);
+  }
+  if constexpr (kCount > 2) fold_vectors<Op, kCount / 2, kLevel + 1>(v);
+}
+
+// `levels` levels of the pairwise tree over neighbours, in place: values[0..count >> levels) remain. The memory after the
+// values is read, and written, up to a multiple of kFoldLanes.
+template <class Op> constexpr int64_t kFoldLanes = kLanes<Lane<Op>> * kLanes<Lane<Op>>;
 template <class Op> void fold_pairs(Lane<Op>* values, int64_t count, int levels) {
   using L = Lane<Op>;
-  constexpr int W = kLanes<L>;
+  constexpr int W = kLanes<L>, kLevels = __builtin_ctz(W);
+  for (; levels >= kLevels; levels -= kLevels) {
+    for (int64_t i = 0; i < count; i += kFoldLanes<Op>) {
+      Vec<L> v[W];
+#pragma GCC unroll 64
+      for (int j = 0; j < W; ++j) v[j] = load<Vec<L>>(values + i + j * W);
+      fold_vectors<Op, W, 0>(v);
+      store(values + i / W, v[0]);
+    }
+    count /= W;
+  }
   for (; levels > 0; --levels) {
     count /= 2;
     for (int64_t i = 0; i < count; i += W) {
       Vec<L> even, odd;
-      unzip<L>(load<Vec<L>>(values + 2 * i), load<Vec<L>>(values + 2 * i + W), even, odd);
+      unzip<L, 1, 1>(load<Vec<L>>(values + 2 * i), load<Vec<L>>(values + 2 * i + W), even, odd);
       store(values + i, combine_lanes<Op>(even, odd));
     }
   }

@@ -67,7 +67,7 @@ template <class Op> struct Rows {
   static constexpr int W = kLanes<L>;
   static constexpr int kBatch = 256;          // rows folded at once
   static constexpr int kBatchLanes = kLeaf;   // and their lanes
-  static constexpr int64_t kBytes = Carver::bytes<L>(kBatchLanes + 2 * W) + Carver::bytes<E>(kLeaf + W);
+  static constexpr int64_t kBytes = Carver::bytes<L>(kBatchLanes + kFoldLanes<Op>) + Carver::bytes<E>(kLeaf + W);
 
   Job<Op>& job;
   const Layout& layout;
@@ -83,7 +83,7 @@ template <class Op> struct Rows {
              (!kMayConvert<Op> || (in.dtype == DtypeOf<E>::value && !in.truth));
     end = static_cast<const E*>(in.data) + last_offset(layout) + 1;
     Carver carver{scratch};
-    lanes = carver.take<L>(kBatchLanes + 2 * W);
+    lanes = carver.take<L>(kBatchLanes + kFoldLanes<Op>);
     copy = carver.take<E>(kLeaf + W);
     __builtin_memset(scratch, 0, size_t(kBytes));
   }
@@ -113,7 +113,7 @@ template <class Op> struct Rows {
 
   // lanes[0..slots) become the residues of `count` elements at p.
   TR_HD void residues(const E* p, int64_t count, int64_t slots, L* dst, int64_t ahead) const {
-    if (count <= W && end_of(p) - p >= W) {
+    if (slots <= W && end_of(p) - p >= W) {
       store(dst, first_lanes<L>(load_lanes(job.op, p), count, absent_lane<Op>()));
       return;
     }

@@ -44,15 +44,21 @@ template <class V> TR_HD void store(void* p, V v) { __builtin_memcpy(p, &v, size
 
 template <class T> TR_HD Vec<T> splat(T x) { return x - Vec<T>{}; }  // x - 0 is x, -0.0 included
 
-// (a0, a2, .., b0, b2, ..) and (a1, a3, .., b1, b3, ..)
-template <class T, int... kIndex>
+// The even and the odd units of kUnit lanes in each of the kBlocks equal parts of a, beside those of the same part of b: for
+// kUnit = kBlocks = 1 (a0, a2, .., b0, b2, ..) and (a1, a3, .., b1, b3, ..).
+template <class T, int kUnit, int kBlocks, int... kIndex>
 TR_HD void unzip(Vec<T> a, Vec<T> b, Vec<T>& even, Vec<T>& odd, std::integer_sequence<int, kIndex...>) {
-  using Indices = Vec<IntOf<T>>;
-  even = __builtin_shuffle(a, b, Indices{IntOf<T>(2 * kIndex)...});
-  odd = __builtin_shuffle(a, b, Indices{IntOf<T>(2 * kIndex + 1)...});
+  using I = IntOf<T>;
+  constexpr int W = kLanes<T>, kPart = W / kBlocks, kHalf = kPart / 2;
+  constexpr auto from = [](int lane) {  // of the even units
+    const int part = lane / kPart, i = lane % kPart, j = i % kHalf;
+    return (i < kHalf ? 0 : W) + part * kPart + j / kUnit * 2 * kUnit + j % kUnit;
+  };
+  even = __builtin_shuffle(a, b, Vec<I>{I(from(kIndex))...});
+  odd = __builtin_shuffle(a, b, Vec<I>{I(from(kIndex) + kUnit)...});
 }
-template <class T> TR_HD void unzip(Vec<T> a, Vec<T> b, Vec<T>& even, Vec<T>& odd) {
-  unzip<T>(a, b, even, odd, std::make_integer_sequence<int, kLanes<T>>());
+template <class T, int kUnit, int kBlocks> TR_HD void unzip(Vec<T> a, Vec<T> b, Vec<T>& even, Vec<T>& odd) {
+  unzip<T, kUnit, kBlocks>(a, b, even, odd, std::make_integer_sequence<int, kLanes<T>>());
 }
 
 // v in the lanes below `count`, `other` in the rest.
@@ -85,7 +91,8 @@ template <class To, class From> TR_HD Vec<To> widen(const From* p) {
 #if defined(__AVX512F__)
   __m512i v;
   if constexpr (sizeof(From) == 1 && sizeof(To) == 8) {
-    const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    asm("" : "+v"(x));  // gcc 12 cannot assemble a masked extension from memory (internal compiler error)
     v = kUnsigned ? _mm512_cvtepu8_epi64(x) : _mm512_cvtepi8_epi64(x);
   } else if constexpr (sizeof(From) == 2 && sizeof(To) == 8) {
     const __m128i x = load<__m128i>(p);

@@ -130,4 +130,16 @@ __device__ __forceinline__ void back_off() {
 #endif
 }
 
+// ---- launches --------------------------------------------------------------------------------------------------------
+
+// Enqueues kernel(arguments...) on `stream`. The caller asks for errors (gpuGetLastError).
+template <class... P, class... A>
+void enqueue(void (*kernel)(P...), int64_t blocks, int threads, gpuStream_t stream, const A&... arguments) {
+#if defined(__CUDACC__)
+  kernel<<<unsigned(blocks), unsigned(threads), 0, stream>>>(arguments...);
+#else
+  hipLaunchKernelGGL(kernel, dim3(unsigned(blocks)), dim3(unsigned(threads)), 0, stream, arguments...);
+#endif
+}
+
 }  // namespace torchreduce

@@ -9,12 +9,10 @@ namespace torchreduce::gpu {
 template <class Op, class Load> static const char* launch(const ReduceCall& call, void* workspace, gpuStream_t stream) {
   const Plan& plan = call.plan;
   auto* partials = static_cast<typename Op::Acc*>(workspace);
-  if (plan.family == Family::Columns)
-    reduce_columns<Op, Load><<<unsigned(plan.blocks), kThreads, 0, stream>>>(call, partials);
-  else
-    reduce_rows<Op, Load><<<unsigned(plan.blocks), kThreads, 0, stream>>>(call, partials);
+  enqueue(plan.family == Family::Columns ? reduce_columns<Op, Load> : reduce_rows<Op, Load>, plan.blocks, kThreads, stream,
+          call, partials);
   if (plan.splits > 1)
-    combine_partials<Op><<<unsigned((call.layout.rows + kWarps - 1) / kWarps), kThreads, 0, stream>>>(call, partials);
+    enqueue(combine_partials<Op>, (call.layout.rows + kWarps - 1) / kWarps, kThreads, stream, call, partials);
   const gpuError_t error = gpuGetLastError();
   return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
 }

@@ -14,12 +14,12 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
     const gpuError_t error = gpuMemsetAsync(workspace, 0, size_t(plan.workspace), stream);
     if (error != gpuSuccess) return gpuGetErrorString(error);
   }
-  const unsigned blocks = unsigned(plan.blocks), threads = unsigned(plan.threads);
+  auto run = [&](auto kernel, auto... more) { enqueue(kernel, plan.blocks, plan.threads, stream, call, more...); };
   switch (plan.family) {
-    case Family::Rows: scan_rows<S, Load, Store><<<blocks, threads, 0, stream>>>(call); break;
-    case Family::Columns: scan_columns<S, Load, Store><<<blocks, threads, 0, stream>>>(call); break;
-    case Family::Chain: scan_chain<S, Load, Store><<<blocks, threads, 0, stream>>>(call, workspace); break;
-    case Family::ColumnsChain: scan_columns_chain<S, Load, Store><<<blocks, threads, 0, stream>>>(call, workspace);
+    case Family::Rows: run(scan_rows<S, Load, Store>); break;
+    case Family::Columns: run(scan_columns<S, Load, Store>); break;
+    case Family::Chain: run(scan_chain<S, Load, Store>, workspace); break;
+    case Family::ColumnsChain: run(scan_columns_chain<S, Load, Store>, workspace);
   }
   const gpuError_t error = gpuGetLastError();
   return error == gpuSuccess ? nullptr : gpuGetErrorString(error);

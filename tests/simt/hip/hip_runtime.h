@@ -1,0 +1,58 @@
+// The part of HIP that csrc/kernels/gpu.cuh uses, for g++ and the emulator: with -D__HIPCC__ and this folder before the
+// system's, the kernels and their launch code compile as they are.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "../emulator.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+// The blocks that are resident at once run on threads of their own, which have nothing else of the kind.
+#define __shared__ static thread_local
+
+#define __syncthreads() simt::barrier()
+#define __builtin_amdgcn_s_sleep(n) simt::back_off()
+#define __HIP_MEMORY_SCOPE_AGENT 4
+#define __hip_atomic_load(p, order, scope) __atomic_load_n(p, order)
+#define __hip_atomic_store(p, value, order, scope) __atomic_store_n(p, value, order)
+
+#define warpSize (simt::options.wave)  // no constant, as in HIP
+
+__forceinline__ int __shfl(int value, int source, int width) {
+  static_assert(sizeof(int) == 4, "a shuffle moves 32 bits");
+  const int lane = int(threadIdx.x) % simt::kWarp;
+  return int(simt::shuffle(uint32_t(value), (lane & ~(width - 1)) | (source & (width - 1))));
+}
+__forceinline__ unsigned long long __ballot(int predicate) { return simt::ballot(predicate != 0); }
+__forceinline__ unsigned long long atomicAdd(unsigned long long* p, unsigned long long value) {
+  return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
+}
+
+using hipStream_t = void*;
+enum hipError_t { hipSuccess = 0 };
+enum hipDeviceAttribute_t { hipDeviceAttributeMultiprocessorCount };
+
+// Work is done when the call returns.
+template <class... P, class... A>
+void hipLaunchKernelGGL(void (*kernel)(P...), dim3 blocks, dim3 threads, unsigned, hipStream_t, const A&... args) {
+  simt::launch(reinterpret_cast<const void*>(kernel), blocks.x, threads.x, [&] { kernel(args...); });
+}
+inline hipError_t hipMemsetAsync(void* p, int value, size_t bytes, hipStream_t) {
+  memset(p, value, bytes);
+  return hipSuccess;
+}
+inline hipError_t hipGetLastError() { return hipSuccess; }
+inline const char* hipGetErrorString(hipError_t) { return "no error"; }
+inline hipError_t hipGetDevice(int* device) {
+  *device = 0;
+  return hipSuccess;
+}
+inline hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t, int) {
+  *value = 1;
+  return hipSuccess;
+}
