@@ -47,7 +47,7 @@ LIBRARY = "libtorchreduce.so"
 DEFAULT_ARCHS = "8.0+PTX"
 
 # No contraction and no fast-math: the bits of every result are part of the contract (docs/numerics.md).
-HOST_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall"]
+HOST_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wno-psabi"]
 NVCC_FLAGS = ["-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr"]
 NVCC_HOST_FLAGS = ["-fPIC", "-ffp-contract=off"]
 STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]  # loads in torch 2.10 and every later one

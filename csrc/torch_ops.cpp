@@ -48,7 +48,7 @@ struct GpuShims {
 struct DeviceGuard {
   DeviceGuardHandle handle = nullptr;
   explicit DeviceGuard(int32_t index) {
-    if (gpu::current_device() != index) STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_create_device_guard(index, &handle));
+    if (gpu::current_device() != index) check(aoti_torch_create_device_guard(index, &handle));
   }
   DeviceGuard(const DeviceGuard&) = delete;
   ~DeviceGuard() {
@@ -63,9 +63,9 @@ void run_on_gpu(const char* op, Call& call, const View& x,
   const DeviceGuard guard(x.device_index);
   call.plan = plan(call, DeviceFacts{true, gpu::multiprocessors(x.device_index)});
   void *stream, *workspace = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(shims.stream(x.device_index, &stream));
+  check(shims.stream(x.device_index, &stream));
   // The caching allocator orders the workspace's next use after this call on the stream, so it is given back at once.
-  if (call.plan.workspace) STABLE_TORCH_ERROR_CODE_CHECK(shims.alloc(uint64_t(call.plan.workspace), &workspace));
+  if (call.plan.workspace) check(shims.alloc(uint64_t(call.plan.workspace), &workspace));
   const char* error = launch(call, workspace, stream);
   if (workspace) shims.release(workspace);
   if (error) raise<std::runtime_error>(op, ": the launch failed: ", error);

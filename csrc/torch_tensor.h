@@ -18,6 +18,11 @@ namespace torchreduce {
 using torch::stable::Tensor;
 using Dims = std::optional<std::vector<int64_t>>;
 
+// For calls of torch's C shims; torch has printed the cause.
+inline void check(AOTITorchError error) {
+  if (error != AOTI_TORCH_SUCCESS) throw std::runtime_error("torchreduce: a call into torch failed");
+}
+
 struct View : TensorFacts {
   int32_t device_type, device_index;
 
@@ -27,10 +32,10 @@ struct View : TensorFacts {
     strides = t.strides().data();
     data = t.data_ptr();
     int32_t type;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &type));
+    check(aoti_torch_get_dtype(t.get(), &type));
     dtype = Dtype(type);
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &device_type));
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t.get(), &device_index));
+    check(aoti_torch_get_device_type(t.get(), &device_type));
+    check(aoti_torch_get_device_index(t.get(), &device_index));
   }
   bool on_cpu() const { return device_type == aoti_torch_device_type_cpu(); }
   int64_t numel() const {
@@ -84,7 +89,7 @@ inline Tensor allocate(const std::vector<int64_t>& sizes, Dtype dtype, const Vie
     stride *= std::max<int64_t>(1, sizes[d]);
   }
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(),
+  check(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(),
                                                          int32_t(dtype), like.device_type, like.device_index, &handle));
   return Tensor(handle);
 }
