@@ -39,7 +39,7 @@ def pytest_configure(config):
     if NO_GPU and os.environ.get("TORCHREDUCE_REQUIRE_GPU") == "1":
         raise pytest.UsageError(f"TORCHREDUCE_REQUIRE_GPU=1, but {NO_GPU}")
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    torch.set_num_threads(max(2, (os.cpu_count() or 1) // workers))  # two at least, so that threads are tested
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))  # workers that fight for cores spin
 
 
 def pytest_report_header():

@@ -104,7 +104,7 @@ def tree(values):
 
 def canonical_sum(x):
     """Accumulators (rows, n) to (rows,): leaves of 2048, in them 256 residues in order, then trees. +0 if n is 0."""
-    if x.shape[1] == 0:
+    if x.size == 0:
         return np.zeros(x.shape[0], x.dtype)
     leaves = pad(x, LEAF).reshape(x.shape[0], -1, LEAF // RESIDUES, RESIDUES)
     residues = leaves[:, :, 0]
@@ -206,7 +206,7 @@ def scan_level(totals):
 def canonical_cumsum(x):
     """The inclusive scan of accumulators (rows, n)."""
     rows, n = x.shape
-    if n == 0:
+    if x.size == 0:
         return x
     p = pad(x, GROUP).reshape(rows, -1, GROUP).copy()
     for k in range(1, GROUP):
@@ -252,10 +252,12 @@ def to_numpy(tensor):
 
 
 def to_torch(array):
-    array = np.ascontiguousarray(array).reshape(array.shape)
-    if array.dtype == np.uint16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    array = np.array(array, order="C")  # torch takes no negative strides
+    return (
+        torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        if array.dtype == np.uint16
+        else torch.from_numpy(array)
+    )
 
 
 def dims_of(tensor, dim):

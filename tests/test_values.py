@@ -92,7 +92,9 @@ def torchs(name, x, dim, **options):
     x = x.cpu()
     one = isinstance(dim, int)
     if name in ("max", "min") and not one:
-        name = "a" + name
+        index = () if dim is None else (torchs("arg" + name, x, dim),)
+        value = torchs("a" + name, x, dim)
+        return (value, *index) if index else value
     if name in ("amax", "amin"):
         return getattr(torch, name)(x, () if dim is None else dim, **options)
     if name in ("argmax", "argmin"):

@@ -20,12 +20,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from .autograd import transform
 from .checks import Dims, Overloads, check_dim, check_dims, check_dtype, check_input, either, overloads
 from .determinism import level_code
 from .fake import reduced_shape
-
-_transform = torch._C._functorch.peek_interpreter_stack  # None outside of torch.func's transforms
-
 
 _SUM, _MEAN, _CUMSUM = overloads("sum"), overloads("mean"), overloads("cumsum")
 _AMAX, _AMIN, _ARGMAX, _ARGMIN = (overloads(name) for name in ("amax", "amin", "argmax", "argmin"))
@@ -43,7 +41,7 @@ def _serving(op: Overloads, input: Tensor) -> Callable[..., Any]:
         not compiling
         and type(input) is Tensor
         and not (input.requires_grad and torch.is_grad_enabled())
-        and _transform() is None
+        and transform() is None
         and forward_ad._current_level < 0
     ):
         return op.raw

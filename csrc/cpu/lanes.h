@@ -51,10 +51,13 @@ TR_HD Vec<Lane<Op>> load_first(const Op& op, const typename Op::Element* p, int6
   return first_lanes<Lane<Op>>(load_lanes(op, padded), count, absent_lane<Op>());
 }
 
-// V is a vector of lanes.
-template <class Op, class V> TR_HD V combine_lanes(V left, V right) {
-  if constexpr (kOrdered<Op>) return left > right ? left : right;
-  else return Op::combine(left, right);
+// What combines lanes: one struct for all ops with an order, so that they share code.
+struct GreaterKey {
+  template <class V> TR_HD static V combine(V left, V right) { return left > right ? left : right; }
+};
+template <class Op> using Combiner = std::conditional_t<kOrdered<Op>, GreaterKey, Op>;
+template <class Op> TR_HD Vec<Lane<Op>> combine_lanes(Vec<Lane<Op>> left, Vec<Lane<Op>> right) {
+  return Combiner<Op>::combine(left, right);
 }
 
 // Rows of memory that are combined position by position: rows[0..rounds) have all positions, rows[rounds] those below
@@ -76,20 +79,18 @@ void accumulate(const Op& op, const Rounds<typename Op::Element>& in, int rounds
   using E = typename Op::Element;
   constexpr int W = kLanes<Lane<Op>>, kBlock = 8;  // accumulators that stay in registers
   int64_t j = from;
-  if (rounds > 1) {
+  if (rounds > 0) {
     for (; j + kBlock * W <= to; j += kBlock * W) {
       V a[kBlock];
-#pragma GCC unroll 8
-      for (int i = 0; i < kBlock; ++i) a[i] = load_lanes(op, in.rows[0] + j + i * W);
-      for (int k = 1; k < rounds; ++k) {
-        const E* p = in.rows[k] + j;
-        if (in.ahead) {
+      for (int k = 0; k < rounds; ++k) {
+        const E* const p = in.rows[k] + j;
+        if (in.ahead)
 #pragma GCC unroll 8
           for (int line = 0; line < kBlock * W * int(sizeof(E)); line += 64)
             __builtin_prefetch(reinterpret_cast<const char*>(p + in.ahead) + line);
-        }
 #pragma GCC unroll 8
-        for (int i = 0; i < kBlock; ++i) a[i] = combine_lanes<Op>(a[i], load_lanes(op, p + i * W));
+        for (int i = 0; i < kBlock; ++i)
+          a[i] = k == 0 ? load_lanes(op, p + i * W) : combine_lanes<Op>(a[i], load_lanes(op, p + i * W));
       }
 #pragma GCC unroll 8
       for (int i = 0; i < kBlock; ++i) store(dst + j + i * W, a[i]);
@@ -111,33 +112,57 @@ TR_HD void accumulate(const Op& op, const Rounds<typename Op::Element>& in, int6
   if (in.tail < count) accumulate(op, in, in.rounds, in.tail, count, dst);
 }
 
+// dst[j] for j in [0, count): the pairwise tree over rows[0..kNeighbours)[j], where row r + 8k is the next one of row r, for
+// k < rounds. Like accumulate() otherwise.
+constexpr int kNeighbours = 8;
+template <class Op> __attribute__((noinline))
+void accumulate_neighbours(const Op& op, const typename Op::Element* const* rows, int rounds, int64_t count,
+                           const typename Op::Element* end, int64_t ahead, Lane<Op>* dst) {
+  using V = Vec<Lane<Op>>;
+  constexpr int W = kLanes<Lane<Op>>;
+  for (int64_t j = 0; j < count; j += W) {
+    V a[kNeighbours];
+    for (int k = 0; k < rounds; ++k)
+#pragma GCC unroll 8
+      for (int r = 0; r < kNeighbours; ++r) {
+        const auto* const p = rows[r + kNeighbours * k] + j;
+        if (ahead) __builtin_prefetch(p + ahead);
+        const V v = j + W <= count ? load_lanes(op, p) : load_first(op, p, count - j, end);
+        a[r] = k == 0 ? v : combine_lanes<Op>(a[r], v);
+      }
+#pragma GCC unroll 8
+    for (int step = 1; step < kNeighbours; step *= 2)
+#pragma GCC unroll 8
+      for (int r = 0; r < kNeighbours; r += 2 * step) a[r] = combine_lanes<Op>(a[r], a[r + step]);
+    store(dst + j, a[0]);
+  }
+}
+
 // v[0] becomes the pairwise trees of v[0], v[1], .. v[kCount - 1], each over the lanes of one vector. The levels within
-// 16 bytes come first, because shuffles across them cost more.
-template <class Op, int kCount, int kLevel> TR_HD void fold_vectors(Vec<Lane<Op>>* v) {
-  using L = Lane<Op>;
+// 16 bytes come first, because shuffles across them cost more. C combines.
+template <class C, class L, int kCount, int kLevel> TR_HD void fold_vectors(Vec<L>* v) {
   constexpr int kParts = kVectorBytes / 16, kPart = kLanes<L> / kParts;
 #pragma GCC unroll 64
   for (int i = 0; i < kCount / 2; ++i) {
     Vec<L> even, odd;
     if constexpr ((1 << kLevel) < kPart) unzip<L, 1, kParts>(v[2 * i], v[2 * i + 1], even, odd);
     else unzip<L, kPart, 1>(v[2 * i], v[2 * i + 1], even, odd);
-    v[i] = combine_lanes<Op>(even, odd);
+    v[i] = C::combine(even, odd);
   }
-  if constexpr (kCount > 2) fold_vectors<Op, kCount / 2, kLevel + 1>(v);
+  if constexpr (kCount > 2) fold_vectors<C, L, kCount / 2, kLevel + 1>(v);
 }
 
 // `levels` levels of the pairwise tree over neighbours, in place: values[0..count >> levels) remain. The memory after the
 // values is read, and written, up to a multiple of kFoldLanes.
-template <class Op> constexpr int64_t kFoldLanes = kLanes<Lane<Op>> * kLanes<Lane<Op>>;
-template <class Op> void fold_pairs(Lane<Op>* values, int64_t count, int levels) {
-  using L = Lane<Op>;
+template <class L> constexpr int64_t kFoldLanes = kLanes<L> * kLanes<L>;
+template <class C, class L> void fold_pairs(L* values, int64_t count, int levels) {
   constexpr int W = kLanes<L>, kLevels = __builtin_ctz(W);
   for (; levels >= kLevels; levels -= kLevels) {
-    for (int64_t i = 0; i < count; i += kFoldLanes<Op>) {
+    for (int64_t i = 0; i < count; i += kFoldLanes<L>) {
       Vec<L> v[W];
 #pragma GCC unroll 64
       for (int j = 0; j < W; ++j) v[j] = load<Vec<L>>(values + i + j * W);
-      fold_vectors<Op, W, 0>(v);
+      fold_vectors<C, L, W, 0>(v);
       store(values + i / W, v[0]);
     }
     count /= W;
@@ -147,14 +172,14 @@ template <class Op> void fold_pairs(Lane<Op>* values, int64_t count, int levels)
     for (int64_t i = 0; i < count; i += W) {
       Vec<L> even, odd;
       unzip<L, 1, 1>(load<Vec<L>>(values + 2 * i), load<Vec<L>>(values + 2 * i + W), even, odd);
-      store(values + i, combine_lanes<Op>(even, odd));
+      store(values + i, C::combine(even, odd));
     }
   }
 }
 
-// order.h's TreeStack for `width` columns at once (a multiple of a vector), in memory. Op is a reduction or a scan, L its
-// lane.
-template <class Op, class L> struct ColumnStack {
+// order.h's TreeStack for `width` columns at once (a multiple of a vector), in memory. C combines lanes
+// L.
+template <class C, class L> struct ColumnStack {
   L* slots;  // [levels + 1][width]; the last one is spare
   int levels;
   int64_t width;
@@ -165,17 +190,18 @@ template <class Op, class L> struct ColumnStack {
     return {carver.take<L>((levels + 1) * width), levels, width};
   }
   TR_HD L* slot(int64_t level) const { return slots + level * width; }
-  // Where the next value is to be written before push().
-  TR_HD L* top() const { return slot(count & 1 ? levels : 0); }
-  TR_HD void push() {
-    for (int level = 0; (count >> level) & 1; ++level)
+  // Where the next value, the tree over 2^level neighbours, is to be written before push(level).
+  TR_HD L* top(int level = 0) const { return slot((count >> level) & 1 ? levels : level); }
+  TR_HD void push(int level = 0) {
+    const int64_t pushed = int64_t(1) << level;
+    for (; (count >> level) & 1; ++level)
       combine(slot(level), slot(levels), slot((count >> (level + 1)) & 1 ? levels : level + 1));
-    ++count;
+    count += pushed;
   }
   // The tree over what was pushed, at least one value; the result stays until the next push.
-  TR_HD const L* total() const {
+  TR_HD L* total() const {
     int level = __builtin_ctzll(uint64_t(count));
-    const L* value = slot(level);
+    L* value = slot(level);
     for (++level; count >> level; ++level)
       if ((count >> level) & 1) {
         combine(slot(level), value, slot(levels));
@@ -187,7 +213,7 @@ template <class Op, class L> struct ColumnStack {
  private:
   TR_HD void combine(const L* left, const L* right, L* to) const {
     for (int64_t c = 0; c < width; c += kLanes<L>)
-      store(to + c, combine_lanes<Op>(load<Vec<L>>(left + c), load<Vec<L>>(right + c)));
+      store(to + c, C::combine(load<Vec<L>>(left + c), load<Vec<L>>(right + c)));
   }
 };
 

@@ -15,7 +15,10 @@ template <class Op> struct Columns {
   using L = Lane<Op>;
   static constexpr int W = kLanes<L>;
   static constexpr int kRows = kLeaf / kResidues;
-  static constexpr int kResidueLevels = 9;
+  static constexpr int kResidueLevels = 9, kQuarters = 4;
+  static constexpr int kFewRounds = 2, kCopies = kNeighbours * kFewRounds;
+  static constexpr int64_t kPage = KPAGE;
+  using Stack = ColumnStack<Combiner<Op>, L>;
 
   // How the columns of a call are cut.
   struct Chunks {
@@ -42,17 +45,17 @@ template <class Op> struct Columns {
   int64_t width, lanes;  // of this chunk: columns, and columns * group
   const E* end;
   RowStart at;    // of the chunk's first column
-  E* copy;        // [kRows][width]
+  E* copy;        // [kCopies][width]
   char* rest;     // for the kernel
 
   TR_HD static int64_t padded(int64_t count) { return ceil_div(count, 64) * 64 + 64; }
   static int leaf_levels(int64_t run) { return run > 1 ? 64 - __builtin_clzll(uint64_t(run - 1)) + 1 : 1; }
   static int64_t bytes(const Job<Op>& job, const Chunks& chunks) {
     const int64_t lanes = padded(chunks.width < kFlatLanes ? 2 * kFlatLanes : chunks.width), width = padded(chunks.width);
-    const int64_t sums = ColumnStack<Op, L>::bytes(kResidueLevels, width) +
-                         ColumnStack<Op, L>::bytes(leaf_levels(job.run), width) + 2 * Carver::bytes<L>(lanes);
+    const int64_t sums = kQuarters * Stack::bytes(kResidueLevels, width) + Stack::bytes(3, width) +
+                         Stack::bytes(leaf_levels(job.run), width) + 2 * Carver::bytes<L>(lanes);
     const int64_t tracked = 3 * Carver::bytes<L>(lanes) + Carver::bytes<int64_t>(lanes);
-    return Carver::bytes<E>(kRows * width) + (Op::kIndexed ? tracked : sums);
+    return Carver::bytes<E>(kCopies * width) + (Op::kIndexed ? tracked : sums);
   }
 
   // Position i of the chunk's columns.
@@ -61,34 +64,64 @@ template <class Op> struct Columns {
                                      copy + slot * padded(width));
   }
 
-  // Leaves [first, last) of every column: the canonical order.
-  const L* leaves(int64_t first, int64_t last) {
-    const int64_t wide = padded(width), stride = position_stride(layout);
+  // Leaves [first, last) of every column: the canonical order. The rows of a leaf that has all its rounds are kRows streams
+  // through memory; one of few rounds is read as several by taking neighbours side by side, or where they lie within a page,
+  // which hides them from the hardware's prefetcher, quarters of the leaf in turn.
+  L* leaves(int64_t first, int64_t last) {
+    const int64_t wide = padded(width), stride = layout.reduced <= 1 ? position_stride(layout) : 0;
     Carver carver{rest};
-    auto residues = ColumnStack<Op, L>::make(carver, kResidueLevels, wide);
-    auto stack = ColumnStack<Op, L>::make(carver, leaf_levels(job.run), wide);
+    Stack quarters[kQuarters];
+    for (Stack& q : quarters) q = Stack::make(carver, kResidueLevels, wide);
+    auto joined = Stack::make(carver, 3, wide), stack = Stack::make(carver, leaf_levels(job.run), wide);
     L* flat[2] = {carver.take<L>(padded(lanes)), carver.take<L>(padded(lanes))};
     for (int64_t leaf = first; leaf < last; ++leaf) {
-      const int64_t start = leaf * kLeaf, count = least(kLeaf, layout.length - start);
+      const int64_t start = leaf * kLeaf, count = least(kLeaf, layout.length - start), tail = count % kResidues;
+      const int64_t residues = least(count, kResidues);
+      const bool few = count <= kFewRounds * kResidues, paged = stride * int64_t(sizeof(E)) < kPage;
+      int64_t share = kResidues;  // residues of a quarter, a power of two
+      while (few && paged && share > kNeighbours && share * kQuarters > residues && share > group) share /= 2;
       Rounds<E> in;
       in.rounds = int(count / kResidues);
-      in.end = direct ? end : copy + kRows * wide;
-      in.ahead = direct && layout.reduced <= 1 ? group * stride : 0;
-      const int64_t tail = count % kResidues;
-      residues.count = 0;
-      for (int64_t r = 0; r < least(count, kResidues); r += group) {
-        in.tail = least(group, r < tail ? tail - r : 0) * width;
-        for (int k = 0; k < in.rounds + (in.tail > 0); ++k) in.rows[k] = columns(start + k * kResidues + r, k);
-        accumulate(job.op, in, lanes, group == 1 ? residues.top() : flat[0]);
-        for (int64_t g = group; g > 1; g /= 2) {
-          fold_positions(flat[0], g, g == 2 ? residues.top() : flat[1]);
-          L* const folded = flat[1];
-          flat[1] = flat[0];
-          flat[0] = folded;
+      in.end = direct ? end : copy + kCopies * wide;
+      for (int64_t t = 0; t < share;) {
+        int64_t taken = group;
+        for (int q = 0; q < kQuarters && q * share + t < residues; ++q) {
+          const int64_t r = q * share + t;
+          if (few && !paged && group == 1 && r % kNeighbours == 0 && r + kNeighbours <= (r < tail ? tail : residues)) {
+            const E* rows[kNeighbours * kFewRounds];
+            const int rounds = in.rounds + (r < tail);
+            for (int i = 0; i < kNeighbours * rounds; ++i)
+              rows[i] = columns(start + i / kNeighbours * kResidues + r + i % kNeighbours, i);
+            accumulate_neighbours(job.op, rows, rounds, width, in.end, direct ? kNeighbours * stride : 0, quarters[q].top(3));
+            quarters[q].push(3);
+            taken = kNeighbours;
+            continue;
+          }
+          in.ahead = direct && !(few && paged) ? group * stride : 0;
+          in.tail = least(group, r < tail ? tail - r : 0) * width;
+          for (int k = 0; k < in.rounds + (in.tail > 0); ++k) in.rows[k] = columns(start + k * kResidues + r, k);
+          accumulate(job.op, in, lanes, group == 1 ? quarters[q].top() : flat[0]);
+          for (int64_t g = group; g > 1; g /= 2) {
+            fold_positions(flat[0], g, g == 2 ? quarters[q].top() : flat[1]);
+            L* const folded = flat[1];
+            flat[1] = flat[0];
+            flat[0] = folded;
+          }
+          quarters[q].push();
         }
-        residues.push();
+        t += taken;
       }
-      const L* const value = residues.total();
+      L* value = quarters[0].total();
+      if (share < residues) {
+        for (Stack& q : quarters)
+          if (q.count) {
+            __builtin_memcpy(joined.top(), q.total(), size_t(wide) * sizeof(L));
+            joined.push();
+          }
+        value = joined.total();
+      }
+      joined.count = 0;
+      for (Stack& q : quarters) q.count = 0;
       if (last - first == 1) return value;
       __builtin_memcpy(stack.top(), value, size_t(wide) * sizeof(L));
       stack.push();
@@ -147,7 +180,7 @@ template <class Op> struct Columns {
       Vec<U> at_step = load<Vec<U>>(steps + c);
       for (int k = 0; k < count; ++k) {
         const Vec<L> v = c + W <= valid ? load_lanes(job.op, rows[k] + c)
-                                        : load_first(job.op, rows[k] + c, valid - c, direct ? end : copy + kRows * padded(width));
+                                        : load_first(job.op, rows[k] + c, valid - c, direct ? end : copy + kCopies * padded(width));
         const auto greater = v > key;
         key = greater ? v : key;
         at_step = greater ? splat(U(step + k)) : at_step;
@@ -169,12 +202,12 @@ template <class Op> struct Columns {
     __builtin_memset(scratch.data, 0, size_t(size));
     Carver carver{scratch.data};
     Acc* const results = carver.take<Acc>(cuts.width);
-    E* const copy = carver.take<E>(kRows * padded(cuts.width));
+    E* const copy = carver.take<E>(kCopies * padded(cuts.width));
     const bool direct = (row_stride(layout) == 1 || cuts.inner == 1) &&
                         (!kMayConvert<Op> || (source.dtype == DtypeOf<E>::value && !source.truth));
     int64_t group = 1;
     if (direct && layout.reduced == 1 && cuts.chunks == 1 && position_stride(layout) == cuts.inner)
-      while (group < least(kResidues, layout.length) && 2 * group * cuts.width <= kFlatLanes) group *= 2;
+      while (group < least(kResidues, layout.length) && 2 * group * cuts.width <= KFLAT) group *= 2;
 
     const int64_t per_outer = cuts.chunks * job.runs;
     Odometer outer(layout, 0, layout.kept ? layout.kept - 1 : 0, begin / per_outer);
@@ -186,16 +219,17 @@ template <class Op> struct Columns {
       const RowStart at{outer.at.in + c0 * row_stride(layout), outer.at.out + c0 * out_stride};
       Columns columns{job, layout, direct, group, width, group * width,
                       static_cast<const E*>(source.data) + last_offset(layout) + 1, at, copy, carver.next};
-      const int64_t first = r * job.run, last = least(job.leaves, first + job.run);
+      const int64_t first = r * job.run, last = least(job.leaves, first + job.run), row = unit / per_outer * cuts.inner + c0;
       if constexpr (Op::kIndexed) {
         columns.track(first * kLeaf, least(last * kLeaf, layout.length), results);
+        for (int64_t c = 0; c < width; ++c)
+          job.finish_run(row + c, r, {at.in + c * row_stride(layout), at.out + c * out_stride}, results[c]);
       } else {
-        const L* const values = columns.leaves(first, last);
-        for (int64_t c = 0; c < width; ++c) results[c] = Acc(values[c]);
+        L* const values = columns.leaves(first, last);
+        if (job.runs == 1) job.finish_rows(at.out, out_stride, width, values);
+        else
+          for (int64_t c = 0; c < width; ++c) job.partials[(row + c) * job.runs + r] = Acc(values[c]);
       }
-      const int64_t row = unit / per_outer * cuts.inner + c0;
-      for (int64_t c = 0; c < width; ++c)
-        job.finish_run(row + c, r, {at.in + c * row_stride(layout), at.out + c * out_stride}, results[c]);
       if (++within == per_outer) {
         within = 0;
         outer.next();

@@ -20,13 +20,25 @@ template <class Op> struct Job {
   Acc* partials;           // [rows][runs]; unused where runs is 1
   bool out_of_memory = false;
 
-  // The result of row `row`, which starts at `at`.
+  // The result of the row that starts at `at`.
   TR_HD void finish(RowStart at, Acc acc) const {
     if constexpr (Op::kIndexed) {
       const auto* x = static_cast<const typename Op::Element*>(call.in.data) + at.in;
       op.finish(acc, call.out, at.out, x[position_offset(call.layout, acc.index)]);
     } else {
       op.finish(acc, call.out, at.out);
+    }
+  }
+  // The results of `count` rows, the first at out offset `at`, `step` apart.
+  TR_HD void finish_rows(int64_t at, int64_t step, int64_t count, Lane<Op>* values) const {
+    if constexpr (kIsSum<Op>) {
+      if constexpr (is_float_type<Acc>) {
+        if (op.options.mean)
+          for (int64_t j = 0; j < count; ++j) values[j] = values[j] / Acc(op.options.count);
+      }
+      store_run(call.out.dtype, call.out.values, at, step, count, reinterpret_cast<const Acc*>(values));
+    } else {
+      for (int64_t j = 0; j < count; ++j) op.finish(Acc(values[j]), call.out, at + j * step);
     }
   }
   TR_HD void finish_run(int64_t row, int64_t run_index, RowStart at, Acc acc) {
@@ -60,22 +72,28 @@ int64_t locate(const Op& op, const typename Op::Element* p, int64_t count, Lane<
   return i + first_set(load_first(op, p + i, count - i, end) == wanted);
 }
 
+// Elements of one leaf (or of several short rows) enter one round of kResidues after the other, and kStreams leaves that lie
+// far apart take turns: memory is then read as that many sequential streams, of which the hardware prefetches each.
 template <class Op> struct Rows {
   using E = typename Op::Element;
   using Acc = typename Op::Acc;
   using L = Lane<Op>;
   static constexpr int W = kLanes<L>;
-  static constexpr int kBatch = 256;          // rows folded at once
-  static constexpr int kBatchLanes = kLeaf;   // and their lanes
-  static constexpr int64_t kBytes = Carver::bytes<L>(kBatchLanes + kFoldLanes<Op>) + Carver::bytes<E>(kLeaf + W);
+  static constexpr int kStreams = 4, kWindow = 64;  // leaves at a time
+  static constexpr int64_t kBytes = Carver::bytes<L>(kStreams * kResidues + kFoldLanes<L>) + Carver::bytes<E>(kLeaf + W);
+
+  struct Item {  // a leaf
+    int64_t unit, leaf, count;
+    const E* x;
+    L value;
+  };
 
   Job<Op>& job;
   const Layout& layout;
   bool direct;  // rows lie in memory as E, one element after the other
-  L* lanes;
-  E* copy;
+  L* lanes;     // [kStreams][kResidues]
+  E* copy;      // [kLeaf]
   const E* end;
-  const E* items[kBatch];
 
   TR_HD Rows(Job<Op>& j, char* scratch) : job(j), layout(j.call.layout) {
     const Source& in = job.call.in;
@@ -83,7 +101,7 @@ template <class Op> struct Rows {
              (!kMayConvert<Op> || (in.dtype == DtypeOf<E>::value && !in.truth));
     end = static_cast<const E*>(in.data) + last_offset(layout) + 1;
     Carver carver{scratch};
-    lanes = carver.take<L>(kBatchLanes + kFoldLanes<Op>);
+    lanes = carver.take<L>(kStreams * kResidues + kFoldLanes<L>);
     copy = carver.take<E>(kLeaf + W);
     __builtin_memset(scratch, 0, size_t(kBytes));
   }
@@ -111,80 +129,127 @@ template <class Op> struct Rows {
   }
   TR_HD const E* end_of(const E* p) const { return p >= copy && p < copy + kLeaf ? copy + kLeaf + W : end; }
 
-  // lanes[0..slots) become the residues of `count` elements at p.
-  TR_HD void residues(const E* p, int64_t count, int64_t slots, L* dst, int64_t ahead) const {
-    if (slots <= W && end_of(p) - p >= W) {
-      store(dst, first_lanes<L>(load_lanes(job.op, p), count, absent_lane<Op>()));
-      return;
+  // The first `count` residues take one more element each, from p on; with kFirst, their first.
+  template <bool kFirst> TR_HD void round(const E* p, int64_t count, L* residues) const {
+    int64_t j = 0;
+    for (; j + 4 * W <= count; j += 4 * W) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4 * W; i += W) {
+        const Vec<L> v = load_lanes(job.op, p + j + i);
+        store(residues + j + i, kFirst ? v : combine_lanes<Op>(load<Vec<L>>(residues + j + i), v));
+      }
     }
-    Rounds<E> in;
-    in.rounds = int(count / kResidues);
-    in.tail = count % kResidues;
-    in.end = end_of(p);
-    in.ahead = ahead;
-    for (int k = 0; k < in.rounds + (in.tail > 0); ++k) in.rows[k] = p + k * kResidues;
-    accumulate(job.op, in, slots, dst);
+    for (; j < count; j += W) {
+      const Vec<L> v = j + W <= count ? load_lanes(job.op, p + j) : load_first(job.op, p + j, count - j, end_of(p));
+      store(residues + j, kFirst ? v : combine_lanes<Op>(load<Vec<L>>(residues + j), v));
+    }
+  }
+  // Round k of the `count` elements at p, into `slots` residues.
+  TR_HD void round(const E* p, int64_t count, int64_t k, int64_t slots, L* residues) const {
+    const int64_t first = k * kResidues;
+    if (first >= count) return;
+    if (k > 0) return round<false>(p + first, least(kResidues, count - first), residues);
+    round<true>(p, least(kResidues, count), residues);
+    for (int64_t j = ceil_div(count, W) * W; j < slots; j += W) store(residues + j, splat(absent_lane<Op>()));
   }
 
   // Rows [begin, end_row), each of one leaf.
-  void one_leaf(int64_t begin, int64_t end_row) {
+  void short_rows(int64_t begin, int64_t end_row) {
+    const int fastest = layout.kept - 1;
+    const int64_t inner = layout.kept ? layout.size[fastest] : 1;
+    Odometer outer(layout, 0, layout.kept ? fastest : 0, begin / inner);
+    for (int64_t row = begin, i = begin % inner; row < end_row; i = 0) {
+      const int64_t count = least(inner - i, end_row - row), out_step = layout.kept ? layout.out[fastest] : 0;
+      even_rows({outer.at.in + i * row_stride(layout), outer.at.out + i * out_step}, row_stride(layout), out_step, count);
+      row += count;
+      outer.next();
+    }
+  }
+  // `count` of them at equal distances, in blocks of as many as fill the residues of one leaf.
+  void even_rows(RowStart at, int64_t step, int64_t out_step, int64_t count) {
     const int64_t n = layout.length;
     int levels = 0;
     while ((1 << levels) < least(n, kResidues)) ++levels;
-    const int64_t slots = int64_t(1) << levels, batch = least(kBatch, kBatchLanes / least(kLeaf, n > slots ? n : slots));
-    const bool packed = direct && n == slots && (layout.kept == 0 || (layout.kept == 1 && row_stride(layout) == n));
-    RowStart starts[kBatch];
-    Odometer cursor(layout, 0, layout.kept, begin);
-    for (int64_t row = begin; row < end_row;) {
-      const int64_t count = least(batch, end_row - row);
-      for (int64_t j = 0; j < count; ++j) {
-        starts[j] = cursor.at;
-        cursor.next();
+    const int64_t slots = int64_t(1) << levels, block = kResidues / slots;
+    const bool packed = direct && n == slots && step == n;
+    const int streams = direct && count >= 4 * kStreams * block ? kStreams : 1;
+    const int64_t share = ceil_div(count, streams * block) * block;  // rows of a stream
+    for (int64_t t = 0; t < share; t += block) {
+      const E* items[kStreams][kResidues];
+      for (int s = 0; s < streams; ++s) {
+        const int64_t first = s * share + t, rows = least(block, count - first);
+        L* const residues = lanes + s * kResidues;
+        const E* const x = static_cast<const E*>(job.call.in.data) + at.in + first * step;
+        if (packed && !Op::kIndexed) {
+          if (rows > 0) round<true>(x, rows * n, residues);
+          continue;
+        }
+        for (int64_t j = 0; j < rows; ++j) {
+          const E* const p = direct ? x + j * step : positions(at.in + (first + j) * step, 0, n, copy + j * n);
+          if (slots <= W && end_of(p) - p >= W)
+            store(residues + j * slots, first_lanes<L>(load_lanes(job.op, p), n, absent_lane<Op>()));
+          else
+            for (int k = 0; k * kResidues < n; ++k) round(p, n, k, slots, residues + j * slots);
+          items[s][j] = p;
+        }
       }
-      for (int64_t j = 0; j < count; ++j) {
-        items[j] = direct ? static_cast<const E*>(job.call.in.data) + starts[j].in : positions(starts[j].in, 0, n, copy + j * n);
-        if (!packed) residues(items[j], n, slots, lanes + j * slots, 0);
+      fold_pairs<Combiner<Op>>(lanes, streams * kResidues, levels);
+      for (int s = 0; s < streams; ++s) {
+        const int64_t first = s * share + t, rows = least(block, count - first);
+        L* const values = lanes + s * block;
+        if constexpr (Op::kIndexed) {
+          for (int64_t j = 0; j < rows; ++j)
+            job.finish({at.in + (first + j) * step, at.out + (first + j) * out_step},
+                       {values[j], locate(job.op, items[s][j], n, values[j], end_of(items[s][j]))});
+        } else {
+          job.finish_rows(at.out + first * out_step, out_step, rows, values);
+        }
       }
-      if (packed) {
-        Rounds<E> all{{items[0]}, 0, count * n, end, 0};
-        accumulate(job.op, all, count * n, lanes);
-      }
-      fold_pairs<Op>(lanes, count * slots, levels);
-      for (int64_t j = 0; j < count; ++j) {
-        if constexpr (Op::kIndexed) job.finish(starts[j], {lanes[j], locate(job.op, items[j], n, lanes[j], end_of(items[j]))});
-        else job.finish(starts[j], Acc(lanes[j]));
-      }
-      row += count;
     }
   }
 
-  // Leaves [first, last) of the row at `row`.
-  Acc leaves(int64_t row, int64_t first, int64_t last) {
-    constexpr int kLeafLevels = 8;  // of the tree over kResidues
-    const int64_t n = layout.length, batch = direct ? kBatchLanes / kResidues : 1;
+  // Runs [begin, end_unit), counted through all rows.
+  void long_rows(int64_t begin, int64_t end_unit) {
+    constexpr int kResidueLevels = __builtin_ctz(kResidues);
+    const auto combine = [](Acc l, Acc r) { return Op::combine(l, r); };
+    Item items[kWindow];
     TreeStack<Acc, 32> stack;
     Acc best = Op::absent();
-    for (int64_t leaf = first; leaf < last;) {
-      const int64_t count = least(batch, last - leaf);
-      for (int64_t j = 0; j < count; ++j) {
-        const int64_t start = (leaf + j) * kLeaf;
-        items[j] = positions(row, start, least(kLeaf, n - start), copy);
-        residues(items[j], least(kLeaf, n - start), kResidues, lanes + j * kResidues, direct ? kLeaf : 0);
-      }
-      fold_pairs<Op>(lanes, count * kResidues, kLeafLevels);
-      for (int64_t j = 0; j < count; ++j) {
-        if constexpr (Op::kIndexed) {
-          const int64_t start = (leaf + j) * kLeaf;
-          if (lanes[j] > best.key || leaf + j == first)
-            best = {lanes[j], start + locate(job.op, items[j], least(kLeaf, n - start), lanes[j], end_of(items[j]))};
-        } else {
-          stack.push(Acc(lanes[j]), [](Acc l, Acc r) { return Op::combine(l, r); });
+    int64_t unit = begin, leaf = begin % job.runs * job.run;
+    while (unit < end_unit) {
+      int count = 0;
+      for (; count < (direct ? kWindow : 1) && unit < end_unit; ++count) {
+        const int64_t start = leaf * kLeaf, size = least(kLeaf, layout.length - start);
+        items[count] = {unit, leaf, size, positions(row_start(layout, unit / job.runs).in, start, size, copy), {}};
+        if (++leaf % job.run == 0 || leaf == job.leaves) {
+          ++unit;
+          leaf = unit % job.runs * job.run;
         }
       }
-      leaf += count;
+      const int spacing = (count + kStreams - 1) / kStreams;
+      for (int t = 0; t < spacing; ++t) {
+        for (int k = 0; k < kLeaf / kResidues; ++k)
+          for (int s = 0, i = t; s < kStreams && i < count; ++s, i += spacing)
+            round(items[i].x, items[i].count, k, kResidues, lanes + s * kResidues);
+        fold_pairs<Combiner<Op>>(lanes, kStreams * kResidues, kResidueLevels);
+        for (int s = 0, i = t; s < kStreams && i < count; ++s, i += spacing) items[i].value = lanes[s];
+      }
+      for (int i = 0; i < count; ++i) {
+        const Item& item = items[i];
+        const int64_t run = item.unit % job.runs, first = run * job.run, last = least(job.leaves, first + job.run);
+        if constexpr (Op::kIndexed) {
+          if (item.leaf == first || item.value > best.key)
+            best = {item.value, item.leaf * kLeaf + locate(job.op, item.x, item.count, item.value, end_of(item.x))};
+        } else {
+          stack.push(Acc(item.value), combine);
+        }
+        if (item.leaf + 1 < last) continue;
+        const int64_t row = item.unit / job.runs;
+        if constexpr (Op::kIndexed) job.finish_run(row, run, row_start(layout, row), best);
+        else job.finish_run(row, run, row_start(layout, row), stack.total(Op::absent(), combine));
+        stack.count = 0;
+      }
     }
-    if constexpr (Op::kIndexed) return best;
-    else return stack.total(Op::absent(), [](Acc l, Acc r) { return Op::combine(l, r); });
   }
 
   static void body(void* context, int64_t begin, int64_t end_unit) {
@@ -192,12 +257,8 @@ template <class Op> struct Rows {
     Scratch scratch(kBytes);
     if (!scratch.data) return job.fail();
     Rows rows(job, scratch.data);
-    if (job.leaves == 1) return rows.one_leaf(begin, end_unit);
-    for (int64_t unit = begin; unit < end_unit; ++unit) {
-      const int64_t row = unit / job.runs, r = unit % job.runs;
-      const RowStart at = row_start(job.call.layout, row);
-      job.finish_run(row, r, at, rows.leaves(at.in, r * job.run, least(job.leaves, (r + 1) * job.run)));
-    }
+    if (job.leaves == 1) rows.short_rows(begin, end_unit);
+    else rows.long_rows(begin, end_unit);
   }
 };
 

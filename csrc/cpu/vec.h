@@ -161,7 +161,14 @@ template <class T> TR_HD void store_rounded(T* p, Vec<float> v) {
     const Vec<uint32_t> b = (Vec<uint32_t>)v;
     const Vec<uint32_t> rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
     const Vec<uint32_t> kept = v == v ? rounded : splat(uint32_t(0x7fc0));
-    store(p, __builtin_convertvector(kept, typename VectorType<uint16_t, kLanes<float>>::type));
+#if defined(__AVX512F__)
+    store(p, _mm512_cvtepi32_epi16(load<__m512i>(&kept)));
+#elif defined(__AVX2__)
+    const __m256i pairs = load<__m256i>(&kept);
+    store(p, _mm_packus_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
+#else
+    for (int i = 0; i < kLanes<float>; ++i) p[i].bits = uint16_t(kept[i]);
+#endif
 #if defined(__AVX512F__)
   } else if constexpr (std::is_same<T, F16>::value) {
     store(p, _mm512_cvtps_ph(canonical_lanes(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

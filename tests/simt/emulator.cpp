@@ -16,7 +16,7 @@
 
 #include "fiber.h"
 
-#if defined(SIMT_TSAN)
+#if defined(SIMT_tsan)
 extern "C" void AnnotateIgnoreWritesBegin(const char* file, int line);  // and reads
 extern "C" void AnnotateIgnoreWritesEnd(const char* file, int line);
 #endif
@@ -84,7 +84,7 @@ std::vector<std::unique_ptr<Slot>> slots;  // kept from launch to launch
 
 // ---- what the thread sanitizer is told: what orders threads, and not to look at the scheduler ------------------------
 
-#if defined(SIMT_TSAN)
+#if defined(SIMT_tsan)
 void release(char* token) { __tsan_release(token); }
 void acquire(char* token) { __tsan_acquire(token); }
 void ignore_begin() { AnnotateIgnoreWritesBegin(__FILE__, __LINE__); }
@@ -111,6 +111,7 @@ std::string kernel_name(const void* kernel) { return describe(static_cast<const 
 
 void print_place() {
   if (!launched || !slot) return;
+  if (!options.title.empty()) fprintf(stderr, "simt: %s\n", options.title.c_str());
   const std::string thread = slot->thread < 0 ? "" : ", thread " + std::to_string(slot->thread);
   fprintf(stderr, "simt: in %s\nsimt: block %u of %u%s, waves of %d lanes, seed %u\n",
           kernel_name(launched->kernel).c_str(), slot->block.x, gridDim.x, thread.c_str(), options.wave, options.seed);

@@ -20,6 +20,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <string>
 
 struct dim3 {
   unsigned x, y, z;
@@ -39,6 +40,7 @@ struct Options {
   int wave = 32;         // lanes: 32 or 64
   int resident = 3;      // blocks at once
   bool reverse = false;  // the order in which blocks start
+  std::string title;     // for messages
 };
 extern Options options;
 

@@ -150,7 +150,7 @@ __global__ void other_half(int* out) {
   if (threadIdx.x == 32) __hip_atomic_store(out, 1, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
-#if defined(SIMT_TSAN)
+#if defined(SIMT_tsan)
 
 __global__ void shared_race(int* out) {
   __shared__ int value[kThreads];
@@ -201,7 +201,7 @@ const Wrong kWrong[] = {
     {WRONG(own_wave), "no forward progress"},
     {WRONG(other_half), "no forward progress", true},
     {WRONG(wrong_way), "no forward progress"},
-#if defined(SIMT_TSAN)
+#if defined(SIMT_tsan)
     {WRONG(shared_race), "data race"},
     {WRONG(block_race), "data race"},
     {WRONG(relaxed_flag), "data race"},

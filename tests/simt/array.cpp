@@ -1,0 +1,84 @@
+#include "array.h"
+
+#include <algorithm>
+#include <cstring>
+
+using namespace torchreduce;
+
+Array::Array(Dtype dtype, const std::vector<int64_t>& sizes, Memory memory)
+    : dtype_(dtype), sizes_(sizes), strides_(sizes.size()) {
+  const size_t dims = sizes.size();
+  int64_t stride = memory == Memory::Gaps ? 2 : 1;
+  for (size_t i = 0; i < dims; ++i) {
+    const size_t d = memory == Memory::Transposed ? i : dims - 1 - i;
+    strides_[d] = stride;
+    stride *= sizes[d] * (memory == Memory::Gaps ? 2 : 1);
+    if (memory == Memory::Pitched && i == 0) ++stride;
+  }
+  int64_t end = 1;  // of the last element
+  for (size_t d = 0; d < dims; ++d) end = sizes[d] && end ? end + (sizes[d] - 1) * strides_[d] : 0;
+  const int64_t skipped = memory == Memory::Misaligned ? 1 : 0;
+  bytes_ = (skipped + end) * size_of(dtype);
+  memory_.reset(new char[size_t(bytes_)]);
+  data_ = memory_.get() + skipped * size_of(dtype);
+  memset(memory_.get(), kGap, size_t(bytes_));
+}
+
+std::vector<int64_t> Array::offsets() const {
+  std::vector<int64_t> all{0};
+  for (size_t d = 0; d < sizes_.size(); ++d) {
+    std::vector<int64_t> next;
+    for (int64_t offset : all)
+      for (int64_t i = 0; i < sizes_[d]; ++i) next.push_back(offset + i * strides_[d] * size_of(dtype_));
+    all = std::move(next);
+  }
+  return all;
+}
+
+void Array::write(const std::vector<char>& elements) {
+  const size_t size = size_t(size_of(dtype_));
+  size_t i = 0;
+  for (int64_t offset : offsets()) memcpy(data_ + offset, &elements[size * i++], size);
+}
+
+std::vector<char> Array::read() const {
+  std::vector<char> elements;
+  for (int64_t offset : offsets()) elements.insert(elements.end(), data_ + offset, data_ + offset + size_of(dtype_));
+  return elements;
+}
+
+bool Array::gaps_are_untouched() const {
+  std::vector<char> rest(memory_.get(), memory_.get() + bytes_);
+  for (int64_t offset : offsets()) memset(&rest[size_t(data_ - memory_.get() + offset)], kGap, size_t(size_of(dtype_)));
+  return std::all_of(rest.begin(), rest.end(), [](char c) { return c == kGap; });
+}
+
+TensorFacts Array::facts() const { return {data_, dtype_, int(sizes_.size()), sizes_.data(), strides_.data()}; }
+
+std::vector<char> make_elements(Dtype dtype, int64_t count, uint64_t seed, bool hostile) {
+  const size_t size = size_t(size_of(dtype));
+  std::vector<char> all(size_t(count) * size);
+  for (int64_t i = 0; i < count; ++i) {
+    uint64_t h = seed + uint64_t(i + 1) * 0x9E3779B97F4A7C15u;  // splitmix64
+    h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9u;
+    h = (h ^ (h >> 27)) * 0x94D049BB133111EBu;
+    h ^= h >> 31;
+    uint64_t bits = h;
+    if (dtype == Dtype::Bool) bits = h & 1;
+    else if (!is_float(dtype)) bits = hostile ? h & 3 : h;
+    else {
+      const int width = int(size) * 8, fraction = dtype == Dtype::F16 ? 10 : dtype == Dtype::BF16 ? 7 : width == 32 ? 23 : 52;
+      const uint64_t top = (uint64_t(1) << (width - 1 - fraction)) - 1, u = h >> 40 & 127;
+      uint64_t exponent = top / 2 - 8 + (h >> 52 & 15), rest = h & ((uint64_t(1) << fraction) - 1);
+      if (hostile && u < 40) rest = 0, exponent = top / 2;               // 1 and -1
+      else if (hostile && u < 48) rest = 0, exponent = 0;                // zeros
+      else if (hostile && u < 56) exponent = 0;                          // subnormals
+      else if (hostile && u == 56 && i % 512 < 2) exponent = top;        // NaN
+      else if (hostile && u == 57) exponent = top - 1;                   // as large as can be
+      else if (hostile && u == 58 && i % 512 < 2) exponent = top, rest = 0;  // infinities
+      bits = (h >> 63) << (width - 1) | exponent << fraction | rest;
+    }
+    memcpy(&all[size_t(i) * size], &bits, size);
+  }
+  return all;
+}

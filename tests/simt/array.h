@@ -1,0 +1,42 @@
+// Tensors of the tests: memory, strides, and elements that are the same on every machine.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "call.h"
+
+constexpr char kGap = 0x7f;  // what every byte between the elements holds: large numbers of any type
+
+// How an array lies in memory. The memory ends with the last element, so that a read beyond it is found.
+enum class Memory {
+  Contiguous,
+  Misaligned,  // starts one element later
+  Pitched,     // the last dim's rows lie one element further apart
+  Gaps,        // every other element of every dim
+  Transposed   // the first dim is the fastest
+};
+constexpr int kMemories = 5;
+
+class Array {
+ public:
+  Array(torchreduce::Dtype dtype, const std::vector<int64_t>& sizes, Memory memory);
+  void write(const std::vector<char>& elements);  // row-major
+  std::vector<char> read() const;
+  bool gaps_are_untouched() const;  // after construction, whatever was written to elements
+  torchreduce::TensorFacts facts() const;
+  char* data() const { return data_; }
+  const std::vector<int64_t>& strides() const { return strides_; }
+
+ private:
+  std::vector<int64_t> offsets() const;  // of the elements, row-major, in bytes
+  torchreduce::Dtype dtype_;
+  std::vector<int64_t> sizes_, strides_;
+  int64_t bytes_;
+  std::unique_ptr<char[]> memory_;
+  char* data_;
+};
+
+// Elements that a hash makes, the same on every machine. Floats have 16 exponents and both signs; `hostile` ones also
+// are NaN, infinite, zeros, subnormals, and equal to one another. Integers then have few values, too.
+std::vector<char> make_elements(torchreduce::Dtype dtype, int64_t count, uint64_t seed, bool hostile);

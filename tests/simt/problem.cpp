@@ -1,0 +1,237 @@
+#include "problem.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+
+#include "cpu/cpu.h"
+#include "kernels/gpu.h"
+#include "reference.h"
+
+using namespace torchreduce;
+
+namespace torchreduce::cpu::baseline {
+bool reduce(const ReduceCall& call, ParallelFor parallel_for);
+bool scan(const ScanCall& call, ParallelFor parallel_for);
+}  // namespace torchreduce::cpu::baseline
+
+namespace {
+
+struct Row {
+  const char* name;
+  Reduction reduction;
+  bool min, mean, pair;
+};
+constexpr Row kRows[] = {
+#define TR_ROW(name, signature, reduction, min, mean) \
+  {#name, Reduction::reduction, min, mean, std::string_view(#signature) == "WithIndex"},
+    TR_FOR_EACH_REDUCTION_OP(TR_ROW)
+#undef TR_ROW
+};
+const Row& row_of(const std::string& op) {
+  for (const Row& row : kRows)
+    if (op == row.name) return row;
+  fprintf(stderr, "unknown op %s\n", op.c_str());
+  exit(1);
+}
+
+void serial(int64_t tasks, void (*body)(void*, int64_t, int64_t), void* context) { body(context, 0, tasks); }
+
+// ---- calls, as torch_ops.cpp makes them --------------------------------------------------------------------------------
+
+struct Result {
+  std::unique_ptr<Array> values, indices;  // null where the op has none
+
+  Result(const Problem& p, Memory memory) {
+    const bool indexed = !p.scan() && facts(row_of(p.op).reduction, p.in).indexed;
+    if (!indexed || row_of(p.op).pair) values = std::make_unique<Array>(p.out, p.result_sizes(), memory);
+    if (indexed) indices = std::make_unique<Array>(Dtype::I64, p.result_sizes(), memory);
+  }
+  std::vector<char> read() const {
+    std::vector<char> all;
+    for (const auto* part : {values.get(), indices.get()})
+      if (part) {
+        if (!part->gaps_are_untouched()) {
+          fprintf(stderr, "FAILED: memory between the elements of the result was written\n");
+          exit(1);
+        }
+        const std::vector<char> bytes = part->read();
+        all.insert(all.end(), bytes.begin(), bytes.end());
+      }
+    return all;
+  }
+};
+
+ReduceCall reduce_call(const Problem& p, const Array& x, const Result& result) {
+  const Row& row = row_of(p.op);
+  ReduceCall call{};
+  call.op = row.reduction;
+  const bool converts = facts(row.reduction, p.in).converts;
+  call.in = Source{x.data(), p.in, converts ? accumulator_of(p.in, p.out) : natural_accumulator(p.in), p.out == Dtype::Bool && converts};
+  const Array& out = result.values ? *result.values : *result.indices;
+  std::vector<int64_t> strides = out.strides();
+  for (size_t d = 0; d < strides.size(); ++d)
+    if (p.along >> d & 1u) strides[d] = 0;
+  call.layout = fold(x.facts(), p.along, strides.data());
+  call.options = OpOptions{row.min, row.mean, call.layout.length};
+  call.out = Output{result.values ? result.values->data() : nullptr,
+                    result.indices ? reinterpret_cast<int64_t*>(result.indices->data()) : nullptr,
+                    result.values ? p.out : Dtype::I64};
+  return call;
+}
+
+ScanCall scan_call(const Problem& p, const Array& x, const Array& out) {
+  ScanCall call{};
+  call.op = Scan::CumSum;
+  call.in = Source{x.data(), p.in, accumulator_of(p.in, p.out), false};
+  call.out = out.data();
+  call.out_dtype = p.out;
+  call.exclusive = p.exclusive;
+  call.layout = fold(x.facts(), p.along, out.strides().data());
+  Layout& l = call.layout;
+  if (p.reverse && l.reduced) {
+    int64_t &in = l.in[l.kept], &to = l.out[l.kept];
+    call.in.data = x.data() + (l.length - 1) * in * size_of(p.in);
+    call.out = out.data() + (l.length - 1) * to * size_of(p.out);
+    in = -in;
+    to = -to;
+  }
+  return call;
+}
+
+template <class Call> void emulate(Call& call, int multiprocessors, const char* (*entry)(const Call&, void*, void*),
+                                   std::string& plan_text) {
+  call.plan = plan(call, DeviceFacts{true, multiprocessors});
+  const Plan& p = call.plan;
+  plan_text = std::string(family_name(p.family)) + " lanes " + std::to_string(p.lanes) + " warps " +
+              std::to_string(p.warps) + " leaves " + std::to_string(p.leaves) + " splits " + std::to_string(p.splits) +
+              " blocks " + std::to_string(p.blocks) + (p.vector_loads ? " vector loads" : "");
+  const std::unique_ptr<char[]> workspace(new char[size_t(p.workspace)]);
+  memset(workspace.get(), kGap, size_t(p.workspace));
+  if (const char* error = entry(call, workspace.get(), nullptr)) {
+    fprintf(stderr, "FAILED: %s\n", error);
+    exit(1);
+  }
+}
+
+// ---- the plain loops ---------------------------------------------------------------------------------------------------
+
+template <class Acc> Acc load(const ReduceCall& call, int64_t offset) {
+  return load_as<Acc>(call.in.dtype, call.in.data, offset, call.in.truth);
+}
+
+template <class Op, class Load> void reduce_rows(const ReduceCall& call, Load load) {
+  const Op op{call.options};
+  const Layout& l = call.layout;
+  for (int64_t row = 0; row < l.rows; ++row) {
+    const RowStart start = row_start(l, row);
+    if constexpr (Op::kHasEmpty) {
+      if (l.length == 0) {
+        op.finish(op.empty(), call.out, start.out);
+        continue;
+      }
+    }
+    auto at = [&](int64_t i) { return start.in + position_offset(l, i); };
+    const auto acc = reference::reduce(op, l.length, [&](int64_t i) { return op.load(load(at(i)), i); });
+    if constexpr (Op::kIndexed) op.finish(acc, call.out, start.out, load(at(acc.index)));
+    else op.finish(acc, call.out, start.out);
+  }
+}
+
+template <template <class> class Op> void reduce_by_reference(const ReduceCall& call) {
+  if constexpr (Op<float>::kConverts) {
+    auto as = [&](auto zero) { reduce_rows<Op<decltype(zero)>>(call, [&](int64_t i) { return load<decltype(zero)>(call, i); }); };
+    if (call.in.accumulator == Dtype::F64) return as(double());
+    if (call.in.accumulator == Dtype::I64) return as(int64_t());
+    return as(float());
+  } else {
+#define TR_CASE(T) \
+  case DtypeOf<T>::value: \
+    return reduce_rows<Op<T>>(call, [&](int64_t i) { return static_cast<const T*>(call.in.data)[i]; });
+    switch (call.in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
+#undef TR_CASE
+  }
+}
+
+template <class Acc> void scan_by_reference(const ScanCall& call) {
+  const Layout& l = call.layout;
+  const int64_t n = l.length, in = l.reduced ? l.in[l.kept] : 0, out = l.reduced ? l.out[l.kept] : 0;
+  for (int64_t row = 0; row < l.rows; ++row) {
+    const RowStart start = row_start(l, row);
+    std::vector<Acc> x;
+    for (int64_t i = 0; i < n; ++i) x.push_back(load_as<Acc>(call.in.dtype, call.in.data, start.in + i * in, false));
+    x = reference::scan<CumSum<Acc>>(x);
+    if (call.exclusive) {
+      x.insert(x.begin(), Acc(0));
+      x.pop_back();
+    }
+    for (int64_t i = 0; i < n; ++i) store_as(call.out_dtype, call.out, start.out + i * out, x[size_t(i)]);
+  }
+}
+
+}  // namespace
+
+int64_t Problem::numel() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t(1), std::multiplies<>()); }
+
+std::vector<int64_t> Problem::result_sizes() const {
+  std::vector<int64_t> result = sizes;
+  for (size_t d = 0; d < sizes.size() && !scan(); ++d)
+    if (along >> d & 1u) result[d] = 1;
+  return result;
+}
+
+// ---- solutions ---------------------------------------------------------------------------------------------------------
+
+std::vector<char> solve_by_cpu(const Problem& p, const std::vector<char>& elements) {
+  Array x(p.in, p.sizes, Memory::Contiguous);
+  x.write(elements);
+  const Result result(p, Memory::Contiguous);
+  bool done;
+  if (p.scan()) {
+    ScanCall call = scan_call(p, x, *result.values);
+    call.plan = plan(call, DeviceFacts{false, 1});
+    done = cpu::baseline::scan(call, serial);
+  } else {
+    ReduceCall call = reduce_call(p, x, result);
+    call.plan = plan(call, DeviceFacts{false, 1});
+    done = cpu::baseline::reduce(call, serial);
+  }
+  if (!done) exit(1);
+  return result.read();
+}
+
+std::vector<char> solve_by_reference(const Problem& p, const std::vector<char>& elements) {
+  Array x(p.in, p.sizes, Memory::Contiguous);
+  x.write(elements);
+  const Result result(p, Memory::Contiguous);
+  if (p.scan()) {
+    const ScanCall call = scan_call(p, x, *result.values);
+    if (call.in.accumulator == Dtype::F64) scan_by_reference<double>(call);
+    else if (call.in.accumulator == Dtype::I64) scan_by_reference<int64_t>(call);
+    else scan_by_reference<float>(call);
+  } else {
+    const ReduceCall call = reduce_call(p, x, result);
+#define TR_CASE(name) \
+  if (call.op == Reduction::name) reduce_by_reference<name>(call);
+    TR_FOR_EACH_REDUCTION(TR_CASE)
+#undef TR_CASE
+  }
+  return result.read();
+}
+
+std::vector<char> solve_by_emulation(const Problem& p, const std::vector<char>& elements, Memory in, Memory out,
+                                     bool in_place, int multiprocessors, std::string& plan_text) {
+  Array x(p.in, p.sizes, in);
+  x.write(elements);
+  const Result result(p, out);
+  if (!p.scan()) {
+    ReduceCall call = reduce_call(p, x, result);
+    emulate<ReduceCall>(call, multiprocessors, gpu::reduce, plan_text);
+    return result.read();
+  }
+  ScanCall call = scan_call(p, x, in_place ? x : *result.values);
+  emulate<ScanCall>(call, multiprocessors, gpu::scan, plan_text);
+  return in_place ? x.read() : result.read();
+}

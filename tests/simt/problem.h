@@ -1,0 +1,30 @@
+// One call of an op on data in memory, as three judges compute it: the emulated GPU kernels, the CPU kernels and the
+// plain loops of reference.h.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "array.h"
+
+struct Problem {
+  std::string op;  // a name of TR_FOR_EACH_REDUCTION_OP (call.h), or cumsum
+  torchreduce::Dtype in;
+  torchreduce::Dtype out;  // of values; an indexed op's indices are int64
+  std::vector<int64_t> sizes;
+  uint64_t along;  // bit d: dim d is reduced; of a scan: the scanned one
+  bool exclusive = false, reverse = false;
+
+  bool scan() const { return op == "cumsum"; }
+  int64_t numel() const;
+  std::vector<int64_t> result_sizes() const;  // reduced dims have size 1
+};
+
+// The result, row-major: the bytes of the values, where the op has them, and then of the indices.
+std::vector<char> solve_by_cpu(const Problem& problem, const std::vector<char>& elements);
+std::vector<char> solve_by_reference(const Problem& problem, const std::vector<char>& elements);
+
+// By the emulated kernels, with the plan for a GPU of that many multiprocessors and what force_plan has set. Exits with
+// a message when memory between the result's elements was written. `in_place`: a scan's output is its input.
+std::vector<char> solve_by_emulation(const Problem& problem, const std::vector<char>& elements, Memory in, Memory out,
+                                     bool in_place, int multiprocessors, std::string& plan_text);

@@ -1,0 +1,247 @@
+// Every kernel family on the emulator, over ops, element types, odd sizes, memory layouts and forced plans: the bits must
+// be those of the CPU kernels and of the plain loops.
+//
+//     simt [--wave 32|64] [--seed N] [--every N] [group ...]
+//
+// The groups are those of kGroups; without any, all of them. --every N runs each Nth case. Ends with status 1 at the first
+// difference, and with the emulator's or a sanitizer's status where they find something.
+//
+//     simt [--wave 32|64] --solve FILE
+//
+// Writes the results of the problems in FILE to standard output: see solve().
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <sstream>
+#include <stdexcept>
+
+#include "emulator.h"
+#include "order.h"
+#include "problem.h"
+
+using namespace torchreduce;
+
+namespace {
+
+// A plan for a GPU of that many multiprocessors.
+struct Policy {
+  PlanOverride forced;
+  int multiprocessors = 132;
+};
+using Policies = std::vector<Policy>;
+
+uint32_t seed = 1;
+long every = 1;
+long seen = 0, done = 0;  // cases
+
+std::string list(const std::vector<int64_t>& values) {
+  std::string text;
+  for (int64_t v : values) text += (text.empty() ? "" : ", ") + std::to_string(v);
+  return "(" + text + ")";
+}
+std::string describe(const Problem& p) {
+  return p.op + " " + list(p.sizes) + " along " + std::to_string(p.along) + ", dtypes " + std::to_string(int(p.in)) + " to " +
+         std::to_string(int(p.out)) + (p.exclusive ? ", exclusive" : "") + (p.reverse ? ", reverse" : "");
+}
+
+void expect_equal(const std::vector<char>& actual, const std::vector<char>& expected, const std::string& what) {
+  if (actual == expected) return;
+  size_t i = 0;
+  while (i < actual.size() && i < expected.size() && actual[i] == expected[i]) ++i;
+  printf("FAILED: %s: the bits differ from byte %zu of %zu on (expected %zu)\n", what.c_str(), i, actual.size(),
+         expected.size());
+  fflush(stdout);
+  exit(1);
+}
+
+// The problem under each policy that can serve it. Element values, memory layouts and the order of blocks take turns.
+void check(const Problem& p, const Policies& policies) {
+  std::vector<char> elements, expected;
+  const bool hostile = seen / long(policies.size()) % 2;
+  for (const Policy& policy : policies) {
+    const long turn = seen++;
+    if (turn % every) continue;
+    if (expected.empty()) {
+      elements = make_elements(p.in, p.numel(), seed + uint64_t(seen), hostile);
+      expected = solve_by_reference(p, elements);
+      expect_equal(solve_by_cpu(p, elements), expected, describe(p) + " on the CPU");
+    }
+    const auto in = Memory(turn % kMemories), out = Memory(turn / 2 % kMemories);
+    const bool in_place = p.scan() && !p.exclusive && p.in == p.out && turn % 4 == 3;
+    simt::options.seed = seed + uint32_t(turn);
+    simt::options.reverse = turn % 3 == 1;
+    simt::options.title = describe(p) + ", memory " + std::to_string(turn % kMemories) + " to " +
+                          std::to_string(turn / 2 % kMemories) + (in_place ? ", in place" : "");
+    force_plan(policy.forced);
+    std::string plan = "?";
+    try {
+      expect_equal(solve_by_emulation(p, elements, in, out, in_place, policy.multiprocessors, plan), expected,
+                   simt::options.title + ", case " + std::to_string(turn) + ", plan " + plan);
+      ++done;
+    } catch (const std::invalid_argument&) {  // this plan cannot serve this problem
+    }
+    force_plan({});
+  }
+}
+
+// ---- reductions --------------------------------------------------------------------------------------------------------
+
+struct Reduced {
+  const char* op;
+  Dtype in, out;
+};
+// One of each class: own accumulator, converted elements, values, positions; and each width of element.
+constexpr Reduced kReduced[] = {
+    {"sum", Dtype::F32, Dtype::F32},     {"sum", Dtype::BF16, Dtype::BF16},  {"sum", Dtype::F64, Dtype::F64},
+    {"sum", Dtype::I64, Dtype::I64},     {"sum", Dtype::I8, Dtype::I64},     {"sum", Dtype::BF16, Dtype::F64},
+    {"sum", Dtype::I64, Dtype::F32},     {"sum", Dtype::F32, Dtype::Bool},   {"mean", Dtype::F64, Dtype::F64},
+    {"mean", Dtype::BF16, Dtype::BF16},  {"amax", Dtype::F32, Dtype::F32},   {"amin", Dtype::BF16, Dtype::BF16},
+    {"amin", Dtype::F64, Dtype::F64},    {"amax", Dtype::I64, Dtype::I64},   {"amax", Dtype::U8, Dtype::U8},
+    {"max", Dtype::F32, Dtype::F32},     {"min", Dtype::BF16, Dtype::BF16},  {"argmax", Dtype::F64, Dtype::F64},
+    {"argmin", Dtype::I64, Dtype::I64},  {"min", Dtype::F16, Dtype::F16},    {"max", Dtype::Bool, Dtype::Bool},
+};
+void check_reductions(const std::vector<std::vector<int64_t>>& shapes, uint64_t along, const Policies& policies) {
+  for (const Reduced& r : kReduced)
+    for (const auto& sizes : shapes) check({r.op, r.in, r.out, sizes, along}, policies);
+}
+
+constexpr int kRows = int(Family::Rows), kColumns = int(Family::Columns), kChain = int(Family::Chain),
+              kColumnsChain = int(Family::ColumnsChain);
+const Policies kReducePolicies = {  // family, lanes, warps, leaves, vector loads
+    {{}, 1},
+    {{}, 132},
+    {{kRows, 32, 1, 1, -1}},
+    {{kRows, 32, 8, 1, -1}},
+    {{kRows, 32, 2, 4, 0}},
+    {{kColumns, -1, -1, -1, -1}},
+    {{kColumns, 1, -1, 1, -1}},
+    {{kColumns, 16, -1, 2, -1}},
+    {{kColumns, 256, -1, -1, -1}},
+};
+
+void rows() {
+  check_reductions({{3, 257}, {2, 2047}, {1, 2048}, {3, 2049}, {2, 4099}, {1, 6151}, {2, 20000}}, 2, kReducePolicies);
+}
+void short_rows() {
+  const Policies policies = {{{}, 1}, {{kRows, 16, -1, -1, -1}}, {{kRows, 32, -1, -1, -1}}, {{kRows, -1, -1, -1, 0}}};
+  check_reductions({{1, 1}, {300, 2}, {70, 7}, {40, 8}, {17, 9}, {5, 31}, {33, 64}, {9, 100}, {3, 255}, {4, 256}}, 2, policies);
+}
+void columns() {
+  check_reductions({{1, 70}, {5, 3}, {33, 33}, {300, 2}, {2051, 33}, {6151, 1}}, 1, kReducePolicies);
+  check_reductions({{9, 20, 11}, {2, 3, 515}}, 5, kReducePolicies);
+  check_reductions({{9, 20, 11}, {2, 300, 3}}, 2, kReducePolicies);
+  for (const char* op : {"sum", "mean"})
+    for (uint64_t along : {1, 2}) check({op, Dtype::F32, Dtype::F32, along == 1 ? std::vector<int64_t>{0, 3} : std::vector<int64_t>{3, 0}, along}, {{{}, 132}});
+}
+void split() {  // more partials than a warp takes at once
+  check_reductions({{2, 2048 * 35 + 5}}, 2, {{{kRows, 32, 1, 1, -1}}});
+  check_reductions({{2048 * 35 + 5, 2}}, 1, {{{kColumns, -1, -1, 1, -1}}});
+}
+
+// ---- scans -------------------------------------------------------------------------------------------------------------
+
+constexpr Dtype kScanned[][2] = {
+    {Dtype::F32, Dtype::F32},  {Dtype::BF16, Dtype::BF16}, {Dtype::F64, Dtype::F64}, {Dtype::I64, Dtype::I64},
+    {Dtype::BF16, Dtype::F64}, {Dtype::I64, Dtype::F32},   {Dtype::U8, Dtype::I64},  {Dtype::F16, Dtype::F16},
+};
+void check_scans(const std::vector<std::vector<int64_t>>& shapes, uint64_t along, const Policies& policies) {
+  for (const auto& dtypes : kScanned) {
+    int turn = 0;
+    for (const auto& sizes : shapes) {
+      check({"cumsum", dtypes[0], dtypes[1], sizes, along}, policies);
+      check({"cumsum", dtypes[0], dtypes[1], sizes, along, turn % 3 != 0, turn % 3 != 1}, policies);
+      ++turn;
+    }
+  }
+}
+
+void scan_rows() {
+  const Policies policies = {{{}, 1}, {{kRows, -1, -1, -1, -1}}, {{kRows, 32, -1, -1, 0}}, {{kColumns, -1, -1, -1, -1}}};
+  check_scans({{1, 1}, {300, 7}, {40, 8}, {17, 9}, {33, 64}, {3, 255}, {9, 256}, {2, 257}, {3, 2000}, {2, 8193}}, 2, policies);
+}
+void scan_columns() {
+  const Policies policies = {{{}, 1}, {{kColumns, -1, -1, -1, -1}}, {{kRows, -1, -1, -1, -1}}};
+  check_scans({{1, 1}, {8, 300}, {9, 33}, {256, 3}, {257, 1}, {2000, 33}, {8200, 2}}, 1, policies);
+  check_scans({{5, 300, 3}}, 2, policies);
+}
+void chain() {
+  const Policies policies = {{{kChain, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, 0}}};
+  check_scans({{2, 300}, {1, 8191}, {3, 8192}, {2, 8193}, {1, 3 * 8192 + 5}}, 2, policies);
+  check_scans({{1, 2 * kSuperblock + 3 * 8192 + 5}}, 2, {{{kChain, -1, -1, -1, -1}}});
+}
+void columns_chain() {
+  const Policies policies = {{{kColumnsChain, -1, -1, -1, -1}}, {{kColumnsChain, 1, -1, -1, -1}},
+                             {{kColumnsChain, 4, -1, -1, -1}}, {{kColumnsChain, 32, -1, -1, -1}}};
+  check_scans({{300, 33}, {8193, 2}, {2 * 8192 + 5, 1}, {8192 + 300, 17}}, 1, policies);
+  check_scans({{2 * kSuperblock + 3 * 8192 + 5, 1}}, 1, {{{kColumnsChain, 32, -1, -1, -1}}});
+}
+
+struct Group {
+  const char* name;
+  void (*run)();
+};
+constexpr Group kGroups[] = {
+    {"rows", rows},           {"short_rows", short_rows},     {"columns", columns}, {"split", split},
+    {"scan_rows", scan_rows}, {"scan_columns", scan_columns}, {"chain", chain},     {"columns_chain", columns_chain},
+};
+
+// ---- problems from a file ----------------------------------------------------------------------------------------------
+
+// Each line: op, dtype, dtype of values, bits of the dims, exclusive, reverse, family, number of dims, their sizes, and the
+// name of the file with the elements, row-major. The results, row-major, follow each other on standard output.
+void solve(const char* path) {
+  std::ifstream problems(path);
+  for (std::string line; std::getline(problems, line);) {
+    std::istringstream fields(line);
+    Problem p;
+    int in, out, family;
+    size_t dims;
+    fields >> p.op >> in >> out >> p.along >> p.exclusive >> p.reverse >> family >> dims;
+    p.in = Dtype(in);
+    p.out = Dtype(out);
+    p.sizes.resize(dims);
+    for (int64_t& size : p.sizes) fields >> size;
+    std::string name;
+    fields >> name;
+    std::ifstream file(name, std::ios::binary);
+    const std::vector<char> elements((std::istreambuf_iterator<char>(file)), {});
+    if (!fields || int64_t(elements.size()) != p.numel() * size_of(p.in)) {
+      fprintf(stderr, "cannot read: %s\n", line.c_str());
+      exit(1);
+    }
+    simt::options.title = line;
+    force_plan({family, -1, -1, -1, -1});
+    std::string plan;
+    const auto result = solve_by_emulation(p, elements, Memory::Contiguous, Memory::Contiguous, false, 132, plan);
+    std::cout.write(result.data(), std::streamsize(result.size()));
+  }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  std::vector<std::string> wanted;
+  for (int i = 1; i < count; ++i) {
+    const std::string name = arguments[i];
+    if (name.rfind("--", 0) != 0) wanted.push_back(name);
+    else if (i + 1 == count) return fprintf(stderr, "%s needs a value\n", name.c_str()), 2;
+    else if (name == "--wave") simt::options.wave = atoi(arguments[++i]);
+    else if (name == "--seed") seed = uint32_t(atoi(arguments[++i]));
+    else if (name == "--every") every = atol(arguments[++i]);
+    else if (name == "--solve") return solve(arguments[++i]), 0;
+    else return fprintf(stderr, "unknown option %s\n", name.c_str()), 2;
+  }
+  for (const Group& group : kGroups) {
+    seen = done = 0;
+    bool run = wanted.empty();
+    for (const std::string& name : wanted) run = run || name == group.name;
+    if (!run) continue;
+    group.run();
+    printf("%s, waves of %d lanes: %ld cases passed\n", group.name, simt::options.wave, done);
+    fflush(stdout);
+  }
+  return 0;
+}
