@@ -117,8 +117,9 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
   std::vector<int64_t> out_strides(sizes.size());
   int64_t next = 1;
   for (int d = dims - 1; d >= 0; --d) {
+    if (!scans && (along >> d & 1u)) continue;
     out_strides[d] = next;
-    if (scans || !(along >> d & 1u)) next *= sizes[d];
+    next *= sizes[d];
   }
   const auto in = Dtype(dtype), out = Dtype(out_dtype);
   auto* data = reinterpret_cast<void*>(uintptr_t(aligned ? 16 : 1));  // looked at, not through

@@ -170,12 +170,18 @@ def golden_cases() -> list[Golden]:
     ]
 
 
+def _bits(t: Tensor) -> np.ndarray[Any, Any]:
+    """The bit patterns of the elements, row-major."""
+    flat = t.detach().cpu().clone(memory_format=torch.contiguous_format).flatten()
+    return flat.view(torch.uint8).numpy().view(f"<u{t.element_size()}")
+
+
 def hash_of(*tensors: Tensor) -> str:
     """The first 16 hex digits of the SHA-256 of the elements' bytes, row-major, little-endian, one tensor after
     another."""
     digest = hashlib.sha256()
     for t in tensors:
-        digest.update(t.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(_bits(t).tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -231,15 +237,15 @@ def assert_bitwise_equal(actual: Any, expected: Any) -> None:
         return
     assert actual.dtype == expected.dtype, f"the dtype is {actual.dtype}, expected {expected.dtype}"
     assert actual.shape == expected.shape, f"the shape is {tuple(actual.shape)}, expected {tuple(expected.shape)}"
-    a, e = (t.detach().cpu().contiguous().flatten() for t in (actual, expected))
-    size = a.element_size()
-    patterns = [t.view(torch.uint8).numpy().view(f"<u{size}") for t in (a, e)]
+    patterns = [_bits(t) for t in (actual, expected)]
     differing = np.flatnonzero(patterns[0] != patterns[1])
     if differing.size:
         first = int(differing[0])
-        where = tuple(int(i) for i in np.unravel_index(first, tuple(actual.shape) or (1,)))
+        where = tuple(int(i) for i in np.unravel_index(first, tuple(actual.shape))) if actual.dim() else ()
+        digits = 2 * actual.element_size()
         got, wanted = (
-            f"{t[first].item()} (0x{int(p[first]):0{2 * size}x})" for t, p in zip((a, e), patterns, strict=True)
+            f"{t[where].item()} (0x{int(p[first]):0{digits}x})"
+            for t, p in zip((actual, expected), patterns, strict=True)
         )
-        count = f"{differing.size} of {a.numel()} elements differ"
+        count = f"{differing.size} of {actual.numel()} elements differ"
         raise AssertionError(f"{count}, first at {where}: {got}, expected {wanted}")

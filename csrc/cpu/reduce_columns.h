@@ -15,9 +15,8 @@ template <class Op> struct Columns {
   using L = Lane<Op>;
   static constexpr int W = kLanes<L>;
   static constexpr int kRows = kLeaf / kResidues;
-  static constexpr int kResidueLevels = 9, kQuarters = 4;
+  static constexpr int kResidueLevels = 9;
   static constexpr int kFewRounds = 2, kCopies = kNeighbours * kFewRounds;
-  static constexpr int64_t kPage = KPAGE;
   using Stack = ColumnStack<Combiner<Op>, L>;
 
   // How the columns of a call are cut.
@@ -52,8 +51,8 @@ template <class Op> struct Columns {
   static int leaf_levels(int64_t run) { return run > 1 ? 64 - __builtin_clzll(uint64_t(run - 1)) + 1 : 1; }
   static int64_t bytes(const Job<Op>& job, const Chunks& chunks) {
     const int64_t lanes = padded(chunks.width < kFlatLanes ? 2 * kFlatLanes : chunks.width), width = padded(chunks.width);
-    const int64_t sums = kQuarters * Stack::bytes(kResidueLevels, width) + Stack::bytes(3, width) +
-                         Stack::bytes(leaf_levels(job.run), width) + 2 * Carver::bytes<L>(lanes);
+    const int64_t sums = Stack::bytes(kResidueLevels, width) + Stack::bytes(leaf_levels(job.run), width) +
+                         2 * Carver::bytes<L>(lanes);
     const int64_t tracked = 3 * Carver::bytes<L>(lanes) + Carver::bytes<int64_t>(lanes);
     return Carver::bytes<E>(kCopies * width) + (Op::kIndexed ? tracked : sums);
   }
@@ -64,64 +63,46 @@ template <class Op> struct Columns {
                                      copy + slot * padded(width));
   }
 
-  // Leaves [first, last) of every column: the canonical order. The rows of a leaf that has all its rounds are kRows streams
-  // through memory; one of few rounds is read as several by taking neighbours side by side, or where they lie within a page,
-  // which hides them from the hardware's prefetcher, quarters of the leaf in turn.
+  // Leaves [first, last) of every column: the canonical order. Several positions are read at a time, each a stream through
+  // memory: the rounds of a leaf, or where these are few, neighbours as well.
   L* leaves(int64_t first, int64_t last) {
     const int64_t wide = padded(width), stride = layout.reduced <= 1 ? position_stride(layout) : 0;
     Carver carver{rest};
-    Stack quarters[kQuarters];
-    for (Stack& q : quarters) q = Stack::make(carver, kResidueLevels, wide);
-    auto joined = Stack::make(carver, 3, wide), stack = Stack::make(carver, leaf_levels(job.run), wide);
+    auto residues = Stack::make(carver, kResidueLevels, wide), stack = Stack::make(carver, leaf_levels(job.run), wide);
     L* flat[2] = {carver.take<L>(padded(lanes)), carver.take<L>(padded(lanes))};
+    Rounds<E> in;
+    in.end = direct ? end : copy + kCopies * wide;
+    in.ahead = direct ? group * stride : 0;
     for (int64_t leaf = first; leaf < last; ++leaf) {
       const int64_t start = leaf * kLeaf, count = least(kLeaf, layout.length - start), tail = count % kResidues;
-      const int64_t residues = least(count, kResidues);
-      const bool few = count <= kFewRounds * kResidues, paged = stride * int64_t(sizeof(E)) < kPage;
-      int64_t share = kResidues;  // residues of a quarter, a power of two
-      while (few && paged && share > kNeighbours && share * kQuarters > residues && share > group) share /= 2;
-      Rounds<E> in;
       in.rounds = int(count / kResidues);
-      in.end = direct ? end : copy + kCopies * wide;
-      for (int64_t t = 0; t < share;) {
-        int64_t taken = group;
-        for (int q = 0; q < kQuarters && q * share + t < residues; ++q) {
-          const int64_t r = q * share + t;
-          if (few && !paged && group == 1 && r % kNeighbours == 0 && r + kNeighbours <= (r < tail ? tail : residues)) {
-            const E* rows[kNeighbours * kFewRounds];
-            const int rounds = in.rounds + (r < tail);
-            for (int i = 0; i < kNeighbours * rounds; ++i)
-              rows[i] = columns(start + i / kNeighbours * kResidues + r + i % kNeighbours, i);
-            accumulate_neighbours(job.op, rows, rounds, width, in.end, direct ? kNeighbours * stride : 0, quarters[q].top(3));
-            quarters[q].push(3);
-            taken = kNeighbours;
-            continue;
-          }
-          in.ahead = direct && !(few && paged) ? group * stride : 0;
-          in.tail = least(group, r < tail ? tail - r : 0) * width;
-          for (int k = 0; k < in.rounds + (in.tail > 0); ++k) in.rows[k] = columns(start + k * kResidues + r, k);
-          accumulate(job.op, in, lanes, group == 1 ? quarters[q].top() : flat[0]);
-          for (int64_t g = group; g > 1; g /= 2) {
-            fold_positions(flat[0], g, g == 2 ? quarters[q].top() : flat[1]);
-            L* const folded = flat[1];
-            flat[1] = flat[0];
-            flat[0] = folded;
-          }
-          quarters[q].push();
+      residues.count = 0;
+      for (int64_t r = 0; r < least(count, kResidues);) {
+        const int rounds = in.rounds + (r < tail);
+        if (group == 1 && rounds <= kFewRounds && r % kNeighbours == 0 &&
+            r + kNeighbours <= (r < tail ? tail : kResidues)) {
+          const E* rows[kCopies];
+          for (int i = 0; i < kNeighbours * rounds; ++i)
+            rows[i] = columns(start + i / kNeighbours * kResidues + r + i % kNeighbours, i);
+          constexpr int kLevel = __builtin_ctz(kNeighbours);
+          accumulate_neighbours(job.op, rows, rounds, width, in.end, kNeighbours * in.ahead, residues.top(kLevel));
+          residues.push(kLevel);
+          r += kNeighbours;
+          continue;
         }
-        t += taken;
+        in.tail = least(group, r < tail ? tail - r : 0) * width;
+        for (int k = 0; k < in.rounds + (in.tail > 0); ++k) in.rows[k] = columns(start + k * kResidues + r, k);
+        accumulate(job.op, in, lanes, group == 1 ? residues.top() : flat[0]);
+        for (int64_t g = group; g > 1; g /= 2) {
+          fold_positions(flat[0], g, g == 2 ? residues.top() : flat[1]);
+          L* const folded = flat[1];
+          flat[1] = flat[0];
+          flat[0] = folded;
+        }
+        residues.push();
+        r += group;
       }
-      L* value = quarters[0].total();
-      if (share < residues) {
-        for (Stack& q : quarters)
-          if (q.count) {
-            __builtin_memcpy(joined.top(), q.total(), size_t(wide) * sizeof(L));
-            joined.push();
-          }
-        value = joined.total();
-      }
-      joined.count = 0;
-      for (Stack& q : quarters) q.count = 0;
+      L* const value = residues.total();
       if (last - first == 1) return value;
       __builtin_memcpy(stack.top(), value, size_t(wide) * sizeof(L));
       stack.push();
@@ -207,7 +188,7 @@ template <class Op> struct Columns {
                         (!kMayConvert<Op> || (source.dtype == DtypeOf<E>::value && !source.truth));
     int64_t group = 1;
     if (direct && layout.reduced == 1 && cuts.chunks == 1 && position_stride(layout) == cuts.inner)
-      while (group < least(kResidues, layout.length) && 2 * group * cuts.width <= KFLAT) group *= 2;
+      while (group < least(kResidues, layout.length) && 2 * group * cuts.width <= kFlatLanes) group *= 2;
 
     const int64_t per_outer = cuts.chunks * job.runs;
     Odometer outer(layout, 0, layout.kept ? layout.kept - 1 : 0, begin / per_outer);

@@ -1,6 +1,7 @@
 #include "emulator.h"
 
 #include <link.h>
+#include <pthread.h>
 #include <sanitizer/common_interface_defs.h>
 
 #include <algorithm>
@@ -32,6 +33,7 @@ namespace {
 constexpr int kMaxThreads = 1024;
 constexpr int kMaxResident = 8;
 constexpr int kIdleRounds = 10000;  // without any progress, of all resident blocks together: then there will be none
+constexpr size_t kWorkerStack = 1 << 20;  // of an OS thread, with its shared memory
 constexpr int kGarbage = 0x7f;      // in every byte of fresh shared memory: large as any type of number
 
 enum class State { Ready, Waiting, Shuffle, Ballot, Barrier, Exited };
@@ -321,12 +323,21 @@ void run_slot(int mine) {
   ignore_end();
 }
 
+// Once for the process.
+bool prepare() {
+  __sanitizer_set_death_callback(print_place);
+  pthread_attr_t attributes;  // small stacks: the address sanitizer clears what it knows of them for every new thread
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, kWorkerStack);
+  return pthread_setattr_default_np(&attributes) == 0;
+}
+
 }  // namespace
 
 extern "C" void __ubsan_on_report() { print_place(); }
 
 void launch(const void* kernel, unsigned blocks, unsigned threads, const std::function<void()>& body) {
-  static const bool once = (__sanitizer_set_death_callback(print_place), true);
+  static const bool once = prepare();
   (void)once;
   if (blocks == 0 || threads == 0 || threads > kMaxThreads) {
     fprintf(stderr, "simt: launch of %u blocks of %u threads: %s\n", blocks, threads, kernel_name(kernel).c_str());
