@@ -68,8 +68,8 @@ struct TensorFacts {
   const int64_t* strides = nullptr;
 };
 
-// The folded shape of an op along the dims whose bit is set in `along`. `out_strides` has a stride for each dim of x, 0 for
-// a reduced one.
+// The folded shape of an op along the dims whose bit is set in `along`. `out_strides` has a stride for each dim of x, 0
+// for a reduced one.
 Layout fold(const TensorFacts& x, uint64_t along, const int64_t* out_strides);
 
 // Plans read everything of the call but its plan; the pointers only for their alignment.

@@ -8,9 +8,12 @@
 #if defined(__CUDACC__) || defined(__HIPCC__)
 #include "kernels/gpu.cuh"
 #define TR_HD __host__ __device__ __forceinline__
+// Before a loop that GPU compilers would unroll to no use.
+#define TR_ROLLED _Pragma("unroll 1")
 #else
 // always_inline, so that no copy compiled for a wider instruction set is shared with code compiled for a narrower one.
 #define TR_HD inline __attribute__((always_inline))
+#define TR_ROLLED
 #endif
 
 // Code compiled once per CPU instruction set lives in a namespace of its own, for the same reason.
@@ -21,7 +24,18 @@
 namespace torchreduce {
 
 // The numbers are torch's ScalarType, so that a dtype crosses the torch layer unchanged.
-enum class Dtype : int8_t { U8 = 0, I8 = 1, I16 = 2, I32 = 3, I64 = 4, F16 = 5, F32 = 6, F64 = 7, Bool = 11, BF16 = 15 };
+enum class Dtype : int8_t {
+  U8 = 0,
+  I8 = 1,
+  I16 = 2,
+  I32 = 3,
+  I64 = 4,
+  F16 = 5,
+  F32 = 6,
+  F64 = 7,
+  Bool = 11,
+  BF16 = 15
+};
 
 inline namespace TR_ISA {
 
@@ -46,8 +60,10 @@ template <> struct DtypeOf<BF16> { static constexpr Dtype value = Dtype::BF16; }
   X(uint8_t) X(int8_t) X(int16_t) X(int32_t) X(int64_t) X(F16) X(float) X(double) X(Bool) X(BF16)
 
 TR_HD constexpr int size_of(Dtype d) {
-  return d == Dtype::I64 || d == Dtype::F64 ? 8 : d == Dtype::I32 || d == Dtype::F32 ? 4
-       : d == Dtype::I16 || d == Dtype::F16 || d == Dtype::BF16 ? 2 : 1;
+  return d == Dtype::I64 || d == Dtype::F64                       ? 8
+         : d == Dtype::I32 || d == Dtype::F32                     ? 4
+         : d == Dtype::I16 || d == Dtype::F16 || d == Dtype::BF16 ? 2
+                                                                  : 1;
 }
 TR_HD constexpr bool is_float(Dtype d) {
   return d == Dtype::F16 || d == Dtype::F32 || d == Dtype::F64 || d == Dtype::BF16;
@@ -179,10 +195,10 @@ template <class Acc> TR_HD void store_as(Dtype dtype, void* base, int64_t offset
 
 // Reads element `offset` of `base`, of type `dtype`, into an accumulator. With `truth`, 1 if it is not zero, else 0.
 template <class Acc> TR_HD Acc load_as(Dtype dtype, const void* base, int64_t offset, bool truth) {
-#define TR_CASE(T)                                                     \
-  case DtypeOf<T>::value: {                                            \
-    const T x = static_cast<const T*>(base)[offset];                   \
-    return truth ? Acc(is_nonzero(x)) : convert<Acc>(x);               \
+#define TR_CASE(T)                                       \
+  case DtypeOf<T>::value: {                              \
+    const T x = static_cast<const T*>(base)[offset];     \
+    return truth ? Acc(is_nonzero(x)) : convert<Acc>(x); \
   }
   switch (dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
 #undef TR_CASE

@@ -75,20 +75,28 @@ template <class E> struct Sum {
 };
 
 // The order of amax, amin and of the arg ops as integers of the element's width, so that "greater key wins" is exact in
-// any order: -0.0 < +0.0 (or equal, with merge_zeros), every NaN is the greatest key, minima are maxima of flipped keys.
+// any order: -0.0 < +0.0 (or equal, with merge_zeros), every NaN is the greatest key, minima are maxima of flipped
+// keys.
 template <class E> struct Ordering {
   static constexpr bool kFloat = is_float_type<E>;
-  using Bits = std::conditional_t<sizeof(E) == 1, int8_t, std::conditional_t<sizeof(E) == 2, int16_t,
-               std::conditional_t<sizeof(E) == 4, int32_t, int64_t>>>;
+  using Bits = std::conditional_t<
+      sizeof(E) == 1, int8_t,
+      std::conditional_t<sizeof(E) == 2, int16_t, std::conditional_t<sizeof(E) == 4, int32_t, int64_t>>>;
   using Key = std::conditional_t<std::is_same<E, uint8_t>::value || std::is_same<E, Bool>::value, uint8_t, Bits>;
   static constexpr int kWidth = int(sizeof(E)) * 8;
   static constexpr Key kLowest = std::is_unsigned<Key>::value ? Key(0) : Key(Key(1) << (kWidth - 1));
   static constexpr Key kGreatest = Key(~kLowest);
   // The bits of infinity and of the canonical NaN.
-  static constexpr int64_t kInf = !kFloat ? 0 : std::is_same<E, F16>::value ? 0x7c00 : std::is_same<E, BF16>::value ? 0x7f80
-                                : sizeof(E) == 4 ? 0x7f800000 : 0x7ff0000000000000;
-  static constexpr int64_t kNaN = !kFloat ? 0 : std::is_same<E, F16>::value ? 0x7e00 : std::is_same<E, BF16>::value ? 0x7fc0
-                                : sizeof(E) == 4 ? 0x7fc00000 : 0x7ff8000000000000;
+  static constexpr int64_t kInf = !kFloat                        ? 0
+                                  : std::is_same<E, F16>::value  ? 0x7c00
+                                  : std::is_same<E, BF16>::value ? 0x7f80
+                                  : sizeof(E) == 4               ? 0x7f800000
+                                                                 : 0x7ff0000000000000;
+  static constexpr int64_t kNaN = !kFloat                        ? 0
+                                  : std::is_same<E, F16>::value  ? 0x7e00
+                                  : std::is_same<E, BF16>::value ? 0x7fc0
+                                  : sizeof(E) == 4               ? 0x7fc00000
+                                                                 : 0x7ff8000000000000;
 
   TR_HD static Key bits_of(E x) {
     if constexpr (std::is_same<E, Bool>::value) return Key(x.bits != 0);
@@ -143,12 +151,13 @@ template <class E> struct Extreme {
   }
 };
 
-// argmax, argmin, and max, min with index: the lowest index among the greatest; zeros compare equal; the first NaN wins.
+// argmax, argmin, and max, min with index: the lowest index among the greatest; zeros compare equal; the first NaN
+// wins.
 template <class E> struct ArgExtreme {
   using Element = E;
   using Order = Ordering<E>;
-  struct Acc {
-    typename Order::Key key;
+  struct Acc {  // no byte between its 32-bit words is padding, so that a warp moves it by the word
+    std::conditional_t<sizeof(E) == 8, int64_t, int32_t> key;
     int64_t index;
   };
   static constexpr bool kIndexed = true;

@@ -18,10 +18,10 @@ constexpr int kTile = kGroup * kFan;
 constexpr int kBlockTile = kTile * kFan;
 constexpr int64_t kSuperblock = int64_t(kBlockTile) * kFan;
 
-// The contiguous pairwise tree, fed from the left one subtree of equal size at a time: a binary counter whose slot l holds
-// the value of 2^l neighbours. `total` is the tree over what was pushed, the rest absent; after l pushes that is also
-// Sklansky's inclusive prefix at slot l - 1, and his exclusive prefix at slot l. One definition serves reductions and scans.
-// Holds at most 2^kLevels - 1 pushes, or one full tree of 2^kLevels when kLevels counts that level too.
+// The contiguous pairwise tree, fed from the left one subtree of equal size at a time: a binary counter whose slot l
+// holds the value of 2^l neighbours. `total` is the tree over what was pushed, the rest absent; after l pushes that is
+// also Sklansky's inclusive prefix at slot l - 1, and his exclusive prefix at slot l. One definition serves reductions
+// and scans. Holds at most 2^kLevels - 1 pushes, or one full tree of 2^kLevels when kLevels counts that level too.
 template <class Acc, int kLevels> struct TreeStack {
   Acc slot[kLevels];
   uint32_t count = 0;
@@ -35,7 +35,10 @@ template <class Acc, int kLevels> struct TreeStack {
     for (int level = 0; level < kLevels; ++level) {  // constant indices keep the slots in registers
       const bool occupied = (count >> level) & 1u;
       if (!placed && occupied) value = combine(slot[level], value);
-      if (!placed && !occupied) { slot[level] = value; placed = true; }
+      if (!placed && !occupied) {
+        slot[level] = value;
+        placed = true;
+      }
 #if !defined(__CUDA_ARCH__) && !defined(__HIP_DEVICE_COMPILE__)
       if (placed) break;
 #endif
@@ -49,12 +52,16 @@ template <class Acc, int kLevels> struct TreeStack {
 #pragma unroll
 #endif
     for (int level = 0; level < kLevels; ++level)
-      if ((count >> level) & 1u) { value = any ? combine(slot[level], value) : slot[level]; any = true; }
+      if ((count >> level) & 1u) {
+        value = any ? combine(slot[level], value) : slot[level];
+        any = true;
+      }
     return value;
   }
 };
 
-// The carry of a scan along one row, tile by tile: for one thread (or a warp in step) that walks the row from its start.
+// The carry of a scan along one row, tile by tile: for one thread (or a warp in step) that walks the row from its
+// start.
 template <class Scan> struct ScanCarry {
   using Acc = typename Scan::Acc;
   using Wide = typename Scan::Wide;

@@ -108,18 +108,19 @@ void check_grid(const Plan& plan) {
 
 // Launch shape, chosen so far by reasoning and not by measurement: enough blocks for four waves of the device before a
 // block takes more than the least work.
-constexpr int kThreads = 256;      // of a block
+constexpr int kThreads = 256;  // of a block
 constexpr int kWarps = kThreads / 32;
-constexpr int kMaxLeaves = 64;     // of a run
-constexpr int kBlocksWanted = 4;   // for each multiprocessor
-constexpr int kWarpRows = 32;      // rows for each multiprocessor from which on a warp walks a row of a scan
+constexpr int kMaxLeaves = 64;       // of a run
+constexpr int kBlocksWanted = 4;     // for each multiprocessor
+constexpr int kWarpRows = 32;        // rows for each multiprocessor from which on a warp walks a row of a scan
 constexpr int kThreadColumns = 128;  // columns for each multiprocessor from which on a thread walks a column
 
 }  // namespace
 
 ReductionFacts facts(Reduction op, Dtype d) {
-#define TR_CASE(name) \
-  case Reduction::name: return {name<float>::result(d), name<float>::kIndexed, name<float>::kHasEmpty, name<float>::kConverts};
+#define TR_CASE(name)   \
+  case Reduction::name: \
+    return {name<float>::result(d), name<float>::kIndexed, name<float>::kHasEmpty, name<float>::kConverts};
   switch (op) { TR_FOR_EACH_REDUCTION(TR_CASE) }
 #undef TR_CASE
   throw std::invalid_argument("unknown reduction");
@@ -230,7 +231,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       const int needed = int(std::min<int64_t>(32, power_of_two(ceil_div(n, kGroup))));
       plan.lanes = needed;
       take(forced.lanes, plan.lanes, 32, "lanes");
-      if (plan.lanes < needed) throw std::invalid_argument("force_plan: too few lanes for a row of " + std::to_string(n));
+      if (plan.lanes < needed)
+        throw std::invalid_argument("force_plan: too few lanes for a row of " + std::to_string(n));
       plan.splits = 1;
       plan.blocks = ceil_div(l.rows, kThreads / plan.lanes);
       break;

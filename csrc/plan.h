@@ -21,12 +21,12 @@ struct DeviceFacts {
 
 struct Plan {
   Family family = Family::Rows;
-  int lanes = 1;         // lanes a row (Rows), or row-threads a column (Columns), a power of two
-  int warps = 1;         // Rows: warps a row within a block, a power of two
-  int leaves = 1;        // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
-  int64_t splits = 1;    // reductions: runs a row, each leaving a partial; scans: block tiles a row (chains)
-  int64_t blocks = 1;    // grid size; CPU: tasks
-  int threads = 1;       // block size; CPU: 1
+  int lanes = 1;          // lanes a row (Rows), or row-threads a column (Columns), a power of two
+  int warps = 1;          // Rows: warps a row within a block, a power of two
+  int leaves = 1;         // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
+  int64_t splits = 1;     // reductions: runs a row, each leaving a partial; scans: block tiles a row (chains)
+  int64_t blocks = 1;     // grid size; CPU: tasks
+  int threads = 1;        // block size; CPU: 1
   int64_t workspace = 0;  // bytes
   bool vector_loads = false;  // 16-byte loads along rows
 };

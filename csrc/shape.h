@@ -7,7 +7,8 @@
 
 namespace torchreduce {
 
-constexpr int kMaxDims = 64;  // as torch; dims of size 1 are dropped, so no tensor of less than 2^64 elements needs more
+constexpr int kMaxDims =
+    64;  // as torch; dims of size 1 are dropped, so no tensor of less than 2^64 elements needs more
 
 // The dims of size > 1, merged where both strides allow it. The first `kept` of them number the rows, row-major; the
 // `reduced` ones after those (for a scan: the scanned one) number the positions along a row, row-major. Strides count
@@ -22,16 +23,13 @@ struct Layout {
   int64_t out[kMaxDims];
 };
 
-struct Dim {
-  int64_t size, in, out;
-};
+struct Dim { int64_t size, in, out; };
 
 // Where row r starts, in the input and in the output.
-struct RowStart {
-  int64_t in, out;
-};
+struct RowStart { int64_t in, out; };
 TR_HD RowStart row_start(const Layout& layout, int64_t row) {
   RowStart start{0, 0};
+  TR_ROLLED
   for (int d = layout.kept - 1; d > 0; --d) {
     const int64_t next = row / layout.size[d], i = row - next * layout.size[d];
     start.in += i * layout.in[d];
@@ -49,6 +47,7 @@ TR_HD RowStart row_start(const Layout& layout, int64_t row) {
 TR_HD int64_t position_offset(const Layout& layout, int64_t i) {
   const int first = layout.kept, last = layout.kept + layout.reduced - 1;
   int64_t offset = 0;
+  TR_ROLLED
   for (int d = last; d > first; --d) {
     const int64_t next = i / layout.size[d];
     offset += (i - next * layout.size[d]) * layout.in[d];

@@ -1,8 +1,8 @@
-// The ops as torch sees them: schemas, checks, allocation, and the way to the kernels. Met through LibTorch's stable ABI
-// (target 2.10), so that one build serves every later torch, with or without CUDA.
+// The ops as torch sees them: schemas, checks, allocation, and the way to the kernels. Met through LibTorch's stable
+// ABI (target 2.10), so that one build serves every later torch, with or without CUDA.
 //
-// Python has checked the arguments before, with torch's exception types; what is checked here again is what memory safety
-// needs when an op is called directly.
+// Python has checked the arguments before, with torch's exception types; what is checked here again is what memory
+// safety needs when an op is called directly.
 #include <dlfcn.h>
 #include <torch/csrc/stable/library.h>
 
@@ -106,8 +106,7 @@ Types types_of(const Op& op, const View& x, std::optional<ScalarType> dtype) {
   if (!supported(values)) raise<std::runtime_error>(op.name, ": dtype= has the unsupported number ", int(values));
   if (op.mean && !is_float(values)) raise<std::runtime_error>(op.name, ": needs a floating dtype; give one by dtype=");
   const Dtype accumulator = known.converts ? accumulator_of(x.dtype, values) : natural_accumulator(x.dtype);
-  return {accumulator, values, known.indexed ? Dtype::I64 : values, known.indexed,
-          dtype && values == Dtype::Bool};
+  return {accumulator, values, known.indexed ? Dtype::I64 : values, known.indexed, dtype && values == Dtype::Bool};
 }
 
 // Writes values, indices or both; the other is null. Both have the shape of the result, and the same strides.
@@ -171,7 +170,8 @@ void reduce_pair_out(const Op& op, const Tensor& input, const Dims& dim, bool ke
   const std::vector<int64_t> sizes = reduced_sizes(x, dim_mask(op.name, x, dim), keepdim);
   check_out(op.name, x, sizes, v, x.dtype);
   check_out(op.name, x, sizes, i, Dtype::I64);
-  auto result = reduce_pair(op, input, dim, keepdim);  // two outputs may have two layouts and share memory with the input
+  auto result =
+      reduce_pair(op, input, dim, keepdim);  // two outputs may have two layouts and share memory with the input
   torch::stable::copy_(values, std::get<0>(result));
   torch::stable::copy_(indices, std::get<1>(result));
 }
@@ -220,8 +220,8 @@ int scan_dim(const char* name, const View& x, int64_t dim) {
   return d;
 }
 
-Tensor scan_one(const ScanOp& op, const Tensor& input, int64_t dim, std::optional<ScalarType> dtype,
-                bool exclusive, bool reverse) {
+Tensor scan_one(const ScanOp& op, const Tensor& input, int64_t dim, std::optional<ScalarType> dtype, bool exclusive,
+                bool reverse) {
   const View x(input);
   check_input(op.name, x);
   const int d = scan_dim(op.name, x, dim);
@@ -229,8 +229,8 @@ Tensor scan_one(const ScanOp& op, const Tensor& input, int64_t dim, std::optiona
   scan_into(op, x, d, exclusive, reverse, View(result));
   return result;
 }
-void scan_one_out(const ScanOp& op, const Tensor& input, int64_t dim, std::optional<ScalarType> dtype,
-                  bool exclusive, bool reverse, const Tensor& result) {
+void scan_one_out(const ScanOp& op, const Tensor& input, int64_t dim, std::optional<ScalarType> dtype, bool exclusive,
+                  bool reverse, const Tensor& result) {
   const View x(input), out(result);
   check_input(op.name, x);
   const int d = scan_dim(op.name, x, dim);
@@ -246,7 +246,8 @@ void scan_one_out(const ScanOp& op, const Tensor& input, int64_t dim, std::optio
 struct WithDtype {
   static constexpr const char* kArguments = "Tensor x, int[]? dim, bool keepdim, ScalarType? dtype, int level";
   static constexpr const char *kResult = "Tensor", *kOut = "Tensor(a!) out";
-  template <const Op& op> static Tensor call(const Tensor& x, Dims dim, bool keepdim, std::optional<ScalarType> dtype, int64_t) {
+  template <const Op& op> static Tensor call(const Tensor& x, Dims dim, bool keepdim, std::optional<ScalarType> dtype,
+                                             int64_t) {
     return reduce_one(op, x, dim, keepdim, dtype);
   }
   template <const Op& op>
@@ -288,16 +289,17 @@ struct WithIndex {
   }
 };
 
-#define TR_ROW(name, signature, reduction, min, mean) \
-  constexpr Op k_##name{#name, Reduction::reduction, min, mean};
+#define TR_ROW(name, signature, reduction, min, mean) constexpr Op k_##name{#name, Reduction::reduction, min, mean};
 TR_FOR_EACH_REDUCTION_OP(TR_ROW)
 #undef TR_ROW
 
 struct Scanning {
-  static constexpr const char* kArguments = "Tensor x, int dim, ScalarType? dtype, bool exclusive, bool reverse, int level";
+  static constexpr const char* kArguments =
+      "Tensor x, int dim, ScalarType? dtype, bool exclusive, bool reverse, int level";
   static constexpr const char *kResult = "Tensor", *kOut = "Tensor(a!) out";
   template <const ScanOp& op>
-  static Tensor call(const Tensor& x, int64_t dim, std::optional<ScalarType> dtype, bool exclusive, bool reverse, int64_t) {
+  static Tensor call(const Tensor& x, int64_t dim, std::optional<ScalarType> dtype, bool exclusive, bool reverse,
+                     int64_t) {
     return scan_one(op, x, dim, dtype, exclusive, reverse);
   }
   template <const ScanOp& op>

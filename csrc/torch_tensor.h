@@ -60,7 +60,8 @@ template <class Error, class... Parts> [[noreturn]] void raise(const Parts&... p
 
 inline void check_input(const char* op, const View& x) {
   if (!supported(x.dtype))
-    raise<std::runtime_error>(op, ": dtype number ", int(x.dtype), " is not supported. Supported are float32, float64, "
+    raise<std::runtime_error>(op, ": dtype number ", int(x.dtype),
+                              " is not supported. Supported are float32, float64, "
                               "float16, bfloat16, int8, uint8, int16, int32, int64, bool");
   if (x.dims > kMaxDims) raise<std::runtime_error>(op, ": at most ", kMaxDims, " dims are supported, got ", x.dims);
 }
@@ -89,8 +90,8 @@ inline Tensor allocate(const std::vector<int64_t>& sizes, Dtype dtype, const Vie
     stride *= std::max<int64_t>(1, sizes[d]);
   }
   AtenTensorHandle handle;
-  check(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(),
-                                                         int32_t(dtype), like.device_type, like.device_index, &handle));
+  check(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), int32_t(dtype), like.device_type,
+                                 like.device_index, &handle));
   return Tensor(handle);
 }
 
@@ -124,14 +125,13 @@ inline void check_out(const char* op, const View& x, const std::vector<int64_t>&
     raise<std::runtime_error>(op, ": out has dtype number ", int(out.dtype), ", the result ", int(dtype));
   for (int d = 0; d < out.dims; ++d)
     if (out.strides[d] == 0 && out.sizes[d] > 1)
-      raise<std::runtime_error>(op, ": more than one element of out refers to a single memory location; clone() it first");
+      raise<std::runtime_error>(op,
+                                ": more than one element of out refers to a single memory location; clone() it first");
 }
 
 // ---- memory shared by input and output ---------------------------------------------------------------------------------
 
-struct Span {
-  const char *begin, *end;
-};
+struct Span { const char *begin, *end; };
 inline Span span(const View& v) {
   const char* begin = static_cast<const char*>(v.data);
   int64_t last = 0;
@@ -156,11 +156,13 @@ inline bool dense(const View& v) {
   for (int d = 0; d < v.dims; ++d) repeats = repeats || (v.strides[d] == 0 && v.sizes[d] > 1);
   return !repeats && s.end - s.begin == v.numel() * size_of(v.dtype);
 }
-// The input to read from when writing to `out`: x, or a copy of it where the two share memory in a way that torch accepts.
+// The input to read from when writing to `out`: x, or a copy of it where the two share memory in a way that torch
+// accepts.
 inline Tensor apart_from(const char* op, const Tensor& input, const View& x, const View& out, bool in_place) {
   if (!overlap(x, out) || (in_place && same_view(x, out))) return input;
   if (!same_view(x, out) && dense(x) && dense(out))
-    raise<std::runtime_error>(op, ": input and out overlap in memory without being the same; clone() one of them first");
+    raise<std::runtime_error>(op,
+                              ": input and out overlap in memory without being the same; clone() one of them first");
   return torch::stable::clone(input);
 }
 

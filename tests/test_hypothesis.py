@@ -19,8 +19,8 @@ SIZES = st.one_of(st.integers(0, 9), st.sampled_from([31, 32, 33, 255, 256, 257,
 @st.composite
 def tensors(draw, least=0):
     """A tensor of at most 4 dims, in some layout, then perhaps sliced, permuted or expanded."""
-    shape = draw(st.lists(SIZES, max_size=4).filter(lambda s: torch.Size(s).numel() <= 60_000))
-    shape = [max(size, least) for size in shape]
+    sizes = SIZES.map(lambda size: max(size, least))
+    shape = draw(st.lists(sizes, max_size=4).filter(lambda s: torch.Size(s).numel() <= 60_000))
     x = draw(st.sampled_from((values, ties, hostile)))(shape, draw(st.sampled_from(DTYPES)), draw(st.integers(0, 99)))
     x = LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))](x)
     if x.dim():

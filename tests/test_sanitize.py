@@ -31,7 +31,7 @@ REDUCE = (
     {"family": "rows", "lanes": 32, "warps": 2, "leaves": 4},
     {"family": "columns"},
     {"family": "columns", "lanes": 1, "leaves": 1},
-    {"family": "columns", "lanes": 16, "leaves": 2},
+    {"family": "columns", "lanes": 8, "leaves": 2},
 )
 SCAN = ({}, {"family": "rows"}, {"family": "columns"}, {"family": "chain"}, {"family": "columns_chain"},
         {"family": "columns_chain", "lanes": 4})  # fmt: skip

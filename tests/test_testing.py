@@ -48,13 +48,7 @@ def test_nothing_equals_nothing():
 
 def test_inputs_are_splitmix64s():
     """The published numbers for the seed 1234567."""
-    published = [
-        6457827717110365317,
-        3203168211198807973,
-        9817491932198370423,
-        4593380528125082431,
-        16408922859458223821,
-    ]
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     assert splitmix64(4, 1234567).tolist() == published
 
 

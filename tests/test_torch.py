@@ -186,10 +186,10 @@ def test_subclasses(device):
 @pytest.mark.parametrize("in_dim", (0, 1, 3))
 def test_vmap_has_the_bits_of_a_loop(device, in_dim):
     x = values((3, 4, 5, 6), torch.float32, seed=9).to(device)
-    for form, f in {**FORMS, "argmax": lambda t: tr.argmax(t, 1), "argmin": tr.argmin}.items():
+    for f in (*FORMS.values(), lambda t: tr.argmax(t, 1), tr.argmin):
         ours = torch.vmap(f, in_dims=in_dim)(x)
         loop = torch.stack([f(row) for row in x.unbind(in_dim)])
-        assert_bitwise_equal(contiguous(ours), loop), form
+        assert_bitwise_equal(ours, loop)
 
 
 def test_functional_gradients(device):

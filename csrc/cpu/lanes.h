@@ -81,16 +81,20 @@ void accumulate(const Op& op, const Rounds<typename Op::Element>& in, int rounds
   int64_t j = from;
   if (rounds > 0) {
     for (; j + kBlock * W <= to; j += kBlock * W) {
+      const auto prefetch = [&](const E* p) __attribute__((always_inline)) {
+        if (!in.ahead) return;
+#pragma GCC unroll 8
+        for (int i = 0; i < kBlock * W; i += 64 / int(sizeof(E))) __builtin_prefetch(p + in.ahead + i);
+      };
       V a[kBlock];
-      for (int k = 0; k < rounds; ++k) {
+      prefetch(in.rows[0] + j);
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlock; ++i) a[i] = load_lanes(op, in.rows[0] + j + i * W);
+      for (int k = 1; k < rounds; ++k) {
         const E* const p = in.rows[k] + j;
-        if (in.ahead)
+        prefetch(p);
 #pragma GCC unroll 8
-          for (int line = 0; line < kBlock * W * int(sizeof(E)); line += 64)
-            __builtin_prefetch(reinterpret_cast<const char*>(p + in.ahead) + line);
-#pragma GCC unroll 8
-        for (int i = 0; i < kBlock; ++i)
-          a[i] = k == 0 ? load_lanes(op, p + i * W) : combine_lanes<Op>(a[i], load_lanes(op, p + i * W));
+        for (int i = 0; i < kBlock; ++i) a[i] = combine_lanes<Op>(a[i], load_lanes(op, p + i * W));
       }
 #pragma GCC unroll 8
       for (int i = 0; i < kBlock; ++i) store(dst + j + i * W, a[i]);
@@ -121,15 +125,17 @@ void accumulate_neighbours(const Op& op, const typename Op::Element* const* rows
   using V = Vec<Lane<Op>>;
   constexpr int W = kLanes<Lane<Op>>;
   for (int64_t j = 0; j < count; j += W) {
+    const auto lanes = [&](int i) __attribute__((always_inline)) {
+      const auto* const p = rows[i] + j;
+      if (ahead) __builtin_prefetch(p + ahead);
+      return j + W <= count ? load_lanes(op, p) : load_first(op, p, count - j, end);
+    };
     V a[kNeighbours];
-    for (int k = 0; k < rounds; ++k)
 #pragma GCC unroll 8
-      for (int r = 0; r < kNeighbours; ++r) {
-        const auto* const p = rows[r + kNeighbours * k] + j;
-        if (ahead) __builtin_prefetch(p + ahead);
-        const V v = j + W <= count ? load_lanes(op, p) : load_first(op, p, count - j, end);
-        a[r] = k == 0 ? v : combine_lanes<Op>(a[r], v);
-      }
+    for (int r = 0; r < kNeighbours; ++r) a[r] = lanes(r);
+    for (int k = 1; k < rounds; ++k)
+#pragma GCC unroll 8
+      for (int r = 0; r < kNeighbours; ++r) a[r] = combine_lanes<Op>(a[r], lanes(r + kNeighbours * k));
 #pragma GCC unroll 8
     for (int step = 1; step < kNeighbours; step *= 2)
 #pragma GCC unroll 8

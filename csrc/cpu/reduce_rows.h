@@ -145,7 +145,7 @@ template <class Op> struct Rows {
     }
   }
   // Round k of the `count` elements at p, into `slots` residues.
-  TR_HD void round(const E* p, int64_t count, int64_t k, int64_t slots, L* residues) const {
+  __attribute__((noinline)) void round(const E* p, int64_t count, int64_t k, int64_t slots, L* residues) const {
     const int64_t first = k * kResidues;
     if (first >= count) return;
     if (k > 0) return round<false>(p + first, least(kResidues, count - first), residues);

@@ -15,9 +15,9 @@ template <class Scan> struct ScanJob {
   Wide* carries;   // [rows][blocks]: totals of block tiles, then what lies before each; unused in one pass
   bool out_of_memory = false;
 
-  // Strides along a row.
-  TR_HD int64_t in_stride() const { return position_stride(call.layout); }
-  TR_HD int64_t out_stride() const { return call.layout.reduced ? call.layout.out[call.layout.kept] : 0; }
+  // Strides along a row; 1 where it has one element.
+  TR_HD int64_t in_stride() const { return call.layout.reduced ? call.layout.in[call.layout.kept] : 1; }
+  TR_HD int64_t out_stride() const { return call.layout.reduced ? call.layout.out[call.layout.kept] : 1; }
   TR_HD bool reads_in_place() const { return call.in.dtype == DtypeOf<Acc>::value && !call.in.truth; }
   TR_HD bool writes_in_place() const { return call.out_dtype == DtypeOf<Acc>::value && !call.exclusive; }
   TR_HD void start_row(int64_t out) const {
@@ -38,17 +38,18 @@ template <class Scan> struct ScanJob {
 template <class Scan> struct ScanRows {
   using Acc = typename Scan::Acc;
   using Wide = typename Scan::Wide;
-  static constexpr int64_t kBytes = 2 * Carver::bytes<Acc>(8 * kTile);
+  static constexpr int64_t kShortRow = 128;  // rows up to here are scanned eight at once
+  static constexpr int64_t kBytes = 2 * Carver::bytes<Acc>(8 * kShortRow);
 
   ScanJob<Scan>& job;
   const ScanCall& call;
-  Acc* copy;     // [8][kTile]
+  Acc* copy;     // [8][kShortRow], or a tile
   Acc* results;  // the same
 
   TR_HD ScanRows(ScanJob<Scan>& j, char* scratch) : job(j), call(j.call) {
     Carver carver{scratch};
-    copy = carver.take<Acc>(8 * kTile);
-    results = carver.take<Acc>(8 * kTile);
+    copy = carver.take<Acc>(8 * kShortRow);
+    results = carver.take<Acc>(8 * kShortRow);
   }
 
   // Tiles of positions [first, last) of the row at `at`; `carry` is what lies before them, and then after them.
@@ -69,62 +70,65 @@ template <class Scan> struct ScanRows {
     }
   }
 
-  // Rows that start at starts[0..8), of at most a tile.
-  void eight(const RowStart* starts) {
-    const int64_t n = call.layout.length, padded = (n + 7) / 8 * 8, stride = job.in_stride();
-    bool even_in = stride == 1, even_out = job.out_stride() == 1;  // rows at equal distances, each contiguous
-    const int64_t in_step = starts[1].in - starts[0].in, out_step = starts[1].out - starts[0].out;
-    for (int r = 1; r < 8; ++r) {
-      even_in = even_in && starts[r].in - starts[r - 1].in == in_step;
-      even_out = even_out && starts[r].out - starts[r - 1].out == out_step;
-    }
-    const Acc* x = copy;
-    int64_t step = padded;
-    if (even_in && job.reads_in_place() && in_step >= 0 && starts[7].in + padded <= last_offset(call.layout) + 1) {
-      x = static_cast<const Acc*>(call.in.data) + starts[0].in;
-      step = in_step;
-    } else if (even_in && in_step == n) {
-      x = fetch<Acc, true>(call.in, starts[0].in, 1, 8 * n, copy);
-      step = n;
-      if (x != copy) __builtin_memcpy(copy, x, size_t(8 * n) * sizeof(Acc));
-      x = copy;
-    } else {
-      for (int r = 0; r < 8; ++r) {
-        Acc* const row = copy + r * padded;
-        const Acc* const p = fetch<Acc, true>(call.in, starts[r].in, stride, n, row);
-        if (p != row) __builtin_memcpy(row, p, size_t(n) * sizeof(Acc));
-      }
-    }
-    if (even_out && n == padded && job.writes_in_place()) {
-      scan_eight_rows<Scan>(x, step, n, static_cast<Acc*>(call.out) + starts[0].out, out_step);
-      return;
-    }
-    scan_eight_rows<Scan>(x, step, n, results, padded);
-    if (even_out && n == padded && out_step == n && !call.exclusive)
-      store_run(call.out_dtype, call.out, starts[0].out, 1, 8 * n, results);
-    else
-      for (int r = 0; r < 8; ++r) job.store(starts[r].out, 0, n, results + r * padded);
-  }
-
   // Rows [begin, end).
   void whole(int64_t begin, int64_t end) {
-    Odometer cursor(call.layout, 0, call.layout.kept, begin);
-    const bool few = call.layout.length > kTile;
-    for (int64_t row = begin; row < end;) {
-      RowStart starts[8];
-      const int count = few || end - row < 8 ? 1 : 8;
-      for (int r = 0; r < count; ++r) {
-        starts[r] = cursor.at;
-        job.start_row(cursor.at.out);
-        cursor.next();
-      }
-      if (count == 8) {
-        eight(starts);
-      } else {
-        ScanCarry<Scan> carry;
-        tiles<false>(starts[0], 0, call.layout.length, carry);
-      }
+    const Layout& layout = call.layout;
+    const int fastest = layout.kept - 1;
+    const int64_t inner = layout.kept ? layout.size[fastest] : 1;
+    const RowStart step{row_stride(layout), layout.kept ? layout.out[fastest] : 0};
+    Odometer outer(layout, 0, layout.kept ? fastest : 0, begin / inner);
+    for (int64_t row = begin, i = begin % inner; row < end; i = 0) {
+      const int64_t count = inner - i < end - row ? inner - i : end - row;
+      even_rows({outer.at.in + i * step.in, outer.at.out + i * step.out}, step, count);
       row += count;
+      outer.next();
+    }
+  }
+  // `count` rows at equal distances.
+  void even_rows(RowStart at, RowStart step, int64_t count) {
+    const int64_t n = call.layout.length, padded = (n + kGroup - 1) / kGroup * kGroup;
+    const int64_t readable = last_offset(call.layout) + 1;
+    const bool even = n == padded && !call.exclusive;
+    const bool read_in_place = job.reads_in_place() && job.in_stride() == 1 && step.in >= 0;
+    const bool write_in_place = even && job.writes_in_place() && job.out_stride() == 1;
+    const bool read_flat = job.in_stride() == 1 && step.in == n && n == padded;
+    const bool write_flat = even && job.out_stride() == 1 && step.out == n;
+    if (call.exclusive)
+      for (int64_t r = 0; r < count; ++r) job.start_row(at.out + r * step.out);
+    int64_t row = 0;
+    for (; n < kGroup && row < count;) {  // a group's own prefixes are the results
+      const int64_t block = count - row < kTile / kGroup ? count - row : kTile / kGroup;
+      if (job.in_stride() == 1 && step.in == n) convert_run(call.in, at.in, 1, block * n, copy);
+      else
+        for (int64_t r = 0; r < block; ++r) convert_run(call.in, at.in + r * step.in, job.in_stride(), n, copy + r * n);
+      for (int64_t r = 0; r < block; ++r)
+        for (int64_t i = r * n + 1; i < r * n + n; ++i) copy[i] = Scan::combine(copy[i - 1], copy[i]);
+      if (job.out_stride() == 1 && step.out == n && !call.exclusive)
+        store_run(call.out_dtype, call.out, at.out, 1, block * n, copy);
+      else
+        for (int64_t r = 0; r < block; ++r) job.store(at.out + r * step.out, 0, n, copy + r * n);
+      row += block;
+      at.in += block * step.in;
+      at.out += block * step.out;
+    }
+    for (; n <= kShortRow && row + 8 <= count; row += 8, at.in += 8 * step.in, at.out += 8 * step.out) {
+      const Acc* x = copy;
+      if (read_in_place && at.in + 7 * step.in + padded <= readable)
+        x = static_cast<const Acc*>(call.in.data) + at.in;
+      else if (read_flat)
+        convert_run(call.in, at.in, 1, 8 * n, copy);
+      else
+        for (int r = 0; r < 8; ++r) convert_run(call.in, at.in + r * step.in, job.in_stride(), n, copy + r * padded);
+      Acc* const out = write_in_place ? static_cast<Acc*>(call.out) + at.out : results;
+      scan_eight_rows<Scan>(x, x == copy ? padded : step.in, n, out, write_in_place ? step.out : padded);
+      if (write_in_place) continue;
+      if (write_flat) store_run(call.out_dtype, call.out, at.out, 1, 8 * n, results);
+      else
+        for (int r = 0; r < 8; ++r) job.store(at.out + r * step.out, 0, n, results + r * padded);
+    }
+    for (; row < count; ++row, at.in += step.in, at.out += step.out) {
+      ScanCarry<Scan> carry;
+      tiles<false>(at, 0, n, carry);
     }
   }
 

@@ -10,20 +10,25 @@ constexpr int kWarps = kThreads / kLanes;
 
 // ---- elements --------------------------------------------------------------------------------------------------------
 
-template <class T, int N> struct alignas(sizeof(T) * N) Packed {
-  T item[N];
-};
+template <class T, int N> struct alignas(sizeof(T) * N) Packed { T item[N]; };
 
 // Elements of a type known at compile time.
 template <class E> struct TypedLoad {
   using Element = E;
   // Elements of one load of at most 16 bytes; a lane takes 8 elements in 8 / kWidth loads.
   static constexpr int kWidth = sizeof(E) < 2 ? 8 : 16 / int(sizeof(E));
-  __device__ static E one(const Source& in, int64_t offset) { return static_cast<const E*>(in.data)[offset]; }
+  __device__ static E one(const Source& in, int64_t offset) { return global(static_cast<const E*>(in.data))[offset]; }
+  // items[i] = the element at offset + i * stride for i < count; the rest is unspecified.
+  template <int N>
+  __device__ static void run(const Source& in, int64_t offset, int64_t stride, int64_t count, E (&items)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      if (i < count) items[i] = one(in, offset + i * stride);
+  }
   // `offset` is a multiple of kWidth from a 16-byte boundary.
   __device__ static void packed(const Source& in, int64_t offset, E* items) {
     using P = Packed<E, kWidth>;
-    const P p = *reinterpret_cast<const P*>(static_cast<const E*>(in.data) + offset);
+    const P p = *global(reinterpret_cast<const P*>(static_cast<const E*>(in.data) + offset));
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) items[i] = p.item[i];
   }
@@ -34,15 +39,36 @@ template <class Acc> struct AnyLoad {
   using Element = Acc;
   static constexpr int kWidth = 1;
   __device__ static Acc one(const Source& in, int64_t offset) {
-    return load_as<Acc>(in.dtype, in.data, offset, in.truth);
+    return load_as<Acc>(in.dtype, global(in.data), offset, in.truth);
+  }
+  // As above. The type is looked at once, so that the loads are in flight together.
+  template <int N>
+  __device__ static void run(const Source& in, int64_t offset, int64_t stride, int64_t count, Acc (&items)[N]) {
+    if (count <= 0) return;
+#define TR_CASE(T) \
+  case DtypeOf<T>::value: return run_of<T>(in, offset, stride, count, items);
+    switch (in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
+#undef TR_CASE
   }
   __device__ static void packed(const Source& in, int64_t offset, Acc* items) { items[0] = one(in, offset); }
+
+ private:
+  template <class T, int N>
+  __device__ static void run_of(const Source& in, int64_t offset, int64_t stride, int64_t count, Acc (&items)[N]) {
+    const T* first = global(static_cast<const T*>(in.data)) + offset;
+    T x[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = first[(i < count ? i : 0) * stride];
+#pragma unroll
+    for (int i = 0; i < N; ++i) items[i] = in.truth ? Acc(is_nonzero(x[i])) : convert<Acc>(x[i]);
+  }
 };
 
 // ---- orders ----------------------------------------------------------------------------------------------------------
 
 // The pairwise tree over the values of `width` neighbouring lanes (a power of two); every one of them gets it.
-template <class Op> __device__ __forceinline__ typename Op::Acc warp_tree(const Op& op, typename Op::Acc value, int width) {
+template <class Op> __device__ __forceinline__ typename Op::Acc warp_tree(const Op& op, typename Op::Acc value,
+                                                                          int width) {
   const int lane = lane_id();
   for (int d = 1; d < width; d <<= 1) {
     const typename Op::Acc other = shuffle(value, lane ^ d);
@@ -51,8 +77,8 @@ template <class Op> __device__ __forceinline__ typename Op::Acc warp_tree(const 
   return value;
 }
 
-// Sklansky's inclusive scan over `width` neighbouring lanes: at level d a lane with that bit adds, on its left, the value
-// of the last lane of the lower half.
+// Sklansky's inclusive scan over `width` neighbouring lanes: at level d a lane with that bit adds, on its left, the
+// value of the last lane of the lower half.
 template <class S, class V> __device__ __forceinline__ V sklansky(V value, int width) {
   const int lane = lane_id();
   for (int d = 1; d < width; d <<= 1) {

@@ -1,6 +1,6 @@
-// Every difference between CUDA and HIP, and everything that depends on the width of a hardware warp. Kernels see a warp
-// of kLanes = 32 lanes on every device: on a 64-lane wavefront, shuffles stay within each half, so the bits and the code
-// are the same.
+// Every difference between CUDA and HIP, and everything that depends on the width of a hardware warp. Kernels see a
+// warp of kLanes = 32 lanes on every device: on a 64-lane wavefront, shuffles stay within each half, so the bits and
+// the code are the same.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -19,6 +19,12 @@ using gpuError_t = cudaError_t;
 #define gpuMultiprocessorCount cudaDevAttrMultiProcessorCount
 #elif defined(__HIPCC__)
 #include <hip/hip_runtime.h>
+#if defined(__HIP__)
+// No other code may ask for the width of a wavefront: on the host it is no fact of the build.
+#undef __AMDGCN_WAVEFRONT_SIZE
+#undef __AMDGCN_WAVEFRONT_SIZE__
+#pragma GCC poison warpSize __AMDGCN_WAVEFRONT_SIZE __AMDGCN_WAVEFRONT_SIZE__
+#endif
 #define TR_GRID_CONSTANT const
 using gpuStream_t = hipStream_t;
 using gpuError_t = hipError_t;
@@ -95,8 +101,19 @@ __device__ __forceinline__ uint32_t ballot(bool predicate) {
 #if defined(__CUDACC__)
   return __ballot_sync(0xffffffffu, predicate);
 #else
-  const uint64_t all = __ballot(predicate);
-  return uint32_t(all >> (threadIdx.x & 32u & (warpSize - 1)));
+  return uint32_t(__ballot(predicate) >> (__lane_id() & kLanes));  // this half of a 64-lane wavefront
+#endif
+}
+
+// ---- memory ----------------------------------------------------------------------------------------------------------
+
+// The same pointer, to device memory. A compiler for AMD does not always see that, and its accesses to memory of an
+// unknown kind take the shared memory's path too; casting there and back alone would be folded away.
+template <class T> __device__ __forceinline__ T* global(T* p) {
+#if defined(__HIP_DEVICE_COMPILE__)
+  return (T*)(__attribute__((address_space(1))) T*)uintptr_t(p);
+#else
+  return p;
 #endif
 }
 
@@ -108,18 +125,18 @@ __device__ __forceinline__ uint64_t load_relaxed(const uint64_t* p) {
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
 #else
-  return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  return __hip_atomic_load(global(p), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 #endif
 }
 __device__ __forceinline__ void store_relaxed(uint64_t* p, uint64_t v) {
 #if defined(__CUDACC__)
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 #else
-  __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  __hip_atomic_store(global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 #endif
 }
 __device__ __forceinline__ uint64_t take_ticket(uint64_t* counter) {
-  return atomicAdd(reinterpret_cast<unsigned long long*>(counter), 1ull);
+  return atomicAdd(reinterpret_cast<unsigned long long*>(global(counter)), 1ull);
 }
 // Between two looks at a word another block will write.
 __device__ __forceinline__ void back_off() {

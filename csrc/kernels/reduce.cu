@@ -1,16 +1,16 @@
 // parts: TR_FOR_EACH_REDUCTION
 // Launches of the reductions: this file is compiled once for each op, with TR_PART its struct.
+#include "gpu.h"
 #include "reduce_columns.cuh"
 #include "reduce_rows.cuh"
-#include "gpu.h"
 
 namespace torchreduce::gpu {
 
 template <class Op, class Load> static const char* launch(const ReduceCall& call, void* workspace, gpuStream_t stream) {
   const Plan& plan = call.plan;
   auto* partials = static_cast<typename Op::Acc*>(workspace);
-  enqueue(plan.family == Family::Columns ? reduce_columns<Op, Load> : reduce_rows<Op, Load>, plan.blocks, kThreads, stream,
-          call, partials);
+  enqueue(plan.family == Family::Columns ? reduce_columns<Op, Load> : reduce_rows<Op, Load>, plan.blocks, kThreads,
+          stream, call, partials);
   if (plan.splits > 1)
     enqueue(combine_partials<Op>, (call.layout.rows + kWarps - 1) / kWarps, kThreads, stream, call, partials);
   const gpuError_t error = gpuGetLastError();

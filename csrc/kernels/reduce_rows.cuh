@@ -16,7 +16,7 @@ __device__ __forceinline__ typename Op::Acc short_row(const Op& op, const Reduce
   const int64_t n = call.layout.length;
   const int first = (int(threadIdx.x) % width) * kPerLane;
   Acc acc[kPerLane];
-  if (active && call.plan.vector_loads && first + kPerLane <= n) {
+  if (Load::kWidth > 1 && active && call.plan.vector_loads && first + kPerLane <= n) {
     typename Load::Element x[kPerLane];
 #pragma unroll
     for (int i = 0; i < kPerLane; i += Load::kWidth) Load::packed(call.in, base + first + i, x + i);
@@ -37,10 +37,11 @@ __device__ __forceinline__ typename Op::Acc short_row(const Op& op, const Reduce
   return warp_tree(op, acc[0], width);
 }
 
-// One leaf of a row, by one warp. A lane holds the residues c * 32 * w + lane * w + j, for c < 8 / w and j < w, where w is
-// the number of elements of one wide load: neighbouring lanes read neighbouring 16 bytes.
+// One leaf of a row, by one warp. A lane holds the residues c * 32 * w + lane * w + j, for c < 8 / w and j < w, where w
+// is the number of elements of one wide load: neighbouring lanes read neighbouring 16 bytes.
 template <class Op, class Load>
-__device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const ReduceCall& call, int64_t base, int64_t first) {
+__device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const ReduceCall& call, int64_t base,
+                                                      int64_t first) {
   using Acc = typename Op::Acc;
   constexpr int kWidth = Load::kWidth, kChunks = kPerLane / kWidth, kBatch = 4;
   const int64_t n = call.layout.length;
@@ -51,7 +52,7 @@ __device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const Reduce
 
   const int64_t end = n - first < kLeaf ? n : first + kLeaf;
   int64_t k = first;
-  if (call.plan.vector_loads) {
+  if (Load::kWidth > 1 && call.plan.vector_loads) {
     for (; k + kBatch * kResidues <= end; k += kBatch * kResidues) {  // the loads of a batch are in flight together
       typename Load::Element x[kBatch][kPerLane];
 #pragma unroll
@@ -63,8 +64,8 @@ __device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const Reduce
       for (int b = 0; b < kBatch; ++b)
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i)
-          acc[i] = op.combine(
-              acc[i], op.load(x[b][i], k + b * kResidues + (i / kWidth * kLanes + lane) * kWidth + i % kWidth));
+          acc[i] = op.combine(acc[i],
+                              op.load(x[b][i], k + b * kResidues + (i / kWidth * kLanes + lane) * kWidth + i % kWidth));
     }
   }
 #pragma unroll 1
@@ -73,7 +74,8 @@ __device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const Reduce
     for (int i = 0; i < kPerLane; ++i) {
       const int64_t position = k + (i / kWidth * kLanes + lane) * kWidth + i % kWidth;
       if (position < end)
-        acc[i] = op.combine(acc[i], op.load(Load::one(call.in, base + position_offset(call.layout, position)), position));
+        acc[i] =
+            op.combine(acc[i], op.load(Load::one(call.in, base + position_offset(call.layout, position)), position));
     }
   }
 
@@ -92,8 +94,8 @@ __device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const Reduce
   return acc[0];
 }
 
-// plan.lanes < 32: that many lanes a row. Else plan.warps warps of one block take plan.leaves leaves each; a row of more
-// leaves than that is split, and each run leaves its value in `partials`, row-major, for combine_partials.
+// plan.lanes < 32: that many lanes a row. Else plan.warps warps of one block take plan.leaves leaves each; a row of
+// more leaves than that is split, and each run leaves its value in `partials`, row-major, for combine_partials.
 template <class Op, class Load>
 __global__ void __launch_bounds__(kThreads) reduce_rows(TR_GRID_CONSTANT ReduceCall call, typename Op::Acc* partials) {
   using Acc = typename Op::Acc;
@@ -139,7 +141,8 @@ __global__ void __launch_bounds__(kThreads) reduce_rows(TR_GRID_CONSTANT ReduceC
 
 // The tree over the partials of each row: one warp a row, 32 partials at a time.
 template <class Op>
-__global__ void __launch_bounds__(kThreads) combine_partials(TR_GRID_CONSTANT ReduceCall call, const typename Op::Acc* partials) {
+__global__ void __launch_bounds__(kThreads)
+    combine_partials(TR_GRID_CONSTANT ReduceCall call, const typename Op::Acc* partials) {
   using Acc = typename Op::Acc;
   const Op op{call.options};
   const int64_t row = int64_t(blockIdx.x) * kWarps + int(threadIdx.x) / kLanes;

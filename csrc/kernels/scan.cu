@@ -1,9 +1,9 @@
 // parts: TR_FOR_EACH_SCAN
 // Launches of the scans: this file is compiled once for each op, with TR_PART its struct.
+#include "gpu.h"
 #include "scan_chain.cuh"
 #include "scan_columns.cuh"
 #include "scan_rows.cuh"
-#include "gpu.h"
 
 namespace torchreduce::gpu {
 
@@ -34,11 +34,11 @@ template <template <class> class Op> const char* launch_scan(const ScanCall& cal
       default: return launch<Op<float>, AnyLoad<float>, AnyStore<float>>(call, workspace, s);
     }
   }
-#define TR_CASE(T)                                                                                               \
-  case DtypeOf<T>::value: {                                                                                      \
-    using Acc = accumulator_t<T>;                                                                                \
-    using Store = TypedStore<Acc, std::conditional_t<is_float_type<T>, T, int64_t>>;                             \
-    return launch<Op<Acc>, TypedLoad<T>, Store>(call, workspace, s);                                             \
+#define TR_CASE(T)                                                                   \
+  case DtypeOf<T>::value: {                                                          \
+    using Acc = accumulator_t<T>;                                                    \
+    using Store = TypedStore<Acc, std::conditional_t<is_float_type<T>, T, int64_t>>; \
+    return launch<Op<Acc>, TypedLoad<T>, Store>(call, workspace, s);                 \
   }
   switch (call.in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
 #undef TR_CASE

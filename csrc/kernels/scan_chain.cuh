@@ -1,5 +1,6 @@
-// Scans of few long rows in one pass: a block tile a block. Each publishes its total; carries are formed from the totals
-// in order, by look-back (after Merrill and Garland 2016, but every combination has its place in the canonical order).
+// Scans of few long rows in one pass: a block tile a block. Each publishes its total; carries are formed from the
+// totals in order, by look-back (after Merrill and Garland 2016, but every combination has its place in the canonical
+// order).
 #pragma once
 #include "scan_rows.cuh"
 
@@ -34,14 +35,12 @@ template <class V> struct Published {
   }
 };
 
-// The workspace of a chain, all zero before the launch: the ticket, then for each row the totals of its block tiles, then
-// for each row and superblock its total and the carry that includes it.
+// The workspace of a chain, all zero before the launch: the ticket, then for each row the totals of its block tiles,
+// then for each row and superblock its total and the carry that includes it.
 template <class S> struct ChainSpace {
   uint64_t* ticket;
   Published<typename S::Acc>* totals;
-  struct Superblock {
-    Published<typename S::Wide> total, inclusive;
-  };
+  struct Superblock { Published<typename S::Wide> total, inclusive; };
   Superblock* superblocks;
   int64_t tiles;  // a row
 

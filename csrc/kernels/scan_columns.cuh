@@ -47,8 +47,9 @@ __global__ void __launch_bounds__(kThreads) scan_columns(TR_GRID_CONSTANT ScanCa
   }
 }
 
-// A block tile of plan.threads / plan.lanes columns a block, with plan.lanes <= 32 threads a column, each on neighbouring
-// tiles. The columns are read twice, the second time from cache: totals first, so that no one waits for the results.
+// A block tile of plan.threads / plan.lanes columns a block, with plan.lanes <= 32 threads a column, each on
+// neighbouring tiles. The columns are read twice, the second time from cache: totals first, so that no one waits for
+// the results.
 template <class S, class Load, class Store>
 __global__ void __launch_bounds__(kThreads) scan_columns_chain(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using Acc = typename S::Acc;
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) scan_columns_chain(TR_GRID_CONSTANT 
 
   ChainSpace<S> space(workspace, layout.rows, call.plan.splits);
   __shared__ int64_t ticket;
-  __shared__ Acc totals[kFan * kLanes];  // [tile][column]; at most 32 columns a block
+  __shared__ Acc totals[kFan * kLanes];   // [tile][column]; at most 32 columns a block
   __shared__ Acc earlier[kFan * kLanes];  // [block tile of this superblock][column]
   __shared__ Wide shared_carry[kLanes];
   if (threadIdx.x == 0) ticket = int64_t(take_ticket(space.ticket));

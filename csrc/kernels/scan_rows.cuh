@@ -8,28 +8,26 @@ namespace torchreduce::gpu {
 template <class Acc, class O> struct TypedStore {
   static constexpr int kWidth = sizeof(O) < 2 ? 8 : 16 / int(sizeof(O));
   __device__ static void one(const ScanCall& call, int64_t offset, Acc v) {
-    static_cast<O*>(call.out)[offset] = round_to<O>(v);
+    global(static_cast<O*>(call.out))[offset] = round_to<O>(v);
   }
   __device__ static void packed(const ScanCall& call, int64_t offset, const Acc* v) {
     Packed<O, kWidth> p;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) p.item[i] = round_to<O>(v[i]);
-    *reinterpret_cast<Packed<O, kWidth>*>(static_cast<O*>(call.out) + offset) = p;
+    *global(reinterpret_cast<Packed<O, kWidth>*>(static_cast<O*>(call.out) + offset)) = p;
   }
 };
 // Results of any dtype.
 template <class Acc> struct AnyStore {
   static constexpr int kWidth = 1;
   __device__ static void one(const ScanCall& call, int64_t offset, Acc v) {
-    store_as(call.out_dtype, call.out, offset, v);
+    store_as(call.out_dtype, global(call.out), offset, v);
   }
   __device__ static void packed(const ScanCall& call, int64_t offset, const Acc* v) { one(call, offset, v[0]); }
 };
 
 // Strides along the scanned dim. A layout without one has a single position.
-struct ScanStride {
-  int64_t in, out;
-};
+struct ScanStride { int64_t in, out; };
 __device__ __forceinline__ ScanStride scan_stride(const Layout& layout) {
   return layout.reduced ? ScanStride{layout.in[layout.kept], layout.out[layout.kept]} : ScanStride{0, 0};
 }
@@ -39,13 +37,11 @@ template <class S, class Load>
 __device__ __forceinline__ void load_group(const ScanCall& call, int64_t base, int64_t stride, int64_t first,
                                            typename Load::Element (&x)[kGroup]) {
   const int64_t n = call.layout.length;
-  if (call.plan.vector_loads && first + kGroup <= n) {
+  if (Load::kWidth > 1 && call.plan.vector_loads && first + kGroup <= n) {
 #pragma unroll
     for (int i = 0; i < kGroup; i += Load::kWidth) Load::packed(call.in, base + first + i, x + i);
   } else {
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i)
-      if (first + i < n) x[i] = Load::one(call.in, base + (first + i) * stride);
+    Load::run(call.in, base + first * stride, stride, n - first, x);
   }
 }
 
@@ -70,7 +66,7 @@ __device__ __forceinline__ void store_group(const ScanCall& call, int64_t base, 
   const typename S::Prefix prefix = S::prefix(carry, within);
 #pragma unroll
   for (int i = 0; i < kGroup; ++i) p[i] = S::apply(prefix, p[i]);
-  if (call.plan.vector_loads && !call.exclusive && first + kGroup <= n) {
+  if (Store::kWidth > 1 && call.plan.vector_loads && !call.exclusive && first + kGroup <= n) {
 #pragma unroll
     for (int i = 0; i < kGroup; i += Store::kWidth) Store::packed(call, base + first + i, p + i);
   } else {

@@ -23,6 +23,7 @@
 
 #define warpSize (simt::options.wave)  // no constant, as in HIP
 
+__forceinline__ unsigned __lane_id() { return threadIdx.x % unsigned(simt::options.wave); }
 __forceinline__ int __shfl(int value, int source, int width) {
   static_assert(sizeof(int) == 4, "a shuffle moves 32 bits");
   const int lane = int(threadIdx.x) % simt::kWarp;

@@ -1,0 +1,81 @@
+"""The committed golden bits, from the emulated kernels: each case by each kernel family, on each width of wave.
+
+    golden.py PROGRAM WAVE...
+"""
+
+import hashlib
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from torchreduce.plans import _NUMBERS as NUMBERS
+from torchreduce.table import BY_NAME, Op
+from torchreduce.testing import GOLDEN_FILE, Golden, golden_cases
+
+FAMILIES = {"reduction": 2, "scan": 4}  # of csrc/plan.h
+
+
+def op_of(case: Golden) -> Op:
+    whole = case.function in ("max", "min") and "dim" not in case.options
+    return BY_NAME[case.function + "_all" * whole]
+
+
+def dims_of(case: Golden) -> list[int]:
+    dim = case.options.get("dim", tuple(range(len(case.shape))))
+    return [dim] if isinstance(dim, int) else list(dim)
+
+
+def values_dtype(case: Golden) -> torch.dtype:
+    return op_of(case).result_dtype(case.dtype, case.options.get("dtype"))
+
+
+def result_bytes(case: Golden) -> int:
+    dims = dims_of(case) if op_of(case).kind == "reduction" else []
+    count = math.prod(size for d, size in enumerate(case.shape) if d not in dims)
+    item = {"values": values_dtype(case).itemsize, "indices": torch.int64.itemsize}
+    return count * sum(item[part] for part in op_of(case).returns)
+
+
+def problem(case: Golden, family: int, elements: Path) -> str:
+    """The line that simt.cpp reads."""
+    dims = sum(1 << d for d in dims_of(case))
+    scan = (int(case.options.get(option, False)) for option in ("exclusive", "reverse"))
+    dtypes = (NUMBERS[case.dtype], NUMBERS[values_dtype(case)])
+    fields = (op_of(case).name, *dtypes, dims, *scan, family, len(case.shape), *case.shape, elements)
+    return " ".join(map(str, fields))
+
+
+def main(program: str, waves: list[str]) -> None:
+    golden = json.loads(GOLDEN_FILE.read_text())["cases"]
+    failed = passed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        runs, lines = [], []
+        for case in golden_cases():
+            elements = Path(folder) / str(case.seed)
+            elements.write_bytes(case.input().flatten().view(torch.uint8).numpy().tobytes())
+            for family in range(FAMILIES[op_of(case).kind]):
+                runs.append((case, family))
+                lines.append(problem(case, family, elements))
+        problems = Path(folder) / "problems"
+        problems.write_text("\n".join(lines) + "\n")
+        for wave in waves:
+            command = [program, "--wave", wave, "--solve", problems]
+            results = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+            for case, family in runs:
+                result, results = results[: result_bytes(case)], results[result_bytes(case) :]
+                digest = hashlib.sha256(result).hexdigest()[:16]
+                if digest == golden[case.name]["result"]:
+                    passed += 1
+                else:
+                    failed += 1
+                    print(f"FAILED: {case.name}, family {family}, waves of {wave} lanes: {digest}")
+    print(f"golden bits, waves of {' and '.join(waves)} lanes: {passed} passed, {failed} failed")
+    sys.exit(failed > 0)
+
+
+main(sys.argv[1], sys.argv[2:])

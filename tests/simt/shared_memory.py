@@ -1,0 +1,32 @@
+"""How much shared memory a block of each kernel takes, from the objects of the emulated kernels, where it is thread-local
+variables: at most 48 KiB, what every GPU has without asking for more.
+
+    shared_memory.py OBJECT...
+"""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+
+LIMIT = 48 * 1024
+
+
+def main(objects: list[str]) -> None:
+    # A line for each symbol: number, value, size, type, ..., name; that of a local variable is "kernel(...)::variable".
+    command = ["readelf", "--wide", "--demangle", "--symbols", *objects]
+    symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    size_of: Counter[str] = Counter()
+    for size, kernel in re.findall(r" (\d+) TLS .*? (torchreduce::gpu::.*)::\w+$", symbols, re.MULTILINE):
+        size_of[kernel] += int(size)
+    if not size_of:
+        sys.exit("found no shared memory at all: the names of the symbols have changed")
+    for kernel, size in size_of.items():
+        if size > LIMIT:
+            print(f"FAILED: {size} bytes of shared memory a block: {kernel}")
+    over = sum(size > LIMIT for size in size_of.values())
+    print(f"shared memory: {len(size_of)} kernels, at most {max(size_of.values())} bytes a block: {over} over {LIMIT}")
+    sys.exit(over > 0)
+
+
+main(sys.argv[1:])
