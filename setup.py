@@ -4,11 +4,13 @@
     torchreduce/_C.<abi>.so        build facts, instruction sets and plans, for this Python
 
 Needs torch (a CPU-only one is enough), setuptools, ninja, pybind11 and a C++20 compiler; uses nvcc where it finds one,
-and no GPU. Downloads nothing. The environment:
+or hipcc where torch is one for ROCm, and no GPU. Downloads nothing. The environment:
 
-    TORCHREDUCE_GPU        0: build no GPU part; 1: fail without nvcc; unset: build it if nvcc is found
-    CUDA_HOME, CXX         the toolkit (else nvcc on PATH) and the host compiler (else g++)
-    TORCH_CUDA_ARCH_LIST   "8.0;9.0+PTX"; unset: the GPUs of this machine, else DEFAULT_ARCHS
+    TORCHREDUCE_GPU        0: build no GPU part; 1: fail without its compiler; unset: build it if that is found
+    CXX                    the host compiler (else g++)
+    CUDA_HOME, ROCM_HOME   the toolkit (else nvcc or hipcc on PATH)
+    TORCH_CUDA_ARCH_LIST   "8.0;9.0+PTX"; unset: the GPUs of this machine, else DEFAULT_CUDA_ARCHS
+    PYTORCH_ROCM_ARCH      "gfx90a;gfx1100"; unset: the GPUs of this machine, else DEFAULT_HIP_ARCHS
     MAX_JOBS               compilers at a time; unset: one for each core
     TORCHREDUCE_LIBRARY    a libtorchreduce.so built elsewhere, used as it is: then only _C is built
 """
@@ -44,12 +46,15 @@ BUILD = Path("build/torchreduce")  # in ROOT, where every command runs
 LIBRARY = "libtorchreduce.so"
 
 # Runs on every GPU since Ampere: compiled for 8.0, and for what came later by the driver, when a kernel is first used.
-DEFAULT_ARCHS = "8.0+PTX"
+DEFAULT_CUDA_ARCHS = "8.0+PTX"
+# Every compiler of ROCm 6 and 7 knows these.
+DEFAULT_HIP_ARCHS = "gfx90a;gfx942;gfx1030;gfx1100"
 
 # No contraction and no fast-math: the bits of every result are part of the contract (docs/numerics.md).
 HOST_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wno-psabi"]
 NVCC_FLAGS = ["-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr"]
 NVCC_HOST_FLAGS = ["-fPIC", "-ffp-contract=off"]
+HIP_FLAGS = ["-x", "hip", *HOST_FLAGS]
 STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]  # loads in torch 2.10 and every later one
 
 # The CPU kernels are compiled once for each instruction set. Baseline is linked first: of an inline function that
@@ -63,49 +68,97 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     ]
 
 
-def find_nvcc() -> str | None:
-    wanted = os.environ.get("TORCHREDUCE_GPU", "auto")
-    if wanted == "0":
-        return None
-    home = os.environ.get("CUDA_HOME")
-    nvcc = shutil.which(f"{home}/bin/nvcc" if home else "nvcc")
-    if nvcc is None and wanted == "1":
-        sys.exit("TORCHREDUCE_GPU=1, but there is no nvcc: put it on PATH or set CUDA_HOME")
-    return nvcc
-
-
 def output_of(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    """What the command prints; nothing if it fails or does not exist."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
-def cuda_version(nvcc: str) -> str:
-    return re.search(r"release.* V([\d.]+)", output_of(nvcc, "--version"))[1]
-
-
-def cuda_archs() -> list[str]:
-    """The architectures to compile for: "9.0" is machine code, "9.0+PTX" is that and what later GPUs can compile."""
-    listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
-    if not listed.strip():
-        try:
-            found = output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
-        except (OSError, subprocess.CalledProcessError):
-            found = ""
-        listed = " ".join(re.findall(r"\d+\.\d", found)) or DEFAULT_ARCHS
-    archs = sorted(set(re.split(r"[\s;,]+", listed.strip())))
+def architectures(variable: str, form: str, examples: str, present: list[str], default: str) -> list[str]:
+    """Those that an environment variable lists, else those of the GPUs that are present, else the default's."""
+    listed = os.environ.get(variable, "").strip() or " ".join(present) or default
+    archs = sorted(set(re.split(r"[\s;,]+", listed)))
     for arch in archs:
-        if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", arch):
-            sys.exit(f'TORCH_CUDA_ARCH_LIST names "{arch}". Supported are forms like "9.0", "9.0a" and "8.0+PTX"')
+        if not re.fullmatch(form, arch):
+            sys.exit(f'{variable} names "{arch}". Supported are forms like {examples}')
     return archs
 
 
-def arch_flags(archs: list[str]) -> list[str]:
-    flags = []
-    for arch in archs:
-        number = arch.removesuffix("+PTX").replace(".", "")
-        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
-        if arch.endswith("+PTX"):
-            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
-    return flags
+class Cuda:
+    """nvcc. The architecture "9.0" is machine code, "9.0+PTX" is that and what later GPUs can compile."""
+
+    name, home, compiler = "CUDA", "CUDA_HOME", "nvcc"
+
+    def __init__(self, nvcc: str) -> None:
+        self.command = nvcc
+        self.version = re.search(r"release.* V([\d.]+)", output_of(nvcc, "--version"))[1]
+        present = re.findall(r"\d+\.\d", output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"))
+        form = r"\d+\.\d[af]?(\+PTX)?"
+        self.archs = architectures(
+            "TORCH_CUDA_ARCH_LIST", form, '"9.0", "9.0a" and "8.0+PTX"', present, DEFAULT_CUDA_ARCHS
+        )
+        self.flags = NVCC_FLAGS
+        self.own_flags = ["-ccbin=" + host_compiler()]
+        for arch in self.archs:
+            number = arch.removesuffix("+PTX").replace(".", "")
+            self.own_flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+            if arch.endswith("+PTX"):
+                self.own_flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+
+    # A kernel has one host function, which launches it; its local variables are symbols of the object file.
+    count_kernels = r"nm -A | sed -n 's/:.*__device_stub__\(.*\)E[0-9]*__[a-z]*$$/ \1/p'"
+
+    def compile_flags(self, prefix_maps: list[str]) -> list[str]:
+        return [*NVCC_FLAGS, *self.own_flags, "-Xcompiler=" + ",".join([*NVCC_HOST_FLAGS, *prefix_maps])]
+
+    def linker(self, flags: list[str]) -> tuple[str, list[str]]:
+        """nvcc knows where its libraries are. The CUDA runtime's symbols stay inside."""
+        flags = [*flags, "--exclude-libs", "ALL"]
+        return self.command, ["-cudart", "static", *self.own_flags, *(f"-Xlinker={flag}" for flag in flags)]
+
+
+class Hip:
+    """hipcc of ROCm 6 or 7, or clang. Never yet tried with ROCm's own compilers, nor on AMD hardware."""
+
+    name, home, compiler = "HIP", "ROCM_HOME", "hipcc"
+
+    def __init__(self, hipcc: str, archs: list[str] | None = None) -> None:
+        self.command = hipcc
+        self.version = re.search(r"version:? ([\d.]+)", output_of(*shlex.split(hipcc), "--version"))[1]
+        present = re.findall(r"gfx(?!000)\w+", output_of("rocm_agent_enumerator"))
+        form, examples = r"gfx\w+(:\w+[+-])*", '"gfx90a" and "gfx1100"'
+        self.archs = archs or architectures("PYTORCH_ROCM_ARCH", form, examples, present, DEFAULT_HIP_ARCHS)
+        self.flags = HIP_FLAGS
+
+    # The host function that launches a kernel is a symbol of the object file.
+    count_kernels = r"nm -A | sed -n 's/.* [TtWw] \(.*__device_stub__.*\)/\1/p'"
+
+    def compile_flags(self, prefix_maps: list[str]) -> list[str]:
+        return [*HIP_FLAGS, *(f"--offload-arch={arch}" for arch in self.archs), *prefix_maps]
+
+    def linker(self, flags: list[str]) -> tuple[str, list[str]]:
+        """The runtime is the one that torch brings, if it does: there must be one in a process."""
+        lib = Path(shlex.split(self.command)[0]).resolve().parent.parent / "lib"
+        return host_compiler(), [*(f"-Wl,{flag}" for flag in flags), f"-L{lib}", "-lamdhip64"]
+
+
+def host_compiler() -> str:
+    return os.environ.get("CXX", "g++")
+
+
+def gpu_toolkit() -> Cuda | Hip | None:
+    """The one torch is made for, or CUDA if torch is CPU-only; None without its compiler, or if none is wanted."""
+    wanted = os.environ.get("TORCHREDUCE_GPU", "auto")
+    if wanted == "0":
+        return None
+    kind = Hip if (package_root("torch") / "lib" / "libtorch_hip.so").exists() else Cuda
+    home = os.environ.get(kind.home)
+    command = shutil.which(f"{home}/bin/{kind.compiler}" if home else kind.compiler)
+    if command is None and wanted == "1":
+        sys.exit(f"TORCHREDUCE_GPU=1, but there is no {kind.compiler}: put it on PATH or set {kind.home}")
+    return kind(command) if command else None
 
 
 def parts_of(source: Path) -> list[str]:
@@ -128,35 +181,50 @@ def quoted(flags: list[str]) -> str:
 TRACKED = "$flags -MD -MF $out.d -c $in -o $out"
 DESCRIPTION = "  description = $out"
 
-# A kernel has one host function, which launches it; its local variables are symbols of the object file.
-LOCAL_OF_STUB = r"s/:.*__device_stub__\(.*\)E[0-9]*__[a-z]*$$/ \1/p"
-COUNT_KERNELS = f"echo $in | xargs -r nm -A | sed -n '{LOCAL_OF_STUB}' | sort -u | wc -l"
-
 
 class Ninja:
-    """A ninja file: rules with tracked headers, then one build statement a file."""
+    """A ninja file in a folder, which has all that is built: rules with tracked headers, then one statement a file."""
 
-    def __init__(self, cxx: str, nvcc: str | None) -> None:
+    def __init__(self, folder: Path, toolkit: Cuda | Hip | None) -> None:
+        self.folder = folder
+        count = f"echo $in | xargs -r {toolkit.count_kernels if toolkit else 'true'} | sort -u | wc -l"
         self.lines = [
-            f"builddir = {BUILD}",
-            *("rule cxx", f"  command = {cxx} {TRACKED}", "  depfile = $out.d", "  deps = gcc", DESCRIPTION),
-            *("rule nvcc", f"  command = {nvcc} {TRACKED}", "  depfile = $out.d", "  deps = gcc", DESCRIPTION),
-            *("rule link", f"  command = {cxx} -shared $in -o $out $flags", DESCRIPTION),
-            *("rule nvlink", f"  command = {nvcc} -shared $in -o $out $flags", DESCRIPTION),
-            *("rule count", f'  command = echo "#define TR_KERNEL_COUNT $$({COUNT_KERNELS})" > $out', DESCRIPTION),
+            f"builddir = {folder}",
+            *("rule compile", f"  command = $compiler {TRACKED}", "  depfile = $out.d", "  deps = gcc", DESCRIPTION),
+            *("rule link", "  command = $compiler -shared $in -o $out $flags", DESCRIPTION),
+            *("rule count", f'  command = echo "#define TR_KERNEL_COUNT $$({count})" > $out', DESCRIPTION),
         ]
 
-    def build(self, rule: str, inputs: list[str], output: str, flags: list[str], needs: str = "") -> str:
+    def build(
+        self, rule: str, inputs: list[str], output: str, flags: list[str], needs: str = "", compiler: str = ""
+    ) -> str:
         """Returns the output's path."""
-        path = str(BUILD / output)
+        path = str(self.folder / output)
         self.lines.append(f"build {path}: {rule} {' '.join(inputs)}{' | ' + needs if needs else ''}")
+        self.lines.append(f"  compiler = {compiler or host_compiler()}")
         self.lines.append(f"  flags = {quoted(flags)}")
         return path
 
+    def compile(self, source: str, flags: list[str], variant: str = "", needs: str = "", compiler: str = "") -> str:
+        """The object of a source file; `variant` tells several objects of one file apart."""
+        name = ".".join(filter(None, [source.removeprefix("csrc/"), variant, "o"]))
+        return self.build("compile", [source], name, flags, needs, compiler)
+
+    def kernels(self, toolkit: Cuda | Hip, prefix_maps: list[str]) -> list[str]:
+        """The objects of csrc/kernels/*.cu."""
+        flags = [*toolkit.compile_flags(prefix_maps), "-Icsrc"]
+        objects = []
+        for source in sorted((ROOT / "csrc" / "kernels").glob("*.cu")):
+            name = str(source.relative_to(ROOT))
+            for part in parts_of(source) or [""]:
+                defines = [f"-DTR_PART={part}"] if part else []
+                objects.append(self.compile(name, [*flags, *defines], variant=part, compiler=toolkit.command))
+        return objects
+
     def run(self) -> None:
-        file = BUILD / "build.ninja"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("\n".join(self.lines) + "\n")
+        file = self.folder / "build.ninja"
+        (ROOT / self.folder).mkdir(parents=True, exist_ok=True)
+        (ROOT / file).write_text("\n".join(self.lines) + "\n")
         ninja = [sys.executable, "-m", "ninja"] if package_root("ninja") else ["ninja"]
         jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
         if subprocess.call([*ninja, "-f", str(file), "-j", jobs], cwd=ROOT):
@@ -168,8 +236,8 @@ class BuildExtension(build_ext):
 
     def run(self) -> None:
         start = time.monotonic()
-        self.torch, self.nvcc = package_root("torch"), find_nvcc()
-        self.ninja = Ninja(os.environ.get("CXX", "g++"), self.nvcc)
+        self.torch, self.toolkit = package_root("torch"), gpu_toolkit()
+        self.ninja = Ninja(BUILD, self.toolkit)
         # Messages and debug lines name files as "csrc/plan.cpp" and "torch/...", wherever the build ran.
         self.prefix_maps = [f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={self.torch.parent}/="]
 
@@ -183,50 +251,37 @@ class BuildExtension(build_ext):
 
     def library(self) -> str:
         """libtorchreduce.so. Returns its path."""
-        kernels = self.kernels() if self.nvcc else []
-        archs = cuda_archs() if self.nvcc else []
+        toolkit, compile = self.toolkit, self.ninja.compile
+        kernels = self.ninja.kernels(toolkit, self.prefix_maps) if toolkit else []
         host = [*HOST_FLAGS, *self.prefix_maps, "-Icsrc", f"-I{BUILD}"]
-        host += ["-DTORCHREDUCE_CUDA"] if self.nvcc else []
+        host += ["-DTORCHREDUCE_GPU"] if toolkit else []
         host += ["-DTR_BASELINE_ONLY"] if len(ISA_FLAGS) == 1 else []
 
-        objects = [self.compile("csrc/plan.cpp", host)]
-        objects += [self.compile("csrc/torch_ops.cpp", [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
-        objects += [self.compile("csrc/cpu/dispatch.cpp", host)]
+        objects = [compile("csrc/plan.cpp", host)]
+        objects += [compile("csrc/torch_ops.cpp", [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
+        objects += [compile("csrc/cpu/dispatch.cpp", host)]
         for isa, flags in ISA_FLAGS.items():
             for source in ("csrc/cpu/reduce.cpp", "csrc/cpu/scan.cpp"):
-                objects.append(self.compile(source, [*host, *flags, f"-DTR_ISA={isa}"], isa))
+                objects.append(compile(source, [*host, *flags, f"-DTR_ISA={isa}"], isa))
 
         facts = {
             "TR_VERSION": self.distribution.get_version(),
-            "TR_CUDA_VERSION": cuda_version(self.nvcc) if self.nvcc else "",
-            "TR_CUDA_ARCHS": ";".join(archs),
-            "TR_FLAGS": " ".join(HOST_FLAGS) + (f" | nvcc {' '.join(NVCC_FLAGS)}" if self.nvcc else ""),
+            "TR_TOOLKIT": toolkit.name if toolkit else "",
+            "TR_TOOLKIT_VERSION": toolkit.version if toolkit else "",
+            "TR_ARCHS": ";".join(toolkit.archs) if toolkit else "",
+            "TR_FLAGS": " | ".join(
+                [" ".join(HOST_FLAGS), *([f"{toolkit.compiler} {' '.join(toolkit.flags)}"] if toolkit else [])]
+            ),
         }
         count = self.ninja.build("count", kernels, "kernel_count.h", [])
         defines = [f'-D{name}="{value}"' for name, value in facts.items()]
-        objects.append(self.compile("csrc/build_info.cpp", [*host, *defines], needs=count))
+        objects.append(compile("csrc/build_info.cpp", [*host, *defines], needs=count))
 
         # libtorch.so brings libtorch_cuda.so in where torch has one; nothing is bound to it at link time.
         link = ["-soname", LIBRARY, f"-L{self.torch}/lib"]
         link += ["--no-as-needed", "-ltorch", "--as-needed", "-ltorch_cpu", "-lc10"]
-        if not self.nvcc:
-            return self.ninja.build("link", objects, LIBRARY, [f"-Wl,{flag}" for flag in link])
-        # nvcc knows where its libraries are. The CUDA runtime's symbols stay inside.
-        link += ["--exclude-libs", "ALL"]
-        flags = ["-cudart", "static", *arch_flags(archs), self.host_compiler(), *(f"-Xlinker={flag}" for flag in link)]
-        return self.ninja.build("nvlink", objects + kernels, LIBRARY, flags)
-
-    def kernels(self) -> list[str]:
-        """The objects of csrc/kernels/*.cu."""
-        host = ",".join([*NVCC_HOST_FLAGS, *self.prefix_maps])
-        flags = [*NVCC_FLAGS, *arch_flags(cuda_archs()), self.host_compiler(), f"-Xcompiler={host}", "-Icsrc"]
-        objects = []
-        for source in sorted((ROOT / "csrc" / "kernels").glob("*.cu")):
-            name = str(source.relative_to(ROOT))
-            for part in parts_of(source) or [""]:
-                defines = [f"-DTR_PART={part}"] if part else []
-                objects.append(self.compile(name, [*flags, *defines], variant=part, rule="nvcc"))
-        return objects
+        linker, flags = toolkit.linker(link) if toolkit else (host_compiler(), [f"-Wl,{flag}" for flag in link])
+        return self.ninja.build("link", objects + kernels, LIBRARY, flags, compiler=linker)
 
     def module(self, library: str) -> str:
         """_C.<abi>.so, found beside the library at run time. Returns its path."""
@@ -234,16 +289,8 @@ class BuildExtension(build_ext):
         includes = [f"{package_root('pybind11')}/include", sysconfig.get_paths()["include"]]
         flags = [*HOST_FLAGS, *self.prefix_maps, "-fvisibility=hidden", "-Icsrc"]
         flags += [flag for path in includes for flag in ("-isystem", path)]
-        binding = self.compile("csrc/python.cpp", flags, suffix.removesuffix(".so").strip("."))
+        binding = self.ninja.compile("csrc/python.cpp", flags, suffix.removesuffix(".so").strip("."))
         return self.ninja.build("link", [binding, library], f"_C{suffix}", ["-Wl,-rpath,$ORIGIN"])
-
-    def compile(self, source: str, flags: list[str], variant: str = "", rule: str = "cxx", needs: str = "") -> str:
-        """The object of a source file; `variant` tells several objects of one file apart."""
-        name = ".".join(filter(None, [source.removeprefix("csrc/"), variant, "o"]))
-        return self.ninja.build(rule, [source], name, flags, needs)
-
-    def host_compiler(self) -> str:
-        return f"-ccbin={os.environ.get('CXX', 'g++')}"
 
     def install_file(self, built: Path, target: Path) -> None:
         """Copies unless it is the same file already; a process that has loaded the old one keeps it."""
@@ -257,10 +304,10 @@ class BuildExtension(build_ext):
     def summary(self, prebuilt: str | None) -> str:
         if prebuilt:
             return f"used {prebuilt}"
-        if not self.nvcc:
+        if not self.toolkit:
             return "built without a GPU part"
         count = (BUILD / "kernel_count.h").read_text().split()[-1]
-        return f"built {count} GPU kernels for {';'.join(cuda_archs())}"
+        return f"built {count} GPU kernels for {';'.join(self.toolkit.archs)}"
 
     def get_outputs(self) -> list[str]:
         folder = ROOT / "torchreduce" if self.inplace else Path(self.build_lib).resolve() / "torchreduce"
@@ -270,7 +317,8 @@ class BuildExtension(build_ext):
         return {}  # what setuptools' editable installs would have to copy: nothing
 
 
-setup(
-    ext_modules=[Extension("torchreduce._C", ["csrc/python.cpp"])],
-    cmdclass={"build_ext": BuildExtension},
-)
+if __name__ == "__main__":  # tools/hip.py uses the rest
+    setup(
+        ext_modules=[Extension("torchreduce._C", ["csrc/python.cpp"])],
+        cmdclass={"build_ext": BuildExtension},
+    )

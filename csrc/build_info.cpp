@@ -11,12 +11,7 @@ namespace torchreduce {
 #define TR_COMPILER "GCC " __VERSION__
 #endif
 
-#ifdef TORCHREDUCE_CUDA
-constexpr const char* kCuda = TR_CUDA_VERSION;
-#else
-constexpr const char* kCuda = nullptr;
-#endif
-
-const BuildInfo kBuildInfo = {TR_VERSION, TR_COMPILER, kCuda, TR_CUDA_ARCHS, TR_FLAGS, TR_KERNEL_COUNT};
+const BuildInfo kBuildInfo = {TR_VERSION, TR_COMPILER, TR_TOOLKIT,     TR_TOOLKIT_VERSION,
+                              TR_ARCHS,   TR_FLAGS,    TR_KERNEL_COUNT};
 
 }  // namespace torchreduce

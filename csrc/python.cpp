@@ -18,14 +18,19 @@ namespace {
 
 py::dict build_info() {
   std::vector<std::string> archs;
-  std::istringstream listed(kBuildInfo.cuda_archs);
+  std::istringstream listed(kBuildInfo.archs);
   for (std::string arch; std::getline(listed, arch, ';');) archs.push_back(arch);
 
   py::dict info;
   info["version"] = kBuildInfo.version;
   info["compiler"] = kBuildInfo.compiler;
-  info["cuda"] = kBuildInfo.cuda ? py::object(py::str(kBuildInfo.cuda)) : py::none();
-  info["cuda_archs"] = archs;
+  const auto version_if = [](const std::string& toolkit) -> py::object {
+    if (toolkit != kBuildInfo.toolkit) return py::none();
+    return py::str(kBuildInfo.toolkit_version);
+  };
+  info["cuda"] = version_if("CUDA");
+  info["hip"] = version_if("HIP");
+  info["archs"] = archs;
   info["flags"] = kBuildInfo.flags;
   info["kernels"] = kBuildInfo.kernels;
   return info;

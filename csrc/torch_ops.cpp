@@ -24,7 +24,7 @@ void parallel_for(int64_t tasks, void (*body)(void*, int64_t, int64_t), void* co
   torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) { body(context, begin, end); });
 }
 
-#ifdef TORCHREDUCE_CUDA
+#ifdef TORCHREDUCE_GPU
 
 // The shims of torch's GPU library, looked up when first needed: this library also loads where torch has none.
 struct GpuShims {
@@ -124,7 +124,7 @@ void reduce_into(const Op& op, const View& x, uint64_t mask, bool keepdim, const
   if (call.layout.rows == 0) return;
   if (call.layout.length == 0 && !facts(op.reduction, x.dtype).has_empty)
     raise<std::out_of_range>(op.name, ": the reduced dims of the input hold no elements, and there is no identity");
-#ifdef TORCHREDUCE_CUDA
+#ifdef TORCHREDUCE_GPU
   run<ReduceCall>(op.name, call, x, cpu::reduce, gpu::reduce);
 #else
   run<ReduceCall>(op.name, call, x, cpu::reduce, nullptr);
@@ -200,7 +200,7 @@ void scan_into(const ScanOp& op, const View& x, int dim, bool exclusive, bool re
     in = -in;
     to = -to;
   }
-#ifdef TORCHREDUCE_CUDA
+#ifdef TORCHREDUCE_GPU
   run<ScanCall>(op.name, call, x, cpu::scan, gpu::scan);
 #else
   run<ScanCall>(op.name, call, x, cpu::scan, nullptr);

@@ -25,8 +25,8 @@ def why_no_gpu():
     """None if GPU kernels can run here."""
     if not torch.cuda.is_available():
         return "torch sees no GPU"
-    if not _C.build_info()["cuda"]:
-        return "torchreduce was built without CUDA"
+    if not _C.build_info()["archs"]:
+        return "torchreduce was built without a GPU part"
     return None
 
 

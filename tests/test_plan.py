@@ -172,6 +172,6 @@ def test_build_info():
     info = _C.build_info()
     assert info["version"] == tr.__version__ and info["compiler"] and info["flags"]
     assert "fast-math" not in info["flags"].replace("no-fast-math", "")
-    if info["cuda"]:
-        assert info["cuda_archs"] and info["kernels"] > 0
+    built = bool(info["cuda"] or info["hip"])
+    assert bool(info["archs"]) == built and (info["kernels"] > 0) == built
     assert _C.instruction_set() in _C.instruction_sets() and not _C.set_instruction_set("mmx")

@@ -15,8 +15,8 @@ from . import _C
 def info() -> str:
     """What a bug report needs: a fact a line."""
     build = _C.build_info()
-    archs = ";".join(build["cuda_archs"])
-    gpu = f"CUDA {build['cuda']} for {archs}, {build['kernels']} kernels" if build["cuda"] else "none"
+    toolkit = f"CUDA {build['cuda']}" if build["cuda"] else f"HIP {build['hip']}"
+    gpu = f"{toolkit} for {';'.join(build['archs'])}, {build['kernels']} kernels" if build["archs"] else "none"
     lines = {
         "torchreduce": torchreduce.__version__,
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}",

@@ -40,7 +40,7 @@ BUDGET = 0.01  # seconds that a call is timed for
 
 def gpu_usable() -> bool:
     """Whether torch has a GPU and this build kernels for one."""
-    return torch.cuda.is_available() and bool(_C.build_info()["cuda"])
+    return torch.cuda.is_available() and bool(_C.build_info()["archs"])
 
 
 @dataclass

@@ -28,7 +28,7 @@ template <class E> struct TypedLoad {
   // `offset` is a multiple of kWidth from a 16-byte boundary.
   __device__ static void packed(const Source& in, int64_t offset, E* items) {
     using P = Packed<E, kWidth>;
-    const P p = *global(reinterpret_cast<const P*>(static_cast<const E*>(in.data) + offset));
+    const P p = load_wide(reinterpret_cast<const P*>(static_cast<const E*>(in.data) + offset));
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) items[i] = p.item[i];
   }

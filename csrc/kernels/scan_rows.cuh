@@ -14,7 +14,7 @@ template <class Acc, class O> struct TypedStore {
     Packed<O, kWidth> p;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) p.item[i] = round_to<O>(v[i]);
-    *global(reinterpret_cast<Packed<O, kWidth>*>(static_cast<O*>(call.out) + offset)) = p;
+    store_wide(reinterpret_cast<Packed<O, kWidth>*>(static_cast<O*>(call.out) + offset), p);
   }
 };
 // Results of any dtype.
