@@ -1,7 +1,7 @@
 """Times torchreduce beside torch, in one sitting, and writes every row with what it was measured on.
 
-    python benchmarks/run.py cpu --threads 1 2          # 2^24 elements
-    python benchmarks/run.py cuda                       # 2^28 elements
+    python -m benchmarks.run cpu --threads 1 2          # 2^24 elements
+    python -m benchmarks.run cuda                       # 2^28 elements
 
 A row is one op on one shape by one provider: p20, p50 and p80 of the times, and the bandwidth of p50, counting the
 input once and a scan's output once. On a GPU "ceiling" is a device copy of the input. Providers take turns on each

@@ -33,7 +33,7 @@ template <class Op> TR_HD Vec<Lane<Op>> load_lanes(const Op& op, const typename 
   } else if constexpr (kIsSum<Op>) {
     return load_converted<Lane<Op>>(p);
   } else {
-    Vec<Lane<Op>> v;
+    Vec<Lane<Op>> v{};
     for (int i = 0; i < kLanes<Lane<Op>>; ++i) v[i] = Lane<Op>(op.load(p[i], 0));
     return v;
   }

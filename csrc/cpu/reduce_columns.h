@@ -39,10 +39,10 @@ template <class Op> struct Columns {
 
   Job<Op>& job;
   const Layout& layout;
-  bool direct;    // columns lie in memory as E, one after the other
+  bool direct;    // this chunk's columns lie in memory as E, one after the other
   int64_t group;  // positions taken together, a power of two
   int64_t width, lanes;  // of this chunk: columns, and columns * group
-  const E* end;
+  const E* end;   // of readable memory
   RowStart at;    // of the chunk's first column
   E* copy;        // [kCopies][width]
   char* rest;     // for the kernel
@@ -59,8 +59,8 @@ template <class Op> struct Columns {
 
   // Position i of the chunk's columns.
   TR_HD const E* columns(int64_t i, int slot) const {
-    return fetch<E, kMayConvert<Op>>(job.call.in, at.in + position_offset(layout, i), row_stride(layout), width,
-                                     copy + slot * padded(width));
+    return fetch<E, kMayConvert<Op>>(job.call.in, at.in + position_offset(layout, i), width == 1 ? 1 : row_stride(layout),
+                                     width, copy + slot * padded(width));
   }
 
   // Leaves [first, last) of every column: the canonical order. Several positions are read at a time, each a stream through
@@ -156,12 +156,12 @@ template <class Op> struct Columns {
   }
   TR_HD void track_rows(const E* const* rows, int count, int64_t valid, UintOf<L> step, L* keys, UintOf<L>* steps) const {
     using U = UintOf<L>;
+    const E* const last = direct ? end : copy + kCopies * padded(width);
     for (int64_t c = 0; c < valid; c += W) {
       Vec<L> key = load<Vec<L>>(keys + c);
       Vec<U> at_step = load<Vec<U>>(steps + c);
       for (int k = 0; k < count; ++k) {
-        const Vec<L> v = c + W <= valid ? load_lanes(job.op, rows[k] + c)
-                                        : load_first(job.op, rows[k] + c, valid - c, direct ? end : copy + kCopies * padded(width));
+        const Vec<L> v = c + W <= valid ? load_lanes(job.op, rows[k] + c) : load_first(job.op, rows[k] + c, valid - c, last);
         const auto greater = v > key;
         key = greater ? v : key;
         at_step = greater ? splat(U(step + k)) : at_step;
@@ -184,10 +184,9 @@ template <class Op> struct Columns {
     Carver carver{scratch.data};
     Acc* const results = carver.take<Acc>(cuts.width);
     E* const copy = carver.take<E>(kCopies * padded(cuts.width));
-    const bool direct = (row_stride(layout) == 1 || cuts.inner == 1) &&
-                        (!kMayConvert<Op> || (source.dtype == DtypeOf<E>::value && !source.truth));
+    const bool converts = kMayConvert<Op> && (source.dtype != DtypeOf<E>::value || source.truth);
     int64_t group = 1;
-    if (direct && layout.reduced == 1 && cuts.chunks == 1 && position_stride(layout) == cuts.inner)
+    if (!converts && (row_stride(layout) == 1 || cuts.inner == 1) && layout.reduced == 1 && cuts.chunks == 1 && position_stride(layout) == cuts.inner)
       while (group < least(kResidues, layout.length) && 2 * group * cuts.width <= kFlatLanes) group *= 2;
 
     const int64_t per_outer = cuts.chunks * job.runs;
@@ -198,6 +197,7 @@ template <class Op> struct Columns {
       const int64_t c0 = chunk * cuts.width, width = least(cuts.width, cuts.inner - c0);
       const int64_t out_stride = layout.kept ? layout.out[layout.kept - 1] : 0;
       const RowStart at{outer.at.in + c0 * row_stride(layout), outer.at.out + c0 * out_stride};
+      const bool direct = !converts && (row_stride(layout) == 1 || width == 1);
       Columns columns{job, layout, direct, group, width, group * width,
                       static_cast<const E*>(source.data) + last_offset(layout) + 1, at, copy, carver.next};
       const int64_t first = r * job.run, last = least(job.leaves, first + job.run), row = unit / per_outer * cuts.inner + c0;

@@ -93,7 +93,7 @@ template <class E, bool kConvert>
 TR_HD const E* fetch(const Source& source, int64_t offset, int64_t stride, int64_t count, E* scratch) {
   if (!kConvert || (source.dtype == DtypeOf<E>::value && !source.truth)) {
     const E* p = static_cast<const E*>(source.data) + offset;
-    if (stride == 1 || count == 1) return p;
+    if (stride == 1) return p;
     for (int64_t i = 0; i < count; ++i) scratch[i] = p[i * stride];
     return scratch;
   }

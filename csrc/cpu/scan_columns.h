@@ -133,8 +133,7 @@ template <class Scan> struct ScanColumns {
     const int64_t n = call.layout.length, in_stride = job.in_stride(), out_stride = job.out_stride();
     const int64_t in_step = row_stride(call.layout), out_step = out_columns();
     const bool write_in_place = call.out_dtype == DtypeOf<Acc>::value && (out_step == 1 || width == 1);
-    const bool read_in_place = job.reads_in_place() && (in_step == 1 || width == 1);
-    const int64_t ahead = read_in_place ? kGroup * in_stride : 0;
+    const int64_t ahead = job.reads_in_place() && in_step == 1 ? kGroup * in_stride : 0;
     if (call.exclusive)
       for (int64_t c = 0; c < width; ++c) job.start_row(at.out + c * out_step);
     for (int64_t i = 0; i < n; i += kGroup) {

@@ -122,7 +122,7 @@ template <class To, class From> TR_HD Vec<To> widen(const From* p) {
   }
   return load<Vec<To>>(&v);
 #else
-  Vec<To> v;
+  Vec<To> v{};
   for (int i = 0; i < kLanes<To>; ++i) v[i] = To(p[i]);
   return v;
 #endif
@@ -146,7 +146,7 @@ template <class Lane, class E> TR_HD Vec<Lane> load_converted(const E* p) {
     return widen<Lane>(p);
   } else {
     using Acc = std::conditional_t<std::is_same<Lane, uint64_t>::value, int64_t, Lane>;
-    Vec<Lane> v;
+    Vec<Lane> v{};
     for (int i = 0; i < kLanes<Lane>; ++i) v[i] = Lane(convert<Acc>(p[i]));
     return v;
   }

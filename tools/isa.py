@@ -1,0 +1,239 @@
+"""What compilers made of the GPU kernels, read from machine code: AMD's by LLVM's tools, NVIDIA's by cuobjdump.
+
+The rules, of which `faults` lists the violations:
+
+    every architecture has the same kernels
+    no kernel for AMD has scratch memory, calls or flat accesses
+    no kernel for NVIDIA that is compiled for one type of elements has local memory
+    kernels along rows move such elements by 16 bytes at a time, or by 8 where a lane's 8 elements are no more
+    a block has at most 48 KiB of shared memory, which every GPU has without being asked for more
+    a wavefront is as wide as the architecture makes it; arithmetic rounds to nearest and keeps subnormals (AMD)
+"""
+
+import functools
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CUDA_ARCH = "sm_90"
+MAX_SHARED = 48 * 1024
+
+# Groups of 8 elements that a kernel's code loads, and stores, by wide accesses.
+WIDE_GROUPS = {"reduce_rows": (5, 0), "scan_rows": (2, 1), "scan_chain": (4, 4)}
+# Wide stores that may be missing: nvcc shares a part of one with the code for a row's end.
+SHARED_STORES = {CUDA_ARCH: 1}
+
+# A type in C++, as the table names it, and its size.
+TYPES = {
+    "unsigned char": ("u8", 1),
+    "signed char": ("i8", 1),
+    "short": ("i16", 2),
+    "int": ("i32", 4),
+    "long": ("i64", 8),
+    "F16": ("f16", 2),
+    "BF16": ("bf16", 2),
+    "float": ("f32", 4),
+    "double": ("f64", 8),
+    "Bool": ("bool", 1),
+}
+
+# reduce_rows<Sum<float>, TypedLoad<F16>>(...), combine_partials<Sum<float>>(...), and the scans with a Store at the end
+KERNEL = re.compile(
+    r"(?P<family>\w+)<(?P<op>\w+)<(?P<accumulator>[\w ]+)>"
+    r"(, (?P<kind>Typed|Any)Load<(?P<load>[\w ]+)>(, (TypedStore<[\w ]+, (?P<store>[\w ]+)>|AnyStore<[\w ]+>))?)? ?>\("
+)
+AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
+CUDA_ACCESS = re.compile(r"\b(LD|ST)G\.E\.(?:(128)|(64))\b")
+AMD_UNWANTED = {"scratch": r"scratch_|buffer_(load|store)", "flat": r"flat_", "call": r"s_swappc|s_call"}
+
+
+@dataclass
+class Kernel:
+    arch: str
+    symbol: str
+    vector_registers: int
+    scalar_registers: int
+    shared: int  # bytes of a block
+    memory: int  # bytes of a thread: AMD's scratch, NVIDIA's local memory
+    spills: int  # registers; AMD's scalar ones go to vector registers
+    wide: Counter[tuple[str, int]] = field(default_factory=Counter)  # ("load" or "store", bytes): instructions
+    faults: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        name = re.sub(r"torchreduce::(gpu::|generic::)?", "", demangled(self.symbol))
+        match = KERNEL.search(name)
+        if match is None:
+            sys.exit(f"tools/isa.py does not understand the kernel {name}")
+        self.family, self.op = match["family"], match["op"]
+        self.element = TYPES[match["load"] or match["accumulator"]][0]
+        if match["kind"] == "Any":
+            self.element = f"any as {self.element}"
+        # Of a kernel that is compiled for one type: that of the elements, and of a scan's results.
+        self.types = {"load": match["load"], "store": match["store"]} if match["kind"] == "Typed" else {}
+
+    def check(self) -> list[str]:
+        faults = list(self.faults)
+        if self.memory and (self.types or self.arch != CUDA_ARCH):
+            faults.append(f"{self.memory} bytes of memory a thread")
+        if self.shared > MAX_SHARED:
+            faults.append(f"{self.shared} bytes of shared memory")
+        for access, groups in zip(("load", "store"), WIDE_GROUPS.get(self.family, (0, 0)), strict=True):
+            if self.types.get(access):
+                group = 8 * TYPES[self.types[access]][1]  # bytes
+                width = min(16, group)
+                wanted = groups * group // width - (SHARED_STORES.get(self.arch, 0) if access == "store" else 0)
+                if self.wide[access, width] < wanted:
+                    faults.append(f"{self.wide[access, width]} {access}s of {width} bytes, expected {wanted}")
+        return [f"{self.arch} {self.family}<{self.op}, {self.element}>: {fault}" for fault in faults]
+
+    def line(self) -> str:
+        wide = " ".join(f"{access}{width}:{count}" for (access, width), count in sorted(self.wide.items()))
+        return (
+            f"{self.arch:8} {self.family:18} {self.op:10} {self.element:11} {self.vector_registers:3} vector "
+            f"{self.scalar_registers:3} scalar {self.shared:5} shared {self.memory:3} memory {self.spills:3} spilled "
+            f"{wide}".rstrip()
+        )
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stderr}")
+    return done.stdout
+
+
+@functools.cache
+def demangled(symbol: str) -> str:
+    return run("c++filt", symbol).strip()
+
+
+# ---- AMD -------------------------------------------------------------------------------------------------------------
+
+
+def code_objects(library: Path) -> list[tuple[str, bytes]]:
+    """The architecture and the ELF file of each: one for every object file and architecture."""
+    with tempfile.NamedTemporaryFile() as section:
+        run("llvm-objcopy-19", f"--dump-section=.hip_fatbin={section.name}", library, os.devnull)
+        data = Path(section.name).read_bytes()
+    # A bundle: a magic string, the number of entries; for each its offset, its size, its name's length and its name.
+    found, magic = [], b"__CLANG_OFFLOAD_BUNDLE__"
+    start = data.find(magic)
+    while start >= 0:
+        (entries,) = struct.unpack_from("<Q", data, start + len(magic))
+        at = start + len(magic) + 8
+        for _ in range(entries):
+            offset, size, length = struct.unpack_from("<QQQ", data, at)
+            name = data[at + 24 : at + 24 + length].decode()
+            at += 24 + length
+            if name.startswith("hip"):
+                found.append((name.rpartition("-")[2], data[start + offset : start + offset + size]))
+        start = data.find(magic, at)
+    return found
+
+
+def amd_kernels(arch: str, code: bytes) -> list[Kernel]:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(code)
+        file.flush()
+        notes = run("llvm-readelf-19", "--notes", file.name)
+        descriptors = run("llvm-objdump-19", "-D", "-j", ".rodata", file.name)
+        text = run("llvm-objdump-19", "-d", "--no-show-raw-insn", file.name)
+    lanes = 64 if arch.startswith("gfx9") else 32
+    kernels = {}
+    for entry in notes.split("\n  - .")[1:]:
+        facts = dict(re.findall(r"\.(\w+): +(\S+)", entry))
+        if "vgpr_count" not in facts:
+            continue
+        kernel = Kernel(
+            arch,
+            facts["name"],
+            vector_registers=int(facts["vgpr_count"]),
+            scalar_registers=int(facts["sgpr_count"]),
+            shared=int(facts["group_segment_fixed_size"]),
+            memory=int(facts["private_segment_fixed_size"]),
+            spills=int(facts["vgpr_spill_count"]) + int(facts["sgpr_spill_count"]),
+        )
+        if int(facts["wavefront_size"]) != lanes:
+            kernel.faults.append(f"{facts['wavefront_size']} lanes a wavefront, expected {lanes}")
+        kernels[kernel.symbol] = kernel
+
+    for name, body in re.findall(r"\.amdhsa_kernel (\S+)(.*?)\.end_amdhsa_kernel", descriptors, re.DOTALL):
+        modes = sorted(re.findall(r"float_(denorm|round)_mode_(?:32|16_64) (\d)", body))
+        if modes != [("denorm", "3")] * 2 + [("round", "0")] * 2:
+            kernels[name].faults.append(f"floating-point modes {modes}")
+
+    for name, body in re.findall(r"^\w+ <(\S+)>:\n(.*?)(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE):
+        if name in kernels:
+            inspect(kernels[name], [line.split(maxsplit=1)[0] for line in body.splitlines() if line.strip()])
+    return list(kernels.values())
+
+
+def inspect(kernel: Kernel, instructions: list[str]) -> None:
+    for instruction in instructions:
+        if match := AMD_ACCESS.match(instruction):
+            kernel.wide[match[1], 16 if match[2] else 8] += 1
+    for kind, form in AMD_UNWANTED.items():
+        count = sum(bool(re.match(form, instruction)) for instruction in instructions)
+        if count:
+            kernel.faults.append(f"{count} {kind} instructions")
+
+
+# ---- NVIDIA ----------------------------------------------------------------------------------------------------------
+
+
+def has_cuda_code(library: Path, cuobjdump: str) -> bool:
+    listed = subprocess.run([cuobjdump, "-lelf", library], capture_output=True, text=True).stdout
+    return f".{CUDA_ARCH}." in listed
+
+
+def cuda_kernels(library: Path, cuobjdump: str) -> list[Kernel]:
+    kernels = {}
+    usage = run(cuobjdump, "-arch", CUDA_ARCH, "-res-usage", library)
+    for name, facts in re.findall(r"Function (\S+):\s+(REG:.*)", usage):
+        used = {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", facts)}
+        memory = used["STACK"] + used["LOCAL"]
+        kernels[name] = Kernel(CUDA_ARCH, name, used["REG"], 0, used["SHARED"], memory, spills=0)
+    for body in run(cuobjdump, "-arch", CUDA_ARCH, "-sass", library).split("Function : ")[1:]:
+        kernel = kernels[body.split(maxsplit=1)[0]]
+        for match in CUDA_ACCESS.finditer(body):
+            kernel.wide["load" if match[1] == "LD" else "store", 16 if match[2] else 8] += 1
+        kernel.spills = len(re.findall(r"\bSTL\b", body))
+    return list(kernels.values())
+
+
+# ---- all of it -------------------------------------------------------------------------------------------------------
+
+
+def table(kernels: list[Kernel]) -> str:
+    """A line for each family and op: the most registers of its types on each architecture, the most memory on any."""
+    archs = list(dict.fromkeys(k.arch for k in kernels))
+    rows = [("registers", "", *archs, "shared", "memory", "spilled", "types")]
+    for family, op in sorted({(k.family, k.op) for k in kernels}):
+        group = [k for k in kernels if (k.family, k.op) == (family, op)]
+        cells = []
+        for arch in archs:
+            own = [k for k in group if k.arch == arch]
+            vector = max((k.vector_registers for k in own), default=0)
+            scalar = max((k.scalar_registers for k in own), default=0)
+            cells.append(f"{vector}+{scalar}" if scalar else str(vector))
+        most = [str(max(getattr(k, fact) for k in group)) for fact in ("shared", "memory", "spills")]
+        rows.append((family, op, *cells, *most, str(len({k.element for k in group}))))
+    widths = [18, 10] + [9] * (len(rows[0]) - 2)
+    return "\n".join(
+        " ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    )
+
+
+def faults(kernels: list[Kernel]) -> list[str]:
+    symbols = {arch: {k.symbol for k in kernels if k.arch == arch} for arch in {k.arch for k in kernels}}
+    everywhere = set().union(*symbols.values())
+    lacking = {arch: sorted(map(demangled, everywhere - own)) for arch, own in sorted(symbols.items())}
+    missing = [f"{arch}: lacks {name}" for arch, names in lacking.items() for name in names]
+    return missing + [fault for kernel in kernels for fault in kernel.check()]
