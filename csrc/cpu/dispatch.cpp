@@ -1,8 +1,7 @@
 // Which instruction set serves a call. Compiled once; reduce.cpp and scan.cpp are compiled three times, with -DTR_ISA=:
-//   all       -std=c++20 -O2 -ftree-vectorize -ffp-contract=off -fno-math-errno -Wall -Wextra -Wno-psabi -fvisibility=hidden
-//   baseline  nothing more
-//   avx2      -mavx2 -mfma -mf16c
-//   avx512    -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
+//   all       -std=c++20 -O2 -ftree-vectorize -ffp-contract=off -fno-math-errno -Wall -Wextra -Wno-psabi
+//   -fvisibility=hidden baseline  nothing more avx2      -mavx2 -mfma -mf16c avx512    -mavx2 -mfma -mf16c -mavx512f
+//   -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
 //             -Wno-maybe-uninitialized (which GCC's own avx512fintrin.h trips over)
 #include <atomic>
 #include <new>
@@ -11,10 +10,10 @@
 
 namespace torchreduce::cpu {
 
-#define TR_DECLARE(isa)                                              \
-  namespace isa {                                                    \
-  bool reduce(const ReduceCall& call, ParallelFor parallel_for);     \
-  bool scan(const ScanCall& call, ParallelFor parallel_for);         \
+#define TR_DECLARE(isa)                                          \
+  namespace isa {                                                \
+  bool reduce(const ReduceCall& call, ParallelFor parallel_for); \
+  bool scan(const ScanCall& call, ParallelFor parallel_for);     \
   }
 TR_DECLARE(baseline)
 TR_DECLARE(avx2)
@@ -38,7 +37,8 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-constexpr InstructionSet kSets[] = {  // widest first
+constexpr InstructionSet kSets[] = {
+    // widest first
     {"avx512", has_avx512, avx512::reduce, avx512::scan},
     {"avx2", has_avx2, avx2::reduce, avx2::scan},
     {"baseline", [] { return true; }, baseline::reduce, baseline::scan},

@@ -1,10 +1,10 @@
 // A reduction on vectors of lanes: residues side by side, the pairwise tree within a vector, and across columns.
 //
-// A lane is an accumulator of the op (sums), or the key that orders its elements (ops with an Order); the position that an
-// indexed op finds is looked up afterwards.
+// A lane is an accumulator of the op (sums), or the key that orders its elements (ops with an Order); the position that
+// an indexed op finds is looked up afterwards.
 #pragma once
-#include "order.h"
 #include "cpu/runs.h"
+#include "order.h"
 
 namespace torchreduce {
 inline namespace TR_ISA {
@@ -14,7 +14,11 @@ template <class Op> struct LaneOf {
   using Acc = typename Op::Acc;
   using type = std::conditional_t<std::is_same<Acc, int64_t>::value, uint64_t, Acc>;  // integers wrap
 };
-template <class Op> requires kOrdered<Op> struct LaneOf<Op> { using type = typename Op::Order::Key; };
+template <class Op>
+  requires kOrdered<Op>
+struct LaneOf<Op> {
+  using type = typename Op::Order::Key;
+};
 template <class Op> using Lane = typename LaneOf<Op>::type;
 template <class Op> constexpr bool kIsSum = std::is_same<Op, Sum<typename Op::Element>>::value;
 
@@ -39,7 +43,8 @@ template <class Op> TR_HD Vec<Lane<Op>> load_lanes(const Op& op, const typename 
   }
 }
 
-// The first `count` elements at p, fewer than a vector; absent lanes after them. Reads nothing at or after `end` but them.
+// The first `count` elements at p, fewer than a vector; absent lanes after them. Reads nothing at or after `end` but
+// them.
 template <class Op>
 TR_HD Vec<Lane<Op>> load_first(const Op& op, const typename Op::Element* p, int64_t count,
                                const typename Op::Element* end) {
@@ -70,11 +75,10 @@ template <class E> struct Rounds {
   int64_t ahead;  // where the elements lie that are needed next, to be prefetched; 0 if nowhere
 };
 
-// dst[j] for j in [from, to): rows[0..rounds)[j] in order; absent where there are none. Writes up to one vector of absent
-// lanes after `to`.
-template <class Op> __attribute__((noinline))
-void accumulate(const Op& op, const Rounds<typename Op::Element>& in, int rounds, int64_t from, int64_t to,
-                Lane<Op>* dst) {
+// dst[j] for j in [from, to): rows[0..rounds)[j] in order; absent where there are none. Writes up to one vector of
+// absent lanes after `to`.
+template <class Op> __attribute__((noinline)) void accumulate(const Op& op, const Rounds<typename Op::Element>& in,
+                                                              int rounds, int64_t from, int64_t to, Lane<Op>* dst) {
   using V = Vec<Lane<Op>>;
   using E = typename Op::Element;
   constexpr int W = kLanes<Lane<Op>>, kBlock = 8;  // accumulators that stay in registers
@@ -116,12 +120,14 @@ TR_HD void accumulate(const Op& op, const Rounds<typename Op::Element>& in, int6
   if (in.tail < count) accumulate(op, in, in.rounds, in.tail, count, dst);
 }
 
-// dst[j] for j in [0, count): the pairwise tree over rows[0..kNeighbours)[j], where row r + 8k is the next one of row r, for
-// k < rounds. Like accumulate() otherwise.
+// dst[j] for j in [0, count): the pairwise tree over rows[0..kNeighbours)[j], where row r + 8k is the next one of row
+// r, for k < rounds. Like accumulate() otherwise.
 constexpr int kNeighbours = 8;
-template <class Op> __attribute__((noinline))
-void accumulate_neighbours(const Op& op, const typename Op::Element* const* rows, int rounds, int64_t count,
-                           const typename Op::Element* end, int64_t ahead, Lane<Op>* dst) {
+template <class Op> __attribute__((noinline)) void accumulate_neighbours(const Op& op,
+                                                                         const typename Op::Element* const* rows,
+                                                                         int rounds, int64_t count,
+                                                                         const typename Op::Element* end, int64_t ahead,
+                                                                         Lane<Op>* dst) {
   using V = Vec<Lane<Op>>;
   constexpr int W = kLanes<Lane<Op>>;
   for (int64_t j = 0; j < count; j += W) {
@@ -158,8 +164,8 @@ template <class C, class L, int kCount, int kLevel> TR_HD void fold_vectors(Vec<
   if constexpr (kCount > 2) fold_vectors<C, L, kCount / 2, kLevel + 1>(v);
 }
 
-// `levels` levels of the pairwise tree over neighbours, in place: values[0..count >> levels) remain. The memory after the
-// values is read, and written, up to a multiple of kFoldLanes.
+// `levels` levels of the pairwise tree over neighbours, in place: values[0..count >> levels) remain. The memory after
+// the values is read, and written, up to a multiple of kFoldLanes.
 template <class L> constexpr int64_t kFoldLanes = kLanes<L> * kLanes<L>;
 template <class C, class L> void fold_pairs(L* values, int64_t count, int levels) {
   constexpr int W = kLanes<L>, kLevels = __builtin_ctz(W);

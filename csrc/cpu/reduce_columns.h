@@ -1,5 +1,6 @@
-// Reductions with lanes across rows that lie side by side ("columns"): a task takes a chunk of columns and a run of leaves.
-// Where the tensor is one block of few columns, several positions are taken together as one longer vector of lanes.
+// Reductions with lanes across rows that lie side by side ("columns"): a task takes a chunk of columns and a run of
+// leaves. Where the tensor is one block of few columns, several positions are taken together as one longer vector of
+// lanes.
 #pragma once
 #include "cpu/reduce_rows.h"
 
@@ -39,32 +40,33 @@ template <class Op> struct Columns {
 
   Job<Op>& job;
   const Layout& layout;
-  bool direct;    // this chunk's columns lie in memory as E, one after the other
-  int64_t group;  // positions taken together, a power of two
+  bool direct;           // this chunk's columns lie in memory as E, one after the other
+  int64_t group;         // positions taken together, a power of two
   int64_t width, lanes;  // of this chunk: columns, and columns * group
-  const E* end;   // of readable memory
-  RowStart at;    // of the chunk's first column
-  E* copy;        // [kCopies][width]
-  char* rest;     // for the kernel
+  const E* end;          // of readable memory
+  RowStart at;           // of the chunk's first column
+  E* copy;               // [kCopies][width]
+  char* rest;            // for the kernel
 
   TR_HD static int64_t padded(int64_t count) { return ceil_div(count, 64) * 64 + 64; }
   static int leaf_levels(int64_t run) { return run > 1 ? 64 - __builtin_clzll(uint64_t(run - 1)) + 1 : 1; }
   static int64_t bytes(const Job<Op>& job, const Chunks& chunks) {
-    const int64_t lanes = padded(chunks.width < kFlatLanes ? 2 * kFlatLanes : chunks.width), width = padded(chunks.width);
-    const int64_t sums = Stack::bytes(kResidueLevels, width) + Stack::bytes(leaf_levels(job.run), width) +
-                         2 * Carver::bytes<L>(lanes);
+    const int64_t lanes = padded(chunks.width < kFlatLanes ? 2 * kFlatLanes : chunks.width),
+                  width = padded(chunks.width);
+    const int64_t sums =
+        Stack::bytes(kResidueLevels, width) + Stack::bytes(leaf_levels(job.run), width) + 2 * Carver::bytes<L>(lanes);
     const int64_t tracked = 3 * Carver::bytes<L>(lanes) + Carver::bytes<int64_t>(lanes);
     return Carver::bytes<E>(kCopies * width) + (Op::kIndexed ? tracked : sums);
   }
 
   // Position i of the chunk's columns.
   TR_HD const E* columns(int64_t i, int slot) const {
-    return fetch<E, kMayConvert<Op>>(job.call.in, at.in + position_offset(layout, i), width == 1 ? 1 : row_stride(layout),
-                                     width, copy + slot * padded(width));
+    return fetch<E, kMayConvert<Op>>(job.call.in, at.in + position_offset(layout, i),
+                                     width == 1 ? 1 : row_stride(layout), width, copy + slot * padded(width));
   }
 
-  // Leaves [first, last) of every column: the canonical order. Several positions are read at a time, each a stream through
-  // memory: the rounds of a leaf, or where these are few, neighbours as well.
+  // Leaves [first, last) of every column: the canonical order. Several positions are read at a time, each a stream
+  // through memory: the rounds of a leaf, or where these are few, neighbours as well.
   L* leaves(int64_t first, int64_t last) {
     const int64_t wide = padded(width), stride = layout.reduced <= 1 ? position_stride(layout) : 0;
     Carver carver{rest};
@@ -112,9 +114,10 @@ template <class Op> struct Columns {
   // One level of the tree: to[g][column] = from[2g][column] with from[2g + 1][column].
   TR_HD void fold_positions(const L* from, int64_t positions, L* to) const {
     for (int64_t g = 0; g < positions / 2; ++g)
-      for (int64_t c = 0; c < width; c += W)  // what a last vector writes past its columns, the next position overwrites
-        store(to + g * width + c, combine_lanes<Op>(load<Vec<L>>(from + 2 * g * width + c),
-                                                    load<Vec<L>>(from + (2 * g + 1) * width + c)));
+      for (int64_t c = 0; c < width;
+           c += W)  // what a last vector writes past its columns, the next position overwrites
+        store(to + g * width + c,
+              combine_lanes<Op>(load<Vec<L>>(from + 2 * g * width + c), load<Vec<L>>(from + (2 * g + 1) * width + c)));
   }
 
   // The greatest key of positions [first, last) of every column, and where it stands first.
@@ -154,14 +157,16 @@ template <class Op> struct Columns {
       results[c] = acc;
     }
   }
-  TR_HD void track_rows(const E* const* rows, int count, int64_t valid, UintOf<L> step, L* keys, UintOf<L>* steps) const {
+  TR_HD void track_rows(const E* const* rows, int count, int64_t valid, UintOf<L> step, L* keys,
+                        UintOf<L>* steps) const {
     using U = UintOf<L>;
     const E* const last = direct ? end : copy + kCopies * padded(width);
     for (int64_t c = 0; c < valid; c += W) {
       Vec<L> key = load<Vec<L>>(keys + c);
       Vec<U> at_step = load<Vec<U>>(steps + c);
       for (int k = 0; k < count; ++k) {
-        const Vec<L> v = c + W <= valid ? load_lanes(job.op, rows[k] + c) : load_first(job.op, rows[k] + c, valid - c, last);
+        const Vec<L> v =
+            c + W <= valid ? load_lanes(job.op, rows[k] + c) : load_first(job.op, rows[k] + c, valid - c, last);
         const auto greater = v > key;
         key = greater ? v : key;
         at_step = greater ? splat(U(step + k)) : at_step;
@@ -186,7 +191,8 @@ template <class Op> struct Columns {
     E* const copy = carver.take<E>(kCopies * padded(cuts.width));
     const bool converts = kMayConvert<Op> && (source.dtype != DtypeOf<E>::value || source.truth);
     int64_t group = 1;
-    if (!converts && (row_stride(layout) == 1 || cuts.inner == 1) && layout.reduced == 1 && cuts.chunks == 1 && position_stride(layout) == cuts.inner)
+    if (!converts && (row_stride(layout) == 1 || cuts.inner == 1) && layout.reduced == 1 && cuts.chunks == 1 &&
+        position_stride(layout) == cuts.inner)
       while (group < least(kResidues, layout.length) && 2 * group * cuts.width <= kFlatLanes) group *= 2;
 
     const int64_t per_outer = cuts.chunks * job.runs;
@@ -198,9 +204,18 @@ template <class Op> struct Columns {
       const int64_t out_stride = layout.kept ? layout.out[layout.kept - 1] : 0;
       const RowStart at{outer.at.in + c0 * row_stride(layout), outer.at.out + c0 * out_stride};
       const bool direct = !converts && (row_stride(layout) == 1 || width == 1);
-      Columns columns{job, layout, direct, group, width, group * width,
-                      static_cast<const E*>(source.data) + last_offset(layout) + 1, at, copy, carver.next};
-      const int64_t first = r * job.run, last = least(job.leaves, first + job.run), row = unit / per_outer * cuts.inner + c0;
+      Columns columns{job,
+                      layout,
+                      direct,
+                      group,
+                      width,
+                      group * width,
+                      static_cast<const E*>(source.data) + last_offset(layout) + 1,
+                      at,
+                      copy,
+                      carver.next};
+      const int64_t first = r * job.run, last = least(job.leaves, first + job.run),
+                    row = unit / per_outer * cuts.inner + c0;
       if constexpr (Op::kIndexed) {
         columns.track(first * kLeaf, least(last * kLeaf, layout.length), results);
         for (int64_t c = 0; c < width; ++c)

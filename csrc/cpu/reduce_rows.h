@@ -1,5 +1,5 @@
-// Reductions with lanes along a row. Rows of one leaf are folded many at a time, longer ones leaf by leaf; a row may be cut
-// into runs of leaves for several tasks.
+// Reductions with lanes along a row. Rows of one leaf are folded many at a time, longer ones leaf by leaf; a row may be
+// cut into runs of leaves for several tasks.
 #pragma once
 #include "cpu/lanes.h"
 
@@ -14,10 +14,10 @@ template <class Op> struct Job {
   using Acc = typename Op::Acc;
   const ReduceCall& call;
   Op op;
-  int64_t leaves;          // of a row
-  int64_t run;             // leaves a task takes of a row, a power of two
-  int64_t runs;            // of a row
-  Acc* partials;           // [rows][runs]; unused where runs is 1
+  int64_t leaves;  // of a row
+  int64_t run;     // leaves a task takes of a row, a power of two
+  int64_t runs;    // of a row
+  Acc* partials;   // [rows][runs]; unused where runs is 1
   bool out_of_memory = false;
 
   // The result of the row that starts at `at`.
@@ -72,15 +72,17 @@ int64_t locate(const Op& op, const typename Op::Element* p, int64_t count, Lane<
   return i + first_set(load_first(op, p + i, count - i, end) == wanted);
 }
 
-// Elements of one leaf (or of several short rows) enter one round of kResidues after the other, and kStreams leaves that lie
-// far apart take turns: memory is then read as that many sequential streams, of which the hardware prefetches each.
+// Elements of one leaf (or of several short rows) enter one round of kResidues after the other, and kStreams leaves
+// that lie far apart take turns: memory is then read as that many sequential streams, of which the hardware prefetches
+// each.
 template <class Op> struct Rows {
   using E = typename Op::Element;
   using Acc = typename Op::Acc;
   using L = Lane<Op>;
   static constexpr int W = kLanes<L>;
   static constexpr int kStreams = 4, kWindow = 64;  // leaves at a time
-  static constexpr int64_t kBytes = Carver::bytes<L>(kStreams * kResidues + kFoldLanes<L>) + Carver::bytes<E>(kLeaf + W);
+  static constexpr int64_t kBytes =
+      Carver::bytes<L>(kStreams * kResidues + kFoldLanes<L>) + Carver::bytes<E>(kLeaf + W);
 
   struct Item {  // a leaf
     int64_t unit, leaf, count;
@@ -115,8 +117,7 @@ template <class Op> struct Rows {
     const int64_t size = layout.size[fastest];
     Odometer outer(layout, layout.kept, fastest, first / size);
     int64_t i = first % size;
-    if (i + count <= size)
-      return fetch<E, kMayConvert<Op>>(in, row + outer.at.in + i * stride, stride, count, dst);
+    if (i + count <= size) return fetch<E, kMayConvert<Op>>(in, row + outer.at.in + i * stride, stride, count, dst);
     for (int64_t done = 0; done < count;) {
       const int64_t piece = least(size - i, count - done);
       const E* p = fetch<E, kMayConvert<Op>>(in, row + outer.at.in + i * stride, stride, piece, dst + done);
@@ -160,7 +161,8 @@ template <class Op> struct Rows {
     Odometer outer(layout, 0, layout.kept ? fastest : 0, begin / inner);
     for (int64_t row = begin, i = begin % inner; row < end_row; i = 0) {
       const int64_t count = least(inner - i, end_row - row), out_step = layout.kept ? layout.out[fastest] : 0;
-      even_rows({outer.at.in + i * row_stride(layout), outer.at.out + i * out_step}, row_stride(layout), out_step, count);
+      even_rows({outer.at.in + i * row_stride(layout), outer.at.out + i * out_step}, row_stride(layout), out_step,
+                count);
       row += count;
       outer.next();
     }

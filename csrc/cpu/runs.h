@@ -37,7 +37,8 @@ struct Odometer {
   RowStart at{0, 0};
   int64_t index[kMaxDims];
 
-  TR_HD Odometer(const Layout& l, int first_dim, int last_dim, int64_t start) : layout(l), first(first_dim), last(last_dim) {
+  TR_HD Odometer(const Layout& l, int first_dim, int last_dim, int64_t start)
+      : layout(l), first(first_dim), last(last_dim) {
     for (int d = last - 1; d >= first; --d) {
       const int64_t next = d > first ? start / l.size[d] : 0;
       index[d] = start - next * l.size[d];
@@ -68,20 +69,20 @@ TR_HD int64_t last_offset(const Layout& l) {
 }
 
 // Copies `count` elements, `stride` apart from `offset` on, into dst, as accumulators.
-template <class Acc> __attribute__((noinline))
-static void convert_run(const Source& source, int64_t offset, int64_t stride, int64_t count, Acc* dst) {
-#define TR_CASE(T)                                                                                \
-  case DtypeOf<T>::value: {                                                                       \
-    const T* p = static_cast<const T*>(source.data) + offset;                                     \
-    int64_t i = 0;                                                                                \
-    if (source.truth) {                                                                           \
-      for (; i < count; ++i) dst[i] = Acc(is_nonzero(p[i * stride]));                             \
-    } else if (stride == 1) {                                                                     \
+template <class Acc> __attribute__((noinline)) static void convert_run(const Source& source, int64_t offset,
+                                                                       int64_t stride, int64_t count, Acc* dst) {
+#define TR_CASE(T)                                                                                   \
+  case DtypeOf<T>::value: {                                                                          \
+    const T* p = static_cast<const T*>(source.data) + offset;                                        \
+    int64_t i = 0;                                                                                   \
+    if (source.truth) {                                                                              \
+      for (; i < count; ++i) dst[i] = Acc(is_nonzero(p[i * stride]));                                \
+    } else if (stride == 1) {                                                                        \
       for (; i + kLanes<Acc> <= count; i += kLanes<Acc>) store(dst + i, load_converted<Acc>(p + i)); \
-      for (; i < count; ++i) dst[i] = convert<Acc>(p[i]);                                         \
-    } else {                                                                                      \
-      for (; i < count; ++i) dst[i] = convert<Acc>(p[i * stride]);                                \
-    }                                                                                             \
+      for (; i < count; ++i) dst[i] = convert<Acc>(p[i]);                                            \
+    } else {                                                                                         \
+      for (; i < count; ++i) dst[i] = convert<Acc>(p[i * stride]);                                   \
+    }                                                                                                \
   } break;
   switch (source.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
 #undef TR_CASE
@@ -102,21 +103,21 @@ TR_HD const E* fetch(const Source& source, int64_t offset, int64_t stride, int64
 }
 
 // Rounds `count` accumulators to `dtype` and writes them, `stride` apart from `offset` on.
-template <class Acc> __attribute__((noinline))
-static void store_run(Dtype dtype, void* base, int64_t offset, int64_t stride, int64_t count, const Acc* values) {
-#define TR_CASE(T)                                                                               \
-  case DtypeOf<T>::value:                                                                        \
-    if constexpr (is_float_type<T> == is_float_type<Acc>) {                                      \
-      T* p = static_cast<T*>(base) + offset;                                                     \
-      int64_t i = 0;                                                                             \
-      if (stride == 1) {                                                                         \
-        if constexpr (std::is_same<Acc, float>::value)                                           \
+template <class Acc> __attribute__((noinline)) static void store_run(Dtype dtype, void* base, int64_t offset,
+                                                                     int64_t stride, int64_t count, const Acc* values) {
+#define TR_CASE(T)                                                                                                   \
+  case DtypeOf<T>::value:                                                                                            \
+    if constexpr (is_float_type<T> == is_float_type<Acc>) {                                                          \
+      T* p = static_cast<T*>(base) + offset;                                                                         \
+      int64_t i = 0;                                                                                                 \
+      if (stride == 1) {                                                                                             \
+        if constexpr (std::is_same<Acc, float>::value)                                                               \
           for (; i + kLanes<float> <= count; i += kLanes<float>) store_rounded(p + i, load<Vec<float>>(values + i)); \
-        for (; i < count; ++i) p[i] = round_to<T>(values[i]);                                    \
-      } else {                                                                                   \
-        for (; i < count; ++i) p[i * stride] = round_to<T>(values[i]);                           \
-      }                                                                                          \
-    }                                                                                            \
+        for (; i < count; ++i) p[i] = round_to<T>(values[i]);                                                        \
+      } else {                                                                                                       \
+        for (; i < count; ++i) p[i * stride] = round_to<T>(values[i]);                                               \
+      }                                                                                                              \
+    }                                                                                                                \
     break;
   switch (dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
 #undef TR_CASE

@@ -21,8 +21,7 @@ template <class Scan> bool scan_with(const ScanCall& call, ParallelFor parallel_
     using Across = ScanColumns<Scan>;
     typename Across::Task task = Across::cut(job, kScanColumns);
     const int64_t outer = layout.rows / task.inner;
-    while (outer * task.chunks < threads && task.width >= 16)
-      task = Across::cut(job, (task.width / 2 + 7) / 8 * 8);
+    while (outer * task.chunks < threads && task.width >= 16) task = Across::cut(job, (task.width / 2 + 7) / 8 * 8);
     spread(outer * task.chunks, &Across::body, &task);
     return !job.out_of_memory;
   }

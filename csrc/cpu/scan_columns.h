@@ -1,5 +1,5 @@
-// Scans across rows that lie side by side ("columns"): a task walks a chunk of columns, eight positions at a time, with each
-// column's carry in memory.
+// Scans across rows that lie side by side ("columns"): a task walks a chunk of columns, eight positions at a time, with
+// each column's carry in memory.
 #pragma once
 #include "cpu/scan_rows.h"
 
@@ -36,7 +36,7 @@ template <class Scan> struct ScanColumns {
   ScanJob<Scan>& job;
   const ScanCall& call;
   int64_t width, wide;
-  RowStart at;  // of the chunk's first column
+  RowStart at;          // of the chunk's first column
   Acc *copy, *results;  // [8][wide]
   ColumnStack<Scan, L> groups, tiles;
   ColumnStack<Scan, Wide> blocks;
@@ -63,8 +63,8 @@ template <class Scan> struct ScanColumns {
     }
   }
 
-  // One group: x[j] are the columns at its position j, out[j] where their results go, `ahead` where the next group lies. The
-  // groups' totals go to the top of `groups`.
+  // One group: x[j] are the columns at its position j, out[j] where their results go, `ahead` where the next group
+  // lies. The groups' totals go to the top of `groups`.
   TR_HD void group(const Acc* const* x, Acc* const* out, int64_t ahead) const {
     L* const totals = groups.top();
     int64_t c = 0;
@@ -101,7 +101,8 @@ template <class Scan> struct ScanColumns {
     groups.push();
     const L* value = groups.total();
     if (groups.count < kFan) {
-      for (int64_t c = 0; c < wide; c += 8) store(within + c, Scan::combine(load<V>(within_block + c), load<V>(value + c)));
+      for (int64_t c = 0; c < wide; c += 8)
+        store(within + c, Scan::combine(load<V>(within_block + c), load<V>(value + c)));
       return;
     }
     groups.count = 0;
@@ -141,7 +142,8 @@ template <class Scan> struct ScanColumns {
       Acc* out[kGroup];
       for (int j = 0; j < kGroup; ++j) {
         const int64_t to = i + j + call.exclusive;
-        x[j] = i + j < n ? fetch<Acc, true>(call.in, at.in + (i + j) * in_stride, in_step, width, copy + j * wide) : absent;
+        x[j] = i + j < n ? fetch<Acc, true>(call.in, at.in + (i + j) * in_stride, in_step, width, copy + j * wide)
+                         : absent;
         out[j] = write_in_place && to < n ? static_cast<Acc*>(call.out) + at.out + to * out_stride : results + j * wide;
       }
       group(x, out, ahead);

@@ -1,5 +1,5 @@
-// Scans along rows: a row tile by tile, eight short rows at once, or block tile by block tile, in two passes, where rows are
-// fewer than threads.
+// Scans along rows: a row tile by tile, eight short rows at once, or block tile by block tile, in two passes, where
+// rows are fewer than threads.
 #pragma once
 #include "cpu/scan_tile.h"
 
@@ -113,10 +113,8 @@ template <class Scan> struct ScanRows {
     }
     for (; n <= kShortRow && row + 8 <= count; row += 8, at.in += 8 * step.in, at.out += 8 * step.out) {
       const Acc* x = copy;
-      if (read_in_place && at.in + 7 * step.in + padded <= readable)
-        x = static_cast<const Acc*>(call.in.data) + at.in;
-      else if (read_flat)
-        convert_run(call.in, at.in, 1, 8 * n, copy);
+      if (read_in_place && at.in + 7 * step.in + padded <= readable) x = static_cast<const Acc*>(call.in.data) + at.in;
+      else if (read_flat) convert_run(call.in, at.in, 1, 8 * n, copy);
       else
         for (int r = 0; r < 8; ++r) convert_run(call.in, at.in + r * step.in, job.in_stride(), n, copy + r * padded);
       Acc* const out = write_in_place ? static_cast<Acc*>(call.out) + at.out : results;

@@ -96,8 +96,9 @@ template <class Scan> TR_HD void sklansky(ScanLane<typename Scan::Acc> (&totals)
   }
 }
 
-// Scans a tile that starts at x, whose positions from `count` on, up to the next multiple of 64, are absent; writes as many
-// results, or none with kTotal. `carry` and `within` lie before the tile. x and out may be the same. Returns its total.
+// Scans a tile that starts at x, whose positions from `count` on, up to the next multiple of 64, are absent; writes as
+// many results, or none with kTotal. `carry` and `within` lie before the tile. x and out may be the same. Returns its
+// total.
 template <class Scan, bool kTotal>
 typename Scan::Acc scan_tile(const typename Scan::Acc* x, int64_t count, typename Scan::Wide carry,
                              typename Scan::Acc within, typename Scan::Acc* out) {
@@ -145,10 +146,11 @@ typename Scan::Acc scan_tile(const typename Scan::Acc* x, int64_t count, typenam
   return Acc(sums[kFan - 1]);
 }
 
-// Scans eight rows of `count` <= kTile elements, row r at x + r * x_step, which can be read up to the next multiple of 8;
-// writes as many results to out + r * out_step.
+// Scans eight rows of `count` <= kTile elements, row r at x + r * x_step, which can be read up to the next multiple of
+// 8; writes as many results to out + r * out_step.
 template <class Scan>
-void scan_eight_rows(const typename Scan::Acc* x, int64_t x_step, int64_t count, typename Scan::Acc* out, int64_t out_step) {
+void scan_eight_rows(const typename Scan::Acc* x, int64_t x_step, int64_t count, typename Scan::Acc* out,
+                     int64_t out_step) {
   using L = ScanLane<typename Scan::Acc>;
   using V = Eight<L>;
   const auto combine = [](V l, V r) { return Scan::combine(l, r); };

@@ -21,17 +21,15 @@ constexpr int kVectorBytes = 32;
 constexpr int kVectorBytes = 16;
 #endif
 
-template <class T, int kCount> struct VectorType {
-  typedef T type __attribute__((vector_size(kCount * sizeof(T))));
-};
+template <class T, int kCount> struct VectorType { typedef T type __attribute__((vector_size(kCount * sizeof(T)))); };
 template <class T> constexpr int kLanes = kVectorBytes / int(sizeof(T));
 template <class T> using Vec = typename VectorType<T, kLanes<T>>::type;
 
 // The integers of T's width.
 template <class T>
-using UintOf = std::conditional_t<sizeof(T) == 1, uint8_t,
-               std::conditional_t<sizeof(T) == 2, uint16_t,
-               std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>>;
+using UintOf = std::conditional_t<
+    sizeof(T) == 1, uint8_t,
+    std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>>;
 template <class T> using IntOf = std::make_signed_t<UintOf<T>>;
 
 // V is any vector type; memory need not be aligned.
@@ -44,8 +42,8 @@ template <class V> TR_HD void store(void* p, V v) { __builtin_memcpy(p, &v, size
 
 template <class T> TR_HD Vec<T> splat(T x) { return x - Vec<T>{}; }  // x - 0 is x, -0.0 included
 
-// The even and the odd units of kUnit lanes in each of the kBlocks equal parts of a, beside those of the same part of b: for
-// kUnit = kBlocks = 1 (a0, a2, .., b0, b2, ..) and (a1, a3, .., b1, b3, ..).
+// The even and the odd units of kUnit lanes in each of the kBlocks equal parts of a, beside those of the same part of
+// b: for kUnit = kBlocks = 1 (a0, a2, .., b0, b2, ..) and (a1, a3, .., b1, b3, ..).
 template <class T, int kUnit, int kBlocks, int... kIndex>
 TR_HD void unzip(Vec<T> a, Vec<T> b, Vec<T>& even, Vec<T>& odd, std::integer_sequence<int, kIndex...>) {
   using I = IntOf<T>;

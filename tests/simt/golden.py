@@ -1,6 +1,6 @@
 """The committed golden bits, from the emulated kernels: each case by each kernel family, on each width of wave.
 
-    golden.py PROGRAM WAVE...
+golden.py PROGRAM WAVE...
 """
 
 import hashlib
