@@ -64,7 +64,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     ISA_FLAGS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
     ISA_FLAGS["avx512"] = [
         *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
-        "-mprefer-vector-width=512",
+        *("-mprefer-vector-width=512", "-Wno-maybe-uninitialized"),  # gcc 12 says so of its own intrinsics
     ]
 
 
