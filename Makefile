@@ -1,5 +1,5 @@
 # Everything a developer types. Each target sets up what it needs: the python3 in use if it has it all, else a .venv.
-.PHONY: build demo test lint gpu gpu-build gpu-test gpu-sanitize clean
+.PHONY: build demo test lint gpu gpu-build gpu-test gpu-sanitize hip hip-deps clean
 
 WORKERS := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 
@@ -24,6 +24,12 @@ gpu:
 	@tools/gpu.sh build test sanitize
 gpu-build gpu-test gpu-sanitize:
 	@tools/gpu.sh $(@:gpu-%=%)
+
+# The kernels for AMD, built and inspected without an AMD GPU; where `make build` made code for sm_90, that is inspected, too.
+hip:
+	@python=$$(python3 tools/environment.py) && $$python tools/hip.py
+hip-deps:
+	@python=$$(python3 tools/environment.py) && $$python tools/hip.py deps
 
 clean:
 	rm -rf build torchreduce/*.so *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

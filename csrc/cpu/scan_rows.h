@@ -38,7 +38,8 @@ template <class Scan> struct ScanJob {
 template <class Scan> struct ScanRows {
   using Acc = typename Scan::Acc;
   using Wide = typename Scan::Wide;
-  static constexpr int64_t kShortRow = 128;  // rows up to here are scanned eight at once
+  static constexpr int64_t kStreamBytes = 1 << 25;  // results this large would not stay in the caches
+  static constexpr int64_t kShortRow = 128;         // rows up to here are scanned eight at once
   static constexpr int64_t kBytes = 2 * Carver::bytes<Acc>(8 * kShortRow);
 
   ScanJob<Scan>& job;
@@ -56,6 +57,7 @@ template <class Scan> struct ScanRows {
   template <bool kTotal> void tiles(RowStart at, int64_t first, int64_t last, ScanCarry<Scan>& carry) {
     const int64_t stride = job.in_stride();
     const bool in_place = job.writes_in_place() && job.out_stride() == 1;
+    const bool large = call.layout.rows * call.layout.length * int64_t(sizeof(Acc)) >= kStreamBytes;
     for (int64_t i = first; i < last; i += kTile) {
       const int64_t count = last - i < kTile ? last - i : kTile;
       const Acc* x = fetch<Acc, true>(call.in, at.in + i * stride, stride, count, copy);
@@ -65,7 +67,8 @@ template <class Scan> struct ScanRows {
         x = copy;
       }
       Acc* const out = in_place && count == kTile ? static_cast<Acc*>(call.out) + at.out + i : results;
-      carry.push(scan_tile<Scan, kTotal>(x, count, carry.carry(), carry.within(), out));
+      const bool stream = large && reinterpret_cast<uintptr_t>(out) % 32 == 0 && out != results;
+      carry.push(scan_tile<Scan, kTotal>(x, count, carry.carry(), carry.within(), out, stream));
       if (!kTotal && out == results) job.store(at.out, i, count, results);
     }
   }
@@ -169,6 +172,7 @@ template <class Scan> struct ScanRows {
     ScanRows rows(job, scratch.data);
     if constexpr (kPass == Pass::Whole) rows.whole(begin, end);
     else rows.template block_tiles<kPass == Pass::Totals>(begin, end);
+    fence_streams();
   }
 };
 

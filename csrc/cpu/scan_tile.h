@@ -19,6 +19,17 @@ template <class M> TR_HD bool any_set(M mask) {
   return any != 0;
 }
 
+// Writes past the caches: without reading the line first, and without evicting what is in use. p is 32-byte aligned.
+TR_HD void store_stream(float* p, Eight<float> v) {
+#if defined(__AVX__)
+  _mm256_stream_ps(p, v);
+#else
+  _mm_stream_ps(p, load<__m128>(&v));
+  _mm_stream_ps(p + 4, load<__m128>(reinterpret_cast<const float*>(&v) + 4));
+#endif
+}
+TR_HD void fence_streams() { _mm_sfence(); }
+
 // p[j] is element j's prefix within its group, for eight groups; the results of the scan take its place. `carry` and
 // `within` are what lies before each group's block tile, and before it in its block tile.
 template <class Scan>
@@ -97,11 +108,11 @@ template <class Scan> TR_HD void sklansky(ScanLane<typename Scan::Acc> (&totals)
 }
 
 // Scans a tile that starts at x, whose positions from `count` on, up to the next multiple of 64, are absent; writes as
-// many results, or none with kTotal. `carry` and `within` lie before the tile. x and out may be the same. Returns its
-// total.
+// many results, or none with kTotal. `carry` and `within` lie before the tile. x and out may be the same. With
+// `stream`, out is 32-byte aligned and bypasses the caches (fence_streams() afterwards). Returns the tile's total.
 template <class Scan, bool kTotal>
 typename Scan::Acc scan_tile(const typename Scan::Acc* x, int64_t count, typename Scan::Wide carry,
-                             typename Scan::Acc within, typename Scan::Acc* out) {
+                             typename Scan::Acc within, typename Scan::Acc* out, bool stream) {
   using Acc = typename Scan::Acc;
   using L = ScanLane<Acc>;
   using V = Eight<L>;
@@ -136,7 +147,10 @@ typename Scan::Acc scan_tile(const typename Scan::Acc* x, int64_t count, typenam
       Acc* const block = out + 64 * b;
       if constexpr (std::is_same<L, float>::value) {
         transpose(p[b]);
-        for (int g = 0; g < 8; ++g) store(block + 8 * g, p[b][g]);
+        if (stream)
+          for (int g = 0; g < 8; ++g) store_stream(block + 8 * g, p[b][g]);
+        else
+          for (int g = 0; g < 8; ++g) store(block + 8 * g, p[b][g]);
       } else {
         for (int g = 0; g < 8; ++g)
           for (int j = 0; j < kGroup; ++j) block[8 * g + j] = Acc(p[b][j][g]);

@@ -24,8 +24,7 @@ const char* scan(const ScanCall& call, void* workspace, void* stream) {
 
 int current_device() {
   int device = 0;
-  gpuGetDevice(&device);
-  return device;
+  return gpuGetDevice(&device) == gpuSuccess ? device : 0;
 }
 
 int multiprocessors(int device) {
@@ -33,7 +32,7 @@ int multiprocessors(int device) {
   static std::atomic<int> known[kRemembered];  // 0: not asked yet
   if (device >= 0 && device < kRemembered && known[device]) return known[device];
   int count = 1;
-  gpuDeviceGetAttribute(&count, gpuMultiprocessorCount, device);
+  if (gpuDeviceGetAttribute(&count, gpuMultiprocessorCount, device) != gpuSuccess) return 1;
   if (device >= 0 && device < kRemembered) known[device] = count;
   return count;
 }

@@ -1,12 +1,16 @@
 #include "array.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 using namespace torchreduce;
 
 Array::Array(Dtype dtype, const std::vector<int64_t>& sizes, Memory memory)
-    : dtype_(dtype), sizes_(sizes), strides_(sizes.size()) {
+    : dtype_(dtype), sizes_(sizes), strides_(sizes.size()), far_(memory == Memory::Far) {
   const size_t dims = sizes.size();
   int64_t stride = memory == Memory::Gaps ? 2 : 1;
   for (size_t i = 0; i < dims; ++i) {
@@ -15,13 +19,23 @@ Array::Array(Dtype dtype, const std::vector<int64_t>& sizes, Memory memory)
     stride *= sizes[d] * (memory == Memory::Gaps ? 2 : 1);
     if (memory == Memory::Pitched && i == 0) ++stride;
   }
+  if (far_) strides_[0] += int64_t(1) << 30;
   int64_t end = 1;  // of the last element
   for (size_t d = 0; d < dims; ++d) end = sizes[d] && end ? end + (sizes[d] - 1) * strides_[d] : 0;
   const int64_t skipped = memory == Memory::Misaligned ? 1 : 0;
   bytes_ = (skipped + end) * size_of(dtype);
-  memory_.reset(new char[size_t(bytes_)]);
+  if (far_) {  // pages are there once they are written to
+    void* pages = mmap(nullptr, size_t(bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pages == MAP_FAILED) {
+      perror("no address space for an array");
+      exit(1);
+    }
+    memory_ = {static_cast<char*>(pages), [bytes = bytes_](char* p) { munmap(p, size_t(bytes)); }};
+  } else {
+    memory_ = {new char[size_t(bytes_)], [](char* p) { delete[] p; }};
+    memset(memory_.get(), kGap, size_t(bytes_));
+  }
   data_ = memory_.get() + skipped * size_of(dtype);
-  memset(memory_.get(), kGap, size_t(bytes_));
 }
 
 std::vector<int64_t> Array::offsets() const {
@@ -48,6 +62,7 @@ std::vector<char> Array::read() const {
 }
 
 bool Array::gaps_are_untouched() const {
+  if (far_) return true;
   std::vector<char> rest(memory_.get(), memory_.get() + bytes_);
   for (int64_t offset : offsets()) memset(&rest[size_t(data_ - memory_.get() + offset)], kGap, size_t(size_of(dtype_)));
   return std::all_of(rest.begin(), rest.end(), [](char c) { return c == kGap; });

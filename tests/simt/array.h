@@ -1,6 +1,7 @@
 // Tensors of the tests: memory, strides, and elements that are the same on every machine.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -14,9 +15,10 @@ enum class Memory {
   Misaligned,  // starts one element later
   Pitched,     // the last dim's rows lie one element further apart
   Gaps,        // every other element of every dim
-  Transposed   // the first dim is the fastest
+  Transposed,  // the first dim is the fastest
+  Far          // the first dim steps by 2^30 bytes or more; what lies between is not looked at
 };
-constexpr int kMemories = 5;
+constexpr int kNearMemories = 5;  // those before Far
 
 class Array {
  public:
@@ -32,8 +34,9 @@ class Array {
   std::vector<int64_t> offsets() const;  // of the elements, row-major, in bytes
   torchreduce::Dtype dtype_;
   std::vector<int64_t> sizes_, strides_;
+  bool far_;
   int64_t bytes_;
-  std::unique_ptr<char[]> memory_;
+  std::unique_ptr<char, std::function<void(char*)>> memory_;
   char* data_;
 };
 

@@ -57,8 +57,9 @@ void expect_equal(const std::vector<char>& actual, const std::vector<char>& expe
   exit(1);
 }
 
-// The problem under each policy that can serve it. Element values, memory layouts and the order of blocks take turns.
-void check(const Problem& p, const Policies& policies) {
+// The problem under each policy that can serve it. Element values, memory layouts and the order of blocks take turns;
+// `far`: both arrays have Memory::Far.
+void check(const Problem& p, const Policies& policies, bool far = false) {
   std::vector<char> elements, expected;
   const bool hostile = seen / long(policies.size()) % 2;
   for (const Policy& policy : policies) {
@@ -69,12 +70,13 @@ void check(const Problem& p, const Policies& policies) {
       expected = solve_by_reference(p, elements);
       expect_equal(solve_by_cpu(p, elements), expected, describe(p) + " on the CPU");
     }
-    const auto in = Memory(turn % kMemories), out = Memory(turn / 2 % kMemories);
+    const auto in = far ? Memory::Far : Memory(turn % kNearMemories);
+    const auto out = far ? Memory::Far : Memory(turn / 2 % kNearMemories);
     const bool in_place = p.scan() && !p.exclusive && p.in == p.out && turn % 4 == 3;
     simt::options.seed = seed + uint32_t(turn);
     simt::options.reverse = turn % 3 == 1;
-    simt::options.title = describe(p) + ", memory " + std::to_string(turn % kMemories) + " to " +
-                          std::to_string(turn / 2 % kMemories) + (in_place ? ", in place" : "");
+    simt::options.title = describe(p) + ", memory " + std::to_string(int(in)) + " to " + std::to_string(int(out)) +
+                          (in_place ? ", in place" : "");
     force_plan(policy.forced);
     std::string plan = "?";
     try {
@@ -179,13 +181,37 @@ void columns_chain() {
   check_scans({{2 * kSuperblock + 3 * 8192 + 5, 1}}, 1, {{{kColumnsChain, 32, -1, -1, -1}}});
 }
 
+// ---- both --------------------------------------------------------------------------------------------------------------
+
+// Offsets beyond 2^31, in every family.
+void far() {
+  const Policies reductions = {{{kRows, -1, -1, -1, -1}}, {{kColumns, -1, -1, -1, -1}}},
+                 scans = {{{kRows, -1, -1, -1, -1}}, {{kColumns, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, -1}},
+                          {{kColumnsChain, -1, -1, -1, -1}}};
+  for (uint64_t along : {1, 2}) {
+    check({"sum", Dtype::U8, Dtype::I64, {3, 40}, along}, reductions, true);
+    check({"max", Dtype::I8, Dtype::I8, {3, 2500}, along}, reductions, true);
+    check({"cumsum", Dtype::U8, Dtype::U8, {3, 40}, along}, scans, true);
+    check({"cumsum", Dtype::BF16, Dtype::BF16, {3, 300}, along, false, true}, scans, true);
+  }
+}
+
+// A fourth superblock: the totals of three are folded from the left.
+void superblocks() {
+  const int64_t n = 3 * kSuperblock + 2 * 8192 + 5;
+  check({"cumsum", Dtype::F64, Dtype::F64, {1, n}, 2},
+        {{{kRows, -1, -1, -1, -1}}, {{kColumns, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, -1}}});
+  check({"cumsum", Dtype::F64, Dtype::F64, {n, 1}, 1}, {{{kColumnsChain, 32, -1, -1, -1}}});
+}
+
 struct Group {
   const char* name;
   void (*run)();
 };
 constexpr Group kGroups[] = {
-    {"rows", rows},           {"short_rows", short_rows},     {"columns", columns}, {"split", split},
-    {"scan_rows", scan_rows}, {"scan_columns", scan_columns}, {"chain", chain},     {"columns_chain", columns_chain},
+    {"rows", rows},   {"short_rows", short_rows},       {"columns", columns}, {"split", split},
+    {"scan_rows", scan_rows}, {"scan_columns", scan_columns}, {"chain", chain}, {"columns_chain", columns_chain},
+    {"far", far},     {"superblocks", superblocks},
 };
 
 // ---- problems from a file ----------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ __global__ void votes(uint32_t* out) {
   const int warp = int(threadIdx.x) / 32;
   for (int i = 0; i <= warp; ++i) {
     const auto bits = __ballot(int(threadIdx.x) % (i + 2) == 0);
-    if (threadIdx.x % 32 == 0) out[warp] = uint32_t(bits >> (threadIdx.x & 32u & unsigned(warpSize - 1)));
+    if (threadIdx.x % 32 == 0) out[warp] = uint32_t(bits >> (__lane_id() & 32u));
   }
 }
 

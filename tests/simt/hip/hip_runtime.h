@@ -21,8 +21,6 @@
 #define __hip_atomic_load(p, order, scope) __atomic_load_n(p, order)
 #define __hip_atomic_store(p, value, order, scope) __atomic_store_n(p, value, order)
 
-#define warpSize (simt::options.wave)  // no constant, as in HIP
-
 __forceinline__ unsigned __lane_id() { return threadIdx.x % unsigned(simt::options.wave); }
 __forceinline__ int __shfl(int value, int source, int width) {
   static_assert(sizeof(int) == 4, "a shuffle moves 32 bits");

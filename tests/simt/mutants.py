@@ -1,0 +1,268 @@
+"""Seeded bugs in the kernels: each is applied alone to a copy of csrc, and the emulation has to find it.
+
+    mutants.py [--quick] [NAME ...]
+
+Prints what found each. Fails if one survives, or if its pattern no longer fits the sources: then it has to be rewritten
+for what stands there now. Needs the objects of the right kernels (make -C tests/simt build).
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+SOURCES = FOLDER.parents[1] / "csrc"
+BUILD = FOLDER.parents[1] / "build" / "simt"
+SECONDS = 300  # for one run: a mutant that takes longer does not end
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str  # in csrc
+    old: str  # stands there once; white space of any kind and amount matches
+    new: str
+    object: str  # what is compiled anew, of those in the build folder of the sanitizer or in the one above
+    groups: tuple[str, ...]  # of simt.cpp
+    sanitizer: str = "tsan"  # asan compiles much longer: for what only it finds
+    quick: bool = False
+
+    def apply(self, csrc: Path) -> None:
+        path = csrc / self.file
+        pattern = r"\s+".join(map(re.escape, self.old.split()))
+        text, count = re.subn(pattern, lambda _: self.new, path.read_text())
+        if count != 1:
+            raise ValueError(f"the pattern fits {count} times in csrc/{self.file}: {self.old}")
+        path.write_text(text)
+
+
+MUTANTS = (
+    # ---- reductions
+    Mutant(
+        "no barrier before the warps of a row combine", "kernels/reduce_rows.cuh",
+        "value[warp] = acc; __syncthreads();", "value[warp] = acc;",
+        "reduce.Sum", ("rows",), quick=True,
+    ),
+    Mutant(
+        "no barrier between two leaves of a column", "kernels/reduce_columns.cuh",
+        "acc = value[threadIdx.x]; __syncthreads();", "acc = value[threadIdx.x];",
+        "reduce.Sum", ("columns",),
+    ),
+    Mutant(
+        "threads exit before the barrier", "kernels/reduce_rows.cuh",
+        "if (plan.warps > 1) {", "if (!active) return; if (plan.warps > 1) {",
+        "reduce.Sum", ("rows",),
+    ),
+    Mutant(
+        "wrong shuffle distance", "kernels/collective.cuh",
+        "shuffle(value, lane ^ d)", "shuffle(value, lane ^ (2 * d))",
+        "reduce.Sum", ("short_rows", "rows"),
+    ),
+    Mutant(
+        "lanes counted as in a wave of 64", "kernels/gpu.cuh",
+        "return int(threadIdx.x) % kLanes;", "return int(threadIdx.x) % 64;",
+        "reduce.Sum", ("rows",),
+    ),
+    Mutant(
+        "the tree over row-threads starts at its far end", "kernels/reduce_columns.cuh",
+        "value[threadIdx.x] = op.combine(value[threadIdx.x], value[threadIdx.x + d * columns]);",
+        "value[threadIdx.x] = op.combine(value[threadIdx.x], value[threadIdx.x + plan.lanes / 2 / d * columns]);",
+        "reduce.Sum", ("columns",),
+    ),
+    Mutant(
+        "a tree level too few over a lane's elements", "kernels/reduce_rows.cuh",
+        "for (int d = 1; d < kPerLane; d *= 2) {", "for (int d = 1; d < kPerLane / 2; d *= 2) {",
+        "reduce.Sum", ("short_rows",),
+    ),
+    Mutant(
+        "the tail counts the next leaf's first element", "kernels/reduce_rows.cuh",
+        "if (position < end)", "if (position <= end)",
+        "reduce.Sum", ("rows",),
+    ),
+    Mutant(
+        "zero where a term is absent", "kernels/reduce_rows.cuh",
+        "mine < splits ? partials[row * splits + mine] : op.absent()",
+        "mine < splits ? partials[row * splits + mine] : typename Op::Acc{}",
+        "reduce.Extreme", ("split",),
+    ),
+    Mutant(
+        "partials of the first row for all rows", "kernels/reduce_rows.cuh",
+        "partials[row * splits + mine]", "partials[mine]",
+        "reduce.Sum", ("split",),
+    ),
+    Mutant(
+        "ties go to the highest index", "ops.h",
+        "left.index < right.index", "left.index > right.index",
+        "reduce.ArgExtreme", ("short_rows", "rows"), quick=True,
+    ),
+    Mutant(
+        "32-bit offset of a row", "kernels/reduce_rows.cuh",
+        "const int64_t base = active ? row_start(layout, row).in : 0;",
+        "const int base = active ? row_start(layout, row).in : 0;",
+        "reduce.Sum", ("far",), quick=True,
+    ),
+    Mutant(
+        "shared memory for one warp too few", "kernels/reduce_rows.cuh",
+        "__shared__ Acc value[kWarps];", "__shared__ Acc value[kWarps - 1];",
+        "reduce.Sum", ("rows",), "asan",
+    ),
+    Mutant(
+        "wide loads of misaligned rows", "plan.cpp",
+        "plan.vector_loads = is_static(call.in) && aligned(call.in.data)", "plan.vector_loads = is_static(call.in)",
+        "plan", ("rows",), "asan",
+    ),
+    # ---- scans
+    Mutant(
+        "wrong source lane in Sklansky's scan", "kernels/collective.cuh",
+        "(lane & ~(2 * d - 1)) + d - 1", "lane - d",
+        "scan.CumSum", ("scan_rows",),
+    ),
+    Mutant(
+        "a shuffle that only active lanes reach", "kernels/scan_rows.cuh",
+        "sklansky<S>(total, width)", "active ? sklansky<S>(total, width) : total",
+        "scan.CumSum", ("scan_rows",),
+    ),
+    Mutant(
+        "plus zero before the first group", "kernels/scan_rows.cuh",
+        "if (lane == 0) before = S::absent();", "if (lane == 0) before = Acc(0);",
+        "scan.CumSum", ("scan_rows",),
+    ),
+    Mutant(
+        "exclusive scans do not shift", "kernels/scan_rows.cuh",
+        "const int64_t shift = call.exclusive ? 1 : 0;", "const int64_t shift = 0;",
+        "scan.CumSum", ("scan_columns",),
+    ),
+    Mutant(
+        "the last group reads past the end", "kernels/scan_rows.cuh",
+        "n - first, x)", "n - first + 1, x)",
+        "scan.CumSum", ("scan_rows",), "asan",
+    ),
+    Mutant(
+        "superblocks of 64 block tiles", "order.h",
+        "if (blocks.count == uint32_t(kFan)) {", "if (blocks.count == uint32_t(2 * kFan)) {",
+        "scan.CumSum", ("superblocks",),
+    ),
+    Mutant(
+        "block tiles of a superblock folded one by one", "kernels/scan_chain.cuh",
+        "value = sklansky<S>(value, kLanes);",
+        "for (int i = 1; i < kLanes; ++i) { const Wide left = shuffle(value, i - 1); "
+        "if (lane == i) value = S::combine(left, value); }",
+        "scan.CumSum", ("superblocks",),
+    ),
+    Mutant(
+        "look-back by block instead of ticket", "kernels/scan_chain.cuh",
+        "ticket = int64_t(take_ticket(space.ticket))", "ticket = int64_t(blockIdx.x)",
+        "scan.CumSum", ("chain",), quick=True,
+    ),
+    Mutant(
+        "no barrier after the ticket", "kernels/scan_columns.cuh",
+        "ticket = int64_t(take_ticket(space.ticket)); __syncthreads();",
+        "ticket = int64_t(take_ticket(space.ticket));",
+        "scan.CumSum", ("columns_chain",),
+    ),
+    Mutant(
+        "no barrier before a block tile's totals are read", "kernels/scan_chain.cuh",
+        "totals[warp * kTiles + k] = upto; } } __syncthreads();", "totals[warp * kTiles + k] = upto; } }",
+        "scan.CumSum", ("chain",),
+    ),
+    Mutant(
+        "a carry that is never published", "kernels/scan_chain.cuh",
+        "if (last && lane == 0) space.superblock(row, s).inclusive.publish(S::combine(carry, total));", "",
+        "scan.CumSum", ("chain",),
+    ),
+    Mutant(
+        "published by a plain store", "kernels/scan_chain.cuh",
+        "store_relaxed(&word[i], uint64_t(1) << 32 | part[i]);", "word[i] = uint64_t(1) << 32 | part[i];",
+        "scan.CumSum", ("chain",), quick=True,
+    ),
+    Mutant(
+        "look-back skips the totals on its way", "kernels/scan_chain.cuh",
+        "for (int i = from - 1; i >= 0; --i)", "for (int i = from - 1; i > 0; --i)",
+        "scan.CumSum", ("chain", "superblocks"),
+    ),
+    Mutant(
+        "look-back does not wait for the totals on its way", "kernels/scan_chain.cuh",
+        "if ((totals & nearer) != nearer) continue;", "",
+        "scan.CumSum", ("chain", "superblocks"),
+    ),
+    Mutant(
+        "flags of the call before are still there", "kernels/scan.cu",
+        "if (plan.workspace > 0) {", "if (plan.workspace < 0) {",
+        "scan.CumSum", ("chain",),
+    ),
+    Mutant(
+        "a workspace without room for the carries", "plan.cpp",
+        "+ ceil_div(plan.splits, kFan) * superblock", "",
+        "plan", ("chain",), "asan",
+    ),
+)  # fmt: skip
+
+
+def link_objects(mutant: Mutant, build: Path) -> None:
+    """The right kernels' objects in a folder of its own, but the one to compile."""
+    for path in [*BUILD.glob("*.o"), *(BUILD / mutant.sanitizer).glob("*.o")]:
+        target = build / path.relative_to(BUILD)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.stem != mutant.object:
+            os.link(path, target)
+
+
+def finding(output: str) -> str:
+    """The line of a report that says most."""
+    for pattern in (r"FAILED: (.*)", r"SUMMARY: (.*)", r"runtime error: (.*)", r"simt: ((?!in |block ).*)"):
+        if match := re.search(pattern, output):
+            return re.sub(r"/\S*/(csrc|usr)/", r"\1/", match[1])[:110]
+    return output[-110:].strip()
+
+
+def judge(mutant: Mutant) -> tuple[bool, str]:
+    """Whether the mutant was caught, and by what."""
+    work = BUILD / "mutants" / mutant.name.replace(" ", "_")
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(SOURCES, work / "csrc")
+    build = work / "build"
+    try:
+        mutant.apply(work / "csrc")
+        link_objects(mutant, build)
+        program = build / f"simt.{mutant.sanitizer}"
+        make = ["make", "-s", "-C", FOLDER, f"SOURCES={work / 'csrc'}", f"BUILD={build}", program]
+        built = subprocess.run(make, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if built.returncode:
+            return False, f"does not build: {built.stdout[-2000:]}"
+        for wave in ("64", "32"):
+            options = dict(os.environ, TSAN_OPTIONS="halt_on_error=1")
+            command = [program, "--wave", wave, "--every", "3", *mutant.groups]
+            run = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS, env=options
+            )
+            if run.returncode:
+                return True, f"{mutant.sanitizer}, {wave} lanes: {finding(run.stdout)}"
+        return False, "SURVIVED"
+    except subprocess.TimeoutExpired:
+        return True, f"{mutant.sanitizer}: does not end"
+    except ValueError as error:
+        return False, str(error)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def main(arguments: list[str]) -> None:
+    names = [name for name in arguments if name != "--quick"]
+    chosen = [m for m in MUTANTS if (m.name in names if names else m.quick or "--quick" not in arguments)]
+    start = time.monotonic()
+    caught = 0
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for mutant, (ok, what) in zip(chosen, pool.map(judge, chosen), strict=True):
+            caught += ok
+            print(f"{'caught' if ok else 'FAILED'}  {mutant.name}\n        {what}", flush=True)
+    print(f"mutants: {caught} of {len(chosen)} caught, in {time.monotonic() - start:.0f} s")
+    sys.exit(caught != len(chosen) or not chosen)
+
+
+main(sys.argv[1:])
