@@ -1,5 +1,6 @@
-"""How much shared memory a block of each kernel takes, from the objects of the emulated kernels, where it is thread-local
-variables: at most 48 KiB, what every GPU has without asking for more.
+"""How much shared memory a block of each emulated kernel takes: at most 48 KiB, what every GPU has without asking.
+
+There they are thread-local variables of the objects.
 
     shared_memory.py OBJECT...
 """
