@@ -45,15 +45,26 @@ struct GpuShims {
   }
 };
 
-struct DeviceGuard {
-  DeviceGuardHandle handle = nullptr;
-  explicit DeviceGuard(int32_t index) {
-    if (gpu::current_device() != index) check(aoti_torch_create_device_guard(index, &handle));
+// Makes a device current for torch, whose allocator follows it, and for the GPU runtime linked into this library, which
+// keeps a current device of its own and launches there.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int32_t index) : before(gpu::current_device()) {
+    int32_t torch_device;
+    check(aoti_torch_get_current_device_index(&torch_device));
+    if (torch_device != index) check(aoti_torch_create_device_guard(index, &handle));
+    if (gpu::current_device() != index) gpu::set_device(index);
   }
   DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
   ~DeviceGuard() {
+    if (gpu::current_device() != before) gpu::set_device(before);
     if (handle) aoti_torch_delete_device_guard(handle);
   }
+
+ private:
+  const int before;
+  DeviceGuardHandle handle = nullptr;
 };
 
 template <class Call>

@@ -27,6 +27,8 @@ int current_device() {
   return gpuGetDevice(&device) == gpuSuccess ? device : 0;
 }
 
+void set_device(int device) { gpuSetDevice(device); }
+
 int multiprocessors(int device) {
   constexpr int kRemembered = 64;
   static std::atomic<int> known[kRemembered];  // 0: not asked yet

@@ -15,6 +15,7 @@ using gpuError_t = cudaError_t;
 #define gpuGetErrorString cudaGetErrorString
 #define gpuSuccess cudaSuccess
 #define gpuGetDevice cudaGetDevice
+#define gpuSetDevice cudaSetDevice
 #define gpuDeviceGetAttribute cudaDeviceGetAttribute
 #define gpuMultiprocessorCount cudaDevAttrMultiProcessorCount
 #elif defined(__HIPCC__)
@@ -33,6 +34,7 @@ using gpuError_t = hipError_t;
 #define gpuGetErrorString hipGetErrorString
 #define gpuSuccess hipSuccess
 #define gpuGetDevice hipGetDevice
+#define gpuSetDevice hipSetDevice
 #define gpuDeviceGetAttribute hipDeviceGetAttribute
 #define gpuMultiprocessorCount hipDeviceAttributeMultiprocessorCount
 #endif

@@ -217,8 +217,8 @@ def finding(output: str) -> str:
     """The line of a report that says most."""
     for pattern in (r"FAILED: (.*)", r"SUMMARY: (.*)", r"runtime error: (.*)", r"simt: ((?!in |block ).*)"):
         if match := re.search(pattern, output):
-            return re.sub(r"/\S*/(csrc|usr)/", r"\1/", match[1])[:110]
-    return output[-110:].strip()
+            return re.sub(r"\(?/\S*/", "", match[1])[:110]
+    return output.strip()[-110:]
 
 
 def judge(mutant: Mutant) -> tuple[bool, str]:

@@ -57,7 +57,7 @@ void expect_equal(const std::vector<char>& actual, const std::vector<char>& expe
   exit(1);
 }
 
-// The problem under each policy that can serve it. Element values, memory layouts and the order of blocks take turns;
+// The problem under each policy that can serve it. Element values, memory layouts and the order of blocks vary;
 // `far`: both arrays have Memory::Far.
 void check(const Problem& p, const Policies& policies, bool far = false) {
   std::vector<char> elements, expected;
@@ -70,18 +70,19 @@ void check(const Problem& p, const Policies& policies, bool far = false) {
       expected = solve_by_reference(p, elements);
       expect_equal(solve_by_cpu(p, elements), expected, describe(p) + " on the CPU");
     }
-    const auto in = far ? Memory::Far : Memory(turn % kNearMemories);
-    const auto out = far ? Memory::Far : Memory(turn / 2 % kNearMemories);
-    const bool in_place = p.scan() && !p.exclusive && p.in == p.out && turn % 4 == 3;
+    const uint32_t draw = uint32_t(turn) * 2654435761u >> 8;
+    const auto in = far ? Memory::Far : Memory(draw % kNearMemories);
+    const auto out = far ? Memory::Far : Memory(draw / 5 % kNearMemories);
+    const bool in_place = p.scan() && !p.exclusive && p.in == p.out && draw / 25 % 4 == 0;
     simt::options.seed = seed + uint32_t(turn);
-    simt::options.reverse = turn % 3 == 1;
+    simt::options.reverse = draw / 100 % 2;
     simt::options.title = describe(p) + ", memory " + std::to_string(int(in)) + " to " + std::to_string(int(out)) +
                           (in_place ? ", in place" : "");
     force_plan(policy.forced);
     std::string plan = "?";
     try {
-      expect_equal(solve_by_emulation(p, elements, in, out, in_place, policy.multiprocessors, plan), expected,
-                   simt::options.title + ", case " + std::to_string(turn) + ", plan " + plan);
+      const auto actual = solve_by_emulation(p, elements, in, out, in_place, policy.multiprocessors, plan);
+      expect_equal(actual, expected, simt::options.title + ", case " + std::to_string(turn) + ", plan " + plan);
       ++done;
     } catch (const std::invalid_argument&) {  // this plan cannot serve this problem
     }

@@ -51,6 +51,7 @@ inline hipError_t hipGetDevice(int* device) {
   *device = 0;
   return hipSuccess;
 }
+inline hipError_t hipSetDevice(int) { return hipSuccess; }
 inline hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t, int) {
   *value = 1;
   return hipSuccess;
