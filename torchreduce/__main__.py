@@ -1,4 +1,4 @@
-"""python -m torchreduce: demo and info."""
+"""python -m torchreduce: demo, verify and info."""
 
 import argparse
 import os
@@ -17,9 +17,10 @@ def info() -> str:
     build = _C.build_info()
     toolkit = f"CUDA {build['cuda']}" if build["cuda"] else f"HIP {build['hip']}"
     gpu = f"{toolkit} for {';'.join(build['archs'])}, {build['kernels']} kernels" if build["archs"] else "none"
+    cuda, hip = f"CUDA {torch.version.cuda or 'none'}", f"HIP {torch.version.hip}"
     lines = {
         "torchreduce": torchreduce.__version__,
-        "torch": f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}",
+        "torch": f"{torch.__version__}, {hip if torch.version.hip else cuda}",
         "python": f"{platform.python_version()} on {platform.platform()}",
         "compiler": build["compiler"],
         "flags": build["flags"],
@@ -30,9 +31,9 @@ def info() -> str:
     }
     for i in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(i)
+        kind = facts.gcnArchName if torch.version.hip else f"compute capability {facts.major}.{facts.minor}"
         lines[f"GPU {i}"] = (
-            f"{facts.name}, compute capability {facts.major}.{facts.minor}, {facts.multi_processor_count} "
-            f"multiprocessors, {facts.total_memory / 2**30:.0f} GiB"
+            f"{facts.name}, {kind}, {facts.multi_processor_count} multiprocessors, {facts.total_memory / 2**30:.0f} GiB"
         )
     if torch.cuda.device_count() == 0:
         lines["GPU"] = "none that torch sees"
@@ -40,7 +41,7 @@ def info() -> str:
 
 
 def main() -> int:
-    """The exit status: 1 if a bit check of the demo failed."""
+    """The exit status: 1 if a bit check failed."""
     parser = argparse.ArgumentParser(
         prog="python -m torchreduce",
         description="Reductions and scans for PyTorch whose bits depend on the data alone.",
@@ -53,17 +54,25 @@ def main() -> int:
         "largest error against float64 and the time, beside torch's, and whether the bits are the same from run to "
         "run, for a row alone and in a batch, and on CPU and GPU. Exits with 1 if any are not.",
     )
-    shown.add_argument("--device", choices=("cpu", "cuda"), help="only this one (default: all there are)")
+    verified = commands.add_parser(
+        "verify",
+        help="compute the golden bits with every kernel family, and print a report to paste; less than a minute",
+        description="Computes the golden bits with each instruction set of the CPU and, where there is a GPU, with the "
+        "kernels that are planned and with each kernel family. Prints a report to paste: versions, devices and build "
+        "flags, how many golden bits matched, each failure, and the memory bandwidth. Exits with 1 if any failed.",
+    )
+    for command in (shown, verified):
+        command.add_argument("--device", choices=("cpu", "cuda"), help="only this one (default: all there are)")
     commands.add_parser("info", help="print versions, devices and build flags, for a bug report")
     arguments = parser.parse_args()
     if arguments.command == "info":
         print(info())
         return 0
-    from . import demo  # needs rich, which info does not
+    from . import demo, verify  # need rich, which info does not
 
     if arguments.device == "cuda" and not demo.gpu_usable():
-        parser.error("--device cuda: torch sees no GPU, or torchreduce was built without CUDA")
-    return demo.run(arguments.device)
+        parser.error("--device cuda: torch sees no GPU, or torchreduce was built without a GPU part")
+    return demo.run(arguments.device) if arguments.command == "demo" else verify.run(info(), arguments.device)
 
 
 if __name__ == "__main__":

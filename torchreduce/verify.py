@@ -1,0 +1,108 @@
+"""python -m torchreduce verify: whether this build gives the golden bits on this machine, and how fast it is."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import torchreduce
+
+from . import _C
+from .demo import gpu_usable, seconds
+from .plans import _FAMILIES
+from .table import OPS
+from .testing import Golden, check_golden, force_plan, golden_cases, make_input
+
+# Calls whose bandwidth is reported: on a square of float32, flattened or along one of its dims.
+FUNCTIONS = ("sum", "amax", "argmax", "cumsum")
+SHAPES = (("one row", 1, 0), ("rows", 2, 1), ("columns", 2, 0))  # heading, dims, dim
+MOST_SIDE = {"cpu": 1 << 12, "cuda": 1 << 14}  # larger than the caches
+
+
+@contextmanager
+def _instructions(name: str) -> Iterator[None]:
+    """Within the block the CPU kernels are those of this instruction set."""
+    before = _C.instruction_set()
+    _C.set_instruction_set(name)
+    try:
+        yield
+    finally:
+        _C.set_instruction_set(before)
+
+
+def _kernels(device: str) -> Iterator[tuple[str, Any, list[Golden]]]:
+    """What can serve golden cases on a device: its name, a context that makes it serve, and its cases. On the CPU each
+    instruction set; on a GPU the planner's choice and each kernel family."""
+    cases = golden_cases()
+    if device == "cpu":
+        for name in _C.instruction_sets():
+            yield name, _instructions(name), cases
+        return
+    yield "as planned", nullcontext(), cases
+    kind_of = {op.function: op.kind for op in OPS}
+    for kind, family in _FAMILIES:
+        own = [case for case in cases if kind_of[case.function] == kind]
+        yield f"{kind}s: {family}", force_plan(family=family), own
+
+
+def _check(context: Any, device: str, cases: list[Golden]) -> list[str]:
+    """The failures, of which a call that raises is one."""
+    failures = []
+    with context:
+        for case in cases:
+            try:
+                failures += check_golden(device, [case])
+            except (RuntimeError, ValueError) as error:
+                failures.append(f"{case.name}: {error}")
+    return failures
+
+
+def _gigabytes_per_second(function: str, dims: int, along: int, device: str) -> float:
+    """Of memory read and written."""
+    side = MOST_SIDE[device]
+    while device == "cuda" and 16 * side**2 > torch.cuda.mem_get_info()[0]:  # input and results in half of what is free
+        side //= 2
+    row = make_input((side,), torch.float32, seed=0).to(device)
+    x = row.repeat(side, 1) if dims == 2 else row.repeat(side)
+    call = getattr(torchreduce, function)
+    moved: int = x.nbytes + call(x, along).nbytes
+    return moved / seconds(lambda: call(x, along), device) / 1e9
+
+
+def run(facts: str, only: str | None) -> int:
+    """Prints the report on the devices there are (or on one): the facts given, golden bits, failures, bandwidth. 1 if a
+    case failed, else 0."""
+    devices = [only] if only else ["cpu", "cuda"] if gpu_usable() else ["cpu"]
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
+    console.print(facts, markup=False, highlight=False, soft_wrap=True)
+
+    golden = Table(title="golden bits")
+    for heading in ("device", "kernels", "cases", "matched", "failed"):
+        golden.add_column(heading, justify="left" if heading in ("device", "kernels") else "right")
+    failures, total = [], 0
+    for device in devices:
+        for name, context, cases in _kernels(device):
+            failed = _check(context, device, cases)
+            failures += [f"{device}, {name}: {failure}" for failure in failed]
+            total += len(cases)
+            golden.add_row(device, name, *(str(n) for n in (len(cases), len(cases) - len(failed), len(failed))))
+    console.print(golden)
+    for failure in failures:
+        console.print(f"FAILED {failure}", markup=False, highlight=False, soft_wrap=True)
+
+    speed = Table(title="GB/s of float32 read and written")
+    for heading in ("device", "function", *(name for name, _, _ in SHAPES)):
+        speed.add_column(heading, justify="left" if heading in ("device", "function") else "right")
+    for device in devices:
+        for function in FUNCTIONS:
+            cells = [f"{_gigabytes_per_second(function, dims, along, device):.1f}" for _, dims, along in SHAPES]
+            speed.add_row(device, function, *cells)
+    console.print(speed)
+    verdict = f"[bold red]{len(failures)} of {total} golden cases FAILED" if failures else f"[green]all {total} matched"
+    console.print(f"golden bits, contract {torchreduce.testing.CONTRACT_VERSION}: {verdict}[/]")
+    return 1 if failures else 0
