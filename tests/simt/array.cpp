@@ -25,7 +25,8 @@ Array::Array(Dtype dtype, const std::vector<int64_t>& sizes, Memory memory)
   const int64_t skipped = memory == Memory::Misaligned ? 1 : 0;
   bytes_ = (skipped + end) * size_of(dtype);
   if (far_) {  // pages are there once they are written to
-    void* pages = mmap(nullptr, size_t(bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* pages =
+        mmap(nullptr, size_t(bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pages == MAP_FAILED) {
       perror("no address space for an array");
       exit(1);
@@ -70,7 +71,8 @@ bool Array::gaps_are_untouched() const {
 
 TensorFacts Array::facts() const { return {data_, dtype_, int(sizes_.size()), sizes_.data(), strides_.data()}; }
 
-std::vector<char> make_elements(Dtype dtype, int64_t count, uint64_t seed, bool hostile) {
+std::vector<char> make_elements(Dtype dtype, int64_t count, uint64_t seed, Values values) {
+  const bool hostile = values == Values::Hostile;
   const size_t size = size_t(size_of(dtype));
   std::vector<char> all(size_t(count) * size);
   for (int64_t i = 0; i < count; ++i) {
@@ -82,17 +84,24 @@ std::vector<char> make_elements(Dtype dtype, int64_t count, uint64_t seed, bool 
     if (dtype == Dtype::Bool) bits = h & 1;
     else if (!is_float(dtype)) bits = hostile ? h & 3 : h;
     else {
-      const int width = int(size) * 8, fraction = dtype == Dtype::F16 ? 10 : dtype == Dtype::BF16 ? 7 : width == 32 ? 23 : 52;
+      const int width = int(size) * 8, fraction = dtype == Dtype::F16    ? 10
+                                                  : dtype == Dtype::BF16 ? 7
+                                                  : width == 32          ? 23
+                                                                         : 52;
       const uint64_t top = (uint64_t(1) << (width - 1 - fraction)) - 1, u = h >> 40 & 127;
       uint64_t exponent = top / 2 - 8 + (h >> 52 & 15), rest = h & ((uint64_t(1) << fraction) - 1);
-      if (hostile && u < 40) rest = 0, exponent = top / 2;               // 1 and -1
-      else if (hostile && u < 48) rest = 0, exponent = 0;                // zeros
-      else if (hostile && u < 56) exponent = 0;                          // subnormals
-      else if (hostile && u == 56 && i % 512 < 2) exponent = top;        // NaN
-      else if (hostile && u == 57) exponent = top - 1;                   // as large as can be
+      if (hostile && u < 40) rest = 0, exponent = top / 2;                   // 1 and -1
+      else if (hostile && u < 48) rest = 0, exponent = 0;                    // zeros
+      else if (hostile && u < 56) exponent = 0;                              // subnormals
+      else if (hostile && u == 56 && i % 512 < 2) exponent = top;            // NaN
+      else if (hostile && u == 57) exponent = top - 1;                       // as large as can be
       else if (hostile && u == 58 && i % 512 < 2) exponent = top, rest = 0;  // infinities
       bits = (h >> 63) << (width - 1) | exponent << fraction | rest;
     }
+    const uint64_t top_bit = dtype == Dtype::Bool ? 1 : uint64_t(1) << (8 * size - 1);
+    if (values == Values::Negative) bits |= top_bit;
+    if (values == Values::Positive) bits &= ~top_bit;
+    if (values == Values::NegativeZeros) bits = is_float(dtype) ? top_bit : dtype == Dtype::Bool ? 1 : ~uint64_t(0);
     memcpy(&all[size_t(i) * size], &bits, size);
   }
   return all;

@@ -40,6 +40,15 @@ class Array {
   char* data_;
 };
 
-// Elements that a hash makes, the same on every machine. Floats have 16 exponents and both signs; `hostile` ones also
-// are NaN, infinite, zeros, subnormals, and equal to one another. Integers then have few values, too.
-std::vector<char> make_elements(torchreduce::Dtype dtype, int64_t count, uint64_t seed, bool hostile);
+// What elements are, of which each may hide what another shows.
+enum class Values {
+  Plain,         // floats of 16 exponents and both signs, integers of all bits
+  Hostile,       // floats also NaN, infinite, zeros, subnormals, and equal to one another; integers from 0 to 3
+  Negative,      // plain ones with the top bit set, and those
+  Positive,      //   without: all maxima, all minima lie on one side of zero
+  NegativeZeros  // every float is -0.0, the identity of addition; all bits of every integer are set
+};
+constexpr int kValues = 5;
+
+// Elements that a hash makes, the same on every machine.
+std::vector<char> make_elements(torchreduce::Dtype dtype, int64_t count, uint64_t seed, Values values);

@@ -32,9 +32,10 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 constexpr int kMaxResident = 8;
-constexpr int kIdleRounds = 10000;  // without any progress, of all resident blocks together: then there will be none
+constexpr int kIdleRounds = 10000;  // that lanes wait in, of all resident blocks together: then they wait for ever
+constexpr int kLongestSleep = 64;   // turns that others have before a block has its next
 constexpr size_t kWorkerStack = 1 << 20;  // of an OS thread, with its shared memory
-constexpr int kGarbage = 0x7f;      // in every byte of fresh shared memory: large as any type of number
+constexpr int kGarbage = 0x7f;            // in every byte of fresh shared memory: large as any type of number
 
 enum class State { Ready, Waiting, Shuffle, Ballot, Barrier, Exited };
 constexpr const char* kStateNames[] = {"ready", "backing off", "in a shuffle", "in a ballot", "at a barrier", "exited"};
@@ -42,14 +43,12 @@ constexpr const char* kStateNames[] = {"ready", "backing off", "in a shuffle", "
 struct Thread {
   Fiber fiber;
   State state;
-  const void* site;      // in the program: where it asked for what it waits for
+  const void* site;        // in the program: where it asked for what it waits for
   uint64_t value, result;  // of a shuffle or ballot
   int source;
 };
 
-struct Warp {
-  int lanes, arrived, exited;
-};
+struct Warp { int lanes, arrived, exited; };
 
 // Where blocks run, one after another: an OS thread, so that each has its own shared memory, and the stacks.
 struct Slot {
@@ -58,10 +57,10 @@ struct Slot {
   std::vector<int> holder;  // of each wave: the thread that backs off, or -1
   std::vector<int> ready, round;
   dim3 block;
-  int thread = -1;           // that runs
+  int thread = -1;  // that runs
   int at_barrier, exited;
-  bool progress;             // in this round
-  char token[4];             // of the thread sanitizer: start, end, and barriers in turn
+  bool ran, waited, progress, published;  // what some thread did in this round
+  char token[4];                          // of the thread sanitizer: start, end, and barriers in turn
   int barriers;
 
   int thread_count() const { return int(blockDim.x); }
@@ -76,15 +75,17 @@ struct Launch {
   int idle_rounds = 0;
   std::mt19937 random;
   int resident;
-  bool ended[kMaxResident] = {};  // slots
+  int64_t turns = 0;
+  int64_t wakes[kMaxResident] = {};  // the turn from which on a slot can be drawn
+  bool ended[kMaxResident] = {};     // slots
   std::atomic<int> turn = 0;  // the slot that runs; everything else here and in the slots is only touched in one's turn
 };
 
 Launch* launched = nullptr;
-Slot* slot = nullptr;  // whose turn it is
+Slot* slot = nullptr;                      // whose turn it is
 std::vector<std::unique_ptr<Slot>> slots;  // kept from launch to launch
 
-// ---- what the thread sanitizer is told: what orders threads, and not to look at the scheduler ------------------------
+// ---- what the thread sanitizer is told: what orders threads, and not to look at the scheduler -----------------------
 
 #if defined(SIMT_tsan)
 void release(char* token) { __tsan_release(token); }
@@ -98,14 +99,15 @@ void ignore_begin() {}
 void ignore_end() {}
 #endif
 
-// ---- messages ----------------------------------------------------------------------------------------------------------
+// ---- messages -------------------------------------------------------------------------------------------------------
 
 // The function and what it was inlined into, innermost first, of a return address.
 std::string describe(const void* address, const char* format) {
   char text[2000] = {};
   __sanitizer_symbolize_pc(const_cast<void*>(address), format, text, sizeof text - 2);
   std::string all;
-  for (const char* frame = text; *frame; frame += strlen(frame) + 1) all += (all.empty() ? "" : " < ") + std::string(frame);
+  for (const char* frame = text; *frame; frame += strlen(frame) + 1)
+    all += (all.empty() ? "" : " < ") + std::string(frame);
   return all;
 }
 
@@ -142,7 +144,7 @@ void print_threads() {
   _exit(kFailed);
 }
 
-// ---- threads ---------------------------------------------------------------------------------------------------------
+// ---- threads --------------------------------------------------------------------------------------------------------
 
 void thread_body() {
   Slot* mine = slot;
@@ -165,7 +167,7 @@ void make_ready(int thread) {
   slot->ready.push_back(thread);
 }
 
-// ---- collectives -----------------------------------------------------------------------------------------------------
+// ---- collectives ----------------------------------------------------------------------------------------------------
 
 // The bits of the wave that warp w belongs to. Lanes of its other warp count if they wait at the same place.
 uint64_t wave_bits(int w, const void* site) {
@@ -211,17 +213,21 @@ bool finish_barrier() {
   return true;
 }
 
-// ---- scheduling ------------------------------------------------------------------------------------------------------
+// ---- scheduling -----------------------------------------------------------------------------------------------------
 
-// Gives the turn to another slot, drawn at random. The thread sanitizer sees nothing of this: to it the blocks run at
-// the same time.
+// Gives the turn to another slot, drawn at random of those that are awake. The thread sanitizer sees nothing of this:
+// to it the blocks run at the same time.
 void pass_turn(int mine) {
   Launch& l = *launched;
-  int others[kMaxResident], count = 0;
+  ++l.turns;
+  int64_t earliest = INT64_MAX;
   for (int i = 0; i < l.resident; ++i)
-    if (i != mine && !l.ended[i]) others[count++] = i;
+    if (i != mine && !l.ended[i]) earliest = std::min(earliest, l.wakes[i]);
+  int awake[kMaxResident], count = 0;
+  for (int i = 0; i < l.resident; ++i)
+    if (i != mine && !l.ended[i] && l.wakes[i] <= std::max(earliest, l.turns)) awake[count++] = i;
   if (count == 0) return;
-  l.turn.store(others[l.random() % unsigned(count)]);
+  l.turn.store(awake[l.random() % unsigned(count)]);
   l.turn.notify_all();
 }
 void await_turn(int mine) {
@@ -247,19 +253,22 @@ void run_thread(int i) {
   switch (t.state) {
     case State::Waiting:
       holder = i;
+      s.waited = true;
       s.ready.push_back(i);
       return;
-    case State::Barrier: ++s.at_barrier; break;
+    case State::Barrier:
+      s.progress = true;
+      ++s.at_barrier;
+      break;
     case State::Exited:
+      s.progress = true;
       ++s.exited;
       ++warp.exited;
       finish_collective(i / kWarp);
       break;
-    default:
-      ++warp.arrived;
-      finish_collective(i / kWarp);
+    default: ++warp.arrived; finish_collective(i / kWarp);
   }
-  s.progress = true;
+  s.ran = true;
 }
 
 // Fills this OS thread's shared memory: all thread-local variables of the program.
@@ -296,11 +305,14 @@ void run_block(unsigned index, int mine) {
     s.round.swap(s.ready);
     s.ready.clear();
     std::shuffle(s.round.begin(), s.round.end(), l.random);
-    s.progress = false;
+    s.ran = s.waited = s.progress = s.published = false;
     for (int i : s.round) run_thread(i);
-    l.idle_rounds = s.progress ? 0 : l.idle_rounds + 1;
-    if (l.idle_rounds > kIdleRounds) fail("no forward progress: every resident block waits");
-    if (!s.progress || l.random() % 8 == 0) {
+    // Those who wait may vote on it, so that a collective is no progress.
+    if (s.progress) l.idle_rounds = 0;
+    else if (s.waited && ++l.idle_rounds > kIdleRounds) fail("no forward progress: every resident block waits");
+    // Some blocks are much slower than others, and above all between two things that they publish.
+    if (!s.ran || s.published || l.random() % 8 == 0) {
+      if (s.ran && l.random() % 2 == 0) l.wakes[mine] = l.turns + l.random() % kLongestSleep;
       pass_turn(mine);
       await_turn(mine);
     }
@@ -383,6 +395,7 @@ __attribute__((noinline)) void barrier() {
   wait_as(State::Barrier, __builtin_return_address(0));
   acquire(token);
 }
+void published() { slot->published = true; }
 __attribute__((noinline)) void back_off() { wait_as(State::Waiting, __builtin_return_address(0)); }
 
 }  // namespace simt

@@ -28,7 +28,8 @@ class Fiber {
 
   Fiber() {
     const size_t page = size_t(sysconf(_SC_PAGESIZE));
-    void* memory = mmap(nullptr, kStack + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory =
+        mmap(nullptr, kStack + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED || mprotect(memory, page, PROT_NONE) != 0) {  // an overflow faults
       perror("simt: no memory for a stack");
       exit(1);

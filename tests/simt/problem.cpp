@@ -39,7 +39,7 @@ const Row& row_of(const std::string& op) {
 
 void serial(int64_t tasks, void (*body)(void*, int64_t, int64_t), void* context) { body(context, 0, tasks); }
 
-// ---- calls, as torch_ops.cpp makes them --------------------------------------------------------------------------------
+// ---- calls, as torch_ops.cpp makes them -----------------------------------------------------------------------------
 
 struct Result {
   std::unique_ptr<Array> values, indices;  // null where the op has none
@@ -69,7 +69,8 @@ ReduceCall reduce_call(const Problem& p, const Array& x, const Result& result) {
   ReduceCall call{};
   call.op = row.reduction;
   const bool converts = facts(row.reduction, p.in).converts;
-  call.in = Source{x.data(), p.in, converts ? accumulator_of(p.in, p.out) : natural_accumulator(p.in), p.out == Dtype::Bool && converts};
+  call.in = Source{x.data(), p.in, converts ? accumulator_of(p.in, p.out) : natural_accumulator(p.in),
+                   p.out == Dtype::Bool && converts};
   const Array& out = result.values ? *result.values : *result.indices;
   std::vector<int64_t> strides = out.strides();
   for (size_t d = 0; d < strides.size(); ++d)
@@ -116,7 +117,7 @@ template <class Call> void emulate(Call& call, int multiprocessors, const char* 
   }
 }
 
-// ---- the plain loops ---------------------------------------------------------------------------------------------------
+// ---- the plain loops ------------------------------------------------------------------------------------------------
 
 template <class Acc> Acc load(const ReduceCall& call, int64_t offset) {
   return load_as<Acc>(call.in.dtype, call.in.data, offset, call.in.truth);
@@ -142,12 +143,14 @@ template <class Op, class Load> void reduce_rows(const ReduceCall& call, Load lo
 
 template <template <class> class Op> void reduce_by_reference(const ReduceCall& call) {
   if constexpr (Op<float>::kConverts) {
-    auto as = [&](auto zero) { reduce_rows<Op<decltype(zero)>>(call, [&](int64_t i) { return load<decltype(zero)>(call, i); }); };
+    auto as = [&](auto zero) {
+      reduce_rows<Op<decltype(zero)>>(call, [&](int64_t i) { return load<decltype(zero)>(call, i); });
+    };
     if (call.in.accumulator == Dtype::F64) return as(double());
     if (call.in.accumulator == Dtype::I64) return as(int64_t());
     return as(float());
   } else {
-#define TR_CASE(T) \
+#define TR_CASE(T)        \
   case DtypeOf<T>::value: \
     return reduce_rows<Op<T>>(call, [&](int64_t i) { return static_cast<const T*>(call.in.data)[i]; });
     switch (call.in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
@@ -182,7 +185,7 @@ std::vector<int64_t> Problem::result_sizes() const {
   return result;
 }
 
-// ---- solutions ---------------------------------------------------------------------------------------------------------
+// ---- solutions ------------------------------------------------------------------------------------------------------
 
 std::vector<char> solve_by_cpu(const Problem& p, const std::vector<char>& elements) {
   Array x(p.in, p.sizes, Memory::Contiguous);

@@ -1,5 +1,6 @@
-// The canonical order (docs/numerics.md) as plain loops over one row: the second judge beside the CPU kernels. It shares
-// with the kernels what an op does (ops.h) and how elements convert (dtype.h), and nothing of how they are combined.
+// The canonical order (docs/numerics.md) as plain loops over one row: the second judge beside the CPU kernels. It
+// shares with the kernels what an op does (ops.h) and how elements convert (dtype.h), and nothing of how they are
+// combined.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -56,7 +57,7 @@ template <class S> std::vector<typename S::Acc> scan(std::vector<typename S::Acc
   auto wide = [](Wide l, Wide r) { return S::combine(l, r); };
   const size_t n = x.size(), tile = 256, block = 8192, super = 32 * block;
 
-  std::vector<Acc> groups, tiles;  // inclusive prefixes within a tile, and of tiles within a block tile
+  std::vector<Acc> groups, tiles;     // inclusive prefixes within a tile, and of tiles within a block tile
   std::vector<Wide> blocks, carries;  // the same of block tiles within a superblock; the carry into each superblock
   auto append = [](auto& all, const auto& more) { all.insert(all.end(), more.begin(), more.end()); };
   for (size_t i = 0; i < n; ++i)

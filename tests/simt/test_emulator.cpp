@@ -24,7 +24,7 @@ template <class... P, class... A> void run(void (*kernel)(P...), int blocks, A..
   hipLaunchKernelGGL(kernel, dim3(blocks), dim3(kThreads), 0, nullptr, arguments...);
 }
 
-// ---- right kernels -----------------------------------------------------------------------------------------------------
+// ---- right kernels --------------------------------------------------------------------------------------------------
 
 // Each block's sum of its indices: lanes by shuffle, warps by shared memory.
 __global__ void block_sum(int* out) {
@@ -106,7 +106,7 @@ void test_right_kernels() {
   expect(orders[0] != orders[1] || orders[0] != orders[2] || orders[0] != orders[3], "other seeds, other orders");
 }
 
-// ---- wrong kernels -----------------------------------------------------------------------------------------------------
+// ---- wrong kernels --------------------------------------------------------------------------------------------------
 
 __global__ void divergent_shuffle(int* out) {
   if (threadIdx.x != 5) out[0] = __shfl(1, 0, 32);
@@ -132,7 +132,8 @@ __global__ void barrier_or_shuffle(int* out) {
 // Block b waits for block b + 1: never, once all resident ones wait.
 __global__ void wrong_way(int* out) {
   if (threadIdx.x == 0 && blockIdx.x + 1 < gridDim.x)
-    while (!__hip_atomic_load(&out[blockIdx.x + 1], __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT)) __builtin_amdgcn_s_sleep(1);
+    while (!__hip_atomic_load(&out[blockIdx.x + 1], __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT))
+      __builtin_amdgcn_s_sleep(1);
   if (threadIdx.x == 0) __hip_atomic_store(&out[blockIdx.x], 1, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
 }
 // A lane waits for another lane of its wave.
@@ -188,7 +189,7 @@ __global__ void misaligned(int* out) {
 struct Wrong {
   const char* name;
   void (*kernel)(int*);
-  std::string message;  // that it is caught with
+  std::string message;   // that it is caught with
   bool only_64 = false;  // right where a wave has 32 lanes
 };
 #define WRONG(kernel) #kernel, kernel
@@ -222,7 +223,8 @@ void expect_caught(const Wrong& wrong) {
   const bool failed = pclose(child) != 0;
   const bool right = wrong.only_64 && simt::options.wave == 32;
   const bool said = output.find(wrong.message) != std::string::npos && output.find(wrong.name) != std::string::npos;
-  expect(right ? !failed : failed && said, std::string(wrong.name) + ", expected \"" + wrong.message + "\", got\n" + output);
+  expect(right ? !failed : failed && said,
+         std::string(wrong.name) + ", expected \"" + wrong.message + "\", got\n" + output);
 }
 
 void run_wrong(const std::string& name) {

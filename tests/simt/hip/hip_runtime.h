@@ -19,7 +19,7 @@
 #define __builtin_amdgcn_s_sleep(n) simt::back_off()
 #define __HIP_MEMORY_SCOPE_AGENT 4
 #define __hip_atomic_load(p, order, scope) __atomic_load_n(p, order)
-#define __hip_atomic_store(p, value, order, scope) __atomic_store_n(p, value, order)
+#define __hip_atomic_store(p, value, order, scope) (simt::published(), __atomic_store_n(p, value, order))
 
 __forceinline__ unsigned __lane_id() { return threadIdx.x % unsigned(simt::options.wave); }
 __forceinline__ int __shfl(int value, int source, int width) {
