@@ -1,5 +1,6 @@
 # Everything a developer types. Each target sets up what it needs: the python3 in use if it has it all, else a .venv.
-.PHONY: build demo test lint gpu gpu-build gpu-test gpu-sanitize hip hip-deps clean
+.PHONY: build demo test lint gpu gpu-build gpu-test gpu-sanitize hip hip-deps simt simt-full mutants mutants-quick \
+	simt-deps clean
 
 WORKERS := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 
@@ -16,7 +17,7 @@ test:
 lint:
 	@python=$$(python3 tools/environment.py dev) && \
 	$$python -m ruff check . && $$python -m ruff format --check . && $$python -m mypy && \
-	find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | sort | \
+	find csrc tests/simt -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | sort | \
 	xargs $$($$python -c "import clang_format; print(clang_format.get_executable('clang-format'))") --dry-run -Werror
 
 # On a machine with an NVIDIA GPU; each step also on its own, in at most 8 minutes.
@@ -29,7 +30,18 @@ gpu-build gpu-test gpu-sanitize:
 hip:
 	@python=$$(python3 tools/environment.py) && $$python tools/hip.py
 hip-deps:
-	@python=$$(python3 tools/environment.py) && $$python tools/hip.py deps
+	@tools/debian.sh clang-19 clang-tools-19 lld-19 llvm-19 libamdhip64-dev rocm-device-libs
+	@python=$$(python3 tools/environment.py) && $$python tools/hip.py tools
+
+# The GPU kernels on emulated warps and wavefronts, on the CPU; then with seeded bugs, which have to be found.
+simt simt-full:
+	@python=$$(python3 tools/environment.py) && $$python setup.py -q build_ext --inplace && \
+	$(MAKE) -s -C tests/simt -j $(WORKERS) PYTHON=$$python $(if $(filter %-full,$@),full,check)
+mutants mutants-quick:
+	@$(MAKE) -s -C tests/simt -j $(WORKERS) build
+	@python3 tests/simt/mutants.py $(if $(filter %-quick,$@),--quick)
+simt-deps:
+	@tools/debian.sh g++ libboost-context-dev
 
 clean:
 	rm -rf build torchreduce/*.so *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

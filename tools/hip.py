@@ -1,7 +1,7 @@
 """AMD code for six architectures, built and inspected without an AMD GPU; NVIDIA's code is inspected, too.
 
     tools/hip.py            build/hip/libkernels.so by clang, as setup.py builds it by ROCm's; loads it; judges the code
-    tools/hip.py deps       installs what that needs: Debian's packages, as root, and NVIDIA's tools from Triton's wheel
+    tools/hip.py tools      takes NVIDIA's tools, which that uses, from Triton's wheel, unless the toolkit has them
 
 What clang makes here is for checking, never for shipping: Debian's device libraries are older than half of the
 architectures, which get stand-ins.
@@ -25,7 +25,6 @@ LIBRARY = "libkernels.so"
 CUDA_LIBRARY = Path("torchreduce/libtorchreduce.so")
 
 ARCHS = ["gfx906", "gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1201"]
-PACKAGES = ["clang-19", "clang-tools-19", "lld-19", "llvm-19", "libamdhip64-dev", "rocm-device-libs"]
 # Has cuobjdump and nvdisasm, which a CUDA toolkit from PyPI lacks.
 TRITON = "triton==3.6.0"
 
@@ -40,22 +39,22 @@ target triple = "amdgcn-amd-amdhsa"
 """
 
 
-def deps() -> None:
-    installed = subprocess.run(["dpkg", "-s", *PACKAGES], capture_output=True).returncode == 0
-    if not installed:
-        apt = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300"]
-        subprocess.run([*apt, "update"], check=True)
-        subprocess.run([*apt, "install", "-y", "--no-install-recommends", *PACKAGES], check=True)
-    if cuobjdump() is None:
-        with tempfile.TemporaryDirectory() as folder:
-            pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
-            subprocess.run([*pip, "--only-binary=:all:", "--python-version=3.11", "-d", folder, TRITON], check=True)
-            tools = ROOT / FOLDER / "bin"
-            tools.mkdir(parents=True, exist_ok=True)
-            with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
-                for name in ("nvdisasm", "cuobjdump"):
-                    (tools / name).write_bytes(wheel.read(f"triton/backends/nvidia/bin/{name}"))
-                    (tools / name).chmod(0o755)
+def tools() -> None:
+    if cuobjdump() is not None:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
+        wheel = ["--only-binary=:all:", "--python-version=3.11", "-d", folder, TRITON]
+        if subprocess.run([*pip, *wheel]).returncode:
+            sys.exit(
+                f"cannot download {TRITON} for its cuobjdump: connect to the network, or put a CUDA toolkit on PATH"
+            )
+        target = ROOT / FOLDER / "bin"
+        target.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel_file:
+            for name in ("nvdisasm", "cuobjdump"):
+                (target / name).write_bytes(wheel_file.read(f"triton/backends/nvidia/bin/{name}"))
+                (target / name).chmod(0o755)
 
 
 def cuobjdump() -> str | None:
@@ -135,7 +134,7 @@ def main() -> None:
     sys.exit(1 if faults else 0)
 
 
-if sys.argv[1:] == ["deps"]:
-    deps()
+if sys.argv[1:] == ["tools"]:
+    tools()
 else:
     main()

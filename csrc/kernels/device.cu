@@ -27,7 +27,7 @@ int current_device() {
   return gpuGetDevice(&device) == gpuSuccess ? device : 0;
 }
 
-void set_device(int device) { gpuSetDevice(device); }
+void set_device(int device) { (void)gpuSetDevice(device); }
 
 int multiprocessors(int device) {
   constexpr int kRemembered = 64;

@@ -34,13 +34,13 @@ class Mutant:
     every: int = 3  # runs about one case of so many
     quick: bool = False
 
-    def apply(self, csrc: Path) -> None:
-        path = csrc / self.file
+    def text(self) -> str:
+        """The file with the bug. ValueError if the pattern does not fit once."""
         pattern = r"\s+".join(map(re.escape, self.old.split()))
-        text, count = re.subn(pattern, lambda _: self.new, path.read_text())
+        text, count = re.subn(pattern, lambda _: self.new, (SOURCES / self.file).read_text())
         if count != 1:
             raise ValueError(f"the pattern fits {count} times in csrc/{self.file}: {self.old}")
-        path.write_text(text)
+        return text
 
 
 MUTANTS = (
@@ -215,11 +215,17 @@ def link_objects(mutant: Mutant, build: Path) -> None:
 
 
 def finding(output: str) -> str:
-    """The line of a report that says most."""
-    for pattern in (r"FAILED: (.*)", r"SUMMARY: (.*)", r"runtime error: (.*)", r"simt: ((?!in |block ).*)"):
+    """The line of a report that says most, after what reported it."""
+    for pattern, check in (
+        (r"FAILED: (.*): the bits differ", "wrong bits: "),
+        (r"FAILED: (.*)", ""),
+        (r"SUMMARY: (.*)", ""),
+        (r"runtime error: (.*)", "UndefinedBehaviorSanitizer: "),
+        (r"simt: ((?!in |block ).*)", "emulator: "),
+    ):
         if match := re.search(pattern, output):
-            return re.sub(r"\(?/\S*/", "", match[1])[:110]
-    return output.strip()[-110:]
+            return check + re.sub(r"\(?/\S*/|torchreduce::(gpu::|generic::)?", "", match[1])[:100]
+    return output.strip()[-100:]
 
 
 def judge(mutant: Mutant) -> tuple[bool, str]:
@@ -229,7 +235,7 @@ def judge(mutant: Mutant) -> tuple[bool, str]:
     shutil.copytree(SOURCES, work / "csrc")
     build = work / "build"
     try:
-        mutant.apply(work / "csrc")
+        (work / "csrc" / mutant.file).write_text(mutant.text())
         link_objects(mutant, build)
         program = build / f"simt.{mutant.sanitizer}"
         make = ["make", "-s", "-C", FOLDER, f"SOURCES={work / 'csrc'}", f"BUILD={build}", program]
@@ -247,8 +253,6 @@ def judge(mutant: Mutant) -> tuple[bool, str]:
         return False, "SURVIVED"
     except subprocess.TimeoutExpired:
         return False, f"does not end in {SECONDS} s"
-    except ValueError as error:
-        return False, str(error)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -256,6 +260,11 @@ def judge(mutant: Mutant) -> tuple[bool, str]:
 def main(arguments: list[str]) -> None:
     names = [name for name in arguments if name != "--quick"]
     chosen = [m for m in MUTANTS if (m.name in names if names else m.quick or "--quick" not in arguments)]
+    for mutant in MUTANTS:  # of all, whatever is chosen
+        try:
+            mutant.text()
+        except ValueError as error:
+            sys.exit(f"FAILED  {mutant.name}\n        {error}")
     start = time.monotonic()
     caught = 0
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
