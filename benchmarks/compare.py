@@ -227,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
         insert(args.markdown, sections(rows))
     elif args.against:
         print(changes(rows, before))
-    elif not args.check:
+    elif not (args.check or args.plot):
         print(sections(rows))
     if args.plot:
         print(*plot(rows, args.plot), sep="\n")

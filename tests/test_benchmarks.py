@@ -4,7 +4,6 @@ verdicts, and the short form for users."""
 import argparse
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 import torchreduce as tr
+from torchreduce.__main__ import main
 from torchreduce.bench import take_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -220,16 +220,19 @@ def test_plots(tmp_path, capsys):
 # ---- python -m torchreduce bench -------------------------------------------------------------------------------------
 
 
-def bench(*arguments):
-    command = [sys.executable, "-m", "torchreduce", "bench", "--device", "cpu", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+@pytest.fixture
+def bench(monkeypatch):
+    def run_it(*arguments):
+        monkeypatch.setattr(sys, "argv", ["torchreduce", "bench", "--device", "cpu", *arguments])
+        return main()
+
+    return run_it
 
 
-def test_the_short_form(tmp_path):
+def test_the_short_form(bench, tmp_path, capsys):
     plots = ["--plot", str(tmp_path / "b.svg")] if importlib.util.find_spec("matplotlib") else []
-    done = bench("--op", "sum", "max", "--dtype", "float32", "--sizes", "10", "1000", "--rows", "3", *plots)
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"(?:sum|max) +│ float32", done.stdout)) == 4
+    assert bench("--op", "sum", "max", "--dtype", "float32", "--sizes", "10", "1000", "--rows", "3", *plots) == 0
+    assert len(re.findall(r"(?:sum|max) +│ float32", capsys.readouterr().out)) == 4
     assert not plots or (tmp_path / "b.svg").exists()
 
 
@@ -238,6 +241,7 @@ def test_the_short_form(tmp_path):
     [(["--op", "median"], "'median' is none of"), (["--op", "mean", "--dtype", "int32"], "not for 'int32'"),
      (["--sizes", "0"], "must be positive")],
 )  # fmt: skip
-def test_the_short_form_refuses(arguments, said):
-    done = bench(*arguments)
-    assert done.returncode == 2 and said in done.stderr
+def test_the_short_form_refuses(bench, capsys, arguments, said):
+    with pytest.raises(SystemExit):
+        bench(*arguments)
+    assert said in capsys.readouterr().err
