@@ -1,151 +1,227 @@
-"""Times torchreduce beside torch, in one sitting, and writes every row with what it was measured on.
+"""Times torchreduce beside its peers, in one sitting, and writes every row with what it was measured on.
 
-    python -m benchmarks.run cpu --threads 1 2          # 2^24 elements
-    python -m benchmarks.run cuda                       # 2^28 elements
+    python -m benchmarks.run cuda --part scan-rows      # on a GPU; --list shows the parts and their cases
+    python -m benchmarks.run cuda --part all --quick    # fewer repeats, float32 and bfloat16 only
+    python -m benchmarks.run cuda --part scan-rows --case 'bfloat16 .*x1001 ' --provider torchreduce
+    python -m benchmarks.run cpu --threads 1 2          # see cpu.py
 
-A row is one op on one shape by one provider: p20, p50 and p80 of the times, and the bandwidth of p50, counting the
-input once and a scan's output once. On a GPU "ceiling" is a device copy of the input. Providers take turns on each
-case, so that a machine that changes its mind disturbs all of them.
+A row is one case by one provider: p20, p50 and p80 of the times, the bytes (each input and result once), and the
+fraction of the ceiling that p50 reaches. The ceiling of a scan is the best device copy of so many bytes, that of a
+reduction the best read, both measured in the same run. A case of less than 256 MiB is replayed from a graph over
+rotating buffers. Where torch's time for 1/64 of a case promises more than --patience seconds, it is left out, and the
+row says so. Exits with 1 if torchreduce failed on a case.
+
+Results go to results/<gpu>-<part>.csv. A run that --case, --provider or --quick narrows writes only where --out says.
 """
 
 import argparse
-import csv
-import statistics
-import subprocess
+import re
+import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import torchreduce as tr
+from torchreduce.bench import REPLAYED_BELOW, Run, Timed, percentile, replayed, rotation, take_turns, waited
 
-RESULTS = Path(__file__).parent / "results"
-FIELDS = ("device", "threads", "isa", "torch", "commit", "op", "dtype", "shape", "dim", "provider", "p20_ms", "p50_ms",
-          "p80_ms", "gb_per_s")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Case:
-    op: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    dim: int
-
-    def calls(self, x: torch.Tensor) -> dict[str, Callable[[], object]]:
-        return {
-            "torchreduce": lambda: getattr(tr, self.op)(x, self.dim),
-            "torch": lambda: getattr(torch, self.op)(x, self.dim),
-        }
+from . import cases as grid
+from . import cpu, peers
+from .bars import pair_of
+from .cases import LEVELS, PARTS, PROVIDERS, Case
+from .results import FIELDS, RESULTS, Writer, commit, output_of
 
 
-def cases(n: int, device: str) -> Iterator[Case]:
-    """Every dim of a few shapes of n elements: one row, square, short rows, and three dims."""
-    side, cube = round(n**0.5), 2 ** ((n.bit_length() - 1) // 3)
-    shapes = [(n,), (side, side), (n // 16, 16), (n // cube**2, cube, cube)]
-    ops = [("sum", torch.float32), ("sum", torch.bfloat16), ("amax", torch.float32), ("argmax", torch.float32)]
-    ops += [("cumsum", torch.float32)] + ([("cumsum", torch.bfloat16)] if device == "cuda" else [])
-    for op, dtype in ops:
-        for shape in shapes:
-            yield from (Case(op, dtype, shape, dim) for dim in range(len(shape)))
+def facts() -> dict[str, str]:
+    """What everything in this run was measured on."""
+    driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver[0] if driver else "unknown",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "none",
+        "commit": commit(),
+    }
 
 
-def seconds(call: Callable[[], object], device: str) -> float:
-    if device == "cpu":
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    call()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3
+PATIENCE = {"scan-ops": 2}  # seconds; five ops, each as slow in torch as cumsum
 
 
-def measure(calls: dict[str, Callable[[], object]], device: str, repeats: int) -> dict[str, list[float]]:
-    """Sorted seconds by provider. A provider slower than a second is timed once."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for name, call in calls.items():
-        first = seconds(call, device)
-        if first > 1:
-            times[name].append(first)
-    for round_ in range(repeats + 1):
-        for name, call in calls.items():
-            if not times[name] or times[name][0] <= 1:
-                taken = seconds(call, device)
-                if round_:  # the first round warms up
-                    times[name].append(taken)
-    return {name: sorted(t) for name, t in times.items()}
+# ---- a case ----------------------------------------------------------------------------------------------------------
 
 
-def percentile(times: list[float], p: int) -> float:
-    return times[0] if len(times) == 1 else statistics.quantiles(times, n=100, method="inclusive")[p - 1]
+def part_of(x: torch.Tensor) -> torch.Tensor:
+    """1/64 of it, along its longest dim."""
+    longest = max(range(x.dim()), key=lambda d: x.shape[d])
+    return x.narrow(longest, 0, max(1, x.shape[longest] // 64))
 
 
-def commit() -> str:
-    git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=RESULTS.parent)
-    return git.stdout.strip() or "unknown"
+def expected_seconds(case: Case, inputs: tuple[torch.Tensor, ...]) -> float:
+    """torch's, as 1/64 of the case tells."""
+    probe = Case(case.part, case.op, case.dtype, case.shape, case.dim)  # of any form: its result goes where torch wants
+    run, few = probe.run("torch"), tuple(part_of(x) for x in inputs)
+    run(few)
+    return 64 * waited(lambda: run(few), grid.DEVICE)
 
 
-def device_name(device: str) -> str:
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return model[0].split(":")[1].strip() if model else "CPU"
+def failure(error: Exception) -> str:
+    return f"failed: {type(error).__name__}: {str(error).strip().splitlines()[0][:120] if str(error).strip() else ''}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("device", choices=("cpu", "cuda"))
-    parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads()], help="in turn")
-    parser.add_argument("--elements", type=int, help="default: 2^24 on the CPU, 2^28 on a GPU")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--op", action="append", help="only these ops")
-    parser.add_argument("--out", type=Path, help="the CSV file; default: results/<device>.csv")
-    args = parser.parse_args()
-
-    n = args.elements or (2**24 if args.device == "cpu" else 2**28)
-    common = {"device": device_name(args.device), "isa": tr._C.instruction_set(), "torch": torch.__version__,
-              "commit": commit()}  # fmt: skip
-    table = Table("op", "dtype", "shape", "dim", "threads", "torchreduce ms", "torch ms", "torch / torchreduce")
+def measure(case: Case, wanted: list[str], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row a provider that has a way to compute it; without times where it failed or was left out."""
+    replay = case.nbytes < REPLAYED_BELOW
+    inputs = [case.inputs() for _ in range(rotation(case.nbytes) if replay else 1)]
+    calls: dict[str, Run | Timed] = {}
+    notes: dict[str, str] = {}
+    for provider in wanted:
+        run = case.run(provider)
+        if run is None:
+            continue
+        notes[provider] = ""
+        try:
+            if provider == "torch" and not replay:
+                seconds = expected_seconds(case, inputs[0])
+                if seconds > (args.patience or PATIENCE.get(case.part, 8)):
+                    notes[provider] = f"left out: about {seconds:.0f} s"
+                    continue
+                if seconds > 0.9:  # its own time, measured below, loads all that there is to load
+                    calls[provider] = lambda run=run: run(inputs[0])
+                    continue
+            run(inputs[0])
+            calls[provider] = replayed(run, inputs) if replay else lambda run=run: run(inputs[0])
+        except Exception as error:
+            notes[provider] = failure(error)
+    repeats, budget = (11, 0.1) if args.quick else (30, 0.25)
+    times = take_turns(calls, grid.DEVICE, repeats, budget)
+    kind = "copy" if case.scans else "read"
+    ceiling, ceiling_name = peers.ceiling_seconds(kind, case.nbytes, replay) if times else (0.0, "")
     rows = []
-    for threads in args.threads if args.device == "cpu" else [0]:
-        if threads:
-            torch.set_num_threads(threads)
-        for case in cases(n, args.device):
-            if args.op and case.op not in args.op:
-                continue
-            x = torch.randn(case.shape, device=args.device).to(case.dtype)
-            calls = case.calls(x)
-            if args.device == "cuda":
-                target = torch.empty_like(x)
-                calls["ceiling"] = lambda target=target, x=x: target.copy_(x)
-            dtype = str(case.dtype).removeprefix("torch.")
-            size = x.numel() * x.element_size()
-            moved = {provider: size * (1 + (case.op == "cumsum" or provider == "ceiling")) for provider in calls}
-            times = measure(calls, args.device, args.repeats)
-            for provider, t in times.items():
-                p20, p50, p80 = (percentile(t, p) for p in (20, 50, 80))
-                rows.append({**common, "threads": threads, "op": case.op, "dtype": dtype,
-                             "shape": "x".join(map(str, case.shape)), "dim": case.dim, "provider": provider,
-                             "p20_ms": f"{p20 * 1e3:.4f}", "p50_ms": f"{p50 * 1e3:.4f}", "p80_ms": f"{p80 * 1e3:.4f}",
-                             "gb_per_s": f"{moved[provider] / p50 / 1e9:.1f}"})  # fmt: skip
-            ours, theirs = (percentile(times[p], 50) for p in ("torchreduce", "torch"))
-            table.add_row(case.op, dtype, str(case.shape), str(case.dim), str(threads or "-"), f"{ours * 1e3:.3f}",
-                          f"{theirs * 1e3:.3f}", f"{theirs / ours:.2f}")  # fmt: skip
-    Console(width=120).print(table)
-    out = args.out or RESULTS / f"{args.device}.csv"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f"{len(rows)} rows in {out}")
+    for provider, note in notes.items():
+        row = {"part": case.part, "op": case.op, "dtype": case.dtype, "shape": "x".join(map(str, case.shape)),
+               "dim": case.dim, "form": case.form, "provider": provider, "bytes": case.nbytes,
+               "note": note}  # fmt: skip
+        if provider in times:
+            t = times[provider]
+            p20, p50, p80 = (percentile(t, p) for p in (20, 50, 80))
+            row |= {"repeats": len(t), "p20_ms": f"{p20 * 1e3:.5f}", "p50_ms": f"{p50 * 1e3:.5f}",
+                    "p80_ms": f"{p80 * 1e3:.5f}", "gb_per_s": f"{case.nbytes / p50 / 1e9:.1f}",
+                    "ceiling_ms": f"{ceiling * 1e3:.5f}", "fraction": f"{ceiling / p50:.4f}",
+                    "note": "timed once" if len(t) == 1 else note}  # fmt: skip
+        rows.append(row)
+    if times:
+        rows.append({**rows[0], "provider": kind, "repeats": "", "p20_ms": "", "p50_ms": f"{ceiling * 1e3:.5f}",
+                     "p80_ms": "", "gb_per_s": f"{case.nbytes / ceiling / 1e9:.1f}",
+                     "ceiling_ms": f"{ceiling * 1e3:.5f}", "fraction": "1", "note": ceiling_name})  # fmt: skip
+    return rows
+
+
+# ---- the table that is printed ---------------------------------------------------------------------------------------
+
+HEADING = f"{'case':52} {'ms':>9} {'p20-p80':>15} {'fraction':>8} {'bar':>5} {'goal':>5}  others' ms"
+
+
+def line(case: Case, rows: list[dict[str, Any]]) -> str:
+    """Our median, its fraction of the ceiling, marked where it is under the bar, and the others' medians."""
+    by_provider = {row["provider"]: row for row in rows}
+    shown = [f"{case.name:52}"]
+    ours = by_provider.pop("torchreduce", {})
+    if ours.get("p50_ms"):
+        bar, goal = pair_of(case.op, case.dtype, case.shape, case.dim, case.form) or (None, None)
+        fraction = float(ours["fraction"])
+        under = " <" if bar and fraction < bar else "  "
+        spread = f"{float(ours['p20_ms']):.4f}-{float(ours['p80_ms']):.4f}"
+        shown.append(f"{float(ours['p50_ms']):9.4f} {spread:>15} {fraction:8.3f}")
+        shown.append(f"{bar or '-':>5} {goal or '-':>5}{under}")
+    elif ours:
+        shown.append(ours["note"])
+    others = []
+    for provider, row in by_provider.items():
+        time_or_note = f"{float(row['p50_ms']):.4f}" if row.get("p50_ms") else row["note"]
+        others.append(f"{provider} {time_or_note}{' (once)' if row['note'] == 'timed once' else ''}")
+    return " ".join(shown) + ", ".join(others)
+
+
+# ---- the run ---------------------------------------------------------------------------------------------------------
+
+
+def chosen(part: str, args: argparse.Namespace) -> list[Case]:
+    """The cases of a part that the arguments leave; says which ops torchreduce lacks."""
+    found = [case for case in grid.cases(part, args.quick) if not args.case or re.search(args.case, case.name)]
+    missing = sorted({case.op for case in found if not hasattr(tr, case.op)})
+    if missing:
+        print(f"{part}: skipped, since torchreduce has no {', '.join(missing)}")
+    return [case for case in found if hasattr(tr, case.op)]
+
+
+def warm_up() -> None:
+    """Half a second of work, for the clocks."""
+    x = torch.randn(2**28, device="cuda")
+    for _ in range(1000):
+        peers.copy(0, x[: 2**27], x[2**27 :])
+    torch.cuda.synchronize()
+
+
+def run_part(part: str, args: argparse.Namespace, common: dict[str, str]) -> bool:
+    """Whether torchreduce failed nowhere."""
+    start, selected, failed, count = time.perf_counter(), chosen(part, args), False, 0
+    if not selected:
+        return True
+    out = args.out and (args.out if args.out.suffix == ".csv" else args.out / f"{part}.csv")
+    if not (out or args.case or args.provider or args.quick):
+        out = RESULTS / f"{common['gpu'].split()[-1].lower()}-{part}.csv"
+    writer = Writer(out, FIELDS) if out else None
+    print(f"\n{part}: {len(selected)} cases\n{HEADING}", flush=True)
+    for case in selected:
+        rows = measure(case, args.provider or list(PROVIDERS), args)
+        print(line(case, rows), flush=True)
+        if writer:
+            writer(common | row for row in rows)
+        count += len(rows)
+        failed |= any(row["provider"] in LEVELS and not row.get("p50_ms") for row in rows)
+        if torch.cuda.memory_reserved() > torch.cuda.get_device_properties().total_memory // 3:
+            torch.cuda.empty_cache()
+    print(f"{part}: {count} rows in {time.perf_counter() - start:.0f} s, {out or 'not written'}", flush=True)
+    return not failed
+
+
+def cuda(args: argparse.Namespace) -> int:
+    parts = list(PARTS) if args.part == ["all"] else args.part
+    if args.list:
+        for part in parts or PARTS:
+            print(f"{part}: {PARTS[part]}")
+            if parts:
+                print(*(f"    {case.name}" for case in grid.cases(part, args.quick)), sep="\n")
+        return 0
+    if not parts:
+        sys.exit("say which --part; --list shows them")
+    if args.out and args.out.suffix == ".csv" and len(parts) > 1:
+        sys.exit("--out: several parts need a folder")
+    if not torch.cuda.is_available():
+        sys.exit("torch sees no GPU")
+    peers.check()
+    warm_up()
+    common = facts()
+    print(*(f"{key} {value}" for key, value in common.items()), sep=", ")
+    return 0 if all([run_part(part, args, common) for part in parts]) else 1  # all of them, whatever fails
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    devices = parser.add_subparsers(dest="device", required=True)
+    on_gpu = devices.add_parser("cuda", help="in parts, each of a minute or two")
+    on_gpu.add_argument("--part", action="extend", nargs="+", default=[], choices=(*PARTS, "all"), metavar="PART")
+    on_gpu.add_argument("--list", action="store_true", help="the parts, or the cases of --part, and nothing else")
+    on_gpu.add_argument("--case", metavar="REGEX", help="only cases whose name (as --list has it) matches somewhere")
+    on_gpu.add_argument("--provider", nargs="+", choices=PROVIDERS, metavar="NAME", help=", ".join(PROVIDERS))
+    on_gpu.add_argument("--quick", action="store_true", help="fewer repeats; float32 and bfloat16 only")
+    on_gpu.add_argument("--patience", type=float, help="seconds for a call of torch's; default: 8, in scan-ops 2")
+    on_gpu.add_argument("--out", type=Path, help="a .csv file, or a folder for <part>.csv")
+    cpu.add_arguments(devices.add_parser("cpu", help="a short grid beside torch"))
+    args = parser.parse_args()
+    return cuda(args) if args.device == "cuda" else cpu.run(args, commit())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

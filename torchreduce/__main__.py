@@ -1,9 +1,11 @@
-"""python -m torchreduce: demo, verify and info."""
+"""python -m torchreduce: demo, bench, verify and info."""
 
 import argparse
+import importlib.util
 import os
 import platform
 import sys
+from pathlib import Path
 
 import torch
 
@@ -63,16 +65,48 @@ def main() -> int:
     )
     for command in (shown, verified):
         command.add_argument("--device", choices=("cpu", "cuda"), help="only this one (default: all there are)")
+    timed = commands.add_parser(
+        "bench",
+        help="time functions beside torch's; seconds by default",
+        description="Times functions beside torch's over one row, or over --rows rows, and shows median times and the "
+        "bandwidth, counting inputs and results once. On a GPU small sizes are timed by replaying a graph. With "
+        "benchmarks/ in the source tree come all cases and more competitors.",
+    )
+    timed.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
+    timed.add_argument("--op", nargs="+", default=["sum", "argmax", "cumsum"], help="default: sum argmax cumsum")
+    timed.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], help="default: float32 bfloat16")
+    timed.add_argument(
+        "--sizes", nargs="+", type=int, metavar="N", help="elements a row; default: 2^10 to 2^20 (CPU) or 2^28 (GPU)"
+    )
+    timed.add_argument("--rows", type=int, default=1, help="default: 1")
+    timed.add_argument("--plot", type=Path, metavar="FILE", help="bandwidth over n as .png, .svg or .pdf")
     commands.add_parser("info", help="print versions, devices and build flags, for a bug report")
     arguments = parser.parse_args()
     if arguments.command == "info":
         print(info())
         return 0
-    from . import demo, verify  # need rich, which info does not
+    from . import bench, demo, verify  # need rich, which info does not
 
     if arguments.device == "cuda" and not demo.gpu_usable():
         parser.error("--device cuda: torch sees no GPU, or torchreduce was built without a GPU part")
-    return demo.run(arguments.device) if arguments.command == "demo" else verify.run(info(), arguments.device)
+    if arguments.command == "demo":
+        return demo.run(arguments.device)
+    if arguments.command == "verify":
+        return verify.run(info(), arguments.device)
+    device = arguments.device or ("cuda" if demo.gpu_usable() else "cpu")
+    offered = bench.operations()
+    for op in arguments.op:
+        if op not in offered:
+            parser.error(f"--op: {op!r} is none of {', '.join(offered)}")
+        for dtype in set(arguments.dtype) - set(offered[op]):
+            parser.error(f"--dtype: {op} is timed for {', '.join(offered[op])}, not for {dtype!r}")
+    if arguments.rows < 1 or min(arguments.sizes or [1]) < 1:
+        parser.error("--rows and --sizes: must be positive")
+    if arguments.plot and not importlib.util.find_spec("matplotlib"):
+        parser.error("--plot: needs matplotlib, which is not installed")
+    sizes = arguments.sizes or [1 << e for e in ((10, 14, 17, 20, 22, 24, 28) if device == "cuda" else (10, 15, 20))]
+    bench.run(arguments.op, arguments.dtype, sizes, arguments.rows, device, arguments.plot)
+    return 0
 
 
 if __name__ == "__main__":

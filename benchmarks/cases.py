@@ -1,0 +1,227 @@
+"""The grid: which op on which tensors by which providers. A case knows its inputs, its bytes and how each calls it.
+
+Forms, beside the plain contiguous one, "":
+- "reverse", "exclusive": cumsum's options
+- "in+I out+O": one dim; input and result begin I and O elements past an allocation
+- "transposed": two dims; the strides of a transposed tensor
+- "reset 200": of linear_scan, a is 0 at every 200th element
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+import torchreduce as tr
+
+from . import peers
+from .bars import BARS, N, Shape, rows
+
+DEVICE = "cuda"  # the tests of the framework run it on the CPU
+HALF = ("bfloat16", "float16")
+FLOATS = ("float32", *HALF)
+PARTS = {
+    "scan-1d": "cumsum of one row: bars, offsets, directions, more dtypes, sizes",
+    "scan-rows": "cumsum along the last dim",
+    "scan-columns": "cumsum along other dims",
+    "scan-ops": "the other scans on some of cumsum's shapes",
+    "linear": "linear_scan",
+    "small": "short calls, replayed from a graph",
+    "reduce": "sum, mean, amax and argmax against the read ceiling",
+    "compile": "a few cases with torch.compile beside all others",
+}
+SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "linear_scan")
+LEVELS = {"torchreduce": "invariant", "torchreduce fast": "fast"}
+PROVIDERS = (*LEVELS, "torch", "torch.compile", "cub", "cub float32")
+
+Inputs = tuple[torch.Tensor, ...]
+Run = Callable[[Inputs], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    part: str
+    op: str
+    dtype: str
+    shape: Shape
+    dim: int
+    form: str = ""
+
+    @property
+    def name(self) -> str:
+        """What --case is matched with."""
+        shape = "x".join(map(str, self.shape))
+        return f"{self.op} {self.dtype} {shape} dim {self.dim}{self.form and ' ' + self.form}"
+
+    @property
+    def scans(self) -> bool:
+        return self.op in SCANS
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Each input once and each result once."""
+        item = getattr(torch, self.dtype).itemsize
+        read = self.elements * item * (2 if self.op == "linear_scan" else 1)
+        written = self.elements if self.scans else self.elements // self.shape[self.dim]
+        indices = {"cummax": item + 8, "cummin": item + 8, "argmax": 8, "argmin": 8}
+        return read + written * indices.get(self.op, item)
+
+    @property
+    def offsets(self) -> tuple[int, int]:
+        found = re.fullmatch(r"in\+(\d+) out\+(\d+)", self.form)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
+
+    def inputs(self) -> Inputs:
+        """Fresh and random; of products near 1, so that they stay finite."""
+        dtype = getattr(torch, self.dtype)
+        shape = self.shape[::-1] if self.form == "transposed" else self.shape
+
+        def random(make: Callable[..., torch.Tensor]) -> torch.Tensor:
+            return make(shape, device=DEVICE, dtype=dtype)
+
+        if not dtype.is_floating_point:
+            return (torch.randint(-100, 100, shape, device=DEVICE, dtype=dtype),)
+        if self.op == "linear_scan":
+            a = random(torch.rand).mul_(0.1).add_(0.9)
+            if self.form == "reset 200":
+                a.view(-1)[::200] = 0
+            return a, random(torch.randn)
+        x = random(torch.randn)
+        if self.op == "cumprod":
+            x.mul_(0.01).add_(1)
+        offset = self.offsets[0]
+        if offset:
+            x = torch.empty(x.numel() + offset, device=DEVICE, dtype=dtype)[offset:].copy_(x)
+        return (x.t() if self.form == "transposed" else x,)
+
+    def run(self, provider: str) -> Run | None:
+        """The provider's way of computing it; None where it has none."""
+        if provider in LEVELS:
+            return self._ours(LEVELS[provider])
+        if provider == "torch":
+            return self._torchs()
+        if provider == "torch.compile":
+            return self._compiled()
+        return self._cubs(wide=provider == "cub float32")
+
+    def _out(self) -> dict[str, torch.Tensor]:
+        """out= where the case is about the result's address; else results are allocated by the call."""
+        if not self.offsets[1]:
+            return {}
+        size = self.elements + self.offsets[1]
+        return {"out": torch.empty(size, device=DEVICE, dtype=getattr(torch, self.dtype))[self.offsets[1] :]}
+
+    def _options(self) -> dict[str, Any]:
+        """Sums of int32 stay int32."""
+        dtype = getattr(torch, self.dtype)
+        return {} if dtype.is_floating_point or self.op != "cumsum" else {"dtype": dtype}
+
+    def _ours(self, level: str) -> Run | None:
+        function = getattr(tr, self.op, None)
+        if function is None:
+            return None
+        options = {**self._options(), **self._out()}
+        if self.form in ("reverse", "exclusive"):
+            options[self.form] = True
+
+        def run(x: Inputs) -> Any:
+            with tr.determinism(level):
+                return function(*x, self.dim, **options)
+
+        return run
+
+    def _torchs(self) -> Run | None:
+        """What a user of torch writes."""
+        if self.op == "linear_scan":
+            return None
+        function, options, dim = getattr(torch, self.op), {**self._options(), **self._out()}, self.dim
+        if self.form == "reverse":
+            return lambda x: function(x[0].flip(dim), dim, **options).flip(dim)
+        if self.form == "exclusive":
+            return lambda x: function(x[0], dim, **options) - x[0]
+        return lambda x: function(*x, dim, **options)
+
+    def _compiled(self) -> Run | None:
+        """torch.compile, in the compile part alone: compiling takes longer than everything else. linear_scan is
+        torch's associative_scan, which does not compile over the last dim."""
+        if self.part != "compile":
+            return None
+        if self.op == "linear_scan":
+            from torch._higher_order_ops.associative_scan import associative_scan
+
+            def combine(left: Inputs, right: Inputs) -> Inputs:
+                return left[0] * right[0], left[1] * right[0] + right[1]
+
+            return torch.compile(lambda x: associative_scan(combine, x, self.dim)[1])
+        return torch.compile(self._torchs())
+
+    def _cubs(self, wide: bool) -> Run | None:
+        """wide: 16-bit elements combined in float32. CUB serves contiguous tensors, scans only of one dim."""
+        several = self.op == "sum" and len(self.shape) > 1 and self.dim == len(self.shape) - 1
+        directed = self.form in ("reverse", "exclusive", "transposed")
+        if directed or not (len(self.shape) == 1 or several) or not peers.offers(self.op, self.dtype, wide):
+            return None
+        count = 1 if self.dim == 0 else self.elements // self.shape[-1]
+        given = self._out().get("out")
+        return lambda x: peers.cub(self.op, x[0], count, wide, given)
+
+
+def _dtypes(part: str, quick: bool) -> tuple[str, ...]:
+    return FLOATS[:2] if quick or part in ("small", "reduce", "compile") else FLOATS
+
+
+def cases(part: str, quick: bool = False) -> Iterator[Case]:
+    """Of one part; quick: float32 and bfloat16 alone."""
+    dtypes = _dtypes(part, quick)
+    for dtype in dtypes:
+        for bar in BARS:
+            if bar.part == part:
+                yield from (Case(part, bar.op, dtype, shape, bar.dim, f) for shape in bar.shapes for f in bar.forms)
+    extra = {"scan-1d": _one_row, "scan-rows": _transposed, "small": _small, "reduce": _reduce, "compile": _compile}
+    yield from extra.get(part, lambda dtypes: ())(dtypes)
+
+
+def _one_row(dtypes: tuple[str, ...]) -> Iterator[Case]:
+    for dtype in dtypes:
+        yield from (Case("scan-1d", "cumsum", dtype, (N,), 0, form) for form in ("reverse", "exclusive"))
+    for dtype in dtypes[:2]:
+        yield from (Case("scan-1d", "cumsum", dtype, (2**e,), 0) for e in (22, 24, 26, 27, 29, 30))
+    if dtypes == FLOATS:
+        yield from (Case("scan-1d", "cumsum", dtype, (N,), 0) for dtype in ("int32", "float64"))
+
+
+def _transposed(dtypes: tuple[str, ...]) -> Iterator[Case]:
+    for dtype in dtypes[:2]:
+        yield from (Case("scan-rows", "cumsum", dtype, rows(1024)[0], 1, form) for form in ("reverse", "exclusive"))
+        yield Case("scan-rows", "cumsum", dtype, (16384, 16384), 1, "transposed")
+
+
+def _small(dtypes: tuple[str, ...]) -> Iterator[Case]:
+    batches = ((1, 4096), (8, 32000), (8, 151936), (128, 4096), (128, 151936))
+    for dtype in dtypes:
+        for op in ("cumsum", "sum", "argmax"):
+            yield from (Case("small", op, dtype, (2**e,), 0) for e in (10, 14, 17, 20, 22, 24))
+            yield from (Case("small", op, dtype, shape, 1) for shape in batches)
+
+
+def _reduce(dtypes: tuple[str, ...]) -> Iterator[Case]:
+    shapes = ((N,), (16384, 16384), (N // 16, 16), (1024, 512, 512))
+    for dtype in dtypes:
+        for op in ("sum", "mean", "amax", "argmax"):
+            yield from (Case("reduce", op, dtype, shape, dim) for shape in shapes for dim in range(len(shape)))
+
+
+def _compile(dtypes: tuple[str, ...]) -> Iterator[Case]:
+    yield Case("compile", "cumsum", "float32", (N,), 0)
+    yield Case("compile", "cumsum", "bfloat16", rows(1024)[0], 1)
+    yield Case("compile", "cumsum", "float32", (16384, 16384), 0)
+    yield Case("compile", "linear_scan", "float32", (8, 4096, 4096), 1)
+    yield Case("compile", "sum", "float32", (16384, 16384), 0)
+    yield Case("compile", "argmax", "bfloat16", (16384, 16384), 1)

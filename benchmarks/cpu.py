@@ -1,0 +1,90 @@
+"""The CPU's part of run.py: torchreduce beside torch on every dim of a few shapes.
+
+A row is one op on one shape by one provider: p20, p50 and p80 of the times, and the bandwidth of p50, counting the
+input once and a scan's output once.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import torchreduce as tr
+from torchreduce.bench import percentile, take_turns
+
+from .results import RESULTS, Writer
+
+FIELDS = ("device", "threads", "isa", "torch", "commit", "op", "dtype", "shape", "dim", "provider", "p20_ms", "p50_ms",
+          "p80_ms", "gb_per_s")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    op: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    dim: int
+
+    def calls(self, x: torch.Tensor) -> dict[str, Callable[[], object]]:
+        return {
+            "torchreduce": lambda: getattr(tr, self.op)(x, self.dim),
+            "torch": lambda: getattr(torch, self.op)(x, self.dim),
+        }
+
+
+def cases(n: int) -> Iterator[Case]:
+    """Every dim of a few shapes of n elements: one row, square, short rows, and three dims."""
+    side, cube = round(n**0.5), 2 ** ((n.bit_length() - 1) // 3)
+    shapes = [(n,), (side, side), (n // 16, 16), (n // cube**2, cube, cube)]
+    ops = [("sum", torch.float32), ("sum", torch.bfloat16), ("amax", torch.float32), ("argmax", torch.float32)]
+    for op, dtype in [*ops, ("cumsum", torch.float32)]:
+        for shape in shapes:
+            yield from (Case(op, dtype, shape, dim) for dim in range(len(shape)))
+
+
+def device_name() -> str:
+    model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return model[0].split(":")[1].strip() if model else "CPU"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads()], help="in turn")
+    parser.add_argument("--elements", type=int, default=2**24, help="default: 2^24")
+    parser.add_argument("--repeats", type=int, default=15, help="at most; default: 15")
+    parser.add_argument("--op", action="append", help="only these ops")
+    parser.add_argument("--out", type=Path, default=RESULTS / "cpu.csv", help="default: results/cpu.csv")
+
+
+def run(args: argparse.Namespace, commit: str) -> int:
+    common = {"device": device_name(), "isa": tr._C.instruction_set(), "torch": torch.__version__, "commit": commit}
+    table = Table("op", "dtype", "shape", "dim", "threads", "torchreduce ms", "torch ms", "torch / torchreduce")
+    rows = []
+    for threads in args.threads:
+        torch.set_num_threads(threads)
+        for case in cases(args.elements):
+            if args.op and case.op not in args.op:
+                continue
+            x = torch.randn(case.shape).to(case.dtype)
+            dtype = str(case.dtype).removeprefix("torch.")
+            moved = x.nbytes * (1 + (case.op == "cumsum"))
+            calls = case.calls(x)
+            for call in calls.values():
+                call()
+            times = take_turns(calls, "cpu", args.repeats, budget=5)
+            for provider, t in times.items():
+                p20, p50, p80 = (percentile(t, p) for p in (20, 50, 80))
+                rows.append({**common, "threads": threads, "op": case.op, "dtype": dtype,
+                             "shape": "x".join(map(str, case.shape)), "dim": case.dim, "provider": provider,
+                             "p20_ms": f"{p20 * 1e3:.4f}", "p50_ms": f"{p50 * 1e3:.4f}", "p80_ms": f"{p80 * 1e3:.4f}",
+                             "gb_per_s": f"{moved / p50 / 1e9:.1f}"})  # fmt: skip
+            ours, theirs = (percentile(times[p], 50) for p in ("torchreduce", "torch"))
+            table.add_row(case.op, dtype, str(case.shape), str(case.dim), str(threads), f"{ours * 1e3:.3f}",
+                          f"{theirs * 1e3:.3f}", f"{theirs / ours:.2f}")  # fmt: skip
+    Console(width=120).print(table)
+    Writer(args.out, FIELDS)(rows)
+    print(f"{len(rows)} rows in {args.out}")
+    return 0

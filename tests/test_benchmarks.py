@@ -1,0 +1,247 @@
+"""The benchmark framework, as far as it can be tried without a GPU: the grid and its bars, a measured case, tables,
+verdicts, and the short form for users."""
+
+import argparse
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchreduce as tr
+from torchreduce.__main__ import main
+from torchreduce.bench import take_turns
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks import bars, cases, compare, cpu, peers, results, run
+
+ROOT = Path(__file__).parents[1]
+
+
+# ---- grid and bars ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bar", bars.BARS, ids=lambda bar: f"{bar.op}-{bar.dim}-{bar.shapes[0]}-{bar.forms[0]}")
+def test_bars_are_pairs_of_fractions_of_the_copy(bar):
+    assert bar.part in cases.PARTS and bar.op in cases.SCANS
+    assert all(0 < low <= high <= 1.05 for low, high in (bar.float32, bar.half))
+    for shape in bar.shapes:
+        assert 0 <= bar.dim < len(shape)
+        assert torch.Size(shape).numel() == pytest.approx(bars.N, rel=1e-3) or shape == (8, 4096, 4096)
+
+
+def test_each_bar_has_its_cases_and_each_case_at_most_one_bar():
+    every = [case for part in cases.PARTS for case in cases.cases(part)]
+    for bar in bars.BARS:
+        for shape in bar.shapes:
+            for form in bar.forms:
+                found = [c for c in every if (c.op, c.shape, c.dim, c.form) == (bar.op, shape, bar.dim, form)]
+                assert {"float32", "bfloat16", "float16"} <= {c.dtype for c in found if c.part == bar.part}
+    keys = [(bar.op, shape, bar.dim, form) for bar in bars.BARS for shape in bar.shapes for form in bar.forms]
+    assert len(keys) == len(set(keys))
+    assert len({(case.part, case.name) for case in every}) == len(every)
+
+
+def test_bars_of_other_scans_follow_cumsums():
+    assert bars.pair_of("cumsum", "float16", (bars.N,), 0, "") == (0.94, 0.97)
+    assert bars.pair_of("cummax", "bfloat16", (2**24, 16), 0, "") == pytest.approx((0.93 * 0.66, 0.66))
+    assert bars.pair_of("cumprod", "float32", (bars.N,), 0, "") == pytest.approx((0.90 * 0.95, 0.95))
+    assert bars.pair_of("cumsum", "float64", (bars.N,), 0, "") is None
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "dim", "nbytes"),
+    [("cumsum", (8, 100), 1, 6400), ("cummax", (8, 100), 1, 12800), ("linear_scan", (8, 100), 1, 9600),
+     ("sum", (8, 100), 1, 3232), ("argmax", (8, 100), 0, 4000)],
+)  # fmt: skip
+def test_bytes_are_each_input_and_each_result_once(op, shape, dim, nbytes):
+    assert cases.Case("small", op, "float32", shape, dim).nbytes == nbytes
+
+
+# ---- a measured case -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    monkeypatch.setattr(cases, "DEVICE", "cpu")
+    monkeypatch.setattr(run, "REPLAYED_BELOW", 0)
+    monkeypatch.setattr(peers, "ceiling_seconds", lambda kind, nbytes, replay: (1e-6, f"best {kind}"))
+    return argparse.Namespace(patience=8.0, quick=True, case=None)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "shape", "dim", "form"),
+    [("cumsum", "float32", (3000,), 0, form) for form in ("", "reverse", "exclusive", "in+3 out+2")]
+    + [("cumsum", "bfloat16", (40, 100), 1, "transposed"), ("cumsum", "int32", (300,), 0, "")]
+    + [("sum", "float32", (40, 100), 0, ""), ("argmax", "bfloat16", (40, 100), 1, "")],
+)
+def test_providers_agree_and_are_measured(on_the_cpu, op, dtype, shape, dim, form):
+    case = cases.Case("scan-1d", op, dtype, shape, dim, form)
+    x = case.inputs()
+    assert x[0].dtype == getattr(torch, dtype) and x[0].shape == shape
+    assert (form == "transposed") == (not x[0].is_contiguous())
+    assert x[0].storage_offset() == case.offsets[0]
+    x = tuple(t.mul_(0).add_(1) for t in x)
+    ours, torchs = (case.run(provider)(x) for provider in ("torchreduce", "torch"))
+    assert ours.dtype == torchs.dtype and torch.allclose(ours.double(), torchs.double(), rtol=0.05)
+    assert ours.storage_offset() == torchs.storage_offset() == case.offsets[1]
+    rows = run.measure(case, ["torchreduce", "torchreduce fast", "torch"], on_the_cpu)
+    assert [row["provider"] for row in rows] == ["torchreduce", "torchreduce fast", "torch", rows[-1]["provider"]]
+    assert rows[-1]["provider"] == ("copy" if op == "cumsum" else "read")
+    assert all(float(row["p20_ms"]) <= float(row["p50_ms"]) <= float(row["p80_ms"]) for row in rows[:-1])
+    assert set(rows[0]) <= set(results.FIELDS)
+    assert re.search(r"torch 0\.\d+", run.line(case, rows))
+
+
+def test_what_fails_and_what_takes_too_long_are_said(on_the_cpu, monkeypatch):
+    case = cases.Case("scan-1d", "cumsum", "float32", (3000,), 0)
+    monkeypatch.setattr(run, "expected_seconds", lambda case, inputs: 46.0)
+    monkeypatch.setattr(tr, "cumsum", lambda x, dim: x.no_such_thing)
+    rows = run.measure(case, ["torchreduce", "torch"], on_the_cpu)
+    assert [row["note"][:12] for row in rows] == ["failed: Attr", "left out: ab"]
+    assert "left out: about 46 s" in run.line(case, rows)
+
+
+def test_ops_that_torchreduce_lacks_are_skipped_and_said(capsys, on_the_cpu, monkeypatch):
+    monkeypatch.delattr(tr, "cumsum")
+    assert run.chosen("scan-rows", on_the_cpu) == []
+    assert "no cumsum" in capsys.readouterr().out
+
+
+def test_slow_calls_run_once_and_all_take_turns(monkeypatch):
+    ran = []
+    monkeypatch.setattr("torchreduce.bench.waited", lambda run, device: run() or (1.5 if ran[-1] == "slow" else 0.001))
+    times = take_turns({name: lambda name=name: ran.append(name) for name in ("a", "b", "slow")}, "cpu", 8, 1)
+    assert ran == ["a", "b", "slow", "a", "b", *["a", "b"] * 8]
+    assert times["slow"] == [1.5] and len(times["a"]) == 8 and times["a"] == sorted(times["a"])
+
+
+def test_the_cpus_part(tmp_path):
+    out = tmp_path / "cpu.csv"
+    threads = torch.get_num_threads()
+    cpu.run(argparse.Namespace(threads=[1], elements=4096, repeats=3, op=["cumsum"], out=out), "abc")
+    torch.set_num_threads(threads)
+    lines = out.read_text().splitlines()
+    assert lines[0] == ",".join(cpu.FIELDS) and len(lines) == 1 + 2 * 8
+    assert results.load([str(out)]) == []
+
+
+# ---- tables and verdicts ---------------------------------------------------------------------------------------------
+
+
+def row(provider, ms, fraction=None, op="cumsum", shape=(bars.N,), form="", part="scan-1d", dtype="float32", note=""):
+    ceiling = (0.96, 1.0)[provider == "copy"] if fraction is None else fraction
+    return {"gpu": "NVIDIA X1", "driver": "1", "torch": "2", "cuda": "13", "commit": "abc", "part": part, "op": op,
+            "dtype": dtype, "shape": "x".join(map(str, shape)), "dim": len(shape) - 1, "form": form,
+            "provider": provider, "p50_ms": ms, "fraction": ceiling if ms else "", "note": note}  # fmt: skip
+
+
+GOOD = [
+    row("torchreduce", 0.5), row("torch", 0.8), row("cub", 0.7), row("copy", 0.48),
+    row("torchreduce", 0.51, form="reverse"), row("torch", 2000.0, form="reverse", note="timed once"),
+    row("torchreduce", 0.002, shape=(2**10,), part="small"), row("cub", 0.0018, shape=(2**10,), part="small"),
+    row("torchreduce", 0.5, shape=(16, 2**24), part="scan-rows"),
+    row("torch", "", shape=(16, 2**24), part="scan-rows", note="left out: about 46 s"),
+]  # fmt: skip
+
+BAD = {
+    "under the bar of 0.95": row("torchreduce", 0.5, 0.9499),
+    "times plain cumsum's": row("torchreduce", 0.52, form="reverse"),
+    "times torch's, over 1.03": row("torch", 0.48),
+    "times CUB's, over 1.25": row("torchreduce", 0.0023, shape=(2**10,), part="small"),
+    "not faster": row("cub", 0.01, shape=(2**22,), part="small"),
+    "under the bar of 1.3": row("cub", 0.6, form="reverse"),
+    "failed: RuntimeError": row("torchreduce", "", note="failed: RuntimeError: x"),
+}
+
+
+def written(tmp_path, rows):
+    path = tmp_path / "x1-scan.csv"
+    results.Writer(path, results.FIELDS)(rows)
+    return str(path)
+
+
+def test_check_passes_where_every_bar_is_met(tmp_path, capsys):
+    assert compare.main([written(tmp_path, GOOD), "--check"]) == 0
+    assert "4 cases, 0 bars missed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("said", BAD)
+def test_check_fails_by_each_bar(tmp_path, capsys, said):
+    more = [row("torchreduce", 0.01, shape=(2**22,), part="small")]
+    more += [row("torch", 0.55, form="reverse")] if said == "under the bar of 1.3" else []
+    more += [row("cub", 0.55), row("torchreduce", 0.5)] if said == "under the bar of 1.3" else []
+    assert compare.main([written(tmp_path, [*GOOD, *more, BAD[said]]), "--check"]) == 1
+    assert said in capsys.readouterr().out
+
+
+def test_check_fails_where_nothing_was_measured(tmp_path):
+    assert compare.main([written(tmp_path, []), "--check"]) == 1
+
+
+def test_tables_say_bars_and_peers(tmp_path, capsys):
+    assert compare.main([written(tmp_path, GOOD)]) == 0
+    shown = re.sub(" +", " ", capsys.readouterr().out)
+    assert "| cumsum float32 268435456 dim 0 | 0.5000 | 0.960 | 0.95 / 0.97 | met | cub 0.7000 | 1.40 |" in shown
+    assert "torch left out: about 46 s" in shown and "torch 2000.0000, once" in shown
+    assert "NVIDIA X1, driver 1, torch 2, CUDA 13, commit abc" in shown
+
+
+def test_two_sets_of_results_are_compared(tmp_path, capsys):
+    (tmp_path / "old").mkdir()
+    old = written(tmp_path / "old", [row("torchreduce", 0.4, 0.99)])
+    assert compare.main([written(tmp_path, GOOD), "--against", old]) == 0
+    assert "0.4000 | 0.5000 |        1.250 |" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        compare.main(["no-such-thing"])
+
+
+def test_the_page_has_the_tables_between_its_markers(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text((ROOT / "docs" / "performance.md").read_text())
+    before = page.read_text()
+    assert compare.main([written(tmp_path, GOOD), "--markdown", str(page)]) == 0
+    head, tail = (before.split(marker)[i] for i, marker in enumerate(compare.MARKERS))
+    assert page.read_text().startswith(head) and "| cumsum float32" in page.read_text()
+    assert page.read_text().endswith(tail)
+    inserted = page.read_text()
+    compare.main([written(tmp_path, GOOD), "--markdown", str(page)])
+    assert page.read_text() == inserted
+
+
+def test_plots(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert compare.main([written(tmp_path, GOOD), "--plot", str(tmp_path)]) == 0
+    assert (tmp_path / "cumsum.png").stat().st_size > 5000
+
+
+# ---- python -m torchreduce bench -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    def run_it(*arguments):
+        monkeypatch.setattr(sys, "argv", ["torchreduce", "bench", "--device", "cpu", *arguments])
+        return main()
+
+    return run_it
+
+
+def test_the_short_form(bench, tmp_path, capsys):
+    plots = ["--plot", str(tmp_path / "b.svg")] if importlib.util.find_spec("matplotlib") else []
+    assert bench("--op", "sum", "max", "--dtype", "float32", "--sizes", "10", "1000", "--rows", "3", *plots) == 0
+    assert len(re.findall(r"(?:sum|max) +│ float32", capsys.readouterr().out)) == 4
+    assert not plots or (tmp_path / "b.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--op", "median"], "'median' is none of"), (["--op", "mean", "--dtype", "int32"], "not for 'int32'"),
+     (["--sizes", "0"], "must be positive")],
+)  # fmt: skip
+def test_the_short_form_refuses(bench, capsys, arguments, said):
+    with pytest.raises(SystemExit):
+        bench(*arguments)
+    assert said in capsys.readouterr().err
