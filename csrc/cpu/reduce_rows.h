@@ -1,7 +1,7 @@
 // Reductions with lanes along a row. Rows of one leaf are folded many at a time, longer ones leaf by leaf; a row may be
 // cut into runs of leaves for several tasks.
 #pragma once
-#include "cpu/lanes.h"
+#include "cpu/greatest.h"
 
 namespace torchreduce {
 inline namespace TR_ISA {
@@ -72,17 +72,20 @@ int64_t locate(const Op& op, const typename Op::Element* p, int64_t count, Lane<
   return i + first_set(load_first(op, p + i, count - i, end) == wanted);
 }
 
-// Elements of one leaf (or of several short rows) enter one round of kResidues after the other, and kStreams leaves
-// that lie far apart take turns: memory is then read as that many sequential streams, of which the hardware prefetches
-// each.
+// Elements of one leaf enter one round of kResidues after the other, and kStreams leaves (or blocks of short rows) that
+// lie far apart take turns: memory is then read as that many sequential streams, of which the hardware prefetches each.
+// Ops with an order, which may take elements in any, do the same without residues.
 template <class Op> struct Rows {
   using E = typename Op::Element;
   using Acc = typename Op::Acc;
   using L = Lane<Op>;
   static constexpr int W = kLanes<L>;
   static constexpr int kStreams = 4, kWindow = 64;  // leaves at a time
+  static constexpr int kTrees = kResidues / W;      // of W neighbours, in a leaf
+  static constexpr int kLongBlock = 16;             // rows of kResidues elements or more
+  static constexpr int kTreeLevels = __builtin_ctz(W), kResidueLevels = __builtin_ctz(kResidues);
   static constexpr int64_t kBytes =
-      Carver::bytes<L>(kStreams * kResidues + kFoldLanes<L>) + Carver::bytes<E>(kLeaf + W);
+      2 * Carver::bytes<L>(kStreams * kResidues + kFoldLanes<L>) + Carver::bytes<E>(kLeaf + W);
 
   struct Item {  // a leaf
     int64_t unit, leaf, count;
@@ -94,6 +97,7 @@ template <class Op> struct Rows {
   const Layout& layout;
   bool direct;  // rows lie in memory as E, one element after the other
   L* lanes;     // [kStreams][kResidues]
+  L* trees;     // [kStreams][kResidues]
   E* copy;      // [kLeaf]
   const E* end;
 
@@ -104,6 +108,7 @@ template <class Op> struct Rows {
     end = static_cast<const E*>(in.data) + last_offset(layout) + 1;
     Carver carver{scratch};
     lanes = carver.take<L>(kStreams * kResidues + kFoldLanes<L>);
+    trees = carver.take<L>(kStreams * kResidues + kFoldLanes<L>);
     copy = carver.take<E>(kLeaf + W);
     __builtin_memset(scratch, 0, size_t(kBytes));
   }
@@ -145,13 +150,53 @@ template <class Op> struct Rows {
       store(residues + j, kFirst ? v : combine_lanes<Op>(load<Vec<L>>(residues + j), v));
     }
   }
-  // Round k of the `count` elements at p, into `slots` residues.
-  __attribute__((noinline)) void round(const E* p, int64_t count, int64_t k, int64_t slots, L* residues) const {
-    const int64_t first = k * kResidues;
-    if (first >= count) return;
-    if (k > 0) return round<false>(p + first, least(kResidues, count - first), residues);
-    round<true>(p, least(kResidues, count), residues);
+  // The first `count` elements at p as the residues of their first round, absent lanes after them up to `slots`.
+  __attribute__((noinline)) void first_round(const E* p, int64_t count, int64_t slots, L* residues) const {
+    round<true>(p, count, residues);
     for (int64_t j = ceil_div(count, W) * W; j < slots; j += W) store(residues + j, splat(absent_lane<Op>()));
+  }
+  // The first levels of the tree over kResidues lanes, of which at(j) is the vector from j on: to[0..kTrees).
+  template <class At> TR_HD void fold_residues(L* to, At at) const {
+#pragma GCC unroll 1
+    for (int j = 0; j < kResidues; j += W * W) {
+      Vec<L> v[W];
+#pragma GCC unroll 16
+      for (int i = 0; i < W; ++i) v[i] = at(j + i * W);
+      fold_vectors<Combiner<Op>, L, W, 0>(v);
+      store(to + j / W, v[0]);
+    }
+  }
+  // Round k of the `count` elements of a leaf at p, of which there are some in this round. The last one leaves the
+  // leaf's trees in `to`.
+  __attribute__((noinline)) void leaf_round(const E* p, int64_t count, int64_t k, L* residues, L* to) const {
+    const int64_t left = count - k * kResidues;
+    p += k * kResidues;
+    const auto element = [&](int j) { return load_lanes(job.op, p + j); };
+    const auto residue = [&](int j) { return load<Vec<L>>(residues + j); };
+    if (left == kResidues) {
+      if (k == 0) fold_residues(to, element);
+      else fold_residues(to, [&](int j) { return combine_lanes<Op>(residue(j), element(j)); });
+      return;
+    }
+    if (k == 0) first_round(p, least(kResidues, left), kResidues, residues);
+    else round<false>(p, least(kResidues, left), residues);
+    if (left < kResidues) fold_residues(to, residue);
+  }
+  // The values of `streams` leaves, of count(s) elements at x[s] each: values[0..streams).
+  template <class Count> TR_HD void leaf_values(const E* const* x, int streams, Count count, L* values) const {
+    if constexpr (kOrdered<Op>) {
+      Greatest<Op> greatest[kStreams];
+      for (int s = 0; s < streams; ++s) greatest[s].start(job.op, x[s], count(s));
+      for (int64_t from = 0; from < kLeaf; from += kResidues)
+        for (int s = 0; s < streams; ++s)
+          if (from < count(s)) greatest[s].take(job.op, x[s], from, least(count(s), from + kResidues));
+      for (int s = 0; s < streams; ++s) values[s] = greatest[s].key(job.op);
+    } else {
+      for (int k = 0; k < kLeaf / kResidues; ++k)
+        for (int s = 0; s < streams; ++s)
+          if (k * kResidues < count(s)) leaf_round(x[s], count(s), k, lanes + s * kResidues, values + s * kTrees);
+      fold_pairs<Combiner<Op>>(values, streams * kTrees, kResidueLevels - kTreeLevels);
+    }
   }
 
   // Rows [begin, end_row), each of one leaf.
@@ -167,44 +212,68 @@ template <class Op> struct Rows {
       outer.next();
     }
   }
-  // `count` of them at equal distances, in blocks of as many as fill the residues of one leaf.
+  // `count` of them at equal distances, in blocks: of as many as fill the residues of one leaf, or if they are longer,
+  // of as many as are worth a call that writes results.
   void even_rows(RowStart at, int64_t step, int64_t out_step, int64_t count) {
     const int64_t n = layout.length;
     int levels = 0;
     while ((1 << levels) < least(n, kResidues)) ++levels;
-    const int64_t slots = int64_t(1) << levels, block = kResidues / slots;
+    const bool longer = n >= kResidues;
+    const int64_t slots = int64_t(1) << levels, block = !longer ? kResidues / slots : direct ? kLongBlock : 1;
     const bool packed = direct && n == slots && step == n;
     const int streams = direct && count >= 4 * kStreams * block ? kStreams : 1;
     const int64_t share = ceil_div(count, streams * block) * block;  // rows of a stream
     for (int64_t t = 0; t < share; t += block) {
       const E* items[kStreams][kResidues];
-      for (int s = 0; s < streams; ++s) {
-        const int64_t first = s * share + t, rows = least(block, count - first);
-        L* const residues = lanes + s * kResidues;
-        const E* const x = static_cast<const E*>(job.call.in.data) + at.in + first * step;
-        if (packed && !Op::kIndexed) {
-          if (rows > 0) round<true>(x, rows * n, residues);
-          continue;
+      const auto rows = [&](int s) { return least(block, count - s * share - t); };
+      const auto fetch_item = [&](int s, int64_t j) {
+        const int64_t start = at.in + (s * share + t + j) * step;
+        items[s][j] = direct ? static_cast<const E*>(job.call.in.data) + start : positions(start, 0, n, copy + j * n);
+        return items[s][j];
+      };
+      L* values = lanes;  // [streams][block]
+      L of_block[kStreams * kLongBlock];
+      if (longer) {
+        values = of_block;
+        for (int64_t j = 0; j < block; ++j) {
+          const E* x[kStreams];
+          int there = 0;
+          for (; there < streams && j < rows(there); ++there) x[there] = fetch_item(there, j);
+          leaf_values(x, there, [&](int) { return n; }, trees);
+          for (int s = 0; s < there; ++s) values[s * block + j] = trees[s];
         }
-        for (int64_t j = 0; j < rows; ++j) {
-          const E* const p = direct ? x + j * step : positions(at.in + (first + j) * step, 0, n, copy + j * n);
-          if (slots <= W && end_of(p) - p >= W)
-            store(residues + j * slots, first_lanes<L>(load_lanes(job.op, p), n, absent_lane<Op>()));
-          else
-            for (int k = 0; k * kResidues < n; ++k) round(p, n, k, slots, residues + j * slots);
-          items[s][j] = p;
+      } else if (!kOrdered<Op> && packed && slots >= W) {
+        values = trees;
+        if constexpr (!kOrdered<Op>) {
+          for (int s = 0; s < streams; ++s)
+            if (rows(s) > 0) leaf_round(fetch_item(s, 0), rows(s) * n, 0, lanes + s * kResidues, trees + s * kTrees);
+          fold_pairs<Combiner<Op>>(trees, streams * kTrees, levels - kTreeLevels);
         }
+      } else {
+        for (int s = 0; s < streams; ++s) {
+          L* const residues = lanes + s * kResidues;
+          if (packed && !Op::kIndexed) {
+            if (rows(s) > 0) first_round(fetch_item(s, 0), rows(s) * n, 0, residues);
+            continue;
+          }
+          for (int64_t j = 0; j < rows(s); ++j) {
+            const E* const p = fetch_item(s, j);
+            if (slots <= W && end_of(p) - p >= W)
+              store(residues + j * slots, first_lanes<L>(load_lanes(job.op, p), n, absent_lane<Op>()));
+            else first_round(p, n, slots, residues + j * slots);
+          }
+        }
+        fold_pairs<Combiner<Op>>(lanes, streams * kResidues, levels);
       }
-      fold_pairs<Combiner<Op>>(lanes, streams * kResidues, levels);
       for (int s = 0; s < streams; ++s) {
-        const int64_t first = s * share + t, rows = least(block, count - first);
-        L* const values = lanes + s * block;
+        const int64_t first = s * share + t;
+        L* const results = values + s * block;
         if constexpr (Op::kIndexed) {
-          for (int64_t j = 0; j < rows; ++j)
+          for (int64_t j = 0; j < rows(s); ++j)
             job.finish({at.in + (first + j) * step, at.out + (first + j) * out_step},
-                       {values[j], locate(job.op, items[s][j], n, values[j], end_of(items[s][j]))});
+                       {results[j], locate(job.op, items[s][j], n, results[j], end_of(items[s][j]))});
         } else {
-          job.finish_rows(at.out + first * out_step, out_step, rows, values);
+          job.finish_rows(at.out + first * out_step, out_step, rows(s), results);
         }
       }
     }
@@ -212,7 +281,6 @@ template <class Op> struct Rows {
 
   // Runs [begin, end_unit), counted through all rows.
   void long_rows(int64_t begin, int64_t end_unit) {
-    constexpr int kResidueLevels = __builtin_ctz(kResidues);
     const auto combine = [](Acc l, Acc r) { return Op::combine(l, r); };
     Item items[kWindow];
     TreeStack<Acc, 32> stack;
@@ -230,11 +298,11 @@ template <class Op> struct Rows {
       }
       const int spacing = (count + kStreams - 1) / kStreams;
       for (int t = 0; t < spacing; ++t) {
-        for (int k = 0; k < kLeaf / kResidues; ++k)
-          for (int s = 0, i = t; s < kStreams && i < count; ++s, i += spacing)
-            round(items[i].x, items[i].count, k, kResidues, lanes + s * kResidues);
-        fold_pairs<Combiner<Op>>(lanes, kStreams * kResidues, kResidueLevels);
-        for (int s = 0, i = t; s < kStreams && i < count; ++s, i += spacing) items[i].value = lanes[s];
+        const E* x[kStreams];
+        int there = 0;
+        for (int i = t; i < count; i += spacing) x[there++] = items[i].x;
+        leaf_values(x, there, [&](int s) { return items[t + s * spacing].count; }, trees);
+        for (int s = 0; s < there; ++s) items[t + s * spacing].value = trees[s];
       }
       for (int i = 0; i < count; ++i) {
         const Item& item = items[i];
