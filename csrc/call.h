@@ -51,12 +51,16 @@ struct ReduceCall {
 
 struct ScanCall {
   Scan op;
+  OpOptions options;
   Source in;
-  void* out;
-  Dtype out_dtype;
+  Output out;
   bool exclusive;  // result i goes to position i + 1; position 0 gets the op's start
+  bool reverse;    // positions count from the end of the scanned dim
   Layout layout;   // one reduced dim, with strides in `in` and `out`, negative for a reverse scan
   Plan plan;
+
+  // The index along the scanned dim of a position.
+  TR_HD int64_t index_of(int64_t position) const { return reverse ? layout.length - 1 - position : position; }
 };
 
 // What a caller knows of a tensor.

@@ -15,12 +15,18 @@
 //
 // A scan says
 //   Acc, Wide                    the accumulator within a block tile, and of the carry between block tiles
-//   absent(), combine()          for both; widen(Acc)
-//   prefix(carry, within)        what a group of 8 needs to turn its own prefixes into results, and
-//   apply(prefix, p)             the result
-//   start()                      what an exclusive scan begins with
+//   absent(), wide_absent()      the exact identities, from both sides, of
+//   combine(left, right)         for both; widen(Acc)
+//   Item                         what a group keeps of each of its 8 elements (order.h)
+//   load(element, position)      an element as an item; position counts from where the scan starts
+//   absent_item()                what stands for an element past the end
+//   group(items)                 the total of a group; of its items it makes what results() needs
+//   prefix(carry, within)        what lies before a group: before its block tile, and before it in its block tile
+//   results(prefix, items, out)  the results of a group, each a Result, still to be rounded to the output's type
+//   start()                      what an exclusive scan begins with; a scan without it cannot be exclusive
+// and keeps its options in a first member `OpOptions options`.
 #pragma once
-#include "dtype.h"
+#include "order.h"
 
 namespace torchreduce {
 
@@ -182,17 +188,28 @@ template <class E> struct ArgExtreme {
 template <class A> struct CumSum {
   using Acc = A;
   using Wide = std::conditional_t<std::is_same<A, float>::value, double, A>;
+  using Item = A;
+  using Result = A;
   struct Prefix {  // of a group of 8: hi + lo is carry + within, to twice the accumulator's precision
     Wide sum;
     Acc hi, lo;
     bool wide;  // hi overflowed though sum did not: the results are formed in Wide
   };
 
+  OpOptions options;
+
   TR_HD static Acc absent() { return absent_term<Acc>(); }
   TR_HD static Wide wide_absent() { return absent_term<Wide>(); }
   TR_HD static Acc start() { return Acc(0); }
   TR_HD static Wide widen(Acc a) { return Wide(a); }
   template <class V> TR_HD static V combine(V left, V right) { return add(left, right); }
+  template <class E> TR_HD Item load(E x, int64_t) const { return convert<Acc>(x); }
+  TR_HD static Item absent_item() { return absent(); }
+  TR_HD static Acc group(Item (&p)[kGroup]) {  // the items become the group's own prefixes
+    TR_UNROLLED
+    for (int i = 1; i < kGroup; ++i) p[i] = combine(p[i - 1], p[i]);
+    return p[kGroup - 1];
+  }
   TR_HD static Prefix prefix(Wide carry, Acc within) {
     const Wide sum = add(carry, Wide(within));
     if constexpr (std::is_same<Acc, float>::value) {
@@ -204,9 +221,13 @@ template <class A> struct CumSum {
       return {sum, sum, absent(), false};
     }
   }
-  TR_HD static Acc apply(const Prefix& b, Acc p) {
-    if constexpr (std::is_same<Acc, float>::value) return b.wide ? float(b.sum + double(p)) : b.hi + (b.lo + p);
-    else return add(b.hi, p);
+  TR_HD void results(const Prefix& b, const Item (&p)[kGroup], Result (&out)[kGroup]) const {
+    TR_UNROLLED
+    for (int i = 0; i < kGroup; ++i) {
+      if constexpr (std::is_same<Acc, float>::value)
+        out[i] = b.wide ? float(b.sum + double(p[i])) : b.hi + (b.lo + p[i]);
+      else out[i] = add(b.hi, p[i]);
+    }
   }
 };
 

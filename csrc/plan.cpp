@@ -102,6 +102,20 @@ int64_t accumulator_bytes(const ReduceCall& call) {
   return 0;
 }
 
+struct ScanBytes { int64_t acc, wide; };
+ScanBytes bytes_of(const ScanCall& call) {
+#define TR_TYPE(S) ScanBytes{sizeof(S::Acc), sizeof(S::Wide)}
+#define TR_CASE(name)                                                   \
+  case Scan::name:                                                      \
+    return call.in.accumulator == Dtype::F64   ? TR_TYPE(name<double>)  \
+           : call.in.accumulator == Dtype::I64 ? TR_TYPE(name<int64_t>) \
+                                               : TR_TYPE(name<float>);
+  switch (call.op) { TR_FOR_EACH_SCAN(TR_CASE) }
+#undef TR_CASE
+#undef TR_TYPE
+  return {0, 0};
+}
+
 void check_grid(const Plan& plan) {
   if (plan.blocks > INT32_MAX) throw std::invalid_argument("the launch needs more than 2^31 - 1 blocks");
 }
@@ -221,9 +235,9 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   plan.family = family_of(forced.family, chosen, true);
   plan.threads = kThreads;
   plan.splits = ceil_div(n, kBlockTile);
-  plan.vector_loads = is_static(call.in, call.out_dtype) && aligned(call.in.data) && aligned(call.out) &&
+  plan.vector_loads = is_static(call.in, call.out.dtype) && aligned(call.in.data) && aligned(call.out.values) &&
                       (plan.family == Family::Rows || plan.family == Family::Chain) &&
-                      rows_packed(l, size_of(call.in.dtype), size_of(call.out_dtype));
+                      rows_packed(l, size_of(call.in.dtype), size_of(call.out.dtype));
   if (forced.vector_loads == 0) plan.vector_loads = false;
 
   switch (plan.family) {
@@ -254,8 +268,9 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
     }
   }
   if (plan.family == Family::Chain || plan.family == Family::ColumnsChain) {
-    // scan_chain.cuh: a flag beside each 4 bytes of a total, and of the two float64 or int64 words of a superblock.
-    const int64_t total = 2 * size_of(call.in.accumulator), superblock = 32;
+    // scan_chain.cuh: a flag beside each 4 bytes of a block tile's total, and of the two values of a superblock.
+    const ScanBytes bytes = bytes_of(call);
+    const int64_t total = 2 * bytes.acc, superblock = 2 * 2 * bytes.wide;
     plan.workspace = 8 + l.rows * (plan.splits * total + ceil_div(plan.splits, kFan) * superblock);
   }
   check_grid(plan);

@@ -135,8 +135,7 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
     ScanCall call{};
     call.op = scan->second;
     call.in = {data, in, accumulator_of(in, out), false};
-    call.out = data;
-    call.out_dtype = out;
+    call.out = {data, nullptr, out};
     call.layout = layout;
     return as_dict(plan(call, device));
   }

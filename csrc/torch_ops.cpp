@@ -198,16 +198,16 @@ void scan_into(const ScanOp& op, const View& x, int dim, bool exclusive, bool re
   ScanCall call{};
   call.op = op.scan;
   call.in = Source{x.data, x.dtype, accumulator_of(x.dtype, out.dtype), false};
-  call.out = const_cast<void*>(out.data);
-  call.out_dtype = out.dtype;
+  call.out = Output{const_cast<void*>(out.data), nullptr, out.dtype};
   call.exclusive = exclusive;
+  call.reverse = reverse;
   call.layout = fold(x, x.dims ? uint64_t(1) << dim : 0, out.strides);
   if (call.layout.rows == 0 || call.layout.length == 0) return;
   Layout& l = call.layout;
   if (reverse && l.reduced) {  // from the last element on, with negative strides
     int64_t &in = l.in[l.kept], &to = l.out[l.kept];
     call.in.data = static_cast<const char*>(call.in.data) + (l.length - 1) * in * size_of(x.dtype);
-    call.out = static_cast<char*>(call.out) + (l.length - 1) * to * size_of(out.dtype);
+    call.out.values = static_cast<char*>(call.out.values) + (l.length - 1) * to * size_of(out.dtype);
     in = -in;
     to = -to;
   }

@@ -27,7 +27,7 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
 
 template <template <class> class Op> const char* launch_scan(const ScanCall& call, void* workspace, void* stream) {
   const auto s = static_cast<gpuStream_t>(stream);
-  if (!is_static(call.in, call.out_dtype)) {
+  if (!is_static(call.in, call.out.dtype)) {
     switch (call.in.accumulator) {
       case Dtype::F64: return launch<Op<double>, AnyLoad<double>, AnyStore<double>>(call, workspace, s);
       case Dtype::I64: return launch<Op<int64_t>, AnyLoad<int64_t>, AnyStore<int64_t>>(call, workspace, s);

@@ -86,15 +86,15 @@ ScanCall scan_call(const Problem& p, const Array& x, const Array& out) {
   ScanCall call{};
   call.op = Scan::CumSum;
   call.in = Source{x.data(), p.in, accumulator_of(p.in, p.out), false};
-  call.out = out.data();
-  call.out_dtype = p.out;
+  call.out = Output{out.data(), nullptr, p.out};
   call.exclusive = p.exclusive;
+  call.reverse = p.reverse;
   call.layout = fold(x.facts(), p.along, out.strides().data());
   Layout& l = call.layout;
   if (p.reverse && l.reduced) {
     int64_t &in = l.in[l.kept], &to = l.out[l.kept];
     call.in.data = x.data() + (l.length - 1) * in * size_of(p.in);
-    call.out = out.data() + (l.length - 1) * to * size_of(p.out);
+    call.out.values = out.data() + (l.length - 1) * to * size_of(p.out);
     in = -in;
     to = -to;
   }
@@ -155,19 +155,21 @@ template <template <class> class Op> void reduce_by_reference(const ReduceCall& 
   }
 }
 
-template <class Acc> void scan_by_reference(const ScanCall& call) {
+template <class S, class E> void scan_by_reference(const ScanCall& call) {
+  const S op{call.options};
   const Layout& l = call.layout;
   const int64_t n = l.length, in = l.reduced ? l.in[l.kept] : 0, out = l.reduced ? l.out[l.kept] : 0;
   for (int64_t row = 0; row < l.rows; ++row) {
     const RowStart start = row_start(l, row);
-    std::vector<Acc> x;
-    for (int64_t i = 0; i < n; ++i) x.push_back(load_as<Acc>(call.in.dtype, call.in.data, start.in + i * in, false));
-    x = reference::scan<CumSum<Acc>>(x);
+    auto result = reference::scan(op, n, [&](int64_t i) {
+      return op.load(load_as<E>(call.in.dtype, call.in.data, start.in + i * in, false), i);
+    });
     if (call.exclusive) {
-      x.insert(x.begin(), Acc(0));
-      x.pop_back();
+      result.insert(result.begin(), S::start());
+      result.pop_back();
     }
-    for (int64_t i = 0; i < n; ++i) store_as(call.out_dtype, call.out, start.out + i * out, x[size_t(i)]);
+    for (int64_t i = 0; i < n; ++i)
+      store_as(call.out.dtype, call.out.values, start.out + i * out, result[size_t(i)]);
   }
 }
 
@@ -208,9 +210,9 @@ std::vector<char> solve_by_reference(const Problem& p, const std::vector<char>& 
   const Result result(p, Memory::Contiguous);
   if (p.scan()) {
     const ScanCall call = scan_call(p, x, *result.values);
-    if (call.in.accumulator == Dtype::F64) scan_by_reference<double>(call);
-    else if (call.in.accumulator == Dtype::I64) scan_by_reference<int64_t>(call);
-    else scan_by_reference<float>(call);
+    if (call.in.accumulator == Dtype::F64) scan_by_reference<CumSum<double>, double>(call);
+    else if (call.in.accumulator == Dtype::I64) scan_by_reference<CumSum<int64_t>, int64_t>(call);
+    else scan_by_reference<CumSum<float>, float>(call);
   } else {
     const ReduceCall call = reduce_call(p, x, result);
 #define TR_CASE(name) \
