@@ -1,4 +1,5 @@
-// The operations, one struct each, used alike by the CPU kernels and the GPU kernels. A kernel knows no operation.
+// The reductions, one struct each, used alike by the CPU kernels and the GPU kernels. A kernel knows no
+// operation. The scans are in scans.h.
 //
 // A reduction says
 //   Element                      the type it reads
@@ -12,21 +13,8 @@
 //   kIndexed                     Acc has a position `.index`, and finish also takes the element found there
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
 // and keeps its options in a first member `OpOptions options`.
-//
-// A scan says
-//   Acc, Wide                    the accumulator within a block tile, and of the carry between block tiles
-//   absent(), wide_absent()      the exact identities, from both sides, of
-//   combine(left, right)         for both; widen(Acc)
-//   Item                         what a group keeps of each of its 8 elements (order.h)
-//   load(element, position)      an element as an item; position counts from where the scan starts
-//   absent_item()                what stands for an element past the end
-//   group(items)                 the total of a group; of its items it makes what results() needs
-//   prefix(carry, within)        what lies before a group: before its block tile, and before it in its block tile
-//   results(prefix, items, out)  the results of a group, each a Result, still to be rounded to the output's type
-//   start()                      what an exclusive scan begins with; a scan without it cannot be exclusive
-// and keeps its options in a first member `OpOptions options`.
 #pragma once
-#include "order.h"
+#include "dtype.h"
 
 namespace torchreduce {
 
@@ -181,53 +169,6 @@ template <class E> struct ArgExtreme {
   TR_HD void finish(Acc acc, const Output& out, int64_t offset, E found) const {
     if (out.indices) out.indices[offset] = acc.index;
     if (out.values) static_cast<E*>(out.values)[offset] = Order::canonical_element(found);
-  }
-};
-
-// cumsum. Within a block tile in Acc, between block tiles in Wide.
-template <class A> struct CumSum {
-  using Acc = A;
-  using Wide = std::conditional_t<std::is_same<A, float>::value, double, A>;
-  using Item = A;
-  using Result = A;
-  struct Prefix {  // of a group of 8: hi + lo is carry + within, to twice the accumulator's precision
-    Wide sum;
-    Acc hi, lo;
-    bool wide;  // hi overflowed though sum did not: the results are formed in Wide
-  };
-
-  OpOptions options;
-
-  TR_HD static Acc absent() { return absent_term<Acc>(); }
-  TR_HD static Wide wide_absent() { return absent_term<Wide>(); }
-  TR_HD static Acc start() { return Acc(0); }
-  TR_HD static Wide widen(Acc a) { return Wide(a); }
-  template <class V> TR_HD static V combine(V left, V right) { return add(left, right); }
-  template <class E> TR_HD Item load(E x, int64_t) const { return convert<Acc>(x); }
-  TR_HD static Item absent_item() { return absent(); }
-  TR_HD static Acc group(Item (&p)[kGroup]) {  // the items become the group's own prefixes
-    TR_UNROLLED
-    for (int i = 1; i < kGroup; ++i) p[i] = combine(p[i - 1], p[i]);
-    return p[kGroup - 1];
-  }
-  TR_HD static Prefix prefix(Wide carry, Acc within) {
-    const Wide sum = add(carry, Wide(within));
-    if constexpr (std::is_same<Acc, float>::value) {
-      const float hi = float(sum);
-      const double rest = sum - double(hi);  // NaN or infinite where hi is not finite
-      const bool finite = (bit_cast<uint32_t>(hi) & 0x7f800000u) != 0x7f800000u;
-      return {sum, hi, finite && rest != 0 ? float(rest) : -0.0f, !finite && sum - sum == 0};
-    } else {
-      return {sum, sum, absent(), false};
-    }
-  }
-  TR_HD void results(const Prefix& b, const Item (&p)[kGroup], Result (&out)[kGroup]) const {
-    TR_UNROLLED
-    for (int i = 0; i < kGroup; ++i) {
-      if constexpr (std::is_same<Acc, float>::value)
-        out[i] = b.wide ? float(b.sum + double(p[i])) : b.hi + (b.lo + p[i]);
-      else out[i] = add(b.hi, p[i]);
-    }
   }
 };
 

@@ -103,16 +103,19 @@ int64_t accumulator_bytes(const ReduceCall& call) {
 }
 
 struct ScanBytes { int64_t acc, wide; };
-ScanBytes bytes_of(const ScanCall& call) {
-#define TR_TYPE(S) ScanBytes{sizeof(S::Acc), sizeof(S::Wide)}
-#define TR_CASE(name)                                                   \
-  case Scan::name:                                                      \
-    return call.in.accumulator == Dtype::F64   ? TR_TYPE(name<double>)  \
-           : call.in.accumulator == Dtype::I64 ? TR_TYPE(name<int64_t>) \
-                                               : TR_TYPE(name<float>);
+template <class S> ScanBytes scan_bytes() { return {sizeof(typename S::Acc), sizeof(typename S::Wide)}; }
+template <template <class> class Op> ScanBytes scan_bytes(const Source& in) {
+  constexpr bool kIntegers = Op<float>::kIntegers;
+  if (kIntegers && in.accumulator == Dtype::I64) return scan_bytes<Op<std::conditional_t<kIntegers, int64_t, float>>>();
+  if (Op<float>::kIndexed && size_of(in.dtype) == 2)
+    return scan_bytes<Op<std::conditional_t<Op<float>::kIndexed, F16, float>>>();
+  return in.accumulator == Dtype::F64 ? scan_bytes<Op<double>>() : scan_bytes<Op<float>>();
+}
+ScanBytes scan_bytes(const ScanCall& call) {
+#define TR_CASE(name) \
+  case Scan::name: return scan_bytes<name>(call.in);
   switch (call.op) { TR_FOR_EACH_SCAN(TR_CASE) }
 #undef TR_CASE
-#undef TR_TYPE
   return {0, 0};
 }
 
@@ -138,6 +141,15 @@ ReductionFacts facts(Reduction op, Dtype d) {
   switch (op) { TR_FOR_EACH_REDUCTION(TR_CASE) }
 #undef TR_CASE
   throw std::invalid_argument("unknown reduction");
+}
+ScanFacts facts(Scan op) {
+#define TR_CASE(name)                                                                                            \
+  case Scan::name:                                                                                               \
+    return {name<float>::kIndexed, name<float>::kConverts, name<float>::kIntegers, name<float>::kIntegerKernels, \
+            kHasStart<name<float>>};
+  switch (op) { TR_FOR_EACH_SCAN(TR_CASE) }
+#undef TR_CASE
+  throw std::invalid_argument("unknown scan");
 }
 
 void force_plan(const PlanOverride& forced) {
@@ -235,7 +247,9 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   plan.family = family_of(forced.family, chosen, true);
   plan.threads = kThreads;
   plan.splits = ceil_div(n, kBlockTile);
-  plan.vector_loads = is_static(call.in, call.out.dtype) && aligned(call.in.data) && aligned(call.out.values) &&
+  const void* const pointers[] = {call.in.data, call.in.more[0], call.in.more[1], call.out.values, call.out.indices};
+  plan.vector_loads = is_static(call.in, call.out.dtype, facts(call.op).integer_kernels) &&
+                      std::all_of(std::begin(pointers), std::end(pointers), aligned) &&
                       (plan.family == Family::Rows || plan.family == Family::Chain) &&
                       rows_packed(l, size_of(call.in.dtype), size_of(call.out.dtype));
   if (forced.vector_loads == 0) plan.vector_loads = false;
@@ -269,7 +283,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   }
   if (plan.family == Family::Chain || plan.family == Family::ColumnsChain) {
     // scan_chain.cuh: a flag beside each 4 bytes of a block tile's total, and of the two values of a superblock.
-    const ScanBytes bytes = bytes_of(call);
+    const ScanBytes bytes = scan_bytes(call);
     const int64_t total = 2 * bytes.acc, superblock = 2 * 2 * bytes.wide;
     plan.workspace = 8 + l.rows * (plan.splits * total + ceil_div(plan.splits, kFan) * superblock);
   }

@@ -94,7 +94,7 @@ py::dict as_dict(const Plan& plan) {
 #define TR_ROW(name, signature, reduction, min, mean) {#name, Reduction::reduction},
 const std::map<std::string, Reduction> kReductions = {TR_FOR_EACH_REDUCTION_OP(TR_ROW)};
 #undef TR_ROW
-#define TR_ROW(name, scan) {#name, Scan::scan},
+#define TR_ROW(name, signature, scan, min) {#name, Scan::scan},
 const std::map<std::string, Scan> kScans = {TR_FOR_EACH_SCAN_OP(TR_ROW)};
 #undef TR_ROW
 

@@ -5,12 +5,12 @@
 namespace torchreduce::gpu {
 
 // Results of the dtype that torch gives by default.
-template <class Result, class O> struct TypedStore {
+template <class O> struct TypedStore {
   static constexpr int kWidth = sizeof(O) < 2 ? 8 : 16 / int(sizeof(O));
-  __device__ static void one(const ScanCall& call, int64_t offset, Result v) {
+  template <class Result> __device__ static void one(const ScanCall& call, int64_t offset, Result v) {
     global(static_cast<O*>(call.out.values))[offset] = round_to<O>(v);
   }
-  __device__ static void packed(const ScanCall& call, int64_t offset, const Result* v) {
+  template <class Result> __device__ static void packed(const ScanCall& call, int64_t offset, const Result* v) {
     Packed<O, kWidth> p;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) p.item[i] = round_to<O>(v[i]);
@@ -18,12 +18,45 @@ template <class Result, class O> struct TypedStore {
   }
 };
 // Results of any dtype.
-template <class Result> struct AnyStore {
+struct AnyStore {
   static constexpr int kWidth = 1;
-  __device__ static void one(const ScanCall& call, int64_t offset, Result v) {
+  template <class Result> __device__ static void one(const ScanCall& call, int64_t offset, Result v) {
     store_as(call.out.dtype, global(call.out.values), offset, v);
   }
-  __device__ static void packed(const ScanCall& call, int64_t offset, const Result* v) { one(call, offset, v[0]); }
+  template <class Result> __device__ static void packed(const ScanCall& call, int64_t offset, const Result* v) {
+    one(call, offset, v[0]);
+  }
+};
+
+// Values as they are, and indices.
+template <class E> struct IndexedStore {
+  static constexpr int kWidth = 16 / int(sizeof(E));
+  template <class Result> __device__ static void one(const ScanCall& call, int64_t offset, const Result& v) {
+    global(static_cast<E*>(call.out.values))[offset] = v.value;
+    global(call.out.indices)[offset] = call.index_of(v.index);
+  }
+  template <class Result> __device__ static void packed(const ScanCall& call, int64_t offset, const Result* v) {
+    Packed<E, kWidth> values;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values.item[i] = v[i].value;
+    store_wide(reinterpret_cast<Packed<E, kWidth>*>(static_cast<E*>(call.out.values) + offset), values);
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 2) {
+      const Packed<int64_t, 2> indices{{call.index_of(v[i].index), call.index_of(v[i + 1].index)}};
+      store_wide(reinterpret_cast<Packed<int64_t, 2>*>(call.out.indices + offset + i), indices);
+    }
+  }
+};
+// Values of any integer type, and indices.
+struct AnyIndexedStore {
+  static constexpr int kWidth = 1;
+  template <class Result> __device__ static void one(const ScanCall& call, int64_t offset, const Result& v) {
+    store_as(call.out.dtype, global(call.out.values), offset, v.value);
+    global(call.out.indices)[offset] = call.index_of(v.index);
+  }
+  template <class Result> __device__ static void packed(const ScanCall& call, int64_t offset, const Result* v) {
+    one(call, offset, v[0]);
+  }
 };
 
 // Strides along the scanned dim. A layout without one has a single position.
@@ -67,7 +100,7 @@ __device__ __forceinline__ void store_group(const S& op, const ScanCall& call, i
     for (int i = 0; i < kGroup; i += Store::kWidth) Store::packed(call, base + first + i, out + i);
   } else {
     const int64_t shift = call.exclusive ? 1 : 0;
-    if constexpr (requires { S::start(); })
+    if constexpr (kHasStart<S>)
       if (shift && first == 0) Store::one(call, base, S::start());
 #pragma unroll
     for (int i = 0; i < kGroup; ++i)
