@@ -177,7 +177,7 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_logcumsumexp_within_the_bound(device, dtype, family):
-    """Half an ulp of the result and 32 eps for the sum under the logarithm."""
+    """Half an ulp of the result, and what the sum, its logarithm and their addition lose."""
     for n in (1, 9, 300, 9000, 2**18 + 9000):
         x = FAMILIES[family](n).to(dtype)
         wide = x.double().numpy().astype(np.longdouble)
@@ -269,3 +269,41 @@ def test_every_nan_written_is_canonical(device):
         canonical = torch.tensor(NAN, dtype=dtype).view(bits).item()
         for y in (tr.cumprod(x, 1), tr.logcumsumexp(x, 1), tr.cummax(x, 1).values, tr.cummin(x, 0).values):
             assert torch.isnan(y).any() and (y.view(bits)[torch.isnan(y)] == canonical).all()
+
+
+# ---- the ops as the dispatcher knows them ----------------------------------------------------------------------------
+
+
+def test_decayed_sums(device):
+    """The op behind three gradients: checked by torch, and batched."""
+    op = torch.ops.torchreduce.decayed_sum
+    for dtype in (torch.float32, torch.float64):
+        g, x = values((3, 40), dtype, seed=1).to(device), values((3, 40), dtype, seed=2).to(device)
+        o = tr.logcumsumexp(x, 1)
+        torch.library.opcheck(op.default, (g, x, o, 1, True, 0))
+        whole = op(g, x, o, 1, True, 0)
+        assert_bitwise_equal(torch.vmap(lambda *t: torch.ops.torchreduce.decayed_sum(*t, 0, True, 0))(g, x, o), whole)
+        columns = [t.t().contiguous() for t in (g, x, o)]
+        assert_bitwise_equal(op(*columns, 0, True, 0), whole.t())
+        for part in (0, 2):
+            assert_bitwise_equal(op(*(t[part : part + 1] for t in (g, x, o)), -1, True, 0), whole[part : part + 1])
+
+
+def test_direct_calls_are_safe(device):
+    x = torch.ones(2, 3, device=device)
+    ops = torch.ops.torchreduce
+    indices = torch.empty(2, 3, dtype=torch.int64, device=device)
+    for bad in (
+        lambda: ops.logcumsumexp.raw(x.long(), 0, False, False, 0),
+        lambda: ops.cummax.raw(x, 2, False, 0),
+        lambda: ops.cummax.out(x, 0, False, 0, values=x[:1].clone(), indices=indices),
+        lambda: ops.cummin.out(x, 0, False, 0, values=x.clone(), indices=x.clone()),
+        lambda: ops.cumprod.out(x, 0, None, False, False, 0, out=torch.empty(3, 2, device=device)),
+        lambda: ops.decayed_sum(x, x, x[:1], 0, False, 0),
+        lambda: ops.decayed_sum(x, x, x.t().contiguous().t(), 0, False, 0),
+        lambda: ops.decayed_sum(x, x, x.double(), 0, False, 0),
+        lambda: ops.decayed_sum(x.half(), x.half(), x.half(), 0, False, 0),
+        lambda: ops.decayed_sum(x, x, x, 5, False, 0),
+    ):
+        with pytest.raises((RuntimeError, IndexError)):
+            bad()

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd import Gradients, _accumulator, _Function, _ops, _round, _Sum, register
+from .autograd import Gradients, _accumulator, _Function, _ops, _round, _Sum, register, transform
 from .fake import LIBRARY
 
 # ---- cumsum ----------------------------------------------------------------------------------------------------------
@@ -235,26 +235,45 @@ class _CumProdGradient(_Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Gradients:
-        """The products that leave an element out as a square of them, in memory n times the input's."""
         g, x = ctx.saved_tensors
-        level = ctx.level
-        v, g, x = (t.unsqueeze(0) if t.dim() == 0 else t.movedim(ctx.dim, -1) for t in (grad, g, x))
-        if ctx.reverse:
-            v, g, x = (t.flip(-1) for t in (v, g, x))
-        n = x.shape[-1]
-        own = torch.eye(n, dtype=torch.bool, device=x.device)
-        before = torch.ones_like(own).tril(-1)
-        square = x.unsqueeze(-2).expand(*x.shape, n).masked_fill(own, 1)  # row k leaves out element k
-        products = _CumProd.apply(square, -1, None, False, False, level).masked_fill(before, 0)
-        to_g = _Sum.apply(v.unsqueeze(-1) * products, [-2], False, g.dtype, level)
-        through = (v.unsqueeze(-1) * g.unsqueeze(-2)).masked_fill(before, 0)
-        to_square = _CumProdGradient.apply(through, square, -1, False, level)
-        to_x = _Sum.apply(to_square.masked_fill(own, 0), [-2], False, None, level)
-        to_g, to_x = (
-            (t.flip(-1) if ctx.reverse else t).movedim(-1, ctx.dim) if grad.dim() else t.squeeze(0)
-            for t in (to_g, to_x)
-        )
-        return to_g, to_x, None, None, None
+        # A trace and a transform cannot look.
+        looks = transform() is None and type(x) in (Tensor, torch.nn.Parameter)
+        second = _by_division if looks and not (x == 0).any() else _by_omission
+        return *second(grad, g, x, ctx.dim, ctx.reverse, ctx.level), None, None, None
+
+
+def _by_division(v: Tensor, g: Tensor, x: Tensor, dim: int, reverse: bool, level: int) -> tuple[Tensor, Tensor]:
+    """The gradients of sum(v * _CumProdGradient(g, x)) for g and x, where no element is 0."""
+    wide = _accumulator(g.dtype, x.dtype)
+
+    def sums(t: Tensor, reverse: bool) -> Tensor:
+        result: Tensor = _CumSum.apply(t, dim, wide, False, reverse, level)
+        return result
+
+    product = _CumProd.apply(x, dim, wide, False, reverse, level)
+    share = v.to(wide) / x.to(wide)
+    shares, weighted = sums(share, reverse), g.to(wide) * product
+    to_x = (sums(weighted * shares, not reverse) - sums(weighted, not reverse) * share) / x.to(wide)
+    return (product * shares).to(g.dtype), to_x.to(x.dtype)
+
+
+def _by_omission(v: Tensor, g: Tensor, x: Tensor, dim: int, reverse: bool, level: int) -> tuple[Tensor, Tensor]:
+    """The same for all x: by a square of the products that leave an element out, in memory n times the input's."""
+    whole = x.dim() == 0
+    v, g, x = (t.unsqueeze(0) if whole else t.movedim(dim, -1) for t in (v, g, x))
+    if reverse:
+        v, g, x = (t.flip(-1) for t in (v, g, x))
+    n = x.shape[-1]
+    own = torch.eye(n, dtype=torch.bool, device=x.device)
+    before = torch.ones_like(own).tril(-1)
+    square = x.unsqueeze(-2).expand(*x.shape, n).masked_fill(own, 1)  # row k leaves out element k
+    products = _CumProd.apply(square, -1, None, False, False, level).masked_fill(before, 0)
+    to_g = _Sum.apply(v.unsqueeze(-1) * products, [-2], False, g.dtype, level)
+    through = (v.unsqueeze(-1) * g.unsqueeze(-2)).masked_fill(before, 0)
+    to_square = _CumProdGradient.apply(through, square, -1, False, level)
+    to_x = _Sum.apply(to_square.masked_fill(own, 0), [-2], False, None, level)
+    to_g, to_x = (t.flip(-1) if reverse else t for t in (to_g, to_x))
+    return (to_g.squeeze(0), to_x.squeeze(0)) if whole else (to_g.movedim(-1, dim), to_x.movedim(-1, dim))
 
 
 FUNCTIONS = register(
