@@ -13,6 +13,7 @@
 //   start()                      what an exclusive scan begins with; a scan without it cannot be exclusive
 //   kInputs                      1, or 3: then an element is a Triple of theirs
 //   kIndexed                     a Result has a value and the position `.index` where it was found
+//   kAnyOrder                    every order of combining gives the same; Acc is Wide, and result(Acc) the result
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
 //   kIntegers                    it takes integers and bool
 //   kIntegerKernels              each of those has GPU kernels of its own; else one converts them all to int64
@@ -35,7 +36,7 @@ template <class A> struct CumSum {
   using Item = A;
   using Result = A;
   static constexpr int kInputs = 1;
-  static constexpr bool kIndexed = false, kConverts = true, kIntegers = true, kIntegerKernels = true;
+  static constexpr bool kIndexed = false, kAnyOrder = false, kConverts = true, kIntegers = true, kIntegerKernels = true;
   struct Prefix {  // of a group of 8: hi + lo is carry + within, to twice the accumulator's precision
     Wide sum;
     Acc hi, lo;
@@ -92,7 +93,7 @@ template <class E> struct CumExtreme {
   };
   using Prefix = Acc;
   static constexpr int kInputs = 1;
-  static constexpr bool kIndexed = true, kConverts = false, kIntegers = true, kIntegerKernels = false;
+  static constexpr bool kIndexed = true, kAnyOrder = true, kConverts = false, kIntegers = true, kIntegerKernels = false;
   OpOptions options;
 
   TR_HD static Acc absent() { return {Order::kLowest, -1}; }
@@ -115,12 +116,12 @@ template <class E> struct CumExtreme {
   TR_HD static Prefix prefix(Wide carry, Acc within) { return combine(carry, within); }
   TR_HD void results(const Prefix& before, const Item (&p)[kGroup], Result (&out)[kGroup]) const {
     TR_UNROLLED
-    for (int i = 0; i < kGroup; ++i) {
-      const Acc found = combine(before, p[i]);
-      const bool minus_zero = found.place & 1;
-      const E value = Order::element(found.key, options.min);
-      out[i] = {minus_zero ? bit_cast<E>(typename Order::Key(Order::kLowest)) : value, found.place >> 1};
-    }
+    for (int i = 0; i < kGroup; ++i) out[i] = result(combine(before, p[i]));
+  }
+  TR_HD Result result(Acc found) const {
+    const bool minus_zero = found.place & 1;
+    const E value = Order::element(found.key, options.min);
+    return {minus_zero ? bit_cast<E>(typename Order::Key(Order::kLowest)) : value, found.place >> 1};
   }
 };
 
@@ -129,30 +130,35 @@ template <class F> struct Power {  // m * 2^e, with 1 <= |m| < 2; zeros, infinit
   F m;
   std::conditional_t<std::is_same<F, float>::value, int32_t, int64_t> e;
 };
+template <class F> struct FloatBits {
+  static constexpr bool kSingle = std::is_same<F, float>::value;
+  using Bits = std::conditional_t<kSingle, uint32_t, uint64_t>;
+  static constexpr int kFraction = kSingle ? 23 : 52, kBias = kSingle ? 127 : 1023;
+  static constexpr Bits kExponents = Bits(2 * kBias + 1) << kFraction;
+};
 template <class F> TR_HD bool has_exponent(F m) { return m != 0 && m - m == 0; }
 
 template <class F> TR_HD Power<F> power_of(F x) {
-  constexpr bool kSingle = std::is_same<F, float>::value;
-  using Bits = std::conditional_t<kSingle, uint32_t, uint64_t>;
-  constexpr int kFraction = kSingle ? 23 : 52, kBias = kSingle ? 127 : 1023;
-  const bool subnormal = (bit_cast<Bits>(x) << 1) >> (kFraction + 1) == 0;
-  const Bits bits = bit_cast<Bits>(subnormal ? x * (kSingle ? F(0x1p24) : F(0x1p54)) : x);
-  const int exponent = int((bits << 1) >> (kFraction + 1));
-  const Bits fraction_and_sign = bits & ~(((Bits(1) << (8 * sizeof(F) - 1 - kFraction)) - 1) << kFraction);
+  using B = FloatBits<F>;
+  using Bits = typename B::Bits;
   if (!has_exponent(x)) return {x, 0};
-  return {bit_cast<F>(fraction_and_sign | (Bits(kBias) << kFraction)),
-          exponent - kBias - (subnormal ? kSingle ? 24 : 54 : 0)};
+  const bool subnormal = (bit_cast<Bits>(x) & B::kExponents) == 0;
+  const Bits bits = bit_cast<Bits>(subnormal ? x * (B::kSingle ? F(0x1p24) : F(0x1p54)) : x);
+  const int exponent = int((bits & B::kExponents) >> B::kFraction) - (subnormal ? B::kSingle ? 24 : 54 : 0);
+  return {bit_cast<F>((bits & ~B::kExponents) | (Bits(B::kBias) << B::kFraction)), exponent - B::kBias};
 }
 // One rounding, of the product of the mantissas.
 template <class F> TR_HD Power<F> multiply(Power<F> a, Power<F> b) {
+  using Bits = typename FloatBits<F>::Bits;
   const F m = a.m * b.m;
   if (!has_exponent(m)) return {m, 0};
-  const bool carry = m >= 2 || m <= -2;
-  return {carry ? m * F(0.5) : m, a.e + b.e + carry};
+  const Bits bits = bit_cast<Bits>(m), carry = ~(bits >> FloatBits<F>::kFraction) & 1u;  // an exponent of 1, not 0
+  return {bit_cast<F>(bits - (carry << FloatBits<F>::kFraction)), a.e + b.e + int(carry)};
 }
 TR_HD int64_t multiply(int64_t a, int64_t b) { return int64_t(uint64_t(a) * uint64_t(b)); }
 // To float64, rounded where it is subnormal there.
 TR_HD double value_of(Power<double> x) {
+  if (x.e > -1023 && x.e < 1024) return bit_cast<double>(bit_cast<uint64_t>(x.m) + (uint64_t(x.e) << 52));
   const int64_t e = x.e < -1100 ? -1100 : x.e > 1100 ? 1100 : x.e, half = e >> 1;
   const auto power = [](int64_t n) { return bit_cast<double>(uint64_t(n + 1023) << 52); };
   return x.m * power(half) * power(e - half);
@@ -166,7 +172,8 @@ template <class A> struct CumProd {
   using Result = A;
   using Prefix = Wide;
   static constexpr int kInputs = 1;
-  static constexpr bool kIndexed = false, kConverts = true, kIntegers = true, kIntegerKernels = false;
+  static constexpr bool kIndexed = false, kAnyOrder = false, kConverts = true, kIntegers = true,
+                        kIntegerKernels = false;
   OpOptions options;
 
   template <class V> TR_HD static V one() {
@@ -232,7 +239,8 @@ template <class F> struct LogCumSumExp {
   using Result = F;
   using Prefix = Acc;
   static constexpr int kInputs = 1;
-  static constexpr bool kIndexed = false, kConverts = false, kIntegers = false, kIntegerKernels = false;
+  static constexpr bool kIndexed = false, kAnyOrder = false, kConverts = false, kIntegers = false,
+                        kIntegerKernels = false;
   OpOptions options;
 
   TR_HD static Acc absent() { return {-kInfinity<F>, 0}; }
@@ -307,7 +315,8 @@ template <class F> struct Decay {
   using Result = F;
   using Prefix = Acc;
   static constexpr int kInputs = 3;
-  static constexpr bool kIndexed = false, kConverts = false, kIntegers = false, kIntegerKernels = false;
+  static constexpr bool kIndexed = false, kAnyOrder = false, kConverts = false, kIntegers = false,
+                        kIntegerKernels = false;
   OpOptions options;
 
   TR_HD static Acc absent() { return {kInfinity<F>, F(-0.0)}; }

@@ -27,8 +27,10 @@ template <class S, class E, bool kConvert> struct ScanGroups {
     RowStart at;
     ScanCarry<S> carry;
     TreeStack<Acc, kFanLog2 + 1> groups;  // of this tile, so far
-    Acc within;                           // before the tile, in its block tile
+    Acc within;                           // before the tile, in its block tile; one by one: before the element
   };
+  // Results come from the elements one after the other, without groups and tiles.
+  template <bool kTotal> static constexpr bool one_by_one = S::kAnyOrder && !kTotal;
 
   const Job& job;
   const ScanCall& call;
@@ -60,6 +62,15 @@ template <class S, class E, bool kConvert> struct ScanGroups {
       for (int i = 0; i < count; ++i) items[i] = op.load(x[i], first + i);
     }
     for (int64_t i = count; i < kGroup; ++i) items[i] = S::absent_item();
+    if constexpr (one_by_one<kTotal>) {
+      Result out[kGroup];
+      Acc& last = row.within;
+      for (int i = 0; i < kGroup; ++i) {
+        last = combine(last, items[i]);
+        out[i] = op.result(last);
+      }
+      return store(row.at.out, first, count, out);
+    }
     const Acc total = S::group(items);
     if constexpr (!kTotal) {
       Result out[kGroup];
@@ -94,13 +105,17 @@ template <class S, class E, bool kConvert> struct ScanGroups {
     for (int64_t tile = begin; tile < end; tile += kTile) {
       const int64_t last = end - tile < kTile ? end : tile + kTile;
       for (Row* row = rows; row < rows + width; ++row) {
-        row->within = row->carry.within();
+        if constexpr (one_by_one<kTotal>) row->within = row->carry.carry();
+        else row->within = row->carry.within();
         row->groups.count = 0;
       }
       for (int64_t i = tile; i < last; i += kGroup)
         for (Row* row = rows; row < rows + width; ++row)
           group<kTotal>(*row, i, last - i < kGroup ? last - i : int64_t(kGroup));
-      for (Row* row = rows; row < rows + width; ++row) row->carry.push(row->groups.total(S::absent(), combine));
+      for (Row* row = rows; row < rows + width; ++row) {
+        if constexpr (one_by_one<kTotal>) row->carry.block_carry = row->within;
+        else row->carry.push(row->groups.total(S::absent(), combine));
+      }
     }
   }
   // Makes the rows from `first` on the current ones; returns how many.

@@ -17,6 +17,7 @@
 #include <iterator>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
 
 #include "emulator.h"
 #include "order.h"
@@ -161,7 +162,7 @@ constexpr Scanned kScanned[] = {
 void check_scans(const std::vector<std::vector<int64_t>>& shapes, uint64_t along, const Policies& policies) {
   for (const Scanned& s : kScanned) {
     int turn = 0;
-    const bool indexed = s.op[3] == 'm';  // cummax, cummin: never exclusive
+    const bool indexed = std::string_view(s.op).starts_with("cumm");  // cummax, cummin: never exclusive
     for (const auto& sizes : shapes) {
       check({s.op, s.in, s.out, sizes, along}, policies);
       check({s.op, s.in, s.out, sizes, along, turn % 3 != 0 && !indexed, turn % 3 != 1}, policies);
