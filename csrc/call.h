@@ -1,13 +1,13 @@
 // One call of an op, type-erased: what torch_ops.cpp hands to the CPU and to the GPU, and how either finds the kernel.
 #pragma once
-#include "ops.h"
 #include "plan.h"
+#include "scans.h"
 
 namespace torchreduce {
 
-// The structs of ops.h, X(struct): a reduction is a template over its element type, a scan over its accumulator.
+// The structs of ops.h and scans.h, X(struct).
 #define TR_FOR_EACH_REDUCTION(X) X(Sum) X(Extreme) X(ArgExtreme)
-#define TR_FOR_EACH_SCAN(X) X(CumSum)
+#define TR_FOR_EACH_SCAN(X) X(CumSum) X(CumExtreme) X(CumProd) X(LogCumSumExp) X(Decay)
 
 // The reductions by name, X(name, signature, struct, min, mean); the signatures stand in torch_ops.cpp.
 // max_all and min_all have the values of amax and amin, and the gradient of torch.max(x) where there are NaNs.
@@ -23,8 +23,14 @@ namespace torchreduce {
   X(argmax, AlongDims, ArgExtreme, false, false) \
   X(argmin, AlongDims, ArgExtreme, true, false)
 
-// The scans by name, X(name, struct).
-#define TR_FOR_EACH_SCAN_OP(X) X(cumsum, CumSum)
+// The scans by name, X(name, signature, struct, min).
+// decayed_sum, by Decay, is not among them: it serves gradients alone.
+#define TR_FOR_EACH_SCAN_OP(X)                         \
+  X(cumsum, Scanning, CumSum, false)                   \
+  X(cumprod, Scanning, CumProd, false)                 \
+  X(logcumsumexp, ScanningFloats, LogCumSumExp, false) \
+  X(cummax, ScanningIndex, CumExtreme, false)          \
+  X(cummin, ScanningIndex, CumExtreme, true)
 
 #define TR_NAME(name) name,
 enum class Reduction : int { TR_FOR_EACH_REDUCTION(TR_NAME) };
@@ -38,6 +44,7 @@ struct Source {
   Dtype dtype = Dtype::F32;
   Dtype accumulator = Dtype::F32;  // F32, F64 or I64; only sums and scans have a choice
   bool truth = false;              // elements count as 1 if not zero, else 0 (sum with dtype=bool)
+  const void* more[2] = {};        // the second and third of three inputs, of the same dtype and strides
 };
 
 struct ReduceCall {
@@ -51,12 +58,16 @@ struct ReduceCall {
 
 struct ScanCall {
   Scan op;
+  OpOptions options;
   Source in;
-  void* out;
-  Dtype out_dtype;
+  Output out;
   bool exclusive;  // result i goes to position i + 1; position 0 gets the op's start
+  bool reverse;    // positions count from the end of the scanned dim
   Layout layout;   // one reduced dim, with strides in `in` and `out`, negative for a reverse scan
   Plan plan;
+
+  // The index along the scanned dim of a position.
+  TR_HD int64_t index_of(int64_t position) const { return reverse ? layout.length - 1 - position : position; }
 };
 
 // What a caller knows of a tensor.
@@ -85,6 +96,10 @@ struct ReductionFacts {
 };
 ReductionFacts facts(Reduction op, Dtype d);
 
+// What its struct says of a scan.
+struct ScanFacts { bool indexed, converts, integers, integer_kernels, exclusive; };
+ScanFacts facts(Scan op);
+
 // The accumulator a static kernel for elements of type d uses.
 TR_HD constexpr Dtype natural_accumulator(Dtype d) {
   return d == Dtype::F64 ? Dtype::F64 : is_float(d) ? Dtype::F32 : Dtype::I64;
@@ -95,9 +110,9 @@ TR_HD constexpr Dtype accumulator_of(Dtype in, Dtype out) {
 }
 TR_HD bool is_static(const Source& in) { return !in.truth && in.accumulator == natural_accumulator(in.dtype); }
 
-// A scan has a static kernel for the output dtype that torch gives by default, too.
-TR_HD bool is_static(const Source& in, Dtype out) {
-  return is_static(in) && out == (is_float(in.dtype) ? in.dtype : Dtype::I64);
+// A scan's static kernels have the output dtype that torch gives by default, too.
+TR_HD bool is_static(const Source& in, Dtype out, bool integer_kernels) {
+  return is_static(in) && (is_float(in.dtype) ? out == in.dtype : out == Dtype::I64 && integer_kernels);
 }
 
 }  // namespace torchreduce

@@ -10,10 +10,13 @@
 #define TR_HD __host__ __device__ __forceinline__
 // Before a loop that GPU compilers would unroll to no use.
 #define TR_ROLLED _Pragma("unroll 1")
+// Before a loop over an array that is to stay in registers.
+#define TR_UNROLLED _Pragma("unroll")
 #else
 // always_inline, so that no copy compiled for a wider instruction set is shared with code compiled for a narrower one.
 #define TR_HD inline __attribute__((always_inline))
 #define TR_ROLLED
+#define TR_UNROLLED
 #endif
 
 // Code compiled once per CPU instruction set lives in a namespace of its own, for the same reason.

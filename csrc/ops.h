@@ -1,4 +1,5 @@
-// The operations, one struct each, used alike by the CPU kernels and the GPU kernels. A kernel knows no operation.
+// The reductions, one struct each, used alike by the CPU kernels and the GPU kernels. A kernel knows no
+// operation. The scans are in scans.h.
 //
 // A reduction says
 //   Element                      the type it reads
@@ -12,13 +13,6 @@
 //   kIndexed                     Acc has a position `.index`, and finish also takes the element found there
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
 // and keeps its options in a first member `OpOptions options`.
-//
-// A scan says
-//   Acc, Wide                    the accumulator within a block tile, and of the carry between block tiles
-//   absent(), combine()          for both; widen(Acc)
-//   prefix(carry, within)        what a group of 8 needs to turn its own prefixes into results, and
-//   apply(prefix, p)             the result
-//   start()                      what an exclusive scan begins with
 #pragma once
 #include "dtype.h"
 
@@ -175,38 +169,6 @@ template <class E> struct ArgExtreme {
   TR_HD void finish(Acc acc, const Output& out, int64_t offset, E found) const {
     if (out.indices) out.indices[offset] = acc.index;
     if (out.values) static_cast<E*>(out.values)[offset] = Order::canonical_element(found);
-  }
-};
-
-// cumsum. Within a block tile in Acc, between block tiles in Wide.
-template <class A> struct CumSum {
-  using Acc = A;
-  using Wide = std::conditional_t<std::is_same<A, float>::value, double, A>;
-  struct Prefix {  // of a group of 8: hi + lo is carry + within, to twice the accumulator's precision
-    Wide sum;
-    Acc hi, lo;
-    bool wide;  // hi overflowed though sum did not: the results are formed in Wide
-  };
-
-  TR_HD static Acc absent() { return absent_term<Acc>(); }
-  TR_HD static Wide wide_absent() { return absent_term<Wide>(); }
-  TR_HD static Acc start() { return Acc(0); }
-  TR_HD static Wide widen(Acc a) { return Wide(a); }
-  template <class V> TR_HD static V combine(V left, V right) { return add(left, right); }
-  TR_HD static Prefix prefix(Wide carry, Acc within) {
-    const Wide sum = add(carry, Wide(within));
-    if constexpr (std::is_same<Acc, float>::value) {
-      const float hi = float(sum);
-      const double rest = sum - double(hi);  // NaN or infinite where hi is not finite
-      const bool finite = (bit_cast<uint32_t>(hi) & 0x7f800000u) != 0x7f800000u;
-      return {sum, hi, finite && rest != 0 ? float(rest) : -0.0f, !finite && sum - sum == 0};
-    } else {
-      return {sum, sum, absent(), false};
-    }
-  }
-  TR_HD static Acc apply(const Prefix& b, Acc p) {
-    if constexpr (std::is_same<Acc, float>::value) return b.wide ? float(b.sum + double(p)) : b.hi + (b.lo + p);
-    else return add(b.hi, p);
   }
 };
 

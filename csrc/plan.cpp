@@ -102,6 +102,23 @@ int64_t accumulator_bytes(const ReduceCall& call) {
   return 0;
 }
 
+struct ScanBytes { int64_t acc, wide; };
+template <class S> ScanBytes scan_bytes() { return {sizeof(typename S::Acc), sizeof(typename S::Wide)}; }
+template <template <class> class Op> ScanBytes scan_bytes(const Source& in) {
+  constexpr bool kIntegers = Op<float>::kIntegers;
+  if (kIntegers && in.accumulator == Dtype::I64) return scan_bytes<Op<std::conditional_t<kIntegers, int64_t, float>>>();
+  if (Op<float>::kIndexed && size_of(in.dtype) == 2)
+    return scan_bytes<Op<std::conditional_t<Op<float>::kIndexed, F16, float>>>();
+  return in.accumulator == Dtype::F64 ? scan_bytes<Op<double>>() : scan_bytes<Op<float>>();
+}
+ScanBytes scan_bytes(const ScanCall& call) {
+#define TR_CASE(name) \
+  case Scan::name: return scan_bytes<name>(call.in);
+  switch (call.op) { TR_FOR_EACH_SCAN(TR_CASE) }
+#undef TR_CASE
+  return {0, 0};
+}
+
 void check_grid(const Plan& plan) {
   if (plan.blocks > INT32_MAX) throw std::invalid_argument("the launch needs more than 2^31 - 1 blocks");
 }
@@ -124,6 +141,15 @@ ReductionFacts facts(Reduction op, Dtype d) {
   switch (op) { TR_FOR_EACH_REDUCTION(TR_CASE) }
 #undef TR_CASE
   throw std::invalid_argument("unknown reduction");
+}
+ScanFacts facts(Scan op) {
+#define TR_CASE(name)                                                                                            \
+  case Scan::name:                                                                                               \
+    return {name<float>::kIndexed, name<float>::kConverts, name<float>::kIntegers, name<float>::kIntegerKernels, \
+            kHasStart<name<float>>};
+  switch (op) { TR_FOR_EACH_SCAN(TR_CASE) }
+#undef TR_CASE
+  throw std::invalid_argument("unknown scan");
 }
 
 void force_plan(const PlanOverride& forced) {
@@ -221,9 +247,11 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   plan.family = family_of(forced.family, chosen, true);
   plan.threads = kThreads;
   plan.splits = ceil_div(n, kBlockTile);
-  plan.vector_loads = is_static(call.in, call.out_dtype) && aligned(call.in.data) && aligned(call.out) &&
+  const void* const pointers[] = {call.in.data, call.in.more[0], call.in.more[1], call.out.values, call.out.indices};
+  plan.vector_loads = is_static(call.in, call.out.dtype, facts(call.op).integer_kernels) &&
+                      std::all_of(std::begin(pointers), std::end(pointers), aligned) &&
                       (plan.family == Family::Rows || plan.family == Family::Chain) &&
-                      rows_packed(l, size_of(call.in.dtype), size_of(call.out_dtype));
+                      rows_packed(l, size_of(call.in.dtype), size_of(call.out.dtype));
   if (forced.vector_loads == 0) plan.vector_loads = false;
 
   switch (plan.family) {
@@ -254,8 +282,9 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
     }
   }
   if (plan.family == Family::Chain || plan.family == Family::ColumnsChain) {
-    // scan_chain.cuh: a flag beside each 4 bytes of a total, and of the two float64 or int64 words of a superblock.
-    const int64_t total = 2 * size_of(call.in.accumulator), superblock = 32;
+    // scan_chain.cuh: a flag beside each 4 bytes of a block tile's total, and of the two values of a superblock.
+    const ScanBytes bytes = scan_bytes(call);
+    const int64_t total = 2 * bytes.acc, superblock = 2 * 2 * bytes.wide;
     plan.workspace = 8 + l.rows * (plan.splits * total + ceil_div(plan.splits, kFan) * superblock);
   }
   check_grid(plan);

@@ -94,7 +94,7 @@ py::dict as_dict(const Plan& plan) {
 #define TR_ROW(name, signature, reduction, min, mean) {#name, Reduction::reduction},
 const std::map<std::string, Reduction> kReductions = {TR_FOR_EACH_REDUCTION_OP(TR_ROW)};
 #undef TR_ROW
-#define TR_ROW(name, scan) {#name, Scan::scan},
+#define TR_ROW(name, signature, scan, min) {#name, Scan::scan},
 const std::map<std::string, Scan> kScans = {TR_FOR_EACH_SCAN_OP(TR_ROW)};
 #undef TR_ROW
 
@@ -135,8 +135,7 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
     ScanCall call{};
     call.op = scan->second;
     call.in = {data, in, accumulator_of(in, out), false};
-    call.out = data;
-    call.out_dtype = out;
+    call.out = {data, nullptr, out};
     call.layout = layout;
     return as_dict(plan(call, device));
   }

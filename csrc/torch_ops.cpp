@@ -3,100 +3,17 @@
 //
 // Python has checked the arguments before, with torch's exception types; what is checked here again is what memory
 // safety needs when an op is called directly.
-#include <dlfcn.h>
 #include <torch/csrc/stable/library.h>
 
 #include <string>
 #include <tuple>
 
-#include "cpu/cpu.h"
-#include "kernels/gpu.h"
-#include "torch_tensor.h"
+#include "torch_run.h"
 
 namespace torchreduce {
 namespace {
 
 using torch::headeronly::ScalarType;
-
-// ---- devices -----------------------------------------------------------------------------------------------------------
-
-void parallel_for(int64_t tasks, void (*body)(void*, int64_t, int64_t), void* context) {
-  torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) { body(context, begin, end); });
-}
-
-#ifdef TORCHREDUCE_GPU
-
-// The shims of torch's GPU library, looked up when first needed: this library also loads where torch has none.
-struct GpuShims {
-  AOTITorchError (*stream)(int32_t, void**);
-  AOTITorchError (*alloc)(uint64_t, void**);
-  AOTITorchError (*release)(void*);
-
-  GpuShims() {
-    void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
-    if (!library) library = dlopen("libtorch_hip.so", RTLD_NOLOAD | RTLD_LAZY);
-    find(library, "aoti_torch_get_current_cuda_stream", stream);
-    find(library, "aoti_torch_cuda_caching_allocator_raw_alloc", alloc);
-    find(library, "aoti_torch_cuda_caching_allocator_raw_delete", release);
-  }
-  template <class F> static void find(void* library, const char* name, F& function) {
-    function = library ? reinterpret_cast<F>(dlsym(library, name)) : nullptr;
-    if (!function) raise<std::runtime_error>("torchreduce: this torch has no GPU support (", name, " is missing)");
-  }
-};
-
-// Makes a device current for torch, whose allocator follows it, and for the GPU runtime linked into this library, which
-// keeps a current device of its own and launches there.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int32_t index) : before(gpu::current_device()) {
-    int32_t torch_device;
-    check(aoti_torch_get_current_device_index(&torch_device));
-    if (torch_device != index) check(aoti_torch_create_device_guard(index, &handle));
-    if (gpu::current_device() != index) gpu::set_device(index);
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-  ~DeviceGuard() {
-    if (gpu::current_device() != before) gpu::set_device(before);
-    if (handle) aoti_torch_delete_device_guard(handle);
-  }
-
- private:
-  const int before;
-  DeviceGuardHandle handle = nullptr;
-};
-
-template <class Call>
-void run_on_gpu(const char* op, Call& call, const View& x,
-                const char* (*launch)(const Call&, void* workspace, void* stream)) {
-  static const GpuShims shims;
-  const DeviceGuard guard(x.device_index);
-  call.plan = plan(call, DeviceFacts{true, gpu::multiprocessors(x.device_index)});
-  void *stream, *workspace = nullptr;
-  check(shims.stream(x.device_index, &stream));
-  // The caching allocator orders the workspace's next use after this call on the stream, so it is given back at once.
-  if (call.plan.workspace) check(shims.alloc(uint64_t(call.plan.workspace), &workspace));
-  const char* error = launch(call, workspace, stream);
-  if (workspace) shims.release(workspace);
-  if (error) raise<std::runtime_error>(op, ": the launch failed: ", error);
-}
-
-#else
-
-template <class Call, class Launch> void run_on_gpu(const char* op, Call&, const View&, Launch) {
-  raise<std::runtime_error>(op, ": this build of torchreduce has no GPU part");
-}
-
-#endif
-
-template <class Call>
-void run(const char* op, Call& call, const View& x, void (*on_cpu)(const Call&, cpu::ParallelFor),
-         const char* (*on_gpu)(const Call&, void*, void*)) {
-  if (!x.on_cpu()) return run_on_gpu(op, call, x, on_gpu);
-  call.plan = plan(call, DeviceFacts{false, int(torch::stable::get_num_threads())});
-  on_cpu(call, parallel_for);
-}
 
 // ---- reductions --------------------------------------------------------------------------------------------------------
 
@@ -192,22 +109,34 @@ void reduce_pair_out(const Op& op, const Tensor& input, const Dims& dim, bool ke
 struct ScanOp {
   const char* name;
   Scan scan;
+  bool min;
 };
 
-void scan_into(const ScanOp& op, const View& x, int dim, bool exclusive, bool reverse, const View& out) {
+// Writes the values and, of an indexed scan, the indices, which have the values' strides.
+// `more` are further inputs of x's dtype and strides, or null.
+void scan_into(const ScanOp& op, const View& x, int dim, bool exclusive, bool reverse, const View& out,
+               const View* indices = nullptr, const View* const* more = nullptr) {
   ScanCall call{};
   call.op = op.scan;
+  call.options.min = op.min;
   call.in = Source{x.data, x.dtype, accumulator_of(x.dtype, out.dtype), false};
-  call.out = const_cast<void*>(out.data);
-  call.out_dtype = out.dtype;
+  call.out = Output{const_cast<void*>(out.data),
+                    indices ? static_cast<int64_t*>(const_cast<void*>(indices->data)) : nullptr, out.dtype};
+  for (int i = 0; more && i < 2; ++i) call.in.more[i] = more[i]->data;
   call.exclusive = exclusive;
+  call.reverse = reverse;
   call.layout = fold(x, x.dims ? uint64_t(1) << dim : 0, out.strides);
   if (call.layout.rows == 0 || call.layout.length == 0) return;
   Layout& l = call.layout;
   if (reverse && l.reduced) {  // from the last element on, with negative strides
     int64_t &in = l.in[l.kept], &to = l.out[l.kept];
-    call.in.data = static_cast<const char*>(call.in.data) + (l.length - 1) * in * size_of(x.dtype);
-    call.out = static_cast<char*>(call.out) + (l.length - 1) * to * size_of(out.dtype);
+    const auto advance = [&](const void*& data) {
+      if (data) data = static_cast<const char*>(data) + (l.length - 1) * in * size_of(x.dtype);
+    };
+    advance(call.in.data);
+    for (const void*& data : call.in.more) advance(data);
+    call.out.values = static_cast<char*>(call.out.values) + (l.length - 1) * to * size_of(out.dtype);
+    if (indices) call.out.indices += (l.length - 1) * to;
     in = -in;
     to = -to;
   }
@@ -248,6 +177,51 @@ void scan_one_out(const ScanOp& op, const Tensor& input, int64_t dim, std::optio
   check_out(op.name, x, {x.sizes, x.sizes + x.dims}, out, scan_result(op.name, x, dtype));
   const Tensor source = apart_from(op.name, input, x, out, !exclusive);
   scan_into(op, View(source), d, exclusive, reverse, out);
+}
+
+// A scan without dtype=, of floats alone.
+void check_floats(const char* name, const View& x) {
+  if (!is_float(x.dtype)) raise<std::runtime_error>(name, ": needs a floating dtype, got number ", int(x.dtype));
+}
+
+// The sums of Decay, over three contiguous tensors of one shape, of float32 or float64.
+Tensor decayed_sum(const Tensor& g, const Tensor& x, const Tensor& o, int64_t dim, bool reverse, int64_t) {
+  constexpr ScanOp op{"decayed_sum", Scan::Decay, false};
+  const View view(g), more[2] = {View(x), View(o)};
+  if (view.dtype != Dtype::F32 && view.dtype != Dtype::F64)
+    raise<std::runtime_error>(op.name, ": needs float32 or float64, got number ", int(view.dtype));
+  for (const View& v : more)
+    if (v.dtype != view.dtype || v.dims != view.dims || v.device_type != view.device_type ||
+        v.device_index != view.device_index || !std::equal(v.sizes, v.sizes + v.dims, view.sizes) ||
+        !std::equal(v.strides, v.strides + v.dims, view.strides))
+      raise<std::runtime_error>(op.name, ": the inputs must have one shape, strides, dtype and device");
+  const int d = scan_dim(op.name, view, dim);
+  Tensor result = allocate({view.sizes, view.sizes + view.dims}, view.dtype, view);
+  const View* const pointers[2] = {&more[0], &more[1]};
+  scan_into(op, view, d, false, reverse, View(result), nullptr, pointers);
+  return result;
+}
+
+// Values and indices.
+std::tuple<Tensor, Tensor> scan_pair(const ScanOp& op, const Tensor& input, int64_t dim, bool reverse) {
+  const View x(input);
+  check_input(op.name, x);
+  const int d = scan_dim(op.name, x, dim);
+  const std::vector<int64_t> sizes(x.sizes, x.sizes + x.dims);
+  Tensor values = allocate(sizes, x.dtype, x), indices = allocate(sizes, Dtype::I64, x);
+  const View v(values), i(indices);
+  scan_into(op, x, d, false, reverse, v, &i);
+  return {values, indices};
+}
+void scan_pair_out(const ScanOp& op, const Tensor& input, int64_t dim, bool reverse, Tensor values, Tensor indices) {
+  const View x(input), v(values), i(indices);
+  check_input(op.name, x);
+  const std::vector<int64_t> sizes(x.sizes, x.sizes + x.dims);
+  check_out(op.name, x, sizes, v, x.dtype);
+  check_out(op.name, x, sizes, i, Dtype::I64);
+  auto result = scan_pair(op, input, dim, reverse);  // two outputs may have two layouts and share memory with the input
+  torch::stable::copy_(values, std::get<0>(result));
+  torch::stable::copy_(indices, std::get<1>(result));
 }
 
 // ---- schemas -----------------------------------------------------------------------------------------------------------
@@ -319,7 +293,33 @@ struct Scanning {
     scan_one_out(op, x, dim, dtype, exclusive, reverse, to);
   }
 };
-#define TR_ROW(name, scan) constexpr ScanOp k_##name{#name, Scan::scan};
+struct ScanningFloats {
+  static constexpr const char* kArguments = "Tensor x, int dim, bool exclusive, bool reverse, int level";
+  static constexpr const char *kResult = "Tensor", *kOut = "Tensor(a!) out";
+  template <const ScanOp& op>
+  static Tensor call(const Tensor& x, int64_t dim, bool exclusive, bool reverse, int64_t) {
+    check_floats(op.name, View(x));
+    return scan_one(op, x, dim, {}, exclusive, reverse);
+  }
+  template <const ScanOp& op>
+  static void out(const Tensor& x, int64_t dim, bool exclusive, bool reverse, int64_t, Tensor to) {
+    check_floats(op.name, View(x));
+    scan_one_out(op, x, dim, {}, exclusive, reverse, to);
+  }
+};
+struct ScanningIndex {
+  static constexpr const char* kArguments = "Tensor x, int dim, bool reverse, int level";
+  static constexpr const char *kResult = WithIndex::kResult, *kOut = WithIndex::kOut;
+  template <const ScanOp& op>
+  static std::tuple<Tensor, Tensor> call(const Tensor& x, int64_t dim, bool reverse, int64_t) {
+    return scan_pair(op, x, dim, reverse);
+  }
+  template <const ScanOp& op>
+  static void out(const Tensor& x, int64_t dim, bool reverse, int64_t, Tensor values, Tensor indices) {
+    scan_pair_out(op, x, dim, reverse, values, indices);
+  }
+};
+#define TR_ROW(name, signature, scan, min) constexpr ScanOp k_##name{#name, Scan::scan, min};
 TR_FOR_EACH_SCAN_OP(TR_ROW)
 #undef TR_ROW
 
@@ -339,12 +339,13 @@ void implement(torch::stable::detail::StableLibrary& library) {
   library.impl(#name ".out", TORCH_BOX(&signature::out<k_##name>));
   TR_FOR_EACH_REDUCTION_OP(TR_ROW)
 #undef TR_ROW
-#define TR_ROW(name, scan)                                          \
-  library.impl(#name, TORCH_BOX(&Scanning::call<k_##name>));        \
-  library.impl(#name ".raw", TORCH_BOX(&Scanning::call<k_##name>)); \
-  library.impl(#name ".out", TORCH_BOX(&Scanning::out<k_##name>));
+#define TR_ROW(name, signature, scan, min)                           \
+  library.impl(#name, TORCH_BOX(&signature::call<k_##name>));        \
+  library.impl(#name ".raw", TORCH_BOX(&signature::call<k_##name>)); \
+  library.impl(#name ".out", TORCH_BOX(&signature::out<k_##name>));
   TR_FOR_EACH_SCAN_OP(TR_ROW)
 #undef TR_ROW
+  library.impl("decayed_sum", TORCH_BOX(&decayed_sum));
 }
 
 // Registered for good: torch's registries may be destroyed before this library's statics when the process ends.
@@ -354,9 +355,10 @@ const bool registered = [] {
 #define TR_ROW(name, signature, reduction, min, mean) define<signature>(*schemas, #name);
   TR_FOR_EACH_REDUCTION_OP(TR_ROW)
 #undef TR_ROW
-#define TR_ROW(name, scan) define<Scanning>(*schemas, #name);
+#define TR_ROW(name, signature, scan, min) define<signature>(*schemas, #name);
   TR_FOR_EACH_SCAN_OP(TR_ROW)
 #undef TR_ROW
+  schemas->def("decayed_sum(Tensor g, Tensor x, Tensor o, int dim, bool reverse, int level) -> Tensor");
   for (const char* key : {"CPU", "CUDA"})
     implement(*new StableLibrary(StableLibrary::Kind::IMPL, "torchreduce", key, __FILE__, __LINE__));
   return true;

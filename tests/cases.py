@@ -11,8 +11,24 @@ from torchreduce.table import DTYPES, OPS
 ROWS = {op.function: op for op in OPS}  # of max and min: those with dim
 FUNCTIONS = tuple(ROWS)
 REDUCTIONS = tuple(name for name, op in ROWS.items() if op.kind == "reduction")
+SCANS = tuple(name for name, op in ROWS.items() if op.kind == "scan")
 EXTREMES = tuple(name for name, op in ROWS.items() if op.empty is None)  # refuse what is empty
 WITH_DTYPE = tuple(name for name, op in ROWS.items() if op.results)  # have dtype=
+
+
+def serves(name, dtype):
+    """It takes inputs of this dtype, perhaps with a dtype=."""
+    return dtype in ROWS[name].inputs or bool(ROWS[name].results)
+
+
+EVERY = tuple((name, dtype) for name in FUNCTIONS for dtype in DTYPES if serves(name, dtype))
+
+
+def scan_options(name):
+    """Every exclusive= and reverse= that a scan has."""
+    return [{"exclusive": e, "reverse": r} if e else {"reverse": r}
+            for e in (False, True)[: 1 + ROWS[name].exclusive] for r in (False, True)]  # fmt: skip
+
 
 # Lengths on either side of everything that the order, a vector, a warp or a block could round to.
 EDGES = (8, 256, 2048, 8192)
@@ -114,6 +130,7 @@ LAYOUTS = {f.__name__: f for f in (contiguous, transposed, sliced, misaligned, p
 
 def needed(name, dtype):
     """The options without which a function refuses a dtype."""
+    assert serves(name, dtype)
     return {} if dtype in ROWS[name].inputs else {"dtype": torch.float32}
 
 
@@ -150,12 +167,12 @@ def random_shape(r, elements, at_least):
 def random_call(seed, elements, at_least=0):
     """A call of some function over about `elements` elements, more than at_least, all drawn from the seed."""
     r = random.Random(seed)
-    name, dtype = r.choice(FUNCTIONS), r.choice(DTYPES)
+    name, dtype = r.choice(EVERY)
     shape = random_shape(r, elements, at_least)
     dims = len(shape)
     make = r.choice((values, values, ties, hostile))
     if ROWS[name].kind == "scan":
-        options = {"dim": r.randrange(-dims, dims), "exclusive": r.random() < 0.3, "reverse": r.random() < 0.3}
+        options = {"dim": r.randrange(-dims, dims), **r.choice(scan_options(name))}
     else:
         chosen = r.sample(range(dims), r.randint(1, dims))
         options = {"dim": r.choice((chosen[0], chosen[0], tuple(chosen), None)), "keepdim": r.random() < 0.3}

@@ -34,6 +34,17 @@ FORMS = {
     "cumsum exclusive": lambda x: tr.cumsum(x, 0, exclusive=True),
     "cumsum reverse": lambda x: tr.cumsum(x, -1, reverse=True),
     "cumsum both dtype": lambda x: tr.cumsum(x, 1, exclusive=True, reverse=True, dtype=torch.float64),
+    "cumprod": lambda x: tr.cumprod(x, 1),
+    "cumprod exclusive": lambda x: tr.cumprod(x, -1, exclusive=True),
+    "cumprod reverse": lambda x: tr.cumprod(x, 0, reverse=True),
+    "cumprod both dtype": lambda x: tr.cumprod(x, 1, exclusive=True, reverse=True, dtype=torch.float64),
+    "logcumsumexp": lambda x: tr.logcumsumexp(x, 1),
+    "logcumsumexp exclusive": lambda x: tr.logcumsumexp(x, 2, exclusive=True)[..., 1:],  # without the start, -inf
+    "logcumsumexp reverse": lambda x: tr.logcumsumexp(x, 0, reverse=True),
+    "logcumsumexp both": lambda x: tr.logcumsumexp(x, 1, exclusive=True, reverse=True)[:, :-1],
+    "cummax": lambda x: tr.cummax(x, 1).values,
+    "cummax reverse": lambda x: tr.cummax(x, -1, reverse=True).values,
+    "cummin": lambda x: tr.cummin(x, 0)[0],
 }
 
 
@@ -46,6 +57,8 @@ def everything(x):
         tr.argmax(x, (0, 2), keepdim=True),
         tr.max(x, 0).indices,
         tr.min(x, 1)[1],
+        tr.cummax(x, 1).indices,
+        tr.cummin(x, 2, reverse=True)[1],
     ]
     return results
 

@@ -288,14 +288,21 @@ def apply(name, tensor, dim=None, keepdim=False, dtype=None, **options):
     """
     if dtype is not None:
         options["dtype"] = str(dtype).removeprefix("torch.")
-    if name == "cumsum":
+    from reference_scans import SCANS  # which is made of what is above
+
+    scans = {"cumsum": cumsum_rows, **SCANS}
+    if name in scans:
         d = dims_of(tensor, dim)
         rows = rows_of(tensor, d)
-        out = cumsum_rows(rows, **options)
-        if tensor.dim() == 0:
-            return to_torch(out.reshape(()))
-        moved = [size for i, size in enumerate(tensor.shape) if i not in d] + [tensor.shape[d[0]]]
-        return to_torch(np.moveaxis(out.reshape(moved), -1, d[0]))
+        out = scans[name](rows, **options)
+        moved = [size for i, size in enumerate(tensor.shape) if i not in d] + [
+            tensor.shape[i] for i in d if tensor.dim()
+        ]
+
+        def back(part):
+            return to_torch(np.moveaxis(part.reshape(moved), -1, d[0]) if tensor.dim() else part.reshape(()))
+
+        return tuple(map(back, out)) if isinstance(out, tuple) else back(out)
     dims = dims_of(tensor, dim)
     if name in ("max", "min") and (dim is None or dim == ()):
         name = "a" + name

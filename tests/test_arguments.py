@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from cases import FUNCTIONS, REDUCTIONS, contiguous, padded, transposed, values
+from cases import FUNCTIONS, REDUCTIONS, SCANS, contiguous, padded, transposed, values
 
 import torchreduce as tr
 from torchreduce.testing import assert_bitwise_equal
@@ -24,7 +24,7 @@ def run(name, x, **options):
 def test_out_is_filled_whatever_its_strides(device, name, layout):
     x = values((5, 6, 7), torch.float32, seed=1).to(device)
     for dim, keepdim in ((0, False), (1, False), (2, True)):
-        options = {} if name == "cumsum" else {"keepdim": keepdim}
+        options = {} if name in SCANS else {"keepdim": keepdim}
         expected = getattr(tr, name)(x, dim, **options)
         if isinstance(expected, torch.Tensor):
             out = layout(torch.zeros_like(expected))
@@ -39,7 +39,9 @@ def test_out_is_filled_whatever_its_strides(device, name, layout):
 
 def test_out_dtype_acts_as_dtype(device):
     x = values((4, 300), torch.float16, seed=1).to(device)
-    for name, dtype in itertools.product(("sum", "mean", "cumsum"), (torch.float64, torch.float32, torch.bfloat16)):
+    for name, dtype in itertools.product(
+        ("sum", "mean", "cumsum", "cumprod"), (torch.float64, torch.float32, torch.bfloat16)
+    ):
         out = torch.empty(0, dtype=dtype, device=device)
         assert_bitwise_equal(getattr(tr, name)(x, 1, out=out), getattr(tr, name)(x, 1, dtype=dtype))
         assert_bitwise_equal(getattr(tr, name)(x, 1, dtype=dtype, out=out), out)
@@ -62,19 +64,34 @@ def test_out_of_another_shape_is_resized_with_a_warning(device):
 
 @pytest.mark.parametrize("layout", (contiguous, transposed, padded))
 @pytest.mark.parametrize("reverse", (False, True))
-def test_cumsum_in_place(device, layout, reverse):
+@pytest.mark.parametrize("name", ("cumsum", "cumprod", "logcumsumexp"))
+def test_scans_in_place(device, name, layout, reverse):
+    f = getattr(tr, name)
     for shape, dim in (((3, 20000), 1), ((20000, 3), 0), ((5, 6, 7), 1)):
         x = layout(values(shape, torch.float32, seed=1).to(device))
-        expected = tr.cumsum(x, dim, reverse=reverse)
-        assert tr.cumsum(x, dim, reverse=reverse, out=x) is x
+        expected = f(x, dim, reverse=reverse)
+        assert f(x, dim, reverse=reverse, out=x) is x
         assert_bitwise_equal(x, expected)
 
 
-def test_exclusive_cumsum_in_place_is_right_or_refused(device):
+@pytest.mark.parametrize("name", ("cumsum", "cumprod", "logcumsumexp"))
+def test_exclusive_scans_in_place_are_right_or_refused(device, name):
+    f = getattr(tr, name)
     x = values((3, 20000), torch.float32, seed=1).to(device)
-    expected = tr.cumsum(x, 1, exclusive=True)
-    tr.cumsum(x, 1, exclusive=True, out=x)
+    expected = f(x, 1, exclusive=True)
+    f(x, 1, exclusive=True, out=x)
     assert_bitwise_equal(x, expected)
+
+
+def test_cummax_in_place(device):
+    """The values' output may be the input."""
+    for name in ("cummax", "cummin"):
+        x = values((3, 20000), torch.float32, seed=1).to(device)
+        expected = getattr(tr, name)(x, 1)
+        indices = torch.empty(0, dtype=torch.int64, device=device)
+        result = getattr(tr, name)(x, 1, out=(x, indices))
+        assert type(result) is getattr(torch.return_types, name) and result[0] is x and result[1] is indices
+        assert_bitwise_equal((x, indices), tuple(expected))
 
 
 def test_partial_overlap_is_refused(device):
@@ -97,7 +114,7 @@ def test_dim_out_of_range(device, name):
     for dim in (2, -3, 99):
         with pytest.raises(IndexError, match=rf"{name}.*{dim}"):
             getattr(tr, name)(x, dim)
-    if name != "cumsum":
+    if name in REDUCTIONS:
         with pytest.raises(IndexError, match=rf"{name}.*5"):
             getattr(tr, name)(x, (0, 5))
 
@@ -127,16 +144,32 @@ def test_wrong_kinds_of_arguments(device, name):
         f()
 
 
-def test_cumsum_needs_a_dim(device):
+@pytest.mark.parametrize("name", SCANS)
+def test_scans_need_a_dim(device, name):
+    f = getattr(tr, name)
     x = torch.ones(2, 3, device=device)
-    for bad in (
-        lambda: tr.cumsum(x),
-        lambda: tr.cumsum(x, None),
-        lambda: tr.cumsum(x, (0, 1)),
-        lambda: tr.cumsum(x, ()),
-    ):
-        with pytest.raises(TypeError, match="cumsum"):
+    for bad in (lambda: f(x), lambda: f(x, None), lambda: f(x, (0, 1)), lambda: f(x, ())):
+        with pytest.raises(TypeError, match=name):
             bad()
+
+
+def test_what_a_scan_does_not_have(device):
+    x = torch.ones(2, 3, device=device)
+    for name in ("cummax", "cummin"):
+        with pytest.raises(TypeError, match="exclusive"):
+            getattr(tr, name)(x, 0, exclusive=True)
+    for name in ("cummax", "logcumsumexp"):
+        with pytest.raises(TypeError, match="dtype"):
+            getattr(tr, name)(x, 0, dtype=torch.float64)
+    for dtype in (torch.int64, torch.uint8, torch.bool):
+        with pytest.raises(NotImplementedError, match=rf"logcumsumexp.*{dtype}.*float32"):
+            tr.logcumsumexp(x.to(dtype), 0)
+    with pytest.raises(NotImplementedError, match=r"cumprod.*bool"):
+        tr.cumprod(x, 0, dtype=torch.bool)
+    with pytest.raises(RuntimeError, match=r"logcumsumexp.*float64"):
+        tr.logcumsumexp(x, 0, out=torch.empty(2, 3, dtype=torch.float64, device=device))
+    with pytest.raises(TypeError, match=r"cummax.*tuple"):
+        tr.cummax(x, 0, out=torch.empty(2, 3, device=device))
 
 
 def test_max_of_two_tensors_names_torch_maximum(device):

@@ -41,6 +41,17 @@ TORCHS = {
     "cumsum exclusive": lambda x: torch.cumsum(x, 0) - x,
     "cumsum reverse": lambda x: torch.cumsum(x.flip(2), 2).flip(2),
     "cumsum both dtype": lambda x: torch.cumsum(x.flip(1), 1).flip(1) - x,
+    "cumprod": lambda x: torch.cumprod(x, 1),
+    "cumprod exclusive": lambda x: torch.cumprod(x, 2) / x,
+    "cumprod reverse": lambda x: torch.cumprod(x.flip(0), 0).flip(0),
+    "cumprod both dtype": lambda x: torch.cumprod(x.flip(1), 1).flip(1) / x,
+    "logcumsumexp": lambda x: torch.logcumsumexp(x, 1),
+    "logcumsumexp exclusive": lambda x: torch.logcumsumexp(x, 2)[..., :-1],
+    "logcumsumexp reverse": lambda x: torch.logcumsumexp(x.flip(0), 0).flip(0),
+    "logcumsumexp both": lambda x: torch.logcumsumexp(x.flip(1), 1).flip(1)[:, 1:],
+    "cummax": lambda x: torch.cummax(x, 1).values,
+    "cummax reverse": lambda x: torch.cummax(x.flip(2), 2).values.flip(2),
+    "cummin": lambda x: torch.cummin(x, 0).values,
 }
 
 
@@ -106,7 +117,7 @@ def test_gradients_keep_the_promises(device, form):
     assert_bitwise_equal(gradient(FORMS[form], x.cpu()), expected.cpu())
 
 
-@pytest.mark.parametrize("name", ("sum", "mean", "amax", "min", "cumsum"))
+@pytest.mark.parametrize("name", ("sum", "mean", "amax", "min", "cumsum", "logcumsumexp", "cummax"))
 def test_gradients_are_batch_invariant(device, name):
     def f(x):
         y = getattr(tr, name)(x, 1)
@@ -116,7 +127,7 @@ def test_gradients_are_batch_invariant(device, name):
     for size in (1, 2, 17):
         whole, part = (t.detach().requires_grad_() for t in (x, x[3 : 3 + size]))
         y, z = f(whole), f(part)
-        weights = g if name == "cumsum" else g[:, 0]
+        weights = g if name.startswith(("cum", "log")) else g[:, 0]
         (a,), (b,) = torch.autograd.grad(y, whole, weights), torch.autograd.grad(z, part, weights[3 : 3 + size])
         assert_bitwise_equal(a[3 : 3 + size], b)
 
@@ -125,13 +136,14 @@ def test_only_what_backward_needs_is_saved(device):
     saved = []
     x = tie_free((3, 4, 5), torch.float32, device).requires_grad_()
     needed = {"sum": 0, "mean": 0, "cumsum": 0, "max": 1, "min": 1, "amax": 2, "amin": 2}
+    needed |= {"cumprod": 1, "logcumsumexp": 1, "cummax": 1, "cummin": 1}
     for form, f in FORMS.items():
         saved.clear()
         with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
             f(x)
         expected = 2 if "all" in form else needed[form.split()[0]]
         assert len(saved) == expected, form
-        if expected == 1:
+        if expected == 1 and form.split()[0] in ("max", "min"):
             assert x.shape not in saved  # the index, not the input
 
 

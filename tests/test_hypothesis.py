@@ -2,7 +2,7 @@
 
 import reference
 import torch
-from cases import DTYPES, EXTREMES, LAYOUTS, ROWS, hostile, needed, ties, values
+from cases import DTYPES, EXTREMES, LAYOUTS, ROWS, SCANS, hostile, needed, scan_options, serves, ties, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -79,7 +79,8 @@ def test_extremes(device, data):
 @given(st.data())
 def test_scans(device, data):
     x = data.draw(tensors())
+    name = data.draw(st.sampled_from([name for name in SCANS if serves(name, x.dtype)]))
     dim = data.draw(st.integers(-max(1, x.dim()), max(1, x.dim()) - 1))
-    dtype = data.draw(st.sampled_from((None, None, *ROWS["cumsum"].results)))
+    dtype = data.draw(st.sampled_from((None, None, *ROWS[name].results)))
     options = {} if dtype is None else {"dtype": dtype}
-    check("cumsum", x, device, dim, exclusive=data.draw(st.booleans()), reverse=data.draw(st.booleans()), **options)
+    check(name, x, device, dim, **data.draw(st.sampled_from(scan_options(name))), **options)

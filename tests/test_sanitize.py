@@ -35,9 +35,23 @@ REDUCE = (
 )
 SCAN = ({}, {"family": "rows"}, {"family": "columns"}, {"family": "chain"}, {"family": "columns_chain"},
         {"family": "columns_chain", "lanes": 4})  # fmt: skip
-SCANS = [*((dtype, {}) for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int32)),
-         (torch.int8, {"dtype": torch.int8}), (torch.float16, {"exclusive": True}),
-         (torch.float32, {"reverse": True, "dtype": torch.float64})]  # fmt: skip
+SCANS = (
+    ("cumsum", {}, torch.float32),
+    ("cumsum", {}, torch.bfloat16),
+    ("cumsum", {}, torch.float64),
+    ("cumsum", {}, torch.int32),
+    ("cumsum", {"dtype": torch.int8}, torch.int8),
+    ("cumsum", {"exclusive": True}, torch.float16),
+    ("cumsum", {"reverse": True, "dtype": torch.float64}, torch.float32),
+    ("cumprod", {}, torch.float32),
+    ("cumprod", {"exclusive": True, "dtype": torch.float64}, torch.bfloat16),
+    ("cumprod", {"reverse": True}, torch.int16),
+    ("logcumsumexp", {}, torch.float64),
+    ("logcumsumexp", {"exclusive": True}, torch.float16),
+    ("cummax", {}, torch.float32),
+    ("cummax", {"reverse": True}, torch.bfloat16),
+    ("cummin", {}, torch.uint8),
+)
 CASES = (((3, 5), 1), ((5, 3), 0), ((2, 6151), 1), ((6151, 3), 0), ((17, 257), 1), ((257, 17), 0))
 LONG = (((1, 3 * 8192 + 5), 1), ((2 * 8192 + 5, 2), 0))
 
@@ -60,10 +74,22 @@ def test_reductions(device, name, options, dtype, forced):
 
 
 @pytest.mark.parametrize("forced", SCAN, ids=str)
-@pytest.mark.parametrize("dtype, options", SCANS)
-def test_scans(device, dtype, options, forced):
+@pytest.mark.parametrize("name, options, dtype", SCANS)
+def test_scans(device, name, options, dtype, forced):
     for shape, dim in CASES + LONG:
-        check("cumsum", values(shape, dtype, seed=1), dim, options, forced, device)
+        check(name, values(shape, dtype, seed=1), dim, options, forced, device)
+
+
+@pytest.mark.parametrize("forced", SCAN, ids=str)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_decayed_sums(device, dtype, forced):
+    for shape, dim in CASES + LONG:
+        g, x = values(shape, dtype, seed=1), values(shape, dtype, seed=2)
+        inputs = g, x, tr.logcumsumexp(x, dim)
+        expected = torch.ops.torchreduce.decayed_sum(*inputs, dim, True, 0)
+        with force_plan(**forced):
+            result = torch.ops.torchreduce.decayed_sum(*(t.to(device) for t in inputs), dim, True, 0)
+        assert_bitwise_equal(result, expected)
 
 
 def test_outputs_and_overlap(device):

@@ -46,7 +46,8 @@ TYPES = {
 # reduce_rows<Sum<float>, TypedLoad<F16>>(...), combine_partials<Sum<float>>(...), and the scans with a Store at the end
 KERNEL = re.compile(
     r"(?P<family>\w+)<(?P<op>\w+)<(?P<accumulator>[\w ]+)>"
-    r"(, (?P<kind>Typed|Any)Load<(?P<load>[\w ]+)>(, (TypedStore<[\w ]+, (?P<store>[\w ]+)>|AnyStore<[\w ]+>))?)? ?>\("
+    r"(, (?P<kind>Typed|Triple|Any)Load<(?P<load>[\w ]+)>"
+    r"(, ((Typed|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?)? ?>\("
 )
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
 CUDA_ACCESS = re.compile(r"\b(LD|ST)G\.E\.(?:(128)|(64))\b")
@@ -75,7 +76,7 @@ class Kernel:
         if match["kind"] == "Any":
             self.element = f"any as {self.element}"
         # Of a kernel that is compiled for one type: that of the elements, and of a scan's results.
-        self.types = {"load": match["load"], "store": match["store"]} if match["kind"] == "Typed" else {}
+        self.types = {"load": match["load"], "store": match["store"]} if match["kind"] in ("Typed", "Triple") else {}
 
     def check(self) -> list[str]:
         faults = list(self.faults)
@@ -95,7 +96,7 @@ class Kernel:
     def line(self) -> str:
         wide = " ".join(f"{access}{width}:{count}" for (access, width), count in sorted(self.wide.items()))
         return (
-            f"{self.arch:8} {self.family:18} {self.op:10} {self.element:11} {self.vector_registers:3} vector "
+            f"{self.arch:8} {self.family:18} {self.op:12} {self.element:11} {self.vector_registers:3} vector "
             f"{self.scalar_registers:3} scalar {self.shared:5} shared {self.memory:3} memory {self.spills:3} spilled "
             f"{wide}".rstrip()
         )

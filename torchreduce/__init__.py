@@ -21,8 +21,9 @@ except ImportError as error:
     raise ImportError(f"torchreduce._C is missing, or was built for another Python; {_BUILD}") from error
 
 from .determinism import determinism, get_determinism, set_determinism  # noqa: E402
-from .ops import amax, amin, argmax, argmin, cumsum, max, mean, min, sum  # noqa: E402
+from .ops import amax, amin, argmax, argmin, max, mean, min, sum  # noqa: E402
 from .plans import explain  # noqa: E402
+from .scans import cummax, cummin, cumprod, cumsum, logcumsumexp  # noqa: E402
 
 __version__: str = _C.build_info()["version"]
 
@@ -32,10 +33,14 @@ __all__ = [
     "amin",
     "argmax",
     "argmin",
+    "cummax",
+    "cummin",
+    "cumprod",
     "cumsum",
     "determinism",
     "explain",
     "get_determinism",
+    "logcumsumexp",
     "max",
     "mean",
     "min",

@@ -238,42 +238,27 @@ class _Min(_Max):
     forward = staticmethod(_ops.min.raw)
 
 
-# ---- cumsum ----------------------------------------------------------------------------------------------------------
-
-
-class _CumSum(_Function):
-    forward = staticmethod(_ops.cumsum.raw)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, ctx.dim, _, ctx.exclusive, ctx.reverse, ctx.level = inputs
-        ctx.dtype = x.dtype
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        """The scan from the other end: an element goes into every result from its own on."""
-        back = _CumSum.apply(grad, ctx.dim, ctx.dtype, ctx.exclusive, not ctx.reverse, ctx.level)
-        return back, None, None, None, None, None
-
-
-# What differentiates each op. Its name is for calls from Python, where torch.func's transforms need it; the default
-# overload does the same for all else.
-FUNCTIONS: dict[str, type[_Function]] = {
-    "sum": _Sum,
-    "mean": _Mean,
-    "amax": _Amax,
-    "amin": _Amin,
-    "max_all": _MaxAll,
-    "min_all": _MinAll,
-    "max": _Max,
-    "min": _Min,
-    "cumsum": _CumSum,
-}
-
-
 def _kernel(function: type[_Function]) -> Callable[..., Any]:
     return lambda *args: function.apply(*args)
 
 
-for _name, _function in FUNCTIONS.items():
-    LIBRARY.impl(_name, _kernel(_function), "Autograd")
+def register(functions: dict[str, type[_Function]]) -> dict[str, type[_Function]]:
+    """What differentiates each op. Its name is for calls from Python, where torch.func's transforms need it; the
+    default overload does the same for all else."""
+    for name, function in functions.items():
+        LIBRARY.impl(name, _kernel(function), "Autograd")
+    return functions
+
+
+FUNCTIONS = register(
+    {
+        "sum": _Sum,
+        "mean": _Mean,
+        "amax": _Amax,
+        "amin": _Amin,
+        "max_all": _MaxAll,
+        "min_all": _MinAll,
+        "max": _Max,
+        "min": _Min,
+    }
+)

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd import FUNCTIONS
+from . import autograd, autograd_scans
 from .fake import reduced_shape
 from .table import BY_NAME, DEVICES, DTYPES, Op
 
 Dims = int | Sequence[int] | None
 
 _DTYPES = frozenset(DTYPES)
+_FUNCTIONS = {**autograd.FUNCTIONS, **autograd_scans.FUNCTIONS}
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Overloads:
 
 def overloads(name: str) -> Overloads:
     row, op = BY_NAME[name], getattr(torch.ops.torchreduce, name)
-    apply = FUNCTIONS[name].apply if row.differentiable else op.raw
+    apply = _FUNCTIONS[name].apply if row.differentiable else op.raw
     return Overloads(row.function, row, op.raw, apply, op.default, op.out)
 
 
@@ -53,6 +54,10 @@ def check_input(name: str, input: Tensor) -> None:
 def check_dtype(op: Overloads, input: Tensor, dtype: torch.dtype | None) -> None:
     if dtype is None:
         if input.dtype not in op.row.inputs:
+            if not op.row.results:
+                raise NotImplementedError(
+                    f"{op.name}(): not implemented for {input.dtype}. Supported are {_listed(op.row.inputs)}"
+                )
             raise RuntimeError(
                 f"{op.name}(): the dtype of the result cannot be inferred from {input.dtype}: the input must be one of "
                 f"{_listed(op.row.inputs)}, or dtype= be given"

@@ -34,8 +34,9 @@ def _arguments(op: Op, args: Sequence[Any]) -> tuple[Sequence[int] | None, bool,
 def fake_kernel(op: Op) -> Callable[..., Any]:
     """Allocates the results, contiguous as the kernels make them."""
 
-    def scan(x: Tensor, dim: int, dtype: torch.dtype | None, exclusive: bool, reverse: bool, level: int) -> Tensor:
-        return x.new_empty(x.shape, dtype=op.result_dtype(x.dtype, dtype))
+    def scan(x: Tensor, dim: int, *args: Any) -> Any:
+        result = x.new_empty(x.shape, dtype=op.result_dtype(x.dtype, args[0] if op.results else None))
+        return result if len(op.returns) == 1 else (result, x.new_empty(x.shape, dtype=torch.int64))
 
     def reduction(x: Tensor, *args: Any) -> Any:
         dims, keepdim, dtype = _arguments(op, args)
@@ -61,8 +62,11 @@ def batching_rule(op: Op) -> Callable[..., Any]:
     def scan(info: Any, in_dims: Any, x: Tensor, dim: int, *args: Any) -> tuple[Any, Any]:
         x = x.movedim(in_dims[0], 0)
         if x.dim() == 1:  # a batch of 0-d tensors
-            return default(x.unsqueeze(1), 1, *args).squeeze(1), 0
-        return default(x, 1 + dim % (x.dim() - 1), *args), 0
+            result = default(x.unsqueeze(1), 1, *args)
+            result = result.squeeze(1) if isinstance(result, Tensor) else tuple(r.squeeze(1) for r in result)
+        else:
+            result = default(x, 1 + dim % (x.dim() - 1), *args)
+        return result, 0 if isinstance(result, Tensor) else (0,) * len(result)
 
     def reduction(info: Any, in_dims: Any, x: Tensor, *args: Any) -> tuple[Any, Any]:
         x = x.movedim(in_dims[0], 0)

@@ -1,4 +1,4 @@
-"""The public functions: checks with torch's exception types, then one op.
+"""The public reductions (scans.py has the scans): checks with torch's exception types, then one op.
 
 Common to all of them
 - input: a strided tensor of float32, float64, float16, bfloat16, int8, uint8, int16, int32, int64 or bool on the CPU
@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .autograd import transform
-from .checks import Dims, Overloads, check_dim, check_dims, check_dtype, check_input, either, overloads
+from .checks import Dims, Overloads, check_dims, check_dtype, overloads
 from .determinism import level_code
 from .fake import reduced_shape
 
-_SUM, _MEAN, _CUMSUM = overloads("sum"), overloads("mean"), overloads("cumsum")
+_SUM, _MEAN = overloads("sum"), overloads("mean")
 _AMAX, _AMIN, _ARGMAX, _ARGMIN = (overloads(name) for name in ("amax", "amin", "argmax", "argmin"))
 _MAX, _MIN, _MAX_ALL, _MIN_ALL = (overloads(name) for name in ("max", "min", "max_all", "min_all"))
 
@@ -97,12 +97,14 @@ def _write(op: Overloads, input: Tensor, args: tuple[Any, ...], shape: Sequence[
         torch.autograd.graph.increment_version(outs.values())
 
 
-def _write_pair(op: Overloads, input: Tensor, dims: list[int], keepdim: bool, out: Any) -> tuple[Tensor, Tensor]:
-    """For max and min over dims."""
+def _write_pair(
+    op: Overloads, input: Tensor, args: tuple[Any, ...], shape: Sequence[int], out: Any
+) -> tuple[Tensor, Tensor]:
+    """For ops with values and indices."""
     if not isinstance(out, (tuple, list)) or len(out) != 2:
-        raise TypeError(f"{op.name}(): with dim, 'out' must be a tuple of two Tensors, got {type(out).__name__}")
+        raise TypeError(f"{op.name}(): 'out' must be a tuple of two Tensors, got {type(out).__name__}")
     values, indices = out
-    _write(op, input, (dims, keepdim), reduced_shape(input.shape, dims, keepdim), values=values, indices=indices)
+    _write(op, input, args, shape, values=values, indices=indices)
     return values, indices
 
 
@@ -167,42 +169,6 @@ def mean(
     if out is None:
         return _serving(_MEAN, input)(input, dims, keepdim, dtype, level_code())  # type: ignore[no-any-return]
     _write(_MEAN, input, (dims, keepdim, dtype), reduced_shape(input.shape, dims, keepdim), out=out)
-    return out
-
-
-def cumsum(
-    input: Tensor,
-    dim: int | None = None,
-    *,
-    dtype: torch.dtype | None = None,
-    out: Tensor | None = None,
-    exclusive: bool = False,
-    reverse: bool = False,
-    axis: int | None = None,
-) -> Tensor:
-    """The sums of the elements up to each along dim, which has to be given; the result has the input's shape.
-
-    exclusive: of the elements before each; the first result is +0. reverse: from the other end, as if the input and
-    the result were flipped. dtype and out as in sum, but dtype=torch.bool is a NotImplementedError; out may be the
-    input. 16-bit floats are added in float32, and carried in float64 from one block of 8192 elements to the next. The
-    last result need not have sum's bits.
-
-    >>> import torch, torchreduce
-    >>> torchreduce.cumsum(torch.tensor([1.0, 2.0, 3.0]), dim=0)
-    tensor([1., 3., 6.])
-    >>> torchreduce.cumsum(torch.tensor([1, 2, 3]), dim=0, exclusive=True, reverse=True)
-    tensor([5, 3, 0])
-    """
-    check_input("cumsum", input)
-    if type(dim) is not int or axis is not None or not -input.ndim <= dim < input.ndim:
-        dim = check_dim("cumsum", either("cumsum", dim, axis), input.ndim)
-    if out is not None:
-        dtype = _dtype_by_out(_CUMSUM, dtype, out)
-    if dtype is not None:
-        check_dtype(_CUMSUM, input, dtype)
-    if out is None:
-        return _serving(_CUMSUM, input)(input, dim, dtype, exclusive, reverse, level_code())  # type: ignore[no-any-return]
-    _write(_CUMSUM, input, (dim, dtype, exclusive, reverse), input.shape, out=out)
     return out
 
 
@@ -297,7 +263,8 @@ def max(input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Any = No
     if dims is not None:
         if out is None:
             return torch.return_types.max(_serving(_MAX, input)(input, dims, keepdim, level_code()))
-        return torch.return_types.max(_write_pair(_MAX, input, dims, keepdim, out))
+        shape = reduced_shape(input.shape, dims, keepdim)
+        return torch.return_types.max(_write_pair(_MAX, input, (dims, keepdim), shape, out))
     if out is None:
         return _serving(_MAX_ALL, input)(input, keepdim, level_code())
     _write(_MAX_ALL, input, (keepdim,), reduced_shape(input.shape, None, keepdim), out=out)
@@ -315,7 +282,8 @@ def min(input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Any = No
     if dims is not None:
         if out is None:
             return torch.return_types.min(_serving(_MIN, input)(input, dims, keepdim, level_code()))
-        return torch.return_types.min(_write_pair(_MIN, input, dims, keepdim, out))
+        shape = reduced_shape(input.shape, dims, keepdim)
+        return torch.return_types.min(_write_pair(_MIN, input, (dims, keepdim), shape, out))
     if out is None:
         return _serving(_MIN_ALL, input)(input, keepdim, level_code())
     _write(_MIN_ALL, input, (keepdim,), reduced_shape(input.shape, None, keepdim), out=out)

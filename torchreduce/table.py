@@ -33,6 +33,7 @@ class Op:
     differentiable: bool
     counterpart: Callable[..., Any]  # torch's; of several dims torch has none for max, min and the arg ops
     summary: str
+    exclusive: bool = False  # scans: there is an exclusive=; all have reverse=
 
     def result_dtype(self, given: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
         """Of the values (of the indices where they are all there is), for inputs of dtype `given` and for dtype=."""
@@ -51,6 +52,11 @@ def _extreme(name: str, function: str, dims: Any, returns: Any, summary: str) ->
     return Op(name, function, "reduction", dims, returns, False, DTYPES, (), None, differentiable, counterpart, summary)
 
 
+def _scan(name: str, sums: bool, inputs: Any, returns: Any, exclusive: bool, summary: str) -> Op:
+    results, counterpart = DTYPES[:-1] if sums else (), getattr(torch, name)
+    return Op(name, name, "scan", "one", returns, sums, inputs, results, 0.0, True, counterpart, summary, exclusive)
+
+
 OPS = (
     _sums("sum", DTYPES, DTYPES, 0.0, "sum"),
     _sums("mean", FLOATS, FLOATS, math.nan, "sum, divided once by the number of elements"),
@@ -62,8 +68,11 @@ OPS = (
     _extreme("min", "min", "given", ("values", "indices"), "least value and the lowest index of it; the first NaN"),
     _extreme("argmax", "argmax", "any", ("indices",), "lowest index of the greatest value; of the first NaN"),
     _extreme("argmin", "argmin", "any", ("indices",), "lowest index of the least value; of the first NaN"),
-    Op("cumsum", "cumsum", "scan", "one", ("values",), True, DTYPES, DTYPES[:-1], 0.0, True, torch.cumsum,
-       "sum of the elements up to each"),
-)  # fmt: skip
+    _scan("cumsum", True, DTYPES, ("values",), True, "sum of the elements up to each"),
+    _scan("cumprod", True, DTYPES, ("values",), True, "product of the elements up to each"),
+    _scan("logcumsumexp", False, FLOATS, ("values",), True, "log of the sum of exp of the elements up to each"),
+    _scan("cummax", False, DTYPES, ("values", "indices"), False, "greatest value up to each and its latest index; NaN"),
+    _scan("cummin", False, DTYPES, ("values", "indices"), False, "least value up to each and its latest index; NaN"),
+)
 
 BY_NAME = {op.name: op for op in OPS}

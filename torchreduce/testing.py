@@ -164,6 +164,18 @@ def golden_cases() -> list[Golden]:
         calls += [("sum", given, (3, 5000), False, {"dim": 1, "dtype": dtype})]
         calls += [("cumsum", given, (3, 5000), False, {"dim": 1, "dtype": dtype})]
     calls += [("amin", torch.float32, (300001,), True, {}), ("max", torch.float16, (64, 150), True, {})]
+    for name in ("cumprod", "logcumsumexp"):
+        for dtype in FLOATS:
+            calls += [(name, dtype, shape, False, options) for shape, options in _SCANNED]
+            calls += [(name, dtype, (3, 2051), False, {"dim": 1, "exclusive": True, "reverse": True})]
+            calls += [(name, dtype, (64, 150), True, {"dim": 1})]
+    for dtype in (*INTEGERS, torch.bool):
+        calls += [("cumprod", dtype, (5, 300), False, {"dim": 1}), ("cummax", dtype, (5, 3000), False, {"dim": 1})]
+    for given, dtype in ((torch.float32, torch.float64), (torch.float64, torch.bfloat16), (torch.int64, torch.float16)):
+        calls += [("cumprod", given, (3, 5000), False, {"dim": 1, "dtype": dtype})]
+    for dtype in FLOATS:
+        calls += [("cummax", dtype, (64, 150), True, {"dim": 1}), ("cummax", dtype, (300001,), False, {"dim": 0})]
+        calls += [("cummin", dtype, (8200, 3), False, {"dim": 0, "reverse": True})]
     return [
         Golden(name, dtype, shape, seed, hostile, options)
         for seed, (name, dtype, shape, hostile, options) in enumerate(calls)

@@ -1,20 +1,30 @@
 // The CPU kernels of scans: which kernel serves a call, and its tasks. Compiled once per instruction set.
 #include "cpu/cpu.h"
 #include "cpu/scan_columns.h"
+#include "cpu/scan_groups.h"
 
 namespace torchreduce::cpu::TR_ISA {
 namespace {
 
 constexpr int64_t kSerialElements = 32768;  // a smaller call is not worth a second thread
 
-// Fills the output; false where memory is out.
-template <class Scan> bool scan_with(const ScanCall& call, ParallelFor parallel_for) {
-  const Layout& layout = call.layout;
-  const int64_t threads = layout.rows * layout.length < kSerialElements ? 1 : call.plan.blocks;
-  auto spread = [&](int64_t tasks, void (*body)(void*, int64_t, int64_t), void* context) {
+// The number of threads worth using, and what runs tasks on them.
+struct Spread {
+  ParallelFor parallel_for;
+  int64_t threads;
+
+  Spread(const ScanCall& call, ParallelFor pool)
+      : parallel_for(pool), threads(call.layout.rows * call.layout.length < kSerialElements ? 1 : call.plan.blocks) {}
+  void operator()(int64_t tasks, void (*body)(void*, int64_t, int64_t), void* context) const {
     if (threads > 1 && tasks > 1) parallel_for(tasks, body, context);
     else body(context, 0, tasks);
-  };
+  }
+};
+
+// A scan whose steps are vector operations. Fills the output; false where memory is out.
+template <class Scan> bool scan_with(const ScanCall& call, const Spread& spread) {
+  const Layout& layout = call.layout;
+  const int64_t threads = spread.threads;
   ScanJob<Scan> job{call, (layout.length + kBlockTile - 1) / kBlockTile, nullptr};
 
   if (call.plan.family == Family::Columns || call.plan.family == Family::ColumnsChain) {
@@ -42,11 +52,28 @@ template <class Scan> bool scan_with(const ScanCall& call, ParallelFor parallel_
   return !job.out_of_memory;
 }
 
-template <template <class> class Op> bool scan_as(const ScanCall& call, ParallelFor parallel_for) {
-  switch (call.in.accumulator) {
-    case Dtype::F64: return scan_with<Op<double>>(call, parallel_for);
-    case Dtype::F32: return scan_with<Op<float>>(call, parallel_for);
-    default: return scan_with<Op<int64_t>>(call, parallel_for);
+template <class S, class E> bool scan_groups(const ScanCall& call, const Spread& spread) {
+  constexpr bool kConvert =
+      std::is_same<E, float>::value || std::is_same<E, double>::value || std::is_same<E, int64_t>::value;
+  return ScanGroups<S, E, kConvert>::run(call, spread.threads, spread);
+}
+
+template <template <class> class Op> bool scan_as(const ScanCall& call, const Spread& spread) {
+  if constexpr (std::is_same<Op<float>, CumSum<float>>::value) {
+    switch (call.in.accumulator) {
+      case Dtype::F64: return scan_with<Op<double>>(call, spread);
+      case Dtype::F32: return scan_with<Op<float>>(call, spread);
+      default: return scan_with<Op<int64_t>>(call, spread);
+    }
+  } else {
+    if constexpr (Op<float>::kIndexed) {
+      if (call.in.dtype == Dtype::F16) return scan_groups<Op<F16>, F16>(call, spread);
+      if (call.in.dtype == Dtype::BF16) return scan_groups<Op<BF16>, BF16>(call, spread);
+    }
+    if constexpr (Op<float>::kIntegers)
+      if (call.in.accumulator == Dtype::I64) return scan_groups<Op<int64_t>, int64_t>(call, spread);
+    if (call.in.accumulator == Dtype::F64) return scan_groups<Op<double>, double>(call, spread);
+    return scan_groups<Op<float>, float>(call, spread);
   }
 }
 
@@ -55,7 +82,7 @@ template <template <class> class Op> bool scan_as(const ScanCall& call, Parallel
 bool scan(const ScanCall& call, ParallelFor parallel_for) {
   if (call.layout.rows == 0 || call.layout.length == 0) return true;
 #define TR_CASE(name) \
-  case Scan::name: return scan_as<name>(call, parallel_for);
+  case Scan::name: return scan_as<name>(call, Spread(call, parallel_for));
   switch (call.op) { TR_FOR_EACH_SCAN(TR_CASE) }
 #undef TR_CASE
   return true;

@@ -133,7 +133,7 @@ template <class Scan> struct ScanColumns {
   void walk() {
     const int64_t n = call.layout.length, in_stride = job.in_stride(), out_stride = job.out_stride();
     const int64_t in_step = row_stride(call.layout), out_step = out_columns();
-    const bool write_in_place = call.out_dtype == DtypeOf<Acc>::value && (out_step == 1 || width == 1);
+    const bool write_in_place = call.out.dtype == DtypeOf<Acc>::value && (out_step == 1 || width == 1);
     const int64_t ahead = job.reads_in_place() && in_step == 1 ? kGroup * in_stride : 0;
     if (call.exclusive)
       for (int64_t c = 0; c < width; ++c) job.start_row(at.out + c * out_step);
@@ -144,12 +144,14 @@ template <class Scan> struct ScanColumns {
         const int64_t to = i + j + call.exclusive;
         x[j] = i + j < n ? fetch<Acc, true>(call.in, at.in + (i + j) * in_stride, in_step, width, copy + j * wide)
                          : absent;
-        out[j] = write_in_place && to < n ? static_cast<Acc*>(call.out) + at.out + to * out_stride : results + j * wide;
+        out[j] = write_in_place && to < n ? static_cast<Acc*>(call.out.values) + at.out + to * out_stride
+                                          : results + j * wide;
       }
       group(x, out, ahead);
       if (!write_in_place)
         for (int j = 0; j < kGroup && i + j + call.exclusive < n; ++j)
-          store_run(call.out_dtype, call.out, at.out + (i + j + call.exclusive) * out_stride, out_step, width, out[j]);
+          store_run(call.out.dtype, call.out.values, at.out + (i + j + call.exclusive) * out_stride, out_step, width,
+                    out[j]);
       advance();
     }
   }

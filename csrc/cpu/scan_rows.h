@@ -19,10 +19,10 @@ template <class Scan> struct ScanJob {
   TR_HD int64_t in_stride() const { return call.layout.reduced ? call.layout.in[call.layout.kept] : 1; }
   TR_HD int64_t out_stride() const { return call.layout.reduced ? call.layout.out[call.layout.kept] : 1; }
   TR_HD bool reads_in_place() const { return call.in.dtype == DtypeOf<Acc>::value && !call.in.truth; }
-  TR_HD bool writes_in_place() const { return call.out_dtype == DtypeOf<Acc>::value && !call.exclusive; }
+  TR_HD bool writes_in_place() const { return call.out.dtype == DtypeOf<Acc>::value && !call.exclusive; }
   TR_HD void start_row(int64_t out) const {
     const Acc start = Scan::start();
-    if (call.exclusive) store_run(call.out_dtype, call.out, out, 1, 1, &start);
+    if (call.exclusive) store_run(call.out.dtype, call.out.values, out, 1, 1, &start);
   }
   // Results of positions [first, first + count) of the row that starts at `out`.
   TR_HD void store(int64_t out, int64_t first, int64_t count, const Acc* values) const {
@@ -30,7 +30,7 @@ template <class Scan> struct ScanJob {
       ++first;
       if (first + count > call.layout.length) --count;
     }
-    store_run(call.out_dtype, call.out, out + first * out_stride(), out_stride(), count, values);
+    store_run(call.out.dtype, call.out.values, out + first * out_stride(), out_stride(), count, values);
   }
   TR_HD void fail() { __atomic_store_n(&out_of_memory, true, __ATOMIC_RELAXED); }
 };
@@ -66,7 +66,7 @@ template <class Scan> struct ScanRows {
         for (int64_t j = count; j % 64 != 0; ++j) copy[j] = Scan::absent();
         x = copy;
       }
-      Acc* const out = in_place && count == kTile ? static_cast<Acc*>(call.out) + at.out + i : results;
+      Acc* const out = in_place && count == kTile ? static_cast<Acc*>(call.out.values) + at.out + i : results;
       const bool stream = large && reinterpret_cast<uintptr_t>(out) % 32 == 0 && out != results;
       carry.push(scan_tile<Scan, kTotal>(x, count, carry.carry(), carry.within(), out, stream));
       if (!kTotal && out == results) job.store(at.out, i, count, results);
@@ -107,7 +107,7 @@ template <class Scan> struct ScanRows {
       for (int64_t r = 0; r < block; ++r)
         for (int64_t i = r * n + 1; i < r * n + n; ++i) copy[i] = Scan::combine(copy[i - 1], copy[i]);
       if (job.out_stride() == 1 && step.out == n && !call.exclusive)
-        store_run(call.out_dtype, call.out, at.out, 1, block * n, copy);
+        store_run(call.out.dtype, call.out.values, at.out, 1, block * n, copy);
       else
         for (int64_t r = 0; r < block; ++r) job.store(at.out + r * step.out, 0, n, copy + r * n);
       row += block;
@@ -120,10 +120,10 @@ template <class Scan> struct ScanRows {
       else if (read_flat) convert_run(call.in, at.in, 1, 8 * n, copy);
       else
         for (int r = 0; r < 8; ++r) convert_run(call.in, at.in + r * step.in, job.in_stride(), n, copy + r * padded);
-      Acc* const out = write_in_place ? static_cast<Acc*>(call.out) + at.out : results;
+      Acc* const out = write_in_place ? static_cast<Acc*>(call.out.values) + at.out : results;
       scan_eight_rows<Scan>(x, x == copy ? padded : step.in, n, out, write_in_place ? step.out : padded);
       if (write_in_place) continue;
-      if (write_flat) store_run(call.out_dtype, call.out, at.out, 1, 8 * n, results);
+      if (write_flat) store_run(call.out.dtype, call.out.values, at.out, 1, 8 * n, results);
       else
         for (int r = 0; r < 8; ++r) job.store(at.out + r * step.out, 0, n, results + r * padded);
     }

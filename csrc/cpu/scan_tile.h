@@ -42,8 +42,11 @@ TR_HD void finish_groups(Eight<ScanLane<typename Scan::Wide>> carry, Eight<ScanL
     const V hi = __builtin_convertvector(sum, V);
     if (__builtin_expect(any_set(((Eight<int32_t>)hi & 0x7f800000) == 0x7f800000), 0)) {  // infinite or NaN
       for (int lane = 0; lane < 8; ++lane) {
-        const auto prefix = Scan::prefix(carry[lane], within[lane]);
-        for (int j = 0; j < kGroup; ++j) p[j][lane] = Scan::apply(prefix, p[j][lane]);
+        typename Scan::Item items[kGroup];
+        typename Scan::Result out[kGroup];
+        for (int j = 0; j < kGroup; ++j) items[j] = p[j][lane];
+        Scan{}.results(Scan::prefix(carry[lane], within[lane]), items, out);
+        for (int j = 0; j < kGroup; ++j) p[j][lane] = out[j];
       }
     } else {
       const V lo = -__builtin_convertvector(__builtin_convertvector(hi, Wide) - sum, V);  // -0.0 where hi is sum

@@ -34,6 +34,36 @@ template <class E> struct TypedLoad {
   }
 };
 
+// Elements of three inputs of a type known at compile time.
+template <class E> struct TripleLoad {
+  using Element = Triple<E>;
+  static constexpr int kWidth = TypedLoad<E>::kWidth;
+  __device__ static Element one(const Source& in, int64_t offset) {
+    return {element(in.data, offset), element(in.more[0], offset), element(in.more[1], offset)};
+  }
+  template <int N>
+  __device__ static void run(const Source& in, int64_t offset, int64_t stride, int64_t count, Element (&items)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      if (i < count) items[i] = one(in, offset + i * stride);
+  }
+  __device__ static void packed(const Source& in, int64_t offset, Element* items) {
+    E parts[3][kWidth];
+    const void* inputs[3] = {in.data, in.more[0], in.more[1]};
+#pragma unroll
+    for (int k = 0; k < 3; ++k) {
+      Source part = in;
+      part.data = inputs[k];
+      TypedLoad<E>::packed(part, offset, parts[k]);
+    }
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) items[i] = {parts[0][i], parts[1][i], parts[2][i]};
+  }
+
+ private:
+  __device__ static E element(const void* data, int64_t offset) { return global(static_cast<const E*>(data))[offset]; }
+};
+
 // Elements of any type, converted to the accumulator one by one.
 template <class Acc> struct AnyLoad {
   using Element = Acc;

@@ -25,24 +25,47 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
   return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
 }
 
+// Elements of any type, by way of A, to results of any dtype.
+template <class S, class A> static const char* launch_any(const ScanCall& call, void* workspace, gpuStream_t stream) {
+  if constexpr (S::kIndexed) return launch<S, AnyLoad<A>, AnyIndexedStore>(call, workspace, stream);
+  else return launch<S, AnyLoad<A>, AnyStore>(call, workspace, stream);
+}
+// Elements of type T to results of the dtype that torch gives by default.
+template <template <class> class Op, class T>
+static const char* launch_typed(const ScanCall& call, void* workspace, gpuStream_t stream) {
+  if constexpr (Op<float>::kIndexed) {
+    return launch<Op<T>, TypedLoad<T>, IndexedStore<T>>(call, workspace, stream);
+  } else if constexpr (Op<float>::kInputs == 3) {
+    return launch<Op<T>, TripleLoad<T>, TypedStore<T>>(call, workspace, stream);
+  } else {
+    using Store = TypedStore<std::conditional_t<is_float_type<T>, T, int64_t>>;
+    return launch<Op<accumulator_t<T>>, TypedLoad<T>, Store>(call, workspace, stream);
+  }
+}
+
+// Whether elements of type T have a kernel of their own; those with three inputs come as accumulators.
+template <template <class> class Op, class T>
+constexpr bool has_kernel = Op<float>::kInputs == 3 ? std::is_same<T, float>::value || std::is_same<T, double>::value
+                                                    : is_float_type<T> || Op<float>::kIntegerKernels;
+
 template <template <class> class Op> const char* launch_scan(const ScanCall& call, void* workspace, void* stream) {
+  using Any = Op<float>;
   const auto s = static_cast<gpuStream_t>(stream);
-  if (!is_static(call.in, call.out_dtype)) {
-    switch (call.in.accumulator) {
-      case Dtype::F64: return launch<Op<double>, AnyLoad<double>, AnyStore<double>>(call, workspace, s);
-      case Dtype::I64: return launch<Op<int64_t>, AnyLoad<int64_t>, AnyStore<int64_t>>(call, workspace, s);
-      default: return launch<Op<float>, AnyLoad<float>, AnyStore<float>>(call, workspace, s);
-    }
-  }
+  if (is_static(call.in, call.out.dtype, Any::kIntegerKernels)) {
 #define TR_CASE(T)                                                                   \
-  case DtypeOf<T>::value: {                                                          \
-    using Acc = accumulator_t<T>;                                                    \
-    using Store = TypedStore<Acc, std::conditional_t<is_float_type<T>, T, int64_t>>; \
-    return launch<Op<Acc>, TypedLoad<T>, Store>(call, workspace, s);                 \
-  }
-  switch (call.in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
+  case DtypeOf<T>::value:                                                            \
+    if constexpr (has_kernel<Op, T>) return launch_typed<Op, T>(call, workspace, s); \
+    break;
+    switch (call.in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
 #undef TR_CASE
-  return "unknown dtype";
+  }
+  if constexpr (Any::kIntegers)
+    if (call.in.accumulator == Dtype::I64) return launch_any<Op<int64_t>, int64_t>(call, workspace, s);
+  if constexpr (Any::kConverts) {
+    if (call.in.accumulator == Dtype::F64) return launch_any<Op<double>, double>(call, workspace, s);
+    return launch_any<Op<float>, float>(call, workspace, s);
+  }
+  return "there is no kernel for these dtypes";
 }
 
 template const char* launch_scan<TR_PART>(const ScanCall&, void*, void*);

@@ -105,6 +105,7 @@ template <class S, class Load, class Store>
 __global__ void __launch_bounds__(kThreads) scan_chain(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using Acc = typename S::Acc;
   constexpr int kTiles = kFan / kWarps;  // a warp takes neighbouring ones
+  const S op{call.options};
   const Layout& layout = call.layout;
   const int64_t n = layout.length, tiles = call.plan.splits;
   const int lane = lane_id(), warp = int(threadIdx.x) / kLanes;
@@ -120,14 +121,15 @@ __global__ void __launch_bounds__(kThreads) scan_chain(TR_GRID_CONSTANT ScanCall
   const ScanStride stride = scan_stride(layout);
   const int64_t first = tile * kBlockTile + warp * kTiles * kTile + lane * kGroup;
 
-  Acc p[kTiles][kGroup], within[kTiles];
+  typename S::Item items[kTiles][kGroup];
+  Acc within[kTiles];
   {
     typename Load::Element x[kTiles][kGroup];
 #pragma unroll
     for (int k = 0; k < kTiles; ++k) load_group<S, Load>(call, start.in, stride.in, first + k * kTile, x[k]);
 #pragma unroll
     for (int k = 0; k < kTiles; ++k) {
-      const Acc upto = sklansky<S>(group_prefixes<S>(x[k], first + k * kTile, n, p[k]), kLanes);
+      const Acc upto = sklansky<S>(form_group(op, x[k], first + k * kTile, n, items[k]), kLanes);
       within[k] = shuffle(upto, lane ? lane - 1 : 0);
       if (lane == 0) within[k] = S::absent();
       if (lane == kLanes - 1) totals[warp * kTiles + k] = upto;
@@ -150,7 +152,7 @@ __global__ void __launch_bounds__(kThreads) scan_chain(TR_GRID_CONSTANT ScanCall
 #pragma unroll
   for (int k = 0; k < kTiles; ++k)
     if (first + k * kTile < n)
-      store_group<S, Store>(call, start.out, stride.out, first + k * kTile, carry, within[k], p[k]);
+      store_group<S, Store>(op, call, start.out, stride.out, first + k * kTile, carry, within[k], items[k]);
 }
 
 }  // namespace torchreduce::gpu

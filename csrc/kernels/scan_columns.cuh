@@ -5,11 +5,11 @@
 
 namespace torchreduce::gpu {
 
-// Walks the groups of one tile by one thread: emit(first, p, before) for each, where p are the group's own prefixes and
-// before is what precedes it in the tile. Returns the tile's total.
+// Walks the groups of one tile by one thread: emit(first, items, before) for each, where before is what precedes it in
+// the tile. Returns the tile's total.
 template <class S, class Load, class Emit>
-__device__ __forceinline__ typename S::Acc walk_tile(const ScanCall& call, int64_t base, int64_t stride, int64_t first,
-                                                     Emit emit) {
+__device__ __forceinline__ typename S::Acc walk_tile(const S& op, const ScanCall& call, int64_t base, int64_t stride,
+                                                     int64_t first, Emit emit) {
   using Acc = typename S::Acc;
   auto combine = [](Acc l, Acc r) { return S::combine(l, r); };
   const int64_t n = call.layout.length;
@@ -18,12 +18,12 @@ __device__ __forceinline__ typename S::Acc walk_tile(const ScanCall& call, int64
   load_group<S, Load>(call, base, stride, first, next);
   for (int64_t g = first; g < first + kTile && g < n; g += kGroup) {
     typename Load::Element x[kGroup];
-    Acc p[kGroup];
+    typename S::Item items[kGroup];
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) x[i] = next[i];
     if (g + kGroup < first + kTile) load_group<S, Load>(call, base, stride, g + kGroup, next);
-    const Acc total = group_prefixes<S>(x, g, n, p);
-    emit(g, p, groups.total(S::absent(), combine));
+    const Acc total = form_group(op, x, g, n, items);
+    emit(g, items, groups.total(S::absent(), combine));
     groups.push(total, combine);
   }
   return groups.total(S::absent(), combine);
@@ -33,6 +33,8 @@ __device__ __forceinline__ typename S::Acc walk_tile(const ScanCall& call, int64
 template <class S, class Load, class Store>
 __global__ void __launch_bounds__(kThreads) scan_columns(TR_GRID_CONSTANT ScanCall call) {
   using Acc = typename S::Acc;
+  using Items = typename S::Item[kGroup];
+  const S op{call.options};
   const Layout& layout = call.layout;
   const int64_t row = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (row >= layout.rows) return;
@@ -41,8 +43,8 @@ __global__ void __launch_bounds__(kThreads) scan_columns(TR_GRID_CONSTANT ScanCa
   ScanCarry<S> carry;
   for (int64_t tile = 0; tile < layout.length; tile += kTile) {
     const Acc within = carry.within();
-    carry.push(walk_tile<S, Load>(call, start.in, stride.in, tile, [&](int64_t g, Acc(&p)[kGroup], Acc before) {
-      store_group<S, Store>(call, start.out, stride.out, g, carry.carry(), S::combine(within, before), p);
+    carry.push(walk_tile<S, Load>(op, call, start.in, stride.in, tile, [&](int64_t g, const Items& items, Acc before) {
+      store_group<S, Store>(op, call, start.out, stride.out, g, carry.carry(), S::combine(within, before), items);
     }));
   }
 }
@@ -54,6 +56,8 @@ template <class S, class Load, class Store>
 __global__ void __launch_bounds__(kThreads) scan_columns_chain(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
+  using Items = typename S::Item[kGroup];
+  const S op{call.options};
   auto narrow = [](Acc l, Acc r) { return S::combine(l, r); };
   auto wide = [](Wide l, Wide r) { return S::combine(l, r); };
   const Layout& layout = call.layout;
@@ -76,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) scan_columns_chain(TR_GRID_CONSTANT 
 
   for (int t = 0; t < tiles; ++t)
     totals[(y * tiles + t) * columns + x] =
-        active ? walk_tile<S, Load>(call, start.in, stride.in, first + t * kTile, [](int64_t, Acc(&)[kGroup], Acc) {})
+        active ? walk_tile<S, Load>(op, call, start.in, stride.in, first + t * kTile, [](int64_t, const Items&, Acc) {})
                : S::absent();
   __syncthreads();
 
@@ -123,9 +127,10 @@ __global__ void __launch_bounds__(kThreads) scan_columns_chain(TR_GRID_CONSTANT 
   for (int t = 0; t < y * tiles; ++t) tree.push(totals[t * columns + x], narrow);
   for (int t = 0; t < tiles; ++t) {
     const Acc within = tree.total(S::absent(), narrow);
-    walk_tile<S, Load>(call, start.in, stride.in, first + t * kTile, [&](int64_t g, Acc(&p)[kGroup], Acc before) {
-      store_group<S, Store>(call, start.out, stride.out, g, shared_carry[x], S::combine(within, before), p);
-    });
+    walk_tile<S, Load>(
+        op, call, start.in, stride.in, first + t * kTile, [&](int64_t g, const Items& items, Acc before) {
+          store_group<S, Store>(op, call, start.out, stride.out, g, shared_carry[x], S::combine(within, before), items);
+        });
     tree.push(totals[(y * tiles + t) * columns + x], narrow);
   }
 }

@@ -5,25 +5,58 @@
 namespace torchreduce::gpu {
 
 // Results of the dtype that torch gives by default.
-template <class Acc, class O> struct TypedStore {
+template <class O> struct TypedStore {
   static constexpr int kWidth = sizeof(O) < 2 ? 8 : 16 / int(sizeof(O));
-  __device__ static void one(const ScanCall& call, int64_t offset, Acc v) {
-    global(static_cast<O*>(call.out))[offset] = round_to<O>(v);
+  template <class Result> __device__ static void one(const ScanCall& call, int64_t offset, Result v) {
+    global(static_cast<O*>(call.out.values))[offset] = round_to<O>(v);
   }
-  __device__ static void packed(const ScanCall& call, int64_t offset, const Acc* v) {
+  template <class Result> __device__ static void packed(const ScanCall& call, int64_t offset, const Result* v) {
     Packed<O, kWidth> p;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) p.item[i] = round_to<O>(v[i]);
-    store_wide(reinterpret_cast<Packed<O, kWidth>*>(static_cast<O*>(call.out) + offset), p);
+    store_wide(reinterpret_cast<Packed<O, kWidth>*>(static_cast<O*>(call.out.values) + offset), p);
   }
 };
 // Results of any dtype.
-template <class Acc> struct AnyStore {
+struct AnyStore {
   static constexpr int kWidth = 1;
-  __device__ static void one(const ScanCall& call, int64_t offset, Acc v) {
-    store_as(call.out_dtype, global(call.out), offset, v);
+  template <class Result> __device__ static void one(const ScanCall& call, int64_t offset, Result v) {
+    store_as(call.out.dtype, global(call.out.values), offset, v);
   }
-  __device__ static void packed(const ScanCall& call, int64_t offset, const Acc* v) { one(call, offset, v[0]); }
+  template <class Result> __device__ static void packed(const ScanCall& call, int64_t offset, const Result* v) {
+    one(call, offset, v[0]);
+  }
+};
+
+// Values as they are, and indices.
+template <class E> struct IndexedStore {
+  static constexpr int kWidth = 16 / int(sizeof(E));
+  template <class Result> __device__ static void one(const ScanCall& call, int64_t offset, const Result& v) {
+    global(static_cast<E*>(call.out.values))[offset] = v.value;
+    global(call.out.indices)[offset] = call.index_of(v.index);
+  }
+  template <class Result> __device__ static void packed(const ScanCall& call, int64_t offset, const Result* v) {
+    Packed<E, kWidth> values;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values.item[i] = v[i].value;
+    store_wide(reinterpret_cast<Packed<E, kWidth>*>(static_cast<E*>(call.out.values) + offset), values);
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 2) {
+      const Packed<int64_t, 2> indices{{call.index_of(v[i].index), call.index_of(v[i + 1].index)}};
+      store_wide(reinterpret_cast<Packed<int64_t, 2>*>(call.out.indices + offset + i), indices);
+    }
+  }
+};
+// Values of any integer type, and indices.
+struct AnyIndexedStore {
+  static constexpr int kWidth = 1;
+  template <class Result> __device__ static void one(const ScanCall& call, int64_t offset, const Result& v) {
+    store_as(call.out.dtype, global(call.out.values), offset, v.value);
+    global(call.out.indices)[offset] = call.index_of(v.index);
+  }
+  template <class Result> __device__ static void packed(const ScanCall& call, int64_t offset, const Result* v) {
+    one(call, offset, v[0]);
+  }
 };
 
 // Strides along the scanned dim. A layout without one has a single position.
@@ -45,36 +78,33 @@ __device__ __forceinline__ void load_group(const ScanCall& call, int64_t base, i
   }
 }
 
-// The group's own inclusive prefixes, and its total (the last one).
+// The items of the group whose elements are x, those past the end absent, and its total.
 template <class S, class Element>
-__device__ __forceinline__ typename S::Acc group_prefixes(const Element (&x)[kGroup], int64_t first, int64_t n,
-                                                          typename S::Acc (&p)[kGroup]) {
+__device__ __forceinline__ typename S::Acc form_group(const S& op, const Element (&x)[kGroup], int64_t first, int64_t n,
+                                                      typename S::Item (&items)[kGroup]) {
 #pragma unroll
-  for (int i = 0; i < kGroup; ++i) {
-    const typename S::Acc v = first + i < n ? convert<typename S::Acc>(x[i]) : S::absent();
-    p[i] = i == 0 ? v : S::combine(p[i - 1], v);
-  }
-  return p[kGroup - 1];
+  for (int i = 0; i < kGroup; ++i) items[i] = first + i < n ? op.load(x[i], first + i) : S::absent_item();
+  return S::group(items);
 }
 
 // Results of a group: exclusive scans write each one position later, and the start to position 0.
 template <class S, class Store>
-__device__ __forceinline__ void store_group(const ScanCall& call, int64_t base, int64_t stride, int64_t first,
-                                            typename S::Wide carry, typename S::Acc within,
-                                            typename S::Acc (&p)[kGroup]) {
+__device__ __forceinline__ void store_group(const S& op, const ScanCall& call, int64_t base, int64_t stride,
+                                            int64_t first, typename S::Wide carry, typename S::Acc within,
+                                            const typename S::Item (&items)[kGroup]) {
   const int64_t n = call.layout.length;
-  const typename S::Prefix prefix = S::prefix(carry, within);
-#pragma unroll
-  for (int i = 0; i < kGroup; ++i) p[i] = S::apply(prefix, p[i]);
+  typename S::Result out[kGroup];
+  op.results(S::prefix(carry, within), items, out);
   if (Store::kWidth > 1 && call.plan.vector_loads && !call.exclusive && first + kGroup <= n) {
 #pragma unroll
-    for (int i = 0; i < kGroup; i += Store::kWidth) Store::packed(call, base + first + i, p + i);
+    for (int i = 0; i < kGroup; i += Store::kWidth) Store::packed(call, base + first + i, out + i);
   } else {
     const int64_t shift = call.exclusive ? 1 : 0;
-    if (shift && first == 0) Store::one(call, base, S::start());
+    if constexpr (kHasStart<S>)
+      if (shift && first == 0) Store::one(call, base, S::start());
 #pragma unroll
     for (int i = 0; i < kGroup; ++i)
-      if (first + i + shift < n) Store::one(call, base + (first + i + shift) * stride, p[i]);
+      if (first + i + shift < n) Store::one(call, base + (first + i + shift) * stride, out[i]);
   }
 }
 
@@ -82,6 +112,7 @@ __device__ __forceinline__ void store_group(const ScanCall& call, int64_t base, 
 template <class S, class Load, class Store>
 __global__ void __launch_bounds__(kThreads) scan_rows(TR_GRID_CONSTANT ScanCall call) {
   using Acc = typename S::Acc;
+  const S op{call.options};
   const Layout& layout = call.layout;
   const int64_t n = layout.length;
   const int width = call.plan.lanes, lane = int(threadIdx.x) % width;
@@ -96,16 +127,17 @@ __global__ void __launch_bounds__(kThreads) scan_rows(TR_GRID_CONSTANT ScanCall 
   if (active) load_group<S, Load>(call, start.in, stride.in, first, next);
   for (int64_t tile = 0; tile < n; tile += kTile, first += kTile) {  // n is the same for all lanes
     typename Load::Element x[kGroup];
-    Acc p[kGroup];
+    typename S::Item items[kGroup];
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) x[i] = next[i];
     if (active) load_group<S, Load>(call, start.in, stride.in, first + kTile, next);
-    const Acc total = group_prefixes<S>(x, active ? first : n, n, p);
+    const Acc total = form_group(op, x, active ? first : n, n, items);
     const Acc upto = sklansky<S>(total, width);
     Acc before = shuffle(upto, (lane_id() & ~(width - 1)) + (lane == 0 ? 0 : lane - 1));
     if (lane == 0) before = S::absent();
     if (active && first < n)
-      store_group<S, Store>(call, start.out, stride.out, first, carry.carry(), S::combine(carry.within(), before), p);
+      store_group<S, Store>(op, call, start.out, stride.out, first, carry.carry(), S::combine(carry.within(), before),
+                            items);
     if (tile + kTile < n) carry.push(shuffle(upto, kLanes - 1));  // only rows of a whole warp get here
   }
 }

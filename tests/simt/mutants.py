@@ -140,6 +140,22 @@ MUTANTS = (
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
+        "ties of a scan go to the earliest index", "scans.h",
+        "right.place > left.place", "right.place < left.place",
+        "scan.CumExtreme", ("scan_rows",),
+    ),
+    Mutant(
+        "mantissas of 2 and more without their exponent", "scans.h",
+        "a.e + b.e + int(carry)", "a.e + b.e",
+        "scan.CumProd", ("scan_rows",),
+    ),
+    Mutant(
+        "the smaller sum of exponentials is not rescaled", "scans.h",
+        "return {greatest(left.m, right.m), fused(small, factor, big)};",
+        "return {greatest(left.m, right.m), small + big};",
+        "scan.LogCumSumExp", ("scan_rows",),
+    ),
+    Mutant(
         "the last group reads past the end", "kernels/scan_rows.cuh",
         "n - first, x)", "n - first + 1, x)",
         "scan.CumSum", ("scan_rows",), "asan",

@@ -37,6 +37,22 @@ const Row& row_of(const std::string& op) {
   exit(1);
 }
 
+struct ScanRow {
+  const char* name;
+  Scan scan;
+  bool min;
+};
+constexpr ScanRow kScans[] = {
+#define TR_ROW(name, signature, scan, min) {#name, Scan::scan, min},
+    TR_FOR_EACH_SCAN_OP(TR_ROW)
+#undef TR_ROW
+};
+const ScanRow* scan_of(const std::string& op) {
+  for (const ScanRow& row : kScans)
+    if (op == row.name) return &row;
+  return nullptr;
+}
+
 void serial(int64_t tasks, void (*body)(void*, int64_t, int64_t), void* context) { body(context, 0, tasks); }
 
 // ---- calls, as torch_ops.cpp makes them -----------------------------------------------------------------------------
@@ -45,8 +61,8 @@ struct Result {
   std::unique_ptr<Array> values, indices;  // null where the op has none
 
   Result(const Problem& p, Memory memory) {
-    const bool indexed = !p.scan() && facts(row_of(p.op).reduction, p.in).indexed;
-    if (!indexed || row_of(p.op).pair) values = std::make_unique<Array>(p.out, p.result_sizes(), memory);
+    const bool indexed = p.scan() ? facts(scan_of(p.op)->scan).indexed : facts(row_of(p.op).reduction, p.in).indexed;
+    if (!indexed || p.scan() || row_of(p.op).pair) values = std::make_unique<Array>(p.out, p.result_sizes(), memory);
     if (indexed) indices = std::make_unique<Array>(Dtype::I64, p.result_sizes(), memory);
   }
   std::vector<char> read() const {
@@ -83,19 +99,21 @@ ReduceCall reduce_call(const Problem& p, const Array& x, const Result& result) {
   return call;
 }
 
-ScanCall scan_call(const Problem& p, const Array& x, const Array& out) {
+ScanCall scan_call(const Problem& p, const Array& x, const Array& out, const Array* indices) {
   ScanCall call{};
-  call.op = Scan::CumSum;
+  call.op = scan_of(p.op)->scan;
+  call.options.min = scan_of(p.op)->min;
   call.in = Source{x.data(), p.in, accumulator_of(p.in, p.out), false};
-  call.out = out.data();
-  call.out_dtype = p.out;
+  call.out = Output{out.data(), indices ? reinterpret_cast<int64_t*>(indices->data()) : nullptr, p.out};
   call.exclusive = p.exclusive;
+  call.reverse = p.reverse;
   call.layout = fold(x.facts(), p.along, out.strides().data());
   Layout& l = call.layout;
   if (p.reverse && l.reduced) {
     int64_t &in = l.in[l.kept], &to = l.out[l.kept];
     call.in.data = x.data() + (l.length - 1) * in * size_of(p.in);
-    call.out = out.data() + (l.length - 1) * to * size_of(p.out);
+    call.out.values = out.data() + (l.length - 1) * to * size_of(p.out);
+    if (indices) call.out.indices += (l.length - 1) * to;
     in = -in;
     to = -to;
   }
@@ -158,24 +176,55 @@ template <template <class> class Op> void reduce_by_reference(const ReduceCall& 
   }
 }
 
-template <class Acc> void scan_by_reference(const ScanCall& call) {
+// E is what an element enters the scan as: its own type, or an accumulator to which it is converted.
+template <class S, class E> void scan_rows(const ScanCall& call) {
+  const S op{call.options};
   const Layout& l = call.layout;
   const int64_t n = l.length, in = l.reduced ? l.in[l.kept] : 0, out = l.reduced ? l.out[l.kept] : 0;
   for (int64_t row = 0; row < l.rows; ++row) {
     const RowStart start = row_start(l, row);
-    std::vector<Acc> x;
-    for (int64_t i = 0; i < n; ++i) x.push_back(load_as<Acc>(call.in.dtype, call.in.data, start.in + i * in, false));
-    x = reference::scan<CumSum<Acc>>(x);
-    if (call.exclusive) {
-      x.insert(x.begin(), Acc(0));
-      x.pop_back();
+    auto result = reference::scan(op, n, [&](int64_t i) {
+      const int64_t offset = start.in + i * in;
+      if constexpr (std::is_same_v<E, F16> || std::is_same_v<E, BF16>)
+        return op.load(static_cast<const E*>(call.in.data)[offset], i);
+      else return op.load(load_as<E>(call.in.dtype, call.in.data, offset, false), i);
+    });
+    if constexpr (kHasStart<S>)
+      if (call.exclusive) {
+        result.insert(result.begin(), S::start());
+        result.pop_back();
+      }
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t offset = start.out + i * out;
+      if constexpr (S::kIndexed) {
+        const auto& found = result[size_t(i)];
+        if constexpr (std::is_same_v<E, F16> || std::is_same_v<E, BF16>)
+          static_cast<E*>(call.out.values)[offset] = found.value;
+        else store_as(call.out.dtype, call.out.values, offset, found.value);
+        call.out.indices[offset] = call.index_of(found.index);
+      } else {
+        store_as(call.out.dtype, call.out.values, offset, result[size_t(i)]);
+      }
     }
-    for (int64_t i = 0; i < n; ++i) store_as(call.out_dtype, call.out, start.out + i * out, x[size_t(i)]);
+  }
+}
+
+template <template <class> class Op> void scan_by_reference(const ScanCall& call) {
+  if constexpr (Op<float>::kInputs == 1) {
+    if constexpr (Op<float>::kIndexed) {
+      if (call.in.dtype == Dtype::F16) return scan_rows<Op<F16>, F16>(call);
+      if (call.in.dtype == Dtype::BF16) return scan_rows<Op<BF16>, BF16>(call);
+    }
+    if constexpr (Op<float>::kIntegers)
+      if (call.in.accumulator == Dtype::I64) return scan_rows<Op<int64_t>, int64_t>(call);
+    if (call.in.accumulator == Dtype::F64) return scan_rows<Op<double>, double>(call);
+    scan_rows<Op<float>, float>(call);
   }
 }
 
 }  // namespace
 
+bool Problem::scan() const { return scan_of(op) != nullptr; }
 int64_t Problem::numel() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t(1), std::multiplies<>()); }
 
 std::vector<int64_t> Problem::result_sizes() const {
@@ -193,7 +242,7 @@ std::vector<char> solve_by_cpu(const Problem& p, const std::vector<char>& elemen
   const Result result(p, Memory::Contiguous);
   bool done;
   if (p.scan()) {
-    ScanCall call = scan_call(p, x, *result.values);
+    ScanCall call = scan_call(p, x, *result.values, result.indices.get());
     call.plan = plan(call, DeviceFacts{false, 1});
     done = cpu::baseline::scan(call, serial);
   } else {
@@ -210,10 +259,11 @@ std::vector<char> solve_by_reference(const Problem& p, const std::vector<char>& 
   x.write(elements);
   const Result result(p, Memory::Contiguous);
   if (p.scan()) {
-    const ScanCall call = scan_call(p, x, *result.values);
-    if (call.in.accumulator == Dtype::F64) scan_by_reference<double>(call);
-    else if (call.in.accumulator == Dtype::I64) scan_by_reference<int64_t>(call);
-    else scan_by_reference<float>(call);
+    const ScanCall call = scan_call(p, x, *result.values, result.indices.get());
+#define TR_CASE(name) \
+  if (call.op == Scan::name) scan_by_reference<name>(call);
+    TR_FOR_EACH_SCAN(TR_CASE)
+#undef TR_CASE
   } else {
     const ReduceCall call = reduce_call(p, x, result);
 #define TR_CASE(name) \
@@ -234,7 +284,7 @@ std::vector<char> solve_by_emulation(const Problem& p, const std::vector<char>& 
     emulate<ReduceCall>(call, multiprocessors, gpu::reduce, plan_text);
     return result.read();
   }
-  ScanCall call = scan_call(p, x, in_place ? x : *result.values);
+  ScanCall call = scan_call(p, x, in_place ? x : *result.values, result.indices.get());
   emulate<ScanCall>(call, multiprocessors, gpu::scan, plan_text);
   return in_place ? x.read() : result.read();
 }

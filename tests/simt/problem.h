@@ -8,14 +8,14 @@
 #include "array.h"
 
 struct Problem {
-  std::string op;  // a name of TR_FOR_EACH_REDUCTION_OP (call.h), or cumsum
+  std::string op;  // a name of TR_FOR_EACH_REDUCTION_OP (call.h), or of TR_FOR_EACH_SCAN_OP
   torchreduce::Dtype in;
   torchreduce::Dtype out;  // of values; an indexed op's indices are int64
   std::vector<int64_t> sizes;
   uint64_t along;  // bit d: dim d is reduced; of a scan: the scanned one
   bool exclusive = false, reverse = false;
 
-  bool scan() const { return op == "cumsum"; }
+  bool scan() const;
   int64_t numel() const;
   std::vector<int64_t> result_sizes() const;  // reduced dims have size 1
 };

@@ -49,46 +49,56 @@ template <class Op, class Load> typename Op::Acc reduce(const Op& op, int64_t n,
   return tree(leaves, combine);
 }
 
-// The inclusive scan of a row, in the accumulator type, before rounding.
-template <class S> std::vector<typename S::Acc> scan(std::vector<typename S::Acc> x) {
+// The inclusive scan of a row of n > 0 elements, load(i) as items: its results before rounding.
+template <class S, class Load> std::vector<typename S::Result> scan(const S& op, int64_t n, Load load) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
+  struct Group { typename S::Item items[kGroup]; };
   auto narrow = [](Acc l, Acc r) { return S::combine(l, r); };
   auto wide = [](Wide l, Wide r) { return S::combine(l, r); };
-  const size_t n = x.size(), tile = 256, block = 8192, super = 32 * block;
-
-  std::vector<Acc> groups, tiles;     // inclusive prefixes within a tile, and of tiles within a block tile
-  std::vector<Wide> blocks, carries;  // the same of block tiles within a superblock; the carry into each superblock
   auto append = [](auto& all, const auto& more) { all.insert(all.end(), more.begin(), more.end()); };
-  for (size_t i = 0; i < n; ++i)
-    if (i % 8) x[i] = S::combine(x[i - 1], x[i]);
-  for (size_t first = 0; first < n; first += tile) {
-    std::vector<Acc> totals;
-    for (size_t g = first; g < n && g < first + tile; g += 8) totals.push_back(x[std::min(g + 7, n - 1)]);
-    append(groups, sklansky(totals, narrow));
+
+  std::vector<Group> elements;
+  std::vector<Acc> totals;  // of groups
+  for (int64_t first = 0; first < n; first += 8) {
+    Group g;
+    for (int64_t i = 0; i < 8; ++i) g.items[i] = first + i < n ? load(first + i) : S::absent_item();
+    totals.push_back(S::group(g.items));
+    elements.push_back(g);
   }
-  for (size_t first = 0; first < n; first += block) {
-    std::vector<Acc> totals;
-    for (size_t t = first; t < n && t < first + block; t += tile)
-      totals.push_back(groups[std::min(t / 8 + 31, groups.size() - 1)]);
-    append(tiles, sklansky(totals, narrow));
-  }
-  carries.push_back(S::wide_absent());
-  for (size_t first = 0; first < n; first += super) {
-    std::vector<Wide> totals;
-    for (size_t b = first; b < n && b < first + super; b += block)
-      totals.push_back(S::widen(tiles[std::min(b / tile + 31, tiles.size() - 1)]));
-    append(blocks, sklansky(totals, wide));
-    carries.push_back(S::combine(carries.back(), blocks.back()));
-  }
-  for (size_t first = 0; first < n; first += 8) {
-    const size_t g = first / 8, t = first / tile, b = first / block;
+  // Inclusive prefixes of each run of 32.
+  auto level = [&](const auto& values, auto combine) {
+    using Values = std::decay_t<decltype(values)>;
+    Values prefixes;
+    for (size_t i = 0; i < values.size(); i += 32) {
+      const auto first = values.begin() + long(i);
+      append(prefixes, sklansky(Values(first, first + long(std::min<size_t>(32, values.size() - i))), combine));
+    }
+    return prefixes;
+  };
+  // The total of each run of 32: its last prefix.
+  auto runs = [](const auto& prefixes) {
+    std::decay_t<decltype(prefixes)> last;
+    for (size_t i = 0; i < prefixes.size(); i += 32) last.push_back(prefixes[std::min(i + 31, prefixes.size() - 1)]);
+    return last;
+  };
+  const std::vector<Acc> groups = level(totals, narrow), tiles = level(runs(groups), narrow);
+  std::vector<Wide> block_totals;
+  for (Acc total : runs(tiles)) block_totals.push_back(S::widen(total));
+  const std::vector<Wide> blocks = level(block_totals, wide);
+  std::vector<Wide> carries{S::wide_absent()};  // into each superblock
+  for (Wide total : runs(blocks)) carries.push_back(S::combine(carries.back(), total));
+
+  std::vector<typename S::Result> results;
+  for (size_t g = 0; g < elements.size(); ++g) {
+    const size_t t = g / 32, b = t / 32;
     const Wide in_super = b % 32 ? blocks[b - 1] : S::wide_absent();
     const Acc in_block = t % 32 ? tiles[t - 1] : S::absent(), in_tile = g % 32 ? groups[g - 1] : S::absent();
-    const auto prefix = S::prefix(S::combine(carries[first / super], in_super), S::combine(in_block, in_tile));
-    for (size_t i = first; i < n && i < first + 8; ++i) x[i] = S::apply(prefix, x[i]);
+    typename S::Result out[kGroup];
+    op.results(S::prefix(S::combine(carries[b / 32], in_super), S::combine(in_block, in_tile)), elements[g].items, out);
+    results.insert(results.end(), out, out + std::min(n - int64_t(8 * g), int64_t(8)));
   }
-  return x;
+  return results;
 }
 
 }  // namespace reference

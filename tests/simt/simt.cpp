@@ -17,6 +17,7 @@
 #include <iterator>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
 
 #include "emulator.h"
 #include "order.h"
@@ -69,7 +70,7 @@ void check(const Problem& p, const Policies& policies, bool far = false) {
     expect_equal(solve_by_cpu(p, elements), expected, describe(p) + " on the CPU");
     const auto in = far ? Memory::Far : Memory((draw >> 10) % kNearMemories);
     const auto out = far ? Memory::Far : Memory((draw >> 15) % kNearMemories);
-    const bool in_place = p.scan() && !p.exclusive && p.in == p.out && (draw >> 20) % 4 == 0;
+    const bool in_place = p.op == "cumsum" && !p.exclusive && p.in == p.out && (draw >> 20) % 4 == 0;
     simt::options.seed = seed + uint32_t(turn);
     simt::options.reverse = (draw >> 25) % 2;
     simt::options.title = describe(p) + ", memory " + std::to_string(int(in)) + " to " + std::to_string(int(out)) +
@@ -146,16 +147,25 @@ void split() {  // more partials than a warp takes at once, and some lanes witho
 
 // ---- scans ----------------------------------------------------------------------------------------------------------
 
-constexpr Dtype kScanned[][2] = {
-    {Dtype::F32, Dtype::F32},  {Dtype::BF16, Dtype::BF16}, {Dtype::F64, Dtype::F64}, {Dtype::I64, Dtype::I64},
-    {Dtype::BF16, Dtype::F64}, {Dtype::I64, Dtype::F32},   {Dtype::U8, Dtype::I64},  {Dtype::F16, Dtype::F16},
+struct Scanned {
+  const char* op;
+  Dtype in, out;
+};
+constexpr Scanned kScanned[] = {
+    {"cumsum", Dtype::F32, Dtype::F32},   {"cumsum", Dtype::BF16, Dtype::BF16}, {"cumsum", Dtype::F64, Dtype::F64},
+    {"cumsum", Dtype::I64, Dtype::I64},   {"cumsum", Dtype::BF16, Dtype::F64},  {"cumsum", Dtype::I64, Dtype::F32},
+    {"cumsum", Dtype::U8, Dtype::I64},    {"cumsum", Dtype::F16, Dtype::F16},   {"cumprod", Dtype::F32, Dtype::F32},
+    {"cumprod", Dtype::BF16, Dtype::F64}, {"cumprod", Dtype::I8, Dtype::I64},   {"logcumsumexp", Dtype::F32, Dtype::F32},
+    {"logcumsumexp", Dtype::F16, Dtype::F16}, {"cummax", Dtype::BF16, Dtype::BF16}, {"cummin", Dtype::F64, Dtype::F64},
+    {"cummax", Dtype::Bool, Dtype::Bool},
 };
 void check_scans(const std::vector<std::vector<int64_t>>& shapes, uint64_t along, const Policies& policies) {
-  for (const auto& dtypes : kScanned) {
+  for (const Scanned& s : kScanned) {
     int turn = 0;
+    const bool indexed = std::string_view(s.op).starts_with("cumm");  // cummax, cummin: never exclusive
     for (const auto& sizes : shapes) {
-      check({"cumsum", dtypes[0], dtypes[1], sizes, along}, policies);
-      check({"cumsum", dtypes[0], dtypes[1], sizes, along, turn % 3 != 0, turn % 3 != 1}, policies);
+      check({s.op, s.in, s.out, sizes, along}, policies);
+      check({s.op, s.in, s.out, sizes, along, turn % 3 != 0 && !indexed, turn % 3 != 1}, policies);
       ++turn;
     }
   }

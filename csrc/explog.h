@@ -1,0 +1,100 @@
+// exp and log of the project's own: those of the toolkits differ between devices and versions. IEEE basic operations
+// and explicit fused multiply-adds, no table and no branch, so every device and instruction set has the same bits, and
+// loops over them become vectors. After range reduction each is a polynomial fitted to the interval that is left.
+//
+// Greatest error in ulp, float32: exp 0.87, log 0.87 (every input); float64: exp 0.91, log 0.81 (sampled).
+#pragma once
+#include "dtype.h"
+
+namespace torchreduce {
+inline namespace TR_ISA {
+
+// a * b + c, rounded once.
+TR_HD float fused(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
+TR_HD double fused(double a, double b, double c) {
+#if defined(__CUDA_ARCH__)
+  return __fma_rn(a, b, c);
+#else
+  return __builtin_fma(a, b, c);
+#endif
+}
+
+// The first argument's exp is 0, and from it up to 0 exp_in_range is good.
+template <class F> constexpr F kLeastExponent = sizeof(F) == 4 ? F(-104) : F(-746);
+
+// exp of x in [kLeastExponent, 0]; NaN of NaN. exactly 1 at both zeros. Subnormal results are rounded once more.
+TR_HD float exp_in_range(float x) {
+  const float t = fused(x, 0x1.715476p+0f, 0x1.8p+23f);  // the low bits of t: n, the integer nearest to x / ln 2
+  const float n = t - 0x1.8p+23f;
+  float r = fused(n, -0x1.62e4p-1f, x);  // x - n ln 2, in two steps: the first, of a 16-bit part of ln 2, is exact
+  r = fused(n, -0x1.7f7d1cp-20f, r);
+  float q = fused(0x1.6a4b82p-10f, r, 0x1.124fbcp-7f);
+  q = fused(q, r, 0x1.5558bep-5f);
+  q = fused(q, r, 0x1.55546ap-3f);
+  q = fused(q, r, 0x1.fffffcp-2f);
+  q = fused(q, r, 1.0f);
+  q = fused(q, r, 1.0f);
+  const float power = bit_cast<float>((bit_cast<uint32_t>(t) << 23) + 0x71800000u);  // 2^(n + 100)
+  return q * power * 0x1p-100f;
+}
+TR_HD double exp_in_range(double x) {
+  const double t = fused(x, 0x1.71547652b82fep+0, 0x1.8p+52);
+  const double n = t - 0x1.8p+52;
+  double r = fused(n, -0x1.62e42fefa0000p-1, x);
+  r = fused(n, -0x1.cf79abc9e3b3ap-40, r);
+  double q = fused(0x1.ad7f79e33a203p-26, r, 0x1.28ad69a43a4c8p-22);
+  q = fused(q, r, 0x1.71df253c6ffe1p-19);
+  q = fused(q, r, 0x1.a0199a15d8778p-16);
+  q = fused(q, r, 0x1.a01a012a6800cp-13);
+  q = fused(q, r, 0x1.6c16c18426c95p-10);
+  q = fused(q, r, 0x1.1111111127ba2p-7);
+  q = fused(q, r, 0x1.555555555088ap-5);
+  q = fused(q, r, 0x1.55555555554fap-3);
+  q = fused(q, r, 0x1.000000000000ap-1);
+  q = fused(q, r, 1.0);
+  q = fused(q, r, 1.0);
+  const double power = bit_cast<double>((bit_cast<uint64_t>(t) << 52) + (uint64_t(1023 + 200) << 52));  // 2^(n + 200)
+  return q * power * 0x1p-200;
+}
+
+// exp of x <= 0; NaN of NaN.
+template <class F> TR_HD F exp_nonpositive(F x) { return exp_in_range(x < kLeastExponent<F> ? kLeastExponent<F> : x); }
+
+// log of x >= 1, finite.
+TR_HD float log_positive(float x) {
+  const uint32_t bits = bit_cast<uint32_t>(x), e = (bits - 0x3f2aaaabu) & 0xff800000u;  // x = 2^k (1 + f), f < 1/3
+  const float f = bit_cast<float>(bits - e) - 1.0f, k = float(int32_t(e)) * 0x1p-23f, s = f * f;
+  float q = fused(-0x1.08bb4cp-3f, f, 0x1.1e404p-3f);
+  q = fused(q, f, -0x1.f31d74p-4f);
+  q = fused(q, f, 0x1.1ed54cp-3f);
+  q = fused(q, f, -0x1.559f82p-3f);
+  q = fused(q, f, 0x1.99d002p-3f);
+  q = fused(q, f, -0x1.fffea4p-3f);
+  q = fused(q, f, 0x1.555512p-2f);
+  q = fused(q, f, -0.5f);
+  q = fused(q, s, f);
+  return fused(k, 0x1.62e430p-1f, q);
+}
+TR_HD double log_positive(double x) {
+  const uint64_t bits = bit_cast<uint64_t>(x), e = (bits - 0x3fe6a09e667f3bcdu) & 0xfff0000000000000u;
+  const double f = bit_cast<double>(bits - e) - 1.0, k = double(int32_t(int64_t(e) >> 52));
+  const double s = f / (2.0 + f), z = s * s, w = 0.5 * f * f;
+  double r = fused(0x1.2f112df3e5244p-3, z, 0x1.39a09d078c69fp-3);
+  r = fused(r, z, 0x1.7466496cb03dep-3);
+  r = fused(r, z, 0x1.c71c51d8e78afp-3);
+  r = fused(r, z, 0x1.2492494229359p-2);
+  r = fused(r, z, 0x1.999999997fa04p-2);
+  r = fused(r, z, 0x1.5555555555593p-1);
+  r = r * z;
+  const double low = fused(k, 0x1.a39ef35793c76p-33, s * (w + r));
+  return fused(k, 0x1.62e42feep-1, f - (w - low));
+}
+
+}  // namespace TR_ISA
+}  // namespace torchreduce

@@ -1,0 +1,349 @@
+// The scans, one struct each, used alike by the CPU kernels and the GPU kernels. A kernel knows no scan.
+//
+// A scan says
+//   Acc, Wide                    the accumulator within a block tile, and of the carry between block tiles
+//   absent(), wide_absent()      the exact identities, from both sides, of
+//   combine(left, right)         for both; widen(Acc)
+//   Item                         what a group keeps of each of its 8 elements (order.h)
+//   load(element, position)      an element as an item; position counts from where the scan starts
+//   absent_item()                what stands for an element past the end
+//   group(items)                 the total of a group; of its items it makes what results() needs
+//   prefix(carry, within)        what lies before a group: before its block tile, and before it in its block tile
+//   results(prefix, items, out)  the results of a group, each a Result, still to be rounded to the output's type
+//   start()                      what an exclusive scan begins with; a scan without it cannot be exclusive
+//   kInputs                      1, or 3: then an element is a Triple of theirs
+//   kIndexed                     a Result has a value and the position `.index` where it was found
+//   kAnyOrder                    every order of combining gives the same; Acc is Wide, and result(Acc) the result
+//   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
+//   kIntegers                    it takes integers and bool
+//   kIntegerKernels              each of those has GPU kernels of its own; else one converts them all to int64
+// and keeps its options in a first member `OpOptions options`. It is a template over the accumulator, or, if it is
+// indexed, over the element type, with int64_t for integers and bool.
+#pragma once
+#include "explog.h"
+#include "ops.h"
+#include "order.h"
+
+namespace torchreduce {
+inline namespace TR_ISA {
+
+template <class S> constexpr bool kHasStart = requires { S::start(); };  // it can be exclusive
+
+// cumsum. Within a block tile in Acc, between block tiles in Wide.
+template <class A> struct CumSum {
+  using Acc = A;
+  using Wide = std::conditional_t<std::is_same<A, float>::value, double, A>;
+  using Item = A;
+  using Result = A;
+  static constexpr int kInputs = 1;
+  static constexpr bool kIndexed = false, kAnyOrder = false, kConverts = true, kIntegers = true, kIntegerKernels = true;
+  struct Prefix {  // of a group of 8: hi + lo is carry + within, to twice the accumulator's precision
+    Wide sum;
+    Acc hi, lo;
+    bool wide;  // hi overflowed though sum did not: the results are formed in Wide
+  };
+  OpOptions options;
+
+  TR_HD static Acc absent() { return absent_term<Acc>(); }
+  TR_HD static Wide wide_absent() { return absent_term<Wide>(); }
+  TR_HD static Acc start() { return Acc(0); }
+  TR_HD static Wide widen(Acc a) { return Wide(a); }
+  template <class V> TR_HD static V combine(V left, V right) { return add(left, right); }
+  template <class E> TR_HD Item load(E x, int64_t) const { return convert<Acc>(x); }
+  TR_HD static Item absent_item() { return absent(); }
+  TR_HD static Acc group(Item (&p)[kGroup]) {  // the items become the group's own prefixes
+    TR_UNROLLED
+    for (int i = 1; i < kGroup; ++i) p[i] = combine(p[i - 1], p[i]);
+    return p[kGroup - 1];
+  }
+  TR_HD static Prefix prefix(Wide carry, Acc within) {
+    const Wide sum = add(carry, Wide(within));
+    if constexpr (std::is_same<Acc, float>::value) {
+      const float hi = float(sum);
+      const double rest = sum - double(hi);  // NaN or infinite where hi is not finite
+      const bool finite = (bit_cast<uint32_t>(hi) & 0x7f800000u) != 0x7f800000u;
+      return {sum, hi, finite && rest != 0 ? float(rest) : -0.0f, !finite && sum - sum == 0};
+    } else {
+      return {sum, sum, absent(), false};
+    }
+  }
+  TR_HD void results(const Prefix& b, const Item (&p)[kGroup], Result (&out)[kGroup]) const {
+    TR_UNROLLED
+    for (int i = 0; i < kGroup; ++i) {
+      if constexpr (std::is_same<Acc, float>::value)
+        out[i] = b.wide ? float(b.sum + double(p[i])) : b.hi + (b.lo + p[i]);
+      else out[i] = add(b.hi, p[i]);
+    }
+  }
+};
+
+// cummax and cummin: the latest index among the greatest; zeros compare equal; NaN from the first one on. Exact in any
+// order.
+template <class E> struct CumExtreme {
+  using Order = Ordering<E>;
+  struct Acc {
+    std::conditional_t<sizeof(E) == 8, int64_t, int32_t> key;
+    int64_t place;  // twice the position, and one more for -0.0, whose key is that of +0.0
+  };
+  using Wide = Acc;
+  using Item = Acc;
+  struct Result {
+    E value;
+    int64_t index;
+  };
+  using Prefix = Acc;
+  static constexpr int kInputs = 1;
+  static constexpr bool kIndexed = true, kAnyOrder = true, kConverts = false, kIntegers = true, kIntegerKernels = false;
+  OpOptions options;
+
+  TR_HD static Acc absent() { return {Order::kLowest, -1}; }
+  TR_HD static Wide wide_absent() { return absent(); }
+  TR_HD static Wide widen(Acc a) { return a; }
+  TR_HD static Acc combine(Acc left, Acc right) {
+    return right.key > left.key || (right.key == left.key && right.place > left.place) ? right : left;
+  }
+  TR_HD Item load(E x, int64_t position) const {
+    const auto bits = Order::bits_of(x);
+    const bool minus_zero = Order::kFloat && bits == Order::kLowest;
+    return {Order::key(bits, options.min, true), 2 * position + minus_zero};
+  }
+  TR_HD static Item absent_item() { return absent(); }
+  TR_HD static Acc group(Item (&p)[kGroup]) {  // the items become the group's own prefixes
+    TR_UNROLLED
+    for (int i = 1; i < kGroup; ++i) p[i] = combine(p[i - 1], p[i]);
+    return p[kGroup - 1];
+  }
+  TR_HD static Prefix prefix(Wide carry, Acc within) { return combine(carry, within); }
+  TR_HD void results(const Prefix& before, const Item (&p)[kGroup], Result (&out)[kGroup]) const {
+    TR_UNROLLED
+    for (int i = 0; i < kGroup; ++i) out[i] = result(combine(before, p[i]));
+  }
+  TR_HD Result result(Acc found) const {
+    const bool minus_zero = found.place & 1;
+    const E value = Order::element(found.key, options.min);
+    return {minus_zero ? bit_cast<E>(typename Order::Key(Order::kLowest)) : value, found.place >> 1};
+  }
+};
+
+// cumprod. Floats have an unbounded exponent until the end, so that only a result itself overflows or underflows.
+template <class F> struct Power {  // m * 2^e, with 1 <= |m| < 2; zeros, infinities and NaN are m, with e = 0
+  F m;
+  std::conditional_t<std::is_same<F, float>::value, int32_t, int64_t> e;
+};
+template <class F> struct FloatBits {
+  static constexpr bool kSingle = std::is_same<F, float>::value;
+  using Bits = std::conditional_t<kSingle, uint32_t, uint64_t>;
+  static constexpr int kFraction = kSingle ? 23 : 52, kBias = kSingle ? 127 : 1023;
+  static constexpr Bits kExponents = Bits(2 * kBias + 1) << kFraction;
+};
+template <class F> TR_HD bool has_exponent(F m) { return m != 0 && m - m == 0; }
+
+template <class F> TR_HD Power<F> power_of(F x) {
+  using B = FloatBits<F>;
+  using Bits = typename B::Bits;
+  if (!has_exponent(x)) return {x, 0};
+  const bool subnormal = (bit_cast<Bits>(x) & B::kExponents) == 0;
+  const Bits bits = bit_cast<Bits>(subnormal ? x * (B::kSingle ? F(0x1p24) : F(0x1p54)) : x);
+  const int exponent = int((bits & B::kExponents) >> B::kFraction) - (subnormal ? B::kSingle ? 24 : 54 : 0);
+  return {bit_cast<F>((bits & ~B::kExponents) | (Bits(B::kBias) << B::kFraction)), exponent - B::kBias};
+}
+// One rounding, of the product of the mantissas.
+template <class F> TR_HD Power<F> multiply(Power<F> a, Power<F> b) {
+  using Bits = typename FloatBits<F>::Bits;
+  const F m = a.m * b.m;
+  if (!has_exponent(m)) return {m, 0};
+  const Bits bits = bit_cast<Bits>(m), carry = ~(bits >> FloatBits<F>::kFraction) & 1u;  // an exponent of 1, not 0
+  return {bit_cast<F>(bits - (carry << FloatBits<F>::kFraction)), a.e + b.e + int(carry)};
+}
+TR_HD int64_t multiply(int64_t a, int64_t b) { return int64_t(uint64_t(a) * uint64_t(b)); }
+// To float64, rounded where it is subnormal there.
+TR_HD double value_of(Power<double> x) {
+  if (x.e > -1023 && x.e < 1024) return bit_cast<double>(bit_cast<uint64_t>(x.m) + (uint64_t(x.e) << 52));
+  const int64_t e = x.e < -1100 ? -1100 : x.e > 1100 ? 1100 : x.e, half = e >> 1;
+  const auto power = [](int64_t n) { return bit_cast<double>(uint64_t(n + 1023) << 52); };
+  return x.m * power(half) * power(e - half);
+}
+
+template <class A> struct CumProd {
+  static constexpr bool kFloat = is_float_type<A>;
+  using Acc = std::conditional_t<kFloat, Power<std::conditional_t<kFloat, A, float>>, int64_t>;
+  using Wide = std::conditional_t<kFloat, Power<double>, int64_t>;
+  using Item = Acc;
+  using Result = A;
+  using Prefix = Wide;
+  static constexpr int kInputs = 1;
+  static constexpr bool kIndexed = false, kAnyOrder = false, kConverts = true, kIntegers = true,
+                        kIntegerKernels = false;
+  OpOptions options;
+
+  template <class V> TR_HD static V one() {
+    if constexpr (kFloat) return {1, 0};
+    else return 1;
+  }
+  TR_HD static Acc absent() { return one<Acc>(); }
+  TR_HD static Wide wide_absent() { return one<Wide>(); }
+  TR_HD static Result start() { return 1; }
+  TR_HD static Wide widen(Acc a) {
+    if constexpr (kFloat) return {a.m, a.e};
+    else return a;
+  }
+  template <class V> TR_HD static V combine(V left, V right) { return multiply(left, right); }
+  template <class E> TR_HD Item load(E x, int64_t) const {
+    if constexpr (kFloat) return power_of(convert<A>(x));
+    else return convert<A>(x);
+  }
+  TR_HD static Item absent_item() { return absent(); }
+  TR_HD static Acc group(Item (&p)[kGroup]) {  // the items become the group's own prefixes
+    TR_UNROLLED
+    for (int i = 1; i < kGroup; ++i) p[i] = multiply(p[i - 1], p[i]);
+    return p[kGroup - 1];
+  }
+  TR_HD static Prefix prefix(Wide carry, Acc within) { return multiply(carry, widen(within)); }
+  TR_HD void results(const Prefix& before, const Item (&p)[kGroup], Result (&out)[kGroup]) const {
+    TR_UNROLLED
+    for (int i = 0; i < kGroup; ++i) {
+      const Wide product = multiply(before, widen(p[i]));
+      if constexpr (kFloat) out[i] = A(value_of(product));
+      else out[i] = product;
+    }
+  }
+};
+
+template <class F> constexpr F kInfinity = F(__builtin_huge_val());
+
+// The exp of a difference that is not positive, or of no number at all, which counts as nothing.
+template <class F> TR_HD F weight(F difference) {
+  return exp_in_range(difference > kLeastExponent<F> ? difference : kLeastExponent<F>);
+}
+// The greater; NaN of a NaN.
+template <class F> TR_HD F greatest(F a, F b) { return a >= b || a != a ? a : b; }
+
+// The sum of exponentials m + log(s), where m is the greatest exponent and the term it belongs to is 1 in s. Where m is
+// infinite or NaN, so is the sum, and s is some number.
+template <class F, class S> struct Exponentials {
+  F m;
+  S s;
+};
+template <class F, class S>
+TR_HD Exponentials<F, S> join(Exponentials<F, S> left, Exponentials<F, S> right) {
+  const bool first = left.m >= right.m;
+  const S big = first ? left.s : right.s, small = first ? right.s : left.s;
+  const S factor = S(weight(first ? right.m - left.m : left.m - right.m));
+  return {greatest(left.m, right.m), fused(small, factor, big)};
+}
+
+template <class F> struct LogCumSumExp {
+  using Acc = Exponentials<F, F>;
+  using Wide = Exponentials<F, double>;
+  using Item = F;
+  using Result = F;
+  using Prefix = Acc;
+  static constexpr int kInputs = 1;
+  static constexpr bool kIndexed = false, kAnyOrder = false, kConverts = false, kIntegers = false,
+                        kIntegerKernels = false;
+  OpOptions options;
+
+  TR_HD static Acc absent() { return {-kInfinity<F>, 0}; }
+  TR_HD static Wide wide_absent() { return {-kInfinity<F>, 0}; }
+  TR_HD static Result start() { return -kInfinity<F>; }
+  TR_HD static Wide widen(Acc a) { return {a.m, a.s}; }
+  template <class V> TR_HD static V combine(V left, V right) { return join(left, right); }
+  template <class E> TR_HD Item load(E x, int64_t) const { return convert<F>(x); }
+  TR_HD static Item absent_item() { return -kInfinity<F>; }
+  TR_HD static Acc group(Item (&x)[kGroup]) {
+    F m = x[0];
+    TR_UNROLLED
+    for (int i = 1; i < kGroup; ++i) m = greatest(m, x[i]);
+    F terms[kGroup], s = F(-0.0);
+    TR_UNROLLED
+    for (int i = 0; i < kGroup; ++i) terms[i] = weight(x[i] - m);
+    TR_UNROLLED
+    for (int i = 0; i < kGroup; ++i) s = s + terms[i];
+    return {m, s};
+  }
+  TR_HD static Prefix prefix(Wide carry, Acc within) {
+    const Wide before = join(carry, widen(within));
+    return {before.m, F(before.s)};
+  }
+  // Joins one element after the other. In steps, so that loops over the elements can become vectors.
+  TR_HD void results(const Prefix& before, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
+    F m[kGroup + 1], factors[kGroup], sums[kGroup];
+    m[0] = before.m;
+    TR_UNROLLED
+    for (int i = 0; i < kGroup; ++i) m[i + 1] = greatest(m[i], x[i]);
+    TR_UNROLLED
+    for (int i = 0; i < kGroup; ++i) factors[i] = weight(m[i] >= x[i] ? x[i] - m[i] : m[i] - x[i]);
+    F s = before.s;
+    TR_UNROLLED
+    for (int i = 0; i < kGroup; ++i)
+      sums[i] = s = m[i] >= x[i] ? fused(F(1), factors[i], s) : fused(s, factors[i], F(1));
+    TR_UNROLLED
+    for (int i = 0; i < kGroup; ++i) {
+      const F last = m[i + 1];
+      out[i] = last - last == 0 ? last + log_positive(sums[i]) : last;
+    }
+  }
+};
+
+// Elements of the three inputs of a decayed sum.
+template <class F> struct Triple { F g, x, o; };
+
+// What carries gradients backward: result i is the sum of g[j] * exp(x[i] - o[j]) over j <= i, for o that do not rise
+// and x <= o. Each run of elements is referred to its own last o, so that no factor is ever multiplied by another. A
+// factor of 0 drops what it belongs to, be it infinite; equal exponents, infinite ones too, have the factor 1; where o
+// is -inf, the result is 0.
+template <class F, class S> struct Decayed {
+  F o;
+  S r;
+};
+template <class F> TR_HD F decay(F to, F from) {
+  const F d = to == from ? F(0) : to - from;
+  return exp_nonpositive(d > 0 ? F(0) : d);
+}
+// What is infinitely high and sums to nothing, as what is absent, passes the other one through.
+template <class F, class S> TR_HD Decayed<F, S> join(Decayed<F, S> left, Decayed<F, S> right) {
+  const S factor = S(decay(right.o, left.o));
+  if (right.o == kInfinity<F> && right.r == 0) return left;
+  if ((left.o == kInfinity<F> && left.r == 0) || factor == 0) return right;
+  return {right.o, fused(factor, left.r, right.r)};
+}
+
+template <class F> struct Decay {
+  using Acc = Decayed<F, F>;
+  using Wide = Decayed<F, double>;
+  using Item = Triple<F>;
+  using Result = F;
+  using Prefix = Acc;
+  static constexpr int kInputs = 3;
+  static constexpr bool kIndexed = false, kAnyOrder = false, kConverts = false, kIntegers = false,
+                        kIntegerKernels = false;
+  OpOptions options;
+
+  TR_HD static Acc absent() { return {kInfinity<F>, F(-0.0)}; }
+  TR_HD static Wide wide_absent() { return {kInfinity<F>, -0.0}; }
+  TR_HD static Wide widen(Acc a) { return {a.o, a.r}; }
+  template <class V> TR_HD static V combine(V left, V right) { return join(left, right); }
+  TR_HD Item load(Triple<F> x, int64_t) const { return x; }
+  TR_HD static Item absent_item() { return {F(-0.0), 0, kInfinity<F>}; }
+  TR_HD static Acc group(Item (&x)[kGroup]) {
+    Acc total{x[0].o, x[0].g};
+    TR_UNROLLED
+    for (int i = 1; i < kGroup; ++i) total = join(total, Acc{x[i].o, x[i].g});
+    return total;
+  }
+  TR_HD static Prefix prefix(Wide carry, Acc within) {
+    const Wide before = join(carry, widen(within));
+    return {before.o, F(before.r)};
+  }
+  TR_HD void results(const Prefix& before, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
+    Acc sum = before;
+    TR_UNROLLED
+    for (int i = 0; i < kGroup; ++i) {
+      sum = join(sum, Acc{x[i].o, x[i].g});
+      out[i] = x[i].o == -kInfinity<F> ? F(0) : decay(x[i].x, x[i].o) * sum.r;
+    }
+  }
+};
+
+}  // namespace TR_ISA
+}  // namespace torchreduce

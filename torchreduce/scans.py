@@ -1,0 +1,161 @@
+"""The public scans. What is common to the functions of ops.py holds here, too; dim is one int, and has to be given.
+
+Common to all of them
+- The result has the input's shape. reverse: from the other end, as if the input and the result were flipped.
+- exclusive, where there is one: of the elements before each, so that the first result is the scan's start.
+- The last result need not have the bits of the reduction of the same name.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .checks import Overloads, check_dim, check_dtype, check_input, either, overloads
+from .determinism import level_code
+from .ops import _dtype_by_out, _serving, _write, _write_pair
+
+_CUMSUM, _CUMPROD, _LOGCUMSUMEXP = overloads("cumsum"), overloads("cumprod"), overloads("logcumsumexp")
+_CUMMAX, _CUMMIN = overloads("cummax"), overloads("cummin")
+
+
+def _checked(op: Overloads, input: Tensor, dim: Any, axis: Any) -> int:
+    """Checks the input and the dim. The dim as the ops take it."""
+    check_input(op.name, input)
+    if type(dim) is int and axis is None and -input.ndim <= dim < input.ndim:
+        return dim
+    return check_dim(op.name, either(op.name, dim, axis), input.ndim)
+
+
+def _accumulated(
+    op: Overloads,
+    input: Tensor,
+    dim: Any,
+    dtype: torch.dtype | None,
+    out: Tensor | None,
+    exclusive: bool,
+    reverse: bool,
+    axis: Any,
+) -> Tensor:
+    """A scan with a dtype=."""
+    dim = _checked(op, input, dim, axis)
+    if out is not None:
+        dtype = _dtype_by_out(op, dtype, out)
+    if dtype is not None:
+        check_dtype(op, input, dtype)
+    if out is None:
+        return _serving(op, input)(input, dim, dtype, exclusive, reverse, level_code())  # type: ignore[no-any-return]
+    _write(op, input, (dim, dtype, exclusive, reverse), input.shape, out=out)
+    return out
+
+
+def _extreme(op: Overloads, input: Tensor, dim: Any, out: Any, reverse: bool, axis: Any) -> Any:
+    """A scan with values and indices: a tuple of both."""
+    dim = _checked(op, input, dim, axis)
+    if out is None:
+        return _serving(op, input)(input, dim, reverse, level_code())
+    return _write_pair(op, input, (dim, reverse), input.shape, out)
+
+
+def cumsum(
+    input: Tensor,
+    dim: int | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    exclusive: bool = False,
+    reverse: bool = False,
+    axis: int | None = None,
+) -> Tensor:
+    """The sums of the elements up to each along dim. An exclusive one begins with +0.
+
+    dtype and out as in sum, but dtype=torch.bool is a NotImplementedError; out may be the input. 16-bit floats are
+    added in float32, and float32 is carried in float64 from one block of 8192 elements to the next.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.cumsum(torch.tensor([1.0, 2.0, 3.0]), dim=0)
+    tensor([1., 3., 6.])
+    >>> torchreduce.cumsum(torch.tensor([1, 2, 3]), dim=0, exclusive=True, reverse=True)
+    tensor([5, 3, 0])
+    """
+    return _accumulated(_CUMSUM, input, dim, dtype, out, exclusive, reverse, axis)
+
+
+def cumprod(
+    input: Tensor,
+    dim: int | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    exclusive: bool = False,
+    reverse: bool = False,
+    axis: int | None = None,
+) -> Tensor:
+    """The products of the elements up to each along dim. An exclusive one begins with 1.
+
+    dtype and out as in cumsum. Of floats a result is 0 or infinite only if an element is, or if it leaves the range
+    itself: products on the way may leave it and come back. Integers are multiplied as int64 and wrap.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.cumprod(torch.tensor([1.0, 2.0, 3.0, 4.0]), dim=0)
+    tensor([ 1.,  2.,  6., 24.])
+    >>> torchreduce.cumprod(torch.tensor([1, 2, 3, 4]), dim=0, reverse=True)
+    tensor([24, 24, 12,  4])
+    """
+    return _accumulated(_CUMPROD, input, dim, dtype, out, exclusive, reverse, axis)
+
+
+def logcumsumexp(
+    input: Tensor,
+    dim: int | None = None,
+    *,
+    out: Tensor | None = None,
+    exclusive: bool = False,
+    reverse: bool = False,
+    axis: int | None = None,
+) -> Tensor:
+    """The logs of the sums of the exps of the elements up to each along dim. An exclusive one begins with -inf.
+
+    The input must be floating: NotImplementedError. 16-bit floats are computed in float32. inf, unless there is a
+    NaN, once there is an inf; -inf where there is nothing else. out has the input's dtype and may be the input.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.logcumsumexp(torch.tensor([0.0, 0.0, -float("inf")]), dim=0)
+    tensor([0.0000, 0.6931, 0.6931])
+    """
+    op = _LOGCUMSUMEXP
+    dim = _checked(op, input, dim, axis)
+    check_dtype(op, input, None)
+    if out is None:
+        return _serving(op, input)(input, dim, exclusive, reverse, level_code())  # type: ignore[no-any-return]
+    _write(op, input, (dim, exclusive, reverse), input.shape, out=out)
+    return out
+
+
+def cummax(
+    input: Tensor, dim: int | None = None, *, out: Any = None, reverse: bool = False, axis: int | None = None
+) -> Any:
+    """The greatest of the elements up to each along dim, and where it is: torch.return_types.cummax(values, indices).
+
+    The latest index of several; -0.0 and +0.0 are equal, and the value is the element at the index. From the first
+    NaN on the value is NaN, and the index that of the latest one. bool works: false < true. The gradient goes to the
+    indices. out is a tuple of two.
+
+    >>> import torch, torchreduce
+    >>> values, indices = torchreduce.cummax(torch.tensor([1, 3, 2, 3]), dim=0)
+    >>> values, indices
+    (tensor([1, 3, 3, 3]), tensor([0, 1, 1, 3]))
+    """
+    return torch.return_types.cummax(_extreme(_CUMMAX, input, dim, out, reverse, axis))
+
+
+def cummin(
+    input: Tensor, dim: int | None = None, *, out: Any = None, reverse: bool = False, axis: int | None = None
+) -> Any:
+    """The least of the elements up to each along dim: torch.return_types.cummin(values, indices); else as cummax.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.cummin(torch.tensor([3, 1, 2]), dim=0, reverse=True).values
+    tensor([1, 1, 2])
+    """
+    return torch.return_types.cummin(_extreme(_CUMMIN, input, dim, out, reverse, axis))
