@@ -79,7 +79,8 @@ bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 // Every row is one run of neighbours, and starts a multiple of 16 bytes from the first.
 bool rows_packed(const Layout& l, int in_size, int out_size) {
-  if (l.reduced != 1 || l.in[l.kept] != 1 || (out_size && l.out[l.kept] != 1)) return false;
+  const int64_t stride = l.reduced == 1 ? l.in[l.kept] : 0;  // a reverse scan goes down
+  if ((stride != 1 && !(stride == -1 && out_size)) || (out_size && l.out[l.kept] != stride)) return false;
   for (int d = 0; d < l.kept; ++d)
     if (l.in[d] * in_size % 16 != 0 || l.out[d] * out_size % 16 != 0) return false;
   return true;
@@ -127,10 +128,9 @@ void check_grid(const Plan& plan) {
 // block takes more than the least work.
 constexpr int kThreads = 256;  // of a block
 constexpr int kWarps = kThreads / 32;
-constexpr int kMaxLeaves = 64;       // of a run
-constexpr int kBlocksWanted = 4;     // for each multiprocessor
-constexpr int kWarpRows = 32;        // rows for each multiprocessor from which on a warp walks a row of a scan
-constexpr int kThreadColumns = 128;  // columns for each multiprocessor from which on a thread walks a column
+constexpr int kMaxLeaves = 64;    // of a run
+constexpr int kBlocksWanted = 4;  // for each multiprocessor
+constexpr int kWarpRows = 32;     // rows for each multiprocessor from which on a warp walks a row of a scan
 
 }  // namespace
 
@@ -166,7 +166,8 @@ const char* family_name(Family family) {
     case Family::Rows: return "rows";
     case Family::Columns: return "columns";
     case Family::Chain: return "chain";
-    default: return "columns_chain";
+    case Family::ColumnsChain: return "columns_chain";
+    default: return "pipeline";
   }
 }
 
@@ -229,6 +230,47 @@ Plan plan(const ReduceCall& call, const DeviceFacts& device) {
   return plan;
 }
 
+static int64_t out_stride(const Layout& l) { return l.reduced ? l.out[l.kept] : 0; }
+
+// Whether a kernel is compiled for the call's types.
+static bool typed(const ScanCall& call) { return is_static(call.in, call.out.dtype, facts(call.op).integer_kernels); }
+// The same of the kernels for one input, one output and small accumulators (scan_rows.cuh: kCompact).
+static bool compact(const ScanCall& call) {
+  return typed(call) && !call.in.more[0] && !call.out.indices && scan_bytes(call).acc <= 8;
+}
+// The same where results take the place of elements.
+static bool in_place(const ScanCall& call) { return compact(call) && call.in.dtype == call.out.dtype; }
+
+// Whether rows are runs of neighbours, of types that the pipeline is compiled for.
+static bool pipelined(const ScanCall& call) {
+  const int64_t in = position_stride(call.layout), out = out_stride(call.layout);
+  return in_place(call) && is_float(call.in.dtype) && size_of(call.in.dtype) <= 4 && in == out && magnitude(in) == 1;
+}
+
+// Whether rows lie one after another, in input and output alike, and some fit a stage.
+static bool staged(const ScanCall& call) {
+  const Layout& l = call.layout;
+  const bool one_run = l.kept == 0 || (l.kept == 1 && l.in[0] == l.length && l.out[0] == l.length);
+  const bool neighbours = l.length == 1 || (magnitude(position_stride(l)) == 1 && out_stride(l) == position_stride(l));
+  return in_place(call) && one_run && neighbours && l.length * size_of(call.in.dtype) <= kStageBytes - 16;
+}
+
+// Whether neighbouring columns can be taken several at a time.
+static bool column_vectors(const ScanCall& call) {
+  const Layout& l = call.layout;
+  const int size = size_of(call.in.dtype), vector = column_vector(size), bytes = vector * size, last = l.kept - 1;
+  if (!in_place(call) || l.kept == 0 || l.reduced == 0) return false;
+  if (l.in[last] != 1 || l.out[last] != 1 || l.size[last] % vector != 0) return false;
+  for (int d = 0; d < l.kept + l.reduced; ++d)
+    if (d != last && (l.in[d] * size % bytes != 0 || l.out[d] * size % bytes != 0)) return false;
+  return aligned(call.in.data) && aligned(call.out.values);
+}
+
+// Where 16-byte accesses along the row have to be aligned: the end that lies highest in a row walked downwards.
+static bool row_aligned(const void* data, int64_t stride, int size) {
+  return aligned(static_cast<const char*>(data) + (stride < 0 ? size : 0));
+}
+
 Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const Layout& l = call.layout;
   const PlanOverride forced = forced_plan();
@@ -240,19 +282,28 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
     plan.blocks = std::max(1, device.multiprocessors);
     return plan;
   }
+  const int in_size = size_of(call.in.dtype), out_size = size_of(call.out.dtype);
+  const int64_t stride = position_stride(l);
+  plan.vector_loads =
+      typed(call) && rows_packed(l, in_size, out_size) && row_aligned(call.in.data, stride, in_size) &&
+      row_aligned(call.out.values, stride, out_size) &&
+      (compact(call) || (aligned(call.in.more[0]) && aligned(call.in.more[1]) && aligned(call.out.indices)));
+  if (forced.vector_loads == 0) plan.vector_loads = false;
+  const bool vectors = forced.vector_loads != 0 && column_vectors(call);
   const bool many_rows = l.rows >= int64_t(kWarpRows) * device.multiprocessors;
-  const bool many_columns = l.rows >= int64_t(kThreadColumns) * device.multiprocessors;
-  const Family chosen = across ? (many_columns || n <= kGroup ? Family::Columns : Family::ColumnsChain)
-                               : (many_rows || n <= kTile ? Family::Rows : Family::Chain);
+  const bool pipeline = device.bulk_copies && pipelined(call), stage = staged(call);
+  const bool tiled = plan.vector_loads && compact(call);  // rows of at most a block tile, 16 bytes at a time
+  const Family along = n <= (tiled ? kBlockTile : kTile) || (stage && many_rows) ? Family::Rows
+                       : pipeline                                                ? Family::Pipeline
+                       : many_rows                                               ? Family::Rows
+                                                                                 : Family::Chain;
+  const Family chosen = !across                                            ? along
+                        : n > kBlockTile && l.rows * in_size < kStripBytes ? Family::ColumnsChain
+                                                                           : Family::Columns;
   plan.family = family_of(forced.family, chosen, true);
+  plan.vector_loads = plan.vector_loads && (plan.family == Family::Rows || plan.family == Family::Chain);
   plan.threads = kThreads;
   plan.splits = ceil_div(n, kBlockTile);
-  const void* const pointers[] = {call.in.data, call.in.more[0], call.in.more[1], call.out.values, call.out.indices};
-  plan.vector_loads = is_static(call.in, call.out.dtype, facts(call.op).integer_kernels) &&
-                      std::all_of(std::begin(pointers), std::end(pointers), aligned) &&
-                      (plan.family == Family::Rows || plan.family == Family::Chain) &&
-                      rows_packed(l, size_of(call.in.dtype), size_of(call.out.dtype));
-  if (forced.vector_loads == 0) plan.vector_loads = false;
 
   switch (plan.family) {
     case Family::Rows: {
@@ -262,13 +313,48 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       if (plan.lanes < needed)
         throw std::invalid_argument("force_plan: too few lanes for a row of " + std::to_string(n));
       plan.splits = 1;
-      plan.blocks = ceil_div(l.rows, kThreads / plan.lanes);
+      const int at_once = kThreads / plan.lanes;  // rows
+      if (stage && !plan.vector_loads && forced.rows != 0) {
+        plan.rows = int(std::min<int64_t>((kStageBytes - 16) / (n * in_size), l.rows));
+        if (plan.rows > at_once) plan.rows -= plan.rows % at_once;
+        plan.blocks = ceil_div(l.rows, plan.rows);
+      } else if (tiled && n <= kTile) {
+        plan.blocks = ceil_div(l.rows, at_once * kShortRows);
+      } else if (tiled && n <= kBlockTile) {
+        plan.warps = int(power_of_two(ceil_div(n, kRowTiles * kTile)));
+        take(forced.warps, plan.warps, kWarps, "warps");
+        if (plan.warps * kRowTiles * kTile < n)
+          throw std::invalid_argument("force_plan: too few warps for a row of " + std::to_string(n));
+        plan.blocks = ceil_div(l.rows, kWarps / plan.warps);
+      } else {
+        plan.blocks = ceil_div(l.rows, at_once);
+      }
       break;
     }
-    case Family::Columns:
-      plan.splits = 1;
-      plan.blocks = ceil_div(l.rows, kThreads);
+    case Family::Columns: {
+      // A strip of neighbouring columns, and enough threads along it for its groups, 32 at most.
+      plan.vector_loads = vectors;
+      const int vector = vectors ? column_vector(in_size) : 1;
+      const int element = typed(call) ? in_size * (call.in.more[0] ? 3 : 1) : size_of(call.in.accumulator);
+      const int most = std::min(column_threads(vector), kColumnStageBytes / (kGroup * vector * element));
+      const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, vector);
+      plan.lanes = int(std::min<int64_t>(kFan, power_of_two(ceil_div(n, kGroup))));
+      const int64_t strip = std::min<int64_t>(columns, most / plan.lanes);
+      // Whole warps, and each within a column or along several.
+      plan.threads =
+          plan.lanes * int(plan.lanes == kFan ? strip : std::max<int64_t>(power_of_two(strip), 32 / plan.lanes));
+      plan.threads = std::min(plan.threads, most);
+      plan.splits = ceil_div(n, kTile);
+      if (plan.splits > 1) {  // narrow strips: several tiles, for enough bytes at a time
+        while (plan.warps * 2 * plan.threads <= most && plan.warps < plan.splits) plan.warps *= 2;
+        plan.threads *= plan.warps;
+      }
+      const int64_t jobs = l.rows / width * ceil_div(plan.splits, plan.warps) *
+                           ceil_div(columns, plan.threads / (plan.lanes * plan.warps));
+      const int shared = kColumnStages * kGroup * plan.threads * vector * element;
+      plan.blocks = std::min<int64_t>(jobs, int64_t(device.multiprocessors) * std::max(1, (200 << 10) / shared));
       break;
+    }
     case Family::Chain:
       plan.lanes = 32;
       plan.blocks = l.rows * plan.splits;
@@ -279,13 +365,24 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       take(forced.lanes, plan.lanes, kFan, "lanes");
       plan.threads = plan.lanes * std::min(columns, kThreads / plan.lanes);
       plan.blocks = ceil_div(l.rows, plan.threads / plan.lanes) * plan.splits;
+      break;
     }
+    case Family::Pipeline:
+      if (!pipeline) throw std::invalid_argument("force_plan: the pipeline cannot serve this call on this device");
+      plan.lanes = 32;
+      plan.threads = kPipelineThreads;
+      plan.blocks = std::min<int64_t>(l.rows * plan.splits, device.multiprocessors);
+      break;
   }
-  if (plan.family == Family::Chain || plan.family == Family::ColumnsChain) {
-    // scan_chain.cuh: a flag beside each 4 bytes of a block tile's total, and of the two values of a superblock.
+  if (plan.family != Family::Rows && plan.splits > 1) {
+    // scan_chain.cuh and scan_columns.cuh: a flag beside each 4 bytes of a total, and of the two values of a
+    // superblock.
     const ScanBytes bytes = scan_bytes(call);
     const int64_t total = 2 * bytes.acc, superblock = 2 * 2 * bytes.wide;
-    plan.workspace = 8 + l.rows * (plan.splits * total + ceil_div(plan.splits, kFan) * superblock);
+    const int64_t above = ceil_div(plan.splits, kFan);
+    plan.workspace = 8 + l.rows * (plan.family == Family::Columns
+                                       ? (plan.splits + above) * total + ceil_div(above, kFan) * superblock
+                                       : plan.splits * total + above * superblock);
   }
   check_grid(plan);
   return plan;

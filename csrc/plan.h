@@ -8,15 +8,17 @@
 namespace torchreduce {
 
 enum class Family : int {
-  Rows = 0,         // lanes along a row
-  Columns = 1,      // lanes across rows, each walking its own
-  Chain = 2,        // scans: one row over many blocks, carries by look-back
-  ColumnsChain = 3  // scans: the same with lanes across rows
+  Rows = 0,          // lanes along a row
+  Columns = 1,       // lanes across rows, each walking its own
+  Chain = 2,         // scans: one row over many blocks, carries by look-back
+  ColumnsChain = 3,  // scans: the same with lanes across rows that are few
+  Pipeline = 4       // scans: as Chain, by blocks that stay, with bulk copies
 };
 
 struct DeviceFacts {
   bool gpu = false;
-  int multiprocessors = 0;  // GPU: streaming multiprocessors or compute units; CPU: threads
+  int multiprocessors = 0;   // GPU: streaming multiprocessors or compute units; CPU: threads
+  bool bulk_copies = false;  // GPU: bulk copies between global and shared memory, and kernels built for them
 };
 
 struct Plan {
@@ -24,12 +26,24 @@ struct Plan {
   int lanes = 1;          // lanes a row (Rows), or row-threads a column (Columns), a power of two
   int warps = 1;          // Rows: warps a row within a block, a power of two
   int leaves = 1;         // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
+  int rows = 0;           // scans, Rows: rows that a block stages in shared memory; 0: rows are read as they lie
   int64_t splits = 1;     // reductions: runs a row, each leaving a partial; scans: block tiles a row (chains)
   int64_t blocks = 1;     // grid size; CPU: tasks
   int threads = 1;        // block size; CPU: 1
   int64_t workspace = 0;  // bytes
   bool vector_loads = false;  // 16-byte loads along rows
 };
+
+// What kernels are compiled for.
+constexpr int kStripBytes = 128;  // of neighbouring columns, from which on they are taken in strips
+constexpr int kColumnStages = 3;  // tiles of columns that a block has at a time
+TR_HD constexpr int column_threads(int vector) { return vector > 1 ? 256 : 512; }  // of a block of them, at most
+constexpr int kColumnStageBytes = 32 << 10;
+TR_HD constexpr int column_vector(int size) { return 16 / size; }  // of them for a thread
+constexpr int kPipelineThreads = 768;                              // of Pipeline's blocks
+constexpr int kStageBytes = 16 << 10;                              // of rows staged in shared memory
+constexpr int kShortRows = 4;                                      // rows of at most a tile that a lane takes
+constexpr int kRowTiles = 4;                                       // tiles of a longer row that a warp takes
 
 // Fields a test or a user forces; -1 leaves the planner's choice. A value a case cannot be served with is an
 // std::invalid_argument.
@@ -39,6 +53,7 @@ struct PlanOverride {
   int warps = -1;
   int leaves = -1;
   int vector_loads = -1;
+  int rows = -1;  // 0: do not stage rows
 };
 void force_plan(const PlanOverride& forced);  // for the process, until the next call
 PlanOverride forced_plan();

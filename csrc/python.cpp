@@ -38,20 +38,21 @@ py::dict build_info() {
 
 // ---- plans ------------------------------------------------------------------------------------------------------------
 
-constexpr Family kFamilies[] = {Family::Rows, Family::Columns, Family::Chain, Family::ColumnsChain};
+constexpr Family kFamilies[] = {Family::Rows, Family::Columns, Family::Chain, Family::ColumnsChain, Family::Pipeline};
 
 int family_code(const std::string& name) {
   for (Family family : kFamilies)
     if (name == family_name(family)) return int(family);
   throw py::value_error("force_plan: unknown family '" + name +
-                        "'. Supported are 'rows', 'columns', 'chain' and 'columns_chain'");
+                        "'. Supported are 'rows', 'columns', 'chain', 'columns_chain' and 'pipeline'");
 }
 
 // The fields that can be forced, but for the family, which has names.
 const std::map<std::string, int PlanOverride::*> kForcible = {{"lanes", &PlanOverride::lanes},
                                                               {"warps", &PlanOverride::warps},
                                                               {"leaves", &PlanOverride::leaves},
-                                                              {"vector_loads", &PlanOverride::vector_loads}};
+                                                              {"vector_loads", &PlanOverride::vector_loads},
+                                                              {"rows", &PlanOverride::rows}};
 
 // A key that is absent leaves its field to the planner. Raises ValueError for a key or family that is unknown.
 void force_fields(const py::dict& fields) {
@@ -63,7 +64,7 @@ void force_fields(const py::dict& fields) {
     else if (field != kForcible.end()) forced.*(field->second) = py::cast<int>(value);
     else
       throw py::value_error("force_plan: unknown field '" + name +
-                            "'. Supported are 'family', 'lanes', 'warps', 'leaves' and 'vector_loads'");
+                            "'. Supported are 'family', 'lanes', 'warps', 'leaves', 'vector_loads' and 'rows'");
   }
   force_plan(forced);
 }
@@ -83,6 +84,7 @@ py::dict as_dict(const Plan& plan) {
   fields["lanes"] = plan.lanes;
   fields["warps"] = plan.warps;
   fields["leaves"] = plan.leaves;
+  fields["rows"] = plan.rows;
   fields["splits"] = plan.splits;
   fields["blocks"] = plan.blocks;
   fields["threads"] = plan.threads;
@@ -102,7 +104,8 @@ const std::map<std::string, Scan> kScans = {TR_FOR_EACH_SCAN_OP(TR_ROW)};
 // contiguous result. `aligned`: the first element, of input and result, lies on a 16-byte boundary. Dtypes are torch's
 // numbers.
 py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
-                 const std::vector<int>& dim, int dtype, int out_dtype, bool aligned, bool gpu, int multiprocessors) {
+                 const std::vector<int>& dim, int dtype, int out_dtype, bool aligned, bool gpu, int multiprocessors,
+                 bool bulk_copies) {
   const int dims = int(sizes.size());
   if (dims > kMaxDims || strides.size() != sizes.size())
     throw py::value_error("plan: needs a stride for each size, and at most 64 of them");
@@ -129,7 +132,7 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
   const auto in = Dtype(dtype), out = Dtype(out_dtype);
   auto* data = reinterpret_cast<void*>(uintptr_t(aligned ? 16 : 1));  // looked at, not through
   const Layout layout = fold({data, in, dims, sizes.data(), strides.data()}, along, out_strides.data());
-  const DeviceFacts device{gpu, multiprocessors};
+  const DeviceFacts device{gpu, multiprocessors, bulk_copies};
 
   if (scans) {
     ScanCall call{};
@@ -162,5 +165,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("force_plan", &force_fields, py::arg("fields"));
   m.def("forced_plan", &forced_fields);
   m.def("plan", &plan_of, py::arg("op"), py::arg("sizes"), py::arg("strides"), py::arg("dim"), py::arg("dtype"),
-        py::arg("out_dtype"), py::arg("aligned"), py::arg("gpu"), py::arg("multiprocessors"));
+        py::arg("out_dtype"), py::arg("aligned"), py::arg("gpu"), py::arg("multiprocessors"),
+        py::arg("bulk_copies") = false);
 }

@@ -60,7 +60,7 @@ void run_on_gpu(const char* op, Call& call, const View& x,
                 const char* (*launch)(const Call&, void* workspace, void* stream)) {
   static const GpuShims shims;
   const DeviceGuard guard(x.device_index);
-  call.plan = plan(call, DeviceFacts{true, gpu::multiprocessors(x.device_index)});
+  call.plan = plan(call, gpu::facts(x.device_index));
   void *stream, *workspace = nullptr;
   check(shims.stream(x.device_index, &stream));
   // The caching allocator orders the workspace's next use after this call on the stream, so it is given back at once.

@@ -36,6 +36,7 @@ class Plan:
     lanes: int  # rows: along a row; columns: along a column
     warps: int  # rows: along a row, within a block
     leaves: int  # reductions: leaves of 2048 elements in the run of a row that one warp or block takes
+    rows: int  # scans, rows: rows that a block stages in shared memory; 0: rows are read as they lie
     splits: int  # reductions: runs a row; chains: block tiles a row
     blocks: int  # GPU: grid size; CPU: tasks
     threads: int  # GPU: block size

@@ -25,6 +25,15 @@ template <class E> struct TypedLoad {
     for (int i = 0; i < N; ++i)
       if (i < count) items[i] = one(in, offset + i * stride);
   }
+  // The group at `offset`, a multiple of kWidth from a 16-byte boundary.
+  __device__ static void group(const Source& in, int64_t offset, uint32_t (&w)[kGroup * sizeof(E) / 4]) {
+    using P = Packed<uint32_t, kWidth* int(sizeof(E)) / 4>;
+    P p[kGroup / kWidth];
+#pragma unroll
+    for (int i = 0; i < kGroup / kWidth; ++i)
+      p[i] = load_wide(reinterpret_cast<const P*>(static_cast<const E*>(in.data) + offset) + i);
+    memcpy(w, p, sizeof p);
+  }
   // `offset` is a multiple of kWidth from a 16-byte boundary.
   __device__ static void packed(const Source& in, int64_t offset, E* items) {
     using P = Packed<E, kWidth>;
@@ -93,6 +102,47 @@ template <class Acc> struct AnyLoad {
     for (int i = 0; i < N; ++i) items[i] = in.truth ? Acc(is_nonzero(x[i])) : convert<Acc>(x[i]);
   }
 };
+
+// A group of 8 neighbours as 32-bit words: what loads and stores move. (As elements of 16 bits each in a register of
+// its own, a compiler would take them apart as soon as they are loaded, and so wait there.)
+template <class E> constexpr int kGroupWords = kGroup * int(sizeof(E)) / 4;
+
+template <class E> __device__ __forceinline__ void unpack_group(const uint32_t (&w)[kGroupWords<E>], E (&x)[kGroup]) {
+  if constexpr (sizeof(E) >= 4) {
+    memcpy(x, w, sizeof x);
+  } else {
+    using Bits = std::conditional_t<sizeof(E) == 2, uint16_t, uint8_t>;
+    constexpr int kPer = 4 / int(sizeof(E));
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) x[i] = bit_cast<E>(Bits(w[i / kPer] >> (i % kPer * 8 * int(sizeof(E)))));
+  }
+}
+
+// 8 results, rounded once each. One look for NaNs serves all of them.
+template <class T, class V>
+__device__ __forceinline__ void round_group(const V (&v)[kGroup], uint32_t (&w)[kGroupWords<T>]) {
+#ifdef TR_PACKED_ROUNDING
+  if constexpr (std::is_same<V, float>::value && is_float_type<T> && sizeof(T) <= 4) {
+    bool nan = false;
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) nan = nan || v[i] != v[i];
+    if (!nan) {
+      if constexpr (sizeof(T) == 4) {
+        memcpy(w, v, sizeof w);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kGroup; i += 2)
+          w[i / 2] = std::is_same<T, BF16>::value ? device_pack_bf16(v[i], v[i + 1]) : device_pack_f16(v[i], v[i + 1]);
+      }
+      return;
+    }
+  }
+#endif
+  T rounded[kGroup];
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) rounded[i] = round_to<T>(v[i]);
+  memcpy(w, rounded, sizeof w);
+}
 
 // ---- orders ----------------------------------------------------------------------------------------------------------
 

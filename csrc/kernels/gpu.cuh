@@ -60,6 +60,18 @@ __device__ __forceinline__ uint16_t device_float_to_f16(float f) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(f));
   return bits;
 }
+// Two values that are not NaN, the first in the low half.
+#define TR_PACKED_ROUNDING
+__device__ __forceinline__ uint32_t device_pack_f16(float low, float high) {
+  uint32_t bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+__device__ __forceinline__ uint32_t device_pack_bf16(float low, float high) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
 #elif defined(__HIP_DEVICE_COMPILE__)
 __device__ __forceinline__ float device_f16_to_float(uint16_t bits) {
   _Float16 h;
@@ -107,6 +119,15 @@ __device__ __forceinline__ uint32_t ballot(bool predicate) {
 #endif
 }
 
+// Orders the shared memory of a warp's lanes among them.
+__device__ __forceinline__ void warp_barrier() {
+#if defined(__CUDACC__)
+  __syncwarp();
+#else
+  __builtin_amdgcn_wave_barrier();
+#endif
+}
+
 // ---- memory ----------------------------------------------------------------------------------------------------------
 
 // The same pointer, to device memory. A compiler for AMD does not always see that, and its accesses to memory of an
@@ -145,6 +166,38 @@ template <class P> __device__ __forceinline__ void store_wide(P* p, const P& val
 #endif
 }
 
+// Starts a copy of kBytes (4, 8 or 16, aligned) from global to shared memory, which only this thread may read, after a
+// wait. Where there are no such copies, it is done at once.
+template <int kBytes> __device__ __forceinline__ void copy_async(void* shared, const void* from) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const uint32_t to = uint32_t(__cvta_generic_to_shared(shared));
+  if constexpr (kBytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
+#else
+  memcpy(shared, global(static_cast<const char*>(from)), kBytes);
+#endif
+}
+// Ends a batch of copies; waits until all batches but the last kPending have arrived.
+__device__ __forceinline__ void end_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int kPending> __device__ __forceinline__ void wait_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+// The low word of high:low shifted right by 0 to 31 bits.
+__device__ __forceinline__ uint32_t funnel_right(uint32_t low, uint32_t high, int bits) {
+#if defined(__CUDACC__)
+  return __funnelshift_r(low, high, bits);
+#else
+  return uint32_t((uint64_t(high) << 32 | low) >> bits);
+#endif
+}
+
 // ---- memory shared by blocks -----------------------------------------------------------------------------------------
 
 __device__ __forceinline__ uint64_t load_relaxed(const uint64_t* p) {
@@ -175,15 +228,72 @@ __device__ __forceinline__ void back_off() {
 #endif
 }
 
+// ---- bulk copies (Hopper and later; kernels that use them are not built for other devices) ------------------------------
+
+#if defined(__CUDACC__)
+#define TR_BULK_COPIES
+#endif
+
+#ifdef TR_BULK_COPIES
+
+// A barrier in shared memory whose phases complete when as many arrivals as it was made for, and all the bytes
+// expected, have come. A wait for a phase must begin before the phase after it completes.
+using Barrier = uint64_t;
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+__device__ __forceinline__ void barrier_init(Barrier* b, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
+}
+// By the thread that made the barriers, before the __syncthreads that lets others use them.
+__device__ __forceinline__ void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barrier_arrive(Barrier* b) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(Barrier* b, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void barrier_wait(Barrier* b, uint32_t parity) {
+  asm volatile(
+      "{\n .reg .pred done;\n again_%=:\n"
+      " mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, 0x989680;\n"
+      " @done bra there_%=;\n bra again_%=;\n there_%=:\n}" ::"r"(shared_address(b)),
+      "r"(parity)
+      : "memory");
+}
+// Addresses and sizes are multiples of 16 bytes. A load's bytes count towards the barrier's phase.
+__device__ __forceinline__ void bulk_load(void* shared, const void* from, uint32_t bytes, Barrier* b) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(from), "r"(bytes), "r"(shared_address(b))
+               : "memory");
+}
+// What ordinary stores wrote to shared memory is seen by a bulk store that starts after a barrier after this.
+__device__ __forceinline__ void bulk_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void bulk_store(void* to, const void* shared, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(shared)),
+               "r"(bytes)
+               : "memory");
+}
+// Until the thread's bulk stores have read their shared memory.
+__device__ __forceinline__ void bulk_stores_read() {
+  asm volatile("cp.async.bulk.commit_group;\n cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+#endif
+
 // ---- launches --------------------------------------------------------------------------------------------------------
 
-// Enqueues kernel(arguments...) on `stream`. The caller asks for errors (gpuGetLastError).
+// Enqueues kernel(arguments...) on `stream`, with `shared` bytes of dynamic shared memory a block. The caller asks for
+// errors (gpuGetLastError).
 template <class... P, class... A>
-void enqueue(void (*kernel)(P...), int64_t blocks, int threads, gpuStream_t stream, const A&... arguments) {
+void enqueue(void (*kernel)(P...), int64_t blocks, int threads, int shared, gpuStream_t stream, const A&... arguments) {
 #if defined(__CUDACC__)
-  kernel<<<unsigned(blocks), unsigned(threads), 0, stream>>>(arguments...);
+  if (shared > 48 << 10)  // of the current device; cheap enough for every call
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  kernel<<<unsigned(blocks), unsigned(threads), unsigned(shared), stream>>>(arguments...);
 #else
-  hipLaunchKernelGGL(kernel, dim3(unsigned(blocks)), dim3(unsigned(threads)), 0, stream, arguments...);
+  hipLaunchKernelGGL(kernel, dim3(unsigned(blocks)), dim3(unsigned(threads)), unsigned(shared), stream, arguments...);
 #endif
 }
 

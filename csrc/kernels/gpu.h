@@ -9,10 +9,10 @@ namespace torchreduce::gpu {
 const char* reduce(const ReduceCall& call, void* workspace, void* stream);
 const char* scan(const ScanCall& call, void* workspace, void* stream);
 
-// The calling thread's current device in the runtime that launches the kernels, and the multiprocessors of a device.
+// The calling thread's current device in the runtime that launches the kernels; what plans ask of a device.
 int current_device();
 void set_device(int device);
-int multiprocessors(int device);
+DeviceFacts facts(int device);
 
 // Each op's kernels are compiled on their own (reduce.cu, scan.cu).
 template <template <class> class Op> const char* launch_reduce(const ReduceCall& call, void* workspace, void* stream);

@@ -9,10 +9,10 @@ namespace torchreduce::gpu {
 template <class Op, class Load> static const char* launch(const ReduceCall& call, void* workspace, gpuStream_t stream) {
   const Plan& plan = call.plan;
   auto* partials = static_cast<typename Op::Acc*>(workspace);
-  enqueue(plan.family == Family::Columns ? reduce_columns<Op, Load> : reduce_rows<Op, Load>, plan.blocks, kThreads,
+  enqueue(plan.family == Family::Columns ? reduce_columns<Op, Load> : reduce_rows<Op, Load>, plan.blocks, kThreads, 0,
           stream, call, partials);
   if (plan.splits > 1)
-    enqueue(combine_partials<Op>, (call.layout.rows + kWarps - 1) / kWarps, kThreads, stream, call, partials);
+    enqueue(combine_partials<Op>, (call.layout.rows + kWarps - 1) / kWarps, kThreads, 0, stream, call, partials);
   const gpuError_t error = gpuGetLastError();
   return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
 }

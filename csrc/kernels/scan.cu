@@ -3,23 +3,59 @@
 #include "gpu.h"
 #include "scan_chain.cuh"
 #include "scan_columns.cuh"
-#include "scan_rows.cuh"
+#include "scan_columns_chain.cuh"
+#include "scan_pipeline.cuh"
+#include "scan_staged.cuh"
 
 namespace torchreduce::gpu {
 
+template <class S, class Load, class Store, int V>
+static void run_columns(const ScanCall& call, void* workspace, gpuStream_t stream) {
+  const Plan& plan = call.plan;
+  const int columns = plan.threads / plan.lanes;  // of all the tiles a block has at a time
+  const int totals = (plan.lanes * (columns + plan.warps) + 1) / 2 * 2;
+  const int shared = V * (kColumnStages * kGroup * plan.threads * int(sizeof(typename Load::Element)) +
+                          3 * totals * int(sizeof(typename S::Acc)) + 2 * columns * int(sizeof(typename S::Wide)));
+  enqueue(scan_columns<S, Load, Store, V>, plan.blocks, plan.threads, shared, stream, call, workspace);
+}
+
 template <class S, class Load, class Store>
 static const char* launch(const ScanCall& call, void* workspace, gpuStream_t stream) {
+  using E = typename Load::Element;
   const Plan& plan = call.plan;
   if (plan.workspace > 0) {
     const gpuError_t error = gpuMemsetAsync(workspace, 0, size_t(plan.workspace), stream);
     if (error != gpuSuccess) return gpuGetErrorString(error);
   }
-  auto run = [&](auto kernel, auto... more) { enqueue(kernel, plan.blocks, plan.threads, stream, call, more...); };
+  auto run = [&](auto kernel, auto... more) { enqueue(kernel, plan.blocks, plan.threads, 0, stream, call, more...); };
   switch (plan.family) {
-    case Family::Rows: run(scan_rows<S, Load, Store>); break;
-    case Family::Columns: run(scan_columns<S, Load, Store>); break;
+    case Family::Rows:
+      if constexpr (kInPlace<S, Load, Store>)
+        if (plan.rows) {
+          run(scan_staged_rows<S, Load, Store>);
+          break;
+        }
+      if constexpr (kCompact<S, Load, Store>)
+        if (plan.vector_loads && call.layout.length <= kBlockTile) {
+          call.layout.length <= kTile ? run(scan_short_rows<S, Load, Store>) : run(scan_tiled_rows<S, Load, Store>);
+          break;
+        }
+      run(scan_rows<S, Load, Store>);
+      break;
     case Family::Chain: run(scan_chain<S, Load, Store>, workspace); break;
-    case Family::ColumnsChain: run(scan_columns_chain<S, Load, Store>, workspace);
+    case Family::Columns:
+      if constexpr (kInPlace<S, Load, Store>)
+        if (plan.vector_loads) {
+          run_columns<S, Load, Store, column_vector(sizeof(E))>(call, workspace, stream);
+          break;
+        }
+      run_columns<S, Load, Store, 1>(call, workspace, stream);
+      break;
+    case Family::ColumnsChain: run(scan_columns_chain<S, Load, Store>, workspace); break;
+    case Family::Pipeline:
+      if constexpr (kPipelined<S, Load, Store>)
+        enqueue(scan_pipeline<S, Load, Store>, plan.blocks, plan.threads, PipelineShape<sizeof(E)>::kShared, stream,
+                call, workspace);
   }
   const gpuError_t error = gpuGetLastError();
   return error == gpuSuccess ? nullptr : gpuGetErrorString(error);

@@ -57,8 +57,8 @@ template <class S> struct ChainSpace {
 
 // The carry into superblock s > 0: the left fold of the totals before it, continued from the nearest place where some
 // block has already published it. By one warp.
-template <class S>
-__device__ __forceinline__ typename S::Wide look_back(ChainSpace<S>& space, int64_t row, int64_t s) {
+template <class S, class Space>
+__device__ __forceinline__ typename S::Wide look_back(Space& space, int64_t row, int64_t s) {
   using Wide = typename S::Wide;
   const int64_t mine = s - 1 - lane_id();
   for (;; back_off()) {
@@ -96,7 +96,7 @@ __device__ __forceinline__ typename S::Wide chain_carry(ChainSpace<S>& space, in
   const bool last = slot == kFan - 1;
   const Wide total = shuffle(value, kLanes - 1);
   if (last && lane == 0) space.superblock(row, s).total.publish(total);
-  const Wide carry = s ? look_back(space, row, s) : S::wide_absent();
+  const Wide carry = s ? look_back<S>(space, row, s) : S::wide_absent();
   if (last && lane == 0) space.superblock(row, s).inclusive.publish(S::combine(carry, total));
   return S::combine(carry, before);
 }

@@ -1,0 +1,544 @@
+// Scans of few long rows on GPUs with bulk copies, in one pass: one block a multiprocessor stays for the whole call,
+// and its warps have roles that only barriers in shared memory join:
+//
+//   loader   takes a ticket for each stage of a ring that is free, and starts the bulk load of that block tile
+//   totals   each warp sums one block tile as soon as its load lands, and publishes the total
+//   carry    one warp folds the totals of all block tiles in order and hands each tile of this block its carry
+//   results  kResultWarps warps turn a block tile into its results, in a staging buffer
+//   store    one warp starts the bulk stores
+//
+// A total never waits behind results, nor a carry behind another block's carry: with either, the chain of carries
+// was the limit, at half the speed of a copy.
+#pragma once
+#include "scan_chain.cuh"
+
+namespace torchreduce::gpu {
+
+// The ring for elements of `bytes` bytes. 16-bit scans need more totals in view to keep up, 32-bit scans suffer from
+// looking too often (float32: 64 totals a look 4110 GB/s, 128 3983, 256 3576; bfloat16: 64 3516, 192 3950).
+template <int kBytes> struct PipelineShape {
+  static_assert(kBytes == 2 || kBytes == 4, "one stage is a block tile, and several must fit");
+  static constexpr int kStages = kBytes == 2 ? 10 : 5;
+  static constexpr int kStagings = kBytes == 2 ? 3 : 1;
+  static constexpr int kTotalWarps = 5;  // divides kStages: each owns its stages
+  static constexpr int kResultWarps = 16;
+  static constexpr int kWindows = kBytes == 2 ? 6 : 2;  // of 32 totals, a look
+  static_assert((kResultWarps + kTotalWarps + 3) * kLanes == kPipelineThreads, "a warp for each role");
+  static constexpr int kStageBytes = kBlockTile * kBytes + 128;  // a tile that starts anywhere in a granule of 16 bytes
+  static constexpr int kShared = (kStages + kStagings) * kStageBytes;
+};
+
+// What the kernel is compiled for: 16- and 32-bit floats.
+template <class S, class Load, class Store> constexpr bool kPipelined =
+    kInPlace<S, Load, Store> && is_float_type<typename Load::Element> && sizeof(typename Load::Element) <= 4;
+
+#ifdef TR_BULK_COPIES
+
+constexpr int kGranule = 16;  // bytes
+
+// A block tile on its way. Addresses are of its lowest element in memory; a reverse scan's is its last one.
+struct PipelineJob {
+  int64_t row;  // -1: there is none, and no other comes
+  int64_t tile;
+  uintptr_t in, out;
+  int count, results;  // elements read and written: kBlockTile, fewer at the end of a row
+};
+
+// 8 elements of `lane` as 32-bit words, from the granules that hold them: the first starts at byte 4 * kWord + shift /
+// 8 of the granule at lane * 8 elements, or, where kWord is kAligned, at byte 0.
+constexpr int kAligned = 4;
+template <int kWord> __device__ __forceinline__ void shifted_words(const char* run, int lane, int shift,
+                                                                   uint32_t (&w)[4]) {
+  const uint4* p = reinterpret_cast<const uint4*>(run) + lane;
+  const uint4 a = p[0];
+  if constexpr (kWord == kAligned) {
+    w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w;
+    return;
+  }
+  const uint4 b = p[1];
+  const uint32_t v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) w[i] = funnel_right(v[kWord % 4 + i], v[kWord % 4 + i + 1], shift);
+}
+template <int kWord> __device__ __forceinline__ void shifted_words(const char* run, int lane, int, uint32_t (&w)[8]) {
+  const uint4* p = reinterpret_cast<const uint4*>(run) + 2 * lane;
+  const int swap = lane >> 2 & 1;  // so that 8 lanes read 8 different banks
+  const uint4 first = p[swap], second = p[1 - swap];
+  const uint4 a = swap ? second : first, b = swap ? first : second;
+  uint4 c = {};
+  if (kWord % 4) c = p[2];
+  const uint32_t v[12] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y, c.z, c.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) w[i] = v[kWord % 4 + i];
+}
+
+// Writes the words of 8 elements a lane, in memory order over the lanes, kWord words less shift / 8 bytes further on.
+// The granule in which it begins and the one in which it ends are left to the caller; `before` holds the last words
+// of lane 31 of the run before this one.
+template <int kWord, int kWords>
+__device__ __forceinline__ void shift_out(char* run, int lane, int shift, bool first, const uint32_t (&w)[kWords],
+                                          uint32_t (&before)[4]) {
+  uint32_t v[kWord + kWords];
+#pragma unroll
+  for (int i = 0; i < kWord; ++i) {
+    const uint32_t left = shuffle_word(w[kWords - kWord + i], (lane - 1) & (kLanes - 1));
+    v[i] = lane ? left : before[i];
+    before[i] = left;
+  }
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) v[kWord + i] = w[i];
+  uint32_t o[kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i)
+    o[i] = kWord && kWords == 4 ? funnel_right(v[i], v[i + (kWord ? 1 : 0)], shift) : v[i];
+  uint4* p = reinterpret_cast<uint4*>(run) + lane * (kWords / 4);
+  const bool hole = kWord && first && lane == 0;
+  if constexpr (kWords == 4) {
+    if (!hole) *p = {o[0], o[1], o[2], o[3]};
+  } else {
+    const int swap = lane >> 2 & 1;
+    const uint4 a = {o[0], o[1], o[2], o[3]}, b = {o[4], o[5], o[6], o[7]};
+    if (!hole) p[swap] = swap ? b : a;
+    p[1 - swap] = swap ? a : b;
+  }
+}
+
+// Levels d, 2d .. of the trees over the lanes, for kCount values at once: each level leaves half of them to a lane, so
+// that in the end lane l has the value whose number is l / d modulo kCount. Lane order is reversed where `mirror`.
+template <class S, int kCount, int d, int N>
+__device__ __forceinline__ typename S::Acc transposed_trees(typename S::Acc (&value)[N], int lane, bool mirror) {
+  const bool upper = lane & d;
+#pragma unroll
+  for (int k = 0; k < kCount / 2; ++k) {
+    const typename S::Acc even = value[2 * k], odd = value[2 * k + 1];  // values, so that nothing indexes the array
+    const typename S::Acc kept = upper ? odd : even, other = shuffle(upper ? even : odd, lane ^ d);
+    value[k] = upper != mirror ? S::combine(other, kept) : S::combine(kept, other);
+  }
+  if constexpr (kCount > 2) return transposed_trees<S, kCount / 2, 2 * d>(value, lane, mirror);
+  else return value[0];
+}
+
+// Calls role(std::integral_constant<int, k>) with k = word, 0 to 4.
+template <class Role> __device__ __forceinline__ void with_word(int word, Role role) {
+  switch (word) {
+    case 0: return role(std::integral_constant<int, 0>());
+    case 1: return role(std::integral_constant<int, 1>());
+    case 2: return role(std::integral_constant<int, 2>());
+    case 3: return role(std::integral_constant<int, 3>());
+    default: return role(std::integral_constant<int, 4>());
+  }
+}
+
+template <class S, class Load, class Store> struct Pipeline {
+  using Acc = typename S::Acc;
+  using Wide = typename S::Wide;
+  using E = typename Load::Element;
+  using O = typename Store::Element;
+  static_assert(sizeof(E) == sizeof(O), "the stages of both are alike");
+  using Shape = PipelineShape<sizeof(E)>;
+  static constexpr int kStages = Shape::kStages, kStagings = Shape::kStagings, kStageBytes = Shape::kStageBytes;
+  static constexpr int kTotalWarps = Shape::kTotalWarps, kResultWarps = Shape::kResultWarps;
+  static constexpr int kWindows = Shape::kWindows, kRunBytes = kTile * int(sizeof(E));
+  static constexpr int kWords = kGroup * int(sizeof(E)) / 4;  // of a group
+  static constexpr int kRuns = kFan / kResultWarps;           // tiles of 256 that a result warp takes: neighbours
+  static constexpr int kGranuleItems = kGranule / int(sizeof(E));
+
+  Barrier taken[kStages], loaded[kStages], ready[kStages], empty[kStages], done[kStagings], stored[kStagings];
+  PipelineJob job[kStages];
+  Acc within[kStages][kFan];  // what precedes each tile in its block tile
+  Wide carry[kStages];
+  Wide window[kWindows * kLanes];  // the carry warp's: carries into the block tiles in view
+  // Words at the joints of the result warps' parts: the last 4 of the part before, the first 4 of the part after.
+  uint32_t joint[kStagings][kResultWarps + 1][8];
+
+  __device__ void make_barriers() {
+    for (int s = 0; s < kStages; ++s) {
+      barrier_init(&taken[s], 1);
+      barrier_init(&loaded[s], 1);
+      barrier_init(&ready[s], 2);                 // totals, carry
+      barrier_init(&empty[s], kResultWarps + 3);  // totals, carry, results, store
+    }
+    for (int o = 0; o < kStagings; ++o) {
+      barrier_init(&done[o], kResultWarps);
+      barrier_init(&stored[o], 1);
+    }
+    barriers_made();
+  }
+  // By a whole warp.
+  __device__ static void arrive(Barrier* b) {
+    __syncwarp();
+    if (lane_id() == 0) barrier_arrive(b);
+  }
+  // The job of turn `it`, when it is known.
+  __device__ const PipelineJob& next(int it) {
+    barrier_wait(&taken[it % kStages], it / kStages & 1);
+    return job[it % kStages];
+  }
+  // The same, when its elements are there. (First the job: a wait for a phase of `loaded` must not begin a phase
+  // early.)
+  __device__ const PipelineJob& next_loaded(int it) {
+    const PipelineJob& j = next(it);
+    if (j.row >= 0) barrier_wait(&loaded[it % kStages], it / kStages & 1);
+    return j;
+  }
+
+  // ---- roles ----
+
+  __device__ void load(const ScanCall& call, ChainSpace<S>& space, char* stages, bool mirror) {
+    const Layout& l = call.layout;
+    const int64_t shift = call.exclusive ? 1 : 0;
+    int more = kTotalWarps;  // ends to post: each of those warps looks at its own stages
+    for (int it = 0; more; ++it) {
+      const int s = it % kStages;
+      if (it >= kStages) barrier_wait(&empty[s], (it / kStages - 1) & 1);
+      const int64_t ticket = more == kTotalWarps ? int64_t(take_ticket(space.ticket)) : INT64_MAX;
+      if (ticket >= l.rows * space.tiles) {
+        job[s].row = -1;
+        barrier_arrive(&taken[s]);
+        --more;
+        continue;
+      }
+      PipelineJob j;
+      j.row = ticket / space.tiles;
+      j.tile = ticket - j.row * space.tiles;
+      const RowStart start = row_start(l, j.row);
+      const int64_t first = j.tile * kBlockTile, left = l.length - first;
+      j.count = int(left < kBlockTile ? left : kBlockTile);
+      j.results = int(left - shift < kBlockTile ? left - shift : kBlockTile);
+      const int64_t in = mirror ? start.in - first - (j.count - 1) : start.in + first;
+      const int64_t out = mirror ? start.out - first - shift - (j.results - 1) : start.out + first + shift;
+      j.in = reinterpret_cast<uintptr_t>(static_cast<const E*>(call.in.data) + in);
+      j.out = reinterpret_cast<uintptr_t>(static_cast<O*>(call.out.values) + out);
+      job[s] = j;
+      barrier_arrive(&taken[s]);
+      // Whole granules: up to 15 bytes before and after the tile are read, never used, and never in another page.
+      const uintptr_t from = j.in & ~uintptr_t(kGranule - 1);
+      const uintptr_t to = (j.in + j.count * sizeof(E) + kGranule - 1) & ~uintptr_t(kGranule - 1);
+      barrier_expect(&loaded[s], uint32_t(to - from));
+      bulk_load(stages + s * kStageBytes, reinterpret_cast<const void*>(from), uint32_t(to - from), &loaded[s]);
+    }
+  }
+
+  // The items of the group of `lane` in the run at `run` bytes of a whole block tile.
+  template <int kWord, bool kMirror>
+  __device__ static void group_items(const S& op, const char* run, int lane, int shift, int64_t position,
+                                     typename S::Item (&items)[kGroup]) {
+    uint32_t w[kWords];
+    shifted_words<kWord>(run, lane, shift, w);
+    E x[kGroup];
+    unpack_group(w, x);
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) items[i] = op.load(x[i], position + (kMirror ? kGroup - 1 - i : i));
+  }
+  // The same for a tile at the end of a row: `at` counts from where the first element of a whole one would be.
+  template <bool kMirror>
+  __device__ static void group_items(const S& op, const char* elements, int at, int count, int64_t position,
+                                     typename S::Item (&items)[kGroup]) {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i)
+      items[i] = at + i >= 0 && at + i < count
+                     ? op.load(reinterpret_cast<const E*>(elements)[at + i], position + (kMirror ? kGroup - 1 - i : i))
+                     : S::absent_item();
+  }
+  // Items lie in memory order; the group's order is the other way round where kMirror.
+  template <bool kMirror> __device__ static Acc group(typename S::Item (&items)[kGroup]) {
+    if constexpr (!kMirror) {
+      return S::group(items);
+    } else {
+      typename S::Item flipped[kGroup];
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) flipped[i] = items[kGroup - 1 - i];
+      const Acc total = S::group(flipped);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) items[i] = flipped[kGroup - 1 - i];
+      return total;
+    }
+  }
+  template <bool kMirror>
+  __device__ static void results(const S& op, const typename S::Prefix& prefix, const typename S::Item (&items)[kGroup],
+                                 typename S::Result (&r)[kGroup]) {
+    if constexpr (!kMirror) {
+      op.results(prefix, items, r);
+    } else {
+      typename S::Item flipped[kGroup];
+      typename S::Result reversed[kGroup];
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) flipped[i] = items[kGroup - 1 - i];
+      op.results(prefix, flipped, reversed);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) r[i] = reversed[kGroup - 1 - i];
+    }
+  }
+  // Sklansky's inclusive scan over the lanes of several values, in reverse where `mirror` is 31, not 0.
+  template <class V, int N> __device__ static void scan_lanes(V (&value)[N], int mirror) {
+    const int lane = lane_id() ^ mirror;
+#pragma unroll
+    for (int d = 1; d < kLanes; d <<= 1) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const V left = shuffle(value[k], ((lane & ~(2 * d - 1)) + d - 1) ^ mirror);
+        if (lane & d) value[k] = S::combine(left, value[k]);
+      }
+    }
+  }
+
+  template <bool kMirror> __device__ void totals(const S& op, ChainSpace<S>& space, const char* stages, int warp) {
+    constexpr int mirror = kMirror ? kLanes - 1 : 0;
+    const int lane = lane_id();
+    for (int it = warp;; it += kTotalWarps) {
+      const PipelineJob& j = next_loaded(it);
+      if (j.row < 0) return;
+      const int s = it % kStages, phase = int(j.in % kGranule);
+      const char* stage = stages + s * kStageBytes;
+      Acc upto[1];  // of the tile of 256 whose number is the lane
+      auto place = [&](int q) { return j.tile * kBlockTile + (q ^ mirror) * kTile + (lane ^ mirror) * kGroup; };
+      if (j.count == kBlockTile) {
+        with_word(phase ? phase / 4 : kAligned, [&](auto word) {
+          // 8 tiles a turn: all 32 at once would be more instructions than the nearest cache holds.
+          Acc part[4] = {};
+#pragma unroll 1
+          for (int first = 0; first < kFan; first += 8) {
+            Acc total[8];
+#pragma unroll
+            for (int k = 0; k < 8; ++k) {
+              const int q = first + k;
+              typename S::Item items[kGroup];
+              group_items<word(), kMirror>(op, stage + q * kRunBytes, lane, phase % 4 * 8, place(q), items);
+              total[k] = group<kMirror>(items);
+            }
+#pragma unroll
+            for (int i = 0; i < 3; ++i) part[i] = part[i + 1];
+            part[3] = transposed_trees<S, 8, 1>(total, lane, kMirror);
+          }
+          upto[0] = transposed_trees<S, 4, 8>(part, lane, kMirror);
+        });
+      } else {
+        const int skip = mirror ? kBlockTile - j.count : 0;
+#pragma unroll 1
+        for (int q = 0; q < kFan; ++q) {
+          typename S::Item items[kGroup];
+          group_items<kMirror>(op, stage + phase, q * kTile + lane * kGroup - skip, j.count, place(q), items);
+          Acc total[1] = {group<kMirror>(items)};
+          scan_lanes(total, mirror);
+          const Acc all = shuffle(total[0], (kLanes - 1) ^ mirror);
+          if (lane == q) upto[0] = all;
+        }
+      }
+      scan_lanes(upto, mirror);
+      if ((lane ^ mirror) == kLanes - 1) space.total(j.row, j.tile).publish(upto[0]);
+      const Acc before = shuffle(upto[0], (lane ^ mirror) ? ((lane ^ mirror) - 1) ^ mirror : 0);
+      this->within[s][lane] = (lane ^ mirror) ? before : S::absent();
+      __syncwarp();
+      if (lane == 0) {
+        barrier_arrive(&ready[s]);
+        barrier_arrive(&empty[s]);
+      }
+    }
+  }
+
+  // The totals of the kWindows * 32 block tiles from `base` on, `base + 32 * k + lane` in total[k], as far as they are
+  // there; returns how many are, from `base` on without a gap.
+  __device__ static int look(ChainSpace<S>& space, int64_t row, int64_t base, Acc (&total)[kWindows]) {
+    const int64_t mine = base + lane_id();
+    bool there[kWindows];
+#pragma unroll
+    for (int k = 0; k < kWindows; ++k) {
+      total[k] = S::absent();
+      there[k] = mine + k * kLanes < space.tiles && space.total(row, mine + k * kLanes).look(total[k]);
+    }
+    int count = 0;
+#pragma unroll
+    for (int k = kWindows - 1; k >= 0; --k) {
+      const uint32_t missing = ~ballot(there[k]);
+      count = missing ? __ffs(missing) - 1 : kLanes + count;
+    }
+    return count;
+  }
+
+  __device__ void carries(ChainSpace<S>& space) {
+    const int lane = lane_id();
+    int64_t row = -1, base = 0, end = 0;  // window[] holds the carries into block tiles base .. end of this row
+    Wide sum = S::wide_absent();          // of the superblocks before the one at base
+    for (int it = 0;; ++it) {
+      const PipelineJob& j = next(it);
+      if (j.row < 0) return;
+      const int64_t tile = j.tile;
+      if (j.row != row) {
+        row = j.row;
+        base = end = 0;
+        sum = S::wide_absent();
+      }
+      Wide found = S::wide_absent();
+      if (tile > 0) {
+        while (tile > end || tile >= base + kWindows * kLanes) {
+          Acc total[kWindows];
+          Wide value[kWindows];
+          base = end / kLanes * kLanes;
+          const int count = look(space, row, base, total);
+          end = base + count;
+          if (tile > end && count < kLanes) continue;  // nothing that would not be looked at again
+#pragma unroll
+          for (int k = 0; k < kWindows; ++k) value[k] = S::widen(total[k]);
+          scan_lanes(value, 0);
+          __syncwarp();
+#pragma unroll
+          for (int k = 0; k < kWindows; ++k) {
+            const Wide before = shuffle(value[k], lane ? lane - 1 : 0), all = shuffle(value[k], kLanes - 1);
+            window[k * kLanes + lane] = lane ? S::combine(sum, before) : sum;
+            if (k < count / kLanes) sum = S::combine(sum, all);
+          }
+          __syncwarp();
+        }
+        found = window[tile - base];
+      }
+      const int s = it % kStages;
+      if (lane == 0) {
+        carry[s] = found;
+        barrier_arrive(&ready[s]);
+      }
+      arrive(&empty[s]);
+    }
+  }
+
+  template <bool kMirror> __device__ void results(const S& op, const char* stages, char* stagings, int warp) {
+    constexpr int mirror = kMirror ? kLanes - 1 : 0;
+    const int lane = lane_id(), first = warp * kRuns;
+    for (int it = 0;; ++it) {
+      const PipelineJob& j = next_loaded(it);
+      if (j.row < 0) return;
+      const int s = it % kStages, o = it % kStagings;
+      const int in = int(j.in % kGranule), out = int(j.out % kGranule), count = j.count, written = j.results;
+      const bool whole = count == kBlockTile && written == kBlockTile;
+      const char* stage = stages + s * kStageBytes;
+      char* staging = stagings + o * kStageBytes;
+      const int64_t position = j.tile * kBlockTile;
+      typename S::Item items[kRuns][kGroup];
+      Acc before[kRuns];
+      auto place = [&](int k) { return position + ((first + k) ^ mirror) * kTile + (lane ^ mirror) * kGroup; };
+      if (count == kBlockTile) {
+        with_word(in ? in / 4 : kAligned, [&](auto word) {
+#pragma unroll
+          for (int k = 0; k < kRuns; ++k)
+            group_items<word(), kMirror>(op, stage + (first + k) * kRunBytes, lane, in % 4 * 8, place(k), items[k]);
+        });
+      } else {
+        const int skip = mirror ? kBlockTile - count : 0;
+#pragma unroll
+        for (int k = 0; k < kRuns; ++k)
+          group_items<kMirror>(op, stage + in, (first + k) * kTile + lane * kGroup - skip, count, place(k), items[k]);
+      }
+#pragma unroll
+      for (int k = 0; k < kRuns; ++k) before[k] = group<kMirror>(items[k]);
+      scan_lanes(before, mirror);
+#pragma unroll
+      for (int k = 0; k < kRuns; ++k) {
+        const Acc left = shuffle(before[k], (lane ^ mirror) ? ((lane ^ mirror) - 1) ^ mirror : 0);
+        before[k] = (lane ^ mirror) ? left : S::absent();
+      }
+      barrier_wait(&ready[s], it / kStages & 1);
+      const Wide c = carry[s];
+#pragma unroll
+      for (int k = 0; k < kRuns; ++k) before[k] = S::combine(within[s][first + k], before[k]);
+      arrive(&empty[s]);
+
+      uint32_t w[kRuns][kWords];
+#pragma unroll
+      for (int k = 0; k < kRuns; ++k) {
+        typename S::Result r[kGroup];
+        results<kMirror>(op, S::prefix(c, before[k]), items[k], r);
+        round_group<O>(r, w[k]);
+      }
+      if (it >= kStagings) barrier_wait(&stored[o], (it / kStagings - 1) & 1);
+      if (whole) {
+        if (lane == 0) memcpy(&joint[o][warp][4], w[0], 16);
+        if (lane == kLanes - 1) memcpy(&joint[o][warp + 1][0], &w[kRuns - 1][kWords - 4], 16);
+        const int words = (out + 3) / 4, shift = words * 4 - out;
+        with_word(words, [&](auto word) {
+          uint32_t last[4] = {};
+#pragma unroll
+          for (int k = 0; k < kRuns; ++k)
+            shift_out<word()>(staging + (first + k) * kRunBytes, lane, shift * 8, k == 0, w[k], last);
+        });
+      } else {
+        const int skip = mirror ? kBlockTile - written : 0;
+        O* to = reinterpret_cast<O*>(staging + out);
+#pragma unroll
+        for (int k = 0; k < kRuns; ++k) {
+          const int at = (first + k) * kTile + lane * kGroup - skip;
+          O result[kGroup];
+          unpack_group(w[k], result);
+#pragma unroll
+          for (int i = 0; i < kGroup; ++i)
+            if (at + i >= 0 && at + i < written) to[at + i] = result[i];
+        }
+      }
+      bulk_fence();
+      arrive(&done[o]);
+    }
+  }
+
+  __device__ void store(const ScanCall& call, char* stagings, int mirror) {
+    const int lane = lane_id();
+    for (int it = 0;; ++it) {
+      const PipelineJob& j = next(it);
+      if (j.row < 0) return;
+      const int s = it % kStages, o = it % kStagings;
+      const uintptr_t to = j.out;
+      const int out = int(to % kGranule), written = j.results, bytes = written * int(sizeof(O));
+      const bool whole = j.count == kBlockTile && written == kBlockTile;
+      if (call.exclusive && j.tile == 0 && lane == 0)
+        reinterpret_cast<O*>(to)[mirror ? written : -1] = round_to<O>(S::start());
+      arrive(&empty[s]);
+      char* staging = stagings + o * kStageBytes;
+      barrier_wait(&done[o], it / kStagings & 1);
+      if (whole && out) {  // the granules where the result warps' parts meet
+        const int words = (out + 3) / 4, shift = (words * 4 - out) * 8;
+        for (int w = lane / 4; w <= kResultWarps; w += kLanes / 4) {
+          const uint32_t* at = joint[o][w] + 4 - words + lane % 4;
+          reinterpret_cast<uint32_t*>(staging + w * kRuns * kRunBytes)[lane % 4] = funnel_right(at[0], at[1], shift);
+        }
+        bulk_fence();
+        __syncwarp();
+      }
+      const int begin = out ? kGranule : 0, end = (out + bytes) & ~(kGranule - 1);  // whole granules of the tile
+      char* base = reinterpret_cast<char*>(to) - out;
+      if (lane == 0 && end > begin) bulk_store(base + begin, staging + begin, uint32_t(end - begin));
+      // The granules that neighbours write to, too, element by element.
+      const int at = lane % kGranuleItems * int(sizeof(O));
+      const int from = lane < kGranuleItems ? at : end + at;
+      const bool edge = lane < kGranuleItems ? out && from >= out && from < out + bytes
+                                             : lane < 2 * kGranuleItems && end >= begin && from < out + bytes;
+      if (edge) *reinterpret_cast<O*>(base + from) = *reinterpret_cast<const O*>(staging + from);
+      if (lane == 0) bulk_stores_read();
+      arrive(&stored[o]);
+    }
+  }
+};
+
+#endif
+
+template <class S, class Load, class Store>
+__global__ void __launch_bounds__(kPipelineThreads, 1) scan_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+#if defined(TR_BULK_COPIES) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
+  using P = Pipeline<S, Load, Store>;
+  extern __shared__ __align__(128) char stages[];
+  __shared__ P pipeline;
+  char* stagings = stages + P::kStages * P::kStageBytes;
+  const int warp = int(threadIdx.x) / kLanes, mirror = scan_stride(call.layout).in < 0 ? kLanes - 1 : 0;
+  ChainSpace<S> space(workspace, call.layout.rows, call.plan.splits);
+  const S op{call.options};
+  if (threadIdx.x == 0) pipeline.make_barriers();
+  __syncthreads();
+  if (warp < P::kResultWarps) {
+    if (mirror) pipeline.template results<true>(op, stages, stagings, warp);
+    else pipeline.template results<false>(op, stages, stagings, warp);
+  } else if (warp < P::kResultWarps + P::kTotalWarps) {
+    if (mirror) pipeline.template totals<true>(op, space, stages, warp - P::kResultWarps);
+    else pipeline.template totals<false>(op, space, stages, warp - P::kResultWarps);
+  } else if (warp == P::kResultWarps + P::kTotalWarps) pipeline.carries(space);
+  else if (warp == P::kResultWarps + P::kTotalWarps + 1) pipeline.store(call, stagings, mirror);
+  else if (lane_id() == 0) pipeline.load(call, space, stages, mirror);
+#endif
+}
+
+}  // namespace torchreduce::gpu
