@@ -336,23 +336,32 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       plan.vector_loads = vectors;
       const int vector = vectors ? column_vector(in_size) : 1;
       const int element = typed(call) ? in_size * (call.in.more[0] ? 3 : 1) : size_of(call.in.accumulator);
-      const int most = std::min(column_threads(vector), kColumnStageBytes / (kGroup * vector * element));
+      const ScanBytes bytes = scan_bytes(call);
       const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, vector);
       plan.lanes = int(std::min<int64_t>(kFan, power_of_two(ceil_div(n, kGroup))));
-      const int64_t strip = std::min<int64_t>(columns, most / plan.lanes);
-      // Whole warps, and each within a column or along several.
-      plan.threads =
-          plan.lanes * int(plan.lanes == kFan ? strip : std::max<int64_t>(power_of_two(strip), 32 / plan.lanes));
-      plan.threads = std::min(plan.threads, most);
       plan.splits = ceil_div(n, kTile);
-      if (plan.splits > 1) {  // narrow strips: several tiles, for enough bytes at a time
-        while (plan.warps * 2 * plan.threads <= most && plan.warps < plan.splits) plan.warps *= 2;
-        plan.threads *= plan.warps;
-      }
+      auto take_threads = [&](int most) {  // whole warps, and each within a column or along several
+        const int64_t strip = std::min<int64_t>(columns, most / plan.lanes);
+        plan.threads =
+            plan.lanes * int(plan.lanes == kFan ? strip : std::max<int64_t>(power_of_two(strip), 32 / plan.lanes));
+        plan.threads = std::min(plan.threads, most);
+        plan.warps = 1;
+        if (plan.splits > 1) {  // narrow strips: several tiles, for enough bytes at a time
+          while (plan.warps * 2 * plan.threads <= most && plan.warps < plan.splits) plan.warps *= 2;
+          plan.threads *= plan.warps;
+        }
+        const int across = plan.threads / plan.lanes;  // columns of all the tiles
+        const int64_t totals = ceil_div(plan.lanes * (across + plan.warps), 2) * 2;
+        plan.shared = int(vector * (kColumnStages * kGroup * plan.threads * element + 3 * totals * bytes.acc +
+                                    2 * across * bytes.wide));
+      };
+      int most = std::min(column_threads(vector), kColumnStageBytes / (kGroup * vector * element)) / 32 * 32;
+      take_threads(most);
+      while (!device.bulk_copies && plan.shared > kPortableShared - kColumnJobs) take_threads(most -= 32);
       const int64_t jobs = l.rows / width * ceil_div(plan.splits, plan.warps) *
                            ceil_div(columns, plan.threads / (plan.lanes * plan.warps));
-      const int shared = kColumnStages * kGroup * plan.threads * vector * element;
-      plan.blocks = std::min<int64_t>(jobs, int64_t(device.multiprocessors) * std::max(1, (200 << 10) / shared));
+      const int stages = kColumnStages * kGroup * plan.threads * vector * element;
+      plan.blocks = std::min<int64_t>(jobs, int64_t(device.multiprocessors) * std::max(1, (200 << 10) / stages));
       break;
     }
     case Family::Chain:

@@ -30,6 +30,7 @@ struct Plan {
   int64_t splits = 1;     // reductions: runs a row, each leaving a partial; scans: block tiles a row (chains)
   int64_t blocks = 1;     // grid size; CPU: tasks
   int threads = 1;        // block size; CPU: 1
+  int shared = 0;         // scans, Columns: bytes of dynamic shared memory a block
   int64_t workspace = 0;  // bytes
   bool vector_loads = false;  // 16-byte loads along rows
 };
@@ -40,6 +41,8 @@ constexpr int kColumnStages = 3;  // tiles of columns that a block has at a time
 TR_HD constexpr int column_threads(int vector) { return vector > 1 ? 256 : 512; }  // of a block of them, at most
 constexpr int kColumnStageBytes = 32 << 10;
 TR_HD constexpr int column_vector(int size) { return 16 / size; }  // of them for a thread
+constexpr int kPortableShared = 48 << 10;  // bytes of shared memory a block that every GPU has without being asked
+constexpr int kColumnJobs = 1 << 10;       // the most of them that a block of columns has apart from Plan::shared
 constexpr int kPipelineThreads = 768;                              // of Pipeline's blocks
 constexpr int kStageBytes = 16 << 10;                              // of rows staged in shared memory
 constexpr int kShortRows = 4;                                      // rows of at most a tile that a lane takes

@@ -88,6 +88,7 @@ py::dict as_dict(const Plan& plan) {
   fields["splits"] = plan.splits;
   fields["blocks"] = plan.blocks;
   fields["threads"] = plan.threads;
+  fields["shared"] = plan.shared;
   fields["workspace"] = plan.workspace;
   fields["vector_loads"] = plan.vector_loads;
   return fields;

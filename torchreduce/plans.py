@@ -40,6 +40,7 @@ class Plan:
     splits: int  # reductions: runs a row; chains: block tiles a row
     blocks: int  # GPU: grid size; CPU: tasks
     threads: int  # GPU: block size
+    shared: int  # scans, columns: bytes of dynamic shared memory a block
     workspace: int  # bytes
     vector_loads: bool  # 16 bytes at a time
 

@@ -10,8 +10,6 @@ constexpr int kWarps = kThreads / kLanes;
 
 // ---- elements --------------------------------------------------------------------------------------------------------
 
-template <class T, int N> struct alignas(sizeof(T) * N) Packed { T item[N]; };
-
 // Elements of a type known at compile time.
 template <class E> struct TypedLoad {
   using Element = E;

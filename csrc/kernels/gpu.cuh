@@ -43,6 +43,11 @@ using gpuError_t = hipError_t;
 #define TR_DEVICE_F16  // dtype.h uses the conversions below
 #endif
 
+// Declares the dynamic shared memory of a block, an array of char.
+#if !defined(TR_EMULATED)
+#define TR_DYNAMIC_SHARED(name, alignment) extern __shared__ __attribute__((aligned(alignment))) char name[]
+#endif
+
 namespace torchreduce {
 
 constexpr int kLanes = 32;
@@ -130,6 +135,11 @@ __device__ __forceinline__ void warp_barrier() {
 
 // ---- memory ----------------------------------------------------------------------------------------------------------
 
+// Items side by side, aligned to move together where their number and size are powers of two.
+template <class T, int N> struct alignas(sizeof(T) * N & (sizeof(T) * N - 1) ? alignof(T) : sizeof(T) * N) Packed {
+  T item[N];
+};
+
 // The same pointer, to device memory. A compiler for AMD does not always see that, and its accesses to memory of an
 // unknown kind take the shared memory's path too; casting there and back alone would be folded away.
 template <class T> __device__ __forceinline__ T* global(T* p) {
@@ -144,7 +154,7 @@ template <class T> __device__ __forceinline__ T* global(T* p) {
 template <class P> using WordsOf = uint32_t __attribute__((ext_vector_type(sizeof(P) / 4), may_alias));
 #endif
 
-// Moves a structure of 8 or 16 bytes, aligned to its size, with one instruction. Left to itself, a compiler for AMD may
+// Moves a structure of 4, 8 or 16 bytes, aligned to its size, with one instruction. Left to itself, a compiler for AMD may
 // take a part of it for an access that another branch has, too, and share that.
 template <class P> __device__ __forceinline__ P load_wide(const P* p) {
 #if defined(__HIP_DEVICE_COMPILE__)
@@ -166,6 +176,19 @@ template <class P> __device__ __forceinline__ void store_wide(P* p, const P& val
 #endif
 }
 
+// The 16 bytes at p, a multiple of 16, some of which belong to the array that is read. What the others hold is not used;
+// they are in the same page, and another block may be writing them.
+template <class P> __device__ __forceinline__ P load_granule(const P* p) {
+  static_assert(sizeof(P) == 16, "memory beside an array is only known to be there up to the next multiple of 16");
+#if defined(TR_EMULATED)
+  P value;
+  simt::peek(&value, p, sizeof value);
+  return value;
+#else
+  return load_wide(p);
+#endif
+}
+
 // Starts a copy of kBytes (4, 8 or 16, aligned) from global to shared memory, which only this thread may read, after a
 // wait. Where there are no such copies, it is done at once.
 template <int kBytes> __device__ __forceinline__ void copy_async(void* shared, const void* from) {
@@ -173,19 +196,26 @@ template <int kBytes> __device__ __forceinline__ void copy_async(void* shared, c
   const uint32_t to = uint32_t(__cvta_generic_to_shared(shared));
   if constexpr (kBytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
   else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
+#elif defined(TR_EMULATED)
+  simt::copy_async<kBytes>(shared, from);
 #else
-  memcpy(shared, global(static_cast<const char*>(from)), kBytes);
+  using P = Packed<uint32_t, kBytes / 4>;
+  *static_cast<P*>(shared) = load_wide(static_cast<const P*>(from));
 #endif
 }
 // Ends a batch of copies; waits until all batches but the last kPending have arrived.
 __device__ __forceinline__ void end_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
+#elif defined(TR_EMULATED)
+  simt::end_copies();
 #endif
 }
 template <int kPending> __device__ __forceinline__ void wait_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#elif defined(TR_EMULATED)
+  simt::wait_copies(kPending);
 #endif
 }
 
@@ -230,11 +260,16 @@ __device__ __forceinline__ void back_off() {
 
 // ---- bulk copies (Hopper and later; kernels that use them are not built for other devices) ------------------------------
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(TR_EMULATED)
 #define TR_BULK_COPIES
 #endif
 
-#ifdef TR_BULK_COPIES
+#if defined(TR_EMULATED)
+
+using simt::Barrier, simt::barrier_init, simt::barriers_made, simt::barrier_arrive, simt::barrier_expect,
+    simt::barrier_wait, simt::bulk_load, simt::bulk_fence, simt::bulk_store, simt::bulk_stores_read;
+
+#elif defined(TR_BULK_COPIES)
 
 // A barrier in shared memory whose phases complete when as many arrivals as it was made for, and all the bytes
 // expected, have come. A wait for a phase must begin before the phase after it completes.

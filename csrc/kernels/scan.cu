@@ -9,16 +9,6 @@
 
 namespace torchreduce::gpu {
 
-template <class S, class Load, class Store, int V>
-static void run_columns(const ScanCall& call, void* workspace, gpuStream_t stream) {
-  const Plan& plan = call.plan;
-  const int columns = plan.threads / plan.lanes;  // of all the tiles a block has at a time
-  const int totals = (plan.lanes * (columns + plan.warps) + 1) / 2 * 2;
-  const int shared = V * (kColumnStages * kGroup * plan.threads * int(sizeof(typename Load::Element)) +
-                          3 * totals * int(sizeof(typename S::Acc)) + 2 * columns * int(sizeof(typename S::Wide)));
-  enqueue(scan_columns<S, Load, Store, V>, plan.blocks, plan.threads, shared, stream, call, workspace);
-}
-
 template <class S, class Load, class Store>
 static const char* launch(const ScanCall& call, void* workspace, gpuStream_t stream) {
   using E = typename Load::Element;
@@ -27,7 +17,9 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
     const gpuError_t error = gpuMemsetAsync(workspace, 0, size_t(plan.workspace), stream);
     if (error != gpuSuccess) return gpuGetErrorString(error);
   }
-  auto run = [&](auto kernel, auto... more) { enqueue(kernel, plan.blocks, plan.threads, 0, stream, call, more...); };
+  auto run = [&](auto kernel, auto... more) {
+    enqueue(kernel, plan.blocks, plan.threads, plan.shared, stream, call, more...);
+  };
   switch (plan.family) {
     case Family::Rows:
       if constexpr (kInPlace<S, Load, Store>)
@@ -46,10 +38,10 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
     case Family::Columns:
       if constexpr (kInPlace<S, Load, Store>)
         if (plan.vector_loads) {
-          run_columns<S, Load, Store, column_vector(sizeof(E))>(call, workspace, stream);
+          run(scan_columns<S, Load, Store, column_vector(sizeof(E))>, workspace);
           break;
         }
-      run_columns<S, Load, Store, 1>(call, workspace, stream);
+      run(scan_columns<S, Load, Store, 1>, workspace);
       break;
     case Family::ColumnsChain: run(scan_columns_chain<S, Load, Store>, workspace); break;
     case Family::Pipeline:

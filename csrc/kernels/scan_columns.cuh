@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(column_threads(V), 2) scan_columns(TR_GRID_CON
   using E = typename Load::Element;
   using P = Packed<E, V>;
   struct alignas(V * sizeof(Acc) < 16 ? V * sizeof(Acc) : 16) Totals { Acc of[V]; };
-  constexpr bool kAsync = sizeof(P) >= 4 && sizeof(P) <= 16 && Load::kWidth > 1;
+  constexpr bool kAsync = sizeof(P) >= 4 && sizeof(P) <= 16 && Load::kWidth > 1 && S::kInputs == 1;
   const S op{call.options};
   const Layout& layout = call.layout;
   const ScanStride stride = scan_stride(layout);
@@ -138,12 +138,13 @@ __global__ void __launch_bounds__(column_threads(V), 2) scan_columns(TR_GRID_CON
   const int64_t strips = (width + int64_t(X) * V - 1) / (int64_t(X) * V), runs = (tiles + K - 1) / K;
   const int64_t jobs = layout.rows / width * runs * strips;
 
-  extern __shared__ __align__(16) char shared[];
+  TR_DYNAMIC_SHARED(shared, 16);
   P* const elements = reinterpret_cast<P*>(shared);  // [stage][position of the group][thread]: each thread's own
   Totals* const totals = reinterpret_cast<Totals*>(elements + kColumnStages * kGroup * threads);
   const int size = (K * part + 1) / 2 * 2;                           // of [tile][group][column], three times
   Wide* const carries = reinterpret_cast<Wide*>(totals + 3 * size);  // [tile][column], twice
   __shared__ ColumnJob job[kColumnStages + 1];
+  static_assert(sizeof job <= kColumnJobs, "the plan counts on no more");
 
   ColumnSpace<S> space(workspace, layout.rows, tiles);
   // By tickets, so that whatever a tile waits for is on its way; without chains, in any order.

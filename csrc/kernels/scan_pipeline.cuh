@@ -166,7 +166,7 @@ template <class S, class Load, class Store> struct Pipeline {
   }
   // By a whole warp.
   __device__ static void arrive(Barrier* b) {
-    __syncwarp();
+    warp_barrier();
     if (lane_id() == 0) barrier_arrive(b);
   }
   // The job of turn `it`, when it is known.
@@ -328,7 +328,7 @@ template <class S, class Load, class Store> struct Pipeline {
       if ((lane ^ mirror) == kLanes - 1) space.total(j.row, j.tile).publish(upto[0]);
       const Acc before = shuffle(upto[0], (lane ^ mirror) ? ((lane ^ mirror) - 1) ^ mirror : 0);
       this->within[s][lane] = (lane ^ mirror) ? before : S::absent();
-      __syncwarp();
+      warp_barrier();
       if (lane == 0) {
         barrier_arrive(&ready[s]);
         barrier_arrive(&empty[s]);
@@ -380,14 +380,14 @@ template <class S, class Load, class Store> struct Pipeline {
 #pragma unroll
           for (int k = 0; k < kWindows; ++k) value[k] = S::widen(total[k]);
           scan_lanes(value, 0);
-          __syncwarp();
+          warp_barrier();
 #pragma unroll
           for (int k = 0; k < kWindows; ++k) {
             const Wide before = shuffle(value[k], lane ? lane - 1 : 0), all = shuffle(value[k], kLanes - 1);
             window[k * kLanes + lane] = lane ? S::combine(sum, before) : sum;
             if (k < count / kLanes) sum = S::combine(sum, all);
           }
-          __syncwarp();
+          warp_barrier();
         }
         found = window[tile - base];
       }
@@ -498,7 +498,7 @@ template <class S, class Load, class Store> struct Pipeline {
           reinterpret_cast<uint32_t*>(staging + w * kRuns * kRunBytes)[lane % 4] = funnel_right(at[0], at[1], shift);
         }
         bulk_fence();
-        __syncwarp();
+        warp_barrier();
       }
       const int begin = out ? kGranule : 0, end = (out + bytes) & ~(kGranule - 1);  // whole granules of the tile
       char* base = reinterpret_cast<char*>(to) - out;
@@ -521,7 +521,7 @@ template <class S, class Load, class Store>
 __global__ void __launch_bounds__(kPipelineThreads, 1) scan_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
 #if defined(TR_BULK_COPIES) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
   using P = Pipeline<S, Load, Store>;
-  extern __shared__ __align__(128) char stages[];
+  TR_DYNAMIC_SHARED(stages, 128);
   __shared__ P pipeline;
   char* stagings = stages + P::kStages * P::kStageBytes;
   const int warp = int(threadIdx.x) / kLanes, mirror = scan_stride(call.layout).in < 0 ? kLanes - 1 : 0;

@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) scan_staged_rows(TR_GRID_CONSTANT Sc
     Granule v[kLoads];
 #pragma unroll
     for (int k = 0; k < kLoads; ++k)
-      if (int(threadIdx.x) + k * kThreads < granules) v[k] = load_wide(from + threadIdx.x + k * kThreads);
+      if (int(threadIdx.x) + k * kThreads < granules) v[k] = load_granule(from + threadIdx.x + k * kThreads);
 #pragma unroll
     for (int k = 0; k < kLoads; ++k) {
       const int w = (int(threadIdx.x) + k * kThreads) * 4;
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads) scan_staged_rows(TR_GRID_CONSTANT Sc
 #pragma unroll
       for (int i = 0; i < kGranule / kSize; ++i) {
         const int at = g - out_phase + i * kSize;
-        if (at >= 0 && at < bytes) *reinterpret_cast<E*>(out + at) = x[i];
+        if (at >= 0 && at < bytes) *global(reinterpret_cast<E*>(out + at)) = x[i];
       }
     }
   }

@@ -1,12 +1,18 @@
 #include "emulator.h"
 
+#include <elf.h>
+#include <fcntl.h>
 #include <link.h>
 #include <pthread.h>
 #include <sanitizer/common_interface_defs.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -15,11 +21,13 @@
 #include <thread>
 #include <vector>
 
-#include "fiber.h"
+#include "fiber.h"  // and the sanitizers' headers
 
 #if defined(SIMT_tsan)
 extern "C" void AnnotateIgnoreWritesBegin(const char* file, int line);  // and reads
 extern "C" void AnnotateIgnoreWritesEnd(const char* file, int line);
+extern "C" void __tsan_read_range(void* p, unsigned long bytes);
+extern "C" void __tsan_write_range(void* p, unsigned long bytes);
 #endif
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
@@ -34,11 +42,23 @@ constexpr int kMaxThreads = 1024;
 constexpr int kMaxResident = 8;
 constexpr int kIdleRounds = 10000;  // that lanes wait in, of all resident blocks together: then they wait for ever
 constexpr int kLongestSleep = 64;   // turns that others have before a block has its next
-constexpr size_t kWorkerStack = 1 << 20;  // of an OS thread, with its shared memory
-constexpr int kGarbage = 0x7f;            // in every byte of fresh shared memory: large as any type of number
+constexpr int kCollectiveRounds = 4000000;  // the same, where lanes vote instead of backing off
+constexpr size_t kWorkerStack = 1 << 20;    // of an OS thread, without its shared memory
+constexpr int kGarbage = 0x7f;              // in every byte of fresh shared memory: large as any type of number
+constexpr size_t kPortableShared = 48 << 10, kMostShared = 227 << 10;  // bytes a block
+constexpr int kCopyRounds = 8, kSlowCopyRounds = 200;                  // that a bulk copy takes at most, or rarely
 
-enum class State { Ready, Waiting, Shuffle, Ballot, Barrier, Exited };
-constexpr const char* kStateNames[] = {"ready", "backing off", "in a shuffle", "in a ballot", "at a barrier", "exited"};
+enum class State { Ready, Waiting, Shuffle, Ballot, WarpBarrier, Barrier, Phase, Stores, Exited };
+constexpr const char* kStateNames[] = {"ready",        "backing off", "in a shuffle",          "in a ballot",
+                                       "at a warp's barrier", "at a barrier", "waiting for a phase", "waiting for bulk stores",
+                                       "exited"};
+
+struct ThreadCopy {
+  void* to;
+  const void* from;
+  void (*copy)(void*, const void*);
+  int batch;
+};
 
 struct Thread {
   Fiber fiber;
@@ -46,9 +66,39 @@ struct Thread {
   const void* site;        // in the program: where it asked for what it waits for
   uint64_t value, result;  // of a shuffle or ballot
   int source;
+  std::vector<ThreadCopy> copies;  // not done yet
+  int batches;                     // ended
+  int stores;                      // bulk stores that have not read yet
+  char stores_token;
 };
 
-struct Warp { int lanes, arrived, exited; };
+struct Warp {
+  int lanes, arrived, exited;
+  int barriers = 0;
+  char token[2] = {};
+};
+
+// A barrier in shared memory.
+struct Phases {
+  int expected, missing;  // arrivals
+  int64_t bytes = 0;      // still to come
+  uint32_t phase = 0;
+  struct Waiter {
+    int thread;
+    uint32_t parity;
+  };
+  std::vector<Waiter> waiters;
+  char token[2] = {};  // of even and odd phases
+};
+
+struct BulkCopy {
+  char* to;
+  const char* from;
+  uint32_t bytes;
+  Barrier* barrier;  // of a load
+  int thread, rounds;
+  std::unique_ptr<char> token = std::make_unique<char>();
+};
 
 // Where blocks run, one after another: an OS thread, so that each has its own shared memory, and the stacks.
 struct Slot {
@@ -62,6 +112,10 @@ struct Slot {
   bool ran, waited, progress, published;  // what some thread did in this round
   char token[4];                          // of the thread sanitizer: start, end, and barriers in turn
   int barriers;
+  std::map<const Barrier*, Phases> phases;
+  std::vector<BulkCopy> copies;
+  char fence_token;
+  std::unique_ptr<char, void (*)(void*)> shared{nullptr, free};
 
   int thread_count() const { return int(blockDim.x); }
   Thread& running() { return *threads[thread]; }
@@ -71,8 +125,10 @@ struct Slot {
 struct Launch {
   const void* kernel;
   const std::function<void()>* body;
+  unsigned shared;  // bytes of dynamic shared memory
+  std::vector<std::pair<size_t, size_t>> variables;  // of static shared memory: offset, bytes
   unsigned next = 0;
-  int idle_rounds = 0;
+  int idle_rounds = 0, collective_rounds = 0;
   std::mt19937 random;
   int resident;
   int64_t turns = 0;
@@ -92,12 +148,38 @@ void release(char* token) { __tsan_release(token); }
 void acquire(char* token) { __tsan_acquire(token); }
 void ignore_begin() { AnnotateIgnoreWritesBegin(__FILE__, __LINE__); }
 void ignore_end() { AnnotateIgnoreWritesEnd(__FILE__, __LINE__); }
+void note_read(const void* p, size_t bytes) { __tsan_read_range(const_cast<void*>(p), bytes); }
+void note_write(void* p, size_t bytes) { __tsan_write_range(p, bytes); }
+// Runs body() as a thread of its own.
+template <class Body> void as_another(Body body) {
+  void* const mine = __tsan_get_current_fiber();
+  void* const other = __tsan_create_fiber(0);
+  __tsan_switch_to_fiber(other, __tsan_switch_to_fiber_no_sync);
+  body();
+  __tsan_switch_to_fiber(mine, __tsan_switch_to_fiber_no_sync);
+  __tsan_destroy_fiber(other);
+}
 #else
 void release(char*) {}
 void acquire(char*) {}
 void ignore_begin() {}
 void ignore_end() {}
+void note_read(const void*, size_t) {}
+void note_write(void*, size_t) {}
+template <class Body> void as_another(Body body) { body(); }
 #endif
+// What the emulator itself keeps, in the kernel's threads.
+struct Unnoticed {
+  Unnoticed() { ignore_begin(); }
+  ~Unnoticed() { ignore_end(); }
+};
+bool poisoned([[maybe_unused]] const void* p, [[maybe_unused]] size_t bytes) {
+#if defined(SIMT_asan)
+  return __asan_region_is_poisoned(const_cast<void*>(p), bytes) != nullptr;
+#else
+  return false;
+#endif
+}
 
 // ---- messages -------------------------------------------------------------------------------------------------------
 
@@ -195,6 +277,7 @@ void finish_collective(int w) {
     if (t.source >= warp.lanes) fail("a shuffle reads from a lane that the block does not have");
     t.result = kind == State::Ballot ? bits : slot->threads[first + t.source]->value;
   }
+  warp.barriers += kind == State::WarpBarrier;
   for (int i = first; i < first + warp.lanes; ++i) make_ready(i);
   warp.arrived = 0;
 }
@@ -211,6 +294,101 @@ bool finish_barrier() {
   ++slot->barriers;
   for (int i = 0; i < count; ++i) make_ready(i);
   return true;
+}
+
+// ---- barriers in shared memory, bulk copies -------------------------------------------------------------------------
+
+Phases& phases_of(const Barrier* b) {
+  const auto found = slot->phases.find(b);
+  if (found == slot->phases.end()) fail("a barrier is used that was not made");
+  return found->second;
+}
+
+// Whoever did the last thing that a phase waits for calls this.
+void finish_phase(Phases& p) {
+  if (p.missing || p.bytes) return;
+  ++p.phase;
+  p.missing = p.expected;
+  slot->progress = true;
+  std::erase_if(p.waiters, [&](const Phases::Waiter& waiter) {
+    const bool done = (p.phase & 1) != waiter.parity;
+    if (done) make_ready(waiter.thread);
+    return done;
+  });
+}
+
+void arrive_at(Barrier* b, uint32_t bytes) {
+  note_read(b, sizeof *b);
+  const Unnoticed scope;
+  Phases& p = phases_of(b);
+  release(&p.token[p.phase & 1]);
+  if (p.missing == 0) fail("more arrivals at a barrier than it was made for");
+  --p.missing;
+  p.bytes += bytes;
+  finish_phase(p);
+}
+
+void check_bulk(const void* to, const void* from, uint32_t bytes, const void* shared) {
+  for (auto value : {uint64_t(uintptr_t(to)), uint64_t(uintptr_t(from)), uint64_t(bytes)})
+    if (value % 16) fail("a bulk copy of what is no multiple of 16 bytes");
+  const char *at = static_cast<const char*>(shared), *all = slot->shared.get();
+  if (!all || at < all || at + bytes > all + launched->shared) fail("a bulk copy leaves the shared memory");
+}
+
+// 16 aligned bytes, some of which belong to an array.
+void copy_granule(char* to, const char* from) {
+  using Word [[gnu::may_alias]] = uint64_t;  // by no function that a sanitizer would take for the kernel's
+  if (!poisoned(from, 16)) {
+    for (int i = 0; i < 2; ++i) reinterpret_cast<Word*>(to)[i] = reinterpret_cast<const Word*>(from)[i];
+    return;
+  }
+  int there = 0;
+  for (int i = 0; i < 16; ++i) {
+    const bool outside = poisoned(from + i, 1);
+    there += !outside;
+    to[i] = outside ? char(launched->random()) : from[i];
+  }
+  if (!there) fail("16 bytes are read of which none belongs to an array");
+}
+
+void do_bulk_copy(int index) {
+  const BulkCopy c = std::move(slot->copies[index]);
+  slot->copies[index] = std::move(slot->copies.back());
+  slot->copies.pop_back();
+  slot->progress = true;
+  Thread& thread = *slot->threads[c.thread];
+  Phases* const p = c.barrier ? &phases_of(c.barrier) : nullptr;
+  as_another([&] {
+    acquire(p ? c.token.get() : &slot->fence_token);
+    // The first and the last 16 bytes from memory may have others' bytes.
+    if (p && c.bytes > 32) note_read(c.from + 16, c.bytes - 32);
+    if (!p) note_read(c.from, c.bytes);
+    note_write(c.to, c.bytes);
+    release(p ? &p->token[p->phase & 1] : &thread.stores_token);
+  });
+  for (uint32_t i = 0; i < c.bytes; i += 16) copy_granule(c.to + i, c.from + i);
+  if (p) {
+    p->bytes -= c.bytes;
+    finish_phase(*p);
+  } else if (--thread.stores == 0 && thread.state == State::Stores) {
+    make_ready(c.thread);
+  }
+}
+
+// Once a round. Where no thread can run, one copy has to come at least.
+void serve_bulk_copies() {
+  for (int i = int(slot->copies.size()) - 1; i >= 0; --i)
+    if (--slot->copies[i].rounds < 0) do_bulk_copy(i);
+  if (slot->ready.empty() && !slot->copies.empty()) do_bulk_copy(int(launched->random() % slot->copies.size()));
+}
+
+void start_bulk_copy(void* to, const void* from, uint32_t bytes, Barrier* b) {
+  const Unnoticed scope;
+  auto& random = launched->random;
+  const int rounds = int(random() % 8 ? random() % kCopyRounds : random() % kSlowCopyRounds);
+  slot->copies.push_back({static_cast<char*>(to), static_cast<const char*>(from), bytes, b, slot->thread, rounds});
+  release(slot->copies.back().token.get());
+  slot->published = true;
 }
 
 // ---- scheduling -----------------------------------------------------------------------------------------------------
@@ -256,6 +434,9 @@ void run_thread(int i) {
       s.waited = true;
       s.ready.push_back(i);
       return;
+    case State::Ready: fail("a thread stopped for no reason");
+    case State::Phase:
+    case State::Stores: break;
     case State::Barrier:
       s.progress = true;
       ++s.at_barrier;
@@ -271,15 +452,73 @@ void run_thread(int i) {
   s.ran = true;
 }
 
-// Fills this OS thread's shared memory: all thread-local variables of the program.
-void fill_shared_memory() {
+// The shared memory that the program's kernels declare: thread-local variables, by the kernel's mangled name.
+struct Program {
+  uintptr_t base = 0;
+  size_t thread_local_bytes = 0;
+  std::map<uintptr_t, std::string> functions;                                 // by offset in the program
+  std::map<std::string, std::vector<std::pair<size_t, size_t>>> variables;  // offset, bytes
+
+  Program() {
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, size_t, void* self) {  // the first one is the program
+          static_cast<Program*>(self)->base = info->dlpi_addr;
+          for (int i = 0; i < info->dlpi_phnum; ++i)
+            if (info->dlpi_phdr[i].p_type == PT_TLS)
+              static_cast<Program*>(self)->thread_local_bytes = info->dlpi_phdr[i].p_memsz;
+          return 1;
+        },
+        this);
+    const int file = open("/proc/self/exe", O_RDONLY);
+    struct stat facts;
+    if (file < 0 || fstat(file, &facts) != 0) return;
+    const size_t bytes = size_t(facts.st_size);
+    void* const mapped = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file, 0);
+    close(file);
+    if (mapped == MAP_FAILED) return;
+    const char* const elf = static_cast<const char*>(mapped);
+    const auto* header = reinterpret_cast<const Elf64_Ehdr*>(elf);
+    const auto* sections = reinterpret_cast<const Elf64_Shdr*>(elf + header->e_shoff);
+    for (int i = 0; i < header->e_shnum; ++i) {
+      if (sections[i].sh_type != SHT_SYMTAB) continue;
+      const char* const names = elf + sections[sections[i].sh_link].sh_offset;
+      const auto* symbols = reinterpret_cast<const Elf64_Sym*>(elf + sections[i].sh_offset);
+      for (size_t k = 0; k < sections[i].sh_size / sizeof(Elf64_Sym); ++k) {
+        const std::string name = names + symbols[k].st_name;
+        const int type = ELF64_ST_TYPE(symbols[k].st_info);
+        if (type == STT_FUNC && name.starts_with("_Z")) functions[symbols[k].st_value] = name.substr(2);
+        if (type == STT_TLS && name.starts_with("_ZZ"))  // _ZZ function E variable
+          variables[name.substr(3, name.rfind('E') - 3)].push_back({symbols[k].st_value, symbols[k].st_size});
+      }
+    }
+    munmap(mapped, bytes);
+  }
+  std::vector<std::pair<size_t, size_t>> variables_of(const void* kernel) const {
+    const auto function = functions.find(uintptr_t(kernel) - base);
+    if (function == functions.end()) return {};
+    const auto found = variables.find(function->second);
+    return found == variables.end() ? std::vector<std::pair<size_t, size_t>>() : found->second;
+  }
+};
+const Program& program() {
+  static const Program once;
+  return once;
+}
+
+// Makes the block's shared memory anew.
+void make_shared_memory() {
+  void* data = nullptr;
   dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void*) {  // the first one is the program
-        for (int i = 0; i < info->dlpi_phnum; ++i)
-          if (info->dlpi_phdr[i].p_type == PT_TLS) memset(info->dlpi_tls_data, kGarbage, info->dlpi_phdr[i].p_memsz);
+      [](dl_phdr_info* info, size_t, void* data) {
+        *static_cast<void**>(data) = info->dlpi_tls_data;
         return 1;
       },
-      nullptr);
+      &data);
+  for (const auto& [offset, bytes] : launched->variables) memset(static_cast<char*>(data) + offset, kGarbage, bytes);
+  void* dynamic = nullptr;
+  if (launched->shared && posix_memalign(&dynamic, 128, launched->shared) != 0) abort();
+  slot->shared.reset(static_cast<char*>(dynamic));
+  if (dynamic) memset(dynamic, kGarbage, launched->shared);
 }
 
 void run_block(unsigned index, int mine) {
@@ -287,29 +526,35 @@ void run_block(unsigned index, int mine) {
   const int count = s.thread_count();
   s.block = blockIdx = dim3(index, 0, 0);
   s.at_barrier = s.exited = s.barriers = 0;
+  s.phases.clear();
   s.warps.assign((count + kWarp - 1) / kWarp, Warp{kWarp, 0, 0});
   if (count % kWarp) s.warps.back().lanes = count % kWarp;
   s.holder.assign((count + options.wave - 1) / options.wave, -1);
   while (int(s.threads.size()) < count) s.threads.push_back(std::make_unique<Thread>());
-  fill_shared_memory();
+  make_shared_memory();
   release(&s.token[0]);
   s.ready.clear();
   for (int i = 0; i < count; ++i) {
     s.threads[i]->fiber.start(thread_body);
     s.threads[i]->site = nullptr;
+    s.threads[i]->copies.clear();
+    s.threads[i]->batches = s.threads[i]->stores = 0;
     make_ready(i);
   }
 
   Launch& l = *launched;
-  while (!s.ready.empty() || finish_barrier()) {
+  while (!s.ready.empty() || !s.copies.empty() || finish_barrier()) {
     s.round.swap(s.ready);
     s.ready.clear();
     std::shuffle(s.round.begin(), s.round.end(), l.random);
     s.ran = s.waited = s.progress = s.published = false;
     for (int i : s.round) run_thread(i);
+    if (s.exited == count && !s.copies.empty()) fail("a block ends before its bulk copies");
+    serve_bulk_copies();
     // Those who wait may vote on it, so that a collective is no progress.
-    if (s.progress) l.idle_rounds = 0;
-    else if (s.waited && ++l.idle_rounds > kIdleRounds) fail("no forward progress: every resident block waits");
+    if (s.progress) l.idle_rounds = l.collective_rounds = 0;
+    else if ((s.waited && ++l.idle_rounds > kIdleRounds) || ++l.collective_rounds > kCollectiveRounds)
+      fail("no forward progress: every resident block waits");
     // Some blocks are much slower than others, and above all between two things that they publish.
     if (!s.ran || s.published || l.random() % 8 == 0) {
       if (s.ran && l.random() % 2 == 0) l.wakes[mine] = l.turns + l.random() % kLongestSleep;
@@ -341,7 +586,7 @@ bool prepare() {
 #if defined(SIMT_asan)  // it clears what it knows of the stack for every new thread
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
-  pthread_attr_setstacksize(&attributes, kWorkerStack);
+  pthread_attr_setstacksize(&attributes, kWorkerStack + program().thread_local_bytes);
   pthread_setattr_default_np(&attributes);
 #endif
   return true;
@@ -351,15 +596,21 @@ bool prepare() {
 
 extern "C" void __ubsan_on_report() { print_place(); }
 
-void launch(const void* kernel, unsigned blocks, unsigned threads, const std::function<void()>& body) {
+void launch(const void* kernel, unsigned blocks, unsigned threads, unsigned shared, const std::function<void()>& body) {
   static const bool once = prepare();
   (void)once;
-  if (blocks == 0 || threads == 0 || threads > kMaxThreads) {
-    fprintf(stderr, "simt: launch of %u blocks of %u threads: %s\n", blocks, threads, kernel_name(kernel).c_str());
+  Launch l;
+  l.variables = program().variables_of(kernel);
+  size_t all_shared = shared;
+  for (const auto& [offset, bytes] : l.variables) all_shared += bytes;
+  if (blocks == 0 || threads == 0 || threads > kMaxThreads ||
+      all_shared > (options.bulk_copies ? kMostShared : kPortableShared)) {
+    fprintf(stderr, "simt: launch of %u blocks of %u threads with %zu bytes of shared memory: %s\n", blocks, threads,
+            all_shared, kernel_name(kernel).c_str());
     _exit(kFailed);
   }
-  Launch l;
   l.kernel = kernel;
+  l.shared = shared;
   l.body = &body;
   l.random.seed(options.seed);
   launched = &l;
@@ -396,6 +647,74 @@ __attribute__((noinline)) void barrier() {
   acquire(token);
 }
 void published() { slot->published = true; }
+__attribute__((noinline)) void warp_barrier() {
+  Warp& warp = slot->warps[slot->thread / kWarp];
+  char* token = &warp.token[warp.barriers % 2];
+  slot->running().source = 0;
+  release(token);
+  wait_as(State::WarpBarrier, __builtin_return_address(0));
+  acquire(token);
+}
+char* dynamic_shared(int alignment) {
+  if (!slot->shared || alignment > 128) fail("a kernel has no dynamic shared memory as it declares it");
+  return slot->shared.get();
+}
+void peek(void* to, const void* from, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 16) copy_granule(static_cast<char*>(to) + i, static_cast<const char*>(from) + i);
+}
+
+void start_copy(void* to, const void* from, void (*copy)(void*, const void*)) {
+  Thread& t = slot->running();
+  if (launched->random() % 2) return copy(to, from);
+  const Unnoticed scope;
+  t.copies.push_back({to, from, copy, t.batches});
+}
+void end_copies() { ++slot->running().batches; }
+void wait_copies(int pending) {
+  Thread& t = slot->running();
+  std::erase_if(t.copies, [&](const ThreadCopy& c) {
+    const bool now = c.batch < t.batches - pending;
+    if (now) c.copy(c.to, c.from);
+    return now;
+  });
+}
+
+void barrier_init(Barrier* b, int arrivals) {
+  note_write(b, sizeof *b);
+  const Unnoticed scope;
+  if (!slot->phases.insert({b, Phases{arrivals, arrivals, 0, 0, {}, {}}}).second) fail("a barrier is made twice");
+}
+void barrier_arrive(Barrier* b) { arrive_at(b, 0); }
+void barrier_expect(Barrier* b, uint32_t bytes) { arrive_at(b, bytes); }
+__attribute__((noinline)) void barrier_wait(Barrier* b, uint32_t parity) {
+  note_read(b, sizeof *b);
+  Phases& p = phases_of(b);
+  if ((p.phase & 1) == parity) {
+    {
+      const Unnoticed scope;
+      p.waiters.push_back({slot->thread, parity});
+    }
+    wait_as(State::Phase, __builtin_return_address(0));
+  }
+  acquire(&p.token[parity]);
+}
+void bulk_load(void* shared, const void* from, uint32_t bytes, Barrier* b) {
+  check_bulk(shared, from, bytes, shared);
+  phases_of(b);
+  start_bulk_copy(shared, from, bytes, b);
+}
+void bulk_store(void* to, const void* shared, uint32_t bytes) {
+  check_bulk(to, shared, bytes, shared);
+  if (poisoned(to, bytes)) fail("a bulk store leaves the array");
+  ++slot->running().stores;
+  start_bulk_copy(to, shared, bytes, nullptr);
+}
+void bulk_fence() { release(&slot->fence_token); }
+__attribute__((noinline)) void bulk_stores_read() {
+  Thread& t = slot->running();
+  if (t.stores) wait_as(State::Stores, __builtin_return_address(0));
+  acquire(&t.stores_token);
+}
 __attribute__((noinline)) void back_off() { wait_as(State::Waiting, __builtin_return_address(0)); }
 
 }  // namespace simt

@@ -10,15 +10,18 @@
 //     so that what a lane waits for has to come from another wave;
 //   Options::resident blocks at once, some much slower than others: a block that waits for one that has not started
 //     waits for ever;
-//   shared memory that holds garbage when a block starts.
+//   shared memory that holds garbage when a block starts, and of which there is no more than Options::bulk_copies says;
+//   copies that a thread starts, of which none has to be done before the thread waits for it;
+//   bulk copies, each of which reads and writes at some time before it counts as done, whatever its thread does
+//     meanwhile; barriers in shared memory whose phases count arrivals and bytes; a wait for one does not keep the rest of
+//     the warp from running, as on the GPUs that have them.
 // What breaks these rules ends the process with kFailed and a message: the rule, kernel, block, and where each thread
 // was. With the sanitizers, whose reports are followed by kernel, block and thread, also: accesses out of bounds (of
-// shared memory by index only), misaligned ones, signed overflow, and races, where collectives order nothing.
+// static shared memory by index only), misaligned ones, signed overflow, and races, where collectives order nothing.
+// A bulk copy is an access by a thread of its own: a load follows what its thread had seen, a store what was fenced.
 //
 // Not modelled: registers and their limits, uninitialized registers, weak memory beyond what is a race, the order in
-// which a wave takes the two sides of a branch. Nor bulk copies and mbarriers, which no kernel uses yet. Their place:
-// an mbarrier counts arrivals and bytes, waiting on one is one more State of emulator.cpp, and a bulk copy is an entry
-// in a queue of its Slot, served in a round that is drawn, so that nothing may rely on it before.
+// which a wave takes the two sides of a branch.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -42,13 +45,14 @@ struct Options {
   int wave = 32;         // lanes: 32 or 64
   int resident = 3;      // blocks at once
   bool reverse = false;  // the order in which blocks start
+  bool bulk_copies = false;  // then a block may have more shared memory than every GPU has
   std::string title;     // for messages
 };
 extern Options options;
 
-// Runs body() for every thread of the grid, and returns when all have ended. `kernel` is the function that body calls,
-// for messages.
-void launch(const void* kernel, unsigned blocks, unsigned threads, const std::function<void()>& body);
+// Runs body() for every thread of the grid, and returns when all have ended. `kernel` is the function that body calls;
+// `shared` are bytes of dynamic shared memory a block.
+void launch(const void* kernel, unsigned blocks, unsigned threads, unsigned shared, const std::function<void()>& body);
 
 // What a running thread may ask for.
 uint64_t shuffle(uint64_t value, int source);  // the value of lane `source` of the warp
@@ -56,5 +60,31 @@ uint64_t ballot(bool predicate);               // bit i: lane i of the wave
 void barrier();
 void back_off();   // between two looks at what another wave will write
 void published();  // this thread writes something that another may wait for
+void warp_barrier();  // orders the memory of a warp's lanes
+char* dynamic_shared(int alignment);
+
+// Reads 16 aligned bytes, of which some belong to an array: what the others hold is drawn.
+void peek(void* to, const void* from, size_t bytes);
+
+// Copies by one thread for itself, in batches.
+void start_copy(void* to, const void* from, void (*copy)(void*, const void*));
+void end_copies();
+void wait_copies(int pending);
+template <int kBytes> void copy_async(void* to, const void* from) {
+  struct alignas(kBytes) Bytes { char item[kBytes]; };
+  start_copy(to, from, [](void* to, const void* from) { *static_cast<Bytes*>(to) = *static_cast<const Bytes*>(from); });
+}
+
+// csrc/kernels/gpu.cuh says what these are. What a barrier holds is kept by the emulator.
+struct Barrier { uint64_t opaque; };
+void barrier_init(Barrier* b, int arrivals);
+inline void barriers_made() {}
+void barrier_arrive(Barrier* b);
+void barrier_expect(Barrier* b, uint32_t bytes);
+void barrier_wait(Barrier* b, uint32_t parity);
+void bulk_load(void* shared, const void* from, uint32_t bytes, Barrier* b);
+void bulk_store(void* to, const void* shared, uint32_t bytes);
+void bulk_fence();
+void bulk_stores_read();
 
 }  // namespace simt

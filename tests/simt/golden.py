@@ -17,7 +17,8 @@ from torchreduce.plans import _NUMBERS as NUMBERS
 from torchreduce.table import BY_NAME, Op
 from torchreduce.testing import GOLDEN_FILE, Golden, golden_cases
 
-FAMILIES = {"reduction": 2, "scan": 4}  # of csrc/plan.h
+FAMILIES = {"reduction": 2, "scan": 4}  # of csrc/plan.h, and one more scan
+PIPELINE = 4
 
 
 def op_of(case: Golden) -> Op:
@@ -28,6 +29,20 @@ def op_of(case: Golden) -> Op:
 def dims_of(case: Golden) -> list[int]:
     dim = case.options.get("dim", tuple(range(len(case.shape))))
     return [dim] if isinstance(dim, int) else list(dim)
+
+
+def families(case: Golden) -> list[int]:
+    """Those that can serve the case."""
+    kind = op_of(case).kind
+    pipelined = (
+        kind == "scan"
+        and case.function in ("cumsum", "cumprod", "logcumsumexp")
+        and case.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        and values_dtype(case) == case.dtype
+        and dims_of(case)[0] % len(case.shape) == len(case.shape) - 1
+        and case.shape[-1] > 1
+    )
+    return [*range(FAMILIES[kind]), *[PIPELINE] * pipelined]
 
 
 def values_dtype(case: Golden) -> torch.dtype:
@@ -58,7 +73,7 @@ def main(program: str, waves: list[str]) -> None:
         for case in golden_cases():
             elements = Path(folder) / str(case.seed)
             elements.write_bytes(case.input().flatten().view(torch.uint8).numpy().tobytes())
-            for family in range(FAMILIES[op_of(case).kind]):
+            for family in families(case):
                 runs.append((case, family))
                 lines.append(problem(case, family, elements))
         problems = Path(folder) / "problems"

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "cpu/cpu.h"
+#include "emulator.h"
 #include "kernels/gpu.h"
 #include "reference.h"
 
@@ -122,10 +123,11 @@ ScanCall scan_call(const Problem& p, const Array& x, const Array& out, const Arr
 
 template <class Call> void emulate(Call& call, int multiprocessors, const char* (*entry)(const Call&, void*, void*),
                                    std::string& plan_text) {
-  call.plan = plan(call, DeviceFacts{true, multiprocessors});
+  call.plan = plan(call, DeviceFacts{true, multiprocessors, simt::options.bulk_copies});
   const Plan& p = call.plan;
   plan_text = std::string(family_name(p.family)) + " lanes " + std::to_string(p.lanes) + " warps " +
-              std::to_string(p.warps) + " leaves " + std::to_string(p.leaves) + " splits " + std::to_string(p.splits) +
+              std::to_string(p.warps) + " leaves " + std::to_string(p.leaves) + " rows " + std::to_string(p.rows) +
+              " threads " + std::to_string(p.threads) + " splits " + std::to_string(p.splits) +
               " blocks " + std::to_string(p.blocks) + (p.vector_loads ? " vector loads" : "");
   const std::unique_ptr<char[]> workspace(new char[size_t(p.workspace)]);
   memset(workspace.get(), kGap, size_t(p.workspace));

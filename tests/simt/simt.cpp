@@ -27,10 +27,12 @@ using namespace torchreduce;
 
 namespace {
 
-// A plan for a GPU of that many multiprocessors.
+// A plan for a GPU of that many multiprocessors, and for arrays that lie in memory in one of the first ways.
 struct Policy {
   PlanOverride forced;
   int multiprocessors = 132;
+  int memories = kNearMemories;
+  bool bulk_copies = false;
 };
 using Policies = std::vector<Policy>;
 
@@ -68,11 +70,12 @@ void check(const Problem& p, const Policies& policies, bool far = false) {
     const auto elements = make_elements(p.in, p.numel(), seed + uint64_t(turn), Values(turn % kValues));
     const auto expected = solve_by_reference(p, elements);
     expect_equal(solve_by_cpu(p, elements), expected, describe(p) + " on the CPU");
-    const auto in = far ? Memory::Far : Memory((draw >> 10) % kNearMemories);
-    const auto out = far ? Memory::Far : Memory((draw >> 15) % kNearMemories);
+    const auto in = far ? Memory::Far : Memory((draw >> 10) % uint64_t(policy.memories));
+    const auto out = far ? Memory::Far : Memory((draw >> 15) % uint64_t(policy.memories));
     const bool in_place = p.op == "cumsum" && !p.exclusive && p.in == p.out && (draw >> 20) % 4 == 0;
     simt::options.seed = seed + uint32_t(turn);
     simt::options.reverse = (draw >> 25) % 2;
+    simt::options.bulk_copies = policy.bulk_copies;
     simt::options.title = describe(p) + ", memory " + std::to_string(int(in)) + " to " + std::to_string(int(out)) +
                           (in_place ? ", in place" : "");
     force_plan(policy.forced);
@@ -109,9 +112,11 @@ void check_reductions(const std::vector<std::vector<int64_t>>& shapes, uint64_t 
 }
 
 constexpr int kRows = int(Family::Rows), kColumns = int(Family::Columns), kChain = int(Family::Chain),
-              kColumnsChain = int(Family::ColumnsChain);
+              kColumnsChain = int(Family::ColumnsChain), kPipeline = int(Family::Pipeline);
+constexpr int kInRuns = 2;   // rows lie one after another in memory, aligned or not
+constexpr int kInPitch = 3;  // or one element further apart
 const Policies kReducePolicies = {
-    // family, lanes, warps, leaves, vector loads
+    // family, lanes, warps, leaves, vector loads, staged rows
     {{}, 1},
     {{}, 132},
     {{kRows, 32, 1, 1, -1}},
@@ -171,16 +176,39 @@ void check_scans(const std::vector<std::vector<int64_t>>& shapes, uint64_t along
   }
 }
 
-void scan_rows() {
-  const Policies policies = {
-      {{}, 1}, {{kRows, -1, -1, -1, -1}}, {{kRows, 32, -1, -1, 0}}, {{kColumns, -1, -1, -1, -1}}};
+void scan_rows() {  // walked by a warp each, or a few lanes a row
+  const Policies policies = {{{}, 1},
+                             {{kRows, -1, -1, -1, -1, 0}},
+                             {{kRows, 32, -1, -1, 0, 0}},
+                             {{kColumns, -1, -1, -1, -1}}};
   check_scans({{1, 1}, {300, 7}, {40, 8}, {17, 9}, {33, 64}, {3, 255}, {9, 256}, {2, 257}, {3, 2000}, {2, 8193}}, 2,
               policies);
 }
+void staged_rows() {
+  const Policies policies = {{{kRows, -1, -1, -1, 0, -1}, 132, kInRuns}};
+  check_scans({{1, 1}, {700, 7}, {5000, 2}, {40, 8}, {600, 9}, {33, 64}, {70, 255}, {9, 257}, {3, 1999}, {2, 8000}}, 2,
+              policies);
+}
+void wide_rows() {  // of at most a tile, or a block tile
+  const Policies policies = {{{kRows, -1, -1, -1, -1}, 132, 1}};
+  check_scans({{1, 7}, {1, 250}, {1, 2001}, {1, 8191}, {300, 16}, {40, 64}, {9, 256}, {3, 272}, {9, 1040}, {3, 2064}},
+              2, policies);
+  check_scans({{2, 8192}, {5, 4112}}, 2, {{{kRows, -1, 8, -1, -1}, 132, 1}});
+}
 void scan_columns() {
-  const Policies policies = {{{}, 1}, {{kColumns, -1, -1, -1, -1}}, {{kRows, -1, -1, -1, -1}}};
+  const Policies policies = {{{}, 1},
+                             {{kColumns, -1, -1, -1, -1}},
+                             {{kColumns, -1, -1, -1, -1}, 1, kNearMemories, true},
+                             {{kRows, -1, -1, -1, -1}}};
   check_scans({{1, 1}, {8, 300}, {9, 33}, {256, 3}, {257, 1}, {2000, 33}, {8200, 2}}, 1, policies);
   check_scans({{5, 300, 3}}, 2, policies);
+}
+void wide_columns() {
+  const Policies policies = {{{kColumns, -1, -1, -1, -1}, 1, 1},
+                             {{kColumns, -1, -1, -1, -1}, 2, 1, true},
+                             {{kColumns, -1, -1, -1, 0}, 2, 1}};
+  check_scans({{1, 16}, {8, 320}, {250, 48}, {256, 64}, {2000, 16}, {8200, 8}}, 1, policies);
+  check_scans({{5, 300, 32}}, 2, policies);
 }
 void chain() {
   const Policies policies = {{{kChain, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, 0}}};
@@ -194,6 +222,23 @@ void columns_chain() {
                              {{kColumnsChain, 32, -1, -1, -1}}};
   check_scans({{300, 33}, {8193, 2}, {2 * 8192 + 5, 1}, {8192 + 300, 17}}, 1, policies);
   check_scans({{2 * kSuperblock + 3 * 8192 + 5, 1}}, 1, {{{kColumnsChain, 32, -1, -1, -1}}});
+}
+// Stages and windows are used up several times over.
+void pipeline() {
+  constexpr Scanned kTypes[] = {{"cumsum", Dtype::F32, Dtype::F32},
+                                {"cumsum", Dtype::BF16, Dtype::BF16},
+                                {"cumprod", Dtype::F16, Dtype::F16},
+                                {"logcumsumexp", Dtype::F32, Dtype::F32}};
+  const Policies policies = {{{kPipeline, -1, -1, -1, -1}, 3, kInPitch, true}};
+  for (const Scanned& s : kTypes)
+    for (int form = 0; form < 4; ++form) {  // exclusive, reverse
+      check({s.op, s.in, s.out, {9, 300}, 2, form % 2 != 0, form / 2 != 0}, policies);
+      check({s.op, s.in, s.out, {3, 3 * 8192 + 5}, 2, form % 2 != 0, form / 2 != 0}, policies);
+      check({s.op, s.in, s.out, {2, 4 * 8192}, 2, form % 2 != 0, form / 2 != 0}, policies);
+    }
+  const Policies few = {{{kPipeline, -1, -1, -1, -1}, 2, kInPitch, true}};
+  check({"cumsum", Dtype::F32, Dtype::F32, {1, 70 * 8192 + 9}, 2}, few);
+  check({"cumsum", Dtype::BF16, Dtype::BF16, {1, 200 * 8192 + 9}, 2, false, true}, few);
 }
 
 // ---- both -----------------------------------------------------------------------------------------------------------
@@ -220,6 +265,7 @@ void superblocks() {
   check({"cumsum", Dtype::F64, Dtype::F64, {1, n}, 2}, {{{kRows, -1, -1, -1, -1}}, {{kColumns, -1, -1, -1, -1}}});
   check({"cumsum", Dtype::F64, Dtype::F64, {1, n}, 2}, chains);
   check({"cumsum", Dtype::F64, Dtype::F64, {n, 1}, 1}, {{{kColumnsChain, 32, -1, -1, -1}}});
+  check({"cumsum", Dtype::F64, Dtype::F64, {n, 2}, 1}, {{{kColumns, -1, -1, -1, -1}, 2, 1}});
 }
 
 struct Group {
@@ -232,9 +278,13 @@ constexpr Group kGroups[] = {
     {"columns", columns},
     {"split", split},
     {"scan_rows", scan_rows},
+    {"staged_rows", staged_rows},
+    {"wide_rows", wide_rows},
     {"scan_columns", scan_columns},
+    {"wide_columns", wide_columns},
     {"chain", chain},
     {"columns_chain", columns_chain},
+    {"pipeline", pipeline},
     {"far", far},
     {"superblocks", superblocks},
 };
@@ -264,6 +314,7 @@ void solve(const char* path) {
       exit(1);
     }
     simt::options.title = line;
+    simt::options.bulk_copies = Family(family) == Family::Pipeline;
     force_plan({family, -1, -1, -1, -1});
     std::string plan;
     const auto result = solve_by_emulation(p, elements, Memory::Contiguous, Memory::Contiguous, false, 132, plan);

@@ -14,8 +14,11 @@
 #define __launch_bounds__(...)
 // The blocks that are resident at once run on threads of their own, which have nothing else of the kind.
 #define __shared__ static thread_local
+#define TR_EMULATED
+#define TR_DYNAMIC_SHARED(name, alignment) char* const name = simt::dynamic_shared(alignment)
 
 #define __syncthreads() simt::barrier()
+#define __builtin_amdgcn_wave_barrier() simt::warp_barrier()
 #define __builtin_amdgcn_s_sleep(n) simt::back_off()
 #define __HIP_MEMORY_SCOPE_AGENT 4
 #define __hip_atomic_load(p, order, scope) __atomic_load_n(p, order)
@@ -32,14 +35,18 @@ __forceinline__ unsigned long long atomicAdd(unsigned long long* p, unsigned lon
   return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
 }
 
+__forceinline__ int __ffs(unsigned bits) { return __builtin_ffs(int(bits)); }
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+
 using hipStream_t = void*;
 enum hipError_t { hipSuccess = 0 };
 enum hipDeviceAttribute_t { hipDeviceAttributeMultiprocessorCount };
 
 // Work is done when the call returns.
 template <class... P, class... A>
-void hipLaunchKernelGGL(void (*kernel)(P...), dim3 blocks, dim3 threads, unsigned, hipStream_t, const A&... args) {
-  simt::launch(reinterpret_cast<const void*>(kernel), blocks.x, threads.x, [&] { kernel(args...); });
+void hipLaunchKernelGGL(void (*kernel)(P...), dim3 blocks, dim3 threads, unsigned shared, hipStream_t,
+                        const A&... args) {
+  simt::launch(reinterpret_cast<const void*>(kernel), blocks.x, threads.x, shared, [&] { kernel(args...); });
 }
 inline hipError_t hipMemsetAsync(void* p, int value, size_t bytes, hipStream_t) {
   memset(p, value, bytes);
