@@ -48,6 +48,9 @@ constexpr int kStageBytes = 16 << 10;                              // of rows st
 constexpr int kShortRows = 4;                                      // rows of at most a tile that a lane takes
 constexpr int kRowTiles = 4;                                       // tiles of a longer row that a warp takes
 
+// What plans ask of GPU `device`; nothing in a build without a GPU part.
+DeviceFacts gpu_facts(int device);
+
 // Fields a test or a user forces; -1 leaves the planner's choice. A value a case cannot be served with is an
 // std::invalid_argument.
 struct PlanOverride {

@@ -165,6 +165,7 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("force_plan", &force_fields, py::arg("fields"));
   m.def("forced_plan", &forced_fields);
+  m.def("bulk_copies", [](int device) { return gpu_facts(device).bulk_copies; }, py::arg("device"));
   m.def("plan", &plan_of, py::arg("op"), py::arg("sizes"), py::arg("strides"), py::arg("dim"), py::arg("dtype"),
         py::arg("out_dtype"), py::arg("aligned"), py::arg("gpu"), py::arg("multiprocessors"),
         py::arg("bulk_copies") = false);

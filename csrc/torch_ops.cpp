@@ -365,4 +365,13 @@ const bool registered = [] {
 }();
 
 }  // namespace
+
+DeviceFacts gpu_facts([[maybe_unused]] int device) {
+#ifdef TORCHREDUCE_GPU
+  return gpu::facts(device);
+#else
+  return {};
+#endif
+}
+
 }  // namespace torchreduce

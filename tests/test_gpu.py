@@ -97,16 +97,42 @@ def test_side_streams():
             assert_bitwise_equal(a, e)
 
 
-@pytest.mark.parametrize("family", ("chain", "columns_chain"))
+hopper = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="needs bulk copies"
+)
+
+
+@pytest.mark.parametrize("family", ("chain", "columns_chain", "columns", pytest.param("pipeline", marks=hopper)))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64, torch.int32))
 def test_chains_relaunched_are_identical(family, dtype):
     """pytorch #75240. A carry that is taken too early shows as a difference, sooner or later."""
+    if family == "pipeline" and dtype not in (torch.float32, torch.bfloat16):
+        return
     for shape, dim in (((2**22 + 5,), 0), ((9, 200_003), 1), ((100_003, 17), 0), ((33, 8193), 1)):
+        if family == "pipeline" and dim != len(shape) - 1:
+            continue
         x = values(shape, dtype, seed=2).cuda()
         expected = tr.cumsum(x.cpu(), dim).cuda()
         with force_plan(family=family):
             for _ in range(25):
                 assert torch.equal(bits(tr.cumsum(x, dim)), bits(expected))
+
+
+@hopper
+@pytest.mark.parametrize("name", ("cumsum", "cumprod", "logcumsumexp"))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+def test_long_rows_go_through_the_pipeline(name, dtype):
+    """Any start of input and output, whole and partial tiles, several rows, forwards and back: the CPU's bits."""
+    for rows, n in ((1, 8193), (1, 100_001), (3, 70_003), (5, 16384)):
+        buffer = values((rows * n + 16,), dtype, seed=4).cuda()
+        for start, exclusive, reverse in itertools.product((0, 1, 3), (False, True), (False, True)):
+            x = buffer[start : start + rows * n].view(rows, n)
+            out = torch.zeros_like(buffer)[2 * start : 2 * start + rows * n].view(rows, n)
+            with force_plan(family="pipeline"):
+                assert tr.explain(name, x, 1).family == "pipeline"
+                getattr(tr, name)(x, 1, exclusive=exclusive, reverse=reverse, out=out)
+            assert_bitwise_equal(out, getattr(tr, name)(x.cpu(), 1, exclusive=exclusive, reverse=reverse))
+    assert tr.explain(name, values((2**20,), dtype, seed=1).cuda(), 0).family == "pipeline"
 
 
 def bits(x):

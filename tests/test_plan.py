@@ -12,7 +12,7 @@ from torchreduce.testing import force_plan
 NUMBERS = {torch.uint8: 0, torch.int8: 1, torch.int64: 4, torch.float16: 5, torch.float32: 6, torch.float64: 7,
            torch.bfloat16: 15}  # fmt: skip
 MULTIPROCESSORS = 132
-LEAF, BLOCK_TILE = 2048, 8192
+LEAF, TILE, BLOCK_TILE = 2048, 256, 8192
 
 
 def plan(op, shape, dim, dtype=torch.float32, out=None, strides=None, aligned=True, gpu=True):
@@ -68,9 +68,16 @@ def test_scan_plans_cover_the_rows_in_little_workspace(shape, dim, dtype, out):
         assert p["blocks"] == rows * tiles
     elif p["family"] == "columns_chain":
         assert p["blocks"] * (p["threads"] // p["lanes"]) >= rows * tiles
+    elif p["family"] == "columns":  # blocks stay and go from tile to tile
+        tiles = -(-n // TILE)
+        assert p["splits"] == tiles and p["blocks"] >= 1 and p["threads"] % (p["lanes"] * p["warps"]) == 0
+        assert (p["workspace"] == 0) == (tiles == 1)
+    elif p["rows"]:
+        assert p["workspace"] == 0 and p["blocks"] * p["rows"] >= rows
     else:
-        assert p["workspace"] == 0 and p["blocks"] * (p["threads"] // p["lanes"]) >= rows
-    assert p["workspace"] <= 64 * rows * tiles and p["blocks"] < 2**31
+        at_once = 4 if p["vector_loads"] and n <= TILE else 1
+        assert p["workspace"] == 0 and p["blocks"] * at_once * (p["threads"] // (p["lanes"] * p["warps"])) >= rows
+    assert p["workspace"] <= 64 * rows * tiles + 64 and p["blocks"] < 2**31
 
 
 def test_lanes_go_where_the_stride_is_small():
@@ -87,7 +94,17 @@ def test_lanes_go_where_the_stride_is_small():
 def test_outer_scans_of_few_columns_are_split():
     """pytorch #122170: cumsum over dim 0 of (1M, 32) took 338 ms, one thread a column."""
     p = plan("cumsum", (1_000_000, 32), 0)
+    assert p["splits"] == -(-1_000_000 // TILE) and p["blocks"] >= 100
+    p = plan("cumsum", (1_000_000, 3), 0)
     assert p["family"] == "columns_chain" and p["blocks"] >= 100
+
+
+def test_long_rows_go_through_the_pipeline_where_there_are_bulk_copies():
+    numbers = NUMBERS[torch.bfloat16], NUMBERS[torch.bfloat16]
+    for sizes, strides in (((2**20,), (1,)), ((3, 100_001), (100_001, 1)), ((3, 100_001), (100_008, 1))):
+        call = ("cumsum", sizes, strides, [len(sizes) - 1], *numbers, False, True, MULTIPROCESSORS)
+        assert _C.plan(*call, True)["family"] == "pipeline" and _C.plan(*call, False)["family"] == "chain"
+    assert _C.plan("cumsum", (2**20,), (2,), [0], *numbers, True, True, MULTIPROCESSORS, True)["family"] == "chain"
 
 
 def test_few_long_rows_are_split():

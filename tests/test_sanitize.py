@@ -33,8 +33,9 @@ REDUCE = (
     {"family": "columns", "lanes": 1, "leaves": 1},
     {"family": "columns", "lanes": 8, "leaves": 2},
 )
-SCAN = ({}, {"family": "rows"}, {"family": "columns"}, {"family": "chain"}, {"family": "columns_chain"},
-        {"family": "columns_chain", "lanes": 4})  # fmt: skip
+SCAN = ({}, {"family": "rows"}, {"family": "rows", "rows": 0, "vector_loads": False}, {"family": "columns"},
+        {"family": "columns", "vector_loads": False}, {"family": "chain"}, {"family": "columns_chain"},
+        {"family": "columns_chain", "lanes": 4}, {"family": "pipeline"})  # fmt: skip
 SCANS = (
     ("cumsum", {}, torch.float32),
     ("cumsum", {}, torch.bfloat16),
@@ -62,7 +63,11 @@ def check(name, x, dim, options, forced, device):
     for layout in ("contiguous", "misaligned", "sliced"):
         view = LAYOUTS[layout](x.to(device))
         with force_plan(**forced):
-            result = getattr(tr, name)(view, dim, **options)
+            try:
+                result = getattr(tr, name)(view, dim, **options)
+            except ValueError:  # the pipeline serves some types and layouts only
+                assert forced["family"] == "pipeline"
+                continue
         assert_bitwise_equal(result, expected)
 
 
@@ -87,6 +92,8 @@ def test_decayed_sums(device, dtype, forced):
         g, x = values(shape, dtype, seed=1), values(shape, dtype, seed=2)
         inputs = g, x, tr.logcumsumexp(x, dim)
         expected = torch.ops.torchreduce.decayed_sum(*inputs, dim, True, 0)
+        if forced.get("family") == "pipeline":
+            continue
         with force_plan(**forced):
             result = torch.ops.torchreduce.decayed_sum(*(t.to(device) for t in inputs), dim, True, 0)
         assert_bitwise_equal(result, expected)

@@ -19,9 +19,10 @@ _FAMILIES = {
     ("reduction", "rows"): "lanes side by side along each row",
     ("reduction", "columns"): "lanes side by side across rows, each row walked by one or a few of them",
     ("scan", "rows"): "each row walked by the lanes of one group, tile by tile",
-    ("scan", "columns"): "lanes side by side across rows, each walking its own",
+    ("scan", "columns"): "strips of rows side by side, tile by tile, carries from the totals of earlier tiles",
     ("scan", "chain"): "each row cut into block tiles that hand their totals on",
-    ("scan", "columns_chain"): "columns cut into block tiles that hand their totals on",
+    ("scan", "columns_chain"): "few columns cut into block tiles that hand their totals on",
+    ("scan", "pipeline"): "each row cut into block tiles, by blocks that stay and copy in bulk",
 }
 
 
@@ -32,12 +33,12 @@ class Plan:
     call: str
     device: str
     kind: str  # "reduction" or "scan"
-    family: str  # "rows", "columns"; of scans on a GPU also "chain" and "columns_chain"
+    family: str  # "rows", "columns"; of scans on a GPU also "chain", "columns_chain", "pipeline"
     lanes: int  # rows: along a row; columns: along a column
     warps: int  # rows: along a row, within a block
     leaves: int  # reductions: leaves of 2048 elements in the run of a row that one warp or block takes
     rows: int  # scans, rows: rows that a block stages in shared memory; 0: rows are read as they lie
-    splits: int  # reductions: runs a row; chains: block tiles a row
+    splits: int  # reductions: runs a row; scans: block tiles a row, or tiles of a column
     blocks: int  # GPU: grid size; CPU: tasks
     threads: int  # GPU: block size
     shared: int  # scans, columns: bytes of dynamic shared memory a block
@@ -103,6 +104,7 @@ def explain(
         input.data_ptr() % 16 == 0,
         gpu,
         properties.multi_processor_count if properties else torch.get_num_threads(),
+        gpu and _C.bulk_copies(input.device.index),
     )
     along = dim if axis is None else axis
     call = f"{name} of {input.dtype} {tuple(input.shape)} with strides {input.stride()}, dim={along}"

@@ -47,6 +47,7 @@ constexpr ScanRow kScans[] = {
 #define TR_ROW(name, signature, scan, min) {#name, Scan::scan, min},
     TR_FOR_EACH_SCAN_OP(TR_ROW)
 #undef TR_ROW
+    {"decayed_sum", Scan::Decay, false},  // of one array as all three inputs
 };
 const ScanRow* scan_of(const std::string& op) {
   for (const ScanRow& row : kScans)
@@ -105,6 +106,7 @@ ScanCall scan_call(const Problem& p, const Array& x, const Array& out, const Arr
   call.op = scan_of(p.op)->scan;
   call.options.min = scan_of(p.op)->min;
   call.in = Source{x.data(), p.in, accumulator_of(p.in, p.out), false};
+  if (call.op == Scan::Decay) call.in.more[0] = call.in.more[1] = x.data();
   call.out = Output{out.data(), indices ? reinterpret_cast<int64_t*>(indices->data()) : nullptr, p.out};
   call.exclusive = p.exclusive;
   call.reverse = p.reverse;
@@ -113,6 +115,7 @@ ScanCall scan_call(const Problem& p, const Array& x, const Array& out, const Arr
   if (p.reverse && l.reduced) {
     int64_t &in = l.in[l.kept], &to = l.out[l.kept];
     call.in.data = x.data() + (l.length - 1) * in * size_of(p.in);
+    if (call.op == Scan::Decay) call.in.more[0] = call.in.more[1] = call.in.data;
     call.out.values = out.data() + (l.length - 1) * to * size_of(p.out);
     if (indices) call.out.indices += (l.length - 1) * to;
     in = -in;
@@ -189,7 +192,10 @@ template <class S, class E> void scan_rows(const ScanCall& call) {
       const int64_t offset = start.in + i * in;
       if constexpr (std::is_same_v<E, F16> || std::is_same_v<E, BF16>)
         return op.load(static_cast<const E*>(call.in.data)[offset], i);
-      else return op.load(load_as<E>(call.in.dtype, call.in.data, offset, false), i);
+      else if constexpr (S::kInputs == 3) {
+        const E v = static_cast<const E*>(call.in.data)[offset];
+        return op.load({v, v, v}, i);
+      } else return op.load(load_as<E>(call.in.dtype, call.in.data, offset, false), i);
     });
     if constexpr (kHasStart<S>)
       if (call.exclusive) {
@@ -212,16 +218,14 @@ template <class S, class E> void scan_rows(const ScanCall& call) {
 }
 
 template <template <class> class Op> void scan_by_reference(const ScanCall& call) {
-  if constexpr (Op<float>::kInputs == 1) {
-    if constexpr (Op<float>::kIndexed) {
-      if (call.in.dtype == Dtype::F16) return scan_rows<Op<F16>, F16>(call);
-      if (call.in.dtype == Dtype::BF16) return scan_rows<Op<BF16>, BF16>(call);
-    }
-    if constexpr (Op<float>::kIntegers)
-      if (call.in.accumulator == Dtype::I64) return scan_rows<Op<int64_t>, int64_t>(call);
-    if (call.in.accumulator == Dtype::F64) return scan_rows<Op<double>, double>(call);
-    scan_rows<Op<float>, float>(call);
+  if constexpr (Op<float>::kIndexed) {
+    if (call.in.dtype == Dtype::F16) return scan_rows<Op<F16>, F16>(call);
+    if (call.in.dtype == Dtype::BF16) return scan_rows<Op<BF16>, BF16>(call);
   }
+  if constexpr (Op<float>::kIntegers)
+    if (call.in.accumulator == Dtype::I64) return scan_rows<Op<int64_t>, int64_t>(call);
+  if (call.in.accumulator == Dtype::F64) return scan_rows<Op<double>, double>(call);
+  scan_rows<Op<float>, float>(call);
 }
 
 }  // namespace

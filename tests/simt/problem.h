@@ -8,7 +8,7 @@
 #include "array.h"
 
 struct Problem {
-  std::string op;  // a name of TR_FOR_EACH_REDUCTION_OP (call.h), or of TR_FOR_EACH_SCAN_OP
+  std::string op;  // a name of TR_FOR_EACH_REDUCTION_OP (call.h), or of TR_FOR_EACH_SCAN_OP, or decayed_sum
   torchreduce::Dtype in;
   torchreduce::Dtype out;  // of values; an indexed op's indices are int64
   std::vector<int64_t> sizes;

@@ -162,15 +162,16 @@ constexpr Scanned kScanned[] = {
     {"cumsum", Dtype::U8, Dtype::I64},    {"cumsum", Dtype::F16, Dtype::F16},   {"cumprod", Dtype::F32, Dtype::F32},
     {"cumprod", Dtype::BF16, Dtype::F64}, {"cumprod", Dtype::I8, Dtype::I64},   {"logcumsumexp", Dtype::F32, Dtype::F32},
     {"logcumsumexp", Dtype::F16, Dtype::F16}, {"cummax", Dtype::BF16, Dtype::BF16}, {"cummin", Dtype::F64, Dtype::F64},
-    {"cummax", Dtype::Bool, Dtype::Bool},
+    {"cummax", Dtype::Bool, Dtype::Bool}, {"decayed_sum", Dtype::F32, Dtype::F32}, {"decayed_sum", Dtype::F64, Dtype::F64},
 };
 void check_scans(const std::vector<std::vector<int64_t>>& shapes, uint64_t along, const Policies& policies) {
   for (const Scanned& s : kScanned) {
     int turn = 0;
-    const bool indexed = std::string_view(s.op).starts_with("cumm");  // cummax, cummin: never exclusive
+    const std::string_view op = s.op;
+    const bool inclusive = op == "cummax" || op == "cummin" || op == "decayed_sum";
     for (const auto& sizes : shapes) {
       check({s.op, s.in, s.out, sizes, along}, policies);
-      check({s.op, s.in, s.out, sizes, along, turn % 3 != 0 && !indexed, turn % 3 != 1}, policies);
+      check({s.op, s.in, s.out, sizes, along, turn % 3 != 0 && !inclusive, turn % 3 != 1}, policies);
       ++turn;
     }
   }
