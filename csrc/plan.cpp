@@ -383,7 +383,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       plan.blocks = std::min<int64_t>(l.rows * plan.splits, device.multiprocessors);
       break;
   }
-  if (plan.family != Family::Rows && plan.splits > 1) {
+  // Chains take tickets even where rows are not split.
+  if (plan.family != Family::Rows && (plan.family != Family::Columns || plan.splits > 1)) {
     // scan_chain.cuh and scan_columns.cuh: a flag beside each 4 bytes of a total, and of the two values of a
     // superblock.
     const ScanBytes bytes = scan_bytes(call);

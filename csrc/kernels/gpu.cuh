@@ -189,6 +189,15 @@ template <class P> __device__ __forceinline__ P load_granule(const P* p) {
 #endif
 }
 
+// A word of shared memory, of which no byte is used that another thread may be writing.
+__device__ __forceinline__ uint32_t load_beside(const uint32_t* p) {
+#if defined(TR_EMULATED)
+  return simt::peek_word(p);
+#else
+  return *p;
+#endif
+}
+
 // Starts a copy of kBytes (4, 8 or 16, aligned) from global to shared memory, which only this thread may read, after a
 // wait. Where there are no such copies, it is done at once.
 template <int kBytes> __device__ __forceinline__ void copy_async(void* shared, const void* from) {

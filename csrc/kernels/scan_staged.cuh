@@ -14,12 +14,12 @@ struct Stage {
 
   __device__ uint32_t& word(int w) { return words[w + kMargin + ((w + kMargin) >> 5)]; }
 
-  // kCount words from any byte on.
+  // kCount words from any byte on, while others may be writing beside what is used of them.
   template <int kCount> __device__ void read(int byte, uint32_t (&w)[kCount]) {
     const int first = byte >> 2, shift = (byte & 3) * 8;
     uint32_t v[kCount + 1];
 #pragma unroll
-    for (int i = 0; i < kCount + 1; ++i) v[i] = word(first + i);
+    for (int i = 0; i < kCount + 1; ++i) v[i] = load_beside(&word(first + i));
 #pragma unroll
     for (int i = 0; i < kCount; ++i) w[i] = funnel_right(v[i], v[i + 1], shift);
   }
@@ -29,7 +29,7 @@ struct Stage {
       read(byte, w);
     } else {
 #pragma unroll
-      for (int i = 0; i < kGroupWords<E>; ++i) w[i] = word((byte >> 2) + i);
+      for (int i = 0; i < kGroupWords<E>; ++i) w[i] = load_beside(&word((byte >> 2) + i));
     }
   }
   template <class E> __device__ void write(int byte, E x) {

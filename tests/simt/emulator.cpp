@@ -662,6 +662,7 @@ char* dynamic_shared(int alignment) {
 void peek(void* to, const void* from, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 16) copy_granule(static_cast<char*>(to) + i, static_cast<const char*>(from) + i);
 }
+uint32_t peek_word(const uint32_t* p) { return *p; }
 
 void start_copy(void* to, const void* from, void (*copy)(void*, const void*)) {
   Thread& t = slot->running();
