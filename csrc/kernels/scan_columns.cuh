@@ -232,11 +232,12 @@ __global__ void __launch_bounds__(column_threads(V), 2) scan_columns(TR_GRID_CON
       Totals upto = mine[k * part + group * pitch + column];
 #pragma unroll
       for (int d = 1; d < kLanes; d <<= 1) {
-        if (d >= Y) break;
+        if (d < Y) {
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-          const Acc lower = shuffle(upto.of[v], (lane_id() & ~(2 * d - 1)) + d - 1);
-          if (group & d) upto.of[v] = S::combine(lower, upto.of[v]);
+          for (int v = 0; v < V; ++v) {
+            const Acc lower = shuffle(upto.of[v], (lane_id() & ~(2 * d - 1)) + d - 1);
+            if (group & d) upto.of[v] = S::combine(lower, upto.of[v]);
+          }
         }
       }
       Totals exclusive;

@@ -106,7 +106,7 @@ MUTANTS = (
         "32-bit offset of a row", "kernels/reduce_rows.cuh",
         "const int64_t base = active ? row_start(layout, row).in : 0;",
         "const int base = active ? row_start(layout, row).in : 0;",
-        "reduce.Sum", ("far",), quick=True,
+        "reduce.Sum", ("far",),
     ),
     Mutant(
         "shared memory for one warp too few", "kernels/reduce_rows.cuh",
@@ -137,7 +137,7 @@ MUTANTS = (
     Mutant(
         "exclusive scans do not shift", "kernels/scan_rows.cuh",
         "const int64_t shift = call.exclusive ? 1 : 0;", "const int64_t shift = 0;",
-        "scan.CumSum", ("scan_columns",),
+        "scan.CumSum", ("scan_rows",),
     ),
     Mutant(
         "ties of a scan go to the earliest index", "scans.h",
@@ -175,10 +175,10 @@ MUTANTS = (
     Mutant(
         "look-back by block instead of ticket", "kernels/scan_chain.cuh",
         "ticket = int64_t(take_ticket(space.ticket))", "ticket = int64_t(blockIdx.x)",
-        "scan.CumSum", ("chain",), quick=True,
+        "scan.CumSum", ("chain",),
     ),
     Mutant(
-        "no barrier after the ticket", "kernels/scan_columns.cuh",
+        "no barrier after the ticket", "kernels/scan_columns_chain.cuh",
         "ticket = int64_t(take_ticket(space.ticket)); __syncthreads();",
         "ticket = int64_t(take_ticket(space.ticket));",
         "scan.CumSum", ("columns_chain",),
@@ -215,8 +215,146 @@ MUTANTS = (
     ),
     Mutant(
         "a workspace without room for the carries", "plan.cpp",
-        "+ ceil_div(plan.splits, kFan) * superblock", "",
+        ": plan.splits * total + above * superblock", ": plan.splits * total",
         "plan", ("chain",), "asan",
+    ),
+    Mutant(
+        "a chain of one block tile without a ticket", "plan.cpp",
+        "(plan.family != Family::Columns || plan.splits > 1)", "plan.splits > 1",
+        "plan", ("chain",), "asan",
+    ),
+    # ---- scans of staged and wide rows
+    Mutant(
+        "staged rows are read before they are there", "kernels/scan_staged.cuh",
+        "stage.word(w + i) = v[k].item[i]; } } } __syncthreads();", "stage.word(w + i) = v[k].item[i]; } } }",
+        "scan.CumSum", ("staged_rows",),
+    ),
+    Mutant(
+        "staged results are stored before they are there", "kernels/scan_staged.cuh",
+        "} __syncthreads(); char* out =", "} char* out =",
+        "scan.CumSum", ("staged_rows",),
+    ),
+    Mutant(
+        "the last element of a staged run is not written", "kernels/scan_staged.cuh",
+        "if (at >= 0 && at < bytes)", "if (at >= 0 && at < bytes - kSize)",
+        "scan.CumSum", ("staged_rows",),
+    ),
+    Mutant(
+        "whole granules where others write", "kernels/scan_staged.cuh",
+        "if (g >= out_phase && g + kGranule <= out_phase + bytes)", "if (g + kGranule <= out_phase + bytes)",
+        "scan.CumSum", ("staged_rows",),
+    ),
+    Mutant(
+        "no barrier before the warps of a row know their totals", "kernels/scan_rows.cuh",
+        "if (warps > 1) __syncthreads(); else warp_barrier();", "warp_barrier();",
+        "scan.CumSum", ("wide_rows",),
+    ),
+    Mutant(
+        "exclusive rows start anew in every warp", "kernels/scan_rows.cuh",
+        "part ? ends[warp - 1] : start_of<S>()", "start_of<S>()",
+        "scan.CumSum", ("wide_rows",),
+    ),
+    # ---- scans of columns
+    Mutant(
+        "no barrier before the totals of columns are read", "kernels/scan_columns.cuh",
+        "mine[k * part + y * pitch + x] = own; } __syncthreads();", "mine[k * part + y * pitch + x] = own; }",
+        "scan.CumSum", ("scan_columns",),
+    ),
+    Mutant(
+        "no barrier before the carries of columns are read", "kernels/scan_columns.cuh",
+        "+ column * V + v] = carry[v]; } __syncthreads();", "+ column * V + v] = carry[v]; }",
+        "scan.CumSum", ("scan_columns",), quick=True,
+    ),
+    Mutant(
+        "a job that is still read makes place", "kernels/scan_columns.cuh",
+        "job[it % (kColumnStages + 1)] = j;", "job[it % kColumnStages] = j;",
+        "scan.CumSum", ("scan_columns",),
+    ),
+    Mutant(
+        "copies are not waited for", "kernels/scan_columns.cuh",
+        "wait_copies<kColumnStages - 2>();", "wait_copies<kColumnStages - 1>();",
+        "scan.CumSum", ("scan_columns",),
+    ),
+    Mutant(
+        "totals of another tile", "kernels/scan_columns.cuh",
+        "totals + (it + 2) % 3 * size;", "totals + (it + 1) % 3 * size;",
+        "scan.CumSum", ("scan_columns",),
+    ),
+    Mutant(
+        "tiles of columns by block instead of ticket", "kernels/scan_columns.cuh",
+        "return tiles > 1 ?", "return tiles < 1 ?",
+        "scan.CumSum", ("scan_columns",),
+    ),
+    Mutant(
+        "the total of a block tile of columns is never published", "kernels/scan_columns.cuh",
+        "if (lane == 0) space.blocks[(row + v) * space.block_count + block].publish(total[v]);", "",
+        "scan.CumSum", ("scan_columns",),
+    ),
+    Mutant(
+        "look-back over columns stops one early", "kernels/scan_columns.cuh",
+        "while (++from < s) before", "while (++from < s - 1) before",
+        "scan.CumSum", ("superblocks",), every=1,
+    ),
+    Mutant(
+        "more shared memory than every GPU has", "plan.cpp",
+        "while (!device.bulk_copies && plan.shared", "while (device.bulk_copies && plan.shared",
+        "plan", ("scan_columns",),
+    ),
+    # ---- the pipeline
+    Mutant(
+        "wrong parity", "kernels/scan_pipeline.cuh",
+        "barrier_wait(&taken[it % kStages], it / kStages & 1);", "barrier_wait(&taken[it % kStages], it & 1);",
+        "scan.CumSum", ("pipeline",), quick=True,
+    ),
+    Mutant(
+        "a stage is filled again too early", "kernels/scan_pipeline.cuh",
+        "if (it >= kStages) barrier_wait(&empty[s], (it / kStages - 1) & 1);", "",
+        "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
+        "the loads of a tile are not waited for", "kernels/scan_pipeline.cuh",
+        "if (j.row >= 0) barrier_wait(&loaded[it % kStages], it / kStages & 1);", "",
+        "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
+        "results without waiting for the carry", "kernels/scan_pipeline.cuh",
+        "barrier_wait(&ready[s], it / kStages & 1); const Wide c", "const Wide c",
+        "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
+        "a staging buffer is used again while it is stored", "kernels/scan_pipeline.cuh",
+        "if (lane == 0) bulk_stores_read();", "",
+        "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
+        "no fence before bulk stores", "kernels/scan_pipeline.cuh",
+        "bulk_fence(); arrive(&done[o]);", "arrive(&done[o]);",
+        "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
+        "one arrival too few for a stage that is free", "kernels/scan_pipeline.cuh",
+        "barrier_init(&empty[s], kResultWarps + 3);", "barrier_init(&empty[s], kResultWarps + 2);",
+        "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
+        "granules at the ends of a tile are not written", "kernels/scan_pipeline.cuh",
+        "if (edge) *reinterpret_cast<O*>", "if (edge && lane >= kGranuleItems) *reinterpret_cast<O*>",
+        "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
+        "granules where warps meet are not written", "kernels/scan_pipeline.cuh",
+        "if (whole && out) {", "if (whole && out < 0) {",
+        "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
+        "the total of a reverse tile from its other end", "kernels/scan_pipeline.cuh",
+        "if ((lane ^ mirror) == kLanes - 1) space.total", "if (lane == kLanes - 1) space.total",
+        "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
+        "a window of totals is left out", "kernels/scan_pipeline.cuh",
+        "if (k < count / kLanes) sum", "if (k + 1 < count / kLanes) sum",
+        "scan.CumSum", ("pipeline",), every=1,
     ),
 )  # fmt: skip
 
