@@ -336,7 +336,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       plan.vector_loads = vectors;
       const int vector = vectors ? column_vector(in_size) : 1;
       const int element = typed(call) ? in_size * (call.in.more[0] ? 3 : 1) : size_of(call.in.accumulator);
-      const int most = std::min(column_threads(vector), kColumnStageBytes / (kGroup * vector * element));
+      const int most = std::min(column_threads(vector, int(scan_bytes(call).acc)), kColumnStageBytes / (kGroup * vector * element));
       const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, vector);
       plan.lanes = int(std::min<int64_t>(kFan, power_of_two(ceil_div(n, kGroup))));
       const int64_t strip = std::min<int64_t>(columns, most / plan.lanes);

@@ -10,7 +10,10 @@ constexpr int kWarps = kThreads / kLanes;
 
 // ---- elements --------------------------------------------------------------------------------------------------------
 
-template <class T, int N> struct alignas(sizeof(T) * N) Packed { T item[N]; };
+// Aligned to its size where that is a power of two.
+template <class T, int N> struct alignas((sizeof(T) * N & (sizeof(T) * N - 1)) == 0 ? sizeof(T) * N : alignof(T)) Packed {
+  T item[N];
+};
 
 // Elements of a type known at compile time.
 template <class E> struct TypedLoad {

@@ -117,13 +117,13 @@ struct ColumnJob {
 };
 
 template <class S, class Load, class Store, int V>
-__global__ void __launch_bounds__(column_threads(V), 2) scan_columns(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+__global__ void __launch_bounds__(column_threads(V, sizeof(typename S::Acc)), sizeof(typename S::Acc) > 8 ? 1 : 2) scan_columns(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using E = typename Load::Element;
   using P = Packed<E, V>;
   struct alignas(V * sizeof(Acc) < 16 ? V * sizeof(Acc) : 16) Totals { Acc of[V]; };
-  constexpr bool kAsync = sizeof(P) >= 4 && sizeof(P) <= 16 && Load::kWidth > 1;
+  constexpr bool kAsync = sizeof(P) >= 4 && sizeof(P) <= 16 && Load::kWidth > 1 && S::kInputs == 1;
   const S op{call.options};
   const Layout& layout = call.layout;
   const ScanStride stride = scan_stride(layout);
