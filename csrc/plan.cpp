@@ -355,7 +355,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
         plan.shared = int(vector * (kColumnStages * kGroup * plan.threads * element + 3 * totals * bytes.acc +
                                     2 * across * bytes.wide));
       };
-      int most = std::min(column_threads(vector), kColumnStageBytes / (kGroup * vector * element)) / 32 * 32;
+      const int threads = column_threads(vector, int(bytes.acc));
+      int most = std::min(threads, kColumnStageBytes / (kGroup * vector * element)) / 32 * 32;
       take_threads(most);
       while (!device.bulk_copies && plan.shared > kPortableShared - kColumnJobs) take_threads(most -= 32);
       const int64_t jobs = l.rows / width * ceil_div(plan.splits, plan.warps) *

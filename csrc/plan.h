@@ -38,7 +38,8 @@ struct Plan {
 // What kernels are compiled for.
 constexpr int kStripBytes = 128;  // of neighbouring columns, from which on they are taken in strips
 constexpr int kColumnStages = 3;  // tiles of columns that a block has at a time
-TR_HD constexpr int column_threads(int vector) { return vector > 1 ? 256 : 512; }  // of a block of them, at most
+// Threads of a block of columns at most, given the bytes of an accumulator: what registers allow.
+TR_HD constexpr int column_threads(int vector, int acc) { return vector > 1 || acc > 4 ? 256 : 512; }
 constexpr int kColumnStageBytes = 32 << 10;
 TR_HD constexpr int column_vector(int size) { return 16 / size; }  // of them for a thread
 constexpr int kPortableShared = 48 << 10;  // bytes of shared memory a block that every GPU has without being asked
