@@ -45,9 +45,12 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       break;
     case Family::ColumnsChain: run(scan_columns_chain<S, Load, Store>, workspace); break;
     case Family::Pipeline:
+#ifdef TR_BULK_COPIES
       if constexpr (kPipelined<S, Load, Store>)
         enqueue(scan_pipeline<S, Load, Store>, plan.blocks, plan.threads, PipelineShape<sizeof(E)>::kShared, stream,
                 call, workspace);
+#endif
+      break;
   }
   const gpuError_t error = gpuGetLastError();
   return error == gpuSuccess ? nullptr : gpuGetErrorString(error);

@@ -515,11 +515,9 @@ template <class S, class Load, class Store> struct Pipeline {
   }
 };
 
-#endif
-
 template <class S, class Load, class Store>
 __global__ void __launch_bounds__(kPipelineThreads, 1) scan_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
-#if defined(TR_BULK_COPIES) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using P = Pipeline<S, Load, Store>;
   TR_DYNAMIC_SHARED(stages, 128);
   __shared__ P pipeline;
@@ -540,5 +538,7 @@ __global__ void __launch_bounds__(kPipelineThreads, 1) scan_pipeline(TR_GRID_CON
   else if (lane_id() == 0) pipeline.load(call, space, stages, mirror);
 #endif
 }
+
+#endif
 
 }  // namespace torchreduce::gpu
