@@ -51,8 +51,10 @@ def test_a_kernel_that_an_architecture_lacks_is_found():
 
 
 def columns_kernel(arch, vector, loads):
-    operation = "torchreduce::generic::CumSum<float>, torchreduce::gpu::TypedLoad<float>, torchreduce::gpu::TypedStore<float>"
-    name = f"void torchreduce::gpu::scan_columns<{operation}, {vector}>(torchreduce::ScanCall, void*)"
+    types = (
+        "torchreduce::generic::CumSum<float>, torchreduce::gpu::TypedLoad<float>, torchreduce::gpu::TypedStore<float>"
+    )
+    name = f"void torchreduce::gpu::scan_columns<{types}, {vector}>(torchreduce::ScanCall, void*)"
     return isa.Kernel(arch, name, 100, 50, 64, 0, 0, Counter({("load", 16): loads, ("store", 16): 8}))
 
 

@@ -252,10 +252,11 @@ def table(kernels: list[Kernel]) -> str:
     )
 
 
-def faults(kernels: list[Kernel]) -> list[str]:
+def faults(kernels: list[Kernel], alike: set[str] | None = None) -> list[str]:
+    """What violates the rules. `alike`: the architectures that have the same kernels; by default all of them."""
     symbols = {
         arch: {k.symbol for k in kernels if k.arch == arch and k.family not in BULK_FAMILIES}
-        for arch in {k.arch for k in kernels}
+        for arch in ({k.arch for k in kernels} if alike is None else alike)
     }
     everywhere = set().union(*symbols.values())
     lacking = {arch: sorted(map(demangled, everywhere - own)) for arch, own in sorted(symbols.items())}
