@@ -1,5 +1,5 @@
 # Everything a developer types. Each target sets up what it needs: the python3 in use if it has it all, else a .venv.
-.PHONY: build demo test lint gpu gpu-build gpu-test gpu-sanitize hip hip-deps simt simt-full mutants mutants-quick \
+.PHONY: build demo test lint gpu gpu-build gpu-test gpu-sanitize hip hip-few hip-deps simt simt-full mutants mutants-quick \
 	simt-deps clean
 
 WORKERS := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
@@ -27,8 +27,9 @@ gpu-build gpu-test gpu-sanitize:
 	@tools/gpu.sh $(@:gpu-%=%)
 
 # The kernels for AMD, built and inspected without an AMD GPU; where `make build` made code for sm_90, that is inspected, too.
-hip:
-	@python=$$(python3 tools/environment.py) && $$python tools/hip.py
+# hip-few: of some element types only, for a machine with few cores.
+hip hip-few:
+	@python=$$(python3 tools/environment.py) && $$python tools/hip.py $(if $(filter %-few,$@),few)
 hip-deps:
 	@tools/debian.sh clang-19 clang-tools-19 lld-19 llvm-19 libamdhip64-dev rocm-device-libs
 	@python=$$(python3 tools/environment.py) && $$python tools/hip.py tools

@@ -44,10 +44,10 @@ constexpr int kColumnStageBytes = 32 << 10;
 TR_HD constexpr int column_vector(int size) { return 16 / size; }  // of them for a thread
 constexpr int kPortableShared = 48 << 10;  // bytes of shared memory a block that every GPU has without being asked
 constexpr int kColumnJobs = 1 << 10;       // the most of them that a block of columns has apart from Plan::shared
-constexpr int kPipelineThreads = 768;                              // of Pipeline's blocks
-constexpr int kStageBytes = 16 << 10;                              // of rows staged in shared memory
-constexpr int kShortRows = 4;                                      // rows of at most a tile that a lane takes
-constexpr int kRowTiles = 4;                                       // tiles of a longer row that a warp takes
+constexpr int kPipelineThreads = 768;      // of Pipeline's blocks
+constexpr int kStageBytes = 16 << 10;      // of rows staged in shared memory
+constexpr int kShortRows = 4;              // rows of at most a tile that a lane takes
+constexpr int kRowTiles = 4;               // tiles of a longer row that a warp takes
 
 // What plans ask of GPU `device`; nothing in a build without a GPU part.
 DeviceFacts gpu_facts(int device);

@@ -48,3 +48,27 @@ def test_a_kernel_that_an_architecture_lacks_is_found():
     other = kernel(name=NAME.replace("float", "double"), loads=20)
     (line,) = isa.faults([kernel(), other, kernel("gfx1100")])
     assert line.startswith("gfx1100: lacks") and "double" in line
+
+
+def columns_kernel(arch, vector, loads):
+    types = (
+        "torchreduce::generic::CumSum<float>, torchreduce::gpu::TypedLoad<float>, torchreduce::gpu::TypedStore<float>"
+    )
+    name = f"void torchreduce::gpu::scan_columns<{types}, {vector}>(torchreduce::ScanCall, void*)"
+    return isa.Kernel(arch, name, 100, 50, 64, 0, 0, Counter({("load", 16): loads, ("store", 16): 8}))
+
+
+def test_kernels_for_several_columns_are_wide():
+    assert isa.faults([columns_kernel("gfx90a", 4, 8), columns_kernel("gfx90a", 1, 0)]) == []
+    (line,) = isa.faults([columns_kernel("gfx90a", 4, 7)])
+    assert line.endswith("7 loads of 16 bytes, expected 8")
+
+
+def test_bulk_copies_are_asked_for_only_where_they_exist():
+    name = NAME.replace("reduce_rows", "scan_pipeline")
+    right = isa.Kernel("sm_90", name, 80, 0, 64, 0, 0, Counter(), bulk_copies=2)
+    other = columns_kernel("gfx90a", 1, 0)
+    assert isa.faults([right, other, columns_kernel("sm_90", 1, 0)]) == []
+    right.bulk_copies = 0
+    (line,) = isa.faults([right])
+    assert line.endswith("no bulk copies")

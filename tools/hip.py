@@ -1,6 +1,7 @@
 """AMD code for six architectures, built and inspected without an AMD GPU; NVIDIA's code is inspected, too.
 
     tools/hip.py            build/hip/libkernels.so by clang, as setup.py builds it by ROCm's; loads it; judges the code
+    tools/hip.py few        the same in build/hip/few, with kernels for some element types only
     tools/hip.py tools      takes NVIDIA's tools, which that uses, from Triton's wheel, unless the toolkit has them
 
 What clang makes here is for checking, never for shipping: Debian's device libraries are older than half of the
@@ -20,7 +21,9 @@ from pathlib import Path
 import isa
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = Path("build/hip")  # in ROOT, where commands run
+TOOLS = Path("build/hip")  # in ROOT, where commands run
+FEW = sys.argv[1:] == ["few"]
+FOLDER = TOOLS / "few" if FEW else TOOLS
 LIBRARY = "libkernels.so"
 CUDA_LIBRARY = Path("torchreduce/libtorchreduce.so")
 
@@ -49,7 +52,7 @@ def tools() -> None:
             sys.exit(
                 f"cannot download {TRITON} for its cuobjdump: connect to the network, or put a CUDA toolkit on PATH"
             )
-        target = ROOT / FOLDER / "bin"
+        target = ROOT / TOOLS / "bin"
         target.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel_file:
             for name in ("nvdisasm", "cuobjdump"):
@@ -58,12 +61,12 @@ def tools() -> None:
 
 
 def cuobjdump() -> str | None:
-    return shutil.which("cuobjdump", path=os.pathsep.join([os.environ["PATH"], str(ROOT / FOLDER / "bin")]))
+    return shutil.which("cuobjdump", path=os.pathsep.join([os.environ["PATH"], str(ROOT / TOOLS / "bin")]))
 
 
 def device_libraries() -> Path:
     """A folder with links to Debian's device libraries, and stand-ins for what they lack."""
-    folder = ROOT / FOLDER / "devicelib"
+    folder = ROOT / TOOLS / "devicelib"
     folder.mkdir(parents=True, exist_ok=True)
     for file in BITCODE.glob("*.bc"):
         if not (folder / file.name).exists():
@@ -83,7 +86,7 @@ def build() -> None:
     import setup as project
 
     folder = device_libraries().relative_to(ROOT)
-    toolkit = project.Hip(f"clang++-19 --rocm-device-lib-path={folder}", ARCHS)
+    toolkit = project.Hip(f"clang++-19 --rocm-device-lib-path={folder}" + " -DTR_FEW_TYPES" * FEW, ARCHS)
     ninja = project.Ninja(FOLDER, toolkit)
     linker, flags = toolkit.linker(["-z", "defs"])
     ninja.build("link", ninja.kernels(toolkit, []), LIBRARY, flags, compiler=linker)
@@ -125,7 +128,8 @@ def main() -> None:
     print(f"{FOLDER / LIBRARY}: built in {time.monotonic() - start:.0f} s. {load()}")
     found = kernels()
     archs = {kernel.arch for kernel in found}
-    faults = isa.faults(found) + [f"{arch}: no code" for arch in ARCHS if arch not in archs]
+    alike = archs - {isa.CUDA_ARCH} if FEW else archs
+    faults = isa.faults(found, alike) + [f"{arch}: no code" for arch in ARCHS if arch not in archs]
     listing = FOLDER / "kernels.txt"
     listing.write_text("\n".join(kernel.line() for kernel in found) + "\n")
     print(isa.table(found))

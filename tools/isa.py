@@ -2,11 +2,12 @@
 
 The rules, of which `faults` lists the violations:
 
-    every architecture has the same kernels
+    every architecture has the same kernels; the scans with bulk copies are NVIDIA's alone, and have bulk copies
     no kernel for AMD has scratch memory, calls or flat accesses
     no kernel for NVIDIA that is compiled for one type of elements has local memory
-    kernels along rows move such elements by 16 bytes at a time, or by 8 where a lane's 8 elements are no more
-    a block has at most 48 KiB of shared memory, which every GPU has without being asked for more
+    kernels along rows move such elements by 16 bytes at a time, or by 8 where a lane's 8 elements are no more; so do
+        kernels that take several columns a lane, or stage rows in shared memory
+    a block declares at most 48 KiB of shared memory, which every GPU has without being asked for more
     a wavefront is as wide as the architecture makes it; arithmetic rounds to nearest and keeps subnormals (AMD)
 """
 
@@ -25,7 +26,16 @@ CUDA_ARCH = "sm_90"
 MAX_SHARED = 48 * 1024
 
 # Groups of 8 elements that a kernel's code loads, and stores, by wide accesses.
-WIDE_GROUPS = {"reduce_rows": (5, 0), "scan_rows": (2, 1), "scan_chain": (4, 4)}
+WIDE_GROUPS = {
+    "reduce_rows": (5, 0),
+    "scan_rows": (2, 1),
+    "scan_short_rows": (4, 4),
+    "scan_tiled_rows": (4, 4),
+    "scan_chain": (4, 4),
+}
+# Its wide accesses, whatever the elements; of kernels for several columns a lane.
+WIDE_ACCESSES = {"scan_staged_rows": (4, 1), "scan_columns": (8, 8)}
+BULK_FAMILIES = {"scan_pipeline"}
 # Wide stores that may be missing: nvcc shares a part of one with the code for a row's end.
 SHARED_STORES = {CUDA_ARCH: 1}
 
@@ -47,10 +57,11 @@ TYPES = {
 KERNEL = re.compile(
     r"(?P<family>\w+)<(?P<op>\w+)<(?P<accumulator>[\w ]+)>"
     r"(, (?P<kind>Typed|Triple|Any)Load<(?P<load>[\w ]+)>"
-    r"(, ((Typed|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?)? ?>\("
+    r"(, ((Typed|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<columns>\d+))?)? ?>\("
 )
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
-CUDA_ACCESS = re.compile(r"\b(LD|ST)G\.E\.(?:(128)|(64))\b")
+CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.)?(?:(128)|(64))\b")
+CUDA_BULK_COPY = re.compile(r"\bUBLKCP\b")
 AMD_UNWANTED = {"scratch": r"scratch_|buffer_(load|store)", "flat": r"flat_", "call": r"s_swappc|s_call"}
 
 
@@ -64,6 +75,7 @@ class Kernel:
     memory: int  # bytes of a thread: AMD's scratch, NVIDIA's local memory
     spills: int  # registers; AMD's scalar ones go to vector registers
     wide: Counter[tuple[str, int]] = field(default_factory=Counter)  # ("load" or "store", bytes): instructions
+    bulk_copies: int = 0  # instructions
     faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -73,6 +85,7 @@ class Kernel:
             sys.exit(f"tools/isa.py does not understand the kernel {name}")
         self.family, self.op = match["family"], match["op"]
         self.element = TYPES[match["load"] or match["accumulator"]][0]
+        self.columns = int(match["columns"] or 1)  # a lane
         if match["kind"] == "Any":
             self.element = f"any as {self.element}"
         # Of a kernel that is compiled for one type: that of the elements, and of a scan's results.
@@ -84,6 +97,12 @@ class Kernel:
             faults.append(f"{self.memory} bytes of memory a thread")
         if self.shared > MAX_SHARED:
             faults.append(f"{self.shared} bytes of shared memory")
+        if self.family in BULK_FAMILIES and not self.bulk_copies:
+            faults.append("no bulk copies")
+        if self.family != "scan_columns" or self.columns > 1:
+            for access, wanted in zip(("load", "store"), WIDE_ACCESSES.get(self.family, (0, 0)), strict=True):
+                if self.wide[access, 16] < wanted:
+                    faults.append(f"{self.wide[access, 16]} {access}s of 16 bytes, expected {wanted}")
         for access, groups in zip(("load", "store"), WIDE_GROUPS.get(self.family, (0, 0)), strict=True):
             if self.types.get(access):
                 group = 8 * TYPES[self.types[access]][1]  # bytes
@@ -203,7 +222,8 @@ def cuda_kernels(library: Path, cuobjdump: str) -> list[Kernel]:
     for body in run(cuobjdump, "-arch", CUDA_ARCH, "-sass", library).split("Function : ")[1:]:
         kernel = kernels[body.split(maxsplit=1)[0]]
         for match in CUDA_ACCESS.finditer(body):
-            kernel.wide["load" if match[1] == "LD" else "store", 16 if match[2] else 8] += 1
+            kernel.wide["store" if match[1] == "STG" else "load", 16 if match[2] else 8] += 1
+        kernel.bulk_copies = len(CUDA_BULK_COPY.findall(body))
         kernel.spills = len(re.findall(r"\bSTL\b", body))
     return list(kernels.values())
 
@@ -232,8 +252,12 @@ def table(kernels: list[Kernel]) -> str:
     )
 
 
-def faults(kernels: list[Kernel]) -> list[str]:
-    symbols = {arch: {k.symbol for k in kernels if k.arch == arch} for arch in {k.arch for k in kernels}}
+def faults(kernels: list[Kernel], alike: set[str] | None = None) -> list[str]:
+    """What violates the rules. `alike`: the architectures that have the same kernels; by default all of them."""
+    symbols = {
+        arch: {k.symbol for k in kernels if k.arch == arch and k.family not in BULK_FAMILIES}
+        for arch in ({k.arch for k in kernels} if alike is None else alike)
+    }
     everywhere = set().union(*symbols.values())
     lacking = {arch: sorted(map(demangled, everywhere - own)) for arch, own in sorted(symbols.items())}
     missing = [f"{arch}: lacks {name}" for arch, names in lacking.items() for name in names]

@@ -154,8 +154,8 @@ template <class T> __device__ __forceinline__ T* global(T* p) {
 template <class P> using WordsOf = uint32_t __attribute__((ext_vector_type(sizeof(P) / 4), may_alias));
 #endif
 
-// Moves a structure of 4, 8 or 16 bytes, aligned to its size, with one instruction. Left to itself, a compiler for AMD may
-// take a part of it for an access that another branch has, too, and share that.
+// Moves a structure of 4, 8 or 16 bytes, aligned to its size, with one instruction. Left to itself, a compiler for AMD
+// may take a part of it for an access that another branch has, too, and share that.
 template <class P> __device__ __forceinline__ P load_wide(const P* p) {
 #if defined(__HIP_DEVICE_COMPILE__)
   const WordsOf<P> words = *reinterpret_cast<const WordsOf<P>*>(global(p));
@@ -176,8 +176,8 @@ template <class P> __device__ __forceinline__ void store_wide(P* p, const P& val
 #endif
 }
 
-// The 16 bytes at p, a multiple of 16, some of which belong to the array that is read. What the others hold is not used;
-// they are in the same page, and another block may be writing them.
+// The 16 bytes at p, a multiple of 16, some of which belong to the array that is read. What the others hold is not
+// used; they are in the same page, and another block may be writing them.
 template <class P> __device__ __forceinline__ P load_granule(const P* p) {
   static_assert(sizeof(P) == 16, "memory beside an array is only known to be there up to the next multiple of 16");
 #if defined(TR_EMULATED)

@@ -2,6 +2,13 @@
 #pragma once
 #include "call.h"
 
+// Element types that kernels are compiled for, X(T). A build that is only inspected may do with some.
+#if defined(TR_FEW_TYPES)
+#define TR_FOR_EACH_COMPILED_TYPE(X) X(BF16) X(float) X(double)
+#else
+#define TR_FOR_EACH_COMPILED_TYPE(X) TR_FOR_EACH_TYPE(X)
+#endif
+
 namespace torchreduce::gpu {
 
 // Enqueue `call` on `stream` of the current device. `workspace` has call.plan.workspace bytes, whatever they hold.

@@ -30,7 +30,10 @@ template <template <class> class Op> const char* launch_reduce(const ReduceCall&
   }
 #define TR_CASE(T) \
   case DtypeOf<T>::value: return launch<Op<T>, TypedLoad<T>>(call, workspace, s);
-  switch (call.in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
+  switch (call.in.dtype) {
+    TR_FOR_EACH_COMPILED_TYPE(TR_CASE)
+    default: break;
+  }
 #undef TR_CASE
   return "unknown dtype";
 }

@@ -87,7 +87,10 @@ template <template <class> class Op> const char* launch_scan(const ScanCall& cal
   case DtypeOf<T>::value:                                                            \
     if constexpr (has_kernel<Op, T>) return launch_typed<Op, T>(call, workspace, s); \
     break;
-    switch (call.in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
+    switch (call.in.dtype) {
+      TR_FOR_EACH_COMPILED_TYPE(TR_CASE)
+      default: break;
+    }
 #undef TR_CASE
   }
   if constexpr (Any::kIntegers)

@@ -117,7 +117,8 @@ struct ColumnJob {
 };
 
 template <class S, class Load, class Store, int V>
-__global__ void __launch_bounds__(column_threads(V, sizeof(typename S::Acc)), sizeof(typename S::Acc) > 8 ? 1 : 2) scan_columns(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+__global__ void __launch_bounds__(column_threads(V, sizeof(typename S::Acc)), sizeof(typename S::Acc) > 8 ? 1 : 2)
+    scan_columns(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using E = typename Load::Element;

@@ -49,8 +49,14 @@ constexpr size_t kPortableShared = 48 << 10, kMostShared = 227 << 10;  // bytes 
 constexpr int kCopyRounds = 8, kSlowCopyRounds = 200;                  // that a bulk copy takes at most, or rarely
 
 enum class State { Ready, Waiting, Shuffle, Ballot, WarpBarrier, Barrier, Phase, Stores, Exited };
-constexpr const char* kStateNames[] = {"ready",        "backing off", "in a shuffle",          "in a ballot",
-                                       "at a warp's barrier", "at a barrier", "waiting for a phase", "waiting for bulk stores",
+constexpr const char* kStateNames[] = {"ready",
+                                       "backing off",
+                                       "in a shuffle",
+                                       "in a ballot",
+                                       "at a warp's barrier",
+                                       "at a barrier",
+                                       "waiting for a phase",
+                                       "waiting for bulk stores",
                                        "exited"};
 
 struct ThreadCopy {
@@ -125,7 +131,7 @@ struct Slot {
 struct Launch {
   const void* kernel;
   const std::function<void()>* body;
-  unsigned shared;  // bytes of dynamic shared memory
+  unsigned shared;                                   // bytes of dynamic shared memory
   std::vector<std::pair<size_t, size_t>> variables;  // of static shared memory: offset, bytes
   unsigned next = 0;
   int idle_rounds = 0, collective_rounds = 0;
@@ -456,7 +462,7 @@ void run_thread(int i) {
 struct Program {
   uintptr_t base = 0;
   size_t thread_local_bytes = 0;
-  std::map<uintptr_t, std::string> functions;                                 // by offset in the program
+  std::map<uintptr_t, std::string> functions;                               // by offset in the program
   std::map<std::string, std::vector<std::pair<size_t, size_t>>> variables;  // offset, bytes
 
   Program() {

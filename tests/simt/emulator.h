@@ -13,8 +13,8 @@
 //   shared memory that holds garbage when a block starts, and of which there is no more than Options::bulk_copies says;
 //   copies that a thread starts, of which none has to be done before the thread waits for it;
 //   bulk copies, each of which reads and writes at some time before it counts as done, whatever its thread does
-//     meanwhile; barriers in shared memory whose phases count arrivals and bytes; a wait for one does not keep the rest of
-//     the warp from running, as on the GPUs that have them.
+//     meanwhile; barriers in shared memory whose phases count arrivals and bytes; a wait for one does not keep the rest
+//     of the warp from running, as on the GPUs that have them.
 // What breaks these rules ends the process with kFailed and a message: the rule, kernel, block, and where each thread
 // was. With the sanitizers, whose reports are followed by kernel, block and thread, also: accesses out of bounds (of
 // static shared memory by index only), misaligned ones, signed overflow, and races, where collectives order nothing.
@@ -42,11 +42,11 @@ constexpr int kFailed = 77;  // exit status
 
 struct Options {
   uint32_t seed = 0;
-  int wave = 32;         // lanes: 32 or 64
-  int resident = 3;      // blocks at once
-  bool reverse = false;  // the order in which blocks start
+  int wave = 32;             // lanes: 32 or 64
+  int resident = 3;          // blocks at once
+  bool reverse = false;      // the order in which blocks start
   bool bulk_copies = false;  // then a block may have more shared memory than every GPU has
-  std::string title;     // for messages
+  std::string title;         // for messages
 };
 extern Options options;
 
@@ -58,8 +58,8 @@ void launch(const void* kernel, unsigned blocks, unsigned threads, unsigned shar
 uint64_t shuffle(uint64_t value, int source);  // the value of lane `source` of the warp
 uint64_t ballot(bool predicate);               // bit i: lane i of the wave
 void barrier();
-void back_off();   // between two looks at what another wave will write
-void published();  // this thread writes something that another may wait for
+void back_off();      // between two looks at what another wave will write
+void published();     // this thread writes something that another may wait for
 void warp_barrier();  // orders the memory of a warp's lanes
 char* dynamic_shared(int alignment);
 

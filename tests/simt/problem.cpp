@@ -47,7 +47,7 @@ constexpr ScanRow kScans[] = {
 #define TR_ROW(name, signature, scan, min) {#name, Scan::scan, min},
     TR_FOR_EACH_SCAN_OP(TR_ROW)
 #undef TR_ROW
-    {"decayed_sum", Scan::Decay, false},  // of one array as all three inputs
+        {"decayed_sum", Scan::Decay, false},  // of one array as all three inputs
 };
 const ScanRow* scan_of(const std::string& op) {
   for (const ScanRow& row : kScans)
@@ -130,8 +130,8 @@ template <class Call> void emulate(Call& call, int multiprocessors, const char* 
   const Plan& p = call.plan;
   plan_text = std::string(family_name(p.family)) + " lanes " + std::to_string(p.lanes) + " warps " +
               std::to_string(p.warps) + " leaves " + std::to_string(p.leaves) + " rows " + std::to_string(p.rows) +
-              " threads " + std::to_string(p.threads) + " splits " + std::to_string(p.splits) +
-              " blocks " + std::to_string(p.blocks) + (p.vector_loads ? " vector loads" : "");
+              " threads " + std::to_string(p.threads) + " splits " + std::to_string(p.splits) + " blocks " +
+              std::to_string(p.blocks) + (p.vector_loads ? " vector loads" : "");
   const std::unique_ptr<char[]> workspace(new char[size_t(p.workspace)]);
   memset(workspace.get(), kGap, size_t(p.workspace));
   if (const char* error = entry(call, workspace.get(), nullptr)) {

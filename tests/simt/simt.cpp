@@ -157,12 +157,15 @@ struct Scanned {
   Dtype in, out;
 };
 constexpr Scanned kScanned[] = {
-    {"cumsum", Dtype::F32, Dtype::F32},   {"cumsum", Dtype::BF16, Dtype::BF16}, {"cumsum", Dtype::F64, Dtype::F64},
-    {"cumsum", Dtype::I64, Dtype::I64},   {"cumsum", Dtype::BF16, Dtype::F64},  {"cumsum", Dtype::I64, Dtype::F32},
-    {"cumsum", Dtype::U8, Dtype::I64},    {"cumsum", Dtype::F16, Dtype::F16},   {"cumprod", Dtype::F32, Dtype::F32},
-    {"cumprod", Dtype::BF16, Dtype::F64}, {"cumprod", Dtype::I8, Dtype::I64},   {"logcumsumexp", Dtype::F32, Dtype::F32},
-    {"logcumsumexp", Dtype::F16, Dtype::F16}, {"cummax", Dtype::BF16, Dtype::BF16}, {"cummin", Dtype::F64, Dtype::F64},
-    {"cummax", Dtype::Bool, Dtype::Bool}, {"decayed_sum", Dtype::F32, Dtype::F32}, {"decayed_sum", Dtype::F64, Dtype::F64},
+    {"cumsum", Dtype::F32, Dtype::F32},       {"cumsum", Dtype::BF16, Dtype::BF16},
+    {"cumsum", Dtype::F64, Dtype::F64},       {"cumsum", Dtype::I64, Dtype::I64},
+    {"cumsum", Dtype::BF16, Dtype::F64},      {"cumsum", Dtype::I64, Dtype::F32},
+    {"cumsum", Dtype::U8, Dtype::I64},        {"cumsum", Dtype::F16, Dtype::F16},
+    {"cumprod", Dtype::F32, Dtype::F32},      {"cumprod", Dtype::BF16, Dtype::F64},
+    {"cumprod", Dtype::I8, Dtype::I64},       {"logcumsumexp", Dtype::F32, Dtype::F32},
+    {"logcumsumexp", Dtype::F16, Dtype::F16}, {"cummax", Dtype::BF16, Dtype::BF16},
+    {"cummin", Dtype::F64, Dtype::F64},       {"cummax", Dtype::Bool, Dtype::Bool},
+    {"decayed_sum", Dtype::F32, Dtype::F32},  {"decayed_sum", Dtype::F64, Dtype::F64},
 };
 void check_scans(const std::vector<std::vector<int64_t>>& shapes, uint64_t along, const Policies& policies) {
   for (const Scanned& s : kScanned) {
@@ -178,10 +181,8 @@ void check_scans(const std::vector<std::vector<int64_t>>& shapes, uint64_t along
 }
 
 void scan_rows() {  // walked by a warp each, or a few lanes a row
-  const Policies policies = {{{}, 1},
-                             {{kRows, -1, -1, -1, -1, 0}},
-                             {{kRows, 32, -1, -1, 0, 0}},
-                             {{kColumns, -1, -1, -1, -1}}};
+  const Policies policies = {
+      {{}, 1}, {{kRows, -1, -1, -1, -1, 0}}, {{kRows, 32, -1, -1, 0, 0}}, {{kColumns, -1, -1, -1, -1}}};
   check_scans({{1, 1}, {300, 7}, {40, 8}, {17, 9}, {33, 64}, {3, 255}, {9, 256}, {2, 257}, {3, 2000}, {2, 8193}}, 2,
               policies);
 }
@@ -205,9 +206,8 @@ void scan_columns() {
   check_scans({{5, 300, 3}}, 2, policies);
 }
 void wide_columns() {
-  const Policies policies = {{{kColumns, -1, -1, -1, -1}, 1, 1},
-                             {{kColumns, -1, -1, -1, -1}, 2, 1, true},
-                             {{kColumns, -1, -1, -1, 0}, 2, 1}};
+  const Policies policies = {
+      {{kColumns, -1, -1, -1, -1}, 1, 1}, {{kColumns, -1, -1, -1, -1}, 2, 1, true}, {{kColumns, -1, -1, -1, 0}, 2, 1}};
   check_scans({{1, 16}, {8, 320}, {250, 48}, {256, 64}, {2000, 16}, {8200, 8}}, 1, policies);
   check_scans({{5, 300, 32}}, 2, policies);
 }

@@ -20,8 +20,10 @@ void expect(bool ok, const std::string& what) {
   ++failures;
 }
 
+constexpr int kShared = 4 * kThreads;  // bytes of dynamic shared memory a block
+
 template <class... P, class... A> void run(void (*kernel)(P...), int blocks, A... arguments) {
-  hipLaunchKernelGGL(kernel, dim3(blocks), dim3(kThreads), 0, nullptr, arguments...);
+  hipLaunchKernelGGL(kernel, dim3(blocks), dim3(kThreads), kShared, nullptr, arguments...);
 }
 
 // ---- right kernels --------------------------------------------------------------------------------------------------
@@ -72,6 +74,52 @@ __global__ void uninitialized(int* out) {
   value[threadIdx.x] = 0;
 }
 
+// One warp loads, each thread doubles its element, another warp stores; twice.
+__global__ void bulk(int* out, const int* in) {
+  TR_DYNAMIC_SHARED(shared, 16);
+  __shared__ simt::Barrier loaded, done, free;
+  const int warp = int(threadIdx.x) / 32;
+  int* const elements = reinterpret_cast<int*>(shared);
+  if (threadIdx.x == 0) {
+    simt::barrier_init(&loaded, 1);
+    simt::barrier_init(&done, kThreads);
+    simt::barrier_init(&free, 1);
+    simt::barriers_made();
+  }
+  __syncthreads();
+  for (uint32_t turn = 0; turn < 2; ++turn) {
+    const int first = int(2 * blockIdx.x + turn) * kThreads;
+    if (threadIdx.x == 0) {
+      if (turn) simt::barrier_wait(&free, 0);
+      simt::barrier_expect(&loaded, 4 * kThreads);
+      simt::bulk_load(shared, in + first, 4 * kThreads, &loaded);
+    }
+    simt::barrier_wait(&loaded, turn);
+    elements[threadIdx.x] *= 2;
+    simt::bulk_fence();
+    simt::barrier_arrive(&done);
+    if (warp == 1) {
+      simt::barrier_wait(&done, turn);
+      if (threadIdx.x % 32 == 0) {
+        simt::bulk_store(out + first, shared, 4 * kThreads);
+        simt::bulk_stores_read();
+        simt::barrier_arrive(&free);
+      }
+    }
+  }
+}
+
+// Each thread copies an element for itself, and a warp's lanes exchange theirs.
+__global__ void copies(int* out, const int* in) {
+  TR_DYNAMIC_SHARED(shared, 16);
+  int* const elements = reinterpret_cast<int*>(shared);
+  simt::copy_async<4>(&elements[threadIdx.x], &in[threadIdx.x]);
+  simt::end_copies();
+  simt::wait_copies(0);
+  simt::warp_barrier();
+  out[threadIdx.x] = elements[threadIdx.x ^ 1];
+}
+
 void test_right_kernels() {
   constexpr int kBlocks = 20;
   std::vector<int> sums(kBlocks);
@@ -91,6 +139,13 @@ void test_right_kernels() {
     for (int b = 0; b < kBlocks; ++b) expect(values[b] == uint64_t(b + 2), "chain");
   }
   simt::options.reverse = false;
+
+  std::vector<int> in(kBlocks * 2 * kThreads), twice(in.size()), exchanged(kThreads);
+  for (size_t i = 0; i < in.size(); ++i) in[i] = int(i);
+  run(bulk, kBlocks, twice.data(), in.data());
+  for (size_t i = 0; i < in.size(); ++i) expect(twice[i] == 2 * int(i), "bulk");
+  run(copies, 1, exchanged.data(), in.data());
+  for (int i = 0; i < kThreads; ++i) expect(exchanged[i] == (i ^ 1), "copies");
 
   std::vector<int> garbage(kThreads);
   run(uninitialized, 1, garbage.data());
@@ -151,8 +206,56 @@ __global__ void other_half(int* out) {
   if (threadIdx.x == 32) __hip_atomic_store(out, 1, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
+__global__ void no_phase(int*) {
+  __shared__ simt::Barrier b;
+  if (threadIdx.x == 0) simt::barrier_init(&b, 2);
+  __syncthreads();
+  if (threadIdx.x == 0) simt::barrier_arrive(&b);
+  simt::barrier_wait(&b, 0);
+}
+__global__ void not_made(int*) {
+  __shared__ simt::Barrier b;
+  simt::barrier_arrive(&b);
+}
+__global__ void odd_bulk_copy(int* out) {
+  TR_DYNAMIC_SHARED(shared, 16);
+  if (threadIdx.x == 0) simt::bulk_store(out, shared, 20);
+}
+__global__ void bulk_copy_beyond(int* out) {
+  TR_DYNAMIC_SHARED(shared, 16);
+  if (threadIdx.x == 0) simt::bulk_store(out, shared + 16, kShared);
+}
+__global__ void store_not_waited_for(int* out) {
+  TR_DYNAMIC_SHARED(shared, 16);
+  if (threadIdx.x == 0) simt::bulk_store(out, shared, kShared);
+}
+__global__ void too_much_shared(int* out) {
+  __shared__ char most[(48 << 10) - kShared + 1];
+  out[threadIdx.x] = most[threadIdx.x];
+}
+
 #if defined(SIMT_tsan)
 
+// What a bulk store takes has to be fenced by who wrote it.
+template <bool kFenced, bool kWaited> __device__ void store_own(int* out) {
+  TR_DYNAMIC_SHARED(shared, 16);
+  reinterpret_cast<int*>(shared)[threadIdx.x] = 1;
+  if (kFenced) simt::bulk_fence();
+  __syncthreads();
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    simt::bulk_store(out, shared, kShared);
+    if (kWaited) simt::bulk_stores_read();
+  }
+  if (!kWaited) reinterpret_cast<int*>(shared)[threadIdx.x] = 2;
+  if (blockIdx.x == 0 && threadIdx.x == 0) simt::bulk_stores_read();
+}
+__global__ void not_fenced(int* out) { store_own<false, true>(out); }
+__global__ void written_while_stored(int* out) { store_own<true, false>(out); }
+__global__ void no_warp_barrier(int* out) {
+  __shared__ int value[kThreads];
+  value[threadIdx.x] = 1;
+  if (__shfl(1, 0, 32)) out[threadIdx.x] = value[threadIdx.x ^ 1];
+}
 __global__ void shared_race(int* out) {
   __shared__ int value[kThreads];
   value[threadIdx.x] = 1;
@@ -180,6 +283,10 @@ __global__ void past_shared(int* out) {
   __syncthreads();
   out[threadIdx.x] = values[threadIdx.x];
 }
+__global__ void past_dynamic(int* out) {
+  TR_DYNAMIC_SHARED(shared, 16);
+  out[threadIdx.x] = reinterpret_cast<int*>(shared)[threadIdx.x + 1];
+}
 __global__ void misaligned(int* out) {
   if (threadIdx.x == 0) *reinterpret_cast<uint64_t*>(out + 1) = 1;
 }
@@ -202,13 +309,23 @@ const Wrong kWrong[] = {
     {WRONG(own_wave), "no forward progress"},
     {WRONG(other_half), "no forward progress", true},
     {WRONG(wrong_way), "no forward progress"},
+    {WRONG(no_phase), "threads wait for others of their block that never come"},
+    {WRONG(not_made), "a barrier is used that was not made"},
+    {WRONG(odd_bulk_copy), "no multiple of 16 bytes"},
+    {WRONG(bulk_copy_beyond), "a bulk copy leaves the shared memory"},
+    {WRONG(store_not_waited_for), "a block ends before its bulk copies"},
+    {WRONG(too_much_shared), "49153 bytes of shared memory"},
 #if defined(SIMT_tsan)
+    {WRONG(not_fenced), "data race"},
+    {WRONG(written_while_stored), "data race"},
+    {WRONG(no_warp_barrier), "data race"},
     {WRONG(shared_race), "data race"},
     {WRONG(block_race), "data race"},
     {WRONG(relaxed_flag), "data race"},
 #else
     {WRONG(past_the_end), "heap-buffer-overflow"},
     {WRONG(past_shared), "index 128 out of bounds"},
+    {WRONG(past_dynamic), "heap-buffer-overflow"},
     {WRONG(misaligned), "misaligned address"},
 #endif
 };

@@ -1,0 +1,42 @@
+"""Plans for columns ask for no more shared memory than the device has without being asked."""
+
+import itertools
+
+import pytest
+import torch
+
+from torchreduce import _C
+from torchreduce.table import OPS
+
+NUMBERS = {torch.uint8: 0, torch.int8: 1, torch.int64: 4, torch.float16: 5, torch.float32: 6, torch.float64: 7,
+           torch.bfloat16: 15}  # fmt: skip
+FLOATS = {torch.float16, torch.float32, torch.float64, torch.bfloat16}
+PORTABLE, HOPPER, DECLARED = 48 << 10, 227 << 10, 1 << 10  # bytes a block; DECLARED: not in the plan
+
+
+def column_plan(op, length, width, dtype, aligned, bulk_copies):
+    out = dtype if dtype in FLOATS or op in ("cummax", "cummin") else torch.int64
+    numbers = (NUMBERS[dtype], NUMBERS[out])
+    return _C.plan(op, [length, width], [width, 1], [0], *numbers, aligned, True, 132, bulk_copies=bulk_copies)
+
+
+@pytest.mark.parametrize("op", [op.name for op in OPS if op.kind == "scan"])
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
+def test_columns_fit_the_shared_memory(op, dtype):
+    if op == "logcumsumexp" and dtype not in FLOATS:
+        pytest.skip("floats only")
+    lengths, widths = (1, 7, 8, 20, 100, 256, 300, 5000, 8193, 100_000), (33, 64, 128, 160, 1000, 4096)
+    for length, width, aligned in itertools.product(lengths, widths, (True, False)):
+        for bulk_copies, most in ((False, PORTABLE), (True, HOPPER)):
+            plan = column_plan(op, length, width, dtype, aligned, bulk_copies)
+            if plan["family"] != "columns":
+                continue
+            assert 0 < plan["shared"] <= most - DECLARED, (length, width, aligned, plan)
+            assert plan["threads"] % 32 == 0 and plan["threads"] % (plan["lanes"] * plan["warps"]) == 0
+            assert 32 <= plan["threads"] <= 512
+
+
+def test_blocks_of_columns_are_larger_where_there_is_room():
+    small, large = (column_plan("cumsum", 5000, 4096, torch.float32, True, bulk) for bulk in (False, True))
+    assert large["threads"] == 256 > small["threads"] == 96
+    assert (small["family"], small["vector_loads"]) == (large["family"], large["vector_loads"]) == ("columns", True)
