@@ -211,11 +211,19 @@ template <class S, class Load, class Store> struct Pipeline {
       j.out = reinterpret_cast<uintptr_t>(static_cast<O*>(call.out.values) + out);
       job[s] = j;
       barrier_arrive(&taken[s]);
-      // Whole granules: up to 15 bytes before and after the tile are read, never used, and never in another page.
-      const uintptr_t from = j.in & ~uintptr_t(kGranule - 1);
-      const uintptr_t to = (j.in + j.count * sizeof(E) + kGranule - 1) & ~uintptr_t(kGranule - 1);
+      // Whole granules: up to 15 bytes before and after the tile are read, never used, and never in another page. But
+      // memory may end with a row: its last elements are copied one by one.
+      const uintptr_t from = j.in & ~uintptr_t(kGranule - 1), end = j.in + j.count * sizeof(E);
+      const bool closes_row = mirror ? j.tile == 0 : left <= kBlockTile;
+      const uintptr_t to = (closes_row ? end : end + kGranule - 1) & ~uintptr_t(kGranule - 1);
+      char* const stage = stages + s * kStageBytes;
+      if (closes_row && to < end) {
+        for (uintptr_t p = to > j.in ? to : j.in; p < end; p += sizeof(E))
+          *reinterpret_cast<E*>(stage + (p - from)) = *global(reinterpret_cast<const E*>(p));
+        bulk_fence();
+      }
       barrier_expect(&loaded[s], uint32_t(to - from));
-      bulk_load(stages + s * kStageBytes, reinterpret_cast<const void*>(from), uint32_t(to - from), &loaded[s]);
+      if (to > from) bulk_load(stage, reinterpret_cast<const void*>(from), uint32_t(to - from), &loaded[s]);
     }
   }
 

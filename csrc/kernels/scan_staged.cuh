@@ -76,13 +76,25 @@ __global__ void __launch_bounds__(kThreads) scan_staged_rows(TR_GRID_CONSTANT Sc
   const char* in = static_cast<const char*>(call.in.data) + begin;
   const int phase = int(reinterpret_cast<uintptr_t>(in) % kGranule);
   {
-    // Whole granules: the bytes around the run are in the same pages, and are not used.
+    // Whole granules. The bytes before the run are in the same pages and are not used; memory may end with the run.
     const Granule* from = reinterpret_cast<const Granule*>(in - phase);
     const int granules = (phase + bytes + kGranule - 1) / kGranule;
     Granule v[kLoads];
 #pragma unroll
-    for (int k = 0; k < kLoads; ++k)
-      if (int(threadIdx.x) + k * kThreads < granules) v[k] = load_granule(from + threadIdx.x + k * kThreads);
+    for (int k = 0; k < kLoads; ++k) {
+      const int g = int(threadIdx.x) + k * kThreads;
+      if ((g + 1) * kGranule <= phase + bytes) {
+        v[k] = load_granule(from + g);
+      } else if (g < granules) {
+        E x[kGranule / kSize];
+#pragma unroll
+        for (int i = 0; i < kGranule / kSize; ++i) {
+          const int at = g * kGranule + i * kSize - phase;
+          if (at >= 0 && at < bytes) x[i] = *global(reinterpret_cast<const E*>(in + at));
+        }
+        memcpy(v[k].item, x, sizeof x);
+      }
+    }
 #pragma unroll
     for (int k = 0; k < kLoads; ++k) {
       const int w = (int(threadIdx.x) + k * kThreads) * 4;
