@@ -291,8 +291,8 @@ MUTANTS = (
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
-        "look-back over columns stops one early", "kernels/scan_columns.cuh",
-        "while (++from < s) before", "while (++from < s - 1) before",
+        "a superblock of columns forgets those before it", "kernels/scan_columns.cuh",
+        "inclusive.publish(S::combine(before, sum));", "inclusive.publish(sum);",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
