@@ -293,13 +293,14 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const bool many_rows = l.rows >= int64_t(kWarpRows) * device.multiprocessors;
   const bool pipeline = device.bulk_copies && pipelined(call), stage = staged(call);
   const bool tiled = plan.vector_loads && compact(call);  // rows of at most a block tile, 16 bytes at a time
+  const bool chains = !call.in.more[0];  // of three inputs a block tile takes more registers than there are
   const Family along = n <= (tiled ? kBlockTile : kTile) || (stage && many_rows) ? Family::Rows
                        : pipeline                                                ? Family::Pipeline
                        : many_rows                                               ? Family::Rows
-                                                                                 : Family::Chain;
-  const Family chosen = !across                                            ? along
-                        : n > kBlockTile && l.rows * in_size < kStripBytes ? Family::ColumnsChain
-                                                                           : Family::Columns;
+                       : chains                                                  ? Family::Chain
+                                                                                 : Family::Columns;
+  const bool narrow = n > kBlockTile && l.rows * in_size < kStripBytes;
+  const Family chosen = !across ? along : narrow && chains ? Family::ColumnsChain : Family::Columns;
   plan.family = family_of(forced.family, chosen, true);
   plan.vector_loads = plan.vector_loads && (plan.family == Family::Rows || plan.family == Family::Chain);
   plan.threads = kThreads;
@@ -366,10 +367,12 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       break;
     }
     case Family::Chain:
+      if (!chains) throw std::invalid_argument("force_plan: there are no chains of three inputs");
       plan.lanes = 32;
       plan.blocks = l.rows * plan.splits;
       break;
     case Family::ColumnsChain: {
+      if (!chains) throw std::invalid_argument("force_plan: there are no chains of three inputs");
       const int columns = int(std::min<int64_t>(32, power_of_two(l.rows)));
       plan.lanes = std::min(kFan, kThreads / columns);
       take(forced.lanes, plan.lanes, kFan, "lanes");

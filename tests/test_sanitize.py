@@ -92,10 +92,12 @@ def test_decayed_sums(device, dtype, forced):
         g, x = values(shape, dtype, seed=1), values(shape, dtype, seed=2)
         inputs = g, x, tr.logcumsumexp(x, dim)
         expected = torch.ops.torchreduce.decayed_sum(*inputs, dim, True, 0)
-        if forced.get("family") == "pipeline":
-            continue
         with force_plan(**forced):
-            result = torch.ops.torchreduce.decayed_sum(*(t.to(device) for t in inputs), dim, True, 0)
+            try:
+                result = torch.ops.torchreduce.decayed_sum(*(t.to(device) for t in inputs), dim, True, 0)
+            except ValueError:
+                assert forced["family"] in ("chain", "columns_chain", "pipeline")
+                continue
         assert_bitwise_equal(result, expected)
 
 

@@ -34,7 +34,9 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
         }
       run(scan_rows<S, Load, Store>);
       break;
-    case Family::Chain: run(scan_chain<S, Load, Store>, workspace); break;
+    case Family::Chain:
+      if constexpr (S::kInputs == 1) run(scan_chain<S, Load, Store>, workspace);
+      break;
     case Family::Columns:
       if constexpr (kInPlace<S, Load, Store>)
         if (plan.vector_loads) {
@@ -43,7 +45,9 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
         }
       run(scan_columns<S, Load, Store, 1>, workspace);
       break;
-    case Family::ColumnsChain: run(scan_columns_chain<S, Load, Store>, workspace); break;
+    case Family::ColumnsChain:
+      if constexpr (S::kInputs == 1) run(scan_columns_chain<S, Load, Store>, workspace);
+      break;
     case Family::Pipeline:
 #ifdef TR_BULK_COPIES
       if constexpr (kPipelined<S, Load, Store>)
