@@ -259,7 +259,7 @@ static bool staged(const ScanCall& call) {
 static bool column_vectors(const ScanCall& call) {
   const Layout& l = call.layout;
   const int size = size_of(call.in.dtype), vector = column_vector(size), bytes = vector * size, last = l.kept - 1;
-  if (!in_place(call) || l.kept == 0 || l.reduced == 0) return false;
+  if (!in_place(call) || vector * scan_bytes(call).acc > kColumnAccs || l.kept == 0 || l.reduced == 0) return false;
   if (l.in[last] != 1 || l.out[last] != 1 || l.size[last] % vector != 0) return false;
   for (int d = 0; d < l.kept + l.reduced; ++d)
     if (d != last && (l.in[d] * size % bytes != 0 || l.out[d] * size % bytes != 0)) return false;

@@ -41,7 +41,8 @@ constexpr int kColumnStages = 3;  // tiles of columns that a block has at a time
 // Threads of a block of columns at most, given the bytes of an accumulator: what registers allow.
 TR_HD constexpr int column_threads(int vector, int acc) { return vector > 1 || acc > 4 ? 256 : 512; }
 constexpr int kColumnStageBytes = 32 << 10;
-TR_HD constexpr int column_vector(int size) { return 16 / size; }  // of them for a thread
+TR_HD constexpr int column_vector(int size) { return 16 / size; }  // of them for a thread,
+constexpr int kColumnAccs = 32;            // if their accumulators take no more bytes: else there are too few registers
 constexpr int kPortableShared = 48 << 10;  // bytes of shared memory a block that every GPU has without being asked
 constexpr int kColumnJobs = 1 << 10;       // the most of them that a block of columns has apart from Plan::shared
 constexpr int kPipelineThreads = 768;      // of Pipeline's blocks

@@ -38,7 +38,7 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       if constexpr (S::kInputs == 1) run(scan_chain<S, Load, Store>, workspace);
       break;
     case Family::Columns:
-      if constexpr (kInPlace<S, Load, Store>)
+      if constexpr (kColumnVectors<S, Load, Store>)
         if (plan.vector_loads) {
           run(scan_columns<S, Load, Store, column_vector(sizeof(E))>, workspace);
           break;

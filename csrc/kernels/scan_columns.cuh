@@ -11,6 +11,13 @@
 
 namespace torchreduce::gpu {
 
+// Whether the kernel is also compiled for several neighbouring columns a thread.
+template <class S, class Load, class Store> constexpr bool kColumnVectors = [] {
+  if constexpr (kInPlace<S, Load, Store>)
+    return column_vector(sizeof(typename Load::Element)) * int(sizeof(typename S::Acc)) <= kColumnAccs;
+  else return false;
+}();
+
 // The workspace, all zero before the launch: a ticket; for each row the totals of its tiles and of its block tiles; for
 // each row and superblock its total and the carry that includes it.
 template <class S> struct ColumnSpace {
