@@ -61,6 +61,8 @@ KERNEL = re.compile(
 )
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
 CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.)?(?:(128)|(64))\b")
+# Not run: the driver is asked what it compiled it for (csrc/kernels/device.cu).
+CUDA_PROBES = ("_ZN11torchreduce3gpu12architectureEv",)
 CUDA_BULK_COPY = re.compile(r"\bUBLKCP\b")
 AMD_UNWANTED = {"scratch": r"scratch_|buffer_(load|store)", "flat": r"flat_", "call": r"s_swappc|s_call"}
 
@@ -216,11 +218,16 @@ def cuda_kernels(library: Path, cuobjdump: str) -> list[Kernel]:
     kernels = {}
     usage = run(cuobjdump, "-arch", CUDA_ARCH, "-res-usage", library)
     for name, facts in re.findall(r"Function (\S+):\s+(REG:.*)", usage):
+        if name in CUDA_PROBES:
+            continue
         used = {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", facts)}
         memory = used["STACK"] + used["LOCAL"]
         kernels[name] = Kernel(CUDA_ARCH, name, used["REG"], 0, used["SHARED"], memory, spills=0)
     for body in run(cuobjdump, "-arch", CUDA_ARCH, "-sass", library).split("Function : ")[1:]:
-        kernel = kernels[body.split(maxsplit=1)[0]]
+        name = body.split(maxsplit=1)[0]
+        if name in CUDA_PROBES:
+            continue
+        kernel = kernels[name]
         for match in CUDA_ACCESS.finditer(body):
             kernel.wide["store" if match[1] == "STG" else "load", 16 if match[2] else 8] += 1
         kernel.bulk_copies = len(CUDA_BULK_COPY.findall(body))
