@@ -18,6 +18,12 @@
 #define TR_ROLLED
 #define TR_UNROLLED
 #endif
+// First in a branch that is rarely taken: a GPU compiler would do its work always, and select.
+#if defined(TR_DEVICE_F16)
+#define TR_RARE_PATH asm volatile("")
+#else
+#define TR_RARE_PATH
+#endif
 
 // Code compiled once per CPU instruction set lives in a namespace of its own, for the same reason.
 #ifndef TR_ISA

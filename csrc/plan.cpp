@@ -244,15 +244,17 @@ static bool in_place(const ScanCall& call) { return compact(call) && call.in.dty
 // Whether rows are runs of neighbours, of types that the pipeline is compiled for.
 static bool pipelined(const ScanCall& call) {
   const int64_t in = position_stride(call.layout), out = out_stride(call.layout);
-  return in_place(call) && is_float(call.in.dtype) && size_of(call.in.dtype) <= 4 && in == out && magnitude(in) == 1;
+  return in_place(call) && is_float(call.in.dtype) && scan_bytes(call).acc <= 4 && in == out && magnitude(in) == 1;
 }
 
-// Whether rows lie one after another, in input and output alike, and some fit a stage.
-static bool staged(const ScanCall& call) {
+// Whether lanes can hold whole rows: results are stored 16 bytes at a time, if need be by way of shared memory.
+static bool whole_rows(const ScanCall& call, bool vector_loads) {
   const Layout& l = call.layout;
-  const bool one_run = l.kept == 0 || (l.kept == 1 && l.in[0] == l.length && l.out[0] == l.length);
+  if (!compact(call) || l.length > int64_t(kWarps) * held_groups(int(scan_bytes(call).acc)) * kTile) return false;
+  if (vector_loads) return true;
   const bool neighbours = l.length == 1 || (magnitude(position_stride(l)) == 1 && out_stride(l) == position_stride(l));
-  return in_place(call) && one_run && neighbours && l.length * size_of(call.in.dtype) <= kStageBytes - 16;
+  const bool one_run = l.kept == 0 || (l.kept == 1 && l.out[0] == l.length);
+  return in_place(call) && neighbours && (l.length > kTile || one_run);
 }
 
 // Whether neighbouring columns can be taken several at a time.
@@ -291,14 +293,14 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   if (forced.vector_loads == 0) plan.vector_loads = false;
   const bool vectors = forced.vector_loads != 0 && column_vectors(call);
   const bool many_rows = l.rows >= int64_t(kWarpRows) * device.multiprocessors;
-  const bool pipeline = device.bulk_copies && pipelined(call), stage = staged(call);
-  const bool tiled = plan.vector_loads && compact(call);  // rows of at most a block tile, 16 bytes at a time
+  const bool pipeline = device.bulk_copies && pipelined(call);
+  const bool whole = forced.whole != 0 && whole_rows(call, plan.vector_loads);
   const bool chains = !call.in.more[0];  // of three inputs a block tile takes more registers than there are
-  const Family along = n <= (tiled ? kBlockTile : kTile) || (stage && many_rows) ? Family::Rows
-                       : pipeline                                                ? Family::Pipeline
-                       : many_rows                                               ? Family::Rows
-                       : chains                                                  ? Family::Chain
-                                                                                 : Family::Columns;
+  const Family along = n <= kTile || whole ? Family::Rows
+                       : pipeline          ? Family::Pipeline
+                       : many_rows         ? Family::Rows
+                       : chains            ? Family::Chain
+                                           : Family::Columns;
   const bool narrow = n > kBlockTile && l.rows * in_size < kStripBytes;
   const Family chosen = !across ? along : narrow && chains ? Family::ColumnsChain : Family::Columns;
   plan.family = family_of(forced.family, chosen, true);
@@ -308,27 +310,24 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
 
   switch (plan.family) {
     case Family::Rows: {
-      const int needed = int(std::min<int64_t>(32, power_of_two(ceil_div(n, kGroup))));
-      plan.lanes = needed;
-      take(forced.lanes, plan.lanes, 32, "lanes");
-      if (plan.lanes < needed)
-        throw std::invalid_argument("force_plan: too few lanes for a row of " + std::to_string(n));
       plan.splits = 1;
-      const int at_once = kThreads / plan.lanes;  // rows
-      if (stage && !plan.vector_loads && forced.rows != 0) {
-        plan.rows = int(std::min<int64_t>((kStageBytes - 16) / (n * in_size), l.rows));
-        if (plan.rows > at_once) plan.rows -= plan.rows % at_once;
-        plan.blocks = ceil_div(l.rows, plan.rows);
-      } else if (tiled && n <= kTile) {
-        plan.blocks = ceil_div(l.rows, at_once * kShortRows);
-      } else if (tiled && n <= kBlockTile) {
-        plan.warps = int(power_of_two(ceil_div(n, kRowTiles * kTile)));
+      plan.whole = whole;
+      const int groups = int(std::min<int64_t>(32, std::max<int64_t>(1, ceil_div(n, kGroup))));
+      plan.lanes = whole ? groups : int(power_of_two(groups));
+      take(forced.lanes, plan.lanes, 32, "lanes");
+      if (plan.lanes < groups)
+        throw std::invalid_argument("force_plan: too few lanes for a row of " + std::to_string(n));
+      const int held = held_groups(int(scan_bytes(call).acc));
+      if (whole && n <= kTile) {
+        plan.blocks = ceil_div(l.rows, kWarps * held * (32 / plan.lanes));
+      } else if (whole) {
+        plan.warps = int(power_of_two(ceil_div(n, held * kTile)));
         take(forced.warps, plan.warps, kWarps, "warps");
-        if (plan.warps * kRowTiles * kTile < n)
+        if (plan.warps * held * kTile < n)
           throw std::invalid_argument("force_plan: too few warps for a row of " + std::to_string(n));
         plan.blocks = ceil_div(l.rows, kWarps / plan.warps);
       } else {
-        plan.blocks = ceil_div(l.rows, at_once);
+        plan.blocks = ceil_div(l.rows, kThreads / plan.lanes);
       }
       break;
     }

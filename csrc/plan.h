@@ -23,16 +23,16 @@ struct DeviceFacts {
 
 struct Plan {
   Family family = Family::Rows;
-  int lanes = 1;          // lanes a row (Rows), or row-threads a column (Columns), a power of two
+  int lanes = 1;          // lanes a row (Rows), or row-threads a column (Columns), a power of two unless rows are whole
   int warps = 1;          // Rows: warps a row within a block, a power of two
   int leaves = 1;         // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
-  int rows = 0;           // scans, Rows: rows that a block stages in shared memory; 0: rows are read as they lie
   int64_t splits = 1;     // reductions: runs a row, each leaving a partial; scans: block tiles a row (chains)
   int64_t blocks = 1;     // grid size; CPU: tasks
   int threads = 1;        // block size; CPU: 1
   int shared = 0;         // scans, Columns: bytes of dynamic shared memory a block
   int64_t workspace = 0;  // bytes
   bool vector_loads = false;  // 16-byte loads along rows
+  bool whole = false;         // scans, Rows: lanes hold whole rows in registers; else each is walked
 };
 
 // What kernels are compiled for.
@@ -46,9 +46,8 @@ constexpr int kColumnAccs = 32;            // if their accumulators take no more
 constexpr int kPortableShared = 48 << 10;  // bytes of shared memory a block that every GPU has without being asked
 constexpr int kColumnJobs = 1 << 10;       // the most of them that a block of columns has apart from Plan::shared
 constexpr int kPipelineThreads = 768;      // of Pipeline's blocks
-constexpr int kStageBytes = 16 << 10;      // of rows staged in shared memory
-constexpr int kShortRows = 4;              // rows of at most a tile that a lane takes
-constexpr int kRowTiles = 4;               // tiles of a longer row that a warp takes
+// Groups of whole rows that a lane holds, given the bytes of an accumulator.
+TR_HD constexpr int held_groups(int acc) { return acc > 4 ? 2 : 4; }
 
 // What plans ask of GPU `device`; nothing in a build without a GPU part.
 DeviceFacts gpu_facts(int device);
@@ -61,7 +60,7 @@ struct PlanOverride {
   int warps = -1;
   int leaves = -1;
   int vector_loads = -1;
-  int rows = -1;  // 0: do not stage rows
+  int whole = -1;  // 0: walk rows
 };
 void force_plan(const PlanOverride& forced);  // for the process, until the next call
 PlanOverride forced_plan();

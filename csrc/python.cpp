@@ -52,7 +52,7 @@ const std::map<std::string, int PlanOverride::*> kForcible = {{"lanes", &PlanOve
                                                               {"warps", &PlanOverride::warps},
                                                               {"leaves", &PlanOverride::leaves},
                                                               {"vector_loads", &PlanOverride::vector_loads},
-                                                              {"rows", &PlanOverride::rows}};
+                                                              {"whole", &PlanOverride::whole}};
 
 // A key that is absent leaves its field to the planner. Raises ValueError for a key or family that is unknown.
 void force_fields(const py::dict& fields) {
@@ -64,7 +64,7 @@ void force_fields(const py::dict& fields) {
     else if (field != kForcible.end()) forced.*(field->second) = py::cast<int>(value);
     else
       throw py::value_error("force_plan: unknown field '" + name +
-                            "'. Supported are 'family', 'lanes', 'warps', 'leaves', 'vector_loads' and 'rows'");
+                            "'. Supported are 'family', 'lanes', 'warps', 'leaves', 'vector_loads' and 'whole'");
   }
   force_plan(forced);
 }
@@ -84,7 +84,7 @@ py::dict as_dict(const Plan& plan) {
   fields["lanes"] = plan.lanes;
   fields["warps"] = plan.warps;
   fields["leaves"] = plan.leaves;
-  fields["rows"] = plan.rows;
+  fields["whole"] = plan.whole;
   fields["splits"] = plan.splits;
   fields["blocks"] = plan.blocks;
   fields["threads"] = plan.threads;

@@ -9,9 +9,11 @@
 //   absent_item()                what stands for an element past the end
 //   group(items)                 the total of a group; of its items it makes what results() needs
 //   prefix(carry, within)        what lies before a group: before its block tile, and before it in its block tile
+//   prefix(within)               the same with an absent carry, to the bit
 //   results(prefix, items, out)  the results of a group, each a Result, still to be rounded to the output's type
 //   start()                      what an exclusive scan begins with; a scan without it cannot be exclusive
 //   kInputs                      1, or 3: then an element is a Triple of theirs
+//   kNanStays                    it is there if every result after a NaN is one
 //   kIndexed                     a Result has a value and the position `.index` where it was found
 //   kAnyOrder                    every order of combining gives the same; Acc is Wide, and result(Acc) the result
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
@@ -27,7 +29,8 @@
 namespace torchreduce {
 inline namespace TR_ISA {
 
-template <class S> constexpr bool kHasStart = requires { S::start(); };  // it can be exclusive
+template <class S> constexpr bool kHasStart = requires { S::start(); };    // it can be exclusive
+template <class S> constexpr bool kNanStays = requires { S::kNanStays; };  // after a NaN, all results are NaN
 
 // cumsum. Within a block tile in Acc, between block tiles in Wide.
 template <class A> struct CumSum {
@@ -35,6 +38,7 @@ template <class A> struct CumSum {
   using Wide = std::conditional_t<std::is_same<A, float>::value, double, A>;
   using Item = A;
   using Result = A;
+  static constexpr bool kNanStays = true;
   static constexpr int kInputs = 1;
   static constexpr bool kIndexed = false, kAnyOrder = false, kConverts = true, kIntegers = true, kIntegerKernels = true;
   struct Prefix {  // of a group of 8: hi + lo is carry + within, to twice the accumulator's precision
@@ -67,12 +71,19 @@ template <class A> struct CumSum {
       return {sum, sum, absent(), false};
     }
   }
+  TR_HD static Prefix prefix(Acc within) { return {Wide(within), within, absent(), false}; }
   TR_HD void results(const Prefix& b, const Item (&p)[kGroup], Result (&out)[kGroup]) const {
-    TR_UNROLLED
-    for (int i = 0; i < kGroup; ++i) {
-      if constexpr (std::is_same<Acc, float>::value)
-        out[i] = b.wide ? float(b.sum + double(p[i])) : b.hi + (b.lo + p[i]);
-      else out[i] = add(b.hi, p[i]);
+    if constexpr (std::is_same<Acc, float>::value) {
+      TR_UNROLLED
+      for (int i = 0; i < kGroup; ++i) out[i] = b.hi + (b.lo + p[i]);
+      if (b.wide) {
+        TR_RARE_PATH;
+        TR_UNROLLED
+        for (int i = 0; i < kGroup; ++i) out[i] = float(b.sum + double(p[i]));
+      }
+    } else {
+      TR_UNROLLED
+      for (int i = 0; i < kGroup; ++i) out[i] = add(b.hi, p[i]);
     }
   }
 };
@@ -114,6 +125,7 @@ template <class E> struct CumExtreme {
     return p[kGroup - 1];
   }
   TR_HD static Prefix prefix(Wide carry, Acc within) { return combine(carry, within); }
+  TR_HD static Prefix prefix(Acc within) { return within; }
   TR_HD void results(const Prefix& before, const Item (&p)[kGroup], Result (&out)[kGroup]) const {
     TR_UNROLLED
     for (int i = 0; i < kGroup; ++i) out[i] = result(combine(before, p[i]));
@@ -159,6 +171,7 @@ TR_HD int64_t multiply(int64_t a, int64_t b) { return int64_t(uint64_t(a) * uint
 // To float64, rounded where it is subnormal there.
 TR_HD double value_of(Power<double> x) {
   if (x.e > -1023 && x.e < 1024) return bit_cast<double>(bit_cast<uint64_t>(x.m) + (uint64_t(x.e) << 52));
+  TR_RARE_PATH;
   const int64_t e = x.e < -1100 ? -1100 : x.e > 1100 ? 1100 : x.e, half = e >> 1;
   const auto power = [](int64_t n) { return bit_cast<double>(uint64_t(n + 1023) << 52); };
   return x.m * power(half) * power(e - half);
@@ -171,6 +184,7 @@ template <class A> struct CumProd {
   using Item = Acc;
   using Result = A;
   using Prefix = Wide;
+  static constexpr bool kNanStays = true;
   static constexpr int kInputs = 1;
   static constexpr bool kIndexed = false, kAnyOrder = false, kConverts = true, kIntegers = true,
                         kIntegerKernels = false;
@@ -199,6 +213,7 @@ template <class A> struct CumProd {
     return p[kGroup - 1];
   }
   TR_HD static Prefix prefix(Wide carry, Acc within) { return multiply(carry, widen(within)); }
+  TR_HD static Prefix prefix(Acc within) { return widen(within); }
   TR_HD void results(const Prefix& before, const Item (&p)[kGroup], Result (&out)[kGroup]) const {
     TR_UNROLLED
     for (int i = 0; i < kGroup; ++i) {
@@ -238,6 +253,7 @@ template <class F> struct LogCumSumExp {
   using Item = F;
   using Result = F;
   using Prefix = Acc;
+  static constexpr bool kNanStays = true;
   static constexpr int kInputs = 1;
   static constexpr bool kIndexed = false, kAnyOrder = false, kConverts = false, kIntegers = false,
                         kIntegerKernels = false;
@@ -265,6 +281,7 @@ template <class F> struct LogCumSumExp {
     const Wide before = join(carry, widen(within));
     return {before.m, F(before.s)};
   }
+  TR_HD static Prefix prefix(Acc within) { return prefix(wide_absent(), within); }
   // Joins one element after the other. In steps, so that loops over the elements can become vectors.
   TR_HD void results(const Prefix& before, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
     F m[kGroup + 1], factors[kGroup], sums[kGroup];

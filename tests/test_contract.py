@@ -220,10 +220,10 @@ FORCED = {
     ],
     ("scan", "cuda"): [
         *({"family": "rows", "lanes": lanes} for lanes in powers(32)),
-        {"family": "rows", "rows": 0},
+        {"family": "rows", "whole": False},
         *({"family": "rows", "warps": warps} for warps in powers(8)),
         {"family": "rows", "vector_loads": False},
-        {"family": "rows", "vector_loads": False, "rows": 0},
+        {"family": "rows", "vector_loads": False, "whole": False},
         {"family": "columns"},
         {"family": "columns", "vector_loads": False},
         {"family": "pipeline"},

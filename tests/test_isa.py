@@ -64,6 +64,25 @@ def test_kernels_for_several_columns_are_wide():
     assert line.endswith("7 loads of 16 bytes, expected 8")
 
 
+def test_rows_that_start_anywhere_are_stored_wide():
+    types = (
+        "torchreduce::generic::CumSum<float>, torchreduce::gpu::TypedLoad<float>, torchreduce::gpu::TypedStore<float>"
+    )
+    aligned, other = (
+        isa.Kernel("gfx90a", f"void torchreduce::gpu::scan_short_rows<{types}, {name}>(int)", 100, 50, 64, 0, 0, wide)
+        for name, wide in (
+            ("true", Counter({("load", 16): 4, ("store", 16): 4})),
+            ("false", Counter({("store", 16): 1})),
+        )
+    )
+    assert isa.faults([aligned, other]) == []
+    aligned.wide["load", 16], other.wide["store", 16] = 3, 0
+    assert [line.partition(": ")[2] for line in isa.faults([aligned, other])] == [
+        "3 loads of 16 bytes, expected 4",
+        "0 stores of 16 bytes, expected 1",
+    ]
+
+
 def test_bulk_copies_are_asked_for_only_where_they_exist():
     name = NAME.replace("reduce_rows", "scan_pipeline")
     right = isa.Kernel("sm_90", name, 80, 0, 64, 0, 0, Counter(), bulk_copies=2)

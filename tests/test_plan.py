@@ -72,11 +72,11 @@ def test_scan_plans_cover_the_rows_in_little_workspace(shape, dim, dtype, out):
         tiles = -(-n // TILE)
         assert p["splits"] == tiles and p["blocks"] >= 1 and p["threads"] % (p["lanes"] * p["warps"]) == 0
         assert (p["workspace"] == 0) == (tiles == 1)
-    elif p["rows"]:
-        assert p["workspace"] == 0 and p["blocks"] * p["rows"] >= rows
+    elif p["whole"] and n <= TILE:
+        held = 2 if out in (torch.float64, torch.int64) else 4
+        assert p["workspace"] == 0 and p["blocks"] * held * (p["threads"] // 32) * (32 // p["lanes"]) >= rows
     else:
-        at_once = 4 if p["vector_loads"] and n <= TILE else 1
-        assert p["workspace"] == 0 and p["blocks"] * at_once * (p["threads"] // (p["lanes"] * p["warps"])) >= rows
+        assert p["workspace"] == 0 and p["blocks"] * (p["threads"] // (p["lanes"] * p["warps"])) >= rows
     assert p["workspace"] <= 64 * rows * tiles + 64 and p["blocks"] < 2**31
 
 

@@ -33,9 +33,9 @@ REDUCE = (
     {"family": "columns", "lanes": 1, "leaves": 1},
     {"family": "columns", "lanes": 8, "leaves": 2},
 )
-SCAN = ({}, {"family": "rows"}, {"family": "rows", "rows": 0, "vector_loads": False}, {"family": "columns"},
-        {"family": "columns", "vector_loads": False}, {"family": "chain"}, {"family": "columns_chain"},
-        {"family": "columns_chain", "lanes": 4}, {"family": "pipeline"})  # fmt: skip
+SCAN = ({}, {"family": "rows"}, {"family": "rows", "whole": False}, {"family": "rows", "vector_loads": False},
+        {"family": "columns"}, {"family": "columns", "vector_loads": False}, {"family": "chain"},
+        {"family": "columns_chain"}, {"family": "columns_chain", "lanes": 4}, {"family": "pipeline"})  # fmt: skip
 SCANS = (
     ("cumsum", {}, torch.float32),
     ("cumsum", {}, torch.bfloat16),
@@ -83,6 +83,14 @@ def test_reductions(device, name, options, dtype, forced):
 def test_scans(device, name, options, dtype, forced):
     for shape, dim in CASES + LONG:
         check(name, values(shape, dtype, seed=1), dim, options, forced, device)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("shape", ((1700, 9), (190, 8197)), ids=str)
+def test_blocks_that_stay(device, shape, dtype):
+    """More block tiles than a block of the pipeline has stages, twice over, on 132 multiprocessors."""
+    for options in ({}, {"reverse": True}):
+        check("cumsum", values(shape, dtype, seed=1), 1, options, {"family": "pipeline"}, device)
 
 
 @pytest.mark.parametrize("forced", SCAN, ids=str)

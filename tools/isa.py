@@ -29,12 +29,12 @@ MAX_SHARED = 48 * 1024
 WIDE_GROUPS = {
     "reduce_rows": (5, 0),
     "scan_rows": (2, 1),
-    "scan_short_rows": (4, 4),
-    "scan_tiled_rows": (4, 4),
+    "scan_short_rows": (2, 2),
+    "scan_tiled_rows": (2, 2),
     "scan_chain": (4, 4),
 }
-# Its wide accesses, whatever the elements; of kernels for several columns a lane.
-WIDE_ACCESSES = {"scan_staged_rows": (4, 1), "scan_columns": (8, 8)}
+# Its wide accesses, whatever the elements: of kernels for several columns a lane, and for rows that start anywhere.
+WIDE_ACCESSES = {"scan_columns": (8, 8), "scan_short_rows": (0, 1), "scan_tiled_rows": (0, 1)}
 BULK_FAMILIES = {"scan_pipeline"}
 # Wide stores that may be missing: nvcc shares a part of one with the code for a row's end.
 SHARED_STORES = {CUDA_ARCH: 1}
@@ -57,7 +57,7 @@ TYPES = {
 KERNEL = re.compile(
     r"(?P<family>\w+)<(?P<op>\w+)<(?P<accumulator>[\w ]+)>"
     r"(, (?P<kind>Typed|Triple|Any)Load<(?P<load>[\w ]+)>"
-    r"(, ((Typed|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<columns>\d+))?)? ?>\("
+    r"(, ((Typed|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<variant>\w+))?)? ?>\("
 )
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
 CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.)?(?:(128)|(64))\b")
@@ -87,7 +87,8 @@ class Kernel:
             sys.exit(f"tools/isa.py does not understand the kernel {name}")
         self.family, self.op = match["family"], match["op"]
         self.element = TYPES[match["load"] or match["accumulator"]][0]
-        self.columns = int(match["columns"] or 1)  # a lane
+        # Columns a lane; or whether rows are aligned.
+        self.variant = match["variant"]
         if match["kind"] == "Any":
             self.element = f"any as {self.element}"
         # Of a kernel that is compiled for one type: that of the elements, and of a scan's results.
@@ -101,12 +102,12 @@ class Kernel:
             faults.append(f"{self.shared} bytes of shared memory")
         if self.family in BULK_FAMILIES and not self.bulk_copies:
             faults.append("no bulk copies")
-        if self.family != "scan_columns" or self.columns > 1:
+        if self.variant != "1":
             for access, wanted in zip(("load", "store"), WIDE_ACCESSES.get(self.family, (0, 0)), strict=True):
                 if self.wide[access, 16] < wanted:
                     faults.append(f"{self.wide[access, 16]} {access}s of 16 bytes, expected {wanted}")
         for access, groups in zip(("load", "store"), WIDE_GROUPS.get(self.family, (0, 0)), strict=True):
-            if self.types.get(access):
+            if self.types.get(access) and self.variant != "false":
                 group = 8 * TYPES[self.types[access]][1]  # bytes
                 width = min(16, group)
                 wanted = groups * group // width - (SHARED_STORES.get(self.arch, 0) if access == "store" else 0)

@@ -37,13 +37,13 @@ class Plan:
     lanes: int  # rows: along a row; columns: along a column
     warps: int  # rows: along a row, within a block
     leaves: int  # reductions: leaves of 2048 elements in the run of a row that one warp or block takes
-    rows: int  # scans, rows: rows that a block stages in shared memory; 0: rows are read as they lie
     splits: int  # reductions: runs a row; scans: block tiles a row, or tiles of a column
     blocks: int  # GPU: grid size; CPU: tasks
     threads: int  # GPU: block size
     shared: int  # scans, columns: bytes of dynamic shared memory a block
     workspace: int  # bytes
     vector_loads: bool  # 16 bytes at a time
+    whole: bool  # scans, rows: lanes hold whole rows in registers; else each row is walked
 
     def __str__(self) -> str:
         lines = [self.call, f"  family     {self.family}: {_FAMILIES[self.kind, self.family]}"]

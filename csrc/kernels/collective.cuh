@@ -116,14 +116,16 @@ template <class E> __device__ __forceinline__ void unpack_group(const uint32_t (
   }
 }
 
-// 8 results, rounded once each. One look for NaNs serves all of them.
-template <class T, class V>
+// 8 results of scan S, rounded once each. One look for NaNs serves all of them.
+template <class T, class S, class V>
 __device__ __forceinline__ void round_group(const V (&v)[kGroup], uint32_t (&w)[kGroupWords<T>]) {
 #ifdef TR_PACKED_ROUNDING
   if constexpr (std::is_same<V, float>::value && is_float_type<T> && sizeof(T) <= 4) {
-    bool nan = false;
+    bool nan = v[0] != v[0] || v[kGroup - 1] != v[kGroup - 1];  // enough if it stays, in whatever direction they lie
+    if constexpr (!kNanStays<S>) {
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) nan = nan || v[i] != v[i];
+      for (int i = 1; i < kGroup - 1; ++i) nan = nan || v[i] != v[i];
+    }
     if (!nan) {
       if constexpr (sizeof(T) == 4) {
         memcpy(w, v, sizeof w);
@@ -155,15 +157,18 @@ template <class Op> __device__ __forceinline__ typename Op::Acc warp_tree(const 
   return value;
 }
 
-// Sklansky's inclusive scan over `width` neighbouring lanes: at level d a lane with that bit adds, on its left, the
-// value of the last lane of the lower half.
-template <class S, class V> __device__ __forceinline__ V sklansky(V value, int width) {
-  const int lane = lane_id();
+// Sklansky's inclusive scan over `width` neighbouring lanes, of which this is number `lane`: at level d a lane with
+// that bit adds, on its left, the value of the last lane of the lower half.
+template <class S, class V> __device__ __forceinline__ V sklansky(V value, int lane, int width) {
   for (int d = 1; d < width; d <<= 1) {
-    const V left = shuffle(value, (lane & ~(2 * d - 1)) + d - 1);
+    const V left = shuffle(value, lane_id() - lane + (lane & ~(2 * d - 1)) + d - 1);
     if (lane & d) value = S::combine(left, value);
   }
   return value;
+}
+// Over a warp.
+template <class S, class V> __device__ __forceinline__ V sklansky(V value) {
+  return sklansky<S>(value, lane_id(), kLanes);
 }
 
 // ---- the last step of a row --------------------------------------------------------------------------------------------

@@ -176,28 +176,6 @@ template <class P> __device__ __forceinline__ void store_wide(P* p, const P& val
 #endif
 }
 
-// The 16 bytes at p, a multiple of 16, some of which belong to the array that is read. What the others hold is not
-// used; they are in the same page, and another block may be writing them.
-template <class P> __device__ __forceinline__ P load_granule(const P* p) {
-  static_assert(sizeof(P) == 16, "memory beside an array is only known to be there up to the next multiple of 16");
-#if defined(TR_EMULATED)
-  P value;
-  simt::peek(&value, p, sizeof value);
-  return value;
-#else
-  return load_wide(p);
-#endif
-}
-
-// A word of shared memory, of which no byte is used that another thread may be writing.
-__device__ __forceinline__ uint32_t load_beside(const uint32_t* p) {
-#if defined(TR_EMULATED)
-  return simt::peek_word(p);
-#else
-  return *p;
-#endif
-}
-
 // Starts a copy of kBytes (4, 8 or 16, aligned) from global to shared memory, which only this thread may read, after a
 // wait. Where there are no such copies, it is done at once.
 template <int kBytes> __device__ __forceinline__ void copy_async(void* shared, const void* from) {

@@ -5,7 +5,7 @@
 #include "scan_columns.cuh"
 #include "scan_columns_chain.cuh"
 #include "scan_pipeline.cuh"
-#include "scan_staged.cuh"
+#include "scan_short_rows.cuh"
 
 namespace torchreduce::gpu {
 
@@ -22,14 +22,13 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
   };
   switch (plan.family) {
     case Family::Rows:
-      if constexpr (kInPlace<S, Load, Store>)
-        if (plan.rows) {
-          run(scan_staged_rows<S, Load, Store>);
-          break;
-        }
       if constexpr (kCompact<S, Load, Store>)
-        if (plan.vector_loads && call.layout.length <= kBlockTile) {
-          call.layout.length <= kTile ? run(scan_short_rows<S, Load, Store>) : run(scan_tiled_rows<S, Load, Store>);
+        if (plan.whole) {
+          const bool is_short = call.layout.length <= kTile;
+          if (plan.vector_loads)
+            is_short ? run(scan_short_rows<S, Load, Store, true>) : run(scan_tiled_rows<S, Load, Store, true>);
+          else if constexpr (kInPlace<S, Load, Store>)
+            is_short ? run(scan_short_rows<S, Load, Store, false>) : run(scan_tiled_rows<S, Load, Store, false>);
           break;
         }
       run(scan_rows<S, Load, Store>);

@@ -90,7 +90,7 @@ __device__ __forceinline__ typename S::Wide chain_carry(ChainSpace<S>& space, in
   Wide value = S::wide_absent();
   if (lane < slot) value = S::widen(space.total(row, s * kFan + lane).wait());
   else if (lane == slot) value = S::widen(own);
-  value = sklansky<S>(value, kLanes);
+  value = sklansky<S>(value);
   const Wide before = slot ? shuffle(value, slot - 1) : S::wide_absent();
 
   const bool last = slot == kFan - 1;
@@ -102,7 +102,7 @@ __device__ __forceinline__ typename S::Wide chain_carry(ChainSpace<S>& space, in
 }
 
 template <class S, class Load, class Store>
-__global__ void __launch_bounds__(kThreads) scan_chain(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+__global__ void __launch_bounds__(kThreads, 1) scan_chain(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using Acc = typename S::Acc;
   constexpr int kTiles = kFan / kWarps;  // a warp takes neighbouring ones
   const S op{call.options};
@@ -129,14 +129,14 @@ __global__ void __launch_bounds__(kThreads) scan_chain(TR_GRID_CONSTANT ScanCall
     for (int k = 0; k < kTiles; ++k) load_group<S, Load>(call, start.in, stride.in, first + k * kTile, x[k]);
 #pragma unroll
     for (int k = 0; k < kTiles; ++k) {
-      const Acc upto = sklansky<S>(form_group(op, x[k], first + k * kTile, n, items[k]), kLanes);
+      const Acc upto = sklansky<S>(form_group(op, x[k], first + k * kTile, n, items[k]));
       within[k] = shuffle(upto, lane ? lane - 1 : 0);
       if (lane == 0) within[k] = S::absent();
       if (lane == kLanes - 1) totals[warp * kTiles + k] = upto;
     }
   }
   __syncthreads();
-  const Acc upto = sklansky<S>(totals[lane], kLanes);
+  const Acc upto = sklansky<S>(totals[lane]);
 #pragma unroll
   for (int k = 0; k < kTiles; ++k) {
     const int slot = warp * kTiles + k;

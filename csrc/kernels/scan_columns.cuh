@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(column_threads(V, sizeof(typename S::Acc)), si
         if constexpr (V > 1) {
           uint32_t w[kGroupWords<E>];
           E rounded[kGroup];
-          round_group<E>(r, w);
+          round_group<E, S>(r, w);
           unpack_group(w, rounded);
 #pragma unroll
           for (int i = 0; i < kGroup; ++i) in[i].item[v] = rounded[i];  // in the elements' place

@@ -33,7 +33,7 @@ __device__ __forceinline__ typename S::Acc walk_tile(const S& op, const ScanCall
 // neighbouring tiles. The columns are read twice, the second time from cache: totals first, so that no one waits for
 // the results.
 template <class S, class Load, class Store>
-__global__ void __launch_bounds__(kThreads) scan_columns_chain(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+__global__ void __launch_bounds__(kThreads, 1) scan_columns_chain(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using Items = typename S::Item[kGroup];

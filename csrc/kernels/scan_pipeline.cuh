@@ -28,9 +28,9 @@ template <int kBytes> struct PipelineShape {
   static constexpr int kShared = (kStages + kStagings) * kStageBytes;
 };
 
-// What the kernel is compiled for: 16- and 32-bit floats.
+// What the kernel is compiled for: 16- and 32-bit floats with accumulators that leave registers for the rest.
 template <class S, class Load, class Store> constexpr bool kPipelined =
-    kInPlace<S, Load, Store> && is_float_type<typename Load::Element> && sizeof(typename Load::Element) <= 4;
+    kInPlace<S, Load, Store> && is_float_type<typename Load::Element> && sizeof(typename S::Acc) <= 4;
 
 #ifdef TR_BULK_COPIES
 
@@ -42,6 +42,7 @@ struct PipelineJob {
   int64_t tile;
   uintptr_t in, out;
   int count, results;  // elements read and written: kBlockTile, fewer at the end of a row
+  int staged;          // of those read: the first ones in memory, which are in the stage
 };
 
 // 8 elements of `lane` as 32-bit words, from the granules that hold them: the first starts at byte 4 * kWord + shift /
@@ -141,7 +142,6 @@ template <class S, class Load, class Store> struct Pipeline {
   static constexpr int kWindows = Shape::kWindows, kRunBytes = kTile * int(sizeof(E));
   static constexpr int kWords = kGroup * int(sizeof(E)) / 4;  // of a group
   static constexpr int kRuns = kFan / kResultWarps;           // tiles of 256 that a result warp takes: neighbours
-  static constexpr int kGranuleItems = kGranule / int(sizeof(E));
 
   Barrier taken[kStages], loaded[kStages], ready[kStages], empty[kStages], done[kStagings], stored[kStagings];
   PipelineJob job[kStages];
@@ -155,29 +155,35 @@ template <class S, class Load, class Store> struct Pipeline {
     for (int s = 0; s < kStages; ++s) {
       barrier_init(&taken[s], 1);
       barrier_init(&loaded[s], 1);
-      barrier_init(&ready[s], 2);                 // totals, carry
+      barrier_init(&ready[s], kLanes + 1);        // totals, carry
       barrier_init(&empty[s], kResultWarps + 3);  // totals, carry, results, store
     }
     for (int o = 0; o < kStagings; ++o) {
-      barrier_init(&done[o], kResultWarps);
-      barrier_init(&stored[o], 1);
+      barrier_init(&done[o], kResultWarps * kLanes);
+      barrier_init(&stored[o], kLanes);
     }
     barriers_made();
   }
-  // By a whole warp.
+  // For a warp. What its lanes did in shared memory by ordinary accesses is only ordered for those that arrive
+  // themselves: lane 0 here, so that one alone reads what a slot of the ring says beside its elements.
   __device__ static void arrive(Barrier* b) {
     warp_barrier();
     if (lane_id() == 0) barrier_arrive(b);
   }
+  template <class V> __device__ static V broadcast(const V& shared) {
+    V value = {};
+    if (lane_id() == 0) value = shared;
+    return shuffle(value, 0);
+  }
   // The job of turn `it`, when it is known.
-  __device__ const PipelineJob& next(int it) {
+  __device__ PipelineJob next(int it) {
     barrier_wait(&taken[it % kStages], it / kStages & 1);
-    return job[it % kStages];
+    return broadcast(job[it % kStages]);
   }
   // The same, when its elements are there. (First the job: a wait for a phase of `loaded` must not begin a phase
   // early.)
-  __device__ const PipelineJob& next_loaded(int it) {
-    const PipelineJob& j = next(it);
+  __device__ PipelineJob next_loaded(int it) {
+    const PipelineJob j = next(it);
     if (j.row >= 0) barrier_wait(&loaded[it % kStages], it / kStages & 1);
     return j;
   }
@@ -209,21 +215,19 @@ template <class S, class Load, class Store> struct Pipeline {
       const int64_t out = mirror ? start.out - first - shift - (j.results - 1) : start.out + first + shift;
       j.in = reinterpret_cast<uintptr_t>(static_cast<const E*>(call.in.data) + in);
       j.out = reinterpret_cast<uintptr_t>(static_cast<O*>(call.out.values) + out);
+      // Whole granules: up to 15 bytes before and after the tile are read, never used, and never in another page. But
+      // memory may end with the row: then its last elements stay where they are.
+      const uintptr_t from = j.in & ~uintptr_t(kGranule - 1), end = j.in + j.count * sizeof(E);
+      const int64_t highest = mirror ? start.in : start.in + l.length - 1;
+      uintptr_t to = (end + kGranule - 1) & ~uintptr_t(kGranule - 1);
+      if (to > reinterpret_cast<uintptr_t>(static_cast<const E*>(call.in.data) + highest + 1))
+        to = end & ~uintptr_t(kGranule - 1);
+      j.staged = to >= end ? j.count : to > j.in ? int((to - j.in) / sizeof(E)) : 0;
       job[s] = j;
       barrier_arrive(&taken[s]);
-      // Whole granules: up to 15 bytes before and after the tile are read, never used, and never in another page. But
-      // memory may end with a row: its last elements are copied one by one.
-      const uintptr_t from = j.in & ~uintptr_t(kGranule - 1), end = j.in + j.count * sizeof(E);
-      const bool closes_row = mirror ? j.tile == 0 : left <= kBlockTile;
-      const uintptr_t to = (closes_row ? end : end + kGranule - 1) & ~uintptr_t(kGranule - 1);
-      char* const stage = stages + s * kStageBytes;
-      if (closes_row && to < end) {
-        for (uintptr_t p = to > j.in ? to : j.in; p < end; p += sizeof(E))
-          *reinterpret_cast<E*>(stage + (p - from)) = *global(reinterpret_cast<const E*>(p));
-        bulk_fence();
-      }
       barrier_expect(&loaded[s], uint32_t(to - from));
-      if (to > from) bulk_load(stage, reinterpret_cast<const void*>(from), uint32_t(to - from), &loaded[s]);
+      if (to > from)
+        bulk_load(stages + s * kStageBytes, reinterpret_cast<const void*>(from), uint32_t(to - from), &loaded[s]);
     }
   }
 
@@ -240,13 +244,18 @@ template <class S, class Load, class Store> struct Pipeline {
   }
   // The same for a tile at the end of a row: `at` counts from where the first element of a whole one would be.
   template <bool kMirror>
-  __device__ static void group_items(const S& op, const char* elements, int at, int count, int64_t position,
+  __device__ static void group_items(const S& op, const char* elements, int at, const PipelineJob& j, int64_t position,
                                      typename S::Item (&items)[kGroup]) {
+    const E* const memory = reinterpret_cast<const E*>(j.in);
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i)
-      items[i] = at + i >= 0 && at + i < count
-                     ? op.load(reinterpret_cast<const E*>(elements)[at + i], position + (kMirror ? kGroup - 1 - i : i))
-                     : S::absent_item();
+    for (int i = 0; i < kGroup; ++i) {
+      if (at + i >= 0 && at + i < j.count) {
+        const E x = at + i < j.staged ? reinterpret_cast<const E*>(elements)[at + i] : *global(memory + at + i);
+        items[i] = op.load(x, position + (kMirror ? kGroup - 1 - i : i));
+      } else {
+        items[i] = S::absent_item();
+      }
+    }
   }
   // Items lie in memory order; the group's order is the other way round where kMirror.
   template <bool kMirror> __device__ static Acc group(typename S::Item (&items)[kGroup]) {
@@ -294,13 +303,13 @@ template <class S, class Load, class Store> struct Pipeline {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
     const int lane = lane_id();
     for (int it = warp;; it += kTotalWarps) {
-      const PipelineJob& j = next_loaded(it);
+      const PipelineJob j = next_loaded(it);
       if (j.row < 0) return;
       const int s = it % kStages, phase = int(j.in % kGranule);
       const char* stage = stages + s * kStageBytes;
       Acc upto[1];  // of the tile of 256 whose number is the lane
       auto place = [&](int q) { return j.tile * kBlockTile + (q ^ mirror) * kTile + (lane ^ mirror) * kGroup; };
-      if (j.count == kBlockTile) {
+      if (j.staged == kBlockTile) {
         with_word(phase ? phase / 4 : kAligned, [&](auto word) {
           // 8 tiles a turn: all 32 at once would be more instructions than the nearest cache holds.
           Acc part[4] = {};
@@ -325,7 +334,7 @@ template <class S, class Load, class Store> struct Pipeline {
 #pragma unroll 1
         for (int q = 0; q < kFan; ++q) {
           typename S::Item items[kGroup];
-          group_items<kMirror>(op, stage + phase, q * kTile + lane * kGroup - skip, j.count, place(q), items);
+          group_items<kMirror>(op, stage + phase, q * kTile + lane * kGroup - skip, j, place(q), items);
           Acc total[1] = {group<kMirror>(items)};
           scan_lanes(total, mirror);
           const Acc all = shuffle(total[0], (kLanes - 1) ^ mirror);
@@ -333,14 +342,12 @@ template <class S, class Load, class Store> struct Pipeline {
         }
       }
       scan_lanes(upto, mirror);
-      if ((lane ^ mirror) == kLanes - 1) space.total(j.row, j.tile).publish(upto[0]);
-      const Acc before = shuffle(upto[0], (lane ^ mirror) ? ((lane ^ mirror) - 1) ^ mirror : 0);
+      const Acc all = shuffle(upto[0], (kLanes - 1) ^ mirror);
+      if (lane == 0) space.total(job[s].row, job[s].tile).publish(all);
+      const Acc before = shuffle(upto[0], (((lane ^ mirror) - 1) ^ mirror) & (kLanes - 1));
       this->within[s][lane] = (lane ^ mirror) ? before : S::absent();
-      warp_barrier();
-      if (lane == 0) {
-        barrier_arrive(&ready[s]);
-        barrier_arrive(&empty[s]);
-      }
+      barrier_arrive(&ready[s]);
+      arrive(&empty[s]);
     }
   }
 
@@ -368,7 +375,7 @@ template <class S, class Load, class Store> struct Pipeline {
     int64_t row = -1, base = 0, end = 0;  // window[] holds the carries into block tiles base .. end of this row
     Wide sum = S::wide_absent();          // of the superblocks before the one at base
     for (int it = 0;; ++it) {
-      const PipelineJob& j = next(it);
+      const PipelineJob j = next(it);
       if (j.row < 0) return;
       const int64_t tile = j.tile;
       if (j.row != row) {
@@ -412,41 +419,41 @@ template <class S, class Load, class Store> struct Pipeline {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
     const int lane = lane_id(), first = warp * kRuns;
     for (int it = 0;; ++it) {
-      const PipelineJob& j = next_loaded(it);
+      const PipelineJob j = next_loaded(it);
       if (j.row < 0) return;
       const int s = it % kStages, o = it % kStagings;
-      const int in = int(j.in % kGranule), out = int(j.out % kGranule), count = j.count, written = j.results;
-      const bool whole = count == kBlockTile && written == kBlockTile;
+      const int in = int(j.in % kGranule), out = int(j.out % kGranule), written = j.results;
+      const bool whole = written == kBlockTile;
       const char* stage = stages + s * kStageBytes;
       char* staging = stagings + o * kStageBytes;
       const int64_t position = j.tile * kBlockTile;
       typename S::Item items[kRuns][kGroup];
       Acc before[kRuns];
       auto place = [&](int k) { return position + ((first + k) ^ mirror) * kTile + (lane ^ mirror) * kGroup; };
-      if (count == kBlockTile) {
+      if (j.staged == kBlockTile) {
         with_word(in ? in / 4 : kAligned, [&](auto word) {
 #pragma unroll
           for (int k = 0; k < kRuns; ++k)
             group_items<word(), kMirror>(op, stage + (first + k) * kRunBytes, lane, in % 4 * 8, place(k), items[k]);
         });
       } else {
-        const int skip = mirror ? kBlockTile - count : 0;
+        const int skip = mirror ? kBlockTile - j.count : 0;
 #pragma unroll
         for (int k = 0; k < kRuns; ++k)
-          group_items<kMirror>(op, stage + in, (first + k) * kTile + lane * kGroup - skip, count, place(k), items[k]);
+          group_items<kMirror>(op, stage + in, (first + k) * kTile + lane * kGroup - skip, j, place(k), items[k]);
       }
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) before[k] = group<kMirror>(items[k]);
       scan_lanes(before, mirror);
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) {
-        const Acc left = shuffle(before[k], (lane ^ mirror) ? ((lane ^ mirror) - 1) ^ mirror : 0);
+        const Acc left = shuffle(before[k], (((lane ^ mirror) - 1) ^ mirror) & (kLanes - 1));
         before[k] = (lane ^ mirror) ? left : S::absent();
       }
       barrier_wait(&ready[s], it / kStages & 1);
-      const Wide c = carry[s];
+      const Wide c = broadcast(carry[s]);
 #pragma unroll
-      for (int k = 0; k < kRuns; ++k) before[k] = S::combine(within[s][first + k], before[k]);
+      for (int k = 0; k < kRuns; ++k) before[k] = S::combine(broadcast(within[s][first + k]), before[k]);
       arrive(&empty[s]);
 
       uint32_t w[kRuns][kWords];
@@ -454,9 +461,13 @@ template <class S, class Load, class Store> struct Pipeline {
       for (int k = 0; k < kRuns; ++k) {
         typename S::Result r[kGroup];
         results<kMirror>(op, S::prefix(c, before[k]), items[k], r);
-        round_group<O>(r, w[k]);
+        round_group<O, S>(r, w[k]);
       }
       if (it >= kStagings) barrier_wait(&stored[o], (it / kStagings - 1) & 1);
+      // The granules at both ends that neighbours write to, too, do not go through the staging buffer.
+      O* const to = reinterpret_cast<O*>(j.out);
+      const int size = int(sizeof(O)), begin = out ? (kGranule - out) / size : 0;
+      const int end = (((out + written * size) & ~(kGranule - 1)) - out) / size;
       if (whole) {
         if (lane == 0) memcpy(&joint[o][warp][4], w[0], 16);
         if (lane == kLanes - 1) memcpy(&joint[o][warp + 1][0], &w[kRuns - 1][kWords - 4], 16);
@@ -467,9 +478,22 @@ template <class S, class Load, class Store> struct Pipeline {
           for (int k = 0; k < kRuns; ++k)
             shift_out<word()>(staging + (first + k) * kRunBytes, lane, shift * 8, k == 0, w[k], last);
         });
+        if (out && warp == 0 && lane == 0) {
+          O result[kGroup];
+          unpack_group(w[0], result);
+#pragma unroll
+          for (int i = 0; i < kGroup; ++i)
+            if (i < begin) *global(to + i) = result[i];
+        }
+        if (out && warp == kResultWarps - 1 && lane == kLanes - 1) {
+          O result[kGroup];
+          unpack_group(w[kRuns - 1], result);
+#pragma unroll
+          for (int i = 0; i < kGroup; ++i)
+            if (kBlockTile - kGroup + i >= end) *global(to + kBlockTile - kGroup + i) = result[i];
+        }
       } else {
         const int skip = mirror ? kBlockTile - written : 0;
-        O* to = reinterpret_cast<O*>(staging + out);
 #pragma unroll
         for (int k = 0; k < kRuns; ++k) {
           const int at = (first + k) * kTile + lane * kGroup - skip;
@@ -477,31 +501,30 @@ template <class S, class Load, class Store> struct Pipeline {
           unpack_group(w[k], result);
 #pragma unroll
           for (int i = 0; i < kGroup; ++i)
-            if (at + i >= 0 && at + i < written) to[at + i] = result[i];
+            if (at + i >= begin && at + i < end) reinterpret_cast<O*>(staging + out)[at + i] = result[i];
+            else if (at + i >= 0 && at + i < written) *global(to + at + i) = result[i];
         }
       }
       bulk_fence();
-      arrive(&done[o]);
+      barrier_arrive(&done[o]);
     }
   }
 
   __device__ void store(const ScanCall& call, char* stagings, int mirror) {
     const int lane = lane_id();
     for (int it = 0;; ++it) {
-      const PipelineJob& j = next(it);
+      const PipelineJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, o = it % kStagings;
-      const uintptr_t to = j.out;
-      const int out = int(to % kGranule), written = j.results, bytes = written * int(sizeof(O));
-      const bool whole = j.count == kBlockTile && written == kBlockTile;
+      const int out = int(j.out % kGranule), bytes = j.results * int(sizeof(O));
       if (call.exclusive && j.tile == 0 && lane == 0)
-        reinterpret_cast<O*>(to)[mirror ? written : -1] = round_to<O>(S::start());
+        reinterpret_cast<O*>(j.out)[mirror ? j.results : -1] = round_to<O>(S::start());
       arrive(&empty[s]);
       char* staging = stagings + o * kStageBytes;
       barrier_wait(&done[o], it / kStagings & 1);
-      if (whole && out) {  // the granules where the result warps' parts meet
+      if (j.results == kBlockTile && out) {  // the granules where the result warps' parts meet
         const int words = (out + 3) / 4, shift = (words * 4 - out) * 8;
-        for (int w = lane / 4; w <= kResultWarps; w += kLanes / 4) {
+        for (int w = 1 + lane / 4; w < kResultWarps; w += kLanes / 4) {
           const uint32_t* at = joint[o][w] + 4 - words + lane % 4;
           reinterpret_cast<uint32_t*>(staging + w * kRuns * kRunBytes)[lane % 4] = funnel_right(at[0], at[1], shift);
         }
@@ -509,16 +532,11 @@ template <class S, class Load, class Store> struct Pipeline {
         warp_barrier();
       }
       const int begin = out ? kGranule : 0, end = (out + bytes) & ~(kGranule - 1);  // whole granules of the tile
-      char* base = reinterpret_cast<char*>(to) - out;
-      if (lane == 0 && end > begin) bulk_store(base + begin, staging + begin, uint32_t(end - begin));
-      // The granules that neighbours write to, too, element by element.
-      const int at = lane % kGranuleItems * int(sizeof(O));
-      const int from = lane < kGranuleItems ? at : end + at;
-      const bool edge = lane < kGranuleItems ? out && from >= out && from < out + bytes
-                                             : lane < 2 * kGranuleItems && end >= begin && from < out + bytes;
-      if (edge) *reinterpret_cast<O*>(base + from) = *reinterpret_cast<const O*>(staging + from);
-      if (lane == 0) bulk_stores_read();
-      arrive(&stored[o]);
+      if (lane == 0 && end > begin) {
+        bulk_store(reinterpret_cast<char*>(j.out) - out + begin, staging + begin, uint32_t(end - begin));
+        bulk_stores_read();
+      }
+      barrier_arrive(&stored[o]);
     }
   }
 };

@@ -12,12 +12,12 @@ template <class O> struct TypedStore {
     global(static_cast<O*>(call.out.values))[offset] = round_to<O>(v);
   }
   // A whole group at once, at a multiple of kWidth elements from a 16-byte boundary.
-  template <class Result>
+  template <class S, class Result>
   __device__ static void group(const ScanCall& call, int64_t offset, const Result (&v)[kGroup]) {
     using P = Packed<uint32_t, 4>;
     P p[kGroup / kWidth];
     uint32_t w[kGroupWords<O>];
-    round_group<O>(v, w);
+    round_group<O, S>(v, w);
     memcpy(p, w, sizeof p);
 #pragma unroll
     for (int i = 0; i < kGroup / kWidth; ++i)
@@ -39,7 +39,7 @@ template <class E> struct IndexedStore {
     global(static_cast<E*>(call.out.values))[offset] = v.value;
     global(call.out.indices)[offset] = call.index_of(v.index);
   }
-  template <class Result>
+  template <class S, class Result>
   __device__ static void group(const ScanCall& call, int64_t offset, const Result (&v)[kGroup]) {
 #pragma unroll
     for (int i = 0; i < kGroup; i += kWidth) {
@@ -101,6 +101,12 @@ __device__ __forceinline__ typename S::Acc form_group(const S& op, const Element
   return S::group(items);
 }
 
+// What an exclusive scan begins with.
+template <class S> __device__ __forceinline__ typename S::Result start_of() {
+  if constexpr (kHasStart<S>) return S::start();
+  else return {};
+}
+
 // Results of a group: exclusive scans write each one position later, and the start to position 0.
 template <class S, class Store>
 __device__ __forceinline__ void store_group(const S& op, const ScanCall& call, int64_t base, int64_t stride,
@@ -111,7 +117,7 @@ __device__ __forceinline__ void store_group(const S& op, const ScanCall& call, i
   op.results(S::prefix(carry, within), items, out);
   if constexpr (Store::kWidth > 1)
     if (call.plan.vector_loads && stride == 1 && !call.exclusive && first + kGroup <= n)
-      return Store::group(call, base + first, out);
+      return Store::template group<S>(call, base + first, out);
   const int64_t shift = call.exclusive ? 1 : 0;
   if constexpr (kHasStart<S>)
     if (shift && first == 0) Store::one(call, base, S::start());
@@ -144,7 +150,7 @@ __global__ void __launch_bounds__(kThreads) scan_rows(TR_GRID_CONSTANT ScanCall 
     for (int i = 0; i < kGroup; ++i) x[i] = next[i];
     if (active) load_group<S, Load>(call, start.in, stride.in, first + kTile, next);
     const Acc total = form_group(op, x, active ? first : n, n, items);
-    const Acc upto = sklansky<S>(total, width);
+    const Acc upto = sklansky<S>(total, lane, width);
     Acc before = shuffle(upto, (lane_id() & ~(width - 1)) + (lane == 0 ? 0 : lane - 1));
     if (lane == 0) before = S::absent();
     if (active && first < n)
@@ -152,174 +158,6 @@ __global__ void __launch_bounds__(kThreads) scan_rows(TR_GRID_CONSTANT ScanCall 
                             items);
     if (tile + kTile < n) carry.push(shuffle(upto, kLanes - 1));  // only rows of a whole warp get here
   }
-}
-
-// ---- rows of at most a block tile, 16 bytes at a time --------------------------------------------------------------------
-
-// The group from `first` on, in memory order, of a row of neighbours that starts at `base` and goes down in memory
-// where `mirror`. Whole groups are aligned to 16 bytes; positions from n on are unspecified.
-template <class Load>
-__device__ __forceinline__ void load_vector(const ScanCall& call, int64_t base, int first, int n, bool mirror,
-                                            uint32_t (&w)[kGroupWords<typename Load::Element>]) {
-  const int64_t lowest = mirror ? base - first - (kGroup - 1) : base + first;
-  if (first + kGroup <= n) {
-    Load::group(call.in, lowest, w);
-  } else {
-    typename Load::Element x[kGroup];
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i)
-      if (first + (mirror ? kGroup - 1 - i : i) < n) x[i] = Load::one(call.in, lowest + i);
-    memcpy(w, x, sizeof w);
-  }
-}
-template <class S, class Store>
-__device__ __forceinline__ void store_vector(const ScanCall& call, int64_t base, int first, int n, bool mirror,
-                                             const typename S::Result (&r)[kGroup]) {
-  if (first + kGroup > n) {
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i)
-      if (first + i < n) Store::one(call, mirror ? base - first - i : base + first + i, r[i]);
-    return;
-  }
-  typename S::Result out[kGroup];
-#pragma unroll
-  for (int i = 0; i < kGroup; ++i) out[i] = mirror ? r[kGroup - 1 - i] : r[i];
-  Store::group(call, mirror ? base - first - (kGroup - 1) : base + first, out);
-}
-
-// Items of a group of which `count` elements are there, given in memory order, and its total.
-template <class E, class S>
-__device__ __forceinline__ typename S::Acc form_items(const S& op, const uint32_t (&w)[kGroupWords<E>], int64_t first,
-                                                      int count, bool mirror, typename S::Item (&items)[kGroup]) {
-  E x[kGroup];
-  unpack_group(w, x);
-#pragma unroll
-  for (int i = 0; i < kGroup; ++i) {
-    const E up = x[i], down = x[kGroup - 1 - i];
-    items[i] = op.load(mirror ? down : up, first + i);
-  }
-  if (count < kGroup) {
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i)
-      if (i >= count) items[i] = S::absent_item();
-  }
-  return S::group(items);
-}
-
-// Moves the results of neighbouring lanes one position on, as an exclusive scan has them; lane 0 of `width` lanes takes
-// `before`, the result at the position before its own.
-template <class Result>
-__device__ __forceinline__ void shift_results(Result (&r)[kGroup], int width, const Result& before) {
-  const int lane = lane_id() & (width - 1);
-  const Result left = shuffle(r[kGroup - 1], lane ? lane_id() - 1 : lane_id());
-#pragma unroll
-  for (int i = kGroup - 1; i > 0; --i) r[i] = r[i - 1];
-  r[0] = lane ? left : before;
-}
-template <class S> __device__ __forceinline__ typename S::Result start_of() {
-  if constexpr (kHasStart<S>) return S::start();
-  else return {};
-}
-
-// Rows of at most a tile: plan.lanes lanes a row, several rows a lane for enough bytes in flight.
-template <class S, class Load, class Store>
-__global__ void __launch_bounds__(kThreads) scan_short_rows(TR_GRID_CONSTANT ScanCall call) {
-  using Acc = typename S::Acc;
-  constexpr int kRows = kShortRows;
-  const S op{call.options};
-  const Layout& layout = call.layout;
-  const int n = int(layout.length), width = call.plan.lanes, lane = int(threadIdx.x) & (width - 1);
-  const int first = lane * kGroup, count = n - first;
-  const bool mirror = scan_stride(layout).in < 0;
-  const int64_t row = (int64_t(blockIdx.x) * kThreads * kRows + threadIdx.x) / width;
-
-  RowStart start[kRows];
-  using E = typename Load::Element;
-  uint32_t x[kRows][kGroupWords<E>];
-  bool there[kRows];
-#pragma unroll
-  for (int k = 0; k < kRows; ++k) {
-    const int64_t mine = row + k * (kThreads / width);
-    there[k] = mine < layout.rows && count > 0;
-    start[k] = row_start(layout, there[k] ? mine : 0);
-    if (there[k]) load_vector<Load>(call, start[k].in, first, n, mirror, x[k]);
-  }
-#pragma unroll
-  for (int k = 0; k < kRows; ++k) {
-    typename S::Item items[kGroup];
-    typename S::Result r[kGroup];
-    const Acc upto = sklansky<S>(form_items<E>(op, x[k], first, count, mirror, items), width);
-    const Acc left = shuffle(upto, lane ? lane_id() - 1 : lane_id());
-    op.results(S::prefix(S::wide_absent(), lane ? left : S::absent()), items, r);
-    if (call.exclusive) shift_results(r, width, start_of<S>());
-    if (there[k]) store_vector<S, Store>(call, start[k].out, first, n, mirror, r);
-  }
-}
-
-// Rows of at most a block tile: plan.warps warps a row, each with up to kRowTiles neighbouring tiles.
-template <class S, class Load, class Store>
-__global__ void __launch_bounds__(kThreads) scan_tiled_rows(TR_GRID_CONSTANT ScanCall call) {
-  using Acc = typename S::Acc;
-  constexpr int K = kRowTiles;
-  const S op{call.options};
-  const Layout& layout = call.layout;
-  const int n = int(layout.length), lane = lane_id(), warp = int(threadIdx.x) / kLanes, warps = call.plan.warps;
-  const int part = warp % warps, place = warp - part;  // the row's first warp
-  const int64_t row = int64_t(blockIdx.x) * (kWarps / warps) + warp / warps;
-  const bool there = row < layout.rows, mirror = scan_stride(layout).in < 0;
-  const RowStart start = row_start(layout, there ? row : 0);
-  const int first = part * K * kTile + lane * kGroup;
-
-  __shared__ Acc totals[kWarps * K];
-  __shared__ typename S::Result ends[kWarps];
-  using E = typename Load::Element;
-  uint32_t x[K][kGroupWords<E>];
-  typename S::Item items[K][kGroup];
-  Acc within[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k)
-    if (there && first + k * kTile < n) load_vector<Load>(call, start.in, first + k * kTile, n, mirror, x[k]);
-#pragma unroll
-  for (int k = 0; k < K; ++k)
-    within[k] = form_items<E>(op, x[k], first + k * kTile, n - first - k * kTile, mirror, items[k]);
-#pragma unroll
-  for (int d = 1; d < kLanes; d <<= 1) {
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const Acc left = shuffle(within[k], (lane & ~(2 * d - 1)) + d - 1);
-      if (lane & d) within[k] = S::combine(left, within[k]);
-    }
-  }
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    if (lane == kLanes - 1) totals[warp * K + k] = within[k];
-    const Acc left = shuffle(within[k], lane ? lane - 1 : 0);
-    within[k] = lane ? left : S::absent();
-  }
-  if (warps > 1) __syncthreads();
-  else warp_barrier();
-  const Acc upto = sklansky<S>(lane < warps * K ? totals[place * K + lane] : S::absent(), kLanes);
-  typename S::Result r[K][kGroup];
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const int tile = part * K + k;
-    const Acc before = shuffle(upto, tile ? tile - 1 : 0);
-    op.results(S::prefix(S::wide_absent(), S::combine(tile ? before : S::absent(), within[k])), items[k], r[k]);
-  }
-  if (call.exclusive) {
-    if (lane == kLanes - 1) ends[warp] = r[K - 1][kGroup - 1];
-    __syncthreads();
-    typename S::Result before = part ? ends[warp - 1] : start_of<S>();
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const typename S::Result last = shuffle(r[k][kGroup - 1], kLanes - 1);
-      shift_results(r[k], kLanes, before);
-      before = last;
-    }
-  }
-#pragma unroll
-  for (int k = 0; k < K; ++k)
-    if (there && first + k * kTile < n) store_vector<S, Store>(call, start.out, first + k * kTile, n, mirror, r[k]);
 }
 
 }  // namespace torchreduce::gpu

@@ -665,10 +665,6 @@ char* dynamic_shared(int alignment) {
   if (!slot->shared || alignment > 128) fail("a kernel has no dynamic shared memory as it declares it");
   return slot->shared.get();
 }
-void peek(void* to, const void* from, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 16) copy_granule(static_cast<char*>(to) + i, static_cast<const char*>(from) + i);
-}
-uint32_t peek_word(const uint32_t* p) { return *p; }
 
 void start_copy(void* to, const void* from, void (*copy)(void*, const void*)) {
   Thread& t = slot->running();
@@ -707,6 +703,7 @@ __attribute__((noinline)) void barrier_wait(Barrier* b, uint32_t parity) {
 }
 void bulk_load(void* shared, const void* from, uint32_t bytes, Barrier* b) {
   check_bulk(shared, from, bytes, shared);
+  if (poisoned(from, bytes)) fail("a bulk load leaves the array");
   phases_of(b);
   start_bulk_copy(shared, from, bytes, b);
 }

@@ -64,8 +64,6 @@ void warp_barrier();  // orders the memory of a warp's lanes
 char* dynamic_shared(int alignment);
 
 // Reads 16 aligned bytes, of which some belong to an array: what the others hold is drawn.
-void peek(void* to, const void* from, size_t bytes);
-uint32_t peek_word(const uint32_t* p);  // a word that others may be writing beside what is used of it
 
 // Copies by one thread for itself, in batches.
 void start_copy(void* to, const void* from, void (*copy)(void*, const void*));

@@ -167,7 +167,7 @@ MUTANTS = (
     ),
     Mutant(
         "block tiles of a superblock folded one by one", "kernels/scan_chain.cuh",
-        "value = sklansky<S>(value, kLanes);",
+        "value = sklansky<S>(value);",
         "for (int i = 1; i < kLanes; ++i) { const Wide left = shuffle(value, i - 1); "
         "if (lane == i) value = S::combine(left, value); }",
         "scan.CumSum", ("superblocks",), every=1,
@@ -223,34 +223,35 @@ MUTANTS = (
         "(plan.family != Family::Columns || plan.splits > 1)", "plan.splits > 1",
         "plan", ("chain",), "asan",
     ),
-    # ---- scans of staged and wide rows
+    # ---- scans of rows that lanes hold as a whole
     Mutant(
-        "staged rows are read before they are there", "kernels/scan_staged.cuh",
-        "stage.word(w + i) = v[k].item[i]; } } } __syncthreads();", "stage.word(w + i) = v[k].item[i]; } } }",
-        "scan.CumSum", ("staged_rows",),
+        "results are stored before they are there", "kernels/scan_short_rows.cuh",
+        "warp_barrier(); if (all > 0) stages[warp].store(out, all * n);",
+        "if (all > 0) stages[warp].store(out, all * n);",
+        "scan.CumSum", ("unaligned_rows",),
     ),
     Mutant(
-        "staged results are stored before they are there", "kernels/scan_staged.cuh",
-        "} __syncthreads(); char* out =", "} char* out =",
-        "scan.CumSum", ("staged_rows",),
+        "the last element of a run is not written", "kernels/scan_short_rows.cuh",
+        "if (first + i >= begin && first + i < end)", "if (first + i >= begin && first + i < end - 1)",
+        "scan.CumSum", ("unaligned_rows",),
     ),
     Mutant(
-        "the last element of a staged run is not written", "kernels/scan_staged.cuh",
-        "if (at >= 0 && at < bytes)", "if (at >= 0 && at < bytes - kSize)",
-        "scan.CumSum", ("staged_rows",),
+        "whole granules where others write", "kernels/scan_short_rows.cuh",
+        "if (first >= begin && first + kPer <= end)", "if (first + kPer <= end)",
+        "scan.CumSum", ("unaligned_rows",),
     ),
     Mutant(
-        "whole granules where others write", "kernels/scan_staged.cuh",
-        "if (g >= out_phase && g + kGranule <= out_phase + bytes)", "if (g + kGranule <= out_phase + bytes)",
-        "scan.CumSum", ("staged_rows",),
+        "rows of a warp in reverse", "kernels/scan_short_rows.cuh",
+        "stages[warp].put(mirror ? at - i : at + i, rounded[i]);", "stages[warp].put(at + i, rounded[i]);",
+        "scan.CumSum", ("unaligned_rows",),
     ),
     Mutant(
-        "no barrier before the warps of a row know their totals", "kernels/scan_rows.cuh",
+        "no barrier before the warps of a row know their totals", "kernels/scan_short_rows.cuh",
         "if (warps > 1) __syncthreads(); else warp_barrier();", "warp_barrier();",
         "scan.CumSum", ("wide_rows",),
     ),
     Mutant(
-        "exclusive rows start anew in every warp", "kernels/scan_rows.cuh",
+        "exclusive rows start anew in every warp", "kernels/scan_short_rows.cuh",
         "part ? ends[warp - 1] : start_of<S>()", "start_of<S>()",
         "scan.CumSum", ("wide_rows",),
     ),
@@ -323,12 +324,12 @@ MUTANTS = (
     ),
     Mutant(
         "a staging buffer is used again while it is stored", "kernels/scan_pipeline.cuh",
-        "if (lane == 0) bulk_stores_read();", "",
+        "bulk_stores_read(); } barrier_arrive(&stored[o]);", "} barrier_arrive(&stored[o]);",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
         "no fence before bulk stores", "kernels/scan_pipeline.cuh",
-        "bulk_fence(); arrive(&done[o]);", "arrive(&done[o]);",
+        "bulk_fence(); barrier_arrive(&done[o]);", "barrier_arrive(&done[o]);",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
@@ -338,18 +339,23 @@ MUTANTS = (
     ),
     Mutant(
         "granules at the ends of a tile are not written", "kernels/scan_pipeline.cuh",
-        "if (edge) *reinterpret_cast<O*>", "if (edge && lane >= kGranuleItems) *reinterpret_cast<O*>",
+        "if (i < begin) *global(to + i) = result[i];", "",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
         "granules where warps meet are not written", "kernels/scan_pipeline.cuh",
-        "if (whole && out) {", "if (whole && out < 0) {",
+        "if (j.results == kBlockTile && out) {", "if (j.results == kBlockTile && out < 0) {",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
         "the total of a reverse tile from its other end", "kernels/scan_pipeline.cuh",
-        "if ((lane ^ mirror) == kLanes - 1) space.total", "if (lane == kLanes - 1) space.total",
+        "shuffle(upto[0], (kLanes - 1) ^ mirror);", "shuffle(upto[0], kLanes - 1);",
         "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
+        "bulk loads go beyond the end of the array", "kernels/scan_pipeline.cuh",
+        "to = end & ~uintptr_t(kGranule - 1);", "",
+        "scan.CumSum", ("pipeline",), "asan",
     ),
     Mutant(
         "a window of totals is left out", "kernels/scan_pipeline.cuh",

@@ -113,10 +113,9 @@ void check_reductions(const std::vector<std::vector<int64_t>>& shapes, uint64_t 
 
 constexpr int kRows = int(Family::Rows), kColumns = int(Family::Columns), kChain = int(Family::Chain),
               kColumnsChain = int(Family::ColumnsChain), kPipeline = int(Family::Pipeline);
-constexpr int kInRuns = 2;   // rows lie one after another in memory, aligned or not
-constexpr int kInPitch = 3;  // or one element further apart
+constexpr int kInPitch = 3;  // rows lie one after another in memory, aligned or not, or one element further apart
 const Policies kReducePolicies = {
-    // family, lanes, warps, leaves, vector loads, staged rows
+    // family, lanes, warps, leaves, vector loads, whole rows
     {{}, 1},
     {{}, 132},
     {{kRows, 32, 1, 1, -1}},
@@ -186,8 +185,8 @@ void scan_rows() {  // walked by a warp each, or a few lanes a row
   check_scans({{1, 1}, {300, 7}, {40, 8}, {17, 9}, {33, 64}, {3, 255}, {9, 256}, {2, 257}, {3, 2000}, {2, 8193}}, 2,
               policies);
 }
-void staged_rows() {
-  const Policies policies = {{{kRows, -1, -1, -1, 0, -1}, 132, kInRuns}};
+void unaligned_rows() {  // of at most a tile, or a block tile
+  const Policies policies = {{{kRows, -1, -1, -1, 0, -1}, 132, kInPitch}};
   check_scans({{1, 1}, {700, 7}, {5000, 2}, {40, 8}, {600, 9}, {33, 64}, {70, 255}, {9, 257}, {3, 1999}, {2, 8000}}, 2,
               policies);
 }
@@ -226,10 +225,8 @@ void columns_chain() {
 }
 // Stages and windows are used up several times over.
 void pipeline() {
-  constexpr Scanned kTypes[] = {{"cumsum", Dtype::F32, Dtype::F32},
-                                {"cumsum", Dtype::BF16, Dtype::BF16},
-                                {"cumprod", Dtype::F16, Dtype::F16},
-                                {"logcumsumexp", Dtype::F32, Dtype::F32}};
+  constexpr Scanned kTypes[] = {
+      {"cumsum", Dtype::F32, Dtype::F32}, {"cumsum", Dtype::BF16, Dtype::BF16}, {"cumsum", Dtype::F16, Dtype::F16}};
   const Policies policies = {{{kPipeline, -1, -1, -1, -1}, 3, kInPitch, true}};
   for (const Scanned& s : kTypes)
     for (int form = 0; form < 4; ++form) {  // exclusive, reverse
@@ -279,7 +276,7 @@ constexpr Group kGroups[] = {
     {"columns", columns},
     {"split", split},
     {"scan_rows", scan_rows},
-    {"staged_rows", staged_rows},
+    {"unaligned_rows", unaligned_rows},
     {"wide_rows", wide_rows},
     {"scan_columns", scan_columns},
     {"wide_columns", wide_columns},
@@ -315,10 +312,12 @@ void solve(const char* path) {
       exit(1);
     }
     simt::options.title = line;
-    simt::options.bulk_copies = Family(family) == Family::Pipeline;
+    const bool pipeline = Family(family) == Family::Pipeline;
+    simt::options.bulk_copies = pipeline;
     force_plan({family, -1, -1, -1, -1});
     std::string plan;
-    const auto result = solve_by_emulation(p, elements, Memory::Contiguous, Memory::Contiguous, false, 132, plan);
+    const auto result =
+        solve_by_emulation(p, elements, Memory::Contiguous, Memory::Contiguous, false, pipeline ? 2 : 132, plan);
     std::cout.write(result.data(), std::streamsize(result.size()));
   }
 }
