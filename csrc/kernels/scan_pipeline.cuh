@@ -155,8 +155,8 @@ template <class S, class Load, class Store> struct Pipeline {
     for (int s = 0; s < kStages; ++s) {
       barrier_init(&taken[s], 1);
       barrier_init(&loaded[s], 1);
-      barrier_init(&ready[s], kLanes + 1);        // totals, carry
-      barrier_init(&empty[s], kResultWarps + 3);  // totals, carry, results, store
+      barrier_init(&ready[s], 2 * kLanes);                   // totals, carry
+      barrier_init(&empty[s], (kResultWarps + 3) * kLanes);  // totals, carry, results, store
     }
     for (int o = 0; o < kStagings; ++o) {
       barrier_init(&done[o], kResultWarps * kLanes);
@@ -164,21 +164,13 @@ template <class S, class Load, class Store> struct Pipeline {
     }
     barriers_made();
   }
-  // For a warp. What its lanes did in shared memory by ordinary accesses is only ordered for those that arrive
-  // themselves: lane 0 here, so that one alone reads what a slot of the ring says beside its elements.
-  __device__ static void arrive(Barrier* b) {
-    warp_barrier();
-    if (lane_id() == 0) barrier_arrive(b);
-  }
-  template <class V> __device__ static V broadcast(const V& shared) {
-    V value = {};
-    if (lane_id() == 0) value = shared;
-    return shuffle(value, 0);
-  }
+  // Every lane arrives for itself wherever a warp hands shared memory on: what it did there is ordered by that, and
+  // tools can see it.
+
   // The job of turn `it`, when it is known.
   __device__ PipelineJob next(int it) {
     barrier_wait(&taken[it % kStages], it / kStages & 1);
-    return broadcast(job[it % kStages]);
+    return job[it % kStages];
   }
   // The same, when its elements are there. (First the job: a wait for a phase of `loaded` must not begin a phase
   // early.)
@@ -342,12 +334,11 @@ template <class S, class Load, class Store> struct Pipeline {
         }
       }
       scan_lanes(upto, mirror);
-      const Acc all = shuffle(upto[0], (kLanes - 1) ^ mirror);
-      if (lane == 0) space.total(job[s].row, job[s].tile).publish(all);
+      if ((lane ^ mirror) == kLanes - 1) space.total(job[s].row, job[s].tile).publish(upto[0]);
       const Acc before = shuffle(upto[0], (((lane ^ mirror) - 1) ^ mirror) & (kLanes - 1));
       this->within[s][lane] = (lane ^ mirror) ? before : S::absent();
       barrier_arrive(&ready[s]);
-      arrive(&empty[s]);
+      barrier_arrive(&empty[s]);
     }
   }
 
@@ -407,11 +398,9 @@ template <class S, class Load, class Store> struct Pipeline {
         found = window[tile - base];
       }
       const int s = it % kStages;
-      if (lane == 0) {
-        carry[s] = found;
-        barrier_arrive(&ready[s]);
-      }
-      arrive(&empty[s]);
+      if (lane == 0) carry[s] = found;
+      barrier_arrive(&ready[s]);
+      barrier_arrive(&empty[s]);
     }
   }
 
@@ -451,10 +440,10 @@ template <class S, class Load, class Store> struct Pipeline {
         before[k] = (lane ^ mirror) ? left : S::absent();
       }
       barrier_wait(&ready[s], it / kStages & 1);
-      const Wide c = broadcast(carry[s]);
+      const Wide c = carry[s];
 #pragma unroll
-      for (int k = 0; k < kRuns; ++k) before[k] = S::combine(broadcast(within[s][first + k]), before[k]);
-      arrive(&empty[s]);
+      for (int k = 0; k < kRuns; ++k) before[k] = S::combine(within[s][first + k], before[k]);
+      barrier_arrive(&empty[s]);
 
       uint32_t w[kRuns][kWords];
 #pragma unroll
@@ -519,7 +508,7 @@ template <class S, class Load, class Store> struct Pipeline {
       const int out = int(j.out % kGranule), bytes = j.results * int(sizeof(O));
       if (call.exclusive && j.tile == 0 && lane == 0)
         reinterpret_cast<O*>(j.out)[mirror ? j.results : -1] = round_to<O>(S::start());
-      arrive(&empty[s]);
+      barrier_arrive(&empty[s]);
       char* staging = stagings + o * kStageBytes;
       barrier_wait(&done[o], it / kStagings & 1);
       if (j.results == kBlockTile && out) {  // the granules where the result warps' parts meet

@@ -334,7 +334,7 @@ MUTANTS = (
     ),
     Mutant(
         "one arrival too few for a stage that is free", "kernels/scan_pipeline.cuh",
-        "barrier_init(&empty[s], kResultWarps + 3);", "barrier_init(&empty[s], kResultWarps + 2);",
+        "barrier_init(&empty[s], (kResultWarps + 3) * kLanes);", "barrier_init(&empty[s], (kResultWarps + 2) * kLanes);",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
@@ -349,7 +349,7 @@ MUTANTS = (
     ),
     Mutant(
         "the total of a reverse tile from its other end", "kernels/scan_pipeline.cuh",
-        "shuffle(upto[0], (kLanes - 1) ^ mirror);", "shuffle(upto[0], kLanes - 1);",
+        "if ((lane ^ mirror) == kLanes - 1) space.total", "if (lane == kLanes - 1) space.total",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
