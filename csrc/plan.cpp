@@ -317,7 +317,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       take(forced.lanes, plan.lanes, 32, "lanes");
       if (plan.lanes < groups)
         throw std::invalid_argument("force_plan: too few lanes for a row of " + std::to_string(n));
-      const int held = held_groups(int(scan_bytes(call).acc));
+      const int most = held_groups(int(scan_bytes(call).acc)), held = n > kTile && n <= 2 * kTile ? 2 : most;
       if (whole && n <= kTile) {
         plan.blocks = ceil_div(l.rows, kWarps * held * (32 / plan.lanes));
       } else if (whole) {

@@ -46,7 +46,7 @@ constexpr int kColumnAccs = 32;            // if their accumulators take no more
 constexpr int kPortableShared = 48 << 10;  // bytes of shared memory a block that every GPU has without being asked
 constexpr int kColumnJobs = 1 << 10;       // the most of them that a block of columns has apart from Plan::shared
 constexpr int kPipelineThreads = 768;      // of Pipeline's blocks
-// Groups of whole rows that a lane holds, given the bytes of an accumulator.
+// Groups of whole rows that a lane holds, given the bytes of an accumulator; a row of at most two tiles needs no more.
 TR_HD constexpr int held_groups(int acc) { return acc > 4 ? 2 : 4; }
 
 // What plans ask of GPU `device`; nothing in a build without a GPU part.

@@ -23,14 +23,11 @@ template <class E> struct TypedLoad {
     for (int i = 0; i < N; ++i)
       if (i < count) items[i] = one(in, offset + i * stride);
   }
-  // The group at `offset`, a multiple of kWidth from a 16-byte boundary.
-  __device__ static void group(const Source& in, int64_t offset, uint32_t (&w)[kGroup * sizeof(E) / 4]) {
+  // The kWidth elements at `offset`, a multiple of kWidth from a 16-byte boundary, to those from `first` on of w.
+  __device__ static void vector(const Source& in, int64_t offset, uint32_t (&w)[kGroup * sizeof(E) / 4], int first) {
     using P = Packed<uint32_t, kWidth* int(sizeof(E)) / 4>;
-    P p[kGroup / kWidth];
-#pragma unroll
-    for (int i = 0; i < kGroup / kWidth; ++i)
-      p[i] = load_wide(reinterpret_cast<const P*>(static_cast<const E*>(in.data) + offset) + i);
-    memcpy(w, p, sizeof p);
+    const P p = load_wide(reinterpret_cast<const P*>(static_cast<const E*>(in.data) + offset));
+    memcpy(w + first * sizeof(E) / 4, &p, sizeof p);
   }
   // `offset` is a multiple of kWidth from a 16-byte boundary.
   __device__ static void packed(const Source& in, int64_t offset, E* items) {
@@ -128,7 +125,8 @@ __device__ __forceinline__ void round_group(const V (&v)[kGroup], uint32_t (&w)[
     }
     if (!nan) {
       if constexpr (sizeof(T) == 4) {
-        memcpy(w, v, sizeof w);
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i) w[i] = bit_cast<uint32_t>(v[i]);
       } else {
 #pragma unroll
         for (int i = 0; i < kGroup; i += 2)
@@ -138,10 +136,15 @@ __device__ __forceinline__ void round_group(const V (&v)[kGroup], uint32_t (&w)[
     }
   }
 #endif
-  T rounded[kGroup];
+  if constexpr (sizeof(T) == 4) {  // word by word, so that no compiler selects between the addresses of two arrays
 #pragma unroll
-  for (int i = 0; i < kGroup; ++i) rounded[i] = round_to<T>(v[i]);
-  memcpy(w, rounded, sizeof w);
+    for (int i = 0; i < kGroup; ++i) w[i] = bit_cast<uint32_t>(round_to<T>(v[i]));
+  } else {
+    T rounded[kGroup];
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) rounded[i] = round_to<T>(v[i]);
+    memcpy(w, rounded, sizeof w);
+  }
 }
 
 // ---- orders ----------------------------------------------------------------------------------------------------------

@@ -22,15 +22,23 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
   };
   switch (plan.family) {
     case Family::Rows:
-      if constexpr (kCompact<S, Load, Store>)
-        if (plan.whole) {
-          const bool is_short = call.layout.length <= kTile;
-          if (plan.vector_loads)
-            is_short ? run(scan_short_rows<S, Load, Store, true>) : run(scan_tiled_rows<S, Load, Store, true>);
-          else if constexpr (kInPlace<S, Load, Store>)
-            is_short ? run(scan_short_rows<S, Load, Store, false>) : run(scan_tiled_rows<S, Load, Store, false>);
+      if constexpr (kCompact<S, Load, Store>) {
+        constexpr int K = held_groups(sizeof(typename S::Acc));
+        const int64_t n = call.layout.length;
+        if (plan.whole && plan.vector_loads) {
+          n <= kTile       ? run(scan_short_rows<S, Load, Store, true>)
+          : n <= 2 * kTile ? run(scan_tiled_rows<S, Load, Store, true, 2>)
+                           : run(scan_tiled_rows<S, Load, Store, true, K>);
           break;
         }
+        if constexpr (kInPlace<S, Load, Store>)
+          if (plan.whole) {
+            n <= kTile       ? run(scan_short_rows<S, Load, Store, false>)
+            : n <= 2 * kTile ? run(scan_tiled_rows<S, Load, Store, false, 2>)
+                             : run(scan_tiled_rows<S, Load, Store, false, K>);
+            break;
+          }
+      }
       run(scan_rows<S, Load, Store>);
       break;
     case Family::Chain:

@@ -11,17 +11,19 @@ template <class O> struct TypedStore {
   template <class Result> __device__ static void one(const ScanCall& call, int64_t offset, Result v) {
     global(static_cast<O*>(call.out.values))[offset] = round_to<O>(v);
   }
-  // A whole group at once, at a multiple of kWidth elements from a 16-byte boundary.
+  // The kWidth elements from `first` on of the words w, at a multiple of kWidth elements from a 16-byte boundary.
+  __device__ static void vector(const ScanCall& call, int64_t offset, const uint32_t* w, int first) {
+    Packed<uint32_t, 4> p;
+    memcpy(&p, w + first * sizeof(O) / 4, sizeof p);
+    store_wide(reinterpret_cast<Packed<uint32_t, 4>*>(static_cast<O*>(call.out.values) + offset), p);
+  }
+  // A whole group of results of scan S.
   template <class S, class Result>
   __device__ static void group(const ScanCall& call, int64_t offset, const Result (&v)[kGroup]) {
-    using P = Packed<uint32_t, 4>;
-    P p[kGroup / kWidth];
     uint32_t w[kGroupWords<O>];
     round_group<O, S>(v, w);
-    memcpy(p, w, sizeof p);
 #pragma unroll
-    for (int i = 0; i < kGroup / kWidth; ++i)
-      store_wide(reinterpret_cast<P*>(static_cast<O*>(call.out.values) + offset) + i, p[i]);
+    for (int i = 0; i < kGroup; i += kWidth) vector(call, offset + i, w, i);
   }
 };
 // Results of any dtype.

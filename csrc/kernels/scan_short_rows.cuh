@@ -1,7 +1,9 @@
 // Scans of rows of at most a block tile that neighbouring lanes hold in registers as a whole.
 //
-// Aligned rows move 16 bytes at a time. Others are loaded element by element, which the cache puts together, and their
-// results go to memory through shared memory, so that all but the ends of a warp's run are stored 16 bytes at a time.
+// Aligned rows move 16 bytes at a time. Others are loaded element by element, which the cache puts together (faster
+// than whole granules and shifts, which took more instructions than there is time for: 7 float32 a row 0.87 of a copy's
+// speed against 0.66), and their results go to memory through shared memory, so that all but the ends of a warp's run
+// are stored 16 bytes at a time.
 #pragma once
 #include "scan_rows.cuh"
 
@@ -15,8 +17,13 @@ template <class Load>
 __device__ __forceinline__ void load_vector(const ScanCall& call, int64_t base, int first, int n, bool mirror,
                                             uint32_t (&w)[kGroupWords<typename Load::Element>]) {
   const int64_t lowest = mirror ? base - first - (kGroup - 1) : base + first;
-  if (first + kGroup <= n) {
-    Load::group(call.in, lowest, w);
+  if (n % Load::kWidth == 0) {  // then each vector is there or not
+#pragma unroll
+    for (int v = 0; v < kGroup; v += Load::kWidth)
+      if (first + (mirror ? kGroup - v : v + Load::kWidth) <= n) Load::vector(call.in, lowest + v, w, v);
+  } else if (first + kGroup <= n) {
+#pragma unroll
+    for (int v = 0; v < kGroup; v += Load::kWidth) Load::vector(call.in, lowest + v, w, v);
   } else {
     typename Load::Element x[kGroup];
 #pragma unroll
@@ -28,16 +35,22 @@ __device__ __forceinline__ void load_vector(const ScanCall& call, int64_t base, 
 template <class S, class Store>
 __device__ __forceinline__ void store_vector(const ScanCall& call, int64_t base, int first, int n, bool mirror,
                                              const typename S::Result (&r)[kGroup]) {
-  if (first + kGroup > n) {
+  constexpr int W = Store::kWidth;
+  if (n % W != 0 && first + kGroup > n) {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i)
       if (first + i < n) Store::one(call, mirror ? base - first - i : base + first + i, r[i]);
     return;
   }
+  const int64_t lowest = mirror ? base - first - (kGroup - 1) : base + first;
   typename S::Result out[kGroup];
 #pragma unroll
   for (int i = 0; i < kGroup; ++i) out[i] = mirror ? r[kGroup - 1 - i] : r[i];
-  Store::template group<S>(call, mirror ? base - first - (kGroup - 1) : base + first, out);
+  uint32_t w[kGroupWords<typename Store::Element>];
+  round_group<typename Store::Element, S>(out, w);
+#pragma unroll
+  for (int v = 0; v < kGroup; v += W)
+    if (first + (mirror ? kGroup - v : v + W) <= n) Store::vector(call, lowest + v, w, v);
 }
 
 // ---- rows that start anywhere --------------------------------------------------------------------------------------------
@@ -56,15 +69,27 @@ template <class E, int kItems> struct RunStage {
   using Granule = Packed<uint32_t, 4>;
   static constexpr int kPer = int(sizeof(Granule) / sizeof(E));
   // 16 bytes are left out after every 128, so that lanes 8 elements of 4 or 8 bytes apart meet in fewer banks.
-  static constexpr int kSkip = sizeof(E) > 2 ? 8 * kPer : 2 * kItems;
-  __device__ static constexpr int slot(int item) { return item + item / kSkip * kPer; }
+  __host__ __device__ static constexpr int slot(int item) {
+    return sizeof(E) > 2 ? item + int(unsigned(item) / (8 * kPer)) * kPer : item;
+  }
 
   alignas(sizeof(Granule)) E items[slot(kItems + kPer) + kPer];
 
   // Elements that `out` is past the 16 bytes it lies in: where item 0 of the run is put.
   __device__ static int phase(const E* out) { return int(uintptr_t(out) % sizeof(Granule) / sizeof(E)); }
 
-  __device__ void put(int item, E x) { items[slot(item)] = x; }
+  // The first `count` of a group, from `item` on, downwards where `mirror`.
+  __device__ __forceinline__ void put(int item, int count, bool mirror, const E (&x)[kGroup]) {
+    if (mirror) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i)
+        if (i < count) items[slot(item - i)] = x[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i)
+        if (i < count) items[slot(item + i)] = x[i];
+    }
+  }
 
   // By the whole warp, after all of it put: `count` items, put from phase(out) on, to `out`.
   __device__ void store(E* out, int count) const {
@@ -134,17 +159,18 @@ __device__ __forceinline__ typename S::Acc form_items(const S& op, const Loaded<
 // Moves the results of neighbouring lanes one position on, as an exclusive scan has them; lane 0 takes `before`, the
 // result at the position before its own.
 template <class Result>
-__device__ __forceinline__ void shift_results(Result (&r)[kGroup], int lane, const Result& before) {
+__device__ __forceinline__ void shift_results(Result (&r)[kGroup], int lane, Result before) {
   const Result left = shuffle(r[kGroup - 1], lane ? lane_id() - 1 : lane_id());
 #pragma unroll
   for (int i = kGroup - 1; i > 0; --i) r[i] = r[i - 1];
-  r[0] = lane ? left : before;
+  if (lane) before = left;
+  r[0] = before;
 }
 
 // Rows of at most a tile: plan.lanes lanes a row, several rows a lane for enough bytes in flight. A warp's rows are
 // neighbours.
 template <class S, class Load, class Store, bool kAligned>
-__global__ void __launch_bounds__(kThreads) scan_short_rows(TR_GRID_CONSTANT ScanCall call) {
+__global__ void __launch_bounds__(kThreads, 2) scan_short_rows(TR_GRID_CONSTANT ScanCall call) {
   using Acc = typename S::Acc;
   using E = typename Load::Element;
   using O = typename Store::Element;
@@ -157,6 +183,8 @@ __global__ void __launch_bounds__(kThreads) scan_short_rows(TR_GRID_CONSTANT Sca
   const bool mirror = scan_stride(layout).in < 0;
   const int64_t first_row = (int64_t(blockIdx.x) * kWarps + warp) * rows * K;
 
+  const RowStart step = layout.kept ? RowStart{layout.in[0], layout.out[0]} : RowStart{0, 0};
+  RowStart start[K];
   int64_t in[K];
   int count[K];
   Loaded<E, kAligned> x[K];
@@ -165,7 +193,10 @@ __global__ void __launch_bounds__(kThreads) scan_short_rows(TR_GRID_CONSTANT Sca
     const int64_t row = first_row + k * rows + local;
     const bool there = local < rows && row < layout.rows;
     count[k] = there ? n - first : 0;
-    in[k] = row_start(layout, there ? row : 0).in;
+    // Rows that one stride leads through need no division.
+    if (k == 0 || layout.kept > 1) start[k] = row_start(layout, there ? row : 0);
+    else start[k] = {start[0].in + k * rows * step.in, start[0].out + k * rows * step.out};
+    in[k] = start[k].in;
   }
   load_groups<Load, kAligned>(call, in, [&](int) { return first; }, [&](int k) { return count[k]; }, mirror, x);
 
@@ -186,17 +217,14 @@ __global__ void __launch_bounds__(kThreads) scan_short_rows(TR_GRID_CONSTANT Sca
     op.results(S::prefix(lane ? left : S::absent()), items, r);
     if (call.exclusive) shift_results(r, lane, start_of<S>());
     if constexpr (kAligned) {
-      if (count[k] > 0)
-        store_vector<S, Store>(call, row_start(layout, first_row + k * rows + local).out, first, n, mirror, r);
+      if (count[k] > 0) store_vector<S, Store>(call, start[k].out, first, n, mirror, r);
     } else {
       uint32_t w[kGroupWords<O>];
       O rounded[kGroup];
       round_group<O, S>(r, w);
       unpack_group(w, rounded);
       const int at = phase + (k * rows + local) * n + (mirror ? n - 1 - first : first);
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i)
-        if (i < count[k]) stages[warp].put(mirror ? at - i : at + i, rounded[i]);
+      stages[warp].put(at, count[k], mirror, rounded);
     }
   }
   if constexpr (!kAligned) {
@@ -207,13 +235,12 @@ __global__ void __launch_bounds__(kThreads) scan_short_rows(TR_GRID_CONSTANT Sca
   }
 }
 
-// Longer ones: plan.warps warps a row, each with some neighbouring tiles.
-template <class S, class Load, class Store, bool kAligned>
-__global__ void __launch_bounds__(kThreads) scan_tiled_rows(TR_GRID_CONSTANT ScanCall call) {
+// Longer ones: plan.warps warps a row, each with K neighbouring tiles.
+template <class S, class Load, class Store, bool kAligned, int K>
+__global__ void __launch_bounds__(kThreads, 2) scan_tiled_rows(TR_GRID_CONSTANT ScanCall call) {
   using Acc = typename S::Acc;
   using E = typename Load::Element;
   using O = typename Store::Element;
-  constexpr int K = held_groups(sizeof(Acc));
   const S op{call.options};
   const Layout& layout = call.layout;
   const int n = int(layout.length), lane = lane_id(), warp = int(threadIdx.x) / kLanes, warps = call.plan.warps;
@@ -287,9 +314,7 @@ __global__ void __launch_bounds__(kThreads) scan_tiled_rows(TR_GRID_CONSTANT Sca
       round_group<O, S>(r[k], w);
       unpack_group(w, rounded);
       const int at = k * kTile + lane * kGroup;
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i)
-        if (i < count(k)) stages[warp].put(phase + (mirror ? all - 1 - at - i : at + i), rounded[i]);
+      stages[warp].put(phase + (mirror ? all - 1 - at : at), count(k), mirror, rounded);
     }
     warp_barrier();
     if (all > 0) stages[warp].store(out, all);
