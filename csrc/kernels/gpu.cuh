@@ -171,18 +171,23 @@ template <class P> __device__ __forceinline__ void store_wide(P* p, const P& val
   WordsOf<P> words;
   memcpy(&words, &value, sizeof value);
   *reinterpret_cast<WordsOf<P>*>(global(p)) = words;
-#elif defined(__CUDA_ARCH__)
-  if constexpr (sizeof(P) == 16) {  // left to itself, nvcc takes 4 stores where the value comes from shared memory
-    uint32_t w[4];
-    memcpy(w, &value, sizeof w);
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "r"(w[0]), "r"(w[1]),
-                 "r"(w[2]), "r"(w[3])
-                 : "memory");
-  } else {
-    *p = value;
-  }
 #else
   *p = value;
+#endif
+}
+
+// The same for 16 bytes that come from shared memory: there nvcc, left to itself, takes 4 stores. Elsewhere this one
+// would keep it from ordering stores as it likes.
+template <class P> __device__ __forceinline__ void store_granule(P* p, const P& value) {
+  static_assert(sizeof(P) == 16, "one store");
+#if defined(__CUDA_ARCH__)
+  uint32_t w[4];
+  memcpy(w, &value, sizeof w);
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "r"(w[0]), "r"(w[1]),
+               "r"(w[2]), "r"(w[3])
+               : "memory");
+#else
+  store_wide(p, value);
 #endif
 }
 

@@ -4,7 +4,7 @@
 //   loader   takes a ticket for each stage of a ring that is free, and starts the bulk load of that block tile
 //   totals   each warp sums one block tile as soon as its load lands, and publishes the total
 //   carry    one warp folds the totals of all block tiles in order and hands each tile of this block its carry
-//   results  kResultWarps warps turn a block tile into its results, in a staging buffer; several such teams take turns
+//   results  kResultWarps warps turn a block tile into its results, in a staging buffer
 //   store    one warp starts the bulk stores
 //
 // A total never waits behind results, nor a carry behind another block's carry: with either, the chain of carries
@@ -14,16 +14,16 @@
 
 namespace torchreduce::gpu {
 
-// The ring for elements of `bytes` bytes.
+// The ring for elements of `bytes` bytes. 16-bit scans need more totals in view to keep up, 32-bit scans suffer from
+// looking too often (float32: 64 totals a look 4110 GB/s, 128 3983, 256 3576; bfloat16: 64 3516, 192 3950).
 template <int kBytes> struct PipelineShape {
   static_assert(kBytes == 2 || kBytes == 4, "one stage is a block tile, and several must fit");
   static constexpr int kStages = kBytes == 2 ? 10 : 5;
   static constexpr int kStagings = kBytes == 2 ? 3 : 1;
   static constexpr int kTotalWarps = 5;  // divides kStages: each owns its stages
-  // 16-bit elements come twice as fast: two teams, so that a warp has twice the time and more to do meanwhile.
-  static constexpr int kTeams = kBytes == 2 ? 2 : 1;
-  static constexpr int kResultWarps = 16 / kTeams;
-  static_assert((kTeams * kResultWarps + kTotalWarps + 3) * kLanes == kPipelineThreads, "a warp for each role");
+  static constexpr int kResultWarps = 16;
+  static constexpr int kWindows = kBytes == 2 ? 6 : 2;  // of 32 totals, a look
+  static_assert((kResultWarps + kTotalWarps + 3) * kLanes == kPipelineThreads, "a warp for each role");
   static constexpr int kStageBytes = kBlockTile * kBytes + 128;  // a tile that starts anywhere in a granule of 16 bytes
   static constexpr int kShared = (kStages + kStagings) * kStageBytes;
 };
@@ -106,18 +106,13 @@ __device__ __forceinline__ void shift_out(char* run, int lane, int shift, bool f
 
 // Levels d, 2d .. of the trees over the lanes, for kCount values at once: each level leaves half of them to a lane, so
 // that in the end lane l has the value whose number is l / d modulo kCount. Lane order is reversed where `mirror`.
-template <class S, int kCount, int d, class V, int N>
-__device__ __forceinline__ V transposed_trees(V (&value)[N], int lane, bool mirror) {
+template <class S, int kCount, int d, int N>
+__device__ __forceinline__ typename S::Acc transposed_trees(typename S::Acc (&value)[N], int lane, bool mirror) {
   const bool upper = lane & d;
 #pragma unroll
   for (int k = 0; k < kCount / 2; ++k) {
-    V kept = value[2 * k], sent = value[2 * k + 1];
-    if (upper) {  // not by ?:, which would select addresses
-      const V other = kept;
-      kept = sent;
-      sent = other;
-    }
-    const V other = shuffle(sent, lane ^ d);
+    const typename S::Acc even = value[2 * k], odd = value[2 * k + 1];  // values, so that nothing indexes the array
+    const typename S::Acc kept = upper ? odd : even, other = shuffle(upper ? even : odd, lane ^ d);
     value[k] = upper != mirror ? S::combine(other, kept) : S::combine(kept, other);
   }
   if constexpr (kCount > 2) return transposed_trees<S, kCount / 2, 2 * d>(value, lane, mirror);
@@ -143,9 +138,8 @@ template <class S, class Load, class Store> struct Pipeline {
   static_assert(sizeof(E) == sizeof(O), "the stages of both are alike");
   using Shape = PipelineShape<sizeof(E)>;
   static constexpr int kStages = Shape::kStages, kStagings = Shape::kStagings, kStageBytes = Shape::kStageBytes;
-  static constexpr int kTotalWarps = Shape::kTotalWarps, kTeams = Shape::kTeams, kResultWarps = Shape::kResultWarps;
-  static constexpr int kRunBytes = kTile * int(sizeof(E));
-  static constexpr int kSuperblocks = 8;                      // that the carry warp looks at together
+  static constexpr int kTotalWarps = Shape::kTotalWarps, kResultWarps = Shape::kResultWarps;
+  static constexpr int kWindows = Shape::kWindows, kRunBytes = kTile * int(sizeof(E));
   static constexpr int kWords = kGroup * int(sizeof(E)) / 4;  // of a group
   static constexpr int kRuns = kFan / kResultWarps;           // tiles of 256 that a result warp takes: neighbours
 
@@ -153,6 +147,7 @@ template <class S, class Load, class Store> struct Pipeline {
   PipelineJob job[kStages];
   Acc within[kStages][kFan];  // what precedes each tile in its block tile
   Wide carry[kStages];
+  Wide window[kWindows * kLanes];  // the carry warp's: carries into the block tiles in view
   // Words at the joints of the result warps' parts: the last 4 of the part before, the first 4 of the part after.
   uint32_t joint[kStagings][kResultWarps + 1][8];
 
@@ -327,9 +322,10 @@ template <class S, class Load, class Store> struct Pipeline {
           upto[0] = transposed_trees<S, 4, 8>(part, lane, kMirror);
         });
       } else {
-        const int skip = mirror ? kBlockTile - j.count : 0;
+        const int skip = mirror ? kBlockTile - j.count : 0, end = (skip + j.count + kTile - 1) / kTile;
+        upto[0] = S::absent();
 #pragma unroll 1
-        for (int q = 0; q < kFan; ++q) {
+        for (int q = skip / kTile; q < end; ++q) {
           typename S::Item items[kGroup];
           group_items<kMirror>(op, stage + phase, q * kTile + lane * kGroup - skip, j, place(q), items);
           Acc total[1] = {group<kMirror>(items)};
@@ -347,86 +343,72 @@ template <class S, class Load, class Store> struct Pipeline {
     }
   }
 
-  // The totals of kSuperblocks superblocks from `first` on as they are now: of slot `lane`, and whether it is there.
-  struct View {
-    uint64_t word[kSuperblocks];
-    __device__ void look(ChainSpace<S>& space, int64_t row, int64_t first) {
+  // The totals of the kWindows * 32 block tiles from `base` on, `base + 32 * k + lane` in total[k], as far as they are
+  // there; returns how many are, from `base` on without a gap.
+  __device__ static int look(ChainSpace<S>& space, int64_t row, int64_t base, Acc (&total)[kWindows]) {
+    const int64_t mine = base + lane_id();
+    bool there[kWindows];
 #pragma unroll
-      for (int k = 0; k < kSuperblocks; ++k) {
-        const int64_t tile = (first + k) * kFan + lane_id();
-        word[k] = tile < space.tiles ? load_relaxed(&space.total(row, tile).word[0]) : 0;
-      }
+    for (int k = 0; k < kWindows; ++k) {
+      total[k] = S::absent();
+      there[k] = mine + k * kLanes < space.tiles && space.total(row, mine + k * kLanes).look(total[k]);
     }
-    __device__ bool there(int k) const { return word[k] >> 32 != 0; }
-    __device__ Wide total(int k) const { return S::widen(bit_cast<Acc>(uint32_t(word[k]))); }
-  };
+    int count = 0;
+#pragma unroll
+    for (int k = kWindows - 1; k >= 0; --k) {
+      const uint32_t missing = ~ballot(there[k]);
+      count = missing ? __ffs(missing) - 1 : kLanes + count;
+    }
+    return count;
+  }
 
-  // A carry is the superblocks before, folded in order, and the tree of the totals before in its own superblock. All of
-  // what came since the block's last tile is looked at together, and that for the next tile before this one's is used.
   __device__ void carries(ChainSpace<S>& space) {
-    static_assert(sizeof(Acc) == 4, "a total is one word");
     const int lane = lane_id();
-    int64_t row = -1, first = 0;  // superblocks of this row before `first` are in `sum`
-    Wide sum = S::wide_absent();
-    View view;
+    int64_t row = -1, base = 0, end = 0;  // window[] holds the carries into block tiles base .. end of this row
+    Wide sum = S::wide_absent();          // of the superblocks before the one at base
     for (int it = 0;; ++it) {
-      const PipelineJob& j = next(it);
+      const PipelineJob j = next(it);
       if (j.row < 0) return;
-      const int64_t own = j.tile / kFan;
-      const int slot = int(j.tile % kFan);
+      const int64_t tile = j.tile;
       if (j.row != row) {
         row = j.row;
-        first = 0;
+        base = end = 0;
         sum = S::wide_absent();
-        view.look(space, row, first);
       }
-      Wide carry_in = S::wide_absent();
-      for (bool found = j.tile == 0; !found;) {
-        const int64_t left = own - first;  // superblocks
-        const int whole = int(left < kSuperblocks ? left : kSuperblocks);
-        found = whole < kSuperblocks;
-        bool missing = false;
-        Wide value[kSuperblocks];
+      Wide found = S::wide_absent();
+      if (tile > 0) {
+        while (tile > end || tile >= base + kWindows * kLanes) {
+          Acc total[kWindows];
+          Wide value[kWindows];
+          base = end / kLanes * kLanes;
+          const int count = look(space, row, base, total);
+          end = base + count;
+          if (tile > end && count < kLanes) continue;  // nothing that would not be looked at again
 #pragma unroll
-        for (int k = 0; k < kSuperblocks; ++k) {
-          const bool wanted = k < whole || (k == whole && lane < slot);
-          missing = missing || (wanted && !view.there(k));
-          value[k] = wanted ? view.total(k) : S::wide_absent();
-        }
-        if (ballot(missing)) {
-          found = false;
-          back_off();
-          view.look(space, row, first);
-          continue;
-        }
-        first += whole;
-        view.look(space, row, first);
-        Wide tree = transposed_trees<S, kSuperblocks, 1>(value, lane, false);
+          for (int k = 0; k < kWindows; ++k) value[k] = S::widen(total[k]);
+          scan_lanes(value, 0);
+          warp_barrier();
 #pragma unroll
-        for (int d = kSuperblocks; d < kLanes; d <<= 1) {
-          const Wide other = shuffle(tree, lane ^ d);
-          tree = lane & d ? S::combine(other, tree) : S::combine(tree, other);
+          for (int k = 0; k < kWindows; ++k) {
+            const Wide before = shuffle(value[k], lane ? lane - 1 : 0), all = shuffle(value[k], kLanes - 1);
+            window[k * kLanes + lane] = lane ? S::combine(sum, before) : sum;
+            if (k < count / kLanes) sum = S::combine(sum, all);
+          }
+          warp_barrier();
         }
-        carry_in = sum;
-#pragma unroll
-        for (int k = 0; k < kSuperblocks; ++k) {
-          const Wide next = shuffle(tree, k);
-          if (k < whole) sum = S::combine(sum, next);
-          if (k == whole) carry_in = slot ? S::combine(sum, next) : sum;
-        }
+        found = window[tile - base];
       }
       const int s = it % kStages;
-      if (lane == 0) carry[s] = carry_in;
+      if (lane == 0) carry[s] = found;
       barrier_arrive(&ready[s]);
       barrier_arrive(&empty[s]);
     }
   }
 
-  template <bool kMirror>
-  __device__ void results(const S& op, const char* stages, char* stagings, int team, int warp) {
+  template <bool kMirror> __device__ void results(const S& op, const char* stages, char* stagings, int warp) {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
     const int lane = lane_id(), first = warp * kRuns;
-    for (int it = team;; it += kTeams) {
+    for (int it = 0;; ++it) {
       const PipelineJob j = next_loaded(it);
       if (j.row < 0) return;
       const int s = it % kStages, o = it % kStagings;
@@ -561,16 +543,14 @@ __global__ void __launch_bounds__(kPipelineThreads, 1) scan_pipeline(TR_GRID_CON
   const S op{call.options};
   if (threadIdx.x == 0) pipeline.make_barriers();
   __syncthreads();
-  constexpr int kTotals = P::kTeams * P::kResultWarps, kCarries = kTotals + P::kTotalWarps;  // first warps of roles
-  if (warp < kTotals) {
-    const int team = warp / P::kResultWarps, member = warp % P::kResultWarps;
-    if (mirror) pipeline.template results<true>(op, stages, stagings, team, member);
-    else pipeline.template results<false>(op, stages, stagings, team, member);
-  } else if (warp < kCarries) {
-    if (mirror) pipeline.template totals<true>(op, space, stages, warp - kTotals);
-    else pipeline.template totals<false>(op, space, stages, warp - kTotals);
-  } else if (warp == kCarries) pipeline.carries(space);
-  else if (warp == kCarries + 1) pipeline.store(call, stagings, mirror);
+  if (warp < P::kResultWarps) {
+    if (mirror) pipeline.template results<true>(op, stages, stagings, warp);
+    else pipeline.template results<false>(op, stages, stagings, warp);
+  } else if (warp < P::kResultWarps + P::kTotalWarps) {
+    if (mirror) pipeline.template totals<true>(op, space, stages, warp - P::kResultWarps);
+    else pipeline.template totals<false>(op, space, stages, warp - P::kResultWarps);
+  } else if (warp == P::kResultWarps + P::kTotalWarps) pipeline.carries(space);
+  else if (warp == P::kResultWarps + P::kTotalWarps + 1) pipeline.store(call, stagings, mirror);
   else if (lane_id() == 0) pipeline.load(call, space, stages, mirror);
 #endif
 }

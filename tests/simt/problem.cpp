@@ -129,7 +129,7 @@ template <class Call> void emulate(Call& call, int multiprocessors, const char* 
   call.plan = plan(call, DeviceFacts{true, multiprocessors, simt::options.bulk_copies});
   const Plan& p = call.plan;
   plan_text = std::string(family_name(p.family)) + " lanes " + std::to_string(p.lanes) + " warps " +
-              std::to_string(p.warps) + " leaves " + std::to_string(p.leaves) + " rows " + std::to_string(p.rows) +
+              std::to_string(p.warps) + " leaves " + std::to_string(p.leaves) + " whole " + std::to_string(p.whole) +
               " threads " + std::to_string(p.threads) + " splits " + std::to_string(p.splits) + " blocks " +
               std::to_string(p.blocks) + (p.vector_loads ? " vector loads" : "");
   const std::unique_ptr<char[]> workspace(new char[size_t(p.workspace)]);
