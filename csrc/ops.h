@@ -30,6 +30,7 @@ struct OpOptions {
   bool min = false;   // amin, argmin, min
   bool mean = false;  // mean: divide by count
   int64_t count = 0;  // elements a row
+  bool initial = false;  // linear_scan: a value precedes each row
 };
 
 inline namespace TR_ISA {
