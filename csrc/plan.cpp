@@ -21,8 +21,7 @@ Layout fold(std::vector<Dim> kept, const std::vector<Dim>& reduced, MoreStrides*
     if (last > first) {  // merge with the dim before, when stepping over its end continues at this one's start
       int64_t &size = layout.size[last - 1], &in = layout.in[last - 1], &out = layout.out[last - 1];
       int64_t &second = others[0][last - 1], &third = others[1][last - 1];
-      if (in == d.size * d.in && out == d.size * d.out && second == d.size * d.more[0] &&
-          third == d.size * d.more[1]) {
+      if (in == d.size * d.in && out == d.size * d.out && second == d.size * d.more[0] && third == d.size * d.more[1]) {
         size *= d.size;
         in = d.in;
         out = d.out;
@@ -159,10 +158,10 @@ ReductionFacts facts(Reduction op, Dtype d) {
   throw std::invalid_argument("unknown reduction");
 }
 ScanFacts facts(Scan op) {
-#define TR_CASE(name)                                                                                            \
-  case Scan::name:                                                                                               \
-    return {name<float>::kIndexed, name<float>::kConverts, name<float>::kIntegers, name<float>::kIntegerKernels, \
-            kHasStart<name<float>>, name<float>::kInputs};
+#define TR_CASE(name)                                                                     \
+  case Scan::name:                                                                        \
+    return {name<float>::kIndexed,        name<float>::kConverts, name<float>::kIntegers, \
+            name<float>::kIntegerKernels, kHasStart<name<float>>, name<float>::kInputs};
   switch (op) { TR_FOR_EACH_SCAN(TR_CASE) }
 #undef TR_CASE
   throw std::invalid_argument("unknown scan");
@@ -301,11 +300,10 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   }
   const int in_size = size_of(call.in.dtype), out_size = size_of(call.out.dtype);
   const int64_t stride = position_stride(l);
-  plan.vector_loads =
-      typed(call) && rows_packed(l, in_size, out_size) && row_aligned(call.in.data, stride, in_size) &&
-      row_aligned(call.out.values, stride, out_size) &&
-      (compact(call) || inputs == 2 ||
-       (aligned(call.in.more[0]) && aligned(call.in.more[1]) && aligned(call.out.indices)));
+  plan.vector_loads = typed(call) && rows_packed(l, in_size, out_size) && row_aligned(call.in.data, stride, in_size) &&
+                      row_aligned(call.out.values, stride, out_size) &&
+                      (compact(call) || inputs == 2 ||
+                       (aligned(call.in.more[0]) && aligned(call.in.more[1]) && aligned(call.out.indices)));
   if (forced.vector_loads == 0) plan.vector_loads = false;
   const bool vectors = forced.vector_loads != 0 && column_vectors(call);
   const bool many_rows = l.rows >= int64_t(kWarpRows) * device.multiprocessors;

@@ -351,13 +351,9 @@ template <class E> struct Pair { E a, b; };
 
 // What a run of elements of a linear recurrence does to the h before it: h -> (a + lost) * h + b, where `lost` is what
 // the roundings of a lost.
-template <class F> struct Affine {
-  F a, lost, b;
-};
+template <class F> struct Affine { F a, lost, b; };
 // The same in float64, between the block tiles of float32: nothing worth keeping is lost.
-struct WideAffine {
-  double a, b;
-};
+struct WideAffine { double a, b; };
 
 template <class F> TR_HD F magnitude(F x) { return x < 0 ? -x : x; }
 template <class F> TR_HD bool is_finite(F x) { return x - x == 0; }

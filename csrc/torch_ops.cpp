@@ -230,7 +230,8 @@ std::vector<int64_t> broadcast(const char* name, const View& a, const View& b) {
 // The strides of x, broadcast to `sizes`.
 std::vector<int64_t> broadcast_strides(const char* name, const View& x, const std::vector<int64_t>& sizes) {
   if (x.dims > int(sizes.size()))
-    raise<std::runtime_error>(name, ": initial has ", x.dims, " dims, more than the ", sizes.size(), " of a row's index");
+    raise<std::runtime_error>(name, ": initial has ", x.dims, " dims, more than the ", sizes.size(),
+                              " of a row's index");
   std::vector<int64_t> strides(sizes.size(), 0);
   for (int d = 0; d < x.dims; ++d) {
     const size_t to = sizes.size() - size_t(x.dims - d);
@@ -274,15 +275,14 @@ Tensor linear_scan(const Tensor& a, const Tensor& b, const std::optional<Tensor>
   ScanCall call{};
   call.op = Scan::LinearScan;
   call.options.initial = initial.has_value();
-  call.in = Source{right.data, right.dtype, natural_accumulator(right.dtype), false,
-                   {left.data, initial ? first.data : nullptr}};
+  call.in = Source{
+      right.data, right.dtype, natural_accumulator(right.dtype), false, {left.data, initial ? first.data : nullptr}};
   call.out = Output{const_cast<void*>(out.data), nullptr, right.dtype};
   call.reverse = reverse;
   call.shifted = shifted;
   std::vector<Dim> kept, reduced;
   for (int d = 0; d < whole.dims; ++d)
-    (d == along ? reduced : kept)
-        .push_back({sizes[d], strides[d], out.strides[d], {a_strides[d], initial_strides[d]}});
+    (d == along ? reduced : kept).push_back({sizes[d], strides[d], out.strides[d], {a_strides[d], initial_strides[d]}});
   call.layout = fold(std::move(kept), reduced, &call.more_strides);
   const int64_t step = call.layout.reduced ? call.more_strides[0][call.layout.kept] : 0;
   if (shifted) advance(call.in.more[0], reverse ? step : -step, right.dtype);

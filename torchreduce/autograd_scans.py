@@ -299,7 +299,7 @@ def _summed(x: Tensor, shape: Sequence[int], dtype: torch.dtype, level: int) -> 
 
 
 class _LinearScan(_Function):
-    """`shifted`: a position takes the a of the one before it, in the direction of the scan. Then there is no initial."""
+    """`shifted`: a position takes the a of the one before it in the scan's direction, and there is no initial."""
 
     forward = staticmethod(_ops.linear_scan.raw)
 
@@ -315,29 +315,26 @@ class _LinearScan(_Function):
         """The scan from the other end, by the a of the next position; an a gets that times the h before it."""
         a, b, initial, h = ctx.saved_tensors
         dim, reverse, level = ctx.dim, ctx.reverse, ctx.level
-        wide = [None if t is None else t.to(ctx.wide) for t in (a, b, initial)]
-        back = _LinearScan.apply(wide[0], grad.to(ctx.wide), None, dim, not reverse, not ctx.shifted, level)
-        to_a = to_initial = None
+        factors = a.to(ctx.wide)
+        start = None if initial is None else initial.to(ctx.wide)
+        if h is None:
+            h = _LinearScan.apply(factors, b.to(ctx.wide), start, dim, reverse, ctx.shifted, level)
+        back = _LinearScan.apply(factors, grad.to(ctx.wide), None, dim, not reverse, not ctx.shifted, level)
         to_b = _summed(back, b.shape, b.dtype, level)
         if grad.dim() == 0:
-            back, dim = back.unsqueeze(0), 0
+            back, h, dim = back.unsqueeze(0), h.unsqueeze(0), 0
         n = back.shape[dim]
         if n == 0:
             return torch.zeros_like(a), to_b, None if initial is None else torch.zeros_like(initial), *[None] * 4
         first = back.narrow(dim, n - 1 if reverse else 0, 1)
-        if ctx.needs_input_grad[0]:
-            if h is None:
-                h = _LinearScan.apply(*wide, ctx.dim, reverse, ctx.shifted, level)
-            h = h.reshape(back.shape)
-            products = back.narrow(dim, 1 - reverse, n - 1) * h.narrow(dim, int(reverse), n - 1)
-            outer = torch.zeros_like(first)  # of the a that is not used
-            if initial is not None:
-                outer = first * _full(wide[2], first.squeeze(dim).shape, level).unsqueeze(dim)
-            parts = [outer, products] if reverse == ctx.shifted else [products, outer]
-            to_a = _summed(torch.cat(parts, dim).reshape(grad.shape), a.shape, a.dtype, level)
-        if ctx.needs_input_grad[2]:
-            factor = _full(wide[0], grad.shape or (1,), level).narrow(dim, n - 1 if reverse else 0, 1)
+        outer, to_initial = torch.zeros_like(first), None  # of the a that is not used
+        if start is not None:
+            outer = first * _full(start, first.squeeze(dim).shape, level).unsqueeze(dim)
+            factor = _full(factors, back.shape, level).narrow(dim, n - 1 if reverse else 0, 1)
             to_initial = _summed((factor * first).squeeze(dim), initial.shape, initial.dtype, level)
+        products = back.narrow(dim, 1 - reverse, n - 1) * h.narrow(dim, int(reverse), n - 1)
+        parts = [outer, products] if reverse == ctx.shifted else [products, outer]
+        to_a = _summed(torch.cat(parts, dim).reshape(grad.shape), a.shape, a.dtype, level)
         return to_a, to_b, to_initial, None, None, None, None
 
 
@@ -347,22 +344,30 @@ def _linear_fake(
     return b.new_empty(torch.broadcast_shapes(a.shape, b.shape))
 
 
-def _linear_batched(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-    a, b, initial, dim, reverse, shifted, level = args
-    batched = [d is not None for d in in_dims[:3]]
-    rank = max(a.dim() - batched[0], b.dim() - batched[1])
+def _linear_batched(
+    info: Any,
+    in_dims: Any,
+    a: Tensor,
+    b: Tensor,
+    initial: Tensor | None,
+    dim: int,
+    reverse: bool,
+    shifted: bool,
+    level: int,
+) -> tuple[Tensor, int]:
+    """Each batched along a dim before those of the result; a batch of 0-d tensors is one of rows of one element."""
+    rank = max(t.dim() - (batch is not None) for t, batch in zip((a, b), in_dims, strict=False))
+    dims = max(rank, 1)
 
-    def aligned(t: Tensor | None, batch: int | None, rank: int) -> Tensor | None:
-        if t is None:
-            return None
+    def aligned(t: Tensor, batch: int | None, dims: int) -> Tensor:
         t = t.unsqueeze(0) if batch is None else t.movedim(batch, 0)
-        return t.reshape(t.shape[:1] + (1,) * (rank + 1 - t.dim()) + t.shape[1:])
+        return t.reshape(t.shape[:1] + (1,) * (dims + 1 - t.dim()) + t.shape[1:])
 
-    dim = 1 + dim % max(rank, 1)
-    a, b = aligned(a, in_dims[0], max(rank, 1)), aligned(b, in_dims[1], max(rank, 1))
-    initial = aligned(initial, in_dims[2], max(rank - 1, 0))
+    a, b = aligned(a, in_dims[0], dims), aligned(b, in_dims[1], dims)
+    if initial is not None:
+        initial = aligned(initial, in_dims[2], dims - 1)
     b = b.expand(info.batch_size, *b.shape[1:])
-    result = _ops.linear_scan(a, b, initial, dim, reverse, shifted, level)
+    result = _ops.linear_scan(a, b, initial, 1 + dim % dims, reverse, shifted, level)
     return (result if rank else result.squeeze(1)), 0
 
 

@@ -48,10 +48,13 @@ def _serving(op: Overloads, input: Tensor, *more: Tensor) -> Callable[..., Any]:
         return op.raw
     if compiling:
         return op.default
-    if op.row.differentiable and forward_ad._current_level >= 0:
-        if any(forward_ad.unpack_dual(t).tangent is not None for t in (input, *more)):
-            raise NotImplementedError(f"{op.name}(): forward-mode differentiation is not supported")
+    if op.row.differentiable and forward_ad._current_level >= 0 and any(map(_has_tangent, (input, *more))):
+        raise NotImplementedError(f"{op.name}(): forward-mode differentiation is not supported")
     return op.apply
+
+
+def _has_tangent(t: Tensor) -> bool:
+    return forward_ad.unpack_dual(t).tangent is not None
 
 
 def _check_out(name: str, out: Any) -> None:

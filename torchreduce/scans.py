@@ -192,16 +192,13 @@ def linear_scan(
     tensor([21.,  1.,  2.])
     """
     op = _LINEAR_SCAN
-    tensors = [a, b] if initial is None else [a, b, initial]
-    for name, tensor in zip(("a", "b", "initial"), tensors, strict=False):
+    tensors = {"a": a, "b": b} if initial is None else {"a": a, "b": b, "initial": initial}
+    for name, tensor in tensors.items():
         check_input(op.name, tensor, name)
-    if b.dtype not in op.row.inputs:
-        raise TypeError(f"{op.name}(): a and b must be floating, got {b.dtype}")
-    for name, tensor in zip(("a", "initial"), (a, initial), strict=True):
-        if tensor is not None and tensor.dtype != b.dtype:
-            raise TypeError(f"{op.name}(): {name} must have the dtype of b, {b.dtype}, got {tensor.dtype}")
-        if tensor is not None and tensor.device != b.device:
-            raise RuntimeError(f"{op.name}(): {name} must be on the device of b, {b.device}, got {tensor.device}")
+        if tensor.dtype not in op.row.inputs or tensor.dtype != a.dtype:
+            raise TypeError(f"{op.name}(): the inputs must have one floating dtype, got {tensor.dtype} for {name}")
+        if tensor.device != a.device:
+            raise RuntimeError(f"{op.name}(): {name} must be on the device of a, {a.device}, got {tensor.device}")
     shape = _broadcast(op.name, a, b)
     dim = check_dim(op.name, either(op.name, dim, axis), len(shape))
     if initial is not None:
@@ -214,12 +211,13 @@ def linear_scan(
                 f"{op.name}(): initial must broadcast to the shape of the result without dim, {tuple(rows)}, "
                 f"got {tuple(initial.shape)}"
             )
-    serve = _serving(op, *tensors)
+    serve = _serving(op, *tensors.values())
     return serve(a, b, initial, dim, reverse, False, level_code())  # type: ignore[no-any-return]
 
 
 def _broadcast(name: str, a: Tensor, b: Tensor) -> torch.Size:
     try:
-        return torch.broadcast_shapes(a.shape, b.shape)
+        shape: torch.Size = torch.broadcast_shapes(a.shape, b.shape)
+        return shape
     except RuntimeError as error:
         raise RuntimeError(f"{name}(): a and b must broadcast, got {tuple(a.shape)} and {tuple(b.shape)}") from error

@@ -73,7 +73,8 @@ template <class S, class E, bool kConvert> struct ScanGroups {
       E b_copy[kGroup], a_copy[kGroup];
       const E *b = fetch<E, kConvert>(call.in, offset, in_stride, count, b_copy),
               *a = fetch<E, kConvert>(other, from, a_stride, count - skipped, a_copy);
-      for (int64_t i = 0; i < count; ++i) items[i] = op.load(Pair<E>{i < skipped ? E(0) : a[i - skipped], b[i]}, first + i);
+      for (int64_t i = 0; i < count; ++i)
+        items[i] = op.load(Pair<E>{i < skipped ? E(0) : a[i - skipped], b[i]}, first + i);
     } else {
       E copy[kGroup];
       const E* x = fetch<E, kConvert>(call.in, offset, in_stride, count, copy);

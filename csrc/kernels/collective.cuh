@@ -165,7 +165,8 @@ __device__ __forceinline__ void round_group(const V (&v)[kGroup], uint32_t (&w)[
 }
 
 // What precedes a row.
-template <class S, class Load> __device__ __forceinline__ typename S::Wide row_carry(const ScanCall& call, int64_t row) {
+template <class S, class Load> __device__ __forceinline__ typename S::Wide row_carry(const ScanCall& call,
+                                                                                     int64_t row) {
   if constexpr (S::kInputs == 2)
     if (call.in.more[1]) {
       using E = decltype(Load::Element::b);

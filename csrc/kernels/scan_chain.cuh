@@ -77,7 +77,8 @@ __device__ __forceinline__ typename S::Wide look_back(Space& space, int64_t row,
   }
 }
 
-// Publishes the total of block tile `tile` and returns the carry into it, where `initial` precedes the row. By one warp.
+// Publishes the total of block tile `tile` and returns the carry into it, where `initial` precedes the row. By one
+// warp.
 template <class S>
 __device__ __forceinline__ typename S::Wide chain_carry(ChainSpace<S>& space, int64_t row, int64_t tile,
                                                         typename S::Acc own, typename S::Wide initial) {
@@ -147,7 +148,8 @@ __global__ void __launch_bounds__(kThreads) scan_chain(TR_GRID_CONSTANT ScanCall
     within[k] = S::combine(slot ? before : S::absent(), within[k]);
   }
   if (warp == 0) {
-    const typename S::Wide carry = chain_carry<S>(space, row, tile, shuffle(upto, kLanes - 1), row_carry<S, Load>(call, row));
+    const typename S::Wide carry =
+        chain_carry<S>(space, row, tile, shuffle(upto, kLanes - 1), row_carry<S, Load>(call, row));
     if (lane == 0) shared_carry = carry;
   }
   __syncthreads();
@@ -159,8 +161,7 @@ __global__ void __launch_bounds__(kThreads) scan_chain(TR_GRID_CONSTANT ScanCall
       forget(x[k]);
       form_group(op, x[k], step, first + k * kTile, n, items[0]);
     }
-    store_group<S, Store>(op, call, start.out, stride.out, first + k * kTile, carry, within[k],
-                          items[kTwice ? 0 : k]);
+    store_group<S, Store>(op, call, start.out, stride.out, first + k * kTile, carry, within[k], items[kTwice ? 0 : k]);
   }
 }
 

@@ -96,9 +96,7 @@ __device__ __forceinline__ void load_group(const ScanCall& call, int64_t base, i
 }
 
 // Where a row starts, and how far apart its positions are, in an input, or in two.
-struct PairOffset {
-  int64_t b, a;
-};
+struct PairOffset { int64_t b, a; };
 template <class Load> __device__ __forceinline__ auto input_start(const ScanCall& call, RowStart start, int64_t row) {
   if constexpr (is_pair<Load>) return PairOffset{start.in, row_offset(call.layout, call.more_strides[0], row)};
   else return start.in;
@@ -111,12 +109,8 @@ template <class Load> __device__ __forceinline__ auto input_stride(const ScanCal
 
 // A group's elements as they are loaded: those of a pair in memory order, unlike their positions where they go down in
 // memory, and as words.
-template <class Load> struct Loaded {
-  typename Load::Element x[kGroup];
-};
-template <class E> struct Loaded<PairLoad<E>> {
-  uint32_t a[kGroupWords<E>], b[kGroupWords<E>];
-};
+template <class Load> struct Loaded { typename Load::Element x[kGroup]; };
+template <class E> struct Loaded<PairLoad<E>> { uint32_t a[kGroupWords<E>], b[kGroupWords<E>]; };
 
 // Positions [begin, end) of the 8 whose first one is at p; the rest is unspecified. 16 bytes at a time where that can
 // be.

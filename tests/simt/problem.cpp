@@ -249,20 +249,24 @@ template <class S, class E> void scan_rows(const ScanCall& call) {
   const int64_t n = l.length, in = l.reduced ? l.in[l.kept] : 0, out = l.reduced ? l.out[l.kept] : 0;
   for (int64_t row = 0; row < l.rows; ++row) {
     const RowStart start = row_start(l, row);
-    auto result = reference::scan(op, n, [&](int64_t i) {
-      const int64_t offset = start.in + i * in;
-      if constexpr (S::kInputs == 2) {
-        const int64_t a = row_offset(l, call.more_strides[0], row) + (l.reduced ? i * call.more_strides[0][l.kept] : 0);
-        return op.load(Pair<E>{i || !call.shifted ? load_as<E>(call.in.dtype, call.in.more[0], a, false) : E(),
-                               load_as<E>(call.in.dtype, call.in.data, offset, false)},
-                       i);
-      } else if constexpr (std::is_same_v<E, F16> || std::is_same_v<E, BF16>)
-        return op.load(static_cast<const E*>(call.in.data)[offset], i);
-      else if constexpr (S::kInputs == 3) {
-        const E v = static_cast<const E*>(call.in.data)[offset];
-        return op.load({v, v, v}, i);
-      } else return op.load(load_as<E>(call.in.dtype, call.in.data, offset, false), i);
-    }, precedes<S>(call, row));
+    auto result = reference::scan(
+        op, n,
+        [&](int64_t i) {
+          const int64_t offset = start.in + i * in;
+          if constexpr (S::kInputs == 2) {
+            const int64_t a =
+                row_offset(l, call.more_strides[0], row) + (l.reduced ? i * call.more_strides[0][l.kept] : 0);
+            return op.load(Pair<E>{i || !call.shifted ? load_as<E>(call.in.dtype, call.in.more[0], a, false) : E(),
+                                   load_as<E>(call.in.dtype, call.in.data, offset, false)},
+                           i);
+          } else if constexpr (std::is_same_v<E, F16> || std::is_same_v<E, BF16>)
+            return op.load(static_cast<const E*>(call.in.data)[offset], i);
+          else if constexpr (S::kInputs == 3) {
+            const E v = static_cast<const E*>(call.in.data)[offset];
+            return op.load({v, v, v}, i);
+          } else return op.load(load_as<E>(call.in.dtype, call.in.data, offset, false), i);
+        },
+        precedes<S>(call, row));
     if constexpr (kHasStart<S>)
       if (call.exclusive) {
         result.insert(result.begin(), S::start());

@@ -23,9 +23,10 @@ struct Problem {
   int64_t numel() const;
   // The elements are those of a, then those of b, then those of initial; of all other ops, those of the input alone.
   bool linear() const { return op == "linear_scan"; }
-  std::vector<int64_t> a_sizes() const, initial_sizes() const;  // as dims of b; initial has size 1 along the scanned one
+  std::vector<int64_t> a_sizes() const,
+      initial_sizes() const;  // as dims of b; initial has size 1 along the scanned one
   int64_t elements() const;
-  int64_t initials() const;  // elements of initial
+  int64_t initials() const;                   // elements of initial
   std::vector<int64_t> result_sizes() const;  // reduced dims have size 1
 };
 

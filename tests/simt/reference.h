@@ -49,10 +49,10 @@ template <class Op, class Load> typename Op::Acc reduce(const Op& op, int64_t n,
   return tree(leaves, combine);
 }
 
-// The inclusive scan of a row of n > 0 elements, load(i) as items, that `initial` precedes: its results before rounding.
+// The inclusive scan of a row of n > 0 elements, load(i) as items, that `initial` precedes: its results before
+// rounding.
 template <class S, class Load>
-std::vector<typename S::Result> scan(const S& op, int64_t n, Load load,
-                                     typename S::Wide initial = S::wide_absent()) {
+std::vector<typename S::Result> scan(const S& op, int64_t n, Load load, typename S::Wide initial = S::wide_absent()) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   struct Group { typename S::Item items[kGroup]; };

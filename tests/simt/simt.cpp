@@ -279,7 +279,10 @@ void superblocks() {
 
 // Two inputs: a with b's shape or broadcast, before or behind its position, after nothing or after an initial value.
 void linear_scan() {
-  const Policies rows = {{{}, 1}, {{kRows, -1, -1, -1, -1}}, {{kRows, 32, -1, -1, 0}}, {{kColumns, -1, -1, -1, -1}},
+  const Policies rows = {{{}, 1},
+                         {{kRows, -1, -1, -1, -1}},
+                         {{kRows, 32, -1, -1, 0}},
+                         {{kColumns, -1, -1, -1, -1}},
                          {{kColumns, -1, -1, -1, -1}, 1, kNearMemories, true}};
   const Policies chains = {{{kChain, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, 0}}, {{kRows, -1, -1, -1, -1}}};
   for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16, Dtype::F64}) {
@@ -335,7 +338,8 @@ constexpr Group kGroups[] = {
 // ---- problems from a file -------------------------------------------------------------------------------------------
 
 // Each line: op, dtype, dtype of values, bits of the dims, exclusive, reverse, family, number of dims, their sizes, and
-// the name of the file with the elements, row-major. The results, row-major, follow each other on standard output.
+// the name of the file with the elements, row-major; of linear_scan those of a, then those of b. The results, row-major,
+// follow each other on standard output.
 void solve(const char* path) {
   std::ifstream problems(path);
   for (std::string line; std::getline(problems, line);) {
@@ -352,7 +356,7 @@ void solve(const char* path) {
     fields >> name;
     std::ifstream file(name, std::ios::binary);
     const std::vector<char> elements((std::istreambuf_iterator<char>(file)), {});
-    if (!fields || int64_t(elements.size()) != p.numel() * size_of(p.in)) {
+    if (!fields || int64_t(elements.size()) != p.elements() * size_of(p.in)) {
       fprintf(stderr, "cannot read: %s\n", line.c_str());
       exit(1);
     }
