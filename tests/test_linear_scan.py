@@ -17,7 +17,7 @@ from torchreduce.testing import assert_bitwise_equal, force_plan
 
 NAN, INF = float("nan"), float("inf")
 EPS = {torch.float16: 2.0**-24, torch.bfloat16: 2.0**-24, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
-LENGTHS = (1, 2, 7, 8, 9, 63, 255, 256, 257, 2049, 8191, 8193, 20001)
+LENGTHS = (1, 7, 8, 9, 63, 255, 257, 2049, 8192, 20001)
 NAMES = ("a", "b", "initial")
 
 
@@ -75,9 +75,13 @@ def to(device, *tensors):
 
 
 def check_reference(device, a, b, dim, initial=None, **options):
+    """Along rows; those of two dims down columns, too."""
     expected = apply_linear_scan(a, b, dim, initial, **options)
     a, b, initial = to(device, a, b, initial)
     assert_bitwise_equal(tr.linear_scan(a, b, dim, initial=initial, **options), expected)
+    if dim == 1 and a.dim() == b.dim() == 2:
+        a, b = a.t().contiguous(), b.t().contiguous()
+        assert_bitwise_equal(tr.linear_scan(a, b, 0, initial=initial, **options), expected.t())
 
 
 # ---- bits ------------------------------------------------------------------------------------------------------------
@@ -86,24 +90,21 @@ def check_reference(device, a, b, dim, initial=None, **options):
 @pytest.mark.parametrize("factors", FACTORS)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_reference_bits(device, dtype, factors):
-    """Along rows and down columns, from either end, after nothing and after an initial value."""
+    """From either end, after nothing and after an initial value."""
     for turn, (n, kind) in enumerate(itertools.product(LENGTHS, ("plain", "zeros", "specials"))):
         a, b, initial = inputs((2, n), dtype, n, factors, kind, start=turn % 2 == 0)
-        reverse = turn // 2 % 2 == 0
-        check_reference(device, a, b, 1, initial, reverse=reverse)
-        check_reference(device, a.t().contiguous(), b.t().contiguous(), 0, initial, reverse=not reverse)
+        check_reference(device, a, b, 1, initial, reverse=turn // 2 % 2 == 0)
 
 
-@pytest.mark.parametrize("n", (2**18 - 1, 2**18 + 1, 2**19 + 8192 + 77, 3 * 2**18 + 9))
-@pytest.mark.parametrize("dtype, factors", [(torch.float32, "near one"), (torch.float32, "specials"),
-                                            (torch.bfloat16, "one"), (torch.float64, "near one")])  # fmt: skip
-def test_reference_bits_of_long_rows(device, dtype, factors, n):
+@pytest.mark.parametrize("n, dtype, factors", [
+    (2**18 - 1, torch.float32, "specials"), (2**18 + 1, torch.float32, "near one"), (2**18 + 1, torch.float64, "decay"),
+    (2**19 + 8192 + 77, torch.float32, "near one"), (3 * 2**18 + 9, torch.bfloat16, "near one"),
+])  # fmt: skip
+def test_reference_bits_of_long_rows(device, n, dtype, factors):
     """Around superblocks of 2^18."""
-    for start in (False, True):
-        a, b, initial = inputs((n,), dtype, n, factors, start=start)
-        check_reference(device, a, b, 0, initial, reverse=start)
-    if dtype == torch.float32:
-        check_reference(device, *(t.expand(2, n).t().contiguous() for t in (a, b)), 0, initial)
+    for start in (False, True)[dtype == torch.float64 :]:
+        a, b, initial = inputs((1, n), dtype, n, factors, start=start)
+        check_reference(device, a, b, 1, initial, reverse=start)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

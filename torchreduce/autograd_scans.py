@@ -317,12 +317,10 @@ class _LinearScan(_Function):
         dim, reverse, level = ctx.dim, ctx.reverse, ctx.level
         factors = a.to(ctx.wide)
         start = None if initial is None else initial.to(ctx.wide)
-        if h is None:
-            h = _LinearScan.apply(factors, b.to(ctx.wide), start, dim, reverse, ctx.shifted, level)
         back = _LinearScan.apply(factors, grad.to(ctx.wide), None, dim, not reverse, not ctx.shifted, level)
         to_b = _summed(back, b.shape, b.dtype, level)
         if grad.dim() == 0:
-            back, h, dim = back.unsqueeze(0), h.unsqueeze(0), 0
+            back, dim = back.unsqueeze(0), 0
         n = back.shape[dim]
         if n == 0:
             return torch.zeros_like(a), to_b, None if initial is None else torch.zeros_like(initial), *[None] * 4
@@ -332,7 +330,12 @@ class _LinearScan(_Function):
             outer = first * _full(start, first.squeeze(dim).shape, level).unsqueeze(dim)
             factor = _full(factors, back.shape, level).narrow(dim, n - 1 if reverse else 0, 1)
             to_initial = _summed((factor * first).squeeze(dim), initial.shape, initial.dtype, level)
-        products = back.narrow(dim, 1 - reverse, n - 1) * h.narrow(dim, int(reverse), n - 1)
+        if not ctx.needs_input_grad[0]:
+            return None, to_b, to_initial, None, None, None, None
+        if h is None:
+            h = _LinearScan.apply(factors, b.to(ctx.wide), start, ctx.dim, reverse, ctx.shifted, level)
+        before = h.reshape(back.shape).narrow(dim, int(reverse), n - 1)
+        products = back.narrow(dim, 1 - reverse, n - 1) * before
         parts = [outer, products] if reverse == ctx.shifted else [products, outer]
         to_a = _summed(torch.cat(parts, dim).reshape(grad.shape), a.shape, a.dtype, level)
         return to_a, to_b, to_initial, None, None, None, None
