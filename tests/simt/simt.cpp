@@ -338,8 +338,8 @@ constexpr Group kGroups[] = {
 // ---- problems from a file -------------------------------------------------------------------------------------------
 
 // Each line: op, dtype, dtype of values, bits of the dims, exclusive, reverse, family, number of dims, their sizes, and
-// the name of the file with the elements, row-major; of linear_scan those of a, then those of b. The results, row-major,
-// follow each other on standard output.
+// the name of the file with the elements, row-major; of linear_scan those of a, then those of b. The results,
+// row-major, follow each other on standard output.
 void solve(const char* path) {
   std::ifstream problems(path);
   for (std::string line; std::getline(problems, line);) {
