@@ -7,7 +7,7 @@ namespace torchreduce {
 
 // The structs of ops.h and scans.h, X(struct).
 #define TR_FOR_EACH_REDUCTION(X) X(Sum) X(Extreme) X(ArgExtreme)
-#define TR_FOR_EACH_SCAN(X) X(CumSum) X(CumExtreme) X(CumProd) X(LogCumSumExp) X(Decay)
+#define TR_FOR_EACH_SCAN(X) X(CumSum) X(CumExtreme) X(CumProd) X(LogCumSumExp) X(Decay) X(LinearScan)
 
 // The reductions by name, X(name, signature, struct, min, mean); the signatures stand in torch_ops.cpp.
 // max_all and min_all have the values of amax and amin, and the gradient of torch.max(x) where there are NaNs.
@@ -24,7 +24,8 @@ namespace torchreduce {
   X(argmin, AlongDims, ArgExtreme, true, false)
 
 // The scans by name, X(name, signature, struct, min).
-// decayed_sum, by Decay, is not among them: it serves gradients alone.
+// Not among them, since they take more than one tensor: linear_scan, by LinearScan; decayed_sum, by Decay, which serves
+// gradients alone.
 #define TR_FOR_EACH_SCAN_OP(X)                         \
   X(cumsum, Scanning, CumSum, false)                   \
   X(cumprod, Scanning, CumProd, false)                 \
@@ -44,7 +45,9 @@ struct Source {
   Dtype dtype = Dtype::F32;
   Dtype accumulator = Dtype::F32;  // F32, F64 or I64; only sums and scans have a choice
   bool truth = false;              // elements count as 1 if not zero, else 0 (sum with dtype=bool)
-  const void* more[2] = {};        // the second and third of three inputs, of the same dtype and strides
+  // Further inputs, of the same dtype. Of three inputs: the second and third, of the same strides. linear_scan, whose
+  // b is `data`: a and initial, the latter null if there is none.
+  const void* more[2] = {};
 };
 
 struct ReduceCall {
@@ -65,6 +68,9 @@ struct ScanCall {
   bool reverse;    // positions count from the end of the scanned dim
   Layout layout;   // one reduced dim, with strides in `in` and `out`, negative for a reverse scan
   Plan plan;
+  MoreStrides
+      more_strides;  // linear_scan: of a and initial, for each dim of the layout; along the reduced one as above
+  bool shifted;      // linear_scan: a position takes the a of the one before it; at position 0 there is none
 
   // The index along the scanned dim of a position.
   TR_HD int64_t index_of(int64_t position) const { return reverse ? layout.length - 1 - position : position; }
@@ -97,7 +103,10 @@ struct ReductionFacts {
 ReductionFacts facts(Reduction op, Dtype d);
 
 // What its struct says of a scan.
-struct ScanFacts { bool indexed, converts, integers, integer_kernels, exclusive; };
+struct ScanFacts {
+  bool indexed, converts, integers, integer_kernels, exclusive;
+  int inputs;
+};
 ScanFacts facts(Scan op);
 
 // The accumulator a static kernel for elements of type d uses.

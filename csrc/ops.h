@@ -27,9 +27,10 @@ struct Output {
 
 // What distinguishes ops that share a struct.
 struct OpOptions {
-  bool min = false;   // amin, argmin, min
-  bool mean = false;  // mean: divide by count
-  int64_t count = 0;  // elements a row
+  bool min = false;      // amin, argmin, min
+  bool mean = false;     // mean: divide by count
+  int64_t count = 0;     // elements a row
+  bool initial = false;  // linear_scan: a value precedes each row
 };
 
 inline namespace TR_ISA {

@@ -67,8 +67,11 @@ template <class Scan> struct ScanCarry {
   using Wide = typename Scan::Wide;
   TreeStack<Acc, kFanLog2 + 1> tiles;    // totals of the tiles of this block tile so far
   TreeStack<Wide, kFanLog2 + 1> blocks;  // totals of the block tiles of this superblock so far
-  Wide superblocks = Scan::wide_absent();
-  Wide block_carry = Scan::wide_absent();  // the carry into this block tile
+  Wide superblocks;
+  Wide block_carry;  // the carry into this block tile
+
+  // `initial` is what precedes the row.
+  TR_HD explicit ScanCarry(Wide initial = Scan::wide_absent()) : superblocks(initial), block_carry(initial) {}
 
   // What lies before the next tile: within its block tile, and before that.
   TR_HD Acc within() const {

@@ -9,24 +9,32 @@
 
 namespace torchreduce {
 
-Layout fold(std::vector<Dim> kept, const std::vector<Dim>& reduced) {
-  std::stable_sort(kept.begin(), kept.end(), [](const Dim& a, const Dim& b) { return a.in > b.in; });
+Layout fold(std::vector<Dim> kept, const std::vector<Dim>& reduced, MoreStrides* more) {
+  std::stable_sort(kept.begin(), kept.end(),
+                   [](const Dim& a, const Dim& b) { return a.in + a.more[0] > b.in + b.more[0]; });
   Layout layout;
+  MoreStrides none;
+  MoreStrides& others = more ? *more : none;
   int last = 0;  // dims so far
   auto append = [&](const Dim& d, int first) {
     if (d.size == 1) return;
     if (last > first) {  // merge with the dim before, when stepping over its end continues at this one's start
       int64_t &size = layout.size[last - 1], &in = layout.in[last - 1], &out = layout.out[last - 1];
-      if (in == d.size * d.in && out == d.size * d.out) {
+      int64_t &second = others[0][last - 1], &third = others[1][last - 1];
+      if (in == d.size * d.in && out == d.size * d.out && second == d.size * d.more[0] && third == d.size * d.more[1]) {
         size *= d.size;
         in = d.in;
         out = d.out;
+        second = d.more[0];
+        third = d.more[1];
         return;
       }
     }
     layout.size[last] = d.size;
     layout.in[last] = d.in;
     layout.out[last] = d.out;
+    others[0][last] = d.more[0];
+    others[1][last] = d.more[1];
     ++last;
   };
   for (const Dim& d : kept) {
@@ -58,6 +66,13 @@ int64_t magnitude(int64_t stride) { return stride < 0 ? -stride : stride; }
 // Lanes go where the smallest stride is.
 bool lanes_across_rows(const Layout& l) {
   return l.kept > 0 && l.reduced > 0 && magnitude(row_stride(l)) < magnitude(position_stride(l));
+}
+// The same of all operands together: one may be broadcast.
+bool lanes_across_rows(const ScanCall& call) {
+  const Layout& l = call.layout;
+  if (facts(call.op).inputs != 2 || l.kept == 0 || l.reduced == 0) return lanes_across_rows(l);
+  auto strides = [&](int d) { return magnitude(l.in[d]) + magnitude(l.out[d]) + magnitude(call.more_strides[0][d]); };
+  return strides(l.kept - 1) < strides(l.kept);
 }
 
 void take(int forced, int& field, int most, const char* name) {
@@ -143,10 +158,10 @@ ReductionFacts facts(Reduction op, Dtype d) {
   throw std::invalid_argument("unknown reduction");
 }
 ScanFacts facts(Scan op) {
-#define TR_CASE(name)                                                                                            \
-  case Scan::name:                                                                                               \
-    return {name<float>::kIndexed, name<float>::kConverts, name<float>::kIntegers, name<float>::kIntegerKernels, \
-            kHasStart<name<float>>};
+#define TR_CASE(name)                                                                     \
+  case Scan::name:                                                                        \
+    return {name<float>::kIndexed,        name<float>::kConverts, name<float>::kIntegers, \
+            name<float>::kIntegerKernels, kHasStart<name<float>>, name<float>::kInputs};
   switch (op) { TR_FOR_EACH_SCAN(TR_CASE) }
 #undef TR_CASE
   throw std::invalid_argument("unknown scan");
@@ -236,7 +251,7 @@ static int64_t out_stride(const Layout& l) { return l.reduced ? l.out[l.kept] : 
 static bool typed(const ScanCall& call) { return is_static(call.in, call.out.dtype, facts(call.op).integer_kernels); }
 // The same of the kernels for one input, one output and small accumulators (scan_rows.cuh: kCompact).
 static bool compact(const ScanCall& call) {
-  return typed(call) && !call.in.more[0] && !call.out.indices && scan_bytes(call).acc <= 8;
+  return typed(call) && facts(call.op).inputs == 1 && !call.out.indices && scan_bytes(call).acc <= 8;
 }
 // The same where results take the place of elements.
 static bool in_place(const ScanCall& call) { return compact(call) && call.in.dtype == call.out.dtype; }
@@ -277,7 +292,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const Layout& l = call.layout;
   const PlanOverride forced = forced_plan();
   const int64_t n = l.length;
-  const bool across = lanes_across_rows(l);
+  const bool across = lanes_across_rows(call);
+  const int inputs = facts(call.op).inputs;
   Plan plan;
   if (!device.gpu) {
     plan.family = family_of(forced.family, across ? Family::Columns : Family::Rows, true);
@@ -286,23 +302,23 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   }
   const int in_size = size_of(call.in.dtype), out_size = size_of(call.out.dtype);
   const int64_t stride = position_stride(l);
-  plan.vector_loads =
-      typed(call) && rows_packed(l, in_size, out_size) && row_aligned(call.in.data, stride, in_size) &&
-      row_aligned(call.out.values, stride, out_size) &&
-      (compact(call) || (aligned(call.in.more[0]) && aligned(call.in.more[1]) && aligned(call.out.indices)));
+  plan.vector_loads = typed(call) && rows_packed(l, in_size, out_size) && row_aligned(call.in.data, stride, in_size) &&
+                      row_aligned(call.out.values, stride, out_size) &&
+                      (compact(call) || inputs == 2 ||
+                       (aligned(call.in.more[0]) && aligned(call.in.more[1]) && aligned(call.out.indices)));
   if (forced.vector_loads == 0) plan.vector_loads = false;
   const bool vectors = forced.vector_loads != 0 && column_vectors(call);
   const bool many_rows = l.rows >= int64_t(kWarpRows) * device.multiprocessors;
   const bool pipeline = device.bulk_copies && pipelined(call);
   const bool whole = forced.whole != 0 && whole_rows(call, plan.vector_loads);
-  const bool chains = !call.in.more[0];  // of three inputs a block tile takes more registers than there are
+  const bool chains = inputs < 3;  // of three inputs a block tile takes more registers than there are
   const Family along = n <= kTile || whole ? Family::Rows
                        : pipeline          ? Family::Pipeline
                        : many_rows         ? Family::Rows
                        : chains            ? Family::Chain
                                            : Family::Columns;
   const bool narrow = n > kBlockTile && l.rows * in_size < kStripBytes;
-  const Family chosen = !across ? along : narrow && chains ? Family::ColumnsChain : Family::Columns;
+  const Family chosen = !across ? along : narrow && inputs == 1 ? Family::ColumnsChain : Family::Columns;
   plan.family = family_of(forced.family, chosen, true);
   plan.vector_loads = plan.vector_loads && (plan.family == Family::Rows || plan.family == Family::Chain);
   plan.threads = kThreads;
@@ -335,7 +351,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       // A strip of neighbouring columns, and enough threads along it for its groups, 32 at most.
       plan.vector_loads = vectors;
       const int vector = vectors ? column_vector(in_size) : 1;
-      const int element = typed(call) ? in_size * (call.in.more[0] ? 3 : 1) : size_of(call.in.accumulator);
+      const int element = typed(call) ? in_size * inputs : size_of(call.in.accumulator);
       const ScanBytes bytes = scan_bytes(call);
       const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, vector);
       plan.lanes = int(std::min<int64_t>(kFan, power_of_two(ceil_div(n, kGroup))));
@@ -371,7 +387,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       plan.blocks = l.rows * plan.splits;
       break;
     case Family::ColumnsChain: {
-      if (!chains) throw std::invalid_argument("force_plan: there are no chains of three inputs");
+      if (inputs != 1) throw std::invalid_argument("force_plan: there are no chains of columns of several inputs");
       const int columns = int(std::min<int64_t>(32, power_of_two(l.rows)));
       plan.lanes = std::min(kFan, kThreads / columns);
       take(forced.lanes, plan.lanes, kFan, "lanes");

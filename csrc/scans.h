@@ -12,8 +12,9 @@
 //   prefix(within)               the same with an absent carry, to the bit
 //   results(prefix, items, out)  the results of a group, each a Result, still to be rounded to the output's type
 //   start()                      what an exclusive scan begins with; a scan without it cannot be exclusive
-//   kInputs                      1, or 3: then an element is a Triple of theirs
+//   kInputs                      1, or 2 or 3: then an element is a Pair or a Triple of theirs
 //   kNanStays                    it is there if every result after a NaN is one
+//   initial(value)               what lies before a row that a value precedes; only of two inputs
 //   kIndexed                     a Result has a value and the position `.index` where it was found
 //   kAnyOrder                    every order of combining gives the same; Acc is Wide, and result(Acc) the result
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
@@ -359,6 +360,137 @@ template <class F> struct Decay {
       sum = join(sum, Acc{x[i].o, x[i].g});
       out[i] = x[i].o == -kInfinity<F> ? F(0) : decay(x[i].x, x[i].o) * sum.r;
     }
+  }
+};
+
+// Elements of the two inputs of a linear recurrence.
+template <class E> struct Pair { E a, b; };
+
+// What a run of elements of a linear recurrence does to the h before it: h -> (a + lost) * h + b, where `lost` is what
+// the roundings of a lost.
+template <class F> struct Affine { F a, lost, b; };
+// The same in float64, between the block tiles of float32: nothing worth keeping is lost.
+struct WideAffine { double a, b; };
+
+template <class F> TR_HD F magnitude(F x) { return x < 0 ? -x : x; }
+template <class F> TR_HD bool is_finite(F x) { return x - x == 0; }
+// What a product of multipliers that underflows is: the least number of the type that the elements are computed in. 0
+// is kept for a reset.
+template <class F> constexpr F kUnderflow = sizeof(F) == 4 ? F(0x1p-149) : F(0x1p-1074);
+
+// a * h + b of one element: a reset where a is 0; an h of 0 stays 0 where a is infinite.
+template <class F> TR_HD F recur(F a, F h, F b) {
+  const F next = fused(a, h, b);
+  return a == 0 || (h == 0 && magnitude(a) == kInfinity<F>) ? b : next;
+}
+// The product of two multipliers, which is 0 only where one of them is, and else at least `least`.
+template <class F> TR_HD F kept_product(F right, F left, F least) {
+  const F product = right * left;
+  return right == 0 || left == 0 ? F(0) : magnitude(product) < least ? least : product;
+}
+// (a + lost) * h + b. A multiplier that has underflowed drops an h that is finite, and makes NaN of any other.
+template <class F> TR_HD F applied(F a, F lost, F b, F h, F least) {
+  const F rest = is_finite(h) ? fused(lost, h, b) : b, next = fused(a, h, rest);
+  const bool under = magnitude(a) <= least;  // 0 is, too
+  const F dropped = a == 0 || is_finite(h) ? b : kInfinity<F> - kInfinity<F>;
+  return under ? dropped : h == 0 && magnitude(a) == kInfinity<F> ? b : next;
+}
+
+template <class F> TR_HD Affine<F> join(Affine<F> left, Affine<F> right) {
+  const F a = kept_product(right.a, left.a, kUnderflow<F>), error = fused(right.a, left.a, -a);
+  const F lost = fused(right.a, left.lost, fused(right.lost, left.a, error));
+  const bool exact = right.a == 0 || left.a == 0 || right.a * left.a == 0 || !is_finite(a);
+  return {a, exact ? F(0) : lost, applied(right.a, right.lost, right.b, left.b, kUnderflow<F>)};
+}
+TR_HD WideAffine join(WideAffine left, WideAffine right) {
+  constexpr double kLeast = kUnderflow<float>;
+  const double rest = right.b, next = fused(right.a, left.b, rest);
+  const bool finite = is_finite(left.b);
+  const double dropped = right.a == 0 || finite ? rest : kInfinity<double> - kInfinity<double>;
+  const bool nothing = left.b == 0 && magnitude(right.a) == kInfinity<double>;
+  return {kept_product(right.a, left.a, kLeast), magnitude(right.a) <= kLeast ? dropped : nothing ? rest : next};
+}
+
+// linear_scan: h[i] = a[i] * h[i - 1] + b[i].
+template <class F> struct LinearScan {
+  static constexpr bool kSingle = std::is_same<F, float>::value;
+  using Acc = Affine<F>;
+  using Wide = std::conditional_t<kSingle, WideAffine, Affine<double>>;
+  using Item = Pair<F>;
+  using Result = F;
+  struct Prefix { F hi, lo; };  // of a group: their sum is h before it, to twice float32's precision
+  static constexpr int kInputs = 2;
+  static constexpr bool kIndexed = false, kAnyOrder = false, kConverts = false, kIntegers = false,
+                        kIntegerKernels = false;
+  OpOptions options;
+
+  TR_HD static Acc absent() { return {1, 0, F(-0.0)}; }
+  TR_HD static Wide wide_absent() { return initial_as(1, -0.0); }
+  // A carry is a state that resets: of what comes before it, nothing shows.
+  TR_HD static Wide initial(F h) { return initial_as(0, double(h)); }
+  TR_HD static Wide widen(Acc x) {
+    if constexpr (kSingle) return {double(x.a) + double(x.lost), double(x.b)};
+    else return x;
+  }
+  template <class V> TR_HD static V combine(V left, V right) { return join(left, right); }
+  template <class E> TR_HD Item load(Pair<E> x, int64_t position) const {
+    const bool none = position == 0 && !options.initial;
+    return {none ? F(0) : convert<F>(x.a), convert<F>(x.b)};
+  }
+  TR_HD static Item absent_item() { return {1, F(-0.0)}; }
+  // The items become the group's own multipliers and additive parts up to each.
+  TR_HD static Acc group(Item (&x)[kGroup]) {
+    F product = x[0].a, lost = 0;
+    TR_UNROLLED
+    for (int i = 1; i < kGroup; ++i) product = x[i].a * product;
+    if (is_plain(product)) {  // then every product is, and there is nothing to choose
+      TR_UNROLLED
+      for (int i = 1; i < kGroup; ++i) {
+        const F a = x[i].a, before = x[i - 1].a, q = a * before;
+        lost = fused(a, lost, fused(a, before, -q));
+        x[i] = {q, fused(a, x[i - 1].b, x[i].b)};
+      }
+    } else {
+      TR_UNROLLED
+      for (int i = 1; i < kGroup; ++i) {
+        const F a = x[i].a, before = x[i - 1].a, q = kept_product(a, before, kUnderflow<F>);
+        const bool exact = a == 0 || before == 0 || a * before == 0 || !is_finite(q);
+        lost = exact ? F(0) : fused(a, lost, fused(a, before, -q));
+        x[i] = {q, recur(a, x[i - 1].b, x[i].b)};
+      }
+    }
+    return {x[kGroup - 1].a, lost, x[kGroup - 1].b};
+  }
+  TR_HD static Prefix prefix(Wide carry, Acc within) {
+    const auto h = combine(carry, widen(within)).b;
+    if constexpr (kSingle) {
+      const float hi = float(h);
+      return {hi, !is_finite(hi) || double(hi) == h ? -0.0f : float(h - double(hi))};
+    } else {
+      return {h, -0.0};
+    }
+  }
+  TR_HD void results(const Prefix& before, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
+    if (is_plain(x[kGroup - 1].a)) {
+      TR_UNROLLED
+      for (int i = 0; i < kGroup; ++i) {
+        const F p = kSingle ? fused(x[i].a, before.lo, x[i].b) : x[i].b;
+        out[i] = fused(x[i].a, before.hi, p);
+      }
+    } else {
+      TR_UNROLLED
+      for (int i = 0; i < kGroup; ++i) {
+        const F p = kSingle ? recur(x[i].a, before.lo, x[i].b) : x[i].b;
+        out[i] = recur(x[i].a, before.hi, p);
+      }
+    }
+  }
+
+ private:
+  TR_HD static bool is_plain(F product) { return product != 0 && is_finite(product); }
+  TR_HD static Wide initial_as(double a, double b) {
+    if constexpr (kSingle) return {a, b};
+    else return {a, 0, b};
   }
 };
 

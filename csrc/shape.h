@@ -23,7 +23,11 @@ struct Layout {
   int64_t out[kMaxDims];
 };
 
-struct Dim { int64_t size, in, out; };
+struct Dim {
+  int64_t size, in, out;
+  int64_t more[2] = {0, 0};  // strides of further inputs
+};
+using MoreStrides = int64_t[2][kMaxDims];  // theirs for each dim of a layout
 
 // Where row r starts, in the input and in the output.
 struct RowStart { int64_t in, out; };
@@ -41,6 +45,18 @@ TR_HD RowStart row_start(const Layout& layout, int64_t row) {
     start.out += row * layout.out[0];
   }
   return start;
+}
+
+// Where row r starts in an operand with strides of its own.
+TR_HD int64_t row_offset(const Layout& layout, const int64_t (&strides)[kMaxDims], int64_t row) {
+  int64_t offset = 0;
+  TR_ROLLED
+  for (int d = layout.kept - 1; d > 0; --d) {
+    const int64_t next = row / layout.size[d];
+    offset += (row - next * layout.size[d]) * strides[d];
+    row = next;
+  }
+  return layout.kept > 0 ? offset + row * strides[0] : offset;
 }
 
 // Offset of position i of a row from its start, in the input.
@@ -61,7 +77,7 @@ TR_HD int64_t position_stride(const Layout& l) { return l.reduced ? l.in[l.kept 
 TR_HD int64_t row_stride(const Layout& l) { return l.kept ? l.in[l.kept - 1] : 0; }
 
 // `kept` may come in any order: its dims are sorted so that neighbouring rows lie near each other. `reduced` stays in
-// ascending dim order, the contract's order of elements.
-Layout fold(std::vector<Dim> kept, const std::vector<Dim>& reduced);
+// ascending dim order, the contract's order of elements. The strides of further inputs go to `more`.
+Layout fold(std::vector<Dim> kept, const std::vector<Dim>& reduced, MoreStrides* more = nullptr);
 
 }  // namespace torchreduce

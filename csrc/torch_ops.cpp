@@ -112,6 +112,35 @@ struct ScanOp {
   bool min;
 };
 
+// Moves `data` by `count` elements of type `dtype`.
+template <class T> void advance(T*& data, int64_t count, Dtype dtype) {
+  using Byte = std::conditional_t<std::is_const<T>::value, const char, char>;
+  if (data) data = static_cast<Byte*>(data) + count * size_of(dtype);
+}
+
+// Runs a call whose strides are still those of memory, `more` those of the further inputs along the scanned dim: a
+// reverse scan starts at the last element, with negative strides.
+void run_scan(const char* name, ScanCall& call, const View& x, std::array<int64_t, 2> more) {
+  Layout& l = call.layout;
+  if (l.rows == 0 || l.length == 0) return;
+  if (call.reverse && l.reduced) {
+    int64_t &in = l.in[l.kept], &to = l.out[l.kept];
+    const int64_t last = l.length - 1;
+    advance(call.in.data, last * in, call.in.dtype);
+    for (int i = 0; i < 2; ++i) advance(call.in.more[i], last * more[i], call.in.dtype);
+    advance(call.out.values, last * to, call.out.dtype);
+    if (call.out.indices) call.out.indices += last * to;
+    in = -in;
+    to = -to;
+    call.more_strides[0][l.kept] = -more[0];
+  }
+#ifdef TORCHREDUCE_GPU
+  run<ScanCall>(name, call, x, cpu::scan, gpu::scan);
+#else
+  run<ScanCall>(name, call, x, cpu::scan, nullptr);
+#endif
+}
+
 // Writes the values and, of an indexed scan, the indices, which have the values' strides.
 // `more` are further inputs of x's dtype and strides, or null.
 void scan_into(const ScanOp& op, const View& x, int dim, bool exclusive, bool reverse, const View& out,
@@ -126,25 +155,8 @@ void scan_into(const ScanOp& op, const View& x, int dim, bool exclusive, bool re
   call.exclusive = exclusive;
   call.reverse = reverse;
   call.layout = fold(x, x.dims ? uint64_t(1) << dim : 0, out.strides);
-  if (call.layout.rows == 0 || call.layout.length == 0) return;
-  Layout& l = call.layout;
-  if (reverse && l.reduced) {  // from the last element on, with negative strides
-    int64_t &in = l.in[l.kept], &to = l.out[l.kept];
-    const auto advance = [&](const void*& data) {
-      if (data) data = static_cast<const char*>(data) + (l.length - 1) * in * size_of(x.dtype);
-    };
-    advance(call.in.data);
-    for (const void*& data : call.in.more) advance(data);
-    call.out.values = static_cast<char*>(call.out.values) + (l.length - 1) * to * size_of(out.dtype);
-    if (indices) call.out.indices += (l.length - 1) * to;
-    in = -in;
-    to = -to;
-  }
-#ifdef TORCHREDUCE_GPU
-  run<ScanCall>(op.name, call, x, cpu::scan, gpu::scan);
-#else
-  run<ScanCall>(op.name, call, x, cpu::scan, nullptr);
-#endif
+  const int64_t in = position_stride(call.layout);
+  run_scan(op.name, call, x, {in, in});
 }
 
 Dtype scan_result(const char* name, const View& x, std::optional<ScalarType> dtype) {
@@ -199,6 +211,82 @@ Tensor decayed_sum(const Tensor& g, const Tensor& x, const Tensor& o, int64_t di
   Tensor result = allocate({view.sizes, view.sizes + view.dims}, view.dtype, view);
   const View* const pointers[2] = {&more[0], &more[1]};
   scan_into(op, view, d, false, reverse, View(result), nullptr, pointers);
+  return result;
+}
+
+// The shape that two broadcast to, aligned at their last dims.
+std::vector<int64_t> broadcast(const char* name, const View& a, const View& b) {
+  std::vector<int64_t> sizes(size_t(std::max(a.dims, b.dims)), 1);
+  for (const View* v : {&a, &b})
+    for (int d = 0; d < v->dims; ++d) {
+      int64_t& size = sizes[sizes.size() - size_t(v->dims - d)];
+      if (size == 1) size = v->sizes[d];
+      else if (v->sizes[d] != 1 && v->sizes[d] != size)
+        raise<std::runtime_error>(name, ": shapes that do not broadcast: a dim has the sizes ", size, " and ",
+                                  v->sizes[d]);
+    }
+  return sizes;
+}
+// The strides of x, broadcast to `sizes`.
+std::vector<int64_t> broadcast_strides(const char* name, const View& x, const std::vector<int64_t>& sizes) {
+  if (x.dims > int(sizes.size()))
+    raise<std::runtime_error>(name, ": initial has ", x.dims, " dims, more than the ", sizes.size(),
+                              " of a row's index");
+  std::vector<int64_t> strides(sizes.size(), 0);
+  for (int d = 0; d < x.dims; ++d) {
+    const size_t to = sizes.size() - size_t(x.dims - d);
+    if (x.sizes[d] != sizes[to] && x.sizes[d] != 1)
+      raise<std::runtime_error>(name, ": initial has size ", x.sizes[d], " in a dim of size ", sizes[to]);
+    strides[to] = x.sizes[d] == 1 ? 0 : x.strides[d];
+  }
+  return strides;
+}
+
+// a, b and initial of one floating dtype; a and b broadcast against each other, initial to their shape without dim.
+// `shifted`: a position takes the a of the one before it, in the direction of the scan, and there is no initial.
+Tensor linear_scan(const Tensor& a, const Tensor& b, const std::optional<Tensor>& initial, int64_t dim, bool reverse,
+                   bool shifted, int64_t) {
+  constexpr const char* name = "linear_scan";
+  const View left(a), right(b), first(initial ? *initial : b);
+  check_floats(name, right);
+  for (const View* v : {&left, &first})
+    if (v->dtype != right.dtype || v->device_type != right.device_type || v->device_index != right.device_index)
+      raise<std::runtime_error>(name, ": a, b and initial must have one dtype and device");
+  if (shifted && initial) raise<std::runtime_error>(name, ": a shifted scan has no initial");
+  const std::vector<int64_t> sizes = broadcast(name, left, right);
+  View whole = right;  // b, broadcast
+  const std::vector<int64_t> strides = broadcast_strides(name, right, sizes);
+  whole.dims = int(sizes.size());
+  whole.sizes = sizes.data();
+  whole.strides = strides.data();
+  check_input(name, whole);
+  const int along = scan_dim(name, whole, dim);
+  const std::vector<int64_t> a_strides = broadcast_strides(name, left, sizes);
+  std::vector<int64_t> initial_strides(sizes.size(), 0);
+  if (initial) {
+    std::vector<int64_t> rows = sizes;
+    if (!rows.empty()) rows.erase(rows.begin() + along);
+    initial_strides = broadcast_strides(name, first, rows);
+    if (!sizes.empty()) initial_strides.insert(initial_strides.begin() + along, 0);
+  }
+  Tensor result = allocate(sizes, right.dtype, right);
+  const View out(result);
+
+  ScanCall call{};
+  call.op = Scan::LinearScan;
+  call.options.initial = initial.has_value();
+  call.in = Source{
+      right.data, right.dtype, natural_accumulator(right.dtype), false, {left.data, initial ? first.data : nullptr}};
+  call.out = Output{const_cast<void*>(out.data), nullptr, right.dtype};
+  call.reverse = reverse;
+  call.shifted = shifted;
+  std::vector<Dim> kept, reduced;
+  for (int d = 0; d < whole.dims; ++d)
+    (d == along ? reduced : kept).push_back({sizes[d], strides[d], out.strides[d], {a_strides[d], initial_strides[d]}});
+  call.layout = fold(std::move(kept), reduced, &call.more_strides);
+  const int64_t step = call.layout.reduced ? call.more_strides[0][call.layout.kept] : 0;
+  if (shifted) advance(call.in.more[0], reverse ? step : -step, right.dtype);
+  run_scan(name, call, right, {step, 0});
   return result;
 }
 
@@ -346,6 +434,7 @@ void implement(torch::stable::detail::StableLibrary& library) {
   TR_FOR_EACH_SCAN_OP(TR_ROW)
 #undef TR_ROW
   library.impl("decayed_sum", TORCH_BOX(&decayed_sum));
+  for (const char* overload : {"linear_scan", "linear_scan.raw"}) library.impl(overload, TORCH_BOX(&linear_scan));
 }
 
 // Registered for good: torch's registries may be destroyed before this library's statics when the process ends.
@@ -359,6 +448,10 @@ const bool registered = [] {
   TR_FOR_EACH_SCAN_OP(TR_ROW)
 #undef TR_ROW
   schemas->def("decayed_sum(Tensor g, Tensor x, Tensor o, int dim, bool reverse, int level) -> Tensor");
+  for (const char* overload : {"linear_scan", "linear_scan.raw"})
+    schemas->def((std::string(overload) +
+                  "(Tensor a, Tensor b, Tensor? initial, int dim, bool reverse, bool shifted, int level) -> Tensor")
+                     .c_str());
   for (const char* key : {"CPU", "CUDA"})
     implement(*new StableLibrary(StableLibrary::Kind::IMPL, "torchreduce", key, __FILE__, __LINE__));
   return true;

@@ -4,8 +4,23 @@ A state is a tuple of arrays of one shape. Functions of states work on all of th
 they are combined is written out once, in `prefixes`.
 """
 
+import ctypes
+
 import numpy as np
-from reference import FAN, FLOATS, GROUP, accumulator, decode, name_of, round_to, to_accumulator
+import torch
+from reference import (
+    FAN,
+    FLOATS,
+    GROUP,
+    accumulator,
+    decode,
+    name_of,
+    round_to,
+    rows_of,
+    to_accumulator,
+    to_numpy,
+    to_torch,
+)
 
 
 def groups_of(x, absent):
@@ -36,14 +51,16 @@ def level(state, absent, combine):
     return shifted, tuple(part[..., -1] for part in filled)
 
 
-def prefixes(totals, absent, combine, widen):
-    """What lies before each group, out of the groups' totals: before its block tile, wide, and before it therein."""
+def prefixes(totals, absent, combine, widen, initial=None):
+    """What lies before each group, out of the groups' totals: before its block tile, wide, and before it therein.
+    `initial` is what lies before each row, wide: absent, if there is none."""
     groups = totals[0].shape[1]
     in_tile, tiles = level(totals, absent, combine)
     in_block, blocks = level(tiles, absent, combine)
     wide_absent = widen(absent)
     in_super, supers = level(widen(blocks), wide_absent, combine)
-    fold = [tuple(np.full_like(part[:, 0], value) for part, value in zip(supers, wide_absent, strict=True))]
+    first = initial or wide_absent
+    fold = [tuple(np.full_like(part[:, 0], value) for part, value in zip(supers, first, strict=True))]
     for s in range(supers[0].shape[1] - 1):
         fold.append(combine(fold[-1], tuple(part[:, s] for part in supers)))
     carry = tuple(np.stack(parts, axis=1) for parts in zip(*fold, strict=True))
@@ -279,6 +296,113 @@ def decayed_sum(g, x, o, reverse=False):
             state = merge(state, (o[..., k], g[..., k]))
             out[..., k] = np.where(o[..., k] == -np.inf, 0, decay(x[..., k], o[..., k]) * state[1])
     return out.reshape(out.shape[0], -1)[:, :n]
+
+
+# ---- linear recurrences ----------------------------------------------------------------------------------------------
+
+_fma = ctypes.CDLL("libm.so.6").fma
+_fma.restype, _fma.argtypes = ctypes.c_double, [ctypes.c_double] * 3
+_fma_each = np.frompyfunc(_fma, 3, 1)
+
+
+def fused(a, b, c):
+    """fma for all numbers: that of float64 above is right only far from the limits of its range."""
+    dtype = np.result_type(a, b, c)
+    return fma(a, b, c) if dtype == np.float32 else _fma_each(a, b, c).astype(np.float64)
+
+
+def least(F):
+    """What a product of multipliers that underflows is."""
+    return 2.0**-149 if np.float32 == F else 2.0**-1074
+
+
+def multiplied(right, left, tiny):
+    """The product of two multipliers, and whether its rounding error is to be kept."""
+    product = right * left
+    under = np.abs(product) < tiny
+    reset = (right == 0) | (left == 0)
+    kept = np.where(reset, 0, np.where(under, tiny, product)).astype(product.dtype)
+    return kept, ~reset & ~under & np.isfinite(product)
+
+
+def stepped(a, h, b):
+    """a * h + b for one element."""
+    return np.where((a == 0) | ((h == 0) & np.isinf(a)), b, fused(a, h, b))
+
+
+def applied(A, L, B, h, tiny):
+    """What a run (A, L, B) makes of h."""
+    finite = np.isfinite(h)
+    inner = np.where(finite, fused(L, h, B), B)
+    out = fused(A, h, inner)
+    out = np.where((h == 0) & np.isinf(A), B, out)
+    out = np.where(np.abs(A) <= tiny, np.where(finite, B, np.nan), out)
+    return np.where(A == 0, B, out).astype(B.dtype)
+
+
+def linear_scan(a, b, initial=None):
+    """The inclusive scan of accumulators (rows, n): h[i] = a[i] * h[i - 1] + b[i], after initial (rows,)."""
+    F, n = b.dtype.type, b.shape[1]
+    tiny, single = least(F), np.float32 == F
+    a = a.copy()
+    if initial is None:
+        a[:, 0] = 0
+
+    def combine(left, right):
+        if len(left) == 2:  # float64 steps of a float32 scan
+            (A, B), (C, D) = left, right
+            return multiplied(C, A, tiny)[0], applied(C, np.zeros_like(C), D, B, tiny)
+        (A, L, B), (C, M, D) = left, right
+        product, keeps = multiplied(C, A, tiny)
+        lost = fused(C, L, fused(M, A, fused(C, A, -product)))
+        return product, np.where(keeps, lost, 0).astype(F), applied(C, M, D, B, tiny)
+
+    def widen(s):
+        A, L, B = s
+        return (np.float64(A) + np.float64(L), np.float64(B)) if single else s
+
+    q, p = groups_of(a, F(1)), groups_of(b, F(-0.0))
+    lost = np.zeros_like(q[..., 0])
+    for k in range(1, GROUP):
+        factor = q[..., k].copy()
+        product, keeps = multiplied(factor, q[..., k - 1], tiny)
+        lost = np.where(keeps, fused(factor, lost, fused(factor, q[..., k - 1], -product)), 0).astype(F)
+        p[..., k] = stepped(factor, p[..., k - 1], p[..., k])
+        q[..., k] = product
+    start = None
+    if initial is not None:
+        start = (0.0, np.float64(initial)) if single else (0.0, 0.0, initial)
+    carry, within = prefixes((q[..., -1], lost, p[..., -1]), (F(1), F(0), F(-0.0)), combine, widen, start)
+    w, c = widen(within), carry[-1]
+    if not single:
+        return stepped(q, applied(*w, c, tiny)[..., None], p).reshape(len(b), -1)[:, :n]
+    h = applied(w[0], np.zeros_like(w[0]), w[1], c, tiny)[..., None]
+    hi = h.astype(F)
+    exact = ~np.isfinite(hi) | (h == hi)
+    lo = np.where(exact, F(-0.0), np.where(exact, 0, h - np.where(exact, 0, hi)).astype(F))
+    return stepped(q, hi, stepped(q, lo, p)).reshape(len(b), -1)[:, :n]
+
+
+def linear_scan_rows(a, b, initial=None, reverse=False):
+    """Of rows of one dtype, and one initial a row."""
+    if reverse:
+        return linear_scan_rows(a[:, ::-1], b[:, ::-1], initial)[:, ::-1]
+    if b.size == 0:
+        return b
+    wide = [None if x is None else to_accumulator(x, accumulator(name_of(b), name_of(b))) for x in (a, b, initial)]
+    with np.errstate(all="ignore"):
+        return round_to(linear_scan(*wide), name_of(b))
+
+
+def apply_linear_scan(a, b, dim, initial=None, reverse=False):
+    """What torchreduce.linear_scan must return, on the CPU."""
+    a, b = torch.broadcast_tensors(a, b)
+    d = [dim % max(b.dim(), 1)]
+    moved = b.movedim(dim, -1) if b.dim() else b
+    if initial is not None:
+        initial = to_numpy(initial.expand(moved.shape[:-1])).reshape(-1)
+    out = linear_scan_rows(rows_of(a, d), rows_of(b, d), initial, reverse).reshape(moved.shape)
+    return to_torch(np.moveaxis(out, -1, dim) if b.dim() else out)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

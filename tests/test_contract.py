@@ -25,6 +25,7 @@ from cases import (
     ties,
     values,
 )
+from reference_scans import apply_linear_scan
 
 import torchreduce as tr
 from torchreduce import _C, testing
@@ -326,8 +327,12 @@ def test_golden_bits_are_the_references():
     """They were computed by the kernels; the reference says the same."""
     golden = json.loads(testing.GOLDEN_FILE.read_text())["cases"]
     cases = testing.golden_cases()
-    assert {case.name for case in cases} == set(golden) and {case.function for case in cases} == set(FUNCTIONS)
+    functions = {*FUNCTIONS, "linear_scan"}
+    assert {case.name for case in cases} == set(golden) and {case.function for case in cases} == functions
     for case in cases:
-        result = reference.apply(case.function, case.input(), **case.options)
+        if case.function == "linear_scan":
+            result = apply_linear_scan(*case.input(), **case.options)
+        else:
+            result = reference.apply(case.function, case.input(), **case.options)
         result = (result,) if isinstance(result, torch.Tensor) else result
         assert golden[case.name]["result"] == testing.hash_of(*result), case.name

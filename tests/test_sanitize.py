@@ -109,6 +109,32 @@ def test_decayed_sums(device, dtype, forced):
         assert_bitwise_equal(result, expected)
 
 
+@pytest.mark.parametrize("forced", SCAN, ids=str)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.float16, torch.bfloat16))
+def test_linear_scans(device, dtype, forced):
+    """a of b's shape, aligned or not, and broadcast; from either end; with a shifted, too, as gradients need it."""
+    for turn, (shape, dim) in enumerate(CASES + LONG):
+        kept = shape[:dim] + shape[dim + 1 :]
+        a, b, initial = values(shape, dtype, seed=1).tanh(), values(shape, dtype, seed=2), values(kept, dtype, seed=3)
+        a = a.narrow(1 - dim, 0, 1) if turn % 3 == 2 else a
+        start, reverse = (None, initial)[turn % 2], turn % 2 == 0
+
+        def run(a, b, start, dim=dim, reverse=reverse):
+            backward = torch.ops.torchreduce.linear_scan.raw(a, b, None, dim, not reverse, True, 0)
+            return tr.linear_scan(a, b, dim, initial=start, reverse=reverse), backward
+
+        expected = run(a, b, start)
+        for layout in ("contiguous", "misaligned", "sliced"):
+            inputs = [None if t is None else LAYOUTS[layout](t.to(device)) for t in (a, b, start)]
+            with force_plan(**forced):
+                try:
+                    result = run(*inputs)
+                except ValueError:
+                    assert forced["family"] in ("columns_chain", "pipeline")
+                    continue
+            assert_bitwise_equal(result, expected)
+
+
 def test_outputs_and_overlap(device):
     x = values((3, 9001), torch.float32, seed=2).to(device)
     expected = tr.cumsum(x, 1)

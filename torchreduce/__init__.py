@@ -23,7 +23,7 @@ except ImportError as error:
 from .determinism import determinism, get_determinism, set_determinism  # noqa: E402
 from .ops import amax, amin, argmax, argmin, max, mean, min, sum  # noqa: E402
 from .plans import explain  # noqa: E402
-from .scans import cummax, cummin, cumprod, cumsum, logcumsumexp  # noqa: E402
+from .scans import cummax, cummin, cumprod, cumsum, linear_scan, logcumsumexp  # noqa: E402
 
 __version__: str = _C.build_info()["version"]
 
@@ -40,6 +40,7 @@ __all__ = [
     "determinism",
     "explain",
     "get_determinism",
+    "linear_scan",
     "logcumsumexp",
     "max",
     "mean",

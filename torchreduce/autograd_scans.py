@@ -1,11 +1,12 @@
 """Gradients of the scans, as autograd.py has those of the reductions."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .autograd import Gradients, _accumulator, _Function, _ops, _round, _Sum, register, transform
+from .autograd import Gradients, _accumulator, _Function, _ops, _round, _Spread, _Sum, register, transform
 from .fake import LIBRARY
 
 # ---- cumsum ----------------------------------------------------------------------------------------------------------
@@ -276,8 +277,112 @@ def _by_omission(v: Tensor, g: Tensor, x: Tensor, dim: int, reverse: bool, level
     return (to_g.squeeze(0), to_x.squeeze(0)) if whole else (to_g.movedim(-1, dim), to_x.movedim(-1, dim))
 
 
+# ---- linear_scan -----------------------------------------------------------------------------------------------------
+
+
+def _full(x: Tensor, shape: Sequence[int], level: int) -> Tensor:
+    """x broadcast to shape, without a copy; its gradient is the canonical sum."""
+    x = x.reshape((1,) * (len(shape) - x.dim()) + x.shape)
+    along = [d for d in range(len(shape)) if x.shape[d] != shape[d]]
+    return x if not along else _Spread.apply(x, shape, along, x.dtype, level)
+
+
+def _summed(x: Tensor, shape: Sequence[int], dtype: torch.dtype, level: int) -> Tensor:
+    """The sums of x over what `shape` was broadcast along, rounded once to dtype."""
+    extra = x.dim() - len(shape)
+    along = [d for d in range(x.dim()) if d < extra or (shape[d - extra] == 1 and x.shape[d] != 1)]
+    if along:
+        x = _Sum.apply(x, along, True, dtype, level)
+    elif x.dtype != dtype:
+        x = _Rounded.apply(x, dtype)
+    return x.reshape(shape)
+
+
+class _LinearScan(_Function):
+    """`shifted`: a position takes the a of the one before it in the scan's direction, and there is no initial."""
+
+    forward = staticmethod(_ops.linear_scan.raw)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        a, b, initial, ctx.dim, ctx.reverse, ctx.shifted, ctx.level = inputs
+        ctx.wide = _accumulator(b.dtype)
+        # Results of 16 bits are too coarse; they are computed again.
+        ctx.save_for_backward(a, b, initial, output if b.dtype == ctx.wide else None)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        """The scan from the other end, by the a of the next position; an a gets that times the h before it."""
+        a, b, initial, h = ctx.saved_tensors
+        dim, reverse, level = ctx.dim, ctx.reverse, ctx.level
+        factors = a.to(ctx.wide)
+        start = None if initial is None else initial.to(ctx.wide)
+        back = _LinearScan.apply(factors, grad.to(ctx.wide), None, dim, not reverse, not ctx.shifted, level)
+        to_b = _summed(back, b.shape, b.dtype, level)
+        if grad.dim() == 0:
+            back, dim = back.unsqueeze(0), 0
+        n = back.shape[dim]
+        if n == 0:
+            return torch.zeros_like(a), to_b, None if initial is None else torch.zeros_like(initial), *[None] * 4
+        first = back.narrow(dim, n - 1 if reverse else 0, 1)
+        outer, to_initial = torch.zeros_like(first), None  # of the a that is not used
+        if start is not None:
+            outer = first * _full(start, first.squeeze(dim).shape, level).unsqueeze(dim)
+            factor = _full(factors, back.shape, level).narrow(dim, n - 1 if reverse else 0, 1)
+            to_initial = _summed((factor * first).squeeze(dim), initial.shape, initial.dtype, level)
+        if not ctx.needs_input_grad[0]:
+            return None, to_b, to_initial, None, None, None, None
+        if h is None:
+            h = _LinearScan.apply(factors, b.to(ctx.wide), start, ctx.dim, reverse, ctx.shifted, level)
+        before = h.reshape(back.shape).narrow(dim, int(reverse), n - 1)
+        products = back.narrow(dim, 1 - reverse, n - 1) * before
+        parts = [outer, products] if reverse == ctx.shifted else [products, outer]
+        to_a = _summed(torch.cat(parts, dim).reshape(grad.shape), a.shape, a.dtype, level)
+        return to_a, to_b, to_initial, None, None, None, None
+
+
+def _linear_fake(
+    a: Tensor, b: Tensor, initial: Tensor | None, dim: int, reverse: bool, shifted: bool, level: int
+) -> Tensor:
+    return b.new_empty(torch.broadcast_shapes(a.shape, b.shape))
+
+
+def _linear_batched(
+    info: Any,
+    in_dims: Any,
+    a: Tensor,
+    b: Tensor,
+    initial: Tensor | None,
+    dim: int,
+    reverse: bool,
+    shifted: bool,
+    level: int,
+) -> tuple[Tensor, int]:
+    """Each batched along a dim before those of the result; a batch of 0-d tensors is one of rows of one element."""
+    rank = max(t.dim() - (batch is not None) for t, batch in zip((a, b), in_dims, strict=False))
+    dims = max(rank, 1)
+
+    def aligned(t: Tensor, batch: int | None, dims: int) -> Tensor:
+        t = t.unsqueeze(0) if batch is None else t.movedim(batch, 0)
+        return t.reshape(t.shape[:1] + (1,) * (dims + 1 - t.dim()) + t.shape[1:])
+
+    a, b = aligned(a, in_dims[0], dims), aligned(b, in_dims[1], dims)
+    if initial is not None:
+        initial = aligned(initial, in_dims[2], dims - 1)
+    b = b.expand(info.batch_size, *b.shape[1:])
+    result = _ops.linear_scan(a, b, initial, 1 + dim % dims, reverse, shifted, level)
+    return (result if rank else result.squeeze(1)), 0
+
+
+for _overload in ("", ".raw"):
+    torch.library.register_fake(f"torchreduce::linear_scan{_overload}", _linear_fake, lib=LIBRARY)
+    torch.library.register_vmap(f"torchreduce::linear_scan{_overload}", _linear_batched, lib=LIBRARY)
+LIBRARY.impl("linear_scan.raw", torch.library.fallthrough_kernel, "Autograd")
+
+
 FUNCTIONS = register(
     {
+        "linear_scan": _LinearScan,
         "cumsum": _CumSum,
         "cumprod": _CumProd,
         "logcumsumexp": _LogCumSumExp,

@@ -27,22 +27,22 @@ class Overloads:
     raw: Callable[..., Any]  # the kernel
     apply: Callable[..., Any]  # the same with gradients, if it has any
     default: Callable[..., Any]  # the same for tracing
-    out: Callable[..., Any]
+    out: Any  # the kernel that writes to given tensors; linear_scan has none
 
 
 def overloads(name: str) -> Overloads:
     row, op = BY_NAME[name], getattr(torch.ops.torchreduce, name)
     apply = _FUNCTIONS[name].apply if row.differentiable else op.raw
-    return Overloads(row.function, row, op.raw, apply, op.default, op.out)
+    return Overloads(row.function, row, op.raw, apply, op.default, getattr(op, "out", None))
 
 
 def _listed(dtypes: Sequence[torch.dtype]) -> str:
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
-def check_input(name: str, input: Tensor) -> None:
+def check_input(name: str, input: Tensor, argument: str = "input") -> None:
     if not isinstance(input, Tensor):
-        raise TypeError(f"{name}(): argument 'input' must be a Tensor, got {type(input).__name__}")
+        raise TypeError(f"{name}(): argument {argument!r} must be a Tensor, got {type(input).__name__}")
     if input.dtype not in _DTYPES:
         raise NotImplementedError(f"{name}(): not implemented for {input.dtype}. Supported are {_listed(DTYPES)}")
     if not (input.is_cuda or input.is_cpu or input.is_meta):

@@ -33,7 +33,7 @@ _MAX, _MIN, _MAX_ALL, _MIN_ALL = (overloads(name) for name in ("max", "min", "ma
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 
-def _serving(op: Overloads, input: Tensor) -> Callable[..., Any]:
+def _serving(op: Overloads, input: Tensor, *more: Tensor) -> Callable[..., Any]:
     """What serves a call: the bare kernel where nothing else has to see it, so that nobody pays for a gradient, a
     subclass, a transform or a trace that is not there."""
     compiling = torch.compiler.is_dynamo_compiling()
@@ -41,15 +41,20 @@ def _serving(op: Overloads, input: Tensor) -> Callable[..., Any]:
         not compiling
         and type(input) is Tensor
         and not (input.requires_grad and torch.is_grad_enabled())
+        and all(type(t) is Tensor and not (t.requires_grad and torch.is_grad_enabled()) for t in more)
         and transform() is None
         and forward_ad._current_level < 0
     ):
         return op.raw
     if compiling:
         return op.default
-    if op.row.differentiable and forward_ad._current_level >= 0 and forward_ad.unpack_dual(input).tangent is not None:
+    if op.row.differentiable and forward_ad._current_level >= 0 and any(map(_has_tangent, (input, *more))):
         raise NotImplementedError(f"{op.name}(): forward-mode differentiation is not supported")
     return op.apply
+
+
+def _has_tangent(t: Tensor) -> bool:
+    return forward_ad.unpack_dual(t).tangent is not None
 
 
 def _check_out(name: str, out: Any) -> None:

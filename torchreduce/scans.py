@@ -1,6 +1,6 @@
 """The public scans. What is common to the functions of ops.py holds here, too; dim is one int, and has to be given.
 
-Common to all of them
+Common to all of them but for linear_scan, which takes two tensors
 - The result has the input's shape. reverse: from the other end, as if the input and the result were flipped.
 - exclusive, where there is one: of the elements before each, so that the first result is the scan's start.
 - The last result need not have the bits of the reduction of the same name.
@@ -17,6 +17,7 @@ from .ops import _dtype_by_out, _serving, _write, _write_pair
 
 _CUMSUM, _CUMPROD, _LOGCUMSUMEXP = overloads("cumsum"), overloads("cumprod"), overloads("logcumsumexp")
 _CUMMAX, _CUMMIN = overloads("cummax"), overloads("cummin")
+_LINEAR_SCAN = overloads("linear_scan")
 
 
 def _checked(op: Overloads, input: Tensor, dim: Any, axis: Any) -> int:
@@ -159,3 +160,64 @@ def cummin(
     tensor([1, 1, 2])
     """
     return torch.return_types.cummin(_extreme(_CUMMIN, input, dim, out, reverse, axis))
+
+
+def linear_scan(
+    a: Tensor,
+    b: Tensor,
+    dim: int | None = None,
+    *,
+    initial: Tensor | None = None,
+    reverse: bool = False,
+    axis: int | None = None,
+) -> Tensor:
+    """The linear recurrence h[i] = a[i] * h[i - 1] + b[i] along dim, where initial is the h before the first element.
+
+    a and b broadcast against each other, without a copy; initial broadcasts to their shape without dim. Without it
+    the first h is the first b, and the first a has no effect. All are of one floating dtype (else a TypeError) and on
+    one device, and each gets a gradient of its own shape. reverse: from the other end, as if all but initial were
+    flipped.
+
+    An a of 0 is a reset: h is b there, bit for bit, whatever comes before, so that packed sequences stay apart. inf
+    and NaN go on until the next one. With a = 1 and finite elements the bits are those of cumsum(b). The error is a
+    few roundings of the same recurrence of absolute values, also where a is near 1, as long as no product of
+    neighbouring a leaves the range: beyond it results are infinite or NaN; below the least number, nothing is left of
+    the h that it multiplies.
+
+    >>> import torch, torchreduce
+    >>> a, b = torch.tensor(0.5), torch.tensor([8.0, 0.0, 0.0, 1.0])
+    >>> torchreduce.linear_scan(a, b, dim=0)
+    tensor([8., 4., 2., 2.])
+    >>> torchreduce.linear_scan(torch.tensor([2.0, 0.0, 1.0]), torch.ones(3), dim=0, initial=torch.tensor(10.0))
+    tensor([21.,  1.,  2.])
+    """
+    op = _LINEAR_SCAN
+    tensors = {"a": a, "b": b} if initial is None else {"a": a, "b": b, "initial": initial}
+    for name, tensor in tensors.items():
+        check_input(op.name, tensor, name)
+        if tensor.dtype not in op.row.inputs or tensor.dtype != a.dtype:
+            raise TypeError(f"{op.name}(): the inputs must have one floating dtype, got {tensor.dtype} for {name}")
+        if tensor.device != a.device:
+            raise RuntimeError(f"{op.name}(): {name} must be on the device of a, {a.device}, got {tensor.device}")
+    shape = _broadcast(op.name, a, b)
+    dim = check_dim(op.name, either(op.name, dim, axis), len(shape))
+    if initial is not None:
+        rows = [size for d, size in enumerate(shape) if d != dim % len(shape)]
+        fits = initial.ndim <= len(rows) and all(
+            size in (1, wanted) for size, wanted in zip(reversed(initial.shape), reversed(rows), strict=False)
+        )
+        if not fits:
+            raise RuntimeError(
+                f"{op.name}(): initial must broadcast to the shape of the result without dim, {tuple(rows)}, "
+                f"got {tuple(initial.shape)}"
+            )
+    serve = _serving(op, *tensors.values())
+    return serve(a, b, initial, dim, reverse, False, level_code())  # type: ignore[no-any-return]
+
+
+def _broadcast(name: str, a: Tensor, b: Tensor) -> torch.Size:
+    try:
+        shape: torch.Size = torch.broadcast_shapes(a.shape, b.shape)
+        return shape
+    except RuntimeError as error:
+        raise RuntimeError(f"{name}(): a and b must broadcast, got {tuple(a.shape)} and {tuple(b.shape)}") from error

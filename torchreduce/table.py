@@ -31,7 +31,7 @@ class Op:
     results: tuple[torch.dtype, ...]  # what dtype= may be; none: there is no dtype=
     empty: float | None  # the result over no elements; None: an error
     differentiable: bool
-    counterpart: Callable[..., Any]  # torch's; of several dims torch has none for max, min and the arg ops
+    counterpart: Callable[..., Any] | None  # torch's; of several dims torch has none for max, min and the arg ops
     summary: str
     exclusive: bool = False  # scans: there is an exclusive=; all have reverse=
 
@@ -75,4 +75,8 @@ OPS = (
     _scan("cummin", False, DTYPES, ("values", "indices"), False, "least value up to each and its latest index; NaN"),
 )
 
-BY_NAME = {op.name: op for op in OPS}
+# Not among them, since it takes two tensors: what is made of their rows is made for it by hand (autograd_scans.py).
+LINEAR_SCAN = Op("linear_scan", "linear_scan", "scan", "one", ("values",), False, FLOATS, (), 0.0, True, None,
+                 "a[i] * h[i - 1] + b[i]")  # fmt: skip
+
+BY_NAME = {op.name: op for op in (*OPS, LINEAR_SCAN)}

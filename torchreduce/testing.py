@@ -101,6 +101,15 @@ def make_input(shape: Sequence[int], dtype: torch.dtype, seed: int, hostile: boo
     return torch.from_numpy(pattern.astype(f"uint{bits}").view(f"int{bits}")).view(dtype).reshape(tuple(shape))
 
 
+def make_factors(x: Tensor) -> Tensor:
+    """x as multipliers of a linear recurrence: what is from 2^-8 to 2^8 becomes 1 - m / 64, where m is its mantissa in
+    [1/2, 1), rounded once, with its sign; the rest stays."""
+    wide = x.double()
+    ordinary = (wide.abs() >= 2.0**-8) & (wide.abs() < 2.0**8)
+    near_one = torch.copysign(1 - torch.frexp(wide).mantissa.abs() / 64, wide)
+    return torch.where(ordinary, near_one.to(x.dtype), x)
+
+
 # ---- golden bits -----------------------------------------------------------------------------------------------------
 
 
@@ -123,12 +132,16 @@ class Golden:
         return f"{self.function}({self.dtype} {self.shape}{kind} seed {self.seed}; {options or 'all dims'})"
 
     def input(self) -> Tensor:
-        """On the CPU."""
-        return make_input(self.shape, self.dtype, self.seed, self.hostile)
+        """On the CPU. Of linear_scan: a and b, stacked."""
+        if self.function != "linear_scan":
+            return make_input(self.shape, self.dtype, self.seed, self.hostile)
+        a, b = make_input((2, *self.shape), self.dtype, self.seed, self.hostile)
+        return torch.stack([make_factors(a), b])
 
     def result(self, x: Tensor) -> tuple[Tensor, ...]:
         """Of the call on x."""
-        out = getattr(torchreduce, self.function)(x, **self.options)
+        inputs = x.unbind() if self.function == "linear_scan" else (x,)
+        out = getattr(torchreduce, self.function)(*inputs, **self.options)
         return (out,) if isinstance(out, Tensor) else tuple(out)
 
 
@@ -176,6 +189,10 @@ def golden_cases() -> list[Golden]:
     for dtype in FLOATS:
         calls += [("cummax", dtype, (64, 150), True, {"dim": 1}), ("cummax", dtype, (300001,), False, {"dim": 0})]
         calls += [("cummin", dtype, (8200, 3), False, {"dim": 0, "reverse": True})]
+    for dtype in FLOATS:
+        calls += [("linear_scan", dtype, shape, False, options) for shape, options in _SCANNED]
+        calls += [("linear_scan", dtype, (3, 2051), False, {"dim": 1, "reverse": True})]
+        calls += [("linear_scan", dtype, (64, 150), True, {"dim": 1})]
     return [
         Golden(name, dtype, shape, seed, hostile, options)
         for seed, (name, dtype, shape, hostile, options) in enumerate(calls)

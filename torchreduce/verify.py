@@ -13,7 +13,7 @@ import torchreduce
 from . import _C
 from .demo import gpu_usable, seconds
 from .plans import _FAMILIES
-from .table import OPS
+from .table import BY_NAME
 from .testing import Golden, check_golden, force_plan, golden_cases, make_input
 
 # Calls whose bandwidth is reported: on a square of float32, flattened or along one of its dims.
@@ -42,7 +42,7 @@ def _kernels(device: str) -> Iterator[tuple[str, Any, list[Golden]]]:
             yield name, _instructions(name), cases
         return
     yield "as planned", nullcontext(), cases
-    kind_of = {op.function: op.kind for op in OPS}
+    kind_of = {op.function: op.kind for op in BY_NAME.values()}
     for kind, family in _FAMILIES:
         own = [case for case in cases if kind_of[case.function] == kind]
         yield f"{kind}s: {family}", force_plan(family=family), own

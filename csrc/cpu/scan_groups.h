@@ -25,6 +25,7 @@ template <class S, class E, bool kConvert> struct ScanGroups {
   };
   struct Row {
     RowStart at;
+    int64_t a;  // of two inputs: where the row starts in the other one
     ScanCarry<S> carry;
     TreeStack<Acc, kFanLog2 + 1> groups;  // of this tile, so far
     Acc within;                           // before the tile, in its block tile; one by one: before the element
@@ -35,7 +36,7 @@ template <class S, class E, bool kConvert> struct ScanGroups {
   const Job& job;
   const ScanCall& call;
   const S op;
-  const int64_t in_stride, out_stride;
+  const int64_t in_stride, out_stride, a_stride;
   Row rows[kSideBySide];
 
   ScanGroups(const Job& j)
@@ -43,8 +44,17 @@ template <class S, class E, bool kConvert> struct ScanGroups {
         call(j.call),
         op{j.call.options},
         in_stride(call.layout.reduced ? call.layout.in[call.layout.kept] : 1),
-        out_stride(call.layout.reduced ? call.layout.out[call.layout.kept] : 1) {}
+        out_stride(call.layout.reduced ? call.layout.out[call.layout.kept] : 1),
+        a_stride(call.layout.reduced ? call.more_strides[0][call.layout.kept] : 0) {}
 
+  // What precedes a row.
+  TR_HD static Wide initial(const ScanCall& call, int64_t row) {
+    if constexpr (S::kInputs == 2) {
+      const int64_t offset = row_offset(call.layout, call.more_strides[1], row);
+      if (call.in.more[1]) return S::initial(load_as<Result>(call.in.dtype, call.in.more[1], offset, false));
+    }
+    return S::wide_absent();
+  }
   TR_HD static Acc combine(Acc left, Acc right) { return S::combine(left, right); }
 
   // Positions [first, first + count) of a row, count <= 8.
@@ -56,6 +66,15 @@ template <class S, class E, bool kConvert> struct ScanGroups {
               *o = static_cast<const E*>(call.in.more[1]) + offset;
       for (int i = 0; i < count; ++i)
         items[i] = op.load({g[i * in_stride], x[i * in_stride], o[i * in_stride]}, first + i);
+    } else if constexpr (S::kInputs == 2) {
+      Source other = call.in;
+      other.data = call.in.more[0];
+      const int64_t skipped = call.shifted && first == 0 ? 1 : 0, from = row.a + (first + skipped) * a_stride;
+      E b_copy[kGroup], a_copy[kGroup];
+      const E *b = fetch<E, kConvert>(call.in, offset, in_stride, count, b_copy),
+              *a = fetch<E, kConvert>(other, from, a_stride, count - skipped, a_copy);
+      for (int64_t i = 0; i < count; ++i)
+        items[i] = op.load(Pair<E>{i < skipped ? E(0) : a[i - skipped], b[i]}, first + i);
     } else {
       E copy[kGroup];
       const E* x = fetch<E, kConvert>(call.in, offset, in_stride, count, copy);
@@ -123,7 +142,8 @@ template <class S, class E, bool kConvert> struct ScanGroups {
     const int64_t width = call.layout.rows - first < job.width ? call.layout.rows - first : job.width;
     for (int64_t r = 0; r < width; ++r) {
       rows[r].at = row_start(call.layout, first + r);
-      rows[r].carry = ScanCarry<S>();
+      if constexpr (S::kInputs == 2) rows[r].a = row_offset(call.layout, call.more_strides[0], first + r);
+      rows[r].carry = ScanCarry<S>(initial(call, first + r));
     }
     return width;
   }
@@ -147,13 +167,13 @@ template <class S, class E, bool kConvert> struct ScanGroups {
       ScanCarry<S>& carry = scan.rows[0].carry;
       if (!kTotal) carry.block_carry = job.carries[unit];
       scan.template walk<kTotal>(1, first, last);
-      if (kTotal) job.carries[unit] = carry.carry();
+      if (kTotal) job.carries[unit] = carry.blocks.slot[0];
     }
   }
   // Replaces the totals by what lies before each block tile, in order.
   static void carries(const Job& job) {
     for (int64_t row = 0; row < job.call.layout.rows; ++row) {
-      ScanCarry<S> carry;
+      ScanCarry<S> carry(initial(job.call, row));
       for (int64_t b = 0; b < job.blocks; ++b) {
         Wide& slot = job.carries[row * job.blocks + b];
         const Wide total = slot;

@@ -68,6 +68,28 @@ template <class E> struct TripleLoad {
   __device__ static E element(const void* data, int64_t offset) { return global(static_cast<const E*>(data))[offset]; }
 };
 
+// Elements of two inputs with strides of their own, of a type known at compile time.
+template <class E> struct PairLoad {
+  using Element = Pair<E>;
+  static constexpr int kWidth = TypedLoad<E>::kWidth;
+  // Whether there is an a at this position.
+  __device__ static bool has_a(const ScanCall& call, int64_t position) { return position > 0 || !call.shifted; }
+  // Positions first + i of row `row`, i < count; the rest is unspecified.
+  template <int N>
+  __device__ static void run(const ScanCall& call, int64_t row, int64_t first, int64_t count, Element (&items)[N]) {
+    const Layout& l = call.layout;
+    const int64_t b_stride = l.reduced ? l.in[l.kept] : 0, a_stride = l.reduced ? call.more_strides[0][l.kept] : 0;
+    const E* b = global(static_cast<const E*>(call.in.data)) + row_start(l, row).in + first * b_stride;
+    const E* a =
+        global(static_cast<const E*>(call.in.more[0])) + row_offset(l, call.more_strides[0], row) + first * a_stride;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < count) items[i].b = b[i * b_stride];
+      if (i < count && has_a(call, first + i)) items[i].a = a[i * a_stride];
+    }
+  }
+};
+
 // Elements of any type, converted to the accumulator one by one.
 template <class Acc> struct AnyLoad {
   using Element = Acc;
@@ -145,6 +167,18 @@ __device__ __forceinline__ void round_group(const V (&v)[kGroup], uint32_t (&w)[
     for (int i = 0; i < kGroup; ++i) rounded[i] = round_to<T>(v[i]);
     memcpy(w, rounded, sizeof w);
   }
+}
+
+// What precedes a row.
+template <class S, class Load> __device__ __forceinline__ typename S::Wide row_carry(const ScanCall& call,
+                                                                                     int64_t row) {
+  if constexpr (S::kInputs == 2)
+    if (call.in.more[1]) {
+      using E = decltype(Load::Element::b);
+      const E h = global(static_cast<const E*>(call.in.more[1]))[row_offset(call.layout, call.more_strides[1], row)];
+      return S::initial(convert<typename S::Result>(h));
+    }
+  return S::wide_absent();
 }
 
 // ---- orders ----------------------------------------------------------------------------------------------------------

@@ -26,8 +26,7 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
         constexpr int K = held_groups(sizeof(typename S::Acc));
         const int64_t n = call.layout.length;
         if (plan.whole && plan.vector_loads) {
-          n <= kGroup / 2  ? run(scan_short_rows<S, Load, Store, true, kGroup / 2>)
-          : n <= kTile     ? run(scan_short_rows<S, Load, Store, true, kGroup>)
+          n <= kTile       ? run(scan_short_rows<S, Load, Store, true, kGroup>)
           : n <= 2 * kTile ? run(scan_tiled_rows<S, Load, Store, true, 2>)
                            : run(scan_tiled_rows<S, Load, Store, true, K>);
           break;
@@ -44,7 +43,7 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       run(scan_rows<S, Load, Store>);
       break;
     case Family::Chain:
-      if constexpr (S::kInputs == 1) run(scan_chain<S, Load, Store>, workspace);
+      if constexpr (S::kInputs <= 2) run(scan_chain<S, Load, Store>, workspace);
       break;
     case Family::Columns:
       if constexpr (kColumnVectors<S, Load, Store>)
@@ -79,6 +78,8 @@ template <template <class> class Op, class T>
 static const char* launch_typed(const ScanCall& call, void* workspace, gpuStream_t stream) {
   if constexpr (Op<float>::kIndexed) {
     return launch<Op<T>, TypedLoad<T>, IndexedStore<T>>(call, workspace, stream);
+  } else if constexpr (Op<float>::kInputs == 2) {
+    return launch<Op<accumulator_t<T>>, PairLoad<T>, TypedStore<T>>(call, workspace, stream);
   } else if constexpr (Op<float>::kInputs == 3) {
     return launch<Op<T>, TripleLoad<T>, TypedStore<T>>(call, workspace, stream);
   } else {

@@ -77,10 +77,11 @@ __device__ __forceinline__ typename S::Wide look_back(Space& space, int64_t row,
   }
 }
 
-// Publishes the total of block tile `tile` and returns the carry into it. By one warp.
+// Publishes the total of block tile `tile` and returns the carry into it, where `initial` precedes the row. By one
+// warp.
 template <class S>
 __device__ __forceinline__ typename S::Wide chain_carry(ChainSpace<S>& space, int64_t row, int64_t tile,
-                                                        typename S::Acc own) {
+                                                        typename S::Acc own, typename S::Wide initial) {
   using Wide = typename S::Wide;
   const int lane = lane_id();
   const int64_t s = tile / kFan;
@@ -96,7 +97,7 @@ __device__ __forceinline__ typename S::Wide chain_carry(ChainSpace<S>& space, in
   const bool last = slot == kFan - 1;
   const Wide total = shuffle(value, kLanes - 1);
   if (last && lane == 0) space.superblock(row, s).total.publish(total);
-  const Wide carry = s ? look_back<S>(space, row, s) : S::wide_absent();
+  const Wide carry = s ? look_back<S>(space, row, s) : initial;
   if (last && lane == 0) space.superblock(row, s).inclusive.publish(S::combine(carry, total));
   return S::combine(carry, before);
 }
@@ -121,15 +122,18 @@ __global__ void __launch_bounds__(kThreads, 1) scan_chain(TR_GRID_CONSTANT ScanC
   const ScanStride stride = scan_stride(layout);
   const int64_t first = tile * kBlockTile + warp * kTiles * kTile + lane * kGroup;
 
-  typename S::Item items[kTiles][kGroup];
+  constexpr bool kTwice = S::kInputs == 2;  // items are formed twice: they take more registers than their elements
+  typename S::Item items[kTwice ? 1 : kTiles][kGroup];
+  Loaded<Load> x[kTiles];
   Acc within[kTiles];
+  const auto step = input_stride<Load>(call, stride);
   {
-    typename Load::Element x[kTiles][kGroup];
+    const auto from = input_start<Load>(call, start, row);
 #pragma unroll
-    for (int k = 0; k < kTiles; ++k) load_group<S, Load>(call, start.in, stride.in, first + k * kTile, x[k]);
+    for (int k = 0; k < kTiles; ++k) load_group<S, Load>(call, from, step, first + k * kTile, x[k]);
 #pragma unroll
     for (int k = 0; k < kTiles; ++k) {
-      const Acc upto = sklansky<S>(form_group(op, x[k], first + k * kTile, n, items[k]));
+      const Acc upto = sklansky<S>(form_group(op, x[k], step, first + k * kTile, n, items[kTwice ? 0 : k]));
       within[k] = shuffle(upto, lane ? lane - 1 : 0);
       if (lane == 0) within[k] = S::absent();
       if (lane == kLanes - 1) totals[warp * kTiles + k] = upto;
@@ -144,15 +148,21 @@ __global__ void __launch_bounds__(kThreads, 1) scan_chain(TR_GRID_CONSTANT ScanC
     within[k] = S::combine(slot ? before : S::absent(), within[k]);
   }
   if (warp == 0) {
-    const typename S::Wide carry = chain_carry<S>(space, row, tile, shuffle(upto, kLanes - 1));
+    const typename S::Wide carry =
+        chain_carry<S>(space, row, tile, shuffle(upto, kLanes - 1), row_carry<S, Load>(call, row));
     if (lane == 0) shared_carry = carry;
   }
   __syncthreads();
   const typename S::Wide carry = shared_carry;
 #pragma unroll
-  for (int k = 0; k < kTiles; ++k)
-    if (first + k * kTile < n)
-      store_group<S, Store>(op, call, start.out, stride.out, first + k * kTile, carry, within[k], items[k]);
+  for (int k = 0; k < kTiles; ++k) {
+    if (first + k * kTile >= n) continue;
+    if constexpr (kTwice) {
+      forget(x[k]);
+      form_group(op, x[k], step, first + k * kTile, n, items[0]);
+    }
+    store_group<S, Store>(op, call, start.out, stride.out, first + k * kTile, carry, within[k], items[kTwice ? 0 : k]);
+  }
 }
 
 }  // namespace torchreduce::gpu

@@ -52,8 +52,8 @@ template <class S, class V> __device__ __forceinline__ V lane_tree(V value) {
 
 // What precedes tile `tile` of the V rows from `row` on in its block tile, and the carry into that. The last tile of a
 // block tile publishes that one's total, and so on. By one warp, every lane of which gets both.
-template <class S, int V>
-__device__ __forceinline__ void column_carries(ColumnSpace<S>& space, int64_t row, int64_t tile,
+template <class S, class Load, int V>
+__device__ __forceinline__ void column_carries(const ScanCall& call, ColumnSpace<S>& space, int64_t row, int64_t tile,
                                                typename S::Acc (&within)[V], typename S::Wide (&carry)[V]) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
@@ -76,6 +76,7 @@ __device__ __forceinline__ void column_carries(ColumnSpace<S>& space, int64_t ro
     block_there[v] = lane >= block_slot || blocks[v * space.block_count].look(block_total[v]);
   }
   if (!before_there) before_there = space.superblock(row + lane, s - 1).inclusive.look(before);
+  if (s == 0 && lane < V) before = row_carry<S, Load>(call, row + lane);
 
 #pragma unroll
   for (int v = 0; v < V; ++v) {
@@ -110,7 +111,7 @@ __device__ __forceinline__ void column_carries(ColumnSpace<S>& space, int64_t ro
     while (++from < s) before = S::combine(before, space.superblock(row + lane, from).total.wait());
   }
   if (closes_superblock && lane < V) space.superblock(row + lane, s).inclusive.publish(S::combine(before, sum));
-  if (s) {
+  if (s || S::kInputs == 2) {
 #pragma unroll
     for (int v = 0; v < V; ++v) carry[v] = S::combine(shuffle(before, v), carry[v]);
   }
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(column_threads(V, sizeof(typename S::Acc)), si
   using Wide = typename S::Wide;
   using E = typename Load::Element;
   using P = Packed<E, V>;
-  struct alignas(V * sizeof(Acc) < 16 ? V * sizeof(Acc) : 16) Totals { Acc of[V]; };
+  struct alignas(V * sizeof(Acc) % 16 == 0 ? 16 : V * sizeof(Acc) % 8 == 0 ? 8 : 4) Totals { Acc of[V]; };
   constexpr bool kAsync = sizeof(P) >= 4 && sizeof(P) <= 16 && Load::kWidth > 1 && S::kInputs == 1;
   const S op{call.options};
   const Layout& layout = call.layout;
@@ -190,7 +191,8 @@ __global__ void __launch_bounds__(column_threads(V, sizeof(typename S::Acc)), si
       } else {
         static_assert(V == 1, "vectors are copied");
         E items[kGroup];
-        Load::run(call.in, from, stride.in, count, items);
+        if constexpr (is_pair<Load>) Load::run(call, j.row + x, (j.tile + k) * kTile + y * kGroup, count, items);
+        else Load::run(call.in, from, stride.in, count, items);
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) to[i * threads].item[0] = items[i];
       }
@@ -262,7 +264,7 @@ __global__ void __launch_bounds__(column_threads(V, sizeof(typename S::Acc)), si
     if (tiles > 1 && column * V < before.width && before.tile + k < tiles) {
       Acc within[V];
       Wide carry[V];
-      column_carries<S, V>(space, before.row + column * V, before.tile + k, within, carry);
+      column_carries<S, Load, V>(call, space, before.row + column * V, before.tile + k, within, carry);
       Totals t = last[k * part + group * pitch + column];
 #pragma unroll
       for (int v = 0; v < V; ++v) t.of[v] = S::combine(within[v], t.of[v]);
@@ -288,8 +290,13 @@ __global__ void __launch_bounds__(column_threads(V, sizeof(typename S::Acc)), si
         typename S::Item items[kGroup];
         typename S::Result r[kGroup];
         items_of(in, v, first, count, items);
-        const Wide carry = tiles > 1 ? carries[((~it & 1) * K + k) * X * V + x * V + v] : S::wide_absent();
-        op.results(S::prefix(carry, t.of[v]), items, r);
+        Wide carry;
+        if (tiles > 1) carry = carries[((~it & 1) * K + k) * X * V + x * V + v];
+        else carry = row_carry<S, Load>(call, before.row + x * V + v);
+        Acc within = t.of[v];
+        if constexpr (S::kInputs == 2)  // whose absent parts are combined like any other
+          if (tiles == 1) within = S::combine(S::absent(), within);
+        op.results(S::prefix(carry, within), items, r);
         if constexpr (V > 1) {
           uint32_t w[kGroupWords<E>];
           E rounded[kGroup];

@@ -66,6 +66,9 @@ struct AnyIndexedStore {
   }
 };
 
+template <class Load> constexpr bool is_pair = false;  // of two inputs
+template <class E> constexpr bool is_pair<PairLoad<E>> = true;
+
 // Whether the kernels for one input, one output and small accumulators are compiled for these.
 template <class S, class Load, class Store> constexpr bool kCompact =
     Load::kWidth > 1 && S::kInputs == 1 && !S::kIndexed && sizeof(typename S::Acc) <= 8;
@@ -94,6 +97,75 @@ __device__ __forceinline__ void load_group(const ScanCall& call, int64_t base, i
   }
 }
 
+// Where a row starts, and how far apart its positions are, in an input, or in two.
+struct PairOffset { int64_t b, a; };
+template <class Load> __device__ __forceinline__ auto input_start(const ScanCall& call, RowStart start, int64_t row) {
+  if constexpr (is_pair<Load>) return PairOffset{start.in, row_offset(call.layout, call.more_strides[0], row)};
+  else return start.in;
+}
+template <class Load> __device__ __forceinline__ auto input_stride(const ScanCall& call, ScanStride stride) {
+  if constexpr (is_pair<Load>)
+    return PairOffset{stride.in, call.layout.reduced ? call.more_strides[0][call.layout.kept] : 0};
+  else return stride.in;
+}
+
+// A group's elements as they are loaded: those of a pair in memory order, unlike their positions where they go down in
+// memory, and as words.
+template <class Load> struct Loaded { typename Load::Element x[kGroup]; };
+template <class E> struct Loaded<PairLoad<E>> { uint32_t a[kGroupWords<E>], b[kGroupWords<E>]; };
+
+// Positions [begin, end) of the 8 whose first one is at p; the rest is unspecified. 16 bytes at a time where that can
+// be.
+template <class E>
+__device__ __forceinline__ void load_words(const E* p, int64_t stride, int begin, int end,
+                                           uint32_t (&w)[kGroupWords<E>]) {
+  const E* lowest = stride < 0 ? p - (kGroup - 1) : p;
+  if (begin == 0 && end == kGroup && (stride == 1 || stride == -1) && reinterpret_cast<uintptr_t>(lowest) % 16 == 0) {
+    using P = Packed<uint32_t, 4>;
+    P parts[kGroupWords<E> / 4];
+#pragma unroll
+    for (int i = 0; i < kGroupWords<E> / 4; ++i) parts[i] = load_wide(reinterpret_cast<const P*>(lowest) + i);
+    memcpy(w, parts, sizeof w);
+    return;
+  }
+  E x[kGroup];
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) {
+    const int position = stride < 0 ? kGroup - 1 - i : i;
+    if (position >= begin && position < end) x[i] = global(p)[position * stride];
+  }
+  memcpy(w, x, sizeof w);
+}
+
+// The 8 elements in reverse order.
+template <class E> __device__ __forceinline__ void reverse_words(uint32_t (&w)[kGroupWords<E>]) {
+  constexpr int kWords = kGroupWords<E>, kOf = sizeof(E) < 4 ? 1 : int(sizeof(E)) / 4;  // of an element
+  uint32_t up[kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) up[i] = w[i];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    const uint32_t word = up[kWords - kOf - i / kOf * kOf + i % kOf];
+    w[i] = sizeof(E) == 2 ? funnel_right(word, word, 16) : word;
+  }
+}
+
+template <class S, class Load>
+__device__ __forceinline__ void load_group(const ScanCall& call, int64_t base, int64_t stride, int64_t first,
+                                           Loaded<Load>& group) {
+  load_group<S, Load>(call, base, stride, first, group.x);
+}
+template <class S, class Load>
+__device__ __forceinline__ void load_group(const ScanCall& call, PairOffset base, PairOffset stride, int64_t first,
+                                           Loaded<Load>& group) {
+  using E = decltype(Load::Element::b);
+  const int64_t left = call.layout.length - first;
+  const int end = left < kGroup ? int(left) : kGroup;
+  load_words(static_cast<const E*>(call.in.data) + base.b + first * stride.b, stride.b, 0, end, group.b);
+  load_words(static_cast<const E*>(call.in.more[0]) + base.a + first * stride.a, stride.a,
+             Load::has_a(call, first) ? 0 : 1, end, group.a);
+}
+
 // The items of the group whose elements are x, those past the end absent, and its total.
 template <class S, class Element>
 __device__ __forceinline__ typename S::Acc form_group(const S& op, const Element (&x)[kGroup], int64_t first, int64_t n,
@@ -101,6 +173,26 @@ __device__ __forceinline__ typename S::Acc form_group(const S& op, const Element
 #pragma unroll
   for (int i = 0; i < kGroup; ++i) items[i] = first + i < n ? op.load(x[i], first + i) : S::absent_item();
   return S::group(items);
+}
+
+template <class S, class Load, class Stride>
+__device__ __forceinline__ typename S::Acc form_group(const S& op, const Loaded<Load>& group, const Stride& stride,
+                                                      int64_t first, int64_t n, typename S::Item (&items)[kGroup]) {
+  if constexpr (is_pair<Load>) {
+    using E = decltype(Load::Element::b);
+    Loaded<Load> ordered = group;
+    if (stride.a < 0) reverse_words<E>(ordered.a);
+    if (stride.b < 0) reverse_words<E>(ordered.b);
+    E a[kGroup], b[kGroup];
+    unpack_group(ordered.a, a);
+    unpack_group(ordered.b, b);
+    typename Load::Element x[kGroup];
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) x[i] = {a[i], b[i]};
+    return form_group(op, x, first, n, items);
+  } else {
+    return form_group(op, group.x, first, n, items);
+  }
 }
 
 // What an exclusive scan begins with.
@@ -120,6 +212,13 @@ __device__ __forceinline__ void store_group(const S& op, const ScanCall& call, i
   if constexpr (Store::kWidth > 1)
     if (call.plan.vector_loads && stride == 1 && !call.exclusive && first + kGroup <= n)
       return Store::template group<S>(call, base + first, out);
+  if constexpr (Store::kWidth > 1 && S::kInputs == 2)
+    if (call.plan.vector_loads && stride == -1 && first + kGroup <= n) {
+      typename S::Result up[kGroup];
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) up[i] = out[kGroup - 1 - i];
+      return Store::template group<S>(call, base - first - (kGroup - 1), up);
+    }
   const int64_t shift = call.exclusive ? 1 : 0;
   if constexpr (kHasStart<S>)
     if (shift && first == 0) Store::one(call, base, S::start());
@@ -140,18 +239,18 @@ __global__ void __launch_bounds__(kThreads) scan_rows(TR_GRID_CONSTANT ScanCall 
   const bool active = row < layout.rows;
   const RowStart start = active ? row_start(layout, row) : RowStart{0, 0};
   const ScanStride stride = scan_stride(layout);
+  const auto from = input_start<Load>(call, start, active ? row : 0);
+  const auto step = input_stride<Load>(call, stride);
 
-  ScanCarry<S> carry;
-  typename Load::Element next[kGroup];
+  ScanCarry<S> carry(row_carry<S, Load>(call, active ? row : 0));
+  Loaded<Load> next;
   int64_t first = lane * kGroup;
-  if (active) load_group<S, Load>(call, start.in, stride.in, first, next);
+  if (active) load_group<S, Load>(call, from, step, first, next);
   for (int64_t tile = 0; tile < n; tile += kTile, first += kTile) {  // n is the same for all lanes
-    typename Load::Element x[kGroup];
     typename S::Item items[kGroup];
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) x[i] = next[i];
-    if (active) load_group<S, Load>(call, start.in, stride.in, first + kTile, next);
-    const Acc total = form_group(op, x, active ? first : n, n, items);
+    const Loaded<Load> group = next;
+    if (active) load_group<S, Load>(call, from, step, first + kTile, next);
+    const Acc total = form_group(op, group, step, active ? first : n, n, items);
     const Acc upto = sklansky<S>(total, lane, width);
     Acc before = shuffle(upto, (lane_id() & ~(width - 1)) + (lane == 0 ? 0 : lane - 1));
     if (lane == 0) before = S::absent();

@@ -113,12 +113,12 @@ template <class E, int kItems> struct RunStage {
 // ---- both ----------------------------------------------------------------------------------------------------------------
 
 // Elements of a group as they are loaded: words in memory order, or elements in the row's order.
-template <class E, bool kAligned> using Loaded = std::conditional_t<kAligned, uint32_t[kGroupWords<E>], E[kGroup]>;
+template <class E, bool kAligned> using HeldGroup = std::conditional_t<kAligned, uint32_t[kGroupWords<E>], E[kGroup]>;
 
 // Loads K groups a lane: of[k] says where their rows start, first(k) at which position, count(k) how many are there.
 template <class Load, bool kAligned, int K, class First, class Count>
 __device__ __forceinline__ void load_groups(const ScanCall& call, const int64_t (&base)[K], First first, Count count,
-                                            bool mirror, Loaded<typename Load::Element, kAligned> (&x)[K]) {
+                                            bool mirror, HeldGroup<typename Load::Element, kAligned> (&x)[K]) {
   if constexpr (kAligned) {
 #pragma unroll
     for (int k = 0; k < K; ++k)
@@ -134,7 +134,7 @@ __device__ __forceinline__ void load_groups(const ScanCall& call, const int64_t 
 
 // Items of a group of which `count` elements are there, and its total.
 template <class E, bool kAligned, class S>
-__device__ __forceinline__ typename S::Acc form_items(const S& op, const Loaded<E, kAligned>& loaded, int64_t first,
+__device__ __forceinline__ typename S::Acc form_items(const S& op, const HeldGroup<E, kAligned>& loaded, int64_t first,
                                                       int count, bool mirror, typename S::Item (&items)[kGroup]) {
   if constexpr (kAligned) {
     E x[kGroup];
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kThreads, 2) scan_short_rows(TR_GRID_CONSTANT 
   RowStart start[K];
   int64_t in[K];
   int count[K];
-  Loaded<E, kAligned> x[K];
+  HeldGroup<E, kAligned> x[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const int64_t row = first_row + k * rows + local;
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(kThreads, 2) scan_tiled_rows(TR_GRID_CONSTANT 
   __shared__ Acc totals[kWarps * K];
   __shared__ typename S::Result ends[kWarps];
   __shared__ std::conditional_t<kAligned, int, RunStage<O, K * kTile>> stages[kWarps];
-  Loaded<E, kAligned> x[K];
+  HeldGroup<E, kAligned> x[K];
   typename S::Item items[K][kGroup];
   Acc within[K];
   int64_t in[K];

@@ -96,7 +96,13 @@ std::vector<char> make_elements(Dtype dtype, int64_t count, uint64_t seed, Value
       else if (hostile && u == 56 && i % 512 < 2) exponent = top;            // NaN
       else if (hostile && u == 57) exponent = top - 1;                       // as large as can be
       else if (hostile && u == 58 && i % 512 < 2) exponent = top, rest = 0;  // infinities
-      bits = (h >> 63) << (width - 1) | exponent << fraction | rest;
+      uint64_t sign = h >> 63;
+      if (values == Values::Factors) {
+        exponent = top / 2 - 1, rest |= uint64_t(7) << (fraction - 3), sign = u < 10;
+        if (u == 0) exponent = 0, rest = 0;
+        if (u == 10) exponent = top / 2, rest = 0;
+      }
+      bits = sign << (width - 1) | exponent << fraction | rest;
     }
     const uint64_t top_bit = dtype == Dtype::Bool ? 1 : uint64_t(1) << (8 * size - 1);
     if (values == Values::Negative) bits |= top_bit;

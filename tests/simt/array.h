@@ -42,13 +42,14 @@ class Array {
 
 // What elements are, of which each may hide what another shows.
 enum class Values {
-  Plain,         // floats of 16 exponents and both signs, integers of all bits
-  Hostile,       // floats also NaN, infinite, zeros, subnormals, and equal to one another; integers from 0 to 3
-  Negative,      // plain ones with the top bit set, and those
-  Positive,      //   without: all maxima, all minima lie on one side of zero
-  NegativeZeros  // every float is -0.0, the identity of addition; all bits of every integer are set
+  Plain,          // floats of 16 exponents and both signs, integers of all bits
+  Hostile,        // floats also NaN, infinite, zeros, subnormals, and equal to one another; integers from 0 to 3
+  Negative,       // plain ones with the top bit set, and those
+  Positive,       //   without: all maxima, all minima lie on one side of zero
+  NegativeZeros,  // every float is -0.0, the identity of addition; all bits of every integer are set
+  Factors         // floats a little nearer to 0 than 1, some of them negative, 0 or 1: their products stay in range
 };
-constexpr int kValues = 5;
+constexpr int kValues = 5;  // those before Factors
 
 // Elements that a hash makes, the same on every machine.
 std::vector<char> make_elements(torchreduce::Dtype dtype, int64_t count, uint64_t seed, Values values);

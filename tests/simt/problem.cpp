@@ -48,6 +48,7 @@ constexpr ScanRow kScans[] = {
     TR_FOR_EACH_SCAN_OP(TR_ROW)
 #undef TR_ROW
         {"decayed_sum", Scan::Decay, false},  // of one array as all three inputs
+    {"linear_scan", Scan::LinearScan, false},
 };
 const ScanRow* scan_of(const std::string& op) {
   for (const ScanRow& row : kScans)
@@ -101,7 +102,59 @@ ReduceCall reduce_call(const Problem& p, const Array& x, const Result& result) {
   return call;
 }
 
-ScanCall scan_call(const Problem& p, const Array& x, const Array& out, const Array* indices) {
+// The inputs of a problem.
+struct Inputs {
+  std::unique_ptr<Array> x, a, initial;  // null where the op has none
+
+  Inputs(const Problem& p, const std::vector<char>& elements, Memory memory, Memory a_memory) {
+    size_t used = 0;
+    auto take = [&](const std::vector<int64_t>& sizes, Memory where) {
+      auto array = std::make_unique<Array>(p.in, sizes, where);
+      int64_t bytes = size_of(p.in);
+      for (int64_t size : sizes) bytes *= size;
+      const auto first = elements.begin() + long(used);
+      array->write({first, first + bytes});
+      used += size_t(bytes);
+      return array;
+    };
+    if (p.linear()) a = take(p.a_sizes(), a_memory);
+    x = take(p.sizes, memory);
+    if (p.initial) initial = take(p.initial_sizes(), Memory::Contiguous);
+  }
+};
+
+ScanCall linear_call(const Problem& p, const Inputs& inputs, const Array& out) {
+  ScanCall call{};
+  call.op = Scan::LinearScan;
+  call.options.initial = p.initial;
+  call.in = Source{inputs.x->data(), p.in, natural_accumulator(p.in), false, {}};
+  call.out = Output{out.data(), nullptr, p.out};
+  call.reverse = p.reverse;
+  call.shifted = p.shifted;
+  std::vector<Dim> kept, reduced;
+  int64_t a_step = 0, in_step = 0, out_step = 0, last = 0;
+  for (size_t d = 0; d < p.sizes.size(); ++d) {
+    const bool along = p.along >> d & 1u;
+    Dim dim{p.sizes[d], inputs.x->strides()[d], out.strides()[d], {p.spread >> d & 1u ? 0 : inputs.a->strides()[d], 0}};
+    if (p.initial && !along) dim.more[1] = inputs.initial->strides()[d];
+    if (along) a_step = dim.more[0], in_step = dim.in, out_step = dim.out, last = dim.size - 1;
+    if (p.reverse && along) dim.in = -dim.in, dim.out = -dim.out, dim.more[0] = -dim.more[0];
+    (along ? reduced : kept).push_back(dim);
+  }
+  call.layout = fold(std::move(kept), reduced, &call.more_strides);
+  const int64_t size = size_of(p.in), a_first = p.reverse ? last * a_step : 0;
+  call.in.more[0] = inputs.a->data() + (a_first - (p.shifted ? p.reverse ? -a_step : a_step : 0)) * size;
+  if (p.initial) call.in.more[1] = inputs.initial->data();
+  if (p.reverse) {
+    call.in.data = inputs.x->data() + last * in_step * size;
+    call.out.values = out.data() + last * out_step * size_of(p.out);
+  }
+  return call;
+}
+
+ScanCall scan_call(const Problem& p, const Inputs& inputs, const Array& out, const Array* indices) {
+  if (p.linear()) return linear_call(p, inputs, out);
+  const Array& x = *inputs.x;
   ScanCall call{};
   call.op = scan_of(p.op)->scan;
   call.options.min = scan_of(p.op)->min;
@@ -181,6 +234,14 @@ template <template <class> class Op> void reduce_by_reference(const ReduceCall& 
   }
 }
 
+template <class S> typename S::Wide precedes(const ScanCall& call, int64_t row) {
+  if constexpr (S::kInputs == 2)
+    if (call.in.more[1])
+      return S::initial(load_as<typename S::Result>(call.in.dtype, call.in.more[1],
+                                                    row_offset(call.layout, call.more_strides[1], row), false));
+  return S::wide_absent();
+}
+
 // E is what an element enters the scan as: its own type, or an accumulator to which it is converted.
 template <class S, class E> void scan_rows(const ScanCall& call) {
   const S op{call.options};
@@ -188,15 +249,24 @@ template <class S, class E> void scan_rows(const ScanCall& call) {
   const int64_t n = l.length, in = l.reduced ? l.in[l.kept] : 0, out = l.reduced ? l.out[l.kept] : 0;
   for (int64_t row = 0; row < l.rows; ++row) {
     const RowStart start = row_start(l, row);
-    auto result = reference::scan(op, n, [&](int64_t i) {
-      const int64_t offset = start.in + i * in;
-      if constexpr (std::is_same_v<E, F16> || std::is_same_v<E, BF16>)
-        return op.load(static_cast<const E*>(call.in.data)[offset], i);
-      else if constexpr (S::kInputs == 3) {
-        const E v = static_cast<const E*>(call.in.data)[offset];
-        return op.load({v, v, v}, i);
-      } else return op.load(load_as<E>(call.in.dtype, call.in.data, offset, false), i);
-    });
+    auto result = reference::scan(
+        op, n,
+        [&](int64_t i) {
+          const int64_t offset = start.in + i * in;
+          if constexpr (S::kInputs == 2) {
+            const int64_t a =
+                row_offset(l, call.more_strides[0], row) + (l.reduced ? i * call.more_strides[0][l.kept] : 0);
+            return op.load(Pair<E>{i || !call.shifted ? load_as<E>(call.in.dtype, call.in.more[0], a, false) : E(),
+                                   load_as<E>(call.in.dtype, call.in.data, offset, false)},
+                           i);
+          } else if constexpr (std::is_same_v<E, F16> || std::is_same_v<E, BF16>)
+            return op.load(static_cast<const E*>(call.in.data)[offset], i);
+          else if constexpr (S::kInputs == 3) {
+            const E v = static_cast<const E*>(call.in.data)[offset];
+            return op.load({v, v, v}, i);
+          } else return op.load(load_as<E>(call.in.dtype, call.in.data, offset, false), i);
+        },
+        precedes<S>(call, row));
     if constexpr (kHasStart<S>)
       if (call.exclusive) {
         result.insert(result.begin(), S::start());
@@ -233,6 +303,24 @@ template <template <class> class Op> void scan_by_reference(const ScanCall& call
 bool Problem::scan() const { return scan_of(op) != nullptr; }
 int64_t Problem::numel() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t(1), std::multiplies<>()); }
 
+std::vector<int64_t> Problem::a_sizes() const {
+  std::vector<int64_t> result = sizes;
+  for (size_t d = 0; d < sizes.size(); ++d)
+    if (spread >> d & 1u) result[d] = 1;
+  return result;
+}
+std::vector<int64_t> Problem::initial_sizes() const {
+  std::vector<int64_t> result = sizes;
+  for (size_t d = 0; d < sizes.size(); ++d)
+    if (along >> d & 1u) result[d] = 1;
+  return result;
+}
+static int64_t count(const std::vector<int64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t(1), std::multiplies<>());
+}
+int64_t Problem::initials() const { return initial ? count(initial_sizes()) : 0; }
+int64_t Problem::elements() const { return numel() + (linear() ? count(a_sizes()) : 0) + initials(); }
+
 std::vector<int64_t> Problem::result_sizes() const {
   std::vector<int64_t> result = sizes;
   for (size_t d = 0; d < sizes.size() && !scan(); ++d)
@@ -243,16 +331,15 @@ std::vector<int64_t> Problem::result_sizes() const {
 // ---- solutions ------------------------------------------------------------------------------------------------------
 
 std::vector<char> solve_by_cpu(const Problem& p, const std::vector<char>& elements) {
-  Array x(p.in, p.sizes, Memory::Contiguous);
-  x.write(elements);
+  const Inputs inputs(p, elements, Memory::Contiguous, Memory::Contiguous);
   const Result result(p, Memory::Contiguous);
   bool done;
   if (p.scan()) {
-    ScanCall call = scan_call(p, x, *result.values, result.indices.get());
+    ScanCall call = scan_call(p, inputs, *result.values, result.indices.get());
     call.plan = plan(call, DeviceFacts{false, 1});
     done = cpu::baseline::scan(call, serial);
   } else {
-    ReduceCall call = reduce_call(p, x, result);
+    ReduceCall call = reduce_call(p, *inputs.x, result);
     call.plan = plan(call, DeviceFacts{false, 1});
     done = cpu::baseline::reduce(call, serial);
   }
@@ -261,17 +348,16 @@ std::vector<char> solve_by_cpu(const Problem& p, const std::vector<char>& elemen
 }
 
 std::vector<char> solve_by_reference(const Problem& p, const std::vector<char>& elements) {
-  Array x(p.in, p.sizes, Memory::Contiguous);
-  x.write(elements);
+  const Inputs inputs(p, elements, Memory::Contiguous, Memory::Contiguous);
   const Result result(p, Memory::Contiguous);
   if (p.scan()) {
-    const ScanCall call = scan_call(p, x, *result.values, result.indices.get());
+    const ScanCall call = scan_call(p, inputs, *result.values, result.indices.get());
 #define TR_CASE(name) \
   if (call.op == Scan::name) scan_by_reference<name>(call);
     TR_FOR_EACH_SCAN(TR_CASE)
 #undef TR_CASE
   } else {
-    const ReduceCall call = reduce_call(p, x, result);
+    const ReduceCall call = reduce_call(p, *inputs.x, result);
 #define TR_CASE(name) \
   if (call.op == Reduction::name) reduce_by_reference<name>(call);
     TR_FOR_EACH_REDUCTION(TR_CASE)
@@ -282,15 +368,15 @@ std::vector<char> solve_by_reference(const Problem& p, const std::vector<char>& 
 
 std::vector<char> solve_by_emulation(const Problem& p, const std::vector<char>& elements, Memory in, Memory out,
                                      bool in_place, int multiprocessors, std::string& plan_text) {
-  Array x(p.in, p.sizes, in);
-  x.write(elements);
+  const Inputs inputs(p, elements, in, out);
+  const Array& x = *inputs.x;
   const Result result(p, out);
   if (!p.scan()) {
-    ReduceCall call = reduce_call(p, x, result);
+    ReduceCall call = reduce_call(p, *inputs.x, result);
     emulate<ReduceCall>(call, multiprocessors, gpu::reduce, plan_text);
     return result.read();
   }
-  ScanCall call = scan_call(p, x, in_place ? x : *result.values, result.indices.get());
+  ScanCall call = scan_call(p, inputs, in_place ? x : *result.values, result.indices.get());
   emulate<ScanCall>(call, multiprocessors, gpu::scan, plan_text);
   return in_place ? x.read() : result.read();
 }

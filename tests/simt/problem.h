@@ -8,15 +8,25 @@
 #include "array.h"
 
 struct Problem {
-  std::string op;  // a name of TR_FOR_EACH_REDUCTION_OP (call.h), or of TR_FOR_EACH_SCAN_OP, or decayed_sum
+  // A name of TR_FOR_EACH_REDUCTION_OP (call.h), or of TR_FOR_EACH_SCAN_OP, or decayed_sum, or linear_scan.
+  std::string op;
   torchreduce::Dtype in;
   torchreduce::Dtype out;  // of values; an indexed op's indices are int64
   std::vector<int64_t> sizes;
   uint64_t along;  // bit d: dim d is reduced; of a scan: the scanned one
   bool exclusive = false, reverse = false;
+  // Of linear_scan.
+  bool initial = false, shifted = false;
+  uint64_t spread = 0;  // bit d: a has size 1 along dim d
 
   bool scan() const;
   int64_t numel() const;
+  // The elements are those of a, then those of b, then those of initial; of all other ops, those of the input alone.
+  bool linear() const { return op == "linear_scan"; }
+  std::vector<int64_t> a_sizes() const,
+      initial_sizes() const;  // as dims of b; initial has size 1 along the scanned one
+  int64_t elements() const;
+  int64_t initials() const;                   // elements of initial
   std::vector<int64_t> result_sizes() const;  // reduced dims have size 1
 };
 

@@ -49,8 +49,10 @@ template <class Op, class Load> typename Op::Acc reduce(const Op& op, int64_t n,
   return tree(leaves, combine);
 }
 
-// The inclusive scan of a row of n > 0 elements, load(i) as items: its results before rounding.
-template <class S, class Load> std::vector<typename S::Result> scan(const S& op, int64_t n, Load load) {
+// The inclusive scan of a row of n > 0 elements, load(i) as items, that `initial` precedes: its results before
+// rounding.
+template <class S, class Load>
+std::vector<typename S::Result> scan(const S& op, int64_t n, Load load, typename S::Wide initial = S::wide_absent()) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   struct Group { typename S::Item items[kGroup]; };
@@ -86,7 +88,7 @@ template <class S, class Load> std::vector<typename S::Result> scan(const S& op,
   std::vector<Wide> block_totals;
   for (Acc total : runs(tiles)) block_totals.push_back(S::widen(total));
   const std::vector<Wide> blocks = level(block_totals, wide);
-  std::vector<Wide> carries{S::wide_absent()};  // into each superblock
+  std::vector<Wide> carries{initial};  // into each superblock
   for (Wide total : runs(blocks)) carries.push_back(S::combine(carries.back(), total));
 
   std::vector<typename S::Result> results;

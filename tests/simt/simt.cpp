@@ -47,7 +47,9 @@ std::string list(const std::vector<int64_t>& values) {
 }
 std::string describe(const Problem& p) {
   return p.op + " " + list(p.sizes) + " along " + std::to_string(p.along) + ", dtypes " + std::to_string(int(p.in)) +
-         " to " + std::to_string(int(p.out)) + (p.exclusive ? ", exclusive" : "") + (p.reverse ? ", reverse" : "");
+         " to " + std::to_string(int(p.out)) + (p.exclusive ? ", exclusive" : "") + (p.reverse ? ", reverse" : "") +
+         (p.initial ? ", initial" : "") + (p.shifted ? ", shifted" : "") +
+         (p.spread ? ", spread " + std::to_string(p.spread) : "");
 }
 
 void expect_equal(const std::vector<char>& actual, const std::vector<char>& expected, const std::string& what) {
@@ -67,7 +69,13 @@ void check(const Problem& p, const Policies& policies, bool far = false) {
     const long turn = seen++;
     const uint64_t draw = uint64_t(turn) * 0x9E3779B97F4A7C15u >> 20;
     if (draw % uint64_t(every)) continue;
-    const auto elements = make_elements(p.in, p.numel(), seed + uint64_t(turn), Values(turn % kValues));
+    const Values kind = Values(turn % kValues);
+    auto elements = make_elements(p.in, p.elements(), seed + uint64_t(turn), kind);
+    if (p.linear() && kind != Values::Hostile) {
+      const auto factors = make_elements(p.in, p.elements(), seed + uint64_t(turn), Values::Factors);
+      const size_t bytes = elements.size() - size_t((p.numel() + p.initials()) * size_of(p.in));
+      std::copy(factors.begin(), factors.begin() + long(bytes), elements.begin());
+    }
     const auto expected = solve_by_reference(p, elements);
     expect_equal(solve_by_cpu(p, elements), expected, describe(p) + " on the CPU");
     const auto in = far ? Memory::Far : Memory((draw >> 10) % uint64_t(policy.memories));
@@ -266,6 +274,42 @@ void superblocks() {
   check({"cumsum", Dtype::F64, Dtype::F64, {n, 2}, 1}, {{{kColumns, -1, -1, -1, -1}, 2, 1}});
 }
 
+// Two inputs: a with b's shape or broadcast, before or behind its position, after nothing or after an initial value.
+void linear_scan() {
+  const Policies rows = {{{}, 1},
+                         {{kRows, -1, -1, -1, -1}},
+                         {{kRows, 32, -1, -1, 0}},
+                         {{kColumns, -1, -1, -1, -1}},
+                         {{kColumns, -1, -1, -1, -1}, 1, kNearMemories, true}};
+  const Policies chains = {{{kChain, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, 0}}, {{kRows, -1, -1, -1, -1}}};
+  for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16, Dtype::F64}) {
+    int turn = 0;
+    auto all_forms = [&](const std::vector<int64_t>& sizes, uint64_t along, const Policies& policies) {
+      const uint64_t spreads[] = {0, along, 3 - along, 3};
+      for (int form = 0; form < 6; ++form, ++turn) {
+        Problem p{"linear_scan", d, d, sizes, along};
+        p.reverse = form % 2;
+        p.initial = form / 2 == 1;
+        p.shifted = form / 2 == 2;
+        p.spread = spreads[turn % 4];
+        check(p, policies);
+      }
+    };
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{
+             {1, 1}, {300, 7}, {40, 8}, {17, 9}, {33, 64}, {3, 255}, {9, 256}, {2, 257}, {3, 2000}, {2, 8193}}) {
+      all_forms(sizes, 2, rows);
+      all_forms({sizes[1], sizes[0]}, 1, rows);
+    }
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{{2, 300}, {3, 8192}, {2, 8193}, {1, 3 * 8192 + 5}})
+      all_forms(sizes, 2, chains);
+  }
+  Problem p{"linear_scan", Dtype::F32, Dtype::F32, {1, 2 * kSuperblock + 3 * 8192 + 5}, 2};
+  for (int form = 0; form < 2; ++form, p.initial = true) {
+    check(p, Policies(3, {{kChain, -1, -1, -1, -1}}));
+    check({"linear_scan", p.in, p.out, {p.sizes[1], 1}, 1, false, false, p.initial}, {{{kColumns, -1, -1, -1, -1}}});
+  }
+}
+
 struct Group {
   const char* name;
   void (*run)();
@@ -283,6 +327,7 @@ constexpr Group kGroups[] = {
     {"chain", chain},
     {"columns_chain", columns_chain},
     {"pipeline", pipeline},
+    {"linear_scan", linear_scan},
     {"far", far},
     {"superblocks", superblocks},
 };
@@ -290,7 +335,8 @@ constexpr Group kGroups[] = {
 // ---- problems from a file -------------------------------------------------------------------------------------------
 
 // Each line: op, dtype, dtype of values, bits of the dims, exclusive, reverse, family, number of dims, their sizes, and
-// the name of the file with the elements, row-major. The results, row-major, follow each other on standard output.
+// the name of the file with the elements, row-major; of linear_scan those of a, then those of b. The results,
+// row-major, follow each other on standard output.
 void solve(const char* path) {
   std::ifstream problems(path);
   for (std::string line; std::getline(problems, line);) {
@@ -307,7 +353,7 @@ void solve(const char* path) {
     fields >> name;
     std::ifstream file(name, std::ios::binary);
     const std::vector<char> elements((std::istreambuf_iterator<char>(file)), {});
-    if (!fields || int64_t(elements.size()) != p.numel() * size_of(p.in)) {
+    if (!fields || int64_t(elements.size()) != p.elements() * size_of(p.in)) {
       fprintf(stderr, "cannot read: %s\n", line.c_str());
       exit(1);
     }
