@@ -126,7 +126,7 @@ MUTANTS = (
     ),
     Mutant(
         "a shuffle that only active lanes reach", "kernels/scan_rows.cuh",
-        "sklansky<S>(total, width)", "active ? sklansky<S>(total, width) : total",
+        "sklansky<S>(total, lane, width)", "active ? sklansky<S>(total, lane, width) : total",
         "scan.CumSum", ("scan_rows",),
     ),
     Mutant(
@@ -242,7 +242,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows of a warp in reverse", "kernels/scan_short_rows.cuh",
-        "stages[warp].put(mirror ? at - i : at + i, rounded[i]);", "stages[warp].put(at + i, rounded[i]);",
+        "if (i < count) items[slot(item - i)] = x[i];", "if (i < count) items[slot(item + i)] = x[i];",
         "scan.CumSum", ("unaligned_rows",),
     ),
     Mutant(
@@ -334,7 +334,8 @@ MUTANTS = (
     ),
     Mutant(
         "one arrival too few for a stage that is free", "kernels/scan_pipeline.cuh",
-        "barrier_init(&empty[s], (kResultWarps + 3) * kLanes);", "barrier_init(&empty[s], (kResultWarps + 2) * kLanes);",
+        "barrier_init(&empty[s], (kResultWarps + 3) * kLanes);",
+        "barrier_init(&empty[s], (kResultWarps + 2) * kLanes);",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
