@@ -68,9 +68,10 @@ struct ScanCall {
   bool reverse;    // positions count from the end of the scanned dim
   Layout layout;   // one reduced dim, with strides in `in` and `out`, negative for a reverse scan
   Plan plan;
-  MoreStrides
-      more_strides;  // linear_scan: of a and initial, for each dim of the layout; along the reduced one as above
-  bool shifted;      // linear_scan: a position takes the a of the one before it; at position 0 there is none
+  // linear_scan: strides of a and initial, for each dim of the layout; along the reduced one that of a is as above.
+  MoreStrides more_strides;
+  // linear_scan: a position takes the a of the one before it, and at position 0 there is none to read.
+  bool shifted;
 
   // The index along the scanned dim of a position.
   TR_HD int64_t index_of(int64_t position) const { return reverse ? layout.length - 1 - position : position; }

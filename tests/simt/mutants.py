@@ -363,6 +363,27 @@ MUTANTS = (
         "if (k < count / kLanes) sum", "if (k + 1 < count / kLanes) sum",
         "scan.CumSum", ("pipeline",), every=1,
     ),
+    # ---- linear recurrences
+    Mutant(
+        "a chain forgets the value before the row", "kernels/scan_chain.cuh",
+        "look_back<S>(space, row, s) : initial;", "look_back<S>(space, row, s) : S::wide_absent();",
+        "scan.LinearScan", ("linear_scan",),
+    ),
+    Mutant(
+        "columns forget the value before the row", "kernels/scan_columns.cuh",
+        "if (s == 0 && lane < V) before = row_carry<S, Load>(call, row + lane);", "",
+        "scan.LinearScan", ("linear_scan",),
+    ),
+    Mutant(
+        "an a that is not there is read", "kernels/collective.cuh",
+        "return position > 0 || !call.shifted;", "return true;",
+        "scan.LinearScan", ("linear_scan",), "asan",
+    ),
+    Mutant(
+        "multipliers that go down in memory are not turned", "kernels/scan_rows.cuh",
+        "if (stride.a < 0) reverse_words<E>(ordered.a);", "",
+        "scan.LinearScan", ("linear_scan",),
+    ),
 )  # fmt: skip
 
 

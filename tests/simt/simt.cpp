@@ -291,7 +291,7 @@ void linear_scan() {
         p.reverse = form % 2;
         p.initial = form / 2 == 1;
         p.shifted = form / 2 == 2;
-        p.spread = spreads[turn % 4];
+        p.spread = spreads[turn / 2 % 4];
         check(p, policies);
       }
     };
