@@ -311,12 +311,14 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const bool many_rows = l.rows >= int64_t(kWarpRows) * device.multiprocessors;
   const bool pipeline = device.bulk_copies && pipelined(call);
   const bool whole = forced.whole != 0 && whole_rows(call, plan.vector_loads);
+  const bool walked = scan_bytes(call).acc <= kWalkedAcc;
   const bool chains = inputs < 3;  // of three inputs a block tile takes more registers than there are
-  const Family along = n <= kTile || whole ? Family::Rows
-                       : pipeline          ? Family::Pipeline
-                       : many_rows         ? Family::Rows
-                       : chains            ? Family::Chain
-                                           : Family::Columns;
+  const Family along = !walked               ? Family::Chain
+                       : n <= kTile || whole ? Family::Rows
+                       : pipeline            ? Family::Pipeline
+                       : many_rows           ? Family::Rows
+                       : chains              ? Family::Chain
+                                             : Family::Columns;
   const bool narrow = n > kBlockTile && l.rows * in_size < kStripBytes;
   const Family chosen = !across ? along : narrow && inputs == 1 ? Family::ColumnsChain : Family::Columns;
   plan.family = family_of(forced.family, chosen, true);
@@ -326,6 +328,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
 
   switch (plan.family) {
     case Family::Rows: {
+      if (!walked) throw std::invalid_argument("force_plan: there are no rows of two inputs of float64");
       plan.splits = 1;
       plan.whole = whole;
       const int groups = int(std::min<int64_t>(32, std::max<int64_t>(1, ceil_div(n, kGroup))));

@@ -46,6 +46,8 @@ constexpr int kColumnAccs = 32;            // if their accumulators take no more
 constexpr int kPortableShared = 48 << 10;  // bytes of shared memory a block that every GPU has without being asked
 constexpr int kColumnJobs = 1 << 10;       // the most of them that a block of columns has apart from Plan::shared
 constexpr int kPipelineThreads = 768;      // of Pipeline's blocks
+// The bytes of the largest accumulators that a warp walks rows with: of two float64 inputs there are too few registers.
+constexpr int kWalkedAcc = 16;
 // Groups of whole rows that a lane holds, given the bytes of an accumulator; a row of at most two tiles needs no more.
 TR_HD constexpr int held_groups(int acc) { return acc > 4 ? 2 : 4; }
 

@@ -130,7 +130,8 @@ def test_linear_scans(device, dtype, forced):
                 try:
                     result = run(*inputs)
                 except ValueError:
-                    assert forced["family"] in ("columns_chain", "pipeline")
+                    of_float64 = ("rows",) if dtype == torch.float64 else ()
+                    assert forced["family"] in ("columns_chain", "pipeline", *of_float64)
                     continue
             assert_bitwise_equal(result, expected)
 

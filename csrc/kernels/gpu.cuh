@@ -230,20 +230,6 @@ __device__ __forceinline__ uint32_t funnel_right(uint32_t low, uint32_t high, in
 #endif
 }
 
-// Keeps a compiler from knowing what a structure of 32-bit words holds, so that it computes again what it would keep.
-template <class T> __device__ __forceinline__ void forget(T& value) {
-  uint32_t words[sizeof(T) / 4];
-  memcpy(words, &value, sizeof value);
-#pragma unroll
-  for (int i = 0; i < int(sizeof(T)) / 4; ++i)
-#if defined(__HIP_DEVICE_COMPILE__)
-    asm volatile("" : "+v"(words[i]));
-#else
-    asm volatile("" : "+r"(words[i]));
-#endif
-  memcpy(&value, words, sizeof value);
-}
-
 // ---- memory shared by blocks -----------------------------------------------------------------------------------------
 
 __device__ __forceinline__ uint64_t load_relaxed(const uint64_t* p) {

@@ -9,6 +9,8 @@
 
 namespace torchreduce::gpu {
 
+template <class S> constexpr bool kWalked = sizeof(typename S::Acc) <= kWalkedAcc;
+
 template <class S, class Load, class Store>
 static const char* launch(const ScanCall& call, void* workspace, gpuStream_t stream) {
   using E = typename Load::Element;
@@ -40,7 +42,7 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
             break;
           }
       }
-      run(scan_rows<S, Load, Store>);
+      if constexpr (kWalked<S>) run(scan_rows<S, Load, Store>);
       break;
     case Family::Chain:
       if constexpr (S::kInputs <= 2) run(scan_chain<S, Load, Store>, workspace);

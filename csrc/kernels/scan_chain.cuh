@@ -122,31 +122,42 @@ __global__ void __launch_bounds__(kThreads, 1) scan_chain(TR_GRID_CONSTANT ScanC
   const ScanStride stride = scan_stride(layout);
   const int64_t first = tile * kBlockTile + warp * kTiles * kTile + lane * kGroup;
 
-  constexpr bool kTwice = S::kInputs == 2;  // items are formed twice: they take more registers than their elements
-  typename S::Item items[kTwice ? 1 : kTiles][kGroup];
-  Loaded<Load> x[kTiles];
-  Acc within[kTiles];
+  // Of two inputs, tiles are taken one by one, and twice, the second time from cache: there are too few registers for
+  // more, and what comes before a lane waits in shared memory.
+  constexpr bool kTwice = S::kInputs == 2;
+  constexpr int kHeld = kTwice ? 1 : kTiles;
+  __shared__ Acc before_lanes[kTwice ? kFan * kLanes : 1];
+  typename S::Item items[kHeld][kGroup];
+  Loaded<Load> x[kHeld];
+  Acc within[kHeld];
   const auto step = input_stride<Load>(call, stride);
-  {
-    const auto from = input_start<Load>(call, start, row);
+  const auto from = input_start<Load>(call, start, row);
+  auto form = [&](int k, const Loaded<Load>& group, typename S::Item(&formed)[kGroup]) {
+    const Acc upto = sklansky<S>(form_group(op, group, step, first + k * kTile, n, formed));
+    if (lane == kLanes - 1) totals[warp * kTiles + k] = upto;
+    Acc before = shuffle(upto, lane ? lane - 1 : 0);
+    if (lane == 0) before = S::absent();
+    return before;
+  };
+  if constexpr (kTwice) {
+    TR_ROLLED
+    for (int k = 0; k < kTiles; ++k) {
+      load_group<S, Load>(call, from, step, first + k * kTile, x[0]);
+      before_lanes[(warp * kTiles + k) * kLanes + lane] = form(k, x[0], items[0]);
+    }
+  } else {
 #pragma unroll
     for (int k = 0; k < kTiles; ++k) load_group<S, Load>(call, from, step, first + k * kTile, x[k]);
 #pragma unroll
-    for (int k = 0; k < kTiles; ++k) {
-      const Acc upto = sklansky<S>(form_group(op, x[k], step, first + k * kTile, n, items[kTwice ? 0 : k]));
-      within[k] = shuffle(upto, lane ? lane - 1 : 0);
-      if (lane == 0) within[k] = S::absent();
-      if (lane == kLanes - 1) totals[warp * kTiles + k] = upto;
-    }
+    for (int k = 0; k < kTiles; ++k) within[k] = form(k, x[k], items[k]);
   }
   __syncthreads();
   const Acc upto = sklansky<S>(totals[lane]);
-#pragma unroll
-  for (int k = 0; k < kTiles; ++k) {
+  auto after = [&](int k, Acc before_lane) {  // the tiles before
     const int slot = warp * kTiles + k;
     const Acc before = shuffle(upto, slot ? slot - 1 : 0);
-    within[k] = S::combine(slot ? before : S::absent(), within[k]);
-  }
+    return S::combine(slot ? before : S::absent(), before_lane);
+  };
   if (warp == 0) {
     const typename S::Wide carry =
         chain_carry<S>(space, row, tile, shuffle(upto, kLanes - 1), row_carry<S, Load>(call, row));
@@ -154,14 +165,20 @@ __global__ void __launch_bounds__(kThreads, 1) scan_chain(TR_GRID_CONSTANT ScanC
   }
   __syncthreads();
   const typename S::Wide carry = shared_carry;
-#pragma unroll
-  for (int k = 0; k < kTiles; ++k) {
-    if (first + k * kTile >= n) continue;
-    if constexpr (kTwice) {
-      forget(x[k]);
-      form_group(op, x[k], step, first + k * kTile, n, items[0]);
+  auto store = [&](int k, Acc before, const typename S::Item(&formed)[kGroup]) {
+    if (first + k * kTile < n)
+      store_group<S, Store>(op, call, start.out, stride.out, first + k * kTile, carry, before, formed);
+  };
+  if constexpr (kTwice) {
+    TR_ROLLED
+    for (int k = 0; k < kTiles; ++k) {
+      load_group<S, Load>(call, from, step, first + k * kTile, x[0]);
+      form_group(op, x[0], step, first + k * kTile, n, items[0]);
+      store(k, after(k, before_lanes[(warp * kTiles + k) * kLanes + lane]), items[0]);
     }
-    store_group<S, Store>(op, call, start.out, stride.out, first + k * kTile, carry, within[k], items[kTwice ? 0 : k]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kTiles; ++k) store(k, after(k, within[k]), items[k]);
   }
 }
 

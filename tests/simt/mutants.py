@@ -185,7 +185,7 @@ MUTANTS = (
     ),
     Mutant(
         "no barrier before a block tile's totals are read", "kernels/scan_chain.cuh",
-        "totals[warp * kTiles + k] = upto; } } __syncthreads();", "totals[warp * kTiles + k] = upto; } }",
+        "within[k] = form(k, x[k], items[k]); } __syncthreads();", "within[k] = form(k, x[k], items[k]); }",
         "scan.CumSum", ("chain",),
     ),
     Mutant(
