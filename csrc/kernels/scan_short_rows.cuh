@@ -132,26 +132,33 @@ __device__ __forceinline__ void load_groups(const ScanCall& call, const int64_t 
   }
 }
 
-// Items of a group of which `count` elements are there, and its total.
+// Items of a group of which `count` elements are there, and its total. The others hold nothing: an op that branched on
+// one would let a compiler conclude that all are there.
 template <class E, bool kAligned, class S>
 __device__ __forceinline__ typename S::Acc form_items(const S& op, const HeldGroup<E, kAligned>& loaded, int64_t first,
                                                       int count, bool mirror, typename S::Item (&items)[kGroup]) {
+  E x[kGroup];
   if constexpr (kAligned) {
-    E x[kGroup];
-    unpack_group(loaded, x);
+    E ordered[kGroup];
+    unpack_group(loaded, ordered);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      const E up = x[i], down = x[kGroup - 1 - i];
-      items[i] = op.load(mirror ? down : up, first + i);
+      const E up = ordered[i], down = ordered[kGroup - 1 - i];
+      x[i] = mirror ? down : up;
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) items[i] = op.load(loaded[i], first + i);
+    for (int i = 0; i < kGroup; ++i) x[i] = loaded[i];
   }
-  if (count < kGroup) {
+  if (count >= kGroup) {
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i)
-      if (i >= count) items[i] = S::absent_item();
+    for (int i = 0; i < kGroup; ++i) items[i] = op.load(x[i], first + i);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      if (i < count) items[i] = op.load(x[i], first + i);
+      else items[i] = S::absent_item();
+    }
   }
   return S::group(items);
 }
