@@ -122,8 +122,8 @@ def test_chains_relaunched_are_identical(family, dtype):
 @pytest.mark.parametrize("name, family", (("cumsum", "pipeline"), ("cumprod", "chain"), ("logcumsumexp", "chain")))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
 def test_long_rows_go_through_the_pipeline(name, family, dtype):
-    """Any start of input and output, whole and partial tiles, several rows, forwards and back: the CPU's bits. Scans with
-    larger accumulators than cumsum's go through chains."""
+    """Any start of input and output, whole and partial tiles, several rows, forwards and back: the CPU's bits. Scans
+    with larger accumulators than cumsum's go through chains."""
     for rows, n in ((1, 8193), (1, 100_001), (3, 70_003), (5, 16384)):
         buffer = values((rows * n + 16,), dtype, seed=4).cuda()
         for start, exclusive, reverse in itertools.product((0, 1, 3), (False, True), (False, True)):

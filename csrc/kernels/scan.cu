@@ -28,15 +28,14 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
         constexpr int K = held_groups(sizeof(typename S::Acc));
         const int64_t n = call.layout.length;
         if (plan.whole && plan.vector_loads) {
-          n <= kTile       ? run(scan_short_rows<S, Load, Store, true, kGroup>)
+          n <= kTile       ? run(scan_short_rows<S, Load, Store, true>)
           : n <= 2 * kTile ? run(scan_tiled_rows<S, Load, Store, true, 2>)
                            : run(scan_tiled_rows<S, Load, Store, true, K>);
           break;
         }
         if constexpr (kInPlace<S, Load, Store>)
           if (plan.whole) {
-            n <= kGroup / 2  ? run(scan_short_rows<S, Load, Store, false, kGroup / 2>)
-            : n <= kTile     ? run(scan_short_rows<S, Load, Store, false, kGroup>)
+            n <= kTile       ? run(scan_short_rows<S, Load, Store, false>)
             : n <= 2 * kTile ? run(scan_tiled_rows<S, Load, Store, false, 2>)
                              : run(scan_tiled_rows<S, Load, Store, false, K>);
             break;

@@ -95,7 +95,8 @@ template <class E, int kItems> struct RunStage {
   __device__ void store(E* out, int count) const {
     const int begin = phase(out), end = begin + count;
     for (int first = lane_id() * kPer; first < end; first += kLanes * kPer) {
-      const Granule granule = *reinterpret_cast<const Granule*>(items + slot(first));
+      Granule granule;
+      memcpy(&granule, __builtin_assume_aligned(items + slot(first), sizeof granule), sizeof granule);
       E* const to = out - begin + first;
       if (first >= begin && first + kPer <= end) {
         store_granule(reinterpret_cast<Granule*>(to), granule);
@@ -175,8 +176,8 @@ __device__ __forceinline__ void shift_results(Result (&r)[kGroup], int lane, Res
 }
 
 // Rows of at most a tile: plan.lanes lanes a row, several rows a lane for enough bytes in flight. A warp's rows are
-// neighbours. kSlots: 8, or 4 for rows of at most 4 elements, half the work.
-template <class S, class Load, class Store, bool kAligned, int kSlots>
+// neighbours.
+template <class S, class Load, class Store, bool kAligned>
 __global__ void __launch_bounds__(kThreads, 2) scan_short_rows(TR_GRID_CONSTANT ScanCall call) {
   using Acc = typename S::Acc;
   using E = typename Load::Element;
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(kThreads, 2) scan_short_rows(TR_GRID_CONSTANT 
   for (int k = 0; k < K; ++k) {
     const int64_t row = first_row + k * rows + local;
     const bool there = local < rows && row < layout.rows;
-    count[k] = !there ? 0 : n - first < kSlots ? n - first : kSlots;
+    count[k] = there ? n - first : 0;
     // Rows that one stride leads through need no division.
     if (k == 0 || layout.kept > 1) start[k] = row_start(layout, there ? row : 0);
     else start[k] = {start[0].in + k * rows * step.in, start[0].out + k * rows * step.out};
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(kThreads, 2) scan_short_rows(TR_GRID_CONSTANT 
   }
   load_groups<Load, kAligned>(call, in, [&](int) { return first; }, [&](int k) { return count[k]; }, mirror, x);
 
-  __shared__ std::conditional_t<kAligned, int, RunStage<O, K * kLanes * kSlots>> stages[kWarps];
+  __shared__ std::conditional_t<kAligned, int, RunStage<O, K * kLanes * kGroup>> stages[kWarps];
   O* out = nullptr;  // the lowest element of the warp's rows
   int phase = 0;
   if constexpr (!kAligned) {
