@@ -129,10 +129,10 @@ void check_grid(const Plan& plan) {
 // block takes more than the least work.
 constexpr int kThreads = 256;  // of a block
 constexpr int kWarps = kThreads / 32;
-constexpr int kMaxLeaves = 64;    // of a run
-constexpr int kBlocksWanted = 4;  // for each multiprocessor
+constexpr int kMaxLeaves = 64;                // of a run
+constexpr int kBlocksWanted = 4;              // for each multiprocessor
 constexpr int kColumnTilesBytes = 224 << 10;  // of shared memory that a block may have, for the tiles of columns
-constexpr int kWarpRows = 32;     // rows for each multiprocessor from which on a warp walks a row of a scan
+constexpr int kWarpRows = 32;                 // rows for each multiprocessor from which on a warp walks a row of a scan
 
 }  // namespace
 
@@ -271,7 +271,7 @@ static bool column_vectors(const ScanCall& call) {
 
 // The tiles of ColumnsPipeline; no rows: it cannot serve the call.
 struct ColumnTiles {
-  int rows = 0, columns = 0, stages = 0, shared = 0;
+  int rows = 0, columns = 0, pitch = 0, spanned = 1, stages = 0, shared = 0;
   bool boxes = false;
   int64_t strips = 0;
 };
@@ -282,35 +282,40 @@ static ColumnTiles column_tiles(const ScanCall& call) {
   if (!in_place(call) || !is_float(call.in.dtype) || size > 4 || scan_bytes(call).acc > 4) return tiles;
   if (l.kept == 0 || l.reduced != 1 || l.length == 0 || l.in[last] != 1 || l.out[last] != 1) return tiles;
   const int64_t in = l.in[l.kept], out = l.out[l.kept], width = l.size[last];
-  const auto start = [](const void* p) { return reinterpret_cast<uintptr_t>(p); };
 
-  // One run of memory, in and out alike; so is where it starts among 16 bytes.
-  bool run = magnitude(in) == width && in == out && width <= 2 * kStripBytes / size &&
-             start(call.in.data) % 16 == start(call.out.values) % 16 && (!call.exclusive || width * size % 16 == 0);
-  for (int d = 0; d < last; ++d) run = run && (l.in[d] - l.out[d]) * size % 16 == 0;
-  bool boxes = l.kept <= 2 && aligned(call.in.data) && aligned(call.out.values) && width <= INT32_MAX &&
-               l.length <= INT32_MAX - kBlockTile && l.rows / width <= INT32_MAX;
-  const int64_t strides[2][2] = {{in, l.in[0]}, {out, l.out[0]}};
-  for (const auto& [along, batch] : strides) {
-    boxes = boxes && magnitude(along) >= width && along * size % 16 == 0 && magnitude(along) * l.length < 1ll << 36;
-    if (l.kept == 2) boxes = boxes && batch * size % 16 == 0 && batch >= magnitude(along) * l.length && batch < 1ll << 36;
-  }
+  const char* lowest = static_cast<const char*>(call.in.data) + (in < 0 ? (l.length - 1) * in * size : 0);
+
+  // One run of memory, in and out alike.
+  const bool run = magnitude(in) == width && in == out && width <= 2 * kStripBytes / size;
+  // Boxes of an array, if its rows begin at multiples of 16 bytes; as many rows as bring that about count as one.
+  const int unit = 16 / size;
+  auto boxed = [&](const void* data, const int64_t* strides, int spanned) {
+    const int64_t along = magnitude(strides[l.kept]), batch = strides[0];
+    return aligned(data) && along >= width && along * spanned * size % 16 == 0 && along * spanned < INT32_MAX / 2 &&
+           along * l.length < 1ll << 36 &&
+           (l.kept == 1 || (batch * size % 16 == 0 && batch >= along * l.length && batch < 1ll << 36));
+  };
+  const bool extents = l.kept <= 2 && l.length < INT32_MAX - kBlockTile && l.rows / width < INT32_MAX;
+  const bool boxes = extents && boxed(lowest, l.in, 1) && boxed(call.out.values, l.out, 1);
+  const bool spanned = extents && boxed(lowest, l.in, unit) && l.length >= unit;
   if (run && (width * size <= kStripBytes || !boxes)) {
-    tiles.columns = int(width);
+    tiles.columns = tiles.pitch = int(width);
     tiles.rows = kTile;
     while (tiles.rows < kBlockTile && 2 * tiles.rows * width * size <= kColumnTileBytes) tiles.rows *= 2;
     tiles.strips = 1;
-  } else if (boxes) {
-    const int64_t unit = 16 / size, strips = ceil_div(width * size, kStripBytes);
+  } else if (boxes || spanned) {
+    const int64_t strips = ceil_div(width * size, kStripBytes);
     tiles.columns = int(ceil_div(ceil_div(width, strips), unit) * unit);
     tiles.rows = kTile;
     tiles.boxes = true;
     tiles.strips = ceil_div(width, tiles.columns);
+    tiles.spanned = boxes ? 1 : unit;
+    tiles.pitch = tiles.columns + (boxes ? 0 : unit);
   }
   const int64_t sums = l.length > kSuperblock ? tiles.strips * tiles.columns : 0;
   if (sums > kColumnSums || (sums && tiles.strips > kColumnSums / 32)) tiles.rows = 0;
   if (tiles.rows) {
-    const int bytes = column_stage(tiles.rows, tiles.columns, size, tiles.boxes).bytes;
+    const int bytes = column_stage(tiles.rows, tiles.columns, tiles.pitch, size, tiles.boxes).bytes;
     tiles.stages = std::min(kColumnTiles, int(kColumnTilesBytes - 8 * sums) / bytes);
     tiles.shared = tiles.stages * bytes + int(8 * sums);
   }
@@ -352,10 +357,11 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
                                                                                  : Family::Columns;
   const bool narrow = n > kBlockTile && l.rows * in_size < kStripBytes;
   const ColumnTiles column = device.bulk_copies ? column_tiles(call) : ColumnTiles{};
-  const int64_t column_jobs = column.rows ? ceil_div(n, column.rows) * column.strips * (l.rows / l.size[l.kept - 1]) : 0;
+  const int64_t column_jobs =
+      column.rows ? ceil_div(n, column.rows) * column.strips * (l.rows / l.size[l.kept - 1]) : 0;
   const bool staying = n >= kTile / 2 && column_jobs >= device.multiprocessors;
-  const Family chosen = !across             ? along
-                        : staying           ? Family::ColumnsPipeline
+  const Family chosen = !across            ? along
+                        : staying          ? Family::ColumnsPipeline
                         : narrow && chains ? Family::ColumnsChain
                                            : Family::Columns;
   plan.family = family_of(forced.family, chosen, true);
@@ -449,6 +455,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       plan.lanes = column.columns;
       plan.rows = column.rows;
       plan.warps = column.stages;
+      plan.leaves = column.spanned;
       plan.vector_loads = column.boxes;
       plan.splits = ceil_div(n, column.rows);
       plan.threads = kPipelineThreads;
@@ -460,7 +467,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
     }
   }
   // Chains take tickets even where rows are not split.
-  if (plan.family != Family::Rows && plan.family != Family::ColumnsPipeline && (plan.family != Family::Columns || plan.splits > 1)) {
+  if (plan.family != Family::Rows && plan.family != Family::ColumnsPipeline &&
+      (plan.family != Family::Columns || plan.splits > 1)) {
     // scan_chain.cuh and scan_columns.cuh: a flag beside each 4 bytes of a total, and of the two values of a
     // superblock.
     const ScanBytes bytes = scan_bytes(call);

@@ -8,11 +8,11 @@
 namespace torchreduce {
 
 enum class Family : int {
-  Rows = 0,          // lanes along a row
-  Columns = 1,       // lanes across rows, each walking its own
-  Chain = 2,         // scans: one row over many blocks, carries by look-back
-  ColumnsChain = 3,  // scans: the same with lanes across rows that are few
-  Pipeline = 4,      // scans: as Chain, by blocks that stay, with bulk copies
+  Rows = 0,            // lanes along a row
+  Columns = 1,         // lanes across rows, each walking its own
+  Chain = 2,           // scans: one row over many blocks, carries by look-back
+  ColumnsChain = 3,    // scans: the same with lanes across rows that are few
+  Pipeline = 4,        // scans: as Chain, by blocks that stay, with bulk copies
   ColumnsPipeline = 5  // scans: the same with lanes across rows
 };
 
@@ -22,20 +22,21 @@ struct DeviceFacts {
   bool bulk_copies = false;  // GPU: bulk copies between global and shared memory, and kernels built for them
 };
 
+// Of ColumnsPipeline `lanes` are the columns of a tile, `rows` its positions, `splits` the tiles of a column and
+// `warps` the tiles that a block has at a time; with `vector_loads` tiles come as boxes, with `leaves` rows of elements
+// in a row.
 struct Plan {
   Family family = Family::Rows;
-  int lanes = 1;          // lanes a row (Rows), or row-threads a column (Columns), a power of two; ColumnsPipeline:
-                          // columns a tile
-  int warps = 1;          // Rows: warps a row within a block, a power of two; ColumnsPipeline: tiles a block
+  int lanes = 1;          // lanes a row (Rows), or row-threads a column (Columns), a power of two
+  int warps = 1;          // Rows: warps a row within a block, a power of two
   int leaves = 1;         // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
-  int rows = 0;           // scans, Rows: rows that a block stages in shared memory; 0: rows are read as they lie.
-                          // ColumnsPipeline: positions a tile
-  int64_t splits = 1;     // reductions: runs a row, each leaving a partial; scans: tiles a row (chains)
+  int rows = 0;           // scans, Rows: rows that a block stages in shared memory; 0: rows are read as they lie
+  int64_t splits = 1;     // reductions: runs a row, each leaving a partial; scans: block tiles a row (chains)
   int64_t blocks = 1;     // grid size; CPU: tasks
   int threads = 1;        // block size; CPU: 1
-  int shared = 0;         // scans, Columns and ColumnsPipeline: bytes of dynamic shared memory a block
+  int shared = 0;         // scans, Columns: bytes of dynamic shared memory a block
   int64_t workspace = 0;  // bytes
-  bool vector_loads = false;  // 16-byte loads along rows; ColumnsPipeline: boxes
+  bool vector_loads = false;  // 16-byte loads along rows
 };
 
 // What kernels are compiled for.

@@ -373,9 +373,9 @@ const char* map_tensor(TensorMap& map, const void* data, const int64_t (&sizes)[
   const cuuint64_t stride[2] = {cuuint64_t(strides[0]), cuuint64_t(strides[1])};
   const cuuint32_t extent[3] = {cuuint32_t(box[0]), cuuint32_t(box[1]), cuuint32_t(box[2])}, steps[3] = {1, 1, 1};
   constexpr auto kType = kSize == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16 : CU_TENSOR_MAP_DATA_TYPE_UINT32;
-  const CUresult result = encode(&map, kType, 3, const_cast<void*>(data), size, stride, extent, steps,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map, kType, 3, const_cast<void*>(data), size, stride, extent, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? nullptr : "cuTensorMapEncodeTiled failed";
 }
 

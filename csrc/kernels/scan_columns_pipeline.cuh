@@ -2,8 +2,9 @@
 // warps have roles that only barriers in shared memory join.
 //
 // A tile is plan.rows positions (tiles of 256, a power of two of them, at most a block tile) of a strip of plan.lanes
-// neighbouring columns. In shared memory its rows lie one after another, however they came: as one run of memory where
-// the strip is all there is, else as a box of a larger array.
+// neighbouring columns. It comes as one run of memory where the strip is all there is, else as a box of a larger array.
+// The rows of boxes begin at multiples of 16 bytes: where those of the array do not, plan.leaves of them count as one
+// row, and as many boxes bring the tile, one for every plan.leaves-th row, each with what lies in the same 16 bytes.
 //
 //   loader   takes a ticket for each stage of a ring that is free, and starts the bulk load of that tile
 //   groups   each thread forms the totals of some groups
@@ -11,7 +12,7 @@
 //   blocks   publishes the totals of block tiles, from those of their tiles
 //   carries  fold both into what precedes the tile
 //   results  take the place of the elements
-//   store    starts the bulk store
+//   store    starts the bulk store; where there can be none, some warps store the elements
 //
 // A total, of a tile or of a block tile, never waits for a carry: it would make a chain of them.
 #pragma once
@@ -96,6 +97,7 @@ struct ItemWalk {
 struct RowTurns {
   int shift = 0, mask = 0;
 
+  RowTurns() = default;
   // For rows of `words` accesses of some bytes.
   __device__ RowTurns(int words, int bytes) {
     while ((words * bytes << shift) % 16 != 0) ++shift;  // 2^shift groups begin in different banks
@@ -118,28 +120,46 @@ template <class W> __device__ __forceinline__ void take_turns(W (&w)[kGroup], in
     }
   }
 }
-template <class W>
-__device__ __forceinline__ void load_rows(const W* p, int pitch, int turn, bool turns, W (&w)[kGroup]) {
-  if (turns) {
+// Where the rows of a group are, in words from its first one's, and the group after it.
+struct EvenRows {
+  int pitch, step;
+  RowTurns turns;
+
+  template <class W> __device__ void load(const W* p, int group, W (&w)[kGroup]) const {
+    if (turns.mask) {
+      const int turn = turns.of(group);
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) w[i] = p[(i ^ turn) * pitch];
-    take_turns(w, turn);
-  } else {
+      for (int i = 0; i < kGroup; ++i) w[i] = p[(i ^ turn) * pitch];
+      take_turns(w, turn);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) w[i] = p[i * pitch];
+      for (int i = 0; i < kGroup; ++i) w[i] = p[i * pitch];
+    }
   }
-}
-template <class W>
-__device__ __forceinline__ void store_rows(W* p, int pitch, int turn, bool turns, W (&w)[kGroup]) {
-  if (turns) {
-    take_turns(w, turn);
+  template <class W> __device__ void store(W* p, int group, W (&w)[kGroup]) const {
+    if (turns.mask) {
+      const int turn = turns.of(group);
+      take_turns(w, turn);
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) p[(i ^ turn) * pitch] = w[i];
-  } else {
+      for (int i = 0; i < kGroup; ++i) p[(i ^ turn) * pitch] = w[i];
+    } else {
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) p[i * pitch] = w[i];
+      for (int i = 0; i < kGroup; ++i) p[i * pitch] = w[i];
+    }
   }
-}
+};
+struct SpannedRows {
+  int at[kGroup], step;
+
+  template <class W> __device__ void load(const W* p, int, W (&w)[kGroup]) const {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) w[i] = p[at[i]];
+  }
+  template <class W> __device__ void store(W* p, int, W (&w)[kGroup]) const {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) p[at[i]] = w[i];
+  }
+};
 
 // The pairwise tree, which is Sklansky's exclusive prefix at slot n where the slots from n on are absent.
 template <class S, class V, int N> __device__ __forceinline__ V pairwise(V (&v)[N]) {
@@ -156,14 +176,16 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
   using Wide = typename S::Wide;
   using E = typename Load::Element;
   using Short = std::conditional_t<sizeof(E) == 2, uint16_t, uint32_t>;  // an element's bits
+  static constexpr int kFewSlots = 4;                                    // block tiles a lane, for several superblocks
   static constexpr int kBatch = 16;                                      // totals looked for at a time
 
   // Warps.
-  static constexpr int kResults = 10, kGroups = 5, kTotals = 2, kCarries = 4;
-  static_assert((kResults + kGroups + kTotals + kCarries + 3) * kLanes == kPipelineThreads, "a warp for each role");
+  static constexpr int kResults = 9, kGroups = 4, kTotals = 2, kCarries = 4, kStores = 3;
+  static_assert((kResults + kGroups + kTotals + kCarries + kStores + 2) * kLanes == kPipelineThreads,
+                "a warp for each role");
 
   Barrier taken[kColumnTiles], loaded[kColumnTiles], grouped[kColumnTiles], totaled[kColumnTiles], ready[kColumnTiles],
-      done[kColumnTiles], empty[kColumnTiles];
+      done[kColumnTiles], empty[kColumnTiles], last_rows;
   ColumnTile job[kColumnTiles];
   int reached[kColumnSums / kLanes][kCarries];  // the superblocks that the carries warps have come to
 
@@ -184,6 +206,9 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
   struct Shape {
     int rows, columns, tiles;  // a tile: positions, columns, tiles of 256
     int tiles_a_block, stages;
+    int unit;                          // elements of a granule
+    int spanned, spanned_log2, pitch;  // rows of elements in one of a box; elements of a row in shared memory
+    int skew, origin;                  // where rows begin among 16 bytes: each by so much further, from that one on
     bool mirror, boxes;
     int strips;  // a batch
     int64_t batches;
@@ -199,11 +224,17 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
       tiles = rows / kTile;
       tiles_a_block = kBlockTile / rows;
       stages = call.plan.warps;
+      unit = kGranule / int(sizeof(E));
       mirror = l.in[l.kept] < 0;
       boxes = call.plan.vector_loads;
       strips = int((width + columns - 1) / columns);
       batches = l.rows / width;
-      stage = column_stage(rows, columns, int(sizeof(E)), boxes);
+      spanned = call.plan.leaves;
+      for (spanned_log2 = 0; 1 << spanned_log2 < spanned;) ++spanned_log2;
+      pitch = columns + (spanned > 1 ? spanned : 0);
+      skew = int((mirror ? -l.in[l.kept] : l.in[l.kept]) % spanned);
+      origin = mirror ? int(l.length % spanned) : 0;
+      stage = column_stage(rows, columns, pitch, int(sizeof(E)), boxes);
       shared = dynamic;
       space.set(workspace, batches * strips, call.plan);
     }
@@ -214,13 +245,34 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
     __device__ Acc* groups(int s) const { return reinterpret_cast<Acc*>(shared + s * stage.bytes + stage.groups); }
     __device__ Acc* within(int s) const { return reinterpret_cast<Acc*>(shared + s * stage.bytes + stage.within); }
     __device__ Wide* carry(int s) const { return reinterpret_cast<Wide*>(shared + s * stage.bytes + stage.carry); }
-    // Of the first position, in shared memory; the row after it is `pitch` words further on.
-    template <class Word> __device__ Word* first_row(int s, const ColumnTile& t) const {
-      const int phase = boxes ? 0 : int(t.in % kGranule), top = boxes ? rows - 1 : t.count - 1;
-      return reinterpret_cast<Word*>(elements(s) + phase + (mirror ? top * columns * int(sizeof(E)) : 0));
+    // The elements of row r of a box, in memory order.
+    __device__ E* box_row(int s, int r) const {
+      const int part = r & (spanned - 1);
+      return reinterpret_cast<E*>(elements(s)) + (part * (rows >> spanned_log2) + (r >> spanned_log2)) * pitch +
+             shift_of(part);
     }
-    template <class Word> __device__ int words() const { return columns * int(sizeof(E)) / int(sizeof(Word)); }
-    template <class Word> __device__ int pitch() const { return mirror ? -words<Word>() : words<Word>(); }
+    __device__ int shift_of(int part) const { return (origin + part) * skew & (spanned - 1); }
+    // The elements of the first position.
+    __device__ E* first_row(int s, const ColumnTile& t) const {
+      if (!boxes)
+        return reinterpret_cast<E*>(elements(s) + int(t.in % kGranule)) + (mirror ? (t.count - 1) * columns : 0);
+      return reinterpret_cast<E*>(elements(s)) + (mirror ? (rows / spanned - 1) * pitch : 0);
+    }
+    template <class Word> __device__ void describe(EvenRows& even) const {
+      const int words = columns * int(sizeof(E)) / int(sizeof(Word));
+      even.pitch = mirror ? -words : words;
+      even.step = kGroup * even.pitch;
+      even.turns = RowTurns(words, int(sizeof(Word)));
+    }
+    template <class Word> __device__ void describe(SpannedRows& rows_of) const {
+      const int sign = mirror ? -1 : 1;
+      rows_of.step = sign * (kGroup / spanned) * pitch;
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        const int part = mirror ? spanned - 1 - i % spanned : i % spanned;
+        rows_of.at[i] = (part * (rows / spanned) + sign * (i / spanned)) * pitch + shift_of(part);
+      }
+    }
   };
 
   Shape shape;
@@ -234,8 +286,9 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
       barrier_init(&totaled[s], 1);
       barrier_init(&ready[s], kCarries);
       barrier_init(&done[s], kResults);
-      barrier_init(&empty[s], 2);  // blocks, store: the others come before
+      barrier_init(&empty[s], kStores + 1);  // blocks: the others come before
     }
+    barrier_init(&last_rows, 1);
     barriers_made();
   }
   // By a whole warp.
@@ -258,17 +311,21 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
   __device__ void load(const ScanCall& call, const ColumnMaps& maps) {
     const Layout& l = call.layout;
     const int64_t tiles = call.plan.splits, jobs = shape.batches * tiles * shape.strips;
-    const int shift = call.exclusive ? 1 : 0;
+    const int shift = call.exclusive ? 1 : 0, lane = lane_id();
     int more = kTotals;  // ends to post: those warps look at every other stage
     bool first_round = true;
+    uint32_t last_rows_parity = 0;
     for (Turn turn; more; turn.next(shape.stages)) {
       const int s = turn.stage;
       first_round = first_round && turn.parity == 0;
       if (!first_round) barrier_wait(&empty[s], turn.parity ^ 1);
-      const int64_t ticket = more == kTotals ? int64_t(take_ticket(shape.space.ticket)) : INT64_MAX;
+      const int64_t ticket =
+          shuffle(lane == 0 && more == kTotals ? int64_t(take_ticket(shape.space.ticket)) : INT64_MAX, 0);
       if (ticket >= jobs) {
-        job[s].batch = -1;
-        barrier_arrive(&taken[s]);
+        if (lane == 0) {
+          job[s].batch = -1;
+          barrier_arrive(&taken[s]);
+        }
         --more;
         continue;
       }
@@ -280,34 +337,59 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
       const int64_t first = int64_t(t.tile) * shape.rows, left = l.length - first;
       t.count = int(left < shape.rows ? left : shape.rows);
       t.results = int(left - shift < shape.rows ? left - shift : shape.rows);
-      char* const to = shape.elements(s);
-      if (shape.boxes) {
-        job[s] = t;
-        barrier_arrive(&taken[s]);
-        barrier_expect(&loaded[s], uint32_t(shape.rows * shape.columns * int(sizeof(E))));
-        box_load(to, &maps.in, t.strip * shape.columns, row_in_memory(call, t), t.batch, &loaded[s]);
-        continue;
-      }
-      const RowStart start = row_start(l, int64_t(t.batch) * shape.columns);
+      const RowStart start = row_start(l, t.batch * l.size[l.kept - 1] + t.strip * shape.columns);
+      const E* const in = static_cast<const E*>(call.in.data) + start.in;
       const int64_t lowest = shape.mirror ? first + t.count - 1 : first;
       const int64_t lowest_out = shift + (shape.mirror ? first + t.results - 1 : first);
-      t.in = reinterpret_cast<uintptr_t>(static_cast<const E*>(call.in.data) + start.in + lowest * l.in[l.kept]);
+      t.in = reinterpret_cast<uintptr_t>(in + lowest * l.in[l.kept]);
       t.out = reinterpret_cast<uintptr_t>(static_cast<E*>(call.out.values) + start.out + lowest_out * l.out[l.kept]);
-      job[s] = t;
-      barrier_arrive(&taken[s]);
-      // Whole granules: up to 15 bytes before and after the run are read, never used, and never in another page. But
-      // memory may end with the columns: their last elements are copied one by one.
-      const uintptr_t from = t.in & ~uintptr_t(kGranule - 1), end = t.in + t.count * shape.columns * sizeof(E);
-      const bool closes = shape.mirror ? t.tile == 0 : left <= shape.rows;
-      const uintptr_t until = (closes ? end : end + kGranule - 1) & ~uintptr_t(kGranule - 1);
-      if (closes && until < end) {
-        for (uintptr_t p = until > t.in ? until : t.in; p < end; p += sizeof(E))
-          *reinterpret_cast<E*>(to + (p - from)) = *global(reinterpret_cast<const E*>(p));
-        bulk_fence();
+      if (lane == 0) {
+        job[s] = t;
+        barrier_arrive(&taken[s]);
+        if (!shape.boxes) load_run(t, s, left <= shape.rows);
       }
-      barrier_expect(&loaded[s], uint32_t(until - from));
-      if (until > from) bulk_load(to, reinterpret_cast<const void*>(from), uint32_t(until - from), &loaded[s]);
+      if (!shape.boxes) continue;
+      // The rows at the end of memory that make no row of boxes are copied by this warp, when the boxes are there.
+      const int row = row_in_memory(call, t), end = int(l.length), rest = end - end % shape.spanned;
+      const bool has_rest = row + shape.rows > rest && rest < end && row < end;
+      Barrier* const b = has_rest ? &last_rows : &loaded[s];
+      if (lane == 0) {
+        barrier_expect(b, uint32_t(shape.rows * shape.pitch * int(sizeof(E))));
+        for (int part = 0; part < shape.spanned; ++part) {
+          const int y = row + part, origin = shape.origin + part, before = origin % shape.spanned;
+          const int64_t along = shape.mirror ? -l.in[l.kept] : l.in[l.kept];
+          const int x = int((before * along + t.strip * shape.columns) / shape.unit * shape.unit);
+          E* const to = reinterpret_cast<E*>(shape.elements(s)) + part * (shape.rows / shape.spanned) * shape.pitch;
+          box_load(to, &maps.in, x, (y - before) / shape.spanned, t.batch, b);
+        }
+      }
+      if (!has_rest) continue;
+      barrier_wait(&last_rows, last_rows_parity);
+      last_rows_parity ^= 1;
+      const int64_t width = l.size[l.kept - 1] - int64_t(t.strip) * shape.columns;
+      for (int y = rest > row ? rest : row; y < end; ++y) {
+        const E* const from = in + (shape.mirror ? end - 1 - y : y) * l.in[l.kept];
+        E* const to = shape.box_row(s, y - row);
+        for (int column = lane; column < shape.columns && column < width; column += kLanes)
+          to[column] = global(from)[column];
+      }
+      arrive(&loaded[s]);
     }
+  }
+  // By one thread. Whole granules: up to 15 bytes before and after the run are read, never used, and never in another
+  // page. But memory may end with the columns: their last elements are copied one by one.
+  __device__ void load_run(const ColumnTile& t, int s, bool last) {
+    char* const to = shape.elements(s);
+    const uintptr_t from = t.in & ~uintptr_t(kGranule - 1), end = t.in + t.count * shape.columns * sizeof(E);
+    const bool closes = shape.mirror ? t.tile == 0 : last;
+    const uintptr_t until = (closes ? end : end + kGranule - 1) & ~uintptr_t(kGranule - 1);
+    if (closes && until < end) {
+      for (uintptr_t p = until > t.in ? until : t.in; p < end; p += sizeof(E))
+        *reinterpret_cast<E*>(to + (p - from)) = *global(reinterpret_cast<const E*>(p));
+      bulk_fence();
+    }
+    barrier_expect(&loaded[s], uint32_t(until - from));
+    if (until > from) bulk_load(to, reinterpret_cast<const void*>(from), uint32_t(until - from), &loaded[s]);
   }
   // The lowest row of a tile's box; there may be fewer rows than the box has, below or above.
   __device__ int row_in_memory(const ScanCall& call, const ColumnTile& t) const {
@@ -325,20 +407,21 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
   }
 
   // Positions past the end have items, too: no result depends on them.
-  template <class Word> __device__ void groups(const S& op, int warp) {
+  template <class Word, class Rows> __device__ void groups(const S& op, int warp) {
     constexpr int V = sizeof(Word) / sizeof(E);
-    const int words = shape.template words<Word>(), pitch = shape.template pitch<Word>();
-    const RowTurns turns(words, int(sizeof(Word)));
+    const int words = shape.columns / V;
+    Rows rows;
+    shape.template describe<Word>(rows);
     for (Turn turn;; turn.next(shape.stages)) {
       const ColumnTile& t = next_loaded(turn);
       if (t.batch < 0) return;
-      const Word* rows = shape.template first_row<Word>(turn.stage, t);
+      const Word* const first = reinterpret_cast<const Word*>(shape.first_row(turn.stage, t));
       Acc* const to = shape.groups(turn.stage);
       const int count = (t.count + kGroup - 1) / kGroup;
 #pragma unroll 2
       for (ItemWalk at(warp * kLanes + lane_id(), kGroups * kLanes, words); at.group < count; at.next()) {
         Word w[kGroup];
-        load_rows(rows + at.group * kGroup * pitch + at.word, pitch, turns.of(at.group), turns.mask, w);
+        rows.load(first + at.group * rows.step + at.word, at.group, w);
         typename S::Item items[V][kGroup];
         items_of(op, w, int64_t(t.tile) * shape.rows + at.group * kGroup, items);
         Packed<Acc, V> total;
@@ -350,9 +433,7 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
     }
   }
   // Where the totals of a group are: 32 of each tile, and then the tile's.
-  __device__ int group_place(int group) const {
-    return (group + group / kFan) * shape.columns;
-  }
+  __device__ int group_place(int group) const { return (group + group / kFan) * shape.columns; }
 
   // The tree over the first `slots` of at most 32 slots, a power of two; get(slot) is absent where a slot is.
   template <class V, class Get> __device__ __forceinline__ static V slot_tree(int slots, V absent, Get get) {
@@ -432,8 +513,7 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
       auto total = [&](int tile, int column) { return groups[group_place(tile * kFan + kFan) - columns + column]; };
       if (shape.tiles > 1)
         for (int column = lane; column < columns; column += kLanes)
-          publish[column].publish(
-              slot_tree(shape.tiles, S::absent(), [&](int tile) { return total(tile, column); }));
+          publish[column].publish(slot_tree(shape.tiles, S::absent(), [&](int tile) { return total(tile, column); }));
       Acc* const within = shape.within(turn.stage);
       for (int pair = lane; pair < pairs; pair += kLanes) {
         const int tile = pair / columns, column = pair - tile * columns;
@@ -456,8 +536,8 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
       for (int first = 0; first < columns; first += kLanes) {
         const int column = first + lane_id();
         const bool has = column < columns;
-        const Acc total = published_tree(shape.space.tile(strip, tile - (slots - 1)) + (has ? column : 0), columns, slots,
-                                         has ? slots : 0, S::absent());
+        const Acc total = published_tree(shape.space.tile(strip, tile - (slots - 1)) + (has ? column : 0), columns,
+                                         slots, has ? slots : 0, S::absent());
         if (has) shape.space.block(strip, tile / slots)[column].publish(total);
       }
     }
@@ -474,16 +554,93 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
     if (has) within[pair] = value;
   }
 
+  // What a carries warp does for some columns: `share` of `slots` block tiles of each superblock is this lane's.
+  struct Columns {
+    const PublishedFloat* totals;  // of the column's first block tile
+    int64_t stride;                // to the next one's
+    int across, share, slots;
+    bool has;
+  };
+
+  // The totals of kAtOnce superblocks from x on, up to the one that `block` is in: that one's only before `block`.
+  template <int kAtOnce>
+  __device__ static void superblock_totals(const Columns& columns, int x, int block, Wide (&value)[kAtOnce]) {
+    auto count_of = [&](int k) {
+      const int count = block - (x + k) * kFan;
+      return count < 0 ? 0 : count < kFan ? count : kFan;
+    };
+    auto mine_of = [&](int k) {
+      const int mine = columns.has ? count_of(k) - columns.share * columns.slots : 0;
+      return mine < 0 ? 0 : mine < columns.slots ? mine : columns.slots;
+    };
+    const PublishedFloat* const first =
+        columns.totals + int64_t(x * kFan + columns.share * columns.slots) * columns.stride;
+    if constexpr (kAtOnce == 1) {
+      const int count = count_of(0);
+      value[0] = published_tree(first, columns.stride, columns.slots < count ? columns.slots : count, mine_of(0),
+                                S::wide_absent());
+    } else {
+      uint32_t word[kAtOnce][kFewSlots];
+      bool there;
+      do {
+        const PublishedFloat* p = anew(first);
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k, p += kFan * columns.stride)
+#pragma unroll
+          for (int i = 0; i < kFewSlots; ++i) {
+            word[k][i] = 1;
+            if (i < mine_of(k)) word[k][i] = p[i * columns.stride].look();
+          }
+        there = true;
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k)
+#pragma unroll
+          for (int i = 0; i < kFewSlots; ++i) there = there & (word[k][i] != 0);
+      } while (ballot(!there));
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        Wide v[kFewSlots];
+#pragma unroll
+        for (int i = 0; i < kFewSlots; ++i)
+          v[i] = i < mine_of(k) ? S::widen(PublishedFloat::value(word[k][i])) : S::wide_absent();
+        value[k] = pairwise<S>(v);
+      }
+    }
+    for (int d = columns.across; d < kLanes; d <<= 1) {
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const Wide other = shuffle(value[k], lane_id() ^ d);
+        value[k] = lane_id() & d ? S::combine(other, value[k]) : S::combine(value[k], other);
+      }
+    }
+  }
+  // The carry into `block`. `before` is what precedes superblock x, and then the one that `block` is in.
+  template <int kAtOnce>
+  __device__ static Wide walk_superblocks(const Columns& columns, int x, int block, Wide& before) {
+    const int last = block / kFan;
+    Wide here = S::wide_absent();
+    for (; x <= last; x += kAtOnce) {
+      Wide value[kAtOnce];
+      superblock_totals(columns, x, block, value);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (x + k < last) before = x + k ? S::combine(before, value[k]) : value[k];
+        if (x + k == last) here = value[k];
+      }
+    }
+    return last ? S::combine(before, here) : here;
+  }
+
   __device__ void carries(int warp) {
     const bool sums = shape.space.block_count > kFan;  // there is more than one superblock
     int spread = 1;                                    // lanes that share a column
     while (spread * 2 * shape.columns <= kLanes) spread *= 2;
-    const int across = kLanes / spread, share = lane_id() / across, slots = kFan / spread;
+    const int across = kLanes / spread;
     int batch = -1;
     for (Turn turn;; turn.next(shape.stages)) {
       const ColumnTile& t = next(turn);
       if (t.batch < 0) return;
-      const int s = turn.stage, block = t.tile / shape.tiles_a_block, superblock = block / kFan;
+      const int s = turn.stage, block = t.tile / shape.tiles_a_block;
       if (sums && t.batch != batch) {
         batch = t.batch;
         for (int i = lane_id(); i < kColumnSums / kLanes; i += kLanes) reached[i][warp] = 0;
@@ -494,32 +651,25 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
         if (task++ % kCarries != warp) continue;
         const int column = first + lane_id() % across;
         const bool has = column < shape.columns;
-        const PublishedFloat* const totals = shape.space.block(shape.strip_of(t), 0) + (has ? column : 0);
+        const Columns columns{shape.space.block(shape.strip_of(t), 0) + (has ? column : 0),
+                              shape.columns,
+                              across,
+                              lane_id() / across,
+                              kFan / spread,
+                              has};
         Wide* const sum = shape.sums() + t.strip * shape.columns + (has ? column : 0);
-        int x = sums ? reached[t.strip][warp] : superblock;
-        Wide before = sums && x > 0 ? *sum : S::wide_absent();
+        const int x = sums ? reached[t.strip][warp] : 0;  // to where this block's last tile of the strip has come
+        Wide before = x > 0 ? *sum : S::wide_absent();
         warp_barrier();
-        for (;; ++x) {  // the superblocks since this block's last tile of the strip, and this one
-          const int count = x < superblock ? kFan : block % kFan, mine = has ? count - share * slots : 0;
-          Wide value = published_tree(totals + int64_t(x * kFan + share * slots) * shape.columns, shape.columns,
-                                      slots < count ? slots : count, mine < 0 ? 0 : mine < slots ? mine : slots,
-                                      S::wide_absent());
-          for (int d = across; d < kLanes; d <<= 1) {
-            const Wide other = shuffle(value, lane_id() ^ d);
-            value = lane_id() & d ? S::combine(other, value) : S::combine(value, other);
-          }
-          if (x == superblock) {
-            if (has && share == 0) {
-              shape.carry(s)[column] = x ? S::combine(before, value) : value;
-              if (sums) *sum = before;
-            }
-            break;
-          }
-          before = x ? S::combine(before, value) : value;
+        const Wide carry = columns.slots <= kFewSlots ? walk_superblocks<4>(columns, x, block, before)
+                                                      : walk_superblocks<1>(columns, x, block, before);
+        if (has && columns.share == 0) {
+          shape.carry(s)[column] = carry;
+          if (sums) *sum = before;
         }
       }
       warp_barrier();
-      if (sums && lane_id() == 0) reached[t.strip][warp] = superblock;
+      if (sums && lane_id() == 0) reached[t.strip][warp] = block / kFan;
       barrier_wait(&totaled[s], turn.parity);
       for (int first = 0; first < shape.tiles * shape.columns; first += kLanes)
         if (task++ % kCarries == warp) fold_tiles(t, s, first + lane_id());
@@ -527,26 +677,27 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
     }
   }
 
-  template <class Word> __device__ void results(const S& op, int warp) {
+  template <class Word, class Rows> __device__ void results(const S& op, int warp) {
     constexpr int V = sizeof(Word) / sizeof(E);
-    const int words = shape.template words<Word>(), pitch = shape.template pitch<Word>();
-    const RowTurns turns(words, int(sizeof(Word)));
+    const int words = shape.columns / V;
+    Rows rows;
+    shape.template describe<Word>(rows);
     for (Turn turn;; turn.next(shape.stages)) {
       const int s = turn.stage;
       const ColumnTile& t = next_loaded(turn);
       if (t.batch < 0) return;
       barrier_wait(&totaled[s], turn.parity);
       barrier_wait(&ready[s], turn.parity);
-      Word* rows = shape.template first_row<Word>(s, t);
+      Word* const first = reinterpret_cast<Word*>(shape.first_row(s, t));
       const Acc* const groups = shape.groups(s);
       const Acc* const within = shape.within(s);
       const Wide* const carry = shape.carry(s);
       const int count = (t.count + kGroup - 1) / kGroup;
 #pragma unroll 1
       for (ItemWalk at(warp * kLanes + lane_id(), kResults * kLanes, words); at.group < count; at.next()) {
-        Word* const p = rows + at.group * kGroup * pitch + at.word;
+        Word* const p = first + at.group * rows.step + at.word;
         Word w[kGroup];
-        load_rows(p, pitch, turns.of(at.group), turns.mask, w);
+        rows.load(p, at.group, w);
         const int column = at.word * V;
         const auto g = *reinterpret_cast<const Packed<Acc, V>*>(groups + group_place(at.group) + column);
         const auto upper = *reinterpret_cast<const Packed<Acc, V>*>(within + at.group / kFan * shape.columns + column);
@@ -570,50 +721,73 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
             w[i] = shift ? rounded[0][i / kPer] >> 16 | (rounded[V - 1][i / kPer] & 0xffff0000u)
                          : (rounded[0][i / kPer] & 0xffffu) | rounded[V - 1][i / kPer] << 16;
         }
-        store_rows(p, pitch, turns.of(at.group), turns.mask, w);
+        rows.store(p, at.group, w);
       }
       bulk_fence();
       arrive(&done[s]);
     }
   }
 
-  __device__ void store(const ScanCall& call, const ColumnMaps& maps) {
-    const int lane = lane_id();
+  __device__ void store(const ScanCall& call, const ColumnMaps& maps, int warp) {
+    const int lane = lane_id(), shift = call.exclusive ? 1 : 0;
     const Layout& l = call.layout;
     for (Turn turn;; turn.next(shape.stages)) {
       const ColumnTile& t = next(turn);
       if (t.batch < 0) return;
-      const int s = turn.stage, shift = call.exclusive ? 1 : 0;
-      if (shift && t.tile == 0) {
-        const int64_t width = l.size[l.kept - 1], first = int64_t(t.strip) * shape.columns;
-        const RowStart start = row_start(l, t.batch * width);
-        for (int64_t column = first + lane; column < first + shape.columns && column < width; column += kLanes)
-          global(static_cast<E*>(call.out.values))[start.out + column] = round_to<E>(S::start());
+      const int s = turn.stage;
+      const int64_t width = l.size[l.kept - 1] - int64_t(t.strip) * shape.columns;
+      const int columns = int(width < shape.columns ? width : shape.columns);
+      E* const out = reinterpret_cast<E*>(t.out);
+      if (shift && t.tile == 0 && warp == 0) {
+        E* const start = out - (shape.mirror ? t.results : 1) * l.out[l.kept];
+        for (int column = lane; column < columns; column += kLanes) global(start)[column] = round_to<E>(S::start());
       }
       barrier_wait(&done[s], turn.parity);
-      char* const from = shape.elements(s);
-      if (shape.boxes) {
-        if (lane == 0)
-          box_store(&maps.out, t.strip * shape.columns, row_in_memory(call, t) + (shape.mirror ? -shift : shift), t.batch,
-                    from);
-      } else {
+      if (!shape.boxes) {
         // Rows without a result are left out: the last one, and that is the lowest one of a mirrored tile.
-        const int skip = shape.mirror ? (t.count - t.results) * shape.columns * int(sizeof(E)) : 0;
-        const int out = int(t.out % kGranule), bytes = t.results * shape.columns * int(sizeof(E));
-        char* const to = reinterpret_cast<char*>(t.out) - out;
-        const char* const at = from + int(t.in % kGranule) + skip - out;  // a multiple of 16 bytes
-        // Whole granules; those that neighbours write to, too, element by element.
-        const int begin = out ? kGranule : 0, end = (out + bytes) & ~(kGranule - 1);
-        if (lane == 0 && end > begin) bulk_store(to + begin, at + begin, uint32_t(end - begin));
-        constexpr int kItems = kGranule / int(sizeof(E));
-        const int offset = lane % kItems * int(sizeof(E)), place = lane < kItems ? offset : end + offset;
-        const bool edge = lane < kItems ? out && place >= out && place < out + bytes
-                                        : lane < 2 * kItems && end >= begin && place < out + bytes;
-        if (edge) *reinterpret_cast<E*>(to + place) = *reinterpret_cast<const E*>(at + place);
+        const int skip = shape.mirror ? t.count - t.results : 0;
+        const E* const from =
+            reinterpret_cast<const E*>(shape.elements(s) + int(t.in % kGranule)) + skip * shape.columns;
+        store_run(out, from, t.results * shape.columns, warp);
+      } else if (shape.spanned == 1) {
+        if (warp == 0 && lane == 0)
+          box_store(&maps.out, t.strip * shape.columns, row_in_memory(call, t) + (shape.mirror ? -shift : shift),
+                    t.batch, shape.elements(s));
+      } else {
+        // Rows of the box that have results: from its lowest one on, or up to its highest one.
+        const int skip = shape.mirror ? shape.rows - t.results : 0;
+        const int64_t along = shape.mirror ? -l.out[l.kept] : l.out[l.kept];
+#pragma unroll 4
+        for (int row = warp; row < t.results; row += kStores) {
+          const E* const from = shape.box_row(s, skip + row);
+          E* const to = out + row * along;
+          for (int column = lane; column < columns; column += kLanes) global(to)[column] = from[column];
+        }
       }
       if (lane == 0) bulk_stores_read();
       arrive(&empty[s]);
     }
+  }
+  // Neighbours, to `to`: in bulk, if both begin at the same place among 16 bytes.
+  __device__ static void store_run(E* to, const E* from, int count, int warp) {
+    const int lane = lane_id();
+    if ((reinterpret_cast<uintptr_t>(to) - reinterpret_cast<uintptr_t>(from)) % kGranule) {
+#pragma unroll 4
+      for (int i = warp * kLanes + lane; i < count; i += kStores * kLanes) global(to)[i] = from[i];
+      return;
+    }
+    if (warp) return;
+    // Whole granules; those that neighbours write to, too, element by element.
+    const int out = int(reinterpret_cast<uintptr_t>(to) % kGranule), bytes = count * int(sizeof(E));
+    char* const base = reinterpret_cast<char*>(to) - out;
+    const char* const at = reinterpret_cast<const char*>(from) - out;
+    const int begin = out ? kGranule : 0, end = (out + bytes) & ~(kGranule - 1);
+    if (lane == 0 && end > begin) bulk_store(base + begin, at + begin, uint32_t(end - begin));
+    constexpr int kItems = kGranule / int(sizeof(E));
+    const int offset = lane % kItems * int(sizeof(E)), place = lane < kItems ? offset : end + offset;
+    const bool edge = lane < kItems ? out && place >= out && place < out + bytes
+                                    : lane < 2 * kItems && end >= begin && place < out + bytes;
+    if (edge) *reinterpret_cast<E*>(base + place) = *reinterpret_cast<const E*>(at + place);
   }
 };
 
@@ -622,11 +796,11 @@ __global__ void __launch_bounds__(kPipelineThreads, 1)
     scan_columns_pipeline(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ColumnMaps maps, void* workspace) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using P = ColumnsPipeline<S, Load, Store>;
-  TR_DYNAMIC_SHARED(shared, 128);
+  TR_DYNAMIC_SHARED(ring, 128);
   __shared__ P pipeline;
   const S op{call.options};
   if (threadIdx.x == 0) {
-    pipeline.shape.set(call, shared, workspace);
+    pipeline.shape.set(call, ring, workspace);
     pipeline.make_barriers();
   }
   __syncthreads();
@@ -636,42 +810,47 @@ __global__ void __launch_bounds__(kPipelineThreads, 1)
     pairs = pairs && reinterpret_cast<uintptr_t>(call.in.data) % 4 == 0;
     for (int d = 0; d < call.layout.kept - 1; ++d) pairs = pairs && call.layout.in[d] % 2 == 0;
   }
+  using Short = typename P::Short;
+  const bool spanned = pipeline.shape.spanned > 1;
   int warp = int(threadIdx.x) / kLanes;
   if (warp < P::kResults) {
-    if (pairs) pipeline.template results<uint32_t>(op, warp);
-    else pipeline.template results<typename P::Short>(op, warp);
+    if (spanned) pipeline.template results<Short, SpannedRows>(op, warp);
+    else if (pairs) pipeline.template results<uint32_t, EvenRows>(op, warp);
+    else pipeline.template results<Short, EvenRows>(op, warp);
   } else if ((warp -= P::kResults) < P::kGroups) {
-    if (pairs) pipeline.template groups<uint32_t>(op, warp);
-    else pipeline.template groups<typename P::Short>(op, warp);
+    if (spanned) pipeline.template groups<Short, SpannedRows>(op, warp);
+    else if (pairs) pipeline.template groups<uint32_t, EvenRows>(op, warp);
+    else pipeline.template groups<Short, EvenRows>(op, warp);
   } else if ((warp -= P::kGroups) < P::kTotals) {
     pipeline.totals(warp);
   } else if ((warp -= P::kTotals) < P::kCarries) {
     pipeline.carries(warp);
-  } else if ((warp -= P::kCarries) == 0) {
+  } else if ((warp -= P::kCarries) < P::kStores) {
+    pipeline.store(call, maps, warp);
+  } else if (warp == P::kStores) {
     pipeline.blocks();
-  } else if (warp == 1) {
-    pipeline.store(call, maps);
-  } else if (lane_id() == 0) {
+  } else {
     pipeline.load(call, maps);
   }
 #endif
 }
 
-// The input and the output of a call that takes boxes. Returns an error's message, or nullptr.
+// The input of a call that takes boxes, and the output if it does. Returns an error's message, or nullptr.
 template <class E> const char* map_columns(const ScanCall& call, ColumnMaps& maps) {
   const Layout& l = call.layout;
-  const int64_t width = l.size[l.kept - 1];
+  const int64_t spanned = call.plan.leaves, width = l.size[l.kept - 1], size = sizeof(E);
   auto map = [&](TensorMap& map, const void* data, const int64_t* stride) {
-    const int64_t along = stride[l.kept];
-    const char* lowest = static_cast<const char*>(data) + (along < 0 ? (l.length - 1) * along * int64_t(sizeof(E)) : 0);
-    const int64_t sizes[3] = {width, l.length, l.rows / width};
-    const int64_t bytes[2] = {(along < 0 ? -along : along) * int64_t(sizeof(E)),
-                              (l.kept > 1 ? stride[0] : (along < 0 ? -along : along) * l.length) * int64_t(sizeof(E))};
-    const int box[3] = {call.plan.lanes, call.plan.rows, 1};
-    return map_tensor<int(sizeof(E))>(map, lowest, sizes, bytes, box);
+    const int64_t reverse = stride[l.kept] < 0 ? (l.length - 1) * stride[l.kept] : 0;
+    const int64_t along = stride[l.kept] < 0 ? -stride[l.kept] : stride[l.kept];
+    const int64_t sizes[3] = {(spanned - 1) * along + width, l.length / spanned, l.rows / width};
+    const int64_t bytes[2] = {spanned * along * size,
+                              (l.kept > 1 ? stride[0] : (along * l.length + 15) / 16 * 16) * size};
+    const int unit = 16 / int(size),
+              box[3] = {call.plan.lanes + (spanned > 1 ? unit : 0), int(call.plan.rows / spanned), 1};
+    return map_tensor<int(size)>(map, static_cast<const char*>(data) + reverse * size, sizes, bytes, box);
   };
   const char* error = map(maps.in, call.in.data, l.in);
-  return error ? error : map(maps.out, call.out.values, l.out);
+  return error || spanned > 1 ? error : map(maps.out, call.out.values, l.out);
 }
 
 #endif

@@ -747,7 +747,8 @@ static std::vector<Run> box_rows(const TensorMap& map, int x, int y, int z, char
       const bool there = z + k >= 0 && z + k < map.sizes[2] && y + j >= 0 && y + j < map.sizes[1] && begin < end;
       if (load && (!there || end - begin < map.box[0])) runs.push_back({shared, nullptr, bytes});
       if (!there) continue;
-      char* const array = const_cast<char*>(map.data) + begin * map.size + (y + j) * map.strides[1] + (z + k) * map.strides[2];
+      char* const array =
+          const_cast<char*>(map.data) + begin * map.size + (y + j) * map.strides[1] + (z + k) * map.strides[2];
       char* const row = shared + (begin - x) * map.size;
       const uint32_t part = uint32_t((end - begin) * map.size);
       if (poisoned(array, part)) fail("a box has bytes that no array has");

@@ -104,7 +104,8 @@ const char* map_tensor(TensorMap& map, const void* data, const int64_t (&sizes)[
          kSize};
   // What the driver refuses.
   bool fits = uintptr_t(data) % 16 == 0 && box[0] * kSize % 16 == 0;
-  for (int d = 0; d < 3; ++d) fits = fits && sizes[d] >= 1 && sizes[d] <= int64_t(1) << 32 && box[d] >= 1 && box[d] <= 256;
+  for (int d = 0; d < 3; ++d)
+    fits = fits && sizes[d] >= 1 && sizes[d] <= int64_t(1) << 32 && box[d] >= 1 && box[d] <= 256;
   for (int64_t stride : strides) fits = fits && stride % 16 == 0 && stride >= 0 && stride < int64_t(1) << 40;
   return fits ? nullptr : "no such tensor map can be made";
 }
