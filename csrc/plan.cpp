@@ -5,6 +5,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "column_tiles.h"
 #include "order.h"
 
 namespace torchreduce {
@@ -128,9 +129,10 @@ void check_grid(const Plan& plan) {
 // block takes more than the least work.
 constexpr int kThreads = 256;  // of a block
 constexpr int kWarps = kThreads / 32;
-constexpr int kMaxLeaves = 64;    // of a run
-constexpr int kBlocksWanted = 4;  // for each multiprocessor
-constexpr int kWarpRows = 32;     // rows for each multiprocessor from which on a warp walks a row of a scan
+constexpr int kMaxLeaves = 64;                // of a run
+constexpr int kBlocksWanted = 4;              // for each multiprocessor
+constexpr int kColumnTilesBytes = 224 << 10;  // of shared memory that a block may have, for the tiles of columns
+constexpr int kWarpRows = 32;                 // rows for each multiprocessor from which on a warp walks a row of a scan
 
 }  // namespace
 
@@ -167,7 +169,8 @@ const char* family_name(Family family) {
     case Family::Columns: return "columns";
     case Family::Chain: return "chain";
     case Family::ColumnsChain: return "columns_chain";
-    default: return "pipeline";
+    case Family::Pipeline: return "pipeline";
+    default: return "columns_pipeline";
   }
 }
 
@@ -268,6 +271,59 @@ static bool column_vectors(const ScanCall& call) {
   return aligned(call.in.data) && aligned(call.out.values);
 }
 
+// The tiles of ColumnsPipeline; no rows: it cannot serve the call.
+struct ColumnTiles {
+  int rows = 0, columns = 0, pitch = 0, spanned = 1, stages = 0, shared = 0;
+  bool boxes = false;
+  int64_t strips = 0;
+};
+static ColumnTiles column_tiles(const ScanCall& call) {
+  const Layout& l = call.layout;
+  ColumnTiles tiles;
+  const int size = size_of(call.in.dtype), last = l.kept - 1;
+  if (!in_place(call) || !is_float(call.in.dtype) || size > 4 || scan_bytes(call).acc > 4) return tiles;
+  if (l.kept == 0 || l.reduced != 1 || l.length == 0 || l.in[last] != 1 || l.out[last] != 1) return tiles;
+  const int64_t in = l.in[l.kept], out = l.out[l.kept], width = l.size[last];
+
+  const char* lowest = static_cast<const char*>(call.in.data) + (in < 0 ? (l.length - 1) * in * size : 0);
+
+  // One run of memory, in and out alike.
+  const bool run = magnitude(in) == width && in == out && width <= 2 * kStripBytes / size;
+  // Boxes of an array, if its rows begin at multiples of 16 bytes; as many rows as bring that about count as one.
+  const int unit = 16 / size;
+  auto boxed = [&](const void* data, const int64_t* strides, int spanned) {
+    const int64_t along = magnitude(strides[l.kept]), batch = strides[0];
+    return aligned(data) && along >= width && along * spanned * size % 16 == 0 && along * spanned < INT32_MAX / 2 &&
+           along * l.length < 1ll << 36 &&
+           (l.kept == 1 || (batch * size % 16 == 0 && batch >= along * l.length && batch < 1ll << 36));
+  };
+  const bool extents = l.kept <= 2 && l.length < INT32_MAX - kBlockTile && l.rows / width < INT32_MAX;
+  const bool boxes = extents && boxed(lowest, l.in, 1) && boxed(call.out.values, l.out, 1);
+  const bool spanned = extents && boxed(lowest, l.in, unit) && l.length >= unit;
+  if (run && (width * size <= kStripBytes || !boxes)) {
+    tiles.columns = tiles.pitch = int(width);
+    tiles.rows = kTile;
+    while (tiles.rows < kBlockTile && 2 * tiles.rows * width * size <= kColumnTileBytes) tiles.rows *= 2;
+    tiles.strips = 1;
+  } else if (boxes || spanned) {
+    const int64_t strips = ceil_div(width * size, kStripBytes);
+    tiles.columns = int(ceil_div(ceil_div(width, strips), unit) * unit);
+    tiles.rows = kTile;
+    tiles.boxes = true;
+    tiles.strips = ceil_div(width, tiles.columns);
+    tiles.spanned = boxes ? 1 : unit;
+    tiles.pitch = tiles.columns + (boxes ? 0 : unit);
+  }
+  const int64_t sums = l.length > kSuperblock ? tiles.strips * tiles.columns : 0;
+  if (sums > kColumnSums || (sums && tiles.strips > kColumnSums / 32)) tiles.rows = 0;
+  if (tiles.rows) {
+    const int bytes = column_stage(tiles.rows, tiles.columns, tiles.pitch, size, tiles.boxes).bytes;
+    tiles.stages = std::min(kColumnTiles, int(kColumnTilesBytes - 8 * sums) / bytes);
+    tiles.shared = tiles.stages * bytes + int(8 * sums);
+  }
+  return tiles;
+}
+
 // Where 16-byte accesses along the row have to be aligned: the end that lies highest in a row walked downwards.
 static bool row_aligned(const void* data, int64_t stride, int size) {
   return aligned(static_cast<const char*>(data) + (stride < 0 ? size : 0));
@@ -302,7 +358,14 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
                        : chains            ? Family::Chain
                                            : Family::Columns;
   const bool narrow = n > kBlockTile && l.rows * in_size < kStripBytes;
-  const Family chosen = !across ? along : narrow && chains ? Family::ColumnsChain : Family::Columns;
+  const ColumnTiles column = device.bulk_copies ? column_tiles(call) : ColumnTiles{};
+  const int64_t column_jobs =
+      column.rows ? ceil_div(n, column.rows) * column.strips * (l.rows / l.size[l.kept - 1]) : 0;
+  const bool staying = n >= kTile / 2 && column_jobs >= device.multiprocessors;
+  const Family chosen = !across            ? along
+                        : staying          ? Family::ColumnsPipeline
+                        : narrow && chains ? Family::ColumnsChain
+                                           : Family::Columns;
   plan.family = family_of(forced.family, chosen, true);
   plan.vector_loads = plan.vector_loads && (plan.family == Family::Rows || plan.family == Family::Chain);
   plan.threads = kThreads;
@@ -385,9 +448,26 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       plan.threads = kPipelineThreads;
       plan.blocks = std::min<int64_t>(l.rows * plan.splits, device.multiprocessors);
       break;
+    case Family::ColumnsPipeline: {
+      if (!column.rows)
+        throw std::invalid_argument("force_plan: the columns' pipeline cannot serve this call on this device");
+      plan.lanes = column.columns;
+      plan.rows = column.rows;
+      plan.warps = column.stages;
+      plan.leaves = column.spanned;
+      plan.vector_loads = column.boxes;
+      plan.splits = ceil_div(n, column.rows);
+      plan.threads = kPipelineThreads;
+      plan.shared = column.shared;
+      plan.blocks = std::min<int64_t>(column_jobs, device.multiprocessors);
+      const int64_t blocks = column.rows == kBlockTile ? 0 : ceil_div(plan.splits, kBlockTile / column.rows);
+      plan.workspace = 8 + column_jobs / plan.splits * column.columns * (plan.splits + blocks) * 4;
+      break;
+    }
   }
   // Chains take tickets even where rows are not split.
-  if (plan.family != Family::Rows && (plan.family != Family::Columns || plan.splits > 1)) {
+  if (plan.family != Family::Rows && plan.family != Family::ColumnsPipeline &&
+      (plan.family != Family::Columns || plan.splits > 1)) {
     // scan_chain.cuh and scan_columns.cuh: a flag beside each 4 bytes of a total, and of the two values of a
     // superblock.
     const ScanBytes bytes = scan_bytes(call);

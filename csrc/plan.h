@@ -8,11 +8,12 @@
 namespace torchreduce {
 
 enum class Family : int {
-  Rows = 0,          // lanes along a row
-  Columns = 1,       // lanes across rows, each walking its own
-  Chain = 2,         // scans: one row over many blocks, carries by look-back
-  ColumnsChain = 3,  // scans: the same with lanes across rows that are few
-  Pipeline = 4       // scans: as Chain, by blocks that stay, with bulk copies
+  Rows = 0,            // lanes along a row
+  Columns = 1,         // lanes across rows, each walking its own
+  Chain = 2,           // scans: one row over many blocks, carries by look-back
+  ColumnsChain = 3,    // scans: the same with lanes across rows that are few
+  Pipeline = 4,        // scans: as Chain, by blocks that stay, with bulk copies
+  ColumnsPipeline = 5  // scans: the same with lanes across rows
 };
 
 struct DeviceFacts {
@@ -21,6 +22,9 @@ struct DeviceFacts {
   bool bulk_copies = false;  // GPU: bulk copies between global and shared memory, and kernels built for them
 };
 
+// Of ColumnsPipeline `lanes` are the columns of a tile, `rows` its positions, `splits` the tiles of a column and
+// `warps` the tiles that a block has at a time; with `vector_loads` tiles come as boxes, with `leaves` rows of elements
+// in a row.
 struct Plan {
   Family family = Family::Rows;
   int lanes = 1;          // lanes a row (Rows), or row-threads a column (Columns), a power of two unless rows are whole

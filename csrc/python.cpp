@@ -38,13 +38,15 @@ py::dict build_info() {
 
 // ---- plans ------------------------------------------------------------------------------------------------------------
 
-constexpr Family kFamilies[] = {Family::Rows, Family::Columns, Family::Chain, Family::ColumnsChain, Family::Pipeline};
+constexpr Family kFamilies[] = {Family::Rows,         Family::Columns,  Family::Chain,
+                                Family::ColumnsChain, Family::Pipeline, Family::ColumnsPipeline};
 
 int family_code(const std::string& name) {
   for (Family family : kFamilies)
     if (name == family_name(family)) return int(family);
-  throw py::value_error("force_plan: unknown family '" + name +
-                        "'. Supported are 'rows', 'columns', 'chain', 'columns_chain' and 'pipeline'");
+  throw py::value_error(
+      "force_plan: unknown family '" + name +
+      "'. Supported are 'rows', 'columns', 'chain', 'columns_chain', 'pipeline' and 'columns_pipeline'");
 }
 
 // The fields that can be forced, but for the family, which has names.

@@ -107,6 +107,22 @@ def test_long_rows_go_through_the_pipeline_where_there_are_bulk_copies():
     assert _C.plan("cumsum", (2**20,), (2,), [0], *numbers, True, True, MULTIPROCESSORS, True)["family"] == "chain"
 
 
+def test_long_columns_go_through_their_pipeline_where_there_are_bulk_copies():
+    """As one run of memory, as boxes, and as boxes of which a row is several of the array's."""
+    for dtype, shape, dim, boxes, spanned in (
+        (torch.float32, (2**20, 3), 0, False, 1), (torch.bfloat16, (2**20, 64), 0, False, 1),
+        (torch.float32, (2**20, 64), 0, True, 1), (torch.bfloat16, (64, 2048, 2048), 1, True, 1),
+        (torch.float32, (50257, 5341), 0, True, 4), (torch.bfloat16, (50257, 5341), 0, True, 8),
+    ):  # fmt: skip
+        strides = torch.empty(shape, device="meta").stride()
+        call = ("cumsum", shape, strides, [dim], NUMBERS[dtype], NUMBERS[dtype], True, True, MULTIPROCESSORS)
+        p = _C.plan(*call, True)
+        assert p["family"] == "columns_pipeline" and p["blocks"] == MULTIPROCESSORS and p["shared"] <= 224 << 10
+        assert p["vector_loads"] == boxes and p["leaves"] == spanned and p["warps"] >= 3
+        assert p["rows"] * p["splits"] >= shape[dim] and p["workspace"] <= 1 + torch.Size(shape).numel() // 32
+        assert _C.plan(*call, False)["family"] in ("columns", "columns_chain")
+
+
 def test_few_long_rows_are_split():
     """vLLM 49367: one program per row starves the GPU."""
     for shape, dim in (((2, 2**24), 1), ((2**24, 2), 0)):

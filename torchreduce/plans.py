@@ -23,6 +23,7 @@ _FAMILIES = {
     ("scan", "chain"): "each row cut into block tiles that hand their totals on",
     ("scan", "columns_chain"): "few columns cut into block tiles that hand their totals on",
     ("scan", "pipeline"): "each row cut into block tiles, by blocks that stay and copy in bulk",
+    ("scan", "columns_pipeline"): "tiles of neighbouring rows, by blocks that stay and copy in bulk",
 }
 
 
@@ -33,7 +34,8 @@ class Plan:
     call: str
     device: str
     kind: str  # "reduction" or "scan"
-    family: str  # "rows", "columns"; of scans on a GPU also "chain", "columns_chain", "pipeline"
+    family: str  # "rows", "columns"; of scans on a GPU also "chain", "columns_chain", "pipeline",
+    # "columns_pipeline"
     lanes: int  # rows: along a row; columns: along a column
     warps: int  # rows: along a row, within a block
     leaves: int  # reductions: leaves of 2048 elements in the run of a row that one warp or block takes

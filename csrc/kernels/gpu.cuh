@@ -6,6 +6,7 @@
 #include <cstring>
 
 #if defined(__CUDACC__)
+#include <cuda.h>
 #include <cuda_runtime.h>
 #define TR_GRID_CONSTANT const __grid_constant__
 using gpuStream_t = cudaStream_t;
@@ -248,6 +249,29 @@ __device__ __forceinline__ void store_relaxed(uint64_t* p, uint64_t v) {
   __hip_atomic_store(global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 #endif
 }
+__device__ __forceinline__ uint32_t load_relaxed(const uint32_t* p) {
+#if defined(__CUDACC__)
+  uint32_t v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+#else
+  return __hip_atomic_load(global(p), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+#endif
+}
+__device__ __forceinline__ void store_relaxed(uint32_t* p, uint32_t v) {
+#if defined(__CUDACC__)
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+#else
+  __hip_atomic_store(global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+#endif
+}
+// The same pointer, of which a compiler does not know that: so that it keeps no addresses near it in registers.
+template <class T> __device__ __forceinline__ T* anew(T* p) {
+#if defined(__CUDACC__)
+  asm volatile("" : "+l"(p));
+#endif
+  return p;
+}
 __device__ __forceinline__ uint64_t take_ticket(uint64_t* counter) {
   return atomicAdd(reinterpret_cast<unsigned long long*>(global(counter)), 1ull);
 }
@@ -269,7 +293,8 @@ __device__ __forceinline__ void back_off() {
 #if defined(TR_EMULATED)
 
 using simt::Barrier, simt::barrier_init, simt::barriers_made, simt::barrier_arrive, simt::barrier_expect,
-    simt::barrier_wait, simt::bulk_load, simt::bulk_fence, simt::bulk_store, simt::bulk_stores_read;
+    simt::barrier_wait, simt::bulk_load, simt::bulk_fence, simt::bulk_store, simt::bulk_stores_read, simt::TensorMap,
+    simt::map_tensor, simt::box_load, simt::box_store;
 
 #elif defined(TR_BULK_COPIES)
 
@@ -315,6 +340,51 @@ __device__ __forceinline__ void bulk_store(void* to, const void* shared, uint32_
 // Until the thread's bulk stores have read their shared memory.
 __device__ __forceinline__ void bulk_stores_read() {
   asm volatile("cp.async.bulk.commit_group;\n cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// An array of three dims, the first of them of neighbours, that is copied by boxes. For a kernel's parameter.
+using TensorMap = CUtensorMap;
+
+// Of elements of kSize bytes; `strides` of the second and third dim in bytes, multiples of 16 as `data` is. Returns an
+// error's message, or nullptr.
+template <int kSize>
+const char* map_tensor(TensorMap& map, const void* data, const int64_t (&sizes)[3], const int64_t (&strides)[2],
+                       const int (&box)[3]) {
+  using Encode = decltype(&cuTensorMapEncodeTiled);
+  static const Encode encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    (void)cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+#else
+    (void)cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
+#endif
+    return reinterpret_cast<Encode>(function);
+  }();
+  if (!encode) return "the driver has no cuTensorMapEncodeTiled";
+  const cuuint64_t size[3] = {cuuint64_t(sizes[0]), cuuint64_t(sizes[1]), cuuint64_t(sizes[2])};
+  const cuuint64_t stride[2] = {cuuint64_t(strides[0]), cuuint64_t(strides[1])};
+  const cuuint32_t extent[3] = {cuuint32_t(box[0]), cuuint32_t(box[1]), cuuint32_t(box[2])}, steps[3] = {1, 1, 1};
+  constexpr auto kType = kSize == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16 : CU_TENSOR_MAP_DATA_TYPE_UINT32;
+  const CUresult result =
+      encode(&map, kType, 3, const_cast<void*>(data), size, stride, extent, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? nullptr : "cuTensorMapEncodeTiled failed";
+}
+
+// The box whose first element is (x, y, z). What lies outside the array is zero, and is not written. In shared memory
+// boxes are dense, and begin at multiples of 128 bytes.
+__device__ __forceinline__ void box_load(void* shared, const TensorMap* map, int x, int y, int z, Barrier* b) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(b))
+      : "memory");
+}
+__device__ __forceinline__ void box_store(const TensorMap* map, int x, int y, int z, const void* shared) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(x),
+               "r"(y), "r"(z), "r"(shared_address(shared))
+               : "memory");
 }
 
 #endif

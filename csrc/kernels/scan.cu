@@ -4,6 +4,7 @@
 #include "scan_chain.cuh"
 #include "scan_columns.cuh"
 #include "scan_columns_chain.cuh"
+#include "scan_columns_pipeline.cuh"
 #include "scan_pipeline.cuh"
 #include "scan_short_rows.cuh"
 
@@ -62,6 +63,16 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       if constexpr (kPipelined<S, Load, Store>)
         enqueue(scan_pipeline<S, Load, Store>, plan.blocks, plan.threads, PipelineShape<sizeof(E)>::kShared, stream,
                 call, workspace);
+#endif
+      break;
+    case Family::ColumnsPipeline:
+#ifdef TR_BULK_COPIES
+      if constexpr (kColumnsPipelined<S, Load, Store>) {
+        ColumnMaps maps{};
+        if (plan.vector_loads)
+          if (const char* error = map_columns<E>(call, maps)) return error;
+        run(scan_columns_pipeline<S, Load, Store>, maps, workspace);
+      }
 #endif
       break;
   }

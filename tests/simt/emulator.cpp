@@ -97,10 +97,16 @@ struct Phases {
   char token[2] = {};  // of even and odd phases
 };
 
-struct BulkCopy {
+// Bytes that lie together; from nowhere come zeros. Of a box they belong to an array, each of them.
+struct Run {
   char* to;
   const char* from;
   uint32_t bytes;
+};
+struct BulkCopy {
+  std::vector<Run> runs;
+  uint32_t bytes;
+  bool box;
   Barrier* barrier;  // of a load
   int thread, rounds;
   std::unique_ptr<char> token = std::make_unique<char>();
@@ -357,6 +363,10 @@ void copy_granule(char* to, const char* from) {
   if (!there) fail("16 bytes are read of which none belongs to an array");
 }
 
+void copy_bytes(char* to, const char* from, uint32_t bytes) {
+  for (uint32_t i = 0; i < bytes; ++i) to[i] = from[i];
+}
+
 void do_bulk_copy(int index) {
   const BulkCopy c = std::move(slot->copies[index]);
   slot->copies[index] = std::move(slot->copies.back());
@@ -366,13 +376,20 @@ void do_bulk_copy(int index) {
   Phases* const p = c.barrier ? &phases_of(c.barrier) : nullptr;
   as_another([&] {
     acquire(p ? c.token.get() : &slot->fence_token);
-    // The first and the last 16 bytes from memory may have others' bytes.
-    if (p && c.bytes > 32) note_read(c.from + 16, c.bytes - 32);
-    if (!p) note_read(c.from, c.bytes);
-    note_write(c.to, c.bytes);
+    for (const Run& run : c.runs) {
+      // The first and the last 16 bytes from memory may have others' bytes.
+      if (p && !c.box && run.bytes > 32) note_read(run.from + 16, run.bytes - 32);
+      if (run.from && (!p || c.box)) note_read(run.from, run.bytes);
+      note_write(run.to, run.bytes);
+    }
     release(p ? &p->token[p->phase & 1] : &thread.stores_token);
   });
-  for (uint32_t i = 0; i < c.bytes; i += 16) copy_granule(c.to + i, c.from + i);
+  for (const Run& run : c.runs) {
+    if (!run.from) __builtin_memset(run.to, 0, run.bytes);
+    else if (c.box) copy_bytes(run.to, run.from, run.bytes);
+    else
+      for (uint32_t i = 0; i < run.bytes; i += 16) copy_granule(run.to + i, run.from + i);
+  }
   if (p) {
     p->bytes -= c.bytes;
     finish_phase(*p);
@@ -388,11 +405,11 @@ void serve_bulk_copies() {
   if (slot->ready.empty() && !slot->copies.empty()) do_bulk_copy(int(launched->random() % slot->copies.size()));
 }
 
-void start_bulk_copy(void* to, const void* from, uint32_t bytes, Barrier* b) {
+void start_bulk_copy(std::vector<Run> runs, uint32_t bytes, bool box, Barrier* b) {
   const Unnoticed scope;
   auto& random = launched->random;
   const int rounds = int(random() % 8 ? random() % kCopyRounds : random() % kSlowCopyRounds);
-  slot->copies.push_back({static_cast<char*>(to), static_cast<const char*>(from), bytes, b, slot->thread, rounds});
+  slot->copies.push_back({std::move(runs), bytes, box, b, slot->thread, rounds});
   release(slot->copies.back().token.get());
   slot->published = true;
 }
@@ -705,13 +722,45 @@ void bulk_load(void* shared, const void* from, uint32_t bytes, Barrier* b) {
   check_bulk(shared, from, bytes, shared);
   if (poisoned(from, bytes)) fail("a bulk load leaves the array");
   phases_of(b);
-  start_bulk_copy(shared, from, bytes, b);
+  start_bulk_copy({{static_cast<char*>(shared), static_cast<const char*>(from), bytes}}, bytes, false, b);
 }
 void bulk_store(void* to, const void* shared, uint32_t bytes) {
   check_bulk(to, shared, bytes, shared);
   if (poisoned(to, bytes)) fail("a bulk store leaves the array");
   ++slot->running().stores;
-  start_bulk_copy(to, shared, bytes, nullptr);
+  start_bulk_copy({{static_cast<char*>(to), static_cast<const char*>(shared), bytes}}, bytes, false, nullptr);
+}
+
+// The rows of a box in shared memory, and where they are in the array, if they are there: of each the part that is, and
+// what is not.
+static std::vector<Run> box_rows(const TensorMap& map, int x, int y, int z, char* shared, bool load) {
+  std::vector<Run> runs;
+  if (uintptr_t(shared) % 128) fail("a box in shared memory begins at no multiple of 128 bytes");
+  const uint32_t bytes = uint32_t(map.box[0] * map.size);
+  check_bulk(shared, map.data, bytes * uint32_t(map.box[1] * map.box[2]), shared);
+  const int64_t begin = std::max<int64_t>(x, 0), end = std::min<int64_t>(x + map.box[0], map.sizes[0]);
+  for (int k = 0; k < map.box[2]; ++k)
+    for (int j = 0; j < map.box[1]; ++j, shared += bytes) {
+      const bool there = z + k >= 0 && z + k < map.sizes[2] && y + j >= 0 && y + j < map.sizes[1] && begin < end;
+      if (load && (!there || end - begin < map.box[0])) runs.push_back({shared, nullptr, bytes});
+      if (!there) continue;
+      char* const array =
+          const_cast<char*>(map.data) + begin * map.size + (y + j) * map.strides[1] + (z + k) * map.strides[2];
+      char* const row = shared + (begin - x) * map.size;
+      const uint32_t part = uint32_t((end - begin) * map.size);
+      if (poisoned(array, part)) fail("a box has bytes that no array has");
+      runs.push_back(load ? Run{row, array, part} : Run{array, row, part});
+    }
+  return runs;
+}
+void box_load(void* shared, const TensorMap* map, int x, int y, int z, Barrier* b) {
+  phases_of(b);
+  const uint32_t bytes = uint32_t(map->box[0] * map->box[1] * map->box[2] * map->size);
+  start_bulk_copy(box_rows(*map, x, y, z, static_cast<char*>(shared), true), bytes, true, b);
+}
+void box_store(const TensorMap* map, int x, int y, int z, const void* shared) {
+  ++slot->running().stores;
+  start_bulk_copy(box_rows(*map, x, y, z, static_cast<char*>(const_cast<void*>(shared)), false), 0, true, nullptr);
 }
 void bulk_fence() { release(&slot->fence_token); }
 __attribute__((noinline)) void bulk_stores_read() {

@@ -85,5 +85,27 @@ void bulk_load(void* shared, const void* from, uint32_t bytes, Barrier* b);
 void bulk_store(void* to, const void* shared, uint32_t bytes);
 void bulk_fence();
 void bulk_stores_read();
+struct TensorMap {
+  const char* data;
+  int64_t sizes[3], strides[3];  // elements, bytes
+  int box[3], size;
+};
+void box_load(void* shared, const TensorMap* map, int x, int y, int z, Barrier* b);
+void box_store(const TensorMap* map, int x, int y, int z, const void* shared);
+template <int kSize>
+const char* map_tensor(TensorMap& map, const void* data, const int64_t (&sizes)[3], const int64_t (&strides)[2],
+                       const int (&box)[3]) {
+  map = {static_cast<const char*>(data),
+         {sizes[0], sizes[1], sizes[2]},
+         {kSize, strides[0], strides[1]},
+         {box[0], box[1], box[2]},
+         kSize};
+  // What the driver refuses.
+  bool fits = uintptr_t(data) % 16 == 0 && box[0] * kSize % 16 == 0;
+  for (int d = 0; d < 3; ++d)
+    fits = fits && sizes[d] >= 1 && sizes[d] <= int64_t(1) << 32 && box[d] >= 1 && box[d] <= 256;
+  for (int64_t stride : strides) fits = fits && stride % 16 == 0 && stride >= 0 && stride < int64_t(1) << 40;
+  return fits ? nullptr : "no such tensor map can be made";
+}
 
 }  // namespace simt

@@ -112,7 +112,8 @@ void check_reductions(const std::vector<std::vector<int64_t>>& shapes, uint64_t 
 }
 
 constexpr int kRows = int(Family::Rows), kColumns = int(Family::Columns), kChain = int(Family::Chain),
-              kColumnsChain = int(Family::ColumnsChain), kPipeline = int(Family::Pipeline);
+              kColumnsChain = int(Family::ColumnsChain), kPipeline = int(Family::Pipeline),
+              kColumnsPipeline = int(Family::ColumnsPipeline);
 constexpr int kInPitch = 3;  // rows lie one after another in memory, aligned or not, or one element further apart
 const Policies kReducePolicies = {
     // family, lanes, warps, leaves, vector loads, whole rows
@@ -239,6 +240,28 @@ void pipeline() {
   check({"cumsum", Dtype::BF16, Dtype::BF16, {1, 200 * 8192 + 9}, 2, false, true}, few);
 }
 
+// Few columns, as one run of memory; boxes of many; boxes of rows that begin anywhere among 16 bytes.
+void columns_pipeline() {
+  const Policies policies = {{{kColumnsPipeline, -1, -1, -1, -1}, 3, kInPitch, true},
+                             {{kColumnsPipeline, -1, -1, -1, -1}, 2, 1, true}};
+  const std::vector<std::vector<int64_t>> shapes = {{9, 3},     {8193, 2},  {3000, 2},  {2500, 4},  {1100, 7},
+                                                    {3000, 8},  {1030, 16}, {700, 30},  {513, 33},  {300, 63},
+                                                    {300, 64},  {9000, 5},  {1000, 72}, {255, 100}, {9, 129},
+                                                    {770, 104}, {520, 200}, {1, 16},    {523, 131}, {9000, 32}};
+  for (Dtype d : {Dtype::F32, Dtype::BF16})
+    for (int form = 0; form < 4; ++form)  // exclusive, reverse
+      for (const auto& sizes : shapes) check({"cumsum", d, d, sizes, 1, form % 2 != 0, form / 2 != 0}, policies);
+  for (Dtype d : {Dtype::F32, Dtype::BF16})
+    for (int form = 0; form < 4; ++form)
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{{3, 600, 64}, {2, 8500, 8}, {3, 300, 5}, {2, 512, 75}})
+        check({"cumsum", d, d, sizes, 2, form % 2 != 0, form / 2 != 0}, policies);
+  const Policies few = {{{kColumnsPipeline, -1, -1, -1, -1}, 3, 1, true}};
+  check({"cumsum", Dtype::F32, Dtype::F32, {2 * kSuperblock + 40000, 2}, 1}, few);
+  check({"cumsum", Dtype::BF16, Dtype::BF16, {kSuperblock + 40000, 3}, 1, false, true}, few);
+  check({"cumsum", Dtype::F32, Dtype::F32, {2, kSuperblock + 300, 16}, 2}, few);
+  check({"cumsum", Dtype::BF16, Dtype::BF16, {kSuperblock + 9000, 72}, 1}, few);
+}
+
 // ---- both -----------------------------------------------------------------------------------------------------------
 
 // Offsets beyond 2^31, in every family.
@@ -283,6 +306,7 @@ constexpr Group kGroups[] = {
     {"chain", chain},
     {"columns_chain", columns_chain},
     {"pipeline", pipeline},
+    {"columns_pipeline", columns_pipeline},
     {"far", far},
     {"superblocks", superblocks},
 };
@@ -312,7 +336,7 @@ void solve(const char* path) {
       exit(1);
     }
     simt::options.title = line;
-    const bool pipeline = Family(family) == Family::Pipeline;
+    const bool pipeline = Family(family) == Family::Pipeline || Family(family) == Family::ColumnsPipeline;
     simt::options.bulk_copies = pipeline;
     force_plan({family, -1, -1, -1, -1});
     std::string plan;
