@@ -452,7 +452,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       if (!column.rows)
         throw std::invalid_argument("force_plan: the columns' pipeline cannot serve this call on this device");
       plan.lanes = column.columns;
-      plan.rows = column.rows;
+      plan.positions = column.rows;
       plan.warps = column.stages;
       plan.leaves = column.spanned;
       plan.vector_loads = column.boxes;

@@ -22,7 +22,7 @@ struct DeviceFacts {
   bool bulk_copies = false;  // GPU: bulk copies between global and shared memory, and kernels built for them
 };
 
-// Of ColumnsPipeline `lanes` are the columns of a tile, `rows` its positions, `splits` the tiles of a column and
+// Of ColumnsPipeline `lanes` are the columns of a tile, `splits` the tiles of a column and
 // `warps` the tiles that a block has at a time; with `vector_loads` tiles come as boxes, with `leaves` rows of elements
 // in a row.
 struct Plan {
@@ -30,6 +30,7 @@ struct Plan {
   int lanes = 1;          // lanes a row (Rows), or row-threads a column (Columns), a power of two unless rows are whole
   int warps = 1;          // Rows: warps a row within a block, a power of two
   int leaves = 1;         // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
+  int positions = 0;      // scans, ColumnsPipeline: positions of a tile
   int64_t splits = 1;     // reductions: runs a row, each leaving a partial; scans: block tiles a row (chains)
   int64_t blocks = 1;     // grid size; CPU: tasks
   int threads = 1;        // block size; CPU: 1

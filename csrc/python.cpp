@@ -87,6 +87,7 @@ py::dict as_dict(const Plan& plan) {
   fields["warps"] = plan.warps;
   fields["leaves"] = plan.leaves;
   fields["whole"] = plan.whole;
+  fields["positions"] = plan.positions;
   fields["splits"] = plan.splits;
   fields["blocks"] = plan.blocks;
   fields["threads"] = plan.threads;

@@ -119,7 +119,7 @@ def test_long_columns_go_through_their_pipeline_where_there_are_bulk_copies():
         p = _C.plan(*call, True)
         assert p["family"] == "columns_pipeline" and p["blocks"] == MULTIPROCESSORS and p["shared"] <= 224 << 10
         assert p["vector_loads"] == boxes and p["leaves"] == spanned and p["warps"] >= 3
-        assert p["rows"] * p["splits"] >= shape[dim] and p["workspace"] <= 1 + torch.Size(shape).numel() // 32
+        assert p["positions"] * p["splits"] >= shape[dim] and p["workspace"] <= 1 + torch.Size(shape).numel() // 32
         assert _C.plan(*call, False)["family"] in ("columns", "columns_chain")
 
 

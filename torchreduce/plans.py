@@ -39,6 +39,7 @@ class Plan:
     lanes: int  # rows: along a row; columns: along a column
     warps: int  # rows: along a row, within a block
     leaves: int  # reductions: leaves of 2048 elements in the run of a row that one warp or block takes
+    positions: int  # scans, columns_pipeline: along a column, of a tile
     splits: int  # reductions: runs a row; scans: block tiles a row, or tiles of a column
     blocks: int  # GPU: grid size; CPU: tasks
     threads: int  # GPU: block size

@@ -1,10 +1,11 @@
 // Scans of columns on GPUs with bulk copies, in one pass: one block a multiprocessor stays for the whole call, and its
 // warps have roles that only barriers in shared memory join.
 //
-// A tile is plan.rows positions (tiles of 256, a power of two of them, at most a block tile) of a strip of plan.lanes
-// neighbouring columns. It comes as one run of memory where the strip is all there is, else as a box of a larger array.
-// The rows of boxes begin at multiples of 16 bytes: where those of the array do not, plan.leaves of them count as one
-// row, and as many boxes bring the tile, one for every plan.leaves-th row, each with what lies in the same 16 bytes.
+// A tile is plan.positions positions (tiles of 256, a power of two of them, at most a block tile) of a strip of
+// plan.lanes neighbouring columns. It comes as one run of memory where the strip is all there is, else as a box of a
+// larger array. The rows of boxes begin at multiples of 16 bytes: where those of the array do not, plan.leaves of them
+// count as one row, and as many boxes bring the tile, one for every plan.leaves-th row, each with what lies in the same
+// 16 bytes.
 //
 //   loader   takes a ticket for each stage of a ring that is free, and starts the bulk load of that tile
 //   groups   each thread forms the totals of some groups
@@ -47,7 +48,7 @@ struct TileSpace {
   int columns;
 
   __device__ void set(void* workspace, int64_t strips, const Plan& plan) {
-    const int tiles_a_block = kBlockTile / plan.rows;
+    const int tiles_a_block = kBlockTile / plan.positions;
     tile_count = int(plan.splits);
     columns = plan.lanes;
     block_count = (tile_count + tiles_a_block - 1) / tiles_a_block;
@@ -64,7 +65,7 @@ struct ColumnTile {
   int batch;           // -1: there is none, and no other comes
   int tile;            // along the columns
   int strip;           // across them
-  int count, results;  // positions read and written: plan.rows, fewer at the end
+  int count, results;  // positions read and written: plan.positions, fewer at the end
   uintptr_t in, out;   // one run of memory: its lowest elements
 };
 
@@ -219,7 +220,7 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
     __device__ void set(const ScanCall& call, char* dynamic, void* workspace) {
       const Layout& l = call.layout;
       const int64_t width = l.size[l.kept - 1];
-      rows = call.plan.rows;
+      rows = call.plan.positions;
       columns = call.plan.lanes;
       tiles = rows / kTile;
       tiles_a_block = kBlockTile / rows;
@@ -710,7 +711,7 @@ template <class S, class Load, class Store> struct ColumnsPipeline {
           typename S::Result r[kGroup];
           S::group(items[v]);
           op.results(S::prefix(c.item[v], S::combine(upper.item[v], g.item[v])), items[v], r);
-          round_group<E>(r, rounded[v]);
+          round_group<E, S>(r, rounded[v]);
         }
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) {
@@ -846,7 +847,7 @@ template <class E> const char* map_columns(const ScanCall& call, ColumnMaps& map
     const int64_t bytes[2] = {spanned * along * size,
                               (l.kept > 1 ? stride[0] : (along * l.length + 15) / 16 * 16) * size};
     const int unit = 16 / int(size),
-              box[3] = {call.plan.lanes + (spanned > 1 ? unit : 0), int(call.plan.rows / spanned), 1};
+              box[3] = {call.plan.lanes + (spanned > 1 ? unit : 0), int(call.plan.positions / spanned), 1};
     return map_tensor<int(size)>(map, static_cast<const char*>(data) + reverse * size, sizes, bytes, box);
   };
   const char* error = map(maps.in, call.in.data, l.in);
