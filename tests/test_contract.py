@@ -139,6 +139,15 @@ def test_reference_bits_where_the_carry_overflows(device, to):
     assert torch.isinf(expected[0, 2 * 8192]) and torch.isfinite(expected[0, -1])
 
 
+@pytest.mark.parametrize("name, dtype", [(name, dtype) for name, dtype in EVERY if ROWS[name].kind == "scan"])
+def test_reference_bits_of_many_short_rows(device, name, dtype):
+    """Rows of a few elements, of which a warp has many, aligned and not."""
+    for n in (1, 2, 3, 4, 5, 8, 12, 17):
+        buffer = hostile((700 * n + 1,), dtype, seed=n)
+        for start in (0, 1):
+            check_reference(name, buffer[start : start + 700 * n].view(700, n), device, 1)
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_reference_bits_of_random_calls(device, seed):
     c = random_call(seed, elements=(100, 3000, 30000, 200000)[seed % 4])

@@ -83,6 +83,16 @@ def test_rows_that_start_anywhere_are_stored_wide():
     ]
 
 
+def test_kernels_of_two_inputs_take_them_one_by_one():
+    types = "torchreduce::generic::LinearScan<float>, torchreduce::gpu::PairLoad<float>"
+    types += ", torchreduce::gpu::TypedStore<float>"
+    wide = Counter({("load", 16): 8, ("store", 16): 2})
+    chain = isa.Kernel("gfx90a", f"void torchreduce::gpu::scan_chain<{types} >(int)", 100, 50, 64, 0, 0, wide)
+    assert chain.element == "f32" and isa.faults([chain]) == []
+    wide["load", 16] = 7
+    assert [line.partition(": ")[2] for line in isa.faults([chain])] == ["7 loads of 16 bytes, expected 8"]
+
+
 def test_bulk_copies_are_asked_for_only_where_they_exist():
     name = NAME.replace("reduce_rows", "scan_pipeline")
     right = isa.Kernel("sm_90", name, 80, 0, 64, 0, 0, Counter(), bulk_copies=2)

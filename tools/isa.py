@@ -33,6 +33,7 @@ WIDE_GROUPS = {
     "scan_tiled_rows": (2, 2),
     "scan_chain": (4, 4),
 }
+WIDE_GROUPS_OF_PAIRS = {"scan_rows": (4, 1), "scan_chain": (4, 1)}  # a group of each input
 # Its wide accesses, whatever the elements: of kernels for several columns a lane, and for rows that start anywhere.
 WIDE_ACCESSES = {"scan_columns": (8, 8), "scan_short_rows": (0, 1), "scan_tiled_rows": (0, 1)}
 BULK_FAMILIES = {"scan_pipeline"}
@@ -56,7 +57,7 @@ TYPES = {
 # reduce_rows<Sum<float>, TypedLoad<F16>>(...), combine_partials<Sum<float>>(...), and the scans with a Store at the end
 KERNEL = re.compile(
     r"(?P<family>\w+)<(?P<op>\w+)<(?P<accumulator>[\w ]+)>"
-    r"(, (?P<kind>Typed|Triple|Any)Load<(?P<load>[\w ]+)>"
+    r"(, (?P<kind>Typed|Pair|Triple|Any)Load<(?P<load>[\w ]+)>"
     r"(, ((Typed|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<variant>\w+)(, \d+)?)?)? ?>\("
 )
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
@@ -92,7 +93,9 @@ class Kernel:
         if match["kind"] == "Any":
             self.element = f"any as {self.element}"
         # Of a kernel that is compiled for one type: that of the elements, and of a scan's results.
-        self.types = {"load": match["load"], "store": match["store"]} if match["kind"] in ("Typed", "Triple") else {}
+        one_type = match["kind"] in ("Typed", "Pair", "Triple")
+        self.types = {"load": match["load"], "store": match["store"]} if one_type else {}
+        self.pairs = match["kind"] == "Pair"
 
     def check(self) -> list[str]:
         faults = list(self.faults)
@@ -106,7 +109,8 @@ class Kernel:
             for access, wanted in zip(("load", "store"), WIDE_ACCESSES.get(self.family, (0, 0)), strict=True):
                 if self.wide[access, 16] < wanted:
                     faults.append(f"{self.wide[access, 16]} {access}s of 16 bytes, expected {wanted}")
-        for access, groups in zip(("load", "store"), WIDE_GROUPS.get(self.family, (0, 0)), strict=True):
+        expected = (WIDE_GROUPS_OF_PAIRS if self.pairs else WIDE_GROUPS).get(self.family, (0, 0))
+        for access, groups in zip(("load", "store"), expected, strict=True):
             if self.types.get(access) and self.variant != "false":
                 group = 8 * TYPES[self.types[access]][1]  # bytes
                 width = min(16, group)

@@ -169,10 +169,11 @@ constexpr Scanned kScanned[] = {
     {"cumsum", Dtype::BF16, Dtype::F64},      {"cumsum", Dtype::I64, Dtype::F32},
     {"cumsum", Dtype::U8, Dtype::I64},        {"cumsum", Dtype::F16, Dtype::F16},
     {"cumprod", Dtype::F32, Dtype::F32},      {"cumprod", Dtype::BF16, Dtype::F64},
-    {"cumprod", Dtype::I8, Dtype::I64},       {"logcumsumexp", Dtype::F32, Dtype::F32},
-    {"logcumsumexp", Dtype::F16, Dtype::F16}, {"cummax", Dtype::BF16, Dtype::BF16},
-    {"cummin", Dtype::F64, Dtype::F64},       {"cummax", Dtype::Bool, Dtype::Bool},
-    {"decayed_sum", Dtype::F32, Dtype::F32},  {"decayed_sum", Dtype::F64, Dtype::F64},
+    {"cumprod", Dtype::I8, Dtype::I64},       {"cumprod", Dtype::F16, Dtype::F16},
+    {"logcumsumexp", Dtype::F32, Dtype::F32}, {"logcumsumexp", Dtype::F16, Dtype::F16},
+    {"cummax", Dtype::BF16, Dtype::BF16},     {"cummin", Dtype::F64, Dtype::F64},
+    {"cummax", Dtype::Bool, Dtype::Bool},     {"decayed_sum", Dtype::F32, Dtype::F32},
+    {"decayed_sum", Dtype::F64, Dtype::F64},
 };
 void check_scans(const std::vector<std::vector<int64_t>>& shapes, uint64_t along, const Policies& policies) {
   for (const Scanned& s : kScanned) {
