@@ -178,7 +178,7 @@ __device__ __forceinline__ void shift_results(Result (&r)[kGroup], int lane, Res
 // Rows of at most a tile: plan.lanes lanes a row, several rows a lane for enough bytes in flight. A warp's rows are
 // neighbours.
 template <class S, class Load, class Store, bool kAligned>
-__global__ void __launch_bounds__(kThreads, 2) scan_short_rows(TR_GRID_CONSTANT ScanCall call) {
+__global__ void __launch_bounds__(kThreads) scan_short_rows(TR_GRID_CONSTANT ScanCall call) {
   using Acc = typename S::Acc;
   using E = typename Load::Element;
   using O = typename Store::Element;
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kThreads, 2) scan_short_rows(TR_GRID_CONSTANT 
 
 // Longer ones: plan.warps warps a row, each with K neighbouring tiles.
 template <class S, class Load, class Store, bool kAligned, int K>
-__global__ void __launch_bounds__(kThreads, 2) scan_tiled_rows(TR_GRID_CONSTANT ScanCall call) {
+__global__ void __launch_bounds__(kThreads) scan_tiled_rows(TR_GRID_CONSTANT ScanCall call) {
   using Acc = typename S::Acc;
   using E = typename Load::Element;
   using O = typename Store::Element;
