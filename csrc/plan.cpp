@@ -359,29 +359,29 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, vector);
       plan.lanes = int(std::min<int64_t>(kFan, power_of_two(ceil_div(n, kGroup))));
       plan.splits = ceil_div(n, kTile);
-      auto take_threads = [&](int most) {  // whole warps, and each within a column or along several
-        const int64_t strip = std::min<int64_t>(columns, most / plan.lanes);
-        plan.threads =
-            plan.lanes * int(plan.lanes == kFan ? strip : std::max<int64_t>(power_of_two(strip), 32 / plan.lanes));
-        plan.threads = std::min(plan.threads, most);
+      const int threads = column_threads(vector, in_size, int(bytes.acc));
+      auto take_threads = [&](int most) {
+        // Whole warps; an even number of them where others form carries (carry_threads).
+        const int64_t step = plan.lanes < kFan ? 32 / plan.lanes : 1, even = plan.splits > 1 ? 2 : 1;
+        const int64_t widest = std::max(step, most / plan.lanes / even * even);
+        const int64_t strips = std::max<int64_t>(1, ceil_div(columns, widest));
+        plan.strip = int(std::max<int64_t>(1, ceil_div(ceil_div(columns, strips), step)) * step);
         plan.warps = 1;
-        if (plan.splits > 1) {  // narrow strips: several tiles, for enough bytes at a time
-          while (plan.warps * 2 * plan.threads <= most && plan.warps < plan.splits) plan.warps *= 2;
-          plan.threads *= plan.warps;
-        }
-        const int across = plan.threads / plan.lanes;  // columns of all the tiles
+        while (plan.warps * 2 * plan.strip * plan.lanes <= most && plan.warps < plan.splits) plan.warps *= 2;
+        if (plan.strip * plan.warps % even) ++plan.strip;
+        const int across = plan.strip * plan.warps, chains = plan.splits > 1 ? across * vector : 0;
+        plan.threads = across * plan.lanes + carry_threads(chains);
         const int64_t totals = ceil_div(plan.lanes * (across + plan.warps), 2) * 2;
-        plan.shared = int(vector * (kColumnStages * kGroup * plan.threads * element + 3 * totals * bytes.acc +
-                                    2 * across * bytes.wide));
+        const int positions = device.bulk_copies ? threads : across * plan.lanes;  // of a stage, as the kernel has them
+        plan.shared = int(vector * (kColumnStages * kGroup * positions * element + 2 * totals * bytes.acc) +
+                          kColumnCarries * chains * (bytes.wide + bytes.acc));
       };
-      const int threads = column_threads(vector, int(bytes.acc));
       int most = std::min(threads, kColumnStageBytes / (kGroup * vector * element)) / 32 * 32;
       take_threads(most);
-      while (!device.bulk_copies && plan.shared > kPortableShared - kColumnJobs) take_threads(most -= 32);
+      while (!device.bulk_copies && plan.shared > kPortableShared - kColumnShared) take_threads(most -= 32);
       const int64_t jobs = l.rows / width * ceil_div(plan.splits, plan.warps) *
-                           ceil_div(columns, plan.threads / (plan.lanes * plan.warps));
-      const int stages = kColumnStages * kGroup * plan.threads * vector * element;
-      plan.blocks = std::min<int64_t>(jobs, int64_t(device.multiprocessors) * std::max(1, (200 << 10) / stages));
+                           ceil_div(columns, plan.strip);
+      plan.blocks = std::min<int64_t>(jobs, int64_t(device.multiprocessors) * std::max(1, (224 << 10) / (plan.shared + (2 << 10))));
       break;
     }
     case Family::Chain:
@@ -407,14 +407,12 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   }
   // Chains take tickets even where rows are not split.
   if (plan.family != Family::Rows && (plan.family != Family::Columns || plan.splits > 1)) {
-    // scan_chain.cuh and scan_columns.cuh: a flag beside each 4 bytes of a total, and of the two values of a
-    // superblock.
+    // scan_chain.cuh and scan_columns.cuh: a flag beside each 4 bytes of a value.
     const ScanBytes bytes = scan_bytes(call);
-    const int64_t total = 2 * bytes.acc, superblock = 2 * 2 * bytes.wide;
-    const int64_t above = ceil_div(plan.splits, kFan);
+    const int64_t total = 2 * bytes.acc, carry = 2 * bytes.wide, above = ceil_div(plan.splits, kFan);
     plan.workspace = 8 + l.rows * (plan.family == Family::Columns
-                                       ? (plan.splits + above) * total + ceil_div(above, kFan) * superblock
-                                       : plan.splits * total + above * superblock);
+                                       ? (plan.splits + above) * total + above * carry
+                                       : plan.splits * total + above * 2 * carry);
   }
   check_grid(plan);
   return plan;

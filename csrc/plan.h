@@ -24,7 +24,8 @@ struct DeviceFacts {
 struct Plan {
   Family family = Family::Rows;
   int lanes = 1;          // lanes a row (Rows), or row-threads a column (Columns), a power of two unless rows are whole
-  int warps = 1;          // Rows: warps a row within a block, a power of two
+  int warps = 1;          // Rows: warps a row within a block; scans, Columns: tiles of a block; a power of two
+  int strip = 1;          // scans, Columns: neighbouring columns, or vectors of them, side by side in a block
   int leaves = 1;         // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
   int64_t splits = 1;     // reductions: runs a row, each leaving a partial; scans: block tiles a row (chains)
   int64_t blocks = 1;     // grid size; CPU: tasks
@@ -37,14 +38,20 @@ struct Plan {
 
 // What kernels are compiled for.
 constexpr int kStripBytes = 128;  // of neighbouring columns, from which on they are taken in strips
-constexpr int kColumnStages = 3;  // tiles of columns that a block has at a time
+constexpr int kColumnJobs = 8;     // the tiles of columns that the warps of a block speak of,
+constexpr int kColumnCarries = 4;  // those whose carries they have,
+constexpr int kColumnStages = 3;   // and those whose elements they have
 // Threads of a block of columns at most, given the bytes of an accumulator: what registers allow.
-TR_HD constexpr int column_threads(int vector, int acc) { return vector > 1 || acc > 4 ? 256 : 512; }
+TR_HD constexpr int column_threads(int vector, int size, int acc) { return vector == 1 ? (acc > 4 ? 256 : 448) : acc > 4 ? 192 : vector * size > 8 ? 256 : 384; }
+// The threads of it that form the carries into `chains` columns of its tiles: a few lanes for each, so that all the
+// totals it takes are looked at together. A multiple of 64, for AMD's wavefronts.
+constexpr int kCarryLanes = 2;
+TR_HD constexpr int carry_threads(int chains) { return (chains * kCarryLanes + 63) / 64 * 64; }
 constexpr int kColumnStageBytes = 32 << 10;
-TR_HD constexpr int column_vector(int size) { return 16 / size; }  // of them for a thread,
+TR_HD constexpr int column_vector(int size) { return size == 2 ? 4 : 16 / size; }  // of them for a thread,
 constexpr int kColumnAccs = 32;            // if their accumulators take no more bytes: else there are too few registers
 constexpr int kPortableShared = 48 << 10;  // bytes of shared memory a block that every GPU has without being asked
-constexpr int kColumnJobs = 1 << 10;       // the most of them that a block of columns has apart from Plan::shared
+constexpr int kColumnShared = 1 << 10;     // the most of them that a block of columns has apart from Plan::shared
 constexpr int kPipelineThreads = 768;      // of Pipeline's blocks
 // The bytes of the largest accumulators that a warp walks rows with: of two float64 inputs there are too few registers.
 constexpr int kWalkedAcc = 16;

@@ -83,6 +83,7 @@ py::dict as_dict(const Plan& plan) {
   fields["family"] = family_name(plan.family);
   fields["lanes"] = plan.lanes;
   fields["warps"] = plan.warps;
+  fields["strip"] = plan.strip;
   fields["leaves"] = plan.leaves;
   fields["whole"] = plan.whole;
   fields["splits"] = plan.splits;

@@ -29,23 +29,24 @@ struct Dim {
 };
 using MoreStrides = int64_t[2][kMaxDims];  // theirs for each dim of a layout
 
-// Where row r starts, in the input and in the output.
+// Where row r starts, in the input and in the output; or, of the rows that the first `dims` dims number.
 struct RowStart { int64_t in, out; };
-TR_HD RowStart row_start(const Layout& layout, int64_t row) {
+TR_HD RowStart row_start(const Layout& layout, int64_t row, int dims) {
   RowStart start{0, 0};
   TR_ROLLED
-  for (int d = layout.kept - 1; d > 0; --d) {
+  for (int d = dims - 1; d > 0; --d) {
     const int64_t next = row / layout.size[d], i = row - next * layout.size[d];
     start.in += i * layout.in[d];
     start.out += i * layout.out[d];
     row = next;
   }
-  if (layout.kept > 0) {
+  if (dims > 0) {
     start.in += row * layout.in[0];
     start.out += row * layout.out[0];
   }
   return start;
 }
+TR_HD RowStart row_start(const Layout& layout, int64_t row) { return row_start(layout, row, layout.kept); }
 
 // Where row r starts in an operand with strides of its own.
 TR_HD int64_t row_offset(const Layout& layout, const int64_t (&strides)[kMaxDims], int64_t row) {

@@ -241,6 +241,18 @@ __device__ __forceinline__ uint64_t load_relaxed(const uint64_t* p) {
   return __hip_atomic_load(global(p), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 #endif
 }
+// The same if `wanted`, else `v`: without a branch, so that several loads are on their way at once.
+__device__ __forceinline__ uint64_t load_relaxed_if(bool wanted, const uint64_t* p, uint64_t v) {
+#if defined(__CUDACC__)
+  asm volatile("{\n .reg .pred q;\n setp.ne.u32 q, %2, 0;\n @q ld.relaxed.gpu.global.u64 %0, [%1];\n}"
+               : "+l"(v)
+               : "l"(p), "r"(int(wanted))
+               : "memory");
+  return v;
+#else
+  return wanted ? load_relaxed(p) : v;
+#endif
+}
 __device__ __forceinline__ void store_relaxed(uint64_t* p, uint64_t v) {
 #if defined(__CUDACC__)
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
@@ -260,22 +272,20 @@ __device__ __forceinline__ void back_off() {
 #endif
 }
 
-// ---- bulk copies (Hopper and later; kernels that use them are not built for other devices) ------------------------------
-
-#if defined(__CUDACC__) || defined(TR_EMULATED)
-#define TR_BULK_COPIES
-#endif
+// ---- barriers of a part of a block ------------------------------------------------------------------------------------
 
 #if defined(TR_EMULATED)
 
-using simt::Barrier, simt::barrier_init, simt::barriers_made, simt::barrier_arrive, simt::barrier_expect,
-    simt::barrier_wait, simt::bulk_load, simt::bulk_fence, simt::bulk_store, simt::bulk_stores_read;
+using simt::Barrier, simt::barrier_init, simt::barriers_made, simt::barrier_arrive, simt::barrier_wait;
 
-#elif defined(TR_BULK_COPIES)
+#else
 
-// A barrier in shared memory whose phases complete when as many arrivals as it was made for, and all the bytes
-// expected, have come. A wait for a phase must begin before the phase after it completes.
+// A barrier in shared memory whose phases complete when as many arrivals as it was made for (and, Hopper and later, all
+// the bytes expected) have come. A wait for a phase must begin before the phase after it completes. Every lane of a
+// 64-lane wavefront has the same part in one, so that it never waits for itself.
 using Barrier = uint64_t;
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 __device__ __forceinline__ void barrier_init(Barrier* b, int arrivals) {
@@ -286,10 +296,6 @@ __device__ __forceinline__ void barriers_made() { asm volatile("fence.mbarrier_i
 __device__ __forceinline__ void barrier_arrive(Barrier* b) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
 }
-__device__ __forceinline__ void barrier_expect(Barrier* b, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
-               : "memory");
-}
 __device__ __forceinline__ void barrier_wait(Barrier* b, uint32_t parity) {
   asm volatile(
       "{\n .reg .pred done;\n again_%=:\n"
@@ -298,17 +304,76 @@ __device__ __forceinline__ void barrier_wait(Barrier* b, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
+
+#else
+
+// The low half counts arrivals, the high half says how many make a phase.
+__device__ __forceinline__ void barrier_init(Barrier* b, int arrivals) { *b = uint64_t(arrivals) << 32; }
+__device__ __forceinline__ void barriers_made() {}
+__device__ __forceinline__ void barrier_arrive(Barrier* b) {
+#if defined(__HIPCC__)
+  __hip_atomic_fetch_add(reinterpret_cast<uint32_t*>(b), 1u, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_WORKGROUP);
+#else
+  __threadfence_block();
+  atomicAdd(reinterpret_cast<unsigned*>(b), 1u);
+#endif
+}
+__device__ __forceinline__ void barrier_wait(Barrier* b, uint32_t parity) {
+  const uint32_t phase = uint32_t(*b >> 32);
+  for (;; back_off()) {
+#if defined(__HIPCC__)
+    const uint32_t count =
+        __hip_atomic_load(reinterpret_cast<uint32_t*>(b), __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_WORKGROUP);
+#else
+    const uint32_t count = *reinterpret_cast<volatile unsigned*>(b);
+    __threadfence_block();
+#endif
+    if ((count / phase & 1u) != parity) return;
+  }
+}
+
+#endif
+#endif
+
+// Waits for the rest of the `threads` first threads of a block, in the phase number `meeting` of `b`, which was made for
+// as many. One team a block.
+__device__ __forceinline__ void team_barrier(Barrier* b, int threads, int meeting) {
+#if defined(__CUDACC__)
+  asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+#else
+  barrier_arrive(b);
+  barrier_wait(b, uint32_t(meeting & 1));
+#endif
+}
+
+// ---- bulk copies (Hopper and later; kernels that use them are not built for other devices) ------------------------------
+
+#if defined(__CUDACC__) || defined(TR_EMULATED)
+#define TR_BULK_COPIES
+#endif
+
+#if defined(TR_EMULATED)
+
+using simt::barrier_expect, simt::bulk_load, simt::bulk_fence, simt::bulk_store, simt::bulk_stores_read;
+
+#elif defined(TR_BULK_COPIES)
+
+__device__ __forceinline__ uint32_t bulk_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+__device__ __forceinline__ void barrier_expect(Barrier* b, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bulk_address(b)), "r"(bytes)
+               : "memory");
+}
 // Addresses and sizes are multiples of 16 bytes. A load's bytes count towards the barrier's phase.
 __device__ __forceinline__ void bulk_load(void* shared, const void* from, uint32_t bytes, Barrier* b) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(shared)),
-               "l"(from), "r"(bytes), "r"(shared_address(b))
+                   bulk_address(shared)),
+               "l"(from), "r"(bytes), "r"(bulk_address(b))
                : "memory");
 }
 // What ordinary stores wrote to shared memory is seen by a bulk store that starts after a barrier after this.
 __device__ __forceinline__ void bulk_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void bulk_store(void* to, const void* shared, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(shared)),
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(bulk_address(shared)),
                "r"(bytes)
                : "memory");
 }

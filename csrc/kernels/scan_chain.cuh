@@ -17,6 +17,7 @@ template <class V> struct Published {
     memcpy(part, &value, sizeof value);
     for (int i = 0; i < kWords; ++i) store_relaxed(&word[i], uint64_t(1) << 32 | part[i]);
   }
+  // Whether it is there; else the value is no one's.
   __device__ bool look(V& value) const {
     uint32_t part[kWords];
     bool there = true;
@@ -25,7 +26,7 @@ template <class V> struct Published {
       part[i] = uint32_t(w);
       there = there && w >> 32 != 0;
     }
-    if (there) memcpy(&value, part, sizeof value);
+    memcpy(&value, part, sizeof value);
     return there;
   }
   __device__ V wait() const {

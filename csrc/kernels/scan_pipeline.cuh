@@ -349,10 +349,13 @@ template <class S, class Load, class Store> struct Pipeline {
     const int64_t mine = base + lane_id();
     bool there[kWindows];
 #pragma unroll
-    for (int k = 0; k < kWindows; ++k) {
-      total[k] = S::absent();
-      there[k] = mine + k * kLanes < space.tiles && space.total(row, mine + k * kLanes).look(total[k]);
+    for (int k = 0; k < kWindows; ++k) {  // without a branch, so that all are on their way at once
+      const int64_t tile = mine + k * kLanes;
+      there[k] = space.total(row, tile < space.tiles ? tile : space.tiles - 1).look(total[k]) && tile < space.tiles;
     }
+#pragma unroll
+    for (int k = 0; k < kWindows; ++k)
+      if (!there[k]) total[k] = S::absent();
     int count = 0;
 #pragma unroll
     for (int k = kWindows - 1; k >= 0; --k) {
