@@ -275,7 +275,8 @@ static bool whole_rows(const ScanCall& call, bool vector_loads) {
 // Whether neighbouring columns can be taken several at a time.
 static bool column_vectors(const ScanCall& call) {
   const Layout& l = call.layout;
-  const int size = size_of(call.in.dtype), vector = column_vector(size), bytes = vector * size, last = l.kept - 1;
+  const int size = size_of(call.in.dtype), vector = column_vector(size, int(scan_bytes(call).acc)),
+            bytes = vector * size, last = l.kept - 1;
   if (!in_place(call) || vector * scan_bytes(call).acc > kColumnAccs || l.kept == 0 || l.reduced == 0) return false;
   if (l.in[last] != 1 || l.out[last] != 1 || l.size[last] % vector != 0) return false;
   for (int d = 0; d < l.kept + l.reduced; ++d)
@@ -353,13 +354,13 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
     case Family::Columns: {
       // A strip of neighbouring columns, and enough threads along it for its groups, 32 at most.
       plan.vector_loads = vectors;
-      const int vector = vectors ? column_vector(in_size) : 1;
       const int element = typed(call) ? in_size * inputs : size_of(call.in.accumulator);
       const ScanBytes bytes = scan_bytes(call);
+      const int vector = vectors ? column_vector(in_size, int(bytes.acc)) : 1;
       const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, vector);
       plan.lanes = int(std::min<int64_t>(kFan, power_of_two(ceil_div(n, kGroup))));
       plan.splits = ceil_div(n, kTile);
-      const int threads = column_threads(vector, in_size, int(bytes.acc));
+      const int threads = column_threads(vector, element, int(bytes.acc));
       auto take_threads = [&](int most) {
         // Whole warps; an even number of them where others form carries (carry_threads).
         const int64_t step = plan.lanes < kFan ? 32 / plan.lanes : 1, even = plan.splits > 1 ? 2 : 1;
@@ -370,7 +371,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
         while (plan.warps * 2 * plan.strip * plan.lanes <= most && plan.warps < plan.splits) plan.warps *= 2;
         if (plan.strip * plan.warps % even) ++plan.strip;
         const int across = plan.strip * plan.warps, chains = plan.splits > 1 ? across * vector : 0;
-        plan.threads = across * plan.lanes + carry_threads(chains);
+        plan.threads = across * plan.lanes + carry_threads(chains, vector, int(bytes.acc));
         const int64_t totals = ceil_div(plan.lanes * (across + plan.warps), 2) * 2;
         const int positions = device.bulk_copies ? threads : across * plan.lanes;  // of a stage, as the kernel has them
         plan.shared = int(vector * (kColumnStages * kGroup * positions * element + 2 * totals * bytes.acc) +
@@ -379,9 +380,9 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       int most = std::min(threads, kColumnStageBytes / (kGroup * vector * element)) / 32 * 32;
       take_threads(most);
       while (!device.bulk_copies && plan.shared > kPortableShared - kColumnShared) take_threads(most -= 32);
-      const int64_t jobs = l.rows / width * ceil_div(plan.splits, plan.warps) *
-                           ceil_div(columns, plan.strip);
-      plan.blocks = std::min<int64_t>(jobs, int64_t(device.multiprocessors) * std::max(1, (224 << 10) / (plan.shared + (2 << 10))));
+      const int64_t jobs = l.rows / width * ceil_div(plan.splits, plan.warps) * ceil_div(columns, plan.strip);
+      plan.blocks = std::min<int64_t>(
+          jobs, int64_t(device.multiprocessors) * std::max(1, (224 << 10) / (plan.shared + (2 << 10))));
       break;
     }
     case Family::Chain:
@@ -410,9 +411,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
     // scan_chain.cuh and scan_columns.cuh: a flag beside each 4 bytes of a value.
     const ScanBytes bytes = scan_bytes(call);
     const int64_t total = 2 * bytes.acc, carry = 2 * bytes.wide, above = ceil_div(plan.splits, kFan);
-    plan.workspace = 8 + l.rows * (plan.family == Family::Columns
-                                       ? (plan.splits + above) * total + above * carry
-                                       : plan.splits * total + above * 2 * carry);
+    plan.workspace = 8 + l.rows * (plan.family == Family::Columns ? (plan.splits + above) * total + above * carry
+                                                                  : plan.splits * total + above * 2 * carry);
   }
   check_grid(plan);
   return plan;

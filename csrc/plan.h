@@ -37,18 +37,24 @@ struct Plan {
 };
 
 // What kernels are compiled for.
-constexpr int kStripBytes = 128;  // of neighbouring columns, from which on they are taken in strips
+constexpr int kStripBytes = 128;   // of neighbouring columns, from which on they are taken in strips
 constexpr int kColumnJobs = 8;     // the tiles of columns that the warps of a block speak of,
 constexpr int kColumnCarries = 4;  // those whose carries they have,
 constexpr int kColumnStages = 3;   // and those whose elements they have
 // Threads of a block of columns at most, given the bytes of an accumulator: what registers allow.
-TR_HD constexpr int column_threads(int vector, int size, int acc) { return vector == 1 ? (acc > 4 ? 256 : 448) : acc > 4 ? 192 : vector * size > 8 ? 256 : 384; }
-// The threads of it that form the carries into `chains` columns of its tiles: a few lanes for each, so that all the
-// totals it takes are looked at together. A multiple of 64, for AMD's wavefronts.
-constexpr int kCarryLanes = 2;
-TR_HD constexpr int carry_threads(int chains) { return (chains * kCarryLanes + 63) / 64 * 64; }
+TR_HD constexpr int column_threads(int vector, int size, int acc) {
+  if (vector == 1) return size > 8 || acc > 4 ? 192 : 320;
+  return size > 4 || acc > 4 ? 192 : 256;
+}
+// Those of it that form the carries into `chains` columns of its tiles: some lanes for each, so that all the totals it
+// takes are looked at together. A multiple of 64, for AMD's wavefronts.
+TR_HD constexpr int carry_lanes(int vector, int acc) { return vector > 2 ? 2 : acc > 8 ? 8 : 4; }
+TR_HD constexpr int carry_threads(int chains, int vector, int acc) {
+  return (chains * carry_lanes(vector, acc) + 63) / 64 * 64;
+}
 constexpr int kColumnStageBytes = 32 << 10;
-TR_HD constexpr int column_vector(int size) { return size == 2 ? 4 : 16 / size; }  // of them for a thread,
+// Of them for a thread,
+TR_HD constexpr int column_vector(int size, int acc) { return acc > 4 && size < 8 ? 2 : size == 2 ? 4 : 16 / size; }
 constexpr int kColumnAccs = 32;            // if their accumulators take no more bytes: else there are too few registers
 constexpr int kPortableShared = 48 << 10;  // bytes of shared memory a block that every GPU has without being asked
 constexpr int kColumnShared = 1 << 10;     // the most of them that a block of columns has apart from Plan::shared

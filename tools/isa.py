@@ -107,8 +107,11 @@ class Kernel:
             faults.append("no bulk copies")
         if self.variant != "1":
             for access, wanted in zip(("load", "store"), WIDE_ACCESSES.get(self.family, (0, 0)), strict=True):
-                if self.wide[access, 16] < wanted:
-                    faults.append(f"{self.wide[access, 16]} {access}s of 16 bytes, expected {wanted}")
+                width = 16
+                if self.family == "scan_columns" and self.types.get(access):
+                    width = min(16, int(self.variant) * TYPES[self.types[access]][1])
+                if self.wide[access, width] < wanted:
+                    faults.append(f"{self.wide[access, width]} {access}s of {width} bytes, expected {wanted}")
         expected = (WIDE_GROUPS_OF_PAIRS if self.pairs else WIDE_GROUPS).get(self.family, (0, 0))
         for access, groups in zip(("load", "store"), expected, strict=True):
             if self.types.get(access) and self.variant != "false":

@@ -91,6 +91,17 @@ __device__ __forceinline__ uint16_t device_float_to_f16(float f) {
 }
 #endif
 
+// The same value, as far as the compiler knows another one each time: so that it does not keep what follows from it in
+// registers all through a loop.
+__device__ __forceinline__ int recomputed(int v) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" : "+r"(v));
+#elif defined(__HIP_DEVICE_COMPILE__)
+  asm volatile("" : "+v"(v));
+#endif
+  return v;
+}
+
 // ---- warps -----------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x) % kLanes; }
@@ -335,9 +346,10 @@ __device__ __forceinline__ void barrier_wait(Barrier* b, uint32_t parity) {
 #endif
 #endif
 
-// Waits for the rest of the `threads` first threads of a block, in the phase number `meeting` of `b`, which was made for
-// as many. One team a block.
-__device__ __forceinline__ void team_barrier(Barrier* b, int threads, int meeting) {
+// Waits for the rest of the `threads` first threads of a block, in the phase number `meeting` of `b`, which was made
+// for as many. One team a block.
+__device__ __forceinline__ void team_barrier([[maybe_unused]] Barrier* b, [[maybe_unused]] int threads,
+                                             [[maybe_unused]] int meeting) {
 #if defined(__CUDACC__)
   asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
 #else
@@ -360,8 +372,7 @@ using simt::barrier_expect, simt::bulk_load, simt::bulk_fence, simt::bulk_store,
 
 __device__ __forceinline__ uint32_t bulk_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 __device__ __forceinline__ void barrier_expect(Barrier* b, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bulk_address(b)), "r"(bytes)
-               : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bulk_address(b)), "r"(bytes) : "memory");
 }
 // Addresses and sizes are multiples of 16 bytes. A load's bytes count towards the barrier's phase.
 __device__ __forceinline__ void bulk_load(void* shared, const void* from, uint32_t bytes, Barrier* b) {

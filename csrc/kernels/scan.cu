@@ -49,7 +49,7 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
     case Family::Columns:
       if constexpr (kColumnVectors<S, Load, Store>)
         if (plan.vector_loads) {
-          run(scan_columns<S, Load, Store, column_vector(sizeof(E))>, workspace);
+          run(scan_columns<S, Load, Store, column_vector(sizeof(E), sizeof(typename S::Acc))>, workspace);
           break;
         }
       run(scan_columns<S, Load, Store, 1>, workspace);

@@ -4,8 +4,9 @@
 // A tile is 256 positions, or all if they are fewer, of some neighbouring columns: plan.lanes threads a column, each
 // with a group of V columns. Longer columns are chains of tiles, in memory order by tickets. A block stays and goes
 // from tile to tile: while the elements of the next two are on their way, it publishes the totals of one and forms the
-// results of the one before. Carries are the business of warps that do nothing else, two lanes a column: from the totals
-// of the tiles of the block tile, of the block tiles of the superblock, and of the superblocks, each level in order.
+// results of the one before. Carries are the business of warps that do nothing else, a few lanes a column: from the
+// totals of the tiles of the block tile, and from what the last tile of the block tile before published: what that tree
+// of block tiles gives, after the superblocks before.
 #pragma once
 #include "scan_chain.cuh"
 
@@ -14,7 +15,8 @@ namespace torchreduce::gpu {
 // Whether the kernel is also compiled for several neighbouring columns a thread.
 template <class S, class Load, class Store> constexpr bool kColumnVectors = [] {
   if constexpr (kInPlace<S, Load, Store>)
-    return column_vector(sizeof(typename Load::Element)) * int(sizeof(typename S::Acc)) <= kColumnAccs;
+    return column_vector(sizeof(typename Load::Element), sizeof(typename S::Acc)) * int(sizeof(typename S::Acc)) <=
+           kColumnAccs;
   else return false;
 }();
 
@@ -37,14 +39,14 @@ template <class S> struct ColumnSpace {
 
 // kFan published values `pitch` apart, of which the first `count` are there or will be; kCarryLanes neighbouring lanes
 // take equal runs of them.
-template <class S, class T> struct PublishedSlots {
+template <class S, class T, int kCarryLanes> struct PublishedSlots {
   static constexpr int kSlots = kFan / kCarryLanes;
   T value[kSlots];
   int first;
 
   __device__ __forceinline__ PublishedSlots(const Published<T>* slots, int64_t pitch, int count)
       : first(lane_id() % kCarryLanes * kSlots) {
-    constexpr int kWords = Published<T>::kWords, kAtOnce = kWords == 1 ? 8 : 4;
+    constexpr int kWords = Published<T>::kWords, kAtOnce = kWords == 1 && kSlots >= 8 ? 8 : 4;
 #pragma unroll
     for (int from = 0; from < kSlots; from += kAtOnce) {
       uint64_t word[kAtOnce][kWords];
@@ -53,13 +55,14 @@ template <class S, class T> struct PublishedSlots {
 #pragma unroll
         for (int k = 0; k < kWords; ++k) word[i][k] = first + from + i < count ? 0 : uint64_t(1) << 32;
       for (;; back_off()) {  // what is missing is looked at together, and again until it is there
+        const int here = recomputed(first + from);
         bool all = true;
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i)
 #pragma unroll
           for (int k = 0; k < kWords; ++k) {
             uint64_t& w = word[i][k];
-            w = load_relaxed_if(w >> 32 == 0, &slots[(first + from + i) * pitch].word[k], w);
+            w = load_relaxed_if(w >> 32 == 0, &slots[(here + i) * pitch].word[k], w);
           }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i)
@@ -106,7 +109,7 @@ template <class S, class T> struct PublishedSlots {
 // The last tile of a block tile publishes that one's total and what precedes the next. By whole warps, kCarryLanes
 // neighbouring lanes for each tile and row; those that are not `active` have none. What a lane waits for comes from an
 // earlier step of an earlier tile, be it of its own warp.
-template <class S>
+template <class S, int kCarryLanes>
 __device__ __forceinline__ void column_carry(const ColumnSpace<S>& space, int64_t row, int64_t tile, bool active,
                                              typename S::Wide initial, typename S::Acc& within,
                                              typename S::Wide& carry) {
@@ -119,14 +122,16 @@ __device__ __forceinline__ void column_carry(const ColumnSpace<S>& space, int64_
   carry = initial;
   const bool known = !waits || block == 0 || after[(block - 1) * rows].look(carry);
 
-  const PublishedSlots<S, Acc> tiles(space.tiles + block * kFan * rows + row, rows,
-                                     !active ? 0 : closes ? kFan : slot);
+  const PublishedSlots<S, Acc, kCarryLanes> tiles(space.tiles + block * kFan * rows + row, rows,
+                                                  !active  ? 0
+                                                  : closes ? kFan
+                                                           : slot);
   auto same = [](Acc a) { return a; };
   within = tiles.tree(slot, S::absent(), same);
   if (ballot(closes)) {
     const Acc total = tiles.tree(kFan, S::absent(), same);
     if (waits && closes) space.blocks[block * rows + row].publish(total);
-    PublishedSlots<S, Acc> blocks(space.blocks + superblock * rows + row, rows, closes ? block_slot : 0);
+    PublishedSlots<S, Acc, kCarryLanes> blocks(space.blocks + superblock * rows + row, rows, closes ? block_slot : 0);
     blocks.set(block_slot, total);
     const Wide upto = blocks.tree(block_slot + 1, S::wide_absent(), [](Acc a) { return S::widen(a); });
     if (waits && closes) {
@@ -154,15 +159,20 @@ struct ColumnJob {
   int left;                    // positions from there on; more than the tiles have is all the same
 };
 
+// Of a block: those that work, and those that form carries.
+template <class S, class Load, int V> constexpr int kColumnThreads = [] {
+  constexpr int kAcc = sizeof(typename S::Acc), kWork = column_threads(V, sizeof(typename Load::Element), kAcc);
+  return kWork + carry_threads(kWork / kFan * V, V, kAcc);
+}();
+
 template <class S, class Load, class Store, int V>
-__global__ void __launch_bounds__(column_threads(V, sizeof(typename Load::Element), sizeof(typename S::Acc)) +
-                                      carry_threads(column_threads(V, sizeof(typename Load::Element), sizeof(typename S::Acc)) / kFan * V),
-                                  sizeof(typename S::Acc) > 8 ? 1 : 2)
+__global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename S::Acc) > 8 ? 1 : 2)
     scan_columns(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using E = typename Load::Element;
   using P = Packed<E, V>;
+  constexpr int kCarryLanes = carry_lanes(V, sizeof(Acc));
   constexpr int kAhead = kColumnStages - 1;  // jobs whose elements are on their way
   struct alignas(V * sizeof(Acc) % 16 == 0 ? 16 : V * sizeof(Acc) % 8 == 0 ? 8 : 4) Totals { Acc item[V]; };
   struct alignas(V * sizeof(Wide) % 16 == 0 ? 16 : alignof(Wide)) Carries { Wide item[V]; };
@@ -184,21 +194,24 @@ __global__ void __launch_bounds__(column_threads(V, sizeof(typename Load::Elemen
   const int column = int(threadIdx.x) / Y % X, group = int(threadIdx.x) % Y;
   const int lead = k * kTile + y * kGroup;  // positions before this group
   const bool beside = layout.kept > 0;      // columns lie side by side
-  const int64_t in_start = lead * stride.in + (beside ? x * V * layout.in[layout.kept - 1] : 0);
-  const int64_t out_start = lead * stride.out + (beside ? x * V * layout.out[layout.kept - 1] : 0);
+  // From a job's first element to this thread's.
+  auto offset = [&](int64_t along, const int64_t (&strides)[kMaxDims]) {
+    return recomputed(lead) * along + (beside ? recomputed(x * V) * strides[layout.kept - 1] : 0);
+  };
 
   TR_DYNAMIC_SHARED(shared, 16);
   P* const elements = reinterpret_cast<P*>(shared);  // [stage][position of the group][thread]: each thread's own
   Totals* const totals = reinterpret_cast<Totals*>(elements + kColumnStages * kGroup * kPitch);
-  const int size = (K * part + 1) / 2 * 2, chains = K * X * V;       // of [tile][group][column], twice
-  Totals* const withins = totals + 2 * size;  // [tile][column], for each of kColumnCarries jobs
+  const int size = (K * part + 1) / 2 * 2, chains = K * X * V;  // of [tile][group][column], twice
+  Totals* const withins = totals + 2 * size;                    // [tile][column], for each of kColumnCarries jobs
   Carries* const carries = reinterpret_cast<Carries*>(withins + kColumnCarries * K * X);
   __shared__ ColumnJob job[kColumnJobs];
   __shared__ int64_t width, strips, runs, jobs;  // columns side by side; jobs across, along and in all
   __shared__ double strip_share, run_share;      // 1 / strips, 1 / runs
   // A job is known; its totals are published; its carries are there. The threads that work.
   __shared__ Barrier put[kColumnJobs], published[kColumnCarries], carried[kColumnCarries], team;
-  static_assert(sizeof job + sizeof put + sizeof published + sizeof carried + 64 <= kColumnShared, "the plan counts on no more");
+  static_assert(sizeof job + sizeof put + sizeof published + sizeof carried + 64 <= kColumnShared,
+                "the plan counts on no more");
 
   ColumnSpace<S> space(workspace, layout.rows, tiles);
   // By tickets, so that whatever a tile waits for is on its way; without chains, in any order.
@@ -226,8 +239,8 @@ __global__ void __launch_bounds__(column_threads(V, sizeof(typename Load::Elemen
   auto parity_of = [](int it) { return uint32_t(it / kColumnCarries & 1); };
   int meetings = 0;
   auto meet = [&] {  // the threads that work
-    if (tiles == 1) return __syncthreads();
-    team_barrier(&team, threads, meetings++);
+    if (tiles == 1) __syncthreads();
+    else team_barrier(&team, threads, meetings++);
   };
   auto stage_of = [&](int it) { return elements + it % kColumnStages * (kGroup * kPitch) + threadIdx.x; };
   // Positions of this thread's group that are there.
@@ -241,7 +254,7 @@ __global__ void __launch_bounds__(column_threads(V, sizeof(typename Load::Elemen
     const int count = count_of(j);
     P* to = stage_of(it);
     if constexpr (kAsync) {
-      const E* p = static_cast<const E*>(call.in.data) + (j.in + in_start);
+      const E* p = static_cast<const E*>(call.in.data) + (j.in + offset(stride.in, layout.in));
 #pragma unroll
       for (int i = 0; i < kGroup; ++i)
         if (i < count) copy_async<sizeof(P)>(to + i * kPitch, p + i * stride.in);
@@ -249,7 +262,7 @@ __global__ void __launch_bounds__(column_threads(V, sizeof(typename Load::Elemen
       static_assert(V == 1, "vectors are copied");
       E items[kGroup];
       if constexpr (is_pair<Load>) Load::run(call, j.row + x, j.tile * kTile + lead, count, items);
-      else Load::run(call.in, j.in + in_start, stride.in, count, items);
+      else Load::run(call.in, j.in + offset(stride.in, layout.in), stride.in, count, items);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) to[i * kPitch].item[0] = items[i];
     }
@@ -273,6 +286,7 @@ __global__ void __launch_bounds__(column_threads(V, sizeof(typename Load::Elemen
     jobs = layout.rows / width * runs * strips;
     strip_share = 1 / double(strips);
     run_share = 1 / double(runs);
+    job[kColumnJobs - 1] = {0, 0, 0, 0, 0, 0};  // before the first
   }
   if (threadIdx.x == 0 && tiles > 1) {
     for (int i = 0; i < kColumnJobs; ++i) barrier_init(&put[i], 1);
@@ -293,14 +307,14 @@ __global__ void __launch_bounds__(column_threads(V, sizeof(typename Load::Elemen
     for (int it = 0;; ++it) {
       // Not earlier: it would only ask again and again for what is not there.
       barrier_wait(&published[it % kColumnCarries], parity_of(it));
-      const ColumnJob j = job_of(it);
+      const ColumnJob& j = job_of(it);
       if (!j.width) return;
       if (int(threadIdx.x) == threads) put_job(it + kAhead + 1, number_of(it + kAhead + 1));
       const bool active = chain < chains && c < j.width && j.tile + tile < tiles;
       const int64_t row = j.row + (active ? c : 0), t = j.tile + (active ? tile : 0);
       Acc within;
       Wide carry;
-      column_carry(space, row, t, active, row_carry<S, Load>(call, row), within, carry);
+      column_carry<S, kCarryLanes>(space, row, t, active, row_carry<S, Load>(call, row), within, carry);
       if (active && lane_id() % kCarryLanes == 0) {
         reinterpret_cast<Acc*>(withins)[it % kColumnCarries * chains + chain] = within;
         reinterpret_cast<Wide*>(carries)[it % kColumnCarries * chains + chain] = carry;
@@ -311,7 +325,7 @@ __global__ void __launch_bounds__(column_threads(V, sizeof(typename Load::Elemen
 
   for (int it = 0; it < kAhead; ++it) load(it);
   for (int it = 0;; ++it) {
-    const ColumnJob now = job_of(it), before = it ? job_of(it - 1) : ColumnJob{0, 0, 0, 0, 0, 0};
+    const ColumnJob &now = job_of(it), &before = job_of(it + kColumnJobs - 1);
     if (!now.width && !before.width) {
       if (tiles > 1 && threadIdx.x == 0) barrier_arrive(&published[it % kColumnCarries]);  // that there is no more
       return;
@@ -368,7 +382,7 @@ __global__ void __launch_bounds__(column_threads(V, sizeof(typename Load::Elemen
       const int shift = call.exclusive ? 1 : 0;
       const int stored = count < before.left - lead - shift ? count : before.left - lead - shift;
       const bool begins = shift && first == 0;  // with what an exclusive scan starts from
-      const int64_t to = before.out + out_start + shift * stride.out;
+      const int64_t to = before.out + offset(stride.out, layout.out) + shift * stride.out;
       const Totals t = last[k * part + y * pitch + x];
       const int from = (it - 1) % kColumnCarries * (K * X) + k * X + x;
       Totals within;

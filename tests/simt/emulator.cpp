@@ -558,7 +558,7 @@ void run_block(unsigned index, int mine) {
     if (s.exited == count && !s.copies.empty()) fail("a block ends before its bulk copies");
     serve_bulk_copies();
     // Those who wait may vote on it, so that a collective is no progress.
-    if (s.progress) l.idle_rounds = l.collective_rounds = 0;
+    if (s.progress || s.published) l.idle_rounds = l.collective_rounds = 0;
     else if ((s.waited && ++l.idle_rounds > kIdleRounds) || ++l.collective_rounds > kCollectiveRounds)
       fail("no forward progress: every resident block waits");
     // Some blocks are much slower than others, and above all between two things that they publish.

@@ -215,7 +215,7 @@ MUTANTS = (
     ),
     Mutant(
         "a workspace without room for the carries", "plan.cpp",
-        ": plan.splits * total + above * superblock", ": plan.splits * total",
+        ": plan.splits * total + above * 2 * carry", ": plan.splits * total",
         "plan", ("chain",), "asan",
     ),
     Mutant(
@@ -258,27 +258,33 @@ MUTANTS = (
     # ---- scans of columns
     Mutant(
         "no barrier before the totals of columns are read", "kernels/scan_columns.cuh",
-        "mine[k * part + y * pitch + x] = own; } __syncthreads();", "mine[k * part + y * pitch + x] = own; }",
+        "mine[k * part + y * pitch + x] = own; } meet();", "mine[k * part + y * pitch + x] = own; }",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
-        "no barrier before the carries of columns are read", "kernels/scan_columns.cuh",
-        "+ column * V + v] = carry[v]; } __syncthreads();", "+ column * V + v] = carry[v]; }",
+        "no barrier before what precedes a group of columns is read", "kernels/scan_columns.cuh",
+        "mine[k * part + group * pitch + column] = exclusive; } meet();",
+        "mine[k * part + group * pitch + column] = exclusive; }",
+        "scan.CumSum", ("scan_columns",),
+    ),
+    Mutant(
+        "carries of columns are not waited for", "kernels/scan_columns.cuh",
+        "if (tiles > 1 && before.width) barrier_wait(", "if (tiles < 1 && before.width) barrier_wait(",
         "scan.CumSum", ("scan_columns",), quick=True,
     ),
     Mutant(
-        "a job that is still read makes place", "kernels/scan_columns.cuh",
-        "job[it % (kColumnStages + 1)] = j;", "job[it % kColumnStages] = j;",
+        "a job that is still read makes place", "plan.h",
+        "kColumnJobs = 8;", "kColumnJobs = 4;",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
         "copies are not waited for", "kernels/scan_columns.cuh",
-        "wait_copies<kColumnStages - 2>();", "wait_copies<kColumnStages - 1>();",
+        "wait_copies<kAhead - 1>();", "wait_copies<kAhead>();",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
         "totals of another tile", "kernels/scan_columns.cuh",
-        "totals + (it + 2) % 3 * size;", "totals + (it + 1) % 3 * size;",
+        "totals + (~it & 1) * size;", "totals + (it & 1) * size;",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
@@ -288,12 +294,17 @@ MUTANTS = (
     ),
     Mutant(
         "the total of a block tile of columns is never published", "kernels/scan_columns.cuh",
-        "if (lane == 0) space.blocks[(row + v) * space.block_count + block].publish(total[v]);", "",
+        "if (waits && closes) space.blocks[block * rows + row].publish(total);", "",
+        "scan.CumSum", ("superblocks",), every=1,
+    ),
+    Mutant(
+        "a block tile of columns does not count itself", "kernels/scan_columns.cuh",
+        "blocks.set(block_slot, total);", "blocks.set(block_slot, S::absent());",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
         "a superblock of columns forgets those before it", "kernels/scan_columns.cuh",
-        "inclusive.publish(S::combine(before, sum));", "inclusive.publish(sum);",
+        "after[block * rows].publish(S::combine(before, upto));", "after[block * rows].publish(upto);",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
@@ -340,7 +351,7 @@ MUTANTS = (
     ),
     Mutant(
         "granules at the ends of a tile are not written", "kernels/scan_pipeline.cuh",
-        "if (i < begin) *global(to + i) = result[i];", "",
+        "if (i < begin) *global(to + i) = result[i];", ";",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
@@ -371,7 +382,7 @@ MUTANTS = (
     ),
     Mutant(
         "columns forget the value before the row", "kernels/scan_columns.cuh",
-        "if (s == 0 && lane < V) before = row_carry<S, Load>(call, row + lane);", "",
+        "row_carry<S, Load>(call, row), within, carry);", "S::wide_absent(), within, carry);",
         "scan.LinearScan", ("linear_scan",),
     ),
     Mutant(
