@@ -321,7 +321,8 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
       }
       barrier_arrive(&carried[it % kColumnCarries]);
       // A lane that waits in the next job may hold those of its wavefront that have yet to publish in this one.
-      barrier_wait(&carried[it % kColumnCarries], parity_of(it));
+      const int done = recomputed(it);
+      barrier_wait(&carried[done % kColumnCarries], parity_of(done));
     }
   }
 
