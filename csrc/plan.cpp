@@ -289,6 +289,44 @@ static bool row_aligned(const void* data, int64_t stride, int size) {
   return aligned(static_cast<const char*>(data) + (stride < 0 ? size : 0));
 }
 
+static int shared_of(const DeviceFacts& device) { return device.bulk_copies ? device.shared : kPortableShared; }
+
+// A strip of neighbouring columns, or vectors of them, and enough threads along it for its groups, 32 at most. The
+// plan asks for more shared memory than there is only where there are bulk copies, and for vectors.
+static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& device, bool vectors) {
+  const Layout& l = call.layout;
+  const int in_size = size_of(call.in.dtype);
+  const int element = typed(call) ? in_size * facts(call.op).inputs : size_of(call.in.accumulator);
+  const ScanBytes bytes = scan_bytes(call);
+  const int vector = vectors ? column_vector(in_size, int(bytes.acc)) : 1;
+  const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, vector);
+  const int threads = column_threads(vector, element, int(bytes.acc));
+  plan.vector_loads = vectors;
+  plan.lanes = int(std::min<int64_t>(kFan, power_of_two(ceil_div(l.length, kGroup))));
+  plan.splits = ceil_div(l.length, kTile);
+  int most = threads;
+  do {
+    // Whole warps; an even number of them where others form carries (carry_threads).
+    const int64_t step = plan.lanes < kFan ? 32 / plan.lanes : 1, even = plan.splits > 1 ? 2 : 1;
+    const int64_t widest = std::max(step, most / plan.lanes / even * even);
+    const int64_t strips = std::max<int64_t>(1, ceil_div(columns, widest));
+    plan.strip = int(std::max<int64_t>(1, ceil_div(ceil_div(columns, strips), step)) * step);
+    plan.warps = 1;
+    while (plan.warps * 2 * plan.strip * plan.lanes <= most && plan.warps < plan.splits) plan.warps *= 2;
+    if (plan.strip * plan.warps % even) ++plan.strip;
+    const int across = plan.strip * plan.warps, chains = plan.splits > 1 ? across * vector : 0;
+    plan.threads = across * plan.lanes + carry_threads(chains, vector, int(bytes.acc));
+    const int64_t totals = ceil_div(plan.lanes * (across + plan.warps), 2) * 2;
+    const int positions = device.bulk_copies ? threads : across * plan.lanes;  // of a stage, as the kernel has them
+    plan.shared = int(vector * (kColumnStages * kGroup * positions * element + 2 * totals * bytes.acc) +
+                      kColumnCarries * chains * (bytes.wide + bytes.acc));
+    most -= 32;
+  } while (!device.bulk_copies && plan.shared + kColumnShared > kPortableShared);
+  const int64_t jobs = l.rows / width * ceil_div(plan.splits, plan.warps) * ceil_div(columns, plan.strip);
+  plan.blocks =
+      std::min<int64_t>(jobs, int64_t(device.multiprocessors) * std::max(1, (224 << 10) / (plan.shared + (2 << 10))));
+}
+
 Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const Layout& l = call.layout;
   const PlanOverride forced = forced_plan();
@@ -310,7 +348,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   if (forced.vector_loads == 0) plan.vector_loads = false;
   const bool vectors = forced.vector_loads != 0 && column_vectors(call);
   const bool many_rows = l.rows >= int64_t(kWarpRows) * device.multiprocessors;
-  const bool pipeline = device.bulk_copies && pipelined(call);
+  const bool pipeline = device.bulk_copies && shared_of(device) >= kPipelineShared && pipelined(call);
   const bool whole = forced.whole != 0 && whole_rows(call, plan.vector_loads);
   const bool walked = scan_bytes(call).acc <= kWalkedAcc;
   const bool chains = inputs < 3;  // of three inputs a block tile takes more registers than there are
@@ -351,40 +389,10 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       }
       break;
     }
-    case Family::Columns: {
-      // A strip of neighbouring columns, and enough threads along it for its groups, 32 at most.
-      plan.vector_loads = vectors;
-      const int element = typed(call) ? in_size * inputs : size_of(call.in.accumulator);
-      const ScanBytes bytes = scan_bytes(call);
-      const int vector = vectors ? column_vector(in_size, int(bytes.acc)) : 1;
-      const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, vector);
-      plan.lanes = int(std::min<int64_t>(kFan, power_of_two(ceil_div(n, kGroup))));
-      plan.splits = ceil_div(n, kTile);
-      const int threads = column_threads(vector, element, int(bytes.acc));
-      auto take_threads = [&](int most) {
-        // Whole warps; an even number of them where others form carries (carry_threads).
-        const int64_t step = plan.lanes < kFan ? 32 / plan.lanes : 1, even = plan.splits > 1 ? 2 : 1;
-        const int64_t widest = std::max(step, most / plan.lanes / even * even);
-        const int64_t strips = std::max<int64_t>(1, ceil_div(columns, widest));
-        plan.strip = int(std::max<int64_t>(1, ceil_div(ceil_div(columns, strips), step)) * step);
-        plan.warps = 1;
-        while (plan.warps * 2 * plan.strip * plan.lanes <= most && plan.warps < plan.splits) plan.warps *= 2;
-        if (plan.strip * plan.warps % even) ++plan.strip;
-        const int across = plan.strip * plan.warps, chains = plan.splits > 1 ? across * vector : 0;
-        plan.threads = across * plan.lanes + carry_threads(chains, vector, int(bytes.acc));
-        const int64_t totals = ceil_div(plan.lanes * (across + plan.warps), 2) * 2;
-        const int positions = device.bulk_copies ? threads : across * plan.lanes;  // of a stage, as the kernel has them
-        plan.shared = int(vector * (kColumnStages * kGroup * positions * element + 2 * totals * bytes.acc) +
-                          kColumnCarries * chains * (bytes.wide + bytes.acc));
-      };
-      int most = std::min(threads, kColumnStageBytes / (kGroup * vector * element)) / 32 * 32;
-      take_threads(most);
-      while (!device.bulk_copies && plan.shared > kPortableShared - kColumnShared) take_threads(most -= 32);
-      const int64_t jobs = l.rows / width * ceil_div(plan.splits, plan.warps) * ceil_div(columns, plan.strip);
-      plan.blocks = std::min<int64_t>(
-          jobs, int64_t(device.multiprocessors) * std::max(1, (224 << 10) / (plan.shared + (2 << 10))));
+    case Family::Columns:
+      take_columns(plan, call, device, vectors);
+      if (plan.shared + kColumnShared > shared_of(device)) take_columns(plan, call, device, false);
       break;
-    }
     case Family::Chain:
       if (!chains) throw std::invalid_argument("force_plan: there are no chains of three inputs");
       plan.lanes = 32;
@@ -408,7 +416,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   }
   // Chains take tickets even where rows are not split.
   if (plan.family != Family::Rows && (plan.family != Family::Columns || plan.splits > 1)) {
-    // scan_chain.cuh and scan_columns.cuh: a flag beside each 4 bytes of a value.
+    // scan_chain.cuh and column_carry.cuh: a flag beside each 4 bytes of a value.
     const ScanBytes bytes = scan_bytes(call);
     const int64_t total = 2 * bytes.acc, carry = 2 * bytes.wide, above = ceil_div(plan.splits, kFan);
     plan.workspace = 8 + l.rows * (plan.family == Family::Columns ? (plan.splits + above) * total + above * carry

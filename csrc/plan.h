@@ -15,10 +15,13 @@ enum class Family : int {
   Pipeline = 4       // scans: as Chain, by blocks that stay, with bulk copies
 };
 
+constexpr int kPortableShared = 48 << 10;  // bytes of shared memory a block that every GPU has without being asked
+
 struct DeviceFacts {
   bool gpu = false;
-  int multiprocessors = 0;   // GPU: streaming multiprocessors or compute units; CPU: threads
-  bool bulk_copies = false;  // GPU: bulk copies between global and shared memory, and kernels built for them
+  int multiprocessors = 0;       // GPU: streaming multiprocessors or compute units; CPU: threads
+  bool bulk_copies = false;      // GPU: bulk copies between global and shared memory, and kernels built for them
+  int shared = kPortableShared;  // GPU: bytes of shared memory that a block may ask for
 };
 
 struct Plan {
@@ -41,10 +44,10 @@ constexpr int kStripBytes = 128;   // of neighbouring columns, from which on the
 constexpr int kColumnJobs = 8;     // the tiles of columns that the warps of a block speak of,
 constexpr int kColumnCarries = 4;  // those whose carries they have,
 constexpr int kColumnStages = 3;   // and those whose elements they have
-// Threads of a block of columns that work, at most: what registers allow, given the bytes of an element and of an
-// accumulator.
+// Threads of a block of columns that work, at most: what registers and shared memory allow, given the bytes of an
+// element and of an accumulator. One column a thread fits wherever there are bulk copies, be it only 99 KiB a block.
 TR_HD constexpr int column_threads(int vector, int size, int acc) {
-  if (vector == 1) return size > 8 ? 192 : acc > 8 ? 256 : acc > 4 ? 192 : 320;
+  if (vector == 1) return size > 16 ? 128 : size > 8 ? 192 : acc > 8 ? 256 : acc > 4 ? 192 : 320;
   return size > 4 || acc > 4 ? 192 : 256;
 }
 // Those of it that form the carries into `chains` columns of its tiles: some lanes for each, so that all the totals it
@@ -53,14 +56,13 @@ TR_HD constexpr int carry_lanes(int vector, int acc) { return vector > 2 ? 2 : a
 TR_HD constexpr int carry_threads(int chains, int vector, int acc) {
   return (chains * carry_lanes(vector, acc) + 63) / 64 * 64;
 }
-constexpr int kColumnStageBytes = 32 << 10;
 // Neighbouring columns of a thread, where their accumulators take at most kColumnAccs bytes: else registers are too
 // few.
 TR_HD constexpr int column_vector(int size, int acc) { return acc > 4 && size < 8 ? 2 : size == 2 ? 4 : 16 / size; }
 constexpr int kColumnAccs = 32;
-constexpr int kPortableShared = 48 << 10;  // bytes of shared memory a block that every GPU has without being asked
-constexpr int kColumnShared = 1 << 10;     // the most of them that a block of columns has apart from Plan::shared
-constexpr int kPipelineThreads = 768;      // of Pipeline's blocks
+constexpr int kColumnShared = 1 << 10;      // the most of them that a block of columns has apart from Plan::shared
+constexpr int kPipelineThreads = 768;       // of Pipeline's blocks
+constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory that one has
 // The bytes of the largest accumulators that a warp walks rows with: of two float64 inputs there are too few registers.
 constexpr int kWalkedAcc = 16;
 // Groups of whole rows that a lane holds, given the bytes of an accumulator; a row of at most two tiles needs no more.

@@ -102,12 +102,22 @@ const std::map<std::string, Reduction> kReductions = {TR_FOR_EACH_REDUCTION_OP(T
 const std::map<std::string, Scan> kScans = {TR_FOR_EACH_SCAN_OP(TR_ROW)};
 #undef TR_ROW
 
+// What plan() asks about a GPU, by the names of its arguments.
+py::dict facts_of(int device) {
+  const DeviceFacts facts = gpu_facts(device);
+  py::dict fields;
+  fields["multiprocessors"] = facts.multiprocessors;
+  fields["bulk_copies"] = facts.bulk_copies;
+  fields["shared"] = facts.shared;
+  return fields;
+}
+
 // The plan of `op` on a tensor of these sizes and strides, along the dims in `dim` (none: all of them), with a
 // contiguous result. `aligned`: the first element, of input and result, lies on a 16-byte boundary. Dtypes are torch's
 // numbers.
 py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
                  const std::vector<int>& dim, int dtype, int out_dtype, bool aligned, bool gpu, int multiprocessors,
-                 bool bulk_copies) {
+                 bool bulk_copies, int shared) {
   const int dims = int(sizes.size());
   if (dims > kMaxDims || strides.size() != sizes.size())
     throw py::value_error("plan: needs a stride for each size, and at most 64 of them");
@@ -134,7 +144,7 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
   const auto in = Dtype(dtype), out = Dtype(out_dtype);
   auto* data = reinterpret_cast<void*>(uintptr_t(aligned ? 16 : 1));  // looked at, not through
   const Layout layout = fold({data, in, dims, sizes.data(), strides.data()}, along, out_strides.data());
-  const DeviceFacts device{gpu, multiprocessors, bulk_copies};
+  const DeviceFacts device{gpu, multiprocessors, bulk_copies, shared};
 
   if (scans) {
     ScanCall call{};
@@ -166,8 +176,8 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("force_plan", &force_fields, py::arg("fields"));
   m.def("forced_plan", &forced_fields);
-  m.def("bulk_copies", [](int device) { return gpu_facts(device).bulk_copies; }, py::arg("device"));
+  m.def("gpu_facts", &facts_of, py::arg("device"));
   m.def("plan", &plan_of, py::arg("op"), py::arg("sizes"), py::arg("strides"), py::arg("dim"), py::arg("dtype"),
         py::arg("out_dtype"), py::arg("aligned"), py::arg("gpu"), py::arg("multiprocessors"),
-        py::arg("bulk_copies") = false);
+        py::arg("bulk_copies") = false, py::arg("shared") = 227 << 10);
 }

@@ -1,4 +1,4 @@
-"""Plans for columns ask for no more shared memory than the device has without being asked."""
+"""Plans ask for no more shared memory than the device has."""
 
 import itertools
 
@@ -11,13 +11,15 @@ from torchreduce.table import OPS
 NUMBERS = {torch.uint8: 0, torch.int8: 1, torch.int64: 4, torch.float16: 5, torch.float32: 6, torch.float64: 7,
            torch.bfloat16: 15}  # fmt: skip
 FLOATS = {torch.float16, torch.float32, torch.float64, torch.bfloat16}
-PORTABLE, HOPPER, DECLARED = 48 << 10, 227 << 10, 1 << 10  # bytes a block; DECLARED: not in the plan
+# Bytes a block. WORKSTATION: of the GPUs after Hopper that are no server's. DECLARED: not in the plan.
+PORTABLE, WORKSTATION, HOPPER, DECLARED = 48 << 10, 99 << 10, 227 << 10, 1 << 10
 
 
-def column_plan(op, length, width, dtype, aligned, bulk_copies):
+def column_plan(op, length, width, dtype, aligned, shared):
     out = dtype if dtype in FLOATS or op in ("cummax", "cummin") else torch.int64
     numbers = (NUMBERS[dtype], NUMBERS[out])
-    return _C.plan(op, [length, width], [width, 1], [0], *numbers, aligned, True, 132, bulk_copies=bulk_copies)
+    bulk_copies = shared > PORTABLE
+    return _C.plan(op, [length, width], [width, 1], [0], *numbers, aligned, True, 132, bulk_copies, shared)
 
 
 SCANS = [op.name for op in OPS if op.kind == "scan"]
@@ -29,8 +31,8 @@ SCANS = [op.name for op in OPS if op.kind == "scan"]
 def test_columns_fit_the_shared_memory(op, dtype):
     lengths, widths = (1, 7, 8, 20, 100, 256, 300, 5000, 8193, 100_000), (33, 64, 128, 160, 1000, 4096)
     for length, width, aligned in itertools.product(lengths, widths, (True, False)):
-        for bulk_copies, most in ((False, PORTABLE), (True, HOPPER)):
-            plan = column_plan(op, length, width, dtype, aligned, bulk_copies)
+        for most in (PORTABLE, WORKSTATION, HOPPER):
+            plan = column_plan(op, length, width, dtype, aligned, most)
             if plan["family"] != "columns":
                 continue
             assert 0 < plan["shared"] <= most - DECLARED, (length, width, aligned, plan)
@@ -41,6 +43,14 @@ def test_columns_fit_the_shared_memory(op, dtype):
 
 
 def test_blocks_of_columns_are_larger_where_there_is_room():
-    small, large = (column_plan("cumsum", 5000, 4096, torch.float32, True, bulk) for bulk in (False, True))
+    small, large = (column_plan("cumsum", 5000, 4096, torch.float32, True, shared) for shared in (PORTABLE, HOPPER))
     assert large["threads"] == 320 > small["threads"] >= 128
     assert (small["family"], small["vector_loads"]) == (large["family"], large["vector_loads"]) == ("columns", True)
+
+
+def test_the_pipeline_is_for_gpus_with_room_for_it():
+    for dtype in (torch.float32, torch.bfloat16):
+        numbers = (NUMBERS[dtype], NUMBERS[dtype])
+        for shared, family in ((HOPPER, "pipeline"), (WORKSTATION, "chain")):
+            plan = _C.plan("cumsum", [1 << 28], [1], [0], *numbers, True, True, 132, True, shared)
+            assert plan["family"] == family

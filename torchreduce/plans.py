@@ -94,7 +94,7 @@ def explain(
     if dims is None:
         op = overloads(rows[0].name)  # max and min without indices
     gpu = input.is_cuda
-    properties = torch.cuda.get_device_properties(input.device) if gpu else None
+    facts = _C.gpu_facts(input.device.index) if gpu else {"multiprocessors": torch.get_num_threads()}
     fields = _C.plan(
         op.row.name,
         list(input.shape),
@@ -104,8 +104,7 @@ def explain(
         _NUMBERS[op.row.result_dtype(input.dtype, dtype)],
         input.data_ptr() % 16 == 0,
         gpu,
-        properties.multi_processor_count if properties else torch.get_num_threads(),
-        gpu and _C.bulk_copies(input.device.index),
+        **facts,
     )
     along = dim if axis is None else axis
     call = f"{name} of {input.dtype} {tuple(input.shape)} with strides {input.stride()}, dim={along}"

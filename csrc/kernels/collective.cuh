@@ -74,14 +74,14 @@ template <class E> struct PairLoad {
   static constexpr int kWidth = TypedLoad<E>::kWidth;
   // Whether there is an a at this position.
   __device__ static bool has_a(const ScanCall& call, int64_t position) { return position > 0 || !call.shifted; }
-  // Positions first + i of row `row`, i < count; the rest is unspecified.
+  // Positions first + i of a row, i < count, of which the first lies at these offsets; the rest is unspecified.
   template <int N>
-  __device__ static void run(const ScanCall& call, int64_t row, int64_t first, int64_t count, Element (&items)[N]) {
+  __device__ static void run(const ScanCall& call, int64_t b_offset, int64_t a_offset, int64_t first, int64_t count,
+                             Element (&items)[N]) {
     const Layout& l = call.layout;
     const int64_t b_stride = l.reduced ? l.in[l.kept] : 0, a_stride = l.reduced ? call.more_strides[0][l.kept] : 0;
-    const E* b = global(static_cast<const E*>(call.in.data)) + row_start(l, row).in + first * b_stride;
-    const E* a =
-        global(static_cast<const E*>(call.in.more[0])) + row_offset(l, call.more_strides[0], row) + first * a_stride;
+    const E* b = global(static_cast<const E*>(call.in.data)) + b_offset;
+    const E* a = global(static_cast<const E*>(call.in.more[0])) + a_offset;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (i < count) items[i].b = b[i * b_stride];
@@ -124,40 +124,55 @@ template <class Acc> struct AnyLoad {
 // its own, a compiler would take them apart as soon as they are loaded, and so wait there.)
 template <class E> constexpr int kGroupWords = kGroup * int(sizeof(E)) / 4;
 
-template <class E> __device__ __forceinline__ void unpack_group(const uint32_t (&w)[kGroupWords<E>], E (&x)[kGroup]) {
+template <class E, int N>
+__device__ __forceinline__ void unpack(const uint32_t (&w)[N * int(sizeof(E)) / 4], E (&x)[N]) {
   if constexpr (sizeof(E) >= 4) {
     memcpy(x, w, sizeof x);
   } else {
     using Bits = std::conditional_t<sizeof(E) == 2, uint16_t, uint8_t>;
     constexpr int kPer = 4 / int(sizeof(E));
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) x[i] = bit_cast<E>(Bits(w[i / kPer] >> (i % kPer * 8 * int(sizeof(E)))));
+    for (int i = 0; i < N; ++i) x[i] = bit_cast<E>(Bits(w[i / kPer] >> (i % kPer * 8 * int(sizeof(E)))));
   }
 }
+
+// Whether any of 8 results of scan S is NaN.
+template <class S> __device__ __forceinline__ bool has_nan(const float (&v)[kGroup]) {
+  bool nan = v[0] != v[0] || v[kGroup - 1] != v[kGroup - 1];  // enough if it stays, in whatever direction they lie
+  if constexpr (!kNanStays<S>) {
+#pragma unroll
+    for (int i = 1; i < kGroup - 1; ++i) nan = nan || v[i] != v[i];
+  }
+  return nan;
+}
+
+// Whether results of type V are rounded to T with less work where none is NaN: two at a time, or not at all.
+#ifdef TR_PACKED_ROUNDING
+template <class T, class V>
+constexpr bool kLooksForNan = std::is_same<V, float>::value && is_float_type<T> && sizeof(T) <= 4;
+template <class T> __device__ __forceinline__ uint32_t round_pair(float low, float high) {
+  return std::is_same<T, BF16>::value ? device_pack_bf16(low, high) : device_pack_f16(low, high);
+}
+#else
+template <class T, class V> constexpr bool kLooksForNan = false;
+template <class T> uint32_t round_pair(float low, float high);
+#endif
 
 // 8 results of scan S, rounded once each. One look for NaNs serves all of them.
 template <class T, class S, class V>
 __device__ __forceinline__ void round_group(const V (&v)[kGroup], uint32_t (&w)[kGroupWords<T>]) {
-#ifdef TR_PACKED_ROUNDING
-  if constexpr (std::is_same<V, float>::value && is_float_type<T> && sizeof(T) <= 4) {
-    bool nan = v[0] != v[0] || v[kGroup - 1] != v[kGroup - 1];  // enough if it stays, in whatever direction they lie
-    if constexpr (!kNanStays<S>) {
-#pragma unroll
-      for (int i = 1; i < kGroup - 1; ++i) nan = nan || v[i] != v[i];
-    }
-    if (!nan) {
+  if constexpr (kLooksForNan<T, V>) {
+    if (!has_nan<S>(v)) {
       if constexpr (sizeof(T) == 4) {
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) w[i] = bit_cast<uint32_t>(v[i]);
       } else {
 #pragma unroll
-        for (int i = 0; i < kGroup; i += 2)
-          w[i / 2] = std::is_same<T, BF16>::value ? device_pack_bf16(v[i], v[i + 1]) : device_pack_f16(v[i], v[i + 1]);
+        for (int i = 0; i < kGroup; i += 2) w[i / 2] = round_pair<T>(v[i], v[i + 1]);
       }
       return;
     }
   }
-#endif
   if constexpr (sizeof(T) == 4) {  // word by word, so that no compiler selects between the addresses of two arrays
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) w[i] = bit_cast<uint32_t>(round_to<T>(v[i]));

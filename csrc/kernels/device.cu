@@ -1,5 +1,5 @@
 // From an op's number to its kernels, and what the planner asks of a device.
-#include <atomic>
+#include <mutex>
 
 #include "gpu.cuh"
 #include "gpu.h"
@@ -40,19 +40,28 @@ int current_device() {
 
 void set_device(int device) { (void)gpuSetDevice(device); }
 
+static DeviceFacts ask(int device) {
+  DeviceFacts facts{true};
+  if (gpuDeviceGetAttribute(&facts.multiprocessors, gpuMultiprocessorCount, device) != gpuSuccess)
+    facts.multiprocessors = 1;
+  const int current = current_device();
+  set_device(device);
+  facts.bulk_copies = has_bulk_copies();
+  set_device(current);
+#if defined(__CUDACC__)
+  if (cudaDeviceGetAttribute(&facts.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
+    facts.shared = kPortableShared;
+#endif
+  return facts;
+}
+
 DeviceFacts facts(int device) {
-  constexpr int kRemembered = 64, kBulk = 1 << 30;
-  static std::atomic<int> known[kRemembered];  // multiprocessors, and a bit for bulk copies; 0: not asked yet
-  int fact = device >= 0 && device < kRemembered ? known[device].load() : 0;
-  if (!fact) {
-    if (gpuDeviceGetAttribute(&fact, gpuMultiprocessorCount, device) != gpuSuccess) fact = 1;
-    const int current = current_device();
-    set_device(device);
-    if (has_bulk_copies()) fact |= kBulk;
-    set_device(current);
-    if (device >= 0 && device < kRemembered) known[device] = fact;
-  }
-  return DeviceFacts{true, fact & ~kBulk, (fact & kBulk) != 0};
+  constexpr int kRemembered = 64;
+  static std::once_flag asked[kRemembered];
+  static DeviceFacts known[kRemembered];
+  if (device < 0 || device >= kRemembered) return ask(device);
+  std::call_once(asked[device], [&] { known[device] = ask(device); });
+  return known[device];
 }
 
 }  // namespace torchreduce::gpu

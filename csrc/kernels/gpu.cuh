@@ -93,9 +93,11 @@ __device__ __forceinline__ uint16_t device_float_to_f16(float f) {
 
 // The same value, as far as the compiler knows another one each time: so that it does not keep what follows from it in
 // registers all through a loop.
-__device__ __forceinline__ int recomputed(int v) {
+template <class T> __device__ __forceinline__ T recomputed(T v) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "in registers");
 #if defined(__CUDA_ARCH__)
-  asm volatile("" : "+r"(v));
+  if constexpr (sizeof(T) == 4) asm volatile("" : "+r"(v));
+  else asm volatile("" : "+l"(v));
 #elif defined(__HIP_DEVICE_COMPILE__)
   asm volatile("" : "+v"(v));
 #endif
@@ -187,26 +189,35 @@ template <class P> __device__ __forceinline__ void store_wide(P* p, const P& val
 #endif
 }
 
-// The same for 16 bytes that come from shared memory: there nvcc, left to itself, takes 4 stores. Elsewhere this one
-// would keep it from ordering stores as it likes.
+// The same for words that were put together one by one, or come from shared memory: there nvcc, left to itself, may
+// take a store for each. Elsewhere this one would keep it from ordering stores as it likes.
 template <class P> __device__ __forceinline__ void store_granule(P* p, const P& value) {
-  static_assert(sizeof(P) == 16, "one store");
 #if defined(__CUDA_ARCH__)
-  uint32_t w[4];
+  uint32_t w[sizeof(P) / 4];
   memcpy(w, &value, sizeof w);
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "r"(w[0]), "r"(w[1]),
-               "r"(w[2]), "r"(w[3])
-               : "memory");
+  if constexpr (sizeof(P) == 16)
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "r"(w[0]), "r"(w[1]),
+                 "r"(w[2]), "r"(w[3])
+                 : "memory");
+  else if constexpr (sizeof(P) == 8)
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "r"(w[0]), "r"(w[1])
+                 : "memory");
+  else *p = value;
 #else
   store_wide(p, value);
 #endif
 }
 
+#if defined(__CUDACC__)
+// What instructions call an address of shared memory.
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+#endif
+
 // Starts a copy of kBytes (4, 8 or 16, aligned) from global to shared memory, which only this thread may read, after a
 // wait. Where there are no such copies, it is done at once.
 template <int kBytes> __device__ __forceinline__ void copy_async(void* shared, const void* from) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  const uint32_t to = uint32_t(__cvta_generic_to_shared(shared));
+  const uint32_t to = shared_address(shared);
   if constexpr (kBytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
   else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
 #elif defined(TR_EMULATED)
@@ -298,7 +309,6 @@ using Barrier = uint64_t;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 __device__ __forceinline__ void barrier_init(Barrier* b, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
 }
@@ -370,21 +380,21 @@ using simt::barrier_expect, simt::bulk_load, simt::bulk_fence, simt::bulk_store,
 
 #elif defined(TR_BULK_COPIES)
 
-__device__ __forceinline__ uint32_t bulk_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 __device__ __forceinline__ void barrier_expect(Barrier* b, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bulk_address(b)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
+               : "memory");
 }
 // Addresses and sizes are multiples of 16 bytes. A load's bytes count towards the barrier's phase.
 __device__ __forceinline__ void bulk_load(void* shared, const void* from, uint32_t bytes, Barrier* b) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   bulk_address(shared)),
-               "l"(from), "r"(bytes), "r"(bulk_address(b))
+                   shared_address(shared)),
+               "l"(from), "r"(bytes), "r"(shared_address(b))
                : "memory");
 }
 // What ordinary stores wrote to shared memory is seen by a bulk store that starts after a barrier after this.
 __device__ __forceinline__ void bulk_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void bulk_store(void* to, const void* shared, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(bulk_address(shared)),
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(shared)),
                "r"(bytes)
                : "memory");
 }

@@ -8,7 +8,7 @@
 // totals of the tiles of the block tile, and from what the last tile of the block tile before published: what that tree
 // of block tiles gives, after the superblocks before.
 #pragma once
-#include "scan_chain.cuh"
+#include "column_carry.cuh"
 
 namespace torchreduce::gpu {
 
@@ -19,128 +19,6 @@ template <class S, class Load, class Store> constexpr bool kColumnVectors = [] {
            kColumnAccs;
   else return false;
 }();
-
-// The workspace, all zero before the launch: a ticket; for each tile or block tile the values of all rows (columns of
-// memory), which are looked at side by side.
-template <class S> struct ColumnSpace {
-  uint64_t* ticket;
-  int64_t rows;
-  Published<typename S::Acc>*tiles, *blocks;  // totals
-  Published<typename S::Wide>* after_blocks;  // what precedes the block tile after this one
-
-  __device__ ColumnSpace(void* workspace, int64_t rows, int64_t tiles_a_row) : rows(rows) {
-    const int64_t block_count = (tiles_a_row + kFan - 1) / kFan;
-    ticket = static_cast<uint64_t*>(workspace);
-    tiles = reinterpret_cast<Published<typename S::Acc>*>(ticket + 1);
-    blocks = tiles + rows * tiles_a_row;
-    after_blocks = reinterpret_cast<Published<typename S::Wide>*>(blocks + rows * block_count);
-  }
-};
-
-// kFan published values `pitch` apart, of which the first `count` are there or will be; kCarryLanes neighbouring lanes
-// take equal runs of them.
-template <class S, class T, int kCarryLanes> struct PublishedSlots {
-  static constexpr int kSlots = kFan / kCarryLanes;
-  T value[kSlots];
-  int first;
-
-  __device__ __forceinline__ PublishedSlots(const Published<T>* slots, int64_t pitch, int count)
-      : first(lane_id() % kCarryLanes * kSlots) {
-    constexpr int kWords = Published<T>::kWords, kAtOnce = kWords == 1 && kSlots >= 8 ? 8 : 4;
-#pragma unroll
-    for (int from = 0; from < kSlots; from += kAtOnce) {
-      uint64_t word[kAtOnce][kWords];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-#pragma unroll
-        for (int k = 0; k < kWords; ++k) word[i][k] = first + from + i < count ? 0 : uint64_t(1) << 32;
-      for (;; back_off()) {  // what is missing is looked at together, and again until it is there
-        const int here = recomputed(first + from);
-        bool all = true;
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i)
-#pragma unroll
-          for (int k = 0; k < kWords; ++k) {
-            uint64_t& w = word[i][k];
-            w = load_relaxed_if(w >> 32 == 0, &slots[(here + i) * pitch].word[k], w);
-          }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i)
-#pragma unroll
-          for (int k = 0; k < kWords; ++k) all = all && word[i][k] >> 32 != 0;
-        if (all) break;
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        uint32_t part[kWords];
-#pragma unroll
-        for (int k = 0; k < kWords; ++k) part[k] = uint32_t(word[i][k]);
-        memcpy(&value[from + i], part, sizeof(T));
-      }
-    }
-  }
-  __device__ __forceinline__ void set(int slot, const T& v) {
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i)
-      if (first + i == slot) value[i] = v;
-  }
-  // The pairwise tree over the first `count` of them; each of the lanes gets it. By whole warps.
-  template <class V, class Widen> __device__ __forceinline__ V tree(int count, V absent, Widen widen) const {
-    V v[kSlots];
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      v[i] = absent;
-      if (first + i < count) v[i] = widen(value[i]);
-    }
-#pragma unroll
-    for (int d = 1; d < kSlots; d <<= 1)
-#pragma unroll
-      for (int i = 0; i < kSlots; i += 2 * d) v[i] = S::combine(v[i], v[i + d]);
-#pragma unroll
-    for (int d = 1; d < kCarryLanes; d <<= 1) {
-      const V other = shuffle(v[0], lane_id() ^ d);
-      v[0] = lane_id() & d ? S::combine(other, v[0]) : S::combine(v[0], other);
-    }
-    return v[0];
-  }
-};
-
-// What precedes tile `tile` of row `row` in its block tile, and what precedes that, where `initial` precedes the row.
-// The last tile of a block tile publishes that one's total and what precedes the next. By whole warps, kCarryLanes
-// neighbouring lanes for each tile and row; those that are not `active` have none. What a lane waits for comes from an
-// earlier step of an earlier tile, be it of its own warp.
-template <class S, int kCarryLanes>
-__device__ __forceinline__ void column_carry(const ColumnSpace<S>& space, int64_t row, int64_t tile, bool active,
-                                             typename S::Wide initial, typename S::Acc& within,
-                                             typename S::Wide& carry) {
-  using Acc = typename S::Acc;
-  using Wide = typename S::Wide;
-  const int64_t rows = space.rows, block = tile / kFan, superblock = block / kFan * kFan;  // its first block tile
-  const int slot = int(tile % kFan), block_slot = int(block - superblock);
-  const bool closes = active && slot == kFan - 1, waits = active && lane_id() % kCarryLanes == 0;
-  auto* const after = space.after_blocks + row;
-  carry = initial;
-  const bool known = !waits || block == 0 || after[(block - 1) * rows].look(carry);
-
-  const PublishedSlots<S, Acc, kCarryLanes> tiles(space.tiles + block * kFan * rows + row, rows,
-                                                  !active  ? 0
-                                                  : closes ? kFan
-                                                           : slot);
-  auto same = [](Acc a) { return a; };
-  within = tiles.tree(slot, S::absent(), same);
-  if (ballot(closes)) {
-    const Acc total = tiles.tree(kFan, S::absent(), same);
-    if (waits && closes) space.blocks[block * rows + row].publish(total);
-    PublishedSlots<S, Acc, kCarryLanes> blocks(space.blocks + superblock * rows + row, rows, closes ? block_slot : 0);
-    blocks.set(block_slot, total);
-    const Wide upto = blocks.tree(block_slot + 1, S::wide_absent(), [](Acc a) { return S::widen(a); });
-    if (waits && closes) {
-      const Wide before = superblock ? after[(superblock - 1) * rows].wait() : initial;
-      after[block * rows].publish(S::combine(before, upto));
-    }
-  }
-  if (!known) carry = after[(block - 1) * rows].wait();
-}
 
 // a / b for 0 <= a < 2^52, given about 1 / b: a division of 64-bit integers takes a microsecond.
 __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b, double share) {
@@ -155,9 +33,37 @@ __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b, double share) 
 // side by side.
 struct ColumnJob {
   int64_t row, tile, in, out;  // in, out: where that row has its first position of that tile
+  int64_t a;                   // the same in the second of two inputs
   int width;                   // 0: there is none, and no other comes
   int left;                    // positions from there on; more than the tiles have is all the same
 };
+
+// Results of scan S in V neighbouring columns, rounded once each, as words: position by position.
+template <class T, class S, int V, class Result>
+__device__ __forceinline__ void round_columns(const Result (&r)[V][kGroup],
+                                              Packed<uint32_t, V* int(sizeof(T)) / 4> (&words)[kGroup]) {
+  if constexpr (kLooksForNan<T, Result>) {
+    bool nan = false;
+#pragma unroll
+    for (int v = 0; v < V; ++v) nan = nan || has_nan<S>(r[v]);
+    if (!nan) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i)
+#pragma unroll
+        for (int v = 0; v < V; v += 4 / int(sizeof(T)))
+          words[i].item[v * int(sizeof(T)) / 4] =
+              sizeof(T) == 4 ? bit_cast<uint32_t>(r[v][i]) : round_pair<T>(r[v][i], r[v + 4 / int(sizeof(T)) - 1][i]);
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) {
+    T side[V];
+#pragma unroll
+    for (int v = 0; v < V; ++v) side[v] = round_to<T>(r[v][i]);
+    memcpy(words[i].item, side, sizeof side);
+  }
+}
 
 // Of a block: those that work, and those that form carries.
 template <class S, class Load, int V> constexpr int kColumnThreads = [] {
@@ -176,10 +82,13 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
   constexpr int kAhead = kColumnStages - 1;  // jobs whose elements are on their way
   struct alignas(V * sizeof(Acc) % 16 == 0 ? 16 : V * sizeof(Acc) % 8 == 0 ? 8 : 4) Totals { Acc item[V]; };
   struct alignas(V * sizeof(Wide) % 16 == 0 ? 16 : alignof(Wide)) Carries { Wide item[V]; };
-  constexpr bool kAsync = sizeof(P) >= 4 && sizeof(P) <= 16 && Load::kWidth > 1 && S::kInputs == 1;
+  constexpr int kSize = sizeof(E) / S::kInputs, kPart = V * kSize;  // of an input's element, or V neighbours
+  using Words = Packed<uint32_t, kPart < 4 ? 1 : kPart / 4>;  // V neighbours
+  constexpr bool kAsync = Load::kWidth > 1 && (kPart == 4 || kPart == 8 || kPart == 16);
   const S op{call.options};
   const Layout& layout = call.layout;
   const ScanStride stride = scan_stride(layout);
+  const int64_t a_stride = is_pair<Load> && layout.reduced ? call.more_strides[0][layout.kept] : 0;
   const int64_t n = layout.length, tiles = call.plan.splits;
   const int X = call.plan.strip, Y = call.plan.lanes, K = call.plan.warps, threads = X * Y * K;
   const int pitch = X + 1, part = Y * pitch;  // of the totals
@@ -213,13 +122,13 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
   static_assert(sizeof job + sizeof put + sizeof published + sizeof carried + 64 <= kColumnShared,
                 "the plan counts on no more");
 
-  ColumnSpace<S> space(workspace, layout.rows, tiles);
-  // By tickets, so that whatever a tile waits for is on its way; without chains, in any order.
-  auto number_of = [&](int it) {
-    return tiles > 1 ? int64_t(take_ticket(space.ticket)) : int64_t(blockIdx.x) + it * int64_t(gridDim.x);
-  };
+  auto space = [&] { return ColumnSpace<S>(workspace, layout.rows, recomputed(tiles)); };
+  // The number of a block's next job: by tickets, so that whatever a tile waits for is on its way; without chains, in
+  // any order.
+  auto ticket = [&] { return int64_t(take_ticket(space().ticket)); };
+  auto turn = [&](int it) { return int64_t(blockIdx.x) + it * int64_t(gridDim.x); };
   auto put_job = [&](int it, int64_t number) {
-    ColumnJob j{0, 0, 0, 0, 0, 0};
+    ColumnJob j{};
     if (number < jobs) {
       const int64_t rest = quotient(number, strips, strip_share), first = (number - rest * strips) * X * V;
       const int64_t batch = quotient(rest, runs, run_share);
@@ -231,6 +140,7 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
       const RowStart start = row_start(layout, batch, layout.kept - 1);
       j.in = start.in + position * stride.in + (beside ? first * layout.in[layout.kept - 1] : 0);
       j.out = start.out + position * stride.out + (beside ? first * layout.out[layout.kept - 1] : 0);
+      if constexpr (is_pair<Load>) j.a = row_offset(layout, call.more_strides[0], j.row) + position * a_stride;
     }
     job[it % kColumnJobs] = j;
     if (tiles > 1) barrier_arrive(&put[it % kColumnJobs]);
@@ -248,34 +158,72 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
     const int left = j.left - lead;
     return x * V >= j.width || left <= 0 ? 0 : left < kGroup ? left : kGroup;
   };
+  [[maybe_unused]] E held[kGroup];  // where elements are not copied: those of the last job that are on their way
   auto load = [&](int it) {
     if (tiles > 1) barrier_wait(&put[it % kColumnJobs], uint32_t(it / kColumnJobs & 1));
     const ColumnJob& j = job_of(it);
     const int count = count_of(j);
-    P* to = stage_of(it);
+    const int64_t first = j.tile * kTile + lead;
     if constexpr (kAsync) {
-      const E* p = static_cast<const E*>(call.in.data) + (j.in + offset(stride.in, layout.in));
+      static_assert(kPart == sizeof(P) || V == 1, "vectors are of one input");
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i)
-        if (i < count) copy_async<sizeof(P)>(to + i * kPitch, p + i * stride.in);
-    } else if (count) {
+      for (int input = 0; input < S::kInputs; ++input) {
+        const bool a = is_pair<Load> && input == 1;
+        const int member = is_pair<Load> ? 1 - input : input;
+        const int64_t start = a ? j.a + offset(a_stride, call.more_strides[0]) : j.in + offset(stride.in, layout.in);
+        int64_t step = (a ? a_stride : stride.in) * kSize;
+        const char* from = static_cast<const char*>(input ? call.in.more[input - 1] : call.in.data) + start * kSize;
+        char* const place = reinterpret_cast<char*>(stage_of(it)) + member * kSize;
+        bool all = count == kGroup;
+        int i = 0;
+        if constexpr (is_pair<Load>)
+          if (a && !Load::has_a(call, first)) {
+            all = false;
+            i = 1;
+          }
+        if (all) {
+#pragma unroll
+          for (int i = 0; i < kGroup; ++i) {
+            copy_async<kPart>(place + i * kPitch * int(sizeof(P)), from);
+            from += step = recomputed(step);
+          }
+        } else {
+#pragma unroll 1
+          for (; i < count; ++i) copy_async<kPart>(place + i * kPitch * int(sizeof(P)), from + i * step);
+        }
+      }
+    } else {
       static_assert(V == 1, "vectors are copied");
-      E items[kGroup];
-      if constexpr (is_pair<Load>) Load::run(call, j.row + x, j.tile * kTile + lead, count, items);
-      else Load::run(call.in, j.in + offset(stride.in, layout.in), stride.in, count, items);
+      P* const before = stage_of(it + kColumnStages - 1);
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) to[i * kPitch].item[0] = items[i];
+      for (int i = 0; i < kGroup; ++i) before[i * kPitch].item[0] = held[i];
+      const int64_t start = j.in + offset(stride.in, layout.in);
+      if constexpr (is_pair<Load>)
+        Load::run(call, start, j.a + offset(a_stride, call.more_strides[0]), first, count, held);
+      else Load::run(call.in, start, stride.in, count, held);
     }
     end_copies();
   };
-  auto items_of = [&](const P(&in)[kGroup], int v, int64_t first, int count, typename S::Item(&items)[kGroup]) {
+  // This thread's elements of a job, column by column.
+  auto read = [&](int it, E(&items)[V][kGroup]) {
+    const P* const from = stage_of(it);
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) items[i] = op.load(in[i].item[v], first + i);
-    if (count < kGroup) {
+    for (int i = 0; i < kGroup; ++i) {
+      if constexpr (V == 1) {
+        items[0][i] = from[i * kPitch].item[0];
+      } else {
+        const Words words = reinterpret_cast<const Words*>(from)[i * kPitch];
+        E side[V];
+        unpack(words.item, side);
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i)
-        if (i >= count) items[i] = S::absent_item();
+        for (int v = 0; v < V; ++v) items[v][i] = side[v];
+      }
     }
+  };
+  // The items of a group of which `count` are there, or all, and its total.
+  auto form = [&](auto whole, const E(&in)[kGroup], int64_t first, int count, typename S::Item(&items)[kGroup]) {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) items[i] = whole || i < count ? op.load(in[i], first + i) : S::absent_item();
     return S::group(items);
   };
 
@@ -286,7 +234,7 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
     jobs = layout.rows / width * runs * strips;
     strip_share = 1 / double(strips);
     run_share = 1 / double(runs);
-    job[kColumnJobs - 1] = {0, 0, 0, 0, 0, 0};  // before the first
+    job[kColumnJobs - 1] = {};  // before the first
   }
   if (threadIdx.x == 0 && tiles > 1) {
     for (int i = 0; i < kColumnJobs; ++i) barrier_init(&put[i], 1);
@@ -299,7 +247,8 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
   }
   __syncthreads();
   if (threadIdx.x == 0)
-    for (int it = 0; it <= kAhead; ++it) put_job(it, number_of(it));
+#pragma unroll 1
+    for (int it = 0; it <= kAhead; ++it) put_job(it, tiles > 1 ? ticket() : turn(it));
   __syncthreads();
 
   if (int(threadIdx.x) >= threads) {  // the carries, job by job, whatever the others do
@@ -309,15 +258,18 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
       barrier_wait(&published[it % kColumnCarries], parity_of(it));
       const ColumnJob& j = job_of(it);
       if (!j.width) return;
-      if (int(threadIdx.x) == threads) put_job(it + kAhead + 1, number_of(it + kAhead + 1));
-      const bool active = chain < chains && c < j.width && j.tile + tile < tiles;
-      const int64_t row = j.row + (active ? c : 0), t = j.tile + (active ? tile : 0);
+      if (int(threadIdx.x) == threads) put_job(it + kAhead + 1, ticket());
+      const int64_t t = j.tile + recomputed(tile);
+      const bool active = chain < chains && c < j.width && t < tiles;
+      const int64_t row = j.row + (active ? recomputed(c) : 0);
       Acc within;
       Wide carry;
-      column_carry<S, kCarryLanes>(space, row, t, active, row_carry<S, Load>(call, row), within, carry);
+      column_carry<S, kCarryLanes>(space(), row, active ? t : j.tile, active, row_carry<S, Load>(call, row), within,
+                                   carry);
       if (active && lane_id() % kCarryLanes == 0) {
-        reinterpret_cast<Acc*>(withins)[it % kColumnCarries * chains + chain] = within;
-        reinterpret_cast<Wide*>(carries)[it % kColumnCarries * chains + chain] = carry;
+        const int place = recomputed(it) % kColumnCarries * chains + chain;
+        reinterpret_cast<Acc*>(withins)[place] = within;
+        reinterpret_cast<Wide*>(carries)[place] = carry;
       }
       barrier_arrive(&carried[it % kColumnCarries]);
       // A lane that waits in the next job may hold those of its wavefront that have yet to publish in this one.
@@ -338,21 +290,23 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
     wait_copies<kAhead - 1>();
     if (now.width) {
       const int count = count_of(now);
-      const int64_t first = now.tile * kTile + lead;
-      P in[kGroup];
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) in[i] = stage_of(it)[i * kPitch];
+      E in[V][kGroup];
+      read(it, in);
       Totals own;
+      auto form_all = [&](auto whole) {
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        typename S::Item items[kGroup];
-        own.item[v] = items_of(in, v, first, count, items);
-      }
+        for (int v = 0; v < V; ++v) {
+          typename S::Item items[kGroup];
+          own.item[v] = form(whole, in[v], now.tile * kTile + lead, count, items);
+        }
+      };
+      if (count == kGroup) form_all(std::true_type());
+      else form_all(std::false_type());
       mine[k * part + y * pitch + x] = own;
     }
     meet();
 
-    if (tiles == 1 && threadIdx.x == 0) put_job(it + kAhead + 1, number_of(it + kAhead + 1));
+    if (tiles == 1 && threadIdx.x == 0) put_job(it + kAhead + 1, turn(it + kAhead + 1));
     if (now.width) {
       Totals upto = mine[k * part + group * pitch + column];
 #pragma unroll
@@ -365,12 +319,15 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
           }
         }
       }
+      if (tiles > 1 && lane_id() == kLanes - 1 && column * V < now.width && now.tile + k < tiles) {
+        auto* const slots =
+            space().tiles + ((now.tile + k) * layout.rows + now.row + column * V);  // plan.lanes: a warp
+#pragma unroll
+        for (int v = 0; v < V; ++v) slots[v].publish(upto.item[v]);
+      }
       Totals exclusive;
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        if (tiles > 1 && lane_id() == kLanes - 1 && column * V < now.width &&
-            now.tile + k < tiles)  // then plan.lanes is a warp
-          space.tiles[(now.tile + k) * layout.rows + now.row + column * V + v].publish(upto.item[v]);
         const Acc lower = shuffle(upto.item[v], group ? lane_id() - 1 : lane_id());
         exclusive.item[v] = group ? lower : S::absent();
       }
@@ -382,8 +339,8 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
     if (tiles > 1 && before.width) barrier_wait(&carried[(it - 1) % kColumnCarries], parity_of(it - 1));
     if (const int count = before.width ? count_of(before) : 0) {
       const int64_t first = before.tile * kTile + lead;
-      const int shift = call.exclusive ? 1 : 0;
-      const int stored = count < before.left - lead - shift ? count : before.left - lead - shift;
+      const int shift = call.exclusive ? 1 : 0, last_one = before.left - lead - shift;
+      const int stored = count < last_one ? count : last_one;
       const bool begins = shift && first == 0;  // with what an exclusive scan starts from
       const int64_t to = before.out + offset(stride.out, layout.out) + shift * stride.out;
       const Totals t = last[k * part + y * pitch + x];
@@ -400,41 +357,41 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
           carry.item[v] = row_carry<S, Load>(call, before.row + x * V + v);
         }
       }
-      P in[kGroup];
+      auto results = [&](auto whole) {
+        E in[V][kGroup];
+        read(it - 1, in);
+        typename S::Result r[V][kGroup];
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) in[i] = stage_of(it - 1)[i * kPitch];
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        typename S::Item items[kGroup];
-        typename S::Result r[kGroup];
-        items_of(in, v, first, count, items);
-        op.results(S::prefix(carry.item[v], S::combine(within.item[v], t.item[v])), items, r);
+        for (int v = 0; v < V; ++v) {
+          typename S::Item items[kGroup];
+          form(whole, in[v], first, count, items);
+          op.results(S::prefix(carry.item[v], S::combine(within.item[v], t.item[v])), items, r[v]);
+        }
         if constexpr (V > 1) {
-          uint32_t w[kGroupWords<E>];
-          E rounded[kGroup];
-          round_group<E, S>(r, w);
-          unpack_group(w, rounded);
+          Words words[kGroup];
+          round_columns<E, S>(r, words);
+          char* p = reinterpret_cast<char*>(static_cast<E*>(call.out.values) + to);
+          int64_t step = stride.out * kSize;
+          if (begins) {
+            P begin;
 #pragma unroll
-          for (int i = 0; i < kGroup; ++i) in[i].item[v] = rounded[i];  // in the elements' place
+            for (int v = 0; v < V; ++v) begin.item[v] = round_to<E>(start_of<S>());
+            store_wide(reinterpret_cast<P*>(p - step), begin);
+          }
+#pragma unroll
+          for (int i = 0; i < kGroup; ++i) {
+            if (whole || i < stored) store_granule(reinterpret_cast<Words*>(p), words[i]);
+            p += step = recomputed(step);
+          }
         } else {
           if (begins) Store::one(call, to - stride.out, start_of<S>());
 #pragma unroll
           for (int i = 0; i < kGroup; ++i)
-            if (i < stored) Store::one(call, to + i * stride.out, r[i]);
+            if (whole || i < stored) Store::one(call, to + i * stride.out, r[0][i]);
         }
-      }
-      if constexpr (V > 1) {
-        E* const p = static_cast<E*>(call.out.values) + to;
-        if (begins) {
-          P begin;
-#pragma unroll
-          for (int v = 0; v < V; ++v) begin.item[v] = round_to<E>(start_of<S>());
-          store_wide(reinterpret_cast<P*>(p - stride.out), begin);
-        }
-#pragma unroll
-        for (int i = 0; i < kGroup; ++i)
-          if (i < stored) store_wide(reinterpret_cast<P*>(p + i * stride.out), in[i]);
-      }
+      };
+      if (stored == kGroup) results(std::true_type());
+      else results(std::false_type());
     }
     load(it + kAhead);
   }

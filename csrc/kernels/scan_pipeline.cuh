@@ -26,6 +26,7 @@ template <int kBytes> struct PipelineShape {
   static_assert((kResultWarps + kTotalWarps + 3) * kLanes == kPipelineThreads, "a warp for each role");
   static constexpr int kStageBytes = kBlockTile * kBytes + 128;  // a tile that starts anywhere in a granule of 16 bytes
   static constexpr int kShared = (kStages + kStagings) * kStageBytes;
+  static_assert(kShared + (6 << 10) <= kPipelineShared, "the plan counts on no more");
 };
 
 // What the kernel is compiled for: 16- and 32-bit floats with accumulators that leave registers for the rest.
@@ -230,7 +231,7 @@ template <class S, class Load, class Store> struct Pipeline {
     uint32_t w[kWords];
     shifted_words<kWord>(run, lane, shift, w);
     E x[kGroup];
-    unpack_group(w, x);
+    unpack(w, x);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) items[i] = op.load(x[i], position + (kMirror ? kGroup - 1 - i : i));
   }
@@ -473,14 +474,14 @@ template <class S, class Load, class Store> struct Pipeline {
         });
         if (out && warp == 0 && lane == 0) {
           O result[kGroup];
-          unpack_group(w[0], result);
+          unpack(w[0], result);
 #pragma unroll
           for (int i = 0; i < kGroup; ++i)
             if (i < begin) *global(to + i) = result[i];
         }
         if (out && warp == kResultWarps - 1 && lane == kLanes - 1) {
           O result[kGroup];
-          unpack_group(w[kRuns - 1], result);
+          unpack(w[kRuns - 1], result);
 #pragma unroll
           for (int i = 0; i < kGroup; ++i)
             if (kBlockTile - kGroup + i >= end) *global(to + kBlockTile - kGroup + i) = result[i];
@@ -491,7 +492,7 @@ template <class S, class Load, class Store> struct Pipeline {
         for (int k = 0; k < kRuns; ++k) {
           const int at = (first + k) * kTile + lane * kGroup - skip;
           O result[kGroup];
-          unpack_group(w[k], result);
+          unpack(w[k], result);
 #pragma unroll
           for (int i = 0; i < kGroup; ++i)
             if (at + i >= begin && at + i < end) reinterpret_cast<O*>(staging + out)[at + i] = result[i];

@@ -184,8 +184,8 @@ __device__ __forceinline__ typename S::Acc form_group(const S& op, const Loaded<
     if (stride.a < 0) reverse_words<E>(ordered.a);
     if (stride.b < 0) reverse_words<E>(ordered.b);
     E a[kGroup], b[kGroup];
-    unpack_group(ordered.a, a);
-    unpack_group(ordered.b, b);
+    unpack(ordered.a, a);
+    unpack(ordered.b, b);
     typename Load::Element x[kGroup];
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) x[i] = {a[i], b[i]};

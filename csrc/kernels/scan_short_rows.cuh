@@ -141,7 +141,7 @@ __device__ __forceinline__ typename S::Acc form_items(const S& op, const HeldGro
   E x[kGroup];
   if constexpr (kAligned) {
     E ordered[kGroup];
-    unpack_group(loaded, ordered);
+    unpack(loaded, ordered);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       const E up = ordered[i], down = ordered[kGroup - 1 - i];
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kThreads) scan_short_rows(TR_GRID_CONSTANT Sca
       uint32_t w[kGroupWords<O>];
       O rounded[kGroup];
       round_group<O, S>(r, w);
-      unpack_group(w, rounded);
+      unpack(w, rounded);
       const int at = phase + (k * rows + local) * n + (mirror ? n - 1 - first : first);
       stages[warp].put(at, count[k], mirror, rounded);
     }
@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(kThreads) scan_tiled_rows(TR_GRID_CONSTANT Sca
       uint32_t w[kGroupWords<O>];
       O rounded[kGroup];
       round_group<O, S>(r[k], w);
-      unpack_group(w, rounded);
+      unpack(w, rounded);
       const int at = k * kTile + lane * kGroup;
       stages[warp].put(phase + (mirror ? all - 1 - at : at), count(k), mirror, rounded);
     }

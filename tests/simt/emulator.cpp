@@ -42,11 +42,11 @@ constexpr int kMaxThreads = 1024;
 constexpr int kMaxResident = 8;
 constexpr int kIdleRounds = 10000;  // that lanes wait in, of all resident blocks together: then they wait for ever
 constexpr int kLongestSleep = 64;   // turns that others have before a block has its next
-constexpr int kCollectiveRounds = 4000000;  // the same, where lanes vote instead of backing off
-constexpr size_t kWorkerStack = 1 << 20;    // of an OS thread, without its shared memory
-constexpr int kGarbage = 0x7f;              // in every byte of fresh shared memory: large as any type of number
-constexpr size_t kPortableShared = 48 << 10, kMostShared = 227 << 10;  // bytes a block
-constexpr int kCopyRounds = 8, kSlowCopyRounds = 200;                  // that a bulk copy takes at most, or rarely
+constexpr int kCollectiveRounds = 4000000;    // the same, where lanes vote instead of backing off
+constexpr size_t kWorkerStack = 1 << 20;      // of an OS thread, without its shared memory
+constexpr int kGarbage = 0x7f;                // in every byte of fresh shared memory: large as any type of number
+constexpr size_t kPortableShared = 48 << 10;  // bytes a block
+constexpr int kCopyRounds = 8, kSlowCopyRounds = 200;  // that a bulk copy takes at most, or rarely
 
 enum class State { Ready, Waiting, Shuffle, Ballot, WarpBarrier, Barrier, Phase, Stores, Exited };
 constexpr const char* kStateNames[] = {"ready",
@@ -610,7 +610,7 @@ void launch(const void* kernel, unsigned blocks, unsigned threads, unsigned shar
   size_t all_shared = shared;
   for (const auto& [offset, bytes] : l.variables) all_shared += bytes;
   if (blocks == 0 || threads == 0 || threads > kMaxThreads ||
-      all_shared > (options.bulk_copies ? kMostShared : kPortableShared)) {
+      all_shared > (options.bulk_copies ? size_t(kMostShared) : kPortableShared)) {
     fprintf(stderr, "simt: launch of %u blocks of %u threads with %zu bytes of shared memory: %s\n", blocks, threads,
             all_shared, kernel_name(kernel).c_str());
     _exit(kFailed);

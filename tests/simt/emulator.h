@@ -37,8 +37,9 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace simt {
 
-constexpr int kWarp = 32;    // lanes that take part in a collective together
-constexpr int kFailed = 77;  // exit status
+constexpr int kWarp = 32;               // lanes that take part in a collective together
+constexpr int kFailed = 77;             // exit status
+constexpr int kMostShared = 227 << 10;  // bytes of shared memory a block, with bulk copies
 
 struct Options {
   uint32_t seed = 0;

@@ -289,27 +289,27 @@ MUTANTS = (
     ),
     Mutant(
         "tiles of columns by block instead of ticket", "kernels/scan_columns.cuh",
-        "return tiles > 1 ?", "return tiles < 1 ?",
+        "put_job(it + kAhead + 1, ticket());", "put_job(it + kAhead + 1, turn(it + kAhead + 1));",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
-        "the total of a block tile of columns is never published", "kernels/scan_columns.cuh",
+        "the total of a block tile of columns is never published", "kernels/column_carry.cuh",
         "if (waits && closes) space.blocks[block * rows + row].publish(total);", "",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
-        "a block tile of columns does not count itself", "kernels/scan_columns.cuh",
+        "a block tile of columns does not count itself", "kernels/column_carry.cuh",
         "blocks.set(block_slot, total);", "blocks.set(block_slot, S::absent());",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
-        "a superblock of columns forgets those before it", "kernels/scan_columns.cuh",
+        "a superblock of columns forgets those before it", "kernels/column_carry.cuh",
         "after[block * rows].publish(S::combine(before, upto));", "after[block * rows].publish(upto);",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
         "more shared memory than every GPU has", "plan.cpp",
-        "while (!device.bulk_copies && plan.shared", "while (device.bulk_copies && plan.shared",
+        "while (!device.bulk_copies && plan.shared + kColumnShared > kPortableShared);", "while (false);",
         "plan", ("scan_columns",),
     ),
     # ---- the pipeline

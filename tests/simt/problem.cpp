@@ -179,7 +179,7 @@ ScanCall scan_call(const Problem& p, const Inputs& inputs, const Array& out, con
 
 template <class Call> void emulate(Call& call, int multiprocessors, const char* (*entry)(const Call&, void*, void*),
                                    std::string& plan_text) {
-  call.plan = plan(call, DeviceFacts{true, multiprocessors, simt::options.bulk_copies});
+  call.plan = plan(call, DeviceFacts{true, multiprocessors, simt::options.bulk_copies, simt::kMostShared});
   const Plan& p = call.plan;
   plan_text = std::string(family_name(p.family)) + " lanes " + std::to_string(p.lanes) + " warps " +
               std::to_string(p.warps) + " leaves " + std::to_string(p.leaves) + " whole " + std::to_string(p.whole) +
