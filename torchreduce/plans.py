@@ -94,7 +94,8 @@ def explain(
     if dims is None:
         op = overloads(rows[0].name)  # max and min without indices
     gpu = input.is_cuda
-    facts = _C.gpu_facts(input.device.index) if gpu else {"multiprocessors": torch.get_num_threads()}
+    cpu: _C.GpuFacts = {"multiprocessors": torch.get_num_threads(), "bulk_copies": False, "shared": 0}
+    facts = _C.gpu_facts(input.device.index) if gpu else cpu
     fields = _C.plan(
         op.row.name,
         list(input.shape),
