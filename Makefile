@@ -1,5 +1,5 @@
 # Everything a developer types. Each target sets up what it needs: the python3 in use if it has it all, else a .venv.
-.PHONY: build demo test lint gpu gpu-build gpu-test gpu-sanitize hip hip-few hip-deps simt simt-full mutants mutants-quick \
+.PHONY: build demo test lint gpu gpu-build gpu-test gpu-sanitize hip hip-few hip-deps cuda-archs cuda-archs-few all-archs simt simt-full mutants mutants-quick \
 	simt-deps clean
 
 WORKERS := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
@@ -27,12 +27,16 @@ gpu-build gpu-test gpu-sanitize:
 	@tools/gpu.sh $(@:gpu-%=%)
 
 # The kernels for AMD, built and inspected without an AMD GPU; where `make build` made code for sm_90, that is inspected, too.
-# hip-few: of some element types only, for a machine with few cores.
+# ...-few: of some element types only, for a machine with few cores.
 hip hip-few:
-	@python=$$(python3 tools/environment.py) && $$python tools/hip.py $(if $(filter %-few,$@),few)
+	@python=$$(python3 tools/environment.py) && $$python tools/archs.py amd $(if $(filter %-few,$@),few)
+# The same for NVIDIA GPUs other than sm_90.
+cuda-archs cuda-archs-few:
+	@python=$$(python3 tools/environment.py) && $$python tools/archs.py nvidia $(if $(filter %-few,$@),few)
+all-archs: hip cuda-archs
 hip-deps:
 	@tools/debian.sh clang-19 clang-tools-19 lld-19 llvm-19 libamdhip64-dev rocm-device-libs
-	@python=$$(python3 tools/environment.py) && $$python tools/hip.py tools
+	@python=$$(python3 tools/environment.py) && $$python tools/archs.py tools
 
 # The GPU kernels on emulated warps and wavefronts, on the CPU; then with seeded bugs, which have to be found.
 simt simt-full:

@@ -1,4 +1,4 @@
-"""tools/isa.py finds what it is there to find in the machine code that `make hip` inspects."""
+"""tools/isa.py finds what it is there to find in the machine code that `make hip` and `make cuda-archs` inspect."""
 
 import sys
 from collections import Counter
@@ -101,3 +101,4 @@ def test_bulk_copies_are_asked_for_only_where_they_exist():
     right.bulk_copies = 0
     (line,) = isa.faults([right])
     assert line.endswith("no bulk copies")
+    assert isa.faults([isa.Kernel("sm_80", name, 80, 0, 64, 0, 0, Counter())]) == []

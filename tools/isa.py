@@ -2,7 +2,7 @@
 
 The rules, of which `faults` lists the violations:
 
-    every architecture has the same kernels; the scans with bulk copies are NVIDIA's alone, and have bulk copies
+    every architecture has the same kernels; the scans with bulk copies are NVIDIA's alone, and from Hopper on have them
     no kernel for AMD has scratch memory, calls or flat accesses
     no kernel for NVIDIA that is compiled for one type of elements has local memory
     kernels along rows move such elements by 16 bytes at a time, or by 8 where a lane's 8 elements are no more; so do
@@ -22,7 +22,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-CUDA_ARCH = "sm_90"
+CUDA_ARCH = "sm_90"  # what CI builds in full
 MAX_SHARED = 48 * 1024
 
 # Groups of 8 elements that a kernel's code loads, and stores, by wide accesses.
@@ -37,8 +37,7 @@ WIDE_GROUPS_OF_PAIRS = {"scan_rows": (4, 1), "scan_chain": (4, 1)}  # a group of
 # Its wide accesses, whatever the elements: of kernels for several columns a lane, and for rows that start anywhere.
 WIDE_ACCESSES = {"scan_columns": (8, 8), "scan_short_rows": (0, 1), "scan_tiled_rows": (0, 1)}
 BULK_FAMILIES = {"scan_pipeline"}
-# Wide stores that may be missing: nvcc shares a part of one with the code for a row's end.
-SHARED_STORES = {CUDA_ARCH: 1}
+SHARED_STORES = 1  # wide ones that may be missing for NVIDIA: nvcc shares a part of one with the code for a row's end
 
 # A type in C++, as the table names it, and its size.
 TYPES = {
@@ -97,13 +96,17 @@ class Kernel:
         self.types = {"load": match["load"], "store": match["store"]} if one_type else {}
         self.pairs = match["kind"] == "Pair"
 
+    @property
+    def nvidia(self) -> bool:
+        return self.arch.startswith("sm_")
+
     def check(self) -> list[str]:
         faults = list(self.faults)
-        if self.memory and (self.types or self.arch != CUDA_ARCH):
+        if self.memory and (self.types or not self.nvidia):
             faults.append(f"{self.memory} bytes of memory a thread")
         if self.shared > MAX_SHARED:
             faults.append(f"{self.shared} bytes of shared memory")
-        if self.family in BULK_FAMILIES and not self.bulk_copies:
+        if self.family in BULK_FAMILIES and not self.bulk_copies and int(self.arch.removeprefix("sm_")) >= 90:
             faults.append("no bulk copies")
         if self.variant != "1":
             for access, wanted in zip(("load", "store"), WIDE_ACCESSES.get(self.family, (0, 0)), strict=True):
@@ -117,7 +120,7 @@ class Kernel:
             if self.types.get(access) and self.variant != "false":
                 group = 8 * TYPES[self.types[access]][1]  # bytes
                 width = min(16, group)
-                wanted = groups * group // width - (SHARED_STORES.get(self.arch, 0) if access == "store" else 0)
+                wanted = groups * group // width - (SHARED_STORES if self.nvidia and access == "store" else 0)
                 if self.wide[access, width] < wanted:
                     faults.append(f"{self.wide[access, width]} {access}s of {width} bytes, expected {wanted}")
         return [f"{self.arch} {self.family}<{self.op}, {self.element}>: {fault}" for fault in faults]
@@ -222,16 +225,16 @@ def has_cuda_code(library: Path, cuobjdump: str) -> bool:
     return f".{CUDA_ARCH}." in listed
 
 
-def cuda_kernels(library: Path, cuobjdump: str) -> list[Kernel]:
+def cuda_kernels(library: Path, cuobjdump: str, arch: str = CUDA_ARCH) -> list[Kernel]:
     kernels = {}
-    usage = run(cuobjdump, "-arch", CUDA_ARCH, "-res-usage", library)
+    usage = run(cuobjdump, "-arch", arch, "-res-usage", library)
     for name, facts in re.findall(r"Function (\S+):\s+(REG:.*)", usage):
         if name in CUDA_PROBES:
             continue
         used = {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", facts)}
         memory = used["STACK"] + used["LOCAL"]
-        kernels[name] = Kernel(CUDA_ARCH, name, used["REG"], 0, used["SHARED"], memory, spills=0)
-    for body in run(cuobjdump, "-arch", CUDA_ARCH, "-sass", library).split("Function : ")[1:]:
+        kernels[name] = Kernel(arch, name, used["REG"], 0, used["SHARED"], memory, spills=0)
+    for body in run(cuobjdump, "-arch", arch, "-sass", library).split("Function : ")[1:]:
         name = body.split(maxsplit=1)[0]
         if name in CUDA_PROBES:
             continue
