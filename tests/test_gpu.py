@@ -118,6 +118,40 @@ def test_chains_relaunched_are_identical(family, dtype):
                 assert torch.equal(bits(tr.cumsum(x, dim)), bits(expected))
 
 
+@pytest.mark.big
+@pytest.mark.parametrize("n, times", ((5_000_000, 20_000), (2**28, 1000)))
+def test_scans_relaunched_by_the_thousand_are_identical(n, times):
+    """Back to back, so that each begins while the one before ends; compared on the GPU, so that nothing waits."""
+    x = values((2**20,), torch.float32, seed=3).cuda().repeat(-(-n // 2**20))[:n]
+    expected = bits(tr.cumsum(x.cpu(), 0).cuda())
+    out, differ = torch.empty_like(x), torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(times):
+        tr.cumsum(x, 0, out=out)
+        differ += (bits(out) != expected).any()
+    assert differ.item() == 0
+
+
+def test_replays_with_other_work_between_are_identical():
+    """Of graphs on one stream, while others sum, scan and multiply matrices on three more."""
+    static = inputs(0)
+    graph, results = capture(static)
+    expected = [result.clone() for result in everything(static)]
+    matrix, streams = torch.randn(1024, 1024, device="cuda"), [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    for _ in range(50):
+        for result in results:
+            result.zero_()
+        graph.replay()
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                everything(static)
+                matrix @ matrix
+        graph.replay()
+        torch.cuda.synchronize()
+        for replayed, e in zip(results, expected, strict=True):
+            assert_bitwise_equal(replayed, e)
+
+
 @hopper
 @pytest.mark.parametrize("name, family", (("cumsum", "pipeline"), ("cumprod", "chain"), ("logcumsumexp", "chain")))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
@@ -234,6 +268,34 @@ def test_int32_cumsum_of_exactly_2_31_elements():
         block = torch.arange(2**6, device="cuda")[:, None] + start // 2**20
         expected = (period[None] + block * total).to(torch.int32).flatten()
         assert torch.equal(y[start : start + 2**26], expected)
+
+
+@pytest.mark.big
+def test_int32_cumsum_of_columns_of_2_31_elements():
+    period, columns, rows = 2**15, 64, 2**25
+    base = torch.randint(-(2**31), 2**31 - 1, (period, columns), generator=generator(1), dtype=torch.int32).cuda()
+    y = tr.cumsum(base.repeat(rows // period, 1), 0, dtype=torch.int32)
+    sums = base.long().cumsum(0)
+    for start in range(0, rows, 2**20):
+        block = torch.arange(2**20 // period, device="cuda")[:, None, None] + start // period
+        expected = (sums[None] + block * sums[-1]).to(torch.int32).flatten(0, 1)
+        assert torch.equal(y[start : start + 2**20], expected)
+
+
+@pytest.mark.big
+def test_int8_cumsum_past_2_32_elements():
+    """pytorch #167086."""
+    period, n = 2**20, 2**32 + 5
+    base = torch.randint(-128, 128, (period,), generator=generator(2), dtype=torch.int8).cuda()
+    x = torch.empty(n, dtype=torch.int8, device="cuda")
+    x[: 2**32].view(-1, period).copy_(base)
+    x[2**32 :] = base[:5]
+    y = tr.cumsum(x, 0, dtype=torch.int8)
+    sums = base.long().cumsum(0)
+    for start in range(0, 2**32, 2**26):
+        block = torch.arange(2**26 // period, device="cuda")[:, None] + start // period
+        assert torch.equal(y[start : start + 2**26], (sums + block * sums[-1]).to(torch.int8).flatten())
+    assert torch.equal(y[2**32 :], (sums[:5] + 2**32 // period * sums[-1]).to(torch.int8))
 
 
 @pytest.mark.big

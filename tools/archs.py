@@ -145,7 +145,9 @@ def nvidia(few: bool) -> None:
     if nvcc is None or tool is None:
         sys.exit("there is no nvcc on PATH, or no cuobjdump: make hip-deps")
     os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(NVIDIA_ARCHS)
-    build(folder, project.Cuda(nvcc + " -DTR_FEW_TYPES" * few), ["-z", "defs"])
+    toolkit = project.Cuda(nvcc)
+    toolkit.own_flags += ["-DTR_FEW_TYPES"] * few
+    build(folder, toolkit, ["-z", "defs"])
     print(f"{folder / LIBRARY}: built in {time.monotonic() - start:.0f} s")
     archs = ["sm_" + arch.replace(".", "") for arch in NVIDIA_ARCHS]
     found = [kernel for arch in archs for kernel in isa.cuda_kernels(folder / LIBRARY, tool, arch)]

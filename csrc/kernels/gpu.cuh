@@ -43,6 +43,14 @@ using gpuError_t = hipError_t;
 #define TR_DEVICE_F16  // dtype.h uses the conversions below
 #endif
 
+// The bound of a kernel by its block alone. For Blackwell nvcc would rather use memory than let a multiprocessor have
+// fewer blocks.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define TR_BLOCK_BOUND(threads) __launch_bounds__(threads, 1)
+#else
+#define TR_BLOCK_BOUND(threads) __launch_bounds__(threads)
+#endif
+
 // Declares the dynamic shared memory of a block, an array of char.
 #if !defined(TR_EMULATED)
 #define TR_DYNAMIC_SHARED(name, alignment) extern __shared__ __attribute__((aligned(alignment))) char name[]

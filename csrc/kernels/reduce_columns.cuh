@@ -8,8 +8,7 @@ namespace torchreduce::gpu {
 // A block serves kThreads / plan.lanes columns with plan.lanes threads each, which share a leaf's residues in equal
 // runs; plan.leaves leaves a block. Partials as in reduce_rows.
 template <class Op, class Load>
-__global__ void __launch_bounds__(kThreads)
-    reduce_columns(TR_GRID_CONSTANT ReduceCall call, typename Op::Acc* partials) {
+__global__ void TR_BLOCK_BOUND(kThreads) reduce_columns(TR_GRID_CONSTANT ReduceCall call, typename Op::Acc* partials) {
   using Acc = typename Op::Acc;
   const Op op{call.options};
   auto combine = [&](Acc l, Acc r) { return op.combine(l, r); };

@@ -97,7 +97,7 @@ __device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const Reduce
 // plan.lanes < 32: that many lanes a row. Else plan.warps warps of one block take plan.leaves leaves each; a row of
 // more leaves than that is split, and each run leaves its value in `partials`, row-major, for combine_partials.
 template <class Op, class Load>
-__global__ void __launch_bounds__(kThreads) reduce_rows(TR_GRID_CONSTANT ReduceCall call, typename Op::Acc* partials) {
+__global__ void TR_BLOCK_BOUND(kThreads) reduce_rows(TR_GRID_CONSTANT ReduceCall call, typename Op::Acc* partials) {
   using Acc = typename Op::Acc;
   const Op op{call.options};
   const Layout& layout = call.layout;
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads) reduce_rows(TR_GRID_CONSTANT ReduceC
 
 // The tree over the partials of each row: one warp a row, 32 partials at a time.
 template <class Op>
-__global__ void __launch_bounds__(kThreads)
+__global__ void TR_BLOCK_BOUND(kThreads)
     combine_partials(TR_GRID_CONSTANT ReduceCall call, const typename Op::Acc* partials) {
   using Acc = typename Op::Acc;
   const Op op{call.options};
