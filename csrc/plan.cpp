@@ -304,6 +304,15 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
   plan.vector_loads = vectors;
   plan.lanes = int(std::min<int64_t>(kFan, power_of_two(ceil_div(l.length, kGroup))));
   plan.splits = ceil_div(l.length, kTile);
+  auto take_shared = [&] {
+    const int across = plan.strip * plan.warps, chains = plan.splits > 1 ? across * vector : 0;
+    const int64_t totals = ceil_div(plan.lanes * (across + plan.warps), 2) * 2;
+    const int positions = device.bulk_copies ? threads : across * plan.lanes;  // of a stage, as the kernel has them
+    const int64_t staged = int64_t(plan.behind + 2) * kGroup * positions * element;
+    plan.shared = int(vector * (staged + (plan.behind + 1) * totals * bytes.acc) +
+                      kColumnCarries * chains * (bytes.wide + bytes.acc));
+  };
+  plan.behind = 1;
   int most = threads;
   do {
     // Whole warps; an even number of them where others form carries (carry_threads).
@@ -316,15 +325,23 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
     if (plan.strip * plan.warps % even) ++plan.strip;
     const int across = plan.strip * plan.warps, chains = plan.splits > 1 ? across * vector : 0;
     plan.threads = across * plan.lanes + carry_threads(chains, vector, int(bytes.acc));
-    const int64_t totals = ceil_div(plan.lanes * (across + plan.warps), 2) * 2;
-    const int positions = device.bulk_copies ? threads : across * plan.lanes;  // of a stage, as the kernel has them
-    plan.shared = int(vector * (kColumnStages * kGroup * positions * element + 2 * totals * bytes.acc) +
-                      kColumnCarries * chains * (bytes.wide + bytes.acc));
+    take_shared();
     most -= 32;
   } while (!device.bulk_copies && plan.shared + kColumnShared > kPortableShared);
-  const int64_t jobs = l.rows / width * ceil_div(plan.splits, plan.warps) * ceil_div(columns, plan.strip);
-  plan.blocks =
-      std::min<int64_t>(jobs, int64_t(device.multiprocessors) * std::max(1, (224 << 10) / (plan.shared + (2 << 10))));
+
+  const int64_t strips = ceil_div(columns, plan.strip);
+  const int64_t jobs = l.rows / width * ceil_div(plan.splits, plan.warps) * strips;
+  auto resident = [&] {  // blocks, as far as shared memory goes
+    return int64_t(device.multiprocessors) * std::max(1, (224 << 10) / (plan.shared + (2 << 10)));
+  };
+  // Where all blocks work in one block tile, carries wait for the slowest of them: then results take their time, too,
+  // if there is room (bfloat16, 2^22 by 64: 0.24 of a copy's speed one job behind, 0.38 two).
+  if (device.bulk_copies && in_place(call) && far_behind(vector, element) && kFan / plan.warps * strips <= resident() &&
+      plan.splits > kFan) {
+    plan.behind = 2;
+    take_shared();
+  }
+  plan.blocks = std::min(jobs, resident());
 }
 
 Plan plan(const ScanCall& call, const DeviceFacts& device) {

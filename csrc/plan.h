@@ -29,6 +29,7 @@ struct Plan {
   int lanes = 1;          // lanes a row (Rows), or row-threads a column (Columns), a power of two unless rows are whole
   int warps = 1;          // Rows: warps a row within a block; scans, Columns: tiles of a block; a power of two
   int strip = 1;          // scans, Columns: neighbouring columns, or vectors of them, side by side in a block
+  int behind = 1;         // scans, Columns: jobs between a tile's total and its results: 1 or 2
   int leaves = 1;         // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
   int64_t splits = 1;     // reductions: runs a row, each leaving a partial; scans: block tiles a row (chains)
   int64_t blocks = 1;     // grid size; CPU: tasks
@@ -42,8 +43,7 @@ struct Plan {
 // What kernels are compiled for.
 constexpr int kStripBytes = 128;   // of neighbouring columns, from which on they are taken in strips
 constexpr int kColumnJobs = 8;     // the tiles of columns that the warps of a block speak of,
-constexpr int kColumnCarries = 4;  // those whose carries they have,
-constexpr int kColumnStages = 3;   // and those whose elements they have
+constexpr int kColumnCarries = 4;  // and those whose carries they have
 // Threads of a block of columns that work, at most: what registers and shared memory allow, given the bytes of an
 // element and of an accumulator. One column a thread fits wherever there are bulk copies, be it only 99 KiB a block.
 TR_HD constexpr int column_threads(int vector, int size, int acc) {
@@ -60,6 +60,8 @@ TR_HD constexpr int carry_threads(int chains, int vector, int acc) {
 // few.
 TR_HD constexpr int column_vector(int size, int acc) { return acc > 4 && size < 8 ? 2 : size == 2 ? 4 : 16 / size; }
 constexpr int kColumnAccs = 32;
+// Whether such vectors leave room for the elements of one more job.
+TR_HD constexpr bool far_behind(int vector, int size) { return vector > 1 && vector * size <= 8; }
 constexpr int kColumnShared = 1 << 10;      // the most of them that a block of columns has apart from Plan::shared
 constexpr int kPipelineThreads = 768;       // of Pipeline's blocks
 constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory that one has

@@ -84,6 +84,7 @@ py::dict as_dict(const Plan& plan) {
   fields["lanes"] = plan.lanes;
   fields["warps"] = plan.warps;
   fields["strip"] = plan.strip;
+  fields["behind"] = plan.behind;
   fields["leaves"] = plan.leaves;
   fields["whole"] = plan.whole;
   fields["splits"] = plan.splits;

@@ -48,6 +48,14 @@ def test_blocks_of_columns_are_larger_where_there_is_room():
     assert (small["family"], small["vector_loads"]) == (large["family"], large["vector_loads"]) == ("columns", True)
 
 
+def test_results_of_tall_columns_of_16_bits_come_two_jobs_late_where_there_is_room():
+    for width, behind in ((64, 2), (256, 2), (8192, 1)):
+        for shared, found in ((HOPPER, behind), (WORKSTATION, behind), (PORTABLE, 1)):
+            assert column_plan("cumsum", 2**20, width, torch.bfloat16, True, shared)["behind"] == found
+    assert column_plan("cumsum", 2**20, 64, torch.float32, True, HOPPER)["behind"] == 1
+    assert column_plan("cumsum", 5000, 64, torch.bfloat16, True, HOPPER)["behind"] == 1
+
+
 def test_the_pipeline_is_for_gpus_with_room_for_it():
     for dtype in (torch.float32, torch.bfloat16):
         numbers = (NUMBERS[dtype], NUMBERS[dtype])

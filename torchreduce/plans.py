@@ -37,6 +37,7 @@ class Plan:
     lanes: int  # rows: along a row; columns: along a column
     warps: int  # rows: along a row, within a block; scans, columns: tiles of a block
     strip: int  # scans, columns: columns side by side in a block, or vectors of them
+    behind: int  # scans, columns: jobs of a block between a tile's total and its results
     leaves: int  # reductions: leaves of 2048 elements in the run of a row that one warp or block takes
     splits: int  # reductions: runs a row; scans: block tiles a row, or tiles of a column
     blocks: int  # GPU: grid size; CPU: tasks

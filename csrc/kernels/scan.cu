@@ -49,10 +49,16 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
     case Family::Columns:
       if constexpr (kColumnVectors<S, Load, Store>)
         if (plan.vector_loads) {
-          run(scan_columns<S, Load, Store, column_vector(sizeof(E), sizeof(typename S::Acc))>, workspace);
+          constexpr int V = column_vector(sizeof(E), sizeof(typename S::Acc));
+          if constexpr (kFarBehind<Load, V>)
+            if (plan.behind == 2) {
+              run(scan_columns<S, Load, Store, V, 2>, workspace);
+              break;
+            }
+          run(scan_columns<S, Load, Store, V, 1>, workspace);
           break;
         }
-      run(scan_columns<S, Load, Store, 1>, workspace);
+      run(scan_columns<S, Load, Store, 1, 1>, workspace);
       break;
     case Family::ColumnsChain:
       if constexpr (S::kInputs == 1) run(scan_columns_chain<S, Load, Store>, workspace);

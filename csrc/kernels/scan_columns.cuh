@@ -4,9 +4,9 @@
 // A tile is 256 positions, or all if they are fewer, of some neighbouring columns: plan.lanes threads a column, each
 // with a group of V columns. Longer columns are chains of tiles, in memory order by tickets. A block stays and goes
 // from tile to tile: while the elements of the next two are on their way, it publishes the totals of one and forms the
-// results of the one before. Carries are the business of warps that do nothing else, a few lanes a column: from the
-// totals of the tiles of the block tile, and from what the last tile of the block tile before published: what that tree
-// of block tiles gives, after the superblocks before.
+// results of the one before, or of the one before that (plan.behind). Carries are the business of warps that do nothing
+// else, a few lanes a column: from the totals of the tiles of the block tile, and from what the last tile of the block
+// tile before published: what that tree of block tiles gives, after the superblocks before.
 #pragma once
 #include "column_carry.cuh"
 
@@ -71,7 +71,10 @@ template <class S, class Load, int V> constexpr int kColumnThreads = [] {
   return kWork + carry_threads(kWork / kFan * V, V, kAcc);
 }();
 
-template <class S, class Load, class Store, int V>
+// Whether it is also compiled for results two jobs behind.
+template <class Load, int V> constexpr bool kFarBehind = far_behind(V, sizeof(typename Load::Element));
+
+template <class S, class Load, class Store, int V, int kBehind>
 __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename S::Acc) > 8 ? 1 : 2)
     scan_columns(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using Acc = typename S::Acc;
@@ -79,7 +82,8 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
   using E = typename Load::Element;
   using P = Packed<E, V>;
   constexpr int kCarryLanes = carry_lanes(V, sizeof(Acc));
-  constexpr int kAhead = kColumnStages - 1;  // jobs whose elements are on their way
+  constexpr int kAhead = 2,
+                kStages = kBehind + kAhead;  // jobs whose elements are on their way, and all in shared memory
   struct alignas(V * sizeof(Acc) % 16 == 0 ? 16 : V * sizeof(Acc) % 8 == 0 ? 8 : 4) Totals { Acc item[V]; };
   struct alignas(V * sizeof(Wide) % 16 == 0 ? 16 : alignof(Wide)) Carries { Wide item[V]; };
   constexpr int kSize = sizeof(E) / S::kInputs, kPart = V * kSize;  // of an input's element, or V neighbours
@@ -110,9 +114,9 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
 
   TR_DYNAMIC_SHARED(shared, 16);
   P* const elements = reinterpret_cast<P*>(shared);  // [stage][position of the group][thread]: each thread's own
-  Totals* const totals = reinterpret_cast<Totals*>(elements + kColumnStages * kGroup * kPitch);
-  const int size = (K * part + 1) / 2 * 2, chains = K * X * V;  // of [tile][group][column], twice
-  Totals* const withins = totals + 2 * size;                    // [tile][column], for each of kColumnCarries jobs
+  Totals* const totals = reinterpret_cast<Totals*>(elements + kStages * kGroup * kPitch);
+  const int size = (K * part + 1) / 2 * 2, chains = K * X * V;  // of [tile][group][column], a job
+  Totals* const withins = totals + (kBehind + 1) * size;        // [tile][column], for each of kColumnCarries jobs
   Carries* const carries = reinterpret_cast<Carries*>(withins + kColumnCarries * K * X);
   __shared__ ColumnJob job[kColumnJobs];
   __shared__ int64_t width, strips, runs, jobs;  // columns side by side; jobs across, along and in all
@@ -152,13 +156,13 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
     if (tiles == 1) __syncthreads();
     else team_barrier(&team, threads, meetings++);
   };
-  auto stage_of = [&](int it) { return elements + it % kColumnStages * (kGroup * kPitch) + threadIdx.x; };
+  auto stage_of = [&](int it) { return elements + it % kStages * (kGroup * kPitch) + threadIdx.x; };
   // Positions of this thread's group that are there.
   auto count_of = [&](const ColumnJob& j) {
     const int left = j.left - lead;
     return x * V >= j.width || left <= 0 ? 0 : left < kGroup ? left : kGroup;
   };
-  [[maybe_unused]] E held[kGroup];  // where elements are not copied: those of the last job that are on their way
+  [[maybe_unused]] E held[kGroup];  // where elements are too small to be copied: those of the last job on its way
   auto load = [&](int it) {
     if (tiles > 1) barrier_wait(&put[it % kColumnJobs], uint32_t(it / kColumnJobs & 1));
     const ColumnJob& j = job_of(it);
@@ -192,15 +196,20 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
           for (; i < count; ++i) copy_async<kPart>(place + i * kPitch * int(sizeof(P)), from + i * step);
         }
       }
-    } else {
+    } else if constexpr (Load::kWidth > 1) {
       static_assert(V == 1, "vectors are copied");
-      P* const before = stage_of(it + kColumnStages - 1);
+      P* const before = stage_of(it + kStages - 1);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) before[i * kPitch].item[0] = held[i];
       const int64_t start = j.in + offset(stride.in, layout.in);
       if constexpr (is_pair<Load>)
         Load::run(call, start, j.a + offset(a_stride, call.more_strides[0]), first, count, held);
       else Load::run(call.in, start, stride.in, count, held);
+    } else if (count) {  // elements of any type
+      E items[kGroup];
+      Load::run(call.in, j.in + offset(stride.in, layout.in), stride.in, count, items);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) stage_of(it)[i * kPitch].item[0] = items[i];
     }
     end_copies();
   };
@@ -234,7 +243,6 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
     jobs = layout.rows / width * runs * strips;
     strip_share = 1 / double(strips);
     run_share = 1 / double(runs);
-    job[kColumnJobs - 1] = {};  // before the first
   }
   if (threadIdx.x == 0 && tiles > 1) {
     for (int i = 0; i < kColumnJobs; ++i) barrier_init(&put[i], 1);
@@ -280,13 +288,14 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
 
   for (int it = 0; it < kAhead; ++it) load(it);
   for (int it = 0;; ++it) {
-    const ColumnJob &now = job_of(it), &before = job_of(it + kColumnJobs - 1);
-    if (!now.width && !before.width) {
+    const bool begun = it >= kBehind;
+    const ColumnJob &now = job_of(it), &before = job_of(begun ? it - kBehind : 0);
+    if (!before.width) {
       if (tiles > 1 && threadIdx.x == 0) barrier_arrive(&published[it % kColumnCarries]);  // that there is no more
       return;
     }
-    Totals* const mine = totals + (it & 1) * size;
-    Totals* const last = totals + (~it & 1) * size;
+    Totals* const mine = totals + it % (kBehind + 1) * size;
+    Totals* const last = totals + (it + 1) % (kBehind + 1) * size;
     wait_copies<kAhead - 1>();
     if (now.width) {
       const int count = count_of(now);
@@ -336,15 +345,15 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
     meet();
 
     if (tiles > 1 && threadIdx.x == 0) barrier_arrive(&published[it % kColumnCarries]);
-    if (tiles > 1 && before.width) barrier_wait(&carried[(it - 1) % kColumnCarries], parity_of(it - 1));
-    if (const int count = before.width ? count_of(before) : 0) {
+    if (tiles > 1 && begun) barrier_wait(&carried[(it - kBehind) % kColumnCarries], parity_of(it - kBehind));
+    if (const int count = begun ? count_of(before) : 0) {
       const int64_t first = before.tile * kTile + lead;
       const int shift = call.exclusive ? 1 : 0, last_one = before.left - lead - shift;
       const int stored = count < last_one ? count : last_one;
       const bool begins = shift && first == 0;  // with what an exclusive scan starts from
       const int64_t to = before.out + offset(stride.out, layout.out) + shift * stride.out;
       const Totals t = last[k * part + y * pitch + x];
-      const int from = (it - 1) % kColumnCarries * (K * X) + k * X + x;
+      const int from = (it - kBehind) % kColumnCarries * (K * X) + k * X + x;
       Totals within;
       Carries carry;
       if (tiles > 1) {
@@ -359,7 +368,7 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
       }
       auto results = [&](auto whole) {
         E in[V][kGroup];
-        read(it - 1, in);
+        read(it - kBehind, in);
         typename S::Result r[V][kGroup];
 #pragma unroll
         for (int v = 0; v < V; ++v) {
@@ -393,7 +402,7 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
       if (stored == kGroup) results(std::true_type());
       else results(std::false_type());
     }
-    load(it + kAhead);
+    if (now.width) load(it + kAhead);
   }
 }
 

@@ -269,7 +269,7 @@ MUTANTS = (
     ),
     Mutant(
         "carries of columns are not waited for", "kernels/scan_columns.cuh",
-        "if (tiles > 1 && before.width) barrier_wait(", "if (tiles < 1 && before.width) barrier_wait(",
+        "if (tiles > 1 && begun) barrier_wait(", "if (tiles < 1 && begun) barrier_wait(",
         "scan.CumSum", ("scan_columns",), quick=True,
     ),
     Mutant(
@@ -283,8 +283,18 @@ MUTANTS = (
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
+        "results two jobs behind find the elements gone", "kernels/scan_columns.cuh",
+        "kStages = kBehind + kAhead;", "kStages = 1 + kAhead;",
+        "scan.CumSum", ("wide_columns",),
+    ),
+    Mutant(
+        "elements that are not copied come a job too early", "kernels/scan_columns.cuh",
+        "P* const before = stage_of(it + kStages - 1);", "P* const before = stage_of(it);",
+        "scan.CumSum", ("scan_columns",),
+    ),
+    Mutant(
         "totals of another tile", "kernels/scan_columns.cuh",
-        "totals + (~it & 1) * size;", "totals + (it & 1) * size;",
+        "totals + (it + 1) % (kBehind + 1) * size;", "totals + it % (kBehind + 1) * size;",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
