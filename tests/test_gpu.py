@@ -1,6 +1,7 @@
 """What only a GPU can get wrong: streams, captured graphs, hand-over between blocks, 2^31 elements at full length."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -95,6 +96,23 @@ def test_side_streams():
     for results in found:
         for a, e in zip(results, expected, strict=True):
             assert_bitwise_equal(a, e)
+
+
+def test_threads_that_scan_at_once():
+    """One kernel with two sizes of shared memory, which CUDA keeps with the kernel and not with a launch."""
+    cases = [values((length, 4096), torch.float32, seed=length).cuda() for length in (5000, 100)]
+    expected = [tr.cumsum(x, 0) for x in cases]
+    torch.cuda.synchronize()
+
+    def differences(x, wanted):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            differ = torch.zeros((), dtype=torch.int64, device="cuda")
+            for _ in range(1000):
+                differ += (bits(tr.cumsum(x, 0)) != bits(wanted)).any()
+            return differ.item()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(differences, cases, expected)) == [0, 0]
 
 
 hopper = pytest.mark.skipif(

@@ -7,6 +7,8 @@
 
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
+
+#include <mutex>
 #define TR_GRID_CONSTANT const __grid_constant__
 using gpuStream_t = cudaStream_t;
 using gpuError_t = cudaError_t;
@@ -420,8 +422,14 @@ __device__ __forceinline__ void bulk_stores_read() {
 template <class... P, class... A>
 void enqueue(void (*kernel)(P...), int64_t blocks, int threads, int shared, gpuStream_t stream, const A&... arguments) {
 #if defined(__CUDACC__)
-  if (shared > 48 << 10)  // of the current device; cheap enough for every call
+  // What a kernel may ask for is set for all its launches on the current device: another thread must not set less
+  // between this one's setting and its launch.
+  static std::mutex setting;
+  std::unique_lock lock(setting, std::defer_lock);
+  if (shared > 48 << 10) {
+    lock.lock();
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  }
   kernel<<<unsigned(blocks), unsigned(threads), unsigned(shared), stream>>>(arguments...);
 #else
   hipLaunchKernelGGL(kernel, dim3(unsigned(blocks)), dim3(unsigned(threads)), unsigned(shared), stream, arguments...);
