@@ -262,9 +262,8 @@ MUTANTS = (
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
-        "no barrier before what precedes a group of columns is read", "kernels/scan_columns.cuh",
-        "mine[k * part + group * pitch + column] = exclusive; } meet();",
-        "mine[k * part + group * pitch + column] = exclusive; }",
+        "a group of a column counts itself in what precedes it", "kernels/scan_columns.cuh",
+        "exclusive.item[v] = group ? lower : S::absent();", "exclusive.item[v] = group ? upto.item[v] : S::absent();",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
@@ -285,7 +284,7 @@ MUTANTS = (
     Mutant(
         "results two jobs behind find the elements gone", "kernels/scan_columns.cuh",
         "kStages = kBehind + kAhead;", "kStages = 1 + kAhead;",
-        "scan.CumSum", ("wide_columns",),
+        "scan.CumSum", ("wide_columns",), every=1,
     ),
     Mutant(
         "elements that are not copied come a job too early", "kernels/scan_columns.cuh",
