@@ -335,7 +335,8 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
     return int64_t(device.multiprocessors) * std::max(1, (224 << 10) / (plan.shared + (2 << 10)));
   };
   // Where all blocks work in one block tile, carries wait for the slowest of them: then results take their time, too,
-  // if there is room (bfloat16, 2^22 by 64: 0.24 of a copy's speed one job behind, 0.38 two).
+  // if there is room (bfloat16, 2^22 by 64, in a trial on an earlier kernel: 0.24 of a copy's speed one job behind,
+  // 0.38 two; not measured since).
   if (device.bulk_copies && in_place(call) && far_behind(vector, element) && kFan / plan.warps * strips <= resident() &&
       plan.splits > kFan) {
     plan.behind = 2;

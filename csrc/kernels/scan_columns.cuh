@@ -82,12 +82,13 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
   using E = typename Load::Element;
   using P = Packed<E, V>;
   constexpr int kCarryLanes = carry_lanes(V, sizeof(Acc));
-  constexpr int kAhead = 2,
-                kStages = kBehind + kAhead;  // jobs whose elements are on their way, and all in shared memory
+  constexpr int kAhead = 2;                  // jobs whose elements are on their way
+  constexpr int kStages = kBehind + kAhead;  // jobs whose elements have a place in shared memory
   struct alignas(V * sizeof(Acc) % 16 == 0 ? 16 : V * sizeof(Acc) % 8 == 0 ? 8 : 4) Totals { Acc item[V]; };
   struct alignas(V * sizeof(Wide) % 16 == 0 ? 16 : alignof(Wide)) Carries { Wide item[V]; };
   constexpr int kSize = sizeof(E) / S::kInputs, kPart = V * kSize;  // of an input's element, or V neighbours
-  using Words = Packed < uint32_t, kPart<4 ? 1 : kPart / 4>;        // V neighbours
+  constexpr int kPartWords = kPart < 4 ? 1 : kPart / 4;
+  using Words = Packed<uint32_t, kPartWords>;  // V neighbours
   constexpr bool kAsync = Load::kWidth > 1 && (kPart == 4 || kPart == 8 || kPart == 16);
   const S op{call.options};
   const Layout& layout = call.layout;
