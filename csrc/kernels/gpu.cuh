@@ -292,7 +292,14 @@ __device__ __forceinline__ void store_relaxed(uint64_t* p, uint64_t v) {
   __hip_atomic_store(global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 #endif
 }
+// By lane 0 of a warp. Of one address for all lanes, as far as nvcc knows, it would make one operation of theirs, and
+// wait at once to hand the results around; now the ticket is waited for where it is used.
 __device__ __forceinline__ uint64_t take_ticket(uint64_t* counter) {
+#if defined(__CUDA_ARCH__)
+  uint32_t lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  counter += lane;
+#endif
   return atomicAdd(reinterpret_cast<unsigned long long*>(global(counter)), 1ull);
 }
 // Between two looks at a word another block will write.

@@ -168,6 +168,12 @@ template <class S, class Load, class Store> struct Pipeline {
   // Every lane arrives for itself wherever a warp hands shared memory on: what it did there is ordered by that, and
   // tools can see it.
 
+  // The stage of turn `it`, when it is free.
+  __device__ int free_stage(int it) {
+    const int s = it % kStages;
+    if (it >= kStages) barrier_wait(&empty[s], (it / kStages - 1) & 1);
+    return s;
+  }
   // The job of turn `it`, when it is known.
   __device__ PipelineJob next(int it) {
     barrier_wait(&taken[it % kStages], it / kStages & 1);
@@ -183,20 +189,16 @@ template <class S, class Load, class Store> struct Pipeline {
 
   // ---- roles ----
 
+  // What takes time is done before a stage is free: the job is known by then, and the next ticket on its way. A block
+  // holds two tickets at most that it does not load yet. None waits for ever: a block loads its tickets in order, and
+  // what keeps one from being loaded, or its results from being formed, are only tickets before it, of this block or
+  // of another that runs, since it took one.
   __device__ void load(const ScanCall& call, ChainSpace<S>& space, char* stages, bool mirror) {
     const Layout& l = call.layout;
-    const int64_t shift = call.exclusive ? 1 : 0;
-    int more = kTotalWarps;  // ends to post: each of those warps looks at its own stages
-    for (int it = 0; more; ++it) {
-      const int s = it % kStages;
-      if (it >= kStages) barrier_wait(&empty[s], (it / kStages - 1) & 1);
-      const int64_t ticket = more == kTotalWarps ? int64_t(take_ticket(space.ticket)) : INT64_MAX;
-      if (ticket >= l.rows * space.tiles) {
-        job[s].row = -1;
-        barrier_arrive(&taken[s]);
-        --more;
-        continue;
-      }
+    const int64_t shift = call.exclusive ? 1 : 0, jobs = l.rows * space.tiles;
+    int it = 0;
+    for (int64_t ticket = int64_t(take_ticket(space.ticket)), next; ticket < jobs; ticket = next, ++it) {
+      next = int64_t(take_ticket(space.ticket));
       PipelineJob j;
       j.row = ticket / space.tiles;
       j.tile = ticket - j.row * space.tiles;
@@ -216,11 +218,17 @@ template <class S, class Load, class Store> struct Pipeline {
       if (to > reinterpret_cast<uintptr_t>(static_cast<const E*>(call.in.data) + highest + 1))
         to = end & ~uintptr_t(kGranule - 1);
       j.staged = to >= end ? j.count : to > j.in ? int((to - j.in) / sizeof(E)) : 0;
+      const int s = free_stage(it);
       job[s] = j;
       barrier_arrive(&taken[s]);
       barrier_expect(&loaded[s], uint32_t(to - from));
       if (to > from)
         bulk_load(stages + s * kStageBytes, reinterpret_cast<const void*>(from), uint32_t(to - from), &loaded[s]);
+    }
+    for (int end = 0; end < kTotalWarps; ++end, ++it) {  // one for each of those warps, which look at their own stages
+      const int s = free_stage(it);
+      job[s].row = -1;
+      barrier_arrive(&taken[s]);
     }
   }
 
