@@ -37,13 +37,16 @@ template <class S, class Load, class Store> constexpr bool kPipelined =
 
 constexpr int kGranule = 16;  // bytes
 
-// A block tile on its way. Addresses are of its lowest element in memory; a reverse scan's is its last one.
+__device__ __forceinline__ uintptr_t granule_of(uintptr_t address) { return address & ~uintptr_t(kGranule - 1); }
+
+// A block tile on its way. The last one of a row has the place of a whole one, so that all are handled alike: in a
+// stage, what lies beyond the row's end is no one's. It comes after everything in the scan's order, and so has a part
+// in no result that is written, and in no total that is read.
 struct PipelineJob {
   int64_t row;  // -1: there is none, and no other comes
   int64_t tile;
-  uintptr_t in, out;
-  int count, results;  // elements read and written: kBlockTile, fewer at the end of a row
-  int staged;          // of those read: the first ones in memory, which are in the stage
+  uintptr_t in, out;  // addresses of the lowest element of a whole block tile, and of its result
+  int results;        // written: the first ones in the scan's order
 };
 
 // 8 elements of `lane` as 32-bit words, from the granules that hold them: the first starts at byte 4 * kWord + shift /
@@ -174,20 +177,22 @@ template <class S, class Load, class Store> struct Pipeline {
     if (it >= kStages) barrier_wait(&empty[s], (it / kStages - 1) & 1);
     return s;
   }
-  // The job of turn `it`, when it is known.
+  // The job of turn `it`, when it is known. Whoever waits for other barriers of the turn does so first: a wait for a
+  // phase must not begin a phase early.
   __device__ PipelineJob next(int it) {
     barrier_wait(&taken[it % kStages], it / kStages & 1);
     return job[it % kStages];
   }
-  // The same, when its elements are there. (First the job: a wait for a phase of `loaded` must not begin a phase
-  // early.)
-  __device__ PipelineJob next_loaded(int it) {
-    const PipelineJob j = next(it);
-    if (j.row >= 0) barrier_wait(&loaded[it % kStages], it / kStages & 1);
-    return j;
-  }
 
   // ---- roles ----
+
+  // Elements from the first position of the first row to the end of the array.
+  __device__ static int64_t in_extent(const Layout& l) {
+    int64_t highest = 0;
+    for (int d = 0; d < l.kept + l.reduced; ++d)
+      if (l.in[d] > 0) highest += (l.size[d] - 1) * l.in[d];
+    return highest + 1;
+  }
 
   // What takes time is done before a stage is free: the job is known by then, and the next ticket on its way. A block
   // holds two tickets at most that it does not load yet. None waits for ever: a block loads its tickets in order, and
@@ -195,7 +200,9 @@ template <class S, class Load, class Store> struct Pipeline {
   // of another that runs, since it took one.
   __device__ void load(const ScanCall& call, ChainSpace<S>& space, char* stages, bool mirror) {
     const Layout& l = call.layout;
-    const int64_t shift = call.exclusive ? 1 : 0, jobs = l.rows * space.tiles;
+    const int64_t shift = call.exclusive ? 1 : 0, jobs = l.rows * space.tiles, far = mirror ? kBlockTile - 1 : 0;
+    const int64_t sign = mirror ? -1 : 1;
+    const uintptr_t data = reinterpret_cast<uintptr_t>(call.in.data), memory_end = data + in_extent(l) * sizeof(E);
     int it = 0;
     for (int64_t ticket = int64_t(take_ticket(space.ticket)), next; ticket < jobs; ticket = next, ++it) {
       next = int64_t(take_ticket(space.ticket));
@@ -204,26 +211,28 @@ template <class S, class Load, class Store> struct Pipeline {
       j.tile = ticket - j.row * space.tiles;
       const RowStart start = row_start(l, j.row);
       const int64_t first = j.tile * kBlockTile, left = l.length - first;
-      j.count = int(left < kBlockTile ? left : kBlockTile);
+      const int count = int(left < kBlockTile ? left : kBlockTile);
       j.results = int(left - shift < kBlockTile ? left - shift : kBlockTile);
-      const int64_t in = mirror ? start.in - first - (j.count - 1) : start.in + first;
-      const int64_t out = mirror ? start.out - first - shift - (j.results - 1) : start.out + first + shift;
-      j.in = reinterpret_cast<uintptr_t>(static_cast<const E*>(call.in.data) + in);
-      j.out = reinterpret_cast<uintptr_t>(static_cast<O*>(call.out.values) + out);
+      j.in = data + (start.in + sign * first - far) * sizeof(E);
+      j.out = reinterpret_cast<uintptr_t>(call.out.values) + (start.out + sign * (first + shift) - far) * sizeof(O);
       // Whole granules: up to 15 bytes before and after the tile are read, never used, and never in another page. But
-      // memory may end with the row: then its last elements stay where they are.
-      const uintptr_t from = j.in & ~uintptr_t(kGranule - 1), end = j.in + j.count * sizeof(E);
-      const int64_t highest = mirror ? start.in : start.in + l.length - 1;
-      uintptr_t to = (end + kGranule - 1) & ~uintptr_t(kGranule - 1);
-      if (to > reinterpret_cast<uintptr_t>(static_cast<const E*>(call.in.data) + highest + 1))
-        to = end & ~uintptr_t(kGranule - 1);
-      j.staged = to >= end ? j.count : to > j.in ? int((to - j.in) / sizeof(E)) : 0;
+      // memory may end with the array: then its last elements are moved one by one.
+      const uintptr_t begin = j.in + (mirror ? kBlockTile - count : 0) * sizeof(E), end = begin + count * sizeof(E);
+      const uintptr_t from = granule_of(begin), above = granule_of(end + kGranule - 1);
+      const uintptr_t to = above > memory_end ? granule_of(end) : above;
       const int s = free_stage(it);
+      char* stage = stages + s * kStageBytes;
       job[s] = j;
       barrier_arrive(&taken[s]);
+      if (to < end) {
+        for (uintptr_t at = to > begin ? to : begin; at < end; at += sizeof(E))
+          *reinterpret_cast<E*>(stage + (at - granule_of(j.in))) = *global(reinterpret_cast<const E*>(at));
+        bulk_fence();
+      }
       barrier_expect(&loaded[s], uint32_t(to - from));
       if (to > from)
-        bulk_load(stages + s * kStageBytes, reinterpret_cast<const void*>(from), uint32_t(to - from), &loaded[s]);
+        bulk_load(stage + (from - granule_of(j.in)), reinterpret_cast<const void*>(from), uint32_t(to - from),
+                  &loaded[s]);
     }
     for (int end = 0; end < kTotalWarps; ++end, ++it) {  // one for each of those warps, which look at their own stages
       const int s = free_stage(it);
@@ -232,7 +241,7 @@ template <class S, class Load, class Store> struct Pipeline {
     }
   }
 
-  // The items of the group of `lane` in the run at `run` bytes of a whole block tile.
+  // The items of the group of `lane` in a tile of 256 whose granules begin at `run`.
   template <int kWord, bool kMirror>
   __device__ static void group_items(const S& op, const char* run, int lane, int shift, int64_t position,
                                      typename S::Item (&items)[kGroup]) {
@@ -242,21 +251,6 @@ template <class S, class Load, class Store> struct Pipeline {
     unpack(w, x);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) items[i] = op.load(x[i], position + (kMirror ? kGroup - 1 - i : i));
-  }
-  // The same for a tile at the end of a row: `at` counts from where the first element of a whole one would be.
-  template <bool kMirror>
-  __device__ static void group_items(const S& op, const char* elements, int at, const PipelineJob& j, int64_t position,
-                                     typename S::Item (&items)[kGroup]) {
-    const E* const memory = reinterpret_cast<const E*>(j.in);
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      if (at + i >= 0 && at + i < j.count) {
-        const E x = at + i < j.staged ? reinterpret_cast<const E*>(elements)[at + i] : *global(memory + at + i);
-        items[i] = op.load(x, position + (kMirror ? kGroup - 1 - i : i));
-      } else {
-        items[i] = S::absent_item();
-      }
-    }
   }
   // Items lie in memory order; the group's order is the other way round where kMirror.
   template <bool kMirror> __device__ static Acc group(typename S::Item (&items)[kGroup]) {
@@ -304,45 +298,32 @@ template <class S, class Load, class Store> struct Pipeline {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
     const int lane = lane_id();
     for (int it = warp;; it += kTotalWarps) {
-      const PipelineJob j = next_loaded(it);
+      const PipelineJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, phase = int(j.in % kGranule);
+      barrier_wait(&loaded[s], it / kStages & 1);
       const char* stage = stages + s * kStageBytes;
       Acc upto[1];  // of the tile of 256 whose number is the lane
       auto place = [&](int q) { return j.tile * kBlockTile + (q ^ mirror) * kTile + (lane ^ mirror) * kGroup; };
-      if (j.staged == kBlockTile) {
-        with_word(phase ? phase / 4 : kAligned, [&](auto word) {
-          // 8 tiles a turn: all 32 at once would be more instructions than the nearest cache holds.
-          Acc part[4] = {};
+      with_word(phase ? phase / 4 : kAligned, [&](auto word) {
+        // 8 tiles a turn: all 32 at once would be more instructions than the nearest cache holds.
+        Acc part[4] = {};
 #pragma unroll 1
-          for (int first = 0; first < kFan; first += 8) {
-            Acc total[8];
+        for (int first = 0; first < kFan; first += 8) {
+          Acc total[8];
 #pragma unroll
-            for (int k = 0; k < 8; ++k) {
-              const int q = first + k;
-              typename S::Item items[kGroup];
-              group_items<word(), kMirror>(op, stage + q * kRunBytes, lane, phase % 4 * 8, place(q), items);
-              total[k] = group<kMirror>(items);
-            }
-#pragma unroll
-            for (int i = 0; i < 3; ++i) part[i] = part[i + 1];
-            part[3] = transposed_trees<S, 8, 1>(total, lane, kMirror);
+          for (int k = 0; k < 8; ++k) {
+            const int q = first + k;
+            typename S::Item items[kGroup];
+            group_items<word(), kMirror>(op, stage + q * kRunBytes, lane, phase % 4 * 8, place(q), items);
+            total[k] = group<kMirror>(items);
           }
-          upto[0] = transposed_trees<S, 4, 8>(part, lane, kMirror);
-        });
-      } else {
-        const int skip = mirror ? kBlockTile - j.count : 0, end = (skip + j.count + kTile - 1) / kTile;
-        upto[0] = S::absent();
-#pragma unroll 1
-        for (int q = skip / kTile; q < end; ++q) {
-          typename S::Item items[kGroup];
-          group_items<kMirror>(op, stage + phase, q * kTile + lane * kGroup - skip, j, place(q), items);
-          Acc total[1] = {group<kMirror>(items)};
-          scan_lanes(total, mirror);
-          const Acc all = shuffle(total[0], (kLanes - 1) ^ mirror);
-          if (lane == q) upto[0] = all;
+#pragma unroll
+          for (int i = 0; i < 3; ++i) part[i] = part[i + 1];
+          part[3] = transposed_trees<S, 8, 1>(total, lane, kMirror);
         }
-      }
+        upto[0] = transposed_trees<S, 4, 8>(part, lane, kMirror);
+      });
       scan_lanes(upto, mirror);
       if ((lane ^ mirror) == kLanes - 1) space.total(job[s].row, job[s].tile).publish(upto[0]);
       const Acc before = shuffle(upto[0], (((lane ^ mirror) - 1) ^ mirror) & (kLanes - 1));
@@ -421,29 +402,31 @@ template <class S, class Load, class Store> struct Pipeline {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
     const int lane = lane_id(), first = warp * kRuns;
     for (int it = 0;; ++it) {
-      const PipelineJob j = next_loaded(it);
+      const PipelineJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, o = it % kStagings;
-      const int in = int(j.in % kGranule), out = int(j.out % kGranule), written = j.results;
-      const bool whole = written == kBlockTile;
+      auto wait_stored = [&] {
+        if (it >= kStagings) barrier_wait(&stored[o], (it / kStagings - 1) & 1);
+      };
+      if ((mirror ? kResultWarps - 1 - warp : warp) * kRuns * kTile >= j.results) {  // nothing of this part is written
+        barrier_arrive(&empty[s]);
+        wait_stored();
+        barrier_arrive(&done[o]);
+        continue;
+      }
+      barrier_wait(&loaded[s], it / kStages & 1);
+      const int in = int(j.in % kGranule), out = int(j.out % kGranule);
       const char* stage = stages + s * kStageBytes;
       char* staging = stagings + o * kStageBytes;
       const int64_t position = j.tile * kBlockTile;
       typename S::Item items[kRuns][kGroup];
       Acc before[kRuns];
       auto place = [&](int k) { return position + ((first + k) ^ mirror) * kTile + (lane ^ mirror) * kGroup; };
-      if (j.staged == kBlockTile) {
-        with_word(in ? in / 4 : kAligned, [&](auto word) {
-#pragma unroll
-          for (int k = 0; k < kRuns; ++k)
-            group_items<word(), kMirror>(op, stage + (first + k) * kRunBytes, lane, in % 4 * 8, place(k), items[k]);
-        });
-      } else {
-        const int skip = mirror ? kBlockTile - j.count : 0;
+      with_word(in ? in / 4 : kAligned, [&](auto word) {
 #pragma unroll
         for (int k = 0; k < kRuns; ++k)
-          group_items<kMirror>(op, stage + in, (first + k) * kTile + lane * kGroup - skip, j, place(k), items[k]);
-      }
+          group_items<word(), kMirror>(op, stage + (first + k) * kRunBytes, lane, in % 4 * 8, place(k), items[k]);
+      });
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) before[k] = group<kMirror>(items[k]);
       scan_lanes(before, mirror);
@@ -465,79 +448,55 @@ template <class S, class Load, class Store> struct Pipeline {
         results<kMirror>(op, S::prefix(c, before[k]), items[k], r);
         round_group<O, S>(r, w[k]);
       }
-      if (it >= kStagings) barrier_wait(&stored[o], (it / kStagings - 1) & 1);
-      // The granules at both ends that neighbours write to, too, do not go through the staging buffer.
-      O* const to = reinterpret_cast<O*>(j.out);
-      const int size = int(sizeof(O)), begin = out ? (kGranule - out) / size : 0;
-      const int end = (((out + written * size) & ~(kGranule - 1)) - out) / size;
-      if (whole) {
-        if (lane == 0) memcpy(&joint[o][warp][4], w[0], 16);
-        if (lane == kLanes - 1) memcpy(&joint[o][warp + 1][0], &w[kRuns - 1][kWords - 4], 16);
-        const int words = (out + 3) / 4, shift = words * 4 - out;
-        with_word(words, [&](auto word) {
-          uint32_t last[4] = {};
-#pragma unroll
-          for (int k = 0; k < kRuns; ++k)
-            shift_out<word()>(staging + (first + k) * kRunBytes, lane, shift * 8, k == 0, w[k], last);
-        });
-        if (out && warp == 0 && lane == 0) {
-          O result[kGroup];
-          unpack(w[0], result);
-#pragma unroll
-          for (int i = 0; i < kGroup; ++i)
-            if (i < begin) *global(to + i) = result[i];
+      wait_stored();
+      const int words = (out + 3) / 4, shift = words * 4 - out;
+      with_word(words, [&](auto word) {
+        if constexpr (word() > 0) {
+          if (lane == 0) memcpy(&joint[o][warp][4], w[0], 16);
+          if (lane == kLanes - 1) memcpy(&joint[o][warp + 1][0], &w[kRuns - 1][kWords - 4], 16);
         }
-        if (out && warp == kResultWarps - 1 && lane == kLanes - 1) {
-          O result[kGroup];
-          unpack(w[kRuns - 1], result);
+        uint32_t last[4] = {};
 #pragma unroll
-          for (int i = 0; i < kGroup; ++i)
-            if (kBlockTile - kGroup + i >= end) *global(to + kBlockTile - kGroup + i) = result[i];
-        }
-      } else {
-        const int skip = mirror ? kBlockTile - written : 0;
-#pragma unroll
-        for (int k = 0; k < kRuns; ++k) {
-          const int at = (first + k) * kTile + lane * kGroup - skip;
-          O result[kGroup];
-          unpack(w[k], result);
-#pragma unroll
-          for (int i = 0; i < kGroup; ++i)
-            if (at + i >= begin && at + i < end) reinterpret_cast<O*>(staging + out)[at + i] = result[i];
-            else if (at + i >= 0 && at + i < written) *global(to + at + i) = result[i];
-        }
-      }
+        for (int k = 0; k < kRuns; ++k)
+          shift_out<word()>(staging + (first + k) * kRunBytes, lane, shift * 8, k == 0, w[k], last);
+      });
       bulk_fence();
       barrier_arrive(&done[o]);
     }
   }
 
-  __device__ void store(const ScanCall& call, char* stagings, int mirror) {
+  __device__ void store(const ScanCall& call, char* stagings, bool mirror) {
     const int lane = lane_id();
     for (int it = 0;; ++it) {
       const PipelineJob j = next(it);
       if (j.row < 0) return;
-      const int s = it % kStages, o = it % kStagings;
-      const int out = int(j.out % kGranule), bytes = j.results * int(sizeof(O));
+      const int s = it % kStages, o = it % kStagings, out = int(j.out % kGranule);
       if (call.exclusive && j.tile == 0 && lane == 0)
-        reinterpret_cast<O*>(j.out)[mirror ? j.results : -1] = round_to<O>(S::start());
+        reinterpret_cast<O*>(j.out)[mirror ? kBlockTile : -1] = round_to<O>(S::start());
       barrier_arrive(&empty[s]);
       char* staging = stagings + o * kStageBytes;
       barrier_wait(&done[o], it / kStagings & 1);
-      if (j.results == kBlockTile && out) {  // the granules where the result warps' parts meet
+      if (out) {  // the granules where the result warps' parts begin and end
         const int words = (out + 3) / 4, shift = (words * 4 - out) * 8;
-        for (int w = 1 + lane / 4; w < kResultWarps; w += kLanes / 4) {
-          const uint32_t* at = joint[o][w] + 4 - words + lane % 4;
-          reinterpret_cast<uint32_t*>(staging + w * kRuns * kRunBytes)[lane % 4] = funnel_right(at[0], at[1], shift);
+        for (int i = lane; i < (kResultWarps + 1) * 4; i += kLanes) {
+          const uint32_t* at = joint[o][i / 4] + 4 - words + i % 4;
+          reinterpret_cast<uint32_t*>(staging + i / 4 * kRuns * kRunBytes)[i % 4] = funnel_right(at[0], at[1], shift);
         }
         bulk_fence();
         warp_barrier();
       }
-      const int begin = out ? kGranule : 0, end = (out + bytes) & ~(kGranule - 1);  // whole granules of the tile
-      if (lane == 0 && end > begin) {
-        bulk_store(reinterpret_cast<char*>(j.out) - out + begin, staging + begin, uint32_t(end - begin));
-        bulk_stores_read();
-      }
+      // Whole granules at once, and then the elements in the granules that the neighbours write to, too.
+      const int begin = out + (mirror ? kBlockTile - j.results : 0) * int(sizeof(O));
+      const int end = begin + j.results * int(sizeof(O));
+      const int from = (begin + kGranule - 1) & ~(kGranule - 1), to = end & ~(kGranule - 1);
+      char* const lowest = reinterpret_cast<char*>(j.out - out);
+      if (lane == 0 && to > from) bulk_store(lowest + from, staging + from, uint32_t(to - from));
+      constexpr int kPer = kGranule / int(sizeof(O));
+      const int head_end = from < end ? from : end, tail = to > head_end ? to : head_end;
+      const int at = (lane < kPer ? begin : tail - kGranule) + lane * int(sizeof(O));
+      if (lane < 2 * kPer && at < (lane < kPer ? head_end : end))
+        *global(reinterpret_cast<O*>(lowest + at)) = *reinterpret_cast<const O*>(staging + at);
+      if (lane == 0 && to > from) bulk_stores_read();
       barrier_arrive(&stored[o]);
     }
   }
@@ -562,7 +521,7 @@ __global__ void __launch_bounds__(kPipelineThreads, 1) scan_pipeline(TR_GRID_CON
     if (mirror) pipeline.template totals<true>(op, space, stages, warp - P::kResultWarps);
     else pipeline.template totals<false>(op, space, stages, warp - P::kResultWarps);
   } else if (warp == P::kResultWarps + P::kTotalWarps) pipeline.carries(space);
-  else if (warp == P::kResultWarps + P::kTotalWarps + 1) pipeline.store(call, stagings, mirror);
+  else if (warp == P::kResultWarps + P::kTotalWarps + 1) pipeline.store(call, stagings, mirror != 0);
   else if (lane_id() == 0) pipeline.load(call, space, stages, mirror);
 #endif
 }

@@ -334,7 +334,7 @@ MUTANTS = (
     ),
     Mutant(
         "the loads of a tile are not waited for", "kernels/scan_pipeline.cuh",
-        "if (j.row >= 0) barrier_wait(&loaded[it % kStages], it / kStages & 1);", "",
+        "barrier_wait(&loaded[s], it / kStages & 1); const int in", "const int in",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
@@ -344,7 +344,7 @@ MUTANTS = (
     ),
     Mutant(
         "a staging buffer is used again while it is stored", "kernels/scan_pipeline.cuh",
-        "bulk_stores_read(); } barrier_arrive(&stored[o]);", "} barrier_arrive(&stored[o]);",
+        "if (lane == 0 && to > from) bulk_stores_read();", "",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
@@ -360,12 +360,12 @@ MUTANTS = (
     ),
     Mutant(
         "granules at the ends of a tile are not written", "kernels/scan_pipeline.cuh",
-        "if (i < begin) *global(to + i) = result[i];", ";",
+        "at < (lane < kPer ? head_end : end)", "at < (lane < kPer ? begin : end)",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
         "granules where warps meet are not written", "kernels/scan_pipeline.cuh",
-        "if (j.results == kBlockTile && out) {", "if (j.results == kBlockTile && out < 0) {",
+        "if (out) {", "if (out < 0) {",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
@@ -375,7 +375,7 @@ MUTANTS = (
     ),
     Mutant(
         "bulk loads go beyond the end of the array", "kernels/scan_pipeline.cuh",
-        "to = end & ~uintptr_t(kGranule - 1);", "",
+        "above > memory_end ? granule_of(end) : above;", "above;",
         "scan.CumSum", ("pipeline",), "asan",
     ),
     Mutant(
