@@ -24,7 +24,7 @@ template <int kBytes> struct PipelineShape {
   static constexpr int kResultWarps = 16;
   static constexpr int kWindows = kBytes == 2 ? 6 : 2;  // of 32 totals, a look
   static_assert((kResultWarps + kTotalWarps + 3) * kLanes == kPipelineThreads, "a warp for each role");
-  static constexpr int kStageBytes = kBlockTile * kBytes + 128;  // a tile that starts anywhere in a granule of 16 bytes
+  static constexpr int kStageBytes = kBlockTile * kBytes + 128;  // a tile that starts anywhere in a line
   static constexpr int kShared = (kStages + kStagings) * kStageBytes;
   static_assert(kShared + (6 << 10) <= kPipelineShared, "the plan counts on no more");
 };
@@ -36,6 +36,9 @@ template <class S, class Load, class Store> constexpr bool kPipelined =
 #ifdef TR_BULK_COPIES
 
 constexpr int kGranule = 16;  // bytes
+// Bulk copies are fastest between places that are as far from the start of a line: a block tile has such a place in
+// shared memory.
+constexpr int kLine = 128;
 
 __device__ __forceinline__ uintptr_t granule_of(uintptr_t address) { return address & ~uintptr_t(kGranule - 1); }
 
@@ -221,18 +224,16 @@ template <class S, class Load, class Store> struct Pipeline {
       const uintptr_t from = granule_of(begin), above = granule_of(end + kGranule - 1);
       const uintptr_t to = above > memory_end ? granule_of(end) : above;
       const int s = free_stage(it);
-      char* stage = stages + s * kStageBytes;
+      auto staged = [&](uintptr_t at) { return stages + s * kStageBytes + (at - (j.in & ~uintptr_t(kLine - 1))); };
       job[s] = j;
       barrier_arrive(&taken[s]);
       if (to < end) {
         for (uintptr_t at = to > begin ? to : begin; at < end; at += sizeof(E))
-          *reinterpret_cast<E*>(stage + (at - granule_of(j.in))) = *global(reinterpret_cast<const E*>(at));
+          *reinterpret_cast<E*>(staged(at)) = *global(reinterpret_cast<const E*>(at));
         bulk_fence();
       }
       barrier_expect(&loaded[s], uint32_t(to - from));
-      if (to > from)
-        bulk_load(stage + (from - granule_of(j.in)), reinterpret_cast<const void*>(from), uint32_t(to - from),
-                  &loaded[s]);
+      if (to > from) bulk_load(staged(from), reinterpret_cast<const void*>(from), uint32_t(to - from), &loaded[s]);
     }
     for (int end = 0; end < kTotalWarps; ++end, ++it) {  // one for each of those warps, which look at their own stages
       const int s = free_stage(it);
@@ -302,7 +303,7 @@ template <class S, class Load, class Store> struct Pipeline {
       if (j.row < 0) return;
       const int s = it % kStages, phase = int(j.in % kGranule);
       barrier_wait(&loaded[s], it / kStages & 1);
-      const char* stage = stages + s * kStageBytes;
+      const char* stage = stages + s * kStageBytes + (int(j.in % kLine) - phase);
       Acc upto[1];  // of the tile of 256 whose number is the lane
       auto place = [&](int q) { return j.tile * kBlockTile + (q ^ mirror) * kTile + (lane ^ mirror) * kGroup; };
       with_word(phase ? phase / 4 : kAligned, [&](auto word) {
@@ -416,8 +417,8 @@ template <class S, class Load, class Store> struct Pipeline {
       }
       barrier_wait(&loaded[s], it / kStages & 1);
       const int in = int(j.in % kGranule), out = int(j.out % kGranule);
-      const char* stage = stages + s * kStageBytes;
-      char* staging = stagings + o * kStageBytes;
+      const char* stage = stages + s * kStageBytes + (int(j.in % kLine) - in);
+      char* staging = stagings + o * kStageBytes + (int(j.out % kLine) - out);
       const int64_t position = j.tile * kBlockTile;
       typename S::Item items[kRuns][kGroup];
       Acc before[kRuns];
@@ -474,7 +475,7 @@ template <class S, class Load, class Store> struct Pipeline {
       if (call.exclusive && j.tile == 0 && lane == 0)
         reinterpret_cast<O*>(j.out)[mirror ? kBlockTile : -1] = round_to<O>(S::start());
       barrier_arrive(&empty[s]);
-      char* staging = stagings + o * kStageBytes;
+      char* staging = stagings + o * kStageBytes + (int(j.out % kLine) - out);
       barrier_wait(&done[o], it / kStagings & 1);
       if (out) {  // the granules where the result warps' parts begin and end
         const int words = (out + 3) / 4, shift = (words * 4 - out) * 8;
