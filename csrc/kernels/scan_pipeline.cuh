@@ -154,7 +154,6 @@ template <class S, class Load, class Store> struct Pipeline {
   PipelineJob job[kStages];
   Acc within[kStages][kFan];  // what precedes each tile in its block tile
   Wide carry[kStages];
-  Wide window[kWindows * kLanes];  // the carry warp's: carries into the block tiles in view
   // Words at the joints of the result warps' parts: the last 4 of the part before, the first 4 of the part after.
   uint32_t joint[kStagings][kResultWarps + 1][8];
 
@@ -334,66 +333,67 @@ template <class S, class Load, class Store> struct Pipeline {
     }
   }
 
-  // The totals of the kWindows * 32 block tiles from `base` on, `base + 32 * k + lane` in total[k], as far as they are
+  // The totals of the kCount * 32 block tiles from `base` on, `base + 32 * k + lane` in total[k], as far as they are
   // there; returns how many are, from `base` on without a gap.
-  __device__ static int look(ChainSpace<S>& space, int64_t row, int64_t base, Acc (&total)[kWindows]) {
+  template <int kCount>
+  __device__ static int look(ChainSpace<S>& space, int64_t row, int64_t base, Acc (&total)[kCount]) {
     const int64_t mine = base + lane_id();
-    bool there[kWindows];
+    bool there[kCount];
 #pragma unroll
-    for (int k = 0; k < kWindows; ++k) {  // without a branch, so that all are on their way at once
+    for (int k = 0; k < kCount; ++k) {  // without a branch, so that all are on their way at once
       const int64_t tile = mine + k * kLanes;
       there[k] = space.total(row, tile < space.tiles ? tile : space.tiles - 1).look(total[k]) && tile < space.tiles;
     }
 #pragma unroll
-    for (int k = 0; k < kWindows; ++k)
+    for (int k = 0; k < kCount; ++k)
       if (!there[k]) total[k] = S::absent();
     int count = 0;
 #pragma unroll
-    for (int k = kWindows - 1; k >= 0; --k) {
+    for (int k = kCount - 1; k >= 0; --k) {
       const uint32_t missing = ~ballot(there[k]);
       count = missing ? __ffs(missing) - 1 : kLanes + count;
     }
     return count;
   }
 
-  __device__ void carries(ChainSpace<S>& space) {
+  // With kCount windows of 32 totals a look: as many as it takes to keep up, or one where a row has no more totals.
+  template <int kCount> __device__ void carries(ChainSpace<S>& space) {
     const int lane = lane_id();
-    int64_t row = -1, base = 0, end = 0;  // window[] holds the carries into block tiles base .. end of this row
-    Wide sum = S::wide_absent();          // of the superblocks before the one at base
+    int64_t row = -1, base = 0, end = 0;  // known are the carries into block tiles base .. end of this row:
+    Wide into[kCount];                    // into base + 32 * k + lane
+    Wide sum;                             // of the superblocks before the one at base
     for (int it = 0;; ++it) {
       const PipelineJob j = next(it);
       if (j.row < 0) return;
-      const int64_t tile = j.tile;
       if (j.row != row) {
         row = j.row;
         base = end = 0;
-        sum = S::wide_absent();
+        into[0] = sum = S::wide_absent();
       }
-      Wide found = S::wide_absent();
-      if (tile > 0) {
-        while (tile > end || tile >= base + kWindows * kLanes) {
-          Acc total[kWindows];
-          Wide value[kWindows];
-          base = end / kLanes * kLanes;
-          const int count = look(space, row, base, total);
-          end = base + count;
-          if (tile > end && count < kLanes) continue;  // nothing that would not be looked at again
+      while (j.tile > end || j.tile >= base + kCount * kLanes) {
+        Acc total[kCount];
+        base = end / kLanes * kLanes;
+        const int count = look(space, row, base, total);
+        end = base + count;
+        if (j.tile > end && count < kLanes) continue;  // nothing that would not be looked at again
 #pragma unroll
-          for (int k = 0; k < kWindows; ++k) value[k] = S::widen(total[k]);
-          scan_lanes(value, 0);
-          warp_barrier();
+        for (int k = 0; k < kCount; ++k) into[k] = S::widen(total[k]);
+        scan_lanes(into, 0);
 #pragma unroll
-          for (int k = 0; k < kWindows; ++k) {
-            const Wide before = shuffle(value[k], lane ? lane - 1 : 0), all = shuffle(value[k], kLanes - 1);
-            window[k * kLanes + lane] = lane ? S::combine(sum, before) : sum;
-            if (k < count / kLanes) sum = S::combine(sum, all);
-          }
-          warp_barrier();
+        for (int k = 0; k < kCount; ++k) {
+          const Wide before = shuffle(into[k], lane ? lane - 1 : 0), all = shuffle(into[k], kLanes - 1);
+          into[k] = lane ? S::combine(sum, before) : sum;
+          if (k < count / kLanes) sum = S::combine(sum, all);
         }
-        found = window[tile - base];
       }
-      const int s = it % kStages;
-      if (lane == 0) carry[s] = found;
+      const int s = it % kStages, at = int(j.tile - base);
+      Wide found = into[0];
+#pragma unroll
+      for (int k = 1; k < kCount; ++k) {
+        const Wide value = into[k];  // a value, so that nothing indexes the array
+        found = k == at / kLanes ? value : found;
+      }
+      if (lane == at % kLanes) carry[s] = found;
       barrier_arrive(&ready[s]);
       barrier_arrive(&empty[s]);
     }
@@ -521,8 +521,10 @@ __global__ void __launch_bounds__(kPipelineThreads, 1) scan_pipeline(TR_GRID_CON
   } else if (warp < P::kResultWarps + P::kTotalWarps) {
     if (mirror) pipeline.template totals<true>(op, space, stages, warp - P::kResultWarps);
     else pipeline.template totals<false>(op, space, stages, warp - P::kResultWarps);
-  } else if (warp == P::kResultWarps + P::kTotalWarps) pipeline.carries(space);
-  else if (warp == P::kResultWarps + P::kTotalWarps + 1) pipeline.store(call, stagings, mirror != 0);
+  } else if (warp == P::kResultWarps + P::kTotalWarps) {
+    if (space.tiles <= kLanes) pipeline.template carries<1>(space);
+    else pipeline.template carries<P::kWindows>(space);
+  } else if (warp == P::kResultWarps + P::kTotalWarps + 1) pipeline.store(call, stagings, mirror != 0);
   else if (lane_id() == 0) pipeline.load(call, space, stages, mirror);
 #endif
 }
