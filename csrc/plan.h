@@ -63,7 +63,7 @@ constexpr int kColumnAccs = 32;
 // Whether such vectors leave room for the elements of one more job.
 TR_HD constexpr bool far_behind(int vector, int size) { return vector > 1 && vector * size <= 8; }
 constexpr int kColumnShared = 1 << 10;      // the most of them that a block of columns has apart from Plan::shared
-constexpr int kPipelineThreads = 768;       // of Pipeline's blocks
+constexpr int kPipelineThreads = 800;       // of Pipeline's blocks
 constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory that one has
 // The bytes of the largest accumulators that a warp walks rows with: of two float64 inputs there are too few registers.
 constexpr int kWalkedAcc = 16;

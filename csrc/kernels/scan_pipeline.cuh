@@ -3,7 +3,8 @@
 //
 //   loader   takes a ticket for each stage of a ring that is free, and starts the bulk load of that block tile
 //   totals   each warp sums one block tile as soon as its load lands, and publishes the total
-//   carry    one warp folds the totals of all block tiles in order and hands each tile of this block its carry
+//   carry    folds the totals of all block tiles of a row in order and hands each tile of this block its carry: one
+//            warp, or kCarryWarps in turn where rows are so short that each tile means another row
 //   results  kResultWarps warps turn a block tile into its results, in a staging buffer
 //   store    one warp starts the bulk stores
 //
@@ -21,9 +22,10 @@ template <int kBytes> struct PipelineShape {
   static constexpr int kStages = kBytes == 2 ? 10 : 5;
   static constexpr int kStagings = kBytes == 2 ? 3 : 1;
   static constexpr int kTotalWarps = 5;  // divides kStages: each owns its stages
+  static constexpr int kCarryWarps = 2;
   static constexpr int kResultWarps = 16;
   static constexpr int kWindows = kBytes == 2 ? 6 : 2;  // of 32 totals, a look
-  static_assert((kResultWarps + kTotalWarps + 3) * kLanes == kPipelineThreads, "a warp for each role");
+  static_assert((kResultWarps + kTotalWarps + kCarryWarps + 2) * kLanes == kPipelineThreads, "a warp for each role");
   static constexpr int kStageBytes = kBlockTile * kBytes + 128;  // a tile that starts anywhere in a line
   static constexpr int kShared = (kStages + kStagings) * kStageBytes;
   static_assert(kShared + (6 << 10) <= kPipelineShared, "the plan counts on no more");
@@ -145,7 +147,9 @@ template <class S, class Load, class Store> struct Pipeline {
   static_assert(sizeof(E) == sizeof(O), "the stages of both are alike");
   using Shape = PipelineShape<sizeof(E)>;
   static constexpr int kStages = Shape::kStages, kStagings = Shape::kStagings, kStageBytes = Shape::kStageBytes;
-  static constexpr int kTotalWarps = Shape::kTotalWarps, kResultWarps = Shape::kResultWarps;
+  static constexpr int kTotalWarps = Shape::kTotalWarps, kCarryWarps = Shape::kCarryWarps;
+  static constexpr int kResultWarps = Shape::kResultWarps;
+  static_assert(kCarryWarps <= kTotalWarps, "the loader posts an end for each of these");
   static constexpr int kWindows = Shape::kWindows, kRunBytes = kTile * int(sizeof(E));
   static constexpr int kWords = kGroup * int(sizeof(E)) / 4;  // of a group
   static constexpr int kRuns = kFan / kResultWarps;           // tiles of 256 that a result warp takes: neighbours
@@ -357,12 +361,13 @@ template <class S, class Load, class Store> struct Pipeline {
   }
 
   // With kCount windows of 32 totals a look: as many as it takes to keep up, or one where a row has no more totals.
-  template <int kCount> __device__ void carries(ChainSpace<S>& space) {
-    const int lane = lane_id();
+  template <int kCount> __device__ void carries(ChainSpace<S>& space, int warp) {
+    const int lane = lane_id(), warps = space.tiles <= int64_t(gridDim.x) ? kCarryWarps : 1;
+    if (warp >= warps) return;
     int64_t row = -1, base = 0, end = 0;  // known are the carries into block tiles base .. end of this row:
     Wide into[kCount];                    // into base + 32 * k + lane
     Wide sum;                             // of the superblocks before the one at base
-    for (int it = 0;; ++it) {
+    for (int it = warp;; it += warps) {
       const PipelineJob j = next(it);
       if (j.row < 0) return;
       if (j.row != row) {
@@ -510,6 +515,7 @@ __global__ void __launch_bounds__(kPipelineThreads, 1) scan_pipeline(TR_GRID_CON
   TR_DYNAMIC_SHARED(stages, 128);
   __shared__ P pipeline;
   char* stagings = stages + P::kStages * P::kStageBytes;
+  constexpr int kCarryWarp = P::kResultWarps + P::kTotalWarps, kStoreWarp = kCarryWarp + P::kCarryWarps;
   const int warp = int(threadIdx.x) / kLanes, mirror = scan_stride(call.layout).in < 0 ? kLanes - 1 : 0;
   ChainSpace<S> space(workspace, call.layout.rows, call.plan.splits);
   const S op{call.options};
@@ -518,14 +524,17 @@ __global__ void __launch_bounds__(kPipelineThreads, 1) scan_pipeline(TR_GRID_CON
   if (warp < P::kResultWarps) {
     if (mirror) pipeline.template results<true>(op, stages, stagings, warp);
     else pipeline.template results<false>(op, stages, stagings, warp);
-  } else if (warp < P::kResultWarps + P::kTotalWarps) {
+  } else if (warp < kCarryWarp) {
     if (mirror) pipeline.template totals<true>(op, space, stages, warp - P::kResultWarps);
     else pipeline.template totals<false>(op, space, stages, warp - P::kResultWarps);
-  } else if (warp == P::kResultWarps + P::kTotalWarps) {
-    if (space.tiles <= kLanes) pipeline.template carries<1>(space);
-    else pipeline.template carries<P::kWindows>(space);
-  } else if (warp == P::kResultWarps + P::kTotalWarps + 1) pipeline.store(call, stagings, mirror != 0);
-  else if (lane_id() == 0) pipeline.load(call, space, stages, mirror);
+  } else if (warp < kStoreWarp) {
+    if (space.tiles <= kLanes) pipeline.template carries<1>(space, warp - kCarryWarp);
+    else pipeline.template carries<P::kWindows>(space, warp - kCarryWarp);
+  } else if (warp == kStoreWarp) {
+    pipeline.store(call, stagings, mirror != 0);
+  } else if (lane_id() == 0) {
+    pipeline.load(call, space, stages, mirror);
+  }
 #endif
 }
 

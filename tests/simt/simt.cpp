@@ -252,6 +252,8 @@ void pipeline() {
   const Policies few = {{{kPipeline, -1, -1, -1, -1}, 2, kInPitch, true}};
   check({"cumsum", Dtype::F32, Dtype::F32, {1, 70 * 8192 + 9}, 2}, few);
   check({"cumsum", Dtype::BF16, Dtype::BF16, {1, 200 * 8192 + 9}, 2, false, true}, few);
+  // As many block tiles a row as blocks: two warps form the carries.
+  check({"cumsum", Dtype::F32, Dtype::F32, {3, 33 * 8192 + 9}, 2}, {{{kPipeline, -1, -1, -1, -1}, 34, kInPitch, true}});
 }
 
 // ---- both -----------------------------------------------------------------------------------------------------------
