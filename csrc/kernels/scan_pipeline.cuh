@@ -1,12 +1,12 @@
 // Scans of few long rows on GPUs with bulk copies, in one pass: one block a multiprocessor stays for the whole call,
 // and its warps have roles that only barriers in shared memory join:
 //
-//   loader   takes a ticket for each stage of a ring that is free, and starts the bulk load of that block tile
+//   loader   takes a ticket for each stage of a ring, and starts the bulk load of that block tile when it is free
 //   totals   each warp sums one block tile as soon as its load lands, and publishes the total
 //   carry    folds the totals of all block tiles of a row in order and hands each tile of this block its carry: one
 //            warp, or kCarryWarps in turn where rows are so short that each tile means another row
 //   results  kResultWarps warps turn a block tile into its results, in a staging buffer
-//   store    one warp starts the bulk stores
+//   store    one warp starts the bulk stores, and writes what shares granules of 16 bytes with other tiles
 //
 // A total never waits behind results, nor a carry behind another block's carry: with either, the chain of carries
 // was the limit, at half the speed of a copy.
@@ -195,6 +195,7 @@ template <class S, class Load, class Store> struct Pipeline {
   // Elements from the first position of the first row to the end of the array.
   __device__ static int64_t in_extent(const Layout& l) {
     int64_t highest = 0;
+    TR_ROLLED
     for (int d = 0; d < l.kept + l.reduced; ++d)
       if (l.in[d] > 0) highest += (l.size[d] - 1) * l.in[d];
     return highest + 1;
