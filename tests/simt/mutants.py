@@ -379,6 +379,16 @@ MUTANTS = (
         "scan.CumSum", ("pipeline",), "asan",
     ),
     Mutant(
+        "the last elements of the array are not loaded", "kernels/scan_pipeline.cuh",
+        "if (to < end) {", "if (to < from) {",
+        "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
+        "a result warp without results does not wait for the store", "kernels/scan_pipeline.cuh",
+        "wait_stored(); barrier_arrive(&done[o]); continue;", "barrier_arrive(&done[o]); continue;",
+        "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
         "a window of totals is left out", "kernels/scan_pipeline.cuh",
         "if (k < count / kLanes) sum", "if (k + 1 < count / kLanes) sum",
         "scan.CumSum", ("pipeline",), every=1,
