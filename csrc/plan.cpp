@@ -253,6 +253,10 @@ static bool typed(const ScanCall& call) { return is_static(call.in, call.out.dty
 static bool compact(const ScanCall& call) {
   return typed(call) && facts(call.op).inputs == 1 && !call.out.indices && scan_bytes(call).acc <= 8;
 }
+// The same of those for two inputs, or with indices (kHeld).
+static bool held_rows(const ScanCall& call) {
+  return typed(call) && (facts(call.op).inputs == 2 || facts(call.op).indexed);
+}
 // The same where results take the place of elements.
 static bool in_place(const ScanCall& call) { return compact(call) && call.in.dtype == call.out.dtype; }
 
@@ -262,9 +266,11 @@ static bool pipelined(const ScanCall& call) {
   return in_place(call) && is_float(call.in.dtype) && scan_bytes(call).acc <= 4 && in == out && magnitude(in) == 1;
 }
 
-// Whether lanes can hold whole rows: results are stored 16 bytes at a time, if need be by way of shared memory.
+// Whether lanes can hold whole rows. Of one input, results are stored 16 bytes at a time, if need be by way of shared
+// memory.
 static bool whole_rows(const ScanCall& call, bool vector_loads) {
   const Layout& l = call.layout;
+  if (held_rows(call)) return l.length <= int64_t(kWarps) * kHeldGroups * kTile;
   if (!compact(call) || l.length > int64_t(kWarps) * held_groups(int(scan_bytes(call).acc)) * kTile) return false;
   if (vector_loads) return true;
   const bool neighbours = l.length == 1 || (magnitude(position_stride(l)) == 1 && out_stride(l) == position_stride(l));
@@ -362,13 +368,14 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   plan.vector_loads = typed(call) && rows_packed(l, in_size, out_size) && row_aligned(call.in.data, stride, in_size) &&
                       row_aligned(call.out.values, stride, out_size) &&
                       (compact(call) || inputs == 2 ||
-                       (aligned(call.in.more[0]) && aligned(call.in.more[1]) && aligned(call.out.indices)));
+                       (aligned(call.in.more[0]) && aligned(call.in.more[1]) &&
+                        (!call.out.indices || row_aligned(call.out.indices, stride, 8))));
   if (forced.vector_loads == 0) plan.vector_loads = false;
   const bool vectors = forced.vector_loads != 0 && column_vectors(call);
   const bool many_rows = l.rows >= int64_t(kWarpRows) * device.multiprocessors;
   const bool pipeline = device.bulk_copies && shared_of(device) >= kPipelineShared && pipelined(call);
   const bool whole = forced.whole != 0 && whole_rows(call, plan.vector_loads);
-  const bool walked = scan_bytes(call).acc <= kWalkedAcc;
+  const bool walked = whole || scan_bytes(call).acc <= kWalkedAcc;
   const bool chains = inputs < 3;  // of three inputs a block tile takes more registers than there are
   const Family along = !walked               ? Family::Chain
                        : n <= kTile || whole ? Family::Rows
@@ -393,6 +400,19 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       take(forced.lanes, plan.lanes, 32, "lanes");
       if (plan.lanes < groups)
         throw std::invalid_argument("force_plan: too few lanes for a row of " + std::to_string(n));
+      if (whole && held_rows(call)) {
+        plan.lanes = int(power_of_two(plan.lanes));
+        if (n > kTile) {
+          const int64_t tiles = power_of_two(ceil_div(n, kTile));
+          plan.warps = int(std::min<int64_t>(kWarps, std::max<int64_t>(1, tiles / held_groups_wanted(in_size))));
+          take(forced.warps, plan.warps, kWarps, "warps");
+        }
+        const int groups = held_groups(l, in_size, plan.warps);
+        if (groups > kHeldGroups)
+          throw std::invalid_argument("force_plan: too few warps for a row of " + std::to_string(n));
+        plan.blocks = ceil_div(l.rows, kThreads / (plan.lanes * plan.warps) * (n > kTile ? 1 : groups));
+        break;
+      }
       const int most = held_groups(int(scan_bytes(call).acc)), held = n > kTile && n <= 2 * kTile ? 2 : most;
       if (whole && n <= kTile) {
         plan.blocks = ceil_div(l.rows, kWarps * held * (32 / plan.lanes));

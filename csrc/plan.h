@@ -3,6 +3,7 @@
 #pragma once
 #include <string>
 
+#include "order.h"
 #include "shape.h"
 
 namespace torchreduce {
@@ -69,6 +70,18 @@ constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory t
 constexpr int kWalkedAcc = 16;
 // Groups of whole rows that a lane holds, given the bytes of an accumulator; a row of at most two tiles needs no more.
 TR_HD constexpr int held_groups(int acc) { return acc > 4 ? 2 : 4; }
+// The same of those whose kernels are for two inputs or have indices, given the bytes of an element: at most
+// kHeldGroups, which rows of a block tile need. The more a lane has, the fewer instructions an element takes; of
+// elements of more bytes fewer are enough. Of rows of at most a tile a lane takes that many, if one stride leads
+// through all of them.
+constexpr int kHeldGroups = 4;
+TR_HD constexpr int held_groups_wanted(int size) { return size == 2 ? 4 : size == 4 ? 2 : 1; }
+TR_HD constexpr int held_groups(const Layout& layout, int size, int warps) {
+  if (layout.length <= kTile) return layout.kept > 1 ? 1 : held_groups_wanted(size);
+  int groups = 1;
+  while (groups * warps * kTile < layout.length) groups *= 2;
+  return groups;
+}
 
 // What plans ask of GPU `device`; nothing in a build without a GPU part.
 DeviceFacts gpu_facts(int device);

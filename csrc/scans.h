@@ -17,6 +17,10 @@
 //   initial(value)               what lies before a row that a value precedes; only of two inputs
 //   kIndexed                     a Result has a value and the position `.index` where it was found
 //   kAnyOrder                    every order of combining gives the same; Acc is Wide, and result(Acc) the result
+//   Near                         the same scan, of rows of at most a block tile, with a smaller Acc if it can
+//   plain(items)                 whether plain_group and plain_results serve them, else careful_group and
+//                                careful_results: what group and results decide themselves
+//   calm_join(left, right)       combine with less to do, where is_calm(all values) and is_settled(all that comes out)
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
 //   kIntegers                    it takes integers and bool
 //   kIntegerKernels              each of those has GPU kernels of its own; else one converts them all to int64
@@ -32,6 +36,8 @@ inline namespace TR_ISA {
 
 template <class S> constexpr bool kHasStart = requires { S::start(); };    // it can be exclusive
 template <class S> constexpr bool kNanStays = requires { S::kNanStays; };  // after a NaN, all results are NaN
+template <class S> constexpr bool kHasPlain = requires { &S::plain; };     // a warp can decide once for its groups,
+template <class S> constexpr bool kHasCalm = requires { &S::calm_join; };  // and for Sklansky's levels
 
 // cumsum. Within a block tile in Acc, between block tiles in Wide.
 template <class A> struct CumSum {
@@ -91,17 +97,17 @@ template <class A> struct CumSum {
 
 // cummax and cummin: the latest index among the greatest; zeros compare equal; NaN from the first one on. Exact in any
 // order.
-template <class E> struct CumExtreme {
+template <class E, class Place> struct CumExtremeAt {
   using Order = Ordering<E>;
   struct Acc {
     std::conditional_t<sizeof(E) == 8, int64_t, int32_t> key;
-    int64_t place;  // twice the position, and one more for -0.0, whose key is that of +0.0
+    Place place;  // twice the position, and one more for -0.0, whose key is that of +0.0
   };
   using Wide = Acc;
   using Item = Acc;
   struct Result {
     E value;
-    int64_t index;
+    Place index;
   };
   using Prefix = Acc;
   static constexpr int kInputs = 1;
@@ -112,12 +118,14 @@ template <class E> struct CumExtreme {
   TR_HD static Wide wide_absent() { return absent(); }
   TR_HD static Wide widen(Acc a) { return a; }
   TR_HD static Acc combine(Acc left, Acc right) {
+    // The right one's place is the greater unless it is absent, and no float has the key that stands for that.
+    if constexpr (Order::kFloat && sizeof(Place) == 4) return right.key >= left.key ? right : left;
     return right.key > left.key || (right.key == left.key && right.place > left.place) ? right : left;
   }
   TR_HD Item load(E x, int64_t position) const {
     const auto bits = Order::bits_of(x);
     const bool minus_zero = Order::kFloat && bits == Order::kLowest;
-    return {Order::key(bits, options.min, true), 2 * position + minus_zero};
+    return {Order::key(bits, options.min, true), Place(2 * position + minus_zero)};
   }
   TR_HD static Item absent_item() { return absent(); }
   TR_HD static Acc group(Item (&p)[kGroup]) {  // the items become the group's own prefixes
@@ -137,6 +145,9 @@ template <class E> struct CumExtreme {
     return {minus_zero ? bit_cast<E>(typename Order::Key(Order::kLowest)) : value, found.place >> 1};
   }
 };
+// Of rows of at most a block tile.
+template <class E> struct NearCumExtreme : CumExtremeAt<E, std::conditional_t<sizeof(E) == 8, int64_t, int32_t>> {};
+template <class E> struct CumExtreme : CumExtremeAt<E, int64_t> { using Near = NearCumExtreme<E>; };
 
 // cumprod. Floats have an unbounded exponent until the end, so that only a result itself overflows or underflows.
 template <class F> struct Power {  // m * 2^e, with 1 <= |m| < 2; zeros, infinities and NaN are m, with e = 0
@@ -372,8 +383,9 @@ template <class F> struct Affine { F a, lost, b; };
 // The same in float64, between the block tiles of float32: nothing worth keeping is lost.
 struct WideAffine { double a, b; };
 
-template <class F> TR_HD F magnitude(F x) { return x < 0 ? -x : x; }
-template <class F> TR_HD bool is_finite(F x) { return x - x == 0; }
+TR_HD float magnitude(float x) { return __builtin_fabsf(x); }
+TR_HD double magnitude(double x) { return __builtin_fabs(x); }
+template <class F> TR_HD bool is_finite(F x) { return magnitude(x) < kInfinity<F>; }
 // What a product of multipliers that underflows is: the least number of the type that the elements are computed in. 0
 // is kept for a reset.
 template <class F> constexpr F kUnderflow = sizeof(F) == 4 ? F(0x1p-149) : F(0x1p-1074);
@@ -390,7 +402,7 @@ template <class F> TR_HD F kept_product(F right, F left, F least) {
 }
 // (a + lost) * h + b. A multiplier that has underflowed drops an h that is finite, and makes NaN of any other.
 template <class F> TR_HD F applied(F a, F lost, F b, F h, F least) {
-  const F rest = is_finite(h) ? fused(lost, h, b) : b, next = fused(a, h, rest);
+  const F whole = fused(lost, h, b), rest = is_finite(h) ? whole : b, next = fused(a, h, rest);
   const bool under = magnitude(a) <= least;  // 0 is, too
   const F dropped = a == 0 || is_finite(h) ? b : kInfinity<F> - kInfinity<F>;
   return under ? dropped : h == 0 && magnitude(a) == kInfinity<F> ? b : next;
@@ -414,6 +426,7 @@ TR_HD WideAffine join(WideAffine left, WideAffine right) {
 // linear_scan: h[i] = a[i] * h[i - 1] + b[i].
 template <class F> struct LinearScan {
   static constexpr bool kSingle = std::is_same<F, float>::value;
+  using Near = LinearScan;
   using Acc = Affine<F>;
   using Wide = std::conditional_t<kSingle, WideAffine, Affine<double>>;
   using Item = Pair<F>;
@@ -440,26 +453,10 @@ template <class F> struct LinearScan {
   TR_HD static Item absent_item() { return {1, F(-0.0)}; }
   // The items become the group's own multipliers and additive parts up to each.
   TR_HD static Acc group(Item (&x)[kGroup]) {
-    F product = x[0].a, lost = 0;
+    F product = x[0].a;
     TR_UNROLLED
     for (int i = 1; i < kGroup; ++i) product = x[i].a * product;
-    if (is_plain(product)) {  // then every product is, and there is nothing to choose
-      TR_UNROLLED
-      for (int i = 1; i < kGroup; ++i) {
-        const F a = x[i].a, before = x[i - 1].a, q = a * before;
-        lost = fused(a, lost, fused(a, before, -q));
-        x[i] = {q, fused(a, x[i - 1].b, x[i].b)};
-      }
-    } else {
-      TR_UNROLLED
-      for (int i = 1; i < kGroup; ++i) {
-        const F a = x[i].a, before = x[i - 1].a, q = kept_product(a, before, kUnderflow<F>);
-        const bool exact = a == 0 || before == 0 || a * before == 0 || !is_finite(q);
-        lost = exact ? F(0) : fused(a, lost, fused(a, before, -q));
-        x[i] = {q, recur(a, x[i - 1].b, x[i].b)};
-      }
-    }
-    return {x[kGroup - 1].a, lost, x[kGroup - 1].b};
+    return is_plain(product) ? plain_products(x) : careful_group(x);
   }
   TR_HD static Prefix prefix(Wide carry, Acc within) {
     const auto h = combine(carry, widen(within)).b;
@@ -470,24 +467,92 @@ template <class F> struct LinearScan {
       return {h, -0.0};
     }
   }
+  // Of what begins with a row that no value precedes: its first multiplier, 0, leaves nothing of the carry.
+  TR_HD static Prefix prefix(Acc within) { return {within.b, F(-0.0)}; }
   TR_HD void results(const Prefix& before, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
     if (is_plain(x[kGroup - 1].a)) {
       TR_UNROLLED
-      for (int i = 0; i < kGroup; ++i) {
-        const F p = kSingle ? fused(x[i].a, before.lo, x[i].b) : x[i].b;
-        out[i] = fused(x[i].a, before.hi, p);
-      }
+      for (int i = 0; i < kGroup; ++i) out[i] = plain_result(before, x[i]);
     } else {
-      TR_UNROLLED
-      for (int i = 0; i < kGroup; ++i) {
-        const F p = kSingle ? recur(x[i].a, before.lo, x[i].b) : x[i].b;
-        out[i] = recur(x[i].a, before.hi, p);
-      }
+      careful_results(before, x, out);
     }
   }
 
+  // ---- for a warp that decides once --------------------------------------------------------------------------------
+
+  // Whether no multiplier but the first is 0, and no product of the others anything but a finite number that is not 0.
+  TR_HD static bool plain(const Item (&x)[kGroup]) {
+    F product = x[0].a == 0 ? F(1) : x[0].a;
+    TR_UNROLLED
+    for (int i = 1; i < kGroup; ++i) product = x[i].a * product;
+    return is_plain(product);
+  }
+  // group and results of such items, and of any items: these two go together.
+  TR_HD static Acc plain_group(Item (&x)[kGroup]) {
+    const bool reset = x[0].a == 0;
+    x[0].a = reset ? F(1) : x[0].a;
+    const Acc total = plain_products(x);
+    if (!reset) return total;
+    x[0].a = 0;  // says so to plain_results
+    return {0, 0, total.b};
+  }
+  TR_HD void plain_results(const Prefix& before, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
+    const bool reset = x[0].a == 0;
+    TR_UNROLLED
+    for (int i = 0; i < kGroup; ++i) {
+      const F h = plain_result(before, x[i]);
+      out[i] = reset ? x[i].b : h;
+    }
+  }
+  TR_HD static Acc careful_group(Item (&x)[kGroup]) {
+    F lost = 0;
+    TR_UNROLLED
+    for (int i = 1; i < kGroup; ++i) {
+      const F a = x[i].a, before = x[i - 1].a, q = kept_product(a, before, kUnderflow<F>);
+      const bool exact = (a == 0) | (before == 0) | (a * before == 0) | !is_finite(q);
+      const F more = fused(a, lost, fused(a, before, -q));
+      lost = exact ? F(0) : more;
+      x[i] = {q, recur(a, x[i - 1].b, x[i].b)};
+    }
+    return {x[kGroup - 1].a, lost, x[kGroup - 1].b};
+  }
+  TR_HD void careful_results(const Prefix& before, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
+    TR_UNROLLED
+    for (int i = 0; i < kGroup; ++i) {
+      const F p = kSingle ? recur(x[i].a, before.lo, x[i].b) : x[i].b;
+      out[i] = recur(x[i].a, before.hi, p);
+    }
+  }
+
+  // Runs of which all are calm, joined without choices: to the bits of join if all that comes out is settled. (A b that
+  // is not finite stays so, except where a reset drops it as join does; a multiplier that underflows is 0, which only
+  // runs with a reset may be.)
+  TR_HD static bool is_calm(const Acc& run) { return magnitude(run.a) <= 1; }
+  TR_HD static bool is_reset(const Acc& run) { return run.a == 0; }
+  TR_HD static Acc calm_join(const Acc& left, const Acc& right) {
+    const F a = right.a * left.a, error = fused(right.a, left.a, -a);
+    const F next = fused(right.a, left.b, fused(right.lost, left.b, right.b));
+    const bool drops = magnitude(right.a) <= kUnderflow<F>;
+    return {a, fused(right.a, left.lost, fused(right.lost, left.a, error)), drops ? right.b : next};
+  }
+  TR_HD static bool is_settled(const Acc& run, bool has_reset) { return is_finite(run.b) & (has_reset | (run.a != 0)); }
+
  private:
-  TR_HD static bool is_plain(F product) { return product != 0 && is_finite(product); }
+  TR_HD static bool is_plain(F product) { return (product != 0) & is_finite(product); }
+  // The group where every product is plain: there is nothing to choose.
+  TR_HD static Acc plain_products(Item (&x)[kGroup]) {
+    F lost = 0;
+    TR_UNROLLED
+    for (int i = 1; i < kGroup; ++i) {
+      const F a = x[i].a, before = x[i - 1].a, q = a * before;
+      lost = fused(a, lost, fused(a, before, -q));
+      x[i] = {q, fused(a, x[i - 1].b, x[i].b)};
+    }
+    return {x[kGroup - 1].a, lost, x[kGroup - 1].b};
+  }
+  TR_HD static F plain_result(const Prefix& before, const Item& x) {
+    return fused(x.a, before.hi, kSingle ? fused(x.a, before.lo, x.b) : x.b);
+  }
   TR_HD static Wide initial_as(double a, double b) {
     if constexpr (kSingle) return {a, b};
     else return {a, 0, b};

@@ -31,9 +31,10 @@ WIDE_GROUPS = {
     "scan_rows": (2, 1),
     "scan_short_rows": (2, 2),
     "scan_tiled_rows": (2, 2),
+    "scan_held_rows": (2, 2),
     "scan_chain": (4, 4),
 }
-WIDE_GROUPS_OF_PAIRS = {"scan_rows": (4, 1), "scan_chain": (4, 1)}  # a group of each input
+WIDE_GROUPS_OF_PAIRS = {"scan_rows": (4, 1), "scan_held_rows": (4, 2), "scan_chain": (4, 1)}  # a group of each input
 # Its wide accesses, whatever the elements: of kernels for several columns a lane, and for rows that start anywhere.
 WIDE_ACCESSES = {"scan_columns": (8, 8), "scan_short_rows": (0, 1), "scan_tiled_rows": (0, 1)}
 BULK_FAMILIES = {"scan_pipeline"}

@@ -141,7 +141,7 @@ template <class S> __device__ __forceinline__ bool has_nan(const float (&v)[kGro
   bool nan = v[0] != v[0] || v[kGroup - 1] != v[kGroup - 1];  // enough if it stays, in whatever direction they lie
   if constexpr (!kNanStays<S>) {
 #pragma unroll
-    for (int i = 1; i < kGroup - 1; ++i) nan = nan || v[i] != v[i];
+    for (int i = 1; i < kGroup - 1; i += 2) nan |= (v[i] != v[i]) | (v[i + 1] != v[i + 1]);  // one comparison
   }
   return nan;
 }
@@ -221,6 +221,40 @@ template <class S, class V> __device__ __forceinline__ V sklansky(V value, int l
 // Over a warp.
 template <class S, class V> __device__ __forceinline__ V sklansky(V value) {
   return sklansky<S>(value, lane_id(), kLanes);
+}
+
+// The same for K values of lane `lane` of the warp, of which power of two `width` neighbours are taken together;
+// without choices where the scan has such a way and all values allow it.
+template <class S, class V, int K> __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width) {
+  V run[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) run[k] = value[k];
+#pragma unroll
+  for (int d = 1; d < kLanes; d <<= 1) {
+    if (d < width) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const V left = shuffle(run[k], (lane & ~(2 * d - 1)) + d - 1);
+        if constexpr (kHasCalm<S>) run[k] = lane & d ? S::calm_join(left, run[k]) : run[k];
+        else run[k] = lane & d ? S::combine(left, run[k]) : run[k];
+      }
+    }
+  }
+  if constexpr (kHasCalm<S>) {
+    const uint32_t upto = ((2u << lane) - 1) & ~((1u << (lane & ~(width - 1))) - 1);  // the lanes of this one's run
+    bool calm = true;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      calm &= S::is_calm(value[k]);
+      calm &= S::is_settled(run[k], (ballot(S::is_reset(value[k])) & upto) != 0);
+    }
+    if (ballot(!calm)) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) run[k] = sklansky<S>(value[k], lane & (width - 1), width);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) value[k] = run[k];
 }
 
 // ---- the last step of a row --------------------------------------------------------------------------------------------

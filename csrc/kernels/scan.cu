@@ -4,6 +4,7 @@
 #include "scan_chain.cuh"
 #include "scan_columns.cuh"
 #include "scan_columns_chain.cuh"
+#include "scan_held_rows.cuh"
 #include "scan_pipeline.cuh"
 #include "scan_short_rows.cuh"
 
@@ -41,6 +42,15 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
             break;
           }
       }
+      if constexpr (kHeld<S, Load, Store>)
+        if (plan.whole) {
+          using Near = typename S::Near;
+          const int groups = held_groups(call.layout, sizeof(element_of<Load>), plan.warps);
+          groups == 1   ? run(scan_held_rows<Near, Load, Store, 1>)
+          : groups == 2 ? run(scan_held_rows<Near, Load, Store, 2>)
+                        : run(scan_held_rows<Near, Load, Store, kHeldGroups>);
+          break;
+        }
       if constexpr (kWalked<S>) run(scan_rows<S, Load, Store>);
       break;
     case Family::Chain:

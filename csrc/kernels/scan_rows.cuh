@@ -72,6 +72,8 @@ template <class E> constexpr bool is_pair<PairLoad<E>> = true;
 // Whether the kernels for one input, one output and small accumulators are compiled for these.
 template <class S, class Load, class Store> constexpr bool kCompact =
     Load::kWidth > 1 && S::kInputs == 1 && !S::kIndexed && sizeof(typename S::Acc) <= 8;
+// Whether one for two inputs, or with indices, is.
+template <class S, class Load, class Store> constexpr bool kHeld = Load::kWidth > 1 && (S::kInputs == 2 || S::kIndexed);
 // The same where results take the place of elements.
 template <class S, class Load, class Store> constexpr bool kInPlace = [] {
   if constexpr (kCompact<S, Load, Store>) return std::is_same<typename Load::Element, typename Store::Element>::value;
@@ -203,28 +205,34 @@ template <class S> __device__ __forceinline__ typename S::Result start_of() {
 
 // Results of a group: exclusive scans write each one position later, and the start to position 0.
 template <class S, class Store>
-__device__ __forceinline__ void store_group(const S& op, const ScanCall& call, int64_t base, int64_t stride,
-                                            int64_t first, typename S::Wide carry, typename S::Acc within,
-                                            const typename S::Item (&items)[kGroup]) {
+__device__ __forceinline__ void store_results(const ScanCall& call, int64_t base, int64_t stride, int64_t first,
+                                              const typename S::Result (&out)[kGroup]) {
   const int64_t n = call.layout.length;
-  typename S::Result out[kGroup];
-  op.results(S::prefix(carry, within), items, out);
+  const bool exclusive = kHasStart<S> && call.exclusive;
   if constexpr (Store::kWidth > 1)
-    if (call.plan.vector_loads && stride == 1 && !call.exclusive && first + kGroup <= n)
+    if (call.plan.vector_loads && stride == 1 && !exclusive && first + kGroup <= n)
       return Store::template group<S>(call, base + first, out);
-  if constexpr (Store::kWidth > 1 && S::kInputs == 2)
+  if constexpr (Store::kWidth > 1 && (S::kInputs == 2 || S::kIndexed))
     if (call.plan.vector_loads && stride == -1 && first + kGroup <= n) {
       typename S::Result up[kGroup];
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) up[i] = out[kGroup - 1 - i];
       return Store::template group<S>(call, base - first - (kGroup - 1), up);
     }
-  const int64_t shift = call.exclusive ? 1 : 0;
+  const int64_t shift = exclusive ? 1 : 0;
   if constexpr (kHasStart<S>)
     if (shift && first == 0) Store::one(call, base, S::start());
 #pragma unroll
   for (int i = 0; i < kGroup; ++i)
     if (first + i + shift < n) Store::one(call, base + (first + i + shift) * stride, out[i]);
+}
+template <class S, class Store>
+__device__ __forceinline__ void store_group(const S& op, const ScanCall& call, int64_t base, int64_t stride,
+                                            int64_t first, typename S::Wide carry, typename S::Acc within,
+                                            const typename S::Item (&items)[kGroup]) {
+  typename S::Result out[kGroup];
+  op.results(S::prefix(carry, within), items, out);
+  store_results<S, Store>(call, base, stride, first, out);
 }
 
 // Any rows. plan.lanes < 32: that many lanes a row of at most 8 * lanes elements. Else one warp walks each row.

@@ -121,7 +121,7 @@ MUTANTS = (
     # ---- scans
     Mutant(
         "wrong source lane in Sklansky's scan", "kernels/collective.cuh",
-        "(lane & ~(2 * d - 1)) + d - 1", "lane - d",
+        "lane_id() - lane + (lane & ~(2 * d - 1)) + d - 1", "lane_id() - d",
         "scan.CumSum", ("scan_rows",),
     ),
     Mutant(
@@ -136,7 +136,7 @@ MUTANTS = (
     ),
     Mutant(
         "exclusive scans do not shift", "kernels/scan_rows.cuh",
-        "const int64_t shift = call.exclusive ? 1 : 0;", "const int64_t shift = 0;",
+        "const int64_t shift = exclusive ? 1 : 0;", "const int64_t shift = 0;",
         "scan.CumSum", ("scan_rows",),
     ),
     Mutant(
@@ -254,6 +254,26 @@ MUTANTS = (
         "exclusive rows start anew in every warp", "kernels/scan_short_rows.cuh",
         "part ? ends[warp - 1] : start_of<S>()", "start_of<S>()",
         "scan.CumSum", ("wide_rows",),
+    ),
+    Mutant(
+        "no barrier before the warps of a row of two inputs know their totals", "kernels/scan_held_rows.cuh",
+        "if (warps > 1) __syncthreads(); else warp_barrier();", "warp_barrier();",
+        "scan.LinearScan", ("held_rows",),
+    ),
+    Mutant(
+        "what is infinite is joined without choices", "scans.h",
+        "return is_finite(run.b) & (has_reset | (run.a != 0));", "return has_reset | (run.a != 0);",
+        "scan.LinearScan", ("held_rows",), every=1,
+    ),
+    Mutant(
+        "a reset without choices takes part of what it drops", "scans.h",
+        "drops ? right.b : next", "next",
+        "scan.LinearScan", ("held_rows",), every=1,
+    ),
+    Mutant(
+        "the first group of a row takes part of what precedes it", "scans.h",
+        "out[i] = reset ? x[i].b : h;", "out[i] = h;",
+        "scan.LinearScan", ("held_rows",), every=1,
     ),
     # ---- scans of columns
     Mutant(

@@ -283,11 +283,37 @@ void superblocks() {
   check({"cumsum", Dtype::F64, Dtype::F64, {n, 2}, 1}, {{{kColumns, -1, -1, -1, -1}, 2, 1}});
 }
 
+// Rows of at most a block tile, of two inputs or with indices, that lanes hold as a whole: a few lanes a row, several
+// rows a lane, or some warps a row with one tile each or several.
+void held_rows() {
+  Policies policies = {{{kRows, -1, -1, -1, -1}, 132, 1}, {{kRows, 32, -1, -1, 0}, 132, 2}};
+  for (int warps = 1; warps <= 8; warps *= 2) policies.push_back({{kRows, -1, warps, -1, -1}, 132, kInPitch});
+  const std::vector<std::vector<int64_t>> shapes = {{1, 1},    {700, 8},  {300, 64}, {70, 200}, {9, 256}, {5, 272},
+                                                    {5, 1024}, {3, 1999}, {3, 4096}, {2, 8191}, {2, 8192}};
+  int turn = 0;
+  for (const auto& sizes : shapes)
+    for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F64})
+      for (int form = 0; form < 3; ++form, ++turn) {
+        Problem p{"linear_scan", d, d, sizes, 2};
+        p.reverse = turn % 2;
+        p.initial = form == 1;
+        p.shifted = form == 2;
+        p.spread = turn % 4 == 3 ? turn / 4 % 4 : 0;
+        check(p, policies);
+        check({turn % 3 ? "cummax" : "cummin", d, d, sizes, 2, false, turn % 2 != 0}, policies);
+      }
+  for (Dtype d : {Dtype::F32, Dtype::F16}) {
+    check({"linear_scan", d, d, {5, 13, 40}, 4, false, false, true}, policies);
+    check({"cummin", d, d, {5, 3, 600}, 4}, policies);
+  }
+}
+
 // Two inputs: a with b's shape or broadcast, before or behind its position, after nothing or after an initial value.
 void linear_scan() {
   const Policies rows = {{{}, 1},
                          {{kRows, -1, -1, -1, -1}},
-                         {{kRows, 32, -1, -1, 0}},
+                         {{kRows, -1, -1, -1, -1, 0}},
+                         {{kRows, 32, -1, -1, 0, 0}},
                          {{kColumns, -1, -1, -1, -1}},
                          {{kColumns, -1, -1, -1, -1}, 1, kNearMemories, true}};
   const Policies chains = {{{kChain, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, 0}}, {{kRows, -1, -1, -1, -1}}};
@@ -336,6 +362,7 @@ constexpr Group kGroups[] = {
     {"chain", chain},
     {"columns_chain", columns_chain},
     {"pipeline", pipeline},
+    {"held_rows", held_rows},
     {"linear_scan", linear_scan},
     {"far", far},
     {"superblocks", superblocks},
