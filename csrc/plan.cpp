@@ -279,15 +279,15 @@ static bool whole_rows(const ScanCall& call, bool vector_loads) {
 }
 
 // Whether neighbouring columns can be taken several at a time.
-static bool column_vectors(const ScanCall& call) {
+static bool column_vectors(const ScanCall& call, int vector) {
   const Layout& l = call.layout;
-  const int size = size_of(call.in.dtype), vector = column_vector(size, int(scan_bytes(call).acc)),
-            bytes = vector * size, last = l.kept - 1;
+  const int size = size_of(call.in.dtype), bytes = vector * size, last = l.kept - 1;
+  auto fits = [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % uintptr_t(bytes) == 0; };
   if (!in_place(call) || vector * scan_bytes(call).acc > kColumnAccs || l.kept == 0 || l.reduced == 0) return false;
   if (l.in[last] != 1 || l.out[last] != 1 || l.size[last] % vector != 0) return false;
   for (int d = 0; d < l.kept + l.reduced; ++d)
     if (d != last && (l.in[d] * size % bytes != 0 || l.out[d] * size % bytes != 0)) return false;
-  return aligned(call.in.data) && aligned(call.out.values);
+  return fits(call.in.data) && fits(call.out.values);
 }
 
 // Where 16-byte accesses along the row have to be aligned: the end that lies highest in a row walked downwards.
@@ -297,58 +297,68 @@ static bool row_aligned(const void* data, int64_t stride, int size) {
 
 static int shared_of(const DeviceFacts& device) { return device.bulk_copies ? device.shared : kPortableShared; }
 
-// A strip of neighbouring columns, or vectors of them, and enough threads along it for its groups, 32 at most. The
-// plan asks for more shared memory than there is only where there are bulk copies, and for vectors.
-static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& device, bool vectors) {
-  const Layout& l = call.layout;
-  const int in_size = size_of(call.in.dtype);
-  const int element = typed(call) ? in_size * facts(call.op).inputs : size_of(call.in.accumulator);
-  const ScanBytes bytes = scan_bytes(call);
-  const int vector = vectors ? column_vector(in_size, int(bytes.acc)) : 1;
-  const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, vector);
-  const int threads = column_threads(vector, element, int(bytes.acc));
-  plan.vector_loads = vectors;
-  plan.lanes = int(std::min<int64_t>(kFan, power_of_two(ceil_div(l.length, kGroup))));
-  plan.splits = ceil_div(l.length, kTile);
-  auto take_shared = [&] {
-    const int across = plan.strip * plan.warps, chains = plan.splits > 1 ? across * vector : 0;
-    const int64_t totals = ceil_div(plan.lanes * (across + plan.warps), 2) * 2;
-    const int positions = device.bulk_copies ? threads : across * plan.lanes;  // of a stage, as the kernel has them
-    const int64_t staged = int64_t(plan.behind + 2) * kGroup * positions * element;
-    plan.shared = int(vector * (staged + (plan.behind + 1) * totals * bytes.acc) +
-                      kColumnCarries * chains * (bytes.wide + bytes.acc));
-  };
-  plan.behind = 1;
-  int most = threads;
-  do {
-    // Whole warps; an even number of them where others form carries (carry_threads).
-    const int64_t step = plan.lanes < kFan ? 32 / plan.lanes : 1, even = plan.splits > 1 ? 2 : 1;
-    const int64_t widest = std::max(step, most / plan.lanes / even * even);
-    const int64_t strips = std::max<int64_t>(1, ceil_div(columns, widest));
-    plan.strip = int(std::max<int64_t>(1, ceil_div(ceil_div(columns, strips), step)) * step);
-    plan.warps = 1;
-    while (plan.warps * 2 * plan.strip * plan.lanes <= most && plan.warps < plan.splits) plan.warps *= 2;
-    if (plan.strip * plan.warps % even) ++plan.strip;
-    const int across = plan.strip * plan.warps, chains = plan.splits > 1 ? across * vector : 0;
-    plan.threads = across * plan.lanes + carry_threads(chains, vector, int(bytes.acc));
-    take_shared();
-    most -= 32;
-  } while (!device.bulk_copies && plan.shared + kColumnShared > kPortableShared);
+// A strip of neighbouring columns, or vectors of them, in units of plan.lanes groups, and as many units of it as fit a
+// block of at most `most` threads. Blocks are whole warps, and whole wavefronts where others form carries.
+static void take_strip(Plan& plan, int64_t length, int64_t columns, int lanes, int most) {
+  plan.lanes = lanes;
+  plan.splits = ceil_div(length, int64_t(lanes) * kGroup);
+  const int64_t step = std::max(1, (plan.splits > 1 ? 64 : 32) / lanes),
+                widest = std::max(step, most / lanes / step * step);
+  const int64_t strips = std::max<int64_t>(1, ceil_div(columns, widest));
+  plan.strip = int(std::max<int64_t>(1, ceil_div(columns, strips)));
+  plan.warps = 1;
+  while (plan.warps * 2 * plan.strip <= widest && plan.warps < plan.splits) plan.warps *= 2;
+  while (plan.strip * plan.warps % step) ++plan.strip;
+}
 
-  const int64_t strips = ceil_div(columns, plan.strip);
-  const int64_t jobs = l.rows / width * ceil_div(plan.splits, plan.warps) * strips;
-  auto resident = [&] {  // blocks, as far as shared memory goes
-    return int64_t(device.multiprocessors) * std::max(1, (224 << 10) / (plan.shared + (2 << 10)));
+// The plan asks for more shared memory than every GPU has only where there are bulk copies, and for vectors.
+static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& device, int vector) {
+  const Layout& l = call.layout;
+  const int element = typed(call) ? size_of(call.in.dtype) * facts(call.op).inputs : size_of(call.in.accumulator);
+  const ScanBytes bytes = scan_bytes(call);
+  const int64_t width = l.kept ? l.size[l.kept - 1] : 1, batch = l.rows / width, columns = ceil_div(width, vector);
+  const int threads = column_threads(vector, element, int(bytes.acc));
+  plan.vector = vector;
+  plan.vector_loads = vector > 1;
+  auto try_strip = [&](int lanes) {
+    int most = threads;
+    do {
+      take_strip(plan, l.length, columns, lanes, most);
+      const int64_t across = plan.strip * plan.warps, chains = plan.splits > 1 ? across * vector : 0;
+      const int64_t positions = device.bulk_copies ? threads : across * lanes;  // of a stage, as the kernel has them
+      plan.threads = int(across * lanes + (plan.splits > 1 ? carry_threads(threads) : 0));
+      plan.shared =
+          int(3 * kGroup * positions * vector * element + kColumnCarries * chains * (bytes.wide + 3 * bytes.acc) +
+              3 * bytes.acc + lanes * (across + plan.warps) * vector * bytes.acc);
+      most -= 32;
+    } while (!device.bulk_copies && plan.shared + kColumnShared > kPortableShared);
   };
-  // Where all blocks work in one block tile, carries wait for the slowest of them: then results take their time, too,
-  // if there is room (bfloat16, 2^22 by 64, in a trial on an earlier kernel: 0.24 of a copy's speed one job behind,
-  // 0.38 two; not measured since).
-  if (device.bulk_copies && in_place(call) && far_behind(vector, element) && kFan / plan.warps * strips <= resident() &&
-      plan.splits > kFan) {
-    plan.behind = 2;
-    take_shared();
+  auto resident = [&] {  // blocks; with other warps for carries, registers allow no more than two a multiprocessor
+    const int fit = std::max(1, (224 << 10) / (plan.shared + (2 << 10)));
+    return int64_t(device.multiprocessors) * (plan.splits == 1 ? fit : threads > 256 ? 1 : std::min(2, fit));
+  };
+  auto strips = [&] { return ceil_div(columns, plan.strip) * batch; };
+  // Whether walking down the strips keeps nearly all blocks busy to the end. How many it has to be worth it depends on
+  // how fast strips are shared: float32 sums 0.84 of a copy's speed shared and 0.88 walked, bfloat16 sums 0.6 and 0.85.
+  auto walks = [&] {
+    const int64_t all = ceil_div(strips(), resident()) * resident();
+    const int sixteenths = bytes.acc <= 4 && element == 4 ? 15 : 12;
+    return plan.splits == 1 || 16 * columns * batch >= sixteenths * all * plan.strip;
+  };
+  if (l.length <= kTile) {
+    try_strip(int(power_of_two(ceil_div(l.length, kGroup))));
+    plan.walks = true;
+  } else {
+    // Half tiles leave room for twice the columns, and memory likes long runs: float32, 128 bytes wide 0.81 of a copy's
+    // speed, 256 bytes 0.89 (1024 by 262144).
+    try_strip(columns * kFan > threads ? kLeastLanes : kFan);
+    plan.walks = walks();
+    if (!plan.walks && plan.lanes < kFan) {
+      try_strip(kFan);
+      plan.walks = walks();
+    }
   }
-  plan.blocks = std::min(jobs, resident());
+  plan.blocks = std::min(strips() * (plan.walks ? 1 : ceil_div(plan.splits, plan.warps)), resident());
 }
 
 Plan plan(const ScanCall& call, const DeviceFacts& device) {
@@ -371,10 +381,12 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
                        (aligned(call.in.more[0]) && aligned(call.in.more[1]) &&
                         (!call.out.indices || row_aligned(call.out.indices, stride, 8))));
   if (forced.vector_loads == 0) plan.vector_loads = false;
-  const bool vectors = forced.vector_loads != 0 && column_vectors(call);
   const bool many_rows = l.rows >= int64_t(kWarpRows) * device.multiprocessors;
   const bool pipeline = device.bulk_copies && shared_of(device) >= kPipelineShared && pipelined(call);
-  const bool whole = forced.whole != 0 && whole_rows(call, plan.vector_loads);
+  // Longer ones of values of 4 bytes and their indices go to memory faster as they are walked: float32, rows of 1024
+  // 0.83 ms walked and 0.95 held, of 256 1.07 and 0.89 (2^27 elements; bfloat16 1024 0.92 and 0.77).
+  const bool better_walked = call.out.indices && in_size >= 4 && n > kTile && many_rows;
+  const bool whole = forced.whole != 0 && !(forced.whole < 0 && better_walked) && whole_rows(call, plan.vector_loads);
   const bool walked = whole || scan_bytes(call).acc <= kWalkedAcc;
   const bool chains = inputs < 3;  // of three inputs a block tile takes more registers than there are
   const Family along = !walked               ? Family::Chain
@@ -383,7 +395,10 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
                        : many_rows           ? Family::Rows
                        : chains              ? Family::Chain
                                              : Family::Columns;
-  const bool narrow = n > kBlockTile && l.rows * in_size < kStripBytes;
+  const int acc = int(scan_bytes(call).acc), walked_columns = walked_vector(in_size, acc),
+            shared_columns = shared_vector(in_size, acc);  // of a thread
+  const bool vectors = forced.vector_loads != 0 && column_vectors(call, shared_columns);
+  const bool narrow = n > kBlockTile && l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
   const Family chosen = !across ? along : narrow && inputs == 1 ? Family::ColumnsChain : Family::Columns;
   plan.family = family_of(forced.family, chosen, true);
   plan.vector_loads = plan.vector_loads && (plan.family == Family::Rows || plan.family == Family::Chain);
@@ -427,10 +442,16 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       }
       break;
     }
-    case Family::Columns:
-      take_columns(plan, call, device, vectors);
-      if (plan.shared + kColumnShared > shared_of(device)) take_columns(plan, call, device, false);
+    case Family::Columns: {
+      auto take_vectors = [&](int vector) {
+        if (forced.vector_loads == 0 || vector == 1 || !column_vectors(call, vector)) return false;
+        take_columns(plan, call, device, vector);
+        return plan.shared + kColumnShared <= shared_of(device);
+      };
+      const bool taken = take_vectors(walked_columns) && (plan.walks || walked_columns == shared_columns);
+      if (!taken && !take_vectors(shared_columns)) take_columns(plan, call, device, 1);
       break;
+    }
     case Family::Chain:
       if (!chains) throw std::invalid_argument("force_plan: there are no chains of three inputs");
       plan.lanes = 32;
@@ -452,13 +473,15 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       plan.blocks = std::min<int64_t>(l.rows * plan.splits, device.multiprocessors);
       break;
   }
-  // Chains take tickets even where rows are not split.
-  if (plan.family != Family::Rows && (plan.family != Family::Columns || plan.splits > 1)) {
-    // scan_chain.cuh and column_carry.cuh: a flag beside each 4 bytes of a value.
-    const ScanBytes bytes = scan_bytes(call);
-    const int64_t total = 2 * bytes.acc, carry = 2 * bytes.wide, above = ceil_div(plan.splits, kFan);
-    plan.workspace = 8 + l.rows * (plan.family == Family::Columns ? (plan.splits + above) * total + above * carry
-                                                                  : plan.splits * total + above * 2 * carry);
+  // Chains take tickets even where rows are not split. scan_chain.cuh, column_carry.cuh: a flag beside each 4 bytes of
+  // a value.
+  const ScanBytes bytes = scan_bytes(call);
+  const int64_t total = 2 * bytes.acc, carry = 2 * bytes.wide;
+  if (plan.family == Family::Columns) {
+    const int64_t blocks = ceil_div(plan.splits, kFan);
+    if (!plan.walks) plan.workspace = 8 + l.rows * ((plan.splits + blocks) * total + blocks * carry);
+  } else if (plan.family != Family::Rows) {
+    plan.workspace = 8 + l.rows * (plan.splits * total + ceil_div(plan.splits, kFan) * 2 * carry);
   }
   check_grid(plan);
   return plan;

@@ -28,9 +28,10 @@ struct DeviceFacts {
 struct Plan {
   Family family = Family::Rows;
   int lanes = 1;          // lanes a row (Rows), or row-threads a column (Columns), a power of two unless rows are whole
-  int warps = 1;          // Rows: warps a row within a block; scans, Columns: tiles of a block; a power of two
+  int warps = 1;          // Rows: warps a row within a block; scans, Columns: units of a block; a power of two
   int strip = 1;          // scans, Columns: neighbouring columns, or vectors of them, side by side in a block
-  int behind = 1;         // scans, Columns: jobs between a tile's total and its results: 1 or 2
+  int vector = 1;         // scans, Columns: neighbouring columns of a thread
+  bool walks = false;     // scans, Columns: blocks walk down their strips; else they share them
   int leaves = 1;         // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
   int64_t splits = 1;     // reductions: runs a row, each leaving a partial; scans: block tiles a row (chains)
   int64_t blocks = 1;     // grid size; CPU: tasks
@@ -42,27 +43,30 @@ struct Plan {
 };
 
 // What kernels are compiled for.
-constexpr int kStripBytes = 128;   // of neighbouring columns, from which on they are taken in strips
-constexpr int kColumnJobs = 8;     // the tiles of columns that the warps of a block speak of,
-constexpr int kColumnCarries = 4;  // and those whose carries they have
+// Bytes of neighbouring columns from which on they are taken in strips, one by one, or several a thread (bfloat16, 2^24
+// by 16: 0.31 of a copy's speed in strips, 0.20 in chains).
+constexpr int kStripBytes = 128, kVectorStripBytes = 32;
+constexpr int kColumnJobs = 8;     // the jobs that the warps of a block of columns speak of,
+constexpr int kColumnCarries = 2;  // and those whose carries they have
+// Neighbouring columns of a thread, where their accumulators take at most kColumnAccs bytes, else registers are too
+// few: where blocks walk, and where they share strips and more carries would keep others waiting.
+TR_HD constexpr int walked_vector(int size, int acc) { return acc > 4 && size < 8 ? 2 : 16 / size; }
+TR_HD constexpr int shared_vector(int size, int acc) { return acc <= 4 && size == 2 ? 4 : walked_vector(size, acc); }
+constexpr int kColumnAccs = 32;
 // Threads of a block of columns that work, at most: what registers and shared memory allow, given the bytes of an
 // element and of an accumulator. One column a thread fits wherever there are bulk copies, be it only 99 KiB a block.
 TR_HD constexpr int column_threads(int vector, int size, int acc) {
-  if (vector == 1) return size > 16 ? 128 : size > 8 ? 192 : acc > 8 ? 256 : acc > 4 ? 192 : 320;
-  return size > 4 || acc > 4 ? 192 : 256;
+  if (vector == 1 && size > 12) return 128;
+  return acc > 4 || (vector == 1 && size > 8) ? 192 : vector * size == 8 ? 512 : 256;
 }
-// Those of it that form the carries into `chains` columns of its tiles: some lanes for each, so that all the totals it
-// takes are looked at together. A multiple of 64, for AMD's wavefronts.
-TR_HD constexpr int carry_lanes(int vector, int acc) { return vector > 2 ? 2 : acc > 8 ? 8 : 4; }
-TR_HD constexpr int carry_threads(int chains, int vector, int acc) {
-  return (chains * carry_lanes(vector, acc) + 63) / 64 * 64;
-}
-// Neighbouring columns of a thread, where their accumulators take at most kColumnAccs bytes: else registers are too
-// few.
-TR_HD constexpr int column_vector(int size, int acc) { return acc > 4 && size < 8 ? 2 : size == 2 ? 4 : 16 / size; }
-constexpr int kColumnAccs = 32;
-// Whether such vectors leave room for the elements of one more job.
-TR_HD constexpr bool far_behind(int vector, int size) { return vector > 1 && vector * size <= 8; }
+constexpr int kLeastLanes = 16;  // threads a column, where columns have several units, at least
+// Those that form the carries into the columns of its units; where blocks share strips, a few for each of at most
+// `chains` tiles and columns, so that all the totals it takes are looked at together. A multiple of 64, for AMD's
+// wavefronts.
+TR_HD constexpr int carry_threads(int threads) { return threads > 256 ? 128 : 64; }
+TR_HD constexpr int carry_lanes(int chains) { return chains <= 16 ? 4 : 2; }
+// Blocks with such warps that a multiprocessor has room for.
+TR_HD constexpr int column_blocks(int threads, int acc) { return threads > 256 || acc > 8 ? 1 : 2; }
 constexpr int kColumnShared = 1 << 10;      // the most of them that a block of columns has apart from Plan::shared
 constexpr int kPipelineThreads = 800;       // of Pipeline's blocks
 constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory that one has

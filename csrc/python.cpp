@@ -84,7 +84,8 @@ py::dict as_dict(const Plan& plan) {
   fields["lanes"] = plan.lanes;
   fields["warps"] = plan.warps;
   fields["strip"] = plan.strip;
-  fields["behind"] = plan.behind;
+  fields["vector"] = plan.vector;
+  fields["walks"] = plan.walks;
   fields["leaves"] = plan.leaves;
   fields["whole"] = plan.whole;
   fields["splits"] = plan.splits;

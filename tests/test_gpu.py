@@ -288,6 +288,23 @@ def test_int32_cumsum_of_exactly_2_31_elements():
         assert torch.equal(y[start : start + 2**26], expected)
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64))
+@pytest.mark.parametrize("shape", ((700, 80_000), (8192 + 300, 40_000), (3, 600, 30_000)))
+def test_columns_that_blocks_walk_have_the_bits_of_those_they_share(shape, dtype):
+    """In strips of their own, in half tiles, or by tickets: what a block does depends on how many columns there are."""
+    x = torch.randn(shape, generator=generator(3)).to(dtype).cuda()
+    dim = x.dim() - 2
+    last = slice(-1, None) if dim else slice(None)  # of the batch
+    if torch.cuda.get_device_properties().multi_processor_count == 132:
+        assert tr.explain("cumsum", x, dim=dim).walks
+    for reverse in (False, True):
+        whole = tr.cumsum(x, dim, reverse=reverse)
+        for columns in (slice(0, 64), slice(1000, 1104), slice(-72, None)):
+            part = x[last, ..., columns].contiguous()
+            assert not tr.explain("cumsum", part, dim=dim).walks
+            assert torch.equal(tr.cumsum(part, dim, reverse=reverse), whole[last, ..., columns])
+
+
 @pytest.mark.big
 def test_int32_cumsum_of_columns_of_2_31_elements():
     period, columns, rows = 2**15, 64, 2**25

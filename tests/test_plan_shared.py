@@ -38,8 +38,8 @@ def test_columns_fit_the_shared_memory(op, dtype):
             assert 0 < plan["shared"] <= most - DECLARED, (length, width, aligned, plan)
             working = plan["strip"] * plan["lanes"] * plan["warps"]  # the other threads form carries
             assert working % 32 == 0 and 32 <= working <= 512
-            assert plan["threads"] % 32 == 0 and working <= plan["threads"] <= working + 128
-            assert (working < plan["threads"]) == (plan["splits"] > 1)
+            assert plan["threads"] - working in ((64, 128) if plan["splits"] > 1 else (0,))
+            assert (plan["workspace"] > 0) == (not plan["walks"]) and (plan["walks"] or plan["splits"] > 1)
 
 
 def test_blocks_of_columns_are_larger_where_there_is_room():
@@ -48,12 +48,17 @@ def test_blocks_of_columns_are_larger_where_there_is_room():
     assert (small["family"], small["vector_loads"]) == (large["family"], large["vector_loads"]) == ("columns", True)
 
 
-def test_results_of_tall_columns_of_16_bits_come_two_jobs_late_where_there_is_room():
-    for width, behind in ((64, 2), (256, 2), (8192, 1)):
-        for shared, found in ((HOPPER, behind), (WORKSTATION, behind), (PORTABLE, 1)):
-            assert column_plan("cumsum", 2**20, width, torch.bfloat16, True, shared)["behind"] == found
-    assert column_plan("cumsum", 2**20, 64, torch.float32, True, HOPPER)["behind"] == 1
-    assert column_plan("cumsum", 5000, 64, torch.bfloat16, True, HOPPER)["behind"] == 1
+def test_blocks_walk_down_wide_matrices_and_share_tall_ones():
+    for length, width, walks, strips in (  # strips: bytes of neighbouring columns
+        (1024, 262144, True, (256, 256)), (2048, 131072, True, (256, 256)), (16384, 16384, True, (256, 128)),
+        (262144, 1024, False, (128, 128)), (2**20, 256, False, (128, 128)), (2**22, 64, False, (128, 128)),
+        (2**24, 16, False, (64, 32)),
+    ):  # fmt: skip
+        for dtype, strip in zip((torch.float32, torch.bfloat16), strips, strict=True):
+            plan = column_plan("cumsum", length, width, dtype, True, HOPPER)
+            assert plan["walks"] == walks, (length, width, dtype, plan)
+            bytes_a_thread = plan["vector"] * torch.finfo(dtype).bits // 8
+            assert plan["strip"] * bytes_a_thread == strip, (length, width, dtype, plan)
 
 
 def test_the_pipeline_is_for_gpus_with_room_for_it():

@@ -93,6 +93,13 @@ def test_blocks_that_stay(device, shape, dtype):
         check("cumsum", values(shape, dtype, seed=1), 1, options, {"family": "pipeline"}, device)
 
 
+@pytest.mark.parametrize("dtype, columns", ((torch.float32, 16896), (torch.bfloat16, 33792), (torch.bfloat16, 16896)))
+def test_blocks_that_walk_down_columns(device, dtype, columns):
+    """A strip for each block on 132 multiprocessors, in tiles or halves of them."""
+    x = values((600, columns), dtype, seed=1)
+    assert_bitwise_equal(tr.cumsum(x.to(device), 0), tr.cumsum(x, 0))
+
+
 @pytest.mark.parametrize("forced", SCAN, ids=str)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
 def test_decayed_sums(device, dtype, forced):

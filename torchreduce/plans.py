@@ -35,11 +35,14 @@ class Plan:
     kind: str  # "reduction" or "scan"
     family: str  # "rows", "columns"; of scans on a GPU also "chain", "columns_chain", "pipeline"
     lanes: int  # rows: along a row; columns: along a column
-    warps: int  # rows: along a row, within a block; scans, columns: tiles of a block
+    warps: int  # rows: along a row, within a block; scans, columns: units of a block
     strip: int  # scans, columns: columns side by side in a block, or vectors of them
-    behind: int  # scans, columns: jobs of a block between a tile's total and its results
+    vector: int  # scans, columns: neighbouring columns of a thread
+    walks: bool  # scans, columns: blocks walk down their strips; else they share them
     leaves: int  # reductions: leaves of 2048 elements in the run of a row that one warp or block takes
-    splits: int  # reductions: runs a row; scans: block tiles a row, or tiles of a column
+    splits: (
+        int  # reductions: runs a row; scans: block tiles a row, or units of a column, which are tiles or halves of them
+    )
     blocks: int  # GPU: grid size; CPU: tasks
     threads: int  # GPU: block size
     shared: int  # scans, columns: bytes of dynamic shared memory a block

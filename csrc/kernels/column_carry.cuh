@@ -22,6 +22,8 @@ template <class S> struct ColumnSpace {
   }
 };
 
+constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(power / 2) : 0; }
+
 // kFan published values `pitch` apart, of which the first `count` are there or will be; kCarryLanes neighbouring lanes
 // take equal runs of them.
 template <class S, class T, int kCarryLanes> struct PublishedSlots {
@@ -30,8 +32,8 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
   int first;
 
   __device__ __forceinline__ PublishedSlots(const Published<T>* slots, int64_t pitch, int count)
-      : first(lane_id() % kCarryLanes * kSlots) {
-    constexpr int kWords = Published<T>::kWords, kAtOnce = kWords == 1 && kSlots >= 8 ? 8 : 4;
+      : first(recomputed(lane_id()) % kCarryLanes * kSlots) {
+    constexpr int kWords = Published<T>::kWords, kMost = kWords == 1 ? 8 : 4, kAtOnce = kSlots < kMost ? kSlots : kMost;
 #pragma unroll
     for (int from = 0; from < kSlots; from += kAtOnce) {
       uint64_t word[kAtOnce][kWords];
@@ -71,22 +73,23 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
   }
   // The pairwise tree over the first `count` of them; each of the lanes gets it. By whole warps.
   template <class V, class Widen> __device__ __forceinline__ V tree(int count, V absent, Widen widen) const {
-    V v[kSlots];
+    V stack[kFanLog2 + 1];  // of the trees so far, one of each size: depth first, so that few are kept at a time
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      v[i] = absent;
-      if (first + i < count) v[i] = widen(value[i]);
+      V v = absent;
+      if (first + i < count) v = widen(value[i]);
+      int level = 0;
+#pragma unroll
+      for (int rest = i; rest % 2; rest /= 2) v = S::combine(stack[level++], v);
+      stack[level] = v;
     }
-#pragma unroll
-    for (int d = 1; d < kSlots; d <<= 1)
-#pragma unroll
-      for (int i = 0; i < kSlots; i += 2 * d) v[i] = S::combine(v[i], v[i + d]);
+    V whole = stack[log2_of(kSlots)];
 #pragma unroll
     for (int d = 1; d < kCarryLanes; d <<= 1) {
-      const V other = shuffle(v[0], lane_id() ^ d);
-      v[0] = lane_id() & d ? S::combine(other, v[0]) : S::combine(v[0], other);
+      const V other = shuffle(whole, lane_id() ^ d);
+      whole = lane_id() & d ? S::combine(other, whole) : S::combine(whole, other);
     }
-    return v[0];
+    return whole;
   }
 };
 
@@ -100,23 +103,22 @@ __device__ __forceinline__ void column_carry(const ColumnSpace<S>& space, int64_
                                              typename S::Wide& carry) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
-  const int64_t rows = space.rows, block = tile / kFan, superblock = block / kFan * kFan;  // its first block tile
+  const int64_t rows = recomputed(space.rows), block = tile / kFan,
+                superblock = block / kFan * kFan;  // its first block tile
   const int slot = int(tile % kFan), block_slot = int(block - superblock);
   const bool closes = active && slot == kFan - 1, waits = active && lane_id() % kCarryLanes == 0;
   auto* const after = space.after_blocks + row;
   carry = initial;
   const bool known = !waits || block == 0 || after[(block - 1) * rows].look(carry);
 
-  const PublishedSlots<S, Acc, kCarryLanes> tiles(space.tiles + block * kFan * rows + row, rows,
-                                                  !active  ? 0
-                                                  : closes ? kFan
-                                                           : slot);
+  using Slots = PublishedSlots<S, Acc, kCarryLanes>;
+  const Slots tiles(space.tiles + block * kFan * rows + row, rows, !active ? 0 : closes ? kFan : slot);
   auto same = [](Acc a) { return a; };
   within = tiles.tree(slot, S::absent(), same);
   if (ballot(closes)) {
     const Acc total = tiles.tree(kFan, S::absent(), same);
     if (waits && closes) space.blocks[block * rows + row].publish(total);
-    PublishedSlots<S, Acc, kCarryLanes> blocks(space.blocks + superblock * rows + row, rows, closes ? block_slot : 0);
+    Slots blocks(space.blocks + superblock * rows + row, rows, closes ? block_slot : 0);
     blocks.set(block_slot, total);
     const Wide upto = blocks.tree(block_slot + 1, S::wide_absent(), [](Acc a) { return S::widen(a); });
     if (waits && closes) {

@@ -57,18 +57,20 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       if constexpr (S::kInputs <= 2) run(scan_chain<S, Load, Store>, workspace);
       break;
     case Family::Columns:
-      if constexpr (kColumnVectors<S, Load, Store>)
-        if (plan.vector_loads) {
-          constexpr int V = column_vector(sizeof(E), sizeof(typename S::Acc));
-          if constexpr (kFarBehind<Load, V>)
-            if (plan.behind == 2) {
-              run(scan_columns<S, Load, Store, V, 2>, workspace);
-              break;
-            }
-          run(scan_columns<S, Load, Store, V, 1>, workspace);
+      if constexpr (kColumnVectors<S, Load, Store>) {
+        constexpr int kWalked = walked_vector(sizeof(E), sizeof(typename S::Acc)),
+                      kShared = shared_vector(sizeof(E), sizeof(typename S::Acc));
+        if (plan.vector == kWalked) {
+          run(scan_columns<S, Load, Store, kWalked>, workspace);
           break;
         }
-      run(scan_columns<S, Load, Store, 1, 1>, workspace);
+        if constexpr (kShared != kWalked)
+          if (plan.vector == kShared) {
+            run(scan_columns<S, Load, Store, kShared>, workspace);
+            break;
+          }
+      }
+      run(scan_columns<S, Load, Store, 1>, workspace);
       break;
     case Family::ColumnsChain:
       if constexpr (S::kInputs == 1) run(scan_columns_chain<S, Load, Store>, workspace);

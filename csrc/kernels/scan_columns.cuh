@@ -1,12 +1,12 @@
 // Scans with lanes across rows: the smallest stride belongs to a kept dim, so neighbouring lanes read neighbouring
 // elements of different rows ("columns").
 //
-// A tile is 256 positions, or all if they are fewer, of some neighbouring columns: plan.lanes threads a column, each
-// with a group of V columns. Longer columns are chains of tiles, in memory order by tickets. A block stays and goes
-// from tile to tile: while the elements of the next two are on their way, it publishes the totals of one and forms the
-// results of the one before, or of the one before that (plan.behind). Carries are the business of warps that do nothing
-// else, a few lanes a column: from the totals of the tiles of the block tile, and from what the last tile of the block
-// tile before published: what that tree of block tiles gives, after the superblocks before.
+// A unit is a tile of some neighbouring columns, or where those are many half a tile, so that more of them lie side by
+// side in a block; or all positions if they are fewer. plan.lanes threads a column have a group of V columns each. A
+// block stays and goes from unit to unit: while the elements of the next two are on their way, it totals one and forms
+// the results of the one before. What precedes a unit is the business of warps that do nothing else, a lane for each
+// column or a few. If there are strips enough for all blocks, a block walks down its strips (plan.walks), and those
+// warps keep count. Else tiles are taken in memory order by tickets, and those warps look at what other blocks publish.
 #pragma once
 #include "column_carry.cuh"
 
@@ -15,7 +15,7 @@ namespace torchreduce::gpu {
 // Whether the kernel is also compiled for several neighbouring columns a thread.
 template <class S, class Load, class Store> constexpr bool kColumnVectors = [] {
   if constexpr (kInPlace<S, Load, Store>)
-    return column_vector(sizeof(typename Load::Element), sizeof(typename S::Acc)) * int(sizeof(typename S::Acc)) <=
+    return walked_vector(sizeof(typename Load::Element), sizeof(typename S::Acc)) * int(sizeof(typename S::Acc)) <=
            kColumnAccs;
   else return false;
 }();
@@ -29,132 +29,151 @@ __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b, double share) 
   return q;
 }
 
-// Tiles on their way, plan.warps of them from `tile` on: of the rows (columns of memory) from `row` on, `width` of them
+// Units on their way, plan.warps of them from `unit` on: of the rows (columns of memory) from `row` on, `width` of them
 // side by side.
 struct ColumnJob {
-  int64_t row, tile, in, out;  // in, out: where that row has its first position of that tile
+  int64_t row, unit, in, out;  // in, out: where that row has its first position of that unit
   int64_t a;                   // the same in the second of two inputs
   int width;                   // 0: there is none, and no other comes
-  int left;                    // positions from there on; more than the tiles have is all the same
+  int left;                    // positions from there on; more than the units have is all the same
 };
 
-// Results of scan S in V neighbouring columns, rounded once each, as words: position by position.
-template <class T, class S, int V, class Result>
-__device__ __forceinline__ void round_columns(const Result (&r)[V][kGroup],
-                                              Packed<uint32_t, V* int(sizeof(T)) / 4> (&words)[kGroup]) {
+// Results of scan S in some neighbouring columns, which together are whole words, rounded once each, as words: position
+// by position.
+template <class T, class S, int N, int W, class Result>
+__device__ __forceinline__ void round_columns(const Result (&r)[N][kGroup], Packed<uint32_t, W> (&words)[kGroup],
+                                              int word) {
   if constexpr (kLooksForNan<T, Result>) {
     bool nan = false;
 #pragma unroll
-    for (int v = 0; v < V; ++v) nan = nan || has_nan<S>(r[v]);
+    for (int v = 0; v < N; ++v) nan = nan || has_nan<S>(r[v]);
     if (!nan) {
 #pragma unroll
       for (int i = 0; i < kGroup; ++i)
-#pragma unroll
-        for (int v = 0; v < V; v += 4 / int(sizeof(T)))
-          words[i].item[v * int(sizeof(T)) / 4] =
-              sizeof(T) == 4 ? bit_cast<uint32_t>(r[v][i]) : round_pair<T>(r[v][i], r[v + 4 / int(sizeof(T)) - 1][i]);
+        words[i].item[word] = sizeof(T) == 4 ? bit_cast<uint32_t>(r[0][i]) : round_pair<T>(r[0][i], r[N - 1][i]);
       return;
     }
   }
 #pragma unroll
   for (int i = 0; i < kGroup; ++i) {
-    T side[V];
+    T side[N];
 #pragma unroll
-    for (int v = 0; v < V; ++v) side[v] = round_to<T>(r[v][i]);
-    memcpy(words[i].item, side, sizeof side);
+    for (int v = 0; v < N; ++v) side[v] = round_to<T>(r[v][i]);
+    memcpy(&words[i].item[word], side, sizeof side);
   }
 }
 
-// Of a block: those that work, and those that form carries.
-template <class S, class Load, int V> constexpr int kColumnThreads = [] {
-  constexpr int kAcc = sizeof(typename S::Acc), kWork = column_threads(V, sizeof(typename Load::Element), kAcc);
-  return kWork + carry_threads(kWork / kFan * V, V, kAcc);
-}();
+// Threads of a block that work.
+template <class S, class Load, int V>
+constexpr int kColumnThreads = column_threads(V, sizeof(typename Load::Element), sizeof(typename S::Acc));
 
-// Whether it is also compiled for results two jobs behind.
-template <class Load, int V> constexpr bool kFarBehind = far_behind(V, sizeof(typename Load::Element));
-
-template <class S, class Load, class Store, int V, int kBehind>
-__global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename S::Acc) > 8 ? 1 : 2)
+template <class S, class Load, class Store, int V>
+__global__ void __launch_bounds__((kColumnThreads<S, Load, V> + carry_threads(kColumnThreads<S, Load, V>)),
+                                  column_blocks(kColumnThreads<S, Load, V>, sizeof(typename S::Acc)))
     scan_columns(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using E = typename Load::Element;
   using P = Packed<E, V>;
-  constexpr int kCarryLanes = carry_lanes(V, sizeof(Acc));
-  constexpr int kAhead = 2;                  // jobs whose elements are on their way
-  constexpr int kStages = kBehind + kAhead;  // jobs whose elements have a place in shared memory
-  struct alignas(V * sizeof(Acc) % 16 == 0 ? 16 : V * sizeof(Acc) % 8 == 0 ? 8 : 4) Totals { Acc item[V]; };
-  struct alignas(V * sizeof(Wide) % 16 == 0 ? 16 : alignof(Wide)) Carries { Wide item[V]; };
+  constexpr int kThreads = kColumnThreads<S, Load, V>, kCarryThreads = carry_threads(kThreads);
+  constexpr int kAhead = 2;            // jobs whose elements are on their way
+  constexpr int kStages = kAhead + 1;  // jobs whose elements have a place in shared memory
+  constexpr int kC = V > 1 && V * sizeof(Acc) > 16 ? 16 / int(sizeof(Acc)) : V,
+                kParts = V / kC;  // of a thread's totals
+  struct alignas(kC * sizeof(Acc) % 16 == 0 ? 16 : kC * sizeof(Acc) % 8 == 0 ? 8 : 4) Totals { Acc item[kC]; };
   constexpr int kSize = sizeof(E) / S::kInputs, kPart = V * kSize;  // of an input's element, or V neighbours
   constexpr int kPartWords = kPart < 4 ? 1 : kPart / 4;
   using Words = Packed<uint32_t, kPartWords>;  // V neighbours
+  // Whether blocks may share strips.
+  constexpr bool kShares = V == 1 || V == shared_vector(sizeof(E), sizeof(Acc));
   constexpr bool kAsync = Load::kWidth > 1 && (kPart == 4 || kPart == 8 || kPart == 16);
   const S op{call.options};
   const Layout& layout = call.layout;
   const ScanStride stride = scan_stride(layout);
   const int64_t a_stride = is_pair<Load> && layout.reduced ? call.more_strides[0][layout.kept] : 0;
-  const int64_t n = layout.length, tiles = call.plan.splits;
+  const int64_t n = layout.length, units = call.plan.splits;
   const int X = call.plan.strip, Y = call.plan.lanes, K = call.plan.warps, threads = X * Y * K;
-  const int pitch = X + 1, part = Y * pitch;  // of the totals
+  const int unit_length = Y * kGroup;
+  const bool halves = units > 1 && Y < kFan;                   // units are halves of tiles
+  const int pitch = X + 1, part = Y * pitch, size = K * part;  // of the totals
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  constexpr int kPitch = column_threads(V, sizeof(E), sizeof(Acc));  // of positions in shared memory
+  constexpr int kPitch = kThreads;  // of positions in shared memory
 #else
   const int kPitch = threads;  // where there is less of it
 #endif
-  // This thread's tile, and its columns and group in memory; the columns and group whose total it takes, along a
+  // This thread's unit, and its columns and group in memory; the columns and group whose total it takes, along a
   // column.
   const int k = int(threadIdx.x) / (X * Y), x = int(threadIdx.x) % X, y = int(threadIdx.x) / X % Y;
-  const int column = int(threadIdx.x) / Y % X, group = int(threadIdx.x) % Y;
-  const int lead = k * kTile + y * kGroup;  // positions before this group
-  const bool beside = layout.kept > 0;      // columns lie side by side
+  const int column = int(threadIdx.x) / Y % X;
+  const int lead = k * unit_length + y * kGroup;  // positions before this group
+  const bool beside = layout.kept > 0;            // columns lie side by side
   // From a job's first element to this thread's.
   auto offset = [&](int64_t along, const int64_t (&strides)[kMaxDims]) {
-    return recomputed(lead) * along + (beside ? recomputed(x * V) * strides[layout.kept - 1] : 0);
+    return recomputed(lead) * along + (beside ? int64_t(recomputed(x)) * V * strides[layout.kept - 1] : 0);
   };
 
-  TR_DYNAMIC_SHARED(shared, 16);
+  // Of [unit][column] of a job, for each of kColumnCarries jobs: what precedes the unit's tile and, in a second half,
+  // the half before it; its total where blocks walk.
+  const int chains = units > 1 ? K * X * V : 0;
+  // Aligned to sectors of memory: where they are not, each is copied in two halves, and read twice for that.
+  TR_DYNAMIC_SHARED(shared, 128);
   P* const elements = reinterpret_cast<P*>(shared);  // [stage][position of the group][thread]: each thread's own
-  Totals* const totals = reinterpret_cast<Totals*>(elements + kStages * kGroup * kPitch);
-  const int size = (K * part + 1) / 2 * 2, chains = K * X * V;  // of [tile][group][column], a job
-  Totals* const withins = totals + (kBehind + 1) * size;        // [tile][column], for each of kColumnCarries jobs
-  Carries* const carries = reinterpret_cast<Carries*>(withins + kColumnCarries * K * X);
+  Wide* const carries = reinterpret_cast<Wide*>(elements + kStages * kGroup * kPitch);
+  Acc* const before_tiles = reinterpret_cast<Acc*>(carries + kColumnCarries * chains);
+  Acc* const before_halves = before_tiles + kColumnCarries * chains;
+  Acc* const sums = before_halves + kColumnCarries * chains;
+  Totals* const totals = reinterpret_cast<Totals*>(sums + (kColumnCarries * chains + 3) / 4 * 4);  // [part][group][x]
   __shared__ ColumnJob job[kColumnJobs];
-  __shared__ int64_t width, strips, runs, jobs;  // columns side by side; jobs across, along and in all
-  __shared__ double strip_share, run_share;      // 1 / strips, 1 / runs
-  // A job is known; its totals are published; its carries are there. The threads that work.
+  __shared__ int64_t width, strips, runs;    // columns side by side; jobs across and along
+  __shared__ int64_t jobs, turn, down;       // tickets, or strips, in all; the next; jobs further down in this one
+  __shared__ double strip_share, run_share;  // 1 / strips, 1 / runs
+  // A job is known; its totals are there; its carries are. The threads that work.
   __shared__ Barrier put[kColumnJobs], published[kColumnCarries], carried[kColumnCarries], team;
   static_assert(sizeof job + sizeof put + sizeof published + sizeof carried + 64 <= kColumnShared,
                 "the plan counts on no more");
 
-  auto space = [&] { return ColumnSpace<S>(workspace, layout.rows, recomputed(tiles)); };
-  // The number of a block's next job: by tickets, so that whatever a tile waits for is on its way; without chains, in
-  // any order.
-  auto ticket = [&] { return int64_t(take_ticket(space().ticket)); };
-  auto turn = [&](int it) { return int64_t(blockIdx.x) + it * int64_t(gridDim.x); };
-  auto put_job = [&](int it, int64_t number) {
+  auto space = [&] { return ColumnSpace<S>(workspace, layout.rows, recomputed(units)); };
+  // Puts a block's next job: down its strips, which are every gridDim.x-th one; else by tickets, so that whatever a
+  // tile waits for is on its way.
+  auto put_job = [&](int it) {
     ColumnJob j{};
-    if (number < jobs) {
-      const int64_t rest = quotient(number, strips, strip_share), first = (number - rest * strips) * X * V;
-      const int64_t batch = quotient(rest, runs, run_share);
-      j.tile = (rest - batch * runs) * K;
-      j.row = batch * width + first;
-      j.width = int(width - first < X * V ? width - first : X * V);
-      const int64_t position = j.tile * kTile, most = (K + 1) * kTile;
-      j.left = int(n - position < most ? n - position : most);
-      const RowStart start = row_start(layout, batch, layout.kept - 1);
-      j.in = start.in + position * stride.in + (beside ? first * layout.in[layout.kept - 1] : 0);
-      j.out = start.out + position * stride.out + (beside ? first * layout.out[layout.kept - 1] : 0);
-      if constexpr (is_pair<Load>) j.a = row_offset(layout, call.more_strides[0], j.row) + position * a_stride;
+    if (call.plan.walks && down > 0) {
+      const int length = recomputed(K) * unit_length;
+      j = job[(it + kColumnJobs - 1) % kColumnJobs];
+      j.unit += K;
+      j.in += length * stride.in;
+      j.out += length * stride.out;
+      j.a += length * a_stride;
+    } else {
+      if (!call.plan.walks) turn = int64_t(take_ticket(space().ticket));
+      if (turn < jobs) {
+        const int64_t rest = quotient(turn, strips, strip_share), first = (turn - rest * strips) * X * V;
+        const int64_t batch = call.plan.walks ? rest : quotient(rest, runs, run_share);
+        j.unit = call.plan.walks ? 0 : (rest - batch * runs) * K;
+        j.row = batch * width + first;
+        j.width = int(width - first < X * V ? width - first : X * V);
+        const int64_t position = j.unit * recomputed(unit_length);
+        const RowStart start = row_start(layout, batch, layout.kept - 1);
+        j.in = start.in + position * stride.in + (beside ? first * layout.in[layout.kept - 1] : 0);
+        j.out = start.out + position * stride.out + (beside ? first * layout.out[layout.kept - 1] : 0);
+        if constexpr (is_pair<Load>) j.a = row_offset(layout, call.more_strides[0], j.row) + position * a_stride;
+      }
     }
+    const int64_t left = n - j.unit * unit_length, most = int64_t(recomputed(K) + 1) * unit_length;
+    j.left = int(left < most ? left : most);
+    if (call.plan.walks && ++down == recomputed(runs)) {
+      down = 0;
+      turn += gridDim.x;
+    }
+    if (!j.width) down = 0;
     job[it % kColumnJobs] = j;
-    if (tiles > 1) barrier_arrive(&put[it % kColumnJobs]);
+    if (units > 1) barrier_arrive(&put[it % kColumnJobs]);
   };
   auto job_of = [&](int it) -> const ColumnJob& { return job[it % kColumnJobs]; };
-  auto parity_of = [](int it) { return uint32_t(it / kColumnCarries & 1); };
+  auto parity_of = [](int it) { return uint32_t(recomputed(it) / kColumnCarries & 1); };
   int meetings = 0;
   auto meet = [&] {  // the threads that work
-    if (tiles == 1) __syncthreads();
+    if (units == 1) __syncthreads();
     else team_barrier(&team, threads, meetings++);
   };
   auto stage_of = [&](int it) { return elements + it % kStages * (kGroup * kPitch) + threadIdx.x; };
@@ -165,10 +184,10 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
   };
   [[maybe_unused]] E held[kGroup];  // where elements are too small to be copied: those of the last job on its way
   auto load = [&](int it) {
-    if (tiles > 1) barrier_wait(&put[it % kColumnJobs], uint32_t(it / kColumnJobs & 1));
+    if (units > 1) barrier_wait(&put[it % kColumnJobs], uint32_t(it / kColumnJobs & 1));
     const ColumnJob& j = job_of(it);
     const int count = count_of(j);
-    const int64_t first = j.tile * kTile + lead;
+    const int64_t first = j.unit * unit_length + lead;
     if constexpr (kAsync) {
       static_assert(kPart == sizeof(P) || V == 1, "vectors are of one input");
 #pragma unroll
@@ -214,41 +233,52 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
     }
     end_copies();
   };
-  // This thread's elements of a job, column by column.
-  auto read = [&](int it, E(&items)[V][kGroup]) {
-    const P* const from = stage_of(it);
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      if constexpr (V == 1) {
-        items[0][i] = from[i * kPitch].item[0];
-      } else {
-        const Words words = reinterpret_cast<const Words*>(from)[i * kPitch];
-        E side[V];
-        unpack(words.item, side);
-#pragma unroll
-        for (int v = 0; v < V; ++v) items[v][i] = side[v];
-      }
-    }
-  };
   // The items of a group of which `count` are there, or all, and its total.
   auto form = [&](auto whole, const E(&in)[kGroup], int64_t first, int count, typename S::Item(&items)[kGroup]) {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) items[i] = whole || i < count ? op.load(in[i], first + i) : S::absent_item();
     return S::group(items);
   };
+  // This thread's elements of a job: as they are, or as words, some neighbouring columns at a time.
+  constexpr int kCell = V > 1 && sizeof(E) < 4 ? 4 / int(sizeof(E)) : 1, kCells = V / kCell;
+  constexpr int kCellWords = kPartWords / kCells;
+  using Staged = std::conditional_t<(V > 1), Words, E>;
+  auto read = [&](int it, Staged(&staged)[kGroup]) {
+    const auto* const from = reinterpret_cast<const Staged*>(stage_of(it));
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) staged[i] = from[i * kPitch];
+  };
+  auto unpack_cell = [&](const Staged(&staged)[kGroup], int cell, E(&in)[kCell][kGroup]) {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      if constexpr (V > 1) {
+        uint32_t words[kCellWords];
+#pragma unroll
+        for (int w = 0; w < kCellWords; ++w) words[w] = staged[i].item[cell * kCellWords + w];
+        E side[kCell];
+        unpack(words, side);
+#pragma unroll
+        for (int v = 0; v < kCell; ++v) in[v][i] = side[v];
+      } else {
+        in[0][i] = staged[i];
+      }
+    }
+  };
 
   if (threadIdx.x == 0) {
     width = beside ? layout.size[layout.kept - 1] : 1;
     strips = (width + X * V - 1) / (X * V);
-    runs = (tiles + K - 1) / K;
-    jobs = layout.rows / width * runs * strips;
+    runs = (units + K - 1) / K;
+    jobs = layout.rows / width * strips * (call.plan.walks ? 1 : runs);
     strip_share = 1 / double(strips);
     run_share = 1 / double(runs);
+    turn = blockIdx.x;
+    down = 0;
   }
-  if (threadIdx.x == 0 && tiles > 1) {
+  if (threadIdx.x == 0 && units > 1) {
     for (int i = 0; i < kColumnJobs; ++i) barrier_init(&put[i], 1);
     for (int i = 0; i < kColumnCarries; ++i) {
-      barrier_init(&published[i], 1);
+      barrier_init(&published[i], threads);
       barrier_init(&carried[i], int(blockDim.x) - threads);
     }
     barrier_init(&team, threads);
@@ -257,129 +287,202 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
   __syncthreads();
   if (threadIdx.x == 0)
 #pragma unroll 1
-    for (int it = 0; it <= kAhead; ++it) put_job(it, tiles > 1 ? ticket() : turn(it));
+    for (int it = 0; it <= kAhead; ++it) put_job(it);
   __syncthreads();
 
   if (int(threadIdx.x) >= threads) {  // the carries, job by job, whatever the others do
-    const int chain = (int(threadIdx.x) - threads) / kCarryLanes, tile = chain / (X * V), c = chain - tile * X * V;
-    for (int it = 0;; ++it) {
-      // Not earlier: it would only ask again and again for what is not there.
-      barrier_wait(&published[it % kColumnCarries], parity_of(it));
-      const ColumnJob& j = job_of(it);
-      if (!j.width) return;
-      if (int(threadIdx.x) == threads) put_job(it + kAhead + 1, ticket());
-      const int64_t t = j.tile + recomputed(tile);
-      const bool active = chain < chains && c < j.width && t < tiles;
-      const int64_t row = j.row + (active ? recomputed(c) : 0);
-      Acc within;
-      Wide carry;
-      column_carry<S, kCarryLanes>(space(), row, active ? t : j.tile, active, row_carry<S, Load>(call, row), within,
-                                   carry);
-      if (active && lane_id() % kCarryLanes == 0) {
-        const int place = recomputed(it) % kColumnCarries * chains + chain;
-        reinterpret_cast<Acc*>(withins)[place] = within;
-        reinterpret_cast<Wide*>(carries)[place] = carry;
+    const int lane = int(threadIdx.x) - threads, side = X * V;
+    // Calls precede(it, j) for job after job, until there are no more.
+    auto each_job = [&](auto precede) {
+      for (int it = 0;; ++it) {
+        barrier_wait(&published[it % kColumnCarries], parity_of(it));
+        const ColumnJob& j = job_of(it);
+        if (!j.width) return;
+        precede(it, j);
+        barrier_arrive(&carried[it % kColumnCarries]);
+        if (lane == 0) put_job(it + kAhead + 1);
+        // A lane that waits in the next job may hold those of its wavefront that have yet to publish in this one.
+        const int done = recomputed(it);
+        barrier_wait(&carried[done % kColumnCarries], parity_of(done));
       }
-      barrier_arrive(&carried[it % kColumnCarries]);
-      // A lane that waits in the next job may hold those of its wavefront that have yet to publish in this one.
-      const int done = recomputed(it);
-      barrier_wait(&carried[done % kColumnCarries], parity_of(done));
+    };
+    auto hand_on = [&](int it, int place, Acc tiles, Acc half, const Wide& carry) {
+      const int to = recomputed(it) % kColumnCarries * chains + place;
+      carries[to] = carry;
+      before_tiles[to] = tiles;
+      before_halves[to] = half;
+    };
+    if (call.plan.walks) {
+      constexpr int kRounds = (kThreads / kLeastLanes * V + kCarryThreads - 1) / kCarryThreads;
+      ScanCarry<S> walked[kRounds];
+      Acc half[kRounds], tiles[kRounds];
+      each_job([&](int it, const ColumnJob& j) {
+#pragma unroll
+        for (int round = 0; round < kRounds; ++round) {
+          const int c = recomputed(lane) + round * kCarryThreads;
+          if (c >= j.width) continue;
+          ScanCarry<S>& carry = walked[round];
+          if (j.unit == 0) carry = ScanCarry<S>(row_carry<S, Load>(call, j.row + c));
+          TR_ROLLED
+          for (int k = 0; k < K && j.unit + k < units; ++k) {
+            const Acc total = sums[it % kColumnCarries * chains + k * side + c];
+            const bool second = halves && (j.unit + k) % 2;
+            if (!second) {
+              half[round] = S::absent();
+              tiles[round] = carry.within();
+            }
+            hand_on(it, k * side + c, tiles[round], half[round], carry.carry());
+            half[round] = second ? S::combine(half[round], total) : total;
+            if (second || !halves) carry.push(half[round]);
+          }
+        }
+      });
+    } else if constexpr (kShares) {
+      constexpr int kLanesEach = carry_lanes(kThreads / kFan * V);
+      each_job([&](int it, const ColumnJob& j) {
+        TR_ROLLED
+        for (int first = 0; first < chains; first += kCarryThreads / kLanesEach) {  // in step
+          const int chain = first + recomputed(lane) / kLanesEach, k = chain / recomputed(side), c = chain - k * side;
+          const bool active = chain < chains && c < j.width && j.unit + k < units;
+          const int64_t row = j.row + (active ? c : 0);
+          Acc within;
+          Wide carry;
+          column_carry<S, kLanesEach>(space(), row, active ? j.unit + k : j.unit, active, row_carry<S, Load>(call, row),
+                                      within, carry);
+          if (active && lane % kLanesEach == 0) hand_on(it, chain, within, S::absent(), carry);
+        }
+      });
     }
+    return;
   }
 
   for (int it = 0; it < kAhead; ++it) load(it);
   for (int it = 0;; ++it) {
-    const bool begun = it >= kBehind;
-    const ColumnJob &now = job_of(it), &before = job_of(begun ? it - kBehind : 0);
+    const bool begun = it > 0;
+    const ColumnJob &now = job_of(it), &before = job_of(begun ? it - 1 : 0);
     if (!before.width) {
-      if (tiles > 1 && threadIdx.x == 0) barrier_arrive(&published[it % kColumnCarries]);  // that there is no more
+      if (units > 1) barrier_arrive(&published[it % kColumnCarries]);  // that there is no more
       return;
     }
-    Totals* const mine = totals + it % (kBehind + 1) * size;
-    Totals* const last = totals + (it + 1) % (kBehind + 1) * size;
+    Totals* const own = totals + recomputed(k) * part + recomputed(y) * pitch + recomputed(x);
+    Totals last[kParts];  // what precedes this thread's group of the job before in its unit
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) last[p] = own[p * size];
     wait_copies<kAhead - 1>();
     if (now.width) {
       const int count = count_of(now);
-      E in[V][kGroup];
-      read(it, in);
-      Totals own;
+      Staged staged[kGroup];
+      read(it, staged);
       auto form_all = [&](auto whole) {
+        Totals t[kParts];
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-          typename S::Item items[kGroup];
-          own.item[v] = form(whole, in[v], now.tile * kTile + lead, count, items);
+        for (int cell = 0; cell < kCells; ++cell) {
+          E in[kCell][kGroup];
+          unpack_cell(staged, cell, in);
+#pragma unroll
+          for (int v = 0; v < kCell; ++v) {
+            const int c = cell * kCell + v;
+            typename S::Item items[kGroup];
+            t[c / kC].item[c % kC] = form(whole, in[v], now.unit * unit_length + lead, count, items);
+          }
         }
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) own[p * size] = t[p];
       };
       if (count == kGroup) form_all(std::true_type());
       else form_all(std::false_type());
-      mine[k * part + y * pitch + x] = own;
     }
     meet();
 
-    if (tiles == 1 && threadIdx.x == 0) put_job(it + kAhead + 1, turn(it + kAhead + 1));
+    if (units == 1 && threadIdx.x == 0) put_job(it + kAhead + 1);
     if (now.width) {
-      Totals upto = mine[k * part + group * pitch + column];
+      const int thread = recomputed(int(threadIdx.x));  // what follows from it is not worth registers
+      const int group = thread & (Y - 1), lane = thread % kLanes;
+      Totals* mine = totals + recomputed(k) * part + group * pitch + recomputed(column);
 #pragma unroll
-      for (int d = 1; d < kLanes; d <<= 1) {
-        if (d < Y) {
+      for (int p = 0; p < kParts; ++p, mine += size) {
+        Totals upto = *mine;
 #pragma unroll
-          for (int v = 0; v < V; ++v) {
-            const Acc lower = shuffle(upto.item[v], (lane_id() & ~(2 * d - 1)) + d - 1);
-            if (group & d) upto.item[v] = S::combine(lower, upto.item[v]);
+        for (int d = 1; d < kLanes; d <<= 1) {
+          if (d < Y) {
+#pragma unroll
+            for (int v = 0; v < kC; ++v) {
+              const Acc lower = shuffle(upto.item[v], (lane & ~(2 * d - 1)) + d - 1);
+              if (group & d) upto.item[v] = S::combine(lower, upto.item[v]);
+            }
           }
         }
-      }
-      if (tiles > 1 && lane_id() == kLanes - 1 && column * V < now.width && now.tile + k < tiles) {
-        auto* const slots =
-            space().tiles + ((now.tile + k) * layout.rows + now.row + column * V);  // plan.lanes: a warp
+        const int c = recomputed(column) * V + p * kC;
+        const int64_t unit = now.unit + recomputed(k);
+        if (units > 1 && group == Y - 1 && c < now.width && unit < units) {
+          if (call.plan.walks) {
 #pragma unroll
-        for (int v = 0; v < V; ++v) slots[v].publish(upto.item[v]);
-      }
-      Totals exclusive;
+            for (int v = 0; v < kC; ++v)
+              sums[it % kColumnCarries * chains + recomputed(k) * X * V + c + v] = upto.item[v];
+          } else {
+            auto* const slots = space().tiles + (unit * layout.rows + now.row + c);
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const Acc lower = shuffle(upto.item[v], group ? lane_id() - 1 : lane_id());
-        exclusive.item[v] = group ? lower : S::absent();
+            for (int v = 0; v < kC; ++v) slots[v].publish(upto.item[v]);
+          }
+        }
+        Totals exclusive;
+#pragma unroll
+        for (int v = 0; v < kC; ++v) {
+          const Acc lower = shuffle(upto.item[v], group ? lane - 1 : lane);
+          exclusive.item[v] = group ? lower : S::absent();
+        }
+        *mine = exclusive;
       }
-      mine[k * part + group * pitch + column] = exclusive;
     }
+    if (units > 1) barrier_arrive(&published[it % kColumnCarries]);
     meet();
 
-    if (tiles > 1 && threadIdx.x == 0) barrier_arrive(&published[it % kColumnCarries]);
-    if (tiles > 1 && begun) barrier_wait(&carried[(it - kBehind) % kColumnCarries], parity_of(it - kBehind));
+    if (units > 1 && begun) barrier_wait(&carried[(it - 1) % kColumnCarries], parity_of(it - 1));
     if (const int count = begun ? count_of(before) : 0) {
-      const int64_t first = before.tile * kTile + lead;
-      const int shift = call.exclusive ? 1 : 0, last_one = before.left - lead - shift;
+      const int64_t first = before.unit * unit_length + lead;
+      const int shift = recomputed(call.exclusive ? 1 : 0), last_one = before.left - lead - shift;
       const int stored = count < last_one ? count : last_one;
       const bool begins = shift && first == 0;  // with what an exclusive scan starts from
       const int64_t to = before.out + offset(stride.out, layout.out) + shift * stride.out;
-      const Totals t = last[k * part + y * pitch + x];
-      const int from = (it - kBehind) % kColumnCarries * (K * X) + k * X + x;
-      Totals within;
-      Carries carry;
-      if (tiles > 1) {
-        within = withins[from];
-        carry = carries[from];
-      } else {
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          within.item[v] = S::absent();
-          carry.item[v] = row_carry<S, Load>(call, before.row + x * V + v);
-        }
-      }
+      const int from = (it - 1) % kColumnCarries * chains + (recomputed(k) * X + recomputed(x)) * V;
       auto results = [&](auto whole) {
-        E in[V][kGroup];
-        read(it - kBehind, in);
-        typename S::Result r[V][kGroup];
+        Staged staged[kGroup];
+        read(it - 1, staged);
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-          typename S::Item items[kGroup];
-          form(whole, in[v], first, count, items);
-          op.results(S::prefix(carry.item[v], S::combine(within.item[v], t.item[v])), items, r[v]);
+        for (int cell = 0; cell < kCells; ++cell) {
+          E in[kCell][kGroup];
+          unpack_cell(staged, cell, in);
+          typename S::Result r[kCell][kGroup];
+#pragma unroll
+          for (int v = 0; v < kCell; ++v) {
+            const int c = cell * kCell + v;
+            Acc within = last[c / kC].item[c % kC], tiles = S::absent();
+            Wide carry;
+            if (units > 1) {
+              // Absent in a first half. Of two inputs that is no identity from the left: an a below 0 makes +0.0 of
+              // -0.0.
+              if (S::kInputs != 2 || (halves && (before.unit + k) % 2))
+                within = S::combine(before_halves[from + c], within);
+              tiles = before_tiles[from + c];
+              carry = carries[from + c];
+            } else {
+              carry = row_carry<S, Load>(call, before.row + x * V + c);
+            }
+            within = S::combine(tiles, within);
+            typename S::Item items[kGroup];
+            form(whole, in[v], first, count, items);
+            op.results(S::prefix(carry, within), items, r[v]);
+          }
+          if constexpr (V > 1) {
+            round_columns<E, S>(r, staged, cell * kCellWords);
+          } else {
+            if (begins) Store::one(call, to - stride.out, start_of<S>());
+#pragma unroll
+            for (int i = 0; i < kGroup; ++i)
+              if (whole || i < stored) Store::one(call, to + i * stride.out, r[0][i]);
+          }
         }
         if constexpr (V > 1) {
-          Words words[kGroup];
-          round_columns<E, S>(r, words);
           char* p = reinterpret_cast<char*>(static_cast<E*>(call.out.values) + to);
           int64_t step = stride.out * kSize;
           if (begins) {
@@ -390,14 +493,9 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V>), sizeof(typename 
           }
 #pragma unroll
           for (int i = 0; i < kGroup; ++i) {
-            if (whole || i < stored) store_granule(reinterpret_cast<Words*>(p), words[i]);
+            if (whole || i < stored) store_granule(reinterpret_cast<Words*>(p), staged[i]);
             p += step = recomputed(step);
           }
-        } else {
-          if (begins) Store::one(call, to - stride.out, start_of<S>());
-#pragma unroll
-          for (int i = 0; i < kGroup; ++i)
-            if (whole || i < stored) Store::one(call, to + i * stride.out, r[0][i]);
         }
       };
       if (stored == kGroup) results(std::true_type());

@@ -367,7 +367,7 @@ template <class S, class Load, class Store> struct Pipeline {
     if (warp >= warps) return;
     int64_t row = -1, base = 0, end = 0;  // known are the carries into block tiles base .. end of this row:
     Wide into[kCount];                    // into base + 32 * k + lane
-    Wide sum;                             // of the superblocks before the one at base
+    Wide sum = S::wide_absent();          // of the superblocks before the one at base
     for (int it = warp;; it += warps) {
       const PipelineJob j = next(it);
       if (j.row < 0) return;

@@ -215,12 +215,12 @@ MUTANTS = (
     ),
     Mutant(
         "a workspace without room for the carries", "plan.cpp",
-        ": plan.splits * total + above * 2 * carry", ": plan.splits * total",
+        "(plan.splits * total + ceil_div(plan.splits, kFan) * 2 * carry)", "plan.splits * total",
         "plan", ("chain",), "asan",
     ),
     Mutant(
         "a chain of one block tile without a ticket", "plan.cpp",
-        "(plan.family != Family::Columns || plan.splits > 1)", "plan.splits > 1",
+        "} else if (plan.family != Family::Rows) {", "} else if (plan.family != Family::Rows && plan.splits > 1) {",
         "plan", ("chain",), "asan",
     ),
     # ---- scans of rows that lanes hold as a whole
@@ -278,7 +278,13 @@ MUTANTS = (
     # ---- scans of columns
     Mutant(
         "no barrier before the totals of columns are read", "kernels/scan_columns.cuh",
-        "mine[k * part + y * pitch + x] = own; } meet();", "mine[k * part + y * pitch + x] = own; }",
+        "else form_all(std::false_type()); } meet();", "else form_all(std::false_type()); }",
+        "scan.CumSum", ("scan_columns",),
+    ),
+    Mutant(
+        "no barrier before what precedes a group of columns is read", "kernels/scan_columns.cuh",
+        "if (units > 1) barrier_arrive(&published[it % kColumnCarries]); meet();",
+        "if (units > 1) barrier_arrive(&published[it % kColumnCarries]);",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
@@ -288,8 +294,13 @@ MUTANTS = (
     ),
     Mutant(
         "carries of columns are not waited for", "kernels/scan_columns.cuh",
-        "if (tiles > 1 && begun) barrier_wait(", "if (tiles < 1 && begun) barrier_wait(",
+        "if (units > 1 && begun) barrier_wait(", "if (units < 1 && begun) barrier_wait(",
         "scan.CumSum", ("scan_columns",), quick=True,
+    ),
+    Mutant(
+        "carries are formed before the totals are there", "kernels/scan_columns.cuh",
+        "barrier_wait(&published[it % kColumnCarries], parity_of(it));", "",
+        "scan.CumSum", ("wide_columns",),
     ),
     Mutant(
         "a job that is still read makes place", "plan.h",
@@ -297,14 +308,19 @@ MUTANTS = (
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
+        "carries that are still read make place", "plan.h",
+        "kColumnCarries = 2;", "kColumnCarries = 1;",
+        "scan.CumSum", ("wide_columns",), every=1,
+    ),
+    Mutant(
         "copies are not waited for", "kernels/scan_columns.cuh",
         "wait_copies<kAhead - 1>();", "wait_copies<kAhead>();",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
-        "results two jobs behind find the elements gone", "kernels/scan_columns.cuh",
-        "kStages = kBehind + kAhead;", "kStages = 1 + kAhead;",
-        "scan.CumSum", ("wide_columns",), every=1,
+        "elements of the job before are gone", "kernels/scan_columns.cuh",
+        "kStages = kAhead + 1;", "kStages = kAhead;",
+        "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
         "elements that are not copied come a job too early", "kernels/scan_columns.cuh",
@@ -312,14 +328,29 @@ MUTANTS = (
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
-        "totals of another tile", "kernels/scan_columns.cuh",
-        "totals + (it + 1) % (kBehind + 1) * size;", "totals + it % (kBehind + 1) * size;",
+        "tiles of columns by block instead of ticket", "kernels/scan_columns.cuh",
+        "turn = int64_t(take_ticket(space().ticket));", "turn = blockIdx.x + it * int64_t(gridDim.x);",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
-        "tiles of columns by block instead of ticket", "kernels/scan_columns.cuh",
-        "put_job(it + kAhead + 1, ticket());", "put_job(it + kAhead + 1, turn(it + kAhead + 1));",
-        "scan.CumSum", ("scan_columns",),
+        "a block walks on in the strip of another", "kernels/scan_columns.cuh",
+        "turn += gridDim.x;", "turn += 1;",
+        "scan.CumSum", ("wide_columns",),
+    ),
+    Mutant(
+        "a walk does not begin anew with the next strip", "kernels/scan_columns.cuh",
+        "if (j.unit == 0) carry =", "if (it == 0) carry =",
+        "scan.CumSum", ("wide_columns",),
+    ),
+    Mutant(
+        "a walk forgets the first half of a tile", "kernels/scan_columns.cuh",
+        "tiles[round], half[round], carry.carry());", "tiles[round], S::absent(), carry.carry());",
+        "scan.CumSum", ("wide_columns",),
+    ),
+    Mutant(
+        "a walk takes halves for tiles", "kernels/scan_columns.cuh",
+        "if (second || !halves) carry.push(half[round]);", "carry.push(half[round]);",
+        "scan.CumSum", ("wide_columns",),
     ),
     Mutant(
         "the total of a block tile of columns is never published", "kernels/column_carry.cuh",

@@ -182,10 +182,10 @@ template <class Call> void emulate(Call& call, int multiprocessors, const char* 
   call.plan = plan(call, DeviceFacts{true, multiprocessors, simt::options.bulk_copies, simt::kMostShared});
   const Plan& p = call.plan;
   plan_text = std::string(family_name(p.family)) + " lanes " + std::to_string(p.lanes) + " warps " +
-              std::to_string(p.warps) + " leaves " + std::to_string(p.leaves) + " behind " + std::to_string(p.behind) +
-              " whole " + std::to_string(p.whole) + " threads " + std::to_string(p.threads) + " splits " +
-              std::to_string(p.splits) + " blocks " + std::to_string(p.blocks) +
-              (p.vector_loads ? " vector loads" : "");
+              std::to_string(p.warps) + " leaves " + std::to_string(p.leaves) + " vector " + std::to_string(p.vector) +
+              " walks " + std::to_string(p.walks) + " whole " + std::to_string(p.whole) + " threads " +
+              std::to_string(p.threads) + " splits " + std::to_string(p.splits) + " blocks " +
+              std::to_string(p.blocks) + (p.vector_loads ? " vector loads" : "");
   const std::unique_ptr<char[]> workspace(new char[size_t(p.workspace)]);
   memset(workspace.get(), kGap, size_t(p.workspace));
   if (const char* error = entry(call, workspace.get(), nullptr)) {

@@ -218,12 +218,19 @@ void wide_columns() {
       {{kColumns, -1, -1, -1, -1}, 1, 1}, {{kColumns, -1, -1, -1, -1}, 2, 1, true}, {{kColumns, -1, -1, -1, 0}, 2, 1}};
   check_scans({{1, 16}, {8, 320}, {250, 48}, {256, 64}, {2000, 16}, {8200, 8}}, 1, policies);
   check_scans({{5, 300, 32}}, 2, policies);
-  // Results two jobs behind.
-  const Policies room = {{{kColumns, -1, -1, -1, -1}, 64, 1, true}};
+  // Many side by side, in half tiles: blocks that walk down their strips, and blocks that share them.
+  const Policies walked = {{{kColumns, -1, -1, -1, -1}, 1, 1, true}},
+                 shared = {{{kColumns, -1, -1, -1, -1}, 6, 1, true}};
   for (int form = 0; form < 4; ++form)  // exclusive, reverse
-    check({"cumsum", Dtype::BF16, Dtype::BF16, {8192 + 300, 12}, 1, form % 2 != 0, form / 2 != 0}, room);
-  check({"cumsum", Dtype::F16, Dtype::F16, {2, 8192 + 300, 12}, 2}, room);
-  check({"cumprod", Dtype::BF16, Dtype::BF16, {8192 + 300, 6}, 1}, room);
+    for (const Policies& p : {walked, shared}) {
+      check({"cumsum", Dtype::BF16, Dtype::BF16, {700, 256}, 1, form % 2 != 0, form / 2 != 0}, p);
+      check({"cumsum", Dtype::F32, Dtype::F32, {400, 132}, 1, form % 2 != 0, form / 2 != 0}, p);
+    }
+  for (const Policies& p : {walked, shared}) {
+    check({"cumsum", Dtype::F32, Dtype::F32, {8192 + 300, 68}, 1}, p);
+    check({"cumsum", Dtype::F16, Dtype::F16, {2, 8192 + 300, 136}, 2}, p);
+    check({"cumprod", Dtype::BF16, Dtype::BF16, {1100, 40}, 1}, p);
+  }
 }
 void chain() {
   const Policies policies = {{{kChain, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, 0}}};
