@@ -385,7 +385,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const bool pipeline = device.bulk_copies && shared_of(device) >= kPipelineShared && pipelined(call);
   // Longer ones of values of 4 bytes and their indices go to memory faster as they are walked: float32, rows of 1024
   // 0.83 ms walked and 0.95 held, of 256 1.07 and 0.89 (2^27 elements; bfloat16 1024 0.92 and 0.77).
-  const bool better_walked = call.out.indices && in_size >= 4 && n > kTile && many_rows;
+  const bool better_walked = facts(call.op).indexed && in_size >= 4 && n > kTile && many_rows;
   const bool whole = forced.whole != 0 && !(forced.whole < 0 && better_walked) && whole_rows(call, plan.vector_loads);
   const bool walked = whole || scan_bytes(call).acc <= kWalkedAcc;
   const bool chains = inputs < 3;  // of three inputs a block tile takes more registers than there are
