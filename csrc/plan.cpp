@@ -270,7 +270,7 @@ static bool pipelined(const ScanCall& call) {
 // memory.
 static bool whole_rows(const ScanCall& call, bool vector_loads) {
   const Layout& l = call.layout;
-  if (held_rows(call)) return l.length <= int64_t(kWarps) * kHeldGroups * kTile;
+  if (held_rows(call)) return l.length <= int64_t(kWarps) * most_held_groups(size_of(call.in.dtype)) * kTile;
   if (!compact(call) || l.length > int64_t(kWarps) * held_groups(int(scan_bytes(call).acc)) * kTile) return false;
   if (vector_loads) return true;
   const bool neighbours = l.length == 1 || (magnitude(position_stride(l)) == 1 && out_stride(l) == position_stride(l));
@@ -311,7 +311,7 @@ static void take_strip(Plan& plan, int64_t length, int64_t columns, int lanes, i
   while (plan.strip * plan.warps % step) ++plan.strip;
 }
 
-// The plan asks for more shared memory than every GPU has only where there are bulk copies, and for vectors.
+// The plan asks for more shared memory than every GPU has only where there are bulk copies.
 static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& device, int vector) {
   const Layout& l = call.layout;
   const int element = typed(call) ? size_of(call.in.dtype) * facts(call.op).inputs : size_of(call.in.accumulator);
@@ -351,7 +351,8 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
   } else {
     // Half tiles leave room for twice the columns, and memory likes long runs: float32, 128 bytes wide 0.81 of a copy's
     // speed, 256 bytes 0.89 (1024 by 262144).
-    try_strip(columns * kFan > threads ? kLeastLanes : kFan);
+    // (Of two inputs, what is absent is no identity: halves would have to know which groups come first.)
+    try_strip(columns * kFan > threads && facts(call.op).inputs != 2 ? kLeastLanes : kFan);
     plan.walks = walks();
     if (!plan.walks && plan.lanes < kFan) {
       try_strip(kFan);
@@ -423,7 +424,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
           take(forced.warps, plan.warps, kWarps, "warps");
         }
         const int groups = held_groups(l, in_size, plan.warps);
-        if (groups > kHeldGroups)
+        if (groups > most_held_groups(in_size))
           throw std::invalid_argument("force_plan: too few warps for a row of " + std::to_string(n));
         plan.blocks = ceil_div(l.rows, kThreads / (plan.lanes * plan.warps) * (n > kTile ? 1 : groups));
         break;

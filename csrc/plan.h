@@ -27,17 +27,17 @@ struct DeviceFacts {
 
 struct Plan {
   Family family = Family::Rows;
-  int lanes = 1;          // lanes a row (Rows), or row-threads a column (Columns), a power of two unless rows are whole
-  int warps = 1;          // Rows: warps a row within a block; scans, Columns: units of a block; a power of two
-  int strip = 1;          // scans, Columns: neighbouring columns, or vectors of them, side by side in a block
-  int vector = 1;         // scans, Columns: neighbouring columns of a thread
-  bool walks = false;     // scans, Columns: blocks walk down their strips; else they share them
-  int leaves = 1;         // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
-  int64_t splits = 1;     // reductions: runs a row, each leaving a partial; scans: block tiles a row (chains)
-  int64_t blocks = 1;     // grid size; CPU: tasks
-  int threads = 1;        // block size; CPU: 1
-  int shared = 0;         // scans, Columns: bytes of dynamic shared memory a block
-  int64_t workspace = 0;  // bytes
+  int lanes = 1;       // lanes a row (Rows), or row-threads a column (Columns), a power of two unless rows are whole
+  int warps = 1;       // Rows: warps a row within a block; scans, Columns: units of a block; a power of two
+  int strip = 1;       // scans, Columns: neighbouring columns, or vectors of them, side by side in a block
+  int vector = 1;      // scans, Columns: neighbouring columns of a thread
+  bool walks = false;  // scans, Columns: blocks walk down their strips; else they share them
+  int leaves = 1;      // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
+  int64_t splits = 1;  // reductions: runs a row, each leaving a partial; scans: block tiles a row, or units of a column
+  int64_t blocks = 1;  // grid size; CPU: tasks
+  int threads = 1;     // block size; CPU: 1
+  int shared = 0;      // scans, Columns: bytes of dynamic shared memory a block
+  int64_t workspace = 0;      // bytes
   bool vector_loads = false;  // 16-byte loads along rows
   bool whole = false;         // scans, Rows: lanes hold whole rows in registers; else each is walked
 };
@@ -74,11 +74,11 @@ constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory t
 constexpr int kWalkedAcc = 16;
 // Groups of whole rows that a lane holds, given the bytes of an accumulator; a row of at most two tiles needs no more.
 TR_HD constexpr int held_groups(int acc) { return acc > 4 ? 2 : 4; }
-// The same of those whose kernels are for two inputs or have indices, given the bytes of an element: at most
-// kHeldGroups, which rows of a block tile need. The more a lane has, the fewer instructions an element takes; of
-// elements of more bytes fewer are enough. Of rows of at most a tile a lane takes that many, if one stride leads
-// through all of them.
-constexpr int kHeldGroups = 4;
+// The same of those whose kernels are for two inputs or have indices, given the bytes of an element: at most as many as
+// rows of a block tile need, or of 8-byte elements as registers allow. The more a lane has, the fewer instructions an
+// element takes; of elements of more bytes fewer are enough. Of rows of at most a tile a lane takes that many, if one
+// stride leads through all of them.
+TR_HD constexpr int most_held_groups(int size) { return size > 4 ? 2 : 4; }
 TR_HD constexpr int held_groups_wanted(int size) { return size == 2 ? 4 : size == 4 ? 2 : 1; }
 TR_HD constexpr int held_groups(const Layout& layout, int size, int warps) {
   if (layout.length <= kTile) return layout.kept > 1 ? 1 : held_groups_wanted(size);

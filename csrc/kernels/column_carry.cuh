@@ -71,6 +71,12 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
     for (int i = 0; i < kSlots; ++i)
       if (first + i == slot) value[i] = v;
   }
+  // Of neighbours, where the right one has anything. An absent one is an identity, but of two inputs for the sign of a
+  // zero that roundings lost.
+  template <class V> __device__ __forceinline__ static V join(V left, V right, bool there) {
+    if constexpr (S::kInputs == 2) return there ? S::combine(left, right) : left;
+    else return S::combine(left, right);
+  }
   // The pairwise tree over the first `count` of them; each of the lanes gets it. By whole warps.
   template <class V, class Widen> __device__ __forceinline__ V tree(int count, V absent, Widen widen) const {
     V stack[kFanLog2 + 1];  // of the trees so far, one of each size: depth first, so that few are kept at a time
@@ -80,14 +86,15 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
       if (first + i < count) v = widen(value[i]);
       int level = 0;
 #pragma unroll
-      for (int rest = i; rest % 2; rest /= 2) v = S::combine(stack[level++], v);
+      for (int rest = i; rest % 2; rest /= 2, ++level) v = join(stack[level], v, first + i + 1 - (1 << level) < count);
       stack[level] = v;
     }
     V whole = stack[log2_of(kSlots)];
 #pragma unroll
     for (int d = 1; d < kCarryLanes; d <<= 1) {
       const V other = shuffle(whole, lane_id() ^ d);
-      whole = lane_id() & d ? S::combine(other, whole) : S::combine(whole, other);
+      const bool upper = lane_id() & d;
+      whole = join(upper ? other : whole, upper ? whole : other, ((first / kSlots | d) & -d) * kSlots < count);
     }
     return whole;
   }

@@ -53,6 +53,14 @@ using gpuError_t = hipError_t;
 #define TR_BLOCK_BOUND(threads) __launch_bounds__(threads)
 #endif
 
+// The bound of a kernel by its block and by the blocks that a multiprocessor has room for; for AMD, where compilers
+// know warps instead, by its block alone.
+#if defined(__CUDACC__)
+#define TR_BLOCKS_BOUND(threads, blocks) __launch_bounds__(threads, blocks)
+#else
+#define TR_BLOCKS_BOUND(threads, blocks) __launch_bounds__(threads)
+#endif
+
 // Declares the dynamic shared memory of a block, an array of char.
 #if !defined(TR_EMULATED)
 #define TR_DYNAMIC_SHARED(name, alignment) extern __shared__ __attribute__((aligned(alignment))) char name[]

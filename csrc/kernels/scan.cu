@@ -45,10 +45,11 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       if constexpr (kHeld<S, Load, Store>)
         if (plan.whole) {
           using Near = typename S::Near;
-          const int groups = held_groups(call.layout, sizeof(element_of<Load>), plan.warps);
+          constexpr int kSize = sizeof(element_of<Load>), kMost = most_held_groups(kSize);
+          const int groups = held_groups(call.layout, kSize, plan.warps);
           groups == 1   ? run(scan_held_rows<Near, Load, Store, 1>)
           : groups == 2 ? run(scan_held_rows<Near, Load, Store, 2>)
-                        : run(scan_held_rows<Near, Load, Store, kHeldGroups>);
+                        : run(scan_held_rows<Near, Load, Store, kMost>);
           break;
         }
       if constexpr (kWalked<S>) run(scan_rows<S, Load, Store>);

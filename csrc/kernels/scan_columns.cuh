@@ -129,7 +129,7 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V> + carry_threads(kC
   __shared__ double strip_share, run_share;  // 1 / strips, 1 / runs
   // A job is known; its totals are there; its carries are. The threads that work.
   __shared__ Barrier put[kColumnJobs], published[kColumnCarries], carried[kColumnCarries], team;
-  static_assert(sizeof job + sizeof put + sizeof published + sizeof carried + 64 <= kColumnShared,
+  static_assert(sizeof job + sizeof put + sizeof published + sizeof carried + 72 <= kColumnShared,
                 "the plan counts on no more");
 
   auto space = [&] { return ColumnSpace<S>(workspace, layout.rows, recomputed(units)); };
@@ -361,7 +361,7 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V> + carry_threads(kC
     const bool begun = it > 0;
     const ColumnJob &now = job_of(it), &before = job_of(begun ? it - 1 : 0);
     if (!before.width) {
-      if (units > 1) barrier_arrive(&published[it % kColumnCarries]);  // that there is no more
+      if (units > 1) barrier_arrive(&published[it % kColumnCarries]);  // of a block without a job
       return;
     }
     Totals* const own = totals + recomputed(k) * part + recomputed(y) * pitch + recomputed(x);
@@ -459,10 +459,8 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V> + carry_threads(kC
             Acc within = last[c / kC].item[c % kC], tiles = S::absent();
             Wide carry;
             if (units > 1) {
-              // Absent in a first half. Of two inputs that is no identity from the left: an a below 0 makes +0.0 of
-              // -0.0.
-              if (S::kInputs != 2 || (halves && (before.unit + k) % 2))
-                within = S::combine(before_halves[from + c], within);
+              // Absent in a first half. Of two inputs, of which that is no identity, there are no halves.
+              if constexpr (S::kInputs != 2) within = S::combine(before_halves[from + c], within);
               tiles = before_tiles[from + c];
               carry = carries[from + c];
             } else {

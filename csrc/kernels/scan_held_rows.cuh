@@ -93,7 +93,7 @@ constexpr int held_blocks(int bytes) { return bytes <= 8 ? 4 : bytes <= 16 ? 3 :
 // plan.lanes lanes a row of at most a tile; a lane takes K rows, which one stride leads through, or one. Of longer rows
 // plan.warps warps a row, each with K neighbouring tiles.
 template <class S, class Load, class Store, int K>
-__global__ void __launch_bounds__(kThreads, held_blocks(K* int(sizeof(typename S::Item))))
+__global__ void TR_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename S::Item))))
     scan_held_rows(TR_GRID_CONSTANT ScanCall call) {
   static_assert(!kHasStart<S>, "it would have to be able to be exclusive");
   using Acc = typename S::Acc;
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, held_blocks(K* int(sizeof(typename S
     typename S::Result out[kGroup];
     results_of(op, prefix, items[k], plain, out);
     if (count(k) > 0)
-      store_results<S, Store>(call, row_at.out + k * (out_step - ahead * stride.out), stride.out, first(k), out);
+      store_results<S, Store, true>(call, row_at.out + k * (out_step - ahead * stride.out), stride.out, first(k), out);
   }
 }
 

@@ -204,22 +204,22 @@ template <class S> __device__ __forceinline__ typename S::Result start_of() {
 }
 
 // Results of a group: exclusive scans write each one position later, and the start to position 0.
-template <class S, class Store>
+// kReversed: 16 bytes at a time also where rows go down in memory.
+template <class S, class Store, bool kReversed = S::kInputs == 2>
 __device__ __forceinline__ void store_results(const ScanCall& call, int64_t base, int64_t stride, int64_t first,
                                               const typename S::Result (&out)[kGroup]) {
   const int64_t n = call.layout.length;
-  const bool exclusive = kHasStart<S> && call.exclusive;
   if constexpr (Store::kWidth > 1)
-    if (call.plan.vector_loads && stride == 1 && !exclusive && first + kGroup <= n)
+    if (call.plan.vector_loads && stride == 1 && !call.exclusive && first + kGroup <= n)
       return Store::template group<S>(call, base + first, out);
-  if constexpr (Store::kWidth > 1 && (S::kInputs == 2 || S::kIndexed))
+  if constexpr (Store::kWidth > 1 && kReversed)
     if (call.plan.vector_loads && stride == -1 && first + kGroup <= n) {
       typename S::Result up[kGroup];
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) up[i] = out[kGroup - 1 - i];
       return Store::template group<S>(call, base - first - (kGroup - 1), up);
     }
-  const int64_t shift = exclusive ? 1 : 0;
+  const int64_t shift = call.exclusive ? 1 : 0;
   if constexpr (kHasStart<S>)
     if (shift && first == 0) Store::one(call, base, S::start());
 #pragma unroll
