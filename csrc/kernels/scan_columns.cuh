@@ -440,7 +440,7 @@ __global__ void __launch_bounds__((kColumnThreads<S, Load, V> + carry_threads(kC
     if (units > 1 && begun) barrier_wait(&carried[(it - 1) % kColumnCarries], parity_of(it - 1));
     if (const int count = begun ? count_of(before) : 0) {
       const int64_t first = before.unit * unit_length + lead;
-      const int shift = recomputed(call.exclusive ? 1 : 0), last_one = before.left - lead - shift;
+      const int shift = call.exclusive ? 1 : 0, last_one = before.left - lead - shift;
       const int stored = count < last_one ? count : last_one;
       const bool begins = shift && first == 0;  // with what an exclusive scan starts from
       const int64_t to = before.out + offset(stride.out, layout.out) + shift * stride.out;
