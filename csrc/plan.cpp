@@ -326,7 +326,7 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
       take_strip(plan, l.length, columns, lanes, most);
       const int64_t across = plan.strip * plan.warps, chains = plan.splits > 1 ? across * vector : 0;
       const int64_t positions = device.bulk_copies ? threads : across * lanes;  // of a stage, as the kernel has them
-      plan.threads = int(across * lanes + (plan.splits > 1 ? carry_threads(threads) : 0));
+      plan.threads = int(across * lanes + (plan.splits > 1 ? kCarryThreads : 0));
       plan.shared =
           int(3 * kGroup * positions * vector * element + kColumnCarries * chains * (bytes.wide + 3 * bytes.acc) +
               3 * bytes.acc + lanes * (across + plan.warps) * vector * bytes.acc);
@@ -335,7 +335,7 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
   };
   auto resident = [&] {  // blocks; with other warps for carries, registers allow no more than two a multiprocessor
     const int fit = std::max(1, (224 << 10) / (plan.shared + (2 << 10)));
-    return int64_t(device.multiprocessors) * (plan.splits == 1 ? fit : threads > 256 ? 1 : std::min(2, fit));
+    return int64_t(device.multiprocessors) * (plan.splits == 1 ? fit : std::min(2, fit));
   };
   auto strips = [&] { return ceil_div(columns, plan.strip) * batch; };
   // Whether walking down the strips keeps nearly all blocks busy to the end. How many it has to be worth it depends on

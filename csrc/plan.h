@@ -57,16 +57,16 @@ constexpr int kColumnAccs = 32;
 // element and of an accumulator. One column a thread fits wherever there are bulk copies, be it only 99 KiB a block.
 TR_HD constexpr int column_threads(int vector, int size, int acc) {
   if (vector == 1 && size > 12) return 128;
-  return acc > 4 || (vector == 1 && size > 8) ? 192 : vector * size == 8 ? 512 : 256;
+  return acc > 4 || (vector == 1 && size > 8) ? 192 : 256;
 }
 constexpr int kLeastLanes = 16;  // threads a column, where columns have several units, at least
 // Those that form the carries into the columns of its units; where blocks share strips, a few for each of at most
 // `chains` tiles and columns, so that all the totals it takes are looked at together. A multiple of 64, for AMD's
 // wavefronts.
-TR_HD constexpr int carry_threads(int threads) { return threads > 256 ? 128 : 64; }
+constexpr int kCarryThreads = 64;
 TR_HD constexpr int carry_lanes(int chains) { return chains <= 16 ? 4 : 2; }
 // Blocks with such warps that a multiprocessor has room for.
-TR_HD constexpr int column_blocks(int threads, int acc) { return threads > 256 || acc > 8 ? 1 : 2; }
+TR_HD constexpr int column_blocks(int acc) { return acc > 8 ? 1 : 2; }
 constexpr int kColumnShared = 1 << 10;      // the most of them that a block of columns has apart from Plan::shared
 constexpr int kPipelineThreads = 800;       // of Pipeline's blocks
 constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory that one has

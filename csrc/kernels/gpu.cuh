@@ -53,12 +53,12 @@ using gpuError_t = hipError_t;
 #define TR_BLOCK_BOUND(threads) __launch_bounds__(threads)
 #endif
 
-// The bound of a kernel by its block and by the blocks that a multiprocessor has room for; for AMD, where compilers
-// know warps instead, by its block alone.
-#if defined(__CUDACC__)
+// The same by the blocks that a multiprocessor is to have room for, too; for AMD, where compilers count warps instead,
+// by its block alone.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
 #define TR_BLOCKS_BOUND(threads, blocks) __launch_bounds__(threads, blocks)
 #else
-#define TR_BLOCKS_BOUND(threads, blocks) __launch_bounds__(threads)
+#define TR_BLOCKS_BOUND(threads, blocks) TR_BLOCK_BOUND(threads)
 #endif
 
 // Declares the dynamic shared memory of a block, an array of char.

@@ -68,14 +68,13 @@ template <class S, class Load, int V>
 constexpr int kColumnThreads = column_threads(V, sizeof(typename Load::Element), sizeof(typename S::Acc));
 
 template <class S, class Load, class Store, int V>
-__global__ void __launch_bounds__((kColumnThreads<S, Load, V> + carry_threads(kColumnThreads<S, Load, V>)),
-                                  column_blocks(kColumnThreads<S, Load, V>, sizeof(typename S::Acc)))
+__global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), column_blocks(sizeof(typename S::Acc)))
     scan_columns(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using E = typename Load::Element;
   using P = Packed<E, V>;
-  constexpr int kThreads = kColumnThreads<S, Load, V>, kCarryThreads = carry_threads(kThreads);
+  constexpr int kThreads = kColumnThreads<S, Load, V>;
   constexpr int kAhead = 2;            // jobs whose elements are on their way
   constexpr int kStages = kAhead + 1;  // jobs whose elements have a place in shared memory
   constexpr int kC = V > 1 && V * sizeof(Acc) > 16 ? 16 / int(sizeof(Acc)) : V,
