@@ -136,7 +136,7 @@ MUTANTS = (
     ),
     Mutant(
         "exclusive scans do not shift", "kernels/scan_rows.cuh",
-        "const int64_t shift = exclusive ? 1 : 0;", "const int64_t shift = 0;",
+        "const int64_t shift = call.exclusive ? 1 : 0;", "const int64_t shift = 0;",
         "scan.CumSum", ("scan_rows",),
     ),
     Mutant(
