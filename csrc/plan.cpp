@@ -290,6 +290,25 @@ static bool column_vectors(const ScanCall& call, int vector) {
   return fits(call.in.data) && fits(call.out.values);
 }
 
+// Whether columns are one run of memory that is read and written 16 bytes at a time, and narrower than strips should be.
+static bool flat_run(const ScanCall& call) {
+  const Layout& l = call.layout;
+  const int size = size_of(call.in.dtype), last = l.kept - 1;
+  if (!in_place(call) || !flat_columns(size, int(scan_bytes(call).acc)) || l.kept == 0 || l.length <= kTile) return false;
+  const int64_t width = l.size[last], row = width * size, stride = l.in[l.kept];
+  if (row >= kFlatBytes || l.in[last] != 1 || l.out[last] != 1 || magnitude(stride) != width || l.out[l.kept] != stride)
+    return false;
+  for (int d = 0; d < last; ++d)
+    if (l.in[d] * size % 16 != 0 || l.out[d] * size % 16 != 0) return false;
+  if (call.exclusive && row % 16 != 0) return false;  // results lie a row further on
+  // The lowest element: of a reverse scan the last of its rows.
+  auto fits = [&](const void* p) {
+    return (reinterpret_cast<uintptr_t>(p) + uintptr_t((stride < 0 ? (l.length - 1) * stride : 0) * size)) % 16 == 0 &&
+           (stride > 0 || l.length * row % 16 == 0);
+  };
+  return fits(call.in.data) && fits(call.out.values);
+}
+
 // Where 16-byte accesses along the row have to be aligned: the end that lies highest in a row walked downwards.
 static bool row_aligned(const void* data, int64_t stride, int size) {
   return aligned(static_cast<const char*>(data) + (stride < 0 ? size : 0));
@@ -311,33 +330,45 @@ static void take_strip(Plan& plan, int64_t length, int64_t columns, int lanes, i
   while (plan.strip * plan.warps % step) ++plan.strip;
 }
 
+// Ways to take columns that a kernel is compiled for.
+struct ColumnWays { bool walks, shares, flat; };
+
 // The plan asks for more shared memory than every GPU has only where there are bulk copies.
-static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& device, int vector) {
+static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& device, int vector, ColumnWays ways) {
   const Layout& l = call.layout;
   const int element = typed(call) ? size_of(call.in.dtype) * facts(call.op).inputs : size_of(call.in.accumulator);
   const ScanBytes bytes = scan_bytes(call);
   const int64_t width = l.kept ? l.size[l.kept - 1] : 1, batch = l.rows / width, columns = ceil_div(width, vector);
-  const int threads = column_threads(vector, element, int(bytes.acc));
+  const int threads = column_threads(vector, element, int(bytes.acc)), carries = carry_threads(threads);
   plan.vector = vector;
   plan.vector_loads = vector > 1;
+  plan.flat = ways.flat;
+  plan.walks = ways.walks;
+  plan.behind = 1;
   auto try_strip = [&](int lanes) {
     int most = threads;
     do {
       take_strip(plan, l.length, columns, lanes, most);
-      const int64_t across = plan.strip * plan.warps, chains = plan.splits > 1 ? across * vector : 0;
+      if (ways.flat) {  // as many tiles as there are threads for
+        plan.strip = most / lanes;
+        plan.warps = 1;
+        while (2 * plan.warps * width <= plan.strip * vector && plan.warps < plan.splits) plan.warps *= 2;
+      }
+      const int64_t across = plan.strip * (ways.flat ? 1 : plan.warps), chains = plan.splits > 1 ? across * vector : 0;
       const int64_t positions = device.bulk_copies ? threads : across * lanes;  // of a stage, as the kernel has them
-      plan.threads = int(across * lanes + (plan.splits > 1 ? kCarryThreads : 0));
-      plan.shared =
-          int(3 * kGroup * positions * vector * element + kColumnCarries * chains * (bytes.wide + 3 * bytes.acc) +
-              3 * bytes.acc + lanes * (across + plan.warps) * vector * bytes.acc);
-      most -= 32;
+      plan.threads = int(across * lanes + (plan.splits > 1 ? carries : 0));
+      plan.shared = int((2 + plan.behind) * kGroup * positions * vector * element +
+                        kColumnCarries * chains * (bytes.wide + 3 * bytes.acc) + 3 * bytes.acc +
+                        plan.behind * lanes * (across + plan.warps) * vector * bytes.acc);
+      most -= 64;
     } while (!device.bulk_copies && plan.shared + kColumnShared > kPortableShared);
   };
   auto resident = [&] {  // blocks; with other warps for carries, registers allow no more than two a multiprocessor
     const int fit = std::max(1, (224 << 10) / (plan.shared + (2 << 10)));
-    return int64_t(device.multiprocessors) * (plan.splits == 1 ? fit : std::min(2, fit));
+    const int blocks = plan.splits == 1 ? fit : std::min(column_blocks(threads, int(bytes.acc)), fit);
+    return int64_t(device.multiprocessors) * blocks;
   };
-  auto strips = [&] { return ceil_div(columns, plan.strip) * batch; };
+  auto strips = [&] { return ways.flat ? batch : ceil_div(columns, plan.strip) * batch; };
   // Whether walking down the strips keeps nearly all blocks busy to the end. How many it has to be worth it depends on
   // how fast strips are shared: float32 sums 0.84 of a copy's speed shared and 0.88 walked, bfloat16 sums 0.6 and 0.85.
   auto walks = [&] {
@@ -347,16 +378,21 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
   };
   if (l.length <= kTile) {
     try_strip(int(power_of_two(ceil_div(l.length, kGroup))));
-    plan.walks = true;
   } else {
-    // Half tiles leave room for twice the columns, and memory likes long runs: float32, 128 bytes wide 0.81 of a copy's
-    // speed, 256 bytes 0.89 (1024 by 262144).
-    // (Of two inputs, what is absent is no identity: halves would have to know which groups come first.)
-    try_strip(columns * kFan > threads && facts(call.op).inputs != 2 ? kLeastLanes : kFan);
-    plan.walks = walks();
-    if (!plan.walks && plan.lanes < kFan) {
-      try_strip(kFan);
+    if (ways.walks) {
+      // Half tiles leave room for twice the columns, and memory likes long runs: float32, 128 bytes wide 0.81 of a
+      // copy's speed, 256 bytes 0.89 (1024 by 262144).
+      try_strip(columns * kFan > threads ? kLeastLanes : kFan);
       plan.walks = walks();
+      if (!plan.walks && plan.lanes < kFan) {
+        try_strip(kFan);
+        plan.walks = walks();
+      }
+    }
+    if (ways.shares && !plan.walks) {
+      // While a block waits for what precedes a job, it totals the next ones.
+      plan.behind = !device.bulk_copies ? 1 : ways.walks ? 2 : kMostBehind;
+      try_strip(kFan);
     }
   }
   plan.blocks = std::min(strips() * (plan.walks ? 1 : ceil_div(plan.splits, plan.warps)), resident());
@@ -399,7 +435,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const int acc = int(scan_bytes(call).acc), walked_columns = walked_vector(in_size, acc),
             shared_columns = shared_vector(in_size, acc);  // of a thread
   const bool vectors = forced.vector_loads != 0 && column_vectors(call, shared_columns);
-  const bool narrow = n > kBlockTile && l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
+  const bool flat = forced.vector_loads != 0 && flat_run(call);
+  const bool narrow = !flat && n > kBlockTile && l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
   const Family chosen = !across ? along : narrow && inputs == 1 ? Family::ColumnsChain : Family::Columns;
   plan.family = family_of(forced.family, chosen, true);
   plan.vector_loads = plan.vector_loads && (plan.family == Family::Rows || plan.family == Family::Chain);
@@ -444,13 +481,20 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       break;
     }
     case Family::Columns: {
-      auto take_vectors = [&](int vector) {
+      const bool both = walked_columns == shared_columns;
+      auto fits = [&] { return plan.shared + kColumnShared <= shared_of(device); };
+      auto take_vectors = [&](int vector, ColumnWays ways) {
         if (forced.vector_loads == 0 || vector == 1 || !column_vectors(call, vector)) return false;
-        take_columns(plan, call, device, vector);
-        return plan.shared + kColumnShared <= shared_of(device);
+        take_columns(plan, call, device, vector, ways);
+        return fits();
       };
-      const bool taken = take_vectors(walked_columns) && (plan.walks || walked_columns == shared_columns);
-      if (!taken && !take_vectors(shared_columns)) take_columns(plan, call, device, 1);
+      if (flat) {
+        take_columns(plan, call, device, shared_columns, {false, true, true});
+        if (plan.strip * plan.vector >= l.size[l.kept - 1] && fits()) break;
+      }
+      if (take_vectors(walked_columns, {true, both, false}) && (plan.walks || both)) break;
+      if (!both && take_vectors(shared_columns, {false, true, false})) break;
+      take_columns(plan, call, device, 1, {true, true, false});
       break;
     }
     case Family::Chain:
@@ -480,7 +524,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const int64_t total = 2 * bytes.acc, carry = 2 * bytes.wide;
   if (plan.family == Family::Columns) {
     const int64_t blocks = ceil_div(plan.splits, kFan);
-    if (!plan.walks) plan.workspace = 8 + l.rows * ((plan.splits + blocks) * total + blocks * carry);
+    const int64_t values = plan.splits > 1 ? (plan.splits + blocks) * total + blocks * carry : 0;
+    if (!plan.walks) plan.workspace = 8 + l.rows * values;
   } else if (plan.family != Family::Rows) {
     plan.workspace = 8 + l.rows * (plan.splits * total + ceil_div(plan.splits, kFan) * 2 * carry);
   }

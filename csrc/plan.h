@@ -31,7 +31,9 @@ struct Plan {
   int warps = 1;       // Rows: warps a row within a block; scans, Columns: units of a block; a power of two
   int strip = 1;       // scans, Columns: neighbouring columns, or vectors of them, side by side in a block
   int vector = 1;      // scans, Columns: neighbouring columns of a thread
-  bool walks = false;  // scans, Columns: blocks walk down their strips; else they share them
+  bool walks = false;  // scans, Columns: blocks walk down their strips; else they share them,
+  int behind = 1;      // and this many jobs of a block lie between a job's totals and its results
+  bool flat = false;   // scans, Columns: a job's units are one run of memory
   int leaves = 1;      // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
   int64_t splits = 1;  // reductions: runs a row, each leaving a partial; scans: block tiles a row, or units of a column
   int64_t blocks = 1;  // grid size; CPU: tasks
@@ -51,11 +53,17 @@ constexpr int kColumnCarries = 2;  // and those whose carries they have
 // Neighbouring columns of a thread, where their accumulators take at most kColumnAccs bytes, else registers are too
 // few: where blocks walk, and where they share strips and more carries would keep others waiting.
 TR_HD constexpr int walked_vector(int size, int acc) { return acc > 4 && size < 8 ? 2 : 16 / size; }
-TR_HD constexpr int shared_vector(int size, int acc) { return acc <= 4 && size == 2 ? 4 : walked_vector(size, acc); }
+TR_HD constexpr int shared_vector(int size, int acc) { return acc <= 4 && size <= 4 ? 8 / size : walked_vector(size, acc); }
 constexpr int kColumnAccs = 32;
+// Whether the kernel that shares strips of several columns a thread also takes columns that are one run of memory, from
+// which on strips are better.
+TR_HD constexpr bool flat_columns(int size, int acc) { return acc <= 4 && size <= 4; }
+constexpr int kFlatBytes = 128;
+constexpr int kMostBehind = 3;  // Plan::behind where only sharing is compiled for, and there are bulk copies
 // Threads of a block of columns that work, at most: what registers and shared memory allow, given the bytes of an
 // element and of an accumulator. One column a thread fits wherever there are bulk copies, be it only 99 KiB a block.
 TR_HD constexpr int column_threads(int vector, int size, int acc) {
+  if (vector > 1 && acc <= 4 && vector * size == 8) return 512;  // that share strips
   if (vector == 1 && size > 12) return 128;
   return acc > 4 || (vector == 1 && size > 8) ? 192 : 256;
 }
@@ -63,10 +71,10 @@ constexpr int kLeastLanes = 16;  // threads a column, where columns have several
 // Those that form the carries into the columns of its units; where blocks share strips, a few for each of at most
 // `chains` tiles and columns, so that all the totals it takes are looked at together. A multiple of 64, for AMD's
 // wavefronts.
-constexpr int kCarryThreads = 64;
-TR_HD constexpr int carry_lanes(int chains) { return chains <= 16 ? 4 : 2; }
+TR_HD constexpr int carry_threads(int threads) { return threads > 256 ? 128 : 64; }
+TR_HD constexpr int carry_lanes(int chains, int threads) { return 4 * chains <= threads ? 4 : 2; }
 // Blocks with such warps that a multiprocessor has room for.
-TR_HD constexpr int column_blocks(int acc) { return acc > 8 ? 1 : 2; }
+TR_HD constexpr int column_blocks(int threads, int acc) { return acc > 8 || threads > 256 ? 1 : 2; }
 constexpr int kColumnShared = 1 << 10;      // the most of them that a block of columns has apart from Plan::shared
 constexpr int kPipelineThreads = 800;       // of Pipeline's blocks
 constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory that one has

@@ -86,6 +86,8 @@ py::dict as_dict(const Plan& plan) {
   fields["strip"] = plan.strip;
   fields["vector"] = plan.vector;
   fields["walks"] = plan.walks;
+  fields["behind"] = plan.behind;
+  fields["flat"] = plan.flat;
   fields["leaves"] = plan.leaves;
   fields["whole"] = plan.whole;
   fields["splits"] = plan.splits;

@@ -39,6 +39,8 @@ class Plan:
     strip: int  # scans, columns: columns side by side in a block, or vectors of them
     vector: int  # scans, columns: neighbouring columns of a thread
     walks: bool  # scans, columns: blocks walk down their strips; else they share them
+    behind: int  # scans, columns: jobs of a block from a job's totals to its results
+    flat: bool  # scans, columns: a job's units are one run of memory
     leaves: int  # reductions: leaves of 2048 elements in the run of a row that one warp or block takes
     splits: (
         int  # reductions: runs a row; scans: block tiles a row, or units of a column, which are tiles or halves of them

@@ -5,20 +5,27 @@
 
 namespace torchreduce::gpu {
 
-// The workspace, all zero before the launch: a ticket; for each tile or block tile the values of all rows (columns of
-// memory), which are looked at side by side.
+// The workspace, all zero before the launch: a ticket; for each batch, and in it for each tile or block tile, the values
+// of all rows (columns of memory), which are looked at side by side.
 template <class S> struct ColumnSpace {
-  uint64_t* ticket;
-  int64_t rows;
+  int64_t width, units;                       // rows of a batch; tiles of a row
   Published<typename S::Acc>*tiles, *blocks;  // totals
-  Published<typename S::Wide>* after_blocks;  // what precedes the block tile after this one
+  Published<typename S::Wide>* carries;       // what precedes the block tile after this one
 
-  __device__ ColumnSpace(void* workspace, int64_t rows, int64_t tiles_a_row) : rows(rows) {
-    const int64_t block_count = (tiles_a_row + kFan - 1) / kFan;
-    ticket = static_cast<uint64_t*>(workspace);
-    tiles = reinterpret_cast<Published<typename S::Acc>*>(ticket + 1);
-    blocks = tiles + rows * tiles_a_row;
-    after_blocks = reinterpret_cast<Published<typename S::Wide>*>(blocks + rows * block_count);
+  __device__ ColumnSpace(void* workspace, int64_t rows, int64_t width, int64_t units) : width(width), units(units) {
+    tiles = reinterpret_cast<Published<typename S::Acc>*>(static_cast<uint64_t*>(workspace) + 1);
+    blocks = tiles + rows * units;
+    carries = reinterpret_cast<Published<typename S::Wide>*>(blocks + rows * block_tiles());
+  }
+  __device__ int64_t block_tiles() const { return (units + kFan - 1) / kFan; }  // of a row
+  __device__ Published<typename S::Acc>* tile(int64_t batch, int64_t tile, int64_t row) const {
+    return tiles + ((batch * units + tile) * width + row);
+  }
+  __device__ Published<typename S::Acc>* block(int64_t batch, int64_t block, int64_t row) const {
+    return blocks + ((batch * block_tiles() + block) * width + row);
+  }
+  __device__ Published<typename S::Wide>* carry(int64_t batch, int64_t block, int64_t row) const {
+    return carries + ((batch * block_tiles() + block) * width + row);
   }
 };
 
@@ -27,35 +34,32 @@ constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(power / 2) : 0
 // kFan published values `pitch` apart, of which the first `count` are there or will be; kCarryLanes neighbouring lanes
 // take equal runs of them.
 template <class S, class T, int kCarryLanes> struct PublishedSlots {
-  static constexpr int kSlots = kFan / kCarryLanes;
+  static constexpr int kSlots = kFan / kCarryLanes, kWords = Published<T>::kWords;
+  static constexpr int kMost = kWords == 1 ? 16 : 4, kAtOnce = kSlots < kMost ? kSlots : kMost;  // registers
+  const Published<T>* slots;
+  int64_t pitch;
+  int first, count;
+  uint64_t word[kAtOnce][kWords];
   T value[kSlots];
-  int first;
 
+  // Starts to look at the first ones.
   __device__ __forceinline__ PublishedSlots(const Published<T>* slots, int64_t pitch, int count)
-      : first(recomputed(lane_id()) % kCarryLanes * kSlots) {
-    constexpr int kWords = Published<T>::kWords, kMost = kWords == 1 ? 8 : 4, kAtOnce = kSlots < kMost ? kSlots : kMost;
+      : slots(slots), pitch(pitch), first(recomputed(lane_id()) % kCarryLanes * kSlots), count(count) {
+    begin(0);
+  }
+  // Waits for all.
+  __device__ __forceinline__ void collect() {
 #pragma unroll
     for (int from = 0; from < kSlots; from += kAtOnce) {
-      uint64_t word[kAtOnce][kWords];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-#pragma unroll
-        for (int k = 0; k < kWords; ++k) word[i][k] = first + from + i < count ? 0 : uint64_t(1) << 32;
+      if (from) begin(from);
       for (;; back_off()) {  // what is missing is looked at together, and again until it is there
-        const int here = recomputed(first + from);
         bool all = true;
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i)
-#pragma unroll
-          for (int k = 0; k < kWords; ++k) {
-            uint64_t& w = word[i][k];
-            w = load_relaxed_if(w >> 32 == 0, &slots[(here + i) * pitch].word[k], w);
-          }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i)
 #pragma unroll
           for (int k = 0; k < kWords; ++k) all = all && word[i][k] >> 32 != 0;
         if (all) break;
+        look(from);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -71,6 +75,27 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
     for (int i = 0; i < kSlots; ++i)
       if (first + i == slot) value[i] = v;
   }
+
+ private:
+  __device__ __forceinline__ void begin(int from) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int k = 0; k < kWords; ++k) word[i][k] = first + from + i < count ? 0 : uint64_t(1) << 32;
+    look(from);
+  }
+  __device__ __forceinline__ void look(int from) {
+    const int here = recomputed(first + from);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int k = 0; k < kWords; ++k) {
+        uint64_t& w = word[i][k];
+        w = load_relaxed_if(w >> 32 == 0, &slots[(here + i) * pitch].word[k], w);
+      }
+  }
+
+ public:
   // Of neighbours, where the right one has anything. An absent one is an identity, but of two inputs for the sign of a
   // zero that roundings lost.
   template <class V> __device__ __forceinline__ static V join(V left, V right, bool there) {
@@ -100,40 +125,67 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
   }
 };
 
-// What precedes tile `tile` of row `row` in its block tile, and what precedes that, where `initial` precedes the row.
-// The last tile of a block tile publishes that one's total and what precedes the next. By whole warps, kCarryLanes
-// neighbouring lanes for each tile and row; those that are not `active` have none. What a lane waits for comes from an
-// earlier step of an earlier tile, be it of its own warp.
+// Publishes the total of a block tile of a row: once all its tiles are published, which is all it waits for. By whole
+// warps, kCarryLanes neighbouring lanes for each row; those that are not `active` have none.
 template <class S, int kCarryLanes>
-__device__ __forceinline__ void column_carry(const ColumnSpace<S>& space, int64_t row, int64_t tile, bool active,
-                                             typename S::Wide initial, typename S::Acc& within,
-                                             typename S::Wide& carry) {
-  using Acc = typename S::Acc;
-  using Wide = typename S::Wide;
-  const int64_t rows = recomputed(space.rows), block = tile / kFan,
-                superblock = block / kFan * kFan;  // its first block tile
-  const int slot = int(tile % kFan), block_slot = int(block - superblock);
-  const bool closes = active && slot == kFan - 1, waits = active && lane_id() % kCarryLanes == 0;
-  auto* const after = space.after_blocks + row;
-  carry = initial;
-  const bool known = !waits || block == 0 || after[(block - 1) * rows].look(carry);
+__device__ __forceinline__ void close_block(const ColumnSpace<S>& space, int64_t batch, int64_t row, int64_t block,
+                                            bool active) {
+  PublishedSlots<S, typename S::Acc, kCarryLanes> tiles(space.tile(batch, block * kFan, row), recomputed(space.width),
+                                                        active ? kFan : 0);
+  tiles.collect();
+  const auto total = tiles.tree(kFan, S::absent(), [](typename S::Acc a) { return a; });
+  if (active && lane_id() % kCarryLanes == 0) space.block(batch, block, row)->publish(total);
+  warp_barrier();  // before a lane that waits for this holds the one that is to publish it
+}
 
-  using Slots = PublishedSlots<S, Acc, kCarryLanes>;
-  const Slots tiles(space.tiles + block * kFan * rows + row, rows, !active ? 0 : closes ? kFan : slot);
-  auto same = [](Acc a) { return a; };
-  within = tiles.tree(slot, S::absent(), same);
-  if (ballot(closes)) {
-    const Acc total = tiles.tree(kFan, S::absent(), same);
-    if (waits && closes) space.blocks[block * rows + row].publish(total);
-    Slots blocks(space.blocks + superblock * rows + row, rows, closes ? block_slot : 0);
-    blocks.set(block_slot, total);
-    const Wide upto = blocks.tree(block_slot + 1, S::wide_absent(), [](Acc a) { return S::widen(a); });
-    if (waits && closes) {
-      const Wide before = superblock ? after[(superblock - 1) * rows].wait() : initial;
-      after[block * rows].publish(S::combine(before, upto));
-    }
+// Publishes what precedes the block tile after this one, where `initial` precedes the row. By lanes as above; what they
+// wait for comes from close_block and from earlier block tiles, be it by their own warp in an earlier step.
+template <class S, int kCarryLanes>
+__device__ __forceinline__ void settle_block(const ColumnSpace<S>& space, int64_t batch, int64_t row, int64_t block,
+                                             bool active, typename S::Wide initial) {
+  using Wide = typename S::Wide;
+  const int64_t superblock = block / kFan * kFan;  // its first block tile
+  const int count = int(block - superblock) + 1;
+  PublishedSlots<S, typename S::Acc, kCarryLanes> blocks(space.block(batch, superblock, row), recomputed(space.width),
+                                                         active ? count : 0);
+  blocks.collect();
+  const Wide upto = blocks.tree(count, S::wide_absent(), [](typename S::Acc a) { return S::widen(a); });
+  if (active && lane_id() % kCarryLanes == 0) {
+    const Wide before = superblock ? space.carry(batch, superblock - 1, row)->wait() : initial;
+    space.carry(batch, block, row)->publish(S::combine(before, upto));
   }
-  if (!known) carry = after[(block - 1) * rows].wait();
+  warp_barrier();
+}
+
+// What precedes tile `tile` of a row in its block tile, and what precedes that. By lanes as above.
+template <class S, int kCarryLanes>
+__device__ __forceinline__ void column_carry(const ColumnSpace<S>& space, int64_t batch, int64_t row, int64_t tile,
+                                             bool active, typename S::Wide initial, typename S::Acc& within,
+                                             typename S::Wide& carry) {
+  using Wide = typename S::Wide;
+  constexpr int kWords = Published<Wide>::kWords;
+  const int64_t block = tile / kFan;
+  const int slot = int(tile % kFan);
+  const bool waits = active && block > 0 && lane_id() % kCarryLanes == 0;
+  const auto* const before = space.carry(batch, block - 1, row);
+  uint64_t word[kWords];  // on their way together with those of the tiles
+#pragma unroll
+  for (int k = 0; k < kWords; ++k) word[k] = load_relaxed_if(waits, &before->word[k], 0);
+  PublishedSlots<S, typename S::Acc, kCarryLanes> tiles(space.tile(batch, block * kFan, row), recomputed(space.width),
+                                                        active ? slot : 0);
+  tiles.collect();
+  within = tiles.tree(slot, S::absent(), [](typename S::Acc a) { return a; });
+  carry = initial;
+  if (!waits) return;
+  bool there = true;
+  uint32_t part[kWords];
+#pragma unroll
+  for (int k = 0; k < kWords; ++k) {
+    there = there && word[k] >> 32 != 0;
+    part[k] = uint32_t(word[k]);
+  }
+  if (there) memcpy(&carry, part, sizeof carry);
+  else carry = before->wait();
 }
 
 }  // namespace torchreduce::gpu

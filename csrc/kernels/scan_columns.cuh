@@ -4,9 +4,14 @@
 // A unit is a tile of some neighbouring columns, or where those are many half a tile, so that more of them lie side by
 // side in a block; or all positions if they are fewer. plan.lanes threads a column have a group of V columns each. A
 // block stays and goes from unit to unit: while the elements of the next two are on their way, it totals one and forms
-// the results of the one before. What precedes a unit is the business of warps that do nothing else, a lane for each
-// column or a few. If there are strips enough for all blocks, a block walks down its strips (plan.walks), and those
-// warps keep count. Else tiles are taken in memory order by tickets, and those warps look at what other blocks publish.
+// the results of one before, plan.behind jobs ago. What precedes a unit is the business of warps that do nothing else, a
+// lane for each column or a few. If there are strips enough for all blocks, a block walks down its strips (plan.walks),
+// and those warps keep count. Else tiles are taken in memory order by tickets, and those warps look at what other blocks
+// publish: what a job ends is closed at once, so that no total waits for what precedes another job, and what precedes a
+// job is looked for as late as its results allow.
+//
+// Columns too few for strips are one run of memory (plan.flat): a job is plan.warps tiles of all of them, and goes
+// through shared memory as it is. A thread's columns are then any of [tile of the job][column].
 #pragma once
 #include "column_carry.cuh"
 
@@ -17,6 +22,14 @@ template <class S, class Load, class Store> constexpr bool kColumnVectors = [] {
   if constexpr (kInPlace<S, Load, Store>)
     return walked_vector(sizeof(typename Load::Element), sizeof(typename S::Acc)) * int(sizeof(typename S::Acc)) <=
            kColumnAccs;
+  else return false;
+}();
+
+// Whether that kernel also takes columns that are one run of memory.
+template <class S, class Load, class Store, int V> constexpr bool kFlatColumns = [] {
+  if constexpr (kColumnVectors<S, Load, Store>)
+    return flat_columns(sizeof(typename Load::Element), sizeof(typename S::Acc)) &&
+           V == shared_vector(sizeof(typename Load::Element), sizeof(typename S::Acc));
   else return false;
 }();
 
@@ -34,7 +47,8 @@ __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b, double share) 
 struct ColumnJob {
   int64_t row, unit, in, out;  // in, out: where that row has its first position of that unit
   int64_t a;                   // the same in the second of two inputs
-  int width;                   // 0: there is none, and no other comes
+  int64_t batch, first;        // of all rows that lie side by side, and the row among them
+  int width;                   // 0: there is none, and no other comes; flat: of all units together
   int left;                    // positions from there on; more than the units have is all the same
 };
 
@@ -68,30 +82,44 @@ template <class S, class Load, int V>
 constexpr int kColumnThreads = column_threads(V, sizeof(typename Load::Element), sizeof(typename S::Acc));
 
 template <class S, class Load, class Store, int V>
-__global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), column_blocks(sizeof(typename S::Acc)))
+__global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kColumnThreads<S, Load, V>)),
+                                column_blocks(kColumnThreads<S, Load, V>, sizeof(typename S::Acc)))
     scan_columns(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using E = typename Load::Element;
   using P = Packed<E, V>;
-  constexpr int kThreads = kColumnThreads<S, Load, V>;
-  constexpr int kAhead = 2;            // jobs whose elements are on their way
-  constexpr int kStages = kAhead + 1;  // jobs whose elements have a place in shared memory
+  constexpr int kThreads = kColumnThreads<S, Load, V>, kCarryThreads = carry_threads(kThreads);
+  constexpr int kAhead = 2;  // jobs whose elements are on their way
   constexpr int kC = V > 1 && V * sizeof(Acc) > 16 ? 16 / int(sizeof(Acc)) : V,
                 kParts = V / kC;  // of a thread's totals
   struct alignas(kC * sizeof(Acc) % 16 == 0 ? 16 : kC * sizeof(Acc) % 8 == 0 ? 8 : 4) Totals { Acc item[kC]; };
   constexpr int kSize = sizeof(E) / S::kInputs, kPart = V * kSize;  // of an input's element, or V neighbours
   constexpr int kPartWords = kPart < 4 ? 1 : kPart / 4;
   using Words = Packed<uint32_t, kPartWords>;  // V neighbours
-  // Whether blocks may share strips.
+  constexpr int kGranule = 16;  // bytes
+  using Granule = Packed<uint32_t, kGranule / 4>;
+  // Whether blocks may share strips, or walk down them.
   constexpr bool kShares = V == 1 || V == shared_vector(sizeof(E), sizeof(Acc));
+  constexpr bool kWalks = V == 1 || V == walked_vector(sizeof(E), sizeof(Acc));
+  constexpr bool kFlat = kFlatColumns<S, Load, Store, V>;
   constexpr bool kAsync = Load::kWidth > 1 && (kPart == 4 || kPart == 8 || kPart == 16);
   const S op{call.options};
   const Layout& layout = call.layout;
   const ScanStride stride = scan_stride(layout);
   const int64_t a_stride = is_pair<Load> && layout.reduced ? call.more_strides[0][layout.kept] : 0;
   const int64_t n = layout.length, units = call.plan.splits;
-  const int X = call.plan.strip, Y = call.plan.lanes, K = call.plan.warps, threads = X * Y * K;
+  const bool walks = kWalks && (!kShares || call.plan.walks), flat = kFlat && call.plan.flat;
+  // Jobs from a job's totals to its results; jobs whose elements have a place in shared memory.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const int behind = !kShares ? 1 : !kWalks ? kMostBehind : call.plan.behind;
+#else
+  const int behind = kShares ? call.plan.behind : 1;
+#endif
+  const int stages = kAhead + behind;
+  // Units of a job; those that have threads of their own.
+  const int U = call.plan.warps, K = flat ? 1 : U;
+  const int X = call.plan.strip, Y = call.plan.lanes, threads = X * Y * K;
   const int unit_length = Y * kGroup;
   const bool halves = units > 1 && Y < kFan;                   // units are halves of tiles
   const int pitch = X + 1, part = Y * pitch, size = K * part;  // of the totals
@@ -110,6 +138,11 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), co
   auto offset = [&](int64_t along, const int64_t (&strides)[kMaxDims]) {
     return recomputed(lead) * along + (beside ? int64_t(recomputed(x)) * V * strides[layout.kept - 1] : 0);
   };
+  // Columns that are taken together in a job: one, or where they make whole words those of a word.
+  constexpr int kCell = V > 1 && sizeof(E) < 4 ? 4 / int(sizeof(E)) : 1, kCells = V / kCell;
+  constexpr int kCellWords = kPartWords / kCells;
+  // Column v of the thread at x, among those of the job.
+  auto column_of = [&](int x, int v) { return flat ? (v / kCell * X + x) * kCell + v % kCell : x * V + v; };
 
   // Of [unit][column] of a job, for each of kColumnCarries jobs: what precedes the unit's tile and, in a second half,
   // the half before it; its total where blocks walk.
@@ -117,11 +150,12 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), co
   // Aligned to sectors of memory: where they are not, each is copied in two halves, and read twice for that.
   TR_DYNAMIC_SHARED(shared, 128);
   P* const elements = reinterpret_cast<P*>(shared);  // [stage][position of the group][thread]: each thread's own
-  Wide* const carries = reinterpret_cast<Wide*>(elements + kStages * kGroup * kPitch);
+  Wide* const carries = reinterpret_cast<Wide*>(elements + stages * kGroup * kPitch);
   Acc* const before_tiles = reinterpret_cast<Acc*>(carries + kColumnCarries * chains);
   Acc* const before_halves = before_tiles + kColumnCarries * chains;
   Acc* const sums = before_halves + kColumnCarries * chains;
-  Totals* const totals = reinterpret_cast<Totals*>(sums + (kColumnCarries * chains + 3) / 4 * 4);  // [part][group][x]
+  // [job modulo behind][part][group][x]
+  Totals* const totals = reinterpret_cast<Totals*>(sums + (kColumnCarries * chains + 3) / 4 * 4);
   __shared__ ColumnJob job[kColumnJobs];
   __shared__ int64_t width, strips, runs;    // columns side by side; jobs across and along
   __shared__ int64_t jobs, turn, down;       // tickets, or strips, in all; the next; jobs further down in this one
@@ -131,36 +165,39 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), co
   static_assert(sizeof job + sizeof put + sizeof published + sizeof carried + 72 <= kColumnShared,
                 "the plan counts on no more");
 
-  auto space = [&] { return ColumnSpace<S>(workspace, layout.rows, recomputed(units)); };
+  auto space = [&] { return ColumnSpace<S>(workspace, layout.rows, recomputed(width), recomputed(units)); };
   // Puts a block's next job: down its strips, which are every gridDim.x-th one; else by tickets, so that whatever a
   // tile waits for is on its way.
-  auto put_job = [&](int it) {
+  auto put_job = [&](int it, int64_t ticket) {
     ColumnJob j{};
-    if (call.plan.walks && down > 0) {
-      const int length = recomputed(K) * unit_length;
+    if (walks && down > 0) {
+      const int length = recomputed(U) * unit_length;
       j = job[(it + kColumnJobs - 1) % kColumnJobs];
-      j.unit += K;
+      j.unit += U;
       j.in += length * stride.in;
       j.out += length * stride.out;
       j.a += length * a_stride;
     } else {
-      if (!call.plan.walks) turn = int64_t(take_ticket(space().ticket));
+      if (!walks) turn = ticket;
       if (turn < jobs) {
-        const int64_t rest = quotient(turn, strips, strip_share), first = (turn - rest * strips) * X * V;
-        const int64_t batch = call.plan.walks ? rest : quotient(rest, runs, run_share);
-        j.unit = call.plan.walks ? 0 : (rest - batch * runs) * K;
-        j.row = batch * width + first;
-        j.width = int(width - first < X * V ? width - first : X * V);
+        const int64_t rest = quotient(turn, strips, strip_share);
+        j.first = flat ? 0 : (turn - rest * strips) * X * V;
+        j.batch = walks ? rest : quotient(rest, runs, run_share);
+        j.row = j.batch * width + j.first;
+        j.unit = walks ? 0 : (rest - j.batch * runs) * U;
+        const int64_t across = flat ? width * (units - j.unit < U ? units - j.unit : U) : width - j.first;
+        j.width = int(across < X * V ? across : X * V);
         const int64_t position = j.unit * recomputed(unit_length);
-        const RowStart start = row_start(layout, batch, layout.kept - 1);
-        j.in = start.in + position * stride.in + (beside ? first * layout.in[layout.kept - 1] : 0);
-        j.out = start.out + position * stride.out + (beside ? first * layout.out[layout.kept - 1] : 0);
-        if constexpr (is_pair<Load>) j.a = row_offset(layout, call.more_strides[0], j.row) + position * a_stride;
+        const RowStart start = row_start(layout, j.batch, layout.kept - 1);
+        j.in = start.in + position * stride.in + (beside ? j.first * layout.in[layout.kept - 1] : 0);
+        j.out = start.out + position * stride.out + (beside ? j.first * layout.out[layout.kept - 1] : 0);
+        if constexpr (is_pair<Load>)
+          j.a = row_offset(layout, call.more_strides[0], j.row) + position * a_stride;
       }
     }
-    const int64_t left = n - j.unit * unit_length, most = int64_t(recomputed(K) + 1) * unit_length;
+    const int64_t left = n - j.unit * unit_length, most = int64_t(recomputed(U) + 1) * unit_length;
     j.left = int(left < most ? left : most);
-    if (call.plan.walks && ++down == recomputed(runs)) {
+    if (walks && ++down == recomputed(runs)) {
       down = 0;
       turn += gridDim.x;
     }
@@ -168,6 +205,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), co
     job[it % kColumnJobs] = j;
     if (units > 1) barrier_arrive(&put[it % kColumnJobs]);
   };
+  auto next_ticket = [&] { return walks ? 0 : int64_t(take_ticket(static_cast<uint64_t*>(workspace))); };
   auto job_of = [&](int it) -> const ColumnJob& { return job[it % kColumnJobs]; };
   auto parity_of = [](int it) { return uint32_t(recomputed(it) / kColumnCarries & 1); };
   int meetings = 0;
@@ -175,16 +213,90 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), co
     if (units == 1) __syncthreads();
     else team_barrier(&team, threads, meetings++);
   };
-  auto stage_of = [&](int it) { return elements + it % kStages * (kGroup * kPitch) + threadIdx.x; };
+  auto stage_of = [&](int it) { return elements + recomputed(it) % stages * (kGroup * kPitch); };
   // Positions of this thread's group that are there.
   auto count_of = [&](const ColumnJob& j) {
     const int left = j.left - lead;
     return x * V >= j.width || left <= 0 ? 0 : left < kGroup ? left : kGroup;
   };
+
+  // ---- flat ----
+  const int row_step = int(stride.in);  // elements
+  const float tile_share = kFlat ? 1 / float(row_step < 0 ? -row_step : row_step) : 0;
+  // The tile of the job that the thread's column v belongs to, and where it has its group, in elements. Rows that go
+  // down in memory count from the job's last.
+  auto flat_tile = [&](int v) {
+    const int c = column_of(recomputed(x), v), tile = int((float(c) + 0.5f) * tile_share);
+    return tile < U ? tile : 0;
+  };
+  auto place_of = [&](int v) {
+    const int tile = flat_tile(v), w = row_step < 0 ? -row_step : row_step;
+    return (tile * kTile + recomputed(y) * kGroup) * row_step + column_of(recomputed(x), v) - tile * w;
+  };
+  // Rows of a job; its elements, from the one that lies lowest in memory on; where its first row is among them.
+  auto flat_rows = [&](const ColumnJob& j) { return j.left < U * kTile ? j.left : U * kTile; };
+  auto flat_top = [&](int rows) { return row_step < 0 ? (rows - 1) * -row_step : 0; };
+  auto flat_first = [&](const ColumnJob& j, int v) { return (j.unit + flat_tile(v)) * kTile + y * kGroup; };
+  auto flat_counts = [&](const ColumnJob& j, int cell, int(&counts)[kCell]) {
+#pragma unroll
+    for (int v = 0; v < kCell; ++v) {
+      const int at = cell * kCell + v;
+      counts[v] = column_of(recomputed(x), at) < j.width ? kGroup : 0;
+      if (j.left < U * kTile) {
+        const int left = j.left - flat_tile(at) * kTile - y * kGroup;
+        counts[v] = left < counts[v] ? left < 0 ? 0 : left : counts[v];
+      }
+    }
+  };
+  // move(byte) for each granule of so many bytes, one(element) for what is left: by the same thread in every job, so that
+  // what it copies to a place comes after what it has read there.
+  auto each_granule = [&](int bytes, auto move, auto one) {
+    for (int at = int(threadIdx.x) * kGranule; at < bytes; at += threads * kGranule) {
+      if (at + kGranule <= bytes) move(at);
+      else
+        for (int e = at / kSize; e < bytes / kSize; ++e) one(e);
+    }
+  };
+  auto flat_load = [&](const ColumnJob& j, char* to) {
+    const int rows = flat_rows(j), bytes = rows * (row_step < 0 ? -row_step : row_step) * kSize;
+    const char* const from = static_cast<const char*>(call.in.data) + (j.in - flat_top(rows)) * kSize;
+    each_granule(bytes, [&](int at) { copy_async<kGranule>(to + at, from + at); },
+                 [&](int e) { reinterpret_cast<E*>(to)[e] = global(reinterpret_cast<const E*>(from))[e]; });
+  };
+  auto flat_store = [&](const ColumnJob& j, const char* from) {
+    const int w = row_step < 0 ? -row_step : row_step, rows = flat_rows(j);
+    const bool shift = call.exclusive, drops = shift && j.left <= U * kTile;  // the last row of all
+    E* const out = static_cast<E*>(call.out.values);
+    E* const to = out + j.out + (shift ? stride.out : 0) - flat_top(rows);
+    const int row = w * kSize, bytes = rows * row, dropped = !drops ? bytes : row_step < 0 ? 0 : bytes - row;
+    auto stays = [&](int at) { return at < dropped || at >= dropped + row; };
+    each_granule(
+        bytes,
+        [&](int at) {
+          if (stays(at))
+            store_granule(reinterpret_cast<Granule*>(reinterpret_cast<char*>(to) + at),
+                          *reinterpret_cast<const Granule*>(from + at));
+        },
+        [&](int e) {
+          if (stays(e * kSize)) global(to)[e] = reinterpret_cast<const E*>(from)[e];
+        });
+    if constexpr (kFlat)
+      if (shift && j.unit == 0)
+        for (int c = int(threadIdx.x); c < w; c += threads) global(out)[j.out + c] = round_to<E>(start_of<S>());
+  };
+
+  // ---- elements ----
   [[maybe_unused]] E held[kGroup];  // where elements are too small to be copied: those of the last job on its way
   auto load = [&](int it) {
     if (units > 1) barrier_wait(&put[it % kColumnJobs], uint32_t(it / kColumnJobs & 1));
     const ColumnJob& j = job_of(it);
+    if constexpr (kFlat)
+      if (flat) {
+        if (j.width) flat_load(j, reinterpret_cast<char*>(stage_of(it)));
+        end_copies();
+        return;
+      }
+    P* const own = stage_of(it) + threadIdx.x;
     const int count = count_of(j);
     const int64_t first = j.unit * unit_length + lead;
     if constexpr (kAsync) {
@@ -196,7 +308,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), co
         const int64_t start = a ? j.a + offset(a_stride, call.more_strides[0]) : j.in + offset(stride.in, layout.in);
         int64_t step = (a ? a_stride : stride.in) * kSize;
         const char* from = static_cast<const char*>(input ? call.in.more[input - 1] : call.in.data) + start * kSize;
-        char* const place = reinterpret_cast<char*>(stage_of(it)) + member * kSize;
+        char* const to = reinterpret_cast<char*>(own) + member * kSize;
         bool all = count == kGroup;
         int i = 0;
         if constexpr (is_pair<Load>)
@@ -207,17 +319,17 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), co
         if (all) {
 #pragma unroll
           for (int i = 0; i < kGroup; ++i) {
-            copy_async<kPart>(place + i * kPitch * int(sizeof(P)), from);
+            copy_async<kPart>(to + i * kPitch * int(sizeof(P)), from);
             from += step = recomputed(step);
           }
         } else {
 #pragma unroll 1
-          for (; i < count; ++i) copy_async<kPart>(place + i * kPitch * int(sizeof(P)), from + i * step);
+          for (; i < count; ++i) copy_async<kPart>(to + i * kPitch * int(sizeof(P)), from + i * step);
         }
       }
     } else if constexpr (Load::kWidth > 1) {
       static_assert(V == 1, "vectors are copied");
-      P* const before = stage_of(it + kStages - 1);
+      P* const before = stage_of(it + stages - 1) + threadIdx.x;
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) before[i * kPitch].item[0] = held[i];
       const int64_t start = j.in + offset(stride.in, layout.in);
@@ -228,7 +340,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), co
       E items[kGroup];
       Load::run(call.in, j.in + offset(stride.in, layout.in), stride.in, count, items);
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) stage_of(it)[i * kPitch].item[0] = items[i];
+      for (int i = 0; i < kGroup; ++i) own[i * kPitch].item[0] = items[i];
     }
     end_copies();
   };
@@ -239,11 +351,9 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), co
     return S::group(items);
   };
   // This thread's elements of a job: as they are, or as words, some neighbouring columns at a time.
-  constexpr int kCell = V > 1 && sizeof(E) < 4 ? 4 / int(sizeof(E)) : 1, kCells = V / kCell;
-  constexpr int kCellWords = kPartWords / kCells;
   using Staged = std::conditional_t<(V > 1), Words, E>;
   auto read = [&](int it, Staged(&staged)[kGroup]) {
-    const auto* const from = reinterpret_cast<const Staged*>(stage_of(it));
+    const auto* const from = reinterpret_cast<const Staged*>(stage_of(it) + threadIdx.x);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) staged[i] = from[i * kPitch];
   };
@@ -263,12 +373,43 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), co
       }
     }
   };
+  // The same of a cell where columns are one run of memory. Two columns of a word are neighbours there if they are of
+  // an even number.
+  [[maybe_unused]] const bool words = kCell == 1 || row_step % 2 == 0;
+  auto read_flat = [&](const ColumnJob& j, int it, int cell, const int(&counts)[kCell], E(&in)[kCell][kGroup]) {
+    const E* const from = reinterpret_cast<const E*>(stage_of(it)) + flat_top(flat_rows(j));
+    const bool whole = counts[0] == kGroup && counts[kCell - 1] == kGroup;
+    if (!whole) {
+#pragma unroll
+      for (int v = 0; v < kCell; ++v)
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i)
+          if (i < counts[v]) in[v][i] = from[place_of(cell * kCell + v) + i * row_step];
+    } else if (kCell > 1 && words) {
+      const uint32_t* p = reinterpret_cast<const uint32_t*>(from) + place_of(cell * kCell) / 2;
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        const uint32_t word = p[i * (row_step / 2)];
+        E side[kCell];
+        if constexpr (kCell * sizeof(E) == 4) memcpy(side, &word, sizeof side);
+#pragma unroll
+        for (int v = 0; v < kCell; ++v) in[v][i] = side[v];
+      }
+    } else {
+#pragma unroll
+      for (int v = 0; v < kCell; ++v) {
+        const E* const p = from + place_of(cell * kCell + v);
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i) in[v][i] = p[i * row_step];
+      }
+    }
+  };
 
   if (threadIdx.x == 0) {
     width = beside ? layout.size[layout.kept - 1] : 1;
-    strips = (width + X * V - 1) / (X * V);
-    runs = (units + K - 1) / K;
-    jobs = layout.rows / width * strips * (call.plan.walks ? 1 : runs);
+    strips = flat ? 1 : (width + X * V - 1) / (X * V);
+    runs = (units + U - 1) / U;
+    jobs = layout.rows / width * strips * (walks ? 1 : runs);
     strip_share = 1 / double(strips);
     run_share = 1 / double(runs);
     turn = blockIdx.x;
@@ -286,118 +427,176 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), co
   __syncthreads();
   if (threadIdx.x == 0)
 #pragma unroll 1
-    for (int it = 0; it <= kAhead; ++it) put_job(it);
+    for (int it = 0; it <= kAhead; ++it) put_job(it, next_ticket());
   __syncthreads();
 
+  int end = INT32_MAX;  // the first turn without a job, once it is met
   if (int(threadIdx.x) >= threads) {  // the carries, job by job, whatever the others do
-    const int lane = int(threadIdx.x) - threads, side = X * V;
-    // Calls precede(it, j) for job after job, until there are no more.
-    auto each_job = [&](auto precede) {
+    const int lane = int(threadIdx.x) - threads;
+    // A job's chains are those of its units, one after the other.
+    const int side = flat ? int(width) : X * V;
+    // In turn it, closes the block tile that job `it` ends, and finds what precedes job it - behind + 1; between the two,
+    // settles what comes after a block tile.
+    auto each_job = [&](auto close, auto settle, auto precede) {
+      // On its way for a turn before it is needed. A block loads its tickets in order, so that none waits for ever.
+      int64_t ticket = lane == 0 ? next_ticket() : 0;
       for (int it = 0;; ++it) {
         barrier_wait(&published[it % kColumnCarries], parity_of(it));
-        const ColumnJob& j = job_of(it);
-        if (!j.width) return;
-        precede(it, j);
+        if (it < end && !job_of(it).width) end = it;
+        const int due = it - (behind - 1), closed = it - (behind - 1) / 2;
+        if (due >= end) return;
+        if (it < end) close(job_of(it));
+        if (closed >= 0 && closed < end) settle(job_of(closed));
+        if (due >= 0) precede(due, job_of(due));
         barrier_arrive(&carried[it % kColumnCarries]);
-        if (lane == 0) put_job(it + kAhead + 1);
+        if (lane == 0 && it < end) {
+          put_job(it + kAhead + 1, ticket);
+          ticket = next_ticket();
+        }
         // A lane that waits in the next job may hold those of its wavefront that have yet to publish in this one.
         const int done = recomputed(it);
         barrier_wait(&carried[done % kColumnCarries], parity_of(done));
       }
     };
-    auto hand_on = [&](int it, int place, Acc tiles, Acc half, const Wide& carry) {
-      const int to = recomputed(it) % kColumnCarries * chains + place;
+    auto hand_on = [&](int it, int chain, Acc tiles, Acc half, const Wide& carry) {
+      const int to = recomputed(it) % kColumnCarries * chains + chain;
       carries[to] = carry;
       before_tiles[to] = tiles;
       before_halves[to] = half;
     };
-    if (call.plan.walks) {
-      constexpr int kRounds = (kThreads / kLeastLanes * V + kCarryThreads - 1) / kCarryThreads;
-      ScanCarry<S> walked[kRounds];
-      Acc half[kRounds], tiles[kRounds];
-      each_job([&](int it, const ColumnJob& j) {
+    if (walks) {
+      if constexpr (kWalks) {
+        constexpr int kRounds = (kThreads / kLeastLanes * V + kCarryThreads - 1) / kCarryThreads;
+        ScanCarry<S> walked[kRounds];
+        Acc half[kRounds], tiles[kRounds];
+        const auto none = [](const ColumnJob&) {};
+        each_job(none, none, [&](int it, const ColumnJob& j) {
 #pragma unroll
-        for (int round = 0; round < kRounds; ++round) {
-          const int c = recomputed(lane) + round * kCarryThreads;
-          if (c >= j.width) continue;
-          ScanCarry<S>& carry = walked[round];
-          if (j.unit == 0) carry = ScanCarry<S>(row_carry<S, Load>(call, j.row + c));
-          TR_ROLLED
-          for (int k = 0; k < K && j.unit + k < units; ++k) {
-            const Acc total = sums[it % kColumnCarries * chains + k * side + c];
-            const bool second = halves && (j.unit + k) % 2;
-            if (!second) {
-              half[round] = S::absent();
-              tiles[round] = carry.within();
+          for (int round = 0; round < kRounds; ++round) {
+            const int c = recomputed(lane) + round * kCarryThreads;
+            if (c >= j.width) continue;
+            ScanCarry<S>& carry = walked[round];
+            if (j.unit == 0) carry = ScanCarry<S>(row_carry<S, Load>(call, j.row + c));
+            TR_ROLLED
+            for (int k = 0; k < K && j.unit + k < units; ++k) {
+              const Acc total = sums[it % kColumnCarries * chains + k * side + c];
+              const bool second = halves && (j.unit + k) % 2;
+              if (!second) {
+                half[round] = S::absent();
+                tiles[round] = carry.within();
+              }
+              hand_on(it, k * side + c, tiles[round], half[round], carry.carry());
+              half[round] = second ? S::combine(half[round], total) : total;
+              if (second || !halves) carry.push(half[round]);
             }
-            hand_on(it, k * side + c, tiles[round], half[round], carry.carry());
-            half[round] = second ? S::combine(half[round], total) : total;
-            if (second || !halves) carry.push(half[round]);
           }
-        }
-      });
+        });
+      }
     } else if constexpr (kShares) {
-      constexpr int kLanesEach = carry_lanes(kThreads / kFan * V);
-      each_job([&](int it, const ColumnJob& j) {
+      constexpr int kLanesEach = carry_lanes(kThreads / kFan * V, kCarryThreads), kAtOnce = kCarryThreads / kLanesEach;
+      // Calls with(row, active) for the columns of a job, in step, if it has the last tile of a block tile.
+      auto each_column = [&](const ColumnJob& j, auto with) {
+        const int64_t tile = j.unit + U - 1;
+        if (tile % kFan != kFan - 1 || tile >= units) return;
         TR_ROLLED
-        for (int first = 0; first < chains; first += kCarryThreads / kLanesEach) {  // in step
+        for (int first = 0; first < side; first += kAtOnce) {
+          const int c = first + recomputed(lane) / kLanesEach;
+          const bool active = c < side && j.first + c < width;
+          with(tile / kFan, active ? c : 0, active);
+        }
+      };
+      auto close = [&](const ColumnJob& j) {
+        each_column(j, [&](int64_t block, int c, bool active) {
+          close_block<S, kLanesEach>(space(), j.batch, j.first + c, block, active);
+        });
+      };
+      auto settle = [&](const ColumnJob& j) {
+        each_column(j, [&](int64_t block, int c, bool active) {
+          settle_block<S, kLanesEach>(space(), j.batch, j.first + c, block, active,
+                                      row_carry<S, Load>(call, j.row + c));
+        });
+      };
+      auto precede = [&](int it, const ColumnJob& j) {
+        TR_ROLLED
+        for (int first = 0; first < chains; first += kAtOnce) {  // in step
           const int chain = first + recomputed(lane) / kLanesEach, k = chain / recomputed(side), c = chain - k * side;
-          const bool active = chain < chains && c < j.width && j.unit + k < units;
-          const int64_t row = j.row + (active ? c : 0);
+          const bool active = chain < chains && k < U && j.first + c < width && j.unit + k < units;
+          const int own = active ? c : 0;
           Acc within;
           Wide carry;
-          column_carry<S, kLanesEach>(space(), row, active ? j.unit + k : j.unit, active, row_carry<S, Load>(call, row),
-                                      within, carry);
+          column_carry<S, kLanesEach>(space(), j.batch, j.first + own, active ? j.unit + k : j.unit, active,
+                                      row_carry<S, Load>(call, j.row + own), within, carry);
           if (active && lane % kLanesEach == 0) hand_on(it, chain, within, S::absent(), carry);
         }
-      });
+      };
+      each_job(close, settle, precede);
     }
     return;
   }
 
   for (int it = 0; it < kAhead; ++it) load(it);
   for (int it = 0;; ++it) {
-    const bool begun = it > 0;
-    const ColumnJob &now = job_of(it), &before = job_of(begun ? it - 1 : 0);
-    if (!before.width) {
-      if (units > 1) barrier_arrive(&published[it % kColumnCarries]);  // of a block without a job
-      return;
-    }
-    Totals* const own = totals + recomputed(k) * part + recomputed(y) * pitch + recomputed(x);
-    Totals last[kParts];  // what precedes this thread's group of the job before in its unit
+    const bool begun = it >= behind;
+    if (behind > 1 && it < end && !job_of(it).width) end = it;
+    if (begun && (behind > 1 ? it - behind >= end : !job_of(it - 1).width)) return;
+    const bool going = behind > 1 ? it < end : job_of(it).width != 0;
+    const ColumnJob &now = job_of(it), &before = job_of(begun ? it - behind : 0);
+    Totals* const of_job = totals + recomputed(it) % behind * (kParts * size);
+    Totals* const own = of_job + recomputed(k) * part + recomputed(y) * pitch + recomputed(x);
+    Totals last[kParts];  // what precedes this thread's group of that job before in its unit
 #pragma unroll
     for (int p = 0; p < kParts; ++p) last[p] = own[p * size];
     wait_copies<kAhead - 1>();
-    if (now.width) {
-      const int count = count_of(now);
-      Staged staged[kGroup];
-      read(it, staged);
-      auto form_all = [&](auto whole) {
-        Totals t[kParts];
+    if (flat) meet();  // others' copies
+    if (going) {
+      Totals t[kParts];
+      if (flat) {
+        if constexpr (kFlat) {
 #pragma unroll
-        for (int cell = 0; cell < kCells; ++cell) {
-          E in[kCell][kGroup];
-          unpack_cell(staged, cell, in);
+          for (int cell = 0; cell < kCells; ++cell) {
+            E in[kCell][kGroup];
+            int counts[kCell];
+            flat_counts(now, cell, counts);
+            read_flat(now, it, cell, counts, in);
 #pragma unroll
-          for (int v = 0; v < kCell; ++v) {
-            const int c = cell * kCell + v;
-            typename S::Item items[kGroup];
-            t[c / kC].item[c % kC] = form(whole, in[v], now.unit * unit_length + lead, count, items);
+            for (int v = 0; v < kCell; ++v) {
+              const int c = cell * kCell + v;
+              typename S::Item items[kGroup];
+              t[c / kC].item[c % kC] =
+                  form(std::false_type(), in[v], flat_first(now, c), counts[v], items);
+            }
           }
         }
+      } else {
+        const int count = count_of(now);
+        Staged staged[kGroup];
+        read(it, staged);
+        auto form_all = [&](auto whole) {
 #pragma unroll
-        for (int p = 0; p < kParts; ++p) own[p * size] = t[p];
-      };
-      if (count == kGroup) form_all(std::true_type());
-      else form_all(std::false_type());
+          for (int cell = 0; cell < kCells; ++cell) {
+            E in[kCell][kGroup];
+            unpack_cell(staged, cell, in);
+#pragma unroll
+            for (int v = 0; v < kCell; ++v) {
+              const int c = cell * kCell + v;
+              typename S::Item items[kGroup];
+              t[c / kC].item[c % kC] = form(whole, in[v], now.unit * unit_length + lead, count, items);
+            }
+          }
+        };
+        if (count == kGroup) form_all(std::true_type());
+        else form_all(std::false_type());
+      }
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) own[p * size] = t[p];
     }
     meet();
 
-    if (units == 1 && threadIdx.x == 0) put_job(it + kAhead + 1);
-    if (now.width) {
+    if (units == 1 && threadIdx.x == 0 && going) put_job(it + kAhead + 1, next_ticket());
+    if (going) {
       const int thread = recomputed(int(threadIdx.x));  // what follows from it is not worth registers
       const int group = thread & (Y - 1), lane = thread % kLanes;
-      Totals* mine = totals + recomputed(k) * part + group * pitch + recomputed(column);
+      Totals* mine = of_job + recomputed(k) * part + group * pitch + recomputed(column);
 #pragma unroll
       for (int p = 0; p < kParts; ++p, mine += size) {
         Totals upto = *mine;
@@ -411,17 +610,18 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), co
             }
           }
         }
-        const int c = recomputed(column) * V + p * kC;
         const int64_t unit = now.unit + recomputed(k);
-        if (units > 1 && group == Y - 1 && c < now.width && unit < units) {
-          if (call.plan.walks) {
+        if (units > 1 && group == Y - 1 && unit < units) {
+          auto column_at = [&](int v) { return column_of(recomputed(column), p * kC + v); };
+          if (walks) {
 #pragma unroll
             for (int v = 0; v < kC; ++v)
-              sums[it % kColumnCarries * chains + recomputed(k) * X * V + c + v] = upto.item[v];
+              sums[it % kColumnCarries * chains + recomputed(k) * X * V + column_at(v)] = upto.item[v];
           } else {
-            auto* const slots = space().tiles + (unit * layout.rows + now.row + c);
+            auto* const slots = space().tile(now.batch, unit, now.first);
 #pragma unroll
-            for (int v = 0; v < kC; ++v) slots[v].publish(upto.item[v]);
+            for (int v = 0; v < kC; ++v)
+              if (const int c = column_at(v); c < now.width) slots[c].publish(upto.item[v]);
           }
         }
         Totals exclusive;
@@ -434,19 +634,76 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), co
       }
     }
     if (units > 1) barrier_arrive(&published[it % kColumnCarries]);
-    meet();
+    if (behind == 1) meet();  // else the next one comes before any of this is read
 
-    if (units > 1 && begun) barrier_wait(&carried[(it - 1) % kColumnCarries], parity_of(it - 1));
-    if (const int count = begun ? count_of(before) : 0) {
+    if (units > 1 && it > 0) barrier_wait(&carried[(it - 1) % kColumnCarries], parity_of(it - 1));
+    const int from = (it - behind) % kColumnCarries * chains;  // the carries of that job
+    // What precedes this thread's group in column v, which is column c of the job.
+    auto prefix = [&](int v, int c) {
+      Acc within = last[v / kC].item[v % kC], tiles = S::absent();
+      Wide carry;
+      if (units > 1) {
+        const int chain = from + c;
+        // Absent in a first half. Of two inputs, what is absent is no identity.
+        if constexpr (S::kInputs == 2) {
+          const Acc half = before_halves[chain];
+          const bool second = halves && (before.unit + recomputed(k)) % 2;
+          if (second) within = recomputed(y) ? S::combine(half, within) : half;
+        } else {
+          within = S::combine(before_halves[chain], within);
+        }
+        tiles = before_tiles[chain];
+        carry = carries[chain];
+      } else {
+        carry = row_carry<S, Load>(call, before.row + c);
+      }
+      return S::prefix(carry, S::combine(tiles, within));
+    };
+    if (begun && flat) {
+      if constexpr (kFlat) {
+#pragma unroll
+        for (int cell = 0; cell < kCells; ++cell) {
+          E in[kCell][kGroup];
+          int counts[kCell];
+          flat_counts(before, cell, counts);
+          read_flat(before, it - behind, cell, counts, in);
+          typename S::Result r[kCell][kGroup];
+#pragma unroll
+          for (int v = 0; v < kCell; ++v) {
+            const int c = cell * kCell + v;
+            typename S::Item items[kGroup];
+            form(std::false_type(), in[v], flat_first(before, c), counts[v], items);
+            op.results(prefix(c, column_of(recomputed(x), c)), items, r[v]);
+          }
+          E* const to = reinterpret_cast<E*>(stage_of(it - behind)) + flat_top(flat_rows(before));
+          if (kCell > 1 && words && counts[0] == kGroup && counts[kCell - 1] == kGroup) {
+            Packed<uint32_t, kCellWords> rounded[kGroup];
+            round_columns<E, S>(r, rounded, 0);
+            uint32_t* const p = reinterpret_cast<uint32_t*>(to) + place_of(cell * kCell) / 2;
+#pragma unroll
+            for (int i = 0; i < kGroup; ++i) p[i * (row_step / 2)] = rounded[i].item[0];
+          } else {
+#pragma unroll
+            for (int v = 0; v < kCell; ++v) {
+              E* const p = to + place_of(cell * kCell + v);
+#pragma unroll
+              for (int i = 0; i < kGroup; ++i)
+                if (i < counts[v]) p[i * row_step] = round_to<E>(r[v][i]);
+            }
+          }
+        }
+        meet();
+        flat_store(before, reinterpret_cast<const char*>(stage_of(it - behind)));
+      }
+    } else if (const int count = begun ? count_of(before) : 0) {
       const int64_t first = before.unit * unit_length + lead;
       const int shift = call.exclusive ? 1 : 0, last_one = before.left - lead - shift;
       const int stored = count < last_one ? count : last_one;
       const bool begins = shift && first == 0;  // with what an exclusive scan starts from
       const int64_t to = before.out + offset(stride.out, layout.out) + shift * stride.out;
-      const int from = (it - 1) % kColumnCarries * chains + (recomputed(k) * X + recomputed(x)) * V;
       auto results = [&](auto whole) {
         Staged staged[kGroup];
-        read(it - 1, staged);
+        read(it - behind, staged);
 #pragma unroll
         for (int cell = 0; cell < kCells; ++cell) {
           E in[kCell][kGroup];
@@ -455,20 +712,9 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), co
 #pragma unroll
           for (int v = 0; v < kCell; ++v) {
             const int c = cell * kCell + v;
-            Acc within = last[c / kC].item[c % kC], tiles = S::absent();
-            Wide carry;
-            if (units > 1) {
-              // Absent in a first half. Of two inputs, of which that is no identity, there are no halves.
-              if constexpr (S::kInputs != 2) within = S::combine(before_halves[from + c], within);
-              tiles = before_tiles[from + c];
-              carry = carries[from + c];
-            } else {
-              carry = row_carry<S, Load>(call, before.row + x * V + c);
-            }
-            within = S::combine(tiles, within);
             typename S::Item items[kGroup];
             form(whole, in[v], first, count, items);
-            op.results(S::prefix(carry, within), items, r[v]);
+            op.results(prefix(c, (recomputed(k) * X + recomputed(x)) * V + c), items, r[v]);
           }
           if constexpr (V > 1) {
             round_columns<E, S>(r, staged, cell * kCellWords);
@@ -498,7 +744,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + kCarryThreads), co
       if (stored == kGroup) results(std::true_type());
       else results(std::false_type());
     }
-    if (now.width) load(it + kAhead);
+    if (going) load(it + kAhead);
   }
 }
 

@@ -232,6 +232,23 @@ void wide_columns() {
     check({"cumprod", Dtype::BF16, Dtype::BF16, {1100, 40}, 1}, p);
   }
 }
+// Columns that are one run of memory, in jobs of several tiles of all columns.
+void flat_columns() {
+  const Policies few = {{{kColumns, -1, -1, -1, -1}, 1, 1, true}}, some = {{{kColumns, -1, -1, -1, -1}, 5, 1, true}},
+                 portable = {{{kColumns, -1, -1, -1, -1}, 2, 1}};
+  for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16})
+    for (const Policies& p : {few, some, portable})
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{
+               {257, 1}, {700, 2}, {9000, 3}, {8192, 4}, {3000, 5}, {2100, 7}, {4096, 8}, {1600, 16}, {600, 24}, {1111, 31}})
+        for (int form = 0; form < 4; ++form)  // exclusive, reverse
+          check({"cumsum", d, d, sizes, 1, form % 2 != 0, form / 2 != 0}, p);
+  for (const Policies& p : {few, some}) {
+    check({"cumsum", Dtype::F32, Dtype::F32, {3, 1200, 6}, 2}, p);
+    check({"cumsum", Dtype::BF16, Dtype::BF16, {5, 800, 12}, 2, false, true}, p);
+    check({"cumsum", Dtype::F32, Dtype::F32, {2 * kSuperblock + 8192 + 77, 2}, 1}, p);
+    check({"cumsum", Dtype::F16, Dtype::F16, {kSuperblock + 8192 + 77, 3}, 1}, p);
+  }
+}
 void chain() {
   const Policies policies = {{{kChain, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, 0}}};
   check_scans({{2, 300}, {1, 8191}, {3, 8192}, {2, 8193}, {1, 3 * 8192 + 5}}, 2, policies);
@@ -366,6 +383,7 @@ constexpr Group kGroups[] = {
     {"wide_rows", wide_rows},
     {"scan_columns", scan_columns},
     {"wide_columns", wide_columns},
+    {"flat_columns", flat_columns},
     {"chain", chain},
     {"columns_chain", columns_chain},
     {"pipeline", pipeline},
