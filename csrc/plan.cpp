@@ -145,6 +145,7 @@ constexpr int kThreads = 256;  // of a block
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxLeaves = 64;    // of a run
 constexpr int kBlocksWanted = 4;  // for each multiprocessor
+constexpr int kLeastWalk = 32;    // positions that a lane's walk has to be longer than: fewer are read at once
 constexpr int kWarpRows = 32;     // rows for each multiprocessor from which on a warp walks a row of a scan
 
 }  // namespace
@@ -182,6 +183,7 @@ const char* family_name(Family family) {
     case Family::Columns: return "columns";
     case Family::Chain: return "chain";
     case Family::ColumnsChain: return "columns_chain";
+    case Family::Walk: return "walk";
     default: return "pipeline";
   }
 }
@@ -307,6 +309,25 @@ static bool flat_run(const ScanCall& call) {
            (stride > 0 || l.length * row % 16 == 0);
   };
   return fits(call.in.data) && fits(call.out.values);
+}
+
+// Whether a lane can walk each column, or two neighbouring ones, with what scan_walk.cuh is compiled for (kLaneWalks).
+static bool lane_walks(const ScanCall& call) {
+  const Layout& l = call.layout;
+  const ScanFacts known = facts(call.op);
+  const int size = size_of(call.in.dtype), vector = walk_vector(size), last = l.kept - 1;
+  if (!typed(call) || size < 2 || (known.inputs < 2 && !known.indexed) || (known.inputs == 3 && size < 4)) return false;
+  if (known.indexed && l.length > kNearRows) return false;
+  if (vector == 1) return true;
+  if (l.kept == 0 || l.size[last] % vector != 0) return false;
+  auto fits = [&](const void* p, int bytes) { return reinterpret_cast<uintptr_t>(p) % uintptr_t(vector * bytes) == 0; };
+  auto steps = [&](const int64_t (&strides)[kMaxDims]) {
+    for (int d = 0; d < l.kept + l.reduced; ++d)
+      if (d == last ? strides[d] != 1 : strides[d] % vector != 0) return false;
+    return true;
+  };
+  return steps(l.in) && steps(l.out) && (known.inputs < 2 || steps(call.more_strides[0])) && fits(call.in.data, size) &&
+         fits(call.in.more[0], size) && fits(call.out.values, size) && fits(call.out.indices, 8);
 }
 
 // Where 16-byte accesses along the row have to be aligned: the end that lies highest in a row walked downwards.
@@ -437,7 +458,13 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const bool vectors = forced.vector_loads != 0 && column_vectors(call, shared_columns);
   const bool flat = forced.vector_loads != 0 && flat_run(call);
   const bool narrow = !flat && n > kBlockTile && l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
-  const Family chosen = !across ? along : narrow && inputs == 1 ? Family::ColumnsChain : Family::Columns;
+  // Strips of two inputs, or with indices, are narrow, unless columns are short: float32 linear_scan 0.15 of a copy's
+  // speed. So lanes that walk are worth it from about one block of them a multiprocessor on.
+  const bool many_columns = 4 * l.rows >= int64_t(3) * kWalkThreads * walk_vector(in_size) * device.multiprocessors;
+  const Family chosen = !across                                              ? along
+                        : many_columns && n > kLeastWalk && lane_walks(call) ? Family::Walk
+                        : narrow && inputs == 1                              ? Family::ColumnsChain
+                                                                             : Family::Columns;
   plan.family = family_of(forced.family, chosen, true);
   plan.vector_loads = plan.vector_loads && (plan.family == Family::Rows || plan.family == Family::Chain);
   plan.threads = kThreads;
@@ -517,6 +544,13 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       plan.threads = kPipelineThreads;
       plan.blocks = std::min<int64_t>(l.rows * plan.splits, device.multiprocessors);
       break;
+    case Family::Walk:
+      if (!lane_walks(call)) throw std::invalid_argument("force_plan: lanes cannot walk the columns of this call");
+      plan.vector = walk_vector(in_size);
+      plan.splits = 1;
+      plan.threads = kWalkThreads;
+      plan.blocks = ceil_div(l.rows, int64_t(plan.vector) * kWalkThreads);
+      break;
   }
   // Chains take tickets even where rows are not split. scan_chain.cuh, column_carry.cuh: a flag beside each 4 bytes of
   // a value.
@@ -526,7 +560,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
     const int64_t blocks = ceil_div(plan.splits, kFan);
     const int64_t values = plan.splits > 1 ? (plan.splits + blocks) * total + blocks * carry : 0;
     if (!plan.walks) plan.workspace = 8 + l.rows * values;
-  } else if (plan.family != Family::Rows) {
+  } else if (plan.family != Family::Rows && plan.family != Family::Walk) {
     plan.workspace = 8 + l.rows * (plan.splits * total + ceil_div(plan.splits, kFan) * 2 * carry);
   }
   check_grid(plan);

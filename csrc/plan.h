@@ -13,7 +13,8 @@ enum class Family : int {
   Columns = 1,       // lanes across rows, each walking its own
   Chain = 2,         // scans: one row over many blocks, carries by look-back
   ColumnsChain = 3,  // scans: the same with lanes across rows that are few
-  Pipeline = 4       // scans: as Chain, by blocks that stay, with bulk copies
+  Pipeline = 4,      // scans: as Chain, by blocks that stay, with bulk copies
+  Walk = 5           // scans: a lane walks each row alone, of columns that are many
 };
 
 constexpr int kPortableShared = 48 << 10;  // bytes of shared memory a block that every GPU has without being asked
@@ -75,7 +76,10 @@ TR_HD constexpr int carry_threads(int threads) { return threads > 256 ? 128 : 64
 TR_HD constexpr int carry_lanes(int chains, int threads) { return 4 * chains <= threads ? 4 : 2; }
 // Blocks with such warps that a multiprocessor has room for.
 TR_HD constexpr int column_blocks(int threads, int acc) { return acc > 8 || threads > 256 ? 1 : 2; }
-constexpr int kColumnShared = 1 << 10;      // the most of them that a block of columns has apart from Plan::shared
+constexpr int kColumnShared = 1 << 10;  // the most of them that a block of columns has apart from Plan::shared
+constexpr int kWalkThreads = 64;        // of Walk's blocks
+// Neighbouring columns of a thread, given the bytes of an element: copies take 4 bytes or 8.
+TR_HD constexpr int walk_vector(int size) { return size == 2 ? 2 : 1; }
 constexpr int kPipelineThreads = 800;       // of Pipeline's blocks
 constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory that one has
 // The bytes of the largest accumulators that a warp walks rows with: of two float64 inputs there are too few registers.
@@ -112,5 +116,7 @@ void force_plan(const PlanOverride& forced);  // for the process, until the next
 PlanOverride forced_plan();
 
 const char* family_name(Family family);
+// Whether lanes go across rows.
+constexpr bool across_rows(Family f) { return f == Family::Columns || f == Family::ColumnsChain || f == Family::Walk; }
 
 }  // namespace torchreduce

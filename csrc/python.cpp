@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
 #include <sstream>
 
@@ -38,13 +39,14 @@ py::dict build_info() {
 
 // ---- plans ------------------------------------------------------------------------------------------------------------
 
-constexpr Family kFamilies[] = {Family::Rows, Family::Columns, Family::Chain, Family::ColumnsChain, Family::Pipeline};
+constexpr Family kFamilies[] = {Family::Rows,         Family::Columns,  Family::Chain,
+                                Family::ColumnsChain, Family::Pipeline, Family::Walk};
 
 int family_code(const std::string& name) {
   for (Family family : kFamilies)
     if (name == family_name(family)) return int(family);
   throw py::value_error("force_plan: unknown family '" + name +
-                        "'. Supported are 'rows', 'columns', 'chain', 'columns_chain' and 'pipeline'");
+                        "'. Supported are 'rows', 'columns', 'chain', 'columns_chain', 'pipeline' and 'walk'");
 }
 
 // The fields that can be forced, but for the family, which has names.
@@ -103,7 +105,7 @@ py::dict as_dict(const Plan& plan) {
 const std::map<std::string, Reduction> kReductions = {TR_FOR_EACH_REDUCTION_OP(TR_ROW)};
 #undef TR_ROW
 #define TR_ROW(name, signature, scan, min) {#name, Scan::scan},
-const std::map<std::string, Scan> kScans = {TR_FOR_EACH_SCAN_OP(TR_ROW)};
+const std::map<std::string, Scan> kScans = {TR_FOR_EACH_SCAN_OP(TR_ROW){"linear_scan", Scan::LinearScan}};
 #undef TR_ROW
 
 // What plan() asks about a GPU, by the names of its arguments.
@@ -117,8 +119,8 @@ py::dict facts_of(int device) {
 }
 
 // The plan of `op` on a tensor of these sizes and strides, along the dims in `dim` (none: all of them), with a
-// contiguous result. `aligned`: the first element, of input and result, lies on a 16-byte boundary. Dtypes are torch's
-// numbers.
+// contiguous result; of linear_scan, a lies as b does. `aligned`: the first element, of input and result, lies on a
+// 16-byte boundary. Dtypes are torch's numbers.
 py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
                  const std::vector<int>& dim, int dtype, int out_dtype, bool aligned, bool gpu, int multiprocessors,
                  bool bulk_copies, int shared) {
@@ -156,6 +158,10 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
     call.in = {data, in, accumulator_of(in, out), false};
     call.out = {data, nullptr, out};
     call.layout = layout;
+    if (facts(call.op).inputs == 2) {
+      call.in.more[0] = data;
+      std::copy_n(layout.in, layout.kept + layout.reduced, call.more_strides[0]);
+    }
     return as_dict(plan(call, device));
   }
   const ReductionFacts known = facts(reduction->second, in);

@@ -17,7 +17,7 @@
 //   initial(value)               what lies before a row that a value precedes; only of two inputs
 //   kIndexed                     a Result has a value and the position `.index` where it was found
 //   kAnyOrder                    every order of combining gives the same; Acc is Wide, and result(Acc) the result
-//   Near                         the same scan, of rows of at most a block tile, with a smaller Acc if it can
+//   Near                         the same scan, of rows of at most kNearRows, with a smaller Acc if it can
 //   plain(items)                 whether plain_group and plain_results serve them, else careful_group and
 //                                careful_results: what group and results decide themselves
 //   calm_join(left, right)       combine with less to do, where is_calm(all values) and is_settled(all that comes out)
@@ -145,7 +145,8 @@ template <class E, class Place> struct CumExtremeAt {
     return {minus_zero ? bit_cast<E>(typename Order::Key(Order::kLowest)) : value, found.place >> 1};
   }
 };
-// Of rows of at most a block tile.
+// Of rows of at most so many positions, which take 32 bits doubled.
+constexpr int64_t kNearRows = int64_t(1) << 30;
 template <class E> struct NearCumExtreme : CumExtremeAt<E, std::conditional_t<sizeof(E) == 8, int64_t, int32_t>> {};
 template <class E> struct CumExtreme : CumExtremeAt<E, int64_t> { using Near = NearCumExtreme<E>; };
 

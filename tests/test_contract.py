@@ -237,6 +237,7 @@ FORCED = {
         {"family": "columns"},
         {"family": "columns", "vector_loads": False},
         {"family": "pipeline"},
+        {"family": "walk"},
         {"family": "chain"},
         {"family": "chain", "vector_loads": False},
         *({"family": "columns_chain", "lanes": lanes} for lanes in powers(32)),
@@ -266,8 +267,12 @@ def test_policy_invariant(device, name, shape, dim):
                     continue
             assert_bitwise_equal(result, expected)
             served.add(forced["family"])
-        # The pipeline serves long rows of some types: test_gpu.py::test_long_rows_go_through_the_pipeline.
-        assert served | {"pipeline"} == {forced["family"] for forced in plans} | {"pipeline"}
+        # The pipeline serves long rows of some types: test_gpu.py::test_long_rows_go_through_the_pipeline. Lanes walk
+        # columns where there are indices; of 16 bits, two that lie side by side.
+        some = {"pipeline", "walk"}
+        assert served | some == {forced["family"] for forced in plans} | some
+        if device == "cuda" and ROWS[name].kind == "scan" and to is None and dtype == torch.float32:
+            assert ("walk" in served) == (name in ("cummax", "cummin"))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -121,6 +121,29 @@ def test_outer_scans_of_few_columns_are_split():
     assert p["family"] == "columns_chain" and p["blocks"] >= 100
 
 
+@pytest.mark.parametrize("op", ("linear_scan", "cummax"))
+def test_a_lane_walks_each_of_many_columns(op):
+    """Strips of these are narrow: linear_scan of (8, 4096, 4096) took seven times a copy's time in them."""
+    for dtype, columns in ((torch.float32, 1), (torch.bfloat16, 2), (torch.float16, 2), (torch.float64, 1)):
+        for shape, dim in (((8, 4096, 4096), 1), ((16384, 16384), 0), ((300, 100_000), 0)):
+            p = plan(op, shape, dim, dtype)
+            assert (p["family"], p["vector"], p["workspace"], p["shared"]) == ("walk", columns, 0, 0)
+            rows, _ = rows_and_length(shape, dim)
+            assert (p["blocks"] - 1) * p["threads"] * columns < rows <= p["blocks"] * p["threads"] * columns
+        for shape, dim in (((4096, 4096), 0), ((2**20, 8), 0), ((8, 1024, 500), 1)):  # too few columns
+            assert plan(op, shape, dim, dtype)["family"] in ("columns", "columns_chain")
+        assert plan(op, (32, 100_000), 0, dtype)["family"] == "columns"  # short
+        assert plan(op, (100_000, 300), 1, dtype)["family"] != "walk"
+    for shape, aligned in (((300, 100_001), True), ((300, 100_000), False)):  # two columns are not one word
+        assert plan(op, shape, 0, torch.bfloat16, aligned=aligned)["family"] == "columns"
+    assert plan(op, (300, 100_001), 0)["family"] == "walk"
+    with force_plan(family="walk"):
+        assert plan(op, (300, 3), 0)["family"] == plan(op, (3, 300), 1)["family"] == "walk"
+        for refused in ((op, (300, 3), 0, torch.bfloat16), (op, (300, 3), 0, torch.int64), ("cumsum", (300, 3), 0)):
+            with pytest.raises(ValueError, match="walk"):
+                plan(*refused)
+
+
 def test_long_rows_go_through_the_pipeline_where_there_are_bulk_copies():
     numbers = NUMBERS[torch.bfloat16], NUMBERS[torch.bfloat16]
     for sizes, strides in (((2**20,), (1,)), ((3, 100_001), (100_001, 1)), ((3, 100_001), (100_008, 1))):

@@ -35,7 +35,8 @@ REDUCE = (
 )
 SCAN = ({}, {"family": "rows"}, {"family": "rows", "whole": False}, {"family": "rows", "vector_loads": False},
         {"family": "columns"}, {"family": "columns", "vector_loads": False}, {"family": "chain"},
-        {"family": "columns_chain"}, {"family": "columns_chain", "lanes": 4}, {"family": "pipeline"})  # fmt: skip
+        {"family": "columns_chain"}, {"family": "columns_chain", "lanes": 4}, {"family": "pipeline"},
+        {"family": "walk"})  # fmt: skip
 SCANS = (
     ("cumsum", {}, torch.float32),
     ("cumsum", {}, torch.bfloat16),
@@ -65,8 +66,8 @@ def check(name, x, dim, options, forced, device):
         with force_plan(**forced):
             try:
                 result = getattr(tr, name)(view, dim, **options)
-            except ValueError:  # the pipeline serves some types and layouts only
-                assert forced["family"] == "pipeline"
+            except ValueError:  # these serve some types and layouts only
+                assert forced["family"] in ("pipeline", "walk")
                 continue
         assert_bitwise_equal(result, expected)
 
@@ -98,6 +99,18 @@ def test_blocks_that_walk_down_columns(device, dtype, columns):
     """A strip for each block on 132 multiprocessors, in tiles or halves of them."""
     x = values((600, columns), dtype, seed=1)
     assert_bitwise_equal(tr.cumsum(x.to(device), 0), tr.cumsum(x, 0))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64))
+def test_lanes_that_walk_down_columns(device, dtype):
+    """As many columns as that takes on 132 multiprocessors; two tiles and a part of a group."""
+    a, b = values((517, 16896), dtype, seed=1).tanh(), values((517, 16896), dtype, seed=2)
+    for reverse in (False, True):
+        expected = tr.linear_scan(a, b, 0, reverse=reverse), *tr.cummax(b, 0, reverse=reverse)
+        result = (tr.linear_scan(a.to(device), b.to(device), 0, reverse=reverse),
+                  *tr.cummax(b.to(device), 0, reverse=reverse))  # fmt: skip
+        for r, e in zip(result, expected, strict=True):
+            assert_bitwise_equal(r, e)
 
 
 @pytest.mark.parametrize("forced", SCAN, ids=str)
@@ -138,7 +151,8 @@ def test_linear_scans(device, dtype, forced):
                     result = run(*inputs)
                 except ValueError:
                     of_float64 = ("rows",) if dtype == torch.float64 else ()
-                    assert forced["family"] in ("columns_chain", "pipeline", *of_float64)
+                    of_16_bits = ("walk",) if dtype.itemsize == 2 else ()
+                    assert forced["family"] in ("columns_chain", "pipeline", *of_float64, *of_16_bits)
                     continue
             assert_bitwise_equal(result, expected)
 

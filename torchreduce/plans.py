@@ -23,6 +23,7 @@ _FAMILIES = {
     ("scan", "chain"): "each row cut into block tiles that hand their totals on",
     ("scan", "columns_chain"): "few columns cut into block tiles that hand their totals on",
     ("scan", "pipeline"): "each row cut into block tiles, by blocks that stay and copy in bulk",
+    ("scan", "walk"): "a lane for each of many columns, which it walks alone",
 }
 
 
@@ -33,7 +34,7 @@ class Plan:
     call: str
     device: str
     kind: str  # "reduction" or "scan"
-    family: str  # "rows", "columns"; of scans on a GPU also "chain", "columns_chain", "pipeline"
+    family: str  # "rows", "columns"; of scans on a GPU also "chain", "columns_chain", "pipeline", "walk"
     lanes: int  # rows: along a row; columns: along a column
     warps: int  # rows: along a row, within a block; scans, columns: units of a block
     strip: int  # scans, columns: columns side by side in a block, or vectors of them

@@ -27,7 +27,7 @@ template <class Scan> bool scan_with(const ScanCall& call, const Spread& spread)
   const int64_t threads = spread.threads;
   ScanJob<Scan> job{call, (layout.length + kBlockTile - 1) / kBlockTile, nullptr};
 
-  if (call.plan.family == Family::Columns || call.plan.family == Family::ColumnsChain) {
+  if (across_rows(call.plan.family)) {
     using Across = ScanColumns<Scan>;
     typename Across::Task task = Across::cut(job, kScanColumns);
     const int64_t outer = layout.rows / task.inner;

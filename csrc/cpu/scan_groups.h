@@ -186,7 +186,7 @@ template <class S, class E, bool kConvert> struct ScanGroups {
   // The whole call. `spread` runs tasks, on several threads if `threads` is more than 1; false where memory is out.
   template <class Spread> static bool run(const ScanCall& call, int64_t threads, Spread spread) {
     const Layout& layout = call.layout;
-    const bool across = call.plan.family == Family::Columns || call.plan.family == Family::ColumnsChain;
+    const bool across = across_rows(call.plan.family);
     Job job{call, across ? kSideBySide : 1, (layout.length + kBlockTile - 1) / kBlockTile, nullptr};
     while (job.width > 1 && layout.rows < job.width * threads) job.width /= 2;
     if (layout.rows >= threads || job.blocks == 1) {

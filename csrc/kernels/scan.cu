@@ -7,6 +7,7 @@
 #include "scan_held_rows.cuh"
 #include "scan_pipeline.cuh"
 #include "scan_short_rows.cuh"
+#include "scan_walk.cuh"
 
 namespace torchreduce::gpu {
 
@@ -82,6 +83,12 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
         enqueue(scan_pipeline<S, Load, Store>, plan.blocks, plan.threads, PipelineShape<sizeof(E)>::kShared, stream,
                 call, workspace);
 #endif
+      break;
+    case Family::Walk:
+      if constexpr (kLaneWalks<S, Load, Store>) {
+        if constexpr (S::kIndexed) run(scan_walk<typename S::Near, Load, Store>);
+        else run(scan_walk<S, Load, Store>);
+      }
       break;
   }
   const gpuError_t error = gpuGetLastError();

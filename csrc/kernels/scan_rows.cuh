@@ -36,6 +36,7 @@ struct AnyStore {
 
 // Values as they are, and indices.
 template <class E> struct IndexedStore {
+  using Element = E;
   static constexpr int kWidth = 16 / int(sizeof(E));
   template <class Result> __device__ static void one(const ScanCall& call, int64_t offset, const Result& v) {
     global(static_cast<E*>(call.out.values))[offset] = v.value;

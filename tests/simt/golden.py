@@ -18,7 +18,7 @@ from torchreduce.table import BY_NAME, Op
 from torchreduce.testing import GOLDEN_FILE, Golden, golden_cases
 
 FAMILIES = {"reduction": 2, "scan": 4}  # of csrc/plan.h, and one more scan
-PIPELINE = 4
+PIPELINE, WALK = 4, 5
 
 
 def op_of(case: Golden) -> Op:
@@ -43,7 +43,9 @@ def families(case: Golden) -> list[int]:
         and case.shape[-1] > 1
     )
     linear = case.function == "linear_scan"  # has no chains of columns, and of float64 no rows
-    return [*range(linear and case.dtype == torch.float64, FAMILIES[kind] - linear), *[PIPELINE] * pipelined]
+    walks = case.function in ("linear_scan", "cummax", "cummin") and case.dtype in (torch.float32, torch.float64)
+    some = [PIPELINE] * pipelined + [WALK] * walks
+    return [*range(linear and case.dtype == torch.float64, FAMILIES[kind] - linear), *some]
 
 
 def values_dtype(case: Golden) -> torch.dtype:

@@ -220,7 +220,8 @@ MUTANTS = (
     ),
     Mutant(
         "a chain of one block tile without a ticket", "plan.cpp",
-        "} else if (plan.family != Family::Rows) {", "} else if (plan.family != Family::Rows && plan.splits > 1) {",
+        "} else if (plan.family != Family::Rows && plan.family != Family::Walk) {",
+        "} else if (plan.family != Family::Rows && plan.family != Family::Walk && plan.splits > 1) {",
         "plan", ("chain",), "asan",
     ),
     # ---- scans of rows that lanes hold as a whole
@@ -443,6 +444,22 @@ MUTANTS = (
         "a window of totals is left out", "kernels/scan_pipeline.cuh",
         "if (k < count / kLanes) sum", "if (k + 1 < count / kLanes) sum",
         "scan.CumSum", ("pipeline",), every=1,
+    ),
+    # ---- lanes that walk columns
+    Mutant(
+        "the copies of a walk are not waited for", "kernels/scan_walk.cuh",
+        "wait_copies<kAhead - 1>(); group(std::true_type(),", "group(std::true_type(),",
+        "scan.LinearScan", ("walk",),
+    ),
+    Mutant(
+        "a walk forgets the tiles before", "kernels/scan_walk.cuh",
+        "tiles = carry.within();", "",
+        "scan.LinearScan", ("walk",),
+    ),
+    Mutant(
+        "two columns a lane where they are not one word", "plan.cpp",
+        "strides[d] != 1 : strides[d] % vector != 0", "strides[d] != 1 : false",
+        "plan", ("walk",), "asan",
     ),
     # ---- linear recurrences
     Mutant(

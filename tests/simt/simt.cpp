@@ -120,7 +120,7 @@ void check_reductions(const std::vector<std::vector<int64_t>>& shapes, uint64_t 
 }
 
 constexpr int kRows = int(Family::Rows), kColumns = int(Family::Columns), kChain = int(Family::Chain),
-              kColumnsChain = int(Family::ColumnsChain), kPipeline = int(Family::Pipeline);
+              kColumnsChain = int(Family::ColumnsChain), kPipeline = int(Family::Pipeline), kWalk = int(Family::Walk);
 constexpr int kInPitch = 3;  // rows lie one after another in memory, aligned or not, or one element further apart
 const Policies kReducePolicies = {
     // family, lanes, warps, leaves, vector loads, whole rows
@@ -369,6 +369,59 @@ void linear_scan() {
   }
 }
 
+// A lane, or of 16-bit elements one for two columns, walks each column alone. Of 64 columns and more the planner takes
+// this where there is one multiprocessor.
+void walk() {
+  const Policies policies = {
+      {{kWalk, -1, -1, -1, -1}, 132, kNearMemories}, {{kWalk, -1, -1, -1, -1}, 132, 1}, {{}, 1, 1}};
+  auto all_forms = [&](Dtype d, const std::vector<int64_t>& sizes, uint64_t along, const Policies& policies) {
+    const uint64_t dims = (uint64_t(1) << sizes.size()) - 1, spreads[] = {0, along, dims - along, dims, 1};
+    for (int form = 0; form < 6; ++form) {
+      Problem p{"linear_scan", d, d, sizes, along};
+      p.reverse = form % 2;
+      p.initial = form / 2 == 1;
+      p.shifted = form / 2 == 2;
+      for (uint64_t spread : spreads) {
+        p.spread = spread;
+        check(p, policies);
+      }
+    }
+  };
+  const std::vector<std::vector<int64_t>> shapes = {{1, 1},   {1, 6},    {7, 130}, {8, 64},    {33, 2},   {256, 64},
+                                                    {264, 6}, {515, 80}, {24, 5},  {2000, 66}, {8193, 3}, {8200, 4}};
+  int turn = 0;
+  for (const auto& sizes : shapes)
+    for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16, Dtype::F64}) {
+      if (sizes[0] < 2000) all_forms(d, sizes, 1, policies);
+      else
+        for (int form = 0; form < 6; ++form, ++turn) {
+          Problem p{"linear_scan", d, d, sizes, 1};
+          p.reverse = form % 2;
+          p.initial = form / 2 == 1;
+          p.shifted = form / 2 == 2;
+          p.spread = turn % 3;
+          check(p, policies);
+        }
+      for (int reverse = 0; reverse < 2; ++reverse, ++turn) {
+        check({turn % 4 < 2 ? "cummax" : "cummin", d, d, sizes, 1, false, reverse != 0}, policies);
+        if (size_of(d) > 2) check({"decayed_sum", d, d, sizes, 1, false, reverse != 0}, policies);
+      }
+    }
+  for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F64}) {
+    all_forms(d, {5, 300, 64}, 2, policies);
+    all_forms(d, {3, 2, 40, 6}, 4, policies);
+    for (uint64_t along : {1, 2, 4}) check({"cummax", d, d, {5, 300, 64}, along, false, along == 2}, policies);
+    check({"cummin", d, d, {3, 300, 4}, 2, false, true}, {{{kWalk, -1, -1, -1, -1}}}, true);  // far apart
+    check({"linear_scan", d, d, {3, 300, 4}, 1}, {{{kWalk, -1, -1, -1, -1}}}, true);
+  }
+  check({"decayed_sum", Dtype::F64, Dtype::F64, {5, 300, 64}, 2}, policies);
+  for (int64_t columns : {1, 2}) {
+    const Dtype d = columns == 1 ? Dtype::F32 : Dtype::BF16;
+    for (const char* op : {"linear_scan", "cummax"})
+      check({op, d, d, {2 * kSuperblock + 3 * 8192 + 5, columns}, 1}, {{{kWalk, -1, -1, -1, -1}, 132, 1}});
+  }
+}
+
 struct Group {
   const char* name;
   void (*run)();
@@ -389,6 +442,7 @@ constexpr Group kGroups[] = {
     {"pipeline", pipeline},
     {"held_rows", held_rows},
     {"linear_scan", linear_scan},
+    {"walk", walk},
     {"far", far},
     {"superblocks", superblocks},
 };
