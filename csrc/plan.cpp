@@ -528,6 +528,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       if (!chains) throw std::invalid_argument("force_plan: there are no chains of three inputs");
       plan.lanes = 32;
       plan.blocks = l.rows * plan.splits;
+      plan.shared = kBlockTile * (typed(call) ? in_size * inputs : size_of(call.in.accumulator));
+      if (plan.shared + kChainShared > shared_of(device)) plan.shared = 0;
       break;
     case Family::ColumnsChain: {
       if (inputs != 1) throw std::invalid_argument("force_plan: there are no chains of columns of several inputs");

@@ -39,7 +39,7 @@ struct Plan {
   int64_t splits = 1;  // reductions: runs a row, each leaving a partial; scans: block tiles a row, or units of a column
   int64_t blocks = 1;  // grid size; CPU: tasks
   int threads = 1;     // block size; CPU: 1
-  int shared = 0;      // scans, Columns: bytes of dynamic shared memory a block
+  int shared = 0;      // scans, Columns and Chain: bytes of dynamic shared memory a block (0: Chain has too few)
   int64_t workspace = 0;      // bytes
   bool vector_loads = false;  // 16-byte loads along rows
   bool whole = false;         // scans, Rows: lanes hold whole rows in registers; else each is walked
@@ -80,6 +80,7 @@ constexpr int kColumnShared = 1 << 10;  // the most of them that a block of colu
 constexpr int kWalkThreads = 64;        // of Walk's blocks
 // Neighbouring columns of a thread, given the bytes of an element: copies take 4 bytes or 8.
 TR_HD constexpr int walk_vector(int size) { return size == 2 ? 2 : 1; }
+constexpr int kChainShared = 2 << 10;       // the same of a block of a chain
 constexpr int kPipelineThreads = 800;       // of Pipeline's blocks
 constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory that one has
 // The bytes of the largest accumulators that a warp walks rows with: of two float64 inputs there are too few registers.

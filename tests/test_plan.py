@@ -152,6 +152,16 @@ def test_long_rows_go_through_the_pipeline_where_there_are_bulk_copies():
     assert _C.plan("cumsum", (2**20,), (2,), [0], *numbers, True, True, MULTIPROCESSORS, True)["family"] == "chain"
 
 
+@pytest.mark.parametrize("op, dtype, size", [("cumprod", torch.bfloat16, 2), ("cummax", torch.float32, 4),
+                                             ("cumsum", torch.float64, 8), ("cumprod", torch.int8, 8)])  # fmt: skip
+def test_block_tiles_of_chains_lie_in_shared_memory_if_it_is_there(op, dtype, size):
+    numbers = NUMBERS[dtype], NUMBERS[torch.int64 if dtype == torch.int8 else dtype]
+    for aligned, bulk_copies in itertools.product((False, True), repeat=2):
+        p = _C.plan(op, (2**20,), (1,), [0], *numbers, aligned, True, MULTIPROCESSORS, bulk_copies)
+        room = (227 if bulk_copies else 48) << 10
+        assert p["family"] == "chain" and p["shared"] == (size * BLOCK_TILE if size * BLOCK_TILE < room else 0)
+
+
 def test_few_long_rows_are_split():
     """vLLM 49367: one program per row starves the GPU."""
     for shape, dim in (((2, 2**24), 1), ((2**24, 2), 0)):

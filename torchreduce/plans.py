@@ -48,7 +48,7 @@ class Plan:
     )
     blocks: int  # GPU: grid size; CPU: tasks
     threads: int  # GPU: block size
-    shared: int  # scans, columns: bytes of dynamic shared memory a block
+    shared: int  # scans, columns and chain: bytes of dynamic shared memory a block
     workspace: int  # bytes
     vector_loads: bool  # 16 bytes at a time
     whole: bool  # scans, rows: lanes hold whole rows in registers; else each row is walked

@@ -103,83 +103,229 @@ __device__ __forceinline__ typename S::Wide chain_carry(ChainSpace<S>& space, in
   return S::combine(carry, before);
 }
 
+// ---- block tiles in shared memory --------------------------------------------------------------------------------------
+
+// What a warp takes of a block tile: neighbouring tiles.
+constexpr int kRunTiles = kFan / kWarps;
+constexpr int kRun = kRunTiles * kTile;
+
+// Elements of a block tile in shared memory: of two inputs, those of a behind those of b. A warp's run lies there in
+// the order of positions, or, if the row goes down in memory, in the opposite one: as it lies in memory.
+template <class Load> constexpr int kStageBytes = kBlockTile * int(sizeof(element_of<Load>)) * (is_pair<Load> ? 2 : 1);
+// Whether every GPU has that much.
+template <class Load> constexpr bool kAlwaysStaged = kStageBytes<Load> + kChainShared <= kPortableShared;
+
+template <class E> __device__ __forceinline__ E* stage() {
+  TR_DYNAMIC_SHARED(stages, 128);
+  return reinterpret_cast<E*>(stages);
+}
+
+// Starts to copy positions [begin, end) of a run, of which the first one lies `offset` elements from in.data. By one
+// warp, whose lanes have to wait for each other's copies. What stands in the place of other positions is no one's.
+template <class Load>
+__device__ __forceinline__ void copy_run(const Source& in, int64_t offset, int64_t stride, bool vector_loads, int begin,
+                                         int end, typename Load::Element* run) {
+  using E = typename Load::Element;
+  constexpr bool kTyped = Load::kWidth > 1;
+  const int lane = lane_id();
+  if constexpr (kTyped) {
+    const E* const first = static_cast<const E*>(in.data) + offset;
+    if (vector_loads & is_wide(first, stride) & (begin == 0) & (end == kRun)) {
+      constexpr int kChunk = 16 / int(sizeof(E));
+      const E* const lowest = stride < 0 ? first - (kRun - 1) : first;
+#pragma unroll
+      for (int i = 0; i < kRun; i += kLanes * kChunk)
+        copy_async<16>(run + i + lane * kChunk, lowest + i + lane * kChunk);
+      return;
+    }
+  }
+  const int step = stride < 0 ? -1 : 1;
+  E* const to = stride < 0 ? run + (kRun - 1) : run;
+  if constexpr (kTyped && sizeof(E) >= 4) {
+    const E* const first = static_cast<const E*>(in.data) + offset;
+#pragma unroll 4
+    for (int i = begin + lane; i < end; i += kLanes) copy_async<sizeof(E)>(to + i * step, first + i * stride);
+  } else {
+    constexpr int kAtOnce = 8;  // on their way
+    TR_ROLLED
+    for (int i = begin + lane; i < end; i += kLanes * kAtOnce) {
+      const int count = (end - i + kLanes - 1) / kLanes;
+      E x[kAtOnce];
+      Load::run(in, offset + i * stride, kLanes * stride, count, x);
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        if (j < count) to[(i + j * kLanes) * step] = x[j];
+    }
+  }
+}
+
+// Group number `group` of a run, as it lies there.
+template <class E>
+__device__ __forceinline__ void staged_words(const E* run, int group, uint32_t (&w)[kGroupWords<E>]) {
+  if constexpr (kGroupWords<E> <= 4) {
+    const auto p = reinterpret_cast<const Packed<uint32_t, kGroupWords<E>>*>(run)[group];
+    memcpy(w, &p, sizeof w);
+  } else {
+    using P = Packed<uint32_t, 4>;
+    constexpr int kParts = kGroupWords<E> / 4;
+    const P* const p = reinterpret_cast<const P*>(run) + group * kParts;
+    const int swap = group / (8 / kParts) & 1;  // so that neighbouring lanes read different banks
+#pragma unroll
+    for (int k = 0; k < kParts; k += 2) {
+      const P first = p[k + swap], second = p[k + 1 - swap];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        w[4 * k + i] = swap ? second.item[i] : first.item[i];
+        w[4 * k + 4 + i] = swap ? first.item[i] : second.item[i];
+      }
+    }
+  }
+}
+// The one of the positions from 8 * group on.
+template <class E>
+__device__ __forceinline__ void staged_group(const E* run, int group, int64_t stride, uint32_t (&w)[kGroupWords<E>]) {
+  staged_words(run, stride < 0 ? kRun / kGroup - 1 - group : group, w);
+}
+
+// One of two values, word by word, so that no compiler selects between their addresses.
+template <class V> __device__ __forceinline__ V chosen(bool first, const V& a, const V& b) {
+  uint32_t x[sizeof(V) / 4], y[sizeof(V) / 4];
+  memcpy(x, &a, sizeof a);
+  memcpy(y, &b, sizeof b);
+#pragma unroll
+  for (int i = 0; i < int(sizeof(V)) / 4; ++i) x[i] = first ? x[i] : y[i];
+  V value;
+  memcpy(&value, x, sizeof value);
+  return value;
+}
+
+// Blocks of a multiprocessor at least: as many as have room for their stages, and for their registers.
+template <class S, class Load> constexpr int kChainBlocks = [] {
+  constexpr int kSize = sizeof(element_of<Load>);
+  if (kStageBytes<Load> > 64 << 10) return 1;
+  if (Load::kWidth == 1 || kSize > 4) return sizeof(typename S::Acc) > 8 ? 1 : 2;
+  if (kStageBytes<Load> > 32 << 10) return 3;
+  return S::kInputs == 1 && kSize <= 2 && sizeof(typename S::Item) > 4 ? 3 : 4;
+}();
+
+// All that a block needs is on its way at once, to shared memory, and is taken from there twice, as there are too few
+// registers to keep it while the block waits for its carry.
 template <class S, class Load, class Store>
-__global__ void __launch_bounds__(kThreads, 1) scan_chain(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+__global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
+    scan_chain(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using Acc = typename S::Acc;
-  constexpr int kTiles = kFan / kWarps;  // a warp takes neighbouring ones
+  using Wide = typename S::Wide;
+  using E = element_of<Load>;
+  using One = std::conditional_t<is_pair<Load>, TypedLoad<E>, Load>;
   const S op{call.options};
   const Layout& layout = call.layout;
   const int64_t n = layout.length, tiles = call.plan.splits;
   const int lane = lane_id(), warp = int(threadIdx.x) / kLanes;
+  const bool staged = kAlwaysStaged<Load> || call.plan.shared > 0;
 
   ChainSpace<S> space(workspace, layout.rows, tiles);
   __shared__ int64_t ticket;
   __shared__ Acc totals[kFan];
-  __shared__ typename S::Wide shared_carry;
+  __shared__ Wide shared_carry;
   if (threadIdx.x == 0) ticket = int64_t(take_ticket(space.ticket));  // tiles a block waits for have lower tickets
   __syncthreads();
   const int64_t row = ticket / tiles, tile = ticket - row * tiles;
   const RowStart start = row_start(layout, row);
   const ScanStride stride = scan_stride(layout);
-  const int64_t first = tile * kBlockTile + warp * kTiles * kTile + lane * kGroup;
-
-  // Of two inputs, tiles are taken one by one, and twice, the second time from cache: there are too few registers for
-  // more, and what comes before a lane waits in shared memory.
-  constexpr bool kTwice = S::kInputs == 2;
-  constexpr int kHeld = kTwice ? 1 : kTiles;
-  __shared__ Acc before_lanes[kTwice ? kFan * kLanes : 1];
-  typename S::Item items[kHeld][kGroup];
-  Loaded<Load> x[kHeld];
-  Acc within[kHeld];
-  const auto step = input_stride<Load>(call, stride);
   const auto from = input_start<Load>(call, start, row);
-  auto form = [&](int k, const Loaded<Load>& group, typename S::Item(&formed)[kGroup]) {
-    const Acc upto = sklansky<S>(form_group(op, group, step, first + k * kTile, n, formed));
-    if (lane == kLanes - 1) totals[warp * kTiles + k] = upto;
-    Acc before = shuffle(upto, lane ? lane - 1 : 0);
-    if (lane == 0) before = S::absent();
-    return before;
-  };
-  if constexpr (kTwice) {
-    TR_ROLLED
-    for (int k = 0; k < kTiles; ++k) {
-      load_group<S, Load>(call, from, step, first + k * kTile, x[0]);
-      before_lanes[(warp * kTiles + k) * kLanes + lane] = form(k, x[0], items[0]);
+  const auto step = input_stride<Load>(call, stride);
+  const int64_t run_first = tile * kBlockTile + warp * kRun, left = n - run_first;
+  const int end = left < kRun ? int(left) : kRun;  // of the warp's run; not positive if none of it is there
+  auto run_of = [&](int input) { return stage<E>() + input * kBlockTile + warp * kRun; };
+  if (staged) {
+    if constexpr (is_pair<Load>) {
+      Source a = call.in;
+      a.data = call.in.more[0];
+      copy_run<One>(call.in, from.b + run_first * step.b, step.b, call.plan.vector_loads, 0, end, run_of(0));
+      copy_run<One>(a, from.a + run_first * step.a, step.a, call.plan.vector_loads,
+                    Load::has_a(call, run_first) ? 0 : 1, end, run_of(1));
+    } else {
+      copy_run<One>(call.in, from + run_first * step, step, call.plan.vector_loads, 0, end, run_of(0));
     }
-  } else {
-#pragma unroll
-    for (int k = 0; k < kTiles; ++k) load_group<S, Load>(call, from, step, first + k * kTile, x[k]);
-#pragma unroll
-    for (int k = 0; k < kTiles; ++k) within[k] = form(k, x[k], items[k]);
+    end_copies();
   }
-  __syncthreads();
-  const Acc upto = sklansky<S>(totals[lane]);
-  auto after = [&](int k, Acc before_lane) {  // the tiles before
-    const int slot = warp * kTiles + k;
-    const Acc before = shuffle(upto, slot ? slot - 1 : 0);
-    return S::combine(slot ? before : S::absent(), before_lane);
+  if (threadIdx.x == 0) shared_carry = row_carry<S, Load>(call, row);
+  if (staged) {
+    wait_copies<0>();
+    warp_barrier();
+  }
+
+  const int64_t first = run_first + lane * kGroup;
+  // The items of tile k of the run, and their total.
+  auto form = [&](int k, typename S::Item(&items)[kGroup]) {
+    Loaded<Load> group;
+    if (staged) {
+      const int number = k * kLanes + lane;
+      if constexpr (is_pair<Load>) {
+        staged_group(run_of(0), number, step.b, group.b);
+        staged_group(run_of(1), number, step.a, group.a);
+      } else {
+        uint32_t w[kGroupWords<E>];
+        staged_group(run_of(0), number, step, w);
+        if (sizeof(E) > 1 && step < 0) reverse_words<E>(w);
+        unpack(w, group.x);
+        if (sizeof(E) == 1 && step < 0) {
+#pragma unroll
+          for (int i = 0; i < kGroup / 2; ++i) {
+            const E low = group.x[i];
+            group.x[i] = group.x[kGroup - 1 - i];
+            group.x[kGroup - 1 - i] = low;
+          }
+        }
+      }
+    } else if constexpr (!kAlwaysStaged<Load>) {
+      load_group<S, Load>(call, from, step, first + k * kTile, group);
+    }
+    typename Load::Element x[kGroup];
+    in_order<Load>(group, step, x);
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) items[i] = op.load(x[i], first + k * kTile + i);
+    if (const int count = end - k * kTile - lane * kGroup; count < kGroup) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i)
+        if (i >= count) items[i] = S::absent_item();
+    }
+    return S::group(items);
   };
+
+  Acc upto[kRunTiles];
+  TR_ROLLED  // lest several tiles' items take registers at once
+      for (int k = 0; k < kRunTiles; ++k) {
+    typename S::Item items[kGroup];
+    const Acc total = form(k, items);
+#pragma unroll
+    for (int i = 0; i < kRunTiles; ++i) upto[i] = chosen(i == k, total, upto[i]);
+  }
+  sklansky<S>(upto, lane, kLanes);
+#pragma unroll
+  for (int k = 0; k < kRunTiles; ++k)
+    if (lane == kLanes - 1) totals[warp * kRunTiles + k] = upto[k];
+  __syncthreads();
+  const Acc tiles_upto = sklansky<S>(totals[lane]);
   if (warp == 0) {
-    const typename S::Wide carry =
-        chain_carry<S>(space, row, tile, shuffle(upto, kLanes - 1), row_carry<S, Load>(call, row));
+    const Wide carry = chain_carry<S>(space, row, tile, shuffle(tiles_upto, kLanes - 1), shared_carry);
     if (lane == 0) shared_carry = carry;
   }
   __syncthreads();
-  const typename S::Wide carry = shared_carry;
-  auto store = [&](int k, Acc before, const typename S::Item(&formed)[kGroup]) {
-    if (first + k * kTile < n)
-      store_group<S, Store>(op, call, start.out, stride.out, first + k * kTile, carry, before, formed);
-  };
-  if constexpr (kTwice) {
-    TR_ROLLED
-    for (int k = 0; k < kTiles; ++k) {
-      load_group<S, Load>(call, from, step, first + k * kTile, x[0]);
-      form_group(op, x[0], step, first + k * kTile, n, items[0]);
-      store(k, after(k, before_lanes[(warp * kTiles + k) * kLanes + lane]), items[0]);
-    }
-  } else {
+  TR_ROLLED
+  for (int k = 0; k < kRunTiles; ++k) {
+    const int slot = warp * kRunTiles + k;
+    Acc own = upto[0];
 #pragma unroll
-    for (int k = 0; k < kTiles; ++k) store(k, after(k, within[k]), items[k]);
+    for (int i = 1; i < kRunTiles; ++i) own = chosen(i == k, upto[i], own);
+    const Acc left_tiles = shuffle(tiles_upto, slot ? slot - 1 : 0), left_lanes = shuffle(own, lane ? lane - 1 : 0);
+    const Acc before = S::combine(slot ? left_tiles : S::absent(), lane ? left_lanes : S::absent());
+    typename S::Item items[kGroup];
+    form(k, items);
+    typename S::Result out[kGroup];
+    op.results(S::prefix(shared_carry, before), items, out);
+    if (k * kTile + lane * kGroup < end)
+      store_results<S, Store, true>(call, start.out, stride.out, first + k * kTile, out);
   }
 }
 

@@ -5,14 +5,6 @@
 
 namespace torchreduce::gpu {
 
-template <class Load> struct ElementOf { using type = typename Load::Element; };
-template <class E> struct ElementOf<PairLoad<E>> { using type = E; };
-template <class Load> using element_of = typename ElementOf<Load>::type;
-
-// Whether whole groups of a row lie aligned to 16 bytes, if the one whose first position is at p does.
-template <class E> __device__ __forceinline__ bool is_wide(const E* p, int64_t stride) {
-  return (stride == 1 || stride == -1) & (reinterpret_cast<uintptr_t>(p + (stride < 0)) % 16 == 0);
-}
 // K groups `step` elements apart, a multiple of 16 bytes, of which the first one's first position is at p, in memory
 // order. Wide rows: count(k) positions are there, and none or a whole group.
 template <class E, int K, class Count>

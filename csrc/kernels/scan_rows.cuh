@@ -70,6 +70,15 @@ struct AnyIndexedStore {
 template <class Load> constexpr bool is_pair = false;  // of two inputs
 template <class E> constexpr bool is_pair<PairLoad<E>> = true;
 
+template <class Load> struct ElementOf { using type = typename Load::Element; };
+template <class E> struct ElementOf<PairLoad<E>> { using type = E; };
+template <class Load> using element_of = typename ElementOf<Load>::type;
+
+// Whether whole groups of a row lie aligned to 16 bytes, if the one whose first position is at p does.
+template <class E> __device__ __forceinline__ bool is_wide(const E* p, int64_t stride) {
+  return (stride == 1 || stride == -1) & (reinterpret_cast<uintptr_t>(p + (stride < 0)) % 16 == 0);
+}
+
 // Whether the kernels for one input, one output and small accumulators are compiled for these.
 template <class S, class Load, class Store> constexpr bool kCompact =
     Load::kWidth > 1 && S::kInputs == 1 && !S::kIndexed && sizeof(typename S::Acc) <= 8;
@@ -178,24 +187,32 @@ __device__ __forceinline__ typename S::Acc form_group(const S& op, const Element
   return S::group(items);
 }
 
-template <class S, class Load, class Stride>
-__device__ __forceinline__ typename S::Acc form_group(const S& op, const Loaded<Load>& group, const Stride& stride,
-                                                      int64_t first, int64_t n, typename S::Item (&items)[kGroup]) {
+// A group's elements in the order of their positions.
+template <class Load, class Stride>
+__device__ __forceinline__ void in_order(const Loaded<Load>& group, const Stride& stride,
+                                         typename Load::Element (&x)[kGroup]) {
   if constexpr (is_pair<Load>) {
-    using E = decltype(Load::Element::b);
+    using E = element_of<Load>;
     Loaded<Load> ordered = group;
     if (stride.a < 0) reverse_words<E>(ordered.a);
     if (stride.b < 0) reverse_words<E>(ordered.b);
     E a[kGroup], b[kGroup];
     unpack(ordered.a, a);
     unpack(ordered.b, b);
-    typename Load::Element x[kGroup];
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) x[i] = {a[i], b[i]};
-    return form_group(op, x, first, n, items);
   } else {
-    return form_group(op, group.x, first, n, items);
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) x[i] = group.x[i];
   }
+}
+
+template <class S, class Load, class Stride>
+__device__ __forceinline__ typename S::Acc form_group(const S& op, const Loaded<Load>& group, const Stride& stride,
+                                                      int64_t first, int64_t n, typename S::Item (&items)[kGroup]) {
+  typename Load::Element x[kGroup];
+  in_order<Load>(group, stride, x);
+  return form_group(op, x, first, n, items);
 }
 
 // What an exclusive scan begins with.
@@ -214,7 +231,7 @@ __device__ __forceinline__ void store_results(const ScanCall& call, int64_t base
     if (call.plan.vector_loads && stride == 1 && !call.exclusive && first + kGroup <= n)
       return Store::template group<S>(call, base + first, out);
   if constexpr (Store::kWidth > 1 && kReversed)
-    if (call.plan.vector_loads && stride == -1 && first + kGroup <= n) {
+    if (call.plan.vector_loads && stride == -1 && !call.exclusive && first + kGroup <= n) {
       typename S::Result up[kGroup];
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) up[i] = out[kGroup - 1 - i];
@@ -223,9 +240,12 @@ __device__ __forceinline__ void store_results(const ScanCall& call, int64_t base
   const int64_t shift = call.exclusive ? 1 : 0;
   if constexpr (kHasStart<S>)
     if (shift && first == 0) Store::one(call, base, S::start());
+  // Offsets one by one, where values and wide indices leave no registers for all of them.
+  constexpr bool kOneByOne = kReversed && S::kIndexed && sizeof(typename S::Acc) > 8;
 #pragma unroll
   for (int i = 0; i < kGroup; ++i)
-    if (first + i + shift < n) Store::one(call, base + (first + i + shift) * stride, out[i]);
+    if (first + i + shift < n)
+      Store::one(call, base + ((kOneByOne ? recomputed(first) : first) + i + shift) * stride, out[i]);
 }
 template <class S, class Store>
 __device__ __forceinline__ void store_group(const S& op, const ScanCall& call, int64_t base, int64_t stride,

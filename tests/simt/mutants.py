@@ -185,8 +185,18 @@ MUTANTS = (
     ),
     Mutant(
         "no barrier before a block tile's totals are read", "kernels/scan_chain.cuh",
-        "within[k] = form(k, x[k], items[k]); } __syncthreads();", "within[k] = form(k, x[k], items[k]); }",
+        "totals[warp * kRunTiles + k] = upto[k]; __syncthreads();", "totals[warp * kRunTiles + k] = upto[k];",
         "scan.CumSum", ("chain",),
+    ),
+    Mutant(
+        "lanes read what others are to copy", "kernels/scan_chain.cuh",
+        "wait_copies<0>(); warp_barrier();", "wait_copies<0>();",
+        "scan.LogCumSumExp", ("chain",), "asan",
+    ),
+    Mutant(
+        "a block tile is read while it is on its way", "kernels/scan_chain.cuh",
+        "wait_copies<0>(); warp_barrier();", "warp_barrier();",
+        "scan.LogCumSumExp", ("chain",), "asan",
     ),
     Mutant(
         "a carry that is never published", "kernels/scan_chain.cuh",

@@ -253,6 +253,21 @@ void chain() {
   const Policies policies = {{{kChain, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, 0}}};
   check_scans({{2, 300}, {1, 8191}, {3, 8192}, {2, 8193}, {1, 3 * 8192 + 5}}, 2, policies);
   check_scans({{1, 2 * kSuperblock + 3 * 8192 + 5}}, 2, {{{kChain, -1, -1, -1, -1}}});
+  // Elements of 8 bytes come by way of shared memory only where blocks may have more of it than everywhere.
+  const Policies staged = {{{kChain, -1, -1, -1, -1}, 132, kNearMemories, true},
+                           {{kChain, -1, -1, -1, -1}, 132, 1, true},
+                           {{kChain, -1, -1, -1, 0}, 132, kInPitch, true}};
+  constexpr Scanned kTypes[] = {{"cumsum", Dtype::F64, Dtype::F64},   {"cumsum", Dtype::I64, Dtype::I64},
+                                {"cumsum", Dtype::U8, Dtype::I64},    {"cumprod", Dtype::BF16, Dtype::F64},
+                                {"cumprod", Dtype::F32, Dtype::F32},  {"logcumsumexp", Dtype::BF16, Dtype::BF16},
+                                {"cummax", Dtype::BF16, Dtype::BF16}, {"cummin", Dtype::F32, Dtype::F32},
+                                {"cummax", Dtype::F64, Dtype::F64},   {"cummax", Dtype::I8, Dtype::I8}};
+  for (const Scanned& s : kTypes)
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{{2, 8192}, {1, 2 * 8192 + 1112}})
+      for (int form = 0; form < 3; ++form)  // forwards, reverse, exclusive
+        check({s.op, s.in, s.out, sizes, 2,
+               form == 2 && std::string_view(s.op) != "cummax" && std::string_view(s.op) != "cummin", form == 1},
+              staged);
 }
 void columns_chain() {
   const Policies policies = {{{kColumnsChain, -1, -1, -1, -1}},
@@ -361,6 +376,10 @@ void linear_scan() {
     }
     for (const auto& sizes : std::vector<std::vector<int64_t>>{{2, 300}, {3, 8192}, {2, 8193}, {1, 3 * 8192 + 5}})
       all_forms(sizes, 2, chains);
+    // By way of shared memory also where elements are large.
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{{2, 300}, {2, 8192}, {1, 2 * 8192 + 1112}})
+      all_forms(sizes, 2,
+                {{{kChain, -1, -1, -1, -1}, 132, 1, true}, {{kChain, -1, -1, -1, -1}, 132, kNearMemories, true}});
   }
   Problem p{"linear_scan", Dtype::F32, Dtype::F32, {1, 2 * kSuperblock + 3 * 8192 + 5}, 2};
   for (int form = 0; form < 2; ++form, p.initial = true) {
