@@ -298,7 +298,7 @@ static bool flat_run(const ScanCall& call) {
   const int size = size_of(call.in.dtype), last = l.kept - 1;
   if (!in_place(call) || !flat_columns(size, int(scan_bytes(call).acc)) || l.kept == 0 || l.length <= kTile) return false;
   const int64_t width = l.size[last], row = width * size, stride = l.in[l.kept];
-  if (row >= kFlatBytes || l.in[last] != 1 || l.out[last] != 1 || magnitude(stride) != width || l.out[l.kept] != stride)
+  if (row < kLeastFlatBytes || row > kFlatBytes || l.in[last] != 1 || l.out[last] != 1 || magnitude(stride) != width || l.out[l.kept] != stride)
     return false;
   for (int d = 0; d < last; ++d)
     if (l.in[d] * size % 16 != 0 || l.out[d] * size % 16 != 0) return false;
@@ -360,7 +360,7 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
   const int element = typed(call) ? size_of(call.in.dtype) * facts(call.op).inputs : size_of(call.in.accumulator);
   const ScanBytes bytes = scan_bytes(call);
   const int64_t width = l.kept ? l.size[l.kept - 1] : 1, batch = l.rows / width, columns = ceil_div(width, vector);
-  const int threads = column_threads(vector, element, int(bytes.acc)), carries = carry_threads(threads);
+  const int threads = column_threads(vector, element, int(bytes.acc)), others = other_threads(threads);
   plan.vector = vector;
   plan.vector_loads = vector > 1;
   plan.flat = ways.flat;
@@ -377,10 +377,10 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
       }
       const int64_t across = plan.strip * (ways.flat ? 1 : plan.warps), chains = plan.splits > 1 ? across * vector : 0;
       const int64_t positions = device.bulk_copies ? threads : across * lanes;  // of a stage, as the kernel has them
-      plan.threads = int(across * lanes + (plan.splits > 1 ? carries : 0));
+      plan.threads = int(across * lanes + (plan.splits > 1 ? others : 0));
       plan.shared = int((2 + plan.behind) * kGroup * positions * vector * element +
                         kColumnCarries * chains * (bytes.wide + 3 * bytes.acc) + 3 * bytes.acc +
-                        plan.behind * lanes * (across + plan.warps) * vector * bytes.acc);
+                        (plan.behind + !ways.walks) * lanes * (across + plan.warps) * vector * bytes.acc);
       most -= 64;
     } while (!device.bulk_copies && plan.shared + kColumnShared > kPortableShared);
   };
@@ -520,7 +520,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
         if (plan.strip * plan.vector >= l.size[l.kept - 1] && fits()) break;
       }
       if (take_vectors(walked_columns, {true, both, false}) && (plan.walks || both)) break;
-      if (!both && take_vectors(shared_columns, {false, true, false})) break;
+      if (!both && n > kTile && take_vectors(shared_columns, {false, true, false})) break;
       take_columns(plan, call, device, 1, {true, true, false});
       break;
     }

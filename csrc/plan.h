@@ -56,10 +56,11 @@ constexpr int kColumnCarries = 2;  // and those whose carries they have
 TR_HD constexpr int walked_vector(int size, int acc) { return acc > 4 && size < 8 ? 2 : 16 / size; }
 TR_HD constexpr int shared_vector(int size, int acc) { return acc <= 4 && size <= 4 ? 8 / size : walked_vector(size, acc); }
 constexpr int kColumnAccs = 32;
-// Whether the kernel that shares strips of several columns a thread also takes columns that are one run of memory, from
-// which on strips are better.
+// Whether the kernel that shares strips of several columns a thread also takes columns that are one run of memory: of
+// this many bytes at least, and at most (float32: 7 columns 0.45 of a copy's speed, in chains 0.36; 16 columns 0.54, in
+// strips 0.57; bfloat16: 2 columns 0.04, in chains 0.11; 3 columns 0.16 and 0.14; 16 columns 0.39, in strips 0.28).
 TR_HD constexpr bool flat_columns(int size, int acc) { return acc <= 4 && size <= 4; }
-constexpr int kFlatBytes = 128;
+constexpr int kLeastFlatBytes = 6, kFlatBytes = 60;
 constexpr int kMostBehind = 3;  // Plan::behind where only sharing is compiled for, and there are bulk copies
 // Threads of a block of columns that work, at most: what registers and shared memory allow, given the bytes of an
 // element and of an accumulator. One column a thread fits wherever there are bulk copies, be it only 99 KiB a block.
@@ -73,6 +74,9 @@ constexpr int kLeastLanes = 16;  // threads a column, where columns have several
 // `chains` tiles and columns, so that all the totals it takes are looked at together. A multiple of 64, for AMD's
 // wavefronts.
 TR_HD constexpr int carry_threads(int threads) { return threads > 256 ? 128 : 64; }
+// The lane behind those that work which puts jobs: of large blocks one of a warp of its own, so that no carry waits.
+TR_HD constexpr int put_lane(int threads) { return threads > 256 ? carry_threads(threads) : 0; }
+TR_HD constexpr int other_threads(int threads) { return carry_threads(threads) + (put_lane(threads) ? 32 : 0); }
 TR_HD constexpr int carry_lanes(int chains, int threads) { return 4 * chains <= threads ? 4 : 2; }
 // Blocks with such warps that a multiprocessor has room for.
 TR_HD constexpr int column_blocks(int threads, int acc) { return acc > 8 || threads > 256 ? 1 : 2; }

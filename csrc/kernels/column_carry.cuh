@@ -35,23 +35,26 @@ constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(power / 2) : 0
 // take equal runs of them.
 template <class S, class T, int kCarryLanes> struct PublishedSlots {
   static constexpr int kSlots = kFan / kCarryLanes, kWords = Published<T>::kWords;
-  static constexpr int kMost = kWords == 1 ? 16 : 4, kAtOnce = kSlots < kMost ? kSlots : kMost;  // registers
-  const Published<T>* slots;
+  static constexpr int kMost = kWords == 1 ? 8 : 4, kAtOnce = kSlots < kMost ? kSlots : kMost;  // registers
+  const Published<T>* own;  // the lane's first
   int64_t pitch;
   int first, count;
   uint64_t word[kAtOnce][kWords];
   T value[kSlots];
 
   // Starts to look at the first ones.
-  __device__ __forceinline__ PublishedSlots(const Published<T>* slots, int64_t pitch, int count)
-      : slots(slots), pitch(pitch), first(recomputed(lane_id()) % kCarryLanes * kSlots), count(count) {
-    begin(0);
+  __device__ __forceinline__ void begin(const Published<T>* of, int64_t apart, int present) {
+    pitch = apart;
+    count = present;
+    first = recomputed(lane_id()) % kCarryLanes * kSlots;
+    own = of + first * pitch;
+    look_at(0);
   }
   // Waits for all.
   __device__ __forceinline__ void collect() {
 #pragma unroll
     for (int from = 0; from < kSlots; from += kAtOnce) {
-      if (from) begin(from);
+      if (from) look_at(from);
       for (;; back_off()) {  // what is missing is looked at together, and again until it is there
         bool all = true;
 #pragma unroll
@@ -70,32 +73,6 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
       }
     }
   }
-  __device__ __forceinline__ void set(int slot, const T& v) {
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i)
-      if (first + i == slot) value[i] = v;
-  }
-
- private:
-  __device__ __forceinline__ void begin(int from) {
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-#pragma unroll
-      for (int k = 0; k < kWords; ++k) word[i][k] = first + from + i < count ? 0 : uint64_t(1) << 32;
-    look(from);
-  }
-  __device__ __forceinline__ void look(int from) {
-    const int here = recomputed(first + from);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-#pragma unroll
-      for (int k = 0; k < kWords; ++k) {
-        uint64_t& w = word[i][k];
-        w = load_relaxed_if(w >> 32 == 0, &slots[(here + i) * pitch].word[k], w);
-      }
-  }
-
- public:
   // Of neighbours, where the right one has anything. An absent one is an identity, but of two inputs for the sign of a
   // zero that roundings lost.
   template <class V> __device__ __forceinline__ static V join(V left, V right, bool there) {
@@ -123,6 +100,28 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
     }
     return whole;
   }
+
+ private:
+  __device__ __forceinline__ void look_at(int from) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int k = 0; k < kWords; ++k) word[i][k] = first + from + i < count ? 0 : uint64_t(1) << 32;
+    look(from);
+  }
+  __device__ __forceinline__ void look(int from) {
+    const char* p = reinterpret_cast<const char*>(own) + from * pitch * int64_t(sizeof(Published<T>));
+    int64_t step = pitch * int64_t(sizeof(Published<T>));
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+      for (int k = 0; k < kWords; ++k) {
+        uint64_t& w = word[i][k];
+        w = load_relaxed_if(w >> 32 == 0, reinterpret_cast<const uint64_t*>(p) + k, w);
+      }
+      p += step = recomputed(step);
+    }
+  }
 };
 
 // Publishes the total of a block tile of a row: once all its tiles are published, which is all it waits for. By whole
@@ -130,8 +129,8 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
 template <class S, int kCarryLanes>
 __device__ __forceinline__ void close_block(const ColumnSpace<S>& space, int64_t batch, int64_t row, int64_t block,
                                             bool active) {
-  PublishedSlots<S, typename S::Acc, kCarryLanes> tiles(space.tile(batch, block * kFan, row), recomputed(space.width),
-                                                        active ? kFan : 0);
+  PublishedSlots<S, typename S::Acc, kCarryLanes> tiles;
+  tiles.begin(space.tile(batch, block * kFan, row), recomputed(space.width), active ? kFan : 0);
   tiles.collect();
   const auto total = tiles.tree(kFan, S::absent(), [](typename S::Acc a) { return a; });
   if (active && lane_id() % kCarryLanes == 0) space.block(batch, block, row)->publish(total);
@@ -146,8 +145,8 @@ __device__ __forceinline__ void settle_block(const ColumnSpace<S>& space, int64_
   using Wide = typename S::Wide;
   const int64_t superblock = block / kFan * kFan;  // its first block tile
   const int count = int(block - superblock) + 1;
-  PublishedSlots<S, typename S::Acc, kCarryLanes> blocks(space.block(batch, superblock, row), recomputed(space.width),
-                                                         active ? count : 0);
+  PublishedSlots<S, typename S::Acc, kCarryLanes> blocks;
+  blocks.begin(space.block(batch, superblock, row), recomputed(space.width), active ? count : 0);
   blocks.collect();
   const Wide upto = blocks.tree(count, S::wide_absent(), [](typename S::Acc a) { return S::widen(a); });
   if (active && lane_id() % kCarryLanes == 0) {
@@ -157,24 +156,23 @@ __device__ __forceinline__ void settle_block(const ColumnSpace<S>& space, int64_
   warp_barrier();
 }
 
-// What precedes tile `tile` of a row in its block tile, and what precedes that. By lanes as above.
+// What precedes a tile in its block tile, of whose totals the first `count`, `pitch` apart, precede it, and what precedes
+// that: what is or will be at `before`, or where there is none `initial`. By lanes as above.
 template <class S, int kCarryLanes>
-__device__ __forceinline__ void column_carry(const ColumnSpace<S>& space, int64_t batch, int64_t row, int64_t tile,
-                                             bool active, typename S::Wide initial, typename S::Acc& within,
-                                             typename S::Wide& carry) {
+__device__ __forceinline__ void column_carry(const Published<typename S::Acc>* totals, int64_t pitch, int count,
+                                             const Published<typename S::Wide>* before, typename S::Wide initial,
+                                             typename S::Acc& within, typename S::Wide& carry) {
   using Wide = typename S::Wide;
   constexpr int kWords = Published<Wide>::kWords;
-  const int64_t block = tile / kFan;
-  const int slot = int(tile % kFan);
-  const bool waits = active && block > 0 && lane_id() % kCarryLanes == 0;
-  const auto* const before = space.carry(batch, block - 1, row);
+  const bool waits = before && lane_id() % kCarryLanes == 0;
   uint64_t word[kWords];  // on their way together with those of the tiles
+  const uint64_t* const from = before ? before->word : totals->word;
 #pragma unroll
-  for (int k = 0; k < kWords; ++k) word[k] = load_relaxed_if(waits, &before->word[k], 0);
-  PublishedSlots<S, typename S::Acc, kCarryLanes> tiles(space.tile(batch, block * kFan, row), recomputed(space.width),
-                                                        active ? slot : 0);
+  for (int k = 0; k < kWords; ++k) word[k] = load_relaxed_if(waits, from + k, 0);
+  PublishedSlots<S, typename S::Acc, kCarryLanes> tiles;
+  tiles.begin(totals, pitch, count);
   tiles.collect();
-  within = tiles.tree(slot, S::absent(), [](typename S::Acc a) { return a; });
+  within = tiles.tree(count, S::absent(), [](typename S::Acc a) { return a; });
   carry = initial;
   if (!waits) return;
   bool there = true;

@@ -48,8 +48,11 @@ struct ColumnJob {
   int64_t row, unit, in, out;  // in, out: where that row has its first position of that unit
   int64_t a;                   // the same in the second of two inputs
   int64_t batch, first;        // of all rows that lie side by side, and the row among them
+  void *slots, *before;        // where blocks share strips, of that row: totals from the first tile of the unit's block
+                               // tile on, Published, and what precedes that one; null: nothing
   int width;                   // 0: there is none, and no other comes; flat: of all units together
   int left;                    // positions from there on; more than the units have is all the same
+  int slot;                    // of the unit in its block tile
 };
 
 // Results of scan S in some neighbouring columns, which together are whole words, rounded once each, as words: position
@@ -82,7 +85,7 @@ template <class S, class Load, int V>
 constexpr int kColumnThreads = column_threads(V, sizeof(typename Load::Element), sizeof(typename S::Acc));
 
 template <class S, class Load, class Store, int V>
-__global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kColumnThreads<S, Load, V>)),
+__global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + other_threads(kColumnThreads<S, Load, V>)),
                                 column_blocks(kColumnThreads<S, Load, V>, sizeof(typename S::Acc)))
     scan_columns(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using Acc = typename S::Acc;
@@ -109,6 +112,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
   const ScanStride stride = scan_stride(layout);
   const int64_t a_stride = is_pair<Load> && layout.reduced ? call.more_strides[0][layout.kept] : 0;
   const int64_t n = layout.length, units = call.plan.splits;
+  const bool split = !kWalks || units > 1;
   const bool walks = kWalks && (!kShares || call.plan.walks), flat = kFlat && call.plan.flat;
   // Jobs from a job's totals to its results; jobs whose elements have a place in shared memory.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -119,9 +123,11 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
   const int stages = kAhead + behind;
   // Units of a job; those that have threads of their own.
   const int U = call.plan.warps, K = flat ? 1 : U;
-  const int X = call.plan.strip, Y = call.plan.lanes, threads = X * Y * K;
+  // (X is not worth a register.)
+  const int X = kWalks ? call.plan.strip : recomputed(call.plan.strip), Y = kWalks ? call.plan.lanes : kFan;
+  const int threads = X * Y * K;
   const int unit_length = Y * kGroup;
-  const bool halves = units > 1 && Y < kFan;                   // units are halves of tiles
+  const bool halves = split && Y < kFan;                   // units are halves of tiles
   const int pitch = X + 1, part = Y * pitch, size = K * part;  // of the totals
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   constexpr int kPitch = kThreads;  // of positions in shared memory
@@ -146,7 +152,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
 
   // Of [unit][column] of a job, for each of kColumnCarries jobs: what precedes the unit's tile and, in a second half,
   // the half before it; its total where blocks walk.
-  const int chains = units > 1 ? K * X * V : 0;
+  const int chains = split ? K * X * V : 0;
   // Aligned to sectors of memory: where they are not, each is copied in two halves, and read twice for that.
   TR_DYNAMIC_SHARED(shared, 128);
   P* const elements = reinterpret_cast<P*>(shared);  // [stage][position of the group][thread]: each thread's own
@@ -154,12 +160,13 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
   Acc* const before_tiles = reinterpret_cast<Acc*>(carries + kColumnCarries * chains);
   Acc* const before_halves = before_tiles + kColumnCarries * chains;
   Acc* const sums = before_halves + kColumnCarries * chains;
-  // [job modulo behind][part][group][x]
+  // [job modulo behind, or behind + 1 where blocks never walk][part][group][x]
   Totals* const totals = reinterpret_cast<Totals*>(sums + (kColumnCarries * chains + 3) / 4 * 4);
   __shared__ ColumnJob job[kColumnJobs];
   __shared__ int64_t width, strips, runs;    // columns side by side; jobs across and along
   __shared__ int64_t jobs, turn, down;       // tickets, or strips, in all; the next; jobs further down in this one
   __shared__ double strip_share, run_share;  // 1 / strips, 1 / runs
+  [[maybe_unused]] __shared__ float tile_share;  // 1 / width
   // A job is known; its totals are there; its carries are. The threads that work.
   __shared__ Barrier put[kColumnJobs], published[kColumnCarries], carried[kColumnCarries], team;
   static_assert(sizeof job + sizeof put + sizeof published + sizeof carried + 72 <= kColumnShared,
@@ -172,23 +179,32 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
     ColumnJob j{};
     if (walks && down > 0) {
       const int length = recomputed(U) * unit_length;
-      j = job[(it + kColumnJobs - 1) % kColumnJobs];
-      j.unit += U;
-      j.in += length * stride.in;
-      j.out += length * stride.out;
-      j.a += length * a_stride;
+      const ColumnJob& above = job[(it + kColumnJobs - 1) % kColumnJobs];
+      j.row = above.row;
+      j.width = above.width;
+      j.unit = above.unit + U;
+      j.in = above.in + length * stride.in;
+      j.out = above.out + length * stride.out;
+      if constexpr (is_pair<Load>) j.a = above.a + length * a_stride;
     } else {
       if (!walks) turn = ticket;
       if (turn < jobs) {
-        const int64_t rest = quotient(turn, strips, strip_share);
+        const int64_t rest = strips == 1 ? turn : quotient(turn, strips, strip_share);
         j.first = flat ? 0 : (turn - rest * strips) * X * V;
-        j.batch = walks ? rest : quotient(rest, runs, run_share);
+        const bool one = kShares && layout.rows == width;
+        j.batch = one ? 0 : walks ? rest : quotient(rest, runs, run_share);
         j.row = j.batch * width + j.first;
         j.unit = walks ? 0 : (rest - j.batch * runs) * U;
+        if (!walks) {
+          const int64_t block = j.unit / kFan;
+          j.slot = int(j.unit % kFan);
+          j.slots = space().tile(j.batch, j.unit - j.slot, j.first);
+          j.before = block ? space().carry(j.batch, block - 1, j.first) : nullptr;
+        }
         const int64_t across = flat ? width * (units - j.unit < U ? units - j.unit : U) : width - j.first;
         j.width = int(across < X * V ? across : X * V);
         const int64_t position = j.unit * recomputed(unit_length);
-        const RowStart start = row_start(layout, j.batch, layout.kept - 1);
+        const RowStart start = one ? RowStart{0, 0} : row_start(layout, j.batch, layout.kept - 1);
         j.in = start.in + position * stride.in + (beside ? j.first * layout.in[layout.kept - 1] : 0);
         j.out = start.out + position * stride.out + (beside ? j.first * layout.out[layout.kept - 1] : 0);
         if constexpr (is_pair<Load>)
@@ -203,17 +219,25 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
     }
     if (!j.width) down = 0;
     job[it % kColumnJobs] = j;
-    if (units > 1) barrier_arrive(&put[it % kColumnJobs]);
+    if (split) barrier_arrive(&put[it % kColumnJobs]);
   };
   auto next_ticket = [&] { return walks ? 0 : int64_t(take_ticket(static_cast<uint64_t*>(workspace))); };
   auto job_of = [&](int it) -> const ColumnJob& { return job[it % kColumnJobs]; };
   auto parity_of = [](int it) { return uint32_t(recomputed(it) / kColumnCarries & 1); };
   int meetings = 0;
   auto meet = [&] {  // the threads that work
-    if (units == 1) __syncthreads();
+    if (!split) __syncthreads();
     else team_barrier(&team, threads, meetings++);
   };
-  auto stage_of = [&](int it) { return elements + recomputed(it) % stages * (kGroup * kPitch); };
+  // Of an unknown number of stages a division would take too long: there are 3 or 4.
+  auto stage_of = [&](int it) {
+    const int turn = recomputed(it);
+    return elements + (!(kShares && kWalks) ? turn % stages : behind == 1 ? turn % 3 : turn % 4) * (kGroup * kPitch);
+  };
+  auto totals_of = [&](int it) {
+    const int turn = recomputed(it);
+    return totals + (!kWalks ? turn % (behind + 1) : behind == 1 ? 0 : turn % 2) * (kParts * size);
+  };
   // Positions of this thread's group that are there.
   auto count_of = [&](const ColumnJob& j) {
     const int left = j.left - lead;
@@ -222,7 +246,6 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
 
   // ---- flat ----
   const int row_step = int(stride.in);  // elements
-  const float tile_share = kFlat ? 1 / float(row_step < 0 ? -row_step : row_step) : 0;
   // The tile of the job that the thread's column v belongs to, and where it has its group, in elements. Rows that go
   // down in memory count from the job's last.
   auto flat_tile = [&](int v) {
@@ -237,16 +260,11 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
   auto flat_rows = [&](const ColumnJob& j) { return j.left < U * kTile ? j.left : U * kTile; };
   auto flat_top = [&](int rows) { return row_step < 0 ? (rows - 1) * -row_step : 0; };
   auto flat_first = [&](const ColumnJob& j, int v) { return (j.unit + flat_tile(v)) * kTile + y * kGroup; };
-  auto flat_counts = [&](const ColumnJob& j, int cell, int(&counts)[kCell]) {
-#pragma unroll
-    for (int v = 0; v < kCell; ++v) {
-      const int at = cell * kCell + v;
-      counts[v] = column_of(recomputed(x), at) < j.width ? kGroup : 0;
-      if (j.left < U * kTile) {
-        const int left = j.left - flat_tile(at) * kTile - y * kGroup;
-        counts[v] = left < counts[v] ? left < 0 ? 0 : left : counts[v];
-      }
-    }
+  auto flat_count = [&](const ColumnJob& j, int v) {
+    const int all = column_of(recomputed(x), v) < j.width ? kGroup : 0;
+    if (j.left >= U * kTile) return all;
+    const int left = j.left - flat_tile(v) * kTile - y * kGroup;
+    return left < all ? left < 0 ? 0 : left : all;
   };
   // move(byte) for each granule of so many bytes, one(element) for what is left: by the same thread in every job, so that
   // what it copies to a place comes after what it has read there.
@@ -288,7 +306,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
   // ---- elements ----
   [[maybe_unused]] E held[kGroup];  // where elements are too small to be copied: those of the last job on its way
   auto load = [&](int it) {
-    if (units > 1) barrier_wait(&put[it % kColumnJobs], uint32_t(it / kColumnJobs & 1));
+    if (split) barrier_wait(&put[it % kColumnJobs], uint32_t(it / kColumnJobs & 1));
     const ColumnJob& j = job_of(it);
     if constexpr (kFlat)
       if (flat) {
@@ -373,35 +391,40 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
       }
     }
   };
-  // The same of a cell where columns are one run of memory. Two columns of a word are neighbours there if they are of
-  // an even number.
+  // The same of N columns from `at` on, where they are one run of memory. Those of a word are neighbours there if columns
+  // are of an even number.
   [[maybe_unused]] const bool words = kCell == 1 || row_step % 2 == 0;
-  auto read_flat = [&](const ColumnJob& j, int it, int cell, const int(&counts)[kCell], E(&in)[kCell][kGroup]) {
-    const E* const from = reinterpret_cast<const E*>(stage_of(it)) + flat_top(flat_rows(j));
-    const bool whole = counts[0] == kGroup && counts[kCell - 1] == kGroup;
-    if (!whole) {
-#pragma unroll
-      for (int v = 0; v < kCell; ++v)
-#pragma unroll
-        for (int i = 0; i < kGroup; ++i)
-          if (i < counts[v]) in[v][i] = from[place_of(cell * kCell + v) + i * row_step];
-    } else if (kCell > 1 && words) {
-      const uint32_t* p = reinterpret_cast<const uint32_t*>(from) + place_of(cell * kCell) / 2;
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        const uint32_t word = p[i * (row_step / 2)];
-        E side[kCell];
-        if constexpr (kCell * sizeof(E) == 4) memcpy(side, &word, sizeof side);
-#pragma unroll
-        for (int v = 0; v < kCell; ++v) in[v][i] = side[v];
+  auto read_flat = [&](const ColumnJob& j, int it, int at, int count, auto& in) {
+    constexpr int N = int(sizeof in / sizeof in[0]);
+    const E* const from = reinterpret_cast<const E*>(stage_of(it)) + flat_top(flat_rows(j)) + place_of(at);
+    auto read_row = [&](int i) {
+      E side[N];
+      if constexpr (N * sizeof(E) == 4) {
+        const uint32_t word = *reinterpret_cast<const uint32_t*>(from + i * row_step);
+        memcpy(side, &word, sizeof side);
+      } else {
+        side[0] = from[i * row_step];
       }
+#pragma unroll
+      for (int v = 0; v < N; ++v) in[v][i] = side[v];
+    };
+    if (count == kGroup) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) read_row(i);
     } else {
 #pragma unroll
-      for (int v = 0; v < kCell; ++v) {
-        const E* const p = from + place_of(cell * kCell + v);
+      for (int i = 0; i < kGroup; ++i)
+        if (i < count) read_row(i);
+    }
+  };
+  // Calls with(N, at) for all columns of a thread, N neighbours at a time.
+  auto flat_columns = [&](auto with) {
+    if (kCell > 1 && words) {
 #pragma unroll
-        for (int i = 0; i < kGroup; ++i) in[v][i] = p[i * row_step];
-      }
+      for (int at = 0; at < V; at += kCell) with(std::integral_constant<int, kCell>(), at);
+    } else {
+#pragma unroll
+      for (int at = 0; at < V; ++at) with(std::integral_constant<int, 1>(), at);
     }
   };
 
@@ -412,10 +435,11 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
     jobs = layout.rows / width * strips * (walks ? 1 : runs);
     strip_share = 1 / double(strips);
     run_share = 1 / double(runs);
+    if (kFlat) tile_share = 1 / float(width);
     turn = blockIdx.x;
     down = 0;
   }
-  if (threadIdx.x == 0 && units > 1) {
+  if (threadIdx.x == 0 && split) {
     for (int i = 0; i < kColumnJobs; ++i) barrier_init(&put[i], 1);
     for (int i = 0; i < kColumnCarries; ++i) {
       barrier_init(&published[i], threads);
@@ -435,24 +459,28 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
     const int lane = int(threadIdx.x) - threads;
     // A job's chains are those of its units, one after the other.
     const int side = flat ? int(width) : X * V;
+    constexpr int kPuts = put_lane(kThreads);  // the lane that puts jobs
     // In turn it, closes the block tile that job `it` ends, and finds what precedes job it - behind + 1; between the two,
     // settles what comes after a block tile.
-    auto each_job = [&](auto close, auto settle, auto precede) {
+    auto each_job = [&](auto ends, auto close, auto settle, auto precede) {
       // On its way for a turn before it is needed. A block loads its tickets in order, so that none waits for ever.
-      int64_t ticket = lane == 0 ? next_ticket() : 0;
+      int64_t ticket = lane == kPuts ? next_ticket() : 0;
+      auto put = [&](int it) {
+        if (lane != kPuts || it >= end) return;
+        put_job(it + kAhead + 1, ticket);
+        ticket = next_ticket();
+      };
       for (int it = 0;; ++it) {
         barrier_wait(&published[it % kColumnCarries], parity_of(it));
         if (it < end && !job_of(it).width) end = it;
         const int due = it - (behind - 1), closed = it - (behind - 1) / 2;
         if (due >= end) return;
-        if (it < end) close(job_of(it));
-        if (closed >= 0 && closed < end) settle(job_of(closed));
+        if (kPuts) put(it);
+        if (it < end && ends(job_of(it))) close(job_of(it));
+        if (closed >= 0 && closed < end && ends(job_of(closed))) settle(job_of(closed));
         if (due >= 0) precede(due, job_of(due));
         barrier_arrive(&carried[it % kColumnCarries]);
-        if (lane == 0 && it < end) {
-          put_job(it + kAhead + 1, ticket);
-          ticket = next_ticket();
-        }
+        if (!kPuts) put(it);
         // A lane that waits in the next job may hold those of its wavefront that have yet to publish in this one.
         const int done = recomputed(it);
         barrier_wait(&carried[done % kColumnCarries], parity_of(done));
@@ -462,7 +490,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
       const int to = recomputed(it) % kColumnCarries * chains + chain;
       carries[to] = carry;
       before_tiles[to] = tiles;
-      before_halves[to] = half;
+      if (kWalks) before_halves[to] = half;
     };
     if (walks) {
       if constexpr (kWalks) {
@@ -470,7 +498,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
         ScanCarry<S> walked[kRounds];
         Acc half[kRounds], tiles[kRounds];
         const auto none = [](const ColumnJob&) {};
-        each_job(none, none, [&](int it, const ColumnJob& j) {
+        each_job([](const ColumnJob&) { return false; }, none, none, [&](int it, const ColumnJob& j) {
 #pragma unroll
           for (int round = 0; round < kRounds; ++round) {
             const int c = recomputed(lane) + round * kCarryThreads;
@@ -494,15 +522,18 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
       }
     } else if constexpr (kShares) {
       constexpr int kLanesEach = carry_lanes(kThreads / kFan * V, kCarryThreads), kAtOnce = kCarryThreads / kLanesEach;
-      // Calls with(row, active) for the columns of a job, in step, if it has the last tile of a block tile.
+      // Whether a job has the last tile of a block tile.
+      auto ends = [&](const ColumnJob& j) {
+        return j.slot + U == kFan && (U - 1) * unit_length < j.left;
+      };
+      // Calls with(block, c, active) for the columns of such a job, in step.
       auto each_column = [&](const ColumnJob& j, auto with) {
-        const int64_t tile = j.unit + U - 1;
-        if (tile % kFan != kFan - 1 || tile >= units) return;
+        const int64_t block = j.unit / kFan;
         TR_ROLLED
         for (int first = 0; first < side; first += kAtOnce) {
           const int c = first + recomputed(lane) / kLanesEach;
           const bool active = c < side && j.first + c < width;
-          with(tile / kFan, active ? c : 0, active);
+          with(block, active ? c : 0, active);
         }
       };
       auto close = [&](const ColumnJob& j) {
@@ -516,20 +547,19 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
                                       row_carry<S, Load>(call, j.row + c));
         });
       };
+      static_assert(kThreads / kFan * V <= kAtOnce, "lanes for all chains of a job");
+      const int chain = lane / kLanesEach, k = chain / side, c = chain - k * side;
       auto precede = [&](int it, const ColumnJob& j) {
-        TR_ROLLED
-        for (int first = 0; first < chains; first += kAtOnce) {  // in step
-          const int chain = first + recomputed(lane) / kLanesEach, k = chain / recomputed(side), c = chain - k * side;
-          const bool active = chain < chains && k < U && j.first + c < width && j.unit + k < units;
-          const int own = active ? c : 0;
-          Acc within;
-          Wide carry;
-          column_carry<S, kLanesEach>(space(), j.batch, j.first + own, active ? j.unit + k : j.unit, active,
-                                      row_carry<S, Load>(call, j.row + own), within, carry);
-          if (active && lane % kLanesEach == 0) hand_on(it, chain, within, S::absent(), carry);
-        }
+        const bool active = chain < chains && (flat ? chain < j.width : c < j.width && k * unit_length < j.left);
+        const auto* before = static_cast<const Published<Wide>*>(j.before);
+        Acc within;
+        Wide carry;
+        column_carry<S, kLanesEach>(static_cast<const Published<Acc>*>(j.slots) + c, recomputed(width),
+                                    active ? j.slot + k : 0, active && before ? before + c : nullptr,
+                                    row_carry<S, Load>(call, active ? j.row + c : 0), within, carry);
+        if (active && lane % kLanesEach == 0) hand_on(it, chain, within, S::absent(), carry);
       };
-      each_job(close, settle, precede);
+      each_job(ends, close, settle, precede);
     }
     return;
   }
@@ -541,31 +571,32 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
     if (begun && (behind > 1 ? it - behind >= end : !job_of(it - 1).width)) return;
     const bool going = behind > 1 ? it < end : job_of(it).width != 0;
     const ColumnJob &now = job_of(it), &before = job_of(begun ? it - behind : 0);
-    Totals* const of_job = totals + recomputed(it) % behind * (kParts * size);
-    Totals* const own = of_job + recomputed(k) * part + recomputed(y) * pitch + recomputed(x);
-    Totals last[kParts];  // what precedes this thread's group of that job before in its unit
+    Totals* const of_job = totals_of(it);
+    auto own_of = [&](Totals* job) { return job + recomputed(k) * part + recomputed(y) * pitch + recomputed(x); };
+    Totals* const own = own_of(of_job);
+    // What precedes this thread's group of that job before in its unit, where the job's own totals take its place.
+    [[maybe_unused]] Totals last[kParts];
+    if (kWalks)
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) last[p] = own[p * size];
+      for (int p = 0; p < kParts; ++p) last[p] = own[p * size];
     wait_copies<kAhead - 1>();
     if (flat) meet();  // others' copies
     if (going) {
       Totals t[kParts];
       if (flat) {
         if constexpr (kFlat) {
+          flat_columns([&](auto neighbours, int at) {
+            constexpr int N = decltype(neighbours)::value;
+            const int count = flat_count(now, at);  // of neighbours the same
+            E in[N][kGroup];
+            read_flat(now, it, at, count, in);
 #pragma unroll
-          for (int cell = 0; cell < kCells; ++cell) {
-            E in[kCell][kGroup];
-            int counts[kCell];
-            flat_counts(now, cell, counts);
-            read_flat(now, it, cell, counts, in);
-#pragma unroll
-            for (int v = 0; v < kCell; ++v) {
-              const int c = cell * kCell + v;
+            for (int v = 0; v < N; ++v) {
               typename S::Item items[kGroup];
-              t[c / kC].item[c % kC] =
-                  form(std::false_type(), in[v], flat_first(now, c), counts[v], items);
+              const int c = at + v;
+              t[c / kC].item[c % kC] = form(std::false_type(), in[v], flat_first(now, c), count, items);
             }
-          }
+          });
         }
       } else {
         const int count = count_of(now);
@@ -592,7 +623,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
     }
     meet();
 
-    if (units == 1 && threadIdx.x == 0 && going) put_job(it + kAhead + 1, next_ticket());
+    if (!split && threadIdx.x == 0 && going) put_job(it + kAhead + 1, next_ticket());
     if (going) {
       const int thread = recomputed(int(threadIdx.x));  // what follows from it is not worth registers
       const int group = thread & (Y - 1), lane = thread % kLanes;
@@ -610,15 +641,14 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
             }
           }
         }
-        const int64_t unit = now.unit + recomputed(k);
-        if (units > 1 && group == Y - 1 && unit < units) {
+        if (split && group == Y - 1 && recomputed(k) * unit_length < now.left) {
           auto column_at = [&](int v) { return column_of(recomputed(column), p * kC + v); };
           if (walks) {
 #pragma unroll
             for (int v = 0; v < kC; ++v)
               sums[it % kColumnCarries * chains + recomputed(k) * X * V + column_at(v)] = upto.item[v];
           } else {
-            auto* const slots = space().tile(now.batch, unit, now.first);
+            auto* const slots = static_cast<Published<Acc>*>(now.slots) + (now.slot + recomputed(k)) * width;
 #pragma unroll
             for (int v = 0; v < kC; ++v)
               if (const int c = column_at(v); c < now.width) slots[c].publish(upto.item[v]);
@@ -633,19 +663,21 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
         *mine = exclusive;
       }
     }
-    if (units > 1) barrier_arrive(&published[it % kColumnCarries]);
+    if (split) barrier_arrive(&published[it % kColumnCarries]);
     if (behind == 1) meet();  // else the next one comes before any of this is read
 
-    if (units > 1 && it > 0) barrier_wait(&carried[(it - 1) % kColumnCarries], parity_of(it - 1));
-    const int from = (it - behind) % kColumnCarries * chains;  // the carries of that job
+    if (split && it > 0) barrier_wait(&carried[(it - 1) % kColumnCarries], parity_of(it - 1));
+
     // What precedes this thread's group in column v, which is column c of the job.
     auto prefix = [&](int v, int c) {
-      Acc within = last[v / kC].item[v % kC], tiles = S::absent();
+      Acc within = (kWalks ? last[v / kC] : own_of(totals_of(it - behind))[v / kC * size]).item[v % kC],
+          tiles = S::absent();
       Wide carry;
-      if (units > 1) {
-        const int chain = from + c;
+      if (split) {
+        const int chain = recomputed(it - behind) % kColumnCarries * chains + c;
         // Absent in a first half. Of two inputs, what is absent is no identity.
-        if constexpr (S::kInputs == 2) {
+        if constexpr (!kWalks) {
+        } else if constexpr (S::kInputs == 2) {
           const Acc half = before_halves[chain];
           const bool second = halves && (before.unit + recomputed(k)) % 2;
           if (second) within = recomputed(y) ? S::combine(half, within) : half;
@@ -661,37 +693,31 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + carry_threads(kCol
     };
     if (begun && flat) {
       if constexpr (kFlat) {
+        flat_columns([&](auto neighbours, int at) {
+          constexpr int N = decltype(neighbours)::value;
+          const int count = flat_count(before, at);
+          E in[N][kGroup];
+          read_flat(before, it - behind, at, count, in);
+          typename S::Result r[N][kGroup];
 #pragma unroll
-        for (int cell = 0; cell < kCells; ++cell) {
-          E in[kCell][kGroup];
-          int counts[kCell];
-          flat_counts(before, cell, counts);
-          read_flat(before, it - behind, cell, counts, in);
-          typename S::Result r[kCell][kGroup];
-#pragma unroll
-          for (int v = 0; v < kCell; ++v) {
-            const int c = cell * kCell + v;
+          for (int v = 0; v < N; ++v) {
             typename S::Item items[kGroup];
-            form(std::false_type(), in[v], flat_first(before, c), counts[v], items);
-            op.results(prefix(c, column_of(recomputed(x), c)), items, r[v]);
+            form(std::false_type(), in[v], flat_first(before, at + v), count, items);
+            op.results(prefix(at + v, column_of(recomputed(x), at + v)), items, r[v]);
           }
-          E* const to = reinterpret_cast<E*>(stage_of(it - behind)) + flat_top(flat_rows(before));
-          if (kCell > 1 && words && counts[0] == kGroup && counts[kCell - 1] == kGroup) {
-            Packed<uint32_t, kCellWords> rounded[kGroup];
+          E* const to = reinterpret_cast<E*>(stage_of(it - behind)) + flat_top(flat_rows(before)) + place_of(at);
+          if constexpr (N * sizeof(E) == 4) {
+            Packed<uint32_t, 1> rounded[kGroup];
             round_columns<E, S>(r, rounded, 0);
-            uint32_t* const p = reinterpret_cast<uint32_t*>(to) + place_of(cell * kCell) / 2;
 #pragma unroll
-            for (int i = 0; i < kGroup; ++i) p[i * (row_step / 2)] = rounded[i].item[0];
+            for (int i = 0; i < kGroup; ++i)
+              if (i < count) *reinterpret_cast<uint32_t*>(to + i * row_step) = rounded[i].item[0];
           } else {
 #pragma unroll
-            for (int v = 0; v < kCell; ++v) {
-              E* const p = to + place_of(cell * kCell + v);
-#pragma unroll
-              for (int i = 0; i < kGroup; ++i)
-                if (i < counts[v]) p[i * row_step] = round_to<E>(r[v][i]);
-            }
+            for (int i = 0; i < kGroup; ++i)
+              if (i < count) to[i * row_step] = round_to<E>(r[0][i]);
           }
-        }
+        });
         meet();
         flat_store(before, reinterpret_cast<const char*>(stage_of(it - behind)));
       }
