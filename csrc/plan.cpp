@@ -360,7 +360,7 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
   const int element = typed(call) ? size_of(call.in.dtype) * facts(call.op).inputs : size_of(call.in.accumulator);
   const ScanBytes bytes = scan_bytes(call);
   const int64_t width = l.kept ? l.size[l.kept - 1] : 1, batch = l.rows / width, columns = ceil_div(width, vector);
-  const int threads = column_threads(vector, element, int(bytes.acc)), others = other_threads(threads);
+  const int threads = column_threads(vector, element, int(bytes.acc)), others = other_threads(vector, threads);
   plan.vector = vector;
   plan.vector_loads = vector > 1;
   plan.flat = ways.flat;
@@ -412,7 +412,7 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
     }
     if (ways.shares && !plan.walks) {
       // While a block waits for what precedes a job, it totals the next ones.
-      plan.behind = !device.bulk_copies ? 1 : ways.walks ? 2 : kMostBehind;
+      plan.behind = !device.bulk_copies ? 1 : ways.walks ? 2 : most_behind(vector);
       try_strip(kFan);
     }
   }

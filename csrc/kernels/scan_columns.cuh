@@ -85,7 +85,7 @@ template <class S, class Load, int V>
 constexpr int kColumnThreads = column_threads(V, sizeof(typename Load::Element), sizeof(typename S::Acc));
 
 template <class S, class Load, class Store, int V>
-__global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + other_threads(kColumnThreads<S, Load, V>)),
+__global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + other_threads(V, kColumnThreads<S, Load, V>)),
                                 column_blocks(kColumnThreads<S, Load, V>, sizeof(typename S::Acc)))
     scan_columns(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using Acc = typename S::Acc;
@@ -116,7 +116,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + other_threads(kCol
   const bool walks = kWalks && (!kShares || call.plan.walks), flat = kFlat && call.plan.flat;
   // Jobs from a job's totals to its results; jobs whose elements have a place in shared memory.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  const int behind = !kShares ? 1 : !kWalks ? kMostBehind : call.plan.behind;
+  const int behind = !kShares ? 1 : !kWalks ? most_behind(V) : call.plan.behind;
 #else
   const int behind = kShares ? call.plan.behind : 1;
 #endif
@@ -459,7 +459,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + other_threads(kCol
     const int lane = int(threadIdx.x) - threads;
     // A job's chains are those of its units, one after the other.
     const int side = flat ? int(width) : X * V;
-    constexpr int kPuts = put_lane(kThreads);  // the lane that puts jobs
+    constexpr int kPuts = put_lane(V, kThreads);  // the lane that puts jobs
     // In turn it, closes the block tile that job `it` ends, and finds what precedes job it - behind + 1; between the two,
     // settles what comes after a block tile.
     auto each_job = [&](auto ends, auto close, auto settle, auto precede) {
