@@ -292,13 +292,16 @@ static bool column_vectors(const ScanCall& call, int vector) {
   return fits(call.in.data) && fits(call.out.values);
 }
 
-// Whether columns are one run of memory that is read and written 16 bytes at a time, and narrower than strips should be.
+// Whether columns are one run of memory that is read and written 16 bytes at a time, and narrower than strips should
+// be.
 static bool flat_run(const ScanCall& call) {
   const Layout& l = call.layout;
   const int size = size_of(call.in.dtype), last = l.kept - 1;
-  if (!in_place(call) || !flat_columns(size, int(scan_bytes(call).acc)) || l.kept == 0 || l.length <= kTile) return false;
+  if (!in_place(call) || !flat_columns(size, int(scan_bytes(call).acc)) || l.kept == 0 || l.length <= kTile)
+    return false;
   const int64_t width = l.size[last], row = width * size, stride = l.in[l.kept];
-  if (row < kLeastFlatBytes || row > kFlatBytes || l.in[last] != 1 || l.out[last] != 1 || magnitude(stride) != width || l.out[l.kept] != stride)
+  if (row < kLeastFlatBytes || row > kFlatBytes || l.in[last] != 1 || l.out[last] != 1 || magnitude(stride) != width ||
+      l.out[l.kept] != stride)
     return false;
   for (int d = 0; d < last; ++d)
     if (l.in[d] * size % 16 != 0 || l.out[d] * size % 16 != 0) return false;
@@ -367,7 +370,7 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
   plan.walks = ways.walks;
   plan.behind = 1;
   auto try_strip = [&](int lanes) {
-    int most = threads;
+    int most = device.large_blocks ? threads : std::min(threads, kSmallBlock);
     do {
       take_strip(plan, l.length, columns, lanes, most);
       if (ways.flat) {  // as many tiles as there are threads for
@@ -376,13 +379,13 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
         while (2 * plan.warps * width <= plan.strip * vector && plan.warps < plan.splits) plan.warps *= 2;
       }
       const int64_t across = plan.strip * (ways.flat ? 1 : plan.warps), chains = plan.splits > 1 ? across * vector : 0;
-      const int64_t positions = device.bulk_copies ? threads : across * lanes;  // of a stage, as the kernel has them
+      const int64_t positions = device.large_blocks ? threads : across * lanes;  // of a stage, as the kernel has them
       plan.threads = int(across * lanes + (plan.splits > 1 ? others : 0));
       plan.shared = int((2 + plan.behind) * kGroup * positions * vector * element +
                         kColumnCarries * chains * (bytes.wide + 3 * bytes.acc) + 3 * bytes.acc +
                         (plan.behind + !ways.walks) * lanes * (across + plan.warps) * vector * bytes.acc);
       most -= 64;
-    } while (!device.bulk_copies && plan.shared + kColumnShared > kPortableShared);
+    } while (!device.large_blocks && plan.shared + kColumnShared > shared_of(device) && most > 0);
   };
   auto resident = [&] {  // blocks; with other warps for carries, registers allow no more than two a multiprocessor
     const int fit = std::max(1, (224 << 10) / (plan.shared + (2 << 10)));
@@ -412,7 +415,7 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
     }
     if (ways.shares && !plan.walks) {
       // While a block waits for what precedes a job, it totals the next ones.
-      plan.behind = !device.bulk_copies ? 1 : ways.walks ? 2 : most_behind(vector);
+      plan.behind = !device.large_blocks ? 1 : ways.walks ? 2 : most_behind(vector);
       try_strip(kFan);
     }
   }

@@ -24,6 +24,7 @@ struct DeviceFacts {
   int multiprocessors = 0;       // GPU: streaming multiprocessors or compute units; CPU: threads
   bool bulk_copies = false;      // GPU: bulk copies between global and shared memory, and kernels built for them
   int shared = kPortableShared;  // GPU: bytes of shared memory that a block may ask for
+  bool large_blocks = false;     // GPU: kernels are built for the large blocks of columns that need more of it
 };
 
 struct Plan {
@@ -54,7 +55,9 @@ constexpr int kColumnCarries = 2;  // and those whose carries they have
 // Neighbouring columns of a thread, where their accumulators take at most kColumnAccs bytes, else registers are too
 // few: where blocks walk, and where they share strips and more carries would keep others waiting.
 TR_HD constexpr int walked_vector(int size, int acc) { return acc > 4 && size < 8 ? 2 : 16 / size; }
-TR_HD constexpr int shared_vector(int size, int acc) { return acc <= 4 && size <= 4 ? 8 / size : walked_vector(size, acc); }
+TR_HD constexpr int shared_vector(int size, int acc) {
+  return acc <= 4 && size <= 4 ? 8 / size : walked_vector(size, acc);
+}
 constexpr int kColumnAccs = 32;
 // Whether the kernel that shares strips of several columns a thread also takes columns that are one run of memory: of
 // this many bytes at least, and at most (float32: 7 columns 0.45 of a copy's speed, in chains 0.36; 16 columns 0.54, in
@@ -70,6 +73,8 @@ TR_HD constexpr int column_threads(int vector, int size, int acc) {
   if (vector == 1 && size > 12) return 128;
   return acc > 4 || (vector == 1 && size > 8) ? 192 : 256;
 }
+// The same of GPUs without that much of it.
+constexpr int kSmallBlock = 256;
 constexpr int kLeastLanes = 16;  // threads a column, where columns have several units, at least
 // Those that form the carries into the columns of its units; where blocks share strips, a few for each of at most
 // `chains` tiles and columns, so that all the totals it takes are looked at together. A multiple of 64, for AMD's

@@ -150,7 +150,7 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
   const auto in = Dtype(dtype), out = Dtype(out_dtype);
   auto* data = reinterpret_cast<void*>(uintptr_t(aligned ? 16 : 1));  // looked at, not through
   const Layout layout = fold({data, in, dims, sizes.data(), strides.data()}, along, out_strides.data());
-  const DeviceFacts device{gpu, multiprocessors, bulk_copies, shared};
+  const DeviceFacts device{gpu, multiprocessors, bulk_copies, shared, bulk_copies && shared >= kPipelineShared};
 
   if (scans) {
     ScanCall call{};

@@ -5,8 +5,8 @@
 
 namespace torchreduce::gpu {
 
-// The workspace, all zero before the launch: a ticket; for each batch, and in it for each tile or block tile, the values
-// of all rows (columns of memory), which are looked at side by side.
+// The workspace, all zero before the launch: a ticket; for each batch, and in it for each tile or block tile, the
+// values of all rows (columns of memory), which are looked at side by side.
 template <class S> struct ColumnSpace {
   int64_t width, units;                       // rows of a batch; tiles of a row
   Published<typename S::Acc>*tiles, *blocks;  // totals
@@ -36,7 +36,7 @@ constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(power / 2) : 0
 template <class S, class T, int kCarryLanes> struct PublishedSlots {
   static constexpr int kSlots = kFan / kCarryLanes, kWords = Published<T>::kWords;
   static constexpr int kMost = kWords == 1 ? 8 : 4, kAtOnce = kSlots < kMost ? kSlots : kMost;  // registers
-  const Published<T>* own;  // the lane's first
+  const Published<T>* own;                                                                      // the lane's first
   int64_t pitch;
   int first, count;
   uint64_t word[kAtOnce][kWords];
@@ -156,8 +156,8 @@ __device__ __forceinline__ void settle_block(const ColumnSpace<S>& space, int64_
   warp_barrier();
 }
 
-// What precedes a tile in its block tile, of whose totals the first `count`, `pitch` apart, precede it, and what precedes
-// that: what is or will be at `before`, or where there is none `initial`. By lanes as above.
+// What precedes a tile in its block tile, of whose totals the first `count`, `pitch` apart, precede it, and what
+// precedes that: what is or will be at `before`, or where there is none `initial`. By lanes as above.
 template <class S, int kCarryLanes>
 __device__ __forceinline__ void column_carry(const Published<typename S::Acc>* totals, int64_t pitch, int count,
                                              const Published<typename S::Wide>* before, typename S::Wide initial,

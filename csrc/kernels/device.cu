@@ -23,14 +23,14 @@ const char* scan(const ScanCall& call, void* workspace, void* stream) {
 }
 
 #if defined(__CUDACC__)
-// The code that the driver chose, or compiled, for the current device must be of an architecture with bulk copies.
 static __global__ void architecture() {}
-static bool has_bulk_copies() {
+// Of the code that the driver chose, or compiled, for the current device, not of the device.
+static int compiled_for() {
   cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, architecture) == cudaSuccess && attributes.ptxVersion >= 90;
+  return cudaFuncGetAttributes(&attributes, architecture) == cudaSuccess ? attributes.ptxVersion : 0;
 }
 #else
-static bool has_bulk_copies() { return false; }
+static int compiled_for() { return 0; }
 #endif
 
 int current_device() {
@@ -46,7 +46,9 @@ static DeviceFacts ask(int device) {
     facts.multiprocessors = 1;
   const int current = current_device();
   set_device(device);
-  facts.bulk_copies = has_bulk_copies();
+  const int architecture = compiled_for();
+  facts.bulk_copies = architecture >= 90;
+  facts.large_blocks = architecture >= 90 && architecture < 120;  // TR_LARGE_BLOCKS
   set_device(current);
 #if defined(__CUDACC__)
   if (cudaDeviceGetAttribute(&facts.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)

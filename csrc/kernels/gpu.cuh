@@ -61,6 +61,11 @@ using gpuError_t = hipError_t;
 #define TR_BLOCKS_BOUND(threads, blocks) TR_BLOCK_BOUND(threads)
 #endif
 
+// DeviceFacts::large_blocks, as the code is compiled: for data centers' GPUs since Hopper.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+#define TR_LARGE_BLOCKS
+#endif
+
 // Declares the dynamic shared memory of a block, an array of char.
 #if !defined(TR_EMULATED)
 #define TR_DYNAMIC_SHARED(name, alignment) extern __shared__ __attribute__((aligned(alignment))) char name[]

@@ -4,11 +4,11 @@
 // A unit is a tile of some neighbouring columns, or where those are many half a tile, so that more of them lie side by
 // side in a block; or all positions if they are fewer. plan.lanes threads a column have a group of V columns each. A
 // block stays and goes from unit to unit: while the elements of the next two are on their way, it totals one and forms
-// the results of one before, plan.behind jobs ago. What precedes a unit is the business of warps that do nothing else, a
-// lane for each column or a few. If there are strips enough for all blocks, a block walks down its strips (plan.walks),
-// and those warps keep count. Else tiles are taken in memory order by tickets, and those warps look at what other blocks
-// publish: what a job ends is closed at once, so that no total waits for what precedes another job, and what precedes a
-// job is looked for as late as its results allow.
+// the results of one before, plan.behind jobs ago. What precedes a unit is the business of warps that do nothing else,
+// a lane for each column or a few. If there are strips enough for all blocks, a block walks down its strips
+// (plan.walks), and those warps keep count. Else tiles are taken in memory order by tickets, and those warps look at
+// what other blocks publish: what a job ends is closed at once, so that no total waits for what precedes another job,
+// and what precedes a job is looked for as late as its results allow.
 //
 // Columns too few for strips are one run of memory (plan.flat): a job is plan.warps tiles of all of them, and goes
 // through shared memory as it is. A thread's columns are then any of [tile of the job][column].
@@ -83,9 +83,18 @@ __device__ __forceinline__ void round_columns(const Result (&r)[N][kGroup], Pack
 // Threads of a block that work.
 template <class S, class Load, int V>
 constexpr int kColumnThreads = column_threads(V, sizeof(typename Load::Element), sizeof(typename S::Acc));
+// All of them, at most.
+template <class S, class Load, int V> constexpr int kColumnBlock = [] {
+  constexpr int kWork = kColumnThreads<S, Load, V>;
+#if defined(TR_LARGE_BLOCKS)
+  return kWork + other_threads(V, kWork);
+#else
+  return (kWork < kSmallBlock ? kWork : kSmallBlock) + other_threads(V, kWork);
+#endif
+}();
 
 template <class S, class Load, class Store, int V>
-__global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + other_threads(V, kColumnThreads<S, Load, V>)),
+__global__ void TR_BLOCKS_BOUND((kColumnBlock<S, Load, V>),
                                 column_blocks(kColumnThreads<S, Load, V>, sizeof(typename S::Acc)))
     scan_columns(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using Acc = typename S::Acc;
@@ -100,7 +109,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + other_threads(V, k
   constexpr int kSize = sizeof(E) / S::kInputs, kPart = V * kSize;  // of an input's element, or V neighbours
   constexpr int kPartWords = kPart < 4 ? 1 : kPart / 4;
   using Words = Packed<uint32_t, kPartWords>;  // V neighbours
-  constexpr int kGranule = 16;  // bytes
+  constexpr int kGranule = 16;                 // bytes
   using Granule = Packed<uint32_t, kGranule / 4>;
   // Whether blocks may share strips, or walk down them.
   constexpr bool kShares = V == 1 || V == shared_vector(sizeof(E), sizeof(Acc));
@@ -115,7 +124,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + other_threads(V, k
   const bool split = !kWalks || units > 1;
   const bool walks = kWalks && (!kShares || call.plan.walks), flat = kFlat && call.plan.flat;
   // Jobs from a job's totals to its results; jobs whose elements have a place in shared memory.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if defined(TR_LARGE_BLOCKS)
   const int behind = !kShares ? 1 : !kWalks ? most_behind(V) : call.plan.behind;
 #else
   const int behind = kShares ? call.plan.behind : 1;
@@ -127,9 +136,9 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + other_threads(V, k
   const int X = kWalks ? call.plan.strip : recomputed(call.plan.strip), Y = kWalks ? call.plan.lanes : kFan;
   const int threads = X * Y * K;
   const int unit_length = Y * kGroup;
-  const bool halves = split && Y < kFan;                   // units are halves of tiles
+  const bool halves = split && Y < kFan;                       // units are halves of tiles
   const int pitch = X + 1, part = Y * pitch, size = K * part;  // of the totals
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if defined(TR_LARGE_BLOCKS)
   constexpr int kPitch = kThreads;  // of positions in shared memory
 #else
   const int kPitch = threads;  // where there is less of it
@@ -163,9 +172,9 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + other_threads(V, k
   // [job modulo behind, or behind + 1 where blocks never walk][part][group][x]
   Totals* const totals = reinterpret_cast<Totals*>(sums + (kColumnCarries * chains + 3) / 4 * 4);
   __shared__ ColumnJob job[kColumnJobs];
-  __shared__ int64_t width, strips, runs;    // columns side by side; jobs across and along
-  __shared__ int64_t jobs, turn, down;       // tickets, or strips, in all; the next; jobs further down in this one
-  __shared__ double strip_share, run_share;  // 1 / strips, 1 / runs
+  __shared__ int64_t width, strips, runs;        // columns side by side; jobs across and along
+  __shared__ int64_t jobs, turn, down;           // tickets, or strips, in all; the next; jobs further down in this one
+  __shared__ double strip_share, run_share;      // 1 / strips, 1 / runs
   [[maybe_unused]] __shared__ float tile_share;  // 1 / width
   // A job is known; its totals are there; its carries are. The threads that work.
   __shared__ Barrier put[kColumnJobs], published[kColumnCarries], carried[kColumnCarries], team;
@@ -207,8 +216,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + other_threads(V, k
         const RowStart start = one ? RowStart{0, 0} : row_start(layout, j.batch, layout.kept - 1);
         j.in = start.in + position * stride.in + (beside ? j.first * layout.in[layout.kept - 1] : 0);
         j.out = start.out + position * stride.out + (beside ? j.first * layout.out[layout.kept - 1] : 0);
-        if constexpr (is_pair<Load>)
-          j.a = row_offset(layout, call.more_strides[0], j.row) + position * a_stride;
+        if constexpr (is_pair<Load>) j.a = row_offset(layout, call.more_strides[0], j.row) + position * a_stride;
       }
     }
     const int64_t left = n - j.unit * unit_length, most = int64_t(recomputed(U) + 1) * unit_length;
@@ -266,8 +274,8 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + other_threads(V, k
     const int left = j.left - flat_tile(v) * kTile - y * kGroup;
     return left < all ? left < 0 ? 0 : left : all;
   };
-  // move(byte) for each granule of so many bytes, one(element) for what is left: by the same thread in every job, so that
-  // what it copies to a place comes after what it has read there.
+  // move(byte) for each granule of so many bytes, one(element) for what is left: by the same thread in every job, so
+  // that what it copies to a place comes after what it has read there.
   auto each_granule = [&](int bytes, auto move, auto one) {
     for (int at = int(threadIdx.x) * kGranule; at < bytes; at += threads * kGranule) {
       if (at + kGranule <= bytes) move(at);
@@ -278,8 +286,9 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + other_threads(V, k
   auto flat_load = [&](const ColumnJob& j, char* to) {
     const int rows = flat_rows(j), bytes = rows * (row_step < 0 ? -row_step : row_step) * kSize;
     const char* const from = static_cast<const char*>(call.in.data) + (j.in - flat_top(rows)) * kSize;
-    each_granule(bytes, [&](int at) { copy_async<kGranule>(to + at, from + at); },
-                 [&](int e) { reinterpret_cast<E*>(to)[e] = global(reinterpret_cast<const E*>(from))[e]; });
+    each_granule(
+        bytes, [&](int at) { copy_async<kGranule>(to + at, from + at); },
+        [&](int e) { reinterpret_cast<E*>(to)[e] = global(reinterpret_cast<const E*>(from))[e]; });
   };
   auto flat_store = [&](const ColumnJob& j, const char* from) {
     const int w = row_step < 0 ? -row_step : row_step, rows = flat_rows(j);
@@ -391,8 +400,8 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + other_threads(V, k
       }
     }
   };
-  // The same of N columns from `at` on, where they are one run of memory. Those of a word are neighbours there if columns
-  // are of an even number.
+  // The same of N columns from `at` on, where they are one run of memory. Those of a word are neighbours there if
+  // columns are of an even number.
   [[maybe_unused]] const bool words = kCell == 1 || row_step % 2 == 0;
   auto read_flat = [&](const ColumnJob& j, int it, int at, int count, auto& in) {
     constexpr int N = int(sizeof in / sizeof in[0]);
@@ -454,14 +463,14 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + other_threads(V, k
     for (int it = 0; it <= kAhead; ++it) put_job(it, next_ticket());
   __syncthreads();
 
-  int end = INT32_MAX;  // the first turn without a job, once it is met
+  int end = INT32_MAX;                // the first turn without a job, once it is met
   if (int(threadIdx.x) >= threads) {  // the carries, job by job, whatever the others do
     const int lane = int(threadIdx.x) - threads;
     // A job's chains are those of its units, one after the other.
     const int side = flat ? int(width) : X * V;
     constexpr int kPuts = put_lane(V, kThreads);  // the lane that puts jobs
-    // In turn it, closes the block tile that job `it` ends, and finds what precedes job it - behind + 1; between the two,
-    // settles what comes after a block tile.
+    // In turn it, closes the block tile that job `it` ends, and finds what precedes job it - behind + 1; between the
+    // two, settles what comes after a block tile.
     auto each_job = [&](auto ends, auto close, auto settle, auto precede) {
       // On its way for a turn before it is needed. A block loads its tickets in order, so that none waits for ever.
       int64_t ticket = lane == kPuts ? next_ticket() : 0;
@@ -498,34 +507,33 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V> + other_threads(V, k
         ScanCarry<S> walked[kRounds];
         Acc half[kRounds], tiles[kRounds];
         const auto none = [](const ColumnJob&) {};
-        each_job([](const ColumnJob&) { return false; }, none, none, [&](int it, const ColumnJob& j) {
+        each_job([](const ColumnJob&) { return false; }, none, none,
+                 [&](int it, const ColumnJob& j) {
 #pragma unroll
-          for (int round = 0; round < kRounds; ++round) {
-            const int c = recomputed(lane) + round * kCarryThreads;
-            if (c >= j.width) continue;
-            ScanCarry<S>& carry = walked[round];
-            if (j.unit == 0) carry = ScanCarry<S>(row_carry<S, Load>(call, j.row + c));
-            TR_ROLLED
-            for (int k = 0; k < K && j.unit + k < units; ++k) {
-              const Acc total = sums[it % kColumnCarries * chains + k * side + c];
-              const bool second = halves && (j.unit + k) % 2;
-              if (!second) {
-                half[round] = S::absent();
-                tiles[round] = carry.within();
-              }
-              hand_on(it, k * side + c, tiles[round], half[round], carry.carry());
-              half[round] = second ? S::combine(half[round], total) : total;
-              if (second || !halves) carry.push(half[round]);
-            }
-          }
-        });
+                   for (int round = 0; round < kRounds; ++round) {
+                     const int c = recomputed(lane) + round * kCarryThreads;
+                     if (c >= j.width) continue;
+                     ScanCarry<S>& carry = walked[round];
+                     if (j.unit == 0) carry = ScanCarry<S>(row_carry<S, Load>(call, j.row + c));
+                     TR_ROLLED
+                     for (int k = 0; k < K && j.unit + k < units; ++k) {
+                       const Acc total = sums[it % kColumnCarries * chains + k * side + c];
+                       const bool second = halves && (j.unit + k) % 2;
+                       if (!second) {
+                         half[round] = S::absent();
+                         tiles[round] = carry.within();
+                       }
+                       hand_on(it, k * side + c, tiles[round], half[round], carry.carry());
+                       half[round] = second ? S::combine(half[round], total) : total;
+                       if (second || !halves) carry.push(half[round]);
+                     }
+                   }
+                 });
       }
     } else if constexpr (kShares) {
       constexpr int kLanesEach = carry_lanes(kThreads / kFan * V, kCarryThreads), kAtOnce = kCarryThreads / kLanesEach;
       // Whether a job has the last tile of a block tile.
-      auto ends = [&](const ColumnJob& j) {
-        return j.slot + U == kFan && (U - 1) * unit_length < j.left;
-      };
+      auto ends = [&](const ColumnJob& j) { return j.slot + U == kFan && (U - 1) * unit_length < j.left; };
       // Calls with(block, c, active) for the columns of such a job, in step.
       auto each_column = [&](const ColumnJob& j, auto with) {
         const int64_t block = j.unit / kFan;

@@ -179,14 +179,15 @@ ScanCall scan_call(const Problem& p, const Inputs& inputs, const Array& out, con
 
 template <class Call> void emulate(Call& call, int multiprocessors, const char* (*entry)(const Call&, void*, void*),
                                    std::string& plan_text) {
-  call.plan = plan(call, DeviceFacts{true, multiprocessors, simt::options.bulk_copies, simt::kMostShared});
+  call.plan = plan(call, DeviceFacts{true, multiprocessors, simt::options.bulk_copies, simt::kMostShared,
+                                     simt::options.bulk_copies});
   const Plan& p = call.plan;
   plan_text = std::string(family_name(p.family)) + " lanes " + std::to_string(p.lanes) + " warps " +
               std::to_string(p.warps) + " leaves " + std::to_string(p.leaves) + " vector " + std::to_string(p.vector) +
               " walks " + std::to_string(p.walks) + " behind " + std::to_string(p.behind) + " flat " +
-              std::to_string(p.flat) + " whole " + std::to_string(p.whole) + " threads " +
-              std::to_string(p.threads) + " splits " + std::to_string(p.splits) + " blocks " +
-              std::to_string(p.blocks) + (p.vector_loads ? " vector loads" : "");
+              std::to_string(p.flat) + " whole " + std::to_string(p.whole) + " threads " + std::to_string(p.threads) +
+              " splits " + std::to_string(p.splits) + " blocks " + std::to_string(p.blocks) +
+              (p.vector_loads ? " vector loads" : "");
   const std::unique_ptr<char[]> workspace(new char[size_t(p.workspace)]);
   memset(workspace.get(), kGap, size_t(p.workspace));
   if (const char* error = entry(call, workspace.get(), nullptr)) {

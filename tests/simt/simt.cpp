@@ -238,8 +238,16 @@ void flat_columns() {
                  portable = {{{kColumns, -1, -1, -1, -1}, 2, 1}};
   for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16})
     for (const Policies& p : {few, some, portable})
-      for (const auto& sizes : std::vector<std::vector<int64_t>>{
-               {257, 1}, {700, 2}, {9000, 3}, {8192, 4}, {3000, 5}, {2100, 7}, {4096, 8}, {1600, 16}, {600, 24}, {1111, 31}})
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{{257, 1},
+                                                                 {700, 2},
+                                                                 {9000, 3},
+                                                                 {8192, 4},
+                                                                 {3000, 5},
+                                                                 {2100, 7},
+                                                                 {4096, 8},
+                                                                 {1600, 16},
+                                                                 {600, 24},
+                                                                 {1111, 31}})
         for (int form = 0; form < 4; ++form)  // exclusive, reverse
           check({"cumsum", d, d, sizes, 1, form % 2 != 0, form / 2 != 0}, p);
   for (const Policies& p : {few, some}) {
