@@ -381,9 +381,10 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
       const int64_t across = plan.strip * (ways.flat ? 1 : plan.warps), chains = plan.splits > 1 ? across * vector : 0;
       const int64_t positions = device.large_blocks ? threads : across * lanes;  // of a stage, as the kernel has them
       plan.threads = int(across * lanes + (plan.splits > 1 ? others : 0));
-      plan.shared = int((2 + plan.behind) * kGroup * positions * vector * element +
-                        kColumnCarries * chains * (bytes.wide + 3 * bytes.acc) + 3 * bytes.acc +
-                        (plan.behind + !ways.walks) * lanes * (across + plan.warps) * vector * bytes.acc);
+      plan.shared =
+          int((2 + plan.behind) * kGroup * positions * vector * element +
+              kColumnCarries * chains * (bytes.wide + 3 * bytes.acc) + 3 * bytes.acc +
+              (plan.behind + (put_lane(vector, threads) > 0)) * lanes * (across + plan.warps) * vector * bytes.acc);
       most -= 64;
     } while (!device.large_blocks && plan.shared + kColumnShared > shared_of(device) && most > 0);
   };
@@ -415,7 +416,7 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
     }
     if (ways.shares && !plan.walks) {
       // While a block waits for what precedes a job, it totals the next ones.
-      plan.behind = !device.large_blocks ? 1 : ways.walks ? 2 : most_behind(vector);
+      plan.behind = !device.large_blocks ? 1 : ways.walks ? 2 : kMostBehind;
       try_strip(kFan);
     }
   }

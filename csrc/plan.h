@@ -61,11 +61,11 @@ TR_HD constexpr int shared_vector(int size, int acc) {
 constexpr int kColumnAccs = 32;
 // Whether the kernel that shares strips of several columns a thread also takes columns that are one run of memory: of
 // this many bytes at least, and at most (float32: 7 columns 0.45 of a copy's speed, in chains 0.36; 16 columns 0.54, in
-// strips 0.57; bfloat16: 2 columns 0.04, in chains 0.11; 3 columns 0.16 and 0.14; 16 columns 0.39, in strips 0.28).
+// strips 0.57; bfloat16: 2 columns 0.04, in chains 0.11; 3 columns 0.06 to 0.16, and 0.14; 16 columns 0.39, in strips
+// 0.28).
 TR_HD constexpr bool flat_columns(int size, int acc) { return acc <= 4 && size <= 4; }
-constexpr int kLeastFlatBytes = 6, kFlatBytes = 60;
-// Plan::behind where only sharing is compiled for, and there are bulk copies: what shared memory has room for.
-TR_HD constexpr int most_behind(int vector) { return vector < 4 ? 4 : 3; }
+constexpr int kLeastFlatBytes = 8, kFlatBytes = 60;
+constexpr int kMostBehind = 3;  // Plan::behind where only sharing is compiled for, and blocks are large
 // Threads of a block of columns that work, at most: what registers and shared memory allow, given the bytes of an
 // element and of an accumulator. One column a thread fits wherever there are bulk copies, be it only 99 KiB a block.
 TR_HD constexpr int column_threads(int vector, int size, int acc) {

@@ -36,29 +36,43 @@ def test_columns_fit_the_shared_memory(op, dtype):
             if plan["family"] != "columns":
                 continue
             assert 0 < plan["shared"] <= most - DECLARED, (length, width, aligned, plan)
-            working = plan["strip"] * plan["lanes"] * plan["warps"]  # the other threads form carries
-            assert working % 32 == 0 and 32 <= working <= 256
-            assert plan["threads"] - working == (64 if plan["splits"] > 1 else 0)
+            units = 1 if plan["flat"] else plan["warps"]
+            working = plan["strip"] * plan["lanes"] * units  # the other threads form carries, and put jobs
+            assert working % 32 == 0 and 32 <= working <= (512 if most == HOPPER else 256)
+            assert plan["threads"] - working in ((64, 128, 160) if plan["splits"] > 1 else (0,))
             assert (plan["workspace"] > 0) == (not plan["walks"]) and (plan["walks"] or plan["splits"] > 1)
 
 
 def test_blocks_of_columns_are_larger_where_there_is_room():
     small, large = (column_plan("cumsum", 5000, 4096, torch.float32, True, shared) for shared in (PORTABLE, HOPPER))
-    assert large["threads"] == 320 > small["threads"] >= 128
+    assert large["threads"] == 672 > small["threads"] >= 128
     assert (small["family"], small["vector_loads"]) == (large["family"], large["vector_loads"]) == ("columns", True)
 
 
 def test_blocks_walk_down_wide_matrices_and_share_tall_ones():
     for length, width, walks, strips in (  # strips: bytes of neighbouring columns
         (1024, 262144, True, (256, 256)), (2048, 131072, True, (256, 256)), (16384, 16384, True, (256, 128)),
-        (262144, 1024, False, (128, 64)), (2**20, 256, False, (128, 64)), (2**22, 64, False, (128, 64)),
-        (2**24, 16, False, (64, 32)),
+        (262144, 1024, False, (128, 128)), (2**20, 256, False, (128, 128)), (2**22, 64, False, (128, 128)),
+        (2**23, 32, False, (128, 64)),
     ):  # fmt: skip
         for dtype, strip in zip((torch.float32, torch.bfloat16), strips, strict=True):
             plan = column_plan("cumsum", length, width, dtype, True, HOPPER)
             assert plan["walks"] == walks, (length, width, dtype, plan)
             bytes_a_thread = plan["vector"] * torch.finfo(dtype).bits // 8
             assert plan["strip"] * bytes_a_thread == strip, (length, width, dtype, plan)
+
+
+def test_few_columns_are_one_run_of_memory_where_there_is_room():
+    for width, flat in ((2, True), (7, True), (15, True), (16, False), (33, False)):
+        plan = column_plan("cumsum", 2**20, width, torch.float32, True, HOPPER)
+        assert plan["flat"] == flat and plan["family"] == "columns", (width, plan)
+        if flat:
+            assert plan["warps"] * width <= plan["strip"] * plan["vector"] < 2 * plan["warps"] * width
+    for case in (("cumprod", torch.float32, True, HOPPER), ("cumsum", torch.float32, False, HOPPER),
+                 ("cumsum", torch.bfloat16, True, HOPPER)):  # fmt: skip
+        op, dtype, aligned, shared = case
+        plan = column_plan(op, 2**20, 2, dtype, aligned, shared)
+        assert plan["family"] == "columns_chain" and not plan["flat"]
 
 
 def test_the_pipeline_is_for_gpus_with_room_for_it():

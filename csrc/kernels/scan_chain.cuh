@@ -226,7 +226,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
   ChainSpace<S> space(workspace, layout.rows, tiles);
   __shared__ int64_t ticket;
   __shared__ Acc totals[kFan];
-  __shared__ Wide shared_carry;
+  __shared__ Wide initial, shared_carry;
   if (threadIdx.x == 0) ticket = int64_t(take_ticket(space.ticket));  // tiles a block waits for have lower tickets
   __syncthreads();
   const int64_t row = ticket / tiles, tile = ticket - row * tiles;
@@ -249,11 +249,9 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
     }
     end_copies();
   }
-  if (threadIdx.x == 0) shared_carry = row_carry<S, Load>(call, row);
-  if (staged) {
-    wait_copies<0>();
-    warp_barrier();
-  }
+  if (threadIdx.x == 0) initial = row_carry<S, Load>(call, row);
+  if (staged) wait_copies<0>();
+  __syncthreads();
 
   const int64_t first = run_first + lane * kGroup;
   // The items of tile k of the run, and their total.
@@ -308,7 +306,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
   __syncthreads();
   const Acc tiles_upto = sklansky<S>(totals[lane]);
   if (warp == 0) {
-    const Wide carry = chain_carry<S>(space, row, tile, shuffle(tiles_upto, kLanes - 1), shared_carry);
+    const Wide carry = chain_carry<S>(space, row, tile, shuffle(tiles_upto, kLanes - 1), initial);
     if (lane == 0) shared_carry = carry;
   }
   __syncthreads();

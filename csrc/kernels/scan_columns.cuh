@@ -125,15 +125,16 @@ __global__ void TR_BLOCKS_BOUND((kColumnBlock<S, Load, V>),
   const bool walks = kWalks && (!kShares || call.plan.walks), flat = kFlat && call.plan.flat;
   // Jobs from a job's totals to its results; jobs whose elements have a place in shared memory.
 #if defined(TR_LARGE_BLOCKS)
-  const int behind = !kShares ? 1 : !kWalks ? most_behind(V) : call.plan.behind;
+  const int behind = !kShares ? 1 : !kWalks ? kMostBehind : call.plan.behind;
 #else
   const int behind = kShares ? call.plan.behind : 1;
 #endif
   const int stages = kAhead + behind;
   // Units of a job; those that have threads of their own.
   const int U = call.plan.warps, K = flat ? 1 : U;
-  // (X is not worth a register.)
-  const int X = kWalks ? call.plan.strip : recomputed(call.plan.strip), Y = kWalks ? call.plan.lanes : kFan;
+  // Whether a warp of its own puts jobs: then registers are fewest.
+  constexpr bool kApart = put_lane(V, kThreads) > 0;
+  const int X = kApart ? recomputed(call.plan.strip) : call.plan.strip, Y = kWalks ? call.plan.lanes : kFan;
   const int threads = X * Y * K;
   const int unit_length = Y * kGroup;
   const bool halves = split && Y < kFan;                       // units are halves of tiles
@@ -169,7 +170,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnBlock<S, Load, V>),
   Acc* const before_tiles = reinterpret_cast<Acc*>(carries + kColumnCarries * chains);
   Acc* const before_halves = before_tiles + kColumnCarries * chains;
   Acc* const sums = before_halves + kColumnCarries * chains;
-  // [job modulo behind, or behind + 1 where blocks never walk][part][group][x]
+  // [job modulo behind, or where registers are fewest behind + 1][part][group][x]
   Totals* const totals = reinterpret_cast<Totals*>(sums + (kColumnCarries * chains + 3) / 4 * 4);
   __shared__ ColumnJob job[kColumnJobs];
   __shared__ int64_t width, strips, runs;        // columns side by side; jobs across and along
@@ -244,7 +245,8 @@ __global__ void TR_BLOCKS_BOUND((kColumnBlock<S, Load, V>),
   };
   auto totals_of = [&](int it) {
     const int turn = recomputed(it);
-    return totals + (!kWalks ? turn % (behind + 1) : behind == 1 ? 0 : turn % 2) * (kParts * size);
+    const int place = kApart ? turn % (behind + 1) : !kWalks ? turn % behind : behind == 1 ? 0 : turn % 2;
+    return totals + place * (kParts * size);
   };
   // Positions of this thread's group that are there.
   auto count_of = [&](const ColumnJob& j) {
@@ -584,7 +586,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnBlock<S, Load, V>),
     Totals* const own = own_of(of_job);
     // What precedes this thread's group of that job before in its unit, where the job's own totals take its place.
     [[maybe_unused]] Totals last[kParts];
-    if (kWalks)
+    if (!kApart)
 #pragma unroll
       for (int p = 0; p < kParts; ++p) last[p] = own[p * size];
     wait_copies<kAhead - 1>();
@@ -678,7 +680,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnBlock<S, Load, V>),
 
     // What precedes this thread's group in column v, which is column c of the job.
     auto prefix = [&](int v, int c) {
-      Acc within = (kWalks ? last[v / kC] : own_of(totals_of(it - behind))[v / kC * size]).item[v % kC],
+      Acc within = (!kApart ? last[v / kC] : own_of(totals_of(it - behind))[v / kC * size]).item[v % kC],
           tiles = S::absent();
       Wide carry;
       if (split) {

@@ -190,12 +190,12 @@ MUTANTS = (
     ),
     Mutant(
         "lanes read what others are to copy", "kernels/scan_chain.cuh",
-        "wait_copies<0>(); warp_barrier();", "wait_copies<0>();",
+        "if (staged) wait_copies<0>(); __syncthreads();", "if (staged) wait_copies<0>();",
         "scan.LogCumSumExp", ("chain",), "asan",
     ),
     Mutant(
         "a block tile is read while it is on its way", "kernels/scan_chain.cuh",
-        "wait_copies<0>(); warp_barrier();", "warp_barrier();",
+        "if (staged) wait_copies<0>(); __syncthreads();", "__syncthreads();",
         "scan.LogCumSumExp", ("chain",), "asan",
     ),
     Mutant(
@@ -289,13 +289,12 @@ MUTANTS = (
     # ---- scans of columns
     Mutant(
         "no barrier before the totals of columns are read", "kernels/scan_columns.cuh",
-        "else form_all(std::false_type()); } meet();", "else form_all(std::false_type()); }",
+        "own[p * size] = t[p]; } meet();", "own[p * size] = t[p]; }",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
         "no barrier before what precedes a group of columns is read", "kernels/scan_columns.cuh",
-        "if (units > 1) barrier_arrive(&published[it % kColumnCarries]); meet();",
-        "if (units > 1) barrier_arrive(&published[it % kColumnCarries]);",
+        "if (behind == 1) meet();", "",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
@@ -305,7 +304,7 @@ MUTANTS = (
     ),
     Mutant(
         "carries of columns are not waited for", "kernels/scan_columns.cuh",
-        "if (units > 1 && begun) barrier_wait(", "if (units < 1 && begun) barrier_wait(",
+        "if (split && it > 0) barrier_wait(", "if (!split && it > 0) barrier_wait(",
         "scan.CumSum", ("scan_columns",), quick=True,
     ),
     Mutant(
@@ -330,17 +329,17 @@ MUTANTS = (
     ),
     Mutant(
         "elements of the job before are gone", "kernels/scan_columns.cuh",
-        "kStages = kAhead + 1;", "kStages = kAhead;",
-        "scan.CumSum", ("scan_columns",),
+        "const int stages = kAhead + behind;", "const int stages = kAhead + behind - 1;",
+        "scan.CumSum", ("wide_columns",),
     ),
     Mutant(
         "elements that are not copied come a job too early", "kernels/scan_columns.cuh",
-        "P* const before = stage_of(it + kStages - 1);", "P* const before = stage_of(it);",
+        "P* const before = stage_of(it + stages - 1)", "P* const before = stage_of(it)",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
         "tiles of columns by block instead of ticket", "kernels/scan_columns.cuh",
-        "turn = int64_t(take_ticket(space().ticket));", "turn = blockIdx.x + it * int64_t(gridDim.x);",
+        "if (!walks) turn = ticket;", "if (!walks) turn = blockIdx.x + it * int64_t(gridDim.x);",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
@@ -365,22 +364,34 @@ MUTANTS = (
     ),
     Mutant(
         "the total of a block tile of columns is never published", "kernels/column_carry.cuh",
-        "if (waits && closes) space.blocks[block * rows + row].publish(total);", "",
+        "if (active && lane_id() % kCarryLanes == 0) space.block(batch, block, row)->publish(total);", "",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
         "a block tile of columns does not count itself", "kernels/column_carry.cuh",
-        "blocks.set(block_slot, total);", "blocks.set(block_slot, S::absent());",
+        "const int count = int(block - superblock) + 1;", "const int count = int(block - superblock);",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
         "a superblock of columns forgets those before it", "kernels/column_carry.cuh",
-        "after[block * rows].publish(S::combine(before, upto));", "after[block * rows].publish(upto);",
+        "space.carry(batch, block, row)->publish(S::combine(before, upto));",
+        "space.carry(batch, block, row)->publish(upto);",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
+        "few columns are read before others have copied them", "kernels/scan_columns.cuh",
+        "if (flat) meet();", "",
+        "scan.CumSum", ("flat_columns",),
+    ),
+    Mutant(
+        "few columns are stored before others have formed them", "kernels/scan_columns.cuh",
+        "meet(); flat_store(", "flat_store(",
+        "scan.CumSum", ("flat_columns",),
+    ),
+    Mutant(
         "more shared memory than every GPU has", "plan.cpp",
-        "while (!device.bulk_copies && plan.shared + kColumnShared > kPortableShared);", "while (false);",
+        "while (!device.large_blocks && plan.shared + kColumnShared > shared_of(device) && most > 0);",
+        "while (false);",
         "plan", ("scan_columns",),
     ),
     # ---- the pipeline
@@ -479,7 +490,7 @@ MUTANTS = (
     ),
     Mutant(
         "columns forget the value before the row", "kernels/scan_columns.cuh",
-        "row_carry<S, Load>(call, row), within, carry);", "S::wide_absent(), within, carry);",
+        "row_carry<S, Load>(call, active ? j.row + c : 0), within, carry);", "S::wide_absent(), within, carry);",
         "scan.LinearScan", ("linear_scan",),
     ),
     Mutant(
