@@ -205,6 +205,9 @@ template <class S, class Load> constexpr int kChainBlocks = [] {
   if (kStageBytes<Load> > 64 << 10) return 1;
   if (Load::kWidth == 1 || kSize > 4) return sizeof(typename S::Acc) > 8 ? 1 : 2;
   if (kStageBytes<Load> > 32 << 10) return 3;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if (S::kInputs == 2) return 3;  // before Hopper, nvcc needs a few registers more for these
+#endif
   return S::kInputs == 1 && kSize <= 2 && sizeof(typename S::Item) > 4 ? 3 : 4;
 }();
 
