@@ -73,11 +73,9 @@ TR_HD constexpr int column_threads(int vector, int size, int acc) {
   if (vector == 1 && size > 12) return 128;
   return acc > 4 || (vector == 1 && size > 8) ? 192 : 256;
 }
-// The same of GPUs without that much of it.
-constexpr int kSmallBlock = 256;
-constexpr int kLeastLanes = 16;  // threads a column, where columns have several units, at least
-// Those that form the carries into the columns of its units; where blocks share strips, a few for each of at most
-// `chains` tiles and columns, so that all the totals it takes are looked at together. A multiple of 64, for AMD's
+constexpr int kSmallBlock = 256;  // the same where blocks are not large (DeviceFacts::large_blocks)
+constexpr int kLeastLanes = 16;   // threads a column, where columns have several units, at least
+// Those that form the carries into the columns of a block in which `threads` work. A multiple of 64, for AMD's
 // wavefronts.
 TR_HD constexpr int carry_threads(int threads) { return threads > 256 ? 128 : 64; }
 // The lane behind those that work which puts jobs: of large blocks one of a warp of its own, so that no carry waits
@@ -86,17 +84,20 @@ TR_HD constexpr int carry_threads(int threads) { return threads > 256 ? 128 : 64
 TR_HD constexpr int put_lane(int vector, int threads) {
   return threads > 256 && vector < 4 ? carry_threads(threads) : 0;
 }
+// All that do not work.
 TR_HD constexpr int other_threads(int vector, int threads) {
   return carry_threads(threads) + (put_lane(vector, threads) ? 32 : 0);
 }
+// Where blocks share strips: of so many threads those for each of `chains` tiles and columns, so that all the totals
+// that precede one are looked at together.
 TR_HD constexpr int carry_lanes(int chains, int threads) { return 4 * chains <= threads ? 4 : 2; }
 // Blocks with such warps that a multiprocessor has room for.
 TR_HD constexpr int column_blocks(int threads, int acc) { return acc > 8 || threads > 256 ? 1 : 2; }
-constexpr int kColumnShared = 1 << 10;  // the most of them that a block of columns has apart from Plan::shared
+constexpr int kColumnShared = 1 << 10;  // the most bytes of shared memory of such a block apart from Plan::shared
+constexpr int kChainShared = 2 << 10;   // the same of a block of a chain
 constexpr int kWalkThreads = 64;        // of Walk's blocks
 // Neighbouring columns of a thread, given the bytes of an element: copies take 4 bytes or 8.
 TR_HD constexpr int walk_vector(int size) { return size == 2 ? 2 : 1; }
-constexpr int kChainShared = 2 << 10;       // the same of a block of a chain
 constexpr int kPipelineThreads = 800;       // of Pipeline's blocks
 constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory that one has
 // The bytes of the largest accumulators that a warp walks rows with: of two float64 inputs there are too few registers.
