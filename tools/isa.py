@@ -38,7 +38,8 @@ WIDE_GROUPS_OF_PAIRS = {"scan_rows": (4, 1), "scan_held_rows": (4, 2), "scan_cha
 # Its wide accesses, whatever the elements: of kernels for several columns a lane, and for rows that start anywhere.
 WIDE_ACCESSES = {"scan_columns": (8, 8), "scan_short_rows": (0, 1), "scan_tiled_rows": (0, 1)}
 BULK_FAMILIES = {"scan_pipeline"}
-SHARED_STORES = 1  # wide ones that may be missing for NVIDIA: nvcc shares a part of one with the code for a row's end
+# Wide ones that may be missing for NVIDIA: nvcc shares a part of one with the code for a row's end, in each direction.
+SHARED_STORES = {"scan_chain": 2}
 
 # A type in C++, as the table names it, and its size.
 TYPES = {
@@ -116,14 +117,13 @@ class Kernel:
                     width = min(16, int(self.variant) * TYPES[self.types[access]][1])
                 if width > 4 and self.wide[access, width] < wanted:  # single words are not counted
                     faults.append(f"{self.wide[access, width]} {access}s of {width} bytes, expected {wanted}")
+        missing = SHARED_STORES.get(self.family, 1) if self.nvidia else 0
         expected = (WIDE_GROUPS_OF_PAIRS if self.pairs else WIDE_GROUPS).get(self.family, (0, 0))
         for access, groups in zip(("load", "store"), expected, strict=True):
             if self.types.get(access) and self.variant != "false":
                 group = 8 * TYPES[self.types[access]][1]  # bytes
                 width = min(16, group)
-                # One of four is shared, and of a chain in each of its directions.
-                paths = groups if self.family == "scan_chain" and group // width > 2 else 1
-                wanted = groups * group // width - (paths * SHARED_STORES if self.nvidia and access == "store" else 0)
+                wanted = groups * group // width - (missing if access == "store" else 0)
                 if self.wide[access, width] < wanted:
                     faults.append(f"{self.wide[access, width]} {access}s of {width} bytes, expected {wanted}")
         return [f"{self.arch} {self.family}<{self.op}, {self.element}>: {fault}" for fault in faults]
