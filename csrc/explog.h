@@ -25,6 +25,27 @@ TR_HD double fused(double a, double b, double c) {
 #endif
 }
 
+// The greater; the second if the first is NaN.
+TR_HD float greater_number(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return fmaxf(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+TR_HD double greater_number(double a, double b) { return a > b ? a : b; }
+// The greater; NaN of a NaN. Of two zeros either.
+TR_HD float greatest(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float m;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+  return m;
+#else
+  return a >= b || a != a ? a : b;
+#endif
+}
+TR_HD double greatest(double a, double b) { return a >= b || a != a ? a : b; }
+
 // The first argument's exp is 0, and from it up to 0 exp_in_range is good.
 template <class F> constexpr F kLeastExponent = sizeof(F) == 4 ? F(-104) : F(-746);
 
@@ -66,10 +87,10 @@ TR_HD double exp_in_range(double x) {
 // exp of x <= 0; NaN of NaN.
 template <class F> TR_HD F exp_nonpositive(F x) { return exp_in_range(x < kLeastExponent<F> ? kLeastExponent<F> : x); }
 
-// log of x >= 1, finite.
+// log of x >= 1, finite; finite of any other number that is not negative, too.
 TR_HD float log_positive(float x) {
   const uint32_t bits = bit_cast<uint32_t>(x), e = (bits - 0x3f2aaaabu) & 0xff800000u;  // x = 2^k (1 + f), f < 1/3
-  const float f = bit_cast<float>(bits - e) - 1.0f, k = float(int32_t(e)) * 0x1p-23f, s = f * f;
+  const float f = bit_cast<float>(bits - e) - 1.0f, k = float(int32_t(e)), s = f * f;  // k: times 2^23
   float q = fused(-0x1.08bb4cp-3f, f, 0x1.1e404p-3f);
   q = fused(q, f, -0x1.f31d74p-4f);
   q = fused(q, f, 0x1.1ed54cp-3f);
@@ -79,7 +100,7 @@ TR_HD float log_positive(float x) {
   q = fused(q, f, 0x1.555512p-2f);
   q = fused(q, f, -0.5f);
   q = fused(q, s, f);
-  return fused(k, 0x1.62e430p-1f, q);
+  return fused(k, 0x1.62e430p-24f, q);
 }
 TR_HD double log_positive(double x) {
   const uint64_t bits = bit_cast<uint64_t>(x), e = (bits - 0x3fe6a09e667f3bcdu) & 0xfff0000000000000u;

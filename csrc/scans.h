@@ -163,22 +163,33 @@ template <class F> struct FloatBits {
 };
 template <class F> TR_HD bool has_exponent(F m) { return m != 0 && m - m == 0; }
 
-template <class F> TR_HD Power<F> power_of(F x) {
+// Of a normal number.
+template <class F> TR_HD Power<F> normal_power(F x) {
   using B = FloatBits<F>;
   using Bits = typename B::Bits;
+  const Bits bits = bit_cast<Bits>(x);
+  return {bit_cast<F>((bits & ~B::kExponents) | (Bits(B::kBias) << B::kFraction)),
+          int((bits & B::kExponents) >> B::kFraction) - B::kBias};
+}
+template <class F> TR_HD Power<F> power_of(F x) {
+  using B = FloatBits<F>;
   if (!has_exponent(x)) return {x, 0};
-  const bool subnormal = (bit_cast<Bits>(x) & B::kExponents) == 0;
-  const Bits bits = bit_cast<Bits>(subnormal ? x * (B::kSingle ? F(0x1p24) : F(0x1p54)) : x);
-  const int exponent = int((bits & B::kExponents) >> B::kFraction) - (subnormal ? B::kSingle ? 24 : 54 : 0);
-  return {bit_cast<F>((bits & ~B::kExponents) | (Bits(B::kBias) << B::kFraction)), exponent - B::kBias};
+  const bool subnormal = (bit_cast<typename B::Bits>(x) & B::kExponents) == 0;
+  Power<F> power = normal_power(subnormal ? x * (B::kSingle ? F(0x1p24) : F(0x1p54)) : x);
+  power.e -= subnormal ? B::kSingle ? 24 : 54 : 0;
+  return power;
+}
+// m * 2^e, where 1 <= |m| < 4.
+template <class F, class Exponent> TR_HD Power<F> normalized(F m, Exponent e) {
+  using Bits = typename FloatBits<F>::Bits;
+  const Bits bits = bit_cast<Bits>(m), carry = ~(bits >> FloatBits<F>::kFraction) & 1u;  // an exponent of 1, not 0
+  return {bit_cast<F>(bits - (carry << FloatBits<F>::kFraction)), e + int(carry)};
 }
 // One rounding, of the product of the mantissas.
 template <class F> TR_HD Power<F> multiply(Power<F> a, Power<F> b) {
-  using Bits = typename FloatBits<F>::Bits;
   const F m = a.m * b.m;
   if (!has_exponent(m)) return {m, 0};
-  const Bits bits = bit_cast<Bits>(m), carry = ~(bits >> FloatBits<F>::kFraction) & 1u;  // an exponent of 1, not 0
-  return {bit_cast<F>(bits - (carry << FloatBits<F>::kFraction)), a.e + b.e + int(carry)};
+  return normalized(m, a.e + b.e);
 }
 TR_HD int64_t multiply(int64_t a, int64_t b) { return int64_t(uint64_t(a) * uint64_t(b)); }
 // To float64, rounded where it is subnormal there.
@@ -190,11 +201,33 @@ TR_HD double value_of(Power<double> x) {
   return x.m * power(half) * power(e - half);
 }
 
+// The running product of the floats of a group, and whether it and all before it are normal numbers: then they are to
+// the bit what products of powers are.
+template <class F> struct PlainProduct {
+  using B = FloatBits<F>;
+  using Bits = typename B::Bits;
+  static constexpr Bits kOne = Bits(2) << B::kFraction;  // of the exponent, where the sign is shifted out
+  F value;
+  Bits least;
+
+  TR_HD explicit PlainProduct(F first) : value(first), least(place(first)) {}
+  TR_HD void multiply(F x) {
+    value = value * x;
+    const Bits next = place(value);
+    least = next < least ? next : least;
+  }
+  TR_HD bool is_normal() const { return least >= 2 * kOne; }
+
+ private:
+  // Exponents one higher: the greatest, of what is no number or infinite, becomes the least.
+  TR_HD static Bits place(F x) { return Bits(bit_cast<Bits>(x) * 2 + kOne); }
+};
+
 template <class A> struct CumProd {
-  static constexpr bool kFloat = is_float_type<A>;
+  static constexpr bool kFloat = is_float_type<A>, kSingle = std::is_same<A, float>::value;
   using Acc = std::conditional_t<kFloat, Power<std::conditional_t<kFloat, A, float>>, int64_t>;
   using Wide = std::conditional_t<kFloat, Power<double>, int64_t>;
-  using Item = Acc;
+  using Item = A;
   using Result = A;
   using Prefix = Wide;
   static constexpr bool kNanStays = true;
@@ -215,36 +248,71 @@ template <class A> struct CumProd {
     else return a;
   }
   template <class V> TR_HD static V combine(V left, V right) { return multiply(left, right); }
-  template <class E> TR_HD Item load(E x, int64_t) const {
-    if constexpr (kFloat) return power_of(convert<A>(x));
-    else return convert<A>(x);
-  }
-  TR_HD static Item absent_item() { return absent(); }
-  TR_HD static Acc group(Item (&p)[kGroup]) {  // the items become the group's own prefixes
+  template <class E> TR_HD Item load(E x, int64_t) const { return convert<A>(x); }
+  TR_HD static Item absent_item() { return 1; }
+  TR_HD static Acc group(const Item (&x)[kGroup]) {
+    if constexpr (kFloat) {
+      PlainProduct<A> product(x[0]);
+      TR_UNROLLED
+      for (int i = 1; i < kGroup; ++i) product.multiply(x[i]);
+      if (product.is_normal()) return normal_power(product.value);
+      TR_RARE_PATH;
+    }
+    Acc product = item_power(x[0]);
     TR_UNROLLED
-    for (int i = 1; i < kGroup; ++i) p[i] = multiply(p[i - 1], p[i]);
-    return p[kGroup - 1];
+    for (int i = 1; i < kGroup; ++i) product = multiply(product, item_power(x[i]));
+    return product;
   }
   TR_HD static Prefix prefix(Wide carry, Acc within) { return multiply(carry, widen(within)); }
   TR_HD static Prefix prefix(Acc within) { return widen(within); }
-  TR_HD void results(const Prefix& before, const Item (&p)[kGroup], Result (&out)[kGroup]) const {
+  TR_HD void results(const Prefix& before, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
+    if constexpr (kSingle) {
+      // Powers of two so far off that no product of normal floats brings the result back into float32's range are as
+      // good as any others; with the rest, float64 products are normal.
+      constexpr int kFar = 400;
+      const int e = before.e < -kFar ? -kFar : before.e > kFar ? kFar : int(before.e);
+      const double first = value_of(Power<double>{before.m, e});
+      PlainProduct<A> product(x[0]);
+      TR_UNROLLED
+      for (int i = 0; i < kGroup; ++i) {
+        if (i > 0) product.multiply(x[i]);
+        out[i] = A(first * double(product.value));
+      }
+      if (product.is_normal()) return;
+      TR_RARE_PATH;
+    }
+    Acc product = absent();
     TR_UNROLLED
     for (int i = 0; i < kGroup; ++i) {
-      const Wide product = multiply(before, widen(p[i]));
-      if constexpr (kFloat) out[i] = A(value_of(product));
-      else out[i] = product;
+      product = i ? multiply(product, item_power(x[i])) : item_power(x[i]);
+      const Wide result = multiply(before, widen(product));
+      if constexpr (kFloat) out[i] = A(value_of(result));
+      else out[i] = result;
     }
+  }
+
+  // Runs of which all are calm, joined with less to do.
+  TR_HD static bool is_calm(const Acc& run) requires kFloat { return has_exponent(run.m); }
+  TR_HD static bool is_reset(const Acc&) requires kFloat { return false; }
+  TR_HD static bool is_settled(const Acc&, bool) requires kFloat { return true; }
+  TR_HD static Acc calm_join(const Acc& left, const Acc& right) requires kFloat {
+    return normalized(left.m * right.m, left.e + right.e);
+  }
+
+ private:
+  TR_HD static Acc item_power(A x) {
+    if constexpr (kFloat) return power_of(x);
+    else return x;
   }
 };
 
 template <class F> constexpr F kInfinity = F(__builtin_huge_val());
 
-// The exp of a difference that is not positive, or of no number at all, which counts as nothing.
-template <class F> TR_HD F weight(F difference) {
-  return exp_in_range(difference > kLeastExponent<F> ? difference : kLeastExponent<F>);
-}
-// The greater; NaN of a NaN.
-template <class F> TR_HD F greatest(F a, F b) { return a >= b || a != a ? a : b; }
+TR_HD float magnitude(float x) { return __builtin_fabsf(x); }
+TR_HD double magnitude(double x) { return __builtin_fabs(x); }
+
+// The exp of how far the lesser of two numbers lies below the greater; where they have no difference, nothing.
+template <class F> TR_HD F weight(F a, F b) { return exp_in_range(greater_number(-magnitude(a - b), kLeastExponent<F>)); }
 
 // The sum of exponentials m + log(s), where m is the greatest exponent and the term it belongs to is 1 in s. Where m is
 // infinite or NaN, so is the sum, and s is some number.
@@ -256,7 +324,7 @@ template <class F, class S>
 TR_HD Exponentials<F, S> join(Exponentials<F, S> left, Exponentials<F, S> right) {
   const bool first = left.m >= right.m;
   const S big = first ? left.s : right.s, small = first ? right.s : left.s;
-  const S factor = S(weight(first ? right.m - left.m : left.m - right.m));
+  const S factor = S(weight(left.m, right.m));
   return {greatest(left.m, right.m), fused(small, factor, big)};
 }
 
@@ -285,7 +353,7 @@ template <class F> struct LogCumSumExp {
     for (int i = 1; i < kGroup; ++i) m = greatest(m, x[i]);
     F terms[kGroup], s = F(-0.0);
     TR_UNROLLED
-    for (int i = 0; i < kGroup; ++i) terms[i] = weight(x[i] - m);
+    for (int i = 0; i < kGroup; ++i) terms[i] = weight(x[i], m);
     TR_UNROLLED
     for (int i = 0; i < kGroup; ++i) s = s + terms[i];
     return {m, s};
@@ -302,16 +370,13 @@ template <class F> struct LogCumSumExp {
     TR_UNROLLED
     for (int i = 0; i < kGroup; ++i) m[i + 1] = greatest(m[i], x[i]);
     TR_UNROLLED
-    for (int i = 0; i < kGroup; ++i) factors[i] = weight(m[i] >= x[i] ? x[i] - m[i] : m[i] - x[i]);
+    for (int i = 0; i < kGroup; ++i) factors[i] = weight(x[i], m[i]);
     F s = before.s;
     TR_UNROLLED
     for (int i = 0; i < kGroup; ++i)
       sums[i] = s = m[i] >= x[i] ? fused(F(1), factors[i], s) : fused(s, factors[i], F(1));
     TR_UNROLLED
-    for (int i = 0; i < kGroup; ++i) {
-      const F last = m[i + 1];
-      out[i] = last - last == 0 ? last + log_positive(sums[i]) : last;
-    }
+    for (int i = 0; i < kGroup; ++i) out[i] = m[i + 1] + log_positive(sums[i]);  // infinite or NaN as m is
   }
 };
 
@@ -384,8 +449,6 @@ template <class F> struct Affine { F a, lost, b; };
 // The same in float64, between the block tiles of float32: nothing worth keeping is lost.
 struct WideAffine { double a, b; };
 
-TR_HD float magnitude(float x) { return __builtin_fabsf(x); }
-TR_HD double magnitude(double x) { return __builtin_fabs(x); }
 template <class F> TR_HD bool is_finite(F x) { return magnitude(x) < kInfinity<F>; }
 // What a product of multipliers that underflows is: the least number of the type that the elements are computed in. 0
 // is kept for a reset.

@@ -211,12 +211,24 @@ template <class Op> __device__ __forceinline__ typename Op::Acc warp_tree(const 
 
 // Sklansky's inclusive scan over `width` neighbouring lanes, of which this is number `lane`: at level d a lane with
 // that bit adds, on its left, the value of the last lane of the lower half.
-template <class S, class V> __device__ __forceinline__ V sklansky(V value, int lane, int width) {
+template <class V, class Combine>
+__device__ __forceinline__ V sklansky_levels(V value, int lane, int width, Combine combine) {
   for (int d = 1; d < width; d <<= 1) {
     const V left = shuffle(value, lane_id() - lane + (lane & ~(2 * d - 1)) + d - 1);
-    if (lane & d) value = S::combine(left, value);
+    if (lane & d) value = combine(left, value);
   }
   return value;
+}
+// The same by scan S; without choices where it has such a way and all values allow it.
+template <class S, class V> __device__ __forceinline__ V sklansky(V value, int lane, int width) {
+  if constexpr (kHasCalm<S> && std::is_same<V, typename S::Acc>::value) {
+    const V run = sklansky_levels(value, lane, width, [](const V& l, const V& r) { return S::calm_join(l, r); });
+    const uint32_t upto = ((2u << lane) - 1) << (lane_id() - lane);  // the lanes of this one's run
+    const bool has_reset = (ballot(S::is_reset(value)) & upto) != 0;
+    if (!ballot(!(S::is_calm(value) & S::is_settled(run, has_reset)))) return run;
+    TR_RARE_PATH;
+  }
+  return sklansky_levels(value, lane, width, [](const V& l, const V& r) { return S::combine(l, r); });
 }
 // Over a warp.
 template <class S, class V> __device__ __forceinline__ V sklansky(V value) {
@@ -250,7 +262,8 @@ template <class S, class V, int K> __device__ __forceinline__ void sklansky(V (&
     }
     if (ballot(!calm)) {
 #pragma unroll
-      for (int k = 0; k < K; ++k) run[k] = sklansky<S>(value[k], lane & (width - 1), width);
+      for (int k = 0; k < K; ++k) run[k] = sklansky_levels(value[k], lane & (width - 1), width,
+                                 [](const V& l, const V& r) { return S::combine(l, r); });
     }
   }
 #pragma unroll

@@ -641,16 +641,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnBlock<S, Load, V>),
 #pragma unroll
       for (int p = 0; p < kParts; ++p, mine += size) {
         Totals upto = *mine;
-#pragma unroll
-        for (int d = 1; d < kLanes; d <<= 1) {
-          if (d < Y) {
-#pragma unroll
-            for (int v = 0; v < kC; ++v) {
-              const Acc lower = shuffle(upto.item[v], (lane & ~(2 * d - 1)) + d - 1);
-              if (group & d) upto.item[v] = S::combine(lower, upto.item[v]);
-            }
-          }
-        }
+        sklansky<S>(upto.item, lane, Y);
         if (split && group == Y - 1 && recomputed(k) * unit_length < now.left) {
           auto column_at = [&](int v) { return column_of(recomputed(column), p * kC + v); };
           if (walks) {

@@ -272,14 +272,7 @@ __global__ void __launch_bounds__(kThreads) scan_tiled_rows(TR_GRID_CONSTANT Sca
   load_groups<Load, kAligned>(call, in, first, count, mirror, x);
 #pragma unroll
   for (int k = 0; k < K; ++k) within[k] = form_items<E, kAligned>(op, x[k], first(k), count(k), mirror, items[k]);
-#pragma unroll
-  for (int d = 1; d < kLanes; d <<= 1) {
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const Acc left = shuffle(within[k], (lane & ~(2 * d - 1)) + d - 1);
-      if (lane & d) within[k] = S::combine(left, within[k]);
-    }
-  }
+  sklansky<S>(within, lane, kLanes);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     if (lane == kLanes - 1) totals[warp * K + k] = within[k];
