@@ -90,7 +90,7 @@ template <class F> TR_HD F exp_nonpositive(F x) { return exp_in_range(x < kLeast
 // log of x >= 1, finite; finite of any other number that is not negative, too.
 TR_HD float log_positive(float x) {
   const uint32_t bits = bit_cast<uint32_t>(x), e = (bits - 0x3f2aaaabu) & 0xff800000u;  // x = 2^k (1 + f), f < 1/3
-  const float f = bit_cast<float>(bits - e) - 1.0f, k = float(int32_t(e)), s = f * f;  // k: times 2^23
+  const float f = bit_cast<float>(bits - e) - 1.0f, k = float(int32_t(e)), s = f * f;   // k: times 2^23
   float q = fused(-0x1.08bb4cp-3f, f, 0x1.1e404p-3f);
   q = fused(q, f, -0x1.f31d74p-4f);
   q = fused(q, f, 0x1.1ed54cp-3f);

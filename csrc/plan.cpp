@@ -363,7 +363,8 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
   const int element = typed(call) ? size_of(call.in.dtype) * facts(call.op).inputs : size_of(call.in.accumulator);
   const ScanBytes bytes = scan_bytes(call);
   const int64_t width = l.kept ? l.size[l.kept - 1] : 1, batch = l.rows / width, columns = ceil_div(width, vector);
-  const int threads = column_threads(vector, element, int(bytes.acc)), others = other_threads(vector, threads);
+  const int threads = column_threads(vector, element, int(bytes.acc)), accs = vector * int(bytes.acc),
+            others = other_threads(accs, threads);
   plan.vector = vector;
   plan.vector_loads = vector > 1;
   plan.flat = ways.flat;
@@ -381,10 +382,9 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
       const int64_t across = plan.strip * (ways.flat ? 1 : plan.warps), chains = plan.splits > 1 ? across * vector : 0;
       const int64_t positions = device.large_blocks ? threads : across * lanes;  // of a stage, as the kernel has them
       plan.threads = int(across * lanes + (plan.splits > 1 ? others : 0));
-      plan.shared =
-          int((2 + plan.behind) * kGroup * positions * vector * element +
-              kColumnCarries * chains * (bytes.wide + 3 * bytes.acc) + 3 * bytes.acc +
-              (plan.behind + (put_lane(vector, threads) > 0)) * lanes * (across + plan.warps) * vector * bytes.acc);
+      plan.shared = int((2 + plan.behind) * kGroup * positions * vector * element +
+                        kColumnCarries * chains * (bytes.wide + 3 * bytes.acc) + 3 * bytes.acc +
+                        (plan.behind + (put_lane(accs, threads) > 0)) * lanes * (across + plan.warps) * accs);
       most -= 64;
     } while (!device.large_blocks && plan.shared + kColumnShared > shared_of(device) && most > 0);
   };
@@ -451,12 +451,12 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const bool whole = forced.whole != 0 && !(forced.whole < 0 && better_walked) && whole_rows(call, plan.vector_loads);
   const bool walked = whole || scan_bytes(call).acc <= kWalkedAcc;
   const bool chains = inputs < 3;  // of three inputs a block tile takes more registers than there are
-  const Family along = !walked               ? Family::Chain
-                       : n <= kTile || whole ? Family::Rows
-                       : pipeline            ? Family::Pipeline
-                       : many_rows           ? Family::Rows
-                       : chains              ? Family::Chain
-                                             : Family::Columns;
+  const Family along = !walked                                       ? Family::Chain
+                       : n <= kTile || whole                         ? Family::Rows
+                       : pipeline                                    ? Family::Pipeline
+                       : many_rows && (plan.vector_loads || !chains) ? Family::Rows
+                       : chains                                      ? Family::Chain
+                                                                     : Family::Columns;
   const int acc = int(scan_bytes(call).acc), walked_columns = walked_vector(in_size, acc),
             shared_columns = shared_vector(in_size, acc);  // of a thread
   const bool vectors = forced.vector_loads != 0 && column_vectors(call, shared_columns);

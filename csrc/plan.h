@@ -69,7 +69,7 @@ constexpr int kMostBehind = 3;  // Plan::behind where only sharing is compiled f
 // Threads of a block of columns that work, at most: what registers and shared memory allow, given the bytes of an
 // element and of an accumulator. One column a thread fits wherever there are bulk copies, be it only 99 KiB a block.
 TR_HD constexpr int column_threads(int vector, int size, int acc) {
-  if (vector > 1 && acc <= 4 && vector * size == 8) return 512;  // that share strips
+  if (vector > 1 && acc <= 8 && vector * size <= 8) return 512;
   if (vector == 1 && size > 12) return 128;
   return acc > 4 || (vector == 1 && size > 8) ? 192 : 256;
 }
@@ -78,15 +78,13 @@ constexpr int kLeastLanes = 16;   // threads a column, where columns have severa
 // Those that form the carries into the columns of a block in which `threads` work. A multiple of 64, for AMD's
 // wavefronts.
 TR_HD constexpr int carry_threads(int threads) { return threads > 256 ? 128 : 64; }
-// The lane behind those that work which puts jobs: of large blocks one of a warp of its own, so that no carry waits
-// (float32, 2^18 by 1024: 0.78 of a copy's speed without, 0.87 with it), except where the registers of such a warp are
-// missed (bfloat16, 4 columns a thread: 0.69 and 0.59).
-TR_HD constexpr int put_lane(int vector, int threads) {
-  return threads > 256 && vector < 4 ? carry_threads(threads) : 0;
-}
+// The lane behind those that work which puts jobs, given the bytes of a thread's accumulators: of large blocks one of a
+// warp of its own, so that no carry waits (float32 sums, 2^18 by 1024: 0.78 of a copy's speed without, 0.87 with it),
+// except where the registers of such a warp are missed (bfloat16, 4 columns a thread: 0.69 and 0.59).
+TR_HD constexpr int put_lane(int accs, int threads) { return threads > 256 && accs < 16 ? carry_threads(threads) : 0; }
 // All that do not work.
-TR_HD constexpr int other_threads(int vector, int threads) {
-  return carry_threads(threads) + (put_lane(vector, threads) ? 32 : 0);
+TR_HD constexpr int other_threads(int accs, int threads) {
+  return carry_threads(threads) + (put_lane(accs, threads) ? 32 : 0);
 }
 // Where blocks share strips: of so many threads those for each of `chains` tiles and columns, so that all the totals
 // that precede one are looked at together.

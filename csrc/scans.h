@@ -292,10 +292,24 @@ template <class A> struct CumProd {
   }
 
   // Runs of which all are calm, joined with less to do.
-  TR_HD static bool is_calm(const Acc& run) requires kFloat { return has_exponent(run.m); }
-  TR_HD static bool is_reset(const Acc&) requires kFloat { return false; }
-  TR_HD static bool is_settled(const Acc&, bool) requires kFloat { return true; }
-  TR_HD static Acc calm_join(const Acc& left, const Acc& right) requires kFloat {
+  TR_HD static bool is_calm(const Acc& run)
+    requires kFloat
+  {
+    return has_exponent(run.m);
+  }
+  TR_HD static bool is_reset(const Acc&)
+    requires kFloat
+  {
+    return false;
+  }
+  TR_HD static bool is_settled(const Acc&, bool)
+    requires kFloat
+  {
+    return true;
+  }
+  TR_HD static Acc calm_join(const Acc& left, const Acc& right)
+    requires kFloat
+  {
     return normalized(left.m * right.m, left.e + right.e);
   }
 
@@ -312,7 +326,9 @@ TR_HD float magnitude(float x) { return __builtin_fabsf(x); }
 TR_HD double magnitude(double x) { return __builtin_fabs(x); }
 
 // The exp of how far the lesser of two numbers lies below the greater; where they have no difference, nothing.
-template <class F> TR_HD F weight(F a, F b) { return exp_in_range(greater_number(-magnitude(a - b), kLeastExponent<F>)); }
+template <class F> TR_HD F weight(F a, F b) {
+  return exp_in_range(greater_number(-magnitude(a - b), kLeastExponent<F>));
+}
 
 // The sum of exponentials m + log(s), where m is the greatest exponent and the term it belongs to is 1 in s. Where m is
 // infinite or NaN, so is the sum, and s is some number.

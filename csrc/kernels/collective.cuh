@@ -262,7 +262,8 @@ template <class S, class V, int K> __device__ __forceinline__ void sklansky(V (&
     }
     if (ballot(!calm)) {
 #pragma unroll
-      for (int k = 0; k < K; ++k) run[k] = sklansky_levels(value[k], lane & (width - 1), width,
+      for (int k = 0; k < K; ++k)
+        run[k] = sklansky_levels(value[k], lane & (width - 1), width,
                                  [](const V& l, const V& r) { return S::combine(l, r); });
     }
   }

@@ -187,6 +187,45 @@ __device__ __forceinline__ void staged_group(const E* run, int group, int64_t st
   staged_words(run, stride < 0 ? kRun / kGroup - 1 - group : group, w);
 }
 
+// What a result takes in the place of an element, if it fits there.
+template <class S, class Store> struct KeptResult { using type = typename S::Result; };
+template <class S, class O> struct KeptResult<S, TypedStore<O>> { using type = O; };
+template <class S, class Store> using kept_result = typename KeptResult<S, Store>::type;
+template <class S, class Load, class Store> constexpr bool kKeepsResults =
+    !S::kIndexed && sizeof(kept_result<S, Store>) == sizeof(element_of<Load>);
+
+// Stores the results of tile k of a run, of which `end` positions are there, by way of their elements' places: so that
+// neighbouring lanes store neighbours, wherever they lie. By one warp. The run's position 0 is `first` of the row.
+template <class S, class Load, class Store>
+__device__ __forceinline__ void store_run_tile(const ScanCall& call, int64_t base, ScanStride stride, int64_t first,
+                                               int k, int end, element_of<Load>* run,
+                                               const typename S::Result (&r)[kGroup]) {
+  using O = kept_result<S, Store>;
+  O* const to = reinterpret_cast<O*>(run);
+  const int lane = recomputed(lane_id()), shift = call.exclusive ? 1 : 0;
+  auto place = [&](int position) { return stride.in < 0 ? kRun - 1 - position : position; };
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) {
+    const int p = place(k * kTile + lane * kGroup + i);
+    if constexpr (std::is_same<O, typename S::Result>::value) to[p] = r[i];
+    else to[p] = round_to<O>(r[i]);
+  }
+  warp_barrier();
+  const int64_t room = call.layout.length - shift - first;
+  const int last = room < end ? int(room) : end;
+  int position = k * kTile + lane;
+  if constexpr (kHasStart<S>)
+    if (shift && first + position == 0) Store::one(call, base, S::start());
+  int64_t at = base + (first + position + shift) * stride.out;
+  TR_ROLLED
+  for (int i = 0; i < kGroup; ++i, position += kLanes, at += kLanes * stride.out) {
+    if (position >= last) continue;
+    const O value = to[place(position)];
+    if constexpr (std::is_same<O, typename S::Result>::value) Store::one(call, at, value);
+    else global(static_cast<O*>(call.out.values))[at] = value;
+  }
+}
+
 // One of two values, word by word, so that no compiler selects between their addresses.
 template <class V> __device__ __forceinline__ V chosen(bool first, const V& a, const V& b) {
   uint32_t x[sizeof(V) / 4], y[sizeof(V) / 4];
@@ -228,7 +267,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
 
   ChainSpace<S> space(workspace, layout.rows, tiles);
   __shared__ int64_t ticket;
-  __shared__ Acc totals[kFan];
+  __shared__ Acc totals[kFan];  // of tiles; then up to each
   __shared__ Wide initial, shared_carry;
   if (threadIdx.x == 0) ticket = int64_t(take_ticket(space.ticket));  // tiles a block waits for have lower tickets
   __syncthreads();
@@ -307,24 +346,32 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
   for (int k = 0; k < kRunTiles; ++k)
     if (lane == kLanes - 1) totals[warp * kRunTiles + k] = upto[k];
   __syncthreads();
-  const Acc tiles_upto = sklansky<S>(totals[lane]);
   if (warp == 0) {
+    const Acc tiles_upto = totals[lane] = sklansky<S>(totals[lane]);
     const Wide carry = chain_carry<S>(space, row, tile, shuffle(tiles_upto, kLanes - 1), initial);
     if (lane == 0) shared_carry = carry;
   }
   __syncthreads();
   TR_ROLLED
   for (int k = 0; k < kRunTiles; ++k) {
-    const int slot = warp * kRunTiles + k;
+    const int slot = recomputed(warp) * kRunTiles + k;
     Acc own = upto[0];
 #pragma unroll
     for (int i = 1; i < kRunTiles; ++i) own = chosen(i == k, upto[i], own);
-    const Acc left_tiles = shuffle(tiles_upto, slot ? slot - 1 : 0), left_lanes = shuffle(own, lane ? lane - 1 : 0);
+    const Acc left_tiles = totals[slot ? slot - 1 : 0], left_lanes = shuffle(own, lane ? lane - 1 : 0);
     const Acc before = S::combine(slot ? left_tiles : S::absent(), lane ? left_lanes : S::absent());
     typename S::Item items[kGroup];
     form(k, items);
     typename S::Result out[kGroup];
     op.results(S::prefix(shared_carry, before), items, out);
+    if constexpr (kKeepsResults<S, Load, Store>) {
+      const bool wide = Store::kWidth > 1 && call.plan.vector_loads && end >= kRun && !call.exclusive;
+      if (staged && !wide) {
+        store_run_tile<S, Load, Store>(call, recomputed(start.out), scan_stride(call.layout), recomputed(run_first), k,
+                                       recomputed(end), run_of(0), out);
+        continue;
+      }
+    }
     if (k * kTile + lane * kGroup < end)
       store_results<S, Store, true>(call, start.out, stride.out, first + k * kTile, out);
   }

@@ -85,11 +85,11 @@ template <class S, class Load, int V>
 constexpr int kColumnThreads = column_threads(V, sizeof(typename Load::Element), sizeof(typename S::Acc));
 // All of them, at most.
 template <class S, class Load, int V> constexpr int kColumnBlock = [] {
-  constexpr int kWork = kColumnThreads<S, Load, V>;
+  constexpr int kWork = kColumnThreads<S, Load, V>, kAccs = V * sizeof(typename S::Acc);
 #if defined(TR_LARGE_BLOCKS)
-  return kWork + other_threads(V, kWork);
+  return kWork + other_threads(kAccs, kWork);
 #else
-  return (kWork < kSmallBlock ? kWork : kSmallBlock) + other_threads(V, kWork);
+  return (kWork < kSmallBlock ? kWork : kSmallBlock) + other_threads(kAccs, kWork);
 #endif
 }();
 
@@ -133,7 +133,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnBlock<S, Load, V>),
   // Units of a job; those that have threads of their own.
   const int U = call.plan.warps, K = flat ? 1 : U;
   // Whether a warp of its own puts jobs: then registers are fewest.
-  constexpr bool kApart = put_lane(V, kThreads) > 0;
+  constexpr bool kApart = put_lane(V * sizeof(Acc), kThreads) > 0;
   const int X = kApart ? recomputed(call.plan.strip) : call.plan.strip, Y = kWalks ? call.plan.lanes : kFan;
   const int threads = X * Y * K;
   const int unit_length = Y * kGroup;
@@ -470,7 +470,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnBlock<S, Load, V>),
     const int lane = int(threadIdx.x) - threads;
     // A job's chains are those of its units, one after the other.
     const int side = flat ? int(width) : X * V;
-    constexpr int kPuts = put_lane(V, kThreads);  // the lane that puts jobs
+    constexpr int kPuts = put_lane(V * sizeof(Acc), kThreads);  // the lane that puts jobs
     // In turn it, closes the block tile that job `it` ends, and finds what precedes job it - behind + 1; between the
     // two, settles what comes after a block tile.
     auto each_job = [&](auto ends, auto close, auto settle, auto precede) {

@@ -281,7 +281,8 @@ __global__ void __launch_bounds__(kThreads) scan_tiled_rows(TR_GRID_CONSTANT Sca
   }
   if (warps > 1) __syncthreads();
   else warp_barrier();
-  const Acc upto = sklansky<S>(lane < warps * K ? totals[place * K + lane] : S::absent());
+  const int tiles = warps * K, slot = lane & (tiles - 1);
+  const Acc upto = sklansky<S>(totals[place * K + slot], slot, tiles);
   typename S::Result r[K][kGroup];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
