@@ -118,8 +118,13 @@ int64_t accumulator_bytes(const ReduceCall& call) {
   return 0;
 }
 
-struct ScanBytes { int64_t acc, wide; };
-template <class S> ScanBytes scan_bytes() { return {sizeof(typename S::Acc), sizeof(typename S::Wide)}; }
+struct ScanBytes {
+  int64_t acc, wide;
+  int groups, tiles;  // kHeldGroups, kHeldTiles
+};
+template <class S> ScanBytes scan_bytes() {
+  return {sizeof(typename S::Acc), sizeof(typename S::Wide), kHeldGroups<S>, kHeldTiles<S>};
+}
 template <template <class> class Op> ScanBytes scan_bytes(const Source& in) {
   constexpr bool kIntegers = Op<float>::kIntegers;
   if (kIntegers && in.accumulator == Dtype::I64) return scan_bytes<Op<std::conditional_t<kIntegers, int64_t, float>>>();
@@ -132,7 +137,7 @@ ScanBytes scan_bytes(const ScanCall& call) {
   case Scan::name: return scan_bytes<name>(call.in);
   switch (call.op) { TR_FOR_EACH_SCAN(TR_CASE) }
 #undef TR_CASE
-  return {0, 0};
+  return {0, 0, 0, 0};
 }
 
 void check_grid(const Plan& plan) {
@@ -273,7 +278,7 @@ static bool pipelined(const ScanCall& call) {
 static bool whole_rows(const ScanCall& call, bool vector_loads) {
   const Layout& l = call.layout;
   if (held_rows(call)) return l.length <= int64_t(kWarps) * most_held_groups(size_of(call.in.dtype)) * kTile;
-  if (!compact(call) || l.length > int64_t(kWarps) * held_groups(int(scan_bytes(call).acc)) * kTile) return false;
+  if (!compact(call) || l.length > int64_t(kWarps) * scan_bytes(call).tiles * kTile) return false;
   if (vector_loads) return true;
   const bool neighbours = l.length == 1 || (magnitude(position_stride(l)) == 1 && out_stride(l) == position_stride(l));
   const bool one_run = l.kept == 0 || (l.kept == 1 && l.out[0] == l.length);
@@ -497,7 +502,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
         plan.blocks = ceil_div(l.rows, kThreads / (plan.lanes * plan.warps) * (n > kTile ? 1 : groups));
         break;
       }
-      const int most = held_groups(int(scan_bytes(call).acc)), held = n > kTile && n <= 2 * kTile ? 2 : most;
+      const ScanBytes held_by = scan_bytes(call);
+      const int held = n <= kTile ? held_by.groups : n <= 2 * kTile ? 2 : held_by.tiles;
       if (whole && n <= kTile) {
         plan.blocks = ceil_div(l.rows, kWarps * held * (32 / plan.lanes));
       } else if (whole) {

@@ -100,12 +100,10 @@ constexpr int kPipelineThreads = 800;       // of Pipeline's blocks
 constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory that one has
 // The bytes of the largest accumulators that a warp walks rows with: of two float64 inputs there are too few registers.
 constexpr int kWalkedAcc = 16;
-// Groups of whole rows that a lane holds, given the bytes of an accumulator; a row of at most two tiles needs no more.
-TR_HD constexpr int held_groups(int acc) { return acc > 4 ? 2 : 4; }
-// The same of those whose kernels are for two inputs or have indices, given the bytes of an element: at most as many as
-// rows of a block tile need, or of 8-byte elements as registers allow. The more a lane has, the fewer instructions an
-// element takes; of elements of more bytes fewer are enough. Of rows of at most a tile a lane takes that many, if one
-// stride leads through all of them.
+// Groups of whole rows that a lane holds where kernels are for two inputs or have indices, given the bytes of an
+// element: at most as many as rows of a block tile need, or of 8-byte elements as registers allow. The more a lane has,
+// the fewer instructions an element takes; of elements of more bytes fewer are enough. Of rows of at most a tile a lane
+// takes that many, if one stride leads through all of them.
 TR_HD constexpr int most_held_groups(int size) { return size > 4 ? 2 : 4; }
 TR_HD constexpr int held_groups_wanted(int size) { return size == 2 ? 4 : size == 4 ? 2 : 1; }
 TR_HD constexpr int held_groups(const Layout& layout, int size, int warps) {

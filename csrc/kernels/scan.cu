@@ -27,7 +27,7 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
   switch (plan.family) {
     case Family::Rows:
       if constexpr (kCompact<S, Load, Store>) {
-        constexpr int K = held_groups(sizeof(typename S::Acc));
+        constexpr int K = kHeldTiles<S>;
         const int64_t n = call.layout.length;
         if (plan.whole && plan.vector_loads) {
           n <= kTile       ? run(scan_short_rows<S, Load, Store, true>)

@@ -247,7 +247,7 @@ template <class S, class Load> constexpr int kChainBlocks = [] {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   if (S::kInputs == 2) return 3;  // before Hopper, nvcc needs a few registers more for these
 #endif
-  return S::kInputs == 1 && kSize <= 2 && sizeof(typename S::Item) > 4 ? 3 : 4;
+  return S::kInputs == 1 && (kSize <= 2 || !S::kIndexed) && sizeof(typename S::Item) > 4 ? 3 : 4;
 }();
 
 // All that a block needs is on its way at once, to shared memory, and is taken from there twice, as there are too few

@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kThreads) scan_short_rows(TR_GRID_CONSTANT Sca
   using Acc = typename S::Acc;
   using E = typename Load::Element;
   using O = typename Store::Element;
-  constexpr int K = held_groups(sizeof(Acc));
+  constexpr int K = kHeldGroups<S>;
   const S op{call.options};
   const Layout& layout = call.layout;
   const int n = int(layout.length), width = call.plan.lanes, rows = kLanes / width;  // rows at once
