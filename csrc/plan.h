@@ -36,6 +36,7 @@ struct Plan {
   bool walks = false;  // scans, Columns: blocks walk down their strips; else they share them,
   int behind = 1;      // and this many jobs of a block lie between a job's totals and its results
   bool flat = false;   // scans, Columns: a job's units are one run of memory
+  bool ragged = false;  // scans, Columns: rows of a strip start anywhere, and are copied with what lies around them
   int leaves = 1;      // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
   int64_t splits = 1;  // reductions: runs a row, each leaving a partial; scans: block tiles a row, or units of a column
   int64_t blocks = 1;  // grid size; CPU: tasks
@@ -65,6 +66,13 @@ constexpr int kColumnAccs = 32;
 // 0.28).
 TR_HD constexpr bool flat_columns(int size, int acc) { return acc <= 4 && size <= 4; }
 constexpr int kLeastFlatBytes = 8, kFlatBytes = 60;
+// Whether there is a kernel for strips of neighbouring columns whose rows start anywhere. Of rows of so many bytes at
+// least; narrower ones would leave too many of its lanes without a column.
+TR_HD constexpr bool ragged_columns(int size, int acc) { return acc <= 4 && size <= 4; }
+constexpr int kLeastRaggedBytes = 64;
+// Of its blocks: the threads that work; the most bytes of a row of a strip, a word a lane; and those that such a row
+// has in shared memory, where it lies in whole sectors as in memory.
+constexpr int kRaggedThreads = 512, kRaggedBytes = 128, kRaggedPitch = 160;
 constexpr int kMostBehind = 3;  // Plan::behind where only sharing is compiled for, and blocks are large
 // Threads of a block of columns that work, at most: what registers and shared memory allow, given the bytes of an
 // element and of an accumulator. One column a thread fits wherever there are bulk copies, be it only 99 KiB a block.

@@ -90,6 +90,7 @@ py::dict as_dict(const Plan& plan) {
   fields["walks"] = plan.walks;
   fields["behind"] = plan.behind;
   fields["flat"] = plan.flat;
+  fields["ragged"] = plan.ragged;
   fields["leaves"] = plan.leaves;
   fields["whole"] = plan.whole;
   fields["splits"] = plan.splits;
