@@ -448,7 +448,7 @@ static void take_ragged(Plan& plan, const ScanCall& call, const DeviceFacts& dev
   const int64_t words = ceil_div(width, plan.vector), strips = ceil_div(words, lanes);
   plan.strip = int(ceil_div(words, strips));
   plan.splits = ceil_div(l.length, kTile);
-  plan.threads = kRaggedThreads + other_threads(1, kRaggedThreads);
+  plan.threads = ragged_block(size_of(call.in.dtype));
   const int64_t columns = lanes * plan.vector;
   plan.shared = int((2 + plan.behind) * kTile * kRaggedPitch + kColumnCarries * columns * (bytes.wide + bytes.acc) +
                     plan.behind * kFan * (columns + 1) * bytes.acc);
@@ -494,8 +494,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const bool vectors = forced.vector_loads != 0 && column_vectors(call, shared_columns);
   const bool flat = forced.vector_loads != 0 && flat_run(call);
   const bool loose = device.large_blocks && forced.vector_loads != 0 && ragged(call);
-  const bool narrow = !flat && !loose && n > kBlockTile &&
-                      l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
+  const bool narrow =
+      !flat && !loose && n > kBlockTile && l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
   // Strips of two inputs, or with indices, are narrow, unless columns are short: float32 linear_scan 0.15 of a copy's
   // speed. So lanes that walk are worth it from about one block of them a multiprocessor on.
   const bool many_columns = 4 * l.rows >= int64_t(3) * kWalkThreads * walk_vector(in_size) * device.multiprocessors;

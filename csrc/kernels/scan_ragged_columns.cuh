@@ -3,10 +3,10 @@
 //
 // A job is a tile of a strip of columns, as many as 128 bytes of a row. What of memory is moved of it in whole granules
 // of 16 bytes goes to shared memory as it lies: a row there has the place in its sector that it has in memory. So
-// granules may have other strips' elements at their ends, which nobody looks at. A lane has a word of a row, that is one
-// column or two neighbours, in the same rows that its warp has copied; where words of memory are not words of the strip,
-// it puts its own together from two. Results go to memory from registers, a word a lane, and where a row of the result
-// is in the middle of a word, each lane's half beside its neighbour's.
+// granules may have other strips' elements at their ends, which nobody looks at. A lane has a word of a row, that is
+// one column or two neighbours, in the same rows that its warp has copied; where words of memory are not words of the
+// strip, it puts its own together from two. Results go to memory from registers, a word a lane, and where a row of the
+// result is in the middle of a word, each lane's half beside its neighbour's.
 //
 // Blocks share strips by tickets, and hand on their totals, as in scan_columns.cuh.
 #pragma once
@@ -24,32 +24,31 @@ template <class S, class Load, class Store> constexpr bool kRaggedColumns = [] {
 struct RaggedJob {
   int64_t row, batch, first, tile;  // the strip's first row (column of memory), of all; the batch, and the row in it
   int64_t in, out;                  // bytes to its first position in that row
-  void *slots, *before;  // as of a ColumnJob
-  int width;             // columns; 0: there is no job, and no other comes
-  int left;              // positions from there on; more than a tile has is all the same
-  int slot;              // of the tile in its block tile
-  bool inside;           // all granules that have elements of it lie in the tensor
+  void *slots, *before;             // as of a ColumnJob
+  int width;                        // columns; 0: there is no job, and no other comes
+  int left;                         // positions from there on; more than a tile has is all the same
+  int slot;                         // of the tile in its block tile
+  bool inside;                      // all granules that have elements of it lie in the tensor
 };
 
-// Threads of a block; a warp of its own puts jobs.
-constexpr int kRaggedBlock = kRaggedThreads + carry_threads(kRaggedThreads) + kLanes;
-
 template <class S, class Load, class Store>
-__global__ void TR_BLOCKS_BOUND(kRaggedBlock, 1)
+__global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
     scan_ragged_columns(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+#if defined(TR_LARGE_BLOCKS) || defined(TR_EMULATED)  // no plan has it where blocks are not large
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using E = typename Load::Element;
-  constexpr int kSize = sizeof(E), kCell = 4 / kSize;                        // columns of a word
-  constexpr int kWarps = kRaggedThreads / kLanes, kRuns = kFan / kWarps;     // groups of a thread
-  constexpr int kSide = kLanes * kCell, kAcross = kSide / kWarps;            // columns of a job; of them a warp's
-  constexpr int kCarryThreads = carry_threads(kRaggedThreads), kPuts = kCarryThreads;  // the lane that puts jobs
-  constexpr int kAhead = 2;                                                  // jobs whose elements are on their way
-  constexpr int kGranule = 16, kSector = 32;                                 // bytes
-  constexpr int kRowGranules = kRaggedBytes / kGranule;                      // that a whole row has at least
-  constexpr int kStage = kTile * kRaggedPitch, kRun = kWarps * kGroup;       // bytes of a job; rows between a thread's
-  constexpr int kPitch = kSide + 1;                                          // of the totals
-  constexpr int kWays = kCell;  // rows so many apart start at the same place in a word
+  constexpr int kSize = sizeof(E), kCell = 4 / kSize;                     // columns of a word
+  constexpr int kWarps = kRaggedThreads / kLanes, kRuns = kFan / kWarps;  // groups of a thread
+  constexpr int kSide = kLanes * kCell, kAcross = kSide / kWarps;         // columns of a job; of them a warp's
+  constexpr int kCarryThreads = carry_threads(kRaggedThreads);
+  constexpr int kPuts = ragged_put_lane(kSize);
+  constexpr int kAhead = 2;                                             // jobs whose elements are on their way
+  constexpr int kGranule = 16, kSector = 32;                            // bytes
+  constexpr int kRowGranules = kRaggedBytes / kGranule;                 // that a whole row has at least
+  constexpr int kStage = kTile * kRaggedPitch, kRun = kWarps * kGroup;  // bytes of a job; rows between a thread's
+  constexpr int kPitch = kSide + 1;                                     // of the totals
+  constexpr int kWays = kCell;       // rows so many apart start at the same place in a word
   using Totals = Acc[kFan][kPitch];  // column c of a word's is number c * kLanes and the lane
   const S op{call.options};
   const Layout& layout = call.layout;
@@ -101,8 +100,8 @@ __global__ void TR_BLOCKS_BOUND(kRaggedBlock, 1)
       const int64_t down = ((j.left < kTile ? j.left : kTile) - 1) * in_step;
       const uintptr_t from = address(in + j.in) + uintptr_t(down < 0 ? down : 0),
                       to = address(in + j.in) + uintptr_t(down > 0 ? down : 0);
-      j.inside = from / kGranule * kGranule >= low &&
-                 (to + j.width * kSize + kGranule - 1) / kGranule * kGranule <= high;
+      j.inside =
+          from / kGranule * kGranule >= low && (to + j.width * kSize + kGranule - 1) / kGranule * kGranule <= high;
     }
     job[it % kColumnJobs] = j;
     barrier_arrive(&put[it % kColumnJobs]);
@@ -147,6 +146,11 @@ __global__ void TR_BLOCKS_BOUND(kRaggedBlock, 1)
     auto ends = [](const RaggedJob& j) { return j.slot == kFan - 1; };  // a block tile
     // On its way for a turn before it is needed. A block loads its tickets in order, so that none waits for ever.
     int64_t ticket = other == kPuts ? next_ticket() : 0;
+    auto put = [&](int it) {
+      if (other != kPuts || it >= end) return;
+      put_job(it + kAhead + 1, ticket);
+      ticket = next_ticket();
+    };
     // In turn it, closes the block tile that job `it` ends, and finds what precedes job it - behind + 1; between the
     // two, settles what comes after a block tile.
     for (int it = 0;; ++it) {
@@ -154,10 +158,7 @@ __global__ void TR_BLOCKS_BOUND(kRaggedBlock, 1)
       if (it < end && !job_of(it).width) end = it;
       const int due = it - (behind - 1), closed = it - (behind - 1) / 2;
       if (due >= end) return;
-      if (other == kPuts && it < end) {
-        put_job(it + kAhead + 1, ticket);
-        ticket = next_ticket();
-      }
+      if (kPuts) put(it);
       if (it < end && ends(job_of(it))) {
         const RaggedJob& j = job_of(it);
         const bool active = c < j.width;
@@ -184,6 +185,7 @@ __global__ void TR_BLOCKS_BOUND(kRaggedBlock, 1)
         }
       }
       barrier_arrive(&carried[it % kColumnCarries]);
+      if (!kPuts) put(it);
       // A lane that waits in the next job may hold those of its wavefront that have yet to publish in this one.
       const int done = recomputed(it);
       barrier_wait(&carried[done % kColumnCarries], parity_of(done));
@@ -200,9 +202,10 @@ __global__ void TR_BLOCKS_BOUND(kRaggedBlock, 1)
       const int bytes = j.width * kSize, rows = j.left;
       // The granule that is `at` bytes behind the one where a row starts. What is `at` bytes behind that start is at p.
       auto take = [&](int row, const char* p, int at) {
-        const int phase = int(address(p) % kGranule), most = phase + bytes;  // bytes of the row, from its first granule on
+        const int phase = int(address(p) % kGranule),
+                  most = phase + bytes;  // bytes of the row, from its first granule on
         if (at >= most || !(whole || row < rows)) return;
-        const char* const from = p - phase;
+        const char* const from = reinterpret_cast<const char*>(address(p) & ~uintptr_t(kGranule - 1));
         char* const to = elements + (stage + row * kRaggedPitch + at + int((address(p) ^ uint32_t(at)) & kGranule));
         if (whole || j.inside || (address(from) >= low && address(from) + kGranule <= high)) {
           copy_async<kGranule>(to, from);
@@ -249,7 +252,7 @@ __global__ void TR_BLOCKS_BOUND(kRaggedBlock, 1)
     }
     return places;
   };
-  auto read = [&](const Places& places, int run, uint32_t(&words)[kGroup]) {
+  auto read = [&](const Places& places, int run, uint32_t (&words)[kGroup]) {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       const auto* const word =
@@ -259,7 +262,7 @@ __global__ void TR_BLOCKS_BOUND(kRaggedBlock, 1)
     }
   };
   // The items of column v of those words, of which `count` rows are there, or all, and their total.
-  auto form = [&](auto whole, const uint32_t(&words)[kGroup], int v, int64_t first, int count,
+  auto form = [&](auto whole, const uint32_t (&words)[kGroup], int v, int64_t first, int count,
                   typename S::Item(&items)[kGroup]) {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
@@ -352,7 +355,7 @@ __global__ void TR_BLOCKS_BOUND(kRaggedBlock, 1)
       auto* const slots = static_cast<Published<Acc>*>(now.slots) + now.slot * recomputed(width);
 #pragma unroll
       for (int k = 0; k < kAcross; ++k) {
-        const int place = k * kWarps + warp, c = place % kLanes * kCell + place / kLanes;
+        const int place = k * kWarps + warp, c = warp * kCell + (k * kWarps % kLanes * kCell + k * kWarps / kLanes);
         if (lane == kLanes - 1 && c < now.width) slots[c].publish(upto[k]);
         const Acc lower = shuffle(upto[k], lane ? lane - 1 : lane);
         (*of_job)[lane][place] = lane ? lower : S::absent();
@@ -380,12 +383,11 @@ __global__ void TR_BLOCKS_BOUND(kRaggedBlock, 1)
         tiles[v] = before_tiles[chain][lane * kCell + v];
       }
       auto results = [&](auto whole) {
-        Places places = places_of(before, next);
+        const Places places = places_of(before, next);
 #pragma unroll
         for (int run = 0; run < kRuns; ++run, to += kRun * out_step) {
           const int left = before.left - lead - run * kRun, stored = left - shift;
           uint32_t words[kGroup];
-          if (kWays > 1 && run) places = places_of(before, next);  // rather than keep it in registers
           read(places, run, words);
           typename S::Result r[kCell][kGroup];
 #pragma unroll
@@ -407,6 +409,7 @@ __global__ void TR_BLOCKS_BOUND(kRaggedBlock, 1)
     stage = after(stage, 1);
     of_job = of_job + 1 < totals + behind ? of_job + 1 : totals;
   }
+#endif
 }
 
 }  // namespace torchreduce::gpu
