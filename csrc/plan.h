@@ -93,8 +93,8 @@ TR_HD constexpr int other_threads(int vector, int threads) {
 // least; narrower ones would leave too many of its lanes without a column.
 TR_HD constexpr bool ragged_columns(int size, int acc) { return acc <= 4 && size <= 4; }
 constexpr int kLeastRaggedBytes = 64;
-// Of its blocks: the threads that work; the most bytes of a row of a strip, a word a lane; and those that such a row
-// has in shared memory, where it lies in whole sectors as in memory.
+// Of its blocks: the threads that work; the most bytes of a row of a strip, a word a lane; and those that a row takes
+// in shared memory, where it begins at the place in a sector that it has in memory.
 constexpr int kRaggedThreads = 512, kRaggedBytes = 128, kRaggedPitch = 160;
 // As above, given the bytes of an element: with two columns a thread, the registers of a warp more would be missed.
 TR_HD constexpr int ragged_put_lane(int size) { return size < 4 ? 0 : carry_threads(kRaggedThreads); }

@@ -88,10 +88,12 @@ def test_columns_whose_rows_start_anywhere_are_copied_in_granules_where_there_is
             assert plan["blocks"] == min(132, strips * plan["splits"])
             assert plan["shared"] <= HOPPER - DECLARED
         assert column_plan("cumsum", 50257, 5344, dtype, False, HOPPER)["ragged"]  # the first element is misaligned
-    for case in (("cumsum", 50257, 5344, torch.float32, True, HOPPER), ("cumsum", 50257, 31, torch.bfloat16, True, HOPPER),
-                 ("cumsum", 256, 5341, torch.float32, True, HOPPER), ("cumsum", 50257, 5341, torch.float64, True, HOPPER),
-                 ("cumprod", 50257, 5341, torch.float32, True, HOPPER),
-                 ("cumsum", 50257, 5341, torch.float32, True, WORKSTATION)):  # fmt: skip
+    for case in (
+        ("cumsum", 50257, 5344, torch.float32, True, HOPPER), ("cumsum", 50257, 31, torch.bfloat16, True, HOPPER),
+        ("cumsum", 256, 5341, torch.float32, True, HOPPER), ("cumsum", 50257, 5341, torch.float64, True, HOPPER),
+        ("cumprod", 50257, 5341, torch.float32, True, HOPPER),
+        ("cumsum", 50257, 5341, torch.float32, True, WORKSTATION),
+    ):  # fmt: skip
         assert not column_plan(*case)["ragged"], case
 
 

@@ -1,12 +1,12 @@
 // Scans with lanes across rows whose elements lie side by side, but start anywhere: at a multiple of an element's size
 // only, and at another one from row to row (scan_columns.cuh needs vectors of columns to be aligned in every row).
 //
-// A job is a tile of a strip of columns, as many as 128 bytes of a row. What of memory is moved of it in whole granules
-// of 16 bytes goes to shared memory as it lies: a row there has the place in its sector that it has in memory. So
-// granules may have other strips' elements at their ends, which nobody looks at. A lane has a word of a row, that is
-// one column or two neighbours, in the same rows that its warp has copied; where words of memory are not words of the
-// strip, it puts its own together from two. Results go to memory from registers, a word a lane, and where a row of the
-// result is in the middle of a word, each lane's half beside its neighbour's.
+// A job is a tile of a strip of columns, at most 128 bytes of a row. All granules of 16 bytes that have elements of it
+// are copied to shared memory, where a row begins at the place in a sector that it has in memory; what they have of
+// other strips nobody looks at. A lane has a word of a row, which is one column or two neighbours, of rows that its own
+// warp has copied; where those are no word of memory, it puts them together from two. Results go to memory from
+// registers, a word a lane; in a row of results that begins in the middle of a word, each lane stores its second column
+// with the first one of the next lane.
 //
 // Blocks share strips by tickets, and hand on their totals, as in scan_columns.cuh.
 #pragma once
@@ -41,15 +41,16 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
   constexpr int kSize = sizeof(E), kCell = 4 / kSize;                     // columns of a word
   constexpr int kWarps = kRaggedThreads / kLanes, kRuns = kFan / kWarps;  // groups of a thread
   constexpr int kSide = kLanes * kCell, kAcross = kSide / kWarps;         // columns of a job; of them a warp's
-  constexpr int kCarryThreads = carry_threads(kRaggedThreads);
-  constexpr int kPuts = ragged_put_lane(kSize);
+  constexpr int kCarryThreads = carry_threads(kRaggedThreads), kPuts = ragged_put_lane(kSize);
   constexpr int kAhead = 2;                                             // jobs whose elements are on their way
   constexpr int kGranule = 16, kSector = 32;                            // bytes
   constexpr int kRowGranules = kRaggedBytes / kGranule;                 // that a whole row has at least
   constexpr int kStage = kTile * kRaggedPitch, kRun = kWarps * kGroup;  // bytes of a job; rows between a thread's
   constexpr int kPitch = kSide + 1;                                     // of the totals
   constexpr int kWays = kCell;       // rows so many apart start at the same place in a word
-  using Totals = Acc[kFan][kPitch];  // column c of a word's is number c * kLanes and the lane
+  using Totals = Acc[kFan][kPitch];  // column c of a lane's word is number c * kLanes and the lane
+  static_assert(kRaggedBytes == 4 * kLanes && kRaggedPitch % kSector == 0 && kRaggedPitch >= kRaggedBytes + kSector,
+                "a word a lane, wherever in a sector a row begins");
   const S op{call.options};
   const Layout& layout = call.layout;
   const int64_t n = layout.length, tiles = call.plan.splits;
@@ -273,8 +274,7 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
     }
     return S::group(items);
   };
-  // Stores the first `count` of 8 rows of words, where there are `mine` columns from this lane's
-  // first one on.
+  // Stores the first `count` of 8 rows of words, or all, where there are `mine` columns from this lane's first one on.
   auto store = [&](char* to, const Packed<uint32_t, 1>(&words)[kGroup], int mine, auto whole, int count) {
     const bool last = lane == kLanes - 1 || mine <= kCell;
 #pragma unroll
