@@ -319,6 +319,16 @@ static bool flat_run(const ScanCall& call) {
   return fits(call.in.data) && fits(call.out.values);
 }
 
+// Whether columns lie side by side, wherever their rows start. Not in place: what is read around a strip's rows may be
+// another strip's results.
+static bool ragged(const ScanCall& call) {
+  const Layout& l = call.layout;
+  const int size = size_of(call.in.dtype), last = l.kept - 1;
+  return in_place(call) && ragged_columns(size, int(scan_bytes(call).acc)) && l.kept > 0 && l.length > kTile &&
+         l.in[last] == 1 && l.out[last] == 1 && l.size[last] * size >= kLeastRaggedBytes &&
+         call.in.data != call.out.values;
+}
+
 // Whether a lane can walk each column, or two neighbouring ones, with what scan_walk.cuh is compiled for (kLaneWalks).
 static bool lane_walks(const ScanCall& call) {
   const Layout& l = call.layout;
@@ -428,6 +438,28 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
   plan.blocks = std::min(strips() * (plan.walks ? 1 : ceil_div(plan.splits, plan.warps)), resident());
 }
 
+// Strips of columns whose rows start anywhere.
+static void take_ragged(Plan& plan, const ScanCall& call, const DeviceFacts& device) {
+  const Layout& l = call.layout;
+  const ScanBytes bytes = scan_bytes(call);
+  const int64_t width = l.size[l.kept - 1], lanes = kRaggedBytes / 4;
+  plan.ragged = true;
+  plan.vector = 4 / size_of(call.in.dtype);
+  plan.vector_loads = true;
+  plan.walks = plan.flat = false;
+  plan.behind = kMostBehind;
+  plan.lanes = kFan;
+  plan.warps = 1;
+  const int64_t words = ceil_div(width, plan.vector), strips = ceil_div(words, lanes);
+  plan.strip = int(ceil_div(words, strips));
+  plan.splits = ceil_div(l.length, kTile);
+  plan.threads = ragged_block(size_of(call.in.dtype));
+  const int64_t columns = lanes * plan.vector;
+  plan.shared = int((2 + plan.behind) * kTile * kRaggedPitch + kColumnCarries * columns * (bytes.wide + bytes.acc) +
+                    plan.behind * kFan * (columns + 1) * bytes.acc);
+  plan.blocks = std::min<int64_t>(strips * (l.rows / width) * plan.splits, device.multiprocessors);
+}
+
 Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const Layout& l = call.layout;
   const PlanOverride forced = forced_plan();
@@ -466,7 +498,9 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
             shared_columns = shared_vector(in_size, acc);  // of a thread
   const bool vectors = forced.vector_loads != 0 && column_vectors(call, shared_columns);
   const bool flat = forced.vector_loads != 0 && flat_run(call);
-  const bool narrow = !flat && n > kBlockTile && l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
+  const bool loose = device.large_blocks && forced.vector_loads != 0 && ragged(call);
+  const bool narrow =
+      !flat && !loose && n > kBlockTile && l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
   // Strips of two inputs, or with indices, are narrow, unless columns are short: float32 linear_scan 0.15 of a copy's
   // speed. So lanes that walk are worth it from about one block of them a multiprocessor on.
   const bool many_columns = 4 * l.rows >= int64_t(3) * kWalkThreads * walk_vector(in_size) * device.multiprocessors;
@@ -531,6 +565,11 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       }
       if (take_vectors(walked_columns, {true, both, false}) && (plan.walks || both)) break;
       if (!both && n > kTile && take_vectors(shared_columns, {false, true, false})) break;
+      if (loose) {
+        take_ragged(plan, call, device);
+        if (fits()) break;
+        plan.ragged = false;
+      }
       take_columns(plan, call, device, 1, {true, true, false});
       break;
     }

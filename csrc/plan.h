@@ -29,14 +29,15 @@ struct DeviceFacts {
 
 struct Plan {
   Family family = Family::Rows;
-  int lanes = 1;       // lanes a row (Rows), or row-threads a column (Columns), a power of two unless rows are whole
-  int warps = 1;       // Rows: warps a row within a block; scans, Columns: units of a block; a power of two
-  int strip = 1;       // scans, Columns: neighbouring columns, or vectors of them, side by side in a block
-  int vector = 1;      // scans, Columns: neighbouring columns of a thread
-  bool walks = false;  // scans, Columns: blocks walk down their strips; else they share them,
-  int behind = 1;      // and this many jobs of a block lie between a job's totals and its results
-  bool flat = false;   // scans, Columns: a job's units are one run of memory
-  int leaves = 1;      // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
+  int lanes = 1;        // lanes a row (Rows), or row-threads a column (Columns), a power of two unless rows are whole
+  int warps = 1;        // Rows: warps a row within a block; scans, Columns: units of a block; a power of two
+  int strip = 1;        // scans, Columns: neighbouring columns, or vectors of them, side by side in a block
+  int vector = 1;       // scans, Columns: neighbouring columns of a thread
+  bool walks = false;   // scans, Columns: blocks walk down their strips; else they share them,
+  int behind = 1;       // and this many jobs of a block lie between a job's totals and its results
+  bool flat = false;    // scans, Columns: a job's units are one run of memory
+  bool ragged = false;  // scans, Columns: rows of a strip start anywhere, and are copied with what lies around them
+  int leaves = 1;       // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
   int64_t splits = 1;  // reductions: runs a row, each leaving a partial; scans: block tiles a row, or units of a column
   int64_t blocks = 1;  // grid size; CPU: tasks
   int threads = 1;     // block size; CPU: 1
@@ -85,6 +86,18 @@ TR_HD constexpr int put_lane(int accs, int threads) { return threads > 256 && ac
 // All that do not work.
 TR_HD constexpr int other_threads(int accs, int threads) {
   return carry_threads(threads) + (put_lane(accs, threads) ? 32 : 0);
+}
+// Whether there is a kernel for strips of neighbouring columns whose rows start anywhere. Of rows of so many bytes at
+// least; narrower ones would leave too many of its lanes without a column.
+TR_HD constexpr bool ragged_columns(int size, int acc) { return acc <= 4 && size <= 4; }
+constexpr int kLeastRaggedBytes = 64;
+// Of its blocks: the threads that work; the most bytes of a row of a strip, a word a lane; and those that a row takes
+// in shared memory, where it begins at the place in a sector that it has in memory.
+constexpr int kRaggedThreads = 512, kRaggedBytes = 128, kRaggedPitch = 160;
+// As above, given the bytes of an element: with two columns a thread, the registers of a warp more would be missed.
+TR_HD constexpr int ragged_put_lane(int size) { return size < 4 ? 0 : carry_threads(kRaggedThreads); }
+TR_HD constexpr int ragged_block(int size) {
+  return kRaggedThreads + carry_threads(kRaggedThreads) + (ragged_put_lane(size) ? 32 : 0);
 }
 // Where blocks share strips: of so many threads those for each of `chains` tiles and columns, so that all the totals
 // that precede one are looked at together.

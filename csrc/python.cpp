@@ -90,6 +90,7 @@ py::dict as_dict(const Plan& plan) {
   fields["walks"] = plan.walks;
   fields["behind"] = plan.behind;
   fields["flat"] = plan.flat;
+  fields["ragged"] = plan.ragged;
   fields["leaves"] = plan.leaves;
   fields["whole"] = plan.whole;
   fields["splits"] = plan.splits;
@@ -149,6 +150,7 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
   }
   const auto in = Dtype(dtype), out = Dtype(out_dtype);
   auto* data = reinterpret_cast<void*>(uintptr_t(aligned ? 16 : 1));  // looked at, not through
+  auto* results = static_cast<char*>(data) + 16;
   const Layout layout = fold({data, in, dims, sizes.data(), strides.data()}, along, out_strides.data());
   const DeviceFacts device{gpu, multiprocessors, bulk_copies, shared, bulk_copies && shared >= kPipelineShared};
 
@@ -156,7 +158,7 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
     ScanCall call{};
     call.op = scan->second;
     call.in = {data, in, accumulator_of(in, out), false};
-    call.out = {data, nullptr, out};
+    call.out = {results, nullptr, out};
     call.layout = layout;
     if (facts(call.op).inputs == 2) {
       call.in.more[0] = data;

@@ -305,6 +305,18 @@ def test_columns_that_blocks_walk_have_the_bits_of_those_they_share(shape, dtype
             assert torch.equal(tr.cumsum(part, dim, reverse=reverse), whole[last, ..., columns])
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+@pytest.mark.parametrize("shape", ((8192 + 300, 5341), (9, 600, 1001), (300_000, 129)))
+def test_columns_whose_rows_start_anywhere_have_the_bits_of_single_ones(shape, dtype):
+    x = torch.randn(shape, generator=generator(4)).to(dtype).cuda()
+    dim = x.dim() - 2
+    for view in (x, x[..., 1:], x[..., 3:-2]):
+        for options in ({}, {"reverse": True}, {"exclusive": True}):
+            with force_plan(family="columns", vector_loads=False):
+                expected = tr.cumsum(view, dim, **options)
+            assert torch.equal(tr.cumsum(view, dim, **options), expected)
+
+
 @pytest.mark.big
 def test_int32_cumsum_of_columns_of_2_31_elements():
     period, columns, rows = 2**15, 64, 2**25

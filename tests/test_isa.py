@@ -64,6 +64,21 @@ def test_kernels_for_several_columns_are_wide():
     assert line.endswith("7 loads of 16 bytes, expected 8")
 
 
+def test_kernels_that_need_large_blocks_are_wide_where_there_are_any():
+    types = (
+        "torchreduce::generic::CumSum<float>, torchreduce::gpu::TypedLoad<float>, torchreduce::gpu::TypedStore<float>"
+    )
+    name = f"void torchreduce::gpu::scan_ragged_columns<{types}>(torchreduce::ScanCall, void*)"
+    full, empty = (
+        isa.Kernel(arch, name, 80, 0, 64, 0, 0, Counter({("load", 16): loads}))
+        for arch, loads in (("sm_90", 10), ("sm_120", 0))
+    )
+    assert isa.faults([full, empty]) == []
+    full.wide["load", 16] = 9
+    (line,) = isa.faults([full, empty])
+    assert line.endswith("9 loads of 16 bytes, expected 10")
+
+
 def test_rows_that_start_anywhere_are_stored_wide():
     types = (
         "torchreduce::generic::CumSum<float>, torchreduce::gpu::TypedLoad<float>, torchreduce::gpu::TypedStore<float>"

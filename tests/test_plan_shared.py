@@ -37,7 +37,8 @@ def test_columns_fit_the_shared_memory(op, dtype):
                 continue
             assert 0 < plan["shared"] <= most - DECLARED, (length, width, aligned, plan)
             units = 1 if plan["flat"] else plan["warps"]
-            working = plan["strip"] * plan["lanes"] * units  # the other threads form carries, and put jobs
+            # The other threads form carries, and put jobs.
+            working = 512 if plan["ragged"] else plan["strip"] * plan["lanes"] * units
             assert working % 32 == 0 and 32 <= working <= (512 if most == HOPPER else 256)
             assert plan["threads"] - working in ((64, 128, 160) if plan["splits"] > 1 else (0,))
             assert (plan["workspace"] > 0) == (not plan["walks"]) and (plan["walks"] or plan["splits"] > 1)
@@ -73,6 +74,27 @@ def test_few_columns_are_one_run_of_memory_where_there_is_room():
         op, dtype, aligned, shared = case
         plan = column_plan(op, 2**20, 2, dtype, aligned, shared)
         assert plan["family"] == "columns_chain" and not plan["flat"]
+
+
+def test_columns_whose_rows_start_anywhere_are_copied_in_granules_where_there_is_room():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        size = torch.finfo(dtype).bits // 8
+        for length, width in ((50257, 5341), (1000, 33), (257, 63), (2**20, 65), (700, 100_001)):
+            plan = column_plan("cumsum", length, width, dtype, True, HOPPER)
+            assert plan["ragged"] and not plan["walks"] and plan["family"] == "columns", (width, plan)
+            assert plan["vector"] == 4 // size and plan["splits"] == -(-length // 256)
+            strips = -(-width // (plan["strip"] * plan["vector"]))
+            assert plan["strip"] <= 32 and strips == -(-width * size // 128), (width, plan)
+            assert plan["blocks"] == min(132, strips * plan["splits"])
+            assert plan["shared"] <= HOPPER - DECLARED
+        assert column_plan("cumsum", 50257, 5344, dtype, False, HOPPER)["ragged"]  # the first element is misaligned
+    for case in (
+        ("cumsum", 50257, 5344, torch.float32, True, HOPPER), ("cumsum", 50257, 31, torch.bfloat16, True, HOPPER),
+        ("cumsum", 256, 5341, torch.float32, True, HOPPER), ("cumsum", 50257, 5341, torch.float64, True, HOPPER),
+        ("cumprod", 50257, 5341, torch.float32, True, HOPPER),
+        ("cumsum", 50257, 5341, torch.float32, True, WORKSTATION),
+    ):  # fmt: skip
+        assert not column_plan(*case)["ragged"], case
 
 
 def test_the_pipeline_is_for_gpus_with_room_for_it():

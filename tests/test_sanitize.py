@@ -94,6 +94,14 @@ def test_blocks_that_stay(device, shape, dtype):
         check("cumsum", values(shape, dtype, seed=1), 1, options, {"family": "pipeline"}, device)
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_columns_whose_rows_start_anywhere(device, dtype):
+    """From the first byte of their memory to the last, and in the middle of it."""
+    for shape, dim in (((600, 67), 0), ((2, 300, 133), 1)):
+        for options in ({}, {"reverse": True}, {"exclusive": True}):
+            check("cumsum", values(shape, dtype, seed=1), dim, options, {}, device)
+
+
 @pytest.mark.parametrize("dtype, columns", ((torch.float32, 16896), (torch.bfloat16, 33792), (torch.bfloat16, 16896)))
 def test_blocks_that_walk_down_columns(device, dtype, columns):
     """A strip for each block on 132 multiprocessors, in tiles or halves of them."""

@@ -36,8 +36,14 @@ WIDE_GROUPS = {
 }
 WIDE_GROUPS_OF_PAIRS = {"scan_rows": (4, 1), "scan_held_rows": (4, 2), "scan_chain": (4, 1)}  # a group of each input
 # Its wide accesses, whatever the elements: of kernels for several columns a lane, and for rows that start anywhere.
-WIDE_ACCESSES = {"scan_columns": (8, 8), "scan_short_rows": (0, 1), "scan_tiled_rows": (0, 1)}
+WIDE_ACCESSES = {
+    "scan_columns": (8, 8),
+    "scan_ragged_columns": (10, 0),
+    "scan_short_rows": (0, 1),
+    "scan_tiled_rows": (0, 1),
+}
 BULK_FAMILIES = {"scan_pipeline"}
+LARGE_FAMILIES = {"scan_ragged_columns"}  # empty where blocks are not large (csrc/kernels/gpu.cuh)
 # Wide ones that may be missing for NVIDIA: nvcc shares a part of one with the code for a row's end, in each direction.
 SHARED_STORES = {"scan_chain": 2}
 
@@ -102,6 +108,10 @@ class Kernel:
     def nvidia(self) -> bool:
         return self.arch.startswith("sm_")
 
+    @property
+    def large_blocks(self) -> bool:
+        return self.nvidia and 90 <= int(self.arch.removeprefix("sm_")) < 120
+
     def check(self) -> list[str]:
         faults = list(self.faults)
         if self.memory and (self.types or not self.nvidia):
@@ -110,7 +120,7 @@ class Kernel:
             faults.append(f"{self.shared} bytes of shared memory")
         if self.family in BULK_FAMILIES and not self.bulk_copies and int(self.arch.removeprefix("sm_")) >= 90:
             faults.append("no bulk copies")
-        if self.variant != "1":
+        if self.variant != "1" and (self.large_blocks or self.family not in LARGE_FAMILIES):
             for access, wanted in zip(("load", "store"), WIDE_ACCESSES.get(self.family, (0, 0)), strict=True):
                 width = 16
                 if self.family == "scan_columns" and self.types.get(access):

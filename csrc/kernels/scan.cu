@@ -6,6 +6,7 @@
 #include "scan_columns_chain.cuh"
 #include "scan_held_rows.cuh"
 #include "scan_pipeline.cuh"
+#include "scan_ragged_columns.cuh"
 #include "scan_short_rows.cuh"
 #include "scan_walk.cuh"
 
@@ -59,6 +60,11 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       if constexpr (S::kInputs <= 2) run(scan_chain<S, Load, Store>, workspace);
       break;
     case Family::Columns:
+      if constexpr (kRaggedColumns<S, Load, Store>)
+        if (plan.ragged) {
+          run(scan_ragged_columns<S, Load, Store>, workspace);
+          break;
+        }
       if constexpr (kColumnVectors<S, Load, Store>) {
         constexpr int kWalked = walked_vector(sizeof(E), sizeof(typename S::Acc)),
                       kShared = shared_vector(sizeof(E), sizeof(typename S::Acc));

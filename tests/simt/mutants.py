@@ -394,6 +394,21 @@ MUTANTS = (
         "while (false);",
         "plan", ("scan_columns",),
     ),
+    Mutant(
+        "rows that start anywhere are read before other lanes have copied them", "kernels/scan_ragged_columns.cuh",
+        "wait_copies<kAhead - 1>(); warp_barrier();", "wait_copies<kAhead - 1>();",
+        "scan.CumSum", ("ragged_columns",),
+    ),
+    Mutant(
+        "a granule is copied whole at the tensor's end", "kernels/scan_ragged_columns.cuh",
+        "if (whole || j.inside || (address(from) >= low", "if (whole || true || (address(from) >= low",
+        "scan.CumSum", ("ragged_columns",), "asan",
+    ),
+    Mutant(
+        "a strip's last lane stores its neighbour's half", "kernels/scan_ragged_columns.cuh",
+        "const bool last = lane == kLanes - 1 || mine <= kCell;", "const bool last = lane == kLanes - 1;",
+        "scan.CumSum", ("ragged_columns",),
+    ),
     # ---- the pipeline
     Mutant(
         "wrong parity", "kernels/scan_pipeline.cuh",

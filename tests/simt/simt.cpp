@@ -257,6 +257,25 @@ void flat_columns() {
     check({"cumsum", Dtype::F16, Dtype::F16, {kSuperblock + 8192 + 77, 3}, 1}, p);
   }
 }
+// Columns whose rows start anywhere: strips of them, and what is left of a strip, in tiles and what is left of one.
+void ragged_columns() {
+  const Policies one = {{{kColumns, -1, -1, -1, -1}, 1, kInPitch, true}},
+                 some = {{{kColumns, -1, -1, -1, -1}, 5, kInPitch, true}};
+  for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16})
+    for (const Policies& p : {one, some})
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{
+               {257, 33}, {300, 65}, {512, 64}, {513, 127}, {700, 129}, {1025, 37}, {2000, 31}, {600, 255}})
+        for (int form = 0; form < 4; ++form)  // exclusive, reverse
+          check({"cumsum", d, d, sizes, 1, form % 2 != 0, form / 2 != 0}, p);
+  for (const Policies& p : {one, some})
+    for (Dtype d : {Dtype::F32, Dtype::BF16}) {
+      check({"cumsum", d, d, {3, 400, 35}, 2}, p);
+      check({"cumsum", d, d, {2, 2, 300, 67}, 4, true, true}, p);
+      check({"cumsum", d, d, {9000, 2, 41}, 1, false, true}, p);
+      check({"cumsum", d, d, {8192 + 300, 69}, 1}, p);
+    }
+  check({"cumsum", Dtype::F16, Dtype::F16, {kSuperblock + 8192 + 77, 33}, 1}, some);
+}
 void chain() {
   const Policies policies = {{{kChain, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, 0}}};
   check_scans({{2, 300}, {1, 8191}, {3, 8192}, {2, 8193}, {1, 3 * 8192 + 5}}, 2, policies);
@@ -464,6 +483,7 @@ constexpr Group kGroups[] = {
     {"scan_columns", scan_columns},
     {"wide_columns", wide_columns},
     {"flat_columns", flat_columns},
+    {"ragged_columns", ragged_columns},
     {"chain", chain},
     {"columns_chain", columns_chain},
     {"pipeline", pipeline},
