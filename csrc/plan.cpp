@@ -260,11 +260,11 @@ static bool typed(const ScanCall& call) { return is_static(call.in, call.out.dty
 static bool compact(const ScanCall& call) {
   return typed(call) && facts(call.op).inputs == 1 && !call.out.indices && scan_bytes(call).acc <= 8;
 }
-// The same of those for two inputs, or with indices (kHeld).
-static bool held_rows(const ScanCall& call) {
-  return typed(call) && (facts(call.op).inputs == 2 || facts(call.op).indexed);
-}
-// The same where results take the place of elements.
+// The same of those for two inputs (kHeld).
+static bool held_rows(const ScanCall& call) { return typed(call) && facts(call.op).inputs == 2; }
+// Bytes of an element as the kernels of one input see it.
+static int element_bytes(const ScanCall& call) { return size_of(typed(call) ? call.in.dtype : call.in.accumulator); }
+// Whether results can take the place of elements where there is such a kernel.
 static bool in_place(const ScanCall& call) { return compact(call) && call.in.dtype == call.out.dtype; }
 
 // Whether rows are runs of neighbours, of types that the pipeline is compiled for.
@@ -482,18 +482,16 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   if (forced.vector_loads == 0) plan.vector_loads = false;
   const bool many_rows = l.rows >= int64_t(kWarpRows) * device.multiprocessors;
   const bool pipeline = device.bulk_copies && shared_of(device) >= kPipelineShared && pipelined(call);
-  // Longer ones of values of 4 bytes and their indices go to memory faster as they are walked: float32, rows of 1024
-  // 0.83 ms walked and 0.95 held, of 256 1.07 and 0.89 (2^27 elements; bfloat16 1024 0.92 and 0.77).
-  const bool better_walked = facts(call.op).indexed && in_size >= 4 && n > kTile && many_rows;
-  const bool whole = forced.whole != 0 && !(forced.whole < 0 && better_walked) && whole_rows(call, plan.vector_loads);
+  const bool whole = forced.whole != 0 && whole_rows(call, plan.vector_loads), indexed = facts(call.op).indexed;
   const bool walked = whole || scan_bytes(call).acc <= kWalkedAcc;
   const bool chains = inputs < 3;  // of three inputs a block tile takes more registers than there are
-  const Family along = !walked                                       ? Family::Chain
-                       : n <= kTile || whole                         ? Family::Rows
-                       : pipeline                                    ? Family::Pipeline
-                       : many_rows && (plan.vector_loads || !chains) ? Family::Rows
-                       : chains                                      ? Family::Chain
-                                                                     : Family::Columns;
+  const Family along = !walked                                                   ? Family::Chain
+                       : n <= kTile || whole                                     ? Family::Rows
+                       : pipeline                                                ? Family::Pipeline
+                       : indexed && (many_rows || n <= kExtremeWalk)             ? Family::Rows
+                       : many_rows && !indexed && (plan.vector_loads || !chains) ? Family::Rows
+                       : chains                                                  ? Family::Chain
+                                                                                 : Family::Columns;
   const int acc = int(scan_bytes(call).acc), walked_columns = walked_vector(in_size, acc),
             shared_columns = shared_vector(in_size, acc);  // of a thread
   const bool vectors = forced.vector_loads != 0 && column_vectors(call, shared_columns);
@@ -517,6 +515,15 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
     case Family::Rows: {
       if (!walked) throw std::invalid_argument("force_plan: there are no rows of two inputs of float64");
       plan.splits = 1;
+      if (indexed) {
+        const int least = int(std::min<int64_t>(32, power_of_two(ceil_div(n, 2)))), size = element_bytes(call);
+        plan.lanes = least;
+        take(forced.lanes, plan.lanes, 32, "lanes");
+        if (plan.lanes < least)
+          throw std::invalid_argument("force_plan: too few lanes for a row of " + std::to_string(n));
+        plan.blocks = ceil_div(l.rows, int64_t(kWarps) * (32 / plan.lanes) * extreme_rows(n, size));
+        break;
+      }
       plan.whole = whole;
       const int groups = int(std::min<int64_t>(32, std::max<int64_t>(1, ceil_div(n, kGroup))));
       plan.lanes = whole ? groups : int(power_of_two(groups));
@@ -576,6 +583,13 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
     case Family::Chain:
       if (!chains) throw std::invalid_argument("force_plan: there are no chains of three inputs");
       plan.lanes = 32;
+      if (indexed) {
+        const int size = element_bytes(call), tile = extreme_tile(size);
+        plan.splits = ceil_div(n + kExtremeLead, tile);
+        plan.blocks = l.rows * plan.splits;
+        plan.shared = tile * size;
+        break;
+      }
       plan.blocks = l.rows * plan.splits;
       plan.shared = kBlockTile * (typed(call) ? in_size * inputs : size_of(call.in.accumulator));
       if (plan.shared + kChainShared > shared_of(device)) plan.shared = 0;

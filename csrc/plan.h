@@ -113,7 +113,7 @@ constexpr int kPipelineThreads = 800;       // of Pipeline's blocks
 constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory that one has
 // The bytes of the largest accumulators that a warp walks rows with: of two float64 inputs there are too few registers.
 constexpr int kWalkedAcc = 16;
-// Groups of whole rows that a lane holds where kernels are for two inputs or have indices, given the bytes of an
+// Groups of whole rows that a lane holds where kernels are for two inputs, given the bytes of an
 // element: at most as many as rows of a block tile need, or of 8-byte elements as registers allow. The more a lane has,
 // the fewer instructions an element takes; of elements of more bytes fewer are enough. Of rows of at most a tile a lane
 // takes that many, if one stride leads through all of them.
@@ -125,6 +125,16 @@ TR_HD constexpr int held_groups(const Layout& layout, int size, int warps) {
   while (groups * warps * kTile < layout.length) groups *= 2;
   return groups;
 }
+
+// Scans with indices along rows (scan_extremes.cuh), given the bytes of an element: the chunks of 64 positions that a
+// warp takes at a time, of how many rows they are, and the positions of a block's tile where rows are split.
+TR_HD constexpr int extreme_chunks(int size) { return size > 4 ? 2 : 4; }
+TR_HD constexpr int extreme_rows(int64_t length, int size) {
+  return length <= 64 ? extreme_chunks(size) : length <= 128 && size <= 4 ? 2 : 1;
+}
+TR_HD constexpr int extreme_tile(int size) { return (32 << 10) / size; }
+constexpr int kExtremeLead = 15;    // the most positions before a row that are counted with it
+constexpr int kExtremeWalk = 2048;  // the longest rows that warps walk where they are few
 
 // What plans ask of GPU `device`; nothing in a build without a GPU part.
 DeviceFacts gpu_facts(int device);

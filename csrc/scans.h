@@ -17,7 +17,7 @@
 //   initial(value)               what lies before a row that a value precedes; only of two inputs
 //   kIndexed                     a Result has a value and the position `.index` where it was found
 //   kAnyOrder                    every order of combining gives the same; Acc is Wide, and result(Acc) the result
-//   Near                         the same scan, of rows of at most kNearRows, with a smaller Acc if it can
+//   Near                         if kIndexed: the same scan, of rows of at most kNearRows, with a smaller Acc if it can
 //   plain(items)                 whether plain_group and plain_results serve them, else careful_group and
 //                                careful_results: what group and results decide themselves
 //   calm_join(left, right)       combine with less to do, where is_calm(all values) and is_settled(all that comes out)
@@ -37,7 +37,6 @@ inline namespace TR_ISA {
 
 template <class S> constexpr bool kHasStart = requires { S::start(); };    // it can be exclusive
 template <class S> constexpr bool kNanStays = requires { S::kNanStays; };  // after a NaN, all results are NaN
-template <class S> constexpr bool kHasPlain = requires { &S::plain; };     // a warp can decide once for its groups,
 template <class S> constexpr bool kHasCalm = requires { &S::calm_join; };  // and for Sklansky's levels
 
 // Groups of short rows that a lane of a GPU holds, and tiles of longer ones that a warp does; of two tiles two.
@@ -515,7 +514,6 @@ TR_HD WideAffine join(WideAffine left, WideAffine right) {
 // linear_scan: h[i] = a[i] * h[i - 1] + b[i].
 template <class F> struct LinearScan {
   static constexpr bool kSingle = std::is_same<F, float>::value;
-  using Near = LinearScan;
   using Acc = Affine<F>;
   using Wide = std::conditional_t<kSingle, WideAffine, Affine<double>>;
   using Item = Pair<F>;

@@ -82,24 +82,26 @@ def test_scan_plans_cover_the_rows_in_little_workspace(shape, dim, dtype, out):
     assert p["workspace"] <= 64 * rows * tiles + 64 and p["blocks"] < 2**31
 
 
-@pytest.mark.parametrize("dtype, most", [(torch.bfloat16, 4), (torch.float32, 2), (torch.float64, 1)])
-def test_rows_with_indices_are_held_by_enough_lanes(dtype, most):
-    """Of rows of at most a tile a lane takes several, of longer ones a warp up to four tiles."""
-    longest = 4 if dtype != torch.float64 else 2
-    for n in (1, 8, 60, 256, 257, 1000, 1024, 4096, 2048 * longest - 1, 2048 * longest):
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32, torch.float64, torch.int8))
+def test_rows_with_indices_have_pairs_of_lanes(dtype):
+    """A warp takes several short rows, or walks one; few long ones are split into tiles of 32 KiB."""
+    for n in (1, 2, 3, 60, 64, 65, 128, 129, 1000, 2048):
         p = plan("cummax", (1001, n), 1, dtype)
-        assert p["family"] == "rows" and p["whole"] and p["workspace"] == 0
-        lanes, warps = p["lanes"], p["warps"]
-        held = most if n <= TILE else longest
-        assert lanes * 8 >= min(n, TILE) and held * warps * TILE >= n
-        assert lanes & (lanes - 1) == warps & (warps - 1) == 0
-        assert p["blocks"] * (p["threads"] // (lanes * warps)) * (held if n <= TILE else 1) >= 1001
-    assert not plan("cummax", (100_000, 8193), 1, dtype)["whole"]
-    with force_plan(family="rows", whole=False):
-        assert not plan("cummax", (1001, 1024), 1, dtype)["whole"]
-    assert plan("cummax", (100_000, 1024), 1, dtype)["whole"] == (dtype == torch.bfloat16)  # else walking is faster
-    with force_plan(family="rows", warps=1), pytest.raises(ValueError, match="warps"):
-        plan("cummax", (3, 4096), 1, dtype)
+        assert (p["family"], p["workspace"], p["splits"], p["whole"]) == ("rows", 0, 1, False)
+        lanes = p["lanes"]
+        assert lanes & (lanes - 1) == 0 and (lanes == 32 or n <= 2 * lanes < 2 * max(n, 2))
+        small = dtype.itemsize in (2, 4)  # others come as 8 bytes
+        at_once = (4 if small else 2) if n <= 64 else 2 if n <= 128 and small else 1
+        rows = p["threads"] // lanes * at_once
+        assert (p["blocks"] - 1) * rows < 1001 <= p["blocks"] * rows
+    assert plan("cummax", (100_000, 8193), 1, dtype)["family"] == "rows"
+    tile = (32 << 10) // (dtype.itemsize if dtype != torch.int8 else 8)
+    for n in (tile - 15, tile - 14, 10 * tile):
+        p = plan("cummax", (16, n), 1, dtype)
+        splits = -(-(n + 15) // tile)  # wherever in a line of memory a row begins
+        assert (p["family"], p["splits"], p["blocks"], p["shared"]) == ("chain", splits, 16 * splits, 32 << 10)
+    with force_plan(family="rows", lanes=1), pytest.raises(ValueError, match="lanes"):
+        plan("cummax", (3, 3), 1, dtype)
 
 
 def test_lanes_go_where_the_stride_is_small():
@@ -152,7 +154,7 @@ def test_long_rows_go_through_the_pipeline_where_there_are_bulk_copies():
     assert _C.plan("cumsum", (2**20,), (2,), [0], *numbers, True, True, MULTIPROCESSORS, True)["family"] == "chain"
 
 
-@pytest.mark.parametrize("op, dtype, size", [("cumprod", torch.bfloat16, 2), ("cummax", torch.float32, 4),
+@pytest.mark.parametrize("op, dtype, size", [("cumprod", torch.bfloat16, 2), ("cumprod", torch.float32, 4),
                                              ("cumsum", torch.float64, 8), ("cumprod", torch.int8, 8)])  # fmt: skip
 def test_block_tiles_of_chains_lie_in_shared_memory_if_it_is_there(op, dtype, size):
     numbers = NUMBERS[dtype], NUMBERS[torch.int64 if dtype == torch.int8 else dtype]

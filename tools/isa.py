@@ -31,7 +31,8 @@ WIDE_GROUPS = {
     "scan_rows": (2, 1),
     "scan_short_rows": (2, 2),
     "scan_tiled_rows": (2, 2),
-    "scan_held_rows": (2, 2),
+    "scan_extreme_rows": (0, 2),  # indices, and values of 8 bytes, in either direction
+    "scan_extreme_chain": (2, 2),
     "scan_chain": (4, 2),  # tile by tile: rows that go up in memory, and rows that go down
 }
 WIDE_GROUPS_OF_PAIRS = {"scan_rows": (4, 1), "scan_held_rows": (4, 2), "scan_chain": (4, 1)}  # a group of each input

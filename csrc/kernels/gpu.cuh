@@ -151,6 +151,24 @@ template <class T> __device__ __forceinline__ T shuffle(const T& value, int lane
   return result;
 }
 
+// The value of the lane `d` before this one of `width` neighbours, a power of two; this one's own where there is none.
+template <class T> __device__ __forceinline__ T shuffle_up(const T& value, int d, int width) {
+  static_assert(sizeof(T) % 4 == 0, "whole words");
+  uint32_t words[sizeof(T) / 4];
+  memcpy(words, &value, sizeof(T));
+#pragma unroll
+  for (int i = 0; i < int(sizeof(T)) / 4; ++i) {
+#if defined(__CUDACC__)
+    words[i] = __shfl_up_sync(0xffffffffu, words[i], unsigned(d), width);
+#else
+    words[i] = uint32_t(__shfl_up(int(words[i]), unsigned(d), width));
+#endif
+  }
+  T result;
+  memcpy(&result, words, sizeof(T));
+  return result;
+}
+
 // Bit i: the predicate of lane i of this warp.
 __device__ __forceinline__ uint32_t ballot(bool predicate) {
 #if defined(__CUDACC__)

@@ -4,6 +4,7 @@
 #include "scan_chain.cuh"
 #include "scan_columns.cuh"
 #include "scan_columns_chain.cuh"
+#include "scan_extremes.cuh"
 #include "scan_held_rows.cuh"
 #include "scan_pipeline.cuh"
 #include "scan_ragged_columns.cuh"
@@ -27,6 +28,14 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
   };
   switch (plan.family) {
     case Family::Rows:
+      if constexpr (S::kIndexed) {
+        constexpr int kSize = sizeof(element_of<Load>), kMost = extreme_chunks(kSize);
+        const int rows = extreme_rows(call.layout.length, kSize);
+        rows == 1   ? run(scan_extreme_rows<S, Load, Store, 1>)
+        : rows == 2 ? run(scan_extreme_rows<S, Load, Store, 2>)
+                    : run(scan_extreme_rows<S, Load, Store, kMost>);
+        break;
+      }
       if constexpr (kCompact<S, Load, Store>) {
         constexpr int K = kHeldTiles<S>;
         const int64_t n = call.layout.length;
@@ -46,18 +55,18 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       }
       if constexpr (kHeld<S, Load, Store>)
         if (plan.whole) {
-          using Near = typename S::Near;
           constexpr int kSize = sizeof(element_of<Load>), kMost = most_held_groups(kSize);
           const int groups = held_groups(call.layout, kSize, plan.warps);
-          groups == 1   ? run(scan_held_rows<Near, Load, Store, 1>)
-          : groups == 2 ? run(scan_held_rows<Near, Load, Store, 2>)
-                        : run(scan_held_rows<Near, Load, Store, kMost>);
+          groups == 1   ? run(scan_held_rows<S, Load, Store, 1>)
+          : groups == 2 ? run(scan_held_rows<S, Load, Store, 2>)
+                        : run(scan_held_rows<S, Load, Store, kMost>);
           break;
         }
-      if constexpr (kWalked<S>) run(scan_rows<S, Load, Store>);
+      if constexpr (kWalked<S> && !S::kIndexed) run(scan_rows<S, Load, Store>);
       break;
     case Family::Chain:
-      if constexpr (S::kInputs <= 2) run(scan_chain<S, Load, Store>, workspace);
+      if constexpr (S::kIndexed) run(scan_extreme_chain<S, Load, Store>, workspace);
+      else if constexpr (S::kInputs <= 2) run(scan_chain<S, Load, Store>, workspace);
       break;
     case Family::Columns:
       if constexpr (kRaggedColumns<S, Load, Store>)

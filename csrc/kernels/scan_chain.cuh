@@ -120,9 +120,9 @@ template <class E> __device__ __forceinline__ E* stage() {
   return reinterpret_cast<E*>(stages);
 }
 
-// Starts to copy positions [begin, end) of a run, of which the first one lies `offset` elements from in.data. By one
-// warp, whose lanes have to wait for each other's copies. What stands in the place of other positions is no one's.
-template <class Load>
+// Starts to copy positions [begin, end) of a run of N, of which the first one lies `offset` elements from in.data. By
+// one warp, whose lanes have to wait for each other's copies. What stands in the place of other positions is no one's.
+template <class Load, int N = kRun>
 __device__ __forceinline__ void copy_run(const Source& in, int64_t offset, int64_t stride, bool vector_loads, int begin,
                                          int end, typename Load::Element* run) {
   using E = typename Load::Element;
@@ -130,17 +130,16 @@ __device__ __forceinline__ void copy_run(const Source& in, int64_t offset, int64
   const int lane = lane_id();
   if constexpr (kTyped) {
     const E* const first = static_cast<const E*>(in.data) + offset;
-    if (vector_loads & is_wide(first, stride) & (begin == 0) & (end == kRun)) {
+    if (vector_loads & is_wide(first, stride) & (begin == 0) & (end == N)) {
       constexpr int kChunk = 16 / int(sizeof(E));
-      const E* const lowest = stride < 0 ? first - (kRun - 1) : first;
+      const E* const lowest = stride < 0 ? first - (N - 1) : first;
 #pragma unroll
-      for (int i = 0; i < kRun; i += kLanes * kChunk)
-        copy_async<16>(run + i + lane * kChunk, lowest + i + lane * kChunk);
+      for (int i = 0; i < N; i += kLanes * kChunk) copy_async<16>(run + i + lane * kChunk, lowest + i + lane * kChunk);
       return;
     }
   }
   const int step = stride < 0 ? -1 : 1;
-  E* const to = stride < 0 ? run + (kRun - 1) : run;
+  E* const to = stride < 0 ? run + (N - 1) : run;
   if constexpr (kTyped && sizeof(E) >= 4) {
     const E* const first = static_cast<const E*>(in.data) + offset;
 #pragma unroll 4

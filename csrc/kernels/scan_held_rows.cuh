@@ -1,5 +1,5 @@
-// Scans of rows of at most a block tile, of two inputs or with indices: lanes hold whole rows in registers, wherever
-// their elements lie.
+// Scans of rows of at most a block tile, of two inputs: lanes hold whole rows in registers, wherever their elements
+// lie.
 #pragma once
 #include "scan_rows.cuh"
 
@@ -42,40 +42,25 @@ __device__ __forceinline__ void form_items(const S& op, const uint32_t (&a_words
   for (int k = 0; k < K; ++k) {
     E a[kGroup], b[kGroup];
     unpack(b_words[k], b);
-    if constexpr (is_pair<Load>) unpack(a_words[k], a);
+    unpack(a_words[k], a);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       items[k][i] = S::absent_item();
-      if (!there(k, i)) continue;
-      if constexpr (is_pair<Load>) items[k][i] = op.load(Pair<E>{a[i], b[i]}, first(k) + i);
-      else items[k][i] = op.load(b[i], first(k) + i);
+      if (there(k, i)) items[k][i] = op.load(Pair<E>{a[i], b[i]}, first(k) + i);
     }
   }
 }
 
-// The totals of a lane's groups. Returns whether all of the warp's do with less; results_of has to know.
+// The totals of a lane's groups. Returns whether all of the warp's do with less; the results have to know.
 template <class S, int K>
 __device__ __forceinline__ bool form_groups(typename S::Item (&items)[K][kGroup], typename S::Acc (&totals)[K]) {
-  if constexpr (kHasPlain<S>) {
-    bool plain = true;
+  bool plain = true;
 #pragma unroll
-    for (int k = 0; k < K; ++k) plain &= S::plain(items[k]);
-    plain = !ballot(!plain);
+  for (int k = 0; k < K; ++k) plain &= S::plain(items[k]);
+  plain = !ballot(!plain);
 #pragma unroll
-    for (int k = 0; k < K; ++k) totals[k] = plain ? S::plain_group(items[k]) : S::careful_group(items[k]);
-    return plain;
-  } else {
-#pragma unroll
-    for (int k = 0; k < K; ++k) totals[k] = S::group(items[k]);
-    return true;
-  }
-}
-template <class S>
-__device__ __forceinline__ void results_of(const S& op, const typename S::Prefix& before,
-                                           const typename S::Item (&items)[kGroup], bool plain,
-                                           typename S::Result (&out)[kGroup]) {
-  if constexpr (kHasPlain<S>) plain ? op.plain_results(before, items, out) : op.careful_results(before, items, out);
-  else op.results(before, items, out);
+  for (int k = 0; k < K; ++k) totals[k] = plain ? S::plain_group(items[k]) : S::careful_group(items[k]);
+  return plain;
 }
 
 // Blocks of a multiprocessor at least, where a lane holds that many bytes for each position of a group. (With no word
@@ -90,7 +75,6 @@ __global__ void TR_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename S::
   static_assert(!kHasStart<S>, "it would have to be able to be exclusive");
   using Acc = typename S::Acc;
   using E = element_of<Load>;
-  constexpr bool kPair = is_pair<Load>;
   const S op{call.options};
   const Layout& layout = call.layout;
   const int n = int(layout.length), width = call.plan.lanes, warps = call.plan.warps, tiles = warps * K;
@@ -117,28 +101,22 @@ __global__ void TR_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename S::
   const int64_t b_step = step(stride.in, layout.in), out_step = step(stride.out, layout.out);
   uint32_t b_words[K][kGroupWords<E>], a_words[K][kGroupWords<E>];
   E initial[K];
-  int64_t a_stride = 0;
-  if constexpr (kPair) {
-    if (layout.reduced) a_stride = call.more_strides[0][layout.kept];
-    const E* const a =
-        static_cast<const E*>(call.in.more[0]) + row_offset(layout, call.more_strides[0], row) + start * a_stride;
-    const int64_t a_step = step(a_stride, call.more_strides[0]);
-    if (call.plan.vector_loads & is_wide(a, a_stride) & (n % kGroup == 0) & !call.shifted) {
-      load_whole(b, stride.in, b_step, count, b_words);
-      load_whole(a, a_stride, a_step, count, a_words);
-    } else {
-      load_any(b, stride.in, b_step, [](int) { return 0; }, count, b_words);
-      load_any(a, a_stride, a_step, [&](int k) { return Load::has_a(call, first(k)) ? 0 : 1; }, count, a_words);
-    }
-    if (call.options.initial) {
-      const E* const h = static_cast<const E*>(call.in.more[1]) + row_offset(layout, call.more_strides[1], row);
-#pragma unroll
-      for (int k = 0; k < K; ++k)
-        if (count(k) > 0) initial[k] = global(h)[k * step(0, call.more_strides[1])];
-    }
+  const int64_t a_stride = layout.reduced ? call.more_strides[0][layout.kept] : 0;
+  const E* const a =
+      static_cast<const E*>(call.in.more[0]) + row_offset(layout, call.more_strides[0], row) + start * a_stride;
+  const int64_t a_step = step(a_stride, call.more_strides[0]);
+  if (call.plan.vector_loads & is_wide(a, a_stride) & (n % kGroup == 0) & !call.shifted) {
+    load_whole(b, stride.in, b_step, count, b_words);
+    load_whole(a, a_stride, a_step, count, a_words);
   } else {
-    if (call.plan.vector_loads & (n % kGroup == 0)) load_whole(b, stride.in, b_step, count, b_words);
-    else load_any(b, stride.in, b_step, [](int) { return 0; }, count, b_words);
+    load_any(b, stride.in, b_step, [](int) { return 0; }, count, b_words);
+    load_any(a, a_stride, a_step, [&](int k) { return Load::has_a(call, first(k)) ? 0 : 1; }, count, a_words);
+  }
+  if (call.options.initial) {
+    const E* const h = static_cast<const E*>(call.in.more[1]) + row_offset(layout, call.more_strides[1], row);
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (count(k) > 0) initial[k] = global(h)[k * step(0, call.more_strides[1])];
   }
 
   if (stride.in < 0 || a_stride < 0) {
@@ -172,15 +150,14 @@ __global__ void TR_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename S::
     const Acc left = shuffle(upto[k], lane ? lane - 1 : 0), left_tiles = shuffle(tiles_upto, tile ? tile - 1 : 0);
     const Acc within = lane & (width - 1) ? left : S::absent(), before = tile ? left_tiles : S::absent();
     typename S::Prefix prefix;
-    if (kPair && call.options.initial) {
+    if (call.options.initial) {
       TR_RARE_PATH;  // all of the combination is wanted here alone
-      if constexpr (kPair)
-        prefix = S::prefix(S::initial(convert<typename S::Result>(initial[k])), S::combine(before, within));
+      prefix = S::prefix(S::initial(convert<typename S::Result>(initial[k])), S::combine(before, within));
     } else {
       prefix = S::prefix(S::combine(before, within));
     }
     typename S::Result out[kGroup];
-    results_of(op, prefix, items[k], plain, out);
+    plain ? op.plain_results(prefix, items[k], out) : op.careful_results(prefix, items[k], out);
     if (count(k) > 0)
       store_results<S, Store, true>(call, row_at.out + k * (out_step - ahead * stride.out), stride.out, first(k), out);
   }

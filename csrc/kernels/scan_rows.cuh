@@ -42,21 +42,6 @@ template <class E> struct IndexedStore {
     global(static_cast<E*>(call.out.values))[offset] = v.value;
     global(call.out.indices)[offset] = call.index_of(v.index);
   }
-  template <class S, class Result>
-  __device__ static void group(const ScanCall& call, int64_t offset, const Result (&v)[kGroup]) {
-#pragma unroll
-    for (int i = 0; i < kGroup; i += kWidth) {
-      Packed<E, kWidth> values;
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) values.item[j] = v[i + j].value;
-      store_wide(reinterpret_cast<Packed<E, kWidth>*>(static_cast<E*>(call.out.values) + offset + i), values);
-    }
-#pragma unroll
-    for (int i = 0; i < kGroup; i += 2) {
-      const Packed<int64_t, 2> indices{{call.index_of(v[i].index), call.index_of(v[i + 1].index)}};
-      store_wide(reinterpret_cast<Packed<int64_t, 2>*>(call.out.indices + offset + i), indices);
-    }
-  }
 };
 // Values of any integer type, and indices.
 struct AnyIndexedStore {
@@ -82,8 +67,8 @@ template <class E> __device__ __forceinline__ bool is_wide(const E* p, int64_t s
 // Whether the kernels for one input, one output and small accumulators are compiled for these.
 template <class S, class Load, class Store> constexpr bool kCompact =
     Load::kWidth > 1 && S::kInputs == 1 && !S::kIndexed && sizeof(typename S::Acc) <= 8;
-// Whether one for two inputs, or with indices, is.
-template <class S, class Load, class Store> constexpr bool kHeld = Load::kWidth > 1 && (S::kInputs == 2 || S::kIndexed);
+// Whether the one for two inputs is.
+template <class S, class Load, class Store> constexpr bool kHeld = Load::kWidth > 1 && S::kInputs == 2;
 // The same where results take the place of elements.
 template <class S, class Load, class Store> constexpr bool kInPlace = [] {
   if constexpr (kCompact<S, Load, Store>) return std::is_same<typename Load::Element, typename Store::Element>::value;
@@ -227,7 +212,7 @@ template <class S, class Store, bool kReversed = S::kInputs == 2>
 __device__ __forceinline__ void store_results(const ScanCall& call, int64_t base, int64_t stride, int64_t first,
                                               const typename S::Result (&out)[kGroup]) {
   const int64_t n = call.layout.length;
-  if constexpr (Store::kWidth > 1)
+  if constexpr (Store::kWidth > 1 && !S::kIndexed)
     if (call.plan.vector_loads && stride == 1 && !call.exclusive && first + kGroup <= n)
       return Store::template group<S>(call, base + first, out);
   if constexpr (Store::kWidth > 1 && kReversed)
@@ -240,12 +225,9 @@ __device__ __forceinline__ void store_results(const ScanCall& call, int64_t base
   const int64_t shift = call.exclusive ? 1 : 0;
   if constexpr (kHasStart<S>)
     if (shift && first == 0) Store::one(call, base, S::start());
-  // Offsets one by one, where values and wide indices leave no registers for all of them.
-  constexpr bool kOneByOne = kReversed && S::kIndexed && sizeof(typename S::Acc) > 8;
 #pragma unroll
   for (int i = 0; i < kGroup; ++i)
-    if (first + i + shift < n)
-      Store::one(call, base + ((kOneByOne ? recomputed(first) : first) + i + shift) * stride, out[i]);
+    if (first + i + shift < n) Store::one(call, base + (first + i + shift) * stride, out[i]);
 }
 template <class S, class Store>
 __device__ __forceinline__ void store_group(const S& op, const ScanCall& call, int64_t base, int64_t stride,

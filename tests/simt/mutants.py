@@ -497,6 +497,27 @@ MUTANTS = (
         "strides[d] != 1 : strides[d] % vector != 0", "strides[d] != 1 : false",
         "plan", ("walk",), "asan",
     ),
+    # ---- scans with indices along rows
+    Mutant(
+        "the earlier of two equals is the latest record", "kernels/scan_extremes.cuh",
+        "first_is = key[k][0] >= before", "first_is = key[k][0] > before",
+        "scan.CumExtreme", ("extremes",), quick=True,
+    ),
+    Mutant(
+        "pairs are loaded together wherever they lie", "kernels/scan_extremes.cuh",
+        "if (steps(in_stride) && even(of_in))", "if (steps(in_stride))",
+        "scan.CumExtreme", ("extremes",), "asan",
+    ),
+    Mutant(
+        "a chunk's records begin anew", "kernels/scan_extremes.cuh",
+        "if (C > 1 && !records) {", "if (false) {",
+        "scan.CumExtreme", ("extremes",),
+    ),
+    Mutant(
+        "no barrier before the records of a tile's parts are known", "kernels/scan_extremes.cuh",
+        "__syncthreads(); const int slot = lane & (kWarps - 1);", "const int slot = lane & (kWarps - 1);",
+        "scan.CumExtreme", ("extremes",),
+    ),
     # ---- linear recurrences
     Mutant(
         "a chain forgets the value before the row", "kernels/scan_chain.cuh",

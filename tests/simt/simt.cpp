@@ -349,7 +349,7 @@ void superblocks() {
   check({"cumsum", Dtype::F64, Dtype::F64, {n, 2}, 1}, {{{kColumns, -1, -1, -1, -1}, 2, 1}});
 }
 
-// Rows of at most a block tile, of two inputs or with indices, that lanes hold as a whole: a few lanes a row, several
+// Rows of at most a block tile, of two inputs, that lanes hold as a whole: a few lanes a row, several
 // rows a lane, or some warps a row with one tile each or several.
 void held_rows() {
   Policies policies = {{{kRows, -1, -1, -1, -1}, 132, 1}, {{kRows, 32, -1, -1, 0}, 132, 2}};
@@ -366,11 +366,42 @@ void held_rows() {
         p.shifted = form == 2;
         p.spread = turn % 4 == 3 ? turn / 4 % 4 : 0;
         check(p, policies);
-        check({turn % 3 ? "cummax" : "cummin", d, d, sizes, 2, false, turn % 2 != 0}, policies);
       }
-  for (Dtype d : {Dtype::F32, Dtype::F16}) {
-    check({"linear_scan", d, d, {5, 13, 40}, 4, false, false, true}, policies);
-    check({"cummin", d, d, {5, 3, 600}, 4}, policies);
+  for (Dtype d : {Dtype::F32, Dtype::F16}) check({"linear_scan", d, d, {5, 13, 40}, 4, false, false, true}, policies);
+}
+
+// Rows with indices: several a warp, one of several steps, or tiles of a chain; wherever pairs lie, and around the
+// lengths at which a row takes one chunk or lane more.
+void extremes() {
+  const Policies rows = {{{kRows, -1, -1, -1, -1}, 132, kInPitch},
+                         {{kRows, 32, -1, -1, -1}, 132, kInPitch},
+                         {{kRows, -1, -1, -1, -1}}},
+                 chains = {{{kChain, -1, -1, -1, -1}, 132, kInPitch}, {{kChain, -1, -1, -1, -1}, 132, 1}};
+  constexpr Scanned kTypes[] = {{"cummax", Dtype::F32, Dtype::F32},   {"cummin", Dtype::F32, Dtype::F32},
+                                {"cummax", Dtype::BF16, Dtype::BF16}, {"cummin", Dtype::F16, Dtype::F16},
+                                {"cummax", Dtype::F64, Dtype::F64},   {"cummin", Dtype::I64, Dtype::I64},
+                                {"cummax", Dtype::U8, Dtype::U8},     {"cummin", Dtype::Bool, Dtype::Bool}};
+  int turn = 0;
+  for (const Scanned& s : kTypes) {
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{
+             {1, 1},   {700, 2}, {300, 3}, {90, 7},  {40, 16},  {33, 17},  {70, 31},  {70, 32},  {40, 33},
+             {70, 63}, {33, 64}, {40, 65}, {9, 100}, {17, 127}, {17, 128}, {9, 129},  {9, 255},  {9, 256},
+             {9, 257}, {9, 511}, {9, 513}, {9, 767}, {9, 1001}, {3, 1023}, {3, 1024}, {2, 2500}, {9, 767}})
+      for (int reverse = 0; reverse < 2; ++reverse, ++turn)
+        for (const Policy& p : rows) check({s.op, s.in, s.out, sizes, 2, false, reverse != 0}, {p});
+    const int64_t tile = extreme_tile(is_float(s.in) ? size_of(s.in) : 8);
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{
+             {3, 1}, {2, 300}, {3, tile - 15}, {3, tile - 1}, {2, tile}, {2, tile + 1}, {3, 3 * tile + 77}})
+      for (int reverse = 0; reverse < 2; ++reverse) check({s.op, s.in, s.out, sizes, 2, false, reverse != 0}, chains);
+  }
+  for (int reverse = 0; reverse < 2; ++reverse) {
+    check({"cummax", Dtype::F64, Dtype::F64, {1, 70 * extreme_tile(8) + 5}, 2, false, reverse != 0},
+          Policies(3, chains[0]));  // three superblocks
+    for (Dtype d : {Dtype::F32, Dtype::BF16}) {
+      check({"cummin", d, d, {5, 3, 600}, 4, false, reverse != 0}, rows);
+      check({"cummin", d, d, {5, 40, 3}, 2, false, reverse != 0}, rows);
+      check({"cummax", d, d, {3, 300}, 2, false, reverse != 0}, {{{kRows, -1, -1, -1, -1}}, {{kChain}}}, true);
+    }
   }
 }
 
@@ -488,6 +519,7 @@ constexpr Group kGroups[] = {
     {"columns_chain", columns_chain},
     {"pipeline", pipeline},
     {"held_rows", held_rows},
+    {"extremes", extremes},
     {"linear_scan", linear_scan},
     {"walk", walk},
     {"far", far},

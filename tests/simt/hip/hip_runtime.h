@@ -30,12 +30,17 @@ __forceinline__ int __shfl(int value, int source, int width) {
   const int lane = int(threadIdx.x) % simt::kWarp;
   return int(simt::shuffle(uint32_t(value), (lane & ~(width - 1)) | (source & (width - 1))));
 }
+__forceinline__ int __shfl_up(int value, unsigned d, int width) {
+  const int lane = int(threadIdx.x) % simt::kWarp;
+  return int(simt::shuffle(uint32_t(value), lane - ((lane & (width - 1)) >= int(d) ? int(d) : 0)));
+}
 __forceinline__ unsigned long long __ballot(int predicate) { return simt::ballot(predicate != 0); }
 __forceinline__ unsigned long long atomicAdd(unsigned long long* p, unsigned long long value) {
   return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
 }
 
 __forceinline__ int __ffs(unsigned bits) { return __builtin_ffs(int(bits)); }
+__forceinline__ int __clz(int bits) { return bits ? __builtin_clz(unsigned(bits)) : 32; }
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 
 using hipStream_t = void*;

@@ -1,0 +1,383 @@
+// Scans with indices along rows, in any order: neighbouring lanes take neighbouring pairs of positions, so that what a
+// warp loads and stores lies side by side wherever rows begin. A lane has the greatest key up to its pair by shuffles;
+// where its pair meets it there is a record, and the latest record up to a position is its result.
+#pragma once
+#include "scan_chain.cuh"
+
+namespace torchreduce::gpu {
+
+constexpr int kChunk = 2 * kLanes;  // positions that the pairs of a warp's lanes are
+
+// What a scan knows of a row so far, and how it sees elements: by their bits, as wide as the accumulator's key.
+template <class S> struct Record {
+  using Key = decltype(S::Acc::key);
+  using Element = decltype(S::Result::value);
+  using Order = typename S::Order;
+  Key key, bits;  // of the latest of the greatest
+  int64_t index;
+
+  __device__ __forceinline__ static Record none() { return {Order::kLowest, 0, 0}; }
+  __device__ __forceinline__ static Record of(const S& op, const ScanCall& call, const typename S::Acc& found) {
+    const typename S::Result r = op.result(found);
+    return {found.key, Key(Order::bits_of(r.value)), call.index_of(r.index)};
+  }
+  // With the canonical NaN for each.
+  __device__ __forceinline__ static Key canonical(Key bits) {
+    if constexpr (Order::kFloat) return (bits & Order::kGreatest) > Key(Order::kInf) ? Key(Order::kNaN) : bits;
+    else return bits;
+  }
+  __device__ __forceinline__ static Element element(Key bits) { return bit_cast<Element>(typename Order::Key(bits)); }
+  __device__ __forceinline__ static Key key_of(const S& op, Key bits) { return Order::key(bits, op.options.min, true); }
+};
+
+// A pair of elements as it is loaded, in memory order if the row's pairs are `aligned`, else in that of positions.
+template <class Load> struct PairOf {
+  using Words = Packed<uint32_t, int(sizeof(element_of<Load>)) / 2>;
+  Words w;
+
+  template <class S>
+  __device__ __forceinline__ void get(bool turned, typename Record<S>::Key (&bits)[2]) const {
+    element_of<Load> x[2];
+    unpack(w.item, x);
+    const typename Record<S>::Key low = Record<S>::Order::bits_of(x[0]), high = Record<S>::Order::bits_of(x[1]);
+    bits[0] = turned ? high : low;
+    bits[1] = turned ? low : high;
+  }
+};
+
+constexpr int kAlignedPositions = 16;  // whose indices are a line of memory
+// The positions, of at most kAlignedPositions, that precede p's where such a run of them begins in memory.
+template <class T> __device__ __forceinline__ int phase(const T* p, int64_t stride) {
+  const int place = int(reinterpret_cast<uintptr_t>(p) / sizeof(T) % kAlignedPositions);
+  return stride < 0 ? kAlignedPositions - 1 - place : place;
+}
+
+// Positions [begin, end) of some are there.
+struct Present {
+  int begin, end;
+
+  __device__ __forceinline__ bool has(int at) const { return (at >= begin) & (at < end); }
+  // Whether both of the pair at `at` are, if pairs are taken together at all.
+  __device__ __forceinline__ bool has_pair(int at, bool together) const {
+    const unsigned pairs = together & (begin < end) ? unsigned(end - begin - 1) : 0;
+    return unsigned(at - begin) < pairs;
+  }
+};
+
+enum class Pairs { Apart, Up, Down };  // elements one by one, or two at a time, which go up or down in memory
+
+// A row as a lane takes it. The row's first pair begins `lead` positions before it, which are absent, so that pairs lie
+// aligned to their size.
+template <class Load, class Store> struct PairedRow {
+  using E = element_of<Load>;
+  static constexpr bool kTyped = Load::kWidth > 1;
+  int64_t in, out;  // where the first position of one of the lane's pairs lies
+  int64_t in_stride, out_stride;
+  int64_t length;  // with the lead; 0 where there is no such row
+  int lead;
+  Pairs in_pairs, out_pairs;
+
+  // `room`: the positions of the lanes that take the row.
+  __device__ __forceinline__ void set(const ScanCall& call, int64_t row, int64_t room) {
+    const Layout& layout = call.layout;
+    const bool active = row < layout.rows;
+    const RowStart start = active ? row_start(layout, row) : RowStart{0, 0};
+    const ScanStride stride = scan_stride(layout);
+    in = start.in;
+    out = start.out;
+    in_stride = stride.in;
+    out_stride = stride.out;
+    lead = 0;
+    in_pairs = out_pairs = Pairs::Apart;
+    if constexpr (kTyped) {
+      auto steps = [](int64_t s) { return s == 1 || s == -1; };
+      const int of_in = phase(static_cast<const E*>(call.in.data) + in, in_stride),
+                of_values = phase(static_cast<const E*>(call.out.values) + out, out_stride),
+                of_indices = phase(call.out.indices + out, out_stride);
+      if (steps(out_stride)) lead = of_indices;
+      if (layout.length > room - lead) lead &= 1;
+      if (layout.length > room - lead) lead = 0;
+      auto even = [&](int phase) { return (phase - lead) % 2 == 0; };
+      if (steps(in_stride) && even(of_in)) in_pairs = in_stride < 0 ? Pairs::Down : Pairs::Up;
+      if (steps(out_stride) && even(of_values) && even(of_indices))
+        out_pairs = out_stride < 0 ? Pairs::Down : Pairs::Up;
+    }
+    length = active ? layout.length + lead : 0;
+  }
+  __device__ __forceinline__ void move_in(int64_t positions) { in += positions * in_stride; }
+  __device__ __forceinline__ void move_out(int64_t positions) { out += positions * out_stride; }
+  // The lane's pair `ahead` positions ahead, which is at `at` of those of which some are there.
+  __device__ __forceinline__ PairOf<Load> load(const ScanCall& call, int ahead, const Present& present, int at) const {
+    PairOf<Load> pair{};
+    if constexpr (kTyped) {
+      const E* const p = global(static_cast<const E*>(call.in.data)) + in;
+      using Words = typename PairOf<Load>::Words;
+      if (present.has_pair(at, in_pairs == Pairs::Up)) {
+        pair.w = load_wide(reinterpret_cast<const Words*>(p + ahead));
+      } else if (present.has_pair(at, in_pairs == Pairs::Down)) {
+        pair.w = load_wide(reinterpret_cast<const Words*>(p - ahead - 1));
+      } else {
+        E zero{}, one{};
+        if (present.has(at)) zero = p[ahead * in_stride];
+        if (present.has(at + 1)) one = p[(ahead + 1) * in_stride];
+        const bool down = in_pairs == Pairs::Down;
+        const E x[2] = {down ? one : zero, down ? zero : one};
+        memcpy(&pair, x, sizeof pair);
+      }
+    } else {
+      E x[2] = {};
+      Load::run(call.in, in + ahead * in_stride, in_stride, int(present.has(at)) + int(present.has(at + 1)), x);
+      memcpy(&pair, x, sizeof pair);
+    }
+    return pair;
+  }
+  __device__ __forceinline__ void store(const ScanCall& call, int ahead, const Present& present, int at, E value0,
+                                        E value1, int64_t index0, int64_t index1) const {
+    int64_t* const indices = global(call.out.indices) + out;
+    if constexpr (kTyped) {
+      E* const values = global(static_cast<E*>(call.out.values)) + out;
+      using Values = Packed<E, 2>;
+      using Indices = Packed<int64_t, 2>;
+      if (present.has_pair(at, out_pairs == Pairs::Up)) {
+        store_wide(reinterpret_cast<Values*>(values + ahead), Values{{value0, value1}});
+        store_wide(reinterpret_cast<Indices*>(indices + ahead), Indices{{index0, index1}});
+      } else if (present.has_pair(at, out_pairs == Pairs::Down)) {
+        store_wide(reinterpret_cast<Values*>(values - ahead - 1), Values{{value1, value0}});
+        store_wide(reinterpret_cast<Indices*>(indices - ahead - 1), Indices{{index1, index0}});
+      } else {
+        if (present.has(at)) {
+          values[ahead * out_stride] = value0;
+          indices[ahead * out_stride] = index0;
+        }
+        if (present.has(at + 1)) {
+          values[(ahead + 1) * out_stride] = value1;
+          indices[(ahead + 1) * out_stride] = index1;
+        }
+      }
+    } else {
+      auto one = [&](int64_t steps, E value, int64_t index) {
+        store_as(call.out.dtype, global(call.out.values), out + steps * out_stride, value);
+        indices[steps * out_stride] = index;
+      };
+      if (present.has(at)) one(ahead, value0, index0);
+      if (present.has(at + 1)) one(ahead + 1, value1, index1);
+    }
+  }
+};
+
+// The results of K chunks, of which C neighbours are of one row: `carry` is what precedes the first ones of each row,
+// and becomes what precedes the chunk after the last one. absent(k, i): whether element i of the lane's pair of chunk k
+// lies before its row; those behind the end are some numbers, and reach no result. first_index(k): the index of the
+// first position of the row's C chunks. `width` lanes a row, all of them if C > 1.
+template <class S, int K, int C, class Absent, class Index, class Emit>
+__device__ __forceinline__ void scan_chunks(const S& op, const typename Record<S>::Key (&in)[K][2], int width,
+                                            bool reverse, Record<S>& carry, Absent absent, Index first_index,
+                                            Emit emit) {
+  using R = Record<S>;
+  using Key = typename R::Key;
+  const int lane = lane_id(), number = lane & (width - 1);
+  const int step = reverse ? -1 : 1;
+  const uint32_t below = (1u << lane) - 1;  // as each row begins with a record, those of other rows do not matter
+  auto greater = [](Key a, Key b) { return a > b ? a : b; };
+  Key x[K][2], key[K][2], upto[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      x[k][i] = R::canonical(in[k][i]);
+      key[k][i] = R::key_of(op, in[k][i]);
+      if (k % C == 0 && absent(k, i)) key[k][i] = R::Order::kLowest;
+    }
+    upto[k] = greater(key[k][0], key[k][1]);
+  }
+#pragma unroll
+  for (int d = 1; d < kLanes; d <<= 1)
+#pragma unroll
+    for (int k = 0; k < K; ++k) upto[k] = greater(upto[k], shuffle_up(upto[k], d, width));
+  const R initial = carry;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (k % C == 0) carry = initial;
+    const int64_t from_index = first_index(k);
+    const int own = k % C * kChunk + 2 * number;
+    auto index_of = [&](int position) { return from_index + int64_t(step) * int64_t(position); };
+    Key before = shuffle_up(upto[k], 1, width);
+    if (number == 0) before = R::Order::kLowest;
+    before = greater(before, carry.key);
+    const bool first_is = key[k][0] >= before, second_is = key[k][1] >= greater(before, key[k][0]);
+    const uint32_t records = ballot(first_is | second_is) & below;
+    const int from = 31 - __clz(int(records));
+    const Key first = x[k][0], second = x[k][1], latest = second_is ? second : first;
+    Key bits = shuffle(latest, from);
+    int64_t index = index_of(shuffle(own + second_is, from));
+    if (C > 1 && !records) {
+      bits = carry.bits;
+      index = carry.index;
+    }
+    const Key bits0 = first_is ? first : bits, bits1 = second_is ? second : bits0;
+    const int64_t index0 = first_is ? index_of(own) : index, index1 = second_is ? index_of(own + 1) : index0;
+    emit(k, R::element(bits0), R::element(bits1), index0, index1);
+    if (C > 1) {
+      carry.key = greater(carry.key, shuffle(upto[k], kLanes - 1));
+      carry.bits = shuffle(bits1, kLanes - 1);
+      carry.index = shuffle(index1, kLanes - 1);
+    }
+  }
+}
+
+constexpr int kExtremeBlocks = 3;  // of a multiprocessor at least
+
+// Rows of any length. R > 1: plan.lanes lanes a row that is no longer than what a warp takes of each of R rows at a
+// time. Else one warp walks each row.
+template <class S, class Load, class Store, int R>
+__global__ void TR_BLOCKS_BOUND(kThreads, kExtremeBlocks) scan_extreme_rows(TR_GRID_CONSTANT ScanCall call) {
+  using E = element_of<Load>;
+  constexpr int K = extreme_chunks(sizeof(E)), C = K / R, kStep = C * kChunk;
+  const S op{call.options};
+  const int64_t n = call.layout.length;
+  const int width = R > 1 ? call.plan.lanes : kLanes, apart = kLanes / width;
+  const int lane = lane_id(), place = 2 * (lane & (width - 1));
+  const int64_t row = (int64_t(blockIdx.x) * kWarps + threadIdx.x / kLanes) * (R * apart) + lane / width;
+  const int64_t room = R > 1 && C == 1 ? 2 * width : (n + kStep - 1) / kStep * kStep;
+
+  PairedRow<Load, Store> own[R];
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    own[r].set(call, row + r * apart, room);
+    own[r].move_in(place - own[r].lead);
+    own[r].move_out(place - own[r].lead);
+  }
+  // Of the step that begins at `from`.
+  auto present = [&](int r, int64_t from) {
+    const int64_t left = own[r].length - from;
+    return Present{from > 0 ? 0 : own[r].lead, left < kStep ? int(left) : kStep};
+  };
+  auto load = [&](int64_t from, PairOf<Load>(&pairs)[K]) {
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      pairs[k] = own[k / C].load(call, k % C * kChunk, present(k / C, from), k % C * kChunk + place);
+  };
+  PairOf<Load> next[K];
+  Record<S> carry = Record<S>::none();
+  load(0, next);
+#pragma unroll 1
+  for (int64_t from = 0;;) {
+    typename Record<S>::Key x[K][2];
+#pragma unroll
+    for (int k = 0; k < K; ++k) next[k].template get<S>(own[k / C].in_pairs == Pairs::Down, x[k]);
+    const int64_t end = from + kStep;
+    if (R == 1 && end < own[0].length) {
+      own[0].move_in(kStep);
+      load(end, next);
+    }
+    scan_chunks<S, K, C>(
+        op, x, width, call.reverse, carry, [&](int k, int i) { return from == 0 && place + i < own[k / C].lead; },
+        [&](int k) { return call.index_of(from - own[k / C].lead); },
+        [&](int k, E value0, E value1, int64_t index0, int64_t index1) {
+          own[k / C].store(call, k % C * kChunk, present(k / C, from), k % C * kChunk + place, value0, value1, index0,
+                           index1);
+        });
+    from = end;
+    if (R > 1 || from >= own[0].length) break;
+    own[0].move_out(kStep);
+  }
+}
+
+// The greatest of a warp's.
+template <class V> __device__ __forceinline__ V warp_most(V value) {
+#pragma unroll
+  for (int d = 1; d < kLanes; d <<= 1) {
+    const V other = shuffle(value, lane_id() ^ d);
+    value = value > other ? value : other;
+  }
+  return value;
+}
+
+// Few long rows: a tile a block, by way of shared memory, from where it is taken twice: each warp's part for its latest
+// record, and, when the carry is there, for its results.
+template <class S, class Load, class Store>
+__global__ void TR_BLOCKS_BOUND(kThreads, sizeof(element_of<Load>) > 4 ? 3 : 4)
+    scan_extreme_chain(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+  using Acc = typename S::Acc;
+  using R = Record<S>;
+  using E = element_of<Load>;
+  using Key = typename R::Key;
+  constexpr int kPositions = extreme_tile(sizeof(E)), kPart = kPositions / kWarps, K = extreme_chunks(sizeof(E));
+  const S op{call.options};
+  const int64_t tiles = call.plan.splits;
+  const int lane = lane_id(), warp = int(threadIdx.x) / kLanes;
+
+  ChainSpace<S> space(workspace, call.layout.rows, tiles);
+  __shared__ int64_t ticket;
+  __shared__ Acc totals[kWarps], shared_carry;
+  if (threadIdx.x == 0) ticket = int64_t(take_ticket(space.ticket));  // tiles a block waits for have lower tickets
+  __syncthreads();
+  const int64_t row = ticket / tiles, tile = ticket - row * tiles;
+  PairedRow<Load, Store> own;
+  own.set(call, row, INT64_MAX);
+  const int64_t first = tile * kPositions + warp * kPart, left = own.length - first;
+  const int end = left < kPart ? int(left) : kPart, begin = first ? 0 : own.lead;
+  E* const part = stage<E>() + warp * kPart;
+  own.move_in(first - own.lead);
+  copy_run<Load, kPart>(call.in, own.in, own.in_stride, true, begin, end, part);
+  end_copies();
+  wait_copies<0>();
+  warp_barrier();
+
+  // The lane's pair of a chunk.
+  auto pair = [&](int chunk, Key(&x)[2]) {
+    PairOf<Load> pair;
+    const int at = chunk * kLanes + lane;
+    pair.w = reinterpret_cast<const typename PairOf<Load>::Words*>(part)[own.in_stride < 0 ? kPart / 2 - 1 - at : at];
+    pair.template get<S>(own.in_stride < 0, x);
+  };
+  Key most = R::Order::kLowest;
+  int where = -1;
+#pragma unroll 4
+  for (int c = 0; c < kPart / kChunk; ++c) {
+    Key x[2];
+    pair(c, x);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = c * kChunk + 2 * lane + i;
+      const Key key = R::key_of(op, x[i]);
+      if ((at >= begin) & (key >= most)) {
+        most = key;
+        where = at;
+      }
+    }
+  }
+  const Key greatest = warp_most(most);
+  const int latest = warp_most(most == greatest ? where : -1);
+  if (lane == 0) {
+    totals[warp] = S::absent();
+    if (latest >= 0)
+      totals[warp] = op.load(part[own.in_stride < 0 ? kPart - 1 - latest : latest], first - own.lead + latest);
+  }
+  __syncthreads();
+  const int slot = lane & (kWarps - 1);
+  const Acc upto = sklansky<S>(totals[slot], slot, kWarps), before = shuffle(upto, warp ? warp - 1 : 0);
+  if (warp == 0) {
+    const Acc carry = chain_carry<S>(space, row, tile, shuffle(upto, kWarps - 1), S::wide_absent());
+    if (lane == 0) shared_carry = carry;
+  }
+  __syncthreads();
+  R carry = R::of(op, call, S::combine(shared_carry, chosen(warp > 0, before, S::absent())));
+  const Present present{begin, end};
+  own.move_out(first - own.lead + 2 * lane);
+#pragma unroll 1
+  for (int c = 0; c < kPart / kChunk; c += K) {
+    Key x[K][2];
+#pragma unroll
+    for (int k = 0; k < K; ++k) pair(c + k, x[k]);
+    scan_chunks<S, K, K>(
+        op, x, kLanes, call.reverse, carry, [&](int, int i) { return c == 0 && 2 * lane + i < begin; },
+        [&](int) { return call.index_of(first - own.lead + c * kChunk); },
+        [&](int k, E value0, E value1, int64_t index0, int64_t index1) {
+          own.store(call, k * kChunk, present, (c + k) * kChunk + 2 * lane, value0, value1, index0, index1);
+        });
+    own.move_out(K * kChunk);
+  }
+}
+
+}  // namespace torchreduce::gpu
