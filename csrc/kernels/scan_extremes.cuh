@@ -322,7 +322,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, sizeof(element_of<Load>) > 4 ? 3 : 4)
   copy_run<Load, kPart>(call.in, own.in, own.in_stride, true, begin, end, part);
   end_copies();
   wait_copies<0>();
-  warp_barrier();
+  __syncthreads();
 
   // The lane's pair of a chunk.
   auto pair = [&](int chunk, Key(&x)[2]) {
