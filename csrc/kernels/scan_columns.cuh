@@ -471,8 +471,8 @@ __global__ void TR_BLOCKS_BOUND((kColumnBlock<S, Load, V>),
     // A job's chains are those of its units, one after the other.
     const int side = flat ? int(width) : X * V;
     constexpr int kPuts = put_lane(V * sizeof(Acc), kThreads);  // the lane that puts jobs
-    // In turn it, closes the block tile that job `it` ends, and finds what precedes job it - behind + 1; between the
-    // two, settles what comes after a block tile.
+    // In turn it, closes the block tile that job `it` ends, settles what comes after one, that one or, where there are
+    // more jobs on their way, the one that the job before ends; and finds what precedes job it - behind + 1.
     auto each_job = [&](auto ends, auto close, auto settle, auto precede) {
       // On its way for a turn before it is needed. A block loads its tickets in order, so that none waits for ever.
       int64_t ticket = lane == kPuts ? next_ticket() : 0;
@@ -484,11 +484,17 @@ __global__ void TR_BLOCKS_BOUND((kColumnBlock<S, Load, V>),
       for (int it = 0;; ++it) {
         barrier_wait(&published[it % kColumnCarries], parity_of(it));
         if (it < end && !job_of(it).width) end = it;
-        const int due = it - (behind - 1), closed = it - (behind - 1) / 2;
+        const int due = it - (behind - 1), late = kWalks ? 0 : (behind - 1) / 2;
         if (due >= end) return;
         if (kPuts) put(it);
+        auto settle_one = [&](int earlier) {
+          if (earlier >= 0 && earlier < end && ends(job_of(earlier))) settle(job_of(earlier));
+        };
+        // First, as the block tile to be closed waits for tickets after that one: their blocks may have earlier jobs
+        // that wait for what is settled here.
+        if (late > 0) settle_one(it - late);
         if (it < end && ends(job_of(it))) close(job_of(it));
-        if (closed >= 0 && closed < end && ends(job_of(closed))) settle(job_of(closed));
+        if (late == 0) settle_one(it);
         if (due >= 0) precede(due, job_of(due));
         barrier_arrive(&carried[it % kColumnCarries]);
         if (!kPuts) put(it);

@@ -152,24 +152,26 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
       put_job(it + kAhead + 1, ticket);
       ticket = next_ticket();
     };
-    // In turn it, closes the block tile that job `it` ends, and finds what precedes job it - behind + 1; between the
-    // two, settles what comes after a block tile.
+    // In turn it, settles what comes after the block tile that the job before ends, closes the one that job `it` ends,
+    // and finds what precedes job it - behind + 1.
     for (int it = 0;; ++it) {
       barrier_wait(&published[uint32_t(it) % kColumnCarries], parity_of(it));
       if (it < end && !job_of(it).width) end = it;
-      const int due = it - (behind - 1), closed = it - (behind - 1) / 2;
+      const int due = it - (behind - 1), earlier = it - 1;
       if (due >= end) return;
       if (kPuts) put(it);
+      // First, as the block tile to be closed waits for tickets after that one: their blocks may have earlier jobs that
+      // wait for what is settled here.
+      if (earlier >= 0 && earlier < end && ends(job_of(earlier))) {
+        const RaggedJob& j = job_of(earlier);
+        const bool active = c < j.width;
+        settle_block<S, kLanesEach>(space(), j.batch, j.first + (active ? c : 0), j.tile / kFan, active,
+                                    row_carry<S, Load>(call, j.row));
+      }
       if (it < end && ends(job_of(it))) {
         const RaggedJob& j = job_of(it);
         const bool active = c < j.width;
         close_block<S, kLanesEach>(space(), j.batch, j.first + (active ? c : 0), j.tile / kFan, active);
-      }
-      if (closed >= 0 && closed < end && ends(job_of(closed))) {
-        const RaggedJob& j = job_of(closed);
-        const bool active = c < j.width;
-        settle_block<S, kLanesEach>(space(), j.batch, j.first + (active ? c : 0), j.tile / kFan, active,
-                                    row_carry<S, Load>(call, j.row));
       }
       if (due >= 0) {
         const RaggedJob& j = job_of(due);

@@ -257,6 +257,14 @@ void flat_columns() {
     check({"cumsum", Dtype::F16, Dtype::F16, {kSuperblock + 8192 + 77, 3}, 1}, p);
   }
 }
+// Blocks that share strips, few and many: whoever is late, what a block waits for does not wait for the block.
+void late_blocks() {
+  for (int multiprocessors : {2, 3, 4, 6, 9})
+    for (Dtype d : {Dtype::F32, Dtype::BF16})
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{
+               {60000, 2}, {120000, 2}, {60000, 4}, {120000, 8}, {60000, 16}, {40000, 18}, {100000, 1}, {60000, 3}})
+        check({"cumsum", d, d, sizes, 1}, {{{kColumns, -1, -1, -1, -1}, multiprocessors, 1, true}});
+}
 // Columns whose rows start anywhere: strips of them, and what is left of a strip, in tiles and what is left of one.
 void ragged_columns() {
   const Policies one = {{{kColumns, -1, -1, -1, -1}, 1, kInPitch, true}},
@@ -514,6 +522,7 @@ constexpr Group kGroups[] = {
     {"scan_columns", scan_columns},
     {"wide_columns", wide_columns},
     {"flat_columns", flat_columns},
+    {"late_blocks", late_blocks},
     {"ragged_columns", ragged_columns},
     {"chain", chain},
     {"columns_chain", columns_chain},
