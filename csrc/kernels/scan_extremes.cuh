@@ -324,36 +324,35 @@ __global__ void TR_BLOCKS_BOUND(kThreads, sizeof(element_of<Load>) > 4 ? 3 : 4)
   wait_copies<0>();
   warp_barrier();
 
-  // The lane's pair of a chunk.
-  auto pair = [&](int chunk, Key(&x)[2]) {
+  auto staged = [&](int at) -> E& { return part[own.in_stride < 0 ? kPart - 1 - at : at]; };
+  if (begin > 0) {  // what precedes the row counts as its first element, which as the later one hides it
+    if (lane < begin) staged(lane) = staged(begin);
+    warp_barrier();
+  }
+
+  // The lane's pair of a chunk, as it lies in memory if it is not to be in order.
+  auto pair = [&](int chunk, bool ordered, Key(&x)[2]) {
     PairOf<Load> pair;
     const int at = chunk * kLanes + lane;
     pair.w = reinterpret_cast<const typename PairOf<Load>::Words*>(part)[own.in_stride < 0 ? kPart / 2 - 1 - at : at];
-    pair.template get<S>(own.in_stride < 0, x);
+    pair.template get<S>(ordered & (own.in_stride < 0), x);
   };
   Key most = R::Order::kLowest;
-  int where = -1;
+  int chunk = 0;  // the latest that has it
 #pragma unroll 4
   for (int c = 0; c < kPart / kChunk; ++c) {
     Key x[2];
-    pair(c, x);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int at = c * kChunk + 2 * lane + i;
-      const Key key = R::key_of(op, x[i]);
-      if ((at >= begin) & (key >= most)) {
-        most = key;
-        where = at;
-      }
-    }
+    pair(c, false, x);
+    const Key first = R::key_of(op, x[0]), second = R::key_of(op, x[1]), key = first > second ? first : second;
+    chunk = key >= most ? c : chunk;
+    most = key >= most ? key : most;
   }
+  Key x[2];
+  pair(chunk, true, x);
+  const int where = chunk * kChunk + 2 * lane + (R::key_of(op, x[1]) == most);
   const Key greatest = warp_most(most);
-  const int latest = warp_most(most == greatest ? where : -1);
-  if (lane == 0) {
-    totals[warp] = S::absent();
-    if (latest >= 0)
-      totals[warp] = op.load(part[own.in_stride < 0 ? kPart - 1 - latest : latest], first - own.lead + latest);
-  }
+  const int latest = warp_most(most == greatest ? where : 0);
+  if (lane == 0) totals[warp] = end > 0 ? op.load(staged(latest), first - own.lead + latest) : S::absent();
   __syncthreads();
   const int slot = lane & (kWarps - 1);
   const Acc upto = sklansky<S>(totals[slot], slot, kWarps), before = shuffle(upto, warp ? warp - 1 : 0);
@@ -369,9 +368,9 @@ __global__ void TR_BLOCKS_BOUND(kThreads, sizeof(element_of<Load>) > 4 ? 3 : 4)
   for (int c = 0; c < kPart / kChunk; c += K) {
     Key x[K][2];
 #pragma unroll
-    for (int k = 0; k < K; ++k) pair(c + k, x[k]);
+    for (int k = 0; k < K; ++k) pair(c + k, true, x[k]);
     scan_chunks<S, K, K>(
-        op, x, kLanes, call.reverse, carry, [&](int, int i) { return c == 0 && 2 * lane + i < begin; },
+        op, x, kLanes, call.reverse, carry, [](int, int) { return false; },
         [&](int) { return call.index_of(first - own.lead + c * kChunk); },
         [&](int k, E value0, E value1, int64_t index0, int64_t index1) {
           own.store(call, k * kChunk, present, (c + k) * kChunk + 2 * lane, value0, value1, index0, index1);
