@@ -127,6 +127,17 @@ template <class T> __device__ __forceinline__ T recomputed(T v) {
   return v;
 }
 
+// a * b + c. Left to itself, nvcc may extend the factors to 64 bits first, and take four instructions for one.
+__device__ __forceinline__ int64_t multiply_add(int32_t a, int32_t b, int64_t c) {
+#if defined(__CUDA_ARCH__)
+  int64_t result;
+  asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(result) : "r"(a), "r"(b), "l"(c));
+  return result;
+#else
+  return int64_t(a) * b + c;
+#endif
+}
+
 // ---- warps -----------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x) % kLanes; }

@@ -14,12 +14,12 @@ template <class S> struct Record {
   using Element = decltype(S::Result::value);
   using Order = typename S::Order;
   Key key, bits;  // of the latest of the greatest
-  int64_t index;
+  int64_t position;
 
   __device__ __forceinline__ static Record none() { return {Order::kLowest, 0, 0}; }
-  __device__ __forceinline__ static Record of(const S& op, const ScanCall& call, const typename S::Acc& found) {
+  __device__ __forceinline__ static Record of(const S& op, const typename S::Acc& found) {
     const typename S::Result r = op.result(found);
-    return {found.key, Key(Order::bits_of(r.value)), call.index_of(r.index)};
+    return {found.key, Key(Order::bits_of(r.value)), r.index};
   }
   // With the canonical NaN for each.
   __device__ __forceinline__ static Key canonical(Key bits) {
@@ -59,7 +59,7 @@ struct Present {
   __device__ __forceinline__ bool has(int at) const { return (at >= begin) & (at < end); }
   // Whether both of the pair at `at` are, if pairs are taken together at all.
   __device__ __forceinline__ bool has_pair(int at, bool together) const {
-    const unsigned pairs = together & (begin < end) ? unsigned(end - begin - 1) : 0;
+    const unsigned pairs = together && begin < end ? unsigned(end - begin - 1) : 0;
     return unsigned(at - begin) < pairs;
   }
 };
@@ -71,8 +71,9 @@ enum class Pairs { Apart, Up, Down };  // elements one by one, or two at a time,
 template <class Load, class Store> struct PairedRow {
   using E = element_of<Load>;
   static constexpr bool kTyped = Load::kWidth > 1;
-  int64_t in, out;  // where the first position of one of the lane's pairs lies
-  int64_t in_stride, out_stride;
+  int64_t in;  // how far in memory the first position of one of the lane's pairs lies
+  std::conditional_t<kTyped, E*, int64_t> values;  // and the same of the results: where, if they are of one type
+  int64_t* indices;
   int64_t length;  // with the lead; 0 where there is no such row
   int lead;
   Pairs in_pairs, out_pairs;
@@ -82,30 +83,41 @@ template <class Load, class Store> struct PairedRow {
     const Layout& layout = call.layout;
     const bool active = row < layout.rows;
     const RowStart start = active ? row_start(layout, row) : RowStart{0, 0};
-    const ScanStride stride = scan_stride(layout);
+    const int64_t in_step = in_stride(call), out_step = out_stride(call);
     in = start.in;
-    out = start.out;
-    in_stride = stride.in;
-    out_stride = stride.out;
+    indices = global(call.out.indices) + start.out;
+    if constexpr (kTyped) values = global(static_cast<E*>(call.out.values)) + start.out;
+    else values = start.out;
     lead = 0;
     in_pairs = out_pairs = Pairs::Apart;
     if constexpr (kTyped) {
       auto steps = [](int64_t s) { return s == 1 || s == -1; };
-      const int of_in = phase(static_cast<const E*>(call.in.data) + in, in_stride),
-                of_values = phase(static_cast<const E*>(call.out.values) + out, out_stride),
-                of_indices = phase(call.out.indices + out, out_stride);
-      if (steps(out_stride)) lead = of_indices;
+      const int of_in = phase(static_cast<const E*>(call.in.data) + in, in_step), of_values = phase(values, out_step),
+                of_indices = phase(indices, out_step);
+      if (steps(out_step)) lead = of_indices;
       if (layout.length > room - lead) lead &= 1;
       if (layout.length > room - lead) lead = 0;
       auto even = [&](int phase) { return (phase - lead) % 2 == 0; };
-      if (steps(in_stride) && even(of_in)) in_pairs = in_stride < 0 ? Pairs::Down : Pairs::Up;
-      if (steps(out_stride) && even(of_values) && even(of_indices))
-        out_pairs = out_stride < 0 ? Pairs::Down : Pairs::Up;
+      if (steps(in_step) && even(of_in)) in_pairs = in_step < 0 ? Pairs::Down : Pairs::Up;
+      if (steps(out_step) && even(of_values) && even(of_indices)) out_pairs = out_step < 0 ? Pairs::Down : Pairs::Up;
     }
     length = active ? layout.length + lead : 0;
   }
-  __device__ __forceinline__ void move_in(int64_t positions) { in += positions * in_stride; }
-  __device__ __forceinline__ void move_out(int64_t positions) { out += positions * out_stride; }
+  // Looked up where they are wanted, which is rarely: there are not the registers to keep them.
+  __device__ __forceinline__ static int64_t in_stride(const ScanCall& call) {
+    return call.layout.reduced ? call.layout.in[recomputed(call.layout.kept)] : 0;
+  }
+  __device__ __forceinline__ static int64_t out_stride(const ScanCall& call) {
+    return call.layout.reduced ? call.layout.out[recomputed(call.layout.kept)] : 0;
+  }
+  __device__ __forceinline__ void move_in(const ScanCall& call, int64_t positions) {
+    in += positions * in_stride(call);
+  }
+  __device__ __forceinline__ void move_out(const ScanCall& call, int64_t positions) {
+    const int64_t steps = positions * out_stride(call);
+    values += steps;
+    indices += steps;
+  }
   // The lane's pair `ahead` positions ahead, which is at `at` of those of which some are there.
   __device__ __forceinline__ PairOf<Load> load(const ScanCall& call, int ahead, const Present& present, int at) const {
     PairOf<Load> pair{};
@@ -117,25 +129,25 @@ template <class Load, class Store> struct PairedRow {
       } else if (present.has_pair(at, in_pairs == Pairs::Down)) {
         pair.w = load_wide(reinterpret_cast<const Words*>(p - ahead - 1));
       } else {
+        const int64_t stride = in_stride(call);
         E zero{}, one{};
-        if (present.has(at)) zero = p[ahead * in_stride];
-        if (present.has(at + 1)) one = p[(ahead + 1) * in_stride];
+        if (present.has(at)) zero = p[ahead * stride];
+        if (present.has(at + 1)) one = p[(ahead + 1) * stride];
         const bool down = in_pairs == Pairs::Down;
         const E x[2] = {down ? one : zero, down ? zero : one};
         memcpy(&pair, x, sizeof pair);
       }
     } else {
+      const int64_t stride = in_stride(call);
       E x[2] = {};
-      Load::run(call.in, in + ahead * in_stride, in_stride, int(present.has(at)) + int(present.has(at + 1)), x);
+      Load::run(call.in, in + ahead * stride, stride, int(present.has(at)) + int(present.has(at + 1)), x);
       memcpy(&pair, x, sizeof pair);
     }
     return pair;
   }
   __device__ __forceinline__ void store(const ScanCall& call, int ahead, const Present& present, int at, E value0,
                                         E value1, int64_t index0, int64_t index1) const {
-    int64_t* const indices = global(call.out.indices) + out;
     if constexpr (kTyped) {
-      E* const values = global(static_cast<E*>(call.out.values)) + out;
       using Values = Packed<E, 2>;
       using Indices = Packed<int64_t, 2>;
       if (present.has_pair(at, out_pairs == Pairs::Up)) {
@@ -145,19 +157,21 @@ template <class Load, class Store> struct PairedRow {
         store_wide(reinterpret_cast<Values*>(values - ahead - 1), Values{{value1, value0}});
         store_wide(reinterpret_cast<Indices*>(indices - ahead - 1), Indices{{index1, index0}});
       } else {
+        const int64_t stride = out_stride(call);
         if (present.has(at)) {
-          values[ahead * out_stride] = value0;
-          indices[ahead * out_stride] = index0;
+          values[ahead * stride] = value0;
+          indices[ahead * stride] = index0;
         }
         if (present.has(at + 1)) {
-          values[(ahead + 1) * out_stride] = value1;
-          indices[(ahead + 1) * out_stride] = index1;
+          values[(ahead + 1) * stride] = value1;
+          indices[(ahead + 1) * stride] = index1;
         }
       }
     } else {
+      const int64_t stride = out_stride(call);
       auto one = [&](int64_t steps, E value, int64_t index) {
-        store_as(call.out.dtype, global(call.out.values), out + steps * out_stride, value);
-        indices[steps * out_stride] = index;
+        store_as(call.out.dtype, global(call.out.values), values + steps * stride, value);
+        indices[steps * stride] = index;
       };
       if (present.has(at)) one(ahead, value0, index0);
       if (present.has(at + 1)) one(ahead + 1, value1, index1);
@@ -165,18 +179,20 @@ template <class Load, class Store> struct PairedRow {
   }
 };
 
+constexpr int64_t kFarthest = int64_t(1) << 31;  // positions behind that 32 bits can say
+
 // The results of K chunks, of which C neighbours are of one row: `carry` is what precedes the first ones of each row,
-// and becomes what precedes the chunk after the last one. absent(k, i): whether element i of the lane's pair of chunk k
-// lies before its row; those behind the end are some numbers, and reach no result. first_index(k): the index of the
-// first position of the row's C chunks. `width` lanes a row, all of them if C > 1.
-template <class S, int K, int C, class Absent, class Index, class Emit>
-__device__ __forceinline__ void scan_chunks(const S& op, const typename Record<S>::Key (&in)[K][2], int width,
-                                            bool reverse, Record<S>& carry, Absent absent, Index first_index,
-                                            Emit emit) {
+// and, if they are all of one, becomes what precedes the chunk after the last one. absent(k, i): whether element i of
+// the lane's pair of chunk k lies before its row; those behind the end are some numbers, and reach no result. first(k):
+// the first position of the row's C chunks, from which others are counted. `width` lanes a row, all of them if C > 1.
+template <class S, int K, int C, class Absent, class First, class Emit>
+__device__ __forceinline__ void scan_chunks(const S& op, const ScanCall& call,
+                                            const typename Record<S>::Key (&in)[K][2], int width, Record<S>& carry,
+                                            Absent absent, First first_of, Emit emit) {
   using R = Record<S>;
   using Key = typename R::Key;
   const int lane = lane_id(), number = lane & (width - 1);
-  const int step = reverse ? -1 : 1;
+  const int step = call.reverse ? -1 : 1;
   const uint32_t below = (1u << lane) - 1;  // as each row begins with a record, those of other rows do not matter
   auto greater = [](Key a, Key b) { return a > b ? a : b; };
   Key x[K][2], key[K][2], upto[K];
@@ -194,34 +210,51 @@ __device__ __forceinline__ void scan_chunks(const S& op, const typename Record<S
   for (int d = 1; d < kLanes; d <<= 1)
 #pragma unroll
     for (int k = 0; k < K; ++k) upto[k] = greater(upto[k], shuffle_up(upto[k], d, width));
-  const R initial = carry;
+  Key carry_key = carry.key, carry_bits = carry.bits;
+  int carry_at = 0;
+  bool far = false;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    if (k % C == 0) carry = initial;
-    const int64_t from_index = first_index(k);
+    if (k % C == 0) {
+      const int64_t behind = carry.position - first_of(k);
+      far = C > 1 && behind <= -kFarthest;
+      carry_key = carry.key;
+      carry_bits = carry.bits;
+      carry_at = far ? INT32_MIN : int(behind);
+    }
     const int own = k % C * kChunk + 2 * number;
-    auto index_of = [&](int position) { return from_index + int64_t(step) * int64_t(position); };
     Key before = shuffle_up(upto[k], 1, width);
     if (number == 0) before = R::Order::kLowest;
-    before = greater(before, carry.key);
+    before = greater(before, carry_key);
     const bool first_is = key[k][0] >= before, second_is = key[k][1] >= greater(before, key[k][0]);
     const uint32_t records = ballot(first_is | second_is) & below;
     const int from = 31 - __clz(int(records));
     const Key first = x[k][0], second = x[k][1], latest = second_is ? second : first;
     Key bits = shuffle(latest, from);
-    int64_t index = index_of(shuffle(own + second_is, from));
+    int at = shuffle(own + second_is, from);
     if (C > 1 && !records) {
-      bits = carry.bits;
-      index = carry.index;
+      bits = carry_bits;
+      at = carry_at;
     }
     const Key bits0 = first_is ? first : bits, bits1 = second_is ? second : bits0;
-    const int64_t index0 = first_is ? index_of(own) : index, index1 = second_is ? index_of(own + 1) : index0;
+    const int at0 = first_is ? own : at, at1 = second_is ? own + 1 : at0;
+    const int64_t first_index = call.index_of(first_of(k));
+    int64_t index0 = multiply_add(step, at0, first_index), index1 = multiply_add(step, at1, first_index);
+    if (far) {
+      TR_RARE_PATH;
+      if (at0 == INT32_MIN) index0 = call.index_of(carry.position);
+      if (at1 == INT32_MIN) index1 = call.index_of(carry.position);
+    }
     emit(k, R::element(bits0), R::element(bits1), index0, index1);
     if (C > 1) {
-      carry.key = greater(carry.key, shuffle(upto[k], kLanes - 1));
-      carry.bits = shuffle(bits1, kLanes - 1);
-      carry.index = shuffle(index1, kLanes - 1);
+      carry_key = greater(carry_key, shuffle(upto[k], kLanes - 1));
+      carry_bits = shuffle(bits1, kLanes - 1);
+      carry_at = shuffle(at1, kLanes - 1);
     }
+  }
+  if (C == K) {
+    const int64_t position = first_of(0) + carry_at;
+    carry = {carry_key, carry_bits, far && carry_at == INT32_MIN ? carry.position : position};
   }
 }
 
@@ -244,8 +277,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, kExtremeBlocks) scan_extreme_rows(TR_G
 #pragma unroll
   for (int r = 0; r < R; ++r) {
     own[r].set(call, row + r * apart, room);
-    own[r].move_in(place - own[r].lead);
-    own[r].move_out(place - own[r].lead);
+    own[r].move_in(call, place - own[r].lead);
+    own[r].move_out(call, place - own[r].lead);
   }
   // Of the step that begins at `from`.
   auto present = [&](int r, int64_t from) {
@@ -267,19 +300,19 @@ __global__ void TR_BLOCKS_BOUND(kThreads, kExtremeBlocks) scan_extreme_rows(TR_G
     for (int k = 0; k < K; ++k) next[k].template get<S>(own[k / C].in_pairs == Pairs::Down, x[k]);
     const int64_t end = from + kStep;
     if (R == 1 && end < own[0].length) {
-      own[0].move_in(kStep);
+      own[0].move_in(call, kStep);
       load(end, next);
     }
     scan_chunks<S, K, C>(
-        op, x, width, call.reverse, carry, [&](int k, int i) { return from == 0 && place + i < own[k / C].lead; },
-        [&](int k) { return call.index_of(from - own[k / C].lead); },
+        op, call, x, width, carry, [&](int k, int i) { return from == 0 && place + i < own[k / C].lead; },
+        [&](int k) { return from - own[k / C].lead; },
         [&](int k, E value0, E value1, int64_t index0, int64_t index1) {
           own[k / C].store(call, k % C * kChunk, present(k / C, from), k % C * kChunk + place, value0, value1, index0,
                            index1);
         });
     from = end;
     if (R > 1 || from >= own[0].length) break;
-    own[0].move_out(kStep);
+    own[0].move_out(call, kStep);
   }
 }
 
@@ -315,45 +348,46 @@ __global__ void TR_BLOCKS_BOUND(kThreads, sizeof(element_of<Load>) > 4 ? 3 : 4)
   const int64_t row = ticket / tiles, tile = ticket - row * tiles;
   PairedRow<Load, Store> own;
   own.set(call, row, INT64_MAX);
-  const int64_t first = tile * kPositions + warp * kPart, left = own.length - first;
-  const int end = left < kPart ? int(left) : kPart, begin = first ? 0 : own.lead;
+  const int64_t first = tile * kPositions + warp * kPart - own.lead, left = own.length - own.lead - first;
+  const int end = left < kPart ? int(left) : kPart, begin = first < 0 ? own.lead : 0;
   E* const part = stage<E>() + warp * kPart;
-  own.move_in(first - own.lead);
-  copy_run<Load, kPart>(call.in, own.in, own.in_stride, true, begin, end, part);
+  own.move_in(call, first);
+  const int64_t stride = own.in_stride(call);
+  copy_run<Load, kPart>(call.in, own.in, stride, true, begin, end, part);
   end_copies();
   wait_copies<0>();
   __syncthreads();
 
-  // The lane's pair of a chunk.
-  auto pair = [&](int chunk, Key(&x)[2]) {
+  const bool down = stride < 0;
+  auto staged = [&](int at) -> E& { return part[down ? kPart - 1 - at : at]; };
+  if (begin > 0) {  // what precedes the row counts as its first element, which as the later one hides it
+    if (lane < begin) staged(lane) = staged(begin);
+    warp_barrier();
+  }
+
+  // The lane's pair of a chunk, as it lies in memory if it is not to be in order.
+  auto pair = [&](int chunk, bool ordered, Key(&x)[2]) {
     PairOf<Load> pair;
     const int at = chunk * kLanes + lane;
-    pair.w = reinterpret_cast<const typename PairOf<Load>::Words*>(part)[own.in_stride < 0 ? kPart / 2 - 1 - at : at];
-    pair.template get<S>(own.in_stride < 0, x);
+    pair.w = reinterpret_cast<const typename PairOf<Load>::Words*>(part)[down ? kPart / 2 - 1 - at : at];
+    pair.template get<S>(ordered & (down), x);
   };
   Key most = R::Order::kLowest;
-  int where = -1;
+  int chunk = 0;  // the latest that has it
 #pragma unroll 4
   for (int c = 0; c < kPart / kChunk; ++c) {
     Key x[2];
-    pair(c, x);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int at = c * kChunk + 2 * lane + i;
-      const Key key = R::key_of(op, x[i]);
-      if ((at >= begin) & (key >= most)) {
-        most = key;
-        where = at;
-      }
-    }
+    pair(c, false, x);
+    const Key first = R::key_of(op, x[0]), second = R::key_of(op, x[1]), key = first > second ? first : second;
+    chunk = key >= most ? c : chunk;
+    most = key >= most ? key : most;
   }
+  Key x[2];
+  pair(chunk, true, x);
+  const int where = chunk * kChunk + 2 * lane + (R::key_of(op, x[1]) == most);
   const Key greatest = warp_most(most);
-  const int latest = warp_most(most == greatest ? where : -1);
-  if (lane == 0) {
-    totals[warp] = S::absent();
-    if (latest >= 0)
-      totals[warp] = op.load(part[own.in_stride < 0 ? kPart - 1 - latest : latest], first - own.lead + latest);
-  }
+  const int latest = warp_most(most == greatest ? where : 0);
+  if (lane == 0) totals[warp] = end > 0 ? op.load(staged(latest), first + latest) : S::absent();
   __syncthreads();
   const int slot = lane & (kWarps - 1);
   const Acc upto = sklansky<S>(totals[slot], slot, kWarps), before = shuffle(upto, warp ? warp - 1 : 0);
@@ -362,21 +396,20 @@ __global__ void TR_BLOCKS_BOUND(kThreads, sizeof(element_of<Load>) > 4 ? 3 : 4)
     if (lane == 0) shared_carry = carry;
   }
   __syncthreads();
-  R carry = R::of(op, call, S::combine(shared_carry, chosen(warp > 0, before, S::absent())));
+  R carry = R::of(op, S::combine(shared_carry, chosen(warp > 0, before, S::absent())));
   const Present present{begin, end};
-  own.move_out(first - own.lead + 2 * lane);
+  own.move_out(call, first + 2 * lane);
 #pragma unroll 1
   for (int c = 0; c < kPart / kChunk; c += K) {
     Key x[K][2];
 #pragma unroll
-    for (int k = 0; k < K; ++k) pair(c + k, x[k]);
+    for (int k = 0; k < K; ++k) pair(c + k, true, x[k]);
     scan_chunks<S, K, K>(
-        op, x, kLanes, call.reverse, carry, [&](int, int i) { return c == 0 && 2 * lane + i < begin; },
-        [&](int) { return call.index_of(first - own.lead + c * kChunk); },
+        op, call, x, kLanes, carry, [](int, int) { return false; }, [&](int) { return first + c * kChunk; },
         [&](int k, E value0, E value1, int64_t index0, int64_t index1) {
           own.store(call, k * kChunk, present, (c + k) * kChunk + 2 * lane, value0, value1, index0, index1);
         });
-    own.move_out(K * kChunk);
+    own.move_out(call, K * kChunk);
   }
 }
 

@@ -505,7 +505,7 @@ MUTANTS = (
     ),
     Mutant(
         "pairs are loaded together wherever they lie", "kernels/scan_extremes.cuh",
-        "if (steps(in_stride) && even(of_in))", "if (steps(in_stride))",
+        "if (steps(in_step) && even(of_in))", "if (steps(in_step))",
         "scan.CumExtreme", ("extremes",), "asan",
     ),
     Mutant(
