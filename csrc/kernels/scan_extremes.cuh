@@ -78,11 +78,9 @@ template <class Load, class Store> struct PairedRow {
   int lead;
   Pairs in_pairs, out_pairs;
 
-  // `room`: the positions of the lanes that take the row.
-  __device__ __forceinline__ void set(const ScanCall& call, int64_t row, int64_t room) {
+  // `room`: the positions of the lanes that take the row, which starts there if it is `active`.
+  __device__ __forceinline__ void set(const ScanCall& call, bool active, RowStart start, int64_t room) {
     const Layout& layout = call.layout;
-    const bool active = row < layout.rows;
-    const RowStart start = active ? row_start(layout, row) : RowStart{0, 0};
     const int64_t in_step = in_stride(call), out_step = out_stride(call);
     in = start.in;
     indices = global(call.out.indices) + start.out;
@@ -102,6 +100,14 @@ template <class Load, class Store> struct PairedRow {
       if (steps(out_step) && even(of_values) && even(of_indices)) out_pairs = out_step < 0 ? Pairs::Down : Pairs::Up;
     }
     length = active ? layout.length + lead : 0;
+  }
+  // A row that lies so far behind another one, in whose place in lines of memory it starts.
+  __device__ __forceinline__ void follow(const ScanCall& call, bool active, const PairedRow& row, RowStart behind) {
+    *this = row;
+    in += behind.in;
+    values += behind.out;
+    indices += behind.out;
+    length = active ? call.layout.length + lead : 0;
   }
   // Looked up where they are wanted, which is rarely: there are not the registers to keep them.
   __device__ __forceinline__ static int64_t in_stride(const ScanCall& call) {
@@ -274,9 +280,21 @@ __global__ void TR_BLOCKS_BOUND(kThreads, kExtremeBlocks) scan_extreme_rows(TR_G
   const int64_t room = R > 1 && C == 1 ? 2 * width : (n + kStep - 1) / kStep * kStep;
 
   PairedRow<Load, Store> own[R];
+  const Layout& layout = call.layout;
+  const RowStart first = row < layout.rows ? row_start(layout, row) : RowStart{0, 0};
+  // Of rows that one stride leads through; then whether they start alike.
+  const RowStart each = layout.kept == 1 ? RowStart{apart * layout.in[0], apart * layout.out[0]} : RowStart{0, 0};
+  const bool alike = layout.kept <= 1 && each.in % kAlignedPositions == 0 && each.out % kAlignedPositions == 0;
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    own[r].set(call, row + r * apart, room);
+    const bool active = row + r * apart < layout.rows;
+    if (r > 0 && alike) {
+      own[r].follow(call, active, own[0], {r * each.in, r * each.out});
+      continue;
+    }
+    RowStart start{first.in + r * each.in, first.out + r * each.out};
+    if (r > 0 && layout.kept > 1) start = active ? row_start(layout, row + r * apart) : RowStart{0, 0};
+    own[r].set(call, active, start, room);
     own[r].move_in(call, place - own[r].lead);
     own[r].move_out(call, place - own[r].lead);
   }
@@ -347,7 +365,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, sizeof(element_of<Load>) > 4 ? 3 : 4)
   __syncthreads();
   const int64_t row = ticket / tiles, tile = ticket - row * tiles;
   PairedRow<Load, Store> own;
-  own.set(call, row, INT64_MAX);
+  own.set(call, true, row_start(call.layout, row), INT64_MAX);
   const int64_t first = tile * kPositions + warp * kPart - own.lead, left = own.length - own.lead - first;
   const int end = left < kPart ? int(left) : kPart, begin = first < 0 ? own.lead : 0;
   E* const part = stage<E>() + warp * kPart;

@@ -261,9 +261,17 @@ void flat_columns() {
 void late_blocks() {
   for (int multiprocessors : {2, 3, 4, 6, 9})
     for (Dtype d : {Dtype::F32, Dtype::BF16})
-      for (const auto& sizes : std::vector<std::vector<int64_t>>{
-               {60000, 2}, {120000, 2}, {60000, 4}, {120000, 8}, {60000, 16}, {40000, 18}, {100000, 1}, {60000, 3}})
-        check({"cumsum", d, d, sizes, 1}, {{{kColumns, -1, -1, -1, -1}, multiprocessors, 1, true}});
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{{60000, 2},
+                                                                 {120000, 2},
+                                                                 {60000, 4},
+                                                                 {120000, 8},
+                                                                 {60000, 16},
+                                                                 {40000, 18},
+                                                                 {100000, 1},
+                                                                 {60000, 3},
+                                                                 {30000, 33},
+                                                                 {30000, 65}})
+        check({"cumsum", d, d, sizes, 1}, {{{kColumns, -1, -1, -1, -1}, multiprocessors, kInPitch, true}});
 }
 // Columns whose rows start anywhere: strips of them, and what is left of a strip, in tiles and what is left of one.
 void ragged_columns() {
