@@ -145,8 +145,18 @@ MUTANTS = (
         "scan.CumExtreme", ("scan_rows",),
     ),
     Mutant(
+        "products that underflow on their way taken as plain ones", "scans.h",
+        "if (product.is_normal()) return normal_power(product.value);", "return normal_power(product.value);",
+        "scan.CumProd", ("scan_rows",),
+    ),
+    Mutant(
+        "results of products that underflow on their way taken as plain ones", "scans.h",
+        "if (product.is_normal()) return; TR_RARE_PATH;", "return;",
+        "scan.CumProd", ("scan_rows",),
+    ),
+    Mutant(
         "mantissas of 2 and more without their exponent", "scans.h",
-        "a.e + b.e + int(carry)", "a.e + b.e",
+        "e + int(carry)};", "e};",
         "scan.CumProd", ("scan_rows",),
     ),
     Mutant(
@@ -408,6 +418,12 @@ MUTANTS = (
         "a strip's last lane stores its neighbour's half", "kernels/scan_ragged_columns.cuh",
         "const bool last = lane == kLanes - 1 || mine <= kCell;", "const bool last = lane == kLanes - 1;",
         "scan.CumSum", ("ragged_columns",),
+    ),
+    Mutant(
+        "a later block tile is closed before what follows an earlier one is settled", "kernels/scan_columns.cuh",
+        "if (late > 0) settle_one(it - late); if (it < end && ends(job_of(it))) close(job_of(it));",
+        "if (it < end && ends(job_of(it))) close(job_of(it)); if (late > 0) settle_one(it - late);",
+        "scan.CumSum", ("late_blocks",), every=1,
     ),
     # ---- the pipeline
     Mutant(
