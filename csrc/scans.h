@@ -37,7 +37,8 @@ inline namespace TR_ISA {
 
 template <class S> constexpr bool kHasStart = requires { S::start(); };    // it can be exclusive
 template <class S> constexpr bool kNanStays = requires { S::kNanStays; };  // after a NaN, all results are NaN
-template <class S> constexpr bool kHasCalm = requires { &S::calm_join; };  // and for Sklansky's levels
+template <class S> constexpr bool kHasCalm =  // there is a shorter way through the levels of Sklansky's scan
+    requires(const typename S::Acc& run) { S::calm_join(run, run); };
 
 // Groups of short rows that a lane of a GPU holds, and tiles of longer ones that a warp does; of two tiles two.
 template <class S> constexpr int kHeldGroups = sizeof(typename S::Item) > 4 ? 2 : 4;
