@@ -175,10 +175,19 @@ __device__ __forceinline__ void shift_results(Result (&r)[kGroup], int lane, Res
   r[0] = before;
 }
 
+// Blocks of a multiprocessor at least; 0: as nvcc likes. (Before Hopper it would rather use memory for large
+// accumulators than have fewer.)
+template <class S> constexpr int kShortBlocks = [] {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if (sizeof(typename S::Acc) > 4) return 3;
+#endif
+  return 0;
+}();
+
 // Rows of at most a tile: plan.lanes lanes a row, several rows a lane for enough bytes in flight. A warp's rows are
 // neighbours.
 template <class S, class Load, class Store, bool kAligned>
-__global__ void __launch_bounds__(kThreads) scan_short_rows(TR_GRID_CONSTANT ScanCall call) {
+__global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S>)) scan_short_rows(TR_GRID_CONSTANT ScanCall call) {
   using Acc = typename S::Acc;
   using E = typename Load::Element;
   using O = typename Store::Element;
