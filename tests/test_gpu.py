@@ -288,6 +288,20 @@ def test_int32_cumsum_of_exactly_2_31_elements():
         assert torch.equal(y[start : start + 2**26], expected)
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("shape", ((2**19, 32), (2**20, 2), (2**18, 16), (2**17, 64), (50_003, 133)))
+def test_columns_whose_blocks_begin_late_end_with_the_same_bits(shape, dtype):
+    """Kernels of another stream keep some multiprocessors, so that blocks begin when others have taken many tickets."""
+    x, busy, other = torch.randn(shape, device="cuda").to(dtype), torch.empty(2**22, device="cuda"), torch.cuda.Stream()
+    expected = tr.cumsum(x, 0)
+    for turn in range(100):
+        with torch.cuda.stream(other):
+            busy[: turn * 7919 % 2**22 + 1].normal_()
+        result = tr.cumsum(x, 0)
+        if turn % 10 == 9:
+            assert_bitwise_equal(result, expected)
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64))
 @pytest.mark.parametrize("shape", ((700, 80_000), (8192 + 300, 40_000), (3, 600, 30_000)))
 def test_columns_that_blocks_walk_have_the_bits_of_those_they_share(shape, dtype):
