@@ -225,7 +225,9 @@ template <class S, class V> __device__ __forceinline__ V sklansky(V value, int l
     const V run = sklansky_levels(value, lane, width, [](const V& l, const V& r) { return S::calm_join(l, r); });
     const uint32_t upto = ((2u << lane) - 1) << (lane_id() - lane);  // the lanes of this one's run
     const bool has_reset = (ballot(S::is_reset(value)) & upto) != 0;
-    if (!ballot(!(S::is_calm(value) & S::is_settled(run, has_reset)))) return run;
+    bool calm = S::is_calm(value);
+    calm &= S::is_settled(run, has_reset);
+    if (!ballot(!calm)) return run;
     TR_RARE_PATH;
   }
   return sklansky_levels(value, lane, width, [](const V& l, const V& r) { return S::combine(l, r); });
