@@ -401,7 +401,12 @@ template <class F> struct LogCumSumExp {
     for (int i = 0; i < kGroup; ++i)
       sums[i] = s = m[i] >= x[i] ? fused(F(1), factors[i], s) : fused(s, factors[i], F(1));
     TR_UNROLLED
-    for (int i = 0; i < kGroup; ++i) out[i] = m[i + 1] + log_positive(sums[i]);  // infinite or NaN as m is
+    for (int i = 0; i < kGroup; ++i) {
+      // Where m is infinite or NaN, so is the sum; float64 says so, lest gfx1100 has too few registers.
+      const F last = m[i + 1];
+      const bool known = sizeof(F) == 8 && !(last - last == 0);
+      out[i] = known ? last : last + log_positive(sums[i]);
+    }
   }
 };
 
