@@ -118,23 +118,23 @@ int64_t accumulator_bytes(const ReduceCall& call) {
   return 0;
 }
 
-struct ScanBytes {
+struct ScanSizes {
   int64_t acc, wide;
   int groups, tiles;  // kHeldGroups, kHeldTiles
 };
-template <class S> ScanBytes scan_bytes() {
+template <class S> ScanSizes scan_sizes() {
   return {sizeof(typename S::Acc), sizeof(typename S::Wide), kHeldGroups<S>, kHeldTiles<S>};
 }
-template <template <class> class Op> ScanBytes scan_bytes(const Source& in) {
+template <template <class> class Op> ScanSizes scan_sizes(const Source& in) {
   constexpr bool kIntegers = Op<float>::kIntegers;
-  if (kIntegers && in.accumulator == Dtype::I64) return scan_bytes<Op<std::conditional_t<kIntegers, int64_t, float>>>();
+  if (kIntegers && in.accumulator == Dtype::I64) return scan_sizes<Op<std::conditional_t<kIntegers, int64_t, float>>>();
   if (Op<float>::kIndexed && size_of(in.dtype) == 2)
-    return scan_bytes<Op<std::conditional_t<Op<float>::kIndexed, F16, float>>>();
-  return in.accumulator == Dtype::F64 ? scan_bytes<Op<double>>() : scan_bytes<Op<float>>();
+    return scan_sizes<Op<std::conditional_t<Op<float>::kIndexed, F16, float>>>();
+  return in.accumulator == Dtype::F64 ? scan_sizes<Op<double>>() : scan_sizes<Op<float>>();
 }
-ScanBytes scan_bytes(const ScanCall& call) {
+ScanSizes scan_sizes(const ScanCall& call) {
 #define TR_CASE(name) \
-  case Scan::name: return scan_bytes<name>(call.in);
+  case Scan::name: return scan_sizes<name>(call.in);
   switch (call.op) { TR_FOR_EACH_SCAN(TR_CASE) }
 #undef TR_CASE
   return {0, 0, 0, 0};
@@ -258,7 +258,7 @@ static int64_t out_stride(const Layout& l) { return l.reduced ? l.out[l.kept] : 
 static bool typed(const ScanCall& call) { return is_static(call.in, call.out.dtype, facts(call.op).integer_kernels); }
 // The same of the kernels for one input, one output and small accumulators (scan_rows.cuh: kCompact).
 static bool compact(const ScanCall& call) {
-  return typed(call) && facts(call.op).inputs == 1 && !call.out.indices && scan_bytes(call).acc <= 8;
+  return typed(call) && facts(call.op).inputs == 1 && !call.out.indices && scan_sizes(call).acc <= 8;
 }
 // The same of those for two inputs (kHeld).
 static bool held_rows(const ScanCall& call) { return typed(call) && facts(call.op).inputs == 2; }
@@ -270,7 +270,7 @@ static bool in_place(const ScanCall& call) { return compact(call) && call.in.dty
 // Whether rows are runs of neighbours, of types that the pipeline is compiled for.
 static bool pipelined(const ScanCall& call) {
   const int64_t in = position_stride(call.layout), out = out_stride(call.layout);
-  return in_place(call) && is_float(call.in.dtype) && scan_bytes(call).acc <= 4 && in == out && magnitude(in) == 1;
+  return in_place(call) && is_float(call.in.dtype) && scan_sizes(call).acc <= 4 && in == out && magnitude(in) == 1;
 }
 
 // Whether lanes can hold whole rows. Of one input, results are stored 16 bytes at a time, if need be by way of shared
@@ -278,7 +278,7 @@ static bool pipelined(const ScanCall& call) {
 static bool whole_rows(const ScanCall& call, bool vector_loads) {
   const Layout& l = call.layout;
   if (held_rows(call)) return l.length <= int64_t(kWarps) * most_held_groups(size_of(call.in.dtype)) * kTile;
-  if (!compact(call) || l.length > int64_t(kWarps) * scan_bytes(call).tiles * kTile) return false;
+  if (!compact(call) || l.length > int64_t(kWarps) * scan_sizes(call).tiles * kTile) return false;
   if (vector_loads) return true;
   const bool neighbours = l.length == 1 || (magnitude(position_stride(l)) == 1 && out_stride(l) == position_stride(l));
   const bool one_run = l.kept == 0 || (l.kept == 1 && l.out[0] == l.length);
@@ -290,7 +290,7 @@ static bool column_vectors(const ScanCall& call, int vector) {
   const Layout& l = call.layout;
   const int size = size_of(call.in.dtype), bytes = vector * size, last = l.kept - 1;
   auto fits = [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % uintptr_t(bytes) == 0; };
-  if (!in_place(call) || vector * scan_bytes(call).acc > kColumnAccs || l.kept == 0 || l.reduced == 0) return false;
+  if (!in_place(call) || vector * scan_sizes(call).acc > kColumnAccs || l.kept == 0 || l.reduced == 0) return false;
   if (l.in[last] != 1 || l.out[last] != 1 || l.size[last] % vector != 0) return false;
   for (int d = 0; d < l.kept + l.reduced; ++d)
     if (d != last && (l.in[d] * size % bytes != 0 || l.out[d] * size % bytes != 0)) return false;
@@ -302,7 +302,7 @@ static bool column_vectors(const ScanCall& call, int vector) {
 static bool flat_run(const ScanCall& call) {
   const Layout& l = call.layout;
   const int size = size_of(call.in.dtype), last = l.kept - 1;
-  if (!in_place(call) || !flat_columns(size, int(scan_bytes(call).acc)) || l.kept == 0 || l.length <= kTile)
+  if (!in_place(call) || !flat_columns(size, int(scan_sizes(call).acc)) || l.kept == 0 || l.length <= kTile)
     return false;
   const int64_t width = l.size[last], row = width * size, stride = l.in[l.kept];
   if (row < kLeastFlatBytes || row > kFlatBytes || l.in[last] != 1 || l.out[last] != 1 || magnitude(stride) != width ||
@@ -324,7 +324,7 @@ static bool flat_run(const ScanCall& call) {
 static bool ragged(const ScanCall& call) {
   const Layout& l = call.layout;
   const int size = size_of(call.in.dtype), last = l.kept - 1;
-  return in_place(call) && ragged_columns(size, int(scan_bytes(call).acc)) && l.kept > 0 && l.length > kTile &&
+  return in_place(call) && ragged_columns(size, int(scan_sizes(call).acc)) && l.kept > 0 && l.length > kTile &&
          l.in[last] == 1 && l.out[last] == 1 && l.size[last] * size >= kLeastRaggedBytes &&
          call.in.data != call.out.values;
 }
@@ -376,7 +376,7 @@ struct ColumnWays { bool walks, shares, flat; };
 static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& device, int vector, ColumnWays ways) {
   const Layout& l = call.layout;
   const int element = typed(call) ? size_of(call.in.dtype) * facts(call.op).inputs : size_of(call.in.accumulator);
-  const ScanBytes bytes = scan_bytes(call);
+  const ScanSizes bytes = scan_sizes(call);
   const int64_t width = l.kept ? l.size[l.kept - 1] : 1, batch = l.rows / width, columns = ceil_div(width, vector);
   const int threads = column_threads(vector, element, int(bytes.acc)), accs = vector * int(bytes.acc),
             others = other_threads(accs, threads);
@@ -441,7 +441,7 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
 // Strips of columns whose rows start anywhere.
 static void take_ragged(Plan& plan, const ScanCall& call, const DeviceFacts& device) {
   const Layout& l = call.layout;
-  const ScanBytes bytes = scan_bytes(call);
+  const ScanSizes bytes = scan_sizes(call);
   const int64_t width = l.size[l.kept - 1], lanes = kRaggedBytes / 4;
   plan.ragged = true;
   plan.vector = 4 / size_of(call.in.dtype);
@@ -483,7 +483,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const bool many_rows = l.rows >= int64_t(kWarpRows) * device.multiprocessors;
   const bool pipeline = device.bulk_copies && shared_of(device) >= kPipelineShared && pipelined(call);
   const bool whole = forced.whole != 0 && whole_rows(call, plan.vector_loads), indexed = facts(call.op).indexed;
-  const bool walked = whole || scan_bytes(call).acc <= kWalkedAcc;
+  const bool walked = whole || scan_sizes(call).acc <= kWalkedAcc;
   const bool chains = inputs < 3;  // of three inputs a block tile takes more registers than there are
   const Family along = !walked                                                   ? Family::Chain
                        : n <= kTile || whole                                     ? Family::Rows
@@ -492,7 +492,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
                        : many_rows && !indexed && (plan.vector_loads || !chains) ? Family::Rows
                        : chains                                                  ? Family::Chain
                                                                                  : Family::Columns;
-  const int acc = int(scan_bytes(call).acc), walked_columns = walked_vector(in_size, acc),
+  const int acc = int(scan_sizes(call).acc), walked_columns = walked_vector(in_size, acc),
             shared_columns = shared_vector(in_size, acc);  // of a thread
   const bool vectors = forced.vector_loads != 0 && column_vectors(call, shared_columns);
   const bool flat = forced.vector_loads != 0 && flat_run(call);
@@ -543,7 +543,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
         plan.blocks = ceil_div(l.rows, kThreads / (plan.lanes * plan.warps) * (n > kTile ? 1 : groups));
         break;
       }
-      const ScanBytes held_by = scan_bytes(call);
+      const ScanSizes held_by = scan_sizes(call);
       const int held = n <= kTile ? held_by.groups : n <= 2 * kTile ? 2 : held_by.tiles;
       if (whole && n <= kTile) {
         plan.blocks = ceil_div(l.rows, kWarps * held * (32 / plan.lanes));
@@ -619,7 +619,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   }
   // Chains take tickets even where rows are not split. scan_chain.cuh, column_carry.cuh: a flag beside each 4 bytes of
   // a value.
-  const ScanBytes bytes = scan_bytes(call);
+  const ScanSizes bytes = scan_sizes(call);
   const int64_t total = 2 * bytes.acc, carry = 2 * bytes.wide;
   if (plan.family == Family::Columns) {
     const int64_t blocks = ceil_div(plan.splits, kFan);
