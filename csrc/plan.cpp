@@ -270,7 +270,7 @@ static bool in_place(const ScanCall& call) { return compact(call) && call.in.dty
 // Whether rows are runs of neighbours, of types that the pipeline is compiled for.
 static bool pipelined(const ScanCall& call) {
   const int64_t in = position_stride(call.layout), out = out_stride(call.layout);
-  return in_place(call) && is_float(call.in.dtype) && scan_sizes(call).acc <= 4 && in == out && magnitude(in) == 1;
+  return in_place(call) && is_float(call.in.dtype) && size_of(call.in.dtype) <= 4 && in == out && magnitude(in) == 1;
 }
 
 // Whether lanes can hold whole rows. Of one input, results are stored 16 bytes at a time, if need be by way of shared
@@ -606,7 +606,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
     case Family::Pipeline:
       if (!pipeline) throw std::invalid_argument("force_plan: the pipeline cannot serve this call on this device");
       plan.lanes = 32;
-      plan.threads = kPipelineThreads;
+      plan.threads = pipeline_threads(int(scan_sizes(call).acc));
       plan.blocks = std::min<int64_t>(l.rows * plan.splits, device.multiprocessors);
       break;
     case Family::Walk:

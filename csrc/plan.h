@@ -109,7 +109,8 @@ constexpr int kChainShared = 2 << 10;   // the same of a block of a chain
 constexpr int kWalkThreads = 64;        // of Walk's blocks
 // Neighbouring columns of a thread, given the bytes of an element: copies take 4 bytes or 8.
 TR_HD constexpr int walk_vector(int size) { return size == 2 ? 2 : 1; }
-constexpr int kPipelineThreads = 800;       // of Pipeline's blocks
+// Threads of Pipeline's blocks, given the bytes of an accumulator: with larger ones, its result warps form totals, too.
+TR_HD constexpr int pipeline_threads(int acc) { return acc > 4 ? 672 : 800; }
 constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory that one has
 // The bytes of the largest accumulators that a warp walks rows with: of two float64 inputs there are too few registers.
 constexpr int kWalkedAcc = 16;

@@ -20,7 +20,8 @@
 //   Near                         if kIndexed: the same scan, of rows of at most kNearRows, with a smaller Acc if it can
 //   plain(items)                 whether plain_group and plain_results serve them, else careful_group and
 //                                careful_results: what group and results decide themselves
-//   calm_join(left, right)       combine with less to do, where is_calm(all values) and is_settled(all that comes out)
+//   calm_join(left, right)       combine with less to do, over at most a warp's values, where is_calm(all values) and
+//                                is_settled(all that comes out); calm_end makes of what comes out what combine makes
 //   kMostTiles                   of longer rows that a GPU's warp can hold, the tiles that it does; else as many as fit
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
 //   kIntegers                    it takes integers and bool
@@ -37,8 +38,8 @@ inline namespace TR_ISA {
 
 template <class S> constexpr bool kHasStart = requires { S::start(); };    // it can be exclusive
 template <class S> constexpr bool kNanStays = requires { S::kNanStays; };  // after a NaN, all results are NaN
-template <class S> constexpr bool kHasCalm =  // there is a shorter way through the levels of Sklansky's scan
-    requires(const typename S::Acc& run) { S::calm_join(run, run); };
+template <class S, class V> constexpr bool kHasCalm =  // there is a shorter way through the levels of Sklansky's scan
+    requires(const V& run) { S::calm_join(run, run); };
 
 // Groups of short rows that a lane of a GPU holds, and tiles of longer ones that a warp does; of two tiles two.
 template <class S> constexpr int kHeldGroups = sizeof(typename S::Item) > 4 ? 2 : 4;
@@ -200,13 +201,14 @@ template <class F> TR_HD Power<F> multiply(Power<F> a, Power<F> b) {
   return normalized(m, a.e + b.e);
 }
 TR_HD int64_t multiply(int64_t a, int64_t b) { return int64_t(uint64_t(a) * uint64_t(b)); }
+// Of a normal number's exponent.
+TR_HD double two_to(int64_t e) { return bit_cast<double>(uint64_t(e + 1023) << 52); }
 // To float64, rounded where it is subnormal there.
 TR_HD double value_of(Power<double> x) {
   if (x.e > -1023 && x.e < 1024) return bit_cast<double>(bit_cast<uint64_t>(x.m) + (uint64_t(x.e) << 52));
   TR_RARE_PATH;
   const int64_t e = x.e < -1100 ? -1100 : x.e > 1100 ? 1100 : x.e, half = e >> 1;
-  const auto power = [](int64_t n) { return bit_cast<double>(uint64_t(n + 1023) << 52); };
-  return x.m * power(half) * power(e - half);
+  return x.m * two_to(half) * two_to(e - half);
 }
 
 // The running product of the floats of a group, and whether it and all before it are normal numbers: then they are to
@@ -237,7 +239,10 @@ template <class A> struct CumProd {
   using Wide = std::conditional_t<kFloat, Power<double>, int64_t>;
   using Item = A;
   using Result = A;
-  using Prefix = Wide;
+  struct Prefix {  // still to be multiplied
+    Wide carry;
+    Acc within;
+  };
   static constexpr bool kNanStays = true;
   static constexpr int kMostTiles = 2;  // float32, rows of 1024: 0.93 of a copy's speed, with 4 tiles 0.78
   static constexpr int kInputs = 1;
@@ -272,15 +277,16 @@ template <class A> struct CumProd {
     for (int i = 1; i < kGroup; ++i) product = multiply(product, item_power(x[i]));
     return product;
   }
-  TR_HD static Prefix prefix(Wide carry, Acc within) { return multiply(carry, widen(within)); }
-  TR_HD static Prefix prefix(Acc within) { return widen(within); }
-  TR_HD void results(const Prefix& before, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
+  TR_HD static Prefix prefix(Wide carry, Acc within) { return {carry, within}; }
+  TR_HD static Prefix prefix(Acc within) { return {wide_absent(), within}; }
+  TR_HD void results(const Prefix& prefix, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
     if constexpr (kSingle) {
       // Powers of two so far off that no product of normal floats brings the result back into float32's range are as
-      // good as any others; with the rest, float64 products are normal.
-      constexpr int kFar = 400;
-      const int e = before.e < -kFar ? -kFar : before.e > kFar ? kFar : int(before.e);
-      const double first = value_of(Power<double>{before.m, e});
+      // good as any others; with the rest, float64 products are normal. No block tile brings back a carry that is
+      // further off than kFarCarry.
+      constexpr int kFar = 400, kFarCarry = 1 << 24;
+      const int e = within(prefix.carry.e, kFarCarry) + prefix.within.e;
+      const double first = prefix.carry.m * double(prefix.within.m) * two_to(within(e, kFar));
       PlainProduct<A> product(x[0]);
       TR_UNROLLED
       for (int i = 0; i < kGroup; ++i) {
@@ -290,6 +296,7 @@ template <class A> struct CumProd {
       if (product.is_normal()) return;
       TR_RARE_PATH;
     }
+    const Wide before = multiply(prefix.carry, widen(prefix.within));
     Acc product = absent();
     TR_UNROLLED
     for (int i = 0; i < kGroup; ++i) {
@@ -300,29 +307,21 @@ template <class A> struct CumProd {
     }
   }
 
-  // Runs of which all are calm, joined with less to do.
-  TR_HD static bool is_calm(const Acc& run)
-    requires kFloat
-  {
-    return has_exponent(run.m);
+  // Runs of which all are calm, joined with less to do: as mantissas are at least 1 and less than 2, those of a warp's
+  // stay normal as they are multiplied.
+  template <class F> TR_HD static bool is_calm(const Power<F>& run) { return has_exponent(run.m); }
+  template <class F> TR_HD static bool is_reset(const Power<F>&) { return false; }
+  template <class F> TR_HD static bool is_settled(const Power<F>&, bool) { return true; }
+  template <class F> TR_HD static Power<F> calm_join(const Power<F>& left, const Power<F>& right) {
+    return {left.m * right.m, left.e + right.e};
   }
-  TR_HD static bool is_reset(const Acc&)
-    requires kFloat
-  {
-    return false;
-  }
-  TR_HD static bool is_settled(const Acc&, bool)
-    requires kFloat
-  {
-    return true;
-  }
-  TR_HD static Acc calm_join(const Acc& left, const Acc& right)
-    requires kFloat
-  {
-    return normalized(left.m * right.m, left.e + right.e);
+  template <class F> TR_HD static Power<F> calm_end(const Power<F>& run) {
+    const Power<F> mantissa = normal_power(run.m);
+    return {mantissa.m, mantissa.e + run.e};
   }
 
  private:
+  TR_HD static int within(int64_t e, int most) { return e < -most ? -most : e > most ? most : int(e); }
   TR_HD static Acc item_power(A x) {
     if constexpr (kFloat) return power_of(x);
     else return x;
@@ -629,6 +628,7 @@ template <class F> struct LinearScan {
     return {a, fused(right.a, left.lost, fused(right.lost, left.a, error)), drops ? right.b : next};
   }
   TR_HD static bool is_settled(const Acc& run, bool has_reset) { return is_finite(run.b) & (has_reset | (run.a != 0)); }
+  TR_HD static Acc calm_end(const Acc& run) { return run; }
 
  private:
   TR_HD static bool is_plain(F product) { return (product != 0) & is_finite(product); }

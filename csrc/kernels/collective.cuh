@@ -210,24 +210,26 @@ template <class Op> __device__ __forceinline__ typename Op::Acc warp_tree(const 
 }
 
 // Sklansky's inclusive scan over `width` neighbouring lanes, of which this is number `lane`: at level d a lane with
-// that bit adds, on its left, the value of the last lane of the lower half.
-template <class V, class Combine>
+// that bit adds, on its left, the value of the last lane of the lower half. Over whole warps, and in reverse, where
+// kMirror is 31.
+template <int kMirror = 0, class V, class Combine>
 __device__ __forceinline__ V sklansky_levels(V value, int lane, int width, Combine combine) {
   for (int d = 1; d < width; d <<= 1) {
-    const V left = shuffle(value, lane_id() - lane + (lane & ~(2 * d - 1)) + d - 1);
+    const int last = (lane & ~(2 * d - 1)) + d - 1;
+    const V left = shuffle(value, kMirror ? last ^ kMirror : lane_id() - lane + last);
     if (lane & d) value = combine(left, value);
   }
   return value;
 }
 // The same by scan S; without choices where it has such a way and all values allow it.
 template <class S, class V> __device__ __forceinline__ V sklansky(V value, int lane, int width) {
-  if constexpr (kHasCalm<S> && std::is_same<V, typename S::Acc>::value) {
+  if constexpr (kHasCalm<S, V>) {
     const V run = sklansky_levels(value, lane, width, [](const V& l, const V& r) { return S::calm_join(l, r); });
     const uint32_t upto = ((2u << lane) - 1) << (lane_id() - lane);  // the lanes of this one's run
     const bool has_reset = (ballot(S::is_reset(value)) & upto) != 0;
     bool calm = S::is_calm(value);
     calm &= S::is_settled(run, has_reset);
-    if (!ballot(!calm)) return run;
+    if (!ballot(!calm)) return S::calm_end(run);
     TR_RARE_PATH;
   }
   return sklansky_levels(value, lane, width, [](const V& l, const V& r) { return S::combine(l, r); });
@@ -239,7 +241,8 @@ template <class S, class V> __device__ __forceinline__ V sklansky(V value) {
 
 // The same for K values of lane `lane` of the warp, of which power of two `width` neighbours are taken together;
 // without choices where the scan has such a way and all values allow it.
-template <class S, class V, int K> __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width) {
+template <class S, int kMirror = 0, class V, int K>
+__device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width) {
   V run[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) run[k] = value[k];
@@ -248,14 +251,16 @@ template <class S, class V, int K> __device__ __forceinline__ void sklansky(V (&
     if (d < width) {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        const V left = shuffle(run[k], (lane & ~(2 * d - 1)) + d - 1);
-        if constexpr (kHasCalm<S>) run[k] = lane & d ? S::calm_join(left, run[k]) : run[k];
+        const V left = shuffle(run[k], ((lane & ~(2 * d - 1)) + d - 1) ^ kMirror);
+        if constexpr (kHasCalm<S, V>) run[k] = lane & d ? S::calm_join(left, run[k]) : run[k];
         else run[k] = lane & d ? S::combine(left, run[k]) : run[k];
       }
     }
   }
-  if constexpr (kHasCalm<S>) {
-    const uint32_t upto = ((2u << lane) - 1) & ~((1u << (lane & ~(width - 1))) - 1);  // the lanes of this one's run
+  if constexpr (kHasCalm<S, V>) {
+    // The lanes of this one's run.
+    const uint32_t upto =
+        kMirror ? ~0u << (lane ^ kMirror) : ((2u << lane) - 1) & ~((1u << (lane & ~(width - 1))) - 1);
     bool calm = true;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -265,8 +270,11 @@ template <class S, class V, int K> __device__ __forceinline__ void sklansky(V (&
     if (ballot(!calm)) {
 #pragma unroll
       for (int k = 0; k < K; ++k)
-        run[k] = sklansky_levels(value[k], lane & (width - 1), width,
-                                 [](const V& l, const V& r) { return S::combine(l, r); });
+        run[k] = sklansky_levels<kMirror>(value[k], lane & (width - 1), width,
+                                          [](const V& l, const V& r) { return S::combine(l, r); });
+    } else {
+#pragma unroll
+      for (int k = 0; k < K; ++k) run[k] = S::calm_end(run[k]);
     }
   }
 #pragma unroll

@@ -95,7 +95,7 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
     case Family::Pipeline:
 #ifdef TR_BULK_COPIES
       if constexpr (kPipelined<S, Load, Store>)
-        enqueue(scan_pipeline<S, Load, Store>, plan.blocks, plan.threads, PipelineShape<sizeof(E)>::kShared, stream,
+        enqueue(scan_pipeline<S, Load, Store>, plan.blocks, plan.threads, PipelineShape<sizeof(E), sizeof(typename S::Acc)>::kShared, stream,
                 call, workspace);
 #endif
       break;

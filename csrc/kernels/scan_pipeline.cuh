@@ -2,7 +2,9 @@
 // and its warps have roles that only barriers in shared memory join:
 //
 //   loader   takes a ticket for each stage of a ring, and starts the bulk load of that block tile when it is free
-//   totals   each warp sums one block tile as soon as its load lands, and publishes the total
+//   totals   each warp sums one block tile as soon as its load lands, and publishes the total; where accumulators are
+//            large, and so totals a long way, the result warps sum the tiles of each block tile, kAhead of them ahead
+//            of its results, and one warp publishes what they make
 //   carry    folds the totals of all block tiles of a row in order and hands each tile of this block its carry: one
 //            warp, or kCarryWarps in turn where rows are so short that each tile means another row
 //   results  kResultWarps warps turn a block tile into its results, in a staging buffer
@@ -17,23 +19,25 @@ namespace torchreduce::gpu {
 
 // The ring for elements of `bytes` bytes. 16-bit scans need more totals in view to keep up, 32-bit scans suffer from
 // looking too often (float32: 64 totals a look 4110 GB/s, 128 3983, 256 3576; bfloat16: 64 3516, 192 3950).
-template <int kBytes> struct PipelineShape {
+template <int kBytes, int kAcc> struct PipelineShape {
   static_assert(kBytes == 2 || kBytes == 4, "one stage is a block tile, and several must fit");
   static constexpr int kStages = kBytes == 2 ? 10 : 5;
   static constexpr int kStagings = kBytes == 2 ? 3 : 1;
-  static constexpr int kTotalWarps = 5;  // divides kStages: each owns its stages
+  static constexpr bool kOwnTotals = kAcc > 4;                // the result warps form totals
+  static constexpr int kTotalWarps = kOwnTotals ? 1 : 5;      // divides kStages: each owns its stages
+  static constexpr int kAhead = kOwnTotals ? 2 : 0;           // block tiles that their totals are ahead of results
   static constexpr int kCarryWarps = 2;
   static constexpr int kResultWarps = 16;
   static constexpr int kWindows = kBytes == 2 ? 6 : 2;  // of 32 totals, a look
-  static_assert((kResultWarps + kTotalWarps + kCarryWarps + 2) * kLanes == kPipelineThreads, "a warp for each role");
+  static_assert((kResultWarps + kTotalWarps + kCarryWarps + 2) * kLanes == pipeline_threads(kAcc), "a warp for each role");
   static constexpr int kStageBytes = kBlockTile * kBytes + 128;  // a tile that starts anywhere in a line
   static constexpr int kShared = (kStages + kStagings) * kStageBytes;
   static_assert(kShared + (6 << 10) <= kPipelineShared, "the plan counts on no more");
 };
 
-// What the kernel is compiled for: 16- and 32-bit floats with accumulators that leave registers for the rest.
+// What the kernel is compiled for: 16- and 32-bit floats.
 template <class S, class Load, class Store> constexpr bool kPipelined =
-    kInPlace<S, Load, Store> && is_float_type<typename Load::Element> && sizeof(typename S::Acc) <= 4;
+    kInPlace<S, Load, Store> && is_float_type<typename Load::Element> && sizeof(typename Load::Element) <= 4;
 
 #ifdef TR_BULK_COPIES
 
@@ -121,12 +125,14 @@ __device__ __forceinline__ typename S::Acc transposed_trees(typename S::Acc (&va
 #pragma unroll
   for (int k = 0; k < kCount / 2; ++k) {
     const typename S::Acc even = value[2 * k], odd = value[2 * k + 1];  // values, so that nothing indexes the array
-    const typename S::Acc kept = upper ? odd : even, other = shuffle(upper ? even : odd, lane ^ d);
+    const typename S::Acc kept = chosen(upper, odd, even), other = shuffle(chosen(upper, even, odd), lane ^ d);
     value[k] = upper != mirror ? S::combine(other, kept) : S::combine(kept, other);
   }
   if constexpr (kCount > 2) return transposed_trees<S, kCount / 2, 2 * d>(value, lane, mirror);
   else return value[0];
 }
+
+__device__ __forceinline__ int word_of(int bytes) { return bytes ? bytes / 4 : kAligned; }
 
 // Calls role(std::integral_constant<int, k>) with k = word, 0 to 4.
 template <class Role> __device__ __forceinline__ void with_word(int word, Role role) {
@@ -139,24 +145,34 @@ template <class Role> __device__ __forceinline__ void with_word(int word, Role r
   }
 }
 
+// The same for long roles, which would be too much code five times: k is kAligned, or kEachTime, and then looked at where
+// words are loaded.
+constexpr int kEachTime = -1;
+template <class Role> __device__ __forceinline__ void with_alignment(int word, Role role) {
+  if (word == kAligned) role(std::integral_constant<int, kAligned>());
+  else role(std::integral_constant<int, kEachTime>());
+}
+
 template <class S, class Load, class Store> struct Pipeline {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using E = typename Load::Element;
   using O = typename Store::Element;
   static_assert(sizeof(E) == sizeof(O), "the stages of both are alike");
-  using Shape = PipelineShape<sizeof(E)>;
+  using Shape = PipelineShape<sizeof(E), sizeof(Acc)>;
   static constexpr int kStages = Shape::kStages, kStagings = Shape::kStagings, kStageBytes = Shape::kStageBytes;
   static constexpr int kTotalWarps = Shape::kTotalWarps, kCarryWarps = Shape::kCarryWarps;
-  static constexpr int kResultWarps = Shape::kResultWarps;
-  static_assert(kCarryWarps <= kTotalWarps, "the loader posts an end for each of these");
+  static constexpr int kResultWarps = Shape::kResultWarps, kAhead = Shape::kAhead;
+  static constexpr bool kOwnTotals = Shape::kOwnTotals;
+  static constexpr int kEnds = kCarryWarps > kTotalWarps ? kCarryWarps : kTotalWarps;  // that the loader posts
   static constexpr int kWindows = Shape::kWindows, kRunBytes = kTile * int(sizeof(E));
   static constexpr int kWords = kGroup * int(sizeof(E)) / 4;  // of a group
-  static constexpr int kRuns = kFan / kResultWarps;           // tiles of 256 that a result warp takes: neighbours
+  static constexpr int kRuns = kFan / kResultWarps;           // tiles of 256 that a result warp takes: neighbours,
+  static constexpr int kAtOnce = sizeof(typename S::Prefix) > 8 ? 1 : kRuns;  // and of which it forms results together
 
-  Barrier taken[kStages], loaded[kStages], ready[kStages], empty[kStages], done[kStagings], stored[kStagings];
+  Barrier taken[kStages], loaded[kStages], summed[kStages], ready[kStages], empty[kStages], done[kStagings], stored[kStagings];
   PipelineJob job[kStages];
-  Acc within[kStages][kFan];  // what precedes each tile in its block tile
+  Acc within[kStages][kFan];  // what precedes each tile in its block tile; with kOwnTotals, first its total
   Wide carry[kStages];
   // Words at the joints of the result warps' parts: the last 4 of the part before, the first 4 of the part after.
   uint32_t joint[kStagings][kResultWarps + 1][8];
@@ -165,6 +181,7 @@ template <class S, class Load, class Store> struct Pipeline {
     for (int s = 0; s < kStages; ++s) {
       barrier_init(&taken[s], 1);
       barrier_init(&loaded[s], 1);
+      barrier_init(&summed[s], kResultWarps * kLanes);
       barrier_init(&ready[s], 2 * kLanes);                   // totals, carry
       barrier_init(&empty[s], (kResultWarps + 3) * kLanes);  // totals, carry, results, store
     }
@@ -239,23 +256,33 @@ template <class S, class Load, class Store> struct Pipeline {
       barrier_expect(&loaded[s], uint32_t(to - from));
       if (to > from) bulk_load(staged(from), reinterpret_cast<const void*>(from), uint32_t(to - from), &loaded[s]);
     }
-    for (int end = 0; end < kTotalWarps; ++end, ++it) {  // one for each of those warps, which look at their own stages
+    for (int end = 0; end < kEnds; ++end, ++it) {  // one for each of those warps, which look at their own stages
       const int s = free_stage(it);
       job[s].row = -1;
       barrier_arrive(&taken[s]);
     }
   }
 
-  // The items of the group of `lane` in a tile of 256 whose granules begin at `run`.
-  template <int kWord, bool kMirror>
-  __device__ static void group_items(const S& op, const char* run, int lane, int shift, int64_t position,
-                                     typename S::Item (&items)[kGroup]) {
-    uint32_t w[kWords];
-    shifted_words<kWord>(run, lane, shift, w);
-    E x[kGroup];
-    unpack(w, x);
+  // The items of the groups of `lane` in N neighbouring tiles of 256, the first of which begins so many bytes into the
+  // granules at `run`, and its group at `position`.
+  template <int kWord, bool kMirror, int N>
+  __device__ static void group_items(const S& op, const char* run, int lane, int bytes, int64_t position,
+                                     typename S::Item (&items)[N][kGroup]) {
+    uint32_t w[N][kWords];
+    auto load = [&](auto word) {
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) items[i] = op.load(x[i], position + (kMirror ? kGroup - 1 - i : i));
+      for (int k = 0; k < N; ++k) shifted_words<word()>(run + k * kRunBytes, lane, bytes % 4 * 8, w[k]);
+    };
+    if constexpr (kWord == kEachTime) with_word(word_of(bytes), load);
+    else load(std::integral_constant<int, kWord>());
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      E x[kGroup];
+      unpack(w[k], x);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i)
+        items[k][i] = op.load(x[i], position + (kMirror ? -k : k) * kTile + (kMirror ? kGroup - 1 - i : i));
+    }
   }
   // Items lie in memory order; the group's order is the other way round where kMirror.
   template <bool kMirror> __device__ static Acc group(typename S::Item (&items)[kGroup]) {
@@ -286,15 +313,20 @@ template <class S, class Load, class Store> struct Pipeline {
       for (int i = 0; i < kGroup; ++i) r[i] = reversed[kGroup - 1 - i];
     }
   }
-  // Sklansky's inclusive scan over the lanes of several values, in reverse where `mirror` is 31, not 0.
-  template <class V, int N> __device__ static void scan_lanes(V (&value)[N], int mirror) {
-    const int lane = lane_id() ^ mirror;
+  // Sklansky's inclusive scan over the lanes of several values, in reverse where kMirror.
+  template <bool kMirror, class V, int N> __device__ static void scan_lanes(V (&value)[N]) {
+    constexpr int mirror = kMirror ? kLanes - 1 : 0;
+    if constexpr (kOwnTotals) {
+      sklansky<S, mirror>(value, recomputed(lane_id()) ^ mirror, kLanes);
+    } else {
+      const int lane = lane_id() ^ mirror;
 #pragma unroll
-    for (int d = 1; d < kLanes; d <<= 1) {
+      for (int d = 1; d < kLanes; d <<= 1) {
 #pragma unroll
-      for (int k = 0; k < N; ++k) {
-        const V left = shuffle(value[k], ((lane & ~(2 * d - 1)) + d - 1) ^ mirror);
-        if (lane & d) value[k] = S::combine(left, value[k]);
+        for (int k = 0; k < N; ++k) {
+          const V left = shuffle(value[k], ((lane & ~(2 * d - 1)) + d - 1) ^ mirror);
+          if (lane & d) value[k] = S::combine(left, value[k]);
+        }
       }
     }
   }
@@ -306,36 +338,48 @@ template <class S, class Load, class Store> struct Pipeline {
       const PipelineJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, phase = int(j.in % kGranule);
+      Acc upto[1];  // of the tile of 256 whose number is the lane
+      if constexpr (kOwnTotals) {
+        barrier_wait(&summed[s], it / kStages & 1);
+        upto[0] = within[s][lane];
+        finish_totals<kMirror>(space, s, upto);
+        continue;
+      }
       barrier_wait(&loaded[s], it / kStages & 1);
       const char* stage = stages + s * kStageBytes + (int(j.in % kLine) - phase);
-      Acc upto[1];  // of the tile of 256 whose number is the lane
       auto place = [&](int q) { return j.tile * kBlockTile + (q ^ mirror) * kTile + (lane ^ mirror) * kGroup; };
-      with_word(phase ? phase / 4 : kAligned, [&](auto word) {
+      with_word(word_of(phase), [&](auto word) {
         // 8 tiles a turn: all 32 at once would be more instructions than the nearest cache holds.
         Acc part[4] = {};
 #pragma unroll 1
         for (int first = 0; first < kFan; first += 8) {
+#pragma unroll
+          for (int i = 0; i < 3; ++i) part[i] = part[i + 1];
           Acc total[8];
 #pragma unroll
           for (int k = 0; k < 8; ++k) {
             const int q = first + k;
-            typename S::Item items[kGroup];
-            group_items<word(), kMirror>(op, stage + q * kRunBytes, lane, phase % 4 * 8, place(q), items);
-            total[k] = group<kMirror>(items);
+            typename S::Item items[1][kGroup];
+            group_items<word(), kMirror>(op, stage + q * kRunBytes, lane, phase, place(q), items);
+            total[k] = group<kMirror>(items[0]);
           }
-#pragma unroll
-          for (int i = 0; i < 3; ++i) part[i] = part[i + 1];
           part[3] = transposed_trees<S, 8, 1>(total, lane, kMirror);
         }
         upto[0] = transposed_trees<S, 4, 8>(part, lane, kMirror);
       });
-      scan_lanes(upto, mirror);
-      if ((lane ^ mirror) == kLanes - 1) space.total(job[s].row, job[s].tile).publish(upto[0]);
-      const Acc before = shuffle(upto[0], (((lane ^ mirror) - 1) ^ mirror) & (kLanes - 1));
-      this->within[s][lane] = (lane ^ mirror) ? before : S::absent();
-      barrier_arrive(&ready[s]);
-      barrier_arrive(&empty[s]);
+      finish_totals<kMirror>(space, s, upto);
     }
+  }
+  // Of the totals of a block tile's tiles, a lane each: publishes theirs, and keeps what precedes each.
+  template <bool kMirror> __device__ void finish_totals(ChainSpace<S>& space, int s, Acc (&upto)[1]) {
+    constexpr int mirror = kMirror ? kLanes - 1 : 0;
+    const int lane = lane_id();
+    scan_lanes<kMirror>(upto);
+    if ((lane ^ mirror) == kLanes - 1) space.total(job[s].row, job[s].tile).publish(upto[0]);
+    const Acc before = shuffle(upto[0], (((lane ^ mirror) - 1) ^ mirror) & (kLanes - 1));
+    within[s][lane] = chosen((lane ^ mirror) > 0, before, S::absent());
+    barrier_arrive(&ready[s]);
+    barrier_arrive(&empty[s]);
   }
 
   // The totals of the kCount * 32 block tiles from `base` on, `base + 32 * k + lane` in total[k], as far as they are
@@ -351,7 +395,7 @@ template <class S, class Load, class Store> struct Pipeline {
     }
 #pragma unroll
     for (int k = 0; k < kCount; ++k)
-      if (!there[k]) total[k] = S::absent();
+      total[k] = chosen(there[k], total[k], S::absent());
     int count = 0;
 #pragma unroll
     for (int k = kCount - 1; k >= 0; --k) {
@@ -359,6 +403,46 @@ template <class S, class Load, class Store> struct Pipeline {
       count = missing ? __ffs(missing) - 1 : kLanes + count;
     }
     return count;
+  }
+
+  // Where totals are large: by superblocks, whose totals the carry warp of the block of their last tile publishes.
+  // Formed by each warp for itself, so that as many jobs are on their way as there are warps.
+  __device__ void carries_by_superblocks(ChainSpace<S>& space, int warp) {
+    const int lane = lane_id();
+    int64_t row = -1, folded = 0;  // superblocks
+    Wide sum = S::wide_absent();   // of those
+    for (int it = warp;; it += kCarryWarps) {
+      const PipelineJob j = next(it);
+      if (j.row < 0) return;
+      if (j.row != row) {
+        row = j.row;
+        folded = 0;
+        sum = S::wide_absent();
+      }
+      const int64_t superblock = j.tile / kFan;
+      const int slot = int(j.tile % kFan), needed = slot == kFan - 1 ? kFan : slot;
+      Acc total = S::absent();
+      const int64_t mine = superblock * kFan + (lane < needed ? lane : 0);
+      while (ballot(!(lane >= needed || space.total(row, mine).look(total)))) continue;
+      Wide upto[1] = {S::widen(chosen(lane < needed, total, S::absent()))};
+      scan_lanes<false>(upto);
+      if (needed == kFan && lane == kLanes - 1) space.superblock(row, superblock).total.publish(upto[0]);
+      while (folded < superblock) {
+        const int64_t mine = folded + lane;
+        Wide total = S::wide_absent();
+        const bool there = mine < superblock && space.superblock(row, mine).total.look(total);
+        const uint32_t missing = ~ballot(there);
+        const int count = missing ? __ffs(missing) - 1 : kLanes;
+        TR_ROLLED
+        for (int i = 0; i < count; ++i) sum = S::combine(sum, shuffle(total, i));
+        folded += count;
+      }
+      const int s = it % kStages;
+      const Wide before = shuffle(upto[0], slot ? slot - 1 : 0);
+      if (lane == 0) carry[s] = chosen(slot > 0, S::combine(sum, before), sum);
+      barrier_arrive(&ready[s]);
+      barrier_arrive(&empty[s]);
+    }
   }
 
   // With kCount windows of 32 totals a look: as many as it takes to keep up, or one where a row has no more totals.
@@ -384,11 +468,11 @@ template <class S, class Load, class Store> struct Pipeline {
         if (j.tile > end && count < kLanes) continue;  // nothing that would not be looked at again
 #pragma unroll
         for (int k = 0; k < kCount; ++k) into[k] = S::widen(total[k]);
-        scan_lanes(into, 0);
+        scan_lanes<false>(into);
 #pragma unroll
         for (int k = 0; k < kCount; ++k) {
           const Wide before = shuffle(into[k], lane ? lane - 1 : 0), all = shuffle(into[k], kLanes - 1);
-          into[k] = lane ? S::combine(sum, before) : sum;
+          into[k] = chosen(lane > 0, S::combine(sum, before), sum);
           if (k < count / kLanes) sum = S::combine(sum, all);
         }
       }
@@ -396,8 +480,7 @@ template <class S, class Load, class Store> struct Pipeline {
       Wide found = into[0];
 #pragma unroll
       for (int k = 1; k < kCount; ++k) {
-        const Wide value = into[k];  // a value, so that nothing indexes the array
-        found = k == at / kLanes ? value : found;
+        found = chosen(k == at / kLanes, into[k], found);
       }
       if (lane == at % kLanes) carry[s] = found;
       barrier_arrive(&ready[s]);
@@ -405,56 +488,134 @@ template <class S, class Load, class Store> struct Pipeline {
     }
   }
 
+  // A result warp's part of a block tile.
+  struct Part {
+    int stage, first;   // the number of its first tile of 256
+    int in;             // bytes into its granules that it starts
+    const char* tiles;  // where the block tile's granules begin
+    int64_t position;   // of the block tile
+
+    // The items of its tiles from k on.
+    template <int kWord, bool kMirror, int N>
+    __device__ void items(const S& op, int k, typename S::Item (&x)[N][kGroup]) const {
+      constexpr int mirror = kMirror ? kLanes - 1 : 0;
+      const int lane = lane_id();
+      group_items<kWord, kMirror>(op, tiles + (first + k) * kRunBytes, lane, in,
+                                  position + ((first + k) ^ mirror) * kTile + (lane ^ mirror) * kGroup, x);
+    }
+  };
+  // That of result warp `warp` when it has landed, or none if it has no results that are written.
+  template <bool kMirror> __device__ bool take_part(const PipelineJob& j, int it, const char* stages, int warp,
+                                                    Part& part) {
+    const int s = it % kStages, in = int(j.in % kGranule);
+    if ((kMirror ? kResultWarps - 1 - warp : warp) * kRuns * kTile >= j.results) return false;
+    barrier_wait(&loaded[s], it / kStages & 1);
+    part = {s, warp * kRuns, in, stages + s * kStageBytes + (int(j.in % kLine) - in), j.tile * kBlockTile};
+    return true;
+  }
+  // Of the totals of the groups of the part's tiles, what precedes each group in its tile; and the totals of those.
+  template <bool kMirror> __device__ static void scan_groups(Acc (&group)[kRuns], Acc (&total)[kRuns]) {
+    constexpr int mirror = kMirror ? kLanes - 1 : 0;
+    const int lane = lane_id();
+    scan_lanes<kMirror>(group);
+#pragma unroll
+    for (int k = 0; k < kRuns; ++k) {
+      total[k] = group[k];
+      const Acc left = shuffle(group[k], (((lane ^ mirror) - 1) ^ mirror) & (kLanes - 1));
+      group[k] = chosen((lane ^ mirror) > 0, left, S::absent());
+    }
+  }
+
   template <bool kMirror> __device__ void results(const S& op, const char* stages, char* stagings, int warp) {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
     const int lane = lane_id(), first = warp * kRuns;
+    Acc groups[kAhead + 1][kRuns];  // what precedes each of the lane's in its tile, of this block tile and those ahead
+    int ahead = 0;
+    bool more = true;
     for (int it = 0;; ++it) {
+      if constexpr (kOwnTotals) {
+#pragma unroll 1
+        for (; ahead <= it + kAhead; ++ahead) {
+#pragma unroll
+          for (int a = 0; a < kAhead; ++a)
+#pragma unroll
+            for (int k = 0; k < kRuns; ++k) groups[a][k] = groups[a + 1][k];
+          if (!more) continue;
+          const PipelineJob j = next(ahead);
+          more = j.row >= 0;
+          if (!more) continue;
+          Part part;
+          if (take_part<kMirror>(j, ahead, stages, warp, part)) {
+            Acc total[kRuns];
+            with_alignment(word_of(part.in), [&](auto word) {
+              typename S::Item items[kRuns][kGroup];
+              part.template items<word(), kMirror>(op, 0, items);
+#pragma unroll
+              for (int k = 0; k < kRuns; ++k) groups[kAhead][k] = group<kMirror>(items[k]);
+            });
+            scan_groups<kMirror>(groups[kAhead], total);
+#pragma unroll
+            for (int k = 0; k < kRuns; ++k)
+              if ((lane ^ mirror) == kLanes - 1) within[part.stage][part.first + k] = total[k];
+          }
+          barrier_arrive(&summed[ahead % kStages]);
+        }
+      }
       const PipelineJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, o = it % kStagings;
       auto wait_stored = [&] {
         if (it >= kStagings) barrier_wait(&stored[o], (it / kStagings - 1) & 1);
       };
-      if ((mirror ? kResultWarps - 1 - warp : warp) * kRuns * kTile >= j.results) {  // nothing of this part is written
+      Part part;
+      if (!take_part<kMirror>(j, it, stages, warp, part)) {
         barrier_arrive(&empty[s]);
         wait_stored();
         barrier_arrive(&done[o]);
         continue;
       }
-      barrier_wait(&loaded[s], it / kStages & 1);
-      const int in = int(j.in % kGranule), out = int(j.out % kGranule);
-      const char* stage = stages + s * kStageBytes + (int(j.in % kLine) - in);
-      char* staging = stagings + o * kStageBytes + (int(j.out % kLine) - out);
-      const int64_t position = j.tile * kBlockTile;
-      typename S::Item items[kRuns][kGroup];
-      Acc before[kRuns];
-      auto place = [&](int k) { return position + ((first + k) ^ mirror) * kTile + (lane ^ mirror) * kGroup; };
-      with_word(in ? in / 4 : kAligned, [&](auto word) {
-#pragma unroll
-        for (int k = 0; k < kRuns; ++k)
-          group_items<word(), kMirror>(op, stage + (first + k) * kRunBytes, lane, in % 4 * 8, place(k), items[k]);
-      });
-#pragma unroll
-      for (int k = 0; k < kRuns; ++k) before[k] = group<kMirror>(items[k]);
-      scan_lanes(before, mirror);
-#pragma unroll
-      for (int k = 0; k < kRuns; ++k) {
-        const Acc left = shuffle(before[k], (((lane ^ mirror) - 1) ^ mirror) & (kLanes - 1));
-        before[k] = (lane ^ mirror) ? left : S::absent();
-      }
-      barrier_wait(&ready[s], it / kStages & 1);
-      const Wide c = carry[s];
-#pragma unroll
-      for (int k = 0; k < kRuns; ++k) before[k] = S::combine(within[s][first + k], before[k]);
-      barrier_arrive(&empty[s]);
-
       uint32_t w[kRuns][kWords];
+      int line = int(j.out % kLine);  // bytes into it that the results' lowest lies
+      if constexpr (kOwnTotals) {
+        barrier_wait(&ready[s], it / kStages & 1);
+        with_alignment(word_of(part.in), [&](auto word) {
 #pragma unroll
-      for (int k = 0; k < kRuns; ++k) {
-        typename S::Result r[kGroup];
-        results<kMirror>(op, S::prefix(c, before[k]), items[k], r);
-        round_group<O, S>(r, w[k]);
+          for (int k = 0; k < kRuns; k += kAtOnce) {
+            typename S::Item items[kAtOnce][kGroup];
+            part.template items<word(), kMirror>(op, k, items);
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+              const auto before = S::prefix(carry[s], S::combine(within[s][first + k + i], groups[0][k + i]));
+              typename S::Result r[kGroup];
+              results<kMirror>(op, before, items[i], r);
+              round_group<O, S>(r, w[k + i]);
+            }
+            if (kAtOnce < kRuns) warp_barrier();  // lest both take registers at once
+          }
+        });
+        line = int(job[s].out % kLine);  // looked up again: there are not the registers to keep it
+        barrier_arrive(&empty[s]);
+      } else {
+        typename S::Item items[kRuns][kGroup];
+        Acc before[kRuns], total[kRuns];
+        with_word(word_of(part.in), [&](auto word) { part.template items<word(), kMirror>(op, 0, items); });
+#pragma unroll
+        for (int k = 0; k < kRuns; ++k) before[k] = group<kMirror>(items[k]);
+        scan_groups<kMirror>(before, total);
+        barrier_wait(&ready[s], it / kStages & 1);
+        const Wide c = carry[s];
+#pragma unroll
+        for (int k = 0; k < kRuns; ++k) before[k] = S::combine(within[s][first + k], before[k]);
+        barrier_arrive(&empty[s]);
+#pragma unroll
+        for (int k = 0; k < kRuns; ++k) {
+          typename S::Result r[kGroup];
+          results<kMirror>(op, S::prefix(c, before[k]), items[k], r);
+          round_group<O, S>(r, w[k]);
+        }
       }
+      const int out = line % kGranule;
+      char* const staging = stagings + o * kStageBytes + (line - out);
       wait_stored();
       const int words = (out + 3) / 4, shift = words * 4 - out;
       with_word(words, [&](auto word) {
@@ -510,7 +671,7 @@ template <class S, class Load, class Store> struct Pipeline {
 };
 
 template <class S, class Load, class Store>
-__global__ void __launch_bounds__(kPipelineThreads, 1) scan_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+__global__ void __launch_bounds__(pipeline_threads(sizeof(typename S::Acc)), 1) scan_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using P = Pipeline<S, Load, Store>;
   TR_DYNAMIC_SHARED(stages, 128);
@@ -529,7 +690,8 @@ __global__ void __launch_bounds__(kPipelineThreads, 1) scan_pipeline(TR_GRID_CON
     if (mirror) pipeline.template totals<true>(op, space, stages, warp - P::kResultWarps);
     else pipeline.template totals<false>(op, space, stages, warp - P::kResultWarps);
   } else if (warp < kStoreWarp) {
-    if (space.tiles <= kLanes) pipeline.template carries<1>(space, warp - kCarryWarp);
+    if constexpr (P::kOwnTotals) pipeline.carries_by_superblocks(space, warp - kCarryWarp);
+    else if (space.tiles <= kLanes) pipeline.template carries<1>(space, warp - kCarryWarp);
     else pipeline.template carries<P::kWindows>(space, warp - kCarryWarp);
   } else if (warp == kStoreWarp) {
     pipeline.store(call, stagings, mirror != 0);
