@@ -340,13 +340,14 @@ __device__ __forceinline__ Found<S, K> scan_chunks(const S& op, const ScanCall& 
   return found;
 }
 
+constexpr int kStepsAhead = 2;        // of a warp that walks a row
 constexpr int kResidentExtremes = 3;  // blocks of a multiprocessor at least
 
 // Walks a row, or, R > 1, takes R whole ones, of which the lane's first is `row` and the others follow `apart` from
 // each other.
 template <class S, class Load, class Store, int R, int C>
 __device__ __forceinline__ void walk_extremes(const S& op, const ScanCall& call, int64_t row, int width, int apart) {
-  constexpr int K = R * C, kStep = C * kChunk;
+  constexpr int K = R * C, kStep = C * kChunk, kAhead = R > 1 ? 1 : kStepsAhead;
   constexpr bool kDirect = R == 1 && PairedRow<Load, Store>::kTyped;
   const Layout& layout = call.layout;
   const int64_t n = layout.length, room = R > 1 && C == 1 ? 2 * width : (n + kStep - 1) / kStep * kStep;
@@ -376,21 +377,29 @@ __device__ __forceinline__ void walk_extremes(const S& op, const ScanCall& call,
     for (int k = 0; k < K; ++k)
       pairs[k] = own[k / C].load(call, k % C * kChunk, present(k / C, from), k % C * kChunk + place);
   };
-  PairOf<Load> next[K];
+  PairOf<Load> next[kAhead][K];  // steps whose loads are on their way
   Record<S> carry = Record<S>::none();
-  load(0, next);
+#pragma unroll
+  for (int a = 0; a < kAhead; ++a) {
+    if (a > 0 && a * kStep >= own[0].length(call)) break;
+    if (a > 0) own[0].move_in(call, kStep);
+    load(a * kStep, next[a]);
+  }
 #pragma unroll 1
   for (int64_t from = 0;;) {
     PairOf<Load> pairs[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      pairs[k] = next[k];
+      pairs[k] = next[0][k];
       pairs[k].turn(own[k / C].in_pairs == Pairs::Down);
     }
-    const int64_t end = from + kStep;
-    if (R == 1 && end < own[0].length(call)) {
+#pragma unroll
+    for (int a = 1; a < kAhead; ++a)
+#pragma unroll
+      for (int k = 0; k < K; ++k) next[a - 1][k] = next[a][k];
+    if (R == 1 && from + kAhead * kStep < own[0].length(call)) {
       own[0].move_in(call, kStep);
-      load(end, next);
+      load(from + kAhead * kStep, next[kAhead - 1]);
     }
     unsigned lead[R];
     int64_t first[R];
@@ -409,7 +418,7 @@ __device__ __forceinline__ void walk_extremes(const S& op, const ScanCall& call,
         own[k / C].store(call, k % C * kChunk, present(k / C, from), k % C * kChunk + place, found.value(k, 0),
                          found.value(k, 1), found.index(k, 0), found.index(k, 1));
     }
-    from = end;
+    from += kStep;
     if (R > 1 || from >= own[0].length(call)) break;
     own[0].move_out(call, kStep);
   }
