@@ -521,7 +521,9 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
         take(forced.lanes, plan.lanes, 32, "lanes");
         if (plan.lanes < least)
           throw std::invalid_argument("force_plan: too few lanes for a row of " + std::to_string(n));
-        plan.blocks = ceil_div(l.rows, int64_t(kWarps) * (32 / plan.lanes) * extreme_rows(n, size));
+        const int rows = extreme_rows(n, size);  // of a warp at a time
+        plan.blocks = ceil_div(l.rows, int64_t(kWarps) * (32 / plan.lanes) * rows);
+        if (rows > 1) plan.blocks = std::min(plan.blocks, int64_t(kExtremeBlocks) * device.multiprocessors);
         break;
       }
       plan.whole = whole;

@@ -134,6 +134,7 @@ TR_HD constexpr int extreme_rows(int64_t length, int size) {
   return length <= 64 ? extreme_chunks(size) : length <= 128 && size <= 4 ? 2 : 1;
 }
 TR_HD constexpr int extreme_tile(int size) { return (32 << 10) / size; }
+constexpr int kExtremeBlocks = 12;  // of warps that take several rows at a time, at most so many a multiprocessor
 constexpr int kExtremeLead = 15;    // the most positions before a row that are counted with it
 constexpr int kExtremeWalk = 2048;  // the longest rows that warps walk where they are few
 

@@ -138,6 +138,25 @@ __device__ __forceinline__ int64_t multiply_add(int32_t a, int32_t b, int64_t c)
 #endif
 }
 
+// Keys of floats (ops.h, Ordering::key, with merged zeros) in few instructions; under a minimum those of zeros are by
+// one greater. A product by 1 or -1, plus 0, turns each NaN into that of all ones but the sign, and -0.0 into +0.0.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define TR_PACKED_KEYS
+__device__ __forceinline__ int32_t device_key(uint32_t bits, bool min) {
+  const int32_t y = __float_as_int(__fmaf_rn(__uint_as_float(bits), min ? -1.0f : 1.0f, 0.0f));
+  return y ^ (y >> 31 & 0x7fffffff);
+}
+// Of two bfloat16 or float16.
+template <bool kBF16> __device__ __forceinline__ uint32_t device_packed_keys(uint32_t bits, bool min) {
+  uint32_t y, signs;
+  if constexpr (kBF16)
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(bits), "r"(min ? 0xbf80bf80u : 0x3f803f80u), "r"(0u));
+  else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(bits), "r"(min ? 0xbc00bc00u : 0x3c003c00u), "r"(0u));
+  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(signs) : "r"(y));  // each half the copies of its sign
+  return y ^ (signs & 0x7fff7fffu);
+}
+#endif
+
 // ---- warps -----------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x) % kLanes; }

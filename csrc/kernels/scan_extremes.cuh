@@ -14,34 +14,65 @@ template <class S> struct Record {
   using Element = decltype(S::Result::value);
   using Order = typename S::Order;
   Key key, bits;  // of the latest of the greatest
-  int64_t position;
+  int64_t index;
 
   __device__ __forceinline__ static Record none() { return {Order::kLowest, 0, 0}; }
-  __device__ __forceinline__ static Record of(const S& op, const typename S::Acc& found) {
+  __device__ __forceinline__ static Record of(const S& op, const ScanCall& call, const typename S::Acc& found) {
     const typename S::Result r = op.result(found);
-    return {found.key, Key(Order::bits_of(r.value)), r.index};
-  }
-  // With the canonical NaN for each.
-  __device__ __forceinline__ static Key canonical(Key bits) {
-    if constexpr (Order::kFloat) return (bits & Order::kGreatest) > Key(Order::kInf) ? Key(Order::kNaN) : bits;
-    else return bits;
+    return {found.key, Key(Order::bits_of(r.value)), call.index_of(r.index)};
   }
   __device__ __forceinline__ static Element element(Key bits) { return bit_cast<Element>(typename Order::Key(bits)); }
-  __device__ __forceinline__ static Key key_of(const S& op, Key bits) { return Order::key(bits, op.options.min, true); }
 };
 
-// A pair of elements as it is loaded, in memory order if the row's pairs are `aligned`, else in that of positions.
-template <class Load> struct PairOf {
-  using Words = Packed<uint32_t, int(sizeof(element_of<Load>)) / 2>;
+// Neighbouring elements as they are loaded, in memory order.
+template <class Load, int N> struct Elements {
+  using E = element_of<Load>;
+  using Words = Packed<uint32_t, N* int(sizeof(E)) / 4>;
   Words w;
 
-  template <class S>
-  __device__ __forceinline__ void get(bool turned, typename Record<S>::Key (&bits)[2]) const {
-    element_of<Load> x[2];
+  template <class S> __device__ __forceinline__ void get_bits(typename Record<S>::Key (&bits)[N]) const {
+    E x[N];
     unpack(w.item, x);
-    const typename Record<S>::Key low = Record<S>::Order::bits_of(x[0]), high = Record<S>::Order::bits_of(x[1]);
-    bits[0] = turned ? high : low;
-    bits[1] = turned ? low : high;
+#pragma unroll
+    for (int i = 0; i < N; ++i) bits[i] = Record<S>::Order::bits_of(x[i]);
+  }
+  // Keys that compare as those of the accumulator; zeros under cummin have a key greater by one, or the same.
+  template <class S> __device__ __forceinline__ void get_keys(const S& op, typename Record<S>::Key (&key)[N]) const {
+    using Order = typename Record<S>::Order;
+#if defined(TR_PACKED_KEYS)
+    if constexpr (std::is_same<E, float>::value) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) key[i] = device_key(w.item[i], op.options.min);
+      return;
+    } else if constexpr (Order::kFloat && sizeof(E) == 2) {
+#pragma unroll
+      for (int i = 0; i < N; i += 2) {
+        const uint32_t both = device_packed_keys<std::is_same<E, BF16>::value>(w.item[i / 2], op.options.min);
+        key[i] = int16_t(both);
+        key[i + 1] = int32_t(both) >> 16;
+      }
+      return;
+    }
+#endif
+    typename Record<S>::Key bits[N];
+    get_bits<S>(bits);
+#pragma unroll
+    for (int i = 0; i < N; ++i) key[i] = Order::key(bits[i], op.options.min, true);
+  }
+};
+
+// A pair may have to be turned into the order of positions.
+template <class Load> struct PairOf : Elements<Load, 2> {
+  __device__ __forceinline__ void turn(bool down) {
+    auto& item = this->w.item;
+    constexpr int kHalf = sizeof(item) / 8;  // words of an element
+    if constexpr (kHalf == 0) item[0] = down ? funnel_right(item[0], item[0], 16) : item[0];
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      const uint32_t low = item[i], high = item[kHalf + i];
+      item[i] = down ? high : low;
+      item[kHalf + i] = down ? low : high;
+    }
   }
 };
 
@@ -66,6 +97,20 @@ struct Present {
 
 enum class Pairs { Apart, Up, Down };  // elements one by one, or two at a time, which go up or down in memory
 
+constexpr int64_t kNearLength = int64_t(1) << 30;  // of rows whose indices are what 32 bits say, at most
+constexpr int kFar = INT32_MIN;                    // stands for an index too far from `base` for 32 bits
+
+// The results of K chunks: the elements' bits, and their indices less `base`, which is 0 where rows are short enough.
+template <class S, int K> struct Found {
+  using R = Record<S>;
+  typename R::Key bits[K][2];
+  int at[K][2];
+  int64_t base, carried;  // the latter is what kFar stands for
+
+  __device__ __forceinline__ typename R::Element value(int k, int i) const { return R::element(bits[k][i]); }
+  __device__ __forceinline__ int64_t index(int k, int i) const { return at[k][i] == kFar ? carried : base + at[k][i]; }
+};
+
 // A row as a lane takes it. The row's first pair begins `lead` positions before it, which are absent, so that pairs lie
 // aligned to their size.
 template <class Load, class Store> struct PairedRow {
@@ -74,12 +119,13 @@ template <class Load, class Store> struct PairedRow {
   int64_t in;  // how far in memory the first position of one of the lane's pairs lies
   std::conditional_t<kTyped, E*, int64_t> values;  // and the same of the results: where, if they are of one type
   int64_t* indices;
-  int64_t length;  // with the lead; 0 where there is no such row
   int lead;
+  bool active;  // there is such a row
   Pairs in_pairs, out_pairs;
 
-  // `room`: the positions of the lanes that take the row, which starts there if it is `active`.
-  __device__ __forceinline__ void set(const ScanCall& call, bool active, RowStart start, int64_t room) {
+  // `room`: the positions of the lanes that take the row, which starts there if it is `there`.
+  __device__ __forceinline__ void set(const ScanCall& call, bool there, RowStart start, int64_t room) {
+    active = there;
     const Layout& layout = call.layout;
     const int64_t in_step = in_stride(call), out_step = out_stride(call);
     in = start.in;
@@ -99,15 +145,10 @@ template <class Load, class Store> struct PairedRow {
       if (steps(in_step) && even(of_in)) in_pairs = in_step < 0 ? Pairs::Down : Pairs::Up;
       if (steps(out_step) && even(of_values) && even(of_indices)) out_pairs = out_step < 0 ? Pairs::Down : Pairs::Up;
     }
-    length = active ? layout.length + lead : 0;
   }
-  // A row that lies so far behind another one, in whose place in lines of memory it starts.
-  __device__ __forceinline__ void follow(const ScanCall& call, bool active, const PairedRow& row, RowStart behind) {
-    *this = row;
-    in += behind.in;
-    values += behind.out;
-    indices += behind.out;
-    length = active ? call.layout.length + lead : 0;
+  // With the lead.
+  __device__ __forceinline__ int64_t length(const ScanCall& call) const {
+    return active ? call.layout.length + lead : 0;
   }
   // Looked up where they are wanted, which is rarely: there are not the registers to keep them.
   __device__ __forceinline__ static int64_t in_stride(const ScanCall& call) {
@@ -129,7 +170,7 @@ template <class Load, class Store> struct PairedRow {
     PairOf<Load> pair{};
     if constexpr (kTyped) {
       const E* const p = global(static_cast<const E*>(call.in.data)) + in;
-      using Words = typename PairOf<Load>::Words;
+      using Words = decltype(pair.w);
       if (present.has_pair(at, in_pairs == Pairs::Up)) {
         pair.w = load_wide(reinterpret_cast<const Words*>(p + ahead));
       } else if (present.has_pair(at, in_pairs == Pairs::Down)) {
@@ -151,14 +192,32 @@ template <class Load, class Store> struct PairedRow {
     }
     return pair;
   }
+  // The same where all go up in memory, two at a time, and are there.
+  __device__ __forceinline__ PairOf<Load> load_up(const ScanCall& call, int64_t ahead) const {
+    PairOf<Load> pair;
+    pair.w = load_wide(reinterpret_cast<const decltype(pair.w)*>(static_cast<const E*>(call.in.data) + in + ahead));
+    return pair;
+  }
+  __device__ __forceinline__ void store_up(int64_t ahead, E value0, E value1, int64_t index0, int64_t index1) const {
+    store_wide(reinterpret_cast<Packed<E, 2>*>(values + ahead), Packed<E, 2>{{value0, value1}});
+    store_wide(reinterpret_cast<Packed<int64_t, 2>*>(indices + ahead), Packed<int64_t, 2>{{index0, index1}});
+  }
+  // The results of all K chunks, or of one of them, if their indices are what 32 bits say.
+  template <class S, int K> __device__ __forceinline__ void store_up(const Found<S, K>& found) const {
+#pragma unroll
+    for (int k = 0; k < K; ++k) store_up(k * kChunk, found, k);
+  }
+  template <class S, int K> __device__ __forceinline__ void store_up(int64_t ahead, const Found<S, K>& found,
+                                                                     int k) const {
+    store_up(ahead, found.value(k, 0), found.value(k, 1), uint32_t(found.at[k][0]), uint32_t(found.at[k][1]));
+  }
   __device__ __forceinline__ void store(const ScanCall& call, int ahead, const Present& present, int at, E value0,
                                         E value1, int64_t index0, int64_t index1) const {
     if constexpr (kTyped) {
       using Values = Packed<E, 2>;
       using Indices = Packed<int64_t, 2>;
       if (present.has_pair(at, out_pairs == Pairs::Up)) {
-        store_wide(reinterpret_cast<Values*>(values + ahead), Values{{value0, value1}});
-        store_wide(reinterpret_cast<Indices*>(indices + ahead), Indices{{index0, index1}});
+        store_up(ahead, value0, value1, index0, index1);
       } else if (present.has_pair(at, out_pairs == Pairs::Down)) {
         store_wide(reinterpret_cast<Values*>(values - ahead - 1), Values{{value1, value0}});
         store_wide(reinterpret_cast<Indices*>(indices - ahead - 1), Indices{{index1, index0}});
@@ -185,152 +244,257 @@ template <class Load, class Store> struct PairedRow {
   }
 };
 
-constexpr int64_t kFarthest = int64_t(1) << 31;  // positions behind that 32 bits can say
-
-// The results of K chunks, of which C neighbours are of one row: `carry` is what precedes the first ones of each row,
-// and, if they are all of one, becomes what precedes the chunk after the last one. absent(k, i): whether element i of
-// the lane's pair of chunk k lies before its row; those behind the end are some numbers, and reach no result. first(k):
-// the first position of the row's C chunks, from which others are counted. `width` lanes a row, all of them if C > 1.
-template <class S, int K, int C, class Absent, class First, class Emit>
-__device__ __forceinline__ void scan_chunks(const S& op, const ScanCall& call,
-                                            const typename Record<S>::Key (&in)[K][2], int width, Record<S>& carry,
-                                            Absent absent, First first_of, Emit emit) {
-  using R = Record<S>;
-  using Key = typename R::Key;
-  const int lane = lane_id(), number = lane & (width - 1);
-  const int step = call.reverse ? -1 : 1;
+// Scans K chunks, of which C neighbours are of one row, whose first position has the index `first`; `width` lanes a
+// row, all of them if C > 1. kCarried: they are all of one row; `carry` is what precedes them, and becomes what
+// precedes the chunk after them. Positions of a row's first chunk below `lead` are absent; those behind its end are
+// some numbers, and reach no result.
+template <int K, int C, bool kCarried, class S, class Load>
+__device__ __forceinline__ Found<S, K> scan_chunks(const S& op, const ScanCall& call, const PairOf<Load> (&pairs)[K],
+                                                   int width, const unsigned (&lead)[K / C],
+                                                   const int64_t (&first)[K / C], Record<S>& carry) {
+  using Key = typename Record<S>::Key;
+  using Order = typename Record<S>::Order;
+  const int lane = lane_id(), place = 2 * (lane & (width - 1)), step = call.reverse ? -1 : 1;
   const uint32_t below = (1u << lane) - 1;  // as each row begins with a record, those of other rows do not matter
   auto greater = [](Key a, Key b) { return a > b ? a : b; };
-  Key x[K][2], key[K][2], upto[K];
+  Found<S, K> found;
+  found.base = kCarried && call.layout.length > kNearLength ? first[0] : 0;
+  found.carried = carry.index;
+  Key x[K][2], key[K][2], upto[K], most = Order::kLowest;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
+    pairs[k].template get_keys<S>(op, key[k]);
+    if (k % C == 0) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      x[k][i] = R::canonical(in[k][i]);
-      key[k][i] = R::key_of(op, in[k][i]);
-      if (k % C == 0 && absent(k, i)) key[k][i] = R::Order::kLowest;
+      for (int i = 0; i < 2; ++i)
+        if (unsigned(place + i) < lead[k / C]) key[k][i] = Order::kLowest;
     }
     upto[k] = greater(key[k][0], key[k][1]);
+    most = greater(most, upto[k]);
   }
+  int carry_at = 0;
+  if constexpr (kCarried) {
+    const int64_t from_base = carry.index - found.base;
+    carry_at = from_base == int(from_base) ? int(from_base) : kFar;
+    if (!ballot(most >= carry.key)) {  // no record
+#pragma unroll
+      for (int k = 0; k < K; ++k)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          found.bits[k][i] = carry.bits;
+          found.at[k][i] = carry_at;
+        }
+      return found;
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) pairs[k].template get_bits<S>(x[k]);
+  if constexpr (Order::kFloat)
+    if (most == Order::kGreatest) {  // the canonical NaN for each
+      TR_RARE_PATH;
+#pragma unroll
+      for (int k = 0; k < K; ++k)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if ((x[k][i] & Order::kGreatest) > Key(Order::kInf)) x[k][i] = Key(Order::kNaN);
+    }
 #pragma unroll
   for (int d = 1; d < kLanes; d <<= 1)
 #pragma unroll
     for (int k = 0; k < K; ++k) upto[k] = greater(upto[k], shuffle_up(upto[k], d, width));
   Key carry_key = carry.key, carry_bits = carry.bits;
-  int carry_at = 0;
-  bool far = false;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    if (k % C == 0) {
-      const int64_t behind = carry.position - first_of(k);
-      far = C > 1 && behind <= -kFarthest;
-      carry_key = carry.key;
-      carry_bits = carry.bits;
-      carry_at = far ? INT32_MIN : int(behind);
+    if (!kCarried && k % C == 0) {
+      carry_key = Order::kLowest;
+      carry_bits = 0;
+      carry_at = 0;
     }
-    const int own = k % C * kChunk + 2 * number;
+    const int own = int(first[k / C] - found.base) + step * (k % C * kChunk + place), next = own + step;
     Key before = shuffle_up(upto[k], 1, width);
-    if (number == 0) before = R::Order::kLowest;
-    before = greater(before, carry_key);
+    if (place == 0) before = Order::kLowest;
+    if (C > 1) before = greater(before, carry_key);
     const bool first_is = key[k][0] >= before, second_is = key[k][1] >= greater(before, key[k][0]);
     const uint32_t records = ballot(first_is | second_is) & below;
     const int from = 31 - __clz(int(records));
-    const Key first = x[k][0], second = x[k][1], latest = second_is ? second : first;
+    const Key first_bits = x[k][0], second_bits = x[k][1], latest = second_is ? second_bits : first_bits;
     Key bits = shuffle(latest, from);
-    int at = shuffle(own + second_is, from);
+    int at = shuffle(second_is ? next : own, from);
     if (C > 1 && !records) {
       bits = carry_bits;
       at = carry_at;
     }
-    const Key bits0 = first_is ? first : bits, bits1 = second_is ? second : bits0;
-    const int at0 = first_is ? own : at, at1 = second_is ? own + 1 : at0;
-    const int64_t first_index = call.index_of(first_of(k));
-    int64_t index0 = multiply_add(step, at0, first_index), index1 = multiply_add(step, at1, first_index);
-    if (far) {
-      TR_RARE_PATH;
-      if (at0 == INT32_MIN) index0 = call.index_of(carry.position);
-      if (at1 == INT32_MIN) index1 = call.index_of(carry.position);
-    }
-    emit(k, R::element(bits0), R::element(bits1), index0, index1);
+    const Key bits0 = first_is ? first_bits : bits, bits1 = second_is ? second_bits : bits0;
+    const int at0 = first_is ? own : at, at1 = second_is ? next : at0;
+    found.bits[k][0] = bits0;
+    found.bits[k][1] = bits1;
+    found.at[k][0] = at0;
+    found.at[k][1] = at1;
     if (C > 1) {
       carry_key = greater(carry_key, shuffle(upto[k], kLanes - 1));
       carry_bits = shuffle(bits1, kLanes - 1);
       carry_at = shuffle(at1, kLanes - 1);
     }
   }
-  if (C == K) {
-    const int64_t position = first_of(0) + carry_at;
-    carry = {carry_key, carry_bits, far && carry_at == INT32_MIN ? carry.position : position};
-  }
+  if constexpr (kCarried) carry = {carry_key, carry_bits, carry_at == kFar ? found.carried : found.base + carry_at};
+  return found;
 }
 
-constexpr int kExtremeBlocks = 3;  // of a multiprocessor at least
+constexpr int kStepsAhead = 2;        // of a warp that walks a row
+constexpr int kResidentExtremes = 3;  // blocks of a multiprocessor at least
 
-// Rows of any length. R > 1: plan.lanes lanes a row that is no longer than what a warp takes of each of R rows at a
-// time. Else one warp walks each row.
-template <class S, class Load, class Store, int R>
-__global__ void TR_BLOCKS_BOUND(kThreads, kExtremeBlocks) scan_extreme_rows(TR_GRID_CONSTANT ScanCall call) {
-  using E = element_of<Load>;
-  constexpr int K = extreme_chunks(sizeof(E)), C = K / R, kStep = C * kChunk;
-  const S op{call.options};
-  const int64_t n = call.layout.length;
-  const int width = R > 1 ? call.plan.lanes : kLanes, apart = kLanes / width;
-  const int lane = lane_id(), place = 2 * (lane & (width - 1));
-  const int64_t row = (int64_t(blockIdx.x) * kWarps + threadIdx.x / kLanes) * (R * apart) + lane / width;
-  const int64_t room = R > 1 && C == 1 ? 2 * width : (n + kStep - 1) / kStep * kStep;
-
-  PairedRow<Load, Store> own[R];
+// Walks a row, or, R > 1, takes R whole ones, of which the lane's first is `row` and the others follow `apart` from
+// each other.
+template <class S, class Load, class Store, int R, int C>
+__device__ __forceinline__ void walk_extremes(const S& op, const ScanCall& call, int64_t row, int width, int apart) {
+  constexpr int K = R * C, kStep = C * kChunk, kAhead = R > 1 ? 1 : kStepsAhead;
+  constexpr bool kDirect = R == 1 && PairedRow<Load, Store>::kTyped;
   const Layout& layout = call.layout;
-  const RowStart first = row < layout.rows ? row_start(layout, row) : RowStart{0, 0};
-  // Of rows that one stride leads through; then whether they start alike.
-  const RowStart each = layout.kept == 1 ? RowStart{apart * layout.in[0], apart * layout.out[0]} : RowStart{0, 0};
-  const bool alike = layout.kept <= 1 && each.in % kAlignedPositions == 0 && each.out % kAlignedPositions == 0;
+  const int64_t n = layout.length, room = R > 1 && C == 1 ? 2 * width : (n + kStep - 1) / kStep * kStep;
+  const int place = 2 * (lane_id() & (width - 1));
+  PairedRow<Load, Store> own[R];
 #pragma unroll
   for (int r = 0; r < R; ++r) {
     const bool active = row + r * apart < layout.rows;
-    if (r > 0 && alike) {
-      own[r].follow(call, active, own[0], {r * each.in, r * each.out});
-      continue;
-    }
-    RowStart start{first.in + r * each.in, first.out + r * each.out};
-    if (r > 0 && layout.kept > 1) start = active ? row_start(layout, row + r * apart) : RowStart{0, 0};
-    own[r].set(call, active, start, room);
+    own[r].set(call, active, active ? row_start(layout, row + r * apart) : RowStart{0, 0}, room);
     own[r].move_in(call, place - own[r].lead);
     own[r].move_out(call, place - own[r].lead);
   }
   // Of the step that begins at `from`.
   auto present = [&](int r, int64_t from) {
-    const int64_t left = own[r].length - from;
+    const int64_t left = own[r].length(call) - from;
     return Present{from > 0 ? 0 : own[r].lead, left < kStep ? int(left) : kStep};
   };
+  auto whole = [&](int64_t from) { return from >= own[0].lead && own[0].length(call) - from >= kStep; };
   auto load = [&](int64_t from, PairOf<Load>(&pairs)[K]) {
+    if constexpr (kDirect)
+      if (own[0].in_pairs == Pairs::Up && whole(from)) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) pairs[k] = own[0].load_up(call, k * kChunk);
+        return;
+      }
 #pragma unroll
     for (int k = 0; k < K; ++k)
       pairs[k] = own[k / C].load(call, k % C * kChunk, present(k / C, from), k % C * kChunk + place);
   };
-  PairOf<Load> next[K];
+  PairOf<Load> next[kAhead][K];  // steps whose loads are on their way
   Record<S> carry = Record<S>::none();
-  load(0, next);
+#pragma unroll
+  for (int a = 0; a < kAhead; ++a) {
+    if (a > 0 && a * kStep >= own[0].length(call)) break;
+    if (a > 0) own[0].move_in(call, kStep);
+    load(a * kStep, next[a]);
+  }
 #pragma unroll 1
   for (int64_t from = 0;;) {
-    typename Record<S>::Key x[K][2];
+    PairOf<Load> pairs[K];
 #pragma unroll
-    for (int k = 0; k < K; ++k) next[k].template get<S>(own[k / C].in_pairs == Pairs::Down, x[k]);
-    const int64_t end = from + kStep;
-    if (R == 1 && end < own[0].length) {
-      own[0].move_in(call, kStep);
-      load(end, next);
+    for (int k = 0; k < K; ++k) {
+      pairs[k] = next[0][k];
+      pairs[k].turn(own[k / C].in_pairs == Pairs::Down);
     }
-    scan_chunks<S, K, C>(
-        op, call, x, width, carry, [&](int k, int i) { return from == 0 && place + i < own[k / C].lead; },
-        [&](int k) { return from - own[k / C].lead; },
-        [&](int k, E value0, E value1, int64_t index0, int64_t index1) {
-          own[k / C].store(call, k % C * kChunk, present(k / C, from), k % C * kChunk + place, value0, value1, index0,
-                           index1);
-        });
-    from = end;
-    if (R > 1 || from >= own[0].length) break;
+#pragma unroll
+    for (int a = 1; a < kAhead; ++a)
+#pragma unroll
+      for (int k = 0; k < K; ++k) next[a - 1][k] = next[a][k];
+    if (R == 1 && from + kAhead * kStep < own[0].length(call)) {
+      own[0].move_in(call, kStep);
+      load(from + kAhead * kStep, next[kAhead - 1]);
+    }
+    unsigned lead[R];
+    int64_t first[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      lead[r] = from > 0 ? 0 : own[r].lead;
+      first[r] = call.index_of(from - own[r].lead);
+    }
+    const auto found = scan_chunks<K, C, R == 1>(op, call, pairs, width, lead, first, carry);
+    const bool up = kDirect && own[0].out_pairs == Pairs::Up && whole(from) && n <= kNearLength;
+    if (up) {
+      if constexpr (kDirect) own[0].store_up(found);
+    } else {
+#pragma unroll
+      for (int k = 0; k < K; ++k)
+        own[k / C].store(call, k % C * kChunk, present(k / C, from), k % C * kChunk + place, found.value(k, 0),
+                         found.value(k, 1), found.index(k, 0), found.index(k, 1));
+    }
+    from += kStep;
+    if (R > 1 || from >= own[0].length(call)) break;
     own[0].move_out(call, kStep);
+  }
+}
+
+// Takes rows, R at a time, from `row` on in steps of `turn` while there are as many: those of an even number of
+// positions that one stride leads through, if all their pairs go up in memory. Returns the first row that it leaves.
+// All that is known once for all rows is a good part of what others would take a row.
+template <class S, class Load, class Store, int R, int C>
+__device__ __forceinline__ int64_t stream_extremes(const S& op, const ScanCall& call, int64_t row, int64_t turn,
+                                                   int width, int apart) {
+  constexpr int K = R * C;
+  const Layout& layout = call.layout;
+  const int64_t in = layout.in[0], out = layout.out[0];
+  PairedRow<Load, Store> own;
+  own.set(call, true, RowStart{0, 0}, layout.length);
+  if (layout.kept != 1 || own.lead != 0 || own.in_pairs != Pairs::Up || own.out_pairs != Pairs::Up ||
+      (layout.length | in | out) % 2 != 0)
+    return row;
+  const int lane = lane_id(), place = 2 * (lane & (width - 1)), n = int(layout.length);
+  const int64_t mine = row + lane / width;
+  own.in += mine * in + place;
+  own.values += mine * out + place;
+  own.indices += mine * out + place;
+  auto there = [&](int k) { return k % C * kChunk + place < n; };
+  auto load = [&](PairOf<Load>(&pairs)[K]) {
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (there(k)) pairs[k] = own.load_up(call, k / C * apart * in + k % C * kChunk);
+  };
+  unsigned lead[R] = {};
+  int64_t first[R];
+#pragma unroll
+  for (int64_t& index : first) index = call.index_of(0);
+  PairOf<Load> next[K] = {};
+  bool more = row + R * apart <= layout.rows;
+  if (more) load(next);
+#pragma unroll 1
+  while (more) {
+    PairOf<Load> pairs[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) pairs[k] = next[k];
+    row += turn;
+    own.in += turn * in;
+    more = row + R * apart <= layout.rows;
+    if (more) load(next);
+    Record<S> none = Record<S>::none();
+    const auto found = scan_chunks<K, C, false>(op, call, pairs, width, lead, first, none);
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (there(k)) own.store_up(k / C * apart * out + k % C * kChunk, found, k);
+    own.values += turn * out;
+    own.indices += turn * out;
+  }
+  return row;
+}
+
+// Rows of any length. R > 1: plan.lanes lanes a row that is no longer than what a warp takes of each of R rows at a
+// time. Else one warp walks each row.
+template <class S, class Load, class Store, int R>
+__global__ void TR_BLOCKS_BOUND(kThreads, kResidentExtremes) scan_extreme_rows(TR_GRID_CONSTANT ScanCall call) {
+  constexpr int C = extreme_chunks(sizeof(element_of<Load>)) / R;
+  const S op{call.options};
+  const int width = R > 1 ? call.plan.lanes : kLanes, apart = kLanes / width;
+  const int64_t turn = int64_t(gridDim.x) * kWarps * (R * apart), rows = call.layout.rows;  // of all warps at a time
+  int64_t row = (int64_t(blockIdx.x) * kWarps + threadIdx.x / kLanes) * (R * apart);
+  if constexpr (R > 1) {
+    if constexpr (PairedRow<Load, Store>::kTyped)
+      row = stream_extremes<S, Load, Store, R, C>(op, call, row, turn, width, apart);
+#pragma unroll 1
+    for (; row < rows; row += turn)
+#pragma unroll 1
+      for (int r = 0; r < R; r += 2)  // there are not the registers for more
+        walk_extremes<S, Load, Store, 2, C>(op, call, row + r * apart + lane_id() / width, width, apart);
+  } else {
+    if (row < rows) walk_extremes<S, Load, Store, 1, C>(op, call, row, width, apart);
   }
 }
 
@@ -353,7 +517,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, sizeof(element_of<Load>) > 4 ? 3 : 4)
   using R = Record<S>;
   using E = element_of<Load>;
   using Key = typename R::Key;
-  constexpr int kPositions = extreme_tile(sizeof(E)), kPart = kPositions / kWarps, K = extreme_chunks(sizeof(E));
+  constexpr int kPositions = extreme_tile(sizeof(E)), kPart = kPositions / kWarps, K = extreme_chunks(sizeof(E)),
+                kVector = 16 / int(sizeof(E));
   const S op{call.options};
   const int64_t tiles = call.plan.splits;
   const int lane = lane_id(), warp = int(threadIdx.x) / kLanes;
@@ -366,7 +531,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, sizeof(element_of<Load>) > 4 ? 3 : 4)
   const int64_t row = ticket / tiles, tile = ticket - row * tiles;
   PairedRow<Load, Store> own;
   own.set(call, true, row_start(call.layout, row), INT64_MAX);
-  const int64_t first = tile * kPositions + warp * kPart - own.lead, left = own.length - own.lead - first;
+  const int64_t first = tile * kPositions + warp * kPart - own.lead, left = call.layout.length - first;
   const int end = left < kPart ? int(left) : kPart, begin = first < 0 ? own.lead : 0;
   E* const part = stage<E>() + warp * kPart;
   own.move_in(call, first);
@@ -383,26 +548,33 @@ __global__ void TR_BLOCKS_BOUND(kThreads, sizeof(element_of<Load>) > 4 ? 3 : 4)
     warp_barrier();
   }
 
-  // The lane's pair of a chunk, as it lies in memory if it is not to be in order.
-  auto pair = [&](int chunk, bool ordered, Key(&x)[2]) {
-    PairOf<Load> pair;
-    const int at = chunk * kLanes + lane;
-    pair.w = reinterpret_cast<const typename PairOf<Load>::Words*>(part)[down ? kPart / 2 - 1 - at : at];
-    pair.template get<S>(ordered & (down), x);
-  };
   Key most = R::Order::kLowest;
-  int chunk = 0;  // the latest that has it
-#pragma unroll 4
-  for (int c = 0; c < kPart / kChunk; ++c) {
-    Key x[2];
-    pair(c, false, x);
-    const Key first = R::key_of(op, x[0]), second = R::key_of(op, x[1]), key = first > second ? first : second;
-    chunk = key >= most ? c : chunk;
-    most = key >= most ? key : most;
+  int latest_vector = 0;  // that has it, of those of the lane
+  auto vector = [&](int number, Key(&key)[kVector]) {
+    const int at = number * kLanes + lane;
+    Elements<Load, kVector> elements;
+    elements.w = reinterpret_cast<const decltype(elements.w)*>(part)[down ? kPart / kVector - 1 - at : at];
+    elements.template get_keys<S>(op, key);
+  };
+#pragma unroll 2
+  for (int v = 0; v < kPart / (kLanes * kVector); ++v) {
+    Key key[kVector];
+    vector(v, key);
+    Key greatest = key[0];
+#pragma unroll
+    for (int i = 1; i < kVector; ++i) greatest = greatest > key[i] ? greatest : key[i];
+    latest_vector = greatest >= most ? v : latest_vector;
+    most = greatest >= most ? greatest : most;
   }
-  Key x[2];
-  pair(chunk, true, x);
-  const int where = chunk * kChunk + 2 * lane + (R::key_of(op, x[1]) == most);
+  Key key[kVector];
+  vector(latest_vector, key);
+  int where = 0;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    const int position = down ? kVector - 1 - i : i;
+    if (key[i] == most && position > where) where = position;
+  }
+  where += (latest_vector * kLanes + lane) * kVector;
   const Key greatest = warp_most(most);
   const int latest = warp_most(most == greatest ? where : 0);
   if (lane == 0) totals[warp] = end > 0 ? op.load(staged(latest), first + latest) : S::absent();
@@ -414,19 +586,36 @@ __global__ void TR_BLOCKS_BOUND(kThreads, sizeof(element_of<Load>) > 4 ? 3 : 4)
     if (lane == 0) shared_carry = carry;
   }
   __syncthreads();
-  R carry = R::of(op, S::combine(shared_carry, chosen(warp > 0, before, S::absent())));
-  const Present present{begin, end};
+  R carry = R::of(op, call, S::combine(shared_carry, chosen(warp > 0, before, S::absent())));
   own.move_out(call, first + 2 * lane);
+  const bool up = own.kTyped && begin == 0 && end == kPart && own.out_pairs == Pairs::Up;
+  if constexpr (own.kTyped)
+    if (up && totals[warp].key < carry.key) {  // no record
+      const E value = R::element(carry.bits);
+#pragma unroll 8
+      for (int c = 0; c < kPart / kChunk; ++c) own.store_up(c * kChunk, value, value, carry.index, carry.index);
+      return;
+    }
 #pragma unroll 1
   for (int c = 0; c < kPart / kChunk; c += K) {
-    Key x[K][2];
+    PairOf<Load> pairs[K];
 #pragma unroll
-    for (int k = 0; k < K; ++k) pair(c + k, true, x[k]);
-    scan_chunks<S, K, K>(
-        op, call, x, kLanes, carry, [](int, int) { return false; }, [&](int) { return first + c * kChunk; },
-        [&](int k, E value0, E value1, int64_t index0, int64_t index1) {
-          own.store(call, k * kChunk, present, (c + k) * kChunk + 2 * lane, value0, value1, index0, index1);
-        });
+    for (int k = 0; k < K; ++k) {
+      const int at = (c + k) * kLanes + lane;
+      pairs[k].w = reinterpret_cast<const decltype(pairs[k].w)*>(part)[down ? kPart / 2 - 1 - at : at];
+      pairs[k].turn(down);
+    }
+    const auto found =
+        scan_chunks<K, K, true>(op, call, pairs, kLanes, {0}, {call.index_of(first + c * kChunk)}, carry);
+    if (up && call.layout.length <= kNearLength) {
+      if constexpr (own.kTyped) own.store_up(found);
+    } else {
+      const Present present{begin, end};
+#pragma unroll
+      for (int k = 0; k < K; ++k)
+        own.store(call, k * kChunk, present, (c + k) * kChunk + 2 * lane, found.value(k, 0), found.value(k, 1),
+                  found.index(k, 0), found.index(k, 1));
+    }
     own.move_out(call, K * kChunk);
   }
 }

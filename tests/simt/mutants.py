@@ -530,6 +530,21 @@ MUTANTS = (
         "scan.CumExtreme", ("extremes",),
     ),
     Mutant(
+        "what equals the carry is no record", "kernels/scan_extremes.cuh",
+        "if (!ballot(most >= carry.key))", "if (!ballot(most > carry.key))",
+        "scan.CumExtreme", ("extremes",),
+    ),
+    Mutant(
+        "a part with what equals the carry has no record", "kernels/scan_extremes.cuh",
+        "totals[warp].key < carry.key", "totals[warp].key <= carry.key",
+        "scan.CumExtreme", ("extremes",),
+    ),
+    Mutant(
+        "a warp that goes on to further rows stores them where the first ones lie", "kernels/scan_extremes.cuh",
+        "own.indices += turn * out;", "",
+        "scan.CumExtreme", ("extremes",),
+    ),
+    Mutant(
         "no barrier before the records of a tile's parts are known", "kernels/scan_extremes.cuh",
         "__syncthreads(); const int slot = lane & (kWarps - 1);", "const int slot = lane & (kWarps - 1);",
         "scan.CumExtreme", ("extremes",),

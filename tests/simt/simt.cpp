@@ -410,6 +410,11 @@ void extremes() {
              {3, 1}, {2, 300}, {3, tile - 15}, {3, tile - 1}, {2, tile}, {2, tile + 1}, {3, 3 * tile + 77}})
       for (int reverse = 0; reverse < 2; ++reverse) check({s.op, s.in, s.out, sizes, 2, false, reverse != 0}, chains);
   }
+  const Policies turns = {{{kRows, -1, -1, -1, -1}, 1, kInPitch}};  // several rows a warp, again and again
+  for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F64, Dtype::U8})
+    for (const auto& sizes :
+         std::vector<std::vector<int64_t>>{{1600, 64}, {3003, 30}, {3001, 16}, {901, 128}, {801, 41}})
+      for (int reverse = 0; reverse < 2; ++reverse) check({"cummax", d, d, sizes, 2, false, reverse != 0}, turns);
   for (int reverse = 0; reverse < 2; ++reverse) {
     check({"cummax", Dtype::F64, Dtype::F64, {1, 70 * extreme_tile(8) + 5}, 2, false, reverse != 0},
           Policies(3, chains[0]));  // three superblocks
