@@ -285,15 +285,20 @@ template <class A> struct CumProd {
       // good as any others; with the rest, float64 products are normal. No block tile brings back a carry that is
       // further off than kFarCarry.
       constexpr int kFar = 400, kFarCarry = 1 << 24;
-      const int e = within(prefix.carry.e, kFarCarry) + prefix.within.e;
-      const double first = prefix.carry.m * double(prefix.within.m) * two_to(within(e, kFar));
       PlainProduct<A> product(x[0]);
+      out[0] = x[0];
       TR_UNROLLED
-      for (int i = 0; i < kGroup; ++i) {
-        if (i > 0) product.multiply(x[i]);
-        out[i] = A(first * double(product.value));
+      for (int i = 1; i < kGroup; ++i) {
+        product.multiply(x[i]);
+        out[i] = product.value;
       }
-      if (product.is_normal()) return;
+      if (product.is_normal()) {
+        const int e = within(prefix.carry.e, kFarCarry) + prefix.within.e;
+        const double first = prefix.carry.m * double(prefix.within.m) * two_to(within(e, kFar));
+        TR_UNROLLED
+        for (int i = 0; i < kGroup; ++i) out[i] = A(first * double(out[i]));
+        return;
+      }
       TR_RARE_PATH;
     }
     const Wide before = multiply(prefix.carry, widen(prefix.within));

@@ -259,8 +259,7 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width) {
   }
   if constexpr (kHasCalm<S, V>) {
     // The lanes of this one's run.
-    const uint32_t upto =
-        kMirror ? ~0u << (lane ^ kMirror) : ((2u << lane) - 1) & ~((1u << (lane & ~(width - 1))) - 1);
+    const uint32_t upto = kMirror ? ~0u << (lane ^ kMirror) : ((2u << lane) - 1) & ~((1u << (lane & ~(width - 1))) - 1);
     bool calm = true;
 #pragma unroll
     for (int k = 0; k < K; ++k) {

@@ -2,9 +2,7 @@
 // and its warps have roles that only barriers in shared memory join:
 //
 //   loader   takes a ticket for each stage of a ring, and starts the bulk load of that block tile when it is free
-//   totals   each warp sums one block tile as soon as its load lands, and publishes the total; where accumulators are
-//            large, and so totals a long way, the result warps sum the tiles of each block tile, kAhead of them ahead
-//            of its results, and one warp publishes what they make
+//   totals   each warp sums one block tile as soon as its load lands, and publishes the total
 //   carry    folds the totals of all block tiles of a row in order and hands each tile of this block its carry: one
 //            warp, or kCarryWarps in turn where rows are so short that each tile means another row
 //   results  kResultWarps warps turn a block tile into its results, in a staging buffer
@@ -12,6 +10,11 @@
 //
 // A total never waits behind results, nor a carry behind another block's carry: with either, the chain of carries
 // was the limit, at half the speed of a copy.
+//
+// Accumulators of more than 4 bytes take too long to combine for a warp a block tile to total it, or to fold all
+// totals. There the result warps sum the tiles of a block tile, which they do kAhead of them before they turn it into
+// results, so that its carry is there by then; one warp publishes what they make, and carries are folded by
+// superblocks.
 #pragma once
 #include "scan_chain.cuh"
 
@@ -23,13 +26,14 @@ template <int kBytes, int kAcc> struct PipelineShape {
   static_assert(kBytes == 2 || kBytes == 4, "one stage is a block tile, and several must fit");
   static constexpr int kStages = kBytes == 2 ? 10 : 5;
   static constexpr int kStagings = kBytes == 2 ? 3 : 1;
-  static constexpr bool kOwnTotals = kAcc > 4;                // the result warps form totals
-  static constexpr int kTotalWarps = kOwnTotals ? 1 : 5;      // divides kStages: each owns its stages
-  static constexpr int kAhead = kOwnTotals ? 2 : 0;           // block tiles that their totals are ahead of results
+  static constexpr bool kOwnTotals = kAcc > 4;            // the result warps sum tiles
+  static constexpr int kAhead = kOwnTotals ? (kBytes == 2 ? 3 : 2) : 0;       // and are so many block tiles further with it
+  static constexpr int kTotalWarps = kOwnTotals ? 1 : 5;  // divides kStages: each owns its stages
   static constexpr int kCarryWarps = 2;
   static constexpr int kResultWarps = 16;
   static constexpr int kWindows = kBytes == 2 ? 6 : 2;  // of 32 totals, a look
-  static_assert((kResultWarps + kTotalWarps + kCarryWarps + 2) * kLanes == pipeline_threads(kAcc), "a warp for each role");
+  static_assert((kResultWarps + kTotalWarps + kCarryWarps + 2) * kLanes == pipeline_threads(kAcc),
+                "a warp for each role");
   static constexpr int kStageBytes = kBlockTile * kBytes + 128;  // a tile that starts anywhere in a line
   static constexpr int kShared = (kStages + kStagings) * kStageBytes;
   static_assert(kShared + (6 << 10) <= kPipelineShared, "the plan counts on no more");
@@ -145,14 +149,6 @@ template <class Role> __device__ __forceinline__ void with_word(int word, Role r
   }
 }
 
-// The same for long roles, which would be too much code five times: k is kAligned, or kEachTime, and then looked at where
-// words are loaded.
-constexpr int kEachTime = -1;
-template <class Role> __device__ __forceinline__ void with_alignment(int word, Role role) {
-  if (word == kAligned) role(std::integral_constant<int, kAligned>());
-  else role(std::integral_constant<int, kEachTime>());
-}
-
 template <class S, class Load, class Store> struct Pipeline {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
@@ -167,12 +163,12 @@ template <class S, class Load, class Store> struct Pipeline {
   static constexpr int kEnds = kCarryWarps > kTotalWarps ? kCarryWarps : kTotalWarps;  // that the loader posts
   static constexpr int kWindows = Shape::kWindows, kRunBytes = kTile * int(sizeof(E));
   static constexpr int kWords = kGroup * int(sizeof(E)) / 4;  // of a group
-  static constexpr int kRuns = kFan / kResultWarps;           // tiles of 256 that a result warp takes: neighbours,
-  static constexpr int kAtOnce = sizeof(typename S::Prefix) > 8 ? 1 : kRuns;  // and of which it forms results together
+  static constexpr int kRuns = kFan / kResultWarps;           // tiles of 256 that a result warp takes: neighbours
 
-  Barrier taken[kStages], loaded[kStages], summed[kStages], ready[kStages], empty[kStages], done[kStagings], stored[kStagings];
+  Barrier taken[kStages], loaded[kStages], summed[kStages], ready[kStages], empty[kStages], done[kStagings],
+      stored[kStagings];
   PipelineJob job[kStages];
-  Acc within[kStages][kFan];  // what precedes each tile in its block tile; with kOwnTotals, first its total
+  Acc within[kStages][kFan];  // what precedes each tile in its block tile; with kOwnTotals first its total
   Wide carry[kStages];
   // Words at the joints of the result warps' parts: the last 4 of the part before, the first 4 of the part after.
   uint32_t joint[kStagings][kResultWarps + 1][8];
@@ -263,26 +259,16 @@ template <class S, class Load, class Store> struct Pipeline {
     }
   }
 
-  // The items of the groups of `lane` in N neighbouring tiles of 256, the first of which begins so many bytes into the
-  // granules at `run`, and its group at `position`.
-  template <int kWord, bool kMirror, int N>
-  __device__ static void group_items(const S& op, const char* run, int lane, int bytes, int64_t position,
-                                     typename S::Item (&items)[N][kGroup]) {
-    uint32_t w[N][kWords];
-    auto load = [&](auto word) {
+  // The items of the group of `lane` in a tile of 256 whose granules begin at `run`.
+  template <int kWord, bool kMirror>
+  __device__ static void group_items(const S& op, const char* run, int lane, int shift, int64_t position,
+                                     typename S::Item (&items)[kGroup]) {
+    uint32_t w[kWords];
+    shifted_words<kWord>(run, lane, shift, w);
+    E x[kGroup];
+    unpack(w, x);
 #pragma unroll
-      for (int k = 0; k < N; ++k) shifted_words<word()>(run + k * kRunBytes, lane, bytes % 4 * 8, w[k]);
-    };
-    if constexpr (kWord == kEachTime) with_word(word_of(bytes), load);
-    else load(std::integral_constant<int, kWord>());
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      E x[kGroup];
-      unpack(w[k], x);
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i)
-        items[k][i] = op.load(x[i], position + (kMirror ? -k : k) * kTile + (kMirror ? kGroup - 1 - i : i));
-    }
+    for (int i = 0; i < kGroup; ++i) items[i] = op.load(x[i], position + (kMirror ? kGroup - 1 - i : i));
   }
   // Items lie in memory order; the group's order is the other way round where kMirror.
   template <bool kMirror> __device__ static Acc group(typename S::Item (&items)[kGroup]) {
@@ -338,15 +324,9 @@ template <class S, class Load, class Store> struct Pipeline {
       const PipelineJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, phase = int(j.in % kGranule);
-      Acc upto[1];  // of the tile of 256 whose number is the lane
-      if constexpr (kOwnTotals) {
-        barrier_wait(&summed[s], it / kStages & 1);
-        upto[0] = within[s][lane];
-        finish_totals<kMirror>(space, s, upto);
-        continue;
-      }
       barrier_wait(&loaded[s], it / kStages & 1);
       const char* stage = stages + s * kStageBytes + (int(j.in % kLine) - phase);
+      Acc upto[1];  // of the tile of 256 whose number is the lane
       auto place = [&](int q) { return j.tile * kBlockTile + (q ^ mirror) * kTile + (lane ^ mirror) * kGroup; };
       with_word(word_of(phase), [&](auto word) {
         // 8 tiles a turn: all 32 at once would be more instructions than the nearest cache holds.
@@ -359,14 +339,23 @@ template <class S, class Load, class Store> struct Pipeline {
 #pragma unroll
           for (int k = 0; k < 8; ++k) {
             const int q = first + k;
-            typename S::Item items[1][kGroup];
-            group_items<word(), kMirror>(op, stage + q * kRunBytes, lane, phase, place(q), items);
-            total[k] = group<kMirror>(items[0]);
+            typename S::Item items[kGroup];
+            group_items<word(), kMirror>(op, stage + q * kRunBytes, lane, phase % 4 * 8, place(q), items);
+            total[k] = group<kMirror>(items);
           }
           part[3] = transposed_trees<S, 8, 1>(total, lane, kMirror);
         }
         upto[0] = transposed_trees<S, 4, 8>(part, lane, kMirror);
       });
+      finish_totals<kMirror>(space, s, upto);
+    }
+  }
+  // The same where the result warps have summed the tiles.
+  template <bool kMirror> __device__ void publish_totals(ChainSpace<S>& space) {
+    for (int it = 0; next(it).row >= 0; ++it) {
+      const int s = it % kStages;
+      barrier_wait(&summed[s], it / kStages & 1);
+      Acc upto[1] = {within[s][lane_id()]};
       finish_totals<kMirror>(space, s, upto);
     }
   }
@@ -394,8 +383,7 @@ template <class S, class Load, class Store> struct Pipeline {
       there[k] = space.total(row, tile < space.tiles ? tile : space.tiles - 1).look(total[k]) && tile < space.tiles;
     }
 #pragma unroll
-    for (int k = 0; k < kCount; ++k)
-      total[k] = chosen(there[k], total[k], S::absent());
+    for (int k = 0; k < kCount; ++k) total[k] = chosen(there[k], total[k], S::absent());
     int count = 0;
 #pragma unroll
     for (int k = kCount - 1; k >= 0; --k) {
@@ -479,9 +467,7 @@ template <class S, class Load, class Store> struct Pipeline {
       const int s = it % kStages, at = int(j.tile - base);
       Wide found = into[0];
 #pragma unroll
-      for (int k = 1; k < kCount; ++k) {
-        found = chosen(k == at / kLanes, into[k], found);
-      }
+      for (int k = 1; k < kCount; ++k) { found = chosen(k == at / kLanes, into[k], found); }
       if (lane == at % kLanes) carry[s] = found;
       barrier_arrive(&ready[s]);
       barrier_arrive(&empty[s]);
@@ -495,13 +481,16 @@ template <class S, class Load, class Store> struct Pipeline {
     const char* tiles;  // where the block tile's granules begin
     int64_t position;   // of the block tile
 
-    // The items of its tiles from k on.
-    template <int kWord, bool kMirror, int N>
-    __device__ void items(const S& op, int k, typename S::Item (&x)[N][kGroup]) const {
+    template <bool kMirror> __device__ void items(const S& op, typename S::Item (&x)[kRuns][kGroup]) const {
       constexpr int mirror = kMirror ? kLanes - 1 : 0;
       const int lane = lane_id();
-      group_items<kWord, kMirror>(op, tiles + (first + k) * kRunBytes, lane, in,
-                                  position + ((first + k) ^ mirror) * kTile + (lane ^ mirror) * kGroup, x);
+      const int64_t group = position + (first ^ mirror) * kTile + (lane ^ mirror) * kGroup;
+      with_word(word_of(in), [&](auto word) {
+#pragma unroll
+        for (int k = 0; k < kRuns; ++k)
+          group_items<word(), kMirror>(op, tiles + (first + k) * kRunBytes, lane, in % 4 * 8,
+                                       group + (kMirror ? -k : k) * kTile, x[k]);
+      });
     }
   };
   // That of result warp `warp` when it has landed, or none if it has no results that are written.
@@ -547,12 +536,10 @@ template <class S, class Load, class Store> struct Pipeline {
           Part part;
           if (take_part<kMirror>(j, ahead, stages, warp, part)) {
             Acc total[kRuns];
-            with_alignment(word_of(part.in), [&](auto word) {
-              typename S::Item items[kRuns][kGroup];
-              part.template items<word(), kMirror>(op, 0, items);
+            typename S::Item items[kRuns][kGroup];
+            part.template items<kMirror>(op, items);
 #pragma unroll
-              for (int k = 0; k < kRuns; ++k) groups[kAhead][k] = group<kMirror>(items[k]);
-            });
+            for (int k = 0; k < kRuns; ++k) groups[kAhead][k] = group<kMirror>(items[k]);
             scan_groups<kMirror>(groups[kAhead], total);
 #pragma unroll
             for (int k = 0; k < kRuns; ++k)
@@ -575,47 +562,28 @@ template <class S, class Load, class Store> struct Pipeline {
         continue;
       }
       uint32_t w[kRuns][kWords];
-      int line = int(j.out % kLine);  // bytes into it that the results' lowest lies
-      if constexpr (kOwnTotals) {
-        barrier_wait(&ready[s], it / kStages & 1);
-        with_alignment(word_of(part.in), [&](auto word) {
+      typename S::Item items[kRuns][kGroup];
+      Acc before[kRuns];
+      part.template items<kMirror>(op, items);
 #pragma unroll
-          for (int k = 0; k < kRuns; k += kAtOnce) {
-            typename S::Item items[kAtOnce][kGroup];
-            part.template items<word(), kMirror>(op, k, items);
-#pragma unroll
-            for (int i = 0; i < kAtOnce; ++i) {
-              const auto before = S::prefix(carry[s], S::combine(within[s][first + k + i], groups[0][k + i]));
-              typename S::Result r[kGroup];
-              results<kMirror>(op, before, items[i], r);
-              round_group<O, S>(r, w[k + i]);
-            }
-            if (kAtOnce < kRuns) warp_barrier();  // lest both take registers at once
-          }
-        });
-        line = int(job[s].out % kLine);  // looked up again: there are not the registers to keep it
-        barrier_arrive(&empty[s]);
-      } else {
-        typename S::Item items[kRuns][kGroup];
-        Acc before[kRuns], total[kRuns];
-        with_word(word_of(part.in), [&](auto word) { part.template items<word(), kMirror>(op, 0, items); });
-#pragma unroll
-        for (int k = 0; k < kRuns; ++k) before[k] = group<kMirror>(items[k]);
+      for (int k = 0; k < kRuns; ++k) before[k] = kOwnTotals ? groups[0][k] : group<kMirror>(items[k]);
+      if constexpr (!kOwnTotals) {
+        Acc total[kRuns];
         scan_groups<kMirror>(before, total);
-        barrier_wait(&ready[s], it / kStages & 1);
-        const Wide c = carry[s];
-#pragma unroll
-        for (int k = 0; k < kRuns; ++k) before[k] = S::combine(within[s][first + k], before[k]);
-        barrier_arrive(&empty[s]);
-#pragma unroll
-        for (int k = 0; k < kRuns; ++k) {
-          typename S::Result r[kGroup];
-          results<kMirror>(op, S::prefix(c, before[k]), items[k], r);
-          round_group<O, S>(r, w[k]);
-        }
       }
-      const int out = line % kGranule;
-      char* const staging = stagings + o * kStageBytes + (line - out);
+      barrier_wait(&ready[s], it / kStages & 1);
+      const Wide c = carry[s];
+#pragma unroll
+      for (int k = 0; k < kRuns; ++k) before[k] = S::combine(within[s][first + k], before[k]);
+      barrier_arrive(&empty[s]);
+#pragma unroll
+      for (int k = 0; k < kRuns; ++k) {
+        typename S::Result r[kGroup];
+        results<kMirror>(op, S::prefix(c, before[k]), items[k], r);
+        round_group<O, S>(r, w[k]);
+      }
+      const int out = int(j.out % kGranule);
+      char* const staging = stagings + o * kStageBytes + (int(j.out % kLine) - out);
       wait_stored();
       const int words = (out + 3) / 4, shift = words * 4 - out;
       with_word(words, [&](auto word) {
@@ -671,7 +639,8 @@ template <class S, class Load, class Store> struct Pipeline {
 };
 
 template <class S, class Load, class Store>
-__global__ void __launch_bounds__(pipeline_threads(sizeof(typename S::Acc)), 1) scan_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+__global__ void __launch_bounds__(pipeline_threads(sizeof(typename S::Acc)), 1)
+    scan_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using P = Pipeline<S, Load, Store>;
   TR_DYNAMIC_SHARED(stages, 128);
@@ -687,8 +656,13 @@ __global__ void __launch_bounds__(pipeline_threads(sizeof(typename S::Acc)), 1) 
     if (mirror) pipeline.template results<true>(op, stages, stagings, warp);
     else pipeline.template results<false>(op, stages, stagings, warp);
   } else if (warp < kCarryWarp) {
-    if (mirror) pipeline.template totals<true>(op, space, stages, warp - P::kResultWarps);
-    else pipeline.template totals<false>(op, space, stages, warp - P::kResultWarps);
+    if constexpr (P::kOwnTotals) {
+      if (mirror) pipeline.template publish_totals<true>(space);
+      else pipeline.template publish_totals<false>(space);
+    } else {
+      if (mirror) pipeline.template totals<true>(op, space, stages, warp - P::kResultWarps);
+      else pipeline.template totals<false>(op, space, stages, warp - P::kResultWarps);
+    }
   } else if (warp < kStoreWarp) {
     if constexpr (P::kOwnTotals) pipeline.carries_by_superblocks(space, warp - kCarryWarp);
     else if (space.tiles <= kLanes) pipeline.template carries<1>(space, warp - kCarryWarp);
