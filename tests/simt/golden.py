@@ -36,7 +36,7 @@ def families(case: Golden) -> list[int]:
     kind = op_of(case).kind
     pipelined = (
         kind == "scan"
-        and case.function == "cumsum"
+        and case.function in ("cumsum", "cumprod", "logcumsumexp")
         and case.dtype in (torch.float16, torch.bfloat16, torch.float32)
         and values_dtype(case) == case.dtype
         and dims_of(case)[0] % len(case.shape) == len(case.shape) - 1

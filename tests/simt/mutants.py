@@ -473,6 +473,16 @@ MUTANTS = (
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
+        "totals published before all tiles are summed", "kernels/scan_pipeline.cuh",
+        "      barrier_wait(&summed[s], it / kStages & 1);\n", "",
+        "scan.CumProd", ("pipeline",),
+    ),
+    Mutant(
+        "a superblock folded before its total is there", "kernels/scan_pipeline.cuh",
+        "const int count = missing ? __ffs(missing) - 1 : kLanes;\n        TR_ROLLED", "const int count = int(superblock - folded < kLanes ? superblock - folded : kLanes);\n        TR_ROLLED",
+        "scan.CumProd", ("pipeline",),
+    ),
+    Mutant(
         "the total of a reverse tile from its other end", "kernels/scan_pipeline.cuh",
         "if ((lane ^ mirror) == kLanes - 1) space.total", "if (lane == kLanes - 1) space.total",
         "scan.CumSum", ("pipeline",),

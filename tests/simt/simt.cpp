@@ -322,8 +322,10 @@ void columns_chain() {
 }
 // Stages and windows are used up several times over.
 void pipeline() {
-  constexpr Scanned kTypes[] = {
-      {"cumsum", Dtype::F32, Dtype::F32}, {"cumsum", Dtype::BF16, Dtype::BF16}, {"cumsum", Dtype::F16, Dtype::F16}};
+  constexpr Scanned kTypes[] = {{"cumsum", Dtype::F32, Dtype::F32},      {"cumsum", Dtype::BF16, Dtype::BF16},
+                                {"cumsum", Dtype::F16, Dtype::F16},      {"cumprod", Dtype::F32, Dtype::F32},
+                                {"cumprod", Dtype::BF16, Dtype::BF16},   {"logcumsumexp", Dtype::F32, Dtype::F32},
+                                {"logcumsumexp", Dtype::F16, Dtype::F16}};
   const Policies policies = {{{kPipeline, -1, -1, -1, -1}, 3, kInPitch, true}};
   for (const Scanned& s : kTypes)
     for (int form = 0; form < 4; ++form) {  // exclusive, reverse
@@ -334,6 +336,8 @@ void pipeline() {
   const Policies few = {{{kPipeline, -1, -1, -1, -1}, 2, kInPitch, true}};
   check({"cumsum", Dtype::F32, Dtype::F32, {1, 70 * 8192 + 9}, 2}, few);
   check({"cumsum", Dtype::BF16, Dtype::BF16, {1, 200 * 8192 + 9}, 2, false, true}, few);
+  check({"cumprod", Dtype::F32, Dtype::F32, {1, 70 * 8192 + 9}, 2}, few);  // carries by superblocks
+  check({"logcumsumexp", Dtype::BF16, Dtype::BF16, {2, 66 * 8192 + 9}, 2, true}, few);
   // As many block tiles a row as blocks: two warps form the carries.
   check({"cumsum", Dtype::F32, Dtype::F32, {3, 33 * 8192 + 9}, 2}, {{{kPipeline, -1, -1, -1, -1}, 34, kInPitch, true}});
 }
