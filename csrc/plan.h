@@ -117,9 +117,9 @@ constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory t
 constexpr int kMostNarrow = 4;
 TR_HD constexpr int narrow_parts(int columns, int size) { return kBlockTile * columns * size > 64 << 10 ? 4 : 2; }
 TR_HD constexpr int narrow_result_warps(int columns, int size) { return columns * size > 12 ? 8 : 16; }
-constexpr int kNarrowTotalWarps = 6;
+constexpr int kNarrowTotalWarps = 5, kNarrowStoreWarps = 2;
 TR_HD constexpr int narrow_threads(int columns, int size) {
-  return (narrow_result_warps(columns, size) + kNarrowTotalWarps + columns + 2) * 32;
+  return (narrow_result_warps(columns, size) + kNarrowTotalWarps + columns + kNarrowStoreWarps + 1) * 32;
 }
 // The bytes of the largest accumulators that a warp walks rows with: of two float64 inputs there are too few registers.
 constexpr int kWalkedAcc = 16;

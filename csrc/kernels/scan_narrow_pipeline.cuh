@@ -6,7 +6,7 @@
 //   totals   each warp sums one part as soon as its load lands, and publishes its totals
 //   carry    a warp for each column hands each part of this block its carry, and what precedes it in its block tile
 //   results  teams of kTiles warps turn parts into their results, which take the places of their elements
-//   store    one warp starts the bulk stores
+//   store    warps in turn start the bulk stores, so that one begins while another is read
 #pragma once
 #include "scan_pipeline.cuh"
 
@@ -23,10 +23,12 @@ template <int kBytes, int W> struct NarrowShape {
   static constexpr int kStageBytes = kTiles * kTile * W * kBytes;
   static constexpr int kStages = (192 << 10) / kStageBytes;
   static constexpr int kTotalWarps = kNarrowTotalWarps, kResultWarps = narrow_result_warps(W, kBytes);
-  static constexpr int kTeams = kResultWarps / kTiles;
+  static constexpr int kTeams = kResultWarps / kTiles, kStoreWarps = kNarrowStoreWarps;
   static constexpr int kWindows = kStageBytes > 16 << 10 ? 1 : 3;  // of 32 block tiles, a look
-  static_assert(kTeams >= 1 && kTeams <= kTotalWarps && kTotalWarps <= kStages, "see load()");
-  static_assert((kResultWarps + kTotalWarps + W + 2) * kLanes == narrow_threads(W, kBytes), "a warp for each role");
+  static_assert(kTeams >= 1 && kTeams <= kTotalWarps && kStoreWarps <= kTotalWarps && kTotalWarps <= kStages,
+                "see load()");
+  static_assert((kResultWarps + kTotalWarps + W + kStoreWarps + 1) * kLanes == narrow_threads(W, kBytes),
+                "a warp for each role");
   static constexpr int kShared = kStages * kStageBytes;
   static_assert(kShared + (6 << 10) <= kPipelineShared, "the plan counts on no more");
 };
@@ -241,25 +243,50 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
     }
   }
 
+  // A total as far as it has been seen, in registers.
+  struct Seen {
+    Published<Acc> as;
+
+    __device__ __forceinline__ bool there() const {
+      bool all = true;
+#pragma unroll
+      for (int i = 0; i < Published<Acc>::kWords; ++i) all = all && as.word[i] >> 32 != 0;
+      return all;
+    }
+    __device__ __forceinline__ Acc value() const {
+      uint32_t part[Published<Acc>::kWords];
+#pragma unroll
+      for (int i = 0; i < Published<Acc>::kWords; ++i) part[i] = uint32_t(as.word[i]);
+      Acc v;
+      memcpy(&v, part, sizeof v);
+      return v;
+    }
+    // Looks for what has not been seen.
+    __device__ __forceinline__ void look(const Published<Acc>& from, bool wanted) {
+#pragma unroll
+      for (int i = 0; i < Published<Acc>::kWords; ++i)
+        as.word[i] = load_relaxed_if(wanted && as.word[i] >> 32 == 0, &from.word[i], as.word[i]);
+    }
+  };
+
   // The totals of the parts of kCount * 32 block tiles from `base` on, those of tile `base + 32 * k + lane` in
   // part[k], as far as they are there; returns how many are, from the first part of `base` on without a gap.
   template <int kCount>
-  __device__ static int look(ChainSpace<S>& space, int64_t row, int64_t base, Acc (&part)[kCount][kParts]) {
+  __device__ static int look(ChainSpace<S>& space, int64_t row, int64_t base, Seen (&part)[kCount][kParts]) {
     const int64_t mine = (base + lane_id()) * kParts;
-    bool there[kCount][kParts];
 #pragma unroll
     for (int k = 0; k < kCount; ++k)
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {  // without a branch, so that all are on their way at once
         const int64_t i = mine + k * kLanes * kParts + p;
-        there[k][p] = space.total(row, i < space.tiles ? i : space.tiles - 1).look(part[k][p]) && i < space.tiles;
+        part[k][p].look(space.total(row, i), i < space.tiles);
       }
     int count = 0;
 #pragma unroll
     for (int k = kCount - 1; k >= 0; --k) {
       int leading = 0;
 #pragma unroll
-      for (int p = kParts - 1; p >= 0; --p) leading = there[k][p] ? leading + 1 : 0;
+      for (int p = kParts - 1; p >= 0; --p) leading = part[k][p].there() ? leading + 1 : 0;
       const uint32_t missing = ~ballot(leading == kParts);
       const int tile = missing ? __ffs(missing) - 1 : 0, more = shuffle(leading, tile);
       count = missing ? tile * kParts + more : kLanes * kParts + count;
@@ -271,26 +298,41 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
   template <int kCount> __device__ void carries(ChainSpace<S>& space, int column) {
     const int lane = lane_id();
     int64_t row = -1, base = 0, end = 0;  // known are the totals of this row's parts before this one, and of
-    Acc part[kCount][kParts] = {};        // block tile base + 32 * k + lane each, and the carry
+    Seen part[kCount][kParts];            // block tile base + 32 * k + lane each, and the carry
     Wide into[kCount];                    // into it
     Wide sum = S::wide_absent();          // of the superblocks before the one at base
+    auto begin_at = [&](int64_t tile) {
+      base = tile;
+#pragma unroll
+      for (int k = 0; k < kCount; ++k)
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) part[k][p] = {};
+    };
+    auto totals_of = [&](int k, Acc(&total)[kParts]) {
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) total[p] = part[k][p].value();
+    };
     for (int it = 0;; ++it) {
       const PipelineJob j = next(it);
       if (j.row < 0) return;
       if (j.row != row) {
         row = j.row;
-        base = end = 0;
+        end = 0;
+        begin_at(0);
         into[0] = sum = S::wide_absent();
       }
       const int64_t tile = j.tile / kParts;
-      const int number = int(j.tile % kParts);
       while (j.tile > end || tile >= base + kCount * kLanes) {
-        base = end / kParts / kLanes * kLanes;
+        if (end >= (base + kLanes) * kParts) begin_at(end / kParts / kLanes * kLanes);
         const int count = look(space, row + column, base, part);
         end = base * kParts + count;
         if (j.tile > end && count < kLanes * kParts) continue;  // nothing that would not be looked at again
 #pragma unroll
-        for (int k = 0; k < kCount; ++k) into[k] = S::widen(tree(part[k], 0, [](int, const Acc&) {}));
+        for (int k = 0; k < kCount; ++k) {
+          Acc total[kParts];
+          totals_of(k, total);
+          into[k] = S::widen(tree(total, 0, [](int, const Acc&) {}));
+        }
         Rows::scan_lanes(into, 0);
 #pragma unroll
         for (int k = 0; k < kCount; ++k) {
@@ -302,22 +344,23 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
       const int s = it % kStages, at = int(tile - base);
       Wide found = into[0];
       Acc near[kParts];
-#pragma unroll
-      for (int p = 0; p < kParts; ++p) near[p] = part[0][p];
+      totals_of(0, near);
 #pragma unroll
       for (int k = 1; k < kCount; ++k) {
         const bool here = k == at / kLanes;
         const Wide value = into[k];  // a value, so that nothing indexes the array
         found = here ? value : found;
+        Acc total[kParts];
+        totals_of(k, total);
 #pragma unroll
         for (int p = 0; p < kParts; ++p) {
-          const Acc other = part[k][p];
+          const Acc other = total[p];
           near[p] = here ? other : near[p];
         }
       }
       if (lane == at % kLanes) {
         carry[s][column] = found;
-        tree(near, number, [&](int level, const Acc& before) { left[s][column][level] = before; });
+        tree(near, int(j.tile % kParts), [&](int level, const Acc& before) { left[s][column][level] = before; });
       }
       barrier_arrive(&ready[s]);
     }
@@ -385,9 +428,9 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
     }
   }
 
-  __device__ void store(const ScanCall& call, const char* stages, bool mirror) {
+  __device__ void store(const ScanCall& call, const char* stages, int warp, bool mirror) {
     const int lane = lane_id();
-    for (int it = 0;; ++it) {
+    for (int it = warp;; it += Shape::kStoreWarps) {
       const PipelineJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, begin = mirror ? (kPositions - j.results) * kRowBytes : 0;
@@ -412,7 +455,8 @@ __global__ void __launch_bounds__(narrow_threads(W, sizeof(typename Load::Elemen
   using P = NarrowPipeline<S, Load, Store, W>;
   TR_DYNAMIC_SHARED(stages, 128);
   __shared__ P pipeline;
-  constexpr int kCarryWarp = P::kResultWarps + P::kTotalWarps, kStoreWarp = kCarryWarp + W;
+  constexpr int kCarryWarp = P::kResultWarps + P::kTotalWarps, kStoreWarp = kCarryWarp + W,
+                kLoadWarp = kStoreWarp + P::Shape::kStoreWarps;
   const int warp = int(threadIdx.x) / kLanes;
   const bool mirror = scan_stride(call.layout).in < 0;
   ChainSpace<S> space(workspace, call.layout.rows, call.plan.splits);
@@ -427,8 +471,8 @@ __global__ void __launch_bounds__(narrow_threads(W, sizeof(typename Load::Elemen
     else pipeline.template totals<false>(op, space, stages, warp - P::kResultWarps);
   } else if (warp < kStoreWarp) {
     pipeline.template carries<P::Shape::kWindows>(space, warp - kCarryWarp);
-  } else if (warp == kStoreWarp) {
-    pipeline.store(call, stages, mirror);
+  } else if (warp < kLoadWarp) {
+    pipeline.store(call, stages, warp - kStoreWarp, mirror);
   } else if (lane_id() == 0) {
     pipeline.load(call, space, stages, mirror);
   }
