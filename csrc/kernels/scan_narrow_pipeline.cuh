@@ -16,17 +16,18 @@ namespace torchreduce::gpu {
 template <class S, class Load, class Store> constexpr bool kNarrowPipelined =
     kPipelined<S, Load, Store> && sizeof(typename S::Acc) <= 4;
 
-// The ring for W columns of elements of `bytes` bytes.
+// The ring for W columns of elements of `bytes` bytes. A look takes about as many totals of a column as that of
+// scan_pipeline.cuh.
 template <int kBytes, int W> struct NarrowShape {
   static constexpr int kParts = narrow_parts(W, kBytes);  // of a block tile
   static constexpr int kTiles = kFan / kParts;            // of a part
   static constexpr int kStageBytes = kTiles * kTile * W * kBytes;
-  static constexpr int kStages = (192 << 10) / kStageBytes;
-  static constexpr int kTotalWarps = kNarrowTotalWarps, kResultWarps = narrow_result_warps(W, kBytes);
-  static constexpr int kTeams = kResultWarps / kTiles, kStoreWarps = kNarrowStoreWarps;
-  static constexpr int kWindows = kStageBytes > 16 << 10 ? 1 : 3;  // of 32 block tiles, a look
-  static_assert(kTeams >= 1 && kTeams <= kTotalWarps && kStoreWarps <= kTotalWarps && kTotalWarps <= kStages,
-                "see load()");
+  static constexpr int kStages = (208 << 10) / kStageBytes;
+  static constexpr int kTotalWarps = kNarrowTotalWarps, kStoreWarps = kNarrowStoreWarps;
+  static constexpr int kResultWarps = narrow_result_warps(W, kBytes);
+  static constexpr int kTeamWarps = kTiles < kResultWarps ? kTiles : kResultWarps, kTeams = kResultWarps / kTeamWarps;
+  static constexpr int kWindows = kStageBytes > 16 << 10 ? (kParts == 1 ? 2 : 1) : 6 / kParts;  // of 32 block tiles
+  static_assert(kTeams <= kTotalWarps && kStoreWarps <= kTotalWarps && kTotalWarps <= kStages, "see load()");
   static_assert((kResultWarps + kTotalWarps + W + kStoreWarps + 1) * kLanes == narrow_threads(W, kBytes),
                 "a warp for each role");
   static constexpr int kShared = kStages * kStageBytes;
@@ -105,17 +106,18 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
   using E = typename Load::Element;
   using Shape = NarrowShape<sizeof(E), W>;
   static constexpr int kStages = Shape::kStages, kStageBytes = Shape::kStageBytes;
-  static constexpr int kTotalWarps = Shape::kTotalWarps, kResultWarps = Shape::kResultWarps;
-  static constexpr int kParts = Shape::kParts, kTiles = Shape::kTiles, kTeams = Shape::kTeams;
+  static constexpr int kTotalWarps = Shape::kTotalWarps, kStoreWarps = Shape::kStoreWarps;
+  static constexpr int kParts = Shape::kParts, kTiles = Shape::kTiles;
   static constexpr int kPositions = kTiles * kTile, kRowBytes = W * int(sizeof(E)), kRunBytes = kTile * kRowBytes;
   static constexpr int kGranules = kGroup * kRowBytes / kGranule;  // of a lane
-  static constexpr int kLevels = kParts > 2 ? 2 : 1;               // of the tree over the parts of a block tile
+  static constexpr int kLevels = kParts < 8 ? kParts / 2 : 3;      // of the tree over the parts of a block tile
   static_assert(1 << kLevels == kParts, "its levels");
 
   Barrier taken[kStages], loaded[kStages], ready[kStages], done[kStages], empty[kStages];
   PipelineJob job[kStages];        // the row is that of the first column, the tile a part
   Acc within[kStages][W][kTiles];  // what precedes each tile in its part
-  Acc left[kStages][W][kLevels];   // the totals that precede the part in its block tile, of so many times two parts
+  Acc left[kStages][W]
+          [kLevels ? kLevels : 1];  // the totals that precede the part in its block tile, of so many times two parts
   Wide carry[kStages][W];
 
   __device__ void make_barriers() {
@@ -123,7 +125,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
       barrier_init(&taken[s], 1);
       barrier_init(&loaded[s], 1);
       barrier_init(&ready[s], (1 + W) * kLanes);  // totals, carry
-      barrier_init(&done[s], kTiles * kLanes);
+      barrier_init(&done[s], Shape::kTeamWarps * kLanes);
       barrier_init(&empty[s], kLanes);  // store: the last of all
     }
     barriers_made();
@@ -388,41 +390,45 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
 
   template <bool kMirror> __device__ void results(const S& op, char* stages, int warp) {
     constexpr int mirror = kMirror ? kLanes - 1 : 0, tile_mirror = kMirror ? kTiles - 1 : 0;
-    const int q = warp % kTiles;
-    for (int it = warp / kTiles;; it += kTeams) {
+    constexpr int kTeamWarps = Shape::kTeamWarps;
+    for (int it = warp / kTeamWarps;; it += Shape::kTeams) {
       const PipelineJob j = next(it);
       if (j.row < 0) return;
-      const int s = it % kStages, first = (q ^ tile_mirror) * kTile, lane = recomputed(lane_id());
-      if (first >= j.results) {  // nothing of this tile is written
-        barrier_wait(&ready[s], it / kStages & 1);
-        barrier_arrive(&done[s]);
-        continue;
+      const int s = it % kStages, parity = it / kStages & 1;
+#pragma unroll 1
+      for (int k = 0; k < kTiles / kTeamWarps; ++k) {
+        const int q = k * kTeamWarps + warp % kTeamWarps, lane = recomputed(lane_id());
+        const int first = (q ^ tile_mirror) * kTile;
+        if (first >= j.results) {  // nothing of this tile is written; but when that is done, the stage is free
+          barrier_wait(&ready[s], parity);
+          continue;
+        }
+        barrier_wait(&loaded[s], parity);
+        const LaneGranules<kGranules> granules(stages + s * kStageBytes + q * kRunBytes, lane);
+        Item items[W][kGroup];
+        group_items<kMirror>(op, granules, j.tile * kPositions + first + (lane ^ mirror) * kGroup, items);
+        Acc before[W];
+#pragma unroll
+        for (int v = 0; v < W; ++v) before[v] = Rows::template group<kMirror>(items[v]);
+        Rows::scan_lanes(before, mirror);
+#pragma unroll
+        for (int v = 0; v < W; ++v) {
+          const Acc lower = shuffle(before[v], (((lane ^ mirror) - 1) ^ mirror) & (kLanes - 1));
+          before[v] = (lane ^ mirror) ? lower : S::absent();
+        }
+        barrier_wait(&ready[s], parity);
+        typename S::Result r[W][kGroup];
+#pragma unroll
+        for (int v = 0; v < W; ++v) {
+          Acc tiles = within[s][v][q];
+#pragma unroll
+          for (int level = 0; level < kLevels; ++level) tiles = S::combine(left[s][v][level], tiles);
+          Rows::template results<kMirror>(op, S::prefix(carry[s][v], S::combine(tiles, before[v])), items[v], r[v]);
+        }
+        uint32_t w[4 * kGranules];
+        round_side<E, S>(r, w);
+        granules.store(w);
       }
-      barrier_wait(&loaded[s], it / kStages & 1);
-      const LaneGranules<kGranules> granules(stages + s * kStageBytes + q * kRunBytes, lane);
-      Item items[W][kGroup];
-      group_items<kMirror>(op, granules, j.tile * kPositions + first + (lane ^ mirror) * kGroup, items);
-      Acc before[W];
-#pragma unroll
-      for (int v = 0; v < W; ++v) before[v] = Rows::template group<kMirror>(items[v]);
-      Rows::scan_lanes(before, mirror);
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-        const Acc lower = shuffle(before[v], (((lane ^ mirror) - 1) ^ mirror) & (kLanes - 1));
-        before[v] = (lane ^ mirror) ? lower : S::absent();
-      }
-      barrier_wait(&ready[s], it / kStages & 1);
-      typename S::Result r[W][kGroup];
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-        Acc tiles = within[s][v][q];
-#pragma unroll
-        for (int level = 0; level < kLevels; ++level) tiles = S::combine(left[s][v][level], tiles);
-        Rows::template results<kMirror>(op, S::prefix(carry[s][v], S::combine(tiles, before[v])), items[v], r[v]);
-      }
-      uint32_t w[4 * kGranules];
-      round_side<E, S>(r, w);
-      granules.store(w);
       bulk_fence();
       barrier_arrive(&done[s]);
     }
@@ -430,7 +436,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
 
   __device__ void store(const ScanCall& call, const char* stages, int warp, bool mirror) {
     const int lane = lane_id();
-    for (int it = warp;; it += Shape::kStoreWarps) {
+    for (int it = warp;; it += kStoreWarps) {
       const PipelineJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, begin = mirror ? (kPositions - j.results) * kRowBytes : 0;
@@ -455,20 +461,20 @@ __global__ void __launch_bounds__(narrow_threads(W, sizeof(typename Load::Elemen
   using P = NarrowPipeline<S, Load, Store, W>;
   TR_DYNAMIC_SHARED(stages, 128);
   __shared__ P pipeline;
-  constexpr int kCarryWarp = P::kResultWarps + P::kTotalWarps, kStoreWarp = kCarryWarp + W,
-                kLoadWarp = kStoreWarp + P::Shape::kStoreWarps;
+  constexpr int kCarryWarp = P::Shape::kResultWarps + P::kTotalWarps, kStoreWarp = kCarryWarp + W,
+                kLoadWarp = kStoreWarp + P::kStoreWarps;
   const int warp = int(threadIdx.x) / kLanes;
   const bool mirror = scan_stride(call.layout).in < 0;
   ChainSpace<S> space(workspace, call.layout.rows, call.plan.splits);
   const S op{call.options};
   if (threadIdx.x == 0) pipeline.make_barriers();
   __syncthreads();
-  if (warp < P::kResultWarps) {
+  if (warp < P::Shape::kResultWarps) {
     if (mirror) pipeline.template results<true>(op, stages, warp);
     else pipeline.template results<false>(op, stages, warp);
   } else if (warp < kCarryWarp) {
-    if (mirror) pipeline.template totals<true>(op, space, stages, warp - P::kResultWarps);
-    else pipeline.template totals<false>(op, space, stages, warp - P::kResultWarps);
+    if (mirror) pipeline.template totals<true>(op, space, stages, warp - P::Shape::kResultWarps);
+    else pipeline.template totals<false>(op, space, stages, warp - P::Shape::kResultWarps);
   } else if (warp < kStoreWarp) {
     pipeline.template carries<P::Shape::kWindows>(space, warp - kCarryWarp);
   } else if (warp < kLoadWarp) {

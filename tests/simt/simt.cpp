@@ -350,6 +350,8 @@ void narrow_pipeline() {
         for (int64_t n : {1, 300, 2048, 8193, 3 * 8192 + 5, 4 * 8192}) run(d, {n, columns}, 1, form, 3);
         run(d, {3, 2 * 8192 + 2056, columns}, 2, form, 4);
         run(d, {9, 4104, columns}, 2, form, 5);
+        // Wherever they lie in memory, as the planner chooses.
+        check({"cumsum", d, d, {8192 + 2057, columns}, 1, form % 2 != 0, form / 2 != 0}, {{{}, 3, kInPitch, true}});
       }
   for (int64_t columns : {2, 3, 4})
     for (Dtype d : {Dtype::F32, Dtype::BF16}) {
@@ -357,6 +359,8 @@ void narrow_pipeline() {
       run(d, {40 * 8192 + 2048, columns}, 1, 2, 7);
     }
   run(Dtype::BF16, {200 * 8192 + 9, 2}, 1, 0, 2);
+  for (int multiprocessors : {2, 3, 5})
+    run(Dtype::F32, {30, 2049, 4}, 2, 1, multiprocessors);  // nothing of a last part is written
 }
 
 // ---- both -----------------------------------------------------------------------------------------------------------
