@@ -26,7 +26,8 @@ template <int kBytes, int W> struct NarrowShape {
   static constexpr int kTotalWarps = kNarrowTotalWarps, kStoreWarps = kNarrowStoreWarps;
   static constexpr int kResultWarps = narrow_result_warps(W, kBytes);
   static constexpr int kTeamWarps = kTiles < kResultWarps ? kTiles : kResultWarps, kTeams = kResultWarps / kTeamWarps;
-  static constexpr int kWindows = kStageBytes > 16 << 10 ? (kParts == 1 ? 2 : 1) : 6 / kParts;  // of 32 block tiles
+  static constexpr int kTotals = kStageBytes > 16 << 10 ? 2 : 6;            // a look, times 32
+  static constexpr int kWindows = kTotals > kParts ? kTotals / kParts : 1;  // of 32 block tiles
   static_assert(kTeams <= kTotalWarps && kStoreWarps <= kTotalWarps && kTotalWarps <= kStages, "see load()");
   static_assert((kResultWarps + kTotalWarps + W + kStoreWarps + 1) * kLanes == narrow_threads(W, kBytes),
                 "a warp for each role");

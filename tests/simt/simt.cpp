@@ -351,7 +351,8 @@ void narrow_pipeline() {
         run(d, {3, 2 * 8192 + 2056, columns}, 2, form, 4);
         run(d, {9, 4104, columns}, 2, form, 5);
         // Wherever they lie in memory, as the planner chooses.
-        check({"cumsum", d, d, {8192 + 2057, columns}, 1, form % 2 != 0, form / 2 != 0}, {{{}, 3, kInPitch, true}});
+        check({"cumsum", d, d, {8192 + 2057, columns}, 1, form % 2 != 0, form / 2 != 0},
+              Policies(3, {{}, 3, kInPitch, true}));
       }
   for (int64_t columns : {2, 3, 4})
     for (Dtype d : {Dtype::F32, Dtype::BF16}) {
