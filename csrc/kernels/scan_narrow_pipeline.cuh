@@ -5,7 +5,7 @@
 //            stages fit however many columns there are
 //   totals   each warp sums one part as soon as its load lands, and publishes its totals
 //   carry    a warp for each column hands each part of this block its carry, and what precedes it in its block tile
-//   results  teams of kTiles warps turn parts into their results, which take the places of their elements
+//   results  teams of warps turn parts into their results, which take the places of their elements
 //   store    warps in turn start the bulk stores, so that one begins while another is read
 #pragma once
 #include "scan_pipeline.cuh"
@@ -112,13 +112,13 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
   static constexpr int kPositions = kTiles * kTile, kRowBytes = W * int(sizeof(E)), kRunBytes = kTile * kRowBytes;
   static constexpr int kGranules = kGroup * kRowBytes / kGranule;  // of a lane
   static constexpr int kLevels = kParts < 8 ? kParts / 2 : 3;      // of the tree over the parts of a block tile
+  static constexpr int kLeft = kLevels ? kLevels : 1;              // no array is empty
   static_assert(1 << kLevels == kParts, "its levels");
 
   Barrier taken[kStages], loaded[kStages], ready[kStages], done[kStages], empty[kStages];
   PipelineJob job[kStages];        // the row is that of the first column, the tile a part
   Acc within[kStages][W][kTiles];  // what precedes each tile in its part
-  Acc left[kStages][W]
-          [kLevels ? kLevels : 1];  // the totals that precede the part in its block tile, of so many times two parts
+  Acc left[kStages][W][kLeft];     // what precedes the part in its block tile, level by level
   Wide carry[kStages][W];
 
   __device__ void make_barriers() {
@@ -176,7 +176,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
       barrier_expect(&loaded[s], uint32_t(whole));
       if (whole > 0) bulk_load(to, reinterpret_cast<const void*>(from), uint32_t(whole), &loaded[s]);
     }
-    for (int end = 0; end < kTotalWarps; ++end, ++it) {  // one for each warp that looks at every so-manieth turn
+    for (int end = 0; end < kTotalWarps; ++end, ++it) {  // one for each warp that takes turns with others
       const int s = free_stage(it);
       job[s].row = -1;
       barrier_arrive(&taken[s]);
