@@ -297,17 +297,13 @@ static bool column_vectors(const ScanCall& call, int vector) {
   return fits(call.in.data) && fits(call.out.values);
 }
 
-// Whether columns are one run of memory that is read and written 16 bytes at a time, and narrower than strips should
-// be.
-static bool flat_run(const ScanCall& call) {
+// Whether columns are one run of memory that is read and written 16 bytes at a time.
+static bool one_run(const ScanCall& call) {
   const Layout& l = call.layout;
+  if (!in_place(call) || l.kept == 0 || l.reduced == 0) return false;
   const int size = size_of(call.in.dtype), last = l.kept - 1;
-  if (!in_place(call) || !flat_columns(size, int(scan_sizes(call).acc)) || l.kept == 0 || l.length <= kTile)
-    return false;
   const int64_t width = l.size[last], row = width * size, stride = l.in[l.kept];
-  if (row < kLeastFlatBytes || row > kFlatBytes || l.in[last] != 1 || l.out[last] != 1 || magnitude(stride) != width ||
-      l.out[l.kept] != stride)
-    return false;
+  if (l.in[last] != 1 || l.out[last] != 1 || magnitude(stride) != width || l.out[l.kept] != stride) return false;
   for (int d = 0; d < last; ++d)
     if (l.in[d] * size % 16 != 0 || l.out[d] * size % 16 != 0) return false;
   if (call.exclusive && row % 16 != 0) return false;  // results lie a row further on
@@ -317,6 +313,19 @@ static bool flat_run(const ScanCall& call) {
            (stride > 0 || l.length * row % 16 == 0);
   };
   return fits(call.in.data) && fits(call.out.values);
+}
+// The same where they are narrower than strips should be.
+static bool flat_run(const ScanCall& call) {
+  const Layout& l = call.layout;
+  const int size = size_of(call.in.dtype);
+  if (!one_run(call) || !flat_columns(size, int(scan_sizes(call).acc)) || l.length <= kTile) return false;
+  const int64_t row = l.size[l.kept - 1] * size;
+  return row >= kLeastFlatBytes && row <= kFlatBytes;
+}
+// The same where they are so few that there is a pipeline for them (kNarrowPipelined).
+static bool narrow_run(const ScanCall& call) {
+  return one_run(call) && is_float(call.in.dtype) && scan_sizes(call).acc <= 4 &&
+         call.layout.size[call.layout.kept - 1] <= kMostNarrow;
 }
 
 // Whether columns lie side by side, wherever their rows start. Not in place: what is read around a strip's rows may be
@@ -481,7 +490,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
                         (!call.out.indices || row_aligned(call.out.indices, stride, 8))));
   if (forced.vector_loads == 0) plan.vector_loads = false;
   const bool many_rows = l.rows >= int64_t(kWarpRows) * device.multiprocessors;
-  const bool pipeline = device.bulk_copies && shared_of(device) >= kPipelineShared && pipelined(call);
+  const bool room = device.bulk_copies && shared_of(device) >= kPipelineShared;
+  const bool few = room && forced.vector_loads != 0 && narrow_run(call), pipeline = few || (room && pipelined(call));
   const bool whole = forced.whole != 0 && whole_rows(call, plan.vector_loads), indexed = facts(call.op).indexed;
   const bool walked = whole || scan_sizes(call).acc <= kWalkedAcc;
   const bool chains = inputs < 3;  // of three inputs a block tile takes more registers than there are
@@ -503,6 +513,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   // speed. So lanes that walk are worth it from about one block of them a multiprocessor on.
   const bool many_columns = 4 * l.rows >= int64_t(3) * kWalkThreads * walk_vector(in_size) * device.multiprocessors;
   const Family chosen = !across                                              ? along
+                        : few && n > kBlockTile                              ? Family::Pipeline
                         : many_columns && n > kLeastWalk && lane_walks(call) ? Family::Walk
                         : narrow && inputs == 1                              ? Family::ColumnsChain
                                                                              : Family::Columns;
@@ -609,7 +620,12 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       if (!pipeline) throw std::invalid_argument("force_plan: the pipeline cannot serve this call on this device");
       plan.lanes = 32;
       plan.threads = pipeline_threads(int(scan_sizes(call).acc));
-      plan.blocks = std::min<int64_t>(l.rows * plan.splits, device.multiprocessors);
+      if (few) {
+        plan.vector = int(l.size[l.kept - 1]);
+        plan.splits = ceil_div(n, kBlockTile / narrow_parts(plan.vector, in_size));
+        plan.threads = narrow_threads(plan.vector, in_size);
+      }
+      plan.blocks = std::min<int64_t>(l.rows / plan.vector * plan.splits, device.multiprocessors);
       break;
     case Family::Walk:
       if (!lane_walks(call)) throw std::invalid_argument("force_plan: lanes cannot walk the columns of this call");

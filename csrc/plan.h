@@ -13,7 +13,7 @@ enum class Family : int {
   Columns = 1,       // lanes across rows, each walking its own
   Chain = 2,         // scans: one row over many blocks, carries by look-back
   ColumnsChain = 3,  // scans: the same with lanes across rows that are few
-  Pipeline = 4,      // scans: as Chain, by blocks that stay, with bulk copies
+  Pipeline = 4,      // scans: as Chain, by blocks that stay, with bulk copies; also of very few columns
   Walk = 5           // scans: a lane walks each row alone, of columns that are many
 };
 
@@ -32,7 +32,7 @@ struct Plan {
   int lanes = 1;        // lanes a row (Rows), or row-threads a column (Columns), a power of two unless rows are whole
   int warps = 1;        // Rows: warps a row within a block; scans, Columns: units of a block; a power of two
   int strip = 1;        // scans, Columns: neighbouring columns, or vectors of them, side by side in a block
-  int vector = 1;       // scans, Columns: neighbouring columns of a thread
+  int vector = 1;       // scans, Columns and Pipeline: neighbouring columns of a thread
   bool walks = false;   // scans, Columns: blocks walk down their strips; else they share them,
   int behind = 1;       // and this many jobs of a block lie between a job's totals and its results
   bool flat = false;    // scans, Columns: a job's units are one run of memory
@@ -112,6 +112,16 @@ TR_HD constexpr int walk_vector(int size) { return size == 2 ? 2 : 1; }
 // Threads of Pipeline's blocks, given the bytes of an accumulator: with larger ones, its result warps form totals, too.
 TR_HD constexpr int pipeline_threads(int acc) { return acc > 4 ? 672 : 800; }
 constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory that one has
+// Columns so few that Pipeline scans them side by side, at most. Given the bytes of an element: the parts of a block
+// tile of theirs, which Plan::splits counts and of which a stage holds one; the warps of a block that form results,
+// fewer where each needs more registers; and all its threads.
+constexpr int kMostNarrow = 4;
+TR_HD constexpr int narrow_parts(int columns, int size) { return kBlockTile * columns * size > 64 << 10 ? 4 : 2; }
+TR_HD constexpr int narrow_result_warps(int columns, int size) { return columns * size > 12 ? 8 : 16; }
+constexpr int kNarrowTotalWarps = 5, kNarrowStoreWarps = 2;
+TR_HD constexpr int narrow_threads(int columns, int size) {
+  return (narrow_result_warps(columns, size) + kNarrowTotalWarps + columns + kNarrowStoreWarps + 1) * 32;
+}
 // The bytes of the largest accumulators that a warp walks rows with: of two float64 inputs there are too few registers.
 constexpr int kWalkedAcc = 16;
 // Groups of whole rows that a lane holds where kernels are for two inputs, given the bytes of an

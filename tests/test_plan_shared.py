@@ -64,16 +64,33 @@ def test_blocks_walk_down_wide_matrices_and_share_tall_ones():
 
 
 def test_few_columns_are_one_run_of_memory_where_there_is_room():
-    for width, flat in ((2, True), (7, True), (15, True), (16, False), (33, False)):
+    for width, flat in ((5, True), (7, True), (15, True), (16, False), (33, False)):
         plan = column_plan("cumsum", 2**20, width, torch.float32, True, HOPPER)
         assert plan["flat"] == flat and plan["family"] == "columns", (width, plan)
         if flat:
             assert plan["warps"] * width <= plan["strip"] * plan["vector"] < 2 * plan["warps"] * width
     for case in (("cumprod", torch.float32, True, HOPPER), ("cumsum", torch.float32, False, HOPPER),
-                 ("cumsum", torch.bfloat16, True, HOPPER)):  # fmt: skip
+                 ("cumsum", torch.bfloat16, True, WORKSTATION)):  # fmt: skip
         op, dtype, aligned, shared = case
         plan = column_plan(op, 2**20, 2, dtype, aligned, shared)
         assert plan["family"] == "columns_chain" and not plan["flat"]
+
+
+def test_two_to_four_columns_go_through_the_pipeline_side_by_side():
+    for width, dtype in itertools.product((2, 3, 4), (torch.float32, torch.bfloat16, torch.float16)):
+        plan = column_plan("cumsum", 2**20 + 1, width, dtype, True, HOPPER)
+        assert plan["family"] == "pipeline" and plan["vector"] == width and plan["blocks"] == 132
+        part = -(-(2**20) // (plan["splits"] - 1))  # of a block tile
+        assert 8192 % part == 0 and plan["splits"] == 2**20 // part + 1
+        assert plan["workspace"] >= 8 * width * 2**20 // part
+        assert plan["threads"] % 32 == 0 and plan["threads"] <= 1024
+    for op, length, width, dtype, aligned, shared in (
+        ("cumsum", 8192, 2, torch.float32, True, HOPPER), ("cumsum", 2**20, 5, torch.float32, True, HOPPER),
+        ("cumsum", 2**20, 2, torch.float32, False, HOPPER), ("cumsum", 2**20, 2, torch.float64, True, HOPPER),
+        ("cumsum", 2**20, 2, torch.float32, True, WORKSTATION), ("cumsum", 2**20, 2, torch.float32, True, PORTABLE),
+        ("cumprod", 2**20, 2, torch.float32, True, HOPPER), ("cumsum", 2**20, 2, torch.int64, True, HOPPER),
+    ):  # fmt: skip
+        assert column_plan(op, length, width, dtype, aligned, shared)["family"] != "pipeline"
 
 
 def test_columns_whose_rows_start_anywhere_are_copied_in_granules_where_there_is_room():

@@ -92,6 +92,7 @@ def test_blocks_that_stay(device, shape, dtype):
     """More block tiles than a block of the pipeline has stages, twice over, on 132 multiprocessors."""
     for options in ({}, {"reverse": True}):
         check("cumsum", values(shape, dtype, seed=1), 1, options, {"family": "pipeline"}, device)
+        check("cumsum", values((3500, 8, 2), dtype, seed=1), 1, options, {"family": "pipeline"}, device)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))

@@ -22,7 +22,7 @@ _FAMILIES = {
     ("scan", "columns"): "strips of rows side by side, tile by tile, carries from the totals of earlier tiles",
     ("scan", "chain"): "each row cut into block tiles that hand their totals on",
     ("scan", "columns_chain"): "few columns cut into block tiles that hand their totals on",
-    ("scan", "pipeline"): "each row cut into block tiles, by blocks that stay and copy in bulk",
+    ("scan", "pipeline"): "each row, or few side by side, cut into block tiles, by blocks that stay and copy in bulk",
     ("scan", "walk"): "a lane for each of many columns, which it walks alone",
 }
 
@@ -38,7 +38,7 @@ class Plan:
     lanes: int  # rows: along a row; columns: along a column
     warps: int  # rows: along a row, within a block; scans, columns: units of a block
     strip: int  # scans, columns: columns side by side in a block, or vectors of them
-    vector: int  # scans, columns: neighbouring columns of a thread
+    vector: int  # scans, columns and pipeline: neighbouring columns of a thread
     walks: bool  # scans, columns: blocks walk down their strips; else they share them
     behind: int  # scans, columns: jobs of a block from a job's totals to its results
     flat: bool  # scans, columns: a job's units are one run of memory

@@ -211,12 +211,12 @@ template <class Op> __device__ __forceinline__ typename Op::Acc warp_tree(const 
 
 // Sklansky's inclusive scan over `width` neighbouring lanes, of which this is number `lane`: at level d a lane with
 // that bit adds, on its left, the value of the last lane of the lower half. Over whole warps, and in reverse, where
-// kMirror is 31.
-template <int kMirror = 0, class V, class Combine>
-__device__ __forceinline__ V sklansky_levels(V value, int lane, int width, Combine combine) {
+// `mirror` is 31.
+template <class V, class Combine>
+__device__ __forceinline__ V sklansky_levels(V value, int lane, int width, Combine combine, int mirror = 0) {
   for (int d = 1; d < width; d <<= 1) {
     const int last = (lane & ~(2 * d - 1)) + d - 1;
-    const V left = shuffle(value, kMirror ? last ^ kMirror : lane_id() - lane + last);
+    const V left = shuffle(value, mirror ? last ^ mirror : lane_id() - lane + last);
     if (lane & d) value = combine(left, value);
   }
   return value;
@@ -241,8 +241,8 @@ template <class S, class V> __device__ __forceinline__ V sklansky(V value) {
 
 // The same for K values of lane `lane` of the warp, of which power of two `width` neighbours are taken together;
 // without choices where the scan has such a way and all values allow it.
-template <class S, int kMirror = 0, class V, int K>
-__device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width) {
+template <class S, class V, int K>
+__device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int mirror = 0) {
   V run[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) run[k] = value[k];
@@ -251,7 +251,7 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width) {
     if (d < width) {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        const V left = shuffle(run[k], ((lane & ~(2 * d - 1)) + d - 1) ^ kMirror);
+        const V left = shuffle(run[k], ((lane & ~(2 * d - 1)) + d - 1) ^ mirror);
         if constexpr (kHasCalm<S, V>) run[k] = lane & d ? S::calm_join(left, run[k]) : run[k];
         else run[k] = lane & d ? S::combine(left, run[k]) : run[k];
       }
@@ -259,7 +259,7 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width) {
   }
   if constexpr (kHasCalm<S, V>) {
     // The lanes of this one's run.
-    const uint32_t upto = kMirror ? ~0u << (lane ^ kMirror) : ((2u << lane) - 1) & ~((1u << (lane & ~(width - 1))) - 1);
+    const uint32_t upto = mirror ? ~0u << (lane ^ mirror) : ((2u << lane) - 1) & ~((1u << (lane & ~(width - 1))) - 1);
     bool calm = true;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -269,8 +269,8 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width) {
     if (ballot(!calm)) {
 #pragma unroll
       for (int k = 0; k < K; ++k)
-        run[k] = sklansky_levels<kMirror>(value[k], lane & (width - 1), width,
-                                          [](const V& l, const V& r) { return S::combine(l, r); });
+        run[k] = sklansky_levels(
+            value[k], lane & (width - 1), width, [](const V& l, const V& r) { return S::combine(l, r); }, mirror);
     } else {
 #pragma unroll
       for (int k = 0; k < K; ++k) run[k] = S::calm_end(run[k]);

@@ -6,6 +6,7 @@
 #include "scan_columns_chain.cuh"
 #include "scan_extremes.cuh"
 #include "scan_held_rows.cuh"
+#include "scan_narrow_pipeline.cuh"
 #include "scan_pipeline.cuh"
 #include "scan_ragged_columns.cuh"
 #include "scan_short_rows.cuh"
@@ -94,9 +95,21 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       break;
     case Family::Pipeline:
 #ifdef TR_BULK_COPIES
+      if constexpr (kNarrowPipelined<S, Load, Store>)
+        if (plan.vector > 1) {
+          auto narrow = [&](auto columns) {
+            constexpr int W = columns();
+            enqueue(scan_narrow_pipeline<S, Load, Store, W>, plan.blocks, plan.threads,
+                    NarrowShape<sizeof(E), W>::kShared, stream, call, workspace);
+          };
+          plan.vector == 2   ? narrow(std::integral_constant<int, 2>())
+          : plan.vector == 3 ? narrow(std::integral_constant<int, 3>())
+                             : narrow(std::integral_constant<int, kMostNarrow>());
+          break;
+        }
       if constexpr (kPipelined<S, Load, Store>)
-        enqueue(scan_pipeline<S, Load, Store>, plan.blocks, plan.threads, PipelineShape<sizeof(E), sizeof(typename S::Acc)>::kShared, stream,
-                call, workspace);
+        enqueue(scan_pipeline<S, Load, Store>, plan.blocks, plan.threads,
+                PipelineShape<sizeof(E), sizeof(typename S::Acc)>::kShared, stream, call, workspace);
 #endif
       break;
     case Family::Walk:

@@ -26,9 +26,9 @@ template <int kBytes, int kAcc> struct PipelineShape {
   static_assert(kBytes == 2 || kBytes == 4, "one stage is a block tile, and several must fit");
   static constexpr int kStages = kBytes == 2 ? 10 : 5;
   static constexpr int kStagings = kBytes == 2 ? 3 : 1;
-  static constexpr bool kOwnTotals = kAcc > 4;            // the result warps sum tiles
-  static constexpr int kAhead = kOwnTotals ? (kBytes == 2 ? 3 : 2) : 0;       // and are so many block tiles further with it
-  static constexpr int kTotalWarps = kOwnTotals ? 1 : 5;  // divides kStages: each owns its stages
+  static constexpr bool kOwnTotals = kAcc > 4;                           // the result warps sum tiles
+  static constexpr int kAhead = kOwnTotals ? (kBytes == 2 ? 3 : 2) : 0;  // and are so many block tiles further with it
+  static constexpr int kTotalWarps = kOwnTotals ? 1 : 5;                 // divides kStages: each owns its stages
   static constexpr int kCarryWarps = 2;
   static constexpr int kResultWarps = 16;
   static constexpr int kWindows = kBytes == 2 ? 6 : 2;  // of 32 totals, a look
@@ -299,11 +299,10 @@ template <class S, class Load, class Store> struct Pipeline {
       for (int i = 0; i < kGroup; ++i) r[i] = reversed[kGroup - 1 - i];
     }
   }
-  // Sklansky's inclusive scan over the lanes of several values, in reverse where kMirror.
-  template <bool kMirror, class V, int N> __device__ static void scan_lanes(V (&value)[N]) {
-    constexpr int mirror = kMirror ? kLanes - 1 : 0;
-    if constexpr (kOwnTotals) {
-      sklansky<S, mirror>(value, recomputed(lane_id()) ^ mirror, kLanes);
+  // Sklansky's inclusive scan over the lanes of several values, in reverse where `mirror` is 31, not 0.
+  template <class V, int N> __device__ static void scan_lanes(V (&value)[N], int mirror) {
+    if constexpr (kOwnTotals) {  // without lanes' numbers in registers all the time
+      sklansky<S>(value, recomputed(lane_id()) ^ mirror, kLanes, mirror);
     } else {
       const int lane = lane_id() ^ mirror;
 #pragma unroll
@@ -363,7 +362,7 @@ template <class S, class Load, class Store> struct Pipeline {
   template <bool kMirror> __device__ void finish_totals(ChainSpace<S>& space, int s, Acc (&upto)[1]) {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
     const int lane = lane_id();
-    scan_lanes<kMirror>(upto);
+    scan_lanes(upto, mirror);
     if ((lane ^ mirror) == kLanes - 1) space.total(job[s].row, job[s].tile).publish(upto[0]);
     const Acc before = shuffle(upto[0], (((lane ^ mirror) - 1) ^ mirror) & (kLanes - 1));
     within[s][lane] = chosen((lane ^ mirror) > 0, before, S::absent());
@@ -413,7 +412,7 @@ template <class S, class Load, class Store> struct Pipeline {
       const int64_t mine = superblock * kFan + (lane < needed ? lane : 0);
       while (ballot(!(lane >= needed || space.total(row, mine).look(total)))) continue;
       Wide upto[1] = {S::widen(chosen(lane < needed, total, S::absent()))};
-      scan_lanes<false>(upto);
+      scan_lanes(upto, 0);
       if (needed == kFan && lane == kLanes - 1) space.superblock(row, superblock).total.publish(upto[0]);
       while (folded < superblock) {
         const int64_t mine = folded + lane;
@@ -456,7 +455,7 @@ template <class S, class Load, class Store> struct Pipeline {
         if (j.tile > end && count < kLanes) continue;  // nothing that would not be looked at again
 #pragma unroll
         for (int k = 0; k < kCount; ++k) into[k] = S::widen(total[k]);
-        scan_lanes<false>(into);
+        scan_lanes(into, 0);
 #pragma unroll
         for (int k = 0; k < kCount; ++k) {
           const Wide before = shuffle(into[k], lane ? lane - 1 : 0), all = shuffle(into[k], kLanes - 1);
@@ -506,7 +505,7 @@ template <class S, class Load, class Store> struct Pipeline {
   template <bool kMirror> __device__ static void scan_groups(Acc (&group)[kRuns], Acc (&total)[kRuns]) {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
     const int lane = lane_id();
-    scan_lanes<kMirror>(group);
+    scan_lanes(group, mirror);
 #pragma unroll
     for (int k = 0; k < kRuns; ++k) {
       total[k] = group[k];

@@ -507,6 +507,48 @@ MUTANTS = (
         "if (k < count / kLanes) sum", "if (k + 1 < count / kLanes) sum",
         "scan.CumSum", ("pipeline",), every=1,
     ),
+    # ---- the pipeline of few columns
+    Mutant(
+        "results of few columns do not wait for their totals and carries", "kernels/scan_narrow_pipeline.cuh",
+        "barrier_wait(&ready[s], parity); typename S::Result r", "typename S::Result r",
+        "scan.CumSum", ("narrow_pipeline",), quick=True,
+    ),
+    Mutant(
+        "a stage is filled again while its results are stored", "kernels/scan_narrow_pipeline.cuh",
+        "if (lane == 0 && whole > 0) bulk_stores_read();", "",
+        "scan.CumSum", ("narrow_pipeline",),
+    ),
+    Mutant(
+        "results of few columns without a fence before their bulk store", "kernels/scan_narrow_pipeline.cuh",
+        "bulk_fence(); barrier_arrive(&done[s]);", "barrier_arrive(&done[s]);",
+        "scan.CumSum", ("narrow_pipeline",),
+    ),
+    Mutant(
+        "a part forgets those before it in its block tile", "kernels/scan_narrow_pipeline.cuh",
+        "before = number >> level == i + 1 ? first : before;", "",
+        "scan.CumSum", ("narrow_pipeline",),
+    ),
+    Mutant(
+        "totals of the window before are taken for this one's", "kernels/scan_narrow_pipeline.cuh",
+        "part[k][p] = {};", "part[k][p] = part[k][p];",
+        "scan.CumSum", ("narrow_pipeline",),
+    ),
+    Mutant(
+        "a part of which nothing is written does not wait for its totals", "kernels/scan_narrow_pipeline.cuh",
+        "barrier_wait(&ready[s], parity); continue;", "continue;",
+        "scan.CumSum", ("narrow_pipeline",), every=1,
+    ),
+    Mutant(
+        "the last elements of few columns are not written", "kernels/scan_narrow_pipeline.cuh",
+        "if (at < bytes) *global(", "if (at < 0) *global(",
+        "scan.CumSum", ("narrow_pipeline",),
+    ),
+    Mutant(
+        "columns of any alignment in granules", "plan.cpp",
+        "return fits(call.in.data) && fits(call.out.values); } // The same where they are narrower",
+        "return fits(call.out.values); } // The same where they are narrower",
+        "plan", ("narrow_pipeline",), "asan", every=1,
+    ),
     # ---- lanes that walk columns
     Mutant(
         "the copies of a walk are not waited for", "kernels/scan_walk.cuh",

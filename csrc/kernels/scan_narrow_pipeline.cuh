@@ -1,0 +1,491 @@
+// Scans of W columns, 2 to 4, that are one run of memory, on GPUs with bulk copies: as scan_pipeline.cuh scans a row,
+// with W scans side by side. A lane's group is 8 positions of all columns, its neighbours in memory.
+//
+//   loader   takes a ticket for each stage of a ring, and starts its bulk load: a part of a block tile, so that many
+//            stages fit however many columns there are
+//   totals   each warp sums one part as soon as its load lands, and publishes its totals
+//   carry    a warp for each column hands each part of this block its carry, and what precedes it in its block tile
+//   results  teams of warps turn parts into their results, which take the places of their elements
+//   store    warps in turn start the bulk stores, so that one begins while another is read
+#pragma once
+#include "scan_pipeline.cuh"
+
+namespace torchreduce::gpu {
+
+// What the kernel is compiled for.
+template <class S, class Load, class Store> constexpr bool kNarrowPipelined =
+    kPipelined<S, Load, Store> && sizeof(typename S::Acc) <= 4;
+
+// The ring for W columns of elements of `bytes` bytes. A look takes about as many totals of a column as that of
+// scan_pipeline.cuh.
+template <int kBytes, int W> struct NarrowShape {
+  static constexpr int kParts = narrow_parts(W, kBytes);  // of a block tile
+  static constexpr int kTiles = kFan / kParts;            // of a part
+  static constexpr int kStageBytes = kTiles * kTile * W * kBytes;
+  static constexpr int kStages = (208 << 10) / kStageBytes;
+  static constexpr int kTotalWarps = kNarrowTotalWarps, kStoreWarps = kNarrowStoreWarps;
+  static constexpr int kResultWarps = narrow_result_warps(W, kBytes);
+  static constexpr int kTeamWarps = kTiles < kResultWarps ? kTiles : kResultWarps, kTeams = kResultWarps / kTeamWarps;
+  static constexpr int kTotals = kStageBytes > 16 << 10 ? 2 : 6;            // a look, times 32
+  static constexpr int kWindows = kTotals > kParts ? kTotals / kParts : 1;  // of 32 block tiles
+  static_assert(kTeams <= kTotalWarps && kStoreWarps <= kTotalWarps && kTotalWarps <= kStages, "see load()");
+  static_assert((kResultWarps + kTotalWarps + W + kStoreWarps + 1) * kLanes == narrow_threads(W, kBytes),
+                "a warp for each role");
+  static constexpr int kShared = kStages * kStageBytes;
+  static_assert(kShared + (6 << 10) <= kPipelineShared, "the plan counts on no more");
+};
+
+#ifdef TR_BULK_COPIES
+
+// The granules of a lane in shared memory, kCount from lane * kCount on. Neighbouring lanes take theirs in different
+// orders, so that 8 of them meet in no bank.
+template <int kCount> struct LaneGranules {
+  static constexpr int kTurns = kCount % 8 == 0 ? 8 : kCount % 4 == 0 ? 4 : kCount % 2 == 0 ? 2 : 1;
+  uint4* at;
+  int turn;  // granule i is the i ^ turn-th that is taken
+
+  __device__ __forceinline__ LaneGranules(char* run, int lane)
+      : at(reinterpret_cast<uint4*>(run) + lane * kCount), turn(lane / (8 / kTurns) % kTurns) {}
+  __device__ __forceinline__ void load(uint32_t (&w)[4 * kCount]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const uint4 v = at[i ^ turn];
+      w[4 * i] = v.x, w[4 * i + 1] = v.y, w[4 * i + 2] = v.z, w[4 * i + 3] = v.w;
+    }
+    in_turn(w);
+  }
+  __device__ __forceinline__ void store(uint32_t (&w)[4 * kCount]) const {
+    in_turn(w);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) at[i ^ turn] = {w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3]};
+  }
+
+ private:
+  // Between the order of memory and that in which they are taken: no word has an index that is not a constant.
+  __device__ __forceinline__ void in_turn(uint32_t (&w)[4 * kCount]) const {
+#pragma unroll
+    for (int d = 1; d < kTurns; d *= 2) {
+      const bool swap = turn & d;
+#pragma unroll
+      for (int i = 0; i < 4 * kCount; ++i) {
+        if (i / 4 & d) continue;
+        const uint32_t low = w[i], high = w[i + 4 * d];
+        w[i] = swap ? high : low;
+        w[i + 4 * d] = swap ? low : high;
+      }
+    }
+  }
+};
+
+// Results of a group of W columns, rounded once each, as words in the order of memory.
+template <class T, class S, int W, class Result>
+__device__ __forceinline__ void round_side(const Result (&r)[W][kGroup], uint32_t (&w)[W * kGroupWords<T>]) {
+  if constexpr (kLooksForNan<T, Result>) {
+    bool nan = false;
+#pragma unroll
+    for (int v = 0; v < W; ++v) nan = nan || has_nan<S>(r[v]);
+    if (!nan) {
+#pragma unroll
+      for (int k = 0; k < W * kGroupWords<T>; ++k) {
+        if constexpr (sizeof(T) == 4) w[k] = bit_cast<uint32_t>(r[k % W][k / W]);
+        else w[k] = round_pair<T>(r[2 * k % W][2 * k / W], r[(2 * k + 1) % W][(2 * k + 1) / W]);
+      }
+      return;
+    }
+  }
+  T rounded[W * kGroup];
+#pragma unroll
+  for (int i = 0; i < W * kGroup; ++i) rounded[i] = round_to<T>(r[i % W][i / W]);
+  memcpy(w, rounded, sizeof w);
+}
+
+template <class S, class Load, class Store, int W> struct NarrowPipeline {
+  using Rows = Pipeline<S, Load, Store>;  // what is the same of one column
+  using Acc = typename S::Acc;
+  using Wide = typename S::Wide;
+  using Item = typename S::Item;
+  using E = typename Load::Element;
+  using Shape = NarrowShape<sizeof(E), W>;
+  static constexpr int kStages = Shape::kStages, kStageBytes = Shape::kStageBytes;
+  static constexpr int kTotalWarps = Shape::kTotalWarps, kStoreWarps = Shape::kStoreWarps;
+  static constexpr int kParts = Shape::kParts, kTiles = Shape::kTiles;
+  static constexpr int kPositions = kTiles * kTile, kRowBytes = W * int(sizeof(E)), kRunBytes = kTile * kRowBytes;
+  static constexpr int kGranules = kGroup * kRowBytes / kGranule;  // of a lane
+  static constexpr int kLevels = kParts < 8 ? kParts / 2 : 3;      // of the tree over the parts of a block tile
+  static constexpr int kLeft = kLevels ? kLevels : 1;              // no array is empty
+  static_assert(1 << kLevels == kParts, "its levels");
+
+  Barrier taken[kStages], loaded[kStages], ready[kStages], done[kStages], empty[kStages];
+  PipelineJob job[kStages];        // the row is that of the first column, the tile a part
+  Acc within[kStages][W][kTiles];  // what precedes each tile in its part
+  Acc left[kStages][W][kLeft];     // what precedes the part in its block tile, level by level
+  Wide carry[kStages][W];
+
+  __device__ void make_barriers() {
+    for (int s = 0; s < kStages; ++s) {
+      barrier_init(&taken[s], 1);
+      barrier_init(&loaded[s], 1);
+      barrier_init(&ready[s], (1 + W) * kLanes);  // totals, carry
+      barrier_init(&done[s], Shape::kTeamWarps * kLanes);
+      barrier_init(&empty[s], kLanes);  // store: the last of all
+    }
+    barriers_made();
+  }
+  __device__ int free_stage(int it) {
+    const int s = it % kStages;
+    if (it >= kStages) barrier_wait(&empty[s], (it / kStages - 1) & 1);
+    return s;
+  }
+  __device__ PipelineJob next(int it) {
+    barrier_wait(&taken[it % kStages], it / kStages & 1);
+    return job[it % kStages];
+  }
+
+  // ---- roles ----
+
+  // As Pipeline::load. The row's last granule may be shared: then its elements are moved one by one.
+  __device__ void load(const ScanCall& call, ChainSpace<S>& space, char* stages, bool mirror) {
+    const Layout& l = call.layout;
+    const int64_t shift = call.exclusive ? 1 : 0, jobs = l.rows / W * space.tiles, far = mirror ? kPositions - 1 : 0;
+    const int64_t sign = mirror ? -1 : 1;
+    const uintptr_t in = reinterpret_cast<uintptr_t>(call.in.data), out = reinterpret_cast<uintptr_t>(call.out.values);
+    int it = 0;
+    for (int64_t ticket = int64_t(take_ticket(space.ticket)), next; ticket < jobs; ticket = next, ++it) {
+      next = int64_t(take_ticket(space.ticket));
+      PipelineJob j;
+      j.row = ticket / space.tiles * W;
+      j.tile = ticket % space.tiles;
+      const RowStart start = row_start(l, j.row);
+      const int64_t first = j.tile * kPositions, left = l.length - first;
+      const int count = int(left < kPositions ? left : kPositions);
+      j.results = int(left - shift < kPositions ? left - shift : kPositions);
+      j.in = in + start.in * sizeof(E) + (sign * first - far) * kRowBytes;
+      j.out = out + start.out * sizeof(E) + (sign * (first + shift) - far) * kRowBytes;
+      const int begin = mirror ? (kPositions - count) * kRowBytes : 0, bytes = count * kRowBytes;
+      const int whole = bytes / kGranule * kGranule;
+      const int s = free_stage(it);
+      char* const to = stages + s * kStageBytes + begin;
+      const uintptr_t from = j.in + begin;
+      job[s] = j;
+      barrier_arrive(&taken[s]);
+      if (whole < bytes) {
+        for (int i = whole; i < bytes; i += int(sizeof(E)))
+          *reinterpret_cast<E*>(to + i) = *global(reinterpret_cast<const E*>(from + i));
+        bulk_fence();
+      }
+      barrier_expect(&loaded[s], uint32_t(whole));
+      if (whole > 0) bulk_load(to, reinterpret_cast<const void*>(from), uint32_t(whole), &loaded[s]);
+    }
+    for (int end = 0; end < kTotalWarps; ++end, ++it) {  // one for each warp that takes turns with others
+      const int s = free_stage(it);
+      job[s].row = -1;
+      barrier_arrive(&taken[s]);
+    }
+  }
+
+  // The items of the group of `lane` in a tile of 256, in the order of memory.
+  template <bool kMirror>
+  __device__ __forceinline__ static void group_items(const S& op, const LaneGranules<kGranules>& granules,
+                                                     int64_t position, Item (&items)[W][kGroup]) {
+    uint32_t w[4 * kGranules];
+    granules.load(w);
+    E x[W * kGroup];
+    unpack(w, x);
+#pragma unroll
+    for (int i = 0; i < W * kGroup; ++i)
+      items[i % W][i / W] = op.load(x[i], position + (kMirror ? kGroup - 1 - i / W : i / W));
+  }
+
+  template <bool kMirror> __device__ void totals(const S& op, ChainSpace<S>& space, char* stages, int warp) {
+    constexpr int mirror = kMirror ? kLanes - 1 : 0, tile_mirror = kMirror ? kTiles - 1 : 0;
+    constexpr int kTurn = 4;  // tiles at once: more take too many registers
+    const int lane = lane_id();
+    for (int it = warp;; it += kTotalWarps) {
+      const PipelineJob j = next(it);
+      if (j.row < 0) return;
+      const int s = it % kStages;
+      barrier_wait(&loaded[s], it / kStages & 1);
+      Acc part[W][kTiles / kTurn] = {};
+#pragma unroll 1
+      for (int first = 0; first < kTiles; first += kTurn) {
+        Acc total[W][kTurn];
+#pragma unroll
+        for (int k = 0; k < kTurn; ++k) {
+          const int q = first + k;
+          Item items[W][kGroup];
+          group_items<kMirror>(op, {stages + s * kStageBytes + q * kRunBytes, lane},
+                               j.tile * kPositions + (q ^ tile_mirror) * kTile + (lane ^ mirror) * kGroup, items);
+#pragma unroll
+          for (int v = 0; v < W; ++v) total[v][k] = Rows::template group<kMirror>(items[v]);
+        }
+#pragma unroll
+        for (int v = 0; v < W; ++v) {
+#pragma unroll
+          for (int i = 0; i < kTiles / kTurn - 1; ++i) part[v][i] = part[v][i + 1];
+          part[v][kTiles / kTurn - 1] = transposed_trees<S, kTurn, 1>(total[v], lane, kMirror);
+        }
+      }
+      Acc upto[W];  // of the tile whose number is the lane's, modulo kTiles
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+        upto[v] = transposed_trees<S, kTiles / kTurn, kTurn>(part[v], lane, kMirror);
+#pragma unroll
+        for (int d = kTiles; d < kLanes; d *= 2) {
+          const Acc other = shuffle(upto[v], lane ^ d);
+          upto[v] = bool(lane & d) != kMirror ? S::combine(other, upto[v]) : S::combine(upto[v], other);
+        }
+      }
+      Rows::scan_lanes(upto, tile_mirror);  // of the first kTiles lanes
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+        if (lane == (kMirror ? 0 : kTiles - 1)) space.total(job[s].row + v, job[s].tile).publish(upto[v]);
+        const Acc before = shuffle(upto[v], (((lane ^ tile_mirror) - 1) ^ tile_mirror) & (kLanes - 1));
+        if (lane < kTiles) within[s][v][lane] = (lane ^ tile_mirror) ? before : S::absent();
+      }
+      barrier_arrive(&ready[s]);
+    }
+  }
+
+  // A total as far as it has been seen, in registers.
+  struct Seen {
+    Published<Acc> as;
+
+    __device__ __forceinline__ bool there() const {
+      bool all = true;
+#pragma unroll
+      for (int i = 0; i < Published<Acc>::kWords; ++i) all = all && as.word[i] >> 32 != 0;
+      return all;
+    }
+    __device__ __forceinline__ Acc value() const {
+      uint32_t part[Published<Acc>::kWords];
+#pragma unroll
+      for (int i = 0; i < Published<Acc>::kWords; ++i) part[i] = uint32_t(as.word[i]);
+      Acc v;
+      memcpy(&v, part, sizeof v);
+      return v;
+    }
+    // Looks for what has not been seen.
+    __device__ __forceinline__ void look(const Published<Acc>& from, bool wanted) {
+#pragma unroll
+      for (int i = 0; i < Published<Acc>::kWords; ++i)
+        as.word[i] = load_relaxed_if(wanted && as.word[i] >> 32 == 0, &from.word[i], as.word[i]);
+    }
+  };
+
+  // The totals of the parts of kCount * 32 block tiles from `base` on, those of tile `base + 32 * k + lane` in
+  // part[k], as far as they are there; returns how many are, from the first part of `base` on without a gap.
+  template <int kCount>
+  __device__ static int look(ChainSpace<S>& space, int64_t row, int64_t base, Seen (&part)[kCount][kParts]) {
+    const int64_t mine = (base + lane_id()) * kParts;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k)
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) {  // without a branch, so that all are on their way at once
+        const int64_t i = mine + k * kLanes * kParts + p;
+        part[k][p].look(space.total(row, i), i < space.tiles);
+      }
+    int count = 0;
+#pragma unroll
+    for (int k = kCount - 1; k >= 0; --k) {
+      int leading = 0;
+#pragma unroll
+      for (int p = kParts - 1; p >= 0; --p) leading = part[k][p].there() ? leading + 1 : 0;
+      const uint32_t missing = ~ballot(leading == kParts);
+      const int tile = missing ? __ffs(missing) - 1 : 0, more = shuffle(leading, tile);
+      count = missing ? tile * kParts + more : kLanes * kParts + count;
+    }
+    return count;
+  }
+
+  // As Pipeline::carries.
+  template <int kCount> __device__ void carries(ChainSpace<S>& space, int column) {
+    const int lane = lane_id();
+    int64_t row = -1, base = 0, end = 0;  // known are the totals of this row's parts before this one, and of
+    Seen part[kCount][kParts];            // block tile base + 32 * k + lane each, and the carry
+    Wide into[kCount];                    // into it
+    Wide sum = S::wide_absent();          // of the superblocks before the one at base
+    auto begin_at = [&](int64_t tile) {
+      base = tile;
+#pragma unroll
+      for (int k = 0; k < kCount; ++k)
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) part[k][p] = {};
+    };
+    auto totals_of = [&](int k, Acc(&total)[kParts]) {
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) total[p] = part[k][p].value();
+    };
+    for (int it = 0;; ++it) {
+      const PipelineJob j = next(it);
+      if (j.row < 0) return;
+      if (j.row != row) {
+        row = j.row;
+        end = 0;
+        begin_at(0);
+        into[0] = sum = S::wide_absent();
+      }
+      const int64_t tile = j.tile / kParts;
+      while (j.tile > end || tile >= base + kCount * kLanes) {
+        if (end >= (base + kLanes) * kParts) begin_at(end / kParts / kLanes * kLanes);
+        const int count = look(space, row + column, base, part);
+        end = base * kParts + count;
+        if (j.tile > end && count < kLanes * kParts) continue;  // nothing that would not be looked at again
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) {
+          Acc total[kParts];
+          totals_of(k, total);
+          into[k] = S::widen(tree(total, 0, [](int, const Acc&) {}));
+        }
+        Rows::scan_lanes(into, 0);
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) {
+          const Wide before = shuffle(into[k], lane ? lane - 1 : 0), all = shuffle(into[k], kLanes - 1);
+          into[k] = lane ? S::combine(sum, before) : sum;
+          if (k < count / (kLanes * kParts)) sum = S::combine(sum, all);
+        }
+      }
+      const int s = it % kStages, at = int(tile - base);
+      Wide found = into[0];
+      Acc near[kParts];
+      totals_of(0, near);
+#pragma unroll
+      for (int k = 1; k < kCount; ++k) {
+        const bool here = k == at / kLanes;
+        const Wide value = into[k];  // a value, so that nothing indexes the array
+        found = here ? value : found;
+        Acc total[kParts];
+        totals_of(k, total);
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) {
+          const Acc other = total[p];
+          near[p] = here ? other : near[p];
+        }
+      }
+      if (lane == at % kLanes) {
+        carry[s][column] = found;
+        tree(near, int(j.tile % kParts), [&](int level, const Acc& before) { left[s][column][level] = before; });
+      }
+      barrier_arrive(&ready[s]);
+    }
+  }
+  // The total of a block tile's parts. Of each level of their tree, from the lowest on, what precedes part `number` at
+  // this level alone: the other half of the pair of subtrees whose second one it is in, or nothing.
+  template <class Precedes>
+  __device__ __forceinline__ static Acc tree(const Acc (&part)[kParts], int number, Precedes precedes) {
+    Acc total[kParts];
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) total[p] = part[p];
+#pragma unroll
+    for (int level = 0; level < kLevels; ++level) {
+      Acc before = S::absent();
+#pragma unroll
+      for (int i = 0; i < kParts >> level; i += 2) {
+        const Acc first = total[i];
+        before = number >> level == i + 1 ? first : before;
+        total[i / 2] = S::combine(first, total[i + 1]);
+      }
+      precedes(level, before);
+    }
+    return total[0];
+  }
+
+  template <bool kMirror> __device__ void results(const S& op, char* stages, int warp) {
+    constexpr int mirror = kMirror ? kLanes - 1 : 0, tile_mirror = kMirror ? kTiles - 1 : 0;
+    constexpr int kTeamWarps = Shape::kTeamWarps;
+    for (int it = warp / kTeamWarps;; it += Shape::kTeams) {
+      const PipelineJob j = next(it);
+      if (j.row < 0) return;
+      const int s = it % kStages, parity = it / kStages & 1;
+#pragma unroll 1
+      for (int k = 0; k < kTiles / kTeamWarps; ++k) {
+        const int q = k * kTeamWarps + warp % kTeamWarps, lane = recomputed(lane_id());
+        const int first = (q ^ tile_mirror) * kTile;
+        if (first >= j.results) {  // nothing of this tile is written; but when that is done, the stage is free
+          barrier_wait(&ready[s], parity);
+          continue;
+        }
+        barrier_wait(&loaded[s], parity);
+        const LaneGranules<kGranules> granules(stages + s * kStageBytes + q * kRunBytes, lane);
+        Item items[W][kGroup];
+        group_items<kMirror>(op, granules, j.tile * kPositions + first + (lane ^ mirror) * kGroup, items);
+        Acc before[W];
+#pragma unroll
+        for (int v = 0; v < W; ++v) before[v] = Rows::template group<kMirror>(items[v]);
+        Rows::scan_lanes(before, mirror);
+#pragma unroll
+        for (int v = 0; v < W; ++v) {
+          const Acc lower = shuffle(before[v], (((lane ^ mirror) - 1) ^ mirror) & (kLanes - 1));
+          before[v] = (lane ^ mirror) ? lower : S::absent();
+        }
+        barrier_wait(&ready[s], parity);
+        typename S::Result r[W][kGroup];
+#pragma unroll
+        for (int v = 0; v < W; ++v) {
+          Acc tiles = within[s][v][q];
+#pragma unroll
+          for (int level = 0; level < kLevels; ++level) tiles = S::combine(left[s][v][level], tiles);
+          Rows::template results<kMirror>(op, S::prefix(carry[s][v], S::combine(tiles, before[v])), items[v], r[v]);
+        }
+        uint32_t w[4 * kGranules];
+        round_side<E, S>(r, w);
+        granules.store(w);
+      }
+      bulk_fence();
+      barrier_arrive(&done[s]);
+    }
+  }
+
+  __device__ void store(const ScanCall& call, const char* stages, int warp, bool mirror) {
+    const int lane = lane_id();
+    for (int it = warp;; it += kStoreWarps) {
+      const PipelineJob j = next(it);
+      if (j.row < 0) return;
+      const int s = it % kStages, begin = mirror ? (kPositions - j.results) * kRowBytes : 0;
+      const int bytes = j.results * kRowBytes, whole = bytes / kGranule * kGranule, at = whole + lane * int(sizeof(E));
+      if (call.exclusive && j.tile == 0 && lane < W)
+        global(reinterpret_cast<E*>(j.out + (mirror ? kPositions : -1) * kRowBytes))[lane] = round_to<E>(S::start());
+      const char* const from = stages + s * kStageBytes + begin;
+      char* const to = reinterpret_cast<char*>(j.out + begin);
+      barrier_wait(&done[s], it / kStages & 1);
+      if (lane == 0 && whole > 0) bulk_store(to, from, uint32_t(whole));
+      if (at < bytes) *global(reinterpret_cast<E*>(to + at)) = *reinterpret_cast<const E*>(from + at);
+      if (lane == 0 && whole > 0) bulk_stores_read();
+      barrier_arrive(&empty[s]);
+    }
+  }
+};
+
+template <class S, class Load, class Store, int W>
+__global__ void __launch_bounds__(narrow_threads(W, sizeof(typename Load::Element)), 1)
+    scan_narrow_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using P = NarrowPipeline<S, Load, Store, W>;
+  TR_DYNAMIC_SHARED(stages, 128);
+  __shared__ P pipeline;
+  constexpr int kCarryWarp = P::Shape::kResultWarps + P::kTotalWarps, kStoreWarp = kCarryWarp + W,
+                kLoadWarp = kStoreWarp + P::kStoreWarps;
+  const int warp = int(threadIdx.x) / kLanes;
+  const bool mirror = scan_stride(call.layout).in < 0;
+  ChainSpace<S> space(workspace, call.layout.rows, call.plan.splits);
+  const S op{call.options};
+  if (threadIdx.x == 0) pipeline.make_barriers();
+  __syncthreads();
+  if (warp < P::Shape::kResultWarps) {
+    if (mirror) pipeline.template results<true>(op, stages, warp);
+    else pipeline.template results<false>(op, stages, warp);
+  } else if (warp < kCarryWarp) {
+    if (mirror) pipeline.template totals<true>(op, space, stages, warp - P::Shape::kResultWarps);
+    else pipeline.template totals<false>(op, space, stages, warp - P::Shape::kResultWarps);
+  } else if (warp < kStoreWarp) {
+    pipeline.template carries<P::Shape::kWindows>(space, warp - kCarryWarp);
+  } else if (warp < kLoadWarp) {
+    pipeline.store(call, stages, warp - kStoreWarp, mirror);
+  } else if (lane_id() == 0) {
+    pipeline.load(call, space, stages, mirror);
+  }
+#endif
+}
+
+#endif
+
+}  // namespace torchreduce::gpu
