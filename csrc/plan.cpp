@@ -518,7 +518,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
                         : narrow && inputs == 1                              ? Family::ColumnsChain
                                                                              : Family::Columns;
   plan.family = family_of(forced.family, chosen, true);
-  plan.vector_loads = plan.vector_loads && (plan.family == Family::Rows || plan.family == Family::Chain);
+  plan.vector_loads = plan.vector_loads &&
+                      (plan.family == Family::Rows || plan.family == Family::Chain || plan.family == Family::Pipeline);
   plan.threads = kThreads;
   plan.splits = ceil_div(n, kBlockTile);
 

@@ -494,7 +494,7 @@ void enqueue(void (*kernel)(P...), int64_t blocks, int threads, int shared, gpuS
   // between this one's setting and its launch.
   static std::mutex setting;
   std::unique_lock lock(setting, std::defer_lock);
-  if (shared > 48 << 10) {
+  if (shared > 40 << 10) {  // 48 KiB with what a block has besides are granted without being asked for
     lock.lock();
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   }

@@ -480,12 +480,12 @@ template <class S, class Load, class Store> struct Pipeline {
     const char* tiles;  // where the block tile's granules begin
     int64_t position;   // of the block tile
 
-    template <bool kMirror, bool kAtGranule>
+    template <bool kMirror, bool kAtGranules>
     __device__ void items(const S& op, typename S::Item (&x)[kRuns][kGroup]) const {
       constexpr int mirror = kMirror ? kLanes - 1 : 0;
       const int lane = lane_id();
       const int64_t group = position + (first ^ mirror) * kTile + (lane ^ mirror) * kGroup;
-      with_word(kAtGranule ? kAligned : word_of(in), [&](auto word) {
+      with_word(kAtGranules ? kAligned : word_of(in), [&](auto word) {
 #pragma unroll
         for (int k = 0; k < kRuns; ++k)
           group_items<word(), kMirror>(op, tiles + (first + k) * kRunBytes, lane, in % 4 * 8,
@@ -493,12 +493,6 @@ template <class S, class Load, class Store> struct Pipeline {
       });
     }
   };
-  // Calls role(whether the part starts at a granule, as far as that is known): twice as much code is worth it where
-  // much is done with each element, which then begins with words that need not be chosen.
-  template <class Role> __device__ static void by_alignment(const Part& part, Role role) {
-    if (kOwnTotals && part.in == 0) role(std::true_type());
-    else role(std::false_type());
-  }
   // That of result warp `warp` when it has landed, or none if it has no results that are written.
   template <bool kMirror> __device__ bool take_part(const PipelineJob& j, int it, const char* stages, int warp,
                                                     Part& part) {
@@ -521,7 +515,10 @@ template <class S, class Load, class Store> struct Pipeline {
     }
   }
 
-  template <bool kMirror> __device__ void results(const S& op, const char* stages, char* stagings, int warp) {
+  // kAtGranules: every block tile starts at one. To know that beforehand is worth it where much is done with each
+  // element, which then begins with words that need not be chosen.
+  template <bool kMirror, bool kAtGranules>
+  __device__ void results(const S& op, const char* stages, char* stagings, int warp) {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
     const int lane = lane_id(), first = warp * kRuns;
     Acc groups[kAhead + 1][kRuns];  // what precedes each of the lane's in its tile, of this block tile and those ahead
@@ -542,12 +539,10 @@ template <class S, class Load, class Store> struct Pipeline {
           Part part;
           if (take_part<kMirror>(j, ahead, stages, warp, part)) {
             Acc total[kRuns];
-            by_alignment(part, [&](auto at_granule) {
-              typename S::Item items[kRuns][kGroup];
-              part.template items<kMirror, at_granule()>(op, items);
+            typename S::Item items[kRuns][kGroup];
+            part.template items<kMirror, kAtGranules>(op, items);
 #pragma unroll
-              for (int k = 0; k < kRuns; ++k) groups[kAhead][k] = group<kMirror>(items[k]);
-            });
+            for (int k = 0; k < kRuns; ++k) groups[kAhead][k] = group<kMirror>(items[k]);
             scan_groups<kMirror>(groups[kAhead], total);
 #pragma unroll
             for (int k = 0; k < kRuns; ++k)
@@ -570,28 +565,26 @@ template <class S, class Load, class Store> struct Pipeline {
         continue;
       }
       uint32_t w[kRuns][kWords];
-      by_alignment(part, [&](auto at_granule) {
-        typename S::Item items[kRuns][kGroup];
-        Acc before[kRuns];
-        part.template items<kMirror, at_granule()>(op, items);
+      typename S::Item items[kRuns][kGroup];
+      Acc before[kRuns];
+      part.template items<kMirror, kAtGranules>(op, items);
 #pragma unroll
-        for (int k = 0; k < kRuns; ++k) before[k] = kOwnTotals ? groups[0][k] : group<kMirror>(items[k]);
-        if constexpr (!kOwnTotals) {
-          Acc total[kRuns];
-          scan_groups<kMirror>(before, total);
-        }
-        barrier_wait(&ready[s], it / kStages & 1);
-        const Wide c = carry[s];
+      for (int k = 0; k < kRuns; ++k) before[k] = kOwnTotals ? groups[0][k] : group<kMirror>(items[k]);
+      if constexpr (!kOwnTotals) {
+        Acc total[kRuns];
+        scan_groups<kMirror>(before, total);
+      }
+      barrier_wait(&ready[s], it / kStages & 1);
+      const Wide c = carry[s];
 #pragma unroll
-        for (int k = 0; k < kRuns; ++k) before[k] = S::combine(within[s][first + k], before[k]);
-        barrier_arrive(&empty[s]);
+      for (int k = 0; k < kRuns; ++k) before[k] = S::combine(within[s][first + k], before[k]);
+      barrier_arrive(&empty[s]);
 #pragma unroll
-        for (int k = 0; k < kRuns; ++k) {
-          typename S::Result r[kGroup];
-          results<kMirror>(op, S::prefix(c, before[k]), items[k], r);
-          round_group<O, S>(r, w[k]);
-        }
-      });
+      for (int k = 0; k < kRuns; ++k) {
+        typename S::Result r[kGroup];
+        results<kMirror>(op, S::prefix(c, before[k]), items[k], r);
+        round_group<O, S>(r, w[k]);
+      }
       const int out = int(j.out % kGranule);
       char* const staging = stagings + o * kStageBytes + (int(j.out % kLine) - out);
       wait_stored();
@@ -663,8 +656,10 @@ __global__ void __launch_bounds__(pipeline_threads(sizeof(typename S::Acc)), 1)
   if (threadIdx.x == 0) pipeline.make_barriers();
   __syncthreads();
   if (warp < P::kResultWarps) {
-    if (mirror) pipeline.template results<true>(op, stages, stagings, warp);
-    else pipeline.template results<false>(op, stages, stagings, warp);
+    if (mirror) pipeline.template results<true, false>(op, stages, stagings, warp);
+    else if (P::kOwnTotals && call.plan.vector_loads)
+      pipeline.template results<false, P::kOwnTotals>(op, stages, stagings, warp);
+    else pipeline.template results<false, false>(op, stages, stagings, warp);
   } else if (warp < kCarryWarp) {
     if constexpr (P::kOwnTotals) {
       if (mirror) pipeline.template publish_totals<true>(space);
