@@ -146,12 +146,16 @@ def test_a_lane_walks_each_of_many_columns(op):
                 plan(*refused)
 
 
-def test_long_rows_go_through_the_pipeline_where_there_are_bulk_copies():
+@pytest.mark.parametrize("op", ("cumsum", "cumprod", "logcumsumexp"))
+def test_long_rows_go_through_the_pipeline_where_there_are_bulk_copies(op):
     numbers = NUMBERS[torch.bfloat16], NUMBERS[torch.bfloat16]
     for sizes, strides in (((2**20,), (1,)), ((3, 100_001), (100_001, 1)), ((3, 100_001), (100_008, 1))):
-        call = ("cumsum", sizes, strides, [len(sizes) - 1], *numbers, False, True, MULTIPROCESSORS)
-        assert _C.plan(*call, True)["family"] == "pipeline" and _C.plan(*call, False)["family"] == "chain"
-    assert _C.plan("cumsum", (2**20,), (2,), [0], *numbers, True, True, MULTIPROCESSORS, True)["family"] == "chain"
+        for aligned in (False, True):
+            call = (op, sizes, strides, [len(sizes) - 1], *numbers, aligned, True, MULTIPROCESSORS)
+            piped = _C.plan(*call, True)
+            assert piped["family"] == "pipeline" and _C.plan(*call, False)["family"] == "chain"
+            assert piped["vector_loads"] == (aligned and len(sizes) == 1)
+    assert _C.plan(op, (2**20,), (2,), [0], *numbers, True, True, MULTIPROCESSORS, True)["family"] == "chain"
 
 
 @pytest.mark.parametrize("op, dtype, size", [("cumprod", torch.bfloat16, 2), ("cumprod", torch.float32, 4),
@@ -159,7 +163,8 @@ def test_long_rows_go_through_the_pipeline_where_there_are_bulk_copies():
 def test_block_tiles_of_chains_lie_in_shared_memory_if_it_is_there(op, dtype, size):
     numbers = NUMBERS[dtype], NUMBERS[torch.int64 if dtype == torch.int8 else dtype]
     for aligned, bulk_copies in itertools.product((False, True), repeat=2):
-        p = _C.plan(op, (2**20,), (1,), [0], *numbers, aligned, True, MULTIPROCESSORS, bulk_copies)
+        with force_plan(family="chain"):
+            p = _C.plan(op, (2**20,), (1,), [0], *numbers, aligned, True, MULTIPROCESSORS, bulk_copies)
         room = (227 if bulk_copies else 48) << 10
         assert p["family"] == "chain" and p["shared"] == (size * BLOCK_TILE if size * BLOCK_TILE < room else 0)
 

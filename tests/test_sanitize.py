@@ -91,7 +91,8 @@ def test_scans(device, name, options, dtype, forced):
 def test_blocks_that_stay(device, shape, dtype):
     """More block tiles than a block of the pipeline has stages, twice over, on 132 multiprocessors."""
     for options in ({}, {"reverse": True}):
-        check("cumsum", values(shape, dtype, seed=1), 1, options, {"family": "pipeline"}, device)
+        for name in ("cumsum", "cumprod", "logcumsumexp"):
+            check(name, values(shape, dtype, seed=1), 1, options, {"family": "pipeline"}, device)
         check("cumsum", values((3500, 8, 2), dtype, seed=1), 1, options, {"family": "pipeline"}, device)
 
 
