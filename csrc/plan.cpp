@@ -620,7 +620,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
     case Family::Pipeline:
       if (!pipeline) throw std::invalid_argument("force_plan: the pipeline cannot serve this call on this device");
       plan.lanes = 32;
-      plan.threads = pipeline_threads(int(scan_sizes(call).acc));
+      plan.threads = pipeline_threads(in_size, int(scan_sizes(call).acc));
       if (few) {
         plan.vector = int(l.size[l.kept - 1]);
         plan.splits = ceil_div(n, kBlockTile / narrow_parts(plan.vector, in_size));

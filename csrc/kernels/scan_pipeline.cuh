@@ -21,7 +21,9 @@
 namespace torchreduce::gpu {
 
 // The ring for elements of `bytes` bytes. 16-bit scans need more totals in view to keep up, 32-bit scans suffer from
-// looking too often (float32: 64 totals a look 4110 GB/s, 128 3983, 256 3576; bfloat16: 64 3516, 192 3950).
+// looking too often (float32: 64 totals a look 4110 GB/s, 128 3983, 256 3576; bfloat16: 64 3516, 192 3950) and from two
+// warps that do (rows of 2^20, of a copy's speed: float32 0.93 with one carry warp, 0.85 with two; bfloat16 0.80,
+// 0.90).
 template <int kBytes, int kAcc> struct PipelineShape {
   static_assert(kBytes == 2 || kBytes == 4, "one stage is a block tile, and several must fit");
   static constexpr int kStages = kBytes == 2 ? 10 : 5;
@@ -29,10 +31,10 @@ template <int kBytes, int kAcc> struct PipelineShape {
   static constexpr bool kOwnTotals = kAcc > 4;                           // the result warps sum tiles
   static constexpr int kAhead = kOwnTotals ? (kBytes == 2 ? 3 : 2) : 0;  // and are so many block tiles further with it
   static constexpr int kTotalWarps = kOwnTotals ? 1 : 5;                 // divides kStages: each owns its stages
-  static constexpr int kCarryWarps = 2;
+  static constexpr int kCarryWarps = kOwnTotals || kBytes == 2 ? 2 : 1;
   static constexpr int kResultWarps = 16;
   static constexpr int kWindows = kBytes == 2 ? 6 : 2;  // of 32 totals, a look
-  static_assert((kResultWarps + kTotalWarps + kCarryWarps + 2) * kLanes == pipeline_threads(kAcc),
+  static_assert((kResultWarps + kTotalWarps + kCarryWarps + 2) * kLanes == pipeline_threads(kBytes, kAcc),
                 "a warp for each role");
   static constexpr int kStageBytes = kBlockTile * kBytes + 128;  // a tile that starts anywhere in a line
   static constexpr int kShared = (kStages + kStagings) * kStageBytes;
@@ -371,18 +373,16 @@ template <class S, class Load, class Store> struct Pipeline {
   }
 
   // The totals of the kCount * 32 block tiles from `base` on, `base + 32 * k + lane` in total[k], as far as they are
-  // there; returns how many are, from `base` on without a gap.
+  // there; returns how many are, from `base` on without a gap. Those that were `there` before are not looked at again.
   template <int kCount>
-  __device__ static int look(ChainSpace<S>& space, int64_t row, int64_t base, Acc (&total)[kCount]) {
+  __device__ static int look(ChainSpace<S>& space, int64_t row, int64_t base, Acc (&total)[kCount],
+                             bool (&there)[kCount]) {
     const int64_t mine = base + lane_id();
-    bool there[kCount];
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) {  // without a branch, so that all are on their way at once
+    for (int k = 0; k < kCount; ++k) {
       const int64_t tile = mine + k * kLanes;
-      there[k] = space.total(row, tile < space.tiles ? tile : space.tiles - 1).look(total[k]) && tile < space.tiles;
+      if (!there[k] && tile < space.tiles) there[k] = space.total(row, tile).look(total[k]);
     }
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) total[k] = chosen(there[k], total[k], S::absent());
     int count = 0;
 #pragma unroll
     for (int k = kCount - 1; k >= 0; --k) {
@@ -449,12 +449,15 @@ template <class S, class Load, class Store> struct Pipeline {
       }
       while (j.tile > end || j.tile >= base + kCount * kLanes) {
         Acc total[kCount];
+        bool there[kCount] = {};
+        int count;
         base = end / kLanes * kLanes;
-        const int count = look(space, row, base, total);
-        end = base + count;
-        if (j.tile > end && count < kLanes) continue;  // nothing that would not be looked at again
+        do {
+          count = look(space, row, base, total, there);
+          end = base + count;
+        } while (j.tile > end && count < kLanes);
 #pragma unroll
-        for (int k = 0; k < kCount; ++k) into[k] = S::widen(total[k]);
+        for (int k = 0; k < kCount; ++k) into[k] = S::widen(chosen(there[k], total[k], S::absent()));
         scan_lanes(into, 0);
 #pragma unroll
         for (int k = 0; k < kCount; ++k) {
@@ -475,7 +478,7 @@ template <class S, class Load, class Store> struct Pipeline {
 
   // A result warp's part of a block tile.
   struct Part {
-    int stage, first;   // the number of its first tile of 256
+    int first;          // the number of its first tile of 256
     int in;             // bytes into its granules that it starts
     const char* tiles;  // where the block tile's granules begin
     int64_t position;   // of the block tile
@@ -499,7 +502,7 @@ template <class S, class Load, class Store> struct Pipeline {
     const int s = it % kStages, in = int(j.in % kGranule);
     if ((kMirror ? kResultWarps - 1 - warp : warp) * kRuns * kTile >= j.results) return false;
     barrier_wait(&loaded[s], it / kStages & 1);
-    part = {s, warp * kRuns, in, stages + s * kStageBytes + (int(j.in % kLine) - in), j.tile * kBlockTile};
+    part = {warp * kRuns, in, stages + s * kStageBytes + (int(j.in % kLine) - in), j.tile * kBlockTile};
     return true;
   }
   // Of the totals of the groups of the part's tiles, what precedes each group in its tile; and the totals of those.
@@ -537,17 +540,20 @@ template <class S, class Load, class Store> struct Pipeline {
           more = j.row >= 0;
           if (!more) continue;
           Part part;
+          Acc total[kRuns];
           if (take_part<kMirror>(j, ahead, stages, warp, part)) {
-            Acc total[kRuns];
             typename S::Item items[kRuns][kGroup];
             part.template items<kMirror, kAtGranules>(op, items);
 #pragma unroll
             for (int k = 0; k < kRuns; ++k) groups[kAhead][k] = group<kMirror>(items[k]);
             scan_groups<kMirror>(groups[kAhead], total);
+          } else {
 #pragma unroll
-            for (int k = 0; k < kRuns; ++k)
-              if ((lane ^ mirror) == kLanes - 1) within[part.stage][part.first + k] = total[k];
+            for (int k = 0; k < kRuns; ++k) total[k] = S::absent();
           }
+#pragma unroll
+          for (int k = 0; k < kRuns; ++k)
+            if ((lane ^ mirror) == kLanes - 1) within[ahead % kStages][first + k] = total[k];
           barrier_arrive(&summed[ahead % kStages]);
         }
       }
@@ -642,7 +648,7 @@ template <class S, class Load, class Store> struct Pipeline {
 };
 
 template <class S, class Load, class Store>
-__global__ void __launch_bounds__(pipeline_threads(sizeof(typename S::Acc)), 1)
+__global__ void __launch_bounds__(pipeline_threads(sizeof(element_of<Load>), sizeof(typename S::Acc)), 1)
     scan_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using P = Pipeline<S, Load, Store>;
