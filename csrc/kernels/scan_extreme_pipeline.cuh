@@ -135,6 +135,16 @@ template <class S, class Load, class Store> struct ExtremePipeline {
     }
   }
 
+  // Carries are looked for no sooner than the totals before them are to be expected, when this tile has its own: they
+  // are in good time then, and memory is not kept busy.
+  __device__ void carries(ChainSpace<S>& space, int warp) {
+    Rows::carries_by_superblocks(*this, space, warp, [&](int it) -> const Job& {
+      const Job& j = next(it);
+      if (j.row >= 0) barrier_wait(&summed[it % kStages], it / kStages & 1);
+      return j;
+    });
+  }
+
   // The element at a position of the tile in stage `s`, which may be none of the row's.
   __device__ __forceinline__ const E* staged(const char* stages, int s, int at, bool down) const {
     return reinterpret_cast<const E*>(stages + s * kStageBytes + job[s].in % kLine) + (down ? kPositions - 1 - at : at);
@@ -235,17 +245,14 @@ template <class S, class Load, class Store> struct ExtremePipeline {
     known = {j.row, carry.key};
     if (whole && own.out_pairs != Pairs::Apart && total[s][warp].key < carry.key) {  // no record
       barrier_arrive(&empty[s]);
-      const int64_t lowest = (down ? -(part + kPart - 1) : part) + 2 * lane;
-      own.values += lowest;
-      own.indices += lowest;
+      own.move_out(call, down ? part + kPart - 1 : part);  // to the lowest one
       const E value = R::element(carry.bits);
 #pragma unroll 8
-      for (int c = 0; c < kChunks; ++c) own.store_up(c * kChunk, value, value, carry.index, carry.index);
+      for (int c = 0; c < kChunks; ++c) own.store_up(c * kChunk + 2 * lane, value, value, carry.index, carry.index);
       return true;
     }
     const bool up = whole && own.out_pairs == Pairs::Up && call.layout.length <= kNearLength;
-    own.values += down ? -(part + 2 * lane) : part + 2 * lane;
-    own.indices += down ? -(part + 2 * lane) : part + 2 * lane;
+    own.move_out(call, part + 2 * lane);
 #pragma unroll 1
     for (int c = 0; c < kChunks; c += K) {
       PairOf<Load> pairs[K];
@@ -294,7 +301,7 @@ __global__ void __launch_bounds__(kExtremePipelineThreads, 1)
   __syncthreads();
   if (warp < P::kResultWarps) pipeline.results(op, call, stages, warp, down);
   else if (warp < kCarryWarp) pipeline.publish_totals(space);
-  else if (warp < kCarryWarp + P::kCarryWarps) P::Rows::carries_by_superblocks(pipeline, space, warp - kCarryWarp);
+  else if (warp < kCarryWarp + P::kCarryWarps) pipeline.carries(space, warp - kCarryWarp);
   else if (lane_id() == 0) pipeline.load(call, space, stages, down);
 #endif
 }

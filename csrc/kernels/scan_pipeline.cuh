@@ -408,14 +408,14 @@ template <class S, class Load, class Store> struct Pipeline {
 
   // Where totals are large: by superblocks, whose totals the carry warp of the block of their last tile publishes.
   // Formed by each warp for itself, so that as many jobs are on their way as there are warps. `ring`: this, or another
-  // kernel's.
-  template <class Ring>
-  __device__ static void carries_by_superblocks(Ring& ring, ChainSpace<S>& space, int warp) {
+  // kernel's, whose job of turn `it` is next(it), when its carry is to be looked for.
+  template <class Ring, class Next>
+  __device__ static void carries_by_superblocks(Ring& ring, ChainSpace<S>& space, int warp, Next next) {
     const int lane = lane_id();
     int64_t row = -1, folded = 0;  // superblocks
     Wide sum = S::wide_absent();   // of those
     for (int it = warp;; it += Ring::kCarryWarps) {
-      const auto& j = ring.next(it);
+      const auto& j = next(it);
       if (j.row < 0) return;
       if (j.row != row) {
         row = j.row;
@@ -685,7 +685,8 @@ __global__ void __launch_bounds__(pipeline_threads(sizeof(typename S::Acc)), 1)
       else pipeline.template totals<false>(op, space, stages, warp - P::kResultWarps);
     }
   } else if (warp < kStoreWarp) {
-    if constexpr (P::kOwnTotals) P::carries_by_superblocks(pipeline, space, warp - kCarryWarp);
+    if constexpr (P::kOwnTotals)
+      P::carries_by_superblocks(pipeline, space, warp - kCarryWarp, [&](int it) { return pipeline.next(it); });
     else if (space.tiles <= kLanes) pipeline.template carries<1>(space, warp - kCarryWarp);
     else pipeline.template carries<P::kWindows>(space, warp - kCarryWarp);
   } else if (warp == kStoreWarp) {
