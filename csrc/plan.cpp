@@ -270,7 +270,8 @@ static bool in_place(const ScanCall& call) { return compact(call) && call.in.dty
 // Whether rows are runs of neighbours, of types that the pipeline is compiled for.
 static bool pipelined(const ScanCall& call) {
   const int64_t in = position_stride(call.layout), out = out_stride(call.layout);
-  return in_place(call) && is_float(call.in.dtype) && size_of(call.in.dtype) <= 4 && in == out && magnitude(in) == 1;
+  const bool types = facts(call.op).indexed ? typed(call) : in_place(call);
+  return types && is_float(call.in.dtype) && size_of(call.in.dtype) <= 4 && in == out && magnitude(in) == 1;
 }
 
 // Whether lanes can hold whole rows. Of one input, results are stored 16 bytes at a time, if need be by way of shared
@@ -495,10 +496,11 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const bool whole = forced.whole != 0 && whole_rows(call, plan.vector_loads), indexed = facts(call.op).indexed;
   const bool walked = whole || scan_sizes(call).acc <= kWalkedAcc;
   const bool chains = inputs < 3;  // of three inputs a block tile takes more registers than there are
+  const int64_t longest_walk = !many_rows ? kExtremeWalk : pipeline ? kExtremePipelined - 1 : n;  // with indices
   const Family along = !walked                                                   ? Family::Chain
                        : n <= kTile || whole                                     ? Family::Rows
+                       : indexed && n <= longest_walk                            ? Family::Rows
                        : pipeline                                                ? Family::Pipeline
-                       : indexed && (many_rows || n <= kExtremeWalk)             ? Family::Rows
                        : many_rows && !indexed && (plan.vector_loads || !chains) ? Family::Rows
                        : chains                                                  ? Family::Chain
                                                                                  : Family::Columns;
@@ -625,6 +627,9 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
         plan.vector = int(l.size[l.kept - 1]);
         plan.splits = ceil_div(n, kBlockTile / narrow_parts(plan.vector, in_size));
         plan.threads = narrow_threads(plan.vector, in_size);
+      } else if (indexed) {
+        plan.splits = ceil_div(n + kExtremeLead, extreme_tile(in_size));
+        plan.threads = kExtremePipelineThreads;
       }
       plan.blocks = std::min<int64_t>(l.rows / plan.vector * plan.splits, device.multiprocessors);
       break;

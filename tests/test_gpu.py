@@ -188,6 +188,39 @@ def test_long_rows_go_through_the_pipeline(name, dtype):
 
 
 @hopper
+@pytest.mark.parametrize("name", ("cummax", "cummin"))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+def test_long_rows_with_indices_go_through_the_pipeline(name, dtype):
+    """Any start of input and outputs, together and apart; ties, and rows that have records up to their end."""
+    for rows, n in ((1, 2049), (1, 100_001), (3, 70_003), (5, 16384), (700, 9001), (1, 5_000_011)):
+        buffer = values((rows * n + 16,), dtype, seed=4)
+        buffer[: rows * n : 3] = torch.arange(rows * n)[::3].to(dtype)
+        buffer = (buffer if rows % 2 else buffer.flip(0)).cuda()
+        for (start, value, index), reverse in itertools.product(
+            ((0, 0, 0), (1, 1, 1), (3, 0, 3), (2, 1, 0), (0, 0, 5)), (False, True)
+        ):
+            x = buffer[start : start + rows * n].view(rows, n)
+            out = (torch.zeros_like(buffer)[value : value + rows * n].view(rows, n),
+                   torch.zeros_like(buffer, dtype=torch.int64)[index : index + rows * n].view(rows, n))  # fmt: skip
+            assert tr.explain(name, x, 1, reverse=reverse).family == "pipeline"
+            getattr(tr, name)(x, 1, reverse=reverse, out=out)
+            for ours, expected in zip(out, getattr(tr, name)(x.cpu(), 1, reverse=reverse), strict=True):
+                assert_bitwise_equal(ours, expected)
+
+
+@hopper
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_extremes_relaunched_are_identical(dtype):
+    for shape in ((2**22 + 5,), (9, 200_003), (33, 8193)):
+        x = values(shape, dtype, seed=2).cuda()
+        dim = len(shape) - 1
+        expected = [e.cuda() for e in tr.cummax(x.cpu(), dim)]
+        for _ in range(25):
+            for ours, e in zip(tr.cummax(x, dim), expected, strict=True):
+                assert torch.equal(ours.view(torch.int8), e.view(torch.int8))
+
+
+@hopper
 @pytest.mark.parametrize("columns", (2, 3, 4))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
 def test_few_columns_go_through_the_pipeline(dtype, columns):

@@ -158,6 +158,28 @@ def test_long_rows_go_through_the_pipeline_where_there_are_bulk_copies(op):
     assert _C.plan(op, (2**20,), (2,), [0], *numbers, True, True, MULTIPROCESSORS, True)["family"] == "chain"
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32))
+def test_long_rows_with_indices_go_through_the_pipeline_where_there_are_bulk_copies(dtype):
+    """Few ones that are longer than a warp walks, and many whole tiles long, in tiles of 32 KiB."""
+    numbers, tile = (NUMBERS[dtype], NUMBERS[dtype]), (32 << 10) // dtype.itemsize
+
+    def family(shape, strides, bulk_copies):
+        p = _C.plan("cummax", shape, strides, [len(shape) - 1], *numbers, False, True, MULTIPROCESSORS, bulk_copies)
+        if p["family"] == "pipeline":
+            splits = -(-(shape[-1] + 15) // tile)
+            assert p["splits"] == splits and p["threads"] == 640 and p["workspace"] > 0
+            assert p["blocks"] == min(MULTIPROCESSORS, splits * (shape[0] if len(shape) == 2 else 1))
+        return p["family"]
+
+    for shape, portable in (([2**28], "chain"), ([16, 2049], "chain"), ([16, 2**24 + 1], "chain"),
+                            ([5341, 50257], "rows"), ([100_000, 8192], "rows")):  # fmt: skip
+        strides = [shape[-1], 1][-len(shape) :]
+        assert family(shape, strides, True) == "pipeline" and family(shape, strides, False) == portable
+    for shape in ([16, 2048], [100_000, 8191], [5341, 1001]):
+        assert family(shape, [shape[-1], 1], True) == "rows"
+    assert family([2**20], [2], True) == "chain"
+
+
 @pytest.mark.parametrize("op, dtype, size", [("cumprod", torch.bfloat16, 2), ("cumprod", torch.float32, 4),
                                              ("cumsum", torch.float64, 8), ("cumprod", torch.int8, 8)])  # fmt: skip
 def test_block_tiles_of_chains_lie_in_shared_memory_if_it_is_there(op, dtype, size):

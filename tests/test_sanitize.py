@@ -94,6 +94,7 @@ def test_blocks_that_stay(device, shape, dtype):
         for name in ("cumsum", "cumprod", "logcumsumexp"):
             check(name, values(shape, dtype, seed=1), 1, options, {"family": "pipeline"}, device)
         check("cumsum", values((3500, 8, 2), dtype, seed=1), 1, options, {"family": "pipeline"}, device)
+        check("cummax", values(shape, dtype, seed=1), 1, options, {"family": "pipeline"}, device)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))

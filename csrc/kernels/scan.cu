@@ -4,6 +4,7 @@
 #include "scan_chain.cuh"
 #include "scan_columns.cuh"
 #include "scan_columns_chain.cuh"
+#include "scan_extreme_pipeline.cuh"
 #include "scan_extremes.cuh"
 #include "scan_held_rows.cuh"
 #include "scan_narrow_pipeline.cuh"
@@ -110,6 +111,9 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       if constexpr (kPipelined<S, Load, Store>)
         enqueue(scan_pipeline<S, Load, Store>, plan.blocks, plan.threads,
                 PipelineShape<sizeof(E), sizeof(typename S::Acc)>::kShared, stream, call, workspace);
+      if constexpr (kExtremePipelined<S, Load>)
+        enqueue(scan_extreme_pipeline<S, Load, Store>, plan.blocks, plan.threads, ExtremeRing<sizeof(E)>::kShared,
+                stream, call, workspace);
 #endif
       break;
     case Family::Walk:

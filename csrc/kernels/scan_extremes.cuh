@@ -500,10 +500,18 @@ __global__ void TR_BLOCKS_BOUND(kThreads, kResidentExtremes) scan_extreme_rows(T
 
 // The greatest of a warp's.
 template <class V> __device__ __forceinline__ V warp_most(V value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  constexpr bool kOneInstruction = std::is_same<V, int32_t>::value;
+  if constexpr (kOneInstruction) value = __reduce_max_sync(0xffffffffu, value);
+#else
+  constexpr bool kOneInstruction = false;
+#endif
+  if constexpr (!kOneInstruction) {
 #pragma unroll
-  for (int d = 1; d < kLanes; d <<= 1) {
-    const V other = shuffle(value, lane_id() ^ d);
-    value = value > other ? value : other;
+    for (int d = 1; d < kLanes; d <<= 1) {
+      const V other = shuffle(value, lane_id() ^ d);
+      value = value > other ? value : other;
+    }
   }
   return value;
 }

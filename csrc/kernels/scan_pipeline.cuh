@@ -64,6 +64,30 @@ struct PipelineJob {
   int results;        // written: the first ones in the scan's order
 };
 
+// What is loaded of a tile: the elements at addresses [begin, end). In whole granules: up to 15 bytes before and after
+// them are read, never used, and never in another page. But memory may end with the array: then its last elements are
+// moved one by one.
+struct BulkSpan {
+  uintptr_t begin, end, from, to;  // [from, to): in granules
+
+  __device__ __forceinline__ BulkSpan(uintptr_t begin, uintptr_t end, uintptr_t memory_end)
+      : begin(begin), end(end), from(granule_of(begin)) {
+    const uintptr_t above = granule_of(end + kGranule - 1);
+    to = above > memory_end ? granule_of(end) : above;
+  }
+  // To a stage that begins with the line of the tile's lowest element, at `lowest`. A phase of `loaded`.
+  template <class E> __device__ __forceinline__ void load(char* stage, uintptr_t lowest, Barrier* loaded) const {
+    auto staged = [&](uintptr_t at) { return stage + (at - (lowest & ~uintptr_t(kLine - 1))); };
+    if (to < end) {
+      for (uintptr_t at = to > begin ? to : begin; at < end; at += sizeof(E))
+        *reinterpret_cast<E*>(staged(at)) = *global(reinterpret_cast<const E*>(at));
+      bulk_fence();
+    }
+    barrier_expect(loaded, uint32_t(to - from));
+    if (to > from) bulk_load(staged(from), reinterpret_cast<const void*>(from), uint32_t(to - from), loaded);
+  }
+};
+
 // 8 elements of `lane` as 32-bit words, from the granules that hold them: the first starts at byte 4 * kWord + shift /
 // 8 of the granule at lane * 8 elements, or, where kWord is kAligned, at byte 0.
 constexpr int kAligned = 4;
@@ -237,22 +261,12 @@ template <class S, class Load, class Store> struct Pipeline {
       j.results = int(left - shift < kBlockTile ? left - shift : kBlockTile);
       j.in = data + (start.in + sign * first - far) * sizeof(E);
       j.out = reinterpret_cast<uintptr_t>(call.out.values) + (start.out + sign * (first + shift) - far) * sizeof(O);
-      // Whole granules: up to 15 bytes before and after the tile are read, never used, and never in another page. But
-      // memory may end with the array: then its last elements are moved one by one.
-      const uintptr_t begin = j.in + (mirror ? kBlockTile - count : 0) * sizeof(E), end = begin + count * sizeof(E);
-      const uintptr_t from = granule_of(begin), above = granule_of(end + kGranule - 1);
-      const uintptr_t to = above > memory_end ? granule_of(end) : above;
+      const uintptr_t begin = j.in + (mirror ? kBlockTile - count : 0) * sizeof(E);
+      const BulkSpan span(begin, begin + count * sizeof(E), memory_end);
       const int s = free_stage(it);
-      auto staged = [&](uintptr_t at) { return stages + s * kStageBytes + (at - (j.in & ~uintptr_t(kLine - 1))); };
       job[s] = j;
       barrier_arrive(&taken[s]);
-      if (to < end) {
-        for (uintptr_t at = to > begin ? to : begin; at < end; at += sizeof(E))
-          *reinterpret_cast<E*>(staged(at)) = *global(reinterpret_cast<const E*>(at));
-        bulk_fence();
-      }
-      barrier_expect(&loaded[s], uint32_t(to - from));
-      if (to > from) bulk_load(staged(from), reinterpret_cast<const void*>(from), uint32_t(to - from), &loaded[s]);
+      span.template load<E>(stages + s * kStageBytes, j.in, &loaded[s]);
     }
     for (int end = 0; end < kEnds; ++end, ++it) {  // one for each of those warps, which look at their own stages
       const int s = free_stage(it);
@@ -393,13 +407,15 @@ template <class S, class Load, class Store> struct Pipeline {
   }
 
   // Where totals are large: by superblocks, whose totals the carry warp of the block of their last tile publishes.
-  // Formed by each warp for itself, so that as many jobs are on their way as there are warps.
-  __device__ void carries_by_superblocks(ChainSpace<S>& space, int warp) {
+  // Formed by each warp for itself, so that as many jobs are on their way as there are warps. `ring`: this, or another
+  // kernel's, whose job of turn `it` is next(it), when its carry is to be looked for.
+  template <class Ring, class Next>
+  __device__ static void carries_by_superblocks(Ring& ring, ChainSpace<S>& space, int warp, Next next) {
     const int lane = lane_id();
     int64_t row = -1, folded = 0;  // superblocks
     Wide sum = S::wide_absent();   // of those
-    for (int it = warp;; it += kCarryWarps) {
-      const PipelineJob j = next(it);
+    for (int it = warp;; it += Ring::kCarryWarps) {
+      const auto& j = next(it);
       if (j.row < 0) return;
       if (j.row != row) {
         row = j.row;
@@ -424,11 +440,11 @@ template <class S, class Load, class Store> struct Pipeline {
         for (int i = 0; i < count; ++i) sum = S::combine(sum, shuffle(total, i));
         folded += count;
       }
-      const int s = it % kStages;
+      const int s = it % Ring::kStages;
       const Wide before = shuffle(upto[0], slot ? slot - 1 : 0);
-      if (lane == 0) carry[s] = chosen(slot > 0, S::combine(sum, before), sum);
-      barrier_arrive(&ready[s]);
-      barrier_arrive(&empty[s]);
+      if (lane == 0) ring.carry[s] = chosen(slot > 0, S::combine(sum, before), sum);
+      barrier_arrive(&ring.ready[s]);
+      barrier_arrive(&ring.empty[s]);
     }
   }
 
@@ -675,7 +691,8 @@ __global__ void __launch_bounds__(pipeline_threads(sizeof(element_of<Load>), siz
       else pipeline.template totals<false>(op, space, stages, warp - P::kResultWarps);
     }
   } else if (warp < kStoreWarp) {
-    if constexpr (P::kOwnTotals) pipeline.carries_by_superblocks(space, warp - kCarryWarp);
+    if constexpr (P::kOwnTotals)
+      P::carries_by_superblocks(pipeline, space, warp - kCarryWarp, [&](int it) { return pipeline.next(it); });
     else if (space.tiles <= kLanes) pipeline.template carries<1>(space, warp - kCarryWarp);
     else pipeline.template carries<P::kWindows>(space, warp - kCarryWarp);
   } else if (warp == kStoreWarp) {

@@ -601,6 +601,37 @@ MUTANTS = (
         "__syncthreads(); const int slot = lane & (kWarps - 1);", "const int slot = lane & (kWarps - 1);",
         "scan.CumExtreme", ("extremes",),
     ),
+    # ---- the pipeline of scans with indices
+    Mutant(
+        "results with indices without waiting for the carry", "kernels/scan_extreme_pipeline.cuh",
+        "barrier_wait(&ready[s], it / kStages & 1); R carry", "R carry",
+        "scan.CumExtreme", ("extreme_pipeline",), quick=True,
+    ),
+    Mutant(
+        "a tile's total published before its parts are known", "kernels/scan_extreme_pipeline.cuh",
+        "barrier_wait(&summed[s], it / kStages & 1); const Acc upto", "const Acc upto",
+        "scan.CumExtreme", ("extreme_pipeline",),
+    ),
+    Mutant(
+        "one arrival too few for a stage of elements with indices that is free", "kernels/scan_extreme_pipeline.cuh",
+        "(kResultWarps + 2) * kLanes", "(kResultWarps + 1) * kLanes",
+        "scan.CumExtreme", ("extreme_pipeline",),
+    ),
+    Mutant(
+        "what equals a part's carry has no part in its total", "kernels/scan_extreme_pipeline.cuh",
+        "ballot(most >= known.key)", "ballot(most > known.key)",
+        "scan.CumExtreme", ("extreme_pipeline",), every=1,
+    ),
+    Mutant(
+        "what is known of a row is taken for another", "kernels/scan_extreme_pipeline.cuh",
+        "if (known.row != j.row || ballot", "if (ballot",
+        "scan.CumExtreme", ("extreme_pipeline",),
+    ),
+    Mutant(
+        "a tile without positions takes a stage", "kernels/scan_extreme_pipeline.cuh",
+        "if (left <= 0) continue;", "",
+        "scan.CumExtreme", ("extreme_pipeline",), every=1,
+    ),
     # ---- linear recurrences
     Mutant(
         "a chain forgets the value before the row", "kernels/scan_chain.cuh",

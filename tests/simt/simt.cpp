@@ -456,6 +456,32 @@ void extremes() {
   }
 }
 
+// The same where there are bulk copies: parts of result warps, and tiles of rows, of which all is there, some or
+// nothing, wherever pairs lie in memory; stages and superblocks are used up several times over, by blocks few and late.
+void extreme_pipeline() {
+  constexpr Scanned kTypes[] = {{"cummax", Dtype::F32, Dtype::F32},
+                                {"cummin", Dtype::F32, Dtype::F32},
+                                {"cummax", Dtype::BF16, Dtype::BF16},
+                                {"cummin", Dtype::F16, Dtype::F16}};
+  auto run = [](const Scanned& s, const std::vector<int64_t>& sizes, int multiprocessors, int times = 1) {
+    for (int reverse = 0; reverse < 2; ++reverse)
+      check({s.op, s.in, s.out, sizes, uint64_t(1) << (sizes.size() - 1), false, reverse != 0},
+            Policies(size_t(times), {{kPipeline, -1, -1, -1, -1}, multiprocessors, kInPitch, true}));
+  };
+  for (const Scanned& s : kTypes) {
+    const int64_t tile = extreme_tile(size_of(s.in)), part = tile / 16;
+    for (int64_t n :
+         {int64_t(1), int64_t(300), part - 15, part + 1, tile - 15, tile - 1, tile, tile + 1, 3 * tile + 77})
+      run(s, {3, n}, 3, 3);
+    run(s, {2, 3, 2 * tile + 5}, 4);
+    run(s, {30, 1001}, 3);
+    run(s, {1, 70 * tile + 9}, 2, 2);
+    run(s, {2, 40 * tile - 7}, 7);
+  }
+  for (int multiprocessors : {2, 3, 5, 9}) run(kTypes[0], {5, 5 * 8192}, multiprocessors, 2);
+  check({"cummax", Dtype::F32, Dtype::F32, {3, 30000}, 2}, Policies(3, {{}, 3, kInPitch, true}));
+}
+
 // Two inputs: a with b's shape or broadcast, before or behind its position, after nothing or after an initial value.
 void linear_scan() {
   const Policies rows = {{{}, 1},
@@ -573,6 +599,7 @@ constexpr Group kGroups[] = {
     {"narrow_pipeline", narrow_pipeline},
     {"held_rows", held_rows},
     {"extremes", extremes},
+    {"extreme_pipeline", extreme_pipeline},
     {"linear_scan", linear_scan},
     {"walk", walk},
     {"far", far},

@@ -1,0 +1,311 @@
+// Scans with indices of few long rows on GPUs with bulk copies, in one pass, as scan_pipeline.cuh has those without:
+// one block a multiprocessor stays for the whole call, and its warps have roles that only barriers in shared memory
+// join:
+//
+//   loader   takes a ticket for each stage of a ring, and starts the bulk load of that tile when it is free
+//   results  kResultWarps warps find the greatest of each tile, which they do kAhead of them before they turn it into
+//            results, so that its carry is there by then; those they store themselves, by pairs
+//   totals   one warp publishes the totals of tiles
+//   carry    kCarryWarps warps in turn fold those by superblocks, and hand each tile of this block its carry
+//
+// As every order of combining gives the same, tiles begin where the indices of 16 positions begin a line of memory.
+#pragma once
+#include "scan_extremes.cuh"
+#include "scan_pipeline.cuh"
+
+namespace torchreduce::gpu {
+
+// What the kernel is compiled for.
+template <class S, class Load> constexpr bool kExtremePipelined = S::kIndexed && Load::kWidth > 1 &&
+                                                                  is_float_type<element_of<Load>> &&
+                                                                  sizeof(element_of<Load>) <= 4;
+
+template <int kBytes> struct ExtremeRing {
+  static constexpr int kPositions = extreme_tile(kBytes);        // of a tile
+  static constexpr int kStageBytes = kPositions * kBytes + 128;  // a tile that starts anywhere in a line
+  static constexpr int kStages = 6;
+  static constexpr int kAhead = 2;
+  static constexpr int kResultWarps = 16, kCarryWarps = 2;
+  static constexpr int kPart = kPositions / kResultWarps;  // of a result warp
+  static_assert((kResultWarps + kCarryWarps + 2) * kLanes == kExtremePipelineThreads, "a warp for each role");
+  static constexpr int kShared = kStages * kStageBytes;
+  static_assert(kShared + (6 << 10) <= kPipelineShared, "the plan counts on no more");
+};
+
+#ifdef TR_BULK_COPIES
+
+template <class S, class Load, class Store> struct ExtremePipeline {
+  using Rows = Pipeline<S, Load, Store>;  // what is the same of other scans
+  using Acc = typename S::Acc;
+  using R = Record<S>;
+  using Key = typename R::Key;
+  using E = typename Load::Element;
+  using Ring = ExtremeRing<sizeof(E)>;
+  static constexpr int kStages = Ring::kStages, kStageBytes = Ring::kStageBytes, kAhead = Ring::kAhead;
+  static constexpr int kResultWarps = Ring::kResultWarps, kCarryWarps = Ring::kCarryWarps;
+  static constexpr int kPositions = Ring::kPositions, kPart = Ring::kPart, kChunks = kPart / kChunk;
+  static constexpr int K = extreme_chunks(sizeof(E));  // that are scanned at a time
+
+  // A tile on its way.
+  struct Job {
+    int64_t row, tile;           // row -1: there is none, and no other comes
+    PairedRow<Load, Store> own;  // from the tile's first position on
+    uintptr_t in;                // address of the lowest element of a whole tile
+    int end;                     // positions [begin(), end) are there, of those of a whole tile
+
+    __device__ __forceinline__ int begin() const { return tile ? 0 : own.lead; }
+    __device__ __forceinline__ int64_t first() const { return tile * kPositions - own.lead; }
+  };
+
+  Barrier taken[kStages], loaded[kStages], summed[kStages], ready[kStages], empty[kStages];
+  Job job[kStages];
+  Acc total[kStages][kResultWarps];   // of each warp's part; absent where what precedes it is known to be greater
+  Acc within[kStages][kResultWarps];  // what precedes each in its tile
+  Acc carry[kStages];
+
+  __device__ void make_barriers() {
+    for (int s = 0; s < kStages; ++s) {
+      barrier_init(&taken[s], 1);
+      barrier_init(&loaded[s], 1);
+      barrier_init(&summed[s], kResultWarps * kLanes);
+      barrier_init(&ready[s], 2 * kLanes);                   // totals, carry
+      barrier_init(&empty[s], (kResultWarps + 2) * kLanes);  // totals, carry, results
+    }
+    barriers_made();
+  }
+  // As those of Pipeline.
+  __device__ int free_stage(int it) {
+    const int s = it % kStages;
+    if (it >= kStages) barrier_wait(&empty[s], (it / kStages - 1) & 1);
+    return s;
+  }
+  __device__ const Job& next(int it) {
+    barrier_wait(&taken[it % kStages], it / kStages & 1);
+    return job[it % kStages];
+  }
+
+  // ---- roles ----
+
+  // As Pipeline::load.
+  __device__ void load(const ScanCall& call, ChainSpace<S>& space, char* stages, bool down) {
+    const Layout& l = call.layout;
+    const int64_t jobs = l.rows * space.tiles;
+    const uintptr_t data = reinterpret_cast<uintptr_t>(call.in.data),
+                    memory_end = data + Rows::in_extent(l) * sizeof(E);
+    int it = 0;
+    for (int64_t ticket = int64_t(take_ticket(space.ticket)), next; ticket < jobs; ticket = next) {
+      next = int64_t(take_ticket(space.ticket));
+      Job j;
+      j.row = ticket / space.tiles;
+      j.tile = ticket - j.row * space.tiles;
+      j.own.set(call, true, row_start(l, j.row), INT64_MAX);
+      const int64_t left = l.length - j.first();
+      if (left <= 0) continue;  // there is one tile more than that only for other leads, and nobody waits for it
+      j.own.move_in(call, j.first());
+      j.own.move_out(call, j.first());
+      j.in = data + (j.own.in - (down ? kPositions - 1 : 0)) * sizeof(E);
+      j.end = int(left < kPositions ? left : kPositions);
+      const BulkSpan span(j.in + (down ? kPositions - j.end : j.begin()) * sizeof(E),
+                          j.in + (down ? kPositions - j.begin() : j.end) * sizeof(E), memory_end);
+      const int s = free_stage(it);
+      job[s] = j;
+      barrier_arrive(&taken[s]);
+      span.template load<E>(stages + s * kStageBytes, j.in, &loaded[s]);
+      ++it;
+    }
+    for (int end = 0; end < kCarryWarps; ++end, ++it) {  // one for each of those warps, which look at their own stages
+      const int s = free_stage(it);
+      job[s].row = -1;
+      barrier_arrive(&taken[s]);
+    }
+  }
+
+  // Of what the result warps have found: publishes the tile's total, and keeps what precedes each one's part.
+  __device__ void publish_totals(ChainSpace<S>& space) {
+    const int slot = lane_id() % kResultWarps;
+    for (int it = 0; next(it).row >= 0; ++it) {
+      const int s = it % kStages;
+      barrier_wait(&summed[s], it / kStages & 1);
+      const Acc upto = sklansky<S>(total[s][slot], slot, kResultWarps);
+      if (lane_id() == kResultWarps - 1) space.total(job[s].row, job[s].tile).publish(upto);
+      const Acc before = shuffle(upto, slot ? slot - 1 : 0);
+      if (lane_id() == slot) within[s][slot] = chosen(slot > 0, before, S::absent());
+      barrier_arrive(&ready[s]);
+      barrier_arrive(&empty[s]);
+    }
+  }
+
+  // Carries are looked for no sooner than the totals before them are to be expected, when this tile has its own: they
+  // are in good time then, and memory is not kept busy.
+  __device__ void carries(ChainSpace<S>& space, int warp) {
+    Rows::carries_by_superblocks(*this, space, warp, [&](int it) -> const Job& {
+      const Job& j = next(it);
+      if (j.row >= 0) barrier_wait(&summed[it % kStages], it / kStages & 1);
+      return j;
+    });
+  }
+
+  // The element at a position of the tile in stage `s`, which may be none of the row's.
+  __device__ __forceinline__ const E* staged(const char* stages, int s, int at, bool down) const {
+    return reinterpret_cast<const E*>(stages + s * kStageBytes + job[s].in % kLine) + (down ? kPositions - 1 - at : at);
+  }
+  // The pairs of N chunks, of which the lane's first one begins at `p`.
+  template <int N>
+  __device__ __forceinline__ static void get_pairs(const E* p, Pairs together, bool down, PairOf<Load> (&pairs)[N]) {
+    using Words = decltype(pairs[0].w);
+    if (together == Pairs::Up) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) pairs[k].w = *reinterpret_cast<const Words*>(p + k * kChunk);
+    } else if (together == Pairs::Down) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        pairs[k].w = *reinterpret_cast<const Words*>(p - k * kChunk - 1);
+        pairs[k].turn(true);
+      }
+    } else {
+      const int step = down ? -1 : 1;
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const E x[2] = {p[step * k * kChunk], p[step * (k * kChunk + 1)]};
+        memcpy(&pairs[k], x, sizeof x);
+      }
+    }
+  }
+
+  // The key of what is known to precede the tiles of a row that this block has not turned into results yet.
+  struct Known {
+    int64_t row;
+    Key key;
+  };
+
+  // Finds the greatest of part `warp` of the tile of turn `it`; false if there is none.
+  __device__ __forceinline__ bool sum(const S& op, const char* stages, int it, int warp, bool down,
+                                      const Known& known) {
+    const Job& j = next(it);
+    if (j.row < 0) return false;
+    const int s = it % kStages, lane = lane_id(), part = warp * kPart;
+    if (part < j.end) {
+      barrier_wait(&loaded[s], it / kStages & 1);
+      const E* const p = staged(stages, s, part + 2 * lane, down);
+      const Pairs together = j.own.in_pairs;
+      const unsigned lead = part ? 0 : j.begin();
+      Key upto[kChunks], most = R::Order::kLowest;  // of the lane's pairs
+      {
+        PairOf<Load> pairs[kChunks];
+        get_pairs(p, together, down, pairs);
+#pragma unroll
+        for (int k = 0; k < kChunks; ++k) {
+          Key key[2];
+          pairs[k].template get_keys<S>(op, key);
+          if (k == 0) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+              if (unsigned(2 * lane + i) < lead) key[i] = R::Order::kLowest;
+          }
+          upto[k] = key[0] > key[1] ? key[0] : key[1];
+          most = most > upto[k] ? most : upto[k];
+        }
+      }
+      Acc found = S::absent();
+      if (known.row != j.row || ballot(most >= known.key)) {
+        const Key greatest = warp_most(most);
+        int latest = 0;
+#pragma unroll
+        for (int k = 1; k < kChunks; ++k) latest = upto[k] == greatest ? k : latest;
+        PairOf<Load> pair[1];
+        Key key[2];
+        get_pairs(p + (down ? -latest : latest) * kChunk, together, down, pair);
+        pair[0].template get_keys<S>(op, key);
+        const int mine = latest * kChunk + 2 * lane + (key[1] == greatest);
+        const int where = part + warp_most(most == greatest ? mine : 0);
+        found = op.load(*staged(stages, s, where, down), j.first() + where);
+      }
+      if (lane == 0) total[s][warp] = found;
+    }
+    barrier_arrive(&summed[s]);
+    return true;
+  }
+
+  // Turns part `warp` of the tile of turn `it` into its results; false if there is none.
+  __device__ __forceinline__ bool form(const S& op, const ScanCall& call, const char* stages, int it, int warp,
+                                       bool down, Known& known) {
+    const Job& j = next(it);
+    if (j.row < 0) return false;
+    const int s = it % kStages, lane = lane_id(), part = warp * kPart;
+    if (part >= j.end) {
+      barrier_arrive(&empty[s]);
+      return true;
+    }
+    const int begin = part ? 0 : j.begin(), end = j.end - part < kPart ? j.end - part : kPart;
+    const bool whole = begin == 0 && end == kPart;
+    PairedRow<Load, Store> own = j.own;
+    const int64_t first = j.first() + part;
+    barrier_wait(&ready[s], it / kStages & 1);
+    R carry = R::of(op, call, S::combine(this->carry[s], within[s][warp]));
+    known = {j.row, carry.key};
+    if (whole && own.out_pairs != Pairs::Apart && total[s][warp].key < carry.key) {  // no record
+      barrier_arrive(&empty[s]);
+      own.move_out(call, down ? part + kPart - 1 : part);  // to the lowest one
+      const E value = R::element(carry.bits);
+#pragma unroll 8
+      for (int c = 0; c < kChunks; ++c) own.store_up(c * kChunk + 2 * lane, value, value, carry.index, carry.index);
+      return true;
+    }
+    const bool up = whole && own.out_pairs == Pairs::Up && call.layout.length <= kNearLength;
+    own.move_out(call, part + 2 * lane);
+#pragma unroll 1
+    for (int c = 0; c < kChunks; c += K) {
+      PairOf<Load> pairs[K];
+      get_pairs(staged(stages, s, part + c * kChunk + 2 * lane, down), own.in_pairs, down, pairs);
+      const auto found = scan_chunks<K, K, true>(op, call, pairs, kLanes, {c ? 0u : unsigned(begin)},
+                                                 {call.index_of(first + c * kChunk)}, carry);
+      if (up) {
+        own.store_up(found);
+      } else {
+        const Present present{begin, end};
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+          own.store(call, k * kChunk, present, (c + k) * kChunk + 2 * lane, found.value(k, 0), found.value(k, 1),
+                    found.index(k, 0), found.index(k, 1));
+      }
+      own.move_out(call, K * kChunk);
+    }
+    barrier_arrive(&empty[s]);
+    return true;
+  }
+
+  __device__ void results(const S& op, const ScanCall& call, const char* stages, int warp, bool down) {
+    Known known = {-1, R::Order::kLowest};
+    bool more = true;
+#pragma unroll 1
+    for (int it = -kAhead;; ++it) {
+      if (more) more = sum(op, stages, it + kAhead, warp, down, known);
+      if (it >= 0 && !form(op, call, stages, it, warp, down, known)) return;
+    }
+  }
+};
+
+template <class S, class Load, class Store>
+__global__ void __launch_bounds__(kExtremePipelineThreads, 1)
+    scan_extreme_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using P = ExtremePipeline<S, Load, Store>;
+  TR_DYNAMIC_SHARED(stages, 128);
+  __shared__ P pipeline;
+  constexpr int kCarryWarp = P::kResultWarps + 1;
+  const int warp = int(threadIdx.x) / kLanes;
+  const bool down = scan_stride(call.layout).in < 0;
+  ChainSpace<S> space(workspace, call.layout.rows, call.plan.splits);
+  const S op{call.options};
+  if (threadIdx.x == 0) pipeline.make_barriers();
+  __syncthreads();
+  if (warp < P::kResultWarps) pipeline.results(op, call, stages, warp, down);
+  else if (warp < kCarryWarp) pipeline.publish_totals(space);
+  else if (warp < kCarryWarp + P::kCarryWarps) pipeline.carries(space, warp - kCarryWarp);
+  else if (lane_id() == 0) pipeline.load(call, space, stages, down);
+#endif
+}
+
+#endif
+
+}  // namespace torchreduce::gpu
