@@ -22,20 +22,25 @@ namespace torchreduce::gpu {
 
 // The ring for elements of `bytes` bytes. 16-bit scans need more totals in view to keep up, 32-bit scans suffer from
 // looking too often (float32: 64 totals a look 4110 GB/s, 128 3983, 256 3576; bfloat16: 64 3516, 192 3950).
-template <int kBytes, int kAcc> struct PipelineShape {
+// Of two inputs (scan_linear_pipeline.cuh) a stage has a place for each; one of them is the staging buffer, too.
+template <int kBytes, int kAcc, int kInputs = 1> struct PipelineShape {
   static_assert(kBytes == 2 || kBytes == 4, "one stage is a block tile, and several must fit");
-  static constexpr int kStages = kBytes == 2 ? 10 : 5;
-  static constexpr int kStagings = kBytes == 2 ? 3 : 1;
-  static constexpr bool kOwnTotals = kAcc > 4;                           // the result warps sum tiles
-  static constexpr int kAhead = kOwnTotals ? (kBytes == 2 ? 3 : 2) : 0;  // and are so many block tiles further with it
-  static constexpr int kTotalWarps = kOwnTotals ? 1 : 5;                 // divides kStages: each owns its stages
+  static constexpr bool kInStages = kInputs > 1;  // results are staged there
+  static constexpr int kStages = (kInStages ? 6 : 10) / (kBytes / 2);
+  static constexpr int kStagings = kInStages ? kStages : kBytes == 2 ? 3 : 1;
+  static constexpr bool kOwnTotals = kAcc > 4;  // the result warps sum tiles
+  // and are so many block tiles further with it
+  static constexpr int kAhead = kOwnTotals ? (kBytes == 2 ? 3 : 2) - (kInStages ? 1 : 0) : 0;
+  static constexpr int kTotalWarps = kOwnTotals ? 1 : 5;  // divides kStages: each owns its stages
   static constexpr int kCarryWarps = 2;
   static constexpr int kResultWarps = 16;
   static constexpr int kWindows = kBytes == 2 ? 6 : 2;  // of 32 totals, a look
-  static_assert((kResultWarps + kTotalWarps + kCarryWarps + 2) * kLanes == pipeline_threads(kAcc),
+  static constexpr int kCopyWarps = kInStages ? 1 : 2;
+  static_assert((kResultWarps + kTotalWarps + kCarryWarps + kCopyWarps) * kLanes == pipeline_threads(kAcc),
                 "a warp for each role");
-  static constexpr int kStageBytes = kBlockTile * kBytes + 128;  // a tile that starts anywhere in a line
-  static constexpr int kShared = (kStages + kStagings) * kStageBytes;
+  static constexpr int kPlaceBytes = kBlockTile * kBytes + 128;  // a tile that starts anywhere in a line
+  static constexpr int kStageBytes = kInputs * kPlaceBytes;
+  static constexpr int kShared = (kStages + (kInStages ? 0 : kStagings)) * kStageBytes;
   static_assert(kShared + (6 << 10) <= kPipelineShared, "the plan counts on no more");
 };
 
@@ -60,6 +65,29 @@ struct PipelineJob {
   int64_t tile;
   uintptr_t in, out;  // addresses of the lowest element of a whole block tile, and of its result
   int results;        // written: the first ones in the scan's order
+};
+
+// The bytes [begin, end) of elements E as a bulk load moves them: whole granules. Up to 15 bytes before and after are
+// read, never used, and never in another page. But memory may end at `memory_end`, with the array: then its last
+// elements are moved one by one.
+template <class E> struct BulkRange {
+  uintptr_t begin, end, from, to;
+
+  __device__ BulkRange(uintptr_t first, uintptr_t last, uintptr_t memory_end) : begin(first), end(last) {
+    const uintptr_t above = granule_of(end + kGranule - 1);
+    from = granule_of(begin);
+    to = above > memory_end ? granule_of(end) : above;
+  }
+  // To staged(address) for each, with an arrival at `loaded`.
+  template <class Place> __device__ void load(Place staged, Barrier* loaded) const {
+    if (to < end) {
+      for (uintptr_t at = to > begin ? to : begin; at < end; at += sizeof(E))
+        *reinterpret_cast<E*>(staged(at)) = *global(reinterpret_cast<const E*>(at));
+      bulk_fence();
+    }
+    barrier_expect(loaded, uint32_t(to - from));
+    if (to > from) bulk_load(staged(from), reinterpret_cast<const void*>(from), uint32_t(to - from), loaded);
+  }
 };
 
 // 8 elements of `lane` as 32-bit words, from the granules that hold them: the first starts at byte 4 * kWord + shift /
@@ -155,7 +183,7 @@ template <class S, class Load, class Store> struct Pipeline {
   using E = typename Load::Element;
   using O = typename Store::Element;
   static_assert(sizeof(E) == sizeof(O), "the stages of both are alike");
-  using Shape = PipelineShape<sizeof(E), sizeof(Acc)>;
+  using Shape = PipelineShape<sizeof(E), sizeof(Acc), S::kInputs>;
   static constexpr int kStages = Shape::kStages, kStagings = Shape::kStagings, kStageBytes = Shape::kStageBytes;
   static constexpr int kTotalWarps = Shape::kTotalWarps, kCarryWarps = Shape::kCarryWarps;
   static constexpr int kResultWarps = Shape::kResultWarps, kAhead = Shape::kAhead;
@@ -176,7 +204,7 @@ template <class S, class Load, class Store> struct Pipeline {
   __device__ void make_barriers() {
     for (int s = 0; s < kStages; ++s) {
       barrier_init(&taken[s], 1);
-      barrier_init(&loaded[s], 1);
+      barrier_init(&loaded[s], S::kInputs);
       barrier_init(&summed[s], kResultWarps * kLanes);
       barrier_init(&ready[s], 2 * kLanes);                   // totals, carry
       barrier_init(&empty[s], (kResultWarps + 3) * kLanes);  // totals, carry, results, store
@@ -205,12 +233,12 @@ template <class S, class Load, class Store> struct Pipeline {
 
   // ---- roles ----
 
-  // Elements from the first position of the first row to the end of the array.
-  __device__ static int64_t in_extent(const Layout& l) {
+  // Elements from the first position of the first row to the end of an input.
+  __device__ static int64_t extent(const Layout& l, const int64_t (&strides)[kMaxDims]) {
     int64_t highest = 0;
     TR_ROLLED
     for (int d = 0; d < l.kept + l.reduced; ++d)
-      if (l.in[d] > 0) highest += (l.size[d] - 1) * l.in[d];
+      if (strides[d] > 0) highest += (l.size[d] - 1) * strides[d];
     return highest + 1;
   }
 
@@ -222,7 +250,7 @@ template <class S, class Load, class Store> struct Pipeline {
     const Layout& l = call.layout;
     const int64_t shift = call.exclusive ? 1 : 0, jobs = l.rows * space.tiles, far = mirror ? kBlockTile - 1 : 0;
     const int64_t sign = mirror ? -1 : 1;
-    const uintptr_t data = reinterpret_cast<uintptr_t>(call.in.data), memory_end = data + in_extent(l) * sizeof(E);
+    const uintptr_t data = reinterpret_cast<uintptr_t>(call.in.data), memory_end = data + extent(l, l.in) * sizeof(E);
     int it = 0;
     for (int64_t ticket = int64_t(take_ticket(space.ticket)), next; ticket < jobs; ticket = next, ++it) {
       next = int64_t(take_ticket(space.ticket));
@@ -235,22 +263,13 @@ template <class S, class Load, class Store> struct Pipeline {
       j.results = int(left - shift < kBlockTile ? left - shift : kBlockTile);
       j.in = data + (start.in + sign * first - far) * sizeof(E);
       j.out = reinterpret_cast<uintptr_t>(call.out.values) + (start.out + sign * (first + shift) - far) * sizeof(O);
-      // Whole granules: up to 15 bytes before and after the tile are read, never used, and never in another page. But
-      // memory may end with the array: then its last elements are moved one by one.
-      const uintptr_t begin = j.in + (mirror ? kBlockTile - count : 0) * sizeof(E), end = begin + count * sizeof(E);
-      const uintptr_t from = granule_of(begin), above = granule_of(end + kGranule - 1);
-      const uintptr_t to = above > memory_end ? granule_of(end) : above;
+      const uintptr_t begin = j.in + (mirror ? kBlockTile - count : 0) * sizeof(E);
+      const BulkRange<E> range(begin, begin + count * sizeof(E), memory_end);
       const int s = free_stage(it);
       auto staged = [&](uintptr_t at) { return stages + s * kStageBytes + (at - (j.in & ~uintptr_t(kLine - 1))); };
       job[s] = j;
       barrier_arrive(&taken[s]);
-      if (to < end) {
-        for (uintptr_t at = to > begin ? to : begin; at < end; at += sizeof(E))
-          *reinterpret_cast<E*>(staged(at)) = *global(reinterpret_cast<const E*>(at));
-        bulk_fence();
-      }
-      barrier_expect(&loaded[s], uint32_t(to - from));
-      if (to > from) bulk_load(staged(from), reinterpret_cast<const void*>(from), uint32_t(to - from), &loaded[s]);
+      range.load(staged, &loaded[s]);
     }
     for (int end = 0; end < kEnds; ++end, ++it) {  // one for each of those warps, which look at their own stages
       const int s = free_stage(it);
@@ -393,8 +412,8 @@ template <class S, class Load, class Store> struct Pipeline {
   }
 
   // Where totals are large: by superblocks, whose totals the carry warp of the block of their last tile publishes.
-  // Formed by each warp for itself, so that as many jobs are on their way as there are warps.
-  __device__ void carries_by_superblocks(ChainSpace<S>& space, int warp) {
+  // Formed by each warp for itself, so that as many jobs are on their way as there are warps. initial(row) precedes it.
+  template <class Initial> __device__ void carries_by_superblocks(ChainSpace<S>& space, int warp, Initial initial) {
     const int lane = lane_id();
     int64_t row = -1, folded = 0;  // superblocks
     Wide sum = S::wide_absent();   // of those
@@ -404,7 +423,7 @@ template <class S, class Load, class Store> struct Pipeline {
       if (j.row != row) {
         row = j.row;
         folded = 0;
-        sum = S::wide_absent();
+        sum = initial(row);
       }
       const int64_t superblock = j.tile / kFan;
       const int slot = int(j.tile % kFan), needed = slot == kFan - 1 ? kFan : slot;
@@ -604,6 +623,22 @@ template <class S, class Load, class Store> struct Pipeline {
     }
   }
 
+  // Stores a block tile's results; its granules begin at `staging`. By one warp, which waits until they are read.
+  __device__ static void store_staged(const PipelineJob& j, const char* staging, bool mirror) {
+    const int lane = lane_id(), out = int(j.out % kGranule);
+    // Whole granules at once, and then the elements in the granules that the neighbours write to, too.
+    const int begin = out + (mirror ? kBlockTile - j.results : 0) * int(sizeof(O));
+    const int end = begin + j.results * int(sizeof(O));
+    const int from = (begin + kGranule - 1) & ~(kGranule - 1), to = end & ~(kGranule - 1);
+    char* const lowest = reinterpret_cast<char*>(j.out - out);
+    if (lane == 0 && to > from) bulk_store(lowest + from, staging + from, uint32_t(to - from));
+    constexpr int kPer = kGranule / int(sizeof(O));
+    const int head_end = from < end ? from : end, tail = to > head_end ? to : head_end;
+    const int at = (lane < kPer ? begin : tail - kGranule) + lane * int(sizeof(O));
+    if (lane < 2 * kPer && at < (lane < kPer ? head_end : end))
+      *global(reinterpret_cast<O*>(lowest + at)) = *reinterpret_cast<const O*>(staging + at);
+    if (lane == 0 && to > from) bulk_stores_read();
+  }
   __device__ void store(const ScanCall& call, char* stagings, bool mirror) {
     const int lane = lane_id();
     for (int it = 0;; ++it) {
@@ -624,18 +659,7 @@ template <class S, class Load, class Store> struct Pipeline {
         bulk_fence();
         warp_barrier();
       }
-      // Whole granules at once, and then the elements in the granules that the neighbours write to, too.
-      const int begin = out + (mirror ? kBlockTile - j.results : 0) * int(sizeof(O));
-      const int end = begin + j.results * int(sizeof(O));
-      const int from = (begin + kGranule - 1) & ~(kGranule - 1), to = end & ~(kGranule - 1);
-      char* const lowest = reinterpret_cast<char*>(j.out - out);
-      if (lane == 0 && to > from) bulk_store(lowest + from, staging + from, uint32_t(to - from));
-      constexpr int kPer = kGranule / int(sizeof(O));
-      const int head_end = from < end ? from : end, tail = to > head_end ? to : head_end;
-      const int at = (lane < kPer ? begin : tail - kGranule) + lane * int(sizeof(O));
-      if (lane < 2 * kPer && at < (lane < kPer ? head_end : end))
-        *global(reinterpret_cast<O*>(lowest + at)) = *reinterpret_cast<const O*>(staging + at);
-      if (lane == 0 && to > from) bulk_stores_read();
+      store_staged(j, staging, mirror);
       barrier_arrive(&stored[o]);
     }
   }
@@ -669,7 +693,8 @@ __global__ void __launch_bounds__(pipeline_threads(sizeof(typename S::Acc)), 1)
       else pipeline.template totals<false>(op, space, stages, warp - P::kResultWarps);
     }
   } else if (warp < kStoreWarp) {
-    if constexpr (P::kOwnTotals) pipeline.carries_by_superblocks(space, warp - kCarryWarp);
+    if constexpr (P::kOwnTotals)
+      pipeline.carries_by_superblocks(space, warp - kCarryWarp, [](int64_t) { return S::wide_absent(); });
     else if (space.tiles <= kLanes) pipeline.template carries<1>(space, warp - kCarryWarp);
     else pipeline.template carries<P::kWindows>(space, warp - kCarryWarp);
   } else if (warp == kStoreWarp) {
