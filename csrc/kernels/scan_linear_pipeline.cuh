@@ -24,7 +24,21 @@ struct LinearPipeline : Rows {
       Rows::kRuns;
   static constexpr int kPlaceBytes = Rows::Shape::kPlaceBytes;  // of b, and behind it of a
 
-  int a_place[kStages];  // where the block tile of a begins there, which lies in a line as in memory
+  // What result warps ask of a job, at once.
+  struct alignas(16) Place {
+    int results;   // 0: there is no job, and no other comes
+    int b, a;      // where the block tile of either begins in its place: where it does in a line of memory
+    int position;  // of the block tile, as far as that is 0 or not
+  };
+  Place places[kStages];
+
+  // Whether every row of a that goes up in memory starts at a granule.
+  __device__ static bool at_granules(const ScanCall& call) {
+    uintptr_t together = reinterpret_cast<uintptr_t>(call.in.more[0]);
+    TR_ROLLED
+    for (int d = 0; d < call.layout.kept; ++d) together |= uintptr_t(call.more_strides[0][d]) * sizeof(E);
+    return together % kGranule == 0;
+  }
 
   // As Rows::load and Rows::store. By one warp, whose lane 0 loads.
   __device__ void copy(const ScanCall& call, ChainSpace<S>& space, char* stages, bool mirror) {
@@ -38,8 +52,7 @@ struct LinearPipeline : Rows {
     for (int it = 0, ends = 0;; ++it) {
       const int s = it % kStages;
       char* const stage = stages + s * kStageBytes;
-      PipelineJob j, stored;
-      j.row = -1;
+      PipelineJob j{-1, 0, 0, 0, 0}, stored;
       if (it >= kStages) {
         stored = next(it - kStages);
         if (stored.row < 0) return;
@@ -62,7 +75,7 @@ struct LinearPipeline : Rows {
         }
         this->free_stage(it);
         job[s] = j;
-        a_place[s] = int(a_in % kLine);
+        places[s] = {j.results, int(j.in % kLine), int(a_in % kLine), j.tile > 0 ? kBlockTile : 0};
         barrier_arrive(&taken[s]);
         if (j.row >= 0)
           load(a_in, stage + kPlaceBytes, j, mirror, Load::has_a(call, j.tile * kBlockTile) ? 0 : 1, a_end, &loaded[s]);
@@ -82,94 +95,117 @@ struct LinearPipeline : Rows {
     range.load([&](uintptr_t at) { return place + (at - (in & ~uintptr_t(kLine - 1))); }, loaded);
   }
 
-  // The items of a part, in the scan's order.
-  template <bool kMirror> __device__ void part_items(const S& op, const Part& part, const char* stages,
-                                                     typename S::Item (&items)[kRuns][kGroup]) const {
+  // The items of a part of the block tile in `stage`, in the scan's order.
+  template <bool kMirror, bool kAtGranules> __device__ static void items(const S& op, const char* stage,
+                                                                         const Place& place, int first,
+                                                                         typename S::Item (&x)[kRuns][kGroup]) {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
-    const int lane = lane_id(), place = a_place[part.stage], in = place % kGranule;
-    const char* const a_tiles = stages + part.stage * kStageBytes + kPlaceBytes + (place - in);
+    const int lane = lane_id(), in = kAtGranules ? 0 : place.a % kGranule;
+    const char* const a_tiles = stage + kPlaceBytes + (place.a - in) + first * kRunBytes;
+    const char* const b_tiles = stage + place.b + first * kRunBytes;
     uint32_t a_words[kRuns][kWords];
-    with_word(word_of(in), [&](auto word) {
+    with_word(kAtGranules ? kAligned : word_of(in), [&](auto word) {
 #pragma unroll
-      for (int k = 0; k < kRuns; ++k)
-        shifted_words<word()>(a_tiles + (part.first + k) * kRunBytes, lane, in % 4 * 8, a_words[k]);
+      for (int k = 0; k < kRuns; ++k) shifted_words<word()>(a_tiles + k * kRunBytes, lane, in % 4 * 8, a_words[k]);
     });
-    const int group = (part.first ^ mirror) * kTile + (lane ^ mirror) * kGroup;  // in the block tile
 #pragma unroll
     for (int k = 0; k < kRuns; ++k) {
       uint32_t b_words[kWords];
-      shifted_words<kAligned>(part.tiles + (part.first + k) * kRunBytes, lane, 0, b_words);
+      shifted_words<kAligned>(b_tiles + k * kRunBytes, lane, 0, b_words);
       E a[kGroup], b[kGroup];
       unpack(a_words[k], a);
       unpack(b_words, b);
+      const int position = place.position | ((first + k) ^ mirror) * kTile | (lane ^ mirror) * kGroup;
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
         const int at = kMirror ? kGroup - 1 - i : i;
-        const bool inside = i || part.position;  // not at the position 0
-        items[k][i] = op.load(Pair<E>{a[at], b[at]}, inside ? 1 : group + (kMirror ? -k : k) * kTile);
+        x[k][i] = op.load(Pair<E>{a[at], b[at]}, i > 0 ? i : position);  // 0 or not
       }
     }
   }
 
-  template <bool kMirror> __device__ void results(const S& op, char* stages, int warp) {
+  // A turn's stage, and the parity of its barriers' phases.
+  struct Turn {
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ void advance() {
+      const bool last = stage == kStages - 1;
+      stage = last ? 0 : stage + 1;
+      parity ^= last;
+    }
+  };
+  // Whether result warp `warp` has results of a block tile that are written.
+  template <bool kMirror> __device__ static bool has_part(const Place& place, int warp) {
+    return (kMirror ? kResultWarps - 1 - warp : warp) * kRuns * kTile < place.results;
+  }
+
+  // kAtGranules: every block tile of a starts at one.
+  template <bool kMirror, bool kAtGranules> __device__ void results(const S& op, char* stages, int warp) {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
-    const int lane = lane_id();
+    const int lane = lane_id(), first = warp * kRuns;
     Acc groups[kAhead + 1][kRuns];  // what precedes each of the lane's in its tile, of this block tile and those ahead
-    int ahead = 0;
+    int ahead = kAhead + 1;         // block tiles to be summed
     bool more = true;
-    for (int it = 0;; ++it) {
+    Turn sums;
+    for (Turn turn;; turn.advance(), ahead = 1) {
 #pragma unroll 1
-      for (; ahead <= it + kAhead; ++ahead) {
+      for (; ahead > 0; --ahead) {
 #pragma unroll
         for (int a = 0; a < kAhead; ++a)
 #pragma unroll
           for (int k = 0; k < kRuns; ++k) groups[a][k] = groups[a + 1][k];
         if (!more) continue;
-        const PipelineJob j = next(ahead);
-        more = j.row >= 0;
+        const int s = sums.stage;
+        barrier_wait(&taken[s], sums.parity);
+        const Place place = places[s];
+        more = place.results > 0;
         if (!more) continue;
-        Part part;
-        if (Rows::template take_part<kMirror>(j, ahead, stages, warp, part)) {
+        if (has_part<kMirror>(place, warp)) {
+          barrier_wait(&loaded[s], sums.parity);
           Acc total[kRuns];
-          typename S::Item items[kRuns][kGroup];
-          part_items<kMirror>(op, part, stages, items);
+          typename S::Item x[kRuns][kGroup];
+          items<kMirror, kAtGranules>(op, stages + s * kStageBytes, place, first, x);
 #pragma unroll
-          for (int k = 0; k < kRuns; ++k) groups[kAhead][k] = S::group(items[k]);
+          for (int k = 0; k < kRuns; ++k) groups[kAhead][k] = S::group(x[k]);
           Rows::template scan_groups<kMirror>(groups[kAhead], total);
 #pragma unroll
           for (int k = 0; k < kRuns; ++k)
-            if ((lane ^ mirror) == kLanes - 1) within[part.stage][part.first + k] = total[k];
+            if ((lane ^ mirror) == kLanes - 1) within[s][first + k] = total[k];
         }
-        barrier_arrive(&summed[ahead % kStages]);
+        barrier_arrive(&summed[s]);
+        sums.advance();
       }
-      const PipelineJob j = next(it);
-      if (j.row < 0) return;
-      const int s = it % kStages;
-      Part part;
-      if (!Rows::template take_part<kMirror>(j, it, stages, warp, part)) {
+      const int s = turn.stage;
+      barrier_wait(&taken[s], turn.parity);
+      const Place place = places[s];
+      if (place.results == 0) return;
+      if (!has_part<kMirror>(place, warp)) {
         barrier_arrive(&empty[s]);
         barrier_arrive(&done[s]);
         continue;
       }
-      typename S::Item items[kRuns][kGroup];
-      part_items<kMirror>(op, part, stages, items);
+      barrier_wait(&loaded[s], turn.parity);
+      char* const stage = stages + s * kStageBytes;
+      typename S::Item x[kRuns][kGroup];
+      items<kMirror, kAtGranules>(op, stage, place, first, x);
 #pragma unroll
-      for (int k = 0; k < kRuns; ++k) S::group(items[k]);
-      barrier_wait(&ready[s], it / kStages & 1);
+      for (int k = 0; k < kRuns; ++k) S::group(x[k]);
+      barrier_wait(&ready[s], turn.parity);
       const typename S::Wide c = carry[s];
       Acc before[kRuns];
 #pragma unroll
-      for (int k = 0; k < kRuns; ++k) before[k] = S::combine(within[s][part.first + k], groups[0][k]);
+      for (int k = 0; k < kRuns; ++k) before[k] = within[s][first + k];
+      join<S>(before, groups[0]);
       barrier_arrive(&empty[s]);
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) {
         typename S::Result r[kGroup], up[kGroup];
-        op.results(S::prefix(c, before[k]), items[k], r);
+        op.results(S::prefix(c, before[k]), x[k], r);
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) up[i] = r[kMirror ? kGroup - 1 - i : i];
         uint32_t w[kWords], last[4];
         round_group<E, S>(up, w);
-        shift_out<0>(const_cast<char*>(part.tiles) + (part.first + k) * kRunBytes, lane, 0, false, w, last);
+        shift_out<0>(stage + place.b + (first + k) * kRunBytes, lane, 0, false, w, last);
       }
       bulk_fence();
       barrier_arrive(&done[s]);
@@ -192,8 +228,9 @@ __global__ void __launch_bounds__(pipeline_threads(sizeof(typename S::Acc)), 1)
   if (threadIdx.x == 0) pipeline.make_barriers();
   __syncthreads();
   if (warp < P::kResultWarps) {
-    if (mirror) pipeline.template results<true>(op, stages, warp);
-    else pipeline.template results<false>(op, stages, warp);
+    if (mirror) pipeline.template results<true, false>(op, stages, warp);
+    else if (P::at_granules(call)) pipeline.template results<false, true>(op, stages, warp);
+    else pipeline.template results<false, false>(op, stages, warp);
   } else if (warp < kCarryWarp) {
     if (mirror) pipeline.template publish_totals<true>(space);
     else pipeline.template publish_totals<false>(space);
