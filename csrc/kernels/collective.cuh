@@ -252,8 +252,9 @@ template <class S, class V> __device__ __forceinline__ V sklansky(V value) {
 }
 
 // The same for K values of lane `lane` of the warp, of which power of two `width` neighbours are taken together;
-// without choices where the scan has such a way and all values allow it.
-template <class S, class V, int K>
+// without choices where the scan has such a way and all values allow it. kSelects: there are registers for levels
+// without branches.
+template <class S, bool kSelects = false, class V, int K>
 __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int mirror = 0) {
   V run[K];
 #pragma unroll
@@ -264,7 +265,8 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int
 #pragma unroll
       for (int k = 0; k < K; ++k) {
         const V left = shuffle(run[k], ((lane & ~(2 * d - 1)) + d - 1) ^ mirror);
-        if constexpr (kHasCalm<S, V>) run[k] = chosen((lane & d) != 0, S::calm_join(left, run[k]), run[k]);
+        if constexpr (kHasCalm<S, V> && kSelects) run[k] = chosen((lane & d) != 0, S::calm_join(left, run[k]), run[k]);
+        else if constexpr (kHasCalm<S, V>) run[k] = lane & d ? S::calm_join(left, run[k]) : run[k];
         else run[k] = lane & d ? S::combine(left, run[k]) : run[k];
       }
     }
