@@ -267,11 +267,14 @@ static int element_bytes(const ScanCall& call) { return size_of(typed(call) ? ca
 // Whether results can take the place of elements where there is such a kernel.
 static bool in_place(const ScanCall& call) { return compact(call) && call.in.dtype == call.out.dtype; }
 
-// Whether rows are runs of neighbours, of types that the pipeline is compiled for.
-static bool pipelined(const ScanCall& call) {
-  const int64_t in = position_stride(call.layout), out = out_stride(call.layout);
-  const bool types = facts(call.op).indexed ? typed(call) : in_place(call);
-  return types && is_float(call.in.dtype) && size_of(call.in.dtype) <= 4 && in == out && magnitude(in) == 1;
+// Whether rows are runs of neighbours, of types that the pipeline is compiled for. Of two inputs, those of b and of the
+// results have to be aligned.
+static bool pipelined(const ScanCall& call, bool vector_loads) {
+  const Layout& l = call.layout;
+  const int64_t in = position_stride(l), out = out_stride(l);
+  if (!is_float(call.in.dtype) || size_of(call.in.dtype) > 4 || in != out || magnitude(in) != 1) return false;
+  if (facts(call.op).indexed) return typed(call);
+  return in_place(call) || (held_rows(call) && vector_loads && call.more_strides[0][l.kept] == in);
 }
 
 // Whether lanes can hold whole rows. Of one input, results are stored 16 bytes at a time, if need be by way of shared
@@ -492,7 +495,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   if (forced.vector_loads == 0) plan.vector_loads = false;
   const bool many_rows = l.rows >= int64_t(kWarpRows) * device.multiprocessors;
   const bool room = device.bulk_copies && shared_of(device) >= kPipelineShared;
-  const bool few = room && forced.vector_loads != 0 && narrow_run(call), pipeline = few || (room && pipelined(call));
+  const bool few = room && forced.vector_loads != 0 && narrow_run(call),
+             pipeline = few || (room && pipelined(call, plan.vector_loads));
   const bool whole = forced.whole != 0 && whole_rows(call, plan.vector_loads), indexed = facts(call.op).indexed;
   const bool walked = whole || scan_sizes(call).acc <= kWalkedAcc;
   const bool chains = inputs < 3;  // of three inputs a block tile takes more registers than there are
@@ -500,7 +504,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const Family along = !walked                                                   ? Family::Chain
                        : n <= kTile || whole                                     ? Family::Rows
                        : indexed && n <= longest_walk                            ? Family::Rows
-                       : pipeline                                                ? Family::Pipeline
+                       : pipeline && !(many_rows && inputs == 2)                 ? Family::Pipeline
                        : many_rows && !indexed && (plan.vector_loads || !chains) ? Family::Rows
                        : chains                                                  ? Family::Chain
                                                                                  : Family::Columns;

@@ -109,8 +109,11 @@ constexpr int kChainShared = 2 << 10;   // the same of a block of a chain
 constexpr int kWalkThreads = 64;        // of Walk's blocks
 // Neighbouring columns of a thread, given the bytes of an element: copies take 4 bytes or 8.
 TR_HD constexpr int walk_vector(int size) { return size == 2 ? 2 : 1; }
-// Threads of Pipeline's blocks, given the bytes of an accumulator: with larger ones, its result warps form totals, too.
-TR_HD constexpr int pipeline_threads(int bytes, int acc) { return acc > 4 ? 672 : bytes > 2 ? 768 : 800; }
+// Threads of Pipeline's blocks, given the bytes of an element and of an accumulator: with larger ones, its result warps
+// form totals, too, and with those of two inputs one warp loads and stores.
+TR_HD constexpr int pipeline_threads(int bytes, int acc) {
+  return acc > 8 ? 640 : acc > 4 ? 672 : bytes > 2 ? 768 : 800;
+}
 constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory that one has
 // Columns so few that Pipeline scans them side by side, at most. Given the bytes of an element: the parts of a block
 // tile of theirs, which Plan::splits counts and of which a stage holds one; the warps of a block that form results,

@@ -180,6 +180,22 @@ def test_long_rows_with_indices_go_through_the_pipeline_where_there_are_bulk_cop
     assert family([2**20], [2], True) == "chain"
 
 
+def test_linear_scan_of_long_rows_goes_through_the_pipeline_where_rows_are_aligned():
+    for dtype, aligned_length in ((torch.float32, 70_004), (torch.bfloat16, 70_008), (torch.float16, 70_008)):
+        for family, sizes, strides, aligned in (
+            ("pipeline", (2**20 + 3,), (1,), True), ("chain", (2**20 + 3,), (1,), False),
+            ("chain", (2**20,), (2,), True), ("pipeline", (3, aligned_length), (aligned_length, 1), True),
+            ("chain", (3, 70_003), (70_003, 1), True), ("rows", (3, BLOCK_TILE), (BLOCK_TILE, 1), True),
+            ("rows", (5000, 2**14), (2**14, 1), True),
+        ):  # fmt: skip
+            call = ("linear_scan", sizes, strides, [len(sizes) - 1], NUMBERS[dtype], NUMBERS[dtype], aligned, True,
+                    MULTIPROCESSORS)  # fmt: skip
+            assert _C.plan(*call, True)["family"] == family
+            assert _C.plan(*call, False)["family"] == ("rows" if family == "rows" else "chain")
+    double = NUMBERS[torch.float64]
+    assert _C.plan("linear_scan", (2**20,), (1,), [0], double, double, True, True, 132, True)["family"] == "chain"
+
+
 @pytest.mark.parametrize("op, dtype, size", [("cumprod", torch.bfloat16, 2), ("cumprod", torch.float32, 4),
                                              ("cumsum", torch.float64, 8), ("cumprod", torch.int8, 8)])  # fmt: skip
 def test_block_tiles_of_chains_lie_in_shared_memory_if_it_is_there(op, dtype, size):

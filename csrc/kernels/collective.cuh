@@ -209,6 +209,18 @@ template <class Op> __device__ __forceinline__ typename Op::Acc warp_tree(const 
   return value;
 }
 
+// One of two values, word by word, so that no compiler selects between their addresses.
+template <class V> __device__ __forceinline__ V chosen(bool first, const V& a, const V& b) {
+  uint32_t x[sizeof(V) / 4], y[sizeof(V) / 4];
+  memcpy(x, &a, sizeof a);
+  memcpy(y, &b, sizeof b);
+#pragma unroll
+  for (int i = 0; i < int(sizeof(V)) / 4; ++i) x[i] = first ? x[i] : y[i];
+  V value;
+  memcpy(&value, x, sizeof value);
+  return value;
+}
+
 // Sklansky's inclusive scan over `width` neighbouring lanes, of which this is number `lane`: at level d a lane with
 // that bit adds, on its left, the value of the last lane of the lower half. Over whole warps, and in reverse, where
 // `mirror` is 31.
@@ -240,8 +252,9 @@ template <class S, class V> __device__ __forceinline__ V sklansky(V value) {
 }
 
 // The same for K values of lane `lane` of the warp, of which power of two `width` neighbours are taken together;
-// without choices where the scan has such a way and all values allow it.
-template <class S, class V, int K>
+// without choices where the scan has such a way and all values allow it. kSelects: there are registers for levels
+// without branches.
+template <class S, bool kSelects = false, class V, int K>
 __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int mirror = 0) {
   V run[K];
 #pragma unroll
@@ -252,7 +265,8 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int
 #pragma unroll
       for (int k = 0; k < K; ++k) {
         const V left = shuffle(run[k], ((lane & ~(2 * d - 1)) + d - 1) ^ mirror);
-        if constexpr (kHasCalm<S, V>) run[k] = lane & d ? S::calm_join(left, run[k]) : run[k];
+        if constexpr (kHasCalm<S, V> && kSelects) run[k] = chosen((lane & d) != 0, S::calm_join(left, run[k]), run[k]);
+        else if constexpr (kHasCalm<S, V>) run[k] = lane & d ? S::calm_join(left, run[k]) : run[k];
         else run[k] = lane & d ? S::combine(left, run[k]) : run[k];
       }
     }
@@ -278,6 +292,26 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int
   }
 #pragma unroll
   for (int k = 0; k < K; ++k) value[k] = run[k];
+}
+
+// left[k] = combine(left[k], right[k]); without choices where the scan has such a way and a lane's values allow it.
+template <class S, class V, int K> __device__ __forceinline__ void join(V (&left)[K], const V (&right)[K]) {
+  V both[K];
+  bool calm = kHasCalm<S, V>;
+  if constexpr (kHasCalm<S, V>) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      both[k] = S::calm_join(left[k], right[k]);
+      calm &= S::is_calm(left[k]) & S::is_calm(right[k]);
+      calm &= S::is_settled(left[k], S::is_reset(left[k]));
+      calm &= S::is_settled(both[k], S::is_reset(left[k]) | S::is_reset(right[k]));
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if constexpr (kHasCalm<S, V>) left[k] = calm ? S::calm_end(both[k]) : S::combine(left[k], right[k]);
+    else left[k] = S::combine(left[k], right[k]);
+  }
 }
 
 // ---- the last step of a row --------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 #include "scan_extreme_pipeline.cuh"
 #include "scan_extremes.cuh"
 #include "scan_held_rows.cuh"
+#include "scan_linear_pipeline.cuh"
 #include "scan_narrow_pipeline.cuh"
 #include "scan_pipeline.cuh"
 #include "scan_ragged_columns.cuh"
@@ -114,6 +115,9 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       if constexpr (kExtremePipelined<S, Load>)
         enqueue(scan_extreme_pipeline<S, Load, Store>, plan.blocks, plan.threads, ExtremeRing<sizeof(E)>::kShared,
                 stream, call, workspace);
+      if constexpr (kLinearPipelined<S, Load, Store>)
+        enqueue(scan_linear_pipeline<S, Load, Store>, plan.blocks, plan.threads,
+                LinearPipeline<S, Load>::Shape::kShared, stream, call, workspace);
 #endif
       break;
     case Family::Walk:

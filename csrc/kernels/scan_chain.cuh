@@ -225,18 +225,6 @@ __device__ __forceinline__ void store_run_tile(const ScanCall& call, int64_t bas
   }
 }
 
-// One of two values, word by word, so that no compiler selects between their addresses.
-template <class V> __device__ __forceinline__ V chosen(bool first, const V& a, const V& b) {
-  uint32_t x[sizeof(V) / 4], y[sizeof(V) / 4];
-  memcpy(x, &a, sizeof a);
-  memcpy(y, &b, sizeof b);
-#pragma unroll
-  for (int i = 0; i < int(sizeof(V)) / 4; ++i) x[i] = first ? x[i] : y[i];
-  V value;
-  memcpy(&value, x, sizeof value);
-  return value;
-}
-
 // Blocks of a multiprocessor at least: as many as have room for their stages, and for their registers.
 template <class S, class Load> constexpr int kChainBlocks = [] {
   constexpr int kSize = sizeof(element_of<Load>);

@@ -35,7 +35,6 @@ template <int kBytes> struct ExtremeRing {
 #ifdef TR_BULK_COPIES
 
 template <class S, class Load, class Store> struct ExtremePipeline {
-  using Rows = Pipeline<S, Load, Store>;  // what is the same of other scans
   using Acc = typename S::Acc;
   using R = Record<S>;
   using Key = typename R::Key;
@@ -90,8 +89,7 @@ template <class S, class Load, class Store> struct ExtremePipeline {
   __device__ void load(const ScanCall& call, ChainSpace<S>& space, char* stages, bool down) {
     const Layout& l = call.layout;
     const int64_t jobs = l.rows * space.tiles;
-    const uintptr_t data = reinterpret_cast<uintptr_t>(call.in.data),
-                    memory_end = data + Rows::in_extent(l) * sizeof(E);
+    const uintptr_t data = reinterpret_cast<uintptr_t>(call.in.data), memory_end = data + extent(l, l.in) * sizeof(E);
     int it = 0;
     for (int64_t ticket = int64_t(take_ticket(space.ticket)), next; ticket < jobs; ticket = next) {
       next = int64_t(take_ticket(space.ticket));
@@ -105,12 +103,12 @@ template <class S, class Load, class Store> struct ExtremePipeline {
       j.own.move_out(call, j.first());
       j.in = data + (j.own.in - (down ? kPositions - 1 : 0)) * sizeof(E);
       j.end = int(left < kPositions ? left : kPositions);
-      const BulkSpan span(j.in + (down ? kPositions - j.end : j.begin()) * sizeof(E),
-                          j.in + (down ? kPositions - j.begin() : j.end) * sizeof(E), memory_end);
+      const BulkRange<E> range(j.in + (down ? kPositions - j.end : j.begin()) * sizeof(E),
+                               j.in + (down ? kPositions - j.begin() : j.end) * sizeof(E), memory_end);
       const int s = free_stage(it);
       job[s] = j;
       barrier_arrive(&taken[s]);
-      span.template load<E>(stages + s * kStageBytes, j.in, &loaded[s]);
+      range.load(stages + s * kStageBytes, j.in, &loaded[s]);
       ++it;
     }
     for (int end = 0; end < kCarryWarps; ++end, ++it) {  // one for each of those warps, which look at their own stages
@@ -138,11 +136,12 @@ template <class S, class Load, class Store> struct ExtremePipeline {
   // Carries are looked for no sooner than the totals before them are to be expected, when this tile has its own: they
   // are in good time then, and memory is not kept busy.
   __device__ void carries(ChainSpace<S>& space, int warp) {
-    Rows::carries_by_superblocks(*this, space, warp, [&](int it) -> const Job& {
+    auto expected = [&](int it) -> const Job& {
       const Job& j = next(it);
       if (j.row >= 0) barrier_wait(&summed[it % kStages], it / kStages & 1);
       return j;
-    });
+    };
+    carries_by_superblocks<S>(*this, space, warp, expected, [](int64_t) { return S::wide_absent(); });
   }
 
   // The element at a position of the tile in stage `s`, which may be none of the row's.

@@ -24,20 +24,25 @@ namespace torchreduce::gpu {
 // looking too often (float32: 64 totals a look 4110 GB/s, 128 3983, 256 3576; bfloat16: 64 3516, 192 3950) and from two
 // warps that do (rows of 2^20, of a copy's speed: float32 0.93 with one carry warp, 0.85 with two; bfloat16 0.80,
 // 0.90).
-template <int kBytes, int kAcc> struct PipelineShape {
+// Of two inputs (scan_linear_pipeline.cuh) a stage has a place for each; one of them is the staging buffer, too.
+template <int kBytes, int kAcc, int kInputs = 1> struct PipelineShape {
   static_assert(kBytes == 2 || kBytes == 4, "one stage is a block tile, and several must fit");
-  static constexpr int kStages = kBytes == 2 ? 10 : 5;
-  static constexpr int kStagings = kBytes == 2 ? 3 : 1;
-  static constexpr bool kOwnTotals = kAcc > 4;                           // the result warps sum tiles
-  static constexpr int kAhead = kOwnTotals ? (kBytes == 2 ? 3 : 2) : 0;  // and are so many block tiles further with it
-  static constexpr int kTotalWarps = kOwnTotals ? 1 : 5;                 // divides kStages: each owns its stages
+  static constexpr bool kInStages = kInputs > 1;  // results are staged there
+  static constexpr int kStages = (kInStages ? 6 : 10) / (kBytes / 2);
+  static constexpr int kStagings = kInStages ? kStages : kBytes == 2 ? 3 : 1;
+  static constexpr bool kOwnTotals = kAcc > 4;  // the result warps sum tiles
+  // and are so many block tiles further with it
+  static constexpr int kAhead = kOwnTotals ? (kBytes == 2 ? 3 : 2) - (kInStages ? 1 : 0) : 0;
+  static constexpr int kTotalWarps = kOwnTotals ? 1 : 5;  // divides kStages: each owns its stages
   static constexpr int kCarryWarps = kOwnTotals || kBytes == 2 ? 2 : 1;
   static constexpr int kResultWarps = 16;
   static constexpr int kWindows = kBytes == 2 ? 6 : 2;  // of 32 totals, a look
-  static_assert((kResultWarps + kTotalWarps + kCarryWarps + 2) * kLanes == pipeline_threads(kBytes, kAcc),
+  static constexpr int kCopyWarps = kInStages ? 1 : 2;
+  static_assert((kResultWarps + kTotalWarps + kCarryWarps + kCopyWarps) * kLanes == pipeline_threads(kBytes, kAcc),
                 "a warp for each role");
-  static constexpr int kStageBytes = kBlockTile * kBytes + 128;  // a tile that starts anywhere in a line
-  static constexpr int kShared = (kStages + kStagings) * kStageBytes;
+  static constexpr int kPlaceBytes = kBlockTile * kBytes + 128;  // a tile that starts anywhere in a line
+  static constexpr int kStageBytes = kInputs * kPlaceBytes;
+  static constexpr int kShared = (kStages + (kInStages ? 0 : kStagings)) * kStageBytes;
   static_assert(kShared + (6 << 10) <= kPipelineShared, "the plan counts on no more");
 };
 
@@ -64,20 +69,21 @@ struct PipelineJob {
   int results;        // written: the first ones in the scan's order
 };
 
-// What is loaded of a tile: the elements at addresses [begin, end). In whole granules: up to 15 bytes before and after
-// them are read, never used, and never in another page. But memory may end with the array: then its last elements are
-// moved one by one.
-struct BulkSpan {
-  uintptr_t begin, end, from, to;  // [from, to): in granules
+// The bytes [begin, end) of elements E as a bulk load moves them: whole granules. Up to 15 bytes before and after are
+// read, never used, and never in another page. But memory may end at `memory_end`, with the array: then its last
+// elements are moved one by one.
+template <class E> struct BulkRange {
+  uintptr_t begin, end, from, to;
 
-  __device__ __forceinline__ BulkSpan(uintptr_t begin, uintptr_t end, uintptr_t memory_end)
-      : begin(begin), end(end), from(granule_of(begin)) {
+  __device__ BulkRange(uintptr_t first, uintptr_t last, uintptr_t memory_end) : begin(first), end(last) {
     const uintptr_t above = granule_of(end + kGranule - 1);
+    from = granule_of(begin);
     to = above > memory_end ? granule_of(end) : above;
   }
-  // To a stage that begins with the line of the tile's lowest element, at `lowest`. A phase of `loaded`.
-  template <class E> __device__ __forceinline__ void load(char* stage, uintptr_t lowest, Barrier* loaded) const {
-    auto staged = [&](uintptr_t at) { return stage + (at - (lowest & ~uintptr_t(kLine - 1))); };
+  // To a place that begins with the line of the lowest element that it has room for, at `lowest`; with an arrival at
+  // `loaded`.
+  __device__ void load(char* place, uintptr_t lowest, Barrier* loaded) const {
+    auto staged = [&](uintptr_t at) { return place + (at - (lowest & ~uintptr_t(kLine - 1))); };
     if (to < end) {
       for (uintptr_t at = to > begin ? to : begin; at < end; at += sizeof(E))
         *reinterpret_cast<E*>(staged(at)) = *global(reinterpret_cast<const E*>(at));
@@ -175,13 +181,67 @@ template <class Role> __device__ __forceinline__ void with_word(int word, Role r
   }
 }
 
+// Elements from the first position of the first row to the end of an input.
+__device__ __forceinline__ int64_t extent(const Layout& l, const int64_t (&strides)[kMaxDims]) {
+  int64_t highest = 0;
+  TR_ROLLED
+  for (int d = 0; d < l.kept + l.reduced; ++d)
+    if (strides[d] > 0) highest += (l.size[d] - 1) * strides[d];
+  return highest + 1;
+}
+
+// Where totals are large: by superblocks, whose totals the carry warp of the block of their last tile publishes.
+// Formed by each warp for itself, so that as many jobs are on their way as there are warps. `ring`: this, or another
+// kernel's, whose job of turn `it` is next(it), when its carry is to be looked for; initial(row) precedes a row.
+template <class S, class Ring, class Next, class Initial>
+__device__ void carries_by_superblocks(Ring& ring, ChainSpace<S>& space, int warp, Next next, Initial initial) {
+  using Acc = typename S::Acc;
+  using Wide = typename S::Wide;
+  const int lane = lane_id();
+  int64_t row = -1, folded = 0;  // superblocks
+  Wide sum = S::wide_absent();   // of those
+  for (int it = warp;; it += Ring::kCarryWarps) {
+    const auto& j = next(it);
+    if (j.row < 0) return;
+    if (j.row != row) {
+      row = j.row;
+      folded = 0;
+      sum = initial(row);
+    }
+    const int64_t superblock = j.tile / kFan;
+    const int slot = int(j.tile % kFan), needed = slot == kFan - 1 ? kFan : slot;
+    Acc total = S::absent();
+    bool there = lane >= needed;
+    while (ballot(!there))
+      if (!there) there = space.total(row, superblock * kFan + lane).look(total);
+    Wide upto[1] = {S::widen(chosen(lane < needed, total, S::absent()))};
+    sklansky<S, (S::kInputs > 1)>(upto, recomputed(lane_id()), kLanes);
+    if (needed == kFan && lane == kLanes - 1) space.superblock(row, superblock).total.publish(upto[0]);
+    while (folded < superblock) {
+      const int64_t mine = folded + lane;
+      Wide total = S::wide_absent();
+      const bool there = mine < superblock && space.superblock(row, mine).total.look(total);
+      const uint32_t missing = ~ballot(there);
+      const int count = missing ? __ffs(missing) - 1 : kLanes;
+      TR_ROLLED
+      for (int i = 0; i < count; ++i) sum = S::combine(sum, shuffle(total, i));
+      folded += count;
+    }
+    const int s = it % Ring::kStages;
+    const Wide before = shuffle(upto[0], slot ? slot - 1 : 0);
+    if (lane == 0) ring.carry[s] = chosen(slot > 0, S::combine(sum, before), sum);
+    barrier_arrive(&ring.ready[s]);
+    barrier_arrive(&ring.empty[s]);
+  }
+}
+
 template <class S, class Load, class Store> struct Pipeline {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using E = typename Load::Element;
   using O = typename Store::Element;
   static_assert(sizeof(E) == sizeof(O), "the stages of both are alike");
-  using Shape = PipelineShape<sizeof(E), sizeof(Acc)>;
+  using Shape = PipelineShape<sizeof(E), sizeof(Acc), S::kInputs>;
   static constexpr int kStages = Shape::kStages, kStagings = Shape::kStagings, kStageBytes = Shape::kStageBytes;
   static constexpr int kTotalWarps = Shape::kTotalWarps, kCarryWarps = Shape::kCarryWarps;
   static constexpr int kResultWarps = Shape::kResultWarps, kAhead = Shape::kAhead;
@@ -202,7 +262,7 @@ template <class S, class Load, class Store> struct Pipeline {
   __device__ void make_barriers() {
     for (int s = 0; s < kStages; ++s) {
       barrier_init(&taken[s], 1);
-      barrier_init(&loaded[s], 1);
+      barrier_init(&loaded[s], S::kInputs);
       barrier_init(&summed[s], kResultWarps * kLanes);
       barrier_init(&ready[s], 2 * kLanes);                   // totals, carry
       barrier_init(&empty[s], (kResultWarps + 3) * kLanes);  // totals, carry, results, store
@@ -231,15 +291,6 @@ template <class S, class Load, class Store> struct Pipeline {
 
   // ---- roles ----
 
-  // Elements from the first position of the first row to the end of the array.
-  __device__ static int64_t in_extent(const Layout& l) {
-    int64_t highest = 0;
-    TR_ROLLED
-    for (int d = 0; d < l.kept + l.reduced; ++d)
-      if (l.in[d] > 0) highest += (l.size[d] - 1) * l.in[d];
-    return highest + 1;
-  }
-
   // What takes time is done before a stage is free: the job is known by then, and the next ticket on its way. A block
   // holds two tickets at most that it does not load yet. None waits for ever: a block loads its tickets in order, and
   // what keeps one from being loaded, or its results from being formed, are only tickets before it, of this block or
@@ -248,7 +299,7 @@ template <class S, class Load, class Store> struct Pipeline {
     const Layout& l = call.layout;
     const int64_t shift = call.exclusive ? 1 : 0, jobs = l.rows * space.tiles, far = mirror ? kBlockTile - 1 : 0;
     const int64_t sign = mirror ? -1 : 1;
-    const uintptr_t data = reinterpret_cast<uintptr_t>(call.in.data), memory_end = data + in_extent(l) * sizeof(E);
+    const uintptr_t data = reinterpret_cast<uintptr_t>(call.in.data), memory_end = data + extent(l, l.in) * sizeof(E);
     int it = 0;
     for (int64_t ticket = int64_t(take_ticket(space.ticket)), next; ticket < jobs; ticket = next, ++it) {
       next = int64_t(take_ticket(space.ticket));
@@ -262,11 +313,11 @@ template <class S, class Load, class Store> struct Pipeline {
       j.in = data + (start.in + sign * first - far) * sizeof(E);
       j.out = reinterpret_cast<uintptr_t>(call.out.values) + (start.out + sign * (first + shift) - far) * sizeof(O);
       const uintptr_t begin = j.in + (mirror ? kBlockTile - count : 0) * sizeof(E);
-      const BulkSpan span(begin, begin + count * sizeof(E), memory_end);
+      const BulkRange<E> range(begin, begin + count * sizeof(E), memory_end);
       const int s = free_stage(it);
       job[s] = j;
       barrier_arrive(&taken[s]);
-      span.template load<E>(stages + s * kStageBytes, j.in, &loaded[s]);
+      range.load(stages + s * kStageBytes, j.in, &loaded[s]);
     }
     for (int end = 0; end < kEnds; ++end, ++it) {  // one for each of those warps, which look at their own stages
       const int s = free_stage(it);
@@ -318,7 +369,7 @@ template <class S, class Load, class Store> struct Pipeline {
   // Sklansky's inclusive scan over the lanes of several values, in reverse where `mirror` is 31, not 0.
   template <class V, int N> __device__ static void scan_lanes(V (&value)[N], int mirror) {
     if constexpr (kOwnTotals) {  // without lanes' numbers in registers all the time
-      sklansky<S>(value, recomputed(lane_id()) ^ mirror, kLanes, mirror);
+      sklansky<S, (S::kInputs > 1)>(value, recomputed(lane_id()) ^ mirror, kLanes, mirror);
     } else {
       const int lane = lane_id() ^ mirror;
 #pragma unroll
@@ -404,48 +455,6 @@ template <class S, class Load, class Store> struct Pipeline {
       count = missing ? __ffs(missing) - 1 : kLanes + count;
     }
     return count;
-  }
-
-  // Where totals are large: by superblocks, whose totals the carry warp of the block of their last tile publishes.
-  // Formed by each warp for itself, so that as many jobs are on their way as there are warps. `ring`: this, or another
-  // kernel's, whose job of turn `it` is next(it), when its carry is to be looked for.
-  template <class Ring, class Next>
-  __device__ static void carries_by_superblocks(Ring& ring, ChainSpace<S>& space, int warp, Next next) {
-    const int lane = lane_id();
-    int64_t row = -1, folded = 0;  // superblocks
-    Wide sum = S::wide_absent();   // of those
-    for (int it = warp;; it += Ring::kCarryWarps) {
-      const auto& j = next(it);
-      if (j.row < 0) return;
-      if (j.row != row) {
-        row = j.row;
-        folded = 0;
-        sum = S::wide_absent();
-      }
-      const int64_t superblock = j.tile / kFan;
-      const int slot = int(j.tile % kFan), needed = slot == kFan - 1 ? kFan : slot;
-      Acc total = S::absent();
-      const int64_t mine = superblock * kFan + (lane < needed ? lane : 0);
-      while (ballot(!(lane >= needed || space.total(row, mine).look(total)))) continue;
-      Wide upto[1] = {S::widen(chosen(lane < needed, total, S::absent()))};
-      scan_lanes(upto, 0);
-      if (needed == kFan && lane == kLanes - 1) space.superblock(row, superblock).total.publish(upto[0]);
-      while (folded < superblock) {
-        const int64_t mine = folded + lane;
-        Wide total = S::wide_absent();
-        const bool there = mine < superblock && space.superblock(row, mine).total.look(total);
-        const uint32_t missing = ~ballot(there);
-        const int count = missing ? __ffs(missing) - 1 : kLanes;
-        TR_ROLLED
-        for (int i = 0; i < count; ++i) sum = S::combine(sum, shuffle(total, i));
-        folded += count;
-      }
-      const int s = it % Ring::kStages;
-      const Wide before = shuffle(upto[0], slot ? slot - 1 : 0);
-      if (lane == 0) ring.carry[s] = chosen(slot > 0, S::combine(sum, before), sum);
-      barrier_arrive(&ring.ready[s]);
-      barrier_arrive(&ring.empty[s]);
-    }
   }
 
   // With kCount windows of 32 totals a look: as many as it takes to keep up, or one where a row has no more totals.
@@ -626,6 +635,22 @@ template <class S, class Load, class Store> struct Pipeline {
     }
   }
 
+  // Stores a block tile's results; its granules begin at `staging`. By one warp, which waits until they are read.
+  __device__ static void store_staged(const PipelineJob& j, const char* staging, bool mirror) {
+    const int lane = lane_id(), out = int(j.out % kGranule);
+    // Whole granules at once, and then the elements in the granules that the neighbours write to, too.
+    const int begin = out + (mirror ? kBlockTile - j.results : 0) * int(sizeof(O));
+    const int end = begin + j.results * int(sizeof(O));
+    const int from = (begin + kGranule - 1) & ~(kGranule - 1), to = end & ~(kGranule - 1);
+    char* const lowest = reinterpret_cast<char*>(j.out - out);
+    if (lane == 0 && to > from) bulk_store(lowest + from, staging + from, uint32_t(to - from));
+    constexpr int kPer = kGranule / int(sizeof(O));
+    const int head_end = from < end ? from : end, tail = to > head_end ? to : head_end;
+    const int at = (lane < kPer ? begin : tail - kGranule) + lane * int(sizeof(O));
+    if (lane < 2 * kPer && at < (lane < kPer ? head_end : end))
+      *global(reinterpret_cast<O*>(lowest + at)) = *reinterpret_cast<const O*>(staging + at);
+    if (lane == 0 && to > from) bulk_stores_read();
+  }
   __device__ void store(const ScanCall& call, char* stagings, bool mirror) {
     const int lane = lane_id();
     for (int it = 0;; ++it) {
@@ -646,18 +671,7 @@ template <class S, class Load, class Store> struct Pipeline {
         bulk_fence();
         warp_barrier();
       }
-      // Whole granules at once, and then the elements in the granules that the neighbours write to, too.
-      const int begin = out + (mirror ? kBlockTile - j.results : 0) * int(sizeof(O));
-      const int end = begin + j.results * int(sizeof(O));
-      const int from = (begin + kGranule - 1) & ~(kGranule - 1), to = end & ~(kGranule - 1);
-      char* const lowest = reinterpret_cast<char*>(j.out - out);
-      if (lane == 0 && to > from) bulk_store(lowest + from, staging + from, uint32_t(to - from));
-      constexpr int kPer = kGranule / int(sizeof(O));
-      const int head_end = from < end ? from : end, tail = to > head_end ? to : head_end;
-      const int at = (lane < kPer ? begin : tail - kGranule) + lane * int(sizeof(O));
-      if (lane < 2 * kPer && at < (lane < kPer ? head_end : end))
-        *global(reinterpret_cast<O*>(lowest + at)) = *reinterpret_cast<const O*>(staging + at);
-      if (lane == 0 && to > from) bulk_stores_read();
+      store_staged(j, staging, mirror);
       barrier_arrive(&stored[o]);
     }
   }
@@ -692,7 +706,9 @@ __global__ void __launch_bounds__(pipeline_threads(sizeof(element_of<Load>), siz
     }
   } else if (warp < kStoreWarp) {
     if constexpr (P::kOwnTotals)
-      P::carries_by_superblocks(pipeline, space, warp - kCarryWarp, [&](int it) { return pipeline.next(it); });
+      carries_by_superblocks<S>(
+          pipeline, space, warp - kCarryWarp, [&](int it) { return pipeline.next(it); },
+          [](int64_t) { return S::wide_absent(); });
     else if (space.tiles <= kLanes) pipeline.template carries<1>(space, warp - kCarryWarp);
     else pipeline.template carries<P::kWindows>(space, warp - kCarryWarp);
   } else if (warp == kStoreWarp) {

@@ -507,6 +507,27 @@ MUTANTS = (
         "if (k < count / kLanes) sum", "if (k + 1 < count / kLanes) sum",
         "scan.CumSum", ("pipeline",), every=1,
     ),
+    # ---- the pipeline of two inputs
+    Mutant(
+        "the place of a is loaded again before its elements are taken", "kernels/scan_linear_pipeline.cuh",
+        "this->free_stage(it);", "",
+        "scan.LinearScan", ("linear_pipeline",),
+    ),
+    Mutant(
+        "results of two inputs are stored before they are there", "kernels/scan_linear_pipeline.cuh",
+        "barrier_wait(&done[s], (it / kStages - 1) & 1);", "",
+        "scan.LinearScan", ("linear_pipeline",), quick=True,
+    ),
+    Mutant(
+        "a row of the pipeline forgets what precedes it", "kernels/scan_pipeline.cuh",
+        "sum = initial(row);", "sum = S::wide_absent();",
+        "scan.LinearScan", ("linear_pipeline",),
+    ),
+    Mutant(
+        "runs are joined without choices whatever comes out", "kernels/collective.cuh",
+        "calm &= S::is_settled(left[k], S::is_reset(left[k]));", "",
+        "scan.LinearScan", ("linear_pipeline",), every=1,
+    ),
     # ---- the pipeline of few columns
     Mutant(
         "results of few columns do not wait for their totals and carries", "kernels/scan_narrow_pipeline.cuh",

@@ -341,6 +341,39 @@ void pipeline() {
   // As many block tiles a row as blocks: two warps form the carries.
   check({"cumsum", Dtype::F32, Dtype::F32, {3, 33 * 8192 + 9}, 2}, {{{kPipeline, -1, -1, -1, -1}, 34, kInPitch, true}});
 }
+// The same of two inputs: a before or behind its position, and with b's rows or broadcast over them.
+void linear_pipeline() {
+  for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16}) {
+    for (int form = 0; form < 6; ++form) {
+      Problem p{"linear_scan", d, d, {}, 2};
+      p.reverse = form % 2;
+      p.initial = form / 2 == 1;
+      p.shifted = form / 2 == 2;
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{{1, 1},
+                                                                 {1, 7},
+                                                                 {1, 301},
+                                                                 {9, 304},
+                                                                 {1, 3 * 8192 + 5},
+                                                                 {1, 2 * 8192 + 1},
+                                                                 {3, 3 * 8192 + 8},
+                                                                 {2, 5 * 8192}})
+        for (uint64_t spread : {0, 1}) {
+          p.sizes = sizes;
+          p.spread = spread;
+          check(p, {{{kPipeline, -1, -1, -1, -1}, 3, 1, true}});
+          check(p, {{{}, 2, kInPitch, true}});  // wherever they lie in memory, as the planner chooses
+        }
+    }
+    Problem p{"linear_scan", d, d, {1, 70 * 8192 + 9}, 2, false, d == Dtype::F16};  // carries by superblocks
+    for (int form = 0; form < 2; ++form, p.initial = true) check(p, {{{kPipeline, -1, -1, -1, -1}, 2, 1, true}});
+    p.initial = false;
+    p.shifted = true;
+    for (int multiprocessors : {2, 3, 5}) {
+      p.sizes = {4, 8 * 8192 + 8};
+      check(p, {{{kPipeline, -1, -1, -1, -1}, multiprocessors, 1, true}});
+    }
+  }
+}
 // The same of two to four columns that are one run of memory: parts of block tiles, whole and not, of few and many
 // block tiles a row of each of several batches.
 void narrow_pipeline() {
@@ -596,6 +629,7 @@ constexpr Group kGroups[] = {
     {"chain", chain},
     {"columns_chain", columns_chain},
     {"pipeline", pipeline},
+    {"linear_pipeline", linear_pipeline},
     {"narrow_pipeline", narrow_pipeline},
     {"held_rows", held_rows},
     {"extremes", extremes},

@@ -1,0 +1,249 @@
+// Scans of two inputs, of few long rows on GPUs with bulk copies: as scan_pipeline.cuh scans one input where the result
+// warps sum tiles. A stage holds a block tile of each input, and results take the places of the elements of b. One warp
+// loads and stores: the place of a is loaded again as soon as its elements are taken, that of b when the results are
+// stored.
+#pragma once
+#include "scan_pipeline.cuh"
+
+namespace torchreduce::gpu {
+
+// What the kernel is compiled for.
+template <class S, class Load, class Store> constexpr bool kLinearPipelined =
+    kHeld<S, Load, Store> && sizeof(element_of<Load>) <= 4;
+
+#ifdef TR_BULK_COPIES
+
+template <class S, class Load, class Rows = Pipeline<S, TypedLoad<element_of<Load>>, TypedStore<element_of<Load>>>>
+struct LinearPipeline : Rows {
+  using Acc = typename S::Acc;
+  using E = element_of<Load>;
+  using Part = typename Rows::Part;
+  using Rows::job, Rows::taken, Rows::loaded, Rows::summed, Rows::ready, Rows::empty, Rows::done, Rows::within,
+      Rows::carry, Rows::next, Rows::free_stage;
+  using Rows::kStages, Rows::kStageBytes, Rows::kResultWarps, Rows::kAhead, Rows::kEnds, Rows::kRunBytes, Rows::kWords,
+      Rows::kRuns;
+  static constexpr int kPlaceBytes = Rows::Shape::kPlaceBytes;  // of b, and behind it of a
+
+  // What result warps ask of a job, at once.
+  struct alignas(16) Place {
+    int results;   // 0: there is no job, and no other comes
+    int b, a;      // where the block tile of either begins in its place: where it does in a line of memory
+    int position;  // of the block tile, as far as that is 0 or not
+  };
+  Place places[kStages];
+
+  // Whether every row of a that goes up in memory starts at a granule.
+  __device__ static bool at_granules(const ScanCall& call) {
+    uintptr_t together = reinterpret_cast<uintptr_t>(call.in.more[0]);
+    TR_ROLLED
+    for (int d = 0; d < call.layout.kept; ++d) together |= uintptr_t(call.more_strides[0][d]) * sizeof(E);
+    return together % kGranule == 0;
+  }
+
+  // As Rows::load and Rows::store. By one warp, whose lane 0 loads.
+  __device__ void copy(const ScanCall& call, ChainSpace<S>& space, char* stages, bool mirror) {
+    const Layout& l = call.layout;
+    const int64_t jobs = l.rows * space.tiles, far = mirror ? kBlockTile - 1 : 0, sign = mirror ? -1 : 1;
+    const uintptr_t b = reinterpret_cast<uintptr_t>(call.in.data), a = reinterpret_cast<uintptr_t>(call.in.more[0]);
+    const uintptr_t b_end = b + extent(l, l.in) * sizeof(E);
+    const uintptr_t a_end = a + (extent(l, call.more_strides[0]) + (call.shifted ? sign : 0)) * sizeof(E);
+    const bool loads = lane_id() == 0;
+    int64_t ticket = loads ? int64_t(take_ticket(space.ticket)) : 0;
+    for (int it = 0, ends = 0;; ++it) {
+      const int s = it % kStages;
+      char* const stage = stages + s * kStageBytes;
+      PipelineJob j{-1, 0, 0, 0, 0}, stored;
+      if (it >= kStages) {
+        stored = next(it - kStages);
+        if (stored.row < 0) return;
+        barrier_arrive(&empty[s]);
+      }
+      if (loads && ends < kEnds) {
+        uintptr_t a_in = 0;
+        if (ticket < jobs) {
+          j.row = ticket / space.tiles;
+          j.tile = ticket - j.row * space.tiles;
+          ticket = int64_t(take_ticket(space.ticket));
+          const RowStart start = row_start(l, j.row);
+          const int64_t first = j.tile * kBlockTile, left = l.length - first, step = sign * first - far;
+          j.results = int(left < kBlockTile ? left : kBlockTile);
+          j.in = b + (start.in + step) * sizeof(E);
+          j.out = reinterpret_cast<uintptr_t>(call.out.values) + (start.out + step) * sizeof(E);
+          a_in = a + (row_offset(l, call.more_strides[0], j.row) + step) * sizeof(E);
+        } else {
+          ++ends;
+        }
+        this->free_stage(it);
+        job[s] = j;
+        places[s] = {j.results, int(j.in % kLine), int(a_in % kLine), j.tile > 0 ? kBlockTile : 0};
+        barrier_arrive(&taken[s]);
+        if (j.row >= 0)
+          load(a_in, stage + kPlaceBytes, j, mirror, Load::has_a(call, j.tile * kBlockTile) ? 0 : 1, a_end, &loaded[s]);
+      }
+      if (it >= kStages) {
+        barrier_wait(&done[s], (it / kStages - 1) & 1);
+        Rows::store_staged(stored, stage + int(stored.in % kLine), mirror);
+      }
+      if (j.row >= 0) load(j.in, stage, j, mirror, 0, b_end, &loaded[s]);
+    }
+  }
+  // Starts the load of a job's elements from position `first` of the block tile on, whose lowest one's address is `in`.
+  __device__ static void load(uintptr_t in, char* place, const PipelineJob& j, bool mirror, int first,
+                              uintptr_t memory_end, Barrier* loaded) {
+    const int low = mirror ? kBlockTile - j.results : first, high = mirror ? kBlockTile - first : j.results;
+    const BulkRange<E> range(in + low * sizeof(E), in + high * sizeof(E), memory_end);
+    range.load(place, in, loaded);
+  }
+
+  // The items of a part of the block tile in `stage`, in the scan's order.
+  template <bool kMirror, bool kAtGranules> __device__ static void items(const S& op, const char* stage,
+                                                                         const Place& place, int first,
+                                                                         typename S::Item (&x)[kRuns][kGroup]) {
+    constexpr int mirror = kMirror ? kLanes - 1 : 0;
+    const int lane = lane_id(), in = kAtGranules ? 0 : place.a % kGranule;
+    const char* const a_tiles = stage + kPlaceBytes + (place.a - in) + first * kRunBytes;
+    const char* const b_tiles = stage + place.b + first * kRunBytes;
+    uint32_t a_words[kRuns][kWords];
+    with_word(kAtGranules ? kAligned : word_of(in), [&](auto word) {
+#pragma unroll
+      for (int k = 0; k < kRuns; ++k) shifted_words<word()>(a_tiles + k * kRunBytes, lane, in % 4 * 8, a_words[k]);
+    });
+#pragma unroll
+    for (int k = 0; k < kRuns; ++k) {
+      uint32_t b_words[kWords];
+      shifted_words<kAligned>(b_tiles + k * kRunBytes, lane, 0, b_words);
+      E a[kGroup], b[kGroup];
+      unpack(a_words[k], a);
+      unpack(b_words, b);
+      const int position = place.position | ((first + k) ^ mirror) * kTile | (lane ^ mirror) * kGroup;
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        const int at = kMirror ? kGroup - 1 - i : i;
+        x[k][i] = op.load(Pair<E>{a[at], b[at]}, i > 0 ? i : position);  // 0 or not
+      }
+    }
+  }
+
+  // A turn's stage, and the parity of its barriers' phases.
+  struct Turn {
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ void advance() {
+      const bool last = stage == kStages - 1;
+      stage = last ? 0 : stage + 1;
+      parity ^= last;
+    }
+  };
+  // Whether result warp `warp` has results of a block tile that are written.
+  template <bool kMirror> __device__ static bool has_part(const Place& place, int warp) {
+    return (kMirror ? kResultWarps - 1 - warp : warp) * kRuns * kTile < place.results;
+  }
+
+  // kAtGranules: every block tile of a starts at one.
+  template <bool kMirror, bool kAtGranules> __device__ void results(const S& op, char* stages, int warp) {
+    constexpr int mirror = kMirror ? kLanes - 1 : 0;
+    const int lane = lane_id(), first = warp * kRuns;
+    Acc groups[kAhead + 1][kRuns];  // what precedes each of the lane's in its tile, of this block tile and those ahead
+    int ahead = kAhead + 1;         // block tiles to be summed
+    bool more = true;
+    Turn sums;
+    for (Turn turn;; turn.advance(), ahead = 1) {
+#pragma unroll 1
+      for (; ahead > 0; --ahead) {
+#pragma unroll
+        for (int a = 0; a < kAhead; ++a)
+#pragma unroll
+          for (int k = 0; k < kRuns; ++k) groups[a][k] = groups[a + 1][k];
+        if (!more) continue;
+        const int s = sums.stage;
+        barrier_wait(&taken[s], sums.parity);
+        const Place place = places[s];
+        more = place.results > 0;
+        if (!more) continue;
+        if (has_part<kMirror>(place, warp)) {
+          barrier_wait(&loaded[s], sums.parity);
+          Acc total[kRuns];
+          typename S::Item x[kRuns][kGroup];
+          items<kMirror, kAtGranules>(op, stages + s * kStageBytes, place, first, x);
+#pragma unroll
+          for (int k = 0; k < kRuns; ++k) groups[kAhead][k] = S::group(x[k]);
+          Rows::template scan_groups<kMirror>(groups[kAhead], total);
+#pragma unroll
+          for (int k = 0; k < kRuns; ++k)
+            if ((lane ^ mirror) == kLanes - 1) within[s][first + k] = total[k];
+        }
+        barrier_arrive(&summed[s]);
+        sums.advance();
+      }
+      const int s = turn.stage;
+      barrier_wait(&taken[s], turn.parity);
+      const Place place = places[s];
+      if (place.results == 0) return;
+      if (!has_part<kMirror>(place, warp)) {
+        barrier_arrive(&empty[s]);
+        barrier_arrive(&done[s]);
+        continue;
+      }
+      barrier_wait(&loaded[s], turn.parity);
+      char* const stage = stages + s * kStageBytes;
+      typename S::Item x[kRuns][kGroup];
+      items<kMirror, kAtGranules>(op, stage, place, first, x);
+#pragma unroll
+      for (int k = 0; k < kRuns; ++k) S::group(x[k]);
+      barrier_wait(&ready[s], turn.parity);
+      const typename S::Wide c = carry[s];
+      Acc before[kRuns];
+#pragma unroll
+      for (int k = 0; k < kRuns; ++k) before[k] = within[s][first + k];
+      join<S>(before, groups[0]);
+      barrier_arrive(&empty[s]);
+#pragma unroll
+      for (int k = 0; k < kRuns; ++k) {
+        typename S::Result r[kGroup], up[kGroup];
+        op.results(S::prefix(c, before[k]), x[k], r);
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i) up[i] = r[kMirror ? kGroup - 1 - i : i];
+        uint32_t w[kWords], last[4];
+        round_group<E, S>(up, w);
+        shift_out<0>(stage + place.b + (first + k) * kRunBytes, lane, 0, false, w, last);
+      }
+      bulk_fence();
+      barrier_arrive(&done[s]);
+    }
+  }
+};
+
+template <class S, class Load, class Store>
+__global__ void __launch_bounds__(pipeline_threads(sizeof(element_of<Load>), sizeof(typename S::Acc)), 1)
+    scan_linear_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using P = LinearPipeline<S, Load>;
+  TR_DYNAMIC_SHARED(stages, 128);
+  __shared__ P pipeline;
+  constexpr int kCarryWarp = P::kResultWarps + P::kTotalWarps, kCopyWarp = kCarryWarp + P::kCarryWarps;
+  const int warp = int(threadIdx.x) / kLanes;
+  const bool mirror = scan_stride(call.layout).in < 0;
+  ChainSpace<S> space(workspace, call.layout.rows, call.plan.splits);
+  const S op{call.options};
+  if (threadIdx.x == 0) pipeline.make_barriers();
+  __syncthreads();
+  if (warp < P::kResultWarps) {
+    if (mirror) pipeline.template results<true, false>(op, stages, warp);
+    else if (P::at_granules(call)) pipeline.template results<false, true>(op, stages, warp);
+    else pipeline.template results<false, false>(op, stages, warp);
+  } else if (warp < kCarryWarp) {
+    if (mirror) pipeline.template publish_totals<true>(space);
+    else pipeline.template publish_totals<false>(space);
+  } else if (warp < kCopyWarp) {
+    carries_by_superblocks<S>(
+        pipeline, space, warp - kCarryWarp, [&](int it) { return pipeline.next(it); },
+        [&](int64_t row) { return row_carry<S, Load>(call, row); });
+  } else {
+    pipeline.copy(call, space, stages, mirror);
+  }
+#endif
+}
+
+#endif
+
+}  // namespace torchreduce::gpu
