@@ -251,7 +251,6 @@ template <class S, class Load, class Store> struct ExtremePipeline {
       own.values = global(static_cast<E*>(call.out.values)) + offset;
       own.indices = global(call.out.indices) + offset;
     };
-    const int64_t first = j.first() + part;
     barrier_wait(&ready[s], it / kStages & 1);
     R carry = R::of(op, call, S::combine(this->carry[s], within[s][warp]));
     known = {j.row, carry.key};
@@ -270,7 +269,7 @@ template <class S, class Load, class Store> struct ExtremePipeline {
       PairOf<Load> pairs[K];
       get_pairs(staged(stages, s, part + c * kChunk + 2 * lane, down), together, down, pairs);
       const auto found = scan_chunks<K, K, true>(op, call, pairs, kLanes, {c ? 0u : unsigned(begin)},
-                                                 {call.index_of(first + c * kChunk)}, carry);
+                                                 {call.index_of(j.first() + part + c * kChunk)}, carry);
       if (up) {
         own.store_up(found);
       } else {
