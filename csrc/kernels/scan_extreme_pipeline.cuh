@@ -47,13 +47,14 @@ template <class S, class Load, class Store> struct ExtremePipeline {
 
   // A tile on its way.
   struct Job {
-    int64_t row, tile;           // row -1: there is none, and no other comes
-    PairedRow<Load, Store> own;  // from the tile's first position on
-    uintptr_t in;                // address of the lowest element of a whole tile
-    int end;                     // positions [begin(), end) are there, of those of a whole tile
+    int64_t row, tile;  // row -1: there is none, and no other comes
+    uintptr_t in;       // address of the lowest element of a whole tile
+    int64_t out;        // where the results of its first position lie
+    int lead, end;      // positions [begin(), end) are there, of those of a whole tile
+    Pairs in_pairs, out_pairs;
 
-    __device__ __forceinline__ int begin() const { return tile ? 0 : own.lead; }
-    __device__ __forceinline__ int64_t first() const { return tile * kPositions - own.lead; }
+    __device__ __forceinline__ int begin() const { return tile ? 0 : lead; }
+    __device__ __forceinline__ int64_t first() const { return tile * kPositions - lead; }
   };
 
   Barrier taken[kStages], loaded[kStages], summed[kStages], ready[kStages], empty[kStages];
@@ -96,12 +97,16 @@ template <class S, class Load, class Store> struct ExtremePipeline {
       Job j;
       j.row = ticket / space.tiles;
       j.tile = ticket - j.row * space.tiles;
-      j.own.set(call, true, row_start(l, j.row), INT64_MAX);
-      const int64_t left = l.length - j.first();
+      const RowStart start = row_start(l, j.row);
+      PairedRow<Load, Store> own;
+      own.set(call, true, start, INT64_MAX);
+      j.lead = own.lead;
+      j.in_pairs = own.in_pairs;
+      j.out_pairs = own.out_pairs;
+      const int64_t left = l.length - j.first(), steps = down ? -j.first() : j.first();
       if (left <= 0) continue;  // there is one tile more than that only for other leads, and nobody waits for it
-      j.own.move_in(call, j.first());
-      j.own.move_out(call, j.first());
-      j.in = data + (j.own.in - (down ? kPositions - 1 : 0)) * sizeof(E);
+      j.in = data + (start.in + steps - (down ? kPositions - 1 : 0)) * sizeof(E);
+      j.out = start.out + steps;
       j.end = int(left < kPositions ? left : kPositions);
       const BulkRange<E> range(j.in + (down ? kPositions - j.end : j.begin()) * sizeof(E),
                                j.in + (down ? kPositions - j.begin() : j.end) * sizeof(E), memory_end);
@@ -186,7 +191,7 @@ template <class S, class Load, class Store> struct ExtremePipeline {
     if (part < j.end) {
       barrier_wait(&loaded[s], it / kStages & 1);
       const E* const p = staged(stages, s, part + 2 * lane, down);
-      const Pairs together = j.own.in_pairs;
+      const Pairs together = j.in_pairs;
       const unsigned lead = part ? 0 : j.begin();
       Key upto[kChunks], most = R::Order::kLowest;  // of the lane's pairs
       {
@@ -237,27 +242,33 @@ template <class S, class Load, class Store> struct ExtremePipeline {
     }
     const int begin = part ? 0 : j.begin(), end = j.end - part < kPart ? j.end - part : kPart;
     const bool whole = begin == 0 && end == kPart;
-    PairedRow<Load, Store> own = j.own;
-    const int64_t first = j.first() + part;
+    const Pairs together = j.in_pairs;
+    PairedRow<Load, Store> own{};
+    own.out_pairs = j.out_pairs;
+    const int64_t out = j.out;
+    auto move_to = [&](int64_t offset) {  // from arguments, so that compilers see what memory it is
+      own.values = global(static_cast<E*>(call.out.values)) + offset;
+      own.indices = global(call.out.indices) + offset;
+    };
     barrier_wait(&ready[s], it / kStages & 1);
     R carry = R::of(op, call, S::combine(this->carry[s], within[s][warp]));
     known = {j.row, carry.key};
     if (whole && own.out_pairs != Pairs::Apart && total[s][warp].key < carry.key) {  // no record
       barrier_arrive(&empty[s]);
-      own.move_out(call, down ? part + kPart - 1 : part);  // to the lowest one
+      move_to(out + (down ? 1 - part - kPart : part) + 2 * lane);  // from the lowest one on
       const E value = R::element(carry.bits);
 #pragma unroll 8
-      for (int c = 0; c < kChunks; ++c) own.store_up(c * kChunk + 2 * lane, value, value, carry.index, carry.index);
+      for (int c = 0; c < kChunks; ++c) own.store_up(c * kChunk, value, value, carry.index, carry.index);
       return true;
     }
     const bool up = whole && own.out_pairs == Pairs::Up && call.layout.length <= kNearLength;
-    own.move_out(call, part + 2 * lane);
+    move_to(out + (down ? -(part + 2 * lane) : part + 2 * lane));
 #pragma unroll 1
     for (int c = 0; c < kChunks; c += K) {
       PairOf<Load> pairs[K];
-      get_pairs(staged(stages, s, part + c * kChunk + 2 * lane, down), own.in_pairs, down, pairs);
+      get_pairs(staged(stages, s, part + c * kChunk + 2 * lane, down), together, down, pairs);
       const auto found = scan_chunks<K, K, true>(op, call, pairs, kLanes, {c ? 0u : unsigned(begin)},
-                                                 {call.index_of(first + c * kChunk)}, carry);
+                                                 {call.index_of(j.first() + part + c * kChunk)}, carry);
       if (up) {
         own.store_up(found);
       } else {
