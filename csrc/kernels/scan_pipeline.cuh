@@ -321,7 +321,7 @@ template <class S, class Load, class Store> struct Pipeline {
   // Sklansky's inclusive scan over the lanes of several values, in reverse where `mirror` is 31, not 0.
   template <class V, int N> __device__ static void scan_lanes(V (&value)[N], int mirror) {
     if constexpr (kOwnTotals) {  // without lanes' numbers in registers all the time
-      sklansky<S, true>(value, recomputed(lane_id()) ^ mirror, kLanes, mirror);
+      sklansky<S, Shape::kInStages>(value, recomputed(lane_id()) ^ mirror, kLanes, mirror);
     } else {
       const int lane = lane_id() ^ mirror;
 #pragma unroll
