@@ -22,6 +22,7 @@
 //                                careful_results: what group and results decide themselves
 //   calm_join(left, right)       combine with less to do, over at most a warp's values, where is_calm(all values) and
 //                                is_settled(all that comes out); calm_end makes of what comes out what combine makes
+//   calm_combine(left, right)    combine of two that are calm, the left one settled
 //   kMostTiles                   of longer rows that a GPU's warp can hold, the tiles that it does; else as many as fit
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
 //   kIntegers                    it takes integers and bool
@@ -634,6 +635,11 @@ template <class F> struct LinearScan {
   }
   TR_HD static bool is_settled(const Acc& run, bool has_reset) { return is_finite(run.b) & (has_reset | (run.a != 0)); }
   TR_HD static Acc calm_end(const Acc& run) { return run; }
+  TR_HD static Acc calm_combine(const Acc& left, const Acc& right) {
+    const Acc both = calm_join(left, right);
+    const F least = is_reset(left) | is_reset(right) ? F(0) : kUnderflow<F>;
+    return {both.a == 0 ? least : both.a, both.a == 0 ? F(0) : both.lost, both.b};
+  }
 
  private:
   TR_HD static bool is_plain(F product) { return (product != 0) & is_finite(product); }

@@ -43,7 +43,7 @@ WIDE_ACCESSES = {
     "scan_short_rows": (0, 1),
     "scan_tiled_rows": (0, 1),
 }
-BULK_FAMILIES = {"scan_pipeline", "scan_extreme_pipeline", "scan_linear_pipeline"}
+BULK_FAMILIES = {"scan_pipeline", "scan_narrow_pipeline", "scan_extreme_pipeline", "scan_linear_pipeline"}
 LARGE_FAMILIES = {"scan_ragged_columns"}  # empty where blocks are not large (csrc/kernels/gpu.cuh)
 # Wide ones that may be missing for NVIDIA: nvcc shares a part of one with the code for a row's end, in each direction.
 SHARED_STORES = {"scan_chain": 2}

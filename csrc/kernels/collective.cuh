@@ -294,24 +294,16 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int
   for (int k = 0; k < K; ++k) value[k] = run[k];
 }
 
-// left[k] = combine(left[k], right[k]); without choices where the scan has such a way and a lane's values allow it.
+// left[k] = combine(left[k], right[k]); with less to do where the scan has such a way and a lane's values allow it.
 template <class S, class V, int K> __device__ __forceinline__ void join(V (&left)[K], const V (&right)[K]) {
-  V both[K];
-  bool calm = kHasCalm<S, V>;
-  if constexpr (kHasCalm<S, V>) {
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      both[k] = S::calm_join(left[k], right[k]);
-      calm &= S::is_calm(left[k]) & S::is_calm(right[k]);
-      calm &= S::is_settled(left[k], S::is_reset(left[k]));
-      calm &= S::is_settled(both[k], S::is_reset(left[k]) | S::is_reset(right[k]));
-    }
-  }
+  bool calm = true;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    if constexpr (kHasCalm<S, V>) left[k] = calm ? S::calm_end(both[k]) : S::combine(left[k], right[k]);
-    else left[k] = S::combine(left[k], right[k]);
+    calm &= S::is_calm(left[k]) & S::is_calm(right[k]);
+    calm &= S::is_settled(left[k], true);
   }
+#pragma unroll
+  for (int k = 0; k < K; ++k) left[k] = calm ? S::calm_combine(left[k], right[k]) : S::combine(left[k], right[k]);
 }
 
 // ---- the last step of a row --------------------------------------------------------------------------------------------
