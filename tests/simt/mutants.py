@@ -121,7 +121,7 @@ MUTANTS = (
     # ---- scans
     Mutant(
         "wrong source lane in Sklansky's scan", "kernels/collective.cuh",
-        "lane_id() - lane + (lane & ~(2 * d - 1)) + d - 1", "lane_id() - d",
+        "const int last = (lane & ~(2 * d - 1)) + d - 1;", "const int last = lane - d;",
         "scan.CumSum", ("scan_rows",),
     ),
     Mutant(
@@ -151,7 +151,7 @@ MUTANTS = (
     ),
     Mutant(
         "results of products that underflow on their way taken as plain ones", "scans.h",
-        "if (product.is_normal()) return; TR_RARE_PATH;", "return;",
+        "if (product.is_normal()) { const int e", "{ const int e",
         "scan.CumProd", ("scan_rows",),
     ),
     Mutant(
@@ -438,7 +438,7 @@ MUTANTS = (
     ),
     Mutant(
         "the loads of a tile are not waited for", "kernels/scan_pipeline.cuh",
-        "barrier_wait(&loaded[s], it / kStages & 1); const int in", "const int in",
+        "barrier_wait(&loaded[s], it / kStages & 1); part = {", "part = {",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
@@ -479,7 +479,8 @@ MUTANTS = (
     ),
     Mutant(
         "a superblock folded before its total is there", "kernels/scan_pipeline.cuh",
-        "const int count = missing ? __ffs(missing) - 1 : kLanes;\n        TR_ROLLED", "const int count = int(superblock - folded < kLanes ? superblock - folded : kLanes);\n        TR_ROLLED",
+        "const int count = missing ? __ffs(missing) - 1 : kLanes; TR_ROLLED",
+        "const int count = int(superblock - folded < kLanes ? superblock - folded : kLanes); TR_ROLLED",
         "scan.CumProd", ("pipeline",),
     ),
     Mutant(
