@@ -224,7 +224,7 @@ def test_extremes_relaunched_are_identical(dtype):
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
 def test_linear_scan_of_long_rows_goes_through_the_pipeline(dtype):
     """Any start of a, whole and partial tiles, several rows, resets, forwards and back, and the gradients' shifted
-    scans: the CPU's bits. From the far end of 100001 elements the planner takes a chain."""
+    scans, as the planner has them: the CPU's bits. From the far end of 100001 elements that is by a chain."""
     for rows, n in ((1, 8200), (1, 100_001), (3, 70_008), (2, 33 * 8192)):
         buffer = values((rows * n + 8,), dtype, seed=4).tanh()
         buffer[::97] = 0
@@ -236,7 +236,7 @@ def test_linear_scan_of_long_rows_goes_through_the_pipeline(dtype):
                 parts = a.detach().requires_grad_(), x.detach().requires_grad_()
                 with force_plan(**({"family": "pipeline"} if device == "cuda" and n % 8 == 0 else {})):
                     h = tr.linear_scan(*parts, 1, initial=initial.to(device), reverse=reverse)
-                    found.append((h.detach(), *torch.autograd.grad(h, parts, g.to(device))))
+                found.append((h.detach(), *torch.autograd.grad(h, parts, g.to(device))))
             for expected, result in zip(*found, strict=True):
                 assert_bitwise_equal(result, expected)
 
