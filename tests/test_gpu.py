@@ -175,7 +175,7 @@ def test_replays_with_other_work_between_are_identical():
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
 def test_long_rows_go_through_the_pipeline(name, dtype):
     """Any start of input and output, whole and partial tiles, several rows, forwards and back: the CPU's bits."""
-    for rows, n in ((1, 8193), (1, 100_001), (3, 70_003), (5, 16384)):
+    for rows, n in ((1, 8193), (40, 8193), (1, 100_001), (3, 70_003), (5, 16384)):
         buffer = values((rows * n + 16,), dtype, seed=4).cuda()
         for start, exclusive, reverse in itertools.product((0, 1, 3), (False, True), (False, True)):
             x = buffer[start : start + rows * n].view(rows, n)

@@ -112,14 +112,17 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       if constexpr (kPipelined<S, Load, Store>)
         enqueue(scan_pipeline<S, Load, Store>, plan.blocks, plan.threads,
                 PipelineShape<sizeof(E), sizeof(typename S::Acc)>::kShared, stream, call, workspace);
-      if constexpr (kExtremePipelined<S, Load>)
+      else if constexpr (kExtremePipelined<S, Load>)
         enqueue(scan_extreme_pipeline<S, Load, Store>, plan.blocks, plan.threads, ExtremeRing<sizeof(E)>::kShared,
                 stream, call, workspace);
-      if constexpr (kLinearPipelined<S, Load, Store>)
+      else if constexpr (kLinearPipelined<S, Load, Store>)
         enqueue(scan_linear_pipeline<S, Load, Store>, plan.blocks, plan.threads,
                 LinearPipeline<S, Load>::Shape::kShared, stream, call, workspace);
-#endif
+      else return "there is no pipeline for these types";
       break;
+#else
+      return "there are no bulk copies";
+#endif
     case Family::Walk:
       if constexpr (kLaneWalks<S, Load, Store>) {
         if constexpr (S::kIndexed) run(scan_walk<typename S::Near, Load, Store>);

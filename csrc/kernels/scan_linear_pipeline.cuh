@@ -83,6 +83,7 @@ struct LinearPipeline : Rows {
       if (it >= kStages) {
         barrier_wait(&done[s], (it / kStages - 1) & 1);
         Rows::store_staged(stored, stage + int(stored.in % kLine), mirror);
+        warp_barrier();  // every lane has read what it stores itself
       }
       if (j.row >= 0) load(j.in, stage, j, mirror, 0, b_end, &loaded[s]);
     }

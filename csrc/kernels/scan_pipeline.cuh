@@ -420,6 +420,7 @@ template <class S, class Load, class Store> struct Pipeline {
   template <bool kMirror> __device__ void publish_totals(ChainSpace<S>& space) {
     for (int it = 0; next(it).row >= 0; ++it) {
       const int s = it % kStages;
+      barrier_wait(&loaded[s], it / kStages & 1);  // nobody else does where no result of the block tile is written
       barrier_wait(&summed[s], it / kStages & 1);
       Acc upto[1] = {within[s][lane_id()]};
       finish_totals<kMirror>(space, s, upto);

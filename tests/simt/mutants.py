@@ -478,6 +478,11 @@ MUTANTS = (
         "scan.CumProd", ("pipeline",),
     ),
     Mutant(
+        "a load that has no results is not waited for", "kernels/scan_pipeline.cuh",
+        "barrier_wait(&loaded[s], it / kStages & 1); // nobody else", "// nobody else",
+        "scan.CumProd", ("pipeline",), every=1,
+    ),
+    Mutant(
         "a superblock folded before its total is there", "kernels/scan_pipeline.cuh",
         "const int count = missing ? __ffs(missing) - 1 : kLanes; TR_ROLLED",
         "const int count = int(superblock - folded < kLanes ? superblock - folded : kLanes); TR_ROLLED",

@@ -330,6 +330,7 @@ void pipeline() {
   for (const Scanned& s : kTypes)
     for (int form = 0; form < 4; ++form) {  // exclusive, reverse
       check({s.op, s.in, s.out, {9, 300}, 2, form % 2 != 0, form / 2 != 0}, policies);
+      check({s.op, s.in, s.out, {5, 8193}, 2, form % 2 != 0, form / 2 != 0}, policies);  // of a last tile no result
       check({s.op, s.in, s.out, {3, 3 * 8192 + 5}, 2, form % 2 != 0, form / 2 != 0}, policies);
       check({s.op, s.in, s.out, {2, 4 * 8192}, 2, form % 2 != 0, form / 2 != 0}, policies);
     }
