@@ -289,6 +289,18 @@ static bool whole_rows(const ScanCall& call, bool vector_loads) {
   return in_place(call) && neighbours && (l.length > kTile || one_run);
 }
 
+// Whether rows are far shorter than a group, and one run of memory that is read and written 16 bytes at a time.
+static bool packed_rows(const ScanCall& call) {
+  const Layout& l = call.layout;
+  const int64_t n = l.length, size = size_of(call.in.dtype), stride = position_stride(l);
+  if (!in_place(call) || n < 1 || n >= kGroup || n * size > kPackedBytes) return false;
+  if (n > 1 && (magnitude(stride) != 1 || out_stride(l) != stride)) return false;
+  if (l.kept > 1 || (l.kept == 1 && (l.in[0] != n || l.out[0] != n))) return false;
+  // The lowest element: of a reverse scan the last of its row.
+  auto fits = [&](const void* p) { return aligned(static_cast<const char*>(p) - (stride < 0 ? (n - 1) * size : 0)); };
+  return fits(call.in.data) && fits(call.out.values);
+}
+
 // Whether neighbouring columns can be taken several at a time.
 static bool column_vectors(const ScanCall& call, int vector) {
   const Layout& l = call.layout;
@@ -565,14 +577,19 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       }
       const ScanSizes held_by = scan_sizes(call);
       const int held = n <= kTile ? held_by.groups : n <= 2 * kTile ? 2 : held_by.tiles;
-      if (whole && n <= kTile) {
+      if (whole && plan.lanes == 1 && forced.vector_loads != 0 && packed_rows(call)) {
+        plan.vector = kPackedRows;
+        plan.blocks = ceil_div(l.rows, kThreads * kPackedRows);
+      } else if (whole && n <= kTile) {
         plan.blocks = ceil_div(l.rows, kWarps * held * (32 / plan.lanes));
       } else if (whole) {
         plan.warps = int(power_of_two(ceil_div(n, held * kTile)));
         take(forced.warps, plan.warps, kWarps, "warps");
         if (plan.warps * held * kTile < n)
           throw std::invalid_argument("force_plan: too few warps for a row of " + std::to_string(n));
-        plan.blocks = ceil_div(l.rows, kWarps / plan.warps);
+        // Warps of one row alone wait for each other less; those that store by way of shared memory have too much of it.
+        if (plan.warps > 1 && plan.vector_loads) plan.threads = plan.warps * 32;
+        plan.blocks = ceil_div(l.rows, plan.threads / 32 / plan.warps);
       } else {
         plan.blocks = ceil_div(l.rows, kThreads / plan.lanes);
       }

@@ -32,7 +32,7 @@ struct Plan {
   int lanes = 1;        // lanes a row (Rows), or row-threads a column (Columns), a power of two unless rows are whole
   int warps = 1;        // Rows: warps a row within a block; scans, Columns: units of a block; a power of two
   int strip = 1;        // scans, Columns: neighbouring columns, or vectors of them, side by side in a block
-  int vector = 1;       // scans, Columns and Pipeline: neighbouring columns of a thread
+  int vector = 1;       // scans: neighbouring columns (Columns, Pipeline) or rows (Rows) of a thread
   bool walks = false;   // scans, Columns: blocks walk down their strips; else they share them,
   int behind = 1;       // and this many jobs of a block lie between a job's totals and its results
   bool flat = false;    // scans, Columns: a job's units are one run of memory
@@ -139,6 +139,10 @@ TR_HD constexpr int held_groups(const Layout& layout, int size, int warps) {
   while (groups * warps * kTile < layout.length) groups *= 2;
   return groups;
 }
+
+// Rows that a lane takes one after the other where they have fewer elements than a group, of at most so many bytes, and
+// are one aligned run of memory.
+constexpr int kPackedRows = 8, kPackedBytes = 16;
 
 // Scans with indices along rows (scan_extremes.cuh), given the bytes of an element: the chunks of 64 positions that a
 // warp takes at a time, of how many rows they are, and the positions of a block's tile where rows are split.

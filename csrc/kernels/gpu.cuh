@@ -323,6 +323,15 @@ __device__ __forceinline__ uint32_t funnel_right(uint32_t low, uint32_t high, in
 #endif
 }
 
+// The high word of high:low shifted left by 0 to 31 bits.
+__device__ __forceinline__ uint32_t funnel_left(uint32_t low, uint32_t high, int bits) {
+#if defined(__CUDACC__)
+  return __funnelshift_l(low, high, bits);
+#else
+  return uint32_t(((uint64_t(high) << 32 | low) << bits) >> 32);
+#endif
+}
+
 // ---- memory shared by blocks -----------------------------------------------------------------------------------------
 
 __device__ __forceinline__ uint64_t load_relaxed(const uint64_t* p) {

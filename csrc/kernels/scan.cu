@@ -42,6 +42,22 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       if constexpr (kCompact<S, Load, Store>) {
         constexpr int K = kHeldTiles<S>;
         const int64_t n = call.layout.length;
+        if constexpr (kInPlace<S, Load, Store>)
+          if (plan.whole && plan.vector > 1) {
+            auto packed = [&](auto length) {
+              if constexpr (length() * sizeof(E) <= kPackedBytes) run(scan_packed_rows<S, Load, Store, length()>);
+            };
+            switch (n) {
+              case 1: packed(std::integral_constant<int, 1>()); break;
+              case 2: packed(std::integral_constant<int, 2>()); break;
+              case 3: packed(std::integral_constant<int, 3>()); break;
+              case 4: packed(std::integral_constant<int, 4>()); break;
+              case 5: packed(std::integral_constant<int, 5>()); break;
+              case 6: packed(std::integral_constant<int, 6>()); break;
+              case 7: packed(std::integral_constant<int, 7>()); break;
+            }
+            break;
+          }
         if (plan.whole && plan.vector_loads) {
           n <= kTile       ? run(scan_short_rows<S, Load, Store, true>)
           : n <= 2 * kTile ? run(scan_tiled_rows<S, Load, Store, true, 2>)

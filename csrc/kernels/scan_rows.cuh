@@ -143,7 +143,8 @@ template <class E> __device__ __forceinline__ void reverse_words(uint32_t (&w)[k
 #pragma unroll
   for (int i = 0; i < kWords; ++i) {
     const uint32_t word = up[kWords - kOf - i / kOf * kOf + i % kOf];
-    w[i] = sizeof(E) == 2 ? funnel_right(word, word, 16) : word;
+    const uint32_t halves = sizeof(E) < 4 ? funnel_right(word, word, 16) : word;
+    w[i] = sizeof(E) < 2 ? (halves & 0xff00ff) << 8 | (halves >> 8 & 0xff00ff) : halves;
   }
 }
 

@@ -55,17 +55,9 @@ __device__ __forceinline__ void store_vector(const ScanCall& call, int64_t base,
 
 // ---- rows that start anywhere --------------------------------------------------------------------------------------------
 
-// The `count` elements from `first` on of a row that starts at `base`, in the row's order; the rest is unspecified.
-template <bool kMirror, class E>
-__device__ __forceinline__ void load_items(const ScanCall& call, int64_t base, int first, int count, E (&x)[kGroup]) {
-  const E* const from = global(static_cast<const E*>(call.in.data)) + (kMirror ? base - first : base + first);
-#pragma unroll
-  for (int i = 0; i < kGroup; ++i)
-    if (i < count) x[i] = from[kMirror ? -i : i];
-}
-
-// Results of a warp, kItems at most, that go to a run of neighbours in memory which starts anywhere.
-template <class E, int kItems> struct RunStage {
+// Results of a warp, kItems at most, that go to a run of neighbours in memory which starts anywhere. kGroups: groups
+// that start in the middle of a word come together.
+template <class E, int kItems, bool kGroups> struct RunStage {
   using Granule = Packed<uint32_t, 4>;
   static constexpr int kPer = int(sizeof(Granule) / sizeof(E));
   // 16 bytes are left out after every 128, so that lanes 8 elements of 4 or 8 bytes apart meet in fewer banks.
@@ -90,78 +82,241 @@ template <class E, int kItems> struct RunStage {
         if (i < count) items[slot(item + i)] = x[i];
     }
   }
+  // The same of 16-bit elements as words, in memory order; all of them words of the stage.
+  __device__ __forceinline__ void put_pairs(int item, int count, bool mirror, const uint32_t (&w)[kGroupWords<E>]) {
+    E* const to = items + (mirror ? item - (kGroup - 1) : item);
+#pragma unroll
+    for (int i = 0; i < kGroup; i += 2)
+      if ((mirror ? kGroup - 1 - i : i) < count) *reinterpret_cast<uint32_t*>(to + i) = w[i / 2];
+  }
+  // A whole group of 16-bit elements upwards, as words of the stage, and what is left of one at either end.
+  __device__ __forceinline__ void put_group(int item, const uint32_t (&w)[kGroupWords<E>]) {
+    if (item % 2 == 0) return put_pairs(item, kGroup, false, w);
+    items[item] = bit_cast<E>(uint16_t(w[0]));
+#pragma unroll
+    for (int i = 1; i < kGroup - 1; i += 2)
+      *reinterpret_cast<uint32_t*>(items + item + i) = funnel_right(w[i / 2], w[i / 2 + 1], 16);
+    items[item + kGroup - 1] = bit_cast<E>(uint16_t(w[kGroup / 2 - 1] >> 16));
+  }
+  // A whole group, upwards from the beginning of a granule on.
+  __device__ __forceinline__ void put_granules(int item, const uint32_t (&w)[kGroupWords<E>]) {
+#pragma unroll
+    for (int i = 0; i < kGroup; i += kPer) {
+      Granule granule;
+      memcpy(&granule, w + i * int(sizeof(E)) / 4, sizeof granule);
+      *reinterpret_cast<Granule*>(items + slot(item + i)) = granule;
+    }
+  }
+  // The first `count` results of scan S, as put has them. `pairs`: all are words of the stage.
+  template <class S, class Result>
+  __device__ __forceinline__ void put_results(int item, int count, bool mirror, [[maybe_unused]] bool pairs,
+                                              const Result (&r)[kGroup]) {
+    uint32_t w[kGroupWords<E>];
+    round_group<E, S>(r, w);
+    if constexpr (sizeof(E) == 2) {
+      if (pairs) {
+        if (mirror) reverse_words<E>(w);
+        return put_pairs(item, count, mirror, w);
+      }
+      if constexpr (kGroups)
+        if (!mirror && count >= kGroup) return put_group(item, w);
+    }
+    E rounded[kGroup];
+    unpack(w, rounded);
+    put(item, count, mirror, rounded);
+  }
 
   // By the whole warp, after all of it put: `count` items, put from phase(out) on, to `out`.
-  __device__ void store(E* out, int count) const {
-    const int begin = phase(out), end = begin + count;
-    for (int first = lane_id() * kPer; first < end; first += kLanes * kPer) {
-      Granule granule;
-      memcpy(&granule, __builtin_assume_aligned(items + slot(first), sizeof granule), sizeof granule);
-      E* const to = out - begin + first;
-      if (first >= begin && first + kPer <= end) {
-        store_granule(reinterpret_cast<Granule*>(to), granule);
-      } else {
-        E x[kPer];
-        memcpy(x, &granule, sizeof x);
+  __device__ __forceinline__ void store(E* out, int count) const {
+    constexpr int kStep = kLanes * kPer;  // a granule each
+    const int begin = phase(out), end = begin + count, lane = lane_id();
+    const int first = lane * kPer;
+    E* const to = out - begin + first;
+    const E* const from = items + slot(first);
 #pragma unroll
-        for (int i = 0; i < kPer; ++i)
-          if (first + i >= begin && first + i < end) global(to)[i] = x[i];
+    for (int v = 0; v < kItems + kPer; v += kStep)
+      if ((v > 0 || first >= begin) && first + v + kPer <= end) {
+        Granule granule;
+        memcpy(&granule, __builtin_assume_aligned(from + slot(v), sizeof granule), sizeof granule);
+        store_granule(reinterpret_cast<Granule*>(to + v), granule);
       }
-    }
+    // What is left at either end, an element a lane.
+    const int head = begin ? (end < kPer ? end : kPer) : 0, tail = end / kPer * kPer;
+    const int item = lane < kPer ? lane : tail + lane - kPer;
+    if (lane < kPer ? item >= begin && item < head : item < end && tail >= head && lane < 2 * kPer)
+      global(out)[item - begin] = items[slot(item)];
   }
 };
 
 // ---- both ----------------------------------------------------------------------------------------------------------------
 
-// Elements of a group as they are loaded: words in memory order, or elements in the row's order.
-template <class E, bool kAligned> using HeldGroup = std::conditional_t<kAligned, uint32_t[kGroupWords<E>], E[kGroup]>;
+// How a warp loads rows that are not aligned: element by element; 16-bit ones two at a time, where all rows have whole
+// words; or the two granules around a group, where those lie in the tensor and nobody writes to them.
+enum class Access { Items, Pairs, Granules };
 
-// Loads K groups a lane: of[k] says where their rows start, first(k) at which position, count(k) how many are there.
-template <class Load, bool kAligned, int K, class First, class Count>
-__device__ __forceinline__ void load_groups(const ScanCall& call, const int64_t (&base)[K], First first, Count count,
-                                            bool mirror, HeldGroup<typename Load::Element, kAligned> (&x)[K]) {
-  if constexpr (kAligned) {
-#pragma unroll
-    for (int k = 0; k < K; ++k)
-      if (count(k) > 0) load_vector<Load>(call, base[k], first(k), first(k) + count(k), mirror, x[k]);
-  } else if (mirror) {
-#pragma unroll
-    for (int k = 0; k < K; ++k) load_items<true>(call, base[k], first(k), count(k), x[k]);
-  } else {
-#pragma unroll
-    for (int k = 0; k < K; ++k) load_items<false>(call, base[k], first(k), count(k), x[k]);
-  }
+// A group as it is loaded: words in memory order; or elements in the row's order; or 16-bit elements, of Access::Items
+// one a word, in the row's order, else in memory order.
+template <class E> constexpr bool kHalves = sizeof(E) == 2;
+template <class E, bool kAligned> using HeldGroup =
+    std::conditional_t<kAligned, uint32_t[kGroupWords<E>], std::conditional_t<kHalves<E>, uint32_t[8], E[kGroup]>>;
+
+// What stands for an element past the end of a row until it is loaded.
+template <class E, class S> __device__ __forceinline__ E absent_element() {
+  if constexpr (is_float_type<E>) return round_to<E>(S::absent_item());
+  else return E(S::absent_item());
 }
 
-// Items of a group of which `count` elements are there, and its total. The others hold nothing: an op that branched on
-// one would let a compiler conclude that all are there.
+// 4 words from the byte `before` of 8 on.
+__device__ __forceinline__ void shift_words(const uint32_t (&w)[8], int before, uint32_t (&g)[4]) {
+  uint32_t a[6], b[5];
+#pragma unroll
+  for (int i = 0; i < 6; ++i) a[i] = before & 8 ? w[i + 2] : w[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) b[i] = before & 4 ? a[i + 1] : a[i];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) g[i] = funnel_right(b[i], b[i + 1], before % 4 * 8);
+}
+
+// Loads K groups a lane: base[k] says where their rows start, first(k) at which position, count(k) how many are there.
+// Elements that are not there are those of other rows, or absent ones.
+template <class S, class Load, bool kAligned, int K, class First, class Count>
+__device__ __forceinline__ void load_groups(const ScanCall& call, const int64_t (&base)[K], First first, Count count,
+                                            bool mirror, [[maybe_unused]] bool pairs,
+                                            HeldGroup<typename Load::Element, kAligned> (&x)[K]) {
+  using E = typename Load::Element;
+  const E absent = absent_element<E, S>();
+  const E* const from = global(static_cast<const E*>(call.in.data));
+  if constexpr (kAligned) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      E none[kGroup];
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) none[i] = absent;
+      memcpy(x[k], none, sizeof none);
+      if (count(k) > 0) load_vector<Load>(call, base[k], first(k), first(k) + count(k), mirror, x[k]);
+    }
+    return;
+  }
+  if constexpr (!kAligned && kHalves<E>)
+    if (pairs) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const E* const lowest = from + (mirror ? base[k] - first(k) - (kGroup - 1) : base[k] + first(k));
+#pragma unroll
+        for (int i = 0; i < kGroup; i += 2) {
+          x[k][i / 2] = bit_cast<uint16_t>(absent) * 0x10001u;
+          if ((mirror ? kGroup - 1 - i : i) < count(k)) x[k][i / 2] = *reinterpret_cast<const uint32_t*>(lowest + i);
+        }
+      }
+      return;
+    }
+  auto load = [&](auto down) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const E* const p = from + (down() ? base[k] - first(k) : base[k] + first(k));
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        E e = absent;
+        if (i < count(k)) e = p[down() ? -i : i];
+        if constexpr (kAligned) continue;
+        else if constexpr (kHalves<E>) x[k][i] = bit_cast<uint16_t>(e);
+        else x[k][i] = e;
+      }
+    }
+  };
+  if (mirror) load(std::true_type());
+  else load(std::false_type());
+}
+
+// Loads the two granules around each of K groups of 16-bit elements, a tile apart, of a row that starts at `base`; for
+// groups that are not there those of the row's first one. Returns how many bytes into them groups begin.
+template <int K> __device__ __forceinline__ int load_around(const ScanCall& call, int64_t base, int first, int n,
+                                                            bool mirror, uint32_t (&x)[K][8]) {
+  using Granule = Packed<uint32_t, 4>;
+  const char* const lowest = static_cast<const char*>(call.in.data) + 2 * (mirror ? base - (kGroup - 1) : base);
+  const int before = int(reinterpret_cast<uintptr_t>(lowest) % sizeof(Granule));
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const int at = first + k * kTile < n ? first + k * kTile : 0;
+    const auto* const p = reinterpret_cast<const Granule*>(lowest - before + 2 * int64_t(mirror ? -at : at));
+    const Granule around[2] = {load_wide(p), load_wide(p + 1)};
+    memcpy(x[k], around, sizeof around);
+  }
+  return before;
+}
+
+// The items of a group, and its total; of Access::Granules, it begins `before` bytes into them. What is past the end of a row does not show in what is before it.
 template <class E, bool kAligned, class S>
 __device__ __forceinline__ typename S::Acc form_items(const S& op, const HeldGroup<E, kAligned>& loaded, int64_t first,
-                                                      int count, bool mirror, typename S::Item (&items)[kGroup]) {
+                                                      bool mirror, [[maybe_unused]] Access access,
+                                                      [[maybe_unused]] int before,
+                                                      typename S::Item (&items)[kGroup]) {
   E x[kGroup];
-  if constexpr (kAligned) {
-    E ordered[kGroup];
-    unpack(loaded, ordered);
+  if constexpr (kAligned || kHalves<E>) {
+    uint32_t w[kGroupWords<E>];
+    bool ordered = !mirror;
+    if constexpr (kAligned) {
+      memcpy(w, loaded, sizeof w);
+    } else if (access == Access::Granules) {
+      shift_words(loaded, before, w);
+    } else if (access == Access::Pairs) {
+      memcpy(w, loaded, sizeof w);
+    } else {
+      TR_RARE_PATH;  // lest both be done, and one selected
+      ordered = true;
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      const E up = ordered[i], down = ordered[kGroup - 1 - i];
-      x[i] = mirror ? down : up;
+      for (int i = 0; i < kGroupWords<E>; ++i) w[i] = loaded[2 * i] | loaded[2 * i + 1] << 16;
     }
+    if (!ordered) {
+      TR_RARE_PATH;
+      reverse_words<E>(w);
+    }
+    unpack(w, x);
   } else {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) x[i] = loaded[i];
   }
-  if (count >= kGroup) {
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) items[i] = op.load(x[i], first + i);
-  } else {
+  for (int i = 0; i < kGroup; ++i) items[i] = op.load(x[i], first + i);
+  return S::group(items);
+}
+
+// Sklansky's scan of K values of lane `lane` of each `width` neighbours.
+template <class S, class V, int K> __device__ __forceinline__ void sklansky_runs(V (&value)[K], int lane, int width) {
+  const int from = lane_id() - lane;
+  V run[K];
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      if (i < count) items[i] = op.load(x[i], first + i);
-      else items[i] = S::absent_item();
+  for (int k = 0; k < K; ++k) run[k] = value[k];
+#pragma unroll
+  for (int d = 1; d < kLanes; d <<= 1) {
+    if (d >= width) continue;
+    const int last = from + (lane & ~(2 * d - 1)) + d - 1;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const V left = shuffle(run[k], last);
+      if constexpr (kHasCalm<S, V>) run[k] = lane & d ? S::calm_join(left, run[k]) : run[k];
+      else run[k] = lane & d ? S::combine(left, run[k]) : run[k];
     }
   }
-  return S::group(items);
+  if constexpr (kHasCalm<S, V>) {
+    bool calm = true;
+    const uint32_t upto = ((2u << lane) - 1) << from;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      calm &= S::is_calm(value[k]);
+      calm &= S::is_settled(run[k], (ballot(S::is_reset(value[k])) & upto) != 0);
+    }
+    if (ballot(!calm)) {
+#pragma unroll
+      for (int k = 0; k < K; ++k)
+        run[k] = sklansky_levels(value[k], lane, width, [](const V& l, const V& r) { return S::combine(l, r); });
+    } else {
+#pragma unroll
+      for (int k = 0; k < K; ++k) run[k] = S::calm_end(run[k]);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) value[k] = run[k];
 }
 
 // Moves the results of neighbouring lanes one position on, as an exclusive scan has them; lane 0 takes `before`, the
@@ -177,29 +332,106 @@ __device__ __forceinline__ void shift_results(Result (&r)[kGroup], int lane, Res
 
 // Blocks of a multiprocessor at least; 0: as nvcc likes. (Before Hopper it would rather use memory for large
 // accumulators than have fewer.)
-template <class S> constexpr int kShortBlocks = [] {
+template <class S, bool kAligned> constexpr int kShortBlocks = [] {
+  const bool large = sizeof(typename S::Acc) > 4;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  if (sizeof(typename S::Acc) > 4) return 3;
+  if (large) return 3;
 #endif
-  return 0;
+  return kAligned ? 0 : large ? 3 : 4;
 }();
+
+// Rows of N elements, fewer than a group has, which are one run of memory that starts at a multiple of 16 bytes: a lane
+// takes as many rows as make whole granules, each by itself.
+template <class S, class Load, class Store, int N>
+__global__ void __launch_bounds__(kThreads) scan_packed_rows(TR_GRID_CONSTANT ScanCall call) {
+  using E = typename Load::Element;
+  using Granule = Packed<uint32_t, 4>;
+  constexpr int kPer = int(sizeof(Granule) / sizeof(E)), kRows = kPackedRows, kItems = kRows * N,
+                kWords = kItems * int(sizeof(E)) / 4;
+  static_assert(kItems % kGroup == 0, "results are rounded in groups");
+  const S op{call.options};
+  const Layout& layout = call.layout;
+  const bool mirror = scan_stride(layout).in < 0;
+  const int warp = int(threadIdx.x) / kLanes, first = lane_id() * kItems;
+  const int64_t first_row = (int64_t(blockIdx.x) * kWarps + warp) * kLanes * kRows, left = layout.rows - first_row;
+  const int count = int(left < kLanes * kRows ? left : kLanes * kRows) * N;  // elements of the warp
+  const int64_t lowest = first_row * N - (mirror ? N - 1 : 0);
+  const E* const in = static_cast<const E*>(call.in.data) + lowest + first;
+
+  uint32_t w[kWords];
+  if (first + kItems <= count) {
+#pragma unroll
+    for (int i = 0; i < kItems; i += kPer) {
+      const Granule granule = load_wide(reinterpret_cast<const Granule*>(in + i));
+      memcpy(w + i * int(sizeof(E)) / 4, &granule, sizeof granule);
+    }
+  } else {
+    E x[kItems] = {};
+#pragma unroll
+    for (int i = 0; i < kItems; ++i)
+      if (first + i < count) x[i] = global(in)[i];
+    memcpy(w, x, sizeof x);
+  }
+  E x[kItems];
+  unpack(w, x);
+  typename S::Result r[kItems];
+#pragma unroll
+  for (int row = 0; row < kItems; row += N) {
+    typename S::Item items[kGroup];
+    typename S::Result of_row[kGroup];
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      if (i < N) {
+        const E up = x[row + i % N], down = x[row + N - 1 - i % N];
+        items[i] = op.load(mirror ? down : up, i);
+      } else {
+        items[i] = S::absent_item();
+      }
+    }
+    S::group(items);
+    op.results(S::prefix(S::absent()), items, of_row);
+#pragma unroll
+    for (int i = N - 1; i >= 0; --i)
+      if (call.exclusive) of_row[i] = i > 0 ? of_row[i - 1] : start_of<S>();
+#pragma unroll
+    for (int i = 0; i < N; ++i) r[row + i] = mirror ? of_row[N - 1 - i] : of_row[i];
+  }
+
+  __shared__ RunStage<E, kLanes * kItems, false> stages[kWarps];
+#pragma unroll
+  for (int i = 0; i < kItems; i += kGroup) {
+    typename S::Result of_group[kGroup];
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) of_group[j] = r[i + j];
+    uint32_t rounded[kGroupWords<E>];
+    round_group<E, void>(of_group, rounded);
+    stages[warp].put_granules(first + i, rounded);
+  }
+  warp_barrier();
+  if (count > 0) stages[warp].store(static_cast<E*>(call.out.values) + lowest, count);
+}
 
 // Rows of at most a tile: plan.lanes lanes a row, several rows a lane for enough bytes in flight. A warp's rows are
 // neighbours.
 template <class S, class Load, class Store, bool kAligned>
-__global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S>)) scan_short_rows(TR_GRID_CONSTANT ScanCall call) {
+__global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, kAligned>)) scan_short_rows(TR_GRID_CONSTANT ScanCall call) {
   using Acc = typename S::Acc;
   using E = typename Load::Element;
   using O = typename Store::Element;
   constexpr int K = kHeldGroups<S>;
   const S op{call.options};
   const Layout& layout = call.layout;
-  const int n = int(layout.length), width = call.plan.lanes, rows = kLanes / width;  // rows at once
-  const int warp = int(threadIdx.x) / kLanes, local = lane_id() / width, lane = lane_id() - local * width;
+  const int n = int(layout.length), width = call.plan.lanes;
+  const unsigned share = (kLanes * kLanes - 1 + unsigned(width)) / unsigned(width);  // of 32 * 32: quotients of lanes
+  const int rows = int(kLanes * share / (kLanes * kLanes));                          // at once
+  const int warp = int(threadIdx.x) / kLanes, local = int(unsigned(lane_id()) * share / (kLanes * kLanes)),
+            lane = lane_id() - local * width;
   const int first = lane * kGroup;
   const bool mirror = scan_stride(layout).in < 0;
   const int64_t first_row = (int64_t(blockIdx.x) * kWarps + warp) * rows * K;
 
+  // Rows that one stride leads through need no division; rows that are not aligned are such.
+  const bool strided = !kAligned || layout.kept <= 1;
   const RowStart step = layout.kept ? RowStart{layout.in[0], layout.out[0]} : RowStart{0, 0};
   RowStart start[K];
   int64_t in[K];
@@ -210,38 +442,43 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S>)) scan_short_rows(TR_
     const int64_t row = first_row + k * rows + local;
     const bool there = local < rows && row < layout.rows;
     count[k] = there ? n - first : 0;
-    // Rows that one stride leads through need no division.
-    if (k == 0 || layout.kept > 1) start[k] = row_start(layout, there ? row : 0);
+    if (!strided) start[k] = row_start(layout, there ? row : 0);
+    else if (k == 0) start[k] = {row * step.in, row * step.out};
     else start[k] = {start[0].in + k * rows * step.in, start[0].out + k * rows * step.out};
     in[k] = start[k].in;
   }
-  load_groups<Load, kAligned>(call, in, [&](int) { return first; }, [&](int k) { return count[k]; }, mirror, x);
+  const auto* const data = static_cast<const E*>(call.in.data);
+  auto even = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 4 == 0; };
+  bool pairs = false;  // rows are whole words
+  if constexpr (kHalves<E>)
+    pairs = n % 2 == 0 && step.in % 2 == 0 && even(data + mirror) && even(static_cast<O*>(call.out.values) + mirror);
+  const Access access = pairs ? Access::Pairs : Access::Items;
+  load_groups<S, Load, kAligned>(call, in, [&](int) { return first; }, [&](int k) { return count[k]; }, mirror, pairs,
+                                 x);
 
-  __shared__ std::conditional_t<kAligned, int, RunStage<O, K * kLanes * kGroup>> stages[kWarps];
+  __shared__ std::conditional_t<kAligned, int, RunStage<O, K * kLanes * kGroup, false>> stages[kWarps];
   O* out = nullptr;  // the lowest element of the warp's rows
   int phase = 0;
   if constexpr (!kAligned) {
-    out = static_cast<O*>(call.out.values) + row_start(layout, first_row < layout.rows ? first_row : 0).out -
-          (mirror ? n - 1 : 0);
+    out = static_cast<O*>(call.out.values) + first_row * n - (mirror ? n - 1 : 0);
     phase = stages[warp].phase(out);
   }
+  typename S::Item items[K][kGroup];
+  Acc upto[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) upto[k] = form_items<E, kAligned>(op, x[k], first, mirror, access, 0, items[k]);
+  sklansky_runs<S>(upto, lane, width);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    typename S::Item items[kGroup];
     typename S::Result r[kGroup];
-    const Acc upto = sklansky<S>(form_items<E, kAligned>(op, x[k], first, count[k], mirror, items), lane, width);
-    const Acc left = shuffle(upto, lane ? lane_id() - 1 : lane_id());
-    op.results(S::prefix(lane ? left : S::absent()), items, r);
+    const Acc left = shuffle(upto[k], lane ? lane_id() - 1 : lane_id());
+    op.results(S::prefix(lane ? left : S::absent()), items[k], r);
     if (call.exclusive) shift_results(r, lane, start_of<S>());
     if constexpr (kAligned) {
       if (count[k] > 0) store_vector<S, Store>(call, start[k].out, first, n, mirror, r);
     } else {
-      uint32_t w[kGroupWords<O>];
-      O rounded[kGroup];
-      round_group<O, S>(r, w);
-      unpack(w, rounded);
       const int at = phase + (k * rows + local) * n + (mirror ? n - 1 - first : first);
-      stages[warp].put(at, count[k], mirror, rounded);
+      stages[warp].template put_results<S>(at, count[k], mirror, pairs, r);
     }
   }
   if constexpr (!kAligned) {
@@ -254,22 +491,23 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S>)) scan_short_rows(TR_
 
 // Longer ones: plan.warps warps a row, each with K neighbouring tiles.
 template <class S, class Load, class Store, bool kAligned, int K>
-__global__ void __launch_bounds__(kThreads) scan_tiled_rows(TR_GRID_CONSTANT ScanCall call) {
+__global__ void TR_BLOCKS_BOUND(kThreads, (kAligned ? 0 : kShortBlocks<S, false>)) scan_tiled_rows(TR_GRID_CONSTANT ScanCall call) {
   using Acc = typename S::Acc;
   using E = typename Load::Element;
   using O = typename Store::Element;
   const S op{call.options};
   const Layout& layout = call.layout;
   const int n = int(layout.length), lane = lane_id(), warp = int(threadIdx.x) / kLanes, warps = call.plan.warps;
-  const int part = warp % warps, place = warp - part;  // the row's first warp
-  const int64_t row = int64_t(blockIdx.x) * (kWarps / warps) + warp / warps;
+  const int part = warp & (warps - 1), place = warp - part;       // the row's first warp
+  const int log2 = (warps > 1) + (warps > 2) + (warps > 4);
+  const int64_t row = (int64_t(blockIdx.x) * (call.plan.threads / kLanes) + warp) >> log2;
   const bool there = row < layout.rows, mirror = scan_stride(layout).in < 0;
   const RowStart start = row_start(layout, there ? row : 0);
   const int begin = part * K * kTile, length = there ? n : 0;
 
   __shared__ Acc totals[kWarps * K];
   __shared__ typename S::Result ends[kWarps];
-  __shared__ std::conditional_t<kAligned, int, RunStage<O, K * kTile>> stages[kWarps];
+  __shared__ std::conditional_t<kAligned, int, RunStage<O, K * kTile, true>> stages[kWarps];
   HeldGroup<E, kAligned> x[K];
   typename S::Item items[K][kGroup];
   Acc within[K];
@@ -278,9 +516,18 @@ __global__ void __launch_bounds__(kThreads) scan_tiled_rows(TR_GRID_CONSTANT Sca
   for (int k = 0; k < K; ++k) in[k] = start.in;
   auto first = [&](int k) { return begin + k * kTile + lane * kGroup; };
   auto count = [&](int k) { return length - first(k); };
-  load_groups<Load, kAligned>(call, in, first, count, mirror, x);
+  // Where nobody writes to the tensor, and there are other rows around one.
+  const bool around = !kAligned && kHalves<E> && call.in.data != call.out.values && layout.kept == 1 &&
+                      layout.in[0] >= n && row > 0 && row + 1 < layout.rows;
+  int before = 0;
+  if (around) {
+    if constexpr (!kAligned && kHalves<E>) before = load_around<K>(call, start.in, begin + lane * kGroup, n, mirror, x);
+  } else {
+    load_groups<S, Load, kAligned>(call, in, first, count, mirror, false, x);
+  }
+  const Access access = around ? Access::Granules : Access::Items;
 #pragma unroll
-  for (int k = 0; k < K; ++k) within[k] = form_items<E, kAligned>(op, x[k], first(k), count(k), mirror, items[k]);
+  for (int k = 0; k < K; ++k) within[k] = form_items<E, kAligned>(op, x[k], first(k), mirror, access, before, items[k]);
   sklansky<S>(within, lane, kLanes);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
@@ -300,8 +547,10 @@ __global__ void __launch_bounds__(kThreads) scan_tiled_rows(TR_GRID_CONSTANT Sca
     op.results(S::prefix(S::combine(tile ? before : S::absent(), within[k])), items[k], r[k]);
   }
   if (call.exclusive) {
-    if (lane == kLanes - 1) ends[warp] = r[K - 1][kGroup - 1];
-    __syncthreads();
+    if (warps > 1) {
+      if (lane == kLanes - 1) ends[warp] = r[K - 1][kGroup - 1];
+      __syncthreads();
+    }
     typename S::Result before = part ? ends[warp - 1] : start_of<S>();
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -320,12 +569,8 @@ __global__ void __launch_bounds__(kThreads) scan_tiled_rows(TR_GRID_CONSTANT Sca
     const int phase = stages[warp].phase(out);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      uint32_t w[kGroupWords<O>];
-      O rounded[kGroup];
-      round_group<O, S>(r[k], w);
-      unpack(w, rounded);
       const int at = k * kTile + lane * kGroup;
-      stages[warp].put(phase + (mirror ? all - 1 - at : at), count(k), mirror, rounded);
+      stages[warp].template put_results<S>(phase + (mirror ? all - 1 - at : at), count(k), mirror, false, r[k]);
     }
     warp_barrier();
     if (all > 0) stages[warp].store(out, all);

@@ -198,6 +198,20 @@ void unaligned_rows() {  // of at most a tile, or a block tile
   const Policies policies = {{{kRows, -1, -1, -1, 0, -1}, 132, kInPitch}};
   check_scans({{1, 1}, {700, 7}, {5000, 2}, {40, 8}, {600, 9}, {33, 64}, {70, 255}, {9, 257}, {3, 1999}, {2, 8000}}, 2,
               policies);
+  for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16})
+    for (int form = 0; form < 4; ++form)  // exclusive, reverse
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{
+               {700, 3}, {300, 12}, {90, 100}, {33, 250}, {9, 300}, {11, 1001}, {5, 1002}, {4, 2051}, {4, 4096}})
+        check({"cumsum", d, d, sizes, 2, form % 2 != 0, form / 2 != 0}, policies);
+}
+void packed_rows() {  // shorter than a group
+  const Policies policies = {{{kRows, -1, -1, -1, -1, -1}, 132, kInPitch}};
+  const std::vector<std::vector<int64_t>> shapes = {{1, 1},    {3001, 1}, {2, 2},    {2048, 2}, {300, 3}, {5003, 3},
+                                                    {4100, 4}, {700, 5},  {2047, 6}, {1, 7},    {2333, 7}};
+  check_scans(shapes, 2, policies);
+  for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F64})
+    for (int form = 0; form < 4; ++form)  // exclusive, reverse
+      for (const auto& sizes : shapes) check({"cumsum", d, d, sizes, 2, form % 2 != 0, form / 2 != 0}, policies);
 }
 void wide_rows() {  // of at most a tile, or a block tile
   const Policies policies = {{{kRows, -1, -1, -1, -1}, 132, 1}};
@@ -621,6 +635,7 @@ constexpr Group kGroups[] = {
     {"split", split},
     {"scan_rows", scan_rows},
     {"unaligned_rows", unaligned_rows},
+    {"packed_rows", packed_rows},
     {"wide_rows", wide_rows},
     {"scan_columns", scan_columns},
     {"wide_columns", wide_columns},
