@@ -587,7 +587,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
         take(forced.warps, plan.warps, kWarps, "warps");
         if (plan.warps * held * kTile < n)
           throw std::invalid_argument("force_plan: too few warps for a row of " + std::to_string(n));
-        // Warps of one row alone wait for each other less; those that store by way of shared memory have too much of it.
+        // Warps of one row alone wait for each other less; those that store by way of shared memory have too much of
+        // it.
         if (plan.warps > 1 && plan.vector_loads) plan.threads = plan.warps * 32;
         plan.blocks = ceil_div(l.rows, plan.threads / 32 / plan.warps);
       } else {

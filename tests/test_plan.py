@@ -74,6 +74,8 @@ def test_scan_plans_cover_the_rows_in_little_workspace(shape, dim, dtype, out):
         working = p["lanes"] * p["strip"] * (1 if p["flat"] else p["warps"])
         assert p["threads"] - working in ((64, 128, 160) if p["splits"] > 1 else (0,)) and working % 32 == 0
         assert (p["workspace"] == 0) == p["walks"] and (p["walks"] or p["splits"] > 1)
+    elif p["whole"] and p["vector"] > 1:  # rows of a thread
+        assert p["workspace"] == 0 and n < 8 and p["blocks"] * p["threads"] * p["vector"] >= rows
     elif p["whole"] and n <= TILE:
         held = 2 if out in (torch.float64, torch.int64) else 4
         assert p["workspace"] == 0 and p["blocks"] * held * (p["threads"] // 32) * (32 // p["lanes"]) >= rows

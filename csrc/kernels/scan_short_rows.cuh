@@ -1,9 +1,11 @@
 // Scans of rows of at most a block tile that neighbouring lanes hold in registers as a whole.
 //
-// Aligned rows move 16 bytes at a time. Others are loaded element by element, which the cache puts together (faster
-// than whole granules and shifts, which took more instructions than there is time for: 7 float32 a row 0.87 of a copy's
-// speed against 0.66), and their results go to memory through shared memory, so that all but the ends of a warp's run
-// are stored 16 bytes at a time.
+// Aligned rows move 16 bytes at a time, and so do rows much shorter than a group, which are one run, several a lane.
+// Others are loaded element by element, which the cache puts together (faster than whole granules and shifts, which
+// took more instructions than there is time for: 7 float32 a row 0.87 of a copy's speed against 0.66); those of 16 bits
+// where they can as words, or, longer rows, as the granules around a group, since there it is accesses that there is no
+// time for. Their results go to memory through shared memory, so that all but the ends of a warp's run are stored 16
+// bytes at a time.
 #pragma once
 #include "scan_rows.cuh"
 
@@ -245,12 +247,12 @@ template <int K> __device__ __forceinline__ int load_around(const ScanCall& call
   return before;
 }
 
-// The items of a group, and its total; of Access::Granules, it begins `before` bytes into them. What is past the end of a row does not show in what is before it.
+// The items of a group, and its total; of Access::Granules, it begins `before` bytes into them. What is past the end of
+// a row does not show in what is before it.
 template <class E, bool kAligned, class S>
 __device__ __forceinline__ typename S::Acc form_items(const S& op, const HeldGroup<E, kAligned>& loaded, int64_t first,
                                                       bool mirror, [[maybe_unused]] Access access,
-                                                      [[maybe_unused]] int before,
-                                                      typename S::Item (&items)[kGroup]) {
+                                                      [[maybe_unused]] int before, typename S::Item (&items)[kGroup]) {
   E x[kGroup];
   if constexpr (kAligned || kHalves<E>) {
     uint32_t w[kGroupWords<E>];
@@ -341,9 +343,9 @@ template <class S, bool kAligned> constexpr int kShortBlocks = [] {
 }();
 
 // Rows of N elements, fewer than a group has, which are one run of memory that starts at a multiple of 16 bytes: a lane
-// takes as many rows as make whole granules, each by itself.
+// takes several, which are whole granules, each row by itself. (The longest need more registers than nvcc likes.)
 template <class S, class Load, class Store, int N>
-__global__ void __launch_bounds__(kThreads) scan_packed_rows(TR_GRID_CONSTANT ScanCall call) {
+__global__ void TR_BLOCKS_BOUND(kThreads, (N > 6 ? 2 : 0)) scan_packed_rows(TR_GRID_CONSTANT ScanCall call) {
   using E = typename Load::Element;
   using Granule = Packed<uint32_t, 4>;
   constexpr int kPer = int(sizeof(Granule) / sizeof(E)), kRows = kPackedRows, kItems = kRows * N,
@@ -453,8 +455,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, kAligned>)) scan_shor
   if constexpr (kHalves<E>)
     pairs = n % 2 == 0 && step.in % 2 == 0 && even(data + mirror) && even(static_cast<O*>(call.out.values) + mirror);
   const Access access = pairs ? Access::Pairs : Access::Items;
-  load_groups<S, Load, kAligned>(call, in, [&](int) { return first; }, [&](int k) { return count[k]; }, mirror, pairs,
-                                 x);
+  load_groups<S, Load, kAligned>(
+      call, in, [&](int) { return first; }, [&](int k) { return count[k]; }, mirror, pairs, x);
 
   __shared__ std::conditional_t<kAligned, int, RunStage<O, K * kLanes * kGroup, false>> stages[kWarps];
   O* out = nullptr;  // the lowest element of the warp's rows
@@ -463,22 +465,27 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, kAligned>)) scan_shor
     out = static_cast<O*>(call.out.values) + first_row * n - (mirror ? n - 1 : 0);
     phase = stages[warp].phase(out);
   }
-  typename S::Item items[K][kGroup];
-  Acc upto[K];
+  constexpr int C = sizeof(Acc) > 4 && K > 2 ? 2 : K;  // groups that there are registers for together
 #pragma unroll
-  for (int k = 0; k < K; ++k) upto[k] = form_items<E, kAligned>(op, x[k], first, mirror, access, 0, items[k]);
-  sklansky_runs<S>(upto, lane, width);
+  for (int c = 0; c < K; c += C) {
+    typename S::Item items[C][kGroup];
+    Acc upto[C];
 #pragma unroll
-  for (int k = 0; k < K; ++k) {
-    typename S::Result r[kGroup];
-    const Acc left = shuffle(upto[k], lane ? lane_id() - 1 : lane_id());
-    op.results(S::prefix(lane ? left : S::absent()), items[k], r);
-    if (call.exclusive) shift_results(r, lane, start_of<S>());
-    if constexpr (kAligned) {
-      if (count[k] > 0) store_vector<S, Store>(call, start[k].out, first, n, mirror, r);
-    } else {
-      const int at = phase + (k * rows + local) * n + (mirror ? n - 1 - first : first);
-      stages[warp].template put_results<S>(at, count[k], mirror, pairs, r);
+    for (int j = 0; j < C; ++j) upto[j] = form_items<E, kAligned>(op, x[c + j], first, mirror, access, 0, items[j]);
+    sklansky_runs<S>(upto, lane, width);
+#pragma unroll
+    for (int j = 0; j < C; ++j) {
+      const int k = c + j;
+      typename S::Result r[kGroup];
+      const Acc left = shuffle(upto[j], lane ? lane_id() - 1 : lane_id());
+      op.results(S::prefix(lane ? left : S::absent()), items[j], r);
+      if (call.exclusive) shift_results(r, lane, start_of<S>());
+      if constexpr (kAligned) {
+        if (count[k] > 0) store_vector<S, Store>(call, start[k].out, first, n, mirror, r);
+      } else {
+        const int at = phase + (k * rows + local) * n + (mirror ? n - 1 - first : first);
+        stages[warp].template put_results<S>(at, count[k], mirror, pairs, r);
+      }
     }
   }
   if constexpr (!kAligned) {
@@ -491,14 +498,14 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, kAligned>)) scan_shor
 
 // Longer ones: plan.warps warps a row, each with K neighbouring tiles.
 template <class S, class Load, class Store, bool kAligned, int K>
-__global__ void TR_BLOCKS_BOUND(kThreads, (kAligned ? 0 : kShortBlocks<S, false>)) scan_tiled_rows(TR_GRID_CONSTANT ScanCall call) {
+__global__ void TR_BLOCKS_BOUND(kThreads, (kAligned ? 0 : 4)) scan_tiled_rows(TR_GRID_CONSTANT ScanCall call) {
   using Acc = typename S::Acc;
   using E = typename Load::Element;
   using O = typename Store::Element;
   const S op{call.options};
   const Layout& layout = call.layout;
   const int n = int(layout.length), lane = lane_id(), warp = int(threadIdx.x) / kLanes, warps = call.plan.warps;
-  const int part = warp & (warps - 1), place = warp - part;       // the row's first warp
+  const int part = warp & (warps - 1), place = warp - part;  // the row's first warp
   const int log2 = (warps > 1) + (warps > 2) + (warps > 4);
   const int64_t row = (int64_t(blockIdx.x) * (call.plan.threads / kLanes) + warp) >> log2;
   const bool there = row < layout.rows, mirror = scan_stride(layout).in < 0;

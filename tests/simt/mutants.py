@@ -253,18 +253,28 @@ MUTANTS = (
     ),
     Mutant(
         "the last element of a run is not written", "kernels/scan_short_rows.cuh",
-        "if (first + i >= begin && first + i < end)", "if (first + i >= begin && first + i < end - 1)",
+        "item < end && tail >= head", "item < end - 1 && tail >= head",
         "scan.CumSum", ("unaligned_rows",),
     ),
     Mutant(
         "whole granules where others write", "kernels/scan_short_rows.cuh",
-        "if (first >= begin && first + kPer <= end)", "if (first + kPer <= end)",
+        "if ((v > 0 || first >= begin) && first + v + kPer <= end)", "if (first + v + kPer <= end)",
         "scan.CumSum", ("unaligned_rows",),
     ),
     Mutant(
         "rows of a warp in reverse", "kernels/scan_short_rows.cuh",
         "if (i < count) items[slot(item - i)] = x[i];", "if (i < count) items[slot(item + i)] = x[i];",
         "scan.CumSum", ("unaligned_rows",),
+    ),
+    Mutant(
+        "results of packed rows are stored before they are there", "kernels/scan_short_rows.cuh",
+        "warp_barrier(); if (count > 0) stages[warp].store(", "if (count > 0) stages[warp].store(",
+        "scan.CumSum", ("packed_rows",),
+    ),
+    Mutant(
+        "granules around the last row of a tensor", "kernels/scan_short_rows.cuh",
+        "row > 0 && row + 1 < layout.rows;", "row > 0;",
+        "scan.CumSum", ("unaligned_rows",), "asan", every=1,
     ),
     Mutant(
         "no barrier before the warps of a row know their totals", "kernels/scan_short_rows.cuh",
