@@ -590,16 +590,22 @@ template <class F> struct LinearScan {
     const bool reset = x[0].a == 0;
     x[0].a = reset ? F(1) : x[0].a;
     const Acc total = plain_products(x);
-    if (!reset) return total;
-    x[0].a = 0;  // says so to plain_results
-    return {0, 0, total.b};
+    x[0].a = reset ? F(0) : x[0].a;  // says so to plain_results
+    return {reset ? F(0) : total.a, reset ? F(0) : total.lost, total.b};
   }
   TR_HD void plain_results(const Prefix& before, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
     const bool reset = x[0].a == 0;
-    TR_UNROLLED
-    for (int i = 0; i < kGroup; ++i) {
-      const F h = plain_result(before, x[i]);
-      out[i] = reset ? x[i].b : h;
+    // A lo of -0.0 could do no more than make +0.0 of a b, which shows nowhere but beside a hi of zero.
+    if (!reset && before.hi != 0 && (!kSingle || bit_cast<uint32_t>(float(before.lo)) == 0x80000000u)) {
+      TR_UNROLLED
+      for (int i = 0; i < kGroup; ++i) out[i] = fused(x[i].a, before.hi, x[i].b);
+    } else {
+      TR_RARE_PATH;
+      TR_UNROLLED
+      for (int i = 0; i < kGroup; ++i) {
+        const F h = plain_result(before, x[i]);
+        out[i] = reset ? x[i].b : h;
+      }
     }
   }
   TR_HD static Acc careful_group(Item (&x)[kGroup]) {

@@ -158,11 +158,11 @@ template <class T, class V> constexpr bool kLooksForNan = false;
 template <class T> uint32_t round_pair(float low, float high);
 #endif
 
-// 8 results of scan S, rounded once each. One look for NaNs serves all of them.
-template <class T, class S, class V>
+// 8 results of scan S, rounded once each. One look for NaNs serves all of them; kNoNan: there are none.
+template <class T, class S, bool kNoNan = false, class V>
 __device__ __forceinline__ void round_group(const V (&v)[kGroup], uint32_t (&w)[kGroupWords<T>]) {
   if constexpr (kLooksForNan<T, V>) {
-    if (!has_nan<S>(v)) {
+    if (kNoNan || !has_nan<S>(v)) {
       if constexpr (sizeof(T) == 4) {
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) w[i] = bit_cast<uint32_t>(v[i]);

@@ -76,9 +76,13 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
         if (plan.whole) {
           constexpr int kSize = sizeof(element_of<Load>), kMost = most_held_groups(kSize);
           const int groups = held_groups(call.layout, kSize, plan.warps);
-          groups == 1   ? run(scan_held_rows<S, Load, Store, 1>)
-          : groups == 2 ? run(scan_held_rows<S, Load, Store, 2>)
-                        : run(scan_held_rows<S, Load, Store, kMost>);
+          if (call.layout.length <= kTile)
+            groups == 1 ? run(scan_held_rows<S, Load, Store, 1, false>)
+                        : run(scan_held_rows<S, Load, Store, held_groups_wanted(kSize), false>);
+          else
+            groups == 1   ? run(scan_held_rows<S, Load, Store, 1, true>)
+            : groups == 2 ? run(scan_held_rows<S, Load, Store, 2, true>)
+                          : run(scan_held_rows<S, Load, Store, kMost, true>);
           break;
         }
       if constexpr (kWalked<S> && !S::kIndexed) run(scan_rows<S, Load, Store>);

@@ -1,5 +1,6 @@
 // Scans of rows of at most a block tile, of two inputs: lanes hold whole rows in registers, wherever their elements
-// lie.
+// lie. Of its K groups of 32 lanes, a warp loads and stores 32 neighbours at a time, and scans K neighbours a lane:
+// the first levels of Sklansky's scan are a lane's own, and at the others one shuffle serves all of its groups.
 #pragma once
 #include "scan_rows.cuh"
 
@@ -11,15 +12,28 @@ template <class E, int K, class Count>
 __device__ __forceinline__ void load_whole(const E* p, int64_t stride, int64_t step, Count count,
                                            uint32_t (&w)[K][kGroupWords<E>]) {
   using P = Packed<uint32_t, 4>;
-  const E* const lowest = stride < 0 ? p - (kGroup - 1) : p;
+  const E* lowest = stride < 0 ? p - (kGroup - 1) : p;
 #pragma unroll
-  for (int k = 0; k < K; ++k)
+  for (int k = 0; k < K; ++k, lowest += step)
     if (count(k) > 0) {
       P parts[kGroupWords<E> / 4];
 #pragma unroll
-      for (int i = 0; i < kGroupWords<E> / 4; ++i)
-        parts[i] = load_wide(reinterpret_cast<const P*>(lowest + k * step) + i);
+      for (int i = 0; i < kGroupWords<E> / 4; ++i) parts[i] = load_wide(reinterpret_cast<const P*>(lowest) + i);
       memcpy(w[k], parts, sizeof parts);
+    }
+}
+template <class E, int K, class Count>
+__device__ __forceinline__ void store_whole(E* p, int64_t stride, int64_t step, Count count,
+                                            uint32_t (&w)[K][kGroupWords<E>]) {
+  using P = Packed<uint32_t, 4>;
+  E* lowest = stride < 0 ? p - (kGroup - 1) : p;
+#pragma unroll
+  for (int k = 0; k < K; ++k, lowest += step)
+    if (count(k) > 0) {
+      P parts[kGroupWords<E> / 4];
+      memcpy(parts, w[k], sizeof parts);
+#pragma unroll
+      for (int i = 0; i < kGroupWords<E> / 4; ++i) store_wide(reinterpret_cast<P*>(lowest) + i, parts[i]);
     }
 }
 // Any rows: positions [begin(k), count(k)) of each group; the rest is unspecified.
@@ -27,15 +41,67 @@ template <class E, int K, class Begin, class Count>
 __device__ __forceinline__ void load_any(const E* p, int64_t stride, int64_t step, Begin begin, Count count,
                                          uint32_t (&w)[K][kGroupWords<E>]) {
 #pragma unroll
-  for (int k = 0; k < K; ++k)
-    if (count(k) > 0) load_words(p + k * step, stride, begin(k), count(k) < kGroup ? count(k) : kGroup, w[k]);
+  for (int k = 0; k < K; ++k, p += step)
+    if (count(k) > 0) load_words(p, stride, begin(k), count(k) < kGroup ? count(k) : kGroup, w[k]);
+}
+template <class E, int K, class Count>
+__device__ __forceinline__ void store_any(E* p, int64_t stride, int64_t step, Count count,
+                                          uint32_t (&w)[K][kGroupWords<E>]) {
+#pragma unroll
+  for (int k = 0; k < K; ++k, p += step) {
+    E x[kGroup];
+    unpack(w[k], x);
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i)
+      if (i < count(k)) global(p)[i * stride] = x[i];
+  }
 }
 
-// The items of K groups, the first ones at position first(k), of which `there` says whether item i is there: of
-// elements that are not, the words hold nothing, and nothing may depend on them.
-template <class Load, class S, int K, int W, class First, class There>
+template <class E, int K> __device__ __forceinline__ void reverse_groups(uint32_t (&w)[K][kGroupWords<E>]) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) reverse_words<E>(w[k]);
+}
+
+// Where a warp's lanes exchange the words of its groups: between those they load and store together, of which lane l
+// has number k * 32 + l, and those they scan, number l * K + k.
+template <class E, int K> struct GroupExchange {
+  using Granule = Packed<uint32_t, 4>;
+  static constexpr int kPer = kGroupWords<E> / 4, kOfLane = K * kPer;  // granules of a group, of a lane
+
+  Granule granules[kLanes * kOfLane];
+
+  // Granules change places in their line of eight, so that eight lanes that move together never meet in a bank.
+  __device__ static int slot(int granule) { return granule ^ (granule >> 3 & (kOfLane - 1)); }
+
+  __device__ __forceinline__ void to_scan(uint32_t (&w)[K][kPer * 4]) { move<true>(w); }
+  __device__ __forceinline__ void to_store(uint32_t (&w)[K][kPer * 4]) { move<false>(w); }
+
+ private:
+  template <bool kToScan> __device__ __forceinline__ void move(uint32_t (&w)[K][kPer * 4]) {
+    if constexpr (K > 1) {
+      const int loaded = slot(lane_id() * kPer), scanned = slot(lane_id() * kOfLane);  // and from there
+      auto at = [&](bool scan, int k, int i) {
+        return &granules[scan ? scanned ^ (k * kPer + i) : k * kLanes * kPer + (loaded ^ i)];
+      };
+#pragma unroll
+      for (int k = 0; k < K; ++k)
+#pragma unroll
+        for (int i = 0; i < kPer; ++i) memcpy(at(!kToScan, k, i), w[k] + i * 4, sizeof(Granule));
+      warp_barrier();
+#pragma unroll
+      for (int k = 0; k < K; ++k)
+#pragma unroll
+        for (int i = 0; i < kPer; ++i) memcpy(w[k] + i * 4, at(kToScan, k, i), sizeof(Granule));
+      warp_barrier();
+    }
+  }
+};
+
+// The items of K groups, the first ones at position first(k), of which count(k) are there: of elements that are not,
+// the words hold nothing, and nothing may depend on them.
+template <class Load, class S, int K, int W, class First, class Count>
 __device__ __forceinline__ void form_items(const S& op, const uint32_t (&a_words)[K][W],
-                                           const uint32_t (&b_words)[K][W], First first, There there,
+                                           const uint32_t (&b_words)[K][W], First first, Count count,
                                            typename S::Item (&items)[K][kGroup]) {
   using E = element_of<Load>;
 #pragma unroll
@@ -44,10 +110,15 @@ __device__ __forceinline__ void form_items(const S& op, const uint32_t (&a_words
     unpack(b_words[k], b);
     unpack(a_words[k], a);
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      items[k][i] = S::absent_item();
-      if (there(k, i)) items[k][i] = op.load(Pair<E>{a[i], b[i]}, first(k) + i);
-    }
+    for (int i = 0; i < kGroup; ++i) items[k][i] = op.load(Pair<E>{a[i], b[i]}, i > 0 ? i : first(k));  // 0 or not
+  }
+  if (count(K - 1) < kGroup) {  // else all are there
+    TR_RARE_PATH;
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i)
+        if (i >= count(k)) items[k][i] = S::absent_item();
   }
 }
 
@@ -63,13 +134,63 @@ __device__ __forceinline__ bool form_groups(typename S::Item (&items)[K][kGroup]
   return plain;
 }
 
+// Whether value k of lane `lane` of K each is the first of `width` neighbours.
+template <int K> __device__ __forceinline__ bool is_first(int k, int lane, int width) {
+  return ((k > 0 ? k : lane * K) & (width - 1)) == 0;
+}
+// Sklansky's inclusive scan of K neighbouring values a lane, of which power of two `width` neighbours are taken
+// together; without choices where all of the warp's values allow it: returns whether they do.
+template <class S, int K, class V>
+__device__ __forceinline__ bool scan_neighbours(V (&value)[K], int lane, int width) {
+  auto scan = [&](V(&run)[K], auto combine) {
+#pragma unroll
+    for (int d = 1; d < K; d <<= 1)
+      if (d < width) {
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+          if (k & d) run[k] = combine(run[(k & ~(2 * d - 1)) + d - 1], run[k]);
+      }
+#pragma unroll(K > 1 && sizeof(V) < 16 ? kFanLog2 : 1)
+    for (int d = 1; d * K < kLanes; d <<= 1)
+      if (d * K < width) {
+        const V left = shuffle(run[K - 1], (lane & ~(2 * d - 1)) + d - 1);
+        if (lane & d) {
+#pragma unroll
+          for (int k = 0; k < K; ++k) run[k] = combine(left, run[k]);
+        }
+      }
+  };
+  V run[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) run[k] = value[k];
+  scan(run, [](const V& l, const V& r) { return S::calm_join(l, r); });
+  const V left = shuffle(run[K - 1], lane ? lane - 1 : 0);
+  bool calm = true;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    // What comes before and is settled either has a multiplier, or a reset.
+    const bool has_reset = !is_first<K>(k, lane, width) & S::is_reset(k > 0 ? run[k > 0 ? k - 1 : 0] : left);
+    calm &= S::is_calm(value[k]);
+    calm &= S::is_settled(run[k], S::is_reset(value[k]) | has_reset);
+  }
+  calm = !ballot(!calm);
+  if (!calm) {
+    TR_RARE_PATH;
+    scan(value, [](const V& l, const V& r) { return S::combine(l, r); });
+  } else {
+#pragma unroll
+    for (int k = 0; k < K; ++k) value[k] = S::calm_end(run[k]);
+  }
+  return calm;
+}
+
 // Blocks of a multiprocessor at least, where a lane holds that many bytes for each position of a group. (With no word
 // of it nvcc would rather use memory for a few registers than have one block less.)
 constexpr int held_blocks(int bytes) { return bytes <= 8 ? 4 : bytes <= 16 ? 3 : bytes <= 32 ? 2 : 1; }
 
-// plan.lanes lanes a row of at most a tile; a lane takes K rows, which one stride leads through, or one. Of longer rows
-// plan.warps warps a row, each with K neighbouring tiles.
-template <class S, class Load, class Store, int K>
+// plan.lanes lanes a row of at most a tile, K times as many rows a warp, which one stride leads through, or K is 1.
+// kTiled: longer rows, plan.warps warps a row, each with K neighbouring tiles.
+template <class S, class Load, class Store, int K, bool kTiled>
 __global__ void TR_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename S::Item))))
     scan_held_rows(TR_GRID_CONSTANT ScanCall call) {
   static_assert(!kHasStart<S>, "it would have to be able to be exclusive");
@@ -77,89 +198,121 @@ __global__ void TR_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename S::
   using E = element_of<Load>;
   const S op{call.options};
   const Layout& layout = call.layout;
-  const int n = int(layout.length), width = call.plan.lanes, warps = call.plan.warps, tiles = warps * K;
-  const bool tiled = n > kTile;
-  const unsigned thread = threadIdx.x;
-  const int lane = int(thread % kLanes), warp = int(thread / kLanes), part = warp & (warps - 1);
-  // From one of a lane's groups to the next: positions of the row, or rows.
-  const int shift = __ffs(unsigned(width * warps)) - 1, ahead = tiled ? kTile : 0,
-            apart = tiled ? 0 : kThreads >> shift;
-  int64_t row = int64_t(blockIdx.x) * (tiled ? kThreads >> shift : K * apart) + int(thread >> shift);
-  const int64_t left_rows = layout.rows - row;
-  const int rows = left_rows < kThreads * K ? int(left_rows) : kThreads * K;  // as far as a lane could go
-  if (rows <= 0) row = 0;
-  const int start = part * K * kTile + (lane & (width - 1)) * kGroup;
-  auto first = [&](int k) { return start + k * ahead; };
-  auto count = [&](int k) { return k * apart < rows ? n - first(k) : 0; };
+  const int width = kTiled ? kLanes : call.plan.lanes, warps = kTiled ? call.plan.warps : 1;
+  const int lane = lane_id(), warp = int(threadIdx.x) / kLanes, part = warp & (warps - 1);
+  const int shift = __ffs(unsigned(kTiled ? warps : width)) - 1;
+  const int apart = kTiled ? 0 : kLanes >> shift;  // rows from one of the groups that a lane loads to the next
+  const int64_t first_row = kTiled ? int64_t(blockIdx.x) * (kWarps >> shift) + (warp >> shift)
+                                   : (int64_t(blockIdx.x) * kWarps + warp) * (K * apart);
+  const int64_t left_rows = layout.rows - first_row;
+  const int rows = left_rows < kLanes * K ? int(left_rows) : kLanes * K;  // as far as a warp could go
+  const int n = int(layout.length), begin = part * K * kTile;
+  // Of the groups that lanes load, k * 32 + lane, and of those that they scan, lane * K + k: the positions that are
+  // there from the first one on.
+  const int local = kTiled ? 0 : lane >> shift, start = begin + (lane & (width - 1)) * kGroup;
+  auto loaded = [&](int k) {
+    return kTiled ? (rows > 0 ? n - start : 0) - k * kTile : k * apart < rows - local ? n - start : 0;
+  };
+  auto first = [&](int k) { return begin + (kTiled ? lane * K + k : (lane * K + k) & (width - 1)) * kGroup; };
+  auto row_of = [&](int k) { return kTiled ? 0 : (lane * K + k) >> shift; };
+  auto scanned = [&](int k) { return row_of(k) < rows ? n - first(k) : 0; };
 
+  const int64_t row = local < rows ? first_row + local : 0;
   const RowStart row_at = row_start(layout, row);
   const ScanStride stride = scan_stride(layout);
-  auto step = [&](int64_t along, const int64_t* strides) {
-    return ahead * along + (layout.kept ? apart * strides[0] : 0);
-  };
-  const E* const b = static_cast<const E*>(call.in.data) + row_at.in + start * stride.in;
-  const int64_t b_step = step(stride.in, layout.in), out_step = step(stride.out, layout.out);
-  uint32_t b_words[K][kGroupWords<E>], a_words[K][kGroupWords<E>];
-  E initial[K];
   const int64_t a_stride = layout.reduced ? call.more_strides[0][layout.kept] : 0;
+  auto step = [&](int64_t along, const int64_t* strides) {
+    return kTiled ? kTile * along : layout.kept ? apart * strides[0] : 0;
+  };
+  const int64_t b_step = step(stride.in, layout.in), a_step = step(a_stride, call.more_strides[0]),
+                out_step = step(stride.out, layout.out);
+  const E* const b = static_cast<const E*>(call.in.data) + row_at.in + start * stride.in;
   const E* const a =
       static_cast<const E*>(call.in.more[0]) + row_offset(layout, call.more_strides[0], row) + start * a_stride;
-  const int64_t a_step = step(a_stride, call.more_strides[0]);
-  if (call.plan.vector_loads & is_wide(a, a_stride) & (n % kGroup == 0) & !call.shifted) {
-    load_whole(b, stride.in, b_step, count, b_words);
-    load_whole(a, a_stride, a_step, count, a_words);
+  E* const out = static_cast<E*>(call.out.values) + row_at.out + start * stride.out;
+  const bool whole = call.plan.vector_loads & (n % kGroup == 0);
+  uint32_t b_words[K][kGroupWords<E>], a_words[K][kGroupWords<E>];
+  if (whole & is_wide(a, a_stride) & !call.shifted) {
+    load_whole(b, stride.in, b_step, loaded, b_words);
+    load_whole(a, a_stride, a_step, loaded, a_words);
   } else {
-    load_any(b, stride.in, b_step, [](int) { return 0; }, count, b_words);
-    load_any(a, a_stride, a_step, [&](int k) { return Load::has_a(call, first(k)) ? 0 : 1; }, count, a_words);
+    load_any(b, stride.in, b_step, [](int) { return 0; }, loaded, b_words);
+    const int skipped = start > 0 || Load::has_a(call, 0) ? 0 : 1;
+    load_any(a, a_stride, a_step, [&](int k) { return kTiled && k > 0 ? 0 : skipped; }, loaded, a_words);
   }
+  constexpr int kInitial = kTiled ? 1 : K;  // one for each row that a lane may scan
+  E initial[kInitial];
   if (call.options.initial) {
-    const E* const h = static_cast<const E*>(call.in.more[1]) + row_offset(layout, call.more_strides[1], row);
+    const int64_t* const strides = call.more_strides[1];
+    const E* const h = static_cast<const E*>(call.in.more[1]) +
+                       row_offset(layout, call.more_strides[1], row_of(0) < rows ? first_row + row_of(0) : 0);
 #pragma unroll
-    for (int k = 0; k < K; ++k)
-      if (count(k) > 0) initial[k] = global(h)[k * step(0, call.more_strides[1])];
+    for (int k = 0; k < kInitial; ++k)
+      if (row_of(k) < rows) initial[k] = global(h)[layout.kept ? (row_of(k) - row_of(0)) * strides[0] : 0];
   }
 
-  if (stride.in < 0 || a_stride < 0) {
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      if (stride.in < 0) reverse_words<E>(b_words[k]);
-      if (a_stride < 0) reverse_words<E>(a_words[k]);
-    }
-  }
+  if (stride.in < 0) reverse_groups<E>(b_words);
+  if (a_stride < 0) reverse_groups<E>(a_words);
+  __shared__ GroupExchange<E, K> exchanges[K > 1 ? kWarps : 1];
+  GroupExchange<E, K>& exchange = exchanges[K > 1 ? warp : 0];
+  exchange.to_scan(b_words);
+  exchange.to_scan(a_words);
   typename S::Item items[K][kGroup];
-  if (count(K - 1) >= kGroup) form_items<Load>(op, a_words, b_words, first, [](int, int) { return true; }, items);
-  else form_items<Load>(op, a_words, b_words, first, [&](int k, int i) { return i < count(k); }, items);
+  form_items<Load>(op, a_words, b_words, first, scanned, items);
   Acc upto[K];
   const bool plain = form_groups<S>(items, upto);
-  sklansky<S>(upto, lane, width);
+  bool calm = scan_neighbours<S>(upto, lane, width);
 
-  __shared__ Acc totals[kWarps * K];
-  Acc tiles_upto = S::absent();
-  if (tiled) {
-#pragma unroll
-    for (int k = 0; k < K; ++k)
-      if (lane == kLanes - 1) totals[warp * K + k] = upto[k];
+  Acc before = S::absent();
+  if constexpr (kTiled) {
+    __shared__ Acc totals[kWarps * K];
+    const int tiles = warps * K, tile = lane * K / kLanes, past = part * K + tile;
+    if ((lane + 1) * K % kLanes == 0) totals[warp * K + tile] = upto[K - 1];
     if (warps > 1) __syncthreads();
     else warp_barrier();
-    const int tile = lane & (tiles - 1);
-    tiles_upto = sklansky<S>(totals[(warp - part) * K + tile], tile, tiles);
+    Acc tiles_upto[1] = {totals[(warp - part) * K + (lane & (tiles - 1))]};
+    calm &= scan_neighbours<S>(tiles_upto, lane, tiles);
+    before = shuffle(tiles_upto[0], past ? past - 1 : 0);
+    if (past == 0) before = S::absent();
   }
+  uint32_t out_words[K][kGroupWords<E>];
+  const Acc left = shuffle(upto[K - 1], lane ? lane - 1 : 0);
+  auto within = [&](int k) {
+    return is_first<K>(k, lane, width) ? S::absent() : k > 0 ? upto[k > 0 ? k - 1 : 0] : left;
+  };
+  if (plain & calm & !call.options.initial) {
 #pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const int tile = tiled ? part * K + k : 0;
-    const Acc left = shuffle(upto[k], lane ? lane - 1 : 0), left_tiles = shuffle(tiles_upto, tile ? tile - 1 : 0);
-    const Acc within = lane & (width - 1) ? left : S::absent(), before = tile ? left_tiles : S::absent();
-    typename S::Prefix prefix;
-    if (call.options.initial) {
-      TR_RARE_PATH;  // all of the combination is wanted here alone
-      prefix = S::prefix(S::initial(convert<typename S::Result>(initial[k])), S::combine(before, within));
-    } else {
-      prefix = S::prefix(S::combine(before, within));
+    for (int k = 0; k < K; ++k) {
+      typename S::Result results[kGroup];
+      // Of a row of a tile, what lies within is a reset, or nothing.
+      op.plain_results(S::prefix(kTiled ? S::calm_join(before, within(k)) : within(k)), items[k], results);
+      round_group<E, S, true>(results, out_words[k]);  // of numbers that are finite
     }
-    typename S::Result out[kGroup];
-    plain ? op.plain_results(prefix, items[k], out) : op.careful_results(prefix, items[k], out);
-    if (count(k) > 0)
-      store_results<S, Store, true>(call, row_at.out + k * (out_step - ahead * stride.out), stride.out, first(k), out);
+  } else {
+    TR_RARE_PATH;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      typename S::Result results[kGroup];
+      typename S::Prefix prefix = S::prefix(S::combine(before, within(k)));
+      if (call.options.initial) {
+        TR_RARE_PATH;  // all of the combination is wanted here alone
+        prefix =
+            S::prefix(S::initial(convert<typename S::Result>(initial[k % kInitial])), S::combine(before, within(k)));
+      }
+      plain ? op.plain_results(prefix, items[k], results) : op.careful_results(prefix, items[k], results);
+      round_group<E, S>(results, out_words[k]);
+    }
+  }
+  exchange.to_store(out_words);
+  E* to = out;
+  if constexpr (sizeof(E) > 4)  // there are no registers to keep that in
+    to = static_cast<E*>(call.out.values) + row_offset(layout, layout.out, recomputed(row)) +
+         recomputed(start) * stride.out;
+  if (whole & (stride.out == 1 || stride.out == -1)) {
+    if (stride.out < 0) reverse_groups<E>(out_words);
+    store_whole(to, stride.out, out_step, loaded, out_words);
+  } else {
+    store_any(to, stride.out, out_step, loaded, out_words);
   }
 }
 

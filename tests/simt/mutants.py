@@ -292,6 +292,16 @@ MUTANTS = (
         "scan.LinearScan", ("held_rows",),
     ),
     Mutant(
+        "no barrier before a warp's lanes take the groups that they scan", "kernels/scan_held_rows.cuh",
+        "w[k] + i * 4, sizeof(Granule)); warp_barrier();", "w[k] + i * 4, sizeof(Granule));",
+        "scan.LinearScan", ("held_rows",),
+    ),
+    Mutant(
+        "groups of the second input take the place of the first one's too early", "kernels/scan_held_rows.cuh",
+        "at(kToScan, k, i), sizeof(Granule)); warp_barrier();", "at(kToScan, k, i), sizeof(Granule));",
+        "scan.LinearScan", ("held_rows",),
+    ),
+    Mutant(
         "what is infinite is joined without choices", "scans.h",
         "return is_finite(run.b) & (has_reset | (run.a != 0));", "return has_reset | (run.a != 0);",
         "scan.LinearScan", ("held_rows",), every=1,

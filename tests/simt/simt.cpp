@@ -448,8 +448,9 @@ void superblocks() {
 void held_rows() {
   Policies policies = {{{kRows, -1, -1, -1, -1}, 132, 1}, {{kRows, 32, -1, -1, 0}, 132, 2}};
   for (int warps = 1; warps <= 8; warps *= 2) policies.push_back({{kRows, -1, warps, -1, -1}, 132, kInPitch});
-  const std::vector<std::vector<int64_t>> shapes = {{1, 1},    {700, 8},  {300, 64}, {70, 200}, {9, 256}, {5, 272},
-                                                    {5, 1024}, {3, 1999}, {3, 4096}, {2, 8191}, {2, 8192}};
+  const std::vector<std::vector<int64_t>> shapes = {{1, 1},    {700, 8},  {500, 13}, {400, 16}, {300, 24},
+                                                    {300, 64}, {70, 200}, {9, 256},  {5, 272},  {5, 1024},
+                                                    {3, 1999}, {3, 4096}, {2, 8191}, {2, 8192}};
   int turn = 0;
   for (const auto& sizes : shapes)
     for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F64})
