@@ -38,7 +38,7 @@ class Plan:
     lanes: int  # rows: along a row; columns: along a column
     warps: int  # rows: along a row, within a block; scans, columns: units of a block
     strip: int  # scans, columns: columns side by side in a block, or vectors of them
-    vector: int  # scans, columns and pipeline: neighbouring columns of a thread
+    vector: int  # scans: neighbouring columns (columns, pipeline) or rows (rows) of a thread
     walks: bool  # scans, columns: blocks walk down their strips; else they share them
     behind: int  # scans, columns: jobs of a block from a job's totals to its results
     flat: bool  # scans, columns: a job's units are one run of memory

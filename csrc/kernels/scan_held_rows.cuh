@@ -232,7 +232,9 @@ __global__ void TR_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename S::
   E* const out = static_cast<E*>(call.out.values) + row_at.out + start * stride.out;
   const bool whole = call.plan.vector_loads & (n % kGroup == 0);
   uint32_t b_words[K][kGroupWords<E>], a_words[K][kGroupWords<E>];
-  if (whole & is_wide(a, a_stride) & !call.shifted) {
+  // Of a, plans know nothing: rows `apart` from an aligned one need not be.
+  const bool a_steps = kTiled || K == 1 || int(a_step) % (16 / int(sizeof(E))) == 0;
+  if (whole & is_wide(a, a_stride) & a_steps & !call.shifted) {
     load_whole(b, stride.in, b_step, loaded, b_words);
     load_whole(a, a_stride, a_step, loaded, a_words);
   } else {

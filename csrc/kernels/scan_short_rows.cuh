@@ -14,7 +14,7 @@ namespace torchreduce::gpu {
 // ---- aligned rows ------------------------------------------------------------------------------------------------------
 
 // The group from `first` on, in memory order, of a row of neighbours that starts at `base` and goes down in memory
-// where `mirror`. Whole groups are aligned to 16 bytes; positions from n on are unspecified.
+// where `mirror`. Whole groups are aligned to 16 bytes; positions from n on stay as they are, or are other rows'.
 template <class Load>
 __device__ __forceinline__ void load_vector(const ScanCall& call, int64_t base, int first, int n, bool mirror,
                                             uint32_t (&w)[kGroupWords<typename Load::Element>]) {
@@ -28,6 +28,7 @@ __device__ __forceinline__ void load_vector(const ScanCall& call, int64_t base, 
     for (int v = 0; v < kGroup; v += Load::kWidth) Load::vector(call.in, lowest + v, w, v);
   } else {
     typename Load::Element x[kGroup];
+    unpack(w, x);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i)
       if (first + (mirror ? kGroup - 1 - i : i) < n) x[i] = Load::one(call.in, lowest + i);
@@ -145,8 +146,11 @@ template <class E, int kItems, bool kGroups> struct RunStage {
     // What is left at either end, an element a lane.
     const int head = begin ? (end < kPer ? end : kPer) : 0, tail = end / kPer * kPer;
     const int item = lane < kPer ? lane : tail + lane - kPer;
-    if (lane < kPer ? item >= begin && item < head : item < end && tail >= head && lane < 2 * kPer)
-      global(out)[item - begin] = items[slot(item)];
+    if (lane < kPer ? item >= begin && item < head : item < end && tail >= head && lane < 2 * kPer) {
+      E x;
+      memcpy(&x, items + slot(item), sizeof x);  // put as words, maybe: no other type is known to be the same memory
+      global(out)[item - begin] = x;
+    }
   }
 };
 

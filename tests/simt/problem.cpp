@@ -369,9 +369,9 @@ std::vector<char> solve_by_reference(const Problem& p, const std::vector<char>& 
   return result.read();
 }
 
-std::vector<char> solve_by_emulation(const Problem& p, const std::vector<char>& elements, Memory in, Memory out,
-                                     bool in_place, int multiprocessors, std::string& plan_text) {
-  const Inputs inputs(p, elements, in, out);
+std::vector<char> solve_by_emulation(const Problem& p, const std::vector<char>& elements, Memory in, Memory a,
+                                     Memory out, bool in_place, int multiprocessors, std::string& plan_text) {
+  const Inputs inputs(p, elements, in, a);
   const Array& x = *inputs.x;
   const Result result(p, out);
   if (!p.scan()) {

@@ -36,5 +36,5 @@ std::vector<char> solve_by_reference(const Problem& problem, const std::vector<c
 
 // By the emulated kernels, with the plan for a GPU of that many multiprocessors and what force_plan has set. Exits with
 // a message when memory between the result's elements was written. `in_place`: a scan's output is its input.
-std::vector<char> solve_by_emulation(const Problem& problem, const std::vector<char>& elements, Memory in, Memory out,
-                                     bool in_place, int multiprocessors, std::string& plan_text);
+std::vector<char> solve_by_emulation(const Problem& problem, const std::vector<char>& elements, Memory in, Memory a,
+                                     Memory out, bool in_place, int multiprocessors, std::string& plan_text);

@@ -33,6 +33,7 @@ struct Policy {
   int multiprocessors = 132;
   int memories = kNearMemories;
   bool bulk_copies = false;
+  int a_memories = memories;  // of linear_scan's a
 };
 using Policies = std::vector<Policy>;
 
@@ -80,16 +81,18 @@ void check(const Problem& p, const Policies& policies, bool far = false) {
     expect_equal(solve_by_cpu(p, elements), expected, describe(p) + " on the CPU");
     const auto in = far ? Memory::Far : Memory((draw >> 10) % uint64_t(policy.memories));
     const auto out = far ? Memory::Far : Memory((draw >> 15) % uint64_t(policy.memories));
+    const auto a = far ? Memory::Far : Memory((draw >> 30) % uint64_t(policy.a_memories));
     const bool in_place = p.op == "cumsum" && !p.exclusive && p.in == p.out && (draw >> 20) % 4 == 0;
     simt::options.seed = seed + uint32_t(turn);
     simt::options.reverse = (draw >> 25) % 2;
     simt::options.bulk_copies = policy.bulk_copies;
-    simt::options.title = describe(p) + ", memory " + std::to_string(int(in)) + " to " + std::to_string(int(out)) +
+    simt::options.title = describe(p) + ", memory " + std::to_string(int(in)) +
+                          (p.linear() ? " and " + std::to_string(int(a)) : "") + " to " + std::to_string(int(out)) +
                           (in_place ? ", in place" : "");
     force_plan(policy.forced);
     std::string plan = "?";
     try {
-      const auto actual = solve_by_emulation(p, elements, in, out, in_place, policy.multiprocessors, plan);
+      const auto actual = solve_by_emulation(p, elements, in, a, out, in_place, policy.multiprocessors, plan);
       expect_equal(actual, expected, simt::options.title + ", case " + std::to_string(turn) + ", plan " + plan);
       ++done;
     } catch (const std::invalid_argument&) {  // this plan cannot serve this problem
@@ -446,7 +449,7 @@ void superblocks() {
 // Rows of at most a block tile, of two inputs, that lanes hold as a whole: a few lanes a row, several
 // rows a lane, or some warps a row with one tile each or several.
 void held_rows() {
-  Policies policies = {{{kRows, -1, -1, -1, -1}, 132, 1}, {{kRows, 32, -1, -1, 0}, 132, 2}};
+  Policies policies = {{{kRows, -1, -1, -1, -1}, 132, 1, false, kInPitch}, {{kRows, 32, -1, -1, 0}, 132, 2}};
   for (int warps = 1; warps <= 8; warps *= 2) policies.push_back({{kRows, -1, warps, -1, -1}, 132, kInPitch});
   const std::vector<std::vector<int64_t>> shapes = {{1, 1},    {700, 8},  {500, 13}, {400, 16}, {300, 24},
                                                     {300, 64}, {70, 200}, {9, 256},  {5, 272},  {5, 1024},
@@ -687,8 +690,8 @@ void solve(const char* path) {
     simt::options.bulk_copies = pipeline;
     force_plan({family, -1, -1, -1, -1});
     std::string plan;
-    const auto result =
-        solve_by_emulation(p, elements, Memory::Contiguous, Memory::Contiguous, false, pipeline ? 2 : 132, plan);
+    const auto result = solve_by_emulation(p, elements, Memory::Contiguous, Memory::Contiguous, Memory::Contiguous,
+                                           false, pipeline ? 2 : 132, plan);
     std::cout.write(result.data(), std::streamsize(result.size()));
   }
 }
