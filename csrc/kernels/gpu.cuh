@@ -60,6 +60,12 @@ using gpuError_t = hipError_t;
 #else
 #define TR_BLOCKS_BOUND(threads, blocks) TR_BLOCK_BOUND(threads)
 #endif
+// The same of kernels that nvcc keeps within it without memory for Blackwell, too.
+#if defined(__CUDA_ARCH__)
+#define TR_ALL_BLOCKS_BOUND(threads, blocks) __launch_bounds__(threads, blocks)
+#else
+#define TR_ALL_BLOCKS_BOUND(threads, blocks) TR_BLOCK_BOUND(threads)
+#endif
 
 // DeviceFacts::large_blocks, as the code is compiled: for data centers' GPUs since Hopper.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200

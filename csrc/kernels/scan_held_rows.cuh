@@ -191,7 +191,7 @@ constexpr int held_blocks(int bytes) { return bytes <= 8 ? 4 : bytes <= 16 ? 3 :
 // plan.lanes lanes a row of at most a tile, K times as many rows a warp, which one stride leads through, or K is 1.
 // kTiled: longer rows, plan.warps warps a row, each with K neighbouring tiles.
 template <class S, class Load, class Store, int K, bool kTiled>
-__global__ void TR_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename S::Item))))
+__global__ void TR_ALL_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename S::Item))))
     scan_held_rows(TR_GRID_CONSTANT ScanCall call) {
   static_assert(!kHasStart<S>, "it would have to be able to be exclusive");
   using Acc = typename S::Acc;
