@@ -35,18 +35,19 @@ WIDE_GROUPS = {
     "scan_extreme_chain": (2, 2),
     "scan_chain": (4, 2),  # tile by tile: rows that go up in memory, and rows that go down
 }
-WIDE_GROUPS_OF_PAIRS = {"scan_rows": (4, 1), "scan_held_rows": (4, 2), "scan_chain": (4, 1)}  # a group of each input
+WIDE_GROUPS_OF_PAIRS = {"scan_rows": (4, 1), "scan_held_rows": (4, 1), "scan_chain": (4, 1)}  # a group of each input
 # Its wide accesses, whatever the elements: of kernels for several columns a lane, and for rows that start anywhere.
 WIDE_ACCESSES = {
     "scan_columns": (8, 8),
     "scan_ragged_columns": (10, 0),
+    "scan_packed_rows": (1, 1),
     "scan_short_rows": (0, 1),
     "scan_tiled_rows": (0, 1),
 }
 BULK_FAMILIES = {"scan_pipeline", "scan_narrow_pipeline", "scan_extreme_pipeline", "scan_linear_pipeline"}
 LARGE_FAMILIES = {"scan_ragged_columns"}  # empty where blocks are not large (csrc/kernels/gpu.cuh)
 # Wide ones that may be missing for NVIDIA: nvcc shares a part of one with the code for a row's end, in each direction.
-SHARED_STORES = {"scan_chain": 2}
+SHARED_STORES = {"scan_chain": 2, "scan_held_rows": 0}
 
 # A type in C++, as the table names it, and its size.
 TYPES = {
