@@ -98,6 +98,15 @@ def test_blocks_that_stay(device, shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_rows_of_a_few_elements(device, dtype):
+    """Of which a lane takes several: two blocks of them and a part of a third."""
+    for n in (1, 3, 4, 7):
+        for options in ({}, {"reverse": True}, {"exclusive": True}):
+            for name in ("cumsum", "cumprod"):
+                check(name, values((4500, n), dtype, seed=1), 1, options, {}, device)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_columns_whose_rows_start_anywhere(device, dtype):
     """From the first byte of their memory to the last, and in the middle of it."""
     for shape, dim in (((600, 67), 0), ((2, 300, 133), 1)):

@@ -773,4 +773,5 @@ def main(arguments: list[str]) -> None:
     sys.exit(caught != len(chosen) or not chosen)
 
 
-main(sys.argv[1:])
+if __name__ == "__main__":
+    main(sys.argv[1:])
