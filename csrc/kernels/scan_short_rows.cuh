@@ -207,7 +207,7 @@ __device__ __forceinline__ void load_groups(const ScanCall& call, const int64_t 
     if (pairs) {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        const E* const lowest = from + (mirror ? base[k] - first(k) - (kGroup - 1) : base[k] + first(k));
+        const E* const lowest = global(from + (mirror ? base[k] - first(k) - (kGroup - 1) : base[k] + first(k)));
 #pragma unroll
         for (int i = 0; i < kGroup; i += 2) {
           x[k][i / 2] = bit_cast<uint16_t>(absent) * 0x10001u;
@@ -219,7 +219,7 @@ __device__ __forceinline__ void load_groups(const ScanCall& call, const int64_t 
   auto load = [&](auto down) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const E* const p = from + (down() ? base[k] - first(k) : base[k] + first(k));
+      const E* const p = global(from + (down() ? base[k] - first(k) : base[k] + first(k)));
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
         E e = absent;
