@@ -60,6 +60,7 @@ using gpuError_t = hipError_t;
 #else
 #define TR_BLOCKS_BOUND(threads, blocks) TR_BLOCK_BOUND(threads)
 #endif
+
 // The same of kernels that nvcc keeps within it without memory for Blackwell, too.
 #if defined(__CUDA_ARCH__)
 #define TR_ALL_BLOCKS_BOUND(threads, blocks) __launch_bounds__(threads, blocks)
@@ -326,15 +327,6 @@ __device__ __forceinline__ uint32_t funnel_right(uint32_t low, uint32_t high, in
   return __funnelshift_r(low, high, bits);
 #else
   return uint32_t((uint64_t(high) << 32 | low) >> bits);
-#endif
-}
-
-// The high word of high:low shifted left by 0 to 31 bits.
-__device__ __forceinline__ uint32_t funnel_left(uint32_t low, uint32_t high, int bits) {
-#if defined(__CUDACC__)
-  return __funnelshift_l(low, high, bits);
-#else
-  return uint32_t(((uint64_t(high) << 32 | low) << bits) >> 32);
 #endif
 }
 

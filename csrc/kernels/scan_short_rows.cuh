@@ -157,7 +157,7 @@ template <class E, int kItems, bool kGroups> struct RunStage {
 // ---- both ----------------------------------------------------------------------------------------------------------------
 
 // How a warp loads rows that are not aligned: element by element; 16-bit ones two at a time, where all rows have whole
-// words; or the two granules around a group, where those lie in the tensor and nobody writes to them.
+// words; or the two granules around a group, where those lie in the tensor and no result takes the place of an element.
 enum class Access { Items, Pairs, Granules };
 
 // A group as it is loaded: words in memory order; or elements in the row's order; or 16-bit elements, of Access::Items
@@ -527,7 +527,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kAligned ? 0 : 4)) scan_tiled_rows(TR
   for (int k = 0; k < K; ++k) in[k] = start.in;
   auto first = [&](int k) { return begin + k * kTile + lane * kGroup; };
   auto count = [&](int k) { return length - first(k); };
-  // Where nobody writes to the tensor, and there are other rows around one.
+  // Where elements stay as they are while the kernel runs, and there are other rows around one.
   const bool around = !kAligned && kHalves<E> && call.in.data != call.out.values && layout.kept == 1 &&
                       layout.in[0] >= n && row > 0 && row + 1 < layout.rows;
   int before = 0;
