@@ -252,17 +252,17 @@ MUTANTS = (
         "scan.CumSum", ("unaligned_rows",),
     ),
     Mutant(
-        "the last element of a run is not written", "kernels/scan_short_rows.cuh",
+        "the last element of a run is not written", "kernels/row_access.cuh",
         "item < end && tail >= head", "item < end - 1 && tail >= head",
         "scan.CumSum", ("unaligned_rows",),
     ),
     Mutant(
-        "whole granules where others write", "kernels/scan_short_rows.cuh",
+        "whole granules where others write", "kernels/row_access.cuh",
         "if ((v > 0 || first >= begin) && first + v + kPer <= end)", "if (first + v + kPer <= end)",
         "scan.CumSum", ("unaligned_rows",),
     ),
     Mutant(
-        "rows of a warp in reverse", "kernels/scan_short_rows.cuh",
+        "rows of a warp in reverse", "kernels/row_access.cuh",
         "if (i < count) items[slot(item - i)] = x[i];", "if (i < count) items[slot(item + i)] = x[i];",
         "scan.CumSum", ("unaligned_rows",),
     ),
