@@ -102,7 +102,12 @@ std::vector<char> make_elements(Dtype dtype, int64_t count, uint64_t seed, Value
         if (u == 0) exponent = 0, rest = 0;
         if (u == 10) exponent = top / 2, rest = 0;
       }
-      bits = sign << (width - 1) | exponent << fraction | rest;
+      uint64_t magnitude = exponent << fraction | rest;
+      if (values == Values::NearOne) {  // as far below as above, where steps are half as large
+        const uint64_t steps = h & ((uint64_t(2) << std::max(fraction - 10, 0)) - 1);
+        magnitude = (top / 2 << fraction) + (h >> 52 & 1 ? steps : -2 * steps);
+      }
+      bits = sign << (width - 1) | magnitude;
     }
     const uint64_t top_bit = dtype == Dtype::Bool ? 1 : uint64_t(1) << (8 * size - 1);
     if (values == Values::Negative) bits |= top_bit;

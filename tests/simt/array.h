@@ -47,7 +47,8 @@ enum class Values {
   Negative,       // plain ones with the top bit set, and those
   Positive,       //   without: all maxima, all minima lie on one side of zero
   NegativeZeros,  // every float is -0.0, the identity of addition; all bits of every integer are set
-  Factors         // floats a little nearer to 0 than 1, some of them negative, 0 or 1: their products stay in range
+  Factors,        // floats a little nearer to 0 than 1, some of them negative, 0 or 1: their products stay in range
+  NearOne         // floats next to 1 and -1, on either side: products of very many are far from 0 and infinity
 };
 constexpr int kValues = 5;  // those before Factors
 

@@ -506,7 +506,7 @@ MUTANTS = (
         "a superblock folded before its total is there", "kernels/scan_pipeline.cuh",
         "const int count = missing ? __ffs(missing) - 1 : kLanes; TR_ROLLED",
         "const int count = int(superblock - folded < kLanes ? superblock - folded : kLanes); TR_ROLLED",
-        "scan.CumProd", ("pipeline",),
+        "scan.CumProd", ("pipeline",), every=1,
     ),
     Mutant(
         "the total of a reverse tile from its other end", "kernels/scan_pipeline.cuh",
