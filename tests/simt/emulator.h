@@ -64,8 +64,6 @@ void published();     // this thread writes something that another may wait for
 void warp_barrier();  // orders the memory of a warp's lanes
 char* dynamic_shared(int alignment);
 
-// Reads 16 aligned bytes, of which some belong to an array: what the others hold is drawn.
-
 // Copies by one thread for itself, in batches.
 void start_copy(void* to, const void* from, void (*copy)(void*, const void*));
 void end_copies();
