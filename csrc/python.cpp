@@ -121,10 +121,10 @@ py::dict facts_of(int device) {
 
 // The plan of `op` on a tensor of these sizes and strides, along the dims in `dim` (none: all of them), with a
 // contiguous result; of linear_scan, a lies as b does. `aligned`: the first element, of input and result, lies on a
-// 16-byte boundary. Dtypes are torch's numbers.
+// 16-byte boundary. Dtypes are torch's numbers. `exclusive` and `reverse` are options of scans.
 py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
                  const std::vector<int>& dim, int dtype, int out_dtype, bool aligned, bool gpu, int multiprocessors,
-                 bool bulk_copies, int shared) {
+                 bool bulk_copies, int shared, bool exclusive, bool reverse) {
   const int dims = int(sizes.size());
   if (dims > kMaxDims || strides.size() != sizes.size())
     throw py::value_error("plan: needs a stride for each size, and at most 64 of them");
@@ -155,14 +155,26 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
   const DeviceFacts device{gpu, multiprocessors, bulk_copies, shared, bulk_copies && shared >= kPipelineShared};
 
   if (scans) {
+    const ScanFacts known = facts(scan->second);
     ScanCall call{};
     call.op = scan->second;
     call.in = {data, in, accumulator_of(in, out), false};
-    call.out = {results, nullptr, out};
+    call.out = {results, known.indexed ? reinterpret_cast<int64_t*>(results) : nullptr, out};
+    call.exclusive = exclusive;
+    call.reverse = reverse;
     call.layout = layout;
-    if (facts(call.op).inputs == 2) {
-      call.in.more[0] = data;
-      std::copy_n(layout.in, layout.kept + layout.reduced, call.more_strides[0]);
+    if (reverse && layout.reduced) {  // from the last element, as run_scan of torch_ops.cpp has it
+      int64_t &from = call.layout.in[layout.kept], &to = call.layout.out[layout.kept];
+      const int64_t last = layout.length - 1;
+      call.in.data = static_cast<char*>(data) + last * from * size_of(in);
+      call.out.values = results + last * to * size_of(out);
+      if (call.out.indices) call.out.indices += last * to;
+      from = -from;
+      to = -to;
+    }
+    if (known.inputs == 2) {
+      call.in.more[0] = call.in.data;
+      std::copy_n(call.layout.in, layout.kept + layout.reduced, call.more_strides[0]);
     }
     return as_dict(plan(call, device));
   }
@@ -191,5 +203,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("gpu_facts", &facts_of, py::arg("device"));
   m.def("plan", &plan_of, py::arg("op"), py::arg("sizes"), py::arg("strides"), py::arg("dim"), py::arg("dtype"),
         py::arg("out_dtype"), py::arg("aligned"), py::arg("gpu"), py::arg("multiprocessors"),
-        py::arg("bulk_copies") = false, py::arg("shared") = 227 << 10);
+        py::arg("bulk_copies") = false, py::arg("shared") = 227 << 10, py::arg("exclusive") = false,
+        py::arg("reverse") = false);
 }

@@ -182,6 +182,26 @@ def test_long_rows_with_indices_go_through_the_pipeline_where_there_are_bulk_cop
     assert family([2**20], [2], True) == "chain"
 
 
+def test_plans_of_columns_depend_on_exclusive_and_reverse():
+    """As runs of 16 bytes they are read from either end, and exclusive results lie a row further on."""
+    for shape, exclusive, reverse, family in (
+        ((70_001, 3), False, False, "pipeline"), ((70_001, 3), True, False, "columns_chain"),
+        ((70_001, 3), False, True, "columns_chain"), ((70_000, 3), False, True, "pipeline"),
+        ((70_000, 4), True, True, "pipeline"), ((70_001, 7), False, False, "columns"),
+        ((70_001, 7), True, False, "columns_chain"), ((70_001, 7), False, True, "columns_chain"),
+    ):  # fmt: skip
+        call = ("cumsum", shape, (shape[1], 1), [0], 6, 6, True, True, MULTIPROCESSORS, True)
+        assert _C.plan(*call, exclusive=exclusive, reverse=reverse)["family"] == family, (shape, exclusive, reverse)
+    for op in ("cummax", "linear_scan"):
+        for reverse in (False, True):
+            call = (op, (300, 7), (7, 1), [1], 6, 6, True, True, MULTIPROCESSORS)
+            assert _C.plan(*call, reverse=reverse)["family"] == "rows"
+    for shape in ((0, 3), (3, 0), (1, 3), ()):  # nothing to turn round
+        strides = torch.empty(shape, device="meta").stride()
+        for reverse in (False, True):
+            _C.plan("cumsum", shape, strides, [0][: len(shape)], 6, 6, True, True, MULTIPROCESSORS, reverse=reverse)
+
+
 def test_linear_scan_of_long_rows_goes_through_the_pipeline_where_rows_are_aligned():
     for dtype, aligned_length in ((torch.float32, 70_004), (torch.bfloat16, 70_008), (torch.float16, 70_008)):
         for family, sizes, strides, aligned in (
@@ -271,20 +291,43 @@ def test_unknown_fields_and_families_are_refused():
 
 
 def test_explain_is_the_plan(device):
-    x = torch.ones(300, 5000, device=device)
-    facts = torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else torch.get_num_threads()
-    for name, dim, out in (("sum", 1, 6), ("sum", 0, 6), ("argmax", -1, 4), ("max", 0, 6), ("cumsum", 1, 6)):
-        p = tr.explain(name, x, dim=dim)
-        aligned = x.data_ptr() % 16 == 0
-        expected = _C.plan(name, [300, 5000], [5000, 1], [dim % 2], 6, out, aligned, device == "cuda", facts)
+    wide = torch.ones(300, 5000, device=device)
+    facts = _C.gpu_facts(0) if device == "cuda" else {"multiprocessors": torch.get_num_threads()}
+    narrow = torch.ones(70_001, 3, device=device)
+    for name, x, dim, out, options in (
+        ("sum", wide, 1, 6, {}), ("sum", wide, 0, 6, {}), ("argmax", wide, -1, 4, {}), ("max", wide, 0, 6, {}),
+        ("cumsum", wide, 1, 6, {}), ("cumsum", narrow, 0, 6, {}), ("cumsum", narrow, 0, 6, {"exclusive": True}),
+        ("cumsum", narrow, 0, 6, {"reverse": True}), ("cummax", narrow, 0, 6, {"reverse": True}),
+    ):  # fmt: skip
+        p = tr.explain(name, x, dim=dim, **options)
+        call = (name, x.shape, x.stride(), [dim % 2], 6, out, x.data_ptr() % 16 == 0, device == "cuda")
+        expected = _C.plan(*call, **facts, **options)
         assert {field: getattr(p, field) for field in expected} == expected
         assert name in str(p) and p.family in str(p) and str(p.blocks) in str(p)
+    x = wide
     assert tr.explain("sum", x, dim=0).family == "columns" and tr.explain("argmax", x, axis=1).family == "rows"
     assert tr.explain("max", x).family == "rows" and tr.explain("mean", x.int(), dtype=torch.float64).family == "rows"
     with pytest.raises(ValueError, match="median"):
         tr.explain("median", x)
     with pytest.raises(IndexError):
         tr.explain("sum", x, dim=7)
+
+
+def test_explain_passes_exclusive_and_reverse_on(monkeypatch):
+    """Plans of the CPU do not depend on them, so the planner is told of a GPU here."""
+    plan = _C.plan
+
+    def of_a_gpu(*args, **facts):
+        return plan(*args[:7], True, **{**facts, "multiprocessors": 132, "bulk_copies": True, "shared": 227 << 10})
+
+    monkeypatch.setattr(_C, "plan", of_a_gpu)
+    x = torch.ones(70_001, 3)
+    for options, family in (
+        ({}, "pipeline"),
+        ({"exclusive": True}, "columns_chain"),
+        ({"reverse": True}, "columns_chain"),
+    ):
+        assert tr.explain("cumsum", x, 0, **options).family == family
 
 
 def test_build_info():

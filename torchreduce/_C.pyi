@@ -27,4 +27,6 @@ def plan(
     multiprocessors: int,
     bulk_copies: bool = False,
     shared: int = 232448,
+    exclusive: bool = False,
+    reverse: bool = False,
 ) -> dict[str, Any]: ...

@@ -114,6 +114,8 @@ def explain(
         input.data_ptr() % 16 == 0,
         gpu,
         **facts,
+        exclusive=exclusive,
+        reverse=reverse,
     )
     along = dim if axis is None else axis
     call = f"{name} of {input.dtype} {tuple(input.shape)} with strides {input.stride()}, dim={along}"
