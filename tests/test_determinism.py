@@ -62,6 +62,26 @@ def test_the_level_is_an_argument_of_every_op(device):
     assert tr.get_determinism() == "invariant"
 
 
+def test_one_object_may_be_entered_again():
+    """Inside of its own block, after it, and on two threads at once."""
+    fast, seen = tr.determinism("fast"), []
+
+    def nested():
+        with fast, tr.determinism("invariant"):
+            with fast:
+                seen.append(tr.get_determinism())
+            seen.append(tr.get_determinism())
+        seen.append(tr.get_determinism())
+
+    nested()
+    with process_level("fast"), tr.determinism("invariant"), fast, fast:
+        thread = threading.Thread(target=nested)
+        thread.start()
+        thread.join()
+    assert seen == ["fast", "invariant", "invariant", "fast", "invariant", "fast"]
+    assert tr.get_determinism() == "invariant"
+
+
 def test_the_levels_of_threads(device):
     """A context manager holds for its thread, set_determinism for the process."""
     x = tie_free((3, 4, 5), torch.float32, device)
@@ -139,6 +159,16 @@ def test_the_level_is_fixed_when_traced(device):
     torch.compile(inside, fullgraph=True, backend=recorder)(x)
     assert recorder.levels() == [1]
 
+    def again(t):
+        fast = tr.determinism("fast")
+        with fast, tr.determinism("invariant"), fast:
+            first = tr.sum(t, 1)
+        return first, tr.sum(t, 0)
+
+    recorder = Recorder()
+    torch.compile(again, fullgraph=True, backend=recorder)(x)
+    assert recorder.levels() == [1, 0] and tr.get_determinism() == "invariant"
+
 
 def test_levels_have_names():
     for bad in ("", "Fast", "deterministic"):
@@ -151,10 +181,10 @@ def test_levels_have_names():
 
 def test_the_environment_gives_the_default():
     program = "import torchreduce; print(torchreduce.get_determinism())"
-    for level in ("fast", "nonsense"):
+    for level in ("fast", "", "nonsense"):
         done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "TORCHREDUCE_DETERMINISM": level},
                               capture_output=True, text=True)  # fmt: skip
-        if level == "fast":
-            assert done.stdout.strip() == "fast", done.stderr
-        else:
+        if level == "nonsense":
             assert done.returncode != 0 and "TORCHREDUCE_DETERMINISM" in done.stderr and "'nonsense'" in done.stderr
+        else:  # empty is unset
+            assert done.stdout.strip() == (level or "invariant"), done.stderr

@@ -30,12 +30,13 @@ def _checked(level: str, source: str) -> str:
 
 # Python state rather than C++ state, because that is what torch.compile can read, guard on and trace changes of. Names
 # rather than codes, because it may turn an integer that changes into a symbol.
-_process_level = _checked(os.environ.get("TORCHREDUCE_DETERMINISM", "invariant"), "TORCHREDUCE_DETERMINISM")
+_process_level = _checked(os.environ.get("TORCHREDUCE_DETERMINISM") or "invariant", "TORCHREDUCE_DETERMINISM")
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.level = ""  # that of the innermost context manager; empty outside of all
+        self.before: list[str] = []  # those of the others and of outside, the innermost last
 
 
 _thread = _Thread()
@@ -69,7 +70,8 @@ def get_determinism() -> str:
 class determinism:
     """A context manager that sets the level of its block, on this thread: "invariant" or "fast".
 
-    Blocks nest. Anything else than the two is a ValueError. It can be used inside a compiled function.
+    Blocks nest, also those of one object. Anything else than the two is a ValueError. It can be used inside a compiled
+    function.
 
     >>> import torchreduce
     >>> with torchreduce.determinism("fast"):
@@ -81,13 +83,13 @@ class determinism:
         self.level = _checked(level, "determinism()")
 
     def __enter__(self) -> None:
-        self.before = _thread.level
+        _thread.before.append(_thread.level)
         _thread.level = self.level
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _thread.level = self.before
+        _thread.level = _thread.before.pop()
 
 
 def level_code() -> int:
