@@ -1,7 +1,8 @@
-"""The examples that users read: docstrings and README."""
+"""What users read: the examples of docstrings and README, and the names that README and docs/ mention."""
 
 import doctest
 import importlib
+import pkgutil
 import re
 from pathlib import Path
 
@@ -37,3 +38,9 @@ def test_the_readmes_python_runs():
     names = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+def test_every_name_that_is_mentioned_exists(path):
+    for name in set(re.findall(r"\btorchreduce(?:\.[A-Za-z_]\w*)+", path.read_text())):
+        pkgutil.resolve_name(name)  # an ImportError or AttributeError if there is none
