@@ -15,6 +15,7 @@ from .table import BY_NAME, DEVICES, DTYPES, Op
 Dims = int | Sequence[int] | None
 
 _DTYPES = frozenset(DTYPES)
+_STRIDED = torch.strided
 _FUNCTIONS = {**autograd.FUNCTIONS, **autograd_scans.FUNCTIONS}
 
 
@@ -49,6 +50,9 @@ def check_input(name: str, input: Tensor, argument: str = "input") -> None:
         raise NotImplementedError(
             f"{name}(): not implemented for the device {str(input.device)!r}. Supported are {', '.join(DEVICES)}"
         )
+    if input.layout is not _STRIDED or input.is_nested:
+        layout = f"{'nested tensors of ' * input.is_nested}the layout {input.layout}"
+        raise NotImplementedError(f"{name}(): not implemented for {layout}. Supported are strided tensors")
 
 
 def check_dtype(op: Overloads, input: Tensor, dtype: torch.dtype | None) -> None:
@@ -91,9 +95,11 @@ def either(name: str, dim: Dims, axis: Dims) -> Dims:
     return axis
 
 
-def check_dims(op: Overloads, input: Tensor, dim: Dims, axis: Dims) -> list[int] | None:
-    """Checks the input and the dims. The dims as the ops take them; None for all of them."""
+def check_dims(op: Overloads, input: Tensor, dim: Dims, keepdim: bool, axis: Dims) -> list[int] | None:
+    """Checks the input, the dims and keepdim. The dims as the ops take them; None for all of them."""
     check_input(op.name, input)
+    if type(keepdim) is not bool:
+        raise TypeError(f"{op.name}(): argument 'keepdim' must be a bool, got {type(keepdim).__name__}")
     if axis is not None:
         dim = either(op.name, dim, axis)
     ndim = input.ndim

@@ -8,7 +8,7 @@ Common to all of them
 - out: a tensor of the result's device, and of its dtype unless said otherwise. Another shape is resized, with torch's
   warning. A RuntimeError where a gradient is needed.
 - Errors: IndexError for a dim out of range, RuntimeError for a repeated one, TypeError for an argument that is no
-  tensor or no dim, NotImplementedError for a dtype or device that is not supported.
+  tensor, no dim or no bool, NotImplementedError for a dtype, device or layout that is not supported.
 - The bits of a result depend on the data alone (docs/numerics.md); a NaN is written as the canonical quiet one.
 """
 
@@ -137,7 +137,7 @@ def sum(
     >>> torchreduce.sum(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), dim=1)
     tensor([3., 7.])
     """
-    dims = check_dims(_SUM, input, dim, axis)
+    dims = check_dims(_SUM, input, dim, keepdim, axis)
     if out is not None:
         dtype = _dtype_by_out(_SUM, dtype, out)
     if dtype is not None:
@@ -166,7 +166,7 @@ def mean(
     >>> torchreduce.mean(torch.tensor([[1, 2], [3, 4]]), dim=0, dtype=torch.float32)
     tensor([2., 3.])
     """
-    dims = check_dims(_MEAN, input, dim, axis)
+    dims = check_dims(_MEAN, input, dim, keepdim, axis)
     if out is not None:
         dtype = _dtype_by_out(_MEAN, dtype, out)
     if dtype is not None or not input.dtype.is_floating_point:
@@ -192,7 +192,7 @@ def amax(
     >>> torchreduce.amax(torch.tensor([[1, 5], [4, 2]]), dim=0)
     tensor([4, 5])
     """
-    dims = check_dims(_AMAX, input, dim, axis)
+    dims = check_dims(_AMAX, input, dim, keepdim, axis)
     if out is None:
         return _serving(_AMAX, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
     _write(_AMAX, input, (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
@@ -208,7 +208,7 @@ def amin(
     >>> torchreduce.amin(torch.tensor([[1, 5], [4, 2]]), dim=0)
     tensor([1, 2])
     """
-    dims = check_dims(_AMIN, input, dim, axis)
+    dims = check_dims(_AMIN, input, dim, keepdim, axis)
     if out is None:
         return _serving(_AMIN, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
     _write(_AMIN, input, (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
@@ -227,7 +227,7 @@ def argmax(
     >>> torchreduce.argmax(torch.tensor([[1, 5], [5, 2]]))
     tensor(1)
     """
-    dims = check_dims(_ARGMAX, input, dim, axis)
+    dims = check_dims(_ARGMAX, input, dim, keepdim, axis)
     if out is None:
         return _serving(_ARGMAX, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
     _write(_ARGMAX, input, (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
@@ -243,7 +243,7 @@ def argmin(
     >>> torchreduce.argmin(torch.tensor([[1, 5], [5, 2]]), dim=1)
     tensor([0, 1])
     """
-    dims = check_dims(_ARGMIN, input, dim, axis)
+    dims = check_dims(_ARGMIN, input, dim, keepdim, axis)
     if out is None:
         return _serving(_ARGMIN, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
     _write(_ARGMIN, input, (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
@@ -264,7 +264,7 @@ def max(input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Any = No
     >>> torchreduce.max(torch.tensor([[1, 5], [4, 2]]), dim=1).indices
     tensor([1, 0])
     """
-    dims = check_dims(_MAX, input, dim, axis)
+    dims = check_dims(_MAX, input, dim, keepdim, axis)
     if dims is not None:
         if out is None:
             return torch.return_types.max(_serving(_MAX, input)(input, dims, keepdim, level_code()))
@@ -283,7 +283,7 @@ def min(input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Any = No
     >>> torchreduce.min(torch.tensor([[1, 5], [4, 2]]), dim=(0, 1)).values
     tensor(1)
     """
-    dims = check_dims(_MIN, input, dim, axis)
+    dims = check_dims(_MIN, input, dim, keepdim, axis)
     if dims is not None:
         if out is None:
             return torch.return_types.min(_serving(_MIN, input)(input, dims, keepdim, level_code()))

@@ -96,7 +96,7 @@ def explain(
     if not rows:
         raise ValueError(f"explain(): {name!r} is none of {', '.join(sorted({op.function for op in OPS}))}")
     op = overloads(rows[-1].name)
-    dims = check_dims(op, input, dim, axis)
+    dims = check_dims(op, input, dim, keepdim, axis)
     if dtype is not None:
         check_dtype(op, input, dtype)
     if dims is None:
