@@ -313,6 +313,33 @@ def test_explain_is_the_plan(device):
         tr.explain("sum", x, dim=7)
 
 
+def test_explain_raises_what_the_call_does():
+    x = torch.ones(4, 5)
+    for name, input, args, options in (
+        ("cumsum", x, (), {}), ("cumsum", x, ((0, 1),), {}), ("cumsum", x, (0,), {"keepdim": True}),
+        ("cummax", x, (0,), {"exclusive": True}), ("sum", x, (0,), {"exclusive": True}),
+        ("sum", x, (0,), {"reverse": True}), ("argmax", x, (0,), {"dtype": torch.float32}),
+        ("mean", x.int(), (0,), {}), ("mean", x, (0,), {"dtype": torch.int64}), ("logcumsumexp", x.int(), (0,), {}),
+        ("cumprod", x, (0,), {"dtype": torch.bool}), ("sum", x, (0, 1), {}), ("sum", x, (0,), {"axis": 0}),
+        ("amax", x[:0], (0,), {}), ("sum", x.to_sparse(), (0,), {}), ("sum", [1.0], (0,), {}), ("sum", x, (2,), {}),
+    ):  # fmt: skip
+        with pytest.raises(Exception) as expected:
+            getattr(tr, name)(input, *args, **options)
+        with pytest.raises(expected.type) as raised:
+            tr.explain(name, input, *args, **options)
+        assert str(raised.value) == str(expected.value)
+    with pytest.raises(ValueError, match="linear_scan"):
+        tr.explain("linear_scan", x, 0)
+    assert tr.explain("cumsum", x, axis=0).family == tr.explain("cumsum", x, 0).family
+
+
+def test_explain_plans_meta_tensors_for_the_cpu():
+    x = torch.ones(4, 5)
+    for name in ("sum", "cumsum"):
+        p, real = tr.explain(name, x.to("meta"), 0), tr.explain(name, x, 0)
+        assert p.device == "cpu" and str(p).splitlines()[1:] == str(real).splitlines()[1:]
+
+
 def test_explain_passes_exclusive_and_reverse_on(monkeypatch):
     """Plans of the CPU do not depend on them, so the planner is told of a GPU here."""
     plan = _C.plan
@@ -327,7 +354,8 @@ def test_explain_passes_exclusive_and_reverse_on(monkeypatch):
         ({"exclusive": True}, "columns_chain"),
         ({"reverse": True}, "columns_chain"),
     ):
-        assert tr.explain("cumsum", x, 0, **options).family == family
+        p = tr.explain("cumsum", x, 0, **options)
+        assert p.family == family and all(f"{option}=True" in str(p) for option in options)
 
 
 def test_build_info():

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import _C
-from .checks import Dims, check_dims, check_dtype, overloads
+from . import _C, ops, scans
+from .checks import Dims, check_dims, overloads
 from .table import OPS
 
 # torch's numbers of its dtypes, as the planner takes them.
@@ -85,8 +85,8 @@ def explain(
 ) -> Plan:
     """The plan of the public function `name` on these arguments, which prints in plain words. Nothing is run.
 
-    Whatever torchreduce.testing.force_plan forces is in it. ValueError for an unknown name; else the errors of the
-    call.
+    Whatever torchreduce.testing.force_plan forces is in it. A meta tensor is planned for the CPU. ValueError for a name
+    it does not know, linear_scan among them, which takes two tensors; else the errors of the call.
 
     >>> import torch, torchreduce
     >>> torchreduce.explain("sum", torch.ones(4, 100), dim=1).family
@@ -97,8 +97,10 @@ def explain(
         raise ValueError(f"explain(): {name!r} is none of {', '.join(sorted({op.function for op in OPS}))}")
     op = overloads(rows[-1].name)
     dims = check_dims(op, input, dim, keepdim, axis)
-    if dtype is not None:
-        check_dtype(op, input, dtype)
+    given = {"keepdim": keepdim, "dtype": dtype, "exclusive": exclusive, "reverse": reverse}
+    given = {key: value for key, value in given.items() if value is not None and value is not False}
+    shadow = torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device="meta")
+    getattr(ops if op.row.kind == "reduction" else scans, name)(shadow, dim, axis=axis, **given)  # for its errors
     if dims is None:
         op = overloads(rows[0].name)  # max and min without indices
     gpu = input.is_cuda
@@ -118,6 +120,7 @@ def explain(
         reverse=reverse,
     )
     along = dim if axis is None else axis
-    call = f"{name} of {input.dtype} {tuple(input.shape)} with strides {input.stride()}, dim={along}"
+    options = "".join(f", {key}={value}" for key, value in given.items())
+    call = f"{name} of {input.dtype} {tuple(input.shape)} with strides {input.stride()}, dim={along}{options}"
     device = torch.cuda.get_device_name(input.device) if gpu else "cpu"
-    return Plan(call=f"{call}, on {device}", device=input.device.type, kind=op.row.kind, **fields)
+    return Plan(call=f"{call}, on {device}", device=input.device.type if gpu else "cpu", kind=op.row.kind, **fields)
