@@ -272,19 +272,27 @@ def test_many_dims(device):
 # ---- nothing ---------------------------------------------------------------------------------------------------------
 
 
-def test_empty_sums_and_means(device):
-    x = torch.empty(0, 3, device=device)
-    assert tr.sum(x, 0).tolist() == [0, 0, 0] and tr.sum(x).tolist() == 0 and torch.isnan(tr.mean(x, 0)).all()
-    assert tr.sum(x, 1).shape == (0,) and tr.mean(x, 1).shape == (0,) and torch.isnan(tr.mean(x))
-    assert tr.cumsum(x, 0).shape == (0, 3) and tr.cumsum(x, 1).shape == (0, 3)
-    assert tr.cumsum(x, 0, exclusive=True, reverse=True).shape == (0, 3)
-    assert tr.sum(torch.empty(2, 0, 3, device=device), (0, 1), keepdim=True).tolist() == [[[0, 0, 0]]]
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_empty_sums_and_means(device, dtype):
+    x = torch.empty(0, 3, dtype=dtype, device=device)
+    result = dtype if dtype in FLOATS else torch.int64
+    mean_dtype = None if dtype in FLOATS else torch.float32
+    assert_bitwise_equal(tr.sum(x, 0), torch.zeros(3, dtype=result, device=device))
+    assert_bitwise_equal(tr.sum(x), torch.zeros((), dtype=result, device=device))
+    assert_bitwise_equal(tr.mean(x, 0, dtype=mean_dtype), torch.full((3,), NAN, dtype=mean_dtype or dtype).to(device))
+    assert torch.isnan(tr.mean(x, dtype=mean_dtype))
+    assert tr.sum(x, 1).shape == (0,) and tr.mean(x, 1, dtype=mean_dtype).shape == (0,)
+    for dim, options in ((0, {}), (1, {}), (0, {"exclusive": True, "reverse": True})):
+        assert_bitwise_equal(tr.cumsum(x, dim, **options), torch.empty(0, 3, dtype=result, device=device))
+    none = torch.empty(2, 0, 3, dtype=dtype, device=device)
+    assert tr.sum(none, (0, 1), keepdim=True).tolist() == [[[0, 0, 0]]]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", EXTREMES)
-def test_empty_extremes(device, name):
+def test_empty_extremes(device, name, dtype):
     f = getattr(tr, name)
-    x = torch.empty(0, 3, device=device)
+    x = torch.empty(0, 3, dtype=dtype, device=device)
     with pytest.raises(IndexError, match=rf"{name}.*\(0, 3\)"):
         f(x, 0)
     with pytest.raises(IndexError, match=name):
@@ -295,7 +303,7 @@ def test_empty_extremes(device, name):
         f(x, ())
     result = f(x, 1)
     for part in (result,) if isinstance(result, torch.Tensor) else result:
-        assert part.shape == (0,)
+        assert part.shape == (0,) and part.dtype in (dtype, torch.int64)
 
 
 # ---- large -----------------------------------------------------------------------------------------------------------
