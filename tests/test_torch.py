@@ -1,5 +1,6 @@
 """Meeting torch: registration, opcheck, and every kind of tensor there is."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -7,9 +8,10 @@ import torch
 from cases import DTYPES, contiguous, serves, transposed, values
 from forms import FORMS, gradient, tie_free
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchreduce as tr
-from torchreduce import table
+from torchreduce import ops, scans, table
 from torchreduce.testing import assert_bitwise_equal
 
 OVERLOADS = ("", ".raw", ".out")
@@ -63,6 +65,50 @@ def test_opcheck(device, op, overload):
     target = getattr(packet, overload[1:] or "default")
     for args, kwargs in sample_arguments(op, overload, device):
         torch.library.opcheck(target, args, kwargs)
+
+
+def test_opcheck_of_division(device):
+    """The op that gradients add: without a gradient of its own."""
+    x, n = values((3, 4), torch.float32).to(device), torch.tensor(7, device=device)
+    for args in ((x, n, torch.float32), (x.half(), n, torch.float64), (transposed(x), x[:1].abs() + 1, torch.bfloat16),
+                 (x[0, 0], n, torch.float32)):  # fmt: skip
+        torch.library.opcheck(torch.ops.torchreduce.divide.default, args)
+
+
+class Overloads(TorchDispatchMode):
+    """Records the ops of this library that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "torchreduce":
+            self.seen.append(str(func).removeprefix("torchreduce."))
+        return func(*args, **(kwargs or {}))
+
+
+def test_calls_without_gradients_are_the_bare_kernels(device, monkeypatch):
+    """Nothing of autograd runs in Python, unless a gradient is asked for."""
+    x = values((3, 4), torch.float32).to(device)
+    functions = {"sum": lambda t: tr.sum(t, 1), "max": lambda t: tr.max(t, 1), "cumsum": lambda t: tr.cumsum(t, 1)}
+    entered = []
+
+    def entering(name, apply):
+        return lambda *args: entered.append(name) or apply(*args)
+
+    for name, module in (("sum", ops), ("max", ops), ("cumsum", scans)):
+        op = getattr(module, f"_{name.upper()}")
+        monkeypatch.setattr(module, f"_{name.upper()}", dataclasses.replace(op, apply=entering(name, op.apply)))
+    for name, f in functions.items():
+        with Overloads() as overloads:
+            f(x)
+            with torch.no_grad():
+                f(x.clone().requires_grad_())
+        assert overloads.seen == [f"{name}.raw"] * 2 and not entered
+    for f in functions.values():
+        f(x.clone().requires_grad_())
+    assert entered == list(functions)
 
 
 # ---- kinds of tensors ------------------------------------------------------------------------------------------------
