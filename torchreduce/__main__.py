@@ -51,10 +51,10 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     shown = commands.add_parser(
         "demo",
-        help="run every function on a dozen shapes, beside torch, and compare bits; less than a minute",
-        description="Runs every function on a dozen shapes, on the CPU and on the GPU if there is one. Shows the "
-        "largest error against float64 and the time, beside torch's, and whether the bits are the same from run to "
-        "run, for a row alone and in a batch, and on CPU and GPU. Exits with 1 if any are not.",
+        help="run every function of one tensor on a dozen shapes, beside torch, and compare bits; less than a minute",
+        description="Runs every function of one tensor on a dozen shapes, on the CPU and on the GPU if there is one. "
+        "Shows the largest error against float64 and the time, beside torch's, and whether the bits are the same from "
+        "run to run, for a row alone and in a batch, and on CPU and GPU. Exits with 1 if any are not.",
     )
     verified = commands.add_parser(
         "verify",

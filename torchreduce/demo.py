@@ -1,4 +1,5 @@
-"""The demo: every function on a dozen shapes, error and time beside torch's, and whether the bits keep the promises."""
+"""The demo: every function of one tensor on a dozen shapes, error and time beside torch's, and whether the bits keep
+the promises."""
 
 import time
 from collections.abc import Callable
