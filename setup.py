@@ -3,8 +3,8 @@
     torchreduce/libtorchreduce.so  kernels, plans and the ops registered with torch; knows no Python
     torchreduce/_C.<abi>.so        build facts, instruction sets and plans, for this Python
 
-Needs torch (a CPU-only one is enough), setuptools, ninja, pybind11 and a C++20 compiler; uses nvcc where it finds one,
-or hipcc where torch is one for ROCm, and no GPU. Downloads nothing. The environment:
+Needs torch 2.10 (a CPU-only one is enough), setuptools 77, ninja, pybind11 and a C++20 compiler; uses nvcc where it
+finds one, or hipcc where torch is one for ROCm, and no GPU. Downloads nothing. The environment:
 
     TORCHREDUCE_GPU        0: build no GPU part; 1: fail without its compiler; unset: build it if that is found
     CXX                    the host compiler (else g++)
@@ -25,6 +25,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from importlib import metadata
 from pathlib import Path
 
 
@@ -33,10 +34,17 @@ def package_root(name: str) -> Path | None:
     return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
 
 
+def older(name: str, *release: int) -> bool:
+    return tuple(map(int, metadata.version(name).split(".")[:2])) < release
+
+
+PIP = f"{sys.executable} -m pip install"
 HAS_NINJA = package_root("ninja") or shutil.which("ninja")
 if not (package_root("torch") and package_root("setuptools") and package_root("pybind11") and HAS_NINJA):
-    PIP = f"{sys.executable} -m pip install"
     sys.exit(f"Type: {PIP} torch setuptools ninja pybind11 && {PIP} --no-build-isolation .")
+if older("torch", 2, 10) or older("setuptools", 77):
+    found = f"torch {metadata.version('torch')} and setuptools {metadata.version('setuptools')}"
+    sys.exit(f"Needs torch 2.10 and setuptools 77, found {found}. Type: {PIP} 'torch>=2.10' 'setuptools>=77'")
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -317,7 +325,7 @@ class BuildExtension(build_ext):
         return {}  # what setuptools' editable installs would have to copy: nothing
 
 
-if __name__ == "__main__":  # tools/hip.py uses the rest
+if __name__ == "__main__":  # tools/archs.py uses the rest
     setup(
         ext_modules=[Extension("torchreduce._C", ["csrc/python.cpp"])],
         cmdclass={"build_ext": BuildExtension},
