@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# The checks on a GPU box, in steps of at most 8 minutes: tools/gpu.sh [build] [test] [sanitize]
+# The checks on a GPU box, in steps of at most 8 minutes: tools/gpu.sh [build] [test] [memcheck] [racecheck]
 #
 # build      library and module for the GPUs of this machine (TORCHREDUCE_LIBRARY=...: only the module)
 # test       the whole suite; a missing GPU is a failure
-# sanitize   compute-sanitizer's memcheck and racecheck over the tests marked `sanitize`
+# memcheck   compute-sanitizer's memcheck over the tests marked `sanitize`
+# racecheck  the same by its racecheck
 #
 # Logs go to $OUT, or to build/gpu. Ends with one line a step; fails if a step failed.
 set -uo pipefail
@@ -48,25 +49,20 @@ halves() { # tool
 export -f halves
 export python logs
 
-sanitize() { # tool
-  # Without torch's caching allocator every tensor is an allocation of its own, with bounds that the tool knows.
-  step "$1" 470 env TORCHREDUCE_REQUIRE_GPU=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 bash -c "halves $1"
-}
-
 for name in "$@"; do
   case $name in
     build) step build 470 "$python" setup.py build_ext --inplace ;;
     test) step test 470 env TORCHREDUCE_REQUIRE_GPU=1 make test ;;
-    sanitize)
+    memcheck | racecheck)
       if sanitizer_works; then
-        sanitize memcheck
-        sanitize racecheck
+        # Without torch's caching allocator every tensor is an allocation of its own, with bounds that the tool knows.
+        step "$name" 470 env TORCHREDUCE_REQUIRE_GPU=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 bash -c "halves $name"
       else
-        summary+=("sanitize: NOT RUN, compute-sanitizer does not work on this machine: $(tail -n 1 "$logs/probe.log")")
+        summary+=("$name: NOT RUN, compute-sanitizer does not work on this machine: $(tail -n 1 "$logs/probe.log")")
       fi
       ;;
     *)
-      echo "tools/gpu.sh: unknown step '$name'. Supported are build, test and sanitize" >&2
+      echo "tools/gpu.sh: unknown step '$name'. Supported are build, test, memcheck and racecheck" >&2
       exit 2
       ;;
   esac
