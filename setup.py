@@ -3,7 +3,7 @@
     torchreduce/libtorchreduce.so  kernels, plans and the ops registered with torch; knows no Python
     torchreduce/_C.<abi>.so        build facts, instruction sets and plans, for this Python
 
-Needs torch 2.10 (a CPU-only one is enough), setuptools 77, ninja, pybind11 and a C++20 compiler; uses nvcc where it
+Needs torch 2.10 (a CPU-only one is enough), setuptools, ninja, pybind11 and a C++20 compiler; uses nvcc where it
 finds one, or hipcc where torch is one for ROCm, and no GPU. Downloads nothing. The environment:
 
     TORCHREDUCE_GPU        0: build no GPU part; 1: fail without its compiler; unset: build it if that is found
@@ -34,17 +34,12 @@ def package_root(name: str) -> Path | None:
     return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
 
 
-def older(name: str, *release: int) -> bool:
-    return tuple(map(int, metadata.version(name).split(".")[:2])) < release
-
-
 PIP = f"{sys.executable} -m pip install"
 HAS_NINJA = package_root("ninja") or shutil.which("ninja")
 if not (package_root("torch") and package_root("setuptools") and package_root("pybind11") and HAS_NINJA):
     sys.exit(f"Type: {PIP} torch setuptools ninja pybind11 && {PIP} --no-build-isolation .")
-if older("torch", 2, 10) or older("setuptools", 77):
-    found = f"torch {metadata.version('torch')} and setuptools {metadata.version('setuptools')}"
-    sys.exit(f"Needs torch 2.10 and setuptools 77, found {found}. Type: {PIP} 'torch>=2.10' 'setuptools>=77'")
+if tuple(map(int, metadata.version("torch").split(".")[:2])) < (2, 10):
+    sys.exit(f"Needs torch 2.10 or later, found {metadata.version('torch')}. Type: {PIP} 'torch>=2.10'")
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext

@@ -12,7 +12,7 @@ the level when it traces and guards on it: a compiled function that is called at
 import os
 import threading
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -36,7 +36,7 @@ _process_level = _checked(os.environ.get("TORCHREDUCE_DETERMINISM") or "invarian
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.level = ""  # that of the innermost context manager; empty outside of all
-        self.before: list[str] = []  # those of the others and of outside, the innermost last
+        self.outside: Any = None  # of the innermost one: what was here, and the level
 
 
 _thread = _Thread()
@@ -83,13 +83,13 @@ class determinism:
         self.level = _checked(level, "determinism()")
 
     def __enter__(self) -> None:
-        _thread.before.append(_thread.level)
+        _thread.outside = (_thread.outside, _thread.level)
         _thread.level = self.level
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _thread.level = _thread.before.pop()
+        _thread.outside, _thread.level = _thread.outside
 
 
 def level_code() -> int:
