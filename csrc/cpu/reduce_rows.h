@@ -73,7 +73,8 @@ int64_t locate(const Op& op, const typename Op::Element* p, int64_t count, Lane<
 }
 
 // Elements of one leaf enter one round of kResidues after the other, and kStreams leaves (or blocks of short rows) that
-// lie far apart take turns: memory is then read as that many sequential streams, of which the hardware prefetches each.
+// lie far apart take turns: memory is then read as that many sequential streams, of which the hardware prefetches each,
+// if not early enough: asked for a leaf ahead, bfloat16 sums take half the time (AVX-512).
 // Ops with an order, which may take elements in any, do the same without residues.
 template <class Op> struct Rows {
   using E = typename Op::Element;
@@ -142,6 +143,7 @@ template <class Op> struct Rows {
 #pragma GCC unroll 4
       for (int i = 0; i < 4 * W; i += W) {
         const Vec<L> v = load_lanes(job.op, p + j + i);
+        __builtin_prefetch(p + j + i + kLeaf);
         store(residues + j + i, kFirst ? v : combine_lanes<Op>(load<Vec<L>>(residues + j + i), v));
       }
     }
@@ -171,7 +173,10 @@ template <class Op> struct Rows {
   __attribute__((noinline)) void leaf_round(const E* p, int64_t count, int64_t k, L* residues, L* to) const {
     const int64_t left = count - k * kResidues;
     p += k * kResidues;
-    const auto element = [&](int j) { return load_lanes(job.op, p + j); };
+    const auto element = [&](int j) {
+      __builtin_prefetch(p + j + kLeaf);
+      return load_lanes(job.op, p + j);
+    };
     const auto residue = [&](int j) { return load<Vec<L>>(residues + j); };
     if (left == kResidues) {
       if (k == 0) fold_residues(to, element);
