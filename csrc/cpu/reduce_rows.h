@@ -73,8 +73,8 @@ int64_t locate(const Op& op, const typename Op::Element* p, int64_t count, Lane<
 }
 
 // Elements of one leaf enter one round of kResidues after the other, and kStreams leaves (or blocks of short rows) that
-// lie far apart take turns: memory is then read as that many sequential streams, of which the hardware prefetches each,
-// if not early enough: asked for a leaf ahead, bfloat16 sums take half the time (AVX-512).
+// lie far apart take turns: memory is then read as that many sequential streams, of which the hardware prefetches each.
+// Some CPUs do so too late, so each asks for what lies a leaf ahead, be it there or not (bfloat16 sums: half the time).
 // Ops with an order, which may take elements in any, do the same without residues.
 template <class Op> struct Rows {
   using E = typename Op::Element;
