@@ -212,7 +212,6 @@ def test_the_page_has_the_tables_between_its_markers(tmp_path):
 
 
 def test_plots(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
     assert compare.main([written(tmp_path, GOOD), "--plot", str(tmp_path)]) == 0
     assert (tmp_path / "cumsum.png").stat().st_size > 5000
 
