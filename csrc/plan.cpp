@@ -351,10 +351,16 @@ static int strip_row(const ScanCall& call) {
   const int size = size_of(call.in.dtype);
   if (!is_float(call.in.dtype) || size > 4 || !in_place(call) || scan_sizes(call).acc > kStripAcc || l.length <= kTile)
     return 0;
-  if (!column_vectors(call, 16 / size) || magnitude(l.out[l.kept]) * size > INT32_MAX / kTile) return 0;
+  if (!column_vectors(call, 16 / size) || l.length > INT32_MAX - 2 * kTile) return 0;
   const int64_t row = l.size[l.kept - 1] * size, lacking = (kStripRow - row % kStripRow) % kStripRow;
-  if (row < kStripRow) return row >= 16 && kStripRow % row == 0 ? int(row) : 0;
-  return 32 * lacking <= row + lacking ? kStripRow : 0;
+  if (row < kStripRow) return row >= 16 && kStripRow % row == 0 && one_run(call) ? int(row) : 0;
+  // What copies of tiles (tile_map.cuh) reach: rows apart, and one dim of batches.
+  auto fits = [&](const int64_t(&strides)[kMaxDims]) {
+    return l.kept <= 2 && magnitude(strides[l.kept]) >= l.size[l.kept - 1] &&
+           magnitude(strides[l.kept]) * size < int64_t(1) << 40 &&
+           (l.kept < 2 || (strides[0] > 0 && strides[0] * size < int64_t(1) << 40));
+  };
+  return 32 * lacking <= row + lacking && fits(l.in) && fits(l.out) ? kStripRow : 0;
 }
 
 // Whether columns lie side by side, wherever their rows start. Not in place: what is read around a strip's rows may be

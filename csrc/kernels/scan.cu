@@ -96,7 +96,7 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
 #ifdef TR_BULK_COPIES
       if constexpr (kStripPipelined<S, Load, Store>)
         if (plan.strip_bytes) {
-          run(scan_strip_pipeline<S, Load, Store>, workspace);
+          if (const char* error = launch_strips<S, Load, Store>(call, workspace, stream)) return error;
           break;
         }
 #endif

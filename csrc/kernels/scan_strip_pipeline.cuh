@@ -1,21 +1,24 @@
 // Scans of strips of columns that blocks share, on GPUs with bulk copies: one block a multiprocessor stays for the
 // whole call, and its warps have roles that only barriers in shared memory join. A job is 256 positions of a strip of
-// 128 bytes a row, or as many tiles of a narrower matrix as make 128 bytes; its elements have a stage of shared memory,
-// what is known of it a slot.
+// 128 bytes a row, or as many tiles of a narrower matrix as make 128 bytes; its elements have a stage of shared memory.
 //
-//   jobs     takes a ticket for each slot as it gets free, and works out the job
-//   loader   starts the bulk copies of a job, row by row or, of a matrix that is as wide as the strip, tile by tile
+//   jobs     takes a ticket for each stage when its results are there, and works out the job
+//   load     starts the bulk copy of a job: of a tile of the matrix, or of a run of memory where it is as wide as a strip
 //   totals   each warp sums one job as soon as it has landed, and publishes the totals of its columns
 //   look     teams of warps look at the totals of the tiles before a job in its block tile; where it ends that one, they
 //            publish its total, as a node of the tree over the block tiles of its superblock
 //   carry    a column a lane, finds what precedes the block tile: a few nodes, and the superblocks before
-//   results  teams of warps take a job's elements to registers, which frees the stage, and store its results from there
+//   results  teams of warps turn a job into its results, which take the places of its elements
+//   store    starts the bulk copy of the results
 //
-// Who looks at totals never waits for a carry, so that no node of a block tile waits for what precedes it; and a ticket
-// is not taken before there is a slot for its job, as others wait for it from then on.
+// Who looks at totals never waits for a carry, so that no node of a block tile waits for what precedes it. A ticket is
+// not taken before there is nearly a stage for its job, as others wait for it from then on. What looks at memory is
+// alone on its way there: elements and results go by bulk copies (loads and stores of their own kept looks waiting for
+// 5 us, where a job has 2: 0.6 to 0.8 of a copy's speed).
 #pragma once
 #include "scan_columns.cuh"
 #include "scan_pipeline.cuh"
+#include "tile_map.cuh"
 
 namespace torchreduce::gpu {
 
@@ -25,17 +28,16 @@ template <class S, class Load, class Store> constexpr bool kStripPipelined =
 
 #ifdef TR_BULK_COPIES
 
-// A job. `in` and `out` are the addresses of its first position and column.
 struct StripJob {
-  uintptr_t in, out;
+  int64_t first, batch;  // column of its batch
+  int64_t position;
   void* totals;   // Published, of the first tile of its block tile, first column
   void* nodes;    // the same of the first block tile of its superblock
   void* carries;  // what precedes the superblock after its own; a row of columns before that, what precedes its own
-  int64_t position;
-  int width;  // columns; 0: there is no job, and no other comes
-  int left;   // positions from there on; more than the job has is all the same
-  int slot;   // of its first tile in the block tile
-  int block;  // of the block tile in its superblock
+  int width;      // columns; 0: there is no job, and no other comes
+  int left;       // positions from there on; more than the job has is all the same
+  int slot;       // of its first tile in the block tile
+  int block;      // of the block tile in its superblock
   bool first_superblock;
 };
 
@@ -64,10 +66,10 @@ template <class S, class Load, class Store> struct StripPipeline {
   using Item = typename S::Item;
   using E = typename Load::Element;
   static constexpr int kSize = sizeof(E), kColumns = kStripRow / kSize;  // of a job: those of all its tiles
-  static constexpr int kV = 4, kWords = kV * kSize / 4;                    // neighbouring columns of a lane
+  static constexpr int kV = 8 / kSize;                                   // neighbouring columns of a lane: two words
   static constexpr int kAcross = kColumns / kV, kDown = kLanes / kAcross;  // lanes of a row; groups of a warp at once
-  static constexpr int kStages = kStripStages, kSlots = kStripSlots;
-  static constexpr int kTotalWarps = 4, kLookTeams = 2, kLookWarps = 2, kCarryLanes = 64;
+  static constexpr int kStages = kStripStages;
+  static constexpr int kTotalWarps = 6, kLookTeams = 2, kLookWarps = 2, kCarryLanes = 64;
   static constexpr int kCarryTeams = kCarryLanes / kColumns, kCarryWarps = kColumns / kLanes;
   static constexpr int kResultTeams = 2, kResultWarps = 8;
   static constexpr int kRounds = kFan / (kResultWarps * kDown);  // groups of a lane
@@ -75,33 +77,34 @@ template <class S, class Load, class Store> struct StripPipeline {
   // The first warp of each role.
   static constexpr int kTotalWarp = kResultTeams * kResultWarps, kLookWarp = kTotalWarp + kTotalWarps,
                        kCarryWarp = kLookWarp + kLookTeams * kLookWarps, kLoadWarp = kCarryWarp + kCarryLanes / kLanes,
-                       kJobWarp = kLoadWarp + 1;
-  static_assert((kJobWarp + 1) * kLanes == kStripThreads, "a warp for each role");
-  static_assert(kSlots % kTotalWarps == 0 && kSlots % kResultTeams == 0 && kStages % kResultTeams == 0,
-                "a role's warps meet at each barrier in turn");
-  static_assert(kFan / 4 == kResultWarps, "each result warp has half a quarter of a tile");
+                       kStoreWarp = kLoadWarp + 1, kJobWarp = kStoreWarp + 1;
+  static_assert((kJobWarp + 1) * kLanes <= kStripThreads, "a warp for each role");
+  static_assert(kAcross == 16 && kDown == 2 && kRounds == 2, "a lane has half a tile, or two groups of its warp's four");
+  using Words = Packed<uint32_t, 2>;
 
   // Parts of a tile that precede a result warp's four groups, in the order in which they are joined on the left: the
   // four before them in their quarter; the quarter before it; the first half.
   static constexpr int kQuarters = 4, kHalf = 6, kParts = 7;  // the first of each
 
-  Barrier put[kSlots], loaded[kSlots], ready[kSlots], released[kSlots], empty[kStages];
-  StripJob job[kSlots];
-  alignas(16) Acc parts[kSlots][kParts][kColumns];
-  alignas(16) Acc within[kSlots][kColumns];  // what precedes the tile in its block tile
-  alignas(16) Wide carry[kSlots][kColumns];
-  static constexpr int kShared =
-      kStages * kStripStage + kSlots * (kColumns * ((kParts + 1) * int(sizeof(Acc)) + int(sizeof(Wide))) + 128);
-  static_assert(kShared + 1024 <= kPipelineShared, "the plan counts on no more");
+  // What precedes a job.
+  struct Before {
+    alignas(16) Acc parts[kParts][kColumns];
+    alignas(16) Acc within[kColumns];  // the tile, in its block tile
+    alignas(16) Wide carry[kColumns];  // that one
+  };
+  Barrier put[kStages], loaded[kStages], ready[kStages], done[kStages], released[kStages], empty[kStages];
+  StripJob job[kStages];
+  Before known[kStages];
 
   __device__ void make_barriers() {
-    for (int s = 0; s < kSlots; ++s) {
+    for (int s = 0; s < kStages; ++s) {
       barrier_init(&put[s], 1);
       barrier_init(&loaded[s], 1);
-      barrier_init(&ready[s], 1 + kLookWarps + kCarryWarps);
-      barrier_init(&released[s], 1 + kLookWarps + kCarryWarps + kResultWarps);  // with the loader
+      barrier_init(&ready[s], 1 + kLookWarps + kCarryWarps);  // with the totals
+      barrier_init(&done[s], kResultWarps);
+      barrier_init(&released[s], 2 + kLookWarps + kCarryWarps + kResultWarps);  // with load and store
+      barrier_init(&empty[s], 1);
     }
-    for (int s = 0; s < kStages; ++s) barrier_init(&empty[s], 1 + kResultWarps);
     barriers_made();
   }
   // For all lanes of a warp.
@@ -110,29 +113,28 @@ template <class S, class Load, class Store> struct StripPipeline {
     if (lane_id() == 0) barrier_arrive(b);
   }
   __device__ const StripJob& next(int it) {
-    barrier_wait(&put[it % kSlots], it / kSlots & 1);
-    return job[it % kSlots];
+    barrier_wait(&put[it % kStages], it / kStages & 1);
+    return job[it % kStages];
   }
-  // Its elements are there.
-  __device__ void wait_loaded(int it) { barrier_wait(&loaded[it % kSlots], it / kSlots & 1); }
-
-  // How a job's elements lie: `row` bytes of a tile side by side, tile behind tile; each a row further on, so that the
-  // lanes of a row meet in no bank. Where they are one run of memory they lie as there, else by position.
+  // How a job's elements lie in a stage, and how they are copied: `row` bytes of a tile side by side, tile behind tile,
+  // each a row further on, so that the lanes of a row meet in no bank.
   struct Form {
     int row, tiles, columns;  // bytes; of a job; of a tile
-    bool run, mirror;         // the rows are a run of memory; which goes down
+    bool mirror;              // a tile's last position comes first
 
     __device__ explicit Form(const ScanCall& call)
-        : row(call.plan.strip_bytes), tiles(kStripRow / row), columns(row / kSize) {
-      const Layout& l = call.layout;
-      const int64_t stride = l.in[l.kept];
-      run = l.size[l.kept - 1] == columns && (stride == columns || stride == -columns);
-      mirror = run && stride < 0;
-    }
+        : row(call.plan.strip_bytes),
+          tiles(kStripRow / row),
+          columns(row / kSize),
+          mirror(call.layout.in[call.layout.kept] < 0) {}
     __device__ int place(int tile) const { return tile * ((kTile + 1) * row); }
     // The tile of a job that column c belongs to, and where it stands there.
     __device__ int tile_of(int c) const { return c / columns; }
     __device__ int within(int c) const { return c & (columns - 1); }
+    // The row of memory, of n, where the tile from `position` on begins; `shift`: its results lie a position further on.
+    __device__ int64_t row_of(int64_t n, int64_t position, int shift) const {
+      return mirror ? n - position - kTile - shift : position + shift;
+    }
   };
 
   // ---- roles ----
@@ -143,12 +145,11 @@ template <class S, class Load, class Store> struct StripPipeline {
     const int64_t tiles = call.plan.splits, runs = (tiles + form.tiles - 1) / form.tiles;
     const int64_t all = l.rows / width * runs * strips;
     const double strip_share = 1 / double(strips), run_share = 1 / double(runs);
-    const int64_t in_step = l.in[l.kept] * kSize, out_step = l.out[l.kept] * kSize;
     const StripSpace<S> space(workspace, l.rows, width, tiles);
     int ends = 0;
     for (int it = 0; ends < kEnds; ++it) {
-      const int s = it % kSlots;
-      if (it >= kSlots) barrier_wait(&released[s], (it / kSlots - 1) & 1);
+      const int s = it % kStages;
+      if (it >= kStages) barrier_wait(&released[s], (it / kStages - 1) & 1);
       const int64_t ticket = ends ? all : int64_t(take_ticket(static_cast<uint64_t*>(workspace)));
       StripJob j{};
       if (ticket < all) {
@@ -156,11 +157,9 @@ template <class S, class Load, class Store> struct StripPipeline {
         const int64_t first = (ticket - rest * strips) * form.columns;
         const int64_t batch = l.rows == width ? 0 : quotient(rest, runs, run_share);
         const int64_t tile = (rest - batch * runs) * form.tiles, block = tile / kFan, superblock = block / kFan;
-        const RowStart start = l.rows == width ? RowStart{0, 0} : row_start(l, batch, l.kept - 1);
+        j.first = first;
+        j.batch = batch;
         j.position = tile * kTile;
-        j.in = reinterpret_cast<uintptr_t>(call.in.data) + (start.in + first) * kSize + j.position * in_step;
-        j.out = reinterpret_cast<uintptr_t>(call.out.values) + (start.out + first) * kSize +
-                (j.position + (call.exclusive ? 1 : 0)) * out_step;
         j.totals = space.totals + ((batch * tiles + block * kFan) * width + first);
         j.nodes = space.nodes + ((batch * space.blocks + superblock * kFan) * width + first);
         j.carries = space.carries + ((batch * space.superblocks + superblock) * width + first);
@@ -178,100 +177,120 @@ template <class S, class Load, class Store> struct StripPipeline {
     }
   }
 
-  __device__ void load(const ScanCall& call, const Form& form, char* stages) {
-    const int lane = lane_id();
-    const int64_t step = call.layout.in[call.layout.kept] * kSize;
+  // Tiles of a job that are one run of memory each, of `count` positions: calls copy(place, bytes to the lowest in
+  // memory from the tensor's first element on, bytes).
+  template <class Copy>
+  __device__ static void for_runs(const ScanCall& call, const Form& form, const StripJob& j,
+                                  const int64_t (&strides)[kMaxDims], int64_t start, int shift, Copy copy) {
+    const int64_t step = strides[call.layout.kept] * kSize;
+    for (int tile = 0; tile < form.tiles; ++tile) {
+      const int first = tile * kTile, left = j.left - shift - first, count = left < kTile ? left : kTile;
+      if (count <= 0) return;
+      copy(form.place(tile) + (form.mirror ? (kTile - count) * form.row : 0),
+           start * kSize + (j.position + shift + first + (form.mirror ? count - 1 : 0)) * step, count * form.row);
+    }
+  }
+
+  // By one lane.
+  __device__ void load(const ScanCall& call, const Form& form, const TileMap& in, char* stages) {
     for (int it = 0;; ++it) {
       const StripJob j = next(it);
       if (!j.width) return;
-      const int slot = it % kSlots, s = it % kStages, most = form.tiles * kTile, rows = j.left < most ? j.left : most;
-      const uint32_t bytes = uint32_t(j.width * kSize);
-      warp_arrive(&released[slot]);
-      char* const stage = stages + s * kStripStage;
+      const int s = it % kStages;
+      barrier_arrive(&released[s]);
       if (it >= kStages) barrier_wait(&empty[s], (it / kStages - 1) & 1);
-      if (lane == 0) barrier_expect(&loaded[slot], uint32_t(rows) * bytes);
-      warp_barrier();
-      if (form.run) {
-        const int first = lane * kTile, count = rows - first < kTile ? rows - first : kTile;
-        if (lane < form.tiles && count > 0) {
-          const uintptr_t lowest = j.in + (first + (form.mirror ? count - 1 : 0)) * step;
-          bulk_load(stage + form.place(lane) + (form.mirror ? (kTile - count) * form.row : 0),
-                    reinterpret_cast<const void*>(lowest), uint32_t(count) * bytes, &loaded[slot]);
-        }
+      char* const stage = stages + s * kStripStage;
+      if (form.tiles > 1) {
+        const int most = form.tiles * kTile;
+        barrier_expect(&loaded[s], uint32_t((j.left < most ? j.left : most) * form.row));
+        const char* const data = static_cast<const char*>(call.in.data);
+        for_runs(call, form, j, call.layout.in, row_start(call.layout, j.batch, call.layout.kept - 1).in, 0,
+                 [&](int place, int64_t offset, int bytes) {
+                   bulk_load(stage + place, data + offset, uint32_t(bytes), &loaded[s]);
+                 });
       } else {
-#pragma unroll 1
-        for (int row = lane; row < rows; row += kLanes)
-          bulk_load(stage + form.place(row / kTile) + row % kTile * form.row,
-                    reinterpret_cast<const void*>(j.in + row * step), bytes, &loaded[slot]);
+        tile_load(stage, in, int(j.first), int(form.row_of(call.layout.length, j.position, 0)), int(j.batch), &loaded[s],
+                  kTile * kStripRow);
       }
     }
   }
-
-  // A lane's columns: `c` is the first among those of the job.
-  struct Place {
-    int c, tile, column;     // its tile of the job; the column there
-    const char* first;       // position 0 in a stage, less the stage
-    int step;                // bytes from position to position
-    bool there, whole;       // the column is; all positions are
-    int left;                // positions of the tile from its first on
-
-    __device__ Place(const Form& form, const StripJob& j, const char* stage, int across)
-        : c(across * kV), tile(form.tile_of(c)), column(form.within(c)) {
-      step = form.mirror ? -form.row : form.row;
-      first = stage + form.place(tile) + (form.mirror ? (kTile - 1) * form.row : 0) + column * kSize;
-      left = j.left - tile * kTile;
-      there = column < j.width;
-      whole = j.left >= form.tiles * kTile;
-    }
-    // The elements of group g; positions that are not there have the identity's.
-    __device__ void read(int g, uint32_t (&w)[kGroup][kWords]) const {
-      const char* p = first + g * kGroup * step;
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i, p += step) {
-        const auto words = *reinterpret_cast<const Packed<uint32_t, kWords>*>(p);
-#pragma unroll
-        for (int k = 0; k < kWords; ++k) w[i][k] = words.item[k];
+  __device__ void store(const ScanCall& call, const Form& form, const TileMap& out, const char* stages) {
+    const int shift = call.exclusive ? 1 : 0;
+    for (int it = 0;; ++it) {
+      const StripJob j = next(it);
+      if (!j.width) return;
+      const int s = it % kStages;
+      barrier_arrive(&released[s]);
+      barrier_wait(&done[s], it / kStages & 1);
+      const char* const stage = stages + s * kStripStage;
+      if (form.tiles > 1) {
+        char* const data = static_cast<char*>(call.out.values);
+        for_runs(call, form, j, call.layout.out, row_start(call.layout, j.batch, call.layout.kept - 1).out, shift,
+                 [&](int place, int64_t offset, int bytes) {
+                   bulk_store(data + offset, stage + place, uint32_t(bytes));
+                 });
+      } else {
+        tile_store(out, int(j.first), int(form.row_of(call.layout.length, j.position, shift)), int(j.batch), stage);
       }
-      if (whole) return;
-      E absent[4 / kSize];
-      uint32_t filler;
+      bulk_stores_read();
+      barrier_arrive(&empty[s]);
+    }
+  }
+
+  // A lane's columns: `c` is the first among those of the job. What a stage has in the place of positions that are not
+  // there comes after all that are, and is part of no result or total that anyone uses.
+  struct Place {
+    int c, tile, column;  // its tile of the job; the column there
+    int first, step;      // of position 0 in a stage; bytes from position to position
+
+    __device__ Place(const Form& form, int across) : c(across * kV), tile(form.tile_of(c)), column(form.within(c)) {
+      step = form.mirror ? -form.row : form.row;
+      first = form.place(tile) + (form.mirror ? (kTile - 1) * form.row : 0) + column * kSize;
+    }
+    // The elements of group g; results in their places.
+    __device__ void read(const char* stage, int g, Words (&w)[kGroup]) const {
+      const char* p = stage + first + g * kGroup * step;
 #pragma unroll
-      for (int k = 0; k < 4 / kSize; ++k) absent[k] = round_to<E>(S::absent_item());
-      memcpy(&filler, absent, 4);
+      for (int i = 0; i < kGroup; ++i, p += step) w[i] = *reinterpret_cast<const Words*>(p);
+    }
+    __device__ void write(char* stage, int g, const Words (&w)[kGroup]) const {
+      char* p = stage + first + g * kGroup * step;
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i)
-#pragma unroll
-        for (int k = 0; k < kWords; ++k) w[i][k] = g * kGroup + i < left ? w[i][k] : filler;
+      for (int i = 0; i < kGroup; ++i, p += step) *reinterpret_cast<Words*>(p) = w[i];
     }
   };
-  // Their items, column by column, and the totals of those.
-  __device__ __forceinline__ static void group_items(const S& op, const uint32_t (&w)[kGroup][kWords], int64_t position,
-                                                     Item (&items)[kV][kGroup], Acc (&total)[kV]) {
+  // The items of N of their columns from column `first` on, and the totals of those.
+  template <int N>
+  __device__ __forceinline__ static void group_items(const S& op, const Words (&w)[kGroup], int first, int64_t position,
+                                                     Item (&items)[N][kGroup], Acc (&total)[N]) {
+    constexpr int kPart = N * kSize / 4;
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      E x[kV];
-      unpack<E, kV>(w[i], x);
+      uint32_t part[kPart];
+      E x[N];
 #pragma unroll
-      for (int v = 0; v < kV; ++v) items[v][i] = op.load(x[v], position + i);
+      for (int k = 0; k < kPart; ++k) part[k] = w[i].item[first * kSize / 4 + k];
+      unpack<E, N>(part, x);
+#pragma unroll
+      for (int v = 0; v < N; ++v) items[v][i] = op.load(x[v], position + i);
     }
 #pragma unroll
-    for (int v = 0; v < kV; ++v) total[v] = S::group(items[v]);
+    for (int v = 0; v < N; ++v) total[v] = S::group(items[v]);
   }
-  __device__ __forceinline__ static void join(const Acc (&left)[kV], Acc (&right)[kV]) {
+  template <int N> __device__ __forceinline__ static void join(const Acc (&left)[N], Acc (&right)[N]) {
 #pragma unroll
-    for (int v = 0; v < kV; ++v) right[v] = S::combine(left[v], right[v]);
+    for (int v = 0; v < N; ++v) right[v] = S::combine(left[v], right[v]);
   }
-  // The same of a row of shared memory.
-  __device__ __forceinline__ static void join(const Acc* row, int c, Acc (&right)[kV]) {
-    Acc left[kV];
-    copy(row + c, left);
+  // The same of neighbours in shared memory.
+  template <int N> __device__ __forceinline__ static void join(const Acc* shared, Acc (&right)[N]) {
+    Acc left[N];
+    copy(shared, left);
     join(left, right);
   }
-  template <class V> __device__ __forceinline__ static void copy(const V* from, V (&to)[kV]) {
-    struct alignas(16) Granules { V item[kV]; };
-    const Granules g = *reinterpret_cast<const Granules*>(from);
+  template <class V, int N> __device__ __forceinline__ static void copy(const V* from, V (&to)[N]) {
+    const auto all = *reinterpret_cast<const Packed<V, N>*>(from);
 #pragma unroll
-    for (int v = 0; v < kV; ++v) to[v] = g.item[v];
+    for (int v = 0; v < N; ++v) to[v] = all.item[v];
   }
   // Of a lane's values and those of the lane `distance` from it, a power of two: both, the lower one on the left.
   __device__ __forceinline__ static void both(const Acc (&own)[kV], int distance, Acc (&joined)[kV]) {
@@ -284,91 +303,88 @@ template <class S, class Load, class Store> struct StripPipeline {
     }
   }
 
+  // A lane has half a tile.
   __device__ void totals(const S& op, const Form& form, const char* stages, int64_t width, int warp) {
-    constexpr int kRun = kFan / kDown;  // groups of a lane, neighbours: a quarter or a half of a tile
-    const int lane = lane_id(), across = lane % kAcross, down = lane / kAcross;
+    constexpr int kHalfGroups = kFan / 2;
+    const int down = lane_id() / kAcross;
+    const Place place(form, lane_id() % kAcross);
     for (int it = warp;; it += kTotalWarps) {
       const StripJob& j = next(it);
       if (!j.width) return;
-      const int slot = it % kSlots, s = it % kStages;
-      wait_loaded(it);
-      const Place place(form, j, stages + s * kStripStage, across);
-      Acc tree[5][kV];  // of the groups so far, one of each size
-#pragma unroll 1
-      for (int quarter = 0; quarter < kRun / 8; ++quarter) {
+      const int s = it % kStages;
+      barrier_wait(&loaded[s], it / kStages & 1);
+      auto keep = [&](int part, const Acc(&total)[kV]) {
+        Packed<Acc, kV> all;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const int g = down * kRun + quarter * 8 + i;
-          uint32_t w[kGroup][kWords];
+        for (int v = 0; v < kV; ++v) all.item[v] = total[v];
+        *reinterpret_cast<Packed<Acc, kV>*>(&known[s].parts[part][place.c]) = all;
+      };
+      Acc tree[4][kV], half[kV];  // of the groups so far of a quarter, one of each size
+#pragma unroll 1
+      for (int quarter = 0; quarter < 2; ++quarter) {
+#pragma unroll
+        for (int i = 0; i < kHalfGroups / 2; ++i) {
+          const int g = (down * 2 + quarter) * (kHalfGroups / 2) + i;
+          Words w[kGroup];
           Item items[kV][kGroup];
           Acc total[kV];
-          place.read(g, w);
-          group_items(op, w, j.position + (place.tile * kTile + g * kGroup), items, total);
+          place.read(stages + s * kStripStage, g, w);
+          group_items(op, w, 0, j.position + (place.tile * kTile + g * kGroup), items, total);
           int level = 0;
 #pragma unroll
           for (int rest = i; rest % 2; rest /= 2, ++level) join(tree[level], total);
 #pragma unroll
           for (int v = 0; v < kV; ++v) tree[level][v] = total[v];
-          if (i == 3) keep(slot, (down * kRun + quarter * 8) / 8, place.c, total);
+          if (i == 3) keep(down * 2 + quarter, total);
         }
-        if (kRun > 8) {
-          if (quarter == 0) {
+        if (quarter == 0) {
+          keep(kQuarters + down, tree[3]);
 #pragma unroll
-            for (int v = 0; v < kV; ++v) tree[4][v] = tree[3][v];
-            keep(slot, kQuarters + down, place.c, tree[3]);
-          } else {
-            join(tree[4], tree[3]);
-          }
+          for (int v = 0; v < kV; ++v) half[v] = tree[3][v];
+        } else {
+          join(half, tree[3]);
         }
       }
-      Acc total[kV];
-      if (kRun == 8) {
-        if (down % 2 == 0) keep(slot, kQuarters + down / 2, place.c, tree[3]);
-        both(tree[3], kAcross, tree[4]);
-        if (down == 0) keep(slot, kHalf, place.c, tree[4]);
-        both(tree[4], 2 * kAcross, total);
-      } else {
-        if (down == 0) keep(slot, kHalf, place.c, tree[3]);
-        both(tree[3], kAcross, total);
-      }
-      // Each of the lanes of a column publishes a part of what they all have.
+      if (down == 0) keep(kHalf, tree[3]);
       auto* const to = static_cast<Published<Acc>*>(j.totals) + (j.slot + place.tile) * width + place.column;
+      const bool there = place.column < j.width && place.tile * kTile < j.left;
 #pragma unroll
-      for (int v = 0; v < kV; ++v)
-        if (v / (kV / kDown) == down && place.there && place.left > 0) to[v].publish(total[v]);
-      warp_arrive(&empty[s]);
-      warp_arrive(&ready[slot]);
+      for (int v = 0; v < kV; ++v) {
+        const Acc own = tree[3][v], other = shuffle(own, lane_id() ^ kAcross);
+        const Acc total = down ? S::combine(other, own) : S::combine(own, other);
+        if (v / (kV / 2) == down && there) to[v].publish(total);  // each of the lanes of a column a part
+      }
+      warp_arrive(&ready[s]);
     }
   }
-  __device__ __forceinline__ void keep(int slot, int part, int c, const Acc (&total)[kV]) {
-    struct alignas(16) Granules { Acc item[kV]; } g;
-#pragma unroll
-    for (int v = 0; v < kV; ++v) g.item[v] = total[v];
-    *reinterpret_cast<Granules*>(&parts[slot][part][c]) = g;
-  }
 
-  // The pairwise tree over the first `count` of kFan totals of two neighbouring columns, of which a lane has those from
-  // `first` on and its kEach neighbours the others; each of them gets it.
-  template <int kHeld, int kEach>
-  __device__ __forceinline__ static void tree(const Acc (&value)[kHeld][2], int first, int count, Acc (&whole)[2]) {
+  // The pairwise tree over N totals, a power of two, of each of two neighbouring columns, of which those from `count` on
+  // count as absent.
+  template <int N>
+  __device__ __forceinline__ static void tree(const uint64_t (&word)[N][2], int count, Acc (&whole)[2]) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      Acc stack[kFanLog2 + 1];
+      Acc stack[log2_of(N) + 1];
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        Acc v = first + i < count ? value[i][c] : S::absent();
+      for (int i = 0; i < N; ++i) {
+        Acc v = i < count ? bit_cast<Acc>(uint32_t(word[i][c])) : S::absent();
         int level = 0;
 #pragma unroll
         for (int rest = i; rest % 2; rest /= 2, ++level) v = S::combine(stack[level], v);
         stack[level] = v;
       }
-      whole[c] = stack[log2_of(kHeld)];
-#pragma unroll
-      for (int d = 1; d < kEach; d *= 2) {
-        const Acc other = shuffle(whole[c], lane_id() ^ d);
-        whole[c] = lane_id() & d ? S::combine(other, whole[c]) : S::combine(whole[c], other);
-      }
+      whole[c] = stack[log2_of(N)];
     }
+  }
+  // Of `width` neighbouring lanes' values; each of them gets it.
+  __device__ __forceinline__ static void tree(int width, Acc (&value)[2]) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c)
+#pragma unroll
+      for (int d = 1; d < width; d *= 2) {
+        const Acc other = shuffle(value[c], lane_id() ^ d);
+        value[c] = lane_id() & d ? S::combine(other, value[c]) : S::combine(value[c], other);
+      }
   }
 
   // Waits are by whole warps, so that none holds another of its wavefront.
@@ -379,12 +395,12 @@ template <class S, class Load, class Store> struct StripPipeline {
     for (int it = warp / kLookWarps;; it += kLookTeams) {
       const StripJob& j = next(it);
       if (!j.width) return;
-      const int slot = it % kSlots, number = j.slot + tile;
+      const int s = it % kStages, number = j.slot + tile;
       const bool ends = j.slot + form.tiles == kFan && j.left >= form.tiles * kTile;  // the block tile
       const bool there = column < j.width && tile * kTile < j.left;
       const bool closes = ends && tile == form.tiles - 1 && there;
       const int count = there ? number : 0, wanted = count + closes;
-      Acc value[kHeld][2];
+      Acc before[2], total[2];  // over the first `count`, and over all that are wanted
 #pragma unroll
       for (int from = 0; from < kHeld; from += kAtOnce) {
         uint64_t word[kAtOnce][2];
@@ -402,25 +418,26 @@ template <class S, class Load, class Store> struct StripPipeline {
           for (int i = 0; i < kAtOnce; ++i) mine = mine && (word[i][0] & word[i][1]) >> 32 != 0;
           all = !ballot(!mine);
         }
+        Acc upto[2];
+        tree(word, count - first - from, upto);
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i)
+        for (int k = 0; k < 2; ++k) before[k] = from ? S::combine(before[k], upto[k]) : upto[k];
+        if (ends) tree(word, wanted - first - from, upto);
 #pragma unroll
-          for (int k = 0; k < 2; ++k) value[from + i][k] = bit_cast<Acc>(uint32_t(word[i][k]));
+        for (int k = 0; k < 2; ++k) total[k] = from ? S::combine(total[k], upto[k]) : upto[k];
       }
-      Acc before[2];
-      tree<kHeld, kEach>(value, first, count, before);
+      tree(kEach, before);
       if (part == 0) {
-        within[slot][c] = before[0];
-        within[slot][c + 1] = before[1];
+        known[s].within[c] = before[0];
+        known[s].within[c + 1] = before[1];
       }
-      warp_arrive(&ready[slot]);
+      warp_arrive(&ready[s]);
       if (ends) {
-        Acc total[2];
-        tree<kHeld, kEach>(value, first, wanted, total);
+        tree(kEach, total);
         publish_node(static_cast<Published<Wide>*>(j.nodes) + (column + part), width, j.block,
                      S::widen(part ? total[1] : total[0]), closes && part < 2);
       }
-      warp_arrive(&released[slot]);
+      warp_arrive(&released[s]);
     }
   }
   // Of a block tile's total: joined with the nodes before it that end where its own begins.
@@ -443,7 +460,7 @@ template <class S, class Load, class Store> struct StripPipeline {
     for (int it = warp / kCarryWarps;; it += kCarryTeams) {
       const StripJob& j = next(it);
       if (!j.width) return;
-      const int slot = it % kSlots;
+      const int s = it % kStages;
       const bool there = column < j.width;
       auto* const nodes = static_cast<Published<Wide>*>(j.nodes) + column;
       auto* const carries = static_cast<Published<Wide>*>(j.carries) + column;
@@ -476,8 +493,8 @@ template <class S, class Load, class Store> struct StripPipeline {
       for (int i = 0; i < kFanLog2; ++i, rest &= rest - 1)
         if (rest) upto = S::combine(value(i), upto);
       const Wide before = j.first_superblock ? S::wide_absent() : value(kFanLog2);
-      carry[slot][c] = S::combine(before, upto);
-      warp_arrive(&ready[slot]);
+      known[s].carry[c] = S::combine(before, upto);
+      warp_arrive(&ready[s]);
       if (j.block == kFan - 1 && j.slot + form.tiles == kFan && j.left >= form.tiles * kTile) {  // ends a superblock
         const bool active = there && form.tile_of(c) == form.tiles - 1;
         Wide total = S::wide_absent();
@@ -486,103 +503,81 @@ template <class S, class Load, class Store> struct StripPipeline {
           if (!seen) seen = nodes[j.block * width].look(total);
         if (active) carries->publish(S::combine(before, total));
       }
-      warp_arrive(&released[slot]);
+      warp_arrive(&released[s]);
     }
   }
 
-  __device__ void results(const S& op, const ScanCall& call, const Form& form, const char* stages, int warp) {
-    using Words = Packed<uint32_t, kWords>;
-    const int64_t step = call.layout.out[call.layout.kept] * kSize;
-    const int lane = lane_id(), across = lane % kAcross, down = lane / kAcross;
+  __device__ void results(const S& op, const ScanCall& call, const Form& form, char* stages, int warp) {
+    const int lane = lane_id(), down = lane / kAcross;
     const int number = warp % kResultWarps, quarter = number / 2;
+    const Place place(form, lane % kAcross);
     for (int it = warp / kResultWarps;; it += kResultTeams) {
       const StripJob& j = next(it);
       if (!j.width) return;
-      const int slot = it % kSlots, s = it % kStages;
-      const int results = j.left - (call.exclusive ? 1 : 0);
-      const int64_t position = j.position;
-      const Place place(form, j, stages + s * kStripStage, across);
-      const int c = place.c;
-      char* out = nullptr;  // the lane's first result; null: it has no columns
-      if (place.there)
-        out = reinterpret_cast<char*>(j.out) + place.column * kSize +
-              int64_t(place.tile * kTile + (number * 4 + down) * kGroup) * step;
-      if (call.exclusive && out && position == 0 && place.tile == 0 && number * 4 + down == 0) {
+      const int s = it % kStages;
+      char* const stage = stages + s * kStripStage;
+      const int64_t position = j.position + place.tile * kTile;
+      if (call.exclusive && number == 0 && down == 0 && position == 0 && place.column < j.width) {
         E start[kV];
 #pragma unroll
         for (int v = 0; v < kV; ++v) start[v] = round_to<E>(S::start());
         Words words;
         memcpy(&words, start, sizeof words);
-        store_granule(reinterpret_cast<Words*>(out - step), words);
+        const int64_t row = row_start(call.layout, j.batch, call.layout.kept - 1).out + j.first + place.column;
+        *reinterpret_cast<Words*>(static_cast<E*>(call.out.values) + row) = words;
       }
-      wait_loaded(it);
-      uint32_t w[kRounds][kGroup][kWords];
-#pragma unroll
-      for (int k = 0; k < kRounds; ++k) place.read(number * 4 + k * kDown + down, w[k]);
-      warp_arrive(&empty[s]);
-      barrier_wait(&ready[slot], it / kSlots & 1);
-      Acc earlier[kV];  // of the rounds before
+      barrier_wait(&loaded[s], it / kStages & 1);
+      barrier_wait(&ready[s], it / kStages & 1);
+      const Before& of = known[s];
+      const int c = place.c;
+      Acc earlier[kV];  // of the round before
 #pragma unroll
       for (int k = 0; k < kRounds; ++k) {
-        const int lead = place.tile * kTile + (number * 4 + k * kDown + down) * kGroup;
-        Item items[kV][kGroup];
-        Acc run[kV], before[kV];
-        group_items(op, w[k], position + lead, items, run);
-        // What precedes the group in the tile: of the warp's own groups, then of the parts before those.
+        const int g = number * 4 + k * kDown + down;
+        Words w[kGroup];
+        place.read(stage, g, w);
+        constexpr int N = 2;  // columns at a time: of more the items would take too many registers
 #pragma unroll
-        for (int v = 0; v < kV; ++v) before[v] = S::absent();
+        for (int first = 0; first < kV; first += N) {
+          Item items[N][kGroup];
+          Acc run[N], before[N];
+          group_items(op, w, first, position + g * kGroup, items, run);
+          // What precedes the group in the tile: of the warp's own groups, then of the parts before those.
 #pragma unroll
-        for (int d = 1; d < kDown; d *= 2) {
+          for (int v = 0; v < N; ++v) {
+            const Acc other = shuffle(run[v], lane ^ kAcross);
+            before[v] = down ? other : S::absent();
+            if (k > 0) before[v] = S::combine(earlier[first + v], before[v]);
+            earlier[first + v] = down ? S::combine(other, run[v]) : S::combine(run[v], other);
+          }
+          if (number % 2) join(&of.parts[quarter][c + first], before);
+          if (quarter % 2) join(&of.parts[kQuarters + quarter / 2][c + first], before);
+          if (quarter / 2) join(&of.parts[kHalf][c + first], before);
+          join(&of.within[c + first], before);
+          Wide into[N];
+          copy(&of.carry[c + first], into);
+          constexpr int kPer = 4 / kSize;
 #pragma unroll
-          for (int v = 0; v < kV; ++v) {
-            const Acc other = shuffle(run[v], lane ^ (d * kAcross));
-            const bool upper = down & d;
-            before[v] = upper ? S::combine(other, before[v]) : before[v];
-            run[v] = upper ? S::combine(other, run[v]) : S::combine(run[v], other);
+          for (int v = 0; v < N; v += kPer) {
+            typename S::Result r[kPer][kGroup];
+#pragma unroll
+            for (int i = 0; i < kPer; ++i) op.results(S::prefix(into[v + i], before[v + i]), items[v + i], r[i]);
+            round_columns<E, S>(r, w, (first + v) / kPer);
           }
         }
-        if (k > 0) join(earlier, before);
-        if (k + 1 < kRounds) {
-#pragma unroll
-          for (int v = 0; v < kV; ++v) earlier[v] = run[v];
-        }
-        if (number % 2) join(parts[slot][quarter], c, before);
-        if (quarter % 2) join(parts[slot][kQuarters + quarter / 2], c, before);
-        if (quarter / 2) join(parts[slot][kHalf], c, before);
-        join(within[slot], c, before);
-        Wide into[kV];
-        copy(&carry[slot][c], into);
-        Words words[kGroup];
-        constexpr int kPer = 4 / kSize;
-#pragma unroll
-        for (int word = 0; word < kWords; ++word) {
-          typename S::Result r[kPer][kGroup];
-#pragma unroll
-          for (int v = 0; v < kPer; ++v) {
-            const int at = word * kPer + v;
-            op.results(S::prefix(into[at], before[at]), items[at], r[v]);
-          }
-          round_columns<E, S>(r, words, word);
-        }
-        if (k + 1 == kRounds) warp_arrive(&released[slot]);
-        const int count = out ? results - lead : 0;
-        if (count >= kGroup) {
-#pragma unroll
-          for (int i = 0; i < kGroup; ++i) store_granule(reinterpret_cast<Words*>(out + i * step), words[i]);
-        } else {
-#pragma unroll
-          for (int i = 0; i < kGroup; ++i)
-            if (i < count) store_granule(reinterpret_cast<Words*>(out + i * step), words[i]);
-        }
-        if (k + 1 < kRounds && out) out += kDown * kGroup * step;
+        place.write(stage, g, w);
       }
+      bulk_fence();
+      warp_arrive(&released[s]);
+      warp_arrive(&done[s]);
     }
   }
 };
 
 template <class S, class Load, class Store>
 __global__ void __launch_bounds__(kStripThreads, 1)
-    scan_strip_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+    scan_strip_pipeline(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT TileMap in, TR_GRID_CONSTANT TileMap out,
+                        void* workspace) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using P = StripPipeline<S, Load, Store>;
   TR_DYNAMIC_SHARED(stages, 128);
@@ -597,9 +592,34 @@ __global__ void __launch_bounds__(kStripThreads, 1)
   else if (warp < P::kLookWarp) pipeline.totals(op, form, stages, width, warp - P::kTotalWarp);
   else if (warp < P::kCarryWarp) pipeline.look(form, width, warp - P::kLookWarp);
   else if (warp < P::kLoadWarp) pipeline.carries(form, width, warp - P::kCarryWarp);
-  else if (warp < P::kJobWarp) pipeline.load(call, form, stages);
-  else if (lane_id() == 0) pipeline.jobs(call, form, workspace);
+  else if (lane_id() > 0) return;
+  else if (warp == P::kLoadWarp) pipeline.load(call, form, in, stages);
+  else if (warp == P::kStoreWarp) pipeline.store(call, form, out, stages);
+  else if (warp == P::kJobWarp) pipeline.jobs(call, form, workspace);
 #endif
+}
+
+// Null, or what went wrong.
+template <class S, class Load, class Store>
+const char* launch_strips(const ScanCall& call, void* workspace, gpuStream_t stream) {
+  using E = typename Load::Element;
+  const Layout& l = call.layout;
+  const int64_t width = l.size[l.kept - 1], n = l.length;
+  auto make = [&](TileMap& map, const void* data, const int64_t(&strides)[kMaxDims]) {
+    const int64_t step = strides[l.kept];
+    auto* const lowest = static_cast<E*>(const_cast<void*>(data)) + (step < 0 ? (n - 1) * step : 0);
+    const int64_t size = sizeof(E), row = (step < 0 ? -step : step) * size;
+    return make_tile_map(map, {lowest, int(size), width, n, l.rows / width, row, l.kept > 1 ? strides[0] * size : row,
+                               kStripRow / int(size), kTile});
+  };
+  TileMap in{}, out{};
+  if (call.plan.strip_bytes == kStripRow) {
+    if (const char* error = make(in, call.in.data, l.in)) return error;
+    if (const char* error = make(out, call.out.values, l.out)) return error;
+  }
+  enqueue(scan_strip_pipeline<S, Load, Store>, call.plan.blocks, call.plan.threads, call.plan.shared, stream, call, in,
+          out, workspace);
+  return nullptr;
 }
 
 #endif
