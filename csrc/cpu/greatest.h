@@ -41,7 +41,7 @@ template <class Op> struct Greatest {
       highest_unsigned = highest_unsigned > u ? highest_unsigned : u;
     }
   }
-  // The key of the `count` elements at p, one at least. As in Rows, what lies a leaf ahead is asked for.
+  // The key of the `count` elements at p, one at least.
   __attribute__((noinline)) static L key(const Op& op, const E* p, int64_t count) {
     E first[W];
     if (count < W) {
@@ -56,7 +56,7 @@ template <class Op> struct Greatest {
     for (; i + 8 * W <= count; i += 8 * W)
 #pragma GCC unroll 8
       for (int j = 0; j < 8 * W; j += W) {
-        if (j * int(sizeof(E)) % 64 == 0) __builtin_prefetch(p + i + j + kLeaf);
+        if (j * int(sizeof(E)) % 64 == 0) prefetch_ahead(p + i + j);
         all.take(lanes(op, p + i + j));
       }
     for (; i + W <= count; i += W) all.take(lanes(op, p + i));

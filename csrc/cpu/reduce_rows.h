@@ -41,9 +41,10 @@ template <class Op> struct Job {
       for (int64_t j = 0; j < count; ++j) op.finish(Acc(values[j]), call.out, at + j * step);
     }
   }
-  TR_HD void finish_run(int64_t row, int64_t run_index, RowStart at, Acc acc) {
+  // The result of a run of leaves, counted through all rows, of the row that starts at `at`.
+  TR_HD void finish_run(int64_t unit, RowStart at, Acc acc) {
     if (runs == 1) finish(at, acc);
-    else partials[row * runs + run_index] = acc;
+    else partials[unit] = acc;
   }
   TR_HD void fail() { __atomic_store_n(&out_of_memory, true, __ATOMIC_RELAXED); }
 };
@@ -73,8 +74,7 @@ int64_t locate(const Op& op, const typename Op::Element* p, int64_t count, Lane<
 }
 
 // The residues of a leaf are accumulators in registers, as many at a time as fit: on AVX-512 all 256 floats, so that
-// memory is read as one sequential stream. CPUs prefetch that too late, so each leaf asks for what lies a leaf ahead,
-// be it there or not. Ops with an order, which may take elements in any, do without residues.
+// memory is read as one sequential stream. Ops with an order, which may take elements in any, do without residues.
 template <class Op> struct Rows {
   using E = typename Op::Element;
   using Acc = typename Op::Acc;
@@ -88,8 +88,10 @@ template <class Op> struct Rows {
       2 * Carver::bytes<L>(kBatch * kResidues + kFoldLanes<L>) + Carver::bytes<E>(kLeaf + W);
 
   struct Item {  // a leaf
-    int64_t unit, leaf, count;
     const E* x;
+    int64_t count, leaf, unit;
+    bool begins, ends;  // the unit
+    RowStart at;        // of the row
   };
 
   Job<Op>& job;
@@ -134,9 +136,9 @@ template <class Op> struct Rows {
   }
   TR_HD const E* end_of(const E* p) const { return p >= copy && p < copy + kLeaf ? copy + kLeaf + W : end; }
 
-  // kLanes elements at p. What lies a leaf ahead is asked for, once a cache line.
+  // kLanes elements at p + i; p is where a cache line may begin.
   TR_HD Vec<L> element(const E* p, int i) const {
-    if (i * int(sizeof(E)) % 64 == 0) __builtin_prefetch(p + i + kLeaf);
+    if (i * int(sizeof(E)) % 64 == 0) prefetch_ahead(p + i);
     return load_lanes(job.op, p + i);
   }
   // The `count` elements at p as lanes, absent ones after them up to `slots`.
@@ -245,31 +247,35 @@ template <class Op> struct Rows {
     Item items[kBatch];
     TreeStack<Acc, 32> stack;
     Acc best = Op::absent();
-    int64_t unit = begin, leaf = begin % job.runs * job.run;
-    while (unit < end_unit) {
+    RowStart at{};
+    for (int64_t unit = begin, leaf = 0, last = 0; unit < end_unit;) {
       int count = 0;
       for (; count < (direct ? kBatch : 1) && unit < end_unit; ++count) {
-        const int64_t start = leaf * kLeaf, size = least(kLeaf, layout.length - start);
-        items[count] = {unit, leaf, size, positions(row_start(layout, unit / job.runs).in, start, size, copy)};
-        if (++leaf % job.run == 0 || leaf == job.leaves) {
-          ++unit;
+        const bool begins = leaf == last;
+        if (begins) {
           leaf = unit % job.runs * job.run;
+          last = least(job.leaves, leaf + job.run);
+          at = row_start(layout, unit / job.runs);
         }
+        const int64_t start = leaf * kLeaf, size = least(kLeaf, layout.length - start);
+        const E* const x = positions(at.in, start, size, copy);
+        const bool ends = leaf + 1 == last;
+        items[count] = {x, size, leaf, unit, begins, ends, at};
+        ++leaf;
+        unit += ends;
       }
       leaf_values(count, [&](int i) { return items[i].x; }, [&](int i) { return items[i].count; });
       for (int i = 0; i < count; ++i) {
         const Item& item = items[i];
-        const int64_t run = item.unit % job.runs, first = run * job.run, last = least(job.leaves, first + job.run);
         if constexpr (Op::kIndexed) {
-          if (item.leaf == first || trees[i] > best.key)
+          if (item.begins || trees[i] > best.key)
             best = {trees[i], item.leaf * kLeaf + locate(job.op, item.x, item.count, trees[i], end_of(item.x))};
         } else {
           stack.push(Acc(trees[i]), combine);
         }
-        if (item.leaf + 1 < last) continue;
-        const int64_t row = item.unit / job.runs;
-        if constexpr (Op::kIndexed) job.finish_run(row, run, row_start(layout, row), best);
-        else job.finish_run(row, run, row_start(layout, row), stack.total(Op::absent(), combine));
+        if (!item.ends) continue;
+        if constexpr (Op::kIndexed) job.finish_run(item.unit, item.at, best);
+        else job.finish_run(item.unit, item.at, stack.total(Op::absent(), combine));
         stack.count = 0;
       }
     }
