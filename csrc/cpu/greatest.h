@@ -41,26 +41,27 @@ template <class Op> struct Greatest {
       highest_unsigned = highest_unsigned > u ? highest_unsigned : u;
     }
   }
-  // Begins a run of `count` elements, one at least, at p.
-  TR_HD void start(const Op& op, const E* p, int64_t count) {
-    E padded[W];
+  // The key of the `count` elements at p, one at least.
+  __attribute__((noinline)) static L key(const Op& op, const E* p, int64_t count) {
+    E first[W];
     if (count < W) {
-      for (int i = 0; i < W; ++i) padded[i] = p[i < count ? i : 0];
-      p = padded;
+      for (int i = 0; i < W; ++i) first[i] = p[i < count ? i : 0];
+      p = first;
+      count = W;
     }
-    highest = lowest = lanes(op, p);
-    highest_unsigned = (Vec<UintOf<L>>)highest;
-  }
-  // Takes the run's elements [from, to); [0, from) have been taken.
-  __attribute__((noinline)) void take(const Op& op, const E* p, int64_t from, int64_t to) {
-    if (to < W) return;
-    Greatest all = *this;  // in registers
-    for (; from + 8 * W <= to; from += 8 * W)
+    Greatest all;
+    all.highest = all.lowest = lanes(op, p);
+    all.highest_unsigned = (Vec<UintOf<L>>)all.highest;
+    int64_t i = 0;
+    for (; i + 8 * W <= count; i += 8 * W)
 #pragma GCC unroll 8
-      for (int i = 0; i < 8 * W; i += W) all.take(lanes(op, p + from + i));
-    for (; from + W <= to; from += W) all.take(lanes(op, p + from));
-    if (from < to) all.take(lanes(op, p + to - W));
-    *this = all;
+      for (int j = 0; j < 8 * W; j += W) {
+        if (j * int(sizeof(E)) % 64 == 0) prefetch_ahead(p + i + j);
+        all.take(lanes(op, p + i + j));
+      }
+    for (; i + W <= count; i += W) all.take(lanes(op, p + i));
+    if (i < count) all.take(lanes(op, p + count - W));
+    return all.key(op);
   }
   TR_HD L key(const Op& op) const {
     if constexpr (!kByBits) return fold_lanes<GreaterKey, L>(highest);

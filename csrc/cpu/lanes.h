@@ -65,6 +65,12 @@ template <class Op> TR_HD Vec<Lane<Op>> combine_lanes(Vec<Lane<Op>> left, Vec<La
   return Combiner<Op>::combine(left, right);
 }
 
+// Asks for what lies 8 KiB after p, be it there or not, for kernels that read rows from one end to the other: the
+// hardware's prefetch is not enough (Zen 5, 2^24 elements: sums of bfloat16 take 1.0 ms with 4 KiB, 0.75 with 8; sums
+// of rows of 100 floats take longer with more). Nor does it outlast the page fault that a scan meets at every 4 KiB of
+// new memory for its results (rows of 16 floats: 38 ms without, 34 with it).
+TR_HD void prefetch_ahead(const void* p) { __builtin_prefetch(static_cast<const char*>(p) + 8192); }
+
 // Rows of memory that are combined position by position: rows[0..rounds) have all positions, rows[rounds] those below
 // `tail`, none if that is 0.
 template <class E> struct Rounds {

@@ -219,7 +219,8 @@ template <class Op> struct Columns {
       if constexpr (Op::kIndexed) {
         columns.track(first * kLeaf, least(last * kLeaf, layout.length), results);
         for (int64_t c = 0; c < width; ++c)
-          job.finish_run(row + c, r, {at.in + c * row_stride(layout), at.out + c * out_stride}, results[c]);
+          job.finish_run((row + c) * job.runs + r, {at.in + c * row_stride(layout), at.out + c * out_stride},
+                         results[c]);
       } else {
         L* const values = columns.leaves(first, last);
         if (job.runs == 1) job.finish_rows(at.out, out_stride, width, values);

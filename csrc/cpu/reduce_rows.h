@@ -41,9 +41,10 @@ template <class Op> struct Job {
       for (int64_t j = 0; j < count; ++j) op.finish(Acc(values[j]), call.out, at + j * step);
     }
   }
-  TR_HD void finish_run(int64_t row, int64_t run_index, RowStart at, Acc acc) {
+  // The result of a run of leaves, counted through all rows, of the row that starts at `at`.
+  TR_HD void finish_run(int64_t unit, RowStart at, Acc acc) {
     if (runs == 1) finish(at, acc);
-    else partials[row * runs + run_index] = acc;
+    else partials[unit] = acc;
   }
   TR_HD void fail() { __atomic_store_n(&out_of_memory, true, __ATOMIC_RELAXED); }
 };
@@ -72,33 +73,32 @@ int64_t locate(const Op& op, const typename Op::Element* p, int64_t count, Lane<
   return i + first_set(load_first(op, p + i, count - i, end) == wanted);
 }
 
-// Elements of one leaf enter one round of kResidues after the other, and kStreams leaves (or blocks of short rows) that
-// lie far apart take turns: memory is then read as that many sequential streams, of which the hardware prefetches each.
-// Some CPUs do so too late, so each asks for what lies a leaf ahead, be it there or not (bfloat16 sums: half the time).
-// Ops with an order, which may take elements in any, do the same without residues.
+// The residues of a leaf are accumulators in registers, as many at a time as fit: on AVX-512 all 256 floats, so that
+// memory is read as one sequential stream. Ops with an order, which may take elements in any, do without residues.
 template <class Op> struct Rows {
   using E = typename Op::Element;
   using Acc = typename Op::Acc;
   using L = Lane<Op>;
   static constexpr int W = kLanes<L>;
-  static constexpr int kStreams = 4, kWindow = 64;  // leaves at a time
-  static constexpr int kTrees = kResidues / W;      // of W neighbours, in a leaf
-  static constexpr int kLongBlock = 16;             // rows of kResidues elements or more
+  static constexpr int kBatch = 8;              // leaves, or kResidues lanes of short rows, that are folded together
+  static constexpr int kBlock = W > 8 ? W : 8;  // vectors of residues in registers
+  static constexpr int kTrees = kResidues / W;  // of W neighbours, in a leaf
   static constexpr int kTreeLevels = __builtin_ctz(W), kResidueLevels = __builtin_ctz(kResidues);
   static constexpr int64_t kBytes =
-      2 * Carver::bytes<L>(kStreams * kResidues + kFoldLanes<L>) + Carver::bytes<E>(kLeaf + W);
+      2 * Carver::bytes<L>(kBatch * kResidues + kFoldLanes<L>) + Carver::bytes<E>(kLeaf + W);
 
   struct Item {  // a leaf
-    int64_t unit, leaf, count;
     const E* x;
-    L value;
+    int64_t count, leaf, unit;
+    bool begins, ends;  // the unit
+    RowStart at;        // of the row
   };
 
   Job<Op>& job;
   const Layout& layout;
   bool direct;  // rows lie in memory as E, one element after the other
-  L* lanes;     // [kStreams][kResidues]
-  L* trees;     // [kStreams][kResidues]
+  L* lanes;     // [kBatch][kResidues]
+  L* trees;     // [kBatch][kTrees]
   E* copy;      // [kLeaf]
   const E* end;
 
@@ -108,8 +108,8 @@ template <class Op> struct Rows {
              (!kMayConvert<Op> || (in.dtype == DtypeOf<E>::value && !in.truth));
     end = static_cast<const E*>(in.data) + last_offset(layout) + 1;
     Carver carver{scratch};
-    lanes = carver.take<L>(kStreams * kResidues + kFoldLanes<L>);
-    trees = carver.take<L>(kStreams * kResidues + kFoldLanes<L>);
+    lanes = carver.take<L>(kBatch * kResidues + kFoldLanes<L>);
+    trees = carver.take<L>(kBatch * kResidues + kFoldLanes<L>);
     copy = carver.take<E>(kLeaf + W);
     __builtin_memset(scratch, 0, size_t(kBytes));
   }
@@ -136,72 +136,51 @@ template <class Op> struct Rows {
   }
   TR_HD const E* end_of(const E* p) const { return p >= copy && p < copy + kLeaf ? copy + kLeaf + W : end; }
 
-  // The first `count` residues take one more element each, from p on; with kFirst, their first.
-  template <bool kFirst> TR_HD void round(const E* p, int64_t count, L* residues) const {
+  // kLanes elements at p + i; p is where a cache line may begin.
+  TR_HD Vec<L> element(const E* p, int i) const {
+    if (i * int(sizeof(E)) % 64 == 0) prefetch_ahead(p + i);
+    return load_lanes(job.op, p + i);
+  }
+  // The `count` elements at p as lanes, absent ones after them up to `slots`.
+  __attribute__((noinline)) void padded(const E* p, int64_t count, int64_t slots, L* to) const {
     int64_t j = 0;
-    for (; j + 4 * W <= count; j += 4 * W) {
+    for (; j + 4 * W <= count; j += 4 * W)
 #pragma GCC unroll 4
-      for (int i = 0; i < 4 * W; i += W) {
-        const Vec<L> v = load_lanes(job.op, p + j + i);
-        __builtin_prefetch(p + j + i + kLeaf);
-        store(residues + j + i, kFirst ? v : combine_lanes<Op>(load<Vec<L>>(residues + j + i), v));
+      for (int i = 0; i < 4 * W; i += W) store(to + j + i, element(p + j, i));
+    for (; j + W <= count; j += W) store(to + j, load_lanes(job.op, p + j));
+    if (j < count) store(to + j, load_first(job.op, p + j, count - j, end_of(p)));
+    for (j = ceil_div(count, W) * W; j < slots; j += W) store(to + j, splat(absent_lane<Op>()));
+  }
+  // The trees over W neighbours each of a leaf of `count` elements at p.
+  __attribute__((noinline)) void leaf(const E* p, int64_t count, L* to) const {
+    const int64_t rounds = count / kResidues, left = count % kResidues;
+    if (left) padded(p + rounds * kResidues, left, kResidues, lanes);
+#pragma GCC unroll 1
+    for (int j = 0; j < kResidues; j += kBlock * W) {
+      Vec<L> v[kBlock];
+#pragma GCC unroll 16
+      for (int i = 0; i < kBlock; ++i) v[i] = rounds ? element(p + j, i * W) : load<Vec<L>>(lanes + j + i * W);
+      for (int64_t k = 1; k < rounds; ++k)
+#pragma GCC unroll 16
+        for (int i = 0; i < kBlock; ++i) v[i] = combine_lanes<Op>(v[i], element(p + k * kResidues + j, i * W));
+      if (rounds && left)
+#pragma GCC unroll 16
+        for (int i = 0; i < kBlock; ++i) v[i] = combine_lanes<Op>(v[i], load<Vec<L>>(lanes + j + i * W));
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlock; i += W) {
+        fold_vectors<Combiner<Op>, L, W, 0>(v + i);
+        store(to + j / W + i, v[i]);
       }
     }
-    for (; j < count; j += W) {
-      const Vec<L> v = j + W <= count ? load_lanes(job.op, p + j) : load_first(job.op, p + j, count - j, end_of(p));
-      store(residues + j, kFirst ? v : combine_lanes<Op>(load<Vec<L>>(residues + j), v));
-    }
   }
-  // The first `count` elements at p as the residues of their first round, absent lanes after them up to `slots`.
-  __attribute__((noinline)) void first_round(const E* p, int64_t count, int64_t slots, L* residues) const {
-    round<true>(p, count, residues);
-    for (int64_t j = ceil_div(count, W) * W; j < slots; j += W) store(residues + j, splat(absent_lane<Op>()));
-  }
-  // The first levels of the tree over kResidues lanes, of which at(j) is the vector from j on: to[0..kTrees).
-  template <class At> TR_HD void fold_residues(L* to, At at) const {
-#pragma GCC unroll 1
-    for (int j = 0; j < kResidues; j += W * W) {
-      Vec<L> v[W];
-#pragma GCC unroll 16
-      for (int i = 0; i < W; ++i) v[i] = at(j + i * W);
-      fold_vectors<Combiner<Op>, L, W, 0>(v);
-      store(to + j / W, v[0]);
+  // The values of `n` leaves (or runs of rows of 2^levels elements, in leaves of kResidues), leaf i of count(i)
+  // elements at x(i): trees[0..).
+  template <class At, class Count> TR_HD void leaf_values(int n, At x, Count count, int levels = kResidueLevels) {
+    for (int i = 0; i < n; ++i) {
+      if constexpr (kOrdered<Op>) trees[i] = Greatest<Op>::key(job.op, x(i), count(i));
+      else leaf(x(i), count(i), trees + i * kTrees);
     }
-  }
-  // Round k of the `count` elements of a leaf at p, of which there are some in this round. The last one leaves the
-  // leaf's trees in `to`.
-  __attribute__((noinline)) void leaf_round(const E* p, int64_t count, int64_t k, L* residues, L* to) const {
-    const int64_t left = count - k * kResidues;
-    p += k * kResidues;
-    const auto element = [&](int j) {
-      __builtin_prefetch(p + j + kLeaf);
-      return load_lanes(job.op, p + j);
-    };
-    const auto residue = [&](int j) { return load<Vec<L>>(residues + j); };
-    if (left == kResidues) {
-      if (k == 0) fold_residues(to, element);
-      else fold_residues(to, [&](int j) { return combine_lanes<Op>(residue(j), element(j)); });
-      return;
-    }
-    if (k == 0) first_round(p, least(kResidues, left), kResidues, residues);
-    else round<false>(p, least(kResidues, left), residues);
-    if (left < kResidues) fold_residues(to, residue);
-  }
-  // The values of `streams` leaves, of count(s) elements at x[s] each: values[0..streams).
-  template <class Count> TR_HD void leaf_values(const E* const* x, int streams, Count count, L* values) const {
-    if constexpr (kOrdered<Op>) {
-      Greatest<Op> greatest[kStreams];
-      for (int s = 0; s < streams; ++s) greatest[s].start(job.op, x[s], count(s));
-      for (int64_t from = 0; from < kLeaf; from += kResidues)
-        for (int s = 0; s < streams; ++s)
-          if (from < count(s)) greatest[s].take(job.op, x[s], from, least(count(s), from + kResidues));
-      for (int s = 0; s < streams; ++s) values[s] = greatest[s].key(job.op);
-    } else {
-      for (int k = 0; k < kLeaf / kResidues; ++k)
-        for (int s = 0; s < streams; ++s)
-          if (k * kResidues < count(s)) leaf_round(x[s], count(s), k, lanes + s * kResidues, values + s * kTrees);
-      fold_pairs<Combiner<Op>>(values, streams * kTrees, kResidueLevels - kTreeLevels);
-    }
+    if constexpr (!kOrdered<Op>) fold_pairs<Combiner<Op>>(trees, n * kTrees, levels - kTreeLevels);
   }
 
   // Rows [begin, end_row), each of one leaf.
@@ -217,69 +196,47 @@ template <class Op> struct Rows {
       outer.next();
     }
   }
-  // `count` of them at equal distances, in blocks: of as many as fill the residues of one leaf, or if they are longer,
-  // of as many as are worth a call that writes results.
+  // `count` of them at equal distances, in batches of as many as fill the residues of kBatch leaves.
   void even_rows(RowStart at, int64_t step, int64_t out_step, int64_t count) {
     const int64_t n = layout.length;
     int levels = 0;
     while ((1 << levels) < least(n, kResidues)) ++levels;
-    const bool longer = n >= kResidues;
-    const int64_t slots = int64_t(1) << levels, block = !longer ? kResidues / slots : direct ? kLongBlock : 1;
+    const int64_t slots = int64_t(1) << levels, batch = kResidues / slots * (direct ? kBatch : 1);
     const bool packed = direct && n == slots && step == n;
-    const int streams = direct && count >= 4 * kStreams * block ? kStreams : 1;
-    const int64_t share = ceil_div(count, streams * block) * block;  // rows of a stream
-    for (int64_t t = 0; t < share; t += block) {
-      const E* items[kStreams][kResidues];
-      const auto rows = [&](int s) { return least(block, count - s * share - t); };
-      const auto fetch_item = [&](int s, int64_t j) {
-        const int64_t start = at.in + (s * share + t + j) * step;
-        items[s][j] = direct ? static_cast<const E*>(job.call.in.data) + start : positions(start, 0, n, copy + j * n);
-        return items[s][j];
+    const E* items[kResidues];
+    for (int64_t first = 0; first < count; first += batch) {
+      const int64_t rows = least(batch, count - first), in = at.in + first * step;
+      const auto item = [&](int64_t j) {
+        return direct ? static_cast<const E*>(job.call.in.data) + in + j * step : items[j];
       };
-      L* values = lanes;  // [streams][block]
-      L of_block[kStreams * kLongBlock];
-      if (longer) {
-        values = of_block;
-        for (int64_t j = 0; j < block; ++j) {
-          const E* x[kStreams];
-          int there = 0;
-          for (; there < streams && j < rows(there); ++there) x[there] = fetch_item(there, j);
-          leaf_values(x, there, [&](int) { return n; }, trees);
-          for (int s = 0; s < there; ++s) values[s * block + j] = trees[s];
-        }
+      if (!direct)
+        for (int64_t j = 0; j < rows; ++j) items[j] = positions(in + j * step, 0, n, copy + j * n);
+      L* results = trees;
+      if (n >= kResidues) {
+        leaf_values(int(rows), item, [&](int) { return n; });
       } else if (!kOrdered<Op> && packed && slots >= W) {
-        values = trees;
-        if constexpr (!kOrdered<Op>) {
-          for (int s = 0; s < streams; ++s)
-            if (rows(s) > 0) leaf_round(fetch_item(s, 0), rows(s) * n, 0, lanes + s * kResidues, trees + s * kTrees);
-          fold_pairs<Combiner<Op>>(trees, streams * kTrees, levels - kTreeLevels);
-        }
+        leaf_values(
+            int(ceil_div(rows * n, kResidues)), [&](int i) { return item(0) + i * kResidues; },
+            [&](int i) { return least(kResidues, rows * n - i * kResidues); }, levels);
       } else {
-        for (int s = 0; s < streams; ++s) {
-          L* const residues = lanes + s * kResidues;
-          if (packed && !Op::kIndexed) {
-            if (rows(s) > 0) first_round(fetch_item(s, 0), rows(s) * n, 0, residues);
-            continue;
-          }
-          for (int64_t j = 0; j < rows(s); ++j) {
-            const E* const p = fetch_item(s, j);
+        results = lanes;
+        if (packed && !Op::kIndexed) padded(item(0), rows * n, 0, lanes);
+        else
+          for (int64_t j = 0; j < rows; ++j) {
+            const E* const p = item(j);
             if (slots <= W && end_of(p) - p >= W)
-              store(residues + j * slots, first_lanes<L>(load_lanes(job.op, p), n, absent_lane<Op>()));
-            else first_round(p, n, slots, residues + j * slots);
+              store(lanes + j * slots, first_lanes<L>(load_lanes(job.op, p), n, absent_lane<Op>()));
+            else padded(p, n, slots, lanes + j * slots);
           }
-        }
-        fold_pairs<Combiner<Op>>(lanes, streams * kResidues, levels);
+        fold_pairs<Combiner<Op>>(lanes, ceil_div(rows * slots, kResidues) * kResidues, levels);
       }
-      for (int s = 0; s < streams; ++s) {
-        const int64_t first = s * share + t;
-        L* const results = values + s * block;
-        if constexpr (Op::kIndexed) {
-          for (int64_t j = 0; j < rows(s); ++j)
-            job.finish({at.in + (first + j) * step, at.out + (first + j) * out_step},
-                       {results[j], locate(job.op, items[s][j], n, results[j], end_of(items[s][j]))});
-        } else {
-          job.finish_rows(at.out + first * out_step, out_step, rows(s), results);
-        }
+      const int64_t out = at.out + first * out_step;
+      if constexpr (Op::kIndexed) {
+        for (int64_t j = 0; j < rows; ++j)
+          job.finish({in + j * step, out + j * out_step},
+                     {results[j], locate(job.op, item(j), n, results[j], end_of(item(j)))});
+      } else {
+        job.finish_rows(out, out_step, rows, results);
       }
     }
   }
@@ -287,41 +244,38 @@ template <class Op> struct Rows {
   // Runs [begin, end_unit), counted through all rows.
   void long_rows(int64_t begin, int64_t end_unit) {
     const auto combine = [](Acc l, Acc r) { return Op::combine(l, r); };
-    Item items[kWindow];
+    Item items[kBatch];
     TreeStack<Acc, 32> stack;
     Acc best = Op::absent();
-    int64_t unit = begin, leaf = begin % job.runs * job.run;
-    while (unit < end_unit) {
+    RowStart at{};
+    for (int64_t unit = begin, leaf = 0, last = 0; unit < end_unit;) {
       int count = 0;
-      for (; count < (direct ? kWindow : 1) && unit < end_unit; ++count) {
-        const int64_t start = leaf * kLeaf, size = least(kLeaf, layout.length - start);
-        items[count] = {unit, leaf, size, positions(row_start(layout, unit / job.runs).in, start, size, copy), {}};
-        if (++leaf % job.run == 0 || leaf == job.leaves) {
-          ++unit;
+      for (; count < (direct ? kBatch : 1) && unit < end_unit; ++count) {
+        const bool begins = leaf == last;
+        if (begins) {
           leaf = unit % job.runs * job.run;
+          last = least(job.leaves, leaf + job.run);
+          at = row_start(layout, unit / job.runs);
         }
+        const int64_t start = leaf * kLeaf, size = least(kLeaf, layout.length - start);
+        const E* const x = positions(at.in, start, size, copy);
+        const bool ends = leaf + 1 == last;
+        items[count] = {x, size, leaf, unit, begins, ends, at};
+        ++leaf;
+        unit += ends;
       }
-      const int spacing = (count + kStreams - 1) / kStreams;
-      for (int t = 0; t < spacing; ++t) {
-        const E* x[kStreams];
-        int there = 0;
-        for (int i = t; i < count; i += spacing) x[there++] = items[i].x;
-        leaf_values(x, there, [&](int s) { return items[t + s * spacing].count; }, trees);
-        for (int s = 0; s < there; ++s) items[t + s * spacing].value = trees[s];
-      }
+      leaf_values(count, [&](int i) { return items[i].x; }, [&](int i) { return items[i].count; });
       for (int i = 0; i < count; ++i) {
         const Item& item = items[i];
-        const int64_t run = item.unit % job.runs, first = run * job.run, last = least(job.leaves, first + job.run);
         if constexpr (Op::kIndexed) {
-          if (item.leaf == first || item.value > best.key)
-            best = {item.value, item.leaf * kLeaf + locate(job.op, item.x, item.count, item.value, end_of(item.x))};
+          if (item.begins || trees[i] > best.key)
+            best = {trees[i], item.leaf * kLeaf + locate(job.op, item.x, item.count, trees[i], end_of(item.x))};
         } else {
-          stack.push(Acc(item.value), combine);
+          stack.push(Acc(trees[i]), combine);
         }
-        if (item.leaf + 1 < last) continue;
-        const int64_t row = item.unit / job.runs;
-        if constexpr (Op::kIndexed) job.finish_run(row, run, row_start(layout, row), best);
-        else job.finish_run(row, run, row_start(layout, row), stack.total(Op::absent(), combine));
+        if (!item.ends) continue;
+        if constexpr (Op::kIndexed) job.finish_run(item.unit, item.at, best);
+        else job.finish_run(item.unit, item.at, stack.total(Op::absent(), combine));
         stack.count = 0;
       }
     }

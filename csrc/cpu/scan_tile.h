@@ -131,6 +131,7 @@ typename Scan::Acc scan_tile(const typename Scan::Acc* x, int64_t count, typenam
       continue;
     }
     const Acc* const block = x + 64 * b;
+    for (int i = 0; i < 64; i += 64 / int(sizeof(Acc))) prefetch_ahead(block + i);
     if constexpr (std::is_same<L, float>::value) {
       for (int g = 0; g < 8; ++g) p[b][g] = load<V>(block + 8 * g);
       transpose(p[b]);
@@ -168,7 +169,8 @@ typename Scan::Acc scan_tile(const typename Scan::Acc* x, int64_t count, typenam
 template <class Scan>
 void scan_eight_rows(const typename Scan::Acc* x, int64_t x_step, int64_t count, typename Scan::Acc* out,
                      int64_t out_step) {
-  using L = ScanLane<typename Scan::Acc>;
+  using Acc = typename Scan::Acc;
+  using L = ScanLane<Acc>;
   using V = Eight<L>;
   const auto combine = [](V l, V r) { return Scan::combine(l, r); };
   TreeStack<V, kFanLog2 + 1> groups;
@@ -176,6 +178,8 @@ void scan_eight_rows(const typename Scan::Acc* x, int64_t x_step, int64_t count,
   const auto carry = splat8<ScanLane<typename Scan::Wide>>(Scan::wide_absent());
   for (int64_t i = 0; i < count; i += kGroup) {
     V p[kGroup];
+    if (i * sizeof(Acc) % 64 == 0)
+      for (int r = 0; r < 8; ++r) prefetch_ahead(x + r * x_step + i);
     if constexpr (std::is_same<L, float>::value) {
       for (int r = 0; r < 8; ++r) p[r] = load<V>(x + r * x_step + i);
       transpose(p);
