@@ -69,16 +69,19 @@ template <class S, class Load, class Store> struct StripPipeline {
   static constexpr int kV = 8 / kSize;                                   // neighbouring columns of a lane: two words
   static constexpr int kAcross = kColumns / kV, kDown = kLanes / kAcross;  // lanes of a row; groups of a warp at once
   static constexpr int kStages = kStripStages;
-  static constexpr int kTotalWarps = 6, kLookTeams = 2, kLookWarps = 2, kCarryLanes = 64;
+  static constexpr int kTotalWarps = 2, kCarryLanes = 64;
+  static constexpr int kLookWarps = kColumns / 16, kLookTeams = 8 / kLookWarps;
   static constexpr int kCarryTeams = kCarryLanes / kColumns, kCarryWarps = kColumns / kLanes;
   static constexpr int kResultTeams = 2, kResultWarps = 8;
   static constexpr int kRounds = kFan / (kResultWarps * kDown);  // groups of a lane
-  static constexpr int kEnds = kTotalWarps;                      // jobs that end all roles
+  static constexpr int kEnds = 4;                                // jobs that end all roles
   // The first warp of each role.
   static constexpr int kTotalWarp = kResultTeams * kResultWarps, kLookWarp = kTotalWarp + kTotalWarps,
                        kCarryWarp = kLookWarp + kLookTeams * kLookWarps, kLoadWarp = kCarryWarp + kCarryLanes / kLanes,
                        kStoreWarp = kLoadWarp + 1, kJobWarp = kStoreWarp + 1;
   static_assert((kJobWarp + 1) * kLanes <= kStripThreads, "a warp for each role");
+  static_assert(kEnds >= kTotalWarps && kEnds >= kLookTeams && kEnds >= kCarryTeams && kEnds >= kResultTeams,
+                "one for each team of a role");
   static_assert(kAcross == 16 && kDown == 2 && kRounds == 2, "a lane has half a tile, or two groups of its warp's four");
   using Words = Packed<uint32_t, 2>;
 
@@ -92,7 +95,7 @@ template <class S, class Load, class Store> struct StripPipeline {
     alignas(16) Acc within[kColumns];  // the tile, in its block tile
     alignas(16) Wide carry[kColumns];  // that one
   };
-  Barrier put[kStages], loaded[kStages], ready[kStages], done[kStages], released[kStages], empty[kStages];
+  Barrier put[kStages], loaded[kStages], summed[kStages], ready[kStages], done[kStages], released[kStages], empty[kStages];
   StripJob job[kStages];
   Before known[kStages];
 
@@ -100,7 +103,8 @@ template <class S, class Load, class Store> struct StripPipeline {
     for (int s = 0; s < kStages; ++s) {
       barrier_init(&put[s], 1);
       barrier_init(&loaded[s], 1);
-      barrier_init(&ready[s], 1 + kLookWarps + kCarryWarps);  // with the totals
+      barrier_init(&summed[s], 1);
+      barrier_init(&ready[s], kLookWarps + kCarryWarps);
       barrier_init(&done[s], kResultWarps);
       barrier_init(&released[s], 2 + kLookWarps + kCarryWarps + kResultWarps);  // with load and store
       barrier_init(&empty[s], 1);
@@ -354,7 +358,7 @@ template <class S, class Load, class Store> struct StripPipeline {
         const Acc total = down ? S::combine(other, own) : S::combine(own, other);
         if (v / (kV / 2) == down && there) to[v].publish(total);  // each of the lanes of a column a part
       }
-      warp_arrive(&ready[s]);
+      warp_arrive(&summed[s]);
     }
   }
 
@@ -389,7 +393,7 @@ template <class S, class Load, class Store> struct StripPipeline {
 
   // Waits are by whole warps, so that none holds another of its wavefront.
   __device__ void look(const Form& form, int64_t width, int warp) {
-    constexpr int kEach = kLookWarps * kLanes / (kColumns / 2), kHeld = kFan / kEach, kAtOnce = 8;
+    constexpr int kEach = kLookWarps * kLanes / (kColumns / 2), kHeld = kFan / kEach;
     const int lane = warp % kLookWarps * kLanes + lane_id(), part = lane % kEach, first = part * kHeld;
     const int c = lane / kEach * 2, tile = form.tile_of(c), column = form.within(c);
     for (int it = warp / kLookWarps;; it += kLookTeams) {
@@ -400,32 +404,25 @@ template <class S, class Load, class Store> struct StripPipeline {
       const bool there = column < j.width && tile * kTile < j.left;
       const bool closes = ends && tile == form.tiles - 1 && there;
       const int count = there ? number : 0, wanted = count + closes;
-      Acc before[2], total[2];  // over the first `count`, and over all that are wanted
+      // Those of other blocks are there by then, or nearly; to look all the time would be more than there is to copy.
+      barrier_wait(&summed[s], it / kStages & 1);
+      uint64_t word[kHeld][2];
 #pragma unroll
-      for (int from = 0; from < kHeld; from += kAtOnce) {
-        uint64_t word[kAtOnce][2];
+      for (int i = 0; i < kHeld; ++i) word[i][0] = word[i][1] = first + i < wanted ? 0 : uint64_t(1) << 32;
+      const auto* const totals = static_cast<const Published<Acc>*>(j.totals) + (first * width + column);
+      for (bool all = false; !all;) {
+        const Published<Acc>* p = totals;
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i)
-          word[i][0] = word[i][1] = first + from + i < wanted ? 0 : uint64_t(1) << 32;
-        const auto* const totals = static_cast<const Published<Acc>*>(j.totals) + ((first + from) * width + column);
-        for (bool all = false; !all;) {
-          const Published<Acc>* p = totals;
+        for (int i = 0; i < kHeld; ++i, p += width)
+          load_relaxed_pair_if((word[i][0] & word[i][1]) >> 32 == 0, p->word, word[i]);
+        bool mine = true;
 #pragma unroll
-          for (int i = 0; i < kAtOnce; ++i, p += width)
-            load_relaxed_pair_if((word[i][0] & word[i][1]) >> 32 == 0, p->word, word[i]);
-          bool mine = true;
-#pragma unroll
-          for (int i = 0; i < kAtOnce; ++i) mine = mine && (word[i][0] & word[i][1]) >> 32 != 0;
-          all = !ballot(!mine);
-        }
-        Acc upto[2];
-        tree(word, count - first - from, upto);
-#pragma unroll
-        for (int k = 0; k < 2; ++k) before[k] = from ? S::combine(before[k], upto[k]) : upto[k];
-        if (ends) tree(word, wanted - first - from, upto);
-#pragma unroll
-        for (int k = 0; k < 2; ++k) total[k] = from ? S::combine(total[k], upto[k]) : upto[k];
+        for (int i = 0; i < kHeld; ++i) mine = mine && (word[i][0] & word[i][1]) >> 32 != 0;
+        all = !ballot(!mine);
       }
+      Acc before[2], total[2];  // over the first `count`, and over all that are wanted
+      tree(word, count - first, before);
+      if (ends) tree(word, wanted - first, total);
       tree(kEach, before);
       if (part == 0) {
         known[s].within[c] = before[0];
@@ -440,22 +437,44 @@ template <class S, class Load, class Store> struct StripPipeline {
       warp_arrive(&released[s]);
     }
   }
+  // N published values that a lane looks at together until all that it wants are there, as whole warps do.
+  template <int N> struct Wanted {
+    static_assert(Published<Wide>::kWords == 2, "words that are looked at together");
+    uint64_t word[N][2];
+
+    // wanted(i), from(i): whether and where there is or will be number i.
+    template <class IsWanted, class From> __device__ __forceinline__ void wait(IsWanted wanted, From from) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) word[i][0] = word[i][1] = wanted(i) ? 0 : uint64_t(1) << 32;
+      for (bool all = false; !all;) {
+        bool mine = true;
+#pragma unroll
+        for (int i = 0; i < N; ++i) load_relaxed_pair_if((word[i][0] & word[i][1]) >> 32 == 0, from(i)->word, word[i]);
+#pragma unroll
+        for (int i = 0; i < N; ++i) mine = mine && (word[i][0] & word[i][1]) >> 32 != 0;
+        all = !ballot(!mine);
+      }
+    }
+    __device__ __forceinline__ Wide value(int i) const {
+      const uint32_t part[2] = {uint32_t(word[i][0]), uint32_t(word[i][1])};
+      Wide v;
+      memcpy(&v, part, sizeof v);
+      return v;
+    }
+  };
+
   // Of a block tile's total: joined with the nodes before it that end where its own begins.
   __device__ static void publish_node(Published<Wide>* nodes, int64_t width, int block, Wide node, bool active) {
-#pragma unroll 1
-    for (int size = 1; block & size; size *= 2) {
-      Wide left = S::wide_absent();
-      bool there = !active;
-      while (ballot(!there))
-        if (!there) there = nodes[(block - size) * width].look(left);
-      node = S::combine(left, node);
-    }
+    const int levels = __ffs(~block) - 1;
+    Wanted<kFanLog2> left;
+    left.wait([&](int i) { return active && i < levels; }, [&](int i) { return nodes + (block - (1 << i)) * width; });
+#pragma unroll
+    for (int i = 0; i < kFanLog2; ++i)
+      if (i < levels) node = S::combine(left.value(i), node);
     if (active) nodes[block * width].publish(node);
   }
 
   __device__ void carries(const Form& form, int64_t width, int warp) {
-    constexpr int kWide = Published<Wide>::kWords;
-    static_assert(kWide == 2, "words that are looked at together");
     const int c = warp % kCarryWarps * kLanes + lane_id(), column = form.within(c);
     for (int it = warp / kCarryWarps;; it += kCarryTeams) {
       const StripJob& j = next(it);
@@ -464,35 +483,18 @@ template <class S, class Load, class Store> struct StripPipeline {
       const bool there = column < j.width;
       auto* const nodes = static_cast<Published<Wide>*>(j.nodes) + column;
       auto* const carries = static_cast<Published<Wide>*>(j.carries) + column;
-      uint64_t word[kFanLog2 + 1][kWide];  // of the nodes before the block tile, from right to left; what precedes them
-      auto from = [&](int i, int rest) { return i < kFanLog2 ? nodes + (rest - 1) * width : carries - width; };
-      auto wanted = [&](int i, int rest) { return there && (i < kFanLog2 ? rest > 0 : !j.first_superblock); };
-      int rest = j.block;
+      // The nodes before the block tile, from right to left; and what precedes them.
+      int number[kFanLog2];
 #pragma unroll
-      for (int i = 0; i <= kFanLog2; ++i, rest &= rest - 1)
-        word[i][0] = word[i][1] = wanted(i, rest) ? 0 : uint64_t(1) << 32;
-      for (bool all = false; !all;) {
-        bool mine = true;
-        rest = j.block;
-#pragma unroll
-        for (int i = 0; i <= kFanLog2; ++i, rest &= rest - 1)
-          load_relaxed_pair_if((word[i][0] & word[i][1]) >> 32 == 0, from(i, rest)->word, word[i]);
-#pragma unroll
-        for (int i = 0; i <= kFanLog2; ++i) mine = mine && (word[i][0] & word[i][1]) >> 32 != 0;
-        all = !ballot(!mine);
-      }
-      auto value = [&](int i) {
-        const uint32_t part[2] = {uint32_t(word[i][0]), uint32_t(word[i][1])};
-        Wide v;
-        memcpy(&v, part, sizeof v);
-        return v;
-      };
+      for (int i = 0, rest = j.block; i < kFanLog2; ++i, rest &= rest - 1) number[i] = rest;
+      Wanted<kFanLog2 + 1> values;
+      values.wait([&](int i) { return there && (i < kFanLog2 ? number[i] > 0 : !j.first_superblock); },
+                  [&](int i) { return i < kFanLog2 ? nodes + (number[i] - 1) * width : carries - width; });
       Wide upto = S::wide_absent();
-      rest = j.block;
 #pragma unroll
-      for (int i = 0; i < kFanLog2; ++i, rest &= rest - 1)
-        if (rest) upto = S::combine(value(i), upto);
-      const Wide before = j.first_superblock ? S::wide_absent() : value(kFanLog2);
+      for (int i = 0; i < kFanLog2; ++i)
+        if (number[i]) upto = S::combine(values.value(i), upto);
+      const Wide before = j.first_superblock ? S::wide_absent() : values.value(kFanLog2);
       known[s].carry[c] = S::combine(before, upto);
       warp_arrive(&ready[s]);
       if (j.block == kFan - 1 && j.slot + form.tiles == kFan && j.left >= form.tiles * kTile) {  // ends a superblock
