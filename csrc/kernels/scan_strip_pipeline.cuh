@@ -3,13 +3,13 @@
 // 128 bytes a row, or as many tiles of a narrower matrix as make 128 bytes; its elements have a stage of shared memory.
 //
 //   jobs     takes a ticket for each stage when its results are there, and works out the job
-//   load     starts the bulk copy of a job: of a tile of the matrix, or of a run of memory where it is as wide as a strip
+//   copies   starts the bulk copies of a job's elements and of its results: of a tile of the matrix, or of a run of
+//            memory where it is as wide as a strip
 //   totals   each warp sums one job as soon as it has landed, and publishes the totals of its columns
 //   look     teams of warps look at the totals of the tiles before a job in its block tile; where it ends that one, they
 //            publish its total, as a node of the tree over the block tiles of its superblock
 //   carry    a column a lane, finds what precedes the block tile: a few nodes, and the superblocks before
 //   results  teams of warps turn a job into its results, which take the places of its elements
-//   store    starts the bulk copy of the results
 //
 // Who looks at totals never waits for a carry, so that no node of a block tile waits for what precedes it. A ticket is
 // not taken before there is nearly a stage for its job, as others wait for it from then on. What looks at memory is
@@ -69,7 +69,7 @@ template <class S, class Load, class Store> struct StripPipeline {
   static constexpr int kV = 8 / kSize;                                   // neighbouring columns of a lane: two words
   static constexpr int kAcross = kColumns / kV, kDown = kLanes / kAcross;  // lanes of a row; groups of a warp at once
   static constexpr int kStages = kStripStages;
-  static constexpr int kTotalWarps = 2, kCarryLanes = 64;
+  static constexpr int kTotalWarps = 2, kCarryLanes = 128;
   static constexpr int kLookWarps = kColumns / 16, kLookTeams = 8 / kLookWarps;
   static constexpr int kCarryTeams = kCarryLanes / kColumns, kCarryWarps = kColumns / kLanes;
   static constexpr int kResultTeams = 2, kResultWarps = 8;
@@ -77,9 +77,9 @@ template <class S, class Load, class Store> struct StripPipeline {
   static constexpr int kEnds = 4;                                // jobs that end all roles
   // The first warp of each role.
   static constexpr int kTotalWarp = kResultTeams * kResultWarps, kLookWarp = kTotalWarp + kTotalWarps,
-                       kCarryWarp = kLookWarp + kLookTeams * kLookWarps, kLoadWarp = kCarryWarp + kCarryLanes / kLanes,
-                       kStoreWarp = kLoadWarp + 1, kJobWarp = kStoreWarp + 1;
-  static_assert((kJobWarp + 1) * kLanes <= kStripThreads, "a warp for each role");
+                       kCarryWarp = kLookWarp + kLookTeams * kLookWarps, kCopyWarp = kCarryWarp + kCarryLanes / kLanes,
+                       kJobWarp = kCopyWarp + 1;
+  static_assert((kJobWarp + 1) * kLanes == kStripThreads, "a warp for each role");
   static_assert(kEnds >= kTotalWarps && kEnds >= kLookTeams && kEnds >= kCarryTeams && kEnds >= kResultTeams,
                 "one for each team of a role");
   static_assert(kAcross == 16 && kDown == 2 && kRounds == 2, "a lane has half a tile, or two groups of its warp's four");
@@ -95,7 +95,7 @@ template <class S, class Load, class Store> struct StripPipeline {
     alignas(16) Acc within[kColumns];  // the tile, in its block tile
     alignas(16) Wide carry[kColumns];  // that one
   };
-  Barrier put[kStages], loaded[kStages], summed[kStages], ready[kStages], done[kStages], released[kStages], empty[kStages];
+  Barrier put[kStages], loaded[kStages], summed[kStages], ready[kStages], done[kStages], released[kStages];
   StripJob job[kStages];
   Before known[kStages];
 
@@ -106,8 +106,7 @@ template <class S, class Load, class Store> struct StripPipeline {
       barrier_init(&summed[s], 1);
       barrier_init(&ready[s], kLookWarps + kCarryWarps);
       barrier_init(&done[s], kResultWarps);
-      barrier_init(&released[s], 2 + kLookWarps + kCarryWarps + kResultWarps);  // with load and store
-      barrier_init(&empty[s], 1);
+      barrier_init(&released[s], 1 + kLookWarps + kCarryWarps + kResultWarps);  // with the copies
     }
     barriers_made();
   }
@@ -195,50 +194,47 @@ template <class S, class Load, class Store> struct StripPipeline {
     }
   }
 
-  // By one lane.
-  __device__ void load(const ScanCall& call, const Form& form, const TileMap& in, char* stages) {
-    for (int it = 0;; ++it) {
-      const StripJob j = next(it);
-      if (!j.width) return;
-      const int s = it % kStages;
-      barrier_arrive(&released[s]);
-      if (it >= kStages) barrier_wait(&empty[s], (it / kStages - 1) & 1);
-      char* const stage = stages + s * kStripStage;
-      if (form.tiles > 1) {
-        const int most = form.tiles * kTile;
-        barrier_expect(&loaded[s], uint32_t((j.left < most ? j.left : most) * form.row));
-        const char* const data = static_cast<const char*>(call.in.data);
-        for_runs(call, form, j, call.layout.in, row_start(call.layout, j.batch, call.layout.kept - 1).in, 0,
-                 [&](int place, int64_t offset, int bytes) {
-                   bulk_load(stage + place, data + offset, uint32_t(bytes), &loaded[s]);
-                 });
-      } else {
-        tile_load(stage, in, int(j.first), int(form.row_of(call.layout.length, j.position, 0)), int(j.batch), &loaded[s],
-                  kTile * kStripRow);
-      }
+  // By one lane. A stage is loaded again as soon as its results are on their way.
+  __device__ void copies(const ScanCall& call, const Form& form, const TileMap& in, const TileMap& out, char* stages) {
+    int it = 0;
+    for (;; ++it) {
+      if (it >= kStages) store(call, form, out, stages, it - kStages);
+      if (!next(it).width) break;
+      load(call, form, in, stages, it);
+    }
+    for (int last = it - kStages < 0 ? 0 : it - kStages + 1; last < it; ++last) store(call, form, out, stages, last);
+  }
+  __device__ void load(const ScanCall& call, const Form& form, const TileMap& in, char* stages, int it) {
+    const int s = it % kStages;
+    const StripJob& j = job[s];
+    char* const stage = stages + s * kStripStage;
+    if (form.tiles > 1) {
+      const int most = form.tiles * kTile;
+      barrier_expect(&loaded[s], uint32_t((j.left < most ? j.left : most) * form.row));
+      const char* const data = static_cast<const char*>(call.in.data);
+      for_runs(call, form, j, call.layout.in, row_start(call.layout, j.batch, call.layout.kept - 1).in, 0,
+               [&](int place, int64_t offset, int bytes) {
+                 bulk_load(stage + place, data + offset, uint32_t(bytes), &loaded[s]);
+               });
+    } else {
+      tile_load(stage, in, int(j.first), int(form.row_of(call.layout.length, j.position, 0)), int(j.batch), &loaded[s],
+                kTile * kStripRow);
     }
   }
-  __device__ void store(const ScanCall& call, const Form& form, const TileMap& out, const char* stages) {
-    const int shift = call.exclusive ? 1 : 0;
-    for (int it = 0;; ++it) {
-      const StripJob j = next(it);
-      if (!j.width) return;
-      const int s = it % kStages;
-      barrier_arrive(&released[s]);
-      barrier_wait(&done[s], it / kStages & 1);
-      const char* const stage = stages + s * kStripStage;
-      if (form.tiles > 1) {
-        char* const data = static_cast<char*>(call.out.values);
-        for_runs(call, form, j, call.layout.out, row_start(call.layout, j.batch, call.layout.kept - 1).out, shift,
-                 [&](int place, int64_t offset, int bytes) {
-                   bulk_store(data + offset, stage + place, uint32_t(bytes));
-                 });
-      } else {
-        tile_store(out, int(j.first), int(form.row_of(call.layout.length, j.position, shift)), int(j.batch), stage);
-      }
-      bulk_stores_read();
-      barrier_arrive(&empty[s]);
+  __device__ void store(const ScanCall& call, const Form& form, const TileMap& out, const char* stages, int it) {
+    const int s = it % kStages, shift = call.exclusive ? 1 : 0;
+    const StripJob j = job[s];
+    barrier_wait(&done[s], it / kStages & 1);
+    barrier_arrive(&released[s]);
+    const char* const stage = stages + s * kStripStage;
+    if (form.tiles > 1) {
+      char* const data = static_cast<char*>(call.out.values);
+      for_runs(call, form, j, call.layout.out, row_start(call.layout, j.batch, call.layout.kept - 1).out, shift,
+               [&](int place, int64_t offset, int bytes) { bulk_store(data + offset, stage + place, uint32_t(bytes)); });
+    } else {
+      tile_store(out, int(j.first), int(form.row_of(call.layout.length, j.position, shift)), int(j.batch), stage);
     }
+    bulk_stores_read();
   }
 
   // A lane's columns: `c` is the first among those of the job. What a stage has in the place of positions that are not
@@ -391,6 +387,32 @@ template <class S, class Load, class Store> struct StripPipeline {
       }
   }
 
+  // N published values that a lane looks at together until all that it wants are there, as whole warps do.
+  template <int N> struct Wanted {
+    static_assert(Published<Wide>::kWords == 2, "words that are looked at together");
+    uint64_t word[N][2];
+
+    // wanted(i), from(i): whether and where there is or will be number i.
+    template <class IsWanted, class From> __device__ __forceinline__ void wait(IsWanted wanted, From from) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) word[i][0] = word[i][1] = wanted(i) ? 0 : uint64_t(1) << 32;
+      for (bool all = false; !all;) {
+        bool mine = true;
+#pragma unroll
+        for (int i = 0; i < N; ++i) load_relaxed_pair_if((word[i][0] & word[i][1]) >> 32 == 0, from(i)->word, word[i]);
+#pragma unroll
+        for (int i = 0; i < N; ++i) mine = mine && (word[i][0] & word[i][1]) >> 32 != 0;
+        all = !ballot(!mine);
+      }
+    }
+    __device__ __forceinline__ Wide value(int i) const {
+      const uint32_t part[2] = {uint32_t(word[i][0]), uint32_t(word[i][1])};
+      Wide v;
+      memcpy(&v, part, sizeof v);
+      return v;
+    }
+  };
+
   // Waits are by whole warps, so that none holds another of its wavefront.
   __device__ void look(const Form& form, int64_t width, int warp) {
     constexpr int kEach = kLookWarps * kLanes / (kColumns / 2), kHeld = kFan / kEach;
@@ -437,32 +459,6 @@ template <class S, class Load, class Store> struct StripPipeline {
       warp_arrive(&released[s]);
     }
   }
-  // N published values that a lane looks at together until all that it wants are there, as whole warps do.
-  template <int N> struct Wanted {
-    static_assert(Published<Wide>::kWords == 2, "words that are looked at together");
-    uint64_t word[N][2];
-
-    // wanted(i), from(i): whether and where there is or will be number i.
-    template <class IsWanted, class From> __device__ __forceinline__ void wait(IsWanted wanted, From from) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) word[i][0] = word[i][1] = wanted(i) ? 0 : uint64_t(1) << 32;
-      for (bool all = false; !all;) {
-        bool mine = true;
-#pragma unroll
-        for (int i = 0; i < N; ++i) load_relaxed_pair_if((word[i][0] & word[i][1]) >> 32 == 0, from(i)->word, word[i]);
-#pragma unroll
-        for (int i = 0; i < N; ++i) mine = mine && (word[i][0] & word[i][1]) >> 32 != 0;
-        all = !ballot(!mine);
-      }
-    }
-    __device__ __forceinline__ Wide value(int i) const {
-      const uint32_t part[2] = {uint32_t(word[i][0]), uint32_t(word[i][1])};
-      Wide v;
-      memcpy(&v, part, sizeof v);
-      return v;
-    }
-  };
-
   // Of a block tile's total: joined with the nodes before it that end where its own begins.
   __device__ static void publish_node(Published<Wide>* nodes, int64_t width, int block, Wide node, bool active) {
     const int levels = __ffs(~block) - 1;
@@ -593,10 +589,9 @@ __global__ void __launch_bounds__(kStripThreads, 1)
   if (warp < P::kTotalWarp) pipeline.results(op, call, form, stages, warp);
   else if (warp < P::kLookWarp) pipeline.totals(op, form, stages, width, warp - P::kTotalWarp);
   else if (warp < P::kCarryWarp) pipeline.look(form, width, warp - P::kLookWarp);
-  else if (warp < P::kLoadWarp) pipeline.carries(form, width, warp - P::kCarryWarp);
+  else if (warp < P::kCopyWarp) pipeline.carries(form, width, warp - P::kCarryWarp);
   else if (lane_id() > 0) return;
-  else if (warp == P::kLoadWarp) pipeline.load(call, form, in, stages);
-  else if (warp == P::kStoreWarp) pipeline.store(call, form, out, stages);
+  else if (warp == P::kCopyWarp) pipeline.copies(call, form, in, out, stages);
   else if (warp == P::kJobWarp) pipeline.jobs(call, form, workspace);
 #endif
 }
