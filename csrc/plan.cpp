@@ -344,8 +344,8 @@ static bool narrow_run(const ScanCall& call) {
          call.layout.size[call.layout.kept - 1] <= kMostNarrow;
 }
 
-// The bytes of a strip's row where there is a pipeline for strips that blocks share (kStripPipelined), else 0. Where more
-// than a part of the last strip's lanes lacked columns it would lose (100 float32 columns: 12 %).
+// The bytes of a strip's row where there is a pipeline for strips that blocks share (kStripPipelined), else 0. Where
+// more than a part of the last strip's lanes lacked columns it would lose (100 float32 columns: 12 %).
 static int strip_row(const ScanCall& call) {
   const Layout& l = call.layout;
   const int size = size_of(call.in.dtype);
@@ -355,7 +355,7 @@ static int strip_row(const ScanCall& call) {
   const int64_t row = l.size[l.kept - 1] * size, lacking = (kStripRow - row % kStripRow) % kStripRow;
   if (row < kStripRow) return row >= 16 && kStripRow % row == 0 && one_run(call) ? int(row) : 0;
   // What copies of tiles (tile_map.cuh) reach: rows apart, and one dim of batches.
-  auto fits = [&](const int64_t(&strides)[kMaxDims]) {
+  auto fits = [&](const int64_t (&strides)[kMaxDims]) {
     return l.kept <= 2 && magnitude(strides[l.kept]) >= l.size[l.kept - 1] &&
            magnitude(strides[l.kept]) * size < int64_t(1) << 40 &&
            (l.kept < 2 || (strides[0] > 0 && strides[0] * size < int64_t(1) << 40));

@@ -37,8 +37,9 @@ struct Plan {
   int behind = 1;       // and this many jobs of a block lie between a job's totals and its results
   bool flat = false;    // scans, Columns: a job's units are one run of memory
   bool ragged = false;  // scans, Columns: rows of a strip start anywhere, and are copied with what lies around them
-  int strip_bytes = 0;  // scans, Columns: of a row of a strip that warps with roles take with bulk copies; 0: they do not
-  int leaves = 1;       // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
+  int strip_bytes =
+      0;           // scans, Columns: of a row of a strip that warps with roles take with bulk copies; 0: they do not
+  int leaves = 1;  // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
   int64_t splits = 1;  // reductions: runs a row, each leaving a partial; scans: block tiles a row, or units of a column
   int64_t blocks = 1;  // grid size; CPU: tasks
   int threads = 1;     // block size; CPU: 1

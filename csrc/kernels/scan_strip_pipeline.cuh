@@ -6,8 +6,8 @@
 //   copies   starts the bulk copies of a job's elements and of its results: of a tile of the matrix, or of a run of
 //            memory where it is as wide as a strip
 //   totals   each warp sums one job as soon as it has landed, and publishes the totals of its columns
-//   look     teams of warps look at the totals of the tiles before a job in its block tile; where it ends that one, they
-//            publish its total, as a node of the tree over the block tiles of its superblock
+//   look     teams of warps look at the totals of the tiles before a job in its block tile; of one that ends it, they
+//            publish the block tile's total, as a node of the tree over those of its superblock
 //   carry    a column a lane, finds what precedes the block tile: a few nodes, and the superblocks before
 //   results  teams of warps turn a job into its results, which take the places of its elements
 //
@@ -28,11 +28,12 @@ template <class S, class Load, class Store> constexpr bool kStripPipelined =
 
 #ifdef TR_BULK_COPIES
 
+// A job.
 struct StripJob {
-  int64_t first, batch;  // column of its batch
-  int64_t position;
-  void* totals;   // Published, of the first tile of its block tile, first column
-  void* nodes;    // the same of the first block tile of its superblock
+  int64_t first, batch;  // its first column, and the batch that it counts from
+  int64_t position;      // its first
+  void* totals;          // Published, of the first tile of its block tile, first column
+  void* nodes;           // the same of the first block tile of its superblock
   void* carries;  // what precedes the superblock after its own; a row of columns before that, what precedes its own
   int width;      // columns; 0: there is no job, and no other comes
   int left;       // positions from there on; more than the job has is all the same
@@ -65,8 +66,8 @@ template <class S, class Load, class Store> struct StripPipeline {
   using Wide = typename S::Wide;
   using Item = typename S::Item;
   using E = typename Load::Element;
-  static constexpr int kSize = sizeof(E), kColumns = kStripRow / kSize;  // of a job: those of all its tiles
-  static constexpr int kV = 8 / kSize;                                   // neighbouring columns of a lane: two words
+  static constexpr int kSize = sizeof(E), kColumns = kStripRow / kSize;    // of a job: those of all its tiles
+  static constexpr int kV = 8 / kSize;                                     // neighbouring columns of a lane: two words
   static constexpr int kAcross = kColumns / kV, kDown = kLanes / kAcross;  // lanes of a row; groups of a warp at once
   static constexpr int kStages = kStripStages;
   static constexpr int kTotalWarps = 2, kCarryLanes = 128;
@@ -82,7 +83,8 @@ template <class S, class Load, class Store> struct StripPipeline {
   static_assert((kJobWarp + 1) * kLanes == kStripThreads, "a warp for each role");
   static_assert(kEnds >= kTotalWarps && kEnds >= kLookTeams && kEnds >= kCarryTeams && kEnds >= kResultTeams,
                 "one for each team of a role");
-  static_assert(kAcross == 16 && kDown == 2 && kRounds == 2, "a lane has half a tile, or two groups of its warp's four");
+  static_assert(kAcross == 16 && kDown == 2 && kRounds == 2,
+                "a lane has half a tile, or two groups of its warp's four");
   using Words = Packed<uint32_t, 2>;
 
   // Parts of a tile that precede a result warp's four groups, in the order in which they are joined on the left: the
@@ -134,7 +136,7 @@ template <class S, class Load, class Store> struct StripPipeline {
     // The tile of a job that column c belongs to, and where it stands there.
     __device__ int tile_of(int c) const { return c / columns; }
     __device__ int within(int c) const { return c & (columns - 1); }
-    // The row of memory, of n, where the tile from `position` on begins; `shift`: its results lie a position further on.
+    // The row of memory, of n, where the tile from `position` on begins, or its results, `shift` positions further on.
     __device__ int64_t row_of(int64_t n, int64_t position, int shift) const {
       return mirror ? n - position - kTile - shift : position + shift;
     }
@@ -229,8 +231,9 @@ template <class S, class Load, class Store> struct StripPipeline {
     const char* const stage = stages + s * kStripStage;
     if (form.tiles > 1) {
       char* const data = static_cast<char*>(call.out.values);
-      for_runs(call, form, j, call.layout.out, row_start(call.layout, j.batch, call.layout.kept - 1).out, shift,
-               [&](int place, int64_t offset, int bytes) { bulk_store(data + offset, stage + place, uint32_t(bytes)); });
+      for_runs(
+          call, form, j, call.layout.out, row_start(call.layout, j.batch, call.layout.kept - 1).out, shift,
+          [&](int place, int64_t offset, int bytes) { bulk_store(data + offset, stage + place, uint32_t(bytes)); });
     } else {
       tile_store(out, int(j.first), int(form.row_of(call.layout.length, j.position, shift)), int(j.batch), stage);
     }
@@ -292,17 +295,6 @@ template <class S, class Load, class Store> struct StripPipeline {
 #pragma unroll
     for (int v = 0; v < N; ++v) to[v] = all.item[v];
   }
-  // Of a lane's values and those of the lane `distance` from it, a power of two: both, the lower one on the left.
-  __device__ __forceinline__ static void both(const Acc (&own)[kV], int distance, Acc (&joined)[kV]) {
-    const int lane = lane_id();
-    const bool upper = lane & distance;
-#pragma unroll
-    for (int v = 0; v < kV; ++v) {
-      const Acc other = shuffle(own[v], lane ^ distance);
-      joined[v] = upper ? S::combine(other, own[v]) : S::combine(own[v], other);
-    }
-  }
-
   // A lane has half a tile.
   __device__ void totals(const S& op, const Form& form, const char* stages, int64_t width, int warp) {
     constexpr int kHalfGroups = kFan / 2;
@@ -358,8 +350,8 @@ template <class S, class Load, class Store> struct StripPipeline {
     }
   }
 
-  // The pairwise tree over N totals, a power of two, of each of two neighbouring columns, of which those from `count` on
-  // count as absent.
+  // The pairwise tree over N totals, a power of two, of each of two neighbouring columns, of which those from `count`
+  // on count as absent.
   template <int N>
   __device__ __forceinline__ static void tree(const uint64_t (&word)[N][2], int count, Acc (&whole)[2]) {
 #pragma unroll
@@ -602,7 +594,7 @@ const char* launch_strips(const ScanCall& call, void* workspace, gpuStream_t str
   using E = typename Load::Element;
   const Layout& l = call.layout;
   const int64_t width = l.size[l.kept - 1], n = l.length;
-  auto make = [&](TileMap& map, const void* data, const int64_t(&strides)[kMaxDims]) {
+  auto make = [&](TileMap& map, const void* data, const int64_t (&strides)[kMaxDims]) {
     const int64_t step = strides[l.kept];
     auto* const lowest = static_cast<E*>(const_cast<void*>(data)) + (step < 0 ? (n - 1) * step : 0);
     const int64_t size = sizeof(E), row = (step < 0 ? -step : step) * size;
