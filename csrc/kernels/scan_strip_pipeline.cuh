@@ -85,7 +85,7 @@ template <class S, class Load, class Store> struct StripPipeline {
                 "one for each team of a role");
   static_assert(kAcross == 16 && kDown == 2 && kRounds == 2,
                 "a lane has half a tile, or two groups of its warp's four");
-  using Words = Packed<uint32_t, 2>;
+  static constexpr int kPairWords = 2 * kSize / 4;  // of two columns
 
   // Parts of a tile that precede a result warp's four groups, in the order in which they are joined on the left: the
   // four before them in their quarter; the quarter before it; the first half.
@@ -128,8 +128,8 @@ template <class S, class Load, class Store> struct StripPipeline {
     bool mirror;              // a tile's last position comes first
 
     __device__ explicit Form(const ScanCall& call)
-        : row(call.plan.strip_bytes),
-          tiles(kStripRow / row),
+        : row(recomputed(call.plan.strip_bytes)),
+          tiles(recomputed(call.plan.warps)),
           columns(row / kSize),
           mirror(call.layout.in[call.layout.kept] < 0) {}
     __device__ int place(int tile) const { return tile * ((kTile + 1) * row); }
@@ -225,9 +225,8 @@ template <class S, class Load, class Store> struct StripPipeline {
   }
   __device__ void store(const ScanCall& call, const Form& form, const TileMap& out, const char* stages, int it) {
     const int s = it % kStages, shift = call.exclusive ? 1 : 0;
-    const StripJob j = job[s];
+    const StripJob& j = job[s];
     barrier_wait(&done[s], it / kStages & 1);
-    barrier_arrive(&released[s]);
     const char* const stage = stages + s * kStripStage;
     if (form.tiles > 1) {
       char* const data = static_cast<char*>(call.out.values);
@@ -237,6 +236,7 @@ template <class S, class Load, class Store> struct StripPipeline {
     } else {
       tile_store(out, int(j.first), int(form.row_of(call.layout.length, j.position, shift)), int(j.batch), stage);
     }
+    barrier_arrive(&released[s]);
     bulk_stores_read();
   }
 
@@ -250,35 +250,35 @@ template <class S, class Load, class Store> struct StripPipeline {
       step = form.mirror ? -form.row : form.row;
       first = form.place(tile) + (form.mirror ? (kTile - 1) * form.row : 0) + column * kSize;
     }
-    // The elements of group g; results in their places.
-    __device__ void read(const char* stage, int g, Words (&w)[kGroup]) const {
-      const char* p = stage + first + g * kGroup * step;
+    // The elements of group g in some columns from the lane's column `from` on; results in their places.
+    template <int W> __device__ void read(const char* stage, int g, int from, Packed<uint32_t, W> (&w)[kGroup]) const {
+      const char* p = stage + first + from * kSize + g * kGroup * step;
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i, p += step) w[i] = *reinterpret_cast<const Words*>(p);
+      for (int i = 0; i < kGroup; ++i, p += step) w[i] = *reinterpret_cast<const Packed<uint32_t, W>*>(p);
     }
-    __device__ void write(char* stage, int g, const Words (&w)[kGroup]) const {
-      char* p = stage + first + g * kGroup * step;
+    template <int W>
+    __device__ void write(char* stage, int g, int from, const Packed<uint32_t, W> (&w)[kGroup]) const {
+      char* p = stage + first + from * kSize + g * kGroup * step;
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i, p += step) *reinterpret_cast<Words*>(p) = w[i];
+      for (int i = 0; i < kGroup; ++i, p += step) *reinterpret_cast<Packed<uint32_t, W>*>(p) = w[i];
     }
   };
-  // The items of N of their columns from column `first` on, and the totals of those.
-  template <int N>
-  __device__ __forceinline__ static void group_items(const S& op, const Words (&w)[kGroup], int first, int64_t position,
-                                                     Item (&items)[N][kGroup], Acc (&total)[N]) {
-    constexpr int kPart = N * kSize / 4;
+  // The items of two of the columns in `w`, from the `first` on, and their totals.
+  template <int W>
+  __device__ __forceinline__ static void group_items(const S& op, const Packed<uint32_t, W> (&w)[kGroup], int first,
+                                                     int64_t position, Item (&items)[2][kGroup], Acc (&total)[2]) {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      uint32_t part[kPart];
-      E x[N];
+      uint32_t part[kPairWords];
+      E x[2];
 #pragma unroll
-      for (int k = 0; k < kPart; ++k) part[k] = w[i].item[first * kSize / 4 + k];
-      unpack<E, N>(part, x);
+      for (int k = 0; k < kPairWords; ++k) part[k] = w[i].item[first / 2 * kPairWords + k];
+      unpack<E, 2>(part, x);
 #pragma unroll
-      for (int v = 0; v < N; ++v) items[v][i] = op.load(x[v], position + i);
+      for (int v = 0; v < 2; ++v) items[v][i] = op.load(x[v], position + i);
     }
 #pragma unroll
-    for (int v = 0; v < N; ++v) total[v] = S::group(items[v]);
+    for (int v = 0; v < 2; ++v) total[v] = S::group(items[v]);
   }
   template <int N> __device__ __forceinline__ static void join(const Acc (&left)[N], Acc (&right)[N]) {
 #pragma unroll
@@ -317,11 +317,17 @@ template <class S, class Load, class Store> struct StripPipeline {
 #pragma unroll
         for (int i = 0; i < kHalfGroups / 2; ++i) {
           const int g = (down * 2 + quarter) * (kHalfGroups / 2) + i;
-          Words w[kGroup];
-          Item items[kV][kGroup];
+          Packed<uint32_t, 2> w[kGroup];
           Acc total[kV];
-          place.read(stages + s * kStripStage, g, w);
-          group_items(op, w, 0, j.position + (place.tile * kTile + g * kGroup), items, total);
+          place.read(stages + s * kStripStage, g, 0, w);
+#pragma unroll
+          for (int first = 0; first < kV; first += 2) {
+            Item items[2][kGroup];
+            Acc pair[2];
+            group_items(op, w, first, j.position + (place.tile * kTile + g * kGroup), items, pair);
+            total[first] = pair[0];
+            total[first + 1] = pair[1];
+          }
           int level = 0;
 #pragma unroll
           for (int rest = i; rest % 2; rest /= 2, ++level) join(tree[level], total);
@@ -408,47 +414,66 @@ template <class S, class Load, class Store> struct StripPipeline {
   // Waits are by whole warps, so that none holds another of its wavefront.
   __device__ void look(const Form& form, int64_t width, int warp) {
     constexpr int kEach = kLookWarps * kLanes / (kColumns / 2), kHeld = kFan / kEach;
-    const int lane = warp % kLookWarps * kLanes + lane_id(), part = lane % kEach, first = part * kHeld;
-    const int c = lane / kEach * 2, tile = form.tile_of(c), column = form.within(c);
+    // A lane has kHeld totals, from `first` on, of two columns, from column c of the job on. Worked out again where it
+    // is needed: the words that a lane waits for take half of its registers.
+    struct Part {
+      int part, first, c, tile, column, count;  // count: of the totals that precede the tile
+      bool ends, closes;                        // the job its block tile; the lane's tile that
+
+      __device__ Part(const Form& form, const StripJob& j, int warp) {
+        const int lane = recomputed(warp) % kLookWarps * kLanes + lane_id();
+        part = lane % kEach;
+        first = part * kHeld;
+        c = lane / kEach * 2;
+        tile = form.tile_of(c);
+        column = form.within(c);
+        const bool there = column < j.width && tile * kTile < j.left;
+        count = there ? j.slot + tile : 0;
+        ends = j.slot + form.tiles == kFan && j.left >= form.tiles * kTile;
+        closes = ends && tile == form.tiles - 1 && there;
+      }
+    };
     for (int it = warp / kLookWarps;; it += kLookTeams) {
-      const StripJob& j = next(it);
-      if (!j.width) return;
-      const int s = it % kStages, number = j.slot + tile;
-      const bool ends = j.slot + form.tiles == kFan && j.left >= form.tiles * kTile;  // the block tile
-      const bool there = column < j.width && tile * kTile < j.left;
-      const bool closes = ends && tile == form.tiles - 1 && there;
-      const int count = there ? number : 0, wanted = count + closes;
+      if (!next(it).width) return;
+      const int s = it % kStages;
       // Those of other blocks are there by then, or nearly; to look all the time would be more than there is to copy.
       barrier_wait(&summed[s], it / kStages & 1);
       uint64_t word[kHeld][2];
+      {
+        const Part of(form, job[s], warp);
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) word[i][0] = word[i][1] = first + i < wanted ? 0 : uint64_t(1) << 32;
-      const auto* const totals = static_cast<const Published<Acc>*>(j.totals) + (first * width + column);
-      for (bool all = false; !all;) {
-        const Published<Acc>* p = totals;
+        for (int i = 0; i < kHeld; ++i)
+          word[i][0] = word[i][1] = of.first + i < of.count + of.closes ? 0 : uint64_t(1) << 32;
+        const auto* const totals = static_cast<const Published<Acc>*>(job[s].totals) + (of.first * width + of.column);
+        for (bool all = false; !all;) {
+          const Published<Acc>* p = totals;
 #pragma unroll
-        for (int i = 0; i < kHeld; ++i, p += width)
-          load_relaxed_pair_if((word[i][0] & word[i][1]) >> 32 == 0, p->word, word[i]);
-        bool mine = true;
+          for (int i = 0; i < kHeld; ++i, p += width)
+            load_relaxed_pair_if((word[i][0] & word[i][1]) >> 32 == 0, p->word, word[i]);
+          bool mine = true;
 #pragma unroll
-        for (int i = 0; i < kHeld; ++i) mine = mine && (word[i][0] & word[i][1]) >> 32 != 0;
-        all = !ballot(!mine);
+          for (int i = 0; i < kHeld; ++i) mine = mine && (word[i][0] & word[i][1]) >> 32 != 0;
+          all = !ballot(!mine);
+        }
       }
-      Acc before[2], total[2];  // over the first `count`, and over all that are wanted
-      tree(word, count - first, before);
-      if (ends) tree(word, wanted - first, total);
+      const int turn = recomputed(it) % kStages;
+      const StripJob& j = job[turn];
+      const Part of(form, j, warp);
+      Acc before[2], total[2];  // over the first `count`, and with the tile's own where it closes the block tile
+      tree(word, of.count - of.first, before);
+      tree(word, of.count + of.closes - of.first, total);
       tree(kEach, before);
-      if (part == 0) {
-        known[s].within[c] = before[0];
-        known[s].within[c + 1] = before[1];
+      if (of.part == 0) {
+        known[turn].within[of.c] = before[0];
+        known[turn].within[of.c + 1] = before[1];
       }
-      warp_arrive(&ready[s]);
-      if (ends) {
+      warp_arrive(&ready[turn]);
+      if (of.ends) {
         tree(kEach, total);
-        publish_node(static_cast<Published<Wide>*>(j.nodes) + (column + part), width, j.block,
-                     S::widen(part ? total[1] : total[0]), closes && part < 2);
+        publish_node(static_cast<Published<Wide>*>(j.nodes) + (of.column + of.part), width, j.block,
+                     S::widen(of.part ? total[1] : total[0]), of.closes && of.part < 2);
       }
-      warp_arrive(&released[s]);
+      warp_arrive(&released[turn]);
     }
   }
   // Of a block tile's total: joined with the nodes before it that end where its own begins.
@@ -497,13 +522,13 @@ template <class S, class Load, class Store> struct StripPipeline {
     }
   }
 
-  __device__ void results(const S& op, const ScanCall& call, const Form& form, char* stages, int warp) {
-    const int lane = lane_id(), down = lane / kAcross;
-    const int number = warp % kResultWarps, quarter = number / 2;
-    const Place place(form, lane % kAcross);
+  __device__ void results(const S& op, const ScanCall& call, char* stages, int warp) {
     for (int it = warp / kResultWarps;; it += kResultTeams) {
       const StripJob& j = next(it);
       if (!j.width) return;
+      const int lane = recomputed(lane_id()), down = lane / kAcross;
+      const int number = recomputed(warp) % kResultWarps, quarter = number / 2;
+      const Place place(Form(call), lane % kAcross);
       const int s = it % kStages;
       char* const stage = stages + s * kStripStage;
       const int64_t position = j.position + place.tile * kTile;
@@ -511,51 +536,50 @@ template <class S, class Load, class Store> struct StripPipeline {
         E start[kV];
 #pragma unroll
         for (int v = 0; v < kV; ++v) start[v] = round_to<E>(S::start());
-        Words words;
+        Packed<uint32_t, 2> words;
         memcpy(&words, start, sizeof words);
         const int64_t row = row_start(call.layout, j.batch, call.layout.kept - 1).out + j.first + place.column;
-        *reinterpret_cast<Words*>(static_cast<E*>(call.out.values) + row) = words;
+        *reinterpret_cast<Packed<uint32_t, 2>*>(static_cast<E*>(call.out.values) + row) = words;
       }
       barrier_wait(&loaded[s], it / kStages & 1);
       barrier_wait(&ready[s], it / kStages & 1);
       const Before& of = known[s];
-      const int c = place.c;
-      Acc earlier[kV];  // of the round before
+      // Two columns at a time: of more the items would take too many registers.
+#pragma unroll 1
+      for (int first = 0; first < kV; first += 2) {
+        Acc earlier[2] = {S::absent(), S::absent()};  // of the warp's groups in the rounds before
 #pragma unroll
-      for (int k = 0; k < kRounds; ++k) {
-        const int g = number * 4 + k * kDown + down;
-        Words w[kGroup];
-        place.read(stage, g, w);
-        constexpr int N = 2;  // columns at a time: of more the items would take too many registers
-#pragma unroll
-        for (int first = 0; first < kV; first += N) {
-          Item items[N][kGroup];
-          Acc run[N], before[N];
-          group_items(op, w, first, position + g * kGroup, items, run);
+        for (int k = 0; k < kRounds; ++k) {
+          const int g = number * 4 + k * kDown + down;
+          Packed<uint32_t, kPairWords> w[kGroup];
+          Item items[2][kGroup];
+          Acc run[2], before[2];
+          place.read(stage, g, first, w);
+          group_items(op, w, 0, position + g * kGroup, items, run);
           // What precedes the group in the tile: of the warp's own groups, then of the parts before those.
 #pragma unroll
-          for (int v = 0; v < N; ++v) {
+          for (int v = 0; v < 2; ++v) {
             const Acc other = shuffle(run[v], lane ^ kAcross);
-            before[v] = down ? other : S::absent();
-            if (k > 0) before[v] = S::combine(earlier[first + v], before[v]);
-            earlier[first + v] = down ? S::combine(other, run[v]) : S::combine(run[v], other);
+            before[v] = S::combine(earlier[v], down ? other : S::absent());
+            earlier[v] = down ? S::combine(other, run[v]) : S::combine(run[v], other);
           }
-          if (number % 2) join(&of.parts[quarter][c + first], before);
-          if (quarter % 2) join(&of.parts[kQuarters + quarter / 2][c + first], before);
-          if (quarter / 2) join(&of.parts[kHalf][c + first], before);
-          join(&of.within[c + first], before);
-          Wide into[N];
-          copy(&of.carry[c + first], into);
-          constexpr int kPer = 4 / kSize;
+          const int c = place.c + first;
+          if (number % 2) join(&of.parts[quarter][c], before);
+          if (quarter % 2) join(&of.parts[kQuarters + quarter / 2][c], before);
+          if (quarter / 2) join(&of.parts[kHalf][c], before);
+          join(&of.within[c], before);
+          Wide into[2];
+          copy(&of.carry[c], into);
+          constexpr int kPer = 4 / kSize;  // columns of a word
 #pragma unroll
-          for (int v = 0; v < N; v += kPer) {
+          for (int v = 0; v < 2; v += kPer) {
             typename S::Result r[kPer][kGroup];
 #pragma unroll
             for (int i = 0; i < kPer; ++i) op.results(S::prefix(into[v + i], before[v + i]), items[v + i], r[i]);
-            round_columns<E, S>(r, w, (first + v) / kPer);
+            round_columns<E, S>(r, w, v / kPer);
           }
+          place.write(stage, g, first, w);
         }
-        place.write(stage, g, w);
       }
       bulk_fence();
       warp_arrive(&released[s]);
@@ -578,7 +602,7 @@ __global__ void __launch_bounds__(kStripThreads, 1)
   const S op{call.options};
   if (threadIdx.x == 0) pipeline.make_barriers();
   __syncthreads();
-  if (warp < P::kTotalWarp) pipeline.results(op, call, form, stages, warp);
+  if (warp < P::kTotalWarp) pipeline.results(op, call, stages, warp);
   else if (warp < P::kLookWarp) pipeline.totals(op, form, stages, width, warp - P::kTotalWarp);
   else if (warp < P::kCarryWarp) pipeline.look(form, width, warp - P::kLookWarp);
   else if (warp < P::kCopyWarp) pipeline.carries(form, width, warp - P::kCarryWarp);
