@@ -37,7 +37,7 @@ def test_columns_fit_the_shared_memory(op, dtype):
                 continue
             assert 0 < plan["shared"] <= most - DECLARED, (length, width, aligned, plan)
             if plan["strip_bytes"]:
-                assert plan["threads"] == 896 and plan["workspace"] > 0
+                assert plan["threads"] == 1024 and plan["workspace"] > 0
                 continue
             units = 1 if plan["flat"] else plan["warps"]
             # The other threads form carries, and put jobs.
@@ -49,7 +49,7 @@ def test_columns_fit_the_shared_memory(op, dtype):
 
 def test_blocks_of_columns_are_larger_where_there_is_room():
     small, large = (column_plan("cumsum", 5000, 4096, torch.float32, True, shared) for shared in (PORTABLE, HOPPER))
-    assert large["threads"] == 896 > small["threads"] >= 128
+    assert large["threads"] == 1024 > small["threads"] >= 128
     assert (small["family"], small["vector_loads"]) == (large["family"], large["vector_loads"]) == ("columns", True)
 
 
@@ -75,7 +75,7 @@ def test_strips_that_blocks_share_go_through_a_pipeline_of_their_own():
             (5000, 9 * 128, 128), (5000, 33 * 128 - 16, 128),
         ):  # fmt: skip
             plan = column_plan("cumsum", length, bytes_wide // size, dtype, True, HOPPER)
-            assert plan["strip_bytes"] == strip and plan["family"] == "columns" and plan["threads"] == 896, plan
+            assert plan["strip_bytes"] == strip and plan["family"] == "columns" and plan["threads"] == 1024, plan
             assert plan["strip"] * plan["vector"] * size == strip and plan["warps"] * strip == 128
             jobs = -(-bytes_wide // strip) * -(-plan["splits"] // plan["warps"])
             assert plan["blocks"] == min(132, jobs) and plan["splits"] == -(-length // 256)

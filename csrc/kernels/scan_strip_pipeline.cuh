@@ -311,44 +311,52 @@ template <class S, class Load, class Store> struct StripPipeline {
         for (int v = 0; v < kV; ++v) all.item[v] = total[v];
         *reinterpret_cast<Packed<Acc, kV>*>(&known[s].parts[part][place.c]) = all;
       };
-      Acc tree[4][kV], half[kV];  // of the groups so far of a quarter, one of each size
-#pragma unroll 1
-      for (int quarter = 0; quarter < 2; ++quarter) {
+      Acc four[kV], eight[kV], half[kV];  // of groups; the last ones that are not joined yet
+#pragma unroll 1                          // all at once would be more instructions than the nearest cache holds
+      for (int fours = 0; fours < kHalfGroups / 4; ++fours) {
+        Acc two[kV], total[kV];
 #pragma unroll
-        for (int i = 0; i < kHalfGroups / 2; ++i) {
-          const int g = (down * 2 + quarter) * (kHalfGroups / 2) + i;
+        for (int i = 0; i < 4; ++i) {
+          const int g = down * kHalfGroups + fours * 4 + i;
           Packed<uint32_t, 2> w[kGroup];
-          Acc total[kV];
+          Acc one[kV];
           place.read(stages + s * kStripStage, g, 0, w);
 #pragma unroll
           for (int first = 0; first < kV; first += 2) {
             Item items[2][kGroup];
             Acc pair[2];
             group_items(op, w, first, j.position + (place.tile * kTile + g * kGroup), items, pair);
-            total[first] = pair[0];
-            total[first + 1] = pair[1];
+            one[first] = pair[0];
+            one[first + 1] = pair[1];
           }
-          int level = 0;
+          if (i % 2) join(total, one);
 #pragma unroll
-          for (int rest = i; rest % 2; rest /= 2, ++level) join(tree[level], total);
-#pragma unroll
-          for (int v = 0; v < kV; ++v) tree[level][v] = total[v];
-          if (i == 3) keep(down * 2 + quarter, total);
+          for (int v = 0; v < kV; ++v) {
+            if (i == 1) two[v] = one[v];
+            total[v] = one[v];
+          }
         }
-        if (quarter == 0) {
-          keep(kQuarters + down, tree[3]);
+        join(two, total);
+        if (fours % 2 == 0) {
+          keep(down * 2 + fours / 2, total);
 #pragma unroll
-          for (int v = 0; v < kV; ++v) half[v] = tree[3][v];
+          for (int v = 0; v < kV; ++v) four[v] = total[v];
         } else {
-          join(half, tree[3]);
+          join(four, total);
+          if (fours == 1) keep(kQuarters + down, total);
+#pragma unroll
+          for (int v = 0; v < kV; ++v) {
+            half[v] = fours == 1 ? total[v] : S::combine(eight[v], total[v]);
+            eight[v] = total[v];
+          }
         }
       }
-      if (down == 0) keep(kHalf, tree[3]);
+      if (down == 0) keep(kHalf, half);
       auto* const to = static_cast<Published<Acc>*>(j.totals) + (j.slot + place.tile) * width + place.column;
       const bool there = place.column < j.width && place.tile * kTile < j.left;
 #pragma unroll
       for (int v = 0; v < kV; ++v) {
-        const Acc own = tree[3][v], other = shuffle(own, lane_id() ^ kAcross);
+        const Acc own = half[v], other = shuffle(own, lane_id() ^ kAcross);
         const Acc total = down ? S::combine(other, own) : S::combine(own, other);
         if (v / (kV / 2) == down && there) to[v].publish(total);  // each of the lanes of a column a part
       }
