@@ -233,8 +233,14 @@ template <class S, class Load, class Store> struct StripPipeline {
       for_runs(
           call, form, j, call.layout.out, row_start(call.layout, j.batch, call.layout.kept - 1).out, shift,
           [&](int place, int64_t offset, int bytes) { bulk_store(data + offset, stage + place, uint32_t(bytes)); });
-    } else {
-      tile_store(out, int(j.first), int(form.row_of(call.layout.length, j.position, shift)), int(j.batch), stage);
+    } else if (const int64_t row = form.row_of(call.layout.length, j.position, shift); row >= 0) {
+      tile_store(out, int(j.first), int(row), int(j.batch), stage);
+    } else {  // the last tile of a column that goes down in memory: a copy of a tile may not begin before its matrix
+      const Layout& l = call.layout;
+      const int64_t start = row_start(l, j.batch, l.kept - 1).out + (l.length - 1) * l.out[l.kept] + j.first;
+      for (int i = int(-row); i < kTile; ++i)
+        bulk_store(static_cast<E*>(call.out.values) + (start - (row + i) * l.out[l.kept]), stage + i * kStripRow,
+                   uint32_t(j.width * kSize));
     }
     barrier_arrive(&released[s]);
     bulk_stores_read();

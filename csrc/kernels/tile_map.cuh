@@ -11,7 +11,8 @@
 namespace torchreduce {
 
 // Matrices in memory, a batch of them, and the box that a copy moves. Steps are in bytes, positive multiples of 16; so
-// is `data`. Of a box, what lies outside of its matrix is 0 where it is loaded, and is not stored.
+// is `data`. Of a box, what lies outside of its matrix is 0 where it is loaded, and is not stored. A box that is stored
+// may not begin before its matrix (an H200 calls that an illegal instruction).
 struct TileFacts {
   void* data;
   int size;  // bytes of an element, 2 or 4
@@ -42,6 +43,7 @@ inline void tile_load(void* shared, const TileMap& map, int x, int y, int z, Bar
                [&](char* to, const char* from, uint32_t n) { bulk_load(to, from, n, b); });
 }
 inline void tile_store(const TileMap& map, int x, int y, int z, const void* shared) {
+  if (x < 0 || y < 0) simt::broken("a tile is stored that begins before its matrix");
   for_box_rows(map, static_cast<char*>(const_cast<void*>(shared)), x, y, z,
                [&](const char* from, char* to, uint32_t n) { bulk_store(to, from, n); });
 }
