@@ -344,6 +344,25 @@ static bool narrow_run(const ScanCall& call) {
          call.layout.size[call.layout.kept - 1] <= kMostNarrow;
 }
 
+// The bytes of a strip's row where there is a pipeline for strips that blocks share (kStripPipelined), else 0. Where
+// more than a part of the last strip's lanes lacked columns it would lose (100 float32 columns: 12 %).
+static int strip_row(const ScanCall& call) {
+  const Layout& l = call.layout;
+  const int size = size_of(call.in.dtype);
+  if (!is_float(call.in.dtype) || size > 4 || !in_place(call) || scan_sizes(call).acc > kStripAcc || l.length <= kTile)
+    return 0;
+  if (!column_vectors(call, 16 / size) || l.length > INT32_MAX - 2 * kTile) return 0;
+  const int64_t row = l.size[l.kept - 1] * size, lacking = (kStripRow - row % kStripRow) % kStripRow;
+  if (row < kStripRow) return row >= 16 && kStripRow % row == 0 && one_run(call) ? int(row) : 0;
+  // What copies of tiles (tile_map.cuh) reach: rows apart, and one dim of batches.
+  auto fits = [&](const int64_t (&strides)[kMaxDims]) {
+    return l.kept <= 2 && magnitude(strides[l.kept]) >= l.size[l.kept - 1] &&
+           magnitude(strides[l.kept]) * size < int64_t(1) << 40 &&
+           (l.kept < 2 || (strides[0] > 0 && strides[0] * size < int64_t(1) << 40));
+  };
+  return 32 * lacking <= row + lacking && fits(l.in) && fits(l.out) ? kStripRow : 0;
+}
+
 // Whether columns lie side by side, wherever their rows start. Not in place: what is read around a strip's rows may be
 // another strip's results.
 static bool ragged(const ScanCall& call) {
@@ -485,6 +504,25 @@ static void take_ragged(Plan& plan, const ScanCall& call, const DeviceFacts& dev
   plan.blocks = std::min<int64_t>(strips * (l.rows / width) * plan.splits, device.multiprocessors);
 }
 
+// Strips whose rows have `bytes` bytes.
+static void take_strips(Plan& plan, const ScanCall& call, const DeviceFacts& device, int bytes) {
+  const Layout& l = call.layout;
+  const int64_t width = l.size[l.kept - 1], columns = bytes / size_of(call.in.dtype);
+  plan.strip_bytes = bytes;
+  plan.vector = 4;
+  plan.vector_loads = true;
+  plan.walks = plan.flat = false;
+  plan.behind = 1;
+  plan.lanes = kFan;
+  plan.warps = kStripRow / bytes;
+  plan.strip = int(columns) / plan.vector;
+  plan.splits = ceil_div(l.length, kTile);
+  plan.threads = kStripThreads;
+  plan.shared = kStripStages * kStripStage;
+  const int64_t jobs = l.rows / width * ceil_div(width, columns) * ceil_div(plan.splits, plan.warps);
+  plan.blocks = std::min<int64_t>(jobs, device.multiprocessors);
+}
+
 Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const Layout& l = call.layout;
   const PlanOverride forced = forced_plan();
@@ -524,9 +562,10 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
             shared_columns = shared_vector(in_size, acc);  // of a thread
   const bool vectors = forced.vector_loads != 0 && column_vectors(call, shared_columns);
   const bool flat = forced.vector_loads != 0 && flat_run(call);
+  const int strips = room && forced.vector_loads != 0 && l.kept > 0 && l.reduced > 0 ? strip_row(call) : 0;
   const bool loose = device.large_blocks && forced.vector_loads != 0 && ragged(call);
   const bool narrow =
-      !flat && !loose && n > kBlockTile && l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
+      !flat && !loose && !strips && n > kBlockTile && l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
   // Strips of two inputs, or with indices, are narrow, unless columns are short: float32 linear_scan 0.15 of a copy's
   // speed. So lanes that walk are worth it from about one block of them a multiprocessor on.
   const bool many_columns = 4 * l.rows >= int64_t(3) * kWalkThreads * walk_vector(in_size) * device.multiprocessors;
@@ -604,11 +643,15 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
         take_columns(plan, call, device, vector, ways);
         return fits();
       };
-      if (flat) {
+      if (flat && !strips) {
         take_columns(plan, call, device, shared_columns, {false, true, true});
         if (plan.strip * plan.vector >= l.size[l.kept - 1] && fits()) break;
       }
-      if (take_vectors(walked_columns, {true, both, false}) && (plan.walks || both)) break;
+      if (take_vectors(walked_columns, {true, both, false}) && (plan.walks || (both && !strips))) break;
+      if (strips) {
+        take_strips(plan, call, device, strips);
+        break;
+      }
       if (!both && n > kTile && take_vectors(shared_columns, {false, true, false})) break;
       if (loose) {
         take_ragged(plan, call, device);
@@ -667,7 +710,10 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   // a value.
   const ScanSizes bytes = scan_sizes(call);
   const int64_t total = 2 * bytes.acc, carry = 2 * bytes.wide;
-  if (plan.family == Family::Columns) {
+  if (plan.strip_bytes) {
+    const int64_t blocks = ceil_div(plan.splits, kFan);
+    plan.workspace = 16 + l.rows * (plan.splits * total + (blocks + ceil_div(blocks, kFan)) * carry);
+  } else if (plan.family == Family::Columns) {
     const int64_t blocks = ceil_div(plan.splits, kFan);
     const int64_t values = plan.splits > 1 ? (plan.splits + blocks) * total + blocks * carry : 0;
     if (!plan.walks) plan.workspace = 8 + l.rows * values;

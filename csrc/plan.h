@@ -37,7 +37,9 @@ struct Plan {
   int behind = 1;       // and this many jobs of a block lie between a job's totals and its results
   bool flat = false;    // scans, Columns: a job's units are one run of memory
   bool ragged = false;  // scans, Columns: rows of a strip start anywhere, and are copied with what lies around them
-  int leaves = 1;       // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
+  int strip_bytes =
+      0;           // scans, Columns: of a row of a strip that warps with roles take with bulk copies; 0: they do not
+  int leaves = 1;  // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
   int64_t splits = 1;  // reductions: runs a row, each leaving a partial; scans: block tiles a row, or units of a column
   int64_t blocks = 1;  // grid size; CPU: tasks
   int threads = 1;     // block size; CPU: 1
@@ -115,6 +117,11 @@ TR_HD constexpr int pipeline_threads(int bytes, int acc) {
   return acc > 8 ? 640 : acc > 4 ? 672 : bytes > 2 ? 768 : 800;
 }
 constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory that one has
+// Strips that Columns takes by warps with roles (scan_strip_pipeline.cuh), where accumulators have at most kStripAcc
+// bytes: the bytes of a row, of one tile or several side by side; the stages, of a tile of such rows and one more; and
+// the threads of its blocks.
+constexpr int kStripAcc = 4, kStripRow = 128, kStripStages = 6, kStripStage = (kTile + 1) * kStripRow,
+              kStripThreads = 1024;
 // Columns so few that Pipeline scans them side by side, at most. Given the bytes of an element: the parts of a block
 // tile of theirs, which Plan::splits counts and of which a stage holds one; the warps of a block that form results,
 // fewer where each needs more registers; and all its threads.

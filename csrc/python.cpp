@@ -91,6 +91,7 @@ py::dict as_dict(const Plan& plan) {
   fields["behind"] = plan.behind;
   fields["flat"] = plan.flat;
   fields["ragged"] = plan.ragged;
+  fields["strip_bytes"] = plan.strip_bytes;
   fields["leaves"] = plan.leaves;
   fields["whole"] = plan.whole;
   fields["splits"] = plan.splits;

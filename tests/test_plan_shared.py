@@ -36,6 +36,9 @@ def test_columns_fit_the_shared_memory(op, dtype):
             if plan["family"] != "columns":
                 continue
             assert 0 < plan["shared"] <= most - DECLARED, (length, width, aligned, plan)
+            if plan["strip_bytes"]:
+                assert plan["threads"] == 1024 and plan["workspace"] > 0
+                continue
             units = 1 if plan["flat"] else plan["warps"]
             # The other threads form carries, and put jobs.
             working = 512 if plan["ragged"] else plan["strip"] * plan["lanes"] * units
@@ -46,25 +49,49 @@ def test_columns_fit_the_shared_memory(op, dtype):
 
 def test_blocks_of_columns_are_larger_where_there_is_room():
     small, large = (column_plan("cumsum", 5000, 4096, torch.float32, True, shared) for shared in (PORTABLE, HOPPER))
-    assert large["threads"] == 672 > small["threads"] >= 128
+    assert large["threads"] == 1024 > small["threads"] >= 128
     assert (small["family"], small["vector_loads"]) == (large["family"], large["vector_loads"]) == ("columns", True)
 
 
 def test_blocks_walk_down_wide_matrices_and_share_tall_ones():
-    for length, width, walks, strips in (  # strips: bytes of neighbouring columns
-        (1024, 262144, True, (256, 256)), (2048, 131072, True, (256, 256)), (16384, 16384, True, (256, 128)),
-        (262144, 1024, False, (128, 128)), (2**20, 256, False, (128, 128)), (2**22, 64, False, (128, 128)),
-        (2**23, 32, False, (128, 64)),
+    for op, length, width, walks, strips in (  # strips: bytes of neighbouring columns
+        ("cumsum", 1024, 262144, True, (256, 256)), ("cumsum", 2048, 131072, True, (256, 256)),
+        ("cumsum", 16384, 16384, True, (256, 128)), ("cumsum", 262144, 1024, False, (128, 128)),
+        ("cumsum", 2**20, 256, False, (128, 128)), ("cumsum", 2**23, 32, False, (128, 64)),
+        ("cumprod", 262144, 1024, False, (128, 64)), ("cumprod", 2**23, 32, False, (128, 64)),
     ):  # fmt: skip
         for dtype, strip in zip((torch.float32, torch.bfloat16), strips, strict=True):
-            plan = column_plan("cumsum", length, width, dtype, True, HOPPER)
-            assert plan["walks"] == walks, (length, width, dtype, plan)
+            plan = column_plan(op, length, width, dtype, True, HOPPER)
+            assert plan["walks"] == walks, (op, length, width, dtype, plan)
             bytes_a_thread = plan["vector"] * torch.finfo(dtype).bits // 8
-            assert plan["strip"] * bytes_a_thread == strip, (length, width, dtype, plan)
+            assert plan["strip"] * bytes_a_thread == strip, (op, length, width, dtype, plan)
+
+
+def test_strips_that_blocks_share_go_through_a_pipeline_of_their_own():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        size = torch.finfo(dtype).bits // 8
+        for length, bytes_wide, strip in (
+            (2**20, 32, 32), (2**20, 64, 64), (2**20, 128, 128), (2**20, 4096, 128), (257, 128, 128),
+            (5000, 9 * 128, 128), (5000, 33 * 128 - 16, 128),
+        ):  # fmt: skip
+            plan = column_plan("cumsum", length, bytes_wide // size, dtype, True, HOPPER)
+            assert plan["strip_bytes"] == strip and plan["family"] == "columns" and plan["threads"] == 1024, plan
+            assert plan["strip"] * plan["vector"] * size == strip and plan["warps"] * strip == 128
+            jobs = -(-bytes_wide // strip) * -(-plan["splits"] // plan["warps"])
+            assert plan["blocks"] == min(132, jobs) and plan["splits"] == -(-length // 256)
+            assert plan["workspace"] <= 64 * (bytes_wide // size) * plan["splits"] + 16  # bytes a tile of 256
+        for op, length, width, aligned, shared in (
+            ("cumprod", 2**20, 128 // size, True, HOPPER), ("cumsum", 256, 128 // size, True, HOPPER),
+            ("cumsum", 2**20, 128 // size, False, HOPPER), ("cumsum", 2**20, 128 // size, True, WORKSTATION),
+            ("cumsum", 2**20, 160 // size, True, HOPPER), ("cumsum", 2**20, 48 // size, True, HOPPER),
+            ("cumsum", 1024, 2**20 // size, True, HOPPER),
+        ):  # fmt: skip
+            plan = column_plan(op, length, width, dtype, aligned, shared)
+            assert plan["strip_bytes"] == 0, (op, length, width, dtype, plan)
 
 
 def test_few_columns_are_one_run_of_memory_where_there_is_room():
-    for width, flat in ((5, True), (7, True), (15, True), (16, False), (33, False)):
+    for width, flat in ((5, True), (7, True), (15, True), (20, False), (33, False)):
         plan = column_plan("cumsum", 2**20, width, torch.float32, True, HOPPER)
         assert plan["flat"] == flat and plan["family"] == "columns", (width, plan)
         if flat:

@@ -114,6 +114,26 @@ def test_columns_whose_rows_start_anywhere(device, dtype):
             check("cumsum", values(shape, dtype, seed=1), dim, options, {}, device)
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+def test_strips_of_columns(device, dtype):
+    """Strips that blocks share: rows of 16 to 128 bytes, a part of a strip, batches, and rows of a wider matrix."""
+    line = 128 // dtype.itemsize
+    for shape, dim in (((1100, line // 8), 0), ((2600, line // 4), 0), ((8500, line // 2), 0), ((600, line), 0),
+                       ((300, 34 * line - line // 8), 0), ((3, 700, 2 * line), 1)):  # fmt: skip
+        for options in ({}, {"reverse": True}, {"exclusive": True}, {"exclusive": True, "reverse": True}):
+            check("cumsum", values(shape, dtype, seed=1), dim, options, {}, device)
+    wide = values((1030, 4 * line), dtype, seed=1)
+    for part in (slice(line, 3 * line), slice(line // 4, line // 2)):
+        assert_bitwise_equal(tr.cumsum(wide.to(device)[:, part], 0), tr.cumsum(wide[:, part], 0))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_blocks_that_share_strips_for_long(device, dtype):
+    """More jobs than the blocks have stages for, on 132 multiprocessors."""
+    x = values((26 * 256 - 3, 33 * 128 // dtype.itemsize), dtype, seed=1)
+    assert_bitwise_equal(tr.cumsum(x.to(device), 0), tr.cumsum(x, 0))
+
+
 @pytest.mark.parametrize("dtype, columns", ((torch.float32, 16896), (torch.bfloat16, 33792), (torch.bfloat16, 16896)))
 def test_blocks_that_walk_down_columns(device, dtype, columns):
     """A strip for each block on 132 multiprocessors, in tiles or halves of them."""

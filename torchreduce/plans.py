@@ -43,6 +43,7 @@ class Plan:
     behind: int  # scans, columns: jobs of a block from a job's totals to its results
     flat: bool  # scans, columns: a job's units are one run of memory
     ragged: bool  # scans, columns: rows start anywhere, and are copied with what lies around them
+    strip_bytes: int  # scans, columns: of a row of a strip that warps with roles take with bulk copies; 0: they do not
     leaves: int  # reductions: leaves of 2048 elements in the run of a row that one warp or block takes
     splits: (
         int  # reductions: runs a row; scans: block tiles a row, or units of a column, which are tiles or halves of them

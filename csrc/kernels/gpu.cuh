@@ -353,6 +353,17 @@ __device__ __forceinline__ uint64_t load_relaxed_if(bool wanted, const uint64_t*
   return wanted ? load_relaxed(p) : v;
 #endif
 }
+// The same of two neighbours, aligned to 16 bytes.
+__device__ __forceinline__ void load_relaxed_pair_if(bool wanted, const uint64_t* p, uint64_t (&v)[2]) {
+#if defined(__CUDACC__)
+  asm volatile("{\n .reg .pred q;\n setp.ne.u32 q, %3, 0;\n @q ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];\n}"
+               : "+l"(v[0]), "+l"(v[1])
+               : "l"(p), "r"(int(wanted))
+               : "memory");
+#else
+  for (int k = 0; k < 2; ++k) v[k] = load_relaxed_if(wanted, p + k, v[k]);
+#endif
+}
 __device__ __forceinline__ void store_relaxed(uint64_t* p, uint64_t v) {
 #if defined(__CUDACC__)
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");

@@ -12,6 +12,7 @@
 #include "scan_pipeline.cuh"
 #include "scan_ragged_columns.cuh"
 #include "scan_short_rows.cuh"
+#include "scan_strip_pipeline.cuh"
 #include "scan_walk.cuh"
 
 namespace torchreduce::gpu {
@@ -92,6 +93,13 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       else if constexpr (S::kInputs <= 2) run(scan_chain<S, Load, Store>, workspace);
       break;
     case Family::Columns:
+#ifdef TR_BULK_COPIES
+      if constexpr (kStripPipelined<S, Load, Store>)
+        if (plan.strip_bytes) {
+          if (const char* error = launch_strips<S, Load, Store>(call, workspace, stream)) return error;
+          break;
+        }
+#endif
       if constexpr (kRaggedColumns<S, Load, Store>)
         if (plan.ragged) {
           run(scan_ragged_columns<S, Load, Store>, workspace);

@@ -600,6 +600,8 @@ bool prepare() {
 
 }  // namespace
 
+void broken(const char* rule) { fail(rule); }
+
 extern "C" void __ubsan_on_report() { print_place(); }
 
 void launch(const void* kernel, unsigned blocks, unsigned threads, unsigned shared, const std::function<void()>& body) {

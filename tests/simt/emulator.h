@@ -80,6 +80,7 @@ inline void barriers_made() {}
 void barrier_arrive(Barrier* b);
 void barrier_expect(Barrier* b, uint32_t bytes);
 void barrier_wait(Barrier* b, uint32_t parity);
+[[noreturn]] void broken(const char* rule);  // a kernel breaks a rule of the devices
 void bulk_load(void* shared, const void* from, uint32_t bytes, Barrier* b);
 void bulk_store(void* to, const void* shared, uint32_t bytes);
 void bulk_fence();

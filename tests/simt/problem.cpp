@@ -185,8 +185,9 @@ template <class Call> void emulate(Call& call, int multiprocessors, const char* 
   plan_text = std::string(family_name(p.family)) + " lanes " + std::to_string(p.lanes) + " warps " +
               std::to_string(p.warps) + " leaves " + std::to_string(p.leaves) + " vector " + std::to_string(p.vector) +
               " walks " + std::to_string(p.walks) + " behind " + std::to_string(p.behind) + " flat " +
-              std::to_string(p.flat) + " ragged " + std::to_string(p.ragged) + " whole " + std::to_string(p.whole) +
-              " threads " + std::to_string(p.threads) + " splits " + std::to_string(p.splits) + " blocks " +
+              std::to_string(p.flat) + " ragged " + std::to_string(p.ragged) + " strip_bytes " +
+              std::to_string(p.strip_bytes) + " whole " + std::to_string(p.whole) + " threads " +
+              std::to_string(p.threads) + " splits " + std::to_string(p.splits) + " blocks " +
               std::to_string(p.blocks) + (p.vector_loads ? " vector loads" : "");
   const std::unique_ptr<char[]> workspace(new char[size_t(p.workspace)]);
   memset(workspace.get(), kGap, size_t(p.workspace));

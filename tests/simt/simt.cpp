@@ -423,6 +423,30 @@ void narrow_pipeline() {
     run(Dtype::F32, {30, 2049, 4}, 2, 1, multiprocessors);  // nothing of a last part is written
 }
 
+// Strips of columns by warps with roles: rows of 16 to 128 bytes that are one run of memory, several strips, one that
+// lacks a column or two; whole jobs and not, several block tiles, batches.
+void strip_pipeline() {
+  auto run = [](Dtype d, const std::vector<int64_t>& sizes, uint64_t along, int form, int multiprocessors) {
+    check({"cumsum", d, d, sizes, along, form % 2 != 0, form / 2 != 0},
+          {{{kColumns, -1, -1, -1, -1}, multiprocessors, 1, true}});
+  };
+  for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16})
+    for (int form = 0; form < 4; ++form) {  // exclusive, reverse
+      const int64_t line = 128 / size_of(d);
+      for (int64_t columns : {line / 8, line / 4, line / 2, line, 3 * line})
+        for (int64_t n : {257, 512, 2049}) run(d, {n, columns}, 1, form, 3);
+      run(d, {3 * 8192 + 300, line / 4}, 1, form, 4);
+      run(d, {2 * 8192, line}, 1, form, 2);
+      run(d, {300, 34 * line - 16 / size_of(d)}, 1, form, 5);
+      run(d, {3, 520, line / 2}, 2, form, 4);
+      run(d, {2, 8192 + 256, 2 * line}, 2, form, 5);
+    }
+  for (Dtype d : {Dtype::F32, Dtype::BF16}) {
+    run(d, {70 * 8192 + 9, 128 / size_of(d) / 4}, 1, 0, 3);
+    run(d, {34 * 8192, 128 / size_of(d)}, 1, 2, 5);
+  }
+}
+
 // ---- both -----------------------------------------------------------------------------------------------------------
 
 // Offsets beyond 2^31, in every family.
@@ -655,6 +679,7 @@ constexpr Group kGroups[] = {
     {"pipeline", pipeline},
     {"linear_pipeline", linear_pipeline},
     {"narrow_pipeline", narrow_pipeline},
+    {"strip_pipeline", strip_pipeline},
     {"held_rows", held_rows},
     {"extremes", extremes},
     {"extreme_pipeline", extreme_pipeline},
