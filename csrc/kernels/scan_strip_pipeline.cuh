@@ -404,14 +404,14 @@ template <class S, class Load, class Store> struct StripPipeline {
     template <class IsWanted, class From> __device__ __forceinline__ void wait(IsWanted wanted, From from) {
 #pragma unroll
       for (int i = 0; i < N; ++i) word[i][0] = word[i][1] = wanted(i) ? 0 : uint64_t(1) << 32;
-      for (bool all = false; !all;) {
-        bool mine = true;
-#pragma unroll
-        for (int i = 0; i < N; ++i) load_relaxed_pair_if((word[i][0] & word[i][1]) >> 32 == 0, from(i)->word, word[i]);
-#pragma unroll
-        for (int i = 0; i < N; ++i) mine = mine && (word[i][0] & word[i][1]) >> 32 != 0;
-        all = !ballot(!mine);
-      }
+      while (ballot(!look<0>(from))) {}
+    }
+    // Whether those from number i on are all there. Written out, as not every compiler unrolls a loop in a loop.
+    template <int i, class From> __device__ __forceinline__ bool look(From from) {
+      load_relaxed_pair_if((word[i][0] & word[i][1]) >> 32 == 0, from(i)->word, word[i]);
+      bool rest = true;
+      if constexpr (i + 1 < N) rest = look<i + 1>(from);
+      return (word[i][0] & word[i][1]) >> 32 != 0 && rest;
     }
     __device__ __forceinline__ Wide value(int i) const {
       const uint32_t part[2] = {uint32_t(word[i][0]), uint32_t(word[i][1])};
@@ -448,30 +448,18 @@ template <class S, class Load, class Store> struct StripPipeline {
       const int s = it % kStages;
       // Those of other blocks are there by then, or nearly; to look all the time would be more than there is to copy.
       barrier_wait(&summed[s], it / kStages & 1);
-      uint64_t word[kHeld][2];
+      Wanted<kHeld> totals;
       {
         const Part of(form, job[s], warp);
-#pragma unroll
-        for (int i = 0; i < kHeld; ++i)
-          word[i][0] = word[i][1] = of.first + i < of.count + of.closes ? 0 : uint64_t(1) << 32;
-        const auto* const totals = static_cast<const Published<Acc>*>(job[s].totals) + (of.first * width + of.column);
-        for (bool all = false; !all;) {
-          const Published<Acc>* p = totals;
-#pragma unroll
-          for (int i = 0; i < kHeld; ++i, p += width)
-            load_relaxed_pair_if((word[i][0] & word[i][1]) >> 32 == 0, p->word, word[i]);
-          bool mine = true;
-#pragma unroll
-          for (int i = 0; i < kHeld; ++i) mine = mine && (word[i][0] & word[i][1]) >> 32 != 0;
-          all = !ballot(!mine);
-        }
+        const auto* const from = static_cast<const Published<Acc>*>(job[s].totals) + (of.first * width + of.column);
+        totals.wait([&](int i) { return of.first + i < of.count + of.closes; }, [&](int i) { return from + i * width; });
       }
       const int turn = recomputed(it) % kStages;
       const StripJob& j = job[turn];
       const Part of(form, j, warp);
       Acc before[2], total[2];  // over the first `count`, and with the tile's own where it closes the block tile
-      tree(word, of.count - of.first, before);
-      tree(word, of.count + of.closes - of.first, total);
+      tree(totals.word, of.count - of.first, before);
+      tree(totals.word, of.count + of.closes - of.first, total);
       tree(kEach, before);
       if (of.part == 0) {
         known[turn].within[of.c] = before[0];
@@ -602,7 +590,8 @@ template <class S, class Load, class Store>
 __global__ void __launch_bounds__(kStripThreads, 1)
     scan_strip_pipeline(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT TileMap in, TR_GRID_CONSTANT TileMap out,
                         void* workspace) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// From 12.0 on, GPUs with bulk copies have no room for its stages.
+#if !defined(__CUDA_ARCH__) || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)
   using P = StripPipeline<S, Load, Store>;
   TR_DYNAMIC_SHARED(stages, 128);
   __shared__ P pipeline;
