@@ -384,7 +384,8 @@ template <class S, class Load, class Store> struct Pipeline {
     }
   }
   // Sklansky's inclusive scan over the lanes of several values, in reverse where `mirror` is 31, not 0.
-  template <class V, int N> __device__ static void scan_lanes(V (&value)[N], int mirror) {
+  // kNumbers: lanes' numbers stay in registers, which is less to do where there are enough of them.
+  template <bool kNumbers = false, class V, int N> __device__ static void scan_lanes(V (&value)[N], int mirror) {
     if constexpr (kOwnTotals) {  // without lanes' numbers in registers all the time
       sklansky<S, (S::kInputs > 1)>(value, recomputed(lane_id()) ^ mirror, kLanes, mirror);
     } else {
@@ -393,7 +394,8 @@ template <class S, class Load, class Store> struct Pipeline {
       for (int d = 1; d < kLanes; d <<= 1) {
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-          const V left = shuffle_within(value[k], mirror ? d : d - 1, 2 * d);
+          const V left = kNumbers ? shuffle(value[k], ((lane & ~(2 * d - 1)) + d - 1) ^ mirror)
+                                  : shuffle_within(value[k], mirror ? d : d - 1, 2 * d);
           if (lane & d) value[k] = S::combine(left, value[k]);
         }
       }
