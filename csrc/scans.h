@@ -23,6 +23,10 @@
 //   calm_join(left, right)       combine with less to do, over at most a warp's values, where is_calm(all values) and
 //                                is_settled(all that comes out); calm_end makes of what comes out what combine makes
 //   calm_combine(left, right)    combine of two that are calm, the left one settled
+//   kQuick                       a warp may decide once how groups of Items that are floats are scanned:
+//   quick_group(items, total)    whether quick_results serves the group; its total, an Item
+//   is_near(total)               if all lanes' are: near_join combines them, and of_near makes an Acc of each
+//   near_results(...)            as quick_results, up to two in the last place; or false
 //   kMostTiles                   of longer rows that a GPU's warp can hold, the tiles that it does; else as many as fit
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
 //   kIntegers                    it takes integers and bool
@@ -39,6 +43,10 @@ inline namespace TR_ISA {
 
 template <class S> constexpr bool kHasStart = requires { S::start(); };    // it can be exclusive
 template <class S> constexpr bool kNanStays = requires { S::kNanStays; };  // after a NaN, all results are NaN
+template <class S> constexpr bool kHasQuick = [] {
+  if constexpr (requires { S::kQuick; }) return S::kQuick;
+  else return false;
+}();
 template <class S, class V> constexpr bool kHasCalm =  // there is a shorter way through the levels of Sklansky's scan
     requires(const V& run) { S::calm_join(run, run); };
 
@@ -80,10 +88,11 @@ template <class A> struct CumSum {
   TR_HD static Prefix prefix(Wide carry, Acc within) {
     const Wide sum = add(carry, Wide(within));
     if constexpr (std::is_same<Acc, float>::value) {
-      const float hi = float(sum);
-      const double rest = sum - double(hi);  // NaN or infinite where hi is not finite
+      const float hi = float(sum), rest = float(sum - double(hi));
+      // Where hi is not finite, the rest is infinite if sum is, and else NaN. A rest that is rounded to 0 shows
+      // nowhere.
       const bool finite = (bit_cast<uint32_t>(hi) & 0x7f800000u) != 0x7f800000u;
-      return {sum, hi, finite && rest != 0 ? float(rest) : -0.0f, !finite && sum - sum == 0};
+      return {sum, hi, finite && rest != 0 ? rest : -0.0f, !finite && rest == rest};
     } else {
       return {sum, sum, absent(), false};
     }
@@ -282,10 +291,6 @@ template <class A> struct CumProd {
   TR_HD static Prefix prefix(Acc within) { return {wide_absent(), within}; }
   TR_HD void results(const Prefix& prefix, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
     if constexpr (kSingle) {
-      // Powers of two so far off that no product of normal floats brings the result back into float32's range are as
-      // good as any others; with the rest, float64 products are normal. No block tile brings back a carry that is
-      // further off than kFarCarry.
-      constexpr int kFar = 400, kFarCarry = 1 << 24;
       PlainProduct<A> product(x[0]);
       out[0] = x[0];
       TR_UNROLLED
@@ -294,8 +299,7 @@ template <class A> struct CumProd {
         out[i] = product.value;
       }
       if (product.is_normal()) {
-        const int e = within(prefix.carry.e, kFarCarry) + prefix.within.e;
-        const double first = prefix.carry.m * double(prefix.within.m) * two_to(within(e, kFar));
+        const double first = factor(prefix, exponent(prefix));
         TR_UNROLLED
         for (int i = 0; i < kGroup; ++i) out[i] = A(first * double(out[i]));
         return;
@@ -313,6 +317,47 @@ template <class A> struct CumProd {
     }
   }
 
+  // ---- for a warp that decides once --------------------------------------------------------------------------------
+
+  static constexpr bool kQuick = kSingle;
+  // Whether all products of a group are normal numbers; the last one.
+  TR_HD static bool quick_group(const Item (&x)[kGroup], A& total) {
+    PlainProduct<A> product(x[0]);
+    TR_UNROLLED
+    for (int i = 1; i < kGroup; ++i) product.multiply(x[i]);
+    total = product.value;
+    return product.is_normal();
+  }
+  // From 1/8 to 8: a warp's lanes' are multiplied as they are, and are normal numbers all the way.
+  TR_HD static bool is_near(A total) { return uint32_t(bit_cast<uint32_t>(total) * 2 - (124u << 24)) < 6u << 24; }
+  TR_HD static A near_join(A left, A right) { return left * right; }
+  TR_HD static Acc of_near(A product) { return normal_power(product); }
+  // The results of groups that quick_group takes.
+  TR_HD void quick_results(const Prefix& prefix, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
+    const double first = factor(prefix, exponent(prefix));
+    A product = x[0];
+    TR_UNROLLED
+    for (int i = 0; i < kGroup; ++i) {
+      product = i ? product * x[i] : x[0];
+      out[i] = A(first * double(product));
+    }
+  }
+  // The same up to two in the last place, or false. Two roundings more, of half a unit each, of a float32 factor and of
+  // the product; the first one's may have twice the weight.
+  TR_HD bool near_results(const Prefix& prefix, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
+    const int e = exponent(prefix);
+    const A first = A(factor(prefix, e));
+    A product = x[0];
+    TR_UNROLLED
+    for (int i = 0; i < kGroup; ++i) {
+      product = i ? product * x[i] : x[0];
+      out[i] = first * product;
+    }
+    // A factor that is a normal float32, or so far off that all results are zeros or infinite, as they are with its
+    // own; be it a zero, an infinity or NaN.
+    return uint32_t((e < 0 ? -e : e) - 125) >= 175u;
+  }
+
   // Runs of which all are calm, joined with less to do: as mantissas are at least 1 and less than 2, those of a warp's
   // stay normal as they are multiplied.
   template <class F> TR_HD static bool is_calm(const Power<F>& run) { return has_exponent(run.m); }
@@ -327,6 +372,16 @@ template <class A> struct CumProd {
   }
 
  private:
+  // The factor of a group's results, and its exponent. Powers of two so far off that no product of normal floats brings
+  // the result back into float32's range are as good as any others; with the rest, float64 products are normal. No
+  // block tile brings back a carry that is further off than kFarCarry.
+  TR_HD static int exponent(const Prefix& prefix) {
+    constexpr int kFar = 400, kFarCarry = 1 << 24;
+    return within(within(prefix.carry.e, kFarCarry) + prefix.within.e, kFar);
+  }
+  TR_HD static double factor(const Prefix& prefix, int e) {
+    return prefix.carry.m * double(prefix.within.m) * two_to(e);
+  }
   TR_HD static int within(int64_t e, int most) { return e < -most ? -most : e > most ? most : int(e); }
   TR_HD static Acc item_power(A x) {
     if constexpr (kFloat) return power_of(x);

@@ -158,6 +158,18 @@ template <class T, class V> constexpr bool kLooksForNan = false;
 template <class T> uint32_t round_pair(float low, float high);
 #endif
 
+// Whether floats that are two in the last place off at most, as whole numbers, are rounded to the same BF16.
+__device__ __forceinline__ bool rounds_alike(const float (&v)[kGroup]) {
+  // The low halves, from two before that of a tie on.
+  uint32_t least = ~0u;
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) {
+    const uint32_t next = (bit_cast<uint32_t>(v[i]) << 16) + 0x80020000u;
+    least = next < least ? next : least;
+  }
+  return least >= 5u << 16;
+}
+
 // 8 results of scan S, rounded once each. One look for NaNs serves all of them; kNoNan: there are none.
 template <class T, class S, bool kNoNan = false, class V>
 __device__ __forceinline__ void round_group(const V (&v)[kGroup], uint32_t (&w)[kGroupWords<T>]) {
@@ -181,6 +193,24 @@ __device__ __forceinline__ void round_group(const V (&v)[kGroup], uint32_t (&w)[
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) rounded[i] = round_to<T>(v[i]);
     memcpy(w, rounded, sizeof w);
+  }
+}
+
+// The same of groups that have been rounded with kNoNan, where some results of theirs are NaN.
+template <class T, int N> __device__ __forceinline__ void settle_nans(uint32_t (&w)[N]) {
+  if constexpr (kLooksForNan<T, float>) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if constexpr (sizeof(T) == 4) {
+        w[i] = bit_cast<uint32_t>(round_to<T>(bit_cast<float>(w[i])));
+      } else {
+        constexpr uint32_t kInfinite = std::is_same<T, BF16>::value ? 0x7f80u : 0x7c00u,
+                           kNan = kInfinite | kInfinite >> 1 & ~kInfinite;
+        const uint32_t low = (w[i] & 0x7fffu) > kInfinite ? kNan : w[i] & 0xffffu;
+        const uint32_t high = (w[i] >> 16 & 0x7fffu) > kInfinite ? kNan : w[i] >> 16;
+        w[i] = high << 16 | low;
+      }
+    }
   }
 }
 
@@ -264,7 +294,7 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int
     if (d < width) {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        const V left = shuffle(run[k], ((lane & ~(2 * d - 1)) + d - 1) ^ mirror);
+        const V left = shuffle_within(run[k], mirror ? d : d - 1, 2 * d);
         if constexpr (kHasCalm<S, V> && kSelects) run[k] = chosen((lane & d) != 0, S::calm_join(left, run[k]), run[k]);
         else if constexpr (kHasCalm<S, V>) run[k] = lane & d ? S::calm_join(left, run[k]) : run[k];
         else run[k] = lane & d ? S::combine(left, run[k]) : run[k];

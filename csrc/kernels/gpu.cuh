@@ -188,6 +188,25 @@ template <class T> __device__ __forceinline__ T shuffle(const T& value, int lane
   return result;
 }
 
+// The value of lane `from` of each `width` neighbours, a power of two. Where both are known to the compiler, no
+// register says which lane that is.
+template <class T> __device__ __forceinline__ T shuffle_within(const T& value, int from, int width) {
+  constexpr int kWords = (int(sizeof(T)) + 3) / 4;
+  uint32_t words[kWords] = {};
+  memcpy(words, &value, sizeof(T));
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+#if defined(__CUDACC__)
+    words[i] = __shfl_sync(0xffffffffu, words[i], from, width);
+#else
+    words[i] = uint32_t(__shfl(int(words[i]), from, width));
+#endif
+  }
+  T result;
+  memcpy(&result, words, sizeof(T));
+  return result;
+}
+
 // The value of the lane `d` before this one of `width` neighbours, a power of two; this one's own where there is none.
 template <class T> __device__ __forceinline__ T shuffle_up(const T& value, int d, int width) {
   static_assert(sizeof(T) % 4 == 0, "whole words");

@@ -17,7 +17,6 @@ template <class S, class Load, class Rows = Pipeline<S, TypedLoad<element_of<Loa
 struct LinearPipeline : Rows {
   using Acc = typename S::Acc;
   using E = element_of<Load>;
-  using Part = typename Rows::Part;
   using Rows::job, Rows::taken, Rows::loaded, Rows::summed, Rows::ready, Rows::empty, Rows::done, Rows::within,
       Rows::carry, Rows::next, Rows::free_stage;
   using Rows::kStages, Rows::kStageBytes, Rows::kResultWarps, Rows::kAhead, Rows::kEnds, Rows::kRunBytes, Rows::kWords,
@@ -105,7 +104,7 @@ struct LinearPipeline : Rows {
     const char* const a_tiles = stage + kPlaceBytes + (place.a - in) + first * kRunBytes;
     const char* const b_tiles = stage + place.b + first * kRunBytes;
     uint32_t a_words[kRuns][kWords];
-    with_word(kAtGranules ? kAligned : word_of(in), [&](auto word) {
+    with_word<kAligned>(kAtGranules ? kAligned : word_of(in), [&](auto word) {
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) shifted_words<word()>(a_tiles + k * kRunBytes, lane, in % 4 * 8, a_words[k]);
     });
@@ -125,16 +124,6 @@ struct LinearPipeline : Rows {
     }
   }
 
-  // A turn's stage, and the parity of its barriers' phases.
-  struct Turn {
-    int stage = 0;
-    uint32_t parity = 0;
-    __device__ void advance() {
-      const bool last = stage == kStages - 1;
-      stage = last ? 0 : stage + 1;
-      parity ^= last;
-    }
-  };
   // Whether result warp `warp` has results of a block tile that are written.
   template <bool kMirror> __device__ static bool has_part(const Place& place, int warp) {
     return (kMirror ? kResultWarps - 1 - warp : warp) * kRuns * kTile < place.results;
@@ -147,8 +136,8 @@ struct LinearPipeline : Rows {
     Acc groups[kAhead + 1][kRuns];  // what precedes each of the lane's in its tile, of this block tile and those ahead
     int ahead = kAhead + 1;         // block tiles to be summed
     bool more = true;
-    Turn sums;
-    for (Turn turn;; turn.advance(), ahead = 1) {
+    Turn<kStages> sums;
+    for (Turn<kStages> turn;; turn.advance(), ahead = 1) {
 #pragma unroll 1
       for (; ahead > 0; --ahead) {
 #pragma unroll
@@ -156,7 +145,7 @@ struct LinearPipeline : Rows {
 #pragma unroll
           for (int k = 0; k < kRuns; ++k) groups[a][k] = groups[a + 1][k];
         if (!more) continue;
-        const int s = sums.stage;
+        const int s = sums.place;
         barrier_wait(&taken[s], sums.parity);
         const Place place = places[s];
         more = place.results > 0;
@@ -176,7 +165,7 @@ struct LinearPipeline : Rows {
         barrier_arrive(&summed[s]);
         sums.advance();
       }
-      const int s = turn.stage;
+      const int s = turn.place;
       barrier_wait(&taken[s], turn.parity);
       const Place place = places[s];
       if (place.results == 0) return;

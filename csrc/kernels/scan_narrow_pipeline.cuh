@@ -235,7 +235,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
           upto[v] = bool(lane & d) != kMirror ? S::combine(other, upto[v]) : S::combine(upto[v], other);
         }
       }
-      Rows::scan_lanes(upto, tile_mirror);  // of the first kTiles lanes
+      Rows::template scan_lanes<true>(upto, tile_mirror);  // of the first kTiles lanes
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         if (lane == (kMirror ? 0 : kTiles - 1)) space.total(job[s].row + v, job[s].tile).publish(upto[v]);
@@ -336,7 +336,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
           totals_of(k, total);
           into[k] = S::widen(tree(total, 0, [](int, const Acc&) {}));
         }
-        Rows::scan_lanes(into, 0);
+        Rows::template scan_lanes<true>(into, 0);
 #pragma unroll
         for (int k = 0; k < kCount; ++k) {
           const Wide before = shuffle(into[k], lane ? lane - 1 : 0), all = shuffle(into[k], kLanes - 1);
@@ -411,7 +411,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
         Acc before[W];
 #pragma unroll
         for (int v = 0; v < W; ++v) before[v] = Rows::template group<kMirror>(items[v]);
-        Rows::scan_lanes(before, mirror);
+        Rows::template scan_lanes<true>(before, mirror);
 #pragma unroll
         for (int v = 0; v < W; ++v) {
           const Acc lower = shuffle(before[v], (((lane ^ mirror) - 1) ^ mirror) & (kLanes - 1));

@@ -31,8 +31,8 @@ template <int kBytes, int kAcc, int kInputs = 1> struct PipelineShape {
   static constexpr int kStages = (kInStages ? 6 : 10) / (kBytes / 2);
   static constexpr int kStagings = kInStages ? kStages : kBytes == 2 ? 3 : 1;
   static constexpr bool kOwnTotals = kAcc > 4;  // the result warps sum tiles
-  // and are so many block tiles further with it
-  static constexpr int kAhead = kOwnTotals ? (kBytes == 2 ? 3 : 2) - (kInStages ? 1 : 0) : 0;
+                                                // and are so many block tiles further with it
+  static constexpr int kAhead = !kOwnTotals ? 0 : kInStages ? (kBytes == 2 ? 2 : 1) : kBytes == 2 ? 4 : 3;
   static constexpr int kTotalWarps = kOwnTotals ? 1 : 5;  // divides kStages: each owns its stages
   static constexpr int kCarryWarps = kOwnTotals || kBytes == 2 ? 2 : 1;
   static constexpr int kResultWarps = 16;
@@ -168,18 +168,29 @@ __device__ __forceinline__ typename S::Acc transposed_trees(typename S::Acc (&va
   else return value[0];
 }
 
-__device__ __forceinline__ int word_of(int bytes) { return bytes ? bytes / 4 : kAligned; }
+__device__ __forceinline__ int word_of(int bytes) { return bytes ? int(unsigned(bytes) / 4) : kAligned; }
 
-// Calls role(std::integral_constant<int, k>) with k = word, 0 to 4.
-template <class Role> __device__ __forceinline__ void with_word(int word, Role role) {
+// Calls role(std::integral_constant<int, k>) with k = word, 0 to 4. kUsual, 0 or 4, is asked for first.
+template <int kUsual, class Role> __device__ __forceinline__ void with_word(int word, Role role) {
+  if (word == kUsual) return role(std::integral_constant<int, kUsual>());
   switch (word) {
-    case 0: return role(std::integral_constant<int, 0>());
     case 1: return role(std::integral_constant<int, 1>());
     case 2: return role(std::integral_constant<int, 2>());
     case 3: return role(std::integral_constant<int, 3>());
-    default: return role(std::integral_constant<int, 4>());
+    default: return role(std::integral_constant<int, 4 - kUsual>());
   }
 }
+
+// The place of a turn in a ring of N, and the parity of its barriers' phases.
+template <int N> struct Turn {
+  int place = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance() {
+    const bool last = place == N - 1;
+    place = last ? 0 : place + 1;
+    parity ^= last;
+  }
+};
 
 // Elements from the first position of the first row to the end of an input.
 __device__ __forceinline__ int64_t extent(const Layout& l, const int64_t (&strides)[kMaxDims]) {
@@ -254,6 +265,10 @@ template <class S, class Load, class Store> struct Pipeline {
   Barrier taken[kStages], loaded[kStages], summed[kStages], ready[kStages], empty[kStages], done[kStagings],
       stored[kStagings];
   PipelineJob job[kStages];
+  // What result warps ask of a job, at once: `results`, -1 where there is no job, and where in a line the block tile
+  // begins, and its results.
+  struct alignas(16) Place { int results, in, out; };
+  Place places[kStages];
   Acc within[kStages][kFan];  // what precedes each tile in its block tile; with kOwnTotals first its total
   Wide carry[kStages];
   // Words at the joints of the result warps' parts: the last 4 of the part before, the first 4 of the part after.
@@ -316,12 +331,14 @@ template <class S, class Load, class Store> struct Pipeline {
       const BulkRange<E> range(begin, begin + count * sizeof(E), memory_end);
       const int s = free_stage(it);
       job[s] = j;
+      places[s] = {j.results, int(j.in % kLine), int(j.out % kLine)};
       barrier_arrive(&taken[s]);
       range.load(stages + s * kStageBytes, j.in, &loaded[s]);
     }
     for (int end = 0; end < kEnds; ++end, ++it) {  // one for each of those warps, which look at their own stages
       const int s = free_stage(it);
       job[s].row = -1;
+      places[s].results = -1;
       barrier_arrive(&taken[s]);
     }
   }
@@ -367,7 +384,8 @@ template <class S, class Load, class Store> struct Pipeline {
     }
   }
   // Sklansky's inclusive scan over the lanes of several values, in reverse where `mirror` is 31, not 0.
-  template <class V, int N> __device__ static void scan_lanes(V (&value)[N], int mirror) {
+  // kNumbers: lanes' numbers stay in registers, which is less to do where there are enough of them.
+  template <bool kNumbers = false, class V, int N> __device__ static void scan_lanes(V (&value)[N], int mirror) {
     if constexpr (kOwnTotals) {  // without lanes' numbers in registers all the time
       sklansky<S, (S::kInputs > 1)>(value, recomputed(lane_id()) ^ mirror, kLanes, mirror);
     } else {
@@ -376,7 +394,8 @@ template <class S, class Load, class Store> struct Pipeline {
       for (int d = 1; d < kLanes; d <<= 1) {
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-          const V left = shuffle(value[k], ((lane & ~(2 * d - 1)) + d - 1) ^ mirror);
+          const V left = kNumbers ? shuffle(value[k], ((lane & ~(2 * d - 1)) + d - 1) ^ mirror)
+                                  : shuffle_within(value[k], mirror ? d : d - 1, 2 * d);
           if (lane & d) value[k] = S::combine(left, value[k]);
         }
       }
@@ -394,7 +413,7 @@ template <class S, class Load, class Store> struct Pipeline {
       const char* stage = stages + s * kStageBytes + (int(j.in % kLine) - phase);
       Acc upto[1];  // of the tile of 256 whose number is the lane
       auto place = [&](int q) { return j.tile * kBlockTile + (q ^ mirror) * kTile + (lane ^ mirror) * kGroup; };
-      with_word(word_of(phase), [&](auto word) {
+      with_word<kAligned>(word_of(phase), [&](auto word) {
         // 8 tiles a turn: all 32 at once would be more instructions than the nearest cache holds.
         Acc part[4] = {};
 #pragma unroll 1
@@ -502,34 +521,21 @@ template <class S, class Load, class Store> struct Pipeline {
     }
   }
 
-  // A result warp's part of a block tile.
-  struct Part {
-    int first;          // the number of its first tile of 256
-    int in;             // bytes into its granules that it starts
-    const char* tiles;  // where the block tile's granules begin
-    int64_t position;   // of the block tile
-
-    template <bool kMirror, bool kAtGranules>
-    __device__ void items(const S& op, typename S::Item (&x)[kRuns][kGroup]) const {
-      constexpr int mirror = kMirror ? kLanes - 1 : 0;
-      const int lane = lane_id();
-      const int64_t group = position + (first ^ mirror) * kTile + (lane ^ mirror) * kGroup;
-      with_word(kAtGranules ? kAligned : word_of(in), [&](auto word) {
+  // Whether result warp `warp` has results of a block tile that are written.
+  template <bool kMirror> __device__ static bool has_part(const Place& place, int warp) {
+    return (kMirror ? kResultWarps - 1 - warp : warp) * kRuns * kTile < place.results;
+  }
+  // The items of its part of the block tile in `stage`, as they lie there. No scan asks for their positions.
+  template <bool kMirror, bool kAtGranules>
+  __device__ static void part_items(const S& op, const char* stage, const Place& place, int first,
+                                    typename S::Item (&x)[kRuns][kGroup]) {
+    const int lane = lane_id(), in = int(unsigned(place.in) % kGranule);
+    const char* const tiles = stage + (place.in - in) + first * kRunBytes;
+    with_word<kAligned>(kAtGranules ? kAligned : word_of(in), [&](auto word) {
 #pragma unroll
-        for (int k = 0; k < kRuns; ++k)
-          group_items<word(), kMirror>(op, tiles + (first + k) * kRunBytes, lane, in % 4 * 8,
-                                       group + (kMirror ? -k : k) * kTile, x[k]);
-      });
-    }
-  };
-  // That of result warp `warp` when it has landed, or none if it has no results that are written.
-  template <bool kMirror> __device__ bool take_part(const PipelineJob& j, int it, const char* stages, int warp,
-                                                    Part& part) {
-    const int s = it % kStages, in = int(j.in % kGranule);
-    if ((kMirror ? kResultWarps - 1 - warp : warp) * kRuns * kTile >= j.results) return false;
-    barrier_wait(&loaded[s], it / kStages & 1);
-    part = {warp * kRuns, in, stages + s * kStageBytes + (int(j.in % kLine) - in), j.tile * kBlockTile};
-    return true;
+      for (int k = 0; k < kRuns; ++k)
+        group_items<word(), kMirror>(op, tiles + k * kRunBytes, lane, int(unsigned(in) % 4) * 8, 0, x[k]);
+    });
   }
   // Of the totals of the groups of the part's tiles, what precedes each group in its tile; and the totals of those.
   template <bool kMirror> __device__ static void scan_groups(Acc (&group)[kRuns], Acc (&total)[kRuns]) {
@@ -551,77 +557,83 @@ template <class S, class Load, class Store> struct Pipeline {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
     const int lane = lane_id(), first = warp * kRuns;
     Acc groups[kAhead + 1][kRuns];  // what precedes each of the lane's in its tile, of this block tile and those ahead
-    int ahead = 0;
+    uint32_t quick = 0;             // bit a: whether the a-th of them has only groups that quick_group takes
+    int ahead = kAhead + 1;         // block tiles to be summed
     bool more = true;
-    for (int it = 0;; ++it) {
+    Turn<kStages> sums;
+    Turn<kStagings> to;
+    uint32_t to_use = 0;  // there is a store to wait for
+    for (Turn<kStages> turn;; turn.advance(), ahead = 1) {
       if constexpr (kOwnTotals) {
 #pragma unroll 1
-        for (; ahead <= it + kAhead; ++ahead) {
+        for (; ahead > 0; --ahead) {
 #pragma unroll
           for (int a = 0; a < kAhead; ++a)
 #pragma unroll
             for (int k = 0; k < kRuns; ++k) groups[a][k] = groups[a + 1][k];
+          quick >>= 1;
           if (!more) continue;
-          const PipelineJob j = next(ahead);
-          more = j.row >= 0;
+          const int s = sums.place;
+          barrier_wait(&taken[s], sums.parity);
+          const Place place = places[s];
+          more = place.results >= 0;
           if (!more) continue;
-          Part part;
           Acc total[kRuns];
-          if (take_part<kMirror>(j, ahead, stages, warp, part)) {
+          if (has_part<kMirror>(place, warp)) {
+            barrier_wait(&loaded[s], sums.parity);
             typename S::Item items[kRuns][kGroup];
-            part.template items<kMirror, kAtGranules>(op, items);
-#pragma unroll
-            for (int k = 0; k < kRuns; ++k) groups[kAhead][k] = group<kMirror>(items[k]);
-            scan_groups<kMirror>(groups[kAhead], total);
+            part_items<kMirror, kAtGranules>(op, stages + s * kStageBytes, place, first, items);
+            if (sum_groups<kMirror>(items, groups[kAhead], total)) quick |= 1u << kAhead;
           } else {
 #pragma unroll
             for (int k = 0; k < kRuns; ++k) total[k] = S::absent();
           }
 #pragma unroll
           for (int k = 0; k < kRuns; ++k)
-            if ((lane ^ mirror) == kLanes - 1) within[ahead % kStages][first + k] = total[k];
-          barrier_arrive(&summed[ahead % kStages]);
+            if ((lane ^ mirror) == kLanes - 1) within[s][first + k] = total[k];
+          barrier_arrive(&summed[s]);
+          sums.advance();
         }
       }
-      const PipelineJob j = next(it);
-      if (j.row < 0) return;
-      const int s = it % kStages, o = it % kStagings;
-      auto wait_stored = [&] {
-        if (it >= kStagings) barrier_wait(&stored[o], (it / kStagings - 1) & 1);
-      };
-      Part part;
-      if (!take_part<kMirror>(j, it, stages, warp, part)) {
+      const int s = turn.place, o = to.place;
+      barrier_wait(&taken[s], turn.parity);
+      const Place place = places[s];
+      if (place.results < 0) return;
+      const uint32_t stored_parity = to.parity ^ 1;
+      const bool has_store = to_use;
+      to_use |= o == kStagings - 1;
+      to.advance();
+      if (!has_part<kMirror>(place, warp)) {
         barrier_arrive(&empty[s]);
-        wait_stored();
+        if (has_store) barrier_wait(&stored[o], stored_parity);
         barrier_arrive(&done[o]);
         continue;
       }
+      barrier_wait(&loaded[s], turn.parity);
       uint32_t w[kRuns][kWords];
       typename S::Item items[kRuns][kGroup];
+      part_items<kMirror, kAtGranules>(op, stages + s * kStageBytes, place, first, items);
       Acc before[kRuns];
-      part.template items<kMirror, kAtGranules>(op, items);
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) before[k] = kOwnTotals ? groups[0][k] : group<kMirror>(items[k]);
       if constexpr (!kOwnTotals) {
         Acc total[kRuns];
         scan_groups<kMirror>(before, total);
       }
-      barrier_wait(&ready[s], it / kStages & 1);
+      barrier_wait(&ready[s], turn.parity);
       const Wide c = carry[s];
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) before[k] = S::combine(within[s][first + k], before[k]);
       barrier_arrive(&empty[s]);
+      typename S::Prefix prefix[kRuns];
 #pragma unroll
-      for (int k = 0; k < kRuns; ++k) {
-        typename S::Result r[kGroup];
-        results<kMirror>(op, S::prefix(c, before[k]), items[k], r);
-        round_group<O, S>(r, w[k]);
-      }
-      const int out = int(j.out % kGranule);
-      char* const staging = stagings + o * kStageBytes + (int(j.out % kLine) - out);
-      wait_stored();
-      const int words = (out + 3) / 4, shift = words * 4 - out;
-      with_word(words, [&](auto word) {
+      for (int k = 0; k < kRuns; ++k) prefix[k] = S::prefix(c, before[k]);
+      round_results<kMirror>(op, prefix, items, quick & 1, w);
+      const int out = int(unsigned(place.out) % kGranule);
+      char* const staging = stagings + o * kStageBytes + (place.out - out);
+      if (has_store) barrier_wait(&stored[o], stored_parity);
+      const int words = int(unsigned(out + 3) / 4), shift = words * 4 - out;
+      with_word<0>(words, [&](auto word) {
         if constexpr (word() > 0) {
           if (lane == 0) memcpy(&joint[o][warp][4], w[0], 16);
           if (lane == kLanes - 1) memcpy(&joint[o][warp + 1][0], &w[kRuns - 1][kWords - 4], 16);
@@ -633,6 +645,112 @@ template <class S, class Load, class Store> struct Pipeline {
       });
       bulk_fence();
       barrier_arrive(&done[o]);
+    }
+  }
+
+  // Of the items of a part, what precedes each of the lane's groups in its tile, and the totals of the tiles; whether
+  // all groups are such as quick_group takes.
+  template <bool kMirror>
+  __device__ static bool sum_groups(typename S::Item (&items)[kRuns][kGroup], Acc (&groups)[kRuns],
+                                    Acc (&total)[kRuns]) {
+    bool quick = false;
+    if constexpr (kHasQuick<S>) {
+      constexpr int mirror = kMirror ? kLanes - 1 : 0;
+      const int lane = recomputed(lane_id()) ^ mirror;
+      typename S::Item run[kRuns];
+      bool near = true;
+      quick = true;
+#pragma unroll
+      for (int k = 0; k < kRuns; ++k) {
+        typename S::Item x[kGroup];
+        ordered<kMirror>(items[k], x);
+        quick &= S::quick_group(x, run[k]);
+        near &= S::is_near(run[k]);
+      }
+      near &= quick;
+      if (!ballot(!near)) {
+#pragma unroll
+        for (int d = 1; d < kLanes; d <<= 1) {
+#pragma unroll
+          for (int k = 0; k < kRuns; ++k) {
+            const auto left = shuffle_within(run[k], mirror ? d : d - 1, 2 * d);
+            if (lane & d) run[k] = S::near_join(left, run[k]);
+          }
+        }
+#pragma unroll
+        for (int k = 0; k < kRuns; ++k) {
+          const auto left = shuffle(run[k], ((lane - 1) & (kLanes - 1)) ^ mirror);
+          total[k] = S::of_near(run[k]);
+          groups[k] = chosen(lane > 0, S::of_near(left), S::absent());
+        }
+        return true;
+      }
+      TR_RARE_PATH;
+      quick = !ballot(!quick);
+    }
+#pragma unroll
+    for (int k = 0; k < kRuns; ++k) groups[k] = group<kMirror>(items[k]);
+    scan_groups<kMirror>(groups, total);
+    return quick;
+  }
+  // The scan's order of a group as it lies in memory, and back.
+  template <bool kMirror, class V> __device__ static void ordered(const V (&lying)[kGroup], V (&x)[kGroup]) {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) x[i] = lying[kMirror ? kGroup - 1 - i : i];
+  }
+
+  // The results of a part in memory order, rounded. quick: quick_group takes all groups.
+  template <bool kMirror>
+  __device__ static void round_results(const S& op, typename S::Prefix (&prefix)[kRuns],
+                                       typename S::Item (&items)[kRuns][kGroup], bool quick,
+                                       uint32_t (&w)[kRuns][kWords]) {
+    constexpr bool kWide = requires { prefix[0].wide; }, kNearly = kHasQuick<S> && std::is_same<O, BF16>::value;
+    bool rare = kHasQuick<S> && !quick, nan = false;
+    if constexpr (kWide) {
+#pragma unroll
+      for (int k = 0; k < kRuns; ++k) rare |= prefix[k].wide;
+    }
+    if (!rare) {
+#pragma unroll
+      for (int k = 0; k < kRuns; ++k) {
+        typename S::Result r[kGroup];
+        if constexpr (kHasQuick<S>) {
+          typename S::Item x[kGroup];
+          typename S::Result y[kGroup];
+          ordered<kMirror>(items[k], x);
+          if constexpr (kNearly) {
+            rare |= !op.near_results(prefix[k], x, y);
+            rare |= !rounds_alike(y);
+          } else {
+            op.quick_results(prefix[k], x, y);
+          }
+          ordered<kMirror>(y, r);
+        } else {
+          if constexpr (kWide) prefix[k].wide = false;
+          results<kMirror>(op, prefix[k], items[k], r);
+        }
+        if constexpr (kLooksForNan<O, typename S::Result>) nan |= has_nan<S>(r);
+        round_group<O, S, true>(r, w[k]);
+      }
+    }
+    if (rare) {
+      TR_RARE_PATH;
+#pragma unroll
+      for (int k = 0; k < kRuns; ++k) {
+        typename S::Result r[kGroup];
+        if constexpr (kNearly) {
+#pragma unroll
+          for (int i = 0; i < kGroup; ++i) items[k][i] = bit_cast<float>(recomputed(bit_cast<uint32_t>(items[k][i])));
+        }
+        results<kMirror>(op, prefix[k], items[k], r);
+        if constexpr (kLooksForNan<O, typename S::Result>) nan |= has_nan<S>(r);
+        round_group<O, S, true>(r, w[k]);
+      }
+    }
+    if (nan) {
+      TR_RARE_PATH;
+#pragma unroll
+      for (int k = 0; k < kRuns; ++k) settle_nans<O>(w[k]);
     }
   }
 
