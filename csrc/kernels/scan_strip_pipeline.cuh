@@ -452,7 +452,8 @@ template <class S, class Load, class Store> struct StripPipeline {
       {
         const Part of(form, job[s], warp);
         const auto* const from = static_cast<const Published<Acc>*>(job[s].totals) + (of.first * width + of.column);
-        totals.wait([&](int i) { return of.first + i < of.count + of.closes; }, [&](int i) { return from + i * width; });
+        totals.wait([&](int i) { return of.first + i < of.count + of.closes; },
+                    [&](int i) { return from + i * width; });
       }
       const int turn = recomputed(it) % kStages;
       const StripJob& j = job[turn];
