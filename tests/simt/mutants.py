@@ -151,8 +151,13 @@ MUTANTS = (
     ),
     Mutant(
         "results of products that underflow on their way taken as plain ones", "scans.h",
-        "if (product.is_normal()) { const int e", "{ const int e",
+        "if (product.is_normal()) { const double first", "{ const double first",
         "scan.CumProd", ("scan_rows",),
+    ),
+    Mutant(
+        "a warp takes products that underflow on their way as plain ones", "scans.h",
+        "total = product.value; return product.is_normal();", "total = product.value; return true;",
+        "scan.CumProd", ("pipeline",),
     ),
     Mutant(
         "mantissas of 2 and more without their exponent", "scans.h",
@@ -458,12 +463,12 @@ MUTANTS = (
     ),
     Mutant(
         "the loads of a tile are not waited for", "kernels/scan_pipeline.cuh",
-        "barrier_wait(&loaded[s], it / kStages & 1); part = {", "part = {",
+        "barrier_wait(&loaded[s], turn.parity); uint32_t w", "uint32_t w",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
         "results without waiting for the carry", "kernels/scan_pipeline.cuh",
-        "barrier_wait(&ready[s], it / kStages & 1); const Wide c", "const Wide c",
+        "barrier_wait(&ready[s], turn.parity); const Wide c", "const Wide c",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
@@ -525,7 +530,8 @@ MUTANTS = (
     ),
     Mutant(
         "a result warp without results does not wait for the store", "kernels/scan_pipeline.cuh",
-        "wait_stored(); barrier_arrive(&done[o]); continue;", "barrier_arrive(&done[o]); continue;",
+        "if (has_store) barrier_wait(&stored[o], stored_parity); barrier_arrive(&done[o]); continue;",
+        "barrier_arrive(&done[o]); continue;",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
