@@ -302,15 +302,20 @@ static bool packed_rows(const ScanCall& call) {
 }
 
 // Whether neighbouring columns can be taken several at a time.
-static bool column_vectors(const ScanCall& call, int vector) {
+static bool aligned_columns(const ScanCall& call, int vector) {
   const Layout& l = call.layout;
   const int size = size_of(call.in.dtype), bytes = vector * size, last = l.kept - 1;
   auto fits = [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % uintptr_t(bytes) == 0; };
-  if (!in_place(call) || vector * scan_sizes(call).acc > kColumnAccs || l.kept == 0 || l.reduced == 0) return false;
+  if (!in_place(call) || l.kept == 0 || l.reduced == 0) return false;
   if (l.in[last] != 1 || l.out[last] != 1 || l.size[last] % vector != 0) return false;
   for (int d = 0; d < l.kept + l.reduced; ++d)
     if (d != last && (l.in[d] * size % bytes != 0 || l.out[d] * size % bytes != 0)) return false;
   return fits(call.in.data) && fits(call.out.values);
+}
+
+// The same where a thread has registers for them.
+static bool column_vectors(const ScanCall& call, int vector) {
+  return vector * scan_sizes(call).acc <= kColumnAccs && aligned_columns(call, vector);
 }
 
 // Whether columns are one run of memory that is read and written 16 bytes at a time.
@@ -349,9 +354,9 @@ static bool narrow_run(const ScanCall& call) {
 static int strip_row(const ScanCall& call) {
   const Layout& l = call.layout;
   const int size = size_of(call.in.dtype);
-  if (!is_float(call.in.dtype) || size > 4 || !in_place(call) || scan_sizes(call).acc > kStripAcc || l.length <= kTile)
+  if (!is_float(call.in.dtype) || size > 4 || !in_place(call) || l.length <= kTile)
     return 0;
-  if (!column_vectors(call, 16 / size) || l.length > INT32_MAX - 2 * kTile) return 0;
+  if (!aligned_columns(call, 16 / size) || l.length > INT32_MAX - 2 * kTile) return 0;
   const int64_t row = l.size[l.kept - 1] * size, lacking = (kStripRow - row % kStripRow) % kStripRow;
   if (row < kStripRow) return row >= 16 && kStripRow % row == 0 && one_run(call) ? int(row) : 0;
   // What copies of tiles (tile_map.cuh) reach: rows apart, and one dim of batches.
@@ -712,7 +717,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const int64_t total = 2 * bytes.acc, carry = 2 * bytes.wide;
   if (plan.strip_bytes) {
     const int64_t blocks = ceil_div(plan.splits, kFan);
-    plan.workspace = 16 + l.rows * (plan.splits * total + (blocks + ceil_div(blocks, kFan)) * carry);
+    plan.workspace = 16 + l.rows * (plan.splits * kStripTotal + (blocks + ceil_div(blocks, kFan)) * 2 * kStripTotal);
   } else if (plan.family == Family::Columns) {
     const int64_t blocks = ceil_div(plan.splits, kFan);
     const int64_t values = plan.splits > 1 ? (plan.splits + blocks) * total + blocks * carry : 0;

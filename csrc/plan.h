@@ -117,11 +117,11 @@ TR_HD constexpr int pipeline_threads(int bytes, int acc) {
   return acc > 8 ? 640 : acc > 4 ? 672 : bytes > 2 ? 768 : 800;
 }
 constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory that one has
-// Strips that Columns takes by warps with roles (scan_strip_pipeline.cuh), where accumulators have at most kStripAcc
-// bytes: the bytes of a row, of one tile or several side by side; the stages, of a tile of such rows and one more; and
-// the threads of its blocks.
-constexpr int kStripAcc = 4, kStripRow = 128, kStripStages = 6, kStripStage = (kTile + 1) * kStripRow,
-              kStripThreads = 1024;
+// Strips that Columns takes by warps with roles (scan_strip_pipeline.cuh): the bytes of a row, of one tile or several
+// side by side; the stages, of a tile of such rows and one more; the threads of its blocks; and the bytes of a published
+// total, of which one between block tiles takes twice as many.
+constexpr int kStripRow = 128, kStripStages = 6, kStripStage = (kTile + 1) * kStripRow, kStripThreads = 1024,
+              kStripTotal = 8;
 // Columns so few that Pipeline scans them side by side, at most. Given the bytes of an element: the parts of a block
 // tile of theirs, which Plan::splits counts and of which a stage holds one; the warps of a block that form results,
 // fewer where each needs more registers; and all its threads.

@@ -23,6 +23,8 @@
 //   calm_join(left, right)       combine with less to do, over at most a warp's values, where is_calm(all values) and
 //                                is_settled(all that comes out); calm_end makes of what comes out what combine makes
 //   calm_combine(left, right)    combine of two that are calm, the left one settled
+//   loose_join(left, right)      combine with less to do, over at most 64 values: settled(what comes out) is what combine
+//                                makes. results() takes what is not settled, too
 //   kMostTiles                   of longer rows that a GPU's warp can hold, the tiles that it does; else as many as fit
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
 //   kIntegers                    it takes integers and bool
@@ -41,6 +43,15 @@ template <class S> constexpr bool kHasStart = requires { S::start(); };    // it
 template <class S> constexpr bool kNanStays = requires { S::kNanStays; };  // after a NaN, all results are NaN
 template <class S, class V> constexpr bool kHasCalm =  // there is a shorter way through the levels of Sklansky's scan
     requires(const V& run) { S::calm_join(run, run); };
+template <class S, class V> constexpr bool kHasLoose = requires(const V& run) { S::loose_join(run, run); };
+template <class S, class V> TR_HD V join_loosely(const V& left, const V& right) {
+  if constexpr (kHasLoose<S, V>) return S::loose_join(left, right);
+  else return S::combine(left, right);
+}
+template <class S, class V> TR_HD V settle(const V& value) {
+  if constexpr (kHasLoose<S, V>) return S::settled(value);
+  else return value;
+}
 
 // Groups of short rows that a lane of a GPU holds, and tiles of longer ones that a warp does; of two tiles two.
 template <class S> constexpr int kHeldGroups = sizeof(typename S::Item) > 4 ? 2 : 4;
@@ -212,27 +223,31 @@ TR_HD double value_of(Power<double> x) {
   return x.m * two_to(half) * two_to(e - half);
 }
 
-// The running product of the floats of a group, and whether it and all before it are normal numbers: then they are to
-// the bit what products of powers are.
-template <class F> struct PlainProduct {
+// The running products of the floats of a group; whether they and the floats are normal numbers: then the products are
+// to the bit what products of powers are.
+template <class F> TR_HD bool plain_products(const F (&x)[kGroup], F (&product)[kGroup]) {
   using B = FloatBits<F>;
   using Bits = typename B::Bits;
-  static constexpr Bits kOne = Bits(2) << B::kFraction;  // of the exponent, where the sign is shifted out
-  F value;
-  Bits least;
-
-  TR_HD explicit PlainProduct(F first) : value(first), least(place(first)) {}
-  TR_HD void multiply(F x) {
-    value = value * x;
-    const Bits next = place(value);
+  product[0] = x[0];
+  TR_UNROLLED
+  for (int i = 1; i < kGroup; ++i) product[i] = product[i - 1] * x[i];
+  // No product of eight gets out of range if no exponent is further from 0 than an eighth of it.
+  constexpr int kEighth = (B::kBias + 1) / 8;
+  Bits far = 0;
+  TR_UNROLLED
+  for (int i = 0; i < kGroup; ++i) far |= bit_cast<Bits>(x[i]) * 2 - (Bits(B::kBias + 1 - kEighth) << (B::kFraction + 1));
+  if (far < Bits(2 * kEighth) << (B::kFraction + 1)) return true;
+  TR_RARE_PATH;
+  // Exponents one higher: the greatest, of what is no number or infinite, becomes the least.
+  constexpr Bits kOne = Bits(2) << B::kFraction;
+  Bits least = kOne * 2;
+  TR_UNROLLED
+  for (int i = 0; i < kGroup; ++i) {
+    const Bits next = bit_cast<Bits>(product[i]) * 2 + kOne;
     least = next < least ? next : least;
   }
-  TR_HD bool is_normal() const { return least >= 2 * kOne; }
-
- private:
-  // Exponents one higher: the greatest, of what is no number or infinite, becomes the least.
-  TR_HD static Bits place(F x) { return Bits(bit_cast<Bits>(x) * 2 + kOne); }
-};
+  return least >= 2 * kOne;
+}
 
 template <class A> struct CumProd {
   static constexpr bool kFloat = is_float_type<A>, kSingle = std::is_same<A, float>::value;
@@ -249,6 +264,10 @@ template <class A> struct CumProd {
   static constexpr int kInputs = 1;
   static constexpr bool kIndexed = false, kAnyOrder = false, kConverts = true, kIntegers = true,
                         kIntegerKernels = false;
+  // Powers of two so far off that no product of a block tile's floats brings the result back into float32's range are as
+  // good as any others; with the rest, float64 products are normal. No block tile brings back a carry that is further
+  // off than kFarCarry.
+  static constexpr int kFar = 600, kFarCarry = 1 << 24;
   OpOptions options;
 
   template <class V> TR_HD static V one() {
@@ -267,63 +286,56 @@ template <class A> struct CumProd {
   TR_HD static Item absent_item() { return 1; }
   TR_HD static Acc group(const Item (&x)[kGroup]) {
     if constexpr (kFloat) {
-      PlainProduct<A> product(x[0]);
-      TR_UNROLLED
-      for (int i = 1; i < kGroup; ++i) product.multiply(x[i]);
-      if (product.is_normal()) return normal_power(product.value);
+      A product[kGroup];
+      if (plain_products(x, product)) return normal_power(product[kGroup - 1]);
       TR_RARE_PATH;
     }
     Acc product = item_power(x[0]);
     TR_UNROLLED
-    for (int i = 1; i < kGroup; ++i) product = multiply(product, item_power(x[i]));
-    return product;
+    for (int i = 1; i < kGroup; ++i) product = join_loosely<CumProd>(product, item_power(x[i]));
+    return settle<CumProd>(product);
   }
   TR_HD static Prefix prefix(Wide carry, Acc within) { return {carry, within}; }
   TR_HD static Prefix prefix(Acc within) { return {wide_absent(), within}; }
   TR_HD void results(const Prefix& prefix, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
     if constexpr (kSingle) {
-      // Powers of two so far off that no product of normal floats brings the result back into float32's range are as
-      // good as any others; with the rest, float64 products are normal. No block tile brings back a carry that is
-      // further off than kFarCarry.
-      constexpr int kFar = 400, kFarCarry = 1 << 24;
-      PlainProduct<A> product(x[0]);
-      out[0] = x[0];
-      TR_UNROLLED
-      for (int i = 1; i < kGroup; ++i) {
-        product.multiply(x[i]);
-        out[i] = product.value;
-      }
-      if (product.is_normal()) {
-        const int e = within(prefix.carry.e, kFarCarry) + prefix.within.e;
-        const double first = prefix.carry.m * double(prefix.within.m) * two_to(within(e, kFar));
+      const int e = within(prefix.carry.e, kFarCarry) + prefix.within.e;
+      const double m = prefix.carry.m * double(prefix.within.m);
+      if (plain_products(x, out)) {
+        const double first = m * two_to(within(e, kFar));
         TR_UNROLLED
         for (int i = 0; i < kGroup; ++i) out[i] = A(first * double(out[i]));
-        return;
+      } else {
+        TR_RARE_PATH;
+        Acc product = absent();
+        TR_UNROLLED
+        for (int i = 0; i < kGroup; ++i) {
+          product = loose_join(product, item_power(x[i]));
+          out[i] = A(m * double(product.m) * two_to(within(e + product.e, kFar)));
+        }
       }
-      TR_RARE_PATH;
-    }
-    const Wide before = multiply(prefix.carry, widen(prefix.within));
-    Acc product = absent();
-    TR_UNROLLED
-    for (int i = 0; i < kGroup; ++i) {
-      product = i ? multiply(product, item_power(x[i])) : item_power(x[i]);
-      const Wide result = multiply(before, widen(product));
-      if constexpr (kFloat) out[i] = A(value_of(result));
-      else out[i] = result;
+    } else {
+      const Wide before = multiply(prefix.carry, widen(settle<CumProd>(prefix.within)));
+      Acc product = absent();
+      TR_UNROLLED
+      for (int i = 0; i < kGroup; ++i) {
+        product = multiply(product, item_power(x[i]));
+        const Wide result = multiply(before, widen(product));
+        if constexpr (kFloat) out[i] = A(value_of(result));
+        else out[i] = result;
+      }
     }
   }
 
-  // Runs of which all are calm, joined with less to do: as mantissas are at least 1 and less than 2, those of a warp's
-  // stay normal as they are multiplied.
-  template <class F> TR_HD static bool is_calm(const Power<F>& run) { return has_exponent(run.m); }
-  template <class F> TR_HD static bool is_reset(const Power<F>&) { return false; }
-  template <class F> TR_HD static bool is_settled(const Power<F>&, bool) { return true; }
-  template <class F> TR_HD static Power<F> calm_join(const Power<F>& left, const Power<F>& right) {
+  // As mantissas are at least 1 and less than 2, products of 64 of them are normal numbers, unless one is zero, infinite
+  // or NaN: then they are that.
+  template <class F> TR_HD static Power<F> loose_join(const Power<F>& left, const Power<F>& right) {
     return {left.m * right.m, left.e + right.e};
   }
-  template <class F> TR_HD static Power<F> calm_end(const Power<F>& run) {
-    const Power<F> mantissa = normal_power(run.m);
-    return {mantissa.m, mantissa.e + run.e};
+  template <class F> TR_HD static Power<F> settled(const Power<F>& product) {
+    if (!has_exponent(product.m)) return {product.m, 0};
+    const Power<F> mantissa = normal_power(product.m);
+    return {mantissa.m, mantissa.e + product.e};
   }
 
  private:

@@ -244,7 +244,7 @@ template <class S, class V> __device__ __forceinline__ V sklansky(V value, int l
     if (!ballot(!calm)) return S::calm_end(run);
     TR_RARE_PATH;
   }
-  return sklansky_levels(value, lane, width, [](const V& l, const V& r) { return S::combine(l, r); });
+  return settle<S>(sklansky_levels(value, lane, width, [](const V& l, const V& r) { return join_loosely<S>(l, r); }));
 }
 // Over a warp.
 template <class S, class V> __device__ __forceinline__ V sklansky(V value) {
@@ -267,7 +267,7 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int
         const V left = shuffle(run[k], ((lane & ~(2 * d - 1)) + d - 1) ^ mirror);
         if constexpr (kHasCalm<S, V> && kSelects) run[k] = chosen((lane & d) != 0, S::calm_join(left, run[k]), run[k]);
         else if constexpr (kHasCalm<S, V>) run[k] = lane & d ? S::calm_join(left, run[k]) : run[k];
-        else run[k] = lane & d ? S::combine(left, run[k]) : run[k];
+        else run[k] = lane & d ? join_loosely<S>(left, run[k]) : run[k];
       }
     }
   }
@@ -291,7 +291,7 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int
     }
   }
 #pragma unroll
-  for (int k = 0; k < K; ++k) value[k] = run[k];
+  for (int k = 0; k < K; ++k) value[k] = settle<S>(run[k]);
 }
 
 // left[k] = combine(left[k], right[k]); with less to do where the scan has such a way and a lane's values allow it.

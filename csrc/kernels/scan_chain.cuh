@@ -346,7 +346,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
 #pragma unroll
     for (int i = 1; i < kRunTiles; ++i) own = chosen(i == k, upto[i], own);
     const Acc left_tiles = totals[slot ? slot - 1 : 0], left_lanes = shuffle(own, lane ? lane - 1 : 0);
-    const Acc before = S::combine(slot ? left_tiles : S::absent(), lane ? left_lanes : S::absent());
+    const Acc before = join_loosely<S>(slot ? left_tiles : S::absent(), lane ? left_lanes : S::absent());
     typename S::Item items[kGroup];
     form(k, items);
     typename S::Result out[kGroup];

@@ -687,16 +687,16 @@ __global__ void TR_BLOCKS_BOUND((kColumnBlock<S, Load, V>),
         } else if constexpr (S::kInputs == 2) {
           const Acc half = before_halves[chain];
           const bool second = halves && (before.unit + recomputed(k)) % 2;
-          if (second) within = recomputed(y) ? S::combine(half, within) : half;
+          if (second) within = recomputed(y) ? join_loosely<S>(half, within) : half;
         } else {
-          within = S::combine(before_halves[chain], within);
+          within = join_loosely<S>(before_halves[chain], within);
         }
         tiles = before_tiles[chain];
         carry = carries[chain];
       } else {
         carry = row_carry<S, Load>(call, before.row + c);
       }
-      return S::prefix(carry, S::combine(tiles, within));
+      return S::prefix(carry, join_loosely<S>(tiles, within));
     };
     if (begun && flat) {
       if constexpr (kFlat) {

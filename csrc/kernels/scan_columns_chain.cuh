@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, 1) scan_columns_chain(TR_GRID_CONSTA
     const Acc within = tree.total(S::absent(), narrow);
     walk_tile<S, Load>(
         op, call, start.in, stride.in, first + t * kTile, [&](int64_t g, const Items& items, Acc before) {
-          store_group<S, Store>(op, call, start.out, stride.out, g, shared_carry[x], S::combine(within, before), items);
+          store_group<S, Store>(op, call, start.out, stride.out, g, shared_carry[x], join_loosely<S>(within, before), items);
         });
     tree.push(totals[(y * tiles + t) * columns + x], narrow);
   }

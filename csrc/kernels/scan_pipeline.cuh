@@ -162,10 +162,10 @@ __device__ __forceinline__ typename S::Acc transposed_trees(typename S::Acc (&va
   for (int k = 0; k < kCount / 2; ++k) {
     const typename S::Acc even = value[2 * k], odd = value[2 * k + 1];  // values, so that nothing indexes the array
     const typename S::Acc kept = chosen(upper, odd, even), other = shuffle(chosen(upper, even, odd), lane ^ d);
-    value[k] = upper != mirror ? S::combine(other, kept) : S::combine(kept, other);
+    value[k] = upper != mirror ? join_loosely<S>(other, kept) : join_loosely<S>(kept, other);
   }
   if constexpr (kCount > 2) return transposed_trees<S, kCount / 2, 2 * d>(value, lane, mirror);
-  else return value[0];
+  else return settle<S>(value[0]);
 }
 
 __device__ __forceinline__ int word_of(int bytes) { return bytes ? bytes / 4 : kAligned; }
@@ -609,7 +609,7 @@ template <class S, class Load, class Store> struct Pipeline {
       barrier_wait(&ready[s], it / kStages & 1);
       const Wide c = carry[s];
 #pragma unroll
-      for (int k = 0; k < kRuns; ++k) before[k] = S::combine(within[s][first + k], before[k]);
+      for (int k = 0; k < kRuns; ++k) before[k] = join_loosely<S>(within[s][first + k], before[k]);
       barrier_arrive(&empty[s]);
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) {

@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(kThreads) scan_rows(TR_GRID_CONSTANT ScanCall 
     Acc before = shuffle(upto, (lane_id() & ~(width - 1)) + (lane == 0 ? 0 : lane - 1));
     if (lane == 0) before = S::absent();
     if (active && first < n)
-      store_group<S, Store>(op, call, start.out, stride.out, first, carry.carry(), S::combine(carry.within(), before),
+      store_group<S, Store>(op, call, start.out, stride.out, first, carry.carry(), join_loosely<S>(carry.within(), before),
                             items);
     if (tile + kTile < n) carry.push(shuffle(upto, kLanes - 1));  // only rows of a whole warp get here
   }

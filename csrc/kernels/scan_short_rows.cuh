@@ -21,7 +21,7 @@ template <class S, class V, int K> __device__ __forceinline__ void sklansky_runs
     for (int k = 0; k < K; ++k) {
       const V left = shuffle(run[k], last);
       if constexpr (kHasCalm<S, V>) run[k] = lane & d ? S::calm_join(left, run[k]) : run[k];
-      else run[k] = lane & d ? S::combine(left, run[k]) : run[k];
+      else run[k] = lane & d ? join_loosely<S>(left, run[k]) : run[k];
     }
   }
   if constexpr (kHasCalm<S, V>) {
@@ -42,7 +42,7 @@ template <class S, class V, int K> __device__ __forceinline__ void sklansky_runs
     }
   }
 #pragma unroll
-  for (int k = 0; k < K; ++k) value[k] = run[k];
+  for (int k = 0; k < K; ++k) value[k] = settle<S>(run[k]);
 }
 
 // Moves the results of neighbouring lanes one position on, as an exclusive scan has them; lane 0 takes `before`, the
@@ -275,7 +275,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kAligned ? 0 : 4)) scan_tiled_rows(TR
   for (int k = 0; k < K; ++k) {
     const int tile = part * K + k;
     const Acc before = shuffle(upto, tile ? tile - 1 : 0);
-    op.results(S::prefix(S::combine(tile ? before : S::absent(), within[k])), items[k], r[k]);
+    op.results(S::prefix(join_loosely<S>(tile ? before : S::absent(), within[k])), items[k], r[k]);
   }
   if (call.exclusive) {
     if (warps > 1) {

@@ -22,17 +22,74 @@
 
 namespace torchreduce::gpu {
 
+// Accumulators as words of memory, of which bit 32 says that one is there (zeroed memory: not yet), and which have room
+// for 32 bits below it and 31 above: one word for those within a block tile, so that a look is one load; two for those
+// between block tiles. Exponents of products of fewer than 2^31 / 150 or 2^61 / 1100 floats fit 31 or 62 bits; sums of
+// exponentials are never negative.
+__device__ __forceinline__ uint64_t there_word(uint32_t low, uint32_t high) {
+  return uint64_t(high) << 33 | uint64_t(1) << 32 | low;
+}
+__device__ __forceinline__ bool is_there(uint64_t word) { return word >> 32 != 0; }
+__device__ __forceinline__ void to_words(float v, uint64_t (&w)[1]) { w[0] = there_word(bit_cast<uint32_t>(v), 0); }
+__device__ __forceinline__ void from_words(const uint64_t (&w)[1], float& v) { v = bit_cast<float>(uint32_t(w[0])); }
+__device__ __forceinline__ void to_words(Power<float> v, uint64_t (&w)[1]) {
+  w[0] = there_word(bit_cast<uint32_t>(v.m), uint32_t(v.e));
+}
+__device__ __forceinline__ void from_words(const uint64_t (&w)[1], Power<float>& v) {
+  v = {bit_cast<float>(uint32_t(w[0])), int32_t(int64_t(w[0]) >> 33)};
+}
+__device__ __forceinline__ void to_words(Exponentials<float, float> v, uint64_t (&w)[1]) {
+  w[0] = there_word(bit_cast<uint32_t>(v.m), bit_cast<uint32_t>(v.s));
+}
+__device__ __forceinline__ void from_words(const uint64_t (&w)[1], Exponentials<float, float>& v) {
+  v = {bit_cast<float>(uint32_t(w[0])), bit_cast<float>(uint32_t(w[0] >> 33))};
+}
+__device__ __forceinline__ void to_words(double v, uint32_t low, uint32_t high, uint64_t (&w)[2]) {
+  const uint64_t bits = bit_cast<uint64_t>(v);
+  w[0] = there_word(uint32_t(bits), low);
+  w[1] = there_word(uint32_t(bits >> 32), high);
+}
+__device__ __forceinline__ void from_words(const uint64_t (&w)[2], double& v) {
+  v = bit_cast<double>(w[1] << 32 | uint32_t(w[0]));
+}
+__device__ __forceinline__ void to_words(double v, uint64_t (&w)[2]) { to_words(v, 0, 0, w); }
+__device__ __forceinline__ void to_words(Power<double> v, uint64_t (&w)[2]) {
+  to_words(v.m, uint32_t(v.e), uint32_t(v.e >> 31), w);
+}
+__device__ __forceinline__ void from_words(const uint64_t (&w)[2], Power<double>& v) {
+  from_words(w, v.m);
+  v.e = int64_t(w[1]) >> 33 << 31 | int64_t(w[0] >> 33);
+}
+__device__ __forceinline__ void to_words(Exponentials<float, double> v, uint64_t (&w)[2]) {
+  const uint32_t m = bit_cast<uint32_t>(v.m);
+  to_words(v.s, m, m >> 31, w);
+}
+__device__ __forceinline__ void from_words(const uint64_t (&w)[2], Exponentials<float, double>& v) {
+  from_words(w, v.s);
+  v.m = bit_cast<float>(uint32_t(w[0] >> 33) | uint32_t(w[1] >> 33) << 31);
+}
+
 // What the kernel is compiled for.
 template <class S, class Load, class Store> constexpr bool kStripPipelined =
-    kPipelined<S, Load, Store> && sizeof(typename S::Acc) <= kStripAcc;
+    kPipelined<S, Load, Store> && requires(typename S::Acc v, uint64_t (&w)[1]) { to_words(v, w); };
 
 #ifdef TR_BULK_COPIES
+
+template <class V, int N> struct alignas(8 * N) Words {
+  uint64_t word[N];
+  __device__ __forceinline__ void publish(V v) {
+    uint64_t w[N];
+    to_words(v, w);
+#pragma unroll
+    for (int i = 0; i < N; ++i) store_relaxed(&word[i], w[i]);
+  }
+};
 
 // A job.
 struct StripJob {
   int64_t first, batch;  // its first column, and the batch that it counts from
   int64_t position;      // its first
-  void* totals;          // Published, of the first tile of its block tile, first column
+  void* totals;          // as Words, of the first tile of its block tile, first column
   void* nodes;           // the same of the first block tile of its superblock
   void* carries;  // what precedes the superblock after its own; a row of columns before that, what precedes its own
   int width;      // columns; 0: there is no job, and no other comes
@@ -45,19 +102,21 @@ struct StripJob {
 // The workspace, all zero before the launch: 16 bytes with the ticket, so that two neighbours are aligned to 16 bytes;
 // for each batch, and in it for each tile, block tile or superblock, the values of all rows (columns of memory).
 template <class S> struct StripSpace {
+  using Total = Words<typename S::Acc, 1>;
+  using Node = Words<typename S::Wide, 2>;
   int64_t width, tiles, blocks, superblocks;  // rows of a batch; tiles, block tiles and superblocks of a row
-  Published<typename S::Acc>* totals;         // of tiles
+  Total* totals;                              // of tiles
   // Of block tile b: the total of as many block tiles up to it as the lowest bit of b + 1 says, in its superblock.
-  Published<typename S::Wide>* nodes;
-  Published<typename S::Wide>* carries;  // what precedes the superblock after this one
+  Node* nodes;
+  Node* carries;  // what precedes the superblock after this one
 
   __device__ StripSpace(void* workspace, int64_t rows, int64_t width, int64_t tiles)
       : width(width),
         tiles(tiles),
         blocks((tiles + kFan - 1) / kFan),
         superblocks((blocks + kFan - 1) / kFan),
-        totals(reinterpret_cast<Published<typename S::Acc>*>(static_cast<uint64_t*>(workspace) + 2)),
-        nodes(reinterpret_cast<Published<typename S::Wide>*>(totals + rows * tiles)),
+        totals(reinterpret_cast<Total*>(static_cast<uint64_t*>(workspace) + 2)),
+        nodes(reinterpret_cast<Node*>(totals + rows * tiles)),
         carries(nodes + rows * blocks) {}
 };
 
@@ -66,16 +125,25 @@ template <class S, class Load, class Store> struct StripPipeline {
   using Wide = typename S::Wide;
   using Item = typename S::Item;
   using E = typename Load::Element;
+  using Total = typename StripSpace<S>::Total;
+  using Node = typename StripSpace<S>::Node;
   static constexpr int kSize = sizeof(E), kColumns = kStripRow / kSize;    // of a job: those of all its tiles
   static constexpr int kV = 8 / kSize;                                     // neighbouring columns of a lane: two words
   static constexpr int kAcross = kColumns / kV, kDown = kLanes / kAcross;  // lanes of a row; groups of a warp at once
   static constexpr int kStages = kStripStages;
-  static constexpr int kTotalWarps = 2, kCarryLanes = 128;
-  static constexpr int kLookWarps = kColumns / 16, kLookTeams = 8 / kLookWarps;
+  // Totals of larger accumulators take longer; looks at those of few columns have time.
+  static constexpr bool kLarge = sizeof(Acc) > 4;
+  static constexpr int kCarryLanes = 128;
+  static constexpr int kLookWarps = kColumns / 16, kLookTeams = kLarge && kSize == 4 ? 3 : 8 / kLookWarps;
   static constexpr int kCarryTeams = kCarryLanes / kColumns, kCarryWarps = kColumns / kLanes;
   static constexpr int kResultTeams = 2, kResultWarps = 8;
   static constexpr int kRounds = kFan / (kResultWarps * kDown);  // groups of a lane
-  static constexpr int kEnds = 4;                                // jobs that end all roles
+  static constexpr int kTotalWarps =
+      kStripThreads / kLanes - 2 - kResultTeams * kResultWarps - kLookTeams * kLookWarps - kCarryLanes / kLanes;
+  static constexpr int kTotalColumns = kLarge ? 2 : kV;  // of a lane that a totals warp takes together
+  // Unrolled further, there would be more instructions than the nearest cache holds.
+  static constexpr int kTotalsUnrolled = kLarge ? 1 : 4, kRoundsUnrolled = kLarge ? 1 : kRounds;
+  static constexpr int kEnds = 4;                        // jobs that end all roles
   // The first warp of each role.
   static constexpr int kTotalWarp = kResultTeams * kResultWarps, kLookWarp = kTotalWarp + kTotalWarps,
                        kCarryWarp = kLookWarp + kLookTeams * kLookWarps, kCopyWarp = kCarryWarp + kCarryLanes / kLanes,
@@ -281,17 +349,22 @@ template <class S, class Load, class Store> struct StripPipeline {
 #pragma unroll
     for (int v = 0; v < 2; ++v) total[v] = S::group(items[v]);
   }
+  // Totals that are published are settled; what is joined before, or of those, has at most 64 groups or tiles.
   template <int N> __device__ __forceinline__ static void join(const Acc (&left)[N], Acc (&right)[N]) {
 #pragma unroll
-    for (int v = 0; v < N; ++v) right[v] = S::combine(left[v], right[v]);
+    for (int v = 0; v < N; ++v) right[v] = join_loosely<S>(left[v], right[v]);
   }
   // The same of neighbours in shared memory.
   template <int N> __device__ __forceinline__ static void join(const Acc* shared, Acc (&right)[N]) {
     Acc left[N];
-    copy(shared, left);
+    load_all(shared, left);
     join(left, right);
   }
-  template <class V, int N> __device__ __forceinline__ static void copy(const V* from, V (&to)[N]) {
+  template <class V, int N> __device__ __forceinline__ static void copy(const V (&from)[N], V (&to)[N]) {
+#pragma unroll
+    for (int v = 0; v < N; ++v) to[v] = from[v];
+  }
+  template <class V, int N> __device__ __forceinline__ static void load_all(const V* from, V (&to)[N]) {
     const auto all = *reinterpret_cast<const Packed<V, N>*>(from);
 #pragma unroll
     for (int v = 0; v < N; ++v) to[v] = all.item[v];
@@ -306,60 +379,63 @@ template <class S, class Load, class Store> struct StripPipeline {
       if (!j.width) return;
       const int s = it % kStages;
       barrier_wait(&loaded[s], it / kStages & 1);
-      auto keep = [&](int part, const Acc(&total)[kV]) {
-        Packed<Acc, kV> all;
-#pragma unroll
-        for (int v = 0; v < kV; ++v) all.item[v] = total[v];
-        *reinterpret_cast<Packed<Acc, kV>*>(&known[s].parts[part][place.c]) = all;
-      };
-      Acc four[kV], eight[kV], half[kV];  // of groups; the last ones that are not joined yet
-#pragma unroll 1                          // all at once would be more instructions than the nearest cache holds
-      for (int fours = 0; fours < kHalfGroups / 4; ++fours) {
-        Acc two[kV], total[kV];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int g = down * kHalfGroups + fours * 4 + i;
-          Packed<uint32_t, 2> w[kGroup];
-          Acc one[kV];
-          place.read(stages + s * kStripStage, g, 0, w);
-#pragma unroll
-          for (int first = 0; first < kV; first += 2) {
-            Item items[2][kGroup];
-            Acc pair[2];
-            group_items(op, w, first, j.position + (place.tile * kTile + g * kGroup), items, pair);
-            one[first] = pair[0];
-            one[first + 1] = pair[1];
-          }
-          if (i % 2) join(total, one);
-#pragma unroll
-          for (int v = 0; v < kV; ++v) {
-            if (i == 1) two[v] = one[v];
-            total[v] = one[v];
-          }
-        }
-        join(two, total);
-        if (fours % 2 == 0) {
-          keep(down * 2 + fours / 2, total);
-#pragma unroll
-          for (int v = 0; v < kV; ++v) four[v] = total[v];
-        } else {
-          join(four, total);
-          if (fours == 1) keep(kQuarters + down, total);
-#pragma unroll
-          for (int v = 0; v < kV; ++v) {
-            half[v] = fours == 1 ? total[v] : S::combine(eight[v], total[v]);
-            eight[v] = total[v];
-          }
-        }
-      }
-      if (down == 0) keep(kHalf, half);
-      auto* const to = static_cast<Published<Acc>*>(j.totals) + (j.slot + place.tile) * width + place.column;
+      auto* const to = static_cast<Total*>(j.totals) + (j.slot + place.tile) * width + place.column;
       const bool there = place.column < j.width && place.tile * kTile < j.left;
+      constexpr int C = kTotalColumns;
+#pragma unroll 1
+      for (int from = 0; from < kV; from += C) {
+        auto keep = [&](int part, const Acc(&total)[C]) {
+          Packed<Acc, C> all;
 #pragma unroll
-      for (int v = 0; v < kV; ++v) {
-        const Acc own = half[v], other = shuffle(own, lane_id() ^ kAcross);
-        const Acc total = down ? S::combine(other, own) : S::combine(own, other);
-        if (v / (kV / 2) == down && there) to[v].publish(total);  // each of the lanes of a column a part
+          for (int v = 0; v < C; ++v) all.item[v] = total[v];
+          *reinterpret_cast<Packed<Acc, C>*>(&known[s].parts[part][place.c + from]) = all;
+        };
+        Acc one[C], pair[C], four[C], eight[C], half[C];  // of groups; the last ones that are not joined yet
+#pragma unroll kTotalsUnrolled
+        for (int i = 0; i < kHalfGroups; ++i) {
+          Packed<uint32_t, C * kSize / 4> w[kGroup];
+          Acc total[C];
+          const int g = down * kHalfGroups + i;
+          place.read(stages + s * kStripStage, g, from, w);
+#pragma unroll
+          for (int first = 0; first < C; first += 2) {
+            Item items[2][kGroup];
+            Acc two[2];
+            group_items(op, w, first, j.position + (place.tile * kTile + g * kGroup), items, two);
+            total[first] = two[0];
+            total[first + 1] = two[1];
+          }
+          if (i % 2 == 0) {
+            copy(total, one);
+            continue;
+          }
+          join(one, total);
+          if (i % 4 < 2) {
+            copy(total, pair);
+            continue;
+          }
+          join(pair, total);
+          if (i % 8 < 4) {
+            keep(down * 2 + i / 8, total);
+            copy(total, four);
+            continue;
+          }
+          join(four, total);
+          if (i < 8) {
+            keep(kQuarters + down, total);
+            copy(total, eight);
+            continue;
+          }
+          join(eight, total);
+          copy(total, half);
+        }
+        if (down == 0) keep(kHalf, half);
+#pragma unroll
+        for (int v = 0; v < C; ++v) {
+          const Acc own = half[v], other = shuffle(own, lane_id() ^ kAcross);
+          const Acc total = settle<S>(down ? join_loosely<S>(other, own) : join_loosely<S>(own, other));
+          if (v / (C / 2) == down && there) to[from + v].publish(total);  // each of the lanes of a column a part
+        }
       }
       barrier_arrive(&summed[s]);
       barrier_arrive(&ready[s]);
@@ -375,10 +451,11 @@ template <class S, class Load, class Store> struct StripPipeline {
       Acc stack[log2_of(N) + 1];
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        Acc v = i < count ? bit_cast<Acc>(uint32_t(word[i][c])) : S::absent();
+        Acc v = S::absent();
+        if (i < count) from_words({word[i][c]}, v);
         int level = 0;
 #pragma unroll
-        for (int rest = i; rest % 2; rest /= 2, ++level) v = S::combine(stack[level], v);
+        for (int rest = i; rest % 2; rest /= 2, ++level) v = join_loosely<S>(stack[level], v);
         stack[level] = v;
       }
       whole[c] = stack[log2_of(N)];
@@ -391,13 +468,12 @@ template <class S, class Load, class Store> struct StripPipeline {
 #pragma unroll
       for (int d = 1; d < width; d *= 2) {
         const Acc other = shuffle(value[c], lane_id() ^ d);
-        value[c] = lane_id() & d ? S::combine(other, value[c]) : S::combine(value[c], other);
+        value[c] = lane_id() & d ? join_loosely<S>(other, value[c]) : join_loosely<S>(value[c], other);
       }
   }
 
   // N published values that a lane looks at together until all that it wants are there, as whole warps do.
   template <int N> struct Wanted {
-    static_assert(Published<Wide>::kWords == 2, "words that are looked at together");
     uint64_t word[N][2];
 
     // wanted(i), from(i): whether and where there is or will be number i.
@@ -407,16 +483,15 @@ template <class S, class Load, class Store> struct StripPipeline {
       for (bool all = false; !all;) {
         bool mine = true;
 #pragma unroll
-        for (int i = 0; i < N; ++i) load_relaxed_pair_if((word[i][0] & word[i][1]) >> 32 == 0, from(i)->word, word[i]);
+        for (int i = 0; i < N; ++i) load_relaxed_pair_if(!is_there(word[i][0] & word[i][1]), from(i)->word, word[i]);
 #pragma unroll
-        for (int i = 0; i < N; ++i) mine = mine && (word[i][0] & word[i][1]) >> 32 != 0;
+        for (int i = 0; i < N; ++i) mine = mine && is_there(word[i][0] & word[i][1]);
         all = !ballot(!mine);
       }
     }
     __device__ __forceinline__ Wide value(int i) const {
-      const uint32_t part[2] = {uint32_t(word[i][0]), uint32_t(word[i][1])};
       Wide v;
-      memcpy(&v, part, sizeof v);
+      from_words(word[i], v);
       return v;
     }
   };
@@ -454,24 +529,23 @@ template <class S, class Load, class Store> struct StripPipeline {
 #pragma unroll
         for (int i = 0; i < kHeld; ++i)
           word[i][0] = word[i][1] = of.first + i < of.count + of.closes ? 0 : uint64_t(1) << 32;
-        const auto* const totals = static_cast<const Published<Acc>*>(job[s].totals) + (of.first * width + of.column);
+        const auto* const totals = static_cast<const Total*>(job[s].totals) + (of.first * width + of.column);
         for (bool all = false; !all;) {
-          const Published<Acc>* p = totals;
+          const Total* p = totals;
 #pragma unroll
           for (int i = 0; i < kHeld; ++i, p += width)
-            load_relaxed_pair_if((word[i][0] & word[i][1]) >> 32 == 0, p->word, word[i]);
+            load_relaxed_pair_if(!is_there(word[i][0] & word[i][1]), p->word, word[i]);
           bool mine = true;
 #pragma unroll
-          for (int i = 0; i < kHeld; ++i) mine = mine && (word[i][0] & word[i][1]) >> 32 != 0;
+          for (int i = 0; i < kHeld; ++i) mine = mine && is_there(word[i][0] & word[i][1]);
           all = !ballot(!mine);
         }
       }
       const int turn = recomputed(it) % kStages;
       const StripJob& j = job[turn];
       const Part of(form, j, warp);
-      Acc before[2], total[2];  // over the first `count`, and with the tile's own where it closes the block tile
+      Acc before[2];  // over the first `count`
       tree(word, of.count - of.first, before);
-      tree(word, of.count + of.closes - of.first, total);
       tree(kEach, before);
       if (of.part == 0) {
         known[turn].within[of.c] = before[0];
@@ -479,15 +553,17 @@ template <class S, class Load, class Store> struct StripPipeline {
       }
       barrier_arrive(&ready[turn]);
       if (of.ends) {
+        Acc total[2];  // with the tile's own where it closes the block tile
+        tree(word, of.count + of.closes - of.first, total);
         tree(kEach, total);
-        publish_node(static_cast<Published<Wide>*>(j.nodes) + (of.column + of.part), width, j.block,
-                     S::widen(of.part ? total[1] : total[0]), of.closes && of.part < 2);
+        publish_node(static_cast<Node*>(j.nodes) + (of.column + of.part), width, j.block,
+                     S::widen(settle<S>(of.part ? total[1] : total[0])), of.closes && of.part < 2);
       }
       barrier_arrive(&released[turn]);
     }
   }
   // Of a block tile's total: joined with the nodes before it that end where its own begins.
-  __device__ static void publish_node(Published<Wide>* nodes, int64_t width, int block, Wide node, bool active) {
+  __device__ static void publish_node(Node* nodes, int64_t width, int block, Wide node, bool active) {
     const int levels = __ffs(~block) - 1;
     Wanted<kFanLog2> left;
     left.wait([&](int i) { return active && i < levels; }, [&](int i) { return nodes + (block - (1 << i)) * width; });
@@ -504,8 +580,8 @@ template <class S, class Load, class Store> struct StripPipeline {
       if (!j.width) return;
       const int s = it % kStages;
       const bool there = column < j.width;
-      auto* const nodes = static_cast<Published<Wide>*>(j.nodes) + column;
-      auto* const carries = static_cast<Published<Wide>*>(j.carries) + column;
+      auto* const nodes = static_cast<Node*>(j.nodes) + column;
+      auto* const carries = static_cast<Node*>(j.carries) + column;
       // The nodes before the block tile, from right to left; and what precedes them.
       int number[kFanLog2];
 #pragma unroll
@@ -522,11 +598,9 @@ template <class S, class Load, class Store> struct StripPipeline {
       barrier_arrive(&ready[s]);
       if (j.block == kFan - 1 && j.slot + form.tiles == kFan && j.left >= form.tiles * kTile) {  // ends a superblock
         const bool active = there && form.tile_of(c) == form.tiles - 1;
-        Wide total = S::wide_absent();
-        bool seen = !active;
-        while (ballot(!seen))
-          if (!seen) seen = nodes[j.block * width].look(total);
-        if (active) carries->publish(S::combine(before, total));
+        Wanted<1> own;
+        own.wait([&](int) { return active; }, [&](int) { return nodes + j.block * width; });
+        if (active) carries->publish(S::combine(before, own.value(0)));
       }
       barrier_arrive(&released[s]);
     }
@@ -558,7 +632,7 @@ template <class S, class Load, class Store> struct StripPipeline {
 #pragma unroll 1
       for (int first = 0; first < kV; first += 2) {
         Acc earlier[2] = {S::absent(), S::absent()};  // of the warp's groups in the rounds before
-#pragma unroll
+#pragma unroll kRoundsUnrolled
         for (int k = 0; k < kRounds; ++k) {
           const int g = number * 4 + k * kDown + down;
           Packed<uint32_t, kPairWords> w[kGroup];
@@ -570,8 +644,8 @@ template <class S, class Load, class Store> struct StripPipeline {
 #pragma unroll
           for (int v = 0; v < 2; ++v) {
             const Acc other = shuffle(run[v], lane ^ kAcross);
-            before[v] = S::combine(earlier[v], down ? other : S::absent());
-            earlier[v] = down ? S::combine(other, run[v]) : S::combine(run[v], other);
+            before[v] = join_loosely<S>(earlier[v], down ? other : S::absent());
+            earlier[v] = down ? join_loosely<S>(other, run[v]) : join_loosely<S>(run[v], other);
           }
           const int c = place.c + first;
           if (number % 2) join(&of.parts[quarter][c], before);
@@ -579,7 +653,7 @@ template <class S, class Load, class Store> struct StripPipeline {
           if (quarter / 2) join(&of.parts[kHalf][c], before);
           join(&of.within[c], before);
           Wide into[2];
-          copy(&of.carry[c], into);
+          load_all(&of.carry[c], into);
           constexpr int kPer = 4 / kSize;  // columns of a word
 #pragma unroll
           for (int v = 0; v < 2; v += kPer) {
