@@ -351,9 +351,10 @@ static int strip_row(const ScanCall& call) {
   const int size = size_of(call.in.dtype);
   if (!is_float(call.in.dtype) || size > 4 || !in_place(call) || scan_sizes(call).acc > kStripAcc || l.length <= kTile)
     return 0;
-  if (!column_vectors(call, 16 / size) || l.length > INT32_MAX - 2 * kTile) return 0;
   const int64_t row = l.size[l.kept - 1] * size, lacking = (kStripRow - row % kStripRow) % kStripRow;
-  if (row < kStripRow) return row >= 16 && kStripRow % row == 0 && one_run(call) ? int(row) : 0;
+  if (row < kStripRow)
+    return (row >= 16 || l.size[l.kept - 1] > kMostNarrow) && one_run(call) ? int(power_of_two(row)) : 0;
+  if (!column_vectors(call, 16 / size) || l.length > INT32_MAX - 2 * kTile) return 0;
   // What copies of tiles (tile_map.cuh) reach: rows apart, and one dim of batches.
   auto fits = [&](const int64_t (&strides)[kMaxDims]) {
     return l.kept <= 2 && magnitude(strides[l.kept]) >= l.size[l.kept - 1] &&
@@ -711,8 +712,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const ScanSizes bytes = scan_sizes(call);
   const int64_t total = 2 * bytes.acc, carry = 2 * bytes.wide;
   if (plan.strip_bytes) {
-    const int64_t blocks = ceil_div(plan.splits, kFan);
-    plan.workspace = 16 + l.rows * (plan.splits * total + (blocks + ceil_div(blocks, kFan)) * carry);
+    const int64_t blocks = ceil_div(plan.splits, kFan), width = l.size[l.kept - 1], lane = 8 / in_size;
+    plan.workspace = 16 + l.rows / width * ceil_div(width, lane) * lane * (plan.splits * total + (blocks + ceil_div(blocks, kFan)) * carry);
   } else if (plan.family == Family::Columns) {
     const int64_t blocks = ceil_div(plan.splits, kFan);
     const int64_t values = plan.splits > 1 ? (plan.splits + blocks) * total + blocks * carry : 0;

@@ -61,7 +61,8 @@ template <class S> struct StripSpace {
         carries(nodes + rows * blocks) {}
 };
 
-template <class S, class Load, class Store> struct StripPipeline {
+// kLoose: rows of memory are no power of two of bytes, and an element is read and written alone.
+template <class S, class Load, class Store, bool kLoose> struct StripPipeline {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using Item = typename S::Item;
@@ -116,18 +117,23 @@ template <class S, class Load, class Store> struct StripPipeline {
     barrier_wait(&put[it % kStages], it / kStages & 1);
     return job[it % kStages];
   }
+  // The columns that are spoken of for `width` of them: those of whole lanes.
+  __device__ static int64_t of_lanes(int64_t width) { return (width + kV - 1) / kV * kV; }
   // How a job's elements lie in a stage, and how they are copied: `row` bytes of a tile side by side, tile behind tile,
-  // each a row further on, so that the lanes of a row meet in no bank.
+  // each the columns of a tile further on, so that the lanes of a row meet in no bank.
   struct Form {
-    int row, tiles, columns;  // bytes; of a job; of a tile
+    int row, tiles, columns;  // bytes; of a job; of a tile, a power of two
+    bool run;                 // a tile is one run of memory
     bool mirror;              // a tile's last position comes first
 
     __device__ explicit Form(const ScanCall& call)
-        : row(recomputed(call.plan.strip_bytes)),
+        : row(kLoose ? recomputed(int(call.layout.size[call.layout.kept - 1])) * kSize
+                     : recomputed(call.plan.strip_bytes)),
           tiles(recomputed(call.plan.warps)),
-          columns(row / kSize),
+          columns(kColumns / tiles),
+          run(kLoose || tiles > 1),
           mirror(call.layout.in[call.layout.kept] < 0) {}
-    __device__ int place(int tile) const { return tile * ((kTile + 1) * row); }
+    __device__ int place(int tile) const { return tile * (kTile * row + columns * kSize); }
     // The tile of a job that column c belongs to, and where it stands there.
     __device__ int tile_of(int c) const { return c / columns; }
     __device__ int within(int c) const { return c & (columns - 1); }
@@ -141,11 +147,12 @@ template <class S, class Load, class Store> struct StripPipeline {
 
   __device__ void jobs(const ScanCall& call, const Form& form, void* workspace) {
     const Layout& l = call.layout;
-    const int64_t width = l.size[l.kept - 1], strips = (width + form.columns - 1) / form.columns;
+    const int64_t there = l.size[l.kept - 1], batches = l.rows / there, width = of_lanes(there);
+    const int64_t strips = (width + form.columns - 1) / form.columns;
     const int64_t tiles = call.plan.splits, runs = (tiles + form.tiles - 1) / form.tiles;
-    const int64_t all = l.rows / width * runs * strips;
+    const int64_t all = batches * runs * strips;
     const double strip_share = 1 / double(strips), run_share = 1 / double(runs);
-    const StripSpace<S> space(workspace, l.rows, width, tiles);
+    const StripSpace<S> space(workspace, batches * width, width, tiles);
     int ends = 0;
     for (int it = 0; ends < kEnds; ++it) {
       const int s = it % kStages;
@@ -155,7 +162,7 @@ template <class S, class Load, class Store> struct StripPipeline {
       if (ticket < all) {
         const int64_t rest = strips == 1 ? ticket : quotient(ticket, strips, strip_share);
         const int64_t first = (ticket - rest * strips) * form.columns;
-        const int64_t batch = l.rows == width ? 0 : quotient(rest, runs, run_share);
+        const int64_t batch = batches == 1 ? 0 : quotient(rest, runs, run_share);
         const int64_t tile = (rest - batch * runs) * form.tiles, block = tile / kFan, superblock = block / kFan;
         j.first = first;
         j.batch = batch;
@@ -191,6 +198,13 @@ template <class S, class Load, class Store> struct StripPipeline {
     }
   }
 
+  // A copy of `bytes` bytes, of which bulk copies take whole granules.
+  __device__ static uint32_t whole(int bytes) { return uint32_t(bytes) / kGranule * kGranule; }
+  __device__ static void copy_rest(E* to, const E* from, int bytes) {
+    TR_ROLLED
+    for (int i = int(whole(bytes)) / kSize; i < bytes / kSize; ++i) to[i] = from[i];
+  }
+
   // By one lane. A stage is loaded again as soon as its results are on their way.
   __device__ void copies(const ScanCall& call, const Form& form, const TileMap& in, const TileMap& out, char* stages) {
     int it = 0;
@@ -205,14 +219,20 @@ template <class S, class Load, class Store> struct StripPipeline {
     const int s = it % kStages;
     const StripJob& j = job[s];
     char* const stage = stages + s * kStripStage;
-    if (form.tiles > 1) {
-      const int most = form.tiles * kTile;
-      barrier_expect(&loaded[s], uint32_t((j.left < most ? j.left : most) * form.row));
+    if (form.run) {
+      const int most = form.tiles * kTile, bytes = (j.left < most ? j.left : most) * form.row;
       const char* const data = static_cast<const char*>(call.in.data);
-      for_runs(call, form, j, call.layout.in, row_start(call.layout, j.batch, call.layout.kept - 1).in, 0,
-               [&](int place, int64_t offset, int bytes) {
-                 bulk_load(stage + place, data + offset, uint32_t(bytes), &loaded[s]);
-               });
+      auto for_all = [&](auto copy) {
+        for_runs(call, form, j, call.layout.in, row_start(call.layout, j.batch, call.layout.kept - 1).in, 0, copy);
+      };
+      if (kLoose && bytes % kGranule)
+        for_all([&](int place, int64_t offset, int bytes) {
+          copy_rest(reinterpret_cast<E*>(stage + place), global(reinterpret_cast<const E*>(data + offset)), bytes);
+        });
+      barrier_expect(&loaded[s], whole(bytes));
+      for_all([&](int place, int64_t offset, int bytes) {
+        if (whole(bytes)) bulk_load(stage + place, data + offset, whole(bytes), &loaded[s]);
+      });
     } else {
       tile_load(stage, in, int(j.first), int(form.row_of(call.layout.length, j.position, 0)), int(j.batch), &loaded[s],
                 kTile * kStripRow);
@@ -223,11 +243,15 @@ template <class S, class Load, class Store> struct StripPipeline {
     const StripJob& j = job[s];
     barrier_wait(&done[s], it / kStages & 1);
     const char* const stage = stages + s * kStripStage;
-    if (form.tiles > 1) {
+    if (form.run) {
       char* const data = static_cast<char*>(call.out.values);
-      for_runs(
-          call, form, j, call.layout.out, row_start(call.layout, j.batch, call.layout.kept - 1).out, shift,
-          [&](int place, int64_t offset, int bytes) { bulk_store(data + offset, stage + place, uint32_t(bytes)); });
+      for_runs(call, form, j, call.layout.out, row_start(call.layout, j.batch, call.layout.kept - 1).out, shift,
+               [&](int place, int64_t offset, int bytes) {
+                 if (whole(bytes)) bulk_store(data + offset, stage + place, whole(bytes));
+                 if (kLoose)
+                   copy_rest(global(reinterpret_cast<E*>(data + offset)), reinterpret_cast<const E*>(stage + place),
+                             bytes);
+               });
     } else if (const int64_t row = form.row_of(call.layout.length, j.position, shift); row >= 0) {
       tile_store(out, int(j.first), int(row), int(j.batch), stage);
     } else {  // the last tile of a column that goes down in memory: a copy of a tile may not begin before its matrix
@@ -246,22 +270,49 @@ template <class S, class Load, class Store> struct StripPipeline {
   struct Place {
     int c, tile, column;  // its tile of the job; the column there
     int first, step;      // of position 0 in a stage; bytes from position to position
+    int there;            // columns from its first on that memory has
 
     __device__ Place(const Form& form, int across) : c(across * kV), tile(form.tile_of(c)), column(form.within(c)) {
       step = form.mirror ? -form.row : form.row;
       first = form.place(tile) + (form.mirror ? (kTile - 1) * form.row : 0) + column * kSize;
+      there = form.row / kSize - column;
+    }
+    // Calls access(i, k, p) for each element of group g in some columns from the lane's column `from` on.
+    template <int W, class Access> __device__ void for_elements(int g, int from, Access access) const {
+      int p = first + from * kSize + g * kGroup * step;
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i, p += step)
+#pragma unroll
+        for (int k = 0; k < W * 4 / kSize; ++k)
+          if (from + k < there) access(i, k, p + k * kSize);
     }
     // The elements of group g in some columns from the lane's column `from` on; results in their places.
     template <int W> __device__ void read(const char* stage, int g, int from, Packed<uint32_t, W> (&w)[kGroup]) const {
-      const char* p = stage + first + from * kSize + g * kGroup * step;
+      if constexpr (kLoose) {
+        using Bits = std::conditional_t<kSize == 4, uint32_t, uint16_t>;
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i, p += step) w[i] = *reinterpret_cast<const Packed<uint32_t, W>*>(p);
+        for (int i = 0; i < kGroup; ++i) w[i] = {};
+        for_elements<W>(g, from, [&](int i, int k, int p) {
+          w[i].item[k * kSize / 4] |= uint32_t(*reinterpret_cast<const Bits*>(stage + p)) << k * kSize % 4 * 8;
+        });
+      } else {
+        const char* p = stage + first + from * kSize + g * kGroup * step;
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i, p += step) w[i] = *reinterpret_cast<const Packed<uint32_t, W>*>(p);
+      }
     }
     template <int W>
     __device__ void write(char* stage, int g, int from, const Packed<uint32_t, W> (&w)[kGroup]) const {
-      char* p = stage + first + from * kSize + g * kGroup * step;
+      if constexpr (kLoose) {
+        using Bits = std::conditional_t<kSize == 4, uint32_t, uint16_t>;
+        for_elements<W>(g, from, [&](int i, int k, int p) {
+          *reinterpret_cast<Bits*>(stage + p) = Bits(w[i].item[k * kSize / 4] >> k * kSize % 4 * 8);
+        });
+      } else {
+        char* p = stage + first + from * kSize + g * kGroup * step;
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i, p += step) *reinterpret_cast<Packed<uint32_t, W>*>(p) = w[i];
+        for (int i = 0; i < kGroup; ++i, p += step) *reinterpret_cast<Packed<uint32_t, W>*>(p) = w[i];
+      }
     }
   };
   // The items of two of the columns in `w`, from the `first` on, and their totals.
@@ -299,11 +350,11 @@ template <class S, class Load, class Store> struct StripPipeline {
   // A lane has half a tile.
   __device__ void totals(const S& op, const Form& form, const char* stages, int64_t width, int warp) {
     constexpr int kHalfGroups = kFan / 2;
-    const int down = lane_id() / kAcross;
-    const Place place(form, lane_id() % kAcross);
     for (int it = warp;; it += kTotalWarps) {
       const StripJob& j = next(it);
       if (!j.width) return;
+      const int lane = recomputed(lane_id()), down = lane / kAcross;
+      const Place place(form, lane % kAcross);
       const int s = it % kStages;
       barrier_wait(&loaded[s], it / kStages & 1);
       auto keep = [&](int part, const Acc(&total)[kV]) {
@@ -598,16 +649,16 @@ template <class S, class Load, class Store> struct StripPipeline {
   }
 };
 
-template <class S, class Load, class Store>
+template <class S, class Load, class Store, bool kLoose>
 __global__ void __launch_bounds__(kStripThreads, 1)
     scan_strip_pipeline(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT TileMap in, TR_GRID_CONSTANT TileMap out,
                         void* workspace) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  using P = StripPipeline<S, Load, Store>;
+  using P = StripPipeline<S, Load, Store, kLoose>;
   TR_DYNAMIC_SHARED(stages, 128);
   __shared__ P pipeline;
   const int warp = int(threadIdx.x) / kLanes;
-  const int64_t width = call.layout.size[call.layout.kept - 1];
+  const int64_t width = P::of_lanes(call.layout.size[call.layout.kept - 1]);
   const typename P::Form form(call);
   const S op{call.options};
   if (threadIdx.x == 0) pipeline.make_barriers();
@@ -636,12 +687,13 @@ const char* launch_strips(const ScanCall& call, void* workspace, gpuStream_t str
                                kStripRow / int(size), kTile});
   };
   TileMap in{}, out{};
-  if (call.plan.strip_bytes == kStripRow) {
+  const bool loose = width * int(sizeof(E)) < call.plan.strip_bytes;
+  if (call.plan.strip_bytes == kStripRow && !loose) {
     if (const char* error = make(in, call.in.data, l.in)) return error;
     if (const char* error = make(out, call.out.values, l.out)) return error;
   }
-  enqueue(scan_strip_pipeline<S, Load, Store>, call.plan.blocks, call.plan.threads, call.plan.shared, stream, call, in,
-          out, workspace);
+  enqueue(loose ? scan_strip_pipeline<S, Load, Store, true> : scan_strip_pipeline<S, Load, Store, false>,
+          call.plan.blocks, call.plan.threads, call.plan.shared, stream, call, in, out, workspace);
   return nullptr;
 }
 
