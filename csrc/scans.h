@@ -88,11 +88,12 @@ template <class A> struct CumSum {
   TR_HD static Prefix prefix(Wide carry, Acc within) {
     const Wide sum = add(carry, Wide(within));
     if constexpr (std::is_same<Acc, float>::value) {
-      const float hi = float(sum), rest = float(sum - double(hi));
+      const float hi = float(sum);
+      const double rest = sum - double(hi);
       // Where hi is not finite, the rest is infinite if sum is, and else NaN. A rest that is rounded to 0 shows
       // nowhere.
       const bool finite = (bit_cast<uint32_t>(hi) & 0x7f800000u) != 0x7f800000u;
-      return {sum, hi, finite && rest != 0 ? rest : -0.0f, !finite && rest == rest};
+      return {sum, hi, finite && rest != 0 ? float(rest) : -0.0f, !finite && sum - sum == 0};
     } else {
       return {sum, sum, absent(), false};
     }

@@ -526,7 +526,8 @@ template <class S, class Load, class Store> struct StripPipeline {
       const StripJob& j = next(it);
       if (!j.width) return;
       const int lane = recomputed(lane_id()), down = lane / kAcross;
-      const int number = recomputed(warp) % kResultWarps, quarter = number / 2;
+      // Not by `warp`, for which there is no register from turn to turn.
+      const int number = recomputed(int(threadIdx.x)) / kLanes % kResultWarps, quarter = number / 2;
       const Place place(Form(call), lane % kAcross);
       const int s = it % kStages;
       char* const stage = stages + s * kStripStage;
