@@ -89,9 +89,7 @@ template <class A> struct CumSum {
     const Wide sum = add(carry, Wide(within));
     if constexpr (std::is_same<Acc, float>::value) {
       const float hi = float(sum);
-      const double rest = sum - double(hi);
-      // Where hi is not finite, the rest is infinite if sum is, and else NaN. A rest that is rounded to 0 shows
-      // nowhere.
+      const double rest = sum - double(hi);  // NaN or infinite where hi is not finite
       const bool finite = (bit_cast<uint32_t>(hi) & 0x7f800000u) != 0x7f800000u;
       return {sum, hi, finite && rest != 0 ? float(rest) : -0.0f, !finite && sum - sum == 0};
     } else {
