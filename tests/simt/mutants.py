@@ -596,6 +596,33 @@ MUTANTS = (
         "if (at < bytes) *global(", "if (at < 0) *global(",
         "scan.CumSum", ("narrow_pipeline",),
     ),
+    # ---- the pipeline of strips
+    Mutant(
+        "results of strips do not wait for what precedes them", "kernels/scan_strip_pipeline.cuh",
+        "barrier_wait(&ready[s], it / kStages & 1); const Before& of", "const Before& of",
+        "scan.CumSum", ("strip_pipeline",),
+    ),
+    Mutant(
+        "a block tile's node without those that it joins", "kernels/scan_strip_pipeline.cuh",
+        "if (i < levels) node = S::combine(left.value(i), node);", "(void)left;",
+        "scan.CumSum", ("strip_pipeline",),
+    ),
+    Mutant(
+        "a stage of strips is loaded while its results are stored", "kernels/scan_strip_pipeline.cuh",
+        "barrier_arrive(&released[s]); bulk_stores_read();", "barrier_arrive(&released[s]);",
+        "scan.CumSum", ("strip_pipeline",),
+    ),
+    Mutant(
+        "results of strips without a fence before their bulk store", "kernels/scan_strip_pipeline.cuh",
+        "bulk_fence(); barrier_arrive(&released[s]); barrier_arrive(&done[s]);",
+        "barrier_arrive(&released[s]); barrier_arrive(&done[s]);",
+        "scan.CumSum", ("strip_pipeline",),
+    ),
+    Mutant(
+        "a tile of strips is stored from before its matrix", "kernels/scan_strip_pipeline.cuh",
+        "row >= 0) {", "true) {",
+        "scan.CumSum", ("strip_pipeline",),
+    ),
     Mutant(
         "columns of any alignment in granules", "plan.cpp",
         "return fits(call.in.data) && fits(call.out.values); } // The same where they are narrower",
