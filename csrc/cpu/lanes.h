@@ -196,8 +196,8 @@ template <class C, class L> void fold_pairs(L* values, int64_t count, int levels
 }
 
 // order.h's TreeStack for `width` columns at once (a multiple of a vector), in memory. C combines lanes
-// L.
-template <class C, class L> struct ColumnStack {
+// L, several at a time as a V.
+template <class C, class L, class V = Vec<L>> struct ColumnStack {
   L* slots;  // [levels + 1][width]; the last one is spare
   int levels;
   int64_t width;
@@ -230,8 +230,8 @@ template <class C, class L> struct ColumnStack {
 
  private:
   TR_HD void combine(const L* left, const L* right, L* to) const {
-    for (int64_t c = 0; c < width; c += kLanes<L>)
-      store(to + c, C::combine(load<Vec<L>>(left + c), load<Vec<L>>(right + c)));
+    for (int64_t c = 0; c < width; c += int64_t(sizeof(V) / sizeof(L)))
+      store(to + c, C::combine(load<V>(left + c), load<V>(right + c)));
   }
 };
 

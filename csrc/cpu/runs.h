@@ -59,6 +59,21 @@ struct Odometer {
   }
 };
 
+// Rows [begin, end) of a layout, as runs of rows at equal distances: body(the first one's start, from a row to the next
+// one, how many).
+template <class Body> TR_HD void for_even_rows(const Layout& layout, int64_t begin, int64_t end, Body body) {
+  const int fastest = layout.kept - 1;
+  const int64_t inner = layout.kept ? layout.size[fastest] : 1;
+  const RowStart step{row_stride(layout), layout.kept ? layout.out[fastest] : 0};
+  Odometer outer(layout, 0, layout.kept ? fastest : 0, begin / inner);
+  for (int64_t row = begin, i = begin % inner; row < end; i = 0) {
+    const int64_t count = inner - i < end - row ? inner - i : end - row;
+    body(RowStart{outer.at.in + i * step.in, outer.at.out + i * step.out}, step, count);
+    row += count;
+    outer.next();
+  }
+}
+
 // The highest offset of an element of the input. The elements between lie in one storage, so a vector may be read from
 // any of them as long as it ends there.
 TR_HD int64_t last_offset(const Layout& l) {

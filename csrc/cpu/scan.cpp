@@ -1,6 +1,7 @@
 // The CPU kernels of scans: which kernel serves a call, and its tasks. Compiled once per instruction set.
 #include "cpu/cpu.h"
 #include "cpu/scan_columns.h"
+#include "cpu/scan_extremes.h"
 #include "cpu/scan_groups.h"
 
 namespace torchreduce::cpu::TR_ISA {
@@ -21,8 +22,8 @@ struct Spread {
   }
 };
 
-// A scan whose steps are vector operations. Fills the output; false where memory is out.
-template <class Scan> bool scan_with(const ScanCall& call, const Spread& spread) {
+// Each fills the output; false where memory is out. A scan whose steps are operations on vectors:
+template <class Scan> bool scan_lanes(const ScanCall& call, const Spread& spread) {
   const Layout& layout = call.layout;
   const int64_t threads = spread.threads;
   ScanJob<Scan> job{call, (layout.length + kBlockTile - 1) / kBlockTile, nullptr};
@@ -52,28 +53,29 @@ template <class Scan> bool scan_with(const ScanCall& call, const Spread& spread)
   return !job.out_of_memory;
 }
 
-template <class S, class E> bool scan_groups(const ScanCall& call, const Spread& spread) {
-  constexpr bool kConvert =
-      std::is_same<E, float>::value || std::is_same<E, double>::value || std::is_same<E, int64_t>::value;
-  return ScanGroups<S, E, kConvert>::run(call, spread.threads, spread);
+template <class Scan> bool scan_with(const ScanCall& call, const Spread& spread) {
+  if constexpr (kHasLanes<Scan>) return scan_lanes<Scan>(call, spread);
+  else return ScanGroups<Scan>::run(call, spread.threads, spread);
+}
+template <class E> bool scan_extremes(const ScanCall& call, const Spread& spread) {
+  return ScanExtremes<CumExtreme<E>, E>::run(call, spread.threads, spread);
 }
 
 template <template <class> class Op> bool scan_as(const ScanCall& call, const Spread& spread) {
-  if constexpr (std::is_same<Op<float>, CumSum<float>>::value) {
+  if constexpr (Op<float>::kIndexed) {
     switch (call.in.accumulator) {
-      case Dtype::F64: return scan_with<Op<double>>(call, spread);
-      case Dtype::F32: return scan_with<Op<float>>(call, spread);
-      default: return scan_with<Op<int64_t>>(call, spread);
+      case Dtype::F64: return scan_extremes<double>(call, spread);
+      case Dtype::I64: return scan_extremes<int64_t>(call, spread);
+      default:
+        if (call.in.dtype == Dtype::F16) return scan_extremes<F16>(call, spread);
+        if (call.in.dtype == Dtype::BF16) return scan_extremes<BF16>(call, spread);
+        return scan_extremes<float>(call, spread);
     }
   } else {
-    if constexpr (Op<float>::kIndexed) {
-      if (call.in.dtype == Dtype::F16) return scan_groups<Op<F16>, F16>(call, spread);
-      if (call.in.dtype == Dtype::BF16) return scan_groups<Op<BF16>, BF16>(call, spread);
-    }
     if constexpr (Op<float>::kIntegers)
-      if (call.in.accumulator == Dtype::I64) return scan_groups<Op<int64_t>, int64_t>(call, spread);
-    if (call.in.accumulator == Dtype::F64) return scan_groups<Op<double>, double>(call, spread);
-    return scan_groups<Op<float>, float>(call, spread);
+      if (call.in.accumulator == Dtype::I64) return scan_with<Op<int64_t>>(call, spread);
+    if (call.in.accumulator == Dtype::F64) return scan_with<Op<double>>(call, spread);
+    return scan_with<Op<float>>(call, spread);
   }
 }
 

@@ -8,12 +8,12 @@
 namespace torchreduce {
 inline namespace TR_ISA {
 
-// E is the type that elements are read as: their own, or with kConvert an accumulator.
-template <class S, class E, bool kConvert> struct ScanGroups {
+template <class S> struct ScanGroups {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using Item = typename S::Item;
   using Result = typename S::Result;
+  using E = Result;                           // elements are converted to it
   static constexpr int64_t kSideBySide = 32;  // rows of a task at most
 
   // One call, as its tasks see it.
@@ -28,10 +28,8 @@ template <class S, class E, bool kConvert> struct ScanGroups {
     int64_t a;  // of two inputs: where the row starts in the other one
     ScanCarry<S> carry;
     TreeStack<Acc, kFanLog2 + 1> groups;  // of this tile, so far
-    Acc within;                           // before the tile, in its block tile; one by one: before the element
+    Acc within;                           // before the tile, in its block tile
   };
-  // Results come from the elements one after the other, without groups and tiles.
-  template <bool kTotal> static constexpr bool one_by_one = S::kAnyOrder && !kTotal;
 
   const Job& job;
   const ScanCall& call;
@@ -71,25 +69,16 @@ template <class S, class E, bool kConvert> struct ScanGroups {
       other.data = call.in.more[0];
       const int64_t skipped = call.shifted && first == 0 ? 1 : 0, from = row.a + (first + skipped) * a_stride;
       E b_copy[kGroup], a_copy[kGroup];
-      const E *b = fetch<E, kConvert>(call.in, offset, in_stride, count, b_copy),
-              *a = fetch<E, kConvert>(other, from, a_stride, count - skipped, a_copy);
+      const E *b = fetch<E, true>(call.in, offset, in_stride, count, b_copy),
+              *a = fetch<E, true>(other, from, a_stride, count - skipped, a_copy);
       for (int64_t i = 0; i < count; ++i)
         items[i] = op.load(Pair<E>{i < skipped ? E(0) : a[i - skipped], b[i]}, first + i);
     } else {
       E copy[kGroup];
-      const E* x = fetch<E, kConvert>(call.in, offset, in_stride, count, copy);
+      const E* x = fetch<E, true>(call.in, offset, in_stride, count, copy);
       for (int i = 0; i < count; ++i) items[i] = op.load(x[i], first + i);
     }
     for (int64_t i = count; i < kGroup; ++i) items[i] = S::absent_item();
-    if constexpr (one_by_one<kTotal>) {
-      Result out[kGroup];
-      Acc& last = row.within;
-      for (int i = 0; i < kGroup; ++i) {
-        last = combine(last, items[i]);
-        out[i] = op.result(last);
-      }
-      return store(row.at.out, first, count, out);
-    }
     const Acc total = S::group(items);
     if constexpr (!kTotal) {
       Result out[kGroup];
@@ -101,21 +90,12 @@ template <class S, class E, bool kConvert> struct ScanGroups {
   }
 
   TR_HD void store(int64_t at, int64_t first, int64_t count, const Result* out) const {
-    if constexpr (S::kIndexed) {
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t offset = at + (first + i) * out_stride;
-        if constexpr (kConvert) store_as(call.out.dtype, call.out.values, offset, out[i].value);
-        else static_cast<E*>(call.out.values)[offset] = out[i].value;
-        call.out.indices[offset] = call.index_of(out[i].index);
-      }
-    } else {
-      if constexpr (kHasStart<S>) {
-        const Result start = S::start();
-        if (call.exclusive && first == 0) store_run(call.out.dtype, call.out.values, at, 1, 1, &start);
-      }
-      if (call.exclusive && ++first + count > call.layout.length) --count;
-      store_run(call.out.dtype, call.out.values, at + first * out_stride, out_stride, count, out);
+    if constexpr (kHasStart<S>) {
+      const Result start = S::start();
+      if (call.exclusive && first == 0) store_run(call.out.dtype, call.out.values, at, 1, 1, &start);
     }
+    if (call.exclusive && ++first + count > call.layout.length) --count;
+    store_run(call.out.dtype, call.out.values, at + first * out_stride, out_stride, count, out);
   }
 
   // Positions [begin, end) of the first `width` rows, `begin` at the start of a block tile: their results, or with
@@ -124,17 +104,13 @@ template <class S, class E, bool kConvert> struct ScanGroups {
     for (int64_t tile = begin; tile < end; tile += kTile) {
       const int64_t last = end - tile < kTile ? end : tile + kTile;
       for (Row* row = rows; row < rows + width; ++row) {
-        if constexpr (one_by_one<kTotal>) row->within = row->carry.carry();
-        else row->within = row->carry.within();
+        row->within = row->carry.within();
         row->groups.count = 0;
       }
       for (int64_t i = tile; i < last; i += kGroup)
         for (Row* row = rows; row < rows + width; ++row)
           group<kTotal>(*row, i, last - i < kGroup ? last - i : int64_t(kGroup));
-      for (Row* row = rows; row < rows + width; ++row) {
-        if constexpr (one_by_one<kTotal>) row->carry.block_carry = row->within;
-        else row->carry.push(row->groups.total(S::absent(), combine));
-      }
+      for (Row* row = rows; row < rows + width; ++row) row->carry.push(row->groups.total(S::absent(), combine));
     }
   }
   // Makes the rows from `first` on the current ones; returns how many.

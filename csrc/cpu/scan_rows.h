@@ -8,7 +8,7 @@ inline namespace TR_ISA {
 
 // One call, as its tasks see it.
 template <class Scan> struct ScanJob {
-  using Acc = typename Scan::Acc;
+  using E = typename Scan::Item;  // of a result, too
   using Wide = typename Scan::Wide;
   const ScanCall& call;
   int64_t blocks;  // block tiles of a row
@@ -18,14 +18,14 @@ template <class Scan> struct ScanJob {
   // Strides along a row; 1 where it has one element.
   TR_HD int64_t in_stride() const { return call.layout.reduced ? call.layout.in[call.layout.kept] : 1; }
   TR_HD int64_t out_stride() const { return call.layout.reduced ? call.layout.out[call.layout.kept] : 1; }
-  TR_HD bool reads_in_place() const { return call.in.dtype == DtypeOf<Acc>::value && !call.in.truth; }
-  TR_HD bool writes_in_place() const { return call.out.dtype == DtypeOf<Acc>::value && !call.exclusive; }
+  TR_HD bool reads_in_place() const { return call.in.dtype == DtypeOf<E>::value && !call.in.truth; }
+  TR_HD bool writes_in_place() const { return call.out.dtype == DtypeOf<E>::value && !call.exclusive; }
   TR_HD void start_row(int64_t out) const {
-    const Acc start = Scan::start();
+    const E start = Scan::start();
     if (call.exclusive) store_run(call.out.dtype, call.out.values, out, 1, 1, &start);
   }
   // Results of positions [first, first + count) of the row that starts at `out`.
-  TR_HD void store(int64_t out, int64_t first, int64_t count, const Acc* values) const {
+  TR_HD void store(int64_t out, int64_t first, int64_t count, const E* values) const {
     if (call.exclusive) {
       ++first;
       if (first + count > call.layout.length) --count;
@@ -36,38 +36,43 @@ template <class Scan> struct ScanJob {
 };
 
 template <class Scan> struct ScanRows {
-  using Acc = typename Scan::Acc;
+  using E = typename Scan::Item;
   using Wide = typename Scan::Wide;
   static constexpr int64_t kStreamBytes = 1 << 25;  // results this large would not stay in the caches
   static constexpr int64_t kShortRow = 128;         // rows up to here are scanned eight at once
-  static constexpr int64_t kBytes = 2 * Carver::bytes<Acc>(8 * kShortRow);
+  static constexpr int64_t kBytes = 2 * Carver::bytes<E>(8 * kShortRow);
 
   ScanJob<Scan>& job;
   const ScanCall& call;
-  Acc* copy;     // [8][kShortRow], or a tile
-  Acc* results;  // the same
+  E* copy;     // [8][kShortRow], or a tile
+  E* results;  // the same
 
   TR_HD ScanRows(ScanJob<Scan>& j, char* scratch) : job(j), call(j.call) {
     Carver carver{scratch};
-    copy = carver.take<Acc>(8 * kShortRow);
-    results = carver.take<Acc>(8 * kShortRow);
+    copy = carver.take<E>(8 * kShortRow);
+    results = carver.take<E>(8 * kShortRow);
+  }
+
+  // Whether results at `out` are to go past the caches.
+  TR_HD bool streams(const E* out) const {
+    return reinterpret_cast<uintptr_t>(out) % 32 == 0 &&
+           call.layout.rows * call.layout.length * int64_t(sizeof(E)) >= kStreamBytes;
   }
 
   // Tiles of positions [first, last) of the row at `at`; `carry` is what lies before them, and then after them.
   template <bool kTotal> void tiles(RowStart at, int64_t first, int64_t last, ScanCarry<Scan>& carry) {
     const int64_t stride = job.in_stride();
     const bool in_place = job.writes_in_place() && job.out_stride() == 1;
-    const bool large = call.layout.rows * call.layout.length * int64_t(sizeof(Acc)) >= kStreamBytes;
     for (int64_t i = first; i < last; i += kTile) {
       const int64_t count = last - i < kTile ? last - i : kTile;
-      const Acc* x = fetch<Acc, true>(call.in, at.in + i * stride, stride, count, copy);
+      const E* x = fetch<E, true>(call.in, at.in + i * stride, stride, count, copy);
       if (count < kTile) {
-        if (x != copy) __builtin_memcpy(copy, x, size_t(count) * sizeof(Acc));
-        for (int64_t j = count; j % 64 != 0; ++j) copy[j] = Scan::absent();
+        if (x != copy) __builtin_memcpy(copy, x, size_t(count) * sizeof(E));
+        for (int64_t j = count; j % 64 != 0; ++j) copy[j] = Scan::absent_item();
         x = copy;
       }
-      Acc* const out = in_place && count == kTile ? static_cast<Acc*>(call.out.values) + at.out + i : results;
-      const bool stream = large && reinterpret_cast<uintptr_t>(out) % 32 == 0 && out != results;
+      E* const out = in_place && count == kTile ? static_cast<E*>(call.out.values) + at.out + i : results;
+      const bool stream = out != results && streams(out);
       carry.push(scan_tile<Scan, kTotal>(x, count, carry.carry(), carry.within(), out, stream));
       if (!kTotal && out == results) job.store(at.out, i, count, results);
     }
@@ -75,53 +80,51 @@ template <class Scan> struct ScanRows {
 
   // Rows [begin, end).
   void whole(int64_t begin, int64_t end) {
-    const Layout& layout = call.layout;
-    const int fastest = layout.kept - 1;
-    const int64_t inner = layout.kept ? layout.size[fastest] : 1;
-    const RowStart step{row_stride(layout), layout.kept ? layout.out[fastest] : 0};
-    Odometer outer(layout, 0, layout.kept ? fastest : 0, begin / inner);
-    for (int64_t row = begin, i = begin % inner; row < end; i = 0) {
-      const int64_t count = inner - i < end - row ? inner - i : end - row;
-      even_rows({outer.at.in + i * step.in, outer.at.out + i * step.out}, step, count);
-      row += count;
-      outer.next();
-    }
+    for_even_rows(call.layout, begin, end,
+                  [&](RowStart at, RowStart step, int64_t count) { even_rows(at, step, count); });
   }
   // `count` rows at equal distances.
   void even_rows(RowStart at, RowStart step, int64_t count) {
     const int64_t n = call.layout.length, padded = (n + kGroup - 1) / kGroup * kGroup;
     const int64_t readable = last_offset(call.layout) + 1;
-    const bool even = n == padded && !call.exclusive;
     const bool read_in_place = job.reads_in_place() && job.in_stride() == 1 && step.in >= 0;
-    const bool write_in_place = even && job.writes_in_place() && job.out_stride() == 1;
+    const bool write_in_place = job.writes_in_place() && job.out_stride() == 1;
     const bool read_flat = job.in_stride() == 1 && step.in == n && n == padded;
-    const bool write_flat = even && job.out_stride() == 1 && step.out == n;
+    const bool write_flat = !call.exclusive && n == padded && job.out_stride() == 1 && step.out == n;
     if (call.exclusive)
       for (int64_t r = 0; r < count; ++r) job.start_row(at.out + r * step.out);
+    using Lanes = ScanLanes<Scan>;
     int64_t row = 0;
-    for (; n < kGroup && row < count;) {  // a group's own prefixes are the results
-      const int64_t block = count - row < kTile / kGroup ? count - row : kTile / kGroup;
+    while (n < kGroup && row < count) {
+      const int64_t block = count - row < kShortRow ? count - row : kShortRow;
       if (job.in_stride() == 1 && step.in == n) convert_run(call.in, at.in, 1, block * n, copy);
       else
         for (int64_t r = 0; r < block; ++r) convert_run(call.in, at.in + r * step.in, job.in_stride(), n, copy + r * n);
-      for (int64_t r = 0; r < block; ++r)
-        for (int64_t i = r * n + 1; i < r * n + n; ++i) copy[i] = Scan::combine(copy[i - 1], copy[i]);
+      for (int64_t r = 0; r < block; ++r) {
+        E last = results[r * n] = copy[r * n];
+        for (int64_t i = r * n + 1; i < r * n + n; ++i) results[i] = last = Lanes::next(last, copy[i]);
+      }
+      const bool plain = Lanes::are_plain(copy, results, block * n);
+      for (int64_t r = 0; r < block && !plain; r += 8)
+        scan_eight_rows<Scan>(copy + r * n, n, n, results + r * n, n, false);
       if (job.out_stride() == 1 && step.out == n && !call.exclusive)
-        store_run(call.out.dtype, call.out.values, at.out, 1, block * n, copy);
+        store_run(call.out.dtype, call.out.values, at.out, 1, block * n, results);
       else
-        for (int64_t r = 0; r < block; ++r) job.store(at.out + r * step.out, 0, n, copy + r * n);
+        for (int64_t r = 0; r < block; ++r) job.store(at.out + r * step.out, 0, n, results + r * n);
       row += block;
       at.in += block * step.in;
       at.out += block * step.out;
     }
     for (; n <= kShortRow && row + 8 <= count; row += 8, at.in += 8 * step.in, at.out += 8 * step.out) {
-      const Acc* x = copy;
-      if (read_in_place && at.in + 7 * step.in + padded <= readable) x = static_cast<const Acc*>(call.in.data) + at.in;
+      const E* x = copy;
+      if (read_in_place && at.in + 7 * step.in + padded <= readable) x = static_cast<const E*>(call.in.data) + at.in;
       else if (read_flat) convert_run(call.in, at.in, 1, 8 * n, copy);
       else
         for (int r = 0; r < 8; ++r) convert_run(call.in, at.in + r * step.in, job.in_stride(), n, copy + r * padded);
-      Acc* const out = write_in_place ? static_cast<Acc*>(call.out.values) + at.out : results;
-      scan_eight_rows<Scan>(x, x == copy ? padded : step.in, n, out, write_in_place ? step.out : padded);
+      E* const out = write_in_place ? static_cast<E*>(call.out.values) + at.out : results;
+      // Of whole cache lines: halves of lines take as long again.
+      const bool stream = sizeof(E) == 8 && write_in_place && step.out % kGroup == 0 && streams(out);
+      scan_eight_rows<Scan>(x, x == copy ? padded : step.in, n, out, write_in_place ? step.out : padded, stream);
       if (write_in_place) continue;
       if (write_flat) store_run(call.out.dtype, call.out.values, at.out, 1, 8 * n, results);
       else
