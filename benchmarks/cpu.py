@@ -1,7 +1,7 @@
 """The CPU's part of run.py: torchreduce beside torch on every dim of a few shapes.
 
 A row is one op on one shape by one provider: p20, p50 and p80 of the times, and the bandwidth of p50, counting the
-input once and a scan's output once.
+input once and all that a scan writes once.
 """
 
 import argparse
@@ -29,6 +29,19 @@ class Case:
     shape: tuple[int, ...]
     dim: int
 
+    def input(self) -> torch.Tensor:
+        x = torch.randn(self.shape)
+        return (1 + x / 100 if self.op == "cumprod" else x).to(self.dtype)  # products that stay normal numbers
+
+    def bytes_moved(self, x: torch.Tensor) -> int:
+        written = {
+            "cumsum": x.nbytes,
+            "cumprod": x.nbytes,
+            "logcumsumexp": x.nbytes,
+            "cummax": x.nbytes + 8 * x.numel(),
+        }
+        return x.nbytes + written.get(self.op, 0)
+
     def calls(self, x: torch.Tensor) -> dict[str, Callable[[], object]]:
         return {
             "torchreduce": lambda: getattr(tr, self.op)(x, self.dim),
@@ -41,7 +54,8 @@ def cases(n: int) -> Iterator[Case]:
     side, cube = round(n**0.5), 2 ** ((n.bit_length() - 1) // 3)
     shapes = [(n,), (side, side), (n // 16, 16), (n // cube**2, cube, cube)]
     ops = [("sum", torch.float32), ("sum", torch.bfloat16), ("amax", torch.float32), ("argmax", torch.float32)]
-    for op, dtype in [*ops, ("cumsum", torch.float32)]:
+    scans = [(op, torch.float32) for op in ("cumsum", "cumprod", "cummax", "logcumsumexp")]
+    for op, dtype in [*ops, *scans]:
         for shape in shapes:
             yield from (Case(op, dtype, shape, dim) for dim in range(len(shape)))
 
@@ -68,9 +82,9 @@ def run(args: argparse.Namespace, commit: str) -> int:
         for case in cases(args.elements):
             if args.op and case.op not in args.op:
                 continue
-            x = torch.randn(case.shape).to(case.dtype)
+            x = case.input()
             dtype = str(case.dtype).removeprefix("torch.")
-            moved = x.nbytes * (1 + (case.op == "cumsum"))
+            moved = case.bytes_moved(x)
             calls = case.calls(x)
             for call in calls.values():
                 call()

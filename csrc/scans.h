@@ -252,9 +252,9 @@ template <class A> struct CumProd {
     Wide carry;
     Acc within;
   };
-  // Powers of two so far off that no product of normal floats brings the result back into float32's range are as good as
-  // any others; with the rest, float64 products are normal. No block tile brings back a carry that is further off than
-  // kFarCarry.
+  // Powers of two so far off that no product of normal floats brings the result back into float32's range are as good
+  // as any others; with the rest, float64 products are normal. No block tile brings back a carry that is further off
+  // than kFarCarry.
   static constexpr int kFar = 400, kFarCarry = 1 << 24;
   static constexpr bool kNanStays = true;
   static constexpr int kMostTiles = 2;  // float32, rows of 1024: 0.93 of a copy's speed, with 4 tiles 0.78

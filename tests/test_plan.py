@@ -151,13 +151,28 @@ def test_a_lane_walks_each_of_many_columns(op):
 @pytest.mark.parametrize("op", ("cumsum", "cumprod", "logcumsumexp"))
 def test_long_rows_go_through_the_pipeline_where_there_are_bulk_copies(op):
     numbers = NUMBERS[torch.bfloat16], NUMBERS[torch.bfloat16]
-    for sizes, strides in (((2**20,), (1,)), ((3, 100_001), (100_001, 1)), ((3, 100_001), (100_008, 1))):
+    for sizes, strides in (((2**22,), (1,)), ((3, 100_001), (100_001, 1)), ((3, 100_001), (100_008, 1))):
         for aligned in (False, True):
             call = (op, sizes, strides, [len(sizes) - 1], *numbers, aligned, True, MULTIPROCESSORS)
             piped = _C.plan(*call, True)
             assert piped["family"] == "pipeline" and _C.plan(*call, False)["family"] == "chain"
             assert piped["vector_loads"] == (aligned and len(sizes) == 1)
     assert _C.plan(op, (2**20,), (2,), [0], *numbers, True, True, MULTIPROCESSORS, True)["family"] == "chain"
+
+
+def test_block_tiles_that_have_a_multiprocessor_each_go_through_chains():
+    """Where they are whole runs of a warp, copied 16 bytes at a time, of accumulators of 4 bytes."""
+    most = MULTIPROCESSORS * 8192
+    for op, sizes, aligned, family in (
+        ("cumsum", (most,), True, "chain"), ("cumsum", (most + 1024,), True, "pipeline"),
+        ("cumsum", (most,), False, "pipeline"), ("cumsum", (2**14 + 1024,), True, "chain"),
+        ("cumsum", (2**14 + 1016,), True, "pipeline"), ("cumsum", (8, 32_768), True, "chain"),
+        ("cumprod", (2**14,), True, "pipeline"), ("cummax", (2**14,), True, "pipeline"),
+    ):  # fmt: skip
+        strides = [sizes[-1], 1][-len(sizes) :]
+        numbers = NUMBERS[torch.float32], NUMBERS[torch.float32]
+        call = (op, sizes, strides, [len(sizes) - 1], *numbers, aligned, True, MULTIPROCESSORS)
+        assert _C.plan(*call, True)["family"] == family, (op, sizes, aligned)
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32))

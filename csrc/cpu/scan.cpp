@@ -57,19 +57,19 @@ template <class Scan> bool scan_with(const ScanCall& call, const Spread& spread)
   if constexpr (kHasLanes<Scan>) return scan_lanes<Scan>(call, spread);
   else return ScanGroups<Scan>::run(call, spread.threads, spread);
 }
-template <class E> bool scan_extremes(const ScanCall& call, const Spread& spread) {
-  return ScanExtremes<CumExtreme<E>, E>::run(call, spread.threads, spread);
+template <class Scan, class E> bool scan_extremes(const ScanCall& call, const Spread& spread) {
+  return ScanExtremes<Scan, E>::run(call, spread.threads, spread);
 }
 
 template <template <class> class Op> bool scan_as(const ScanCall& call, const Spread& spread) {
   if constexpr (Op<float>::kIndexed) {
     switch (call.in.accumulator) {
-      case Dtype::F64: return scan_extremes<double>(call, spread);
-      case Dtype::I64: return scan_extremes<int64_t>(call, spread);
+      case Dtype::F64: return scan_extremes<Op<double>, double>(call, spread);
+      case Dtype::I64: return scan_extremes<Op<int64_t>, int64_t>(call, spread);
       default:
-        if (call.in.dtype == Dtype::F16) return scan_extremes<F16>(call, spread);
-        if (call.in.dtype == Dtype::BF16) return scan_extremes<BF16>(call, spread);
-        return scan_extremes<float>(call, spread);
+        if (call.in.dtype == Dtype::F16) return scan_extremes<Op<F16>, F16>(call, spread);
+        if (call.in.dtype == Dtype::BF16) return scan_extremes<Op<BF16>, BF16>(call, spread);
+        return scan_extremes<Op<float>, float>(call, spread);
     }
   } else {
     if constexpr (Op<float>::kIntegers)

@@ -105,9 +105,7 @@ __device__ __forceinline__ typename S::Wide chain_carry(ChainSpace<S>& space, in
 
 // ---- block tiles in shared memory --------------------------------------------------------------------------------------
 
-// What a warp takes of a block tile: neighbouring tiles.
-constexpr int kRunTiles = kFan / kWarps;
-constexpr int kRun = kRunTiles * kTile;
+static_assert(kRunTiles * kWarps == kFan, "the runs of a block's warps are a block tile");
 
 // Elements of a block tile in shared memory: of two inputs, those of a behind those of b. A warp's run lies there in
 // the order of positions, or, if the row goes down in memory, in the opposite one: as it lies in memory.
