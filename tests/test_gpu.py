@@ -263,15 +263,20 @@ def bits(x):
 def test_no_hidden_copy_of_the_input():
     """Whatever the strides: what a call allocates beside its result is small."""
     x = torch.zeros(64, 2**20, device="cuda").t()[:, ::2]
-    for name in REDUCTIONS:
-        for dim in (0, 1):
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            result = getattr(tr, name)(x, dim)
-            result = (result,) if isinstance(result, torch.Tensor) else result
-            own = sum(r.untyped_storage().nbytes() for r in result)
-            assert torch.cuda.max_memory_allocated() - before <= own + 2**23, (name, dim)
+    a = torch.zeros(32, device="cuda")  # of linear_scan; a dim of it is broadcast
+    calls = [(name, dim, {}) for name in NAMES for dim in (0, 1)]
+    calls += [(name, dim, {"reverse": True}) for name in ("cumsum", "cummin", "logcumsumexp") for dim in (0, 1)]
+    calls += [("linear_scan", dim, {"reverse": reverse}) for dim in (0, 1) for reverse in (False, True)]
+    for name, dim, options in calls:
+        inputs = (a, x) if name == "linear_scan" else (x,)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = getattr(tr, name)(*inputs, dim, **options)
+        result = (result,) if isinstance(result, torch.Tensor) else result
+        own = sum(r.untyped_storage().nbytes() for r in result)
+        assert torch.cuda.max_memory_allocated() - before <= own + 2**23, (name, dim, options)
+        del result
 
 
 def test_calls_do_not_synchronise():
