@@ -550,10 +550,10 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const bool whole = forced.whole != 0 && whole_rows(call, plan.vector_loads), indexed = facts(call.op).indexed;
   const bool walked = whole || scan_sizes(call).acc <= kWalkedAcc;
   const bool chains = inputs < 3;  // of three inputs a block tile takes more registers than there are
-  // Where each block tile has a multiprocessor of its own, it is for a chain, which starts sooner, unless some warp's
-  // run is cut short (H200, float32, from a graph: cumsum of 2^14 6.3 us, in the pipeline 7.2, of 2^20 8.9 and 9.9, of
-  // 2^21 11.8 and 11.5, of 8 by 32000 8.4 and 8.1; cumprod of 2^20 10.9 and 9.8).
-  const bool brief = plan.vector_loads && inputs == 1 && !indexed && scan_sizes(call).acc <= 4 && n % kRun == 0 &&
+  // Where each block tile has a multiprocessor of its own, it is for a chain, which starts sooner (H200, from a graph:
+  // cumsum float32 of 2^14 6.3 us, in the pipeline 7.3, of 10^6 7.9 and 9.6, of 8 by 32000 7.4 and 8.0; of more tiles,
+  // 2^21, 11.8 and 11.5; cumprod, with larger totals, of 2^20 10.9 and 9.8).
+  const bool brief = plan.vector_loads && inputs == 1 && !indexed && scan_sizes(call).acc <= 4 &&
                      l.rows * ceil_div(n, kBlockTile) <= device.multiprocessors;
   const int64_t longest_walk = !many_rows ? kExtremeWalk : pipeline ? kExtremePipelined - 1 : n;  // with indices
   const Family along = !walked                                                   ? Family::Chain

@@ -161,12 +161,12 @@ def test_long_rows_go_through_the_pipeline_where_there_are_bulk_copies(op):
 
 
 def test_block_tiles_that_have_a_multiprocessor_each_go_through_chains():
-    """Where they are whole runs of a warp, copied 16 bytes at a time, of accumulators of 4 bytes."""
+    """Where they are copied 16 bytes at a time and have accumulators of 4 bytes."""
     most = MULTIPROCESSORS * 8192
     for op, sizes, aligned, family in (
-        ("cumsum", (most,), True, "chain"), ("cumsum", (most + 1024,), True, "pipeline"),
-        ("cumsum", (most,), False, "pipeline"), ("cumsum", (2**14 + 1024,), True, "chain"),
-        ("cumsum", (2**14 + 1016,), True, "pipeline"), ("cumsum", (8, 32_768), True, "chain"),
+        ("cumsum", (most,), True, "chain"), ("cumsum", (most + 1,), True, "pipeline"),
+        ("cumsum", (most,), False, "pipeline"), ("cumsum", (1_000_003,), True, "chain"),
+        ("cumsum", (8, 32_000), True, "chain"), ("cumsum", (8, 32_001), True, "pipeline"),
         ("cumprod", (2**14,), True, "pipeline"), ("cummax", (2**14,), True, "pipeline"),
     ):  # fmt: skip
         strides = [sizes[-1], 1][-len(sizes) :]

@@ -78,34 +78,65 @@ __device__ __forceinline__ typename S::Wide look_back(Space& space, int64_t row,
   }
 }
 
+// How many superblocks at the start of a row are not looked back for: the totals of all block tiles are looked at
+// together, which takes one hop less.
+template <class S> constexpr int kNearSuperblocks = sizeof(typename S::Acc) <= 4 ? 3 : 0;
+
 // Publishes the total of block tile `tile` and returns the carry into it, where `initial` precedes the row. By one
 // warp.
 template <class S>
 __device__ __forceinline__ typename S::Wide chain_carry(ChainSpace<S>& space, int64_t row, int64_t tile,
                                                         typename S::Acc own, typename S::Wide initial) {
   using Wide = typename S::Wide;
+  constexpr int kNear = kNearSuperblocks<S>;
   const int lane = lane_id();
   const int64_t s = tile / kFan;
   const int slot = int(tile % kFan);
+  const bool near = s > 0 && s <= kNear;
   if (lane == 0) space.total(row, tile).publish(own);
 
-  Wide value = S::wide_absent();
-  if (lane < slot) value = S::widen(space.total(row, s * kFan + lane).wait());
-  else if (lane == slot) value = S::widen(own);
-  value = sklansky<S>(value);
+  Wide value = S::wide_absent(), carry = initial;  // the total up to block tile `lane` of the superblock
+  if (near) {
+    typename S::Acc totals[kNear + 1];  // of the superblocks before; the last ones are of the own one
+    for (bool all = false; !all;) {
+      bool mine = true;
+#pragma unroll
+      for (int k = 0; k <= kNear; ++k) {
+        totals[k] = S::absent();
+        const bool wanted = k < kNear ? k < s : lane < slot;
+        if (wanted) mine = space.total(row, (k < kNear ? k : s) * kFan + lane).look(totals[k]) && mine;
+      }
+      all = !ballot(!mine);
+    }
+    if (lane == slot) totals[kNear] = own;
+    Wide upto[kNear + 1];
+#pragma unroll
+    for (int k = 0; k <= kNear; ++k) upto[k] = S::widen(totals[k]);
+    sklansky<S>(upto, lane, kLanes);
+#pragma unroll
+    for (int k = 0; k < kNear; ++k)
+      if (k < s) carry = S::combine(carry, shuffle(upto[k], kLanes - 1));
+    value = upto[kNear];
+  } else {
+    if (lane < slot) value = S::widen(space.total(row, s * kFan + lane).wait());
+    else if (lane == slot) value = S::widen(own);
+    value = sklansky<S>(value);
+  }
   const Wide before = slot ? shuffle(value, slot - 1) : S::wide_absent();
 
   const bool last = slot == kFan - 1;
   const Wide total = shuffle(value, kLanes - 1);
   if (last && lane == 0) space.superblock(row, s).total.publish(total);
-  const Wide carry = s ? look_back<S>(space, row, s) : initial;
+  if (s && !near) carry = look_back<S>(space, row, s);
   if (last && lane == 0) space.superblock(row, s).inclusive.publish(S::combine(carry, total));
   return S::combine(carry, before);
 }
 
 // ---- block tiles in shared memory --------------------------------------------------------------------------------------
 
-static_assert(kRunTiles * kWarps == kFan, "the runs of a block's warps are a block tile");
+// What a warp takes of a block tile: neighbouring tiles.
+constexpr int kRunTiles = kFan / kWarps;
+constexpr int kRun = kRunTiles * kTile;
 
 // Elements of a block tile in shared memory: of two inputs, those of a behind those of b. A warp's run lies there in
 // the order of positions, or, if the row goes down in memory, in the opposite one: as it lies in memory.
@@ -128,12 +159,20 @@ __device__ __forceinline__ void copy_run(const Source& in, int64_t offset, int64
   const int lane = lane_id();
   if constexpr (kTyped) {
     const E* const first = static_cast<const E*>(in.data) + offset;
-    if (vector_loads & is_wide(first, stride) & (begin == 0) & (end == N)) {
+    if (vector_loads & is_wide(first, stride) & (begin == 0)) {
       constexpr int kChunk = 16 / int(sizeof(E));
       const E* const lowest = stride < 0 ? first - (N - 1) : first;
+      if (end == N) {
 #pragma unroll
-      for (int i = 0; i < N; i += kLanes * kChunk) copy_async<16>(run + i + lane * kChunk, lowest + i + lane * kChunk);
-      return;
+        for (int i = 0; i < N; i += kLanes * kChunk)
+          copy_async<16>(run + i + lane * kChunk, lowest + i + lane * kChunk);
+        return;
+      }
+      if (stride > 0) {
+        TR_ROLLED
+        for (int i = lane * kChunk; i + kChunk <= end; i += kLanes * kChunk) copy_async<16>(run + i, first + i);
+        begin = end < 0 ? 0 : end / kChunk * kChunk;
+      }
     }
   }
   const int step = stride < 0 ? -1 : 1;
@@ -338,7 +377,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
   }
   __syncthreads();
   TR_ROLLED
-  for (int k = 0; k < kRunTiles; ++k) {
+  for (int k = 0; k < kRunTiles && k * kTile < end; ++k) {
     const int slot = recomputed(warp) * kRunTiles + k;
     Acc own = upto[0];
 #pragma unroll
@@ -350,7 +389,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
     typename S::Result out[kGroup];
     op.results(S::prefix(shared_carry, before), items, out);
     if constexpr (kKeepsResults<S, Load, Store>) {
-      const bool wide = Store::kWidth > 1 && call.plan.vector_loads && end >= kRun && !call.exclusive;
+      const bool wide = Store::kWidth > 1 && call.plan.vector_loads && (k + 1) * kTile <= end && !call.exclusive;
       if (staged && !wide) {
         store_run_tile<S, Load, Store>(call, recomputed(start.out), scan_stride(call.layout), recomputed(run_first), k,
                                        recomputed(end), run_of(0), out);

@@ -188,6 +188,11 @@ MUTANTS = (
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
+        "a superblock just before is left out", "kernels/scan_chain.cuh",
+        "k < kNear ? k < s :", "k < kNear ? k + 1 < s :",
+        "scan.CumSum", ("superblocks",), every=1,
+    ),
+    Mutant(
         "look-back by block instead of ticket", "kernels/scan_chain.cuh",
         "ticket = int64_t(take_ticket(space.ticket))", "ticket = int64_t(blockIdx.x)",
         "scan.CumSum", ("chain",),
