@@ -108,7 +108,7 @@ TR_HD constexpr int carry_lanes(int chains, int threads) { return 4 * chains <= 
 TR_HD constexpr int column_blocks(int threads, int acc) { return acc > 8 || threads > 256 ? 1 : 2; }
 constexpr int kColumnShared = 1 << 10;  // the most bytes of shared memory of such a block apart from Plan::shared
 constexpr int kChainShared = 2 << 10;   // the same of a block of a chain
-constexpr int kWalkThreads = 64;                        // of Walk's blocks
+constexpr int kWalkThreads = 64;        // of Walk's blocks
 // Neighbouring columns of a thread, given the bytes of an element: copies take 4 bytes or 8.
 TR_HD constexpr int walk_vector(int size) { return size == 2 ? 2 : 1; }
 // Threads of Pipeline's blocks, given the bytes of an element and of an accumulator: with larger ones, its result warps

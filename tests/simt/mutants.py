@@ -720,7 +720,7 @@ MUTANTS = (
     # ---- linear recurrences
     Mutant(
         "a chain forgets the value before the row", "kernels/scan_chain.cuh",
-        "look_back<S>(space, row, s) : initial;", "look_back<S>(space, row, s) : S::wide_absent();",
+        "S::wide_absent(), carry = initial;", "S::wide_absent(), carry = S::wide_absent();",
         "scan.LinearScan", ("linear_scan",),
     ),
     Mutant(
