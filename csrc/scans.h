@@ -220,8 +220,8 @@ TR_HD double value_of(Power<double> x) {
   return x.m * two_to(half) * two_to(e - half);
 }
 
-// The running product of the floats of a group, and whether it and all before it are normal numbers: then they are to
-// the bit what products of powers are.
+// The running product of the floats of a group, and whether it and all before it are normal numbers, and not the least:
+// then they are to the bit what products of powers are.
 template <class F> struct PlainProduct {
   using B = FloatBits<F>;
   using Bits = typename B::Bits;
@@ -235,7 +235,8 @@ template <class F> struct PlainProduct {
     const Bits next = place(value);
     least = next < least ? next : least;
   }
-  TR_HD bool is_normal() const { return least >= 2 * kOne; }
+  // The least normal number does not count: a product below it may have been rounded up to it, on a coarser grid.
+  TR_HD bool is_normal() const { return least > 2 * kOne; }
 
  private:
   // Exponents one higher: the greatest, of what is no number or infinite, becomes the least.

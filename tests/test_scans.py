@@ -105,6 +105,25 @@ def test_products_may_leave_the_range_and_come_back(device):
         assert inside[-1] and (y[np.abs(exact) > 2.0**128] == np.inf).all() and (y[exact < 2.0**-151] == 0).all()
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+@pytest.mark.parametrize("n", (3, 8, 64, 300))
+def test_products_that_round_up_to_the_least_normal_number(device, dtype, n):
+    """Such a product has lost a bit, which shows once the next element is greater than 1. So it does, whatever the
+    elements and rows beside it are."""
+    info = torch.finfo(dtype)
+    x = torch.ones(9, n, dtype=dtype)
+    x[2, :3] = x[5, -3:] = torch.tensor([1 - info.eps / 2, info.tiny, 1024], dtype=dtype)
+    for subnormal in ((), (0, n - 1), (2, n - 1), (8, n // 2)):
+        y = x.clone()
+        if subnormal and (n > 3 or subnormal[0] != 2):
+            y[subnormal] = info.tiny / 8
+        expected = torch.from_numpy(reference_scans.cumprod(y.numpy()))
+        assert expected[2, 2] < 1024 * info.tiny
+        assert_bitwise_equal(tr.cumprod(y.to(device), 1), expected)
+        assert_bitwise_equal(tr.cumprod(y.t().contiguous().to(device), 0), expected.t().contiguous())
+        assert_bitwise_equal(tr.cumprod(y[2].to(device), 0), expected[2])
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("shape, dim", [((3, 40), 1), ((2, 9000), 1), ((3000, 3), 0)])
 def test_cumprod_within_the_bound(device, shape, dim, dtype):

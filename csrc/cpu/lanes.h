@@ -195,8 +195,7 @@ template <class C, class L> void fold_pairs(L* values, int64_t count, int levels
   }
 }
 
-// order.h's TreeStack for `width` columns at once (a multiple of a vector), in memory. C combines lanes
-// L, several at a time as a V.
+// order.h's TreeStack for `width` L at once, a multiple of what a V holds, in memory. C combines Vs.
 template <class C, class L, class V = Vec<L>> struct ColumnStack {
   L* slots;  // [levels + 1][width]; the last one is spare
   int levels;

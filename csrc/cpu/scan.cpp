@@ -22,7 +22,7 @@ struct Spread {
   }
 };
 
-// Each fills the output; false where memory is out. A scan whose steps are operations on vectors:
+// Each fills the output; false where memory is out. A scan of which ScanLanes takes eight groups at once:
 template <class Scan> bool scan_lanes(const ScanCall& call, const Spread& spread) {
   const Layout& layout = call.layout;
   const int64_t threads = spread.threads;

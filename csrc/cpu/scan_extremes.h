@@ -2,8 +2,7 @@
 // groups and tiles. Eight elements at a time, which most often change nothing; eight columns at a time across rows that
 // lie side by side; where rows are fewer than threads, block tile by block tile, in two passes.
 #pragma once
-#include "cpu/scan_rows.h"
-#include "order.h"
+#include "cpu/scan_lanes.h"
 
 namespace torchreduce {
 inline namespace TR_ISA {
@@ -127,7 +126,7 @@ template <class S, class E> struct ScanExtremes {
     }
   }
 
-  // Positions [first, last) of the `rows` rows from `at` on, `step` apart, each scanned from `found` on; what is found
+  // Positions [first, last) of the `count` rows from `at` on, `step` apart, each scanned from `found` on; what is found
   // of the last row. Either one row or whole ones, kRun elements at most.
   template <bool kTotal>
   TR_HD void rows(RowStart at, RowStart step, int64_t count, int64_t first, int64_t last, Found& found) const {
@@ -213,10 +212,11 @@ template <class S, class E> struct ScanExtremes {
   static void carries(const Job& job) {
     for (int64_t row = 0; row < job.call.layout.rows; ++row) {
       Found before;
-      for (Found* slot = job.carries + row * job.blocks; slot < job.carries + (row + 1) * job.blocks; ++slot) {
+      Found* const end = job.carries + (row + 1) * job.blocks;
+      for (Found* slot = end - job.blocks; slot < end; ++slot) {
         const Found total = *slot;
         *slot = before;
-        before.take(total);
+        if (slot + 1 < end) before.take(total);  // the last one has none
       }
     }
   }

@@ -1,6 +1,6 @@
-// Scans whose steps are more than one operation on vectors: group by group, each of a few rows in turn, so that rows
-// that lie side by side share the cache lines they are read from. Where rows are fewer than threads, block tile by
-// block tile, in two passes.
+// Scans that no ScanLanes takes by eights: group by group, each of a few rows in turn, so that rows that lie side by
+// side share the cache lines they are read from. Where rows are fewer than threads, block tile by block tile, in two
+// passes.
 #pragma once
 #include "cpu/runs.h"
 #include "order.h"

@@ -55,8 +55,8 @@ template <int... kLane, class F> TR_HD Powers<F> choose(Powers<F> a, Powers<F> b
 //                        what lies before each group's block tile, and before it in its block tile
 //   next(result, x)      what follows a result of a row shorter than a group, at its element x,
 //   are_plain(x, results, count)
-//                        if this says so of such rows, one after the other; x and results can be read around them, by
-//                        one element before and seven behind
+//                        if this says so of such rows, one after the other; both can be read up to seven elements
+//                        behind them, and results one before
 template <class Scan> struct ScanLanes;
 template <class Scan> constexpr bool kHasLanes = requires { typename ScanLanes<Scan>::Items; };
 
@@ -108,7 +108,7 @@ template <class F> struct PlainProducts {
     const Bits at = place(next);
     least = at < least ? at : least;
   }
-  TR_HD bool are_normal() const { return !any_set(least < 2 * PlainProduct<F>::kOne); }
+  TR_HD bool are_normal() const { return !any_set(least <= 2 * PlainProduct<F>::kOne); }
 
   TR_HD static Bits place(Eight<F> x) { return (Bits)x * 2 + PlainProduct<F>::kOne; }
 };
@@ -202,7 +202,7 @@ template <class A> struct ScanLanes<CumProd<A>> {
   // number, or zero because of a zero.
   TR_HD static auto is_plain(Items x, Items before, Items product) {
     const auto by_zero = product == 0 && (x == 0 || before == 0);
-    return PlainProducts<A>::place(product) >= 2 * PlainProduct<A>::kOne || by_zero;
+    return PlainProducts<A>::place(product) > 2 * PlainProduct<A>::kOne || by_zero;
   }
   // Any products.
   __attribute__((noinline)) static void careful_results(bool prefixes, const WideState& carry, const State& within,

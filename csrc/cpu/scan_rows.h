@@ -40,12 +40,14 @@ template <class Scan> struct ScanRows {
   using Wide = typename Scan::Wide;
   static constexpr int64_t kStreamBytes = 1 << 25;  // results this large would not stay in the caches
   static constexpr int64_t kShortRow = 128;         // rows up to here are scanned eight at once
+  static constexpr int64_t kTinyRows = 128;         // of fewer elements than a group, that are taken at once
   static constexpr int64_t kBytes = 2 * Carver::bytes<E>(8 * kShortRow);
+  static_assert(kTinyRows * (kGroup - 1) + kGroup <= 8 * kShortRow);
 
   ScanJob<Scan>& job;
   const ScanCall& call;
-  E* copy;     // [8][kShortRow], or a tile
-  E* results;  // the same
+  E* copy;     // [8][kShortRow], or a tile, or kTinyRows rows
+  E* results;  // the same; behind `copy`
 
   TR_HD ScanRows(ScanJob<Scan>& j, char* scratch) : job(j), call(j.call) {
     Carver carver{scratch};
@@ -96,7 +98,7 @@ template <class Scan> struct ScanRows {
     using Lanes = ScanLanes<Scan>;
     int64_t row = 0;
     while (n < kGroup && row < count) {
-      const int64_t block = count - row < kShortRow ? count - row : kShortRow;
+      const int64_t block = count - row < kTinyRows ? count - row : kTinyRows;
       if (job.in_stride() == 1 && step.in == n) convert_run(call.in, at.in, 1, block * n, copy);
       else
         for (int64_t r = 0; r < block; ++r) convert_run(call.in, at.in + r * step.in, job.in_stride(), n, copy + r * n);

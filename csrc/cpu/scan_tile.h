@@ -1,5 +1,5 @@
 // Scans of one tile of a row, and of eight rows no longer than a tile: eight groups, or eight rows, are the lanes of a
-// vector, so that a group's own prefixes are plain additions of vectors.
+// vector, so that a group's own prefixes are plain operations on vectors.
 #pragma once
 #include "cpu/scan_lanes.h"
 
@@ -158,9 +158,10 @@ void scan_eight_rows(const E* x, int64_t x_step, int64_t count, E* out, int64_t 
       store_groups(out + i, out_step, p, stream);
       continue;
     }
-    E last[8][kGroup];
-    store_groups(last[0], kGroup, p, false);
-    for (int r = 0; r < 8; ++r) __builtin_memcpy(out + r * out_step + i, last[r], size_t(count - i) * sizeof(E));
+    E last[8 * kGroup];
+    store_groups(last, kGroup, p, false);
+    for (int r = 0; r < 8; ++r)
+      __builtin_memcpy(out + r * out_step + i, last + r * kGroup, size_t(count - i) * sizeof(E));
   }
 }
 

@@ -79,7 +79,7 @@ __device__ __forceinline__ typename S::Wide look_back(Space& space, int64_t row,
 }
 
 // How many superblocks at the start of a row are not looked back for: the totals of all block tiles are looked at
-// together, which takes one hop less.
+// together, which takes one hop less. Larger accumulators would need too many registers.
 template <class S> constexpr int kNearSuperblocks = sizeof(typename S::Acc) <= 4 ? 3 : 0;
 
 // Publishes the total of block tile `tile` and returns the carry into it, where `initial` precedes the row. By one
@@ -95,9 +95,11 @@ __device__ __forceinline__ typename S::Wide chain_carry(ChainSpace<S>& space, in
   const bool near = s > 0 && s <= kNear;
   if (lane == 0) space.total(row, tile).publish(own);
 
-  Wide value = S::wide_absent(), carry = initial;  // the total up to block tile `lane` of the superblock
+  Wide value = S::wide_absent();  // the total up to block tile `lane` of the superblock
+  Wide carry = initial;
   if (near) {
-    typename S::Acc totals[kNear + 1];  // of the superblocks before; the last ones are of the own one
+    typename S::Acc
+        totals[kNear + 1];  // of the superblocks before, absent where there is none; the last are of the own
     for (bool all = false; !all;) {
       bool mine = true;
 #pragma unroll

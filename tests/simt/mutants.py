@@ -720,7 +720,7 @@ MUTANTS = (
     # ---- linear recurrences
     Mutant(
         "a chain forgets the value before the row", "kernels/scan_chain.cuh",
-        "S::wide_absent(), carry = initial;", "S::wide_absent(), carry = S::wide_absent();",
+        "Wide carry = initial;", "Wide carry = S::wide_absent();",
         "scan.LinearScan", ("linear_scan",),
     ),
     Mutant(

@@ -470,6 +470,9 @@ void superblocks() {
   const Policies chains(5, {{kChain, -1, -1, -1, -1}});
   check({"cumsum", Dtype::F64, Dtype::F64, {1, n}, 2}, {{{kRows, -1, -1, -1, -1}}, {{kColumns, -1, -1, -1, -1}}});
   check({"cumsum", Dtype::F64, Dtype::F64, {1, n}, 2}, chains);
+  // Of accumulators of 4 bytes the first four have no look-back.
+  check({"cumsum", Dtype::F32, Dtype::F32, {1, 4 * kSuperblock + 2 * 8192 + 5}, 2},
+        Policies(2, {{kChain, -1, -1, -1, -1}}));
   check({"cumsum", Dtype::F64, Dtype::F64, {n, 1}, 1}, {{{kColumnsChain, 32, -1, -1, -1}}});
   check({"cumsum", Dtype::F64, Dtype::F64, {n, 2}, 1}, {{{kColumns, -1, -1, -1, -1}, 2, 1}});
 }
