@@ -1,9 +1,5 @@
-// Which instruction set serves a call. Compiled once; reduce.cpp and scan.cpp are compiled three times, with -DTR_ISA=:
-//   all       -std=c++20 -O3 -ffp-contract=off -fno-math-errno -Wall -Wextra -Wno-psabi -fvisibility=hidden
-//   baseline  nothing more
-//   avx2      -mavx2 -mfma -mf16c
-//   avx512    -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
-//             -Wno-maybe-uninitialized (which GCC's own avx512fintrin.h trips over)
+// Which instruction set serves a call. Compiled once; reduce.cpp and scan.cpp are compiled once for each, with
+// -DTR_ISA= its name and the flags that ISA_FLAGS of setup.py lists.
 #include <atomic>
 #include <new>
 
