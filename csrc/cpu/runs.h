@@ -74,6 +74,41 @@ template <class Body> TR_HD void for_even_rows(const Layout& layout, int64_t beg
   }
 }
 
+// Rows that lie side by side, as chunks of columns: `width` of them or what is left of `inner`, chunk after chunk.
+struct ColumnChunks {
+  const Layout& layout;
+  int64_t inner, width = 0, chunks = 0;
+
+  // Chunks of at most `most` columns; fewer, but 8 at least, where there would not be `threads` of them.
+  TR_HD ColumnChunks(const Layout& l, int64_t most, int64_t threads)
+      : layout(l), inner(l.kept ? l.size[l.kept - 1] : 1) {
+    cut(most);
+    while (count() < threads && width >= 16) cut((width / 2 + 7) / 8 * 8);
+  }
+  TR_HD int64_t count() const { return layout.rows / inner * chunks; }
+  // Chunks [begin, end): body(the first column's start, columns).
+  template <class Body> TR_HD void each(int64_t begin, int64_t end, Body body) const {
+    const int64_t out_step = layout.kept ? layout.out[layout.kept - 1] : 0;
+    Odometer outer(layout, 0, layout.kept ? layout.kept - 1 : 0, begin / chunks);
+    int64_t chunk = begin % chunks;
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t c = chunk * width;
+      body(RowStart{outer.at.in + c * row_stride(layout), outer.at.out + c * out_step},
+           inner - c < width ? inner - c : width);
+      if (++chunk == chunks) {
+        chunk = 0;
+        outer.next();
+      }
+    }
+  }
+
+ private:
+  TR_HD void cut(int64_t most) {
+    width = inner < most ? inner : most;
+    chunks = (inner + width - 1) / width;
+  }
+};
+
 // The highest offset of an element of the input. The elements between lie in one storage, so a vector may be read from
 // any of them as long as it ends there.
 TR_HD int64_t last_offset(const Layout& l) {

@@ -29,11 +29,8 @@ template <class Scan> bool scan_lanes(const ScanCall& call, const Spread& spread
   ScanJob<Scan> job{call, (layout.length + kBlockTile - 1) / kBlockTile, nullptr};
 
   if (across_rows(call.plan.family)) {
-    using Across = ScanColumns<Scan>;
-    typename Across::Task task = Across::cut(job, kScanColumns);
-    const int64_t outer = layout.rows / task.inner;
-    while (outer * task.chunks < threads && task.width >= 16) task = Across::cut(job, (task.width / 2 + 7) / 8 * 8);
-    spread(outer * task.chunks, &Across::body, &task);
+    typename ScanColumns<Scan>::Task task{&job, ColumnChunks(layout, kScanColumns, threads)};
+    spread(task.chunks.count(), &ScanColumns<Scan>::body, &task);
     return !job.out_of_memory;
   }
 

@@ -19,14 +19,8 @@ template <class Scan> struct ScanColumns {
 
   struct Task {
     ScanJob<Scan>* job;
-    int64_t inner, width, chunks;  // columns side by side, of a chunk, and chunks of `inner`
+    ColumnChunks chunks;
   };
-  static Task cut(ScanJob<Scan>& job, int64_t width) {
-    const Layout& layout = job.call.layout;
-    const int64_t inner = layout.kept ? layout.size[layout.kept - 1] : 1;
-    width = inner < width ? inner : width;
-    return {&job, inner, width, (inner + width - 1) / width};
-  }
   TR_HD static int64_t padded(int64_t width) { return (width + 7) / 8 * 8; }
   static int64_t bytes(int64_t width) {
     const int64_t w = padded(width), eights = w / 8;
@@ -159,23 +153,12 @@ template <class Scan> struct ScanColumns {
   static void body(void* context, int64_t begin, int64_t end) {
     const Task& task = *static_cast<Task*>(context);
     ScanJob<Scan>& job = *task.job;
-    const Layout& layout = job.call.layout;
-    const int64_t size = bytes(task.width);
+    const int64_t size = bytes(task.chunks.width);
     Scratch scratch(size);
     if (!scratch.data) return job.fail();
     __builtin_memset(scratch.data, 0, size_t(size));
-    Odometer outer(layout, 0, layout.kept ? layout.kept - 1 : 0, begin / task.chunks);
-    int64_t chunk = begin % task.chunks;
-    for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t c0 = chunk * task.width, width = task.inner - c0 < task.width ? task.inner - c0 : task.width;
-      const RowStart at{outer.at.in + c0 * row_stride(layout),
-                        outer.at.out + (layout.kept ? c0 * layout.out[layout.kept - 1] : 0)};
-      ScanColumns(job, width, at, Carver{scratch.data}).walk();
-      if (++chunk == task.chunks) {
-        chunk = 0;
-        outer.next();
-      }
-    }
+    task.chunks.each(begin, end,
+                     [&](RowStart at, int64_t width) { ScanColumns(job, width, at, Carver{scratch.data}).walk(); });
   }
 };
 

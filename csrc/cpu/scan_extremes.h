@@ -18,8 +18,6 @@ template <class S, class E> struct ScanExtremes {
   static constexpr int64_t kRarely = 64;     // of rows from here on, eight elements are likely to change nothing
   static constexpr int64_t kColumns = 2048;  // of a chunk at most
   static constexpr int kSteps = 4;           // positions of columns that are taken at once
-  static constexpr int64_t kBuffer = kSteps * kColumns;
-  static constexpr int64_t kLeastColumns = 16;  // where chunks are cut for more threads
 
   // The latest among the greatest so far, and the canonical bits of the element and its index.
   struct Found {
@@ -35,9 +33,9 @@ template <class S, class E> struct ScanExtremes {
   // One call, as its tasks see it.
   struct Job {
     const ScanCall& call;
-    int64_t inner, width, chunks;  // across rows: columns side by side, of a chunk, and chunks of `inner`
-    int64_t blocks;                // block tiles of a row
-    Found* carries;                // [rows][blocks]: totals of block tiles, then what lies before each
+    ColumnChunks chunks;  // across rows
+    int64_t blocks;       // block tiles of a row
+    Found* carries;       // [rows][blocks]: totals of block tiles, then what lies before each
     bool out_of_memory = false;
 
     TR_HD void fail() { __atomic_store_n(&out_of_memory, true, __ATOMIC_RELAXED); }
@@ -47,20 +45,20 @@ template <class S, class E> struct ScanExtremes {
   const bool min;
   const int64_t in_stride, out_stride;  // along a row
   const int64_t forward;                // from an index to the next one
-  E* copy;                              // [kBuffer]
+  E* copy;                              // of as many elements as are taken at once
   E* values;                            // the same
   int64_t* indices;                     // the same
 
-  static constexpr int64_t kBytes = 2 * Carver::bytes<E>(kBuffer) + Carver::bytes<int64_t>(kBuffer);
-  ScanExtremes(const Job& job, Carver& carver)
+  static constexpr int64_t bytes(int64_t most) { return 2 * Carver::bytes<E>(most) + Carver::bytes<int64_t>(most); }
+  ScanExtremes(const Job& job, Carver& carver, int64_t most)
       : call(job.call),
         min(job.call.options.min),
         in_stride(call.layout.reduced ? call.layout.in[call.layout.kept] : 1),
         out_stride(call.layout.reduced ? call.layout.out[call.layout.kept] : 1),
         forward(call.reverse ? -1 : 1),
-        copy(carver.take<E>(kBuffer)),
-        values(carver.take<E>(kBuffer)),
-        indices(carver.take<int64_t>(kBuffer)) {}
+        copy(carver.take<E>(most)),
+        values(carver.take<E>(most)),
+        indices(carver.take<int64_t>(most)) {}
 
   // ---- elements ------------------------------------------------------------------------------------------------------
 
@@ -177,10 +175,10 @@ template <class S, class E> struct ScanExtremes {
 
   static void whole_rows(void* context, int64_t begin, int64_t end) {
     Job& job = *static_cast<Job*>(context);
-    Scratch scratch(kBytes);
+    Scratch scratch(bytes(kRun));
     if (!scratch.data) return job.fail();
     Carver carver{scratch.data};
-    const ScanExtremes scan(job, carver);
+    const ScanExtremes scan(job, carver, kRun);
     const int64_t n = job.call.layout.length;
     for_even_rows(job.call.layout, begin, end, [&](RowStart at, RowStart step, int64_t count) {
       for (int64_t some = 0; count > 0; count -= some, at.in += some * step.in, at.out += some * step.out) {
@@ -195,10 +193,10 @@ template <class S, class E> struct ScanExtremes {
   // Tasks are block tiles, counted through all rows.
   template <bool kTotal> static void block_tiles(void* context, int64_t begin, int64_t end) {
     Job& job = *static_cast<Job*>(context);
-    Scratch scratch(kBytes);
+    Scratch scratch(bytes(kRun));
     if (!scratch.data) return job.fail();
     Carver carver{scratch.data};
-    const ScanExtremes scan(job, carver);
+    const ScanExtremes scan(job, carver, kRun);
     const int64_t n = job.call.layout.length;
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t first = unit % job.blocks * kBlockTile, last = n - first < kBlockTile ? n : first + kBlockTile;
@@ -299,40 +297,21 @@ template <class S, class E> struct ScanExtremes {
   }
   static void chunks(void* context, int64_t begin, int64_t end) {
     Job& job = *static_cast<Job*>(context);
-    Scratch scratch(kBytes + Columns::kBytes);
+    constexpr int64_t kMost = kSteps * kColumns;
+    Scratch scratch(bytes(kMost) + Columns::kBytes);
     if (!scratch.data) return job.fail();
     Carver carver{scratch.data};
-    const ScanExtremes scan(job, carver);
+    const ScanExtremes scan(job, carver, kMost);
     const Columns found(carver);
-    const Layout& layout = job.call.layout;
-    Odometer outer(layout, 0, layout.kept ? layout.kept - 1 : 0, begin / job.chunks);
-    int64_t chunk = begin % job.chunks;
-    for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t c = chunk * job.width, width = job.inner - c < job.width ? job.inner - c : job.width;
-      scan.walk(
-          {outer.at.in + c * row_stride(layout), outer.at.out + (layout.kept ? c * layout.out[layout.kept - 1] : 0)},
-          width, found);
-      if (++chunk == job.chunks) {
-        chunk = 0;
-        outer.next();
-      }
-    }
+    job.chunks.each(begin, end, [&](RowStart at, int64_t width) { scan.walk(at, width, found); });
   }
 
   // The whole call. `spread` runs tasks, on several threads if `threads` is more than 1; false where memory is out.
   template <class Spread> static bool run(const ScanCall& call, int64_t threads, Spread spread) {
     const Layout& layout = call.layout;
-    Job job{call, layout.kept ? layout.size[layout.kept - 1] : 1, 0,
-            0,    (layout.length + kBlockTile - 1) / kBlockTile,  nullptr};
+    Job job{call, ColumnChunks(layout, kColumns, threads), (layout.length + kBlockTile - 1) / kBlockTile, nullptr};
     if (across_rows(call.plan.family)) {
-      const int64_t outer = layout.rows / job.inner;
-      const auto cut = [&](int64_t width) {
-        job.width = width < job.inner ? width : job.inner;
-        job.chunks = (job.inner + job.width - 1) / job.width;
-      };
-      cut(kColumns);
-      while (outer * job.chunks < threads && job.width >= kLeastColumns) cut((job.width / 2 + 7) / 8 * 8);
-      spread(outer * job.chunks, &chunks, &job);
+      spread(job.chunks.count(), &chunks, &job);
       return !job.out_of_memory;
     }
     if (layout.rows >= threads || job.blocks == 1) {

@@ -98,8 +98,8 @@ __device__ __forceinline__ typename S::Wide chain_carry(ChainSpace<S>& space, in
   Wide value = S::wide_absent();  // the total up to block tile `lane` of the superblock
   Wide carry = initial;
   if (near) {
-    typename S::Acc
-        totals[kNear + 1];  // of the superblocks before, absent where there is none; the last are of the own
+    // Of the superblocks before, absent where there is none; the last ones are of the own superblock.
+    typename S::Acc totals[kNear + 1];
     for (bool all = false; !all;) {
       bool mine = true;
 #pragma unroll
