@@ -19,6 +19,13 @@ template <class M> TR_HD bool any_set(M mask) {
   return any != 0;
 }
 
+// of(lane i of each of v), for each of eight lanes: a loop that becomes operations on vectors if `of` does not branch.
+template <class R, class Of, class... V> TR_HD Eight<R> each(Of of, const V&... v) {
+  R out[8];
+  for (int i = 0; i < 8; ++i) out[i] = of(v[i]...);
+  return load<Eight<R>>(out);
+}
+
 // ---- eight accumulators: a vector, or a struct of vectors -----------------------------------------------------------
 
 template <class F> struct Powers {
@@ -26,13 +33,25 @@ template <class F> struct Powers {
   Eight<decltype(Power<F>::e)> e;
 };
 
+template <class F, class S> struct SumsOfExponentials {
+  Eight<F> m;
+  Eight<S> s;
+};
+
 TR_HD Eight<float> eight(float x) { return splat8(x); }
 TR_HD Eight<double> eight(double x) { return splat8(x); }
 TR_HD Eight<uint64_t> eight(int64_t x) { return splat8(uint64_t(x)); }
 template <class F> TR_HD Powers<F> eight(Power<F> x) { return {splat8(x.m), Eight<decltype(Power<F>::e)>{} + x.e}; }
 
+template <class F, class S> TR_HD SumsOfExponentials<F, S> eight(Exponentials<F, S> x) {
+  return {splat8(x.m), splat8(x.s)};
+}
+
 template <class Acc, class V> TR_HD Acc lane(const V& v, int i) { return Acc(v[i]); }
 template <class Acc, class F> TR_HD Acc lane(const Powers<F>& v, int i) { return {v.m[i], v.e[i]}; }
+template <class Acc, class F, class S> TR_HD Acc lane(const SumsOfExponentials<F, S>& v, int i) {
+  return {v.m[i], v.s[i]};
+}
 
 // Lanes of a, or from 8 on of b.
 template <int... kLane, class V> TR_HD V choose(V a, V b) {
@@ -40,6 +59,10 @@ template <int... kLane, class V> TR_HD V choose(V a, V b) {
 }
 template <int... kLane, class F> TR_HD Powers<F> choose(Powers<F> a, Powers<F> b) {
   return {choose<kLane...>(a.m, b.m), choose<kLane...>(a.e, b.e)};
+}
+template <int... kLane, class F, class S>
+TR_HD SumsOfExponentials<F, S> choose(SumsOfExponentials<F, S> a, SumsOfExponentials<F, S> b) {
+  return {choose<kLane...>(a.m, b.m), choose<kLane...>(a.s, b.s)};
 }
 
 // ---- the scans -------------------------------------------------------------------------------------------------------
@@ -236,6 +259,49 @@ template <class A> struct ScanLanes<CumProd<A>> {
     return e < -most ? -most : e > most ? most : e;
   }
   TR_HD static Eight<double> powers_of_two(Eight<int64_t> e) { return (Eight<double>)((e + 1023) << 52); }
+};
+
+template <class F> struct ScanLanes<LogCumSumExp<F>> {
+  using Scan = LogCumSumExp<F>;
+  using Items = Eight<F>;
+  using State = SumsOfExponentials<F, F>;
+  using WideState = SumsOfExponentials<F, double>;
+
+  template <class S>
+  TR_HD static SumsOfExponentials<F, S> combine(const SumsOfExponentials<F, S>& left,
+                                                const SumsOfExponentials<F, S>& right) {
+    const auto sum = [](F m, S s, F other_m, S other_s) {
+      return join(Exponentials<F, S>{m, s}, Exponentials<F, S>{other_m, other_s}).s;
+    };
+    return {greater(left.m, right.m), each<S>(sum, left.m, left.s, right.m, right.s)};
+  }
+  TR_HD static WideState widen(const State& a) { return {a.m, __builtin_convertvector(a.s, Eight<double>)}; }
+  TR_HD static bool group(const Items (&x)[kGroup], State& total) {
+    total.m = x[0];
+    for (int j = 1; j < kGroup; ++j) total.m = greater(total.m, x[j]);
+    total.s = weights(x[0], total.m);
+    for (int j = 1; j < kGroup; ++j) total.s = total.s + weights(x[j], total.m);
+    return false;
+  }
+  TR_HD static F next(F, F x) { return x; }
+  TR_HD static bool are_plain(const F*, const F*, int64_t) { return false; }
+  TR_HD static void results(bool, const WideState& carry, const State& within, Items (&x)[kGroup]) {
+    const WideState before = combine(carry, widen(within));
+    Items m = before.m, s = __builtin_convertvector(before.s, Items);
+    for (int j = 0; j < kGroup; ++j) {
+      const Items factor = weights(x[j], m);
+      s = m >= x[j] ? s + factor : each<F>([](F a, F b) { return fused(a, b, F(1)); }, s, factor);
+      m = greater(m, x[j]);
+      const Items sum = m + each<F>([](F a) { return log_positive(a); }, s);
+      x[j] = sizeof(F) == 8 ? (m - m == 0 ? sum : m) : sum;
+    }
+  }
+
+ private:
+  TR_HD static Items greater(Items a, Items b) { return (a >= b) | (a != a) ? a : b; }  // as greatest()
+  TR_HD static Items weights(Items a, Items b) {
+    return each<F>([](F x, F y) { return weight(x, y); }, a, b);
+  }
 };
 
 }  // namespace TR_ISA
