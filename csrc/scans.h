@@ -1,4 +1,5 @@
-// The scans, one struct each, used alike by the CPU kernels and the GPU kernels. A kernel knows no scan.
+// The scans, one struct each. A kernel knows no scan. Those of CPUs have them by eights, from ScanLanes
+// (csrc/cpu/scan_lanes.h), which says group() and results() again, on vectors.
 //
 // A scan says
 //   Acc, Wide                    the accumulator within a block tile, and of the carry between block tiles

@@ -210,7 +210,7 @@ template <class Op> struct Columns {
                       group,
                       width,
                       group * width,
-                      static_cast<const E*>(source.data) + last_offset(layout) + 1,
+                      static_cast<const E*>(source.data) + last_offset(layout, layout.in) + 1,
                       at,
                       copy,
                       carver.next};

@@ -106,7 +106,7 @@ template <class Op> struct Rows {
     const Source& in = job.call.in;
     direct = layout.reduced <= 1 && (layout.reduced == 0 || position_stride(layout) == 1) &&
              (!kMayConvert<Op> || (in.dtype == DtypeOf<E>::value && !in.truth));
-    end = static_cast<const E*>(in.data) + last_offset(layout) + 1;
+    end = static_cast<const E*>(in.data) + last_offset(layout, layout.in) + 1;
     Carver carver{scratch};
     lanes = carver.take<L>(kBatch * kResidues + kFoldLanes<L>);
     trees = carver.take<L>(kBatch * kResidues + kFoldLanes<L>);

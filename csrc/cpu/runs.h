@@ -59,8 +59,8 @@ struct Odometer {
   }
 };
 
-// Rows [begin, end) of a layout, as runs of rows at equal distances: body(the first one's start, from a row to the next
-// one, how many).
+// Rows [begin, end) of a layout, as runs of rows at equal distances: body(the first one, its start, from a row to the
+// next one, how many).
 template <class Body> TR_HD void for_even_rows(const Layout& layout, int64_t begin, int64_t end, Body body) {
   const int fastest = layout.kept - 1;
   const int64_t inner = layout.kept ? layout.size[fastest] : 1;
@@ -68,7 +68,7 @@ template <class Body> TR_HD void for_even_rows(const Layout& layout, int64_t beg
   Odometer outer(layout, 0, layout.kept ? fastest : 0, begin / inner);
   for (int64_t row = begin, i = begin % inner; row < end; i = 0) {
     const int64_t count = inner - i < end - row ? inner - i : end - row;
-    body(RowStart{outer.at.in + i * step.in, outer.at.out + i * step.out}, step, count);
+    body(row, RowStart{outer.at.in + i * step.in, outer.at.out + i * step.out}, step, count);
     row += count;
     outer.next();
   }
@@ -86,14 +86,14 @@ struct ColumnChunks {
     while (count() < threads && width >= 16) cut((width / 2 + 7) / 8 * 8);
   }
   TR_HD int64_t count() const { return layout.rows / inner * chunks; }
-  // Chunks [begin, end): body(the first column's start, columns).
+  // Chunks [begin, end): body(the first column, its start, columns).
   template <class Body> TR_HD void each(int64_t begin, int64_t end, Body body) const {
     const int64_t out_step = layout.kept ? layout.out[layout.kept - 1] : 0;
     Odometer outer(layout, 0, layout.kept ? layout.kept - 1 : 0, begin / chunks);
     int64_t chunk = begin % chunks;
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t c = chunk * width;
-      body(RowStart{outer.at.in + c * row_stride(layout), outer.at.out + c * out_step},
+      body(unit / chunks * inner + c, RowStart{outer.at.in + c * row_stride(layout), outer.at.out + c * out_step},
            inner - c < width ? inner - c : width);
       if (++chunk == chunks) {
         chunk = 0;
@@ -109,12 +109,12 @@ struct ColumnChunks {
   }
 };
 
-// The highest offset of an element of the input. The elements between lie in one storage, so a vector may be read from
-// any of them as long as it ends there.
-TR_HD int64_t last_offset(const Layout& l) {
+// The highest offset of an element of an input of such strides. The elements between lie in one storage, so a vector
+// may be read from any of them as long as it ends there.
+TR_HD int64_t last_offset(const Layout& l, const int64_t (&strides)[kMaxDims]) {
   int64_t offset = 0;
   for (int d = 0; d < l.kept + l.reduced; ++d)
-    if (l.in[d] > 0) offset += (l.size[d] - 1) * l.in[d];
+    if (strides[d] > 0) offset += (l.size[d] - 1) * strides[d];
   return offset;
 }
 

@@ -2,7 +2,6 @@
 #include "cpu/cpu.h"
 #include "cpu/scan_columns.h"
 #include "cpu/scan_extremes.h"
-#include "cpu/scan_groups.h"
 
 namespace torchreduce::cpu::TR_ISA {
 namespace {
@@ -22,57 +21,68 @@ struct Spread {
   }
 };
 
-// Each fills the output; false where memory is out. A scan of which ScanLanes takes eight groups at once:
-template <class Scan> bool scan_lanes(const ScanCall& call, const Spread& spread) {
-  const Layout& layout = call.layout;
-  const int64_t threads = spread.threads;
-  ScanJob<Scan> job{call, (layout.length + kBlockTile - 1) / kBlockTile, nullptr};
-
-  if (across_rows(call.plan.family)) {
-    typename ScanColumns<Scan>::Task task{&job, ColumnChunks(layout, kScanColumns, threads)};
-    spread(task.chunks.count(), &ScanColumns<Scan>::body, &task);
-    return !job.out_of_memory;
-  }
-
+// What tasks do: they are chunks of columns, rows, or block tiles, counted through all rows, of which the totals come
+// first, then the carries in order, then the results. Columns are taken as rows where fewer than kLeastColumns lie side
+// by side, so that too many lanes would have none.
+template <class Scan> struct LaneTasks {
+  using Job = ScanJob<Scan>;
   using Rows = ScanRows<Scan>;
-  using Pass = typename Rows::Pass;
-  if (layout.rows >= threads || job.blocks == 1) {
-    spread(layout.rows, &Rows::template body<Pass::Whole>, &job);
+  static constexpr int64_t kLeastColumns = 8;
+  static constexpr auto columns = &ScanColumns<Scan>::body;
+  static constexpr auto rows = &Rows::template body<Rows::Pass::Whole>;
+  static constexpr auto totals = &Rows::template body<Rows::Pass::Totals>;
+  static constexpr auto carries = &Rows::carries;
+  static constexpr auto results = &Rows::template body<Rows::Pass::Results>;
+};
+template <class Scan, class E> struct ExtremeTasks {
+  using Extremes = ScanExtremes<Scan, E>;
+  using Job = typename Extremes::Job;
+  static constexpr int64_t kLeastColumns = 4;
+  static constexpr auto columns = &Extremes::chunks;
+  static constexpr auto rows = &Extremes::whole_rows;
+  static constexpr auto totals = &Extremes::template block_tiles<true>;
+  static constexpr auto carries = &Extremes::carries;
+  static constexpr auto results = &Extremes::template block_tiles<false>;
+};
+
+// Fills the output; false where memory is out.
+template <class Tasks> bool run(const ScanCall& call, const Spread& spread) {
+  const Layout& layout = call.layout;
+  typename Tasks::Job job(call, spread.threads);
+  if (across_rows(call.plan.family) && job.chunks.inner >= Tasks::kLeastColumns) {
+    spread(job.chunks.count(), Tasks::columns, &job);
     return !job.out_of_memory;
   }
-  Scratch carries(layout.rows * job.blocks * int64_t(sizeof *job.carries));
+  if (layout.rows >= spread.threads || job.blocks == 1) {
+    spread(layout.rows, Tasks::rows, &job);
+    return !job.out_of_memory;
+  }
+  const int64_t block_tiles = layout.rows * job.blocks;
+  Scratch carries(block_tiles * int64_t(sizeof *job.carries));
   if (!carries.data) return false;
-  job.carries = reinterpret_cast<typename Scan::Wide*>(carries.data);
-  spread(layout.rows * job.blocks, &Rows::template body<Pass::Totals>, &job);
+  job.carries = reinterpret_cast<decltype(job.carries)>(carries.data);
+  spread(block_tiles, Tasks::totals, &job);
   if (job.out_of_memory) return false;
-  Rows::carries(job);
-  spread(layout.rows * job.blocks, &Rows::template body<Pass::Results>, &job);
+  Tasks::carries(job);
+  spread(block_tiles, Tasks::results, &job);
   return !job.out_of_memory;
-}
-
-template <class Scan> bool scan_with(const ScanCall& call, const Spread& spread) {
-  if constexpr (kHasLanes<Scan>) return scan_lanes<Scan>(call, spread);
-  else return ScanGroups<Scan>::run(call, spread.threads, spread);
-}
-template <class Scan, class E> bool scan_extremes(const ScanCall& call, const Spread& spread) {
-  return ScanExtremes<Scan, E>::run(call, spread.threads, spread);
 }
 
 template <template <class> class Op> bool scan_as(const ScanCall& call, const Spread& spread) {
   if constexpr (Op<float>::kIndexed) {
     switch (call.in.accumulator) {
-      case Dtype::F64: return scan_extremes<Op<double>, double>(call, spread);
-      case Dtype::I64: return scan_extremes<Op<int64_t>, int64_t>(call, spread);
+      case Dtype::F64: return run<ExtremeTasks<Op<double>, double>>(call, spread);
+      case Dtype::I64: return run<ExtremeTasks<Op<int64_t>, int64_t>>(call, spread);
       default:
-        if (call.in.dtype == Dtype::F16) return scan_extremes<Op<F16>, F16>(call, spread);
-        if (call.in.dtype == Dtype::BF16) return scan_extremes<Op<BF16>, BF16>(call, spread);
-        return scan_extremes<Op<float>, float>(call, spread);
+        if (call.in.dtype == Dtype::F16) return run<ExtremeTasks<Op<F16>, F16>>(call, spread);
+        if (call.in.dtype == Dtype::BF16) return run<ExtremeTasks<Op<BF16>, BF16>>(call, spread);
+        return run<ExtremeTasks<Op<float>, float>>(call, spread);
     }
   } else {
     if constexpr (Op<float>::kIntegers)
-      if (call.in.accumulator == Dtype::I64) return scan_with<Op<int64_t>>(call, spread);
-    if (call.in.accumulator == Dtype::F64) return scan_with<Op<double>>(call, spread);
-    return scan_with<Op<float>>(call, spread);
+      if (call.in.accumulator == Dtype::I64) return run<LaneTasks<Op<int64_t>>>(call, spread);
+    if (call.in.accumulator == Dtype::F64) return run<LaneTasks<Op<double>>>(call, spread);
+    return run<LaneTasks<Op<float>>>(call, spread);
   }
 }
 

@@ -33,11 +33,13 @@ template <class S, class E> struct ScanExtremes {
   // One call, as its tasks see it.
   struct Job {
     const ScanCall& call;
-    ColumnChunks chunks;  // across rows
-    int64_t blocks;       // block tiles of a row
-    Found* carries;       // [rows][blocks]: totals of block tiles, then what lies before each
+    ColumnChunks chunks;       // across rows
+    int64_t blocks;            // block tiles of a row
+    Found* carries = nullptr;  // [rows][blocks]: totals of block tiles, then what lies before each; unused in one pass
     bool out_of_memory = false;
 
+    Job(const ScanCall& c, int64_t threads)
+        : call(c), chunks(c.layout, kColumns, threads), blocks((c.layout.length + kBlockTile - 1) / kBlockTile) {}
     TR_HD void fail() { __atomic_store_n(&out_of_memory, true, __ATOMIC_RELAXED); }
   };
 
@@ -180,7 +182,7 @@ template <class S, class E> struct ScanExtremes {
     Carver carver{scratch.data};
     const ScanExtremes scan(job, carver, kRun);
     const int64_t n = job.call.layout.length;
-    for_even_rows(job.call.layout, begin, end, [&](RowStart at, RowStart step, int64_t count) {
+    for_even_rows(job.call.layout, begin, end, [&](int64_t, RowStart at, RowStart step, int64_t count) {
       for (int64_t some = 0; count > 0; count -= some, at.in += some * step.in, at.out += some * step.out) {
         Found found;
         some = n < kRun / 2 ? kRun / n : 1;
@@ -303,29 +305,7 @@ template <class S, class E> struct ScanExtremes {
     Carver carver{scratch.data};
     const ScanExtremes scan(job, carver, kMost);
     const Columns found(carver);
-    job.chunks.each(begin, end, [&](RowStart at, int64_t width) { scan.walk(at, width, found); });
-  }
-
-  // The whole call. `spread` runs tasks, on several threads if `threads` is more than 1; false where memory is out.
-  template <class Spread> static bool run(const ScanCall& call, int64_t threads, Spread spread) {
-    const Layout& layout = call.layout;
-    Job job{call, ColumnChunks(layout, kColumns, threads), (layout.length + kBlockTile - 1) / kBlockTile, nullptr};
-    if (across_rows(call.plan.family)) {
-      spread(job.chunks.count(), &chunks, &job);
-      return !job.out_of_memory;
-    }
-    if (layout.rows >= threads || job.blocks == 1) {
-      spread(layout.rows, &whole_rows, &job);
-      return !job.out_of_memory;
-    }
-    Scratch memory(layout.rows * job.blocks * int64_t(sizeof(Found)));
-    if (!memory.data) return false;
-    job.carries = reinterpret_cast<Found*>(memory.data);
-    spread(layout.rows * job.blocks, &block_tiles<true>, &job);
-    if (job.out_of_memory) return false;
-    carries(job);
-    spread(layout.rows * job.blocks, &block_tiles<false>, &job);
-    return !job.out_of_memory;
+    job.chunks.each(begin, end, [&](int64_t, RowStart at, int64_t width) { scan.walk(at, width, found); });
   }
 };
 

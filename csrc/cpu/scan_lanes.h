@@ -25,63 +25,119 @@ template <class R, class Of, class... V> TR_HD Eight<R> each(Of of, const V&... 
   for (int i = 0; i < 8; ++i) out[i] = of(v[i]...);
   return load<Eight<R>>(out);
 }
+template <class V> TR_HD V fused8(V a, V b, V c) {
+  using F = std::decay_t<decltype(a[0])>;
+  return each<F>([](F x, F y, F z) { return fused(x, y, z); }, a, b, c);
+}
+template <class V> TR_HD V magnitudes(V x) {
+  using F = std::decay_t<decltype(x[0])>;
+  return each<F>([](F a) { return magnitude(a); }, x);
+}
+// A mask for lanes of another width.
+template <class L, class M> TR_HD auto lanes_of(M mask) { return __builtin_convertvector(mask, Eight<IntOf<L>>); }
 
-// ---- eight accumulators: a vector, or a struct of vectors -----------------------------------------------------------
+// ---- eight accumulators: a vector, or a struct of kFields vectors ---------------------------------------------------
 
 template <class F> struct Powers {
+  static constexpr int kFields = 2;
   Eight<F> m;
   Eight<decltype(Power<F>::e)> e;
 };
-
 template <class F, class S> struct SumsOfExponentials {
+  static constexpr int kFields = 2;
   Eight<F> m;
   Eight<S> s;
 };
+template <class F, class S> struct DecayedSums {
+  static constexpr int kFields = 2;
+  Eight<F> o;
+  Eight<S> r;
+};
+template <class F> struct Affines {
+  static constexpr int kFields = 3;
+  Eight<F> a, lost, b;
+};
+struct WideAffines {
+  static constexpr int kFields = 2;
+  Eight<double> a, b;
+};
+template <class V>
+concept Fields = V::kFields > 0;
 
 TR_HD Eight<float> eight(float x) { return splat8(x); }
 TR_HD Eight<double> eight(double x) { return splat8(x); }
 TR_HD Eight<uint64_t> eight(int64_t x) { return splat8(uint64_t(x)); }
 template <class F> TR_HD Powers<F> eight(Power<F> x) { return {splat8(x.m), Eight<decltype(Power<F>::e)>{} + x.e}; }
-
 template <class F, class S> TR_HD SumsOfExponentials<F, S> eight(Exponentials<F, S> x) {
   return {splat8(x.m), splat8(x.s)};
 }
+template <class F, class S> TR_HD DecayedSums<F, S> eight(Decayed<F, S> x) { return {splat8(x.o), splat8(x.r)}; }
+template <class F> TR_HD Affines<F> eight(Affine<F> x) { return {splat8(x.a), splat8(x.lost), splat8(x.b)}; }
+TR_HD WideAffines eight(WideAffine x) { return {splat8(x.a), splat8(x.b)}; }
 
 template <class Acc, class V> TR_HD Acc lane(const V& v, int i) { return Acc(v[i]); }
-template <class Acc, class F> TR_HD Acc lane(const Powers<F>& v, int i) { return {v.m[i], v.e[i]}; }
-template <class Acc, class F, class S> TR_HD Acc lane(const SumsOfExponentials<F, S>& v, int i) {
-  return {v.m[i], v.s[i]};
+template <class Acc, Fields V> TR_HD Acc lane(const V& v, int i) {
+  if constexpr (V::kFields == 2) {
+    const auto& [x, y] = v;
+    return {x[i], y[i]};
+  } else {
+    const auto& [x, y, z] = v;
+    return {x[i], y[i], z[i]};
+  }
+}
+template <class Acc, class V> TR_HD void set_lane(V& v, int i, const Acc& one) { v[i] = one; }
+template <class Acc, Fields V> TR_HD void set_lane(V& v, int i, const Acc& one) {
+  if constexpr (V::kFields == 2) {
+    auto& [x, y] = v;
+    const auto& [a, b] = one;
+    x[i] = a;
+    y[i] = b;
+  } else {
+    auto& [x, y, z] = v;
+    const auto& [a, b, c] = one;
+    x[i] = a;
+    y[i] = b;
+    z[i] = c;
+  }
 }
 
 // Lanes of a, or from 8 on of b.
-template <int... kLane, class V> TR_HD V choose(V a, V b) {
+template <int... kLane, class V> TR_HD V choose(const V& a, const V& b) {
   return __builtin_shuffle(a, b, Eight<IntOf<std::decay_t<decltype(a[0])>>>{kLane...});
 }
-template <int... kLane, class F> TR_HD Powers<F> choose(Powers<F> a, Powers<F> b) {
-  return {choose<kLane...>(a.m, b.m), choose<kLane...>(a.e, b.e)};
-}
-template <int... kLane, class F, class S>
-TR_HD SumsOfExponentials<F, S> choose(SumsOfExponentials<F, S> a, SumsOfExponentials<F, S> b) {
-  return {choose<kLane...>(a.m, b.m), choose<kLane...>(a.s, b.s)};
+template <int... kLane, Fields V> TR_HD V choose(const V& a, const V& b) {
+  if constexpr (V::kFields == 2) {
+    const auto& [a0, a1] = a;
+    const auto& [b0, b1] = b;
+    return {choose<kLane...>(a0, b0), choose<kLane...>(a1, b1)};
+  } else {
+    const auto& [a0, a1, a2] = a;
+    const auto& [b0, b1, b2] = b;
+    return {choose<kLane...>(a0, b0), choose<kLane...>(a1, b1), choose<kLane...>(a2, b2)};
+  }
 }
 
 // ---- the scans -------------------------------------------------------------------------------------------------------
 
-// What a scan does to eight lanes of
-//   Items             eight elements, and then eight results
+// What a scan does to eight lanes:
+//   Items             eight elements of an input, or eight results
 //   State, WideState  eight of its accumulators, within a block tile and of the carry
 //   combine(left, right), widen(State)
-//   group(items, total)  the totals of eight groups, items[j] being their elements j; whether the items have become the
-//                        groups' own prefixes, else they are what they were
+//   group(items, total)  the totals of eight groups, items[k][j] being their elements j of input k; whether the items
+//                        have become the groups' own prefixes; if not, what they are is for results to know
 //   results(prefixes, carry, within, items)
-//                        the results take the items' place; `prefixes` is what group said, `carry` and `within` are
-//                        what lies before each group's block tile, and before it in its block tile
+//                        the results take the place of the first input's items; `prefixes` is what group said, `carry`
+//                        and `within` are what lies before each group's block tile, and before it in its block tile
+//   absent(k)            an absent element of input k
+// and, of one input, if it has them
 //   next(result, x)      what follows a result of a row shorter than a group, at its element x,
 //   are_plain(x, results, count)
 //                        if this says so of such rows, one after the other; both can be read up to seven elements
 //                        behind them, and results one before
+// The inputs in the order in which memory has them (call.h): of linear_scan b and a, of a decayed sum g, x and o.
 template <class Scan> struct ScanLanes;
-template <class Scan> constexpr bool kHasLanes = requires { typename ScanLanes<Scan>::Items; };
+// The elements j of groups, of each input.
+template <class Scan> using GroupsOf = Eight<LaneType<typename Scan::Result>>[Scan::kInputs][kGroup];
 
 template <class A> struct ScanLanes<CumSum<A>> {
   using Scan = CumSum<A>;
@@ -91,22 +147,25 @@ template <class A> struct ScanLanes<CumSum<A>> {
 
   template <class V> TR_HD static V combine(V left, V right) { return left + right; }
   TR_HD static WideState widen(State a) { return __builtin_convertvector(a, WideState); }
-  TR_HD static bool group(Items (&p)[kGroup], State& total) {
+  TR_HD static A absent(int) { return Scan::absent_item(); }
+  TR_HD static bool group(GroupsOf<Scan>& items, State& total) {
+    auto& p = items[0];
     for (int j = 1; j < kGroup; ++j) p[j] = p[j - 1] + p[j];
     total = p[kGroup - 1];
     return true;
   }
   TR_HD static A next(A sum, A x) { return Scan::combine(sum, x); }
   TR_HD static bool are_plain(const A*, const A*, int64_t) { return true; }
-  TR_HD static void results(bool, WideState carry, State within, Items (&p)[kGroup]) {
+  TR_HD static void results(bool, WideState carry, State within, GroupsOf<Scan>& items) {
+    auto& p = items[0];
     const WideState sum = carry + widen(within);
     if constexpr (std::is_same<A, float>::value) {
       const State hi = __builtin_convertvector(sum, State);
       if (__builtin_expect(any_set(((Eight<int32_t>)hi & 0x7f800000) == 0x7f800000), 0)) {  // infinite or NaN
         for (int i = 0; i < 8; ++i) {
-          A items[kGroup], out[kGroup];
-          for (int j = 0; j < kGroup; ++j) items[j] = p[j][i];
-          Scan{}.results(Scan::prefix(carry[i], within[i]), items, out);
+          A one[kGroup], out[kGroup];
+          for (int j = 0; j < kGroup; ++j) one[j] = p[j][i];
+          Scan{}.results(Scan::prefix(carry[i], within[i]), one, out);
           for (int j = 0; j < kGroup; ++j) p[j][i] = out[j];
         }
       } else {
@@ -158,7 +217,9 @@ template <class A> struct ScanLanes<CumProd<A>> {
       return {__builtin_convertvector(a.m, Eight<double>), __builtin_convertvector(a.e, Eight<int64_t>)};
     else return a;
   }
-  TR_HD static bool group(Items (&x)[kGroup], State& total) {
+  TR_HD static A absent(int) { return Scan::absent_item(); }
+  TR_HD static bool group(GroupsOf<Scan>& items, State& total) {
+    auto& x = items[0];
     if constexpr (Scan::kFloat) {
       Items products[kGroup] = {x[0]};
       PlainProducts<A> plain(x[0]);
@@ -195,7 +256,8 @@ template <class A> struct ScanLanes<CumProd<A>> {
         plain &= is_plain(load<Items>(x + i), load<Items>(products + i - 1), load<Items>(products + i));
     return !any_set(!plain);
   }
-  TR_HD static void results(bool prefixes, const WideState& carry, const State& within, Items (&x)[kGroup]) {
+  TR_HD static void results(bool prefixes, const WideState& carry, const State& within, GroupsOf<Scan>& items) {
+    auto& x = items[0];
     if constexpr (!Scan::kFloat) {
       for (int j = 0; j < kGroup; ++j) x[j] = carry * within * x[j];
     } else if constexpr (Scan::kSingle) {
@@ -276,16 +338,17 @@ template <class F> struct ScanLanes<LogCumSumExp<F>> {
     return {greater(left.m, right.m), each<S>(sum, left.m, left.s, right.m, right.s)};
   }
   TR_HD static WideState widen(const State& a) { return {a.m, __builtin_convertvector(a.s, Eight<double>)}; }
-  TR_HD static bool group(const Items (&x)[kGroup], State& total) {
+  TR_HD static F absent(int) { return Scan::absent_item(); }
+  TR_HD static bool group(const GroupsOf<Scan>& items, State& total) {
+    const auto& x = items[0];
     total.m = x[0];
     for (int j = 1; j < kGroup; ++j) total.m = greater(total.m, x[j]);
     total.s = weights(x[0], total.m);
     for (int j = 1; j < kGroup; ++j) total.s = total.s + weights(x[j], total.m);
     return false;
   }
-  TR_HD static F next(F, F x) { return x; }
-  TR_HD static bool are_plain(const F*, const F*, int64_t) { return false; }
-  TR_HD static void results(bool, const WideState& carry, const State& within, Items (&x)[kGroup]) {
+  TR_HD static void results(bool, const WideState& carry, const State& within, GroupsOf<Scan>& items) {
+    auto& x = items[0];
     const WideState before = combine(carry, widen(within));
     Items m = before.m, s = __builtin_convertvector(before.s, Items);
     for (int j = 0; j < kGroup; ++j) {
@@ -301,6 +364,147 @@ template <class F> struct ScanLanes<LogCumSumExp<F>> {
   TR_HD static Items greater(Items a, Items b) { return (a >= b) | (a != a) ? a : b; }  // as greatest()
   TR_HD static Items weights(Items a, Items b) {
     return each<F>([](F x, F y) { return weight(x, y); }, a, b);
+  }
+};
+
+template <class F> struct ScanLanes<Decay<F>> {
+  using Scan = Decay<F>;
+  using Items = Eight<F>;
+  using State = DecayedSums<F, F>;
+  using WideState = DecayedSums<F, double>;
+
+  template <class S>
+  TR_HD static DecayedSums<F, S> combine(const DecayedSums<F, S>& left, const DecayedSums<F, S>& right) {  // as join()
+    const auto passes = [](const DecayedSums<F, S>& x) { return lanes_of<S>(x.o == kInfinity<F>) & (x.r == 0); };
+    const Eight<S> factor = __builtin_convertvector(decays(right.o, left.o), Eight<S>);
+    const auto first = passes(right), second = ~first & (passes(left) | (factor == 0));
+    const Eight<S> sum = fused8(factor, left.r, right.r);
+    return {lanes_of<F>(first) ? left.o : right.o, first ? left.r : second ? right.r : sum};
+  }
+  TR_HD static WideState widen(const State& a) { return {a.o, __builtin_convertvector(a.r, Eight<double>)}; }
+  TR_HD static F absent(int input) {
+    const auto item = Scan::absent_item();
+    return input == 0 ? item.g : input == 1 ? item.x : item.o;
+  }
+  TR_HD static bool group(const GroupsOf<Scan>& x, State& total) {
+    total = {x[2][0], x[0][0]};
+    for (int j = 1; j < kGroup; ++j) total = combine(total, State{x[2][j], x[0][j]});
+    return false;
+  }
+  TR_HD static void results(bool, const WideState& carry, const State& within, GroupsOf<Scan>& x) {
+    const WideState before = combine(carry, widen(within));
+    State sum{before.o, __builtin_convertvector(before.r, Items)};
+    for (int j = 0; j < kGroup; ++j) {
+      sum = combine(sum, State{x[2][j], x[0][j]});
+      x[0][j] = x[2][j] == -kInfinity<F> ? 0 : decays(x[1][j], x[2][j]) * sum.r;
+    }
+  }
+
+ private:
+  TR_HD static Items decays(Items to, Items from) {
+    const Items d = to == from ? 0 : to - from;
+    return each<F>([](F x) { return exp_nonpositive(x); }, Items(d > 0 ? 0 : d));
+  }
+};
+
+template <class F> struct ScanLanes<LinearScan<F>> {
+  using Scan = LinearScan<F>;
+  using Items = Eight<F>;
+  using State = Affines<F>;
+  using WideState = decltype(eight(typename Scan::Wide()));
+
+  TR_HD static Affines<F> combine(const Affines<F>& left, const Affines<F>& right) {  // as join()
+    const Items a = kept_products(right.a, left.a, kUnderflow<F>), error = fused8(right.a, left.a, -a);
+    const Items lost = fused8(right.a, left.lost, fused8(right.lost, left.a, error));
+    const auto exact = (right.a == 0) | (left.a == 0) | (right.a * left.a == 0) | ~are_finite(a);
+    return {a, exact ? 0 : lost, applied(right.a, fused8(right.lost, left.b, right.b), right.b, left.b, kUnderflow<F>)};
+  }
+  TR_HD static WideAffines combine(const WideAffines& left, const WideAffines& right) {
+    constexpr double kLeast = kUnderflow<float>;
+    return {kept_products(right.a, left.a, kLeast), applied(right.a, right.b, right.b, left.b, kLeast)};
+  }
+  TR_HD static WideState widen(const State& x) {
+    using Wide = Eight<double>;
+    if constexpr (Scan::kSingle)
+      return {__builtin_convertvector(x.a, Wide) + __builtin_convertvector(x.lost, Wide),
+              __builtin_convertvector(x.b, Wide)};
+    else return x;
+  }
+  TR_HD static F absent(int input) { return input == 0 ? Scan::absent_item().b : Scan::absent_item().a; }
+  // As plain_group() where it takes all eight groups.
+  TR_HD static bool group(GroupsOf<Scan>& x, State& total) {
+    auto& [b, a] = x;
+    const auto reset = a[0] == 0;
+    const Items first = reset ? 1 : a[0];
+    Items product = first;
+    for (int j = 1; j < kGroup; ++j) product = a[j] * product;
+    if (__builtin_expect(any_set((product == 0) | ~are_finite(product)), 0)) {
+      careful_group(x, total);
+      return false;
+    }
+    Items lost{}, before = first;
+    for (int j = 1; j < kGroup; ++j) {
+      const Items q = a[j] * before;
+      lost = fused8(a[j], lost, fused8(a[j], before, -q));
+      b[j] = fused8(a[j], b[j - 1], b[j]);
+      a[j] = before = q;
+    }
+    total = {reset ? 0 : before, reset ? 0 : lost, b[kGroup - 1]};
+    return true;
+  }
+  TR_HD static void results(bool prefixes, const WideState& carry, const State& within, GroupsOf<Scan>& x) {
+    const auto h = combine(carry, widen(within)).b;
+    const Items hi = __builtin_convertvector(h, Items);
+    Items lo = splat8(F(-0.0));
+    if constexpr (Scan::kSingle) {
+      const Eight<double> near = __builtin_convertvector(hi, Eight<double>);
+      const auto exact = ~are_finite(hi) | lanes_of<F>(near == h);
+      lo = exact ? lo : __builtin_convertvector(h - near, Items);
+    }
+    if (__builtin_expect(!prefixes, 0)) return careful_results(hi, lo, x);
+    auto& [b, a] = x;
+    const auto reset = a[0] == 0;
+    a[0] = reset ? 1 : a[0];
+    for (int j = 0; j < kGroup; ++j) {
+      const Items next = fused8(a[j], hi, Scan::kSingle ? fused8(a[j], lo, b[j]) : b[j]);
+      b[j] = reset ? b[j] : next;
+    }
+  }
+
+ private:
+  template <class V> TR_HD static auto are_finite(V x) { return magnitudes(x) < __builtin_huge_val(); }
+  template <class V, class L> TR_HD static V kept_products(V right, V left, L least) {  // as kept_product()
+    const V product = right * left, kept = magnitudes(product) < least ? V{} + least : product;
+    return (right == 0) | (left == 0) ? 0 : kept;
+  }
+  // As applied(), where `whole` is lost * h + b.
+  template <class V, class L> TR_HD static V applied(V a, V whole, V b, V h, L least) {
+    const V rest = are_finite(h) ? whole : b, next = fused8(a, h, rest);
+    const V dropped = (a == 0) | are_finite(h) ? b : V{} + (kInfinity<L> - kInfinity<L>);
+    const V kept = (h == 0) & ~are_finite(a) & (a == a) ? b : next;
+    return magnitudes(a) <= least ? dropped : kept;
+  }
+  TR_HD static Items recur(Items a, Items h, Items b) {
+    const auto nothing = (h == 0) & (magnitudes(a) == kInfinity<F>);
+    return (a == 0) | nothing ? b : fused8(a, h, b);
+  }
+  // As those of LinearScan.
+  __attribute__((noinline)) static void careful_group(GroupsOf<Scan>& x, State& total) {
+    auto& [b, a] = x;
+    Items lost{};
+    for (int j = 1; j < kGroup; ++j) {
+      const Items before = a[j - 1], q = kept_products(a[j], before, kUnderflow<F>);
+      const auto exact = (a[j] == 0) | (before == 0) | (a[j] * before == 0) | ~are_finite(q);
+      const Items more = fused8(a[j], lost, fused8(a[j], before, -q));
+      lost = exact ? 0 : more;
+      b[j] = recur(a[j], b[j - 1], b[j]);
+      a[j] = q;
+    }
+    total = {a[kGroup - 1], lost, b[kGroup - 1]};
+  }
+  __attribute__((noinline)) static void careful_results(Items hi, Items lo, GroupsOf<Scan>& x) {
+    auto& [b, a] = x;
+    for (int j = 0; j < kGroup; ++j) b[j] = recur(a[j], hi, Scan::kSingle ? recur(a[j], lo, b[j]) : b[j]);
   }
 };
 

@@ -8,21 +8,73 @@ inline namespace TR_ISA {
 
 // One call, as its tasks see it.
 template <class Scan> struct ScanJob {
-  using E = typename Scan::Item;  // of a result, too
+  using E = typename Scan::Result;  // as which elements are read, too
   using Wide = typename Scan::Wide;
+  static constexpr int kInputs = Scan::kInputs;
+  struct Input {
+    Source source;
+    int64_t stride, step;  // along a row, 1 where it has one element; from a row to the next
+    int64_t readable;      // elements from source.data on
+  };
+  static constexpr int64_t kColumns = 512;  // of a chunk at most
   const ScanCall& call;
-  int64_t blocks;  // block tiles of a row
-  Wide* carries;   // [rows][blocks]: totals of block tiles, then what lies before each; unused in one pass
+  ColumnChunks chunks;      // across rows
+  int64_t blocks;           // block tiles of a row
+  Wide* carries = nullptr;  // [rows][blocks]: totals of block tiles, then what lies before each; unused in one pass
   bool out_of_memory = false;
+  Input input[kInputs];
 
-  // Strides along a row; 1 where it has one element.
-  TR_HD int64_t in_stride() const { return call.layout.reduced ? call.layout.in[call.layout.kept] : 1; }
+  ScanJob(const ScanCall& c, int64_t threads)
+      : call(c), chunks(c.layout, kColumns, threads), blocks((c.layout.length + kBlockTile - 1) / kBlockTile) {
+    const Layout& l = c.layout;
+    for (int k = 0; k < kInputs; ++k) {
+      const auto& strides = kInputs == 2 && k == 1 ? c.more_strides[0] : l.in;
+      input[k] = {c.in, l.reduced ? strides[l.kept] : 1, l.kept ? strides[l.kept - 1] : 0, last_offset(l, strides) + 1};
+      if (k > 0) input[k].source.data = c.in.more[k - 1];
+    }
+  }
   TR_HD int64_t out_stride() const { return call.layout.reduced ? call.layout.out[call.layout.kept] : 1; }
   TR_HD bool reads_in_place() const { return call.in.dtype == DtypeOf<E>::value && !call.in.truth; }
   TR_HD bool writes_in_place() const { return call.out.dtype == DtypeOf<E>::value && !call.exclusive; }
+  // Where row r, whose first element is `in` elements from the first input's, starts in input k.
+  TR_HD int64_t start(int k, int64_t row, int64_t in) const {
+    return kInputs == 2 && k == 1 ? row_offset(call.layout, call.more_strides[0], row) : in;
+  }
+  // Whether input k has no first element in a row.
+  TR_HD bool lacks_first(int k) const { return kInputs == 2 && k == 1 && call.shifted; }
+  // Whether a row's first a counts as 0: it is not there, or of no use.
+  TR_HD bool resets() const { return kInputs == 2 && (call.shifted || !call.options.initial); }
+  // Elements [first, first + count) of the row that starts at `at` in input k: where they lie, or in `copy`.
+  TR_HD const E* elements(int k, int64_t at, int64_t first, int64_t count, E* copy) const {
+    const Input& x = input[k];
+    const int64_t offset = at + first * x.stride;
+    if (first == 0 && lacks_first(k)) {
+      convert_run(x.source, offset + x.stride, x.stride, count - 1, copy + 1);
+      return copy;
+    }
+    return fetch<E, true>(x.source, offset, x.stride, count, copy);
+  }
+  // What precedes a row.
+  TR_HD Wide initial(int64_t row) const {
+    if constexpr (kInputs == 2)
+      if (const void* values = call.in.more[1]) {
+        const int64_t offset = row_offset(call.layout, call.more_strides[1], row);
+        return Scan::initial(load_as<E>(call.in.dtype, values, offset, false));
+      }
+    return Scan::wide_absent();
+  }
+  // Of eight rows, or of as many as there are from `row` on.
+  TR_HD auto initial_of_eight(int64_t row) const {
+    auto wide = eight(Scan::wide_absent());
+    if constexpr (kInputs == 2)
+      for (int i = 0; call.in.more[1] && i < 8 && row + i < call.layout.rows; ++i) set_lane(wide, i, initial(row + i));
+    return wide;
+  }
   TR_HD void start_row(int64_t out) const {
-    const E start = Scan::start();
-    if (call.exclusive) store_run(call.out.dtype, call.out.values, out, 1, 1, &start);
+    if constexpr (kHasStart<Scan>) {
+      const E start = Scan::start();
+      if (call.exclusive) store_run(call.out.dtype, call.out.values, out, 1, 1, &start);
+    }
   }
   // Results of positions [first, first + count) of the row that starts at `out`.
   TR_HD void store(int64_t out, int64_t first, int64_t count, const E* values) const {
@@ -36,22 +88,23 @@ template <class Scan> struct ScanJob {
 };
 
 template <class Scan> struct ScanRows {
-  using E = typename Scan::Item;
+  using E = typename Scan::Result;
   using Wide = typename Scan::Wide;
+  static constexpr int kInputs = Scan::kInputs;
   static constexpr int64_t kStreamBytes = 1 << 25;  // results this large would not stay in the caches
   static constexpr int64_t kShortRow = 128;         // rows up to here are scanned eight at once
   static constexpr int64_t kTinyRows = 128;         // of fewer elements than a group, that are taken at once
-  static constexpr int64_t kBytes = 2 * Carver::bytes<E>(8 * kShortRow);
+  static constexpr int64_t kBytes = (kInputs + 1) * Carver::bytes<E>(8 * kShortRow);
   static_assert(kTinyRows * (kGroup - 1) + kGroup <= 8 * kShortRow);
 
   ScanJob<Scan>& job;
   const ScanCall& call;
-  E* copy;     // [8][kShortRow], or a tile, or kTinyRows rows
-  E* results;  // the same; behind `copy`
+  E* copy[kInputs];  // [8][kShortRow], or a tile, or kTinyRows rows
+  E* results;        // the same; behind `copy`
 
   TR_HD ScanRows(ScanJob<Scan>& j, char* scratch) : job(j), call(j.call) {
     Carver carver{scratch};
-    copy = carver.take<E>(8 * kShortRow);
+    for (E*& of_input : copy) of_input = carver.take<E>(8 * kShortRow);
     results = carver.take<E>(8 * kShortRow);
   }
 
@@ -62,16 +115,21 @@ template <class Scan> struct ScanRows {
   }
 
   // Tiles of positions [first, last) of the row at `at`; `carry` is what lies before them, and then after them.
-  template <bool kTotal> void tiles(RowStart at, int64_t first, int64_t last, ScanCarry<Scan>& carry) {
-    const int64_t stride = job.in_stride();
+  template <bool kTotal>
+  void tiles(int64_t row, RowStart at, int64_t first, int64_t last, ScanCarry<Scan>& carry) {
     const bool in_place = job.writes_in_place() && job.out_stride() == 1;
+    int64_t start[kInputs];
+    for (int k = 0; k < kInputs; ++k) start[k] = job.start(k, row, at.in);
     for (int64_t i = first; i < last; i += kTile) {
       const int64_t count = last - i < kTile ? last - i : kTile;
-      const E* x = fetch<E, true>(call.in, at.in + i * stride, stride, count, copy);
-      if (count < kTile) {
-        if (x != copy) __builtin_memcpy(copy, x, size_t(count) * sizeof(E));
-        for (int64_t j = count; j % 64 != 0; ++j) copy[j] = Scan::absent_item();
-        x = copy;
+      Runs<Scan> x;
+      x.resets = i == 0 && job.resets();
+      for (int k = 0; k < kInputs; ++k) {
+        x.at[k] = job.elements(k, start[k], i, count, copy[k]);
+        if (count == kTile) continue;
+        if (x.at[k] != copy[k]) __builtin_memcpy(copy[k], x.at[k], size_t(count) * sizeof(E));
+        for (int64_t j = count; j % 64 != 0; ++j) copy[k][j] = ScanLanes<Scan>::absent(k);
+        x.at[k] = copy[k];
       }
       E* const out = in_place && count == kTile ? static_cast<E*>(call.out.values) + at.out + i : results;
       const bool stream = out != results && streams(out);
@@ -83,58 +141,93 @@ template <class Scan> struct ScanRows {
   // Rows [begin, end).
   void whole(int64_t begin, int64_t end) {
     for_even_rows(call.layout, begin, end,
-                  [&](RowStart at, RowStart step, int64_t count) { even_rows(at, step, count); });
+                  [&](int64_t row, RowStart at, RowStart step, int64_t count) { even_rows(row, at, step, count); });
   }
-  // `count` rows at equal distances.
-  void even_rows(RowStart at, RowStart step, int64_t count) {
+  // `count` rows from row `first` on, at equal distances.
+  void even_rows(int64_t first, RowStart at, RowStart step, int64_t count) {
     const int64_t n = call.layout.length, padded = (n + kGroup - 1) / kGroup * kGroup;
-    const int64_t readable = last_offset(call.layout) + 1;
-    const bool read_in_place = job.reads_in_place() && job.in_stride() == 1 && step.in >= 0;
     const bool write_in_place = job.writes_in_place() && job.out_stride() == 1;
-    const bool read_flat = job.in_stride() == 1 && step.in == n && n == padded;
     const bool write_flat = !call.exclusive && n == padded && job.out_stride() == 1 && step.out == n;
     if (call.exclusive)
       for (int64_t r = 0; r < count; ++r) job.start_row(at.out + r * step.out);
-    using Lanes = ScanLanes<Scan>;
-    int64_t row = 0;
+    int64_t row = 0, start[kInputs];
+    for (int k = 0; k < kInputs; ++k) start[k] = job.start(k, first, at.in);
+    auto move = [&](int64_t rows) {
+      for (int k = 0; k < kInputs; ++k) start[k] += rows * job.input[k].step;
+      row += rows;
+      at.out += rows * step.out;
+    };
     while (n < kGroup && row < count) {
       const int64_t block = count - row < kTinyRows ? count - row : kTinyRows;
-      if (job.in_stride() == 1 && step.in == n) convert_run(call.in, at.in, 1, block * n, copy);
-      else
-        for (int64_t r = 0; r < block; ++r) convert_run(call.in, at.in + r * step.in, job.in_stride(), n, copy + r * n);
-      for (int64_t r = 0; r < block; ++r) {
-        E last = results[r * n] = copy[r * n];
-        for (int64_t i = r * n + 1; i < r * n + n; ++i) results[i] = last = Lanes::next(last, copy[i]);
-      }
-      const bool plain = Lanes::are_plain(copy, results, block * n);
-      for (int64_t r = 0; r < block && !plain; r += 8)
-        scan_eight_rows<Scan>(copy + r * n, n, n, results + r * n, n, false);
+      for (int k = 0; k < kInputs; ++k) copy_rows(k, start[k], block, n, copy[k]);
+      if (!tiny_rows(block, n))
+        for (int64_t r = 0; r < block; r += 8) {
+          Runs<Scan> x{};
+          for (int k = 0; k < kInputs; ++k) {
+            x.at[k] = copy[k] + r * n;
+            x.step[k] = n;
+          }
+          x.resets = job.resets();
+          scan_eight_rows<Scan>(x, n, job.initial_of_eight(first + row + r), results + r * n, n, false);
+        }
       if (job.out_stride() == 1 && step.out == n && !call.exclusive)
         store_run(call.out.dtype, call.out.values, at.out, 1, block * n, results);
       else
         for (int64_t r = 0; r < block; ++r) job.store(at.out + r * step.out, 0, n, results + r * n);
-      row += block;
-      at.in += block * step.in;
-      at.out += block * step.out;
+      move(block);
     }
-    for (; n <= kShortRow && row + 8 <= count; row += 8, at.in += 8 * step.in, at.out += 8 * step.out) {
-      const E* x = copy;
-      if (read_in_place && at.in + 7 * step.in + padded <= readable) x = static_cast<const E*>(call.in.data) + at.in;
-      else if (read_flat) convert_run(call.in, at.in, 1, 8 * n, copy);
-      else
-        for (int r = 0; r < 8; ++r) convert_run(call.in, at.in + r * step.in, job.in_stride(), n, copy + r * padded);
+    for (; n <= kShortRow && row + 8 <= count; move(8)) {
+      Runs<Scan> x;
+      x.resets = job.resets();
+      for (int k = 0; k < kInputs; ++k) {
+        const auto& in = job.input[k];
+        const bool in_place = job.reads_in_place() && in.stride == 1 && in.step >= 0 && !job.lacks_first(k);
+        x.at[k] = copy[k];
+        x.step[k] = padded;
+        if (in_place && start[k] + 7 * in.step + padded <= in.readable) {
+          x.at[k] = static_cast<const E*>(in.source.data) + start[k];
+          x.step[k] = in.step;
+        } else {
+          copy_rows(k, start[k], 8, padded, copy[k]);
+        }
+      }
       E* const out = write_in_place ? static_cast<E*>(call.out.values) + at.out : results;
       // Of whole cache lines: halves of lines take as long again.
       const bool stream = sizeof(E) == 8 && write_in_place && step.out % kGroup == 0 && streams(out);
-      scan_eight_rows<Scan>(x, x == copy ? padded : step.in, n, out, write_in_place ? step.out : padded, stream);
+      scan_eight_rows<Scan>(x, n, job.initial_of_eight(first + row), out, write_in_place ? step.out : padded, stream);
       if (write_in_place) continue;
       if (write_flat) store_run(call.out.dtype, call.out.values, at.out, 1, 8 * n, results);
       else
         for (int r = 0; r < 8; ++r) job.store(at.out + r * step.out, 0, n, results + r * padded);
     }
-    for (; row < count; ++row, at.in += step.in, at.out += step.out) {
-      ScanCarry<Scan> carry;
-      tiles<false>(at, 0, n, carry);
+    for (; row < count; move(1)) {
+      ScanCarry<Scan> carry(job.initial(first + row));
+      tiles<false>(first + row, {start[0], at.out}, 0, n, carry);
+    }
+  }
+  // Rows of input k, which begin `pitch` elements apart in `to`.
+  TR_HD void copy_rows(int k, int64_t start, int64_t rows, int64_t pitch, E* to) const {
+    const auto& in = job.input[k];
+    const int64_t n = call.layout.length;
+    const bool missing = job.lacks_first(k);
+    if (in.stride == 1 && in.step == n && n == pitch && !missing) return convert_run(in.source, start, 1, rows * n, to);
+    for (int64_t r = 0; r < rows; ++r)
+      convert_run(in.source, start + r * in.step + missing * in.stride, in.stride, n - missing,
+                  to + r * pitch + missing);
+  }
+  // The results of rows of fewer elements than a group, one after the other in `copy`, element by element; false if
+  // that does not do.
+  TR_HD bool tiny_rows(int64_t rows, int64_t n) {
+    using Lanes = ScanLanes<Scan>;
+    if constexpr (requires { &Lanes::next; }) {
+      const E* const x = copy[0];
+      for (int64_t r = 0; r < rows; ++r) {
+        E last = results[r * n] = x[r * n];
+        for (int64_t i = r * n + 1; i < r * n + n; ++i) results[i] = last = Lanes::next(last, x[i]);
+      }
+      return Lanes::are_plain(x, results, rows * n);
+    } else {
+      return false;
     }
   }
 
@@ -151,14 +244,14 @@ template <class Scan> struct ScanRows {
         carry.block_carry = job.carries[unit];
         if (first == 0) job.start_row(at.out);
       }
-      tiles<kTotal>(at, first, last, carry);
-      if (kTotal) job.carries[unit] = carry.carry();
+      tiles<kTotal>(row, at, first, last, carry);
+      if (kTotal) job.carries[unit] = carry.blocks.slot[0];
     }
   }
   // Replaces the totals by what lies before each block tile, in order.
   static void carries(ScanJob<Scan>& job) {
     for (int64_t row = 0; row < job.call.layout.rows; ++row) {
-      ScanCarry<Scan> carry;
+      ScanCarry<Scan> carry(job.initial(row));
       for (int64_t b = 0; b < job.blocks; ++b) {
         Wide& slot = job.carries[row * job.blocks + b];
         const Wide total = slot;

@@ -24,12 +24,17 @@ TR_HD void fence_streams() { _mm_sfence(); }
 // The results of eight groups, as ScanLanes says, with canonical NaNs.
 template <class Scan, class Lanes = ScanLanes<Scan>>
 TR_HD void finish_groups(bool prefixes, const typename Lanes::WideState& carry, const typename Lanes::State& within,
-                         typename Lanes::Items (&p)[kGroup]) {
+                         GroupsOf<Scan>& p) {
   Lanes::results(prefixes, carry, within, p);
-  if constexpr (is_float_type<typename Scan::Item>)
-    if (__builtin_expect(any_set(p[kGroup - 1] != p[kGroup - 1]), 0))  // a NaN stays to the end of its group
+  auto& out = p[0];
+  if constexpr (is_float_type<typename Scan::Result>) {
+    auto nans = out[kGroup - 1] != out[kGroup - 1];
+    if constexpr (!kNanStays<Scan>)
+      for (int j = 0; j < kGroup - 1; ++j) nans |= out[j] != out[j];
+    if (__builtin_expect(any_set(nans), 0))
       for (int j = 0; j < kGroup; ++j)
-        for (int lane = 0; lane < 8; ++lane) p[j][lane] = canonical(p[j][lane]);
+        for (int lane = 0; lane < 8; ++lane) out[j][lane] = canonical(out[j][lane]);
+  }
 }
 
 // Transposes 8 x 8 lanes.
@@ -69,13 +74,23 @@ TR_HD void transpose(Eight<float> (&r)[8]) {
   }
 }
 
-// Sklansky's inclusive scan of 32 totals, in place.
+// Sklansky's inclusive scan of 32 totals, in place. With more than one input what is absent is no identity, but for the
+// sign of a zero that roundings lost: then it is not combined.
 template <class Scan, class Lanes = ScanLanes<Scan>> TR_HD void sklansky(typename Lanes::State (&v)[kFan / 8]) {
+  using State = typename Lanes::State;
   const auto absent = eight(Scan::absent());
+  const auto join = [](const State& left, const State& right, auto chosen) {
+    const State both = Lanes::combine(left, right);
+    if constexpr (Scan::kInputs == 1) return both;
+    else return chosen(right, both);
+  };
   for (auto& eight_totals : v) {
-    eight_totals = Lanes::combine(choose<8, 0, 8, 2, 8, 4, 8, 6>(eight_totals, absent), eight_totals);
-    eight_totals = Lanes::combine(choose<8, 8, 1, 1, 8, 8, 5, 5>(eight_totals, absent), eight_totals);
-    eight_totals = Lanes::combine(choose<8, 8, 8, 8, 3, 3, 3, 3>(eight_totals, absent), eight_totals);
+    eight_totals = join(choose<8, 0, 8, 2, 8, 4, 8, 6>(eight_totals, absent), eight_totals,
+                        [](const State& a, const State& b) { return choose<0, 9, 2, 11, 4, 13, 6, 15>(a, b); });
+    eight_totals = join(choose<8, 8, 1, 1, 8, 8, 5, 5>(eight_totals, absent), eight_totals,
+                        [](const State& a, const State& b) { return choose<0, 1, 10, 11, 4, 5, 14, 15>(a, b); });
+    eight_totals = join(choose<8, 8, 8, 8, 3, 3, 3, 3>(eight_totals, absent), eight_totals,
+                        [](const State& a, const State& b) { return choose<0, 1, 2, 3, 12, 13, 14, 15>(a, b); });
   }
   const auto last = [](const auto& totals) { return choose<7, 7, 7, 7, 7, 7, 7, 7>(totals, totals); };
   v[1] = Lanes::combine(last(v[0]), v[1]);
@@ -98,17 +113,28 @@ template <class E> TR_HD void store_groups(E* out, int64_t step, Eight<LaneType<
     for (int g = 0; g < 8; ++g) store(out + g * step, p[g]);
 }
 
-// Scans a tile that starts at x, whose positions from `count` on, up to the next multiple of 64, are absent; writes as
-// many results, or none with kTotal. `carry` and `within` lie before the tile. x and out may be the same. With
+// Elements of each input, and from a row to the next one; whether a row begins with them whose first a counts as 0.
+template <class Scan> struct Runs {
+  const typename Scan::Result* at[Scan::kInputs];
+  int64_t step[Scan::kInputs];
+  bool resets = false;
+};
+// Eight groups from element `first` of each run on: neighbours, or those of eight rows.
+template <class Scan, bool kRows> TR_HD void load_groups(const Runs<Scan>& x, int64_t first, GroupsOf<Scan>& p) {
+  for (int k = 0; k < Scan::kInputs; ++k) load_groups(x.at[k] + first, kRows ? x.step[k] : int64_t(kGroup), p[k]);
+}
+
+// Scans a tile of x, whose positions from `count` on, up to the next multiple of 64, are absent; writes as many
+// results, or none with kTotal. `carry` and `within` lie before the tile. An input and out may be the same. With
 // `stream`, out is 32-byte aligned and bypasses the caches (fence_streams() afterwards). Returns the tile's total.
-template <class Scan, bool kTotal, class E = typename Scan::Item>
-typename Scan::Acc scan_tile(const E* x, int64_t count, typename Scan::Wide carry, typename Scan::Acc within, E* out,
-                             bool stream) {
+template <class Scan, bool kTotal, class E = typename Scan::Result>
+typename Scan::Acc scan_tile(const Runs<Scan>& x, int64_t count, typename Scan::Wide carry, typename Scan::Acc within,
+                             E* out, bool stream) {
   using Lanes = ScanLanes<Scan>;
   using State = typename Lanes::State;
   constexpr int kBlocks = kFan / 8;
   const State absent = eight(Scan::absent());
-  typename Lanes::Items p[kBlocks][kGroup];
+  GroupsOf<Scan> p[kBlocks];
   State totals[kBlocks];
   bool prefixes[kBlocks];
   const int blocks = int((count + 63) / 64);
@@ -117,9 +143,11 @@ typename Scan::Acc scan_tile(const E* x, int64_t count, typename Scan::Wide carr
       totals[b] = absent;
       continue;
     }
-    const E* const block = x + 64 * b;
-    for (int i = 0; i < 64; i += 64 / int(sizeof(E))) prefetch_ahead(block + i);
-    load_groups(block, kGroup, p[b]);
+    for (const E* input : x.at)
+      for (int i = 0; i < 64; i += 64 / int(sizeof(E))) prefetch_ahead(input + 64 * b + i);
+    load_groups<Scan, false>(x, 64 * b, p[b]);
+    if constexpr (Scan::kInputs == 2)
+      if (b == 0 && x.resets) p[b][1][0][0] = 0;
     prefixes[b] = Lanes::group(p[b], totals[b]);
   }
   sklansky<Scan>(totals);
@@ -129,37 +157,41 @@ typename Scan::Acc scan_tile(const E* x, int64_t count, typename Scan::Wide carr
     for (int b = 0; b < blocks; ++b) {
       const State before = choose<15, 0, 1, 2, 3, 4, 5, 6>(totals[b], b ? totals[b - 1] : absent);
       finish_groups<Scan>(prefixes[b], wide, Lanes::combine(before_tile, before), p[b]);
-      store_groups(out + 64 * b, kGroup, p[b], stream);
+      store_groups(out + 64 * b, kGroup, p[b][0], stream);
     }
   }
   return lane<typename Scan::Acc>(totals[kBlocks - 1], 7);
 }
 
-// Scans eight rows of `count` <= kTile elements, row r at x + r * x_step, which can be read up to the next multiple of
-// 8; writes as many results to out + r * out_step. With `stream`, as scan_tile does, to rows that are 32-byte aligned.
-template <class Scan, class E = typename Scan::Item>
-void scan_eight_rows(const E* x, int64_t x_step, int64_t count, E* out, int64_t out_step, bool stream) {
+// Scans eight rows of `count` <= kTile elements, which can be read up to the next multiple of 8, after `carry`; writes
+// as many results to out + r * out_step. With `stream`, as scan_tile does, to rows that are 32-byte aligned.
+template <class Scan, class E = typename Scan::Result>
+void scan_eight_rows(const Runs<Scan>& x, int64_t count, const typename ScanLanes<Scan>::WideState& carry, E* out,
+                     int64_t out_step, bool stream) {
   using Lanes = ScanLanes<Scan>;
   using State = typename Lanes::State;
   const auto combine = [](const State& l, const State& r) { return Lanes::combine(l, r); };
   TreeStack<State, kFanLog2 + 1> groups;
   const State absent = eight(Scan::absent());
-  const auto carry = eight(Scan::wide_absent());
   for (int64_t i = 0; i < count; i += kGroup) {
-    typename Lanes::Items p[kGroup];
+    GroupsOf<Scan> p;
     if (i * sizeof(E) % 64 == 0)
-      for (int r = 0; r < 8; ++r) prefetch_ahead(x + r * x_step + i);
-    load_groups(x + i, x_step, p);
-    State total;
+      for (int k = 0; k < Scan::kInputs; ++k)
+        for (int r = 0; r < 8; ++r) prefetch_ahead(x.at[k] + r * x.step[k] + i);
+    load_groups<Scan, true>(x, i, p);
+    if constexpr (Scan::kInputs == 2)
+      if (i == 0 && x.resets) p[1][0] = typename Lanes::Items{};
+    State total, within = groups.total(absent, combine);
+    if constexpr (Scan::kInputs > 1) within = combine(absent, within);
     const bool prefixes = Lanes::group(p, total);
-    finish_groups<Scan>(prefixes, carry, groups.total(absent, combine), p);
+    finish_groups<Scan>(prefixes, carry, within, p);
     groups.push(total, combine);
     if (count - i >= kGroup) {
-      store_groups(out + i, out_step, p, stream);
+      store_groups(out + i, out_step, p[0], stream);
       continue;
     }
     E last[8 * kGroup];
-    store_groups(last, kGroup, p, false);
+    store_groups(last, kGroup, p[0], false);
     for (int r = 0; r < 8; ++r)
       __builtin_memcpy(out + r * out_step + i, last + r * kGroup, size_t(count - i) * sizeof(E));
   }
