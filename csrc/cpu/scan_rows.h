@@ -92,20 +92,19 @@ template <class Scan> struct ScanRows {
   using Wide = typename Scan::Wide;
   static constexpr int kInputs = Scan::kInputs;
   static constexpr int64_t kStreamBytes = 1 << 25;  // results this large would not stay in the caches
-  static constexpr int64_t kShortRow = 128;         // rows up to here are scanned eight at once
   static constexpr int64_t kTinyRows = 128;         // of fewer elements than a group, that are taken at once
-  static constexpr int64_t kBytes = (kInputs + 1) * Carver::bytes<E>(8 * kShortRow);
-  static_assert(kTinyRows * (kGroup - 1) + kGroup <= 8 * kShortRow);
+  static constexpr int64_t kBytes = (kInputs + 1) * Carver::bytes<E>(8 * kTile);
+  static_assert(kTinyRows * (kGroup - 1) + kGroup <= 8 * kTile);
 
   ScanJob<Scan>& job;
   const ScanCall& call;
-  E* copy[kInputs];  // [8][kShortRow], or a tile, or kTinyRows rows
+  E* copy[kInputs];  // [8][kTile], of which it may be one tile, or kTinyRows rows
   E* results;        // the same; behind `copy`
 
   TR_HD ScanRows(ScanJob<Scan>& j, char* scratch) : job(j), call(j.call) {
     Carver carver{scratch};
-    for (E*& of_input : copy) of_input = carver.take<E>(8 * kShortRow);
-    results = carver.take<E>(8 * kShortRow);
+    for (E*& of_input : copy) of_input = carver.take<E>(8 * kTile);
+    results = carver.take<E>(8 * kTile);
   }
 
   // Whether results at `out` are to go past the caches.
@@ -176,7 +175,7 @@ template <class Scan> struct ScanRows {
         for (int64_t r = 0; r < block; ++r) job.store(at.out + r * step.out, 0, n, results + r * n);
       move(block);
     }
-    for (; n <= kShortRow && row + 8 <= count; move(8)) {
+    for (; n < kTile && row + 8 <= count; move(8)) {  // a whole tile goes faster alone
       Runs<Scan> x;
       x.resets = job.resets();
       for (int k = 0; k < kInputs; ++k) {
