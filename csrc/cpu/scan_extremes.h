@@ -2,7 +2,7 @@
 // groups and tiles. Eight elements at a time, which most often change nothing; eight columns at a time across rows that
 // lie side by side; where rows are fewer than threads, block tile by block tile, in two passes.
 #pragma once
-#include "cpu/scan_lanes.h"
+#include "cpu/eight.h"
 
 namespace torchreduce {
 inline namespace TR_ISA {
