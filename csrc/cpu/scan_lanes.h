@@ -15,6 +15,8 @@ inline namespace TR_ISA {
 //                        the results take the place of the first input's items; `prefixes` is what group said, `carry`
 //                        and `within` are what lies before each group's block tile, and before it in its block tile
 //   absent(k)            an absent element of input k
+//   kLongRows            whether eight rows at once take less time than one after the other also where rows are longer
+//                        than a tile: tile by tile, totals are joined ten times as often
 // and, of one input, if it has them
 //   next(result, x)      what follows a result of a row shorter than a group, at its element x,
 //   are_plain(x, results, count)
@@ -30,6 +32,7 @@ template <class A> struct ScanLanes<CumSum<A>> {
   using Items = Eight<LaneType<A>>;
   using State = Items;
   using WideState = Eight<LaneType<typename Scan::Wide>>;
+  static constexpr bool kLongRows = false;
 
   template <class V> TR_HD static V combine(V left, V right) { return left + right; }
   TR_HD static WideState widen(State a) { return __builtin_convertvector(a, WideState); }
@@ -86,6 +89,7 @@ template <class A> struct ScanLanes<CumProd<A>> {
   using Items = Eight<LaneType<A>>;
   using State = decltype(eight(typename Scan::Acc()));
   using WideState = decltype(eight(typename Scan::Wide()));
+  static constexpr bool kLongRows = false;
   template <class F> using Bits = Eight<typename FloatBits<F>::Bits>;
   template <class F> using Exponents = Eight<decltype(Power<F>::e)>;
 
@@ -214,6 +218,7 @@ template <class F> struct ScanLanes<LogCumSumExp<F>> {
   using Items = Eight<F>;
   using State = SumsOfExponentials<F, F>;
   using WideState = SumsOfExponentials<F, double>;
+  static constexpr bool kLongRows = true;
 
   template <class S>
   TR_HD static SumsOfExponentials<F, S> combine(const SumsOfExponentials<F, S>& left,
@@ -258,6 +263,7 @@ template <class F> struct ScanLanes<Decay<F>> {
   using Items = Eight<F>;
   using State = DecayedSums<F, F>;
   using WideState = DecayedSums<F, double>;
+  static constexpr bool kLongRows = true;
 
   template <class S>
   TR_HD static DecayedSums<F, S> combine(const DecayedSums<F, S>& left, const DecayedSums<F, S>& right) {  // as join()
@@ -298,6 +304,7 @@ template <class F> struct ScanLanes<LinearScan<F>> {
   using Items = Eight<F>;
   using State = Affines<F>;
   using WideState = decltype(eight(typename Scan::Wide()));
+  static constexpr bool kLongRows = true;
 
   TR_HD static Affines<F> combine(const Affines<F>& left, const Affines<F>& right) {  // as join()
     const Items a = kept_products(right.a, left.a, kUnderflow<F>), error = fused8(right.a, left.a, -a);

@@ -144,9 +144,9 @@ template <class Scan> struct ScanRows {
   }
   // `count` rows from row `first` on, at equal distances.
   void even_rows(int64_t first, RowStart at, RowStart step, int64_t count) {
-    const int64_t n = call.layout.length, padded = (n + kGroup - 1) / kGroup * kGroup;
+    const int64_t n = call.layout.length;
     const bool write_in_place = job.writes_in_place() && job.out_stride() == 1;
-    const bool write_flat = !call.exclusive && n == padded && job.out_stride() == 1 && step.out == n;
+    const bool write_flat = !call.exclusive && n <= kTile && n % kGroup == 0 && job.out_stride() == 1 && step.out == n;
     if (call.exclusive)
       for (int64_t r = 0; r < count; ++r) job.start_row(at.out + r * step.out);
     int64_t row = 0, start[kInputs];
@@ -158,7 +158,7 @@ template <class Scan> struct ScanRows {
     };
     while (n < kGroup && row < count) {
       const int64_t block = count - row < kTinyRows ? count - row : kTinyRows;
-      for (int k = 0; k < kInputs; ++k) copy_rows(k, start[k], block, n, copy[k]);
+      for (int k = 0; k < kInputs; ++k) copy_rows(k, start[k], block, 0, n, n, copy[k]);
       if (!tiny_rows(block, n))
         for (int64_t r = 0; r < block; r += 8) {
           Runs<Scan> x{};
@@ -167,7 +167,8 @@ template <class Scan> struct ScanRows {
             x.step[k] = n;
           }
           x.resets = job.resets();
-          scan_eight_rows<Scan>(x, n, job.initial_of_eight(first + row + r), results + r * n, n, false);
+          ScanCarry<EightRows<Scan>> carry(job.initial_of_eight(first + row + r));
+          scan_eight_rows<Scan>(x, n, carry, results + r * n, n, false);
         }
       if (job.out_stride() == 1 && step.out == n && !call.exclusive)
         store_run(call.out.dtype, call.out.values, at.out, 1, block * n, results);
@@ -175,44 +176,49 @@ template <class Scan> struct ScanRows {
         for (int64_t r = 0; r < block; ++r) job.store(at.out + r * step.out, 0, n, results + r * n);
       move(block);
     }
-    for (; n < kTile && row + 8 <= count; move(8)) {  // a whole tile goes faster alone
-      Runs<Scan> x;
-      x.resets = job.resets();
-      for (int k = 0; k < kInputs; ++k) {
-        const auto& in = job.input[k];
-        const bool in_place = job.reads_in_place() && in.stride == 1 && in.step >= 0 && !job.lacks_first(k);
-        x.at[k] = copy[k];
-        x.step[k] = padded;
-        if (in_place && start[k] + 7 * in.step + padded <= in.readable) {
-          x.at[k] = static_cast<const E*>(in.source.data) + start[k];
-          x.step[k] = in.step;
-        } else {
-          copy_rows(k, start[k], 8, padded, copy[k]);
+    for (; (ScanLanes<Scan>::kLongRows || n < kTile) && row + 8 <= count; move(8)) {
+      ScanCarry<EightRows<Scan>> carry(job.initial_of_eight(first + row));
+      for (int64_t i = 0; i < n; i += kTile) {
+        const int64_t some = n - i < kTile ? n - i : kTile, padded = (some + kGroup - 1) / kGroup * kGroup;
+        Runs<Scan> x;
+        x.resets = i == 0 && job.resets();
+        for (int k = 0; k < kInputs; ++k) {
+          const auto& in = job.input[k];
+          const bool there = i > 0 || !job.lacks_first(k);
+          const bool in_place = job.reads_in_place() && in.stride == 1 && in.step >= 0 && there;
+          x.at[k] = copy[k];
+          x.step[k] = padded;
+          if (in_place && start[k] + 7 * in.step + i + padded <= in.readable) {
+            x.at[k] = static_cast<const E*>(in.source.data) + start[k] + i;
+            x.step[k] = in.step;
+          } else {
+            copy_rows(k, start[k], 8, i, some, padded, copy[k]);
+          }
         }
+        E* const out = write_in_place ? static_cast<E*>(call.out.values) + at.out + i : results;
+        // Of whole cache lines: halves of lines take as long again.
+        const bool stream = sizeof(E) == 8 && write_in_place && step.out % kGroup == 0 && streams(out);
+        scan_eight_rows<Scan>(x, some, carry, out, write_in_place ? step.out : padded, stream);
+        if (write_in_place) continue;
+        if (write_flat) store_run(call.out.dtype, call.out.values, at.out, 1, 8 * n, results);
+        else
+          for (int r = 0; r < 8; ++r) job.store(at.out + r * step.out, i, some, results + r * padded);
       }
-      E* const out = write_in_place ? static_cast<E*>(call.out.values) + at.out : results;
-      // Of whole cache lines: halves of lines take as long again.
-      const bool stream = sizeof(E) == 8 && write_in_place && step.out % kGroup == 0 && streams(out);
-      scan_eight_rows<Scan>(x, n, job.initial_of_eight(first + row), out, write_in_place ? step.out : padded, stream);
-      if (write_in_place) continue;
-      if (write_flat) store_run(call.out.dtype, call.out.values, at.out, 1, 8 * n, results);
-      else
-        for (int r = 0; r < 8; ++r) job.store(at.out + r * step.out, 0, n, results + r * padded);
     }
     for (; row < count; move(1)) {
       ScanCarry<Scan> carry(job.initial(first + row));
       tiles<false>(first + row, {start[0], at.out}, 0, n, carry);
     }
   }
-  // Rows of input k, which begin `pitch` elements apart in `to`.
-  TR_HD void copy_rows(int k, int64_t start, int64_t rows, int64_t pitch, E* to) const {
+  // Elements [first, first + count) of rows of input k, which begin `pitch` elements apart in `to`.
+  TR_HD void copy_rows(int k, int64_t start, int64_t rows, int64_t first, int64_t count, int64_t pitch, E* to) const {
     const auto& in = job.input[k];
-    const int64_t n = call.layout.length;
-    const bool missing = job.lacks_first(k);
-    if (in.stride == 1 && in.step == n && n == pitch && !missing) return convert_run(in.source, start, 1, rows * n, to);
+    const bool missing = first == 0 && job.lacks_first(k);
+    if (in.stride == 1 && in.step == count && count == pitch && !missing)
+      return convert_run(in.source, start + first, 1, rows * count, to);
+    const int64_t from = start + (first + missing) * in.stride;
     for (int64_t r = 0; r < rows; ++r)
-      convert_run(in.source, start + r * in.step + missing * in.stride, in.stride, n - missing,
-                  to + r * pitch + missing);
+      convert_run(in.source, from + r * in.step, in.stride, count - missing, to + r * pitch + missing);
   }
   // The results of rows of fewer elements than a group, one after the other in `copy`, element by element; false if
   // that does not do.

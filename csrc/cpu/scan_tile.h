@@ -163,16 +163,29 @@ typename Scan::Acc scan_tile(const Runs<Scan>& x, int64_t count, typename Scan::
   return lane<typename Scan::Acc>(totals[kBlocks - 1], 7);
 }
 
-// Scans eight rows of `count` <= kTile elements, which can be read up to the next multiple of 8, after `carry`; writes
-// as many results to out + r * out_step. With `stream`, as scan_tile does, to rows that are 32-byte aligned.
+// A scan of eight rows, as ScanCarry asks for it.
+template <class Scan> struct EightRows {
+  using Lanes = ScanLanes<Scan>;
+  using Acc = typename Lanes::State;
+  using Wide = typename Lanes::WideState;
+
+  TR_HD static Acc absent() { return eight(Scan::absent()); }
+  TR_HD static Wide wide_absent() { return eight(Scan::wide_absent()); }
+  TR_HD static Wide widen(const Acc& a) { return Lanes::widen(a); }
+  template <class V> TR_HD static V combine(const V& left, const V& right) { return Lanes::combine(left, right); }
+};
+
+// Scans a tile of `count` positions of eight rows, which can be read up to the next multiple of 8; writes as many
+// results to out + r * out_step. `carry` is what lies before them, and then after them if they are a whole tile of
+// longer rows (kLongRows). With `stream`, as scan_tile does, to rows that are 32-byte aligned.
 template <class Scan, class E = typename Scan::Result>
-void scan_eight_rows(const Runs<Scan>& x, int64_t count, const typename ScanLanes<Scan>::WideState& carry, E* out,
-                     int64_t out_step, bool stream) {
+void scan_eight_rows(const Runs<Scan>& x, int64_t count, ScanCarry<EightRows<Scan>>& carry, E* out, int64_t out_step,
+                     bool stream) {
   using Lanes = ScanLanes<Scan>;
   using State = typename Lanes::State;
   const auto combine = [](const State& l, const State& r) { return Lanes::combine(l, r); };
   TreeStack<State, kFanLog2 + 1> groups;
-  const State absent = eight(Scan::absent());
+  const State absent = eight(Scan::absent()), before_tile = carry.within();
   for (int64_t i = 0; i < count; i += kGroup) {
     GroupsOf<Scan> p;
     if (i * sizeof(E) % 64 == 0)
@@ -182,9 +195,10 @@ void scan_eight_rows(const Runs<Scan>& x, int64_t count, const typename ScanLane
     if constexpr (Scan::kInputs == 2)
       if (i == 0 && x.resets) p[1][0] = typename Lanes::Items{};
     State total, within = groups.total(absent, combine);
-    if constexpr (Scan::kInputs > 1) within = combine(absent, within);
+    if (carry.tiles.count) within = combine(before_tile, within);
+    else if (Scan::kInputs > 1) within = combine(absent, within);  // there is less to do: the compiler knows `absent`
     const bool prefixes = Lanes::group(p, total);
-    finish_groups<Scan>(prefixes, carry, within, p);
+    finish_groups<Scan>(prefixes, carry.carry(), within, p);
     groups.push(total, combine);
     if (count - i >= kGroup) {
       store_groups(out + i, out_step, p[0], stream);
@@ -195,6 +209,8 @@ void scan_eight_rows(const Runs<Scan>& x, int64_t count, const typename ScanLane
     for (int r = 0; r < 8; ++r)
       __builtin_memcpy(out + r * out_step + i, last + r * kGroup, size_t(count - i) * sizeof(E));
   }
+  if constexpr (Lanes::kLongRows)
+    if (count == kTile) carry.push(groups.total(absent, combine));
 }
 
 }  // namespace TR_ISA
