@@ -85,7 +85,6 @@ template <class Acc, Fields V> TR_HD Acc lane(const V& v, int i) {
     return {x[i], y[i], z[i]};
   }
 }
-template <class Acc, class V> TR_HD void set_lane(V& v, int i, const Acc& one) { v[i] = one; }
 template <class Acc, Fields V> TR_HD void set_lane(V& v, int i, const Acc& one) {
   if constexpr (V::kFields == 2) {
     auto& [x, y] = v;

@@ -156,7 +156,7 @@ template <class Scan> struct ScanColumns {
   // The columns of input k at a position: where they lie, or in `to`.
   TR_HD const E* position(int k, int64_t i, E* to) const {
     const auto& in = job.input[k];
-    if (k == 1 && i == 0 && job.resets()) {
+    if (job.is_a(k) && i == 0 && job.resets()) {
       __builtin_memset(to, 0, size_t(width) * sizeof(E));
       return to;
     }

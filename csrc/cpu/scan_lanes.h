@@ -16,7 +16,7 @@ inline namespace TR_ISA {
 //                        and `within` are what lies before each group's block tile, and before it in its block tile
 //   absent(k)            an absent element of input k
 //   kLongRows            whether eight rows at once take less time than one after the other also where rows are longer
-//                        than a tile: tile by tile, totals are joined ten times as often
+//                        than a tile: tile by tile more totals are joined, but less is transposed at strides of rows
 // and, of one input, if it has them
 //   next(result, x)      what follows a result of a row shorter than a group, at its element x,
 //   are_plain(x, results, count)

@@ -1,5 +1,5 @@
-// Scans along rows: a row tile by tile, eight short rows at once, or block tile by block tile, in two passes, where
-// rows are fewer than threads.
+// Scans along rows: eight rows at once, where they are short or the scan is better off so; else a row tile by tile; or
+// block tile by block tile, in two passes, where rows are fewer than threads.
 #pragma once
 #include "cpu/scan_tile.h"
 
@@ -28,7 +28,7 @@ template <class Scan> struct ScanJob {
       : call(c), chunks(c.layout, kColumns, threads), blocks((c.layout.length + kBlockTile - 1) / kBlockTile) {
     const Layout& l = c.layout;
     for (int k = 0; k < kInputs; ++k) {
-      const auto& strides = kInputs == 2 && k == 1 ? c.more_strides[0] : l.in;
+      const auto& strides = is_a(k) ? c.more_strides[0] : l.in;
       input[k] = {c.in, l.reduced ? strides[l.kept] : 1, l.kept ? strides[l.kept - 1] : 0, last_offset(l, strides) + 1};
       if (k > 0) input[k].source.data = c.in.more[k - 1];
     }
@@ -36,12 +36,14 @@ template <class Scan> struct ScanJob {
   TR_HD int64_t out_stride() const { return call.layout.reduced ? call.layout.out[call.layout.kept] : 1; }
   TR_HD bool reads_in_place() const { return call.in.dtype == DtypeOf<E>::value && !call.in.truth; }
   TR_HD bool writes_in_place() const { return call.out.dtype == DtypeOf<E>::value && !call.exclusive; }
+  // Whether input k is linear_scan's a, which has strides of its own.
+  TR_HD static constexpr bool is_a(int k) { return kInputs == 2 && k == 1; }
   // Where row r, whose first element is `in` elements from the first input's, starts in input k.
   TR_HD int64_t start(int k, int64_t row, int64_t in) const {
-    return kInputs == 2 && k == 1 ? row_offset(call.layout, call.more_strides[0], row) : in;
+    return is_a(k) ? row_offset(call.layout, call.more_strides[0], row) : in;
   }
   // Whether input k has no first element in a row.
-  TR_HD bool lacks_first(int k) const { return kInputs == 2 && k == 1 && call.shifted; }
+  TR_HD bool lacks_first(int k) const { return is_a(k) && call.shifted; }
   // Whether a row's first a counts as 0: it is not there, or of no use.
   TR_HD bool resets() const { return kInputs == 2 && (call.shifted || !call.options.initial); }
   // Elements [first, first + count) of the row that starts at `at` in input k: where they lie, or in `copy`.
@@ -145,8 +147,6 @@ template <class Scan> struct ScanRows {
   // `count` rows from row `first` on, at equal distances.
   void even_rows(int64_t first, RowStart at, RowStart step, int64_t count) {
     const int64_t n = call.layout.length;
-    const bool write_in_place = job.writes_in_place() && job.out_stride() == 1;
-    const bool write_flat = !call.exclusive && n <= kTile && n % kGroup == 0 && job.out_stride() == 1 && step.out == n;
     if (call.exclusive)
       for (int64_t r = 0; r < count; ++r) job.start_row(at.out + r * step.out);
     int64_t row = 0, start[kInputs];
@@ -158,57 +158,83 @@ template <class Scan> struct ScanRows {
     };
     while (n < kGroup && row < count) {
       const int64_t block = count - row < kTinyRows ? count - row : kTinyRows;
-      for (int k = 0; k < kInputs; ++k) copy_rows(k, start[k], block, 0, n, n, copy[k]);
-      if (!tiny_rows(block, n))
-        for (int64_t r = 0; r < block; r += 8) {
-          Runs<Scan> x{};
-          for (int k = 0; k < kInputs; ++k) {
-            x.at[k] = copy[k] + r * n;
-            x.step[k] = n;
-          }
-          x.resets = job.resets();
-          ScanCarry<EightRows<Scan>> carry(job.initial_of_eight(first + row + r));
-          scan_eight_rows<Scan>(x, n, carry, results + r * n, n, false);
-        }
-      if (job.out_stride() == 1 && step.out == n && !call.exclusive)
-        store_run(call.out.dtype, call.out.values, at.out, 1, block * n, results);
-      else
-        for (int64_t r = 0; r < block; ++r) job.store(at.out + r * step.out, 0, n, results + r * n);
+      tiny_rows(first + row, start, block);
+      store_rows(at.out, step.out, block, 0, n, n);
       move(block);
     }
-    for (; (ScanLanes<Scan>::kLongRows || n < kTile) && row + 8 <= count; move(8)) {
-      ScanCarry<EightRows<Scan>> carry(job.initial_of_eight(first + row));
-      for (int64_t i = 0; i < n; i += kTile) {
-        const int64_t some = n - i < kTile ? n - i : kTile, padded = (some + kGroup - 1) / kGroup * kGroup;
-        Runs<Scan> x;
-        x.resets = i == 0 && job.resets();
-        for (int k = 0; k < kInputs; ++k) {
-          const auto& in = job.input[k];
-          const bool there = i > 0 || !job.lacks_first(k);
-          const bool in_place = job.reads_in_place() && in.stride == 1 && in.step >= 0 && there;
-          x.at[k] = copy[k];
-          x.step[k] = padded;
-          if (in_place && start[k] + 7 * in.step + i + padded <= in.readable) {
-            x.at[k] = static_cast<const E*>(in.source.data) + start[k] + i;
-            x.step[k] = in.step;
-          } else {
-            copy_rows(k, start[k], 8, i, some, padded, copy[k]);
-          }
-        }
-        E* const out = write_in_place ? static_cast<E*>(call.out.values) + at.out + i : results;
-        // Of whole cache lines: halves of lines take as long again.
-        const bool stream = sizeof(E) == 8 && write_in_place && step.out % kGroup == 0 && streams(out);
-        scan_eight_rows<Scan>(x, some, carry, out, write_in_place ? step.out : padded, stream);
-        if (write_in_place) continue;
-        if (write_flat) store_run(call.out.dtype, call.out.values, at.out, 1, 8 * n, results);
-        else
-          for (int r = 0; r < 8; ++r) job.store(at.out + r * step.out, i, some, results + r * padded);
-      }
-    }
+    for (; (ScanLanes<Scan>::kLongRows || n < kTile) && row + 8 <= count; move(8))
+      eight_rows(first + row, start, at.out, step.out);
     for (; row < count; move(1)) {
       ScanCarry<Scan> carry(job.initial(first + row));
       tiles<false>(first + row, {start[0], at.out}, 0, n, carry);
     }
+  }
+  // `rows` rows from row `first` on, which start at `start` in each input, of fewer elements than a group, to
+  // `results`, one after the other.
+  void tiny_rows(int64_t first, const int64_t (&start)[kInputs], int64_t rows) {
+    const int64_t n = call.layout.length;
+    for (int k = 0; k < kInputs; ++k) copy_rows(k, start[k], rows, 0, n, n, copy[k]);
+    if (element_by_element(rows)) return;
+    for (int64_t r = 0; r < rows; r += 8) {
+      Runs<Scan> x;
+      x.resets = job.resets();
+      for (int k = 0; k < kInputs; ++k) {
+        x.at[k] = copy[k] + r * n;
+        x.step[k] = n;
+      }
+      ScanCarry<EightRows<Scan>> carry(job.initial_of_eight(first + r));
+      scan_eight_rows<Scan>(x, n, carry, results + r * n, n, false);
+    }
+  }
+  // Of those in `copy`; false if that does not do.
+  TR_HD bool element_by_element(int64_t rows) {
+    using Lanes = ScanLanes<Scan>;
+    if constexpr (requires { &Lanes::next; }) {
+      const int64_t n = call.layout.length;
+      const E* const x = copy[0];
+      for (int64_t r = 0; r < rows; ++r) {
+        E last = results[r * n] = x[r * n];
+        for (int64_t i = r * n + 1; i < r * n + n; ++i) results[i] = last = Lanes::next(last, x[i]);
+      }
+      return Lanes::are_plain(x, results, rows * n);
+    } else {
+      return false;
+    }
+  }
+  // Eight rows from row `first` on, tile by tile. The first one's results start at `to`, the others' `step` apart.
+  void eight_rows(int64_t first, const int64_t (&start)[kInputs], int64_t to, int64_t step) {
+    const int64_t n = call.layout.length;
+    const bool write_in_place = job.writes_in_place() && job.out_stride() == 1;
+    ScanCarry<EightRows<Scan>> carry(job.initial_of_eight(first));
+    for (int64_t i = 0; i < n; i += kTile) {
+      const int64_t some = n - i < kTile ? n - i : kTile, padded = (some + kGroup - 1) / kGroup * kGroup;
+      Runs<Scan> x;
+      x.resets = i == 0 && job.resets();
+      for (int k = 0; k < kInputs; ++k) {
+        const auto& in = job.input[k];
+        const bool there = i > 0 || !job.lacks_first(k);
+        const bool in_place = job.reads_in_place() && in.stride == 1 && in.step >= 0 && there;
+        x.at[k] = copy[k];
+        x.step[k] = padded;
+        if (in_place && start[k] + 7 * in.step + i + padded <= in.readable) {
+          x.at[k] = static_cast<const E*>(in.source.data) + start[k] + i;
+          x.step[k] = in.step;
+        } else {
+          copy_rows(k, start[k], 8, i, some, padded, copy[k]);
+        }
+      }
+      E* const out = write_in_place ? static_cast<E*>(call.out.values) + to + i : results;
+      // Of whole cache lines: halves of lines take as long again.
+      const bool stream = sizeof(E) == 8 && write_in_place && step % kGroup == 0 && streams(out);
+      scan_eight_rows<Scan>(x, some, carry, out, write_in_place ? step : padded, stream);
+      if (!write_in_place) store_rows(to, step, 8, i, some, padded);
+    }
+  }
+  // Results of positions [first, first + count) of rows, which lie `pitch` elements apart in `results`.
+  TR_HD void store_rows(int64_t out, int64_t step, int64_t rows, int64_t first, int64_t count, int64_t pitch) const {
+    if (count == pitch && step == count && job.out_stride() == 1 && !call.exclusive)
+      return store_run(call.out.dtype, call.out.values, out + first, 1, rows * count, results);
+    for (int64_t r = 0; r < rows; ++r) job.store(out + r * step, first, count, results + r * pitch);
   }
   // Elements [first, first + count) of rows of input k, which begin `pitch` elements apart in `to`.
   TR_HD void copy_rows(int k, int64_t start, int64_t rows, int64_t first, int64_t count, int64_t pitch, E* to) const {
@@ -219,21 +245,6 @@ template <class Scan> struct ScanRows {
     const int64_t from = start + (first + missing) * in.stride;
     for (int64_t r = 0; r < rows; ++r)
       convert_run(in.source, from + r * in.step, in.stride, count - missing, to + r * pitch + missing);
-  }
-  // The results of rows of fewer elements than a group, one after the other in `copy`, element by element; false if
-  // that does not do.
-  TR_HD bool tiny_rows(int64_t rows, int64_t n) {
-    using Lanes = ScanLanes<Scan>;
-    if constexpr (requires { &Lanes::next; }) {
-      const E* const x = copy[0];
-      for (int64_t r = 0; r < rows; ++r) {
-        E last = results[r * n] = x[r * n];
-        for (int64_t i = r * n + 1; i < r * n + n; ++i) results[i] = last = Lanes::next(last, x[i]);
-      }
-      return Lanes::are_plain(x, results, rows * n);
-    } else {
-      return false;
-    }
   }
 
   // Block tiles [begin, end), counted through all rows: their totals (kTotal), or from their carries the results.

@@ -29,7 +29,7 @@ TR_HD void finish_groups(bool prefixes, const typename Lanes::WideState& carry, 
   auto& out = p[0];
   if constexpr (is_float_type<typename Scan::Result>) {
     auto nans = out[kGroup - 1] != out[kGroup - 1];
-    if constexpr (!kNanStays<Scan>)
+    if constexpr (!kNanStays<Scan>)  // to the end of its group
       for (int j = 0; j < kGroup - 1; ++j) nans |= out[j] != out[j];
     if (__builtin_expect(any_set(nans), 0))
       for (int j = 0; j < kGroup; ++j)
@@ -74,8 +74,8 @@ TR_HD void transpose(Eight<float> (&r)[8]) {
   }
 }
 
-// Sklansky's inclusive scan of 32 totals, in place. With more than one input what is absent is no identity, but for the
-// sign of a zero that roundings lost: then it is not combined.
+// Sklansky's inclusive scan of 32 totals, in place. With more than one input what is absent is an identity but for the
+// sign of a zero that roundings lost, so that it is not combined.
 template <class Scan, class Lanes = ScanLanes<Scan>> TR_HD void sklansky(typename Lanes::State (&v)[kFan / 8]) {
   using State = typename Lanes::State;
   const auto absent = eight(Scan::absent());
