@@ -50,7 +50,7 @@ class Case:
 
 
 def cases(n: int) -> Iterator[Case]:
-    """Every dim of a few shapes of n elements: one row, square, short rows, and three dims."""
+    """Every dim of a few shapes of n elements: one row, square, short rows, and three dims; rows of odd lengths."""
     side, cube = round(n**0.5), 2 ** ((n.bit_length() - 1) // 3)
     shapes = [(n,), (side, side), (n // 16, 16), (n // cube**2, cube, cube)]
     ops = [("sum", torch.float32), ("sum", torch.bfloat16), ("amax", torch.float32), ("argmax", torch.float32)]
@@ -58,6 +58,8 @@ def cases(n: int) -> Iterator[Case]:
     for op, dtype in [*ops, *scans]:
         for shape in shapes:
             yield from (Case(op, dtype, shape, dim) for dim in range(len(shape)))
+    for dtype in (torch.float32, torch.float64, torch.int64):  # rows that are no whole number of lanes
+        yield from (Case("cumsum", dtype, (n // 8 // length, length), 1) for length in (2, 5, 13, 1001))
 
 
 def device_name() -> str:
