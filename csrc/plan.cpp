@@ -392,6 +392,16 @@ static bool lane_walks(const ScanCall& call) {
          fits(call.in.more[0], size) && fits(call.out.values, size) && fits(call.out.indices, 8);
 }
 
+// The neighbouring columns of a lane where there is a kernel for tiles of columns with indices (kExtremeColumns), else
+// 0. Of no more than kTile positions they would leave most of a block without any.
+static int extreme_vector(const ScanCall& call) {
+  const Layout& l = call.layout;
+  if (!facts(call.op).indexed || !typed(call) || size_of(call.in.dtype) > 4 || l.length <= kTile ||
+      l.length > kNearRows)
+    return 0;
+  return forced_plan().vector_loads != 0 && lane_walks(call) ? walk_vector(size_of(call.in.dtype)) : 1;
+}
+
 // Where 16-byte accesses along the row have to be aligned: the end that lies highest in a row walked downwards.
 static bool row_aligned(const void* data, int64_t stride, int size) {
   return aligned(static_cast<const char*>(data) + (stride < 0 ? size : 0));
@@ -523,6 +533,19 @@ static void take_strips(Plan& plan, const ScanCall& call, const DeviceFacts& dev
   plan.blocks = std::min<int64_t>(jobs, device.multiprocessors);
 }
 
+// Tiles of columns with indices, `vector` of them a lane.
+static void take_extremes(Plan& plan, const ScanCall& call, int vector) {
+  const Layout& l = call.layout;
+  const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, vector),
+                strips = ceil_div(columns, 32);
+  plan.vector = vector;
+  plan.vector_loads = vector > 1;
+  plan.strip = int(ceil_div(columns, strips));
+  plan.lanes = kWarps * (32 / plan.strip);
+  plan.splits = ceil_div(l.length, plan.lanes * kExtremeSteps);
+  plan.blocks = strips * (l.rows / width) * plan.splits;
+}
+
 Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const Layout& l = call.layout;
   const PlanOverride forced = forced_plan();
@@ -569,8 +592,9 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const bool flat = forced.vector_loads != 0 && flat_run(call);
   const int strips = room && forced.vector_loads != 0 && l.kept > 0 && l.reduced > 0 ? strip_row(call) : 0;
   const bool loose = device.large_blocks && forced.vector_loads != 0 && ragged(call);
-  const bool narrow =
-      !flat && !loose && !strips && n > kBlockTile && l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
+  const int extremes = extreme_vector(call);
+  const bool narrow = !flat && !loose && !strips && !extremes && n > kBlockTile &&
+                      l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
   // Strips of two inputs, or with indices, are narrow, unless columns are short: float32 linear_scan 0.15 of a copy's
   // speed. So lanes that walk are worth it from about one block of them a multiprocessor on.
   const bool many_columns = 4 * l.rows >= int64_t(3) * kWalkThreads * walk_vector(in_size) * device.multiprocessors;
@@ -641,6 +665,10 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       break;
     }
     case Family::Columns: {
+      if (extremes) {
+        take_extremes(plan, call, extremes);
+        break;
+      }
       const bool both = walked_columns == shared_columns;
       auto fits = [&] { return plan.shared + kColumnShared <= shared_of(device); };
       auto take_vectors = [&](int vector, ColumnWays ways) {
@@ -713,7 +741,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   }
   // Chains take tickets even where rows are not split. scan_chain.cuh, column_carry.cuh: a flag beside each 4 bytes of
   // a value.
-  const ScanSizes bytes = scan_sizes(call);
+  const bool near = plan.family == Family::Columns && extremes;
+  const ScanSizes bytes = near ? scan_sizes<NearCumExtreme<float>>() : scan_sizes(call);
   const int64_t total = 2 * bytes.acc, carry = 2 * bytes.wide;
   if (plan.strip_bytes) {
     const int64_t blocks = ceil_div(plan.splits, kFan);

@@ -148,6 +148,23 @@ def test_a_lane_walks_each_of_many_columns(op):
                 plan(*refused)
 
 
+@pytest.mark.parametrize("dtype, vector", [(torch.float32, 1), (torch.bfloat16, 2), (torch.float16, 2)])
+def test_few_columns_with_indices_are_taken_tile_by_tile(dtype, vector):
+    """A warp has 32 rows of as many columns as it has lanes, or of fewer as many rows more."""
+    for width, aligned in ((1, True), (7, True), (16, True), (16, False), (64, True), (100, True), (1000, True)):
+        p = plan("cummax", (50_000, width), 0, dtype, aligned=aligned)
+        words = vector if width % vector == 0 and aligned else 1
+        strips = -(-width // (32 * words))
+        assert (p["family"], p["vector"], p["threads"], p["walks"]) == ("columns", words, 256, False)
+        assert 0 <= strips * p["strip"] * words - width < strips * words
+        assert p["lanes"] == 8 * (32 // p["strip"]) and p["splits"] == -(-50_000 // (32 * p["lanes"]))
+        assert p["blocks"] == strips * p["splits"] and p["workspace"] >= 16 * width * p["splits"]
+    with force_plan(vector_loads=False):
+        assert plan("cummin", (50_000, 64), 0, dtype)["vector"] == 1
+    assert plan("cummax", (256, 64), 0, dtype)["strip"] > 32  # a tile at most
+    assert plan("cummax", (50_000, 16), 0, torch.float64)["family"] == "columns_chain"
+
+
 @pytest.mark.parametrize("op", ("cumsum", "cumprod", "logcumsumexp"))
 def test_long_rows_go_through_the_pipeline_where_there_are_bulk_copies(op):
     numbers = NUMBERS[torch.bfloat16], NUMBERS[torch.bfloat16]

@@ -4,6 +4,7 @@
 #include "scan_chain.cuh"
 #include "scan_columns.cuh"
 #include "scan_columns_chain.cuh"
+#include "scan_extreme_columns.cuh"
 #include "scan_extreme_pipeline.cuh"
 #include "scan_extremes.cuh"
 #include "scan_held_rows.cuh"
@@ -93,6 +94,13 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       else if constexpr (S::kInputs <= 2) run(scan_chain<S, Load, Store>, workspace);
       break;
     case Family::Columns:
+      if constexpr (kExtremeColumns<S, Load>)
+        if (call.layout.length > kTile && call.layout.length <= kNearRows) {
+          constexpr int V = walk_vector(sizeof(element_of<Load>));
+          plan.vector == V ? run(scan_extreme_columns<typename S::Near, Load, V>, workspace)
+                           : run(scan_extreme_columns<typename S::Near, Load, 1>, workspace);
+          break;
+        }
 #ifdef TR_BULK_COPIES
       if constexpr (kStripPipelined<S, Load, Store>)
         if (plan.strip_bytes) {

@@ -686,6 +686,37 @@ MUTANTS = (
         "__syncthreads(); const int slot = lane & (kWarps - 1);", "const int slot = lane & (kWarps - 1);",
         "scan.CumExtreme", ("extremes",),
     ),
+    # ---- scans with indices along columns
+    Mutant(
+        "the earlier of two equals is the latest record of a column", "kernels/scan_extreme_columns.cuh",
+        "return next.key >= key ? next : *this;", "return next.key > key ? next : *this;",
+        "scan.CumExtreme", ("extreme_columns",), quick=True,
+    ),
+    Mutant(
+        "a row of a warp at a time takes no part in what precedes the next", "kernels/scan_extreme_columns.cuh",
+        "for (int v = 0; v < V; ++v) found[v] = shuffle(found[v], (down - 1) * lanes + x);", "{}",
+        "scan.CumExtreme", ("extreme_columns",),
+    ),
+    Mutant(
+        "what equals the carry is no record of a column", "kernels/scan_extreme_columns.cuh",
+        "most[v] >= upto.key", "most[v] > upto.key",
+        "scan.CumExtreme", ("extreme_columns",),
+    ),
+    Mutant(
+        "a warp's latest row by its lanes' order", "kernels/scan_extreme_columns.cuh",
+        "other.place > total.place", "true",
+        "scan.CumExtreme", ("extreme_columns",),
+    ),
+    Mutant(
+        "no barrier before the totals of a tile's warps are known", "kernels/scan_extreme_columns.cuh",
+        "} __syncthreads(); { const int column", "} { const int column",
+        "scan.CumExtreme", ("extreme_columns",),
+    ),
+    Mutant(
+        "a lane's neighbours are of another row", "kernels/scan_extreme_columns.cuh",
+        "y < down && x * V < job.width", "x * V < job.width",
+        "scan.CumExtreme", ("extreme_columns",),
+    ),
     # ---- the pipeline of scans with indices
     Mutant(
         "results with indices without waiting for the carry", "kernels/scan_extreme_pipeline.cuh",

@@ -565,6 +565,45 @@ void extreme_pipeline() {
   check({"cummax", Dtype::F32, Dtype::F32, {3, 30000}, 2}, Policies(3, {{}, 3, kInPitch, true}));
 }
 
+// The same along columns, one or two a lane: rows of a warp that lie side by side or not, strips that lack columns,
+// tiles that end anywhere, and columns of several block tiles and superblocks of them, started in any order.
+void extreme_columns() {
+  const Policies policies = {{{kColumns, -1, -1, -1, -1}, 132, kNearMemories}, {{kColumns, -1, -1, -1, 0}, 132, 1}};
+  constexpr Scanned kTypes[] = {{"cummax", Dtype::F32, Dtype::F32},
+                                {"cummin", Dtype::F32, Dtype::F32},
+                                {"cummax", Dtype::BF16, Dtype::BF16},
+                                {"cummin", Dtype::F16, Dtype::F16}};
+  for (const Scanned& s : kTypes)
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{{257, 64},
+                                                               {300, 1},
+                                                               {8193, 1},
+                                                               {1000, 2},
+                                                               {700, 3},
+                                                               {1030, 7},
+                                                               {2049, 16},
+                                                               {600, 31},
+                                                               {513, 32},
+                                                               {300, 33},
+                                                               {900, 100},
+                                                               {260, 130},
+                                                               {8200, 32},
+                                                               {9000, 64},
+                                                               {70000, 5},
+                                                               {40, 9, 8}})
+      for (int reverse = 0; reverse < 2; ++reverse) check({s.op, s.in, s.out, sizes, 1, false, reverse != 0}, policies);
+  for (const Scanned& s : kTypes)
+    for (int reverse = 0; reverse < 2; ++reverse) {
+      check({s.op, s.in, s.out, {3, 300, 64}, 2, false, reverse != 0}, policies);
+      check({s.op, s.in, s.out, {2, 3, 520, 6}, 4, false, reverse != 0}, policies);
+      check({s.op, s.in, s.out, {1100, 2, 20}, 1, false, reverse != 0}, policies);
+      check({s.op, s.in, s.out, {3, 300, 4}, 2, false, reverse != 0}, {policies[0]}, true);  // far apart
+    }
+  for (int64_t columns : {24, 64}) {  // more than a superblock of tiles
+    const Dtype d = columns == 24 ? Dtype::F32 : Dtype::BF16;
+    check({"cummax", d, d, {(kFan * kFan + 70) * 256 + 5, columns}, 1}, Policies(2, policies[0]));
+  }
+}
+
 // Two inputs: a with b's shape or broadcast, before or behind its position, after nothing or after an initial value.
 void linear_scan() {
   const Policies rows = {{{}, 1},
@@ -685,6 +724,7 @@ constexpr Group kGroups[] = {
     {"strip_pipeline", strip_pipeline},
     {"held_rows", held_rows},
     {"extremes", extremes},
+    {"extreme_columns", extreme_columns},
     {"extreme_pipeline", extreme_pipeline},
     {"linear_scan", linear_scan},
     {"walk", walk},
