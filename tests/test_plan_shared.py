@@ -35,6 +35,9 @@ def test_columns_fit_the_shared_memory(op, dtype):
             plan = column_plan(op, length, width, dtype, aligned, most)
             if plan["family"] != "columns":
                 continue
+            if op in ("cummax", "cummin") and dtype in FLOATS - {torch.float64} and length > 256:
+                assert plan["shared"] == 0 < plan["workspace"] and plan["threads"] == 256  # all is declared
+                continue
             assert 0 < plan["shared"] <= most - DECLARED, (length, width, aligned, plan)
             if plan["strip_bytes"]:
                 assert plan["threads"] == 1024 and plan["workspace"] > 0
