@@ -540,7 +540,8 @@ static void take_extremes(Plan& plan, const ScanCall& call, int vector) {
                 strips = ceil_div(columns, 32);
   plan.vector = vector;
   plan.vector_loads = vector > 1;
-  plan.strip = int(ceil_div(columns, strips));
+  const int64_t each = ceil_div(columns, strips);
+  plan.strip = int(strips > 1 ? ceil_div(each, 8) * 8 : each);  // 32 bytes of memory are of one strip, if aligned
   plan.lanes = kWarps * (32 / plan.strip);
   plan.splits = ceil_div(l.length, plan.lanes * kExtremeSteps);
   plan.blocks = strips * (l.rows / width) * plan.splits;
@@ -597,7 +598,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
                       l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
   // Strips of two inputs, or with indices, are narrow, unless columns are short: float32 linear_scan 0.15 of a copy's
   // speed. So lanes that walk are worth it from about one block of them a multiprocessor on.
-  const bool many_columns = 4 * l.rows >= int64_t(3) * kWalkThreads * walk_vector(in_size) * device.multiprocessors;
+  const bool many_columns =
+      !extremes && 4 * l.rows >= int64_t(3) * kWalkThreads * walk_vector(in_size) * device.multiprocessors;
   const Family chosen = !across                                              ? along
                         : few && n > kBlockTile                              ? Family::Pipeline
                         : many_columns && n > kLeastWalk && lane_walks(call) ? Family::Walk
@@ -741,12 +743,14 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   }
   // Chains take tickets even where rows are not split. scan_chain.cuh, column_carry.cuh: a flag beside each 4 bytes of
   // a value.
-  const bool near = plan.family == Family::Columns && extremes;
-  const ScanSizes bytes = near ? scan_sizes<NearCumExtreme<float>>() : scan_sizes(call);
+  const ScanSizes bytes = scan_sizes(call);
   const int64_t total = 2 * bytes.acc, carry = 2 * bytes.wide;
   if (plan.strip_bytes) {
     const int64_t blocks = ceil_div(plan.splits, kFan);
     plan.workspace = 16 + l.rows * (plan.splits * total + (blocks + ceil_div(blocks, kFan)) * carry);
+  } else if (plan.family == Family::Columns && extremes) {
+    const int64_t groups = plan.splits / kRecordFan;
+    plan.workspace = 8 + 8 * l.rows * (plan.splits > 1 ? plan.splits + groups + groups / kRecordFan : 0);
   } else if (plan.family == Family::Columns) {
     const int64_t blocks = ceil_div(plan.splits, kFan);
     const int64_t values = plan.splits > 1 ? (plan.splits + blocks) * total + blocks * carry : 0;

@@ -704,12 +704,27 @@ MUTANTS = (
     ),
     Mutant(
         "a warp's latest row by its lanes' order", "kernels/scan_extreme_columns.cuh",
-        "other.place > total.place", "true",
+        "total = greater(total, other);", "total = other;",
         "scan.CumExtreme", ("extreme_columns",),
     ),
     Mutant(
         "no barrier before the totals of a tile's warps are known", "kernels/scan_extreme_columns.cuh",
         "} __syncthreads(); { const int column", "} { const int column",
+        "scan.CumExtreme", ("extreme_columns",),
+    ),
+    Mutant(
+        "a group of tiles without the record of its last", "kernels/scan_extreme_columns.cuh",
+        "row), greater(in_group, own));", "row), in_group);",
+        "scan.CumExtreme", ("extreme_columns",),
+    ),
+    Mutant(
+        "a group of tiles before all have looked", "kernels/scan_extreme_columns.cuh",
+        "tiles.greatest(); __syncthreads();", "tiles.greatest();",
+        "scan.CumExtreme", ("extreme_columns",),
+    ),
+    Mutant(
+        "the records before a group of groups are those of the last such group", "kernels/scan_extreme_columns.cuh",
+        "row), greater(upto, own));", "row), own);",
         "scan.CumExtreme", ("extreme_columns",),
     ),
     Mutant(
