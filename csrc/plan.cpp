@@ -392,14 +392,17 @@ static bool lane_walks(const ScanCall& call) {
          fits(call.in.more[0], size) && fits(call.out.values, size) && fits(call.out.indices, 8);
 }
 
-// The neighbouring columns of a lane where there is a kernel for tiles of columns with indices (kExtremeColumns), else
-// 0. Of no more than kTile positions they would leave most of a block without any.
-static int extreme_vector(const ScanCall& call) {
+// The neighbouring columns of a lane where blocks take tiles of columns (kExtremeColumns, kColumnTiles), else 0. Of no
+// more than kTile positions they would leave most of a block without any.
+static int tile_vector(const ScanCall& call) {
   const Layout& l = call.layout;
-  if (!facts(call.op).indexed || !typed(call) || size_of(call.in.dtype) > 4 || l.length <= kTile ||
-      l.length > kNearRows)
+  const bool indexed = facts(call.op).indexed;
+  const int size = size_of(call.in.dtype), vector = walk_vector(size);
+  if (!typed(call) || size > 4 || l.length <= kTile) return 0;
+  if (indexed ? l.length > kNearRows : !in_place(call) || !is_float(call.in.dtype) || scan_sizes(call).acc != 8)
     return 0;
-  return forced_plan().vector_loads != 0 && lane_walks(call) ? walk_vector(size_of(call.in.dtype)) : 1;
+  if (forced_plan().vector_loads == 0) return 1;
+  return (indexed ? lane_walks(call) : column_vectors(call, vector)) ? vector : 1;
 }
 
 // Where 16-byte accesses along the row have to be aligned: the end that lies highest in a row walked downwards.
@@ -533,18 +536,24 @@ static void take_strips(Plan& plan, const ScanCall& call, const DeviceFacts& dev
   plan.blocks = std::min<int64_t>(jobs, device.multiprocessors);
 }
 
-// Tiles of columns with indices, `vector` of them a lane.
-static void take_extremes(Plan& plan, const ScanCall& call, int vector) {
+// Tiles of columns, `vector` of them a lane: of as many rows with indices as the lanes of a warp have, else of kTile.
+static void take_tiles(Plan& plan, const ScanCall& call, int vector) {
   const Layout& l = call.layout;
   const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, vector),
-                strips = ceil_div(columns, 32);
+                strips = ceil_div(columns, 32), each = ceil_div(columns, strips);
+  plan.tiled = true;
   plan.vector = vector;
   plan.vector_loads = vector > 1;
-  const int64_t each = ceil_div(columns, strips);
   plan.strip = int(strips > 1 ? ceil_div(each, 8) * 8 : each);  // 32 bytes of memory are of one strip, if aligned
-  plan.lanes = kWarps * (32 / plan.strip);
-  plan.splits = ceil_div(l.length, plan.lanes * kExtremeSteps);
-  plan.blocks = strips * (l.rows / width) * plan.splits;
+  if (facts(call.op).indexed) {
+    plan.lanes = kWarps * (32 / plan.strip);
+    plan.splits = ceil_div(l.length, plan.lanes * kExtremeSteps);
+  } else {
+    plan.lanes = kWarps;
+    while (2 * plan.warps * plan.strip <= 32) plan.warps *= 2;
+    plan.splits = ceil_div(l.length, kTile);
+  }
+  plan.blocks = strips * (l.rows / width) * ceil_div(plan.splits, plan.warps);
 }
 
 Plan plan(const ScanCall& call, const DeviceFacts& device) {
@@ -593,13 +602,13 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const bool flat = forced.vector_loads != 0 && flat_run(call);
   const int strips = room && forced.vector_loads != 0 && l.kept > 0 && l.reduced > 0 ? strip_row(call) : 0;
   const bool loose = device.large_blocks && forced.vector_loads != 0 && ragged(call);
-  const int extremes = extreme_vector(call);
-  const bool narrow = !flat && !loose && !strips && !extremes && n > kBlockTile &&
+  const int tiles = tile_vector(call);
+  const bool narrow = !flat && !loose && !strips && !tiles && n > kBlockTile &&
                       l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
   // Strips of two inputs, or with indices, are narrow, unless columns are short: float32 linear_scan 0.15 of a copy's
   // speed. So lanes that walk are worth it from about one block of them a multiprocessor on.
   const bool many_columns =
-      !extremes && 4 * l.rows >= int64_t(3) * kWalkThreads * walk_vector(in_size) * device.multiprocessors;
+      !tiles && 4 * l.rows >= int64_t(3) * kWalkThreads * walk_vector(in_size) * device.multiprocessors;
   const Family chosen = !across                                              ? along
                         : few && n > kBlockTile                              ? Family::Pipeline
                         : many_columns && n > kLeastWalk && lane_walks(call) ? Family::Walk
@@ -667,8 +676,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       break;
     }
     case Family::Columns: {
-      if (extremes) {
-        take_extremes(plan, call, extremes);
+      if (tiles) {
+        take_tiles(plan, call, tiles);
         break;
       }
       const bool both = walked_columns == shared_columns;
@@ -748,7 +757,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   if (plan.strip_bytes) {
     const int64_t blocks = ceil_div(plan.splits, kFan);
     plan.workspace = 16 + l.rows * (plan.splits * total + (blocks + ceil_div(blocks, kFan)) * carry);
-  } else if (plan.family == Family::Columns && extremes) {
+  } else if (plan.tiled && indexed) {
     const int64_t groups = plan.splits / kRecordFan;
     plan.workspace = 8 + 8 * l.rows * (plan.splits > 1 ? plan.splits + groups + groups / kRecordFan : 0);
   } else if (plan.family == Family::Columns) {

@@ -36,6 +36,7 @@ struct Plan {
   bool walks = false;   // scans, Columns: blocks walk down their strips; else they share them,
   int behind = 1;       // and this many jobs of a block lie between a job's totals and its results
   bool flat = false;    // scans, Columns: a job's units are one run of memory
+  bool tiled = false;   // scans, Columns: blocks take plan.warps tiles of a strip each, and go
   bool ragged = false;  // scans, Columns: rows of a strip start anywhere, and are copied with what lies around them
   int strip_bytes =
       0;           // scans, Columns: of a row of a strip that warps with roles take with bulk copies; 0: they do not

@@ -90,6 +90,7 @@ py::dict as_dict(const Plan& plan) {
   fields["walks"] = plan.walks;
   fields["behind"] = plan.behind;
   fields["flat"] = plan.flat;
+  fields["tiled"] = plan.tiled;
   fields["ragged"] = plan.ragged;
   fields["strip_bytes"] = plan.strip_bytes;
   fields["leaves"] = plan.leaves;

@@ -35,7 +35,7 @@ def test_columns_fit_the_shared_memory(op, dtype):
             plan = column_plan(op, length, width, dtype, aligned, most)
             if plan["family"] != "columns":
                 continue
-            if op in ("cummax", "cummin") and dtype in FLOATS - {torch.float64} and length > 256:
+            if plan["tiled"]:
                 assert plan["shared"] == 0 < plan["workspace"] and plan["threads"] == 256  # all is declared
                 continue
             assert 0 < plan["shared"] <= most - DECLARED, (length, width, aligned, plan)
@@ -61,7 +61,6 @@ def test_blocks_walk_down_wide_matrices_and_share_tall_ones():
         ("cumsum", 1024, 262144, True, (256, 256)), ("cumsum", 2048, 131072, True, (256, 256)),
         ("cumsum", 16384, 16384, True, (256, 128)), ("cumsum", 262144, 1024, False, (128, 128)),
         ("cumsum", 2**20, 256, False, (128, 128)), ("cumsum", 2**23, 32, False, (128, 64)),
-        ("cumprod", 262144, 1024, False, (128, 64)), ("cumprod", 2**23, 32, False, (128, 64)),
     ):  # fmt: skip
         for dtype, strip in zip((torch.float32, torch.bfloat16), strips, strict=True):
             plan = column_plan(op, length, width, dtype, True, HOPPER)
@@ -99,7 +98,7 @@ def test_few_columns_are_one_run_of_memory_where_there_is_room():
         assert plan["flat"] == flat and plan["family"] == "columns", (width, plan)
         if flat:
             assert plan["warps"] * width <= plan["strip"] * plan["vector"] < 2 * plan["warps"] * width
-    for case in (("cumprod", torch.float32, True, HOPPER), ("cumsum", torch.float32, False, HOPPER),
+    for case in (("cumprod", torch.float64, True, HOPPER), ("cumsum", torch.float32, False, HOPPER),
                  ("cumsum", torch.bfloat16, True, WORKSTATION)):  # fmt: skip
         op, dtype, aligned, shared = case
         plan = column_plan(op, 2**20, 2, dtype, aligned, shared)
@@ -142,6 +141,27 @@ def test_columns_whose_rows_start_anywhere_are_copied_in_granules_where_there_is
         ("cumsum", 50257, 5341, torch.float32, True, WORKSTATION),
     ):  # fmt: skip
         assert not column_plan(*case)["ragged"], case
+
+
+def test_columns_of_large_accumulators_are_taken_tile_by_tile():
+    for op, dtype in itertools.product(("cumprod", "logcumsumexp"), (torch.float32, torch.bfloat16, torch.float16)):
+        words = 4 // dtype.itemsize
+        for length, width, aligned in (
+            (257, 64, True), (2**24, 16, True), (2**20, 7, False), (50257, 5341, True), (1024, 2**18, True),
+        ):  # fmt: skip
+            for shared in (PORTABLE, HOPPER):
+                plan = column_plan(op, length, width, dtype, aligned, shared)
+                vector = words if aligned and width % words == 0 else 1
+                assert plan["tiled"] and plan["family"] == "columns" and plan["threads"] == 256, plan
+                strips = -(-width // (plan["strip"] * vector))
+                assert plan["vector"] == vector and (strips == 1 or plan["strip"] % 8 == 0)
+                assert plan["strip"] * plan["warps"] <= 32 < 2 * plan["strip"] * plan["warps"]
+                assert plan["splits"] == -(-length // 256)
+                assert plan["blocks"] == strips * -(-plan["splits"] // plan["warps"])
+                assert plan["workspace"] <= 64 * width * plan["splits"] + 16
+        assert not column_plan(op, 256, 4096, dtype, True, HOPPER)["tiled"]
+    for op, dtype in (("cumsum", torch.float32), ("cumprod", torch.float64), ("cumprod", torch.int64)):
+        assert not column_plan(op, 2**20, 64, dtype, True, HOPPER)["tiled"]
 
 
 def test_the_pipeline_is_for_gpus_with_room_for_it():

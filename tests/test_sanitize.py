@@ -136,6 +136,15 @@ def test_columns_with_indices(device, dtype):
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("name", ("cumprod", "logcumsumexp"))
+def test_tiles_of_columns(device, name, dtype):
+    """Of one strip or of three, of batches, several a block, and of more than a block tile of them."""
+    for shape, dim in (((3000, 7), 0), ((9000, 16), 0), ((8500, 64), 0), ((600, 100), 0), ((3, 700, 66), 1)):
+        for options in ({}, {"reverse": True}, {"exclusive": True}):
+            check(name, values(shape, dtype, seed=1), dim, options, {"family": "columns"}, device)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_blocks_that_share_strips_for_long(device, dtype):
     """More jobs than the blocks have stages for, on 132 multiprocessors."""
     x = values((26 * 256 - 3, 33 * 128 // dtype.itemsize), dtype, seed=1)

@@ -42,6 +42,7 @@ class Plan:
     walks: bool  # scans, columns: blocks walk down their strips; else they share them
     behind: int  # scans, columns: jobs of a block from a job's totals to its results
     flat: bool  # scans, columns: a job's units are one run of memory
+    tiled: bool  # scans, columns: blocks take some tiles of a strip each, and go
     ragged: bool  # scans, columns: rows start anywhere, and are copied with what lies around them
     strip_bytes: int  # scans, columns: of a row of a strip that warps with roles take with bulk copies; 0: they do not
     leaves: int  # reductions: leaves of 2048 elements in the run of a row that one warp or block takes

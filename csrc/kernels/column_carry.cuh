@@ -29,6 +29,20 @@ template <class S> struct ColumnSpace {
   }
 };
 
+// What with(join) forms of values by joins, `results`, and returns the last of, which all are part of: without choices
+// where the scan has such a way and all values allow it.
+template <class S, class With, class... V> __device__ __forceinline__ void join_calmly(With with, V&... results) {
+  if constexpr (S::kInputs == 1 && (kHasCalm<S, V> && ...)) {
+    // Zeros, infinities and NaN, which are not calm, stay so.
+    if (S::is_calm(with([](const auto& l, const auto& r) { return S::calm_join(l, r); }))) {
+      ((results = S::calm_end(results)), ...);
+      return;
+    }
+    TR_RARE_PATH;
+  }
+  with([](const auto& l, const auto& r) { return S::combine(l, r); });
+}
+
 constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(power / 2) : 0; }
 
 // kFan published values `pitch` apart, of which the first `count` are there or will be; kCarryLanes neighbouring lanes
@@ -42,11 +56,11 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
   uint64_t word[kAtOnce][kWords];
   T value[kSlots];
 
-  // Starts to look at the first ones.
-  __device__ __forceinline__ void begin(const Published<T>* of, int64_t apart, int present) {
+  // Starts to look at the first ones; `turn`: which of the lanes this is.
+  __device__ __forceinline__ void begin(const Published<T>* of, int64_t apart, int present, int turn) {
     pitch = apart;
     count = present;
-    first = recomputed(lane_id()) % kCarryLanes * kSlots;
+    first = turn * kSlots;
     own = of + first * pitch;
     look_at(0);
   }
@@ -79,8 +93,11 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
     if constexpr (S::kInputs == 2) return there ? S::combine(left, right) : left;
     else return S::combine(left, right);
   }
-  // The pairwise tree over the first `count` of them; each of the lanes gets it. By whole warps.
-  template <class V, class Widen> __device__ __forceinline__ V tree(int count, V absent, Widen widen) const {
+  __device__ __forceinline__ void begin(const Published<T>* of, int64_t apart, int present) {
+    begin(of, apart, present, recomputed(lane_id()) % kCarryLanes);
+  }
+  // The pairwise tree over those of the lane's own that are among the first `count`.
+  template <class V, class Widen> __device__ __forceinline__ V run(int count, V absent, Widen widen) const {
     V stack[kFanLog2 + 1];  // of the trees so far, one of each size: depth first, so that few are kept at a time
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
@@ -91,7 +108,11 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
       for (int rest = i; rest % 2; rest /= 2, ++level) v = join(stack[level], v, first + i + 1 - (1 << level) < count);
       stack[level] = v;
     }
-    V whole = stack[log2_of(kSlots)];
+    return stack[log2_of(kSlots)];
+  }
+  // The same over the first `count` of all; each of the lanes gets it. By whole warps.
+  template <class V, class Widen> __device__ __forceinline__ V tree(int count, V absent, Widen widen) const {
+    V whole = run(count, absent, widen);
 #pragma unroll
     for (int d = 1; d < kCarryLanes; d <<= 1) {
       const V other = shuffle(whole, lane_id() ^ d);
@@ -121,6 +142,37 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
       }
       p += step = recomputed(step);
     }
+  }
+};
+
+// A published value, or none.
+template <class T> struct PublishedOne {
+  static constexpr int kWords = Published<T>::kWords;
+  const Published<T>* at;
+  bool wanted;
+  uint64_t word[kWords];
+
+  // Starts to look at it.
+  __device__ __forceinline__ void begin(const Published<T>* of, bool present) {
+    at = of;
+    wanted = present;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) word[k] = load_relaxed_if(wanted, reinterpret_cast<const uint64_t*>(at) + k, 0);
+  }
+  // Waits for it.
+  __device__ __forceinline__ T collect(T absent) const {
+    if (!wanted) return absent;
+    bool there = true;
+    uint32_t part[kWords];
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) {
+      there = there && word[k] >> 32 != 0;
+      part[k] = uint32_t(word[k]);
+    }
+    if (!there) return at->wait();
+    T value;
+    memcpy(&value, part, sizeof value);
+    return value;
   }
 };
 
@@ -162,28 +214,13 @@ template <class S, int kCarryLanes>
 __device__ __forceinline__ void column_carry(const Published<typename S::Acc>* totals, int64_t pitch, int count,
                                              const Published<typename S::Wide>* before, typename S::Wide initial,
                                              typename S::Acc& within, typename S::Wide& carry) {
-  using Wide = typename S::Wide;
-  constexpr int kWords = Published<Wide>::kWords;
-  const bool waits = before && lane_id() % kCarryLanes == 0;
-  uint64_t word[kWords];  // on their way together with those of the tiles
-  const uint64_t* const from = before ? before->word : totals->word;
-#pragma unroll
-  for (int k = 0; k < kWords; ++k) word[k] = load_relaxed_if(waits, from + k, 0);
+  PublishedOne<typename S::Wide> earlier;  // on its way together with those of the tiles
+  earlier.begin(before, before && lane_id() % kCarryLanes == 0);
   PublishedSlots<S, typename S::Acc, kCarryLanes> tiles;
   tiles.begin(totals, pitch, count);
   tiles.collect();
   within = tiles.tree(count, S::absent(), [](typename S::Acc a) { return a; });
-  carry = initial;
-  if (!waits) return;
-  bool there = true;
-  uint32_t part[kWords];
-#pragma unroll
-  for (int k = 0; k < kWords; ++k) {
-    there = there && word[k] >> 32 != 0;
-    part[k] = uint32_t(word[k]);
-  }
-  if (there) memcpy(&carry, part, sizeof carry);
-  else carry = before->wait();
+  carry = earlier.collect(initial);
 }
 
 }  // namespace torchreduce::gpu

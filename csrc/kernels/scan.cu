@@ -2,6 +2,7 @@
 // Launches of the scans: this file is compiled once for each op, with TR_PART its struct.
 #include "gpu.h"
 #include "scan_chain.cuh"
+#include "scan_column_tiles.cuh"
 #include "scan_columns.cuh"
 #include "scan_columns_chain.cuh"
 #include "scan_extreme_columns.cuh"
@@ -95,7 +96,7 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       break;
     case Family::Columns:
       if constexpr (kExtremeColumns<S, Load>)
-        if (call.layout.length > kTile && call.layout.length <= kNearRows) {
+        if (plan.tiled) {
           constexpr int V = walk_vector(sizeof(element_of<Load>));
           plan.vector == V ? run(scan_extreme_columns<typename S::Near, Load, V>, workspace)
                            : run(scan_extreme_columns<typename S::Near, Load, 1>, workspace);
@@ -108,6 +109,13 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
           break;
         }
 #endif
+      if constexpr (kColumnTiles<S, Load, Store>)
+        if (plan.tiled) {
+          constexpr int V = walk_vector(sizeof(E));
+          plan.vector == V ? run(scan_column_tiles<S, Load, Store, V>, workspace)
+                           : run(scan_column_tiles<S, Load, Store, 1>, workspace);
+          break;
+        }
       if constexpr (kRaggedColumns<S, Load, Store>)
         if (plan.ragged) {
           run(scan_ragged_columns<S, Load, Store>, workspace);

@@ -732,6 +732,32 @@ MUTANTS = (
         "y < down && x * V < job.width", "x * V < job.width",
         "scan.CumExtreme", ("extreme_columns",),
     ),
+    # ---- tiles of columns
+    Mutant(
+        "the warps before the middle of a tile by another half's quarter", "kernels/scan_column_tiles.cuh",
+        "totals[(at.warp & 4) + 1][chain]", "totals[1][chain]",
+        "scan.CumProd", ("column_tiles",), quick=True,
+    ),
+    Mutant(
+        "no barrier before the totals of a tile's warps are there", "kernels/scan_column_tiles.cuh",
+        "} __syncthreads(); { const int chain", "} { const int chain",
+        "scan.CumProd", ("column_tiles",),
+    ),
+    Mutant(
+        "a block tile of columns without its last tile", "kernels/scan_column_tiles.cuh",
+        "slots.value[3] = own;", ";",
+        "scan.CumProd", ("column_tiles",),
+    ),
+    Mutant(
+        "a superblock of columns without those before it", "kernels/scan_column_tiles.cuh",
+        "S::combine(before, of_turns(far, to_settle))", "of_turns(far, to_settle)",
+        "scan.CumProd", ("column_tiles",),
+    ),
+    Mutant(
+        "an exclusive scan of a tile stores its last result in its next", "kernels/scan_column_tiles.cuh",
+        "last_one = at.left - shift;", "last_one = at.left;",
+        "scan.CumProd", ("column_tiles",),
+    ),
     # ---- the pipeline of scans with indices
     Mutant(
         "results with indices without waiting for the carry", "kernels/scan_extreme_pipeline.cuh",

@@ -565,15 +565,11 @@ void extreme_pipeline() {
   check({"cummax", Dtype::F32, Dtype::F32, {3, 30000}, 2}, Policies(3, {{}, 3, kInPitch, true}));
 }
 
-// The same along columns, one or two a lane: rows of a warp that lie side by side or not, strips that lack columns,
+// Tiles of columns, one or two a lane: rows of a warp that lie side by side or not, strips that lack columns,
 // tiles that end anywhere, and columns of several block tiles and superblocks of them, started in any order.
-void extreme_columns() {
+void check_tiles(const std::vector<Scanned>& types, bool exclusive) {
   const Policies policies = {{{kColumns, -1, -1, -1, -1}, 132, kNearMemories}, {{kColumns, -1, -1, -1, 0}, 132, 1}};
-  constexpr Scanned kTypes[] = {{"cummax", Dtype::F32, Dtype::F32},
-                                {"cummin", Dtype::F32, Dtype::F32},
-                                {"cummax", Dtype::BF16, Dtype::BF16},
-                                {"cummin", Dtype::F16, Dtype::F16}};
-  for (const Scanned& s : kTypes)
+  for (const Scanned& s : types)
     for (const auto& sizes : std::vector<std::vector<int64_t>>{{257, 64},
                                                                {300, 1},
                                                                {8193, 1},
@@ -590,18 +586,32 @@ void extreme_columns() {
                                                                {9000, 64},
                                                                {70000, 5},
                                                                {40, 9, 8}})
-      for (int reverse = 0; reverse < 2; ++reverse) check({s.op, s.in, s.out, sizes, 1, false, reverse != 0}, policies);
-  for (const Scanned& s : kTypes)
+      for (int reverse = 0; reverse < 2; ++reverse)
+        check({s.op, s.in, s.out, sizes, 1, exclusive && sizes[0] % 4 < 2, reverse != 0}, policies);
+  for (const Scanned& s : types)
     for (int reverse = 0; reverse < 2; ++reverse) {
-      check({s.op, s.in, s.out, {3, 300, 64}, 2, false, reverse != 0}, policies);
+      check({s.op, s.in, s.out, {3, 300, 64}, 2, exclusive, reverse != 0}, policies);
       check({s.op, s.in, s.out, {2, 3, 520, 6}, 4, false, reverse != 0}, policies);
       check({s.op, s.in, s.out, {1100, 2, 20}, 1, false, reverse != 0}, policies);
       check({s.op, s.in, s.out, {3, 300, 4}, 2, false, reverse != 0}, {policies[0]}, true);  // far apart
     }
-  for (int64_t columns : {24, 64}) {  // more than a superblock of tiles
-    const Dtype d = columns == 24 ? Dtype::F32 : Dtype::BF16;
-    check({"cummax", d, d, {(kFan * kFan + 70) * 256 + 5, columns}, 1}, Policies(2, policies[0]));
-  }
+  for (const Scanned& s : {types.front(), types.back()})  // more than a superblock of tiles
+    check({s.op, s.in, s.out, {(kFan * kFan + 70) * 256 + 5, s.in == Dtype::F32 ? 24 : 64}, 1},
+          Policies(2, policies[0]));
+}
+void extreme_columns() {
+  check_tiles({{"cummax", Dtype::F32, Dtype::F32},
+               {"cummin", Dtype::F32, Dtype::F32},
+               {"cummax", Dtype::BF16, Dtype::BF16},
+               {"cummin", Dtype::F16, Dtype::F16}},
+              false);
+}
+void column_tiles() {
+  check_tiles({{"cumprod", Dtype::F32, Dtype::F32},
+               {"logcumsumexp", Dtype::F32, Dtype::F32},
+               {"logcumsumexp", Dtype::F16, Dtype::F16},
+               {"cumprod", Dtype::BF16, Dtype::BF16}},
+              true);
 }
 
 // Two inputs: a with b's shape or broadcast, before or behind its position, after nothing or after an initial value.
@@ -725,6 +735,7 @@ constexpr Group kGroups[] = {
     {"held_rows", held_rows},
     {"extremes", extremes},
     {"extreme_columns", extreme_columns},
+    {"column_tiles", column_tiles},
     {"extreme_pipeline", extreme_pipeline},
     {"linear_scan", linear_scan},
     {"walk", walk},
