@@ -549,7 +549,8 @@ static void take_tiles(Plan& plan, const ScanCall& call, int vector) {
     plan.lanes = kWarps * (32 / plan.strip);
     plan.splits = ceil_div(l.length, plan.lanes * kExtremeSteps);
   } else {
-    plan.lanes = kWarps;
+    plan.threads = kColumnTileThreads;
+    plan.lanes = plan.threads / 32;
     while (2 * plan.warps * plan.strip <= 32) plan.warps *= 2;
     plan.splits = ceil_div(l.length, kTile);
   }

@@ -31,11 +31,13 @@ template <class S> struct ColumnSpace {
 
 // What with(join) forms of values by joins, `results`, and returns the last of, which all are part of: without choices
 // where the scan has such a way and all values allow it.
-template <class S, class With, class... V> __device__ __forceinline__ void join_calmly(With with, V&... results) {
-  if constexpr (S::kInputs == 1 && (kHasCalm<S, V> && ...)) {
+template <class S, class With, class V, int N>
+__device__ __forceinline__ void join_calmly(With with, V (&results)[N]) {
+  if constexpr (S::kInputs == 1 && kHasCalm<S, V>) {
     // Zeros, infinities and NaN, which are not calm, stay so.
     if (S::is_calm(with([](const auto& l, const auto& r) { return S::calm_join(l, r); }))) {
-      ((results = S::calm_end(results)), ...);
+#pragma unroll
+      for (V& result : results) result = S::calm_end(result);
       return;
     }
     TR_RARE_PATH;

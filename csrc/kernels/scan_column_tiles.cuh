@@ -20,15 +20,16 @@ template <class S, class Load, class Store> constexpr bool kColumnTiles = [] {
 
 // Blocks of a multiprocessor that there are registers for (bfloat16, 16384 by 16384: cumprod 0.52 of a copy's speed,
 // with 4 and some memory for what they lack 0.50; logcumsumexp 0.27, with 3 0.26).
-template <class S, int V> constexpr int kTileBlocks = V > 1 && kHasQuick<S> ? 3 : 4;
+template <class S, int V> constexpr int kTileBlocks = 5;
 
 // plan.strip lanes, of V columns each, are side by side; plan.warps tiles below each other.
 template <class S, class Load, class Store, int V>
-__global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
+__global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
     scan_column_tiles(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using E = typename Load::Element;
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
+  constexpr int kThreads = kColumnTileThreads, kWarps = kThreads / kLanes;
   constexpr int kColumns = kLanes * V;                              // [tile][column] of a block, at most
   constexpr int kTurns = kThreads / kColumns;                       // threads that look for what precedes one of them
   constexpr int kGroups = kFan / kWarps, kRows = kGroups * kGroup;  // of a lane
@@ -44,7 +45,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
     Published<Wide>*carry, *next_carry;  // null: none; behind its block tile
   };
   __shared__ uint32_t staged[kRows * kThreads];  // each thread's own, V a word
-  // Of warps' rows; then, of those before a warp, 4 groups if its number is odd, 8 below, 16 below the middle.
+  // Of warps' rows; then, at the last warp of each 2^k of them, of those rows together.
   __shared__ Acc totals[kWarps][kColumns];
   __shared__ Acc near[kTurns][kColumns];  // what precedes a tile in its block tile, in turns
   __shared__ Wide far[kTurns][kColumns];  // what precedes the block tile in its superblock
@@ -151,21 +152,27 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
     if (at.count == kRows) form(std::true_type());
     else form(std::false_type());
     quick = kHasQuick<S> && !ballot(!quick);
-    static_assert(kGroups == 4, "the orders of results");
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      const Acc g[kGroups] = {upto[0][v], upto[1][v], upto[2][v], upto[3][v]};
-      Acc two, three, four;
+      Acc own[kGroups];
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) own[g] = upto[g][v];
+      Acc runs[kGroups];
       join_calmly<S>(
           [&](auto join) {
-            two = join(g[0], g[1]);
-            three = join(two, g[2]);
-            return four = join(two, join(g[2], g[3]));
+#pragma unroll
+            for (int g = 0; g < kGroups; ++g) runs[g] = own[g];
+#pragma unroll
+            for (int d = 1; d < kGroups; d *= 2)  // as Sklansky's scan has it
+#pragma unroll
+              for (int g = 0; g < kGroups; ++g)
+                if (g & d) runs[g] = join(runs[(g & ~(2 * d - 1)) + d - 1], runs[g]);
+            return runs[kGroups - 1];
           },
-          two, three, four);
-      upto[1][v] = two;
-      upto[2][v] = three;
-      totals[at.warp][at.lane * V + v] = four;
+          runs);
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) upto[g][v] = runs[g];
+      totals[at.warp][at.lane * V + v] = upto[kGroups - 1][v];
     }
   }
   __syncthreads();
@@ -179,13 +186,14 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
     Published<Acc>* const block_totals = job.block_totals + column;
     Acc total = S::absent();
     if (turn == kLast) {
-      auto part = [&](int w) -> Acc& { return totals[w][chain]; };
-      const Acc first = S::combine(part(0), part(1)), third = S::combine(part(4), part(5)),
-                half = S::combine(first, S::combine(part(2), part(3)));
-      total = S::combine(half, S::combine(third, S::combine(part(6), part(7))));
-      part(1) = first;
-      part(3) = half;
-      part(5) = third;
+      Acc part[kWarps];
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) part[w] = totals[w][chain];
+#pragma unroll
+      for (int d = 1; d < kWarps; d *= 2)
+#pragma unroll
+        for (int w = 2 * d - 1; w < kWarps; w += 2 * d) totals[w][chain] = part[w] = S::combine(part[w - d], part[w]);
+      total = part[kWarps - 1];
       if (one && tiles > 1) tile_totals[tile_slot * width].publish(total);
     }
     warp_barrier();  // before a lane that waits for this holds the one that is to publish it
@@ -282,19 +290,20 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const int chain = at.lane * V + v;
-        Acc within = chosen(g == 1, upto[0][v], chosen(g == 2, upto[1][v], upto[2][v]));
-        if (g == 0) within = S::absent();
-        const Acc own = within;
+        Acc within = S::absent();
+#pragma unroll
+        for (int before = 0; before < kGroups - 1; ++before) within = chosen(g == before + 1, upto[before][v], within);
+        Acc all[1];
         join_calmly<S>(
             [&](auto join) {
-              Acc upto = own;
-              if (at.warp & 1) upto = join(totals[at.warp - 1][chain], upto);
-              if (at.warp & 2) upto = join(totals[(at.warp & 4) + 1][chain], upto);
-              if (at.warp & 4) upto = join(totals[3][chain], upto);
-              return within = join(tiles_before[chain], upto);
+              Acc upto = within;
+#pragma unroll
+              for (int d = 1; d < kWarps; d *= 2)  // the d warps below this one's run of them
+                if (at.warp & d) upto = join(totals[(at.warp & ~(2 * d - 1)) + d - 1][chain], upto);
+              return all[0] = join(tiles_before[chain], upto);
             },
-            within);
-        const typename S::Prefix prefix = S::prefix(carries[chain], within);
+            all);
+        const typename S::Prefix prefix = S::prefix(carries[chain], all[0]);
         if constexpr (kHasQuick<S>) {
           if (quick) {
             if constexpr (std::is_same<E, BF16>::value) {
