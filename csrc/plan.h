@@ -159,12 +159,12 @@ TR_HD constexpr int extreme_rows(int64_t length, int size) {
   return length <= 64 ? extreme_chunks(size) : length <= 128 && size <= 4 ? 2 : 1;
 }
 TR_HD constexpr int extreme_tile(int size) { return (32 << 10) / size; }
-constexpr int kExtremeBlocks = 12;  // of warps that take several rows at a time, at most so many a multiprocessor
-constexpr int kExtremeLead = 15;    // the most positions before a row that are counted with it
-constexpr int kExtremeSteps = 32;   // rows that a lane has of a tile of columns (scan_extreme_columns.cuh)
+constexpr int kExtremeBlocks = 12;       // of warps that take several rows at a time, at most so many a multiprocessor
+constexpr int kExtremeLead = 15;         // the most positions before a row that are counted with it
+constexpr int kExtremeSteps = 32;        // rows that a lane has of a tile of columns (scan_extreme_columns.cuh)
 constexpr int kColumnTileThreads = 128;  // of a block of scan_column_tiles.cuh
-constexpr int kRecordFan = 16;      // tiles, and groups of them, whose records are looked at together
-constexpr int kExtremeWalk = 2048;  // the longest rows that warps walk where they are few
+constexpr int kRecordFan = 16;           // tiles, and groups of them, whose records are looked at together
+constexpr int kExtremeWalk = 2048;       // the longest rows that warps walk where they are few
 // Rows from which on Pipeline has them where they are many, too, and the threads of its blocks.
 constexpr int kExtremePipelined = 8192, kExtremePipelineThreads = 640;
 

@@ -198,26 +198,32 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
     }
     warp_barrier();  // before a lane that waits for this holds the one that is to publish it
     using Slots = PublishedSlots<S, Acc, kFan / 4>;
-    Slots slots;
+    constexpr int kTogether = kRuns <= 2 ? kRuns : 1;  // of a thread's runs of slots, as registers allow
+    Slots slots[kTogether];
+    auto begin = [&](const Published<Acc>* of, int count) {
+#pragma unroll
+      for (int r = 0; r < kTogether; ++r) slots[r].begin(of, width, active ? count : 0, turn * kRuns + r);
+    };
     // The tree over those of the thread's slots that are among the first `count`, begun; and with `own` in the last
     // one.
     auto gather = [&](const Published<Acc>* of, int count, auto absent, auto widen, bool has_own, auto own) {
       decltype(absent) upto = absent, with_own = absent;
 #pragma unroll
       for (int r = 0; r < kRuns; ++r) {
-        if (r) slots.begin(of, recomputed(width), active ? count : 0, recomputed(turn) * kRuns + r);
-        slots.collect();
-        const auto run = slots.run(count, absent, widen);
+        Slots& some = slots[r % kTogether];
+        if (r >= kTogether) some.begin(of, recomputed(width), active ? count : 0, recomputed(turn) * kRuns + r);
+        some.collect();
+        const auto run = some.run(count, absent, widen);
         if (has_own && r == kRuns - 1) {
-          slots.value[3] = own;
-          with_own = slots.run(kFan, absent, widen);
+          some.value[3] = own;
+          with_own = some.run(kFan, absent, widen);
           if (r) with_own = S::combine(upto, with_own);
         }
         upto = r ? S::combine(upto, run) : run;
       }
       return std::pair(upto, with_own);
     };
-    slots.begin(tile_totals, width, active ? tile_slot : 0, turn * kRuns);
+    begin(tile_totals, tile_slot);
     const auto same = [](Acc a) { return a; };
     const auto widen = [](Acc a) { return S::widen(a); };
     // The tree over what the turns found, of which the last one's is `own`.
@@ -235,7 +241,7 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
     const bool closes = one && tile_slot == kFan - 1;
     const auto [found, to_close] = gather(tile_totals, tile_slot, S::absent(), same, closes, total);
     near[turn][chain] = found;
-    slots.begin(block_totals, width, active ? block_slot : 0, turn * kRuns);
+    begin(block_totals, block_slot);
     PublishedOne<Wide> earlier;
     earlier.begin(job.carry ? job.carry + column : nullptr, one && job.carry);
     __syncthreads();
