@@ -239,15 +239,16 @@ template <class Op> __device__ __forceinline__ typename Op::Acc warp_tree(const 
   return value;
 }
 
-// One of two values, word by word, so that no compiler selects between their addresses.
+// One of two values, word by word, so that no compiler selects between their addresses. (HIP's memcpy goes byte by
+// byte, of which clang would make memory of the thread.)
 template <class V> __device__ __forceinline__ V chosen(bool first, const V& a, const V& b) {
   uint32_t x[sizeof(V) / 4], y[sizeof(V) / 4];
-  memcpy(x, &a, sizeof a);
-  memcpy(y, &b, sizeof b);
+  __builtin_memcpy(x, &a, sizeof a);
+  __builtin_memcpy(y, &b, sizeof b);
 #pragma unroll
   for (int i = 0; i < int(sizeof(V)) / 4; ++i) x[i] = first ? x[i] : y[i];
   V value;
-  memcpy(&value, x, sizeof value);
+  __builtin_memcpy(&value, x, sizeof value);
   return value;
 }
 

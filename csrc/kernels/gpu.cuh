@@ -261,11 +261,15 @@ template <class T> __device__ __forceinline__ T* global(T* p) {
 }
 
 #if defined(__HIP_DEVICE_COMPILE__)
-template <class P> using WordsOf = uint32_t __attribute__((ext_vector_type(sizeof(P) / 4), may_alias));
+template <class P, int kWords = sizeof(P) / 4> struct Words {
+  using type = uint32_t __attribute__((ext_vector_type(kWords), may_alias));
+};
+template <class P> struct Words<P, 0> { using type = uint16_t __attribute__((may_alias)); };
+template <class P> using WordsOf = typename Words<P>::type;
 #endif
 
-// Moves a structure of 4, 8 or 16 bytes, aligned to its size, with one instruction. Left to itself, a compiler for AMD
-// may take a part of it for an access that another branch has, too, and share that.
+// Moves a structure of 2, 4, 8 or 16 bytes, aligned to its size, with one instruction. Left to itself, a compiler for
+// AMD may take a part of it for an access that another branch has, too, and share that.
 template <class P> __device__ __forceinline__ P load_wide(const P* p) {
 #if defined(__HIP_DEVICE_COMPILE__)
   const WordsOf<P> words = *reinterpret_cast<const WordsOf<P>*>(global(p));

@@ -33,10 +33,10 @@ template <class S> struct RecordWord {
   static constexpr uint64_t kNone = uint64_t(uint32_t(S::Order::kLowest) ^ kSign) << 32 | 1;
 
   __device__ __forceinline__ static uint64_t of(Acc a) {
-    return uint64_t(uint32_t(a.key) ^ kSign) << 32 | uint32_t(a.place + 2);
+    return uint64_t(uint32_t(a.key) ^ kSign) << 32 | (uint32_t(a.place) + 2);
   }
   __device__ __forceinline__ static Acc record(uint64_t w) {
-    return {int32_t(uint32_t(w >> 32) ^ kSign), int32_t(uint32_t(w)) - 2};
+    return {int32_t(uint32_t(w >> 32) ^ kSign), int32_t(uint32_t(w) - 2)};
   }
 };
 __device__ __forceinline__ uint64_t greater(uint64_t a, uint64_t b) { return a > b ? a : b; }
