@@ -399,10 +399,9 @@ static int tile_vector(const ScanCall& call) {
   const bool indexed = facts(call.op).indexed;
   const int size = size_of(call.in.dtype), vector = walk_vector(size);
   if (!typed(call) || size > 4 || l.length <= kTile) return 0;
-  if (indexed ? l.length > kNearRows : !in_place(call) || !is_float(call.in.dtype) || scan_sizes(call).acc != 8)
-    return 0;
+  if (indexed ? l.length > kNearRows : !is_float(call.in.dtype) || (!in_place(call) && !held_rows(call))) return 0;
   if (forced_plan().vector_loads == 0) return 1;
-  return (indexed ? lane_walks(call) : column_vectors(call, vector)) ? vector : 1;
+  return (in_place(call) ? column_vectors(call, vector) : lane_walks(call)) ? vector : 1;
 }
 
 // Where 16-byte accesses along the row have to be aligned: the end that lies highest in a row walked downwards.
@@ -540,7 +539,8 @@ static void take_strips(Plan& plan, const ScanCall& call, const DeviceFacts& dev
 static void take_tiles(Plan& plan, const ScanCall& call, int vector) {
   const Layout& l = call.layout;
   const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, vector),
-                strips = ceil_div(columns, 32), each = ceil_div(columns, strips);
+                across = column_tile_lanes(facts(call.op).inputs), strips = ceil_div(columns, across),
+                each = ceil_div(columns, strips);
   plan.tiled = true;
   plan.vector = vector;
   plan.vector_loads = vector > 1;
@@ -550,8 +550,8 @@ static void take_tiles(Plan& plan, const ScanCall& call, int vector) {
     plan.splits = ceil_div(l.length, plan.lanes * kExtremeSteps);
   } else {
     plan.threads = kColumnTileThreads;
-    plan.lanes = plan.threads / 32;
-    while (2 * plan.warps * plan.strip <= 32) plan.warps *= 2;
+    plan.lanes = plan.threads / int(across);
+    while (2 * plan.warps * plan.strip <= across) plan.warps *= 2;
     plan.splits = ceil_div(l.length, kTile);
   }
   plan.blocks = strips * (l.rows / width) * ceil_div(plan.splits, plan.warps);

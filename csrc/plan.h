@@ -163,8 +163,10 @@ constexpr int kExtremeBlocks = 12;       // of warps that take several rows at a
 constexpr int kExtremeLead = 15;         // the most positions before a row that are counted with it
 constexpr int kExtremeSteps = 32;        // rows that a lane has of a tile of columns (scan_extreme_columns.cuh)
 constexpr int kColumnTileThreads = 128;  // of a block of scan_column_tiles.cuh
-constexpr int kRecordFan = 16;           // tiles, and groups of them, whose records are looked at together
-constexpr int kExtremeWalk = 2048;       // the longest rows that warps walk where they are few
+// Its lanes that lie side by side.
+TR_HD constexpr int column_tile_lanes(int inputs) { return inputs == 2 ? 16 : 32; }
+constexpr int kRecordFan = 16;      // tiles, and groups of them, whose records are looked at together
+constexpr int kExtremeWalk = 2048;  // the longest rows that warps walk where they are few
 // Rows from which on Pipeline has them where they are many, too, and the threads of its blocks.
 constexpr int kExtremePipelined = 8192, kExtremePipelineThreads = 640;
 

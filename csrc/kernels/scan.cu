@@ -111,7 +111,7 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
 #endif
       if constexpr (kColumnTiles<S, Load, Store>)
         if (plan.tiled) {
-          constexpr int V = walk_vector(sizeof(E));
+          constexpr int V = walk_vector(sizeof(element_of<Load>));
           plan.vector == V ? run(scan_column_tiles<S, Load, Store, V>, workspace)
                            : run(scan_column_tiles<S, Load, Store, 1>, workspace);
           break;

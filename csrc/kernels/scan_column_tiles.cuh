@@ -11,30 +11,31 @@ namespace torchreduce::gpu {
 
 // Whether the kernel is compiled for these.
 template <class S, class Load, class Store> constexpr bool kColumnTiles = [] {
-  if constexpr (kInPlace<S, Load, Store>)
-    return is_float_type<typename Load::Element> && sizeof(typename Load::Element) <= 4 && sizeof(typename S::Acc) == 8;
+  if constexpr (kInPlace<S, Load, Store> || kHeld<S, Load, Store>)
+    return is_float_type<element_of<Load>> && sizeof(element_of<Load>) <= 4;
   else return false;
 }();
 
-// Blocks of a multiprocessor that there are registers for (bfloat16, 16384 by 16384: cumprod 0.52 of a copy's speed,
-// with 4 and some memory for what they lack 0.50; logcumsumexp 0.27, with 3 0.26).
-template <class S, int V> constexpr int kTileBlocks = 5;
+// Blocks of a multiprocessor that there are registers for.
+template <class S, int V> constexpr int kTileBlocks = S::kInputs == 2 ? 4 : 5;
 
 // plan.strip lanes, of V columns each, are side by side; plan.warps tiles below each other.
 template <class S, class Load, class Store, int V>
 __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
     scan_column_tiles(TR_GRID_CONSTANT ScanCall call, void* workspace) {
-  using E = typename Load::Element;
+  using E = element_of<Load>;
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
-  constexpr int kThreads = kColumnTileThreads, kWarps = kThreads / kLanes;
-  constexpr int kColumns = kLanes * V;                              // [tile][column] of a block, at most
+  constexpr int kThreads = kColumnTileThreads, kWide = column_tile_lanes(S::kInputs), kParts = kThreads / kWide;
+  constexpr int kColumns = kWide * V;                               // [tile][column] of a block, at most
   constexpr int kTurns = kThreads / kColumns;                       // threads that look for what precedes one of them
-  constexpr int kGroups = kFan / kWarps, kRows = kGroups * kGroup;  // of a lane
+  constexpr int kGroups = kFan / kParts, kRows = kGroups * kGroup;  // of a lane
   constexpr int kOfWord = 4 / int(sizeof(E)), kLast = kTurns - 1;
-  constexpr int kRuns = kFan / kTurns / 4;  // of 4 slots, that each looks at
+  constexpr int kJoined = 2 + log2_of(kParts);  // what precedes a group in its block tile is of at most so many
+  constexpr int kRuns = kFan / kTurns / 4;      // of 4 slots, that each looks at
   struct Job {
     int64_t tile, in, out;  // in, out: of its first element
+    int64_t a, row;         // of the second of two inputs; its first column, of all
     int width;              // columns
     int tile_slot, block_slot;
     // What is published of its first column: of the first tile of its block tile, of the first block tile of its
@@ -42,9 +43,9 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
     Published<Acc>*tile_totals, *block_totals;
     Published<Wide>*carry, *next_carry;  // null: none; behind its block tile
   };
-  __shared__ uint32_t staged[kRows * kThreads];  // each thread's own, V a word
-  // Of warps' rows; then, at the last warp of each 2^k of them, of those rows together.
-  __shared__ Acc totals[kWarps][kColumns];
+  __shared__ uint32_t staged[S::kInputs * kRows * kThreads];  // each thread's own, V a word
+  // Of parts of rows; then, at the last part of each 2^k of them, of those rows together.
+  __shared__ Acc totals[kParts][kColumns];
   __shared__ Acc near[kTurns][kColumns];  // what precedes a tile in its block tile, in turns
   __shared__ Wide far[kTurns][kColumns];  // what precedes the block tile in its superblock
   __shared__ Acc tiles_before[kColumns];
@@ -58,6 +59,8 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
   const bool beside = layout.kept > 0;  // columns lie side by side
   const int64_t column_in = beside ? layout.in[layout.kept - 1] : 0,
                 column_out = beside ? layout.out[layout.kept - 1] : 0;
+  const int64_t a_stride = is_pair<Load> && layout.reduced ? call.more_strides[0][layout.kept] : 0,
+                column_a = is_pair<Load> && beside ? call.more_strides[0][layout.kept - 1] : 0;
   const int64_t width = beside ? layout.size[layout.kept - 1] : 1;
   if (threadIdx.x == 0) {  // tiles a block waits for have lower tickets
     const int64_t ticket = int64_t(take_ticket(static_cast<uint64_t*>(workspace)));
@@ -67,32 +70,35 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
     const int64_t jobs = (tiles + down - 1) / down, batch = rest / jobs, tile = (rest - batch * jobs) * down;
     const RowStart start = row_start(layout, batch, layout.kept - 1);
     const int64_t block = tile / kFan, superblock = block / kFan * kFan;
-    job = {tile,
-           start.in + tile * kTile * stride.in + first * column_in,
-           start.out + tile * kTile * stride.out + first * column_out,
-           int(space.width - first < columns ? space.width - first : columns),
-           int(tile % kFan),
-           int(block % kFan),
-           space.tile(batch, block * kFan, first),
-           space.block(batch, superblock, first),
-           superblock ? space.carry(batch, superblock - 1, first) : nullptr,
-           space.carry(batch, block, first)};
+    job = {
+        tile,
+        start.in + tile * kTile * stride.in + first * column_in,
+        start.out + tile * kTile * stride.out + first * column_out,
+        is_pair<Load> ? row_offset(layout, call.more_strides[0], batch * width + first) + tile * kTile * a_stride : 0,
+        batch * width + first,
+        int(space.width - first < columns ? space.width - first : columns),
+        int(tile % kFan),
+        int(block % kFan),
+        space.tile(batch, block * kFan, first),
+        space.block(batch, superblock, first),
+        superblock ? space.carry(batch, superblock - 1, first) : nullptr,
+        space.carry(batch, block, first)};
   }
   __syncthreads();
 
   // Which rows and columns are a thread's.
   struct Place {
-    int warp, lane, x, row;  // row: its first, from the job's
+    int part, lane, x, row;  // row: its first, from the job's
     int64_t first;           // position
     int left, count;         // positions from there on, if no more than one too many; of its own
   };
   auto place_of = [&](int thread) {
-    const int lane = thread % kLanes, y = down > 1 ? lane / lanes : lane >= lanes, x = lane - y * lanes,
-              row = y * kTile + thread / kLanes * kRows;
+    const int lane = thread % kWide, y = down > 1 ? lane / lanes : lane >= lanes, x = lane - y * lanes,
+              row = y * kTile + thread / kWide * kRows;
     const int64_t first = job.tile * kTile + row, left = layout.length - first;
     const int most = left < 0 ? 0 : left > kRows ? kRows + 1 : int(left);
     return Place{
-        thread / kLanes, lane, x, row, first, most, y >= down || x * V >= job.width ? 0 : most < kRows ? most : kRows};
+        thread / kWide, lane, x, row, first, most, y >= down || x * V >= job.width ? 0 : most < kRows ? most : kRows};
   };
   uint32_t* const own = staged + threadIdx.x;
   Acc upto[kGroups][V];  // of the lane's groups to this one, in the tile's order
@@ -101,30 +107,46 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
   auto items_of = [&](auto whole, const Place& at, int g, typename S::Item(&items)[V][kGroup]) {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      const uint32_t word[1] = {own[(g * kGroup + i) * kThreads]};
-      E side[kOfWord];
-      unpack(word, side);
+      E side[S::kInputs][kOfWord];
 #pragma unroll
-      for (int v = 0; v < V; ++v)
-        items[v][i] =
-            whole || g * kGroup + i < at.count ? op.load(side[v], at.first + g * kGroup + i) : S::absent_item();
+      for (int k = 0; k < S::kInputs; ++k) {
+        const uint32_t word[1] = {own[(k * kRows + g * kGroup + i) * kThreads]};
+        unpack(word, side[k]);
+      }
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const auto element = [&] {
+          if constexpr (is_pair<Load>) return Pair<E>{side[1][v], side[0][v]};
+          else return side[0][v];
+        }();
+        items[v][i] = whole || g * kGroup + i < at.count
+                          ? op.load(element, i > 0 ? i : at.first + g * kGroup)  // 0 or not
+                          : S::absent_item();
+      }
     }
   };
   {
     const Place at = place_of(int(threadIdx.x));
-    const E* from = global(static_cast<const E*>(call.in.data)) + (job.in + at.row * stride.in + at.x * V * column_in);
-    auto load = [&](int t) {
-      if constexpr (V == kOfWord) copy_async<4>(own + t * kThreads, from);
-      else own[t * kThreads] = bit_cast<uint16_t>(*from);
-      from += stride.in;
-    };
-    if (at.count == kRows) {
+    auto load = [&](const void* data, int64_t offset, int64_t step, uint32_t* to, int begin) {
+      const E* from = global(static_cast<const E*>(data)) + offset;
+      auto one = [&](int t) {
+        if constexpr (V == kOfWord) copy_async<4>(to + t * kThreads, from);
+        else to[t * kThreads] = bit_cast<uint16_t>(*from);
+        from += step;
+      };
+      if (at.count == kRows && begin == 0) {
 #pragma unroll 8
-      for (int t = 0; t < kRows; ++t) load(t);
-    } else {
-      TR_ROLLED
-      for (int t = 0; t < at.count; ++t) load(t);
-    }
+        for (int t = 0; t < kRows; ++t) one(t);
+      } else {
+        from += begin * step;
+        TR_ROLLED
+        for (int t = begin; t < at.count; ++t) one(t);
+      }
+    };
+    load(call.in.data, job.in + at.row * stride.in + at.x * V * column_in, stride.in, own, 0);
+    if constexpr (is_pair<Load>)
+      load(call.in.more[0], job.a + at.row * a_stride + at.x * V * column_a, a_stride, own + kRows * kThreads,
+           Load::has_a(call, at.first) ? 0 : 1);
     end_copies();
     wait_copies<0>();
     auto form = [&](auto whole) {
@@ -157,6 +179,7 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
       for (int g = 0; g < kGroups; ++g) own[g] = upto[g][v];
       Acc runs[kGroups];
       join_calmly<S>(
+          own,
           [&](auto join) {
 #pragma unroll
             for (int g = 0; g < kGroups; ++g) runs[g] = own[g];
@@ -165,12 +188,11 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
 #pragma unroll
               for (int g = 0; g < kGroups; ++g)
                 if (g & d) runs[g] = join(runs[(g & ~(2 * d - 1)) + d - 1], runs[g]);
-            return runs[kGroups - 1];
           },
           runs);
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) upto[g][v] = runs[g];
-      totals[at.warp][at.lane * V + v] = upto[kGroups - 1][v];
+      totals[at.part][at.lane * V + v] = upto[kGroups - 1][v];
     }
   }
   __syncthreads();
@@ -184,14 +206,14 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
     Published<Acc>* const block_totals = job.block_totals + column;
     Acc total = S::absent();
     if (turn == kLast) {
-      Acc part[kWarps];
+      Acc part[kParts];
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) part[w] = totals[w][chain];
+      for (int p = 0; p < kParts; ++p) part[p] = totals[p][chain];
 #pragma unroll
-      for (int d = 1; d < kWarps; d *= 2)
+      for (int d = 1; d < kParts; d *= 2)
 #pragma unroll
-        for (int w = 2 * d - 1; w < kWarps; w += 2 * d) totals[w][chain] = part[w] = S::combine(part[w - d], part[w]);
-      total = part[kWarps - 1];
+        for (int p = 2 * d - 1; p < kParts; p += 2 * d) totals[p][chain] = part[p] = S::combine(part[p - d], part[p]);
+      total = part[kParts - 1];
       if (one && tiles > 1) tile_totals[tile_slot * width].publish(total);
     }
     warp_barrier();  // before a lane that waits for this holds the one that is to publish it
@@ -217,15 +239,15 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
           all.with_own = some.run(kFan, absent, widen);
           if (r) all.with_own = S::combine(all.upto, all.with_own);
         }
-        all.upto = r ? S::combine(all.upto, run) : run;
+        all.upto = r ? Slots::join(all.upto, run, (turn * kRuns + r) * 4 < count) : run;
       }
       return all;
     };
     begin(tile_totals, tile_slot);
     const auto same = [](Acc a) { return a; };
     const auto widen = [](Acc a) { return S::widen(a); };
-    // The tree over what the turns found, of which the last one's is `own`.
-    auto of_turns = [&](const auto& found, auto own) {
+    // The tree over what the turns found of the first `count` slots, of which the last one's is `own`.
+    auto of_turns = [&](const auto& found, int count, auto own) {
       decltype(own) level[kTurns];
 #pragma unroll
       for (int t = 0; t < kLast; ++t) level[t] = found[t][chain];
@@ -233,7 +255,8 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
 #pragma unroll
       for (int d = 1; d < kTurns; d *= 2)
 #pragma unroll
-        for (int t = 0; t < kTurns; t += 2 * d) level[t] = S::combine(level[t], level[t + d]);
+        for (int t = 0; t < kTurns; t += 2 * d)
+          level[t] = Slots::join(level[t], level[t + d], (t + d) * (kFan / kTurns) < count);
       return level[0];
     };
     const bool closes = one && tile_slot == kFan - 1;
@@ -245,20 +268,20 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
     __syncthreads();
     Acc block_total = S::absent();
     if (one) {
-      tiles_before[chain] = of_turns(near, found);
+      tiles_before[chain] = of_turns(near, tile_slot, found);
       if (closes) {
-        block_total = of_turns(near, to_close);
+        block_total = of_turns(near, kFan, to_close);
         if (block_slot < kFan - 1) block_totals[block_slot * width].publish(block_total);
       }
     }
-    const Wide before = earlier.collect(S::wide_absent());
+    const Wide before = earlier.collect(row_carry<S, Load>(call, one ? job.row + column : 0));
     const bool settles = closes && block_slot == kFan - 1;
     const auto [found_far, to_settle] = gather(block_totals, block_slot, S::wide_absent(), widen, settles, block_total);
     far[turn][chain] = found_far;
     __syncthreads();
     if (one) {
-      carries[chain] = block_slot ? S::combine(before, of_turns(far, found_far)) : before;
-      if (settles) job.next_carry[column].publish(S::combine(before, of_turns(far, to_settle)));
+      carries[chain] = block_slot ? S::combine(before, of_turns(far, block_slot, found_far)) : before;
+      if (settles) job.next_carry[column].publish(S::combine(before, of_turns(far, kFan, to_settle)));
     }
   }
   __syncthreads();
@@ -297,14 +320,26 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
         Acc within = S::absent();
 #pragma unroll
         for (int before = 0; before < kGroups - 1; ++before) within = chosen(g == before + 1, upto[before][v], within);
-        Acc all[1];
-        join_calmly<S>(
-            [&](auto join) {
-              Acc upto = within;
+        // That, the parts before the lane's, of 2^k each, and the tiles before.
+        Acc parts[kJoined], all[1];
+        parts[0] = within;
 #pragma unroll
-              for (int d = 1; d < kWarps; d *= 2)  // the d warps below this one's run of them
-                if (at.warp & d) upto = join(totals[(at.warp & ~(2 * d - 1)) + d - 1][chain], upto);
-              return all[0] = join(tiles_before[chain], upto);
+        for (int k = 1; k < kJoined - 1; ++k) {
+          const int d = 1 << (k - 1);
+          parts[k] = at.part & d ? totals[(at.part & ~(2 * d - 1)) + d - 1][chain] : S::absent();
+        }
+        parts[kJoined - 1] = tiles_before[chain];
+        join_calmly<S>(
+            parts,
+            [&](auto join) {
+              Acc upto = parts[0];
+#pragma unroll
+              for (int k = 1; k < kJoined - 1; ++k)
+                if (at.part & 1 << (k - 1)) {
+                  const bool has = S::kInputs == 1 || g > 0 || (at.part & ((1 << (k - 1)) - 1));
+                  upto = has ? join(parts[k], upto) : parts[k];
+                }
+              all[0] = join(parts[kJoined - 1], upto);
             },
             all);
         const typename S::Prefix prefix = S::prefix(carries[chain], all[0]);
@@ -321,6 +356,7 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
           }
           TR_RARE_PATH;
         }
+        S::group(items[v]);
         op.results(prefix, items[v], r[v]);
       }
       const int stored = last_one - g * kGroup;

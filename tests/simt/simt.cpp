@@ -610,8 +610,24 @@ void column_tiles() {
   check_tiles({{"cumprod", Dtype::F32, Dtype::F32},
                {"logcumsumexp", Dtype::F32, Dtype::F32},
                {"logcumsumexp", Dtype::F16, Dtype::F16},
-               {"cumprod", Dtype::BF16, Dtype::BF16}},
+               {"cumprod", Dtype::BF16, Dtype::BF16},
+               {"cumsum", Dtype::F32, Dtype::F32},
+               {"cumsum", Dtype::BF16, Dtype::BF16}},
               true);
+  check_tiles({{"linear_scan", Dtype::F32, Dtype::F32},
+               {"linear_scan", Dtype::F16, Dtype::F16},
+               {"linear_scan", Dtype::BF16, Dtype::BF16}},
+              false);
+  // a with b's shape or broadcast, before or behind its position, after nothing or after an initial value.
+  for (Dtype d : {Dtype::F32, Dtype::BF16})
+    for (int form = 0; form < 24; ++form) {
+      Problem p{"linear_scan", d, d, {form % 5 ? 700 + form : 8500, form % 7 ? 20 : 7}, 1};
+      p.reverse = form % 2;
+      p.initial = form / 2 % 3 == 1;
+      p.shifted = form / 2 % 3 == 2;
+      p.spread = uint64_t(form / 6);
+      check(p, {{{kColumns, -1, -1, -1, -1}, 132, kNearMemories}, {{kColumns, -1, -1, -1, 0}, 132, 1}});
+    }
 }
 
 // Two inputs: a with b's shape or broadcast, before or behind its position, after nothing or after an initial value.
