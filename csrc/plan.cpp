@@ -404,6 +404,14 @@ static int tile_vector(const ScanCall& call) {
   return (in_place(call) ? column_vectors(call, vector) : lane_walks(call)) ? vector : 1;
 }
 
+// Whether they are two that need not be aligned (scan_column_tiles.cuh: kLoose). Not in place.
+static bool loose_tiles(const ScanCall& call) {
+  const Layout& l = call.layout;
+  const int last = l.kept - 1;
+  return in_place(call) && forced_plan().vector_loads != 0 && size_of(call.in.dtype) == 2 && tile_vector(call) == 1 &&
+         l.kept > 0 && l.in[last] == 1 && l.out[last] == 1 && l.size[last] > 1 && call.in.data != call.out.values;
+}
+
 // Where 16-byte accesses along the row have to be aligned: the end that lies highest in a row walked downwards.
 static bool row_aligned(const void* data, int64_t stride, int size) {
   return aligned(static_cast<const char*>(data) + (stride < 0 ? size : 0));
@@ -538,13 +546,18 @@ static void take_strips(Plan& plan, const ScanCall& call, const DeviceFacts& dev
 // Tiles of columns, `vector` of them a lane: of as many rows with indices as the lanes of a warp have, else of kTile.
 static void take_tiles(Plan& plan, const ScanCall& call, int vector) {
   const Layout& l = call.layout;
+  const bool loose = loose_tiles(call);
+  if (loose) vector = 2;
   const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, vector),
-                across = column_tile_lanes(facts(call.op).inputs), strips = ceil_div(columns, across),
+                across = column_tile_lanes(facts(call.op).inputs), strips = ceil_div(columns, across - loose),
                 each = ceil_div(columns, strips);
   plan.tiled = true;
+  plan.ragged = loose;
   plan.vector = vector;
   plan.vector_loads = vector > 1;
-  plan.strip = int(strips > 1 ? ceil_div(each, 8) * 8 : each);  // 32 bytes of memory are of one strip, if aligned
+  plan.strip = loose
+                   ? int(each) + 1
+                   : int(strips > 1 ? ceil_div(each, 8) * 8 : each);  // 32 bytes of memory are of one strip, if aligned
   if (facts(call.op).indexed) {
     plan.lanes = kWarps * (32 / plan.strip);
     plan.splits = ceil_div(l.length, plan.lanes * kExtremeSteps);

@@ -112,6 +112,11 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       if constexpr (kColumnTiles<S, Load, Store>)
         if (plan.tiled) {
           constexpr int V = walk_vector(sizeof(element_of<Load>));
+          if constexpr (V > 1 && S::kInputs == 1)
+            if (plan.ragged) {
+              run(scan_column_tiles<S, Load, Store, V, true>, workspace);
+              break;
+            }
           plan.vector == V ? run(scan_column_tiles<S, Load, Store, V>, workspace)
                            : run(scan_column_tiles<S, Load, Store, 1>, workspace);
           break;

@@ -21,8 +21,10 @@ template <class S, class Load, class Store> constexpr bool kColumnTiles = [] {
 // Blocks of a multiprocessor that there are registers for.
 template <class S, int V> constexpr int kTileBlocks = S::kInputs == 2 ? 4 : 5;
 
-// plan.strip lanes, of V columns each, are side by side; plan.warps tiles below each other.
-template <class S, class Load, class Store, int V>
+// plan.strip lanes, of V columns each, are side by side; plan.warps tiles below each other. kLoose: rows of words that
+// start anywhere, so that a lane's two columns lie in its own word and the next lane's; the last lane of a strip has no
+// columns. Not in place: what is read beside a strip may be another one's.
+template <class S, class Load, class Store, int V, bool kLoose = false>
 __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
     scan_column_tiles(TR_GRID_CONSTANT ScanCall call, void* workspace) {
   using E = element_of<Load>;
@@ -67,7 +69,7 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
   if (threadIdx.x == 0) {  // tiles a block waits for have lower tickets
     const int64_t ticket = int64_t(take_ticket(static_cast<uint64_t*>(workspace)));
     const ColumnSpace<S> space(workspace, layout.rows, width, tiles);
-    const int64_t columns = lanes * V, strips = (space.width + columns - 1) / columns;
+    const int64_t columns = (lanes - kLoose) * V, strips = (space.width + columns - 1) / columns;
     const int64_t rest = ticket / strips, first = (ticket - rest * strips) * columns;
     const int64_t jobs = (tiles + down - 1) / down, batch = rest / jobs, tile = (rest - batch * jobs) * down;
     const RowStart start = row_start(layout, batch, layout.kept - 1);
@@ -93,18 +95,22 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
     int part, lane, x, row;  // row: its first, from the job's
     int64_t first;           // position
     int left, count;         // positions from there on, if no more than one too many; of its own
+    int rows;                // of its tile's
   };
   auto place_of = [&](int thread) {
     const int lane = thread % kWide, y = down > 1 ? lane / lanes : lane >= lanes, x = lane - y * lanes,
               row = y * kTile + thread / kWide * kRows;
     const int64_t first = job.tile * kTile + row, left = layout.length - first;
-    const int most = left < 0 ? 0 : left > kRows ? kRows + 1 : int(left);
-    return Place{
-        thread / kWide, lane, x, row, first, most, y >= down || x * V >= job.width ? 0 : most < kRows ? most : kRows};
+    const int most = y >= down || left < 0 ? 0
+                     : left > kRows        ? kRows + 1
+                                           : int(left),
+              rows = most < kRows ? most : kRows;
+    return Place{thread / kWide, lane, x, row, first, most, x * V < job.width ? rows : 0, rows};
   };
   uint32_t* const own = staged + threadIdx.x;
   Acc upto[kGroups][V];  // of the lane's groups to this one, in the tile's order
   bool quick = true;     // whether quick_group takes all of the lane's groups, then of the warp's
+  [[maybe_unused]] int beside_own = 0, bits[2] = {0, 0};  // kLoose: of the next lane's words; how far rows are shifted
   // The items of a lane's group g.
   auto items_of = [&](auto whole, const Place& at, int g, typename S::Item(&items)[V][kGroup]) {
 #pragma unroll
@@ -112,7 +118,8 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
       E side[S::kInputs][kOfWord];
 #pragma unroll
       for (int k = 0; k < S::kInputs; ++k) {
-        const uint32_t word[1] = {own[(k * kRows + g * kGroup + i) * kThreads]};
+        const uint32_t* const place = own + (k * kRows + g * kGroup + i) * kThreads;
+        const uint32_t word[1] = {kLoose ? funnel_right(place[0], place[beside_own], bits[i % 2]) : place[0]};
         unpack(word, side[k]);
       }
 #pragma unroll
@@ -126,6 +133,46 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
                           : S::absent_item();
       }
     }
+  };
+  // The words in which a lane's rows have its columns.
+  [[maybe_unused]] auto copy_loose = [&](const Place& at) {
+    const uintptr_t start = reinterpret_cast<uintptr_t>(call.in.data), row = start + (job.in + at.row * stride.in) * 2;
+    int64_t down = 0, up = 1;
+    TR_ROLLED
+    for (int d = 0; d < layout.kept + layout.reduced; ++d) {
+      const int64_t reach = (layout.size[d] - 1) * layout.in[d];
+      (reach < 0 ? down : up) += reach;
+    }
+    const uintptr_t low = start + down * 2, high = start + up * 2;  // of the input
+    auto word_at = [&](int t) { return (row + t * stride.in * 2 + at.x * 4) & ~uintptr_t(3); };
+    auto inside = [&](uintptr_t word) { return word >= low && word + 4 <= high; };
+    const bool wanted = at.x * V <= job.width,
+               all = at.rows == kRows && inside(word_at(0)) && inside(word_at(kRows - 1));
+    auto copy = [&](auto whole) {
+      uintptr_t p = row + at.x * 4;
+      TR_ROLLED
+      for (int t = 0; t < kRows; t += kGroup) {
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i) {
+          const uintptr_t word = p & ~uintptr_t(3);
+          uint32_t* const to = own + (t + i) * kThreads;
+          if (whole || (t + i < at.rows && inside(word)))
+            copy_async<4>(to, global(reinterpret_cast<const uint32_t*>(word)));
+          else if (t + i < at.rows) {  // half of it, if any
+            const auto* half = global(reinterpret_cast<const uint16_t*>(word));
+            *to = (word >= low && word < high ? half[0] : 0u) |
+                  (word + 2 >= low && word + 2 < high ? uint32_t(half[1]) << 16 : 0u);
+          }
+          p += stride.in * 2;
+        }
+        end_copies();
+      }
+    };
+    if (wanted && all) copy(std::true_type());
+    else if (wanted) copy(std::false_type());
+    beside_own = at.lane + 1 < kWide ? 1 : 0;
+    bits[0] = int(row / 2 % 2) * 16;
+    bits[1] = bits[0] ^ int(stride.in & 1) * 16;
   };
   {
     const Place at = place_of(int(threadIdx.x));
@@ -157,11 +204,13 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
         end_copies();
       }
     };
-    if (all) copy(std::true_type());
+    if constexpr (kLoose) copy_loose(at);
+    else if (all) copy(std::true_type());
     else copy(std::false_type());
     auto form = [&](auto whole, auto group) {
       constexpr int g = decltype(group)::value;
       wait_copies<kGroups - 1 - g>();
+      if (kLoose) warp_barrier();  // the next lane's
       typename S::Item items[V][kGroup];
       items_of(whole, at, g, items);
 #pragma unroll
@@ -182,9 +231,9 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
       (form(whole, std::integral_constant<int, g>()), ...);
     };
     constexpr std::make_integer_sequence<int, kGroups> kAll{};
-    if (at.count == kRows) form_all(std::true_type(), kAll);
+    if (!ballot(at.count > 0 && at.count < kRows)) form_all(std::true_type(), kAll);
     else form_all(std::false_type(), kAll);
-    quick = kHasQuick<S> && !ballot(!quick);
+    quick = kHasQuick<S> && !ballot(!quick && at.count > 0);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       Acc own[kGroups];
@@ -300,18 +349,38 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
   __syncthreads();
 
   const Place at = place_of(recomputed(int(threadIdx.x)));
-  if (at.count == 0) return;
+  if (kLoose ? !ballot(at.count > 0) : at.count == 0) return;
   const int shift = call.exclusive ? 1 : 0, last_one = at.left - shift;
   E* to = global(static_cast<E*>(call.out.values)) + (job.out + (at.row + shift) * stride.out + at.x * V * column_out);
-  if (shift && at.first == 0)
+  if (shift && at.first == 0 && at.count > 0)
 #pragma unroll
     for (int v = 0; v < V; ++v) to[v * column_out - stride.out] = round_to<E>(start_of<S>());
+  // Of rows that start anywhere: a word has a lane's columns, or the last of the lane before and its own first.
+  [[maybe_unused]] auto store_loose = [&](const auto& words, int stored) {
+    const int c = at.x * V;
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      const uint32_t own = words[i].item[0], before = shuffle(own, (at.lane + kWide - 1) % kWide);
+      const int odd = int(reinterpret_cast<uintptr_t>(to) / 2 % 2);
+      const uint32_t word = odd ? funnel_right(before, own, 16) : own;
+      if (i < stored) {
+        if (c >= odd && c + 1 - odd < job.width) *reinterpret_cast<uint32_t*>(to - odd) = word;
+        else if (c >= odd && c - odd < job.width) to[-odd] = bit_cast<E>(uint16_t(word));
+        else if (c < odd) *to = bit_cast<E>(uint16_t(own));
+      }
+      to += stride.out;
+    }
+  };
   auto store = [&](auto whole, const auto(&r)[V][kGroup], int stored) {
     Packed<uint32_t, 1> words[kGroup];
     if constexpr (V == kOfWord) round_columns<E, S>(r, words, 0);
     else
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) words[i].item[0] = bit_cast<uint16_t>(round_to<E>(r[0][i]));
+    if constexpr (kLoose) {
+      store_loose(words, stored);
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       if (whole || i < stored) {
@@ -373,11 +442,11 @@ __global__ void TR_BLOCKS_BOUND(kColumnTileThreads, (kTileBlocks<S, V>))
         op.results(prefix, items[v], r[v]);
       }
       const int stored = last_one - g * kGroup;
-      if (stored >= kGroup) store(std::true_type(), r, kGroup);
+      if (stored >= kGroup && !kLoose) store(std::true_type(), r, kGroup);
       else store(std::false_type(), r, stored);
     }
   };
-  if (at.count == kRows) results(std::true_type());
+  if (!ballot(at.count > 0 && at.count < kRows)) results(std::true_type());
   else results(std::false_type());
 }
 
