@@ -17,7 +17,7 @@ struct LinearPipeline : Rows {
   using Acc = typename S::Acc;
   using E = element_of<Load>;
   using Rows::job, Rows::taken, Rows::loaded, Rows::summed, Rows::ready, Rows::empty, Rows::within, Rows::carry,
-      Rows::next, Rows::free_stage;
+      Rows::read, Rows::next, Rows::free_place, Rows::free_stage;
   using Rows::kStages, Rows::kStageBytes, Rows::kResultWarps, Rows::kAhead, Rows::kEnds, Rows::kRunBytes, Rows::kWords,
       Rows::kRuns;
   static constexpr int kPlaceBytes = Rows::Shape::kPlaceBytes;  // of b, and behind it of a
@@ -30,12 +30,6 @@ struct LinearPipeline : Rows {
     E* out;        // of the lowest element of a whole block tile
   };
   Place places[kStages];
-  Barrier read[kStages];  // all elements are in registers
-
-  __device__ void make_barriers() {
-    for (int s = 0; s < kStages; ++s) barrier_init(&read[s], kResultWarps * kLanes);
-    Rows::make_barriers();
-  }
 
   // Whether every row of a that goes up in memory starts at a granule.
   __device__ static bool at_granules(const ScanCall& call) {
@@ -73,8 +67,7 @@ struct LinearPipeline : Rows {
         j.in = b + (start.in + step) * sizeof(E);
         j.out = reinterpret_cast<uintptr_t>(call.out.values) + (start.out + step) * sizeof(E);
         a_in = a + (row_offset(l, call.more_strides[0], j.row) + step) * sizeof(E);
-        if (it >= kStages) barrier_wait(&read[s], (it / kStages - 1) & 1);
-        char* const stage = stages + s * kStageBytes;
+        char* const stage = stages + free_place(it) * kStageBytes;
         load(a_in, stage + kPlaceBytes, j, mirror, Load::has_a(call, first) ? 0 : 1, a_end, &loaded[s]);
         load(j.in, stage, j, mirror, 0, b_end, &loaded[s]);
       } else {
@@ -127,16 +120,6 @@ struct LinearPipeline : Rows {
   // Whether result warp `warp` has results of a block tile that are written.
   template <bool kMirror> __device__ static bool has_part(const Place& place, int warp) {
     return (kMirror ? kResultWarps - 1 - warp : warp) * kRuns * kTile < place.results;
-  }
-
-  // As Rows::publish_totals. A stage may have been loaded again by then.
-  template <bool kMirror> __device__ void publish_totals(ChainSpace<S>& space) {
-    for (int it = 0; next(it).row >= 0; ++it) {
-      const int s = it % kStages;
-      barrier_wait(&summed[s], it / kStages & 1);
-      Acc upto[1] = {within[s][lane_id()]};
-      Rows::template finish_totals<kMirror>(space, s, upto);
-    }
   }
 
   // Stores 8 results, which lie `at` elements behind the lowest of their block tile.
