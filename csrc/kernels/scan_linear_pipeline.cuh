@@ -1,7 +1,6 @@
 // Scans of two inputs, of few long rows on GPUs with bulk copies: as scan_pipeline.cuh scans one input where the result
-// warps sum tiles. A stage holds a block tile of each input, and results take the places of the elements of b. One warp
-// loads and stores: the place of a is loaded again as soon as its elements are taken, that of b when the results are
-// stored.
+// warps sum tiles. A stage holds a block tile of each input. The result warps take its elements to registers before
+// they wait for what precedes it, so that it is loaded again meanwhile, and store their results themselves.
 #pragma once
 #include "scan_pipeline.cuh"
 
@@ -17,8 +16,8 @@ template <class S, class Load, class Rows = Pipeline<S, TypedLoad<element_of<Loa
 struct LinearPipeline : Rows {
   using Acc = typename S::Acc;
   using E = element_of<Load>;
-  using Rows::job, Rows::taken, Rows::loaded, Rows::summed, Rows::ready, Rows::empty, Rows::done, Rows::within,
-      Rows::carry, Rows::next, Rows::free_stage;
+  using Rows::job, Rows::taken, Rows::loaded, Rows::summed, Rows::ready, Rows::empty, Rows::within, Rows::carry,
+      Rows::read, Rows::next, Rows::free_place, Rows::free_stage;
   using Rows::kStages, Rows::kStageBytes, Rows::kResultWarps, Rows::kAhead, Rows::kEnds, Rows::kRunBytes, Rows::kWords,
       Rows::kRuns;
   static constexpr int kPlaceBytes = Rows::Shape::kPlaceBytes;  // of b, and behind it of a
@@ -28,6 +27,7 @@ struct LinearPipeline : Rows {
     int results;   // 0: there is no job, and no other comes
     int b, a;      // where the block tile of either begins in its place: where it does in a line of memory
     int position;  // of the block tile, as far as that is 0 or not
+    E* out;        // of the lowest element of a whole block tile
   };
   Place places[kStages];
 
@@ -39,8 +39,8 @@ struct LinearPipeline : Rows {
     return together % kGranule == 0;
   }
 
-  // As Rows::load and Rows::store. By one warp, whose lane 0 loads.
-  __device__ void copy(const ScanCall& call, ChainSpace<S>& space, char* stages, bool mirror) {
+  // As Rows::load. By one warp, whose lane 0 does it.
+  __device__ void load(const ScanCall& call, ChainSpace<S>& space, char* stages, bool mirror) {
     const Layout& l = call.layout;
     const int64_t jobs = l.rows * space.tiles, far = mirror ? kBlockTile - 1 : 0, sign = mirror ? -1 : 1;
     const uintptr_t b = reinterpret_cast<uintptr_t>(call.in.data), a = reinterpret_cast<uintptr_t>(call.in.more[0]);
@@ -50,41 +50,34 @@ struct LinearPipeline : Rows {
     int64_t ticket = loads ? int64_t(take_ticket(space.ticket)) : 0;
     for (int it = 0, ends = 0;; ++it) {
       const int s = it % kStages;
-      char* const stage = stages + s * kStageBytes;
-      PipelineJob j{-1, 0, 0, 0, 0}, stored;
       if (it >= kStages) {
-        stored = next(it - kStages);
-        if (stored.row < 0) return;
+        if (next(it - kStages).row < 0) return;
         barrier_arrive(&empty[s]);
       }
-      if (loads && ends < kEnds) {
-        uintptr_t a_in = 0;
-        if (ticket < jobs) {
-          j.row = ticket / space.tiles;
-          j.tile = ticket - j.row * space.tiles;
-          ticket = int64_t(take_ticket(space.ticket));
-          const RowStart start = row_start(l, j.row);
-          const int64_t first = j.tile * kBlockTile, left = l.length - first, step = sign * first - far;
-          j.results = int(left < kBlockTile ? left : kBlockTile);
-          j.in = b + (start.in + step) * sizeof(E);
-          j.out = reinterpret_cast<uintptr_t>(call.out.values) + (start.out + step) * sizeof(E);
-          a_in = a + (row_offset(l, call.more_strides[0], j.row) + step) * sizeof(E);
-        } else {
-          ++ends;
-        }
-        this->free_stage(it);
-        job[s] = j;
-        places[s] = {j.results, int(j.in % kLine), int(a_in % kLine), j.tile > 0 ? kBlockTile : 0};
-        barrier_arrive(&taken[s]);
-        if (j.row >= 0)
-          load(a_in, stage + kPlaceBytes, j, mirror, Load::has_a(call, j.tile * kBlockTile) ? 0 : 1, a_end, &loaded[s]);
+      if (!loads || ends == kEnds) continue;
+      PipelineJob j{-1, 0, 0, 0, 0};
+      uintptr_t a_in = 0;
+      if (ticket < jobs) {
+        j.row = ticket / space.tiles;
+        j.tile = ticket - j.row * space.tiles;
+        ticket = int64_t(take_ticket(space.ticket));
+        const RowStart start = row_start(l, j.row);
+        const int64_t first = j.tile * kBlockTile, left = l.length - first, step = sign * first - far;
+        j.results = int(left < kBlockTile ? left : kBlockTile);
+        j.in = b + (start.in + step) * sizeof(E);
+        j.out = reinterpret_cast<uintptr_t>(call.out.values) + (start.out + step) * sizeof(E);
+        a_in = a + (row_offset(l, call.more_strides[0], j.row) + step) * sizeof(E);
+        char* const stage = stages + free_place(it) * kStageBytes;
+        load(a_in, stage + kPlaceBytes, j, mirror, Load::has_a(call, first) ? 0 : 1, a_end, &loaded[s]);
+        load(j.in, stage, j, mirror, 0, b_end, &loaded[s]);
+      } else {
+        ++ends;
       }
-      if (it >= kStages) {
-        barrier_wait(&done[s], (it / kStages - 1) & 1);
-        Rows::store_staged(stored, stage + int(stored.in % kLine), mirror);
-        warp_barrier();  // every lane has read what it stores itself
-      }
-      if (j.row >= 0) load(j.in, stage, j, mirror, 0, b_end, &loaded[s]);
+      free_stage(it);
+      job[s] = j;
+      places[s] = {j.results, int(j.in % kLine), int(a_in % kLine), j.tile > 0 ? kBlockTile : 0,
+                   reinterpret_cast<E*>(j.out)};
+      barrier_arrive(&taken[s]);
     }
   }
   // Starts the load of a job's elements from position `first` of the block tile on, whose lowest one's address is `in`.
@@ -129,8 +122,26 @@ struct LinearPipeline : Rows {
     return (kMirror ? kResultWarps - 1 - warp : warp) * kRuns * kTile < place.results;
   }
 
+  // Stores 8 results, which lie `at` elements behind the lowest of their block tile.
+  template <bool kMirror>
+  __device__ static void store(const Place& place, int at, const uint32_t (&w)[kWords]) {
+    E* const to = global(place.out + at);
+    const int first = kMirror ? kBlockTile - kGroup - at : at;  // of them, in the scan's order
+    if (first + kGroup <= place.results) {
+#pragma unroll
+      for (int i = 0; i < kWords; i += 4)
+        store_granule(reinterpret_cast<Packed<uint32_t, 4>*>(to) + i / 4, {{w[i], w[i + 1], w[i + 2], w[i + 3]}});
+    } else {
+      E r[kGroup];
+      unpack(w, r);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i)
+        if (first + (kMirror ? kGroup - 1 - i : i) < place.results) to[i] = r[i];
+    }
+  }
+
   // kAtGranules: every block tile of a starts at one.
-  template <bool kMirror, bool kAtGranules> __device__ void results(const S& op, char* stages, int warp) {
+  template <bool kMirror, bool kAtGranules> __device__ void results(const S& op, const char* stages, int warp) {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
     const int lane = lane_id(), first = warp * kRuns;
     Acc groups[kAhead + 1][kRuns];  // what precedes each of the lane's in its tile, of this block tile and those ahead
@@ -170,14 +181,14 @@ struct LinearPipeline : Rows {
       const Place place = places[s];
       if (place.results == 0) return;
       if (!has_part<kMirror>(place, warp)) {
+        barrier_arrive(&read[s]);
         barrier_arrive(&empty[s]);
-        barrier_arrive(&done[s]);
         continue;
       }
       barrier_wait(&loaded[s], turn.parity);
-      char* const stage = stages + s * kStageBytes;
       typename S::Item x[kRuns][kGroup];
-      items<kMirror, kAtGranules>(op, stage, place, first, x);
+      items<kMirror, kAtGranules>(op, stages + s * kStageBytes, place, first, x);
+      barrier_arrive(&read[s]);
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) S::group(x[k]);
       barrier_wait(&ready[s], turn.parity);
@@ -193,12 +204,10 @@ struct LinearPipeline : Rows {
         op.results(S::prefix(c, before[k]), x[k], r);
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) up[i] = r[kMirror ? kGroup - 1 - i : i];
-        uint32_t w[kWords], last[4];
+        uint32_t w[kWords];
         round_group<E, S>(up, w);
-        shift_out<0>(stage + place.b + (first + k) * kRunBytes, lane, 0, false, w, last);
+        store<kMirror>(place, (first + k) * kTile + lane * kGroup, w);
       }
-      bulk_fence();
-      barrier_arrive(&done[s]);
     }
   }
 };
@@ -229,7 +238,7 @@ __global__ void __launch_bounds__(pipeline_threads(sizeof(element_of<Load>), siz
         pipeline, space, warp - kCarryWarp, [&](int it) { return pipeline.next(it); },
         [&](int64_t row) { return row_carry<S, Load>(call, row); });
   } else {
-    pipeline.copy(call, space, stages, mirror);
+    pipeline.load(call, space, stages, mirror);
   }
 #endif
 }

@@ -262,8 +262,10 @@ template <class S, class Load, class Store> struct Pipeline {
   static constexpr int kWords = kGroup * int(sizeof(E)) / 4;  // of a group
   static constexpr int kRuns = kFan / kResultWarps;           // tiles of 256 that a result warp takes: neighbours
 
-  Barrier taken[kStages], loaded[kStages], summed[kStages], ready[kStages], empty[kStages], done[kStagings],
-      stored[kStagings];
+  // read: all elements of a stage are in registers, and it may be loaded again; empty: nothing asks for its job,
+  // either.
+  Barrier taken[kStages], loaded[kStages], read[kStages], summed[kStages], ready[kStages], empty[kStages],
+      done[kStagings], stored[kStagings];
   PipelineJob job[kStages];
   // What result warps ask of a job, at once: `results`, -1 where there is no job, and where in a line the block tile
   // begins, and its results.
@@ -278,6 +280,7 @@ template <class S, class Load, class Store> struct Pipeline {
     for (int s = 0; s < kStages; ++s) {
       barrier_init(&taken[s], 1);
       barrier_init(&loaded[s], S::kInputs);
+      barrier_init(&read[s], (kResultWarps + (kOwnTotals ? 0 : 1)) * kLanes);  // results, totals
       barrier_init(&summed[s], kResultWarps * kLanes);
       barrier_init(&ready[s], 2 * kLanes);                   // totals, carry
       barrier_init(&empty[s], (kResultWarps + 3) * kLanes);  // totals, carry, results, store
@@ -291,7 +294,16 @@ template <class S, class Load, class Store> struct Pipeline {
   // Every lane arrives for itself wherever a warp hands shared memory on: what it did there is ordered by that, and
   // tools can see it.
 
-  // The stage of turn `it`, when it is free.
+  // The stage of turn `it`, when its elements may be loaded.
+  __device__ int free_place(int it) {
+    const int s = it % kStages;
+    if (it >= kStages) {
+      barrier_wait(&loaded[s], (it / kStages - 1) & 1);  // nobody else may have waited where no result is written
+      barrier_wait(&read[s], (it / kStages - 1) & 1);
+    }
+    return s;
+  }
+  // The same when its job may be put.
   __device__ int free_stage(int it) {
     const int s = it % kStages;
     if (it >= kStages) barrier_wait(&empty[s], (it / kStages - 1) & 1);
@@ -329,11 +341,12 @@ template <class S, class Load, class Store> struct Pipeline {
       j.out = reinterpret_cast<uintptr_t>(call.out.values) + (start.out + sign * (first + shift) - far) * sizeof(O);
       const uintptr_t begin = j.in + (mirror ? kBlockTile - count : 0) * sizeof(E);
       const BulkRange<E> range(begin, begin + count * sizeof(E), memory_end);
-      const int s = free_stage(it);
+      const int s = free_place(it);
+      range.load(stages + s * kStageBytes, j.in, &loaded[s]);
+      free_stage(it);
       job[s] = j;
       places[s] = {j.results, int(j.in % kLine), int(j.out % kLine)};
       barrier_arrive(&taken[s]);
-      range.load(stages + s * kStageBytes, j.in, &loaded[s]);
     }
     for (int end = 0; end < kEnds; ++end, ++it) {  // one for each of those warps, which look at their own stages
       const int s = free_stage(it);
@@ -432,6 +445,7 @@ template <class S, class Load, class Store> struct Pipeline {
         }
         upto[0] = transposed_trees<S, 4, 8>(part, lane, kMirror);
       });
+      barrier_arrive(&read[s]);
       finish_totals<kMirror>(space, s, upto);
     }
   }
@@ -439,7 +453,6 @@ template <class S, class Load, class Store> struct Pipeline {
   template <bool kMirror> __device__ void publish_totals(ChainSpace<S>& space) {
     for (int it = 0; next(it).row >= 0; ++it) {
       const int s = it % kStages;
-      barrier_wait(&loaded[s], it / kStages & 1);  // nobody else does where no result of the block tile is written
       barrier_wait(&summed[s], it / kStages & 1);
       Acc upto[1] = {within[s][lane_id()]};
       finish_totals<kMirror>(space, s, upto);
@@ -604,6 +617,7 @@ template <class S, class Load, class Store> struct Pipeline {
       to_use |= o == kStagings - 1;
       to.advance();
       if (!has_part<kMirror>(place, warp)) {
+        barrier_arrive(&read[s]);
         barrier_arrive(&empty[s]);
         if (has_store) barrier_wait(&stored[o], stored_parity);
         barrier_arrive(&done[o]);
@@ -613,6 +627,7 @@ template <class S, class Load, class Store> struct Pipeline {
       uint32_t w[kRuns][kWords];
       typename S::Item items[kRuns][kGroup];
       part_items<kMirror, kAtGranules>(op, stages + s * kStageBytes, place, first, items);
+      barrier_arrive(&read[s]);
       Acc before[kRuns];
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) before[k] = kOwnTotals ? groups[0][k] : group<kMirror>(items[k]);
