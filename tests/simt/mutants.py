@@ -509,7 +509,7 @@ MUTANTS = (
     ),
     Mutant(
         "a load that has no results is not waited for", "kernels/scan_pipeline.cuh",
-        "barrier_wait(&loaded[s], it / kStages & 1); // nobody else", "// nobody else",
+        "barrier_wait(&loaded[s], (it / kStages - 1) & 1); // nobody else", "// nobody else",
         "scan.CumProd", ("pipeline",), every=1,
     ),
     Mutant(
@@ -547,13 +547,19 @@ MUTANTS = (
     # ---- the pipeline of two inputs
     Mutant(
         "the place of a is loaded again before its elements are taken", "kernels/scan_linear_pipeline.cuh",
-        "this->free_stage(it);", "",
-        "scan.LinearScan", ("linear_pipeline",),
+        "stages + free_place(it) * kStageBytes", "stages + s * kStageBytes",
+        "scan.LinearScan", ("linear_pipeline",), quick=True,
     ),
     Mutant(
-        "results of two inputs are stored before they are there", "kernels/scan_linear_pipeline.cuh",
-        "barrier_wait(&done[s], (it / kStages - 1) & 1);", "",
-        "scan.LinearScan", ("linear_pipeline",), quick=True,
+        "a stage is loaded again before its elements are taken", "kernels/scan_pipeline.cuh",
+        "barrier_wait(&read[s], (it / kStages - 1) & 1);", "",
+        "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
+        "a job is put while its carry is looked for", "kernels/scan_pipeline.cuh",
+        "range.load(stages + s * kStageBytes, j.in, &loaded[s]); free_stage(it);",
+        "range.load(stages + s * kStageBytes, j.in, &loaded[s]);",
+        "scan.CumSum", ("pipeline",),
     ),
     Mutant(
         "a row of the pipeline forgets what precedes it", "kernels/scan_pipeline.cuh",
@@ -734,8 +740,8 @@ MUTANTS = (
     ),
     # ---- tiles of columns
     Mutant(
-        "the warps before the middle of a tile by another half's quarter", "kernels/scan_column_tiles.cuh",
-        "totals[(at.warp & 4) + 1][chain]", "totals[1][chain]",
+        "the parts before the middle of a tile by another half's", "kernels/scan_column_tiles.cuh",
+        "totals[(at.part & ~(2 * d - 1)) + d - 1][chain]", "totals[d - 1][chain]",
         "scan.CumProd", ("column_tiles",), quick=True,
     ),
     Mutant(
@@ -745,13 +751,23 @@ MUTANTS = (
     ),
     Mutant(
         "a block tile of columns without its last tile", "kernels/scan_column_tiles.cuh",
-        "slots.value[3] = own;", ";",
+        "some.value[3] = own;", ";",
         "scan.CumProd", ("column_tiles",),
     ),
     Mutant(
         "a superblock of columns without those before it", "kernels/scan_column_tiles.cuh",
-        "S::combine(before, of_turns(far, to_settle))", "of_turns(far, to_settle)",
+        "S::combine(before, of_turns(far, kFan, to_settle))", "of_turns(far, kFan, to_settle)",
         "scan.CumProd", ("column_tiles",),
+    ),
+    Mutant(
+        "words of the next lane are not waited for", "kernels/scan_column_tiles.cuh",
+        "if (kLoose) warp_barrier();", "",
+        "scan.CumSum", ("column_tiles",),
+    ),
+    Mutant(
+        "a lane's columns of an odd row from its own word", "kernels/scan_column_tiles.cuh",
+        "beside_own = at.lane + 1 < kWide ? 1 : 0;", "",
+        "scan.CumSum", ("column_tiles",),
     ),
     Mutant(
         "an exclusive scan of a tile stores its last result in its next", "kernels/scan_column_tiles.cuh",
