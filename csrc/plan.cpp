@@ -289,6 +289,13 @@ static bool whole_rows(const ScanCall& call, bool vector_loads) {
   return in_place(call) && neighbours && (l.length > kTile || one_run);
 }
 
+// Whether two block tiles of a row are what a block's lanes can hold.
+static bool two_block_tiles(const ScanCall& call, bool vector_loads) {
+  const int64_t n = call.layout.length;
+  return compact(call) && vector_loads && kWarps * scan_sizes(call).tiles == kFan && n > kBlockTile &&
+         n <= 2 * kBlockTile;
+}
+
 // Whether rows are far shorter than a group, and one run of memory that is read and written 16 bytes at a time.
 static bool packed_rows(const ScanCall& call) {
   const Layout& l = call.layout;
@@ -594,14 +601,16 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const bool room = device.bulk_copies && shared_of(device) >= kPipelineShared;
   const bool few = room && forced.vector_loads != 0 && narrow_run(call),
              pipeline = few || (room && pipelined(call, plan.vector_loads));
-  const bool whole = forced.whole != 0 && whole_rows(call, plan.vector_loads), indexed = facts(call.op).indexed;
+  // Where each block tile has a multiprocessor of its own.
+  const bool few_tiles = l.rows * ceil_div(n, kBlockTile) <= device.multiprocessors,
+             two = few_tiles && two_block_tiles(call, plan.vector_loads),  // by one block, which waits for no other
+      whole = forced.whole != 0 && (two || whole_rows(call, plan.vector_loads)), indexed = facts(call.op).indexed;
   const bool walked = whole || scan_sizes(call).acc <= kWalkedAcc;
   const bool chains = inputs < 3;  // of three inputs a block tile takes more registers than there are
   // Where each block tile has a multiprocessor of its own, it is for a chain, which starts sooner (H200, from a graph:
   // cumsum float32 of 2^14 6.3 us, in the pipeline 7.3, of 10^6 7.9 and 9.6, of 8 by 32000 7.4 and 8.0; of more tiles,
   // 2^21, 11.8 and 11.5; cumprod, with larger totals, of 2^20 10.9 and 9.8).
-  const bool brief = plan.vector_loads && inputs == 1 && !indexed && scan_sizes(call).acc <= 4 &&
-                     l.rows * ceil_div(n, kBlockTile) <= device.multiprocessors;
+  const bool brief = plan.vector_loads && inputs == 1 && !indexed && scan_sizes(call).acc <= 4 && few_tiles;
   const int64_t longest_walk = !many_rows ? kExtremeWalk : pipeline ? kExtremePipelined - 1 : n;  // with indices
   const Family along = !walked                                                   ? Family::Chain
                        : n <= kTile || whole                                     ? Family::Rows
@@ -677,7 +686,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
         plan.blocks = ceil_div(l.rows, kWarps * held * (32 / plan.lanes));
       } else if (whole) {
         plan.warps = int(power_of_two(ceil_div(n, held * kTile)));
-        take(forced.warps, plan.warps, kWarps, "warps");
+        take(forced.warps, plan.warps, std::max(kWarps, plan.warps), "warps");
         if (plan.warps * held * kTile < n)
           throw std::invalid_argument("force_plan: too few warps for a row of " + std::to_string(n));
         // Warps of one row alone wait for each other less; those that store by way of shared memory have too much of

@@ -218,6 +218,18 @@ void packed_rows() {  // shorter than a group
     for (int form = 0; form < 4; ++form)  // exclusive, reverse
       for (const auto& sizes : shapes) check({"cumsum", d, d, sizes, 2, form % 2 != 0, form / 2 != 0}, policies);
 }
+// A block a row of two block tiles, where they are few.
+void two_block_tiles() {
+  constexpr Scanned kTypes[] = {{"cumsum", Dtype::F32, Dtype::F32},
+                                {"cumsum", Dtype::BF16, Dtype::BF16},
+                                {"cumsum", Dtype::I32, Dtype::I64},
+                                {"logcumsumexp", Dtype::F16, Dtype::F16}};
+  for (const Scanned& s : kTypes)
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{{1, 8193}, {3, 8208}, {2, 12345}, {5, 16384}})
+      for (int form = 0; form < 4; ++form)
+        check({s.op, s.in, s.out, sizes, 2, form % 2 != 0, form / 2 != 0},
+              {{{}, 132, 1}, {{-1, -1, -1, -1, -1, 0}, 132, 1}});
+}
 void wide_rows() {  // of at most a tile, or a block tile
   const Policies policies = {{{kRows, -1, -1, -1, -1}, 132, 1}};
   check_scans({{1, 7}, {1, 250}, {1, 2001}, {1, 8191}, {300, 16}, {40, 64}, {9, 256}, {3, 272}, {9, 1040}, {3, 2064}},
@@ -737,6 +749,7 @@ constexpr Group kGroups[] = {
     {"unaligned_rows", unaligned_rows},
     {"packed_rows", packed_rows},
     {"wide_rows", wide_rows},
+    {"two_block_tiles", two_block_tiles},
     {"scan_columns", scan_columns},
     {"wide_columns", wide_columns},
     {"flat_columns", flat_columns},
