@@ -603,7 +603,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
              pipeline = few || (room && pipelined(call, plan.vector_loads));
   // Where each block tile has a multiprocessor of its own.
   const bool few_tiles = l.rows * ceil_div(n, kBlockTile) <= device.multiprocessors,
-             two = few_tiles && two_block_tiles(call, plan.vector_loads),  // by one block, which waits for no other
+             two = few_tiles && device.large_blocks &&
+                   two_block_tiles(call, plan.vector_loads),  // by one block, which waits for no other
       whole = forced.whole != 0 && (two || whole_rows(call, plan.vector_loads)), indexed = facts(call.op).indexed;
   const bool walked = whole || scan_sizes(call).acc <= kWalkedAcc;
   const bool chains = inputs < 3;  // of three inputs a block tile takes more registers than there are

@@ -61,11 +61,13 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
             }
             break;
           }
+#ifdef TR_BULK_COPIES  // older AMD GPUs have too few registers for it
         if constexpr (K * kWarps == kFan)
           if (plan.whole && n > kBlockTile) {
             run(scan_tiled_rows<S, Load, Store, true, K, 2>);
             break;
           }
+#endif
         if (plan.whole && plan.vector_loads) {
           n <= kTile       ? run(scan_short_rows<S, Load, Store, true>)
           : n <= 2 * kTile ? run(scan_tiled_rows<S, Load, Store, true, 2>)
