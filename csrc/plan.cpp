@@ -286,7 +286,14 @@ static bool whole_rows(const ScanCall& call, bool vector_loads) {
   if (vector_loads) return true;
   const bool neighbours = l.length == 1 || (magnitude(position_stride(l)) == 1 && out_stride(l) == position_stride(l));
   const bool one_run = l.kept == 0 || (l.kept == 1 && l.out[0] == l.length);
-  return in_place(call) && neighbours && (l.length > kTile || one_run);
+  return neighbours && (l.length > kTile || one_run);
+}
+
+// Whether two block tiles of a row are what a block's lanes can hold.
+static bool two_block_tiles(const ScanCall& call, bool vector_loads) {
+  const int64_t n = call.layout.length;
+  return compact(call) && vector_loads && kWarps * scan_sizes(call).tiles == kFan && n > kBlockTile &&
+         n <= 2 * kBlockTile;
 }
 
 // Whether rows are far shorter than a group, and one run of memory that is read and written 16 bytes at a time.
@@ -399,10 +406,17 @@ static int tile_vector(const ScanCall& call) {
   const bool indexed = facts(call.op).indexed;
   const int size = size_of(call.in.dtype), vector = walk_vector(size);
   if (!typed(call) || size > 4 || l.length <= kTile) return 0;
-  if (indexed ? l.length > kNearRows : !in_place(call) || !is_float(call.in.dtype) || scan_sizes(call).acc != 8)
-    return 0;
+  if (indexed ? l.length > kNearRows : !is_float(call.in.dtype) || !(in_place(call) || held_rows(call))) return 0;
+  // Of accumulators of 4 bytes, in float32, where few columns are no whole sectors (H200, of a copy's speed: 9 columns
+  // 0.50, in granules 0.36; 31 0.74, 0.69; 100 0.67, 0.62; but 1001 0.60, 0.73).
+  if (!indexed && scan_sizes(call).acc == 4) {
+    const int64_t columns = l.kept && l.reduced ? l.size[l.kept - 1] : 0;
+    if (size < 4 || columns <= kMostNarrow || columns > kSectorColumns || position_stride(l) % 8 == 0 ||
+        strip_row(call))
+      return 0;
+  }
   if (forced_plan().vector_loads == 0) return 1;
-  return (indexed ? lane_walks(call) : column_vectors(call, vector)) ? vector : 1;
+  return (in_place(call) ? column_vectors(call, vector) : lane_walks(call)) ? vector : 1;
 }
 
 // Where 16-byte accesses along the row have to be aligned: the end that lies highest in a row walked downwards.
@@ -540,7 +554,8 @@ static void take_strips(Plan& plan, const ScanCall& call, const DeviceFacts& dev
 static void take_tiles(Plan& plan, const ScanCall& call, int vector) {
   const Layout& l = call.layout;
   const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, vector),
-                strips = ceil_div(columns, 32), each = ceil_div(columns, strips);
+                across = column_tile_lanes(facts(call.op).inputs), strips = ceil_div(columns, across),
+                each = ceil_div(columns, strips);
   plan.tiled = true;
   plan.vector = vector;
   plan.vector_loads = vector > 1;
@@ -549,8 +564,9 @@ static void take_tiles(Plan& plan, const ScanCall& call, int vector) {
     plan.lanes = kWarps * (32 / plan.strip);
     plan.splits = ceil_div(l.length, plan.lanes * kExtremeSteps);
   } else {
-    plan.lanes = kWarps;
-    while (2 * plan.warps * plan.strip <= 32) plan.warps *= 2;
+    plan.threads = column_tile_threads(facts(call.op).inputs);
+    plan.lanes = plan.threads / int(across);
+    while (2 * plan.warps * plan.strip <= across) plan.warps *= 2;
     plan.splits = ceil_div(l.length, kTile);
   }
   plan.blocks = strips * (l.rows / width) * ceil_div(plan.splits, plan.warps);
@@ -580,14 +596,17 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const bool room = device.bulk_copies && shared_of(device) >= kPipelineShared;
   const bool few = room && forced.vector_loads != 0 && narrow_run(call),
              pipeline = few || (room && pipelined(call, plan.vector_loads));
-  const bool whole = forced.whole != 0 && whole_rows(call, plan.vector_loads), indexed = facts(call.op).indexed;
+  // Where each block tile has a multiprocessor of its own.
+  const bool few_tiles = l.rows * ceil_div(n, kBlockTile) <= device.multiprocessors,
+             two = few_tiles && device.large_blocks &&
+                   two_block_tiles(call, plan.vector_loads),  // by one block, which waits for no other
+      whole = forced.whole != 0 && (two || whole_rows(call, plan.vector_loads)), indexed = facts(call.op).indexed;
   const bool walked = whole || scan_sizes(call).acc <= kWalkedAcc;
   const bool chains = inputs < 3;  // of three inputs a block tile takes more registers than there are
   // Where each block tile has a multiprocessor of its own, it is for a chain, which starts sooner (H200, from a graph:
   // cumsum float32 of 2^14 6.3 us, in the pipeline 7.3, of 10^6 7.9 and 9.6, of 8 by 32000 7.4 and 8.0; of more tiles,
   // 2^21, 11.8 and 11.5; cumprod, with larger totals, of 2^20 10.9 and 9.8).
-  const bool brief = plan.vector_loads && inputs == 1 && !indexed && scan_sizes(call).acc <= 4 &&
-                     l.rows * ceil_div(n, kBlockTile) <= device.multiprocessors;
+  const bool brief = plan.vector_loads && inputs == 1 && !indexed && scan_sizes(call).acc <= 4 && few_tiles;
   const int64_t longest_walk = !many_rows ? kExtremeWalk : pipeline ? kExtremePipelined - 1 : n;  // with indices
   const Family along = !walked                                                   ? Family::Chain
                        : n <= kTile || whole                                     ? Family::Rows
@@ -602,13 +621,16 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const bool flat = forced.vector_loads != 0 && flat_run(call);
   const int strips = room && forced.vector_loads != 0 && l.kept > 0 && l.reduced > 0 ? strip_row(call) : 0;
   const bool loose = device.large_blocks && forced.vector_loads != 0 && ragged(call);
-  const int tiles = tile_vector(call);
+  // Strips of two inputs, or with indices, are narrow, unless columns are short: float32 linear_scan 0.15 of a copy's
+  // speed. So lanes that walk are worth it from about one block of them a multiprocessor on. Where there are tiles for
+  // two inputs, from more on (H200, float32 and bfloat16: 16384 columns 0.47 of a copy's speed, tiles 0.54 and 0.41;
+  // 32768 0.79 and 0.31, tiles 0.59 and 0.44).
+  const int64_t walkers = int64_t(kWalkThreads) * walk_vector(in_size) * device.multiprocessors;
+  const bool wide = inputs == 2 && lane_walks(call) && 3 * l.rows >= 8 * walkers;
+  const int tiles = wide ? 0 : tile_vector(call);
   const bool narrow = !flat && !loose && !strips && !tiles && n > kBlockTile &&
                       l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
-  // Strips of two inputs, or with indices, are narrow, unless columns are short: float32 linear_scan 0.15 of a copy's
-  // speed. So lanes that walk are worth it from about one block of them a multiprocessor on.
-  const bool many_columns =
-      !tiles && 4 * l.rows >= int64_t(3) * kWalkThreads * walk_vector(in_size) * device.multiprocessors;
+  const bool many_columns = !tiles && 4 * l.rows >= 3 * walkers;
   const Family chosen = !across                                              ? along
                         : few && n > kBlockTile                              ? Family::Pipeline
                         : many_columns && n > kLeastWalk && lane_walks(call) ? Family::Walk
@@ -663,7 +685,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
         plan.blocks = ceil_div(l.rows, kWarps * held * (32 / plan.lanes));
       } else if (whole) {
         plan.warps = int(power_of_two(ceil_div(n, held * kTile)));
-        take(forced.warps, plan.warps, kWarps, "warps");
+        take(forced.warps, plan.warps, std::max(kWarps, plan.warps), "warps");
         if (plan.warps * held * kTile < n)
           throw std::invalid_argument("force_plan: too few warps for a row of " + std::to_string(n));
         // Warps of one row alone wait for each other less; those that store by way of shared memory have too much of

@@ -113,7 +113,7 @@ constexpr int kWalkThreads = 64;        // of Walk's blocks
 // Neighbouring columns of a thread, given the bytes of an element: copies take 4 bytes or 8.
 TR_HD constexpr int walk_vector(int size) { return size == 2 ? 2 : 1; }
 // Threads of Pipeline's blocks, given the bytes of an element and of an accumulator: with larger ones, its result warps
-// form totals, too, and with those of two inputs one warp loads and stores.
+// form totals, too, and with those of two inputs store them.
 TR_HD constexpr int pipeline_threads(int bytes, int acc) {
   return acc > 8 ? 640 : acc > 4 ? 672 : bytes > 2 ? 768 : 800;
 }
@@ -148,6 +148,13 @@ TR_HD constexpr int held_groups(const Layout& layout, int size, int warps) {
   return groups;
 }
 
+// Whether results of such rows, which are not stored 16 bytes at a time, are one run of memory for each warp.
+TR_HD constexpr bool held_runs(const Layout& layout, bool vector_loads) {
+  const int64_t along = layout.reduced ? layout.out[layout.kept] : 1;
+  return !(vector_loads && layout.length % kGroup == 0) && (along == 1 || along == -1) &&
+         (layout.length > kTile || layout.kept == 0 || (layout.kept == 1 && layout.out[0] == layout.length));
+}
+
 // Rows that a lane takes one after the other where they have fewer elements than a group, of at most so many bytes, and
 // are one aligned run of memory.
 constexpr int kPackedRows = 8, kPackedBytes = 16;
@@ -162,8 +169,13 @@ TR_HD constexpr int extreme_tile(int size) { return (32 << 10) / size; }
 constexpr int kExtremeBlocks = 12;  // of warps that take several rows at a time, at most so many a multiprocessor
 constexpr int kExtremeLead = 15;    // the most positions before a row that are counted with it
 constexpr int kExtremeSteps = 32;   // rows that a lane has of a tile of columns (scan_extreme_columns.cuh)
-constexpr int kRecordFan = 16;      // tiles, and groups of them, whose records are looked at together
-constexpr int kExtremeWalk = 2048;  // the longest rows that warps walk where they are few
+// The threads of a block of scan_column_tiles.cuh, and those of them that lie side by side: of two inputs, that as much
+// memory is on its way.
+TR_HD constexpr int column_tile_threads(int inputs) { return inputs == 2 ? 128 : 256; }
+TR_HD constexpr int column_tile_lanes(int inputs) { return inputs == 2 ? 16 : 32; }
+constexpr int kSectorColumns = 128;  // float32 columns with accumulators of 4 bytes, at most
+constexpr int kRecordFan = 16;       // tiles, and groups of them, whose records are looked at together
+constexpr int kExtremeWalk = 2048;   // the longest rows that warps walk where they are few
 // Rows from which on Pipeline has them where they are many, too, and the threads of its blocks.
 constexpr int kExtremePipelined = 8192, kExtremePipelineThreads = 640;
 

@@ -36,7 +36,8 @@ def test_columns_fit_the_shared_memory(op, dtype):
             if plan["family"] != "columns":
                 continue
             if plan["tiled"]:
-                assert plan["shared"] == 0 < plan["workspace"] and plan["threads"] == 256  # all is declared
+                threads = 128 if op == "linear_scan" else 256
+                assert plan["shared"] == 0 < plan["workspace"] and plan["threads"] == threads  # all is declared
                 continue
             assert 0 < plan["shared"] <= most - DECLARED, (length, width, aligned, plan)
             if plan["strip_bytes"]:
@@ -93,8 +94,8 @@ def test_strips_that_blocks_share_go_through_a_pipeline_of_their_own():
 
 
 def test_few_columns_are_one_run_of_memory_where_there_is_room():
-    for width, flat in ((5, True), (7, True), (15, True), (20, False), (33, False)):
-        plan = column_plan("cumsum", 2**20, width, torch.float32, True, HOPPER)
+    for width, flat in ((5, True), (7, True), (15, True), (20, True), (33, False)):
+        plan = column_plan("cumsum", 2**20, width, torch.bfloat16, True, HOPPER)
         assert plan["flat"] == flat and plan["family"] == "columns", (width, plan)
         if flat:
             assert plan["warps"] * width <= plan["strip"] * plan["vector"] < 2 * plan["warps"] * width
@@ -125,7 +126,7 @@ def test_two_to_four_columns_go_through_the_pipeline_side_by_side():
 def test_columns_whose_rows_start_anywhere_are_copied_in_granules_where_there_is_room():
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         size = torch.finfo(dtype).bits // 8
-        for length, width in ((50257, 5341), (1000, 33), (257, 63), (2**20, 65), (700, 100_001)):
+        for length, width in ((50257, 5341), (1000, 133), (257, 163), (2**20, 165), (700, 100_001)):
             plan = column_plan("cumsum", length, width, dtype, True, HOPPER)
             assert plan["ragged"] and not plan["walks"] and plan["family"] == "columns", (width, plan)
             assert plan["vector"] == 4 // size and plan["splits"] == -(-length // 256)
@@ -162,6 +163,34 @@ def test_columns_of_large_accumulators_are_taken_tile_by_tile():
         assert not column_plan(op, 256, 4096, dtype, True, HOPPER)["tiled"]
     for op, dtype in (("cumsum", torch.float32), ("cumprod", torch.float64), ("cumprod", torch.int64)):
         assert not column_plan(op, 2**20, 64, dtype, True, HOPPER)["tiled"]
+
+
+def test_few_columns_that_are_no_whole_sectors_are_taken_tile_by_tile():
+    for width, tiled in ((5, True), (7, True), (33, True), (100, True), (8, False), (104, False), (129, False)):
+        assert column_plan("cumsum", 10**6, width, torch.float32, True, HOPPER)["tiled"] == tiled, width
+        assert not column_plan("cumsum", 10**6, width, torch.bfloat16, True, HOPPER)["tiled"]
+
+
+def test_columns_of_two_inputs_are_taken_tile_by_tile_where_too_few_lanes_would_walk():
+    for dtype, width, aligned, vector in (
+        (torch.float32, 16, True, 1), (torch.bfloat16, 16, True, 2), (torch.bfloat16, 7, True, 1),
+        (torch.float32, 16384, True, 1), (torch.bfloat16, 32768, True, 2),
+    ):  # fmt: skip
+        plan = column_plan("linear_scan", 4096, width, dtype, aligned, HOPPER)
+        assert plan["tiled"] and plan["threads"] == 128 and plan["vector"] == vector, (dtype, width, plan)
+        assert plan["strip"] * plan["warps"] <= 16 and plan["splits"] == 16
+    for dtype, width in ((torch.float32, 32768), (torch.bfloat16, 65536)):
+        assert column_plan("linear_scan", 4096, width, dtype, True, HOPPER)["family"] == "walk", (dtype, width)
+    assert not column_plan("linear_scan", 256, 16, torch.float32, True, HOPPER)["tiled"]
+
+
+def test_few_rows_of_two_block_tiles_are_a_block_each():
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        plan = _C.plan(
+            "cumsum", [66, 8200], [8200, 1], [1], NUMBERS[dtype], NUMBERS[dtype], True, True, 132, True, HOPPER
+        )
+        few = dtype != torch.int64  # of larger accumulators lanes hold fewer
+        assert (plan["family"] == "rows" and plan["warps"] == 16) == few, (dtype, plan)
 
 
 def test_the_pipeline_is_for_gpus_with_room_for_it():

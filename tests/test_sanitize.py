@@ -109,7 +109,7 @@ def test_rows_of_a_few_elements(device, dtype):
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_columns_whose_rows_start_anywhere(device, dtype):
     """From the first byte of their memory to the last, and in the middle of it."""
-    for shape, dim in (((600, 67), 0), ((2, 300, 133), 1)):
+    for shape, dim in (((600, 167), 0), ((2, 300, 133), 1)):
         for options in ({}, {"reverse": True}, {"exclusive": True}):
             check("cumsum", values(shape, dtype, seed=1), dim, options, {}, device)
 
@@ -144,6 +144,44 @@ def test_tiles_of_columns(device, name, dtype):
             check(name, values(shape, dtype, seed=1), dim, options, {"family": "columns"}, device)
 
 
+def linear_scans(device, shape, dim, dtype, **forced):
+    """The same bits as on the CPU, from either end."""
+    a, b = values(shape, dtype, seed=1).tanh(), values(shape, dtype, seed=2)
+    for reverse in (False, True):
+        with force_plan(**forced):
+            result = tr.linear_scan(a.to(device), b.to(device), dim, reverse=reverse)
+        assert_bitwise_equal(result, tr.linear_scan(a, b, dim, reverse=reverse))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_tiles_of_columns_of_two_inputs(device, dtype):
+    """As above; and of cumsum, whose accumulators are small, where rows are no whole sectors."""
+    for shape, dim in (((3000, 7), 0), ((9000, 16), 0), ((8500, 64), 0), ((600, 100), 0), ((3, 700, 66), 1)):
+        linear_scans(device, shape, dim, dtype, family="columns")
+        check("cumsum", values(shape, dtype, seed=1), dim, {}, {"family": "columns"}, device)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64))
+def test_odd_rows_of_two_inputs(device, dtype):
+    """Held as a whole, their results stored by way of shared memory: rows among others, the first and the last."""
+    for shape in ((300, 17), (300, 100), (90, 250), (70, 1001), (9, 4097), (2, 100)):
+        linear_scans(device, shape, 1, dtype)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_blocks_of_two_inputs_that_stay(device, dtype):
+    """More block tiles than a block of their pipeline has stages, on 132 multiprocessors."""
+    linear_scans(device, (400, 8200), 1, dtype, family="pipeline")
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+def test_rows_of_two_block_tiles(device, dtype):
+    """A block each."""
+    for n in (8200, 12344, 16384):
+        for options in ({}, {"reverse": True}, {"exclusive": True}):
+            check("cumsum", values((3, n), dtype, seed=1), 1, options, {}, device)
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_blocks_that_share_strips_for_long(device, dtype):
     """More jobs than the blocks have stages for, on 132 multiprocessors."""
@@ -160,14 +198,11 @@ def test_blocks_that_walk_down_columns(device, dtype, columns):
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64))
 def test_lanes_that_walk_down_columns(device, dtype):
-    """As many columns as that takes on 132 multiprocessors; two tiles and a part of a group."""
-    a, b = values((517, 16896), dtype, seed=1).tanh(), values((517, 16896), dtype, seed=2)
-    for reverse in (False, True):
-        expected = tr.linear_scan(a, b, 0, reverse=reverse), *tr.cummax(b, 0, reverse=reverse)
-        result = (tr.linear_scan(a.to(device), b.to(device), 0, reverse=reverse),
-                  *tr.cummax(b.to(device), 0, reverse=reverse))  # fmt: skip
-        for r, e in zip(result, expected, strict=True):
-            assert_bitwise_equal(r, e)
+    """A block of them a multiprocessor, of 132; two tiles and a part of a group."""
+    linear_scans(device, (517, 16896), 0, dtype, family="walk")
+    x = values((517, 16896), dtype, seed=2)
+    for options in ({}, {"reverse": True}):
+        check("cummax", x, 0, options, {"family": "walk"}, device)
 
 
 @pytest.mark.parametrize("forced", SCAN, ids=str)

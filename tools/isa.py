@@ -67,7 +67,7 @@ TYPES = {
 KERNEL = re.compile(
     r"(?P<family>\w+)<(?P<op>\w+)<(?P<accumulator>[\w ]+)>"
     r"(, (?P<kind>Typed|Pair|Triple|Any)Load<(?P<load>[\w ]+)>"
-    r"(, ((Typed|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<variant>\w+)(, \w+)?)?)? ?>\("
+    r"(, ((Typed|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<variant>\w+)(?P<more>(, \w+)*))?)? ?>\("
 )
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
 CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.)?(?:(128)|(64))\b")
@@ -99,6 +99,8 @@ class Kernel:
         self.element = TYPES[match["load"] or match["accumulator"]][0]
         # Columns a lane; or whether rows are aligned.
         self.variant = match["variant"]
+        if self.family == "scan_held_rows" and (match["more"] or "").endswith("true"):  # staged
+            self.variant = "false"
         if match["kind"] == "Any":
             self.element = f"any as {self.element}"
         # Of a kernel that is compiled for one type: that of the elements, and of a scan's results.

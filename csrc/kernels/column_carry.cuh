@@ -29,13 +29,29 @@ template <class S> struct ColumnSpace {
   }
 };
 
-// What with(join) forms of values by joins, `results`, and returns the last of, which all are part of: without choices
-// where the scan has such a way and all values allow it.
-template <class S, class With, class... V> __device__ __forceinline__ void join_calmly(With with, V&... results) {
-  if constexpr (S::kInputs == 1 && (kHasCalm<S, V> && ...)) {
-    // Zeros, infinities and NaN, which are not calm, stay so.
-    if (S::is_calm(with([](const auto& l, const auto& r) { return S::calm_join(l, r); }))) {
-      ((results = S::calm_end(results)), ...);
+// What with(join) forms of `values` by joins: `results`, of which each is of the values up to its place, or a single
+// one of all. Without choices where the scan has such a way and all values allow it.
+template <class S, class V, int M, class With, int N>
+__device__ __forceinline__ void join_calmly(const V (&values)[M], With with, V (&results)[N]) {
+  if constexpr (kHasCalm<S, V>) {
+    with([](const auto& l, const auto& r) { return S::calm_join(l, r); });
+    bool calm = true;
+    if constexpr (S::kInputs == 1) {
+      calm = S::is_calm(results[N - 1]);  // zeros, infinities and NaN, which are not calm, stay so
+    } else {
+      bool reset = false;
+#pragma unroll
+      for (int i = 0; i < M; ++i) {
+        calm &= S::is_calm(values[i]);
+        reset |= S::is_reset(values[i]);
+        if (N == M) calm &= S::is_settled(results[i], reset);
+        else calm &= S::is_settled(values[i], true);  // a join of others might drop it where combine does not
+      }
+      if (N < M) calm &= S::is_settled(results[0], reset);
+    }
+    if (calm) {
+#pragma unroll
+      for (V& result : results) result = S::calm_end(result);
       return;
     }
     TR_RARE_PATH;

@@ -1,4 +1,5 @@
-// How neighbouring lanes load rows of at most a block tile, a group of 8 neighbours at a time, and store their results.
+// How neighbouring lanes load rows of at most a block tile, or two, a group of 8 neighbours at a time, and store their
+// results.
 //
 // Aligned rows move 16 bytes at a time. Others are loaded element by element, which the cache puts together (faster
 // than whole granules and shifts, which took more instructions than there is time for: 7 float32 a row 0.87 of a copy's
@@ -34,22 +35,39 @@ __device__ __forceinline__ void load_vector(const ScanCall& call, int64_t base, 
     memcpy(w, x, sizeof w);
   }
 }
+// The same for results, where `there`. By whole warps. `paired`: neighbouring lanes, from the first one on, have
+// neighbouring groups of a row, or both nothing.
 template <class S, class Store>
-__device__ __forceinline__ void store_vector(const ScanCall& call, int64_t base, int first, int n, bool mirror,
+__device__ __forceinline__ void store_vector(const ScanCall& call, int64_t base, int first, int n, bool there,
+                                             bool mirror, [[maybe_unused]] bool paired,
                                              const typename S::Result (&r)[kGroup]) {
+  using O = typename Store::Element;
   constexpr int W = Store::kWidth;
-  if (n % W != 0 && first + kGroup > n) {
+  auto elements = [&] {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i)
       if (first + i < n) Store::one(call, mirror ? base - first - i : base + first + i, r[i]);
-    return;
+  };
+  if constexpr (!kHalfSectors<O>) {
+    if (!there) return;
+    if (n % W != 0 && first + kGroup > n) return elements();
   }
   const int64_t lowest = mirror ? base - first - (kGroup - 1) : base + first;
   typename S::Result out[kGroup];
 #pragma unroll
   for (int i = 0; i < kGroup; ++i) out[i] = mirror ? r[kGroup - 1 - i] : r[i];
-  uint32_t w[kGroupWords<typename Store::Element>];
-  round_group<typename Store::Element, S>(out, w);
+  uint32_t w[kGroupWords<O>];
+  round_group<O, S>(out, w);
+  if constexpr (kHalfSectors<O>)
+    if constexpr (kHalfSectors<O>) {
+      if (paired) {
+        const bool both = there && (first | kGroup) + kGroup <= n;
+        store_sectors(static_cast<O*>(call.out.values) + lowest, (lane_id() % 2 != 0) != mirror, both, w);
+        there &= !both;
+      }
+      if (!there) return;
+      if (n % W != 0 && first + kGroup > n) return elements();
+    }
 #pragma unroll
   for (int v = 0; v < kGroup; v += W)
     if (first + (mirror ? kGroup - v : v + W) <= n) Store::vector(call, lowest + v, w, v);
@@ -115,14 +133,17 @@ template <class E, int kItems, bool kGroups> struct RunStage {
                                               const Result (&r)[kGroup]) {
     uint32_t w[kGroupWords<E>];
     round_group<E, S>(r, w);
-    if constexpr (sizeof(E) == 2) {
+    if constexpr (sizeof(E) == 2)
       if (pairs) {
         if (mirror) reverse_words<E>(w);
         return put_pairs(item, count, mirror, w);
       }
-      if constexpr (kGroups)
-        if (!mirror && count >= kGroup) return put_group(item, w);
-    }
+    put_words(item, count, mirror, w);
+  }
+  // The same of rounded ones.
+  __device__ __forceinline__ void put_words(int item, int count, bool mirror, const uint32_t (&w)[kGroupWords<E>]) {
+    if constexpr (sizeof(E) == 2 && kGroups)
+      if (!mirror && count >= kGroup) return put_group(item, w);
     E rounded[kGroup];
     unpack(w, rounded);
     put(item, count, mirror, rounded);
@@ -171,15 +192,15 @@ template <class E, class S> __device__ __forceinline__ E absent_element() {
   else return E(S::absent_item());
 }
 
-// 4 words from the byte `before` of 8 on.
-__device__ __forceinline__ void shift_words(const uint32_t (&w)[8], int before, uint32_t (&g)[4]) {
-  uint32_t a[6], b[5];
+// N words from the byte `before` of N + 4 on: words, or 16-bit elements.
+template <int N> __device__ __forceinline__ void shift_words(const uint32_t (&w)[N + 4], int before, uint32_t (&g)[N]) {
+  uint32_t a[N + 2], b[N + 1];
 #pragma unroll
-  for (int i = 0; i < 6; ++i) a[i] = before & 8 ? w[i + 2] : w[i];
+  for (int i = 0; i < N + 2; ++i) a[i] = before & 8 ? w[i + 2] : w[i];
 #pragma unroll
-  for (int i = 0; i < 5; ++i) b[i] = before & 4 ? a[i + 1] : a[i];
+  for (int i = 0; i < N + 1; ++i) b[i] = before & 4 ? a[i + 1] : a[i];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) g[i] = funnel_right(b[i], b[i + 1], before % 4 * 8);
+  for (int i = 0; i < N; ++i) g[i] = N > kGroup / 2 ? b[i] : funnel_right(b[i], b[i + 1], before % 4 * 8);
 }
 
 // Loads K groups a lane: base[k] says where their rows start, first(k) at which position, count(k) how many are there.

@@ -61,31 +61,46 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
             }
             break;
           }
+#ifdef TR_BULK_COPIES  // older AMD GPUs have too few registers for it
+        if constexpr (K * kWarps == kFan)
+          if (plan.whole && n > kBlockTile) {
+            run(scan_tiled_rows<S, Load, Store, true, K, 2>);
+            break;
+          }
+#endif
         if (plan.whole && plan.vector_loads) {
           n <= kTile       ? run(scan_short_rows<S, Load, Store, true>)
           : n <= 2 * kTile ? run(scan_tiled_rows<S, Load, Store, true, 2>)
                            : run(scan_tiled_rows<S, Load, Store, true, K>);
           break;
         }
-        if constexpr (kInPlace<S, Load, Store>)
-          if (plan.whole) {
-            n <= kTile       ? run(scan_short_rows<S, Load, Store, false>)
-            : n <= 2 * kTile ? run(scan_tiled_rows<S, Load, Store, false, 2>)
-                             : run(scan_tiled_rows<S, Load, Store, false, K>);
-            break;
-          }
+        if (plan.whole) {
+          n <= kTile       ? run(scan_short_rows<S, Load, Store, false>)
+          : n <= 2 * kTile ? run(scan_tiled_rows<S, Load, Store, false, 2>)
+                           : run(scan_tiled_rows<S, Load, Store, false, K>);
+          break;
+        }
       }
       if constexpr (kHeld<S, Load, Store>)
         if (plan.whole) {
           constexpr int kSize = sizeof(element_of<Load>), kMost = most_held_groups(kSize);
           const int groups = held_groups(call.layout, kSize, plan.warps);
-          if (call.layout.length <= kTile)
-            groups == 1 ? run(scan_held_rows<S, Load, Store, 1, false>)
-                        : run(scan_held_rows<S, Load, Store, held_groups_wanted(kSize), false>);
-          else
-            groups == 1   ? run(scan_held_rows<S, Load, Store, 1, true>)
-            : groups == 2 ? run(scan_held_rows<S, Load, Store, 2, true>)
-                          : run(scan_held_rows<S, Load, Store, kMost, true>);
+          auto held = [&](auto staged) {
+            constexpr bool kStaged = staged();
+            if (call.layout.length <= kTile)
+              groups == 1 ? run(scan_held_rows<S, Load, Store, 1, false, kStaged>)
+                          : run(scan_held_rows<S, Load, Store, held_groups_wanted(kSize), false, kStaged>);
+            else
+              groups == 1   ? run(scan_held_rows<S, Load, Store, 1, true, kStaged>)
+              : groups == 2 ? run(scan_held_rows<S, Load, Store, 2, true, kStaged>)
+                            : run(scan_held_rows<S, Load, Store, kMost, true, kStaged>);
+          };
+          if constexpr (kSize <= 4)  // of larger elements there are too few registers
+            if (held_runs(call.layout, plan.vector_loads)) {
+              held(std::true_type());
+              break;
+            }
+          held(std::false_type());
           break;
         }
       if constexpr (kWalked<S> && !S::kIndexed) run(scan_rows<S, Load, Store>);
@@ -111,7 +126,7 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
 #endif
       if constexpr (kColumnTiles<S, Load, Store>)
         if (plan.tiled) {
-          constexpr int V = walk_vector(sizeof(E));
+          constexpr int V = walk_vector(sizeof(element_of<Load>));
           plan.vector == V ? run(scan_column_tiles<S, Load, Store, V>, workspace)
                            : run(scan_column_tiles<S, Load, Store, 1>, workspace);
           break;

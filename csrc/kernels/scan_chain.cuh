@@ -29,7 +29,7 @@ template <class V> struct Published {
     memcpy(&value, part, sizeof value);
     return there;
   }
-  __device__ V wait() const {
+  __device__ __forceinline__ V wait() const {
     V value;
     while (!look(value)) back_off();
     return value;

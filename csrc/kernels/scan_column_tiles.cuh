@@ -1,9 +1,11 @@
-// Scans along columns whose accumulators are large: a tile of some neighbouring columns a block, by way of shared
-// memory, from where it is taken twice, for its totals and, when what precedes it is there, for its results. A lane has
-// V neighbouring columns, 32 rows of which it copies and reads itself; where columns are fewer than lanes, a warp has
-// several tiles at once. Blocks are many and stay short: while some wait for what precedes them, others copy or
-// compute. H200, float32 and bfloat16, cumprod of 16384 by 16384 0.74 and 0.52 of a copy's speed, by walking down
-// strips 0.70 and 0.38; of 2^24 by 16 0.60 and 0.41, by sharing strips 0.29 and 0.15.
+// Scans along columns whose accumulators are large, or whose rows are no whole sectors of memory: a tile of some
+// neighbouring columns a block, by way of shared memory, from where it is taken twice, for its totals and, when what
+// precedes it is there, for its results. A lane has V neighbouring columns, 32 rows of which it copies and reads
+// itself; where columns are fewer than lanes, a warp has several tiles at once. Blocks are many and
+// stay short: while some wait for what precedes them, others copy or compute. H200, float32 and bfloat16, cumprod of
+// 16384 by 16384 0.74 and 0.52 of a copy's speed, by walking down strips 0.70 and 0.38; of 2^24 by 16 0.60 and 0.41, by
+// sharing strips 0.29 and 0.15; linear_scan of the same 0.54 and 0.39, by walking 0.47 and 0.16; 0.40 and 0.25, by
+// sharing strips 0.11 and 0.05.
 #pragma once
 #include "scan_columns.cuh"
 
@@ -11,29 +13,35 @@ namespace torchreduce::gpu {
 
 // Whether the kernel is compiled for these.
 template <class S, class Load, class Store> constexpr bool kColumnTiles = [] {
-  if constexpr (kInPlace<S, Load, Store>)
-    return is_float_type<typename Load::Element> && sizeof(typename Load::Element) <= 4 && sizeof(typename S::Acc) == 8;
+  if constexpr (kHeld<S, Load, Store> || kInPlace<S, Load, Store>)
+    return is_float_type<element_of<Load>> &&
+           (sizeof(element_of<Load>) == 4 || (sizeof(element_of<Load>) == 2 && sizeof(typename S::Acc) >= 8));
   else return false;
 }();
 
 // Blocks of a multiprocessor that there are registers for (bfloat16, 16384 by 16384: cumprod 0.52 of a copy's speed,
 // with 4 and some memory for what they lack 0.50; logcumsumexp 0.27, with 3 0.26).
-template <class S, int V> constexpr int kTileBlocks = V > 1 && kHasQuick<S> ? 3 : 4;
+template <class S, int V> constexpr int kTileBlocks = V > 1 && kHasQuick<S> ? 3 : sizeof(typename S::Acc) == 4 ? 5 : 4;
 
 // plan.strip lanes, of V columns each, are side by side; plan.warps tiles below each other.
 template <class S, class Load, class Store, int V>
-__global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
+__global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S, V>))
     scan_column_tiles(TR_GRID_CONSTANT ScanCall call, void* workspace) {
-  using E = typename Load::Element;
+  using E = element_of<Load>;
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
-  constexpr int kColumns = kLanes * V;                              // [tile][column] of a block, at most
+  constexpr int kThreads = column_tile_threads(S::kInputs), kWide = column_tile_lanes(S::kInputs),
+                kParts = kThreads / kWide;
+  constexpr int kColumns = kWide * V;                               // [tile][column] of a block, at most
   constexpr int kTurns = kThreads / kColumns;                       // threads that look for what precedes one of them
-  constexpr int kGroups = kFan / kWarps, kRows = kGroups * kGroup;  // of a lane
+  constexpr int kGroups = kFan / kParts, kRows = kGroups * kGroup;  // of a lane
   constexpr int kOfWord = 4 / int(sizeof(E)), kLast = kTurns - 1;
-  constexpr int kRuns = kFan / kTurns / 4;  // of 4 slots, that each looks at
+  constexpr int kJoined = 2 + log2_of(kParts);  // what precedes a group in its block tile is of at most so many
+  constexpr int kRuns = kFan / kTurns / 4;      // of 4 slots, that each looks at
+  static_assert(kRuns == 1 || kRuns == 2, "joined as a tree");
   struct Job {
     int64_t tile, in, out;  // in, out: of its first element
+    int64_t a, row;         // of the second of two inputs; its first column, of all
     int width;              // columns
     int tile_slot, block_slot;
     // What is published of its first column: of the first tile of its block tile, of the first block tile of its
@@ -41,9 +49,9 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
     Published<Acc>*tile_totals, *block_totals;
     Published<Wide>*carry, *next_carry;  // null: none; behind its block tile
   };
-  __shared__ uint32_t staged[kRows * kThreads];  // each thread's own, V a word
-  // Of warps' rows; then, of those before a warp, 4 groups if its number is odd, 8 below, 16 below the middle.
-  __shared__ Acc totals[kWarps][kColumns];
+  __shared__ uint32_t staged[S::kInputs * kRows * kThreads];  // each thread's own, V a word
+  // Of parts of rows; then, at the last part of each 2^k of them, of those rows together.
+  __shared__ Acc totals[kParts][kColumns];
   __shared__ Acc near[kTurns][kColumns];  // what precedes a tile in its block tile, in turns
   __shared__ Wide far[kTurns][kColumns];  // what precedes the block tile in its superblock
   __shared__ Acc tiles_before[kColumns];
@@ -57,6 +65,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
   const bool beside = layout.kept > 0;  // columns lie side by side
   const int64_t column_in = beside ? layout.in[layout.kept - 1] : 0,
                 column_out = beside ? layout.out[layout.kept - 1] : 0;
+  const int64_t a_stride = is_pair<Load> && layout.reduced ? call.more_strides[0][layout.kept] : 0,
+                column_a = is_pair<Load> && beside ? call.more_strides[0][layout.kept - 1] : 0;
   const int64_t width = beside ? layout.size[layout.kept - 1] : 1;
   if (threadIdx.x == 0) {  // tiles a block waits for have lower tickets
     const int64_t ticket = int64_t(take_ticket(static_cast<uint64_t*>(workspace)));
@@ -66,32 +76,35 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
     const int64_t jobs = (tiles + down - 1) / down, batch = rest / jobs, tile = (rest - batch * jobs) * down;
     const RowStart start = row_start(layout, batch, layout.kept - 1);
     const int64_t block = tile / kFan, superblock = block / kFan * kFan;
-    job = {tile,
-           start.in + tile * kTile * stride.in + first * column_in,
-           start.out + tile * kTile * stride.out + first * column_out,
-           int(space.width - first < columns ? space.width - first : columns),
-           int(tile % kFan),
-           int(block % kFan),
-           space.tile(batch, block * kFan, first),
-           space.block(batch, superblock, first),
-           superblock ? space.carry(batch, superblock - 1, first) : nullptr,
-           space.carry(batch, block, first)};
+    job = {
+        tile,
+        start.in + tile * kTile * stride.in + first * column_in,
+        start.out + tile * kTile * stride.out + first * column_out,
+        is_pair<Load> ? row_offset(layout, call.more_strides[0], batch * width + first) + tile * kTile * a_stride : 0,
+        batch * width + first,
+        int(space.width - first < columns ? space.width - first : columns),
+        int(tile % kFan),
+        int(block % kFan),
+        space.tile(batch, block * kFan, first),
+        space.block(batch, superblock, first),
+        superblock ? space.carry(batch, superblock - 1, first) : nullptr,
+        space.carry(batch, block, first)};
   }
   __syncthreads();
 
   // Which rows and columns are a thread's.
   struct Place {
-    int warp, lane, x, row;  // row: its first, from the job's
+    int part, lane, x, row;  // row: its first, from the job's
     int64_t first;           // position
     int left, count;         // positions from there on, if no more than one too many; of its own
   };
   auto place_of = [&](int thread) {
-    const int lane = thread % kLanes, y = down > 1 ? lane / lanes : lane >= lanes, x = lane - y * lanes,
-              row = y * kTile + thread / kLanes * kRows;
+    const int lane = thread % kWide, y = down > 1 ? lane / lanes : lane >= lanes, x = lane - y * lanes,
+              row = y * kTile + thread / kWide * kRows;
     const int64_t first = job.tile * kTile + row, left = layout.length - first;
     const int most = left < 0 ? 0 : left > kRows ? kRows + 1 : int(left);
     return Place{
-        thread / kLanes, lane, x, row, first, most, y >= down || x * V >= job.width ? 0 : most < kRows ? most : kRows};
+        thread / kWide, lane, x, row, first, most, y >= down || x * V >= job.width ? 0 : most < kRows ? most : kRows};
   };
   uint32_t* const own = staged + threadIdx.x;
   Acc upto[kGroups][V];  // of the lane's groups to this one, in the tile's order
@@ -100,29 +113,54 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
   auto items_of = [&](auto whole, const Place& at, int g, typename S::Item(&items)[V][kGroup]) {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      const uint32_t word[1] = {own[(g * kGroup + i) * kThreads]};
-      E side[kOfWord];
-      unpack(word, side);
+      E side[S::kInputs][kOfWord];
 #pragma unroll
-      for (int v = 0; v < V; ++v)
-        items[v][i] =
-            whole || g * kGroup + i < at.count ? op.load(side[v], at.first + g * kGroup + i) : S::absent_item();
+      for (int k = 0; k < S::kInputs; ++k) {
+        const uint32_t word[1] = {own[(k * kRows + g * kGroup + i) * kThreads]};
+        unpack(word, side[k]);
+      }
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const auto element = [&] {
+          if constexpr (is_pair<Load>) return Pair<E>{side[1][v], side[0][v]};
+          else return side[0][v];
+        }();
+        items[v][i] = whole || g * kGroup + i < at.count
+                          ? op.load(element, i > 0 ? i : at.first + g * kGroup)  // 0 or not
+                          : S::absent_item();
+      }
     }
   };
   {
     const Place at = place_of(int(threadIdx.x));
-    const E* from = global(static_cast<const E*>(call.in.data)) + (job.in + at.row * stride.in + at.x * V * column_in);
-    auto load = [&](int t) {
-      if constexpr (V == kOfWord) copy_async<4>(own + t * kThreads, from);
-      else own[t * kThreads] = bit_cast<uint16_t>(*from);
-      from += stride.in;
+    const E* from[S::kInputs];
+    int64_t step[S::kInputs];
+    from[0] = global(static_cast<const E*>(call.in.data)) + (job.in + at.row * stride.in + at.x * V * column_in);
+    step[0] = stride.in;
+    bool all = at.count == kRows, has_first = true;
+    if constexpr (is_pair<Load>) {
+      from[1] = global(static_cast<const E*>(call.in.more[0])) + (job.a + at.row * a_stride + at.x * V * column_a);
+      step[1] = a_stride;
+      has_first = Load::has_a(call, at.first);
+      all &= has_first;
+    }
+    auto load = [&](auto whole, int t) {
+#pragma unroll
+      for (int k = 0; k < S::kInputs; ++k) {
+        uint32_t* const to = own + (k * kRows + t) * kThreads;
+        if (whole || k == 0 || t > 0 || has_first) {
+          if constexpr (V == kOfWord) copy_async<4>(to, from[k]);
+          else *to = bit_cast<uint16_t>(*from[k]);
+        }
+        from[k] += step[k];
+      }
     };
-    if (at.count == kRows) {
+    if (all) {
 #pragma unroll 8
-      for (int t = 0; t < kRows; ++t) load(t);
+      for (int t = 0; t < kRows; ++t) load(std::true_type(), t);
     } else {
       TR_ROLLED
-      for (int t = 0; t < at.count; ++t) load(t);
+      for (int t = 0; t < at.count; ++t) load(std::false_type(), t);
     }
     end_copies();
     wait_copies<0>();
@@ -149,21 +187,27 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
     if (at.count == kRows) form(std::true_type());
     else form(std::false_type());
     quick = kHasQuick<S> && !ballot(!quick);
-    static_assert(kGroups == 4, "the orders of results");
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      const Acc g[kGroups] = {upto[0][v], upto[1][v], upto[2][v], upto[3][v]};
-      Acc two, three, four;
+      Acc own[kGroups];
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) own[g] = upto[g][v];
+      Acc runs[kGroups];
       join_calmly<S>(
+          own,
           [&](auto join) {
-            two = join(g[0], g[1]);
-            three = join(two, g[2]);
-            return four = join(two, join(g[2], g[3]));
+#pragma unroll
+            for (int g = 0; g < kGroups; ++g) runs[g] = own[g];
+#pragma unroll
+            for (int d = 1; d < kGroups; d *= 2)  // as Sklansky's scan has it
+#pragma unroll
+              for (int g = 0; g < kGroups; ++g)
+                if (g & d) runs[g] = join(runs[(g & ~(2 * d - 1)) + d - 1], runs[g]);
           },
-          two, three, four);
-      upto[1][v] = two;
-      upto[2][v] = three;
-      totals[at.warp][at.lane * V + v] = four;
+          runs);
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) upto[g][v] = runs[g];
+      totals[at.part][at.lane * V + v] = upto[kGroups - 1][v];
     }
   }
   __syncthreads();
@@ -177,13 +221,14 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
     Published<Acc>* const block_totals = job.block_totals + column;
     Acc total = S::absent();
     if (turn == kLast) {
-      auto part = [&](int w) -> Acc& { return totals[w][chain]; };
-      const Acc first = S::combine(part(0), part(1)), third = S::combine(part(4), part(5)),
-                half = S::combine(first, S::combine(part(2), part(3)));
-      total = S::combine(half, S::combine(third, S::combine(part(6), part(7))));
-      part(1) = first;
-      part(3) = half;
-      part(5) = third;
+      Acc part[kParts];
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) part[p] = totals[p][chain];
+#pragma unroll
+      for (int d = 1; d < kParts; d *= 2)
+#pragma unroll
+        for (int p = 2 * d - 1; p < kParts; p += 2 * d) totals[p][chain] = part[p] = S::combine(part[p - d], part[p]);
+      total = part[kParts - 1];
       if (one && tiles > 1) tile_totals[tile_slot * width].publish(total);
     }
     warp_barrier();  // before a lane that waits for this holds the one that is to publish it
@@ -203,15 +248,15 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
           all.with_own = slots.run(kFan, absent, widen);
           if (r) all.with_own = S::combine(all.upto, all.with_own);
         }
-        all.upto = r ? S::combine(all.upto, run) : run;
+        all.upto = r ? Slots::join(all.upto, run, (turn * kRuns + r) * 4 < count) : run;
       }
       return all;
     };
     slots.begin(tile_totals, width, active ? tile_slot : 0, turn * kRuns);
     const auto same = [](Acc a) { return a; };
     const auto widen = [](Acc a) { return S::widen(a); };
-    // The tree over what the turns found, of which the last one's is `own`.
-    auto of_turns = [&](const auto& found, auto own) {
+    // The tree over what the turns found of the first `count` slots, of which the last one's is `own`.
+    auto of_turns = [&](const auto& found, int count, auto own) {
       decltype(own) level[kTurns];
 #pragma unroll
       for (int t = 0; t < kLast; ++t) level[t] = found[t][chain];
@@ -219,7 +264,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
 #pragma unroll
       for (int d = 1; d < kTurns; d *= 2)
 #pragma unroll
-        for (int t = 0; t < kTurns; t += 2 * d) level[t] = S::combine(level[t], level[t + d]);
+        for (int t = 0; t < kTurns; t += 2 * d)
+          level[t] = Slots::join(level[t], level[t + d], (t + d) * (kFan / kTurns) < count);
       return level[0];
     };
     const bool closes = one && tile_slot == kFan - 1;
@@ -231,20 +277,20 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
     __syncthreads();
     Acc block_total = S::absent();
     if (one) {
-      tiles_before[chain] = of_turns(near, found);
+      tiles_before[chain] = of_turns(near, tile_slot, found);
       if (closes) {
-        block_total = of_turns(near, to_close);
+        block_total = of_turns(near, kFan, to_close);
         if (block_slot < kFan - 1) block_totals[block_slot * width].publish(block_total);
       }
     }
-    const Wide before = earlier.collect(S::wide_absent());
+    const Wide before = earlier.collect(row_carry<S, Load>(call, one ? job.row + column : 0));
     const bool settles = closes && block_slot == kFan - 1;
     const auto [found_far, to_settle] = gather(block_totals, block_slot, S::wide_absent(), widen, settles, block_total);
     far[turn][chain] = found_far;
     __syncthreads();
     if (one) {
-      carries[chain] = block_slot ? S::combine(before, of_turns(far, found_far)) : before;
-      if (settles) job.next_carry[column].publish(S::combine(before, of_turns(far, to_settle)));
+      carries[chain] = block_slot ? S::combine(before, of_turns(far, block_slot, found_far)) : before;
+      if (settles) job.next_carry[column].publish(S::combine(before, of_turns(far, kFan, to_settle)));
     }
   }
   __syncthreads();
@@ -280,19 +326,32 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const int chain = at.lane * V + v;
-        Acc within = chosen(g == 1, upto[0][v], chosen(g == 2, upto[1][v], upto[2][v]));
-        if (g == 0) within = S::absent();
-        const Acc own = within;
+        Acc within = S::absent();
+#pragma unroll
+        for (int before = 0; before < kGroups - 1; ++before) within = chosen(g == before + 1, upto[before][v], within);
+        // That, the parts before the lane's, of 2^k each, and the tiles before.
+        Acc parts[kJoined], all[1];
+        parts[0] = within;
+#pragma unroll
+        for (int k = 1; k < kJoined - 1; ++k) {
+          const int d = 1 << (k - 1);
+          parts[k] = at.part & d ? totals[(at.part & ~(2 * d - 1)) + d - 1][chain] : S::absent();
+        }
+        parts[kJoined - 1] = tiles_before[chain];
         join_calmly<S>(
+            parts,
             [&](auto join) {
-              Acc upto = own;
-              if (at.warp & 1) upto = join(totals[at.warp - 1][chain], upto);
-              if (at.warp & 2) upto = join(totals[(at.warp & 4) + 1][chain], upto);
-              if (at.warp & 4) upto = join(totals[3][chain], upto);
-              return within = join(tiles_before[chain], upto);
+              Acc upto = parts[0];
+#pragma unroll
+              for (int k = 1; k < kJoined - 1; ++k)
+                if (at.part & 1 << (k - 1)) {
+                  const bool has = S::kInputs == 1 || g > 0 || (at.part & ((1 << (k - 1)) - 1));
+                  upto = has ? join(parts[k], upto) : parts[k];
+                }
+              all[0] = join(parts[kJoined - 1], upto);
             },
-            within);
-        const typename S::Prefix prefix = S::prefix(carries[chain], within);
+            all);
+        const typename S::Prefix prefix = S::prefix(carries[chain], all[0]);
         if constexpr (kHasQuick<S>) {
           if (quick) {
             if constexpr (std::is_same<E, BF16>::value) {
@@ -306,6 +365,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kTileBlocks<S, V>))
           }
           TR_RARE_PATH;
         }
+        S::group(items[v]);
         op.results(prefix, items[v], r[v]);
       }
       const int stored = last_one - g * kGroup;

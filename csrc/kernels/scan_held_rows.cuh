@@ -2,7 +2,7 @@
 // lie. Of its K groups of 32 lanes, a warp loads and stores 32 neighbours at a time, and scans K neighbours a lane:
 // the first levels of Sklansky's scan are a lane's own, and at the others one shuffle serves all of its groups.
 #pragma once
-#include "scan_rows.cuh"
+#include "row_access.cuh"
 
 namespace torchreduce::gpu {
 
@@ -22,19 +22,26 @@ __device__ __forceinline__ void load_whole(const E* p, int64_t stride, int64_t s
       memcpy(w[k], parts, sizeof parts);
     }
 }
+// By whole warps. `paired`: neighbouring lanes, from the first one on, have neighbouring groups of a row, or none.
 template <class E, int K, class Count>
 __device__ __forceinline__ void store_whole(E* p, int64_t stride, int64_t step, Count count,
-                                            uint32_t (&w)[K][kGroupWords<E>]) {
+                                            [[maybe_unused]] bool paired, uint32_t (&w)[K][kGroupWords<E>]) {
   using P = Packed<uint32_t, 4>;
   E* lowest = stride < 0 ? p - (kGroup - 1) : p;
 #pragma unroll
-  for (int k = 0; k < K; ++k, lowest += step)
+  for (int k = 0; k < K; ++k, lowest += step) {
+    if constexpr (kHalfSectors<E>)
+      if (paired) {
+        store_sectors(lowest, (lane_id() % 2 != 0) != (stride < 0), count(k) > 0, w[k]);
+        continue;
+      }
     if (count(k) > 0) {
       P parts[kGroupWords<E> / 4];
       memcpy(parts, w[k], sizeof parts);
 #pragma unroll
       for (int i = 0; i < kGroupWords<E> / 4; ++i) store_wide(reinterpret_cast<P*>(lowest) + i, parts[i]);
     }
+  }
 }
 // Any rows: positions [begin(k), count(k)) of each group; the rest is unspecified.
 template <class E, int K, class Begin, class Count>
@@ -96,6 +103,29 @@ template <class E, int K> struct GroupExchange {
     }
   }
 };
+
+// Elements of groups as load_whole has them, wherever they begin: as the granules around each.
+template <class E, int K, class Count>
+__device__ __forceinline__ void load_around(const E* p, int64_t stride, int64_t step, Count count,
+                                            uint32_t (&w)[K][kGroupWords<E>]) {
+  using Granule = Packed<uint32_t, 4>;
+  const char* lowest = reinterpret_cast<const char*>(stride < 0 ? p - (kGroup - 1) : p);
+#pragma unroll
+  for (int k = 0; k < K; ++k, lowest += step * int64_t(sizeof(E)))
+    if (count(k) > 0) {
+      const int before = int(reinterpret_cast<uintptr_t>(lowest) % sizeof(Granule));
+      const auto* const from = reinterpret_cast<const Granule*>(lowest - before);
+      constexpr int kGranules = kGroupWords<E> / 4 + 1;
+      uint32_t words[4 * kGranules];
+#pragma unroll
+      for (int g = 0; g < kGranules; ++g) {
+        const Granule granule = load_wide(from + g);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[4 * g + i] = granule.item[i];
+      }
+      shift_words(words, before, w[k]);
+    }
+}
 
 // The items of K groups, the first ones at position first(k), of which count(k) are there: of elements that are not,
 // the words hold nothing, and nothing may depend on them.
@@ -189,8 +219,9 @@ __device__ __forceinline__ bool scan_neighbours(V (&value)[K], int lane, int wid
 constexpr int held_blocks(int bytes) { return bytes <= 8 ? 4 : bytes <= 16 ? 3 : bytes <= 32 ? 2 : 1; }
 
 // plan.lanes lanes a row of at most a tile, K times as many rows a warp, which one stride leads through, or K is 1.
-// kTiled: longer rows, plan.warps warps a row, each with K neighbouring tiles.
-template <class S, class Load, class Store, int K, bool kTiled>
+// kTiled: longer rows, plan.warps warps a row, each with K neighbouring tiles. kStaged: of results that are one run of
+// memory for each warp (held_runs), and go there by way of shared memory.
+template <class S, class Load, class Store, int K, bool kTiled, bool kStaged>
 __global__ void TR_ALL_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename S::Item))))
     scan_held_rows(TR_GRID_CONSTANT ScanCall call) {
   static_assert(!kHasStart<S>, "it would have to be able to be exclusive");
@@ -230,7 +261,7 @@ __global__ void TR_ALL_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename
   const E* const a =
       static_cast<const E*>(call.in.more[0]) + row_offset(layout, call.more_strides[0], row) + start * a_stride;
   E* const out = static_cast<E*>(call.out.values) + row_at.out + start * stride.out;
-  const bool whole = call.plan.vector_loads & (n % kGroup == 0);
+  const bool whole = !kStaged & call.plan.vector_loads & (n % kGroup == 0);
   uint32_t b_words[K][kGroupWords<E>], a_words[K][kGroupWords<E>];
   // Of a, plans know nothing: rows `apart` from an aligned one need not be.
   const bool a_steps = kTiled || K == 1 || int(a_step) % (16 / int(sizeof(E))) == 0;
@@ -238,9 +269,20 @@ __global__ void TR_ALL_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename
     load_whole(b, stride.in, b_step, loaded, b_words);
     load_whole(a, a_stride, a_step, loaded, a_words);
   } else {
-    load_any(b, stride.in, b_step, [](int) { return 0; }, loaded, b_words);
+    // Where other rows lie before and behind the warp's, granules around a group are in the tensors.
+    bool b_around = false, a_around = false;
+    if constexpr (kStaged) {
+      const bool among =
+          layout.kept == 1 && n >= 2 * kGroup && first_row > 0 && first_row + (kTiled ? 1 : K * apart) < layout.rows;
+      b_around = among && layout.in[0] >= n && (stride.in == 1 || stride.in == -1) && call.in.data != call.out.values;
+      a_around = among && call.more_strides[0][0] >= n && (a_stride == 1 || a_stride == -1) && !call.shifted &&
+                 call.in.more[0] != call.out.values;
+      if (b_around) load_around(b, stride.in, b_step, loaded, b_words);
+      if (a_around) load_around(a, a_stride, a_step, loaded, a_words);
+    }
+    if (!b_around) load_any(b, stride.in, b_step, [](int) { return 0; }, loaded, b_words);
     const int skipped = start > 0 || Load::has_a(call, 0) ? 0 : 1;
-    load_any(a, a_stride, a_step, [&](int k) { return kTiled && k > 0 ? 0 : skipped; }, loaded, a_words);
+    if (!a_around) load_any(a, a_stride, a_step, [&](int k) { return kTiled && k > 0 ? 0 : skipped; }, loaded, a_words);
   }
   constexpr int kInitial = kTiled ? 1 : K;  // one for each row that a lane may scan
   E initial[kInitial];
@@ -255,8 +297,12 @@ __global__ void TR_ALL_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename
 
   if (stride.in < 0) reverse_groups<E>(b_words);
   if (a_stride < 0) reverse_groups<E>(a_words);
-  __shared__ GroupExchange<E, K> exchanges[K > 1 ? kWarps : 1];
-  GroupExchange<E, K>& exchange = exchanges[K > 1 ? warp : 0];
+  using Stage = RunStage<E, K * kLanes * kGroup, true>;
+  __shared__ union {
+    GroupExchange<E, K> exchange;
+    std::conditional_t<kStaged, Stage, char> stage;  // when nothing is exchanged any more
+  } shared[K > 1 || kStaged ? kWarps : 1];
+  auto& exchange = shared[K > 1 || kStaged ? warp : 0].exchange;
   exchange.to_scan(b_words);
   exchange.to_scan(a_words);
   typename S::Item items[K][kGroup];
@@ -306,13 +352,31 @@ __global__ void TR_ALL_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename
     }
   }
   exchange.to_store(out_words);
+  if constexpr (kStaged) {
+    Stage& stage = shared[warp].stage;
+    const bool mirror = stride.out < 0;
+    const int left = kTiled ? (rows > 0 ? n - begin : 0) : rows * n, most = K * (kTiled ? kTile : apart * n),
+              all = left < most ? left : most;  // of this warp
+    E* const run = static_cast<E*>(call.out.values) +
+                   (kTiled ? row_at.out + (mirror ? -(begin + all - 1) : begin) : first_row * n - (mirror ? n - 1 : 0));
+    const int phase = stage.phase(run);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const int at = kTiled ? start - begin + k * kTile : start;
+      const int item = phase + (local + k * apart) * n + (mirror ? (kTiled ? all : n) - 1 - at : at);
+      stage.put_words(item, loaded(k), mirror, out_words[k]);
+    }
+    warp_barrier();
+    if (all > 0) stage.store(run, all);
+    return;
+  }
   E* to = out;
   if constexpr (sizeof(E) > 4)  // there are no registers to keep that in
     to = static_cast<E*>(call.out.values) + row_offset(layout, layout.out, recomputed(row)) +
          recomputed(start) * stride.out;
   if (whole & (stride.out == 1 || stride.out == -1)) {
     if (stride.out < 0) reverse_groups<E>(out_words);
-    store_whole(to, stride.out, out_step, loaded, out_words);
+    store_whole(to, stride.out, out_step, loaded, layout.length % (2 * kGroup) == 0, out_words);
   } else {
     store_any(to, stride.out, out_step, loaded, out_words);
   }

@@ -1,7 +1,6 @@
 // Scans of two inputs, of few long rows on GPUs with bulk copies: as scan_pipeline.cuh scans one input where the result
-// warps sum tiles. A stage holds a block tile of each input, and results take the places of the elements of b. One warp
-// loads and stores: the place of a is loaded again as soon as its elements are taken, that of b when the results are
-// stored.
+// warps sum tiles. A stage holds a block tile of each input. The result warps take its elements to registers before
+// they wait for what precedes it, so that it is loaded again meanwhile, and store their results themselves.
 #pragma once
 #include "scan_pipeline.cuh"
 
@@ -17,8 +16,8 @@ template <class S, class Load, class Rows = Pipeline<S, TypedLoad<element_of<Loa
 struct LinearPipeline : Rows {
   using Acc = typename S::Acc;
   using E = element_of<Load>;
-  using Rows::job, Rows::taken, Rows::loaded, Rows::summed, Rows::ready, Rows::empty, Rows::done, Rows::within,
-      Rows::carry, Rows::next, Rows::free_stage;
+  using Rows::job, Rows::taken, Rows::loaded, Rows::summed, Rows::ready, Rows::empty, Rows::within, Rows::carry,
+      Rows::all_read, Rows::next, Rows::free_stage;
   using Rows::kStages, Rows::kStageBytes, Rows::kResultWarps, Rows::kAhead, Rows::kEnds, Rows::kRunBytes, Rows::kWords,
       Rows::kRuns;
   static constexpr int kPlaceBytes = Rows::Shape::kPlaceBytes;  // of b, and behind it of a
@@ -28,6 +27,7 @@ struct LinearPipeline : Rows {
     int results;   // 0: there is no job, and no other comes
     int b, a;      // where the block tile of either begins in its place: where it does in a line of memory
     int position;  // of the block tile, as far as that is 0 or not
+    E* out;        // of the lowest element of a whole block tile
   };
   Place places[kStages];
 
@@ -39,8 +39,18 @@ struct LinearPipeline : Rows {
     return together % kGranule == 0;
   }
 
-  // As Rows::load and Rows::store. By one warp, whose lane 0 loads.
-  __device__ void copy(const ScanCall& call, ChainSpace<S>& space, char* stages, bool mirror) {
+  // The stage of turn `it`, when its elements may be loaded: before its job may be put.
+  __device__ int free_place(int it) {
+    const int s = it % kStages;
+    if (it >= kStages) {
+      barrier_wait(&loaded[s], (it / kStages - 1) & 1);
+      barrier_wait(&all_read.of[s], (it / kStages - 1) & 1);
+    }
+    return s;
+  }
+
+  // As Rows::load. By one warp, whose lane 0 does it.
+  __device__ void load(const ScanCall& call, ChainSpace<S>& space, char* stages, bool mirror) {
     const Layout& l = call.layout;
     const int64_t jobs = l.rows * space.tiles, far = mirror ? kBlockTile - 1 : 0, sign = mirror ? -1 : 1;
     const uintptr_t b = reinterpret_cast<uintptr_t>(call.in.data), a = reinterpret_cast<uintptr_t>(call.in.more[0]);
@@ -50,41 +60,34 @@ struct LinearPipeline : Rows {
     int64_t ticket = loads ? int64_t(take_ticket(space.ticket)) : 0;
     for (int it = 0, ends = 0;; ++it) {
       const int s = it % kStages;
-      char* const stage = stages + s * kStageBytes;
-      PipelineJob j{-1, 0, 0, 0, 0}, stored;
       if (it >= kStages) {
-        stored = next(it - kStages);
-        if (stored.row < 0) return;
+        if (next(it - kStages).row < 0) return;
         barrier_arrive(&empty[s]);
       }
-      if (loads && ends < kEnds) {
-        uintptr_t a_in = 0;
-        if (ticket < jobs) {
-          j.row = ticket / space.tiles;
-          j.tile = ticket - j.row * space.tiles;
-          ticket = int64_t(take_ticket(space.ticket));
-          const RowStart start = row_start(l, j.row);
-          const int64_t first = j.tile * kBlockTile, left = l.length - first, step = sign * first - far;
-          j.results = int(left < kBlockTile ? left : kBlockTile);
-          j.in = b + (start.in + step) * sizeof(E);
-          j.out = reinterpret_cast<uintptr_t>(call.out.values) + (start.out + step) * sizeof(E);
-          a_in = a + (row_offset(l, call.more_strides[0], j.row) + step) * sizeof(E);
-        } else {
-          ++ends;
-        }
-        this->free_stage(it);
-        job[s] = j;
-        places[s] = {j.results, int(j.in % kLine), int(a_in % kLine), j.tile > 0 ? kBlockTile : 0};
-        barrier_arrive(&taken[s]);
-        if (j.row >= 0)
-          load(a_in, stage + kPlaceBytes, j, mirror, Load::has_a(call, j.tile * kBlockTile) ? 0 : 1, a_end, &loaded[s]);
+      if (!loads || ends == kEnds) continue;
+      PipelineJob j{-1, 0, 0, 0, 0};
+      uintptr_t a_in = 0;
+      if (ticket < jobs) {
+        j.row = ticket / space.tiles;
+        j.tile = ticket - j.row * space.tiles;
+        ticket = int64_t(take_ticket(space.ticket));
+        const RowStart start = row_start(l, j.row);
+        const int64_t first = j.tile * kBlockTile, left = l.length - first, step = sign * first - far;
+        j.results = int(left < kBlockTile ? left : kBlockTile);
+        j.in = b + (start.in + step) * sizeof(E);
+        j.out = reinterpret_cast<uintptr_t>(call.out.values) + (start.out + step) * sizeof(E);
+        a_in = a + (row_offset(l, call.more_strides[0], j.row) + step) * sizeof(E);
+        char* const stage = stages + free_place(it) * kStageBytes;
+        load(a_in, stage + kPlaceBytes, j, mirror, Load::has_a(call, first) ? 0 : 1, a_end, &loaded[s]);
+        load(j.in, stage, j, mirror, 0, b_end, &loaded[s]);
+      } else {
+        ++ends;
       }
-      if (it >= kStages) {
-        barrier_wait(&done[s], (it / kStages - 1) & 1);
-        Rows::store_staged(stored, stage + int(stored.in % kLine), mirror);
-        warp_barrier();  // every lane has read what it stores itself
-      }
-      if (j.row >= 0) load(j.in, stage, j, mirror, 0, b_end, &loaded[s]);
+      this->free_stage(it);
+      job[s] = j;
+      places[s] = {j.results, int(j.in % kLine), int(a_in % kLine), j.tile > 0 ? kBlockTile : 0,
+                   reinterpret_cast<E*>(j.out)};
+      barrier_arrive(&taken[s]);
     }
   }
   // Starts the load of a job's elements from position `first` of the block tile on, whose lowest one's address is `in`.
@@ -95,32 +98,32 @@ struct LinearPipeline : Rows {
     range.load(place, in, loaded);
   }
 
-  // The items of a part of the block tile in `stage`, in the scan's order.
-  template <bool kMirror, bool kAtGranules> __device__ static void items(const S& op, const char* stage,
-                                                                         const Place& place, int first,
-                                                                         typename S::Item (&x)[kRuns][kGroup]) {
-    constexpr int mirror = kMirror ? kLanes - 1 : 0;
+  // The elements of a lane's group, as they lie in memory.
+  struct Words { uint32_t a[kWords], b[kWords]; };
+
+  // Those of tile `tile` of the block tile in `stage`.
+  template <bool kAtGranules> __device__ static Words words(const char* stage, const Place& place, int tile) {
+    Words words;
     const int lane = lane_id(), in = kAtGranules ? 0 : place.a % kGranule;
-    const char* const a_tiles = stage + kPlaceBytes + (place.a - in) + first * kRunBytes;
-    const char* const b_tiles = stage + place.b + first * kRunBytes;
-    uint32_t a_words[kRuns][kWords];
-    with_word<kAligned>(kAtGranules ? kAligned : word_of(in), [&](auto word) {
+    const char* const a_tile = stage + kPlaceBytes + (place.a - in) + tile * kRunBytes;
+    with_word<kAligned>(kAtGranules ? kAligned : word_of(in),
+                        [&](auto word) { shifted_words<word()>(a_tile, lane, in % 4 * 8, words.a); });
+    shifted_words<kAligned>(stage + place.b + tile * kRunBytes, lane, 0, words.b);
+    return words;
+  }
+
+  // The items of a lane's group of tile `tile` of the block tile, in the scan's order.
+  template <bool kMirror> __device__ static void items(const S& op, const Words& words, const Place& place, int tile,
+                                                       typename S::Item (&x)[kGroup]) {
+    constexpr int mirror = kMirror ? kLanes - 1 : 0;
+    E a[kGroup], b[kGroup];
+    unpack(words.a, a);
+    unpack(words.b, b);
+    const int position = place.position | (tile ^ mirror) * kTile | (lane_id() ^ mirror) * kGroup;
 #pragma unroll
-      for (int k = 0; k < kRuns; ++k) shifted_words<word()>(a_tiles + k * kRunBytes, lane, in % 4 * 8, a_words[k]);
-    });
-#pragma unroll
-    for (int k = 0; k < kRuns; ++k) {
-      uint32_t b_words[kWords];
-      shifted_words<kAligned>(b_tiles + k * kRunBytes, lane, 0, b_words);
-      E a[kGroup], b[kGroup];
-      unpack(a_words[k], a);
-      unpack(b_words, b);
-      const int position = place.position | ((first + k) ^ mirror) * kTile | (lane ^ mirror) * kGroup;
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        const int at = kMirror ? kGroup - 1 - i : i;
-        x[k][i] = op.load(Pair<E>{a[at], b[at]}, i > 0 ? i : position);  // 0 or not
-      }
+    for (int i = 0; i < kGroup; ++i) {
+      const int at = kMirror ? kGroup - 1 - i : i;
+      x[i] = op.load(Pair<E>{a[at], b[at]}, i > 0 ? i : position);  // 0 or not
     }
   }
 
@@ -129,76 +132,99 @@ struct LinearPipeline : Rows {
     return (kMirror ? kResultWarps - 1 - warp : warp) * kRuns * kTile < place.results;
   }
 
+  // Stores 8 results a lane, which lie `at` elements behind the lowest of their block tile. By whole warps.
+  template <bool kMirror> __device__ static void store(const Place& place, int at, const uint32_t (&w)[kWords]) {
+    E* const to = global(place.out + at);
+    const int first = kMirror ? kBlockTile - kGroup - at : at;  // of them, in the scan's order
+    if constexpr (kHalfSectors<E>) {
+      const bool both = (first | kGroup) + kGroup <= place.results;
+      store_sectors(to, lane_id() % 2 != 0, both, w);
+      if (both) return;
+    }
+    if (first + kGroup <= place.results) {
+#pragma unroll
+      for (int i = 0; i < kWords; i += 4)
+        store_granule(reinterpret_cast<Packed<uint32_t, 4>*>(to) + i / 4, {{w[i], w[i + 1], w[i + 2], w[i + 3]}});
+    } else {
+      E r[kGroup];
+      unpack(w, r);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i)
+        if (first + (kMirror ? kGroup - 1 - i : i) < place.results) to[i] = r[i];
+    }
+  }
+
   // kAtGranules: every block tile of a starts at one.
-  template <bool kMirror, bool kAtGranules> __device__ void results(const S& op, char* stages, int warp) {
+  template <bool kMirror, bool kAtGranules> __device__ void results(const S& op, const char* stages, int warp) {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
     const int lane = lane_id(), first = warp * kRuns;
     Acc groups[kAhead + 1][kRuns];  // what precedes each of the lane's in its tile, of this block tile and those ahead
-    int ahead = kAhead + 1;         // block tiles to be summed
     bool more = true;
-    Turn<kStages> sums;
-    for (Turn<kStages> turn;; turn.advance(), ahead = 1) {
+    Turn<kStages> sums, turn;
 #pragma unroll 1
-      for (; ahead > 0; --ahead) {
+    for (int it = -kAhead;; ++it) {
 #pragma unroll
-        for (int a = 0; a < kAhead; ++a)
+      for (int a = 0; a < kAhead; ++a)
 #pragma unroll
-          for (int k = 0; k < kRuns; ++k) groups[a][k] = groups[a + 1][k];
-        if (!more) continue;
+        for (int k = 0; k < kRuns; ++k) groups[a][k] = groups[a + 1][k];
+      if (more) {
         const int s = sums.place;
         barrier_wait(&taken[s], sums.parity);
-        const Place place = places[s];
-        more = place.results > 0;
-        if (!more) continue;
-        if (has_part<kMirror>(place, warp)) {
-          barrier_wait(&loaded[s], sums.parity);
-          Acc total[kRuns];
-          typename S::Item x[kRuns][kGroup];
-          items<kMirror, kAtGranules>(op, stages + s * kStageBytes, place, first, x);
+        const Place ahead = places[s];
+        more = ahead.results > 0;
+        if (more) {
+          if (has_part<kMirror>(ahead, warp)) {
+            barrier_wait(&loaded[s], sums.parity);
+            Acc total[kRuns];
 #pragma unroll
-          for (int k = 0; k < kRuns; ++k) groups[kAhead][k] = S::group(x[k]);
-          Rows::template scan_groups<kMirror>(groups[kAhead], total);
+            for (int k = 0; k < kRuns; ++k) {
+              typename S::Item x[kGroup];
+              items<kMirror>(op, words<kAtGranules>(stages + s * kStageBytes, ahead, first + k), ahead, first + k, x);
+              groups[kAhead][k] = S::group(x);
+            }
+            Rows::template scan_groups<kMirror>(groups[kAhead], total);
 #pragma unroll
-          for (int k = 0; k < kRuns; ++k)
-            if ((lane ^ mirror) == kLanes - 1) within[s][first + k] = total[k];
+            for (int k = 0; k < kRuns; ++k)
+              if ((lane ^ mirror) == kLanes - 1) within[s][first + k] = total[k];
+          }
+          barrier_arrive(&summed[s]);
+          sums.advance();
         }
-        barrier_arrive(&summed[s]);
-        sums.advance();
       }
+      if (it < 0) continue;
       const int s = turn.place;
-      barrier_wait(&taken[s], turn.parity);
       const Place place = places[s];
       if (place.results == 0) return;
-      if (!has_part<kMirror>(place, warp)) {
+      if (has_part<kMirror>(place, warp)) {
+        typename S::Item x[kRuns][kGroup];
+#pragma unroll
+        for (int k = 0; k < kRuns; ++k)
+          items<kMirror>(op, words<kAtGranules>(stages + s * kStageBytes, place, first + k), place, first + k, x[k]);
+        barrier_arrive(&all_read.of[s]);
+#pragma unroll
+        for (int k = 0; k < kRuns; ++k) S::group(x[k]);
+        barrier_wait(&ready[s], turn.parity);
+        const typename S::Wide c = carry[s];
+        Acc before[kRuns];
+#pragma unroll
+        for (int k = 0; k < kRuns; ++k) before[k] = within[s][first + k];
+        join<S>(before, groups[0]);
         barrier_arrive(&empty[s]);
-        barrier_arrive(&done[s]);
-        continue;
+#pragma unroll
+        for (int k = 0; k < kRuns; ++k) {
+          typename S::Result r[kGroup], up[kGroup];
+          op.results(S::prefix(c, before[k]), x[k], r);
+#pragma unroll
+          for (int i = 0; i < kGroup; ++i) up[i] = r[kMirror ? kGroup - 1 - i : i];
+          uint32_t w[kWords];
+          round_group<E, S>(up, w);
+          store<kMirror>(place, (first + k) * kTile + lane * kGroup, w);
+        }
+      } else {
+        barrier_arrive(&all_read.of[s]);
+        barrier_arrive(&empty[s]);
       }
-      barrier_wait(&loaded[s], turn.parity);
-      char* const stage = stages + s * kStageBytes;
-      typename S::Item x[kRuns][kGroup];
-      items<kMirror, kAtGranules>(op, stage, place, first, x);
-#pragma unroll
-      for (int k = 0; k < kRuns; ++k) S::group(x[k]);
-      barrier_wait(&ready[s], turn.parity);
-      const typename S::Wide c = carry[s];
-      Acc before[kRuns];
-#pragma unroll
-      for (int k = 0; k < kRuns; ++k) before[k] = within[s][first + k];
-      join<S>(before, groups[0]);
-      barrier_arrive(&empty[s]);
-#pragma unroll
-      for (int k = 0; k < kRuns; ++k) {
-        typename S::Result r[kGroup], up[kGroup];
-        op.results(S::prefix(c, before[k]), x[k], r);
-#pragma unroll
-        for (int i = 0; i < kGroup; ++i) up[i] = r[kMirror ? kGroup - 1 - i : i];
-        uint32_t w[kWords], last[4];
-        round_group<E, S>(up, w);
-        shift_out<0>(stage + place.b + (first + k) * kRunBytes, lane, 0, false, w, last);
-      }
-      bulk_fence();
-      barrier_arrive(&done[s]);
+      turn.advance();
     }
   }
 };
@@ -229,7 +255,7 @@ __global__ void __launch_bounds__(pipeline_threads(sizeof(element_of<Load>), siz
         pipeline, space, warp - kCarryWarp, [&](int it) { return pipeline.next(it); },
         [&](int64_t row) { return row_carry<S, Load>(call, row); });
   } else {
-    pipeline.copy(call, space, stages, mirror);
+    pipeline.load(call, space, stages, mirror);
   }
 #endif
 }

@@ -24,25 +24,25 @@ namespace torchreduce::gpu {
 // looking too often (float32: 64 totals a look 4110 GB/s, 128 3983, 256 3576; bfloat16: 64 3516, 192 3950) and from two
 // warps that do (rows of 2^20, of a copy's speed: float32 0.93 with one carry warp, 0.85 with two; bfloat16 0.80,
 // 0.90).
-// Of two inputs (scan_linear_pipeline.cuh) a stage has a place for each; one of them is the staging buffer, too.
+// Of two inputs (scan_linear_pipeline.cuh) a stage has a place for each, and no results are staged.
 template <int kBytes, int kAcc, int kInputs = 1> struct PipelineShape {
   static_assert(kBytes == 2 || kBytes == 4, "one stage is a block tile, and several must fit");
-  static constexpr bool kInStages = kInputs > 1;  // results are staged there
-  static constexpr int kStages = (kInStages ? 6 : 10) / (kBytes / 2);
-  static constexpr int kStagings = kInStages ? kStages : kBytes == 2 ? 3 : 1;
+  static constexpr bool kStaged = kInputs == 1;  // results
+  static constexpr int kStages = (kStaged ? 10 : 6) / (kBytes / 2);
+  static constexpr int kStagings = kStaged && kBytes == 2 ? 3 : 1;
   static constexpr bool kOwnTotals = kAcc > 4;  // the result warps sum tiles
                                                 // and are so many block tiles further with it
-  static constexpr int kAhead = !kOwnTotals ? 0 : kInStages ? (kBytes == 2 ? 2 : 1) : kBytes == 2 ? 4 : 3;
+  static constexpr int kAhead = !kOwnTotals ? 0 : kBytes == 2 ? (kStaged ? 4 : 3) : kStaged ? 3 : 2;
   static constexpr int kTotalWarps = kOwnTotals ? 1 : 5;  // divides kStages: each owns its stages
   static constexpr int kCarryWarps = kOwnTotals || kBytes == 2 ? 2 : 1;
   static constexpr int kResultWarps = 16;
   static constexpr int kWindows = kBytes == 2 ? 6 : 2;  // of 32 totals, a look
-  static constexpr int kCopyWarps = kInStages ? 1 : 2;
+  static constexpr int kCopyWarps = kStaged ? 2 : 1;
   static_assert((kResultWarps + kTotalWarps + kCarryWarps + kCopyWarps) * kLanes == pipeline_threads(kBytes, kAcc),
                 "a warp for each role");
   static constexpr int kPlaceBytes = kBlockTile * kBytes + 128;  // a tile that starts anywhere in a line
   static constexpr int kStageBytes = kInputs * kPlaceBytes;
-  static constexpr int kShared = (kStages + (kInStages ? 0 : kStagings)) * kStageBytes;
+  static constexpr int kShared = (kStages + (kStaged ? kStagings : 0)) * kStageBytes;
   static_assert(kShared + (6 << 10) <= kPipelineShared, "the plan counts on no more");
 };
 
@@ -246,6 +246,10 @@ __device__ void carries_by_superblocks(Ring& ring, ChainSpace<S>& space, int war
   }
 }
 
+// Of two inputs: all elements of a stage are in registers, and it may be loaded again.
+template <int kStages, bool kHas> struct ReadBarriers { Barrier of[kStages]; };
+template <int kStages> struct ReadBarriers<kStages, false> {};
+
 template <class S, class Load, class Store> struct Pipeline {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
@@ -262,8 +266,9 @@ template <class S, class Load, class Store> struct Pipeline {
   static constexpr int kWords = kGroup * int(sizeof(E)) / 4;  // of a group
   static constexpr int kRuns = kFan / kResultWarps;           // tiles of 256 that a result warp takes: neighbours
 
-  Barrier taken[kStages], loaded[kStages], summed[kStages], ready[kStages], empty[kStages], done[kStagings],
-      stored[kStagings];
+  Barrier taken[kStages], loaded[kStages];
+  [[no_unique_address]] ReadBarriers<kStages, (S::kInputs > 1)> all_read;
+  Barrier summed[kStages], ready[kStages], empty[kStages], done[kStagings], stored[kStagings];
   PipelineJob job[kStages];
   // What result warps ask of a job, at once: `results`, -1 where there is no job, and where in a line the block tile
   // begins, and its results.
@@ -278,6 +283,7 @@ template <class S, class Load, class Store> struct Pipeline {
     for (int s = 0; s < kStages; ++s) {
       barrier_init(&taken[s], 1);
       barrier_init(&loaded[s], S::kInputs);
+      if constexpr (S::kInputs > 1) barrier_init(&all_read.of[s], kResultWarps * kLanes);
       barrier_init(&summed[s], kResultWarps * kLanes);
       barrier_init(&ready[s], 2 * kLanes);                   // totals, carry
       barrier_init(&empty[s], (kResultWarps + 3) * kLanes);  // totals, carry, results, store
@@ -439,7 +445,8 @@ template <class S, class Load, class Store> struct Pipeline {
   template <bool kMirror> __device__ void publish_totals(ChainSpace<S>& space) {
     for (int it = 0; next(it).row >= 0; ++it) {
       const int s = it % kStages;
-      barrier_wait(&loaded[s], it / kStages & 1);  // nobody else does where no result of the block tile is written
+      if constexpr (S::kInputs == 1)
+        barrier_wait(&loaded[s], it / kStages & 1);  // nobody else does where no result of the block tile is written
       barrier_wait(&summed[s], it / kStages & 1);
       Acc upto[1] = {within[s][lane_id()]};
       finish_totals<kMirror>(space, s, upto);

@@ -4,6 +4,32 @@
 
 namespace torchreduce::gpu {
 
+// Stores a group's words, of whole granules, to `lowest` on, where `there`. By whole warps, where lanes 2i and 2i + 1
+// have neighbouring groups, `upper` the one that is higher in memory, or both nothing. They exchange granules, so that
+// together they store whole sectors of 32 bytes: half of one at a time takes as long (H200, cumsum of float32 rows of
+// 4096: 0.91 of a copy's speed, by whole sectors 0.98).
+template <class E, int W>
+__device__ __forceinline__ void store_sectors(E* lowest, bool upper, bool there, const uint32_t (&w)[W]) {
+  using Granule = Packed<uint32_t, 4>;
+  constexpr int kGiven = W / 8;  // granules
+  Granule of_lower[kGiven], of_upper[kGiven];
+#pragma unroll
+  for (int g = 0; g < kGiven; ++g)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t low = w[8 * g + i], high = w[8 * g + 4 + i], got = shuffle(upper ? low : high, lane_id() ^ 1);
+      of_lower[g].item[i] = upper ? got : low;
+      of_upper[g].item[i] = upper ? high : got;
+    }
+  if (!there) return;
+  Granule* const to = reinterpret_cast<Granule*>(upper ? lowest - kGroup : lowest) + int(upper);
+#pragma unroll
+  for (int g = 0; g < kGiven; ++g) store_granule(to + 2 * g, of_lower[g]);
+#pragma unroll
+  for (int g = 0; g < kGiven; ++g) store_granule(to + 2 * (kGiven + g), of_upper[g]);
+}
+template <class E> constexpr bool kHalfSectors = sizeof(E) >= 4;  // that a granule of a group's is
+
 // Results of the dtype that torch gives by default.
 template <class O> struct TypedStore {
   using Element = O;

@@ -509,7 +509,7 @@ MUTANTS = (
     ),
     Mutant(
         "a load that has no results is not waited for", "kernels/scan_pipeline.cuh",
-        "barrier_wait(&loaded[s], it / kStages & 1); // nobody else", "// nobody else",
+        "barrier_wait(&loaded[s], it / kStages & 1); // nobody else", "; // nobody else",
         "scan.CumProd", ("pipeline",), every=1,
     ),
     Mutant(
@@ -544,16 +544,37 @@ MUTANTS = (
         "if (k < count / kLanes) sum", "if (k + 1 < count / kLanes) sum",
         "scan.CumSum", ("pipeline",), every=1,
     ),
+    # ---- whole sectors
+    Mutant(
+        "neighbouring lanes exchange the granules that they keep", "kernels/scan_rows.cuh",
+        "shuffle(upper ? low : high, lane_id() ^ 1)", "shuffle(upper ? high : low, lane_id() ^ 1)",
+        "scan.CumSum", ("wide_rows",), quick=True,
+    ),
+    Mutant(
+        "half a pair of groups is stored as a whole one", "kernels/row_access.cuh",
+        "(first | kGroup) + kGroup <= n", "first + kGroup <= n",
+        "scan.CumSum", ("wide_rows",),
+    ),
+    Mutant(
+        "staged results of two inputs are stored before all are there", "kernels/scan_held_rows.cuh",
+        "warp_barrier(); if (all > 0) stage.store(run, all);", "if (all > 0) stage.store(run, all);",
+        "scan.LinearScan", ("held_rows",),
+    ),
+    Mutant(
+        "granules around groups of a tensor's last rows", "kernels/scan_held_rows.cuh",
+        "first_row + (kTiled ? 1 : K * apart) < layout.rows", "true",
+        "scan.LinearScan", ("held_rows",),
+    ),
     # ---- the pipeline of two inputs
     Mutant(
         "the place of a is loaded again before its elements are taken", "kernels/scan_linear_pipeline.cuh",
-        "this->free_stage(it);", "",
-        "scan.LinearScan", ("linear_pipeline",),
+        "stages + free_place(it) * kStageBytes", "stages + s * kStageBytes",
+        "scan.LinearScan", ("linear_pipeline",), quick=True,
     ),
     Mutant(
-        "results of two inputs are stored before they are there", "kernels/scan_linear_pipeline.cuh",
-        "barrier_wait(&done[s], (it / kStages - 1) & 1);", "",
-        "scan.LinearScan", ("linear_pipeline",), quick=True,
+        "a stage of two inputs is loaded again before its elements are taken", "kernels/scan_linear_pipeline.cuh",
+        "barrier_wait(&all_read.of[s], (it / kStages - 1) & 1);", "",
+        "scan.LinearScan", ("linear_pipeline",),
     ),
     Mutant(
         "a row of the pipeline forgets what precedes it", "kernels/scan_pipeline.cuh",
@@ -734,8 +755,8 @@ MUTANTS = (
     ),
     # ---- tiles of columns
     Mutant(
-        "the warps before the middle of a tile by another half's quarter", "kernels/scan_column_tiles.cuh",
-        "totals[(at.warp & 4) + 1][chain]", "totals[1][chain]",
+        "the parts before the middle of a tile by another half's", "kernels/scan_column_tiles.cuh",
+        "totals[(at.part & ~(2 * d - 1)) + d - 1][chain]", "totals[d - 1][chain]",
         "scan.CumProd", ("column_tiles",), quick=True,
     ),
     Mutant(
@@ -750,7 +771,7 @@ MUTANTS = (
     ),
     Mutant(
         "a superblock of columns without those before it", "kernels/scan_column_tiles.cuh",
-        "S::combine(before, of_turns(far, to_settle))", "of_turns(far, to_settle)",
+        "S::combine(before, of_turns(far, kFan, to_settle))", "of_turns(far, kFan, to_settle)",
         "scan.CumProd", ("column_tiles",),
     ),
     Mutant(

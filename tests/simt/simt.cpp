@@ -203,11 +203,16 @@ void unaligned_rows() {  // of at most a tile, or a block tile
   const Policies policies = {{{kRows, -1, -1, -1, 0, -1}, 132, kInPitch}};
   check_scans({{1, 1}, {700, 7}, {5000, 2}, {40, 8}, {600, 9}, {33, 64}, {70, 255}, {9, 257}, {3, 1999}, {2, 8000}}, 2,
               policies);
-  for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16})
+  constexpr Scanned kTypes[] = {{"cumsum", Dtype::F32, Dtype::F32},
+                                {"cumsum", Dtype::BF16, Dtype::BF16},
+                                {"cumsum", Dtype::F16, Dtype::F16},
+                                {"cumsum", Dtype::I16, Dtype::I64},
+                                {"cumsum", Dtype::Bool, Dtype::I64}};
+  for (const Scanned& s : kTypes)
     for (int form = 0; form < 4; ++form)  // exclusive, reverse
       for (const auto& sizes : std::vector<std::vector<int64_t>>{
                {700, 3}, {300, 12}, {90, 100}, {33, 250}, {9, 300}, {11, 1001}, {5, 1002}, {4, 2051}, {4, 4096}})
-        check({"cumsum", d, d, sizes, 2, form % 2 != 0, form / 2 != 0}, policies);
+        check({s.op, s.in, s.out, sizes, 2, form % 2 != 0, form / 2 != 0}, policies);
 }
 void packed_rows() {  // shorter than a group
   const Policies policies = {{{kRows, -1, -1, -1, -1, -1}, 132, kInPitch}};
@@ -217,6 +222,18 @@ void packed_rows() {  // shorter than a group
   for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F64})
     for (int form = 0; form < 4; ++form)  // exclusive, reverse
       for (const auto& sizes : shapes) check({"cumsum", d, d, sizes, 2, form % 2 != 0, form / 2 != 0}, policies);
+}
+// A block a row of two block tiles, where they are few.
+void two_block_tiles() {
+  constexpr Scanned kTypes[] = {{"cumsum", Dtype::F32, Dtype::F32},
+                                {"cumsum", Dtype::BF16, Dtype::BF16},
+                                {"cumsum", Dtype::I32, Dtype::I64},
+                                {"logcumsumexp", Dtype::F16, Dtype::F16}};
+  for (const Scanned& s : kTypes)
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{{1, 8193}, {3, 8208}, {2, 12345}, {5, 16384}})
+      for (int form = 0; form < 4; ++form)
+        check({s.op, s.in, s.out, sizes, 2, form % 2 != 0, form / 2 != 0},
+              {{{}, 132, 1}, {{-1, -1, -1, -1, -1, 0}, 132, 1}});
 }
 void wide_rows() {  // of at most a tile, or a block tile
   const Policies policies = {{{kRows, -1, -1, -1, -1}, 132, 1}};
@@ -299,15 +316,15 @@ void ragged_columns() {
   for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16})
     for (const Policies& p : {one, some})
       for (const auto& sizes : std::vector<std::vector<int64_t>>{
-               {257, 33}, {300, 65}, {512, 64}, {513, 127}, {700, 129}, {1025, 37}, {2000, 31}, {600, 255}})
+               {257, 33}, {300, 165}, {512, 64}, {513, 127}, {700, 129}, {1025, 137}, {2000, 31}, {600, 255}})
         for (int form = 0; form < 4; ++form)  // exclusive, reverse
           check({"cumsum", d, d, sizes, 1, form % 2 != 0, form / 2 != 0}, p);
   for (const Policies& p : {one, some})
     for (Dtype d : {Dtype::F32, Dtype::BF16}) {
-      check({"cumsum", d, d, {3, 400, 35}, 2}, p);
-      check({"cumsum", d, d, {2, 2, 300, 67}, 4, true, true}, p);
-      check({"cumsum", d, d, {9000, 2, 41}, 1, false, true}, p);
-      check({"cumsum", d, d, {8192 + 300, 69}, 1}, p);
+      check({"cumsum", d, d, {3, 400, 135}, 2}, p);
+      check({"cumsum", d, d, {2, 2, 300, 167}, 4, true, true}, p);
+      check({"cumsum", d, d, {9000, 2, 141}, 1, false, true}, p);
+      check({"cumsum", d, d, {8192 + 300, 169}, 1}, p);
     }
   check({"cumsum", Dtype::F16, Dtype::F16, {kSuperblock + 8192 + 77, 33}, 1}, some);
 }
@@ -482,8 +499,8 @@ void superblocks() {
 void held_rows() {
   Policies policies = {{{kRows, -1, -1, -1, -1}, 132, 1, false, kInPitch}, {{kRows, 32, -1, -1, 0}, 132, 2}};
   for (int warps = 1; warps <= 8; warps *= 2) policies.push_back({{kRows, -1, warps, -1, -1}, 132, kInPitch});
-  const std::vector<std::vector<int64_t>> shapes = {{1, 1},    {700, 8},  {500, 13}, {400, 16}, {300, 24},
-                                                    {300, 64}, {70, 200}, {9, 256},  {5, 272},  {5, 1024},
+  const std::vector<std::vector<int64_t>> shapes = {{1, 1},    {700, 8},  {500, 13}, {400, 16}, {300, 24}, {300, 64},
+                                                    {70, 200}, {9, 256},  {5, 272},  {5, 1024}, {90, 100}, {40, 250},
                                                     {3, 1999}, {3, 4096}, {2, 8191}, {2, 8192}};
   int turn = 0;
   for (const auto& sizes : shapes)
@@ -610,8 +627,23 @@ void column_tiles() {
   check_tiles({{"cumprod", Dtype::F32, Dtype::F32},
                {"logcumsumexp", Dtype::F32, Dtype::F32},
                {"logcumsumexp", Dtype::F16, Dtype::F16},
-               {"cumprod", Dtype::BF16, Dtype::BF16}},
+               {"cumprod", Dtype::BF16, Dtype::BF16},
+               {"cumsum", Dtype::F32, Dtype::F32}},
               true);
+  check_tiles({{"linear_scan", Dtype::F32, Dtype::F32},
+               {"linear_scan", Dtype::F16, Dtype::F16},
+               {"linear_scan", Dtype::BF16, Dtype::BF16}},
+              false);
+  // a with b's shape or broadcast, before or behind its position, after nothing or after an initial value.
+  for (Dtype d : {Dtype::F32, Dtype::BF16})
+    for (int form = 0; form < 24; ++form) {
+      Problem p{"linear_scan", d, d, {form % 5 ? 700 + form : 8500, form % 7 ? 20 : 7}, 1};
+      p.reverse = form % 2;
+      p.initial = form / 2 % 3 == 1;
+      p.shifted = form / 2 % 3 == 2;
+      p.spread = uint64_t(form / 6);
+      check(p, {{{kColumns, -1, -1, -1, -1}, 132, kNearMemories}, {{kColumns, -1, -1, -1, 0}, 132, 1}});
+    }
 }
 
 // Two inputs: a with b's shape or broadcast, before or behind its position, after nothing or after an initial value.
@@ -721,6 +753,7 @@ constexpr Group kGroups[] = {
     {"unaligned_rows", unaligned_rows},
     {"packed_rows", packed_rows},
     {"wide_rows", wide_rows},
+    {"two_block_tiles", two_block_tiles},
     {"scan_columns", scan_columns},
     {"wide_columns", wide_columns},
     {"flat_columns", flat_columns},
