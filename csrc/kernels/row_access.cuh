@@ -35,20 +35,21 @@ __device__ __forceinline__ void load_vector(const ScanCall& call, int64_t base, 
     memcpy(w, x, sizeof w);
   }
 }
-// The same for results, where `there`. By whole warps. `paired`: neighbouring lanes, from the first one on, have
-// neighbouring groups of a row, or both nothing.
-template <class S, class Store>
+// The same for results, where `there`. By whole warps. kSectors: as whole sectors of 32 bytes, where `paired`:
+// neighbouring lanes, from the first one on, have neighbouring groups of a row, or both nothing.
+template <class S, class Store, bool kSectors>
 __device__ __forceinline__ void store_vector(const ScanCall& call, int64_t base, int first, int n, bool there,
                                              bool mirror, [[maybe_unused]] bool paired,
                                              const typename S::Result (&r)[kGroup]) {
   using O = typename Store::Element;
   constexpr int W = Store::kWidth;
+  constexpr bool kPairs = kSectors && kHalfSectors<O>;
   auto elements = [&] {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i)
       if (first + i < n) Store::one(call, mirror ? base - first - i : base + first + i, r[i]);
   };
-  if constexpr (!kHalfSectors<O>) {
+  if constexpr (!kPairs) {
     if (!there) return;
     if (n % W != 0 && first + kGroup > n) return elements();
   }
@@ -58,16 +59,15 @@ __device__ __forceinline__ void store_vector(const ScanCall& call, int64_t base,
   for (int i = 0; i < kGroup; ++i) out[i] = mirror ? r[kGroup - 1 - i] : r[i];
   uint32_t w[kGroupWords<O>];
   round_group<O, S>(out, w);
-  if constexpr (kHalfSectors<O>)
-    if constexpr (kHalfSectors<O>) {
-      if (paired) {
-        const bool both = there && (first | kGroup) + kGroup <= n;
-        store_sectors(static_cast<O*>(call.out.values) + lowest, (lane_id() % 2 != 0) != mirror, both, w);
-        there &= !both;
-      }
-      if (!there) return;
-      if (n % W != 0 && first + kGroup > n) return elements();
+  if constexpr (kPairs) {
+    if (paired) {
+      const bool both = there && (first | kGroup) + kGroup <= n;
+      store_sectors(static_cast<O*>(call.out.values) + lowest, (lane_id() % 2 != 0) != mirror, both, w);
+      there &= !both;
     }
+    if (!there) return;
+    if (n % W != 0 && first + kGroup > n) return elements();
+  }
 #pragma unroll
   for (int v = 0; v < kGroup; v += W)
     if (first + (mirror ? kGroup - v : v + W) <= n) Store::vector(call, lowest + v, w, v);

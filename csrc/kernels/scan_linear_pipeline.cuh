@@ -132,13 +132,14 @@ struct LinearPipeline : Rows {
     return (kMirror ? kResultWarps - 1 - warp : warp) * kRuns * kTile < place.results;
   }
 
-  // Stores 8 results a lane, which lie `at` elements behind the lowest of their block tile. By whole warps.
-  template <bool kMirror> __device__ static void store(const Place& place, int at, const uint32_t (&w)[kWords]) {
+  // Stores the results of tile `tile` of the block tile, as they lie in memory. By whole warps.
+  template <bool kMirror> __device__ static void store(const Place& place, int tile, const uint32_t (&w)[kWords]) {
+    const int lane = recomputed(lane_id()), at = tile * kTile + lane * kGroup;
     E* const to = global(place.out + at);
     const int first = kMirror ? kBlockTile - kGroup - at : at;  // of them, in the scan's order
     if constexpr (kHalfSectors<E>) {
       const bool both = (first | kGroup) + kGroup <= place.results;
-      store_sectors(to, lane_id() % 2 != 0, both, w);
+      store_sectors(to, lane % 2 != 0, both, w);
       if (both) return;
     }
     if (first + kGroup <= place.results) {
@@ -218,7 +219,7 @@ struct LinearPipeline : Rows {
           for (int i = 0; i < kGroup; ++i) up[i] = r[kMirror ? kGroup - 1 - i : i];
           uint32_t w[kWords];
           round_group<E, S>(up, w);
-          store<kMirror>(place, (first + k) * kTile + lane * kGroup, w);
+          store<kMirror>(place, recomputed(first + k), w);
         }
       } else {
         barrier_arrive(&all_read.of[s]);

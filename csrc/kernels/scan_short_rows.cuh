@@ -208,7 +208,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, kAligned>)) scan_shor
       op.results(S::prefix(lane ? left : S::absent()), items[j], r);
       if (call.exclusive) shift_results(r, lane, start_of<S>());
       if constexpr (kAligned) {
-        store_vector<S, Store>(call, start[k].out, first, n, count[k] > 0, mirror, kSectors && width % 2 == 0, r);
+        store_vector<S, Store, kSectors>(call, start[k].out, first, n, count[k] > 0, mirror, width % 2 == 0, r);
       } else {
         const int at = phase + (k * rows + local) * n + (mirror ? n - 1 - first : first);
         stages[warp].template put_results<S>(at, count[k], mirror, pairs, r);
@@ -301,7 +301,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads* kBlockTiles, (kAligned ? 0 : 4))
   }
   if constexpr (kAligned) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) store_vector<S, Store>(call, start.out, first(k), n, count(k) > 0, mirror, true, r[k]);
+    for (int k = 0; k < K; ++k)
+      store_vector<S, Store, true>(call, start.out, first(k), n, count(k) > 0, mirror, true, r[k]);
   } else {
     const int all = length - begin < K * kTile ? length - begin : K * kTile;  // of this warp
     O* const out = static_cast<O*>(call.out.values) + (mirror ? start.out - begin - (all - 1) : start.out + begin);
