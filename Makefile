@@ -1,5 +1,5 @@
 # Everything a developer types. Each target sets up what it needs: the python3 in use if it has it all, else a .venv.
-.PHONY: build demo test lint gpu gpu-build gpu-test gpu-memcheck gpu-racecheck hip hip-few cuda-archs cuda-archs-few all-archs \
+.PHONY: build demo test lint gpu gpu-build gpu-test gpu-memcheck gpu-racecheck gpu-bench hip hip-few cuda-archs cuda-archs-few all-archs \
 	hip-deps simt simt-full mutants mutants-quick simt-deps clean
 
 WORKERS := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
@@ -23,7 +23,7 @@ lint:
 # On a machine with an NVIDIA GPU; each step also on its own, in at most 8 minutes.
 gpu:
 	@tools/gpu.sh build test memcheck racecheck
-gpu-build gpu-test gpu-memcheck gpu-racecheck:
+gpu-build gpu-test gpu-memcheck gpu-racecheck gpu-bench:
 	@tools/gpu.sh $(@:gpu-%=%)
 
 # The kernels for AMD, built and inspected without an AMD GPU; where `make build` made code for sm_90, that is inspected, too.

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# The checks on a GPU box, in steps of at most 8 minutes: tools/gpu.sh [build] [test] [memcheck] [racecheck]
+# The checks on a GPU box, in steps of at most 8 minutes: tools/gpu.sh [build] [test] [memcheck] [racecheck] [bench]
 #
 # build      library and module for the GPUs of this machine (TORCHREDUCE_LIBRARY=...: only the module)
 # test       the whole suite; a missing GPU is a failure
 # memcheck   compute-sanitizer's memcheck over the tests marked `sanitize`
 # racecheck  the same by its racecheck
+# bench      every scan and the short calls beside their peers, as docs/performance.md has them; the rows also in the
+#            logs' folder, as results.tar.gz
 #
 # Logs go to $OUT, or to build/gpu. Ends with one line a step; fails if a step failed.
 set -uo pipefail
@@ -31,22 +33,31 @@ sanitizer_works() {
   compute-sanitizer "$python" -c "import torch; torch.ones(1, device='cuda')" > "$logs/probe.log" 2>&1
 }
 
-# Two halves of the tests side by side, since one after the other they take longer than a step may.
-halves() { # tool
-  local scans="cumsum or linear or decayed" status=0
-  run() { # name expression
+# Three parts of the tests side by side, since one after the other they take longer than a step may.
+parts() { # tool
+  local tool=$1 status=0 jobs=() job
+  part() { # name expression
     compute-sanitizer --tool "$tool" --error-exitcode 7 "$python" -m pytest -q -p no:cacheprovider -m sanitize tests \
-      -k "$2" > "$logs/$tool.$1.log" 2>&1
+      -k "cuda and ($2)" > "$logs/$tool.$1.log" 2>&1
   }
-  local tool=$1
-  run scans "$scans" &
-  local first=$!
-  run others "not ($scans)" || status=$?
-  wait $first || status=$?
-  tail -n 3 "$logs/$tool.scans.log" "$logs/$tool.others.log"
+  part sums "cumsum" &
+  jobs+=($!)
+  part products "not cumsum and (linear or decayed or cumprod or logcumsumexp)" &
+  jobs+=($!)
+  part others "not cumsum and not linear and not decayed and not cumprod and not logcumsumexp" &
+  jobs+=($!)
+  for job in "${jobs[@]}"; do wait "$job" || status=$?; done
+  tail -n 3 "$logs/$tool."{sums,products,others}.log
   return $status
 }
-export -f halves
+bench() {
+  local status=0
+  "$python" -m benchmarks.run cuda --quick --patience 0.6 \
+    --part scan-1d scan-rows scan-columns scan-ops linear small || status=$?
+  tar -czf "$logs/results.tar.gz" -C benchmarks results
+  return $status
+}
+export -f parts bench
 export python logs
 
 for name in "$@"; do
@@ -56,13 +67,14 @@ for name in "$@"; do
     memcheck | racecheck)
       if sanitizer_works; then
         # Without torch's caching allocator every tensor is an allocation of its own, with bounds that the tool knows.
-        step "$name" 470 env TORCHREDUCE_REQUIRE_GPU=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 bash -c "halves $name"
+        step "$name" 470 env TORCHREDUCE_REQUIRE_GPU=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 bash -c "parts $name"
       else
         summary+=("$name: NOT RUN, compute-sanitizer does not work on this machine: $(tail -n 1 "$logs/probe.log")")
       fi
       ;;
+    bench) step bench 470 bash -c bench ;;
     *)
-      echo "tools/gpu.sh: unknown step '$name'. Supported are build, test, memcheck and racecheck" >&2
+      echo "tools/gpu.sh: unknown step '$name'. Supported are build, test, memcheck, racecheck and bench" >&2
       exit 2
       ;;
   esac
