@@ -49,8 +49,8 @@ BUILD = Path("build/torchreduce")  # in ROOT, where every command runs
 LIBRARY = "libtorchreduce.so"
 
 # Runs on every GPU since Ampere: as compiled for 8.0 up to Ada, with Hopper's bulk copies from 9.0 on, and compiled by
-# the driver for what came later, when a kernel is first used. (8.0 alone ran cumsum of one row at 0.65 of a copy's speed
-# on an H200, where 9.0 reaches 0.95.)
+# the driver for what came later, when a kernel is first used. (On an H200 8.0 alone ran cumsum of one row at 0.65 of a
+# copy's speed, 9.0 runs it at 0.95.)
 DEFAULT_CUDA_ARCHS = "8.0;9.0+PTX"
 # Every compiler of ROCm 6 and 7 knows these.
 DEFAULT_HIP_ARCHS = "gfx90a;gfx942;gfx1030;gfx1100"
