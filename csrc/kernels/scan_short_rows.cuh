@@ -56,11 +56,17 @@ __device__ __forceinline__ void shift_results(Result (&r)[kGroup], int lane, Res
   r[0] = before;
 }
 
+// Whether there are registers to store whole sectors of short rows by (rows of 16 to 256 float32, of a copy's speed:
+// cumsum 0.95, so 0.98; cumprod 0.98, so 0.88; of float64, cumsum 0.67, so 0.97).
+template <class S, class O> constexpr bool kShortSectors =
+    kHalfSectors<O> && (sizeof(typename S::Acc) <= 4 || sizeof(O) > 4);
+
 // Blocks of a multiprocessor at least; 0: as nvcc likes. (Before Hopper it would rather use memory for large
-// accumulators than have fewer.)
-template <class S, bool kAligned> constexpr int kShortBlocks = [] {
+// accumulators, and for sectors, than have fewer.)
+template <class S, class O, bool kAligned> constexpr int kShortBlocks = [] {
   const bool large = sizeof(typename S::Acc) > 4;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if (kAligned && kShortSectors<S, O>) return 2;
   if (large) return 3;
 #endif
   return kAligned ? 0 : large ? 3 : 4;
@@ -140,7 +146,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (N > 6 ? 2 : 0)) scan_packed_rows(TR_G
 // Rows of at most a tile: plan.lanes lanes a row, several rows a lane for enough bytes in flight. A warp's rows are
 // neighbours.
 template <class S, class Load, class Store, bool kAligned>
-__global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, kAligned>)) scan_short_rows(TR_GRID_CONSTANT ScanCall call) {
+__global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, typename Store::Element, kAligned>))
+    scan_short_rows(TR_GRID_CONSTANT ScanCall call) {
   using Acc = typename S::Acc;
   using E = typename Load::Element;
   using O = typename Store::Element;
@@ -189,9 +196,6 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, kAligned>)) scan_shor
     out = static_cast<O*>(call.out.values) + first_row * n - (mirror ? n - 1 : 0);
     phase = stages[warp].phase(out);
   }
-  // Whether there are registers to store whole sectors by (rows of 16 to 256 float32, of a copy's speed: cumsum 0.95,
-  // so 0.98; cumprod 0.98, so 0.88; of float64, cumsum 0.67, so 0.97).
-  constexpr bool kSectors = sizeof(Acc) <= 4 || sizeof(O) > 4;
   constexpr int C = sizeof(Acc) > 4 && K > 2 ? 2 : K;  // groups that there are registers for together
 #pragma unroll
   for (int c = 0; c < K; c += C) {
@@ -208,7 +212,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, kAligned>)) scan_shor
       op.results(S::prefix(lane ? left : S::absent()), items[j], r);
       if (call.exclusive) shift_results(r, lane, start_of<S>());
       if constexpr (kAligned) {
-        store_vector<S, Store, kSectors>(call, start[k].out, first, n, count[k] > 0, mirror, width % 2 == 0, r);
+        store_vector<S, Store, kShortSectors<S, O>>(call, start[k].out, first, n, count[k] > 0, mirror, width % 2 == 0,
+                                                    r);
       } else {
         const int at = phase + (k * rows + local) * n + (mirror ? n - 1 - first : first);
         stages[warp].template put_results<S>(at, count[k], mirror, pairs, r);
