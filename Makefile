@@ -1,6 +1,6 @@
 # Everything a developer types. Each target sets up what it needs: the python3 in use if it has it all, else a .venv.
-.PHONY: build demo test lint gpu gpu-build gpu-test gpu-memcheck gpu-racecheck gpu-bench hip hip-few cuda-archs cuda-archs-few all-archs \
-	hip-deps simt simt-full mutants mutants-quick simt-deps clean
+.PHONY: build demo test lint gpu gpu-build gpu-test gpu-memcheck gpu-racecheck gpu-bench hip hip-few cuda-archs \
+	cuda-archs-few all-archs hip-deps simt simt-full mutants mutants-quick simt-deps clean
 
 WORKERS := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 

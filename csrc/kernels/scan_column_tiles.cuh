@@ -1,10 +1,10 @@
 // Scans along columns whose accumulators are large, or whose rows are no whole sectors of memory: a tile of some
 // neighbouring columns a block, by way of shared memory, from where it is taken twice, for its totals and, when what
 // precedes it is there, for its results. A lane has V neighbouring columns, 32 rows of which it copies and reads
-// itself; where columns are fewer than lanes, a warp has several tiles at once. Blocks are many and
-// stay short: while some wait for what precedes them, others copy or compute. H200, float32 and bfloat16, cumprod of
-// 16384 by 16384 0.74 and 0.52 of a copy's speed, by walking down strips 0.70 and 0.38; of 2^24 by 16 0.60 and 0.41, by
-// sharing strips 0.29 and 0.15; linear_scan of the same 0.54 and 0.39, by walking 0.47 and 0.16; 0.40 and 0.25, by
+// itself; where columns are fewer than lanes, a warp has several tiles at once. Blocks are many and stay short: while
+// some wait for what precedes them, others copy or compute. H200, float32 and bfloat16, of a copy's speed: cumprod of
+// 16384 by 16384 0.74 and 0.52, by walking down strips 0.70 and 0.38; of 2^24 by 16 0.60 and 0.41, by sharing strips
+// 0.29 and 0.15; linear_scan of the former 0.54 and 0.39, by walking 0.47 and 0.16; of the latter 0.40 and 0.25, by
 // sharing strips 0.11 and 0.05.
 #pragma once
 #include "scan_columns.cuh"
