@@ -158,17 +158,23 @@ template <class T, class V> constexpr bool kLooksForNan = false;
 template <class T> uint32_t round_pair(float low, float high);
 #endif
 
-// Whether floats that are two in the last place off at most, as whole numbers, are rounded to the same BF16.
-__device__ __forceinline__ bool rounds_alike(const float (&v)[kGroup]) {
-  // The low halves, from two before that of a tie on.
-  uint32_t least = ~0u;
+// Whether floats that are two in the last place off at most, as whole numbers, are rounded to the same T, of 16 bits.
+template <class T> __device__ __forceinline__ bool rounds_alike(const float (&v)[kGroup]) {
+  constexpr bool kWide = std::is_same<T, BF16>::value;
+  constexpr int kKept = kWide ? 16 : 19;  // 32 less the bits that are rounded off
+  uint32_t least = ~0u;                   // of those bits, from two before a tie on
+  float last = -1;                        // the magnitude closest to 0, negated: F16 has fewer bits below 2^-14
 #pragma unroll
   for (int i = 0; i < kGroup; ++i) {
-    const uint32_t next = (bit_cast<uint32_t>(v[i]) << 16) + 0x80020000u;
+    const uint32_t next = (bit_cast<uint32_t>(v[i]) << kKept) + 0x80000000u + (2u << kKept);
     least = next < least ? next : least;
+    if constexpr (!kWide) last = greater_number(last, -magnitude(v[i]));
   }
-  return least >= 5u << 16;
+  return (least >= 5u << kKept) & (kWide || last <= -0x1p-14f);
 }
+
+// Whether near_results of scan S, where they round alike, are good enough for results of type O.
+template <class S, class O> constexpr bool kNearly = kHasQuick<S> && is_float_type<O> && sizeof(O) == 2;
 
 // 8 results of scan S, rounded once each. One look for NaNs serves all of them; kNoNan: there are none.
 template <class T, class S, bool kNoNan = false, class V>
@@ -323,6 +329,26 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int
   }
 #pragma unroll
   for (int k = 0; k < K; ++k) value[k] = run[k];
+}
+
+// The results of a group, to be rounded to O; quick: quick_results serves it.
+template <class O, class S>
+__device__ __forceinline__ void group_results(const S& op, const typename S::Prefix& prefix,
+                                              const typename S::Item (&items)[kGroup], [[maybe_unused]] bool quick,
+                                              typename S::Result (&r)[kGroup]) {
+  if constexpr (kHasQuick<S>) {
+    if (quick) {
+      if constexpr (kNearly<S, O>) {
+        bool alike = op.near_results(prefix, items, r);
+        alike &= rounds_alike<O>(r);
+        if (alike) return;
+        TR_RARE_PATH;
+      }
+      return op.quick_results(prefix, items, r);
+    }
+    TR_RARE_PATH;
+  }
+  op.results(prefix, items, r);
 }
 
 // left[k] = combine(left[k], right[k]); with less to do where the scan has such a way and a lane's values allow it.

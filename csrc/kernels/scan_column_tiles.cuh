@@ -352,21 +352,8 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
             },
             all);
         const typename S::Prefix prefix = S::prefix(carries[chain], all[0]);
-        if constexpr (kHasQuick<S>) {
-          if (quick) {
-            if constexpr (std::is_same<E, BF16>::value) {
-              bool alike = op.near_results(prefix, items[v], r[v]);
-              alike &= rounds_alike(r[v]);
-              if (alike) continue;
-              TR_RARE_PATH;
-            }
-            op.quick_results(prefix, items[v], r[v]);
-            continue;
-          }
-          TR_RARE_PATH;
-        }
-        S::group(items[v]);
-        op.results(prefix, items[v], r[v]);
+        if constexpr (!kHasQuick<S>) S::group(items[v]);
+        group_results<E>(op, prefix, items[v], quick, r[v]);
       }
       const int stored = last_one - g * kGroup;
       if (stored >= kGroup) store(std::true_type(), r, kGroup);

@@ -711,7 +711,7 @@ template <class S, class Load, class Store> struct Pipeline {
   __device__ static void round_results(const S& op, typename S::Prefix (&prefix)[kRuns],
                                        typename S::Item (&items)[kRuns][kGroup], bool quick,
                                        uint32_t (&w)[kRuns][kWords]) {
-    constexpr bool kWide = requires { prefix[0].wide; }, kNearly = kHasQuick<S> && std::is_same<O, BF16>::value;
+    constexpr bool kWide = requires { prefix[0].wide; };
     bool rare = kHasQuick<S> && !quick, nan = false;
     if constexpr (kWide) {
 #pragma unroll
@@ -725,9 +725,9 @@ template <class S, class Load, class Store> struct Pipeline {
           typename S::Item x[kGroup];
           typename S::Result y[kGroup];
           ordered<kMirror>(items[k], x);
-          if constexpr (kNearly) {
+          if constexpr (kNearly<S, O>) {
             rare |= !op.near_results(prefix[k], x, y);
-            rare |= !rounds_alike(y);
+            rare |= !rounds_alike<O>(y);
           } else {
             op.quick_results(prefix[k], x, y);
           }
@@ -745,7 +745,7 @@ template <class S, class Load, class Store> struct Pipeline {
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) {
         typename S::Result r[kGroup];
-        if constexpr (kNearly) {
+        if constexpr (kNearly<S, O>) {
 #pragma unroll
           for (int i = 0; i < kGroup; ++i) items[k][i] = bit_cast<float>(recomputed(bit_cast<uint32_t>(items[k][i])));
         }

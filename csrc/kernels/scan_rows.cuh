@@ -174,6 +174,12 @@ template <class E> __device__ __forceinline__ void reverse_words(uint32_t (&w)[k
   }
 }
 
+// The same where `reversed`, by a loop of at most a turn: an if becomes instructions that are issued each time.
+template <class E> __device__ __forceinline__ void reverse_words_if(bool reversed, uint32_t (&w)[kGroupWords<E>]) {
+  TR_ROLLED
+  for (int turns = recomputed(int(reversed)); turns > 0; --turns) reverse_words<E>(w);
+}
+
 template <class S, class Load>
 __device__ __forceinline__ void load_group(const ScanCall& call, int64_t base, int64_t stride, int64_t first,
                                            Loaded<Load>& group) {

@@ -45,6 +45,43 @@ template <class S, class V, int K> __device__ __forceinline__ void sklansky_runs
   for (int k = 0; k < K; ++k) value[k] = run[k];
 }
 
+// Of scan S, if it is kQuick: the totals of K groups of lane `lane` of each `width` neighbours, so scanned. Returns
+// whether quick_results serves all groups of the warp.
+template <class S, int K>
+__device__ __forceinline__ bool quick_runs(const typename S::Item (&items)[K][kGroup], int lane, int width,
+                                           typename S::Acc (&upto)[K]) {
+  typename S::Item run[K];
+  bool quick = true, near = true;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    quick &= S::quick_group(items[k], run[k]);
+    near &= S::is_near(run[k]);
+  }
+  near &= quick;
+  if (!ballot(!near)) {
+    const int from = lane_id() - lane;
+#pragma unroll
+    for (int d = 1; d < kLanes; d <<= 1) {
+      if (d >= width) continue;
+      const int last = from + (lane & ~(2 * d - 1)) + d - 1;
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const auto left = shuffle(run[k], last);
+        run[k] = lane & d ? S::near_join(left, run[k]) : run[k];
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < K; ++k) upto[k] = S::of_near(run[k]);
+    return true;
+  }
+  TR_RARE_PATH;
+  quick = !ballot(!quick);
+#pragma unroll
+  for (int k = 0; k < K; ++k) upto[k] = S::group(items[k]);
+  sklansky_runs<S>(upto, lane, width);
+  return quick;
+}
+
 // Moves the results of neighbouring lanes one position on, as an exclusive scan has them; lane 0 takes `before`, the
 // result at the position before its own.
 template <class Result>
@@ -166,28 +203,25 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, typename Store::Eleme
   // Rows that one stride leads through need no division; rows that are not aligned are such.
   const bool strided = !kAligned || layout.kept <= 1;
   const RowStart step = layout.kept ? RowStart{layout.in[0], layout.out[0]} : RowStart{0, 0};
-  RowStart start[K];
+  auto start_of_group = [&](int k) {
+    const int64_t row = first_row + k * rows + local;
+    return strided ? RowStart{row * step.in, row * step.out} : row_start(layout, row < layout.rows ? row : 0);
+  };
+  // Positions from the lane's first one on.
+  auto count_of_group = [&](int k) {
+    return local < rows && first_row + k * rows + local < layout.rows ? n - first : 0;
+  };
   int64_t in[K];
-  int count[K];
   HeldGroup<E, kAligned> x[K];
 #pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const int64_t row = first_row + k * rows + local;
-    const bool there = local < rows && row < layout.rows;
-    count[k] = there ? n - first : 0;
-    if (!strided) start[k] = row_start(layout, there ? row : 0);
-    else if (k == 0) start[k] = {row * step.in, row * step.out};
-    else start[k] = {start[0].in + k * rows * step.in, start[0].out + k * rows * step.out};
-    in[k] = start[k].in;
-  }
+  for (int k = 0; k < K; ++k) in[k] = start_of_group(k).in;
   const auto* const data = static_cast<const E*>(call.in.data);
   auto even = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 4 == 0; };
   bool pairs = false;  // rows are whole words
   if constexpr (kHalves<E>)
     pairs = n % 2 == 0 && step.in % 2 == 0 && even(data + mirror) && even(static_cast<O*>(call.out.values) + mirror);
   const Access access = pairs ? Access::Pairs : Access::Items;
-  load_groups<S, Load, kAligned>(
-      call, in, [&](int) { return first; }, [&](int k) { return count[k]; }, mirror, pairs, x);
+  load_groups<S, Load, kAligned>(call, in, [&](int) { return first; }, count_of_group, mirror, pairs, x);
 
   __shared__ std::conditional_t<kAligned, int, RunStage<O, K * kLanes * kGroup, false>> stages[kWarps];
   O* out = nullptr;  // the lowest element of the warp's rows
@@ -196,29 +230,40 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, typename Store::Eleme
     out = static_cast<O*>(call.out.values) + first_row * n - (mirror ? n - 1 : 0);
     phase = stages[warp].phase(out);
   }
-  constexpr int C = sizeof(Acc) > 4 && K > 2 ? 2 : K;  // groups that there are registers for together
-#pragma unroll
+  constexpr int C = kHasQuick<S> && sizeof(E) == 2 ? 1
+                    : sizeof(Acc) > 4 && K > 2     ? 2
+                                                   : K;  // groups that there are registers for together
+  // One turn after the other where the code would else be more than the nearest instruction cache holds.
+#pragma unroll(C == 1 ? 1 : K / C)
   for (int c = 0; c < K; c += C) {
     typename S::Item items[C][kGroup];
     Acc upto[C];
 #pragma unroll
-    for (int j = 0; j < C; ++j) upto[j] = form_items<E, kAligned>(op, x[c + j], first, mirror, access, 0, items[j]);
-    sklansky_runs<S>(upto, lane, width);
+    for (int j = 0; j < C; ++j) form_items<E, kAligned>(op, x[j], first, mirror, access, 0, items[j]);
+    bool quick = false;
+    if constexpr (kHasQuick<S>) {
+      quick = quick_runs<S>(items, lane, width, upto);
+    } else {
+#pragma unroll
+      for (int j = 0; j < C; ++j) upto[j] = S::group(items[j]);
+      sklansky_runs<S>(upto, lane, width);
+    }
 #pragma unroll
     for (int j = 0; j < C; ++j) {
-      const int k = c + j;
       typename S::Result r[kGroup];
       const Acc left = shuffle(upto[j], lane ? lane_id() - 1 : lane_id());
-      op.results(S::prefix(lane ? left : S::absent()), items[j], r);
+      group_results<O>(op, S::prefix(lane ? left : S::absent()), items[j], quick, r);
       if (call.exclusive) shift_results(r, lane, start_of<S>());
       if constexpr (kAligned) {
-        store_vector<S, Store, kShortSectors<S, O>>(call, start[k].out, first, n, count[k] > 0, mirror, width % 2 == 0,
-                                                    r);
+        store_vector<S, Store, kShortSectors<S, O>>(call, start_of_group(c + j).out, first, n,
+                                                    count_of_group(c + j) > 0, mirror, width % 2 == 0, r);
       } else {
-        const int at = phase + (k * rows + local) * n + (mirror ? n - 1 - first : first);
-        stages[warp].template put_results<S>(at, count[k], mirror, pairs, r);
+        const int at = phase + ((c + j) * rows + local) * n + (mirror ? n - 1 - first : first);
+        stages[warp].template put_results<S>(at, count_of_group(c + j), mirror, pairs, r);
       }
     }
+#pragma unroll
+    for (int k = 0; k < K - C; ++k) memcpy(x[k], x[k + C], sizeof x[k]);
   }
   if constexpr (!kAligned) {
     const int64_t left = layout.rows - first_row;
@@ -269,8 +314,15 @@ __global__ void TR_BLOCKS_BOUND(kThreads* kBlockTiles, (kAligned ? 0 : 4))
   }
   const Access access = around ? Access::Granules : Access::Items;
 #pragma unroll
-  for (int k = 0; k < K; ++k) within[k] = form_items<E, kAligned>(op, x[k], first(k), mirror, access, before, items[k]);
-  sklansky<S>(within, lane, kLanes);
+  for (int k = 0; k < K; ++k) form_items<E, kAligned>(op, x[k], first(k), mirror, access, before, items[k]);
+  bool quick = false;
+  if constexpr (kHasQuick<S>) {
+    quick = quick_runs<S>(items, lane, kLanes, within);
+  } else {
+#pragma unroll
+    for (int k = 0; k < K; ++k) within[k] = S::group(items[k]);
+    sklansky<S>(within, lane, kLanes);
+  }
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     if (lane == kLanes - 1) totals[warp * K + k] = within[k];
@@ -281,15 +333,16 @@ __global__ void TR_BLOCKS_BOUND(kThreads* kBlockTiles, (kAligned ? 0 : 4))
   else warp_barrier();
   const bool second = kBlockTiles > 1 && part >= kWarps;  // block tile
   const int tiles = kBlockTiles > 1 ? kFan : warps * K, slot = lane & (tiles - 1), base = second ? kFan : place * K;
-  const Acc upto = sklansky<S>(totals[base + slot], slot, tiles);
+  Acc upto[1] = {totals[base + slot]};
+  sklansky<S>(upto, lane, tiles);
   typename S::Wide carry = S::wide_absent();
   if (second) carry = S::combine(carry, S::widen(shuffle(sklansky<S>(totals[lane], lane, kFan), kFan - 1)));
   typename S::Result r[K][kGroup];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const int tile = part * K + k - (second ? kFan : 0);
-    const Acc before = shuffle(upto, tile ? tile - 1 : 0), all = S::combine(tile ? before : S::absent(), within[k]);
-    op.results(second ? S::prefix(carry, all) : S::prefix(all), items[k], r[k]);
+    const Acc before = shuffle(upto[0], tile ? tile - 1 : 0), all = S::combine(tile ? before : S::absent(), within[k]);
+    group_results<O>(op, second ? S::prefix(carry, all) : S::prefix(all), items[k], quick, r[k]);
   }
   if (call.exclusive) {
     if (warps > 1) {
