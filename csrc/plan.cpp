@@ -513,7 +513,7 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
 static void take_ragged(Plan& plan, const ScanCall& call, const DeviceFacts& device) {
   const Layout& l = call.layout;
   const ScanSizes bytes = scan_sizes(call);
-  const int64_t width = l.size[l.kept - 1], lanes = kRaggedBytes / 4;
+  const int64_t width = l.size[l.kept - 1];
   plan.ragged = true;
   plan.vector = 4 / size_of(call.in.dtype);
   plan.vector_loads = true;
@@ -521,13 +521,19 @@ static void take_ragged(Plan& plan, const ScanCall& call, const DeviceFacts& dev
   plan.behind = kMostBehind;
   plan.lanes = kFan;
   plan.warps = 1;
-  const int64_t words = ceil_div(width, plan.vector), strips = ceil_div(words, lanes);
-  plan.strip = int(ceil_div(words, strips));
+  const int64_t words = ceil_div(width, plan.vector);
+  if (plan.vector == 1 && words > kRaggedMerged) {  // whole sectors
+    plan.strip = int(ceil_div(ceil_div(words, ceil_div(words, kRaggedStrip)), 8) * 8);
+  } else {
+    plan.strip = int(ceil_div(words, ceil_div(words, 32)));
+  }
   plan.splits = ceil_div(l.length, kTile);
   plan.threads = ragged_block(size_of(call.in.dtype));
-  const int64_t columns = lanes * plan.vector;
-  plan.shared = int((2 + plan.behind) * kTile * kRaggedPitch + kColumnCarries * columns * (bytes.wide + bytes.acc) +
-                    plan.behind * kFan * (columns + 1) * bytes.acc);
+  const int sides = ragged_sides(plan.strip);
+  const int64_t columns = 32 * sides * plan.vector, strips = ceil_div(words, plan.strip);
+  plan.shared = int((2 + plan.behind) * (kTile / sides) * ragged_pitch(sides) +
+                    columns * (kColumnCarries * (bytes.wide + bytes.acc) + (sides - 1) * bytes.acc) +
+                    plan.behind * (kFan / sides) * (columns + 1) * bytes.acc);
   plan.blocks = std::min<int64_t>(strips * (l.rows / width) * plan.splits, device.multiprocessors);
 }
 

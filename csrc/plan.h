@@ -94,10 +94,16 @@ TR_HD constexpr int other_threads(int accs, int threads) {
 // least; narrower ones would leave too many of its lanes without a column.
 TR_HD constexpr bool ragged_columns(int size, int acc) { return acc <= 4 && size <= 4; }
 constexpr int kLeastRaggedBytes = 64;
-// Of its blocks: the threads that work; the most bytes of a row of a strip, a word a lane; and those that a row takes
-// in shared memory, where it begins at the place in a sector that it has in memory.
-constexpr int kRaggedThreads = 512, kRaggedBytes = 128, kRaggedPitch = 160;
-// As above, given the bytes of an element: with two columns a thread, the registers of a warp more would be missed.
+// The threads of its blocks that work. A lane has a word of a row, or two 32 words apart, given the words of a strip's
+// row. Strips of more than 32 words have results that begin with a whole sector, and reach into the next strip to end
+// with one: of rows of so many float32 columns that neighbouring strips' parts of a sector no longer meet in the cache
+// (H200, of a copy's speed: 1473 columns 0.72, by narrow strips 0.73; 2001 0.75, 0.74; 5341 0.75, 0.58; 10001 0.74,
+// 0.53; bfloat16, with two columns a word, 0.46, 0.53). Bytes that a row takes in shared memory, where it begins at the
+// place in a sector that it has in memory.
+constexpr int kRaggedThreads = 512, kRaggedStrip = 56, kRaggedMerged = 1792;
+TR_HD constexpr int ragged_sides(int words) { return words > 32 ? 2 : 1; }
+TR_HD constexpr int ragged_pitch(int sides) { return sides * 128 + 32; }
+// As above, given the bytes of an element: with two columns a word, the registers of a warp more would be missed.
 TR_HD constexpr int ragged_put_lane(int size) { return size < 4 ? 0 : carry_threads(kRaggedThreads); }
 TR_HD constexpr int ragged_block(int size) {
   return kRaggedThreads + carry_threads(kRaggedThreads) + (ragged_put_lane(size) ? 32 : 0);
@@ -123,15 +129,25 @@ constexpr int kPipelineShared = 216 << 10;  // the most bytes of shared memory t
 // the threads of its blocks.
 constexpr int kStripAcc = 4, kStripRow = 128, kStripStages = 6, kStripStage = (kTile + 1) * kStripRow,
               kStripThreads = 1024;
-// Columns so few that Pipeline scans them side by side, at most. Given the bytes of an element: the parts of a block
-// tile of theirs, which Plan::splits counts and of which a stage holds one; the warps of a block that form results,
-// fewer where each needs more registers; and all its threads.
-constexpr int kMostNarrow = 4;
-TR_HD constexpr int narrow_parts(int columns, int size) { return kBlockTile * columns * size > 64 << 10 ? 4 : 2; }
-TR_HD constexpr int narrow_result_warps(int columns, int size) { return columns * size > 12 ? 8 : 16; }
-constexpr int kNarrowTotalWarps = 5, kNarrowStoreWarps = 2;
+// Columns so few that Pipeline scans them side by side, at most (H200, of a copy's speed, float32 and bfloat16: 7
+// columns 0.84 and 0.88, by tiles and in granules 0.56 and 0.25; 8 0.65 and 0.57, in strips 0.75 and 0.61). Given the
+// bytes of an element: the parts of a block tile of theirs, which Plan::splits counts and of which a stage holds one;
+// the warps of a block that form results, fewer where each needs more registers, those that form totals and those that
+// store; and all its threads: 20 warps have 96 registers each, 16 have 128.
+constexpr int kMostNarrow = 7;
+TR_HD constexpr int narrow_parts(int columns, int size) {
+  const int bytes = kBlockTile * columns * size;
+  return bytes > 128 << 10 ? 8 : bytes > 64 << 10 ? 4 : 2;
+}
+TR_HD constexpr int narrow_result_warps(int columns, int size) {
+  if (columns > 4) return columns > 5 && size > 2 ? 4 : 8;
+  return columns * size > 12 ? 8 : 16;
+}
+TR_HD constexpr int narrow_total_warps(int columns) { return columns > 5 ? 3 : columns == 5 ? 4 : 5; }
+TR_HD constexpr int narrow_store_warps(int columns) { return columns > 6 ? 1 : 2; }
 TR_HD constexpr int narrow_threads(int columns, int size) {
-  return (narrow_result_warps(columns, size) + kNarrowTotalWarps + columns + kNarrowStoreWarps + 1) * 32;
+  const int results = narrow_result_warps(columns, size), totals = narrow_total_warps(columns);
+  return (results + totals + columns + narrow_store_warps(columns) + 1) * 32;
 }
 // The bytes of the largest accumulators that a warp walks rows with: of two float64 inputs there are too few registers.
 constexpr int kWalkedAcc = 16;

@@ -68,7 +68,7 @@ def test_kernels_that_need_large_blocks_are_wide_where_there_are_any():
     types = (
         "torchreduce::generic::CumSum<float>, torchreduce::gpu::TypedLoad<float>, torchreduce::gpu::TypedStore<float>"
     )
-    name = f"void torchreduce::gpu::scan_ragged_columns<{types}>(torchreduce::ScanCall, void*)"
+    name = f"void torchreduce::gpu::scan_ragged_columns<{types}, 2>(torchreduce::ScanCall, void*)"
     full, empty = (
         isa.Kernel(arch, name, 80, 0, 64, 0, 0, Counter({("load", 16): loads}))
         for arch, loads in (("sm_90", 10), ("sm_120", 0))

@@ -394,13 +394,17 @@ __device__ __forceinline__ void store_relaxed(uint64_t* p, uint64_t v) {
   __hip_atomic_store(global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 #endif
 }
-// By lane 0 of a warp. Of one address for all lanes, as far as nvcc knows, it would make one operation of theirs, and
-// wait at once to hand the results around; now the ticket is waited for where it is used.
+// Nothing of a workspace may be reached before a ticket is taken: until then it may not have been zeroed
+// (Queue::early). By lane 0 of a warp. Of one address for all lanes, as far as nvcc knows, it would make one operation
+// of theirs, and wait at once to hand the results around; now the ticket is waited for where it is used.
 __device__ __forceinline__ uint64_t take_ticket(uint64_t* counter) {
 #if defined(__CUDA_ARCH__)
   uint32_t lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   counter += lane;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 #endif
   return atomicAdd(reinterpret_cast<unsigned long long*>(global(counter)), 1ull);
 }
@@ -526,10 +530,17 @@ __device__ __forceinline__ void bulk_stores_read() {
 
 // ---- launches --------------------------------------------------------------------------------------------------------
 
-// Enqueues kernel(arguments...) on `stream`, with `shared` bytes of dynamic shared memory a block. The caller asks for
-// errors (gpuGetLastError).
+// Where kernels are enqueued. `early`: behind zero_words, for which a kernel waits by itself, where it takes a ticket
+// (programmatic dependent launch), so that its blocks are there by then.
+struct Queue {
+  gpuStream_t stream;
+  bool early = false;
+};
+
+// Enqueues kernel(arguments...), with `shared` bytes of dynamic shared memory a block. The caller asks for errors
+// (gpuGetLastError).
 template <class... P, class... A>
-void enqueue(void (*kernel)(P...), int64_t blocks, int threads, int shared, gpuStream_t stream, const A&... arguments) {
+void enqueue(void (*kernel)(P...), int64_t blocks, int threads, int shared, Queue queue, const A&... arguments) {
 #if defined(__CUDACC__)
   // What a kernel may ask for is set for all its launches on the current device: another thread must not set less
   // between this one's setting and its launch.
@@ -539,9 +550,20 @@ void enqueue(void (*kernel)(P...), int64_t blocks, int threads, int shared, gpuS
     lock.lock();
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   }
-  kernel<<<unsigned(blocks), unsigned(threads), unsigned(shared), stream>>>(arguments...);
+  cudaLaunchAttribute early;
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = unsigned(blocks);
+  config.blockDim = unsigned(threads);
+  config.dynamicSmemBytes = unsigned(shared);
+  config.stream = queue.stream;
+  config.attrs = &early;
+  config.numAttrs = queue.early;
+  (void)cudaLaunchKernelEx(&config, kernel, arguments...);
 #else
-  hipLaunchKernelGGL(kernel, dim3(unsigned(blocks)), dim3(unsigned(threads)), unsigned(shared), stream, arguments...);
+  hipLaunchKernelGGL(kernel, dim3(unsigned(blocks)), dim3(unsigned(threads)), unsigned(shared), queue.stream,
+                     arguments...);
 #endif
 }
 

@@ -10,9 +10,9 @@ template <class Op, class Load> static const char* launch(const ReduceCall& call
   const Plan& plan = call.plan;
   auto* partials = static_cast<typename Op::Acc*>(workspace);
   enqueue(plan.family == Family::Columns ? reduce_columns<Op, Load> : reduce_rows<Op, Load>, plan.blocks, kThreads, 0,
-          stream, call, partials);
+          Queue{stream}, call, partials);
   if (plan.splits > 1)
-    enqueue(combine_partials<Op>, (call.layout.rows + kWarps - 1) / kWarps, kThreads, 0, stream, call, partials);
+    enqueue(combine_partials<Op>, (call.layout.rows + kWarps - 1) / kWarps, kThreads, 0, Queue{stream}, call, partials);
   const gpuError_t error = gpuGetLastError();
   return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
 }

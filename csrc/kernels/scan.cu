@@ -25,12 +25,11 @@ template <class S, class Load, class Store>
 static const char* launch(const ScanCall& call, void* workspace, gpuStream_t stream) {
   using E = typename Load::Element;
   const Plan& plan = call.plan;
-  if (plan.workspace > 0) {
-    const gpuError_t error = gpuMemsetAsync(workspace, 0, size_t(plan.workspace), stream);
-    if (error != gpuSuccess) return gpuGetErrorString(error);
-  }
+  const Queue queue{stream, plan.workspace > 0 && facts(current_device()).bulk_copies};
+  if (plan.workspace > 0)
+    if (const char* error = zero_workspace(workspace, plan.workspace, queue.early, stream)) return error;
   auto run = [&](auto kernel, auto... more) {
-    enqueue(kernel, plan.blocks, plan.threads, plan.shared, stream, call, more...);
+    enqueue(kernel, plan.blocks, plan.threads, plan.shared, queue, call, more...);
   };
   switch (plan.family) {
     case Family::Rows:
@@ -120,7 +119,7 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
 #ifdef TR_BULK_COPIES
       if constexpr (kStripPipelined<S, Load, Store>)
         if (plan.strip_bytes) {
-          if (const char* error = launch_strips<S, Load, Store>(call, workspace, stream)) return error;
+          if (const char* error = launch_strips<S, Load, Store>(call, workspace, queue)) return error;
           break;
         }
 #endif
@@ -133,7 +132,12 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
         }
       if constexpr (kRaggedColumns<S, Load, Store>)
         if (plan.ragged) {
-          run(scan_ragged_columns<S, Load, Store>, workspace);
+          if constexpr (sizeof(E) == 4)
+            if (ragged_sides(plan.strip) == 2) {
+              run(scan_ragged_columns<S, Load, Store, 2>, workspace);
+              break;
+            }
+          run(scan_ragged_columns<S, Load, Store, 1>, workspace);
           break;
         }
       if constexpr (kColumnVectors<S, Load, Store>) {
@@ -161,22 +165,27 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
           auto narrow = [&](auto columns) {
             constexpr int W = columns();
             enqueue(scan_narrow_pipeline<S, Load, Store, W>, plan.blocks, plan.threads,
-                    NarrowShape<sizeof(E), W>::kShared, stream, call, workspace);
+                    NarrowShape<sizeof(E), W>::kShared, queue, call, workspace);
           };
-          plan.vector == 2   ? narrow(std::integral_constant<int, 2>())
-          : plan.vector == 3 ? narrow(std::integral_constant<int, 3>())
-                             : narrow(std::integral_constant<int, kMostNarrow>());
+          switch (plan.vector) {
+            case 2: narrow(std::integral_constant<int, 2>()); break;
+            case 3: narrow(std::integral_constant<int, 3>()); break;
+            case 4: narrow(std::integral_constant<int, 4>()); break;
+            case 5: narrow(std::integral_constant<int, 5>()); break;
+            case 6: narrow(std::integral_constant<int, 6>()); break;
+            case 7: narrow(std::integral_constant<int, 7>()); break;
+          }
           break;
         }
       if constexpr (kPipelined<S, Load, Store>)
         enqueue(scan_pipeline<S, Load, Store>, plan.blocks, plan.threads,
-                PipelineShape<sizeof(E), sizeof(typename S::Acc)>::kShared, stream, call, workspace);
+                PipelineShape<sizeof(E), sizeof(typename S::Acc)>::kShared, queue, call, workspace);
       else if constexpr (kExtremePipelined<S, Load>)
         enqueue(scan_extreme_pipeline<S, Load, Store>, plan.blocks, plan.threads, ExtremeRing<sizeof(E)>::kShared,
-                stream, call, workspace);
+                queue, call, workspace);
       else if constexpr (kLinearPipelined<S, Load, Store>)
         enqueue(scan_linear_pipeline<S, Load, Store>, plan.blocks, plan.threads,
-                LinearPipeline<S, Load>::Shape::kShared, stream, call, workspace);
+                LinearPipeline<S, Load>::Shape::kShared, queue, call, workspace);
       else return "there is no pipeline for these types";
       break;
 #else

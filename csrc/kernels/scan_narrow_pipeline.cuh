@@ -1,4 +1,4 @@
-// Scans of W columns, 2 to 4, that are one run of memory, on GPUs with bulk copies: as scan_pipeline.cuh scans a row,
+// Scans of W columns, 2 to 7, that are one run of memory, on GPUs with bulk copies: as scan_pipeline.cuh scans a row,
 // with W scans side by side. A lane's group is 8 positions of all columns, its neighbours in memory.
 //
 //   loader   takes a ticket for each stage of a ring, and starts its bulk load: a part of a block tile, so that many
@@ -23,7 +23,7 @@ template <int kBytes, int W> struct NarrowShape {
   static constexpr int kTiles = kFan / kParts;            // of a part
   static constexpr int kStageBytes = kTiles * kTile * W * kBytes;
   static constexpr int kStages = (208 << 10) / kStageBytes;
-  static constexpr int kTotalWarps = kNarrowTotalWarps, kStoreWarps = kNarrowStoreWarps;
+  static constexpr int kTotalWarps = narrow_total_warps(W), kStoreWarps = narrow_store_warps(W);
   static constexpr int kResultWarps = narrow_result_warps(W, kBytes);
   static constexpr int kTeamWarps = kTiles < kResultWarps ? kTiles : kResultWarps, kTeams = kResultWarps / kTeamWarps;
   static constexpr int kTotals = kStageBytes > 16 << 10 ? 2 : 6;            // a look, times 32
@@ -198,7 +198,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
 
   template <bool kMirror> __device__ void totals(const S& op, ChainSpace<S>& space, char* stages, int warp) {
     constexpr int mirror = kMirror ? kLanes - 1 : 0, tile_mirror = kMirror ? kTiles - 1 : 0;
-    constexpr int kTurn = 4;  // tiles at once: more take too many registers
+    constexpr int kTurn = W > 4 ? 2 : 4;  // tiles at once: more take too many registers
     const int lane = lane_id();
     for (int it = warp;; it += kTotalWarps) {
       const PipelineJob j = next(it);
@@ -273,16 +273,18 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
   };
 
   // The totals of the parts of kCount * 32 block tiles from `base` on, those of tile `base + 32 * k + lane` in
-  // part[k], as far as they are there; returns how many are, from the first part of `base` on without a gap.
+  // part[k], as far as they are there and before part `most`; returns how many are, from the first part of `base` on
+  // without a gap.
   template <int kCount>
-  __device__ static int look(ChainSpace<S>& space, int64_t row, int64_t base, Seen (&part)[kCount][kParts]) {
+  __device__ static int look(ChainSpace<S>& space, int64_t row, int64_t base, int64_t most,
+                             Seen (&part)[kCount][kParts]) {
     const int64_t mine = (base + lane_id()) * kParts;
 #pragma unroll
     for (int k = 0; k < kCount; ++k)
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {  // without a branch, so that all are on their way at once
         const int64_t i = mine + k * kLanes * kParts + p;
-        part[k][p].look(space.total(row, i), i < space.tiles);
+        part[k][p].look(space.total(row, i), i < most);
       }
     int count = 0;
 #pragma unroll
@@ -296,6 +298,11 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
     }
     return count;
   }
+
+  // Whether looks are for what is needed alone: many warps' for more are what the memory is busy with (H200, of a
+  // copy's speed, float32: 7 columns 0.84, all parts 0.65; 6 0.81, 0.67; 5 0.79, 0.83; bfloat16, 7 columns: 0.83,
+  // 0.88).
+  static constexpr bool kNeeded = kParts > 4 && W > 5;
 
   // As Pipeline::carries.
   template <int kCount> __device__ void carries(ChainSpace<S>& space, int column) {
@@ -327,7 +334,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
       const int64_t tile = j.tile / kParts;
       while (j.tile > end || tile >= base + kCount * kLanes) {
         if (end >= (base + kLanes) * kParts) begin_at(end / kParts / kLanes * kLanes);
-        const int count = look(space, row + column, base, part);
+        const int count = look(space, row + column, base, kNeeded ? j.tile : space.tiles, part);
         end = base * kParts + count;
         if (j.tile > end && count < kLanes * kParts) continue;  // nothing that would not be looked at again
 #pragma unroll

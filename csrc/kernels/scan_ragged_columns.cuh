@@ -1,12 +1,19 @@
 // Scans with lanes across rows whose elements lie side by side, but start anywhere: at a multiple of an element's size
 // only, and at another one from row to row (scan_columns.cuh needs vectors of columns to be aligned in every row).
 //
-// A job is a tile of a strip of columns, at most 128 bytes of a row. All granules of 16 bytes that have elements of it
-// are copied to shared memory, where a row begins at the place in a sector that it has in memory; what they have of
-// other strips nobody looks at. A lane has a word of a row, which is one column or two neighbours, of rows that its own
-// warp has copied; where those are no word of memory, it puts them together from two. Results go to memory from
-// registers, a word a lane; in a row of results that begins in the middle of a word, each lane stores its second column
+// A tile of a strip of columns is a turn of kSides jobs, one after the other: a strip of at most 32 words whole, a
+// wider one half of its rows at a time. All granules of 16 bytes that have elements of a job are copied to shared
+// memory, where a row begins at the place in a sector that it has in memory; what they have of other columns nobody
+// looks at. A lane has kSides words of a row, 32 words apart, of which each is one column or two neighbours, of rows
+// that its own warp has copied; where those are no words of memory, it puts them together from two. Results go to
+// memory from registers; in a row of results that begins in the middle of a word, each lane stores its second column
 // with the first one of the next lane.
+//
+// A part of a sector costs as much to store as a whole one. So, where a lane has two words, each sector of the results
+// is stored by one block, that whose strip has the sector's first column: blocks also form the results of the next
+// columns after their strip, as many as a sector may reach into, and leave those in a row that are before its first
+// such sector to the strip before. What precedes the next strip's columns is found as what precedes a block's own is;
+// their totals only that strip publishes.
 //
 // Blocks share strips by tickets, and hand on their totals, as in scan_columns.cuh.
 #pragma once
@@ -26,31 +33,38 @@ struct RaggedJob {
   int64_t in, out;                  // bytes to its first position in that row
   void *slots, *before;             // as of a ColumnJob
   int width;                        // columns; 0: there is no job, and no other comes
+  int wide;                         // with those of the next strip that it has results of
   int left;                         // positions from there on; more than a tile has is all the same
   int slot;                         // of the tile in its block tile
   bool inside;                      // all granules that have elements of it lie in the tensor
+  bool ends;                        // the last of the columns that it has results of is the last of all
 };
 
-template <class S, class Load, class Store>
+// kSides: ragged_sides(the words of a strip's row).
+template <class S, class Load, class Store, int kSides>
 __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
     scan_ragged_columns(TR_GRID_CONSTANT ScanCall call, void* workspace) {
 #if defined(TR_LARGE_BLOCKS) || defined(TR_EMULATED)  // no plan has it where blocks are not large
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using E = typename Load::Element;
-  constexpr int kSize = sizeof(E), kCell = 4 / kSize;                     // columns of a word
-  constexpr int kWarps = kRaggedThreads / kLanes, kRuns = kFan / kWarps;  // groups of a thread
-  constexpr int kSide = kLanes * kCell, kAcross = kSide / kWarps;         // columns of a job; of them a warp's
+  constexpr int kSize = sizeof(E), kCell = 4 / kSize;                        // columns of a word
+  constexpr int kGroups = kFan / kSides, kRows = kTile / kSides;             // of a job
+  constexpr int kWarps = kRaggedThreads / kLanes, kRuns = kGroups / kWarps;  // groups of a thread
+  constexpr int kWords = kLanes * kSides, kSide = kWords * kCell;            // words and columns of a row
+  constexpr int kAcross = kWarps * kSides;                                   // columns whose totals are taken at once
   constexpr int kCarryThreads = carry_threads(kRaggedThreads), kPuts = ragged_put_lane(kSize);
-  constexpr int kAhead = 2;                                             // jobs whose elements are on their way
-  constexpr int kGranule = 16, kSector = 32;                            // bytes
-  constexpr int kRowGranules = kRaggedBytes / kGranule;                 // that a whole row has at least
-  constexpr int kStage = kTile * kRaggedPitch, kRun = kWarps * kGroup;  // bytes of a job; rows between a thread's
-  constexpr int kPitch = kSide + 1;                                     // of the totals
-  constexpr int kWays = kCell;       // rows so many apart start at the same place in a word
-  using Totals = Acc[kFan][kPitch];  // column c of a lane's word is number c * kLanes and the lane
-  static_assert(kRaggedBytes == 4 * kLanes && kRaggedPitch % kSector == 0 && kRaggedPitch >= kRaggedBytes + kSector,
-                "a word a lane, wherever in a sector a row begins");
+  constexpr int kAhead = 2;                                    // jobs whose elements are on their way
+  constexpr int kTickets = kAhead / (kPuts ? kSides : 1) + 1;  // turns known beforehand; more if put behind carries
+  constexpr int kGranule = 16, kSector = 32;                   // bytes
+  constexpr int kRowBytes = kWords * 4, kRowGranules = kRowBytes / kGranule;   // that a whole row has at least
+  constexpr int kRowPitch = ragged_pitch(kSides), kStage = kRows * kRowPitch;  // bytes; of a job
+  constexpr int kRun = kWarps * kGroup;                                        // rows between a thread's
+  constexpr int kPitch = kSide + 1;                                            // of the totals
+  constexpr bool kWhole = kSides > 1;                                          // sectors are stored whole
+  constexpr int kWays = kCell;          // rows so many apart start at the same place in a word
+  using Totals = Acc[kGroups][kPitch];  // column c of word w is number c * kWords + w
+  static_assert(kRowPitch >= kRowBytes + kSector, "wherever in a sector a row begins");
   const S op{call.options};
   const Layout& layout = call.layout;
   const int64_t n = layout.length, tiles = call.plan.splits;
@@ -60,27 +74,30 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
 
   TR_DYNAMIC_SHARED(shared, 128);
   char* const elements = shared;  // [stage]
-  // Of each column of a job, for kColumnCarries jobs: what precedes the tile's block tile; and the tile in it.
+  // Of each column of a turn, for kColumnCarries turns: what precedes the tile's block tile; and the tile in it.
   auto* const carries = reinterpret_cast<Wide(*)[kSide]>(elements + stages * kStage);
   auto* const before_tiles = reinterpret_cast<Acc(*)[kSide]>(carries + kColumnCarries);
-  auto* const totals = reinterpret_cast<Totals*>(before_tiles + kColumnCarries);  // [job modulo behind]
+  auto* const below = reinterpret_cast<Acc*>(before_tiles + kColumnCarries);     // total of a tile's first half
+  auto* const totals = reinterpret_cast<Totals*>(below + (kSides - 1) * kSide);  // [job modulo behind]
   __shared__ RaggedJob job[kColumnJobs];
   __shared__ int64_t width, strips, jobs;     // columns side by side; jobs across, and in all
   __shared__ double strip_share, tile_share;  // 1 / strips, 1 / tiles
   __shared__ uintptr_t low, high;             // the tensor's first byte, and the one behind its last
-  // A job is known; its totals are there; its carries are. The threads that work.
+  // A turn's job is known; its totals are there; its carries are. The threads that work.
   __shared__ Barrier put[kColumnJobs], published[kColumnCarries], carried[kColumnCarries], team;
   static_assert(sizeof job + sizeof put + sizeof published + sizeof carried + 72 <= kColumnShared,
                 "the plan counts on no more");
 
   auto space = [&] { return ColumnSpace<S>(workspace, layout.rows, recomputed(width), recomputed(tiles)); };
   auto next_ticket = [&] { return int64_t(take_ticket(static_cast<uint64_t*>(workspace))); };
-  auto job_of = [&](int it) -> const RaggedJob& { return job[uint32_t(it) % kColumnJobs]; };
-  auto parity_of = [](int it) { return uint32_t(recomputed(it)) / kColumnCarries & 1; };
+  auto turn_of = [](int it) { return int(uint32_t(it) / kSides); };
+  auto part_of = [](int it) { return int(uint32_t(it) % kSides); };
+  auto job_of = [&](int turn) -> const RaggedJob& { return job[uint32_t(turn) % kColumnJobs]; };
+  auto parity_of = [](int turn) { return uint32_t(recomputed(turn)) / kColumnCarries & 1; };
   auto address = [](const void* p) { return reinterpret_cast<uintptr_t>(p); };
   // By tickets, so that whatever a tile waits for is on its way.
   const char* const in = static_cast<const char*>(call.in.data);
-  auto put_job = [&](int it, int64_t ticket) {
+  auto put_job = [&](int turn, int64_t ticket) {
     RaggedJob j{};
     if (ticket < jobs) {
       const int X = call.plan.strip * kCell;
@@ -93,7 +110,11 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
       const int64_t block = j.tile / kFan, position = j.tile * kTile, left = n - position;
       j.slots = space().tile(j.batch, j.tile - j.slot, j.first);
       j.before = block ? space().carry(j.batch, block - 1, j.first) : nullptr;
-      j.width = int(width - j.first < X ? width - j.first : X);
+      const int64_t columns = width - j.first;
+      constexpr int kNext = kWhole ? kSector / kSize - 1 : 0;
+      j.width = int(columns < X ? columns : X);
+      j.wide = int(columns < X + kNext ? columns : X + kNext);
+      j.ends = !kWhole || j.wide == columns;
       j.left = int(left < kTile + 1 ? left : kTile + 1);
       const RowStart start = row_start(layout, j.batch, layout.kept - 1);
       j.in = (start.in + j.first) * kSize + position * in_step;
@@ -102,10 +123,10 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
       const uintptr_t from = address(in + j.in) + uintptr_t(down < 0 ? down : 0),
                       to = address(in + j.in) + uintptr_t(down > 0 ? down : 0);
       j.inside =
-          from / kGranule * kGranule >= low && (to + j.width * kSize + kGranule - 1) / kGranule * kGranule <= high;
+          from / kGranule * kGranule >= low && (to + j.wide * kSize + kGranule - 1) / kGranule * kGranule <= high;
     }
-    job[it % kColumnJobs] = j;
-    barrier_arrive(&put[it % kColumnJobs]);
+    job[turn % kColumnJobs] = j;
+    barrier_arrive(&put[turn % kColumnJobs]);
   };
   int meetings = 0;
   auto meet = [&] { team_barrier(&team, kRaggedThreads, meetings++); };  // the threads that work
@@ -135,11 +156,12 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
   __syncthreads();
   if (threadIdx.x == 0)
 #pragma unroll 1
-    for (int it = 0; it <= kAhead; ++it) put_job(it, next_ticket());
+    for (int turn = 0; turn < kTickets; ++turn) put_job(turn, next_ticket());
   __syncthreads();
 
   int end = INT32_MAX;                       // the first turn without a job, once it is met
-  if (int(threadIdx.x) >= kRaggedThreads) {  // the carries, job by job, whatever the others do
+  const int lag = behind / kSides - 1;       // turns from a tile's totals until what precedes it is looked for
+  if (int(threadIdx.x) >= kRaggedThreads) {  // the carries, turn by turn, whatever the others do
     const int other = int(threadIdx.x) - kRaggedThreads;
     constexpr int kLanesEach = carry_lanes(kSide, kCarryThreads);
     static_assert(kSide * kLanesEach <= kCarryThreads, "lanes for all columns of a job");
@@ -147,19 +169,18 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
     auto ends = [](const RaggedJob& j) { return j.slot == kFan - 1; };  // a block tile
     // On its way for a turn before it is needed. A block loads its tickets in order, so that none waits for ever.
     int64_t ticket = other == kPuts ? next_ticket() : 0;
-    auto put = [&](int it) {
-      if (other != kPuts || it >= end) return;
-      put_job(it + kAhead + 1, ticket);
+    // Each turn settles what comes after the block tile that the one before ends, closes the one that it ends itself,
+    // and finds what precedes that `lag` turns ago.
+    auto put = [&](int turn) {
+      if (other != kPuts || turn >= end) return;
+      put_job(turn + kTickets, ticket);
       ticket = next_ticket();
     };
-    // In turn it, settles what comes after the block tile that the job before ends, closes the one that job `it` ends,
-    // and finds what precedes job it - behind + 1.
-    for (int it = 0;; ++it) {
-      barrier_wait(&published[uint32_t(it) % kColumnCarries], parity_of(it));
-      if (it < end && !job_of(it).width) end = it;
-      const int due = it - (behind - 1), earlier = it - 1;
-      if (due >= end) return;
-      if (kPuts) put(it);
+    for (int turn = 0;; ++turn) {
+      barrier_wait(&published[uint32_t(turn) % kColumnCarries], parity_of(turn));
+      if (turn < end && !job_of(turn).width) end = turn;
+      const int due = turn - lag, earlier = turn - 1;
+      if (kPuts) put(turn);
       // First, as the block tile to be closed waits for tickets after that one: their blocks may have earlier jobs that
       // wait for what is settled here.
       if (earlier >= 0 && earlier < end && ends(job_of(earlier))) {
@@ -168,14 +189,15 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
         settle_block<S, kLanesEach>(space(), j.batch, j.first + (active ? c : 0), j.tile / kFan, active,
                                     row_carry<S, Load>(call, j.row));
       }
-      if (it < end && ends(job_of(it))) {
-        const RaggedJob& j = job_of(it);
+      if (due >= end) return;
+      if (turn < end && ends(job_of(turn))) {
+        const RaggedJob& j = job_of(turn);
         const bool active = c < j.width;
         close_block<S, kLanesEach>(space(), j.batch, j.first + (active ? c : 0), j.tile / kFan, active);
       }
       if (due >= 0) {
         const RaggedJob& j = job_of(due);
-        const bool active = c < j.width;
+        const bool active = c < j.wide;
         const auto* before = static_cast<const Published<Wide>*>(j.before);
         Acc within;
         Wide carry;
@@ -187,29 +209,32 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
           before_tiles[due % kColumnCarries][c] = within;
         }
       }
-      barrier_arrive(&carried[it % kColumnCarries]);
-      if (!kPuts) put(it);
-      // A lane that waits in the next job may hold those of its wavefront that have yet to publish in this one.
-      const int done = recomputed(it);
+      barrier_arrive(&carried[turn % kColumnCarries]);
+      if (!kPuts) put(turn);
+      // A lane that waits in the next turn may hold those of its wavefront that have yet to publish in this one.
+      const int done = recomputed(turn);
       barrier_wait(&carried[done % kColumnCarries], parity_of(done));
     }
   }
 
   // ---- elements ----
-  // Starts to copy the rows of a job that this warp reads: of each group, 8 granules of four rows at once, and then the
-  // last granule of all rows.
+  // Starts to copy the rows of a job that this warp reads: of each group, 32 granules of a few rows at once, and then
+  // the last granule of all rows.
   auto load = [&](int it, int stage) {
-    barrier_wait(&put[uint32_t(it) % kColumnJobs], uint32_t(it) / kColumnJobs & 1);
-    const RaggedJob& j = job_of(it);
+    const int turn = turn_of(it), skipped = part_of(it) * kRows;
+    barrier_wait(&put[uint32_t(turn) % kColumnJobs], uint32_t(turn) / kColumnJobs & 1);
+    const RaggedJob& j = job_of(turn);
+    const char* const start = in + (j.in + skipped * in_step);
+    const int rows = j.left - skipped;
     auto copy = [&](auto whole) {
-      const int bytes = j.width * kSize, rows = j.left;
+      const int bytes = j.wide * kSize;
       // The granule that is `at` bytes behind the one where a row starts. What is `at` bytes behind that start is at p.
       auto take = [&](int row, const char* p, int at) {
         const int phase = int(address(p) % kGranule),
                   most = phase + bytes;  // bytes of the row, from its first granule on
         if (at >= most || !(whole || row < rows)) return;
         const char* const from = reinterpret_cast<const char*>(address(p) & ~uintptr_t(kGranule - 1));
-        char* const to = elements + (stage + row * kRaggedPitch + at + int((address(p) ^ uint32_t(at)) & kGranule));
+        char* const to = elements + (stage + row * kRowPitch + at + int((address(p) ^ uint32_t(at)) & kGranule));
         if (whole || j.inside || (address(from) >= low && address(from) + kGranule <= high)) {
           copy_async<kGranule>(to, from);
         } else {  // at an end of the tensor: what there is of the row
@@ -222,7 +247,7 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
       constexpr int kAtOnce = kLanes / kRowGranules;
       const int at = lane % kRowGranules * kGranule;
       int row = warp * kGroup + lane / kRowGranules;
-      const char* p = in + (j.in + row * in_step + at);
+      const char* p = start + (row * in_step + at);
 #pragma unroll
       for (int run = 0; run < kRuns; ++run, row += kRun, p += kRun * in_step) {
 #pragma unroll
@@ -230,36 +255,36 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
       }
       if (lane < kRuns * kGroup) {
         row = lane / kGroup * kRun + warp * kGroup + lane % kGroup;
-        take(row, in + (j.in + row * in_step + kRaggedBytes), kRaggedBytes);
+        take(row, start + (row * in_step + kRowBytes), kRowBytes);
       }
     };
-    if (j.inside && j.left >= kTile) copy(std::true_type());
+    if (j.inside && rows >= kRows) copy(std::true_type());
     else copy(std::false_type());
     end_copies();
   };
-  // Where this lane has its words of the rows of its first group in shared memory, and what of the word there is not
-  // its first column's, in bits. The other groups are whole sectors of memory further on.
+  // Where this lane has its first words of the rows of its first group in shared memory, and what of the word there is
+  // not its first column's, in bits. Other groups and parts are whole sectors of memory further on.
   struct Places {
     int row[kGroup];
     uint32_t bits[kWays];
   };
   auto places_of = [&](const RaggedJob& j, int stage) {
     Places places;
-    const int own = recomputed(stage + warp * (kGroup * kRaggedPitch) + lane * 4);
+    const int own = recomputed(stage + warp * (kGroup * kRowPitch) + lane * 4);
     const auto step = uint32_t(in_step);
     uint32_t at = uint32_t(address(in)) + uint32_t(j.in) + uint32_t(warp * kGroup) * step;
 #pragma unroll
     for (int i = 0; i < kGroup; ++i, at += step) {
-      places.row[i] = own + i * kRaggedPitch + int(at & (kSector - 4));
+      places.row[i] = own + i * kRowPitch + int(at & (kSector - 4));
       if (i < kWays) places.bits[i] = at << 3 & 16;
     }
     return places;
   };
-  auto read = [&](const Places& places, int run, uint32_t (&words)[kGroup]) {
+  auto read = [&](const Places& places, int run, int side, uint32_t (&words)[kGroup]) {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      const auto* const word =
-          reinterpret_cast<const uint32_t*>(elements + places.row[i] + run * (kRun * kRaggedPitch));
+      const int at = places.row[i] + run * (kRun * kRowPitch) + side * (kLanes * 4);
+      const auto* const word = reinterpret_cast<const uint32_t*>(elements + at);
       words[i] = word[0];
       if constexpr (kWays > 1) words[i] = funnel_right(words[i], word[1], int(places.bits[i % kWays]));
     }
@@ -276,33 +301,53 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
     }
     return S::group(items);
   };
-  // Stores the first `count` of 8 rows of words, or all, where there are `mine` columns from this lane's first one on.
-  auto store = [&](char* to, const Packed<uint32_t, 1>(&words)[kGroup], int mine, auto whole, int count) {
-    const bool last = lane == kLanes - 1 || mine <= kCell;
-#pragma unroll
-    for (int way = 0; way < kWays; ++way, to += out_step) {
-      char* p = to;
+  // Stores what job j has to store of the first `count` of 8 rows, or of all, where row: its first column's place in
+  // the first of them.
+  auto store = [&](const RaggedJob& j, char* row, const Packed<uint32_t, 1>(&words)[kSides][kGroup], auto whole,
+                   int count) {
+    const bool first = !kWhole || j.first == 0;     // which also stores what is before a row's first whole sector
+    const int own = (j.width + kCell - 1) / kCell;  // words of the sectors that begin in it, where the row goes on
+    auto store_word = [&](char* p, uint32_t w) { *global(reinterpret_cast<uint32_t*>(p)) = w; };
+    auto store_half = [&](char* p, uint32_t w) { *global(reinterpret_cast<uint16_t*>(p)) = uint16_t(w); };
+    // Rows that begin in the middle of a word, or do not.
+    auto each_row = [&](int way, char* p, auto odd) {
+      constexpr int kOdd = odd();
+      constexpr int kFar = (kSides - 1) * kLanes * 4;  // bytes between a lane's words
+      const int total = (j.wide - kOdd) / kCell;       // words of memory
+      const int head = first ? total : 0;
+      const bool half = j.ends && (j.wide - kOdd) % kCell != 0;  // and half a one, the row's last
+      p += lane * 4 + kOdd * 2;
       int64_t step = kWays * out_step;
-      auto each_row = [&](auto store_row) {
 #pragma unroll
-        for (int i = way; i < kGroup; i += kWays, p += step = recomputed(step))
-          store_row(words[i].item[0], whole || i < count);
-      };
-      auto store_word = [&](int at, uint32_t w) { *global(reinterpret_cast<uint32_t*>(p + at)) = w; };
-      auto store_half = [&](int at, uint32_t w) { *global(reinterpret_cast<uint16_t*>(p + at)) = uint16_t(w); };
-      if (kWays == 1 || address(p) % 4 == 0) {  // of all warps alike, as groups are whole words apart
-        each_row([&](uint32_t word, bool wanted) {
-          if (wanted && mine >= kCell) store_word(0, word);
-          if (kCell > 1 && wanted && mine == 1) store_half(0, word);
-        });
-      } else {
-        each_row([&](uint32_t word, bool wanted) {
-          const uint32_t across = funnel_right(word, shuffle_word(word, (lane + 1) % kLanes), 16);
-          if (wanted && !last) store_word(2, across);
-          if (wanted && lane == 0) store_half(0, word);
-          if (wanted && last && mine >= kCell) store_half(2, across);
-        });
+      for (int i = way; i < kGroup; i += kWays, p += step = recomputed(step)) {
+        uint32_t word[kSides];
+#pragma unroll
+        for (int side = 0; side < kSides; ++side) {
+          word[side] = words[side][i].item[0];
+          if constexpr (kOdd) {
+            const uint32_t passed =
+                side + 1 < kSides && lane == 0 ? words[side + 1 < kSides ? side + 1 : 0][i].item[0] : word[side];
+            word[side] = funnel_right(word[side], shuffle_word(passed, (lane + 1) % kLanes), 16);
+          }
+        }
+        if (!(whole || i < count)) continue;
+        // Words before the first sector that begins in the strip. Those from there on are stored 32 at a time, so that
+        // no sector is stored in two steps: of the first ones, a lane before has its last word.
+        const int lead = kSides == 1 ? 0 : int((uint32_t(lane) - uint32_t(address(p)) / 4) % (kSector / 4));
+        const int mine = own < total - lead ? own : total - lead, at = lane - lead;
+        const bool wraps = at < 0;
+        if ((at & (kLanes - 1)) < mine) store_word(p + (wraps ? kFar : 0), wraps ? word[kSides - 1] : word[0]);
+        if (kSides > 1 && !wraps && at + kLanes < mine) store_word(p + kFar, word[kSides - 1]);
+        if (kSides > 1 && wraps && lane < head) store_word(p, word[0]);
+        if (kOdd && first && lane == 0) store_half(p - 2, words[0][i].item[0]);
+        if (kCell > 1 && half && total - lead < own && (first || total >= lead) && lane == total % kLanes)
+          store_half(p + total / kLanes * (kLanes * 4), total < kLanes ? word[0] : word[kSides - 1]);
       }
+    };
+#pragma unroll
+    for (int way = 0; way < kWays; ++way, row += out_step) {
+      if (kWays == 1 || address(row) % 4 == 0) each_row(way, row, std::integral_constant<int, 0>());
+      else each_row(way, row, std::integral_constant<int, kWays - 1>());
     }
   };
 
@@ -315,95 +360,116 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
   for (int it = 0; it < kAhead; ++it) load(it, after(stage, it));
   for (int it = 0;; ++it) {
     const bool begun = it >= behind;
-    if (it < end && !job_of(it).width) end = it;
-    if (begun && it - behind >= end) return;
-    const bool going = it < end;
-    const RaggedJob &now = job_of(it), &before = job_of(begun ? it - behind : 0);
-    auto own = [&](int run, int v) -> Acc& { return (*of_job)[run * kWarps + warp][v * kLanes + lane]; };
+    const int turn = turn_of(it), part = part_of(it), due = begun ? turn_of(it - behind) : 0;
+    if (turn < end && !job_of(turn).width) end = turn;
+    if (begun && due >= end) return;
+    const bool going = turn < end;
+    const RaggedJob &now = job_of(turn), &before = job_of(due);
+    auto own = [&](int run, int side, int v) -> Acc& {
+      return (*of_job)[run * kWarps + warp][v * kWords + side * kLanes + lane];
+    };
     // What precedes this thread's groups of that job before in its tile, where the job's own totals take its place.
-    Acc last[kRuns][kCell];
+    Acc last[kRuns][kSides][kCell];
 #pragma unroll
     for (int run = 0; run < kRuns; ++run)
 #pragma unroll
-      for (int v = 0; v < kCell; ++v) last[run][v] = own(run, v);
+      for (int side = 0; side < kSides; ++side)
+#pragma unroll
+        for (int v = 0; v < kCell; ++v) last[run][side][v] = own(run, side, v);
     wait_copies<kAhead - 1>();
     warp_barrier();  // other lanes' copies
     if (going) {
       const Places places = places_of(now, stage);
-      const int lead = recomputed(warp) * kGroup;
+      const int lead = recomputed(warp) * kGroup + part * kRows;
       auto form_all = [&](auto whole) {
 #pragma unroll
-        for (int run = 0; run < kRuns; ++run) {
-          uint32_t words[kGroup];
-          read(places, run, words);
+        for (int run = 0; run < kRuns; ++run)
 #pragma unroll
-          for (int v = 0; v < kCell; ++v) {
-            typename S::Item items[kGroup];
-            const int before = lead + run * kRun;  // positions of the tile
-            own(run, v) = form(whole, words, v, now.tile * kTile + before, now.left - before, items);
+          for (int side = 0; side < kSides; ++side) {
+            uint32_t words[kGroup];
+            read(places, run, side, words);
+#pragma unroll
+            for (int v = 0; v < kCell; ++v) {
+              typename S::Item items[kGroup];
+              const int before = lead + run * kRun;  // positions of the tile
+              own(run, side, v) = form(whole, words, v, now.tile * kTile + before, now.left - before, items);
+            }
           }
-        }
       };
-      if (now.left >= kTile) form_all(std::true_type());
+      if (now.left - part * kRows >= kRows) form_all(std::true_type());
       else form_all(std::false_type());
     }
     meet();
 
-    if (going) {  // by columns, lanes along them
-      Acc upto[kAcross];
+    if (going) {  // by columns, of each warp kSides side by side, lanes along them
+      constexpr int kEach = kSide / kAcross;
+      const int group = lane % kGroups, across = lane / kGroups * kWarps + warp;
+      Acc upto[kEach];
 #pragma unroll
-      for (int k = 0; k < kAcross; ++k) upto[k] = (*of_job)[lane][k * kWarps + warp];
-      sklansky<S>(upto, lane, kLanes);
+      for (int k = 0; k < kEach; ++k) upto[k] = (*of_job)[group][k * kAcross + across];
+      sklansky<S>(upto, lane, kGroups);
       auto* const slots = static_cast<Published<Acc>*>(now.slots) + now.slot * recomputed(width);
 #pragma unroll
-      for (int k = 0; k < kAcross; ++k) {
-        const int place = k * kWarps + warp, c = warp * kCell + (k * kWarps % kLanes * kCell + k * kWarps / kLanes);
-        if (lane == kLanes - 1 && c < now.width) slots[c].publish(upto[k]);
+      for (int k = 0; k < kEach; ++k) {
+        const int place = k * kAcross + across,
+                  c = across * kCell + (k * kAcross % kWords * kCell + k * kAcross / kWords);
+        Acc before = S::absent();  // this part
+        if (part > 0) {            // the order's last level
+          before = below[place];
+          upto[k] = S::combine(before, upto[k]);
+        }
+        if (group == kGroups - 1) {
+          if (part < kSides - 1) below[place] = upto[k];
+          else if (c < now.width) slots[c].publish(upto[k]);
+        }
         const Acc lower = shuffle(upto[k], lane ? lane - 1 : lane);
-        (*of_job)[lane][place] = lane ? lower : S::absent();
+        (*of_job)[group][place] = group ? lower : before;
       }
     }
-    barrier_arrive(&published[uint32_t(it) % kColumnCarries]);
-    if (it > 0) barrier_wait(&carried[uint32_t(it - 1) % kColumnCarries], parity_of(it - 1));
+    if (part == kSides - 1) barrier_arrive(&published[uint32_t(turn) % kColumnCarries]);
+    // Of all turns, be it before there are results.
+    if (const int from = it - behind + lag * kSides; from >= 0)
+      barrier_wait(&carried[uint32_t(turn_of(from)) % kColumnCarries], parity_of(turn_of(from)));
 
     const int next = after(stage, kAhead);  // of job it + kAhead; of job it - behind before
     if (begun) {
       const int shift = call.exclusive ? 1 : 0;
-      const int mine = before.width - lane * kCell;  // columns from this lane's first one on
-      const int chain = int(uint32_t(it - behind) % kColumnCarries);
-      const int lead = recomputed(warp) * kGroup;
-      char* to = static_cast<char*>(call.out.values) + (before.out + (lead + shift) * out_step + lane * 4);
+      const int chain = int(uint32_t(due) % kColumnCarries);
+      const int lead = recomputed(warp) * kGroup + part_of(it - behind) * kRows;
+      char* to = static_cast<char*>(call.out.values) + (before.out + (lead + shift) * out_step);
       if (shift && lead == 0 && before.tile == 0)
 #pragma unroll
-        for (int v = 0; v < kCell; ++v)
-          if (v < mine) global(reinterpret_cast<E*>(to - out_step))[v] = round_to<E>(start_of<S>());
-      Wide carry[kCell];
-      Acc tiles[kCell];
+        for (int side = 0; side < kSides; ++side)
 #pragma unroll
-      for (int v = 0; v < kCell; ++v) {
-        carry[v] = carries[chain][lane * kCell + v];
-        tiles[v] = before_tiles[chain][lane * kCell + v];
-      }
+          for (int v = 0; v < kCell; ++v) {
+            const int c = (side * kLanes + lane) * kCell + v;
+            if (c < before.width) global(reinterpret_cast<E*>(to - out_step))[c] = round_to<E>(start_of<S>());
+          }
       auto results = [&](auto whole) {
         const Places places = places_of(before, next);
 #pragma unroll
         for (int run = 0; run < kRuns; ++run, to += kRun * out_step) {
           const int left = before.left - lead - run * kRun, stored = left - shift;
-          uint32_t words[kGroup];
-          read(places, run, words);
-          typename S::Result r[kCell][kGroup];
+          Packed<uint32_t, 1> rounded[kSides][kGroup];
 #pragma unroll
-          for (int v = 0; v < kCell; ++v) {
-            typename S::Item items[kGroup];
-            form(whole, words, v, before.tile * kTile + lead + run * kRun, left, items);
-            op.results(S::prefix(carry[v], S::combine(tiles[v], last[run][v])), items, r[v]);
+          for (int side = 0; side < kSides; ++side) {
+            uint32_t words[kGroup];
+            read(places, run, side, words);
+            typename S::Result r[kCell][kGroup];
+#pragma unroll
+            for (int v = 0; v < kCell; ++v) {
+              const int c = (side * kLanes + lane) * kCell + v;
+              typename S::Item items[kGroup];
+              form(whole, words, v, before.tile * kTile + lead + run * kRun, left, items);
+              op.results(S::prefix(carries[chain][c], S::combine(before_tiles[chain][c], last[run][side][v])), items,
+                         r[v]);
+            }
+            round_columns<E, S>(r, rounded[side], 0);
           }
-          Packed<uint32_t, 1> rounded[kGroup];
-          round_columns<E, S>(r, rounded, 0);
-          store(to, rounded, mine, whole, stored);
+          store(before, to, rounded, whole, stored);
         }
       };
-      if (before.left - shift >= kTile) results(std::true_type());
+      if (before.left - shift - part_of(it - behind) * kRows >= kRows) results(std::true_type());
       else results(std::false_type());
     }
     warp_barrier();  // before what others of this warp have read is copied over

@@ -615,7 +615,7 @@ __global__ void __launch_bounds__(kStripThreads, 1)
 
 // Null, or what went wrong.
 template <class S, class Load, class Store>
-const char* launch_strips(const ScanCall& call, void* workspace, gpuStream_t stream) {
+const char* launch_strips(const ScanCall& call, void* workspace, Queue queue) {
   using E = typename Load::Element;
   const Layout& l = call.layout;
   const int64_t width = l.size[l.kept - 1], n = l.length;
@@ -631,7 +631,7 @@ const char* launch_strips(const ScanCall& call, void* workspace, gpuStream_t str
     if (const char* error = make(in, call.in.data, l.in)) return error;
     if (const char* error = make(out, call.out.values, l.out)) return error;
   }
-  enqueue(scan_strip_pipeline<S, Load, Store>, call.plan.blocks, call.plan.threads, call.plan.shared, stream, call, in,
+  enqueue(scan_strip_pipeline<S, Load, Store>, call.plan.blocks, call.plan.threads, call.plan.shared, queue, call, in,
           out, workspace);
   return nullptr;
 }

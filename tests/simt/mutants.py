@@ -445,8 +445,18 @@ MUTANTS = (
         "scan.CumSum", ("ragged_columns",), "asan",
     ),
     Mutant(
-        "a strip's last lane stores its neighbour's half", "kernels/scan_ragged_columns.cuh",
-        "const bool last = lane == kLanes - 1 || mine <= kCell;", "const bool last = lane == kLanes - 1;",
+        "what a row has before its first whole sector is not stored", "kernels/scan_ragged_columns.cuh",
+        "const int head = first ? total : 0;", "const int head = 0;",
+        "scan.CumSum", ("ragged_columns",),
+    ),
+    Mutant(
+        "a strip finds no carries for the next one's columns", "kernels/scan_ragged_columns.cuh",
+        "const bool active = c < j.wide;", "const bool active = c < j.width;",
+        "scan.CumSum", ("ragged_columns",),
+    ),
+    Mutant(
+        "the second half of a tile does not have the first one before it", "kernels/scan_ragged_columns.cuh",
+        "upto[k] = S::combine(before, upto[k]);", "",
         "scan.CumSum", ("ragged_columns",),
     ),
     Mutant(

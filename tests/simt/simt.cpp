@@ -306,7 +306,9 @@ void late_blocks() {
                                                                  {100000, 1},
                                                                  {60000, 3},
                                                                  {30000, 33},
-                                                                 {30000, 65}})
+                                                                 {30000, 65},
+                                                                 {20000, 131},
+                                                                 {20000, 337}})
         check({"cumsum", d, d, sizes, 1}, {{{kColumns, -1, -1, -1, -1}, multiprocessors, kInPitch, true}});
 }
 // Columns whose rows start anywhere: strips of them, and what is left of a strip, in tiles and what is left of one.
@@ -315,8 +317,16 @@ void ragged_columns() {
                  some = {{{kColumns, -1, -1, -1, -1}, 5, kInPitch, true}};
   for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16})
     for (const Policies& p : {one, some})
-      for (const auto& sizes : std::vector<std::vector<int64_t>>{
-               {257, 33}, {300, 165}, {512, 64}, {513, 127}, {700, 129}, {1025, 137}, {2000, 31}, {600, 255}})
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{{257, 33},
+                                                                 {300, 165},
+                                                                 {512, 64},
+                                                                 {513, 127},
+                                                                 {700, 129},
+                                                                 {1025, 137},
+                                                                 {2000, 31},
+                                                                 {600, 255},
+                                                                 {530, 337},
+                                                                 {390, 673}})
         for (int form = 0; form < 4; ++form)  // exclusive, reverse
           check({"cumsum", d, d, sizes, 1, form % 2 != 0, form / 2 != 0}, p);
   for (const Policies& p : {one, some})
@@ -325,6 +335,7 @@ void ragged_columns() {
       check({"cumsum", d, d, {2, 2, 300, 167}, 4, true, true}, p);
       check({"cumsum", d, d, {9000, 2, 141}, 1, false, true}, p);
       check({"cumsum", d, d, {8192 + 300, 169}, 1}, p);
+      check({"cumsum", d, d, {2 * 8192 + 130, 65}, 1, true}, p);
     }
   check({"cumsum", Dtype::F16, Dtype::F16, {kSuperblock + 8192 + 77, 33}, 1}, some);
 }
