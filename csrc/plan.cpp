@@ -399,6 +399,16 @@ static bool lane_walks(const ScanCall& call) {
          fits(call.in.more[0], size) && fits(call.out.values, size) && fits(call.out.indices, 8);
 }
 
+static int shared_of(const DeviceFacts& device) { return device.bulk_copies ? device.shared : kPortableShared; }
+
+// Whether teams of lanes can (kTeamWalks). Of no more than kTile positions most of a team would have none.
+static bool team_walks(const ScanCall& call, const DeviceFacts& device) {
+  const int size = size_of(call.in.dtype);
+  const ScanSizes bytes = scan_sizes(call);
+  return facts(call.op).inputs == 2 && lane_walks(call) && size <= 4 && call.layout.length > kTile &&
+         team_shared(size, int(bytes.acc), int(bytes.wide)) + kColumnShared <= shared_of(device);
+}
+
 // The neighbouring columns of a lane where blocks take tiles of columns (kExtremeColumns, kColumnTiles), else 0. Of no
 // more than kTile positions they would leave most of a block without any.
 static int tile_vector(const ScanCall& call) {
@@ -423,8 +433,6 @@ static int tile_vector(const ScanCall& call) {
 static bool row_aligned(const void* data, int64_t stride, int size) {
   return aligned(static_cast<const char*>(data) + (stride < 0 ? size : 0));
 }
-
-static int shared_of(const DeviceFacts& device) { return device.bulk_copies ? device.shared : kPortableShared; }
 
 // A strip of neighbouring columns, or vectors of them, in units of plan.lanes groups, and as many units of it as fit a
 // block of at most `most` threads. Blocks are whole warps, and whole wavefronts where others form carries.
@@ -631,8 +639,12 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   // speed. So lanes that walk are worth it from about one block of them a multiprocessor on. Where there are tiles for
   // two inputs, from more on (H200, float32 and bfloat16: 16384 columns 0.47 of a copy's speed, tiles 0.54 and 0.41;
   // 32768 0.79 and 0.31, tiles 0.59 and 0.44).
+  // Teams of lanes have a strip of columns a block, so that they are worth it from where strips are nearly two a
+  // multiprocessor.
   const int64_t walkers = int64_t(kWalkThreads) * walk_vector(in_size) * device.multiprocessors;
-  const bool wide = inputs == 2 && lane_walks(call) && 3 * l.rows >= 8 * walkers;
+  const bool teams = team_walks(call, device) && forced.lanes != 1;
+  const bool wide = teams ? 4 * l.rows >= 7 * kTeamColumns * int64_t(device.multiprocessors)
+                          : inputs == 2 && lane_walks(call) && 3 * l.rows >= 8 * walkers;
   const int tiles = wide ? 0 : tile_vector(call);
   const bool narrow = !flat && !loose && !strips && !tiles && n > kBlockTile &&
                       l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
@@ -776,6 +788,12 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       plan.splits = 1;
       plan.threads = kWalkThreads;
       plan.blocks = ceil_div(l.rows, int64_t(plan.vector) * kWalkThreads);
+      if (teams) {
+        plan.lanes = kTeam;
+        plan.threads = team_threads(in_size);
+        plan.shared = team_shared(in_size, acc, int(scan_sizes(call).wide));
+        plan.blocks = ceil_div(l.rows, kTeamColumns);
+      }
       break;
   }
   // Chains take tickets even where rows are not split. scan_chain.cuh, column_carry.cuh: a flag beside each 4 bytes of

@@ -14,7 +14,7 @@ enum class Family : int {
   Chain = 2,         // scans: one row over many blocks, carries by look-back
   ColumnsChain = 3,  // scans: the same with lanes across rows that are few
   Pipeline = 4,      // scans: as Chain, by blocks that stay, with bulk copies; also of very few columns
-  Walk = 5           // scans: a lane walks each row alone, of columns that are many
+  Walk = 5           // scans: lanes across rows that are many, each walking its own, alone or in teams
 };
 
 constexpr int kPortableShared = 48 << 10;  // bytes of shared memory a block that every GPU has without being asked
@@ -29,10 +29,10 @@ struct DeviceFacts {
 
 struct Plan {
   Family family = Family::Rows;
-  int lanes = 1;        // lanes a row (Rows), or row-threads a column (Columns), a power of two unless rows are whole
-  int warps = 1;        // Rows: warps a row within a block; scans, Columns: units of a block; a power of two
-  int strip = 1;        // scans, Columns: neighbouring columns, or vectors of them, side by side in a block
-  int vector = 1;       // scans: neighbouring columns (Columns, Pipeline) or rows (Rows) of a thread
+  int lanes = 1;   // lanes a row (Rows, Walk), or row-threads a column (Columns), a power of two unless rows are whole
+  int warps = 1;   // Rows: warps a row within a block; scans, Columns: units of a block; a power of two
+  int strip = 1;   // scans, Columns: neighbouring columns, or vectors of them, side by side in a block
+  int vector = 1;  // scans: neighbouring columns (Columns, Pipeline) or rows (Rows) of a thread
   bool walks = false;   // scans, Columns: blocks walk down their strips; else they share them,
   int behind = 1;       // and this many jobs of a block lie between a job's totals and its results
   bool flat = false;    // scans, Columns: a job's units are one run of memory
@@ -118,6 +118,16 @@ constexpr int kChainShared = 2 << 10;   // the same of a block of a chain
 constexpr int kWalkThreads = 64;        // of Walk's blocks
 // Neighbouring columns of a thread, given the bytes of an element: copies take 4 bytes or 8.
 TR_HD constexpr int walk_vector(int size) { return size == 2 ? 2 : 1; }
+// Walk's blocks in which lanes share columns (scan_team_walk.cuh): the columns of one, the lanes of each, and the rows
+// that they have at a time. Given the bytes of an element: the threads, and the blocks of a multiprocessor that there
+// are registers for; and given those of what is summed, the bytes of shared memory.
+constexpr int kTeamColumns = 64, kTeam = 8, kTeamRows = kTile / 2;
+TR_HD constexpr int team_threads(int size) { return kTeam * kTeamColumns / walk_vector(size) + kTeamColumns; }
+TR_HD constexpr int team_blocks(int size) { return size == 2 ? 2 : 1; }
+TR_HD constexpr int team_shared(int size, int acc, int wide) {
+  const int carry = kFanLog2 * (acc + wide) + acc + 3 * wide + 16;  // ScanCarry
+  return kTeamColumns * (2 * kTeamRows * size + 2 * (wide + (2 + kTeam) * acc) + carry);
+}
 // Threads of Pipeline's blocks, given the bytes of an element and of an accumulator: with larger ones, its result warps
 // form totals, too, and with those of two inputs store them.
 TR_HD constexpr int pipeline_threads(int bytes, int acc) {

@@ -136,9 +136,11 @@ def test_a_lane_walks_each_of_many_columns(op):
     for dtype, columns in ((torch.float32, 1), (torch.bfloat16, 2), (torch.float16, 2), (torch.float64, 1)):
         for shape, dim in (((8, longest, most // 4), 1), ((longest, most), 0), ((200, 100_000), 0)):
             p = plan(op, shape, dim, dtype)
-            assert (p["family"], p["vector"], p["workspace"], p["shared"]) == ("walk", columns, 0, 0)
+            assert (p["family"], p["vector"], p["workspace"]) == ("walk", columns, 0)
+            assert (p["lanes"] > 1) == (p["shared"] > 0)  # a team of lanes a column
             rows, _ = rows_and_length(shape, dim)
-            assert (p["blocks"] - 1) * p["threads"] * columns < rows <= p["blocks"] * p["threads"] * columns
+            each = 64 if p["lanes"] > 1 else p["threads"] * columns
+            assert (p["blocks"] - 1) * each < rows <= p["blocks"] * each
         for shape, dim in (((4096, 4096), 0), ((2**20, 8), 0), ((8, 1024, 500), 1)):  # too few columns
             assert plan(op, shape, dim, dtype)["family"] in ("columns", "columns_chain")
         assert plan(op, (32, 100_000), 0, dtype)["family"] == "columns"  # short

@@ -175,13 +175,15 @@ def test_few_columns_that_are_no_whole_sectors_are_taken_tile_by_tile():
 def test_columns_of_two_inputs_are_taken_tile_by_tile_where_too_few_lanes_would_walk():
     for dtype, width, aligned, vector in (
         (torch.float32, 16, True, 1), (torch.bfloat16, 16, True, 2), (torch.bfloat16, 7, True, 1),
-        (torch.float32, 16384, True, 1), (torch.bfloat16, 32768, True, 2),
+        (torch.float32, 8192, True, 1), (torch.bfloat16, 8192, True, 2),
     ):  # fmt: skip
         plan = column_plan("linear_scan", 4096, width, dtype, aligned, HOPPER)
         assert plan["tiled"] and plan["threads"] == 128 and plan["vector"] == vector, (dtype, width, plan)
         assert plan["strip"] * plan["warps"] <= 16 and plan["splits"] == 16
-    for dtype, width in ((torch.float32, 32768), (torch.bfloat16, 65536)):
-        assert column_plan("linear_scan", 4096, width, dtype, True, HOPPER)["family"] == "walk", (dtype, width)
+    for dtype in (torch.float32, torch.bfloat16):
+        for width in (16384, 32768, 65536):
+            plan = column_plan("linear_scan", 4096, width, dtype, True, HOPPER)
+            assert (plan["family"], plan["lanes"], plan["blocks"]) == ("walk", 8, width // 64), (dtype, width)
     assert not column_plan("linear_scan", 256, 16, torch.float32, True, HOPPER)["tiled"]
 
 

@@ -23,7 +23,7 @@ _FAMILIES = {
     ("scan", "chain"): "each row cut into block tiles that hand their totals on",
     ("scan", "columns_chain"): "few columns cut into block tiles that hand their totals on",
     ("scan", "pipeline"): "each row, or few side by side, cut into block tiles, by blocks that stay and copy in bulk",
-    ("scan", "walk"): "a lane for each of many columns, which it walks alone",
+    ("scan", "walk"): "each of many columns walked by a lane alone, or by a team of lanes",
 }
 
 

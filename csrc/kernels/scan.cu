@@ -15,6 +15,7 @@
 #include "scan_ragged_columns.cuh"
 #include "scan_short_rows.cuh"
 #include "scan_strip_pipeline.cuh"
+#include "scan_team_walk.cuh"
 #include "scan_walk.cuh"
 
 namespace torchreduce::gpu {
@@ -192,6 +193,11 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       return "there are no bulk copies";
 #endif
     case Family::Walk:
+      if constexpr (kTeamWalks<S, Load, Store>)
+        if (plan.lanes > 1) {
+          run(scan_team_walk<S, Load, Store>);
+          break;
+        }
       if constexpr (kLaneWalks<S, Load, Store>) {
         if constexpr (S::kIndexed) run(scan_walk<typename S::Near, Load, Store>);
         else run(scan_walk<S, Load, Store>);

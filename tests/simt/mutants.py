@@ -681,6 +681,16 @@ MUTANTS = (
         "strides[d] != 1 : strides[d] % vector != 0", "strides[d] != 1 : false",
         "plan", ("walk",), "asan",
     ),
+    Mutant(
+        "a team forgets the first half of a tile", "kernels/scan_team_walk.cuh",
+        "if (now) put(joins.of(notes.half[now][chain]));", "",
+        "scan.LinearScan", ("team_walk",),
+    ),
+    Mutant(
+        "the copies of a team are not waited for", "kernels/scan_team_walk.cuh",
+        "wait_copies<kGroups - 1>();", "",
+        "scan.LinearScan", ("team_walk",),
+    ),
     # ---- scans with indices along rows
     Mutant(
         "the earlier of two equals is the latest record", "kernels/scan_extremes.cuh",

@@ -751,6 +751,39 @@ void walk() {
   }
 }
 
+// The same where a team of lanes shares each column: half tiles that are whole, partial or missing, the second of a
+// tile or its last one; strips that lack columns; several tiles, block tiles and superblocks.
+void team_walk() {
+  const Policies policies = {
+      {{kWalk, -1, -1, -1, -1}, 132, kNearMemories, true}, {{kWalk, -1, -1, -1, -1}, 132, 1, true}, {{}, 1, 1, true}};
+  int turn = 0;
+  auto run = [&](Dtype d, const std::vector<int64_t>& sizes, uint64_t along, bool all) {
+    const uint64_t dims = (uint64_t(1) << sizes.size()) - 1, spreads[] = {0, along, dims - along, dims, 1};
+    for (int form = 0; form < 6; ++form)
+      for (int i = 0; i < (all ? 5 : 1); ++i, ++turn) {
+        Problem p{"linear_scan", d, d, sizes, along};
+        p.reverse = form % 2;
+        p.initial = form / 2 == 1;
+        p.shifted = form / 2 == 2;
+        p.spread = spreads[all ? i : turn % 5];
+        check(p, policies);
+      }
+  };
+  for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16}) {
+    for (const auto& sizes :
+         std::vector<std::vector<int64_t>>{{257, 64}, {300, 2}, {384, 130}, {385, 6}, {515, 66}, {1000, 70}})
+      run(d, sizes, 1, true);
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{
+             {2049, 64}, {8192, 66}, {8193, 4}, {3 * 8192 + 133, 64}, {257, 1}, {600, 65}})
+      run(d, sizes, 1, false);
+    run(d, {5, 300, 24}, 2, true);
+    run(d, {3, 2, 400, 6}, 4, false);
+    run(d, {300, 9, 8}, 1, false);
+    check({"linear_scan", d, d, {300, 3, 4}, 1}, {{{kWalk, -1, -1, -1, -1}, 132, 1, true}}, true);  // far apart
+    check({"linear_scan", d, d, {2 * kSuperblock + 3 * 8192 + 5, 2}, 1}, {policies[1]});
+  }
+}
+
 struct Group {
   const char* name;
   void (*run)();
@@ -783,6 +816,7 @@ constexpr Group kGroups[] = {
     {"extreme_pipeline", extreme_pipeline},
     {"linear_scan", linear_scan},
     {"walk", walk},
+    {"team_walk", team_walk},
     {"far", far},
     {"superblocks", superblocks},
 };
