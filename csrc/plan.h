@@ -35,7 +35,7 @@ struct Plan {
   int vector = 1;  // scans: neighbouring columns (Columns, Pipeline) or rows (Rows) of a thread
   bool walks = false;   // scans, Columns: blocks walk down their strips; else they share them,
   int behind = 1;       // and this many jobs of a block lie between a job's totals and its results
-  bool flat = false;    // scans, Columns: a job's units are one run of memory
+  bool flat = false;    // scans, Columns: a job's units are one run of memory; Pipeline: as if of one column, not a row
   bool tiled = false;   // scans, Columns: blocks take plan.warps tiles of a strip each, and go
   bool ragged = false;  // scans, Columns: rows of a strip start anywhere, and are copied with what lies around them
   int strip_bytes =

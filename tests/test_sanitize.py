@@ -97,6 +97,14 @@ def test_blocks_that_stay(device, shape, dtype):
         check("cummax", values(shape, dtype, seed=1), 1, options, {"family": "pipeline"}, device)
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+def test_few_columns(device, dtype):
+    """By parts of a quarter and of an eighth of a block tile; and a row as one column."""
+    for shape, dim in (((20_000, 5), 0), ((3, 9000, 6), 1), ((10_000, 7), 0), ((3, 12_292), 1)):
+        for options in ({}, {"reverse": True}, {"exclusive": True}):
+            check("cumsum", values(shape, dtype, seed=1), dim, options, {"family": "pipeline"}, device)
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_rows_of_a_few_elements(device, dtype):
     """Of which a lane takes several: two blocks of them and a part of a third."""
@@ -108,8 +116,9 @@ def test_rows_of_a_few_elements(device, dtype):
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_columns_whose_rows_start_anywhere(device, dtype):
-    """From the first byte of their memory to the last, and in the middle of it."""
-    for shape, dim in (((600, 167), 0), ((2, 300, 133), 1)):
+    """From the first byte of their memory to the last, and in the middle of it; strips of whole sectors, the last one
+    of 9 columns."""
+    for shape, dim in (((600, 167), 0), ((2, 300, 133), 1), ((300, 1801), 0)):
         for options in ({}, {"reverse": True}, {"exclusive": True}):
             check("cumsum", values(shape, dtype, seed=1), dim, options, {}, device)
 
@@ -198,8 +207,9 @@ def test_blocks_that_walk_down_columns(device, dtype, columns):
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64))
 def test_lanes_that_walk_down_columns(device, dtype):
-    """A block of them a multiprocessor, of 132; two tiles and a part of a group."""
-    linear_scans(device, (517, 16896), 0, dtype, family="walk")
+    """A block of them a multiprocessor, of 132; two tiles and a part of a group; in teams, and each alone."""
+    for lanes in (-1, 1):
+        linear_scans(device, (517, 16896), 0, dtype, family="walk", lanes=lanes)
     x = values((517, 16896), dtype, seed=2)
     for options in ({}, {"reverse": True}):
         check("cummax", x, 0, options, {"family": "walk"}, device)

@@ -23,31 +23,6 @@ const char* scan(const ScanCall& call, void* workspace, void* stream) {
 }
 
 #if defined(__CUDACC__)
-// A kernel that is launched early (Queue) may start as soon as all blocks of this one have.
-static __global__ void __launch_bounds__(256) zero_words(uint64_t* words, int64_t count) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-  for (int64_t i = blockIdx.x * 256 + int(threadIdx.x); i < count; i += gridDim.x * 256) words[i] = 0;
-}
-#endif
-
-const char* zero_workspace(void* workspace, int64_t bytes, [[maybe_unused]] bool early, void* stream) {
-  const auto s = static_cast<gpuStream_t>(stream);
-#if defined(__CUDACC__)
-  if (early) {
-    constexpr int64_t kMostBlocks = 1024;
-    const int64_t words = bytes / 8, blocks = (words + 255) / 256;
-    enqueue(zero_words, blocks < kMostBlocks ? blocks : kMostBlocks, 256, 0, Queue{s},
-            static_cast<uint64_t*>(workspace), words);
-    return nullptr;
-  }
-#endif
-  const gpuError_t error = gpuMemsetAsync(workspace, 0, size_t(bytes), s);
-  return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
-}
-
-#if defined(__CUDACC__)
 static __global__ void architecture() {}
 // Of the code that the driver chose, or compiled, for the current device, not of the device.
 static int compiled_for() {
@@ -91,4 +66,43 @@ DeviceFacts facts(int device) {
   return known[device];
 }
 
+#if defined(__CUDACC__)
+// A kernel that is launched early may start as soon as all blocks of this one have.
+static __global__ void __launch_bounds__(256) zero_words(uint64_t* words, int64_t count) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+  for (int64_t i = blockIdx.x * 256 + int(threadIdx.x); i < count; i += gridDim.x * 256) words[i] = 0;
+}
+// Whether the code for the current device waits where it takes tickets, and the driver captures such launches.
+static bool launches_early() {
+  static const bool captured = [] {
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess && version >= 12030;
+  }();
+  return captured && facts(current_device()).bulk_copies;
+}
+#else
+static bool launches_early() { return false; }
+#endif
+
 }  // namespace torchreduce::gpu
+
+namespace torchreduce {
+
+const char* zero_workspace(void* workspace, int64_t bytes, Queue& queue) {
+#if defined(__CUDACC__)
+  if (gpu::launches_early()) {
+    constexpr int64_t kMostBlocks = 1024;
+    const int64_t words = bytes / 8, blocks = (words + 255) / 256;
+    enqueue(gpu::zero_words, blocks < kMostBlocks ? blocks : kMostBlocks, 256, 0, queue,
+            static_cast<uint64_t*>(workspace), words);
+    queue.early = true;
+    return nullptr;
+  }
+#endif
+  const gpuError_t error = gpuMemsetAsync(workspace, 0, size_t(bytes), queue.stream);
+  return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
+}
+
+}  // namespace torchreduce

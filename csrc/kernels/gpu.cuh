@@ -530,12 +530,16 @@ __device__ __forceinline__ void bulk_stores_read() {
 
 // ---- launches --------------------------------------------------------------------------------------------------------
 
-// Where kernels are enqueued. `early`: behind zero_words, for which a kernel waits by itself, where it takes a ticket
-// (programmatic dependent launch), so that its blocks are there by then.
+// Where kernels are enqueued. `early`: behind zero_workspace, for which a kernel waits by itself, where it takes a
+// ticket (programmatic dependent launch), so that its blocks are there by then.
 struct Queue {
   gpuStream_t stream;
   bool early = false;
 };
+
+// Enqueues the zeroing of a workspace of `bytes` bytes, a multiple of 8; then says in `queue` whether the kernel that
+// uses it may be early. Returns nullptr, or the runtime's message.
+const char* zero_workspace(void* workspace, int64_t bytes, Queue& queue);
 
 // Enqueues kernel(arguments...), with `shared` bytes of dynamic shared memory a block. The caller asks for errors
 // (gpuGetLastError).

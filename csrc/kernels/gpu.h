@@ -16,10 +16,6 @@ namespace torchreduce::gpu {
 const char* reduce(const ReduceCall& call, void* workspace, void* stream);
 const char* scan(const ScanCall& call, void* workspace, void* stream);
 
-// Enqueues the zeroing of a workspace of `bytes` bytes, a multiple of 8, by zero_words, or, where `early` is false, by
-// the runtime. Returns as those.
-const char* zero_workspace(void* workspace, int64_t bytes, bool early, void* stream);
-
 // The calling thread's current device in the runtime that launches the kernels; what plans ask of a device.
 int current_device();
 void set_device(int device);

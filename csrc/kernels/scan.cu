@@ -26,9 +26,9 @@ template <class S, class Load, class Store>
 static const char* launch(const ScanCall& call, void* workspace, gpuStream_t stream) {
   using E = typename Load::Element;
   const Plan& plan = call.plan;
-  const Queue queue{stream, plan.workspace > 0 && facts(current_device()).bulk_copies};
+  Queue queue{stream};
   if (plan.workspace > 0)
-    if (const char* error = zero_workspace(workspace, plan.workspace, queue.early, stream)) return error;
+    if (const char* error = zero_workspace(workspace, plan.workspace, queue)) return error;
   auto run = [&](auto kernel, auto... more) {
     enqueue(kernel, plan.blocks, plan.threads, plan.shared, queue, call, more...);
   };
@@ -162,13 +162,15 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
     case Family::Pipeline:
 #ifdef TR_BULK_COPIES
       if constexpr (kNarrowPipelined<S, Load, Store>)
-        if (plan.vector > 1) {
+        if (plan.vector > 1 || plan.flat) {
           auto narrow = [&](auto columns) {
             constexpr int W = columns();
-            enqueue(scan_narrow_pipeline<S, Load, Store, W>, plan.blocks, plan.threads,
-                    NarrowShape<sizeof(E), W>::kShared, queue, call, workspace);
+            if constexpr (W > 1 || sizeof(E) == 4)
+              enqueue(scan_narrow_pipeline<S, Load, Store, W>, plan.blocks, plan.threads,
+                      NarrowShape<sizeof(E), W>::kShared, queue, call, workspace);
           };
           switch (plan.vector) {
+            case 1: narrow(std::integral_constant<int, 1>()); break;
             case 2: narrow(std::integral_constant<int, 2>()); break;
             case 3: narrow(std::integral_constant<int, 3>()); break;
             case 4: narrow(std::integral_constant<int, 4>()); break;

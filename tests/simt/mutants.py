@@ -240,7 +240,7 @@ MUTANTS = (
     ),
     Mutant(
         "flags of the call before are still there", "kernels/scan.cu",
-        "if (plan.workspace > 0) {", "if (plan.workspace < 0) {",
+        "if (plan.workspace > 0) if (const char* error", "if (plan.workspace < 0) if (const char* error",
         "scan.CumSum", ("chain",),
     ),
     Mutant(

@@ -424,7 +424,7 @@ void linear_pipeline() {
     }
   }
 }
-// The same of two to four columns that are one run of memory: parts of block tiles, whole and not, of few and many
+// The same of two to seven columns that are one run of memory: parts of block tiles, whole and not, of few and many
 // block tiles a row of each of several batches.
 void narrow_pipeline() {
   auto run = [](Dtype d, const std::vector<int64_t>& sizes, uint64_t along, int form, int multiprocessors) {
@@ -432,21 +432,24 @@ void narrow_pipeline() {
           {{{kPipeline, -1, -1, -1, -1}, multiprocessors, 1, true}});
   };
   for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16})
-    for (int64_t columns : {2, 3, 4})
+    for (int64_t columns : {2, 3, 4, 5, 6, 7})
       for (int form = 0; form < 4; ++form) {  // exclusive, reverse
-        for (int64_t n : {1, 300, 2048, 8193, 3 * 8192 + 5, 4 * 8192}) run(d, {n, columns}, 1, form, 3);
+        if (columns > 4 && (form + columns) % 2) continue;
+        for (int64_t n : {1, 300, 1025, 2048, 8193, 3 * 8192 + 5, 4 * 8192}) run(d, {n, columns}, 1, form, 3);
         run(d, {3, 2 * 8192 + 2056, columns}, 2, form, 4);
         run(d, {9, 4104, columns}, 2, form, 5);
         // Wherever they lie in memory, as the planner chooses.
         check({"cumsum", d, d, {8192 + 2057, columns}, 1, form % 2 != 0, form / 2 != 0},
               Policies(3, {{}, 3, kInPitch, true}));
       }
-  for (int64_t columns : {2, 3, 4})
+  for (int64_t columns : {2, 3, 4, 5, 7})
     for (Dtype d : {Dtype::F32, Dtype::BF16}) {
       run(d, {70 * 8192 + 9, columns}, 1, 0, 2);
       run(d, {40 * 8192 + 2048, columns}, 1, 2, 7);
     }
   run(Dtype::BF16, {200 * 8192 + 9, 2}, 1, 0, 2);
+  for (int64_t n : {4096, 8192 + 4, 3 * 8192 + 2052, 40 * 8192 + 8}) run(Dtype::F32, {n}, 1, 0, 6);  // rows
+  run(Dtype::F32, {3, 2 * 8192 + 2056}, 2, 0, 3);
   for (int multiprocessors : {2, 3, 5})
     run(Dtype::F32, {30, 2049, 4}, 2, 1, multiprocessors);  // nothing of a last part is written
 }
