@@ -151,6 +151,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kMaxLeaves = 64;    // of a run
 constexpr int kBlocksWanted = 4;  // for each multiprocessor
 constexpr int kLeastWalk = 32;    // positions that a lane's walk has to be longer than: fewer are read at once
+constexpr int kLeastTiled = 5;    // float32 columns that are no whole sectors, at least: fewer are for chains
 constexpr int kWarpRows = 32;     // rows for each multiprocessor from which on a warp walks a row of a scan
 
 }  // namespace
@@ -430,8 +431,7 @@ static int tile_vector(const ScanCall& call) {
   // 0.50, in granules 0.36; 31 0.74, 0.69; 100 0.67, 0.62; but 1001 0.60, 0.73).
   if (!indexed && scan_sizes(call).acc == 4) {
     const int64_t columns = l.kept && l.reduced ? l.size[l.kept - 1] : 0;
-    if (size < 4 || columns <= kMostNarrow || columns > kSectorColumns || position_stride(l) % 8 == 0 ||
-        strip_row(call))
+    if (size < 4 || columns < kLeastTiled || columns > kSectorColumns || position_stride(l) % 8 == 0 || strip_row(call))
       return 0;
   }
   if (forced_plan().vector_loads == 0) return 1;

@@ -227,7 +227,7 @@ def test_plans_of_columns_depend_on_exclusive_and_reverse():
     for shape, exclusive, reverse, family in (
         ((70_001, 3), False, False, "pipeline"), ((70_001, 3), True, False, "columns_chain"),
         ((70_001, 3), False, True, "columns_chain"), ((70_000, 3), False, True, "pipeline"),
-        ((70_000, 4), True, True, "pipeline"), ((70_001, 7), False, False, "columns"),
+        ((70_000, 4), True, True, "pipeline"), ((70_001, 7), False, False, "pipeline"),
         ((70_001, 7), True, False, "columns"), ((70_001, 7), False, True, "columns"),
     ):  # fmt: skip
         call = ("cumsum", shape, (shape[1], 1), [0], 6, 6, True, True, MULTIPROCESSORS, True)

@@ -94,7 +94,7 @@ def test_strips_that_blocks_share_go_through_a_pipeline_of_their_own():
 
 
 def test_few_columns_are_one_run_of_memory_where_there_is_room():
-    for width, flat in ((5, True), (7, True), (15, True), (20, True), (33, False)):
+    for width, flat in ((9, True), (15, True), (20, True), (33, False)):
         plan = column_plan("cumsum", 2**20, width, torch.bfloat16, True, HOPPER)
         assert plan["flat"] == flat and plan["family"] == "columns", (width, plan)
         if flat:
@@ -106,8 +106,8 @@ def test_few_columns_are_one_run_of_memory_where_there_is_room():
         assert plan["family"] == "columns_chain" and not plan["flat"]
 
 
-def test_two_to_four_columns_go_through_the_pipeline_side_by_side():
-    for width, dtype in itertools.product((2, 3, 4), (torch.float32, torch.bfloat16, torch.float16)):
+def test_two_to_seven_columns_go_through_the_pipeline_side_by_side():
+    for width, dtype in itertools.product(range(2, 8), (torch.float32, torch.bfloat16, torch.float16)):
         plan = column_plan("cumsum", 2**20 + 1, width, dtype, True, HOPPER)
         assert plan["family"] == "pipeline" and plan["vector"] == width and plan["blocks"] == 132
         part = -(-(2**20) // (plan["splits"] - 1))  # of a block tile
@@ -115,7 +115,7 @@ def test_two_to_four_columns_go_through_the_pipeline_side_by_side():
         assert plan["workspace"] >= 8 * width * 2**20 // part
         assert plan["threads"] % 32 == 0 and plan["threads"] <= 1024
     for op, length, width, dtype, aligned, shared in (
-        ("cumsum", 8192, 2, torch.float32, True, HOPPER), ("cumsum", 2**20, 5, torch.float32, True, HOPPER),
+        ("cumsum", 8192, 2, torch.float32, True, HOPPER), ("cumsum", 2**20, 8, torch.float32, True, HOPPER),
         ("cumsum", 2**20, 2, torch.float32, False, HOPPER), ("cumsum", 2**20, 2, torch.float64, True, HOPPER),
         ("cumsum", 2**20, 2, torch.float32, True, WORKSTATION), ("cumsum", 2**20, 2, torch.float32, True, PORTABLE),
         ("cumprod", 2**20, 2, torch.float32, True, HOPPER), ("cumsum", 2**20, 2, torch.int64, True, HOPPER),
@@ -126,13 +126,16 @@ def test_two_to_four_columns_go_through_the_pipeline_side_by_side():
 def test_columns_whose_rows_start_anywhere_are_copied_in_granules_where_there_is_room():
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         size = torch.finfo(dtype).bits // 8
-        for length, width in ((50257, 5341), (1000, 133), (257, 163), (2**20, 165), (700, 100_001), (1000, 33)):
+        for length, width in ((50257, 5341), (1000, 133), (257, 163), (2**20, 165), (700, 100_001)):
             plan = column_plan("cumsum", length, width, dtype, True, HOPPER)
             assert plan["ragged"] and not plan["walks"] and plan["family"] == "columns", (width, plan)
             assert plan["vector"] == 4 // size and plan["splits"] == -(-length // 256)
             words = -(-width * size // 4)
-            strips = -(-words // plan["strip"])  # of whole sectors and room for one more, or one
-            assert plan["strip"] == words <= 64 or (plan["strip"] % 8 == 0 and plan["strip"] <= 56), (width, plan)
+            if size == 4 and words > 1792:  # whole sectors and room for one more
+                assert plan["strip"] % 8 == 0 and 32 < plan["strip"] <= 56, (width, plan)
+            else:
+                assert plan["strip"] <= 32, (width, plan)
+            strips = -(-words // plan["strip"])
             assert plan["blocks"] == min(132, strips * plan["splits"])
             assert plan["shared"] <= HOPPER - DECLARED
         assert column_plan("cumsum", 50257, 5344, dtype, False, HOPPER)["ragged"]  # the first element is misaligned
@@ -167,8 +170,11 @@ def test_columns_of_large_accumulators_are_taken_tile_by_tile():
 
 
 def test_few_columns_that_are_no_whole_sectors_are_taken_tile_by_tile():
-    for width, tiled in ((5, True), (7, True), (33, True), (100, True), (8, False), (104, False), (129, False)):
+    for width, tiled in ((9, True), (33, True), (100, True), (8, False), (104, False), (129, False)):
         assert column_plan("cumsum", 10**6, width, torch.float32, True, HOPPER)["tiled"] == tiled, width
+    for width in (5, 7):  # by the pipeline where there is one
+        for aligned, shared, tiled in ((True, HOPPER, False), (False, HOPPER, True), (True, PORTABLE, True)):
+            assert column_plan("cumsum", 10**6, width, torch.float32, aligned, shared)["tiled"] == tiled, width
         assert not column_plan("cumsum", 10**6, width, torch.bfloat16, True, HOPPER)["tiled"]
 
 
@@ -202,3 +208,24 @@ def test_the_pipeline_is_for_gpus_with_room_for_it():
         for shared, family in ((HOPPER, "pipeline"), (WORKSTATION, "chain")):
             plan = _C.plan("cumsum", [1 << 28], [1], [0], *numbers, True, True, 132, True, shared)
             assert plan["family"] == family
+
+
+def test_few_short_float32_rows_go_through_the_pipeline_as_columns():
+    """Where no multiprocessor has more than a few block tiles, but some have more than one."""
+
+    def plan(length, dtype=torch.float32, rows=1, aligned=True, **options):
+        numbers = (NUMBERS[dtype], NUMBERS[dtype])
+        return _C.plan(
+            "cumsum", [rows, length], [length, 1], [1], *numbers, aligned, True, 132, True, HOPPER, **options
+        )
+
+    for length, rows, column in (
+        (2**21, 1, True), (2**22, 1, True), (2**23, 1, True), (2**24, 1, False), (2**20, 4, True), (2**18, 64, False),
+    ):  # fmt: skip
+        p = plan(length, rows=rows)
+        assert (p["family"], p["flat"]) == ("pipeline", column), (length, rows, p)
+        assert p["splits"] == length // (4096 if column else 8192)
+        assert p["workspace"] <= 64 * rows * length // 8192 + 16
+    assert plan(2**20)["family"] == "chain"
+    for options in ({"dtype": torch.bfloat16}, {"exclusive": True}, {"reverse": True}, {"aligned": False}):
+        assert not plan(2**22, **options)["flat"], options
