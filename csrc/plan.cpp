@@ -539,11 +539,8 @@ static void take_ragged(Plan& plan, const ScanCall& call, const DeviceFacts& dev
   plan.lanes = kFan;
   plan.warps = 1;
   const int64_t words = ceil_div(width, plan.vector);
-  if (plan.vector == 1 && words > kRaggedMerged) {  // whole sectors
-    plan.strip = int(ceil_div(ceil_div(words, ceil_div(words, kRaggedStrip)), 8) * 8);
-  } else {
-    plan.strip = int(ceil_div(words, ceil_div(words, 32)));
-  }
+  const bool whole_sectors = plan.vector == 1 && words > kRaggedMerged;
+  plan.strip = whole_sectors ? kRaggedStrip : int(ceil_div(words, ceil_div(words, 32)));
   plan.splits = ceil_div(l.length, kTile);
   plan.threads = ragged_block(size_of(call.in.dtype));
   const int sides = ragged_sides(plan.strip);
@@ -807,6 +804,8 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
         plan.shared = team_shared(in_size, acc, int(scan_sizes(call).wide));
         plan.blocks = ceil_div(l.rows, kTeamColumns);
       }
+      if (forced.lanes > 1 && forced.lanes != plan.lanes)
+        throw std::invalid_argument("force_plan: columns are walked by a lane each, or by " + std::to_string(kTeam));
       break;
   }
   // Chains take tickets even where rows are not split. scan_chain.cuh, column_carry.cuh: a flag beside each 4 bytes of

@@ -162,15 +162,17 @@ template <class T> uint32_t round_pair(float low, float high);
 template <class T> __device__ __forceinline__ bool rounds_alike(const float (&v)[kGroup]) {
   constexpr bool kWide = std::is_same<T, BF16>::value;
   constexpr int kKept = kWide ? 16 : 19;  // 32 less the bits that are rounded off
-  uint32_t least = ~0u;                   // of those bits, from two before a tie on
-  float last = -1;                        // the magnitude closest to 0, negated: F16 has fewer bits below 2^-14
+  // F16 has fewer bits below 2^-14; up to 2^-26 all is rounded to 0. Twice the bits of these, from the lower one on.
+  constexpr uint32_t kZeros = 2u * 0x32800000u + 1, kFewer = 2u * 0x38800000u - kZeros;
+  uint32_t least = ~0u, place = ~0u;  // of those bits, from two before a tie on; of the magnitudes
 #pragma unroll
   for (int i = 0; i < kGroup; ++i) {
-    const uint32_t next = (bit_cast<uint32_t>(v[i]) << kKept) + 0x80000000u + (2u << kKept);
+    const uint32_t bits = bit_cast<uint32_t>(v[i]), next = (bits << kKept) + 0x80000000u + (2u << kKept);
     least = next < least ? next : least;
-    if constexpr (!kWide) last = greater_number(last, -magnitude(v[i]));
+    const uint32_t above = 2 * bits - kZeros;
+    if constexpr (!kWide) place = above < place ? above : place;
   }
-  return (least >= 5u << kKept) & (kWide || last <= -0x1p-14f);
+  return (least >= 5u << kKept) & (kWide || place >= kFewer);
 }
 
 // Whether near_results of scan S, where they round alike, are good enough for results of type O.

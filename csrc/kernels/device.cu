@@ -82,8 +82,6 @@ static bool launches_early() {
   }();
   return captured && facts(current_device()).bulk_copies;
 }
-#else
-static bool launches_early() { return false; }
 #endif
 
 }  // namespace torchreduce::gpu
@@ -97,8 +95,9 @@ const char* zero_workspace(void* workspace, int64_t bytes, Queue& queue) {
     const int64_t words = bytes / 8, blocks = (words + 255) / 256;
     enqueue(gpu::zero_words, blocks < kMostBlocks ? blocks : kMostBlocks, 256, 0, queue,
             static_cast<uint64_t*>(workspace), words);
+    const gpuError_t error = gpuGetLastError();
     queue.early = true;
-    return nullptr;
+    return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
   }
 #endif
   const gpuError_t error = gpuMemsetAsync(workspace, 0, size_t(bytes), queue.stream);

@@ -37,7 +37,6 @@ struct RaggedJob {
   int left;                         // positions from there on; more than a tile has is all the same
   int slot;                         // of the tile in its block tile
   bool inside;                      // all granules that have elements of it lie in the tensor
-  bool ends;                        // the last of the columns that it has results of is the last of all
 };
 
 // kSides: ragged_sides(the words of a strip's row).
@@ -64,6 +63,7 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
   constexpr bool kWhole = kSides > 1;                                          // sectors are stored whole
   constexpr int kWays = kCell;          // rows so many apart start at the same place in a word
   using Totals = Acc[kGroups][kPitch];  // column c of word w is number c * kWords + w
+  static_assert(kSides == 1 || kCell == 1, "whole sectors have whole words");
   static_assert(kRowPitch >= kRowBytes + kSector, "wherever in a sector a row begins");
   const S op{call.options};
   const Layout& layout = call.layout;
@@ -114,7 +114,6 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
       constexpr int kNext = kWhole ? kSector / kSize - 1 : 0;
       j.width = int(columns < X ? columns : X);
       j.wide = int(columns < X + kNext ? columns : X + kNext);
-      j.ends = !kWhole || j.wide == columns;
       j.left = int(left < kTile + 1 ? left : kTile + 1);
       const RowStart start = row_start(layout, j.batch, layout.kept - 1);
       j.in = (start.in + j.first) * kSize + position * in_step;
@@ -315,7 +314,7 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
       constexpr int kFar = (kSides - 1) * kLanes * 4;  // bytes between a lane's words
       const int total = (j.wide - kOdd) / kCell;       // words of memory
       const int head = first ? total : 0;
-      const bool half = j.ends && (j.wide - kOdd) % kCell != 0;  // and half a one, the row's last
+      const bool half = (j.wide - kOdd) % kCell != 0;  // and half a one, the strip's last
       p += lane * 4 + kOdd * 2;
       int64_t step = kWays * out_step;
 #pragma unroll
@@ -324,11 +323,7 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
 #pragma unroll
         for (int side = 0; side < kSides; ++side) {
           word[side] = words[side][i].item[0];
-          if constexpr (kOdd) {
-            const uint32_t passed =
-                side + 1 < kSides && lane == 0 ? words[side + 1 < kSides ? side + 1 : 0][i].item[0] : word[side];
-            word[side] = funnel_right(word[side], shuffle_word(passed, (lane + 1) % kLanes), 16);
-          }
+          if constexpr (kOdd) word[side] = funnel_right(word[side], shuffle_word(word[side], (lane + 1) % kLanes), 16);
         }
         if (!(whole || i < count)) continue;
         // Words before the first sector that begins in the strip. Those from there on are stored 32 at a time, so that
@@ -340,8 +335,7 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
         if (kSides > 1 && !wraps && at + kLanes < mine) store_word(p + kFar, word[kSides - 1]);
         if (kSides > 1 && wraps && lane < head) store_word(p, word[0]);
         if (kOdd && first && lane == 0) store_half(p - 2, words[0][i].item[0]);
-        if (kCell > 1 && half && total - lead < own && (first || total >= lead) && lane == total % kLanes)
-          store_half(p + total / kLanes * (kLanes * 4), total < kLanes ? word[0] : word[kSides - 1]);
+        if (half && lane == total) store_half(p, word[0]);
       }
     };
 #pragma unroll
