@@ -51,9 +51,11 @@ parts() { # tool
   return $status
 }
 bench() {
-  local status=0
-  "$python" -m benchmarks.run cuda --quick --patience 0.6 \
+  local status=0 gpu part
+  "$python" -m benchmarks.run cuda --quick --patience 0.6 --out "$logs/rows" \
     --part scan-1d scan-rows scan-columns scan-ops linear small || status=$?
+  gpu=$("$python" -c "import torch; print(torch.cuda.get_device_name().split()[-1].lower())")
+  for part in "$logs"/rows/*.csv; do cp "$part" "benchmarks/results/$gpu-${part##*/}"; done
   tar -czf "$logs/results.tar.gz" -C benchmarks results
   return $status
 }

@@ -55,8 +55,15 @@ __device__ __forceinline__ void store_vector(const ScanCall& call, int64_t base,
   }
   const int64_t lowest = mirror ? base - first - (kGroup - 1) : base + first;
   uint32_t w[kGroupWords<O>];
-  round_group<O, S>(r, w);
-  reverse_words_if<O>(mirror, w);
+  if constexpr (kHasQuick<S>) {
+    round_group<O, S>(r, w);
+    reverse_words_if<O>(mirror, w);
+  } else {
+    typename S::Result out[kGroup];
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) out[i] = mirror ? r[kGroup - 1 - i] : r[i];
+    round_group<O, S>(out, w);
+  }
   if constexpr (kPairs) {
     if (paired) {
       const bool both = there && (first | kGroup) + kGroup <= n;
@@ -133,7 +140,7 @@ template <class E, int kItems, bool kGroups> struct RunStage {
     round_group<E, S>(r, w);
     if constexpr (sizeof(E) == 2)
       if (pairs) {
-        reverse_words_if<E>(mirror, w);
+        if (mirror) reverse_words<E>(w);
         return put_pairs(item, count, mirror, w);
       }
     put_words(item, count, mirror, w);
@@ -190,29 +197,15 @@ template <class E, class S> __device__ __forceinline__ E absent_element() {
   else return E(S::absent_item());
 }
 
-// N words from the byte `before` of N + 4 on: words, or 16-bit elements. kTogether: where it is mostly the same for a
-// warp, which chooses the first word by a branch, and not each word by two choices.
-template <bool kTogether, int N>
-__device__ __forceinline__ void shift_words(const uint32_t (&w)[N + 4], int before, uint32_t (&g)[N]) {
-  auto shift = [&](const uint32_t* from) {
+// N words from the byte `before` of N + 4 on: words, or 16-bit elements.
+template <int N> __device__ __forceinline__ void shift_words(const uint32_t (&w)[N + 4], int before, uint32_t (&g)[N]) {
+  uint32_t a[N + 2], b[N + 1];
 #pragma unroll
-    for (int i = 0; i < N; ++i) g[i] = N > kGroup / 2 ? from[i] : funnel_right(from[i], from[i + 1], before % 4 * 8);
-  };
-  if constexpr (kTogether) {
-    switch (before / 4) {
-      case 0: return shift(w);
-      case 1: return shift(w + 1);
-      case 2: return shift(w + 2);
-      default: return shift(w + 3);
-    }
-  } else {
-    uint32_t a[N + 2], b[N + 1];
+  for (int i = 0; i < N + 2; ++i) a[i] = before & 8 ? w[i + 2] : w[i];
 #pragma unroll
-    for (int i = 0; i < N + 2; ++i) a[i] = before & 8 ? w[i + 2] : w[i];
+  for (int i = 0; i < N + 1; ++i) b[i] = before & 4 ? a[i + 1] : a[i];
 #pragma unroll
-    for (int i = 0; i < N + 1; ++i) b[i] = before & 4 ? a[i + 1] : a[i];
-    shift(b);
-  }
+  for (int i = 0; i < N; ++i) g[i] = N > kGroup / 2 ? b[i] : funnel_right(b[i], b[i + 1], before % 4 * 8);
 }
 
 // Loads K groups a lane: base[k] says where their rows start, first(k) at which position, count(k) how many are there.
@@ -283,12 +276,12 @@ template <int K> __device__ __forceinline__ int load_around(const ScanCall& call
   return before;
 }
 
-// The items of a group; of Access::Granules, it begins `before` bytes into them. What is past the end of a row does not
-// show in what is before it.
+// The items of a group, and its total, unless the scan is kQuick; of Access::Granules, it begins `before` bytes into
+// them. What is past the end of a row does not show in what is before it.
 template <class E, bool kAligned, class S>
-__device__ __forceinline__ void form_items(const S& op, const HeldGroup<E, kAligned>& loaded, int64_t first,
-                                           bool mirror, [[maybe_unused]] Access access, [[maybe_unused]] int before,
-                                           typename S::Item (&items)[kGroup]) {
+__device__ __forceinline__ typename S::Acc form_items(const S& op, const HeldGroup<E, kAligned>& loaded, int64_t first,
+                                                      bool mirror, [[maybe_unused]] Access access,
+                                                      [[maybe_unused]] int before, typename S::Item (&items)[kGroup]) {
   E x[kGroup];
   if constexpr (kAligned || kHalves<E>) {
     uint32_t w[kGroupWords<E>];
@@ -296,7 +289,7 @@ __device__ __forceinline__ void form_items(const S& op, const HeldGroup<E, kAlig
     if constexpr (kAligned) {
       memcpy(w, loaded, sizeof w);
     } else if (access == Access::Granules) {
-      shift_words<true>(loaded, before, w);
+      shift_words(loaded, before, w);
     } else if (access == Access::Pairs) {
       memcpy(w, loaded, sizeof w);
     } else {
@@ -305,7 +298,12 @@ __device__ __forceinline__ void form_items(const S& op, const HeldGroup<E, kAlig
 #pragma unroll
       for (int i = 0; i < kGroupWords<E>; ++i) w[i] = loaded[2 * i] | loaded[2 * i + 1] << 16;
     }
-    reverse_words_if<E>(!ordered, w);
+    if constexpr (kHasQuick<S>) {
+      reverse_words_if<E>(!ordered, w);
+    } else if (!ordered) {
+      TR_RARE_PATH;
+      reverse_words<E>(w);
+    }
     unpack(w, x);
   } else {
 #pragma unroll
@@ -313,6 +311,8 @@ __device__ __forceinline__ void form_items(const S& op, const HeldGroup<E, kAlig
   }
 #pragma unroll
   for (int i = 0; i < kGroup; ++i) items[i] = op.load(x[i], first + i);
+  if constexpr (kHasQuick<S>) return {};
+  else return S::group(items);
 }
 
 }  // namespace torchreduce::gpu

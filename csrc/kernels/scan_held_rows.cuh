@@ -123,7 +123,7 @@ __device__ __forceinline__ void load_around(const E* p, int64_t stride, int64_t 
 #pragma unroll
         for (int i = 0; i < 4; ++i) words[4 * g + i] = granule.item[i];
       }
-      shift_words<false>(words, before, w[k]);
+      shift_words(words, before, w[k]);
     }
 }
 

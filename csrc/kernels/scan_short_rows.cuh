@@ -203,25 +203,28 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, typename Store::Eleme
   // Rows that one stride leads through need no division; rows that are not aligned are such.
   const bool strided = !kAligned || layout.kept <= 1;
   const RowStart step = layout.kept ? RowStart{layout.in[0], layout.out[0]} : RowStart{0, 0};
-  auto start_of_group = [&](int k) {
-    const int64_t row = first_row + k * rows + local;
-    return strided ? RowStart{row * step.in, row * step.out} : row_start(layout, row < layout.rows ? row : 0);
-  };
-  // Positions from the lane's first one on.
-  auto count_of_group = [&](int k) {
-    return local < rows && first_row + k * rows + local < layout.rows ? n - first : 0;
-  };
+  RowStart start[K];
   int64_t in[K];
+  int count[K];
   HeldGroup<E, kAligned> x[K];
 #pragma unroll
-  for (int k = 0; k < K; ++k) in[k] = start_of_group(k).in;
+  for (int k = 0; k < K; ++k) {
+    const int64_t row = first_row + k * rows + local;
+    const bool there = local < rows && row < layout.rows;
+    count[k] = there ? n - first : 0;
+    if (!strided) start[k] = row_start(layout, there ? row : 0);
+    else if (k == 0) start[k] = {row * step.in, row * step.out};
+    else start[k] = {start[0].in + k * rows * step.in, start[0].out + k * rows * step.out};
+    in[k] = start[k].in;
+  }
   const auto* const data = static_cast<const E*>(call.in.data);
   auto even = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 4 == 0; };
   bool pairs = false;  // rows are whole words
   if constexpr (kHalves<E>)
     pairs = n % 2 == 0 && step.in % 2 == 0 && even(data + mirror) && even(static_cast<O*>(call.out.values) + mirror);
   const Access access = pairs ? Access::Pairs : Access::Items;
-  load_groups<S, Load, kAligned>(call, in, [&](int) { return first; }, count_of_group, mirror, pairs, x);
+  load_groups<S, Load, kAligned>(
+      call, in, [&](int) { return first; }, [&](int k) { return count[k]; }, mirror, pairs, x);
 
   __shared__ std::conditional_t<kAligned, int, RunStage<O, K * kLanes * kGroup, false>> stages[kWarps];
   O* out = nullptr;  // the lowest element of the warp's rows
@@ -230,40 +233,41 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, typename Store::Eleme
     out = static_cast<O*>(call.out.values) + first_row * n - (mirror ? n - 1 : 0);
     phase = stages[warp].phase(out);
   }
-  constexpr int C = kHasQuick<S> && sizeof(E) == 2 ? 1
-                    : sizeof(Acc) > 4 && K > 2     ? 2
-                                                   : K;  // groups that there are registers for together
-  // One turn after the other where the code would else be more than the nearest instruction cache holds.
-#pragma unroll(C == 1 ? 1 : K / C)
+  constexpr bool kTurns = kHasQuick<S> && sizeof(E) == 2;           // one after the other, by the same instructions
+  constexpr int C = kTurns ? 1 : sizeof(Acc) > 4 && K > 2 ? 2 : K;  // groups that there are registers for together
+#pragma unroll(kTurns ? 1 : K / C)
   for (int c = 0; c < K; c += C) {
     typename S::Item items[C][kGroup];
     Acc upto[C];
-#pragma unroll
-    for (int j = 0; j < C; ++j) form_items<E, kAligned>(op, x[j], first, mirror, access, 0, items[j]);
     bool quick = false;
-    if constexpr (kHasQuick<S>) {
-      quick = quick_runs<S>(items, lane, width, upto);
-    } else {
 #pragma unroll
-      for (int j = 0; j < C; ++j) upto[j] = S::group(items[j]);
-      sklansky_runs<S>(upto, lane, width);
-    }
+    for (int j = 0; j < C; ++j)
+      upto[j] = form_items<E, kAligned>(op, x[kTurns ? 0 : c + j], first, mirror, access, 0, items[j]);
+    if constexpr (kHasQuick<S>) quick = quick_runs<S>(items, lane, width, upto);
+    else sklansky_runs<S>(upto, lane, width);
 #pragma unroll
     for (int j = 0; j < C; ++j) {
+      const int k = c + j;
+      const int64_t row = first_row + k * rows + local;
+      const bool there = local < rows && row < layout.rows;
       typename S::Result r[kGroup];
       const Acc left = shuffle(upto[j], lane ? lane_id() - 1 : lane_id());
       group_results<O>(op, S::prefix(lane ? left : S::absent()), items[j], quick, r);
       if (call.exclusive) shift_results(r, lane, start_of<S>());
+      const int found = kTurns ? there ? n - first : 0 : count[k];
       if constexpr (kAligned) {
-        store_vector<S, Store, kShortSectors<S, O>>(call, start_of_group(c + j).out, first, n,
-                                                    count_of_group(c + j) > 0, mirror, width % 2 == 0, r);
+        int64_t out;
+        if constexpr (kTurns) out = strided ? row * step.out : row_start(layout, there ? row : 0).out;
+        else out = start[k].out;
+        store_vector<S, Store, kShortSectors<S, O>>(call, out, first, n, found > 0, mirror, width % 2 == 0, r);
       } else {
-        const int at = phase + ((c + j) * rows + local) * n + (mirror ? n - 1 - first : first);
-        stages[warp].template put_results<S>(at, count_of_group(c + j), mirror, pairs, r);
+        const int at = phase + (k * rows + local) * n + (mirror ? n - 1 - first : first);
+        stages[warp].template put_results<S>(at, found, mirror, pairs, r);
       }
     }
+    if constexpr (kTurns)
 #pragma unroll
-    for (int k = 0; k < K - C; ++k) memcpy(x[k], x[k + C], sizeof x[k]);
+      for (int k = 0; k < K - 1; ++k) memcpy(x[k], x[k + 1], sizeof x[k]);
   }
   if constexpr (!kAligned) {
     const int64_t left = layout.rows - first_row;
@@ -314,15 +318,10 @@ __global__ void TR_BLOCKS_BOUND(kThreads* kBlockTiles, (kAligned ? 0 : 4))
   }
   const Access access = around ? Access::Granules : Access::Items;
 #pragma unroll
-  for (int k = 0; k < K; ++k) form_items<E, kAligned>(op, x[k], first(k), mirror, access, before, items[k]);
+  for (int k = 0; k < K; ++k) within[k] = form_items<E, kAligned>(op, x[k], first(k), mirror, access, before, items[k]);
   bool quick = false;
-  if constexpr (kHasQuick<S>) {
-    quick = quick_runs<S>(items, lane, kLanes, within);
-  } else {
-#pragma unroll
-    for (int k = 0; k < K; ++k) within[k] = S::group(items[k]);
-    sklansky<S>(within, lane, kLanes);
-  }
+  if constexpr (kHasQuick<S>) quick = quick_runs<S>(items, lane, kLanes, within);
+  else sklansky<S>(within, lane, kLanes);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     if (lane == kLanes - 1) totals[warp * K + k] = within[k];
@@ -333,15 +332,14 @@ __global__ void TR_BLOCKS_BOUND(kThreads* kBlockTiles, (kAligned ? 0 : 4))
   else warp_barrier();
   const bool second = kBlockTiles > 1 && part >= kWarps;  // block tile
   const int tiles = kBlockTiles > 1 ? kFan : warps * K, slot = lane & (tiles - 1), base = second ? kFan : place * K;
-  Acc upto[1] = {totals[base + slot]};
-  sklansky<S>(upto, lane, tiles);
+  const Acc upto = sklansky<S>(totals[base + slot], slot, tiles);
   typename S::Wide carry = S::wide_absent();
   if (second) carry = S::combine(carry, S::widen(shuffle(sklansky<S>(totals[lane], lane, kFan), kFan - 1)));
   typename S::Result r[K][kGroup];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const int tile = part * K + k - (second ? kFan : 0);
-    const Acc before = shuffle(upto[0], tile ? tile - 1 : 0), all = S::combine(tile ? before : S::absent(), within[k]);
+    const Acc before = shuffle(upto, tile ? tile - 1 : 0), all = S::combine(tile ? before : S::absent(), within[k]);
     group_results<O>(op, second ? S::prefix(carry, all) : S::prefix(all), items[k], quick, r[k]);
   }
   if (call.exclusive) {
