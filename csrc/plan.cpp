@@ -399,6 +399,19 @@ static bool lane_walks(const ScanCall& call) {
          fits(call.in.more[0], size) && fits(call.out.values, size) && fits(call.out.indices, 8);
 }
 
+// Whether blocks take tiles of columns that are one run of memory, wherever that begins (kFlatTiles): of as many
+// columns as leave few lanes idle, whose rows are no whole sectors.
+static bool flat_tiles(const ScanCall& call) {
+  const Layout& l = call.layout;
+  if (facts(call.op).indexed || !in_place(call) || !is_float(call.in.dtype)) return false;
+  if (l.kept == 0 || l.reduced == 0 || l.length <= kTile) return false;
+  const int size = size_of(call.in.dtype), last = l.kept - 1;
+  const int64_t width = l.size[last];
+  return size <= 4 && width > kMostNarrow && width < 32 && l.in[last] == 1 && l.out[last] == 1 &&
+         magnitude(l.in[l.kept]) == width && l.out[l.kept] == l.in[l.kept] && width * size % 32 != 0 &&
+         !strip_row(call) && forced_plan().vector_loads != 0;
+}
+
 // The neighbouring columns of a lane where blocks take tiles of columns (kExtremeColumns, kColumnTiles), else 0. Of no
 // more than kTile positions they would leave most of a block without any.
 static int tile_vector(const ScanCall& call) {
@@ -407,6 +420,7 @@ static int tile_vector(const ScanCall& call) {
   const int size = size_of(call.in.dtype), vector = walk_vector(size);
   if (!typed(call) || size > 4 || l.length <= kTile) return 0;
   if (indexed ? l.length > kNearRows : !is_float(call.in.dtype) || !(in_place(call) || held_rows(call))) return 0;
+  if (!indexed && flat_tiles(call)) return vector;
   // Of accumulators of 4 bytes, in float32, where few columns are no whole sectors (H200, of a copy's speed: 9 columns
   // 0.50, in granules 0.36; 31 0.74, 0.69; 100 0.67, 0.62; but 1001 0.60, 0.73).
   if (!indexed && scan_sizes(call).acc == 4) {
@@ -553,19 +567,21 @@ static void take_strips(Plan& plan, const ScanCall& call, const DeviceFacts& dev
 // Tiles of columns, `vector` of them a lane: of as many rows with indices as the lanes of a warp have, else of kTile.
 static void take_tiles(Plan& plan, const ScanCall& call, int vector) {
   const Layout& l = call.layout;
-  const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, vector),
-                across = column_tile_lanes(facts(call.op).inputs), strips = ceil_div(columns, across),
-                each = ceil_div(columns, strips);
+  const bool flat = flat_tiles(call);  // a lane has columns of several tiles instead of several of one
+  const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, flat ? 1 : vector),
+                across = column_tile_lanes(facts(call.op).inputs) * (flat ? vector : 1),
+                strips = ceil_div(columns, across), each = ceil_div(columns, strips);
   plan.tiled = true;
+  plan.flat = flat;
   plan.vector = vector;
-  plan.vector_loads = vector > 1;
+  plan.vector_loads = flat || vector > 1;
   plan.strip = int(strips > 1 ? ceil_div(each, 8) * 8 : each);  // 32 bytes of memory are of one strip, if aligned
   if (facts(call.op).indexed) {
     plan.lanes = kWarps * (32 / plan.strip);
     plan.splits = ceil_div(l.length, plan.lanes * kExtremeSteps);
   } else {
     plan.threads = column_tile_threads(facts(call.op).inputs);
-    plan.lanes = plan.threads / int(across);
+    plan.lanes = plan.threads / column_tile_lanes(facts(call.op).inputs);
     while (2 * plan.warps * plan.strip <= across) plan.warps *= 2;
     plan.splits = ceil_div(l.length, kTile);
   }

@@ -124,11 +124,16 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
           break;
         }
 #endif
+      if constexpr (kFlatTiles<S, Load, Store>)
+        if (plan.tiled && plan.flat) {
+          run(scan_column_tiles<S, Load, Store, walk_vector(sizeof(E)), true>, workspace);
+          break;
+        }
       if constexpr (kColumnTiles<S, Load, Store>)
         if (plan.tiled) {
           constexpr int V = walk_vector(sizeof(element_of<Load>));
-          plan.vector == V ? run(scan_column_tiles<S, Load, Store, V>, workspace)
-                           : run(scan_column_tiles<S, Load, Store, 1>, workspace);
+          plan.vector == V ? run(scan_column_tiles<S, Load, Store, V, false>, workspace)
+                           : run(scan_column_tiles<S, Load, Store, 1, false>, workspace);
           break;
         }
       if constexpr (kRaggedColumns<S, Load, Store>)

@@ -646,6 +646,22 @@ void column_tiles() {
     }
 }
 
+// Tiles that are one run of memory, wherever that begins: one or several of a warp, partial ones, batches.
+void flat_tiles() {
+  const Policies policies = {{{kColumns, -1, -1, -1, -1}, 132, kNearMemories}};
+  const std::vector<Scanned> types = {{"cumsum", Dtype::F32, Dtype::F32},      {"cumsum", Dtype::BF16, Dtype::BF16},
+                                      {"cumsum", Dtype::F16, Dtype::F16},      {"cumprod", Dtype::F32, Dtype::F32},
+                                      {"cumprod", Dtype::BF16, Dtype::BF16},   {"logcumsumexp", Dtype::F32, Dtype::F32},
+                                      {"logcumsumexp", Dtype::F16, Dtype::F16}};
+  for (const Scanned& s : types)
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{
+             {257, 5}, {300, 7}, {1030, 9}, {513, 12}, {600, 31}, {2100, 6}, {8193, 11}, {3, 700, 7}, {4, 300, 13}})
+      for (int form = 0; form < 4; ++form)
+        check({s.op, s.in, s.out, sizes, sizes.size() == 2 ? 1u : 2u, form % 2 != 0, form / 2 != 0}, policies);
+  for (const Scanned& s : {types[0], types[1]})  // more than a superblock of tiles
+    check({s.op, s.in, s.out, {(kFan * kFan + 70) * 256 + 5, 7}, 1}, Policies(2, policies[0]));
+}
+
 // Two inputs: a with b's shape or broadcast, before or behind its position, after nothing or after an initial value.
 void linear_scan() {
   const Policies rows = {{{}, 1},
@@ -769,6 +785,7 @@ constexpr Group kGroups[] = {
     {"extremes", extremes},
     {"extreme_columns", extreme_columns},
     {"column_tiles", column_tiles},
+    {"flat_tiles", flat_tiles},
     {"extreme_pipeline", extreme_pipeline},
     {"linear_scan", linear_scan},
     {"walk", walk},
