@@ -399,28 +399,53 @@ static bool lane_walks(const ScanCall& call) {
          fits(call.in.more[0], size) && fits(call.out.values, size) && fits(call.out.indices, 8);
 }
 
+static int shared_of(const DeviceFacts& device) { return device.bulk_copies ? device.shared : kPortableShared; }
+
+// Whether tiles of so many columns that are one run of memory are taken as TilesAs::Run, else as WideRun.
+static bool few_run(int64_t width) { return width < 32; }
+// The bytes of dynamic shared memory of a block that takes `tiles` tiles of so many columns as one run of memory; there
+// are 16 bytes at least between them.
+static int wide_run_shared(int64_t width, int size, int tiles) { return int(tiles * kTile * width) * size + 128; }
+// How many tiles that are, so that a multiprocessor has room for enough blocks; 0: none.
+static int wide_run_tiles(const ScanCall& call, const DeviceFacts& device) {
+  const int64_t width = call.layout.size[call.layout.kept - 1];
+  const ScanSizes bytes = scan_sizes(call);
+  const int size = size_of(call.in.dtype), vector = walk_vector(size), blocks = wide_run_blocks(vector);
+  auto fits = [&](int tiles) {
+    const int declared = wide_run_declared(vector, int(bytes.acc), int(bytes.wide));
+    constexpr int kReserved = 1 << 10;  // of each block
+    return tiles * width <= kWideRun &&
+           blocks * (wide_run_shared(width, size, tiles) + declared + kReserved) <= shared_of(device) + kReserved;
+  };
+  int tiles = 0;
+  if (device.large_blocks)
+    while (fits(tiles ? 2 * tiles : 1)) tiles = tiles ? 2 * tiles : 1;
+  return tiles;
+}
+
 // Whether blocks take tiles of columns that are one run of memory, wherever that begins (kFlatTiles): of as many
-// columns as leave few lanes idle, whose rows are no whole sectors.
-static bool flat_tiles(const ScanCall& call) {
+// columns as leave few lanes idle, whose rows are no whole sectors; or of more, where there is room for whole rows.
+static bool flat_tiles(const ScanCall& call, const DeviceFacts& device) {
   const Layout& l = call.layout;
   if (facts(call.op).indexed || !in_place(call) || !is_float(call.in.dtype)) return false;
   if (l.kept == 0 || l.reduced == 0 || l.length <= kTile) return false;
   const int size = size_of(call.in.dtype), last = l.kept - 1;
   const int64_t width = l.size[last];
-  return size <= 4 && width > kMostNarrow && width < 32 && l.in[last] == 1 && l.out[last] == 1 &&
-         magnitude(l.in[l.kept]) == width && l.out[l.kept] == l.in[l.kept] && width * size % 32 != 0 &&
-         !strip_row(call) && forced_plan().vector_loads != 0;
+  if (size > 4 || l.in[last] != 1 || l.out[last] != 1 || magnitude(l.in[l.kept]) != width ||
+      l.out[l.kept] != l.in[l.kept] || strip_row(call) || forced_plan().vector_loads == 0)
+    return false;
+  return few_run(width) ? width > kMostNarrow && width * size % 32 != 0 : wide_run_tiles(call, device) > 0;
 }
 
 // The neighbouring columns of a lane where blocks take tiles of columns (kExtremeColumns, kColumnTiles), else 0. Of no
 // more than kTile positions they would leave most of a block without any.
-static int tile_vector(const ScanCall& call) {
+static int tile_vector(const ScanCall& call, const DeviceFacts& device) {
   const Layout& l = call.layout;
   const bool indexed = facts(call.op).indexed;
   const int size = size_of(call.in.dtype), vector = walk_vector(size);
   if (!typed(call) || size > 4 || l.length <= kTile) return 0;
   if (indexed ? l.length > kNearRows : !is_float(call.in.dtype) || !(in_place(call) || held_rows(call))) return 0;
-  if (!indexed && flat_tiles(call)) return vector;
+  if (!indexed && flat_tiles(call, device)) return vector;
   // Of accumulators of 4 bytes, in float32, where few columns are no whole sectors (H200, of a copy's speed: 9 columns
   // 0.50, in granules 0.36; 31 0.74, 0.69; 100 0.67, 0.62; but 1001 0.60, 0.73).
   if (!indexed && scan_sizes(call).acc == 4) {
@@ -437,8 +462,6 @@ static int tile_vector(const ScanCall& call) {
 static bool row_aligned(const void* data, int64_t stride, int size) {
   return aligned(static_cast<const char*>(data) + (stride < 0 ? size : 0));
 }
-
-static int shared_of(const DeviceFacts& device) { return device.bulk_copies ? device.shared : kPortableShared; }
 
 // A strip of neighbouring columns, or vectors of them, in units of plan.lanes groups, and as many units of it as fit a
 // block of at most `most` threads. Blocks are whole warps, and whole wavefronts where others form carries.
@@ -565,11 +588,12 @@ static void take_strips(Plan& plan, const ScanCall& call, const DeviceFacts& dev
 }
 
 // Tiles of columns, `vector` of them a lane: of as many rows with indices as the lanes of a warp have, else of kTile.
-static void take_tiles(Plan& plan, const ScanCall& call, int vector) {
+static void take_tiles(Plan& plan, const ScanCall& call, const DeviceFacts& device, int vector) {
   const Layout& l = call.layout;
-  const bool flat = flat_tiles(call);  // a lane has columns of several tiles instead of several of one
-  const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, flat ? 1 : vector),
-                across = column_tile_lanes(facts(call.op).inputs) * (flat ? vector : 1),
+  const bool flat = flat_tiles(call, device);  // a lane has columns of several tiles instead of several of one
+  const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, flat ? 1 : vector);
+  const int run = flat && !few_run(width) ? wide_run_tiles(call, device) : 0;  // tiles
+  const int64_t across = run ? kWideRun : column_tile_lanes(facts(call.op).inputs) * (flat ? vector : 1),
                 strips = ceil_div(columns, across), each = ceil_div(columns, strips);
   plan.tiled = true;
   plan.flat = flat;
@@ -579,6 +603,12 @@ static void take_tiles(Plan& plan, const ScanCall& call, int vector) {
   if (facts(call.op).indexed) {
     plan.lanes = kWarps * (32 / plan.strip);
     plan.splits = ceil_div(l.length, plan.lanes * kExtremeSteps);
+  } else if (run) {
+    plan.threads = wide_run_threads(vector);
+    plan.lanes = plan.threads * vector / kWideRun;
+    plan.warps = run;
+    plan.splits = ceil_div(l.length, kTile);
+    plan.shared = wide_run_shared(width, size_of(call.in.dtype), run);
   } else {
     plan.threads = column_tile_threads(facts(call.op).inputs);
     plan.lanes = plan.threads / column_tile_lanes(facts(call.op).inputs);
@@ -643,7 +673,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   // 32768 0.79 and 0.31, tiles 0.59 and 0.44).
   const int64_t walkers = int64_t(kWalkThreads) * walk_vector(in_size) * device.multiprocessors;
   const bool wide = inputs == 2 && lane_walks(call) && 3 * l.rows >= 8 * walkers;
-  const int tiles = wide ? 0 : tile_vector(call);
+  const int tiles = wide ? 0 : tile_vector(call, device);
   const bool narrow = !flat && !loose && !strips && !tiles && n > kBlockTile &&
                       l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
   const bool many_columns = !tiles && 4 * l.rows >= 3 * walkers;
@@ -715,7 +745,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
     }
     case Family::Columns: {
       if (tiles) {
-        take_tiles(plan, call, tiles);
+        take_tiles(plan, call, device, tiles);
         break;
       }
       const bool both = walked_columns == shared_columns;

@@ -126,14 +126,21 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
 #endif
       if constexpr (kFlatTiles<S, Load, Store>)
         if (plan.tiled && plan.flat) {
-          run(scan_column_tiles<S, Load, Store, walk_vector(sizeof(E)), true>, workspace);
+          constexpr int V = walk_vector(sizeof(E));
+#ifdef TR_BULK_COPIES
+          if (plan.shared) {
+            run(scan_column_tiles<S, Load, Store, V, TilesAs::WideRun>, workspace);
+            break;
+          }
+#endif
+          run(scan_column_tiles<S, Load, Store, V, TilesAs::Run>, workspace);
           break;
         }
       if constexpr (kColumnTiles<S, Load, Store>)
         if (plan.tiled) {
           constexpr int V = walk_vector(sizeof(element_of<Load>));
-          plan.vector == V ? run(scan_column_tiles<S, Load, Store, V, false>, workspace)
-                           : run(scan_column_tiles<S, Load, Store, 1, false>, workspace);
+          plan.vector == V ? run(scan_column_tiles<S, Load, Store, V, TilesAs::Strips>, workspace)
+                           : run(scan_column_tiles<S, Load, Store, 1, TilesAs::Strips>, workspace);
           break;
         }
       if constexpr (kRaggedColumns<S, Load, Store>)

@@ -25,12 +25,24 @@ template <class S, class Load, class Store> constexpr bool kFlatTiles = [] {
   else return false;
 }();
 
+// What the tiles of a block are: neighbours in strips; one run of memory, of fewer columns than a warp has lanes, or of
+// more.
+enum class TilesAs { Strips, Run, WideRun };
+
+// The threads of a block, and those that lie side by side.
+template <class S, int V, TilesAs kAs> constexpr int kTileThreads =
+    kAs == TilesAs::WideRun ? wide_run_threads(V) : column_tile_threads(S::kInputs);
+template <class S, int V, TilesAs kAs> constexpr int kTileLanes =
+    kAs == TilesAs::WideRun ? kWideRun / V : column_tile_lanes(S::kInputs);
+
 // Blocks of a multiprocessor that there are registers for (bfloat16, 16384 by 16384: cumprod 0.52 of a copy's speed,
 // with 4 and some memory for what they lack 0.50; logcumsumexp 0.27, with 3 0.26).
-template <class S, int V, bool kFlat>
-constexpr int kTileBlocks = V > 1 && (kFlat ? sizeof(typename S::Acc) > 4 : kHasQuick<S>) ? 3
-                            : sizeof(typename S::Acc) == 4 && !(kFlat && V > 1)           ? 5
-                                                                                          : 4;
+template <class S, int V, TilesAs kAs> constexpr int kTileBlocks = [] {
+  const bool large = sizeof(typename S::Acc) > 4;
+  if (kAs == TilesAs::WideRun) return wide_run_blocks(V);
+  if (kAs == TilesAs::Run && V > 1) return large ? 3 : 4;
+  return kAs == TilesAs::Strips && V > 1 && kHasQuick<S> ? 3 : large ? 4 : 5;
+}();
 
 // Stores `count` elements from shared memory on to `to` on, by threads `thread` of `threads`: whole granules, and
 // around them elements. What lies in the granules of `from` around them is read, never used.
@@ -75,23 +87,27 @@ template <class E> __device__ __forceinline__ void copy_run(E* to, const E* from
   }
 }
 
-// plan.strip lanes, of V columns each, are side by side; plan.warps tiles below each other. kFlat: those tiles are one
-// run of memory, which is copied and stored as that, and a lane has V of them, a column of each.
-template <class S, class Load, class Store, int V, bool kFlat>
-__global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S, V, kFlat>))
+// plan.strip lanes, of V columns each, are side by side; plan.warps tiles below each other. Where those are one run of
+// memory, it is copied and stored as that, and a lane's V columns are any of [tile][column].
+template <class S, class Load, class Store, int V, TilesAs kAs>
+__global__ void TR_BLOCKS_BOUND((kTileThreads<S, V, kAs>), (kTileBlocks<S, V, kAs>))
     scan_column_tiles(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+  constexpr bool kFlat = kAs != TilesAs::Strips, kWideRuns = kAs == TilesAs::WideRun;
+#if defined(__CUDA_ARCH__) && !defined(TR_LARGE_BLOCKS)
+  if constexpr (kWideRuns) return;  // no plan has them
+#endif
   using E = element_of<Load>;
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
-  constexpr int kThreads = column_tile_threads(S::kInputs), kWide = column_tile_lanes(S::kInputs),
-                kParts = kThreads / kWide;
+  constexpr int kThreads = kTileThreads<S, V, kAs>, kWide = kTileLanes<S, V, kAs>, kParts = kThreads / kWide;
   constexpr int kColumns = kWide * V;                               // [tile][column] of a block, at most
   constexpr int kTurns = kThreads / kColumns;                       // threads that look for what precedes one of them
   constexpr int kGroups = kFan / kParts, kRows = kGroups * kGroup;  // of a lane
   constexpr int kOfWord = 4 / int(sizeof(E)), kLast = kTurns - 1;
   constexpr int kSide = kFlat ? 1 : V, kPlaces = kFlat ? V : 1;  // of a lane: neighbouring columns; tiles
-  constexpr int kJoined = 2 + log2_of(kParts);  // what precedes a group in its block tile is of at most so many
-  constexpr int kRuns = kFan / kTurns / 4;      // of 4 slots, that each looks at
+  constexpr int kJoined = 2 + log2_of(kParts);   // what precedes a group in its block tile is of at most so many
+  constexpr int kSlots = kWideRuns ? 8 : 4;      // looked at together
+  constexpr int kRuns = kFan / kTurns / kSlots;  // of them, that each looks at
   static_assert(kRuns == 1 || kRuns == 2, "joined as a tree");
   struct Job {
     int64_t tile, in, out;  // in, out: of its first element
@@ -106,14 +122,21 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
   };
   // Each thread's own elements, kSide a word; or tiles with at least a granule between them, and with that so far apart
   // that elements in one row of them are in different banks.
-  constexpr int kStaged = kFlat ? kRows * kThreads * V / kOfWord + 32 : S::kInputs * kRows * kThreads;
-  alignas(16) __shared__ uint32_t staged[kStaged];
+  uint32_t* staged;
+  if constexpr (kWideRuns) {
+    TR_DYNAMIC_SHARED(dynamic, 16);
+    staged = reinterpret_cast<uint32_t*>(dynamic);
+  } else {
+    constexpr int kStaged = kFlat ? kRows * kThreads * V / kOfWord + 32 : S::kInputs * kRows * kThreads;
+    alignas(16) __shared__ uint32_t fixed[kStaged];
+    staged = fixed;
+  }
   // Of parts of rows; then, at the last part of each 2^k of them, of those rows together.
   __shared__ Acc totals[kParts][kColumns];
-  __shared__ Acc near[kTurns][kColumns];  // what precedes a tile in its block tile, in turns
-  __shared__ Wide far[kTurns][kColumns];  // what precedes the block tile in its superblock
-  __shared__ Acc tiles_before[kColumns];
-  __shared__ Wide carries[kColumns];
+  // What precedes a tile in its block tile, and the block tile in its superblock, in turns; then, in the last one's
+  // place, all of that, and all that precedes the block tile.
+  __shared__ Acc near[kTurns][kColumns];
+  __shared__ Wide far[kTurns][kColumns];
   __shared__ Job job;
   const S op{call.options};
   const Layout& layout = call.layout;
@@ -340,10 +363,6 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
     Published<Acc>* const tile_totals = job.tile_totals + column;
     Published<Acc>* const block_totals = job.block_totals + column;
     Acc total = S::absent();
-    if (kPlaces > 1 && turn == kLast && !active) {  // of a lane that has another one
-      tiles_before[chain] = S::absent();
-      carries[chain] = S::wide_absent();
-    }
     if (turn == kLast) {
       Acc part[kParts];
 #pragma unroll
@@ -356,7 +375,7 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
       if (one && tiles > 1) tile_totals[tile_slot * width].publish(total);
     }
     warp_barrier();  // before a lane that waits for this holds the one that is to publish it
-    using Slots = PublishedSlots<S, Acc, kFan / 4>;
+    using Slots = PublishedSlots<S, Acc, kFan / kSlots>;
     Slots slots;
     // The tree over those of the thread's slots that are among the first `count`, begun; and with `own` in the last
     // one.
@@ -368,11 +387,11 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
         slots.collect();
         const auto run = slots.run(count, absent, widen);
         if (has_own && r == kRuns - 1) {
-          slots.value[3] = own;
+          slots.value[kSlots - 1] = own;
           all.with_own = slots.run(kFan, absent, widen);
           if (r) all.with_own = S::combine(all.upto, all.with_own);
         }
-        all.upto = r ? Slots::join(all.upto, run, (turn * kRuns + r) * 4 < count) : run;
+        all.upto = r ? Slots::join(all.upto, run, (turn * kRuns + r) * kSlots < count) : run;
       }
       return all;
     };
@@ -401,7 +420,7 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
     __syncthreads();
     Acc block_total = S::absent();
     if (one) {
-      tiles_before[chain] = of_turns(near, tile_slot, found);
+      near[kLast][chain] = of_turns(near, tile_slot, found);
       if (closes) {
         block_total = of_turns(near, kFan, to_close);
         if (block_slot < kFan - 1) block_totals[block_slot * width].publish(block_total);
@@ -413,8 +432,11 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
     far[turn][chain] = found_far;
     __syncthreads();
     if (one) {
-      carries[chain] = block_slot ? S::combine(before, of_turns(far, block_slot, found_far)) : before;
+      far[kLast][chain] = block_slot ? S::combine(before, of_turns(far, block_slot, found_far)) : before;
       if (settles) job.next_carry[column].publish(S::combine(before, of_turns(far, kFan, to_settle)));
+    } else if (kPlaces > 1 && turn == kLast) {  // of a lane that has another one
+      near[kLast][chain] = S::absent();
+      far[kLast][chain] = S::wide_absent();
     }
   }
   __syncthreads();
@@ -472,7 +494,7 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
           const int d = 1 << (k - 1);
           parts[k] = at[0].part & d ? totals[(at[0].part & ~(2 * d - 1)) + d - 1][chain] : S::absent();
         }
-        parts[kJoined - 1] = tiles_before[chain];
+        parts[kJoined - 1] = near[kLast][chain];
         join_calmly<S>(
             parts,
             [&](auto join) {
@@ -486,7 +508,7 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
               all[0] = join(parts[kJoined - 1], upto);
             },
             all);
-        const typename S::Prefix prefix = S::prefix(carries[chain], all[0]);
+        const typename S::Prefix prefix = S::prefix(far[kLast][chain], all[0]);
         if constexpr (kHasQuick<S>) {
           if (quick) {
             if constexpr (std::is_same<E, BF16>::value) {

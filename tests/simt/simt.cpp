@@ -658,8 +658,25 @@ void flat_tiles() {
              {257, 5}, {300, 7}, {1030, 9}, {513, 12}, {600, 31}, {2100, 6}, {8193, 11}, {3, 700, 7}, {4, 300, 13}})
       for (int form = 0; form < 4; ++form)
         check({s.op, s.in, s.out, sizes, sizes.size() == 2 ? 1u : 2u, form % 2 != 0, form / 2 != 0}, policies);
-  for (const Scanned& s : {types[0], types[1]})  // more than a superblock of tiles
+  // Of more columns, where blocks have room for whole rows: without it, in strips.
+  const Policies wide = {{{kColumns, -1, -1, -1, -1}, 132, kNearMemories, true}, policies[0]};
+  for (const Scanned& s : types)
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{{257, 33},
+                                                               {600, 100},
+                                                               {1030, 47},
+                                                               {513, 97},
+                                                               {700, 104},
+                                                               {300, 128},
+                                                               {2100, 40},
+                                                               {8200, 61},
+                                                               {3, 700, 51}})
+      for (int form = 0; form < 4; ++form)
+        check({s.op, s.in, s.out, sizes, sizes.size() == 2 ? 1u : 2u, form % 2 != 0, form / 2 != 0},
+              {wide[(form + sizes[0]) % 8 == 0]});
+  for (const Scanned& s : {types[0], types[1]}) {  // more than a superblock of tiles
     check({s.op, s.in, s.out, {(kFan * kFan + 70) * 256 + 5, 7}, 1}, Policies(2, policies[0]));
+    check({s.op, s.in, s.out, {(kFan * kFan + 70) * 256 + 5, 33}, 1}, {wide[0]});
+  }
 }
 
 // Two inputs: a with b's shape or broadcast, before or behind its position, after nothing or after an initial value.
