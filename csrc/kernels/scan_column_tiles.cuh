@@ -87,6 +87,46 @@ template <class E> __device__ __forceinline__ void copy_run(E* to, const E* from
   }
 }
 
+// Elements of a run of `count` before its first whole granule, and those of whole granules.
+template <class E> struct RunGranules {
+  int before, whole;
+
+  __device__ __forceinline__ RunGranules(const E* run, int count) {
+    constexpr int kPer = 16 / int(sizeof(E));
+    const int lead = int(-(reinterpret_cast<uintptr_t>(run) / sizeof(E)) % kPer);
+    before = lead < count ? lead : count;
+    whole = (count - before) / kPer * kPer;
+  }
+};
+#ifdef TR_BULK_COPIES
+// The same by a bulk copy, which arrives at `landed`, and the elements at its ends; both places are as far from the
+// start of a granule.
+template <class E>
+__device__ __forceinline__ void bulk_copy_run(E* to, const E* from, int count, int thread, int threads,
+                                              Barrier* landed) {
+  const RunGranules<E> run(from, count);
+  if (thread == 0) {
+    barrier_expect(landed, uint32_t(run.whole) * sizeof(E));
+    if (run.whole) bulk_load(to + run.before, from + run.before, uint32_t(run.whole) * sizeof(E), landed);
+  }
+  for (int i = thread; i < count - run.whole; i += threads) {
+    const int at = i < run.before ? i : i + run.whole;
+    to[at] = global(from)[at];
+  }
+}
+// From shared memory, after all have written and fenced.
+template <class E>
+__device__ __forceinline__ void bulk_store_run(E* to, const E* from, int count, int thread, int threads) {
+  const RunGranules<E> run(to, count);
+  if (thread == 0 && run.whole) bulk_store(to + run.before, from + run.before, uint32_t(run.whole) * sizeof(E));
+  for (int i = thread; i < count - run.whole; i += threads) {
+    const int at = i < run.before ? i : i + run.whole;
+    global(to)[at] = from[at];
+  }
+  if (thread == 0) bulk_stores_read();
+}
+#endif
+
 // plan.strip lanes, of V columns each, are side by side; plan.warps tiles below each other. Where those are one run of
 // memory, it is copied and stored as that, and a lane's V columns are any of [tile][column].
 template <class S, class Load, class Store, int V, TilesAs kAs>
@@ -105,9 +145,9 @@ __global__ void TR_BLOCKS_BOUND((kTileThreads<S, V, kAs>), (kTileBlocks<S, V, kA
   constexpr int kGroups = kFan / kParts, kRows = kGroups * kGroup;  // of a lane
   constexpr int kOfWord = 4 / int(sizeof(E)), kLast = kTurns - 1;
   constexpr int kSide = kFlat ? 1 : V, kPlaces = kFlat ? V : 1;  // of a lane: neighbouring columns; tiles
-  constexpr int kJoined = 2 + log2_of(kParts);   // what precedes a group in its block tile is of at most so many
-  constexpr int kSlots = kWideRuns ? 8 : 4;      // looked at together
-  constexpr int kRuns = kFan / kTurns / kSlots;  // of them, that each looks at
+  constexpr int kJoined = 2 + log2_of(kParts);  // what precedes a group in its block tile is of at most so many
+  constexpr int kSlots = kWideRuns && (V > 1 || sizeof(Acc) == 4) ? 8 : 4;  // looked at together
+  constexpr int kRuns = kFan / kTurns / kSlots;                             // of them, that each looks at
   static_assert(kRuns == 1 || kRuns == 2, "joined as a tree");
   struct Job {
     int64_t tile, in, out;  // in, out: of its first element
@@ -138,6 +178,7 @@ __global__ void TR_BLOCKS_BOUND((kTileThreads<S, V, kAs>), (kTileBlocks<S, V, kA
   __shared__ Acc near[kTurns][kColumns];
   __shared__ Wide far[kTurns][kColumns];
   __shared__ Job job;
+  [[maybe_unused]] __shared__ Barrier landed;
   const S op{call.options};
   const Layout& layout = call.layout;
   const ScanStride stride = scan_stride(layout);
@@ -150,6 +191,10 @@ __global__ void TR_BLOCKS_BOUND((kTileThreads<S, V, kAs>), (kTileBlocks<S, V, kA
                 column_a = is_pair<Load> && beside ? call.more_strides[0][layout.kept - 1] : 0;
   const int64_t width = kFlat ? lanes : beside ? layout.size[layout.kept - 1] : 1;
   if (threadIdx.x == 0) {  // tiles a block waits for have lower tickets
+    if constexpr (kWideRuns) {
+      barrier_init(&landed, down);
+      barriers_made();
+    }
     const int64_t ticket = int64_t(take_ticket(static_cast<uint64_t*>(workspace)));
     const ColumnSpace<S> space(workspace, layout.rows, width, tiles);
     const int64_t columns = lanes * kSide, strips = (space.width + columns - 1) / columns;
@@ -266,7 +311,13 @@ __global__ void TR_BLOCKS_BOUND((kTileThreads<S, V, kAs>), (kTileBlocks<S, V, kA
     if constexpr (kFlat) {
       const int threads = kThreads / down, y = int(threadIdx.x) / threads;
       const Run run = run_of(y);
-      copy_run(stage + staged_run(y, run), run.lowest, run.rows * lanes, int(threadIdx.x) % threads, threads);
+      E* const to = stage + staged_run(y, run);
+      const int count = run.rows * lanes, thread = int(threadIdx.x) % threads;
+#ifdef TR_BULK_COPIES
+      if constexpr (kWideRuns) bulk_copy_run(to, run.lowest, count, thread, threads, &landed);
+      else
+#endif
+        copy_run(to, run.lowest, count, thread, threads);
     } else {
       const E* from[S::kInputs];
       int64_t step[S::kInputs];
@@ -300,8 +351,12 @@ __global__ void TR_BLOCKS_BOUND((kTileThreads<S, V, kAs>), (kTileBlocks<S, V, kA
         for (int t = 0; t < at[0].count; ++t) load(std::false_type(), t);
       }
     }
-    end_copies();
-    wait_copies<0>();
+    if constexpr (kWideRuns) {
+      barrier_wait(&landed, 0);
+    } else {
+      end_copies();
+      wait_copies<0>();
+    }
     if constexpr (kFlat) __syncthreads();
     bool all = true;
 #pragma unroll
@@ -544,15 +599,23 @@ __global__ void TR_BLOCKS_BOUND((kTileThreads<S, V, kAs>), (kTileBlocks<S, V, kA
   if (all) results(std::true_type());
   else if (any) results(std::false_type());
   if constexpr (kFlat) {
+#ifdef TR_BULK_COPIES
+    if constexpr (kWideRuns) bulk_fence();
+#endif
     __syncthreads();
-    const int threads = kThreads / down, y = int(threadIdx.x) / threads;
+    const int threads = kThreads / down, y = int(threadIdx.x) / threads, thread = int(threadIdx.x) % threads;
     const Run run = run_of(y);
     const int64_t left = layout.length - shift - (job.tile + y) * kTile;
     const int stored = left < 0 ? 0 : left < run.rows ? int(left) : run.rows;
-    if (stored > 0)
-      store_run(out() + (y * kTile + shift + (mirror() ? stored - 1 : 0)) * job.row_step,
-                stage + staged_run(y, run) + (mirror() ? run.rows - stored : 0) * lanes, stored * lanes,
-                int(threadIdx.x) % threads, threads);
+    if (stored <= 0) return;
+    E* const to = out() + (y * kTile + shift + (mirror() ? stored - 1 : 0)) * job.row_step;
+    const E* const from = stage + staged_run(y, run) + (mirror() ? run.rows - stored : 0) * lanes;
+#ifdef TR_BULK_COPIES
+    if constexpr (kWideRuns)
+      if ((reinterpret_cast<uintptr_t>(to) - reinterpret_cast<uintptr_t>(from)) % 16 == 0)
+        return bulk_store_run(to, from, stored * lanes, thread, threads);
+#endif
+    store_run(to, from, stored * lanes, thread, threads);
   }
 }
 
