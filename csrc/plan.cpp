@@ -409,17 +409,15 @@ static int wide_run_shared(int64_t width, int size, int tiles) { return int(tile
 // How many tiles that are, so that a multiprocessor has room for enough blocks; 0: none.
 static int wide_run_tiles(const ScanCall& call, const DeviceFacts& device) {
   const int64_t width = call.layout.size[call.layout.kept - 1];
-  const ScanSizes bytes = scan_sizes(call);
-  const int size = size_of(call.in.dtype), vector = walk_vector(size), blocks = wide_run_blocks(vector);
+  const int size = size_of(call.in.dtype), blocks = wide_run_blocks(walk_vector(size));
   auto fits = [&](int tiles) {
-    const int declared = wide_run_declared(vector, int(bytes.acc), int(bytes.wide));
-    constexpr int kReserved = 1 << 10;  // of each block
-    return tiles * width <= kWideRun &&
-           blocks * (wide_run_shared(width, size, tiles) + declared + kReserved) <= shared_of(device) + kReserved;
+    constexpr int kReserved = 1 << 10;  // of each block, by the device
+    if (tiles * width > kWideRun) return false;
+    const int block = wide_run_shared(width, size, tiles) + kWideRunDeclared + kReserved;
+    return blocks * block <= shared_of(device) + kReserved;
   };
-  int tiles = 0;
-  if (device.large_blocks)
-    while (fits(tiles ? 2 * tiles : 1)) tiles = tiles ? 2 * tiles : 1;
+  int tiles = device.large_blocks && scan_sizes(call).acc <= 4 && fits(1) ? 1 : 0;
+  while (tiles > 0 && fits(2 * tiles)) tiles *= 2;
   return tiles;
 }
 

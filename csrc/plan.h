@@ -173,15 +173,13 @@ constexpr int kExtremeSteps = 32;   // rows that a lane has of a tile of columns
 // memory is on its way.
 TR_HD constexpr int column_tile_threads(int inputs) { return inputs == 2 ? 128 : 256; }
 TR_HD constexpr int column_tile_lanes(int inputs) { return inputs == 2 ? 16 : 32; }
-// The same where tiles are one run of memory of up to so many columns, of which a lane has `vector`; the bytes of
-// shared memory that such a block takes apart from Plan::shared; and the blocks that a multiprocessor is to have room
-// for.
+// The same of accumulators of 4 bytes where tiles are one run of memory of up to so many columns, of which a lane has
+// `vector` (with larger ones, registers would be too few); the blocks that a multiprocessor is to have room for; and
+// the bytes of shared memory that one takes apart from Plan::shared.
 constexpr int kWideRun = 128;
 TR_HD constexpr int wide_run_threads(int vector) { return 512 / vector; }
-TR_HD constexpr int wide_run_declared(int vector, int acc, int wide) {
-  return kWideRun * (4 * acc + wide_run_threads(vector) / kWideRun * (acc + wide)) + 256;
-}
 TR_HD constexpr int wide_run_blocks(int vector) { return vector > 1 ? 3 : 2; }
+constexpr int kWideRunDeclared = (8 << 10) + 256;
 constexpr int kSectorColumns = 128;  // float32 columns with accumulators of 4 bytes, at most
 constexpr int kRecordFan = 16;       // tiles, and groups of them, whose records are looked at together
 constexpr int kExtremeWalk = 2048;   // the longest rows that warps walk where they are few

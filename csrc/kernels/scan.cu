@@ -128,10 +128,11 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
         if (plan.tiled && plan.flat) {
           constexpr int V = walk_vector(sizeof(E));
 #ifdef TR_BULK_COPIES
-          if (plan.shared) {
-            run(scan_column_tiles<S, Load, Store, V, TilesAs::WideRun>, workspace);
-            break;
-          }
+          if constexpr (kWideRunTiles<S, Load, Store>)
+            if (plan.shared) {
+              run(scan_column_tiles<S, Load, Store, V, TilesAs::WideRun>, workspace);
+              break;
+            }
 #endif
           run(scan_column_tiles<S, Load, Store, V, TilesAs::Run>, workspace);
           break;

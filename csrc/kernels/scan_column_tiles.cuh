@@ -35,6 +35,10 @@ template <class S, int V, TilesAs kAs> constexpr int kTileThreads =
 template <class S, int V, TilesAs kAs> constexpr int kTileLanes =
     kAs == TilesAs::WideRun ? kWideRun / V : column_tile_lanes(S::kInputs);
 
+// Whether also for tiles that are a run of more columns.
+template <class S, class Load, class Store> constexpr bool kWideRunTiles =
+    kFlatTiles<S, Load, Store> && sizeof(typename S::Acc) <= 4;
+
 // Blocks of a multiprocessor that there are registers for (bfloat16, 16384 by 16384: cumprod 0.52 of a copy's speed,
 // with 4 and some memory for what they lack 0.50; logcumsumexp 0.27, with 3 0.26).
 template <class S, int V, TilesAs kAs> constexpr int kTileBlocks = [] {
@@ -145,9 +149,9 @@ __global__ void TR_BLOCKS_BOUND((kTileThreads<S, V, kAs>), (kTileBlocks<S, V, kA
   constexpr int kGroups = kFan / kParts, kRows = kGroups * kGroup;  // of a lane
   constexpr int kOfWord = 4 / int(sizeof(E)), kLast = kTurns - 1;
   constexpr int kSide = kFlat ? 1 : V, kPlaces = kFlat ? V : 1;  // of a lane: neighbouring columns; tiles
-  constexpr int kJoined = 2 + log2_of(kParts);  // what precedes a group in its block tile is of at most so many
-  constexpr int kSlots = kWideRuns && (V > 1 || sizeof(Acc) == 4) ? 8 : 4;  // looked at together
-  constexpr int kRuns = kFan / kTurns / kSlots;                             // of them, that each looks at
+  constexpr int kJoined = 2 + log2_of(kParts);   // what precedes a group in its block tile is of at most so many
+  constexpr int kSlots = kWideRuns ? 8 : 4;      // looked at together
+  constexpr int kRuns = kFan / kTurns / kSlots;  // of them, that each looks at
   static_assert(kRuns == 1 || kRuns == 2, "joined as a tree");
   struct Job {
     int64_t tile, in, out;  // in, out: of its first element
@@ -179,6 +183,8 @@ __global__ void TR_BLOCKS_BOUND((kTileThreads<S, V, kAs>), (kTileBlocks<S, V, kA
   __shared__ Wide far[kTurns][kColumns];
   __shared__ Job job;
   [[maybe_unused]] __shared__ Barrier landed;
+  static_assert(!kWideRuns || sizeof totals + sizeof near + sizeof far + sizeof job + 16 <= kWideRunDeclared,
+                "the plan counts on no more");
   const S op{call.options};
   const Layout& layout = call.layout;
   const ScanStride stride = scan_stride(layout);
