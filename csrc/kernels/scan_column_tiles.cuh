@@ -40,10 +40,14 @@ template <class S, class Load, class Store> constexpr bool kWideRunTiles =
     kFlatTiles<S, Load, Store> && sizeof(typename S::Acc) <= 4;
 
 // Blocks of a multiprocessor that there are registers for (bfloat16, 16384 by 16384: cumprod 0.52 of a copy's speed,
-// with 4 and some memory for what they lack 0.50; logcumsumexp 0.27, with 3 0.26).
+// with 4 and some memory for what they lack 0.50; logcumsumexp 0.27, with 3 0.26). Before Hopper nvcc would rather use
+// memory for large accumulators' runs than have fewer.
 template <class S, int V, TilesAs kAs> constexpr int kTileBlocks = [] {
   const bool large = sizeof(typename S::Acc) > 4;
   if (kAs == TilesAs::WideRun) return wide_run_blocks(V);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if (kAs == TilesAs::Run && large) return V > 1 ? 2 : 3;
+#endif
   if (kAs == TilesAs::Run && V > 1) return large ? 3 : 4;
   return kAs == TilesAs::Strips && V > 1 && kHasQuick<S> ? 3 : large ? 4 : 5;
 }();
@@ -284,25 +288,25 @@ __global__ void TR_BLOCKS_BOUND((kTileThreads<S, V, kAs>), (kTileBlocks<S, V, kA
           items[v][i] = whole || g * kGroup + i < at[v].count ? op.load(*from, i > 0 ? i : at[v].first + g * kGroup)
                                                               : S::absent_item();
       }
-      return;
-    }
+    } else {
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      E side[S::kInputs][kOfWord];
+      for (int i = 0; i < kGroup; ++i) {
+        E side[S::kInputs][kOfWord];
 #pragma unroll
-      for (int k = 0; k < S::kInputs; ++k) {
-        const uint32_t word[1] = {own[(k * kRows + g * kGroup + i) * kThreads]};
-        unpack(word, side[k]);
-      }
+        for (int k = 0; k < S::kInputs; ++k) {
+          const uint32_t word[1] = {own[(k * kRows + g * kGroup + i) * kThreads]};
+          unpack(word, side[k]);
+        }
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const auto element = [&] {
-          if constexpr (is_pair<Load>) return Pair<E>{side[1][v], side[0][v]};
-          else return side[0][v];
-        }();
-        items[v][i] = whole || g * kGroup + i < at[0].count
-                          ? op.load(element, i > 0 ? i : at[0].first + g * kGroup)  // 0 or not
-                          : S::absent_item();
+        for (int v = 0; v < V; ++v) {
+          const auto element = [&] {
+            if constexpr (is_pair<Load>) return Pair<E>{side[1][v], side[0][v]};
+            else return side[0][v];
+          }();
+          items[v][i] = whole || g * kGroup + i < at[0].count
+                            ? op.load(element, i > 0 ? i : at[0].first + g * kGroup)  // 0 or not
+                            : S::absent_item();
+        }
       }
     }
   };
