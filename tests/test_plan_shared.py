@@ -35,6 +35,9 @@ def test_columns_fit_the_shared_memory(op, dtype):
             plan = column_plan(op, length, width, dtype, aligned, most)
             if plan["family"] != "columns":
                 continue
+            if plan["tiled"] and plan["shared"]:  # room for whole rows
+                assert most == HOPPER and plan["flat"] and plan["shared"] <= most - 9 * DECLARED, plan
+                continue
             if plan["tiled"]:
                 threads = 128 if op == "linear_scan" else 256
                 assert plan["shared"] == 0 < plan["workspace"] and plan["threads"] == threads  # all is declared
@@ -94,10 +97,11 @@ def test_strips_that_blocks_share_go_through_a_pipeline_of_their_own():
 
 
 def test_few_columns_are_one_run_of_memory_where_there_is_room():
-    for width, flat in ((5, True), (7, True), (15, True), (20, True), (33, False)):
-        plan = column_plan("cumsum", 2**20, width, torch.bfloat16, True, HOPPER)
-        assert plan["flat"] == flat and plan["family"] == "columns", (width, plan)
+    for width, shared, flat in ((4, HOPPER, False), (8, WORKSTATION, True), (16, WORKSTATION, True)):
+        plan = column_plan("cumsum", 2**20, width, torch.bfloat16, True, shared)
+        assert plan["flat"] == flat, (width, plan)
         if flat:
+            assert plan["family"] == "columns" and not plan["tiled"]
             assert plan["warps"] * width <= plan["strip"] * plan["vector"] < 2 * plan["warps"] * width
     for case in (("cumprod", torch.float64, True, HOPPER), ("cumsum", torch.float32, False, HOPPER),
                  ("cumsum", torch.bfloat16, True, WORKSTATION)):  # fmt: skip
@@ -148,7 +152,7 @@ def test_columns_of_large_accumulators_are_taken_tile_by_tile():
     for op, dtype in itertools.product(("cumprod", "logcumsumexp"), (torch.float32, torch.bfloat16, torch.float16)):
         words = 4 // dtype.itemsize
         for length, width, aligned in (
-            (257, 64, True), (2**24, 16, True), (2**20, 7, False), (50257, 5341, True), (1024, 2**18, True),
+            (257, 64, True), (2**24, 16, True), (2**20, 39, False), (50257, 5341, True), (1024, 2**18, True),
         ):  # fmt: skip
             for shared in (PORTABLE, HOPPER):
                 plan = column_plan(op, length, width, dtype, aligned, shared)
@@ -167,8 +171,41 @@ def test_columns_of_large_accumulators_are_taken_tile_by_tile():
 
 def test_few_columns_that_are_no_whole_sectors_are_taken_tile_by_tile():
     for width, tiled in ((5, True), (7, True), (33, True), (100, True), (8, False), (104, False), (129, False)):
-        assert column_plan("cumsum", 10**6, width, torch.float32, True, HOPPER)["tiled"] == tiled, width
-        assert not column_plan("cumsum", 10**6, width, torch.bfloat16, True, HOPPER)["tiled"]
+        assert column_plan("cumsum", 10**6, width, torch.float32, True, PORTABLE)["tiled"] == tiled, width
+        halves = column_plan("cumsum", 10**6, width, torch.bfloat16, True, PORTABLE)
+        assert halves["tiled"] == (width in (5, 7)), width
+
+
+def test_tiles_of_few_columns_that_are_one_run_of_memory_are_taken_as_that():
+    ops, dtypes = ("cumsum", "cumprod", "logcumsumexp"), (torch.float32, torch.bfloat16, torch.float16)
+    for op, dtype, aligned, shared in itertools.product(ops, dtypes, (True, False), (PORTABLE, WORKSTATION, HOPPER)):
+        words = 4 // dtype.itemsize
+        for width in (5, 7, 9, 13, 25, 31):
+            plan = column_plan(op, 2**20 + 1, width, dtype, aligned, shared)
+            assert plan["tiled"] and plan["flat"] and plan["vector"] == words and plan["strip"] == width, plan
+            assert plan["warps"] * width <= 32 * words < 2 * plan["warps"] * width and plan["shared"] == 0, plan
+            assert plan["blocks"] == -(-plan["splits"] // plan["warps"]) and plan["threads"] == 256
+        for case in ((256, 7), (2**20, 16)):  # of no more than a tile; of whole sectors
+            assert not column_plan(op, *case, dtype, aligned, shared)["flat"] or op == "cumsum", case
+
+
+def test_tiles_of_more_columns_that_are_one_run_are_taken_as_that_where_there_is_room_for_whole_rows():
+    for dtype, widths in (
+        (torch.float32, {33: 2, 40: 2, 51: 2, 61: 1, 100: 1, 104: 1, 105: 0, 127: 0, 129: 0, 1000: 0}),
+        (torch.bfloat16, {33: 2, 40: 2, 61: 2, 65: 1, 100: 1, 127: 1, 129: 0, 1000: 0}),
+    ):
+        for width, tiles in widths.items():
+            plan = column_plan("cumsum", 2**20 + 1, width, dtype, True, HOPPER)
+            assert (plan["flat"] and plan["shared"] > 0) == (tiles > 0), (width, plan)
+            if tiles:
+                assert plan["tiled"] and plan["warps"] == tiles and plan["strip"] == width, (width, plan)
+                blocks = 2 if dtype == torch.float32 else 3  # of a multiprocessor
+                assert plan["threads"] == 128 * dtype.itemsize and 256 * width * dtype.itemsize < plan["shared"]
+                assert blocks * (plan["shared"] + 9 * DECLARED) <= HOPPER + DECLARED
+            for op, shared in (("cumsum", WORKSTATION), ("cumsum", PORTABLE), ("cumprod", HOPPER)):
+                assert not column_plan(op, 2**20 + 1, width, dtype, True, shared)["flat"], (op, width)
+    for dtype, width in ((torch.float32, 64), (torch.float32, 96), (torch.bfloat16, 64), (torch.bfloat16, 128)):
+        assert column_plan("cumsum", 2**20, width, dtype, True, HOPPER)["strip_bytes"] > 0
 
 
 def test_columns_of_two_inputs_are_taken_tile_by_tile_where_too_few_lanes_would_walk():

@@ -144,6 +144,16 @@ def test_tiles_of_columns(device, name, dtype):
             check(name, values(shape, dtype, seed=1), dim, options, {"family": "columns"}, device)
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("name", ("cumsum", "cumprod", "logcumsumexp"))
+def test_tiles_of_columns_that_are_one_run_of_memory(device, name, dtype):
+    """Of few columns, several tiles a block, and of whole rows of more; of batches, and more than a block tile."""
+    for shape, dim in (((3000, 7), 0), ((600, 31), 0), ((3, 700, 13), 1), ((8500, 33), 0), ((600, 100), 0),
+                       ((3, 300, 61), 1)):  # fmt: skip
+        for options in ({}, {"reverse": True}, {"exclusive": True}, {"exclusive": True, "reverse": True}):
+            check(name, values(shape, dtype, seed=1), dim, options, {"family": "columns"}, device)
+
+
 def linear_scans(device, shape, dim, dtype, **forced):
     """The same bits as on the CPU, from either end."""
     a, b = values(shape, dtype, seed=1).tanh(), values(shape, dtype, seed=2)

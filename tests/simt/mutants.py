@@ -756,7 +756,7 @@ MUTANTS = (
     # ---- tiles of columns
     Mutant(
         "the parts before the middle of a tile by another half's", "kernels/scan_column_tiles.cuh",
-        "totals[(at.part & ~(2 * d - 1)) + d - 1][chain]", "totals[d - 1][chain]",
+        "totals[(at[0].part & ~(2 * d - 1)) + d - 1][chain]", "totals[d - 1][chain]",
         "scan.CumProd", ("column_tiles",), quick=True,
     ),
     Mutant(
@@ -766,7 +766,7 @@ MUTANTS = (
     ),
     Mutant(
         "a block tile of columns without its last tile", "kernels/scan_column_tiles.cuh",
-        "slots.value[3] = own;", ";",
+        "slots.value[kSlots - 1] = own;", ";",
         "scan.CumProd", ("column_tiles",),
     ),
     Mutant(
@@ -776,8 +776,38 @@ MUTANTS = (
     ),
     Mutant(
         "an exclusive scan of a tile stores its last result in its next", "kernels/scan_column_tiles.cuh",
-        "last_one = at.left - shift;", "last_one = at.left;",
+        "last_one = at[0].left - shift;", "last_one = at[0].left;",
         "scan.CumProd", ("column_tiles",),
+    ),
+    Mutant(
+        "no barrier behind the copy of tiles that are one run", "kernels/scan_column_tiles.cuh",
+        "if constexpr (kFlat) __syncthreads(); bool all", "bool all",
+        "scan.CumSum", ("flat_tiles",),
+    ),
+    Mutant(
+        "a run's granules stored without what lies before them", "kernels/scan_column_tiles.cuh",
+        "if (before) { const Granule next", "if (false) { const Granule next",
+        "scan.CumSum", ("flat_tiles",), quick=True,
+    ),
+    Mutant(
+        "a run's elements before its first whole granule are not copied", "kernels/scan_column_tiles.cuh",
+        "at = i < run.before ? i : i + run.whole; to[at]", "at = i + run.whole; to[at]",
+        "scan.CumSum", ("flat_tiles",),
+    ),
+    Mutant(
+        "results of a run stored in bulk that are not fenced", "kernels/scan_column_tiles.cuh",
+        "if constexpr (kWideRuns) bulk_fence();", "",
+        "scan.CumSum", ("flat_tiles",),
+    ),
+    Mutant(
+        "a block ends before its bulk store has read", "kernels/scan_column_tiles.cuh",
+        "if (thread == 0) bulk_stores_read();", "",
+        "scan.CumSum", ("flat_tiles",),
+    ),
+    Mutant(
+        "an exclusive scan of a run stores its last row, too", "kernels/scan_column_tiles.cuh",
+        "layout.length - shift - (job.tile + y) * kTile", "layout.length - (job.tile + y) * kTile",
+        "scan.CumSum", ("flat_tiles",),
     ),
     # ---- the pipeline of scans with indices
     Mutant(
