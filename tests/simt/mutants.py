@@ -804,11 +804,6 @@ MUTANTS = (
         "if (thread == 0) bulk_stores_read();", "",
         "scan.CumSum", ("flat_tiles",),
     ),
-    Mutant(
-        "an exclusive scan of a run stores its last row, too", "kernels/scan_column_tiles.cuh",
-        "layout.length - shift - (job.tile + y) * kTile", "layout.length - (job.tile + y) * kTile",
-        "scan.CumSum", ("flat_tiles",),
-    ),
     # ---- the pipeline of scans with indices
     Mutant(
         "results with indices without waiting for the carry", "kernels/scan_extreme_pipeline.cuh",
