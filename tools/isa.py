@@ -71,8 +71,9 @@ KERNEL = re.compile(
 )
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
 CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.)?(?:(128)|(64))\b")
-# Not run: the driver is asked what it compiled it for (csrc/kernels/device.cu).
-CUDA_PROBES = ("_ZN11torchreduce3gpu12architectureEv",)
+# Of no op (csrc/kernels/device.cu): of one that never runs the driver is asked what it compiled it for; one zeroes
+# workspaces.
+CUDA_HELPERS = ("_ZN11torchreduce3gpu12architectureEv", "_ZN11torchreduce3gpu10zero_wordsEPml")
 CUDA_BULK_COPY = re.compile(r"\bUBLKCP\b")
 AMD_UNWANTED = {"scratch": r"scratch_|buffer_(load|store)", "flat": r"flat_", "call": r"s_swappc|s_call"}
 
@@ -246,14 +247,14 @@ def cuda_kernels(library: Path, cuobjdump: str, arch: str = CUDA_ARCH) -> list[K
     kernels = {}
     usage = run(cuobjdump, "-arch", arch, "-res-usage", library)
     for name, facts in re.findall(r"Function (\S+):\s+(REG:.*)", usage):
-        if name in CUDA_PROBES:
+        if name in CUDA_HELPERS:
             continue
         used = {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", facts)}
         memory = used["STACK"] + used["LOCAL"]
         kernels[name] = Kernel(arch, name, used["REG"], 0, used["SHARED"], memory, spills=0)
     for body in run(cuobjdump, "-arch", arch, "-sass", library).split("Function : ")[1:]:
         name = body.split(maxsplit=1)[0]
-        if name in CUDA_PROBES:
+        if name in CUDA_HELPERS:
             continue
         kernel = kernels[name]
         for match in CUDA_ACCESS.finditer(body):
