@@ -7,11 +7,15 @@
 
 namespace torchreduce::gpu {
 
-// Whether the kernel is compiled for these.
+// Whether the kernel is compiled for these. No plan has it where blocks have no more shared memory than everywhere.
+#ifdef TR_BULK_COPIES
 template <class S, class Load, class Store> constexpr bool kTeamWalks = [] {
   if constexpr (kLaneWalks<S, Load, Store> && S::kInputs == 2) return sizeof(typename Store::Element) <= 4;
   else return false;
 }();
+#else
+template <class S, class Load, class Store> constexpr bool kTeamWalks = false;
+#endif
 
 // What the threads of a block tell each other of a half tile; that of the next has a place of its own.
 template <class S> struct TeamNotes {
