@@ -34,6 +34,8 @@ TR_HD float greater_number(float a, float b) {
 #endif
 }
 TR_HD double greater_number(double a, double b) { return a > b ? a : b; }
+TR_HD float lesser_number(float a, float b) { return -greater_number(-a, -b); }
+TR_HD double lesser_number(double a, double b) { return a < b ? a : b; }
 // The greater; NaN of a NaN. Of two zeros either.
 TR_HD float greatest(float a, float b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

@@ -169,6 +169,11 @@ constexpr int64_t kNearRows = int64_t(1) << 30;
 template <class E> struct NearCumExtreme : CumExtremeAt<E, std::conditional_t<sizeof(E) == 8, int64_t, int32_t>> {};
 template <class E> struct CumExtreme : CumExtremeAt<E, int64_t> { using Near = NearCumExtreme<E>; };
 
+template <class F> constexpr F kInfinity = F(__builtin_huge_val());
+
+TR_HD float magnitude(float x) { return __builtin_fabsf(x); }
+TR_HD double magnitude(double x) { return __builtin_fabs(x); }
+
 // cumprod. Floats have an unbounded exponent until the end, so that only a result itself overflows or underflows.
 template <class F> struct Power {  // m * 2^e, with 1 <= |m| < 2; zeros, infinities and NaN are m, with e = 0
   F m;
@@ -224,24 +229,19 @@ TR_HD double value_of(Power<double> x) {
 // The running product of the floats of a group, and whether it and all before it are normal numbers, and not the least:
 // then they are to the bit what products of powers are.
 template <class F> struct PlainProduct {
-  using B = FloatBits<F>;
-  using Bits = typename B::Bits;
-  static constexpr Bits kOne = Bits(2) << B::kFraction;  // of the exponent, where the sign is shifted out
-  F value;
-  Bits least;
+  F value, least;  // least: of the magnitudes, but for NaN
 
-  TR_HD explicit PlainProduct(F first) : value(first), least(place(first)) {}
+  TR_HD explicit PlainProduct(F first) : value(first), least(magnitude(first)) {}
   TR_HD void multiply(F x) {
     value = value * x;
-    const Bits next = place(value);
-    least = next < least ? next : least;
+    least = lesser_number(magnitude(value), least);
   }
-  // The least normal number does not count: a product below it may have been rounded up to it, on a coarser grid.
-  TR_HD bool is_normal() const { return least > 2 * kOne; }
+  // The least normal number does not count: a product below it may have been rounded up to it, on a coarser grid. What
+  // is infinite or NaN stays so, or 0 has made NaN of it.
+  TR_HD bool is_normal() const { return (least > kLeastNormal) & (magnitude(value) < kInfinity<F>); }
 
  private:
-  // Exponents one higher: the greatest, of what is no number or infinite, becomes the least.
-  TR_HD static Bits place(F x) { return Bits(bit_cast<Bits>(x) * 2 + kOne); }
+  static constexpr F kLeastNormal = sizeof(F) == 4 ? F(0x1p-126) : F(0x1p-1022);
 };
 
 template <class A> struct CumProd {
@@ -336,7 +336,9 @@ template <class A> struct CumProd {
   // From 1/8 to 8: a warp's lanes' are multiplied as they are, and are normal numbers all the way.
   TR_HD static bool is_near(A total) { return uint32_t(bit_cast<uint32_t>(total) * 2 - (124u << 24)) < 6u << 24; }
   TR_HD static A near_join(A left, A right) { return left * right; }
-  TR_HD static Acc of_near(A product) { return normal_power(product); }
+  // As a power that is not normal: with a mantissa from 2^-96 to 2^96. calm_join, quick_results and near_results take
+  // it, and calm_end makes it normal.
+  TR_HD static Acc of_near(A product) { return {product, 0}; }
   // The results of groups that quick_group takes.
   TR_HD void quick_results(const Prefix& prefix, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
     const double first = factor(prefix, exponent(prefix));
@@ -350,8 +352,8 @@ template <class A> struct CumProd {
   // The same up to two in the last place, or false. Two roundings more, of half a unit each, of a float32 factor and of
   // the product; the first one's may have twice the weight.
   TR_HD bool near_results(const Prefix& prefix, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
-    const int e = exponent(prefix);
-    const A first = A(factor(prefix, e));
+    const double exact = factor(prefix, exponent(prefix));
+    const A first = A(exact);
     A product = x[0];
     TR_UNROLLED
     for (int i = 0; i < kGroup; ++i) {
@@ -360,7 +362,9 @@ template <class A> struct CumProd {
     }
     // A factor that is a normal float32, or so far off that all results are zeros or infinite, as they are with its
     // own; be it a zero, an infinity or NaN.
-    return uint32_t((e < 0 ? -e : e) - 125) >= 175u;
+    const int e =
+        (int(bit_cast<uint64_t>(exact) >> 32) & 0x7fffffff) - (1023 << 20);  // 2^20 times the exponent, and more
+    return uint32_t((e < 0 ? -e : e) - (125 << 20)) >= 175u << 20;
   }
 
   // Runs of which all are calm, joined with less to do: as mantissas are at least 1 and less than 2, those of a warp's
@@ -390,11 +394,6 @@ template <class A> struct CumProd {
     else return x;
   }
 };
-
-template <class F> constexpr F kInfinity = F(__builtin_huge_val());
-
-TR_HD float magnitude(float x) { return __builtin_fabsf(x); }
-TR_HD double magnitude(double x) { return __builtin_fabs(x); }
 
 // The exp of how far the lesser of two numbers lies below the greater; where they have no difference, nothing.
 template <class F> TR_HD F weight(F a, F b) {

@@ -73,15 +73,18 @@ template <class F> struct PlainProducts {
   Eight<F> value;
   Bits least;
 
+  // Exponents one higher, where the sign is shifted out: the greatest, of what is no number or infinite, is the least.
+  static constexpr auto kOne = typename FloatBits<F>::Bits(2) << FloatBits<F>::kFraction;
+
   TR_HD explicit PlainProducts(Eight<F> first) : value(first), least(place(first)) {}
   TR_HD void take(Eight<F> next) {
     value = next;
     const Bits at = place(next);
     least = at < least ? at : least;
   }
-  TR_HD bool are_normal() const { return !any_set(least <= 2 * PlainProduct<F>::kOne); }
+  TR_HD bool are_normal() const { return !any_set(least <= 2 * kOne); }
 
-  TR_HD static Bits place(Eight<F> x) { return (Bits)x * 2 + PlainProduct<F>::kOne; }
+  TR_HD static Bits place(Eight<F> x) { return (Bits)x * 2 + kOne; }
 };
 
 template <class A> struct ScanLanes<CumProd<A>> {
@@ -177,7 +180,7 @@ template <class A> struct ScanLanes<CumProd<A>> {
   // number, or zero because of a zero.
   TR_HD static auto is_plain(Items x, Items before, Items product) {
     const auto by_zero = product == 0 && (x == 0 || before == 0);
-    return PlainProducts<A>::place(product) > 2 * PlainProduct<A>::kOne || by_zero;
+    return PlainProducts<A>::place(product) > 2 * PlainProducts<A>::kOne || by_zero;
   }
   // Any products.
   __attribute__((noinline)) static void careful_results(bool prefixes, const WideState& carry, const State& within,

@@ -161,6 +161,15 @@ template <class T> uint32_t round_pair(float low, float high);
 // Whether floats that are two in the last place off at most, as whole numbers, are rounded to the same T, of 16 bits.
 template <class T> __device__ __forceinline__ bool rounds_alike(const float (&v)[kGroup]) {
   constexpr bool kWide = std::is_same<T, BF16>::value;
+#ifdef TR_PACKED_MINIMA
+  if constexpr (kWide) {  // as below, for two at a time
+    uint32_t least = ~0u;
+#pragma unroll
+    for (int i = 0; i < kGroup; i += 2)
+      least = device_least_halves(bit_cast<uint32_t>(v[i]), bit_cast<uint32_t>(v[i + 1]), 0x80028002u, least);
+    return ((least & 0xffffu) >= 5) & (least >> 16 >= 5);
+  }
+#endif
   constexpr int kKept = kWide ? 16 : 19;  // 32 less the bits that are rounded off
   // F16 has fewer bits below 2^-14; up to 2^-26 all is rounded to 0. Twice the bits of these, from the lower one on.
   constexpr uint32_t kZeros = 2u * 0x32800000u + 1, kFewer = 2u * 0x38800000u - kZeros;
@@ -331,6 +340,23 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int
   }
 #pragma unroll
   for (int k = 0; k < K; ++k) value[k] = run[k];
+}
+
+// combine(left, right), for results that are rounded to O; where `quick`, as quick_results takes it, with less to do.
+// (float32 results have no registers for it.)
+template <class S, class O> __device__ __forceinline__ typename S::Acc precede([[maybe_unused]] bool quick,
+                                                                               const typename S::Acc& left,
+                                                                               const typename S::Acc& right) {
+  if constexpr (kNearly<S, O>) {
+    if (quick) return S::calm_join(left, right);
+    TR_RARE_PATH;
+  }
+  return S::combine(left, right);
+}
+// A near total as precede takes it.
+template <class S, class O> __device__ __forceinline__ typename S::Acc near_total(typename S::Item product) {
+  if constexpr (kNearly<S, O>) return S::of_near(product);
+  else return S::calm_end(S::of_near(product));
 }
 
 // The results of a group, to be rounded to O; quick: quick_results serves it.

@@ -107,6 +107,13 @@ __device__ __forceinline__ uint32_t device_pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
 }
+#if __CUDA_ARCH__ >= 900  // one instruction there, many before
+#define TR_PACKED_MINIMA
+// For each half: of least, and of the low half of low or of high with `add` added to it, the lesser.
+__device__ __forceinline__ uint32_t device_least_halves(uint32_t low, uint32_t high, uint32_t add, uint32_t least) {
+  return __viaddmin_u16x2(__byte_perm(low, high, 0x5410), add, least);
+}
+#endif
 #elif defined(__HIP_DEVICE_COMPILE__)
 __device__ __forceinline__ float device_f16_to_float(uint16_t bits) {
   _Float16 h;

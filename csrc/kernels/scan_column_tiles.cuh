@@ -107,8 +107,8 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
         thread / kWide, lane, x, row, first, most, y >= down || x * V >= job.width ? 0 : most < kRows ? most : kRows};
   };
   uint32_t* const own = staged + threadIdx.x;
-  Acc upto[kGroups][V];  // of the lane's groups to this one, in the tile's order
-  bool quick = true;     // whether quick_group takes all of the lane's groups, then of the warp's
+  Acc upto[kGroups][V] = {};  // of the lane's groups to this one, in the tile's order
+  bool quick = true;          // whether quick_group takes all of the lane's groups, then of the warp's
   // The items of a lane's group g.
   auto items_of = [&](auto whole, const Place& at, int g, typename S::Item(&items)[V][kGroup]) {
 #pragma unroll
@@ -165,22 +165,23 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
     end_copies();
     wait_copies<0>();
     auto form = [&](auto whole) {
-#pragma unroll
+      TR_ROLLED
       for (int g = 0; g < kGroups; ++g) {
         typename S::Item items[V][kGroup];
         items_of(whole, at, g, items);
 #pragma unroll
         for (int v = 0; v < V; ++v) {
-          if constexpr (kHasQuick<S>) {
-            typename S::Item last;
-            if (S::quick_group(items[v], last)) {
-              upto[g][v] = S::of_near(last);
-              continue;
+          const Acc total = [&] {
+            if constexpr (kHasQuick<S>) {
+              typename S::Item last;
+              if (S::quick_group(items[v], last)) return S::calm_end(S::of_near(last));
+              TR_RARE_PATH;
+              quick = false;
             }
-            TR_RARE_PATH;
-            quick = false;
-          }
-          upto[g][v] = S::group(items[v]);
+            return S::group(items[v]);
+          }();
+#pragma unroll
+          for (int of = 0; of < kGroups; ++of) upto[of][v] = chosen(of == g, total, upto[of][v]);
         }
       }
     };

@@ -630,7 +630,7 @@ template <class S, class Load, class Store> struct Pipeline {
       barrier_wait(&ready[s], turn.parity);
       const Wide c = carry[s];
 #pragma unroll
-      for (int k = 0; k < kRuns; ++k) before[k] = S::combine(within[s][first + k], before[k]);
+      for (int k = 0; k < kRuns; ++k) before[k] = precede<S, O>(quick & 1, within[s][first + k], before[k]);
       barrier_arrive(&empty[s]);
       typename S::Prefix prefix[kRuns];
 #pragma unroll
@@ -687,8 +687,8 @@ template <class S, class Load, class Store> struct Pipeline {
 #pragma unroll
         for (int k = 0; k < kRuns; ++k) {
           const auto left = shuffle(run[k], ((lane - 1) & (kLanes - 1)) ^ mirror);
-          total[k] = S::of_near(run[k]);
-          groups[k] = chosen(lane > 0, S::of_near(left), S::absent());
+          total[k] = S::calm_end(S::of_near(run[k]));
+          groups[k] = chosen(lane > 0, near_total<S, O>(left), S::absent());
         }
         return true;
       }

@@ -46,8 +46,8 @@ template <class S, class V, int K> __device__ __forceinline__ void sklansky_runs
 }
 
 // Of scan S, if it is kQuick: the totals of K groups of lane `lane` of each `width` neighbours, so scanned. Returns
-// whether quick_results serves all groups of the warp.
-template <class S, int K>
+// whether quick_results serves all groups of the warp, for results that are rounded to O.
+template <class S, class O, int K>
 __device__ __forceinline__ bool quick_runs(const typename S::Item (&items)[K][kGroup], int lane, int width,
                                            typename S::Acc (&upto)[K]) {
   typename S::Item run[K];
@@ -71,7 +71,7 @@ __device__ __forceinline__ bool quick_runs(const typename S::Item (&items)[K][kG
       }
     }
 #pragma unroll
-    for (int k = 0; k < K; ++k) upto[k] = S::of_near(run[k]);
+    for (int k = 0; k < K; ++k) upto[k] = near_total<S, O>(run[k]);
     return true;
   }
   TR_RARE_PATH;
@@ -243,7 +243,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, typename Store::Eleme
 #pragma unroll
     for (int j = 0; j < C; ++j)
       upto[j] = form_items<E, kAligned>(op, x[kTurns ? 0 : c + j], first, mirror, access, 0, items[j]);
-    if constexpr (kHasQuick<S>) quick = quick_runs<S>(items, lane, width, upto);
+    if constexpr (kHasQuick<S>) quick = quick_runs<S, O>(items, lane, width, upto);
     else sklansky_runs<S>(upto, lane, width);
 #pragma unroll
     for (int j = 0; j < C; ++j) {
@@ -320,11 +320,13 @@ __global__ void TR_BLOCKS_BOUND(kThreads* kBlockTiles, (kAligned ? 0 : 4))
 #pragma unroll
   for (int k = 0; k < K; ++k) within[k] = form_items<E, kAligned>(op, x[k], first(k), mirror, access, before, items[k]);
   bool quick = false;
-  if constexpr (kHasQuick<S>) quick = quick_runs<S>(items, lane, kLanes, within);
+  if constexpr (kHasQuick<S>) quick = quick_runs<S, O>(items, lane, kLanes, within);
   else sklansky<S>(within, lane, kLanes);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    if (lane == kLanes - 1) totals[warp * K + k] = within[k];
+    Acc total = within[k];
+    if constexpr (kNearly<S, O>) total = quick ? S::calm_end(total) : total;
+    if (lane == kLanes - 1) totals[warp * K + k] = total;
     const Acc left = shuffle(within[k], lane ? lane - 1 : 0);
     within[k] = lane ? left : S::absent();
   }
@@ -339,7 +341,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads* kBlockTiles, (kAligned ? 0 : 4))
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const int tile = part * K + k - (second ? kFan : 0);
-    const Acc before = shuffle(upto, tile ? tile - 1 : 0), all = S::combine(tile ? before : S::absent(), within[k]);
+    const Acc before = shuffle(upto, tile ? tile - 1 : 0),
+              all = precede<S, O>(quick, tile ? before : S::absent(), within[k]);
     group_results<O>(op, second ? S::prefix(carry, all) : S::prefix(all), items[k], quick, r[k]);
   }
   if (call.exclusive) {
