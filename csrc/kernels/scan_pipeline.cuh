@@ -246,7 +246,7 @@ __device__ void carries_by_superblocks(Ring& ring, ChainSpace<S>& space, int war
   }
 }
 
-// Of two inputs: all elements of a stage are in registers, and it may be loaded again.
+// All elements of a stage have been read, and it may be loaded again.
 template <int kStages, bool kHas> struct ReadBarriers { Barrier of[kStages]; };
 template <int kStages> struct ReadBarriers<kStages, false> {};
 
@@ -265,9 +265,12 @@ template <class S, class Load, class Store> struct Pipeline {
   static constexpr int kWindows = Shape::kWindows, kRunBytes = kTile * int(sizeof(E));
   static constexpr int kWords = kGroup * int(sizeof(E)) / 4;  // of a group
   static constexpr int kRuns = kFan / kResultWarps;           // tiles of 256 that a result warp takes: neighbours
+  // Warps that say when they have read what they need of a stage's elements, which may be loaded again then, though the
+  // results wait for their carry. A totals warp is one where it sums tiles; it has waited for the load.
+  static constexpr int kReaders = S::kInputs > 1 ? kResultWarps : sizeof(E) == 4 && !kOwnTotals ? kResultWarps + 1 : 0;
 
   Barrier taken[kStages], loaded[kStages];
-  [[no_unique_address]] ReadBarriers<kStages, (S::kInputs > 1)> all_read;
+  [[no_unique_address]] ReadBarriers<kStages, (kReaders > 0)> all_read;
   Barrier summed[kStages], ready[kStages], empty[kStages], done[kStagings], stored[kStagings];
   PipelineJob job[kStages];
   // What result warps ask of a job, at once: `results`, -1 where there is no job, and where in a line the block tile
@@ -283,7 +286,7 @@ template <class S, class Load, class Store> struct Pipeline {
     for (int s = 0; s < kStages; ++s) {
       barrier_init(&taken[s], 1);
       barrier_init(&loaded[s], S::kInputs);
-      if constexpr (S::kInputs > 1) barrier_init(&all_read.of[s], kResultWarps * kLanes);
+      if constexpr (kReaders > 0) barrier_init(&all_read.of[s], kReaders * kLanes);
       barrier_init(&summed[s], kResultWarps * kLanes);
       barrier_init(&ready[s], 2 * kLanes);                   // totals, carry
       barrier_init(&empty[s], (kResultWarps + 3) * kLanes);  // totals, carry, results, store
@@ -303,6 +306,15 @@ template <class S, class Load, class Store> struct Pipeline {
     if (it >= kStages) barrier_wait(&empty[s], (it / kStages - 1) & 1);
     return s;
   }
+  // Returns when the elements of turn `it` may be loaded: before its job may be put.
+  __device__ void wait_read(int it) {
+    if constexpr (kReaders > 0)
+      if (it >= kStages) barrier_wait(&all_read.of[it % kStages], (it / kStages - 1) & 1);
+  }
+  // Says that this warp has read them.
+  __device__ void arrive_read(int s) {
+    if constexpr (kReaders > 0) barrier_arrive(&all_read.of[s]);
+  }
   // The job of turn `it`, when it is known. Whoever waits for other barriers of the turn does so first: a wait for a
   // phase must not begin a phase early.
   __device__ PipelineJob next(int it) {
@@ -314,13 +326,17 @@ template <class S, class Load, class Store> struct Pipeline {
 
   // What takes time is done before a stage is free: the job is known by then, and the next ticket on its way. A block
   // holds two tickets at most that it does not load yet. None waits for ever: a block loads its tickets in order, and
-  // what keeps one from being loaded, or its results from being formed, are only tickets before it, of this block or
-  // of another that runs, since it took one.
+  // what keeps one from being loaded, its job from being put, or its results from being formed, are only tickets before
+  // it, of this block or of another that runs, since it took one.
+  //
+  // `early`: a stage is loaded again while its results still wait for their carry, and its job put when it is free.
+  // Rows that follow each other gain by that, a single one does not (docs/performance.md).
   __device__ void load(const ScanCall& call, ChainSpace<S>& space, char* stages, bool mirror) {
     const Layout& l = call.layout;
     const int64_t shift = call.exclusive ? 1 : 0, jobs = l.rows * space.tiles, far = mirror ? kBlockTile - 1 : 0;
     const int64_t sign = mirror ? -1 : 1;
     const uintptr_t data = reinterpret_cast<uintptr_t>(call.in.data), memory_end = data + extent(l, l.in) * sizeof(E);
+    const bool early = kReaders > 0 && l.rows > 1;
     int it = 0;
     for (int64_t ticket = int64_t(take_ticket(space.ticket)), next; ticket < jobs; ticket = next, ++it) {
       next = int64_t(take_ticket(space.ticket));
@@ -335,11 +351,16 @@ template <class S, class Load, class Store> struct Pipeline {
       j.out = reinterpret_cast<uintptr_t>(call.out.values) + (start.out + sign * (first + shift) - far) * sizeof(O);
       const uintptr_t begin = j.in + (mirror ? kBlockTile - count : 0) * sizeof(E);
       const BulkRange<E> range(begin, begin + count * sizeof(E), memory_end);
+      auto load = [&] { range.load(stages + it % kStages * kStageBytes, j.in, &loaded[it % kStages]); };
+      if (early) {
+        wait_read(it);
+        load();
+      }
       const int s = free_stage(it);
       job[s] = j;
       places[s] = {j.results, int(j.in % kLine), int(j.out % kLine)};
       barrier_arrive(&taken[s]);
-      range.load(stages + s * kStageBytes, j.in, &loaded[s]);
+      if (!early) load();
     }
     for (int end = 0; end < kEnds; ++end, ++it) {  // one for each of those warps, which look at their own stages
       const int s = free_stage(it);
@@ -438,6 +459,7 @@ template <class S, class Load, class Store> struct Pipeline {
         }
         upto[0] = transposed_trees<S, 4, 8>(part, lane, kMirror);
       });
+      arrive_read(s);
       finish_totals<kMirror>(space, s, upto);
     }
   }
@@ -611,6 +633,7 @@ template <class S, class Load, class Store> struct Pipeline {
       to_use |= o == kStagings - 1;
       to.advance();
       if (!has_part<kMirror>(place, warp)) {
+        arrive_read(s);
         barrier_arrive(&empty[s]);
         if (has_store) barrier_wait(&stored[o], stored_parity);
         barrier_arrive(&done[o]);
@@ -620,6 +643,7 @@ template <class S, class Load, class Store> struct Pipeline {
       uint32_t w[kRuns][kWords];
       typename S::Item items[kRuns][kGroup];
       part_items<kMirror, kAtGranules>(op, stages + s * kStageBytes, place, first, items);
+      arrive_read(s);
       Acc before[kRuns];
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) before[k] = kOwnTotals ? groups[0][k] : group<kMirror>(items[k]);

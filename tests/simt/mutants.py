@@ -477,6 +477,16 @@ MUTANTS = (
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
+        "a stage is loaded again before its elements are read", "kernels/scan_pipeline.cuh",
+        "wait_read(it); load();", "load();",
+        "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
+        "one warp too few says that elements are read", "kernels/scan_pipeline.cuh",
+        "kOwnTotals ? kResultWarps + 1 : 0;", "kOwnTotals ? kResultWarps : 0;",
+        "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
         "the loads of a tile are not waited for", "kernels/scan_pipeline.cuh",
         "barrier_wait(&loaded[s], turn.parity); uint32_t w", "uint32_t w",
         "scan.CumSum", ("pipeline",),
