@@ -165,6 +165,7 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
     end_copies();
     wait_copies<0>();
     auto form = [&](auto whole) {
+      // A warp would wait longer for code that is written out than choosing where a total goes takes.
       TR_ROLLED
       for (int g = 0; g < kGroups; ++g) {
         typename S::Item items[V][kGroup];

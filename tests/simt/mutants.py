@@ -256,6 +256,11 @@ MUTANTS = (
     ),
     # ---- scans of rows that lanes hold as a whole
     Mutant(
+        "results by a float32 factor that overflows", "scans.h",
+        "return uint32_t((e < 0 ? -e : e) - (125 << 20)) >= 175u << 20;", "return true;",
+        "scan.CumProd", ("scan_rows",), every=1,
+    ),
+    Mutant(
         "results are stored before they are there", "kernels/scan_short_rows.cuh",
         "warp_barrier(); if (all > 0) stages[warp].store(out, all * n);",
         "if (all > 0) stages[warp].store(out, all * n);",
@@ -788,6 +793,11 @@ MUTANTS = (
         "the parts before the middle of a tile by another half's", "kernels/scan_column_tiles.cuh",
         "totals[(at.part & ~(2 * d - 1)) + d - 1][chain]", "totals[d - 1][chain]",
         "scan.CumProd", ("column_tiles",), quick=True,
+    ),
+    Mutant(
+        "totals of groups that are joined as they are, whatever their exponent", "kernels/scan_column_tiles.cuh",
+        "return S::calm_end(S::of_near(last));", "return S::of_near(last);",
+        "scan.CumProd", ("column_tiles",), every=1,
     ),
     Mutant(
         "no barrier before the totals of a tile's warps are there", "kernels/scan_column_tiles.cuh",
