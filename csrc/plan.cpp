@@ -346,12 +346,10 @@ static bool flat_run(const ScanCall& call) {
   const int64_t row = l.size[l.kept - 1] * size;
   return row >= kLeastFlatBytes && row <= kFlatBytes;
 }
-// The same where they are so few that there is a pipeline for them (kNarrowPipelined). Of as many of float16 as of
-// other types there are too few registers.
+// The same where they are so few that there is a pipeline for them (kNarrowPipelined).
 static bool narrow_run(const ScanCall& call) {
-  const int most = call.in.dtype == Dtype::F16 ? kMostNarrow - 1 : kMostNarrow;
   return one_run(call) && is_float(call.in.dtype) && scan_sizes(call).acc <= 4 &&
-         call.layout.size[call.layout.kept - 1] <= most;
+         call.layout.size[call.layout.kept - 1] <= kMostNarrow;
 }
 
 // The same of rows of a float32 scan that are aligned, so few and short that no multiprocessor has more than a few

@@ -165,7 +165,7 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
         if (plan.vector > 1 || plan.flat) {
           auto narrow = [&](auto columns) {
             constexpr int W = columns();
-            if constexpr ((W > 1 || sizeof(E) == 4) && !(W == kMostNarrow && std::is_same<E, F16>::value))
+            if constexpr (W > 1 || sizeof(E) == 4)
               enqueue(scan_narrow_pipeline<S, Load, Store, W>, plan.blocks, plan.threads,
                       NarrowShape<sizeof(E), W>::kShared, queue, call, workspace);
           };

@@ -78,18 +78,26 @@ template <int kCount> struct LaneGranules {
   }
 };
 
+// Whether result warps work out again what they could keep, for want of registers.
+template <class T, int W> constexpr bool kSparesRegisters = W == kMostNarrow && std::is_same<T, F16>::value;
+
 // Results of a group of W columns, rounded once each, as words in the order of memory.
 template <class T, class S, int W, class Result>
 __device__ __forceinline__ void round_side(const Result (&r)[W][kGroup], uint32_t (&w)[W * kGroupWords<T>]) {
   if constexpr (kLooksForNan<T, Result>) {
+    constexpr bool kSpares = kSparesRegisters<T, W>;  // then not all results are rounded anew where some are NaN
     bool nan = false;
 #pragma unroll
-    for (int v = 0; v < W; ++v) nan = nan || has_nan<S>(r[v]);
-    if (!nan) {
+    for (int v = 0; v < W; ++v) nan = kSpares ? nan | has_nan<S>(r[v]) : nan || has_nan<S>(r[v]);
+    if (kSpares || !nan) {
 #pragma unroll
       for (int k = 0; k < W * kGroupWords<T>; ++k) {
         if constexpr (sizeof(T) == 4) w[k] = bit_cast<uint32_t>(r[k % W][k / W]);
         else w[k] = round_pair<T>(r[2 * k % W][2 * k / W], r[(2 * k + 1) % W][(2 * k + 1) / W]);
+      }
+      if (kSpares && nan) {
+        TR_RARE_PATH;
+        settle_nans<T>(w);
       }
       return;
     }
@@ -400,13 +408,18 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
   template <bool kMirror> __device__ void results(const S& op, char* stages, int warp) {
     constexpr int mirror = kMirror ? kLanes - 1 : 0, tile_mirror = kMirror ? kTiles - 1 : 0;
     constexpr int kTeamWarps = Shape::kTeamWarps;
+    constexpr bool kSpares = kSparesRegisters<E, W>;
     for (int it = warp / kTeamWarps;; it += Shape::kTeams) {
       const PipelineJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, parity = it / kStages & 1;
 #pragma unroll 1
       for (int k = 0; k < kTiles / kTeamWarps; ++k) {
-        const int q = k * kTeamWarps + warp % kTeamWarps, lane = recomputed(lane_id());
+        auto tile = [&] {
+          const int number = kSpares ? recomputed(int(threadIdx.x)) / kLanes : warp;
+          return k * kTeamWarps + number % kTeamWarps;
+        };
+        const int q = tile(), lane = recomputed(lane_id());
         const int first = (q ^ tile_mirror) * kTile;
         if (first >= j.results) {  // nothing of this tile is written; but when that is done, the stage is free
           barrier_wait(&ready[s], parity);
@@ -420,19 +433,23 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
 #pragma unroll
         for (int v = 0; v < W; ++v) before[v] = Rows::template group<kMirror>(items[v]);
         Rows::template scan_lanes<true>(before, mirror);
+        auto lower = [&](int v) {  // what precedes the lane's group in the tile
+          const Acc left = shuffle(before[v], (((lane ^ mirror) - 1) ^ mirror) & (kLanes - 1));
+          return (lane ^ mirror) ? left : S::absent();
+        };
+        if constexpr (!kSpares)
 #pragma unroll
-        for (int v = 0; v < W; ++v) {
-          const Acc lower = shuffle(before[v], (((lane ^ mirror) - 1) ^ mirror) & (kLanes - 1));
-          before[v] = (lane ^ mirror) ? lower : S::absent();
-        }
-        barrier_wait(&ready[s], parity);
+          for (int v = 0; v < W; ++v) before[v] = lower(v);
+        const int turn = kSpares ? recomputed(it) : it, place = kSpares ? turn % kStages : s;
+        barrier_wait(&ready[place], kSpares ? turn / kStages & 1 : parity);
         typename S::Result r[W][kGroup];
 #pragma unroll
         for (int v = 0; v < W; ++v) {
-          Acc tiles = within[s][v][q];
+          if constexpr (kSpares) before[v] = lower(v);
+          Acc tiles = within[place][v][kSpares ? tile() : q];
 #pragma unroll
-          for (int level = 0; level < kLevels; ++level) tiles = S::combine(left[s][v][level], tiles);
-          Rows::template results<kMirror>(op, S::prefix(carry[s][v], S::combine(tiles, before[v])), items[v], r[v]);
+          for (int level = 0; level < kLevels; ++level) tiles = S::combine(left[place][v][level], tiles);
+          Rows::template results<kMirror>(op, S::prefix(carry[place][v], S::combine(tiles, before[v])), items[v], r[v]);
         }
         uint32_t w[4 * kGranules];
         round_side<E, S>(r, w);

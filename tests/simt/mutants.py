@@ -614,7 +614,7 @@ MUTANTS = (
     # ---- the pipeline of few columns
     Mutant(
         "results of few columns do not wait for their totals and carries", "kernels/scan_narrow_pipeline.cuh",
-        "barrier_wait(&ready[s], parity); typename S::Result r", "typename S::Result r",
+        "barrier_wait(&ready[place], kSpares ? turn / kStages & 1 : parity);", "",
         "scan.CumSum", ("narrow_pipeline",), quick=True,
     ),
     Mutant(
