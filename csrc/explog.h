@@ -34,6 +34,7 @@ TR_HD float greater_number(float a, float b) {
 #endif
 }
 TR_HD double greater_number(double a, double b) { return a > b ? a : b; }
+// The same of the lesser.
 TR_HD float lesser_number(float a, float b) { return -greater_number(-a, -b); }
 TR_HD double lesser_number(double a, double b) { return a < b ? a : b; }
 // The greater; NaN of a NaN. Of two zeros either.

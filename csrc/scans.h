@@ -26,7 +26,9 @@
 //   calm_combine(left, right)    combine of two that are calm, the left one settled
 //   kQuick                       a warp may decide once how groups of Items that are floats are scanned:
 //   quick_group(items, total)    whether quick_results serves the group; its total, an Item
-//   is_near(total)               if all lanes' are: near_join combines them, and of_near makes an Acc of each
+//   is_near(total)               if all lanes' are: near_join combines them, and of_near makes an Acc of each, which
+//   only
+//                                calm_join, quick_results and near_results take, and calm_end, which makes it normal
 //   near_results(...)            as quick_results, up to two in the last place; or false
 //   kMostTiles                   of longer rows that a GPU's warp can hold, the tiles that it does; else as many as fit
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
@@ -336,8 +338,8 @@ template <class A> struct CumProd {
   // From 1/8 to 8: a warp's lanes' are multiplied as they are, and are normal numbers all the way.
   TR_HD static bool is_near(A total) { return uint32_t(bit_cast<uint32_t>(total) * 2 - (124u << 24)) < 6u << 24; }
   TR_HD static A near_join(A left, A right) { return left * right; }
-  // As a power that is not normal: with a mantissa from 2^-96 to 2^96. calm_join, quick_results and near_results take
-  // it, and calm_end makes it normal.
+  // As a power that is not normal: of near ones, joined over a warp, with a mantissa from 2^-96 to 2^96. calm_join,
+  // quick_results and near_results take it, and calm_end makes it, or that of any normal number, normal.
   TR_HD static Acc of_near(A product) { return {product, 0}; }
   // The results of groups that quick_group takes.
   TR_HD void quick_results(const Prefix& prefix, const Item (&x)[kGroup], Result (&out)[kGroup]) const {

@@ -126,7 +126,15 @@ def test_chains_relaunched_are_identical(family, dtype):
     """pytorch #75240. A carry that is taken too early shows as a difference, sooner or later."""
     if family == "pipeline" and dtype not in (torch.float32, torch.bfloat16):
         return
-    for shape, dim in (((2**22 + 5,), 0), ((9, 200_003), 1), ((100_003, 17), 0), ((33, 8193), 1), ((900_001, 3), 0)):
+    shapes = (
+        ((2**22 + 5,), 0),
+        ((9, 200_003), 1),
+        ((100_003, 17), 0),
+        ((33, 8193), 1),
+        ((400, 16_389), 1),
+        ((900_001, 3), 0),
+    )
+    for shape, dim in shapes:
         if family == "pipeline" and dim != len(shape) - 1 and shape[1] > 4:
             continue
         x = values(shape, dtype, seed=2).cuda()
@@ -175,7 +183,7 @@ def test_replays_with_other_work_between_are_identical():
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
 def test_long_rows_go_through_the_pipeline(name, dtype):
     """Any start of input and output, whole and partial tiles, several rows, forwards and back: the CPU's bits."""
-    for rows, n in ((1, 8193), (40, 8193), (1, 100_001), (3, 70_003), (5, 16384)):
+    for rows, n in ((1, 8193), (40, 8193), (1, 100_001), (3, 70_003), (5, 16384), (400, 16_389)):
         buffer = values((rows * n + 16,), dtype, seed=4).cuda()
         for start, exclusive, reverse in itertools.product((0, 1, 3), (False, True), (False, True)):
             x = buffer[start : start + rows * n].view(rows, n)
@@ -242,12 +250,13 @@ def test_linear_scan_of_long_rows_goes_through_the_pipeline(dtype):
 
 
 @hopper
-@pytest.mark.parametrize("columns", (2, 3, 4))
+@pytest.mark.parametrize("columns", range(2, 8))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
 def test_few_columns_go_through_the_pipeline(dtype, columns):
-    """Whole and partial block tiles, several batches, forwards and back: the CPU's bits."""
+    """Whole and partial block tiles, several batches, forwards and back, with NaNs in some columns: the CPU's bits."""
     for batch, n in ((1, 8193), (1, 300_001), (1, 2**20), (3, 70_008), (200, 8200)):
         x = values((batch, n, columns), dtype, seed=4).cuda()
+        x[-1, n // 2, ::3] = torch.nan
         for exclusive, reverse in itertools.product((False, True), repeat=2):
             shifts = exclusive and columns * dtype.itemsize % 16 != 0  # to results of another alignment
             if not shifts and not (reverse and n * columns * dtype.itemsize % 16):

@@ -97,6 +97,13 @@ def test_blocks_that_stay(device, shape, dtype):
         check("cummax", values(shape, dtype, seed=1), 1, options, {"family": "pipeline"}, device)
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_blocks_that_stay_for_several_rows(device, dtype):
+    """Whose stages are loaded again while their results wait for a carry, on 132 multiprocessors."""
+    for options in ({}, {"reverse": True}, {"exclusive": True}):
+        check("cumsum", values((400, 16_389), dtype, seed=1), 1, options, {"family": "pipeline"}, device)
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
 def test_few_columns(device, dtype):
     """By parts of a quarter and of an eighth of a block tile; and a row as one column."""

@@ -342,8 +342,8 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int
   for (int k = 0; k < K; ++k) value[k] = run[k];
 }
 
-// combine(left, right), for results that are rounded to O; where `quick`, as quick_results takes it, with less to do.
-// (float32 results have no registers for it.)
+// combine(left, right), for results that are rounded to O. Where `quick`, with less to do, and so maybe not normal:
+// for a prefix that quick_results or near_results takes, and nothing else. (float32 results have no registers for it.)
 template <class S, class O> __device__ __forceinline__ typename S::Acc precede([[maybe_unused]] bool quick,
                                                                                const typename S::Acc& left,
                                                                                const typename S::Acc& right) {

@@ -20,7 +20,7 @@ template <class S, class Load, class Store> constexpr bool kColumnTiles = [] {
 }();
 
 // Blocks of a multiprocessor that there are registers for (bfloat16, 16384 by 16384: cumprod 0.52 of a copy's speed,
-// with 4 and some memory for what they lack 0.50; logcumsumexp 0.27, with 3 0.26).
+// with 4 and some memory for what they lack 0.50; logcumsumexp 0.28, with 3 0.26).
 template <class S, int V> constexpr int kTileBlocks = V > 1 && kHasQuick<S> ? 3 : sizeof(typename S::Acc) == 4 ? 5 : 4;
 
 // plan.strip lanes, of V columns each, are side by side; plan.warps tiles below each other.

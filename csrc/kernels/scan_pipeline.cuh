@@ -265,8 +265,9 @@ template <class S, class Load, class Store> struct Pipeline {
   static constexpr int kWindows = Shape::kWindows, kRunBytes = kTile * int(sizeof(E));
   static constexpr int kWords = kGroup * int(sizeof(E)) / 4;  // of a group
   static constexpr int kRuns = kFan / kResultWarps;           // tiles of 256 that a result warp takes: neighbours
-  // Warps that say when they have read what they need of a stage's elements, which may be loaded again then, though the
-  // results wait for their carry. A totals warp is one where it sums tiles; it has waited for the load.
+  // Warps that say when they have read what they need of a stage's elements: it may be loaded again then, though its
+  // results still wait for their carry. Result warps without a part of a block tile say so at once, of one input maybe
+  // all of them; but the totals warp that sums it waits for the load first, which is not overtaken so.
   static constexpr int kReaders = S::kInputs > 1 ? kResultWarps : sizeof(E) == 4 && !kOwnTotals ? kResultWarps + 1 : 0;
 
   Barrier taken[kStages], loaded[kStages];
@@ -329,7 +330,7 @@ template <class S, class Load, class Store> struct Pipeline {
   // what keeps one from being loaded, its job from being put, or its results from being formed, are only tickets before
   // it, of this block or of another that runs, since it took one.
   //
-  // `early`: a stage is loaded again while its results still wait for their carry, and its job put when it is free.
+  // `early`: a stage is loaded again while its results still wait for their carry, and the job put when it is free.
   // Rows that follow each other gain by that, a single one does not (docs/performance.md).
   __device__ void load(const ScanCall& call, ChainSpace<S>& space, char* stages, bool mirror) {
     const Layout& l = call.layout;

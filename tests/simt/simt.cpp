@@ -391,6 +391,8 @@ void pipeline() {
     }
   const Policies few = {{{kPipeline, -1, -1, -1, -1}, 2, kInPitch, true}};
   check({"cumsum", Dtype::F32, Dtype::F32, {1, 70 * 8192 + 9}, 2}, few);
+  for (int form = 0; form < 4; ++form)  // stages of several rows are loaded again early
+    check({"cumsum", Dtype::F32, Dtype::F32, {12, 2 * 8192 + 5}, 2, form % 2 != 0, form / 2 != 0}, few);
   check({"cumsum", Dtype::BF16, Dtype::BF16, {1, 200 * 8192 + 9}, 2, false, true}, few);
   check({"cumprod", Dtype::F32, Dtype::F32, {1, 70 * 8192 + 9}, 2}, few);  // carries by superblocks
   check({"logcumsumexp", Dtype::BF16, Dtype::BF16, {2, 66 * 8192 + 9}, 2, true}, few);
