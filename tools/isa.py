@@ -45,7 +45,7 @@ WIDE_ACCESSES = {
     "scan_tiled_rows": (0, 1),
 }
 BULK_FAMILIES = {"scan_pipeline", "scan_narrow_pipeline", "scan_extreme_pipeline", "scan_linear_pipeline"}
-LARGE_FAMILIES = {"scan_ragged_columns"}  # empty where blocks are not large (csrc/kernels/gpu.cuh)
+LARGE_FAMILIES = {"scan_ragged_columns"}  # these and BULK_FAMILIES are empty where blocks are not large (gpu.cuh)
 # Wide ones that may be missing for NVIDIA: nvcc shares a part of one with the code for a row's end, in each direction.
 SHARED_STORES = {"scan_chain": 2, "scan_held_rows": 0}
 
@@ -123,7 +123,7 @@ class Kernel:
             faults.append(f"{self.memory} bytes of memory a thread")
         if self.shared > MAX_SHARED:
             faults.append(f"{self.shared} bytes of shared memory")
-        if self.family in BULK_FAMILIES and not self.bulk_copies and int(self.arch.removeprefix("sm_")) >= 90:
+        if self.family in BULK_FAMILIES and not self.bulk_copies and self.large_blocks:
             faults.append("no bulk copies")
         if self.variant != "1" and (self.large_blocks or self.family not in LARGE_FAMILIES):
             for access, wanted in zip(("load", "store"), WIDE_ACCESSES.get(self.family, (0, 0)), strict=True):

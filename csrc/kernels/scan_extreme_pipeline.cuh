@@ -298,7 +298,7 @@ template <class S, class Load, class Store> struct ExtremePipeline {
 template <class S, class Load, class Store>
 __global__ void __launch_bounds__(kExtremePipelineThreads, 1)
     scan_extreme_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
   using P = ExtremePipeline<S, Load, Store>;
   TR_DYNAMIC_SHARED(stages, 128);
   __shared__ P pipeline;

@@ -483,7 +483,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
 template <class S, class Load, class Store, int W>
 __global__ void __launch_bounds__(narrow_threads(W, sizeof(typename Load::Element)), 1)
     scan_narrow_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
   using P = NarrowPipeline<S, Load, Store, W>;
   TR_DYNAMIC_SHARED(stages, 128);
   __shared__ P pipeline;

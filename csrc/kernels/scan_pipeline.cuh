@@ -831,7 +831,7 @@ template <class S, class Load, class Store> struct Pipeline {
 template <class S, class Load, class Store>
 __global__ void __launch_bounds__(pipeline_threads(sizeof(element_of<Load>), sizeof(typename S::Acc)), 1)
     scan_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
   using P = Pipeline<S, Load, Store>;
   TR_DYNAMIC_SHARED(stages, 128);
   __shared__ P pipeline;

@@ -592,8 +592,7 @@ template <class S, class Load, class Store>
 __global__ void __launch_bounds__(kStripThreads, 1)
     scan_strip_pipeline(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT TileMap in, TR_GRID_CONSTANT TileMap out,
                         void* workspace) {
-// From 12.0 on, GPUs with bulk copies have no room for its stages.
-#if !defined(__CUDA_ARCH__) || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)
+#if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
   using P = StripPipeline<S, Load, Store>;
   TR_DYNAMIC_SHARED(stages, 128);
   __shared__ P pipeline;
