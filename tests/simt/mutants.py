@@ -256,11 +256,6 @@ MUTANTS = (
     ),
     # ---- scans of rows that lanes hold as a whole
     Mutant(
-        "results by a float32 factor that overflows", "scans.h",
-        "return uint32_t((e < 0 ? -e : e) - (125 << 20)) >= 175u << 20;", "return true;",
-        "scan.CumProd", ("scan_rows",), every=1,
-    ),
-    Mutant(
         "results are stored before they are there", "kernels/scan_short_rows.cuh",
         "warp_barrier(); if (all > 0) stages[warp].store(out, all * n);",
         "if (all > 0) stages[warp].store(out, all * n);",
