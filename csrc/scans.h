@@ -26,9 +26,8 @@
 //   calm_combine(left, right)    combine of two that are calm, the left one settled
 //   kQuick                       a warp may decide once how groups of Items that are floats are scanned:
 //   quick_group(items, total)    whether quick_results serves the group; its total, an Item
-//   is_near(total)               if all lanes' are: near_join combines them, and of_near makes an Acc of each, which
-//   only
-//                                calm_join, quick_results and near_results take, and calm_end, which makes it normal
+//   is_near(total)               if all lanes' are: near_join combines them, and of_near makes of each an Acc for
+//                                calm_join, quick_results and near_results alone, or calm_end, which makes it normal
 //   near_results(...)            as quick_results, up to two in the last place; or false
 //   kMostTiles                   of longer rows that a GPU's warp can hold, the tiles that it does; else as many as fit
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
@@ -364,8 +363,8 @@ template <class A> struct CumProd {
     }
     // A factor that is a normal float32, or so far off that all results are zeros or infinite, as they are with its
     // own; be it a zero, an infinity or NaN.
-    const int e =
-        (int(bit_cast<uint64_t>(exact) >> 32) & 0x7fffffff) - (1023 << 20);  // 2^20 times the exponent, and more
+    // 2^20 times the exponent, and the first bits of the fraction.
+    const int e = (int(bit_cast<uint64_t>(exact) >> 32) & 0x7fffffff) - (1023 << 20);
     return uint32_t((e < 0 ? -e : e) - (125 << 20)) >= 175u << 20;
   }
 
