@@ -321,13 +321,20 @@ static bool column_vectors(const ScanCall& call, int vector) {
   return fits(call.in.data) && fits(call.out.values);
 }
 
-// Whether columns are one run of memory that is read and written 16 bytes at a time.
+// Whether columns are one run of memory.
 static bool one_run(const ScanCall& call) {
   const Layout& l = call.layout;
   if (!in_place(call) || l.kept == 0 || l.reduced == 0) return false;
+  const int last = l.kept - 1;
+  const int64_t width = l.size[last], stride = l.in[l.kept];
+  return l.in[last] == 1 && l.out[last] == 1 && magnitude(stride) == width && l.out[l.kept] == stride;
+}
+// The same where it is read and written 16 bytes at a time.
+static bool run_of_granules(const ScanCall& call) {
+  const Layout& l = call.layout;
+  if (!one_run(call)) return false;
   const int size = size_of(call.in.dtype), last = l.kept - 1;
-  const int64_t width = l.size[last], row = width * size, stride = l.in[l.kept];
-  if (l.in[last] != 1 || l.out[last] != 1 || magnitude(stride) != width || l.out[l.kept] != stride) return false;
+  const int64_t row = l.size[last] * size, stride = l.in[l.kept];
   for (int d = 0; d < last; ++d)
     if (l.in[d] * size % 16 != 0 || l.out[d] * size % 16 != 0) return false;
   if (call.exclusive && row % 16 != 0) return false;  // results lie a row further on
@@ -342,11 +349,11 @@ static bool one_run(const ScanCall& call) {
 static bool flat_run(const ScanCall& call) {
   const Layout& l = call.layout;
   const int size = size_of(call.in.dtype);
-  if (!one_run(call) || !flat_columns(size, int(scan_sizes(call).acc)) || l.length <= kTile) return false;
+  if (!run_of_granules(call) || !flat_columns(size, int(scan_sizes(call).acc)) || l.length <= kTile) return false;
   const int64_t row = l.size[l.kept - 1] * size;
   return row >= kLeastFlatBytes && row <= kFlatBytes;
 }
-// The same where they are so few that there is a pipeline for them (kNarrowPipelined).
+// Whether columns are one run of memory, and so few that there is a pipeline for them (kNarrowPipelined).
 static bool narrow_run(const ScanCall& call) {
   return one_run(call) && is_float(call.in.dtype) && scan_sizes(call).acc <= 4 &&
          call.layout.size[call.layout.kept - 1] <= kMostNarrow;
@@ -370,7 +377,7 @@ static int strip_row(const ScanCall& call) {
     return 0;
   if (!column_vectors(call, 16 / size) || l.length > INT32_MAX - 2 * kTile) return 0;
   const int64_t row = l.size[l.kept - 1] * size, lacking = (kStripRow - row % kStripRow) % kStripRow;
-  if (row < kStripRow) return row >= 16 && kStripRow % row == 0 && one_run(call) ? int(row) : 0;
+  if (row < kStripRow) return row >= 16 && kStripRow % row == 0 && run_of_granules(call) ? int(row) : 0;
   // What copies of tiles (tile_map.cuh) reach: rows apart, and one dim of batches.
   auto fits = [&](const int64_t (&strides)[kMaxDims]) {
     return l.kept <= 2 && magnitude(strides[l.kept]) >= l.size[l.kept - 1] &&

@@ -4,10 +4,12 @@
 //
 //   loader   takes a ticket for each stage of a ring, and starts its bulk load: a part of a block tile, so that many
 //            stages fit however many columns there are
-//   totals   each warp sums one part as soon as its load lands, and publishes its totals
+//   totals   each warp sums one part as soon as its load lands, and publishes its totals; but first moves its elements
+//            to where a granule begins, wherever in one they began
 //   carry    a warp for each column hands each part of this block its carry, and what precedes it in its block tile
 //   results  teams of warps turn parts into their results, which take the places of their elements
-//   store    warps in turn start the bulk stores, so that one begins while another is read
+//   store    warps in turn move the results to where in a granule theirs begin, and start the bulk stores, so that one
+//            begins while another is read
 #pragma once
 #include "scan_pipeline.cuh"
 
@@ -22,18 +24,18 @@ template <class S, class Load, class Store> constexpr bool kNarrowPipelined =
 template <int kBytes, int W> struct NarrowShape {
   static constexpr int kParts = narrow_parts(W, kBytes);  // of a block tile
   static constexpr int kTiles = kFan / kParts;            // of a part
-  static constexpr int kStageBytes = kTiles * kTile * W * kBytes;
-  static constexpr int kStages = (208 << 10) / kStageBytes;
+  static constexpr int kPartBytes = kTiles * kTile * W * kBytes;
+  static constexpr int kStageBytes = kPartBytes + 128;  // a part that starts anywhere in a line
+  static constexpr int kStages = (210 << 10) / kStageBytes;
   static constexpr int kTotalWarps = narrow_total_warps(W), kStoreWarps = narrow_store_warps(W);
   static constexpr int kResultWarps = narrow_result_warps(W, kBytes);
   static constexpr int kTeamWarps = kTiles < kResultWarps ? kTiles : kResultWarps, kTeams = kResultWarps / kTeamWarps;
-  static constexpr int kTotals = kStageBytes > 16 << 10 ? 2 : 6;            // a look, times 32
+  static constexpr int kTotals = kPartBytes > 16 << 10 ? 2 : 6;             // a look, times 32
   static constexpr int kWindows = kTotals > kParts ? kTotals / kParts : 1;  // of 32 block tiles
   static_assert(kTeams <= kTotalWarps && kStoreWarps <= kTotalWarps && kTotalWarps <= kStages, "see load()");
   static_assert((kResultWarps + kTotalWarps + W + kStoreWarps + 1) * kLanes == narrow_threads(W, kBytes),
                 "a warp for each role");
   static constexpr int kShared = kStages * kStageBytes;
-  static_assert(kShared + (6 << 10) <= kPipelineShared, "the plan counts on no more");
 };
 
 #ifdef TR_BULK_COPIES
@@ -77,6 +79,51 @@ template <int kCount> struct LaneGranules {
     }
   }
 };
+
+// Moves the kWords words that begin at `run` from `by` bytes further on to there. By one warp.
+template <int kWords, int kBytes> __device__ void move_down(uint32_t* run, int by) {
+  constexpr int kTurn = 16;  // words of a lane on their way
+  static_assert(kWords % (kTurn * kLanes) == 0, "whole turns");
+  const uint32_t* const from = run + by / 4;
+  TR_ROLLED
+  for (int first = lane_id(); first < kWords; first += kTurn * kLanes) {
+    uint32_t w[kTurn];
+#pragma unroll
+    for (int k = 0; k < kTurn; ++k) w[k] = from[first + k * kLanes];
+    if (kBytes < 4 && by & 2) {
+#pragma unroll
+      for (int k = 0; k < kTurn; ++k) w[k] = funnel_right(w[k], from[first + k * kLanes + 1], 16);
+    }
+    warp_barrier();
+#pragma unroll
+    for (int k = 0; k < kTurn; ++k) run[first + k * kLanes] = w[k];
+  }
+  warp_barrier();
+}
+// Moves the kWords words that begin at `run` to `by` bytes further on. By one warp.
+template <int kWords, int kBytes> __device__ void move_up(uint32_t* run, int by) {
+  constexpr int kTurn = 16;
+  static_assert(kWords % (kTurn * kLanes) == 0, "whole turns");
+  const bool half = kBytes < 4 && by & 2;
+  uint32_t* const to = run + by / 4;
+  if (half && lane_id() == 0) to[kWords] = run[kWords - 1] >> 16;
+  TR_ROLLED
+  for (int first = kWords - kTurn * kLanes + lane_id(); first >= 0; first -= kTurn * kLanes) {
+    uint32_t w[kTurn];
+#pragma unroll
+    for (int k = 0; k < kTurn; ++k) w[k] = run[first + k * kLanes];
+    if (half) {
+#pragma unroll
+      for (int k = 0; k < kTurn; ++k) {
+        const int i = first + k * kLanes;
+        w[k] = funnel_right(run[i > 0 ? i - 1 : 0], w[k], 16);
+      }
+    }
+    warp_barrier();
+#pragma unroll
+    for (int k = 0; k < kTurn; ++k) to[first + k * kLanes] = w[k];
+  }
+}
 
 // Whether result warps work out again what they could keep, for want of registers.
 template <class T, int W> constexpr bool kSparesRegisters = W == kMostNarrow && std::is_same<T, F16>::value;
@@ -124,7 +171,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
   static constexpr int kLeft = kLevels ? kLevels : 1;              // no array is empty
   static_assert(1 << kLevels == kParts, "its levels");
 
-  Barrier taken[kStages], loaded[kStages], ready[kStages], done[kStages], empty[kStages];
+  Barrier taken[kStages], loaded[kStages], moved[kStages], ready[kStages], done[kStages], empty[kStages];
   PipelineJob job[kStages];        // the row is that of the first column, the tile a part
   Acc within[kStages][W][kTiles];  // what precedes each tile in its part
   Acc left[kStages][W][kLeft];     // what precedes the part in its block tile, level by level
@@ -134,6 +181,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
     for (int s = 0; s < kStages; ++s) {
       barrier_init(&taken[s], 1);
       barrier_init(&loaded[s], 1);
+      barrier_init(&moved[s], kLanes);            // totals: elements are where a granule begins
       barrier_init(&ready[s], (1 + W) * kLanes);  // totals, carry
       barrier_init(&done[s], Shape::kTeamWarps * kLanes);
       barrier_init(&empty[s], kLanes);  // store: the last of all
@@ -152,12 +200,18 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
 
   // ---- roles ----
 
-  // As Pipeline::load. The row's last granule may be shared: then its elements are moved one by one.
+  // Where a part lies in its stage, or its first granule.
+  __device__ static char* part_of(const PipelineJob& j, char* stages, int s) {
+    return stages + s * kStageBytes + int(granule_of(j.in) % kLine);
+  }
+
+  // As Pipeline::load.
   __device__ void load(const ScanCall& call, ChainSpace<S>& space, char* stages, bool mirror) {
     const Layout& l = call.layout;
     const int64_t shift = call.exclusive ? 1 : 0, jobs = l.rows / W * space.tiles, far = mirror ? kPositions - 1 : 0;
     const int64_t sign = mirror ? -1 : 1;
     const uintptr_t in = reinterpret_cast<uintptr_t>(call.in.data), out = reinterpret_cast<uintptr_t>(call.out.values);
+    const uintptr_t memory_end = in + extent(l, l.in) * sizeof(E);
     int it = 0;
     for (int64_t ticket = int64_t(take_ticket(space.ticket)), next; ticket < jobs; ticket = next, ++it) {
       next = int64_t(take_ticket(space.ticket));
@@ -170,20 +224,12 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
       j.results = int(left - shift < kPositions ? left - shift : kPositions);
       j.in = in + start.in * sizeof(E) + (sign * first - far) * kRowBytes;
       j.out = out + start.out * sizeof(E) + (sign * (first + shift) - far) * kRowBytes;
-      const int begin = mirror ? (kPositions - count) * kRowBytes : 0, bytes = count * kRowBytes;
-      const int whole = bytes / kGranule * kGranule;
+      const uintptr_t begin = j.in + (mirror ? kPositions - count : 0) * kRowBytes;
+      const BulkRange<E> range(begin, begin + count * kRowBytes, memory_end);
       const int s = free_stage(it);
-      char* const to = stages + s * kStageBytes + begin;
-      const uintptr_t from = j.in + begin;
       job[s] = j;
       barrier_arrive(&taken[s]);
-      if (whole < bytes) {
-        for (int i = whole; i < bytes; i += int(sizeof(E)))
-          *reinterpret_cast<E*>(to + i) = *global(reinterpret_cast<const E*>(from + i));
-        bulk_fence();
-      }
-      barrier_expect(&loaded[s], uint32_t(whole));
-      if (whole > 0) bulk_load(to, reinterpret_cast<const void*>(from), uint32_t(whole), &loaded[s]);
+      range.load(stages + s * kStageBytes, j.in, &loaded[s]);
     }
     for (int end = 0; end < kTotalWarps; ++end, ++it) {  // one for each warp that takes turns with others
       const int s = free_stage(it);
@@ -214,6 +260,10 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
       if (j.row < 0) return;
       const int s = it % kStages;
       barrier_wait(&loaded[s], it / kStages & 1);
+      char* const tiles = part_of(j, stages, s);
+      const int in = int(j.in % kGranule);
+      if (in > 0) move_down<Shape::kPartBytes / 4, sizeof(E)>(reinterpret_cast<uint32_t*>(tiles), in);
+      barrier_arrive(&moved[s]);
       Acc part[W][kTiles / kTurn] = {};
 #pragma unroll 1
       for (int first = 0; first < kTiles; first += kTurn) {
@@ -222,7 +272,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
         for (int k = 0; k < kTurn; ++k) {
           const int q = first + k;
           Item items[W][kGroup];
-          group_items<kMirror>(op, {stages + s * kStageBytes + q * kRunBytes, lane},
+          group_items<kMirror>(op, {tiles + q * kRunBytes, lane},
                                j.tile * kPositions + (q ^ tile_mirror) * kTile + (lane ^ mirror) * kGroup, items);
 #pragma unroll
           for (int v = 0; v < W; ++v) total[v][k] = Rows::template group<kMirror>(items[v]);
@@ -425,8 +475,8 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
           barrier_wait(&ready[s], parity);
           continue;
         }
-        barrier_wait(&loaded[s], parity);
-        const LaneGranules<kGranules> granules(stages + s * kStageBytes + q * kRunBytes, lane);
+        barrier_wait(j.in % kGranule ? &moved[s] : &loaded[s], parity);
+        const LaneGranules<kGranules> granules(part_of(j, stages, s) + q * kRunBytes, lane);
         Item items[W][kGroup];
         group_items<kMirror>(op, granules, j.tile * kPositions + first + (lane ^ mirror) * kGroup, items);
         Acc before[W];
@@ -460,21 +510,23 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
     }
   }
 
-  __device__ void store(const ScanCall& call, const char* stages, int warp, bool mirror) {
+  __device__ void store(const ScanCall& call, char* stages, int warp, bool mirror) {
     const int lane = lane_id();
     for (int it = warp;; it += kStoreWarps) {
       const PipelineJob j = next(it);
       if (j.row < 0) return;
-      const int s = it % kStages, begin = mirror ? (kPositions - j.results) * kRowBytes : 0;
-      const int bytes = j.results * kRowBytes, whole = bytes / kGranule * kGranule, at = whole + lane * int(sizeof(E));
+      const int s = it % kStages, out = int(j.out % kGranule);
+      const int begin = out + (mirror ? kPositions - j.results : 0) * kRowBytes;
       if (call.exclusive && j.tile == 0 && lane < W)
         global(reinterpret_cast<E*>(j.out + (mirror ? kPositions : -1) * kRowBytes))[lane] = round_to<E>(S::start());
-      const char* const from = stages + s * kStageBytes + begin;
-      char* const to = reinterpret_cast<char*>(j.out + begin);
+      char* const tiles = part_of(j, stages, s);
       barrier_wait(&done[s], it / kStages & 1);
-      if (lane == 0 && whole > 0) bulk_store(to, from, uint32_t(whole));
-      if (at < bytes) *global(reinterpret_cast<E*>(to + at)) = *reinterpret_cast<const E*>(from + at);
-      if (lane == 0 && whole > 0) bulk_stores_read();
+      if (out > 0) {
+        move_up<Shape::kPartBytes / 4, sizeof(E)>(reinterpret_cast<uint32_t*>(tiles), out);
+        bulk_fence();
+        warp_barrier();
+      }
+      store_staged<E>(j.out - out, tiles, begin, begin + j.results * kRowBytes);
       barrier_arrive(&empty[s]);
     }
   }
@@ -487,6 +539,7 @@ __global__ void __launch_bounds__(narrow_threads(W, sizeof(typename Load::Elemen
   using P = NarrowPipeline<S, Load, Store, W>;
   TR_DYNAMIC_SHARED(stages, 128);
   __shared__ P pipeline;
+  static_assert(P::Shape::kShared + sizeof(P) <= kPipelineShared, "the plan counts on no more");
   constexpr int kCarryWarp = P::Shape::kResultWarps + P::kTotalWarps, kStoreWarp = kCarryWarp + W,
                 kLoadWarp = kStoreWarp + P::kStoreWarps;
   const int warp = int(threadIdx.x) / kLanes;

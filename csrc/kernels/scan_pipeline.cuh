@@ -246,6 +246,23 @@ __device__ void carries_by_superblocks(Ring& ring, ChainSpace<S>& space, int war
   }
 }
 
+// Stores bytes [begin, end) of what is staged, in whole granules, for `lowest`, the address of one. By one warp, which
+// waits until they are read.
+template <class O>
+__device__ __forceinline__ void store_staged(uintptr_t lowest, const char* staging, int begin, int end) {
+  // Whole granules at once, and then the elements in the granules that the neighbours write to, too.
+  const int lane = lane_id();
+  const int from = (begin + kGranule - 1) & ~(kGranule - 1), to = end & ~(kGranule - 1);
+  char* const out = reinterpret_cast<char*>(lowest);
+  if (lane == 0 && to > from) bulk_store(out + from, staging + from, uint32_t(to - from));
+  constexpr int kPer = kGranule / int(sizeof(O));
+  const int head_end = from < end ? from : end, tail = to > head_end ? to : head_end;
+  const int at = (lane < kPer ? begin : tail - kGranule) + lane * int(sizeof(O));
+  if (lane < 2 * kPer && at < (lane < kPer ? head_end : end))
+    *global(reinterpret_cast<O*>(out + at)) = *reinterpret_cast<const O*>(staging + at);
+  if (lane == 0 && to > from) bulk_stores_read();
+}
+
 // All elements of a stage have been read, and it may be loaded again.
 template <int kStages, bool kHas> struct ReadBarriers { Barrier of[kStages]; };
 template <int kStages> struct ReadBarriers<kStages, false> {};
@@ -786,22 +803,6 @@ template <class S, class Load, class Store> struct Pipeline {
     }
   }
 
-  // Stores a block tile's results; its granules begin at `staging`. By one warp, which waits until they are read.
-  __device__ static void store_staged(const PipelineJob& j, const char* staging, bool mirror) {
-    const int lane = lane_id(), out = int(j.out % kGranule);
-    // Whole granules at once, and then the elements in the granules that the neighbours write to, too.
-    const int begin = out + (mirror ? kBlockTile - j.results : 0) * int(sizeof(O));
-    const int end = begin + j.results * int(sizeof(O));
-    const int from = (begin + kGranule - 1) & ~(kGranule - 1), to = end & ~(kGranule - 1);
-    char* const lowest = reinterpret_cast<char*>(j.out - out);
-    if (lane == 0 && to > from) bulk_store(lowest + from, staging + from, uint32_t(to - from));
-    constexpr int kPer = kGranule / int(sizeof(O));
-    const int head_end = from < end ? from : end, tail = to > head_end ? to : head_end;
-    const int at = (lane < kPer ? begin : tail - kGranule) + lane * int(sizeof(O));
-    if (lane < 2 * kPer && at < (lane < kPer ? head_end : end))
-      *global(reinterpret_cast<O*>(lowest + at)) = *reinterpret_cast<const O*>(staging + at);
-    if (lane == 0 && to > from) bulk_stores_read();
-  }
   __device__ void store(const ScanCall& call, char* stagings, bool mirror) {
     const int lane = lane_id();
     for (int it = 0;; ++it) {
@@ -822,7 +823,8 @@ template <class S, class Load, class Store> struct Pipeline {
         bulk_fence();
         warp_barrier();
       }
-      store_staged(j, staging, mirror);
+      const int begin = out + (mirror ? kBlockTile - j.results : 0) * int(sizeof(O));
+      store_staged<O>(j.out - out, staging, begin, begin + j.results * int(sizeof(O)));
       barrier_arrive(&stored[o]);
     }
   }

@@ -606,6 +606,11 @@ MUTANTS = (
         "calm &= S::is_settled(left[k], true);", "",
         "scan.LinearScan", ("linear_pipeline",), every=1,
     ),
+    Mutant(
+        "a factor of near results that float32 cannot hold", "scans.h",
+        "return uint32_t((e < 0 ? -e : e) - (125 << 20)) >= 175u << 20;", "return true;",
+        "scan.CumProd", ("scan_rows",), every=1,
+    ),
     # ---- the pipeline of few columns
     Mutant(
         "results of few columns do not wait for their totals and carries", "kernels/scan_narrow_pipeline.cuh",
@@ -613,8 +618,8 @@ MUTANTS = (
         "scan.CumSum", ("narrow_pipeline",), quick=True,
     ),
     Mutant(
-        "a stage is filled again while its results are stored", "kernels/scan_narrow_pipeline.cuh",
-        "if (lane == 0 && whole > 0) bulk_stores_read();", "",
+        "a stage is filled again while its results are stored", "kernels/scan_pipeline.cuh",
+        "if (lane == 0 && to > from) bulk_stores_read();", "",
         "scan.CumSum", ("narrow_pipeline",),
     ),
     Mutant(
@@ -638,8 +643,30 @@ MUTANTS = (
         "scan.CumSum", ("narrow_pipeline",), every=1,
     ),
     Mutant(
-        "the last elements of few columns are not written", "kernels/scan_narrow_pipeline.cuh",
-        "if (at < bytes) *global(", "if (at < 0) *global(",
+        "results of few columns do not wait until their elements are moved", "kernels/scan_narrow_pipeline.cuh",
+        "j.in % kGranule ? &moved[s] : &loaded[s]", "&loaded[s]",
+        "scan.CumSum", ("narrow_pipeline",), every=1,
+    ),
+    Mutant(
+        "words are moved down over those that are still to be read", "kernels/scan_narrow_pipeline.cuh",
+        "warp_barrier(); #pragma unroll for (int k = 0; k < kTurn; ++k) run[",
+        "#pragma unroll for (int k = 0; k < kTurn; ++k) run[",
+        "scan.CumSum", ("narrow_pipeline",),
+    ),
+    Mutant(
+        "words are moved up over those that are still to be read", "kernels/scan_narrow_pipeline.cuh",
+        "warp_barrier(); #pragma unroll for (int k = 0; k < kTurn; ++k) to[",
+        "#pragma unroll for (int k = 0; k < kTurn; ++k) to[",
+        "scan.CumSum", ("narrow_pipeline",),
+    ),
+    Mutant(
+        "the last element of few columns is not moved", "kernels/scan_narrow_pipeline.cuh",
+        "if (half && lane_id() == 0) to[kWords] = run[kWords - 1] >> 16;", "",
+        "scan.CumSum", ("narrow_pipeline",), every=1,
+    ),
+    Mutant(
+        "results of few columns are moved without a fence before their bulk store", "kernels/scan_narrow_pipeline.cuh",
+        "bulk_fence(); warp_barrier();", "warp_barrier();",
         "scan.CumSum", ("narrow_pipeline",),
     ),
     # ---- the pipeline of strips
@@ -673,7 +700,7 @@ MUTANTS = (
         "columns of any alignment in granules", "plan.cpp",
         "return fits(call.in.data) && fits(call.out.values); } // The same where they are narrower",
         "return fits(call.out.values); } // The same where they are narrower",
-        "plan", ("narrow_pipeline",), "asan", every=1,
+        "plan", ("strip_pipeline", "columns"), "asan", every=1,
     ),
     # ---- lanes that walk columns
     Mutant(

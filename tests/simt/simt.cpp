@@ -73,7 +73,9 @@ void check(const Problem& p, const Policies& policies, bool far = false) {
     Values kind = Values(turn % kValues);
     // Products of the others are 0 after a few tiles, and hide what precedes them.
     if (p.op == "cumprod" && is_float(p.in) && kind != Values::Plain && kind != Values::Hostile)
-      kind = kind == Values::Negative ? Values::Decaying : Values::NearOne;
+      kind = kind == Values::Negative                                   ? Values::Decaying
+             : kind == Values::NegativeZeros && turn / kValues % 2 != 0 ? Values::Swinging
+                                                                        : Values::NearOne;
     auto elements = make_elements(p.in, p.elements(), seed + uint64_t(turn), kind);
     if (p.linear() && kind != Values::Hostile) {
       const auto factors = make_elements(p.in, p.elements(), seed + uint64_t(turn), Values::Factors);
@@ -448,6 +450,7 @@ void narrow_pipeline() {
         for (int64_t n : {1, 300, 1025, 2048, 8193, 3 * 8192 + 5, 4 * 8192}) run(d, {n, columns}, 1, form, 3);
         run(d, {3, 2 * 8192 + 2056, columns}, 2, form, 4);
         run(d, {9, 4104, columns}, 2, form, 5);
+        run(d, {5, 4099, columns}, 2, form, 4);  // each starts elsewhere in a granule
         // Wherever they lie in memory, as the planner chooses.
         check({"cumsum", d, d, {8192 + 2057, columns}, 1, form % 2 != 0, form / 2 != 0},
               Policies(3, {{}, 3, kInPitch, true}));
