@@ -103,10 +103,6 @@ std::vector<char> make_elements(Dtype dtype, int64_t count, uint64_t seed, Value
         if (u == 10) exponent = top / 2, rest = 0;
       }
       if (values == Values::Decaying) exponent = top / 2 - 1;
-      if (values == Values::Swinging) {
-        exponent = top / 2 + (i % 2 ? top / 4 : 0 - top / 4), rest = (h & 1) << std::max(fraction - 7, 0);
-        if (u < 8) seed & 1 ? ++exponent : --exponent;
-      }
       uint64_t magnitude = exponent << fraction | rest;
       if (values == Values::NearOne) {  // as far below as above, where steps are half as large
         const uint64_t steps = h & ((uint64_t(2) << std::max(fraction - 10, 0)) - 1);

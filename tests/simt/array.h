@@ -49,8 +49,7 @@ enum class Values {
   NegativeZeros,  // every float is -0.0, the identity of addition; all bits of every integer are set
   Factors,        // floats a little nearer to 0 than 1, some of them negative, 0 or 1: their products stay in range
   NearOne,        // floats next to 1 and -1, on either side: products of very many are far from 0 and infinity
-  Decaying,       // floats from 1/2 to 1 and their negatives: products of many pass through all magnitudes, to 0
-  Swinging        // in turn large and small ones, whose products drift through all magnitudes and swing out of them
+  Decaying        // floats from 1/2 to 1 and their negatives: products of many pass through all magnitudes, to 0
 };
 constexpr int kValues = 5;  // those before Factors
 

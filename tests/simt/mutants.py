@@ -606,11 +606,6 @@ MUTANTS = (
         "calm &= S::is_settled(left[k], true);", "",
         "scan.LinearScan", ("linear_pipeline",), every=1,
     ),
-    Mutant(
-        "a factor of near results that float32 cannot hold", "scans.h",
-        "return uint32_t((e < 0 ? -e : e) - (125 << 20)) >= 175u << 20;", "return true;",
-        "scan.CumProd", ("scan_rows",), every=1,
-    ),
     # ---- the pipeline of few columns
     Mutant(
         "results of few columns do not wait for their totals and carries", "kernels/scan_narrow_pipeline.cuh",

@@ -73,9 +73,7 @@ void check(const Problem& p, const Policies& policies, bool far = false) {
     Values kind = Values(turn % kValues);
     // Products of the others are 0 after a few tiles, and hide what precedes them.
     if (p.op == "cumprod" && is_float(p.in) && kind != Values::Plain && kind != Values::Hostile)
-      kind = kind == Values::Negative                                   ? Values::Decaying
-             : kind == Values::NegativeZeros && turn / kValues % 2 != 0 ? Values::Swinging
-                                                                        : Values::NearOne;
+      kind = kind == Values::Negative ? Values::Decaying : Values::NearOne;
     auto elements = make_elements(p.in, p.elements(), seed + uint64_t(turn), kind);
     if (p.linear() && kind != Values::Hostile) {
       const auto factors = make_elements(p.in, p.elements(), seed + uint64_t(turn), Values::Factors);
