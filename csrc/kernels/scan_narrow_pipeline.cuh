@@ -80,7 +80,8 @@ template <int kCount> struct LaneGranules {
   }
 };
 
-// Moves the kWords words that begin at `run` from `by` bytes further on to there. By one warp.
+// Moves kWords words from `by` bytes after `run`, less than 16 and whole elements of kBytes, to `run`: upwards, so that
+// what a turn writes over has been read. Reads up to a granule beyond them. By one warp.
 template <int kWords, int kBytes> __device__ void move_down(uint32_t* run, int by) {
   constexpr int kTurn = 16;  // words of a lane on their way
   static_assert(kWords % (kTurn * kLanes) == 0, "whole turns");
@@ -100,7 +101,7 @@ template <int kWords, int kBytes> __device__ void move_down(uint32_t* run, int b
   }
   warp_barrier();
 }
-// Moves the kWords words that begin at `run` to `by` bytes further on. By one warp.
+// The other way: moves those at `run` to `by` bytes after it, downwards. Writes up to a granule beyond them.
 template <int kWords, int kBytes> __device__ void move_up(uint32_t* run, int by) {
   constexpr int kTurn = 16;
   static_assert(kWords % (kTurn * kLanes) == 0, "whole turns");
@@ -200,7 +201,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
 
   // ---- roles ----
 
-  // Where a part lies in its stage, or its first granule.
+  // The first granule of a part in its stage.
   __device__ static char* part_of(const PipelineJob& j, char* stages, int s) {
     return stages + s * kStageBytes + int(granule_of(j.in) % kLine);
   }
