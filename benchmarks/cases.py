@@ -27,6 +27,7 @@ PARTS = {
     "scan-1d": "cumsum of one row: bars, offsets, directions, more dtypes, sizes",
     "scan-rows": "cumsum along the last dim",
     "scan-columns": "cumsum along other dims",
+    "scan-few": "cumsum of 2 to 7 columns, which begin and end anywhere in 16 bytes, from either end and exclusive",
     "scan-ops": "the other scans on some of cumsum's shapes",
     "linear": "linear_scan",
     "small": "short calls, replayed from a graph",
@@ -184,7 +185,10 @@ def cases(part: str, quick: bool = False) -> Iterator[Case]:
         for bar in BARS:
             if bar.part == part:
                 yield from (Case(part, bar.op, dtype, shape, bar.dim, f) for shape in bar.shapes for f in bar.forms)
-    extra = {"scan-1d": _one_row, "scan-rows": _transposed, "small": _small, "reduce": _reduce, "compile": _compile}
+    extra = {
+        "scan-1d": _one_row, "scan-rows": _transposed, "scan-few": _few_columns, "small": _small, "reduce": _reduce,
+        "compile": _compile,
+    }  # fmt: skip
     yield from extra.get(part, lambda dtypes: ())(dtypes)
 
 
@@ -201,6 +205,13 @@ def _transposed(dtypes: tuple[str, ...]) -> Iterator[Case]:
     for dtype in dtypes[:2]:
         yield from (Case("scan-rows", "cumsum", dtype, rows(1024)[0], 1, form) for form in ("reverse", "exclusive"))
         yield Case("scan-rows", "cumsum", dtype, (16384, 16384), 1, "transposed")
+
+
+def _few_columns(dtypes: tuple[str, ...]) -> Iterator[Case]:
+    for dtype in dtypes:
+        for columns in range(2, 8):
+            shape = (N // columns // 8 * 8 - 7, columns)
+            yield from (Case("scan-few", "cumsum", dtype, shape, 0, form) for form in ("", "reverse", "exclusive"))
 
 
 def _small(dtypes: tuple[str, ...]) -> Iterator[Case]:

@@ -4,12 +4,15 @@
 //
 //   loader   takes a ticket for each stage of a ring, and starts its bulk load: a part of a block tile, so that many
 //            stages fit however many columns there are
-//   totals   each warp sums one part as soon as its load lands, and publishes its totals; but first moves its elements
-//            to where a granule begins, wherever in one they began
+//   totals   each warp sums one part as soon as its load lands, and publishes its totals
 //   carry    a warp for each column hands each part of this block its carry, and what precedes it in its block tile
 //   results  teams of warps turn parts into their results, which take the places of their elements
-//   store    warps in turn move the results to where in a granule theirs begin, and start the bulk stores, so that one
-//            begins while another is read
+//   store    warps in turn start the bulk stores, so that one begins while another is read
+//
+// Elements may begin anywhere in a granule, and results anywhere else: lanes load whole granules and take what is
+// theirs of the next lane's, and hand on to it what of their results lies in its granules. Of an exclusive scan they
+// hand on a row besides. Where tiles meet, which different warps have in hand, the totals warp keeps the elements of
+// the next tile, whose results may already take their place, and the store warp brings results to it.
 #pragma once
 #include "scan_pipeline.cuh"
 
@@ -80,72 +83,50 @@ template <int kCount> struct LaneGranules {
   }
 };
 
-// Moves kWords words from `by` bytes after `run`, less than 16 and whole elements of kBytes, to `run`: upwards, so that
-// what a turn writes over has been read. Reads up to a granule beyond them. By one warp.
-template <int kWords, int kBytes> __device__ void move_down(uint32_t* run, int by) {
-  constexpr int kTurn = 16;  // words of a lane on their way
-  static_assert(kWords % (kTurn * kLanes) == 0, "whole turns");
-  const uint32_t* const from = run + by / 4;
-  TR_ROLLED
-  for (int first = lane_id(); first < kWords; first += kTurn * kLanes) {
-    uint32_t w[kTurn];
+// Moves the words of neighbouring lanes, in the order of memory, to places 4 * kWord - less / 8 bytes higher, `less`
+// being 0 or 16. What leaves the last lane takes the place of what leaves the first.
+template <int kWord, int N> __device__ __forceinline__ void rotate_up(uint32_t (&w)[N], int lane, int less) {
+  uint32_t v[kWord + N];
 #pragma unroll
-    for (int k = 0; k < kTurn; ++k) w[k] = from[first + k * kLanes];
-    if (kBytes < 4 && by & 2) {
+  for (int i = 0; i < kWord; ++i) v[i] = shuffle_word(w[N - kWord + i], (lane - 1) & (kLanes - 1));
 #pragma unroll
-      for (int k = 0; k < kTurn; ++k) w[k] = funnel_right(w[k], from[first + k * kLanes + 1], 16);
-    }
-    warp_barrier();
+  for (int i = 0; i < N; ++i) v[kWord + i] = w[i];
 #pragma unroll
-    for (int k = 0; k < kTurn; ++k) run[first + k * kLanes] = w[k];
-  }
-  warp_barrier();
+  for (int i = 0; i < N; ++i) w[i] = kWord ? funnel_right(v[i], v[i + (kWord ? 1 : 0)], less) : v[i];
 }
-// The other way: moves those at `run` to `by` bytes after it, downwards. Writes up to a granule beyond them.
-template <int kWords, int kBytes> __device__ void move_up(uint32_t* run, int by) {
-  constexpr int kTurn = 16;
-  static_assert(kWords % (kTurn * kLanes) == 0, "whole turns");
-  const bool half = kBytes < 4 && by & 2;
-  uint32_t* const to = run + by / 4;
-  if (half && lane_id() == 0) to[kWords] = run[kWords - 1] >> 16;
-  TR_ROLLED
-  for (int first = kWords - kTurn * kLanes + lane_id(); first >= 0; first -= kTurn * kLanes) {
-    uint32_t w[kTurn];
+// The same to places 4 * kWord + more / 8 bytes lower, `more` being 0 where not kHalves. The last lane takes the words
+// `after`, if there are any, instead of the first one's.
+template <int kWord, bool kHalves, int N>
+__device__ __forceinline__ void rotate_down(uint32_t (&w)[N], int lane, int more, const uint32_t* after = nullptr) {
+  constexpr int kTaken = kWord + kHalves;
+  uint32_t v[N + kTaken];
 #pragma unroll
-    for (int k = 0; k < kTurn; ++k) w[k] = run[first + k * kLanes];
-    if (half) {
+  for (int i = 0; i < N; ++i) v[i] = w[i];
 #pragma unroll
-      for (int k = 0; k < kTurn; ++k) {
-        const int i = first + k * kLanes;
-        w[k] = funnel_right(run[i > 0 ? i - 1 : 0], w[k], 16);
-      }
-    }
-    warp_barrier();
-#pragma unroll
-    for (int k = 0; k < kTurn; ++k) to[first + k * kLanes] = w[k];
+  for (int i = 0; i < kTaken; ++i) {
+    v[N + i] = shuffle_word(w[i], (lane + 1) & (kLanes - 1));
+    if (after && lane == kLanes - 1) v[N + i] = after[i];
   }
+#pragma unroll
+  for (int i = 0; i < N; ++i) w[i] = kHalves ? funnel_right(v[i + kWord], v[i + kWord + kHalves], more) : v[i + kWord];
 }
 
-// Whether result warps work out again what they could keep, for want of registers.
-template <class T, int W> constexpr bool kSparesRegisters = W == kMostNarrow && std::is_same<T, F16>::value;
+// Whether result warps, for want of registers, work out again what they could keep, and round results while others are
+// still to be formed.
+template <class T, int W> constexpr bool kSparesRegisters = W == kMostNarrow && sizeof(T) == 2;
 
 // Results of a group of W columns, rounded once each, as words in the order of memory.
 template <class T, class S, int W, class Result>
 __device__ __forceinline__ void round_side(const Result (&r)[W][kGroup], uint32_t (&w)[W * kGroupWords<T>]) {
   if constexpr (kLooksForNan<T, Result>) {
-    constexpr bool kSpares = kSparesRegisters<T, W>;  // then not all results are rounded anew where some are NaN
     bool nan = false;
 #pragma unroll
-    for (int v = 0; v < W; ++v) nan = kSpares ? nan | has_nan<S>(r[v]) : nan || has_nan<S>(r[v]);
-    if (kSpares || !nan) {
+    for (int v = 0; v < W; ++v) nan = nan || has_nan<S>(r[v]);
+    if (!nan) {
 #pragma unroll
       for (int k = 0; k < W * kGroupWords<T>; ++k) {
         if constexpr (sizeof(T) == 4) w[k] = bit_cast<uint32_t>(r[k % W][k / W]);
         else w[k] = round_pair<T>(r[2 * k % W][2 * k / W], r[(2 * k + 1) % W][(2 * k + 1) / W]);
-      }
-      if (kSpares && nan) {
-        TR_RARE_PATH;
-        settle_nans<T>(w);
       }
       return;
     }
@@ -154,6 +135,16 @@ __device__ __forceinline__ void round_side(const Result (&r)[W][kGroup], uint32_
 #pragma unroll
   for (int i = 0; i < W * kGroup; ++i) rounded[i] = round_to<T>(r[i % W][i / W]);
   memcpy(w, rounded, sizeof w);
+}
+// The pairs of them that column v, after those before it, makes whole: of 16 bits, and as if none were NaN.
+template <class T, int W, class Result>
+__device__ __forceinline__ void round_column(int v, const Result (&r)[W][kGroup], uint32_t (&w)[W * kGroupWords<T>]) {
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) {
+    const int at = W * i + v;  // in memory
+    if (at % 2 == 1 && v > 0) w[at / 2] = round_pair<T>(r[v > 0 ? v - 1 : 0][i], r[v][i]);
+    if (at % 2 == 0 && v == W - 1) w[at / 2] = round_pair<T>(r[v][i], r[0][(i + 1) % kGroup]);
+  }
 }
 
 template <class S, class Load, class Store, int W> struct NarrowPipeline {
@@ -172,17 +163,19 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
   static constexpr int kLeft = kLevels ? kLevels : 1;              // no array is empty
   static_assert(1 << kLevels == kParts, "its levels");
 
-  Barrier taken[kStages], loaded[kStages], moved[kStages], ready[kStages], done[kStages], empty[kStages];
+  Barrier taken[kStages], loaded[kStages], kept[kStages], ready[kStages], done[kStages], empty[kStages];
   PipelineJob job[kStages];        // the row is that of the first column, the tile a part
   Acc within[kStages][W][kTiles];  // what precedes each tile in its part
   Acc left[kStages][W][kLeft];     // what precedes the part in its block tile, level by level
   Wide carry[kStages][W];
+  // The granule after those of each tile, where elements begin within one: results of the next tile may take its place.
+  alignas(kGranule) uint32_t after[kStages][kTiles][4];
 
   __device__ void make_barriers() {
     for (int s = 0; s < kStages; ++s) {
       barrier_init(&taken[s], 1);
       barrier_init(&loaded[s], 1);
-      barrier_init(&moved[s], kLanes);            // totals: elements are where a granule begins
+      barrier_init(&kept[s], kLanes);             // totals: `after`, where elements begin within a granule
       barrier_init(&ready[s], (1 + W) * kLanes);  // totals, carry
       barrier_init(&done[s], Shape::kTeamWarps * kLanes);
       barrier_init(&empty[s], kLanes);  // store: the last of all
@@ -224,7 +217,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
       const int count = int(left < kPositions ? left : kPositions);
       j.results = int(left - shift < kPositions ? left - shift : kPositions);
       j.in = in + start.in * sizeof(E) + (sign * first - far) * kRowBytes;
-      j.out = out + start.out * sizeof(E) + (sign * (first + shift) - far) * kRowBytes;
+      j.out = out + start.out * sizeof(E) + (sign * first - far) * kRowBytes;
       const uintptr_t begin = j.in + (mirror ? kPositions - count : 0) * kRowBytes;
       const BulkRange<E> range(begin, begin + count * kRowBytes, memory_end);
       const int s = free_stage(it);
@@ -239,12 +232,15 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
     }
   }
 
-  // The items of the group of `lane` in a tile of 256, in the order of memory.
-  template <bool kMirror>
-  __device__ __forceinline__ static void group_items(const S& op, const LaneGranules<kGranules>& granules,
-                                                     int64_t position, Item (&items)[W][kGroup]) {
+  // The items of the group of `lane` in a tile of 256, in the order of memory, whose elements begin kWord words and
+  // `more` bits after its granules; kAligned: with them.
+  template <bool kMirror, int kWord>
+  __device__ __forceinline__ static void group_items(const S& op, const LaneGranules<kGranules>& granules, int more,
+                                                     const uint32_t* after, int64_t position,
+                                                     Item (&items)[W][kGroup]) {
     uint32_t w[4 * kGranules];
     granules.load(w);
+    if constexpr (kWord < kAligned) rotate_down<kWord, sizeof(E) < 4>(w, recomputed(lane_id()), more, after);
     E x[W * kGroup];
     unpack(w, x);
 #pragma unroll
@@ -263,28 +259,36 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
       barrier_wait(&loaded[s], it / kStages & 1);
       char* const tiles = part_of(j, stages, s);
       const int in = int(j.in % kGranule);
-      if (in > 0) move_down<Shape::kPartBytes / 4, sizeof(E)>(reinterpret_cast<uint32_t*>(tiles), in);
-      barrier_arrive(&moved[s]);
-      Acc part[W][kTiles / kTurn] = {};
-#pragma unroll 1
-      for (int first = 0; first < kTiles; first += kTurn) {
-        Acc total[W][kTurn];
-#pragma unroll
-        for (int k = 0; k < kTurn; ++k) {
-          const int q = first + k;
-          Item items[W][kGroup];
-          group_items<kMirror>(op, {tiles + q * kRunBytes, lane},
-                               j.tile * kPositions + (q ^ tile_mirror) * kTile + (lane ^ mirror) * kGroup, items);
-#pragma unroll
-          for (int v = 0; v < W; ++v) total[v][k] = Rows::template group<kMirror>(items[v]);
-        }
-#pragma unroll
-        for (int v = 0; v < W; ++v) {
-#pragma unroll
-          for (int i = 0; i < kTiles / kTurn - 1; ++i) part[v][i] = part[v][i + 1];
-          part[v][kTiles / kTurn - 1] = transposed_trees<S, kTurn, 1>(total[v], lane, kMirror);
-        }
+      if (in > 0) {
+        if (lane < kTiles)
+          *reinterpret_cast<uint4*>(after[s][lane]) = *reinterpret_cast<const uint4*>(tiles + (lane + 1) * kRunBytes);
+        warp_barrier();
       }
+      barrier_arrive(&kept[s]);
+      Acc part[W][kTiles / kTurn] = {};
+      with_word<kAligned>(word_of(in), [&](auto kWord) {
+#pragma unroll 1
+        for (int first = 0; first < kTiles; first += kTurn) {
+          Acc total[W][kTurn];
+#pragma unroll
+          for (int k = 0; k < kTurn; ++k) {
+            const int q = first + k;
+            Item items[W][kGroup];
+            group_items<kMirror, kWord()>(op, {tiles + q * kRunBytes, lane}, in % 4 * 8, after[s][q],
+                                          j.tile * kPositions + (q ^ tile_mirror) * kTile + (lane ^ mirror) * kGroup,
+                                          items);
+#pragma unroll
+            for (int v = 0; v < W; ++v) total[v][k] = Rows::template group<kMirror>(items[v]);
+            warp_barrier();
+          }
+#pragma unroll
+          for (int v = 0; v < W; ++v) {
+#pragma unroll
+            for (int i = 0; i < kTiles / kTurn - 1; ++i) part[v][i] = part[v][i + 1];
+            part[v][kTiles / kTurn - 1] = transposed_trees<S, kTurn, 1>(total[v], lane, kMirror);
+          }
+        }
+      });
       Acc upto[W];  // of the tile whose number is the lane's, modulo kTiles
 #pragma unroll
       for (int v = 0; v < W; ++v) {
@@ -456,10 +460,13 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
     return total[0];
   }
 
-  template <bool kMirror> __device__ void results(const S& op, char* stages, int warp) {
+  // kExclusive: results take the places of the elements that follow theirs in the scan's order; the last row of a tile
+  // takes that of its first one. So do the last bytes of a tile in memory, where results begin within a granule.
+  template <bool kMirror, bool kExclusive> __device__ void results(const S& op, char* stages, int warp) {
     constexpr int mirror = kMirror ? kLanes - 1 : 0, tile_mirror = kMirror ? kTiles - 1 : 0;
     constexpr int kTeamWarps = Shape::kTeamWarps;
     constexpr bool kSpares = kSparesRegisters<E, W>;
+    constexpr bool kRoundsEarly = kSpares && kLooksForNan<E, typename S::Result>;
     for (int it = warp / kTeamWarps;; it += Shape::kTeams) {
       const PipelineJob j = next(it);
       if (j.row < 0) return;
@@ -476,10 +483,14 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
           barrier_wait(&ready[s], parity);
           continue;
         }
-        barrier_wait(j.in % kGranule ? &moved[s] : &loaded[s], parity);
+        const int in = int(job[recomputed(it) % kStages].in % kGranule);
+        barrier_wait(in > 0 ? &kept[s] : &loaded[s], parity);
         const LaneGranules<kGranules> granules(part_of(j, stages, s) + q * kRunBytes, lane);
         Item items[W][kGroup];
-        group_items<kMirror>(op, granules, j.tile * kPositions + first + (lane ^ mirror) * kGroup, items);
+        with_word<kAligned>(word_of(in), [&](auto kWord) {
+          group_items<kMirror, kWord()>(op, granules, in % 4 * 8, after[recomputed(it) % kStages][q],
+                                        j.tile * kPositions + first + (lane ^ mirror) * kGroup, items);
+        });
         Acc before[W];
 #pragma unroll
         for (int v = 0; v < W; ++v) before[v] = Rows::template group<kMirror>(items[v]);
@@ -494,6 +505,8 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
         const int turn = kSpares ? recomputed(it) : it, place = kSpares ? turn % kStages : s;
         barrier_wait(&ready[place], kSpares ? turn / kStages & 1 : parity);
         typename S::Result r[W][kGroup];
+        uint32_t w[4 * kGranules];
+        [[maybe_unused]] bool nan = false;
 #pragma unroll
         for (int v = 0; v < W; ++v) {
           if constexpr (kSpares) before[v] = lower(v);
@@ -501,14 +514,55 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
 #pragma unroll
           for (int level = 0; level < kLevels; ++level) tiles = S::combine(left[place][v][level], tiles);
           Rows::template results<kMirror>(op, S::prefix(carry[place][v], S::combine(tiles, before[v])), items[v], r[v]);
+          if constexpr (kRoundsEarly) {
+            nan |= has_nan<S>(r[v]);
+            round_column<E>(v, r, w);
+          }
         }
-        uint32_t w[4 * kGranules];
-        round_side<E, S>(r, w);
-        granules.store(w);
+        if constexpr (kRoundsEarly) {
+          if (nan) {
+            TR_RARE_PATH;
+            settle_nans<E>(w);
+          }
+        } else {
+          round_side<E, S>(r, w);
+        }
+        const int number = recomputed(lane_id());
+        if constexpr (kExclusive) {
+          constexpr int kHalf = kRowBytes / 2 % 2;  // of a word
+          if constexpr (kMirror) rotate_down<kRowBytes / 4, kHalf != 0>(w, number, 16 * kHalf);
+          else rotate_up<kRowBytes / 4 + kHalf>(w, number, 16 * kHalf);
+        }
+        const int out = int(job[recomputed(it) % kStages].out % kGranule), word = (out + 3) / 4;
+        with_word<0>(word, [&](auto kWord) {
+          rotate_up<kWord()>(w, number, (4 * word - out) * 8);
+          granules.store(w);
+        });
       }
       bulk_fence();
       barrier_arrive(&done[s]);
     }
+  }
+
+  // Moves kCount elements from a place in each tile to that in the next one: as far as there is a place(tile, element),
+  // which is null elsewhere. By one warp.
+  template <int kCount, class Place> __device__ static void hand_on(Place place) {
+    constexpr int kTurns = (kTiles * kCount + kLanes - 1) / kLanes;
+    E x[kTurns];
+#pragma unroll
+    for (int k = 0; k < kTurns; ++k) {
+      const int i = k * kLanes + lane_id();
+      const E* const from = i < kTiles * kCount ? place(i / kCount, i % kCount) : nullptr;
+      if (from) x[k] = *from;
+    }
+    warp_barrier();
+#pragma unroll
+    for (int k = 0; k < kTurns; ++k) {
+      const int i = k * kLanes + lane_id();
+      E* const to = i < kTiles * kCount ? place(i / kCount + 1, i % kCount) : nullptr;
+      if (to) *to = x[k];
+    }
+    warp_barrier();
   }
 
   __device__ void store(const ScanCall& call, char* stages, int warp, bool mirror) {
@@ -517,17 +571,31 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
       const PipelineJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, out = int(j.out % kGranule);
-      const int begin = out + (mirror ? kPositions - j.results : 0) * kRowBytes;
+      const auto row = [&](int position) { return (mirror ? kPositions - 1 - position : position) * kRowBytes; };
       if (call.exclusive && j.tile == 0 && lane < W)
-        global(reinterpret_cast<E*>(j.out + (mirror ? kPositions : -1) * kRowBytes))[lane] = round_to<E>(S::start());
+        global(reinterpret_cast<E*>(j.out + row(0)))[lane] = round_to<E>(S::start());
       char* const tiles = part_of(j, stages, s);
       barrier_wait(&done[s], it / kStages & 1);
-      if (out > 0) {
-        move_up<Shape::kPartBytes / 4, sizeof(E)>(reinterpret_cast<uint32_t*>(tiles), out);
+      int first = 0, end = j.results;  // positions that are stored
+      if (out > 0)                     // the last bytes of a tile are where the next one has its first ones
+        hand_on<kGranule / int(sizeof(E))>([&](int tile, int i) {
+          return i * int(sizeof(E)) < out ? reinterpret_cast<E*>(tiles + tile * kRunBytes) + i : nullptr;
+        });
+      if (call.exclusive) {
+        hand_on<W>([&](int tile, int v) {  // in the scan's order; after the last one, where the next part begins
+          const int at = row(tile * kTile);
+          if (tile * kTile > j.results) return static_cast<E*>(nullptr);
+          return (tile < kTiles ? reinterpret_cast<E*>(tiles + out + at) : reinterpret_cast<E*>(j.out + at)) + v;
+        });
+        first = 1;
+        end = end < kPositions ? end + 1 : kPositions;
+      }
+      if (out > 0 || call.exclusive) {
         bulk_fence();
         warp_barrier();
       }
-      store_staged<E>(j.out - out, tiles, begin, begin + j.results * kRowBytes);
+      const int begin = out + (mirror ? kPositions - end : first) * kRowBytes;
+      store_staged<E>(j.out - out, tiles, begin, begin + (end - first) * kRowBytes);
       barrier_arrive(&empty[s]);
     }
   }
@@ -550,8 +618,13 @@ __global__ void __launch_bounds__(narrow_threads(W, sizeof(typename Load::Elemen
   if (threadIdx.x == 0) pipeline.make_barriers();
   __syncthreads();
   if (warp < P::Shape::kResultWarps) {
-    if (mirror) pipeline.template results<true>(op, stages, warp);
-    else pipeline.template results<false>(op, stages, warp);
+    if (call.exclusive) {
+      if (mirror) pipeline.template results<true, true>(op, stages, warp);
+      else pipeline.template results<false, true>(op, stages, warp);
+    } else {
+      if (mirror) pipeline.template results<true, false>(op, stages, warp);
+      else pipeline.template results<false, false>(op, stages, warp);
+    }
   } else if (warp < kCarryWarp) {
     if (mirror) pipeline.template totals<true>(op, space, stages, warp - P::Shape::kResultWarps);
     else pipeline.template totals<false>(op, space, stages, warp - P::Shape::kResultWarps);
