@@ -694,7 +694,7 @@ MUTANTS = (
         "columns of any alignment in granules", "plan.cpp",
         "return fits(call.in.data) && fits(call.out.values); } // The same where they are narrower",
         "return fits(call.out.values); } // The same where they are narrower",
-        "plan", ("ragged_columns",), "asan", every=1,
+        "plan", ("strip_pipeline",), "asan", every=1,
     ),
     # ---- lanes that walk columns
     Mutant(

@@ -482,6 +482,9 @@ void strip_pipeline() {
       run(d, {300, 34 * line - 16 / size_of(d)}, 1, form, 5);
       run(d, {3, 520, line / 2}, 2, form, 4);
       run(d, {2, 8192 + 256, 2 * line}, 2, form, 5);
+      // Wherever they lie in memory.
+      check({"cumsum", d, d, {2049, line / 4}, 1, form % 2 != 0, form / 2 != 0},
+            Policies(3, {{kColumns, -1, -1, -1, -1}, 3, kInPitch, true}));
     }
   for (Dtype d : {Dtype::F32, Dtype::BF16}) {
     run(d, {70 * 8192 + 9, 128 / size_of(d) / 4}, 1, 0, 3);
