@@ -163,6 +163,11 @@ def warm_up() -> None:
     torch.cuda.synchronize()
 
 
+def short_name(gpu: str) -> str:
+    """A GPU's name as that of its files in benchmarks/results begins: "h200" of "NVIDIA H200"."""
+    return gpu.removeprefix("NVIDIA ").replace(" ", "-").lower()
+
+
 def run_part(part: str, args: argparse.Namespace, common: dict[str, str]) -> bool:
     """Whether torchreduce failed nowhere."""
     start, selected, failed, count = time.perf_counter(), chosen(part, args), False, 0
@@ -170,7 +175,7 @@ def run_part(part: str, args: argparse.Namespace, common: dict[str, str]) -> boo
         return True
     out = args.out and (args.out if args.out.suffix == ".csv" else args.out / f"{part}.csv")
     if not (out or args.case or args.provider or args.quick):
-        out = RESULTS / f"{common['gpu'].split()[-1].lower()}-{part}.csv"
+        out = RESULTS / f"{short_name(common['gpu'])}-{part}.csv"
     writer = Writer(out, FIELDS) if out else None
     print(f"\n{part}: {len(selected)} cases\n{HEADING}", flush=True)
     for case in selected:

@@ -56,7 +56,7 @@ bench() {
   local status=0 gpu part
   "$python" -m benchmarks.run cuda --quick --patience 0.6 --out "$logs/rows" \
     --part scan-1d scan-rows scan-columns scan-few scan-ops linear small || status=$?
-  gpu=$("$python" -c "import torch; print(torch.cuda.get_device_name().removeprefix('NVIDIA ').replace(' ', '-').lower())")
+  gpu=$("$python" -c "import torch; from benchmarks import run; print(run.short_name(torch.cuda.get_device_name()))")
   for part in "$logs"/rows/*.csv; do cp "$part" "benchmarks/results/$gpu-${part##*/}"; done
   tar -czf "$logs/results.tar.gz" -C benchmarks results
   return $status

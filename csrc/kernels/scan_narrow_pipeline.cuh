@@ -279,7 +279,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
                                           items);
 #pragma unroll
             for (int v = 0; v < W; ++v) total[v][k] = Rows::template group<kMirror>(items[v]);
-            warp_barrier();
+            warp_barrier();  // else the next tile's elements would take registers meanwhile
           }
 #pragma unroll
           for (int v = 0; v < W; ++v) {
