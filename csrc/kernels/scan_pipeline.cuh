@@ -291,8 +291,8 @@ template <class S, class Load, class Store> struct Pipeline {
   [[no_unique_address]] ReadBarriers<kStages, (kReaders > 0)> all_read;
   Barrier summed[kStages], ready[kStages], empty[kStages], done[kStagings], stored[kStagings];
   PipelineJob job[kStages];
-  // What result warps ask of a job, at once: `results`, -1 where there is no job, and where in a line the block tile
-  // begins, and its results.
+  // What result warps ask of a job, at once: `results`, -1 where there is no job, and at which byte of all stages the
+  // block tile begins, and of all stagings its results.
   struct alignas(16) Place { int results, in, out; };
   Place places[kStages];
   Acc within[kStages][kFan];  // what precedes each tile in its block tile; with kOwnTotals first its total
@@ -376,7 +376,7 @@ template <class S, class Load, class Store> struct Pipeline {
       }
       const int s = free_stage(it);
       job[s] = j;
-      places[s] = {j.results, int(j.in % kLine), int(j.out % kLine)};
+      places[s] = {j.results, s * kStageBytes + int(j.in % kLine), it % kStagings * kStageBytes + int(j.out % kLine)};
       barrier_arrive(&taken[s]);
       if (!early) load();
     }
@@ -388,12 +388,9 @@ template <class S, class Load, class Store> struct Pipeline {
     }
   }
 
-  // The items of the group of `lane` in a tile of 256 whose granules begin at `run`.
-  template <int kWord, bool kMirror>
-  __device__ static void group_items(const S& op, const char* run, int lane, int shift, int64_t position,
-                                     typename S::Item (&items)[kGroup]) {
-    uint32_t w[kWords];
-    shifted_words<kWord>(run, lane, shift, w);
+  // The items of a group whose words are w, as they lie in memory.
+  template <bool kMirror> __device__ static void group_items(const S& op, const uint32_t (&w)[kWords], int64_t position,
+                                                             typename S::Item (&items)[kGroup]) {
     E x[kGroup];
     unpack(w, x);
 #pragma unroll
@@ -469,8 +466,10 @@ template <class S, class Load, class Store> struct Pipeline {
 #pragma unroll
           for (int k = 0; k < 8; ++k) {
             const int q = first + k;
+            uint32_t w[kWords];
+            shifted_words<word()>(stage + q * kRunBytes, lane, phase % 4 * 8, w);
             typename S::Item items[kGroup];
-            group_items<word(), kMirror>(op, stage + q * kRunBytes, lane, phase % 4 * 8, place(q), items);
+            group_items<kMirror>(op, w, place(q), items);
             total[k] = group<kMirror>(items);
           }
           part[3] = transposed_trees<S, 8, 1>(total, lane, kMirror);
@@ -572,17 +571,20 @@ template <class S, class Load, class Store> struct Pipeline {
   template <bool kMirror> __device__ static bool has_part(const Place& place, int warp) {
     return (kMirror ? kResultWarps - 1 - warp : warp) * kRuns * kTile < place.results;
   }
-  // The items of its part of the block tile in `stage`, as they lie there. No scan asks for their positions.
+  // The items of its part of a block tile, as they lie there. No scan asks for their positions.
   template <bool kMirror, bool kAtGranules>
-  __device__ static void part_items(const S& op, const char* stage, const Place& place, int first,
+  __device__ static void part_items(const S& op, const char* stages, const Place& place, int first,
                                     typename S::Item (&x)[kRuns][kGroup]) {
     const int lane = lane_id(), in = int(unsigned(place.in) % kGranule);
-    const char* const tiles = stage + (place.in - in) + first * kRunBytes;
+    const char* const tiles = stages + (place.in - in) + first * kRunBytes;
+    uint32_t w[kRuns][kWords];
     with_word<kAligned>(kAtGranules ? kAligned : word_of(in), [&](auto word) {
 #pragma unroll
       for (int k = 0; k < kRuns; ++k)
-        group_items<word(), kMirror>(op, tiles + k * kRunBytes, lane, int(unsigned(in) % 4) * 8, 0, x[k]);
+        shifted_words<word()>(tiles + k * kRunBytes, lane, int(unsigned(in) % 4) * 8, w[k]);
     });
+#pragma unroll
+    for (int k = 0; k < kRuns; ++k) group_items<kMirror>(op, w[k], 0, x[k]);
   }
   // Of the totals of the groups of the part's tiles, what precedes each group in its tile; and the totals of those.
   template <bool kMirror> __device__ static void scan_groups(Acc (&group)[kRuns], Acc (&total)[kRuns]) {
@@ -609,7 +611,6 @@ template <class S, class Load, class Store> struct Pipeline {
     bool more = true;
     Turn<kStages> sums;
     Turn<kStagings> to;
-    uint32_t to_use = 0;  // there is a store to wait for
     for (Turn<kStages> turn;; turn.advance(), ahead = 1) {
       if constexpr (kOwnTotals) {
 #pragma unroll 1
@@ -629,7 +630,7 @@ template <class S, class Load, class Store> struct Pipeline {
           if (has_part<kMirror>(place, warp)) {
             barrier_wait(&loaded[s], sums.parity);
             typename S::Item items[kRuns][kGroup];
-            part_items<kMirror, kAtGranules>(op, stages + s * kStageBytes, place, first, items);
+            part_items<kMirror, kAtGranules>(op, stages, place, first, items);
             if (sum_groups<kMirror>(items, groups[kAhead], total)) quick |= 1u << kAhead;
           } else {
 #pragma unroll
@@ -646,21 +647,19 @@ template <class S, class Load, class Store> struct Pipeline {
       barrier_wait(&taken[s], turn.parity);
       const Place place = places[s];
       if (place.results < 0) return;
-      const uint32_t stored_parity = to.parity ^ 1;
-      const bool has_store = to_use;
-      to_use |= o == kStagings - 1;
+      const uint32_t stored_parity = to.parity ^ 1;  // the first time there is nothing to wait for
       to.advance();
       if (!has_part<kMirror>(place, warp)) {
         arrive_read(s);
         barrier_arrive(&empty[s]);
-        if (has_store) barrier_wait(&stored[o], stored_parity);
+        barrier_wait(&stored[o], stored_parity);
         barrier_arrive(&done[o]);
         continue;
       }
       barrier_wait(&loaded[s], turn.parity);
       uint32_t w[kRuns][kWords];
       typename S::Item items[kRuns][kGroup];
-      part_items<kMirror, kAtGranules>(op, stages + s * kStageBytes, place, first, items);
+      part_items<kMirror, kAtGranules>(op, stages, place, first, items);
       arrive_read(s);
       Acc before[kRuns];
 #pragma unroll
@@ -679,8 +678,8 @@ template <class S, class Load, class Store> struct Pipeline {
       for (int k = 0; k < kRuns; ++k) prefix[k] = S::prefix(c, before[k]);
       round_results<kMirror>(op, prefix, items, quick & 1, w);
       const int out = int(unsigned(place.out) % kGranule);
-      char* const staging = stagings + o * kStageBytes + (place.out - out);
-      if (has_store) barrier_wait(&stored[o], stored_parity);
+      char* const staging = stagings + (place.out - out);
+      barrier_wait(&stored[o], stored_parity);
       const int words = int(unsigned(out + 3) / 4), shift = words * 4 - out;
       with_word<0>(words, [&](auto word) {
         if constexpr (word() > 0) {

@@ -523,6 +523,11 @@ MUTANTS = (
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
+        "no word is handed on from tile to tile", "kernels/scan_pipeline.cuh",
+        "v[i] = lane ? left : before[i];", "v[i] = left;",
+        "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
         "totals published before all tiles are summed", "kernels/scan_pipeline.cuh",
         "      barrier_wait(&summed[s], it / kStages & 1);\n", "",
         "scan.CumProd", ("pipeline",),
@@ -555,7 +560,7 @@ MUTANTS = (
     ),
     Mutant(
         "a result warp without results does not wait for the store", "kernels/scan_pipeline.cuh",
-        "if (has_store) barrier_wait(&stored[o], stored_parity); barrier_arrive(&done[o]); continue;",
+        "barrier_wait(&stored[o], stored_parity); barrier_arrive(&done[o]); continue;",
         "barrier_arrive(&done[o]); continue;",
         "scan.CumSum", ("pipeline",),
     ),
