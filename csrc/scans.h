@@ -59,12 +59,6 @@ template <class S> constexpr int kHeldTiles = [] {
   else return kHeldGroups<S>;
 }();
 
-template <class F> constexpr F kInfinity = F(__builtin_huge_val());
-
-TR_HD float magnitude(float x) { return __builtin_fabsf(x); }
-TR_HD double magnitude(double x) { return __builtin_fabs(x); }
-template <class F> TR_HD bool is_finite(F x) { return magnitude(x) < kInfinity<F>; }
-
 // cumsum. Within a block tile in Acc, between block tiles in Wide.
 template <class A> struct CumSum {
   using Acc = A;
@@ -77,7 +71,7 @@ template <class A> struct CumSum {
   struct Prefix {  // of a group of 8: hi + lo is carry + within, to twice the accumulator's precision
     Wide sum;
     Acc hi, lo;
-    bool wide;  // hi is not finite: if it overflowed though sum did not, the results are formed in Wide
+    bool wide;  // hi overflowed though sum did not: the results are formed in Wide
   };
   OpOptions options;
 
@@ -97,9 +91,9 @@ template <class A> struct CumSum {
     const Wide sum = add(carry, Wide(within));
     if constexpr (std::is_same<Acc, float>::value) {
       const float hi = float(sum);
-      const float rest = float(sum - double(hi));  // NaN or infinite where hi is not finite
-      const bool finite = is_finite(hi);
-      return {sum, hi, finite && rest != 0 ? rest : -0.0f, !finite};
+      const double rest = sum - double(hi);  // NaN or infinite where hi is not finite
+      const bool finite = (bit_cast<uint32_t>(hi) & 0x7f800000u) != 0x7f800000u;
+      return {sum, hi, finite && rest != 0 ? float(rest) : -0.0f, !finite && sum - sum == 0};
     } else {
       return {sum, sum, absent(), false};
     }
@@ -109,7 +103,7 @@ template <class A> struct CumSum {
     if constexpr (std::is_same<Acc, float>::value) {
       TR_UNROLLED
       for (int i = 0; i < kGroup; ++i) out[i] = b.hi + (b.lo + p[i]);
-      if (b.wide && is_finite(b.sum)) {
+      if (b.wide) {
         TR_RARE_PATH;
         TR_UNROLLED
         for (int i = 0; i < kGroup; ++i) out[i] = float(b.sum + double(p[i]));
@@ -175,6 +169,11 @@ template <class E, class Place> struct CumExtremeAt {
 constexpr int64_t kNearRows = int64_t(1) << 30;
 template <class E> struct NearCumExtreme : CumExtremeAt<E, std::conditional_t<sizeof(E) == 8, int64_t, int32_t>> {};
 template <class E> struct CumExtreme : CumExtremeAt<E, int64_t> { using Near = NearCumExtreme<E>; };
+
+template <class F> constexpr F kInfinity = F(__builtin_huge_val());
+
+TR_HD float magnitude(float x) { return __builtin_fabsf(x); }
+TR_HD double magnitude(double x) { return __builtin_fabs(x); }
 
 // cumprod. Floats have an unbounded exponent until the end, so that only a result itself overflows or underflows.
 template <class F> struct Power {  // m * 2^e, with 1 <= |m| < 2; zeros, infinities and NaN are m, with e = 0
@@ -542,6 +541,7 @@ template <class F> struct Affine { F a, lost, b; };
 // The same in float64, between the block tiles of float32: nothing worth keeping is lost.
 struct WideAffine { double a, b; };
 
+template <class F> TR_HD bool is_finite(F x) { return magnitude(x) < kInfinity<F>; }
 // What a product of multipliers that underflows is: the least number of the type that the elements are computed in. 0
 // is kept for a reset.
 template <class F> constexpr F kUnderflow = sizeof(F) == 4 ? F(0x1p-149) : F(0x1p-1074);
