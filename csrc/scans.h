@@ -59,6 +59,12 @@ template <class S> constexpr int kHeldTiles = [] {
   else return kHeldGroups<S>;
 }();
 
+template <class F> constexpr F kInfinity = F(__builtin_huge_val());
+
+TR_HD float magnitude(float x) { return __builtin_fabsf(x); }
+TR_HD double magnitude(double x) { return __builtin_fabs(x); }
+template <class F> TR_HD bool is_finite(F x) { return magnitude(x) < kInfinity<F>; }
+
 // cumsum. Within a block tile in Acc, between block tiles in Wide.
 template <class A> struct CumSum {
   using Acc = A;
@@ -68,10 +74,9 @@ template <class A> struct CumSum {
   static constexpr bool kNanStays = true;
   static constexpr int kInputs = 1;
   static constexpr bool kIndexed = false, kAnyOrder = false, kConverts = true, kIntegers = true, kIntegerKernels = true;
-  struct Prefix {  // of a group of 8: hi + lo is carry + within, to twice the accumulator's precision
+  struct Prefix {  // of a group of 8: hi - less is carry + within, to twice the accumulator's precision
     Wide sum;
-    Acc hi, lo;
-    bool wide;  // hi overflowed though sum did not: the results are formed in Wide
+    Acc hi, less;  // less: +0.0 where hi is the sum; of no meaning where hi is not finite
   };
   OpOptions options;
 
@@ -89,21 +94,16 @@ template <class A> struct CumSum {
   }
   TR_HD static Prefix prefix(Wide carry, Acc within) {
     const Wide sum = add(carry, Wide(within));
-    if constexpr (std::is_same<Acc, float>::value) {
-      const float hi = float(sum);
-      const double rest = sum - double(hi);  // NaN or infinite where hi is not finite
-      const bool finite = (bit_cast<uint32_t>(hi) & 0x7f800000u) != 0x7f800000u;
-      return {sum, hi, finite && rest != 0 ? float(rest) : -0.0f, !finite && sum - sum == 0};
-    } else {
-      return {sum, sum, absent(), false};
-    }
+    const Acc hi = Acc(sum);
+    return {sum, hi, Acc(Wide(hi) - sum)};
   }
-  TR_HD static Prefix prefix(Acc within) { return {Wide(within), within, absent(), false}; }
+  TR_HD static Prefix prefix(Acc within) { return {Wide(within), within, 0}; }
   TR_HD void results(const Prefix& b, const Item (&p)[kGroup], Result (&out)[kGroup]) const {
     if constexpr (std::is_same<Acc, float>::value) {
-      TR_UNROLLED
-      for (int i = 0; i < kGroup; ++i) out[i] = b.hi + (b.lo + p[i]);
-      if (b.wide) {
+      if (is_finite(b.hi)) {
+        TR_UNROLLED
+        for (int i = 0; i < kGroup; ++i) out[i] = b.hi + (p[i] - b.less);
+      } else {  // the sum may still be finite
         TR_RARE_PATH;
         TR_UNROLLED
         for (int i = 0; i < kGroup; ++i) out[i] = float(b.sum + double(p[i]));
@@ -169,11 +169,6 @@ template <class E, class Place> struct CumExtremeAt {
 constexpr int64_t kNearRows = int64_t(1) << 30;
 template <class E> struct NearCumExtreme : CumExtremeAt<E, std::conditional_t<sizeof(E) == 8, int64_t, int32_t>> {};
 template <class E> struct CumExtreme : CumExtremeAt<E, int64_t> { using Near = NearCumExtreme<E>; };
-
-template <class F> constexpr F kInfinity = F(__builtin_huge_val());
-
-TR_HD float magnitude(float x) { return __builtin_fabsf(x); }
-TR_HD double magnitude(double x) { return __builtin_fabs(x); }
 
 // cumprod. Floats have an unbounded exponent until the end, so that only a result itself overflows or underflows.
 template <class F> struct Power {  // m * 2^e, with 1 <= |m| < 2; zeros, infinities and NaN are m, with e = 0
@@ -541,7 +536,6 @@ template <class F> struct Affine { F a, lost, b; };
 // The same in float64, between the block tiles of float32: nothing worth keeping is lost.
 struct WideAffine { double a, b; };
 
-template <class F> TR_HD bool is_finite(F x) { return magnitude(x) < kInfinity<F>; }
 // What a product of multipliers that underflows is: the least number of the type that the elements are computed in. 0
 // is kept for a reset.
 template <class F> constexpr F kUnderflow = sizeof(F) == 4 ? F(0x1p-149) : F(0x1p-1074);
