@@ -12,6 +12,7 @@
 //   prefix(carry, within)        what lies before a group: before its block tile, and before it in its block tile
 //   prefix(within)               the same with an absent carry, to the bit
 //   results(prefix, items, out)  the results of a group, each a Result, still to be rounded to the output's type
+//   is_rare(prefix)              if it is there: whether results() goes a longer way, which few groups need
 //   start()                      what an exclusive scan begins with; a scan without it cannot be exclusive
 //   kInputs                      1, or 2 or 3: then an element is a Pair or a Triple of theirs
 //   kNanStays                    it is there if every result after a NaN is one
@@ -98,12 +99,14 @@ template <class A> struct CumSum {
     return {sum, hi, Acc(Wide(hi) - sum)};
   }
   TR_HD static Prefix prefix(Acc within) { return {Wide(within), within, 0}; }
+  // Whether results() goes a longer way: where hi is not finite, the sum still may be.
+  TR_HD static bool is_rare(const Prefix& b) { return !is_finite(b.hi); }
   TR_HD void results(const Prefix& b, const Item (&p)[kGroup], Result (&out)[kGroup]) const {
     if constexpr (std::is_same<Acc, float>::value) {
-      if (is_finite(b.hi)) {
+      if (!is_rare(b)) {
         TR_UNROLLED
         for (int i = 0; i < kGroup; ++i) out[i] = b.hi + (p[i] - b.less);
-      } else {  // the sum may still be finite
+      } else {
         TR_RARE_PATH;
         TR_UNROLLED
         for (int i = 0; i < kGroup; ++i) out[i] = float(b.sum + double(p[i]));

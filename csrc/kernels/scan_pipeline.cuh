@@ -155,17 +155,20 @@ __device__ __forceinline__ void shift_out(char* run, int lane, int shift, bool f
 
 // Levels d, 2d .. of the trees over the lanes, for kCount values at once: each level leaves half of them to a lane, so
 // that in the end lane l has the value whose number is l / d modulo kCount. Lane order is reversed where `mirror`.
-template <class S, int kCount, int d, int N>
-__device__ __forceinline__ typename S::Acc transposed_trees(typename S::Acc (&value)[N], int lane, bool mirror) {
-  const bool upper = lane & d;
+template <class S, int kCount, int d, class V, int N>
+__device__ __forceinline__ V transposed_trees(V (&value)[N], int lane, bool mirror) {
+  if constexpr (kCount == 1) {
+    return value[0];
+  } else {
+    const bool upper = lane & d;
 #pragma unroll
-  for (int k = 0; k < kCount / 2; ++k) {
-    const typename S::Acc even = value[2 * k], odd = value[2 * k + 1];  // values, so that nothing indexes the array
-    const typename S::Acc kept = chosen(upper, odd, even), other = shuffle(chosen(upper, even, odd), lane ^ d);
-    value[k] = upper != mirror ? S::combine(other, kept) : S::combine(kept, other);
+    for (int k = 0; k < kCount / 2; ++k) {
+      const V even = value[2 * k], odd = value[2 * k + 1];  // values, so that nothing indexes the array
+      const V kept = chosen(upper, odd, even), other = shuffle(chosen(upper, even, odd), lane ^ d);
+      value[k] = upper != mirror ? S::combine(other, kept) : S::combine(kept, other);
+    }
+    return transposed_trees<S, kCount / 2, 2 * d>(value, lane, mirror);
   }
-  if constexpr (kCount > 2) return transposed_trees<S, kCount / 2, 2 * d>(value, lane, mirror);
-  else return value[0];
 }
 
 __device__ __forceinline__ int word_of(int bytes) { return bytes ? int(unsigned(bytes) / 4) : kAligned; }
@@ -503,65 +506,65 @@ template <class S, class Load, class Store> struct Pipeline {
     barrier_arrive(&empty[s]);
   }
 
-  // The totals of the kCount * 32 block tiles from `base` on, `base + 32 * k + lane` in total[k], as far as they are
-  // there; returns how many are, from `base` on without a gap. Those that were `there` before are not looked at again.
-  template <int kCount>
-  __device__ static int look(ChainSpace<S>& space, int64_t row, int64_t base, Acc (&total)[kCount],
-                             bool (&there)[kCount]) {
-    const int64_t mine = base + lane_id();
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      const int64_t tile = mine + k * kLanes;
-      if (!there[k] && tile < space.tiles) there[k] = space.total(row, tile).look(total[k]);
-    }
-    int count = 0;
-#pragma unroll
-    for (int k = kCount - 1; k >= 0; --k) {
-      const uint32_t missing = ~ballot(there[k]);
-      count = missing ? __ffs(missing) - 1 : kLanes + count;
-    }
-    return count;
-  }
-
-  // With kCount windows of 32 totals a look: as many as it takes to keep up, or one where a row has no more totals.
+  // Totals are looked at as they are needed, those of kCount windows of 32 block tiles at a time: as many as it takes
+  // to keep up, or one where a row has no more. A window that ends before the job's block tile is a superblock; of the
+  // last one, the tree over the totals before it and absent ones behind gives what Sklansky's scan does.
   template <int kCount> __device__ void carries(ChainSpace<S>& space, int warp) {
+    constexpr int kAtOnce = kCount * kLanes, kTrees = kCount > 4 ? 8 : kCount;
     const int lane = lane_id(), warps = space.tiles <= int64_t(gridDim.x) ? kCarryWarps : 1;
     if (warp >= warps) return;
-    int64_t row = -1, base = 0, end = 0;  // known are the carries into block tiles base .. end of this row:
-    Wide into[kCount];                    // into base + 32 * k + lane
-    Wide sum = S::wide_absent();          // of the superblocks before the one at base
+    int64_t row = -1, base = 0;   // the block tile where a window begins
+    Wide sum = S::wide_absent();  // of this row's block tiles before it
     for (int it = warp;; it += warps) {
       const PipelineJob j = next(it);
       if (j.row < 0) return;
       if (j.row != row) {
         row = j.row;
-        base = end = 0;
-        into[0] = sum = S::wide_absent();
+        base = 0;
+        sum = S::wide_absent();
       }
-      while (j.tile > end || j.tile >= base + kCount * kLanes) {
+      Wide found;
+      int64_t left;
+      do {
+        left = j.tile - base;
+        const int needed = left < kAtOnce ? int(left) : kAtOnce;
+        const Published<Acc>* const totals = &space.total(row, base);
         Acc total[kCount];
-        bool there[kCount] = {};
-        int count;
-        base = end / kLanes * kLanes;
-        do {
-          count = look(space, row, base, total, there);
-          end = base + count;
-        } while (j.tile > end && count < kLanes);
-#pragma unroll
-        for (int k = 0; k < kCount; ++k) into[k] = S::widen(chosen(there[k], total[k], S::absent()));
-        scan_lanes(into, 0);
+        bool there[kCount];
 #pragma unroll
         for (int k = 0; k < kCount; ++k) {
-          const Wide before = shuffle(into[k], lane ? lane - 1 : 0), all = shuffle(into[k], kLanes - 1);
-          into[k] = chosen(lane > 0, S::combine(sum, before), sum);
-          if (k < count / kLanes) sum = S::combine(sum, all);
+          total[k] = S::absent();
+          there[k] = k * kLanes + lane >= needed;
         }
-      }
-      const int s = it % kStages, at = int(j.tile - base);
-      Wide found = into[0];
+        for (bool all = false; !all;) {
+          all = true;
 #pragma unroll
-      for (int k = 1; k < kCount; ++k) { found = chosen(k == at / kLanes, into[k], found); }
-      if (lane == at % kLanes) carry[s] = found;
+          for (int k = 0; k < kCount; ++k) {
+            if (!there[k]) there[k] = totals[k * kLanes + lane].look(total[k]);
+            all = all && there[k];
+          }
+          all = !ballot(!all);
+        }
+        Wide window[kTrees];  // of each what the lane has; then the tree over the lanes, in the lane of its number
+#pragma unroll
+        for (int k = 0; k < kTrees; ++k)
+          window[k] = k < kCount ? S::widen(total[k < kCount ? k : 0]) : S::wide_absent();
+        Wide tree = transposed_trees<S, kTrees, 1>(window, lane, false);
+#pragma unroll
+        for (int d = kTrees; d < kLanes; d *= 2) {
+          const Wide other = shuffle(tree, lane ^ d);
+          tree = lane & d ? S::combine(other, tree) : S::combine(tree, other);
+        }
+        found = sum;
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) {
+          found = S::combine(found, shuffle(tree, k));
+          if (k < needed / kLanes) sum = found;
+        }
+        base += needed / kLanes * kLanes;
+      } while (left > kAtOnce);
+      const int s = it % kStages;
+      if (lane == 0) carry[s] = found;
       barrier_arrive(&ready[s]);
       barrier_arrive(&empty[s]);
     }
@@ -752,11 +755,10 @@ template <class S, class Load, class Store> struct Pipeline {
   __device__ static void round_results(const S& op, typename S::Prefix (&prefix)[kRuns],
                                        typename S::Item (&items)[kRuns][kGroup], bool quick,
                                        uint32_t (&w)[kRuns][kWords]) {
-    constexpr bool kWide = requires { prefix[0].wide; };
     bool rare = kHasQuick<S> && !quick, nan = false;
-    if constexpr (kWide) {
+    if constexpr (requires { S::is_rare(prefix[0]); }) {
 #pragma unroll
-      for (int k = 0; k < kRuns; ++k) rare |= prefix[k].wide;
+      for (int k = 0; k < kRuns; ++k) rare |= S::is_rare(prefix[k]);
     }
     if (!rare) {
 #pragma unroll
@@ -774,7 +776,6 @@ template <class S, class Load, class Store> struct Pipeline {
           }
           ordered<kMirror>(y, r);
         } else {
-          if constexpr (kWide) prefix[k].wide = false;
           results<kMirror>(op, prefix[k], items[k], r);
         }
         if constexpr (kLooksForNan<O, typename S::Result>) nan |= has_nan<S>(r);

@@ -566,7 +566,12 @@ MUTANTS = (
     ),
     Mutant(
         "a window of totals is left out", "kernels/scan_pipeline.cuh",
-        "if (k < count / kLanes) sum", "if (k + 1 < count / kLanes) sum",
+        "if (k < needed / kLanes) sum", "if (k + 1 < needed / kLanes) sum",
+        "scan.CumSum", ("pipeline",), every=1,
+    ),
+    Mutant(
+        "a carry of totals that are not there yet", "kernels/scan_pipeline.cuh",
+        "all = !ballot(!all);", "all = true;",
         "scan.CumSum", ("pipeline",), every=1,
     ),
     # ---- whole sectors
