@@ -20,8 +20,9 @@ from .cases import PARTS, PROVIDERS, SCANS
 from .results import RESULTS, load
 
 Row = dict[str, Any]
-Key = tuple[Any, ...]  # part, op, dtype, shape, dim, form
+Key = tuple[Any, ...]  # of KEYS
 
+KEYS = ("gpu", "part", "op", "dtype", "shape", "dim", "form")
 OURS = "torchreduce"
 PEERS = [provider for provider in PROVIDERS if not provider.startswith(OURS)]
 PAGE = RESULTS.parents[1] / "docs" / "performance.md"
@@ -32,7 +33,7 @@ def by_case(rows: list[Row]) -> dict[Key, dict[str, Row]]:
     """The rows of each case by provider, in the rows' order; the last of several."""
     found: dict[Key, dict[str, Row]] = defaultdict(dict)
     for row in rows:
-        found[tuple(row[key] for key in ("part", "op", "dtype", "shape", "dim", "form"))][row["provider"]] = row
+        found[tuple(row[key] for key in KEYS)][row["provider"]] = row
     return dict(found)
 
 
@@ -48,7 +49,7 @@ def best_peer(case: dict[str, Row]) -> tuple[str, float] | None:
 
 
 def name_of(key: Key) -> str:
-    _, op, dtype, shape, dim, form = key
+    _, _, op, dtype, shape, dim, form = key
     return f"{op} {dtype} {'x'.join(map(str, shape))} dim {dim}{form and ' ' + form}"
 
 
@@ -56,10 +57,10 @@ def name_of(key: Key) -> str:
 
 
 def missed(cases: dict[Key, dict[str, Row]]) -> list[str]:
-    """A line for each bar of bars.py that is missed. What was not measured is no miss; what failed is one."""
+    """A line for each bar of bars.py that one GPU misses. What was not measured is no miss; what failed is one."""
     lines, speedups = [], []
     for key, case in cases.items():
-        op, dtype, shape, dim, form = key[1:]
+        op, dtype, shape, dim, form = key[2:]
         ours, elements = time_of(case, OURS), prod(shape)
         if ours is None:
             if OURS in case:
@@ -86,7 +87,7 @@ def missed(cases: dict[Key, dict[str, Row]]) -> list[str]:
 
 def missed_beside_cub(key: Key, case: dict[str, Row], ours: float) -> list[str]:
     """Of 1-D cumsum in the part of short calls."""
-    part, op, _, shape, _, _ = key
+    _, part, op, _, shape, _, _ = key
     times = [ms for ms in (time_of(case, "cub"), time_of(case, "cub float32")) if ms is not None]
     if part != "small" or op != "cumsum" or len(shape) > 1 or not times:
         return []
@@ -115,7 +116,7 @@ def table(heading: list[str], lines: list[list[str]]) -> str:
 
 def line_of(key: Key, case: dict[str, Row]) -> list[str]:
     """Of the table of its part. Without a measurement: why there is none."""
-    ours, peer, pair = case.get(OURS, {}), best_peer(case), bars.pair_of(*key[1:])
+    ours, peer, pair = case.get(OURS, {}), best_peer(case), bars.pair_of(*key[2:])
     ms, fraction = ours.get("p50_ms"), ours.get("fraction")
     shown = [f"{ms:.4f}", f"{fraction:.3f}"] if ms else [ours.get("note", "-"), "-"]
     shown.append(f"{pair[0]:.2f} / {pair[1]:.2f}" if pair else "-")
@@ -132,21 +133,22 @@ def line_of(key: Key, case: dict[str, Row]) -> list[str]:
 
 
 def sections(rows: list[Row]) -> str:
-    """A table a part, with what it was measured on."""
+    """A table a part and GPU, with what it was measured on."""
     if not rows:
         return "Nothing has been measured yet."
     texts = []
     cases = by_case(rows)
     for part, about in PARTS.items():
-        keys = [key for key in cases if key[0] == part]
-        if not keys:
-            continue
-        kinds = ("gpu", "driver", "torch", "cuda", "commit")
-        facts = {tuple(row[kind] for kind in kinds) for key in keys for row in cases[key].values()}
-        where = "; ".join(f"{g}, driver {d}, torch {t}, CUDA {c}, commit {h}" for g, d, t, c, h in sorted(facts))
-        heading = ["case", "ms", "of the ceiling", "bar / goal", "", "best peer, ms", "ahead"]
-        lines = [line_of(key, cases[key]) for key in keys]
-        texts.append(f"### {part}: {about}\n\n{where}.\n\n{table(heading, lines)}")
+        keys = [key for key in cases if key[1] == part]
+        if keys:
+            texts.append(f"### {part}: {about}")
+        for gpu in sorted({key[0] for key in keys}):
+            mine = [key for key in keys if key[0] == gpu]
+            kinds = ("gpu", "driver", "torch", "cuda", "commit")
+            facts = {tuple(row[kind] for kind in kinds) for key in mine for row in cases[key].values()}
+            where = "; ".join(f"{g}, driver {d}, torch {t}, CUDA {c}, commit {h}" for g, d, t, c, h in sorted(facts))
+            heading = ["case", "ms", "of the ceiling", "bar / goal", "", "best peer, ms", "ahead"]
+            texts.append(f"{where}.\n\n{table(heading, [line_of(key, cases[key]) for key in mine])}")
     return "\n\n".join(texts)
 
 
@@ -166,18 +168,18 @@ def changes(rows: list[Row], before: list[Row]) -> str:
 
 
 def plot(rows: list[Row], folder: Path) -> list[Path]:
-    """Fraction of the ceiling over n, the length of what is combined: a file an op, a panel a dtype and kind of shape
-    (one row, last dim, other dims), one line a provider."""
+    """Fraction of the ceiling over n, the length of what is combined: a file an op, a panel a GPU, dtype and kind of
+    shape (one row, last dim, other dims), one line a provider."""
     from matplotlib.figure import Figure
 
     panels: dict[str, dict[str, dict[str, list[tuple[int, float]]]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(list))
     )
-    for (_, op, dtype, shape, dim, form), case in by_case(rows).items():
+    for (gpu, _, op, dtype, shape, dim, form), case in by_case(rows).items():
         kind = "one row" if len(shape) == 1 else "last dim" if dim == len(shape) - 1 else "other dims"
         for provider, row in case.items():
             if provider in PROVIDERS and row["fraction"] is not None and not form:
-                panels[op][f"{dtype}, {kind}"][provider].append((shape[dim], row["fraction"]))
+                panels[op][f"{gpu}: {dtype}, {kind}"][provider].append((shape[dim], row["fraction"]))
     files = []
     folder.mkdir(parents=True, exist_ok=True)
     for op, of_op in panels.items():
@@ -190,7 +192,7 @@ def plot(rows: list[Row], folder: Path) -> list[Path]:
             axis.legend(fontsize="small")
         for axis in axes[len(of_op) :]:
             axis.set_visible(False)
-        figure.suptitle(f"{op}, {rows[0]['gpu']}")
+        figure.suptitle(op)
         files.append(folder / f"{op}.png")
         figure.savefig(files[-1], dpi=100)
     return files
@@ -233,7 +235,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(*plot(rows, args.plot), sep="\n")
     if not args.check:
         return 0
-    lines = missed(by_case(rows))
+    lines = [
+        f"{gpu}: {line}"
+        for gpu in sorted({row["gpu"] for row in rows})
+        for line in missed(by_case([row for row in rows if row["gpu"] == gpu]))
+    ]
     measured = sum(row["provider"] == OURS for row in rows)
     print(*lines, f"{measured} cases, {len(lines)} bars missed", sep="\n")
     return 1 if lines or not measured else 0

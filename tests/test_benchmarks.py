@@ -189,6 +189,18 @@ def test_tables_say_bars_and_peers(tmp_path, capsys):
     assert "NVIDIA X1, driver 1, torch 2, CUDA 13, commit abc" in shown
 
 
+def test_each_gpu_has_its_own_tables_and_bars(tmp_path, capsys):
+    slower = [{**line, "gpu": "NVIDIA X2"} for line in [BAD["under the bar of 0.95"], *GOOD[1:]]]
+    path = written(tmp_path, [*slower, *GOOD])
+    assert compare.main([path, "--check"]) == 1
+    said = capsys.readouterr().out
+    assert "NVIDIA X2: cumsum float32" in said and "NVIDIA X1: " not in said and "8 cases, 1 bars missed" in said
+    compare.main([path])
+    shown = re.sub(" +", " ", capsys.readouterr().out)
+    assert shown.count("### scan-1d") == 1 and shown.index("NVIDIA X1, driver 1") < shown.index("NVIDIA X2, driver 1")
+    assert "| 0.5000 | 0.960 | 0.95 / 0.97 | met |" in shown and "| 0.5000 | 0.950 | 0.95 / 0.97 | under |" in shown
+
+
 def test_two_sets_of_results_are_compared(tmp_path, capsys):
     (tmp_path / "old").mkdir()
     old = written(tmp_path / "old", [row("torchreduce", 0.4, 0.99)])
