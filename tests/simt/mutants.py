@@ -570,6 +570,11 @@ MUTANTS = (
         "scan.CumSum", ("pipeline",), every=1,
     ),
     Mutant(
+        "results of a prefix that overflows as of any other", "scans.h",
+        "if (!is_rare(b)) {", "if (true) {",
+        "scan.CumSum", ("pipeline",),
+    ),
+    Mutant(
         "a carry of totals that are not there yet", "kernels/scan_pipeline.cuh",
         "all = !ballot(!all);", "all = true;",
         "scan.CumSum", ("pipeline",), every=1,
