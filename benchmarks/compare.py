@@ -159,7 +159,7 @@ def changes(rows: list[Row], before: list[Row]) -> str:
         now, then = time_of(case, OURS), time_of(old.get(key, {}), OURS)
         if now and then:
             fractions = [f"{cases[OURS]['fraction']:.3f}" for cases in (old[key], case)]
-            lines.append([name_of(key), f"{then:.4f}", f"{now:.4f}", f"{now / then:.3f}", *fractions])
+            lines.append([f"{key[0]}: {name_of(key)}", f"{then:.4f}", f"{now:.4f}", f"{now / then:.3f}", *fractions])
     lines.sort(key=lambda line: -abs(float(line[3]) - 1))
     return table(["case", "ms before", "now", "now / before", "of the ceiling before", "now"], lines)
 

@@ -299,12 +299,8 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
       Acc upto[W];  // of the tile whose number is the lane's, modulo kTiles
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        upto[v] = transposed_trees<S, kTiles / kTurn, kTurn>(part[v], lane, kMirror);
-#pragma unroll
-        for (int d = kTiles; d < kLanes; d *= 2) {
-          const Acc other = shuffle(upto[v], lane ^ d);
-          upto[v] = bool(lane & d) != kMirror ? S::combine(other, upto[v]) : S::combine(upto[v], other);
-        }
+        upto[v] =
+            last_levels<S, kTiles>(transposed_trees<S, kTiles / kTurn, kTurn>(part[v], lane, kMirror), lane, kMirror);
       }
       Rows::template scan_lanes<true>(upto, tile_mirror);  // of the first kTiles lanes
 #pragma unroll

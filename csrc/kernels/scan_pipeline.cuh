@@ -170,6 +170,15 @@ __device__ __forceinline__ V transposed_trees(V (&value)[N], int lane, bool mirr
     return transposed_trees<S, kCount / 2, 2 * d>(value, lane, mirror);
   }
 }
+// Those that follow, from level d on to the last one: lane l then has the whole tree of the value l modulo d.
+template <class S, int d, class V> __device__ __forceinline__ V last_levels(V value, int lane, bool mirror) {
+#pragma unroll
+  for (int e = d; e < kLanes; e *= 2) {
+    const V other = shuffle(value, lane ^ e);
+    value = bool(lane & e) != mirror ? S::combine(other, value) : S::combine(value, other);
+  }
+  return value;
+}
 
 __device__ __forceinline__ int word_of(int bytes) { return bytes ? int(unsigned(bytes) / 4) : kAligned; }
 
@@ -510,7 +519,8 @@ template <class S, class Load, class Store> struct Pipeline {
   // to keep up, or one where a row has no more. A window that ends before the job's block tile is a superblock; of the
   // last one, the tree over the totals before it and absent ones behind gives what Sklansky's scan does.
   template <int kCount> __device__ void carries(ChainSpace<S>& space, int warp) {
-    constexpr int kAtOnce = kCount * kLanes, kTrees = kCount > 4 ? 8 : kCount;
+    constexpr int kAtOnce = kCount * kLanes, kTrees = kCount > 4 ? 8 : kCount;  // absent windows make it a power of two
+    static_assert((kTrees & (kTrees - 1)) == 0 && kCount <= kTrees, "trees that are halved");
     const int lane = lane_id(), warps = space.tiles <= int64_t(gridDim.x) ? kCarryWarps : 1;
     if (warp >= warps) return;
     int64_t row = -1, base = 0;   // the block tile where a window begins
@@ -545,16 +555,11 @@ template <class S, class Load, class Store> struct Pipeline {
           }
           all = !ballot(!all);
         }
-        Wide window[kTrees];  // of each what the lane has; then the tree over the lanes, in the lane of its number
+        Wide window[kTrees];  // the lane's total in each
 #pragma unroll
         for (int k = 0; k < kTrees; ++k)
           window[k] = k < kCount ? S::widen(total[k < kCount ? k : 0]) : S::wide_absent();
-        Wide tree = transposed_trees<S, kTrees, 1>(window, lane, false);
-#pragma unroll
-        for (int d = kTrees; d < kLanes; d *= 2) {
-          const Wide other = shuffle(tree, lane ^ d);
-          tree = lane & d ? S::combine(other, tree) : S::combine(tree, other);
-        }
+        const Wide tree = last_levels<S, kTrees>(transposed_trees<S, kTrees, 1>(window, lane, false), lane, false);
         found = sum;
 #pragma unroll
         for (int k = 0; k < kCount; ++k) {
