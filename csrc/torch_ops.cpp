@@ -98,10 +98,10 @@ void reduce_pair_out(const Op& op, const Tensor& input, const Dims& dim, bool ke
   const std::vector<int64_t> sizes = reduced_sizes(x, dim_mask(op.name, x, dim), keepdim);
   check_out(op.name, x, sizes, v, x.dtype);
   check_out(op.name, x, sizes, i, Dtype::I64);
-  auto result =
-      reduce_pair(op, input, dim, keepdim);  // two outputs may have two layouts and share memory with the input
-  torch::stable::copy_(values, std::get<0>(result));
-  torch::stable::copy_(indices, std::get<1>(result));
+  write_pair(op.name, input, values, indices, [&](const Tensor& source, const Tensor& to, const Tensor& index) {
+    const View from(source), values_to(to), indices_to(index);
+    reduce_into(op, from, dim_mask(op.name, from, dim), keepdim, types_of(op, from, {}), &values_to, &indices_to);
+  });
 }
 
 // ---- scans -------------------------------------------------------------------------------------------------------------
@@ -196,17 +196,20 @@ void check_floats(const char* name, const View& x) {
   if (!is_float(x.dtype)) raise<std::runtime_error>(name, ": needs a floating dtype, got number ", int(x.dtype));
 }
 
-// The sums of Decay, over three contiguous tensors of one shape, of float32 or float64.
+// The sums of Decay, over three tensors of one shape, of float32 or float64. Where their layouts differ, copies are read.
 Tensor decayed_sum(const Tensor& g, const Tensor& x, const Tensor& o, int64_t dim, bool reverse, int64_t) {
   constexpr ScanOp op{"decayed_sum", Scan::Decay, false};
-  const View view(g), more[2] = {View(x), View(o)};
-  if (view.dtype != Dtype::F32 && view.dtype != Dtype::F64)
-    raise<std::runtime_error>(op.name, ": needs float32 or float64, got number ", int(view.dtype));
-  for (const View& v : more)
-    if (v.dtype != view.dtype || v.dims != view.dims || v.device_type != view.device_type ||
-        v.device_index != view.device_index || !std::equal(v.sizes, v.sizes + v.dims, view.sizes) ||
-        !std::equal(v.strides, v.strides + v.dims, view.strides))
-      raise<std::runtime_error>(op.name, ": the inputs must have one shape, strides, dtype and device");
+  const View first(g), others[2] = {View(x), View(o)};
+  if (first.dtype != Dtype::F32 && first.dtype != Dtype::F64)
+    raise<std::runtime_error>(op.name, ": needs float32 or float64, got number ", int(first.dtype));
+  for (const View& v : others)
+    if (v.dtype != first.dtype || v.dims != first.dims || v.device_type != first.device_type ||
+        v.device_index != first.device_index || !std::equal(v.sizes, v.sizes + v.dims, first.sizes))
+      raise<std::runtime_error>(op.name, ": the inputs must have one shape, dtype and device");
+  const bool alike = same_layout(first, others[0]) && same_layout(first, others[1]);
+  auto laid_out = [&](const Tensor& t) { return alike ? t : torch::stable::contiguous(t); };
+  const Tensor inputs[3] = {laid_out(g), laid_out(x), laid_out(o)};
+  const View view(inputs[0]), more[2] = {View(inputs[1]), View(inputs[2])};
   const int d = scan_dim(op.name, view, dim);
   Tensor result = allocate({view.sizes, view.sizes + view.dims}, view.dtype, view);
   const View* const pointers[2] = {&more[0], &more[1]};
@@ -244,8 +247,9 @@ std::vector<int64_t> broadcast_strides(const char* name, const View& x, const st
 
 // a, b and initial of one floating dtype; a and b broadcast against each other, initial to their shape without dim.
 // `shifted`: a position takes the a of the one before it, in the direction of the scan, and there is no initial.
-Tensor linear_scan(const Tensor& a, const Tensor& b, const std::optional<Tensor>& initial, int64_t dim, bool reverse,
-                   bool shifted, int64_t) {
+// Writes to `given`, or where there is none to a tensor that it allocates; returns what it wrote.
+Tensor linear_scan_to(const Tensor& a, const Tensor& b, const std::optional<Tensor>& initial, int64_t dim, bool reverse,
+                      bool shifted, const std::optional<Tensor>& given) {
   constexpr const char* name = "linear_scan";
   const View left(a), right(b), first(initial ? *initial : b);
   check_floats(name, right);
@@ -269,8 +273,14 @@ Tensor linear_scan(const Tensor& a, const Tensor& b, const std::optional<Tensor>
     initial_strides = broadcast_strides(name, first, rows);
     if (!sizes.empty()) initial_strides.insert(initial_strides.begin() + along, 0);
   }
-  Tensor result = allocate(sizes, right.dtype, right);
+  if (given) check_out(name, right, sizes, View(*given), right.dtype);
+  Tensor result = given ? *given : allocate(sizes, right.dtype, right);
   const View out(result);
+  if (given && (overlap(left, out) || overlap(right, out) || (initial && overlap(first, out)))) {
+    Tensor apart = linear_scan_to(a, b, initial, dim, reverse, shifted, {});
+    torch::stable::copy_(result, apart);
+    return result;
+  }
 
   ScanCall call{};
   call.op = Scan::LinearScan;
@@ -290,6 +300,15 @@ Tensor linear_scan(const Tensor& a, const Tensor& b, const std::optional<Tensor>
   return result;
 }
 
+Tensor linear_scan(const Tensor& a, const Tensor& b, const std::optional<Tensor>& initial, int64_t dim, bool reverse,
+                   bool shifted, int64_t) {
+  return linear_scan_to(a, b, initial, dim, reverse, shifted, {});
+}
+void linear_scan_out(const Tensor& a, const Tensor& b, const std::optional<Tensor>& initial, int64_t dim, bool reverse,
+                     bool shifted, int64_t, Tensor out) {
+  linear_scan_to(a, b, initial, dim, reverse, shifted, out);
+}
+
 // Values and indices.
 std::tuple<Tensor, Tensor> scan_pair(const ScanOp& op, const Tensor& input, int64_t dim, bool reverse) {
   const View x(input);
@@ -307,9 +326,10 @@ void scan_pair_out(const ScanOp& op, const Tensor& input, int64_t dim, bool reve
   const std::vector<int64_t> sizes(x.sizes, x.sizes + x.dims);
   check_out(op.name, x, sizes, v, x.dtype);
   check_out(op.name, x, sizes, i, Dtype::I64);
-  auto result = scan_pair(op, input, dim, reverse);  // two outputs may have two layouts and share memory with the input
-  torch::stable::copy_(values, std::get<0>(result));
-  torch::stable::copy_(indices, std::get<1>(result));
+  write_pair(op.name, input, values, indices, [&](const Tensor& source, const Tensor& to, const Tensor& index) {
+    const View indices_to(index);
+    scan_into(op, View(source), scan_dim(op.name, x, dim), false, reverse, View(to), &indices_to);
+  });
 }
 
 // ---- schemas -----------------------------------------------------------------------------------------------------------
@@ -411,30 +431,35 @@ struct ScanningIndex {
 TR_FOR_EACH_SCAN_OP(TR_ROW)
 #undef TR_ROW
 
-// `name` is differentiable (torchreduce/autograd.py), `name.raw` is the same kernel without autograd, and `name.out`
-// writes to tensors of the result's shape and dtype.
+// `name` is differentiable (torchreduce/autograd.py), and `name.out` writes to tensors of the result's shape and dtype,
+// which refuses to be differentiated; `name.raw` and `name.raw_out` are the same kernels, of which autograd knows nothing.
 template <class Signature> void define(torch::stable::detail::StableLibrary& library, const std::string& name) {
   const std::string arguments = Signature::kArguments, result = Signature::kResult;
   library.def((name + "(" + arguments + ") -> " + result).c_str());
   library.def((name + ".raw(" + arguments + ") -> " + result).c_str());
-  library.def((name + ".out(" + arguments + ", *, " + Signature::kOut + ") -> ()").c_str());
+  for (const char* overload : {".out(", ".raw_out("})
+    library.def((name + overload + arguments + ", *, " + Signature::kOut + ") -> ()").c_str());
 }
 
 void implement(torch::stable::detail::StableLibrary& library) {
 #define TR_ROW(name, signature, reduction, min, mean)                \
   library.impl(#name, TORCH_BOX(&signature::call<k_##name>));        \
   library.impl(#name ".raw", TORCH_BOX(&signature::call<k_##name>)); \
-  library.impl(#name ".out", TORCH_BOX(&signature::out<k_##name>));
+  library.impl(#name ".out", TORCH_BOX(&signature::out<k_##name>));  \
+  library.impl(#name ".raw_out", TORCH_BOX(&signature::out<k_##name>));
   TR_FOR_EACH_REDUCTION_OP(TR_ROW)
 #undef TR_ROW
 #define TR_ROW(name, signature, scan, min)                           \
   library.impl(#name, TORCH_BOX(&signature::call<k_##name>));        \
   library.impl(#name ".raw", TORCH_BOX(&signature::call<k_##name>)); \
-  library.impl(#name ".out", TORCH_BOX(&signature::out<k_##name>));
+  library.impl(#name ".out", TORCH_BOX(&signature::out<k_##name>));  \
+  library.impl(#name ".raw_out", TORCH_BOX(&signature::out<k_##name>));
   TR_FOR_EACH_SCAN_OP(TR_ROW)
 #undef TR_ROW
   library.impl("decayed_sum", TORCH_BOX(&decayed_sum));
   for (const char* overload : {"linear_scan", "linear_scan.raw"}) library.impl(overload, TORCH_BOX(&linear_scan));
+  for (const char* overload : {"linear_scan.out", "linear_scan.raw_out"})
+    library.impl(overload, TORCH_BOX(&linear_scan_out));
 }
 
 // Registered for good: torch's registries may be destroyed before this library's statics when the process ends.
@@ -448,10 +473,11 @@ const bool registered = [] {
   TR_FOR_EACH_SCAN_OP(TR_ROW)
 #undef TR_ROW
   schemas->def("decayed_sum(Tensor g, Tensor x, Tensor o, int dim, bool reverse, int level) -> Tensor");
+  const std::string linear = "(Tensor a, Tensor b, Tensor? initial, int dim, bool reverse, bool shifted, int level";
   for (const char* overload : {"linear_scan", "linear_scan.raw"})
-    schemas->def((std::string(overload) +
-                  "(Tensor a, Tensor b, Tensor? initial, int dim, bool reverse, bool shifted, int level) -> Tensor")
-                     .c_str());
+    schemas->def((overload + linear + ") -> Tensor").c_str());
+  for (const char* overload : {"linear_scan.out", "linear_scan.raw_out"})
+    schemas->def((overload + linear + ", *, Tensor(a!) out) -> ()").c_str());
   for (const char* key : {"CPU", "CUDA"})
     implement(*new StableLibrary(StableLibrary::Kind::IMPL, "torchreduce", key, __FILE__, __LINE__));
   return true;

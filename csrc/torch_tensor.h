@@ -129,6 +129,14 @@ inline void check_out(const char* op, const View& x, const std::vector<int64_t>&
                                 ": more than one element of out refers to a single memory location; clone() it first");
 }
 
+// Of two of one shape. The stride of a dim that is never stepped along means nothing.
+inline bool same_layout(const View& a, const View& b) {
+  if (a.numel() == 0) return true;
+  for (int d = 0; d < a.dims; ++d)
+    if (a.sizes[d] != 1 && a.strides[d] != b.strides[d]) return false;
+  return true;
+}
+
 // ---- memory shared by input and output ---------------------------------------------------------------------------------
 
 struct Span { const char *begin, *end; };
@@ -147,7 +155,7 @@ inline bool overlap(const View& a, const View& b) {
 }
 inline bool same_view(const View& a, const View& b) {
   return a.data == b.data && size_of(a.dtype) == size_of(b.dtype) && a.dims == b.dims &&
-         std::equal(a.sizes, a.sizes + a.dims, b.sizes) && std::equal(a.strides, a.strides + a.dims, b.strides);
+         std::equal(a.sizes, a.sizes + a.dims, b.sizes) && same_layout(a, b);
 }
 // Its elements fill its span, each place once.
 inline bool dense(const View& v) {
@@ -155,6 +163,20 @@ inline bool dense(const View& v) {
   bool repeats = false;
   for (int d = 0; d < v.dims; ++d) repeats = repeats || (v.strides[d] == 0 && v.sizes[d] > 1);
   return !repeats && s.end - s.begin == v.numel() * size_of(v.dtype);
+}
+// What two outputs are written by: they may not share memory; where they are laid out alike, kernels write both in place.
+// `write` takes the input to read from, which is a copy where an output shares its memory, and both outputs.
+template <class Write>
+void write_pair(const char* op, const Tensor& input, Tensor values, Tensor indices, const Write& write) {
+  const View x(input), v(values), i(indices);
+  if (overlap(v, i)) raise<std::runtime_error>(op, ": values and indices share memory; give out two tensors apart");
+  const Tensor source = overlap(x, v) || overlap(x, i) ? torch::stable::clone(input) : input;
+  if (same_layout(v, i)) return write(source, values, indices);
+  Tensor like_values = allocate({i.sizes, i.sizes + i.dims}, v.dtype, v);
+  Tensor like_indices = allocate({i.sizes, i.sizes + i.dims}, i.dtype, i);
+  write(source, like_values, like_indices);
+  torch::stable::copy_(values, like_values);
+  torch::stable::copy_(indices, like_indices);
 }
 // The input to read from when writing to `out`: x, or a copy of it where the two share memory in a way that torch
 // accepts.

@@ -48,6 +48,16 @@ FORMS = {
 }
 
 
+# linear_scan, of which all inputs depend on x.
+LINEAR_FORMS = {
+    "linear_scan": lambda x: tr.linear_scan(x.sin(), x, 1),
+    "linear_scan initial reverse": lambda x: tr.linear_scan(x.cos(), x, -1, initial=x.select(-1, 0), reverse=True),
+    "linear_scan broadcast": lambda x: tr.linear_scan(x[:1].sin(), x, 0, initial=x[0, 0, :1]),
+    "linear_scan number": lambda x: tr.linear_scan(0.5, x, 1, initial=2, reverse=True),
+}
+DIFFERENTIABLE = {**FORMS, **LINEAR_FORMS}
+
+
 def everything(x):
     """One function of all the ops, for compile."""
     results = [f(x) for f in FORMS.values()]

@@ -7,7 +7,6 @@ import reference
 import torch
 from cases import padded, transposed, values
 from forms import FORMS, gradient, tie_free
-from torch.autograd import forward_ad
 
 import torchreduce as tr
 from torchreduce.testing import assert_bitwise_equal
@@ -146,18 +145,6 @@ def test_only_what_backward_needs_is_saved(device):
         assert len(saved) == expected, form
         if expected == 1 and form.split()[0] in ("max", "min"):
             assert x.shape not in saved  # the index, not the input
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_forward_mode_is_refused(device, form):
-    x = tie_free((3, 4, 5), torch.float32, device)
-    expected = FORMS[form](x)
-    with pytest.raises(NotImplementedError, match=rf"^{form.split()[0]}\(\): forward-mode"):
-        torch.func.jvp(FORMS[form], (x,), (x,))
-    with forward_ad.dual_level():
-        assert_bitwise_equal(FORMS[form](x), expected)  # nothing to differentiate
-        with pytest.raises(NotImplementedError, match=form.split()[0]):
-            FORMS[form](forward_ad.make_dual(x, x))
 
 
 def test_what_has_no_gradient(device):

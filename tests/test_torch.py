@@ -8,13 +8,12 @@ import torch
 from cases import DTYPES, contiguous, serves, transposed, values
 from forms import FORMS, gradient, tie_free
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchreduce as tr
 from torchreduce import ops, scans, table
 from torchreduce.testing import assert_bitwise_equal
 
-OVERLOADS = ("", ".raw", ".out")
+OVERLOADS = ("", ".raw", ".out", ".raw_out")
 
 
 # ---- registration ----------------------------------------------------------------------------------------------------
@@ -49,7 +48,7 @@ def sample_arguments(op, overload, device):
             samples = [(None, False, 0), (one, True, 0), ([], False, 0)]
         for rest in samples:
             args, kwargs = (input, *rest), {}
-            if overload == ".out":
+            if overload.endswith("out"):
                 results = getattr(torch.ops.torchreduce, op.name).raw(*args)
                 results = (results,) if isinstance(results, torch.Tensor) else results
                 kwargs = dict(zip(("values", "indices") if len(results) == 2 else ("out",), results, strict=True))
@@ -75,40 +74,28 @@ def test_opcheck_of_division(device):
         torch.library.opcheck(torch.ops.torchreduce.divide.default, args)
 
 
-class Overloads(TorchDispatchMode):
-    """Records the ops of this library that are called."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "torchreduce":
-            self.seen.append(str(func).removeprefix("torchreduce."))
-        return func(*args, **(kwargs or {}))
-
-
 def test_calls_without_gradients_are_the_bare_kernels(device, monkeypatch):
-    """Nothing of autograd runs in Python, unless a gradient is asked for."""
-    x = values((3, 4), torch.float32).to(device)
-    functions = {"sum": lambda t: tr.sum(t, 1), "max": lambda t: tr.max(t, 1), "cumsum": lambda t: tr.cumsum(t, 1)}
-    entered = []
+    """Plain tensors outside of everything: nothing of autograd or of a transform runs in Python."""
+    x, seen = values((3, 4), torch.float32).to(device), []
 
-    def entering(name, apply):
-        return lambda *args: entered.append(name) or apply(*args)
+    def recorded(kernel):
+        return lambda *args, **outs: seen.append(str(kernel).removeprefix("torchreduce.")) or kernel(*args, **outs)
 
-    for name, module in (("sum", ops), ("max", ops), ("cumsum", scans)):
+    calls = {"sum": lambda t: tr.sum(t, 1), "max": lambda t: tr.max(t, 1), "cumsum": lambda t: tr.cumsum(t, 1),
+             "linear_scan": lambda t: tr.linear_scan(t, t, 1)}  # fmt: skip
+    for name in calls:
+        module = scans if name in ("cumsum", "linear_scan") else ops
         op = getattr(module, f"_{name.upper()}")
-        monkeypatch.setattr(module, f"_{name.upper()}", dataclasses.replace(op, apply=entering(name, op.apply)))
-    for name, f in functions.items():
-        with Overloads() as overloads:
-            f(x)
-            with torch.no_grad():
-                f(x.clone().requires_grad_())
-        assert overloads.seen == [f"{name}.raw"] * 2 and not entered
-    for f in functions.values():
-        f(x.clone().requires_grad_())
-    assert entered == list(functions)
+        kernels = {k: recorded(getattr(op, k)) for k in ("default", "raw", "out", "raw_out")}
+        monkeypatch.setattr(module, f"_{name.upper()}", dataclasses.replace(op, **kernels))
+    for call in calls.values():
+        call(x)
+        with torch.no_grad():
+            call(x.clone().requires_grad_())
+        call(x.clone().requires_grad_())
+    tr.sum(x, 1, out=x.new_empty(3))
+    expected = [f"{name}.{kernel}" for name in calls for kernel in ("raw", "raw", "default")]
+    assert seen == [*expected, "sum.raw_out"]
 
 
 # ---- kinds of tensors ------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ except ImportError as error:
 from .determinism import determinism, get_determinism, set_determinism  # noqa: E402
 from .ops import amax, amin, argmax, argmin, max, mean, min, sum  # noqa: E402
 from .plans import explain  # noqa: E402
-from .scans import cummax, cummin, cumprod, cumsum, linear_scan, logcumsumexp  # noqa: E402
+from .scans import cummax, cummin, cumprod, cumprod_, cumsum, cumsum_, linear_scan, logcumsumexp  # noqa: E402
 
 __version__: str = _C.build_info()["version"]
 
@@ -36,7 +36,9 @@ __all__ = [
     "cummax",
     "cummin",
     "cumprod",
+    "cumprod_",
     "cumsum",
+    "cumsum_",
     "determinism",
     "explain",
     "get_determinism",

@@ -1,5 +1,5 @@
-"""Gradients, under the contract like any result: sums in the canonical order, true divisions, one rounding to the
-input's dtype from an accumulator of float32 or float64; at the forward's level. All can be differentiated again.
+"""Derivatives of the reductions, under the contract like any result: sums in the canonical order, true divisions, one
+rounding to the result's dtype from an accumulator of float32 or float64; at the call's level.
 
 torch's own sums are never used, and no division is left to torch.compile: on GPUs it multiplies by reciprocals.
 """
@@ -9,42 +9,69 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from .fake import LIBRARY, dims_of, reduced_shape
+from .dispatch import LIBRARY, Rule, differentiable, save
+from .fake import dims_of, reduced_shape
 
 _ops = torch.ops.torchreduce
-transform = torch._C._functorch.peek_interpreter_stack  # None outside of torch.func's transforms
-Gradients = tuple[Tensor | None, ...]  # one for each argument of an op
 
 
-class _Function(Function):
-    generate_vmap_rule = True
-
-    @classmethod
-    def apply(cls, *args: Any) -> Any:
-        """Outside of torch.func straight to its C++: the inspection of signatures before it costs ten times the op."""
-        if transform() is None:
-            return super(Function, cls).apply(*args)  # type: ignore[misc]
-        return super().apply(*args)  # type: ignore[no-untyped-call]
-
-
-def _accumulator(*dtypes: torch.dtype) -> torch.dtype:
+def accumulator(*dtypes: torch.dtype) -> torch.dtype:
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in dtype, rounded once, a NaN written canonical: the sum of each element alone."""
+    """Of plain tensors: x in dtype, rounded once, a NaN written canonical: the sum of each element alone."""
     rounded: Tensor = _ops.sum.raw(x.unsqueeze(-1), [-1], False, dtype, 0)
     return rounded
 
 
-# ---- division: the one op that gradients add -------------------------------------------------------------------------
+def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], batched: Callable[..., Any]) -> None:
+    """An op that derivatives consist of: its kernel gets plain tensors, whatever their device."""
+    name = schema[: schema.index("(")]
+    LIBRARY.define(schema)
+    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"torchreduce::{name}", fake, lib=LIBRARY)
+    torch.library.register_vmap(f"torchreduce::{name}", batched, lib=LIBRARY)
 
 
-def _divide_kernel(x: Tensor, n: Tensor, dtype: torch.dtype) -> Tensor:
+# ---- rounding and division -------------------------------------------------------------------------------------------
+
+
+def _rounded_batched(info: Any, in_dims: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+    return _ops.rounded.default(x, dtype), in_dims[0]
+
+
+define(
+    "rounded(Tensor x, ScalarType dtype) -> Tensor", _round, lambda x, dtype: x.new_empty(x.shape, dtype=dtype),
+    _rounded_batched,
+)  # fmt: skip
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in dtype, rounded once; x itself where it has that dtype."""
+    return x if x.dtype == dtype else _ops.rounded.default(x, dtype)
+
+
+@differentiable("rounded")
+class Rounded(Rule):
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        x, ctx.to = inputs
+        ctx.dtype = x.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return rounded(grad, ctx.dtype)
+
+    @staticmethod
+    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+        return rounded(t, ctx.to)
+
+
+def _divide(x: Tensor, n: Tensor, dtype: torch.dtype) -> Tensor:
     """x / n in the accumulator type, rounded once to dtype. n broadcasts to x."""
-    wide = _accumulator(x.dtype, dtype)
+    wide = accumulator(x.dtype, dtype)
     return _round(x.to(wide) / n.to(wide), dtype)
 
 
@@ -60,54 +87,77 @@ def _divide_batched(info: Any, in_dims: Any, x: Tensor, n: Tensor, dtype: torch.
         return t.reshape(t.shape[:1] + (1,) * (rank + 1 - t.dim()) + t.shape[1:])
 
     x, n = aligned(x, in_dims[0]), aligned(n, in_dims[1])
-    return _ops.divide(x.expand(info.batch_size, *x.shape[1:]), n, dtype), 0
+    return _ops.divide.default(x.expand(info.batch_size, *x.shape[1:]), n, dtype), 0
 
 
-LIBRARY.define("divide(Tensor x, Tensor n, ScalarType dtype) -> Tensor")
-LIBRARY.impl("divide", _divide_kernel, "CompositeExplicitAutograd")
-LIBRARY.impl("divide", torch.library.fallthrough_kernel, "Autograd")
-torch.library.register_fake("torchreduce::divide", _divide_fake, lib=LIBRARY)
-torch.library.register_vmap("torchreduce::divide", _divide_batched, lib=LIBRARY)
+define("divide(Tensor x, Tensor n, ScalarType dtype) -> Tensor", _divide, _divide_fake, _divide_batched)
 
 
-class _Divide(_Function):
-    forward = staticmethod(_ops.divide.default)
+@differentiable("divide")
+class Divide(Rule):
+    """By a count, which has no derivative."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, n, _ = inputs
-        ctx.save_for_backward(n)
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        x, n, ctx.to = inputs
         ctx.dtype = x.dtype
+        save(ctx, n)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        return _Divide.apply(grad, *ctx.saved_tensors, ctx.dtype), None, None
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _ops.divide.default(grad, *ctx.saved_tensors, ctx.dtype)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+        return _ops.divide.default(t, *ctx.saved_tensors, ctx.to)  # type: ignore[no-any-return]
 
 
 # ---- sum and mean ----------------------------------------------------------------------------------------------------
 
 
-class _Spread(_Function):
-    """What a sum does to gradients: each element gets that of its result, rounded once. Its own gradient is the sum."""
+def _spread(x: Tensor, shape: Sequence[int], dims: Sequence[int] | None, dtype: torch.dtype, level: int) -> Tensor:
+    return rounded(x, dtype).expand(shape)
+
+
+def _spread_batched(
+    info: Any, in_dims: Any, x: Tensor, shape: Sequence[int], dims: Sequence[int] | None, dtype: torch.dtype, level: int
+) -> tuple[Tensor, int]:
+    along = [1 + d for d in dims_of(len(shape), dims)]
+    x = x.movedim(in_dims[0], 0)
+    if not along:  # a batch of 0-d tensors
+        return rounded(x, dtype), 0
+    return _ops.spread.default(x, [info.batch_size, *shape], along, dtype, level), 0
+
+
+define(
+    "spread(Tensor x, SymInt[] shape, int[]? dims, ScalarType dtype, int level) -> Tensor", _spread, _spread,
+    _spread_batched,
+)  # fmt: skip
+
+
+@differentiable("spread")
+class Spread(Rule):
+    """What a sum does to gradients: x, which is of shape `shape` but for size 1 along dims, rounded once to dtype, and
+    broadcast as a view. Its own gradient is the canonical sum, not torch's."""
+
+    forward = staticmethod(_spread)  # traces have to see a view
 
     @staticmethod
-    def forward(
-        grad: Tensor, shape: Sequence[int], dims: Sequence[int] | None, dtype: torch.dtype, level: int
-    ) -> Tensor:
-        """grad is of shape `shape`, but for size 1 along dims."""
-        return (grad if grad.dtype == dtype else _round(grad, dtype)).expand(shape)
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        x, *ctx.rest = inputs
+        ctx.dtype = x.dtype
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        grad, _, ctx.dims, _, ctx.level = inputs
-        ctx.dtype = grad.dtype
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        _, dims, _, level = ctx.rest
+        return _ops.sum.default(grad, dims, True, ctx.dtype, level)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        return _Sum.apply(grad, ctx.dims, True, ctx.dtype, ctx.level), None, None, None, None
+    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+        return _ops.spread.default(t, *ctx.rest)  # type: ignore[no-any-return]
 
 
-class _Reduction(_Function):
+class Reduction(Rule):
     """Remembers what every reduction needs of its input: all but the values."""
 
     @staticmethod
@@ -121,144 +171,139 @@ class _Reduction(_Function):
 
     @staticmethod
     def spread(ctx: Any, grad: Tensor) -> Tensor:
-        spread: Tensor = _Spread.apply(grad, ctx.shape, ctx.dims, ctx.dtype, ctx.level)
-        return spread
+        """What is of the results' shape, with their dims kept, for every element, in the input's dtype."""
+        return _ops.spread.default(grad, ctx.shape, ctx.dims, ctx.dtype, ctx.level)  # type: ignore[no-any-return]
 
 
-class _Sum(_Reduction):
-    forward = staticmethod(_ops.sum.raw)
+@differentiable("sum")
+class Sum(Reduction):
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        x, dims, keepdim, ctx.to, level = inputs
+        Reduction.remember(ctx, x, dims, keepdim, level)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, dims, keepdim, _, level = inputs
-        _Sum.remember(ctx, x, dims, keepdim, level)
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return Reduction.spread(ctx, Reduction.kept(ctx, grad))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        return _Sum.spread(ctx, _Sum.kept(ctx, grad)), None, None, None, None
+    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+        return _ops.sum.default(t, ctx.dims, ctx.keepdim, ctx.to, ctx.level)  # type: ignore[no-any-return]
 
 
-class _Mean(_Sum):
-    forward = staticmethod(_ops.mean.raw)
+@differentiable("mean")
+class Mean(Reduction):
+    save = Sum.save
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         n = 1
         for d in dims_of(len(ctx.shape), ctx.dims):
             n = n * ctx.shape[d]
         # On the gradient's device: torch's GPU division by a number of the host multiplies by its reciprocal.
         count = torch.full((), n, dtype=torch.int64, device=grad.device)
-        share = _Divide.apply(_Mean.kept(ctx, grad), count, _accumulator(grad.dtype, ctx.dtype))
-        return _Mean.spread(ctx, share), None, None, None, None
+        wide = accumulator(grad.dtype, ctx.dtype)
+        return Reduction.spread(ctx, _ops.divide.default(Reduction.kept(ctx, grad), count, wide))
+
+    @staticmethod
+    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+        return _ops.mean.default(t, ctx.dims, ctx.keepdim, ctx.to, ctx.level)  # type: ignore[no-any-return]
 
 
 # ---- amax, amin, and max, min without dims: shared evenly among the ties ---------------------------------------------
 
 
-class _Amax(_Reduction):
-    forward = staticmethod(_ops.amax.raw)
-
+class Shared(Reduction):
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
         x, dims, keepdim, level = inputs
-        _Amax.remember(ctx, x, dims, keepdim, level)
-        ctx.save_for_backward(x, output)
+        Reduction.remember(ctx, x, dims, keepdim, level)
+        ctx.nans_tie = False
+        save(ctx, x, output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        """Nothing ties with a NaN: every element's share is then 0 * grad / 0, as of torch's amax."""
+    def ties(ctx: Any) -> Tensor:
+        """With a NaN nothing ties, as in torch's amax, or every other NaN, as in torch's max."""
         x, result = ctx.saved_tensors
-        ties = x == _Amax.kept(ctx, result)
-        count = _ops.sum.raw(ties, ctx.dims, True, None, ctx.level)
+        result = Reduction.kept(ctx, result)
+        ties: Tensor = x == result
+        return ties | (x.isnan() & result.isnan()) if ctx.nans_tie else ties
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Where nothing ties, every element's share is 0 * grad / 0."""
+        ties = Shared.ties(ctx)
+        count = _ops.sum.default(ties, ctx.dims, True, None, ctx.level)
         none = count == 0
-        share = _Divide.apply(_Amax.kept(ctx, grad).masked_fill(none, 0), count, _accumulator(ctx.dtype))
-        return torch.where(ties | none, _Amax.spread(ctx, share), 0), None, None, None
-
-
-class _Amin(_Amax):
-    forward = staticmethod(_ops.amin.raw)
-
-
-class _MaxAll(_Reduction):
-    forward = staticmethod(_ops.max_all.raw)
+        share = _ops.divide.default(Reduction.kept(ctx, grad).masked_fill(none, 0), count, accumulator(ctx.dtype))
+        return torch.where(ties | none, Reduction.spread(ctx, share), 0)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+        """The mean of the ties' tangents."""
+        ties = Shared.ties(ctx)
+        count = _ops.sum.default(ties, ctx.dims, ctx.keepdim, None, ctx.level)
+        total = _ops.sum.default(torch.where(ties, t, 0), ctx.dims, ctx.keepdim, accumulator(ctx.dtype), ctx.level)
+        return _ops.divide.default(total, count, ctx.dtype)  # type: ignore[no-any-return]
+
+
+class SharedOfAll(Shared):
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
         x, keepdim, level = inputs
-        _MaxAll.remember(ctx, x, None, keepdim, level)
-        ctx.save_for_backward(x, output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        """A NaN ties with every NaN, as in torch's max."""
-        x, result = ctx.saved_tensors
-        result = _MaxAll.kept(ctx, result)
-        ties = (x == result) | (x.isnan() & result.isnan())
-        count = _ops.sum.raw(ties, None, True, None, ctx.level)
-        share = _Divide.apply(_MaxAll.kept(ctx, grad), count, _accumulator(ctx.dtype))
-        return torch.where(ties, _MaxAll.spread(ctx, share), 0), None, None
+        Shared.save(ctx, (x, None, keepdim, level), output)
+        ctx.nans_tie = True
 
 
-class _MinAll(_MaxAll):
-    forward = staticmethod(_ops.min_all.raw)
+for _op in ("amax", "amin"):
+    differentiable(_op)(Shared)
+for _op in ("max_all", "min_all"):
+    differentiable(_op)(SharedOfAll)
 
 
 # ---- max and min with dims: to the index -----------------------------------------------------------------------------
 
 
-class _Max(_Reduction):
-    forward = staticmethod(_ops.max.raw)
+class Indexed(Reduction):
+    """An index over several dims counts their elements, ascending and row-major."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+    def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
         x, dims, keepdim, level = inputs
-        _Max.remember(ctx, x, dims, keepdim, level)
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(output[1])
+        Reduction.remember(ctx, x, dims, keepdim, level)
+        save(ctx, output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Gradients:
-        """An index over several dims counts their elements, ascending and row-major."""
-        if grad is None:
-            return None, None, None, None
-        grad, index = _Max.kept(ctx, grad), _Max.kept(ctx, *ctx.saved_tensors)
-        if len(ctx.dims) == 1:
-            return grad.new_zeros(ctx.shape).scatter(ctx.dims[0], index, grad), None, None, None
+    def order(ctx: Any) -> tuple[list[int], list[int], list[int]]:
+        """The kept dims before the reduced ones, where each dim went, and the sizes of the reduced ones."""
         reduced = dims_of(len(ctx.shape), ctx.dims)
         order = [d for d in range(len(ctx.shape)) if d not in reduced] + reduced
-        last = len(order) - len(reduced)
+        return order, [order.index(d) for d in range(len(order))], [ctx.shape[d] for d in reduced]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        grad, index = Reduction.kept(ctx, grad), Reduction.kept(ctx, *ctx.saved_tensors)
+        if len(ctx.dims) == 1:
+            return grad.new_zeros(ctx.shape).scatter(ctx.dims[0], index, grad)
+        order, back, sizes = Indexed.order(ctx)
+        last = len(order) - len(sizes)
         zeros = grad.new_zeros([ctx.shape[d] for d in order]).flatten(last)
         grad, index = (t.permute(order).flatten(last) for t in (grad, index))
-        rows = zeros.scatter(last, index, grad).unflatten(last, [ctx.shape[d] for d in reduced])
-        return rows.permute([order.index(d) for d in range(len(order))]), None, None, None
+        rows: Tensor = zeros.scatter(last, index, grad).unflatten(last, sizes)
+        return rows.permute(back)
+
+    @staticmethod
+    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+        index = Reduction.kept(ctx, *ctx.saved_tensors)
+        if len(ctx.dims) == 1:
+            taken = t.gather(ctx.dims[0], index)
+        else:
+            order, back, sizes = Indexed.order(ctx)
+            last = len(order) - len(sizes)
+            taken = t.permute(order).flatten(last).gather(last, index.permute(order).flatten(last))
+            taken = taken.unflatten(last, [1] * len(sizes)).permute(back)
+        return taken if ctx.keepdim else taken.reshape(reduced_shape(ctx.shape, ctx.dims, False))
 
 
-class _Min(_Max):
-    forward = staticmethod(_ops.min.raw)
-
-
-def _kernel(function: type[_Function]) -> Callable[..., Any]:
-    return lambda *args: function.apply(*args)
-
-
-def register(functions: dict[str, type[_Function]]) -> dict[str, type[_Function]]:
-    """What differentiates each op. Its name is for calls from Python, where torch.func's transforms need it; the
-    default overload does the same for all else."""
-    for name, function in functions.items():
-        LIBRARY.impl(name, _kernel(function), "Autograd")
-    return functions
-
-
-FUNCTIONS = register(
-    {
-        "sum": _Sum,
-        "mean": _Mean,
-        "amax": _Amax,
-        "amin": _Amin,
-        "max_all": _MaxAll,
-        "min_all": _MinAll,
-        "max": _Max,
-        "min": _Min,
-    }
-)
+for _op in ("max", "min"):
+    differentiable(_op, results=2)(Indexed)

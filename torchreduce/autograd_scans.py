@@ -1,280 +1,346 @@
-"""Gradients of the scans, as autograd.py has those of the reductions."""
+"""Derivatives of the scans, as autograd.py has those of the reductions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .autograd import Gradients, _accumulator, _Function, _ops, _round, _Spread, _Sum, register, transform
-from .fake import LIBRARY
+from .autograd import _round, accumulator, define, rounded
+from .dispatch import LIBRARY, Rule, differentiable, refuse_derivatives, save
+from .fake import writes_only
+
+_ops = torch.ops.torchreduce
+
+
+def along_rows(op: str, tensors: int) -> Callable[..., Any]:
+    """The batching rule of an op of so many tensors of one shape, then the dim of their rows, then options."""
+
+    def batched(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        parts = [
+            t.expand(info.batch_size, *t.shape) if batch is None else t.movedim(batch, 0)
+            for t, batch in zip(args[:tensors], in_dims, strict=False)
+        ]
+        dim, *options = args[tensors:]
+        overload, rank = getattr(_ops, op).default, parts[0].dim() - 1
+        if rank == 0:
+            return overload(*(t.unsqueeze(1) for t in parts), 1, *options).squeeze(1), 0
+        return overload(*parts, 1 + dim % rank, *options), 0
+
+    return batched
+
+
+def _like_first(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
 
 # ---- cumsum ----------------------------------------------------------------------------------------------------------
 
 
-class _CumSum(_Function):
-    forward = staticmethod(_ops.cumsum.raw)
-
+@differentiable("cumsum")
+class CumSum(Rule):
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, ctx.dim, _, ctx.exclusive, ctx.reverse, ctx.level = inputs
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        x, ctx.dim, ctx.to, ctx.exclusive, ctx.reverse, ctx.level = inputs
         ctx.dtype = x.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         """The scan from the other end: an element goes into every result from its own on."""
-        back = _CumSum.apply(grad, ctx.dim, ctx.dtype, ctx.exclusive, not ctx.reverse, ctx.level)
-        return back, None, None, None, None, None
+        back: Tensor = _ops.cumsum.default(grad, ctx.dim, ctx.dtype, ctx.exclusive, not ctx.reverse, ctx.level)
+        return back
+
+    @staticmethod
+    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+        tangent: Tensor = _ops.cumsum.default(t, ctx.dim, ctx.to, ctx.exclusive, ctx.reverse, ctx.level)
+        return tangent
+
+
+def _shifted(x: Tensor, dim: int, forth: bool) -> Tensor:
+    """Every element one position further along dim, 0 in the free one, or one back: what an exclusive scan does to the
+    inclusive one's results, and what that does to gradients, for a scan from the first element or the last."""
+    if x.dim() == 0:
+        return torch.zeros_like(x)
+    n = x.shape[dim]
+    if n == 0:
+        return x
+    free = x.new_zeros(()).expand_as(x.narrow(dim, 0, 1))
+    return torch.cat([free, x.narrow(dim, 0, n - 1)] if forth else [x.narrow(dim, 1, n - 1), free], dim)
 
 
 def _of_inclusive(grad: Tensor, dim: int, exclusive: bool, reverse: bool) -> Tensor:
     """The gradient of the inclusive scan's results, out of that of the exclusive ones: the start's belongs to none."""
-    if not exclusive or grad.dim() == 0:
-        return torch.zeros_like(grad) if exclusive else grad
-    start = grad.new_zeros(()).expand_as(grad.narrow(dim, 0, min(1, grad.shape[dim])))
-    n = max(0, grad.shape[dim] - 1)
-    return torch.cat(
-        [start, grad.narrow(dim, 0, n)] if reverse else [grad.narrow(dim, grad.shape[dim] - n, n), start], dim
-    )
+    return _shifted(grad, dim, reverse) if exclusive else grad
 
 
-# ---- sums with weights: logcumsumexp and the scans with index --------------------------------------------------------
+def _of_exclusive(tangent: Tensor, dim: int, exclusive: bool, reverse: bool) -> Tensor:
+    """The tangent of the exclusive scan's results, out of that of the inclusive ones: the start has none."""
+    return _shifted(tangent, dim, not reverse) if exclusive else tangent
 
 
-def _decayed_fake(g: Tensor, x: Tensor, o: Tensor, dim: int, reverse: bool, level: int) -> Tensor:
-    return g.new_empty(g.shape)
+# ---- sums with weights: logcumsumexp ---------------------------------------------------------------------------------
 
 
-def _decayed_batched(
-    info: Any, in_dims: Any, g: Tensor, x: Tensor, o: Tensor, dim: int, reverse: bool, level: int
-) -> tuple[Tensor, int]:
-    def batched(t: Tensor, batch: int | None) -> Tensor:
-        t = t.expand(info.batch_size, *t.shape) if batch is None else t.movedim(batch, 0)
-        return t.contiguous()
-
-    parts = [batched(t, batch) for t, batch in zip((g, x, o), in_dims, strict=False)]
-    if parts[0].dim() == 1:
-        parts = [t.unsqueeze(1) for t in parts]
-        return _ops.decayed_sum(*parts, 1, reverse, level).squeeze(1), 0
-    return _ops.decayed_sum(*parts, 1 + dim % (parts[0].dim() - 1), reverse, level), 0
+torch.library.register_fake("torchreduce::decayed_sum", _like_first, lib=LIBRARY)
+torch.library.register_vmap("torchreduce::decayed_sum", along_rows("decayed_sum", 3), lib=LIBRARY)
 
 
-LIBRARY.impl("decayed_sum", torch.library.fallthrough_kernel, "Autograd")
-torch.library.register_fake("torchreduce::decayed_sum", _decayed_fake, lib=LIBRARY)
-torch.library.register_vmap("torchreduce::decayed_sum", _decayed_batched, lib=LIBRARY)
-
-
-class _Decayed(_Function):
-    """Result i: the sum of g[j] * exp(x[i] - o[j]) over j up to i, for o that do not rise and x <= o (csrc/scans.h)."""
-
-    @staticmethod
-    def forward(g: Tensor, x: Tensor, o: Tensor, dim: int, reverse: bool, level: int) -> Tensor:
-        result: Tensor = _ops.decayed_sum(g.contiguous(), x.contiguous(), o.contiguous(), dim, reverse, level)
-        return result
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        g, x, o, ctx.dim, ctx.reverse, ctx.level = inputs
-        ctx.save_for_backward(g, x, o, output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        g, x, o, result = ctx.saved_tensors
-        weighted = _weighted(grad, x, o, ctx.level)
-        back = _Decayed.apply(weighted, -o, -o, ctx.dim, not ctx.reverse, ctx.level)
-        return back, grad * result, -g * back, None, None, None
+def _decayed(g: Tensor, x: Tensor, o: Tensor, dim: int, reverse: bool, level: int) -> Tensor:
+    return _ops.decayed_sum.default(g, x, o, dim, reverse, level)  # type: ignore[no-any-return]
 
 
 def _weighted(g: Tensor, x: Tensor, o: Tensor, level: int) -> Tensor:
     """g * exp(x - o), one by one."""
-    weighted: Tensor = _Decayed.apply(g.unsqueeze(-1), x.unsqueeze(-1), o.unsqueeze(-1), -1, False, level)
-    return weighted.squeeze(-1)
+    return _decayed(g.unsqueeze(-1), x.unsqueeze(-1), o.unsqueeze(-1), -1, False, level).squeeze(-1)
 
 
-class _LogCumSumExp(_Function):
-    forward = staticmethod(_ops.logcumsumexp.raw)
+@differentiable("decayed_sum")
+class DecayedSum(Rule):
+    """Result i: the sum of g[j] * exp(x[i] - o[j]) over j up to i, for o that do not rise and x <= o (csrc/scans.h)."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        g, x, o, ctx.dim, ctx.reverse, ctx.level = inputs
+        save(ctx, g, x, o, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        g, x, o, result = ctx.saved_tensors
+        back = _decayed(_weighted(grad, x, o, ctx.level), -o, -o, ctx.dim, not ctx.reverse, ctx.level)
+        return back, grad * result, -g * back
+
+    @staticmethod
+    def tangent(ctx: Any, to_g: Tensor | None, to_x: Tensor | None, to_o: Tensor | None, *_: Any) -> Tensor:
+        g, x, o, result = ctx.saved_tensors
+        direct = to_g if to_o is None else -g * to_o if to_g is None else to_g - g * to_o
+        tangent = None if direct is None else _decayed(direct, x, o, ctx.dim, ctx.reverse, ctx.level)
+        if to_x is None:
+            return torch.zeros_like(result) if tangent is None else tangent
+        through: Tensor = to_x * result
+        return through if tangent is None else tangent + through
+
+
+@differentiable("logcumsumexp")
+class LogCumSumExp(Rule):
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
         x, ctx.dim, ctx.exclusive, ctx.reverse, ctx.level = inputs
-        ctx.save_for_backward(x)
+        save(ctx, x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        """The results are computed again, in the accumulator type: rounded to 16 bits they would be too coarse."""
+    def wide(ctx: Any) -> tuple[Tensor, Tensor]:
+        """The input and the inclusive results, computed again in the accumulator type: of 16 bits they would be too
+        coarse."""
         (x,) = ctx.saved_tensors
-        wide = x.to(_accumulator(x.dtype))
-        out = _LogCumSumExp.apply(wide, ctx.dim, False, ctx.reverse, ctx.level)
-        grad = _of_inclusive(grad.to(wide.dtype), ctx.dim, ctx.exclusive, ctx.reverse)
-        back = _Decayed.apply(grad, wide, out, ctx.dim, not ctx.reverse, ctx.level)
-        return _Rounded.apply(back, x.dtype), None, None, None, None
-
-
-class _Rounded(_Function):
-    """In dtype, rounded once, a NaN written canonical."""
+        x = x.to(accumulator(x.dtype))
+        return x, _ops.logcumsumexp.default(x, ctx.dim, False, ctx.reverse, ctx.level)
 
     @staticmethod
-    def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
-        return _round(x, dtype)
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        x, out = LogCumSumExp.wide(ctx)
+        grad_of_inclusive = _of_inclusive(grad.to(x.dtype), ctx.dim, ctx.exclusive, ctx.reverse)
+        back = _decayed(grad_of_inclusive, x, out, ctx.dim, not ctx.reverse, ctx.level)
+        return _canonical(back, grad.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.dtype = inputs[0].dtype
+    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+        """The sum of the tangents, each by its share of the result."""
+        x, out = LogCumSumExp.wide(ctx)
+        weighted = _weighted(t.to(x.dtype), x, out, ctx.level)
+        tangent = _decayed(weighted, -out, -out, ctx.dim, ctx.reverse, ctx.level)
+        return _canonical(_of_exclusive(tangent, ctx.dim, ctx.exclusive, ctx.reverse), t.dtype)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        return _Rounded.apply(grad, ctx.dtype), None
+
+def _canonical(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in dtype, rounded once, a NaN written canonical whatever the dtype was."""
+    result: Tensor = _ops.rounded.default(x, dtype)
+    return result
 
 
 # ---- cummax and cummin: to the index ---------------------------------------------------------------------------------
 
 
-class _ToIndex(_Function):
-    """Element i: the sum of the gradients whose index is i, which are neighbours: in float64, from the far end on."""
+def _to_index(grad: Tensor, index: Tensor, dim: int, reverse: bool, level: int) -> Tensor:
+    """Element i: the sum of the gradients whose index is i, which are neighbours: in float64, from the far end on.
 
-    @staticmethod
-    def forward(grad: Tensor, index: Tensor, dim: int, reverse: bool, level: int) -> Tensor:
-        n = grad.shape[dim] if grad.dim() else 1
-        shape = [1] * grad.dim()
-        if grad.dim():
-            shape[dim] = n
+    Some rows at a time, since this takes 40 bytes an element on the way.
+    """
+    result = torch.empty_like(grad, memory_format=torch.contiguous_format)
+    if grad.numel() == 0:
+        return result
+    if grad.dim() == 0:
+        return _round(grad, grad.dtype)
+    dim %= grad.dim()
+    other = max((d for d in range(grad.dim()) if d != dim), key=lambda d: grad.shape[d], default=dim)
+    rows = grad.shape[other] if other != dim else 1
+    most = max(1 << 18, grad.numel() // 16)
+    step = max(1, rows * most // grad.numel()) if rows > 1 else grad.shape[dim]
+    positions = torch.arange(grad.shape[dim], device=index.device)
+    positions = positions.reshape([-1 if d == dim else 1 for d in range(grad.dim())])
+    for first in range(0, grad.shape[other], step):
+        g, i, to = (t.narrow(other, first, min(step, grad.shape[other] - first)) for t in (grad, index, result))
         # Indices 1024 apart, falling: what belongs to another one has the weight exp(-1024), which is 0.
-        apart = (index * (-1024 if reverse else 1024)).double().contiguous()
-        sums = _ops.decayed_sum(grad.double().contiguous(), apart, apart, dim, not reverse, level)
-        own = index == torch.arange(n, device=index.device).reshape(shape)
-        return torch.where(own, _round(sums, grad.dtype), 0)
+        apart = i.to(torch.float64, memory_format=torch.contiguous_format).mul_(-1024 if reverse else 1024)
+        g = g.to(torch.float64, memory_format=torch.contiguous_format)
+        sums = _ops.decayed_sum.default(g, apart, apart, dim, not reverse, level)
+        del apart
+        to.copy_(_round(sums, grad.dtype)).masked_fill_(i != positions, 0)
+    return result
+
+
+define(
+    "to_index(Tensor grad, Tensor index, int dim, bool reverse, int level) -> Tensor", _to_index, _like_first,
+    along_rows("to_index", 2),
+)  # fmt: skip
+define(
+    "from_index(Tensor x, Tensor index, int dim, bool reverse, int level) -> Tensor",
+    lambda x, index, dim, reverse, level: x.gather(dim, index), _like_first, along_rows("from_index", 2),
+)  # fmt: skip
+
+
+class Index(Rule):
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        _, index, *ctx.rest = inputs
+        save(ctx, index)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        _, index, ctx.dim, ctx.reverse, ctx.level = inputs
-        ctx.save_for_backward(index)
+    def to_index(ctx: Any, x: Tensor, *_: Any) -> Tensor:
+        return _ops.to_index.default(x, *ctx.saved_tensors, *ctx.rest)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        return _FromIndex.apply(grad, *ctx.saved_tensors, ctx.dim, ctx.reverse, ctx.level), None, None, None, None
+    def from_index(ctx: Any, x: Tensor, *_: Any) -> Tensor:
+        return _ops.from_index.default(x, *ctx.saved_tensors, *ctx.rest)  # type: ignore[no-any-return]
 
 
-class _FromIndex(_Function):
+@differentiable("to_index")
+class ToIndex(Index):
+    backward, tangent = Index.from_index, Index.to_index
+
+
+@differentiable("from_index")
+class FromIndex(Index):
     """Each result's element."""
 
-    @staticmethod
-    def forward(x: Tensor, index: Tensor, dim: int, reverse: bool, level: int) -> Tensor:
-        return x.gather(dim, index)
-
-    setup_context = _ToIndex.setup_context
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        return _ToIndex.apply(grad, *ctx.saved_tensors, ctx.dim, ctx.reverse, ctx.level), None, None, None, None
+    backward, tangent = Index.to_index, Index.from_index
 
 
-class _CumMax(_Function):
-    forward = staticmethod(_ops.cummax.raw)
+class CumExtreme(Rule):
+    backward, tangent = Index.to_index, Index.from_index
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-        _, ctx.dim, ctx.reverse, ctx.level = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(output[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Gradients:
-        if grad is None:
-            return None, None, None, None
-        return _ToIndex.apply(grad, *ctx.saved_tensors, ctx.dim, ctx.reverse, ctx.level), None, None, None
+    def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
+        _, *ctx.rest = inputs
+        save(ctx, output[1])
 
 
-class _CumMin(_CumMax):
-    forward = staticmethod(_ops.cummin.raw)
+for _op in ("cummax", "cummin"):
+    differentiable(_op, results=2)(CumExtreme)
 
 
 # ---- cumprod ---------------------------------------------------------------------------------------------------------
 
 
-class _CumProd(_Function):
-    forward = staticmethod(_ops.cumprod.raw)
+@differentiable("cumprod")
+class CumProd(Rule):
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        x, ctx.dim, ctx.to, ctx.exclusive, ctx.reverse, ctx.level = inputs
+        ctx.result = output.dtype
+        save(ctx, x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, ctx.dim, _, ctx.exclusive, ctx.reverse, ctx.level = inputs
-        ctx.save_for_backward(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         grad = _of_inclusive(grad, ctx.dim, ctx.exclusive, ctx.reverse)
-        back = _CumProdGradient.apply(grad, x, ctx.dim, ctx.reverse, ctx.level)
-        return back, None, None, None, None, None
-
-
-class _CumProdGradient(_Function):
-    """Element k: the sum over j from k on of g[j] times the product of the elements up to j but for k."""
+        return _ops.cumprod_gradient.default(grad, x, ctx.dim, ctx.reverse, ctx.level)  # type: ignore[no-any-return]
 
     @staticmethod
-    def forward(g: Tensor, x: Tensor, dim: int, reverse: bool, level: int) -> Tensor:
-        """Before a row's first zero the products are divided by the element; at it they leave it out; after it all
-        are 0."""
-        wide = _accumulator(g.dtype, x.dtype)
-
-        def sums(factors: Tensor) -> Tensor:
-            product = _ops.cumprod.raw(factors, dim, wide, False, reverse, level)
-            result: Tensor = _ops.cumsum.raw(g.to(wide) * product, dim, wide, False, not reverse, level)
-            return result
-
-        zero = x == 0
-        zeros = _ops.cumsum.raw(zero, dim, None, False, reverse, level)
-        first = zero & (zeros == 1)
-        divided = _ops.divide(sums(x), x.masked_fill(zero, 1), wide)
-        back = torch.where(zeros == 0, divided, torch.where(first, sums(x.masked_fill(first, 1)), 0))
-        return _round(back, x.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        g, x, ctx.dim, ctx.reverse, ctx.level = inputs
-        ctx.save_for_backward(g, x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        g, x = ctx.saved_tensors
-        # A trace and a transform cannot look.
-        looks = transform() is None and type(x) in (Tensor, torch.nn.Parameter)
-        second = _by_division if looks and not (x == 0).any() else _by_omission
-        return *second(grad, g, x, ctx.dim, ctx.reverse, ctx.level), None, None, None
+    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+        """By the product rule, one element after the other: each multiplies the tangent so far, and its own tangent the
+        product so far."""
+        (x,) = ctx.saved_tensors
+        wide, dim, reverse, level = accumulator(x.dtype, ctx.result), ctx.dim, ctx.reverse, ctx.level
+        before = _ops.cumprod.default(x, dim, wide, True, reverse, level)
+        tangent = _scan(x.to(wide), t.to(wide) * before, dim, reverse, False, level)
+        return _canonical(_of_exclusive(tangent, dim, ctx.exclusive, reverse), ctx.result)
 
 
-def _by_division(v: Tensor, g: Tensor, x: Tensor, dim: int, reverse: bool, level: int) -> tuple[Tensor, Tensor]:
-    """The gradients of sum(v * _CumProdGradient(g, x)) for g and x, where no element is 0."""
-    wide = _accumulator(g.dtype, x.dtype)
+def _scan(a: Tensor, b: Tensor, dim: int, reverse: bool, shifted: bool, level: int) -> Tensor:
+    return _ops.linear_scan.default(a, b, None, dim, reverse, shifted, level)  # type: ignore[no-any-return]
 
-    def sums(t: Tensor, reverse: bool) -> Tensor:
-        result: Tensor = _CumSum.apply(t, dim, wide, False, reverse, level)
+
+def _cumprod_gradient(g: Tensor, x: Tensor, dim: int, reverse: bool, level: int) -> Tensor:
+    """Element k: the sum over j from k on of g[j] times the product of the elements up to j but for k.
+
+    Before a row's first zero the products are divided by the element; at it they leave it out; after it all are 0.
+    """
+    wide = accumulator(g.dtype, x.dtype)
+
+    def sums(factors: Tensor) -> Tensor:
+        product = _ops.cumprod.raw(factors, dim, wide, False, reverse, level)
+        product = product.mul_(g)
+        result: Tensor = _ops.cumsum.raw(product, dim, wide, False, not reverse, level)
         return result
 
-    product = _CumProd.apply(x, dim, wide, False, reverse, level)
-    share = v.to(wide) / x.to(wide)
-    shares, weighted = sums(share, reverse), g.to(wide) * product
-    to_x = (sums(weighted * shares, not reverse) - sums(weighted, not reverse) * share) / x.to(wide)
-    return (product * shares).to(g.dtype), to_x.to(x.dtype)
+    zero = x == 0
+    unbroken = _ops.cumprod.raw(~zero, dim, torch.uint8, True, reverse, level).bool()  # no zero before it
+    first = zero & unbroken
+    back = _ops.divide.default(sums(x), x.masked_fill(zero, 1), wide).masked_fill_(~unbroken, 0)
+    back = torch.where(first, sums(x.masked_fill(first, 1)), back)
+    return back if back.dtype == x.dtype else _round(back, x.dtype)
 
 
-def _by_omission(v: Tensor, g: Tensor, x: Tensor, dim: int, reverse: bool, level: int) -> tuple[Tensor, Tensor]:
-    """The same for all x: by a square of the products that leave an element out, in memory n times the input's."""
-    whole = x.dim() == 0
-    v, g, x = (t.unsqueeze(0) if whole else t.movedim(dim, -1) for t in (v, g, x))
-    if reverse:
-        v, g, x = (t.flip(-1) for t in (v, g, x))
-    n = x.shape[-1]
-    own = torch.eye(n, dtype=torch.bool, device=x.device)
-    before = torch.ones_like(own).tril(-1)
-    square = x.unsqueeze(-2).expand(*x.shape, n).masked_fill(own, 1)  # row k leaves out element k
-    products = _CumProd.apply(square, -1, None, False, False, level).masked_fill(before, 0)
-    to_g = _Sum.apply(v.unsqueeze(-1) * products, [-2], False, g.dtype, level)
-    through = (v.unsqueeze(-1) * g.unsqueeze(-2)).masked_fill(before, 0)
-    to_square = _CumProdGradient.apply(through, square, -1, False, level)
-    to_x = _Sum.apply(to_square.masked_fill(own, 0), [-2], False, None, level)
-    to_g, to_x = (t.flip(-1) if reverse else t for t in (to_g, to_x))
-    return (to_g.squeeze(0), to_x.squeeze(0)) if whole else (to_g.movedim(-1, dim), to_x.movedim(-1, dim))
+define(
+    "cumprod_gradient(Tensor g, Tensor x, int dim, bool reverse, int level) -> Tensor", _cumprod_gradient,
+    lambda g, x, *_: x.new_empty(x.shape), along_rows("cumprod_gradient", 2),
+)  # fmt: skip
+
+
+@differentiable("cumprod_gradient")
+class CumProdGradient(Rule):
+    """By another form of it, which divides nothing: element k is the product E[k] of the elements before it, times
+    R[k] = g[k] + x[k + 1] * R[k + 1]."""
+
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        g, x, ctx.dim, ctx.reverse, ctx.level = inputs
+        save(ctx, g, x)
+
+    @staticmethod
+    def factors(ctx: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """x, E and R in the accumulator type."""
+        g, x = ctx.saved_tensors
+        wide = accumulator(g.dtype, x.dtype)
+        x, dim, reverse, level = x.to(wide), ctx.dim, ctx.reverse, ctx.level
+        before = _ops.cumprod.default(x, dim, wide, True, reverse, level)
+        return x, before, _scan(x, g.to(wide), dim, not reverse, True, level)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        g, given = ctx.saved_tensors
+        x, before, rest = CumProdGradient.factors(ctx)
+        dim, reverse, level = ctx.dim, ctx.reverse, ctx.level
+        grad = grad.to(x.dtype)
+        to_g = _scan(x, grad * before, dim, reverse, False, level)  # also what x[k + 1] gets from R[k], by R[k + 1]
+        through = _shifted(to_g, dim, not reverse) * rest
+        to_before = _shifted(grad * rest, dim, reverse)
+        to_x = through + _ops.cumprod_gradient.default(to_before, x, dim, reverse, level)
+        return _canonical(to_g, g.dtype), _canonical(to_x, given.dtype)
+
+    @staticmethod
+    def tangent(ctx: Any, to_g: Tensor | None, to_x: Tensor | None, *_: Any) -> Tensor:
+        x, before, rest = CumProdGradient.factors(ctx)
+        dim, reverse, level = ctx.dim, ctx.reverse, ctx.level
+        direct = torch.zeros_like(x) if to_g is None else to_g.to(x.dtype)
+        if to_x is not None:
+            to_x = to_x.to(x.dtype)
+            direct = direct + _shifted(to_x * rest, dim, reverse)
+        tangent = before * _scan(x, direct, dim, not reverse, True, level)
+        if to_x is not None:
+            inner = _scan(x, to_x * before, dim, reverse, False, level)
+            tangent = tangent + _shifted(inner, dim, not reverse) * rest
+        return _canonical(tangent, ctx.saved_tensors[1].dtype)
 
 
 # ---- linear_scan -----------------------------------------------------------------------------------------------------
@@ -284,7 +350,7 @@ def _full(x: Tensor, shape: Sequence[int], level: int) -> Tensor:
     """x broadcast to shape, without a copy; its gradient is the canonical sum."""
     x = x.reshape((1,) * (len(shape) - x.dim()) + x.shape)
     along = [d for d in range(len(shape)) if x.shape[d] != shape[d]]
-    return x if not along else _Spread.apply(x, shape, along, x.dtype, level)
+    return x if not along else _ops.spread.default(x, shape, along, x.dtype, level)
 
 
 def _summed(x: Tensor, shape: Sequence[int], dtype: torch.dtype, level: int) -> Tensor:
@@ -292,53 +358,86 @@ def _summed(x: Tensor, shape: Sequence[int], dtype: torch.dtype, level: int) -> 
     extra = x.dim() - len(shape)
     along = [d for d in range(x.dim()) if d < extra or (shape[d - extra] == 1 and x.shape[d] != 1)]
     if along:
-        x = _Sum.apply(x, along, True, dtype, level)
-    elif x.dtype != dtype:
-        x = _Rounded.apply(x, dtype)
-    return x.reshape(shape)
+        x = _ops.sum.default(x, along, True, dtype, level)
+    return rounded(x, dtype).reshape(shape)
 
 
-class _LinearScan(_Function):
+@differentiable("linear_scan")
+class LinearScan(Rule):
     """`shifted`: a position takes the a of the one before it in the scan's direction, and there is no initial."""
 
-    forward = staticmethod(_ops.linear_scan.raw)
-
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
         a, b, initial, ctx.dim, ctx.reverse, ctx.shifted, ctx.level = inputs
-        ctx.wide = _accumulator(b.dtype)
+        ctx.wide = accumulator(b.dtype)
         # Results of 16 bits are too coarse; they are computed again.
-        ctx.save_for_backward(a, b, initial, output if b.dtype == ctx.wide else None)
+        save(ctx, a, b, initial, output if b.dtype == ctx.wide else None)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        """The scan from the other end, by the a of the next position; an a gets that times the h before it."""
+    def wide(ctx: Any) -> tuple[Tensor, Tensor | None, Tensor]:
+        """a, initial and the results in the accumulator type."""
         a, b, initial, h = ctx.saved_tensors
+        a, start = a.to(ctx.wide), None if initial is None else initial.to(ctx.wide)
+        if h is None:
+            b = b.to(ctx.wide)
+            h = _ops.linear_scan.default(a, b, start, ctx.dim, ctx.reverse, ctx.shifted, ctx.level)
+        return a, start, h
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """The scan from the other end, by the a of the next position; an a gets that times the h before it."""
+        a, b, initial, _ = ctx.saved_tensors
         dim, reverse, level = ctx.dim, ctx.reverse, ctx.level
         factors = a.to(ctx.wide)
-        start = None if initial is None else initial.to(ctx.wide)
-        back = _LinearScan.apply(factors, grad.to(ctx.wide), None, dim, not reverse, not ctx.shifted, level)
+        back = _scan(factors, grad.to(ctx.wide), dim, not reverse, not ctx.shifted, level)
         to_b = _summed(back, b.shape, b.dtype, level)
         if grad.dim() == 0:
             back, dim = back.unsqueeze(0), 0
         n = back.shape[dim]
         if n == 0:
-            return torch.zeros_like(a), to_b, None if initial is None else torch.zeros_like(initial), *[None] * 4
+            return torch.zeros_like(a), to_b, None if initial is None else torch.zeros_like(initial)
         first = back.narrow(dim, n - 1 if reverse else 0, 1)
         outer, to_initial = torch.zeros_like(first), None  # of the a that is not used
-        if start is not None:
+        if initial is not None:
+            start = initial.to(ctx.wide)
             outer = first * _full(start, first.squeeze(dim).shape, level).unsqueeze(dim)
             factor = _full(factors, back.shape, level).narrow(dim, n - 1 if reverse else 0, 1)
             to_initial = _summed((factor * first).squeeze(dim), initial.shape, initial.dtype, level)
         if not ctx.needs_input_grad[0]:
-            return None, to_b, to_initial, None, None, None, None
-        if h is None:
-            h = _LinearScan.apply(factors, b.to(ctx.wide), start, ctx.dim, reverse, ctx.shifted, level)
+            return None, to_b, to_initial
+        h = LinearScan.wide(ctx)[2]
         before = h.reshape(back.shape).narrow(dim, int(reverse), n - 1)
         products = back.narrow(dim, 1 - reverse, n - 1) * before
         parts = [outer, products] if reverse == ctx.shifted else [products, outer]
         to_a = _summed(torch.cat(parts, dim).reshape(grad.shape), a.shape, a.dtype, level)
-        return to_a, to_b, to_initial, None, None, None, None
+        return to_a, to_b, to_initial
+
+    @staticmethod
+    def tangent(ctx: Any, to_a: Tensor | None, to_b: Tensor | None, to_initial: Tensor | None, *_: Any) -> Tensor:
+        """The same recurrence of the tangents: b's, and that of a times the h before it."""
+        a, start, h = LinearScan.wide(ctx)
+        dim, level = ctx.dim, ctx.level
+        direct = torch.zeros_like(h) if to_b is None else _full(to_b.to(ctx.wide), h.shape, level)
+        if to_a is not None and h.numel():
+            whole = h.dim() == 0
+            before = _shifted(h, dim, not ctx.reverse)
+            if start is not None:
+                before = before.unsqueeze(0) if whole else before
+                along = 0 if whole else dim
+                last = before.narrow(along, 1 - ctx.reverse, before.shape[along] - 1)  # all but the first in its order
+                edge = _full(start, before.select(along, 0).shape, level).unsqueeze(along)
+                before = torch.cat([last, edge] if ctx.reverse else [edge, last], along)
+                before = before.squeeze(0) if whole else before
+            factor = _full(to_a.to(ctx.wide), h.shape, level)
+            if ctx.shifted:
+                factor = _shifted(factor, dim, not ctx.reverse)
+            direct = direct + factor * before
+        if start is not None and to_initial is None:
+            to_initial = torch.zeros_like(start)
+        if to_initial is not None:
+            to_initial = to_initial.to(ctx.wide)
+        tangent = _ops.linear_scan.default(a, direct, to_initial, dim, ctx.reverse, ctx.shifted, level)
+        return _canonical(tangent, ctx.saved_tensors[1].dtype)
 
 
 def _linear_fake(
@@ -370,23 +469,15 @@ def _linear_batched(
     if initial is not None:
         initial = aligned(initial, in_dims[2], dims - 1)
     b = b.expand(info.batch_size, *b.shape[1:])
-    result = _ops.linear_scan(a, b, initial, 1 + dim % dims, reverse, shifted, level)
+    result = _ops.linear_scan.default(a, b, initial, 1 + dim % dims, reverse, shifted, level)
     return (result if rank else result.squeeze(1)), 0
 
 
 for _overload in ("", ".raw"):
     torch.library.register_fake(f"torchreduce::linear_scan{_overload}", _linear_fake, lib=LIBRARY)
     torch.library.register_vmap(f"torchreduce::linear_scan{_overload}", _linear_batched, lib=LIBRARY)
-LIBRARY.impl("linear_scan.raw", torch.library.fallthrough_kernel, "Autograd")
-
-
-FUNCTIONS = register(
-    {
-        "linear_scan": _LinearScan,
-        "cumsum": _CumSum,
-        "cumprod": _CumProd,
-        "logcumsumexp": _LogCumSumExp,
-        "cummax": _CumMax,
-        "cummin": _CumMin,
-    }
-)
+for _overload in (".out", ".raw_out"):
+    torch.library.register_fake(f"torchreduce::linear_scan{_overload}", writes_only, lib=LIBRARY)
+for _overload in (".raw", ".raw_out"):
+    LIBRARY.impl(f"linear_scan{_overload}", torch.library.fallthrough_kernel, "Autograd")
+refuse_derivatives("linear_scan", _ops.linear_scan.out)

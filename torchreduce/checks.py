@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import autograd, autograd_scans
+from . import autograd, autograd_scans  # noqa: F401  they register the derivatives
 from .fake import reduced_shape
 from .table import BY_NAME, DEVICES, DTYPES, Op
 
@@ -16,7 +16,7 @@ Dims = int | Sequence[int] | None
 
 _DTYPES = frozenset(DTYPES)
 _STRIDED = torch.strided
-_FUNCTIONS = {**autograd.FUNCTIONS, **autograd_scans.FUNCTIONS}
+_PYTHON_TYPES = {float: torch.float64, int: torch.int64, bool: torch.bool}
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,15 @@ class Overloads:
 
     name: str  # of the public function
     row: Op
-    raw: Callable[..., Any]  # the kernel
-    apply: Callable[..., Any]  # the same with gradients, if it has any
-    default: Callable[..., Any]  # the same for tracing
-    out: Any  # the kernel that writes to given tensors; linear_scan has none
+    default: Callable[..., Any]  # these four as dispatch.py has them
+    raw: Callable[..., Any]
+    out: Callable[..., Any]
+    raw_out: Callable[..., Any]
 
 
 def overloads(name: str) -> Overloads:
     row, op = BY_NAME[name], getattr(torch.ops.torchreduce, name)
-    apply = _FUNCTIONS[name].apply if row.differentiable else op.raw
-    return Overloads(row.function, row, op.raw, apply, op.default, getattr(op, "out", None))
+    return Overloads(row.function, row, op.default, op.raw, op.out, op.raw_out)
 
 
 def _listed(dtypes: Sequence[torch.dtype]) -> str:
@@ -55,7 +54,14 @@ def check_input(name: str, input: Tensor, argument: str = "input") -> None:
         raise NotImplementedError(f"{name}(): not implemented for {layout}. Supported are strided tensors")
 
 
-def check_dtype(op: Overloads, input: Tensor, dtype: torch.dtype | None) -> None:
+def as_dtype(dtype: Any) -> Any:
+    """Python's own types are the names of some."""
+    return _PYTHON_TYPES.get(dtype, dtype) if isinstance(dtype, type) else dtype
+
+
+def check_dtype(op: Overloads, input: Tensor, dtype: Any) -> Any:
+    """dtype as the ops take it."""
+    dtype = as_dtype(dtype)
     if dtype is None:
         if input.dtype not in op.row.inputs:
             if not op.row.results:
@@ -71,12 +77,15 @@ def check_dtype(op: Overloads, input: Tensor, dtype: torch.dtype | None) -> None
     elif dtype not in op.row.results:
         message = f"{op.name}(): not implemented for dtype={dtype}. Supported are {_listed(op.row.results)}"
         raise RuntimeError(message) if op.name == "mean" and dtype in _DTYPES else NotImplementedError(message)
+    return dtype
 
 
 def check_dim(name: str, dim: Any, ndim: int) -> int:
     """dim as an int in range; a 0-d tensor has the dims 0 and -1."""
-    if isinstance(dim, (bool, Tensor)) or not hasattr(dim, "__index__"):
-        hint = f"; of two tensors: torch.{name}imum" if name in ("max", "min") and isinstance(dim, Tensor) else ""
+    of_two = isinstance(dim, Tensor) and name in ("max", "min")  # torch's max(input, other)
+    number = isinstance(dim, Tensor) and dim.dim() == 0 and not (dim.is_floating_point() or dim.is_complex())
+    if of_two or isinstance(dim, bool) or not (number or hasattr(dim, "__index__")):
+        hint = f"; of two tensors: torch.{name}imum" if of_two else ""
         raise TypeError(f"{name}(): argument 'dim' must be an int or ints, got {type(dim).__name__}{hint}")
     index, bound = operator.index(dim), ndim or 1
     if not -bound <= index < bound:
@@ -95,6 +104,22 @@ def either(name: str, dim: Dims, axis: Dims) -> Dims:
     return axis
 
 
+def either_keepdim(name: str, keepdim: bool, keepdims: bool) -> bool:
+    """keepdim, by its other name."""
+    if keepdim is not False:
+        raise TypeError(f"{name}(): 'keepdims' is another name of 'keepdim': give one of them")
+    return keepdims
+
+
+def is_zero(size: Any) -> bool:
+    """Not of a size that only a run will know: kernels look again."""
+    if not torch.compiler.is_dynamo_compiling() and not isinstance(size, torch.SymInt):
+        return bool(size == 0)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return bool(guard_or_false(size == 0))
+
+
 def check_dims(op: Overloads, input: Tensor, dim: Dims, keepdim: bool, axis: Dims) -> list[int] | None:
     """Checks the input, the dims and keepdim. The dims as the ops take them; None for all of them."""
     check_input(op.name, input)
@@ -111,7 +136,7 @@ def check_dims(op: Overloads, input: Tensor, dim: Dims, keepdim: bool, axis: Dim
             raise RuntimeError(f"{op.name}(): a dim appears multiple times in dim={tuple(dim)}")
     else:
         dims = [] if dim is None else [check_dim(op.name, dim, ndim)]
-    if op.row.empty is None and input.numel() == 0:
+    if op.row.empty is None and is_zero(input.numel()):
         _check_not_empty(op, input, dims)
     return dims or None
 
@@ -123,5 +148,5 @@ def _check_not_empty(op: Overloads, input: Tensor, dims: list[int]) -> None:
         error = IndexError if op.row.returns == ("indices",) else RuntimeError
         raise error(f"{op.name}(): no elements to reduce in shape {shape}: give a dim of non-zero size")
     for d in dims:
-        if shape[d] == 0 and 0 not in reduced_shape(shape, dims, False):
+        if is_zero(shape[d]) and 0 not in reduced_shape(shape, dims, False):
             raise IndexError(f"{op.name}(): expected reduction dim {d} to have non-zero size, got shape {shape}")

@@ -1,5 +1,6 @@
 """What torch needs to know of every op besides its kernels, made from the op table: the shape and dtype of the results
-(fake kernels, for meta tensors and tracing), the way past autograd, and batching rules for torch.vmap."""
+(fake kernels, for meta tensors and tracing), the way past autograd, and batching rules for torch.vmap. linear_scan,
+which takes two tensors, has its own in autograd_scans.py."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .dispatch import LIBRARY, refuse_derivatives
 from .table import OPS, Op
-
-# Lives as long as the process, as what is registered through it.
-LIBRARY = torch.library.Library("torchreduce", "FRAGMENT")
 
 
 def dims_of(ndim: int, dims: Sequence[int] | None) -> list[int]:
@@ -47,8 +46,8 @@ def fake_kernel(op: Op) -> Callable[..., Any]:
     return scan if op.kind == "scan" else reduction
 
 
-def _writes_only(*args: Any, **outputs: Tensor) -> None:
-    """The fake kernel of every .out overload: outputs have their shape and dtype already."""
+def writes_only(*args: Any, **outputs: Tensor) -> None:
+    """The fake kernel of what writes to given tensors: outputs have their shape and dtype already."""
 
 
 def batching_rule(op: Op) -> Callable[..., Any]:
@@ -85,9 +84,11 @@ for _op in OPS:
     _name = f"torchreduce::{_op.name}"
     torch.library.register_fake(_name, fake_kernel(_op), lib=LIBRARY)
     torch.library.register_fake(f"{_name}.raw", fake_kernel(_op), lib=LIBRARY)
-    torch.library.register_fake(f"{_name}.out", _writes_only, lib=LIBRARY)
+    for _overload in (".out", ".raw_out"):
+        torch.library.register_fake(_name + _overload, writes_only, lib=LIBRARY)
     torch.library.register_vmap(_name, batching_rule(_op), lib=LIBRARY)
     torch.library.register_vmap(f"{_name}.raw", batching_rule(_op), lib=LIBRARY)
     # Straight to the kernels, whatever requires a gradient.
-    for _overload in (".raw", ".out") if _op.differentiable else ("", ".raw", ".out"):
+    for _overload in (".raw", ".raw_out") if _op.differentiable else ("", ".raw", ".raw_out"):
         LIBRARY.impl(_op.name + _overload, torch.library.fallthrough_kernel, "Autograd")
+    refuse_derivatives(_op.function, getattr(torch.ops.torchreduce, _op.name).out)

@@ -3,26 +3,27 @@
 Common to all of them
 - input: a strided tensor of float32, float64, float16, bfloat16, int8, uint8, int16, int32, int64 or bool on the CPU
   or a GPU, with any strides and any number of dims; it is never copied. Autocast changes nothing.
-- dim (or axis): an int, a tuple of ints, or None; None and () are all dims. The elements of several dims are taken
-  row-major, in ascending dim order. keepdim leaves the reduced dims in the result, with size 1.
+- dim (or axis): an int, a tuple of ints, or None; None and () are all dims. A 0-d integer tensor counts as an int, but
+  for max and min. The elements of several dims are taken row-major, in ascending dim order. keepdim (or keepdims)
+  leaves the reduced dims in the result, with size 1.
+- dtype, where there is one: a torch.dtype, or float, int or bool for float64, int64 or bool.
 - out: a tensor of the result's device, and of its dtype unless said otherwise. Another shape is resized, with torch's
-  warning. A RuntimeError where a gradient is needed.
+  warning. A RuntimeError where a gradient is needed, a NotImplementedError where there is a tangent.
 - Errors: IndexError for a dim out of range, RuntimeError for a repeated one, TypeError for an argument that is no
   tensor, no dim or no bool, NotImplementedError for a dtype, device or layout that is not supported.
 - The bits of a result depend on the data alone (docs/numerics.md); a NaN is written as the canonical quiet one.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from .autograd import transform
-from .checks import Dims, Overloads, check_dims, check_dtype, overloads
+from .checks import Dims, Overloads, as_dtype, check_dims, check_dtype, either_keepdim, is_zero, overloads
 from .determinism import level_code
+from .dispatch import check_no_derivatives, is_bare
 from .fake import reduced_shape
 
 _SUM, _MEAN = overloads("sum"), overloads("mean")
@@ -30,31 +31,7 @@ _AMAX, _AMIN, _ARGMAX, _ARGMIN = (overloads(name) for name in ("amax", "amin", "
 _MAX, _MIN, _MAX_ALL, _MIN_ALL = (overloads(name) for name in ("max", "min", "max_all", "min_all"))
 
 
-# ---- calls -----------------------------------------------------------------------------------------------------------
-
-
-def _serving(op: Overloads, input: Tensor, *more: Tensor) -> Callable[..., Any]:
-    """What serves a call: the bare kernel where nothing else has to see it, so that nobody pays for a gradient, a
-    subclass, a transform or a trace that is not there."""
-    compiling = torch.compiler.is_dynamo_compiling()
-    if (
-        not compiling
-        and type(input) is Tensor
-        and not (input.requires_grad and torch.is_grad_enabled())
-        and all(type(t) is Tensor and not (t.requires_grad and torch.is_grad_enabled()) for t in more)
-        and transform() is None
-        and forward_ad._current_level < 0
-    ):
-        return op.raw
-    if compiling:
-        return op.default
-    if op.row.differentiable and forward_ad._current_level >= 0 and any(map(_has_tangent, (input, *more))):
-        raise NotImplementedError(f"{op.name}(): forward-mode differentiation is not supported")
-    return op.apply
-
-
-def _has_tangent(t: Tensor) -> bool:
-    return forward_ad.unpack_dual(t).tangent is not None
+# ---- out= ------------------------------------------------------------------------------------------------------------
 
 
 def _check_out(name: str, out: Any) -> None:
@@ -65,13 +42,19 @@ def _check_out(name: str, out: Any) -> None:
 def _dtype_by_out(op: Overloads, dtype: torch.dtype | None, out: Tensor) -> torch.dtype:
     """For the functions with dtype=: that of out stands for it."""
     _check_out(op.name, out)
+    dtype = as_dtype(dtype)
     if dtype is not None and dtype != out.dtype:
         raise RuntimeError(f"{op.name}(): expected out to have dtype {dtype}, as dtype= says, but got {out.dtype}")
     return out.dtype
 
 
-def _write(op: Overloads, input: Tensor, args: tuple[Any, ...], shape: Sequence[int], **outs: Tensor) -> None:
-    """Writes op(input, *args), of this shape, to the tensors that its .out overload takes."""
+def _write(
+    op: Overloads, inputs: Sequence[Tensor | None], args: tuple[Any, ...], shape: Sequence[int], **outs: Any
+) -> None:
+    """Writes op(*inputs, *args), of this shape, to the tensors that its .out overload takes. Of several inputs the
+    second is the one whose dtype the result has."""
+    input = inputs[1] if len(inputs) > 1 else inputs[0]
+    assert input is not None
     for key, out in outs.items():
         _check_out(op.name, out)
         dtype = op.row.result_dtype(input.dtype, out.dtype if op.row.results else None)
@@ -80,25 +63,34 @@ def _write(op: Overloads, input: Tensor, args: tuple[Any, ...], shape: Sequence[
             raise RuntimeError(f"{op.name}(): expected {key} to have dtype {dtype}, but got {out.dtype}")
         if out.device != input.device:
             raise RuntimeError(f"{op.name}(): expected {key} to be on {input.device}, but it is on {out.device}")
-        if torch.is_grad_enabled() and (input.requires_grad or out.requires_grad):
+    tensors = [t for t in (*inputs, *outs.values()) if t is not None]
+    if len(set(map(id, outs.values()))) < len(outs):
+        raise RuntimeError(f"{op.name}(): out= must be two tensors apart, got one tensor for both {' and '.join(outs)}")
+    bare, eager = is_bare(*tensors), not torch.compiler.is_compiling()
+    if eager:
+        if not bare:
+            check_no_derivatives(op.name, tensors)
+        if not torch.is_inference_mode_enabled() and any(out.is_inference() for out in outs.values()):
             raise RuntimeError(
-                f"{op.name}(): functions with out=... arguments don't support automatic differentiation, "
-                "but one of the arguments requires grad."
+                f"{op.name}(): inplace update to inference tensor outside InferenceMode is not allowed: out= is one. "
+                "Make a clone to get a normal tensor before doing inplace update."
             )
+    elif torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise RuntimeError(f"{op.name}(): functions with out=... arguments don't support automatic differentiation")
     for key, out in outs.items():
         if list(out.shape) == list(shape):
             continue
-        if torch._C._is_alias_of(out, input):  # type: ignore[attr-defined]
+        if any(torch._C._is_alias_of(out, t) for t in inputs if t is not None):  # type: ignore[attr-defined]
             raise RuntimeError(f"{op.name}(): {key} shares memory with input and is not of shape {tuple(shape)}")
-        if out.numel() > 0:
+        if not is_zero(out.numel()):
             warnings.warn(
                 f"{op.name}(): An output with one or more elements was resized since it had shape {list(out.shape)}, "
                 f"which does not match the required output shape {list(shape)}.",
                 stacklevel=3,
             )
         out.resize_(shape)
-    op.out(input, *args, level_code(), **outs)
-    if not torch.compiler.is_compiling():
+    (op.raw_out if bare else op.out)(*inputs, *args, level_code(), **outs)
+    if eager:
         torch.autograd.graph.increment_version(outs.values())
 
 
@@ -109,7 +101,7 @@ def _write_pair(
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         raise TypeError(f"{op.name}(): 'out' must be a tuple of two Tensors, got {type(out).__name__}")
     values, indices = out
-    _write(op, input, args, shape, values=values, indices=indices)
+    _write(op, [input], args, shape, values=values, indices=indices)
     return values, indices
 
 
@@ -124,6 +116,7 @@ def sum(
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     axis: Dims = None,
+    keepdims: bool | None = None,
 ) -> Tensor:
     """The sum over dim.
 
@@ -137,14 +130,17 @@ def sum(
     >>> torchreduce.sum(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), dim=1)
     tensor([3., 7.])
     """
+    if keepdims is not None:
+        keepdim = either_keepdim(_SUM.name, keepdim, keepdims)
     dims = check_dims(_SUM, input, dim, keepdim, axis)
     if out is not None:
         dtype = _dtype_by_out(_SUM, dtype, out)
     if dtype is not None:
-        check_dtype(_SUM, input, dtype)
+        dtype = check_dtype(_SUM, input, dtype)
     if out is None:
-        return _serving(_SUM, input)(input, dims, keepdim, dtype, level_code())  # type: ignore[no-any-return]
-    _write(_SUM, input, (dims, keepdim, dtype), reduced_shape(input.shape, dims, keepdim), out=out)
+        serve = _SUM.raw if is_bare(input) else _SUM.default
+        return serve(input, dims, keepdim, dtype, level_code())  # type: ignore[no-any-return]
+    _write(_SUM, [input], (dims, keepdim, dtype), reduced_shape(input.shape, dims, keepdim), out=out)
     return out
 
 
@@ -156,6 +152,7 @@ def mean(
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     axis: Dims = None,
+    keepdims: bool | None = None,
 ) -> Tensor:
     """The mean over dim: the sum, divided once by the number of elements in the accumulator type, then rounded.
 
@@ -166,14 +163,17 @@ def mean(
     >>> torchreduce.mean(torch.tensor([[1, 2], [3, 4]]), dim=0, dtype=torch.float32)
     tensor([2., 3.])
     """
+    if keepdims is not None:
+        keepdim = either_keepdim(_MEAN.name, keepdim, keepdims)
     dims = check_dims(_MEAN, input, dim, keepdim, axis)
     if out is not None:
         dtype = _dtype_by_out(_MEAN, dtype, out)
     if dtype is not None or not input.dtype.is_floating_point:
-        check_dtype(_MEAN, input, dtype)
+        dtype = check_dtype(_MEAN, input, dtype)
     if out is None:
-        return _serving(_MEAN, input)(input, dims, keepdim, dtype, level_code())  # type: ignore[no-any-return]
-    _write(_MEAN, input, (dims, keepdim, dtype), reduced_shape(input.shape, dims, keepdim), out=out)
+        serve = _MEAN.raw if is_bare(input) else _MEAN.default
+        return serve(input, dims, keepdim, dtype, level_code())  # type: ignore[no-any-return]
+    _write(_MEAN, [input], (dims, keepdim, dtype), reduced_shape(input.shape, dims, keepdim), out=out)
     return out
 
 
@@ -181,7 +181,13 @@ def mean(
 
 
 def amax(
-    input: Tensor, dim: Dims = (), keepdim: bool = False, *, out: Tensor | None = None, axis: Dims = None
+    input: Tensor,
+    dim: Dims = (),
+    keepdim: bool = False,
+    *,
+    out: Tensor | None = None,
+    axis: Dims = None,
+    keepdims: bool | None = None,
 ) -> Tensor:
     """The greatest value over dim, in the input's dtype.
 
@@ -192,15 +198,24 @@ def amax(
     >>> torchreduce.amax(torch.tensor([[1, 5], [4, 2]]), dim=0)
     tensor([4, 5])
     """
+    if keepdims is not None:
+        keepdim = either_keepdim(_AMAX.name, keepdim, keepdims)
     dims = check_dims(_AMAX, input, dim, keepdim, axis)
     if out is None:
-        return _serving(_AMAX, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
-    _write(_AMAX, input, (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
+        serve = _AMAX.raw if is_bare(input) else _AMAX.default
+        return serve(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
+    _write(_AMAX, [input], (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
     return out
 
 
 def amin(
-    input: Tensor, dim: Dims = (), keepdim: bool = False, *, out: Tensor | None = None, axis: Dims = None
+    input: Tensor,
+    dim: Dims = (),
+    keepdim: bool = False,
+    *,
+    out: Tensor | None = None,
+    axis: Dims = None,
+    keepdims: bool | None = None,
 ) -> Tensor:
     """The least value over dim, in the input's dtype; else as amax.
 
@@ -208,15 +223,24 @@ def amin(
     >>> torchreduce.amin(torch.tensor([[1, 5], [4, 2]]), dim=0)
     tensor([1, 2])
     """
+    if keepdims is not None:
+        keepdim = either_keepdim(_AMIN.name, keepdim, keepdims)
     dims = check_dims(_AMIN, input, dim, keepdim, axis)
     if out is None:
-        return _serving(_AMIN, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
-    _write(_AMIN, input, (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
+        serve = _AMIN.raw if is_bare(input) else _AMIN.default
+        return serve(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
+    _write(_AMIN, [input], (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
     return out
 
 
 def argmax(
-    input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Dims = None
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    out: Tensor | None = None,
+    axis: Dims = None,
+    keepdims: bool | None = None,
 ) -> Tensor:
     """The int64 index of the greatest value over dim: the lowest of several, or that of the first NaN.
 
@@ -227,15 +251,24 @@ def argmax(
     >>> torchreduce.argmax(torch.tensor([[1, 5], [5, 2]]))
     tensor(1)
     """
+    if keepdims is not None:
+        keepdim = either_keepdim(_ARGMAX.name, keepdim, keepdims)
     dims = check_dims(_ARGMAX, input, dim, keepdim, axis)
     if out is None:
-        return _serving(_ARGMAX, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
-    _write(_ARGMAX, input, (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
+        serve = _ARGMAX.raw if is_bare(input) else _ARGMAX.default
+        return serve(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
+    _write(_ARGMAX, [input], (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
     return out
 
 
 def argmin(
-    input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Dims = None
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    out: Tensor | None = None,
+    axis: Dims = None,
+    keepdims: bool | None = None,
 ) -> Tensor:
     """The int64 index of the least value over dim; else as argmax.
 
@@ -243,14 +276,25 @@ def argmin(
     >>> torchreduce.argmin(torch.tensor([[1, 5], [5, 2]]), dim=1)
     tensor([0, 1])
     """
+    if keepdims is not None:
+        keepdim = either_keepdim(_ARGMIN.name, keepdim, keepdims)
     dims = check_dims(_ARGMIN, input, dim, keepdim, axis)
     if out is None:
-        return _serving(_ARGMIN, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
-    _write(_ARGMIN, input, (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
+        serve = _ARGMIN.raw if is_bare(input) else _ARGMIN.default
+        return serve(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
+    _write(_ARGMIN, [input], (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
     return out
 
 
-def max(input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Any = None, axis: Dims = None) -> Any:
+def max(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    out: Any = None,
+    axis: Dims = None,
+    keepdims: bool | None = None,
+) -> Any:
     """The greatest value, and with dim also its index.
 
     Without dim, or with (): the values alone, as amax, but all NaN share the gradient where there are some. With an
@@ -264,32 +308,48 @@ def max(input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Any = No
     >>> torchreduce.max(torch.tensor([[1, 5], [4, 2]]), dim=1).indices
     tensor([1, 0])
     """
+    if keepdims is not None:
+        keepdim = either_keepdim(_MAX.name, keepdim, keepdims)
     dims = check_dims(_MAX, input, dim, keepdim, axis)
     if dims is not None:
         if out is None:
-            return torch.return_types.max(_serving(_MAX, input)(input, dims, keepdim, level_code()))
+            serve = _MAX.raw if is_bare(input) else _MAX.default
+            return torch.return_types.max(serve(input, dims, keepdim, level_code()))
         shape = reduced_shape(input.shape, dims, keepdim)
         return torch.return_types.max(_write_pair(_MAX, input, (dims, keepdim), shape, out))
     if out is None:
-        return _serving(_MAX_ALL, input)(input, keepdim, level_code())
-    _write(_MAX_ALL, input, (keepdim,), reduced_shape(input.shape, None, keepdim), out=out)
+        serve = _MAX_ALL.raw if is_bare(input) else _MAX_ALL.default
+        return serve(input, keepdim, level_code())
+    _write(_MAX_ALL, [input], (keepdim,), reduced_shape(input.shape, None, keepdim), out=out)
     return out
 
 
-def min(input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Any = None, axis: Dims = None) -> Any:
+def min(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    out: Any = None,
+    axis: Dims = None,
+    keepdims: bool | None = None,
+) -> Any:
     """The least value, and with dim also its index: torch.return_types.min(values, indices); else as max.
 
     >>> import torch, torchreduce
     >>> torchreduce.min(torch.tensor([[1, 5], [4, 2]]), dim=(0, 1)).values
     tensor(1)
     """
+    if keepdims is not None:
+        keepdim = either_keepdim(_MIN.name, keepdim, keepdims)
     dims = check_dims(_MIN, input, dim, keepdim, axis)
     if dims is not None:
         if out is None:
-            return torch.return_types.min(_serving(_MIN, input)(input, dims, keepdim, level_code()))
+            serve = _MIN.raw if is_bare(input) else _MIN.default
+            return torch.return_types.min(serve(input, dims, keepdim, level_code()))
         shape = reduced_shape(input.shape, dims, keepdim)
         return torch.return_types.min(_write_pair(_MIN, input, (dims, keepdim), shape, out))
     if out is None:
-        return _serving(_MIN_ALL, input)(input, keepdim, level_code())
-    _write(_MIN_ALL, input, (keepdim,), reduced_shape(input.shape, None, keepdim), out=out)
+        serve = _MIN_ALL.raw if is_bare(input) else _MIN_ALL.default
+        return serve(input, keepdim, level_code())
+    _write(_MIN_ALL, [input], (keepdim,), reduced_shape(input.shape, None, keepdim), out=out)
     return out

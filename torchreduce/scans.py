@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import Overloads, check_dim, check_dtype, check_input, either, overloads
+from .autograd import accumulator
+from .checks import Overloads, as_dtype, check_dim, check_dtype, check_input, either, overloads
 from .determinism import level_code
-from .ops import _dtype_by_out, _serving, _write, _write_pair
+from .dispatch import is_bare
+from .ops import _dtype_by_out, _write, _write_pair, sum
 
 _CUMSUM, _CUMPROD, _LOGCUMSUMEXP = overloads("cumsum"), overloads("cumprod"), overloads("logcumsumexp")
 _CUMMAX, _CUMMIN = overloads("cummax"), overloads("cummin")
@@ -43,10 +45,11 @@ def _accumulated(
     if out is not None:
         dtype = _dtype_by_out(op, dtype, out)
     if dtype is not None:
-        check_dtype(op, input, dtype)
+        dtype = check_dtype(op, input, dtype)
     if out is None:
-        return _serving(op, input)(input, dim, dtype, exclusive, reverse, level_code())  # type: ignore[no-any-return]
-    _write(op, input, (dim, dtype, exclusive, reverse), input.shape, out=out)
+        serve = op.raw if is_bare(input) else op.default
+        return serve(input, dim, dtype, exclusive, reverse, level_code())  # type: ignore[no-any-return]
+    _write(op, [input], (dim, dtype, exclusive, reverse), input.shape, out=out)
     return out
 
 
@@ -54,7 +57,8 @@ def _extreme(op: Overloads, input: Tensor, dim: Any, out: Any, reverse: bool, ax
     """A scan with values and indices: a tuple of both."""
     dim = _checked(op, input, dim, axis)
     if out is None:
-        return _serving(op, input)(input, dim, reverse, level_code())
+        serve = op.raw if is_bare(input) else op.default
+        return serve(input, dim, reverse, level_code())
     return _write_pair(op, input, (dim, reverse), input.shape, out)
 
 
@@ -106,6 +110,55 @@ def cumprod(
     return _accumulated(_CUMPROD, input, dim, dtype, out, exclusive, reverse, axis)
 
 
+def _in_place(op: Overloads, input: Tensor, dim: Any, dtype: Any, exclusive: bool, reverse: bool, axis: Any) -> Tensor:
+    """A scan with a dtype=, written to its input, which autograd follows as it does torch's."""
+    check_input(op.name, input)
+    dtype = as_dtype(dtype)
+    if dtype is not None and dtype != input.dtype:
+        raise RuntimeError(f"{op.name}_(): dtype= must be that of the input, {input.dtype}, got {dtype}")
+    if is_bare(input):
+        return _accumulated(op, input, dim, None, input, exclusive, reverse, axis)
+    kept = input if op is _CUMSUM else input.clone()  # for the gradient
+    return input.copy_(_accumulated(op, kept, dim, input.dtype, None, exclusive, reverse, axis))
+
+
+def cumsum_(
+    input: Tensor,
+    dim: int | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    exclusive: bool = False,
+    reverse: bool = False,
+    axis: int | None = None,
+) -> Tensor:
+    """cumsum in place: writes to the input, in its dtype, and returns it. A dtype= must be the input's: RuntimeError.
+
+    >>> import torch, torchreduce
+    >>> x = torch.tensor([1, 2, 3])
+    >>> torchreduce.cumsum_(x, 0) is x, x
+    (True, tensor([1, 3, 6]))
+    """
+    return _in_place(_CUMSUM, input, dim, dtype, exclusive, reverse, axis)
+
+
+def cumprod_(
+    input: Tensor,
+    dim: int | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    exclusive: bool = False,
+    reverse: bool = False,
+    axis: int | None = None,
+) -> Tensor:
+    """cumprod in place, as cumsum_ is.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.cumprod_(torch.tensor([1.0, 2.0, 3.0]), 0)
+    tensor([1., 2., 6.])
+    """
+    return _in_place(_CUMPROD, input, dim, dtype, exclusive, reverse, axis)
+
+
 def logcumsumexp(
     input: Tensor,
     dim: int | None = None,
@@ -128,8 +181,9 @@ def logcumsumexp(
     dim = _checked(op, input, dim, axis)
     check_dtype(op, input, None)
     if out is None:
-        return _serving(op, input)(input, dim, exclusive, reverse, level_code())  # type: ignore[no-any-return]
-    _write(op, input, (dim, exclusive, reverse), input.shape, out=out)
+        serve = op.raw if is_bare(input) else op.default
+        return serve(input, dim, exclusive, reverse, level_code())  # type: ignore[no-any-return]
+    _write(op, [input], (dim, exclusive, reverse), input.shape, out=out)
     return out
 
 
@@ -163,20 +217,23 @@ def cummin(
 
 
 def linear_scan(
-    a: Tensor,
+    a: Tensor | float,
     b: Tensor,
     dim: int | None = None,
     *,
-    initial: Tensor | None = None,
+    initial: Tensor | float | None = None,
     reverse: bool = False,
+    out: Tensor | None = None,
     axis: int | None = None,
 ) -> Tensor:
     """The linear recurrence h[i] = a[i] * h[i - 1] + b[i] along dim, where initial is the h before the first element.
 
-    a and b broadcast against each other, without a copy; initial broadcasts to their shape without dim. Without it
-    the first h is the first b, and the first a has no effect. All are of one floating dtype (else a TypeError) and on
-    one device, and each gets a gradient of its own shape. reverse: from the other end, as if all but initial were
-    flipped.
+    a and b broadcast against each other, without a copy; initial broadcasts to their shape without dim. a and initial
+    may be numbers. Without initial the first h is the first b, and the first a has no effect. All tensors are on one
+    device and of b's floating dtype (else a TypeError), which is that of the result; beside a b of 16 bits, a and
+    initial may be float32, as numbers are: then all is computed in float32, on a copy of b, and rounded once. Each
+    tensor gets a gradient of its own shape. reverse: from the other end, as if all but initial were flipped. out has
+    b's dtype and may be an input.
 
     An a of 0 is a reset: h is b there, bit for bit, whatever comes before, so that packed sequences stay apart. inf
     and NaN go on until the next one. With a = 1 and finite elements the bits are those of cumsum(b). The error is a
@@ -190,15 +247,17 @@ def linear_scan(
     tensor([8., 4., 2., 2.])
     >>> torchreduce.linear_scan(torch.tensor([2.0, 0.0, 1.0]), torch.ones(3), dim=0, initial=torch.tensor(10.0))
     tensor([21.,  1.,  2.])
+    >>> torchreduce.linear_scan(0.5, torch.tensor([0.0, 0.0, 4.0]), 0, reverse=True)  # discounted returns
+    tensor([1., 2., 4.])
     """
     op = _LINEAR_SCAN
-    tensors = {"a": a, "b": b} if initial is None else {"a": a, "b": b, "initial": initial}
-    for name, tensor in tensors.items():
-        check_input(op.name, tensor, name)
-        if tensor.dtype not in op.row.inputs or tensor.dtype != a.dtype:
-            raise TypeError(f"{op.name}(): the inputs must have one floating dtype, got {tensor.dtype} for {name}")
-        if tensor.device != a.device:
-            raise RuntimeError(f"{op.name}(): {name} must be on the device of a, {a.device}, got {tensor.device}")
+    check_input(op.name, b, "b")
+    if b.dtype not in op.row.inputs:
+        raise TypeError(f"{op.name}(): b must be floating, got {b.dtype}")
+    wide = accumulator(b.dtype)
+    a = _parameter(op.name, "a", a, b, wide)
+    if initial is not None:
+        initial = _parameter(op.name, "initial", initial, b, wide)
     shape = _broadcast(op.name, a, b)
     dim = check_dim(op.name, either(op.name, dim, axis), len(shape))
     if initial is not None:
@@ -211,8 +270,29 @@ def linear_scan(
                 f"{op.name}(): initial must broadcast to the shape of the result without dim, {tuple(rows)}, "
                 f"got {tuple(initial.shape)}"
             )
-    serve = _serving(op, *tensors.values())
+    if a.dtype != b.dtype or (initial is not None and initial.dtype != b.dtype):
+        start = None if initial is None else initial.to(wide)
+        result = linear_scan(a.to(wide), b.to(wide), dim, initial=start, reverse=reverse)
+        return sum(result.unsqueeze(-1), -1, dtype=b.dtype if out is None else None, out=out)  # rounds once
+    if out is not None:
+        _write(op, [a, b, initial], (dim, reverse, False), shape, out=out)
+        return out
+    bare = is_bare(a, b) if initial is None else is_bare(a, b, initial)
+    serve = op.raw if bare else op.default
     return serve(a, b, initial, dim, reverse, False, level_code())  # type: ignore[no-any-return]
+
+
+def _parameter(name: str, argument: str, given: Any, b: Tensor, wide: torch.dtype) -> Tensor:
+    """a or initial as a tensor that goes with b: a number is one of b's accumulator type."""
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        return torch.full((), given, dtype=wide, device=b.device)
+    check_input(name, given, argument)
+    if given.dtype not in (b.dtype, wide):
+        also = "" if wide == b.dtype else f" or {wide}"
+        raise TypeError(f"{name}(): {argument} must have the dtype of b, {b.dtype}{also}, got {given.dtype}")
+    if given.device != b.device:
+        raise RuntimeError(f"{name}(): {argument} must be on the device of b, {b.device}, got {given.device}")
+    return given  # type: ignore[no-any-return]
 
 
 def _broadcast(name: str, a: Tensor, b: Tensor) -> torch.Size:

@@ -1,0 +1,168 @@
+"""What serves a call, decided here and nowhere else.
+
+Every op has two overloads of one kernel. The default one is what torch's dispatcher knows with its derivatives, its
+fake kernel and its batching rule: it works under autograd, forward mode, every transform of torch.func, modes, tracing,
+export and torch.compile. `.raw` is the bare kernel, for calls that nothing else has to see, so that nobody pays for
+what is not there. `.out` and `.raw_out` are the same for calls with out=.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+
+LIBRARY = torch.library.Library("torchreduce", "FRAGMENT")  # lives as long as the process, as what it registers
+
+_C = torch._C
+_is_tracing = _C._is_tracing
+_modes, _function_modes = _C._len_torch_dispatch_stack, _C._len_torch_function_stack
+_functorch = _C._functorch
+_transform = _functorch.peek_interpreter_stack  # None outside of torch.func's transforms
+_is_compiling, _is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
+_unpack_dual = torch._VF._unpack_dual
+
+
+def is_bare(t: Tensor, *more: Tensor) -> bool:
+    """Whether the bare kernel may serve a call on these: plain tensors, none of them needs a gradient or may have a
+    tangent, and no compiler, tracer, mode or transform is at work."""
+    return (
+        not _is_compiling()
+        and type(t) is Tensor
+        and not (t.requires_grad and _is_grad_enabled())
+        and _transform() is None
+        and not _modes()
+        and not _function_modes()
+        and not _is_tracing()
+        and forward_ad._current_level < 0
+        and (not more or all(type(t) is Tensor and not (t.requires_grad and _is_grad_enabled()) for t in more))
+    )
+
+
+@contextmanager
+def _within_a_transform() -> Iterator[None]:
+    """The dispatcher calls one level of torch.func's transforms at a time, which a Function has to be told."""
+    before = _functorch.get_single_level_autograd_function_allowed()
+    _functorch.set_single_level_autograd_function_allowed(True)
+    try:
+        yield
+    finally:
+        _functorch.set_single_level_autograd_function_allowed(before)
+
+
+# ---- derivatives -----------------------------------------------------------------------------------------------------
+
+
+class Rule:
+    """The derivatives of an op. The arguments are those of the op's schema; tensors come first.
+
+    ctx is that of torch.autograd.Function. Formulas consist of ops that have derivatives themselves, so that all of
+    this can be nested.
+    """
+
+    forward: Callable[..., Any] | None = None  # what the op is above its kernels, if not the call of one
+
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        """Keeps what the others need: by ctx.save_for_backward and ctx.save_for_forward if it is a tensor."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """The gradient of the first tensor, or a tuple of those of the first ones; the rest have none."""
+        raise NotImplementedError
+
+    @staticmethod
+    def tangent(ctx: Any, *tangents: Any) -> Any:
+        """The tangent of the first result, given those of the tensors (None for one that is not there)."""
+        raise NotImplementedError
+
+
+def save(ctx: Any, *tensors: Tensor | None) -> None:
+    """For both modes."""
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+
+
+def differentiable(op: str, results: int = 1) -> Callable[[type[Rule]], type[Rule]]:
+    """Registers a rule as the derivatives of torchreduce::op, of whose results the first has some."""
+    overload = getattr(torch.ops.torchreduce, op).default
+
+    def register(rule: type[Rule]) -> type[Rule]:
+        class Derivative(Function):
+            @staticmethod
+            def forward(*args: Any) -> Any:
+                *inputs, keyset = args
+                forward = rule.forward or partial(overload.redispatch, keyset & _C._after_autograd_keyset)
+                with _C._AutoDispatchBelowAutograd():
+                    if _transform() is None:
+                        return forward(*inputs)
+                    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # for the transforms further out
+                        return forward(*inputs)
+
+            @staticmethod
+            def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+                ctx.arguments = len(inputs)
+                ctx.has_tangent = (output if results == 1 else output[0]).is_floating_point()
+                if results > 1:
+                    ctx.mark_non_differentiable(*output[1:])
+                    ctx.set_materialize_grads(False)
+                rule.save(ctx, inputs[:-1], output)
+
+            @staticmethod
+            def backward(ctx: Any, *grads: Any) -> Any:
+                if results > 1 and grads[0] is None:
+                    return (None,) * ctx.arguments
+                gradients = rule.backward(ctx, *grads[:1])
+                if not isinstance(gradients, tuple):
+                    gradients = (gradients,)
+                return gradients + (None,) * (ctx.arguments - len(gradients))
+
+            @staticmethod
+            def jvp(ctx: Any, *tangents: Any) -> Any:
+                tangent = rule.tangent(ctx, *tangents) if ctx.has_tangent else None
+                return tangent if results == 1 else (tangent, *[None] * (results - 1))
+
+        Derivative.__name__ = Derivative.__qualname__ = f"{op}_derivative"
+        apply: Any = super(Function, Derivative).apply  # not Function's, which asks for transforms itself
+
+        def kernel(keyset: Any, *args: Any) -> Any:
+            if _transform() is None:
+                return apply(*args, keyset)
+            with _within_a_transform():
+                return apply(*args, keyset)
+
+        LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
+        return rule
+
+    return register
+
+
+def has_tangent(t: Tensor) -> bool:
+    return _unpack_dual(t, level=0)[1] is not None
+
+
+def refuse_derivatives(op: str, overload: Any) -> None:
+    """Registers for an .out overload that neither mode of differentiation may lose what it writes."""
+
+    def kernel(keyset: Any, *args: Any, **outs: Tensor) -> Any:
+        tensors = [t for t in (*args, *outs.values()) if isinstance(t, Tensor)]
+        check_no_derivatives(op, tensors)
+        with _C._AutoDispatchBelowAutograd():
+            return overload.redispatch(keyset & _C._after_autograd_keyset, *args, **outs)
+
+    LIBRARY.impl(overload.name().removeprefix("torchreduce::"), kernel, "Autograd", with_keyset=True)
+
+
+def check_no_derivatives(op: str, tensors: Sequence[Tensor]) -> None:
+    if _is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise RuntimeError(
+            f"{op}(): functions with out=... arguments don't support automatic differentiation, "
+            "but one of the arguments requires grad."
+        )
+    if any(map(has_tangent, tensors)):
+        raise NotImplementedError(
+            f"{op}(): functions with out=... arguments don't support forward-mode differentiation"
+        )
