@@ -319,10 +319,19 @@ def test_direct_calls_are_safe(device):
         lambda: ops.cummin.out(x, 0, False, 0, values=x.clone(), indices=x.clone()),
         lambda: ops.cumprod.out(x, 0, None, False, False, 0, out=torch.empty(3, 2, device=device)),
         lambda: ops.decayed_sum(x, x, x[:1], 0, False, 0),
-        lambda: ops.decayed_sum(x, x, x.t().contiguous().t(), 0, False, 0),
         lambda: ops.decayed_sum(x, x, x.double(), 0, False, 0),
         lambda: ops.decayed_sum(x.half(), x.half(), x.half(), 0, False, 0),
         lambda: ops.decayed_sum(x, x, x, 5, False, 0),
     ):
         with pytest.raises((RuntimeError, IndexError)):
             bad()
+
+
+def test_decayed_sums_of_any_layout(device):
+    g, x = values((5, 70), torch.float64, seed=1).to(device), values((5, 70), torch.float64, seed=2).abs().to(device)
+    o = -tr.cumsum(x, 1)
+    expected = torch.ops.torchreduce.decayed_sum(g, o, o, 1, False, 0)
+    laid_out = [g.t().contiguous().t(), o, o.expand(2, 5, 70)[1]]
+    for i in range(3):
+        inputs = [laid_out[j] if i == j else t for j, t in enumerate((g, o, o))]
+        assert_bitwise_equal(torch.ops.torchreduce.decayed_sum(*inputs, 1, False, 0), expected)
