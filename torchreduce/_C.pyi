@@ -9,10 +9,13 @@ def set_instruction_set(name: str) -> bool: ...
 def force_plan(fields: dict[str, Any]) -> None: ...
 def forced_plan() -> dict[str, Any]: ...
 
-class GpuFacts(TypedDict):
+class Facts(TypedDict):
     multiprocessors: int
+
+class GpuFacts(Facts, total=False):
     bulk_copies: bool
     shared: int
+    large_blocks: bool
 
 def gpu_facts(device: int) -> GpuFacts: ...
 def plan(
@@ -29,4 +32,5 @@ def plan(
     shared: int = 232448,
     exclusive: bool = False,
     reverse: bool = False,
+    large_blocks: bool | None = None,
 ) -> dict[str, Any]: ...
