@@ -168,6 +168,12 @@ constexpr int kWarpRows = 32;     // rows for each multiprocessor from which on 
 
 }  // namespace
 
+std::string refusal(const std::string& name, int major, int minor) {
+  if (major >= 8) return "";
+  return "torchreduce has no kernels for " + name + " (compute capability " + std::to_string(major) + "." +
+         std::to_string(minor) + "): they need NVIDIA GPUs of compute capability 8.0 or later (Ampere)";
+}
+
 ReductionFacts facts(Reduction op, Dtype d) {
 #define TR_CASE(name)   \
   case Reduction::name: \
@@ -479,8 +485,8 @@ static void take_strip(Plan& plan, int64_t length, int64_t columns, int lanes, i
 // Ways to take columns that a kernel is compiled for.
 struct ColumnWays { bool walks, shares, flat; };
 
-// The plan asks for more shared memory than every GPU has only where there are bulk copies. Code for large blocks cannot
-// do with less of it than its constants say.
+// The plan asks for more shared memory than every GPU has only where there are bulk copies. Code for large blocks
+// cannot do with less of it than its constants say.
 static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& device, int vector, ColumnWays ways) {
   const Layout& l = call.layout;
   const int element = typed(call) ? size_of(call.in.dtype) * facts(call.op).inputs : size_of(call.in.accumulator);

@@ -10,6 +10,7 @@
 #include "build_info.h"
 #include "call.h"
 #include "cpu/cpu.h"
+#include "intrinsics.h"
 
 namespace py = pybind11;
 
@@ -109,8 +110,8 @@ py::dict as_dict(const Plan& plan) {
 const std::map<std::string, Reduction> kReductions = {TR_FOR_EACH_REDUCTION_OP(TR_ROW)};
 #undef TR_ROW
 #define TR_ROW(name, signature, scan, min) {#name, Scan::scan},
-const std::map<std::string, Scan> kScans = {
-    TR_FOR_EACH_SCAN_OP(TR_ROW){"linear_scan", Scan::LinearScan}, {"decayed_sum", Scan::Decay}};
+const std::map<std::string, Scan> kScans = {TR_FOR_EACH_SCAN_OP(TR_ROW){"linear_scan", Scan::LinearScan},
+                                            {"decayed_sum", Scan::Decay}};
 #undef TR_ROW
 
 // What plan() asks about a GPU, by the names of its arguments.
@@ -206,6 +207,14 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("force_plan", &force_fields, py::arg("fields"));
   m.def("forced_plan", &forced_fields);
+  m.def("intrinsics", &intrinsics);
+  m.def(
+      "run_intrinsic",
+      [](const std::string& name, uintptr_t in, uintptr_t out, int64_t count, bool gpu) {
+        run_intrinsic(name, reinterpret_cast<const uint32_t*>(in), reinterpret_cast<uint32_t*>(out), count, gpu);
+      },
+      py::arg("name"), py::arg("inputs"), py::arg("results"), py::arg("count"), py::arg("gpu"));
+  m.def("refusal", &refusal, py::arg("name"), py::arg("major"), py::arg("minor"));
   m.def("gpu_facts", &facts_of, py::arg("device"));
   m.def("plan", &plan_of, py::arg("op"), py::arg("sizes"), py::arg("strides"), py::arg("dim"), py::arg("dtype"),
         py::arg("out_dtype"), py::arg("aligned"), py::arg("gpu"), py::arg("multiprocessors"),

@@ -52,8 +52,8 @@ def test_columns_fit_the_shared_memory(op, dtype):
             assert (plan["workspace"] > 0) == (not plan["walks"]) and (plan["walks"] or plan["splits"] > 1)
 
 
-# (bytes a block, bulk copies, code for large blocks): what GPUs have, and code for one that runs on another. Of the code
-# for Hopper: on servers' GPUs, compiled by the driver for workstations' (99 KiB), and for what may come.
+# (bytes a block, bulk copies, code for large blocks). Code for Hopper has large blocks, also where the driver compiles
+# it for a workstation's GPU, with 99 KiB.
 DEVICES = [(kib << 10, bulk_copies, False) for kib in (48, 64, 99, 163, 227) for bulk_copies in (False, True)]
 DEVICES += [(kib << 10, True, True) for kib in (99, 163, 227)]
 PIPELINE = 216 << 10  # bytes that it, and the one for strips, may take
