@@ -52,6 +52,9 @@ LIBRARY = "libtorchreduce.so"
 # the driver for what came later, when a kernel is first used. (On an H200 8.0 alone ran cumsum of one row at 0.65 of a
 # copy's speed, 9.0 runs it at 0.95.)
 DEFAULT_CUDA_ARCHS = "8.0;9.0+PTX"
+# Older ones lack instructions that kernels are written in (cvt.rn.bf16x2). csrc/plan.h has the same number, for the GPU
+# that a call finds.
+LEAST_CUDA_ARCH = 8.0
 # Every compiler of ROCm 6 and 7 knows these.
 DEFAULT_HIP_ARCHS = "gfx90a;gfx942;gfx1030;gfx1100"
 
@@ -91,6 +94,25 @@ def architectures(variable: str, form: str, examples: str, present: list[str], d
     return archs
 
 
+def is_too_old(arch: str) -> bool:
+    return float(re.match(r"\d+\.\d", arch)[0]) < LEAST_CUDA_ARCH
+
+
+def too_old(what: str) -> str:
+    return f"{what}: the kernels need NVIDIA GPUs of compute capability {LEAST_CUDA_ARCH} or later (Ampere)"
+
+
+def present_gpus() -> list[str]:
+    """The compute capabilities of this machine's GPUs, without those that are too old, if others are there."""
+    query = output_of("nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader")
+    gpus = re.findall(r"^(.+), (\d+\.\d)$", query, re.MULTILINE)
+    served = [capability for _, capability in gpus if not is_too_old(capability)]
+    if gpus and not served and not os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip():
+        name, capability = gpus[0]
+        sys.exit(too_old(f"{name} has compute capability {capability}") + ". Without a GPU part: TORCHREDUCE_GPU=0")
+    return served
+
+
 class Cuda:
     """nvcc. The architecture "9.0" is machine code, "9.0+PTX" is that and what later GPUs can compile."""
 
@@ -99,11 +121,14 @@ class Cuda:
     def __init__(self, nvcc: str) -> None:
         self.command = nvcc
         self.version = re.search(r"release.* V([\d.]+)", output_of(nvcc, "--version"))[1]
-        present = re.findall(r"\d+\.\d", output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"))
+        present = present_gpus()
         form = r"\d+\.\d[af]?(\+PTX)?"
         self.archs = architectures(
             "TORCH_CUDA_ARCH_LIST", form, '"9.0", "9.0a" and "8.0+PTX"', present, DEFAULT_CUDA_ARCHS
         )
+        for arch in self.archs:
+            if is_too_old(arch):
+                sys.exit(too_old(f'TORCH_CUDA_ARCH_LIST names "{arch}"'))
         self.flags = NVCC_FLAGS
         self.own_flags = ["-ccbin=" + host_compiler()]
         for arch in self.archs:
@@ -262,7 +287,7 @@ class BuildExtension(build_ext):
         host += ["-DTORCHREDUCE_GPU"] if toolkit else []
         host += ["-DTR_BASELINE_ONLY"] if len(ISA_FLAGS) == 1 else []
 
-        objects = [compile("csrc/plan.cpp", host)]
+        objects = [compile("csrc/plan.cpp", host), compile("csrc/intrinsics.cpp", host)]
         objects += [compile("csrc/torch_ops.cpp", [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
         objects += [compile("csrc/cpu/dispatch.cpp", host)]
         for isa, flags in ISA_FLAGS.items():

@@ -140,8 +140,20 @@ ScanSizes scan_sizes(const ScanCall& call) {
   return {0, 0, 0, 0};
 }
 
-void check_grid(const Plan& plan) {
+// The most bytes of shared memory that a block takes, with what its kernel declares, which alone is never more than
+// kPortableShared.
+int shared_bytes(const Plan& plan) {
+  if (plan.family == Family::Pipeline || plan.strip_bytes) return kPipelineShared;
+  if (plan.shared == 0) return kPortableShared;
+  return plan.shared + (plan.family == Family::Chain ? kChainShared : kColumnShared);
+}
+
+// After the choice, whatever was chosen and how.
+void check(const Plan& plan, const DeviceFacts& device) {
   if (plan.blocks > INT32_MAX) throw std::invalid_argument("the launch needs more than 2^31 - 1 blocks");
+  if (shared_bytes(plan) > device.shared)
+    throw std::invalid_argument("the launch needs " + std::to_string(shared_bytes(plan)) +
+                                " bytes of shared memory a block, the device has " + std::to_string(device.shared));
 }
 
 // Launch shape, chosen so far by reasoning and not by measurement: enough blocks for four waves of the device before a
@@ -155,6 +167,12 @@ constexpr int kLeastTiled = 5;    // float32 columns that are no whole sectors, 
 constexpr int kWarpRows = 32;     // rows for each multiprocessor from which on a warp walks a row of a scan
 
 }  // namespace
+
+std::string refusal(const std::string& name, int major, int minor) {
+  if (major >= 8) return "";
+  return "torchreduce has no kernels for " + name + " (compute capability " + std::to_string(major) + "." +
+         std::to_string(minor) + "): they need NVIDIA GPUs of compute capability 8.0 or later (Ampere)";
+}
 
 ReductionFacts facts(Reduction op, Dtype d) {
 #define TR_CASE(name)   \
@@ -249,7 +267,7 @@ Plan plan(const ReduceCall& call, const DeviceFacts& device) {
     plan.blocks = blocks();
   }
   if (plan.splits > 1) plan.workspace = l.rows * plan.splits * accumulator_bytes(call);
-  check_grid(plan);
+  check(plan, device);
   return plan;
 }
 
@@ -467,7 +485,8 @@ static void take_strip(Plan& plan, int64_t length, int64_t columns, int lanes, i
 // Ways to take columns that a kernel is compiled for.
 struct ColumnWays { bool walks, shares, flat; };
 
-// The plan asks for more shared memory than every GPU has only where there are bulk copies.
+// The plan asks for more shared memory than every GPU has only where there are bulk copies. Code for large blocks
+// cannot do with less of it than its constants say.
 static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& device, int vector, ColumnWays ways) {
   const Layout& l = call.layout;
   const int element = typed(call) ? size_of(call.in.dtype) * facts(call.op).inputs : size_of(call.in.accumulator);
@@ -528,6 +547,11 @@ static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& de
       // While a block waits for what precedes a job, it totals the next ones.
       plan.behind = !device.large_blocks ? 1 : ways.walks ? 2 : kMostBehind;
       try_strip(kFan);
+      // Kernels that also walk take any number of jobs behind: as many as there is room for.
+      while (ways.walks && plan.behind > 1 && plan.shared + kColumnShared > shared_of(device)) {
+        --plan.behind;
+        try_strip(kFan);
+      }
     }
   }
   plan.blocks = std::min(strips() * (plan.walks ? 1 : ceil_div(plan.splits, plan.warps)), resident());
@@ -833,7 +857,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   } else if (plan.family != Family::Rows && plan.family != Family::Walk) {
     plan.workspace = 8 + l.rows * (plan.splits * total + ceil_div(plan.splits, kFan) * 2 * carry);
   }
-  check_grid(plan);
+  check(plan, device);
   return plan;
 }
 

@@ -24,7 +24,8 @@ struct DeviceFacts {
   int multiprocessors = 0;       // GPU: streaming multiprocessors or compute units; CPU: threads
   bool bulk_copies = false;      // GPU: bulk copies between global and shared memory, and kernels built for them
   int shared = kPortableShared;  // GPU: bytes of shared memory that a block may ask for
-  bool large_blocks = false;     // GPU: kernels are built for the large blocks of columns that need more of it
+  bool large_blocks = false;  // GPU: columns have the code for large blocks (gpu.cuh), be there room for them or not:
+                              // code for Hopper also runs where a block has 99 KiB
 };
 
 struct Plan {
@@ -205,7 +206,11 @@ constexpr int kExtremeWalk = 2048;   // the longest rows that warps walk where t
 // Rows from which on Pipeline has them where they are many, too, and the threads of its blocks.
 constexpr int kExtremePipelined = 8192, kExtremePipelineThreads = 640;
 
-// What plans ask of GPU `device`; nothing in a build without a GPU part.
+// Why there are no kernels for an NVIDIA GPU of that name and compute capability; "" if there are. Older ones lack
+// instructions that kernels are written in (cvt.rn.bf16x2); setup.py refuses to build for them.
+std::string refusal(const std::string& name, int major, int minor);
+
+// What plans ask of GPU `device`; nothing in a build without a GPU part. Throws std::runtime_error with the refusal.
 DeviceFacts gpu_facts(int device);
 
 // Fields a test or a user forces; -1 leaves the planner's choice. A value a case cannot be served with is an

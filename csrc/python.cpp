@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <sstream>
 
 #include "build_info.h"
 #include "call.h"
 #include "cpu/cpu.h"
+#include "intrinsics.h"
 
 namespace py = pybind11;
 
@@ -108,7 +110,8 @@ py::dict as_dict(const Plan& plan) {
 const std::map<std::string, Reduction> kReductions = {TR_FOR_EACH_REDUCTION_OP(TR_ROW)};
 #undef TR_ROW
 #define TR_ROW(name, signature, scan, min) {#name, Scan::scan},
-const std::map<std::string, Scan> kScans = {TR_FOR_EACH_SCAN_OP(TR_ROW){"linear_scan", Scan::LinearScan}};
+const std::map<std::string, Scan> kScans = {TR_FOR_EACH_SCAN_OP(TR_ROW){"linear_scan", Scan::LinearScan},
+                                            {"decayed_sum", Scan::Decay}};
 #undef TR_ROW
 
 // What plan() asks about a GPU, by the names of its arguments.
@@ -118,15 +121,17 @@ py::dict facts_of(int device) {
   fields["multiprocessors"] = facts.multiprocessors;
   fields["bulk_copies"] = facts.bulk_copies;
   fields["shared"] = facts.shared;
+  fields["large_blocks"] = facts.large_blocks;
   return fields;
 }
 
 // The plan of `op` on a tensor of these sizes and strides, along the dims in `dim` (none: all of them), with a
-// contiguous result; of linear_scan, a lies as b does. `aligned`: the first element, of input and result, lies on a
-// 16-byte boundary. Dtypes are torch's numbers. `exclusive` and `reverse` are options of scans.
+// contiguous result; of linear_scan and decayed_sum, the other inputs lie as the first does. `aligned`: the first
+// element, of input and result, lies on a 16-byte boundary. Dtypes are torch's numbers. `exclusive` and `reverse` are
+// options of scans. Without `large_blocks` they are where there is room for them.
 py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
                  const std::vector<int>& dim, int dtype, int out_dtype, bool aligned, bool gpu, int multiprocessors,
-                 bool bulk_copies, int shared, bool exclusive, bool reverse) {
+                 bool bulk_copies, int shared, bool exclusive, bool reverse, std::optional<bool> large_blocks) {
   const int dims = int(sizes.size());
   if (dims > kMaxDims || strides.size() != sizes.size())
     throw py::value_error("plan: needs a stride for each size, and at most 64 of them");
@@ -154,7 +159,8 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
   auto* data = reinterpret_cast<void*>(uintptr_t(aligned ? 16 : 1));  // looked at, not through
   auto* results = static_cast<char*>(data) + 16;
   const Layout layout = fold({data, in, dims, sizes.data(), strides.data()}, along, out_strides.data());
-  const DeviceFacts device{gpu, multiprocessors, bulk_copies, shared, bulk_copies && shared >= kPipelineShared};
+  const DeviceFacts device{gpu, multiprocessors, bulk_copies, shared,
+                           large_blocks.value_or(bulk_copies && shared >= kPipelineShared)};
 
   if (scans) {
     const ScanFacts known = facts(scan->second);
@@ -174,10 +180,9 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
       from = -from;
       to = -to;
     }
-    if (known.inputs == 2) {
-      call.in.more[0] = call.in.data;
-      std::copy_n(call.layout.in, layout.kept + layout.reduced, call.more_strides[0]);
-    }
+    if (known.inputs > 1) call.in.more[0] = call.in.data;
+    if (known.inputs == 3) call.in.more[1] = call.in.data;
+    if (known.inputs == 2) std::copy_n(call.layout.in, layout.kept + layout.reduced, call.more_strides[0]);
     return as_dict(plan(call, device));
   }
   const ReductionFacts known = facts(reduction->second, in);
@@ -202,9 +207,17 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("force_plan", &force_fields, py::arg("fields"));
   m.def("forced_plan", &forced_fields);
+  m.def("intrinsics", &intrinsics);
+  m.def(
+      "run_intrinsic",
+      [](const std::string& name, uintptr_t in, uintptr_t out, int64_t count, bool gpu) {
+        run_intrinsic(name, reinterpret_cast<const uint32_t*>(in), reinterpret_cast<uint32_t*>(out), count, gpu);
+      },
+      py::arg("name"), py::arg("inputs"), py::arg("results"), py::arg("count"), py::arg("gpu"));
+  m.def("refusal", &refusal, py::arg("name"), py::arg("major"), py::arg("minor"));
   m.def("gpu_facts", &facts_of, py::arg("device"));
   m.def("plan", &plan_of, py::arg("op"), py::arg("sizes"), py::arg("strides"), py::arg("dim"), py::arg("dtype"),
         py::arg("out_dtype"), py::arg("aligned"), py::arg("gpu"), py::arg("multiprocessors"),
         py::arg("bulk_copies") = false, py::arg("shared") = 227 << 10, py::arg("exclusive") = false,
-        py::arg("reverse") = false);
+        py::arg("reverse") = false, py::arg("large_blocks") = py::none());
 }

@@ -98,21 +98,75 @@ def test_side_streams():
             assert_bitwise_equal(a, e)
 
 
-def test_threads_that_scan_at_once():
-    """One kernel with two sizes of shared memory, which CUDA keeps with the kernel and not with a launch."""
-    cases = [values((length, 4096), torch.float32, seed=length).cuda() for length in (5000, 100)]
-    expected = [tr.cumsum(x, 0) for x in cases]
+# Of columns that one kernel takes with two sizes of shared memory, both above what is granted without asking.
+MORE_AND_LESS = [
+    ("cumsum", torch.float64, (5000, 4096), (100, 4096)),
+    ("cumsum", torch.float32, (5000, 260), (5000, 132)),
+    ("linear_scan", torch.float64, (5000, 100), (100, 4096)),
+]
+
+
+def more_and_less(name, dtype, *shapes):
+    """The calls, their results, and what each is to give."""
+    cases = []
+    for shape in shapes:
+        x = values(shape, dtype, seed=shape[0]).cuda()
+        if name == "linear_scan":
+            x = x.abs().clamp(max=1)
+        inputs = (x, x) if name == "linear_scan" else (x,)
+        expected = getattr(tr, name)(*(part.cpu() for part in inputs), 0).cuda()
+        cases.append((lambda inputs=inputs: getattr(tr, name)(*inputs, 0), expected))
+    return cases
+
+
+def test_calls_of_one_kernel_differ_in_shared_memory():
+    """What the next two tests are about."""
+    facts = _C.gpu_facts(0)
+    for name, dtype, *shapes in MORE_AND_LESS:
+        number = {torch.float32: 6, torch.float64: 7}[dtype]
+        more, less = (
+            _C.plan(name, list(shape), [shape[1], 1], [0], number, number, True, True, **facts) for shape in shapes
+        )
+        alike = ("family", "vector", "tiled", "ragged", "strip_bytes")
+        assert [more[field] for field in alike] == [less[field] for field in alike], name
+        assert not facts["large_blocks"] or more["shared"] > less["shared"] > 40 << 10, (name, more, less)
+
+
+@pytest.mark.parametrize("name, dtype, more, less", MORE_AND_LESS)
+def test_threads_that_scan_at_once(name, dtype, more, less):
+    """How much shared memory a kernel may have CUDA keeps with the kernel and not with a launch."""
+    cases = more_and_less(name, dtype, more, less)
     torch.cuda.synchronize()
 
-    def differences(x, wanted):
+    def differences(case):
+        call, wanted = case
         with torch.cuda.stream(torch.cuda.Stream()):
             differ = torch.zeros((), dtype=torch.int64, device="cuda")
-            for _ in range(1000):
-                differ += (bits(tr.cumsum(x, 0)) != bits(wanted)).any()
+            for _ in range(300):
+                differ += (bits(call()) != bits(wanted)).any()
             return differ.item()
 
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(differences, cases, expected)) == [0, 0]
+        assert list(pool.map(differences, cases)) == [0, 0]
+
+
+@pytest.mark.parametrize("name, dtype, more, less", MORE_AND_LESS)
+def test_a_graph_instantiated_after_a_smaller_call_is_eager(name, dtype, more, less):
+    """It is then that CUDA asks whether its kernels may have the shared memory that they were captured with."""
+    (large, expected), (small, _) = more_and_less(name, dtype, more, less)
+    large()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        result = large()
+    small()
+    graph.instantiate()
+    for _ in range(3):
+        result.zero_()
+        small()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_bitwise_equal(result, expected)
 
 
 hopper = pytest.mark.skipif(

@@ -7,6 +7,7 @@ import torch
 
 from torchreduce import _C
 from torchreduce.table import OPS
+from torchreduce.testing import force_plan
 
 NUMBERS = {torch.uint8: 0, torch.int8: 1, torch.int64: 4, torch.float16: 5, torch.float32: 6, torch.float64: 7,
            torch.bfloat16: 15}  # fmt: skip
@@ -49,6 +50,88 @@ def test_columns_fit_the_shared_memory(op, dtype):
             assert working % 32 == 0 and 32 <= working <= (512 if most == HOPPER else 256)
             assert plan["threads"] - working in ((64, 128, 160) if plan["splits"] > 1 else (0,))
             assert (plan["workspace"] > 0) == (not plan["walks"]) and (plan["walks"] or plan["splits"] > 1)
+
+
+# (bytes a block, bulk copies, code for large blocks). Code for Hopper has large blocks, also where the driver compiles
+# it for a workstation's GPU, with 99 KiB.
+DEVICES = [(kib << 10, bulk_copies, False) for kib in (48, 64, 99, 163, 227) for bulk_copies in (False, True)]
+DEVICES += [(kib << 10, True, True) for kib in (99, 163, 227)]
+PIPELINE = 216 << 10  # bytes that it, and the one for strips, may take
+ALL_OPS = [op.name for op in OPS] + ["linear_scan", "decayed_sum"]
+EVERY_SHAPE = [
+    (n, width) for n in (1, 7, 33, 257, 2049, 8193, 16_384, 70_001, 10**6) for width in (1, 3, 8, 12, 33, 128, 4096)
+]
+
+
+def takes(plan):
+    """The most bytes a block, with what the kernel declares."""
+    if plan["family"] == "pipeline" or plan["strip_bytes"]:
+        return PIPELINE
+    declared = {"chain": 2 << 10}.get(plan["family"], DECLARED)
+    return plan["shared"] + declared if plan["shared"] else PORTABLE
+
+
+def any_plan(op, shape, dim, dtype, aligned, device, **options):
+    shared, bulk_copies, large_blocks = device
+    kind = next((row.kind for row in OPS if row.name == op), "scan")
+    own = dtype in FLOATS or kind == "reduction" or op in ("cummax", "cummin")
+    numbers = NUMBERS[dtype], NUMBERS[dtype if own else torch.int64]
+    strides = [shape[1], 1]
+    return _C.plan(op, shape, strides, [dim], *numbers, aligned, True, 170, bulk_copies, shared,
+                   large_blocks=large_blocks, **options)  # fmt: skip
+
+
+def types_of(op):
+    integers = op not in ("logcumsumexp", "linear_scan", "decayed_sum")
+    return [dtype for dtype in NUMBERS if integers or dtype in FLOATS]
+
+
+@pytest.mark.parametrize("op", ALL_OPS)
+def test_plans_fit_every_device(op):
+    """Whatever is chosen, wherever the code and the room for it come from different GPUs."""
+    cases = itertools.product(EVERY_SHAPE, (0, 1), types_of(op), (True, False), DEVICES)
+    for shape, dim, dtype, aligned, device in cases:
+        plan = any_plan(op, list(shape), dim, dtype, aligned, device)
+        assert takes(plan) <= device[0], (shape, dim, dtype, aligned, device, plan)
+        if not device[1]:  # kernels without bulk copies ask for no more than every GPU has
+            assert takes(plan) <= PORTABLE, (shape, dim, dtype, aligned, device, plan)
+
+
+def test_columns_of_three_float64_inputs_fit_a_workstation_by_code_for_hopper():
+    """The driver compiles it there from the PTX for 9.0: blocks are large, and have 101,376 bytes."""
+    plan = any_plan("decayed_sum", [10**6, 8], 0, torch.float64, True, (WORKSTATION, True, True))
+    assert plan["family"] == "columns" and plan["behind"] == 1 and 48 << 10 < takes(plan) <= WORKSTATION
+    plan = any_plan("decayed_sum", [10**6, 8], 0, torch.float64, True, (HOPPER, True, True))
+    assert plan["behind"] == 2 and takes(plan) > WORKSTATION
+
+
+@pytest.mark.parametrize("family", ("rows", "columns", "chain", "columns_chain", "pipeline", "walk"))
+def test_forced_plans_fit_or_are_refused(family):
+    served = 0
+    with force_plan(family=family):
+        for op, shape, dim, device in itertools.product(
+            ALL_OPS, ([10**6, 8], [300, 4096], [3, 70_001]), (0, 1), DEVICES
+        ):
+            for dtype in types_of(op):
+                try:
+                    plan = any_plan(op, shape, dim, dtype, True, device)
+                except ValueError:
+                    continue
+                served += 1
+                assert plan["family"] == family and takes(plan) <= device[0], (op, shape, dim, dtype, device, plan)
+    assert served > 100
+
+
+def test_a_plan_that_no_block_has_room_for_is_refused():
+    """Code for large blocks on a device that has room for no block at all: one line says what is missing."""
+    with pytest.raises(ValueError, match=r"needs \d+ bytes of shared memory a block, the device has 65536"):
+        any_plan("decayed_sum", [10**6, 8], 0, torch.float64, True, (64 << 10, True, True))
+
+
+def test_what_is_known_of_a_gpu_is_what_plans_are_made_of():
+    facts = _C.gpu_facts(0)
+    assert set(facts) == {"multiprocessors", "bulk_copies", "shared", "large_blocks"}
+    _C.plan("sum", [3, 5], [5, 1], [1], 6, 6, True, True, **facts)
 
 
 def test_blocks_of_columns_are_larger_where_there_is_room():

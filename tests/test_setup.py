@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from torchreduce import _C
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -16,3 +18,39 @@ def test_too_old_a_torch_is_refused(tmp_path):
     done = subprocess.run([sys.executable, "setup.py", "--version"], cwd=ROOT, capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": str(tmp_path)})  # fmt: skip
     assert done.returncode != 0 and "2.9.1+cpu" in done.stderr and "'torch>=2.10'" in done.stderr
+
+
+def toolkit(folder, archs, gpus=()):
+    """What setup.py makes of these architectures on a machine that has nvcc and these GPUs: its list, or why not."""
+    for name, printed in (("nvcc", "release 13.0, V13.0.88"), ("nvidia-smi", "\n".join(gpus))):
+        command = folder / name
+        command.write_text(f"#!/bin/sh\ncat <<'END'\n{printed}\nEND\n")
+        command.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "TORCH_CUDA_ARCH_LIST": archs}
+    code = f"import setup; print(setup.Cuda({str(folder / 'nvcc')!r}).archs)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=environment)
+    return done.stdout.strip() if done.returncode == 0 else done.stderr.strip()
+
+
+def test_gpus_before_ampere_are_refused(tmp_path):
+    """cvt.rn.bf16x2 does not exist there: nvcc would say so of each kernel."""
+    rule = "the kernels need NVIDIA GPUs of compute capability 8.0 or later"
+    for archs in ("7.5", "7.0+PTX", "8.0;7.5", "9.0 6.1"):
+        said = toolkit(tmp_path, archs)
+        assert said.startswith("TORCH_CUDA_ARCH_LIST names") and rule in said and "\n" not in said, said
+    assert toolkit(tmp_path, "8.0;9.0+PTX;12.0") == "['12.0', '8.0', '9.0+PTX']"
+    turing, hopper = "Tesla T4, 7.5", "NVIDIA H100 80GB HBM3, 9.0"
+    said = toolkit(tmp_path, "", [turing])
+    assert said.startswith("Tesla T4 has compute capability 7.5") and rule in said and "\n" not in said, said
+    assert toolkit(tmp_path, "", [turing, hopper]) == "['9.0']"
+    assert toolkit(tmp_path, "9.0", [turing]) == "['9.0']"
+    assert toolkit(tmp_path, "") == "['8.0', '9.0+PTX']"
+
+
+def test_a_gpu_before_ampere_is_refused_when_it_is_first_used():
+    """By the rule that device.cu asks of each GPU before anything is planned for it."""
+    for major, minor in ((3, 5), (6, 1), (7, 0), (7, 5)):
+        said = _C.refusal("Tesla T4", major, minor)
+        assert f"Tesla T4 (compute capability {major}.{minor})" in said and "8.0 or later" in said and "\n" not in said
+    for major, minor in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 1)):
+        assert _C.refusal("NVIDIA H100", major, minor) == ""

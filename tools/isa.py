@@ -71,9 +71,13 @@ KERNEL = re.compile(
 )
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
 CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.)?(?:(128)|(64))\b")
-# Of no op (csrc/kernels/device.cu): of one that never runs the driver is asked what it compiled it for; one zeroes
-# workspaces.
-CUDA_HELPERS = ("_ZN11torchreduce3gpu12architectureEv", "_ZN11torchreduce3gpu10zero_wordsEPml")
+# Of no op: of one that never runs the driver is asked what it compiled it for; one zeroes workspaces (both in
+# csrc/kernels/device.cu); one is for tests (csrc/kernels/intrinsics.cu).
+HELPERS = (
+    "_ZN11torchreduce3gpu12architectureEv",
+    "_ZN11torchreduce3gpu10zero_wordsEPml",
+    "_ZN11torchreduce3gpu9intrinsicENS_9IntrinsicEPKjPjl",
+)
 CUDA_BULK_COPY = re.compile(r"\bUBLKCP\b")
 AMD_UNWANTED = {"scratch": r"scratch_|buffer_(load|store)", "flat": r"flat_", "call": r"s_swappc|s_call"}
 
@@ -201,7 +205,7 @@ def amd_kernels(arch: str, code: bytes) -> list[Kernel]:
     kernels = {}
     for entry in notes.split("\n  - .")[1:]:
         facts = dict(re.findall(r"\.(\w+): +(\S+)", entry))
-        if "vgpr_count" not in facts:
+        if "vgpr_count" not in facts or facts["name"] in HELPERS:
             continue
         kernel = Kernel(
             arch,
@@ -218,7 +222,7 @@ def amd_kernels(arch: str, code: bytes) -> list[Kernel]:
 
     for name, body in re.findall(r"\.amdhsa_kernel (\S+)(.*?)\.end_amdhsa_kernel", descriptors, re.DOTALL):
         modes = sorted(re.findall(r"float_(denorm|round)_mode_(?:32|16_64) (\d)", body))
-        if modes != [("denorm", "3")] * 2 + [("round", "0")] * 2:
+        if name in kernels and modes != [("denorm", "3")] * 2 + [("round", "0")] * 2:
             kernels[name].faults.append(f"floating-point modes {modes}")
 
     for name, body in re.findall(r"^\w+ <(\S+)>:\n(.*?)(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE):
@@ -249,14 +253,14 @@ def cuda_kernels(library: Path, cuobjdump: str, arch: str = CUDA_ARCH) -> list[K
     kernels = {}
     usage = run(cuobjdump, "-arch", arch, "-res-usage", library)
     for name, facts in re.findall(r"Function (\S+):\s+(REG:.*)", usage):
-        if name in CUDA_HELPERS:
+        if name in HELPERS:
             continue
         used = {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", facts)}
         memory = used["STACK"] + used["LOCAL"]
         kernels[name] = Kernel(arch, name, used["REG"], 0, used["SHARED"], memory, spills=0)
     for body in run(cuobjdump, "-arch", arch, "-sass", library).split("Function : ")[1:]:
         name = body.split(maxsplit=1)[0]
-        if name in CUDA_HELPERS:
+        if name in HELPERS:
             continue
         kernel = kernels[name]
         for match in CUDA_ACCESS.finditer(body):

@@ -106,7 +106,7 @@ def explain(
     if dims is None:
         op = overloads(rows[0].name)  # max and min without indices
     gpu = input.is_cuda
-    cpu: _C.GpuFacts = {"multiprocessors": torch.get_num_threads(), "bulk_copies": False, "shared": 0}
+    cpu: _C.GpuFacts = {"multiprocessors": torch.get_num_threads()}
     facts = _C.gpu_facts(input.device.index) if gpu else cpu
     fields = _C.plan(
         op.row.name,

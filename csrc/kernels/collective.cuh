@@ -1,6 +1,7 @@
 // What a warp does together, in the canonical order, and how kernels reach elements.
 #pragma once
 #include "call.h"
+#include "gpu_packed.h"
 #include "order.h"
 
 namespace torchreduce::gpu {
@@ -151,7 +152,7 @@ template <class S> __device__ __forceinline__ bool has_nan(const float (&v)[kGro
 template <class T, class V>
 constexpr bool kLooksForNan = std::is_same<V, float>::value && is_float_type<T> && sizeof(T) <= 4;
 template <class T> __device__ __forceinline__ uint32_t round_pair(float low, float high) {
-  return std::is_same<T, BF16>::value ? device_pack_bf16(low, high) : device_pack_f16(low, high);
+  return std::is_same<T, BF16>::value ? pack_bf16(low, high) : pack_f16(low, high);
 }
 #else
 template <class T, class V> constexpr bool kLooksForNan = false;
@@ -166,7 +167,7 @@ template <class T> __device__ __forceinline__ bool rounds_alike(const float (&v)
     uint32_t least = ~0u;
 #pragma unroll
     for (int i = 0; i < kGroup; i += 2)
-      least = device_least_halves(bit_cast<uint32_t>(v[i]), bit_cast<uint32_t>(v[i + 1]), 0x80028002u, least);
+      least = least_halves(bit_cast<uint32_t>(v[i]), bit_cast<uint32_t>(v[i + 1]), 0x80028002u, least);
     return ((least & 0xffffu) >= 5) & (least >> 16 >= 5);
   }
 #endif
@@ -222,7 +223,7 @@ template <class T, int N> __device__ __forceinline__ void settle_nans(uint32_t (
         w[i] = bit_cast<uint32_t>(round_to<T>(bit_cast<float>(w[i])));
       } else {
         constexpr uint32_t kInfinite = std::is_same<T, BF16>::value ? 0x7f80u : 0x7c00u,
-                           kNan = kInfinite | kInfinite >> 1 & ~kInfinite;
+                           kNan = kInfinite | (kInfinite >> 1 & ~kInfinite);
         const uint32_t low = (w[i] & 0x7fffu) > kInfinite ? kNan : w[i] & 0xffffu;
         const uint32_t high = (w[i] >> 16 & 0x7fffu) > kInfinite ? kNan : w[i] >> 16;
         w[i] = high << 16 | low;

@@ -1,5 +1,9 @@
 // From an op's number to its kernels, and what the planner asks of a device.
 #include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <utility>
 
 #include "gpu.cuh"
 #include "gpu.h"
@@ -29,8 +33,15 @@ static int compiled_for() {
   cudaFuncAttributes attributes;
   return cudaFuncGetAttributes(&attributes, architecture) == cudaSuccess ? attributes.ptxVersion : 0;
 }
+static void refuse_unserved(int device) {
+  cudaDeviceProp facts;
+  if (cudaGetDeviceProperties(&facts, device) != cudaSuccess) return;  // the launch says so
+  const std::string reason = refusal(facts.name, facts.major, facts.minor);
+  if (!reason.empty()) throw std::runtime_error(reason);
+}
 #else
 static int compiled_for() { return 0; }
+static void refuse_unserved(int) {}
 #endif
 
 int current_device() {
@@ -41,6 +52,7 @@ int current_device() {
 void set_device(int device) { (void)gpuSetDevice(device); }
 
 static DeviceFacts ask(int device) {
+  refuse_unserved(device);
   DeviceFacts facts{true};
   if (gpuDeviceGetAttribute(&facts.multiprocessors, gpuMultiprocessorCount, device) != gpuSuccess)
     facts.multiprocessors = 1;
@@ -87,6 +99,21 @@ static bool launches_early() {
 }  // namespace torchreduce::gpu
 
 namespace torchreduce {
+
+#if defined(__CUDACC__)
+void grant_shared(const void* kernel) {
+  static std::mutex mutex;
+  static std::set<std::pair<int, const void*>> granted;
+  const int device = gpu::current_device();
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (granted.count({device, kernel})) return;
+  cudaFuncAttributes declared;
+  if (cudaFuncGetAttributes(&declared, kernel) != cudaSuccess) return;  // the launch says so
+  const int most = gpu::facts(device).shared - int(declared.sharedSizeBytes);
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most) == cudaSuccess)
+    granted.insert({device, kernel});
+}
+#endif
 
 const char* zero_workspace(void* workspace, int64_t bytes, Queue& queue) {
 #if defined(__CUDACC__)

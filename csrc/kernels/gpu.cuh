@@ -4,11 +4,10 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
-
-#include <mutex>
 #define TR_GRID_CONSTANT const __grid_constant__
 using gpuStream_t = cudaStream_t;
 using gpuError_t = cudaError_t;
@@ -95,25 +94,6 @@ __device__ __forceinline__ uint16_t device_float_to_f16(float f) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(f));
   return bits;
 }
-// Two values that are not NaN, the first in the low half.
-#define TR_PACKED_ROUNDING
-__device__ __forceinline__ uint32_t device_pack_f16(float low, float high) {
-  uint32_t bits;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
-  return bits;
-}
-__device__ __forceinline__ uint32_t device_pack_bf16(float low, float high) {
-  uint32_t bits;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
-  return bits;
-}
-#if __CUDA_ARCH__ >= 900  // one instruction there, many before
-#define TR_PACKED_MINIMA
-// For each half: of least, and of the low half of low or of high with `add` added to it, the lesser.
-__device__ __forceinline__ uint32_t device_least_halves(uint32_t low, uint32_t high, uint32_t add, uint32_t least) {
-  return __viaddmin_u16x2(__byte_perm(low, high, 0x5410), add, least);
-}
-#endif
 #elif defined(__HIP_DEVICE_COMPILE__)
 __device__ __forceinline__ float device_f16_to_float(uint16_t bits) {
   _Float16 h;
@@ -151,25 +131,6 @@ __device__ __forceinline__ int64_t multiply_add(int32_t a, int32_t b, int64_t c)
   return int64_t(a) * b + c;
 #endif
 }
-
-// Keys of floats (ops.h, Ordering::key, with merged zeros) in few instructions; under a minimum those of zeros are by
-// one greater. A product by 1 or -1, plus 0, turns each NaN into that of all ones but the sign, and -0.0 into +0.0.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-#define TR_PACKED_KEYS
-__device__ __forceinline__ int32_t device_key(uint32_t bits, bool min) {
-  const int32_t y = __float_as_int(__fmaf_rn(__uint_as_float(bits), min ? -1.0f : 1.0f, 0.0f));
-  return y ^ (y >> 31 & 0x7fffffff);
-}
-// Of two bfloat16 or float16.
-template <bool kBF16> __device__ __forceinline__ uint32_t device_packed_keys(uint32_t bits, bool min) {
-  uint32_t y, signs;
-  if constexpr (kBF16)
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(bits), "r"(min ? 0xbf80bf80u : 0x3f803f80u), "r"(0u));
-  else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(bits), "r"(min ? 0xbc00bc00u : 0x3c003c00u), "r"(0u));
-  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(signs) : "r"(y));  // each half the copies of its sign
-  return y ^ (signs & 0x7fff7fffu);
-}
-#endif
 
 // ---- warps -----------------------------------------------------------------------------------------------------------
 
@@ -241,13 +202,34 @@ __device__ __forceinline__ uint32_t ballot(bool predicate) {
 #endif
 }
 
-// Orders the shared memory of a warp's lanes among them.
+// Orders the memory of a warp's lanes among them. On AMD a wave's barrier alone keeps instructions in their order, and
+// a compiler may move accesses to memory across it: the fences keep them there, and are no instructions.
 __device__ __forceinline__ void warp_barrier() {
 #if defined(__CUDACC__)
   __syncwarp();
 #else
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
   __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 #endif
+}
+
+// The greatest of a warp's.
+template <class V> __device__ __forceinline__ V warp_most(V value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  constexpr bool kOneInstruction = std::is_same<V, int32_t>::value;
+  if constexpr (kOneInstruction) value = __reduce_max_sync(0xffffffffu, value);
+#else
+  constexpr bool kOneInstruction = false;
+#endif
+  if constexpr (!kOneInstruction) {
+#pragma unroll
+    for (int d = 1; d < kLanes; d <<= 1) {
+      const V other = shuffle(value, lane_id() ^ d);
+      value = value > other ? value : other;
+    }
+  }
+  return value;
 }
 
 // ---- memory ----------------------------------------------------------------------------------------------------------
@@ -548,19 +530,21 @@ struct Queue {
 // uses it may be early. Returns nullptr, or the runtime's message.
 const char* zero_workspace(void* workspace, int64_t bytes, Queue& queue);
 
+#if defined(__CUDACC__)
+constexpr int kGranted = 40 << 10;  // bytes of dynamic shared memory that any kernel here has without asking: with what
+                                    // it declares, no more than 48 KiB
+// Lets `kernel` have all the dynamic shared memory that a block of the current device has room for, besides what the
+// kernel declares. It is a property of the kernel on a device, not of a launch: of a captured graph it has to hold when
+// the graph is instantiated, whatever was launched in between. So it is set once, to the most. Called from any thread.
+void grant_shared(const void* kernel);
+#endif
+
 // Enqueues kernel(arguments...), with `shared` bytes of dynamic shared memory a block. The caller asks for errors
 // (gpuGetLastError).
 template <class... P, class... A>
 void enqueue(void (*kernel)(P...), int64_t blocks, int threads, int shared, Queue queue, const A&... arguments) {
 #if defined(__CUDACC__)
-  // What a kernel may ask for is set for all its launches on the current device: another thread must not set less
-  // between this one's setting and its launch.
-  static std::mutex setting;
-  std::unique_lock lock(setting, std::defer_lock);
-  if (shared > 40 << 10) {  // 48 KiB with what a block has besides are granted without being asked for
-    lock.lock();
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  }
+  if (shared > kGranted) grant_shared(reinterpret_cast<const void*>(kernel));
   cudaLaunchAttribute early;
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;

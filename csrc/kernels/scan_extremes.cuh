@@ -42,12 +42,12 @@ template <class Load, int N> struct Elements {
 #if defined(TR_PACKED_KEYS)
     if constexpr (std::is_same<E, float>::value) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) key[i] = device_key(w.item[i], op.options.min);
+      for (int i = 0; i < N; ++i) key[i] = packed_key(w.item[i], op.options.min);
       return;
     } else if constexpr (Order::kFloat && sizeof(E) == 2) {
 #pragma unroll
       for (int i = 0; i < N; i += 2) {
-        const uint32_t both = device_packed_keys<std::is_same<E, BF16>::value>(w.item[i / 2], op.options.min);
+        const uint32_t both = packed_keys<std::is_same<E, BF16>::value>(w.item[i / 2], op.options.min);
         key[i] = int16_t(both);
         key[i + 1] = int32_t(both) >> 16;
       }
@@ -496,24 +496,6 @@ __global__ void TR_BLOCKS_BOUND(kThreads, kResidentExtremes) scan_extreme_rows(T
   } else {
     if (row < rows) walk_extremes<S, Load, Store, 1, C>(op, call, row, width, apart);
   }
-}
-
-// The greatest of a warp's.
-template <class V> __device__ __forceinline__ V warp_most(V value) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  constexpr bool kOneInstruction = std::is_same<V, int32_t>::value;
-  if constexpr (kOneInstruction) value = __reduce_max_sync(0xffffffffu, value);
-#else
-  constexpr bool kOneInstruction = false;
-#endif
-  if constexpr (!kOneInstruction) {
-#pragma unroll
-    for (int d = 1; d < kLanes; d <<= 1) {
-      const V other = shuffle(value, lane_id() ^ d);
-      value = value > other ? value : other;
-    }
-  }
-  return value;
 }
 
 // Few long rows: a tile a block, by way of shared memory, from where it is taken twice: each warp's part for its latest

@@ -80,8 +80,8 @@ struct Thread {
 
 struct Warp {
   int lanes, arrived, exited;
-  int barriers = 0;
-  char token[2] = {};
+  int barriers = 0;    // of the warp, that are over
+  char token[2] = {};  // of fences before those of even and of odd numbers
 };
 
 // A barrier in shared memory.
@@ -656,12 +656,17 @@ __attribute__((noinline)) void barrier() {
 }
 void published() { slot->published = true; }
 __attribute__((noinline)) void warp_barrier() {
-  Warp& warp = slot->warps[slot->thread / kWarp];
-  char* token = &warp.token[warp.barriers % 2];
   slot->running().source = 0;
-  release(token);
   wait_as(State::WarpBarrier, __builtin_return_address(0));
-  acquire(token);
+}
+// A lane's next barrier is the warp's next, and none comes before every lane has passed that.
+void fence_release() {
+  Warp& warp = slot->warps[slot->thread / kWarp];
+  release(&warp.token[warp.barriers % 2]);
+}
+void fence_acquire() {
+  Warp& warp = slot->warps[slot->thread / kWarp];
+  acquire(&warp.token[(warp.barriers + 1) % 2]);
 }
 char* dynamic_shared(int alignment) {
   if (!slot->shared || alignment > 128) fail("a kernel has no dynamic shared memory as it declares it");

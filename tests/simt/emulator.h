@@ -6,6 +6,8 @@
 //   a collective (shuffle, ballot) needs all lanes of a warp, at the same place in the program; the other warp of the
 //     wave need not take part, and a ballot may or may not see its lanes;
 //   a barrier needs all threads of the block, at the same place;
+//   a warp's barrier is a collective that orders no memory, as a wave's barrier on AMD: what a lane released by a fence
+//     before it, others of its warp acquire by one after it;
 //   a lane that backs off holds its wave until it stops waiting: lanes of a wave have no progress of their own on AMD,
 //     so that what a lane waits for has to come from another wave;
 //   Options::resident blocks at once, some much slower than others: a block that waits for one that has not started
@@ -26,6 +28,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 
 struct dim3 {
   unsigned x, y, z;
@@ -61,8 +64,19 @@ uint64_t ballot(bool predicate);               // bit i: lane i of the wave
 void barrier();
 void back_off();      // between two looks at what another wave will write
 void published();     // this thread writes something that another may wait for
-void warp_barrier();  // orders the memory of a warp's lanes
+void warp_barrier();  // orders what a warp's lanes do, but not their memory: that is for fences before and after it
 char* dynamic_shared(int alignment);
+
+// What a lane did before its release fence is seen by what others of its warp do after an acquire fence, where a
+// barrier of the warp lies between.
+void fence_release();
+void fence_acquire();
+[[noreturn]] void broken(const char* rule);  // a kernel breaks a rule of the devices
+template <int kOrder> void fence(const char* scope) {
+  static_assert(kOrder == __ATOMIC_RELEASE || kOrder == __ATOMIC_ACQUIRE, "no other order is modelled");
+  if (std::string_view(scope) != "wavefront") broken("a fence of a scope that is not modelled");
+  kOrder == __ATOMIC_RELEASE ? fence_release() : fence_acquire();
+}
 
 // Copies by one thread for itself, in batches.
 void start_copy(void* to, const void* from, void (*copy)(void*, const void*));
@@ -80,7 +94,6 @@ inline void barriers_made() {}
 void barrier_arrive(Barrier* b);
 void barrier_expect(Barrier* b, uint32_t bytes);
 void barrier_wait(Barrier* b, uint32_t parity);
-[[noreturn]] void broken(const char* rule);  // a kernel breaks a rule of the devices
 void bulk_load(void* shared, const void* from, uint32_t bytes, Barrier* b);
 void bulk_store(void* to, const void* shared, uint32_t bytes);
 void bulk_fence();

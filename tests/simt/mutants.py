@@ -881,6 +881,40 @@ MUTANTS = (
         "if (left <= 0) continue;", "",
         "scan.CumExtreme", ("extreme_pipeline",), every=1,
     ),
+    # ---- what gpu.cuh says of AMD's, and gpu_packed.h of NVIDIA's instructions
+    Mutant(
+        "a warp's barrier releases nothing", "kernels/gpu.cuh",
+        '__builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront"); __builtin_amdgcn_wave_barrier();',
+        "__builtin_amdgcn_wave_barrier();",
+        "scan.LinearScan", ("held_rows",),
+    ),
+    Mutant(
+        "a warp's barrier acquires nothing", "kernels/gpu.cuh",
+        '__builtin_amdgcn_wave_barrier(); __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");',
+        "__builtin_amdgcn_wave_barrier();",
+        "scan.LinearScan", ("held_rows",),
+    ),
+    Mutant(
+        "pairs of results are rounded without a look for NaNs", "kernels/collective.cuh",
+        "if (kNoNan || !has_nan<S>(v)) {", "{",
+        "scan.CumProd", ("wide_rows",),
+    ),
+    Mutant(
+        "NaNs are settled in the low half alone", "kernels/collective.cuh",
+        "const uint32_t high = (w[i] >> 16 & 0x7fffu) > kInfinite ? kNan : w[i] >> 16;",
+        "const uint32_t high = w[i] >> 16;",
+        "scan.CumProd", ("pipeline",),
+    ),
+    Mutant(
+        "both keys of a pair are its first one's", "kernels/scan_extremes.cuh",
+        "key[i + 1] = int32_t(both) >> 16;", "key[i + 1] = int16_t(both);",
+        "scan.CumExtreme", ("extremes",),
+    ),
+    Mutant(
+        "of two results that may round otherwise the first is looked at", "kernels/collective.cuh",
+        "return ((least & 0xffffu) >= 5) & (least >> 16 >= 5);", "return (least & 0xffffu) >= 5;",
+        "scan.CumProd", ("pipeline",), every=1,
+    ),
     # ---- linear recurrences
     Mutant(
         "a chain forgets the value before the row", "kernels/scan_chain.cuh",

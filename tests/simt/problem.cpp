@@ -179,8 +179,9 @@ ScanCall scan_call(const Problem& p, const Inputs& inputs, const Array& out, con
 
 template <class Call> void emulate(Call& call, int multiprocessors, const char* (*entry)(const Call&, void*, void*),
                                    std::string& plan_text) {
-  call.plan = plan(call, DeviceFacts{true, multiprocessors, simt::options.bulk_copies, simt::kMostShared,
-                                     simt::options.bulk_copies});
+  const bool bulk_copies = simt::options.bulk_copies;
+  const int shared = bulk_copies ? simt::kMostShared : kPortableShared;
+  call.plan = plan(call, DeviceFacts{true, multiprocessors, bulk_copies, shared, bulk_copies});
   const Plan& p = call.plan;
   plan_text = std::string(family_name(p.family)) + " lanes " + std::to_string(p.lanes) + " warps " +
               std::to_string(p.warps) + " leaves " + std::to_string(p.leaves) + " vector " + std::to_string(p.vector) +

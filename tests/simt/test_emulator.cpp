@@ -116,7 +116,9 @@ __global__ void copies(int* out, const int* in) {
   simt::copy_async<4>(&elements[threadIdx.x], &in[threadIdx.x]);
   simt::end_copies();
   simt::wait_copies(0);
-  simt::warp_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
   out[threadIdx.x] = elements[threadIdx.x ^ 1];
 }
 
@@ -251,6 +253,31 @@ template <bool kFenced, bool kWaited> __device__ void store_own(int* out) {
 }
 __global__ void not_fenced(int* out) { store_own<false, true>(out); }
 __global__ void written_while_stored(int* out) { store_own<true, false>(out); }
+// A warp's barrier orders what fences around it say, among the lanes of the warp.
+template <bool kReleases, bool kAcquires> __device__ void exchange(int* out, int with) {
+  TR_DYNAMIC_SHARED(shared, 16);
+  int* const value = reinterpret_cast<int*>(shared);
+  value[threadIdx.x] = 1;
+  if (kReleases) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+  if (kAcquires) __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+  if (blockIdx.x == 0) out[threadIdx.x] = value[int(threadIdx.x) ^ with];
+}
+__global__ void warp_barrier_alone(int* out) { exchange<false, false>(out, 1); }
+__global__ void not_released(int* out) { exchange<false, true>(out, 1); }
+__global__ void not_acquired(int* out) { exchange<true, false>(out, 1); }
+__global__ void fences_of_another_warp(int* out) { exchange<true, true>(out, 32); }
+// A release that no barrier follows is no part of what the barrier before it ordered.
+__global__ void released_too_late(int* out) {
+  TR_DYNAMIC_SHARED(shared, 16);
+  int* const value = reinterpret_cast<int*>(shared);
+  __builtin_amdgcn_wave_barrier();
+  value[threadIdx.x] = 1;
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+  if (!__shfl(1, 0, 32)) return;
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+  if (blockIdx.x == 0) out[threadIdx.x] = value[threadIdx.x ^ 1];
+}
 __global__ void no_warp_barrier(int* out) {
   __shared__ int value[kThreads];
   value[threadIdx.x] = 1;
@@ -318,6 +345,11 @@ const Wrong kWrong[] = {
 #if defined(SIMT_tsan)
     {WRONG(not_fenced), "data race"},
     {WRONG(written_while_stored), "data race"},
+    {WRONG(warp_barrier_alone), "data race"},
+    {WRONG(not_released), "data race"},
+    {WRONG(not_acquired), "data race"},
+    {WRONG(fences_of_another_warp), "data race"},
+    {WRONG(released_too_late), "data race"},
     {WRONG(no_warp_barrier), "data race"},
     {WRONG(shared_race), "data race"},
     {WRONG(block_race), "data race"},

@@ -19,6 +19,7 @@
 
 #define __syncthreads() simt::barrier()
 #define __builtin_amdgcn_wave_barrier() simt::warp_barrier()
+#define __builtin_amdgcn_fence(order, scope) simt::fence<order>(scope)
 #define __builtin_amdgcn_s_sleep(n) simt::back_off()
 #define __HIP_MEMORY_SCOPE_AGENT 4
 #define __hip_atomic_load(p, order, scope) __atomic_load_n(p, order)
