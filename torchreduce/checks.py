@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import autograd, autograd_scans  # noqa: F401  they register the derivatives
+from . import autograd, autograd_scans, dispatch  # noqa: F401  the first two register the derivatives
 from .fake import reduced_shape
 from .table import BY_NAME, DEVICES, DTYPES, Op
 
@@ -25,15 +25,16 @@ class Overloads:
 
     name: str  # of the public function
     row: Op
-    default: Callable[..., Any]  # these four as dispatch.py has them
+    default: Callable[..., Any]  # these as dispatch.py has them
     raw: Callable[..., Any]
     out: Callable[..., Any]
     raw_out: Callable[..., Any]
+    derivative: Callable[..., Any]  # raw, by way of autograd
 
 
 def overloads(name: str) -> Overloads:
     row, op = BY_NAME[name], getattr(torch.ops.torchreduce, name)
-    return Overloads(row.function, row, op.default, op.raw, op.out, op.raw_out)
+    return Overloads(row.function, row, op.default, op.raw, op.out, op.raw_out, dispatch.derivatives.get(name, op.raw))
 
 
 def _listed(dtypes: Sequence[torch.dtype]) -> str:

@@ -2,8 +2,9 @@
 
 Every op has two overloads of one kernel. The default one is what torch's dispatcher knows with its derivatives, its
 fake kernel and its batching rule: it works under autograd, forward mode, every transform of torch.func, modes, tracing,
-export and torch.compile. `.raw` is the bare kernel, for calls that nothing else has to see, so that nobody pays for
-what is not there. `.out` and `.raw_out` are the same for calls with out=.
+export and torch.compile. `.raw` is the bare kernel, for calls that nobody else has to see: on plain tensors, in eager
+mode, outside of all these. Such a call goes to it directly, by way of autograd if a gradient is needed, so that nobody
+pays for what is not there. `.out` and `.raw_out` are the same for calls with out=.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
+from torch.nn import Parameter
 
 LIBRARY = torch.library.Library("torchreduce", "FRAGMENT")  # lives as long as the process, as what it registers
 
@@ -26,20 +28,36 @@ _is_compiling, _is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_g
 _unpack_dual = torch._VF._unpack_dual
 
 
-def is_bare(t: Tensor, *more: Tensor) -> bool:
-    """Whether the bare kernel may serve a call on these: plain tensors, none of them needs a gradient or may have a
-    tangent, and no compiler, tracer, mode or transform is at work."""
+def is_unwatched() -> bool:
+    """Whether no compiler, tracer, mode or transform is at work, nor a dual level open."""
     return (
         not _is_compiling()
-        and type(t) is Tensor
-        and not (t.requires_grad and _is_grad_enabled())
         and _transform() is None
         and not _modes()
         and not _function_modes()
         and not _is_tracing()
         and forward_ad._current_level < 0
-        and (not more or all(type(t) is Tensor and not (t.requires_grad and _is_grad_enabled()) for t in more))
     )
+
+
+def is_plain(t: Tensor) -> bool:
+    return type(t) is Tensor or type(t) is Parameter
+
+
+def serving(op: Any, t: Tensor, *more: Tensor) -> Callable[..., Any]:
+    """What serves a call of op (checks.Overloads) on these: the bare kernel where nobody else is at work and they are
+    plain tensors, if no gradient is needed, or the same with a gradient."""
+    if not is_unwatched() or not is_plain(t) or (more and not all(map(is_plain, more))):
+        return op.default  # type: ignore[no-any-return]
+    if _is_grad_enabled() and (t.requires_grad or (more and any(other.requires_grad for other in more))):
+        return op.derivative  # type: ignore[no-any-return]
+    return op.raw  # type: ignore[no-any-return]
+
+
+def is_bare(*tensors: Tensor) -> bool:
+    """Whether the bare kernel may serve a call that writes to tensors: serving() of any op would say so, too."""
+    needs_gradient = _is_grad_enabled() and any(t.requires_grad for t in tensors)
+    return is_unwatched() and all(map(is_plain, tensors)) and not needs_gradient
 
 
 @contextmanager
@@ -86,16 +104,27 @@ def save(ctx: Any, *tensors: Tensor | None) -> None:
     ctx.save_for_forward(*tensors)
 
 
+# Of each public op: the bare kernel by way of autograd.
+derivatives: dict[str, Callable[..., Any]] = {}
+
+
 def differentiable(op: str, results: int = 1) -> Callable[[type[Rule]], type[Rule]]:
     """Registers a rule as the derivatives of torchreduce::op, of whose results the first has some."""
-    overload = getattr(torch.ops.torchreduce, op).default
+    packet = getattr(torch.ops.torchreduce, op)
+    overload: Any = packet.default
+    raw: Any = getattr(packet, "raw", None)
 
     def register(rule: type[Rule]) -> type[Rule]:
+        forward = rule.forward or overload.redispatch
+
         class Derivative(Function):
             @staticmethod
             def forward(*args: Any) -> Any:
-                *inputs, keyset = args
-                forward = rule.forward or partial(overload.redispatch, keyset & _C._after_autograd_keyset)
+                keyset, *inputs = args
+                if keyset is None:
+                    return raw(*inputs)
+                if not rule.forward:
+                    inputs = [keyset & _C._after_autograd_keyset, *inputs]
                 with _C._AutoDispatchBelowAutograd():
                     if _transform() is None:
                         return forward(*inputs)
@@ -109,7 +138,7 @@ def differentiable(op: str, results: int = 1) -> Callable[[type[Rule]], type[Rul
                 if results > 1:
                     ctx.mark_non_differentiable(*output[1:])
                     ctx.set_materialize_grads(False)
-                rule.save(ctx, inputs[:-1], output)
+                rule.save(ctx, inputs[1:], output)
 
             @staticmethod
             def backward(ctx: Any, *grads: Any) -> Any:
@@ -118,11 +147,11 @@ def differentiable(op: str, results: int = 1) -> Callable[[type[Rule]], type[Rul
                 gradients = rule.backward(ctx, *grads[:1])
                 if not isinstance(gradients, tuple):
                     gradients = (gradients,)
-                return gradients + (None,) * (ctx.arguments - len(gradients))
+                return None, *gradients, *[None] * (ctx.arguments - 1 - len(gradients))
 
             @staticmethod
             def jvp(ctx: Any, *tangents: Any) -> Any:
-                tangent = rule.tangent(ctx, *tangents) if ctx.has_tangent else None
+                tangent = rule.tangent(ctx, *tangents[1:]) if ctx.has_tangent else None
                 return tangent if results == 1 else (tangent, *[None] * (results - 1))
 
         Derivative.__name__ = Derivative.__qualname__ = f"{op}_derivative"
@@ -130,11 +159,12 @@ def differentiable(op: str, results: int = 1) -> Callable[[type[Rule]], type[Rul
 
         def kernel(keyset: Any, *args: Any) -> Any:
             if _transform() is None:
-                return apply(*args, keyset)
+                return apply(keyset, *args)
             with _within_a_transform():
-                return apply(*args, keyset)
+                return apply(keyset, *args)
 
         LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
+        derivatives[op] = partial(apply, None)
         return rule
 
     return register

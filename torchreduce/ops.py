@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .checks import Dims, Overloads, as_dtype, check_dims, check_dtype, either_keepdim, is_zero, overloads
 from .determinism import level_code
-from .dispatch import check_no_derivatives, is_bare
+from .dispatch import check_no_derivatives, is_bare, serving
 from .fake import reduced_shape
 
 _SUM, _MEAN = overloads("sum"), overloads("mean")
@@ -138,8 +138,7 @@ def sum(
     if dtype is not None:
         dtype = check_dtype(_SUM, input, dtype)
     if out is None:
-        serve = _SUM.raw if is_bare(input) else _SUM.default
-        return serve(input, dims, keepdim, dtype, level_code())  # type: ignore[no-any-return]
+        return serving(_SUM, input)(input, dims, keepdim, dtype, level_code())  # type: ignore[no-any-return]
     _write(_SUM, [input], (dims, keepdim, dtype), reduced_shape(input.shape, dims, keepdim), out=out)
     return out
 
@@ -171,8 +170,7 @@ def mean(
     if dtype is not None or not input.dtype.is_floating_point:
         dtype = check_dtype(_MEAN, input, dtype)
     if out is None:
-        serve = _MEAN.raw if is_bare(input) else _MEAN.default
-        return serve(input, dims, keepdim, dtype, level_code())  # type: ignore[no-any-return]
+        return serving(_MEAN, input)(input, dims, keepdim, dtype, level_code())  # type: ignore[no-any-return]
     _write(_MEAN, [input], (dims, keepdim, dtype), reduced_shape(input.shape, dims, keepdim), out=out)
     return out
 
@@ -202,8 +200,7 @@ def amax(
         keepdim = either_keepdim(_AMAX.name, keepdim, keepdims)
     dims = check_dims(_AMAX, input, dim, keepdim, axis)
     if out is None:
-        serve = _AMAX.raw if is_bare(input) else _AMAX.default
-        return serve(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
+        return serving(_AMAX, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
     _write(_AMAX, [input], (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
     return out
 
@@ -227,8 +224,7 @@ def amin(
         keepdim = either_keepdim(_AMIN.name, keepdim, keepdims)
     dims = check_dims(_AMIN, input, dim, keepdim, axis)
     if out is None:
-        serve = _AMIN.raw if is_bare(input) else _AMIN.default
-        return serve(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
+        return serving(_AMIN, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
     _write(_AMIN, [input], (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
     return out
 
@@ -255,8 +251,7 @@ def argmax(
         keepdim = either_keepdim(_ARGMAX.name, keepdim, keepdims)
     dims = check_dims(_ARGMAX, input, dim, keepdim, axis)
     if out is None:
-        serve = _ARGMAX.raw if is_bare(input) else _ARGMAX.default
-        return serve(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
+        return serving(_ARGMAX, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
     _write(_ARGMAX, [input], (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
     return out
 
@@ -280,8 +275,7 @@ def argmin(
         keepdim = either_keepdim(_ARGMIN.name, keepdim, keepdims)
     dims = check_dims(_ARGMIN, input, dim, keepdim, axis)
     if out is None:
-        serve = _ARGMIN.raw if is_bare(input) else _ARGMIN.default
-        return serve(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
+        return serving(_ARGMIN, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
     _write(_ARGMIN, [input], (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
     return out
 
@@ -313,13 +307,11 @@ def max(
     dims = check_dims(_MAX, input, dim, keepdim, axis)
     if dims is not None:
         if out is None:
-            serve = _MAX.raw if is_bare(input) else _MAX.default
-            return torch.return_types.max(serve(input, dims, keepdim, level_code()))
+            return torch.return_types.max(serving(_MAX, input)(input, dims, keepdim, level_code()))
         shape = reduced_shape(input.shape, dims, keepdim)
         return torch.return_types.max(_write_pair(_MAX, input, (dims, keepdim), shape, out))
     if out is None:
-        serve = _MAX_ALL.raw if is_bare(input) else _MAX_ALL.default
-        return serve(input, keepdim, level_code())
+        return serving(_MAX_ALL, input)(input, keepdim, level_code())
     _write(_MAX_ALL, [input], (keepdim,), reduced_shape(input.shape, None, keepdim), out=out)
     return out
 
@@ -344,12 +336,10 @@ def min(
     dims = check_dims(_MIN, input, dim, keepdim, axis)
     if dims is not None:
         if out is None:
-            serve = _MIN.raw if is_bare(input) else _MIN.default
-            return torch.return_types.min(serve(input, dims, keepdim, level_code()))
+            return torch.return_types.min(serving(_MIN, input)(input, dims, keepdim, level_code()))
         shape = reduced_shape(input.shape, dims, keepdim)
         return torch.return_types.min(_write_pair(_MIN, input, (dims, keepdim), shape, out))
     if out is None:
-        serve = _MIN_ALL.raw if is_bare(input) else _MIN_ALL.default
-        return serve(input, keepdim, level_code())
+        return serving(_MIN_ALL, input)(input, keepdim, level_code())
     _write(_MIN_ALL, [input], (keepdim,), reduced_shape(input.shape, None, keepdim), out=out)
     return out

@@ -14,7 +14,7 @@ from torch import Tensor
 from .autograd import accumulator
 from .checks import Overloads, as_dtype, check_dim, check_dtype, check_input, either, overloads
 from .determinism import level_code
-from .dispatch import is_bare
+from .dispatch import is_bare, serving
 from .ops import _dtype_by_out, _write, _write_pair, sum
 
 _CUMSUM, _CUMPROD, _LOGCUMSUMEXP = overloads("cumsum"), overloads("cumprod"), overloads("logcumsumexp")
@@ -47,8 +47,7 @@ def _accumulated(
     if dtype is not None:
         dtype = check_dtype(op, input, dtype)
     if out is None:
-        serve = op.raw if is_bare(input) else op.default
-        return serve(input, dim, dtype, exclusive, reverse, level_code())  # type: ignore[no-any-return]
+        return serving(op, input)(input, dim, dtype, exclusive, reverse, level_code())  # type: ignore[no-any-return]
     _write(op, [input], (dim, dtype, exclusive, reverse), input.shape, out=out)
     return out
 
@@ -57,8 +56,7 @@ def _extreme(op: Overloads, input: Tensor, dim: Any, out: Any, reverse: bool, ax
     """A scan with values and indices: a tuple of both."""
     dim = _checked(op, input, dim, axis)
     if out is None:
-        serve = op.raw if is_bare(input) else op.default
-        return serve(input, dim, reverse, level_code())
+        return serving(op, input)(input, dim, reverse, level_code())
     return _write_pair(op, input, (dim, reverse), input.shape, out)
 
 
@@ -181,8 +179,7 @@ def logcumsumexp(
     dim = _checked(op, input, dim, axis)
     check_dtype(op, input, None)
     if out is None:
-        serve = op.raw if is_bare(input) else op.default
-        return serve(input, dim, exclusive, reverse, level_code())  # type: ignore[no-any-return]
+        return serving(op, input)(input, dim, exclusive, reverse, level_code())  # type: ignore[no-any-return]
     _write(op, [input], (dim, exclusive, reverse), input.shape, out=out)
     return out
 
@@ -277,8 +274,7 @@ def linear_scan(
     if out is not None:
         _write(op, [a, b, initial], (dim, reverse, False), shape, out=out)
         return out
-    bare = is_bare(a, b) if initial is None else is_bare(a, b, initial)
-    serve = op.raw if bare else op.default
+    serve = serving(op, a, b) if initial is None else serving(op, a, b, initial)
     return serve(a, b, initial, dim, reverse, False, level_code())  # type: ignore[no-any-return]
 
 
