@@ -544,7 +544,7 @@ def test_errors(device):
         (TypeError, "b must be floating, got torch.int64", lambda: tr.linear_scan(x.long(), x.long(), 1)),
         (TypeError, "initial", lambda: tr.linear_scan(x, x, 1, initial=rows.half())),
         (TypeError, "torch.float16 or torch.float32", lambda: tr.linear_scan(x.double(), x.half(), 1)),
-        (TypeError, "'a' must be a Tensor, got bool", lambda: tr.linear_scan(True, x, 1)),
+        (TypeError, "'a' must be a Tensor, got complex", lambda: tr.linear_scan(1j, x, 1)),
         (TypeError, "'initial' must be a Tensor, got str", lambda: tr.linear_scan(x, x, 1, initial="0")),
         (TypeError, "dim", lambda: tr.linear_scan(x, x)),
         (NotImplementedError, "complex64", lambda: tr.linear_scan(x.to(torch.complex64), x, 1)),

@@ -576,3 +576,172 @@ def test_linear_scan_takes_numbers_and_wider_parameters(device):
 
 
 assert set(LINEAR_FORMS) < set(DIFFERENTIABLE)
+
+
+# ---- found by others -------------------------------------------------------------------------------------------------
+
+
+@every_form
+def test_tangents_of_tangents(device, form):
+    """Forward over forward, over reverse, and reverse over forward: one matrix of second derivatives."""
+    f, x = scalar(DIFFERENTIABLE[form]), tie_free((2, 3, 2), device=device) / 4
+    hessian = torch.func.hessian(f)(x)
+    close(torch.func.jacfwd(torch.func.jacfwd(f))(x), hessian)
+    close(torch.func.jacrev(torch.func.jacfwd(f))(x), hessian)
+    v, w = (values(x.shape, x.dtype, seed=s).to(device) for s in (8, 9))
+    twice = torch.func.jvp(lambda s: torch.func.jvp(f, (s,), (v,))[1], (x,), (w,))[1]
+    close(twice, (v.flatten() @ hessian.reshape(x.numel(), -1) @ w.flatten()))
+    close(torch.func.grad(lambda s: torch.func.jvp(f, (s,), (v,))[1])(x), (hessian * v).sum((3, 4, 5)))
+    third = torch.func.jacfwd(torch.func.hessian(f))(x[:1, :2])
+    if "broadcast" not in form:
+        close(third, torch.func.jacrev(torch.func.hessian(f))(x[:1, :2]))
+
+
+@every_form
+def test_gradcheck_with_everything(device, form):
+    f, x = DIFFERENTIABLE[form], tie_free((2, 3, 2), device=device).div(4).requires_grad_()
+    assert torch.autograd.gradcheck(
+        f, (x,), check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True
+    )
+    assert torch.autograd.gradgradcheck(f, (x,), check_fwd_over_rev=True, check_rev_over_rev=True)
+    hessian = torch.func.hessian(scalar(f))(x.detach())
+    for strategy in ("forward-mode", "reverse-mode"):
+        ours = torch.autograd.functional.hessian(
+            scalar(f), x.detach(), vectorize=True, outer_jacobian_strategy=strategy
+        )
+        close(ours, hessian)
+
+
+@every_form
+@pytest.mark.parametrize("reentrant", (False, True))
+def test_checkpointed_gradients(device, form, reentrant):
+    f, x = scalar(DIFFERENTIABLE[form]), tie_free(SHAPE, device=device) / 4
+    checkpointed = lambda t: torch.utils.checkpoint.checkpoint(f, t, use_reentrant=reentrant)  # noqa: E731
+    assert_bitwise_equal(plain_gradient_by_backward(checkpointed, x), plain_gradient_by_backward(f, x))
+
+
+def plain_gradient_by_backward(f, x):
+    x = x.detach().requires_grad_()
+    f(x).backward()
+    return x.grad
+
+
+def test_tangents_that_are_not_there(device):
+    """They add nothing, also where what they would be multiplied by is infinite."""
+    inf = float("inf")
+    b = torch.tensor([1.0, inf, 3.0], device=device)
+    ones = torch.ones(3, device=device)
+    assert torch.func.jvp(lambda b: tr.linear_scan(0.5, b, 0), (b,), (ones,))[1].tolist() == [1, 1.5, 1.75]
+    huge = torch.tensor([3e38, 3e38, 4.0], device=device)
+    assert torch.func.jvp(lambda b: tr.linear_scan(1.0, b, 0), (huge,), (ones,))[1].tolist() == [1, 2, 3]
+    x = torch.tensor([0.0, inf, 1.0], device=device)
+    forward, reverse = (j(lambda t: tr.logcumsumexp(t, 0))(x) for j in (torch.func.jacfwd, torch.func.jacrev))
+    assert forward.tolist() == reverse.tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
+
+
+def test_out_beside_wider_parameters(device):
+    b = torch.ones(3, dtype=torch.bfloat16, device=device)
+    for dtype in (torch.int32, torch.float64, torch.bool):
+        with pytest.raises(RuntimeError, match=r"^linear_scan\(\): expected out to have dtype"):
+            tr.linear_scan(0.5, b, 0, out=torch.empty(3, dtype=dtype, device=device))
+    whole = torch.ones(4, dtype=torch.bfloat16, device=device)
+    with pytest.raises(RuntimeError, match="shares memory"):
+        tr.linear_scan(0.5, whole[:3], 0, out=whole)
+
+
+def test_out_compiles_functionalizes_and_negates():
+    x = values((3, 4), torch.float32)
+    for name, call, result in calls_with_out(x):
+        result = tuple(result) if not isinstance(result, torch.Tensor) else result
+        for f in (torch.func.functionalize(call), compiled(call), torch.compile(call, fullgraph=True)):
+            out = empty_like(result)
+            f(x, out)
+            assert_bitwise_equal(out, result)
+        if isinstance(result, torch.Tensor) and result.dtype == torch.float32:
+            out = torch.zeros(result.shape, dtype=torch.complex64).conj().imag
+            assert out.is_neg()
+            call(x, out)
+            assert_bitwise_equal(out.resolve_neg(), result), name
+    negated = torch.zeros((3, 4), dtype=torch.complex64).conj().imag.copy_(x)
+    assert_bitwise_equal(tr.cumsum_(negated, 1).resolve_neg(), tr.cumsum(x, 1))
+
+
+def test_gradients_by_torchs_own_compiler(device):
+    """Every form in one graph, forward and backward, of inputs laid out otherwise."""
+    torch._dynamo.reset()
+
+    def run(t):
+        return torch.stack([scalar(f)(t) for f in DIFFERENTIABLE.values()]).sum()
+
+    x = tie_free((5, 4, 3), device=device).div(4).permute(2, 1, 0)
+    close(plain_gradient(torch.compile(run, fullgraph=True), x), plain_gradient(run, x))
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_gradients_of_sizes_that_only_a_run_knows():
+    x = torch.tensor([1.0, 2.0, 3.0, 0.5])
+    for f in (
+        lambda t: tr.linear_scan(0.5, t, 0),
+        lambda t: tr.linear_scan(t.sin(), t, 0, initial=1.0, reverse=True),
+        lambda t: tr.linear_scan(t[:1], t, 0) if False else tr.linear_scan(t.cos(), t, 0),
+        lambda t: tr.cumprod(t, 0, exclusive=True),
+        lambda t: tr.logcumsumexp(t, 0, exclusive=True)[1:],
+    ):
+        masked = lambda t, f=f: f(t[t > 0.7]).sum()  # noqa: E731
+        assert_bitwise_equal(plain_gradient(compiled(masked), x), plain_gradient(masked, x))
+    two = lambda a, b: tr.linear_scan(a[a > 0.7], b[b > 0.7], 0)  # noqa: E731
+    assert_bitwise_equal(compiled(two)(x, x), two(x, x))
+
+
+def test_numbers_of_every_kind(device):
+    import numpy as np
+
+    b = torch.tensor([1.0, 2.0, 3.0], device=device)
+    for a in (np.float32(0.5), np.float64(0.5), 0.5):
+        assert_bitwise_equal(tr.linear_scan(a, b, 0), tr.linear_scan(torch.tensor(0.5, device=device), b, 0))
+    for a in (np.int64(2), 2, True):
+        assert_bitwise_equal(tr.linear_scan(a, b, 0), tr.linear_scan(float(a), b, 0))
+    assert tr.linear_scan(1e39, b, 0).tolist() == [1, float("inf"), float("inf")]
+    assert tr.linear_scan(float("nan"), b, 0)[1:].isnan().all()
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return tr.linear_scan(1 / x.shape[0], x, 0, initial=x.shape[0])
+
+    model, x = Model(), torch.rand(4, 2)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("n", min=2)},), strict=False)
+    for n in (4, 7):
+        close(program.module()(torch.ones(n, 2)), model(torch.ones(n, 2)), rtol=1e-6, atol=1e-6)
+
+
+def test_linear_scan_by_a_number_keeps_only_that(device):
+    b = values((3, 4), torch.float64).to(device).requires_grad_()
+    tr.linear_scan(0.9, b, 1).add_(1).sum().backward()
+    (expected,) = torch.autograd.grad(tr.linear_scan(0.9, b, 1).sum(), b)
+    assert_bitwise_equal(b.grad, expected)
+
+
+def test_sixty_four_dims(device):
+    shape = (2, *[1] * 62, 3)
+    for name in ("mean", "sum", "amax", "cumsum", "cumprod", "logcumsumexp", "cummax"):
+        f = lambda t, name=name: getattr(tr, name)(t, -1)  # noqa: E731
+        first = lambda t, f=f: f(t) if isinstance(f(t), torch.Tensor) else f(t).values  # noqa: E731
+        x = torch.rand(shape, device=device).half()
+        assert plain_gradient(lambda t, first=first: first(t).float().sum(), x).shape == shape
+        flat = plain_gradient(lambda t, first=first: first(t).float().sum(), x.reshape(2, 3))
+        assert_bitwise_equal(plain_gradient(lambda t, first=first: first(t).float().sum(), x).reshape(2, 3), flat)
+    assert tr.linear_scan(0.5, torch.rand(shape, device=device).half(), -1).shape == shape
+
+
+def test_fakes_outside_of_their_mode():
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(torch.rand(3, 4))
+    assert tr.linear_scan(0.5, fake, 1).shape == (3, 4)
+    for f in FORMS.values():
+        leaf = mode.from_tensor(torch.rand(SHAPE)).requires_grad_()
+        assert torch.autograd.grad(f(leaf).sum(), leaf)[0].shape == SHAPE
+
+
+def test_graphs_name_their_ops():
+    x = torch.rand(3, requires_grad=True)
+    assert tr.sum(x).grad_fn.name() == "torchreduce_sum_Backward"

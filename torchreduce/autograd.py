@@ -4,26 +4,34 @@ rounding to the result's dtype from an accumulator of float32 or float64; at the
 torch's own sums are never used, and no division is left to torch.compile: on GPUs it multiplies by reciprocals.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from .dispatch import LIBRARY, Rule, differentiable, is_unwatched, save
+from .dispatch import LIBRARY, Rule, Saved, differentiable, is_unwatched, save
 from .fake import dims_of, reduced_shape
 
 _ops = torch.ops.torchreduce
+MOST_DIMS = 64  # of a tensor
 
 
 def accumulator(*dtypes: torch.dtype) -> torch.dtype:
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
+def each(x: Tensor) -> Tensor:
+    """Every element as a row of its own."""
+    return x.unsqueeze(-1) if x.dim() < MOST_DIMS else x.reshape(-1, 1)
+
+
 def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Of plain tensors: x in dtype, rounded once, a NaN written canonical: the sum of each element alone."""
-    rounded: Tensor = _ops.sum.raw(x.unsqueeze(-1), [-1], False, dtype, 0)
-    return rounded
+    rounded: Tensor = _ops.sum.raw(each(x), [-1], False, dtype, 0)
+    return rounded.reshape(x.shape)
 
 
 def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], batched: Callable[..., Any]) -> None:
@@ -61,11 +69,11 @@ class Rounded(Rule):
         ctx.dtype = x.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
         return rounded(grad, ctx.dtype)
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
         return rounded(t, ctx.to)
 
 
@@ -104,12 +112,12 @@ class Divide(Rule):
         save(ctx, n)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return _ops.divide.default(grad, *ctx.saved_tensors, ctx.dtype)  # type: ignore[no-any-return]
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
+        return _ops.divide.default(grad, *saved, ctx.dtype)  # type: ignore[no-any-return]
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
-        return _ops.divide.default(t, *ctx.saved_tensors, ctx.to)  # type: ignore[no-any-return]
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
+        return _ops.divide.default(t, *saved, ctx.to)  # type: ignore[no-any-return]
 
 
 # ---- sum and mean ----------------------------------------------------------------------------------------------------
@@ -140,7 +148,11 @@ class Spread(Rule):
     """What a sum does to gradients: x, which is of shape `shape` but for size 1 along dims, rounded once to dtype, and
     broadcast as a view. Its own gradient is the canonical sum, not torch's."""
 
-    forward = staticmethod(_spread)  # traces have to see a view
+    @staticmethod
+    def forward(x: Tensor, shape: Sequence[int], dims: Any, dtype: torch.dtype, level: int) -> Tensor:
+        """A view, as traces have to see it; no view where it may have a tangent, which is laid out as it is."""
+        spread = _spread(x, shape, dims, dtype, level)
+        return spread if forward_ad._current_level < 0 else spread.contiguous()
 
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
@@ -148,12 +160,12 @@ class Spread(Rule):
         ctx.dtype = x.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
         _, dims, _, level = ctx.rest
         return _ops.sum.default(grad, dims, True, ctx.dtype, level)  # type: ignore[no-any-return]
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
         return _ops.spread.default(t, *ctx.rest)  # type: ignore[no-any-return]
 
 
@@ -183,11 +195,11 @@ class Sum(Reduction):
         Reduction.remember(ctx, x, dims, keepdim, level)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
         return Reduction.spread(ctx, Reduction.kept(ctx, grad))
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
         return _ops.sum.default(t, ctx.dims, ctx.keepdim, ctx.to, ctx.level)  # type: ignore[no-any-return]
 
 
@@ -196,17 +208,17 @@ class Mean(Reduction):
     save = Sum.save
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
         n = 1
         for d in dims_of(len(ctx.shape), ctx.dims):
             n = n * ctx.shape[d]
         # On the gradient's device: torch's GPU division by a number of the host multiplies by its reciprocal.
-        count = torch.full((), n, dtype=torch.int64, device=grad.device)
+        count = grad.new_full((), n, dtype=torch.int64)
         wide = accumulator(grad.dtype, ctx.dtype)
         return Reduction.spread(ctx, _ops.divide.default(Reduction.kept(ctx, grad), count, wide))
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
         return _ops.mean.default(t, ctx.dims, ctx.keepdim, ctx.to, ctx.level)  # type: ignore[no-any-return]
 
 
@@ -222,28 +234,28 @@ class Shared(Reduction):
         save(ctx, x, output)
 
     @staticmethod
-    def ties(ctx: Any) -> Tensor:
+    def ties(ctx: Any, saved: Saved) -> Tensor:
         """With a NaN nothing ties, as in torch's amax, or every other NaN, as in torch's max."""
-        x, result = ctx.saved_tensors
+        x, result = saved
         result = Reduction.kept(ctx, result)
         ties: Tensor = x == result
         return ties | (x.isnan() & result.isnan()) if ctx.nans_tie else ties
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
         """Where nothing ties, every element's share is 0 * grad / 0."""
-        ties = Shared.ties(ctx)
+        ties = Shared.ties(ctx, saved)
         count = _ops.sum.default(ties, ctx.dims, True, None, ctx.level)
         none = count == 0
         share = _ops.divide.default(Reduction.kept(ctx, grad).masked_fill(none, 0), count, accumulator(ctx.dtype))
-        return torch.where(ties | none, Reduction.spread(ctx, share), 0)
+        return Reduction.spread(ctx, share).masked_fill(~(ties | none), 0)
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
         """The mean of the ties' tangents."""
-        ties = Shared.ties(ctx)
+        ties = Shared.ties(ctx, saved)
         count = _ops.sum.default(ties, ctx.dims, ctx.keepdim, None, ctx.level)
-        total = _ops.sum.default(torch.where(ties, t, 0), ctx.dims, ctx.keepdim, accumulator(ctx.dtype), ctx.level)
+        total = _ops.sum.default(t.masked_fill(~ties, 0), ctx.dims, ctx.keepdim, accumulator(ctx.dtype), ctx.level)
         return _ops.divide.default(total, count, ctx.dtype)  # type: ignore[no-any-return]
 
 
@@ -274,11 +286,13 @@ class Indexed(Reduction):
         save(ctx, output[1])
 
     @staticmethod
-    def order(ctx: Any) -> tuple[list[int], list[int], list[int]]:
-        """The kept dims before the reduced ones, where each dim went, and the sizes of the reduced ones."""
+    def order(ctx: Any) -> tuple[list[int], list[int], list[int], list[int]]:
+        """The kept dims before the reduced ones, where each dim went, and the sizes of both."""
         reduced = dims_of(len(ctx.shape), ctx.dims)
-        order = [d for d in range(len(ctx.shape)) if d not in reduced] + reduced
-        return order, [order.index(d) for d in range(len(order))], [ctx.shape[d] for d in reduced]
+        kept = [d for d in range(len(ctx.shape)) if d not in reduced]
+        order = kept + reduced
+        back = [order.index(d) for d in range(len(order))]
+        return order, back, [ctx.shape[d] for d in kept], [ctx.shape[d] for d in reduced]
 
     @staticmethod
     def put(zeros: Tensor, dim: int, index: Tensor, grad: Tensor) -> Tensor:
@@ -286,27 +300,26 @@ class Indexed(Reduction):
         return zeros.scatter_(dim, index, grad) if is_unwatched() else zeros.scatter(dim, index, grad)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        grad, index = Reduction.kept(ctx, grad), Reduction.kept(ctx, *ctx.saved_tensors)
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
+        grad, index = Reduction.kept(ctx, grad), Reduction.kept(ctx, *saved)
         if len(ctx.dims) == 1:
             return Indexed.put(grad.new_zeros(ctx.shape), ctx.dims[0], index, grad)
-        order, back, sizes = Indexed.order(ctx)
-        last = len(order) - len(sizes)
-        zeros = grad.new_zeros([ctx.shape[d] for d in order]).flatten(last)
-        grad, index = (t.permute(order).flatten(last) for t in (grad, index))
-        rows: Tensor = Indexed.put(zeros, last, index, grad).unflatten(last, sizes)
-        return rows.permute(back)
+        order, back, kept, reduced = Indexed.order(ctx)
+        zeros = grad.new_zeros([*kept, math.prod(reduced)])
+        grad, index = (t.permute(order).reshape([*kept, 1]) for t in (grad, index))
+        rows: Tensor = Indexed.put(zeros, len(kept), index, grad)
+        return rows.reshape([*kept, *reduced]).permute(back)
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
-        index = Reduction.kept(ctx, *ctx.saved_tensors)
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
+        index = Reduction.kept(ctx, *saved)
         if len(ctx.dims) == 1:
             taken = t.gather(ctx.dims[0], index)
         else:
-            order, back, sizes = Indexed.order(ctx)
-            last = len(order) - len(sizes)
-            taken = t.permute(order).flatten(last).gather(last, index.permute(order).flatten(last))
-            taken = taken.unflatten(last, [1] * len(sizes)).permute(back)
+            order, back, kept, reduced = Indexed.order(ctx)
+            rows = t.permute(order).reshape([*kept, math.prod(reduced)])
+            taken = rows.gather(len(kept), index.permute(order).reshape([*kept, 1]))
+            taken = taken.reshape([*kept, *[1] * len(reduced)]).permute(back)
         return taken if ctx.keepdim else taken.reshape(reduced_shape(ctx.shape, ctx.dims, False))
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd import _round, accumulator, define, rounded
-from .dispatch import LIBRARY, Rule, differentiable, refuse_derivatives, save
-from .fake import writes_only
+from .autograd import _round, accumulator, define, each, rounded
+from .dispatch import LIBRARY, Rule, Saved, differentiable, register_out, save
+from .fake import broadcast_shape, decided, writes_only
 
 _ops = torch.ops.torchreduce
 
@@ -45,13 +45,13 @@ class CumSum(Rule):
         ctx.dtype = x.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
         """The scan from the other end: an element goes into every result from its own on."""
         back: Tensor = _ops.cumsum.default(grad, ctx.dim, ctx.dtype, ctx.exclusive, not ctx.reverse, ctx.level)
         return back
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
         tangent: Tensor = _ops.cumsum.default(t, ctx.dim, ctx.to, ctx.exclusive, ctx.reverse, ctx.level)
         return tangent
 
@@ -62,7 +62,7 @@ def _shifted(x: Tensor, dim: int, forth: bool) -> Tensor:
     if x.dim() == 0:
         return torch.zeros_like(x)
     n = x.shape[dim]
-    if n == 0:
+    if decided(n == 0, False):
         return x
     free = x.new_zeros(()).expand_as(x.narrow(dim, 0, 1))
     return torch.cat([free, x.narrow(dim, 0, n - 1)] if forth else [x.narrow(dim, 1, n - 1), free], dim)
@@ -91,7 +91,12 @@ def _decayed(g: Tensor, x: Tensor, o: Tensor, dim: int, reverse: bool, level: in
 
 def _weighted(g: Tensor, x: Tensor, o: Tensor, level: int) -> Tensor:
     """g * exp(x - o), one by one."""
-    return _decayed(g.unsqueeze(-1), x.unsqueeze(-1), o.unsqueeze(-1), -1, False, level).squeeze(-1)
+    return _decayed(each(g), each(x), each(o), -1, False, level).reshape(g.shape)
+
+
+def _risen(o: Tensor) -> Tensor:
+    """-o, for o that rise to inf, too: of what is -inf a decayed sum would be 0."""
+    return (-o).clamp(min=-torch.finfo(o.dtype).max)
 
 
 @differentiable("decayed_sum")
@@ -104,14 +109,14 @@ class DecayedSum(Rule):
         save(ctx, g, x, o, output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        g, x, o, result = ctx.saved_tensors
-        back = _decayed(_weighted(grad, x, o, ctx.level), -o, -o, ctx.dim, not ctx.reverse, ctx.level)
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
+        g, x, o, result = saved
+        back = _decayed(_weighted(grad, x, o, ctx.level), _risen(o), _risen(o), ctx.dim, not ctx.reverse, ctx.level)
         return back, grad * result, -g * back
 
     @staticmethod
-    def tangent(ctx: Any, to_g: Tensor | None, to_x: Tensor | None, to_o: Tensor | None, *_: Any) -> Tensor:
-        g, x, o, result = ctx.saved_tensors
+    def tangent(ctx: Any, saved: Saved, *tangents: Any) -> Tensor:
+        (g, x, o, result), (to_g, to_x, to_o) = saved, tangents[:3]
         direct = to_g if to_o is None else -g * to_o if to_g is None else to_g - g * to_o
         tangent = None if direct is None else _decayed(direct, x, o, ctx.dim, ctx.reverse, ctx.level)
         if to_x is None:
@@ -128,26 +133,26 @@ class LogCumSumExp(Rule):
         save(ctx, x)
 
     @staticmethod
-    def wide(ctx: Any) -> tuple[Tensor, Tensor]:
+    def wide(ctx: Any, saved: Saved) -> tuple[Tensor, Tensor]:
         """The input and the inclusive results, computed again in the accumulator type: of 16 bits they would be too
         coarse."""
-        (x,) = ctx.saved_tensors
+        (x,) = saved
         x = x.to(accumulator(x.dtype))
         return x, _ops.logcumsumexp.default(x, ctx.dim, False, ctx.reverse, ctx.level)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        x, out = LogCumSumExp.wide(ctx)
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
+        x, out = LogCumSumExp.wide(ctx, saved)
         grad_of_inclusive = _of_inclusive(grad.to(x.dtype), ctx.dim, ctx.exclusive, ctx.reverse)
         back = _decayed(grad_of_inclusive, x, out, ctx.dim, not ctx.reverse, ctx.level)
         return _canonical(back, grad.dtype)
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
         """The sum of the tangents, each by its share of the result."""
-        x, out = LogCumSumExp.wide(ctx)
+        x, out = LogCumSumExp.wide(ctx, saved)
         weighted = _weighted(t.to(x.dtype), x, out, ctx.level)
-        tangent = _decayed(weighted, -out, -out, ctx.dim, ctx.reverse, ctx.level)
+        tangent = _decayed(weighted, _risen(out), _risen(out), ctx.dim, ctx.reverse, ctx.level)
         return _canonical(_of_exclusive(tangent, ctx.dim, ctx.exclusive, ctx.reverse), t.dtype)
 
 
@@ -205,12 +210,12 @@ class Index(Rule):
         save(ctx, index)
 
     @staticmethod
-    def to_index(ctx: Any, x: Tensor, *_: Any) -> Tensor:
-        return _ops.to_index.default(x, *ctx.saved_tensors, *ctx.rest)  # type: ignore[no-any-return]
+    def to_index(ctx: Any, saved: Saved, grad: Tensor, *_: Any) -> Tensor:
+        return _ops.to_index.default(grad, *saved, *ctx.rest)  # type: ignore[no-any-return]
 
     @staticmethod
-    def from_index(ctx: Any, x: Tensor, *_: Any) -> Tensor:
-        return _ops.from_index.default(x, *ctx.saved_tensors, *ctx.rest)  # type: ignore[no-any-return]
+    def from_index(ctx: Any, saved: Saved, grad: Tensor, *_: Any) -> Tensor:
+        return _ops.from_index.default(grad, *saved, *ctx.rest)  # type: ignore[no-any-return]
 
 
 @differentiable("to_index")
@@ -250,16 +255,16 @@ class CumProd(Rule):
         save(ctx, x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
+        (x,) = saved
         grad = _of_inclusive(grad, ctx.dim, ctx.exclusive, ctx.reverse)
         return _ops.cumprod_gradient.default(grad, x, ctx.dim, ctx.reverse, ctx.level)  # type: ignore[no-any-return]
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
         """By the product rule, one element after the other: each multiplies the tangent so far, and its own tangent the
         product so far."""
-        (x,) = ctx.saved_tensors
+        (x,) = saved
         wide, dim, reverse, level = accumulator(x.dtype, ctx.result), ctx.dim, ctx.reverse, ctx.level
         before = _ops.cumprod.default(x, dim, wide, True, reverse, level)
         tangent = _scan(x.to(wide), t.to(wide) * before, dim, reverse, False, level)
@@ -283,7 +288,7 @@ def _cumprod_gradient(g: Tensor, x: Tensor, dim: int, reverse: bool, level: int)
         result: Tensor = _ops.cumsum.raw(product, dim, wide, False, not reverse, level)
         return result
 
-    zero = x == 0
+    zero = (x == 0).contiguous()
     unbroken = _ops.cumprod.raw(~zero, dim, torch.uint8, True, reverse, level).bool()  # no zero before it
     first = zero & unbroken
     back = _ops.divide.default(sums(x), x.masked_fill(zero, 1), wide).masked_fill_(~unbroken, 0)
@@ -308,18 +313,18 @@ class CumProdGradient(Rule):
         save(ctx, g, x)
 
     @staticmethod
-    def factors(ctx: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def factors(ctx: Any, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
         """x, E and R in the accumulator type."""
-        g, x = ctx.saved_tensors
+        g, x = saved
         wide = accumulator(g.dtype, x.dtype)
         x, dim, reverse, level = x.to(wide), ctx.dim, ctx.reverse, ctx.level
         before = _ops.cumprod.default(x, dim, wide, True, reverse, level)
         return x, before, _scan(x, g.to(wide), dim, not reverse, True, level)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        g, given = ctx.saved_tensors
-        x, before, rest = CumProdGradient.factors(ctx)
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
+        g, given = saved
+        x, before, rest = CumProdGradient.factors(ctx, saved)
         dim, reverse, level = ctx.dim, ctx.reverse, ctx.level
         grad = grad.to(x.dtype)
         to_g = _scan(x, grad * before, dim, reverse, False, level)  # also what x[k + 1] gets from R[k], by R[k + 1]
@@ -329,8 +334,8 @@ class CumProdGradient(Rule):
         return _canonical(to_g, g.dtype), _canonical(to_x, given.dtype)
 
     @staticmethod
-    def tangent(ctx: Any, to_g: Tensor | None, to_x: Tensor | None, *_: Any) -> Tensor:
-        x, before, rest = CumProdGradient.factors(ctx)
+    def tangent(ctx: Any, saved: Saved, to_g: Tensor | None, to_x: Tensor | None, *_: Any) -> Tensor:
+        x, before, rest = CumProdGradient.factors(ctx, saved)
         dim, reverse, level = ctx.dim, ctx.reverse, ctx.level
         direct = torch.zeros_like(x) if to_g is None else to_g.to(x.dtype)
         if to_x is not None:
@@ -340,7 +345,7 @@ class CumProdGradient(Rule):
         if to_x is not None:
             inner = _scan(x, to_x * before, dim, reverse, False, level)
             tangent = tangent + _shifted(inner, dim, not reverse) * rest
-        return _canonical(tangent, ctx.saved_tensors[1].dtype)
+        return _canonical(tangent, saved[1].dtype)
 
 
 # ---- linear_scan -----------------------------------------------------------------------------------------------------
@@ -349,14 +354,18 @@ class CumProdGradient(Rule):
 def _full(x: Tensor, shape: Sequence[int], level: int) -> Tensor:
     """x broadcast to shape, without a copy; its gradient is the canonical sum."""
     x = x.reshape((1,) * (len(shape) - x.dim()) + x.shape)
-    along = [d for d in range(len(shape)) if x.shape[d] != shape[d]]
+    along = [d for d in range(len(shape)) if decided(x.shape[d] != shape[d], True)]
     return x if not along else _ops.spread.default(x, shape, along, x.dtype, level)
 
 
 def _summed(x: Tensor, shape: Sequence[int], dtype: torch.dtype, level: int) -> Tensor:
     """The sums of x over what `shape` was broadcast along, rounded once to dtype."""
     extra = x.dim() - len(shape)
-    along = [d for d in range(x.dim()) if d < extra or (shape[d - extra] == 1 and x.shape[d] != 1)]
+    along = [
+        d
+        for d in range(x.dim())
+        if d < extra or (decided(shape[d - extra] == 1, False) and decided(x.shape[d] != 1, True))
+    ]
     if along:
         x = _ops.sum.default(x, along, True, dtype, level)
     return rounded(x, dtype).reshape(shape)
@@ -369,14 +378,16 @@ class LinearScan(Rule):
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
         a, b, initial, ctx.dim, ctx.reverse, ctx.shifted, ctx.level = inputs
-        ctx.wide = accumulator(b.dtype)
-        # Results of 16 bits are too coarse; they are computed again.
-        save(ctx, a, b, initial, output if b.dtype == ctx.wide else None)
+        ctx.wide, ctx.dtype, ctx.shape = accumulator(b.dtype), b.dtype, b.shape
+        # Results of 16 bits are too coarse; they are computed again. For gradients of a alone are b or they needed.
+        b, h = (None, output) if b.dtype == ctx.wide else (b, None)
+        ctx.save_for_forward(a, b, initial, h)
+        ctx.save_for_backward(a, *((b, initial, h) if ctx.needs_input_grad[1] else (None, initial, None)))
 
     @staticmethod
-    def wide(ctx: Any) -> tuple[Tensor, Tensor | None, Tensor]:
+    def wide(ctx: Any, saved: Saved) -> tuple[Tensor, Tensor | None, Tensor]:
         """a, initial and the results in the accumulator type."""
-        a, b, initial, h = ctx.saved_tensors
+        a, b, initial, h = saved
         a, start = a.to(ctx.wide), None if initial is None else initial.to(ctx.wide)
         if h is None:
             b = b.to(ctx.wide)
@@ -384,17 +395,17 @@ class LinearScan(Rule):
         return a, start, h
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
         """The scan from the other end, by the a of the next position; an a gets that times the h before it."""
-        a, b, initial, _ = ctx.saved_tensors
+        a, _, initial, _ = saved
         dim, reverse, level = ctx.dim, ctx.reverse, ctx.level
         factors = a.to(ctx.wide)
         back = _scan(factors, grad.to(ctx.wide), dim, not reverse, not ctx.shifted, level)
-        to_b = _summed(back, b.shape, b.dtype, level)
+        to_b = _summed(back, ctx.shape, ctx.dtype, level)
         if grad.dim() == 0:
             back, dim = back.unsqueeze(0), 0
         n = back.shape[dim]
-        if n == 0:
+        if decided(n == 0, False):
             return torch.zeros_like(a), to_b, None if initial is None else torch.zeros_like(initial)
         first = back.narrow(dim, n - 1 if reverse else 0, 1)
         outer, to_initial = torch.zeros_like(first), None  # of the a that is not used
@@ -405,7 +416,7 @@ class LinearScan(Rule):
             to_initial = _summed((factor * first).squeeze(dim), initial.shape, initial.dtype, level)
         if not ctx.needs_input_grad[1]:  # of a
             return None, to_b, to_initial
-        h = LinearScan.wide(ctx)[2]
+        h = LinearScan.wide(ctx, saved)[2]
         before = h.reshape(back.shape).narrow(dim, int(reverse), n - 1)
         products = back.narrow(dim, 1 - reverse, n - 1) * before
         parts = [outer, products] if reverse == ctx.shifted else [products, outer]
@@ -413,12 +424,13 @@ class LinearScan(Rule):
         return to_a, to_b, to_initial
 
     @staticmethod
-    def tangent(ctx: Any, to_a: Tensor | None, to_b: Tensor | None, to_initial: Tensor | None, *_: Any) -> Tensor:
+    def tangent(ctx: Any, saved: Saved, *tangents: Any) -> Tensor:
         """The same recurrence of the tangents: b's, and that of a times the h before it."""
-        a, start, h = LinearScan.wide(ctx)
+        to_a, to_b, to_initial = tangents[:3]
+        a, start, h = LinearScan.wide(ctx, saved)
         dim, level = ctx.dim, ctx.level
         direct = torch.zeros_like(h) if to_b is None else _full(to_b.to(ctx.wide), h.shape, level)
-        if to_a is not None and h.numel():
+        if to_a is not None and not decided(h.numel() == 0, False):
             whole = h.dim() == 0
             before = _shifted(h, dim, not ctx.reverse)
             if start is not None:
@@ -437,13 +449,16 @@ class LinearScan(Rule):
         if to_initial is not None:
             to_initial = to_initial.to(ctx.wide)
         tangent = _ops.linear_scan.default(a, direct, to_initial, dim, ctx.reverse, ctx.shifted, level)
-        return _canonical(tangent, ctx.saved_tensors[1].dtype)
+        return _canonical(tangent, ctx.dtype)
 
 
 def _linear_fake(
     a: Tensor, b: Tensor, initial: Tensor | None, dim: int, reverse: bool, shifted: bool, level: int
 ) -> Tensor:
-    return b.new_empty(torch.broadcast_shapes(a.shape, b.shape))
+    shape = broadcast_shape(a.shape, b.shape)
+    if shape is None:
+        raise RuntimeError(f"linear_scan: a and b must broadcast, got {tuple(a.shape)} and {tuple(b.shape)}")
+    return b.new_empty(shape)
 
 
 def _linear_batched(
@@ -480,4 +495,4 @@ for _overload in (".out", ".raw_out"):
     torch.library.register_fake(f"torchreduce::linear_scan{_overload}", writes_only, lib=LIBRARY)
 for _overload in (".raw", ".raw_out"):
     LIBRARY.impl(f"linear_scan{_overload}", torch.library.fallthrough_kernel, "Autograd")
-refuse_derivatives("linear_scan", _ops.linear_scan.out)
+register_out("linear_scan", _ops.linear_scan)

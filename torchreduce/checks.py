@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import autograd, autograd_scans, dispatch  # noqa: F401  the first two register the derivatives
-from .fake import reduced_shape
+from .fake import decided, reduced_shape
 from .table import BY_NAME, DEVICES, DTYPES, Op
 
 Dims = int | Sequence[int] | None
@@ -112,15 +112,6 @@ def either_keepdim(name: str, keepdim: bool, keepdims: bool) -> bool:
     return keepdims
 
 
-def is_zero(size: Any) -> bool:
-    """Not of a size that only a run will know: kernels look again."""
-    if not torch.compiler.is_dynamo_compiling() and not isinstance(size, torch.SymInt):
-        return bool(size == 0)
-    from torch.fx.experimental.symbolic_shapes import guard_or_false
-
-    return bool(guard_or_false(size == 0))
-
-
 def check_dims(op: Overloads, input: Tensor, dim: Dims, keepdim: bool, axis: Dims) -> list[int] | None:
     """Checks the input, the dims and keepdim. The dims as the ops take them; None for all of them."""
     check_input(op.name, input)
@@ -137,7 +128,7 @@ def check_dims(op: Overloads, input: Tensor, dim: Dims, keepdim: bool, axis: Dim
             raise RuntimeError(f"{op.name}(): a dim appears multiple times in dim={tuple(dim)}")
     else:
         dims = [] if dim is None else [check_dim(op.name, dim, ndim)]
-    if op.row.empty is None and is_zero(input.numel()):
+    if op.row.empty is None and decided(input.numel() == 0, False):
         _check_not_empty(op, input, dims)
     return dims or None
 
@@ -149,5 +140,5 @@ def _check_not_empty(op: Overloads, input: Tensor, dims: list[int]) -> None:
         error = IndexError if op.row.returns == ("indices",) else RuntimeError
         raise error(f"{op.name}(): no elements to reduce in shape {shape}: give a dim of non-zero size")
     for d in dims:
-        if is_zero(shape[d]) and 0 not in reduced_shape(shape, dims, False):
+        if decided(shape[d] == 0, False) and 0 not in reduced_shape(shape, dims, False):
             raise IndexError(f"{op.name}(): expected reduction dim {d} to have non-zero size, got shape {shape}")

@@ -74,6 +74,9 @@ def _within_a_transform() -> Iterator[None]:
 # ---- derivatives -----------------------------------------------------------------------------------------------------
 
 
+Saved = tuple[Any, ...]  # what Rule.save kept; for tangents, without their own
+
+
 class Rule:
     """The derivatives of an op. The arguments are those of the op's schema; tensors come first.
 
@@ -81,19 +84,19 @@ class Rule:
     this can be nested.
     """
 
-    forward: Callable[..., Any] | None = None  # what the op is above its kernels, if not the call of one
+    forward: Callable[..., Any] | None = None  # what the op is to whoever traces it, if not itself; may be a view
 
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         """Keeps what the others need: by ctx.save_for_backward and ctx.save_for_forward if it is a tensor."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
         """The gradient of the first tensor, or a tuple of those of the first ones; the rest have none."""
         raise NotImplementedError
 
     @staticmethod
-    def tangent(ctx: Any, *tangents: Any) -> Any:
+    def tangent(ctx: Any, saved: Saved, *tangents: Any) -> Any:
         """The tangent of the first result, given those of the tensors (None for one that is not there)."""
         raise NotImplementedError
 
@@ -115,47 +118,44 @@ def differentiable(op: str, results: int = 1) -> Callable[[type[Rule]], type[Rul
     raw: Any = getattr(packet, "raw", None)
 
     def register(rule: type[Rule]) -> type[Rule]:
-        forward = rule.forward or overload.redispatch
+        def forward(*args: Any) -> Any:
+            keyset, *inputs = args
+            if keyset is None:
+                return raw(*inputs)
+            below = rule.forward or partial(overload.redispatch, keyset & _C._after_autograd_keyset)
+            with _C._AutoDispatchBelowADInplaceOrView() if rule.forward else _C._AutoDispatchBelowAutograd():
+                if _transform() is None:
+                    return below(*inputs)
+                with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # for the transforms further out
+                    return below(*inputs)
 
-        class Derivative(Function):
-            @staticmethod
-            def forward(*args: Any) -> Any:
-                keyset, *inputs = args
-                if keyset is None:
-                    return raw(*inputs)
-                if not rule.forward:
-                    inputs = [keyset & _C._after_autograd_keyset, *inputs]
-                with _C._AutoDispatchBelowAutograd():
-                    if _transform() is None:
-                        return forward(*inputs)
-                    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # for the transforms further out
-                        return forward(*inputs)
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.arguments = len(inputs)
+            ctx.has_tangent = (output if results == 1 else output[0]).is_floating_point()
+            ctx.set_materialize_grads(False)
+            if results > 1:
+                ctx.mark_non_differentiable(*output[1:])
+            rule.save(ctx, inputs[1:], output)
 
-            @staticmethod
-            def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-                ctx.arguments = len(inputs)
-                ctx.has_tangent = (output if results == 1 else output[0]).is_floating_point()
-                if results > 1:
-                    ctx.mark_non_differentiable(*output[1:])
-                    ctx.set_materialize_grads(False)
-                rule.save(ctx, inputs[1:], output)
+        def backward(ctx: Any, grad: Tensor | None, *_: Any) -> Any:
+            if grad is None:
+                return (None,) * ctx.arguments
+            gradients = rule.backward(ctx, ctx.saved_tensors, grad)
+            if not isinstance(gradients, tuple):
+                gradients = (gradients,)
+            return None, *gradients, *[None] * (ctx.arguments - 1 - len(gradients))
 
-            @staticmethod
-            def backward(ctx: Any, *grads: Any) -> Any:
-                if results > 1 and grads[0] is None:
-                    return (None,) * ctx.arguments
-                gradients = rule.backward(ctx, *grads[:1])
-                if not isinstance(gradients, tuple):
-                    gradients = (gradients,)
-                return None, *gradients, *[None] * (ctx.arguments - 1 - len(gradients))
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            tangent = None
+            if ctx.has_tangent:
+                saved = tuple(None if t is None else _unpack_dual(t, level=0)[0] for t in ctx.saved_tensors)
+                with forward_ad._set_fwd_grad_enabled(True):  # for tangents of tangents
+                    tangent = rule.tangent(ctx, saved, *tangents[1:])
+            return tangent if results == 1 else (tangent, *[None] * (results - 1))
 
-            @staticmethod
-            def jvp(ctx: Any, *tangents: Any) -> Any:
-                tangent = rule.tangent(ctx, *tangents[1:]) if ctx.has_tangent else None
-                return tangent if results == 1 else (tangent, *[None] * (results - 1))
-
-        Derivative.__name__ = Derivative.__qualname__ = f"{op}_derivative"
-        apply: Any = super(Function, Derivative).apply  # not Function's, which asks for transforms itself
+        methods = {f.__name__: staticmethod(f) for f in (forward, setup_context, backward, jvp)}
+        derivative = type(f"torchreduce_{op}_", (Function,), methods)  # torch shows the name, with Backward after it
+        apply: Any = super(Function, derivative).apply  # type: ignore[misc]  # the dispatcher has seen to transforms
 
         def kernel(keyset: Any, *args: Any) -> Any:
             if _transform() is None:
@@ -171,19 +171,27 @@ def differentiable(op: str, results: int = 1) -> Callable[[type[Rule]], type[Rul
 
 
 def has_tangent(t: Tensor) -> bool:
-    return _unpack_dual(t, level=0)[1] is not None
+    return forward_ad._current_level >= 0 and _unpack_dual(t, level=0)[1] is not None
 
 
-def refuse_derivatives(op: str, overload: Any) -> None:
-    """Registers for an .out overload that neither mode of differentiation may lose what it writes."""
+def register_out(op: str, packet: Any) -> None:
+    """Registers for an .out overload that neither mode of differentiation may lose what it writes, and what torch's
+    functionalization makes of it."""
+    overload: Any = packet.out
 
     def kernel(keyset: Any, *args: Any, **outs: Tensor) -> Any:
-        tensors = [t for t in (*args, *outs.values()) if isinstance(t, Tensor)]
-        check_no_derivatives(op, tensors)
+        check_no_derivatives(op, [t for t in (*args, *outs.values()) if isinstance(t, Tensor)])
         with _C._AutoDispatchBelowAutograd():
             return overload.redispatch(keyset & _C._after_autograd_keyset, *args, **outs)
 
-    LIBRARY.impl(overload.name().removeprefix("torchreduce::"), kernel, "Autograd", with_keyset=True)
+    def functional(*args: Any, **outs: Tensor) -> None:
+        results = packet.default(*args)
+        for out, result in zip(outs.values(), (results,) if isinstance(results, Tensor) else results, strict=True):
+            out.copy_(result)
+
+    name = overload.name().removeprefix("torchreduce::")
+    LIBRARY.impl(name, kernel, "Autograd", with_keyset=True)
+    LIBRARY.impl(name, functional, "Functionalize")
 
 
 def check_no_derivatives(op: str, tensors: Sequence[Tensor]) -> None:

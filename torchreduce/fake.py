@@ -8,13 +8,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dispatch import LIBRARY, refuse_derivatives
+from .dispatch import LIBRARY, register_out
 from .table import OPS, Op
 
 
 def dims_of(ndim: int, dims: Sequence[int] | None) -> list[int]:
     """The dims that an op's argument means, ascending, in [0, ndim): None and [] are all of them."""
     return sorted(d % ndim for d in dims) if dims and ndim else list(range(ndim))
+
+
+def decided(comparison: Any, otherwise: bool) -> bool:
+    """A comparison of sizes; `otherwise` where only a run will know."""
+    if isinstance(comparison, Tensor):  # a trace of torch.jit
+        return otherwise
+    if not isinstance(comparison, torch.SymBool) and not torch.compiler.is_dynamo_compiling():
+        return bool(comparison)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
+
+    return bool(guard_or_true(comparison) if otherwise else guard_or_false(comparison))
+
+
+def broadcast_shape(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
+    """The shape that two broadcast to; None if they do not. Sizes that only a run will know are taken as equal."""
+    short, long = sorted((list(a), list(b)), key=len)
+    shape = long[: len(long) - len(short)]
+    for x, y in zip(short, long[len(shape) :], strict=True):
+        if decided(x == y, False) or decided(y == 1, False):
+            shape.append(x)
+        elif decided(x == 1, False) or decided(x == y, True):
+            shape.append(y)
+        else:
+            return None
+    return shape
 
 
 def reduced_shape(shape: Sequence[int], dims: Sequence[int] | None, keepdim: bool) -> list[int]:
@@ -91,4 +116,4 @@ for _op in OPS:
     # Straight to the kernels, whatever requires a gradient.
     for _overload in (".raw", ".raw_out") if _op.differentiable else ("", ".raw", ".raw_out"):
         LIBRARY.impl(_op.name + _overload, torch.library.fallthrough_kernel, "Autograd")
-    refuse_derivatives(_op.function, getattr(torch.ops.torchreduce, _op.name).out)
+    register_out(_op.function, getattr(torch.ops.torchreduce, _op.name))

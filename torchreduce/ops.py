@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import Dims, Overloads, as_dtype, check_dims, check_dtype, either_keepdim, is_zero, overloads
+from .checks import Dims, Overloads, as_dtype, check_dims, check_dtype, either_keepdim, overloads
 from .determinism import level_code
 from .dispatch import check_no_derivatives, is_bare, serving
-from .fake import reduced_shape
+from .fake import decided, reduced_shape
 
 _SUM, _MEAN = overloads("sum"), overloads("mean")
 _AMAX, _AMIN, _ARGMAX, _ARGMIN = (overloads(name) for name in ("amax", "amin", "argmax", "argmin"))
@@ -48,11 +48,9 @@ def _dtype_by_out(op: Overloads, dtype: torch.dtype | None, out: Tensor) -> torc
     return out.dtype
 
 
-def _write(
-    op: Overloads, inputs: Sequence[Tensor | None], args: tuple[Any, ...], shape: Sequence[int], **outs: Any
-) -> None:
-    """Writes op(*inputs, *args), of this shape, to the tensors that its .out overload takes. Of several inputs the
-    second is the one whose dtype the result has."""
+def _prepare(op: Overloads, inputs: Sequence[Tensor | None], shape: Sequence[int], **outs: Any) -> None:
+    """Checks what is to be written, and gives it this shape. Of several inputs the second is the one whose dtype the
+    result has."""
     input = inputs[1] if len(inputs) > 1 else inputs[0]
     assert input is not None
     for key, out in outs.items():
@@ -63,34 +61,47 @@ def _write(
             raise RuntimeError(f"{op.name}(): expected {key} to have dtype {dtype}, but got {out.dtype}")
         if out.device != input.device:
             raise RuntimeError(f"{op.name}(): expected {key} to be on {input.device}, but it is on {out.device}")
-    tensors = [t for t in (*inputs, *outs.values()) if t is not None]
     if len(set(map(id, outs.values()))) < len(outs):
         raise RuntimeError(f"{op.name}(): out= must be two tensors apart, got one tensor for both {' and '.join(outs)}")
-    bare, eager = is_bare(*tensors), not torch.compiler.is_compiling()
-    if eager:
-        if not bare:
-            check_no_derivatives(op.name, tensors)
-        if not torch.is_inference_mode_enabled() and any(out.is_inference() for out in outs.values()):
-            raise RuntimeError(
-                f"{op.name}(): inplace update to inference tensor outside InferenceMode is not allowed: out= is one. "
-                "Make a clone to get a normal tensor before doing inplace update."
-            )
-    elif torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        raise RuntimeError(f"{op.name}(): functions with out=... arguments don't support automatic differentiation")
+    tensors = [t for t in (*inputs, *outs.values()) if t is not None]
+    if torch.compiler.is_compiling() or not is_bare(*tensors):
+        check_no_derivatives(op.name, tensors)
+    if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
+        for key, out in outs.items():
+            if out.is_inference():
+                raise RuntimeError(
+                    f"{op.name}(): inplace update to inference tensor outside InferenceMode is not allowed: {key} is "
+                    "one. Make a clone to get a normal tensor before doing inplace update."
+                )
     for key, out in outs.items():
         if list(out.shape) == list(shape):
             continue
         if any(torch._C._is_alias_of(out, t) for t in inputs if t is not None):  # type: ignore[attr-defined]
             raise RuntimeError(f"{op.name}(): {key} shares memory with input and is not of shape {tuple(shape)}")
-        if not is_zero(out.numel()):
+        if not decided(out.numel() == 0, False):
             warnings.warn(
                 f"{op.name}(): An output with one or more elements was resized since it had shape {list(out.shape)}, "
                 f"which does not match the required output shape {list(shape)}.",
-                stacklevel=3,
+                stacklevel=4,
             )
         out.resize_(shape)
+
+
+def _write(
+    op: Overloads, inputs: Sequence[Tensor | None], args: tuple[Any, ...], shape: Sequence[int], **outs: Any
+) -> None:
+    """Writes op(*inputs, *args), of this shape, to the tensors that its .out overload takes."""
+    _prepare(op, inputs, shape, **outs)
+    if not torch.compiler.is_dynamo_compiling() and any(
+        map(Tensor.is_neg, outs.values())
+    ):  # views that negate: the bits in memory are not the result's
+        results = op.default(*inputs, *args, level_code())
+        for out, result in zip(outs.values(), (results,) if isinstance(results, Tensor) else results, strict=True):
+            out.copy_(result)
+        return
+    bare = is_bare(*(t for t in (*inputs, *outs.values()) if t is not None))
     (op.raw_out if bare else op.out)(*inputs, *args, level_code(), **outs)
-    if eager:
+    if not torch.compiler.is_compiling():
         torch.autograd.graph.increment_version(outs.values())
 
 

@@ -6,6 +6,8 @@ Common to all of them but for linear_scan, which takes two tensors
 - The last result need not have the bits of the reduction of the same name.
 """
 
+import math
+import numbers
 from typing import Any
 
 import torch
@@ -15,7 +17,8 @@ from .autograd import accumulator
 from .checks import Overloads, as_dtype, check_dim, check_dtype, check_input, either, overloads
 from .determinism import level_code
 from .dispatch import is_bare, serving
-from .ops import _dtype_by_out, _write, _write_pair, sum
+from .fake import broadcast_shape, decided
+from .ops import _dtype_by_out, _prepare, _write, _write_pair
 
 _CUMSUM, _CUMPROD, _LOGCUMSUMEXP = overloads("cumsum"), overloads("cumprod"), overloads("logcumsumexp")
 _CUMMAX, _CUMMIN = overloads("cummax"), overloads("cummin")
@@ -255,12 +258,15 @@ def linear_scan(
     a = _parameter(op.name, "a", a, b, wide)
     if initial is not None:
         initial = _parameter(op.name, "initial", initial, b, wide)
-    shape = _broadcast(op.name, a, b)
+    shape = broadcast_shape(a.shape, b.shape)
+    if shape is None:
+        raise RuntimeError(f"{op.name}(): a and b must broadcast, got {tuple(a.shape)} and {tuple(b.shape)}")
     dim = check_dim(op.name, either(op.name, dim, axis), len(shape))
     if initial is not None:
         rows = [size for d, size in enumerate(shape) if d != dim % len(shape)]
         fits = initial.ndim <= len(rows) and all(
-            size in (1, wanted) for size, wanted in zip(reversed(initial.shape), reversed(rows), strict=False)
+            decided(size == 1, False) or decided(size == wanted, True)
+            for size, wanted in zip(reversed(initial.shape), reversed(rows), strict=False)
         )
         if not fits:
             raise RuntimeError(
@@ -268,9 +274,12 @@ def linear_scan(
                 f"got {tuple(initial.shape)}"
             )
     if a.dtype != b.dtype or (initial is not None and initial.dtype != b.dtype):
+        if out is not None:
+            _prepare(op, [a, b, initial], shape, out=out)
         start = None if initial is None else initial.to(wide)
         result = linear_scan(a.to(wide), b.to(wide), dim, initial=start, reverse=reverse)
-        return sum(result.unsqueeze(-1), -1, dtype=b.dtype if out is None else None, out=out)  # rounds once
+        result = torch.ops.torchreduce.rounded.default(result, b.dtype)
+        return result if out is None else out.copy_(result)
     if out is not None:
         _write(op, [a, b, initial], (dim, reverse, False), shape, out=out)
         return out
@@ -280,8 +289,11 @@ def linear_scan(
 
 def _parameter(name: str, argument: str, given: Any, b: Tensor, wide: torch.dtype) -> Tensor:
     """a or initial as a tensor that goes with b: a number is one of b's accumulator type."""
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
-        return torch.full((), given, dtype=wide, device=b.device)
+    if isinstance(given, numbers.Real):
+        number = float(given)
+        return b.new_full((), number if abs(number) <= torch.finfo(wide).max else number * math.inf, dtype=wide)
+    if isinstance(given, (torch.SymInt, torch.SymFloat)):
+        return b.new_full((), given, dtype=wide)  # type: ignore[arg-type]
     check_input(name, given, argument)
     if given.dtype not in (b.dtype, wide):
         also = "" if wide == b.dtype else f" or {wide}"
@@ -289,13 +301,3 @@ def _parameter(name: str, argument: str, given: Any, b: Tensor, wide: torch.dtyp
     if given.device != b.device:
         raise RuntimeError(f"{name}(): {argument} must be on the device of b, {b.device}, got {given.device}")
     return given  # type: ignore[no-any-return]
-
-
-def _broadcast(name: str, a: Tensor, b: Tensor) -> torch.Size:
-    if a.shape == b.shape:  # torch.broadcast_shapes takes as long as all else of a small call
-        return a.shape
-    try:
-        shape: torch.Size = torch.broadcast_shapes(a.shape, b.shape)
-        return shape
-    except RuntimeError as error:
-        raise RuntimeError(f"{name}(): a and b must broadcast, got {tuple(a.shape)} and {tuple(b.shape)}") from error
