@@ -215,8 +215,8 @@ __device__ __forceinline__ void warp_barrier() {
 }
 
 // After shuffles, before a lane stores what it got by them where another lane has loaded what that was made of: in
-// place. No device can store it earlier, so that this is no instruction; the emulation, to which shuffles order nothing,
-// takes it for a barrier.
+// place. No device can store it earlier, so that this is no instruction; the emulation, to which shuffles order
+// nothing, takes it for a barrier.
 __device__ __forceinline__ void made_of_what_is_there() {
 #if defined(TR_EMULATED)
   warp_barrier();
