@@ -1,5 +1,6 @@
 """What only a GPU can get wrong: streams, captured graphs, hand-over between blocks, 2^31 elements at full length."""
 
+import ctypes
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 
@@ -150,9 +151,45 @@ def test_threads_that_scan_at_once(name, dtype, more, less):
         assert list(pool.map(differences, cases)) == [0, 0]
 
 
+class KernelNode(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS of the driver."""
+
+    _fields_ = (
+        *(("function", ctypes.c_void_p), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3)),
+        *(("shared", ctypes.c_uint), ("arguments", ctypes.c_void_p), ("extra", ctypes.c_void_p)),
+        *(("kernel", ctypes.c_void_p), ("context", ctypes.c_void_p)),
+    )
+
+
+def shared_of(graph):
+    """Of each kernel of a captured graph: bytes of dynamic shared memory that its launch has, and that it may have."""
+    driver, most_dynamic_shared = ctypes.CDLL("libcuda.so.1"), 8
+
+    def ask(function, *arguments):
+        assert getattr(driver, function)(*arguments) == 0, function
+
+    count = ctypes.c_size_t()
+    ask("cuGraphGetNodes", ctypes.c_void_p(graph), None, ctypes.byref(count))
+    nodes = (ctypes.c_void_p * count.value)()
+    ask("cuGraphGetNodes", ctypes.c_void_p(graph), nodes, ctypes.byref(count))
+    found = []
+    for node in map(ctypes.c_void_p, nodes):
+        kind, launch, most = ctypes.c_int(), KernelNode(), ctypes.c_int()
+        ask("cuGraphNodeGetType", node, ctypes.byref(kind))
+        if kind.value != 0:
+            continue
+        ask("cuGraphKernelNodeGetParams_v2", node, ctypes.byref(launch))
+        function = ctypes.c_void_p(launch.function)
+        if not function:
+            ask("cuKernelGetFunction", ctypes.byref(function), ctypes.c_void_p(launch.kernel))
+        ask("cuFuncGetAttribute", ctypes.byref(most), most_dynamic_shared, function)
+        found.append((launch.shared, most.value))
+    return found
+
+
 @pytest.mark.parametrize("name, dtype, more, less", MORE_AND_LESS)
 def test_a_graph_instantiated_after_a_smaller_call_is_eager(name, dtype, more, less):
-    """It is then that CUDA asks whether its kernels may have the shared memory that they were captured with."""
+    """A driver may ask then whether kernels may have the shared memory that they were captured with."""
     (large, expected), (small, _) = more_and_less(name, dtype, more, less)
     large()
     torch.cuda.synchronize()
@@ -160,6 +197,8 @@ def test_a_graph_instantiated_after_a_smaller_call_is_eager(name, dtype, more, l
     with torch.cuda.graph(graph):
         result = large()
     small()
+    launches = shared_of(graph.raw_cuda_graph())
+    assert launches and all(shared <= most for shared, most in launches), launches
     graph.instantiate()
     for _ in range(3):
         result.zero_()

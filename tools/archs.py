@@ -4,6 +4,7 @@
                                 code, and what `make build` made for NVIDIA's sm_90
     tools/archs.py nvidia       build/cuda/libkernels.so by nvcc, for others of NVIDIA's; judges the code
     tools/archs.py ... few      the same in a folder `few`, with kernels for some element types only
+    tools/archs.py ... quick    the same, for the architectures of QUICK_ARCHS
     tools/archs.py tools        takes NVIDIA's tools, which that uses, from Triton's wheel, unless the toolkit has them
 
 What clang makes here is for checking, never for shipping: Debian's device libraries are older than half of AMD's
@@ -33,6 +34,8 @@ CUDA_LIBRARY = Path("torchreduce/libtorchreduce.so")
 AMD_ARCHS = ["gfx906", "gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1201"]
 # Ampere, without bulk copies, and the workstation GPUs after Hopper, with less shared memory: beside isa.CUDA_ARCH.
 NVIDIA_ARCHS = ["8.0", "12.0"]
+# Wavefronts of 64 lanes and of 32; the older code of the default wheel.
+QUICK_ARCHS = ["gfx90a", "gfx1100", "8.0"]
 # Has cuobjdump and nvdisasm, which a CUDA toolkit from PyPI lacks.
 TRITON = "triton==3.6.0"
 
@@ -120,11 +123,11 @@ def judge(folder: Path, found: list[isa.Kernel], wanted: list[str], alike: set[s
     sys.exit(1 if faults else 0)
 
 
-def amd(few: bool) -> None:
-    folder, start = HIP / "few" if few else HIP, time.monotonic()
+def amd(folder: Path, few: bool, archs: list[str]) -> None:
+    start = time.monotonic()
     libraries = device_libraries().relative_to(ROOT)
     clang = f"clang++-19 --rocm-device-lib-path={libraries}" + " -DTR_FEW_TYPES" * few
-    build(folder, project.Hip(clang, AMD_ARCHS), ["-z", "defs"])
+    build(folder, project.Hip(clang, archs), ["-z", "defs"])
     library = folder / LIBRARY
     print(f"{library}: built in {time.monotonic() - start:.0f} s. {load(library)}")
 
@@ -136,29 +139,33 @@ def amd(few: bool) -> None:
         sys.exit(f"{CUDA_LIBRARY} has no code for {isa.CUDA_ARCH}, or there is no cuobjdump: make build hip-deps")
     else:
         print(f"{isa.CUDA_ARCH} is not looked at: that needs TORCH_CUDA_ARCH_LIST=9.0 make build, and make hip-deps")
-    judge(folder, found, AMD_ARCHS, {*AMD_ARCHS, *([] if few else [k.arch for k in found])})
+    judge(folder, found, archs, {*archs, *([] if few else [k.arch for k in found])})
 
 
-def nvidia(few: bool) -> None:
-    folder, start = CUDA / "few" if few else CUDA, time.monotonic()
+def nvidia(folder: Path, few: bool, archs: list[str]) -> None:
+    start = time.monotonic()
     nvcc, tool = shutil.which("nvcc"), cuobjdump()
     if nvcc is None or tool is None:
         sys.exit("there is no nvcc on PATH, or no cuobjdump: make hip-deps")
-    os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(NVIDIA_ARCHS)
+    os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(archs)
     toolkit = project.Cuda(nvcc)
     toolkit.own_flags += ["-DTR_FEW_TYPES"] * few
     build(folder, toolkit, ["-z", "defs"])
     print(f"{folder / LIBRARY}: built in {time.monotonic() - start:.0f} s")
-    archs = ["sm_" + arch.replace(".", "") for arch in NVIDIA_ARCHS]
-    found = [kernel for arch in archs for kernel in isa.cuda_kernels(folder / LIBRARY, tool, arch)]
-    judge(folder, found, archs, set(archs))
+    names = ["sm_" + arch.replace(".", "") for arch in archs]
+    found = [kernel for name in names for kernel in isa.cuda_kernels(folder / LIBRARY, tool, name)]
+    judge(folder, found, names, set(names))
 
 
 if __name__ == "__main__":
     os.chdir(ROOT)
     if sys.argv[1:] == ["tools"]:
         tools()
-    elif sys.argv[1:2] in (["amd"], ["nvidia"]) and sys.argv[2:] in ([], ["few"]):
-        (amd if sys.argv[1] == "amd" else nvidia)(few=bool(sys.argv[2:]))
+    elif sys.argv[1:2] in (["amd"], ["nvidia"]) and sys.argv[2:] in ([], ["few"], ["quick"]):
+        extent = sys.argv[2:]  # also the folder's name
+        top, archs = (HIP, AMD_ARCHS) if sys.argv[1] == "amd" else (CUDA, NVIDIA_ARCHS)
+        if extent == ["quick"]:
+            archs = [arch for arch in archs if arch in QUICK_ARCHS]
+        (amd if sys.argv[1] == "amd" else nvidia)(top.joinpath(*extent), few=bool(extent), archs=archs)
     else:
         sys.exit(__doc__)

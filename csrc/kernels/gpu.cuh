@@ -214,6 +214,15 @@ __device__ __forceinline__ void warp_barrier() {
 #endif
 }
 
+// After shuffles, before a lane stores what it got by them where another lane has loaded what that was made of: in
+// place. No device can store it earlier, so that this is no instruction; the emulation, to which shuffles order
+// nothing, takes it for a barrier.
+__device__ __forceinline__ void made_of_what_is_there() {
+#if defined(TR_EMULATED)
+  warp_barrier();
+#endif
+}
+
 // The greatest of a warp's.
 template <class V> __device__ __forceinline__ V warp_most(V value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

@@ -21,6 +21,7 @@ __device__ __forceinline__ void store_sectors(E* lowest, bool upper, bool there,
       of_lower[g].item[i] = upper ? got : low;
       of_upper[g].item[i] = upper ? high : got;
     }
+  made_of_what_is_there();
   if (!there) return;
   Granule* const to = reinterpret_cast<Granule*>(upper ? lowest - kGroup : lowest) + int(upper);
 #pragma unroll

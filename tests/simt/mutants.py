@@ -1,11 +1,13 @@
 """Seeded bugs in the kernels: each is applied alone to a copy of csrc, and the emulation has to find it.
 
-    mutants.py [--quick] [NAME ...]
+    mutants.py [--some | --quick] [NAME ...]
 
 Prints what found each. Fails if one survives, or if its pattern no longer fits the sources: then it has to be rewritten
-for what stands there now. Needs the objects of the right kernels (make -C tests/simt build).
+for what stands there now. --some: those that are marked so. --quick: QUICK of these, other ones for other sources, in
+kernels of a few types. Needs the objects of the right kernels (make -C tests/simt build, or build-quick).
 """
 
+import hashlib
 import os
 import re
 import shutil
@@ -20,6 +22,7 @@ FOLDER = Path(__file__).resolve().parent
 SOURCES = FOLDER.parents[1] / "csrc"
 BUILD = FOLDER.parents[1] / "build" / "simt"
 SECONDS = 900  # for one run: what waits for ever is found much sooner, by the emulator
+QUICK = 4
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Mutant:
     groups: tuple[str, ...]  # of simt.cpp
     sanitizer: str = "tsan"  # asan compiles much longer: for what only it finds
     every: int = 3  # runs about one case of so many
-    quick: bool = False
+    some: bool = False
 
     def text(self) -> str:
         """The file with the bug. ValueError if the pattern does not fit once."""
@@ -48,7 +51,7 @@ MUTANTS = (
     Mutant(
         "no barrier before the warps of a row combine", "kernels/reduce_rows.cuh",
         "value[warp] = acc; __syncthreads();", "value[warp] = acc;",
-        "reduce.Sum", ("rows",), quick=True,
+        "reduce.Sum", ("rows",), some=True,
     ),
     Mutant(
         "no barrier between two leaves of a column", "kernels/reduce_columns.cuh",
@@ -100,7 +103,7 @@ MUTANTS = (
     Mutant(
         "ties go to the highest index", "ops.h",
         "left.index < right.index", "left.index > right.index",
-        "reduce.ArgExtreme", ("short_rows", "rows"), quick=True,
+        "reduce.ArgExtreme", ("short_rows", "rows"), some=True,
     ),
     Mutant(
         "32-bit offset of a row", "kernels/reduce_rows.cuh",
@@ -226,7 +229,7 @@ MUTANTS = (
     Mutant(
         "published by a plain store", "kernels/scan_chain.cuh",
         "store_relaxed(&word[i], uint64_t(1) << 32 | part[i]);", "word[i] = uint64_t(1) << 32 | part[i];",
-        "scan.CumSum", ("chain",), quick=True,
+        "scan.CumSum", ("chain",), some=True,
     ),
     Mutant(
         "look-back skips the totals on its way", "kernels/scan_chain.cuh",
@@ -345,7 +348,7 @@ MUTANTS = (
     Mutant(
         "carries of columns are not waited for", "kernels/scan_columns.cuh",
         "if (split && it > 0) barrier_wait(", "if (!split && it > 0) barrier_wait(",
-        "scan.CumSum", ("scan_columns",), quick=True,
+        "scan.CumSum", ("scan_columns",), some=True,
     ),
     Mutant(
         "carries are formed before the totals are there", "kernels/scan_columns.cuh",
@@ -469,7 +472,7 @@ MUTANTS = (
     Mutant(
         "wrong parity", "kernels/scan_pipeline.cuh",
         "barrier_wait(&taken[it % kStages], it / kStages & 1);", "barrier_wait(&taken[it % kStages], it & 1);",
-        "scan.CumSum", ("pipeline",), quick=True,
+        "scan.CumSum", ("pipeline",), some=True,
     ),
     Mutant(
         "a stage is filled again too early", "kernels/scan_pipeline.cuh",
@@ -583,7 +586,7 @@ MUTANTS = (
     Mutant(
         "neighbouring lanes exchange the granules that they keep", "kernels/scan_rows.cuh",
         "shuffle(upper ? low : high, lane_id() ^ 1)", "shuffle(upper ? high : low, lane_id() ^ 1)",
-        "scan.CumSum", ("wide_rows",), quick=True,
+        "scan.CumSum", ("wide_rows",), some=True,
     ),
     Mutant(
         "half a pair of groups is stored as a whole one", "kernels/row_access.cuh",
@@ -604,7 +607,7 @@ MUTANTS = (
     Mutant(
         "the place of a is loaded again before its elements are taken", "kernels/scan_linear_pipeline.cuh",
         "stages + free_place(it) * kStageBytes", "stages + s * kStageBytes",
-        "scan.LinearScan", ("linear_pipeline",), quick=True,
+        "scan.LinearScan", ("linear_pipeline",), some=True,
     ),
     Mutant(
         "a stage of two inputs is loaded again before its elements are taken", "kernels/scan_linear_pipeline.cuh",
@@ -625,7 +628,7 @@ MUTANTS = (
     Mutant(
         "results of few columns do not wait for their totals and carries", "kernels/scan_narrow_pipeline.cuh",
         "barrier_wait(&ready[place], kSpares ? turn / kStages & 1 : parity);", "",
-        "scan.CumSum", ("narrow_pipeline",), quick=True,
+        "scan.CumSum", ("narrow_pipeline",), some=True,
     ),
     Mutant(
         "a stage is filled again while its results are stored", "kernels/scan_pipeline.cuh",
@@ -741,7 +744,7 @@ MUTANTS = (
     Mutant(
         "the earlier of two equals is the latest record", "kernels/scan_extremes.cuh",
         "first_is = key[k][0] >= before", "first_is = key[k][0] > before",
-        "scan.CumExtreme", ("extremes",), quick=True,
+        "scan.CumExtreme", ("extremes",), some=True,
     ),
     Mutant(
         "pairs are loaded together wherever they lie", "kernels/scan_extremes.cuh",
@@ -777,7 +780,7 @@ MUTANTS = (
     Mutant(
         "the earlier of two equals is the latest record of a column", "kernels/scan_extreme_columns.cuh",
         "return next.key >= key ? next : *this;", "return next.key > key ? next : *this;",
-        "scan.CumExtreme", ("extreme_columns",), quick=True,
+        "scan.CumExtreme", ("extreme_columns",), some=True,
     ),
     Mutant(
         "a row of a warp at a time takes no part in what precedes the next", "kernels/scan_extreme_columns.cuh",
@@ -823,7 +826,7 @@ MUTANTS = (
     Mutant(
         "the parts before the middle of a tile by another half's", "kernels/scan_column_tiles.cuh",
         "totals[(at.part & ~(2 * d - 1)) + d - 1][chain]", "totals[d - 1][chain]",
-        "scan.CumProd", ("column_tiles",), quick=True,
+        "scan.CumProd", ("column_tiles",), some=True,
     ),
     Mutant(
         "totals of groups that are joined as they are, whatever their exponent", "kernels/scan_column_tiles.cuh",
@@ -854,7 +857,7 @@ MUTANTS = (
     Mutant(
         "results with indices without waiting for the carry", "kernels/scan_extreme_pipeline.cuh",
         "barrier_wait(&ready[s], it / kStages & 1); R carry", "R carry",
-        "scan.CumExtreme", ("extreme_pipeline",), quick=True,
+        "scan.CumExtreme", ("extreme_pipeline",), some=True,
     ),
     Mutant(
         "a tile's total published before its parts are known", "kernels/scan_extreme_pipeline.cuh",
@@ -897,7 +900,7 @@ MUTANTS = (
     Mutant(
         "pairs of results are rounded without a look for NaNs", "kernels/collective.cuh",
         "if (kNoNan || !has_nan<S>(v)) {", "{",
-        "scan.CumProd", ("wide_rows",),
+        "scan.CumProd", ("wide_rows",), every=1,
     ),
     Mutant(
         "NaNs are settled in the low half alone", "kernels/collective.cuh",
@@ -909,11 +912,6 @@ MUTANTS = (
         "both keys of a pair are its first one's", "kernels/scan_extremes.cuh",
         "key[i + 1] = int32_t(both) >> 16;", "key[i + 1] = int16_t(both);",
         "scan.CumExtreme", ("extremes",),
-    ),
-    Mutant(
-        "of two results that may round otherwise the first is looked at", "kernels/collective.cuh",
-        "return ((least & 0xffffu) >= 5) & (least >> 16 >= 5);", "return (least & 0xffffu) >= 5;",
-        "scan.CumProd", ("pipeline",), every=1,
     ),
     # ---- linear recurrences
     Mutant(
@@ -939,9 +937,19 @@ MUTANTS = (
 )  # fmt: skip
 
 
-def link_objects(mutant: Mutant, build: Path) -> None:
+def drawn(mutants: list[Mutant], count: int) -> list[Mutant]:
+    """Some of them, that depend on the sources alone, each of other kernels than the ones before as far as may be."""
+    total = hashlib.sha256()
+    for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
+        total.update(path.read_bytes())
+    order = sorted(mutants, key=lambda m: hashlib.sha256(total.digest() + m.name.encode()).digest())
+    firsts = {m.object: m for m in reversed(order)}.values()
+    return sorted(order, key=lambda m: m not in firsts)[:count]
+
+
+def link_objects(mutant: Mutant, program: str, build: Path) -> None:
     """The right kernels' objects in a folder of its own, but the one to compile."""
-    for path in [*BUILD.glob("*.o"), *(BUILD / mutant.sanitizer).glob("*.o")]:
+    for path in [*BUILD.glob("*.o"), *(BUILD / program).glob("*.o")]:
         target = build / path.relative_to(BUILD)
         target.parent.mkdir(parents=True, exist_ok=True)
         if path.stem != mutant.object:
@@ -962,28 +970,30 @@ def finding(output: str) -> str:
     return output.strip()[-100:]
 
 
-def judge(mutant: Mutant) -> tuple[bool, str]:
+def judge(mutant: Mutant, quick: bool) -> tuple[bool, str]:
     """Whether the mutant was caught, and by what."""
+    kind = "quick" if quick else mutant.sanitizer
     work = BUILD / "mutants" / re.sub(r"\W", "_", mutant.name)
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(SOURCES, work / "csrc")
     build = work / "build"
     try:
         (work / "csrc" / mutant.file).write_text(mutant.text())
-        link_objects(mutant, build)
-        program = build / f"simt.{mutant.sanitizer}"
+        link_objects(mutant, kind, build)
+        program = build / f"simt.{kind}"
         make = ["make", "-s", "-C", FOLDER, f"SOURCES={work / 'csrc'}", f"BUILD={build}", program]
         built = subprocess.run(make, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if built.returncode:
             return False, f"does not build: {built.stdout[-2000:]}"
         for wave in ("64", "32"):
             options = dict(os.environ, TSAN_OPTIONS="halt_on_error=1")
-            command = [program, "--wave", wave, "--every", str(mutant.every), *mutant.groups]
+            few = ["--few"] if quick else []
+            command = [program, "--wave", wave, "--every", str(mutant.every), *few, *mutant.groups]
             run = subprocess.run(
                 command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS, env=options
             )
             if run.returncode:
-                return True, f"{mutant.sanitizer}, {wave} lanes: {finding(run.stdout)}"
+                return True, f"{kind}, {wave} lanes: {finding(run.stdout)}"
         return False, "SURVIVED"
     except subprocess.TimeoutExpired:
         return False, f"does not end in {SECONDS} s"
@@ -992,8 +1002,14 @@ def judge(mutant: Mutant) -> tuple[bool, str]:
 
 
 def main(arguments: list[str]) -> None:
-    names = [name for name in arguments if name != "--quick"]
-    chosen = [m for m in MUTANTS if (m.name in names if names else m.quick or "--quick" not in arguments)]
+    quick, names = "--quick" in arguments, [name for name in arguments if not name.startswith("--")]
+    some = [m for m in MUTANTS if m.some]
+    if names:
+        chosen = [m for m in MUTANTS if m.name in names]
+    elif quick:
+        chosen = drawn([m for m in some if m.sanitizer == "tsan"], QUICK)
+    else:
+        chosen = some if "--some" in arguments else list(MUTANTS)
     for mutant in MUTANTS:  # of all, whatever is chosen
         try:
             mutant.text()
@@ -1002,7 +1018,7 @@ def main(arguments: list[str]) -> None:
     start = time.monotonic()
     caught = 0
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for mutant, (ok, what) in zip(chosen, pool.map(judge, chosen), strict=True):
+        for mutant, (ok, what) in zip(chosen, pool.map(lambda m: judge(m, quick), chosen), strict=True):
             caught += ok
             print(f"{'caught' if ok else 'FAILED'}  {mutant.name}\n        {what}", flush=True)
     print(f"mutants: {caught} of {len(chosen)} caught, in {time.monotonic() - start:.0f} s")

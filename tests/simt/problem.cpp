@@ -306,6 +306,13 @@ template <template <class> class Op> void scan_by_reference(const ScanCall& call
 }  // namespace
 
 bool Problem::scan() const { return scan_of(op) != nullptr; }
+bool Problem::few() const {
+  if (in == Dtype::BF16 || in == Dtype::F32 || in == Dtype::F64) return true;
+  if (scan()) return !is_static({nullptr, in, accumulator_of(in, out)}, out, facts(scan_of(op)->scan).integer_kernels);
+  const bool converts = facts(row_of(op).reduction, in).converts;
+  return !is_static(
+      {nullptr, in, converts ? accumulator_of(in, out) : natural_accumulator(in), converts && out == Dtype::Bool});
+}
 int64_t Problem::numel() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t(1), std::multiplies<>()); }
 
 std::vector<int64_t> Problem::a_sizes() const {

@@ -20,6 +20,7 @@ struct Problem {
   uint64_t spread = 0;  // bit d: a has size 1 along dim d
 
   bool scan() const;
+  bool few() const;  // of a type that kernels are compiled for where they are for few (gpu.h), or of any type
   int64_t numel() const;
   // The elements are those of a, then those of b, then those of initial; of all other ops, those of the input alone.
   bool linear() const { return op == "linear_scan"; }

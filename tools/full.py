@@ -1,0 +1,107 @@
+"""Everything that has to hold of the kernels, and the proof that it did, which spares others the same run.
+
+    tools/full.py run      make full: all of STEPS; if every one passes, writes PROOF
+    tools/full.py proved   exits with 0 if PROOF is of the sources and the compilers here; else says what differs
+
+PROOF holds a hash of what STEPS judge: the contents of SOURCES. It is committed with them, and of any other sources it
+proves nothing: a change, a merge, a file too many make another hash. It is written here alone, after every step has
+passed in one run on sources that did not change meanwhile; and what decides that is among SOURCES.
+"""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROOF = Path(".ci/proof.json")  # in ROOT, as all that follows
+
+# Folders, with all that is in them, and files: the kernels, what compiles and runs them, what they are compared with.
+SOURCES = (
+    *("csrc", "tests/simt", "tools", "setup.py", "Makefile", ".ci"),
+    *("torchreduce/golden.json", "torchreduce/testing.py", "torchreduce/table.py", "torchreduce/plans.py"),
+)
+# Targets of the Makefile, one after the other.
+STEPS = ("lint", "build", "test", "simt", "mutants-some", "hip-few", "cuda-archs-few")
+ENVIRONMENT = {"TORCHREDUCE_GPU": "1", "TORCH_CUDA_ARCH_LIST": "9.0"}
+# Variables of the environment with which make, pytest or a compiler would do something else, or less.
+LEFT_OUT = r"MAKE.*|MFLAGS|SOURCES|BUILD|PYTHON|CXX|\w+FLAGS|PYTEST_.*|TORCHREDUCE_.*|\w+SAN_OPTIONS"
+COMPILERS = ("g++", "clang++-19", "nvcc")
+
+
+def files() -> list[Path]:
+    found = []
+    for source in SOURCES:
+        path = ROOT / source
+        found += [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    made = {"__pycache__", ".ruff_cache", ".mypy_cache"}  # by tools, of the sources
+    return sorted(f for f in found if not made & set(f.parts) and f != ROOT / PROOF)
+
+
+def sources_hash() -> str:
+    total = hashlib.sha256()
+    for file in files():
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        total.update(f"{file.relative_to(ROOT).as_posix()} {content}\n".encode())
+    return total.hexdigest()
+
+
+def compilers() -> dict[str, str]:
+    """What each says of its version."""
+    versions = {}
+    for name in COMPILERS:
+        try:
+            said = subprocess.run([name, "--version"], capture_output=True, text=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            said = "missing"
+        versions[name] = next((line for line in said.splitlines() if "release" in line), said.splitlines()[0]).strip()
+    return versions
+
+
+def state() -> dict[str, object]:
+    return {"sources": sources_hash(), "steps": list(STEPS), "compilers": compilers()}
+
+
+def differences(proof: dict[str, object], now: dict[str, object]) -> list[str]:
+    """The fields of a proof that are not what they are here."""
+    return [key for key, value in now.items() if proof.get(key) != value]
+
+
+def run() -> None:
+    before, seconds = state(), {}
+    environment = {key: value for key, value in os.environ.items() if not re.fullmatch(LEFT_OUT, key)}
+    for step in STEPS:
+        start = time.monotonic()
+        if subprocess.run(["make", step], cwd=ROOT, env={**environment, **ENVIRONMENT}).returncode:
+            sys.exit(f"make full: {step} FAILED; nothing is proved")
+        seconds[step] = round(time.monotonic() - start)
+        print(f"make full: {step} passed in {seconds[step]} s", flush=True)
+    if changed := differences(before, state()):
+        sys.exit(f"make full: {', '.join(changed)} changed meanwhile; nothing is proved")
+    (ROOT / PROOF).write_text(json.dumps({**before, "seconds": seconds}, indent=1) + "\n")
+    print(f"make full: all of {', '.join(STEPS)} passed in {sum(seconds.values())} s; {PROOF} is to be committed")
+
+
+def proved() -> None:
+    try:
+        proof = json.loads((ROOT / PROOF).read_text())
+        if not isinstance(proof, dict):
+            raise ValueError
+    except (OSError, ValueError):
+        sys.exit(f"{PROOF} is missing, or cannot be read: the kernels are not proved")
+    if changed := differences(proof, state()):
+        sys.exit(f"{PROOF} is of other {' and '.join(changed)}: the kernels are not proved")
+    print(f"{PROOF}: a full run proved these kernels")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["run"]:
+        run()
+    elif sys.argv[1:] == ["proved"]:
+        proved()
+    else:
+        sys.exit(__doc__)
