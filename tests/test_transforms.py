@@ -578,7 +578,7 @@ def test_linear_scan_takes_numbers_and_wider_parameters(device):
 assert set(LINEAR_FORMS) < set(DIFFERENTIABLE)
 
 
-# ---- found by others -------------------------------------------------------------------------------------------------
+# ---- nested further -------------------------------------------------------------------------------------------------
 
 
 @every_form
@@ -683,7 +683,6 @@ def test_gradients_of_sizes_that_only_a_run_knows():
     for f in (
         lambda t: tr.linear_scan(0.5, t, 0),
         lambda t: tr.linear_scan(t.sin(), t, 0, initial=1.0, reverse=True),
-        lambda t: tr.linear_scan(t[:1], t, 0) if False else tr.linear_scan(t.cos(), t, 0),
         lambda t: tr.cumprod(t, 0, exclusive=True),
         lambda t: tr.logcumsumexp(t, 0, exclusive=True)[1:],
     ):

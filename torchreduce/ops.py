@@ -92,9 +92,8 @@ def _write(
 ) -> None:
     """Writes op(*inputs, *args), of this shape, to the tensors that its .out overload takes."""
     _prepare(op, inputs, shape, **outs)
-    if not torch.compiler.is_dynamo_compiling() and any(
-        map(Tensor.is_neg, outs.values())
-    ):  # views that negate: the bits in memory are not the result's
+    if not torch.compiler.is_dynamo_compiling() and any(map(Tensor.is_neg, outs.values())):
+        # Views that negate: what is in memory is not what they hold.
         results = op.default(*inputs, *args, level_code())
         for out, result in zip(outs.values(), (results,) if isinstance(results, Tensor) else results, strict=True):
             out.copy_(result)
