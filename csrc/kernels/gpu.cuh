@@ -20,6 +20,10 @@ using gpuError_t = cudaError_t;
 #define gpuSetDevice cudaSetDevice
 #define gpuDeviceGetAttribute cudaDeviceGetAttribute
 #define gpuMultiprocessorCount cudaDevAttrMultiProcessorCount
+#define gpuGetSymbolAddress(address, symbol) cudaGetSymbolAddress(address, symbol)
+#define gpuStreamIsCapturing cudaStreamIsCapturing
+#define gpuStreamCaptureStatus cudaStreamCaptureStatus
+#define gpuStreamCaptureStatusNone cudaStreamCaptureStatusNone
 #elif defined(__HIPCC__)
 #include <hip/hip_runtime.h>
 #if defined(__HIP__)
@@ -39,6 +43,10 @@ using gpuError_t = hipError_t;
 #define gpuSetDevice hipSetDevice
 #define gpuDeviceGetAttribute hipDeviceGetAttribute
 #define gpuMultiprocessorCount hipDeviceAttributeMultiprocessorCount
+#define gpuGetSymbolAddress(address, symbol) hipGetSymbolAddress(address, HIP_SYMBOL(symbol))
+#define gpuStreamIsCapturing hipStreamIsCapturing
+#define gpuStreamCaptureStatus hipStreamCaptureStatus
+#define gpuStreamCaptureStatusNone hipStreamCaptureStatusNone
 #endif
 
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
@@ -415,6 +423,17 @@ __device__ __forceinline__ uint64_t take_ticket(uint64_t* counter) {
 #endif
   return atomicAdd(reinterpret_cast<unsigned long long*>(global(counter)), 1ull);
 }
+// Adds one and returns what was there. What this thread has written or seen is there for those who come after, and it
+// sees what those before had.
+__device__ __forceinline__ uint32_t count_arrival(uint32_t* counter) {
+#if defined(__CUDACC__)
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+#else
+  return __hip_atomic_fetch_add(global(counter), 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+#endif
+}
 // Between two looks at a word another block will write.
 __device__ __forceinline__ void back_off() {
 #if defined(__CUDACC__)
@@ -547,6 +566,10 @@ struct Queue {
 // Enqueues the zeroing of a workspace of `bytes` bytes, a multiple of 8; then says in `queue` whether the kernel that
 // uses it may be early. Returns nullptr, or the runtime's message.
 const char* zero_workspace(void* workspace, int64_t bytes, Queue& queue);
+
+// Counters in device memory for the next launch on `stream`, zeroed, which that launch leaves zeroed again; `spare` has
+// room for as many, and may hold anything. Returns nullptr, or the runtime's message.
+const char* zeroed_tickets(int64_t count, void* spare, gpuStream_t stream, uint32_t** tickets);
 
 // Enqueues kernel(arguments...), with `shared` bytes of dynamic shared memory a block. The caller asks for errors
 // (gpuGetLastError).
