@@ -33,6 +33,8 @@ int64_t accumulator_bytes(const ReduceCall& call) {
 }
 
 const std::vector<ReduceFamily> kReduceFamilies = {
+    {"packed_rows", "runs of short rows copied to shared memory", shape_of<packed_rows::serves>},
+    {"rows", "lanes along rows of neighbours, 16 bytes each", shape_of<rows::serves>},
     {"columns", "lanes across rows, each walking its own", shape_of<columns::serves>},
     {"strided", "lanes along each row, element by element", shape_of<strided::serves>},
 };

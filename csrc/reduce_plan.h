@@ -3,6 +3,8 @@
 #include <variant>
 
 #include "kernels/reduce/columns.h"
+#include "kernels/reduce/packed_rows.h"
+#include "kernels/reduce/rows.h"
 #include "kernels/reduce/strided.h"
 
 namespace torchreduce {
@@ -14,7 +16,7 @@ struct CpuShape : ReduceLaunch {
   template <class Visit> void each(Visit) const {}
 };
 
-using Shape = std::variant<StridedShape, ColumnsShape, CpuShape>;
+using Shape = std::variant<StridedShape, ColumnsShape, PackedRowsShape, RowsShape, CpuShape>;
 
 // The families in order of preference. The first that has a shape for a call serves it.
 struct ReduceFamily {

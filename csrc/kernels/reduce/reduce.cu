@@ -2,9 +2,15 @@
 // Launches of the reductions: this file is compiled once for each op, with TR_PART its struct.
 #include "columns.cuh"
 #include "kernels/gpu.h"
+#include "packed_rows.cuh"
+#include "rows.cuh"
 #include "strided.cuh"
 
 namespace torchreduce::gpu {
+
+// Whether elements are read as they are (is_static).
+template <class Load> constexpr bool kIsTyped = false;
+template <class E> constexpr bool kIsTyped<TypedLoad<E>> = true;
 
 // Each family has its launch(call, shape, partials, tickets, stream) for an op and a load.
 template <class Op, class Load>
@@ -18,6 +24,19 @@ void launch(const ReduceCall& call, const ColumnsShape& shape, typename Op::Acc*
             gpuStream_t stream) {
   enqueue(reduce_columns<Op, Load>, shape.blocks, shape.threads, shape.shared, Queue{stream}, call, shape, partials,
           tickets);
+}
+
+template <class Op, class Load>
+void launch(const ReduceCall& call, const PackedRowsShape& shape, typename Op::Acc*, uint32_t*, gpuStream_t stream) {
+  if constexpr (kIsTyped<Load>)
+    enqueue(reduce_packed_rows<Op>, shape.blocks, shape.threads, shape.shared, Queue{stream}, plain_rows(call), shape);
+}
+template <class Op, class Load>
+void launch(const ReduceCall& call, const RowsShape& shape, typename Op::Acc* partials, uint32_t* tickets,
+            gpuStream_t stream) {
+  if constexpr (kIsTyped<Load>)
+    enqueue(reduce_rows<Op>, shape.blocks, shape.threads, shape.shared, Queue{stream}, plain_rows(call), shape,
+            partials, tickets);
 }
 
 template <class Op, class Load>
