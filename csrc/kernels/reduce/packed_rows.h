@@ -24,7 +24,7 @@ namespace packed_rows {
 using namespace plans;
 
 constexpr int kThreads = 256;
-constexpr int kMostLength = 255;  // longer rows are for warps
+constexpr int kMostLength = 255, kMostBytes = 4 << 10;  // where order shows, else; longer rows are for warps
 constexpr int kBytes = 32 << 10;    // of a block's rows: five blocks a multiprocessor, 160 KiB on their way
 constexpr int kBlocksWanted = 8;    // for each multiprocessor, before a block takes more rows
 constexpr int kMostUnrolled = 8;     // elements of rows that a thread each takes without a loop
@@ -42,18 +42,20 @@ struct Cut {
 inline std::optional<PackedRowsShape> serves(const ReduceCall& call, const DeviceFacts& device,
                                              const PlanOverride& forced) {
   const Layout& l = call.layout;
-  if (!has_plain_rows(call) || l.kept != 1 || l.length > kMostLength) return {};
+  if (!has_plain_rows(call) || l.kept != 1) return {};
   const int size = size_of(call.in.dtype);
+  if (any_order(call) ? l.length * size > kMostBytes : l.length > kMostLength) return {};
   const int64_t pitch = l.in[0], gap = pitch - l.length;
   if (gap < 0 || gap * size > std::max<int64_t>(32, l.length * size / 4)) return {};
   const int n = int(l.length), one = int(pitch) * size;
-  // What rows.h serves without shared memory, and as fast or faster (H200, GB/s here and there): rows of whole granules
-  // that leave few lanes without one, but not where positions are found (sums of 64 float32 4050 and 4200, of
-  // 200 3770 and 4180, but of 100 3530 and 3150; argmax of 64 4010 and 2860).
+  // What rows.h serves without shared memory, and as fast or faster: rows of whole granules that leave few lanes without
+  // one, or are long, and longer ones where positions are found (H200, GB/s here and there: sums of 64 float32 4050 and
+  // 4200, of 200 3770 and 4180, but of 100 3530 and 3150; argmax of 256 bfloat16 3090 and 2430, of 512 2700 and 2890;
+  // rows that start anywhere: argmax of 1025 bfloat16 3000 and 1590, amax 3110 and 2220).
   if (!forced.family && aligned(call.in.data) && n * size % 16 == 0 && one % 16 == 0) {
     const int granules = n * size / 16, lanes = int(power_of_two(granules));
     const bool indexed = facts(call.op, call.in.dtype).indexed;
-    if (!indexed && granules >= 8 && 8 * granules >= 7 * lanes) return {};
+    if (indexed ? granules >= 64 : granules > 32 || (granules >= 8 && 8 * granules >= 7 * lanes)) return {};
   }
   const int whole = int(power_of_two(n));
 

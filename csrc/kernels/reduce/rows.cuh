@@ -51,9 +51,11 @@ template <class Op, int kEach> struct Residues {
         moved[k] = acc[k + kBy];
       } else {
         const Acc next = shuffle(acc[k - k % kPer + from - kPer], after);
-        Acc past = op.absent();  // after the last lane comes the first one of the next run, if residues come again
-        if constexpr (kCount == kPerLane)
-          past = kRuns == 1 ? next : shuffle(acc[(k / kPer + 1) % kRuns * kPer + from - kPer], after);
+        // After the last lane comes the first one of the next run; after the last run the first, if residues come again.
+        Acc past = op.absent();
+        if (kRuns == 1 && kCount == kPerLane) past = next;
+        else if (kCount == kPerLane || k / kPer + 1 < kRuns)
+          past = shuffle(acc[(k / kPer + 1) % kRuns * kPer + from - kPer], after);
         moved[k] = lane == lanes - 1 ? past : next;
       }
     }
