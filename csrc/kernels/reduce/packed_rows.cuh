@@ -1,10 +1,10 @@
 // Reductions of short rows that follow one another in memory, as (..., 5) over its last dim.
 //
-// Serves: types that are read as they are, rows of up to 255 elements, or 4 KiB where no order shows, one after the other with little between them, from
-// any element on (packed_rows.h). Whatever their length, a block's run of them is copied by whole granules.
-// Shared memory: the block's rows as they lie in memory, from the granule on in which the first starts, with 16 bytes
-// left out after every 128.
-// A few lanes, or one, take a row, neighbouring elements each; neighbouring lanes have neighbouring rows.
+// Serves: types that are read as they are, rows of up to 255 elements, or 4 KiB where no order shows, one after the
+// other with little between them, from any element on (packed_rows.h). Whatever their length, a block's run of them is
+// copied by whole granules. Shared memory: the block's rows as they lie in memory, from the granule on in which the
+// first starts, with 16 bytes left out after every 128. A few lanes, or one, take a row, neighbouring elements each;
+// neighbouring lanes have neighbouring rows.
 #pragma once
 #include "granule.cuh"
 #include "packed_rows.h"

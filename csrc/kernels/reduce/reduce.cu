@@ -44,8 +44,8 @@ static const char* launch(const PlannedReduction& call, void* workspace, gpuStre
   const ReduceLaunch& planned = call.plan.launch();
   uint32_t* tickets = nullptr;
   if (planned.tickets)
-    if (const char* error = zeroed_tickets(planned.tickets, static_cast<char*>(workspace) + (planned.workspace + 7) / 8 * 8, stream,
-                                           &tickets))
+    if (const char* error = zeroed_tickets(
+            planned.tickets, static_cast<char*>(workspace) + (planned.workspace + 7) / 8 * 8, stream, &tickets))
       return error;
   std::visit(
       [&](const auto& shape) {
@@ -57,7 +57,8 @@ static const char* launch(const PlannedReduction& call, void* workspace, gpuStre
   return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
 }
 
-template <template <class> class Op> const char* launch_reduce(const PlannedReduction& call, void* workspace, void* stream) {
+template <template <class> class Op> const char* launch_reduce(const PlannedReduction& call, void* workspace,
+                                                               void* stream) {
   const auto s = static_cast<gpuStream_t>(stream);
   if constexpr (Op<float>::kConverts) {
     if (!is_static(call.in)) {

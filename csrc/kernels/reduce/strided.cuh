@@ -6,7 +6,7 @@
 
 namespace torchreduce::gpu {
 
-constexpr int kRunLevels = 7;                 // of a run of 64 leaves: log2(64) + 1
+constexpr int kRunLevels = 7;  // of a run of 64 leaves: log2(64) + 1
 
 // A row of at most 8 * width elements, 8 consecutive ones a lane: the pairwise tree is all there is.
 template <class Op, class Load>
