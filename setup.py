@@ -241,10 +241,10 @@ class Ninja:
         return self.build("compile", [source], name, flags, needs, compiler)
 
     def kernels(self, toolkit: Cuda | Hip, prefix_maps: list[str]) -> list[str]:
-        """The objects of csrc/kernels/*.cu."""
+        """The objects of the .cu files in csrc/kernels and the folders there."""
         flags = [*toolkit.compile_flags(prefix_maps), "-Icsrc"]
         objects = []
-        for source in sorted((ROOT / "csrc" / "kernels").glob("*.cu")):
+        for source in sorted((ROOT / "csrc" / "kernels").rglob("*.cu")):
             name = str(source.relative_to(ROOT))
             for part in parts_of(source) or [""]:
                 defines = [f"-DTR_PART={part}"] if part else []
@@ -287,7 +287,8 @@ class BuildExtension(build_ext):
         host += ["-DTORCHREDUCE_GPU"] if toolkit else []
         host += ["-DTR_BASELINE_ONLY"] if len(ISA_FLAGS) == 1 else []
 
-        objects = [compile("csrc/plan.cpp", host), compile("csrc/intrinsics.cpp", host)]
+        units = ("csrc/plan.cpp", "csrc/reduce_plan.cpp", "csrc/intrinsics.cpp")
+        objects = [compile(unit, host) for unit in units]
         objects += [compile("csrc/torch_ops.cpp", [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
         objects += [compile("csrc/cpu/dispatch.cpp", host)]
         for isa, flags in ISA_FLAGS.items():

@@ -6,10 +6,13 @@
 //   Acc                          the accumulator
 //   absent()                     the exact identity of combine: what stands for a term that is not there
 //   load(Element, position)      an element as an accumulator; position counts along the reduced dims
-//   combine(left, right)         one step of the canonical order (order.h); left holds the lower positions
+//   combine(left, right)         one step of the canonical order (order.h); left holds the lower positions, though the
+//                                bits are the same where it does not
 //   kHasEmpty, empty()           whether a row without elements has a result, and its accumulator; else it is refused
 //   finish(Acc, Output, offset)  rounds once and writes; returns nothing
 //   result(Dtype)                the dtype of its values for elements of that type, without dtype=
+//   kAnyOrder                    every order of combining gives the same bits, even of whole elements
+//   absent_element()             an element that changes no result, but may stand for those that are equal to it
 //   kIndexed                     Acc has a position `.index`, and finish also takes the element found there
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
 // and keeps its options in a first member `OpOptions options`.
@@ -54,9 +57,14 @@ template <class E> struct Sum {
   static constexpr bool kIndexed = false;
   static constexpr bool kConverts = true;
   static constexpr bool kHasEmpty = true;
+  static constexpr bool kAnyOrder = std::is_same<Acc, int64_t>::value;
   OpOptions options;
 
   TR_HD static Acc absent() { return absent_term<Acc>(); }
+  TR_HD static E absent_element() {
+    if constexpr (is_float_type<E>) return round_to<E>(absent());
+    else return E{};
+  }
   TR_HD static Acc empty() { return Acc(0); }
   static Dtype result(Dtype d) { return is_float(d) ? d : Dtype::I64; }
   TR_HD static Acc load(E x, int64_t) { return convert<Acc>(x); }
@@ -65,7 +73,8 @@ template <class E> struct Sum {
     if constexpr (!std::is_same<Acc, int64_t>::value) {
       if (options.mean) acc = acc / Acc(options.count);
     }
-    store_as(out.dtype, out.values, offset, acc);
+    if (out.dtype == DtypeOf<E>::value) static_cast<E*>(out.values)[offset] = round_to<E>(acc);
+    else store_as(out.dtype, out.values, offset, acc);
   }
 };
 
@@ -119,6 +128,11 @@ template <class E> struct Ordering {
       return bit_cast<E>(Key(k ^ Key(min ? -1 : 0)));
     }
   }
+  // The last of all but NaN.
+  TR_HD static E lowest_element(bool min) {
+    if constexpr (kFloat) return bit_cast<E>(Key(min ? kInf : kInf | int64_t(kLowest)));
+    else return element(kLowest, min);
+  }
   TR_HD static E canonical_element(E x) {
     if constexpr (kFloat) return (bit_cast<Key>(x) & kGreatest) > Key(kInf) ? bit_cast<E>(Key(kNaN)) : x;
     else if constexpr (std::is_same<E, Bool>::value) return Bool{uint8_t(x.bits != 0)};
@@ -134,8 +148,10 @@ template <class E> struct Extreme {
   static constexpr bool kIndexed = false;
   static constexpr bool kConverts = false;
   static constexpr bool kHasEmpty = false;
+  static constexpr bool kAnyOrder = true;
   OpOptions options;
 
+  TR_HD E absent_element() const { return Order::lowest_element(options.min); }
   TR_HD static Acc absent() { return Order::kLowest; }
   TR_HD static Acc empty() { return absent(); }
   static Dtype result(Dtype d) { return d; }
@@ -158,8 +174,10 @@ template <class E> struct ArgExtreme {
   static constexpr bool kIndexed = true;
   static constexpr bool kConverts = false;
   static constexpr bool kHasEmpty = false;
+  static constexpr bool kAnyOrder = true;
   OpOptions options;
 
+  TR_HD E absent_element() const { return Order::lowest_element(options.min); }
   TR_HD static Acc absent() { return {Order::kLowest, INT64_MAX}; }
   TR_HD static Acc empty() { return absent(); }
   static Dtype result(Dtype d) { return d; }

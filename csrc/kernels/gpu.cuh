@@ -19,6 +19,10 @@ using gpuError_t = cudaError_t;
 #define gpuSetDevice cudaSetDevice
 #define gpuDeviceGetAttribute cudaDeviceGetAttribute
 #define gpuMultiprocessorCount cudaDevAttrMultiProcessorCount
+#define gpuGetSymbolAddress(address, symbol) cudaGetSymbolAddress(address, symbol)
+#define gpuStreamIsCapturing cudaStreamIsCapturing
+#define gpuStreamCaptureStatus cudaStreamCaptureStatus
+#define gpuStreamCaptureStatusNone cudaStreamCaptureStatusNone
 #elif defined(__HIPCC__)
 #include <hip/hip_runtime.h>
 #if defined(__HIP__)
@@ -38,6 +42,10 @@ using gpuError_t = hipError_t;
 #define gpuSetDevice hipSetDevice
 #define gpuDeviceGetAttribute hipDeviceGetAttribute
 #define gpuMultiprocessorCount hipDeviceAttributeMultiprocessorCount
+#define gpuGetSymbolAddress(address, symbol) hipGetSymbolAddress(address, HIP_SYMBOL(symbol))
+#define gpuStreamIsCapturing hipStreamIsCapturing
+#define gpuStreamCaptureStatus hipStreamCaptureStatus
+#define gpuStreamCaptureStatusNone hipStreamCaptureStatusNone
 #endif
 
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
@@ -71,6 +79,9 @@ using gpuError_t = hipError_t;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
 #define TR_LARGE_BLOCKS
 #endif
+
+// A function that is called where it is needed rarely, so that its code is nowhere in the way.
+#define TR_RARELY_CALLED __attribute__((noinline))
 
 // Declares the dynamic shared memory of a block, an array of char.
 #if !defined(TR_EMULATED)
@@ -129,6 +140,43 @@ __device__ __forceinline__ int64_t multiply_add(int32_t a, int32_t b, int64_t c)
   return result;
 #else
   return int64_t(a) * b + c;
+#endif
+}
+
+// The greater of two floats, or of each half of two words of 16-bit floats: NaN wins, -0.0 < +0.0.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define TR_FLOAT_MAXIMA
+__device__ __forceinline__ float device_maximum(float a, float b) {
+  float m;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+  return m;
+}
+template <bool kBF16> __device__ __forceinline__ uint32_t device_maxima(uint32_t a, uint32_t b) {
+  uint32_t m;
+  if constexpr (kBF16) asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+  else asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+  return m;
+}
+#else
+float device_maximum(float a, float b);
+template <bool kBF16> uint32_t device_maxima(uint32_t a, uint32_t b);
+#endif
+
+// `sum` and the four bytes of a word.
+__device__ __forceinline__ int32_t sum_bytes(uint32_t word, int32_t sum) {
+#if defined(__CUDA_ARCH__)
+  return __dp4a(int32_t(word), 0x01010101, sum);
+#else
+  for (int i = 0; i < 32; i += 8) sum += int8_t(word >> i);
+  return sum;
+#endif
+}
+__device__ __forceinline__ uint32_t sum_unsigned_bytes(uint32_t word, uint32_t sum) {
+#if defined(__CUDA_ARCH__)
+  return __dp4a(word, 0x01010101u, sum);
+#else
+  for (int i = 0; i < 32; i += 8) sum += uint8_t(word >> i);
+  return sum;
 #endif
 }
 
@@ -278,6 +326,22 @@ template <class P> __device__ __forceinline__ P load_wide(const P* p) {
   return *p;
 #endif
 }
+// 16 bytes of what is read once and does not change, where `wanted`: without a branch, and before what follows.
+template <class P> __device__ __forceinline__ void load_once(bool wanted, const P* from, P& value) {
+  static_assert(sizeof(P) == 16, "16 bytes");
+#if defined(__CUDA_ARCH__)
+  uint32_t w[4];
+  memcpy(w, &value, sizeof w);
+  asm volatile(
+      "{\n .reg .pred q;\n setp.ne.u32 q, %5, 0;\n"
+      " @q ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
+      : "l"(from), "r"(int(wanted)));
+  memcpy(&value, w, sizeof w);
+#else
+  if (wanted) value = load_wide(from);
+#endif
+}
 template <class P> __device__ __forceinline__ void store_wide(P* p, const P& value) {
 #if defined(__HIP_DEVICE_COMPILE__)
   WordsOf<P> words;
@@ -405,6 +469,17 @@ __device__ __forceinline__ uint64_t take_ticket(uint64_t* counter) {
 #endif
 #endif
   return atomicAdd(reinterpret_cast<unsigned long long*>(global(counter)), 1ull);
+}
+// Adds one and returns what was there. What this thread has written or seen is there for those who come after, and it
+// sees what those before had.
+__device__ __forceinline__ uint32_t count_arrival(uint32_t* counter) {
+#if defined(__CUDACC__)
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+#else
+  return __hip_atomic_fetch_add(global(counter), 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+#endif
 }
 // Between two looks at a word another block will write.
 __device__ __forceinline__ void back_off() {
@@ -547,6 +622,9 @@ constexpr int kGranted = 40 << 10;  // bytes of dynamic shared memory that any k
 // the graph is instantiated, whatever was launched in between. So it is set once, to the most. Called from any thread.
 void grant_shared(const void* kernel);
 #endif
+// Counters in device memory for the next launch on `stream`, zeroed, which that launch leaves zeroed again; `spare` has
+// room for as many, and may hold anything. Returns nullptr, or the runtime's message.
+const char* zeroed_tickets(int64_t count, void* spare, gpuStream_t stream, uint32_t** tickets);
 
 // Enqueues kernel(arguments...), with `shared` bytes of dynamic shared memory a block. The caller asks for errors
 // (gpuGetLastError).

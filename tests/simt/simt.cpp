@@ -128,29 +128,67 @@ void check_reductions(const std::vector<std::vector<int64_t>>& shapes, uint64_t 
     for (const auto& sizes : shapes) check({r.op, r.in, r.out, sizes, along}, policies);
 }
 
-constexpr int kRows = int(Family::Rows), kColumns = int(Family::Columns), kChain = int(Family::Chain),
-              kColumnsChain = int(Family::ColumnsChain), kPipeline = int(Family::Pipeline), kWalk = int(Family::Walk);
+constexpr const char *kRows = "rows", *kPackedRows = "packed_rows", *kColumns = "columns", *kChain = "chain",
+                     *kColumnsChain = "columns_chain", *kPipeline = "pipeline", *kWalk = "walk", *kStrided = "strided";
 constexpr int kInPitch = 3;  // rows lie one after another in memory, aligned or not, or one element further apart
 const Policies kReducePolicies = {
     // family, lanes, warps, leaves, vector loads, whole rows
     {{}, 1},
     {{}, 132},
-    {{kRows, 32, 1, 1, -1}},
-    {{kRows, 32, 8, 1, -1}},
-    {{kRows, 32, 2, 4, 0}},
+    {{kStrided, 32, 1, 1, -1}},
+    {{kStrided, 32, 8, 1, -1}},
+    {{kStrided, 32, 2, 4, 0}},
     {{kColumns, -1, -1, -1, -1}},
     {{kColumns, 1, -1, 1, -1}},
     {{kColumns, 16, -1, 2, -1}},
     {{kColumns, 256, -1, -1, -1}},
 };
 
-void rows() {
+void strided() {
   check_reductions({{3, 257}, {2, 2047}, {1, 2048}, {3, 2049}, {2, 4099}, {1, 6151}, {2, 20000}}, 2, kReducePolicies);
 }
-void short_rows() {
-  const Policies policies = {{{}, 1}, {{kRows, 16, -1, -1, -1}}, {{kRows, 32, -1, -1, -1}}, {{kRows, -1, -1, -1, 0}}};
+void short_strided() {
+  const Policies policies = {{{kStrided, -1, -1, -1, -1}}, {{kStrided, 16, -1, -1, -1}}, {{kStrided, 32, -1, -1, -1}}};
   check_reductions({{1, 1}, {300, 2}, {70, 7}, {40, 8}, {17, 9}, {5, 31}, {33, 64}, {9, 100}, {3, 255}, {4, 256}}, 2,
                    policies);
+}
+// Rows of neighbours, as the planner chooses, and by each way that can serve them: several rows a warp, a row a warp, a
+// row or a run of it a block.
+void rows() {
+  const Policies policies = {{{}, 132, kInPitch},
+                             {{kRows, -1, -1, -1, -1}, 1, kInPitch},
+                             {{kRows, 32, -1, -1, -1, -1, 8}, 132, kInPitch},
+                             {{kRows, -1, -1, -1, -1, -1, 4}, 132, kInPitch},
+                             {{kRows, -1, -1, -1, -1, -1, 2}, 132, kInPitch},
+                             {{kRows, -1, -1, -1, -1, -1, 1}, 132, kInPitch},
+                             {{kRows, -1, 2, 4, -1, -1, 0}, 132, kInPitch},
+                             {{kRows, -1, 8, 8, -1, -1, 0}, 132, kInPitch},
+                             {{kRows, -1, -1, 1, -1, -1, 0}, 132, kInPitch}};
+  check_reductions({{70, 7},
+                    {40, 16},
+                    {33, 64},
+                    {9, 100},
+                    {7, 255},
+                    {5, 257},
+                    {9, 500},
+                    {3, 1000},
+                    {2, 2047},
+                    {1, 2048},
+                    {3, 2049},
+                    {2, 4099},
+                    {1, 6151},
+                    {2, 20000}},
+                   2, policies);
+  check_reductions({{3, 5, 40}, {2, 7, 300}}, 4, policies);  // of several kept dims where they are apart
+}
+void short_rows() {
+  const Policies policies = {{{kPackedRows, -1, -1, -1, -1}, 132, kInPitch},
+                             {{kPackedRows, -1, -1, -1, -1}, 1, kInPitch},
+                             {{kPackedRows, 1, -1, -1, -1}, 2, kInPitch},
+                             {{kPackedRows, 4, -1, -1, -1}, 2, kInPitch}};
+  check_reductions(
+      {{300, 2}, {1000, 3}, {700, 5}, {5000, 7}, {40, 8}, {17, 9}, {1100, 16}, {5, 31}, {33, 64}, {90, 100}, {3, 255}},
+      2, policies);
 }
 void columns() {
   check_reductions({{1, 70}, {5, 3}, {33, 33}, {300, 2}, {2051, 33}, {6151, 1}}, 1, kReducePolicies);
@@ -162,7 +200,9 @@ void columns() {
             {{{}, 132}});
 }
 void split() {  // more partials than a warp takes at once, and some lanes without; of each kind of values
-  check_reductions({{2, 2048 * 35 + 5}}, 2, Policies(kValues, {{kRows, 32, 1, 1, -1}}));
+  check_reductions({{2, 2048 * 35 + 5}}, 2, Policies(kValues, {{kRows, -1, 1, 1, -1, -1, 0}, 132, kInPitch}));
+  check_reductions({{3, 2048 * 11 + 5}}, 2, {{{kRows, -1, 4, 4, -1, -1, 0}, 132, kInPitch}});
+  check_reductions({{2, 2048 * 35 + 5}}, 2, Policies(kValues, {{kStrided, 32, 1, 1, -1}}));
   check_reductions({{2048 * 35 + 5, 2}}, 1, {{{kColumns, -1, -1, 1, -1}}});
 }
 
@@ -237,7 +277,7 @@ void two_block_tiles() {
     for (const auto& sizes : std::vector<std::vector<int64_t>>{{1, 8193}, {3, 8208}, {2, 12345}, {5, 16384}})
       for (int form = 0; form < 4; ++form)
         check({s.op, s.in, s.out, sizes, 2, form % 2 != 0, form / 2 != 0},
-              {{{}, 132, 1}, {{-1, -1, -1, -1, -1, 0}, 132, 1}});
+              {{{}, 132, 1}, {{nullptr, -1, -1, -1, -1, 0}, 132, 1}});
 }
 void wide_rows() {  // of at most a tile, or a block tile
   const Policies policies = {{{kRows, -1, -1, -1, -1}, 132, 1}};
@@ -499,7 +539,7 @@ void strip_pipeline() {
 
 // Offsets beyond 2^31, in every family.
 void far() {
-  const Policies reductions = {{{kRows, -1, -1, -1, -1}}, {{kColumns, -1, -1, -1, -1}}},
+  const Policies reductions = {{{}}, {{kStrided, -1, -1, -1, -1}}, {{kColumns, -1, -1, -1, -1}}},
                  scans = {{{kRows, -1, -1, -1, -1}},
                           {{kColumns, -1, -1, -1, -1}},
                           {{kChain, -1, -1, -1, -1}},
@@ -810,6 +850,8 @@ struct Group {
 constexpr Group kGroups[] = {
     {"rows", rows},
     {"short_rows", short_rows},
+    {"strided", strided},
+    {"short_strided", short_strided},
     {"columns", columns},
     {"split", split},
     {"scan_rows", scan_rows},
@@ -850,7 +892,8 @@ void solve(const char* path) {
   for (std::string line; std::getline(problems, line);) {
     std::istringstream fields(line);
     Problem p;
-    int in, out, family;
+    int in, out;
+    std::string family;
     size_t dims;
     fields >> p.op >> in >> out >> p.along >> p.exclusive >> p.reverse >> family >> dims;
     p.in = Dtype(in);
@@ -866,9 +909,9 @@ void solve(const char* path) {
       exit(1);
     }
     simt::options.title = line;
-    const bool pipeline = Family(family) == Family::Pipeline;
+    const bool pipeline = family == kPipeline;
     simt::options.bulk_copies = pipeline;
-    force_plan({family, -1, -1, -1, -1});
+    force_plan({family == "-" ? nullptr : family.c_str(), -1, -1, -1, -1});
     std::string plan;
     const auto result = solve_by_emulation(p, elements, Memory::Contiguous, Memory::Contiguous, Memory::Contiguous,
                                            false, pipeline ? 2 : 132, plan);
