@@ -53,8 +53,10 @@ static ReducePlan cpu_plan(const ReduceCall& call, int threads, const PlanOverri
   return {shape.across ? "columns" : "rows", shape};
 }
 
-ReducePlan plan(const ReduceCall& call, const DeviceFacts& device) {
+ReducePlan plan(const ReduceCall& call, const DeviceFacts& facts) {
   const PlanOverride forced = forced_plan();
+  DeviceFacts device = facts;
+  device.multiprocessors = std::max(1, device.multiprocessors);  // families divide by it
   if (!device.gpu) return cpu_plan(call, device.multiprocessors, forced);
   bool known = false;
   for (const ReduceFamily& family : kReduceFamilies) {

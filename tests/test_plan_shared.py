@@ -14,6 +14,7 @@ NUMBERS = {torch.uint8: 0, torch.int8: 1, torch.int64: 4, torch.float16: 5, torc
 FLOATS = {torch.float16, torch.float32, torch.float64, torch.bfloat16}
 # Bytes a block. WORKSTATION: of the GPUs after Hopper that are no server's. DECLARED: not in the plan.
 PORTABLE, WORKSTATION, HOPPER, DECLARED = 48 << 10, 99 << 10, 227 << 10, 1 << 10
+DECLARED_BY_REDUCTIONS = 5 << 10  # at most
 
 
 def column_plan(op, length, width, dtype, aligned, shared):
@@ -65,6 +66,8 @@ EVERY_SHAPE = [
 
 def takes(plan):
     """The most bytes a block, with what the kernel declares."""
+    if "strip_bytes" not in plan:  # reductions
+        return plan["shared"] + DECLARED_BY_REDUCTIONS
     if plan["family"] == "pipeline" or plan["strip_bytes"]:
         return PIPELINE
     declared = {"chain": 2 << 10}.get(plan["family"], DECLARED)
