@@ -49,13 +49,14 @@ inline std::optional<PackedRowsShape> serves(const ReduceCall& call, const Devic
   if (gap < 0 || gap * size > std::max<int64_t>(32, l.length * size / 4)) return {};
   const int n = int(l.length), one = int(pitch) * size;
   // What rows.h serves without shared memory, and as fast or faster: rows of whole granules that leave few lanes
-  // without one, or are long, and longer ones where positions are found (H200, GB/s here and there: sums of 64 float32
-  // 4050 and 4200, of 200 3770 and 4180, but of 100 3530 and 3150; argmax of 256 bfloat16 3090 and 2430, of 512 2700
-  // and 2890; rows that start anywhere: argmax of 1025 bfloat16 3000 and 1590, amax 3110 and 2220).
-  if (!forced.family && aligned(call.in.data) && n * size % 16 == 0 && one % 16 == 0) {
+  // without one, or are long (H200, GB/s here and there: sums of 64 float32 4050 and 4200, of 200 3770 and 4180, but of
+  // 100 3530 and 3150). Not where positions are found (H100, of the read ceiling: argmax of 300 float32 0.92 and 0.77,
+  // of 1024 bfloat16 0.91 and 0.85), nor where rows start anywhere (of 1025 bfloat16, GB/s: argmax 3000 and 1590, amax
+  // 3110 and 2220).
+  if (!forced.family && !facts(call.op, call.in.dtype).indexed && aligned(call.in.data) && n * size % 16 == 0 &&
+      one % 16 == 0) {
     const int granules = n * size / 16, lanes = int(power_of_two(granules));
-    const bool indexed = facts(call.op, call.in.dtype).indexed;
-    if (indexed ? granules >= 64 : granules > 32 || (granules >= 8 && 8 * granules >= 7 * lanes)) return {};
+    if (granules > 32 || (granules >= 8 && 8 * granules >= 7 * lanes)) return {};
   }
   const int whole = int(power_of_two(n));
 
