@@ -152,20 +152,24 @@ __device__ __forceinline__ int64_t multiply_add(int32_t a, int32_t b, int64_t c)
 #endif
 }
 
-// Keys of floats (ops.h, Ordering::key, with merged zeros) in few instructions; under a minimum those of zeros are by
-// one greater. A product by 1 or -1, plus 0, turns each NaN into that of all ones but the sign, and -0.0 into +0.0.
+// Keys of floats (ops.h, Ordering::key) in few instructions; under a minimum those of merged zeros are by one greater. A
+// product by 1 or -1, plus 0, turns each NaN into that of all ones but the sign, and -0.0 into +0.0; plus -0.0, it keeps
+// zeros apart.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #define TR_PACKED_KEYS
-__device__ __forceinline__ int32_t device_key(uint32_t bits, bool min) {
-  const int32_t y = __float_as_int(__fmaf_rn(__uint_as_float(bits), min ? -1.0f : 1.0f, 0.0f));
+__device__ __forceinline__ int32_t device_key(uint32_t bits, bool min, bool merge_zeros = true) {
+  const float zero = merge_zeros ? 0.0f : -0.0f;
+  const int32_t y = __float_as_int(__fmaf_rn(__uint_as_float(bits), min ? -1.0f : 1.0f, zero));
   return y ^ (y >> 31 & 0x7fffffff);
 }
 // Of two bfloat16 or float16.
-template <bool kBF16> __device__ __forceinline__ uint32_t device_packed_keys(uint32_t bits, bool min) {
+template <bool kBF16>
+__device__ __forceinline__ uint32_t device_packed_keys(uint32_t bits, bool min, bool merge_zeros = true) {
+  const uint32_t zeros = merge_zeros ? 0u : 0x80008000u;
   uint32_t y, signs;
   if constexpr (kBF16)
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(bits), "r"(min ? 0xbf80bf80u : 0x3f803f80u), "r"(0u));
-  else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(bits), "r"(min ? 0xbc00bc00u : 0x3c003c00u), "r"(0u));
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(bits), "r"(min ? 0xbf80bf80u : 0x3f803f80u), "r"(zeros));
+  else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(bits), "r"(min ? 0xbc00bc00u : 0x3c003c00u), "r"(zeros));
   asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(signs) : "r"(y));  // each half the copies of its sign
   return y ^ (signs & 0x7fff7fffu);
 }
@@ -275,6 +279,12 @@ template <class P> struct Words<P, 0> { using type = uint16_t __attribute__((may
 template <class P> using WordsOf = typename Words<P>::type;
 #endif
 
+template <class To, class From> __device__ __forceinline__ To bit_cast_words(const From& words) {
+  To to;
+  memcpy(&to, &words, sizeof to);
+  return to;
+}
+
 // Moves a structure of 2, 4, 8 or 16 bytes, aligned to its size, with one instruction. Left to itself, a compiler for
 // AMD may take a part of it for an access that another branch has, too, and share that.
 template <class P> __device__ __forceinline__ P load_wide(const P* p) {
@@ -295,6 +305,20 @@ template <class P> __device__ __forceinline__ void store_wide(P* p, const P& val
 #else
   *p = value;
 #endif
+}
+
+// The same of what no one looks at again.
+template <class P> __device__ __forceinline__ P load_once(const P* p) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(P) == 16) {
+    const uint4 words = __ldcs(reinterpret_cast<const uint4*>(p));
+    return bit_cast_words<P>(words);
+  } else if constexpr (sizeof(P) == 8) {
+    const uint2 words = __ldcs(reinterpret_cast<const uint2*>(p));
+    return bit_cast_words<P>(words);
+  }
+#endif
+  return load_wide(p);
 }
 
 // The same for words that were put together one by one, or come from shared memory: there nvcc, left to itself, may
@@ -414,6 +438,32 @@ __device__ __forceinline__ uint64_t take_ticket(uint64_t* counter) {
 #endif
 #endif
   return atomicAdd(reinterpret_cast<unsigned long long*>(global(counter)), 1ull);
+}
+// By a whole block: counts its arrival at a counter that was zero before the first one and is so after the last, of
+// `blocks`. True in the last block, which then sees what the others wrote before they came (load_shared_by_blocks).
+__device__ __forceinline__ bool last_to_arrive(uint32_t* counter, uint32_t blocks) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(counter, 1u) == blocks - 1;
+    if (last) *counter = 0;
+  }
+  __syncthreads();
+  if (last) __threadfence();
+  return last;
+}
+template <class T> __device__ __forceinline__ T load_shared_by_blocks(const T* p) {
+#if defined(__CUDA_ARCH__)
+  T v;
+  if constexpr (sizeof(T) == 16) { const uint4 w = __ldcg(reinterpret_cast<const uint4*>(p)); memcpy(&v, &w, 16); }
+  else if constexpr (sizeof(T) == 8) { const uint2 w = __ldcg(reinterpret_cast<const uint2*>(p)); memcpy(&v, &w, 8); }
+  else if constexpr (sizeof(T) == 4) { const uint32_t w = __ldcg(reinterpret_cast<const uint32_t*>(p)); memcpy(&v, &w, 4); }
+  else v = *const_cast<const volatile T*>(p);
+  return v;
+#else
+  return *p;
+#endif
 }
 // Between two looks at a word another block will write.
 __device__ __forceinline__ void back_off() {

@@ -1,0 +1,235 @@
+// What lanes across columns share: a granule of neighbouring columns a lane, moved where rows start anywhere, and the
+// state of a lane's columns while it goes down the rows.
+#pragma once
+#include "../collective.cuh"
+#include "columns.h"
+
+namespace torchreduce::gpu {
+
+// Whether combine gives the same in any order.
+template <class Op> constexpr bool kAnyOrder = Op::kIndexed || std::is_integral<typename Op::Acc>::value;
+
+constexpr int kInFlight = 8;  // granules that a lane loads before it looks at one
+
+// Neighbouring columns of a lane as they lie in memory.
+template <class E> struct Granule {
+  static constexpr int kColumns = granule_columns(sizeof(E)), kBytes = kColumns * int(sizeof(E)), kWords = kBytes / 4;
+  uint32_t w[kWords];
+
+  // Of one element, repeated.
+  __device__ static Granule of(E x) {
+    E all[kColumns];
+#pragma unroll
+    for (int e = 0; e < kColumns; ++e) all[e] = x;
+    Granule g;
+    memcpy(g.w, all, sizeof g.w);
+    return g;
+  }
+  // The whole granule at `p`, aligned.
+  __device__ __forceinline__ void load(const char* p) {
+    const auto x = load_once(reinterpret_cast<const Packed<uint32_t, kWords>*>(p));
+    memcpy(w, &x, sizeof w);
+  }
+  // By all lanes of a warp: column e of lane l becomes the one `s` columns on, which the next lane may have.
+  __device__ __forceinline__ void shift(int s) {
+    const int next = (lane_id() + 1) % kLanes, bytes = s * int(sizeof(E));
+#pragma unroll
+    for (int bit = 1; bit < kWords; bit *= 2)
+      if (bytes / 4 & bit) {
+        uint32_t low[kWords];
+#pragma unroll
+        for (int i = 0; i < bit; ++i) low[i] = shuffle_word(w[i], next);
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) w[i] = i + bit < kWords ? w[i + bit] : low[i + bit - kWords];
+      }
+    if constexpr (sizeof(E) < 4)
+      if (bytes % 4) {
+        const uint32_t low = shuffle_word(w[0], next);
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) w[i] = funnel_right(w[i], i + 1 < kWords ? w[i + 1] : low, bytes % 4 * 8);
+      }
+  }
+};
+
+// The same of accumulators.
+template <class A, int V> __device__ __forceinline__ void shift_columns(A (&v)[V], int s) {
+  const int next = (lane_id() + 1) % kLanes;
+#pragma unroll
+  for (int bit = 1; bit < V; bit *= 2)
+    if (s & bit) {
+      A low[V];
+#pragma unroll
+      for (int i = 0; i < bit; ++i) low[i] = shuffle(v[i], next);
+#pragma unroll
+      for (int i = 0; i < V; ++i) v[i] = i + bit < V ? v[i + bit] : low[i + bit - V];
+    }
+}
+
+template <class A, int V, class Combine>
+__device__ __forceinline__ void combine_all(A (&left)[V], const A (&right)[V], Combine combine) {
+#pragma unroll
+  for (int e = 0; e < V; ++e) left[e] = combine(left[e], right[e]);
+}
+
+// Values pushed from the left, one subtree of equal size at a time, at most 32: the pairwise tree over them. A binary
+// counter, of which a lane holds the two lowest levels; the others lie in shared memory, kDeepLevels * V values a
+// thread. Ops that know no order hold one value.
+constexpr int kDeepLevels = 4;
+template <class Op, int V, bool kAnyOrder> struct ColumnTree {
+  using A = typename Op::Near;
+  static constexpr int kPer = 16 / int(sizeof(A));
+  using Piece = Packed<A, kPer>;
+  static constexpr int kShared = kThreads * kDeepLevels * V * int(sizeof(A));  // bytes a block
+  A low[2][V];
+  int count = 0;
+  Piece* deep;
+
+  __device__ explicit ColumnTree(void* shared) : deep(static_cast<Piece*>(shared) + threadIdx.x) {}
+  __device__ void join_deep(int level, A (&v)[V]) const {
+#pragma unroll
+    for (int e = 0; e < V; e += kPer) {
+      const Piece left = deep[(level * V + e) / kPer * kThreads];
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) v[e + i] = Op::combine(left.item[i], v[e + i]);
+    }
+  }
+  __device__ void push(A (&v)[V]) {
+    const int c = count++;
+    auto combine = [](A l, A r) { return Op::combine(l, r); };
+#pragma unroll
+    for (int level = 0; level < 2; ++level) {
+      if (!(c >> level & 1)) {
+#pragma unroll
+        for (int e = 0; e < V; ++e) low[level][e] = v[e];
+        return;
+      }
+#pragma unroll
+      for (int e = 0; e < V; ++e) v[e] = combine(low[level][e], v[e]);
+    }
+    int level = 0;
+    for (; c >> (level + 2) & 1; ++level) join_deep(level, v);
+#pragma unroll
+    for (int e = 0; e < V; e += kPer) {
+      Piece p;
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) p.item[i] = v[e + i];
+      deep[(level * V + e) / kPer * kThreads] = p;
+    }
+  }
+  __device__ void total(A (&v)[V]) const {
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = Op::absent();  // the identity
+#pragma unroll
+    for (int level = 0; level < 2; ++level)
+      if (count >> level & 1) {
+#pragma unroll
+        for (int e = 0; e < V; ++e) v[e] = Op::combine(low[level][e], v[e]);
+      }
+    for (int level = 0; level < kDeepLevels; ++level)
+      if (count >> (level + 2) & 1) join_deep(level, v);
+  }
+};
+template <class Op, int V> struct ColumnTree<Op, V, true> {
+  using A = typename Op::Near;
+  static constexpr int kShared = 0;
+  A all[V];
+  __device__ explicit ColumnTree(void*) {
+#pragma unroll
+    for (int e = 0; e < V; ++e) all[e] = Op::near_absent();
+  }
+  __device__ void push(A (&v)[V]) { combine_all(all, v, [](const A& l, const A& r) { return Op::combine(l, r); }); }
+  __device__ void total(A (&v)[V]) const {
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = all[e];
+  }
+};
+
+// Division by one number of others: the product of both is less than 2^32.
+struct FastDivide {
+  uint32_t by, factor;
+  __device__ explicit FastDivide(int by) : by(uint32_t(by)), factor(by > 1 ? 0xffffffffu / uint32_t(by) + 1 : 0) {}
+  __device__ int quotient(int i) const { return by == 1 ? i : int(uint64_t(uint32_t(i)) * factor >> 32); }
+};
+
+// Where slice `o` starts.
+__device__ __forceinline__ RowStart slice_start(const ColumnCall& q, int64_t o) {
+  RowStart start{0, 0};
+#pragma unroll
+  for (int d = kOuterDims - 1; d >= 0; --d) {
+    if (d >= q.outer_dims) continue;
+    const int64_t next = d > 0 ? o / q.outer_size[d] : 0, i = o - next * q.outer_size[d];
+    start.in += i * q.outer_in[d];
+    start.out += i * q.outer_out[d];
+    o = next;
+  }
+  return start;
+}
+
+// Rounds and writes the result of column c of a slice.
+template <class Op> __device__ __forceinline__ void finish_column(const Op& op, const ColumnCall& q,
+                                                                  const RowStart& slice, int64_t c,
+                                                                  const typename Op::Acc& acc) {
+  const int64_t to = slice.out + c * q.out_step;
+  if constexpr (Op::kIndexed) {
+    using E = typename Op::Element;
+    E found{};
+    if (q.out.values) found = op.found(acc, [&] {
+      return global(static_cast<const E*>(q.in))[slice.in + acc.index * q.pitch + c];
+    });
+    op.finish(acc, q.out, to, found);
+  } else {
+    op.finish(acc, q.out, to);
+  }
+}
+
+// The same of a lane's V columns from c on, where they are whole granules of the input's type in the output, too.
+template <class Op, class E, int V> __device__ __forceinline__ void finish_granule(const Op& op, const ColumnCall& q,
+                                                                                   int64_t to,
+                                                                                   const typename Op::Near (&v)[V]) {
+  if constexpr (!Op::kIndexed && is_float_type<E>) {
+    alignas(16) E t[V];
+    const Output local{t, nullptr, DtypeOf<E>::value};
+#pragma unroll
+    for (int e = 0; e < V; ++e) op.finish(Op::far(v[e], 0), local, e);
+    Packed<uint32_t, Granule<E>::kWords> g;
+    memcpy(&g, t, sizeof g);
+    store_granule(reinterpret_cast<Packed<uint32_t, Granule<E>::kWords>*>(static_cast<E*>(q.out.values) + to), g);
+  }
+}
+
+// The tree over `rows` rows of `columns` values, get(row, column), by a block; rows of `a`, and then `b` and `a` in
+// turns, take what is left. Returns the row that is left at last, one value a column. By trees of 8.
+template <class Op, class A, class Get>
+__device__ A* fold_rows(int rows, int columns, A* a, A* b, A absent, Get get) {
+  const FastDivide by_columns(columns);
+  auto level = [&](auto width, A* to, auto from) {
+    constexpr int W = decltype(width)::value;
+    const int out_rows = (rows + W - 1) / W, total = out_rows * columns;
+    for (int i = int(threadIdx.x); i < total; i += kThreads) {
+      const int t = by_columns.quotient(i), c = i - t * columns, r = t * W;
+      A v[W];
+#pragma unroll
+      for (int k = 0; k < W; ++k) v[k] = r + k < rows ? from(r + k, c) : absent;
+#pragma unroll
+      for (int d = 1; d < W; d *= 2)
+#pragma unroll
+        for (int k = 0; k < W; k += 2 * d) v[k] = Op::combine(v[k], v[k + d]);
+      to[i] = v[0];
+    }
+    __syncthreads();
+    rows = out_rows;
+  };
+  if (rows <= 2) level(std::integral_constant<int, 2>(), a, get);
+  else if (rows <= 4) level(std::integral_constant<int, 4>(), a, get);
+  else level(std::integral_constant<int, 8>(), a, get);
+  while (rows > 1) {
+    const A* from = a;
+    level(std::integral_constant<int, 8>(), b, [=](int r, int c) { return from[r * columns + c]; });
+    A* const t = a;
+    a = b;
+    b = t;
+  }
+  return a;
+}
+
+}  // namespace torchreduce::gpu

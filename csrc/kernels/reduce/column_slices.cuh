@@ -1,0 +1,76 @@
+// Reductions of slices so small that a block takes several of them whole.
+#pragma once
+#include "column_lanes.cuh"
+
+namespace torchreduce::gpu {
+
+// 16 bytes are left out after every 128, so that lanes meet in fewer banks.
+TR_HD constexpr int padded(int bytes) { return bytes + (bytes >> 7) * 16; }
+
+// Serves slices that follow each other without gaps, of at most 2^16 bytes; of at most 256 rows, where the order of
+// additions matters. A block copies q.slices of them to shared memory as they are, many granules in flight. Then q.warps
+// neighbouring lanes, a power of two, share an output, q.span rows each, also a power of two.
+// Shared memory: the granules that the slices lie in, padded.
+template <class Op, class Load>
+__global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTANT ColumnCall q) {
+  using E = typename Load::Element;
+  using Near = typename Op::Near;
+  constexpr int kSize = int(sizeof(E)), kWords = kSize < 4 ? 1 : kSize / 4;
+  TR_DYNAMIC_SHARED(shared, 16);
+  const Op op{q.options};
+  const int n = q.n, inner = q.inner;
+  const int64_t first = int64_t(blockIdx.x) * q.slices;
+  const int slices = int(q.outer - first < q.slices ? q.outer - first : q.slices);
+  const char* top = global(static_cast<const char*>(q.in)) + first * n * inner * kSize;
+  const int before = int(uintptr_t(top) & 15), bytes = slices * n * inner * kSize + before;
+  top -= before;
+  for (int i = int(threadIdx.x) * 16; i < bytes; i += kThreads * 16) copy_async<16>(shared + padded(i), top + i);
+  end_copies();
+  wait_copies<0>();
+  __syncthreads();
+
+  const int lanes = q.warps, lane = int(threadIdx.x) & (lanes - 1), outputs = slices * inner;
+  const int first_row = lane * q.span, rows = q.span < n - first_row ? q.span : n - first_row, step = inner * kSize;
+  const FastDivide by_inner(inner);
+  auto load = [&](int at, int row, Near (&v)[1]) {
+    uint32_t words[kWords];
+    if constexpr (kSize >= 4) {
+      memcpy(words, shared + padded(at), kSize);
+    } else {
+      using Bits = std::conditional_t<kSize == 2, uint16_t, uint8_t>;
+      words[0] = *reinterpret_cast<const Bits*>(shared + padded(at));
+    }
+    op.template near_all<1>(words, row, v);
+  };
+  auto reduce = [&](auto width, int at) {  // of so many rows at a time
+    constexpr int W = decltype(width)::value;
+    TreeStack<Near, 7> tree;
+    Near all = Op::near_absent();
+    for (int r = 0; r < rows; r += W, at += W * step) {
+      Near v[W][1];
+#pragma unroll
+      for (int i = 0; i < W; ++i) {
+        v[i][0] = Op::near_absent();
+        if (r + i < rows) load(at + i * step, first_row + r + i, v[i]);
+      }
+#pragma unroll
+      for (int d = 1; d < W; d *= 2)
+#pragma unroll
+        for (int i = 0; i < W; i += 2 * d) v[i][0] = Op::follow(v[i][0], v[i + d][0]);
+      if (kAnyOrder<Op> || q.span <= W) all = Op::follow(all, v[0][0]);
+      else tree.push(v[0][0], [](const Near& l, const Near& r) { return Op::combine(l, r); });
+    }
+    if (kAnyOrder<Op> || q.span <= W) return all;
+    return tree.total(all, [](const Near& l, const Near& r) { return Op::combine(l, r); });
+  };
+  for (int i = int(threadIdx.x) / lanes; i - int(threadIdx.x) / lanes < outputs; i += kThreads / lanes) {
+    const int output = i < outputs ? i : outputs - 1, slice = by_inner.quotient(output), c = output - slice * inner;
+    const int at = before + ((slice * n + first_row) * inner + c) * kSize;
+    Near v = q.span <= 4 ? reduce(std::integral_constant<int, 4>(), at) : reduce(std::integral_constant<int, 8>(), at);
+    for (int d = 1; d < lanes; d *= 2) v = Op::combine(v, shuffle(v, lane_id() ^ d));
+    if (lane || i >= outputs) continue;
+    finish_column(op, q, slice_start(q, first + slice), c, Op::far(v, 0));
+  }
+}
+
+}  // namespace torchreduce::gpu
