@@ -149,12 +149,12 @@ template <class E> struct Ordering {
   using Wide = std::conditional_t<kHalf, int32_t, Key>;
   template <int N> TR_HD static void keys(const uint32_t* words, bool min, bool merge_zeros, Wide (&k)[N]) {
 #if defined(TR_PACKED_KEYS)
-    if constexpr (kFloat && sizeof(E) == 2 && N > 1) {
+    if constexpr (kFloat && sizeof(E) == 2) {
       TR_UNROLLED
       for (int i = 0; i < N; i += 2) {
         const uint32_t pair = device_packed_keys<std::is_same<E, BF16>::value>(words[i / 2], min, merge_zeros);
         k[i] = int32_t(pair << 16);
-        k[i + 1] = int32_t(pair & 0xffff0000u);
+        if (i + 1 < N) k[i + 1] = int32_t(pair & 0xffff0000u);
       }
       return;
     } else if constexpr (kFloat && sizeof(E) == 4) {
@@ -246,9 +246,10 @@ template <class E> struct ArgExtreme {
     int32_t index;
   };
   using Near = std::conditional_t<Order::kHalf, int32_t, Place>;
+  static constexpr int kNoPosition = 0xffff;
   TR_HD static Near near_absent() {
     if constexpr (Order::kHalf) return INT32_MIN;
-    else return {Order::kLowest, INT32_MAX};
+    else return {Order::kLowest, kNoPosition};
   }
   TR_HD E absent_element() const { return Order::least(options.min); }
   template <int N> TR_HD void near_all(const uint32_t* words, int position, Near (&v)[N]) const {
@@ -256,7 +257,7 @@ template <class E> struct ArgExtreme {
     Order::keys(words, options.min, true, k);
     TR_UNROLLED
     for (int i = 0; i < N; ++i) {
-      if constexpr (Order::kHalf) v[i] = k[i] | (0xffff - position);
+      if constexpr (Order::kHalf) v[i] = k[i] | (kNoPosition - position);
       else v[i] = {k[i], position};
     }
   }
@@ -268,12 +269,17 @@ template <class E> struct ArgExtreme {
     if constexpr (Order::kHalf) return left > right ? left : right;
     else return right.key > left.key ? right : left;
   }
+  TR_HD static int index_of(Near v) {
+    if constexpr (Order::kHalf) return kNoPosition - (v & kNoPosition);
+    else return v.index;
+  }
   TR_HD static Near place(Near v, int first, int step) {
-    if constexpr (Order::kHalf) return (v | 0xffff) - (first + (0xffff - (v & 0xffff)) * step);
-    else return {v.key, first + v.index * step};
+    const int position = first + index_of(v) * step, index = position < kNoPosition ? position : kNoPosition;
+    if constexpr (Order::kHalf) return (v | 0xffff) - index;
+    else return {v.key, index};
   }
   TR_HD static Acc far(Near v, int64_t first) {
-    if constexpr (Order::kHalf) return {Order::narrow(v), first + (0xffff - (v & 0xffff))};
+    if constexpr (Order::kHalf) return {Order::narrow(v), first + index_of(v)};
     else return {v.key, first + v.index};
   }
   template <class Read> TR_HD E found(const Acc& acc, Read read) const {

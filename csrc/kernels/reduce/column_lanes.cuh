@@ -182,18 +182,48 @@ template <class Op> __device__ __forceinline__ void finish_column(const Op& op, 
   }
 }
 
-// The same of a lane's V columns from c on, where they are whole granules of the input's type in the output, too.
-template <class Op, class E, int V> __device__ __forceinline__ void finish_granule(const Op& op, const ColumnCall& q,
-                                                                                   int64_t to,
-                                                                                   const typename Op::Near (&v)[V]) {
+// The same of a tile's columns by a warp, V for each lane, where the results are neighbours of the input's type, `count`
+// from `to` on. They are stored 16 bytes at a time; `stage`: 32 V words of the warp's shared memory.
+template <class Op, class E, int V>
+__device__ __forceinline__ void finish_run(const Op& op, const ColumnCall& q, int64_t to, int count,
+                                           const typename Op::Near (&v)[V], void* stage) {
   if constexpr (!Op::kIndexed && is_float_type<E>) {
+    using Piece = Packed<uint32_t, Granule<E>::kWords>;
+    constexpr int kBytes = int(sizeof(Piece)), kPer = kBytes / int(sizeof(E));
+    E* const out = global(static_cast<E*>(q.out.values)) + to;
+    const int lane = lane_id(), before = int(uintptr_t(out) & (kBytes - 1)) / int(sizeof(E));
     alignas(16) E t[V];
     const Output local{t, nullptr, DtypeOf<E>::value};
 #pragma unroll
     for (int e = 0; e < V; ++e) op.finish(Op::far(v[e], 0), local, e);
-    Packed<uint32_t, Granule<E>::kWords> g;
-    memcpy(&g, t, sizeof g);
-    store_granule(reinterpret_cast<Packed<uint32_t, Granule<E>::kWords>*>(static_cast<E*>(q.out.values) + to), g);
+    Piece piece;
+    if (before == 0) {
+      if ((lane + 1) * V <= count) {
+        memcpy(&piece, t, sizeof piece);
+        store_granule(reinterpret_cast<Piece*>(out + lane * V), piece);
+      } else {
+#pragma unroll
+        for (int e = 0; e < V; ++e)
+          if (lane * V + e < count) out[lane * V + e] = t[e];
+      }
+      return;
+    }
+    E* const staged = static_cast<E*>(stage);  // as they lie in granules of the output
+    warp_barrier();
+#pragma unroll
+    for (int e = 0; e < V; ++e) staged[before + lane * V + e] = t[e];
+    warp_barrier();
+    const int end = before + count;
+    for (int first = lane * kPer; first < end; first += kLanes * kPer) {
+      E* const there = out - before + first;
+      if (first >= before && first + kPer <= end) {
+        store_granule(reinterpret_cast<Piece*>(there), *reinterpret_cast<const Piece*>(staged + first));
+      } else {
+#pragma unroll
+        for (int e = 0; e < kPer; ++e)
+          if (first + e >= before && first + e < end) there[e] = staged[first + e];
+      }
+    }
   }
 }
 

@@ -1,9 +1,11 @@
 // Plans of the reductions of columns (columns.h). Pure host code.
 #pragma once
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 
 #include "columns.h"
+#include "order.h"
 
 namespace torchreduce {
 
@@ -40,6 +42,9 @@ inline int log2_of(int64_t power) {
 }
 
 constexpr int kThreads = 256, kWarps = 8;
+inline int kWideBlocks = getenv("WB") ? atoi(getenv("WB")) : 24;
+inline int kWideLeast = getenv("WL") ? atoi(getenv("WL")) : 64;
+inline int kNarrowLogK = getenv("NK") ? atoi(getenv("NK")) : 5;
 constexpr int kSliceBytes = 32768;  // of slices that a block takes whole
 
 // Accumulators of n rows, of 2^log_k rows 2^log_r apart.
@@ -73,6 +78,7 @@ inline std::optional<ColumnCall> column_call(const ReduceCall& call) {
     q.outer_out[q.outer_dims++] = l.out[d];
   }
   q.slices = 1;
+  q.parts = 1;
   q.warps = 1;
   q.units = 1;
   return q;
@@ -85,19 +91,11 @@ inline bool whole_granules(const ColumnCall& q, const ColumnFacts& f) {
   for (int d = 0; d < q.outer_dims; ++d) whole &= q.outer_in[d] % columns == 0;
   return whole;
 }
-inline bool granule_results(const ColumnCall& q, const ColumnFacts& f) {
-  const int columns = granule_columns(f.size);
-  bool whole = f.same_type && q.inner % columns == 0 && q.out_step == 1 &&
-               reinterpret_cast<uintptr_t>(q.out.values) % uintptr_t(columns * f.size) == 0;
-  for (int d = 0; d < q.outer_dims; ++d) whole &= q.outer_out[d] % columns == 0;
-  return whole;
-}
-
 inline void set_tiles(ColumnCall& q, const ColumnFacts& f) {
   const bool whole = whole_granules(q, f);
   q.tile = (whole ? 32 : 31) * granule_columns(f.size);
   q.tiles = int32_t(ceil_div(q.inner, q.tile));
-  q.granules = whole && granule_results(q, f);
+  q.runs = f.same_type && q.out_step == 1;
 }
 inline bool dense_rows(const ColumnCall& q) { return q.pitch == q.inner; }
 inline void set_split(ColumnPlan& plan, const ColumnFacts& f, int64_t slots, int columns, int shared) {
@@ -118,7 +116,7 @@ inline std::optional<ColumnPlan> short_columns(const ColumnCall& call, const Col
   ColumnCall& q = plan.call;
   set_tiles(q, f);
   q.log_k = std::max(1, log2_of(power_of_two(q.n)));
-  plan.blocks = ceil_div(q.outer * ceil_div(q.tiles, 8 >> q.log_k), kWarps);
+  plan.blocks = ceil_div(q.outer * q.tiles, kWarps * (8 >> q.log_k));
   return plan;
 }
 
@@ -161,7 +159,7 @@ inline std::optional<ColumnPlan> wide(const ColumnCall& call, const ColumnFacts&
   ColumnPlan plan{ColumnFamily::Wide, call, 0, 0, 0, 0};
   ColumnCall& q = plan.call;
   set_tiles(q, f);
-  const int64_t fill = int64_t(f.multiprocessors) * 8;
+  const int64_t fill = int64_t(f.multiprocessors) * kWideBlocks;
   const bool whole = q.tile % 32 == 0;
   if (f.any_order) {  // eight rows that start alike
     q.log_r = whole ? 0 : log2_of(granule_columns(f.size));
@@ -174,14 +172,14 @@ inline std::optional<ColumnPlan> wide(const ColumnCall& call, const ColumnFacts&
   const int least = std::max(8 >> q.log_k, f.any_order ? 1 << q.log_r : 0);  // of a warp
   if (q.n <= 256) {
     q.span = int32_t(f.any_order ? ceil_div(all, least) * least : power_of_two(std::max<int64_t>(8, all)));
-    while (q.warps < kWarps && q.span / q.warps > least && q.outer * ceil_div(q.tiles, kWarps / q.warps) < fill)
+    while (q.warps < kWarps && q.span / q.warps > least && q.outer * ceil_div(q.tiles, kWarps / q.warps) < fill / 3)
       q.warps *= 2;
     q.span = int32_t(ceil_div(q.span, q.warps * least) * q.warps * least);
   } else {
     q.warps = kWarps;
     q.span = 256;
     q.units = int32_t(ceil_div(all, q.span));
-    while (q.span > 64 && q.outer * q.tiles * q.units < fill) {
+    while (q.span << q.log_k > kWideLeast * 8 && q.outer * q.tiles * q.units < fill) {
       q.span /= 2;
       q.units = int32_t(ceil_div(all, q.span));
     }
@@ -193,7 +191,7 @@ inline std::optional<ColumnPlan> wide(const ColumnCall& call, const ColumnFacts&
   }
   plan.blocks = q.warps == 1 ? ceil_div(q.outer * q.tiles, kWarps)
                              : q.outer * q.units * ceil_div(q.tiles, kWarps / q.warps);
-  const int columns = 32 * granule_columns(f.size);
+  const int columns = 33 * granule_columns(f.size);
   const int shared = kWarps * columns * f.near + (f.any_order ? 0 : kThreads * 4 * granule_columns(f.size) * f.near);
   set_split(plan, f, q.outer * q.tiles, q.tile, shared);
   if (plan.shared > f.shared) return {};
@@ -207,19 +205,27 @@ inline std::optional<ColumnPlan> narrow(const ColumnCall& call, const ColumnFact
   ColumnPlan plan{ColumnFamily::Narrow, call, 0, 0, 0, 0};
   ColumnCall& q = plan.call;
   q.log_r = 8;
-  q.log_k = f.any_order ? std::min(3, log2_of(power_of_two(ceil_div(q.n, 8)))) : tree_log_k(q.n);
+  q.log_k = f.any_order ? std::min(kNarrowLogK, log2_of(power_of_two(ceil_div(q.n, 8)))) : tree_log_k(q.n);
   const int64_t fill = int64_t(f.multiprocessors) * 8;
   const int64_t most = f.any_order ? ceil_div(q.n, 1 << q.log_k) : accumulators(q);
   q.span = 8;
-  while (q.span < most && 2 * q.span * int64_t(q.inner) <= cap && q.span < 8192) q.span *= 2;
+  while (q.span < most && 2 * q.span * int64_t(q.inner) <= cap && q.span << q.log_k < 65536) q.span *= 2;
   q.units = int32_t(ceil_div(most, q.span));
   while (q.span > 64 && q.outer * q.units < fill) {
     q.span /= 2;
     q.units = int32_t(ceil_div(most, q.span));
   }
+  while (f.any_order && q.log_k > 3 && q.outer * q.units < fill) {
+    --q.log_k;
+    q.units = int32_t(ceil_div(ceil_div(q.n, 1 << q.log_k), q.span));
+  }
   if (f.any_order) q.log_r = log2_of(q.span);
+  if (q.n <= kLeaf && q.outer >= fill) {
+    q.parts = q.units;
+    q.units = 1;
+  }
   const int64_t values = int64_t(q.span) * q.inner;
-  const int64_t shared = (values + values / 32 + 1 + ((q.span + 7) / 8 + (q.span + 63) / 64) * int64_t(q.inner)) * f.near;
+  const int64_t shared = (values + values / 32 + 1 + ((q.span + 7) / 8 + (q.span + 63) / 64 + q.parts) * int64_t(q.inner)) * f.near;
   plan.blocks = q.outer * q.units;
   set_split(plan, f, q.outer, q.inner, int(shared));
   if (plan.shared > f.shared) return {};

@@ -35,7 +35,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTA
   auto load = [&](int at, int row, Near (&v)[1]) {
     uint32_t words[kWords];
     if constexpr (kSize >= 4) {
-      memcpy(words, shared + padded(at), kSize);
+      const auto p = *reinterpret_cast<const Packed<uint32_t, kWords>*>(shared + padded(at));
+      memcpy(words, &p, sizeof words);
     } else {
       using Bits = std::conditional_t<kSize == 2, uint16_t, uint8_t>;
       words[0] = *reinterpret_cast<const Bits*>(shared + padded(at));
@@ -44,14 +45,20 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTA
   };
   auto reduce = [&](auto width, int at) {  // of so many rows at a time
     constexpr int W = decltype(width)::value;
-    TreeStack<Near, 7> tree;
+    TreeStack<Near, 5> tree;
     Near all = Op::near_absent();
     for (int r = 0; r < rows; r += W, at += W * step) {
       Near v[W][1];
+      if (r + W <= rows) {
 #pragma unroll
-      for (int i = 0; i < W; ++i) {
-        v[i][0] = Op::near_absent();
-        if (r + i < rows) load(at + i * step, first_row + r + i, v[i]);
+        for (int i = 0; i < W; ++i) load(at + i * step, first_row + r + i, v[i]);
+      } else {
+        const int last = at + (rows - 1 - r) * step;
+#pragma unroll
+        for (int i = 0; i < W; ++i) {
+          load(at + i * step < last ? at + i * step : last, first_row + r + i, v[i]);
+          if (r + i >= rows) v[i][0] = Op::near_absent();
+        }
       }
 #pragma unroll
       for (int d = 1; d < W; d *= 2)
@@ -66,10 +73,14 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTA
   for (int i = int(threadIdx.x) / lanes; i - int(threadIdx.x) / lanes < outputs; i += kThreads / lanes) {
     const int output = i < outputs ? i : outputs - 1, slice = by_inner.quotient(output), c = output - slice * inner;
     const int at = before + ((slice * n + first_row) * inner + c) * kSize;
-    Near v = q.span <= 4 ? reduce(std::integral_constant<int, 4>(), at) : reduce(std::integral_constant<int, 8>(), at);
+    Near v;
+    if (q.span <= 4) v = reduce(std::integral_constant<int, 4>(), at);
+    else if (q.span <= 8) v = reduce(std::integral_constant<int, 8>(), at);
+    else v = reduce(std::integral_constant<int, 16>(), at);
     for (int d = 1; d < lanes; d *= 2) v = Op::combine(v, shuffle(v, lane_id() ^ d));
     if (lane || i >= outputs) continue;
-    finish_column(op, q, slice_start(q, first + slice), c, Op::far(v, 0));
+    const int64_t o = first + slice;
+    finish_column(op, q, {o * n * inner, o * q.outer_out[0]}, c, Op::far(v, 0));
   }
 }
 

@@ -4,55 +4,53 @@
 
 namespace torchreduce::gpu {
 
-// Eight granules of 8 / K accumulators, of K rows each, become the value of all those rows. row(j): the row of x[j], less
-// the block's first.
+// Eight granules become the value of their rows: of one accumulator, rows `first` + j * step of the block's;
+template <class Op, class E, int V>
+__device__ __forceinline__ void combine_run(const Op& op, const Granule<E> (&x)[kInFlight], int first, int step,
+                                            typename Op::Near (&v)[V]) {
+  using Near = typename Op::Near;
+  op.template near_all<V>(x[0].w, first, v);
+#pragma unroll
+  for (int j = 1; j < kInFlight; ++j) {
+    Near t[V];
+    op.template near_all<V>(x[j].w, first + j * step, t);
+    combine_all(v, t, [](const Near& l, const Near& r) { return Op::follow(l, r); });
+  }
+}
+// or of 8 / K accumulators of K rows each, 1, 2 or 4, where x[j] is of row(j).
 template <class Op, class E, int V, class Row>
-__device__ __forceinline__ void combine_granules(const Op& op, Granule<E> (&x)[kInFlight], int log_k, Row row,
-                                                 typename Op::Near (&v)[V]) {
+__device__ __forceinline__ void combine_runs(const Op& op, const Granule<E> (&x)[kInFlight], int log_k, Row row,
+                                             typename Op::Near (&v)[V]) {
   using Near = typename Op::Near;
   auto combine = [](const Near& l, const Near& r) { return Op::combine(l, r); };
   auto follow = [](const Near& l, const Near& r) { return Op::follow(l, r); };
   auto get = [&](int j, Near (&t)[V]) { op.template near_all<V>(x[j].w, row(j), t); };
-  auto run = [&](int first, int count, Near (&t)[V]) {
+  auto half = [&](int first, Near (&t)[V]) {  // 1 row and 2 rows make the same tree
+    Near u[V], w[V];
     get(first, t);
-#pragma unroll
-    for (int j = first + 1; j < first + count; ++j) {
-      Near u[V];
-      get(j, u);
-      combine_all(t, u, follow);
+    get(first + 1, u);
+    combine_all(t, u, follow);
+    get(first + 2, u);
+    if (log_k == 2) combine_all(t, u, follow);
+    get(first + 3, w);
+    if (log_k == 2) {
+      combine_all(t, w, follow);
+    } else {
+      combine_all(u, w, follow);
+      combine_all(t, u, combine);
     }
   };
-  if (log_k >= 2) {
-    run(0, 4, v);
-    if (log_k == 3) {
-#pragma unroll
-      for (int j = 4; j < kInFlight; ++j) {
-        Near u[V];
-        get(j, u);
-        combine_all(v, u, follow);
-      }
-    } else {
-      Near t[V];
-      run(4, 4, t);
-      combine_all(v, t, combine);
-    }
-  } else {  // 1 row and 2 rows make the same tree
-    Near t[V], u[V];
-    run(0, 2, v);
-    run(2, 2, t);
-    combine_all(v, t, combine);
-    run(4, 2, t);
-    run(6, 2, u);
-    combine_all(t, u, combine);
-    combine_all(v, t, combine);
-  }
+  Near t[V];
+  half(0, v);
+  half(4, t);
+  combine_all(v, t, combine);
 }
 
 // Serves n >= 1 rows of neighbouring columns that start anywhere. Blocks take tiles of 32 granules (31, where rows are
 // no whole granules: then a lane's columns are moved down from where they lie, and the last lane has none) and units of
 // accumulators; tiles next to each other first. q.warps = 1: each warp has a tile and all of its rows. Else so many
 // warps share a unit in equal runs of accumulators.
-// Shared memory: a value for each warp and column, Near[8][32 V], and the counters of ColumnTree; where units meet,
+// Shared memory: a value for each warp and column, Near[8][33 V], and the counters of ColumnTree; where units meet,
 // their two buffers (split_columns.cuh).
 template <class Op, class Load>
 __global__ void TR_BLOCKS_BOUND(kThreads, column_blocks_of(sizeof(typename Load::Element)))
@@ -60,7 +58,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, column_blocks_of(sizeof(typename Load:
   using E = typename Load::Element;
   using Near = typename Op::Near;
   using G = Granule<E>;
-  constexpr int V = G::kColumns, kRow = kLanes * V;
+  constexpr int V = G::kColumns, kRow = kLanes * V, kStage = kRow + V;  // of a warp
   TR_DYNAMIC_SHARED(shared, 16);
   Near* const values = reinterpret_cast<Near*>(shared);
   const Op op{q.options};
@@ -77,51 +75,71 @@ __global__ void TR_BLOCKS_BOUND(kThreads, column_blocks_of(sizeof(typename Load:
   const int left = int(column < q.inner ? (q.inner - column < q.tile ? q.inner - column : q.tile) : 0);
 
   // Rows of accumulator a: row_of(a) + k * step.
-  const int K = 1 << q.log_k, step = 1 << q.log_r, span = q.span / q.warps;
+  const int step = 1 << q.log_r, span = q.span / q.warps;
   auto row_of = [&](int a) { return (a >> q.log_r << (q.log_r + q.log_k)) + (a & (step - 1)); };
   const int first = unit * q.span + warp % q.warps * span, base_row = row_of(unit * q.span);
   const char* const top = global(static_cast<const char*>(q.in)) + (start.in + column) * int64_t(sizeof(E));
   const int64_t pitch = q.pitch * int64_t(sizeof(E));
   const G none = G::of(op.absent_element());
 
-  ColumnTree<Op, V, kAnyOrder<Op>> tree(values + kWarps * kRow);
-  for (int a = first; a < first + span; a += kInFlight >> q.log_k) {
+  // Row number down(j) of a batch: the sum of these of the bits of j.
+  int down[3];
+#pragma unroll
+  for (int bit = 0; bit < 3; ++bit) down[bit] = bit < q.log_k ? step << bit : 1 << (bit - q.log_k);
+  const int64_t pitches[3] = {down[0] * pitch, down[1] * pitch, down[2] * pitch};
+  auto down_to = [&](int j) { return (j & 1 ? down[0] : 0) + (j & 2 ? down[1] : 0) + (j & 4 ? down[2] : 0); };
+
+  ColumnTree<Op, V, kAnyOrder<Op>> tree(values + kWarps * kStage);
+  for (int a = first; a < first + span && left > 0; a += kInFlight >> q.log_k) {
     const int row = row_of(a);
     if (row >= q.n) break;
-    auto down = [&](int j) { return (j >> q.log_k) + ((j & (K - 1)) << q.log_r); };
-    auto moved = [&](const char* p) { return int(uintptr_t(p) & (G::kBytes - 1)) / int(sizeof(E)); };
     const char* const p = top + row * pitch;
+    auto row_at = [&](int j) {
+      return p + ((j & 1 ? pitches[0] : 0) + (j & 2 ? pitches[1] : 0) + (j & 4 ? pitches[2] : 0));
+    };
+    auto moved = [&](int j) { return int(uintptr_t(row_at(j)) & (G::kBytes - 1)) / int(sizeof(E)); };
+    // A lane's granule, or the warp's first one where it has none.
+    auto granule = [&](int j) {
+      const int s = moved(j);
+      return row_at(j) + (lane * V - s < left ? lane * V - s : -s) * int(sizeof(E));
+    };
     G x[kInFlight];
-#pragma unroll
-    for (int j = 0; j < kInFlight; ++j) {
-      const char* const r = p + down(j) * pitch;
-      const int s = moved(r);
-      x[j] = none;
-      if (row + down(j) < q.n && lane * V - s < left) x[j].load(r + (lane * V - s) * int(sizeof(E)));
-    }
-    // The rows of one accumulator start alike, so that it is enough to move their value.
-    if (q.log_k < 3 && q.tile < kRow) {
-#pragma unroll
-      for (int j = 0; j < kInFlight; ++j) x[j].shift(moved(p + down(j) * pitch));
-    }
     Near v[V];
-    combine_granules(op, x, q.log_k, [&](int j) { return row - base_row + down(j); }, v);
-    if (q.log_k == 3 && q.tile < kRow) shift_columns(v, moved(p));
+    const bool all = row + down_to(kInFlight - 1) < q.n;
+    if (q.log_k == 3) {
+      // The rows of an accumulator start alike, so that it is enough to move their value.
+      const char* const lowest = granule(0);
+#pragma unroll
+      for (int j = 0; j < kInFlight; ++j) {
+        x[j] = none;
+        if (all || row + down_to(j) < q.n) x[j].load(lowest + j * pitches[0]);
+      }
+      combine_run(op, x, row - base_row, step, v);
+      if (q.tile < kRow) shift_columns(v, moved(0));
+    } else {
+#pragma unroll
+      for (int j = 0; j < kInFlight; ++j) {
+        x[j] = none;
+        if (all || row + down_to(j) < q.n) x[j].load(granule(j));
+      }
+      if (q.tile < kRow) {
+#pragma unroll
+        for (int j = 0; j < kInFlight; ++j) x[j].shift(moved(j));
+      }
+      combine_runs(op, x, q.log_k, [&](int j) { return row - base_row + down_to(j); }, v);
+    }
     tree.push(v);
   }
   Near v[V];
   tree.total(v);
 
   auto finish = [&](int64_t c, const Near& value) { finish_column(op, q, start, c, Op::far(value, base_row)); };
-  if (alone && q.granules) {
-    if (lane * V < left) finish_granule<Op, E>(op, q, start.out + column + lane * V, v);
-    return;
-  }
+  if (alone && q.runs) return finish_run<Op, E>(op, q, start.out + column, left, v, values + warp * kStage);
 #pragma unroll
-  for (int e = 0; e < V; ++e) values[(warp * kLanes + lane) * V + e] = v[e];
+  for (int e = 0; e < V; ++e) values[warp * kStage + lane * V + e] = v[e];
   if (alone) {
     warp_barrier();
-    for (int c = lane; c < left; c += kLanes) finish(column + c, values[warp * kRow + c]);
+    for (int c = lane; c < left; c += kLanes) finish(column + c, values[warp * kStage + c]);
     return;
   }
   __syncthreads();
@@ -130,7 +148,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, column_blocks_of(sizeof(typename Load:
     const int64_t at = int64_t(group * side_by_side + t) * q.tile + c;
     Near y[kWarps];
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) y[w] = w < q.warps ? values[(t * q.warps + w) * kRow + c] : Op::near_absent();
+    for (int w = 0; w < kWarps; ++w) y[w] = w < q.warps ? values[(t * q.warps + w) * kStage + c] : Op::near_absent();
 #pragma unroll
     for (int d = 1; d < kWarps; d *= 2)
 #pragma unroll

@@ -18,7 +18,10 @@ TR_HD constexpr int fold_buffer(int units) {
   return ((groups > kUnitGroup ? groups : units < kUnitGroup ? units : kUnitGroup) + 7) / 8;
 }
 // Blocks of a multiprocessor that registers are for, given the bytes of an element.
-TR_HD constexpr int column_blocks_of(int size) { return size == 4 ? 3 : 2; }
+#ifndef CB
+#define CB 3
+#endif
+TR_HD constexpr int column_blocks_of(int size) { return size == 4 ? 3 : size == 2 ? CB : 2; }
 
 TR_HD constexpr int narrow_blocks_of(int near) { return near == 4 ? 4 : 3; }
 TR_HD constexpr int short_blocks_of(int size, bool) { return 3; }
@@ -42,8 +45,9 @@ struct ColumnCall {
   int32_t tiles;       // of neighbouring columns
   int32_t tile;        // columns of one
   int32_t warps;       // that share a unit
+  int32_t parts;       // of a unit, spans that a block takes one after the other
   int32_t slices;      // outer ones of a block
-  bool granules;       // results are whole granules of the input's type
+  bool runs;           // results of neighbouring columns are neighbours, floats of the input's type
 };
 
 }  // namespace torchreduce
