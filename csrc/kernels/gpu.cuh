@@ -95,6 +95,14 @@ __device__ __forceinline__ uint16_t device_float_to_f16(float f) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(f));
   return bits;
 }
+#if __CUDA_ARCH__ >= 800
+#define TR_DEVICE_BF16  // dtype.h uses the conversion below
+__device__ __forceinline__ uint16_t device_float_to_bf16(float f) {
+  uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(f));
+  return bits;
+}
+#endif
 // Two values that are not NaN, the first in the low half.
 #define TR_PACKED_ROUNDING
 __device__ __forceinline__ uint32_t device_pack_f16(float low, float high) {

@@ -2,7 +2,7 @@
 // state of a lane's columns while it goes down the rows.
 #pragma once
 #include "../collective.cuh"
-#include "columns.h"
+#include "column_call.h"
 
 namespace torchreduce::gpu {
 
@@ -93,20 +93,22 @@ template <class Op, int V, bool kAnyOrder> struct ColumnTree {
       for (int i = 0; i < kPer; ++i) v[e + i] = Op::combine(left.item[i], v[e + i]);
     }
   }
-  __device__ void push(A (&v)[V]) {
-    const int c = count++;
-    auto combine = [](A l, A r) { return Op::combine(l, r); };
+  // A subtree of 2^level pushes.
+  __device__ void push(A (&v)[V], int level) {
+    const int c = count;
+    count += 1 << level;
 #pragma unroll
-    for (int level = 0; level < 2; ++level) {
-      if (!(c >> level & 1)) {
+    for (int l = 0; l < 2; ++l) {
+      if (l < level) continue;
+      if (!(c >> l & 1)) {
 #pragma unroll
-        for (int e = 0; e < V; ++e) low[level][e] = v[e];
+        for (int e = 0; e < V; ++e) low[l][e] = v[e];
         return;
       }
 #pragma unroll
-      for (int e = 0; e < V; ++e) v[e] = combine(low[level][e], v[e]);
+      for (int e = 0; e < V; ++e) v[e] = Op::combine(low[l][e], v[e]);
     }
-    int level = 0;
+    level = level > 2 ? level - 2 : 0;
     for (; c >> (level + 2) & 1; ++level) join_deep(level, v);
 #pragma unroll
     for (int e = 0; e < V; e += kPer) {
@@ -137,7 +139,7 @@ template <class Op, int V> struct ColumnTree<Op, V, true> {
 #pragma unroll
     for (int e = 0; e < V; ++e) all[e] = Op::near_absent();
   }
-  __device__ void push(A (&v)[V]) { combine_all(all, v, [](const A& l, const A& r) { return Op::combine(l, r); }); }
+  __device__ void push(A (&v)[V], int) { combine_all(all, v, [](const A& l, const A& r) { return Op::combine(l, r); }); }
   __device__ void total(A (&v)[V]) const {
 #pragma unroll
     for (int e = 0; e < V; ++e) v[e] = all[e];
@@ -165,21 +167,30 @@ __device__ __forceinline__ RowStart slice_start(const ColumnCall& q, int64_t o) 
   return start;
 }
 
-// Rounds and writes the result of column c of a slice.
-template <class Op> __device__ __forceinline__ void finish_column(const Op& op, const ColumnCall& q,
-                                                                  const RowStart& slice, int64_t c,
-                                                                  const typename Op::Acc& acc) {
-  const int64_t to = slice.out + c * q.out_step;
+// Rounds and writes a result at offset `to`; from(): the offset of the element at an index.
+template <class Op, class From>
+__device__ __forceinline__ void finish_result(const Op& op, const ColumnCall& q, int64_t to,
+                                              const typename Op::Acc& acc, From from) {
+  using E = typename Op::Element;
   if constexpr (Op::kIndexed) {
-    using E = typename Op::Element;
     E found{};
-    if (q.out.values) found = op.found(acc, [&] {
-      return global(static_cast<const E*>(q.in))[slice.in + acc.index * q.pitch + c];
-    });
+    if (q.out.values) found = op.found(acc, [&] { return global(static_cast<const E*>(q.in))[from()]; });
     op.finish(acc, q.out, to, found);
+  } else if constexpr (is_float_type<E>) {
+    if (q.same_type) op.finish(acc, Output{q.out.values, nullptr, DtypeOf<E>::value}, to);
+    else op.finish(acc, q.out, to);
   } else {
     op.finish(acc, q.out, to);
   }
+}
+// The same of column c of a slice.
+template <class Op> __device__ __forceinline__ void finish_column(const Op& op, const ColumnCall& q,
+                                                                  const RowStart& slice, int64_t c,
+                                                                  const typename Op::Acc& acc) {
+  finish_result(op, q, slice.out + c * q.out_step, acc, [&] {
+    if constexpr (Op::kIndexed) return slice.in + acc.index * q.pitch + c;
+    else return int64_t(0);
+  });
 }
 
 // The same of a tile's columns by a warp, V for each lane, where the results are neighbours of the input's type, `count`

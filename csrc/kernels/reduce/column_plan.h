@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <optional>
 
-#include "columns.h"
+#include "column_call.h"
 #include "order.h"
 
 namespace torchreduce {
@@ -123,6 +123,7 @@ inline std::optional<ColumnPlan> short_columns(const ColumnCall& call, const Col
 inline std::optional<ColumnPlan> slices(const ColumnCall& call, const ColumnFacts& f) {
   const int64_t one = int64_t(call.n) * call.inner * f.size;
   if (!dense_rows(call) || call.outer_dims > 1 || (call.outer_dims && call.outer_in[0] * f.size != one)) return {};
+  if (call.outer_out[0] > INT32_MAX || call.out_step > INT32_MAX) return {};
   if (call.n > 256 ? !f.any_order || call.n > 1024 || one > 2 * kSliceBytes : one > kSliceBytes) return {};
   ColumnPlan plan{ColumnFamily::Slices, call, 0, 0, 0, 0};
   ColumnCall& q = plan.call;
@@ -237,8 +238,9 @@ inline std::optional<ColumnPlan> narrow(const ColumnCall& call, const ColumnFact
 // `forced`: -1, or the number of the one family that is to serve.
 inline std::optional<ColumnPlan> plan_columns(const ReduceCall& call, const ColumnFacts& f, int forced = -1) {
   using namespace columns;
-  const auto q = column_call(call);
+  auto q = column_call(call);
   if (!q) return {};
+  q->same_type = f.same_type;
   if (forced >= 0) {
     switch (ColumnFamily(forced)) {
       case ColumnFamily::Short: return short_columns(*q, f);

@@ -16,7 +16,7 @@ TR_HD constexpr int skewed(int i) { return i + (i >> 5); }
 // rows left by the trees, Near[span / 8][inner] and [span / 64]; where units meet, their two buffers
 // (split_columns.cuh).
 template <class Op, class Load>
-__global__ void TR_BLOCKS_BOUND(kThreads, narrow_blocks_of(sizeof(typename Op::Near)))
+__global__ void TR_BLOCKS_BOUND(kThreads, narrow_blocks_of(sizeof(typename Load::Element)))
     reduce_narrow_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
   using Near = typename Op::Near;

@@ -4,7 +4,7 @@
 
 namespace torchreduce::gpu {
 
-// Serves n <= 8 rows of neighbouring columns that start anywhere. A warp takes 8, 4, 2 or 1 tiles (see reduce_columns)
+// Serves n <= 8 rows of neighbouring columns that start anywhere. A warp takes 8, 4, 2 or 1 tiles (see reduce_wide_columns)
 // at once, so that eight granules a lane are in flight, and all rows of each.
 // Shared memory: a tile's results for each warp, Near[8][33 V].
 template <class Op, class Load>

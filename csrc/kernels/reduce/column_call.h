@@ -18,12 +18,8 @@ TR_HD constexpr int fold_buffer(int units) {
   return ((groups > kUnitGroup ? groups : units < kUnitGroup ? units : kUnitGroup) + 7) / 8;
 }
 // Blocks of a multiprocessor that registers are for, given the bytes of an element.
-#ifndef CB
-#define CB 3
-#endif
-TR_HD constexpr int column_blocks_of(int size) { return size == 4 ? 3 : size == 2 ? CB : 2; }
-
-TR_HD constexpr int narrow_blocks_of(int near) { return near == 4 ? 4 : 3; }
+TR_HD constexpr int column_blocks_of(int size) { return size == 4 || size == 2 ? 3 : 2; }
+TR_HD constexpr int narrow_blocks_of(int size) { return size == 2 ? 4 : 3; }
 TR_HD constexpr int short_blocks_of(int size, bool) { return 3; }
 
 struct ColumnCall {
@@ -47,7 +43,8 @@ struct ColumnCall {
   int32_t warps;       // that share a unit
   int32_t parts;       // of a unit, spans that a block takes one after the other
   int32_t slices;      // outer ones of a block
-  bool runs;           // results of neighbouring columns are neighbours, floats of the input's type
+  bool same_type;      // results are floats of the input's type
+  bool runs;           // results of neighbouring columns are neighbours, too, of the same type
 };
 
 }  // namespace torchreduce

@@ -54,7 +54,7 @@ __device__ __forceinline__ void combine_runs(const Op& op, const Granule<E> (&x)
 // their two buffers (split_columns.cuh).
 template <class Op, class Load>
 __global__ void TR_BLOCKS_BOUND(kThreads, column_blocks_of(sizeof(typename Load::Element)))
-    reduce_columns(TR_GRID_CONSTANT ColumnCall q) {
+    reduce_wide_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
   using Near = typename Op::Near;
   using G = Granule<E>;
@@ -82,17 +82,20 @@ __global__ void TR_BLOCKS_BOUND(kThreads, column_blocks_of(sizeof(typename Load:
   const int64_t pitch = q.pitch * int64_t(sizeof(E));
   const G none = G::of(op.absent_element());
 
-  // Row number down(j) of a batch: the sum of these of the bits of j.
-  int down[3];
-#pragma unroll
-  for (int bit = 0; bit < 3; ++bit) down[bit] = bit < q.log_k ? step << bit : 1 << (bit - q.log_k);
-  const int64_t pitches[3] = {down[0] * pitch, down[1] * pitch, down[2] * pitch};
-  auto down_to = [&](int j) { return (j & 1 ? down[0] : 0) + (j & 2 ? down[1] : 0) + (j & 4 ? down[2] : 0); };
-
   ColumnTree<Op, V, kAnyOrder<Op>> tree(values + kWarps * kStage);
-  for (int a = first; a < first + span && left > 0; a += kInFlight >> q.log_k) {
+  for (int a = first, next; a < first + span && left > 0; a = next) {
     const int row = row_of(a);
     if (row >= q.n) break;
+    // As few rows an accumulator as there are, so that all granules of a batch are there.
+    int log_k = q.log_k;
+    while (!kAnyOrder<Op> && log_k > 0 && row + (step << (log_k - 1)) >= q.n && a % (kInFlight >> (log_k - 1)) == 0) --log_k;
+    next = a + (kInFlight >> log_k);
+    // Row number down_to(j) of a batch: the sum of these of the bits of j.
+    int down[3];
+#pragma unroll
+    for (int bit = 0; bit < 3; ++bit) down[bit] = bit < log_k ? step << bit : 1 << (bit - log_k);
+    const int64_t pitches[3] = {down[0] * pitch, down[1] * pitch, down[2] * pitch};
+    auto down_to = [&](int j) { return (j & 1 ? down[0] : 0) + (j & 2 ? down[1] : 0) + (j & 4 ? down[2] : 0); };
     const char* const p = top + row * pitch;
     auto row_at = [&](int j) {
       return p + ((j & 1 ? pitches[0] : 0) + (j & 2 ? pitches[1] : 0) + (j & 4 ? pitches[2] : 0));
@@ -106,7 +109,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, column_blocks_of(sizeof(typename Load:
     G x[kInFlight];
     Near v[V];
     const bool all = row + down_to(kInFlight - 1) < q.n;
-    if (q.log_k == 3) {
+    if (log_k == 3) {
       // The rows of an accumulator start alike, so that it is enough to move their value.
       const char* const lowest = granule(0);
 #pragma unroll
@@ -126,9 +129,9 @@ __global__ void TR_BLOCKS_BOUND(kThreads, column_blocks_of(sizeof(typename Load:
 #pragma unroll
         for (int j = 0; j < kInFlight; ++j) x[j].shift(moved(j));
       }
-      combine_runs(op, x, q.log_k, [&](int j) { return row - base_row + down_to(j); }, v);
+      combine_runs(op, x, log_k, [&](int j) { return row - base_row + down_to(j); }, v);
     }
-    tree.push(v);
+    tree.push(v, q.log_k - log_k);
   }
   Near v[V];
   tree.total(v);
