@@ -216,10 +216,10 @@ class Ninja:
         return self.build("compile", [source], name, flags, needs, compiler)
 
     def kernels(self, toolkit: Cuda | Hip, prefix_maps: list[str]) -> list[str]:
-        """The objects of csrc/kernels/*.cu."""
+        """The objects of the .cu files in csrc/kernels and the folders there."""
         flags = [*toolkit.compile_flags(prefix_maps), "-Icsrc"]
         objects = []
-        for source in sorted((ROOT / "csrc" / "kernels").glob("*.cu")):
+        for source in sorted((ROOT / "csrc" / "kernels").rglob("*.cu")):
             name = str(source.relative_to(ROOT))
             for part in parts_of(source) or [""]:
                 defines = [f"-DTR_PART={part}"] if part else []
@@ -262,7 +262,7 @@ class BuildExtension(build_ext):
         host += ["-DTORCHREDUCE_GPU"] if toolkit else []
         host += ["-DTR_BASELINE_ONLY"] if len(ISA_FLAGS) == 1 else []
 
-        objects = [compile("csrc/plan.cpp", host)]
+        objects = [compile("csrc/plan.cpp", host), compile("csrc/reduce_plan.cpp", host)]
         objects += [compile("csrc/torch_ops.cpp", [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
         objects += [compile("csrc/cpu/dispatch.cpp", host)]
         for isa, flags in ISA_FLAGS.items():

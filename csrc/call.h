@@ -56,7 +56,6 @@ struct ReduceCall {
   Source in;
   Output out;
   Layout layout;
-  Plan plan;
 };
 
 struct ScanCall {
@@ -90,8 +89,8 @@ struct TensorFacts {
 // for a reduced one.
 Layout fold(const TensorFacts& x, uint64_t along, const int64_t* out_strides);
 
-// Plans read everything of the call but its plan; the pointers only for their alignment.
-Plan plan(const ReduceCall& call, const DeviceFacts& device);
+// A plan reads everything of the call but its plan; the pointers only for their alignment. That of a reduction:
+// reduce_plan.h.
 Plan plan(const ScanCall& call, const DeviceFacts& device);
 
 // What its struct says of an op on elements of type d.

@@ -13,6 +13,7 @@
 //   kIndexed                     Acc has a position `.index`, and finish also takes the element found there
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
 // For kernels whose lanes go across columns also
+//   kAnyOrder                    combine gives the same in any order
 //   Near                         an accumulator of neighbouring positions, counted from the first one, less than 2^16
 //   near_absent(), near_all<N>(words, position, Near (&)[N])  the identity; N neighbouring columns' elements, as loaded
 //   combine(Near, Near), follow(Near, Near)  the latter where all positions of the right one come later
@@ -80,6 +81,7 @@ template <class E> struct Sum {
   static Dtype result(Dtype d) { return is_float(d) ? d : Dtype::I64; }
   TR_HD static Acc load(E x, int64_t) { return convert<Acc>(x); }
   template <class V> TR_HD static V combine(V left, V right) { return add(left, right); }
+  static constexpr bool kAnyOrder = std::is_same<Acc, int64_t>::value;
   using Near = Acc;
   TR_HD static Near near_absent() { return absent(); }
   TR_HD static E absent_element() { return round_to<E>(absent()); }
@@ -205,6 +207,7 @@ template <class E> struct Extreme {
   static Dtype result(Dtype d) { return d; }
   TR_HD Acc load(E x, int64_t) const { return Order::key(Order::bits_of(x), options.min, false); }
   template <class V> TR_HD static V combine(V left, V right) { return left > right ? left : right; }
+  static constexpr bool kAnyOrder = true;
   using Near = typename Order::Wide;
   TR_HD static Near near_absent() { return Order::kHalf ? Near(INT32_MIN) : Near(Order::kLowest); }
   TR_HD E absent_element() const { return Order::least(options.min); }
@@ -240,6 +243,7 @@ template <class E> struct ArgExtreme {
   TR_HD static Acc combine(Acc left, Acc right) {
     return left.key > right.key || (left.key == right.key && left.index < right.index) ? left : right;
   }
+  static constexpr bool kAnyOrder = true;
   // Of at most 16 bits one number: the key, and below it what the position lacks of 2^16 - 1.
   struct Place {
     typename Order::Wide key;

@@ -6,8 +6,11 @@
 #include <stdexcept>
 
 #include "order.h"
+#include "plan_tools.h"
 
 namespace torchreduce {
+
+using namespace plans;
 
 Layout fold(std::vector<Dim> kept, const std::vector<Dim>& reduced, MoreStrides* more) {
   std::stable_sort(kept.begin(), kept.end(),
@@ -55,42 +58,20 @@ namespace {
 std::mutex forced_mutex;
 PlanOverride forced_fields;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t power_of_two(int64_t n) {  // the least one that is >= n
-  int64_t p = 1;
-  while (p < n) p *= 2;
-  return p;
-}
-int64_t magnitude(int64_t stride) { return stride < 0 ? -stride : stride; }
-
-// Lanes go where the smallest stride is.
-bool lanes_across_rows(const Layout& l) {
-  return l.kept > 0 && l.reduced > 0 && magnitude(row_stride(l)) < magnitude(position_stride(l));
-}
 // The same of all operands together: one may be broadcast.
 bool lanes_across_rows(const ScanCall& call) {
   const Layout& l = call.layout;
-  if (facts(call.op).inputs != 2 || l.kept == 0 || l.reduced == 0) return lanes_across_rows(l);
+  if (facts(call.op).inputs != 2 || l.kept == 0 || l.reduced == 0) return plans::lanes_across_rows(l);
   auto strides = [&](int d) { return magnitude(l.in[d]) + magnitude(l.out[d]) + magnitude(call.more_strides[0][d]); };
   return strides(l.kept - 1) < strides(l.kept);
 }
 
-void take(int forced, int& field, int most, const char* name) {
-  if (forced < 0) return;
-  if (forced < 1 || forced > most || (forced & (forced - 1)) != 0)
-    throw std::invalid_argument(std::string("force_plan: ") + name + " must be a power of two from 1 to " +
-                                std::to_string(most) + ", got " + std::to_string(forced));
-  field = forced;
+Family family_of(const char* forced, Family chosen) {
+  if (!forced) return chosen;
+  for (int f = 0; f < kFamilies; ++f)
+    if (family_name(Family(f)) == std::string(forced)) return Family(f);
+  throw std::invalid_argument(std::string("force_plan: scans have no family ") + forced);
 }
-
-Family family_of(int forced, Family chosen, bool scan) {
-  if (forced < 0) return chosen;
-  if (!scan && forced > int(Family::Columns))
-    throw std::invalid_argument("force_plan: reductions have the families rows and columns");
-  return Family(forced);
-}
-
-bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 // Every row is one run of neighbours, and starts a multiple of 16 bytes from the first.
 bool rows_packed(const Layout& l, int in_size, int out_size) {
@@ -99,23 +80,6 @@ bool rows_packed(const Layout& l, int in_size, int out_size) {
   for (int d = 0; d < l.kept; ++d)
     if (l.in[d] * in_size % 16 != 0 || l.out[d] * out_size % 16 != 0) return false;
   return true;
-}
-
-// Bytes of one accumulator of the kernel that serves `call`.
-template <template <class> class Op> int64_t accumulator_bytes(const Source& in) {
-  if (Op<float>::kConverts) return size_of(in.accumulator);
-#define TR_CASE(T) \
-  case DtypeOf<T>::value: return sizeof(typename Op<T>::Acc);
-  switch (in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
-#undef TR_CASE
-  return 0;
-}
-int64_t accumulator_bytes(const ReduceCall& call) {
-#define TR_CASE(name) \
-  case Reduction::name: return accumulator_bytes<name>(call.in);
-  switch (call.op) { TR_FOR_EACH_REDUCTION(TR_CASE) }
-#undef TR_CASE
-  return 0;
 }
 
 struct ScanSizes {
@@ -140,16 +104,8 @@ ScanSizes scan_sizes(const ScanCall& call) {
   return {0, 0, 0, 0};
 }
 
-void check_grid(const Plan& plan) {
-  if (plan.blocks > INT32_MAX) throw std::invalid_argument("the launch needs more than 2^31 - 1 blocks");
-}
-
-// Launch shape, chosen so far by reasoning and not by measurement: enough blocks for four waves of the device before a
-// block takes more than the least work.
 constexpr int kThreads = 256;  // of a block
 constexpr int kWarps = kThreads / 32;
-constexpr int kMaxLeaves = 64;    // of a run
-constexpr int kBlocksWanted = 4;  // for each multiprocessor
 constexpr int kLeastWalk = 32;    // positions that a lane's walk has to be longer than: fewer are read at once
 constexpr int kLeastTiled = 5;    // float32 columns that are no whole sectors, at least: fewer are for chains
 constexpr int kWarpRows = 32;     // rows for each multiprocessor from which on a warp walks a row of a scan
@@ -199,58 +155,6 @@ Layout fold(const TensorFacts& x, uint64_t along, const int64_t* out_strides) {
   for (int d = 0; d < x.dims; ++d)
     (along >> d & 1u ? reduced : kept).push_back({x.sizes[d], x.strides[d], out_strides[d]});
   return fold(std::move(kept), reduced);
-}
-
-Plan plan(const ReduceCall& call, const DeviceFacts& device) {
-  const Layout& l = call.layout;
-  const PlanOverride forced = forced_plan();
-  Plan plan;
-  plan.family = family_of(forced.family, lanes_across_rows(l) ? Family::Columns : Family::Rows, false);
-  if (!device.gpu) {
-    plan.blocks = std::max(1, device.multiprocessors);
-    return plan;
-  }
-  plan.threads = kThreads;
-  const int64_t n = l.length, leaves = std::max<int64_t>(1, ceil_div(n, kLeaf));
-  const int64_t wanted = int64_t(kBlocksWanted) * device.multiprocessors;
-
-  if (plan.family == Family::Rows) {
-    const int needed = int(std::min<int64_t>(32, power_of_two(ceil_div(n, kGroup))));
-    plan.lanes = std::max(1, needed);
-    take(forced.lanes, plan.lanes, 32, "lanes");
-    if (plan.lanes < needed) throw std::invalid_argument("force_plan: too few lanes for a row of " + std::to_string(n));
-    if (plan.lanes == 32) {
-      plan.warps = int(std::min<int64_t>(kWarps, power_of_two(leaves)));
-      take(forced.warps, plan.warps, kWarps, "warps");
-    }
-    const int64_t per_warp = power_of_two(ceil_div(leaves, plan.warps));
-    plan.leaves = int(std::min<int64_t>(kMaxLeaves, per_warp));
-    auto blocks = [&] {
-      plan.splits = ceil_div(leaves, int64_t(plan.warps) * plan.leaves);
-      return ceil_div(l.rows * plan.splits, kThreads / (plan.lanes * plan.warps));
-    };
-    while (plan.leaves > 1 && blocks() < wanted) plan.leaves /= 2;
-    take(forced.leaves, plan.leaves, kMaxLeaves, "leaves");
-    plan.blocks = blocks();
-    plan.vector_loads = is_static(call.in) && aligned(call.in.data) && rows_packed(l, size_of(call.in.dtype), 0);
-    if (forced.vector_loads == 0) plan.vector_loads = false;
-  } else {
-    const int residues = int(std::min<int64_t>(kResidues, power_of_two(std::max<int64_t>(1, n))));
-    const int columns = int(std::min<int64_t>(32, power_of_two(l.rows)));
-    plan.lanes = n <= 32 ? 1 : std::min(residues, kThreads / columns);
-    take(forced.lanes, plan.lanes, residues, "lanes");
-    plan.leaves = int(std::min<int64_t>(kMaxLeaves, power_of_two(leaves)));
-    auto blocks = [&] {
-      plan.splits = ceil_div(leaves, plan.leaves);
-      return ceil_div(l.rows, kThreads / plan.lanes) * plan.splits;
-    };
-    while (plan.leaves > 1 && blocks() < wanted) plan.leaves /= 2;
-    take(forced.leaves, plan.leaves, kMaxLeaves, "leaves");
-    plan.blocks = blocks();
-  }
-  if (plan.splits > 1) plan.workspace = l.rows * plan.splits * accumulator_bytes(call);
-  check_grid(plan);
-  return plan;
 }
 
 static int64_t out_stride(const Layout& l) { return l.reduced ? l.out[l.kept] : 0; }
@@ -607,7 +511,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const int inputs = facts(call.op).inputs;
   Plan plan;
   if (!device.gpu) {
-    plan.family = family_of(forced.family, across ? Family::Columns : Family::Rows, true);
+    plan.family = family_of(forced.family, across ? Family::Columns : Family::Rows);
     plan.blocks = std::max(1, device.multiprocessors);
     return plan;
   }
@@ -668,7 +572,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
                         : many_columns && n > kLeastWalk && lane_walks(call) ? Family::Walk
                         : narrow && inputs == 1                              ? Family::ColumnsChain
                                                                              : Family::Columns;
-  plan.family = family_of(forced.family, chosen, true);
+  plan.family = family_of(forced.family, chosen);
   plan.vector_loads = plan.vector_loads &&
                       (plan.family == Family::Rows || plan.family == Family::Chain || plan.family == Family::Pipeline);
   plan.threads = kThreads;
@@ -833,7 +737,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   } else if (plan.family != Family::Rows && plan.family != Family::Walk) {
     plan.workspace = 8 + l.rows * (plan.splits * total + ceil_div(plan.splits, kFan) * 2 * carry);
   }
-  check_grid(plan);
+  check_grid(plan.blocks);
   return plan;
 }
 

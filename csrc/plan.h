@@ -1,5 +1,5 @@
-// Which kernel serves a call, and with what launch shape: a pure host function of the call and the device (call.h).
-// No field of a plan changes a bit of the result.
+// Which kernel serves a scan, and with what launch shape: a pure host function of the call and the device (call.h); and
+// what all plans share. Those of reductions are in reduce_plan.h. No field of a plan changes a bit of the result.
 #pragma once
 #include <string>
 
@@ -40,8 +40,7 @@ struct Plan {
   bool ragged = false;  // scans, Columns: rows of a strip start anywhere, and are copied with what lies around them
   int strip_bytes =
       0;           // scans, Columns: of a row of a strip that warps with roles take with bulk copies; 0: they do not
-  int leaves = 1;  // reductions: leaves in a row, one warp's (Rows) or one block's (Columns) run; a power of two
-  int64_t splits = 1;  // reductions: runs a row, each leaving a partial; scans: block tiles a row, or units of a column
+  int64_t splits = 1;         // block tiles a row, or units of a column
   int64_t blocks = 1;  // grid size; CPU: tasks
   int threads = 1;     // block size; CPU: 1
   int shared = 0;      // scans, Columns and Chain: bytes of dynamic shared memory a block (0: Chain has too few)
@@ -211,7 +210,7 @@ DeviceFacts gpu_facts(int device);
 // Fields a test or a user forces; -1 leaves the planner's choice. A value a case cannot be served with is an
 // std::invalid_argument.
 struct PlanOverride {
-  int family = -1;
+  const char* family = nullptr;  // a name that lives as long as the process
   int lanes = -1;
   int warps = -1;
   int leaves = -1;
@@ -221,6 +220,7 @@ struct PlanOverride {
 void force_plan(const PlanOverride& forced);  // for the process, until the next call
 PlanOverride forced_plan();
 
+constexpr int kFamilies = 6;
 const char* family_name(Family family);
 // Whether lanes go across rows.
 constexpr bool across_rows(Family f) { return f == Family::Columns || f == Family::ColumnsChain || f == Family::Walk; }

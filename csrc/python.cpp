@@ -7,8 +7,8 @@
 #include <sstream>
 
 #include "build_info.h"
-#include "call.h"
 #include "cpu/cpu.h"
+#include "reduce_plan.h"
 
 namespace py = pybind11;
 
@@ -39,14 +39,24 @@ py::dict build_info() {
 
 // ---- plans ------------------------------------------------------------------------------------------------------------
 
-constexpr Family kFamilies[] = {Family::Rows,         Family::Columns,  Family::Chain,
-                                Family::ColumnsChain, Family::Pipeline, Family::Walk};
+// Names of families: those of reductions, then those of scans.
+std::vector<const char*> families(bool scans) {
+  std::vector<const char*> names;
+  if (scans)
+    for (int f = 0; f < kFamilies; ++f) names.push_back(family_name(Family(f)));
+  else
+    for (const ReduceFamily& family : kReduceFamilies) names.push_back(family.name);
+  return names;
+}
 
-int family_code(const std::string& name) {
-  for (Family family : kFamilies)
-    if (name == family_name(family)) return int(family);
-  throw py::value_error("force_plan: unknown family '" + name +
-                        "'. Supported are 'rows', 'columns', 'chain', 'columns_chain', 'pipeline' and 'walk'");
+const char* family_named(const std::string& name) {
+  std::string all;
+  for (bool scans : {false, true})
+    for (const char* family : families(scans)) {
+      if (name == family) return family;
+      all += (all.empty() ? "'" : ", '") + std::string(family) + "'";
+    }
+  throw py::value_error("force_plan: unknown family '" + name + "'. Supported are " + all);
 }
 
 // The fields that can be forced, but for the family, which has names.
@@ -62,7 +72,7 @@ void force_fields(const py::dict& fields) {
   for (const auto& [key, value] : fields) {
     const auto name = py::cast<std::string>(key);
     const auto field = kForcible.find(name);
-    if (name == "family") forced.family = family_code(py::cast<std::string>(value));
+    if (name == "family") forced.family = family_named(py::cast<std::string>(value));
     else if (field != kForcible.end()) forced.*(field->second) = py::cast<int>(value);
     else
       throw py::value_error("force_plan: unknown field '" + name +
@@ -74,7 +84,7 @@ void force_fields(const py::dict& fields) {
 py::dict forced_fields() {
   const PlanOverride forced = forced_plan();
   py::dict fields;
-  if (forced.family >= 0) fields["family"] = family_name(Family(forced.family));
+  if (forced.family) fields["family"] = forced.family;
   for (const auto& [name, field] : kForcible)
     if (forced.*field >= 0) fields[name.c_str()] = forced.*field;
   return fields;
@@ -93,7 +103,6 @@ py::dict as_dict(const Plan& plan) {
   fields["tiled"] = plan.tiled;
   fields["ragged"] = plan.ragged;
   fields["strip_bytes"] = plan.strip_bytes;
-  fields["leaves"] = plan.leaves;
   fields["whole"] = plan.whole;
   fields["splits"] = plan.splits;
   fields["blocks"] = plan.blocks;
@@ -102,6 +111,28 @@ py::dict as_dict(const Plan& plan) {
   fields["workspace"] = plan.workspace;
   fields["vector_loads"] = plan.vector_loads;
   return fields;
+}
+
+py::dict as_dict(const ReducePlan& plan) {
+  const ReduceLaunch& launch = plan.launch();
+  py::dict fields, shape;
+  std::visit([&](const auto& s) { s.each([&](const char* name, int64_t value) { shape[name] = value; }); }, plan.shape);
+  fields["family"] = plan.family;
+  fields["blocks"] = launch.blocks;
+  fields["threads"] = launch.threads;
+  fields["shared"] = launch.shared;
+  fields["splits"] = launch.splits;
+  fields["workspace"] = launch.workspace;
+  fields["tickets"] = launch.tickets;
+  fields["shape"] = shape;
+  return fields;
+}
+
+// Each family of reductions on a GPU, and what it is in words.
+py::dict reduce_families() {
+  py::dict words;
+  for (const ReduceFamily& family : kReduceFamilies) words[family.name] = family.summary;
+  return words;
 }
 
 #define TR_ROW(name, signature, reduction, min, mean) {#name, Reduction::reduction},
@@ -186,6 +217,8 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
   call.op = reduction->second;
   call.in = {data, in, known.converts ? accumulator_of(in, values) : natural_accumulator(in),
              known.converts && values == Dtype::Bool};
+  call.out = {known.indexed ? nullptr : results, known.indexed ? reinterpret_cast<int64_t*>(results) : nullptr, values};
+  call.options = {false, false, layout.length};
   call.layout = layout;
   return as_dict(plan(call, device));
 }
@@ -202,6 +235,7 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("force_plan", &force_fields, py::arg("fields"));
   m.def("forced_plan", &forced_fields);
+  m.def("reduce_families", &reduce_families);
   m.def("gpu_facts", &facts_of, py::arg("device"));
   m.def("plan", &plan_of, py::arg("op"), py::arg("sizes"), py::arg("strides"), py::arg("dim"), py::arg("dtype"),
         py::arg("out_dtype"), py::arg("aligned"), py::arg("gpu"), py::arg("multiprocessors"),

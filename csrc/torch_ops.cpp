@@ -40,7 +40,7 @@ Types types_of(const Op& op, const View& x, std::optional<ScalarType> dtype) {
 // Writes values, indices or both; the other is null. Both have the shape of the result, and the same strides.
 void reduce_into(const Op& op, const View& x, uint64_t mask, bool keepdim, const Types& types, const View* values,
                  const View* indices) {
-  ReduceCall call{};
+  PlannedReduction call{};
   call.op = op.reduction;
   call.in = Source{x.data, x.dtype, types.accumulator, types.truth};
   const View& out = values ? *values : *indices;
@@ -53,9 +53,9 @@ void reduce_into(const Op& op, const View& x, uint64_t mask, bool keepdim, const
   if (call.layout.length == 0 && !facts(op.reduction, x.dtype).has_empty)
     raise<std::out_of_range>(op.name, ": the reduced dims of the input hold no elements, and there is no identity");
 #ifdef TORCHREDUCE_GPU
-  run<ReduceCall>(op.name, call, x, cpu::reduce, gpu::reduce);
+  run<PlannedReduction>(op.name, call, x, cpu::reduce, gpu::reduce);
 #else
-  run<ReduceCall>(op.name, call, x, cpu::reduce, nullptr);
+  run<PlannedReduction>(op.name, call, x, cpu::reduce, nullptr);
 #endif
 }
 

@@ -64,7 +64,7 @@ void run_on_gpu(const char* op, Call& call, const View& x,
   void *stream, *workspace = nullptr;
   check(shims.stream(x.device_index, &stream));
   // The caching allocator orders the workspace's next use after this call on the stream, so it is given back at once.
-  if (call.plan.workspace) check(shims.alloc(uint64_t(call.plan.workspace), &workspace));
+  if (const int64_t bytes = workspace_bytes(call.plan)) check(shims.alloc(uint64_t(bytes), &workspace));
   const char* error = launch(call, workspace, stream);
   if (workspace) shims.release(workspace);
   if (error) raise<std::runtime_error>(op, ": the launch failed: ", error);

@@ -99,7 +99,7 @@ def load(path: Path) -> str:
     count = ctypes.c_int(0)
     error = library.hipGetDeviceCount(ctypes.byref(count))
     library.hipGetErrorString.restype = ctypes.c_char_p
-    launch = library["_ZN11torchreduce3gpu6reduceERKNS_10ReduceCallEPvS4_"]
+    launch = library["_ZN11torchreduce3gpu6reduceERKNS_16PlannedReductionEPvS4_"]
     launch.restype = ctypes.c_char_p
     message = launch(ctypes.create_string_buffer(1 << 16), None, None)  # an empty grid, where there is a device
     if message is None:

@@ -16,8 +16,7 @@ _NUMBERS = {
 }  # fmt: skip
 
 _FAMILIES = {
-    ("reduction", "rows"): "lanes side by side along each row",
-    ("reduction", "columns"): "lanes side by side across rows, each row walked by one or a few of them",
+    **{("reduction", family): words for family, words in _C.reduce_families().items()},
     ("scan", "rows"): "each row walked by the lanes of one group, tile by tile",
     ("scan", "columns"): "strips of rows side by side, tile by tile, carries from the totals of earlier tiles",
     ("scan", "chain"): "each row cut into block tiles that hand their totals on",
@@ -28,40 +27,72 @@ _FAMILIES = {
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Which kernel family serves a call, and with what launch shape. No field changes a bit of the result."""
+class ReductionPlan:
+    """Which kernel family serves a reduction, and in what shape. No field changes a bit of the result."""
 
     call: str
     device: str
-    kind: str  # "reduction" or "scan"
-    family: str  # "rows", "columns"; of scans on a GPU also "chain", "columns_chain", "pipeline", "walk"
-    lanes: int  # rows: along a row; columns: along a column
-    warps: int  # rows: along a row, within a block; scans, columns: units of a block
-    strip: int  # scans, columns: columns side by side in a block, or vectors of them
-    vector: int  # scans: neighbouring columns (columns, pipeline) or rows (rows) of a thread
-    walks: bool  # scans, columns: blocks walk down their strips; else they share them
-    behind: int  # scans, columns: jobs of a block from a job's totals to its results
-    flat: bool  # scans, columns: a job's units are one run of memory
-    tiled: bool  # scans, columns: blocks take some tiles of a strip each, and go
-    ragged: bool  # scans, columns: rows start anywhere, and are copied with what lies around them
-    strip_bytes: int  # scans, columns: of a row of a strip that warps with roles take with bulk copies; 0: they do not
-    leaves: int  # reductions: leaves of 2048 elements in the run of a row that one warp or block takes
-    splits: (
-        int  # reductions: runs a row; scans: block tiles a row, or units of a column, which are tiles or halves of them
-    )
+    kind: str  # "reduction"
+    family: str
     blocks: int  # GPU: grid size; CPU: tasks
     threads: int  # GPU: block size
-    shared: int  # scans, columns and chain: bytes of dynamic shared memory a block
+    shared: int  # bytes of dynamic shared memory a block
+    splits: int  # runs that a row is cut into
+    workspace: int  # bytes of the runs' partial results
+    tickets: int  # counters by which the last block of a row knows that it is
+    shape: dict[str, int]  # what is the family's own
+
+    def __str__(self) -> str:
+        lines = [self.call]
+        if self.device == "cpu":
+            lines += [f"  family     {self.family}", f"  tasks      up to {self.blocks}, {_C.instruction_set()}"]
+            return "\n".join(lines)
+        split = f"{self.splits} runs a row, combined by the last" if self.splits > 1 else "none: a row is not cut"
+        return "\n".join(
+            [
+                *lines,
+                f"  family     {self.family}: {_FAMILIES[self.kind, self.family]}",
+                f"  shape      {', '.join(f'{name} {value}' for name, value in self.shape.items())}",
+                f"  split      {split}",
+                f"  grid       {self.blocks} blocks of {self.threads} threads, {self.shared} bytes shared",
+                f"  workspace  {self.workspace} bytes, {self.tickets} tickets",
+            ]
+        )
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class ScanPlan:
+    """Which kernel family serves a scan, and with what launch shape. No field changes a bit of the result."""
+
+    call: str
+    device: str
+    kind: str  # "scan"
+    family: str  # "rows", "columns"; on a GPU also "chain", "columns_chain", "pipeline", "walk"
+    lanes: int  # rows: along a row; columns: along a column
+    warps: int  # rows: along a row, within a block; columns: units of a block
+    strip: int  # columns: columns side by side in a block, or vectors of them
+    vector: int  # neighbouring columns (columns, pipeline) or rows (rows) of a thread
+    walks: bool  # columns: blocks walk down their strips; else they share them
+    behind: int  # columns: jobs of a block from a job's totals to its results
+    flat: bool  # columns: a job's units are one run of memory
+    tiled: bool  # columns: blocks take some tiles of a strip each, and go
+    ragged: bool  # columns: rows start anywhere, and are copied with what lies around them
+    strip_bytes: int  # columns: of a row of a strip that warps with roles take with bulk copies; 0: they do not
+    splits: int  # block tiles a row, or units of a column, which are tiles or halves of them
+    blocks: int  # GPU: grid size; CPU: tasks
+    threads: int  # GPU: block size
+    shared: int  # columns and chain: bytes of dynamic shared memory a block
     workspace: int  # bytes
     vector_loads: bool  # 16 bytes at a time
-    whole: bool  # scans, rows: lanes hold whole rows in registers; else each row is walked
+    whole: bool  # rows: lanes hold whole rows in registers; else each row is walked
 
     def __str__(self) -> str:
         lines = [self.call, f"  family     {self.family}: {_FAMILIES[self.kind, self.family]}"]
         if self.device == "cpu":
             return "\n".join([*lines, f"  tasks      up to {self.blocks}, {_C.instruction_set()} instructions"])
-        part = f"of {self.leaves} leaves of 2048 elements" if self.kind == "reduction" else "of 8192 elements"
-        split = f"{self.splits} runs a row, {part}" if self.splits > 1 else "none: a row is one block's work"
+        split = f"{self.splits} runs a row, of 8192 elements" if self.splits > 1 else "none: a row is one block's work"
         load = "16 bytes" if self.vector_loads else "one element"
         lines += [
             f"  tile       {self.lanes} lanes and {self.warps} warps a row, loads of {load}",
@@ -84,7 +115,7 @@ def explain(
     axis: Dims = None,
     exclusive: bool = False,
     reverse: bool = False,
-) -> Plan:
+) -> ReductionPlan | ScanPlan:
     """The plan of the public function `name` on these arguments, which prints in plain words. Nothing is run.
 
     Whatever torchreduce.testing.force_plan forces is in it. A meta tensor is planned for the CPU. ValueError for a name
@@ -125,4 +156,5 @@ def explain(
     options = "".join(f", {key}={value}" for key, value in given.items())
     call = f"{name} of {input.dtype} {tuple(input.shape)} with strides {input.stride()}, dim={along}{options}"
     device = torch.cuda.get_device_name(input.device) if gpu else "cpu"
-    return Plan(call=f"{call}, on {device}", device=input.device.type if gpu else "cpu", kind=op.row.kind, **fields)
+    plan = ReductionPlan if op.row.kind == "reduction" else ScanPlan
+    return plan(call=f"{call}, on {device}", device=input.device.type if gpu else "cpu", kind=op.row.kind, **fields)

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "call.h"
+#include "reduce_plan.h"
 
 namespace torchreduce::cpu {
 
@@ -11,7 +11,7 @@ namespace torchreduce::cpu {
 using ParallelFor = void (*)(int64_t tasks, void (*body)(void* context, int64_t begin, int64_t end), void* context);
 
 // Fill the output of `call`. The bits do not depend on the number of threads nor on the instruction set.
-void reduce(const ReduceCall& call, ParallelFor parallel_for);
+void reduce(const PlannedReduction& call, ParallelFor parallel_for);
 void scan(const ScanCall& call, ParallelFor parallel_for);
 
 // "avx512", "avx2" or "baseline": the widest this machine runs, or what was set. set_ returns false for one it lacks.

@@ -7,10 +7,10 @@
 
 namespace torchreduce::cpu {
 
-#define TR_DECLARE(isa)                                          \
-  namespace isa {                                                \
-  bool reduce(const ReduceCall& call, ParallelFor parallel_for); \
-  bool scan(const ScanCall& call, ParallelFor parallel_for);     \
+#define TR_DECLARE(isa)                                                                      \
+  namespace isa {                                                                            \
+  bool reduce(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for); \
+  bool scan(const ScanCall& call, ParallelFor parallel_for);                                 \
   }
 TR_DECLARE(baseline)
 TR_DECLARE(avx2)
@@ -22,7 +22,7 @@ namespace {
 struct InstructionSet {
   const char* name;
   bool (*here)();
-  bool (*reduce)(const ReduceCall&, ParallelFor);
+  bool (*reduce)(const ReduceCall&, bool across, int64_t threads, ParallelFor);
   bool (*scan)(const ScanCall&, ParallelFor);
 };
 
@@ -52,8 +52,9 @@ std::atomic<const InstructionSet*>& current() {
 
 }  // namespace
 
-void reduce(const ReduceCall& call, ParallelFor parallel_for) {
-  if (!current().load()->reduce(call, parallel_for)) throw std::bad_alloc();
+void reduce(const PlannedReduction& call, ParallelFor parallel_for) {
+  const auto& shape = std::get<CpuShape>(call.plan.shape);
+  if (!current().load()->reduce(call, shape.across, shape.blocks, parallel_for)) throw std::bad_alloc();
 }
 void scan(const ScanCall& call, ParallelFor parallel_for) {
   if (!current().load()->scan(call, parallel_for)) throw std::bad_alloc();

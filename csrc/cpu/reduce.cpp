@@ -10,11 +10,10 @@ constexpr int64_t kLeastRun = 16;           // leaves of a run at least, when a 
 constexpr int64_t kUnitsPerThread = 4;      // rows are cut until there are as many units, to even the threads' work
 
 // Runs the tasks; false where memory is out.
-template <class Op> bool run(Job<Op>& job, ParallelFor parallel_for) {
+template <class Op> bool run(Job<Op>& job, bool across, int64_t there, ParallelFor parallel_for) {
   using Acc = typename Op::Acc;
   const Layout& layout = job.call.layout;
-  const int64_t threads = layout.rows * layout.length < kSerialElements ? 1 : job.call.plan.blocks;
-  const bool across = job.call.plan.family == Family::Columns;
+  const int64_t threads = layout.rows * layout.length < kSerialElements ? 1 : there;
   using Across = Columns<Op>;
   typename Across::Task task{&job, Across::cut(layout, kColumns)};
   auto units = [&] { return across ? task.chunks.outer * task.chunks.chunks : layout.rows; };
@@ -50,9 +49,10 @@ template <class Op> bool run(Job<Op>& job, ParallelFor parallel_for) {
   return true;
 }
 
-template <class Op> bool reduce_with(const ReduceCall& call, ParallelFor parallel_for) {
+template <class Op>
+bool reduce_with(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for) {
   Job<Op> job{call, Op{call.options}, 0, 0, 0, nullptr};
-  if (call.layout.length > 0) return run(job, parallel_for);
+  if (call.layout.length > 0) return run(job, across, threads, parallel_for);
   if constexpr (Op::kHasEmpty)
     for (int64_t row = 0; row < call.layout.rows; ++row)
       job.op.finish(Op::empty(), call.out, row_start(call.layout, row).out);
@@ -60,11 +60,12 @@ template <class Op> bool reduce_with(const ReduceCall& call, ParallelFor paralle
 }
 
 // The kernel for call.in's own type, or where the op converts, for its accumulator.
-template <template <class> class Op> bool reduce_as(const ReduceCall& call, ParallelFor parallel_for) {
+template <template <class> class Op>
+bool reduce_as(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for) {
   const bool converts = Op<float>::kConverts && !is_static(call.in);
   switch (converts ? call.in.accumulator : call.in.dtype) {
 #define TR_CASE(T) \
-  case DtypeOf<T>::value: return reduce_with<Op<T>>(call, parallel_for);
+  case DtypeOf<T>::value: return reduce_with<Op<T>>(call, across, threads, parallel_for);
     TR_FOR_EACH_TYPE(TR_CASE)
 #undef TR_CASE
   }
@@ -73,10 +74,11 @@ template <template <class> class Op> bool reduce_as(const ReduceCall& call, Para
 
 }  // namespace
 
-bool reduce(const ReduceCall& call, ParallelFor parallel_for) {
+// `across`: lanes across rows, else along each; `threads`: those that there are for it.
+bool reduce(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for) {
   if (call.layout.rows == 0) return true;
 #define TR_CASE(name) \
-  case Reduction::name: return reduce_as<name>(call, parallel_for);
+  case Reduction::name: return reduce_as<name>(call, across, threads, parallel_for);
   switch (call.op) { TR_FOR_EACH_REDUCTION(TR_CASE) }
 #undef TR_CASE
   return true;

@@ -391,19 +391,4 @@ template <class S, class V, int K> __device__ __forceinline__ void join(V (&left
   for (int k = 0; k < K; ++k) left[k] = calm ? S::calm_combine(left[k], right[k]) : S::combine(left[k], right[k]);
 }
 
-// ---- the last step of a row --------------------------------------------------------------------------------------------
-
-template <class Op> __device__ __forceinline__ void finish_row(const Op& op, const ReduceCall& call, int64_t row,
-                                                               typename Op::Acc acc) {
-  const RowStart start = row_start(call.layout, row);
-  if (call.layout.length == 0) acc = op.empty();
-  if constexpr (Op::kIndexed) {
-    using E = typename Op::Element;
-    op.finish(acc, call.out, start.out,
-              static_cast<const E*>(call.in.data)[start.in + position_offset(call.layout, acc.index)]);
-  } else {
-    op.finish(acc, call.out, start.out);
-  }
-}
-
 }  // namespace torchreduce::gpu

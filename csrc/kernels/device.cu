@@ -1,4 +1,5 @@
-// From an op's number to its kernels, and what the planner asks of a device.
+// From an op's number to its kernels, what the planner asks of a device, and memory that is zero when a kernel starts.
+#include <map>
 #include <mutex>
 
 #include "gpu.cuh"
@@ -6,7 +7,7 @@
 
 namespace torchreduce::gpu {
 
-const char* reduce(const ReduceCall& call, void* workspace, void* stream) {
+const char* reduce(const PlannedReduction& call, void* workspace, void* stream) {
 #define TR_CASE(name) \
   case Reduction::name: return launch_reduce<name>(call, workspace, stream);
   switch (call.op) { TR_FOR_EACH_REDUCTION(TR_CASE) }
@@ -84,9 +85,91 @@ static bool launches_early() {
 }
 #endif
 
+// ---- tickets ---------------------------------------------------------------------------------------------------------
+
+// Counters that are zero whenever a launch that counts on them starts, without a launch that zeroes them: each launch
+// leaves its own zeroed (kernels/reduce/finish.cuh), and no two that may run at once have the same ones.
+//
+// They lie in an array of the module, which the driver zeroes for each device. A stream has a part of it for its eager
+// launches, which follow one another; its id, unlike its handle, is never another stream's. What is captured gets a part
+// of its own for ever: the launches of one graph's replays follow one another, but not those of another graph, nor the
+// stream's. Who replays two executable copies of one graph at once has them write the same results anyway.
+//
+// A launch that fails has not begun, and leaves the counters alone; after one that the device gave up, the context and
+// with it this memory is gone. Where the array is used up (thousands of graphs' launches), or too small for a call,
+// tickets are zeroed in the call's workspace before its launch.
+constexpr int64_t kPoolTickets = 1 << 18, kMostTickets = 1 << 12, kTicketsAtOnce = 32;  // of one line of memory
+constexpr int kTicketDevices = 16;
+static __device__ uint32_t ticket_pool[kPoolTickets];
+
+struct TicketPool {
+  std::mutex mutex;
+  uint32_t* base = nullptr;
+  int64_t used = 0;
+  struct Part { int64_t first = 0, count = 0; };
+  std::map<unsigned long long, Part> of_stream;
+
+  // A part that nobody had, or an empty one.
+  Part take(int64_t count) {
+    count = (count + kTicketsAtOnce - 1) / kTicketsAtOnce * kTicketsAtOnce;
+    if (used + count > kPoolTickets) return {};
+    used += count;
+    return {used - count, count};
+  }
+};
+
+static gpuError_t stream_number(gpuStream_t stream, unsigned long long* number) {
+#if defined(CUDART_VERSION) && CUDART_VERSION >= 12000
+  return cudaStreamGetId(stream, number);
+#else
+  *number = reinterpret_cast<uintptr_t>(stream);
+  return gpuSuccess;
+#endif
+}
+
+static gpuError_t pooled_tickets(int64_t count, gpuStream_t stream, uint32_t** tickets) {
+  static TicketPool pools[kTicketDevices];
+  const int device = current_device();
+  if (count > kMostTickets || device >= kTicketDevices) return gpuSuccess;
+  TicketPool& pool = pools[device];
+  gpuStreamCaptureStatus capturing;
+  unsigned long long number = 0;
+  gpuError_t error = gpuStreamIsCapturing(stream, &capturing);
+  const bool eager = capturing == gpuStreamCaptureStatusNone;
+  if (error == gpuSuccess && eager) error = stream_number(stream, &number);
+  if (error != gpuSuccess) return error;
+  const std::lock_guard<std::mutex> lock(pool.mutex);
+  if (!pool.base) {
+    void* address = nullptr;
+    error = gpuGetSymbolAddress(&address, ticket_pool);
+    if (error != gpuSuccess) return error;
+    pool.base = static_cast<uint32_t*>(address);
+  }
+  TicketPool::Part part;
+  if (eager) {
+    TicketPool::Part& own = pool.of_stream[number];
+    if (own.count < count) own = pool.take(count);
+    part = own;
+  } else {
+    part = pool.take(count);
+  }
+  if (part.count) *tickets = pool.base + part.first;
+  return gpuSuccess;
+}
+
 }  // namespace torchreduce::gpu
 
 namespace torchreduce {
+
+const char* zeroed_tickets(int64_t count, void* spare, gpuStream_t stream, uint32_t** tickets) {
+  *tickets = nullptr;
+  gpuError_t error = gpu::pooled_tickets(count, stream, tickets);
+  if (error == gpuSuccess && !*tickets) {
+    *tickets = static_cast<uint32_t*>(spare);
+    error = gpuMemsetAsync(spare, 0, size_t(count) * sizeof(uint32_t), stream);
+  }
+  return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
+}
 
 const char* zero_workspace(void* workspace, int64_t bytes, Queue& queue) {
 #if defined(__CUDACC__)

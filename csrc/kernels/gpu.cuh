@@ -20,6 +20,10 @@ using gpuError_t = cudaError_t;
 #define gpuSetDevice cudaSetDevice
 #define gpuDeviceGetAttribute cudaDeviceGetAttribute
 #define gpuMultiprocessorCount cudaDevAttrMultiProcessorCount
+#define gpuGetSymbolAddress(address, symbol) cudaGetSymbolAddress(address, symbol)
+#define gpuStreamIsCapturing cudaStreamIsCapturing
+#define gpuStreamCaptureStatus cudaStreamCaptureStatus
+#define gpuStreamCaptureStatusNone cudaStreamCaptureStatusNone
 #elif defined(__HIPCC__)
 #include <hip/hip_runtime.h>
 #if defined(__HIP__)
@@ -39,6 +43,10 @@ using gpuError_t = hipError_t;
 #define gpuSetDevice hipSetDevice
 #define gpuDeviceGetAttribute hipDeviceGetAttribute
 #define gpuMultiprocessorCount hipDeviceAttributeMultiprocessorCount
+#define gpuGetSymbolAddress(address, symbol) hipGetSymbolAddress(address, HIP_SYMBOL(symbol))
+#define gpuStreamIsCapturing hipStreamIsCapturing
+#define gpuStreamCaptureStatus hipStreamCaptureStatus
+#define gpuStreamCaptureStatusNone hipStreamCaptureStatusNone
 #endif
 
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
@@ -447,30 +455,15 @@ __device__ __forceinline__ uint64_t take_ticket(uint64_t* counter) {
 #endif
   return atomicAdd(reinterpret_cast<unsigned long long*>(global(counter)), 1ull);
 }
-// By a whole block: counts its arrival at a counter that was zero before the first one and is so after the last, of
-// `blocks`. True in the last block, which then sees what the others wrote before they came (load_shared_by_blocks).
-__device__ __forceinline__ bool last_to_arrive(uint32_t* counter, uint32_t blocks) {
-  __shared__ bool last;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    last = atomicAdd(counter, 1u) == blocks - 1;
-    if (last) *counter = 0;
-  }
-  __syncthreads();
-  if (last) __threadfence();
-  return last;
-}
-template <class T> __device__ __forceinline__ T load_shared_by_blocks(const T* p) {
-#if defined(__CUDA_ARCH__)
-  T v;
-  if constexpr (sizeof(T) == 16) { const uint4 w = __ldcg(reinterpret_cast<const uint4*>(p)); memcpy(&v, &w, 16); }
-  else if constexpr (sizeof(T) == 8) { const uint2 w = __ldcg(reinterpret_cast<const uint2*>(p)); memcpy(&v, &w, 8); }
-  else if constexpr (sizeof(T) == 4) { const uint32_t w = __ldcg(reinterpret_cast<const uint32_t*>(p)); memcpy(&v, &w, 4); }
-  else v = *const_cast<const volatile T*>(p);
-  return v;
+// Adds one and returns what was there. What this thread has written or seen is there for those who come after, and it
+// sees what those before had.
+__device__ __forceinline__ uint32_t count_arrival(uint32_t* counter) {
+#if defined(__CUDACC__)
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
 #else
-  return *p;
+  return __hip_atomic_fetch_add(global(counter), 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
 #endif
 }
 // Between two looks at a word another block will write.
@@ -605,6 +598,10 @@ struct Queue {
 // Enqueues the zeroing of a workspace of `bytes` bytes, a multiple of 8; then says in `queue` whether the kernel that
 // uses it may be early. Returns nullptr, or the runtime's message.
 const char* zero_workspace(void* workspace, int64_t bytes, Queue& queue);
+
+// Counters in device memory for the next launch on `stream`, zeroed, which that launch leaves zeroed again; `spare` has
+// room for as many, and may hold anything. Returns nullptr, or the runtime's message.
+const char* zeroed_tickets(int64_t count, void* spare, gpuStream_t stream, uint32_t** tickets);
 
 // Enqueues kernel(arguments...), with `shared` bytes of dynamic shared memory a block. The caller asks for errors
 // (gpuGetLastError).

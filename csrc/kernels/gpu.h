@@ -1,6 +1,6 @@
 // What the torch layer calls: the GPU kernels' entry points, without a GPU header.
 #pragma once
-#include "call.h"
+#include "reduce_plan.h"
 
 // Element types that kernels are compiled for, X(T). A build that is only inspected may do with some.
 #if defined(TR_FEW_TYPES)
@@ -11,9 +11,9 @@
 
 namespace torchreduce::gpu {
 
-// Enqueue `call` on `stream` of the current device. `workspace` has call.plan.workspace bytes, whatever they hold.
-// Returns nullptr, or the runtime's message when a launch failed.
-const char* reduce(const ReduceCall& call, void* workspace, void* stream);
+// Enqueue `call` on `stream` of the current device. `workspace` has workspace_bytes(call.plan) bytes, whatever they
+// hold. Returns nullptr, or the runtime's message when a launch failed.
+const char* reduce(const PlannedReduction& call, void* workspace, void* stream);
 const char* scan(const ScanCall& call, void* workspace, void* stream);
 
 // The calling thread's current device in the runtime that launches the kernels; what plans ask of a device.
@@ -22,7 +22,7 @@ void set_device(int device);
 DeviceFacts facts(int device);
 
 // Each op's kernels are compiled on their own (reduce.cu, scan.cu).
-template <template <class> class Op> const char* launch_reduce(const ReduceCall& call, void* workspace, void* stream);
+template <template <class> class Op> const char* launch_reduce(const PlannedReduction& call, void* workspace, void* stream);
 template <template <class> class Op> const char* launch_scan(const ScanCall& call, void* workspace, void* stream);
 
 }  // namespace torchreduce::gpu

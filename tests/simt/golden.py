@@ -17,8 +17,9 @@ from torchreduce.plans import _NUMBERS as NUMBERS
 from torchreduce.table import BY_NAME, Op
 from torchreduce.testing import GOLDEN_FILE, Golden, golden_cases
 
-FAMILIES = {"reduction": 2, "scan": 4}  # of csrc/plan.h, and one more scan
-PIPELINE, WALK = 4, 5
+AS_PLANNED = "-"
+REDUCTIONS = [AS_PLANNED, "columns", "strided"]
+SCANS = ["rows", "columns", "chain", "columns_chain"]
 
 
 def op_of(case: Golden) -> Op:
@@ -31,12 +32,12 @@ def dims_of(case: Golden) -> list[int]:
     return [dim] if isinstance(dim, int) else list(dim)
 
 
-def families(case: Golden) -> list[int]:
+def families(case: Golden) -> list[str]:
     """Those that can serve the case."""
-    kind = op_of(case).kind
+    if op_of(case).kind == "reduction":
+        return REDUCTIONS
     pipelined = (
-        kind == "scan"
-        and case.function in ("cumsum", "cumprod", "logcumsumexp")
+        case.function in ("cumsum", "cumprod", "logcumsumexp")
         and case.dtype in (torch.float16, torch.bfloat16, torch.float32)
         and values_dtype(case) == case.dtype
         and dims_of(case)[0] % len(case.shape) == len(case.shape) - 1
@@ -44,8 +45,8 @@ def families(case: Golden) -> list[int]:
     )
     linear = case.function == "linear_scan"  # has no chains of columns, and of float64 no rows
     walks = case.function in ("linear_scan", "cummax", "cummin") and case.dtype in (torch.float32, torch.float64)
-    some = [PIPELINE] * pipelined + [WALK] * walks
-    return [*range(linear and case.dtype == torch.float64, FAMILIES[kind] - linear), *some]
+    some = ["pipeline"] * pipelined + ["walk"] * walks
+    return [*SCANS[linear and case.dtype == torch.float64 : len(SCANS) - linear], *some]
 
 
 def values_dtype(case: Golden) -> torch.dtype:
@@ -59,7 +60,7 @@ def result_bytes(case: Golden) -> int:
     return count * sum(item[part] for part in op_of(case).returns)
 
 
-def problem(case: Golden, family: int, elements: Path) -> str:
+def problem(case: Golden, family: str, elements: Path) -> str:
     """The line that simt.cpp reads."""
     dims = sum(1 << d for d in dims_of(case))
     scan = (int(case.options.get(option, False)) for option in ("exclusive", "reverse"))

@@ -14,7 +14,7 @@
 using namespace torchreduce;
 
 namespace torchreduce::cpu::baseline {
-bool reduce(const ReduceCall& call, ParallelFor parallel_for);
+bool reduce(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for);
 bool scan(const ScanCall& call, ParallelFor parallel_for);
 }  // namespace torchreduce::cpu::baseline
 
@@ -83,9 +83,9 @@ struct Result {
   }
 };
 
-ReduceCall reduce_call(const Problem& p, const Array& x, const Result& result) {
+PlannedReduction reduce_call(const Problem& p, const Array& x, const Result& result) {
   const Row& row = row_of(p.op);
-  ReduceCall call{};
+  PlannedReduction call{};
   call.op = row.reduction;
   const bool converts = facts(row.reduction, p.in).converts;
   call.in = Source{x.data(), p.in, converts ? accumulator_of(p.in, p.out) : natural_accumulator(p.in),
@@ -177,20 +177,31 @@ ScanCall scan_call(const Problem& p, const Inputs& inputs, const Array& out, con
   return call;
 }
 
-template <class Call> void emulate(Call& call, int multiprocessors, const char* (*entry)(const Call&, void*, void*),
-                                   std::string& plan_text) {
-  call.plan = plan(call, DeviceFacts{true, multiprocessors, simt::options.bulk_copies, simt::kMostShared,
-                                     simt::options.bulk_copies});
-  const Plan& p = call.plan;
-  plan_text = std::string(family_name(p.family)) + " lanes " + std::to_string(p.lanes) + " warps " +
-              std::to_string(p.warps) + " leaves " + std::to_string(p.leaves) + " vector " + std::to_string(p.vector) +
+std::string text_of(const Plan& p) {
+  return std::string(family_name(p.family)) + " lanes " + std::to_string(p.lanes) + " warps " +
+              std::to_string(p.warps) + " vector " + std::to_string(p.vector) +
               " walks " + std::to_string(p.walks) + " behind " + std::to_string(p.behind) + " flat " +
               std::to_string(p.flat) + " ragged " + std::to_string(p.ragged) + " strip_bytes " +
               std::to_string(p.strip_bytes) + " whole " + std::to_string(p.whole) + " threads " +
               std::to_string(p.threads) + " splits " + std::to_string(p.splits) + " blocks " +
               std::to_string(p.blocks) + (p.vector_loads ? " vector loads" : "");
-  const std::unique_ptr<char[]> workspace(new char[size_t(p.workspace)]);
-  memset(workspace.get(), kGap, size_t(p.workspace));
+}
+std::string text_of(const ReducePlan& p) {
+  std::string text = p.family;
+  std::visit([&](const auto& s) { s.each([&](const char* name, int64_t value) {
+               text += std::string(" ") + name + " " + std::to_string(value);
+             }); }, p.shape);
+  return text + " splits " + std::to_string(p.launch().splits) + " blocks " + std::to_string(p.launch().blocks);
+}
+
+template <class Call> void emulate(Call& call, int multiprocessors, const char* (*entry)(const Call&, void*, void*),
+                                   std::string& plan_text) {
+  call.plan = plan(call, DeviceFacts{true, multiprocessors, simt::options.bulk_copies, simt::kMostShared,
+                                     simt::options.bulk_copies});
+  plan_text = text_of(call.plan);
+  const int64_t bytes = workspace_bytes(call.plan);
+  const std::unique_ptr<char[]> workspace(new char[size_t(bytes)]);
+  memset(workspace.get(), kGap, size_t(bytes));
   if (const char* error = entry(call, workspace.get(), nullptr)) {
     fprintf(stderr, "FAILED: %s\n", error);
     exit(1);
@@ -343,9 +354,8 @@ std::vector<char> solve_by_cpu(const Problem& p, const std::vector<char>& elemen
     call.plan = plan(call, DeviceFacts{false, 1});
     done = cpu::baseline::scan(call, serial);
   } else {
-    ReduceCall call = reduce_call(p, *inputs.x, result);
-    call.plan = plan(call, DeviceFacts{false, 1});
-    done = cpu::baseline::reduce(call, serial);
+    const ReduceCall call = reduce_call(p, *inputs.x, result);
+    done = cpu::baseline::reduce(call, plans::lanes_across_rows(call.layout), 1, serial);
   }
   if (!done) exit(1);
   return result.read();
@@ -376,8 +386,8 @@ std::vector<char> solve_by_emulation(const Problem& p, const std::vector<char>& 
   const Array& x = *inputs.x;
   const Result result(p, out);
   if (!p.scan()) {
-    ReduceCall call = reduce_call(p, *inputs.x, result);
-    emulate<ReduceCall>(call, multiprocessors, gpu::reduce, plan_text);
+    PlannedReduction call = reduce_call(p, *inputs.x, result);
+    emulate<PlannedReduction>(call, multiprocessors, gpu::reduce, plan_text);
     return result.read();
   }
   ScanCall call = scan_call(p, inputs, in_place ? x : *result.values, result.indices.get());

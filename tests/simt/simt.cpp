@@ -125,16 +125,16 @@ void check_reductions(const std::vector<std::vector<int64_t>>& shapes, uint64_t 
     for (const auto& sizes : shapes) check({r.op, r.in, r.out, sizes, along}, policies);
 }
 
-constexpr int kRows = int(Family::Rows), kColumns = int(Family::Columns), kChain = int(Family::Chain),
-              kColumnsChain = int(Family::ColumnsChain), kPipeline = int(Family::Pipeline), kWalk = int(Family::Walk);
+constexpr const char *kRows = "rows", *kColumns = "columns", *kChain = "chain", *kColumnsChain = "columns_chain",
+                     *kPipeline = "pipeline", *kWalk = "walk", *kStrided = "strided";
 constexpr int kInPitch = 3;  // rows lie one after another in memory, aligned or not, or one element further apart
 const Policies kReducePolicies = {
     // family, lanes, warps, leaves, vector loads, whole rows
     {{}, 1},
     {{}, 132},
-    {{kRows, 32, 1, 1, -1}},
-    {{kRows, 32, 8, 1, -1}},
-    {{kRows, 32, 2, 4, 0}},
+    {{kStrided, 32, 1, 1, -1}},
+    {{kStrided, 32, 8, 1, -1}},
+    {{kStrided, 32, 2, 4, 0}},
     {{kColumns, -1, -1, -1, -1}},
     {{kColumns, 1, -1, 1, -1}},
     {{kColumns, 16, -1, 2, -1}},
@@ -145,7 +145,7 @@ void rows() {
   check_reductions({{3, 257}, {2, 2047}, {1, 2048}, {3, 2049}, {2, 4099}, {1, 6151}, {2, 20000}}, 2, kReducePolicies);
 }
 void short_rows() {
-  const Policies policies = {{{}, 1}, {{kRows, 16, -1, -1, -1}}, {{kRows, 32, -1, -1, -1}}, {{kRows, -1, -1, -1, 0}}};
+  const Policies policies = {{{}, 1}, {{kStrided, 16, -1, -1, -1}}, {{kStrided, 32, -1, -1, -1}}};
   check_reductions({{1, 1}, {300, 2}, {70, 7}, {40, 8}, {17, 9}, {5, 31}, {33, 64}, {9, 100}, {3, 255}, {4, 256}}, 2,
                    policies);
 }
@@ -159,7 +159,7 @@ void columns() {
             {{{}, 132}});
 }
 void split() {  // more partials than a warp takes at once, and some lanes without; of each kind of values
-  check_reductions({{2, 2048 * 35 + 5}}, 2, Policies(kValues, {{kRows, 32, 1, 1, -1}}));
+  check_reductions({{2, 2048 * 35 + 5}}, 2, Policies(kValues, {{kStrided, 32, 1, 1, -1}}));
   check_reductions({{2048 * 35 + 5, 2}}, 1, {{{kColumns, -1, -1, 1, -1}}});
 }
 
@@ -234,7 +234,7 @@ void two_block_tiles() {
     for (const auto& sizes : std::vector<std::vector<int64_t>>{{1, 8193}, {3, 8208}, {2, 12345}, {5, 16384}})
       for (int form = 0; form < 4; ++form)
         check({s.op, s.in, s.out, sizes, 2, form % 2 != 0, form / 2 != 0},
-              {{{}, 132, 1}, {{-1, -1, -1, -1, -1, 0}, 132, 1}});
+              {{{}, 132, 1}, {{nullptr, -1, -1, -1, -1, 0}, 132, 1}});
 }
 void wide_rows() {  // of at most a tile, or a block tile
   const Policies policies = {{{kRows, -1, -1, -1, -1}, 132, 1}};
@@ -496,7 +496,7 @@ void strip_pipeline() {
 
 // Offsets beyond 2^31, in every family.
 void far() {
-  const Policies reductions = {{{kRows, -1, -1, -1, -1}}, {{kColumns, -1, -1, -1, -1}}},
+  const Policies reductions = {{{kStrided, -1, -1, -1, -1}}, {{kColumns, -1, -1, -1, -1}}},
                  scans = {{{kRows, -1, -1, -1, -1}},
                           {{kColumns, -1, -1, -1, -1}},
                           {{kChain, -1, -1, -1, -1}},
@@ -848,7 +848,8 @@ void solve(const char* path) {
   for (std::string line; std::getline(problems, line);) {
     std::istringstream fields(line);
     Problem p;
-    int in, out, family;
+    int in, out;
+    std::string family;
     size_t dims;
     fields >> p.op >> in >> out >> p.along >> p.exclusive >> p.reverse >> family >> dims;
     p.in = Dtype(in);
@@ -864,9 +865,9 @@ void solve(const char* path) {
       exit(1);
     }
     simt::options.title = line;
-    const bool pipeline = Family(family) == Family::Pipeline;
+    const bool pipeline = family == kPipeline;
     simt::options.bulk_copies = pipeline;
-    force_plan({family, -1, -1, -1, -1});
+    force_plan({family == "-" ? nullptr : family.c_str(), -1, -1, -1, -1});
     std::string plan;
     const auto result = solve_by_emulation(p, elements, Memory::Contiguous, Memory::Contiguous, Memory::Contiguous,
                                            false, pipeline ? 2 : 132, plan);

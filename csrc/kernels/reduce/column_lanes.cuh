@@ -1,13 +1,10 @@
 // What lanes across columns share: a granule of neighbouring columns a lane, moved where rows start anywhere, and the
 // state of a lane's columns while it goes down the rows.
 #pragma once
-#include "../collective.cuh"
+#include "kernels/collective.cuh"
 #include "column_call.h"
 
 namespace torchreduce::gpu {
-
-// Whether combine gives the same in any order.
-template <class Op> constexpr bool kAnyOrder = Op::kIndexed || std::is_integral<typename Op::Acc>::value;
 
 constexpr int kInFlight = 8;  // granules that a lane loads before it looks at one
 

@@ -1,5 +1,6 @@
 // Reductions of slices so small that a block takes several of them whole.
 #pragma once
+#include "column_slices.h"
 #include "column_lanes.cuh"
 
 namespace torchreduce::gpu {
@@ -10,8 +11,8 @@ TR_HD constexpr int padded(int bytes) { return bytes + (bytes >> 7) * 16; }
 constexpr int kLeastUnpadded = 8;  // neighbouring columns that are spread over enough banks
 
 // Serves slices that follow each other without gaps, of at most 2^16 bytes; of at most 256 rows, where the order of
-// additions matters. A block copies q.slices of them to shared memory as they are, many granules in flight. Then q.warps
-// neighbouring lanes, a power of two, share an output, q.span rows each, also a power of two.
+// additions matters. A block copies q.slices of them to shared memory as they are, many granules in flight. Then q.lanes
+// neighbouring ones, a power of two, share an output, q.span rows each, also a power of two.
 // Shared memory: the granules that the slices lie in, padded where columns are few.
 template <class Op, class Load>
 __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTANT ColumnCall q) {
@@ -32,7 +33,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTA
   wait_copies<0>();
   __syncthreads();
 
-  const int lanes = q.warps, lane = int(threadIdx.x) & (lanes - 1), outputs = slices * inner;
+  const int lanes = q.lanes, lane = int(threadIdx.x) & (lanes - 1), outputs = slices * inner;
   const int first_row = lane * q.span, rows = q.span < n - first_row ? q.span : n - first_row, step = inner * kSize;
   const FastDivide by_inner(inner);
   // A row's element, `at` bytes from the first granule.
@@ -65,7 +66,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTA
           if (r + i + 1 < rows) at += step;
         }
       }
-      if constexpr (kAnyOrder<Op>) {
+      if constexpr (Op::kAnyOrder) {
 #pragma unroll
         for (int i = 0; i < W; ++i) all = Op::follow(all, v[i][0]);
       } else {
@@ -77,12 +78,12 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTA
         tree.push(v[0][0], [](const Near& l, const Near& r) { return Op::combine(l, r); });
       }
     }
-    if (kAnyOrder<Op> || q.span <= W) return all;
+    if (Op::kAnyOrder || q.span <= W) return all;
     return tree.total(all, [](const Near& l, const Near& r) { return Op::combine(l, r); });
   };
   auto reduce_rows = [&](auto pad, int at) {
     if (q.span <= 4) return reduce(std::integral_constant<int, 4>(), pad, at);
-    if (q.span <= 8 || kAnyOrder<Op>) return reduce(std::integral_constant<int, 8>(), pad, at);
+    if (q.span <= 8 || Op::kAnyOrder) return reduce(std::integral_constant<int, 8>(), pad, at);
     return reduce(std::integral_constant<int, 16>(), pad, at);
   };
   const int first_output = int(threadIdx.x) / lanes;

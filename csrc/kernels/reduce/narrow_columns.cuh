@@ -1,6 +1,7 @@
 // Reductions of narrow columns: rows that follow each other are one run of memory, and so are the rows of neighbouring
 // accumulators, whatever their width.
 #pragma once
+#include "narrow_columns.h"
 #include "split_columns.cuh"
 
 namespace torchreduce::gpu {
@@ -16,7 +17,7 @@ TR_HD constexpr int skewed(int i) { return i + (i >> 5); }
 // rows left by the trees, Near[span / 8][inner] and [span / 64]; where units meet, their two buffers
 // (split_columns.cuh).
 template <class Op, class Load>
-__global__ void TR_BLOCKS_BOUND(kThreads, narrow_blocks_of(sizeof(typename Load::Element)))
+__global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename Load::Element)))
     reduce_narrow_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
   using Near = typename Op::Near;

@@ -1,5 +1,6 @@
 // Reductions of short columns: few rows, many columns.
 #pragma once
+#include "short_columns.h"
 #include "column_lanes.cuh"
 
 namespace torchreduce::gpu {
@@ -8,7 +9,7 @@ namespace torchreduce::gpu {
 // at once, so that eight granules a lane are in flight, and all rows of each.
 // Shared memory: a tile's results for each warp, Near[8][33 V].
 template <class Op, class Load>
-__global__ void TR_BLOCKS_BOUND(kThreads, short_blocks_of(sizeof(typename Load::Element), Op::kIndexed))
+__global__ void TR_BLOCKS_BOUND(kThreads, 3)
     reduce_short_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
   using Near = typename Op::Near;

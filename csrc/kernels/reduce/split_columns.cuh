@@ -2,6 +2,7 @@
 // block of a group, and then of all groups, combines what the others left, in the canonical tree.
 #pragma once
 #include "column_lanes.cuh"
+#include "finish.cuh"
 
 namespace torchreduce::gpu {
 
@@ -24,18 +25,19 @@ __device__ void combine_units(const ColumnCall& q, int64_t slot, int unit, int c
   const int members = q.units - group * kUnitGroup < kUnitGroup ? q.units - group * kUnitGroup : kUnitGroup;
   Acc* const partials = partials_of<Op>(q, slot, columns);
   Acc* const of_groups = partials + int64_t(q.units) * columns;
-  uint32_t* const tickets = q.tickets + slot * (groups + 1);
+  __shared__ bool last;
+  uint32_t* const tickets = q.tickets + slot * (groups == 1 ? 1 : groups + 1);
   Acc* const a = static_cast<Acc*>(shared);
   Acc* const b = a + fold_buffer(q.units) * columns;
   auto fold = [&](const Acc* from, int rows) {
     return fold_rows<Op>(rows, columns, a, b, Op::absent(),
-                         [&](int r, int c) { return load_shared_by_blocks(from + int64_t(r) * columns + c); });
+                         [&](int r, int c) { return from[int64_t(r) * columns + c]; });
   };
-  if (!last_to_arrive(tickets + group, uint32_t(members))) return;
+  if (!last_block(tickets + group, members, last)) return;
   const Acc* all = fold(partials + int64_t(group) * kUnitGroup * columns, members);
   if (groups > 1) {
     for (int c = int(threadIdx.x); c < columns; c += kThreads) of_groups[int64_t(group) * columns + c] = all[c];
-    if (!last_to_arrive(tickets + groups, uint32_t(groups))) return;
+    if (!last_block(tickets + groups, groups, last)) return;
     all = fold(of_groups, groups);
   }
   for (int c = int(threadIdx.x); c < columns; c += kThreads) finish(c, all[c]);

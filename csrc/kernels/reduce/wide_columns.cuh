@@ -1,5 +1,6 @@
 // Reductions of wide columns: neighbouring lanes take neighbouring granules of a row.
 #pragma once
+#include "wide_columns.h"
 #include "split_columns.cuh"
 
 namespace torchreduce::gpu {
@@ -53,7 +54,7 @@ __device__ __forceinline__ void combine_runs(const Op& op, const Granule<E> (&x)
 // Shared memory: a value for each warp and column, Near[8][33 V], and the counters of ColumnTree; where units meet,
 // their two buffers (split_columns.cuh).
 template <class Op, class Load>
-__global__ void TR_BLOCKS_BOUND(kThreads, column_blocks_of(sizeof(typename Load::Element)))
+__global__ void TR_BLOCKS_BOUND(kThreads, wide_column_blocks(sizeof(typename Load::Element)))
     reduce_wide_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
   using Near = typename Op::Near;
@@ -82,13 +83,13 @@ __global__ void TR_BLOCKS_BOUND(kThreads, column_blocks_of(sizeof(typename Load:
   const int64_t pitch = q.pitch * int64_t(sizeof(E));
   const G none = G::of(op.absent_element());
 
-  ColumnTree<Op, V, kAnyOrder<Op>> tree(values + kWarps * kStage);
+  ColumnTree<Op, V, Op::kAnyOrder> tree(values + kWarps * kStage);
   for (int a = first, next; a < first + span && left > 0; a = next) {
     const int row = row_of(a);
     if (row >= q.n) break;
     // As few rows an accumulator as there are, so that all granules of a batch are there.
     int log_k = q.log_k;
-    while (!kAnyOrder<Op> && log_k > 0 && row + (step << (log_k - 1)) >= q.n && a % (kInFlight >> (log_k - 1)) == 0) --log_k;
+    while (!Op::kAnyOrder && log_k > 0 && row + (step << (log_k - 1)) >= q.n && a % (kInFlight >> (log_k - 1)) == 0) --log_k;
     next = a + (kInFlight >> log_k);
     // Row number down_to(j) of a batch: the sum of these of the bits of j.
     int down[3];

@@ -22,6 +22,7 @@
 #define __builtin_amdgcn_s_sleep(n) simt::back_off()
 #define __HIP_MEMORY_SCOPE_AGENT 4
 #define __hip_atomic_load(p, order, scope) __atomic_load_n(p, order)
+#define __hip_atomic_fetch_add(p, value, order, scope) (simt::published(), __atomic_fetch_add(p, value, order))
 #define __hip_atomic_store(p, value, order, scope) (simt::published(), __atomic_store_n(p, value, order))
 
 __forceinline__ unsigned __lane_id() { return threadIdx.x % unsigned(simt::options.wave); }
@@ -45,6 +46,7 @@ struct alignas(16) uint4 { unsigned x, y, z, w; };
 
 using hipStream_t = void*;
 enum hipError_t { hipSuccess = 0 };
+enum hipStreamCaptureStatus { hipStreamCaptureStatusNone };
 enum hipDeviceAttribute_t { hipDeviceAttributeMultiprocessorCount };
 
 // Work is done when the call returns.
@@ -55,6 +57,15 @@ void hipLaunchKernelGGL(void (*kernel)(P...), dim3 blocks, dim3 threads, unsigne
 }
 inline hipError_t hipMemsetAsync(void* p, int value, size_t bytes, hipStream_t) {
   memset(p, value, bytes);
+  return hipSuccess;
+}
+#define HIP_SYMBOL(symbol) symbol
+template <class T> hipError_t hipGetSymbolAddress(void** address, T& symbol) {
+  *address = &symbol;
+  return hipSuccess;
+}
+inline hipError_t hipStreamIsCapturing(hipStream_t, hipStreamCaptureStatus* status) {
+  *status = hipStreamCaptureStatusNone;
   return hipSuccess;
 }
 inline hipError_t hipGetLastError() { return hipSuccess; }

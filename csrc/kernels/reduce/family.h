@@ -1,0 +1,26 @@
+// What every family of reduction kernels says of a launch. Host code alone, like each family's own header beside its
+// kernel: what it serves, its shape, and its tuning numbers with their measurements.
+#pragma once
+#include <optional>
+
+#include "call.h"
+#include "order.h"
+#include "plan_tools.h"
+
+namespace torchreduce {
+
+// A family's shape is this and fields of its own, by names that mean one thing; no field changes a bit of the result.
+// each(visit) calls visit(name, value) for its own fields.
+struct ReduceLaunch {
+  int64_t blocks = 1;     // grid size
+  int threads = 256;      // block size
+  int shared = 0;         // bytes of dynamic shared memory a block
+  int64_t splits = 1;     // runs that a row is cut into, each leaving a partial result
+  int64_t workspace = 0;  // bytes of the partial results
+  int64_t tickets = 0;    // counters by which the last of those who leave partial results knows that it is
+};
+
+// Bytes of one accumulator of the kernel that serves `call`.
+int64_t accumulator_bytes(const ReduceCall& call);
+
+}  // namespace torchreduce

@@ -1,0 +1,94 @@
+// parts: TR_FOR_EACH_REDUCTION
+// Launches of the reductions: this file is compiled once for each op, with TR_PART its struct.
+#include "column_slices.cuh"
+#include "columns.cuh"
+#include "kernels/gpu.h"
+#include "narrow_columns.cuh"
+#include "short_columns.cuh"
+#include "strided.cuh"
+#include "wide_columns.cuh"
+
+namespace torchreduce::gpu {
+
+// Each family has its launch(call, shape, partials, tickets, stream) for an op and a load.
+template <class Op, class Load>
+void launch(const ReduceCall& call, const StridedShape& shape, typename Op::Acc* partials, uint32_t* tickets,
+            gpuStream_t stream) {
+  enqueue(reduce_strided<Op, Load>, shape.blocks, shape.threads, shape.shared, Queue{stream}, call, shape, partials,
+          tickets);
+}
+template <class Op, class Load>
+void launch(const ReduceCall& call, const ColumnsShape& shape, typename Op::Acc* partials, uint32_t* tickets,
+            gpuStream_t stream) {
+  enqueue(reduce_columns<Op, Load>, shape.blocks, shape.threads, shape.shared, Queue{stream}, call, shape, partials,
+          tickets);
+}
+
+// Families of columns serve what their kernels are compiled for (column_call.h).
+template <class Kernel>
+void launch_columns(Kernel kernel, const ReduceCall& call, const ColumnShape& shape, void* partials, uint32_t* tickets,
+                    gpuStream_t stream) {
+  ColumnCall q = shape.q;
+  q.in = call.in.data;
+  q.out = call.out;
+  q.options = call.options;
+  q.partials = partials;
+  q.tickets = tickets;
+  enqueue(kernel, shape.blocks, shape.threads, shape.shared, Queue{stream}, q);
+}
+#define TR_COLUMNS(Shape, kernel, compiled)                                                                           \
+  template <class Op, class Load>                                                                                     \
+  void launch(const ReduceCall& call, const Shape& shape, typename Op::Acc* partials, uint32_t* tickets,              \
+              gpuStream_t stream) {                                                                                   \
+    using E = typename Load::Element;                                                                                 \
+    if constexpr (std::is_same_v<Load, TypedLoad<E>> && has_columns(Op::kConverts, DtypeOf<E>::value) && (compiled))  \
+      launch_columns(kernel<Op, Load>, call, shape, partials, tickets, stream);                                       \
+  }
+TR_COLUMNS(WideColumnsShape, reduce_wide_columns, true)
+TR_COLUMNS(NarrowColumnsShape, reduce_narrow_columns, true)
+TR_COLUMNS(ShortColumnsShape, reduce_short_columns, has_small_columns(DtypeOf<E>::value))
+TR_COLUMNS(ColumnSlicesShape, reduce_column_slices, has_small_columns(DtypeOf<E>::value))
+#undef TR_COLUMNS
+
+template <class Op, class Load>
+static const char* launch(const PlannedReduction& call, void* workspace, gpuStream_t stream) {
+  const ReduceLaunch& planned = call.plan.launch();
+  uint32_t* tickets = nullptr;
+  if (planned.tickets)
+    if (const char* error = zeroed_tickets(planned.tickets, static_cast<char*>(workspace) + (planned.workspace + 7) / 8 * 8, stream,
+                                           &tickets))
+      return error;
+  std::visit(
+      [&](const auto& shape) {
+        if constexpr (!std::is_same_v<decltype(shape), const CpuShape&>)
+          launch<Op, Load>(call, shape, static_cast<typename Op::Acc*>(workspace), tickets, stream);
+      },
+      call.plan.shape);
+  const gpuError_t error = gpuGetLastError();
+  return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
+}
+
+template <template <class> class Op> const char* launch_reduce(const PlannedReduction& call, void* workspace, void* stream) {
+  const auto s = static_cast<gpuStream_t>(stream);
+  if constexpr (Op<float>::kConverts) {
+    if (!is_static(call.in)) {
+      switch (call.in.accumulator) {
+        case Dtype::F64: return launch<Op<double>, AnyLoad<double>>(call, workspace, s);
+        case Dtype::I64: return launch<Op<int64_t>, AnyLoad<int64_t>>(call, workspace, s);
+        default: return launch<Op<float>, AnyLoad<float>>(call, workspace, s);
+      }
+    }
+  }
+#define TR_CASE(T) \
+  case DtypeOf<T>::value: return launch<Op<T>, TypedLoad<T>>(call, workspace, s);
+  switch (call.in.dtype) {
+    TR_FOR_EACH_COMPILED_TYPE(TR_CASE)
+    default: break;
+  }
+#undef TR_CASE
+  return "unknown dtype";
+}
+
+template const char* launch_reduce<TR_PART>(const PlannedReduction&, void*, void*);
+
+}  // namespace torchreduce::gpu

@@ -1,0 +1,114 @@
+// Reductions of rows of any strides, with lanes along a row: the reduced dims hold the smallest stride, or there is one
+// long row, and no faster kernel serves it. Elements are loaded one by one.
+#pragma once
+#include "finish.cuh"
+#include "strided.h"
+
+namespace torchreduce::gpu {
+
+constexpr int kPerLane = kResidues / kLanes;  // accumulators a lane holds of a leaf's 256
+constexpr int kRunLevels = 7;                 // of a run of 64 leaves: log2(64) + 1
+
+// A row of at most 8 * width elements, 8 consecutive ones a lane: the pairwise tree is all there is.
+template <class Op, class Load>
+__device__ __forceinline__ typename Op::Acc short_row(const Op& op, const ReduceCall& call, int64_t base, bool active,
+                                                      int width) {
+  using Acc = typename Op::Acc;
+  const int64_t n = call.layout.length;
+  const int first = (int(threadIdx.x) % width) * kPerLane;
+  Acc acc[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i)
+    acc[i] = active && first + i < n
+                 ? op.load(Load::one(call.in, base + position_offset(call.layout, first + i)), first + i)
+                 : op.absent();
+#pragma unroll
+  for (int d = 1; d < kPerLane; d *= 2) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; i += 2 * d) acc[i] = op.combine(acc[i], acc[i + d]);
+  }
+  return warp_tree(op, acc[0], width);
+}
+
+// One leaf of a row, by one warp. A lane holds the residues c * 32 + lane.
+template <class Op, class Load>
+__device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const ReduceCall& call, int64_t base,
+                                                      int64_t first) {
+  using Acc = typename Op::Acc;
+  const int64_t n = call.layout.length, end = n - first < kLeaf ? n : first + kLeaf;
+  Acc acc[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) acc[i] = op.absent();
+#pragma unroll 1
+  for (int64_t k = first + lane_id(); k < end; k += kResidues) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int64_t position = k + i * kLanes;
+      if (position < end)
+        acc[i] =
+            op.combine(acc[i], op.load(Load::one(call.in, base + position_offset(call.layout, position)), position));
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) acc[i] = warp_tree(op, acc[i], kLanes);
+#pragma unroll
+  for (int d = 1; d < kPerLane; d *= 2) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; i += 2 * d) acc[i] = op.combine(acc[i], acc[i + d]);
+  }
+  return acc[0];
+}
+
+// shape.lanes < 32: that many lanes a row. Else shape.warps warps of one block take shape.leaves leaves each; the warps
+// that have the values of a row's runs leave them in `partials`, row-major, and the last combines them.
+template <class Op, class Load>
+__global__ void TR_BLOCK_BOUND(strided::kThreads)
+    reduce_strided(TR_GRID_CONSTANT ReduceCall call, TR_GRID_CONSTANT StridedShape shape, typename Op::Acc* partials,
+                   uint32_t* tickets) {
+  using Acc = typename Op::Acc;
+  constexpr int kThreads = strided::kThreads, kWarps = strided::kWarps;
+  const Op op{call.options};
+  auto combine = [&](Acc l, Acc r) { return op.combine(l, r); };
+  const Layout& layout = call.layout;
+
+  if (shape.lanes < kLanes) {
+    const int64_t row = (int64_t(blockIdx.x) * kThreads + threadIdx.x) / shape.lanes;
+    const bool active = row < layout.rows;
+    const int64_t base = active ? row_start(layout, row).in : 0;
+    const Acc acc = short_row<Op, Load>(op, call, base, active, shape.lanes);
+    if (active && threadIdx.x % shape.lanes == 0) finish_row(op, call, row, acc);
+    return;
+  }
+
+  __shared__ Acc value[kWarps];
+  const int warp = int(threadIdx.x) / kLanes;
+  const int64_t item = int64_t(blockIdx.x) * (kWarps / shape.warps) + warp / shape.warps;  // a run of a row
+  const int64_t row = item / shape.splits, split = item - row * shape.splits;
+  const bool active = row < layout.rows;
+
+  TreeStack<Acc, kRunLevels> run;
+  if (active) {
+    const int64_t base = row_start(layout, row).in;
+    const int64_t first = (split * shape.warps + warp % shape.warps) * shape.leaves;
+    for (int64_t leaf = first; leaf < first + shape.leaves && leaf * kLeaf < layout.length; ++leaf)
+      run.push(warp_leaf<Op, Load>(op, call, base, leaf * kLeaf), combine);
+  }
+  Acc acc = run.total(op.absent(), combine);
+
+  if (shape.warps > 1) {
+    if (lane_id() == 0) value[warp] = acc;
+    __syncthreads();
+    if (warp % shape.warps != 0) return;
+    const int lane = lane_id();
+    acc = warp_tree(op, lane < shape.warps ? value[warp + lane] : op.absent(), kLanes);
+  }
+  if (!active) return;
+  if (shape.splits > 1) {
+    if (lane_id() == 0) partials[item] = acc;
+    if (!last_warp(tickets + row, shape.splits)) return;
+    acc = fold_partials(op, partials + row * shape.splits, shape.splits);
+  }
+  if (lane_id() == 0) finish_row(op, call, row, acc);
+}
+
+}  // namespace torchreduce::gpu

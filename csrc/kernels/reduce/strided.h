@@ -1,0 +1,58 @@
+// Rows of any strides and any types: lanes along a row, element by element. What no faster family serves.
+#pragma once
+#include "family.h"
+
+namespace torchreduce {
+
+struct StridedShape : ReduceLaunch {
+  int lanes = 32;  // of a row; fewer than 32 have 8 consecutive elements each
+  int warps = 1;   // of a row, within a block, if it has 32 lanes
+  int leaves = 1;  // of a warp's run
+
+  template <class Visit> void each(Visit visit) const {
+    visit("lanes", lanes);
+    visit("warps", warps);
+    visit("leaves", leaves);
+  }
+};
+
+namespace strided {
+
+using namespace plans;
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kMaxLeaves = 64;    // of a run
+constexpr int kBlocksWanted = 4;  // for each multiprocessor, before a warp takes more than a leaf
+
+inline std::optional<StridedShape> serves(const ReduceCall& call, const DeviceFacts& device,
+                                          const PlanOverride& forced) {
+  const Layout& l = call.layout;
+  const int64_t n = l.length, leaves = std::max<int64_t>(1, ceil_div(n, kLeaf));
+  StridedShape s;
+  s.threads = kThreads;
+  const int needed = int(std::min<int64_t>(32, power_of_two(ceil_div(n, kGroup))));
+  s.lanes = std::max(1, needed);
+  take(forced.lanes, s.lanes, 32, "lanes");
+  if (s.lanes < needed) throw std::invalid_argument("force_plan: too few lanes for a row of " + std::to_string(n));
+  if (s.lanes == 32) {
+    s.warps = int(std::min<int64_t>(kWarps, power_of_two(leaves)));
+    take(forced.warps, s.warps, kWarps, "warps");
+  }
+  s.leaves = int(std::min<int64_t>(kMaxLeaves, power_of_two(ceil_div(leaves, s.warps))));
+  auto cut = [&] {
+    s.splits = ceil_div(leaves, int64_t(s.warps) * s.leaves);
+    s.blocks = ceil_div(l.rows * s.splits, kThreads / (s.lanes * s.warps));
+  };
+  const int64_t wanted = int64_t(kBlocksWanted) * device.multiprocessors;
+  for (cut(); s.leaves > 1 && s.blocks < wanted; cut()) s.leaves /= 2;
+  take(forced.leaves, s.leaves, kMaxLeaves, "leaves");
+  cut();
+  if (s.splits > 1) {
+    s.workspace = l.rows * s.splits * accumulator_bytes(call);
+    s.tickets = l.rows;
+  }
+  return s;
+}
+
+}  // namespace strided
+}  // namespace torchreduce

@@ -1,0 +1,52 @@
+// Which kernel family serves a reduction, and in what shape.
+#pragma once
+#include <variant>
+
+#include "kernels/reduce/column_slices.h"
+#include "kernels/reduce/columns.h"
+#include "kernels/reduce/narrow_columns.h"
+#include "kernels/reduce/short_columns.h"
+#include "kernels/reduce/strided.h"
+#include "kernels/reduce/wide_columns.h"
+
+namespace torchreduce {
+
+// On the CPU.
+struct CpuShape : ReduceLaunch {
+  bool across = false;  // lanes across rows, else along each
+
+  template <class Visit> void each(Visit) const {}
+};
+
+using Shape = std::variant<StridedShape, ColumnsShape, WideColumnsShape, NarrowColumnsShape, ShortColumnsShape,
+                           ColumnSlicesShape, CpuShape>;
+
+// The families in order of preference. The first that has a shape for a call serves it.
+struct ReduceFamily {
+  const char* name;
+  const char* summary;
+  std::optional<Shape> (*serves)(const ReduceCall&, const DeviceFacts&, const PlanOverride& forced);
+};
+extern const std::vector<ReduceFamily> kReduceFamilies;
+
+struct ReducePlan {
+  const char* family = "strided";
+  Shape shape;
+
+  const ReduceLaunch& launch() const {
+    return std::visit([](const auto& s) -> const ReduceLaunch& { return s; }, shape);
+  }
+};
+ReducePlan plan(const ReduceCall& call, const DeviceFacts& device);
+
+// Of memory that may hold anything: partial results, and then tickets, which are mostly elsewhere (kernels/device.cu).
+inline int64_t workspace_bytes(const ReducePlan& plan) {
+  return (plan.launch().workspace + 7) / 8 * 8 + plan.launch().tickets * int64_t(sizeof(uint32_t));
+}
+inline int64_t workspace_bytes(const Plan& plan) { return plan.workspace; }
+
+struct PlannedReduction : ReduceCall {
+  ReducePlan plan;
+};
+
+}  // namespace torchreduce
