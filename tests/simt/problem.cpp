@@ -196,8 +196,10 @@ std::string text_of(const ReducePlan& p) {
 
 template <class Call> void emulate(Call& call, int multiprocessors, const char* (*entry)(const Call&, void*, void*),
                                    std::string& plan_text) {
-  call.plan = plan(call, DeviceFacts{true, multiprocessors, simt::options.bulk_copies, simt::kMostShared,
-                                     simt::options.bulk_copies});
+  // Scans ask for more shared memory only where they ask for bulk copies.
+  const bool more = simt::options.bulk_copies || !std::is_same_v<Call, PlannedReduction>;
+  call.plan = plan(call, DeviceFacts{true, multiprocessors, simt::options.bulk_copies,
+                                     more ? simt::kMostShared : kPortableShared, simt::options.bulk_copies});
   plan_text = text_of(call.plan);
   const int64_t bytes = workspace_bytes(call.plan);
   const std::unique_ptr<char[]> workspace(new char[size_t(bytes)]);

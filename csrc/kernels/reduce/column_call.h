@@ -96,7 +96,7 @@ struct Columns {
 
   int granule() const { return granule_columns(size); }
   // Bytes of the values of narrow columns that a block has in shared memory, at most.
-  int64_t narrow_values() const { return (q.inner > 128 ? 65536 : 32768) / facts.near; }
+  int64_t narrow_values() const { return (q.inner > 128 && shared > 96 << 10 ? 64 << 10 : 32 << 10) / facts.near; }
   bool dense_rows() const { return q.pitch == q.inner; }
   int64_t slice_bytes() const { return int64_t(q.n) * q.inner * size; }
 

@@ -15,15 +15,14 @@ using namespace columns_of;
 // cost more than that (bfloat16, (777, 345472): 0.71 with units of 200 rows, 0.84 with one).
 constexpr int kBlocksWanted = 24, kLeastRows = 512;
 
-inline std::optional<WideColumnsShape> serves(const ReduceCall& call, const DeviceFacts& device,
-                                              const PlanOverride& forced) {
+inline std::optional<WideColumnsShape> serves(const ReduceCall& call, const DeviceFacts& device, const PlanOverride&) {
   const auto c = columns_of::columns_of(call, device);
   if (!c) return {};
   WideColumnsShape s;
   ColumnCall& q = s.q = c->q;
   const bool any_order = c->facts.any_order;
-  if (any_order) {  // an accumulator's rows start alike, and are no further apart than that takes
-    q.log_r = c->whole ? 0 : log2_of(c->granule());
+  if (any_order) {  // an accumulator's rows start alike, and are no further apart than that and a batch's granules need
+    q.log_r = c->whole ? 0 : std::max(2, log2_of(c->granule()));
     q.log_k = c->whole ? 3 : std::min(3, log2_of(power_of_two(ceil_div(q.n, 1 << q.log_r))));
   } else {
     q.log_r = log2_of(kResidues);
