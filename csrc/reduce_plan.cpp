@@ -33,8 +33,8 @@ int64_t accumulator_bytes(const ReduceCall& call) {
 }
 
 template <template <class> class Op> static ColumnFacts column_facts(const Source& in) {
-#define TR_CASE(T)                                                                     \
-  case DtypeOf<T>::value:                                                              \
+#define TR_CASE(T)        \
+  case DtypeOf<T>::value: \
     return {int(sizeof(typename Op<T>::Near)), int(sizeof(typename Op<T>::Acc)), Op<T>::kAnyOrder};
   switch (in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
 #undef TR_CASE
@@ -46,6 +46,16 @@ ColumnFacts column_facts(const ReduceCall& call) {
   switch (call.op) { TR_FOR_EACH_REDUCTION(TR_CASE) }
 #undef TR_CASE
   return {};
+}
+
+void order_by_memory(ReduceCall& call) {
+  const Layout& l = call.layout;
+  const ReductionFacts f = facts(call.op, call.in.dtype);
+  if (l.reduced < 2 || f.indexed || (f.converts && call.in.accumulator != Dtype::I64)) return;
+  std::vector<Dim> kept, reduced;
+  for (int d = 0; d < l.kept + l.reduced; ++d) (d < l.kept ? kept : reduced).push_back({l.size[d], l.in[d], l.out[d]});
+  std::stable_sort(reduced.begin(), reduced.end(), [](const Dim& a, const Dim& b) { return a.in > b.in; });
+  call.layout = fold(std::move(kept), reduced);
 }
 
 const std::vector<ReduceFamily> kReduceFamilies = {

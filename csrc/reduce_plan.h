@@ -45,8 +45,6 @@ inline int64_t workspace_bytes(const ReducePlan& plan) {
 }
 inline int64_t workspace_bytes(const Plan& plan) { return plan.workspace; }
 
-struct PlannedReduction : ReduceCall {
-  ReducePlan plan;
-};
+struct PlannedReduction : ReduceCall { ReducePlan plan; };
 
 }  // namespace torchreduce

@@ -179,18 +179,19 @@ ScanCall scan_call(const Problem& p, const Inputs& inputs, const Array& out, con
 
 std::string text_of(const Plan& p) {
   return std::string(family_name(p.family)) + " lanes " + std::to_string(p.lanes) + " warps " +
-              std::to_string(p.warps) + " vector " + std::to_string(p.vector) +
-              " walks " + std::to_string(p.walks) + " behind " + std::to_string(p.behind) + " flat " +
-              std::to_string(p.flat) + " ragged " + std::to_string(p.ragged) + " strip_bytes " +
-              std::to_string(p.strip_bytes) + " whole " + std::to_string(p.whole) + " threads " +
-              std::to_string(p.threads) + " splits " + std::to_string(p.splits) + " blocks " +
-              std::to_string(p.blocks) + (p.vector_loads ? " vector loads" : "");
+         std::to_string(p.warps) + " vector " + std::to_string(p.vector) + " walks " + std::to_string(p.walks) +
+         " behind " + std::to_string(p.behind) + " flat " + std::to_string(p.flat) + " ragged " +
+         std::to_string(p.ragged) + " strip_bytes " + std::to_string(p.strip_bytes) + " whole " +
+         std::to_string(p.whole) + " threads " + std::to_string(p.threads) + " splits " + std::to_string(p.splits) +
+         " blocks " + std::to_string(p.blocks) + (p.vector_loads ? " vector loads" : "");
 }
 std::string text_of(const ReducePlan& p) {
   std::string text = p.family;
-  std::visit([&](const auto& s) { s.each([&](const char* name, int64_t value) {
-               text += std::string(" ") + name + " " + std::to_string(value);
-             }); }, p.shape);
+  std::visit(
+      [&](const auto& s) {
+        s.each([&](const char* name, int64_t value) { text += std::string(" ") + name + " " + std::to_string(value); });
+      },
+      p.shape);
   return text + " splits " + std::to_string(p.launch().splits) + " blocks " + std::to_string(p.launch().blocks);
 }
 
@@ -389,6 +390,7 @@ std::vector<char> solve_by_emulation(const Problem& p, const std::vector<char>& 
   const Result result(p, out);
   if (!p.scan()) {
     PlannedReduction call = reduce_call(p, *inputs.x, result);
+    order_by_memory(call);
     emulate<PlannedReduction>(call, multiprocessors, gpu::reduce, plan_text);
     return result.read();
   }

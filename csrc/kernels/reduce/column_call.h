@@ -82,8 +82,9 @@ namespace columns_of {
 using namespace plans;
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kSliceBytes = 32 << 10;  // of slices that a block takes whole
-constexpr int kLeastWide = 1024;       // columns that are always for lanes across them
+constexpr int kSliceBytes = 32 << 10;     // of slices that a block takes whole
+constexpr int kDeclaredShared = 1 << 10;  // bytes of a block that are not dynamic, at most
+constexpr int kLeastWide = 1024;          // columns that are always for lanes across them
 
 // A call that the families of columns can look at.
 struct Columns {
@@ -137,14 +138,14 @@ inline std::optional<Columns> columns_of(const ReduceCall& call, const DeviceFac
   c.facts = column_facts(call);
   c.size = size_of(call.in.dtype);
   c.fill = device.multiprocessors * 8;
-  c.shared = device.shared;
+  c.shared = device.shared - kDeclaredShared;
   q.n = int32_t(l.length);
   q.inner = int32_t(l.size[inner]);
   q.pitch = l.in[l.kept];
   q.out_step = l.out[inner];
   q.outer = 1;
-  c.whole = reinterpret_cast<uintptr_t>(call.in.data) % uintptr_t(c.granule() * c.size) == 0 &&
-            q.pitch % c.granule() == 0;
+  c.whole =
+      reinterpret_cast<uintptr_t>(call.in.data) % uintptr_t(c.granule() * c.size) == 0 && q.pitch % c.granule() == 0;
   for (int d = 0; d < l.kept; ++d) {
     if (d == inner) continue;
     q.outer *= l.size[d];

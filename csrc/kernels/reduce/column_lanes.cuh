@@ -1,8 +1,8 @@
 // What lanes across columns share: a granule of neighbouring columns a lane, moved where rows start anywhere, and the
 // state of a lane's columns while it goes down the rows.
 #pragma once
-#include "kernels/collective.cuh"
 #include "column_call.h"
+#include "kernels/collective.cuh"
 
 namespace torchreduce::gpu {
 
@@ -136,7 +136,9 @@ template <class Op, int V> struct ColumnTree<Op, V, true> {
 #pragma unroll
     for (int e = 0; e < V; ++e) all[e] = Op::near_absent();
   }
-  __device__ void push(A (&v)[V], int) { combine_all(all, v, [](const A& l, const A& r) { return Op::combine(l, r); }); }
+  __device__ void push(A (&v)[V], int) {
+    combine_all(all, v, [](const A& l, const A& r) { return Op::combine(l, r); });
+  }
   __device__ void total(A (&v)[V]) const {
 #pragma unroll
     for (int e = 0; e < V; ++e) v[e] = all[e];
@@ -190,8 +192,8 @@ template <class Op> __device__ __forceinline__ void finish_column(const Op& op, 
   });
 }
 
-// The same of a tile's columns by a warp, V for each lane, where the results are neighbours of the input's type, `count`
-// from `to` on. They are stored 16 bytes at a time; `stage`: 32 V words of the warp's shared memory.
+// The same of a tile's columns by a warp, V for each lane, where the results are neighbours of the input's type,
+// `count` from `to` on. They are stored 16 bytes at a time; `stage`: 32 V words of the warp's shared memory.
 template <class Op, class E, int V>
 __device__ __forceinline__ void finish_run(const Op& op, const ColumnCall& q, int64_t to, int count,
                                            const typename Op::Near (&v)[V], void* stage) {

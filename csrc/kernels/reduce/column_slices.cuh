@@ -1,7 +1,7 @@
 // Reductions of slices so small that a block takes several of them whole.
 #pragma once
-#include "column_slices.h"
 #include "column_lanes.cuh"
+#include "column_slices.h"
 
 namespace torchreduce::gpu {
 
@@ -11,9 +11,9 @@ TR_HD constexpr int padded(int bytes) { return bytes + (bytes >> 7) * 16; }
 constexpr int kLeastUnpadded = 8;  // neighbouring columns that are spread over enough banks
 
 // Serves slices that follow each other without gaps, of at most 2^16 bytes; of at most 256 rows, where the order of
-// additions matters. A block copies q.slices of them to shared memory as they are, many granules in flight. Then q.lanes
-// neighbouring ones, a power of two, share an output, q.span rows each, also a power of two.
-// Shared memory: the granules that the slices lie in, padded where columns are few.
+// additions matters. A block copies q.slices of them to shared memory as they are, many granules in flight. Then
+// q.lanes neighbouring ones, a power of two, share an output, q.span rows each, also a power of two. Shared memory: the
+// granules that the slices lie in, padded where columns are few.
 template <class Op, class Load>
 __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
@@ -28,7 +28,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTA
   const int before = int(uintptr_t(top) & 15), bytes = slices * n * inner * kSize + before;
   top -= before;
   const bool pad = inner < kLeastUnpadded;
-  for (int i = int(threadIdx.x) * 16; i < bytes; i += kThreads * 16) copy_async<16>(shared + (pad ? padded(i) : i), top + i);
+  for (int i = int(threadIdx.x) * 16; i < bytes; i += kThreads * 16)
+    copy_async<16>(shared + (pad ? padded(i) : i), top + i);
   end_copies();
   wait_copies<0>();
   __syncthreads();
@@ -37,7 +38,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTA
   const int first_row = lane * q.span, rows = q.span < n - first_row ? q.span : n - first_row, step = inner * kSize;
   const FastDivide by_inner(inner);
   // A row's element, `at` bytes from the first granule.
-  auto load = [&](auto pad, int at, int row, Near (&v)[1]) {
+  auto load = [&](auto pad, int at, int row, Near(&v)[1]) {
     const char* const p = shared + (decltype(pad)::value ? padded(at) : at);
     uint32_t words[kWords];
     if constexpr (kSize >= 4) {
@@ -94,7 +95,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTA
     Near v = pad ? reduce_rows(std::true_type(), at) : reduce_rows(std::false_type(), at);
     for (int d = 1; d < lanes; d *= 2) v = Op::combine(v, shuffle(v, lane_id() ^ d));
     if (lane || i >= outputs) continue;
-    const int64_t to = multiply_add(slice, int(q.outer_out[0]), multiply_add(c, int(q.out_step), first * q.outer_out[0]));
+    const int64_t to =
+        multiply_add(slice, int(q.outer_out[0]), multiply_add(c, int(q.out_step), first * q.outer_out[0]));
     const typename Op::Acc acc = Op::far(v, 0);
     if constexpr (Op::kIndexed) {
       const int64_t from = (first + slice) * n * inner + c;

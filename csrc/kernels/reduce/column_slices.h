@@ -19,8 +19,8 @@ inline std::optional<ColumnSlicesShape> serves(const ReduceCall& call, const Dev
   if (all.outer_dims > 1 || (all.outer_dims && all.outer_in[0] * c->size != one)) return {};
   if (all.outer_out[0] > INT32_MAX || all.out_step > INT32_MAX) return {};
   // Without an order, slices that a block takes one at a time still gain.
-  const bool fits = all.n <= kResidues ? one <= kSliceBytes
-                                       : c->facts.any_order && all.n <= 4 * kResidues && one <= 2 * kSliceBytes;
+  const bool fits =
+      all.n <= kResidues ? one <= kSliceBytes : c->facts.any_order && all.n <= 4 * kResidues && one <= 2 * kSliceBytes;
   if (!fits) return {};
   ColumnSlicesShape s;
   ColumnCall& q = s.q = all;

@@ -1,16 +1,15 @@
 // Reductions of short columns: few rows, many columns.
 #pragma once
-#include "short_columns.h"
 #include "column_lanes.cuh"
+#include "short_columns.h"
 
 namespace torchreduce::gpu {
 
-// Serves n <= 8 rows of neighbouring columns that start anywhere. A warp takes 8, 4, 2 or 1 tiles (see reduce_wide_columns)
-// at once, so that eight granules a lane are in flight, and all rows of each.
-// Shared memory: a tile's results for each warp, Near[8][33 V].
+// Serves n <= 8 rows of neighbouring columns that start anywhere. A warp takes 8, 4, 2 or 1 tiles (see
+// reduce_wide_columns) at once, so that eight granules a lane are in flight, and all rows of each. Shared memory: a
+// tile's results for each warp, Near[8][33 V].
 template <class Op, class Load>
-__global__ void TR_BLOCKS_BOUND(kThreads, 3)
-    reduce_short_columns(TR_GRID_CONSTANT ColumnCall q) {
+__global__ void TR_BLOCKS_BOUND(kThreads, 3) reduce_short_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
   using Near = typename Op::Near;
   using G = Granule<E>;

@@ -9,6 +9,50 @@ namespace torchreduce::gpu {
 constexpr int kPerLane = kResidues / kLanes;  // accumulators a lane holds of a leaf's 256
 constexpr int kRunLevels = 7;                 // of a run of 64 leaves: log2(64) + 1
 
+// The offset of a position from a row's start, going `step` positions at a time: divisions only where it begins, and
+// where the third of the reduced dims from the last takes part.
+class PositionWalk {
+ public:
+  __device__ PositionWalk(const Layout& layout, int64_t position, int step)
+      : layout_(layout), position_(position), step_(step) {
+    const int last = layout.kept + layout.reduced - 1;
+    inner_ = layout.reduced > 0 && layout.size[last] > 0 ? layout.size[last] : 1;
+    outer_ = layout.reduced > 2 ? layout.size[last - 1] : INT64_MAX;
+    const int64_t stride = layout.reduced > 0 ? layout.in[last] : 0;
+    const int64_t outer_stride = layout.reduced > 1 ? layout.in[last - 1] : 0;
+    ahead_ = layout.reduced > 1 ? step / inner_ : 0;
+    rest_ = layout.reduced > 1 ? int(step - ahead_ * inner_) : step;
+    if (layout.reduced < 2) inner_ = INT64_MAX;
+    delta_ = ahead_ * outer_stride + rest_ * stride;
+    carry_ = outer_stride - inner_ * stride * (layout.reduced > 1);
+    place();
+  }
+  __device__ __forceinline__ int64_t offset() const { return offset_; }
+  __device__ __forceinline__ void next() {
+    position_ += step_;
+    i_ += rest_;
+    j_ += ahead_;
+    offset_ += delta_;
+    if (i_ >= inner_) {
+      i_ -= inner_;
+      j_ += 1;
+      offset_ += carry_;
+    }
+    if (j_ >= outer_) place();
+  }
+
+ private:
+  __device__ void place() {
+    i_ = inner_ == INT64_MAX ? position_ : position_ % inner_;
+    j_ = outer_ == INT64_MAX ? 0 : position_ / inner_ % outer_;
+    offset_ = position_offset(layout_, position_);
+  }
+  const Layout& layout_;
+  int64_t position_, offset_, i_, j_;  // i_, j_: along the last two dims
+  int64_t inner_, outer_, ahead_, delta_, carry_;
+  int step_, rest_;
+};
+
 // A row of at most 8 * width elements, 8 consecutive ones a lane: the pairwise tree is all there is.
 template <class Op, class Load>
 __device__ __forceinline__ typename Op::Acc short_row(const Op& op, const ReduceCall& call, int64_t base, bool active,
@@ -17,11 +61,10 @@ __device__ __forceinline__ typename Op::Acc short_row(const Op& op, const Reduce
   const int64_t n = call.layout.length;
   const int first = (int(threadIdx.x) % width) * kPerLane;
   Acc acc[kPerLane];
+  PositionWalk walk(call.layout, first < n ? first : 0, 1);
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i)
-    acc[i] = active && first + i < n
-                 ? op.load(Load::one(call.in, base + position_offset(call.layout, first + i)), first + i)
-                 : op.absent();
+  for (int i = 0; i < kPerLane; ++i, walk.next())
+    acc[i] = active && first + i < n ? op.load(Load::one(call.in, base + walk.offset()), first + i) : op.absent();
 #pragma unroll
   for (int d = 1; d < kPerLane; d *= 2) {
 #pragma unroll
@@ -39,14 +82,20 @@ __device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const Reduce
   Acc acc[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) acc[i] = op.absent();
+  PositionWalk walk(call.layout, first + lane_id() < end ? first + lane_id() : first, kLanes);
 #pragma unroll 1
   for (int64_t k = first + lane_id(); k < end; k += kResidues) {
+    typename Load::Element x[kPerLane];
+    if (k + (kPerLane - 1) * kLanes < end) {  // the loads are in flight together
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const int64_t position = k + i * kLanes;
-      if (position < end)
-        acc[i] =
-            op.combine(acc[i], op.load(Load::one(call.in, base + position_offset(call.layout, position)), position));
+      for (int i = 0; i < kPerLane; ++i, walk.next()) x[i] = Load::one(call.in, base + walk.offset());
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) acc[i] = op.combine(acc[i], op.load(x[i], k + i * kLanes));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i, walk.next())
+        if (k + i * kLanes < end)
+          acc[i] = op.combine(acc[i], op.load(Load::one(call.in, base + walk.offset()), k + i * kLanes));
     }
   }
 #pragma unroll

@@ -1,7 +1,7 @@
 // Reductions of wide columns: neighbouring lanes take neighbouring granules of a row.
 #pragma once
-#include "wide_columns.h"
 #include "split_columns.cuh"
+#include "wide_columns.h"
 
 namespace torchreduce::gpu {
 
@@ -25,8 +25,8 @@ __device__ __forceinline__ void combine_runs(const Op& op, const Granule<E> (&x)
   using Near = typename Op::Near;
   auto combine = [](const Near& l, const Near& r) { return Op::combine(l, r); };
   auto follow = [](const Near& l, const Near& r) { return Op::follow(l, r); };
-  auto get = [&](int j, Near (&t)[V]) { op.template near_all<V>(x[j].w, row(j), t); };
-  auto half = [&](int first, Near (&t)[V]) {  // 1 row and 2 rows make the same tree
+  auto get = [&](int j, Near(&t)[V]) { op.template near_all<V>(x[j].w, row(j), t); };
+  auto half = [&](int first, Near(&t)[V]) {  // 1 row and 2 rows make the same tree
     Near u[V], w[V];
     get(first, t);
     get(first + 1, u);
@@ -89,7 +89,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, wide_column_blocks(sizeof(typename Loa
     if (row >= q.n) break;
     // As few rows an accumulator as there are, so that all granules of a batch are there.
     int log_k = q.log_k;
-    while (!Op::kAnyOrder && log_k > 0 && row + (step << (log_k - 1)) >= q.n && a % (kInFlight >> (log_k - 1)) == 0) --log_k;
+    while (!Op::kAnyOrder && log_k > 0 && row + (step << (log_k - 1)) >= q.n && a % (kInFlight >> (log_k - 1)) == 0)
+      --log_k;
     next = a + (kInFlight >> log_k);
     // Row number down_to(j) of a batch: the sum of these of the bits of j.
     int down[3];

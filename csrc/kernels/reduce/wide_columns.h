@@ -10,9 +10,9 @@ namespace wide_columns {
 
 using namespace columns_of;
 
-// Blocks a multiprocessor, and rows of a unit, between which units are cut: the last blocks run alone for a shorter time
-// (H100, float32 sums of (100000, 2683): 0.82 of the read ceiling with 8 blocks, 0.885 with 24), but units of few rows
-// cost more than that (bfloat16, (777, 345472): 0.71 with units of 200 rows, 0.84 with one).
+// Blocks a multiprocessor, and rows of a unit, between which units are cut: the last blocks run alone for a shorter
+// time (H100, float32 sums of (100000, 2683): 0.82 of the read ceiling with 8 blocks, 0.885 with 24), but units of few
+// rows cost more than that (bfloat16, (777, 345472): 0.71 with units of 200 rows, 0.84 with one).
 constexpr int kBlocksWanted = 24, kLeastRows = 512;
 
 inline std::optional<WideColumnsShape> serves(const ReduceCall& call, const DeviceFacts& device, const PlanOverride&) {
@@ -47,10 +47,11 @@ inline std::optional<WideColumnsShape> serves(const ReduceCall& call, const Devi
       cut();
     }
   }
-  s.blocks = q.warps == 1 ? ceil_div(q.outer * q.tiles, kWarps)
-                          : q.outer * q.units * ceil_div(q.tiles, kWarps / q.warps);
+  s.blocks =
+      q.warps == 1 ? ceil_div(q.outer * q.tiles, kWarps) : q.outer * q.units * ceil_div(q.tiles, kWarps / q.warps);
   const int columns = 32 * c->granule();
-  s.shared = kWarps * (columns + c->granule()) * c->facts.near + (any_order ? 0 : kThreads * 4 * c->granule() * c->facts.near);
+  s.shared =
+      kWarps * (columns + c->granule()) * c->facts.near + (any_order ? 0 : kThreads * 4 * c->granule() * c->facts.near);
   split(s, *c, q.outer * q.tiles, q.tile);
   if (s.shared > c->shared) return {};
   return s;
