@@ -6,20 +6,21 @@
 //   Acc                          the accumulator
 //   absent()                     the exact identity of combine: what stands for a term that is not there
 //   load(Element, position)      an element as an accumulator; position counts along the reduced dims
-//   combine(left, right)         one step of the canonical order (order.h); left holds the lower positions
+//   combine(left, right)         one step of the canonical order (order.h); left holds the lower positions, though the
+//                                bits are the same where it does not
 //   kHasEmpty, empty()           whether a row without elements has a result, and its accumulator; else it is refused
 //   finish(Acc, Output, offset)  rounds once and writes; returns nothing
 //   result(Dtype)                the dtype of its values for elements of that type, without dtype=
+//   kAnyOrder                    every order of combining gives the same bits, even of whole elements
+//   absent_element()             an element that changes no result, but may stand for those that are equal to it
 //   kIndexed                     Acc has a position `.index`, and finish also takes the element found there
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
 // For kernels whose lanes go across columns also
-//   kAnyOrder                    combine gives the same in any order
 //   Near                         an accumulator of neighbouring positions, counted from the first one, less than 2^16
 //   near_absent(), near_all<N>(words, position, Near (&)[N])  the identity; N neighbouring columns' elements, as loaded
 //   combine(Near, Near), follow(Near, Near)  the latter where all positions of the right one come later
 //   place(Near, first, step)     the same with its position p become first + p * step
 //   far(Near, first)             Acc, given the first position
-//   absent_element()             changes nothing where it comes after an element
 //   found(Acc, read)             kIndexed: the element at the index, by read() where the accumulator does not tell
 // and keeps its options in a first member `OpOptions options`.
 #pragma once
@@ -74,17 +75,20 @@ template <class E> struct Sum {
   static constexpr bool kIndexed = false;
   static constexpr bool kConverts = true;
   static constexpr bool kHasEmpty = true;
+  static constexpr bool kAnyOrder = std::is_same<Acc, int64_t>::value;
   OpOptions options;
 
   TR_HD static Acc absent() { return absent_term<Acc>(); }
+  TR_HD static E absent_element() {
+    if constexpr (is_float_type<E>) return round_to<E>(absent());
+    else return E{};
+  }
   TR_HD static Acc empty() { return Acc(0); }
   static Dtype result(Dtype d) { return is_float(d) ? d : Dtype::I64; }
   TR_HD static Acc load(E x, int64_t) { return convert<Acc>(x); }
   template <class V> TR_HD static V combine(V left, V right) { return add(left, right); }
-  static constexpr bool kAnyOrder = std::is_same<Acc, int64_t>::value;
   using Near = Acc;
   TR_HD static Near near_absent() { return absent(); }
-  TR_HD static E absent_element() { return round_to<E>(absent()); }
   template <int N> TR_HD static void near_all(const uint32_t* words, int, Near (&v)[N]) {
     TR_UNROLLED
     for (int i = 0; i < N; ++i) v[i] = convert<Acc>(element_of<E>(words, i));
@@ -96,7 +100,8 @@ template <class E> struct Sum {
     if constexpr (!std::is_same<Acc, int64_t>::value) {
       if (options.mean) acc = acc / Acc(options.count);
     }
-    store_as(out.dtype, out.values, offset, acc);
+    if (out.dtype == DtypeOf<E>::value) static_cast<E*>(out.values)[offset] = round_to<E>(acc);
+    else store_as(out.dtype, out.values, offset, acc);
   }
 };
 
@@ -141,11 +146,6 @@ template <class E> struct Ordering {
       return (b & kGreatest) > inf ? (V{} + kGreatest) : k;
     }
   }
-  // The least element, NaN apart.
-  TR_HD static E least(bool min) {
-    if constexpr (kFloat) return bit_cast<E>(Key(min ? kInf : kInf | kLowest));
-    else return element(kLowest, min);
-  }
   // Keys of N elements that lie in words, each as the high half of 32 bits where it has at most 16.
   static constexpr bool kHalf = sizeof(E) <= 2;
   using Wide = std::conditional_t<kHalf, int32_t, Key>;
@@ -185,6 +185,11 @@ template <class E> struct Ordering {
       return bit_cast<E>(Key(k ^ Key(min ? -1 : 0)));
     }
   }
+  // The last of all but NaN.
+  TR_HD static E lowest_element(bool min) {
+    if constexpr (kFloat) return bit_cast<E>(Key(min ? kInf : kInf | int64_t(kLowest)));
+    else return element(kLowest, min);
+  }
   TR_HD static E canonical_element(E x) {
     if constexpr (kFloat) return (bit_cast<Key>(x) & kGreatest) > Key(kInf) ? bit_cast<E>(Key(kNaN)) : x;
     else if constexpr (std::is_same<E, Bool>::value) return Bool{uint8_t(x.bits != 0)};
@@ -200,17 +205,17 @@ template <class E> struct Extreme {
   static constexpr bool kIndexed = false;
   static constexpr bool kConverts = false;
   static constexpr bool kHasEmpty = false;
+  static constexpr bool kAnyOrder = true;
   OpOptions options;
 
+  TR_HD E absent_element() const { return Order::lowest_element(options.min); }
   TR_HD static Acc absent() { return Order::kLowest; }
   TR_HD static Acc empty() { return absent(); }
   static Dtype result(Dtype d) { return d; }
   TR_HD Acc load(E x, int64_t) const { return Order::key(Order::bits_of(x), options.min, false); }
   template <class V> TR_HD static V combine(V left, V right) { return left > right ? left : right; }
-  static constexpr bool kAnyOrder = true;
   using Near = typename Order::Wide;
   TR_HD static Near near_absent() { return Order::kHalf ? Near(INT32_MIN) : Near(Order::kLowest); }
-  TR_HD E absent_element() const { return Order::least(options.min); }
   template <int N> TR_HD void near_all(const uint32_t* words, int, Near (&v)[N]) const {
     Order::keys(words, options.min, false, v);
   }
@@ -234,8 +239,10 @@ template <class E> struct ArgExtreme {
   static constexpr bool kIndexed = true;
   static constexpr bool kConverts = false;
   static constexpr bool kHasEmpty = false;
+  static constexpr bool kAnyOrder = true;
   OpOptions options;
 
+  TR_HD E absent_element() const { return Order::lowest_element(options.min); }
   TR_HD static Acc absent() { return {Order::kLowest, INT64_MAX}; }
   TR_HD static Acc empty() { return absent(); }
   static Dtype result(Dtype d) { return d; }
@@ -243,7 +250,6 @@ template <class E> struct ArgExtreme {
   TR_HD static Acc combine(Acc left, Acc right) {
     return left.key > right.key || (left.key == right.key && left.index < right.index) ? left : right;
   }
-  static constexpr bool kAnyOrder = true;
   // Of at most 16 bits one number: the key, and below it what the position lacks of 2^16 - 1.
   struct Place {
     typename Order::Wide key;
@@ -255,7 +261,6 @@ template <class E> struct ArgExtreme {
     if constexpr (Order::kHalf) return INT32_MIN;
     else return {Order::kLowest, kNoPosition};
   }
-  TR_HD E absent_element() const { return Order::least(options.min); }
   template <int N> TR_HD void near_all(const uint32_t* words, int position, Near (&v)[N]) const {
     typename Order::Wide k[N];
     Order::keys(words, options.min, true, k);

@@ -216,6 +216,7 @@ struct PlanOverride {
   int leaves = -1;
   int vector_loads = -1;
   int whole = -1;  // 0: walk rows
+  int rows = -1;   // reductions, rows: those on their way
 };
 void force_plan(const PlanOverride& forced);  // for the process, until the next call
 PlanOverride forced_plan();

@@ -64,7 +64,8 @@ const std::map<std::string, int PlanOverride::*> kForcible = {{"lanes", &PlanOve
                                                               {"warps", &PlanOverride::warps},
                                                               {"leaves", &PlanOverride::leaves},
                                                               {"vector_loads", &PlanOverride::vector_loads},
-                                                              {"whole", &PlanOverride::whole}};
+                                                              {"whole", &PlanOverride::whole},
+                                                              {"rows", &PlanOverride::rows}};
 
 // A key that is absent leaves its field to the planner. Raises ValueError for a key or family that is unknown.
 void force_fields(const py::dict& fields) {
@@ -76,7 +77,7 @@ void force_fields(const py::dict& fields) {
     else if (field != kForcible.end()) forced.*(field->second) = py::cast<int>(value);
     else
       throw py::value_error("force_plan: unknown field '" + name +
-                            "'. Supported are 'family', 'lanes', 'warps', 'leaves', 'vector_loads' and 'whole'");
+                            "'. Supported are 'family', 'lanes', 'warps', 'leaves', 'vector_loads', 'whole' and 'rows'");
   }
   force_plan(forced);
 }

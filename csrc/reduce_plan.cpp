@@ -59,6 +59,8 @@ void order_by_memory(ReduceCall& call) {
 }
 
 const std::vector<ReduceFamily> kReduceFamilies = {
+    {"packed_rows", "runs of short rows copied to shared memory", shape_of<packed_rows::serves>},
+    {"rows", "lanes along rows of neighbours, 16 bytes each", shape_of<rows::serves>},
     {"short_columns", "lanes across columns of at most eight rows", shape_of<short_columns::serves>},
     {"column_slices", "small slices, whole, in shared memory", shape_of<column_slices::serves>},
     {"narrow_columns", "lanes along runs of rows, several accumulators deep", shape_of<narrow_columns::serves>},

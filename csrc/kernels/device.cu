@@ -96,9 +96,9 @@ static bool launches_early() {
 // stream's. Who replays two executable copies of one graph at once has them write the same results anyway.
 //
 // A launch that fails has not begun, and leaves the counters alone; after one that the device gave up, the context and
-// with it this memory is gone. Where the array is used up (thousands of graphs' launches), or too small for a call,
+// with it this memory is gone. Where the array is used up (by 2^18 captured rows), or too small for a call,
 // tickets are zeroed in the call's workspace before its launch.
-constexpr int64_t kPoolTickets = 1 << 18, kMostTickets = 1 << 12, kTicketsAtOnce = 32;  // of one line of memory
+constexpr int64_t kPoolTickets = 1 << 18, kMostTickets = 1 << 12, kStreamTickets = 32;  // at least
 constexpr int kTicketDevices = 16;
 static __device__ uint32_t ticket_pool[kPoolTickets];
 
@@ -111,7 +111,6 @@ struct TicketPool {
 
   // A part that nobody had, or an empty one.
   Part take(int64_t count) {
-    count = (count + kTicketsAtOnce - 1) / kTicketsAtOnce * kTicketsAtOnce;
     if (used + count > kPoolTickets) return {};
     used += count;
     return {used - count, count};
@@ -148,8 +147,8 @@ static gpuError_t pooled_tickets(int64_t count, gpuStream_t stream, uint32_t** t
   TicketPool::Part part;
   if (eager) {
     TicketPool::Part& own = pool.of_stream[number];
-    if (own.count < count) own = pool.take(count);
-    part = own;
+    if (own.count < count) own = pool.take(count < kStreamTickets ? kStreamTickets : count);
+    part = own;  // of an earlier launch, or larger; what was smaller stays unused
   } else {
     part = pool.take(count);
   }

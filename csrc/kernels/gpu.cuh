@@ -81,6 +81,9 @@ using gpuError_t = hipError_t;
 #define TR_LARGE_BLOCKS
 #endif
 
+// A function that is called where it is needed rarely, so that its code is nowhere in the way.
+#define TR_RARELY_CALLED __attribute__((noinline))
+
 // Declares the dynamic shared memory of a block, an array of char.
 #if !defined(TR_EMULATED)
 #define TR_DYNAMIC_SHARED(name, alignment) extern __shared__ __attribute__((aligned(alignment))) char name[]
@@ -190,6 +193,43 @@ __device__ __forceinline__ uint32_t device_packed_keys(uint32_t bits, bool min, 
   return y ^ (signs & 0x7fff7fffu);
 }
 #endif
+
+// The greater of two floats, or of each half of two words of 16-bit floats: NaN wins, -0.0 < +0.0.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define TR_FLOAT_MAXIMA
+__device__ __forceinline__ float device_maximum(float a, float b) {
+  float m;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+  return m;
+}
+template <bool kBF16> __device__ __forceinline__ uint32_t device_maxima(uint32_t a, uint32_t b) {
+  uint32_t m;
+  if constexpr (kBF16) asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+  else asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+  return m;
+}
+#else
+float device_maximum(float a, float b);
+template <bool kBF16> uint32_t device_maxima(uint32_t a, uint32_t b);
+#endif
+
+// `sum` and the four bytes of a word.
+__device__ __forceinline__ int32_t sum_bytes(uint32_t word, int32_t sum) {
+#if defined(__CUDA_ARCH__)
+  return __dp4a(int32_t(word), 0x01010101, sum);
+#else
+  for (int i = 0; i < 32; i += 8) sum += int8_t(word >> i);
+  return sum;
+#endif
+}
+__device__ __forceinline__ uint32_t sum_unsigned_bytes(uint32_t word, uint32_t sum) {
+#if defined(__CUDA_ARCH__)
+  return __dp4a(word, 0x01010101u, sum);
+#else
+  for (int i = 0; i < 32; i += 8) sum += uint8_t(word >> i);
+  return sum;
+#endif
+}
 
 // ---- warps -----------------------------------------------------------------------------------------------------------
 
@@ -311,6 +351,22 @@ template <class P> __device__ __forceinline__ P load_wide(const P* p) {
   return value;
 #else
   return *p;
+#endif
+}
+// 16 bytes of what is read once and does not change, where `wanted`: without a branch, and before what follows.
+template <class P> __device__ __forceinline__ void load_once(bool wanted, const P* from, P& value) {
+  static_assert(sizeof(P) == 16, "16 bytes");
+#if defined(__CUDA_ARCH__)
+  uint32_t w[4];
+  memcpy(w, &value, sizeof w);
+  asm volatile(
+      "{\n .reg .pred q;\n setp.ne.u32 q, %5, 0;\n"
+      " @q ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
+      : "l"(from), "r"(int(wanted)));
+  memcpy(&value, w, sizeof w);
+#else
+  if (wanted) value = load_wide(from);
 #endif
 }
 template <class P> __device__ __forceinline__ void store_wide(P* p, const P& value) {

@@ -125,7 +125,7 @@ void check_reductions(const std::vector<std::vector<int64_t>>& shapes, uint64_t 
     for (const auto& sizes : shapes) check({r.op, r.in, r.out, sizes, along}, policies);
 }
 
-constexpr const char *kRows = "rows", *kColumns = "columns", *kChain = "chain", *kColumnsChain = "columns_chain",
+constexpr const char *kRows = "rows", *kPackedRows = "packed_rows", *kColumns = "columns", *kChain = "chain", *kColumnsChain = "columns_chain",
                      *kPipeline = "pipeline", *kWalk = "walk", *kStrided = "strided";
 constexpr int kInPitch = 3;  // rows lie one after another in memory, aligned or not, or one element further apart
 const Policies kReducePolicies = {
@@ -141,13 +141,60 @@ const Policies kReducePolicies = {
     {{kColumns, 256, -1, -1, -1}},
 };
 
-void rows() {
+void strided() {
   check_reductions({{3, 257}, {2, 2047}, {1, 2048}, {3, 2049}, {2, 4099}, {1, 6151}, {2, 20000}}, 2, kReducePolicies);
 }
-void short_rows() {
-  const Policies policies = {{{}, 1}, {{kStrided, 16, -1, -1, -1}}, {{kStrided, 32, -1, -1, -1}}};
+void short_strided() {
+  const Policies policies = {{{kStrided, -1, -1, -1, -1}}, {{kStrided, 16, -1, -1, -1}}, {{kStrided, 32, -1, -1, -1}}};
   check_reductions({{1, 1}, {300, 2}, {70, 7}, {40, 8}, {17, 9}, {5, 31}, {33, 64}, {9, 100}, {3, 255}, {4, 256}}, 2,
                    policies);
+}
+// Rows of neighbours, as the planner chooses, and by each way that can serve them: several rows a warp, a row a warp, a
+// row or a run of it a block.
+void rows() {
+  const Policies policies = {{{}, 132, kInPitch},
+                             {{kRows, -1, -1, -1, -1}, 1, kInPitch},
+                             {{kRows, 32, -1, -1, -1, -1, 8}, 132, kInPitch},
+                             {{kRows, -1, -1, -1, -1, -1, 4}, 132, kInPitch},
+                             {{kRows, -1, -1, -1, -1, -1, 2}, 132, kInPitch},
+                             {{kRows, -1, -1, -1, -1, -1, 1}, 132, kInPitch},
+                             {{kRows, -1, 2, 4, -1, -1, 0}, 132, kInPitch},
+                             {{kRows, -1, 8, 8, -1, -1, 0}, 132, kInPitch},
+                             {{kRows, -1, -1, 1, -1, -1, 0}, 132, kInPitch}};
+  check_reductions({{70, 7},
+                    {40, 16},
+                    {33, 64},
+                    {9, 100},
+                    {7, 255},
+                    {5, 257},
+                    {9, 500},
+                    {3, 1000},
+                    {2, 2047},
+                    {1, 2048},
+                    {3, 2049},
+                    {2, 4099},
+                    {1, 6151},
+                    {2, 20000}},
+                   2, policies);
+  check_reductions({{3, 5, 40}, {2, 7, 300}}, 4, policies);  // of several kept dims where they are apart
+}
+void short_rows() {
+  const Policies policies = {{{kPackedRows, -1, -1, -1, -1}, 132, kInPitch},
+                             {{kPackedRows, -1, -1, -1, -1}, 1, kInPitch},
+                             {{kPackedRows, 1, -1, -1, -1}, 2, kInPitch},
+                             {{kPackedRows, 4, -1, -1, -1}, 2, kInPitch}};
+  check_reductions({{300, 2},
+                    {1000, 3},
+                    {700, 5},
+                    {5000, 7},
+                    {40, 8},
+                    {17, 9},
+                    {1100, 16},
+                    {5, 31},
+                    {33, 64},
+                    {90, 100},
+                    {3, 255}},
+                   2, policies);
 }
 void columns() {
   check_reductions({{1, 70}, {5, 3}, {33, 33}, {300, 2}, {2051, 33}, {6151, 1}}, 1, kReducePolicies);
@@ -179,6 +226,8 @@ void column_families() {
     }
 }
 void split() {  // more partials than a warp takes at once, and some lanes without; of each kind of values
+  check_reductions({{2, 2048 * 35 + 5}}, 2, Policies(kValues, {{kRows, -1, 1, 1, -1, -1, 0}, 132, kInPitch}));
+  check_reductions({{3, 2048 * 11 + 5}}, 2, {{{kRows, -1, 4, 4, -1, -1, 0}, 132, kInPitch}});
   check_reductions({{2, 2048 * 35 + 5}}, 2, Policies(kValues, {{kStrided, 32, 1, 1, -1}}));
   check_reductions({{2048 * 35 + 5, 2}}, 1, {{{kColumns, -1, -1, 1, -1}}});
 }
@@ -516,7 +565,7 @@ void strip_pipeline() {
 
 // Offsets beyond 2^31, in every family.
 void far() {
-  const Policies reductions = {{{kStrided, -1, -1, -1, -1}}, {{kColumns, -1, -1, -1, -1}}},
+  const Policies reductions = {{{}}, {{kStrided, -1, -1, -1, -1}}, {{kColumns, -1, -1, -1, -1}}},
                  scans = {{{kRows, -1, -1, -1, -1}},
                           {{kColumns, -1, -1, -1, -1}},
                           {{kChain, -1, -1, -1, -1}},
@@ -828,6 +877,8 @@ struct Group {
 constexpr Group kGroups[] = {
     {"rows", rows},
     {"short_rows", short_rows},
+    {"strided", strided},
+    {"short_strided", short_strided},
     {"columns", columns},
     {"split", split},
     {"column_families", column_families},

@@ -9,16 +9,16 @@ namespace torchreduce::gpu {
 constexpr int kInFlight = 8;  // granules that a lane loads before it looks at one
 
 // Neighbouring columns of a lane as they lie in memory.
-template <class E> struct Granule {
+template <class E> struct ColumnGranule {
   static constexpr int kColumns = granule_columns(sizeof(E)), kBytes = kColumns * int(sizeof(E)), kWords = kBytes / 4;
   uint32_t w[kWords];
 
   // Of one element, repeated.
-  __device__ static Granule of(E x) {
+  __device__ static ColumnGranule of(E x) {
     E all[kColumns];
 #pragma unroll
     for (int e = 0; e < kColumns; ++e) all[e] = x;
-    Granule g;
+    ColumnGranule g;
     memcpy(g.w, all, sizeof g.w);
     return g;
   }
@@ -198,7 +198,7 @@ template <class Op, class E, int V>
 __device__ __forceinline__ void finish_run(const Op& op, const ColumnCall& q, int64_t to, int count,
                                            const typename Op::Near (&v)[V], void* stage) {
   if constexpr (!Op::kIndexed && is_float_type<E>) {
-    using Piece = Packed<uint32_t, Granule<E>::kWords>;
+    using Piece = Packed<uint32_t, ColumnGranule<E>::kWords>;
     constexpr int kBytes = int(sizeof(Piece)), kPer = kBytes / int(sizeof(E));
     E* const out = global(static_cast<E*>(q.out.values)) + to;
     const int lane = lane_id(), before = int(uintptr_t(out) & (kBytes - 1)) / int(sizeof(E));

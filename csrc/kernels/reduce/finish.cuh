@@ -8,6 +8,8 @@
 
 namespace torchreduce::gpu {
 
+constexpr int kPerLane = kResidues / kLanes;  // accumulators a lane holds of a leaf's 256
+
 // Writes a row's result. `in`: of the row's start; `at(index)`: the offset of a position from it; `out`: of the result.
 template <class Op, class At>
 __device__ __forceinline__ void finish_row(const Op& op, const Source& in_source, const Output& output, int64_t in,
@@ -50,19 +52,51 @@ __device__ __forceinline__ bool last_block(uint32_t* ticket, int64_t parts, bool
   return shared;
 }
 
-// The tree over `count` partial results, by a warp: a lane takes as many neighbours as a power of two allows.
-template <class Op> __device__ __forceinline__ typename Op::Acc fold_partials(const Op& op,
-                                                                              const typename Op::Acc* partials,
-                                                                              int64_t count) {
+// The tree over a thread's share of `count` partial results, neighbours: those of thread `index` of `threads`.
+template <class Op> __device__ __forceinline__ typename Op::Acc fold_share(const Op& op,
+                                                                           const typename Op::Acc* partials,
+                                                                           int64_t count, int index, int threads) {
   using Acc = typename Op::Acc;
+  constexpr int kAtOnce = 8;
   auto combine = [&](Acc l, Acc r) { return op.combine(l, r); };
   int64_t each = 1;
-  while (each * kLanes < count) each *= 2;
-  const int64_t first = lane_id() * each, end = first + each < count ? first + each : count;
-  TreeStack<Acc, 26> tree;  // of 2^31 blocks at most
-#pragma unroll 4
-  for (int64_t i = first; i < end; ++i) tree.push(partials[i], combine);
-  return warp_tree(op, tree.total(op.absent(), combine), kLanes);
+  while (each * threads < count) each *= 2;
+  const int64_t first = index * each, end = first + each < count ? first + each : count;
+  TreeStack<Acc, Op::kAnyOrder ? 1 : 14> tree;
+  Acc acc = op.absent();
+#pragma unroll 1
+  for (int64_t i = first; i < end; i += kAtOnce) {
+    Acc a[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) a[k] = partials[i + k < end ? i + k : i];  // all on their way at once
+#pragma unroll
+    for (int k = 1; k < kAtOnce; ++k)
+      if (i + k >= end) a[k] = op.absent();
+#pragma unroll
+    for (int d = 1; d < kAtOnce; d *= 2)
+#pragma unroll
+      for (int k = 0; k < kAtOnce; k += 2 * d) a[k] = op.combine(a[k], a[k + d]);
+    if constexpr (Op::kAnyOrder) acc = op.combine(acc, a[0]);
+    else tree.push(a[0], combine);
+  }
+  if constexpr (Op::kAnyOrder) return acc;
+  else return tree.total(op.absent(), combine);
+}
+// The tree over `count` partial results, by a warp.
+template <class Op> __device__ __forceinline__ typename Op::Acc warp_fold(const Op& op, const typename Op::Acc* partials,
+                                                                          int64_t count) {
+  return warp_tree(op, fold_share(op, partials, count, lane_id(), kLanes), kLanes);
+}
+// The same by a block of whole warps; `shared` has room for a value of each. The first warp gets it.
+template <class Op> __device__ __forceinline__ typename Op::Acc block_fold(const Op& op,
+                                                                           const typename Op::Acc* partials,
+                                                                           int64_t count, typename Op::Acc* shared) {
+  using Acc = typename Op::Acc;
+  const Acc acc = warp_tree(op, fold_share(op, partials, count, int(threadIdx.x), int(blockDim.x)), kLanes);
+  const int warp = int(threadIdx.x) / kLanes, warps = int(blockDim.x) / kLanes, lane = lane_id();
+  if (lane == 0) shared[warp] = acc;
+  __syncthreads();
+  return warp_tree(op, warp == 0 && lane < warps ? shared[lane] : op.absent(), kLanes);
 }
 
 }  // namespace torchreduce::gpu

@@ -20,7 +20,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename L
     reduce_narrow_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
   using Near = typename Op::Near;
-  using G = Granule<E>;
+  using G = ColumnGranule<E>;
   constexpr int V = G::kColumns, kSize = int(sizeof(E));
   TR_DYNAMIC_SHARED(shared, 16);
   const Op op{q.options};

@@ -4,11 +4,17 @@
 #include "columns.cuh"
 #include "kernels/gpu.h"
 #include "narrow_columns.cuh"
+#include "packed_rows.cuh"
+#include "rows.cuh"
 #include "short_columns.cuh"
 #include "strided.cuh"
 #include "wide_columns.cuh"
 
 namespace torchreduce::gpu {
+
+// Whether elements are read as they are (is_static).
+template <class Load> constexpr bool kIsTyped = false;
+template <class E> constexpr bool kIsTyped<TypedLoad<E>> = true;
 
 // Each family has its launch(call, shape, partials, tickets, stream) for an op and a load.
 template <class Op, class Load>
@@ -41,7 +47,7 @@ void launch_columns(Kernel kernel, const ReduceCall& call, const ColumnShape& sh
   void launch(const ReduceCall& call, const Shape& shape, typename Op::Acc* partials, uint32_t* tickets,              \
               gpuStream_t stream) {                                                                                   \
     using E = typename Load::Element;                                                                                 \
-    if constexpr (std::is_same_v<Load, TypedLoad<E>> && has_columns(Op::kConverts, DtypeOf<E>::value) && (compiled))  \
+    if constexpr (kIsTyped<Load> && has_columns(Op::kConverts, DtypeOf<E>::value) && (compiled))  \
       launch_columns(kernel<Op, Load>, call, shape, partials, tickets, stream);                                       \
   }
 TR_COLUMNS(WideColumnsShape, reduce_wide_columns, true)
@@ -49,6 +55,19 @@ TR_COLUMNS(NarrowColumnsShape, reduce_narrow_columns, true)
 TR_COLUMNS(ShortColumnsShape, reduce_short_columns, has_small_columns(DtypeOf<E>::value))
 TR_COLUMNS(ColumnSlicesShape, reduce_column_slices, has_small_columns(DtypeOf<E>::value))
 #undef TR_COLUMNS
+
+template <class Op, class Load>
+void launch(const ReduceCall& call, const PackedRowsShape& shape, typename Op::Acc*, uint32_t*, gpuStream_t stream) {
+  if constexpr (kIsTyped<Load>)
+    enqueue(reduce_packed_rows<Op>, shape.blocks, shape.threads, shape.shared, Queue{stream}, plain_rows(call), shape);
+}
+template <class Op, class Load>
+void launch(const ReduceCall& call, const RowsShape& shape, typename Op::Acc* partials, uint32_t* tickets,
+            gpuStream_t stream) {
+  if constexpr (kIsTyped<Load>)
+    enqueue(reduce_rows<Op>, shape.blocks, shape.threads, shape.shared, Queue{stream}, plain_rows(call), shape,
+            partials, tickets);
+}
 
 template <class Op, class Load>
 static const char* launch(const PlannedReduction& call, void* workspace, gpuStream_t stream) {

@@ -12,7 +12,7 @@ template <class Op, class Load>
 __global__ void TR_BLOCKS_BOUND(kThreads, 3) reduce_short_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
   using Near = typename Op::Near;
-  using G = Granule<E>;
+  using G = ColumnGranule<E>;
   constexpr int V = G::kColumns, kRow = kLanes * V, kStage = kRow + V;
   alignas(16) __shared__ Near values[kWarps * kStage];
   const Op op{q.options};

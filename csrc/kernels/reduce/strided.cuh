@@ -6,7 +6,6 @@
 
 namespace torchreduce::gpu {
 
-constexpr int kPerLane = kResidues / kLanes;  // accumulators a lane holds of a leaf's 256
 constexpr int kRunLevels = 7;                 // of a run of 64 leaves: log2(64) + 1
 
 // The offset of a position from a row's start, going `step` positions at a time: divisions only where it begins, and
@@ -155,7 +154,7 @@ __global__ void TR_BLOCK_BOUND(strided::kThreads)
   if (shape.splits > 1) {
     if (lane_id() == 0) partials[item] = acc;
     if (!last_warp(tickets + row, shape.splits)) return;
-    acc = fold_partials(op, partials + row * shape.splits, shape.splits);
+    acc = warp_fold(op, partials + row * shape.splits, shape.splits);
   }
   if (lane_id() == 0) finish_row(op, call, row, acc);
 }

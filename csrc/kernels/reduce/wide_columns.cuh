@@ -7,7 +7,7 @@ namespace torchreduce::gpu {
 
 // Eight granules become the value of their rows: of one accumulator, rows `first` + j * step of the block's;
 template <class Op, class E, int V>
-__device__ __forceinline__ void combine_run(const Op& op, const Granule<E> (&x)[kInFlight], int first, int step,
+__device__ __forceinline__ void combine_run(const Op& op, const ColumnGranule<E> (&x)[kInFlight], int first, int step,
                                             typename Op::Near (&v)[V]) {
   using Near = typename Op::Near;
   op.template near_all<V>(x[0].w, first, v);
@@ -20,7 +20,7 @@ __device__ __forceinline__ void combine_run(const Op& op, const Granule<E> (&x)[
 }
 // or of 8 / K accumulators of K rows each, 1, 2 or 4, where x[j] is of row(j).
 template <class Op, class E, int V, class Row>
-__device__ __forceinline__ void combine_runs(const Op& op, const Granule<E> (&x)[kInFlight], int log_k, Row row,
+__device__ __forceinline__ void combine_runs(const Op& op, const ColumnGranule<E> (&x)[kInFlight], int log_k, Row row,
                                              typename Op::Near (&v)[V]) {
   using Near = typename Op::Near;
   auto combine = [](const Near& l, const Near& r) { return Op::combine(l, r); };
@@ -58,7 +58,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, wide_column_blocks(sizeof(typename Loa
     reduce_wide_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
   using Near = typename Op::Near;
-  using G = Granule<E>;
+  using G = ColumnGranule<E>;
   constexpr int V = G::kColumns, kRow = kLanes * V, kStage = kRow + V;  // of a warp
   TR_DYNAMIC_SHARED(shared, 16);
   Near* const values = reinterpret_cast<Near*>(shared);

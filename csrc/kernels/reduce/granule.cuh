@@ -1,0 +1,242 @@
+// What a lane makes of the elements that it loads, 16 bytes at a time, and what lanes make of that together.
+//
+// Ops whose order shows in the bits (sums of floats) have an accumulator for each residue of a leaf. Of the others a
+// lane keeps one value, which takes in a granule at once: an accumulator; or, where positions are found, the greatest
+// element so far and the granule it is in, in which it is looked for at the end.
+//
+// combine() of a reduction gives the same bits in either order of its operands (but for what a NaN carries, which is not
+// written), so that a tree over lanes need not say which is on the left.
+#pragma once
+#include "finish.cuh"
+#include "outer.h"
+
+namespace torchreduce::gpu {
+
+using Granule = Packed<uint32_t, 4>;
+template <class E> constexpr int kPerGranule = 16 / int(sizeof(E));
+
+// The granule in which an element lies, and how many elements of the granule come before it.
+template <class E> __device__ __forceinline__ const Granule* granule_of(const E* x) {
+  return reinterpret_cast<const Granule*>(reinterpret_cast<uintptr_t>(x) & ~uintptr_t(15));
+}
+template <class E> __device__ __forceinline__ int elements_before(const E* x) {
+  return int((reinterpret_cast<uintptr_t>(x) & 15) / sizeof(E));
+}
+
+template <class E> __device__ __forceinline__ void elements_of(const Granule& g, E (&x)[kPerGranule<E>]) {
+  unpack<E, kPerGranule<E>>(g.item, x);
+}
+
+// Whether a granule lies within the tensor.
+__device__ __forceinline__ bool is_inside(const RowsCall& call, const Granule* g) {
+  return static_cast<const void*>(g) >= call.in && static_cast<const void*>(g + 1) <= call.end;
+}
+// A granule of elements that change nothing.
+template <class Op> __device__ __forceinline__ Granule absent_granule(const Op& op) {
+  using E = typename Op::Element;
+  E x[kPerGranule<E>];
+#pragma unroll
+  for (E& e : x) e = op.absent_element();
+  Granule g;
+  memcpy(&g, x, sizeof g);
+  return g;
+}
+// Elements before `first` and from `end` on become those of `fill`; first <= 16 / sizeof(E).
+template <class E> __device__ __forceinline__ void mask(Granule& g, int first, int end, const Granule& fill) {
+  constexpr int kBits = 8 * int(sizeof(E));
+  auto ones_from = [](int bit) { return bit >= 32 ? 0u : ~0u << (bit < 0 ? 0 : bit); };
+  const int last = end < kPerGranule<E> ? end : kPerGranule<E>;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t keep = ones_from(first * kBits - 32 * i) & ~ones_from(last * kBits - 32 * i);
+    g.item[i] = (g.item[i] & keep) | (fill.item[i] & ~keep);
+  }
+}
+
+// ---- ops of any order -------------------------------------------------------------------------------------------------
+
+// The sum of a granule of integers.
+template <class E> __device__ __forceinline__ int64_t integers_of(const Granule& g) {
+  if constexpr (sizeof(E) == 1) {
+    int32_t sum = 0;
+#pragma unroll
+    for (uint32_t w : g.item) {
+      if constexpr (std::is_same<E, Bool>::value)  // any byte that is not zero counts as one
+        w = ((((w & 0x7f7f7f7fu) + 0x7f7f7f7fu) | w) >> 7) & 0x01010101u;
+      sum = std::is_same<E, int8_t>::value ? sum_bytes(w, sum) : int32_t(sum_unsigned_bytes(w, uint32_t(sum)));
+    }
+    return sum;
+  } else {
+    using Part = std::conditional_t<sizeof(E) == 2, int32_t, int64_t>;
+    E x[kPerGranule<E>];
+    elements_of(g, x);
+    Part sum = 0;
+#pragma unroll
+    for (const E& e : x) sum = Part(std::make_unsigned_t<Part>(sum) + std::make_unsigned_t<Part>(Part(e)));
+    return sum;
+  }
+}
+
+// Floats of at most 4 bytes have maxima in hardware, in which NaN wins and -0.0 < +0.0; for minima their signs are
+// turned round first. `E` is no other type then.
+#ifdef TR_FLOAT_MAXIMA
+template <class E> constexpr bool kHasMaxima = is_float_type<E> && sizeof(E) <= 4;
+template <class E> __device__ __forceinline__ E greatest_of(const Granule& g, bool min) {
+  if constexpr (sizeof(E) == 4) {
+    const uint32_t flip = min ? 0x80000000u : 0u;
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = bit_cast<float>(g.item[i] ^ flip);
+    return device_maximum(device_maximum(v[0], v[1]), device_maximum(v[2], v[3]));
+  } else {
+    constexpr bool kBF16 = std::is_same<E, BF16>::value;
+    const uint32_t flip = min ? 0x80008000u : 0u;
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = g.item[i] ^ flip;
+    const uint32_t both =
+        device_maxima<kBF16>(device_maxima<kBF16>(w[0], w[1]), device_maxima<kBF16>(w[2], w[3]));
+    return E{uint16_t(device_maxima<kBF16>(both, both >> 16))};
+  }
+}
+#else
+template <class E> constexpr bool kHasMaxima = false;
+template <class E> E greatest_of(const Granule& g, bool min);
+#endif
+
+// A granule as an accumulator of an op without positions.
+template <class Op> __device__ __forceinline__ typename Op::Acc value_of(const Op& op, const Granule& g) {
+  using E = typename Op::Element;
+  if constexpr (std::is_same<typename Op::Acc, int64_t>::value && Op::kConverts) {
+    return integers_of<E>(g);
+  } else if constexpr (kHasMaxima<E>) {
+    return Ordering<E>::key(Ordering<E>::bits_of(greatest_of<E>(g, op.options.min)), false, false);
+  } else {
+    E x[kPerGranule<E>];
+    elements_of(g, x);
+    typename Op::Acc value = op.load(x[0], 0);
+#pragma unroll
+    for (int i = 1; i < kPerGranule<E>; ++i) value = op.combine(value, op.load(x[i], 0));
+    return value;
+  }
+}
+
+// ---- the best element and where it is -----------------------------------------------------------------------------------
+
+// Elements are compared as what costs least: as floats, with their signs turned round for minima, or as keys.
+template <class Op> struct Search {
+  using E = typename Op::Element;
+  using Order = Ordering<E>;
+  using Key = decltype(typename Op::Acc().key);
+  static constexpr bool kFloats = kHasMaxima<E>;
+  using Mark = std::conditional_t<kFloats, float, Key>;
+
+  __device__ static Mark lowest() {
+    if constexpr (kFloats) return bit_cast<float>(0xff800000u);
+    else return Order::kLowest;
+  }
+  __device__ static Mark mark(const Op& op, E x) {
+    if constexpr (kFloats) return op.options.min ? -convert<float>(x) : convert<float>(x);
+    else return op.load(x, 0).key;
+  }
+  __device__ static Mark greatest(const Op& op, const Granule& g) {
+    if constexpr (kFloats) {
+      return convert<float>(greatest_of<E>(g, op.options.min));
+    } else {
+      E x[kPerGranule<E>];
+      elements_of(g, x);
+      Mark best = mark(op, x[0]);
+#pragma unroll
+      for (int i = 1; i < kPerGranule<E>; ++i) {
+        const Mark next = mark(op, x[i]);
+        best = next > best ? next : best;
+      }
+      return best;
+    }
+  }
+  // Whether an element takes the place of the best of those before it.
+  __device__ static bool beats(Mark next, Mark best) {
+    if constexpr (kFloats) return !(next <= best) && best == best;
+    else return next > best;
+  }
+  // The order of marks as integers: NaN is the greatest, and zeros are equal.
+  __device__ static Key key(Mark m) {
+    if constexpr (!kFloats) return m;
+    else if constexpr (sizeof(E) == 4) return Order::key(bit_cast<int32_t>(m), false, true);
+    else return Order::key(Order::bits_of(round_to<E>(m)), false, true);
+  }
+};
+
+// What was found: the greatest key, and the number of the granule or the position where it is first.
+template <class Key> struct Found {
+  Key key;
+  int32_t at;
+};
+template <class Key> __device__ __forceinline__ Found<Key> first_of(const Found<Key>& a, const Found<Key>& b) {
+  const bool other = b.key > a.key || (b.key == a.key && b.at < a.at);
+  return {other ? b.key : a.key, other ? b.at : a.at};
+}
+
+// ---- a lane's part of a row ---------------------------------------------------------------------------------------------
+
+// Op::kAnyOrder: take() is given granules by ascending number.
+template <class Op, bool kIndexed = Op::kIndexed> struct Part;
+
+template <class Op> struct Part<Op, false> {
+  using Value = typename Op::Acc;
+  Value best;
+
+  __device__ Part(const Op& op, int) : best(op.absent()) {}
+  __device__ void take(const Op& op, const Granule& g, int) { best = op.combine(best, value_of(op, g)); }
+  __device__ Value value() const { return best; }
+  __device__ static Value join(const Op& op, const Value& a, const Value& b) { return op.combine(a, b); }
+};
+
+template <class Op> struct Part<Op, true> {
+  using S = Search<Op>;
+  using Value = Found<typename S::Key>;
+  typename S::Mark best = S::lowest();
+  int32_t at;
+
+  // Where nothing beats the lowest element, the first of the lane's granules stands for all.
+  __device__ Part(const Op&, int first) : at(first) {}
+  __device__ void take_mark(typename S::Mark next, int number) {
+    const bool better = S::beats(next, best);
+    best = better ? next : best;
+    at = better ? number : at;
+  }
+  __device__ void take(const Op& op, const Granule& g, int number) { take_mark(S::greatest(op, g), number); }
+  __device__ Value value() const { return {S::key(best), at}; }
+  __device__ static Value join(const Op&, const Value& a, const Value& b) { return first_of(a, b); }
+};
+
+// One of two values.
+template <class V> __device__ __forceinline__ V chosen_value(bool first, const V& a, const V& b) {
+  if constexpr (std::is_arithmetic<V>::value) return first ? a : b;
+  else return {first ? a.key : b.key, first ? a.at : b.at};
+}
+
+// ---- what lanes make together -------------------------------------------------------------------------------------------
+
+// The tree over `lanes` neighbouring lanes (a power of two) of K values each; lanes >= K, and lane t gets value t % K.
+// Lanes keep half of what they have in each of the first steps, and send the rest.
+template <int K, class V, class Join>
+__device__ __forceinline__ V transposing_tree(V (&value)[K], int lanes, Join join) {
+  const int lane = lane_id();
+#pragma unroll
+  for (int h = K / 2, d = 1; h > 0; h /= 2, d *= 2) {
+    const bool odd = (lane & d) != 0;
+#pragma unroll
+    for (int k = 0; k < K / 2; ++k)
+      if (k < h) {
+        const V sent = chosen_value(odd, value[2 * k], value[2 * k + 1]);
+        const V kept = chosen_value(odd, value[2 * k + 1], value[2 * k]);
+        value[k] = join(kept, shuffle(sent, lane ^ d));
+      }
+  }
+  V v = value[0];
+  for (int d = K; d < lanes; d *= 2) v = join(v, shuffle(v, lane ^ d));
+  return v;
+}
+
+}  // namespace torchreduce::gpu
