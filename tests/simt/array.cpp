@@ -33,10 +33,8 @@ Array::Array(Dtype dtype, const std::vector<int64_t>& sizes, Memory memory)
     }
     memory_ = {static_cast<char*>(pages), [bytes = bytes_](char* p) { munmap(p, size_t(bytes)); }};
   } else {
-    // Whole granules of 16 bytes, as GPUs allocate: kernels may read what lies around an element in its granule.
-    const size_t granules = (size_t(bytes_) + 15) / 16 * 16;
-    memory_ = {new char[granules], [](char* p) { delete[] p; }};
-    memset(memory_.get(), kGap, granules);
+    memory_ = {new char[size_t(bytes_)], [](char* p) { delete[] p; }};
+    memset(memory_.get(), kGap, size_t(bytes_));
   }
   data_ = memory_.get() + skipped * size_of(dtype);
 }

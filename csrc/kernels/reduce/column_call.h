@@ -10,6 +10,7 @@ constexpr int kOuterDims = 3;
 // What a kernel is given.
 struct ColumnCall {
   const void* in;
+  const void* end;  // of the last element: nothing outside is read, be it in the same 16 bytes
   Output out;
   OpOptions options;
   void* partials;     // of each slice and tile: units * columns, and those of groups of units

@@ -22,10 +22,26 @@ template <class E> struct ColumnGranule {
     memcpy(g.w, all, sizeof g.w);
     return g;
   }
-  // The whole granule at `p`, aligned.
+  // Whether all of the granule at `p` lies within the tensor.
+  __device__ static __forceinline__ bool inside(const ColumnCall& q, const char* p) {
+    const char* const first = static_cast<const char*>(q.in);
+    return uint64_t(p - first) + kBytes <= uint64_t(static_cast<const char*>(q.end) - first);
+  }
+  // The granule at `p`, aligned, all of which is inside.
   __device__ __forceinline__ void load(const char* p) {
-    const auto x = load_once(reinterpret_cast<const Packed<uint32_t, kWords>*>(p));
+    const auto x = load_once(reinterpret_cast<const Packed<uint32_t, kWords>*>(global(p)));
     memcpy(w, &x, sizeof w);
+  }
+  // What of it is inside; the rest stays. At either end of the tensor alone.
+  __device__ TR_RARELY_CALLED void load_part(const ColumnCall& q, const char* p) {
+    E all[kColumns];
+    memcpy(all, w, sizeof w);
+    for (int e = 0; e < kColumns; ++e) {
+      const char* const x = p + e * int(sizeof(E));
+      if (x >= static_cast<const char*>(q.in) && x < static_cast<const char*>(q.end))
+        all[e] = *global(reinterpret_cast<const E*>(x));
+    }
+    memcpy(w, all, sizeof w);
   }
   // By all lanes of a warp: column e of lane l becomes the one `s` columns on, which the next lane may have.
   __device__ __forceinline__ void shift(int s) {
@@ -48,7 +64,26 @@ template <class E> struct ColumnGranule {
   }
 };
 
-// The same of accumulators.
+// Loads x[j] from at(j) where there(j); else it becomes `none`.
+template <class E, int N, class There, class At>
+__device__ __forceinline__ void load_granules(const ColumnCall& q, const ColumnGranule<E>& none, There there, At at,
+                                              ColumnGranule<E> (&x)[N]) {
+  bool all_inside = true;
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    const char* const p = at(j);
+    const bool inside = ColumnGranule<E>::inside(q, p);
+    x[j] = none;
+    if (there(j) && inside) x[j].load(p);
+    all_inside &= inside || !there(j);
+  }
+  if (all_inside) return;
+#pragma unroll
+  for (int j = 0; j < N; ++j)
+    if (there(j) && !ColumnGranule<E>::inside(q, at(j))) x[j].load_part(q, at(j));
+}
+
+// By all lanes of a warp: accumulator e of lane l becomes the one `s` columns on.
 template <class A, int V> __device__ __forceinline__ void shift_columns(A (&v)[V], int s) {
   const int next = (lane_id() + 1) % kLanes;
 #pragma unroll

@@ -28,8 +28,17 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTA
   const int before = int(uintptr_t(top) & 15), bytes = slices * n * inner * kSize + before;
   top -= before;
   const bool pad = inner < kLeastUnpadded;
-  for (int i = int(threadIdx.x) * 16; i < bytes; i += kThreads * 16)
-    copy_async<16>(shared + (pad ? padded(i) : i), top + i);
+  const char* const in = static_cast<const char*>(q.in);
+  for (int i = int(threadIdx.x) * 16; i < bytes; i += kThreads * 16) {
+    char* const to = shared + (pad ? padded(i) : i);
+    if (top + i >= in && top + i + 16 <= static_cast<const char*>(q.end)) {
+      copy_async<16>(to, top + i);
+    } else {  // at either end of the tensor
+      for (int e = 0; e < 16; e += kSize)
+        if (top + i + e >= in && top + i + e < static_cast<const char*>(q.end))
+          *reinterpret_cast<E*>(to + e) = *reinterpret_cast<const E*>(top + i + e);
+    }
+  }
   end_copies();
   wait_copies<0>();
   __syncthreads();

@@ -6,8 +6,8 @@
 
 namespace torchreduce::gpu {
 
-// The tree over the values of a column's `lanes` threads, whose neighbours are `columns` threads apart; y: which of them
-// this one is. `value`: of the block's threads.
+// The tree over the values of a column's `lanes` threads, whose neighbours are `columns` threads apart; y: which of
+// them this one is. `value`: of the block's threads.
 template <class Op>
 __device__ __forceinline__ typename Op::Acc column_tree(const Op& op, typename Op::Acc acc, int y, int lanes,
                                                         int columns, typename Op::Acc* value) {

@@ -61,11 +61,9 @@ __global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename L
 #pragma unroll
         for (int u = 0; u < U; ++u) {
           const int first = at(u) + k0 * next_run;
-#pragma unroll
-          for (int k = 0; k < M; ++k) {
-            x[u][k] = none;
-            if (first + k * next_run < end) x[u][k].load(top + int64_t(first + k * next_run) * kSize);
-          }
+          load_granules(
+              q, none, [&](int k) { return first + k * next_run < end; },
+              [&](int k) { return top + int64_t(first + k * next_run) * kSize; }, x[u]);
         }
 #pragma unroll
         for (int u = 0; u < U; ++u) {

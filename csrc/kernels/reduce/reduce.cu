@@ -36,19 +36,23 @@ void launch_columns(Kernel kernel, const ReduceCall& call, const ColumnShape& sh
                     gpuStream_t stream) {
   ColumnCall q = shape.q;
   q.in = call.in.data;
+  int64_t elements = 1;
+  for (int d = 0; d < call.layout.kept + call.layout.reduced; ++d)
+    elements += (call.layout.size[d] - 1) * call.layout.in[d];
+  q.end = static_cast<const char*>(call.in.data) + elements * size_of(call.in.dtype);
   q.out = call.out;
   q.options = call.options;
   q.partials = partials;
   q.tickets = tickets;
   enqueue(kernel, shape.blocks, shape.threads, shape.shared, Queue{stream}, q);
 }
-#define TR_COLUMNS(Shape, kernel, compiled)                                                                           \
-  template <class Op, class Load>                                                                                     \
-  void launch(const ReduceCall& call, const Shape& shape, typename Op::Acc* partials, uint32_t* tickets,              \
-              gpuStream_t stream) {                                                                                   \
-    using E = typename Load::Element;                                                                                 \
-    if constexpr (kIsTyped<Load> && has_columns(Op::kConverts, DtypeOf<E>::value) && (compiled))  \
-      launch_columns(kernel<Op, Load>, call, shape, partials, tickets, stream);                                       \
+#define TR_COLUMNS(Shape, kernel, compiled)                                                              \
+  template <class Op, class Load>                                                                        \
+  void launch(const ReduceCall& call, const Shape& shape, typename Op::Acc* partials, uint32_t* tickets, \
+              gpuStream_t stream) {                                                                      \
+    using E = typename Load::Element;                                                                    \
+    if constexpr (kIsTyped<Load> && has_columns(Op::kConverts, DtypeOf<E>::value) && (compiled))         \
+      launch_columns(kernel<Op, Load>, call, shape, partials, tickets, stream);                          \
   }
 TR_COLUMNS(WideColumnsShape, reduce_wide_columns, true)
 TR_COLUMNS(NarrowColumnsShape, reduce_narrow_columns, true)
@@ -74,8 +78,8 @@ static const char* launch(const PlannedReduction& call, void* workspace, gpuStre
   const ReduceLaunch& planned = call.plan.launch();
   uint32_t* tickets = nullptr;
   if (planned.tickets)
-    if (const char* error = zeroed_tickets(planned.tickets, static_cast<char*>(workspace) + (planned.workspace + 7) / 8 * 8, stream,
-                                           &tickets))
+    if (const char* error = zeroed_tickets(
+            planned.tickets, static_cast<char*>(workspace) + (planned.workspace + 7) / 8 * 8, stream, &tickets))
       return error;
   std::visit(
       [&](const auto& shape) {
@@ -87,7 +91,8 @@ static const char* launch(const PlannedReduction& call, void* workspace, gpuStre
   return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
 }
 
-template <template <class> class Op> const char* launch_reduce(const PlannedReduction& call, void* workspace, void* stream) {
+template <template <class> class Op> const char* launch_reduce(const PlannedReduction& call, void* workspace,
+                                                               void* stream) {
   const auto s = static_cast<gpuStream_t>(stream);
   if constexpr (Op<float>::kConverts) {
     if (!is_static(call.in)) {

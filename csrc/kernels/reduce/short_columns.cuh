@@ -38,6 +38,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 3) reduce_short_columns(TR_GRID_CONSTA
   const G none = G::of(op.absent_element());
   G x[kInFlight];
   int moved[kInFlight];
+  const char* from[kInFlight];
+  bool there[kInFlight];
 #pragma unroll
   for (int j = 0; j < kInFlight; ++j) {
     // Tile j >> q.log_k, without an index that is not known.
@@ -47,10 +49,10 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 3) reduce_short_columns(TR_GRID_CONSTA
     const int more = rows == 2 ? left[t] : rows == 4 ? left[t >> 1] : left[0];
     const char* const p = in + (s.in + c) * int64_t(sizeof(E)) + (j & (rows - 1)) * pitch;
     moved[j] = int(uintptr_t(p) & (G::kBytes - 1)) / int(sizeof(E));
-    x[j] = none;
-    if ((j & (rows - 1)) < q.n && more > 0 && lane * V - moved[j] < more)
-      x[j].load(p + (lane * V - moved[j]) * int(sizeof(E)));
+    from[j] = p + (lane * V - moved[j]) * int(sizeof(E));
+    there[j] = (j & (rows - 1)) < q.n && more > 0 && lane * V - moved[j] < more;
   }
+  load_granules(q, none, [&](int j) { return there[j]; }, [&](int j) { return from[j]; }, x);
   if (q.tile < kRow) {
 #pragma unroll
     for (int j = 0; j < kInFlight; ++j) x[j].shift(moved[j]);

@@ -1,12 +1,13 @@
 // Reductions of rows of any strides, with lanes along a row: the reduced dims hold the smallest stride, or there is one
 // long row, and no faster kernel serves it. Elements are loaded one by one.
 #pragma once
+#include "column_lanes.cuh"
 #include "finish.cuh"
 #include "strided.h"
 
 namespace torchreduce::gpu {
 
-constexpr int kRunLevels = 7;                 // of a run of 64 leaves: log2(64) + 1
+constexpr int kRunLevels = 7;  // of a run of 64 leaves: log2(64) + 1
 
 // The offset of a position from a row's start, going `step` positions at a time: divisions only where it begins, and
 // where the third of the reduced dims from the last takes part.
@@ -107,6 +108,55 @@ __device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const Reduce
   return acc[0];
 }
 
+// Whether there is a way for elements as they are, by granules.
+template <class Load> constexpr bool kHasGranules = false;
+template <class E> constexpr bool kHasGranules<TypedLoad<E>> = has_small_columns(DtypeOf<E>::value);
+
+// The same of positions in runs of whole granules: a lane has residues that are neighbours, 16 bytes of them.
+template <class Op, class E>
+__device__ __forceinline__ typename Op::Acc warp_leaf_of_granules(const Op& op, const ReduceCall& call, int64_t base,
+                                                                  int64_t first) {
+  using Near = typename Op::Near;
+  using G = ColumnGranule<E>;
+  constexpr int V = G::kColumns, kParts = kResidues / (kLanes * V), kSteps = kLeaf / kResidues;
+  const E* const from = global(static_cast<const E*>(call.in.data)) + base;
+  const G none = G::of(op.absent_element());
+  Near part[kParts];
+#pragma unroll
+  for (int p = 0; p < kParts; ++p) {
+    const int residue = (p * kLanes + lane_id()) * V;
+    PositionWalk walk(call.layout, first + residue < call.layout.length ? first + residue : first, kResidues);
+    G x[kSteps];
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k, walk.next()) {
+      x[k] = none;
+      if (first + residue + k * kResidues < call.layout.length)
+        x[k].load(reinterpret_cast<const char*>(from + walk.offset()));
+    }
+    Near v[V];
+    op.template near_all<V>(x[0].w, 0, v);
+#pragma unroll
+    for (int k = 1; k < kSteps; ++k) {
+      Near t[V];
+      op.template near_all<V>(x[k].w, k, t);
+      combine_all(v, t, [](const Near& l, const Near& r) { return Op::follow(l, r); });
+    }
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = Op::place(v[e], residue + e, kResidues);
+#pragma unroll
+    for (int d = 1; d < V; d *= 2)
+#pragma unroll
+      for (int e = 0; e < V; e += 2 * d) v[e] = Op::combine(v[e], v[e + d]);
+    for (int d = 1; d < kLanes; d *= 2) v[0] = Op::combine(v[0], shuffle(v[0], lane_id() ^ d));
+    part[p] = v[0];
+  }
+#pragma unroll
+  for (int d = 1; d < kParts; d *= 2)
+#pragma unroll
+    for (int p = 0; p < kParts; p += 2 * d) part[p] = Op::combine(part[p], part[p + d]);
+  return Op::far(part[0], first);
+}
+
 // shape.lanes < 32: that many lanes a row. Else shape.warps warps of one block take shape.leaves leaves each; the warps
 // that have the values of a row's runs leave them in `partials`, row-major, and the last combines them.
 template <class Op, class Load>
@@ -138,8 +188,16 @@ __global__ void TR_BLOCK_BOUND(strided::kThreads)
   if (active) {
     const int64_t base = row_start(layout, row).in;
     const int64_t first = (split * shape.warps + warp % shape.warps) * shape.leaves;
-    for (int64_t leaf = first; leaf < first + shape.leaves && leaf * kLeaf < layout.length; ++leaf)
+    for (int64_t leaf = first; leaf < first + shape.leaves && leaf * kLeaf < layout.length; ++leaf) {
+      if constexpr (kHasGranules<Load>) {
+        using E = typename Load::Element;
+        if (shape.granules) {
+          run.push(warp_leaf_of_granules<Op, E>(op, call, base, leaf * kLeaf), combine);
+          continue;
+        }
+      }
       run.push(warp_leaf<Op, Load>(op, call, base, leaf * kLeaf), combine);
+    }
   }
   Acc acc = run.total(op.absent(), combine);
 

@@ -114,19 +114,13 @@ __global__ void TR_BLOCKS_BOUND(kThreads, wide_column_blocks(sizeof(typename Loa
     if (log_k == 3) {
       // The rows of an accumulator start alike, so that it is enough to move their value.
       const char* const lowest = granule(0);
-#pragma unroll
-      for (int j = 0; j < kInFlight; ++j) {
-        x[j] = none;
-        if (all || row + down_to(j) < q.n) x[j].load(lowest + j * pitches[0]);
-      }
+      load_granules(
+          q, none, [&](int j) { return all || row + down_to(j) < q.n; }, [&](int j) { return lowest + j * pitches[0]; },
+          x);
       combine_run(op, x, row - base_row, step, v);
       if (q.tile < kRow) shift_columns(v, moved(0));
     } else {
-#pragma unroll
-      for (int j = 0; j < kInFlight; ++j) {
-        x[j] = none;
-        if (all || row + down_to(j) < q.n) x[j].load(granule(j));
-      }
+      load_granules(q, none, [&](int j) { return all || row + down_to(j) < q.n; }, granule, x);
       if (q.tile < kRow) {
 #pragma unroll
         for (int j = 0; j < kInFlight; ++j) x[j].shift(moved(j));
