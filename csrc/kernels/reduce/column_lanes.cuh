@@ -32,17 +32,6 @@ template <class E> struct ColumnGranule {
     const auto x = load_once(reinterpret_cast<const Packed<uint32_t, kWords>*>(global(p)));
     memcpy(w, &x, sizeof w);
   }
-  // What of it is inside; the rest stays. At either end of the tensor alone.
-  __device__ TR_RARELY_CALLED void load_part(const ColumnCall& q, const char* p) {
-    E all[kColumns];
-    memcpy(all, w, sizeof w);
-    for (int e = 0; e < kColumns; ++e) {
-      const char* const x = p + e * int(sizeof(E));
-      if (x >= static_cast<const char*>(q.in) && x < static_cast<const char*>(q.end))
-        all[e] = *global(reinterpret_cast<const E*>(x));
-    }
-    memcpy(w, all, sizeof w);
-  }
   // By all lanes of a warp: column e of lane l becomes the one `s` columns on, which the next lane may have.
   __device__ __forceinline__ void shift(int s) {
     const int next = (lane_id() + 1) % kLanes, bytes = s * int(sizeof(E));
@@ -64,23 +53,40 @@ template <class E> struct ColumnGranule {
   }
 };
 
+// What of the granule at `p` lies within the tensor, and else what `none` has: at either end of the tensor alone.
+template <class E> __device__ TR_RARELY_CALLED ColumnGranule<E> load_part(const void* first, const void* end,
+                                                                          const char* p, ColumnGranule<E> none) {
+  E all[ColumnGranule<E>::kColumns];
+  memcpy(all, none.w, sizeof none.w);
+#pragma unroll
+  for (int e = 0; e < ColumnGranule<E>::kColumns; ++e) {
+    const char* const x = p + e * int(sizeof(E));
+    if (x >= first && x < end) all[e] = *global(reinterpret_cast<const E*>(x));
+  }
+  memcpy(none.w, all, sizeof none.w);
+  return none;
+}
+
 // Loads x[j] from at(j) where there(j); else it becomes `none`.
 template <class E, int N, class There, class At>
 __device__ __forceinline__ void load_granules(const ColumnCall& q, const ColumnGranule<E>& none, There there, At at,
                                               ColumnGranule<E> (&x)[N]) {
-  bool all_inside = true;
+  bool inside = true;
 #pragma unroll
-  for (int j = 0; j < N; ++j) {
-    const char* const p = at(j);
-    const bool inside = ColumnGranule<E>::inside(q, p);
-    x[j] = none;
-    if (there(j) && inside) x[j].load(p);
-    all_inside &= inside || !there(j);
+  for (int j = 0; j < N; ++j) inside &= !there(j) || ColumnGranule<E>::inside(q, at(j));
+  if (inside) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      x[j] = none;
+      if (there(j)) x[j].load(at(j));
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      x[j] = none;
+      if (there(j)) x[j] = load_part<E>(q.in, q.end, at(j), none);
+    }
   }
-  if (all_inside) return;
-#pragma unroll
-  for (int j = 0; j < N; ++j)
-    if (there(j) && !ColumnGranule<E>::inside(q, at(j))) x[j].load_part(q, at(j));
 }
 
 // By all lanes of a warp: accumulator e of lane l becomes the one `s` columns on.
