@@ -111,6 +111,9 @@ TR_HD float to_float(F16 x) {
 // ---- rounding to memory types: to nearest, ties to even, once; every NaN becomes the canonical quiet one -------------
 
 TR_HD BF16 to_bf16(float x) {
+#if defined(TR_DEVICE_BF16)
+  return BF16{x == x ? device_float_to_bf16(x) : uint16_t(0x7fc0)};
+#endif
   const uint32_t b = bit_cast<uint32_t>(x);
   if ((b & 0x7fffffffu) > 0x7f800000u) return BF16{0x7fc0};
   return BF16{uint16_t((b + 0x7fffu + ((b >> 16) & 1u)) >> 16)};

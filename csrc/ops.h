@@ -15,9 +15,17 @@
 //   absent_element()             an element that changes no result, but may stand for those that are equal to it
 //   kIndexed                     Acc has a position `.index`, and finish also takes the element found there
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
+// For kernels whose lanes go across columns also
+//   Near                         an accumulator of neighbouring positions, counted from the first one, less than 2^16
+//   near_absent(), near_all<N>(words, position, Near (&)[N])  the identity; N neighbouring columns' elements, as loaded
+//   combine(Near, Near), follow(Near, Near)  the latter where all positions of the right one come later
+//   place(Near, first, step)     the same with its position p become first + p * step
+//   far(Near, first)             Acc, given the first position
+//   found(Acc, read)             kIndexed: the element at the index, by read() where the accumulator does not tell
 // and keeps its options in a first member `OpOptions options`.
 #pragma once
 #include "dtype.h"
+#include "kernels/gpu_packed.h"
 
 namespace torchreduce {
 
@@ -50,6 +58,17 @@ template <class V> TR_HD V add(V a, V b) {
   else return a + b;
 }
 
+// Element i of those that lie in words.
+template <class E> TR_HD E element_of(const uint32_t* words, int i) {
+  if constexpr (sizeof(E) == 8) {
+    return bit_cast<E>(uint64_t(words[2 * i + 1]) << 32 | words[2 * i]);
+  } else {
+    using Bits = std::conditional_t<sizeof(E) == 4, uint32_t, std::conditional_t<sizeof(E) == 2, uint16_t, uint8_t>>;
+    constexpr int kPer = 4 / int(sizeof(E));
+    return bit_cast<E>(Bits(words[i / kPer] >> (i % kPer * 8 * int(sizeof(E)))));
+  }
+}
+
 // sum and mean: the canonical sum; mean divides it once, by the number of elements, in the accumulator type.
 template <class E> struct Sum {
   using Element = E;
@@ -69,6 +88,15 @@ template <class E> struct Sum {
   static Dtype result(Dtype d) { return is_float(d) ? d : Dtype::I64; }
   TR_HD static Acc load(E x, int64_t) { return convert<Acc>(x); }
   template <class V> TR_HD static V combine(V left, V right) { return add(left, right); }
+  using Near = Acc;
+  TR_HD static Near near_absent() { return absent(); }
+  template <int N> TR_HD static void near_all(const uint32_t* words, int, Near (&v)[N]) {
+    TR_UNROLLED
+    for (int i = 0; i < N; ++i) v[i] = convert<Acc>(element_of<E>(words, i));
+  }
+  TR_HD static Near follow(Near left, Near right) { return add(left, right); }
+  TR_HD static Near place(Near v, int, int) { return v; }
+  TR_HD static Acc far(Near v, int64_t) { return v; }
   TR_HD void finish(Acc acc, const Output& out, int64_t offset) const {
     if constexpr (!std::is_same<Acc, int64_t>::value) {
       if (options.mean) acc = acc / Acc(options.count);
@@ -119,6 +147,36 @@ template <class E> struct Ordering {
       return (b & kGreatest) > inf ? (V{} + kGreatest) : k;
     }
   }
+  // Keys of N elements that lie in words, each as the high half of 32 bits where it has at most 16.
+  static constexpr bool kHalf = sizeof(E) <= 2;
+  using Wide = std::conditional_t<kHalf, int32_t, Key>;
+  template <int N> TR_HD static void keys(const uint32_t* words, bool min, bool merge_zeros, Wide (&k)[N]) {
+#if defined(TR_PACKED_KEYS)
+    if constexpr (kFloat && sizeof(E) == 2) {
+      TR_UNROLLED
+      for (int i = 0; i < N; i += 2) {
+        const uint32_t pair = packed_keys<std::is_same<E, BF16>::value>(words[i / 2], min, merge_zeros);
+        k[i] = int32_t(pair << 16);
+        if (i + 1 < N) k[i + 1] = int32_t(pair & 0xffff0000u);
+      }
+      return;
+    } else if constexpr (kFloat && sizeof(E) == 4) {
+      TR_UNROLLED
+      for (int i = 0; i < N; ++i) k[i] = packed_key(words[i], min, merge_zeros);
+      return;
+    }
+#endif
+    TR_UNROLLED
+    for (int i = 0; i < N; ++i) {
+      const Key key_i = key(bits_of(element_of<E>(words, i)), min, merge_zeros);
+      if constexpr (kHalf) k[i] = int32_t(uint32_t(key_i) << 16);
+      else k[i] = key_i;
+    }
+  }
+  TR_HD static Key narrow(Wide k) {
+    if constexpr (kHalf) return Key(k >> 16);
+    else return k;
+  }
   TR_HD static E element(Key k, bool min) {
     if constexpr (kFloat) {
       if (k == kGreatest) return bit_cast<E>(Key(kNaN));
@@ -157,6 +215,14 @@ template <class E> struct Extreme {
   static Dtype result(Dtype d) { return d; }
   TR_HD Acc load(E x, int64_t) const { return Order::key(Order::bits_of(x), options.min, false); }
   template <class V> TR_HD static V combine(V left, V right) { return left > right ? left : right; }
+  using Near = typename Order::Wide;
+  TR_HD static Near near_absent() { return Order::kHalf ? Near(INT32_MIN) : Near(Order::kLowest); }
+  template <int N> TR_HD void near_all(const uint32_t* words, int, Near (&v)[N]) const {
+    Order::keys(words, options.min, false, v);
+  }
+  TR_HD static Near follow(Near left, Near right) { return combine(left, right); }
+  TR_HD static Near place(Near v, int, int) { return v; }
+  TR_HD static Acc far(Near v, int64_t) { return Order::narrow(v); }
   TR_HD void finish(Acc acc, const Output& out, int64_t offset) const {
     static_cast<E*>(out.values)[offset] = Order::element(acc, options.min);
   }
@@ -184,6 +250,51 @@ template <class E> struct ArgExtreme {
   TR_HD Acc load(E x, int64_t position) const { return {Order::key(Order::bits_of(x), options.min, true), position}; }
   TR_HD static Acc combine(Acc left, Acc right) {
     return left.key > right.key || (left.key == right.key && left.index < right.index) ? left : right;
+  }
+  // Of at most 16 bits one number: the key, and below it what the position lacks of 2^16 - 1.
+  struct Place {
+    typename Order::Wide key;
+    int32_t index;
+  };
+  using Near = std::conditional_t<Order::kHalf, int32_t, Place>;
+  static constexpr int kNoPosition = 0xffff;
+  TR_HD static Near near_absent() {
+    if constexpr (Order::kHalf) return INT32_MIN;
+    else return {Order::kLowest, kNoPosition};
+  }
+  template <int N> TR_HD void near_all(const uint32_t* words, int position, Near (&v)[N]) const {
+    typename Order::Wide k[N];
+    Order::keys(words, options.min, true, k);
+    TR_UNROLLED
+    for (int i = 0; i < N; ++i) {
+      if constexpr (Order::kHalf) v[i] = k[i] | (kNoPosition - position);
+      else v[i] = {k[i], position};
+    }
+  }
+  TR_HD static Near combine(Near left, Near right) {
+    if constexpr (Order::kHalf) return left > right ? left : right;
+    else return left.key > right.key || (left.key == right.key && left.index < right.index) ? left : right;
+  }
+  TR_HD static Near follow(Near left, Near right) {
+    if constexpr (Order::kHalf) return left > right ? left : right;
+    else return right.key > left.key ? right : left;
+  }
+  TR_HD static int index_of(Near v) {
+    if constexpr (Order::kHalf) return kNoPosition - (v & kNoPosition);
+    else return v.index;
+  }
+  TR_HD static Near place(Near v, int first, int step) {
+    const int position = first + index_of(v) * step, index = position < kNoPosition ? position : kNoPosition;
+    if constexpr (Order::kHalf) return (v | 0xffff) - index;
+    else return {v.key, index};
+  }
+  TR_HD static Acc far(Near v, int64_t first) {
+    if constexpr (Order::kHalf) return {Order::narrow(v), first + index_of(v)};
+    else return {v.key, first + v.index};
+  }
+  template <class Read> TR_HD E found(const Acc& acc, Read read) const {
+    if (Order::kFloat && (acc.key == 0 || acc.key == -1)) return read();  // zeros, whose signs are not told apart
+    return Order::element(typename Order::Key(acc.key), options.min);
   }
   TR_HD void finish(Acc acc, const Output& out, int64_t offset, E found) const {
     if (out.indices) out.indices[offset] = acc.index;

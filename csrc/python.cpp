@@ -225,6 +225,7 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
   call.out = {known.indexed ? nullptr : results, known.indexed ? reinterpret_cast<int64_t*>(results) : nullptr, values};
   call.options = {false, false, layout.length};
   call.layout = layout;
+  order_by_memory(call);
   return as_dict(plan(call, device));
 }
 

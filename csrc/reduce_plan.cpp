@@ -32,9 +32,39 @@ int64_t accumulator_bytes(const ReduceCall& call) {
   return 0;
 }
 
+template <template <class> class Op> static ColumnFacts column_facts(const Source& in) {
+#define TR_CASE(T)        \
+  case DtypeOf<T>::value: \
+    return {int(sizeof(typename Op<T>::Near)), int(sizeof(typename Op<T>::Acc)), Op<T>::kAnyOrder};
+  switch (in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
+#undef TR_CASE
+  return {};
+}
+ColumnFacts column_facts(const ReduceCall& call) {
+#define TR_CASE(name) \
+  case Reduction::name: return column_facts<name>(call.in);
+  switch (call.op) { TR_FOR_EACH_REDUCTION(TR_CASE) }
+#undef TR_CASE
+  return {};
+}
+
+void order_by_memory(ReduceCall& call) {
+  const Layout& l = call.layout;
+  const ReductionFacts f = facts(call.op, call.in.dtype);
+  if (l.reduced < 2 || f.indexed || (f.converts && call.in.accumulator != Dtype::I64)) return;
+  std::vector<Dim> kept, reduced;
+  for (int d = 0; d < l.kept + l.reduced; ++d) (d < l.kept ? kept : reduced).push_back({l.size[d], l.in[d], l.out[d]});
+  std::stable_sort(reduced.begin(), reduced.end(), [](const Dim& a, const Dim& b) { return a.in > b.in; });
+  call.layout = fold(std::move(kept), reduced);
+}
+
 const std::vector<ReduceFamily> kReduceFamilies = {
     {"packed_rows", "runs of short rows copied to shared memory", shape_of<packed_rows::serves>},
     {"rows", "lanes along rows of neighbours, 16 bytes each", shape_of<rows::serves>},
+    {"short_columns", "lanes across columns of at most eight rows", shape_of<short_columns::serves>},
+    {"column_slices", "small slices, whole, in shared memory", shape_of<column_slices::serves>},
+    {"narrow_columns", "lanes along runs of rows, several accumulators deep", shape_of<narrow_columns::serves>},
+    {"wide_columns", "lanes across columns, warps down them", shape_of<wide_columns::serves>},
     {"columns", "lanes across rows, each walking its own", shape_of<columns::serves>},
     {"strided", "lanes along each row, element by element", shape_of<strided::serves>},
 };

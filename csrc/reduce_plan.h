@@ -2,10 +2,14 @@
 #pragma once
 #include <variant>
 
+#include "kernels/reduce/column_slices.h"
 #include "kernels/reduce/columns.h"
+#include "kernels/reduce/narrow_columns.h"
 #include "kernels/reduce/packed_rows.h"
 #include "kernels/reduce/rows.h"
+#include "kernels/reduce/short_columns.h"
 #include "kernels/reduce/strided.h"
+#include "kernels/reduce/wide_columns.h"
 
 namespace torchreduce {
 
@@ -16,7 +20,8 @@ struct CpuShape : ReduceLaunch {
   template <class Visit> void each(Visit) const {}
 };
 
-using Shape = std::variant<StridedShape, ColumnsShape, PackedRowsShape, RowsShape, CpuShape>;
+using Shape = std::variant<StridedShape, ColumnsShape, PackedRowsShape, RowsShape, WideColumnsShape, NarrowColumnsShape,
+                           ShortColumnsShape, ColumnSlicesShape, CpuShape>;
 
 // The families in order of preference. The first that has a shape for a call serves it.
 struct ReduceFamily {

@@ -45,6 +45,7 @@ void reduce_into(const Op& op, const View& x, uint64_t mask, bool keepdim, const
   call.in = Source{x.data, x.dtype, types.accumulator, types.truth};
   const View& out = values ? *values : *indices;
   call.layout = fold(x, mask, spread_strides(x, mask, keepdim, out).data());
+  order_by_memory(call);
   call.options = OpOptions{op.min, op.mean, call.layout.length};
   call.out = Output{values ? const_cast<void*>(values->data) : nullptr,
                     indices ? static_cast<int64_t*>(const_cast<void*>(indices->data)) : nullptr,

@@ -70,6 +70,15 @@ def halves_and_flag():
     return np.concatenate([whole_warps(both, np.full_like(both, flag)) for flag in (0, 1)])
 
 
+def pairs_of_halves():
+    """All values in either half, beside the same, others, and those of few kinds."""
+    few = np.resize(
+        np.array([0, 0x8000, 1, 0x7C00, 0xFC00, 0x7F80, 0xFF80, 0x7FFF, 0xFFFF, 0x3C00], np.uint32), len(ALL)
+    )
+    a, b = np.concatenate([ALL, ALL, ALL]), np.concatenate([shuffled(ALL), few, shuffled(few)])
+    return whole_warps(a << 16 | shuffled(a), b << 16 | shuffled(b))
+
+
 def edges():
     """float32 with every exponent: NaNs, both zeros, infinities, subnormals among them; and of few kinds, for ties."""
     special = np.array(
@@ -99,12 +108,19 @@ def least_halves_inputs():
 INPUTS = {
     "f16_to_float": lambda: whole_warps(ALL),
     "float_to_f16": lambda: whole_warps(decisive(torch.float16)),
+    "float_to_bf16": lambda: whole_warps(decisive(torch.bfloat16)),
     "pack_f16": lambda: pairs_of(decisive(torch.float16)),
     "pack_bf16": lambda: pairs_of(decisive(torch.bfloat16)),
     "least_halves": least_halves_inputs,
     "packed_key": lambda: keyed(np.concatenate([edges()[0], bits(float_of(ALL, torch.bfloat16))])),
     "packed_keys_f16": halves_and_flag,
     "packed_keys_bf16": halves_and_flag,
+    "apart_key": lambda: keyed(np.concatenate([edges()[0], bits(float_of(ALL, torch.bfloat16))])),
+    "apart_keys_f16": halves_and_flag,
+    "apart_keys_bf16": halves_and_flag,
+    "float_maximum": lambda: whole_warps(*edges()),
+    "packed_maxima_f16": pairs_of_halves,
+    "packed_maxima_bf16": pairs_of_halves,
     "fused": lambda: whole_warps(*edges()),
     "greater_number": lambda: whole_warps(*edges()),
     "greatest": lambda: whole_warps(*edges()),
@@ -167,6 +183,7 @@ def test_conversions_are_torchs():
     # One NaN, whatever comes in.
     rounded = {dtype: lambda w, dtype=dtype: half_of(w, dtype) for dtype in (torch.float16, torch.bfloat16)}
     expect("float_to_f16", lambda w, *_: np.where(np.isnan(floats(w)), 0x7E00, rounded[torch.float16](w)))
+    expect("float_to_bf16", lambda w, *_: np.where(np.isnan(floats(w)), 0x7FC0, rounded[torch.bfloat16](w)))
     for name, dtype in (("pack_f16", torch.float16), ("pack_bf16", torch.bfloat16)):
         half = lambda w, dtype=dtype: np.where(np.isnan(floats(w)), 0x7FFF, rounded[dtype](w))  # noqa: E731
         expect(name, lambda low, high, *_, half=half: half(high) << 16 | half(low))
@@ -181,13 +198,16 @@ def test_least_halves():
     )
 
 
-def contract_key(words, min, width, infinity):
-    """ops.h, Ordering::key with merged zeros, but that under a minimum those of zeros are by one greater."""
+def contract_key(words, min, width, infinity, merge_zeros=True):
+    """ops.h, Ordering::key, but that under a minimum those of merged zeros are by one greater."""
     signed, most = words.astype(np.int64), 2 ** (width - 1) - 1
     negative = signed > most
     key = np.where(negative, ~(signed & most), signed)  # ~0 of -0.0
-    key = np.where(key == -1, 0, key)
-    key = np.where(min & (signed & most != 0), ~key, key)
+    if merge_zeros:
+        key = np.where(key == -1, 0, key)
+        key = np.where(min & (signed & most != 0), ~key, key)
+    else:
+        key = np.where(min, ~key, key)
     return np.where((signed & most) > infinity, most, key)
 
 
@@ -196,6 +216,23 @@ def test_keys_are_in_the_order_of_the_contract():
     for name, infinity in (("packed_keys_f16", 0x7C00), ("packed_keys_bf16", 0x7F80)):
         key = lambda w, min, infinity=infinity: contract_key(w & 0xFFFF, min != 0, 16, infinity) & 0xFFFF  # noqa: E731
         expect(name, lambda w, min, *_, key=key: key(w >> 16, min) << 16 | key(w, min))
+    expect("apart_key", lambda w, min, *_: contract_key(w, min != 0, 32, 0x7F800000, False) & 0xFFFFFFFF)
+    for name, infinity in (("apart_keys_f16", 0x7C00), ("apart_keys_bf16", 0x7F80)):
+        key = lambda w, min, infinity=infinity: contract_key(w & 0xFFFF, min != 0, 16, infinity, False) & 0xFFFF  # noqa: E731
+        expect(name, lambda w, min, *_, key=key: key(w >> 16, min) << 16 | key(w, min))
+
+
+def test_maxima_are_those_of_the_contract():
+    def greater(a, b, width, infinity):
+        key = lambda w: contract_key(w, False, width, infinity, False)  # noqa: E731
+        most = 2 ** (width - 1) - 1
+        nan = ((a & most) > infinity) | ((b & most) > infinity)
+        return np.where(nan, most, np.where(key(a) < key(b), b, a))
+
+    expect("float_maximum", lambda a, b, *_: greater(a, b, 32, 0x7F800000))
+    for name, infinity in (("packed_maxima_f16", 0x7C00), ("packed_maxima_bf16", 0x7F80)):
+        half = lambda a, b, infinity=infinity: greater(a & 0xFFFF, b & 0xFFFF, 16, infinity)  # noqa: E731
+        expect(name, lambda a, b, *_, half=half: half(a >> 16, b >> 16) << 16 | half(a, b))
 
 
 @pytest.mark.parametrize("name, dtype", [("packed_keys_f16", torch.float16), ("packed_keys_bf16", torch.bfloat16)])

@@ -105,6 +105,14 @@ __device__ __forceinline__ uint16_t device_float_to_f16(float f) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(f));
   return bits;
 }
+#if __CUDA_ARCH__ >= 800
+#define TR_DEVICE_BF16  // dtype.h uses the conversion below
+__device__ __forceinline__ uint16_t device_float_to_bf16(float f) {
+  uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(f));
+  return bits;
+}
+#endif
 #elif defined(__HIP_DEVICE_COMPILE__)
 __device__ __forceinline__ float device_f16_to_float(uint16_t bits) {
   _Float16 h;
@@ -142,25 +150,6 @@ __device__ __forceinline__ int64_t multiply_add(int32_t a, int32_t b, int64_t c)
   return int64_t(a) * b + c;
 #endif
 }
-
-// The greater of two floats, or of each half of two words of 16-bit floats: NaN wins, -0.0 < +0.0.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-#define TR_FLOAT_MAXIMA
-__device__ __forceinline__ float device_maximum(float a, float b) {
-  float m;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
-  return m;
-}
-template <bool kBF16> __device__ __forceinline__ uint32_t device_maxima(uint32_t a, uint32_t b) {
-  uint32_t m;
-  if constexpr (kBF16) asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
-  else asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
-  return m;
-}
-#else
-float device_maximum(float a, float b);
-template <bool kBF16> uint32_t device_maxima(uint32_t a, uint32_t b);
-#endif
 
 // `sum` and the four bytes of a word.
 __device__ __forceinline__ int32_t sum_bytes(uint32_t word, int32_t sum) {
@@ -314,6 +303,12 @@ template <class P> struct Words<P, 0> { using type = uint16_t __attribute__((may
 template <class P> using WordsOf = typename Words<P>::type;
 #endif
 
+template <class To, class From> __device__ __forceinline__ To bit_cast_words(const From& words) {
+  To to;
+  memcpy(&to, &words, sizeof to);
+  return to;
+}
+
 // Moves a structure of 2, 4, 8 or 16 bytes, aligned to its size, with one instruction. Left to itself, a compiler for
 // AMD may take a part of it for an access that another branch has, too, and share that.
 template <class P> __device__ __forceinline__ P load_wide(const P* p) {
@@ -350,6 +345,20 @@ template <class P> __device__ __forceinline__ void store_wide(P* p, const P& val
 #else
   *p = value;
 #endif
+}
+
+// The same of what no one looks at again.
+template <class P> __device__ __forceinline__ P load_once(const P* p) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(P) == 16) {
+    const uint4 words = __ldcs(reinterpret_cast<const uint4*>(p));
+    return bit_cast_words<P>(words);
+  } else if constexpr (sizeof(P) == 8) {
+    const uint2 words = __ldcs(reinterpret_cast<const uint2*>(p));
+    return bit_cast_words<P>(words);
+  }
+#endif
+  return load_wide(p);
 }
 
 // The same for words that were put together one by one, or come from shared memory: there nvcc, left to itself, may

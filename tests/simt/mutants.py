@@ -47,6 +47,38 @@ class Mutant:
 
 
 MUTANTS = (
+    # ---- reductions, columns
+    Mutant(
+        "columns moved down by one too few", "kernels/reduce/wide_columns.cuh",
+        "if (q.tile < kRow) shift_columns(v, moved(0));",
+        "if (q.tile < kRow && moved(0) > 1) shift_columns(v, moved(0));",
+        "reduce.Sum", ("column_families",), sanitizer="asan", quick=True,
+    ),
+    Mutant(
+        "a subtree of several batches counted as one", "kernels/reduce/column_lanes.cuh",
+        "count += 1 << level;", "count += 1;",
+        "reduce.Sum", ("column_families",),
+    ),
+    Mutant(
+        "elements past the last row are added", "kernels/reduce/narrow_columns.cuh",
+        "if (ends) {", "if (false && ends) {",
+        "reduce.Sum", ("column_families",),
+    ),
+    Mutant(
+        "no barrier before the trees over the values", "kernels/reduce/narrow_columns.cuh",
+        "std::integral_constant<int, 1>()); __syncthreads();", "std::integral_constant<int, 1>());",
+        "reduce.Sum", ("column_families",), quick=True,
+    ),
+    Mutant(
+        "groups of units combine before all have come", "kernels/reduce/split_columns.cuh",
+        "if (!last_block(tickets + groups, groups, last)) return;", "last_block(tickets + groups, groups, last);",
+        "reduce.Sum", ("column_families",),
+    ),
+    Mutant(
+        "among equals the last", "ops.h",
+        "else return right.key > left.key ? right : left;", "else return right.key >= left.key ? right : left;",
+        "reduce.ArgExtreme", ("column_families",),
+    ),
     # ---- reductions
     Mutant(
         "no barrier before the warps of a row combine", "kernels/reduce/strided.cuh",

@@ -396,6 +396,7 @@ std::vector<char> solve_by_emulation(const Problem& p, const std::vector<char>& 
   const Result result(p, out);
   if (!p.scan()) {
     PlannedReduction call = reduce_call(p, *inputs.x, result);
+    order_by_memory(call);
     emulate<PlannedReduction>(call, multiprocessors, gpu::reduce, plan_text);
     return result.read();
   }

@@ -199,6 +199,26 @@ void columns() {
       check({op, Dtype::F32, Dtype::F32, along == 1 ? std::vector<int64_t>{0, 3} : std::vector<int64_t>{3, 0}, along},
             {{{}, 132}});
 }
+// Lanes across columns, in each family of them that can serve a case.
+void column_families() {
+  for (const char* family : {"wide_columns", "narrow_columns", "short_columns", "column_slices"}) {
+    const Policies policies = {{{family}, 1}, {{family}, 132}, {{family}, 1, kNearMemories, true}};
+    check_reductions({{2, 131}, {3, 300}, {7, 67}, {9, 33}, {40, 130}, {257, 5}, {300, 70}, {777, 13}, {2050, 35}}, 1,
+                     policies);
+    check_reductions({{9, 2, 70}, {20, 10, 13}, {70, 4, 3}, {5, 100, 9}, {9, 300, 37}, {3, 256, 6}, {10, 700, 5}}, 2,
+                     policies);
+    check_reductions({{3, 5, 4, 20}}, 2, policies);
+  }
+  // Units that meet in groups; of each kind of values.
+  constexpr Reduced kTypes[] = {{"sum", Dtype::F32, Dtype::F32},   {"sum", Dtype::BF16, Dtype::F32},
+                                {"sum", Dtype::I64, Dtype::I64},   {"amin", Dtype::F16, Dtype::F16},
+                                {"max", Dtype::BF16, Dtype::BF16}, {"argmin", Dtype::F64, Dtype::F64}};
+  for (const Reduced& r : kTypes)
+    for (const char* family : {"wide_columns", "narrow_columns"}) {
+      check({r.op, r.in, r.out, {70000, 2}, 1}, Policies(2, {{family}, 132}));
+      check({r.op, r.in, r.out, {2, 9000, 9}, 2}, Policies(kValues, {{family}, 132}));
+    }
+}
 void split() {  // more partials than a warp takes at once, and some lanes without; of each kind of values
   check_reductions({{2, 2048 * 35 + 5}}, 2, Policies(kValues, {{kRows, -1, 1, 1, -1, -1, 0}, 132, kInPitch}));
   check_reductions({{3, 2048 * 11 + 5}}, 2, {{{kRows, -1, 4, 4, -1, -1, 0}, 132, kInPitch}});
@@ -854,6 +874,7 @@ constexpr Group kGroups[] = {
     {"short_strided", short_strided},
     {"columns", columns},
     {"split", split},
+    {"column_families", column_families},
     {"scan_rows", scan_rows},
     {"unaligned_rows", unaligned_rows},
     {"packed_rows", packed_rows},

@@ -87,15 +87,15 @@ template <class E> __device__ __forceinline__ E greatest_of(const Granule& g, bo
     float v[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[i] = bit_cast<float>(g.item[i] ^ flip);
-    return device_maximum(device_maximum(v[0], v[1]), device_maximum(v[2], v[3]));
+    return float_maximum(float_maximum(v[0], v[1]), float_maximum(v[2], v[3]));
   } else {
     constexpr bool kBF16 = std::is_same<E, BF16>::value;
     const uint32_t flip = min ? 0x80008000u : 0u;
     uint32_t w[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) w[i] = g.item[i] ^ flip;
-    const uint32_t both = device_maxima<kBF16>(device_maxima<kBF16>(w[0], w[1]), device_maxima<kBF16>(w[2], w[3]));
-    return E{uint16_t(device_maxima<kBF16>(both, both >> 16))};
+    const uint32_t both = packed_maxima<kBF16>(packed_maxima<kBF16>(w[0], w[1]), packed_maxima<kBF16>(w[2], w[3]));
+    return E{uint16_t(packed_maxima<kBF16>(both, both >> 16))};
   }
 }
 #else

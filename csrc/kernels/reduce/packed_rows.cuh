@@ -69,7 +69,7 @@ __device__ __forceinline__ auto staged_part(const Op& op, const Row& row, int be
     float best = bit_cast<float>(0xff800000u);
     each_position(begin, end, [&](int i) {
       const float x = convert<float>(row[i]);
-      best = device_maximum(best, op.options.min ? -x : x);
+      best = float_maximum(best, op.options.min ? -x : x);
     });
     return Acc(Ordering<E>::key(Ordering<E>::bits_of(round_to<E>(best)), false, false));
   } else if constexpr (Op::kAnyOrder) {

@@ -1,10 +1,14 @@
 // parts: TR_FOR_EACH_REDUCTION
 // Launches of the reductions: this file is compiled once for each op, with TR_PART its struct.
+#include "column_slices.cuh"
 #include "columns.cuh"
 #include "kernels/gpu.h"
+#include "narrow_columns.cuh"
 #include "packed_rows.cuh"
 #include "rows.cuh"
+#include "short_columns.cuh"
 #include "strided.cuh"
+#include "wide_columns.cuh"
 
 namespace torchreduce::gpu {
 
@@ -25,6 +29,36 @@ void launch(const ReduceCall& call, const ColumnsShape& shape, typename Op::Acc*
   enqueue(reduce_columns<Op, Load>, shape.blocks, shape.threads, shape.shared, Queue{stream}, call, shape, partials,
           tickets);
 }
+
+// Families of columns serve what their kernels are compiled for (column_call.h).
+template <class Kernel>
+void launch_columns(Kernel kernel, const ReduceCall& call, const ColumnShape& shape, void* partials, uint32_t* tickets,
+                    gpuStream_t stream) {
+  ColumnCall q = shape.q;
+  q.in = call.in.data;
+  int64_t elements = 1;
+  for (int d = 0; d < call.layout.kept + call.layout.reduced; ++d)
+    elements += (call.layout.size[d] - 1) * call.layout.in[d];
+  q.end = static_cast<const char*>(call.in.data) + elements * size_of(call.in.dtype);
+  q.out = call.out;
+  q.options = call.options;
+  q.partials = partials;
+  q.tickets = tickets;
+  enqueue(kernel, shape.blocks, shape.threads, shape.shared, Queue{stream}, q);
+}
+#define TR_COLUMNS(Shape, kernel, compiled)                                                              \
+  template <class Op, class Load>                                                                        \
+  void launch(const ReduceCall& call, const Shape& shape, typename Op::Acc* partials, uint32_t* tickets, \
+              gpuStream_t stream) {                                                                      \
+    using E = typename Load::Element;                                                                    \
+    if constexpr (kIsTyped<Load> && has_columns(Op::kConverts, DtypeOf<E>::value) && (compiled))         \
+      launch_columns(kernel<Op, Load>, call, shape, partials, tickets, stream);                          \
+  }
+TR_COLUMNS(WideColumnsShape, reduce_wide_columns, true)
+TR_COLUMNS(NarrowColumnsShape, reduce_narrow_columns, true)
+TR_COLUMNS(ShortColumnsShape, reduce_short_columns, has_small_columns(DtypeOf<E>::value))
+TR_COLUMNS(ColumnSlicesShape, reduce_column_slices, has_small_columns(DtypeOf<E>::value))
+#undef TR_COLUMNS
 
 template <class Op, class Load>
 void launch(const ReduceCall& call, const PackedRowsShape& shape, typename Op::Acc*, uint32_t*, gpuStream_t stream) {

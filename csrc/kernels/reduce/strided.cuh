@@ -1,12 +1,57 @@
 // Reductions of rows of any strides, with lanes along a row: the reduced dims hold the smallest stride, or there is one
 // long row, and no faster kernel serves it. Elements are loaded one by one.
 #pragma once
+#include "column_lanes.cuh"
 #include "finish.cuh"
 #include "strided.h"
 
 namespace torchreduce::gpu {
 
 constexpr int kRunLevels = 7;  // of a run of 64 leaves: log2(64) + 1
+
+// The offset of a position from a row's start, going `step` positions at a time: divisions only where it begins, and
+// where the third of the reduced dims from the last takes part.
+class PositionWalk {
+ public:
+  __device__ PositionWalk(const Layout& layout, int64_t position, int step)
+      : layout_(layout), position_(position), step_(step) {
+    const int last = layout.kept + layout.reduced - 1;
+    inner_ = layout.reduced > 0 && layout.size[last] > 0 ? layout.size[last] : 1;
+    outer_ = layout.reduced > 2 ? layout.size[last - 1] : INT64_MAX;
+    const int64_t stride = layout.reduced > 0 ? layout.in[last] : 0;
+    const int64_t outer_stride = layout.reduced > 1 ? layout.in[last - 1] : 0;
+    ahead_ = layout.reduced > 1 ? step / inner_ : 0;
+    rest_ = layout.reduced > 1 ? int(step - ahead_ * inner_) : step;
+    if (layout.reduced < 2) inner_ = INT64_MAX;
+    delta_ = ahead_ * outer_stride + rest_ * stride;
+    carry_ = outer_stride - inner_ * stride * (layout.reduced > 1);
+    place();
+  }
+  __device__ __forceinline__ int64_t offset() const { return offset_; }
+  __device__ __forceinline__ void next() {
+    position_ += step_;
+    i_ += rest_;
+    j_ += ahead_;
+    offset_ += delta_;
+    if (i_ >= inner_) {
+      i_ -= inner_;
+      j_ += 1;
+      offset_ += carry_;
+    }
+    if (j_ >= outer_) place();
+  }
+
+ private:
+  __device__ void place() {
+    i_ = inner_ == INT64_MAX ? position_ : position_ % inner_;
+    j_ = outer_ == INT64_MAX ? 0 : position_ / inner_ % outer_;
+    offset_ = position_offset(layout_, position_);
+  }
+  const Layout& layout_;
+  int64_t position_, offset_, i_, j_;  // i_, j_: along the last two dims
+  int64_t inner_, outer_, ahead_, delta_, carry_;
+  int step_, rest_;
+};
 
 // A row of at most 8 * width elements, 8 consecutive ones a lane: the pairwise tree is all there is.
 template <class Op, class Load>
@@ -16,11 +61,10 @@ __device__ __forceinline__ typename Op::Acc short_row(const Op& op, const Reduce
   const int64_t n = call.layout.length;
   const int first = (int(threadIdx.x) % width) * kPerLane;
   Acc acc[kPerLane];
+  PositionWalk walk(call.layout, first < n ? first : 0, 1);
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i)
-    acc[i] = active && first + i < n
-                 ? op.load(Load::one(call.in, base + position_offset(call.layout, first + i)), first + i)
-                 : op.absent();
+  for (int i = 0; i < kPerLane; ++i, walk.next())
+    acc[i] = active && first + i < n ? op.load(Load::one(call.in, base + walk.offset()), first + i) : op.absent();
 #pragma unroll
   for (int d = 1; d < kPerLane; d *= 2) {
 #pragma unroll
@@ -38,14 +82,20 @@ __device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const Reduce
   Acc acc[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) acc[i] = op.absent();
+  PositionWalk walk(call.layout, first + lane_id() < end ? first + lane_id() : first, kLanes);
 #pragma unroll 1
   for (int64_t k = first + lane_id(); k < end; k += kResidues) {
+    typename Load::Element x[kPerLane];
+    if (k + (kPerLane - 1) * kLanes < end) {  // the loads are in flight together
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const int64_t position = k + i * kLanes;
-      if (position < end)
-        acc[i] =
-            op.combine(acc[i], op.load(Load::one(call.in, base + position_offset(call.layout, position)), position));
+      for (int i = 0; i < kPerLane; ++i, walk.next()) x[i] = Load::one(call.in, base + walk.offset());
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) acc[i] = op.combine(acc[i], op.load(x[i], k + i * kLanes));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i, walk.next())
+        if (k + i * kLanes < end)
+          acc[i] = op.combine(acc[i], op.load(Load::one(call.in, base + walk.offset()), k + i * kLanes));
     }
   }
 #pragma unroll
@@ -56,6 +106,55 @@ __device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const Reduce
     for (int i = 0; i < kPerLane; i += 2 * d) acc[i] = op.combine(acc[i], acc[i + d]);
   }
   return acc[0];
+}
+
+// Whether there is a way for elements as they are, by granules.
+template <class Load> constexpr bool kHasGranules = false;
+template <class E> constexpr bool kHasGranules<TypedLoad<E>> = has_small_columns(DtypeOf<E>::value);
+
+// The same of positions in runs of whole granules: a lane has residues that are neighbours, 16 bytes of them.
+template <class Op, class E>
+__device__ __forceinline__ typename Op::Acc warp_leaf_of_granules(const Op& op, const ReduceCall& call, int64_t base,
+                                                                  int64_t first) {
+  using Near = typename Op::Near;
+  using G = ColumnGranule<E>;
+  constexpr int V = G::kColumns, kParts = kResidues / (kLanes * V), kSteps = kLeaf / kResidues;
+  const E* const from = global(static_cast<const E*>(call.in.data)) + base;
+  const G none = G::of(op.absent_element());
+  Near part[kParts];
+#pragma unroll
+  for (int p = 0; p < kParts; ++p) {
+    const int residue = (p * kLanes + lane_id()) * V;
+    PositionWalk walk(call.layout, first + residue < call.layout.length ? first + residue : first, kResidues);
+    G x[kSteps];
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k, walk.next()) {
+      x[k] = none;
+      if (first + residue + k * kResidues < call.layout.length)
+        x[k].load(reinterpret_cast<const char*>(from + walk.offset()));
+    }
+    Near v[V];
+    op.template near_all<V>(x[0].w, 0, v);
+#pragma unroll
+    for (int k = 1; k < kSteps; ++k) {
+      Near t[V];
+      op.template near_all<V>(x[k].w, k, t);
+      combine_all(v, t, [](const Near& l, const Near& r) { return Op::follow(l, r); });
+    }
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = Op::place(v[e], residue + e, kResidues);
+#pragma unroll
+    for (int d = 1; d < V; d *= 2)
+#pragma unroll
+      for (int e = 0; e < V; e += 2 * d) v[e] = Op::combine(v[e], v[e + d]);
+    for (int d = 1; d < kLanes; d *= 2) v[0] = Op::combine(v[0], shuffle(v[0], lane_id() ^ d));
+    part[p] = v[0];
+  }
+#pragma unroll
+  for (int d = 1; d < kParts; d *= 2)
+#pragma unroll
+    for (int p = 0; p < kParts; p += 2 * d) part[p] = Op::combine(part[p], part[p + d]);
+  return Op::far(part[0], first);
 }
 
 // shape.lanes < 32: that many lanes a row. Else shape.warps warps of one block take shape.leaves leaves each; the warps
@@ -89,8 +188,16 @@ __global__ void TR_BLOCK_BOUND(strided::kThreads)
   if (active) {
     const int64_t base = row_start(layout, row).in;
     const int64_t first = (split * shape.warps + warp % shape.warps) * shape.leaves;
-    for (int64_t leaf = first; leaf < first + shape.leaves && leaf * kLeaf < layout.length; ++leaf)
+    for (int64_t leaf = first; leaf < first + shape.leaves && leaf * kLeaf < layout.length; ++leaf) {
+      if constexpr (kHasGranules<Load>) {
+        using E = typename Load::Element;
+        if (shape.granules) {
+          run.push(warp_leaf_of_granules<Op, E>(op, call, base, leaf * kLeaf), combine);
+          continue;
+        }
+      }
       run.push(warp_leaf<Op, Load>(op, call, base, leaf * kLeaf), combine);
+    }
   }
   Acc acc = run.total(op.absent(), combine);
 

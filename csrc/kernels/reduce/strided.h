@@ -1,18 +1,20 @@
 // Rows of any strides and any types: lanes along a row, element by element. What no faster family serves.
 #pragma once
-#include "family.h"
+#include "column_call.h"
 
 namespace torchreduce {
 
 struct StridedShape : ReduceLaunch {
-  int lanes = 32;  // of a row; fewer than 32 have 8 consecutive elements each
-  int warps = 1;   // of a row, within a block, if it has 32 lanes
-  int leaves = 1;  // of a warp's run
+  int lanes = 32;         // of a row; fewer than 32 have 8 consecutive elements each
+  int warps = 1;          // of a row, within a block, if it has 32 lanes
+  int leaves = 1;         // of a warp's run
+  bool granules = false;  // 32 lanes, and positions lie in runs of whole granules
 
   template <class Visit> void each(Visit visit) const {
     visit("lanes", lanes);
     visit("warps", warps);
     visit("leaves", leaves);
+    visit("granules", granules);
   }
 };
 
@@ -23,6 +25,17 @@ using namespace plans;
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kMaxLeaves = 64;    // of a run
 constexpr int kBlocksWanted = 4;  // for each multiprocessor, before a warp takes more than a leaf
+
+// Whether positions lie in runs of whole granules of 16 bytes.
+inline bool runs_of_granules(const ReduceCall& call) {
+  const Layout& l = call.layout;
+  const int last = l.kept + l.reduced - 1, columns = granule_columns(size_of(call.in.dtype));
+  if (!is_static(call.in) || !has_small_columns(call.in.dtype) || !aligned(call.in.data)) return false;
+  if (l.reduced < 1 || l.in[last] != 1 || l.size[last] % columns != 0) return false;
+  for (int d = 0; d < last; ++d)
+    if (l.in[d] % columns != 0) return false;
+  return true;
+}
 
 inline std::optional<StridedShape> serves(const ReduceCall& call, const DeviceFacts& device,
                                           const PlanOverride& forced) {
@@ -43,6 +56,7 @@ inline std::optional<StridedShape> serves(const ReduceCall& call, const DeviceFa
     s.splits = ceil_div(leaves, int64_t(s.warps) * s.leaves);
     s.blocks = ceil_div(l.rows * s.splits, kThreads / (s.lanes * s.warps));
   };
+  s.granules = s.lanes == 32 && forced.vector_loads != 0 && runs_of_granules(call);
   const int64_t wanted = int64_t(kBlocksWanted) * device.multiprocessors;
   for (cut(); s.leaves > 1 && s.blocks < wanted; cut()) s.leaves /= 2;
   take(forced.leaves, s.leaves, kMaxLeaves, "leaves");

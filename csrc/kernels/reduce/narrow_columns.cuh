@@ -1,0 +1,128 @@
+// Reductions of narrow columns: rows that follow each other are one run of memory, and so are the rows of neighbouring
+// accumulators, whatever their width.
+#pragma once
+#include "narrow_columns.h"
+#include "split_columns.cuh"
+
+namespace torchreduce::gpu {
+
+// Words of shared memory are left out so that threads which are a power of two of them apart meet in fewer banks.
+TR_HD constexpr int skewed(int i) { return i + (i >> 5); }
+
+// Serves slices without gaps between rows. A block takes a unit of q.parts * q.span accumulators, q.span at a time:
+// q.span / step pieces, or a part of one, each of which is K runs of memory that lie alike in granules. A lane adds K
+// granules, one of each run, element by element, eight in flight, and leaves the values in shared memory; trees of 8
+// over the rows there. Shared memory: the parts' results, Near[parts][inner], if there are several; the values,
+// Near[skewed(span * inner)]; rows left by the trees, Near[span / 8][inner] and [span / 64]; where units meet, their
+// two buffers (split_columns.cuh).
+template <class Op, class Load>
+__global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename Load::Element)))
+    reduce_narrow_columns(TR_GRID_CONSTANT ColumnCall q) {
+  using E = typename Load::Element;
+  using Near = typename Op::Near;
+  using G = ColumnGranule<E>;
+  constexpr int V = G::kColumns, kSize = int(sizeof(E));
+  TR_DYNAMIC_SHARED(shared, 16);
+  const Op op{q.options};
+  const int K = 1 << q.log_k, step = 1 << q.log_r, inner = q.inner;
+  const int64_t slice = int64_t(blockIdx.x) / q.units;
+  const int unit = int(int64_t(blockIdx.x) - slice * q.units);
+  const RowStart start = slice_start(q, slice);
+  auto row_of = [&](int a) { return (a >> q.log_r << (q.log_r + q.log_k)) + (a & (step - 1)); };
+  const int base_row = row_of(unit * q.parts * q.span);
+  Near* const kept = reinterpret_cast<Near*>(shared);
+  Near* const values = kept + (q.parts > 1 ? q.parts * inner : 0);
+  Near* const a = values + skewed(q.span * inner) + 1;
+  Near* const b = a + (q.span + 7) / 8 * inner;
+
+  // In elements from a part's first one: a run, from a run to the next, the end of the slice.
+  const int run = (q.span < step ? q.span : step) * inner, next_run = step * inner;
+  const G none = G::of(op.absent_element());
+  const Near* all = nullptr;
+  for (int part = 0; part < q.parts; ++part) {
+    const int first_row = row_of((unit * q.parts + part) * q.span);
+    const int64_t rest = int64_t(q.n - first_row) * inner;
+    const int end = int(rest < 0 ? 0 : rest < 1 << 30 ? rest : 1 << 30);
+    const char* const top = global(static_cast<const char*>(q.in)) + (start.in + int64_t(first_row) * inner) * kSize;
+    const int before = int(uintptr_t(top) & (G::kBytes - 1)) / kSize;  // elements of its granule that lie before a run
+    const int granules = (run + before + V - 1) / V, total = (q.span < step ? 1 : q.span / step) * granules;
+    const FastDivide by_granules(granules);
+
+    // Takes U granules, kThreads apart, of each of K runs, of which M at a time, from number i on. U = 1 or K = M.
+    auto take = [&](auto together, auto at_a_time, int i) {
+      constexpr int U = decltype(together)::value, M = decltype(at_a_time)::value;
+      auto piece_of = [&](int u) { return granules == total ? 0 : by_granules.quotient(i + u * kThreads); };
+      // Where it begins in its run, and in the first run of its piece from the part's first element on.
+      auto in_run = [&](int u) { return (i + u * kThreads - piece_of(u) * granules) * V - before; };
+      auto at = [&](int u) { return i + u * kThreads < total ? in_run(u) + piece_of(u) * K * next_run : end; };
+      Near v[V];
+      for (int k0 = 0; k0 < K; k0 += M) {
+        G x[U][M];
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          const int first = at(u) + k0 * next_run;
+          load_granules(
+              q, none, [&](int k) { return first + k * next_run < end; },
+              [&](int k) { return top + int64_t(first + k * next_run) * kSize; }, x[u]);
+        }
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          if (i + u * kThreads >= total) break;
+          const int first = at(u) + k0 * next_run;
+          const bool ends = first + (M - 1) * next_run + V > end;
+#pragma unroll
+          for (int k = 0; k < M; ++k) {
+            Near t[V];
+            op.template near_all<V>(x[u][k].w, k0 + k, t);
+            if (ends) {
+#pragma unroll
+              for (int e = 0; e < V; ++e)
+                if (first + k * next_run + e >= end) t[e] = Op::near_absent();
+            }
+#pragma unroll
+            for (int e = 0; e < V; ++e) v[e] = k0 + k ? Op::follow(v[e], t[e]) : t[e];
+          }
+          if (k0 + M < K) continue;
+          const int from = in_run(u), to = from + piece_of(u) * run;
+          Near* const place = values + skewed(to);
+          if (from >= 0 && from + V <= run && (to & 31) + V <= 32) {  // no gap among them
+#pragma unroll
+            for (int e = 0; e < V; ++e) place[e] = v[e];
+          } else {
+#pragma unroll
+            for (int e = 0; e < V; ++e)
+              if (from + e >= 0 && from + e < run) values[skewed(to + e)] = v[e];
+          }
+        }
+      }
+    };
+    auto take_all = [&](auto together, auto at_a_time) {
+      for (int i = int(threadIdx.x); i < total; i += decltype(together)::value * kThreads) take(together, at_a_time, i);
+    };
+    if (q.log_k >= 3) take_all(std::integral_constant<int, 1>(), std::integral_constant<int, 8>());
+    else if (q.log_k == 2) take_all(std::integral_constant<int, 2>(), std::integral_constant<int, 4>());
+    else if (q.log_k == 1) take_all(std::integral_constant<int, 4>(), std::integral_constant<int, 2>());
+    else take_all(std::integral_constant<int, 4>(), std::integral_constant<int, 1>());
+    __syncthreads();
+    all = fold_rows<Op>(q.span, inner, a, b, Op::near_absent(), [&](int r, int c) {
+      return Op::place(values[skewed(r * inner + c)], first_row - base_row + row_of(r), step);
+    });
+    if (q.parts > 1) {
+      for (int c = int(threadIdx.x); c < inner; c += kThreads) kept[part * inner + c] = all[c];
+    }
+  }
+  if (q.parts > 1) {
+    __syncthreads();
+    all = fold_rows<Op>(q.parts, inner, a, b, Op::near_absent(), [&](int r, int c) { return kept[r * inner + c]; });
+  }
+  if (q.units == 1) {
+    for (int c = int(threadIdx.x); c < inner; c += kThreads) finish_column(op, q, start, c, Op::far(all[c], base_row));
+    return;
+  }
+  for (int c = int(threadIdx.x); c < inner; c += kThreads)
+    put_partial<Op>(q, slice, unit, inner, c, Op::far(all[c], base_row));
+  combine_units<Op>(q, slice, unit, inner, shared,
+                    [&](int c, const typename Op::Acc& acc) { finish_column(op, q, start, c, acc); });
+}
+
+}  // namespace torchreduce::gpu

@@ -1,0 +1,61 @@
+// Wide columns: lanes take neighbouring granules of a row. Rows may start anywhere, and lie anywhere.
+#pragma once
+#include "column_call.h"
+
+namespace torchreduce {
+
+struct WideColumnsShape : ColumnShape {};
+
+namespace wide_columns {
+
+using namespace columns_of;
+
+// Blocks a multiprocessor, and rows of a unit, between which units are cut: the last blocks run alone for a shorter
+// time (H100, float32 sums of (100000, 2683): 0.82 of the read ceiling with 8 blocks, 0.885 with 24), but units of few
+// rows cost more than that (bfloat16, (777, 345472): 0.71 with units of 200 rows, 0.84 with one).
+constexpr int kBlocksWanted = 24, kLeastRows = 512;
+
+inline std::optional<WideColumnsShape> serves(const ReduceCall& call, const DeviceFacts& device, const PlanOverride&) {
+  const auto c = columns_of::columns_of(call, device);
+  if (!c) return {};
+  WideColumnsShape s;
+  ColumnCall& q = s.q = c->q;
+  const bool any_order = c->facts.any_order;
+  if (any_order) {  // an accumulator's rows start alike, and are no further apart than that and a batch's granules need
+    q.log_r = c->whole ? 0 : std::max(2, log2_of(c->granule()));
+    q.log_k = c->whole ? 3 : std::min(3, log2_of(power_of_two(ceil_div(q.n, 1 << q.log_r))));
+  } else {
+    q.log_r = log2_of(kResidues);
+    q.log_k = tree_log_k(q.n);
+  }
+  const int64_t all = accumulators(q);
+  const int least = std::max(8 >> q.log_k, any_order ? 1 << q.log_r : 0);  // of a warp
+  if (q.n <= kResidues) {
+    q.span = int32_t(any_order ? ceil_div(all, least) * least : power_of_two(std::max<int64_t>(8, all)));
+    while (q.warps < kWarps && q.span / q.warps > least && q.outer * ceil_div(q.tiles, kWarps / q.warps) < c->fill)
+      q.warps *= 2;
+    q.span = int32_t(ceil_div(q.span, q.warps * least) * q.warps * least);
+  } else {
+    const int64_t wanted = int64_t(kBlocksWanted) * device.multiprocessors;
+    q.warps = kWarps;
+    q.span = kResidues;
+    auto cut = [&] { q.units = int32_t(ceil_div(all, q.span)); };
+    for (cut(); q.span << q.log_k > kLeastRows && q.outer * q.tiles * q.units < wanted; cut()) q.span /= 2;
+    if (any_order) {  // even units
+      const int step = kWarps * least;
+      q.span = int32_t(ceil_div(ceil_div(all, q.units), step) * step);
+      cut();
+    }
+  }
+  s.blocks =
+      q.warps == 1 ? ceil_div(q.outer * q.tiles, kWarps) : q.outer * q.units * ceil_div(q.tiles, kWarps / q.warps);
+  const int columns = 32 * c->granule();
+  s.shared =
+      kWarps * (columns + c->granule()) * c->facts.near + (any_order ? 0 : kThreads * 4 * c->granule() * c->facts.near);
+  split(s, *c, q.outer * q.tiles, q.tile);
+  if (s.shared > c->shared) return {};
+  return s;
+}
+
+}  // namespace wide_columns
+}  // namespace torchreduce
