@@ -7,6 +7,7 @@ Forms, beside the plain contiguous one, "":
 - "reset 200": of linear_scan, a is 0 at every 200th element
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ PARTS = {
     "linear": "linear_scan",
     "small": "short calls, replayed from a graph",
     "reduce": "sum, mean, amax and argmax against the read ceiling",
+    "reduce-rows": "sum, amax and argmax of rows from 2 elements to all, one element off, and of few rows",
+    "reduce-columns": "the same of columns and middle dims, from 2 columns to all",
     "compile": "a few cases with torch.compile beside all others",
 }
 SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "linear_scan")
@@ -175,7 +178,7 @@ class Case:
 
 
 def _dtypes(part: str, quick: bool) -> tuple[str, ...]:
-    return FLOATS[:2] if quick or part in ("small", "reduce", "compile") else FLOATS
+    return FLOATS[:2] if quick or part.startswith(("small", "reduce", "compile")) else FLOATS
 
 
 def cases(part: str, quick: bool = False) -> Iterator[Case]:
@@ -187,7 +190,7 @@ def cases(part: str, quick: bool = False) -> Iterator[Case]:
                 yield from (Case(part, bar.op, dtype, shape, bar.dim, f) for shape in bar.shapes for f in bar.forms)
     extra = {
         "scan-1d": _one_row, "scan-rows": _transposed, "scan-few": _few_columns, "small": _small, "reduce": _reduce,
-        "compile": _compile,
+        "reduce-rows": _reduce_rows, "reduce-columns": _reduce_columns, "compile": _compile,
     }  # fmt: skip
     yield from extra.get(part, lambda dtypes: ())(dtypes)
 
@@ -227,6 +230,32 @@ def _reduce(dtypes: tuple[str, ...]) -> Iterator[Case]:
     for dtype in dtypes:
         for op in ("sum", "mean", "amax", "argmax"):
             yield from (Case("reduce", op, dtype, shape, dim) for shape in shapes for dim in range(len(shape)))
+
+
+REDUCED = ("sum", "amax", "argmax")
+
+
+def _reduce_rows(dtypes: tuple[str, ...]) -> Iterator[Case]:
+    lengths = (2, 3, 5, 7, 8, 16, 24, 32, 63, 64, 100, 128, 200, 255, 256, 300, 301, 512, 1000, 1024, 2048, 4096, 4097,
+               10_000, 16_384, 50_257, 151_936, 2**20)  # fmt: skip
+    for dtype in dtypes:
+        for op in REDUCED:
+            yield from (Case("reduce-rows", op, dtype, (N // n, n), 1) for n in lengths)
+            yield from (Case("reduce-rows", op, dtype, (N // n, n), 1, "in+1 out+0") for n in (64, 1024, 2**20))
+            yield Case("reduce-rows", op, dtype, (N,), 0)
+        for op in ("sum", "argmax"):
+            batches = itertools.product((1, 16, 128), (1024, 32_000, 151_936))
+            yield from (Case("reduce-rows", op, dtype, shape, 1) for shape in batches)
+
+
+def _reduce_columns(dtypes: tuple[str, ...]) -> Iterator[Case]:
+    lengths = (2, 3, 7, 16, 100, 300, 1000, 5000, 16_384, 65_536, 250_000, 2**20)
+    for dtype in dtypes:
+        for op in REDUCED:
+            yield from (Case("reduce-columns", op, dtype, (n, N // n // 8 * 8), 0) for n in lengths)
+            yield from (Case("reduce-columns", op, dtype, (N // c, c), 0) for c in (2, 3, 7, 32, 100, 267, 1024))
+            middle = ((64, 2048, 2048), (4000, 67, 1001), (40_000, 100, 67), (3000, 300, 298))
+            yield from (Case("reduce-columns", op, dtype, shape, 1) for shape in middle)
 
 
 def _compile(dtypes: tuple[str, ...]) -> Iterator[Case]:

@@ -106,9 +106,9 @@ ScanSizes scan_sizes(const ScanCall& call) {
 
 constexpr int kThreads = 256;  // of a block
 constexpr int kWarps = kThreads / 32;
-constexpr int kLeastWalk = 32;    // positions that a lane's walk has to be longer than: fewer are read at once
-constexpr int kLeastTiled = 5;    // float32 columns that are no whole sectors, at least: fewer are for chains
-constexpr int kWarpRows = 32;     // rows for each multiprocessor from which on a warp walks a row of a scan
+constexpr int kLeastWalk = 32;  // positions that a lane's walk has to be longer than: fewer are read at once
+constexpr int kLeastTiled = 5;  // float32 columns that are no whole sectors, at least: fewer are for chains
+constexpr int kWarpRows = 32;   // rows for each multiprocessor from which on a warp walks a row of a scan
 
 }  // namespace
 

@@ -39,11 +39,11 @@ struct Plan {
   bool tiled = false;   // scans, Columns: blocks take plan.warps tiles of a strip each, and go
   bool ragged = false;  // scans, Columns: rows of a strip start anywhere, and are copied with what lies around them
   int strip_bytes =
-      0;           // scans, Columns: of a row of a strip that warps with roles take with bulk copies; 0: they do not
+      0;  // scans, Columns: of a row of a strip that warps with roles take with bulk copies; 0: they do not
   int64_t splits = 1;         // block tiles a row, or units of a column
-  int64_t blocks = 1;  // grid size; CPU: tasks
-  int threads = 1;     // block size; CPU: 1
-  int shared = 0;      // scans, Columns and Chain: bytes of dynamic shared memory a block (0: Chain has too few)
+  int64_t blocks = 1;         // grid size; CPU: tasks
+  int threads = 1;            // block size; CPU: 1
+  int shared = 0;             // scans, Columns and Chain: bytes of dynamic shared memory a block (0: Chain has too few)
   int64_t workspace = 0;      // bytes
   bool vector_loads = false;  // 16-byte loads along rows
   bool whole = false;         // scans, Rows: lanes hold whole rows in registers; else each is walked

@@ -60,12 +60,10 @@ const char* family_named(const std::string& name) {
 }
 
 // The fields that can be forced, but for the family, which has names.
-const std::map<std::string, int PlanOverride::*> kForcible = {{"lanes", &PlanOverride::lanes},
-                                                              {"warps", &PlanOverride::warps},
-                                                              {"leaves", &PlanOverride::leaves},
-                                                              {"vector_loads", &PlanOverride::vector_loads},
-                                                              {"whole", &PlanOverride::whole},
-                                                              {"rows", &PlanOverride::rows}};
+const std::map<std::string, int PlanOverride::*> kForcible = {
+    {"lanes", &PlanOverride::lanes},   {"warps", &PlanOverride::warps},
+    {"leaves", &PlanOverride::leaves}, {"vector_loads", &PlanOverride::vector_loads},
+    {"whole", &PlanOverride::whole},   {"rows", &PlanOverride::rows}};
 
 // A key that is absent leaves its field to the planner. Raises ValueError for a key or family that is unknown.
 void force_fields(const py::dict& fields) {
@@ -76,8 +74,9 @@ void force_fields(const py::dict& fields) {
     if (name == "family") forced.family = family_named(py::cast<std::string>(value));
     else if (field != kForcible.end()) forced.*(field->second) = py::cast<int>(value);
     else
-      throw py::value_error("force_plan: unknown field '" + name +
-                            "'. Supported are 'family', 'lanes', 'warps', 'leaves', 'vector_loads', 'whole' and 'rows'");
+      throw py::value_error(
+          "force_plan: unknown field '" + name +
+          "'. Supported are 'family', 'lanes', 'warps', 'leaves', 'vector_loads', 'whole' and 'rows'");
   }
   force_plan(forced);
 }

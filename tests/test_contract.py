@@ -219,14 +219,24 @@ FORCED = {
     ("reduction", "cpu"): [{"family": "rows"}, {"family": "columns"}],
     ("scan", "cpu"): [{"family": "rows"}, {"family": "columns"}],
     ("reduction", "cuda"): [
-        *({"family": "rows", "lanes": lanes} for lanes in powers(32)),
+        *({"family": "strided", "lanes": lanes} for lanes in powers(32)),
         *(
-            {"family": "rows", "lanes": 32, "warps": warps, "leaves": leaves}
+            {"family": "strided", "lanes": 32, "warps": warps, "leaves": leaves}
             for warps in powers(8)
             for leaves in powers(64)
         ),
         *({"family": "columns", "lanes": lanes, "leaves": leaves} for lanes in powers(256) for leaves in (1, 2, 8, 64)),
+        {"family": "rows"},
         {"family": "rows", "vector_loads": False},
+        *({"family": "rows", "lanes": lanes} for lanes in powers(32)),
+        *({"family": "rows", "rows": rows} for rows in powers(8)),
+        *(
+            {"family": "rows", "rows": 0, "warps": warps, "leaves": leaves}
+            for warps in powers(8)
+            for leaves in powers(32)
+        ),
+        {"family": "packed_rows"},
+        *({"family": "packed_rows", "lanes": lanes} for lanes in powers(32)),
     ],
     ("scan", "cuda"): [
         *({"family": "rows", "lanes": lanes} for lanes in powers(32)),
@@ -268,8 +278,9 @@ def test_policy_invariant(device, name, shape, dim):
             assert_bitwise_equal(result, expected)
             served.add(forced["family"])
         # The pipeline serves long rows of some types: test_gpu.py::test_long_rows_go_through_the_pipeline. Lanes walk
-        # columns where there are indices; of 16 bits, two that lie side by side.
-        some = {"pipeline", "walk"}
+        # columns where there are indices; of 16 bits, two that lie side by side. Reductions have families for rows of
+        # neighbours.
+        some = {"pipeline", "walk", "rows", "packed_rows"} if ROWS[name].kind == "reduction" else {"pipeline", "walk"}
         assert served | some == {forced["family"] for forced in plans} | some
         if device == "cuda" and ROWS[name].kind == "scan" and to is None and dtype == torch.float32:
             assert ("walk" in served) == (name in ("cummax", "cummin"))

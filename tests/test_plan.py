@@ -39,22 +39,48 @@ def rows_and_length(shape, dim):
                                        ("argmin", torch.float64), ("max", torch.float16)])  # fmt: skip
 @pytest.mark.parametrize("shape, dim", SHAPES)
 def test_reduction_plans_cover_the_rows(op, dtype, shape, dim):
-    p = plan(op, shape, dim, dtype)
+    """As planned, and by each family that can serve the call."""
     rows, n = rows_and_length(shape, dim)
-    assert p["family"] in ("rows", "columns")
-    for field in ("lanes", "warps", "leaves", "threads"):
-        assert p[field] & (p[field] - 1) == 0 and p[field] > 0
-    leaves = -(-n // LEAF)
+    served = set()
+    for forced in (None, *_C.reduce_families()):
+        try:
+            with force_plan(**({"family": forced} if forced else {})):
+                p = plan(op, shape, dim, dtype)
+        except ValueError as error:
+            assert forced and str(error).startswith("force_plan: ")
+            continue
+        served.add(p["family"])
+        assert forced in (None, p["family"]) and 0 < p["blocks"] < 2**31
+        assert p["threads"] % 32 == 0 and 32 <= p["threads"] <= 1024 and p["shared"] <= 48 << 10
+        assert (p["workspace"] == 0) == (p["tickets"] == 0) == (p["splits"] == 1)
+        assert p["workspace"] <= rows * p["splits"] * 16 and p["tickets"] <= rows
+        assert p["blocks"] * rows_of_a_block(p, op, dtype, n) >= rows
+    assert {"strided", "columns"} <= served
+    if dim == len(shape) - 1:  # neighbours
+        assert p["splits"] >= 1 and "rows" in served
+
+
+def rows_of_a_block(p, op, dtype, n):
+    """Rows, or the part of one, that a block of the plan serves; what it has of a row is all of it if not split."""
+    shape, leaves, warps = p["shape"], -(-n // LEAF), p["threads"] // 32
+    if p["family"] == "packed_rows":
+        assert shape["lanes"] * shape["span"] >= n
+        return shape["rows"]
     if p["family"] == "rows":
-        per_block = p["threads"] // (p["lanes"] * p["warps"])
-        assert p["lanes"] * p["warps"] <= p["threads"] and p["splits"] * p["warps"] * p["leaves"] >= leaves
-        assert p["blocks"] * per_block >= rows * p["splits"]
-    else:
-        assert p["splits"] * p["leaves"] >= leaves
-        assert p["blocks"] * (p["threads"] // p["lanes"]) >= rows * p["splits"]
-    assert p["blocks"] < 2**31
-    assert (p["workspace"] == 0) == (p["splits"] == 1)
-    assert p["workspace"] <= rows * p["splits"] * 16
+        per = 16 // dtype.itemsize
+        granules = -(-(n + (0 if shape["whole"] else per - 1)) // per)
+        units = leaves if op in ("sum", "mean") and dtype.is_floating_point else -(-granules // 256)
+        if shape["rows"] > 1:
+            assert shape["lanes"] * 8 // shape["rows"] >= granules
+            return warps * shape["rows"] * (32 // shape["lanes"])
+        assert p["splits"] * shape["units"] >= units
+        return warps if shape["rows"] else 1 / p["splits"]
+    assert all(shape[field] & (shape[field] - 1) == 0 for field in shape)
+    if p["family"] == "strided":
+        assert p["splits"] * shape["warps"] * shape["leaves"] >= leaves
+        return p["threads"] // (shape["lanes"] * shape["warps"]) / p["splits"]
+    assert p["family"] == "columns" and p["splits"] * shape["leaves"] >= leaves
+    return p["threads"] // shape["lanes"] / p["splits"]
 
 
 @pytest.mark.parametrize("dtype, out", [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16),
@@ -111,10 +137,13 @@ def test_rows_with_indices_have_pairs_of_lanes(dtype):
 
 def test_lanes_go_where_the_stride_is_small():
     for op in ("sum", "amax", "argmax"):
-        assert plan(op, (1000, 1000), 1)["family"] == "rows"
-        assert plan(op, (1000, 1000), 0)["family"] == "columns"
-        assert plan(op, (1000, 1000), 0, strides=(1, 1000))["family"] == "rows"
-        assert plan(op, (1000, 1000), None)["family"] == "rows"
+        assert plan(op, (2000, 2000), 1)["family"] == "rows"
+        assert plan(op, (2000, 2000), 0)["family"] == "columns"
+        assert plan(op, (2000, 2000), 0, strides=(1, 2000))["family"] == "rows"
+        assert plan(op, (2000, 2000), None)["family"] == "rows"
+        assert plan(op, (2000, 2000), 1, strides=(6000, 3))["family"] == "strided"
+        assert plan(op, (1000, 7), 1)["family"] == plan(op, (1000, 7), 1, strides=(9, 1))["family"] == "packed_rows"
+        assert plan(op, (1000, 7), 1, strides=(90, 1))["family"] == "rows"
     assert plan("cumsum", (1_000_000, 32), 1)["family"] == "rows"
     assert plan("cumsum", (2**24,), 0)["family"] == "chain"
     assert plan("cumsum", (32, 1_000_000), 0)["family"] == "columns"
@@ -276,12 +305,21 @@ def test_few_long_rows_are_split():
         assert p["splits"] > 1 and p["blocks"] >= MULTIPROCESSORS
 
 
-def test_vector_loads_need_alignment():
-    assert plan("sum", (100, 4096), 1)["vector_loads"]
-    assert not plan("sum", (100, 4096), 1, aligned=False)["vector_loads"]
-    assert not plan("sum", (100, 4097), 1)["vector_loads"]
-    assert not plan("sum", (100, 4096), 1, strides=(8192, 2))["vector_loads"]
-    assert not plan("sum", (100, 4096), 1, out=torch.float64)["vector_loads"]  # any type, converted one by one
+def test_small_rows_are_one_blocks():
+    """Up to a leaf for each warp a block is faster than blocks that meet."""
+    for n, splits in ((1024, False), (16384, False), (16385, True), (2**20, True)):
+        p = plan("sum", (n,), 0)
+        assert (p["splits"] > 1) == splits and p["family"] == "rows"
+        assert p["blocks"] == p["splits"]
+
+
+def test_whole_granules_need_alignment():
+    assert plan("sum", (100, 4096), 1)["shape"]["whole"]
+    assert not plan("sum", (100, 4096), 1, aligned=False)["shape"]["whole"]
+    assert not plan("sum", (100, 4097), 1)["shape"]["whole"]
+    assert plan("sum", (100, 4096), 1, strides=(8192, 2))["family"] == "strided"
+    assert plan("sum", (100, 4096), 1, out=torch.float64)["family"] == "strided"  # any type, converted one by one
+    assert plan("sum", (100, 4096), 1, torch.bfloat16, torch.float32)["family"] == "rows"  # their own accumulator
     assert plan("cumsum", (3, 70_000), 1)["vector_loads"] and not plan("cumsum", (3, 70_001), 1)["vector_loads"]
 
 
@@ -300,14 +338,17 @@ def test_cpu_plans_need_no_workspace():
 
 
 def test_forced_fields_are_kept():
-    with force_plan(family="rows", lanes=32, warps=4, leaves=2, vector_loads=False):
-        assert _C.forced_plan() == {"family": "rows", "lanes": 32, "warps": 4, "leaves": 2, "vector_loads": 0}
+    with force_plan(family="strided", lanes=32, warps=4, leaves=2, vector_loads=False):
+        assert _C.forced_plan() == {"family": "strided", "lanes": 32, "warps": 4, "leaves": 2, "vector_loads": 0}
         p = plan("sum", (3, 100_000), 1)
-        assert [p[k] for k in ("family", "lanes", "warps", "leaves", "vector_loads")] == ["rows", 32, 4, 2, False]
+        assert (p["family"], p["shape"]) == ("strided", {"lanes": 32, "warps": 4, "leaves": 2})
     assert _C.forced_plan() == {}
     with force_plan(family="columns", lanes=8):
         p = plan("sum", (3, 100_000), 1)
-        assert (p["family"], p["lanes"]) == ("columns", 8)
+        assert (p["family"], p["shape"]["lanes"]) == ("columns", 8)
+    with force_plan(family="rows", rows=0, leaves=4, warps=2):
+        p = plan("sum", (3, 100_000), 1)
+        assert (p["family"], p["threads"], p["shape"]["rows"], p["shape"]["units"]) == ("rows", 64, 0, 4)
     with pytest.raises(KeyError), force_plan(family="rows"):
         raise KeyError
     assert _C.forced_plan() == {}
@@ -316,7 +357,11 @@ def test_forced_fields_are_kept():
 @pytest.mark.parametrize("forced", [{"lanes": 3}, {"lanes": 512}, {"lanes": 2}, {"warps": 64}, {"leaves": 5}])
 def test_what_cannot_serve_a_case_is_refused(forced):
     (field,) = forced
-    with force_plan(family="rows", **forced), pytest.raises(ValueError, match=f"{field}|lanes"):
+    with force_plan(family="strided", **forced), pytest.raises(ValueError, match=f"{field}|lanes"):
+        plan("sum", (3, 100_000), 1)
+    with force_plan(family="rows", rows=8), pytest.raises(ValueError, match="rows"):
+        plan("sum", (3, 100_000), 1)
+    with force_plan(family="packed_rows"), pytest.raises(ValueError, match="packed_rows"):
         plan("sum", (3, 100_000), 1)
 
 
@@ -346,7 +391,8 @@ def test_explain_is_the_plan(device):
         assert name in str(p) and p.family in str(p) and str(p.blocks) in str(p)
     x = wide
     assert tr.explain("sum", x, dim=0).family == "columns" and tr.explain("argmax", x, axis=1).family == "rows"
-    assert tr.explain("max", x).family == "rows" and tr.explain("mean", x.int(), dtype=torch.float64).family == "rows"
+    rows = ("rows", "strided")  # the latter where elements are converted
+    assert tr.explain("max", x).family == "rows" and tr.explain("mean", x.int(), dtype=torch.float64).family in rows
     with pytest.raises(ValueError, match="median"):
         tr.explain("median", x)
     with pytest.raises(IndexError):

@@ -29,8 +29,8 @@ GOLDEN_FILE = Path(__file__).with_name("golden.json")
 @contextmanager
 def force_plan(**fields: Any) -> Iterator[None]:
     """Within the block every call of the process uses these fields of a plan (see torchreduce.explain): family, lanes,
-    warps, leaves, vector_loads, whole. A field left out is the planner's choice. ValueError for what cannot serve a
-    call.
+    warps, leaves, rows, vector_loads, whole. A field left out is the planner's choice. ValueError for what cannot serve
+    a call.
 
     >>> import torch, torchreduce
     >>> with force_plan(family="columns"):

@@ -7,10 +7,10 @@
 
 namespace torchreduce::cpu {
 
-#define TR_DECLARE(isa)                                                                      \
-  namespace isa {                                                                            \
+#define TR_DECLARE(isa)                                                                        \
+  namespace isa {                                                                              \
   bool reduce(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for); \
-  bool scan(const ScanCall& call, ParallelFor parallel_for);                                 \
+  bool scan(const ScanCall& call, ParallelFor parallel_for);                                   \
   }
 TR_DECLARE(baseline)
 TR_DECLARE(avx2)

@@ -91,9 +91,9 @@ static bool launches_early() {
 // leaves its own zeroed (kernels/reduce/finish.cuh), and no two that may run at once have the same ones.
 //
 // They lie in an array of the module, which the driver zeroes for each device. A stream has a part of it for its eager
-// launches, which follow one another; its id, unlike its handle, is never another stream's. What is captured gets a part
-// of its own for ever: the launches of one graph's replays follow one another, but not those of another graph, nor the
-// stream's. Who replays two executable copies of one graph at once has them write the same results anyway.
+// launches, which follow one another; its id, unlike its handle, is never another stream's. What is captured gets a
+// part of its own for ever: the launches of one graph's replays follow one another, but not those of another graph, nor
+// the stream's. Who replays two executable copies of one graph at once has them write the same results anyway.
 //
 // A launch that fails has not begun, and leaves the counters alone; after one that the device gave up, the context and
 // with it this memory is gone. Where the array is used up (by 2^18 captured rows), or too small for a call,

@@ -22,7 +22,8 @@ void set_device(int device);
 DeviceFacts facts(int device);
 
 // Each op's kernels are compiled on their own (reduce.cu, scan.cu).
-template <template <class> class Op> const char* launch_reduce(const PlannedReduction& call, void* workspace, void* stream);
+template <template <class> class Op> const char* launch_reduce(const PlannedReduction& call, void* workspace,
+                                                               void* stream);
 template <template <class> class Op> const char* launch_scan(const ScanCall& call, void* workspace, void* stream);
 
 }  // namespace torchreduce::gpu

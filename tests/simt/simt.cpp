@@ -125,8 +125,8 @@ void check_reductions(const std::vector<std::vector<int64_t>>& shapes, uint64_t 
     for (const auto& sizes : shapes) check({r.op, r.in, r.out, sizes, along}, policies);
 }
 
-constexpr const char *kRows = "rows", *kPackedRows = "packed_rows", *kColumns = "columns", *kChain = "chain", *kColumnsChain = "columns_chain",
-                     *kPipeline = "pipeline", *kWalk = "walk", *kStrided = "strided";
+constexpr const char *kRows = "rows", *kPackedRows = "packed_rows", *kColumns = "columns", *kChain = "chain",
+                     *kColumnsChain = "columns_chain", *kPipeline = "pipeline", *kWalk = "walk", *kStrided = "strided";
 constexpr int kInPitch = 3;  // rows lie one after another in memory, aligned or not, or one element further apart
 const Policies kReducePolicies = {
     // family, lanes, warps, leaves, vector loads, whole rows
@@ -183,18 +183,9 @@ void short_rows() {
                              {{kPackedRows, -1, -1, -1, -1}, 1, kInPitch},
                              {{kPackedRows, 1, -1, -1, -1}, 2, kInPitch},
                              {{kPackedRows, 4, -1, -1, -1}, 2, kInPitch}};
-  check_reductions({{300, 2},
-                    {1000, 3},
-                    {700, 5},
-                    {5000, 7},
-                    {40, 8},
-                    {17, 9},
-                    {1100, 16},
-                    {5, 31},
-                    {33, 64},
-                    {90, 100},
-                    {3, 255}},
-                   2, policies);
+  check_reductions(
+      {{300, 2}, {1000, 3}, {700, 5}, {5000, 7}, {40, 8}, {17, 9}, {1100, 16}, {5, 31}, {33, 64}, {90, 100}, {3, 255}},
+      2, policies);
 }
 void columns() {
   check_reductions({{1, 70}, {5, 3}, {33, 33}, {300, 2}, {2051, 33}, {6151, 1}}, 1, kReducePolicies);

@@ -30,7 +30,8 @@ template <class Op> __device__ __forceinline__ void finish_row(const Op& op, con
       op, call.in, call.out, start.in, [&](int64_t i) { return position_offset(call.layout, i); }, start.out, acc);
 }
 
-// By one thread after it left its partial result: whether it is the last of `parts` to come. It then sees what all left.
+// By one thread after it left its partial result: whether it is the last of `parts` to come. It then sees what all
+// left.
 __device__ __forceinline__ bool is_last(uint32_t* ticket, int64_t parts) {
   const bool last = count_arrival(ticket) == uint32_t(parts - 1);
   if (last) *ticket = 0;
@@ -83,7 +84,8 @@ template <class Op> __device__ __forceinline__ typename Op::Acc fold_share(const
   else return tree.total(op.absent(), combine);
 }
 // The tree over `count` partial results, by a warp.
-template <class Op> __device__ __forceinline__ typename Op::Acc warp_fold(const Op& op, const typename Op::Acc* partials,
+template <class Op> __device__ __forceinline__ typename Op::Acc warp_fold(const Op& op,
+                                                                          const typename Op::Acc* partials,
                                                                           int64_t count) {
   return warp_tree(op, fold_share(op, partials, count, lane_id(), kLanes), kLanes);
 }

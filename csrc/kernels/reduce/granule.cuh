@@ -4,8 +4,8 @@
 // lane keeps one value, which takes in a granule at once: an accumulator; or, where positions are found, the greatest
 // element so far and the granule it is in, in which it is looked for at the end.
 //
-// combine() of a reduction gives the same bits in either order of its operands (but for what a NaN carries, which is not
-// written), so that a tree over lanes need not say which is on the left.
+// combine() of a reduction gives the same bits in either order of its operands (but for what a NaN carries, which is
+// not written), so that a tree over lanes need not say which is on the left.
 #pragma once
 #include "finish.cuh"
 #include "outer.h"
@@ -94,8 +94,7 @@ template <class E> __device__ __forceinline__ E greatest_of(const Granule& g, bo
     uint32_t w[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) w[i] = g.item[i] ^ flip;
-    const uint32_t both =
-        device_maxima<kBF16>(device_maxima<kBF16>(w[0], w[1]), device_maxima<kBF16>(w[2], w[3]));
+    const uint32_t both = device_maxima<kBF16>(device_maxima<kBF16>(w[0], w[1]), device_maxima<kBF16>(w[2], w[3]));
     return E{uint16_t(device_maxima<kBF16>(both, both >> 16))};
   }
 }

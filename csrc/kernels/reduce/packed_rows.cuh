@@ -1,10 +1,10 @@
 // Reductions of short rows that follow one another in memory, as (..., 5) over its last dim.
 //
-// Serves: types that are read as they are, rows of up to 255 elements, one after the other with little between them, from
-// any element on (packed_rows.h). Whatever their length, a block's run of them is copied by whole granules.
-// Shared memory: the block's rows as they lie in memory, from the granule on in which the first starts, with 16 bytes
-// left out after every 128.
-// A few lanes, or one, take a row, neighbouring elements each; neighbouring lanes have neighbouring rows.
+// Serves: types that are read as they are, rows of up to 255 elements, or 4 KiB where no order shows, one after the
+// other with little between them, from any element on (packed_rows.h). Whatever their length, a block's run of them is
+// copied by whole granules. Shared memory: the block's rows as they lie in memory, from the granule on in which the
+// first starts, with 16 bytes left out after every 128. A few lanes, or one, take a row, neighbouring elements each;
+// neighbouring lanes have neighbouring rows.
 #pragma once
 #include "granule.cuh"
 #include "packed_rows.h"
@@ -15,36 +15,18 @@ namespace torchreduce::gpu {
 template <class E, bool kPads> struct StagedRow {
   const char* staged;
   int first;
-  __device__ __forceinline__ const char* at(int i) const {
-    return staged + packed_rows::padded(kPads, first + i * int(sizeof(E)));
-  }
-  __device__ __forceinline__ E operator[](int i) const { return *reinterpret_cast<const E*>(at(i)); }
-  // Whether the words of shared memory are pairs of the row's elements; then those from i on, an even one.
-  __device__ __forceinline__ bool pairs() const { return first % 4 == 0; }
-  __device__ __forceinline__ uint32_t word(int i) const {
-    uint32_t w;
-    memcpy(&w, __builtin_assume_aligned(at(i), sizeof w), sizeof w);
-    return w;
+  __device__ __forceinline__ E operator[](int i) const {
+    return *reinterpret_cast<const E*>(staged + packed_rows::padded(kPads, first + i * int(sizeof(E))));
   }
 };
 
-// The tree over the elements from `begin` to `end`, at most kSpan of them; pairs: two of 2 bytes are one word.
+// The tree over the elements from `begin` to `end`, at most kSpan of them.
 template <int kSpan, class Op, class Row>
-__device__ __forceinline__ typename Op::Acc staged_tree(const Op& op, const Row& row, int begin, int end, bool pairs) {
-  using E = typename Op::Element;
+__device__ __forceinline__ typename Op::Acc staged_tree(const Op& op, const Row& row, int begin, int end) {
   typename Op::Acc acc[kSpan];
 #pragma unroll
   for (int i = 0; i < kSpan; ++i) acc[i] = op.absent();
-  if (sizeof(E) == 2 && pairs && begin + kSpan <= end) {
-    if constexpr (sizeof(E) == 2) {
-#pragma unroll
-      for (int i = 0; i < kSpan; i += 2) {
-        const uint32_t word = row.word(begin + i);
-        acc[i] = op.load(E{uint16_t(word)}, 0);
-        acc[i + 1] = op.load(E{uint16_t(word >> 16)}, 0);
-      }
-    }
-  } else if (begin + kSpan <= end) {
+  if (begin + kSpan <= end) {
 #pragma unroll
     for (int i = 0; i < kSpan; ++i) acc[i] = op.load(row[begin + i], 0);
   } else {
@@ -95,12 +77,11 @@ __device__ __forceinline__ auto staged_part(const Op& op, const Row& row, int be
     each_position(begin, end, [&](int i) { acc = op.combine(acc, op.load(row[i], i)); });
     return acc;
   } else {
-    const bool pairs = row.pairs();
-    if (span <= 2) return staged_tree<2>(op, row, begin, end, false);
-    if (span <= 4) return staged_tree<4>(op, row, begin, end, false);
+    if (span <= 2) return staged_tree<2>(op, row, begin, end);
+    if (span <= 4) return staged_tree<4>(op, row, begin, end);
     TreeStack<Acc, 6> tree;  // of 256 elements, 8 at a time
 #pragma unroll 1
-    for (int i = begin; i < end; i += 8) tree.push(staged_tree<8>(op, row, i, end, pairs), combine);
+    for (int i = begin; i < end; i += 8) tree.push(staged_tree<8>(op, row, i, end), combine);
     return tree.total(op.absent(), combine);
   }
 }

@@ -51,9 +51,12 @@ template <class Op, int kEach> struct Residues {
         moved[k] = acc[k + kBy];
       } else {
         const Acc next = shuffle(acc[k - k % kPer + from - kPer], after);
-        Acc past = op.absent();  // after the last lane comes the first one of the next run, if residues come again
-        if constexpr (kCount == kPerLane)
-          past = kRuns == 1 ? next : shuffle(acc[(k / kPer + 1) % kRuns * kPer + from - kPer], after);
+        // After the last lane comes the first one of the next run; after the last run the first, if residues come
+        // again.
+        Acc past = op.absent();
+        if (kRuns == 1 && kCount == kPerLane) past = next;
+        else if (kCount == kPerLane || k / kPer + 1 < kRuns)
+          past = shuffle(acc[(k / kPer + 1) % kRuns * kPer + from - kPer], after);
         moved[k] = lane == lanes - 1 ? past : next;
       }
     }
@@ -91,8 +94,7 @@ template <class Op, int kEach> struct Residues {
 // The leaf of `count` elements that starts at x, by a warp, element by element: a lane has 8 neighbouring residues. For
 // what lies at an end of the tensor within a granule.
 template <class Op> __device__ __forceinline__ typename Op::Acc careful_leaf(const Op& op,
-                                                                             const typename Op::Element* x,
-                                                                             int count) {
+                                                                             const typename Op::Element* x, int count) {
   using Acc = typename Op::Acc;
   Acc acc[kPerLane];
 #pragma unroll
@@ -109,8 +111,8 @@ template <class Op> __device__ __forceinline__ typename Op::Acc careful_leaf(con
   return warp_tree(op, acc[0], kLanes);
 }
 
-// The leaf of `count` elements that starts at x, by a warp. Only its first granule has elements that come before it, and
-// only the last one, which one lane has besides, some that come after.
+// The leaf of `count` elements that starts at x, by a warp. Only its first granule has elements that come before it,
+// and only the last one, which one lane has besides, some that come after.
 template <class Op> __device__ __forceinline__ typename Op::Acc leaf_value(const Op& op, const RowsCall& call,
                                                                            const typename Op::Element* x, int count) {
   using Acc = typename Op::Acc;
@@ -160,8 +162,8 @@ template <class Op> __device__ __forceinline__ typename Op::Acc leaf_value(const
 
 // ---- where it does not ------------------------------------------------------------------------------------------------
 
-// Of the row that starts at x the units from `first` to `end`, each `step`-th, by a warp. Granules that reach out of the
-// tensor are taken element by element, one a lane, each in a granule of its own.
+// Of the row that starts at x the units from `first` to `end`, each `step`-th, by a warp. Granules that reach out of
+// the tensor are taken element by element, one a lane, each in a granule of its own.
 template <class Op>
 __device__ __forceinline__ typename Part<Op>::Value units_value(const Op& op, const RowsCall& call,
                                                                 const typename Op::Element* x, int first, int end,
@@ -215,8 +217,8 @@ __device__ __forceinline__ typename Part<Op>::Value units_value(const Op& op, co
 
 // Writes the result of the row that starts at x; of an indexed op, `value` says in which granule it is.
 template <class Op, class Value>
-__device__ __forceinline__ void finish_plain_row(const Op& op, const RowsCall& call,
-                                                 const typename Op::Element* x, int64_t out, const Value& value) {
+__device__ __forceinline__ void finish_plain_row(const Op& op, const RowsCall& call, const typename Op::Element* x,
+                                                 int64_t out, const Value& value) {
   if constexpr (Op::kIndexed) {
     using E = typename Op::Element;
     using S = Search<Op>;
@@ -280,7 +282,8 @@ template <int kRows, class Op> __device__ __forceinline__ bool several_rows(cons
   if (!plain && own_row < call.rows) own = row_start(call.outer, own_row);
   if (!full) {
     const E* const x = in + (plain ? own_row * call.outer.in[0] : own.in);
-    const bool inside = own_row >= call.rows || (is_inside(call, granule_of(x)) && is_inside(call, granule_of(x + length - 1)));
+    const bool inside =
+        own_row >= call.rows || (is_inside(call, granule_of(x)) && is_inside(call, granule_of(x + length - 1)));
     if (ballot(!inside)) return false;
   }
   auto row_of = [&](int r) {
@@ -387,8 +390,8 @@ template <class Op> __device__ __forceinline__ void one_row(const Op& op, const 
   __shared__ bool last;
   const int lane = lane_id(), warp = int(threadIdx.x) / kLanes, warps = int(blockDim.x) / kLanes;
   const bool alone = shape.rows == 1;  // a warp with its row
-  const int64_t row = alone ? int64_t(blockIdx.x) * warps + warp
-                            : int64_t(uint32_t(blockIdx.x) / uint32_t(shape.splits));
+  const int64_t row =
+      alone ? int64_t(blockIdx.x) * warps + warp : int64_t(uint32_t(blockIdx.x) / uint32_t(shape.splits));
   if (row >= call.rows) return;
   const int first = alone ? 0 : int(int64_t(blockIdx.x) - row * shape.splits) * shape.units;
   const RowStart start = row_start(call.outer, row);

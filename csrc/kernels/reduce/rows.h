@@ -5,9 +5,9 @@
 namespace torchreduce {
 
 struct RowsShape : ReduceLaunch {
-  int rows = 1;    // that a warp has on its way at once; 0: a row, or a run of it, is a block's
-  int lanes = 32;  // of a row, fewer than 32 where 8 rows are on their way
-  int units = 1;   // of a block's run: leaves, or 256 granules each where no order shows
+  int rows = 1;        // that a warp has on its way at once; 0: a row, or a run of it, is a block's
+  int lanes = 32;      // of a row, fewer than 32 where 8 rows are on their way
+  int units = 1;       // of a block's run: leaves, or 256 granules each where no order shows
   bool whole = false;  // rows start with granules of 16 bytes
 
   template <class Visit> void each(Visit visit) const {
