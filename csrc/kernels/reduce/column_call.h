@@ -31,6 +31,7 @@ struct ColumnCall {
   int32_t warps;   // that share a unit
   int32_t lanes;   // that share an output
   int32_t slices;  // of a block
+  bool ragged;     // the tensor begins or ends within a granule
   bool same_type;  // results are floats of the input's type
   bool runs;       // and those of neighbouring columns are neighbours
 };

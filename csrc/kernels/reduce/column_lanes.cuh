@@ -72,8 +72,10 @@ template <class E, int N, class There, class At>
 __device__ __forceinline__ void load_granules(const ColumnCall& q, const ColumnGranule<E>& none, There there, At at,
                                               ColumnGranule<E> (&x)[N]) {
   bool inside = true;
+  if (q.ragged) {
 #pragma unroll
-  for (int j = 0; j < N; ++j) inside &= !there(j) || ColumnGranule<E>::inside(q, at(j));
+    for (int j = 0; j < N; ++j) inside &= !there(j) || ColumnGranule<E>::inside(q, at(j));
+  }
   if (inside) {
 #pragma unroll
     for (int j = 0; j < N; ++j) {

@@ -40,6 +40,7 @@ void launch_columns(Kernel kernel, const ReduceCall& call, const ColumnShape& sh
   for (int d = 0; d < call.layout.kept + call.layout.reduced; ++d)
     elements += (call.layout.size[d] - 1) * call.layout.in[d];
   q.end = static_cast<const char*>(call.in.data) + elements * size_of(call.in.dtype);
+  q.ragged = !plans::aligned(q.in) || !plans::aligned(q.end);
   q.out = call.out;
   q.options = call.options;
   q.partials = partials;

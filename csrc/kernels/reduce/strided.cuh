@@ -24,7 +24,7 @@ class PositionWalk {
     rest_ = layout.reduced > 1 ? int(step - ahead_ * inner_) : step;
     if (layout.reduced < 2) inner_ = INT64_MAX;
     delta_ = ahead_ * outer_stride + rest_ * stride;
-    carry_ = outer_stride - inner_ * stride * (layout.reduced > 1);
+    carry_ = layout.reduced > 1 ? outer_stride - inner_ * stride : 0;
     place();
   }
   __device__ __forceinline__ int64_t offset() const { return offset_; }
