@@ -25,10 +25,15 @@ CLASSES = (
 )
 REDUCE = (
     {},
+    {"family": "strided"},
+    {"family": "strided", "lanes": 32, "warps": 1, "leaves": 1},
+    {"family": "strided", "lanes": 32, "warps": 8, "leaves": 1},
+    {"family": "strided", "lanes": 32, "warps": 2, "leaves": 4},
     {"family": "rows"},
-    {"family": "rows", "lanes": 32, "warps": 1, "leaves": 1},
-    {"family": "rows", "lanes": 32, "warps": 8, "leaves": 1},
-    {"family": "rows", "lanes": 32, "warps": 2, "leaves": 4},
+    {"family": "rows", "rows": 2},
+    {"family": "rows", "rows": 0, "warps": 1, "leaves": 1},
+    {"family": "rows", "rows": 0, "warps": 2, "leaves": 2},
+    {"family": "packed_rows"},
     {"family": "columns"},
     {"family": "columns", "lanes": 1, "leaves": 1},
     {"family": "columns", "lanes": 8, "leaves": 2},
@@ -66,8 +71,8 @@ def check(name, x, dim, options, forced, device):
         with force_plan(**forced):
             try:
                 result = getattr(tr, name)(view, dim, **options)
-            except ValueError:  # these serve some types and layouts only
-                assert forced["family"] in ("pipeline", "walk")
+            except ValueError:  # these serve some types, layouts and devices only
+                assert forced["family"] in ("pipeline", "walk", "rows", "packed_rows", "strided")
                 continue
         assert_bitwise_equal(result, expected)
 

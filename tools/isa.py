@@ -38,6 +38,7 @@ WIDE_GROUPS = {
 WIDE_GROUPS_OF_PAIRS = {"scan_rows": (4, 1), "scan_held_rows": (4, 1), "scan_chain": (4, 1)}  # a group of each input
 # Its wide accesses, whatever the elements: of kernels for several columns a lane, and for rows that start anywhere.
 WIDE_ACCESSES = {
+    "reduce_rows": (8, 0),
     "scan_columns": (8, 8),
     "scan_ragged_columns": (10, 0),
     "scan_packed_rows": (1, 1),
@@ -70,7 +71,7 @@ KERNEL = re.compile(
     r"(, ((Typed|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<variant>\w+)(?P<more>(, \w+)*))?)? ?>\("
 )
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
-CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.)?(?:(128)|(64))\b")
+CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.|NA\.)?(?:(128)|(64))\b")
 # Of no op: of one that never runs the driver is asked what it compiled it for; one zeroes workspaces (both in
 # csrc/kernels/device.cu); one is for tests (csrc/kernels/intrinsics.cu).
 HELPERS = (
