@@ -22,6 +22,7 @@ def plan(op, shape, dim, dtype=torch.float32, out=None, strides=None, aligned=Tr
     return _C.plan(op, list(shape), list(strides), dim, NUMBERS[dtype], NUMBERS[out], aligned, gpu, MULTIPROCESSORS)
 
 
+COLUMN_FAMILIES = ("wide_columns", "narrow_columns", "short_columns", "column_slices")
 ROWS, LENGTHS = (1, 3, 32, 1000, 200_000), (1, 5, 8, 100, 2049, 70_001, 2**20 + 1)
 SHAPES = [((rows, n), 1) for rows, n in itertools.product(ROWS, LENGTHS) if rows * n < 2**31]
 SHAPES += [((n, rows), 0) for (rows, n), _ in SHAPES] + [((2**31 + 7,), 0), ((40, 30, 50), 1), ((40, 30, 50), (0, 2))]
@@ -51,8 +52,10 @@ def test_reduction_plans_cover_the_rows(op, dtype, shape, dim):
             continue
         served.add(p["family"])
         assert forced in (None, p["family"]) and 0 < p["blocks"] < 2**31
-        assert p["threads"] % 32 == 0 and 32 <= p["threads"] <= 1024 and p["shared"] <= 48 << 10
+        assert p["threads"] % 32 == 0 and 32 <= p["threads"] <= 1024 and p["shared"] <= 226 << 10
         assert (p["workspace"] == 0) == (p["tickets"] == 0) == (p["splits"] == 1)
+        if p["family"] in COLUMN_FAMILIES:  # test_plan_columns.py
+            continue
         assert p["workspace"] <= rows * p["splits"] * 16 and p["tickets"] <= rows
         assert p["blocks"] * rows_of_a_block(p, op, dtype, n) >= rows
     assert {"strided", "columns"} <= served
@@ -138,7 +141,7 @@ def test_rows_with_indices_have_pairs_of_lanes(dtype):
 def test_lanes_go_where_the_stride_is_small():
     for op in ("sum", "amax", "argmax"):
         assert plan(op, (2000, 2000), 1)["family"] == "rows"
-        assert plan(op, (2000, 2000), 0)["family"] == "columns"
+        assert plan(op, (2000, 2000), 0)["family"] == "wide_columns"
         assert plan(op, (2000, 2000), 0, strides=(1, 2000))["family"] == "rows"
         assert plan(op, (2000, 2000), None)["family"] == "rows"
         assert plan(op, (2000, 2000), 1, strides=(6000, 3))["family"] == "strided"
@@ -341,7 +344,7 @@ def test_forced_fields_are_kept():
     with force_plan(family="strided", lanes=32, warps=4, leaves=2, vector_loads=False):
         assert _C.forced_plan() == {"family": "strided", "lanes": 32, "warps": 4, "leaves": 2, "vector_loads": 0}
         p = plan("sum", (3, 100_000), 1)
-        assert (p["family"], p["shape"]) == ("strided", {"lanes": 32, "warps": 4, "leaves": 2})
+        assert (p["family"], p["shape"]) == ("strided", {"lanes": 32, "warps": 4, "leaves": 2, "granules": 0})
     assert _C.forced_plan() == {}
     with force_plan(family="columns", lanes=8):
         p = plan("sum", (3, 100_000), 1)
@@ -390,7 +393,8 @@ def test_explain_is_the_plan(device):
         assert {field: getattr(p, field) for field in expected} == expected
         assert name in str(p) and p.family in str(p) and str(p.blocks) in str(p)
     x = wide
-    assert tr.explain("sum", x, dim=0).family == "columns" and tr.explain("argmax", x, axis=1).family == "rows"
+    across = "columns" if device == "cpu" else "wide_columns"
+    assert tr.explain("sum", x, dim=0).family == across and tr.explain("argmax", x, axis=1).family == "rows"
     rows = ("rows", "strided")  # the latter where elements are converted
     assert tr.explain("max", x).family == "rows" and tr.explain("mean", x.int(), dtype=torch.float64).family in rows
     with pytest.raises(ValueError, match="median"):

@@ -44,8 +44,8 @@ def test_families_serve_the_types_they_are_compiled_for(op, dtype):
     sums = op in ("sum", "mean")
     compiled = sums or dtype in FLOATS or dtype in (torch.int32, torch.int64)
     small = dtype in (torch.float16, torch.float32, torch.bfloat16)
-    for shape, family in (((5, 7, 300), "short_columns"), ((500, 20, 10), "column_slices"),
-                          ((3, 5000, 10), "narrow_columns"), ((3, 5000, 400), "wide_columns")):  # fmt: skip
+    for shape, family in (((1, 7, 1 << 20), "short_columns"), ((500, 20, 10), "column_slices"),
+                          ((3, 5000, 10), "narrow_columns"), ((3, 5000, 4096), "wide_columns")):  # fmt: skip
         served = serves(family, op, shape, dtype)
         assert (served is not None) == (compiled and (small or family in ("narrow_columns", "wide_columns")))
         if served:
@@ -62,6 +62,7 @@ def test_every_row_and_column_is_taken(family, op, dtype):
         outer, n, inner = shape
         if not (p := serves(family, op, shape, dtype, aligned=aligned, shared=shared)):
             continue
+        p |= p["shape"]
         k = p["rows"]
         rows = 256 * k * (p["span"] // 256) + k * (p["span"] % 256)  # of a span, if it is that of a long column
         columns = outer * (1 if family in ("narrow_columns", "column_slices") else math.ceil(inner / p["tile"]))

@@ -96,7 +96,7 @@ def test_plans_fit_every_device(op):
     for shape, dim, dtype, aligned, device in cases:
         plan = any_plan(op, list(shape), dim, dtype, aligned, device)
         assert takes(plan) <= device[0], (shape, dim, dtype, aligned, device, plan)
-        if not device[1]:  # kernels without bulk copies ask for no more than every GPU has
+        if not device[1] and "strip_bytes" in plan:  # scans without bulk copies ask for no more than every GPU has
             assert takes(plan) <= PORTABLE, (shape, dim, dtype, aligned, device, plan)
 
 
