@@ -102,7 +102,7 @@ class Case:
             x.mul_(0.01).add_(1)
         offset = self.offsets[0]
         if offset:
-            x = torch.empty(x.numel() + offset, device=DEVICE, dtype=dtype)[offset:].copy_(x)
+            x = torch.empty(x.numel() + offset, device=DEVICE, dtype=dtype)[offset:].view(x.shape).copy_(x)
         return (x.t() if self.form == "transposed" else x,)
 
     def run(self, provider: str) -> Run | None:
