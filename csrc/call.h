@@ -89,8 +89,8 @@ struct TensorFacts {
 // for a reduced one.
 Layout fold(const TensorFacts& x, uint64_t along, const int64_t* out_strides);
 
-// Where neither the order nor the positions of elements show in the result (extremes, sums of integers), reduced dims go
-// by their strides, so that those merge which are one run of memory.
+// Where neither the order nor the positions of elements show in the result (extremes, sums of integers), reduced dims
+// go by their strides, so that those merge which are one run of memory.
 void order_by_memory(ReduceCall& call);
 
 // A plan reads everything of the call but its plan; the pointers only for their alignment. That of a reduction:

@@ -197,7 +197,8 @@ void check_floats(const char* name, const View& x) {
   if (!is_float(x.dtype)) raise<std::runtime_error>(name, ": needs a floating dtype, got number ", int(x.dtype));
 }
 
-// The sums of Decay, over three tensors of one shape, of float32 or float64. Where their layouts differ, copies are read.
+// The sums of Decay, over three tensors of one shape, of float32 or float64. Where their layouts differ, copies are
+// read.
 Tensor decayed_sum(const Tensor& g, const Tensor& x, const Tensor& o, int64_t dim, bool reverse, int64_t) {
   constexpr ScanOp op{"decayed_sum", Scan::Decay, false};
   const View first(g), others[2] = {View(x), View(o)};
@@ -433,7 +434,8 @@ TR_FOR_EACH_SCAN_OP(TR_ROW)
 #undef TR_ROW
 
 // `name` is differentiable (torchreduce/autograd.py), and `name.out` writes to tensors of the result's shape and dtype,
-// which refuses to be differentiated; `name.raw` and `name.raw_out` are the same kernels, of which autograd knows nothing.
+// which refuses to be differentiated; `name.raw` and `name.raw_out` are the same kernels, of which autograd knows
+// nothing.
 template <class Signature> void define(torch::stable::detail::StableLibrary& library, const std::string& name) {
   const std::string arguments = Signature::kArguments, result = Signature::kResult;
   library.def((name + "(" + arguments + ") -> " + result).c_str());

@@ -164,8 +164,8 @@ inline bool dense(const View& v) {
   for (int d = 0; d < v.dims; ++d) repeats = repeats || (v.strides[d] == 0 && v.sizes[d] > 1);
   return !repeats && s.end - s.begin == v.numel() * size_of(v.dtype);
 }
-// What two outputs are written by: they may not share memory; where they are laid out alike, kernels write both in place.
-// `write` takes the input to read from, which is a copy where an output shares its memory, and both outputs.
+// What two outputs are written by: they may not share memory; where they are laid out alike, kernels write both in
+// place. `write` takes the input to read from, which is a copy where an output shares its memory, and both outputs.
 template <class Write>
 void write_pair(const char* op, const Tensor& input, Tensor values, Tensor indices, const Write& write) {
   const View x(input), v(values), i(indices);
