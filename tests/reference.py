@@ -106,6 +106,8 @@ def canonical_sum(x):
     """Accumulators (rows, n) to (rows,): leaves of 2048, in them 256 residues in order, then trees. +0 if n is 0."""
     if x.size == 0:
         return np.zeros(x.shape[0], x.dtype)
+    if x.shape[1] <= RESIDUES:  # the others have nothing but absent terms
+        return tree(x)
     leaves = pad(x, LEAF).reshape(x.shape[0], -1, LEAF // RESIDUES, RESIDUES)
     residues = leaves[:, :, 0]
     for k in range(1, LEAF // RESIDUES):
@@ -180,10 +182,15 @@ def amin_rows(x):
 # ---- scans -----------------------------------------------------------------------------------------------------------
 
 
+def slots(m):
+    """Of m totals: 32 a run, or, if they are one run, so many that the others would have nothing but absent terms."""
+    return min(FAN, 1 << max(m - 1, 0).bit_length())
+
+
 def sklansky(totals):
-    """Inclusive prefixes over a last axis of 32 slots."""
-    lane = np.arange(FAN)
-    for d in (1, 2, 4, 8, 16):
+    """Inclusive prefixes over a last axis of 32 slots, or another power of two."""
+    lane = np.arange(totals.shape[-1])
+    for d in (d for d in (1, 2, 4, 8, 16) if d < len(lane)):
         adds = lane[lane & d != 0]
         left = totals[..., (adds & ~(2 * d - 1)) + d - 1]
         totals = totals.copy()
@@ -199,7 +206,7 @@ def shift(inclusive):
 def scan_level(totals):
     """Totals (rows, m) to exclusive prefixes (rows, m) within runs of 32, and the totals of the runs (rows, m / 32)."""
     rows, m = totals.shape
-    inclusive = sklansky(pad(totals, FAN).reshape(rows, -1, FAN))
+    inclusive = sklansky(pad(totals, slots(m)).reshape(rows, -1, slots(m)))
     return shift(inclusive).reshape(rows, -1)[:, :m], inclusive[..., -1]
 
 

@@ -17,6 +17,7 @@ from reference import (
     name_of,
     round_to,
     rows_of,
+    slots,
     to_accumulator,
     to_numpy,
     to_torch,
@@ -32,12 +33,11 @@ def groups_of(x, absent):
 def level(state, absent, combine):
     """Of totals (rows, m): exclusive prefixes within runs of 32 by Sklansky's scan, and the totals of the runs."""
     rows, m = state[0].shape
-    filled = []
+    filled, lane = [], np.arange(slots(m))
     for part, value in zip(state, absent, strict=True):
-        missing = np.full((rows, -m % FAN), value, part.dtype)
-        filled.append(np.concatenate([part, missing], axis=1).reshape(rows, -1, FAN))
-    lane = np.arange(FAN)
-    for d in (1, 2, 4, 8, 16):
+        missing = np.full((rows, -m % len(lane)), value, part.dtype)
+        filled.append(np.concatenate([part, missing], axis=1).reshape(rows, -1, len(lane)))
+    for d in (d for d in (1, 2, 4, 8, 16) if d < len(lane)):
         upper = lane[lane & d != 0]
         left = tuple(part[..., (upper & ~(2 * d - 1)) + d - 1] for part in filled)
         right = tuple(part[..., upper] for part in filled)

@@ -59,6 +59,17 @@ SCANS = (
     ("cummax", {"reverse": True}, torch.bfloat16),
     ("cummin", {}, torch.uint8),
 )
+
+
+def on_each(plans):
+    """On a GPU every forced plan; on the CPU, where a plan says no more than that, lanes along rows and across them."""
+    cpu = [pytest.param("cpu", {"family": family}, id=f"cpu-{family}") for family in ("rows", "columns")]
+    cuda = [pytest.param("cuda", plan, id=f"cuda-{plan}", marks=pytest.mark.gpu) for plan in plans]
+    return pytest.mark.parametrize("device, forced", cpu + cuda)
+
+
+# Of many blocks on 132 multiprocessors: the CPU has the same calls in fewer elements elsewhere.
+on_a_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)])
 CASES = (((3, 5), 1), ((5, 3), 0), ((2, 6151), 1), ((6151, 3), 0), ((17, 257), 1), ((257, 17), 0))
 LONG = (((1, 3 * 8192 + 5), 1), ((2 * 8192 + 5, 2), 0))
 
@@ -77,14 +88,14 @@ def check(name, x, dim, options, forced, device):
         assert_bitwise_equal(result, expected)
 
 
-@pytest.mark.parametrize("forced", REDUCE, ids=str)
+@on_each(REDUCE)
 @pytest.mark.parametrize("name, options, dtype", CLASSES)
 def test_reductions(device, name, options, dtype, forced):
     for shape, dim in CASES:
         check(name, values(shape, dtype, seed=1), dim, options, forced, device)
 
 
-@pytest.mark.parametrize("forced", SCAN, ids=str)
+@on_each(SCAN)
 @pytest.mark.parametrize("name, options, dtype", SCANS)
 def test_scans(device, name, options, dtype, forced):
     for shape, dim in CASES + LONG:
@@ -102,6 +113,7 @@ def test_blocks_that_stay(device, shape, dtype):
         check("cummax", values(shape, dtype, seed=1), 1, options, {"family": "pipeline"}, device)
 
 
+@on_a_gpu
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_blocks_that_stay_for_several_rows(device, dtype):
     """Whose stages are loaded again while their results wait for a carry, on 132 multiprocessors."""
@@ -189,6 +201,7 @@ def test_odd_rows_of_two_inputs(device, dtype):
         linear_scans(device, shape, 1, dtype)
 
 
+@on_a_gpu
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_blocks_of_two_inputs_that_stay(device, dtype):
     """More block tiles than a block of their pipeline has stages, on 132 multiprocessors."""
@@ -203,6 +216,7 @@ def test_rows_of_two_block_tiles(device, dtype):
             check("cumsum", values((3, n), dtype, seed=1), 1, options, {}, device)
 
 
+@on_a_gpu
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_blocks_that_share_strips_for_long(device, dtype):
     """More jobs than the blocks have stages for, on 132 multiprocessors."""
@@ -210,6 +224,7 @@ def test_blocks_that_share_strips_for_long(device, dtype):
     assert_bitwise_equal(tr.cumsum(x.to(device), 0), tr.cumsum(x, 0))
 
 
+@on_a_gpu
 @pytest.mark.parametrize("dtype, columns", ((torch.float32, 16896), (torch.bfloat16, 33792), (torch.bfloat16, 16896)))
 def test_blocks_that_walk_down_columns(device, dtype, columns):
     """A strip for each block on 132 multiprocessors, in tiles or halves of them."""
@@ -217,6 +232,7 @@ def test_blocks_that_walk_down_columns(device, dtype, columns):
     assert_bitwise_equal(tr.cumsum(x.to(device), 0), tr.cumsum(x, 0))
 
 
+@on_a_gpu
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64))
 def test_lanes_that_walk_down_columns(device, dtype):
     """A block of them a multiprocessor, of 132; two tiles and a part of a group; in teams, and each alone."""
@@ -227,7 +243,7 @@ def test_lanes_that_walk_down_columns(device, dtype):
         check("cummax", x, 0, options, {"family": "walk"}, device)
 
 
-@pytest.mark.parametrize("forced", SCAN, ids=str)
+@on_each(SCAN)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
 def test_decayed_sums(device, dtype, forced):
     for shape, dim in CASES + LONG:
@@ -243,7 +259,7 @@ def test_decayed_sums(device, dtype, forced):
         assert_bitwise_equal(result, expected)
 
 
-@pytest.mark.parametrize("forced", SCAN, ids=str)
+@on_each(SCAN)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.float16, torch.bfloat16))
 def test_linear_scans(device, dtype, forced):
     """a of b's shape, aligned or not, and broadcast; from either end; with a shifted, too, as gradients need it."""

@@ -6,8 +6,7 @@
 
 namespace torchreduce::gpu {
 
-static __global__ void __launch_bounds__(256)
-    intrinsic(Intrinsic which, const uint32_t* in, uint32_t* out, int64_t count) {
+__global__ void __launch_bounds__(256) intrinsic(Intrinsic which, const uint32_t* in, uint32_t* out, int64_t count) {
   const int64_t i = int64_t(blockIdx.x) * 256 + int(threadIdx.x);
   if (i >= count) return;  // whole warps
   const uint32_t* const w = in + 4 * i;
