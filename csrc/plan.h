@@ -24,8 +24,9 @@ struct DeviceFacts {
   int multiprocessors = 0;       // GPU: streaming multiprocessors or compute units; CPU: threads
   bool bulk_copies = false;      // GPU: bulk copies between global and shared memory, and kernels built for them
   int shared = kPortableShared;  // GPU: bytes of shared memory that a block may ask for
-  bool large_blocks = false;  // GPU: columns have the code for large blocks (gpu.cuh), be there room for them or not:
-                              // code for Hopper also runs where a block has 99 KiB
+  bool large_blocks = false;    // GPU: columns have the code for large blocks (gpu.cuh), be there room for them or not:
+                                // code for Hopper also runs where a block has 99 KiB
+  bool wide_reductions = true;  // GPU: the families of reductions that read 16 bytes a lane are compiled (gpu.cuh)
 };
 
 struct Plan {

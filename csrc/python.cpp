@@ -153,6 +153,7 @@ py::dict facts_of(int device) {
   fields["bulk_copies"] = facts.bulk_copies;
   fields["shared"] = facts.shared;
   fields["large_blocks"] = facts.large_blocks;
+  fields["wide_reductions"] = facts.wide_reductions;
   return fields;
 }
 
@@ -162,7 +163,8 @@ py::dict facts_of(int device) {
 // options of scans. Without `large_blocks` they are where there is room for them.
 py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
                  const std::vector<int>& dim, int dtype, int out_dtype, bool aligned, bool gpu, int multiprocessors,
-                 bool bulk_copies, int shared, bool exclusive, bool reverse, std::optional<bool> large_blocks) {
+                 bool bulk_copies, int shared, bool exclusive, bool reverse, std::optional<bool> large_blocks,
+                 bool wide_reductions) {
   const int dims = int(sizes.size());
   if (dims > kMaxDims || strides.size() != sizes.size())
     throw py::value_error("plan: needs a stride for each size, and at most 64 of them");
@@ -190,8 +192,12 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
   auto* data = reinterpret_cast<void*>(uintptr_t(aligned ? 16 : 1));  // looked at, not through
   auto* results = static_cast<char*>(data) + 16;
   const Layout layout = fold({data, in, dims, sizes.data(), strides.data()}, along, out_strides.data());
-  const DeviceFacts device{gpu, multiprocessors, bulk_copies, shared,
-                           large_blocks.value_or(bulk_copies && shared >= kPipelineShared)};
+  const DeviceFacts device{gpu,
+                           multiprocessors,
+                           bulk_copies,
+                           shared,
+                           large_blocks.value_or(bulk_copies && shared >= kPipelineShared),
+                           wide_reductions};
 
   if (scans) {
     const ScanFacts known = facts(scan->second);
@@ -254,5 +260,5 @@ PYBIND11_MODULE(_C, m) {
   m.def("plan", &plan_of, py::arg("op"), py::arg("sizes"), py::arg("strides"), py::arg("dim"), py::arg("dtype"),
         py::arg("out_dtype"), py::arg("aligned"), py::arg("gpu"), py::arg("multiprocessors"),
         py::arg("bulk_copies") = false, py::arg("shared") = 227 << 10, py::arg("exclusive") = false,
-        py::arg("reverse") = false, py::arg("large_blocks") = py::none());
+        py::arg("reverse") = false, py::arg("large_blocks") = py::none(), py::arg("wide_reductions") = true);
 }

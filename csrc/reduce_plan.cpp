@@ -65,8 +65,8 @@ const std::vector<ReduceFamily> kReduceFamilies = {
     {"column_slices", "small slices, whole, in shared memory", shape_of<column_slices::serves>},
     {"narrow_columns", "lanes along runs of rows, several accumulators deep", shape_of<narrow_columns::serves>},
     {"wide_columns", "lanes across columns, warps down them", shape_of<wide_columns::serves>},
-    {"columns", "lanes across rows, each walking its own", shape_of<columns::serves>},
-    {"strided", "lanes along each row, element by element", shape_of<strided::serves>},
+    {"columns", "lanes across rows, each walking its own", shape_of<columns::serves>, true},
+    {"strided", "lanes along each row, element by element", shape_of<strided::serves>, true},
 };
 
 // The CPU has two ways, which have names of families.
@@ -92,6 +92,7 @@ ReducePlan plan(const ReduceCall& call, const DeviceFacts& facts) {
   for (const ReduceFamily& family : kReduceFamilies) {
     if (forced.family && std::string(forced.family) != family.name) continue;
     known = true;
+    if (!family.general && !device.wide_reductions) continue;
     if (auto shape = family.serves(call, device, forced)) {
       ReducePlan plan{family.name, *shape};
       check_launch(plan.launch().blocks, plan.launch().shared, device.shared);

@@ -28,6 +28,7 @@ struct ReduceFamily {
   const char* name;
   const char* summary;
   std::optional<Shape> (*serves)(const ReduceCall&, const DeviceFacts&, const PlanOverride& forced);
+  bool general = false;  // serves every call, and is compiled for every device (DeviceFacts::wide_reductions)
 };
 extern const std::vector<ReduceFamily> kReduceFamilies;
 

@@ -138,6 +138,16 @@ def test_rows_with_indices_have_pairs_of_lanes(dtype):
         plan("cummax", (3, 3), 1, dtype)
 
 
+def test_general_families_serve_where_the_others_are_not_compiled():
+    for (shape, dim), op in itertools.product(SHAPES, ("sum", "amax", "argmax")):
+        strides = torch.empty(shape, device="meta").stride()
+        dims = [dim] if isinstance(dim, int) else list(dim)
+        out = NUMBERS[torch.int64 if op == "argmax" else torch.float32]
+        p = _C.plan(op, list(shape), list(strides), dims, NUMBERS[torch.float32], out, True, True, MULTIPROCESSORS,
+                    wide_reductions=False)  # fmt: skip
+        assert p["family"] in ("columns", "strided")
+
+
 def test_lanes_go_where_the_stride_is_small():
     for op in ("sum", "amax", "argmax"):
         assert plan(op, (2000, 2000), 1)["family"] == "rows"

@@ -133,7 +133,7 @@ def test_a_plan_that_no_block_has_room_for_is_refused():
 
 def test_what_is_known_of_a_gpu_is_what_plans_are_made_of():
     facts = _C.gpu_facts(0)
-    assert set(facts) == {"multiprocessors", "bulk_copies", "shared", "large_blocks"}
+    assert set(facts) == {"multiprocessors", "bulk_copies", "shared", "large_blocks", "wide_reductions"}
     _C.plan("sum", [3, 5], [5, 1], [1], 6, 6, True, True, **facts)
 
 

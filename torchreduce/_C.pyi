@@ -20,6 +20,7 @@ class GpuFacts(Facts, total=False):
     bulk_copies: bool
     shared: int
     large_blocks: bool
+    wide_reductions: bool
 
 def gpu_facts(device: int) -> GpuFacts: ...
 def plan(
@@ -37,4 +38,5 @@ def plan(
     exclusive: bool = False,
     reverse: bool = False,
     large_blocks: bool | None = None,
+    wide_reductions: bool = True,
 ) -> dict[str, Any]: ...

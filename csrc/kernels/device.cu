@@ -61,6 +61,7 @@ static DeviceFacts ask(int device) {
   set_device(device);
   const int architecture = compiled_for();
   facts.bulk_copies = architecture >= 90;
+  facts.wide_reductions = kWideReductions;
   facts.large_blocks = architecture >= 90 && architecture < 120;  // TR_LARGE_BLOCKS
   set_device(current);
 #if defined(__CUDACC__)

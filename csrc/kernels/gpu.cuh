@@ -169,6 +169,14 @@ __device__ __forceinline__ uint32_t sum_unsigned_bytes(uint32_t word, uint32_t s
 #endif
 }
 
+// Whether the families of reductions that read 16 bytes a lane (kernels/reduce/) are compiled; else the general ones
+// serve all. Compiled by clang 19 for AMD, they keep accumulators in memory.
+#if defined(__CUDACC__) || defined(TR_EMULATED)
+constexpr bool kWideReductions = true;
+#else
+constexpr bool kWideReductions = false;
+#endif
+
 // ---- warps -----------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x) % kLanes; }

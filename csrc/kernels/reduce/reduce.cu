@@ -47,13 +47,13 @@ void launch_columns(Kernel kernel, const ReduceCall& call, const ColumnShape& sh
   q.tickets = tickets;
   enqueue(kernel, shape.blocks, shape.threads, shape.shared, Queue{stream}, q);
 }
-#define TR_COLUMNS(Shape, kernel, compiled)                                                              \
-  template <class Op, class Load>                                                                        \
-  void launch(const ReduceCall& call, const Shape& shape, typename Op::Acc* partials, uint32_t* tickets, \
-              gpuStream_t stream) {                                                                      \
-    using E = typename Load::Element;                                                                    \
-    if constexpr (kIsTyped<Load> && has_columns(Op::kConverts, DtypeOf<E>::value) && (compiled))         \
-      launch_columns(kernel<Op, Load>, call, shape, partials, tickets, stream);                          \
+#define TR_COLUMNS(Shape, kernel, compiled)                                                                         \
+  template <class Op, class Load>                                                                                   \
+  void launch(const ReduceCall& call, const Shape& shape, typename Op::Acc* partials, uint32_t* tickets,            \
+              gpuStream_t stream) {                                                                                 \
+    using E = typename Load::Element;                                                                               \
+    if constexpr (kWideReductions && kIsTyped<Load> && has_columns(Op::kConverts, DtypeOf<E>::value) && (compiled)) \
+      launch_columns(kernel<Op, Load>, call, shape, partials, tickets, stream);                                     \
   }
 TR_COLUMNS(WideColumnsShape, reduce_wide_columns, true)
 TR_COLUMNS(NarrowColumnsShape, reduce_narrow_columns, true)
@@ -63,13 +63,13 @@ TR_COLUMNS(ColumnSlicesShape, reduce_column_slices, has_small_columns(DtypeOf<E>
 
 template <class Op, class Load>
 void launch(const ReduceCall& call, const PackedRowsShape& shape, typename Op::Acc*, uint32_t*, gpuStream_t stream) {
-  if constexpr (kIsTyped<Load>)
+  if constexpr (kWideReductions && kIsTyped<Load>)
     enqueue(reduce_packed_rows<Op>, shape.blocks, shape.threads, shape.shared, Queue{stream}, plain_rows(call), shape);
 }
 template <class Op, class Load>
 void launch(const ReduceCall& call, const RowsShape& shape, typename Op::Acc* partials, uint32_t* tickets,
             gpuStream_t stream) {
-  if constexpr (kIsTyped<Load>)
+  if constexpr (kWideReductions && kIsTyped<Load>)
     enqueue(reduce_rows<Op>, shape.blocks, shape.threads, shape.shared, Queue{stream}, plain_rows(call), shape,
             partials, tickets);
 }
