@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import isa
 
 NAME = "void torchreduce::gpu::reduce_rows<torchreduce::generic::Sum<float>, torchreduce::gpu::TypedLoad<float> >(int)"
+SCAN = NAME.replace("reduce_rows", "scan_walk").replace("Sum", "CumSum")
 
 
 def kernel(arch="gfx90a", memory=0, shared=64, loads=10, name=NAME):
@@ -17,14 +18,15 @@ def kernel(arch="gfx90a", memory=0, shared=64, loads=10, name=NAME):
 
 
 def test_a_right_kernel_has_no_faults():
-    assert isa.faults([kernel(), kernel("gfx1100"), kernel("sm_90")]) == []
+    assert isa.faults([kernel(), kernel("gfx1100"), kernel("sm_90"), kernel("sm_90", memory=192)]) == []
 
 
 @pytest.mark.parametrize(
     "facts, fault",
     [
         ({"memory": 8}, "8 bytes of memory a thread"),
-        ({"memory": 8, "arch": "sm_90"}, "8 bytes of memory a thread"),
+        ({"memory": 193, "arch": "sm_90"}, "193 bytes of memory a thread"),
+        ({"memory": 8, "arch": "sm_90", "name": SCAN}, "8 bytes of memory a thread"),
         ({"shared": 48 * 1024 + 1}, "49153 bytes of shared memory"),
         ({"loads": 9}, "9 loads of 16 bytes, expected 10"),
     ],
@@ -45,8 +47,9 @@ def test_an_unwanted_instruction_is_found(kind, instruction):
 
 
 def test_a_kernel_that_an_architecture_lacks_is_found():
-    other = kernel(name=NAME.replace("float", "double"), loads=20)
-    (line,) = isa.faults([kernel(), other, kernel("gfx1100")])
+    name = NAME.replace("reduce_rows", "reduce_strided")
+    other = kernel(name=name.replace("float", "double"), loads=20)
+    (line,) = isa.faults([kernel(name=name), other, kernel("gfx1100", name=name)])
     assert line.startswith("gfx1100: lacks") and "double" in line
 
 

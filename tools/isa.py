@@ -79,6 +79,15 @@ HELPERS = (
     "_ZN11torchreduce3gpu10zero_wordsEPml",
     "_ZN11torchreduce3gpu9intrinsicENS_9IntrinsicEPKjPjl",
 )
+# Compiled for NVIDIA's GPUs alone (csrc/kernels/gpu.cuh, kWideReductions).
+WIDE_REDUCTIONS = {
+    *("reduce_rows", "reduce_packed_rows", "reduce_wide_columns", "reduce_narrow_columns", "reduce_short_columns"),
+    "reduce_column_slices",
+}
+# Bytes of memory a thread that a reduction may have on NVIDIA's GPUs. They are compiled for so many blocks a
+# multiprocessor that a few registers spill: columns of 16 bits that start anywhere are by 5 % faster (H100) with three
+# blocks that spill than with two that do not.
+SPILLED_BY_REDUCTIONS = 192
 CUDA_BULK_COPY = re.compile(r"\bUBLKCP\b")
 AMD_UNWANTED = {"scratch": r"scratch_|buffer_(load|store)", "flat": r"flat_", "call": r"s_swappc|s_call"}
 
@@ -124,7 +133,8 @@ class Kernel:
 
     def check(self) -> list[str]:
         faults = list(self.faults)
-        if self.memory and (self.types or not self.nvidia):
+        allowed = SPILLED_BY_REDUCTIONS if self.nvidia and self.family.startswith("reduce_") else 0
+        if self.memory > allowed and (self.types or not self.nvidia):
             faults.append(f"{self.memory} bytes of memory a thread")
         if self.shared > MAX_SHARED:
             faults.append(f"{self.shared} bytes of shared memory")
@@ -298,7 +308,7 @@ def table(kernels: list[Kernel]) -> str:
 def faults(kernels: list[Kernel], alike: set[str] | None = None) -> list[str]:
     """What violates the rules. `alike`: the architectures that have the same kernels; by default all of them."""
     symbols = {
-        arch: {k.symbol for k in kernels if k.arch == arch and k.family not in BULK_FAMILIES}
+        arch: {k.symbol for k in kernels if k.arch == arch and k.family not in BULK_FAMILIES | WIDE_REDUCTIONS}
         for arch in ({k.arch for k in kernels} if alike is None else alike)
     }
     everywhere = set().union(*symbols.values())
