@@ -120,12 +120,6 @@ constexpr int kWarpRows = 32;   // rows for each multiprocessor from which on a 
 
 }  // namespace
 
-std::string refusal(const std::string& name, int major, int minor) {
-  if (major >= 8) return "";
-  return "torchreduce has no kernels for " + name + " (compute capability " + std::to_string(major) + "." +
-         std::to_string(minor) + "): they need NVIDIA GPUs of compute capability 8.0 or later (Ampere)";
-}
-
 ReductionFacts facts(Reduction op, Dtype d) {
 #define TR_CASE(name)   \
   case Reduction::name: \

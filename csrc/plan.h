@@ -206,10 +206,6 @@ constexpr int kExtremeWalk = 2048;   // the longest rows that warps walk where t
 // Rows from which on Pipeline has them where they are many, too, and the threads of its blocks.
 constexpr int kExtremePipelined = 8192, kExtremePipelineThreads = 640;
 
-// Why there are no kernels for an NVIDIA GPU of that name and compute capability; "" if there are. Older ones lack
-// instructions that kernels are written in (cvt.rn.bf16x2); setup.py refuses to build for them.
-std::string refusal(const std::string& name, int major, int minor);
-
 // What plans ask of GPU `device`; nothing in a build without a GPU part. Throws std::runtime_error with the refusal.
 DeviceFacts gpu_facts(int device);
 

@@ -10,6 +10,7 @@
 #include "build_info.h"
 #include "cpu/cpu.h"
 #include "intrinsics.h"
+#include "kernels/refusal.h"
 #include "reduce_plan.h"
 
 namespace py = pybind11;

@@ -8,6 +8,7 @@
 
 #include "gpu.cuh"
 #include "gpu.h"
+#include "refusal.h"
 
 namespace torchreduce::gpu {
 

@@ -20,7 +20,7 @@ const char* scan(const ScanCall& call, void* workspace, void* stream);
 const char* run_intrinsic(int which, const uint32_t* in, uint32_t* out, int64_t count);
 
 // The calling thread's current device in the runtime that launches the kernels; what plans ask of a device, which
-// throws std::runtime_error for one that no kernel is for (plan.h, refusal).
+// throws std::runtime_error for one that no kernel is for (refusal.h).
 int current_device();
 void set_device(int device);
 DeviceFacts facts(int device);
