@@ -118,8 +118,8 @@ MUTANTS = (
     ),
     Mutant(
         "ties go to the highest index", "ops.h",
-        "Acc combine(Acc left, Acc right) { return left.key > right.key || (left.key == right.key && left.index < right",
-        "Acc combine(Acc left, Acc right) { return left.key > right.key || (left.key == right.key && left.index > right",
+        "combine(Acc left, Acc right) { return left.key > right.key || (left.key == right.key && left.index < right",
+        "combine(Acc left, Acc right) { return left.key > right.key || (left.key == right.key && left.index > right",
         "reduce.ArgExtreme", ("short_strided", "strided"), some=True,
     ),
     Mutant(
