@@ -62,6 +62,24 @@ def test_gradients_are_torchs(device, form):
     torch.testing.assert_close(gradient(FORMS[form], x), gradient(TORCHS[form], x), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", ((700_001,), (2, 1 << 19), ((1 << 18) + 1, 3)))
+@pytest.mark.parametrize("reverse", (False, True))
+def test_gradients_of_long_extremes_are_those_of_one_scan(device, shape, reverse):
+    """Their rows are taken in pieces: the bits of the decayed sum of the whole row (docs/numerics.md)."""
+    dim = max(range(len(shape)), key=lambda d: shape[d])
+    torch.manual_seed(0)
+    x = torch.randn(shape, device=device)
+    grad = torch.randn(shape, device=device) * 10 ** (4 * torch.randn(shape, device=device))
+    index = tr.cummax(x, dim, reverse=reverse).indices
+    apart = index.double() * (-1024 if reverse else 1024)
+    sums = torch.ops.torchreduce.decayed_sum(grad.double(), apart, apart, dim, not reverse, 0)
+    here = torch.arange(shape[dim], device=device).reshape([-1 if d == dim else 1 for d in range(len(shape))])
+    expected = torch.where(index == here, sums.float(), 0.0)
+    x.requires_grad_()
+    (found,) = torch.autograd.grad(tr.cummax(x, dim, reverse=reverse).values, x, grad)
+    assert_bitwise_equal(found, expected)
+
+
 @pytest.mark.parametrize("nan", (False, True))
 def test_gradients_of_ties_and_nan_are_torchs(device, nan):
     data = [[1.0, 3.0, 3.0, 3.0], [2.0, 2.0, 0.0, -1.0], [-0.0, 0.0, 0.0, -0.0]]

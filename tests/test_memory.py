@@ -48,6 +48,9 @@ def test_results_are_written_in_place(name):
         ((64, 1 << 19), 1, torch.float32),
         ((8192, 8192), 1, torch.bfloat16),
         ((2048, 1024), 1, torch.float32),
+        ((1, 1 << 25), 1, torch.float32),
+        ((1 << 25,), 0, torch.float32),
+        ((1 << 26,), 0, torch.bfloat16),
     ),
 )
 def test_backward_peaks_beside_torchs(name, shape, dim, dtype):
