@@ -1,10 +1,14 @@
 """What torchreduce has to reach on a GPU: the table that the grid is made from and that `compare --check` judges by.
 
-A bar and a goal are fractions of what a plain device copy of the same number of bytes reaches in the same run. Bytes
-are each input once and each result once, indices too. The bars hold for torchreduce at its default level.
+A bar and a goal are fractions of what a plain device copy (of reductions: the fastest plain read) of the same number
+of bytes reaches in the same run. Bytes are each input once and each result once, indices too. The bars hold for
+torchreduce at its default level. Scans have them by shape, and the grid is made from those; reductions by regime, for
+any shape.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 N = 2**28  # elements of a case, about
 
@@ -91,7 +95,7 @@ BARS = (
 
 # cumsum's other directions, as times over plain cumsum's on the same shape.
 DIRECTIONS = 1.03
-# torchreduce's time over that of the best other provider in the same run, from PEERS_FROM elements.
+# torchreduce's time over that of the best other provider in the same run, from PEERS_FROM elements; of reductions, too.
 PEERS = 1.03
 PEERS_FROM = 2**22
 # The median over all scans from there of the best other provider's time over torchreduce's.
@@ -100,10 +104,123 @@ MEDIAN_SPEEDUP = 1.3
 SMALL = {2**10: 1.25, 2**20: 1.25, 2**14: 1.6, 2**17: 1.6}
 SMALL_FASTER_FROM = 2**22
 
+# ---- reductions ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A reduction over one dim as (outer, n, inner): n elements, `inner` apart in memory, are combined."""
+
+    outer: int
+    n: int
+    inner: int
+    item: int  # bytes of an element
+    off: bool  # the input begins one element past an allocation
+
+    @property
+    def whole(self) -> bool:
+        """Rows of `inner` elements are whole 16 bytes."""
+        return self.inner * self.item % 16 == 0
+
+
+@dataclass(frozen=True)
+class Regime:
+    name: str
+    ops: tuple[str, ...]
+    holds: Callable[[Reduced], bool]
+    pairs: dict[str, Pair]  # by dtype
+
+
+def pairs(float32: Pair, half: Pair) -> dict[str, Pair]:
+    return {"float32": float32, "bfloat16": half, "float16": half}
+
+
+VALUES = ("sum", "mean", "amax", "amin")
+INDEXED = ("argmax", "argmin", "max", "min")  # over one dim: values and indices, or indices alone
+OTHERS = ("prod", "vector_norm", "nansum", "any", "count_nonzero")
+SOME_HUNDRED = 512  # columns
+SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int8": 1, "bool": 1}
+
+
+def is_row(r: Reduced) -> bool:
+    return r.inner == 1 and not r.off
+
+
+def is_column(r: Reduced) -> bool:
+    return r.inner > 1 and not r.off
+
+
+def is_tall_or_long(r: Reduced) -> bool:
+    """2 to some hundred columns, tall; or few long ones."""
+    return is_column(r) and (r.n <= 16 or (r.n >= 1024 and r.inner <= SOME_HUNDRED))
+
+
+# Of about N elements or more. The first that holds counts.
+REGIMES = (
+    #                                                                       float32       bfloat16, float16
+    Regime("rows one element off, of 1024 and more", ("sum",), lambda r: r.off and r.inner == 1 and r.n >= 1024,
+           pairs((0.92, 0.96), (0.86, 0.93))),
+    Regime("rows one element off, of 64 to 1023", ("sum",), lambda r: r.off and r.inner == 1 and 64 <= r.n < 1024,
+           pairs((0.80, 0.92), (0.75, 0.88))),
+    Regime("rows of 256 and more", VALUES, lambda r: is_row(r) and r.n >= 256, pairs((0.94, 0.98), (0.90, 0.96))),
+    Regime("rows of 2 to 255", VALUES, lambda r: is_row(r) and 2 <= r.n < 256, pairs((0.90, 0.96), (0.80, 0.95))),
+    Regime("indices, rows of 64 and more", INDEXED, lambda r: is_row(r) and r.n >= 64,
+           pairs((0.92, 0.97), (0.84, 0.93))),
+    Regime("indices, rows of 2 to 63", INDEXED, lambda r: is_row(r) and 2 <= r.n < 64,
+           pairs((0.90, 0.95), (0.88, 0.95))),
+    Regime("few columns, tall; few long ones", VALUES, is_tall_or_long, pairs((0.92, 0.96), (0.88, 0.95))),
+    Regime("indices, few columns, tall; few long ones", INDEXED, is_tall_or_long, pairs((0.89, 0.96), (0.79, 0.95))),
+    Regime("columns, whole 16 bytes", VALUES, lambda r: is_column(r) and r.whole, pairs((0.87, 0.95), (0.82, 0.93))),
+    Regime("indices, columns, whole 16 bytes", INDEXED, lambda r: is_column(r) and r.whole,
+           pairs((0.86, 0.95), (0.81, 0.93))),
+    Regime("columns, any other", VALUES, is_column, pairs((0.84, 0.92), (0.74, 0.88))),
+    Regime("indices, columns, any other", INDEXED, is_column, pairs((0.82, 0.92), (0.71, 0.88))),
+    Regime("other ops, rows of 1024 and columns of 65536x4096", OTHERS,
+           lambda r: (is_row(r) and r.n == 1024) or (r.n, r.inner) == (65536, 4096), pairs((0.90, 0.96), (0.80, 0.92))),
+    Regime("all of 2^31 int32", ("sum", "max"), lambda r: r.n >= 2**31, {"int32": (0.92, 0.92)}),
+    Regime("sums of bytes", ("sum",), lambda r: not r.off, {"bool": (0.80, 0.80), "int8": (0.80, 0.80)}),
+)  # fmt: skip
+
+
+def reduced(dtype: str, shape: Shape, dim: int, form: str) -> Reduced | None:
+    """None for forms and dtypes that no regime is about, and for fewer elements than about N."""
+    if prod(shape) < 0.99 * N or form not in ("", "in+1 out+0") or dtype not in SIZES:
+        return None
+    return Reduced(prod(shape[:dim]), shape[dim], prod(shape[dim + 1 :]), SIZES[dtype], bool(form))
+
+
+def regime_of(op: str, dtype: str, shape: Shape, dim: int, form: str) -> Regime | None:
+    r = reduced(dtype, shape, dim, form)
+    fitting = (regime for regime in REGIMES if r and op in regime.ops and dtype in regime.pairs and regime.holds(r))
+    return next(fitting, None)
+
+
+def floor_of(op: str, dtype: str, shape: Shape, dim: int, form: str) -> float | None:
+    """What no reduction of floats may be under, whatever its regime."""
+    r = reduced(dtype, shape, dim, form)
+    if not r or r.item == 1 or op not in (*VALUES, *INDEXED, *OTHERS):
+        return None
+    return 0.55 if r.item == 2 and 1 < r.inner <= SOME_HUNDRED and not r.whole else 0.70
+
+
+def is_small_batch(shape: Shape, dim: int) -> bool:
+    return len(shape) == 2 and dim == 1 and shape[0] <= 128 and 1024 <= shape[1] <= 151_936
+
+
+# Reductions in the part of short calls, of one dim: torchreduce's time over CUB's.
+SHORT_REDUCTIONS = 1.25
+# Rows of a small batch: torchreduce's time over that of the best other provider.
+SMALL_BATCH = 1.0
+# The geometric mean over all reductions from PEERS_FROM elements of the best other provider's time over torchreduce's.
+REDUCTIONS_SPEEDUP = 1.4
+
+# ---- all -------------------------------------------------------------------------------------------------------------
+
 
 def pair_of(op: str, dtype: str, shape: Shape, dim: int, form: str) -> Pair | None:
     """The bar and the goal of a case; None where it has none."""
     for bar in BARS:
         if op == bar.op and shape in bar.shapes and dim == bar.dim and form in bar.forms:
             return bar.pair(dtype)
-    return None
+    regime = regime_of(op, dtype, shape, dim, form)
+    return regime.pairs[dtype] if regime else None

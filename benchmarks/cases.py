@@ -25,6 +25,9 @@ DEVICE = "cuda"  # the tests of the framework run it on the CPU
 HALF = ("bfloat16", "float16")
 FLOATS = ("float32", *HALF)
 PARTS = {
+    "reduce-rows": "sum, amax and argmax of rows from 2 elements to all, one element off, and of few rows",
+    "reduce-columns": "sum, amax and argmax of columns and middle dims, from 2 columns to all",
+    "reduce": "sum, mean, amax and argmax of a few shapes",
     "scan-1d": "cumsum of one row: bars, offsets, directions, more dtypes, sizes",
     "scan-rows": "cumsum along the last dim",
     "scan-columns": "cumsum along other dims",
@@ -32,9 +35,6 @@ PARTS = {
     "scan-ops": "the other scans on some of cumsum's shapes",
     "linear": "linear_scan",
     "small": "short calls, replayed from a graph",
-    "reduce": "sum, mean, amax and argmax against the read ceiling",
-    "reduce-rows": "sum, amax and argmax of rows from 2 elements to all, one element off, and of few rows",
-    "reduce-columns": "the same of columns and middle dims, from 2 columns to all",
     "compile": "a few cases with torch.compile beside all others",
 }
 SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "linear_scan")

@@ -15,7 +15,7 @@ from torchreduce.__main__ import main
 from torchreduce.bench import take_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks import bars, cases, compare, cpu, peers, results, run
+from benchmarks import bars, cases, compare, cpu, pages, peers, results, run, verdicts
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,6 +49,46 @@ def test_bars_of_other_scans_follow_cumsums():
     assert bars.pair_of("cummax", "bfloat16", (2**24, 16), 0, "") == pytest.approx((0.93 * 0.66, 0.66))
     assert bars.pair_of("cumprod", "float32", (bars.N,), 0, "") == pytest.approx((0.90 * 0.95, 0.95))
     assert bars.pair_of("cumsum", "float64", (bars.N,), 0, "") is None
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "shape", "dim", "form", "pair"),
+    [
+        ("sum", "float32", (2**20, 256), 1, "", (0.94, 0.98)),
+        ("mean", "bfloat16", (2**28,), 0, "", (0.90, 0.96)),
+        ("amax", "float16", (894784, 300), 1, "", (0.90, 0.96)),
+        ("amin", "float32", (1052688, 255), 1, "", (0.90, 0.96)),
+        ("argmax", "float32", (2**22, 64), 1, "", (0.92, 0.97)),
+        ("max", "bfloat16", (4260880, 63), 1, "", (0.88, 0.95)),
+        ("sum", "float32", (2**14, 2**14), 0, "", (0.87, 0.95)),
+        ("argmin", "bfloat16", (64, 2048, 2048), 1, "", (0.81, 0.93)),
+        ("sum", "float32", (2684354, 100), 0, "", (0.92, 0.96)),
+        ("argmax", "bfloat16", (16, 2**24), 0, "", (0.79, 0.95)),
+        ("amax", "bfloat16", (4000, 67, 1001), 1, "", (0.74, 0.88)),
+        ("argmax", "float32", (3000, 300, 298), 1, "", (0.82, 0.92)),
+        ("sum", "bfloat16", (256, 2**20), 1, "in+1 out+0", (0.86, 0.93)),
+        ("sum", "float32", (2**22, 64), 1, "in+1 out+0", (0.80, 0.92)),
+        ("amax", "float32", (2**22, 64), 1, "in+1 out+0", None),
+        ("any", "bfloat16", (2**18, 1024), 1, "", (0.80, 0.92)),
+        ("prod", "float32", (65536, 4096), 0, "", (0.90, 0.96)),
+        ("prod", "float32", (2**14, 2**14), 0, "", None),
+        ("sum", "int32", (2**31,), 0, "", (0.92, 0.92)),
+        ("sum", "int8", (2**28,), 0, "", (0.80, 0.80)),
+        ("sum", "float32", (128, 1024), 1, "", None),
+    ],
+)
+def test_bars_of_reductions_are_by_regime(op, dtype, shape, dim, form, pair):
+    assert bars.pair_of(op, dtype, shape, dim, form) == pair
+
+
+def test_each_large_reduction_of_the_grid_has_a_bar_that_no_floor_exceeds():
+    for part in ("reduce", "reduce-rows", "reduce-columns"):
+        for case in cases.cases(part):
+            facts = (case.op, case.dtype, case.shape, case.dim, case.form)
+            pair, floor = bars.pair_of(*facts), bars.floor_of(*facts)
+            assert (floor is None) == (case.elements < 2**27)
+            assert (floor is None and pair is None) or pair is None or floor <= pair[0] <= pair[1] < 1
+            assert pair or floor is None or case.form, case.name
 
 
 @pytest.mark.parametrize(
@@ -146,7 +186,23 @@ GOOD = [
     row("torch", "", shape=(16, 2**24), part="scan-rows", note="left out: about 46 s"),
 ]  # fmt: skip
 
+
+def reduction(provider, ms, fraction=0.99, shape=(2**20, 256), part="reduce-rows", dtype="float32", op="sum"):
+    return row(provider, ms, fraction, op=op, shape=shape, part=part, dtype=dtype)
+
+
+GOOD += [
+    reduction("torchreduce", 0.4), reduction("torch", 0.6), reduction("read", 0.396, 1),
+    reduction("torchreduce", 0.002, 0.5, (16, 1024)), reduction("torch", 0.002, 0.5, (16, 1024)),
+    reduction("torchreduce", 0.002, 0.5, (2**14,), "small"), reduction("cub", 0.0016, 0.6, (2**14,), "small"),
+]  # fmt: skip
+
 BAD = {
+    "0.9399 of the read, under the bar of 0.94": reduction("torchreduce", 0.4, 0.9399),
+    "under the bar of 0.94 and under the floor of 0.7": reduction("torchreduce", 0.4, 0.69),
+    "1.050 times torch's, over 1.0": reduction("torchreduce", 0.0021, 0.5, (16, 1024)),
+    "1.312 times CUB's, over 1.25": reduction("torchreduce", 0.0021, 0.5, (2**14,), "small"),
+    "all reductions: ahead of the best peer 1.375 times": reduction("torch", 0.55),
     "under the bar of 0.95": row("torchreduce", 0.5, 0.9499),
     "times plain cumsum's": row("torchreduce", 0.52, form="reverse"),
     "times torch's, over 1.03": row("torch", 0.48),
@@ -165,7 +221,7 @@ def written(tmp_path, rows):
 
 def test_check_passes_where_every_bar_is_met(tmp_path, capsys):
     assert compare.main([written(tmp_path, GOOD), "--check"]) == 0
-    assert "4 cases, 0 bars missed" in capsys.readouterr().out
+    assert "7 cases, 0 bars missed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("said", BAD)
@@ -184,9 +240,12 @@ def test_check_fails_where_nothing_was_measured(tmp_path):
 def test_tables_say_bars_and_peers(tmp_path, capsys):
     assert compare.main([written(tmp_path, GOOD)]) == 0
     shown = re.sub(" +", " ", capsys.readouterr().out)
-    assert "| cumsum float32 268435456 dim 0 | 0.5000 | 0.960 | 0.95 / 0.97 | met | cub 0.7000 | 1.40 |" in shown
+    assert "### cumsum float32" in shown
+    assert "| 268435456 dim 0 | 0.5000 | 0.960 | 0.95 / 0.97 | met | cub 0.7000 | 1.40 |" in shown
+    assert "| rows of 256 and more | float32 | 0.94 / 0.98 | 0 of 1 | 1 | 0.99 | 0.99 |" in shown
+    assert "| 16384 dim 0 | 0.0020 | 0.500 | - | | cub 0.0016 | **0.80** |" in shown
     assert "torch left out: about 46 s" in shown and "torch 2000.0000, once" in shown
-    assert "NVIDIA X1, driver 1, torch 2, CUDA 13, commit abc" in shown
+    assert "## NVIDIA X1\n\ndriver 1, torch 2, CUDA 13, commit abc" in shown
 
 
 def test_each_gpu_has_its_own_tables_and_bars(tmp_path, capsys):
@@ -194,11 +253,11 @@ def test_each_gpu_has_its_own_tables_and_bars(tmp_path, capsys):
     path = written(tmp_path, [*slower, *GOOD])
     assert compare.main([path, "--check"]) == 1
     said = capsys.readouterr().out
-    assert "NVIDIA X2: cumsum float32" in said and "NVIDIA X1: " not in said and "8 cases, 1 bars missed" in said
+    assert "NVIDIA X2: cumsum float32" in said and "NVIDIA X1: " not in said and "14 cases, 1 bars missed" in said
     compare.main([path])
     shown = re.sub(" +", " ", capsys.readouterr().out)
-    assert shown.count("### scan-1d") == 1 and shown.index("NVIDIA X1, driver 1") < shown.index("NVIDIA X2, driver 1")
-    assert "| 0.5000 | 0.960 | 0.95 / 0.97 | met |" in shown and "| 0.5000 | 0.950 | 0.95 / 0.97 | under |" in shown
+    assert shown.count("# cumsum of one row") == 1 and shown.index("## NVIDIA X1") < shown.index("## NVIDIA X2")
+    assert "| 0.5000 | 0.960 | 0.95 / 0.97 | met |" in shown and "| 0.5000 | 0.949 | 0.95 / 0.97 | under |" in shown
 
 
 def test_two_sets_of_results_are_compared(tmp_path, capsys):
@@ -210,22 +269,60 @@ def test_two_sets_of_results_are_compared(tmp_path, capsys):
         compare.main(["no-such-thing"])
 
 
-def test_the_page_has_the_tables_between_its_markers(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text((ROOT / "docs" / "performance.md").read_text())
-    before = page.read_text()
-    assert compare.main([written(tmp_path, GOOD), "--markdown", str(page)]) == 0
-    head, tail = (before.split(marker)[i] for i, marker in enumerate(compare.MARKERS))
-    assert page.read_text().startswith(head) and "| cumsum float32" in page.read_text()
-    assert page.read_text().endswith(tail)
-    inserted = page.read_text()
-    compare.main([written(tmp_path, GOOD), "--markdown", str(page)])
-    assert page.read_text() == inserted
+def test_newer_gpus_come_first():
+    names = ("NVIDIA A100", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA Z9")
+    assert pages.gpus({"gpu": name} for name in names) == ["NVIDIA A100", "NVIDIA Z9", "NVIDIA H200", names[1]]
+
+
+def test_fractions_are_rounded_down():
+    assert [pages.down(x, 2) for x in (0.999, 0.29, 1.0, 0.57)] == ["0.99", "0.29", "1.00", "0.57"]
+    assert [pages.times(x) for x in (0.999, 1.0, 123.9, None)] == ["**0.99**", "1.00", "123", "-"]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A README with an old table, and a page of results that nothing writes any more."""
+    (tmp_path / "README.md").write_text(f"# Head\n\n{pages.MARKERS[0]}\nold\n{pages.MARKERS[1]}\n\nTail\n")
+    (tmp_path / pages.FOLDER).mkdir(parents=True)
+    (tmp_path / pages.FOLDER / "old.md").write_text("old")
+    return tmp_path
+
+
+def test_a_page_a_part_and_the_readmes_table_are_written(tree, tmp_path):
+    assert (
+        compare.main([written(tmp_path, [*GOOD, BAD["1.050 times torch's, over 1.0"]]), "--markdown", str(tree)]) == 0
+    )
+    found = {page.stem: page.read_text() for page in (tree / pages.FOLDER).glob("*.md")}
+    assert set(found) == {"README", "losses", "reduce-rows", "scan-1d", "scan-rows", "small"}
+    assert "1.050 times torch's, over 1.0" in found["losses"] and "(reduce-rows.md)" in found["README"]
+    readme = (tree / "README.md").read_text()
+    assert readme.startswith("# Head\n\n") and readme.endswith("\n\nTail\n") and "old" not in readme
+    assert "| sum, rows" in readme
+    with pytest.raises(SystemExit):
+        compare.main(["--markdown", str(tree), "--part", "small"])
+
+
+def test_what_is_committed_is_what_the_results_say(tree):
+    compare.main(["--markdown", str(tree)])
+    for page in (tree / pages.FOLDER).glob("*.md"):
+        assert page.read_text() == (ROOT / pages.FOLDER / page.name).read_text(), f"{page.name}: run compare --markdown"
+    assert {page.name for page in (ROOT / pages.FOLDER).iterdir()} == {p.name for p in (tree / pages.FOLDER).iterdir()}
+    tables = [(folder / "README.md").read_text().split(pages.MARKERS[0])[1] for folder in (tree, ROOT)]
+    assert len({text.split(pages.MARKERS[1])[0] for text in tables}) == 1, "README.md: run compare --markdown"
+
+
+def test_every_loss_is_published():
+    said = (ROOT / pages.FOLDER / "losses.md").read_text()
+    rows = results.load([str(results.RESULTS)])
+    for gpu in pages.gpus(rows):
+        for key, case in results.by_case(row for row in rows if row["gpu"] == gpu).items():
+            if (results.speedup(case) or 1) < 1 or verdicts.verdict(key, case) == "under":
+                assert results.name_of(key) in said
 
 
 def test_plots(tmp_path, capsys):
     assert compare.main([written(tmp_path, GOOD), "--plot", str(tmp_path)]) == 0
-    assert (tmp_path / "cumsum.png").stat().st_size > 5000
+    assert all((tmp_path / f"{name}.png").stat().st_size > 5000 for name in ("cumsum", "sum", "reductions"))
 
 
 # ---- python -m torchreduce bench -------------------------------------------------------------------------------------

@@ -1,0 +1,436 @@
+"""The pages of docs/results and the table of README.md, written from measured rows and from nothing else."""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from . import bars
+from .cases import PARTS, SCANS
+from .results import OURS, PEERS, Case, Key, Row, best_peer, by_case, name_of, shape_of, speedup
+from .verdicts import misses, verdict
+
+Cases = dict[Key, Case]
+
+NEWEST_FIRST = ("NVIDIA H200", "NVIDIA H100")  # as names begin; others come before them
+DTYPES = ("float32", "bfloat16", "float16")  # others come after them
+MARKERS = ("<!-- measured: begin -->", "<!-- measured: end -->")
+FOLDER = Path("docs") / "results"
+
+TITLES = {
+    "reduce-rows": "Reductions of rows",
+    "reduce-columns": "Reductions of columns and middle dims",
+    "reduce": "Reductions of a few shapes",
+    "scan-1d": "cumsum of one row",
+    "scan-rows": "cumsum of rows",
+    "scan-columns": "cumsum of columns",
+    "scan-few": "cumsum of few columns",
+    "scan-ops": "cumprod, logcumsumexp, cummax and cummin",
+    "linear": "linear_scan",
+    "small": "Short calls",
+    "compile": "Beside torch.compile",
+}
+# What a reader has to know of the rows of a commit.
+NOTES = {
+    ("small", commit): f"Short reductions of commit {commit} are by the kernels before those for rows and for columns."
+    for commit in ("39d8ee0", "3daea89")
+}
+
+HOW_TO_READ = """\
+- **of the ceiling**: the time of the fastest plain {kind} of as many bytes over torchreduce's.
+- **bar / goal**: the fractions to reach, by [benchmarks/bars.py](../../benchmarks/bars.py); then whether torchreduce is
+  under the bar, has met it or has reached the goal.
+- **ahead**: the best peer's time over torchreduce's. **Bold**: torchreduce is behind.
+- Fractions and what is ahead are rounded down.
+"""
+
+
+def table(heading: list[str], lines: list[list[str]], left: int = 1) -> str:
+    """As Markdown, aligned: the first columns to the left."""
+    widths = [max(len(line[i]) for line in [heading, *lines]) for i in range(len(heading))]
+
+    def joined(cells: list[str]) -> str:
+        padded = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        return f"| {' | '.join(padded)} |"
+
+    rule = "|".join("-" * (w + 2) if i < left else "-" * (w + 1) + ":" for i, w in enumerate(widths))
+    return "\n".join([joined(heading), f"|{rule}|", *map(joined, lines)])
+
+
+def gpus(rows: Iterable[Row]) -> list[str]:
+    """The newest first."""
+
+    def rank(gpu: str) -> tuple[int, str]:
+        return next((i for i, name in enumerate(NEWEST_FIRST) if gpu.startswith(name)), -1), gpu
+
+    return sorted({row["gpu"] for row in rows}, key=rank)
+
+
+def down(x: float, digits: int) -> str:
+    """Rounded down; what was read of a file with four digits stays as it is."""
+    return f"{math.floor(round(x * 10**digits, 6)) / 10**digits:.{digits}f}"
+
+
+def times(ratio: float | None) -> str:
+    """How far ahead: bold where behind."""
+    if ratio is None:
+        return "-"
+    shown = down(ratio, 2 if ratio < 100 else 0)
+    return f"**{shown}**" if ratio < 1 else shown
+
+
+# ---- what many cases have in common ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of several cases."""
+
+    cases: Cases
+
+    @property
+    def fractions(self) -> list[float]:
+        found = (case.get(OURS, {}).get("fraction") for case in self.cases.values())
+        return [fraction for fraction in found if fraction is not None]
+
+    @property
+    def speedups(self) -> list[float]:
+        return [ratio for ratio in map(speedup, self.cases.values()) if ratio]
+
+    def verdicts(self, *which: str) -> int:
+        return sum(verdict(key, case) in which for key, case in self.cases.items())
+
+    @property
+    def behind(self) -> str:
+        """Of how many with a peer."""
+        return f"{sum(ratio < 1 for ratio in self.speedups)} of {len(self.speedups)}" if self.speedups else "-"
+
+    @property
+    def under(self) -> str:
+        """Of how many with a bar."""
+        judged = self.verdicts("under", "met", "goal")
+        return f"{self.verdicts('under')} of {judged}" if judged else "-"
+
+    def of_the_ceiling(self) -> list[str]:
+        if not self.fractions:
+            return ["-", "-"]
+        return [down(statistics.median(self.fractions), 2), down(min(self.fractions), 2)]
+
+    def ahead(self) -> list[str]:
+        if not self.speedups:
+            return ["-", "-"]
+        return [times(statistics.geometric_mean(self.speedups)), times(min(self.speedups))]
+
+
+SUMS = ["of the ceiling, median", "least", "under the bar", "at the goal", "ahead, geometric mean", "least", "behind"]
+
+
+def sums(cases: Cases) -> list[str]:
+    s = Sums(cases)
+    return [*s.of_the_ceiling(), s.under, str(s.verdicts("goal")), *s.ahead(), s.behind]
+
+
+def grouped(cases: Cases, by: Callable[[Key], str]) -> dict[str, Cases]:
+    found: dict[str, Cases] = defaultdict(dict)
+    for key, case in cases.items():
+        found[by(key)][key] = case
+    return found
+
+
+def in_order(cases: Cases) -> Cases:
+    """By op as they come, then by dtype."""
+    ops = {op: i for i, op in enumerate(dict.fromkeys(key[2] for key in cases))}
+    dtypes = {dtype: i for i, dtype in enumerate(dict.fromkeys([*DTYPES, *(key[3] for key in cases)]))}
+    return dict(sorted(cases.items(), key=lambda item: (ops[item[0][2]], dtypes[item[0][3]])))
+
+
+def op_and_dtype(key: Key) -> str:
+    return f"{key[2]} {key[3]}"
+
+
+# ---- a part's page ---------------------------------------------------------------------------------------------------
+
+
+def line_of(key: Key, case: Case) -> list[str]:
+    """Without a measurement: why there is none."""
+    ours, peer, pair = case.get(OURS, {}), best_peer(case), bars.pair_of(*key[2:])
+    ms, fraction = ours.get("p50_ms"), ours.get("fraction")
+    shown = [f"{ms:.4f}", down(fraction, 3)] if ms else [ours.get("note", "-"), "-"]
+    shown.append(f"{pair[0]:.2f} / {pair[1]:.2f}" if pair else "-")
+    if peer:
+        once = ", once" if case[peer[0]]["note"] == "timed once" else ""
+        others = f"{peer[0]} {peer[1]:.4f}{once}"
+    else:
+        others = "; ".join(f"{p} {case[p]['note']}" for p in PEERS if p in case) or "-"
+    return [shape_of(key), *shown, verdict(key, case), others, times(speedup(case))]
+
+
+def facts(cases: Cases) -> str:
+    """What they were measured on."""
+    rows = [row for case in cases.values() for row in case.values()]
+    kinds = ("driver", "torch", "cuda", "commit")
+    found = sorted({tuple(row[kind] for kind in kinds) for row in rows})
+    said = "; ".join(f"driver {d}, torch {t}, CUDA {c}, commit {h}" for d, t, c, h in found)
+    repeats = sorted({int(row["repeats"]) for row in rows if row["provider"] == OURS and row.get("repeats")})
+    if not repeats:
+        return f"{said}."
+    least, most = repeats[0], repeats[-1]
+    return f"{said}; {least if least == most else f'{least} to {most}'} repeats."
+
+
+def by_regime(cases: Cases) -> str:
+    """How reductions stand by their regimes; empty without any."""
+    lines = []
+    for regime in bars.REGIMES:
+        for dtype, pair in regime.pairs.items():
+            mine = {k: c for k, c in cases.items() if k[3] == dtype and bars.regime_of(*k[2:]) == regime}
+            if mine:
+                s = Sums(mine)
+                heads = [regime.name, dtype, f"{pair[0]:.2f} / {pair[1]:.2f}"]
+                lines.append([*heads, s.under, str(s.verdicts("goal")), *s.of_the_ceiling()])
+    heading = ["regime", "dtype", "bar / goal", "under the bar", "at the goal", "of the ceiling, median", "least"]
+    return table(heading, lines, left=2) if lines else ""
+
+
+def part_text(part: str, rows: list[Row]) -> str:
+    """All of a part, without its heading."""
+    cases = by_case(row for row in rows if row["part"] == part)
+    texts = []
+    for gpu in gpus(rows):
+        mine = in_order({key: case for key, case in cases.items() if key[0] == gpu})
+        if not mine:
+            continue
+        commits = {row["commit"] for case in mine.values() for row in case.values()}
+        notes = [NOTES[part, commit] for commit in sorted(commits) if (part, commit) in NOTES]
+        groups = grouped(mine, op_and_dtype)
+        texts += [f"## {gpu}", facts(mine), *notes]
+        texts.append(table(["", "cases", *SUMS], [[name, str(len(c)), *sums(c)] for name, c in groups.items()]))
+        if by_regime(mine):
+            texts += ["By regime:", by_regime(mine)]
+        for name, group in groups.items():
+            heading = ["case", "ms", "of the ceiling", "bar / goal", "", "best peer, ms", "ahead"]
+            texts += [f"### {name}", table(heading, [line_of(key, case) for key, case in group.items()])]
+    return "\n\n".join(texts)
+
+
+def parts_of(rows: list[Row]) -> list[str]:
+    return [part for part in PARTS if any(row["part"] == part for row in rows)]
+
+
+def everything(rows: list[Row]) -> str:
+    """For the terminal."""
+    texts = [f"# {TITLES[part]}: {PARTS[part]}\n\n{part_text(part, rows)}" for part in parts_of(rows)]
+    return "\n\n".join(texts) or "Nothing has been measured yet."
+
+
+MADE = "Made by `python -m benchmarks.compare --markdown` from [benchmarks/results](../../benchmarks/results)"
+
+
+def part_page(part: str, rows: list[Row]) -> str:
+    kinds = {"copy" if row["op"] in SCANS else "read" for row in rows if row["part"] == part}
+    ops = dict.fromkeys(row["op"] for row in rows if row["part"] == part)
+    plots = ", ".join(f"[{op}](../plots/{op}.png)" for op in ops)
+    return "\n\n".join([
+        f"# {TITLES[part]}", f"{PARTS[part][0].upper()}{PARTS[part][1:]}.",
+        f"{MADE}. [How it is measured](../performance.md); [all parts](README.md); plots: {plots}.",
+        HOW_TO_READ.format(kind=" or ".join(sorted(kinds))).rstrip(), part_text(part, rows),
+    ])  # fmt: skip
+
+
+# ---- other pages -----------------------------------------------------------------------------------------------------
+
+
+def index_page(rows: list[Row], others: dict[str, str]) -> str:
+    lines = []
+    for part in parts_of(rows):
+        cases = by_case(row for row in rows if row["part"] == part)
+        for gpu in gpus(rows):
+            mine = {key: case for key, case in cases.items() if key[0] == gpu}
+            if mine:
+                commits = ", ".join(sorted({row["commit"] for case in mine.values() for row in case.values()}))
+                heads = [f"[{TITLES[part]}]({part}.md)", gpu.removeprefix("NVIDIA "), commits]
+                lines.append([*heads, str(len(mine)), *sums(mine)])
+    links = "\n".join(f"- [{title}]({name}.md)" for name, title in others.items())
+    heading = ["part", "GPU", "commit", "cases", *SUMS]
+    about = f"{MADE}. [How it is measured](../performance.md)."
+    return "\n\n".join(["# Results", about, table(heading, lines, left=3), links])
+
+
+def losses_page(rows: list[Row]) -> str:
+    texts = ["# Losses", "Every case that misses a bar, and every case in which a peer is faster.", f"{MADE}."]
+    order = {part: i for i, part in enumerate(PARTS)}
+    for gpu in gpus(rows):
+        cases = by_case(row for row in rows if row["gpu"] == gpu)
+        cases = dict(sorted(in_order(cases).items(), key=lambda item: order[item[0][1]]))
+        said: dict[Key | None, list[str]] = defaultdict(list)
+        for key, what in misses(cases):
+            said[key].append(what)
+        found = [
+            [
+                "" if key is None else f"[{key[1]}]({key[1]}.md)",
+                "all" if key is None else name_of(key),
+                "; ".join(whats),
+            ]
+            for key, whats in said.items()
+        ]
+        texts += [f"## {gpu}: bars missed", f"In {len(said)} of {len(cases)} cases."]
+        texts += [table(["part", "case", "what is missed"], found, left=3)] if found else []
+        ratios = {key: ratio for key, case in cases.items() if (ratio := speedup(case))}
+        slower = sorted((key for key in ratios if ratios[key] < 1), key=lambda key: ratios[key])
+        texts += [f"## {gpu}: a peer is faster", f"In {len(slower)} of {len(ratios)} cases; the furthest behind first."]
+        lines = []
+        for key in slower:
+            peer, ms = best_peer(cases[key]) or ("", 0.0)
+            ours = f"{cases[key][OURS]['p50_ms']:.4f}"
+            heads = [f"[{key[1]}]({key[1]}.md)", name_of(key)]
+            lines.append([*heads, ours, f"{peer} {ms:.4f}", f"{1 / ratios[key]:.3f}"])
+        texts += [table(["part", "case", "ms", "peer, ms", "times as long"], lines, left=2)] if lines else []
+    return "\n\n".join(texts)
+
+
+Plain = dict[str, str]  # a row of the CPU's format
+
+
+def plain_cases(plain: list[Plain]) -> dict[tuple[str, ...], dict[str, Plain]]:
+    found: dict[tuple[str, ...], dict[str, Plain]] = defaultdict(dict)
+    for row in plain:
+        key = tuple(row[k] for k in ("device", "torch", "op", "dtype", "shape", "dim", "threads"))
+        found[key][row["provider"]] = row
+    return dict(found)
+
+
+def plain_page(title: str, about: str, plain: list[Plain]) -> str:
+    """torchreduce beside torch and copies of the input, a table a device; threads 0 is a GPU."""
+    texts = [f"# {title}", about, f"{MADE}. **Bold**: torchreduce is behind torch."]
+    cases = plain_cases(plain)
+    for device, torch in dict.fromkeys(key[:2] for key in cases):
+        mine = {key: case for key, case in cases.items() if key[:2] == (device, torch)}
+        ratios = [ratio for ratio in map(plain_speedup, mine.values()) if ratio]
+        behind, mean = sum(ratio < 1 for ratio in ratios), statistics.geometric_mean(ratios)
+        texts += [
+            f"## {device}, torch {torch}",
+            f"Behind torch in {behind} of {len(ratios)} cases; ahead {down(mean, 2)} times in the geometric mean.",
+        ]
+        threads = ["threads"] if any(key[-1] != "0" for key in mine) else []
+        copies = ["copy, ms"] if any({"copy", "ceiling"} & set(case) for case in mine.values()) else []
+        lines = []
+        for key, case in mine.items():
+            *_, op, dtype, shape, dim, used = key
+            copy = case.get("copy", case.get("ceiling"))
+            ours, torchs = case.get(OURS), case.get("torch")
+            shown = [row["p50_ms"] if row else "-" for row in (ours, torchs, *([copy] if copies else []))]
+            commit = ours["commit"] if ours else "-"
+            heads = [f"{op} {dtype}", f"{shape} dim {dim}", *([used] if threads else [])]
+            lines.append([*heads, *shown, times(plain_speedup(case)), commit])
+        heading = ["op", "case", *threads, "torchreduce, ms", "torch, ms", *copies, "ahead", "commit"]
+        texts.append(table(heading, lines, left=2))
+    return "\n\n".join(texts)
+
+
+def plain_speedup(case: dict[str, Plain]) -> float | None:
+    return float(case["torch"]["p50_ms"]) / float(case[OURS]["p50_ms"]) if {"torch", OURS} <= set(case) else None
+
+
+# ---- README.md -------------------------------------------------------------------------------------------------------
+
+
+def is_large(key: Key) -> bool:
+    return prod(key[4]) >= 0.99 * bars.N
+
+
+SUMMARY: tuple[tuple[str, Callable[[Key], bool]], ...] = (
+    ("sum, rows", lambda k: k[1] == "reduce-rows" and k[2] == "sum" and is_large(k)),
+    ("amax, rows", lambda k: k[1] == "reduce-rows" and k[2] == "amax" and is_large(k)),
+    ("argmax, rows", lambda k: k[1] == "reduce-rows" and k[2] == "argmax" and is_large(k)),
+    ("sum, columns and middle dims", lambda k: k[1] == "reduce-columns" and k[2] == "sum"),
+    ("amax, columns and middle dims", lambda k: k[1] == "reduce-columns" and k[2] == "amax"),
+    ("argmax, columns and middle dims", lambda k: k[1] == "reduce-columns" and k[2] == "argmax"),
+    ("sum and argmax, 1 to 128 rows", lambda k: k[1] == "reduce-rows" and not is_large(k)),
+    ("sum and argmax, short", lambda k: k[1] == "small" and k[2] not in SCANS and len(k[4]) == 1),
+    ("cumsum, one row", lambda k: k[1] == "scan-1d" and is_large(k)),
+    ("cumsum, rows", lambda k: k[1] == "scan-rows"),
+    ("cumsum, columns and middle dims", lambda k: k[1] in ("scan-columns", "scan-few")),
+    ("cumprod", lambda k: k[1] == "scan-ops" and k[2] == "cumprod"),
+    ("logcumsumexp", lambda k: k[1] == "scan-ops" and k[2] == "logcumsumexp"),
+    ("cummax, cummin", lambda k: k[1] == "scan-ops" and k[2] in ("cummax", "cummin")),
+    ("linear_scan (no peer)", lambda k: k[1] == "linear"),
+    ("cumsum, short", lambda k: k[1] == "small" and k[2] == "cumsum"),
+)
+
+
+def summary(rows: list[Row], plain: list[Plain]) -> str:
+    """A line a kind of call, float32 and bfloat16 beside each other, on the newest GPU that has measured rows of both
+    reductions and scans; a sentence for every other device."""
+    gpu = newest_with(("reduce-rows", "scan-rows"), rows)
+    cases = by_case(row for row in rows if row["gpu"] == gpu)
+    lines = []
+    for name, holds in SUMMARY:
+        of_dtype = [{k: c for k, c in cases.items() if holds(k) and k[3] == dtype} for dtype in DTYPES[:2]]
+        line = [name]
+        for s in map(Sums, of_dtype):
+            (median, least), (mean, worst) = s.of_the_ceiling(), s.ahead()
+            line += ["-" if median == "-" else f"{median} ({least})", "-" if mean == "-" else f"{mean} ({worst})"]
+        both = Sums(of_dtype[0] | of_dtype[1])
+        if both.cases:
+            lines.append([*line, both.under, both.behind])
+    both_dtypes = ["float32: of the ceiling", "ahead", "bfloat16: of the ceiling", "ahead"]
+    heading = [gpu.removeprefix("NVIDIA "), *both_dtypes, "under the bar", "behind"]
+    found = {(row["part"], row["commit"]) for row in rows if row["gpu"] == gpu}
+    said = [f"- {NOTES[measured]}" for measured in sorted(found & set(NOTES))]
+    for other in gpus(rows):
+        if other != gpu:
+            s = Sums(by_case(row for row in rows if row["gpu"] == other))
+            judged, slower = s.under.replace(" of ", " of its "), s.behind
+            said.append(f"- {other}: under {judged} bars, behind the best peer in {slower} cases.")
+    for device in dict.fromkeys(row["device"] for row in plain if row["threads"] != "0"):
+        on_it = plain_cases([row for row in plain if row["device"] == device and row["threads"] != "0"])
+        ratios = [ratio for ratio in map(plain_speedup, on_it.values()) if ratio]
+        behind, mean = sum(ratio < 1 for ratio in ratios), down(statistics.geometric_mean(ratios), 2)
+        ahead = f"ahead of torch {mean} times (least {down(min(ratios), 2)})"
+        said.append(f"- {device} (CPU), 1 and 2 threads: {ahead}, behind in {behind} of {len(ratios)} cases.")
+    return "\n\n".join([table(heading, lines), "\n".join(said)]).rstrip()
+
+
+def insert(page: Path, text: str) -> None:
+    """Between the markers, instead of what is there."""
+    head, rest = page.read_text().split(MARKERS[0])
+    page.write_text(f"{head}{MARKERS[0]}\n\n{text}\n\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}")
+
+
+# ---- all of them -----------------------------------------------------------------------------------------------------
+
+
+def newest_with(parts: Sequence[str], rows: list[Row]) -> str:
+    """The newest GPU that all of these were measured on, else the newest."""
+    measured = {gpu: {row["part"] for row in rows if row["gpu"] == gpu} for gpu in gpus(rows)}
+    return next((gpu for gpu, found in measured.items() if set(parts) <= found), next(iter(measured)))
+
+
+def write(rows: list[Row], plain: list[Plain], root: Path) -> None:
+    """docs/results, instead of what is there, and the table of README.md."""
+    folder = root / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.md"):
+        old.unlink()
+    pages = {part: part_page(part, rows) for part in parts_of(rows)}
+    others = {"losses": "Losses: every bar missed, every case behind a peer"}
+    pages["losses"] = losses_page(rows)
+    on_cpu = [row for row in plain if row["threads"] != "0"]
+    on_gpu = [row for row in plain if row["threads"] == "0"]
+    if on_cpu:
+        others["cpu"] = "On a CPU, beside torch"
+        about = "Median times of torchreduce and of torch on every dim of a few shapes."
+        pages["cpu"] = plain_page("On a CPU", about, on_cpu)
+    if on_gpu:
+        others["earlier"] = "Earlier kernels on a GPU, whose reductions were far behind"
+        about = """\
+Earlier sittings: of reductions by the kernels before those for rows and for columns, of scans for torch's times where
+these are more than half a second. What the kernels of today take is on the other pages."""
+        pages["earlier"] = plain_page("Earlier kernels", about, on_gpu)
+    pages["README"] = index_page(rows, others)
+    for name, text in pages.items():
+        (folder / f"{name}.md").write_text(f"{text}\n")
+    insert(root / "README.md", summary(rows, plain))
