@@ -32,15 +32,85 @@ def test_every_public_function_has_an_example_that_runs(name):
     assert runner.summarize(verbose=False).failed == 0
 
 
-def test_the_readmes_python_runs():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert blocks
+DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def named(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", DOCS, ids=named)
+def test_the_python_of_pages_runs(path):
+    blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+    assert blocks or path.name != "README.md" or path.parent != ROOT
     names = {}
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
+        exec(compile(block, path.name, "exec"), names)
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", DOCS, ids=named)
 def test_every_name_that_is_mentioned_exists(path):
-    for name in set(re.findall(r"\btorchreduce(?:\.[A-Za-z_]\w*)+", path.read_text())):
+    text = re.sub(r"```diff\n.*?```", "", path.read_text(), flags=re.DOTALL)  # what is not there yet
+    for name in set(re.findall(r"\btorchreduce(?:\.[A-Za-z_]\w*)+", text)):
         pkgutil.resolve_name(name)  # an ImportError or AttributeError if there is none
+
+
+def anchors(path):
+    """Of the headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCS, ids=named)
+def test_links_lead_somewhere(path):
+    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if link.startswith("http"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def paragraphs(text):
+    """Of prose: neither code, tables, lists, headings nor pictures."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return [block for block in re.split(r"\n\s*\n", text) if not re.match(r"\s*(?:[|#>!<-]|    )", block)]
+
+
+def test_the_readme_is_short():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    assert max(len(block.strip().splitlines()) for block in paragraphs(text)) <= 5
+
+
+def test_every_promise_of_the_readme_has_its_test():
+    promises = (ROOT / "README.md").read_text().split("## Promises")[1].split("\n## ")[0]
+    rows = [line.split("|")[2] for line in promises.splitlines() if line.startswith("| ") and "promise" not in line]
+    defined = set(
+        re.findall(r"^def (test_\w+)", "\n".join(p.read_text() for p in ROOT.glob("tests/*.py")), re.MULTILINE)
+    )
+    assert len(rows) >= 8
+    for row in rows:
+        named = set(re.findall(r"`(test_\w+)`", row))
+        assert named and named <= defined, row
+
+
+def test_the_way_to_a_kernel_is_as_contributing_says():
+    """Each file of its table is there, and has the names that stand beside it."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## From tr.sum to its kernel")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
+    hops = [(file, re.findall(r"`(\w+)`", names)) for _, file, names, _ in rows[2:]]
+    assert len(hops) >= 6 and [row[0] for row in rows[2:] if row[0]] == ["1", "2", "3"]
+    for file, names in hops:
+        text = (ROOT / file).read_text()
+        assert names and all(re.search(rf"\b{name}\b", text) for name in names), file
+
+
+def test_files_that_are_mentioned_exist():
+    for path in (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "designs.md", ROOT / "docs" / "performance.md"):
+        for file in re.findall(
+            r"\b(?:csrc|torchreduce|tests|benchmarks|docs)/[\w/]+\.(?:h|cuh|cu|cpp|py|md)\b", path.read_text()
+        ):
+            assert (ROOT / file).exists(), f"{path.name}: {file}"
