@@ -35,7 +35,10 @@ TITLES = {
 }
 # What a reader has to know of the rows of a commit.
 NOTES = {
-    ("small", commit): f"Short reductions of commit {commit} are by the kernels before those for rows and for columns."
+    (
+        "small",
+        commit,
+    ): f"The short reductions were measured at commit {commit}, before the kernels of today for rows and columns."
     for commit in ("39d8ee0", "3daea89")
 }
 

@@ -100,8 +100,10 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
     if any(row["part"] == "reduce-rows" for row in rows):
         gpu = newest_with(("reduce-rows", "reduce-columns"), rows)
         newest = {key: case for key, case in cases.items() if key[0] == gpu and key[1].startswith("reduce")}
-        picture = figures[REDUCTIONS] = figure_of("sum", newest, ("rows", "columns"))
-        picture.suptitle(f"sum of 2^28 elements, {gpu.removeprefix('NVIDIA ')}", x=0.01, ha="left")
+        figures[REDUCTIONS] = figure_of("sum", newest, ("rows", "columns"))
+        if figures[REDUCTIONS]:
+            title = f"sum of 2^28 elements, {gpu.removeprefix('NVIDIA ')}"
+            figures[REDUCTIONS].suptitle(title, x=0.01, ha="left")
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, figure in figures.items():

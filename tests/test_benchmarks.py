@@ -321,8 +321,13 @@ def test_every_loss_is_published():
 
 
 def test_plots(tmp_path, capsys):
-    assert compare.main([written(tmp_path, GOOD), "--plot", str(tmp_path)]) == 0
+    shapes = [(bars.N // n, n) for n in (2, 64, 1024)]
+    more = [reduction(provider, 0.5, 0.8, shape) for shape in shapes for provider in ("torchreduce", "cub")]
+    more += [row("torchreduce", 0.5, shape=shape, part="scan-rows") for shape in shapes]
+    assert compare.main([written(tmp_path, GOOD + more), "--plot", str(tmp_path)]) == 0
     assert all((tmp_path / f"{name}.png").stat().st_size > 5000 for name in ("cumsum", "sum", "reductions"))
+    compare.main([written(tmp_path, GOOD), "--plot", str(tmp_path / "few")])  # too few points for a picture
+    assert not list((tmp_path / "few").iterdir())
 
 
 # ---- python -m torchreduce bench -------------------------------------------------------------------------------------
