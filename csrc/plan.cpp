@@ -115,7 +115,6 @@ int shared_bytes(const Plan& plan) {
 constexpr int kThreads = 256;  // of a block
 constexpr int kWarps = kThreads / 32;
 constexpr int kLeastWalk = 32;  // positions that a lane's walk has to be longer than: fewer are read at once
-constexpr int kLeastTiled = 5;  // float32 columns that are no whole sectors, at least: fewer are for chains
 constexpr int kWarpRows = 32;   // rows for each multiprocessor from which on a warp walks a row of a scan
 
 }  // namespace
@@ -152,7 +151,6 @@ const char* family_name(Family family) {
     case Family::Rows: return "rows";
     case Family::Columns: return "columns";
     case Family::Chain: return "chain";
-    case Family::ColumnsChain: return "columns_chain";
     case Family::Walk: return "walk";
     default: return "pipeline";
   }
@@ -257,27 +255,10 @@ static bool run_of_granules(const ScanCall& call) {
   };
   return fits(call.in.data) && fits(call.out.values);
 }
-// The same where they are narrower than strips should be.
-static bool flat_run(const ScanCall& call) {
-  const Layout& l = call.layout;
-  const int size = size_of(call.in.dtype);
-  if (!run_of_granules(call) || !flat_columns(size, int(scan_sizes(call).acc)) || l.length <= kTile) return false;
-  const int64_t row = l.size[l.kept - 1] * size;
-  return row >= kLeastFlatBytes && row <= kFlatBytes;
-}
 // Whether columns are one run of memory, and so few that there is a pipeline for them (kNarrowPipelined).
 static bool narrow_run(const ScanCall& call) {
   return one_run(call) && is_float(call.in.dtype) && scan_sizes(call).acc <= 4 &&
          call.layout.size[call.layout.kept - 1] <= kMostNarrow;
-}
-
-// The same of rows of a float32 scan that are aligned, so few and short that no multiprocessor has more than a few
-// block tiles: there all of them are loaded at once, and results wait for none before them to be stored (H200, from a
-// graph: 2^22 elements 16.8 us, in the pipeline for rows 18.1; 2^23 26.0, 27.0; but bfloat16 2^22 15.1, 13.2).
-static bool short_run(const ScanCall& call, const DeviceFacts& device) {
-  const Layout& l = call.layout;
-  return in_place(call) && call.in.dtype == Dtype::F32 && scan_sizes(call).acc <= 4 && !call.exclusive &&
-         position_stride(l) == 1 && l.rows * ceil_div(l.length, kBlockTile) <= 8 * int64_t(device.multiprocessors);
 }
 
 // The bytes of a strip's row where there is a pipeline for strips that blocks share (kStripPipelined), else 0. Where
@@ -299,13 +280,15 @@ static int strip_row(const ScanCall& call) {
   return 32 * lacking <= row + lacking && fits(l.in) && fits(l.out) ? kStripRow : 0;
 }
 
-// Whether columns lie side by side, wherever their rows start. Not in place: what is read around a strip's rows may be
-// another strip's results.
+// Whether columns lie side by side, wherever their rows start: such as have no tiles of words, and of float32 more than
+// few (H200, of a copy's speed by tiles: 100 columns 0.98, here 0.98; 129 0.88, 0.98; 1001 0.84, 1.09). Not in place:
+// what is read around a strip's rows may be another strip's results.
 static bool ragged(const ScanCall& call) {
   const Layout& l = call.layout;
   const int size = size_of(call.in.dtype), last = l.kept - 1;
   return in_place(call) && ragged_columns(size, int(scan_sizes(call).acc)) && l.kept > 0 && l.length > kTile &&
          l.in[last] == 1 && l.out[last] == 1 && l.size[last] * size >= kLeastRaggedBytes &&
+         !column_vectors(call, size < 4 ? 2 : 4) && (size < 4 || l.size[last] > kSectorColumns) &&
          call.in.data != call.out.values;
 }
 
@@ -338,22 +321,19 @@ static bool team_walks(const ScanCall& call, const DeviceFacts& device) {
          team_shared(size, int(bytes.acc), int(bytes.wide)) + kColumnShared <= shared_of(device);
 }
 
-// The neighbouring columns of a lane where blocks take tiles of columns (kExtremeColumns, kColumnTiles), else 0. Of no
-// more than kTile positions they would leave most of a block without any.
+// Whether tiles of columns are of records (kExtremeColumns).
+static bool record_tiles(const ScanCall& call) {
+  return typed(call) && facts(call.op).indexed && size_of(call.in.dtype) <= 4 && call.layout.length <= kNearRows;
+}
+// Whether they lie in shared memory, several neighbouring columns a lane where they are words (kStagedTiles).
+static bool staged_tiles(const ScanCall& call) {
+  const bool sums = is_float(call.in.dtype) && size_of(call.in.dtype) <= 4 && (in_place(call) || held_rows(call));
+  return sums || record_tiles(call);
+}
+// The neighbouring columns of a lane.
 static int tile_vector(const ScanCall& call) {
-  const Layout& l = call.layout;
-  const bool indexed = facts(call.op).indexed;
-  const int size = size_of(call.in.dtype), vector = walk_vector(size);
-  if (!typed(call) || size > 4 || l.length <= kTile) return 0;
-  if (indexed ? l.length > kNearRows : !is_float(call.in.dtype) || !(in_place(call) || held_rows(call))) return 0;
-  // Of accumulators of 4 bytes, in float32, where few columns are no whole sectors (H200, of a copy's speed: 9 columns
-  // 0.50, in granules 0.36; 31 0.74, 0.69; 100 0.67, 0.62; but 1001 0.60, 0.73).
-  if (!indexed && scan_sizes(call).acc == 4) {
-    const int64_t columns = l.kept && l.reduced ? l.size[l.kept - 1] : 0;
-    if (size < 4 || columns < kLeastTiled || columns > kSectorColumns || position_stride(l) % 8 == 0 || strip_row(call))
-      return 0;
-  }
-  if (forced_plan().vector_loads == 0) return 1;
+  const int vector = walk_vector(size_of(call.in.dtype));
+  if (!staged_tiles(call) || forced_plan().vector_loads == 0) return 1;
   return (in_place(call) ? column_vectors(call, vector) : lane_walks(call)) ? vector : 1;
 }
 
@@ -362,93 +342,30 @@ static bool row_aligned(const void* data, int64_t stride, int size) {
   return aligned(static_cast<const char*>(data) + (stride < 0 ? size : 0));
 }
 
-// A strip of neighbouring columns, or vectors of them, in units of plan.lanes groups, and as many units of it as fit a
-// block of at most `most` threads. Blocks are whole warps, and whole wavefronts where others form carries.
-static void take_strip(Plan& plan, int64_t length, int64_t columns, int lanes, int most) {
-  plan.lanes = lanes;
-  plan.splits = ceil_div(length, int64_t(lanes) * kGroup);
-  const int64_t step = std::max(1, (plan.splits > 1 ? 64 : 32) / lanes),
-                widest = std::max(step, most / lanes / step * step);
-  const int64_t strips = std::max<int64_t>(1, ceil_div(columns, widest));
-  plan.strip = int(std::max<int64_t>(1, ceil_div(columns, strips)));
-  plan.warps = 1;
-  while (plan.warps * 2 * plan.strip <= widest && plan.warps < plan.splits) plan.warps *= 2;
-  while (plan.strip * plan.warps % step) ++plan.strip;
-}
-
-// Ways to take columns that a kernel is compiled for.
-struct ColumnWays { bool walks, shares, flat; };
-
-// The plan asks for more shared memory than every GPU has only where there are bulk copies. Code for large blocks
-// cannot do with less of it than its constants say.
-static void take_columns(Plan& plan, const ScanCall& call, const DeviceFacts& device, int vector, ColumnWays ways) {
+// Columns of at most two tiles, `vector` of them a thread. The plan asks for more shared memory than every GPU has only
+// where there are bulk copies. Code for large blocks cannot do with less of it than its constants say.
+static void take_short(Plan& plan, const ScanCall& call, const DeviceFacts& device, int vector) {
   const Layout& l = call.layout;
   const int element = typed(call) ? size_of(call.in.dtype) * facts(call.op).inputs : size_of(call.in.accumulator);
-  const ScanSizes bytes = scan_sizes(call);
-  const int64_t width = l.kept ? l.size[l.kept - 1] : 1, batch = l.rows / width, columns = ceil_div(width, vector);
-  const int threads = column_threads(vector, element, int(bytes.acc)), accs = vector * int(bytes.acc),
-            others = other_threads(accs, threads);
+  const int acc = int(scan_sizes(call).acc), threads = column_threads(vector, element, acc);
+  const int64_t width = l.kept ? l.size[l.kept - 1] : 1, columns = ceil_div(width, vector);
   plan.vector = vector;
   plan.vector_loads = vector > 1;
-  plan.flat = ways.flat;
-  plan.walks = ways.walks;
-  plan.behind = 1;
-  auto try_strip = [&](int lanes) {
-    int most = device.large_blocks ? threads : std::min(threads, kSmallBlock);
-    do {
-      take_strip(plan, l.length, columns, lanes, most);
-      if (ways.flat) {  // as many tiles as there are threads for
-        plan.strip = most / lanes;
-        plan.warps = 1;
-        while (2 * plan.warps * width <= plan.strip * vector && plan.warps < plan.splits) plan.warps *= 2;
-      }
-      const int64_t across = plan.strip * (ways.flat ? 1 : plan.warps), chains = plan.splits > 1 ? across * vector : 0;
-      const int64_t positions = device.large_blocks ? threads : across * lanes;  // of a stage, as the kernel has them
-      plan.threads = int(across * lanes + (plan.splits > 1 ? others : 0));
-      plan.shared = int((2 + plan.behind) * kGroup * positions * vector * element +
-                        kColumnCarries * chains * (bytes.wide + 3 * bytes.acc) + 3 * bytes.acc +
-                        (plan.behind + (put_lane(accs, threads) > 0)) * lanes * (across + plan.warps) * accs);
-      most -= 64;
-    } while (!device.large_blocks && plan.shared + kColumnShared > shared_of(device) && most > 0);
-  };
-  auto resident = [&] {  // blocks; with other warps for carries, registers allow no more than two a multiprocessor
-    const int fit = std::max(1, (224 << 10) / (plan.shared + (2 << 10)));
-    const int blocks = plan.splits == 1 ? fit : std::min(column_blocks(threads, int(bytes.acc)), fit);
-    return int64_t(device.multiprocessors) * blocks;
-  };
-  auto strips = [&] { return ways.flat ? batch : ceil_div(columns, plan.strip) * batch; };
-  // Whether walking down the strips keeps nearly all blocks busy to the end. How many it has to be worth it depends on
-  // how fast strips are shared: float32 sums 0.84 of a copy's speed shared and 0.88 walked, bfloat16 sums 0.6 and 0.85.
-  auto walks = [&] {
-    const int64_t all = ceil_div(strips(), resident()) * resident();
-    const int sixteenths = bytes.acc <= 4 && element == 4 ? 15 : 12;
-    return plan.splits == 1 || 16 * columns * batch >= sixteenths * all * plan.strip;
-  };
-  if (l.length <= kTile) {
-    try_strip(int(power_of_two(ceil_div(l.length, kGroup))));
-  } else {
-    if (ways.walks) {
-      // Half tiles leave room for twice the columns, and memory likes long runs: float32, 128 bytes wide 0.81 of a
-      // copy's speed, 256 bytes 0.89 (1024 by 262144).
-      try_strip(columns * kFan > threads ? kLeastLanes : kFan);
-      plan.walks = walks();
-      if (!plan.walks && plan.lanes < kFan) {
-        try_strip(kFan);
-        plan.walks = walks();
-      }
-    }
-    if (ways.shares && !plan.walks) {
-      // While a block waits for what precedes a job, it totals the next ones.
-      plan.behind = !device.large_blocks ? 1 : ways.walks ? 2 : kMostBehind;
-      try_strip(kFan);
-      // Kernels that also walk take any number of jobs behind: as many as there is room for.
-      while (ways.walks && plan.behind > 1 && plan.shared + kColumnShared > shared_of(device)) {
-        --plan.behind;
-        try_strip(kFan);
-      }
-    }
+  plan.splits = 1;
+  plan.warps = l.length > kTile ? 2 : 1;
+  plan.lanes = plan.warps > 1 ? kFan : int(power_of_two(ceil_div(l.length, kGroup)));
+  const int rows = plan.lanes * plan.warps, step = std::max(1, 32 / rows);  // blocks are whole warps
+  for (int most = device.large_blocks ? threads : std::min(threads, kSmallBlock); most > 0; most -= 64) {
+    const int64_t widest = std::max(step, most / rows / step * step), strips = ceil_div(columns, widest);
+    plan.strip = int(ceil_div(ceil_div(columns, std::max<int64_t>(1, strips)), step) * step);
+    plan.threads = plan.strip * rows;
+    const int positions = device.large_blocks ? threads : plan.threads;
+    plan.shared = 2 * kGroup * positions * vector * element + rows * (plan.strip + 1) * vector * acc +
+                  (plan.warps > 1 ? plan.strip * vector * acc : 0);
+    if (device.large_blocks || plan.shared + kColumnShared <= shared_of(device)) break;
   }
-  plan.blocks = std::min(strips() * (plan.walks ? 1 : ceil_div(plan.splits, plan.warps)), resident());
+  const int fit = std::max(1, (224 << 10) / (plan.shared + (2 << 10)));  // of a multiprocessor
+  plan.blocks = std::min(ceil_div(columns, plan.strip) * (l.rows / width), int64_t(device.multiprocessors) * fit);
 }
 
 // Strips of columns whose rows start anywhere.
@@ -459,8 +376,6 @@ static void take_ragged(Plan& plan, const ScanCall& call, const DeviceFacts& dev
   plan.ragged = true;
   plan.vector = 4 / size_of(call.in.dtype);
   plan.vector_loads = true;
-  plan.walks = plan.flat = false;
-  plan.behind = kMostBehind;
   plan.lanes = kFan;
   plan.warps = 1;
   const int64_t words = ceil_div(width, plan.vector);
@@ -470,9 +385,9 @@ static void take_ragged(Plan& plan, const ScanCall& call, const DeviceFacts& dev
   plan.threads = ragged_block(size_of(call.in.dtype));
   const int sides = ragged_sides(plan.strip);
   const int64_t columns = 32 * sides * plan.vector, strips = ceil_div(words, plan.strip);
-  plan.shared = int((2 + plan.behind) * (kTile / sides) * ragged_pitch(sides) +
+  plan.shared = int((2 + kRaggedBehind) * (kTile / sides) * ragged_pitch(sides) +
                     columns * (kColumnCarries * (bytes.wide + bytes.acc) + (sides - 1) * bytes.acc) +
-                    plan.behind * (kFan / sides) * (columns + 1) * bytes.acc);
+                    kRaggedBehind * (kFan / sides) * (columns + 1) * bytes.acc);
   plan.blocks = std::min<int64_t>(strips * (l.rows / width) * plan.splits, device.multiprocessors);
 }
 
@@ -483,8 +398,6 @@ static void take_strips(Plan& plan, const ScanCall& call, const DeviceFacts& dev
   plan.strip_bytes = bytes;
   plan.vector = 4;
   plan.vector_loads = true;
-  plan.walks = plan.flat = false;
-  plan.behind = 1;
   plan.lanes = kFan;
   plan.warps = kStripRow / bytes;
   plan.strip = int(columns) / plan.vector;
@@ -505,7 +418,7 @@ static void take_tiles(Plan& plan, const ScanCall& call, int vector) {
   plan.vector = vector;
   plan.vector_loads = vector > 1;
   plan.strip = int(strips > 1 ? ceil_div(each, 8) * 8 : each);  // 32 bytes of memory are of one strip, if aligned
-  if (facts(call.op).indexed) {
+  if (record_tiles(call)) {
     plan.lanes = kWarps * (32 / plan.strip);
     plan.splits = ceil_div(l.length, plan.lanes * kExtremeSteps);
   } else {
@@ -560,10 +473,7 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
                        : many_rows && !indexed && (plan.vector_loads || !chains) ? Family::Rows
                        : chains                                                  ? Family::Chain
                                                                                  : Family::Columns;
-  const int acc = int(scan_sizes(call).acc), walked_columns = walked_vector(in_size, acc),
-            shared_columns = shared_vector(in_size, acc);  // of a thread
-  const bool vectors = forced.vector_loads != 0 && column_vectors(call, shared_columns);
-  const bool flat = forced.vector_loads != 0 && flat_run(call);
+  const int acc = int(scan_sizes(call).acc);
   const int strips = room && forced.vector_loads != 0 && l.kept > 0 && l.reduced > 0 ? strip_row(call) : 0;
   const bool loose = device.large_blocks && forced.vector_loads != 0 && ragged(call);
   // Strips of two inputs, or with indices, are narrow, unless columns are short: float32 linear_scan 0.15 of a copy's
@@ -577,14 +487,10 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   const bool teams = team_walks(call, device) && forced.lanes != 1;
   const bool wide = teams ? 4 * l.rows >= 7 * kTeamColumns * int64_t(device.multiprocessors)
                           : inputs == 2 && lane_walks(call) && 3 * l.rows >= 8 * walkers;
-  const int tiles = wide ? 0 : tile_vector(call);
-  const bool narrow = !flat && !loose && !strips && !tiles && n > kBlockTile &&
-                      l.rows * in_size < (vectors ? kVectorStripBytes : kStripBytes);
-  const bool many_columns = !tiles && 4 * l.rows >= 3 * walkers;
+  const bool many_columns = wide || (4 * l.rows >= 3 * walkers && (n <= kTile || !staged_tiles(call)));
   const Family chosen = !across                                              ? along
                         : few && n > kBlockTile                              ? Family::Pipeline
                         : many_columns && n > kLeastWalk && lane_walks(call) ? Family::Walk
-                        : narrow && inputs == 1                              ? Family::ColumnsChain
                                                                              : Family::Columns;
   plan.family = family_of(forced.family, chosen);
   plan.vector_loads = plan.vector_loads &&
@@ -648,33 +554,19 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       break;
     }
     case Family::Columns: {
-      if (tiles) {
-        take_tiles(plan, call, tiles);
-        break;
-      }
-      const bool both = walked_columns == shared_columns;
+      const int vector = column_vector(in_size, acc);
+      const bool vectors = forced.vector_loads != 0 && column_vectors(call, vector);
       auto fits = [&] { return plan.shared + kColumnShared <= shared_of(device); };
-      auto take_vectors = [&](int vector, ColumnWays ways) {
-        if (forced.vector_loads == 0 || vector == 1 || !column_vectors(call, vector)) return false;
-        take_columns(plan, call, device, vector, ways);
-        return fits();
-      };
-      if (flat && !strips) {
-        take_columns(plan, call, device, shared_columns, {false, true, true});
-        if (plan.strip * plan.vector >= l.size[l.kept - 1] && fits()) break;
-      }
-      if (take_vectors(walked_columns, {true, both, false}) && (plan.walks || (both && !strips))) break;
-      if (strips) {
+      if (n <= kTile) {
+        take_short(plan, call, device, vectors ? vector : 1);
+        if (vectors && !fits()) take_short(plan, call, device, 1);
+      } else if (strips) {
         take_strips(plan, call, device, strips);
-        break;
+      } else {
+        const Plan none = plan;
+        if (loose) take_ragged(plan, call, device);
+        if (!loose || !fits()) take_tiles(plan = none, call, tile_vector(call));
       }
-      if (!both && n > kTile && take_vectors(shared_columns, {false, true, false})) break;
-      if (loose) {
-        take_ragged(plan, call, device);
-        if (fits()) break;
-        plan.ragged = false;
-      }
-      take_columns(plan, call, device, 1, {true, true, false});
       break;
     }
     case Family::Chain:
@@ -691,15 +583,6 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
       plan.shared = kBlockTile * (typed(call) ? in_size * inputs : size_of(call.in.accumulator));
       if (plan.shared + kChainShared > shared_of(device)) plan.shared = 0;
       break;
-    case Family::ColumnsChain: {
-      if (inputs != 1) throw std::invalid_argument("force_plan: there are no chains of columns of several inputs");
-      const int columns = int(std::min<int64_t>(32, power_of_two(l.rows)));
-      plan.lanes = std::min(kFan, kThreads / columns);
-      take(forced.lanes, plan.lanes, kFan, "lanes");
-      plan.threads = plan.lanes * std::min(columns, kThreads / plan.lanes);
-      plan.blocks = ceil_div(l.rows, plan.threads / plan.lanes) * plan.splits;
-      break;
-    }
     case Family::Pipeline:
       if (!pipeline) throw std::invalid_argument("force_plan: the pipeline cannot serve this call on this device");
       plan.lanes = 32;
@@ -708,10 +591,6 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
         plan.vector = int(l.size[l.kept - 1]);
         plan.splits = ceil_div(n, kBlockTile / narrow_parts(plan.vector, in_size));
         plan.threads = narrow_threads(plan.vector, in_size);
-      } else if (plan.vector_loads && short_run(call, device)) {
-        plan.flat = true;
-        plan.splits = ceil_div(n, kBlockTile / narrow_parts(1, in_size));
-        plan.threads = narrow_threads(1, in_size);
       } else if (indexed) {
         plan.splits = ceil_div(n + kExtremeLead, extreme_tile(in_size));
         plan.threads = kExtremePipelineThreads;
@@ -741,13 +620,13 @@ Plan plan(const ScanCall& call, const DeviceFacts& device) {
   if (plan.strip_bytes) {
     const int64_t blocks = ceil_div(plan.splits, kFan);
     plan.workspace = 16 + l.rows * (plan.splits * total + (blocks + ceil_div(blocks, kFan)) * carry);
-  } else if (plan.tiled && indexed) {
+  } else if (plan.tiled && record_tiles(call)) {
     const int64_t groups = plan.splits / kRecordFan;
     plan.workspace = 8 + 8 * l.rows * (plan.splits > 1 ? plan.splits + groups + groups / kRecordFan : 0);
   } else if (plan.family == Family::Columns) {
     const int64_t blocks = ceil_div(plan.splits, kFan);
     const int64_t values = plan.splits > 1 ? (plan.splits + blocks) * total + blocks * carry : 0;
-    if (!plan.walks) plan.workspace = 8 + l.rows * values;
+    if (n > kTile) plan.workspace = 8 + l.rows * values;
   } else if (plan.family != Family::Rows && plan.family != Family::Walk) {
     plan.workspace = 8 + l.rows * (plan.splits * total + ceil_div(plan.splits, kFan) * 2 * carry);
   }

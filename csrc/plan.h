@@ -9,12 +9,11 @@
 namespace torchreduce {
 
 enum class Family : int {
-  Rows = 0,          // lanes along a row
-  Columns = 1,       // lanes across rows, each walking its own
-  Chain = 2,         // scans: one row over many blocks, carries by look-back
-  ColumnsChain = 3,  // scans: the same with lanes across rows that are few
-  Pipeline = 4,      // scans: as Chain, by blocks that stay, with bulk copies; also of very few columns
-  Walk = 5           // scans: lanes across rows that are many, each walking its own, alone or in teams
+  Rows = 0,      // lanes along a row
+  Columns = 1,   // lanes across rows, each walking its own
+  Chain = 2,     // scans: one row over many blocks, carries by look-back
+  Pipeline = 3,  // scans: as Chain, by blocks that stay, with bulk copies; also of very few columns
+  Walk = 4       // scans: lanes across rows that are many, each walking its own, alone or in teams
 };
 
 constexpr int kPortableShared = 48 << 10;  // bytes of shared memory a block that every GPU has without being asked
@@ -32,17 +31,14 @@ struct DeviceFacts {
 struct Plan {
   Family family = Family::Rows;
   int lanes = 1;   // lanes a row (Rows, Walk), or row-threads a column (Columns), a power of two unless rows are whole
-  int warps = 1;   // Rows: warps a row within a block; scans, Columns: units of a block; a power of two
+  int warps = 1;   // Rows: warps a row within a block; scans, Columns: tiles of a block; a power of two
   int strip = 1;   // scans, Columns: neighbouring columns, or vectors of them, side by side in a block
   int vector = 1;  // scans: neighbouring columns (Columns, Pipeline) or rows (Rows) of a thread
-  bool walks = false;   // scans, Columns: blocks walk down their strips; else they share them,
-  int behind = 1;       // and this many jobs of a block lie between a job's totals and its results
-  bool flat = false;    // scans, Columns: a job's units are one run of memory; Pipeline: as if of one column, not a row
   bool tiled = false;   // scans, Columns: blocks take plan.warps tiles of a strip each, and go
   bool ragged = false;  // scans, Columns: rows of a strip start anywhere, and are copied with what lies around them
   int strip_bytes =
       0;  // scans, Columns: of a row of a strip that warps with roles take with bulk copies; 0: they do not
-  int64_t splits = 1;         // block tiles a row, or units of a column
+  int64_t splits = 1;         // block tiles a row, or tiles of a column
   int64_t blocks = 1;         // grid size; CPU: tasks
   int threads = 1;            // block size; CPU: 1
   int shared = 0;             // scans, Columns and Chain: bytes of dynamic shared memory a block (0: Chain has too few)
@@ -52,26 +48,14 @@ struct Plan {
 };
 
 // What kernels are compiled for.
-// Bytes of neighbouring columns from which on they are taken in strips, one by one, or several a thread (bfloat16, 2^24
-// by 16: 0.31 of a copy's speed in strips, 0.20 in chains).
-constexpr int kStripBytes = 128, kVectorStripBytes = 32;
 constexpr int kColumnJobs = 8;     // the jobs that the warps of a block of columns speak of,
 constexpr int kColumnCarries = 2;  // and those whose carries they have
-// Neighbouring columns of a thread, where their accumulators take at most kColumnAccs bytes, else registers are too
-// few: where blocks walk, and where they share strips and more carries would keep others waiting.
-TR_HD constexpr int walked_vector(int size, int acc) { return acc > 4 && size < 8 ? 2 : 16 / size; }
-TR_HD constexpr int shared_vector(int size, int acc) {
-  return acc <= 4 && size <= 4 ? 8 / size : walked_vector(size, acc);
-}
+// Neighbouring columns of a thread where columns are short and their accumulators take at most kColumnAccs bytes, else
+// registers are too few.
+TR_HD constexpr int column_vector(int size, int acc) { return acc > 4 && size < 8 ? 2 : 16 / size; }
 constexpr int kColumnAccs = 32;
-// Whether the kernel that shares strips of several columns a thread also takes columns that are one run of memory: of
-// this many bytes at least, and at most (float32: 7 columns 0.45 of a copy's speed, in chains 0.36; 16 columns 0.54, in
-// strips 0.57; bfloat16: 2 columns 0.04, in chains 0.11; 3 columns 0.06 to 0.16, and 0.14; 16 columns 0.39, in strips
-// 0.28).
-TR_HD constexpr bool flat_columns(int size, int acc) { return acc <= 4 && size <= 4; }
-constexpr int kLeastFlatBytes = 8, kFlatBytes = 60;
-constexpr int kMostBehind = 3;  // Plan::behind where only sharing is compiled for, and blocks are large
-// Threads of a block of columns that work, at most: what registers and shared memory allow, given the bytes of an
+constexpr int64_t kShortColumn = 2 * kTile;  // positions of short columns, at most
+// Threads of a block of short columns, at most: what registers and shared memory allow, given the bytes of an
 // element and of an accumulator. One column a thread fits wherever there are bulk copies, be it only 99 KiB a block.
 TR_HD constexpr int column_threads(int vector, int size, int acc) {
   if (vector > 1 && acc <= 8 && vector * size <= 8) return 512;
@@ -79,18 +63,6 @@ TR_HD constexpr int column_threads(int vector, int size, int acc) {
   return acc > 4 || (vector == 1 && size > 8) ? 192 : 256;
 }
 constexpr int kSmallBlock = 256;  // the same where blocks are not large (DeviceFacts::large_blocks)
-constexpr int kLeastLanes = 16;   // threads a column, where columns have several units, at least
-// Those that form the carries into the columns of a block in which `threads` work. A multiple of 64, for AMD's
-// wavefronts.
-TR_HD constexpr int carry_threads(int threads) { return threads > 256 ? 128 : 64; }
-// The lane behind those that work which puts jobs, given the bytes of a thread's accumulators: of large blocks one of a
-// warp of its own, so that no carry waits (float32 sums, 2^18 by 1024: 0.78 of a copy's speed without, 0.87 with it),
-// except where the registers of such a warp are missed (bfloat16, 4 columns a thread: 0.69 and 0.59).
-TR_HD constexpr int put_lane(int accs, int threads) { return threads > 256 && accs < 16 ? carry_threads(threads) : 0; }
-// All that do not work.
-TR_HD constexpr int other_threads(int accs, int threads) {
-  return carry_threads(threads) + (put_lane(accs, threads) ? 32 : 0);
-}
 // Whether there is a kernel for strips of neighbouring columns whose rows start anywhere. Of rows of so many bytes at
 // least; narrower ones would leave too many of its lanes without a column.
 TR_HD constexpr bool ragged_columns(int size, int acc) { return acc <= 4 && size <= 4; }
@@ -101,18 +73,20 @@ constexpr int kLeastRaggedBytes = 64;
 // (H200, of a copy's speed: 1473 columns 0.72, by narrow strips 0.73; 2001 0.75, 0.74; 5341 0.75, 0.58; 10001 0.74,
 // 0.53; bfloat16, with two columns a word, 0.46, 0.53). Bytes that a row takes in shared memory, where it begins at the
 // place in a sector that it has in memory.
-constexpr int kRaggedThreads = 512, kRaggedStrip = 56, kRaggedMerged = 1792;
+// Of a block: threads that work, those that form carries, and jobs from a job's totals to its results.
+constexpr int kRaggedThreads = 512, kRaggedCarryThreads = 128, kRaggedBehind = 3;
+constexpr int kRaggedStrip = 56, kRaggedMerged = 1792;
 TR_HD constexpr int ragged_sides(int words) { return words > 32 ? 2 : 1; }
 TR_HD constexpr int ragged_pitch(int sides) { return sides * 128 + 32; }
-// As above, given the bytes of an element: with two columns a word, the registers of a warp more would be missed.
-TR_HD constexpr int ragged_put_lane(int size) { return size < 4 ? 0 : carry_threads(kRaggedThreads); }
+// The lane behind those that work which puts jobs, of a warp of its own, so that no carry waits (0.78 of a copy's speed
+// without, 0.87 with it); with two columns a word its registers would be missed.
+TR_HD constexpr int ragged_put_lane(int size) { return size < 4 ? 0 : kRaggedCarryThreads; }
 TR_HD constexpr int ragged_block(int size) {
-  return kRaggedThreads + carry_threads(kRaggedThreads) + (ragged_put_lane(size) ? 32 : 0);
+  return kRaggedThreads + kRaggedCarryThreads + (ragged_put_lane(size) ? 32 : 0);
 }
-// Where blocks share strips: of so many threads those for each of `chains` tiles and columns, so that all the totals
-// that precede one are looked at together.
-TR_HD constexpr int carry_lanes(int chains, int threads) { return 4 * chains <= threads ? 4 : 2; }
-// Blocks with such warps that a multiprocessor has room for.
+// Of those that form carries as many for each of `columns` as look at all the totals that precede a tile together.
+TR_HD constexpr int carry_lanes(int columns, int threads) { return 4 * columns <= threads ? 4 : 2; }
+// Blocks of short columns that a multiprocessor has room for.
 TR_HD constexpr int column_blocks(int threads, int acc) { return acc > 8 || threads > 256 ? 1 : 2; }
 constexpr int kColumnShared = 1 << 10;  // the most bytes of shared memory of such a block apart from Plan::shared
 constexpr int kChainShared = 2 << 10;   // the same of a block of a chain
@@ -200,7 +174,7 @@ constexpr int kExtremeSteps = 32;   // rows that a lane has of a tile of columns
 // memory is on its way.
 TR_HD constexpr int column_tile_threads(int inputs) { return inputs == 2 ? 128 : 256; }
 TR_HD constexpr int column_tile_lanes(int inputs) { return inputs == 2 ? 16 : 32; }
-constexpr int kSectorColumns = 128;  // float32 columns with accumulators of 4 bytes, at most
+constexpr int kSectorColumns = 128;  // float32 columns that are taken by tiles wherever their rows start, at most
 constexpr int kRecordFan = 16;       // tiles, and groups of them, whose records are looked at together
 constexpr int kExtremeWalk = 2048;   // the longest rows that warps walk where they are few
 // Rows from which on Pipeline has them where they are many, too, and the threads of its blocks.
@@ -223,9 +197,9 @@ struct PlanOverride {
 void force_plan(const PlanOverride& forced);  // for the process, until the next call
 PlanOverride forced_plan();
 
-constexpr int kFamilies = 6;
+constexpr int kFamilies = 5;
 const char* family_name(Family family);
 // Whether lanes go across rows.
-constexpr bool across_rows(Family f) { return f == Family::Columns || f == Family::ColumnsChain || f == Family::Walk; }
+constexpr bool across_rows(Family f) { return f == Family::Columns || f == Family::Walk; }
 
 }  // namespace torchreduce

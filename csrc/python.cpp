@@ -100,9 +100,6 @@ py::dict as_dict(const Plan& plan) {
   fields["warps"] = plan.warps;
   fields["strip"] = plan.strip;
   fields["vector"] = plan.vector;
-  fields["walks"] = plan.walks;
-  fields["behind"] = plan.behind;
-  fields["flat"] = plan.flat;
   fields["tiled"] = plan.tiled;
   fields["ragged"] = plan.ragged;
   fields["strip_bytes"] = plan.strip_bytes;

@@ -250,7 +250,6 @@ FORCED = {
         {"family": "walk"},
         {"family": "chain"},
         {"family": "chain", "vector_loads": False},
-        *({"family": "columns_chain", "lanes": lanes} for lanes in powers(32)),
     ],
 }
 

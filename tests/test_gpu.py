@@ -101,9 +101,9 @@ def test_side_streams():
 
 # Of columns that one kernel takes with two sizes of shared memory, both above what is granted without asking.
 MORE_AND_LESS = [
-    ("cumsum", torch.float64, (5000, 4096), (100, 4096)),
-    ("cumsum", torch.float32, (5000, 260), (5000, 132)),
-    ("linear_scan", torch.float64, (5000, 100), (100, 4096)),
+    ("cumsum", torch.float64, (256, 4096), (100, 4096)),
+    ("cumsum", torch.float32, (200, 260), (200, 132)),
+    ("linear_scan", torch.float64, (256, 100), (100, 4096)),
 ]
 
 
@@ -128,7 +128,7 @@ def test_calls_of_one_kernel_differ_in_shared_memory():
         more, less = (
             _C.plan(name, list(shape), [shape[1], 1], [0], number, number, True, True, **facts) for shape in shapes
         )
-        alike = ("family", "vector", "tiled", "ragged", "strip_bytes")
+        alike = ("family", "vector", "tiled")
         assert [more[field] for field in alike] == [less[field] for field in alike], name
         assert not facts["large_blocks"] or more["shared"] > less["shared"] > 40 << 10, (name, more, less)
 
@@ -213,7 +213,7 @@ hopper = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("family", ("chain", "columns_chain", "columns", pytest.param("pipeline", marks=hopper)))
+@pytest.mark.parametrize("family", ("chain", "columns", pytest.param("pipeline", marks=hopper)))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64, torch.int32))
 def test_chains_relaunched_are_identical(family, dtype):
     """pytorch #75240. A carry that is taken too early shows as a difference, sooner or later."""
@@ -499,18 +499,15 @@ def test_columns_whose_blocks_begin_late_end_with_the_same_bits(shape, dtype):
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64))
 @pytest.mark.parametrize("shape", ((700, 80_000), (8192 + 300, 40_000), (3, 600, 30_000)))
-def test_columns_that_blocks_walk_have_the_bits_of_those_they_share(shape, dtype):
-    """In strips of their own, in half tiles, or by tickets: what a block does depends on how many columns there are."""
+def test_many_columns_have_the_bits_of_few(shape, dtype):
+    """What a block does depends on how many columns there are."""
     x = torch.randn(shape, generator=generator(3)).to(dtype).cuda()
     dim = x.dim() - 2
     last = slice(-1, None) if dim else slice(None)  # of the batch
-    if torch.cuda.get_device_properties().multi_processor_count == 132:
-        assert tr.explain("cumsum", x, dim=dim).walks
     for reverse in (False, True):
         whole = tr.cumsum(x, dim, reverse=reverse)
         for columns in (slice(0, 64), slice(1000, 1104), slice(-72, None)):
             part = x[last, ..., columns].contiguous()
-            assert not tr.explain("cumsum", part, dim=dim).walks
             assert torch.equal(tr.cumsum(part, dim, reverse=reverse), whole[last, ..., columns])
 
 

@@ -95,17 +95,12 @@ def test_scan_plans_cover_the_rows_in_little_workspace(shape, dim, dtype, out):
     tiles = -(-n // BLOCK_TILE)
     if p["family"] == "chain":
         assert p["blocks"] == rows * tiles
-    elif p["family"] == "columns_chain":
-        assert p["blocks"] * (p["threads"] // p["lanes"]) >= rows * tiles
     elif p["family"] == "columns" and p["tiled"]:  # a tile a block, or several side by side
         tiles = -(-n // TILE)
         assert p["splits"] == tiles and p["blocks"] >= -(-tiles // p["warps"]) and p["workspace"] > 0
-    elif p["family"] == "columns":  # blocks stay and go from tile to tile
-        tiles = -(-n // TILE)
-        assert p["splits"] == -(-n // (8 * p["lanes"])) and p["blocks"] >= 1
-        working = p["lanes"] * p["strip"] * (1 if p["flat"] else p["warps"])
-        assert p["threads"] - working in ((64, 128, 160) if p["splits"] > 1 else (0,)) and working % 32 == 0
-        assert (p["workspace"] == 0) == p["walks"] and (p["walks"] or p["splits"] > 1)
+    elif p["family"] == "columns":  # whole columns a block
+        assert n <= TILE and p["blocks"] >= 1 and p["workspace"] == 0 and 8 * p["lanes"] >= n
+        assert p["threads"] == p["lanes"] * p["strip"] and p["threads"] % 32 == 0
     elif p["whole"] and p["vector"] > 1:  # rows of a thread
         assert p["workspace"] == 0 and n < 8 and p["blocks"] * p["threads"] * p["vector"] >= rows
     elif p["whole"] and n <= TILE:
@@ -167,7 +162,7 @@ def test_outer_scans_of_few_columns_are_split():
     p = plan("cumsum", (1_000_000, 32), 0)
     assert p["splits"] == -(-1_000_000 // TILE) and p["blocks"] >= 100
     p = plan("cumsum", (1_000_000, 3), 0)
-    assert p["blocks"] >= 60 if p["flat"] else p["family"] == "columns_chain" and p["blocks"] >= 100
+    assert p["blocks"] >= 60
 
 
 @pytest.mark.parametrize("op", ("linear_scan", "cummax"))
@@ -184,7 +179,7 @@ def test_a_lane_walks_each_of_many_columns(op):
             each = 64 if p["lanes"] > 1 else p["threads"] * columns
             assert (p["blocks"] - 1) * each < rows <= p["blocks"] * each
         for shape, dim in (((4096, 4096), 0), ((2**20, 8), 0), ((8, 1024, 500), 1)):  # too few columns
-            assert plan(op, shape, dim, dtype)["family"] in ("columns", "columns_chain")
+            assert plan(op, shape, dim, dtype)["family"] == "columns"
         assert plan(op, (32, 100_000), 0, dtype)["family"] == "columns"  # short
         assert plan(op, (100_000, 300), 1, dtype)["family"] != "walk"
     for shape, aligned in (((200, 100_001), True), ((200, 100_000), False)):  # two columns are not one word
@@ -204,7 +199,7 @@ def test_long_columns_with_indices_are_taken_tile_by_tile(dtype, vector):
         p = plan("cummax", (50_000, width), 0, dtype, aligned=aligned)
         words = vector if width % vector == 0 and aligned else 1
         strips = -(-width // (32 * words))
-        assert (p["family"], p["vector"], p["threads"], p["walks"]) == ("columns", words, 256, False)
+        assert (p["family"], p["vector"], p["threads"], p["tiled"]) == ("columns", words, 256, True)
         assert 0 <= strips * p["strip"] * words - width < strips * words * (1 if strips == 1 else 8)
         assert strips == 1 or p["strip"] % 8 == 0
         assert p["lanes"] == 8 * (32 // p["strip"]) and p["splits"] == -(-50_000 // (32 * p["lanes"]))
@@ -212,7 +207,7 @@ def test_long_columns_with_indices_are_taken_tile_by_tile(dtype, vector):
     with force_plan(vector_loads=False):
         assert plan("cummin", (50_000, 64), 0, dtype)["vector"] == 1
     assert plan("cummax", (256, 64), 0, dtype)["shared"] > 0  # not more than a tile
-    assert plan("cummax", (50_000, 8), 0, torch.float64)["family"] == "columns_chain"
+    assert plan("cummax", (50_000, 8), 0, torch.float64)["splits"] == -(-50_000 // TILE)  # of any type
 
 
 @pytest.mark.parametrize("op", ("cumsum", "cumprod", "logcumsumexp"))
@@ -448,10 +443,10 @@ def test_explain_passes_exclusive_and_reverse_on(monkeypatch):
         return plan(*args[:7], True, **{**facts, "multiprocessors": 132, "bulk_copies": True, "shared": 227 << 10})
 
     monkeypatch.setattr(_C, "plan", of_a_gpu)
-    x = torch.ones(1001, 2)
+    x = torch.ones(1001)
     for options in ({}, {"exclusive": True}, {"reverse": True}):
         p = tr.explain("cumsum", x, 0, **options)
-        assert p.family == "columns" and p.flat == (not options)
+        assert p.family == "rows" and p.vector_loads == ("reverse" not in options)
         assert all(f"{option}=True" in str(p) for option in options)
 
 

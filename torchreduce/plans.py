@@ -20,7 +20,6 @@ _FAMILIES = {
     ("scan", "rows"): "each row walked by the lanes of one group, tile by tile",
     ("scan", "columns"): "strips of rows side by side, tile by tile, carries from the totals of earlier tiles",
     ("scan", "chain"): "each row cut into block tiles that hand their totals on",
-    ("scan", "columns_chain"): "few columns cut into block tiles that hand their totals on",
     ("scan", "pipeline"): "each row, or few side by side, cut into block tiles, by blocks that stay and copy in bulk",
     ("scan", "walk"): "each of many columns walked by a lane alone, or by a team of lanes",
 }
@@ -69,18 +68,15 @@ class ScanPlan:
     call: str
     device: str
     kind: str  # "scan"
-    family: str  # "rows", "columns"; on a GPU also "chain", "columns_chain", "pipeline", "walk"
+    family: str  # "rows", "columns"; on a GPU also "chain", "pipeline", "walk"
     lanes: int  # rows: along a row; columns: along a column
-    warps: int  # rows: along a row, within a block; columns: units of a block
+    warps: int  # rows: along a row, within a block; columns: tiles of a block
     strip: int  # columns: columns side by side in a block, or vectors of them
     vector: int  # neighbouring columns (columns, pipeline) or rows (rows) of a thread
-    walks: bool  # columns: blocks walk down their strips; else they share them
-    behind: int  # columns: jobs of a block from a job's totals to its results
-    flat: bool  # columns: a job's units are one run of memory
     tiled: bool  # columns: blocks take some tiles of a strip each, and go
     ragged: bool  # columns: rows start anywhere, and are copied with what lies around them
     strip_bytes: int  # columns: of a row of a strip that warps with roles take with bulk copies; 0: they do not
-    splits: int  # block tiles a row, or units of a column, which are tiles or halves of them
+    splits: int  # block tiles a row, or tiles of a column
     blocks: int  # GPU: grid size; CPU: tasks
     threads: int  # GPU: block size
     shared: int  # columns and chain: bytes of dynamic shared memory a block

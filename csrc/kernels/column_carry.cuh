@@ -1,9 +1,43 @@
-// What precedes a tile of a column, formed from what earlier tiles published (scan_columns.cuh): by a few lanes for
-// each column, which look at all the totals of a block tile together.
+// What kernels of columns share. What precedes a tile of a column is formed from what earlier tiles published: by a few
+// lanes for each column, which look at all the totals of a block tile together.
 #pragma once
 #include "scan_chain.cuh"
 
 namespace torchreduce::gpu {
+
+// a / b for 0 <= a < 2^52, given about 1 / b: a division of 64-bit integers takes a microsecond.
+__device__ __forceinline__ int64_t quotient(int64_t a, int64_t b, double share) {
+  int64_t q = int64_t(double(a) * share);
+  const int64_t rest = a - q * b;
+  if (rest < 0) --q;
+  if (rest >= b) ++q;
+  return q;
+}
+
+// Results of scan S in some neighbouring columns, which together are whole words, rounded once each, as words: position
+// by position.
+template <class T, class S, int N, int W, class Result>
+__device__ __forceinline__ void round_columns(const Result (&r)[N][kGroup], Packed<uint32_t, W> (&words)[kGroup],
+                                              int word) {
+  if constexpr (kLooksForNan<T, Result>) {
+    bool nan = false;
+#pragma unroll
+    for (int v = 0; v < N; ++v) nan = nan || has_nan<S>(r[v]);
+    if (!nan) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i)
+        words[i].item[word] = sizeof(T) == 4 ? bit_cast<uint32_t>(r[0][i]) : round_pair<T>(r[0][i], r[N - 1][i]);
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) {
+    T side[N];
+#pragma unroll
+    for (int v = 0; v < N; ++v) side[v] = round_to<T>(r[v][i]);
+    memcpy(&words[i].item[word], side, sizeof side);
+  }
+}
 
 // The workspace, all zero before the launch: a ticket; for each batch, and in it for each tile or block tile, the
 // values of all rows (columns of memory), which are looked at side by side.

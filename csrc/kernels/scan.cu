@@ -3,8 +3,6 @@
 #include "gpu.h"
 #include "scan_chain.cuh"
 #include "scan_column_tiles.cuh"
-#include "scan_columns.cuh"
-#include "scan_columns_chain.cuh"
 #include "scan_extreme_columns.cuh"
 #include "scan_extreme_pipeline.cuh"
 #include "scan_extremes.cuh"
@@ -13,6 +11,7 @@
 #include "scan_narrow_pipeline.cuh"
 #include "scan_pipeline.cuh"
 #include "scan_ragged_columns.cuh"
+#include "scan_short_columns.cuh"
 #include "scan_short_rows.cuh"
 #include "scan_strip_pipeline.cuh"
 #include "scan_team_walk.cuh"
@@ -111,7 +110,7 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
       break;
     case Family::Columns:
       if constexpr (kExtremeColumns<S, Load>)
-        if (plan.tiled) {
+        if (plan.tiled && call.layout.length <= kNearRows) {
           constexpr int V = walk_vector(sizeof(element_of<Load>));
           plan.vector == V ? run(scan_extreme_columns<typename S::Near, Load, V>, workspace)
                            : run(scan_extreme_columns<typename S::Near, Load, 1>, workspace);
@@ -124,13 +123,17 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
           break;
         }
 #endif
-      if constexpr (kColumnTiles<S, Load, Store>)
-        if (plan.tiled) {
+      if (plan.tiled) {
+        if constexpr (kStagedTiles<S, Load, Store>) {
           constexpr int V = walk_vector(sizeof(element_of<Load>));
-          plan.vector == V ? run(scan_column_tiles<S, Load, Store, V>, workspace)
-                           : run(scan_column_tiles<S, Load, Store, 1>, workspace);
-          break;
+          if (V > 1 && plan.vector == V) {
+            run(scan_column_tiles<S, Load, Store, V>, workspace);
+            break;
+          }
         }
+        run(scan_column_tiles<S, Load, Store, 1>, workspace);
+        break;
+      }
       if constexpr (kRaggedColumns<S, Load, Store>)
         if (plan.ragged) {
           if constexpr (sizeof(E) == 4)
@@ -142,35 +145,24 @@ static const char* launch(const ScanCall& call, void* workspace, gpuStream_t str
           break;
         }
       if constexpr (kColumnVectors<S, Load, Store>) {
-        constexpr int kWalked = walked_vector(sizeof(E), sizeof(typename S::Acc)),
-                      kShared = shared_vector(sizeof(E), sizeof(typename S::Acc));
-        if (plan.vector == kWalked) {
-          run(scan_columns<S, Load, Store, kWalked>, workspace);
+        constexpr int V = column_vector(sizeof(E), sizeof(typename S::Acc));
+        if (plan.vector == V) {
+          run(scan_short_columns<S, Load, Store, V>);
           break;
         }
-        if constexpr (kShared != kWalked)
-          if (plan.vector == kShared) {
-            run(scan_columns<S, Load, Store, kShared>, workspace);
-            break;
-          }
       }
-      run(scan_columns<S, Load, Store, 1>, workspace);
-      break;
-    case Family::ColumnsChain:
-      if constexpr (S::kInputs == 1) run(scan_columns_chain<S, Load, Store>, workspace);
+      run(scan_short_columns<S, Load, Store, 1>);
       break;
     case Family::Pipeline:
 #ifdef TR_BULK_COPIES
       if constexpr (kNarrowPipelined<S, Load, Store>)
-        if (plan.vector > 1 || plan.flat) {
+        if (plan.vector > 1) {
           auto narrow = [&](auto columns) {
             constexpr int W = columns();
-            if constexpr (W > 1 || sizeof(E) == 4)
-              enqueue(scan_narrow_pipeline<S, Load, Store, W>, plan.blocks, plan.threads,
-                      NarrowShape<sizeof(E), W>::kShared, queue, call, workspace);
+            enqueue(scan_narrow_pipeline<S, Load, Store, W>, plan.blocks, plan.threads,
+                    NarrowShape<sizeof(E), W>::kShared, queue, call, workspace);
           };
           switch (plan.vector) {
-            case 1: narrow(std::integral_constant<int, 1>()); break;
             case 2: narrow(std::integral_constant<int, 2>()); break;
             case 3: narrow(std::integral_constant<int, 3>()); break;
             case 4: narrow(std::integral_constant<int, 4>()); break;

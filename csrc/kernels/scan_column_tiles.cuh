@@ -1,33 +1,35 @@
-// Scans along columns whose accumulators are large, or whose rows are no whole sectors of memory: a tile of some
-// neighbouring columns a block, by way of shared memory, from where it is taken twice, for its totals and, when what
-// precedes it is there, for its results. A lane has V neighbouring columns, 32 rows of which it copies and reads
-// itself; where columns are fewer than lanes, a warp has several tiles at once. Blocks are many and stay short: while
-// some wait for what precedes them, others copy or compute. H200, float32 and bfloat16, of a copy's speed: cumprod of
-// 16384 by 16384 0.74 and 0.52, by walking down strips 0.70 and 0.38; of 2^24 by 16 0.60 and 0.41, by sharing strips
-// 0.29 and 0.15; linear_scan of the former 0.54 and 0.39, by walking 0.47 and 0.16; of the latter 0.40 and 0.25, by
-// sharing strips 0.11 and 0.05.
+// Scans along columns of any type: a tile of some neighbouring columns a block, by way of shared memory where elements
+// are words, from where it is taken twice, for its totals and, when what precedes it is there, for its results; other
+// elements are read twice. A lane has V neighbouring columns, 32 rows of which it copies and reads itself; where columns
+// are fewer than lanes, a warp has several tiles at once. Blocks are many and stay short: while some wait for what
+// precedes them, others copy or compute. H200, float32 and bfloat16, of a copy's speed: cumprod of 16384 by 16384 0.74
+// and 0.52; of 2^24 by 16 0.60 and 0.41; linear_scan of the former 0.54 and 0.39; of the latter 0.40 and 0.25.
 #pragma once
-#include "scan_columns.cuh"
+#include "column_carry.cuh"
 
 namespace torchreduce::gpu {
 
-// Whether the kernel is compiled for these.
-template <class S, class Load, class Store> constexpr bool kColumnTiles = [] {
+// Whether elements lie in shared memory, so that several neighbouring columns may be a lane's; else they are read
+// twice.
+template <class S, class Load, class Store> constexpr bool kStagedTiles = [] {
   if constexpr (kHeld<S, Load, Store> || kInPlace<S, Load, Store>)
-    return is_float_type<element_of<Load>> &&
-           (sizeof(element_of<Load>) == 4 || (sizeof(element_of<Load>) == 2 && sizeof(typename S::Acc) >= 8));
+    return is_float_type<element_of<Load>> && sizeof(element_of<Load>) <= 4;
   else return false;
 }();
 
-// Blocks of a multiprocessor that there are registers for (bfloat16, 16384 by 16384: cumprod 0.52 of a copy's speed,
+// Blocks of a multiprocessor that there are registers for, at least (bfloat16, 16384 by 16384: cumprod 0.52 of a copy's speed,
 // with 4 and some memory for what they lack 0.50; logcumsumexp 0.28, with 3 0.26).
-template <class S, int V> constexpr int kTileBlocks = V > 1 && kHasQuick<S> ? 3 : sizeof(typename S::Acc) == 4 ? 5 : 4;
+template <class S, int V, bool kStaged> constexpr int kTileBlocks = !kStaged ? (sizeof(typename S::Acc) > 8 ? 2 : 3)
+                                                                    : V > 1 && kHasQuick<S>        ? 3
+                                                                    : sizeof(typename S::Acc) == 4 ? 5
+                                                                                                   : 4;
 
 // plan.strip lanes, of V columns each, are side by side; plan.warps tiles below each other.
 template <class S, class Load, class Store, int V>
-__global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S, V>))
+__global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S, V, kStagedTiles<S, Load, Store>>))
     scan_column_tiles(TR_GRID_CONSTANT ScanCall call, void* workspace) {
-  using E = element_of<Load>;
+  constexpr bool kStaged = kStagedTiles<S, Load, Store>;
+  using E = std::conditional_t<kStaged, element_of<Load>, float>;
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   constexpr int kThreads = column_tile_threads(S::kInputs), kWide = column_tile_lanes(S::kInputs),
@@ -49,7 +51,7 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
     Published<Acc>*tile_totals, *block_totals;
     Published<Wide>*carry, *next_carry;  // null: none; behind its block tile
   };
-  __shared__ uint32_t staged[S::kInputs * kRows * kThreads];  // each thread's own, V a word
+  __shared__ uint32_t staged[kStaged ? S::kInputs * kRows * kThreads : 1];  // each thread's own, V a word
   // Of parts of rows; then, at the last part of each 2^k of them, of those rows together.
   __shared__ Acc totals[kParts][kColumns];
   __shared__ Acc near[kTurns][kColumns];  // what precedes a tile in its block tile, in turns
@@ -111,59 +113,71 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
   bool quick = true;          // whether quick_group takes all of the lane's groups, then of the warp's
   // The items of a lane's group g.
   auto items_of = [&](auto whole, const Place& at, int g, typename S::Item(&items)[V][kGroup]) {
+    if constexpr (!kStaged) {
+      typename Load::Element x[kGroup];
+      const int row = at.row + g * kGroup, left = at.count - g * kGroup, there = whole || left > kGroup ? kGroup : left;
+      const int64_t first = at.first + g * kGroup, from = job.in + row * stride.in + at.x * column_in;
+      if constexpr (is_pair<Load>) Load::run(call, from, job.a + row * a_stride + at.x * column_a, first, there, x);
+      else Load::run(call.in, from, stride.in, there, x);
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      E side[S::kInputs][kOfWord];
+      for (int i = 0; i < kGroup; ++i) items[0][i] = whole || i < there ? op.load(x[i], first + i) : S::absent_item();
+    } else {
 #pragma unroll
-      for (int k = 0; k < S::kInputs; ++k) {
-        const uint32_t word[1] = {own[(k * kRows + g * kGroup + i) * kThreads]};
-        unpack(word, side[k]);
-      }
+      for (int i = 0; i < kGroup; ++i) {
+        E side[S::kInputs][kOfWord];
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const auto element = [&] {
-          if constexpr (is_pair<Load>) return Pair<E>{side[1][v], side[0][v]};
-          else return side[0][v];
-        }();
-        items[v][i] = whole || g * kGroup + i < at.count
-                          ? op.load(element, i > 0 ? i : at.first + g * kGroup)  // 0 or not
-                          : S::absent_item();
+        for (int k = 0; k < S::kInputs; ++k) {
+          const uint32_t word[1] = {own[(k * kRows + g * kGroup + i) * kThreads]};
+          unpack(word, side[k]);
+        }
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          const auto element = [&] {
+            if constexpr (is_pair<Load>) return Pair<E>{side[1][v], side[0][v]};
+            else return side[0][v];
+          }();
+          items[v][i] = whole || g * kGroup + i < at.count
+                            ? op.load(element, i > 0 ? i : at.first + g * kGroup)  // 0 or not
+                            : S::absent_item();
+        }
       }
     }
   };
   {
     const Place at = place_of(int(threadIdx.x));
-    const E* from[S::kInputs];
-    int64_t step[S::kInputs];
-    from[0] = global(static_cast<const E*>(call.in.data)) + (job.in + at.row * stride.in + at.x * V * column_in);
-    step[0] = stride.in;
-    bool all = at.count == kRows, has_first = true;
-    if constexpr (is_pair<Load>) {
-      from[1] = global(static_cast<const E*>(call.in.more[0])) + (job.a + at.row * a_stride + at.x * V * column_a);
-      step[1] = a_stride;
-      has_first = Load::has_a(call, at.first);
-      all &= has_first;
-    }
-    auto load = [&](auto whole, int t) {
-#pragma unroll
-      for (int k = 0; k < S::kInputs; ++k) {
-        uint32_t* const to = own + (k * kRows + t) * kThreads;
-        if (whole || k == 0 || t > 0 || has_first) {
-          if constexpr (V == kOfWord) copy_async<4>(to, from[k]);
-          else *to = bit_cast<uint16_t>(*from[k]);
-        }
-        from[k] += step[k];
+    if constexpr (kStaged) {
+      const E* from[S::kInputs];
+      int64_t step[S::kInputs];
+      from[0] = global(static_cast<const E*>(call.in.data)) + (job.in + at.row * stride.in + at.x * V * column_in);
+      step[0] = stride.in;
+      bool all = at.count == kRows, has_first = true;
+      if constexpr (is_pair<Load>) {
+        from[1] = global(static_cast<const E*>(call.in.more[0])) + (job.a + at.row * a_stride + at.x * V * column_a);
+        step[1] = a_stride;
+        has_first = Load::has_a(call, at.first);
+        all &= has_first;
       }
-    };
-    if (all) {
+      auto load = [&](auto whole, int t) {
+#pragma unroll
+        for (int k = 0; k < S::kInputs; ++k) {
+          uint32_t* const to = own + (k * kRows + t) * kThreads;
+          if (whole || k == 0 || t > 0 || has_first) {
+            if constexpr (V == kOfWord) copy_async<4>(to, from[k]);
+            else *to = bit_cast<uint16_t>(*from[k]);
+          }
+          from[k] += step[k];
+        }
+      };
+      if (all) {
 #pragma unroll 8
-      for (int t = 0; t < kRows; ++t) load(std::true_type(), t);
-    } else {
-      TR_ROLLED
-      for (int t = 0; t < at.count; ++t) load(std::false_type(), t);
+        for (int t = 0; t < kRows; ++t) load(std::true_type(), t);
+      } else {
+        TR_ROLLED
+        for (int t = 0; t < at.count; ++t) load(std::false_type(), t);
+      }
+      end_copies();
+      wait_copies<0>();
     }
-    end_copies();
-    wait_copies<0>();
     auto form = [&](auto whole) {
       // A warp would wait longer for code that is written out than choosing where a total goes takes.
       TR_ROLLED
@@ -300,23 +314,35 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
   const Place at = place_of(recomputed(int(threadIdx.x)));
   if (at.count == 0) return;
   const int shift = call.exclusive ? 1 : 0, last_one = at.left - shift;
-  E* to = global(static_cast<E*>(call.out.values)) + (job.out + (at.row + shift) * stride.out + at.x * V * column_out);
-  if (shift && at.first == 0)
+  int64_t place = job.out + (at.row + shift) * stride.out + at.x * V * column_out;
+  E* to = global(static_cast<E*>(call.out.values)) + (kStaged ? place : 0);
+  if (shift && at.first == 0) {
+    if constexpr (kStaged) {
 #pragma unroll
-    for (int v = 0; v < V; ++v) to[v * column_out - stride.out] = round_to<E>(start_of<S>());
+      for (int v = 0; v < V; ++v) to[v * column_out - stride.out] = round_to<E>(start_of<S>());
+    } else {
+      Store::one(call, place - stride.out, start_of<S>());
+    }
+  }
   auto store = [&](auto whole, const auto(&r)[V][kGroup], int stored) {
-    Packed<uint32_t, 1> words[kGroup];
-    if constexpr (V == kOfWord) round_columns<E, S>(r, words, 0);
-    else
+    if constexpr (!kStaged) {
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) words[i].item[0] = bit_cast<uint16_t>(round_to<E>(r[0][i]));
+      for (int i = 0; i < kGroup; ++i, place += stride.out)
+        if (whole || i < stored) Store::one(call, place, r[0][i]);
+    } else {
+      Packed<uint32_t, 1> words[kGroup];
+      if constexpr (V == kOfWord) round_columns<E, S>(r, words, 0);
+      else
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      if (whole || i < stored) {
-        if constexpr (V == kOfWord) store_wide(reinterpret_cast<Packed<uint32_t, 1>*>(to), words[i]);
-        else *to = bit_cast<E>(uint16_t(words[i].item[0]));
+        for (int i = 0; i < kGroup; ++i) words[i].item[0] = bit_cast<uint16_t>(round_to<E>(r[0][i]));
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        if (whole || i < stored) {
+          if constexpr (V == kOfWord) store_wide(reinterpret_cast<Packed<uint32_t, 1>*>(to), words[i]);
+          else *to = bit_cast<E>(uint16_t(words[i].item[0]));
+        }
+        to += stride.out;
       }
-      to += stride.out;
     }
   };
   auto results = [&](auto whole) {

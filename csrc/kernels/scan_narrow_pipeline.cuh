@@ -1,6 +1,5 @@
 // Scans of W columns, 2 to 7, that are one run of memory, on GPUs with bulk copies: as scan_pipeline.cuh scans a row,
-// with W scans side by side; and of aligned rows that are few and short, each as one column. A lane's group is 8
-// positions of all columns, its neighbours in memory.
+// with W scans side by side. A lane's group is 8 positions of all columns, its neighbours in memory.
 //
 //   loader   takes a ticket for each stage of a ring, and starts its bulk load: a part of a block tile, so that many
 //            stages fit however many columns there are

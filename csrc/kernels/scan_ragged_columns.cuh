@@ -1,5 +1,5 @@
 // Scans with lanes across rows whose elements lie side by side, but start anywhere: at a multiple of an element's size
-// only, and at another one from row to row (scan_columns.cuh needs vectors of columns to be aligned in every row).
+// only, and at another one from row to row (scan_strip_pipeline.cuh needs them to be aligned in every row).
 //
 // A tile of a strip of columns is a turn of kSides jobs, one after the other: a strip of at most 32 words whole, a
 // wider one half of its rows at a time. All granules of 16 bytes that have elements of a job are copied to shared
@@ -15,9 +15,11 @@
 // such sector to the strip before. What precedes the next strip's columns is found as what precedes a block's own is;
 // their totals only that strip publishes.
 //
-// Blocks share strips by tickets, and hand on their totals, as in scan_columns.cuh.
+// Blocks take tiles in memory order by tickets. What precedes a tile is the business of warps that do nothing else and
+// look at what other blocks publish: what a turn ends is closed at once, so that no total waits for what precedes
+// another turn, and what precedes a turn is looked for as late as its results allow.
 #pragma once
-#include "scan_columns.cuh"
+#include "column_carry.cuh"
 
 namespace torchreduce::gpu {
 
@@ -31,12 +33,13 @@ template <class S, class Load, class Store> constexpr bool kRaggedColumns = [] {
 struct RaggedJob {
   int64_t row, batch, first, tile;  // the strip's first row (column of memory), of all; the batch, and the row in it
   int64_t in, out;                  // bytes to its first position in that row
-  void *slots, *before;             // as of a ColumnJob
-  int width;                        // columns; 0: there is no job, and no other comes
-  int wide;                         // with those of the next strip that it has results of
-  int left;                         // positions from there on; more than a tile has is all the same
-  int slot;                         // of the tile in its block tile
-  bool inside;                      // all granules that have elements of it lie in the tensor
+  // Published, of that row: totals from the first tile of its block tile on, and what precedes that one; null: nothing.
+  void *slots, *before;
+  int width;    // columns; 0: there is no job, and no other comes
+  int wide;     // with those of the next strip that it has results of
+  int left;     // positions from there on; more than a tile has is all the same
+  int slot;     // of the tile in its block tile
+  bool inside;  // all granules that have elements of it lie in the tensor
 };
 
 // kSides: ragged_sides(the words of a strip's row).
@@ -52,7 +55,7 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
   constexpr int kWarps = kRaggedThreads / kLanes, kRuns = kGroups / kWarps;  // groups of a thread
   constexpr int kWords = kLanes * kSides, kSide = kWords * kCell;            // words and columns of a row
   constexpr int kAcross = kWarps * kSides;                                   // columns whose totals are taken at once
-  constexpr int kCarryThreads = carry_threads(kRaggedThreads), kPuts = ragged_put_lane(kSize);
+  constexpr int kCarryThreads = kRaggedCarryThreads, kPuts = ragged_put_lane(kSize);
   constexpr int kAhead = 2;                                    // jobs whose elements are on their way
   constexpr int kTickets = kAhead / (kPuts ? kSides : 1) + 1;  // turns known beforehand; more if put behind carries
   constexpr int kGranule = 16, kSector = 32;                   // bytes
@@ -69,7 +72,7 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
   const Layout& layout = call.layout;
   const int64_t n = layout.length, tiles = call.plan.splits;
   const int64_t in_step = layout.in[layout.kept] * kSize, out_step = layout.out[layout.kept] * kSize;
-  const int behind = call.plan.behind, stages = kAhead + behind;
+  constexpr int behind = kRaggedBehind, stages = kAhead + behind;
   const int lane = lane_id(), warp = int(threadIdx.x) / kLanes;
 
   TR_DYNAMIC_SHARED(shared, 128);

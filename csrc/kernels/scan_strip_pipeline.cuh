@@ -16,7 +16,7 @@
 // alone on its way there: elements and results go by bulk copies (loads and stores of their own kept looks waiting for
 // 5 us, where a job has 2: 0.6 to 0.8 of a copy's speed).
 #pragma once
-#include "scan_columns.cuh"
+#include "column_carry.cuh"
 #include "scan_pipeline.cuh"
 #include "tile_map.cuh"
 

@@ -1,7 +1,7 @@
 // Scans of columns that are so many that a lane for each, or for two side by side, fills the GPU: it walks them alone
 // from the first position to the last. Nothing is handed from thread to thread.
 #pragma once
-#include "scan_columns.cuh"
+#include "column_carry.cuh"
 
 namespace torchreduce::gpu {
 

@@ -252,10 +252,9 @@ MUTANTS = (
         "scan.CumSum", ("chain",),
     ),
     Mutant(
-        "no barrier after the ticket", "kernels/scan_columns_chain.cuh",
-        "ticket = int64_t(take_ticket(space.ticket)); __syncthreads();",
-        "ticket = int64_t(take_ticket(space.ticket));",
-        "scan.CumSum", ("columns_chain",),
+        "no barrier after the ticket", "kernels/scan_chain.cuh",
+        "have lower tickets __syncthreads();", "have lower tickets",
+        "scan.CumSum", ("chain",),
     ),
     Mutant(
         "no barrier before a block tile's totals are read", "kernels/scan_chain.cuh",
@@ -382,110 +381,70 @@ MUTANTS = (
     ),
     # ---- scans of columns
     Mutant(
-        "no barrier before the totals of columns are read", "kernels/scan_columns.cuh",
-        "own[p * size] = t[p]; } meet();", "own[p * size] = t[p]; }",
+        "no barrier before the totals of columns are read", "kernels/scan_short_columns.cuh",
+        "own[p * size] = t[p]; } __syncthreads();", "own[p * size] = t[p]; }",
+        "scan.CumSum", ("scan_columns",), some=True,
+    ),
+    Mutant(
+        "no barrier before what precedes a group of columns is read", "kernels/scan_short_columns.cuh",
+        "*mine = exclusive; } __syncthreads();", "*mine = exclusive; }",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
-        "no barrier before what precedes a group of columns is read", "kernels/scan_columns.cuh",
-        "if (behind == 1) meet();", "",
-        "scan.CumSum", ("scan_columns",),
-    ),
-    Mutant(
-        "a group of a column counts itself in what precedes it", "kernels/scan_columns.cuh",
+        "a group of a column counts itself in what precedes it", "kernels/scan_short_columns.cuh",
         "exclusive.item[v] = group ? lower : S::absent();", "exclusive.item[v] = group ? upto.item[v] : S::absent();",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
-        "carries of columns are not waited for", "kernels/scan_columns.cuh",
-        "if (split && it > 0) barrier_wait(", "if (!split && it > 0) barrier_wait(",
-        "scan.CumSum", ("scan_columns",), some=True,
-    ),
-    Mutant(
-        "carries are formed before the totals are there", "kernels/scan_columns.cuh",
-        "barrier_wait(&published[it % kColumnCarries], parity_of(it));", "",
-        "scan.CumSum", ("wide_columns",),
-    ),
-    Mutant(
-        "a job that is still read makes place", "plan.h",
-        "kColumnJobs = 8;", "kColumnJobs = 4;",
-        "scan.CumSum", ("scan_columns",),
+        "a job that is still read makes place", "kernels/scan_short_columns.cuh",
+        "kJobs = kAhead + 2;", "kJobs = kAhead + 1;",
+        "scan.CumSum", ("short_columns",),
     ),
     Mutant(
         "carries that are still read make place", "plan.h",
         "kColumnCarries = 2;", "kColumnCarries = 1;",
-        "scan.CumSum", ("wide_columns",), every=1,
+        "scan.CumSum", ("ragged_columns",), every=1,
     ),
     Mutant(
-        "copies are not waited for", "kernels/scan_columns.cuh",
+        "copies are not waited for", "kernels/scan_short_columns.cuh",
         "wait_copies<kAhead - 1>();", "wait_copies<kAhead>();",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
-        "elements of the job before are gone", "kernels/scan_columns.cuh",
-        "const int stages = kAhead + behind;", "const int stages = kAhead + behind - 1;",
-        "scan.CumSum", ("wide_columns",),
-    ),
-    Mutant(
-        "elements that are not copied come a job too early", "kernels/scan_columns.cuh",
-        "P* const before = stage_of(it + stages - 1)", "P* const before = stage_of(it)",
+        "elements that are not copied come a job too early", "kernels/scan_short_columns.cuh",
+        "P* const before = stage_of(it + kAhead - 1)", "P* const before = stage_of(it)",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
-        "tiles of columns by block instead of ticket", "kernels/scan_columns.cuh",
-        "if (!walks) turn = ticket;", "if (!walks) turn = blockIdx.x + it * int64_t(gridDim.x);",
+        "tiles of columns by block instead of ticket", "kernels/scan_column_tiles.cuh",
+        "const int64_t ticket = int64_t(take_ticket(static_cast<uint64_t*>(workspace)));",
+        "const int64_t ticket = int64_t(blockIdx.x);",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
-        "a block walks on in the strip of another", "kernels/scan_columns.cuh",
-        "turn += gridDim.x;", "turn += 1;",
-        "scan.CumSum", ("wide_columns",),
-    ),
-    Mutant(
-        "a walk does not begin anew with the next strip", "kernels/scan_columns.cuh",
-        "if (j.unit == 0) carry =", "if (it == 0) carry =",
-        "scan.CumSum", ("wide_columns",),
-    ),
-    Mutant(
-        "a walk forgets the first half of a tile", "kernels/scan_columns.cuh",
-        "tiles[round], half[round], carry.carry());", "tiles[round], S::absent(), carry.carry());",
-        "scan.CumSum", ("wide_columns",),
-    ),
-    Mutant(
-        "a walk takes halves for tiles", "kernels/scan_columns.cuh",
-        "if (second || !halves) carry.push(half[round]);", "carry.push(half[round]);",
-        "scan.CumSum", ("wide_columns",),
+        "a block goes on with the strip of another", "kernels/scan_short_columns.cuh",
+        "turn = blockIdx.x + int64_t(it) * gridDim.x;", "turn = blockIdx.x + int64_t(it);",
+        "scan.CumSum", ("short_columns",),
     ),
     Mutant(
         "the total of a block tile of columns is never published", "kernels/column_carry.cuh",
         "if (active && lane_id() % kCarryLanes == 0) space.block(batch, block, row)->publish(total);", "",
-        "scan.CumSum", ("superblocks",), every=1,
+        "scan.CumSum", ("ragged_columns",), every=1,
     ),
     Mutant(
         "a block tile of columns does not count itself", "kernels/column_carry.cuh",
         "const int count = int(block - superblock) + 1;", "const int count = int(block - superblock);",
-        "scan.CumSum", ("scan_columns",),
+        "scan.CumSum", ("ragged_columns",),
     ),
     Mutant(
         "a superblock of columns forgets those before it", "kernels/column_carry.cuh",
         "space.carry(batch, block, row)->publish(S::combine(before, upto));",
         "space.carry(batch, block, row)->publish(upto);",
-        "scan.CumSum", ("superblocks",), every=1,
-    ),
-    Mutant(
-        "few columns are read before others have copied them", "kernels/scan_columns.cuh",
-        "if (flat) meet();", "",
-        "scan.CumSum", ("flat_columns",),
-    ),
-    Mutant(
-        "few columns are stored before others have formed them", "kernels/scan_columns.cuh",
-        "meet(); flat_store(", "flat_store(",
-        "scan.CumSum", ("flat_columns",),
+        "scan.CumSum", ("ragged_columns",), every=1,
     ),
     Mutant(
         "more shared memory than every GPU has", "plan.cpp",
-        "while (!device.large_blocks && plan.shared + kColumnShared > shared_of(device) && most > 0);",
-        "while (false);",
+        "if (device.large_blocks || plan.shared + kColumnShared <= shared_of(device)) break;", "break;",
         "plan", ("scan_columns",),
     ),
     Mutant(
@@ -512,12 +471,6 @@ MUTANTS = (
         "the second half of a tile does not have the first one before it", "kernels/scan_ragged_columns.cuh",
         "upto[k] = S::combine(before, upto[k]);", "",
         "scan.CumSum", ("ragged_columns",),
-    ),
-    Mutant(
-        "a later block tile is closed before what follows an earlier one is settled", "kernels/scan_columns.cuh",
-        "if (late > 0) settle_one(it - late); if (it < end && ends(job_of(it))) close(job_of(it));",
-        "if (it < end && ends(job_of(it))) close(job_of(it)); if (late > 0) settle_one(it - late);",
-        "scan.CumSum", ("late_blocks",), every=1,
     ),
     # ---- the pipeline
     Mutant(
@@ -761,8 +714,8 @@ MUTANTS = (
     ),
     Mutant(
         "columns of any alignment in granules", "plan.cpp",
-        "return fits(call.in.data) && fits(call.out.values); } // The same where they are narrower",
-        "return fits(call.out.values); } // The same where they are narrower",
+        "return fits(call.in.data) && fits(call.out.values); } // Whether columns are one run of memory, and so",
+        "return fits(call.out.values); } // Whether columns are one run of memory, and so",
         "plan", ("strip_pipeline",), "asan", every=1,
     ),
     # ---- lanes that walk columns
@@ -971,8 +924,8 @@ MUTANTS = (
         "scan.LinearScan", ("linear_scan",),
     ),
     Mutant(
-        "columns forget the value before the row", "kernels/scan_columns.cuh",
-        "row_carry<S, Load>(call, active ? j.row + c : 0), within, carry);", "S::wide_absent(), within, carry);",
+        "columns forget the value before the row", "kernels/scan_column_tiles.cuh",
+        "earlier.collect(row_carry<S, Load>(call, one ? job.row + column : 0));", "earlier.collect(S::wide_absent());",
         "scan.LinearScan", ("linear_scan",),
     ),
     Mutant(

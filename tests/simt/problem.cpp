@@ -179,11 +179,10 @@ ScanCall scan_call(const Problem& p, const Inputs& inputs, const Array& out, con
 
 std::string text_of(const Plan& p) {
   return std::string(family_name(p.family)) + " lanes " + std::to_string(p.lanes) + " warps " +
-         std::to_string(p.warps) + " vector " + std::to_string(p.vector) + " walks " + std::to_string(p.walks) +
-         " behind " + std::to_string(p.behind) + " flat " + std::to_string(p.flat) + " ragged " +
-         std::to_string(p.ragged) + " strip_bytes " + std::to_string(p.strip_bytes) + " whole " +
-         std::to_string(p.whole) + " threads " + std::to_string(p.threads) + " splits " + std::to_string(p.splits) +
-         " blocks " + std::to_string(p.blocks) + (p.vector_loads ? " vector loads" : "");
+         std::to_string(p.warps) + " vector " + std::to_string(p.vector) + " ragged " + std::to_string(p.ragged) +
+         " strip_bytes " + std::to_string(p.strip_bytes) + " whole " + std::to_string(p.whole) + " threads " +
+         std::to_string(p.threads) + " splits " + std::to_string(p.splits) + " blocks " + std::to_string(p.blocks) +
+         (p.vector_loads ? " vector loads" : "");
 }
 std::string text_of(const ReducePlan& p) {
   std::string text = p.family;
