@@ -287,7 +287,7 @@ class BuildExtension(build_ext):
         host += ["-DTORCHREDUCE_GPU"] if toolkit else []
         host += ["-DTR_BASELINE_ONLY"] if len(ISA_FLAGS) == 1 else []
 
-        units = ("csrc/plan.cpp", "csrc/reduce_plan.cpp", "csrc/intrinsics.cpp")
+        units = ("csrc/plan.cpp", "csrc/reduce_plan.cpp", "csrc/scan_plan.cpp", "csrc/intrinsics.cpp")
         objects = [compile(unit, host) for unit in units]
         objects += [compile("csrc/torch_ops.cpp", [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
         objects += [compile("csrc/cpu/dispatch.cpp", host)]

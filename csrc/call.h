@@ -1,4 +1,5 @@
 // One call of an op, type-erased: what torch_ops.cpp hands to the CPU and to the GPU, and how either finds the kernel.
+// Plans (scan_plan.h, reduce_plan.h) read all of it; the pointers only for their alignment.
 #pragma once
 #include "plan.h"
 #include "scans.h"
@@ -66,7 +67,6 @@ struct ScanCall {
   bool exclusive;  // result i goes to position i + 1; position 0 gets the op's start
   bool reverse;    // positions count from the end of the scanned dim
   Layout layout;   // one reduced dim, with strides in `in` and `out`, negative for a reverse scan
-  Plan plan;
   // linear_scan: strides of a and initial, for each dim of the layout; along the reduced one that of a is as above.
   MoreStrides more_strides;
   // linear_scan: a position takes the a of the one before it, and at position 0 there is none to read.
@@ -92,10 +92,6 @@ Layout fold(const TensorFacts& x, uint64_t along, const int64_t* out_strides);
 // Where neither the order nor the positions of elements show in the result (extremes, sums of integers), reduced dims
 // go by their strides, so that those merge which are one run of memory.
 void order_by_memory(ReduceCall& call);
-
-// A plan reads everything of the call but its plan; the pointers only for their alignment. That of a reduction:
-// reduce_plan.h.
-Plan plan(const ScanCall& call, const DeviceFacts& device);
 
 // What its struct says of an op on elements of type d.
 struct ReductionFacts {

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #if defined(__CUDACC__) || defined(__HIPCC__)
-#include "kernels/gpu.cuh"
+#include "kernels/common/gpu.cuh"
 #define TR_HD __host__ __device__ __forceinline__
 // Before a loop that GPU compilers would unroll to no use.
 #define TR_ROLLED _Pragma("unroll 1")

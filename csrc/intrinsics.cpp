@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "kernels/gpu.h"
+#include "kernels/common/gpu.h"
 
 namespace torchreduce {
 

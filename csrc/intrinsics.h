@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "explog.h"
-#include "kernels/gpu_packed.h"
+#include "kernels/common/gpu_packed.h"
 
 namespace torchreduce {
 

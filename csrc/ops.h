@@ -25,7 +25,7 @@
 // and keeps its options in a first member `OpOptions options`.
 #pragma once
 #include "dtype.h"
-#include "kernels/gpu_packed.h"
+#include "kernels/common/gpu_packed.h"
 
 namespace torchreduce {
 

@@ -10,8 +10,9 @@
 #include "build_info.h"
 #include "cpu/cpu.h"
 #include "intrinsics.h"
-#include "kernels/refusal.h"
+#include "kernels/common/refusal.h"
 #include "reduce_plan.h"
+#include "scan_plan.h"
 
 namespace py = pybind11;
 
@@ -42,31 +43,34 @@ py::dict build_info() {
 
 // ---- plans ------------------------------------------------------------------------------------------------------------
 
-// Names of families: those of reductions, then those of scans.
-std::vector<const char*> families(bool scans) {
-  std::vector<const char*> names;
-  if (scans)
-    for (int f = 0; f < kFamilies; ++f) names.push_back(family_name(Family(f)));
-  else
-    for (const ReduceFamily& family : kReduceFamilies) names.push_back(family.name);
-  return names;
+// The families of a table, and what each is in words.
+template <class Table> py::dict words_of(const Table& families) {
+  py::dict words;
+  for (const auto& family : families) words[family.name] = family.summary;
+  return words;
 }
 
 const char* family_named(const std::string& name) {
   std::string all;
-  for (bool scans : {false, true})
-    for (const char* family : families(scans)) {
-      if (name == family) return family;
-      all += (all.empty() ? "'" : ", '") + std::string(family) + "'";
+  const char* found = nullptr;
+  auto look = [&](const auto& families) {
+    for (const auto& family : families) {
+      if (name == family.name) found = family.name;
+      all += (all.empty() ? "'" : ", '") + std::string(family.name) + "'";
     }
+  };
+  look(kReduceFamilies);
+  look(kScanFamilies);
+  if (found) return found;
   throw py::value_error("force_plan: unknown family '" + name + "'. Supported are " + all);
 }
 
 // The fields that can be forced, but for the family, which has names.
-const std::map<std::string, int PlanOverride::*> kForcible = {
-    {"lanes", &PlanOverride::lanes},   {"warps", &PlanOverride::warps},
-    {"leaves", &PlanOverride::leaves}, {"vector_loads", &PlanOverride::vector_loads},
-    {"whole", &PlanOverride::whole},   {"rows", &PlanOverride::rows}};
+const std::map<std::string, int PlanOverride::*> kForcible = {{"lanes", &PlanOverride::lanes},
+                                                              {"warps", &PlanOverride::warps},
+                                                              {"leaves", &PlanOverride::leaves},
+                                                              {"vector_loads", &PlanOverride::vector_loads},
+                                                              {"rows", &PlanOverride::rows}};
 
 // A key that is absent leaves its field to the planner. Raises ValueError for a key or family that is unknown.
 void force_fields(const py::dict& fields) {
@@ -77,9 +81,8 @@ void force_fields(const py::dict& fields) {
     if (name == "family") forced.family = family_named(py::cast<std::string>(value));
     else if (field != kForcible.end()) forced.*(field->second) = py::cast<int>(value);
     else
-      throw py::value_error(
-          "force_plan: unknown field '" + name +
-          "'. Supported are 'family', 'lanes', 'warps', 'leaves', 'vector_loads', 'whole' and 'rows'");
+      throw py::value_error("force_plan: unknown field '" + name +
+                            "'. Supported are 'family', 'lanes', 'warps', 'leaves', 'vector_loads' and 'rows'");
   }
   force_plan(forced);
 }
@@ -93,46 +96,29 @@ py::dict forced_fields() {
   return fields;
 }
 
-py::dict as_dict(const Plan& plan) {
-  py::dict fields;
-  fields["family"] = family_name(plan.family);
-  fields["lanes"] = plan.lanes;
-  fields["warps"] = plan.warps;
-  fields["strip"] = plan.strip;
-  fields["vector"] = plan.vector;
-  fields["tiled"] = plan.tiled;
-  fields["ragged"] = plan.ragged;
-  fields["strip_bytes"] = plan.strip_bytes;
-  fields["whole"] = plan.whole;
-  fields["splits"] = plan.splits;
-  fields["blocks"] = plan.blocks;
-  fields["threads"] = plan.threads;
-  fields["shared"] = plan.shared;
-  fields["workspace"] = plan.workspace;
-  fields["vector_loads"] = plan.vector_loads;
-  return fields;
-}
-
-py::dict as_dict(const ReducePlan& plan) {
-  const ReduceLaunch& launch = plan.launch();
+// What all plans say.
+template <class Plan> py::dict fields_of(const Plan& plan) {
+  const auto& launch = plan.launch();
   py::dict fields, shape;
   std::visit([&](const auto& s) { s.each([&](const char* name, int64_t value) { shape[name] = value; }); }, plan.shape);
   fields["family"] = plan.family;
   fields["blocks"] = launch.blocks;
   fields["threads"] = launch.threads;
   fields["shared"] = launch.shared;
-  fields["splits"] = launch.splits;
   fields["workspace"] = launch.workspace;
-  fields["tickets"] = launch.tickets;
   fields["shape"] = shape;
   return fields;
 }
-
-// Each family of reductions on a GPU, and what it is in words.
-py::dict reduce_families() {
-  py::dict words;
-  for (const ReduceFamily& family : kReduceFamilies) words[family.name] = family.summary;
-  return words;
+py::dict as_dict(const ScanPlan& plan) {
+  py::dict fields = fields_of(plan);
+  fields["declared"] = plan.launch().declared;
+  return fields;
+}
+py::dict as_dict(const ReducePlan& plan) {
+  py::dict fields = fields_of(plan);
+  fields["splits"] = plan.launch().splits;
+  fields["tickets"] = plan.launch().tickets;
+  return fields;
 }
 
 #define TR_ROW(name, signature, reduction, min, mean) {#name, Reduction::reduction},
@@ -194,7 +180,7 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
                            multiprocessors,
                            bulk_copies,
                            shared,
-                           large_blocks.value_or(bulk_copies && shared >= kPipelineShared),
+                           large_blocks.value_or(bulk_copies && shared >= scans::kRingShared),
                            wide_reductions};
 
   if (scans) {
@@ -253,7 +239,8 @@ PYBIND11_MODULE(_C, m) {
       },
       py::arg("name"), py::arg("inputs"), py::arg("results"), py::arg("count"), py::arg("gpu"));
   m.def("refusal", &refusal, py::arg("name"), py::arg("major"), py::arg("minor"));
-  m.def("reduce_families", &reduce_families);
+  m.def("reduce_families", [] { return words_of(kReduceFamilies); });
+  m.def("scan_families", [] { return words_of(kScanFamilies); });
   m.def("gpu_facts", &facts_of, py::arg("device"));
   m.def("plan", &plan_of, py::arg("op"), py::arg("sizes"), py::arg("strides"), py::arg("dim"), py::arg("dtype"),
         py::arg("out_dtype"), py::arg("aligned"), py::arg("gpu"), py::arg("multiprocessors"),

@@ -16,11 +16,7 @@ template <template <class> class Op> int64_t accumulator_bytes(const Source& in)
   return 0;
 }
 
-template <auto kServes>
-std::optional<Shape> shape_of(const ReduceCall& call, const DeviceFacts& device, const PlanOverride& forced) {
-  if (auto shape = kServes(call, device, forced)) return Shape(*shape);
-  return {};
-}
+template <auto kServes> constexpr auto kShapeOf = shape_of<ReduceCall, Shape, kServes>;
 
 }  // namespace
 
@@ -58,51 +54,32 @@ void order_by_memory(ReduceCall& call) {
   call.layout = fold(std::move(kept), reduced);
 }
 
-const std::vector<ReduceFamily> kReduceFamilies = {
-    {"packed_rows", "runs of short rows copied to shared memory", shape_of<packed_rows::serves>},
-    {"rows", "lanes along rows of neighbours, 16 bytes each", shape_of<rows::serves>},
-    {"short_columns", "lanes across columns of at most eight rows", shape_of<short_columns::serves>},
-    {"column_slices", "small slices, whole, in shared memory", shape_of<column_slices::serves>},
-    {"narrow_columns", "lanes along runs of rows, several accumulators deep", shape_of<narrow_columns::serves>},
-    {"wide_columns", "lanes across columns, warps down them", shape_of<wide_columns::serves>},
-    {"columns", "lanes across rows, each walking its own", shape_of<columns::serves>, true},
-    {"strided", "lanes along each row, element by element", shape_of<strided::serves>, true},
+const std::vector<Family<ReduceCall, Shape>> kReduceFamilies = {
+    {"packed_rows", "runs of short rows copied to shared memory", kShapeOf<packed_rows::serves>},
+    {"rows", "lanes along rows of neighbours, 16 bytes each", kShapeOf<rows::serves>},
+    {"short_columns", "lanes across columns of at most eight rows", kShapeOf<short_columns::serves>},
+    {"column_slices", "small slices, whole, in shared memory", kShapeOf<column_slices::serves>},
+    {"narrow_columns", "lanes along runs of rows, several accumulators deep", kShapeOf<narrow_columns::serves>},
+    {"wide_columns", "lanes across columns, warps down them", kShapeOf<wide_columns::serves>},
+    {"columns", "lanes across rows, each walking its own", kShapeOf<columns::serves>, true},
+    {"strided", "lanes along each row, element by element", kShapeOf<strided::serves>, true},
 };
-
-// The CPU has two ways, which have names of families.
-static ReducePlan cpu_plan(const ReduceCall& call, int threads, const PlanOverride& forced) {
-  CpuShape shape;
-  shape.blocks = std::max(1, threads);
-  shape.across = lanes_across_rows(call.layout);
-  if (forced.family) {
-    const std::string name = forced.family;
-    if (name != "rows" && name != "columns")
-      throw std::invalid_argument("force_plan: reductions on the CPU have the families rows and columns");
-    shape.across = name == "columns";
-  }
-  return {shape.across ? "columns" : "rows", shape};
-}
 
 ReducePlan plan(const ReduceCall& call, const DeviceFacts& facts) {
   const PlanOverride forced = forced_plan();
   DeviceFacts device = facts;
   device.multiprocessors = std::max(1, device.multiprocessors);  // families divide by it
-  if (!device.gpu) return cpu_plan(call, device.multiprocessors, forced);
-  bool known = false;
-  for (const ReduceFamily& family : kReduceFamilies) {
-    if (forced.family && std::string(forced.family) != family.name) continue;
-    known = true;
-    if (!family.general && !device.wide_reductions) continue;
-    if (auto shape = family.serves(call, device, forced)) {
-      ReducePlan plan{family.name, *shape};
-      check_launch(plan.launch().blocks, plan.launch().shared, device.shared);
-      return plan;
-    }
+  if (!device.gpu) {
+    CpuShape shape;
+    shape.blocks = device.multiprocessors;
+    shape.across = cpu_across(forced, lanes_across_rows(call.layout), "reductions");
+    return {shape.across ? "columns" : "rows", shape};
   }
-  if (known) throw std::invalid_argument(std::string("force_plan: ") + forced.family + " cannot serve this call");
-  std::string names;
-  for (const ReduceFamily& family : kReduceFamilies) names += (names.empty() ? "" : ", ") + std::string(family.name);
-  throw std::invalid_argument("force_plan: reductions have the families " + names);
+  auto [family, shape] = first_that_serves(kReduceFamilies, call, device, forced, "reductions",
+                                           [&](const auto& f) { return f.general || device.wide_reductions; });
+  ReducePlan plan{family, std::move(shape)};
+  check_launch(plan.launch().blocks, plan.launch().shared, device.shared);
+  return plan;
 }
 
 }  // namespace torchreduce

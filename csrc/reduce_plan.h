@@ -1,7 +1,6 @@
 // Which kernel family serves a reduction, and in what shape.
 #pragma once
-#include <variant>
-
+#include "families.h"
 #include "kernels/reduce/column_slices.h"
 #include "kernels/reduce/columns.h"
 #include "kernels/reduce/narrow_columns.h"
@@ -24,13 +23,7 @@ using Shape = std::variant<StridedShape, ColumnsShape, PackedRowsShape, RowsShap
                            ShortColumnsShape, ColumnSlicesShape, CpuShape>;
 
 // The families in order of preference. The first that has a shape for a call serves it.
-struct ReduceFamily {
-  const char* name;
-  const char* summary;
-  std::optional<Shape> (*serves)(const ReduceCall&, const DeviceFacts&, const PlanOverride& forced);
-  bool general = false;  // serves every call, and is compiled for every device (DeviceFacts::wide_reductions)
-};
-extern const std::vector<ReduceFamily> kReduceFamilies;
+extern const std::vector<Family<ReduceCall, Shape>> kReduceFamilies;
 
 struct ReducePlan {
   const char* family = "strided";
@@ -46,7 +39,6 @@ ReducePlan plan(const ReduceCall& call, const DeviceFacts& device);
 inline int64_t workspace_bytes(const ReducePlan& plan) {
   return (plan.launch().workspace + 7) / 8 * 8 + plan.launch().tickets * int64_t(sizeof(uint32_t));
 }
-inline int64_t workspace_bytes(const Plan& plan) { return plan.workspace; }
 
 struct PlannedReduction : ReduceCall { ReducePlan plan; };
 

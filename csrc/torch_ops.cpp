@@ -121,7 +121,7 @@ template <class T> void advance(T*& data, int64_t count, Dtype dtype) {
 
 // Runs a call whose strides are still those of memory, `more` those of the further inputs along the scanned dim: a
 // reverse scan starts at the last element, with negative strides.
-void run_scan(const char* name, ScanCall& call, const View& x, std::array<int64_t, 2> more) {
+void run_scan(const char* name, PlannedScan& call, const View& x, std::array<int64_t, 2> more) {
   Layout& l = call.layout;
   if (l.rows == 0 || l.length == 0) return;
   if (call.reverse && l.reduced) {
@@ -136,9 +136,9 @@ void run_scan(const char* name, ScanCall& call, const View& x, std::array<int64_
     call.more_strides[0][l.kept] = -more[0];
   }
 #ifdef TORCHREDUCE_GPU
-  run<ScanCall>(name, call, x, cpu::scan, gpu::scan);
+  run<PlannedScan>(name, call, x, cpu::scan, gpu::scan);
 #else
-  run<ScanCall>(name, call, x, cpu::scan, nullptr);
+  run<PlannedScan>(name, call, x, cpu::scan, nullptr);
 #endif
 }
 
@@ -146,7 +146,7 @@ void run_scan(const char* name, ScanCall& call, const View& x, std::array<int64_
 // `more` are further inputs of x's dtype and strides, or null.
 void scan_into(const ScanOp& op, const View& x, int dim, bool exclusive, bool reverse, const View& out,
                const View* indices = nullptr, const View* const* more = nullptr) {
-  ScanCall call{};
+  PlannedScan call{};
   call.op = op.scan;
   call.options.min = op.min;
   call.in = Source{x.data, x.dtype, accumulator_of(x.dtype, out.dtype), false};
@@ -284,7 +284,7 @@ Tensor linear_scan_to(const Tensor& a, const Tensor& b, const std::optional<Tens
     return result;
   }
 
-  ScanCall call{};
+  PlannedScan call{};
   call.op = Scan::LinearScan;
   call.options.initial = initial.has_value();
   call.in = Source{

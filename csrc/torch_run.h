@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 
 #include "cpu/cpu.h"
-#include "kernels/gpu.h"
+#include "kernels/common/gpu.h"
 #include "torch_tensor.h"
 
 namespace torchreduce {

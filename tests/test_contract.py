@@ -239,17 +239,9 @@ FORCED = {
         *({"family": "packed_rows", "lanes": lanes} for lanes in powers(32)),
     ],
     ("scan", "cuda"): [
-        *({"family": "rows", "lanes": lanes} for lanes in powers(32)),
-        {"family": "rows", "whole": False},
-        *({"family": "rows", "warps": warps} for warps in powers(8)),
-        {"family": "rows", "vector_loads": False},
-        {"family": "rows", "vector_loads": False, "whole": False},
-        {"family": "columns"},
-        {"family": "columns", "vector_loads": False},
-        {"family": "pipeline"},
-        {"family": "walk"},
-        {"family": "chain"},
-        {"family": "chain", "vector_loads": False},
+        *({"family": family, **how} for family in _C.scan_families() for how in ({}, {"vector_loads": False})),
+        *({"family": family, "lanes": n} for family in ("rows", "short_rows", "extreme_rows") for n in powers(32)),
+        *({"family": "short_rows", "warps": warps} for warps in powers(8)),
     ],
 }
 
@@ -276,13 +268,16 @@ def test_policy_invariant(device, name, shape, dim):
                     continue
             assert_bitwise_equal(result, expected)
             served.add(forced["family"])
-        # The pipeline serves long rows of some types: test_gpu.py::test_long_rows_go_through_the_pipeline. Lanes walk
-        # columns where there are indices; of 16 bits, two that lie side by side. Reductions have families for rows of
-        # neighbours.
-        some = {"pipeline", "walk", "rows", "packed_rows"} if ROWS[name].kind == "reduction" else {"pipeline", "walk"}
+        if device == "cuda" and ROWS[name].kind == "scan":  # other families serve some types and layouts
+            indexed = name in ("cummax", "cummin")
+            rows = {"extreme_rows", "extreme_chain"} if indexed else {"rows", "chain"}
+            assert {"column_tiles", *rows} <= served
+            if to is None and dtype == torch.float32:
+                assert ("column_walk" in served) == indexed
+            continue
+        # Reductions have families for rows of neighbours.
+        some = {"rows", "packed_rows"} if ROWS[name].kind == "reduction" else set()
         assert served | some == {forced["family"] for forced in plans} | some
-        if device == "cuda" and ROWS[name].kind == "scan" and to is None and dtype == torch.float32:
-            assert ("walk" in served) == (name in ("cummax", "cummin"))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -57,7 +57,7 @@ def columns_kernel(arch, vector, loads):
     types = (
         "torchreduce::generic::CumSum<float>, torchreduce::gpu::TypedLoad<float>, torchreduce::gpu::TypedStore<float>"
     )
-    name = f"void torchreduce::gpu::scan_columns<{types}, {vector}>(torchreduce::ScanCall, void*)"
+    name = f"void torchreduce::gpu::scan_short_columns<{types}, {vector}>(torchreduce::ScanCall, void*)"
     return isa.Kernel(arch, name, 100, 50, 64, 0, 0, Counter({("load", 16): loads, ("store", 16): 8}))
 
 
@@ -112,7 +112,7 @@ def test_kernels_of_two_inputs_take_them_one_by_one():
 
 
 def test_bulk_copies_are_asked_for_only_where_they_exist():
-    name = NAME.replace("reduce_rows", "scan_pipeline")
+    name = NAME.replace("reduce_rows", "scan_ring")
     right = isa.Kernel("sm_90", name, 80, 0, 64, 0, 0, Counter(), bulk_copies=2)
     other = columns_kernel("gfx90a", 1, 0)
     assert isa.faults([right, other, columns_kernel("sm_90", 1, 0)]) == []

@@ -137,10 +137,8 @@ def test_run_to_run_and_batch_invariant(device, dtype):
 
 FORCED = {
     "cpu": [{"family": "rows"}, {"family": "columns"}],
-    "cuda": [{"family": "rows"}, {"family": "rows", "lanes": 32}, {"family": "rows", "vector_loads": False},
-             *({"family": "rows", "whole": False, "vector_loads": vectors} for vectors in (True, False)),
-             {"family": "columns"}, {"family": "chain"}, {"family": "chain", "vector_loads": False},
-             {"family": "pipeline"}],
+    "cuda": [{"family": "row_pairs", "lanes": 32}, {"family": "rows", "lanes": 32},
+             *({"family": family, "vector_loads": wide} for family in _C.scan_families() for wide in (True, False))],
 }  # fmt: skip
 
 
@@ -151,8 +149,6 @@ def test_policy_invariant(device, shape, dim, dtype):
     """Every family that can serve a case, from either end, whatever is aligned."""
     a, b, _ = inputs(shape, dtype, 3, "resets")
     policies = FORCED[device]
-    if device == "cuda" and dtype == torch.float64:  # rows that are held as a whole, or none
-        policies = [f for f in policies if f["family"] != "rows" or ("whole" not in f and shape[dim] <= 4096)]
     for reverse in (False, True):
         expected = tr.linear_scan(a, b, dim, reverse=reverse)
         for forced, layout in itertools.product(policies, ("contiguous", "misaligned", "padded")):
@@ -162,7 +158,7 @@ def test_policy_invariant(device, shape, dim, dtype):
                     try:
                         y = tr.linear_scan(first, second, dim, reverse=reverse)
                     except ValueError:  # it serves some types and layouts only
-                        assert forced["family"] == "pipeline"
+                        assert forced["family"] not in ("columns", "chain", "column_tiles")
                         continue
                 assert_bitwise_equal(y, expected)
 

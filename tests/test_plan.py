@@ -90,25 +90,47 @@ def rows_of_a_block(p, op, dtype, n):
                                         (torch.int8, torch.int8), (torch.float16, torch.float64)])  # fmt: skip
 @pytest.mark.parametrize("shape, dim", [(s, d) for s, d in SHAPES if isinstance(d, int)])
 def test_scan_plans_cover_the_rows_in_little_workspace(shape, dim, dtype, out):
-    p = plan("cumsum", shape, dim, dtype, out)
+    """As planned, and by each family that can serve the call."""
     rows, n = rows_and_length(shape, dim)
-    tiles = -(-n // BLOCK_TILE)
-    if p["family"] == "chain":
-        assert p["blocks"] == rows * tiles
-    elif p["family"] == "columns" and p["tiled"]:  # a tile a block, or several side by side
-        tiles = -(-n // TILE)
-        assert p["splits"] == tiles and p["blocks"] >= -(-tiles // p["warps"]) and p["workspace"] > 0
-    elif p["family"] == "columns":  # whole columns a block
-        assert n <= TILE and p["blocks"] >= 1 and p["workspace"] == 0 and 8 * p["lanes"] >= n
-        assert p["threads"] == p["lanes"] * p["strip"] and p["threads"] % 32 == 0
-    elif p["whole"] and p["vector"] > 1:  # rows of a thread
-        assert p["workspace"] == 0 and n < 8 and p["blocks"] * p["threads"] * p["vector"] >= rows
-    elif p["whole"] and n <= TILE:
+    served = set()
+    for forced in (None, *_C.scan_families()):
+        try:
+            with force_plan(**({"family": forced} if forced else {})):
+                p = plan("cumsum", shape, dim, dtype, out)
+        except ValueError as error:
+            assert forced and str(error).startswith(("force_plan: ", "the launch needs more than 2^31"))
+            continue
+        served.add(p["family"])
+        assert forced in (None, p["family"]) and 0 < p["blocks"] < 2**31
+        assert p["threads"] % 32 == 0 and 32 <= p["threads"] <= 1024
+        assert p["workspace"] <= 64 * rows * -(-n // TILE) + 64
+        covered(p, out, rows, n)
+    assert {"rows", "chain", "column_tiles"} <= served
+
+
+def covered(p, out, rows, n):
+    """Blocks have all rows, and all positions of each."""
+    family, shape, warps = p["family"], p["shape"], p["threads"] // 32
+    if family == "chain":
+        assert p["blocks"] == rows * shape["tiles"] and shape["tiles"] * BLOCK_TILE >= n
+    elif family == "column_tiles":  # a tile a block, or several below each other
+        assert shape["tiles"] == -(-n // TILE) and p["blocks"] >= -(-shape["tiles"] // shape["down"])
+        assert p["blocks"] * shape["columns"] * shape["across"] * shape["down"] >= rows * shape["tiles"]
+        assert p["workspace"] > 0
+    elif family == "short_columns":  # whole columns a block
+        assert p["workspace"] == 0 and 8 * shape["lanes"] * shape["tiles"] >= n
+        assert p["threads"] == shape["lanes"] * shape["across"] * shape["tiles"]
+    elif family == "packed_rows":
+        assert p["workspace"] == 0 and n < 8 and p["blocks"] * p["threads"] * 8 >= rows
+    elif family == "short_rows" and n <= TILE:
         held = 2 if out in (torch.float64, torch.int64) else 4
-        assert p["workspace"] == 0 and p["blocks"] * held * (p["threads"] // 32) * (32 // p["lanes"]) >= rows
-    else:
-        assert p["workspace"] == 0 and p["blocks"] * (p["threads"] // (p["lanes"] * p["warps"])) >= rows
-    assert p["workspace"] <= 64 * rows * tiles + 64 and p["blocks"] < 2**31
+        assert p["workspace"] == 0 and p["blocks"] * held * warps * (32 // shape["lanes"]) >= rows
+        assert 8 * shape["lanes"] >= n
+    elif family == "short_rows":
+        assert p["workspace"] == 0 and shape["warps"] * shape["tiles"] * TILE >= n
+        assert p["blocks"] * (warps // shape["warps"]) >= rows
+    elif family == "rows":
+        assert p["workspace"] == 0 and p["blocks"] * (p["threads"] // shape["lanes"]) >= rows
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32, torch.float64, torch.int8))
@@ -116,20 +138,22 @@ def test_rows_with_indices_have_pairs_of_lanes(dtype):
     """A warp takes several short rows, or walks one; few long ones are split into tiles of 32 KiB."""
     for n in (1, 2, 3, 60, 64, 65, 128, 129, 1000, 2048):
         p = plan("cummax", (1001, n), 1, dtype)
-        assert (p["family"], p["workspace"], p["splits"], p["whole"]) == ("rows", 0, 1, False)
-        lanes = p["lanes"]
+        assert (p["family"], p["workspace"]) == ("extreme_rows", 0)
+        lanes = p["shape"]["lanes"]
         assert lanes & (lanes - 1) == 0 and (lanes == 32 or n <= 2 * lanes < 2 * max(n, 2))
         small = dtype.itemsize in (2, 4)  # others come as 8 bytes
         at_once = (4 if small else 2) if n <= 64 else 2 if n <= 128 and small else 1
         rows = p["threads"] // lanes * at_once
+        assert p["shape"]["rows"] == at_once
         assert (p["blocks"] - 1) * rows < 1001 <= p["blocks"] * rows
-    assert plan("cummax", (100_000, 8193), 1, dtype)["family"] == "rows"
+    assert plan("cummax", (100_000, 8193), 1, dtype)["family"] == "extreme_rows"
     tile = (32 << 10) // (dtype.itemsize if dtype != torch.int8 else 8)
     for n in (tile - 15, tile - 14, 10 * tile):
         p = plan("cummax", (16, n), 1, dtype)
         splits = -(-(n + 15) // tile)  # wherever in a line of memory a row begins
-        assert (p["family"], p["splits"], p["blocks"], p["shared"]) == ("chain", splits, 16 * splits, 32 << 10)
-    with force_plan(family="rows", lanes=1), pytest.raises(ValueError, match="lanes"):
+        assert (p["family"], p["shape"]["tiles"]) == ("extreme_chain", splits)
+        assert (p["blocks"], p["shared"]) == (16 * splits, 32 << 10)
+    with force_plan(family="extreme_rows", lanes=1), pytest.raises(ValueError, match="lanes"):
         plan("cummax", (3, 3), 1, dtype)
 
 
@@ -152,17 +176,19 @@ def test_lanes_go_where_the_stride_is_small():
         assert plan(op, (2000, 2000), 1, strides=(6000, 3))["family"] == "strided"
         assert plan(op, (1000, 7), 1)["family"] == plan(op, (1000, 7), 1, strides=(9, 1))["family"] == "packed_rows"
         assert plan(op, (1000, 7), 1, strides=(90, 1))["family"] == "rows"
-    assert plan("cumsum", (1_000_000, 32), 1)["family"] == "rows"
+    assert plan("cumsum", (1_000_000, 32), 1)["family"] == "short_rows"
     assert plan("cumsum", (2**24,), 0)["family"] == "chain"
-    assert plan("cumsum", (32, 1_000_000), 0)["family"] == "columns"
+    assert plan("cumsum", (32, 1_000_000), 0)["family"] == "short_columns"
+    for shape, strides, dim in (((256, 2**20), (0, 1), 1), ((2**20, 256), (1, 0), 0)):  # where results have it
+        assert plan("cumsum", shape, dim, strides=strides)["family"] == ("chain", "column_tiles")[dim == 0]
+    assert plan("cumsum", (50, 4096, 300), 1, strides=(0, 300, 1))["family"] == "column_tiles"
 
 
 def test_outer_scans_of_few_columns_are_split():
     """pytorch #122170: cumsum over dim 0 of (1M, 32) took 338 ms, one thread a column."""
-    p = plan("cumsum", (1_000_000, 32), 0)
-    assert p["splits"] == -(-1_000_000 // TILE) and p["blocks"] >= 100
-    p = plan("cumsum", (1_000_000, 3), 0)
-    assert p["blocks"] >= 60
+    for width in (3, 32):
+        p = plan("cumsum", (1_000_000, width), 0)
+        assert p["family"] == "column_tiles" and p["shape"]["tiles"] == -(-1_000_000 // TILE) and p["blocks"] >= 100
 
 
 @pytest.mark.parametrize("op", ("linear_scan", "cummax"))
@@ -173,20 +199,20 @@ def test_a_lane_walks_each_of_many_columns(op):
     for dtype, columns in ((torch.float32, 1), (torch.bfloat16, 2), (torch.float16, 2), (torch.float64, 1)):
         for shape, dim in (((8, longest, most // 4), 1), ((longest, most), 0), ((200, 100_000), 0)):
             p = plan(op, shape, dim, dtype)
-            assert (p["family"], p["vector"], p["workspace"]) == ("walk", columns, 0)
-            assert (p["lanes"] > 1) == (p["shared"] > 0)  # a team of lanes a column
+            assert p["family"] in ("column_walk", "column_teams")
+            assert (p["shape"]["columns"], p["workspace"]) == (columns, 0)
             rows, _ = rows_and_length(shape, dim)
-            each = 64 if p["lanes"] > 1 else p["threads"] * columns
+            each = 64 if p["family"] == "column_teams" else p["threads"] * columns
             assert (p["blocks"] - 1) * each < rows <= p["blocks"] * each
         for shape, dim in (((4096, 4096), 0), ((2**20, 8), 0), ((8, 1024, 500), 1)):  # too few columns
-            assert plan(op, shape, dim, dtype)["family"] == "columns"
-        assert plan(op, (32, 100_000), 0, dtype)["family"] == "columns"  # short
-        assert plan(op, (100_000, 300), 1, dtype)["family"] != "walk"
+            assert plan(op, shape, dim, dtype)["family"] in ("column_tiles", "extreme_columns")
+        assert plan(op, (32, 100_000), 0, dtype)["family"] == "short_columns"
+        assert plan(op, (100_000, 300), 1, dtype)["family"] != "column_walk"
     for shape, aligned in (((200, 100_001), True), ((200, 100_000), False)):  # two columns are not one word
-        assert plan(op, shape, 0, torch.bfloat16, aligned=aligned)["family"] == "columns"
-    assert plan(op, (200, 100_001), 0)["family"] == "walk"
-    with force_plan(family="walk"):
-        assert plan(op, (300, 3), 0)["family"] == plan(op, (3, 300), 1)["family"] == "walk"
+        assert plan(op, shape, 0, torch.bfloat16, aligned=aligned)["family"] == "short_columns"
+    assert plan(op, (200, 100_001), 0)["family"] == "column_walk"
+    with force_plan(family="column_walk"):
+        assert plan(op, (300, 3), 0)["family"] == plan(op, (3, 300), 1)["family"] == "column_walk"
         for refused in ((op, (300, 3), 0, torch.bfloat16), (op, (300, 3), 0, torch.int64), ("cumsum", (300, 3), 0)):
             with pytest.raises(ValueError, match="walk"):
                 plan(*refused)
@@ -198,16 +224,16 @@ def test_long_columns_with_indices_are_taken_tile_by_tile(dtype, vector):
     for width, aligned in ((7, True), (16, True), (16, False), (64, True), (100, True), (16_384, True)):
         p = plan("cummax", (50_000, width), 0, dtype, aligned=aligned)
         words = vector if width % vector == 0 and aligned else 1
-        strips = -(-width // (32 * words))
-        assert (p["family"], p["vector"], p["threads"], p["tiled"]) == ("columns", words, 256, True)
-        assert 0 <= strips * p["strip"] * words - width < strips * words * (1 if strips == 1 else 8)
-        assert strips == 1 or p["strip"] % 8 == 0
-        assert p["lanes"] == 8 * (32 // p["strip"]) and p["splits"] == -(-50_000 // (32 * p["lanes"]))
-        assert p["blocks"] == strips * p["splits"] and p["workspace"] >= 8 * width * p["splits"]
+        strips, shape = -(-width // (32 * words)), p["shape"]
+        assert (p["family"], shape["columns"], p["threads"]) == ("extreme_columns", words, 256)
+        assert 0 <= strips * shape["across"] * words - width < strips * words * (1 if strips == 1 else 8)
+        assert strips == 1 or shape["across"] % 8 == 0
+        assert shape["tiles"] == -(-50_000 // (32 * 8 * (32 // shape["across"])))
+        assert p["blocks"] == strips * shape["tiles"] and p["workspace"] >= 8 * width * shape["tiles"]
     with force_plan(vector_loads=False):
-        assert plan("cummin", (50_000, 64), 0, dtype)["vector"] == 1
-    assert plan("cummax", (256, 64), 0, dtype)["shared"] > 0  # not more than a tile
-    assert plan("cummax", (50_000, 8), 0, torch.float64)["splits"] == -(-50_000 // TILE)  # of any type
+        assert plan("cummin", (50_000, 64), 0, dtype)["shape"]["columns"] == 1
+    assert plan("cummax", (256, 64), 0, dtype)["family"] == "short_columns"
+    assert plan("cummax", (50_000, 8), 0, torch.float64)["family"] == "column_tiles"  # of any type
 
 
 @pytest.mark.parametrize("op", ("cumsum", "cumprod", "logcumsumexp"))
@@ -217,8 +243,8 @@ def test_long_rows_go_through_the_pipeline_where_there_are_bulk_copies(op):
         for aligned in (False, True):
             call = (op, sizes, strides, [len(sizes) - 1], *numbers, aligned, True, MULTIPROCESSORS)
             piped = _C.plan(*call, True)
-            assert piped["family"] == "pipeline" and _C.plan(*call, False)["family"] == "chain"
-            assert piped["vector_loads"] == (aligned and len(sizes) == 1)
+            assert piped["family"] == "ring" and _C.plan(*call, False)["family"] == "chain"
+            assert piped["shape"]["granules"] == (aligned and len(sizes) == 1)
     assert _C.plan(op, (2**20,), (2,), [0], *numbers, True, True, MULTIPROCESSORS, True)["family"] == "chain"
 
 
@@ -226,10 +252,10 @@ def test_block_tiles_that_have_a_multiprocessor_each_go_through_chains():
     """Where they are copied 16 bytes at a time and have accumulators of 4 bytes."""
     most = MULTIPROCESSORS * 8192
     for op, sizes, aligned, family in (
-        ("cumsum", (most,), True, "chain"), ("cumsum", (most + 1,), True, "pipeline"),
-        ("cumsum", (most,), False, "pipeline"), ("cumsum", (1_000_003,), True, "chain"),
-        ("cumsum", (8, 32_000), True, "chain"), ("cumsum", (8, 32_001), True, "pipeline"),
-        ("cumprod", (2**14,), True, "pipeline"), ("cummax", (2**14,), True, "pipeline"),
+        ("cumsum", (most,), True, "chain"), ("cumsum", (most + 1,), True, "ring"),
+        ("cumsum", (most,), False, "ring"), ("cumsum", (1_000_003,), True, "chain"),
+        ("cumsum", (8, 32_000), True, "chain"), ("cumsum", (8, 32_001), True, "ring"),
+        ("cumprod", (2**14,), True, "ring"), ("cummax", (2**14,), True, "ring_extremes"),
     ):  # fmt: skip
         strides = [sizes[-1], 1][-len(sizes) :]
         numbers = NUMBERS[torch.float32], NUMBERS[torch.float32]
@@ -244,35 +270,37 @@ def test_long_rows_with_indices_go_through_the_pipeline_where_there_are_bulk_cop
 
     def family(shape, strides, bulk_copies):
         p = _C.plan("cummax", shape, strides, [len(shape) - 1], *numbers, False, True, MULTIPROCESSORS, bulk_copies)
-        if p["family"] == "pipeline":
+        if p["family"] == "ring_extremes":
             splits = -(-(shape[-1] + 15) // tile)
-            assert p["splits"] == splits and p["threads"] == 640 and p["workspace"] > 0
+            assert p["shape"]["tiles"] == splits and p["threads"] == 640 and p["workspace"] > 0
             assert p["blocks"] == min(MULTIPROCESSORS, splits * (shape[0] if len(shape) == 2 else 1))
         return p["family"]
 
-    for shape, portable in (([2**28], "chain"), ([16, 2049], "chain"), ([16, 2**24 + 1], "chain"),
-                            ([5341, 50257], "rows"), ([100_000, 8192], "rows")):  # fmt: skip
+    for shape, portable in (
+        ([2**28], "extreme_chain"), ([16, 2049], "extreme_chain"), ([16, 2**24 + 1], "extreme_chain"),
+        ([5341, 50257], "extreme_rows"), ([100_000, 8192], "extreme_rows"),
+    ):  # fmt: skip
         strides = [shape[-1], 1][-len(shape) :]
-        assert family(shape, strides, True) == "pipeline" and family(shape, strides, False) == portable
+        assert family(shape, strides, True) == "ring_extremes" and family(shape, strides, False) == portable
     for shape in ([16, 2048], [100_000, 8191], [5341, 1001]):
-        assert family(shape, [shape[-1], 1], True) == "rows"
-    assert family([2**20], [2], True) == "chain"
+        assert family(shape, [shape[-1], 1], True) == "extreme_rows"
+    assert family([2**20], [2], True) == "extreme_chain"
 
 
 def test_plans_of_columns_depend_on_exclusive_and_reverse():
     """Runs of 16 bytes are read from either end, and exclusive results lie a row further on. Up to 7 columns may begin
     anywhere."""
     for shape, exclusive, reverse, family in (
-        ((70_001, 3), False, False, "pipeline"), ((70_001, 3), True, True, "pipeline"),
-        ((70_001, 7), True, False, "pipeline"), ((70_001, 7), False, True, "pipeline"),
-        ((70_001, 9), False, False, "columns"), ((70_001, 12), True, True, "columns"),
+        ((70_001, 3), False, False, "ring_columns"), ((70_001, 3), True, True, "ring_columns"),
+        ((70_001, 7), True, False, "ring_columns"), ((70_001, 7), False, True, "ring_columns"),
+        ((70_001, 9), False, False, "column_tiles"), ((70_001, 12), True, True, "column_tiles"),
     ):  # fmt: skip
         call = ("cumsum", shape, (shape[1], 1), [0], 6, 6, True, True, MULTIPROCESSORS, True)
         assert _C.plan(*call, exclusive=exclusive, reverse=reverse)["family"] == family, (shape, exclusive, reverse)
     for op in ("cummax", "linear_scan"):
         for reverse in (False, True):
             call = (op, (300, 7), (7, 1), [1], 6, 6, True, True, MULTIPROCESSORS)
-            assert _C.plan(*call, reverse=reverse)["family"] == "rows"
+            assert _C.plan(*call, reverse=reverse)["family"] == ("extreme_rows" if op == "cummax" else "row_pairs")
     for shape in ((0, 3), (3, 0), (1, 3), ()):  # nothing to turn round
         strides = torch.empty(shape, device="meta").stride()
         for reverse in (False, True):
@@ -282,15 +310,15 @@ def test_plans_of_columns_depend_on_exclusive_and_reverse():
 def test_linear_scan_of_long_rows_goes_through_the_pipeline_where_rows_are_aligned():
     for dtype, aligned_length in ((torch.float32, 70_004), (torch.bfloat16, 70_008), (torch.float16, 70_008)):
         for family, sizes, strides, aligned in (
-            ("pipeline", (2**20 + 3,), (1,), True), ("chain", (2**20 + 3,), (1,), False),
-            ("chain", (2**20,), (2,), True), ("pipeline", (3, aligned_length), (aligned_length, 1), True),
-            ("chain", (3, 70_003), (70_003, 1), True), ("rows", (3, BLOCK_TILE), (BLOCK_TILE, 1), True),
+            ("ring_pairs", (2**20 + 3,), (1,), True), ("chain", (2**20 + 3,), (1,), False),
+            ("chain", (2**20,), (2,), True), ("ring_pairs", (3, aligned_length), (aligned_length, 1), True),
+            ("chain", (3, 70_003), (70_003, 1), True), ("row_pairs", (3, BLOCK_TILE), (BLOCK_TILE, 1), True),
             ("rows", (5000, 2**14), (2**14, 1), True),
         ):  # fmt: skip
             call = ("linear_scan", sizes, strides, [len(sizes) - 1], NUMBERS[dtype], NUMBERS[dtype], aligned, True,
                     MULTIPROCESSORS)  # fmt: skip
             assert _C.plan(*call, True)["family"] == family
-            assert _C.plan(*call, False)["family"] == ("rows" if family == "rows" else "chain")
+            assert _C.plan(*call, False)["family"] == (family if "row" in family else "chain")
     double = NUMBERS[torch.float64]
     assert _C.plan("linear_scan", (2**20,), (1,), [0], double, double, True, True, 132, True)["family"] == "chain"
 
@@ -328,7 +356,8 @@ def test_whole_granules_need_alignment():
     assert plan("sum", (100, 4096), 1, strides=(8192, 2))["family"] == "strided"
     assert plan("sum", (100, 4096), 1, out=torch.float64)["family"] == "strided"  # any type, converted one by one
     assert plan("sum", (100, 4096), 1, torch.bfloat16, torch.float32)["family"] == "rows"  # their own accumulator
-    assert plan("cumsum", (3, 70_000), 1)["vector_loads"] and not plan("cumsum", (3, 70_001), 1)["vector_loads"]
+    for length in (70_000, 70_001):
+        assert plan("cumsum", (3, length), 1)["shape"]["granules"] == (length % 4 == 0)
 
 
 def test_dims_of_one_pattern_are_folded():
@@ -446,7 +475,7 @@ def test_explain_passes_exclusive_and_reverse_on(monkeypatch):
     x = torch.ones(1001)
     for options in ({}, {"exclusive": True}, {"reverse": True}):
         p = tr.explain("cumsum", x, 0, **options)
-        assert p.family == "rows" and p.vector_loads == ("reverse" not in options)
+        assert p.family == "short_rows" and p.shape["granules"] == ("reverse" not in options)
         assert all(f"{option}=True" in str(p) for option in options)
 
 

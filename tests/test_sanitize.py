@@ -8,6 +8,7 @@ import torch
 from cases import LAYOUTS, values
 
 import torchreduce as tr
+from torchreduce import _C
 from torchreduce.testing import assert_bitwise_equal, force_plan
 
 pytestmark = pytest.mark.sanitize
@@ -38,9 +39,11 @@ REDUCE = (
     {"family": "columns", "lanes": 1, "leaves": 1},
     {"family": "columns", "lanes": 8, "leaves": 2},
 )
-SCAN = ({}, {"family": "rows"}, {"family": "rows", "whole": False}, {"family": "rows", "vector_loads": False},
-        {"family": "columns"}, {"family": "columns", "vector_loads": False}, {"family": "chain"},
-        {"family": "pipeline"}, {"family": "walk"})  # fmt: skip
+SCAN = (
+    {},
+    *({"family": family} for family in _C.scan_families()),
+    *({"family": family, "vector_loads": False} for family in ("short_rows", "rows", "chain", "column_tiles")),
+)
 SCANS = (
     ("cumsum", {}, torch.float32),
     ("cumsum", {}, torch.bfloat16),
@@ -67,6 +70,11 @@ def on_each(plans):
     return pytest.mark.parametrize("device, forced", cpu + cuda)
 
 
+def on(device, family):
+    """The family where it is forced: the CPU has but two."""
+    return family if device == "cuda" else "columns"
+
+
 # Of many blocks on 132 multiprocessors: the CPU has the same calls in fewer elements elsewhere.
 on_a_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)])
 CASES = (((3, 5), 1), ((5, 3), 0), ((2, 6151), 1), ((6151, 3), 0), ((17, 257), 1), ((257, 17), 0))
@@ -82,7 +90,7 @@ def check(name, x, dim, options, forced, device):
             try:
                 result = getattr(tr, name)(view, dim, **options)
             except ValueError:  # these serve some types, layouts and devices only
-                assert forced["family"] in ("pipeline", "walk", "rows", "packed_rows", "strided")
+                assert forced["family"] not in ("columns", "column_tiles")
                 continue
         assert_bitwise_equal(result, expected)
 
@@ -107,9 +115,9 @@ def test_blocks_that_stay(device, shape, dtype):
     """More block tiles than a block of the pipeline has stages, twice over, on 132 multiprocessors."""
     for options in ({}, {"reverse": True}):
         for name in ("cumsum", "cumprod", "logcumsumexp"):
-            check(name, values(shape, dtype, seed=1), 1, options, {"family": "pipeline"}, device)
-        check("cumsum", values((3500, 8, 2), dtype, seed=1), 1, options, {"family": "pipeline"}, device)
-        check("cummax", values(shape, dtype, seed=1), 1, options, {"family": "pipeline"}, device)
+            check(name, values(shape, dtype, seed=1), 1, options, {"family": on(device, "ring")}, device)
+        check("cumsum", values((3500, 8, 2), dtype, seed=1), 1, options, {"family": on(device, "ring_columns")}, device)
+        check("cummax", values(shape, dtype, seed=1), 1, options, {"family": on(device, "ring_extremes")}, device)
 
 
 @on_a_gpu
@@ -117,15 +125,16 @@ def test_blocks_that_stay(device, shape, dtype):
 def test_blocks_that_stay_for_several_rows(device, dtype):
     """Whose stages are loaded again while their results wait for a carry, on 132 multiprocessors."""
     for options in ({}, {"reverse": True}, {"exclusive": True}):
-        check("cumsum", values((400, 16_389), dtype, seed=1), 1, options, {"family": "pipeline"}, device)
+        check("cumsum", values((400, 16_389), dtype, seed=1), 1, options, {"family": "ring"}, device)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
 def test_few_columns(device, dtype):
-    """By parts of a quarter and of an eighth of a block tile; and a row as one column."""
-    for shape, dim in (((20_000, 5), 0), ((3, 9000, 6), 1), ((10_000, 7), 0), ((3, 12_292), 1)):
+    """By parts of a quarter and of an eighth of a block tile."""
+    for shape, dim in (((20_000, 5), 0), ((3, 9000, 6), 1), ((10_000, 7), 0)):
         for options in ({}, {"reverse": True}, {"exclusive": True}):
-            check("cumsum", values(shape, dtype, seed=1), dim, options, {"family": "pipeline"}, device)
+            forced = {"family": on(device, "ring_columns")}
+            check("cumsum", values(shape, dtype, seed=1), dim, options, forced, device)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
@@ -164,7 +173,8 @@ def test_columns_with_indices(device, dtype):
     """Tiles of one strip or of three, of batches, and of more than a block tile of them."""
     for shape, dim in (((3000, 7), 0), ((9000, 16), 0), ((8500, 64), 0), ((600, 100), 0), ((3, 700, 66), 1)):
         for options in ({}, {"reverse": True}):
-            check("cummax", values(shape, dtype, seed=1), dim, options, {"family": "columns"}, device)
+            forced = {"family": on(device, "extreme_columns")}
+            check("cummax", values(shape, dtype, seed=1), dim, options, forced, device)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
@@ -173,7 +183,8 @@ def test_tiles_of_columns(device, name, dtype):
     """Of one strip or of three, of batches, several a block, and of more than a block tile of them."""
     for shape, dim in (((3000, 7), 0), ((9000, 16), 0), ((8500, 64), 0), ((600, 100), 0), ((3, 700, 66), 1)):
         for options in ({}, {"reverse": True}, {"exclusive": True}):
-            check(name, values(shape, dtype, seed=1), dim, options, {"family": "columns"}, device)
+            forced = {"family": on(device, "column_tiles")}
+            check(name, values(shape, dtype, seed=1), dim, options, forced, device)
 
 
 def linear_scans(device, shape, dim, dtype, **forced):
@@ -189,8 +200,9 @@ def linear_scans(device, shape, dim, dtype, **forced):
 def test_tiles_of_columns_of_two_inputs(device, dtype):
     """As above; and of cumsum, whose accumulators are small, where rows are no whole sectors."""
     for shape, dim in (((3000, 7), 0), ((9000, 16), 0), ((8500, 64), 0), ((600, 100), 0), ((3, 700, 66), 1)):
-        linear_scans(device, shape, dim, dtype, family="columns")
-        check("cumsum", values(shape, dtype, seed=1), dim, {}, {"family": "columns"}, device)
+        family = on(device, "column_tiles")
+        linear_scans(device, shape, dim, dtype, family=family)
+        check("cumsum", values(shape, dtype, seed=1), dim, {}, {"family": family}, device)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64))
@@ -204,7 +216,7 @@ def test_odd_rows_of_two_inputs(device, dtype):
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_blocks_of_two_inputs_that_stay(device, dtype):
     """More block tiles than a block of their pipeline has stages, on 132 multiprocessors."""
-    linear_scans(device, (400, 8200), 1, dtype, family="pipeline")
+    linear_scans(device, (400, 8200), 1, dtype, family="ring_pairs")
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
@@ -235,11 +247,11 @@ def test_blocks_that_walk_down_columns(device, dtype, columns):
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64))
 def test_lanes_that_walk_down_columns(device, dtype):
     """A block of them a multiprocessor, of 132; two tiles and a part of a group; in teams, and each alone."""
-    for lanes in (-1, 1):
-        linear_scans(device, (517, 16896), 0, dtype, family="walk", lanes=lanes)
+    for family in ("column_walk", *(("column_teams",) if dtype.itemsize < 8 else ())):
+        linear_scans(device, (517, 16896), 0, dtype, family=family)
     x = values((517, 16896), dtype, seed=2)
     for options in ({}, {"reverse": True}):
-        check("cummax", x, 0, options, {"family": "walk"}, device)
+        check("cummax", x, 0, options, {"family": "column_walk"}, device)
 
 
 @on_each(SCAN)
@@ -253,7 +265,7 @@ def test_decayed_sums(device, dtype, forced):
             try:
                 result = torch.ops.torchreduce.decayed_sum(*(t.to(device) for t in inputs), dim, True, 0)
             except ValueError:
-                assert forced["family"] in ("chain", "pipeline")
+                assert forced["family"] not in ("rows", "column_tiles")
                 continue
         assert_bitwise_equal(result, expected)
 
@@ -279,9 +291,7 @@ def test_linear_scans(device, dtype, forced):
                 try:
                     result = run(*inputs)
                 except ValueError:
-                    of_float64 = ("rows",) if dtype == torch.float64 else ()
-                    of_16_bits = ("walk",) if dtype.itemsize == 2 else ()
-                    assert forced["family"] in ("pipeline", *of_float64, *of_16_bits)
+                    assert forced["family"] not in ("chain", "column_tiles")
                     continue
             assert_bitwise_equal(result, expected)
 

@@ -35,20 +35,20 @@ WIDE_GROUPS = {
     "scan_extreme_chain": (2, 2),
     "scan_chain": (4, 2),  # tile by tile: rows that go up in memory, and rows that go down
 }
-WIDE_GROUPS_OF_PAIRS = {"scan_rows": (4, 1), "scan_held_rows": (4, 1), "scan_chain": (4, 1)}  # a group of each input
+WIDE_GROUPS_OF_PAIRS = {"scan_rows": (4, 1), "scan_row_pairs": (4, 1), "scan_chain": (4, 1)}  # a group of each input
 # Its wide accesses, whatever the elements: of kernels for several columns a lane, and for rows that start anywhere.
 WIDE_ACCESSES = {
     "reduce_rows": (8, 0),
-    "scan_columns": (8, 8),
+    "scan_short_columns": (8, 8),
     "scan_ragged_columns": (10, 0),
     "scan_packed_rows": (1, 1),
     "scan_short_rows": (0, 1),
     "scan_tiled_rows": (0, 1),
 }
-BULK_FAMILIES = {"scan_pipeline", "scan_narrow_pipeline", "scan_extreme_pipeline", "scan_linear_pipeline"}
+BULK_FAMILIES = {"scan_ring", "scan_ring_columns", "scan_ring_extremes", "scan_ring_pairs"}
 LARGE_FAMILIES = {"scan_ragged_columns"}  # these and BULK_FAMILIES are empty where blocks are not large (gpu.cuh)
 # Wide ones that may be missing for NVIDIA: nvcc shares a part of one with the code for a row's end, in each direction.
-SHARED_STORES = {"scan_chain": 2, "scan_held_rows": 0}
+SHARED_STORES = {"scan_chain": 2, "scan_row_pairs": 0}
 
 # A type in C++, as the table names it, and its size.
 TYPES = {
@@ -73,13 +73,13 @@ KERNEL = re.compile(
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
 CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.|NA\.)?(?:(128)|(64))\b")
 # Of no op: of one that never runs the driver is asked what it compiled it for; one zeroes workspaces (both in
-# csrc/kernels/device.cu); one is for tests (csrc/kernels/intrinsics.cu).
+# csrc/kernels/common/device.cu); one is for tests (csrc/kernels/common/intrinsics.cu).
 HELPERS = (
     "_ZN11torchreduce3gpu12architectureEv",
     "_ZN11torchreduce3gpu10zero_wordsEPml",
     "_ZN11torchreduce3gpu9intrinsicENS_9IntrinsicEPKjPjl",
 )
-# Compiled for NVIDIA's GPUs alone (csrc/kernels/gpu.cuh, kWideReductions).
+# Compiled for NVIDIA's GPUs alone (csrc/kernels/common/gpu.cuh, kWideReductions).
 WIDE_REDUCTIONS = {
     *("reduce_rows", "reduce_packed_rows", "reduce_wide_columns", "reduce_narrow_columns", "reduce_short_columns"),
     "reduce_column_slices",
@@ -114,7 +114,7 @@ class Kernel:
         self.element = TYPES[match["load"] or match["accumulator"]][0]
         # Columns a lane; or whether rows are aligned.
         self.variant = match["variant"]
-        if self.family == "scan_held_rows" and (match["more"] or "").endswith("true"):  # staged
+        if self.family == "scan_row_pairs" and (match["more"] or "").endswith("true"):  # staged
             self.variant = "false"
         if match["kind"] == "Any":
             self.element = f"any as {self.element}"
@@ -143,7 +143,7 @@ class Kernel:
         if self.variant != "1" and (self.large_blocks or self.family not in LARGE_FAMILIES):
             for access, wanted in zip(("load", "store"), WIDE_ACCESSES.get(self.family, (0, 0)), strict=True):
                 width = 16
-                if self.family == "scan_columns" and self.types.get(access):
+                if self.family == "scan_short_columns" and self.types.get(access):
                     width = min(16, int(self.variant) * TYPES[self.types[access]][1])
                 if width > 4 and self.wide[access, width] < wanted:  # single words are not counted
                     faults.append(f"{self.wide[access, width]} {access}s of {width} bytes, expected {wanted}")

@@ -17,11 +17,7 @@ _NUMBERS = {
 
 _FAMILIES = {
     **{("reduction", family): words for family, words in _C.reduce_families().items()},
-    ("scan", "rows"): "each row walked by the lanes of one group, tile by tile",
-    ("scan", "columns"): "strips of rows side by side, tile by tile, carries from the totals of earlier tiles",
-    ("scan", "chain"): "each row cut into block tiles that hand their totals on",
-    ("scan", "pipeline"): "each row, or few side by side, cut into block tiles, by blocks that stay and copy in bulk",
-    ("scan", "walk"): "each of many columns walked by a lane alone, or by a team of lanes",
+    **{("scan", family): words for family, words in _C.scan_families().items()},
 }
 
 
@@ -63,40 +59,33 @@ class ReductionPlan:
 
 @dataclass(frozen=True)
 class ScanPlan:
-    """Which kernel family serves a scan, and with what launch shape. No field changes a bit of the result."""
+    """Which kernel family serves a scan, and in what shape. No field changes a bit of the result."""
 
     call: str
     device: str
     kind: str  # "scan"
-    family: str  # "rows", "columns"; on a GPU also "chain", "pipeline", "walk"
-    lanes: int  # rows: along a row; columns: along a column
-    warps: int  # rows: along a row, within a block; columns: tiles of a block
-    strip: int  # columns: columns side by side in a block, or vectors of them
-    vector: int  # neighbouring columns (columns, pipeline) or rows (rows) of a thread
-    tiled: bool  # columns: blocks take some tiles of a strip each, and go
-    ragged: bool  # columns: rows start anywhere, and are copied with what lies around them
-    strip_bytes: int  # columns: of a row of a strip that warps with roles take with bulk copies; 0: they do not
-    splits: int  # block tiles a row, or tiles of a column
+    family: str
     blocks: int  # GPU: grid size; CPU: tasks
     threads: int  # GPU: block size
-    shared: int  # columns and chain: bytes of dynamic shared memory a block
-    workspace: int  # bytes
-    vector_loads: bool  # 16 bytes at a time
-    whole: bool  # rows: lanes hold whole rows in registers; else each row is walked
+    shared: int  # bytes of dynamic shared memory a block
+    declared: int  # bytes of shared memory that the kernel declares besides, at most
+    workspace: int  # bytes by which blocks hand on what precedes others
+    shape: dict[str, int]  # what is the family's own
 
     def __str__(self) -> str:
-        lines = [self.call, f"  family     {self.family}: {_FAMILIES[self.kind, self.family]}"]
+        lines = [self.call]
         if self.device == "cpu":
-            return "\n".join([*lines, f"  tasks      up to {self.blocks}, {_C.instruction_set()} instructions"])
-        split = f"{self.splits} runs a row, of 8192 elements" if self.splits > 1 else "none: a row is one block's work"
-        load = "16 bytes" if self.vector_loads else "one element"
-        lines += [
-            f"  tile       {self.lanes} lanes and {self.warps} warps a row, loads of {load}",
-            f"  split      {split}",
-            f"  grid       {self.blocks} blocks of {self.threads} threads",
-            f"  workspace  {self.workspace} bytes",
-        ]
-        return "\n".join(lines)
+            lines += [f"  family     {self.family}", f"  tasks      up to {self.blocks}, {_C.instruction_set()}"]
+            return "\n".join(lines)
+        return "\n".join(
+            [
+                *lines,
+                f"  family     {self.family}: {_FAMILIES[self.kind, self.family]}",
+                f"  shape      {', '.join(f'{name} {value}' for name, value in self.shape.items())}",
+                f"  grid       {self.blocks} blocks of {self.threads} threads, {self.shared} bytes shared",
+                f"  workspace  {self.workspace} bytes",
+            ]
+        )
 
     __repr__ = __str__
 

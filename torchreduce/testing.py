@@ -29,7 +29,7 @@ GOLDEN_FILE = Path(__file__).with_name("golden.json")
 @contextmanager
 def force_plan(**fields: Any) -> Iterator[None]:
     """Within the block every call of the process uses these fields of a plan (see torchreduce.explain): family, lanes,
-    warps, leaves, rows, vector_loads, whole. A field left out is the planner's choice. ValueError for what cannot serve
+    warps, leaves, rows, vector_loads. A field left out is the planner's choice. ValueError for what cannot serve
     a call.
 
     >>> import torch, torchreduce

@@ -10,7 +10,7 @@ namespace torchreduce::cpu {
 #define TR_DECLARE(isa)                                                                        \
   namespace isa {                                                                              \
   bool reduce(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for); \
-  bool scan(const ScanCall& call, ParallelFor parallel_for);                                   \
+  bool scan(const ScanCall& call, bool across, int64_t threads, ParallelFor parallel_for);     \
   }
 TR_DECLARE(baseline)
 TR_DECLARE(avx2)
@@ -23,7 +23,7 @@ struct InstructionSet {
   const char* name;
   bool (*here)();
   bool (*reduce)(const ReduceCall&, bool across, int64_t threads, ParallelFor);
-  bool (*scan)(const ScanCall&, ParallelFor);
+  bool (*scan)(const ScanCall&, bool across, int64_t threads, ParallelFor);
 };
 
 bool has_avx2() {
@@ -56,8 +56,9 @@ void reduce(const PlannedReduction& call, ParallelFor parallel_for) {
   const auto& shape = std::get<CpuShape>(call.plan.shape);
   if (!current().load()->reduce(call, shape.across, shape.blocks, parallel_for)) throw std::bad_alloc();
 }
-void scan(const ScanCall& call, ParallelFor parallel_for) {
-  if (!current().load()->scan(call, parallel_for)) throw std::bad_alloc();
+void scan(const PlannedScan& call, ParallelFor parallel_for) {
+  const auto& shape = std::get<scans::CpuShape>(call.plan.shape);
+  if (!current().load()->scan(call, shape.across, shape.blocks, parallel_for)) throw std::bad_alloc();
 }
 
 std::string instruction_set() { return current().load()->name; }

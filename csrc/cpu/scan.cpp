@@ -11,10 +11,13 @@ constexpr int64_t kSerialElements = 32768;  // a smaller call is not worth a sec
 // The number of threads worth using, and what runs tasks on them.
 struct Spread {
   ParallelFor parallel_for;
+  bool across;  // lanes across rows
   int64_t threads;
 
-  Spread(const ScanCall& call, ParallelFor pool)
-      : parallel_for(pool), threads(call.layout.rows * call.layout.length < kSerialElements ? 1 : call.plan.blocks) {}
+  Spread(const ScanCall& call, bool across, int64_t there, ParallelFor pool)
+      : parallel_for(pool),
+        across(across),
+        threads(call.layout.rows * call.layout.length < kSerialElements ? 1 : there) {}
   void operator()(int64_t tasks, void (*body)(void*, int64_t, int64_t), void* context) const {
     if (threads > 1 && tasks > 1) parallel_for(tasks, body, context);
     else body(context, 0, tasks);
@@ -49,7 +52,7 @@ template <class Scan, class E> struct ExtremeTasks {
 template <class Tasks> bool run(const ScanCall& call, const Spread& spread) {
   const Layout& layout = call.layout;
   typename Tasks::Job job(call, spread.threads);
-  if (across_rows(call.plan.family) && job.chunks.inner >= Tasks::kLeastColumns) {
+  if (spread.across && job.chunks.inner >= Tasks::kLeastColumns) {
     spread(job.chunks.count(), Tasks::columns, &job);
     return !job.out_of_memory;
   }
@@ -88,10 +91,11 @@ template <template <class> class Op> bool scan_as(const ScanCall& call, const Sp
 
 }  // namespace
 
-bool scan(const ScanCall& call, ParallelFor parallel_for) {
+// `across`: lanes across rows, else along each; `threads`: those that there are for it.
+bool scan(const ScanCall& call, bool across, int64_t threads, ParallelFor parallel_for) {
   if (call.layout.rows == 0 || call.layout.length == 0) return true;
 #define TR_CASE(name) \
-  case Scan::name: return scan_as<name>(call, Spread(call, parallel_for));
+  case Scan::name: return scan_as<name>(call, Spread(call, across, threads, parallel_for));
   switch (call.op) { TR_FOR_EACH_SCAN(TR_CASE) }
 #undef TR_CASE
   return true;

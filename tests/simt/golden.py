@@ -19,7 +19,8 @@ from torchreduce.testing import GOLDEN_FILE, Golden, golden_cases
 
 AS_PLANNED = "-"
 REDUCTIONS = [AS_PLANNED, "columns", "strided"]
-SCANS = ["rows", "columns", "chain"]
+SCANS = [AS_PLANNED, "rows", "column_tiles", "chain"]
+RECORDS = [AS_PLANNED, "extreme_rows", "column_tiles", "extreme_chain"]
 
 
 def op_of(case: Golden) -> Op:
@@ -43,10 +44,11 @@ def families(case: Golden) -> list[str]:
         and dims_of(case)[0] % len(case.shape) == len(case.shape) - 1
         and case.shape[-1] > 1
     )
-    linear = case.function == "linear_scan"  # of float64 has no rows
-    walks = case.function in ("linear_scan", "cummax", "cummin") and case.dtype in (torch.float32, torch.float64)
-    some = ["pipeline"] * pipelined + ["walk"] * walks
-    return [*SCANS[linear and case.dtype == torch.float64 :], *some]
+    linear, indexed = case.function == "linear_scan", case.function in ("cummax", "cummin")
+    walks = (linear or indexed) and case.dtype in (torch.float32, torch.float64)
+    some = ["ring"] * pipelined + ["column_walk"] * walks
+    usual = RECORDS if indexed else [f for f in SCANS if f != "rows" or not (linear and case.dtype == torch.float64)]
+    return [*usual, *some]
 
 
 def values_dtype(case: Golden) -> torch.dtype:

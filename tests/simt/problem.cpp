@@ -8,14 +8,14 @@
 
 #include "cpu/cpu.h"
 #include "emulator.h"
-#include "kernels/gpu.h"
+#include "kernels/common/gpu.h"
 #include "reference.h"
 
 using namespace torchreduce;
 
 namespace torchreduce::cpu::baseline {
 bool reduce(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for);
-bool scan(const ScanCall& call, ParallelFor parallel_for);
+bool scan(const ScanCall& call, bool across, int64_t threads, ParallelFor parallel_for);
 }  // namespace torchreduce::cpu::baseline
 
 namespace {
@@ -123,8 +123,8 @@ struct Inputs {
   }
 };
 
-ScanCall linear_call(const Problem& p, const Inputs& inputs, const Array& out) {
-  ScanCall call{};
+PlannedScan linear_call(const Problem& p, const Inputs& inputs, const Array& out) {
+  PlannedScan call{};
   call.op = Scan::LinearScan;
   call.options.initial = p.initial;
   call.in = Source{inputs.x->data(), p.in, natural_accumulator(p.in), false, {}};
@@ -152,10 +152,10 @@ ScanCall linear_call(const Problem& p, const Inputs& inputs, const Array& out) {
   return call;
 }
 
-ScanCall scan_call(const Problem& p, const Inputs& inputs, const Array& out, const Array* indices) {
+PlannedScan scan_call(const Problem& p, const Inputs& inputs, const Array& out, const Array* indices) {
   if (p.linear()) return linear_call(p, inputs, out);
   const Array& x = *inputs.x;
-  ScanCall call{};
+  PlannedScan call{};
   call.op = scan_of(p.op)->scan;
   call.options.min = scan_of(p.op)->min;
   call.in = Source{x.data(), p.in, accumulator_of(p.in, p.out), false};
@@ -177,21 +177,14 @@ ScanCall scan_call(const Problem& p, const Inputs& inputs, const Array& out, con
   return call;
 }
 
-std::string text_of(const Plan& p) {
-  return std::string(family_name(p.family)) + " lanes " + std::to_string(p.lanes) + " warps " +
-         std::to_string(p.warps) + " vector " + std::to_string(p.vector) + " ragged " + std::to_string(p.ragged) +
-         " strip_bytes " + std::to_string(p.strip_bytes) + " whole " + std::to_string(p.whole) + " threads " +
-         std::to_string(p.threads) + " splits " + std::to_string(p.splits) + " blocks " + std::to_string(p.blocks) +
-         (p.vector_loads ? " vector loads" : "");
-}
-std::string text_of(const ReducePlan& p) {
+template <class Plan> std::string text_of(const Plan& p) {
   std::string text = p.family;
   std::visit(
       [&](const auto& s) {
         s.each([&](const char* name, int64_t value) { text += std::string(" ") + name + " " + std::to_string(value); });
       },
       p.shape);
-  return text + " splits " + std::to_string(p.launch().splits) + " blocks " + std::to_string(p.launch().blocks);
+  return text + " threads " + std::to_string(p.launch().threads) + " blocks " + std::to_string(p.launch().blocks);
 }
 
 template <class Call> void emulate(Call& call, int multiprocessors, const char* (*entry)(const Call&, void*, void*),
@@ -358,9 +351,8 @@ std::vector<char> solve_by_cpu(const Problem& p, const std::vector<char>& elemen
   const Result result(p, Memory::Contiguous);
   bool done;
   if (p.scan()) {
-    ScanCall call = scan_call(p, inputs, *result.values, result.indices.get());
-    call.plan = plan(call, DeviceFacts{false, 1});
-    done = cpu::baseline::scan(call, serial);
+    const ScanCall call = scan_call(p, inputs, *result.values, result.indices.get());
+    done = cpu::baseline::scan(call, plans::lanes_across_rows(call), 1, serial);
   } else {
     const ReduceCall call = reduce_call(p, *inputs.x, result);
     done = cpu::baseline::reduce(call, plans::lanes_across_rows(call.layout), 1, serial);
@@ -373,7 +365,7 @@ std::vector<char> solve_by_reference(const Problem& p, const std::vector<char>& 
   const Inputs inputs(p, elements, Memory::Contiguous, Memory::Contiguous);
   const Result result(p, Memory::Contiguous);
   if (p.scan()) {
-    const ScanCall call = scan_call(p, inputs, *result.values, result.indices.get());
+    const PlannedScan call = scan_call(p, inputs, *result.values, result.indices.get());
 #define TR_CASE(name) \
   if (call.op == Scan::name) scan_by_reference<name>(call);
     TR_FOR_EACH_SCAN(TR_CASE)
@@ -399,7 +391,7 @@ std::vector<char> solve_by_emulation(const Problem& p, const std::vector<char>& 
     emulate<PlannedReduction>(call, multiprocessors, gpu::reduce, plan_text);
     return result.read();
   }
-  ScanCall call = scan_call(p, inputs, in_place ? x : *result.values, result.indices.get());
-  emulate<ScanCall>(call, multiprocessors, gpu::scan, plan_text);
+  PlannedScan call = scan_call(p, inputs, in_place ? x : *result.values, result.indices.get());
+  emulate<PlannedScan>(call, multiprocessors, gpu::scan, plan_text);
   return in_place ? x.read() : result.read();
 }

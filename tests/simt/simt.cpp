@@ -101,7 +101,11 @@ void check(const Problem& p, const Policies& policies, bool far = false) {
       const auto actual = solve_by_emulation(p, elements, in, a, out, in_place, policy.multiprocessors, plan);
       expect_equal(actual, expected, simt::options.title + ", case " + std::to_string(turn) + ", plan " + plan);
       ++done;
-    } catch (const std::invalid_argument&) {  // this plan cannot serve this problem
+    } catch (const std::invalid_argument& error) {  // this plan cannot serve this problem
+      if (!policy.forced.family) {
+        printf("FAILED: %s: %s\n", simt::options.title.c_str(), error.what());
+        exit(1);
+      }
     }
     force_plan({});
   }
@@ -128,11 +132,10 @@ void check_reductions(const std::vector<std::vector<int64_t>>& shapes, uint64_t 
     for (const auto& sizes : shapes) check({r.op, r.in, r.out, sizes, along}, policies);
 }
 
-constexpr const char *kRows = "rows", *kPackedRows = "packed_rows", *kColumns = "columns", *kChain = "chain",
-                     *kPipeline = "pipeline", *kWalk = "walk", *kStrided = "strided";
+constexpr const char *kRows = "rows", *kPackedRows = "packed_rows", *kColumns = "columns", *kStrided = "strided";
 constexpr int kInPitch = 3;  // rows lie one after another in memory, aligned or not, or one element further apart
 const Policies kReducePolicies = {
-    // family, lanes, warps, leaves, vector loads, whole rows
+    // family, lanes, warps, leaves, vector loads, rows
     {{}, 1},
     {{}, 132},
     {{kStrided, 32, 1, 1, -1}},
@@ -157,13 +160,13 @@ void short_strided() {
 void rows() {
   const Policies policies = {{{}, 132, kInPitch},
                              {{kRows, -1, -1, -1, -1}, 1, kInPitch},
-                             {{kRows, 32, -1, -1, -1, -1, 8}, 132, kInPitch},
-                             {{kRows, -1, -1, -1, -1, -1, 4}, 132, kInPitch},
-                             {{kRows, -1, -1, -1, -1, -1, 2}, 132, kInPitch},
-                             {{kRows, -1, -1, -1, -1, -1, 1}, 132, kInPitch},
-                             {{kRows, -1, 2, 4, -1, -1, 0}, 132, kInPitch},
-                             {{kRows, -1, 8, 8, -1, -1, 0}, 132, kInPitch},
-                             {{kRows, -1, -1, 1, -1, -1, 0}, 132, kInPitch}};
+                             {{kRows, 32, -1, -1, -1, 8}, 132, kInPitch},
+                             {{kRows, -1, -1, -1, -1, 4}, 132, kInPitch},
+                             {{kRows, -1, -1, -1, -1, 2}, 132, kInPitch},
+                             {{kRows, -1, -1, -1, -1, 1}, 132, kInPitch},
+                             {{kRows, -1, 2, 4, -1, 0}, 132, kInPitch},
+                             {{kRows, -1, 8, 8, -1, 0}, 132, kInPitch},
+                             {{kRows, -1, -1, 1, -1, 0}, 132, kInPitch}};
   check_reductions({{70, 7},
                     {40, 16},
                     {33, 64},
@@ -220,8 +223,8 @@ void column_families() {
     }
 }
 void split() {  // more partials than a warp takes at once, and some lanes without; of each kind of values
-  check_reductions({{2, 2048 * 35 + 5}}, 2, Policies(kValues, {{kRows, -1, 1, 1, -1, -1, 0}, 132, kInPitch}));
-  check_reductions({{3, 2048 * 11 + 5}}, 2, {{{kRows, -1, 4, 4, -1, -1, 0}, 132, kInPitch}});
+  check_reductions({{2, 2048 * 35 + 5}}, 2, Policies(kValues, {{kRows, -1, 1, 1, -1, 0}, 132, kInPitch}));
+  check_reductions({{3, 2048 * 11 + 5}}, 2, {{{kRows, -1, 4, 4, -1, 0}, 132, kInPitch}});
   check_reductions({{2, 2048 * 35 + 5}}, 2, Policies(kValues, {{kStrided, 32, 1, 1, -1}}));
   check_reductions({{2048 * 35 + 5, 2}}, 1, {{{kColumns, -1, -1, 1, -1}}});
 }
@@ -257,14 +260,20 @@ void check_scans(const std::vector<std::vector<int64_t>>& shapes, uint64_t along
   }
 }
 
+constexpr const char *kShortRows = "short_rows", *kRowPairs = "row_pairs", *kExtremeRows = "extreme_rows",
+                     *kChain = "chain", *kExtremeChain = "extreme_chain", *kRing = "ring", *kRingPairs = "ring_pairs",
+                     *kRingExtremes = "ring_extremes", *kRingColumns = "ring_columns", *kColumnTeams = "column_teams",
+                     *kColumnWalk = "column_walk", *kShortColumns = "short_columns",
+                     *kExtremeColumns = "extreme_columns", *kColumnStrips = "column_strips",
+                     *kRaggedColumns = "ragged_columns", *kColumnTiles = "column_tiles";
+
 void scan_rows() {  // walked by a warp each, or a few lanes a row
-  const Policies policies = {
-      {{}, 1}, {{kRows, -1, -1, -1, -1, 0}}, {{kRows, 32, -1, -1, 0, 0}}, {{kColumns, -1, -1, -1, -1}}};
+  const Policies policies = {{{}, 1}, {{kRows}}, {{kRows, 32, -1, -1, 0}}, {{kShortColumns}}, {{kColumnTiles}}};
   check_scans({{1, 1}, {300, 7}, {40, 8}, {17, 9}, {33, 64}, {3, 255}, {9, 256}, {2, 257}, {3, 2000}, {2, 8193}}, 2,
               policies);
 }
 void unaligned_rows() {  // of at most a tile, or a block tile
-  const Policies policies = {{{kRows, -1, -1, -1, 0, -1}, 132, kInPitch}};
+  const Policies policies = {{{kShortRows, -1, -1, -1, 0}, 132, kInPitch}};
   check_scans({{1, 1}, {700, 7}, {5000, 2}, {40, 8}, {600, 9}, {33, 64}, {70, 255}, {9, 257}, {3, 1999}, {2, 8000}}, 2,
               policies);
   constexpr Scanned kTypes[] = {{"cumsum", Dtype::F32, Dtype::F32},
@@ -279,7 +288,7 @@ void unaligned_rows() {  // of at most a tile, or a block tile
         check({s.op, s.in, s.out, sizes, 2, form % 2 != 0, form / 2 != 0}, policies);
 }
 void packed_rows() {  // shorter than a group
-  const Policies policies = {{{kRows, -1, -1, -1, -1, -1}, 132, kInPitch}};
+  const Policies policies = {{{kPackedRows, -1, -1, -1, -1}, 132, kInPitch}};
   const std::vector<std::vector<int64_t>> shapes = {{1, 1},    {3001, 1}, {2, 2},    {2048, 2}, {300, 3}, {5003, 3},
                                                     {4100, 4}, {700, 5},  {2047, 6}, {1, 7},    {2333, 7}};
   check_scans(shapes, 2, policies);
@@ -296,27 +305,30 @@ void two_block_tiles() {
   for (const Scanned& s : kTypes)
     for (const auto& sizes : std::vector<std::vector<int64_t>>{{1, 8193}, {3, 8208}, {2, 12345}, {5, 16384}})
       for (int form = 0; form < 4; ++form)
-        check({s.op, s.in, s.out, sizes, 2, form % 2 != 0, form / 2 != 0},
-              {{{}, 132, 1}, {{nullptr, -1, -1, -1, -1, 0}, 132, 1}});
+        check({s.op, s.in, s.out, sizes, 2, form % 2 != 0, form / 2 != 0}, {{{}, 132, 1}, {{kRows}, 132, 1}});
 }
 void wide_rows() {  // of at most a tile, or a block tile
-  const Policies policies = {{{kRows, -1, -1, -1, -1}, 132, 1}};
+  const Policies policies = {{{kShortRows, -1, -1, -1, -1}, 132, 1}};
   check_scans({{1, 7}, {1, 250}, {1, 2001}, {1, 8191}, {300, 16}, {40, 64}, {9, 256}, {3, 272}, {9, 1040}, {3, 2064}},
               2, policies);
-  check_scans({{2, 8192}, {5, 4112}}, 2, {{{kRows, -1, 8, -1, -1}, 132, 1}});
+  check_scans({{2, 8192}, {5, 4112}}, 2, {{{kShortRows, -1, 8, -1, -1}, 132, 1}});
 }
 void scan_columns() {
   const Policies policies = {{{}, 1},
-                             {{kColumns, -1, -1, -1, -1}},
-                             {{kColumns, -1, -1, -1, -1}, 1, kNearMemories, true},
+                             {{}, 1, kNearMemories, true},
+                             {{kColumnTiles}},
+                             {{kShortColumns}},
+                             {{kShortColumns}, 1, kNearMemories, true},
                              {{kRows, -1, -1, -1, -1}}};
-  check_scans({{1, 1}, {8, 300}, {9, 33}, {256, 3}, {257, 1}, {2000, 33}, {8200, 2}}, 1, policies);
+  check_scans({{1, 1}, {8, 300}, {9, 33}, {256, 3}, {300, 7}, {512, 18}, {257, 1}, {2000, 33}, {8200, 2}}, 1, policies);
   check_scans({{5, 300, 3}}, 2, policies);
 }
 void short_columns() {
-  const Policies policies = {
-      {{kColumns, -1, -1, -1, -1}, 1, 1}, {{kColumns, -1, -1, -1, -1}, 2, 1, true}, {{kColumns, -1, -1, -1, 0}, 2, 1}};
-  check_scans({{1, 16}, {8, 320}, {250, 48}, {256, 64}, {7, 1000}, {33, 132}, {100, 8}}, 1, policies);
+  const Policies policies = {{{kShortColumns, -1, -1, -1, -1}, 1, 1},
+                             {{kShortColumns, -1, -1, -1, -1}, 2, 1, true},
+                             {{kShortColumns, -1, -1, -1, 0}, 2, 1}};
+  check_scans({{1, 16}, {8, 320}, {250, 48}, {256, 64}, {7, 1000}, {33, 132}, {100, 8}, {500, 64}, {300, 1000}}, 1,
+              policies);
   check_scans({{5, 200, 32}, {3, 17, 100}}, 2, policies);
 }
 // Blocks that share strips, few and many: whoever is late, what a block waits for does not wait for the block.
@@ -325,12 +337,13 @@ void late_blocks() {
     for (Dtype d : {Dtype::F32, Dtype::BF16})
       for (const auto& sizes : std::vector<std::vector<int64_t>>{
                {40000, 18}, {100000, 1}, {60000, 3}, {12000, 33}, {12000, 65}, {8000, 131}, {1000, 1849}})
-        check({"cumsum", d, d, sizes, 1}, {{{kColumns, -1, -1, -1, -1}, multiprocessors, kInPitch, true}});
+        check({"cumsum", d, d, sizes, 1},
+              {{{}, multiprocessors, kInPitch, true}, {{kRaggedColumns}, multiprocessors, kInPitch, true}});
 }
 // Columns whose rows start anywhere: strips of them, and what is left of a strip, in tiles and what is left of one.
 void ragged_columns() {
-  const Policies one = {{{kColumns, -1, -1, -1, -1}, 1, kInPitch, true}},
-                 some = {{{kColumns, -1, -1, -1, -1}, 5, kInPitch, true}};
+  const Policies one = {{{kRaggedColumns, -1, -1, -1, -1}, 1, kInPitch, true}},
+                 some = {{{kRaggedColumns, -1, -1, -1, -1}, 5, kInPitch, true}};
   for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16})
     for (const Policies& p : {one, some})
       for (const auto& sizes : std::vector<std::vector<int64_t>>{{257, 33},
@@ -363,13 +376,14 @@ void ragged_columns() {
   check({"cumsum", Dtype::F16, Dtype::F16, {kSuperblock + 8192 + 77, 33}, 1}, some);
 }
 void chain() {
-  const Policies policies = {{{kChain, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, 0}}};
+  const Policies policies = {{{kChain, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, 0}}, {{kExtremeChain}}};
   check_scans({{2, 300}, {1, 8191}, {3, 8192}, {2, 8193}, {1, 3 * 8192 + 5}}, 2, policies);
   check_scans({{1, 2 * kSuperblock + 3 * 8192 + 5}}, 2, {{{kChain, -1, -1, -1, -1}}});
   // Elements of 8 bytes come by way of shared memory only where blocks may have more of it than everywhere.
   const Policies staged = {{{kChain, -1, -1, -1, -1}, 132, kNearMemories, true},
                            {{kChain, -1, -1, -1, -1}, 132, 1, true},
-                           {{kChain, -1, -1, -1, 0}, 132, kInPitch, true}};
+                           {{kChain, -1, -1, -1, 0}, 132, kInPitch, true},
+                           {{kExtremeChain}, 132, kNearMemories, true}};
   constexpr Scanned kTypes[] = {{"cumsum", Dtype::F64, Dtype::F64},   {"cumsum", Dtype::I64, Dtype::I64},
                                 {"cumsum", Dtype::U8, Dtype::I64},    {"cumprod", Dtype::BF16, Dtype::F64},
                                 {"cumprod", Dtype::F32, Dtype::F32},  {"logcumsumexp", Dtype::BF16, Dtype::BF16},
@@ -388,7 +402,7 @@ void pipeline() {
                                 {"cumsum", Dtype::F16, Dtype::F16},      {"cumprod", Dtype::F32, Dtype::F32},
                                 {"cumprod", Dtype::BF16, Dtype::BF16},   {"logcumsumexp", Dtype::F32, Dtype::F32},
                                 {"logcumsumexp", Dtype::F16, Dtype::F16}};
-  const Policies policies = {{{kPipeline, -1, -1, -1, -1}, 3, kInPitch, true}};
+  const Policies policies = {{{kRing, -1, -1, -1, -1}, 3, kInPitch, true}};
   for (const Scanned& s : kTypes)
     for (int form = 0; form < 4; ++form) {  // exclusive, reverse
       check({s.op, s.in, s.out, {9, 300}, 2, form % 2 != 0, form / 2 != 0}, policies);
@@ -396,7 +410,7 @@ void pipeline() {
       check({s.op, s.in, s.out, {3, 3 * 8192 + 5}, 2, form % 2 != 0, form / 2 != 0}, policies);
       check({s.op, s.in, s.out, {2, 4 * 8192}, 2, form % 2 != 0, form / 2 != 0}, policies);
     }
-  const Policies few = {{{kPipeline, -1, -1, -1, -1}, 2, kInPitch, true}};
+  const Policies few = {{{kRing, -1, -1, -1, -1}, 2, kInPitch, true}};
   check({"cumsum", Dtype::F32, Dtype::F32, {1, 70 * 8192 + 9}, 2}, few);
   for (int form = 0; form < 4; ++form)  // stages of several rows are loaded again early
     check({"cumsum", Dtype::F32, Dtype::F32, {12, 2 * 8192 + 5}, 2, form % 2 != 0, form / 2 != 0}, few);
@@ -404,7 +418,7 @@ void pipeline() {
   check({"cumprod", Dtype::F32, Dtype::F32, {1, 70 * 8192 + 9}, 2}, few);  // carries by superblocks
   check({"logcumsumexp", Dtype::BF16, Dtype::BF16, {2, 66 * 8192 + 9}, 2, true}, few);
   // As many block tiles a row as blocks: two warps form the carries.
-  check({"cumsum", Dtype::F32, Dtype::F32, {3, 33 * 8192 + 9}, 2}, {{{kPipeline, -1, -1, -1, -1}, 34, kInPitch, true}});
+  check({"cumsum", Dtype::F32, Dtype::F32, {3, 33 * 8192 + 9}, 2}, {{{kRing, -1, -1, -1, -1}, 34, kInPitch, true}});
   // The superblock before may have no total yet; of each three in a row, one's elements at least show it.
   check({"cumprod", Dtype::F32, Dtype::F32, {1, 34 * 8192 + 9}, 2}, Policies(3, few[0]));
 }
@@ -427,17 +441,17 @@ void linear_pipeline() {
         for (uint64_t spread : {0, 1}) {
           p.sizes = sizes;
           p.spread = spread;
-          check(p, {{{kPipeline, -1, -1, -1, -1}, 3, 1, true}});
+          check(p, {{{kRingPairs, -1, -1, -1, -1}, 3, 1, true}});
           check(p, {{{}, 2, kInPitch, true}});  // wherever they lie in memory, as the planner chooses
         }
     }
     Problem p{"linear_scan", d, d, {1, 70 * 8192 + 9}, 2, false, d == Dtype::F16};  // carries by superblocks
-    for (int form = 0; form < 2; ++form, p.initial = true) check(p, {{{kPipeline, -1, -1, -1, -1}, 2, 1, true}});
+    for (int form = 0; form < 2; ++form, p.initial = true) check(p, {{{kRingPairs, -1, -1, -1, -1}, 2, 1, true}});
     p.initial = false;
     p.shifted = true;
     for (int multiprocessors : {2, 3, 5}) {
       p.sizes = {4, 8 * 8192 + 8};
-      check(p, {{{kPipeline, -1, -1, -1, -1}, multiprocessors, 1, true}});
+      check(p, {{{kRingPairs, -1, -1, -1, -1}, multiprocessors, 1, true}});
     }
   }
 }
@@ -446,7 +460,7 @@ void linear_pipeline() {
 void narrow_pipeline() {
   auto run = [](Dtype d, const std::vector<int64_t>& sizes, uint64_t along, int form, int multiprocessors) {
     check({"cumsum", d, d, sizes, along, form % 2 != 0, form / 2 != 0},
-          {{{kPipeline, -1, -1, -1, -1}, multiprocessors, 1, true}});
+          {{{kRingColumns, -1, -1, -1, -1}, multiprocessors, 1, true}});
   };
   for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16})
     for (int64_t columns : {2, 3, 4, 5, 6, 7})
@@ -475,7 +489,7 @@ void narrow_pipeline() {
 void strip_pipeline() {
   auto run = [](Dtype d, const std::vector<int64_t>& sizes, uint64_t along, int form, int multiprocessors) {
     check({"cumsum", d, d, sizes, along, form % 2 != 0, form / 2 != 0},
-          {{{kColumns, -1, -1, -1, -1}, multiprocessors, 1, true}});
+          {{{kColumnStrips, -1, -1, -1, -1}, multiprocessors, 1, true}});
   };
   for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16})
     for (int form = 0; form < 4; ++form) {  // exclusive, reverse
@@ -489,7 +503,7 @@ void strip_pipeline() {
       run(d, {8192 + 256, 2 * line}, 1, form, 5);
       // Wherever they lie in memory.
       check({"cumsum", d, d, {2049, line / 4}, 1, form % 2 != 0, form / 2 != 0},
-            Policies(3, {{kColumns, -1, -1, -1, -1}, 3, kInPitch, true}));
+            Policies(3, {{kColumnStrips, -1, -1, -1, -1}, 3, kInPitch, true}));
     }
   for (Dtype d : {Dtype::F32, Dtype::BF16}) {
     run(d, {70 * 8192 + 9, 16 / size_of(d)}, 1, 0, 3);
@@ -502,7 +516,7 @@ void strip_pipeline() {
 // Offsets beyond 2^31, in every family.
 void far() {
   const Policies reductions = {{{}}, {{kStrided, -1, -1, -1, -1}}, {{kColumns, -1, -1, -1, -1}}},
-                 scans = {{{kRows, -1, -1, -1, -1}}, {{kColumns, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, -1}}};
+                 scans = {{{}}, {{kRows}}, {{kShortColumns}}, {{kColumnTiles}}, {{kChain}}};
   for (uint64_t along : {1, 2}) {
     check({"sum", Dtype::U8, Dtype::I64, {3, 40}, along}, reductions, true);
     check({"max", Dtype::I8, Dtype::I8, {3, 2500}, along}, reductions, true);
@@ -515,20 +529,20 @@ void far() {
 void superblocks() {
   const int64_t n = 3 * kSuperblock + 2 * 8192 + 5;
   const Policies chains(5, {{kChain, -1, -1, -1, -1}});
-  check({"cumsum", Dtype::F64, Dtype::F64, {1, n}, 2}, {{{kRows, -1, -1, -1, -1}}, {{kColumns, -1, -1, -1, -1}}});
+  check({"cumsum", Dtype::F64, Dtype::F64, {1, n}, 2}, {{{kRows, -1, -1, -1, -1}}, {{kColumnTiles, -1, -1, -1, -1}}});
   check({"cumsum", Dtype::F64, Dtype::F64, {1, n}, 2}, chains);
   // Of accumulators of 4 bytes the first four have no look-back.
   check({"cumsum", Dtype::F32, Dtype::F32, {1, 4 * kSuperblock + 2 * 8192 + 5}, 2},
         Policies(2, {{kChain, -1, -1, -1, -1}}));
-  check({"cumsum", Dtype::F64, Dtype::F64, {n, 1}, 1}, {{{kColumns, -1, -1, -1, -1}, 2, 1}});
-  check({"cumsum", Dtype::F64, Dtype::F64, {n, 2}, 1}, {{{kColumns, -1, -1, -1, -1}, 2, 1}});
+  check({"cumsum", Dtype::F64, Dtype::F64, {n, 1}, 1}, {{{kColumnTiles, -1, -1, -1, -1}, 2, 1}});
+  check({"cumsum", Dtype::F64, Dtype::F64, {n, 2}, 1}, {{{kColumnTiles, -1, -1, -1, -1}, 2, 1}});
 }
 
 // Rows of at most a block tile, of two inputs, that lanes hold as a whole: a few lanes a row, several
 // rows a lane, or some warps a row with one tile each or several.
 void held_rows() {
-  Policies policies = {{{kRows, -1, -1, -1, -1}, 132, 1, false, kInPitch}, {{kRows, 32, -1, -1, 0}, 132, 2}};
-  for (int warps = 1; warps <= 8; warps *= 2) policies.push_back({{kRows, -1, warps, -1, -1}, 132, kInPitch});
+  Policies policies = {{{kRowPairs, -1, -1, -1, -1}, 132, 1, false, kInPitch}, {{kRowPairs, 32, -1, -1, 0}, 132, 2}};
+  for (int warps = 1; warps <= 8; warps *= 2) policies.push_back({{kRowPairs, -1, warps, -1, -1}, 132, kInPitch});
   const std::vector<std::vector<int64_t>> shapes = {{1, 1},    {700, 8},  {500, 13}, {400, 16}, {300, 24}, {300, 64},
                                                     {70, 200}, {9, 256},  {5, 272},  {5, 1024}, {90, 100}, {40, 250},
                                                     {3, 1999}, {3, 4096}, {2, 8191}, {2, 8192}};
@@ -549,10 +563,10 @@ void held_rows() {
 // Rows with indices: several a warp, one of several steps, or tiles of a chain; wherever pairs lie, and around the
 // lengths at which a row takes one chunk or lane more.
 void extremes() {
-  const Policies rows = {{{kRows, -1, -1, -1, -1}, 132, kInPitch},
-                         {{kRows, 32, -1, -1, -1}, 132, kInPitch},
-                         {{kRows, -1, -1, -1, -1}}},
-                 chains = {{{kChain, -1, -1, -1, -1}, 132, kInPitch}, {{kChain, -1, -1, -1, -1}, 132, 1}};
+  const Policies rows = {{{kExtremeRows, -1, -1, -1, -1}, 132, kInPitch},
+                         {{kExtremeRows, 32, -1, -1, -1}, 132, kInPitch},
+                         {{kExtremeRows, -1, -1, -1, -1}}},
+                 chains = {{{kExtremeChain, -1, -1, -1, -1}, 132, kInPitch}, {{kExtremeChain, -1, -1, -1, -1}, 132, 1}};
   constexpr Scanned kTypes[] = {{"cummax", Dtype::F32, Dtype::F32},   {"cummin", Dtype::F32, Dtype::F32},
                                 {"cummax", Dtype::BF16, Dtype::BF16}, {"cummin", Dtype::F16, Dtype::F16},
                                 {"cummax", Dtype::F64, Dtype::F64},   {"cummin", Dtype::I64, Dtype::I64},
@@ -570,7 +584,7 @@ void extremes() {
              {3, 1}, {2, 300}, {3, tile - 15}, {3, tile - 1}, {2, tile}, {2, tile + 1}, {3, 3 * tile + 77}})
       for (int reverse = 0; reverse < 2; ++reverse) check({s.op, s.in, s.out, sizes, 2, false, reverse != 0}, chains);
   }
-  const Policies turns = {{{kRows, -1, -1, -1, -1}, 1, kInPitch}};  // several rows a warp, again and again
+  const Policies turns = {{{kExtremeRows, -1, -1, -1, -1}, 1, kInPitch}};  // several rows a warp, again and again
   for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F64, Dtype::U8})
     for (const auto& sizes :
          std::vector<std::vector<int64_t>>{{1600, 64}, {3003, 30}, {3001, 16}, {901, 128}, {801, 41}})
@@ -581,7 +595,8 @@ void extremes() {
     for (Dtype d : {Dtype::F32, Dtype::BF16}) {
       check({"cummin", d, d, {5, 3, 600}, 4, false, reverse != 0}, rows);
       check({"cummin", d, d, {5, 40, 3}, 2, false, reverse != 0}, rows);
-      check({"cummax", d, d, {3, 300}, 2, false, reverse != 0}, {{{kRows, -1, -1, -1, -1}}, {{kChain}}}, true);
+      check({"cummax", d, d, {3, 300}, 2, false, reverse != 0}, {{{kExtremeRows, -1, -1, -1, -1}}, {{kExtremeChain}}},
+            true);
     }
   }
 }
@@ -596,7 +611,7 @@ void extreme_pipeline() {
   auto run = [](const Scanned& s, const std::vector<int64_t>& sizes, int multiprocessors, int times = 1) {
     for (int reverse = 0; reverse < 2; ++reverse)
       check({s.op, s.in, s.out, sizes, uint64_t(1) << (sizes.size() - 1), false, reverse != 0},
-            Policies(size_t(times), {{kPipeline, -1, -1, -1, -1}, multiprocessors, kInPitch, true}));
+            Policies(size_t(times), {{kRingExtremes, -1, -1, -1, -1}, multiprocessors, kInPitch, true}));
   };
   for (const Scanned& s : kTypes) {
     const int64_t tile = extreme_tile(size_of(s.in)), part = tile / 16;
@@ -614,8 +629,8 @@ void extreme_pipeline() {
 
 // Tiles of columns, one or two a lane: rows of a warp that lie side by side or not, strips that lack columns,
 // tiles that end anywhere, and columns of several block tiles and superblocks of them, started in any order.
-void check_tiles(const std::vector<Scanned>& types, bool exclusive) {
-  const Policies policies = {{{kColumns, -1, -1, -1, -1}, 132, kNearMemories}, {{kColumns, -1, -1, -1, 0}, 132, 1}};
+void check_tiles(const char* family, const std::vector<Scanned>& types, bool exclusive) {
+  const Policies policies = {{{family}, 132, kNearMemories}, {{family, -1, -1, -1, 0}, 132, 1}};
   for (const Scanned& s : types)
     for (const auto& sizes : std::vector<std::vector<int64_t>>{{257, 64},
                                                                {300, 1},
@@ -646,20 +661,23 @@ void check_tiles(const std::vector<Scanned>& types, bool exclusive) {
     check({s.op, s.in, s.out, {(kFan * kFan + 70) * 256 + 5, s.in == Dtype::F32 ? 5 : 6}, 1}, Policies(2, policies[0]));
 }
 void extreme_columns() {
-  check_tiles({{"cummax", Dtype::F32, Dtype::F32},
+  check_tiles(kExtremeColumns,
+              {{"cummax", Dtype::F32, Dtype::F32},
                {"cummin", Dtype::F32, Dtype::F32},
                {"cummax", Dtype::BF16, Dtype::BF16},
                {"cummin", Dtype::F16, Dtype::F16}},
               false);
 }
 void column_tiles() {
-  check_tiles({{"cumprod", Dtype::F32, Dtype::F32},
+  check_tiles(kColumnTiles,
+              {{"cumprod", Dtype::F32, Dtype::F32},
                {"logcumsumexp", Dtype::F32, Dtype::F32},
                {"logcumsumexp", Dtype::F16, Dtype::F16},
                {"cumprod", Dtype::BF16, Dtype::BF16},
                {"cumsum", Dtype::F32, Dtype::F32}},
               true);
-  check_tiles({{"linear_scan", Dtype::F32, Dtype::F32},
+  check_tiles(kColumnTiles,
+              {{"linear_scan", Dtype::F32, Dtype::F32},
                {"linear_scan", Dtype::F16, Dtype::F16},
                {"linear_scan", Dtype::BF16, Dtype::BF16}},
               false);
@@ -671,19 +689,20 @@ void column_tiles() {
       p.initial = form / 2 % 3 == 1;
       p.shifted = form / 2 % 3 == 2;
       p.spread = uint64_t(form / 6);
-      check(p, {{{kColumns, -1, -1, -1, -1}, 132, kNearMemories}, {{kColumns, -1, -1, -1, 0}, 132, 1}});
+      check(p, {{{kColumnTiles}, 132, kNearMemories}, {{kColumnTiles, -1, -1, -1, 0}, 132, 1}});
     }
 }
 
 // Two inputs: a with b's shape or broadcast, before or behind its position, after nothing or after an initial value.
 void linear_scan() {
   const Policies rows = {{{}, 1},
-                         {{kRows, -1, -1, -1, -1}},
-                         {{kRows, -1, -1, -1, -1, 0}},
-                         {{kRows, 32, -1, -1, 0, 0}},
-                         {{kColumns, -1, -1, -1, -1}},
-                         {{kColumns, -1, -1, -1, -1}, 1, kNearMemories, true}};
-  const Policies chains = {{{kChain, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, 0}}, {{kRows, -1, -1, -1, -1}}};
+                         {{kRowPairs}},
+                         {{kRows}},
+                         {{kRows, 32, -1, -1, 0}},
+                         {{kShortColumns}},
+                         {{kColumnTiles}},
+                         {{kShortColumns}, 1, kNearMemories, true}};
+  const Policies chains = {{{kChain, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, 0}}, {{kRowPairs}}, {{kRows}}};
   for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16, Dtype::F64}) {
     int turn = 0;
     auto all_forms = [&](const std::vector<int64_t>& sizes, uint64_t along, const Policies& policies) {
@@ -712,7 +731,7 @@ void linear_scan() {
   Problem p{"linear_scan", Dtype::F32, Dtype::F32, {1, 2 * kSuperblock + 3 * 8192 + 5}, 2};
   for (int form = 0; form < 2; ++form, p.initial = true) {
     check(p, Policies(3, {{kChain, -1, -1, -1, -1}}));
-    check({"linear_scan", p.in, p.out, {p.sizes[1], 1}, 1, false, false, p.initial}, {{{kColumns, -1, -1, -1, -1}}});
+    check({"linear_scan", p.in, p.out, {p.sizes[1], 1}, 1, false, false, p.initial}, {{{kColumnTiles}}});
   }
 }
 
@@ -720,7 +739,7 @@ void linear_scan() {
 // this where there is one multiprocessor.
 void walk() {
   const Policies policies = {
-      {{kWalk, -1, -1, -1, -1}, 132, kNearMemories}, {{kWalk, -1, -1, -1, -1}, 132, 1}, {{}, 1, 1}};
+      {{kColumnWalk, -1, -1, -1, -1}, 132, kNearMemories}, {{kColumnWalk, -1, -1, -1, -1}, 132, 1}, {{}, 1, 1}};
   auto all_forms = [&](Dtype d, const std::vector<int64_t>& sizes, uint64_t along, const Policies& policies) {
     const uint64_t dims = (uint64_t(1) << sizes.size()) - 1, spreads[] = {0, along, dims - along, dims, 1};
     for (int form = 0; form < 6; ++form) {
@@ -758,22 +777,23 @@ void walk() {
     all_forms(d, {3, 300, 24}, 2, policies);
     all_forms(d, {3, 2, 40, 6}, 4, policies);
     for (uint64_t along : {1, 2, 4}) check({"cummax", d, d, {5, 300, 64}, along, false, along == 2}, policies);
-    check({"cummin", d, d, {3, 300, 4}, 2, false, true}, {{{kWalk, -1, -1, -1, -1}}}, true);  // far apart
-    check({"linear_scan", d, d, {3, 300, 4}, 1}, {{{kWalk, -1, -1, -1, -1}}}, true);
+    check({"cummin", d, d, {3, 300, 4}, 2, false, true}, {{{kColumnWalk, -1, -1, -1, -1}}}, true);  // far apart
+    check({"linear_scan", d, d, {3, 300, 4}, 1}, {{{kColumnWalk, -1, -1, -1, -1}}}, true);
   }
   check({"decayed_sum", Dtype::F64, Dtype::F64, {5, 300, 64}, 2}, policies);
   for (int64_t columns : {1, 2}) {
     const Dtype d = columns == 1 ? Dtype::F32 : Dtype::BF16;
     for (const char* op : {"linear_scan", "cummax"})
-      check({op, d, d, {2 * kSuperblock + 3 * 8192 + 5, columns}, 1}, {{{kWalk, -1, -1, -1, -1}, 132, 1}});
+      check({op, d, d, {2 * kSuperblock + 3 * 8192 + 5, columns}, 1}, {{{kColumnWalk, -1, -1, -1, -1}, 132, 1}});
   }
 }
 
 // The same where a team of lanes shares each column: half tiles that are whole, partial or missing, the second of a
 // tile or its last one; strips that lack columns; several tiles, block tiles and superblocks.
 void team_walk() {
-  const Policies policies = {
-      {{kWalk, -1, -1, -1, -1}, 132, kNearMemories, true}, {{kWalk, -1, -1, -1, -1}, 132, 1, true}, {{}, 1, 1, true}};
+  const Policies policies = {{{kColumnTeams, -1, -1, -1, -1}, 132, kNearMemories, true},
+                             {{kColumnTeams, -1, -1, -1, -1}, 132, 1, true},
+                             {{}, 1, 1, true}};
   int turn = 0;
   auto run = [&](Dtype d, const std::vector<int64_t>& sizes, uint64_t along, bool all) {
     const uint64_t dims = (uint64_t(1) << sizes.size()) - 1, spreads[] = {0, along, dims - along, dims, 1};
@@ -797,7 +817,7 @@ void team_walk() {
     run(d, {5, 300, 24}, 2, true);
     run(d, {3, 2, 400, 6}, 4, false);
     run(d, {300, 9, 8}, 1, false);
-    check({"linear_scan", d, d, {300, 3, 4}, 1}, {{{kWalk, -1, -1, -1, -1}, 132, 1, true}}, true);  // far apart
+    check({"linear_scan", d, d, {300, 3, 4}, 1}, {{{kColumnTeams, -1, -1, -1, -1}, 132, 1, true}}, true);  // far apart
     check({"linear_scan", d, d, {2 * kSuperblock + 3 * 8192 + 5, 2}, 1}, {policies[1]});
   }
 }
@@ -867,7 +887,7 @@ void solve(const char* path) {
       exit(1);
     }
     simt::options.title = line;
-    const bool pipeline = family == kPipeline;
+    const bool pipeline = family.rfind("ring", 0) == 0;
     simt::options.bulk_copies = pipeline;
     force_plan({family == "-" ? nullptr : family.c_str(), -1, -1, -1, -1});
     std::string plan;

@@ -2,7 +2,7 @@
 // state of a lane's columns while it goes down the rows.
 #pragma once
 #include "column_call.h"
-#include "kernels/collective.cuh"
+#include "kernels/common/collective.cuh"
 
 namespace torchreduce::gpu {
 

@@ -4,7 +4,7 @@
 // adds one; the one who finds that all others have is last, sets the counter to 0 again, and combines the partial
 // results in the canonical tree. Which one that is does not show in the bits. Where the counters are: device.cu.
 #pragma once
-#include "kernels/collective.cuh"
+#include "kernels/common/collective.cuh"
 
 namespace torchreduce::gpu {
 

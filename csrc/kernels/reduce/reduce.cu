@@ -2,7 +2,7 @@
 // Launches of the reductions: this file is compiled once for each op, with TR_PART its struct.
 #include "column_slices.cuh"
 #include "columns.cuh"
-#include "kernels/gpu.h"
+#include "kernels/common/gpu.h"
 #include "narrow_columns.cuh"
 #include "packed_rows.cuh"
 #include "rows.cuh"

@@ -3,6 +3,7 @@
 // the first levels of Sklansky's scan are a lane's own, and at the others one shuffle serves all of its groups.
 #pragma once
 #include "row_access.cuh"
+#include "row_pairs.h"
 
 namespace torchreduce::gpu {
 
@@ -218,18 +219,18 @@ __device__ __forceinline__ bool scan_neighbours(V (&value)[K], int lane, int wid
 // of it nvcc would rather use memory for a few registers than have one block less.)
 constexpr int held_blocks(int bytes) { return bytes <= 8 ? 4 : bytes <= 16 ? 3 : bytes <= 32 ? 2 : 1; }
 
-// plan.lanes lanes a row of at most a tile, K times as many rows a warp, which one stride leads through, or K is 1.
-// kTiled: longer rows, plan.warps warps a row, each with K neighbouring tiles. kStaged: of results that are one run of
-// memory for each warp (held_runs), and go there by way of shared memory.
+// shape.lanes lanes a row of at most a tile, K times as many rows a warp, which one stride leads through, or K is 1.
+// kTiled: longer rows, shape.warps warps a row, each with K neighbouring tiles. kStaged: of results that are one run of
+// memory for each warp (shape.runs), and go there by way of shared memory.
 template <class S, class Load, class Store, int K, bool kTiled, bool kStaged>
 __global__ void TR_ALL_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename S::Item))))
-    scan_held_rows(TR_GRID_CONSTANT ScanCall call) {
+    scan_row_pairs(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT RowPairsShape shape) {
   static_assert(!kHasStart<S>, "it would have to be able to be exclusive");
   using Acc = typename S::Acc;
   using E = element_of<Load>;
   const S op{call.options};
   const Layout& layout = call.layout;
-  const int width = kTiled ? kLanes : call.plan.lanes, warps = kTiled ? call.plan.warps : 1;
+  const int width = kTiled ? kLanes : shape.lanes, warps = kTiled ? shape.warps : 1;
   const int lane = lane_id(), warp = int(threadIdx.x) / kLanes, part = warp & (warps - 1);
   const int shift = __ffs(unsigned(kTiled ? warps : width)) - 1;
   const int apart = kTiled ? 0 : kLanes >> shift;  // rows from one of the groups that a lane loads to the next
@@ -261,7 +262,7 @@ __global__ void TR_ALL_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename
   const E* const a =
       static_cast<const E*>(call.in.more[0]) + row_offset(layout, call.more_strides[0], row) + start * a_stride;
   E* const out = static_cast<E*>(call.out.values) + row_at.out + start * stride.out;
-  const bool whole = !kStaged & call.plan.vector_loads & (n % kGroup == 0);
+  const bool whole = !kStaged & shape.granules & (n % kGroup == 0);
   uint32_t b_words[K][kGroupWords<E>], a_words[K][kGroupWords<E>];
   // Of a, plans know nothing: rows `apart` from an aligned one need not be.
   const bool a_steps = kTiled || K == 1 || int(a_step) % (16 / int(sizeof(E))) == 0;

@@ -1,5 +1,5 @@
 // Scans with lanes across rows whose elements lie side by side, but start anywhere: at a multiple of an element's size
-// only, and at another one from row to row (scan_strip_pipeline.cuh needs them to be aligned in every row).
+// only, and at another one from row to row (column_strips.cuh needs them to be aligned in every row).
 //
 // A tile of a strip of columns is a turn of kSides jobs, one after the other: a strip of at most 32 words whole, a
 // wider one half of its rows at a time. All granules of 16 bytes that have elements of a job are copied to shared
@@ -20,12 +20,13 @@
 // another turn, and what precedes a turn is looked for as late as its results allow.
 #pragma once
 #include "column_carry.cuh"
+#include "ragged_columns.h"
 
 namespace torchreduce::gpu {
 
 template <class S, class Load, class Store> constexpr bool kRaggedColumns = [] {
   if constexpr (kInPlace<S, Load, Store>)
-    return ragged_columns(sizeof(typename Load::Element), sizeof(typename S::Acc));
+    return ragged_columns_of(sizeof(typename Load::Element), sizeof(typename S::Acc));
   else return false;
 }();
 
@@ -45,7 +46,7 @@ struct RaggedJob {
 // kSides: ragged_sides(the words of a strip's row).
 template <class S, class Load, class Store, int kSides>
 __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
-    scan_ragged_columns(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+    scan_ragged_columns(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT RaggedColumnsShape shape, void* workspace) {
 #if defined(TR_LARGE_BLOCKS) || defined(TR_EMULATED)  // no plan has it where blocks are not large
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
@@ -70,7 +71,7 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
   static_assert(kRowPitch >= kRowBytes + kSector, "wherever in a sector a row begins");
   const S op{call.options};
   const Layout& layout = call.layout;
-  const int64_t n = layout.length, tiles = call.plan.splits;
+  const int64_t n = layout.length, tiles = shape.tiles;
   const int64_t in_step = layout.in[layout.kept] * kSize, out_step = layout.out[layout.kept] * kSize;
   constexpr int behind = kRaggedBehind, stages = kAhead + behind;
   const int lane = lane_id(), warp = int(threadIdx.x) / kLanes;
@@ -88,7 +89,7 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
   __shared__ uintptr_t low, high;             // the tensor's first byte, and the one behind its last
   // A turn's job is known; its totals are there; its carries are. The threads that work.
   __shared__ Barrier put[kColumnJobs], published[kColumnCarries], carried[kColumnCarries], team;
-  static_assert(sizeof job + sizeof put + sizeof published + sizeof carried + 72 <= kColumnShared,
+  static_assert(sizeof job + sizeof put + sizeof published + sizeof carried + 72 <= kRaggedShared,
                 "the plan counts on no more");
 
   auto space = [&] { return ColumnSpace<S>(workspace, layout.rows, recomputed(width), recomputed(tiles)); };
@@ -103,7 +104,7 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
   auto put_job = [&](int turn, int64_t ticket) {
     RaggedJob j{};
     if (ticket < jobs) {
-      const int X = call.plan.strip * kCell;
+      const int X = shape.words * kCell;
       const int64_t rest = strips == 1 ? ticket : quotient(ticket, strips, strip_share);
       j.first = (ticket - rest * strips) * X;
       j.batch = layout.rows == width ? 0 : quotient(rest, tiles, tile_share);
@@ -135,7 +136,7 @@ __global__ void TR_BLOCKS_BOUND(ragged_block(sizeof(typename Load::Element)), 1)
 
   if (threadIdx.x == 0) {
     width = layout.size[layout.kept - 1];
-    strips = (width + call.plan.strip * kCell - 1) / (call.plan.strip * kCell);
+    strips = (width + shape.words * kCell - 1) / (shape.words * kCell);
     jobs = layout.rows / width * strips * tiles;
     strip_share = 1 / double(strips);
     tile_share = 1 / double(tiles);

@@ -16,7 +16,8 @@
 // results, so that its carry is there by then; one warp publishes what they make, and carries are folded by
 // superblocks.
 #pragma once
-#include "scan_chain.cuh"
+#include "chain.cuh"
+#include "ring.h"
 
 namespace torchreduce::gpu {
 
@@ -24,7 +25,7 @@ namespace torchreduce::gpu {
 // looking too often (float32: 64 totals a look 4110 GB/s, 128 3983, 256 3576; bfloat16: 64 3516, 192 3950) and from two
 // warps that do (rows of 2^20, of a copy's speed: float32 0.93 with one carry warp, 0.85 with two; bfloat16 0.80,
 // 0.90).
-// Of two inputs (scan_linear_pipeline.cuh) a stage has a place for each, and no results are staged.
+// Of two inputs (ring_pairs.cuh) a stage has a place for each, and no results are staged.
 template <int kBytes, int kAcc, int kInputs = 1> struct PipelineShape {
   static_assert(kBytes == 2 || kBytes == 4, "one stage is a block tile, and several must fit");
   static constexpr bool kStaged = kInputs == 1;  // results
@@ -38,12 +39,12 @@ template <int kBytes, int kAcc, int kInputs = 1> struct PipelineShape {
   static constexpr int kResultWarps = 16;
   static constexpr int kWindows = kBytes == 2 ? 6 : 2;  // of 32 totals, a look
   static constexpr int kCopyWarps = kStaged ? 2 : 1;
-  static_assert((kResultWarps + kTotalWarps + kCarryWarps + kCopyWarps) * kLanes == pipeline_threads(kBytes, kAcc),
+  static_assert((kResultWarps + kTotalWarps + kCarryWarps + kCopyWarps) * kLanes == ring_threads(kBytes, kAcc),
                 "a warp for each role");
   static constexpr int kPlaceBytes = kBlockTile * kBytes + 128;  // a tile that starts anywhere in a line
   static constexpr int kStageBytes = kInputs * kPlaceBytes;
   static constexpr int kShared = (kStages + (kStaged ? kStagings : 0)) * kStageBytes;
-  static_assert(kShared + (6 << 10) <= kPipelineShared, "the plan counts on no more");
+  static_assert(kShared + (6 << 10) <= kRingShared, "the plan counts on no more");
 };
 
 // What the kernel is compiled for: 16- and 32-bit floats.
@@ -836,8 +837,8 @@ template <class S, class Load, class Store> struct Pipeline {
 };
 
 template <class S, class Load, class Store>
-__global__ void __launch_bounds__(pipeline_threads(sizeof(element_of<Load>), sizeof(typename S::Acc)), 1)
-    scan_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+__global__ void __launch_bounds__(ring_threads(sizeof(element_of<Load>), sizeof(typename S::Acc)), 1)
+    scan_ring(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT RingShape shape, void* workspace) {
 #if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
   using P = Pipeline<S, Load, Store>;
   TR_DYNAMIC_SHARED(stages, 128);
@@ -845,13 +846,13 @@ __global__ void __launch_bounds__(pipeline_threads(sizeof(element_of<Load>), siz
   char* stagings = stages + P::kStages * P::kStageBytes;
   constexpr int kCarryWarp = P::kResultWarps + P::kTotalWarps, kStoreWarp = kCarryWarp + P::kCarryWarps;
   const int warp = int(threadIdx.x) / kLanes, mirror = scan_stride(call.layout).in < 0 ? kLanes - 1 : 0;
-  ChainSpace<S> space(workspace, call.layout.rows, call.plan.splits);
+  ChainSpace<S> space(workspace, call.layout.rows, shape.tiles);
   const S op{call.options};
   if (threadIdx.x == 0) pipeline.make_barriers();
   __syncthreads();
   if (warp < P::kResultWarps) {
     if (mirror) pipeline.template results<true, false>(op, stages, stagings, warp);
-    else if (P::kOwnTotals && call.plan.vector_loads)
+    else if (P::kOwnTotals && shape.granules)
       pipeline.template results<false, P::kOwnTotals>(op, stages, stagings, warp);
     else pipeline.template results<false, false>(op, stages, stagings, warp);
   } else if (warp < kCarryWarp) {

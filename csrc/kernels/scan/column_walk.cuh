@@ -2,6 +2,7 @@
 // from the first position to the last. Nothing is handed from thread to thread.
 #pragma once
 #include "column_carry.cuh"
+#include "column_walk.h"
 
 namespace torchreduce::gpu {
 
@@ -77,13 +78,13 @@ template <class S, int V> struct WalkCarry<S, V, true> {
   }
 };
 
-// Any columns; two a thread where elements take 2 bytes, as walk_vector says. Group by group: kAhead groups of elements
-// are on their way to shared memory, each thread's to places of its own.
+// Any columns; two a thread where elements take 2 bytes, as word_columns says. Group by group: kAhead groups of
+// elements are on their way to shared memory, each thread's to places of its own.
 template <class S, class Load, class Store>
-__global__ void TR_BLOCK_BOUND(kWalkThreads) scan_walk(TR_GRID_CONSTANT ScanCall call) {
+__global__ void TR_BLOCK_BOUND(kWalkThreads) scan_column_walk(TR_GRID_CONSTANT ScanCall call) {
   static_assert(!kHasStart<S>, "none of them is exclusive");
   using E = typename Store::Element;
-  constexpr int kSize = sizeof(E), V = walk_vector(kSize), kBytes = V * kSize, kWords = kBytes / 4, N = S::kInputs;
+  constexpr int kSize = sizeof(E), V = word_columns(kSize), kBytes = V * kSize, kWords = kBytes / 4, N = S::kInputs;
   using Words = Packed<uint32_t, kWords>;                             // V neighbours
   constexpr int kPitch = N * kWalkThreads, kStage = kGroup * kPitch;  // of positions and groups in shared memory
   constexpr int kAhead = 4 * kStage * kBytes <= 40 << 10 ? 4 : 3;

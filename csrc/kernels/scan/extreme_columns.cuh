@@ -8,7 +8,8 @@
 // depends on; 16 columns take as long as their chain of these does (H200: float32 0.86 of a copy's speed; 0.82 by the
 // tree of column_carry.cuh, which is read once more, and whose lanes look at a column each instead of at neighbours).
 #pragma once
-#include "scan_extremes.cuh"
+#include "column_tiles.h"
+#include "extremes.cuh"
 
 namespace torchreduce::gpu {
 
@@ -98,10 +99,10 @@ template <int kTurns> struct RecordSlots {
   }
 };
 
-// Columns of plan.strip lanes, each of which has V neighbours; rows of at most kNearRows positions.
+// Columns of shape.across lanes, each of which has V neighbours; rows of at most kNearRows positions.
 template <class S, class Load, int V>
 __global__ void TR_BLOCKS_BOUND(kThreads, V > 1 ? 4 : 5)
-    scan_extreme_columns(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+    scan_extreme_columns(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ExtremeColumnsShape shape, void* workspace) {
   using E = element_of<Load>;
   using Acc = typename S::Acc;
   using Order = typename S::Order;
@@ -123,9 +124,9 @@ __global__ void TR_BLOCKS_BOUND(kThreads, V > 1 ? 4 : 5)
   const S op{call.options};
   const Layout& layout = call.layout;
   const ScanStride stride = scan_stride(layout);
-  const int lanes = call.plan.strip, down = kLanes / lanes;  // of a row; rows of a warp at a time
-  const int rows = kSteps * down;                            // of a warp
-  const int64_t units = call.plan.splits;
+  const int lanes = shape.across, down = kLanes / lanes;  // of a row; rows of a warp at a time
+  const int rows = kSteps * down;                         // of a warp
+  const int64_t units = shape.tiles;
   const bool beside = layout.kept > 0;  // columns lie side by side
   const int64_t column_in = beside ? layout.in[layout.kept - 1] : 0,
                 column_out = beside ? layout.out[layout.kept - 1] : 0;

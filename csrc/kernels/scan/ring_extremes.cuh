@@ -1,4 +1,4 @@
-// Scans with indices of few long rows on GPUs with bulk copies, in one pass, as scan_pipeline.cuh has those without:
+// Scans with indices of few long rows on GPUs with bulk copies, in one pass, as ring.cuh has those without:
 // one block a multiprocessor stays for the whole call, and its warps have roles that only barriers in shared memory
 // join:
 //
@@ -10,8 +10,8 @@
 //
 // As every order of combining gives the same, tiles begin where the indices of 16 positions begin a line of memory.
 #pragma once
-#include "scan_extremes.cuh"
-#include "scan_pipeline.cuh"
+#include "extremes.cuh"
+#include "ring.cuh"
 
 namespace torchreduce::gpu {
 
@@ -27,9 +27,9 @@ template <int kBytes> struct ExtremeRing {
   static constexpr int kAhead = 4;  // float32 along one row, of a copy: 2 0.80, 3 0.89, 4 0.91
   static constexpr int kResultWarps = 16, kCarryWarps = 2;
   static constexpr int kPart = kPositions / kResultWarps;  // of a result warp
-  static_assert((kResultWarps + kCarryWarps + 2) * kLanes == kExtremePipelineThreads, "a warp for each role");
+  static_assert((kResultWarps + kCarryWarps + 2) * kLanes == kExtremeRingThreads, "a warp for each role");
   static constexpr int kShared = kStages * kStageBytes;
-  static_assert(kShared + (6 << 10) <= kPipelineShared, "the plan counts on no more");
+  static_assert(kShared + (6 << 10) <= kRingShared, "the plan counts on no more");
 };
 
 #ifdef TR_BULK_COPIES
@@ -296,8 +296,8 @@ template <class S, class Load, class Store> struct ExtremePipeline {
 };
 
 template <class S, class Load, class Store>
-__global__ void __launch_bounds__(kExtremePipelineThreads, 1)
-    scan_extreme_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+__global__ void __launch_bounds__(kExtremeRingThreads, 1)
+    scan_ring_extremes(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT RingExtremesShape shape, void* workspace) {
 #if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
   using P = ExtremePipeline<S, Load, Store>;
   TR_DYNAMIC_SHARED(stages, 128);
@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(kExtremePipelineThreads, 1)
   constexpr int kCarryWarp = P::kResultWarps + 1;
   const int warp = int(threadIdx.x) / kLanes;
   const bool down = scan_stride(call.layout).in < 0;
-  ChainSpace<S> space(workspace, call.layout.rows, call.plan.splits);
+  ChainSpace<S> space(workspace, call.layout.rows, shape.tiles);
   const S op{call.options};
   if (threadIdx.x == 0) pipeline.make_barriers();
   __syncthreads();

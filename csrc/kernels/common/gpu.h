@@ -1,6 +1,7 @@
 // What the torch layer calls: the GPU kernels' entry points, without a GPU header.
 #pragma once
 #include "reduce_plan.h"
+#include "scan_plan.h"
 
 // Element types that kernels are compiled for, X(T). A build that is only inspected may do with some.
 #if defined(TR_FEW_TYPES)
@@ -14,7 +15,7 @@ namespace torchreduce::gpu {
 // Enqueue `call` on `stream` of the current device. `workspace` has workspace_bytes(call.plan) bytes, whatever they
 // hold. Returns nullptr, or the runtime's message when a launch failed.
 const char* reduce(const PlannedReduction& call, void* workspace, void* stream);
-const char* scan(const ScanCall& call, void* workspace, void* stream);
+const char* scan(const PlannedScan& call, void* workspace, void* stream);
 
 // Enqueues an intrinsic of intrinsics.h on the default stream of the current device, of `count` times four words.
 const char* run_intrinsic(int which, const uint32_t* in, uint32_t* out, int64_t count);
@@ -28,6 +29,6 @@ DeviceFacts facts(int device);
 // Each op's kernels are compiled on their own (reduce.cu, scan.cu).
 template <template <class> class Op> const char* launch_reduce(const PlannedReduction& call, void* workspace,
                                                                void* stream);
-template <template <class> class Op> const char* launch_scan(const ScanCall& call, void* workspace, void* stream);
+template <template <class> class Op> const char* launch_scan(const PlannedScan& call, void* workspace, void* stream);
 
 }  // namespace torchreduce::gpu

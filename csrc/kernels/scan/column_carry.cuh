@@ -1,7 +1,7 @@
 // What kernels of columns share. What precedes a tile of a column is formed from what earlier tiles published: by a few
 // lanes for each column, which look at all the totals of a block tile together.
 #pragma once
-#include "scan_chain.cuh"
+#include "chain.cuh"
 
 namespace torchreduce::gpu {
 

@@ -1,8 +1,9 @@
-// Scans of two inputs, of few long rows on GPUs with bulk copies: as scan_pipeline.cuh scans one input where the result
+// Scans of two inputs, of few long rows on GPUs with bulk copies: as ring.cuh scans one input where the result
 // warps sum tiles. A stage holds a block tile of each input. The result warps take its elements to registers before
 // they wait for what precedes it, so that it is loaded again meanwhile, and store their results themselves.
 #pragma once
-#include "scan_pipeline.cuh"
+#include "ring.cuh"
+#include "ring_pairs.h"
 
 namespace torchreduce::gpu {
 
@@ -231,8 +232,8 @@ struct LinearPipeline : Rows {
 };
 
 template <class S, class Load, class Store>
-__global__ void __launch_bounds__(pipeline_threads(sizeof(element_of<Load>), sizeof(typename S::Acc)), 1)
-    scan_linear_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+__global__ void __launch_bounds__(ring_threads(sizeof(element_of<Load>), sizeof(typename S::Acc)), 1)
+    scan_ring_pairs(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT RingPairsShape shape, void* workspace) {
 #if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
   using P = LinearPipeline<S, Load>;
   TR_DYNAMIC_SHARED(stages, 128);
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(pipeline_threads(sizeof(element_of<Load>), siz
   constexpr int kCarryWarp = P::kResultWarps + P::kTotalWarps, kCopyWarp = kCarryWarp + P::kCarryWarps;
   const int warp = int(threadIdx.x) / kLanes;
   const bool mirror = scan_stride(call.layout).in < 0;
-  ChainSpace<S> space(workspace, call.layout.rows, call.plan.splits);
+  ChainSpace<S> space(workspace, call.layout.rows, shape.tiles);
   const S op{call.options};
   if (threadIdx.x == 0) pipeline.make_barriers();
   __syncthreads();

@@ -1,11 +1,12 @@
 // Scans along columns of any type: a tile of some neighbouring columns a block, by way of shared memory where elements
 // are words, from where it is taken twice, for its totals and, when what precedes it is there, for its results; other
-// elements are read twice. A lane has V neighbouring columns, 32 rows of which it copies and reads itself; where columns
-// are fewer than lanes, a warp has several tiles at once. Blocks are many and stay short: while some wait for what
-// precedes them, others copy or compute. H200, float32 and bfloat16, of a copy's speed: cumprod of 16384 by 16384 0.74
-// and 0.52; of 2^24 by 16 0.60 and 0.41; linear_scan of the former 0.54 and 0.39; of the latter 0.40 and 0.25.
+// elements are read twice. A lane has V neighbouring columns, 32 rows of which it copies and reads itself; where
+// columns are fewer than lanes, a warp has several tiles at once. Blocks are many and stay short: while some wait for
+// what precedes them, others copy or compute. H200, float32 and bfloat16, of a copy's speed: cumprod of 16384 by 16384
+// 0.74 and 0.52; of 2^24 by 16 0.60 and 0.41; linear_scan of the former 0.54 and 0.39; of the latter 0.40 and 0.25.
 #pragma once
 #include "column_carry.cuh"
+#include "column_tiles.h"
 
 namespace torchreduce::gpu {
 
@@ -17,17 +18,17 @@ template <class S, class Load, class Store> constexpr bool kStagedTiles = [] {
   else return false;
 }();
 
-// Blocks of a multiprocessor that there are registers for, at least (bfloat16, 16384 by 16384: cumprod 0.52 of a copy's speed,
-// with 4 and some memory for what they lack 0.50; logcumsumexp 0.28, with 3 0.26).
+// Blocks of a multiprocessor that there are registers for, at least (bfloat16, 16384 by 16384: cumprod 0.52 of a copy's
+// speed, with 4 and some memory for what they lack 0.50; logcumsumexp 0.28, with 3 0.26).
 template <class S, int V, bool kStaged> constexpr int kTileBlocks = !kStaged ? (sizeof(typename S::Acc) > 8 ? 2 : 3)
                                                                     : V > 1 && kHasQuick<S>        ? 3
                                                                     : sizeof(typename S::Acc) == 4 ? 5
                                                                                                    : 4;
 
-// plan.strip lanes, of V columns each, are side by side; plan.warps tiles below each other.
+// shape.across lanes, of V columns each, are side by side; shape.down tiles below each other.
 template <class S, class Load, class Store, int V>
 __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S, V, kStagedTiles<S, Load, Store>>))
-    scan_column_tiles(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+    scan_column_tiles(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ColumnTilesShape shape, void* workspace) {
   constexpr bool kStaged = kStagedTiles<S, Load, Store>;
   using E = std::conditional_t<kStaged, element_of<Load>, float>;
   using Acc = typename S::Acc;
@@ -62,8 +63,8 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
   const S op{call.options};
   const Layout& layout = call.layout;
   const ScanStride stride = scan_stride(layout);
-  const int lanes = call.plan.strip, down = call.plan.warps;
-  const int64_t tiles = call.plan.splits;
+  const int lanes = shape.across, down = shape.down;
+  const int64_t tiles = shape.tiles;
   const bool beside = layout.kept > 0;  // columns lie side by side
   const int64_t column_in = beside ? layout.in[layout.kept - 1] : 0,
                 column_out = beside ? layout.out[layout.kept - 1] : 0;

@@ -1,8 +1,11 @@
 // Scans with lanes along a row: short rows with a few lanes each, others with one warp each that walks its row.
 #pragma once
-#include "collective.cuh"
+#include "kernels/common/collective.cuh"
+#include "rows.h"
 
 namespace torchreduce::gpu {
+
+using namespace scans;
 
 // Stores a group's words, of whole granules, to `lowest` on, where `there`. By whole warps, where lanes 2i and 2i + 1
 // have neighbouring groups, `upper` the one that is higher in memory, or both nothing. They exchange granules, so that
@@ -108,12 +111,13 @@ __device__ __forceinline__ ScanStride scan_stride(const Layout& layout) {
   return layout.reduced ? ScanStride{layout.in[layout.kept], layout.out[layout.kept]} : ScanStride{0, 0};
 }
 
-// The 8 elements from `first` on of a row that starts at `base`; those past the end are absent.
+// The 8 elements from `first` on of a row that starts at `base`; those past the end are absent. `granules`: they can be
+// loaded 16 bytes at a time where they go up in memory.
 template <class S, class Load>
-__device__ __forceinline__ void load_group(const ScanCall& call, int64_t base, int64_t stride, int64_t first,
-                                           typename Load::Element (&x)[kGroup]) {
+__device__ __forceinline__ void load_group(const ScanCall& call, bool granules, int64_t base, int64_t stride,
+                                           int64_t first, typename Load::Element (&x)[kGroup]) {
   const int64_t n = call.layout.length;
-  if (Load::kWidth > 1 && call.plan.vector_loads && stride == 1 && first + kGroup <= n) {
+  if (Load::kWidth > 1 && granules && stride == 1 && first + kGroup <= n) {
 #pragma unroll
     for (int i = 0; i < kGroup; i += Load::kWidth) Load::packed(call.in, base + first + i, x + i);
   } else {
@@ -182,13 +186,13 @@ template <class E> __device__ __forceinline__ void reverse_words_if(bool reverse
 }
 
 template <class S, class Load>
-__device__ __forceinline__ void load_group(const ScanCall& call, int64_t base, int64_t stride, int64_t first,
-                                           Loaded<Load>& group) {
-  load_group<S, Load>(call, base, stride, first, group.x);
+__device__ __forceinline__ void load_group(const ScanCall& call, bool granules, int64_t base, int64_t stride,
+                                           int64_t first, Loaded<Load>& group) {
+  load_group<S, Load>(call, granules, base, stride, first, group.x);
 }
 template <class S, class Load>
-__device__ __forceinline__ void load_group(const ScanCall& call, PairOffset base, PairOffset stride, int64_t first,
-                                           Loaded<Load>& group) {
+__device__ __forceinline__ void load_group(const ScanCall& call, bool, PairOffset base, PairOffset stride,
+                                           int64_t first, Loaded<Load>& group) {
   using E = decltype(Load::Element::b);
   const int64_t left = call.layout.length - first;
   const int end = left < kGroup ? int(left) : kGroup;
@@ -243,14 +247,14 @@ template <class S> __device__ __forceinline__ typename S::Result start_of() {
 // Results of a group: exclusive scans write each one position later, and the start to position 0.
 // kReversed: 16 bytes at a time also where rows go down in memory.
 template <class S, class Store, bool kReversed = S::kInputs == 2>
-__device__ __forceinline__ void store_results(const ScanCall& call, int64_t base, int64_t stride, int64_t first,
-                                              const typename S::Result (&out)[kGroup]) {
+__device__ __forceinline__ void store_results(const ScanCall& call, bool granules, int64_t base, int64_t stride,
+                                              int64_t first, const typename S::Result (&out)[kGroup]) {
   const int64_t n = call.layout.length;
   if constexpr (Store::kWidth > 1 && !S::kIndexed)
-    if (call.plan.vector_loads && stride == 1 && !call.exclusive && first + kGroup <= n)
+    if (granules && stride == 1 && !call.exclusive && first + kGroup <= n)
       return Store::template group<S>(call, base + first, out);
   if constexpr (Store::kWidth > 1 && kReversed)
-    if (call.plan.vector_loads && stride == -1 && !call.exclusive && first + kGroup <= n) {
+    if (granules && stride == -1 && !call.exclusive && first + kGroup <= n) {
       typename S::Result up[kGroup];
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) up[i] = out[kGroup - 1 - i];
@@ -264,22 +268,23 @@ __device__ __forceinline__ void store_results(const ScanCall& call, int64_t base
     if (first + i + shift < n) Store::one(call, base + (first + i + shift) * stride, out[i]);
 }
 template <class S, class Store>
-__device__ __forceinline__ void store_group(const S& op, const ScanCall& call, int64_t base, int64_t stride,
-                                            int64_t first, typename S::Wide carry, typename S::Acc within,
-                                            const typename S::Item (&items)[kGroup]) {
+__device__ __forceinline__ void store_group(const S& op, const ScanCall& call, bool granules, int64_t base,
+                                            int64_t stride, int64_t first, typename S::Wide carry,
+                                            typename S::Acc within, const typename S::Item (&items)[kGroup]) {
   typename S::Result out[kGroup];
   op.results(S::prefix(carry, within), items, out);
-  store_results<S, Store>(call, base, stride, first, out);
+  store_results<S, Store>(call, granules, base, stride, first, out);
 }
 
-// Any rows. plan.lanes < 32: that many lanes a row of at most 8 * lanes elements. Else one warp walks each row.
+// Any rows. shape.lanes < 32: that many lanes a row of at most 8 * lanes elements. Else one warp walks each row.
 template <class S, class Load, class Store>
-__global__ void __launch_bounds__(kThreads) scan_rows(TR_GRID_CONSTANT ScanCall call) {
+__global__ void __launch_bounds__(kThreads)
+    scan_rows(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT scans::RowsShape shape) {
   using Acc = typename S::Acc;
   const S op{call.options};
   const Layout& layout = call.layout;
   const int64_t n = layout.length;
-  const int width = call.plan.lanes, lane = int(threadIdx.x) % width;
+  const int width = shape.lanes, lane = int(threadIdx.x) % width;
   const int64_t row = (int64_t(blockIdx.x) * kThreads + threadIdx.x) / width;
   const bool active = row < layout.rows;
   const RowStart start = active ? row_start(layout, row) : RowStart{0, 0};
@@ -290,18 +295,18 @@ __global__ void __launch_bounds__(kThreads) scan_rows(TR_GRID_CONSTANT ScanCall 
   ScanCarry<S> carry(row_carry<S, Load>(call, active ? row : 0));
   Loaded<Load> next;
   int64_t first = lane * kGroup;
-  if (active) load_group<S, Load>(call, from, step, first, next);
+  if (active) load_group<S, Load>(call, shape.granules, from, step, first, next);
   for (int64_t tile = 0; tile < n; tile += kTile, first += kTile) {  // n is the same for all lanes
     typename S::Item items[kGroup];
     const Loaded<Load> group = next;
-    if (active) load_group<S, Load>(call, from, step, first + kTile, next);
+    if (active) load_group<S, Load>(call, shape.granules, from, step, first + kTile, next);
     const Acc total = form_group(op, group, step, active ? first : n, n, items);
     const Acc upto = sklansky<S>(total, lane, width);
     Acc before = shuffle(upto, (lane_id() & ~(width - 1)) + (lane == 0 ? 0 : lane - 1));
     if (lane == 0) before = S::absent();
     if (active && first < n)
-      store_group<S, Store>(op, call, start.out, stride.out, first, carry.carry(), S::combine(carry.within(), before),
-                            items);
+      store_group<S, Store>(op, call, shape.granules, start.out, stride.out, first, carry.carry(),
+                            S::combine(carry.within(), before), items);
     if (tile + kTile < n) carry.push(shuffle(upto, kLanes - 1));  // only rows of a whole warp get here
   }
 }

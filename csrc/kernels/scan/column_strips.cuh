@@ -17,8 +17,9 @@
 // 5 us, where a job has 2: 0.6 to 0.8 of a copy's speed).
 #pragma once
 #include "column_carry.cuh"
-#include "scan_pipeline.cuh"
-#include "tile_map.cuh"
+#include "column_strips.h"
+#include "kernels/common/tile_map.cuh"
+#include "ring.cuh"
 
 namespace torchreduce::gpu {
 
@@ -122,9 +123,9 @@ template <class S, class Load, class Store> struct StripPipeline {
     int row, tiles, columns;  // bytes; of a job; of a tile
     bool mirror;              // a tile's last position comes first
 
-    __device__ explicit Form(const ScanCall& call)
-        : row(recomputed(call.plan.strip_bytes)),
-          tiles(recomputed(call.plan.warps)),
+    __device__ Form(const ScanCall& call, const ColumnStripsShape& shape)
+        : row(recomputed(shape.bytes)),
+          tiles(recomputed(shape.down)),
           columns(row / kSize),
           mirror(call.layout.in[call.layout.kept] < 0) {}
     __device__ int place(int tile) const { return tile * ((kTile + 1) * row); }
@@ -139,10 +140,10 @@ template <class S, class Load, class Store> struct StripPipeline {
 
   // ---- roles ----
 
-  __device__ void jobs(const ScanCall& call, const Form& form, void* workspace) {
+  __device__ void jobs(const ScanCall& call, const ColumnStripsShape& shape, const Form& form, void* workspace) {
     const Layout& l = call.layout;
     const int64_t width = l.size[l.kept - 1], strips = (width + form.columns - 1) / form.columns;
-    const int64_t tiles = call.plan.splits, runs = (tiles + form.tiles - 1) / form.tiles;
+    const int64_t tiles = shape.tiles, runs = (tiles + form.tiles - 1) / form.tiles;
     const int64_t all = l.rows / width * runs * strips;
     const double strip_share = 1 / double(strips), run_share = 1 / double(runs);
     const StripSpace<S> space(workspace, l.rows, width, tiles);
@@ -521,14 +522,14 @@ template <class S, class Load, class Store> struct StripPipeline {
     }
   }
 
-  __device__ void results(const S& op, const ScanCall& call, char* stages, int warp) {
+  __device__ void results(const S& op, const ScanCall& call, const ColumnStripsShape& shape, char* stages, int warp) {
     for (int it = warp / kResultWarps;; it += kResultTeams) {
       const StripJob& j = next(it);
       if (!j.width) return;
       const int lane = recomputed(lane_id()), down = lane / kAcross;
       // Not by `warp`, for which there is no register from turn to turn.
       const int number = recomputed(int(threadIdx.x)) / kLanes % kResultWarps, quarter = number / 2;
-      const Place place(Form(call), lane % kAcross);
+      const Place place(Form(call, shape), lane % kAcross);
       const int s = it % kStages;
       char* const stage = stages + s * kStripStage;
       const int64_t position = j.position + place.tile * kTile;
@@ -590,31 +591,31 @@ template <class S, class Load, class Store> struct StripPipeline {
 
 template <class S, class Load, class Store>
 __global__ void __launch_bounds__(kStripThreads, 1)
-    scan_strip_pipeline(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT TileMap in, TR_GRID_CONSTANT TileMap out,
-                        void* workspace) {
+    scan_column_strips(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ColumnStripsShape shape,
+                       TR_GRID_CONSTANT TileMap in, TR_GRID_CONSTANT TileMap out, void* workspace) {
 #if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
   using P = StripPipeline<S, Load, Store>;
   TR_DYNAMIC_SHARED(stages, 128);
   __shared__ P pipeline;
   const int warp = int(threadIdx.x) / kLanes;
   const int64_t width = call.layout.size[call.layout.kept - 1];
-  const typename P::Form form(call);
+  const typename P::Form form(call, shape);
   const S op{call.options};
   if (threadIdx.x == 0) pipeline.make_barriers();
   __syncthreads();
-  if (warp < P::kTotalWarp) pipeline.results(op, call, stages, warp);
+  if (warp < P::kTotalWarp) pipeline.results(op, call, shape, stages, warp);
   else if (warp < P::kLookWarp) pipeline.totals(op, form, stages, width, warp - P::kTotalWarp);
   else if (warp < P::kCarryWarp) pipeline.look(form, width, warp - P::kLookWarp);
   else if (warp < P::kCopyWarp) pipeline.carries(form, width, warp - P::kCarryWarp);
   else if (lane_id() > 0) return;
   else if (warp == P::kCopyWarp) pipeline.copies(call, form, in, out, stages);
-  else if (warp == P::kJobWarp) pipeline.jobs(call, form, workspace);
+  else if (warp == P::kJobWarp) pipeline.jobs(call, shape, form, workspace);
 #endif
 }
 
 // Null, or what went wrong.
 template <class S, class Load, class Store>
-const char* launch_strips(const ScanCall& call, void* workspace, Queue queue) {
+const char* launch_strips(const ScanCall& call, const ColumnStripsShape& shape, void* workspace, Queue queue) {
   using E = typename Load::Element;
   const Layout& l = call.layout;
   const int64_t width = l.size[l.kept - 1], n = l.length;
@@ -626,12 +627,12 @@ const char* launch_strips(const ScanCall& call, void* workspace, Queue queue) {
                                kStripRow / int(size), kTile});
   };
   TileMap in{}, out{};
-  if (call.plan.strip_bytes == kStripRow) {
+  if (shape.bytes == kStripRow) {
     if (const char* error = make(in, call.in.data, l.in)) return error;
     if (const char* error = make(out, call.out.values, l.out)) return error;
   }
-  enqueue(scan_strip_pipeline<S, Load, Store>, call.plan.blocks, call.plan.threads, call.plan.shared, queue, call, in,
-          out, workspace);
+  enqueue(scan_column_strips<S, Load, Store>, shape.blocks, shape.threads, kStripStages * kStripStage, queue, call,
+          shape, in, out, workspace);
   return nullptr;
 }
 

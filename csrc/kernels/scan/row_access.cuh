@@ -7,7 +7,7 @@
 // there it is accesses that there is no time for. Their results go to memory through shared memory, so that all but the
 // ends of a warp's run are stored 16 bytes at a time.
 #pragma once
-#include "scan_rows.cuh"
+#include "rows.cuh"
 
 namespace torchreduce::gpu {
 

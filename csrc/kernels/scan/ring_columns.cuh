@@ -1,4 +1,4 @@
-// Scans of W columns, 2 to 7, that are one run of memory, on GPUs with bulk copies: as scan_pipeline.cuh scans a row,
+// Scans of W columns, 2 to 7, that are one run of memory, on GPUs with bulk copies: as ring.cuh scans a row,
 // with W scans side by side. A lane's group is 8 positions of all columns, its neighbours in memory.
 //
 //   loader   takes a ticket for each stage of a ring, and starts its bulk load: a part of a block tile, so that many
@@ -13,7 +13,8 @@
 // hand on a row besides. Where tiles meet, which different warps have in hand, the totals warp keeps the elements of
 // the next tile, whose results may already take their place, and the store warp brings results to it.
 #pragma once
-#include "scan_pipeline.cuh"
+#include "ring.cuh"
+#include "ring_columns.h"
 
 namespace torchreduce::gpu {
 
@@ -22,7 +23,7 @@ template <class S, class Load, class Store> constexpr bool kNarrowPipelined =
     kPipelined<S, Load, Store> && sizeof(typename S::Acc) <= 4;
 
 // The ring for W columns of elements of `bytes` bytes. A look takes about as many totals of a column as that of
-// scan_pipeline.cuh.
+// ring.cuh.
 template <int kBytes, int W> struct NarrowShape {
   static constexpr int kParts = narrow_parts(W, kBytes);  // of a block tile
   static constexpr int kTiles = kFan / kParts;            // of a part
@@ -605,17 +606,17 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
 
 template <class S, class Load, class Store, int W>
 __global__ void __launch_bounds__(narrow_threads(W, sizeof(typename Load::Element)), 1)
-    scan_narrow_pipeline(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+    scan_ring_columns(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT RingColumnsShape shape, void* workspace) {
 #if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
   using P = NarrowPipeline<S, Load, Store, W>;
   TR_DYNAMIC_SHARED(stages, 128);
   __shared__ P pipeline;
-  static_assert(P::Shape::kShared + sizeof(P) <= kPipelineShared, "the plan counts on no more");
+  static_assert(P::Shape::kShared + sizeof(P) <= kRingShared, "the plan counts on no more");
   constexpr int kCarryWarp = P::Shape::kResultWarps + P::kTotalWarps, kStoreWarp = kCarryWarp + W,
                 kLoadWarp = kStoreWarp + P::kStoreWarps;
   const int warp = int(threadIdx.x) / kLanes;
   const bool mirror = scan_stride(call.layout).in < 0;
-  ChainSpace<S> space(workspace, call.layout.rows, call.plan.splits);
+  ChainSpace<S> space(workspace, call.layout.rows, shape.parts);
   const S op{call.options};
   if (threadIdx.x == 0) pipeline.make_barriers();
   __syncthreads();

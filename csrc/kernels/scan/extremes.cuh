@@ -2,7 +2,8 @@
 // warp loads and stores lies side by side wherever rows begin. A lane has the greatest key up to its pair by shuffles;
 // where its pair meets it there is a record, and the latest record up to a position is its result.
 #pragma once
-#include "scan_chain.cuh"
+#include "chain.cuh"
+#include "extremes.h"
 
 namespace torchreduce::gpu {
 
@@ -476,13 +477,14 @@ __device__ __forceinline__ int64_t stream_extremes(const S& op, const ScanCall& 
   return row;
 }
 
-// Rows of any length. R > 1: plan.lanes lanes a row that is no longer than what a warp takes of each of R rows at a
+// Rows of any length. R > 1: shape.lanes lanes a row that is no longer than what a warp takes of each of R rows at a
 // time. Else one warp walks each row.
 template <class S, class Load, class Store, int R>
-__global__ void TR_BLOCKS_BOUND(kThreads, kResidentExtremes) scan_extreme_rows(TR_GRID_CONSTANT ScanCall call) {
+__global__ void TR_BLOCKS_BOUND(kThreads, kResidentExtremes)
+    scan_extreme_rows(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ExtremeRowsShape shape) {
   constexpr int C = extreme_chunks(sizeof(element_of<Load>)) / R;
   const S op{call.options};
-  const int width = R > 1 ? call.plan.lanes : kLanes, apart = kLanes / width;
+  const int width = R > 1 ? shape.lanes : kLanes, apart = kLanes / width;
   const int64_t turn = int64_t(gridDim.x) * kWarps * (R * apart), rows = call.layout.rows;  // of all warps at a time
   int64_t row = (int64_t(blockIdx.x) * kWarps + threadIdx.x / kLanes) * (R * apart);
   if constexpr (R > 1) {
@@ -502,7 +504,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, kResidentExtremes) scan_extreme_rows(T
 // record, and, when the carry is there, for its results.
 template <class S, class Load, class Store>
 __global__ void TR_BLOCKS_BOUND(kThreads, sizeof(element_of<Load>) > 4 ? 3 : 4)
-    scan_extreme_chain(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+    scan_extreme_chain(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ExtremeChainShape shape, void* workspace) {
   using Acc = typename S::Acc;
   using R = Record<S>;
   using E = element_of<Load>;
@@ -510,7 +512,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, sizeof(element_of<Load>) > 4 ? 3 : 4)
   constexpr int kPositions = extreme_tile(sizeof(E)), kPart = kPositions / kWarps, K = extreme_chunks(sizeof(E)),
                 kVector = 16 / int(sizeof(E));
   const S op{call.options};
-  const int64_t tiles = call.plan.splits;
+  const int64_t tiles = shape.tiles;
   const int lane = lane_id(), warp = int(threadIdx.x) / kLanes;
 
   ChainSpace<S> space(workspace, call.layout.rows, tiles);

@@ -3,7 +3,8 @@
 // while those of the next half tile are on their way to shared memory; what precedes the half tile comes from threads
 // that do nothing else. One barrier a half tile, and nothing is handed from block to block.
 #pragma once
-#include "scan_walk.cuh"
+#include "column_teams.h"
+#include "column_walk.cuh"
 
 namespace torchreduce::gpu {
 
@@ -71,13 +72,13 @@ template <class S, int N> __device__ __forceinline__ typename S::Acc joined(cons
 template <class Store> constexpr int kTeamThreads = team_threads(sizeof(typename Store::Element));
 template <class Store> constexpr int kTeamBlocks = team_blocks(sizeof(typename Store::Element));
 
-// Columns as walk_vector says, of any length.
+// Columns as word_columns says, of any length.
 template <class S, class Load, class Store>
 __global__ void TR_BLOCKS_BOUND(kTeamThreads<Store>, kTeamBlocks<Store>)
-    scan_team_walk(TR_GRID_CONSTANT ScanCall call) {
+    scan_column_teams(TR_GRID_CONSTANT ScanCall call) {
   using E = typename Store::Element;
   using Acc = typename S::Acc;
-  constexpr int kSize = sizeof(E), V = walk_vector(kSize), N = S::kInputs;
+  constexpr int kSize = sizeof(E), V = word_columns(kSize), N = S::kInputs;
   static_assert(V * kSize == 4 && N == 2, "a word a lane");
   constexpr int kAcross = kTeamColumns / V, kWork = kTeam * kAcross;
   constexpr int kGroups = kTeamRows / kTeam / kGroup, kRows = kGroups * kGroup;  // of a lane

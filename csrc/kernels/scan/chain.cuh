@@ -2,7 +2,8 @@
 // totals in order, by look-back (after Merrill and Garland 2016, but every combination has its place in the canonical
 // order).
 #pragma once
-#include "scan_rows.cuh"
+#include "chain.h"
+#include "rows.cuh"
 
 namespace torchreduce::gpu {
 
@@ -280,16 +281,16 @@ template <class S, class Load> constexpr int kChainBlocks = [] {
 // registers to keep it while the block waits for its carry.
 template <class S, class Load, class Store>
 __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
-    scan_chain(TR_GRID_CONSTANT ScanCall call, void* workspace) {
+    scan_chain(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ChainShape shape, void* workspace) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using E = element_of<Load>;
   using One = std::conditional_t<is_pair<Load>, TypedLoad<E>, Load>;
   const S op{call.options};
   const Layout& layout = call.layout;
-  const int64_t n = layout.length, tiles = call.plan.splits;
+  const int64_t n = layout.length, tiles = shape.tiles;
   const int lane = lane_id(), warp = int(threadIdx.x) / kLanes;
-  const bool staged = kAlwaysStaged<Load> || call.plan.shared > 0;
+  const bool staged = kAlwaysStaged<Load> || shape.staged;
 
   ChainSpace<S> space(workspace, layout.rows, tiles);
   __shared__ int64_t ticket;
@@ -309,11 +310,11 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
     if constexpr (is_pair<Load>) {
       Source a = call.in;
       a.data = call.in.more[0];
-      copy_run<One>(call.in, from.b + run_first * step.b, step.b, call.plan.vector_loads, 0, end, run_of(0));
-      copy_run<One>(a, from.a + run_first * step.a, step.a, call.plan.vector_loads,
-                    Load::has_a(call, run_first) ? 0 : 1, end, run_of(1));
+      copy_run<One>(call.in, from.b + run_first * step.b, step.b, shape.granules, 0, end, run_of(0));
+      copy_run<One>(a, from.a + run_first * step.a, step.a, shape.granules, Load::has_a(call, run_first) ? 0 : 1, end,
+                    run_of(1));
     } else {
-      copy_run<One>(call.in, from + run_first * step, step, call.plan.vector_loads, 0, end, run_of(0));
+      copy_run<One>(call.in, from + run_first * step, step, shape.granules, 0, end, run_of(0));
     }
     end_copies();
   }
@@ -345,7 +346,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
         }
       }
     } else if constexpr (!kAlwaysStaged<Load>) {
-      load_group<S, Load>(call, from, step, first + k * kTile, group);
+      load_group<S, Load>(call, shape.granules, from, step, first + k * kTile, group);
     }
     typename Load::Element x[kGroup];
     in_order<Load>(group, step, x);
@@ -391,7 +392,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
     typename S::Result out[kGroup];
     op.results(S::prefix(shared_carry, before), items, out);
     if constexpr (kKeepsResults<S, Load, Store>) {
-      const bool wide = Store::kWidth > 1 && call.plan.vector_loads && (k + 1) * kTile <= end && !call.exclusive;
+      const bool wide = Store::kWidth > 1 && shape.granules && (k + 1) * kTile <= end && !call.exclusive;
       if (staged && !wide) {
         store_run_tile<S, Load, Store>(call, recomputed(start.out), scan_stride(call.layout), recomputed(run_first), k,
                                        recomputed(end), run_of(0), out);
@@ -399,7 +400,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
       }
     }
     if (k * kTile + lane * kGroup < end)
-      store_results<S, Store, true>(call, start.out, stride.out, first + k * kTile, out);
+      store_results<S, Store, true>(call, shape.granules, start.out, stride.out, first + k * kTile, out);
   }
 }
 

@@ -20,7 +20,7 @@ const char* reduce(const PlannedReduction& call, void* workspace, void* stream) 
   return "unknown reduction";
 }
 
-const char* scan(const ScanCall& call, void* workspace, void* stream) {
+const char* scan(const PlannedScan& call, void* workspace, void* stream) {
 #define TR_CASE(name) \
   case Scan::name: return launch_scan<name>(call, workspace, stream);
   switch (call.op) { TR_FOR_EACH_SCAN(TR_CASE) }

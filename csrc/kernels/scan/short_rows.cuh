@@ -3,7 +3,9 @@
 // row_access.cuh says how rows are loaded and stored. Those much shorter than a group that are one run of memory move
 // 16 bytes at a time as that run, several rows a lane.
 #pragma once
+#include "packed_rows.h"
 #include "row_access.cuh"
+#include "short_rows.h"
 
 namespace torchreduce::gpu {
 
@@ -180,18 +182,18 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (N > 6 ? 2 : 0)) scan_packed_rows(TR_G
   if (count > 0) stages[warp].store(static_cast<E*>(call.out.values) + lowest, count);
 }
 
-// Rows of at most a tile: plan.lanes lanes a row, several rows a lane for enough bytes in flight. A warp's rows are
+// Rows of at most a tile: shape.lanes lanes a row, several rows a lane for enough bytes in flight. A warp's rows are
 // neighbours.
 template <class S, class Load, class Store, bool kAligned>
 __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, typename Store::Element, kAligned>))
-    scan_short_rows(TR_GRID_CONSTANT ScanCall call) {
+    scan_short_rows(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ShortRowsShape shape) {
   using Acc = typename S::Acc;
   using E = typename Load::Element;
   using O = typename Store::Element;
   constexpr int K = kHeldGroups<S>;
   const S op{call.options};
   const Layout& layout = call.layout;
-  const int n = int(layout.length), width = call.plan.lanes;
+  const int n = int(layout.length), width = shape.lanes;
   const unsigned share = (kLanes * kLanes - 1 + unsigned(width)) / unsigned(width);  // of 32 * 32: quotients of lanes
   const int rows = int(kLanes * share / (kLanes * kLanes));                          // at once
   const int warp = int(threadIdx.x) / kLanes, local = int(unsigned(lane_id()) * share / (kLanes * kLanes)),
@@ -277,20 +279,20 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, typename Store::Eleme
   }
 }
 
-// Longer ones: plan.warps warps a row, each with K neighbouring tiles. kBlockTiles: of a row; of two, each has the
+// Longer ones: shape.warps warps a row, each with K neighbouring tiles. kBlockTiles: of a row; of two, each has the
 // tiles of kWarps warps.
 template <class S, class Load, class Store, bool kAligned, int K, int kBlockTiles = 1>
 __global__ void TR_BLOCKS_BOUND(kThreads* kBlockTiles, (kAligned ? 0 : 4))
-    scan_tiled_rows(TR_GRID_CONSTANT ScanCall call) {
+    scan_tiled_rows(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ShortRowsShape shape) {
   using Acc = typename S::Acc;
   using E = typename Load::Element;
   using O = typename Store::Element;
   const S op{call.options};
   const Layout& layout = call.layout;
-  const int n = int(layout.length), lane = lane_id(), warp = int(threadIdx.x) / kLanes, warps = call.plan.warps;
+  const int n = int(layout.length), lane = lane_id(), warp = int(threadIdx.x) / kLanes, warps = shape.warps;
   const int part = warp & (warps - 1), place = warp - part;  // the row's first warp
   const int log2 = (warps > 1) + (warps > 2) + (warps > 4) + (warps > 8);
-  const int64_t row = (int64_t(blockIdx.x) * (call.plan.threads / kLanes) + warp) >> log2;
+  const int64_t row = (int64_t(blockIdx.x) * (shape.threads / kLanes) + warp) >> log2;
   const bool there = row < layout.rows, mirror = scan_stride(layout).in < 0;
   const RowStart start = row_start(layout, there ? row : 0);
   const int begin = part * K * kTile, length = there ? n : 0;

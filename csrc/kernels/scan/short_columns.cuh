@@ -4,6 +4,7 @@
 // have a group of V columns each, and shape.across of them lie side by side.
 #pragma once
 #include "column_carry.cuh"
+#include "short_columns.h"
 
 namespace torchreduce::gpu {
 
@@ -34,11 +35,11 @@ struct ShortColumns {
 template <class S, class Load, class Store, int V>
 __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V>),
                                 column_blocks(kColumnThreads<S, Load, V>, sizeof(typename S::Acc)))
-    scan_short_columns(TR_GRID_CONSTANT ScanCall call) {
+    scan_short_columns(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT scans::ShortColumnsShape shape) {
   using Acc = typename S::Acc;
   using E = typename Load::Element;
   using P = Packed<E, V>;
-  constexpr int kAhead = 2, kJobs = kAhead + 2;  // jobs whose elements are on their way, and that are known
+  constexpr int kAhead = 2, kStages = kColumnStages, kJobs = kAhead + 2;  // jobs whose elements are on their way
   constexpr int kC = V > 1 && V * sizeof(Acc) > 16 ? 16 / int(sizeof(Acc)) : V,
                 kParts = V / kC;  // of a thread's totals
   struct alignas(kC * sizeof(Acc) % 16 == 0 ? 16 : kC * sizeof(Acc) % 8 == 0 ? 8 : 4) Totals { Acc item[kC]; };
@@ -51,7 +52,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V>),
   const ScanStride stride = scan_stride(layout);
   const int64_t a_stride = is_pair<Load> && layout.reduced ? call.more_strides[0][layout.kept] : 0;
   const int n = int(layout.length);
-  const int X = call.plan.strip, Y = call.plan.lanes, U = call.plan.warps;
+  const int X = shape.across, Y = shape.lanes, U = shape.tiles;
   const int pitch = X + 1, part = Y * pitch, size = U * part;  // of the totals
 #if defined(TR_LARGE_BLOCKS)
   constexpr int kPitch = kColumnThreads<S, Load, V>;  // of positions in shared memory
@@ -75,7 +76,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V>),
   // Aligned to sectors of memory: where they are not, each is copied in two halves, and read twice for that.
   TR_DYNAMIC_SHARED(shared, 128);
   P* const elements = reinterpret_cast<P*>(shared);  // [stage][position of the group][thread]: each thread's own
-  Totals* const totals = reinterpret_cast<Totals*>(elements + kAhead * kGroup * kPitch);  // [part][tile][group][x]
+  Totals* const totals = reinterpret_cast<Totals*>(elements + kStages * kGroup * kPitch);  // [part][tile][group][x]
   Acc* const first_tile = reinterpret_cast<Acc*>(totals + kParts * size);  // of each column the total, of two tiles
   __shared__ ShortColumns jobs[kJobs];
   const int64_t width = beside ? layout.size[layout.kept - 1] : 1, strips = (width + X * V - 1) / (X * V),
@@ -97,7 +98,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V>),
     }
     jobs[it % kJobs] = j;
   };
-  auto stage_of = [&](int it) { return elements + recomputed(it) % kAhead * (kGroup * kPitch) + threadIdx.x; };
+  auto stage_of = [&](int it) { return elements + recomputed(it) % kStages * (kGroup * kPitch) + threadIdx.x; };
   // Positions of this thread's group that are there.
   auto count_of = [&](const ShortColumns& j) {
     const int left = n - first;
@@ -139,7 +140,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V>),
       }
     } else if constexpr (Load::kWidth > 1) {
       static_assert(V == 1, "vectors are copied");
-      P* const before = stage_of(it + kAhead - 1);
+      P* const before = stage_of(it + kStages - 1);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) before[i * kPitch].item[0] = held[i];
       const int64_t start = j.in + offset(stride.in, layout.in);
@@ -190,6 +191,7 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V>),
     const int count = count_of(job);
     Totals* const own = totals + recomputed(k) * part + recomputed(y) * pitch + recomputed(x);
     wait_copies<kAhead - 1>();
+    load(it + kAhead);
     {
       Staged staged[kGroup];
       read(it, staged);
@@ -274,7 +276,6 @@ __global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V>),
       if (stored == kGroup) results(std::true_type());
       else results(std::false_type());
     }
-    load(it + kAhead);
   }
 }
 

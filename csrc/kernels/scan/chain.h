@@ -1,0 +1,44 @@
+// Few long rows: a block tile a block, carries by look-back. Of any layout and type but three inputs.
+#pragma once
+#include "row_call.h"
+
+namespace torchreduce::scans {
+
+struct ChainShape : ScanLaunch {
+  int64_t tiles = 1;      // block tiles a row
+  bool granules = false;  // elements and results move 16 bytes at a time
+  bool staged = false;    // there is room for a block tile in shared memory
+
+  template <class Visit> void each(Visit visit) const {
+    visit("tiles", tiles);
+    visit("granules", granules);
+    visit("staged", staged);
+  }
+};
+
+constexpr int kChainShared = 2 << 10;  // bytes of shared memory that the kernel declares, at most
+
+namespace chain {
+
+using namespace plans;
+
+inline std::optional<ChainShape> serves(const ScanCall& call, const DeviceFacts& device, const PlanOverride& forced) {
+  const ScanFacts known = facts(call.op);
+  if (known.indexed || known.inputs > 2) return {};  // of three a block tile takes more registers than there are
+  if (!forced.family && lanes_across_rows(call)) return {};
+  ChainShape s;
+  s.granules = moves_granules(call, forced);
+  s.tiles = ceil_div(call.layout.length, kBlockTile);
+  s.blocks = call.layout.rows * s.tiles;
+  const int shared = kBlockTile * position_bytes(call);
+  s.staged = shared + kChainShared <= shared_of(device);
+  if (s.staged) {
+    s.shared = shared;
+    s.declared = kChainShared;
+  }
+  s.workspace = look_back_workspace(call, s.tiles);
+  return s;
+}
+
+}  // namespace chain
+}  // namespace torchreduce::scans
