@@ -235,14 +235,14 @@ MUTANTS = (
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
-        "block tiles of a superblock folded one by one", "kernels/scan/chain.cuh",
+        "block tiles of a superblock folded one by one", "kernels/scan/look_back.cuh",
         "value = sklansky<S>(value);",
         "for (int i = 1; i < kLanes; ++i) { const Wide left = shuffle(value, i - 1); "
         "if (lane == i) value = S::combine(left, value); }",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
-        "a superblock just before is left out", "kernels/scan/chain.cuh",
+        "a superblock just before is left out", "kernels/scan/look_back.cuh",
         "k < kNear ? k < s :", "k < kNear ? k + 1 < s :",
         "scan.CumSum", ("superblocks",), every=1,
     ),
@@ -272,22 +272,22 @@ MUTANTS = (
         "scan.LogCumSumExp", ("chain",), "asan",
     ),
     Mutant(
-        "a carry that is never published", "kernels/scan/chain.cuh",
+        "a carry that is never published", "kernels/scan/look_back.cuh",
         "if (last && lane == 0) space.superblock(row, s).inclusive.publish(S::combine(carry, total));", "",
         "scan.CumSum", ("chain",),
     ),
     Mutant(
-        "published by a plain store", "kernels/scan/chain.cuh",
+        "published by a plain store", "kernels/scan/look_back.cuh",
         "store_relaxed(&word[i], uint64_t(1) << 32 | part[i]);", "word[i] = uint64_t(1) << 32 | part[i];",
         "scan.CumSum", ("chain",), some=True,
     ),
     Mutant(
-        "look-back skips the totals on its way", "kernels/scan/chain.cuh",
+        "look-back skips the totals on its way", "kernels/scan/look_back.cuh",
         "for (int i = from - 1; i >= 0; --i)", "for (int i = from - 1; i > 0; --i)",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
-        "look-back does not wait for the totals on its way", "kernels/scan/chain.cuh",
+        "look-back does not wait for the totals on its way", "kernels/scan/look_back.cuh",
         "if ((totals & nearer) != nearer) continue;", "",
         "scan.CumSum", ("superblocks",), every=1,
     ),
@@ -922,7 +922,7 @@ MUTANTS = (
     ),
     # ---- linear recurrences
     Mutant(
-        "a chain forgets the value before the row", "kernels/scan/chain.cuh",
+        "a chain forgets the value before the row", "kernels/scan/look_back.cuh",
         "Wide carry = initial;", "Wide carry = S::wide_absent();",
         "scan.LinearScan", ("linear_scan",),
     ),
