@@ -117,11 +117,14 @@ TR_HD constexpr Dtype natural_accumulator(Dtype d) {
 TR_HD constexpr Dtype accumulator_of(Dtype in, Dtype out) {
   return !is_float(out) ? Dtype::I64 : in == Dtype::F64 || out == Dtype::F64 ? Dtype::F64 : Dtype::F32;
 }
+TR_HD constexpr bool is_widened(Dtype in, Dtype out) { return is_float(in) && size_of(in) == 2 && out == Dtype::F32; }
 TR_HD bool is_static(const Source& in) { return !in.truth && in.accumulator == natural_accumulator(in.dtype); }
 
-// A scan's static kernels have the output dtype that torch gives by default, too.
+// A scan's static kernels have the output dtype that torch gives by default, too; where there are such for integers,
+// also float32 of 16-bit floats.
 TR_HD bool is_static(const Source& in, Dtype out, bool integer_kernels) {
-  return is_static(in) && (is_float(in.dtype) ? out == in.dtype : out == Dtype::I64 && integer_kernels);
+  const bool own = is_float(in.dtype) ? out == in.dtype : out == Dtype::I64 && integer_kernels;
+  return is_static(in) && (own || (integer_kernels && is_widened(in.dtype, out)));
 }
 
 }  // namespace torchreduce

@@ -36,7 +36,7 @@ def test_columns_fit_the_shared_memory(op, dtype):
         for most in (PORTABLE, WORKSTATION, HOPPER):
             plan = column_plan(op, length, width, dtype, aligned, most)
             if plan["family"] == "column_tiles":
-                threads = 128 if op == "linear_scan" else 256
+                threads = 128 if op == "cumsum" and dtype in (torch.float64, torch.int64) else 256
                 assert plan["shared"] == 0 < plan["workspace"] and plan["threads"] == threads  # all is declared
             elif plan["family"] == "column_strips":
                 assert plan["threads"] == 1024 and plan["workspace"] > 0
@@ -139,7 +139,7 @@ def test_strips_that_blocks_share_go_through_a_pipeline_of_their_own():
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         size = torch.finfo(dtype).bits // 8
         for length, bytes_wide, strip in (
-            (2**20, 32, 32), (2**20, 64, 64), (2**20, 128, 128), (2**20, 4096, 128), (257, 128, 128),
+            (2**20, 32, 32), (2**20, 64, 64), (2**20, 128, 128), (2**20, 4096, 128), (289, 128, 128),
             (5000, 9 * 128, 128), (5000, 33 * 128 - 16, 128),
         ):  # fmt: skip
             plan = column_plan("cumsum", length, bytes_wide // size, dtype, True, HOPPER)
@@ -169,8 +169,11 @@ def test_two_to_seven_columns_go_through_the_pipeline_side_by_side():
         assert 8192 % part == 0 and parts == 2**20 // part + 1
         assert plan["workspace"] >= 8 * width * 2**20 // part
         assert plan["threads"] % 32 == 0 and plan["threads"] <= 1024
+    for width, length in ((2, 513), (4, 8192), (7, 70_001)):
+        assert column_plan("cumsum", length, width, torch.bfloat16, True, HOPPER)["family"] == "ring_columns"
     for op, length, width, dtype, aligned, shared in (
-        ("cumsum", 8192, 2, torch.float32, True, HOPPER), ("cumsum", 2**20, 8, torch.float32, True, HOPPER),
+        ("cumsum", 512, 2, torch.float32, True, HOPPER), ("cumsum", 8192, 7, torch.float32, True, HOPPER),
+        ("cumsum", 2**20, 8, torch.float32, True, HOPPER),
         ("cumsum", 2**20, 2, torch.float64, True, HOPPER),
         ("cumsum", 2**20, 2, torch.float32, True, WORKSTATION), ("cumsum", 2**20, 2, torch.float32, True, PORTABLE),
         ("cumprod", 2**20, 2, torch.float32, True, HOPPER), ("cumsum", 2**20, 2, torch.int64, True, HOPPER),

@@ -22,6 +22,7 @@
 #include <string_view>
 
 #include "emulator.h"
+#include "kernels/scan/extremes.h"
 #include "order.h"
 #include "problem.h"
 
@@ -239,13 +240,13 @@ constexpr Scanned kScanned[] = {
     {"cumsum", Dtype::F32, Dtype::F32},       {"cumsum", Dtype::BF16, Dtype::BF16},
     {"cumsum", Dtype::F64, Dtype::F64},       {"cumsum", Dtype::I64, Dtype::I64},
     {"cumsum", Dtype::BF16, Dtype::F64},      {"cumsum", Dtype::I64, Dtype::F32},
-    {"cumsum", Dtype::U8, Dtype::I64},        {"cumsum", Dtype::F16, Dtype::F16},
-    {"cumprod", Dtype::F32, Dtype::F32},      {"cumprod", Dtype::BF16, Dtype::F64},
-    {"cumprod", Dtype::I8, Dtype::I64},       {"cumprod", Dtype::F16, Dtype::F16},
-    {"logcumsumexp", Dtype::F32, Dtype::F32}, {"logcumsumexp", Dtype::F16, Dtype::F16},
-    {"cummax", Dtype::BF16, Dtype::BF16},     {"cummin", Dtype::F64, Dtype::F64},
-    {"cummax", Dtype::Bool, Dtype::Bool},     {"decayed_sum", Dtype::F32, Dtype::F32},
-    {"decayed_sum", Dtype::F64, Dtype::F64},
+    {"cumsum", Dtype::BF16, Dtype::F32},      {"cumsum", Dtype::U8, Dtype::I64},
+    {"cumsum", Dtype::F16, Dtype::F16},       {"cumprod", Dtype::F32, Dtype::F32},
+    {"cumprod", Dtype::BF16, Dtype::F64},     {"cumprod", Dtype::I8, Dtype::I64},
+    {"cumprod", Dtype::F16, Dtype::F16},      {"logcumsumexp", Dtype::F32, Dtype::F32},
+    {"logcumsumexp", Dtype::F16, Dtype::F16}, {"cummax", Dtype::BF16, Dtype::BF16},
+    {"cummin", Dtype::F64, Dtype::F64},       {"cummax", Dtype::Bool, Dtype::Bool},
+    {"decayed_sum", Dtype::F32, Dtype::F32},  {"decayed_sum", Dtype::F64, Dtype::F64},
 };
 void check_scans(const std::vector<std::vector<int64_t>>& shapes, uint64_t along, const Policies& policies) {
   for (const Scanned& s : kScanned) {
@@ -579,7 +580,7 @@ void extremes() {
              {9, 257}, {9, 511}, {9, 513}, {9, 767}, {9, 1001}, {3, 1023}, {3, 1024}, {2, 2500}, {9, 767}})
       for (int reverse = 0; reverse < 2; ++reverse, ++turn)
         for (const Policy& p : rows) check({s.op, s.in, s.out, sizes, 2, false, reverse != 0}, {p});
-    const int64_t tile = extreme_tile(is_float(s.in) ? size_of(s.in) : 8);
+    const int64_t tile = scans::extreme_tile(is_float(s.in) ? size_of(s.in) : 8);
     for (const auto& sizes : std::vector<std::vector<int64_t>>{
              {3, 1}, {2, 300}, {3, tile - 15}, {3, tile - 1}, {2, tile}, {2, tile + 1}, {3, 3 * tile + 77}})
       for (int reverse = 0; reverse < 2; ++reverse) check({s.op, s.in, s.out, sizes, 2, false, reverse != 0}, chains);
@@ -590,7 +591,7 @@ void extremes() {
          std::vector<std::vector<int64_t>>{{1600, 64}, {3003, 30}, {3001, 16}, {901, 128}, {801, 41}})
       for (int reverse = 0; reverse < 2; ++reverse) check({"cummax", d, d, sizes, 2, false, reverse != 0}, turns);
   for (int reverse = 0; reverse < 2; ++reverse) {
-    check({"cummax", Dtype::F64, Dtype::F64, {1, 70 * extreme_tile(8) + 5}, 2, false, reverse != 0},
+    check({"cummax", Dtype::F64, Dtype::F64, {1, 70 * scans::extreme_tile(8) + 5}, 2, false, reverse != 0},
           Policies(3, chains[0]));  // three superblocks
     for (Dtype d : {Dtype::F32, Dtype::BF16}) {
       check({"cummin", d, d, {5, 3, 600}, 4, false, reverse != 0}, rows);
@@ -614,7 +615,7 @@ void extreme_pipeline() {
             Policies(size_t(times), {{kRingExtremes, -1, -1, -1, -1}, multiprocessors, kInPitch, true}));
   };
   for (const Scanned& s : kTypes) {
-    const int64_t tile = extreme_tile(size_of(s.in)), part = tile / 16;
+    const int64_t tile = scans::extreme_tile(size_of(s.in)), part = tile / 16;
     for (int64_t n :
          {int64_t(1), int64_t(300), part - 15, part + 1, tile - 15, tile - 1, tile, tile + 1, 3 * tile + 77})
       run(s, {3, n}, 3, 3);

@@ -1,6 +1,6 @@
 // Columns of two inputs that are many and long: teams of lanes walk them.
 #pragma once
-#include "column_call.h"
+#include "column_walk.h"
 
 namespace torchreduce::scans {
 
@@ -34,8 +34,8 @@ inline std::optional<ColumnTeamsShape> serves(const ScanCall& call, const Device
   const Layout& l = call.layout;
   const int size = size_of(call.in.dtype);
   if (!pairs(call) || size > 4 || l.length <= kTile || !has_column_words(call)) return {};
-  if (!forced.family &&
-      (!lanes_across_rows(call) || 4 * l.rows < 7 * kTeamColumns * int64_t(std::max(1, device.multiprocessors))))
+  if (!forced.family && (!lanes_across_rows(call) || l.length <= kShortWalk ||
+                         4 * l.rows < 7 * kTeamColumns * int64_t(std::max(1, device.multiprocessors))))
     return {};
   const ScanSizes bytes = scan_sizes(call);
   ColumnTeamsShape s;

@@ -10,35 +10,39 @@
 
 namespace torchreduce::gpu {
 
-// Whether elements lie in shared memory, so that several neighbouring columns may be a lane's; else they are read
-// twice.
+// Whether elements lie in shared memory, in words of 4 bytes, so that several neighbouring columns may be a lane's, or
+// of 8 bytes; else they are read twice.
 template <class S, class Load, class Store> constexpr bool kStagedTiles = [] {
   if constexpr (kHeld<S, Load, Store> || kInPlace<S, Load, Store>)
-    return is_float_type<element_of<Load>> && sizeof(element_of<Load>) <= 4;
+    return (is_float_type<element_of<Load>> && sizeof(element_of<Load>) <= 4) ||
+           (S::kInputs == 1 && sizeof(element_of<Load>) == 8);
   else return false;
 }();
 
 // Blocks of a multiprocessor that there are registers for, at least (bfloat16, 16384 by 16384: cumprod 0.52 of a copy's
 // speed, with 4 and some memory for what they lack 0.50; logcumsumexp 0.28, with 3 0.26).
-template <class S, int V, bool kStaged> constexpr int kTileBlocks = !kStaged ? (sizeof(typename S::Acc) > 8 ? 2 : 3)
-                                                                    : V > 1 && kHasQuick<S>        ? 3
-                                                                    : sizeof(typename S::Acc) == 4 ? 5
-                                                                                                   : 4;
+template <class S, class Load, class Store, int V> constexpr int kTileBlocks = [] {
+  if (!kStagedTiles<S, Load, Store>) return sizeof(typename S::Acc) > 8 || S::kInputs == 3 ? 1 : 2;
+  return V > 1 && kHasQuick<S> ? 3 : V == 1 && sizeof(typename S::Acc) == 4 ? 5 : 4;
+}();
+
+template <class S, class Load, class Store> constexpr int kTileThreads =
+    column_tile_threads(S::kInputs, kStagedTiles<S, Load, Store> && sizeof(element_of<Load>) == 8);
 
 // shape.across lanes, of V columns each, are side by side; shape.down tiles below each other.
 template <class S, class Load, class Store, int V>
-__global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S, V, kStagedTiles<S, Load, Store>>))
+__global__ void TR_BLOCKS_BOUND((kTileThreads<S, Load, Store>), (kTileBlocks<S, Load, Store, V>))
     scan_column_tiles(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ColumnTilesShape shape, void* workspace) {
   constexpr bool kStaged = kStagedTiles<S, Load, Store>;
   using E = std::conditional_t<kStaged, element_of<Load>, float>;
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
-  constexpr int kThreads = column_tile_threads(S::kInputs), kWide = column_tile_lanes(S::kInputs),
-                kParts = kThreads / kWide;
+  using Word = std::conditional_t<kStaged && sizeof(E) == 8, uint64_t, uint32_t>;
+  constexpr int kThreads = kTileThreads<S, Load, Store>, kParts = kTileParts, kWide = kThreads / kParts;
   constexpr int kColumns = kWide * V;                               // [tile][column] of a block, at most
   constexpr int kTurns = kThreads / kColumns;                       // threads that look for what precedes one of them
   constexpr int kGroups = kFan / kParts, kRows = kGroups * kGroup;  // of a lane
-  constexpr int kOfWord = 4 / int(sizeof(E)), kLast = kTurns - 1;
+  constexpr int kOfWord = int(sizeof(Word) / sizeof(E)), kLast = kTurns - 1;
   constexpr int kJoined = 2 + log2_of(kParts);  // what precedes a group in its block tile is of at most so many
   constexpr int kRuns = kFan / kTurns / 4;      // of 4 slots, that each looks at
   static_assert(kRuns == 1 || kRuns == 2, "joined as a tree");
@@ -52,7 +56,7 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
     Published<Acc>*tile_totals, *block_totals;
     Published<Wide>*carry, *next_carry;  // null: none; behind its block tile
   };
-  __shared__ uint32_t staged[kStaged ? S::kInputs * kRows * kThreads : 1];  // each thread's own, V a word
+  __shared__ Word staged[kStaged ? S::kInputs * kRows * kThreads : 1];  // each thread's own, V a word
   // Of parts of rows; then, at the last part of each 2^k of them, of those rows together.
   __shared__ Acc totals[kParts][kColumns];
   __shared__ Acc near[kTurns][kColumns];  // what precedes a tile in its block tile, in turns
@@ -109,7 +113,7 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
     return Place{
         thread / kWide, lane, x, row, first, most, y >= down || x * V >= job.width ? 0 : most < kRows ? most : kRows};
   };
-  uint32_t* const own = staged + threadIdx.x;
+  Word* const own = staged + threadIdx.x;
   Acc upto[kGroups][V] = {};  // of the lane's groups to this one, in the tile's order
   bool quick = true;          // whether quick_group takes all of the lane's groups, then of the warp's
   // The items of a lane's group g.
@@ -128,8 +132,9 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
         E side[S::kInputs][kOfWord];
 #pragma unroll
         for (int k = 0; k < S::kInputs; ++k) {
-          const uint32_t word[1] = {own[(k * kRows + g * kGroup + i) * kThreads]};
-          unpack(word, side[k]);
+          uint32_t words[sizeof(Word) / 4];
+          memcpy(words, own + (k * kRows + g * kGroup + i) * kThreads, sizeof words);
+          unpack(words, side[k]);
         }
 #pragma unroll
         for (int v = 0; v < V; ++v) {
@@ -161,9 +166,9 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
       auto load = [&](auto whole, int t) {
 #pragma unroll
         for (int k = 0; k < S::kInputs; ++k) {
-          uint32_t* const to = own + (k * kRows + t) * kThreads;
+          Word* const to = own + (k * kRows + t) * kThreads;
           if (whole || k == 0 || t > 0 || has_first) {
-            if constexpr (V == kOfWord) copy_async<4>(to, from[k]);
+            if constexpr (V == kOfWord) copy_async<sizeof(Word)>(to, from[k]);
             else *to = bit_cast<uint16_t>(*from[k]);
           }
           from[k] += step[k];
@@ -331,7 +336,8 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
       for (int i = 0; i < kGroup; ++i, place += stride.out)
         if (whole || i < stored) Store::one(call, place, r[0][i]);
     } else {
-      Packed<uint32_t, 1> words[kGroup];
+      using Words = Packed<uint32_t, sizeof(Word) / 4>;
+      Words words[kGroup];
       if constexpr (V == kOfWord) round_columns<E, S>(r, words, 0);
       else
 #pragma unroll
@@ -339,7 +345,7 @@ __global__ void TR_BLOCKS_BOUND(column_tile_threads(S::kInputs), (kTileBlocks<S,
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
         if (whole || i < stored) {
-          if constexpr (V == kOfWord) store_wide(reinterpret_cast<Packed<uint32_t, 1>*>(to), words[i]);
+          if constexpr (V == kOfWord) store_wide(reinterpret_cast<Words*>(to), words[i]);
           else *to = bit_cast<E>(uint16_t(words[i].item[0]));
         }
         to += stride.out;

@@ -31,9 +31,10 @@ struct ExtremeColumnsShape : ScanLaunch {
   }
 };
 
-// The threads of a block, and those of them that lie side by side: of two inputs, that as much memory is on its way.
-TR_HD constexpr int column_tile_threads(int inputs) { return inputs == 2 ? 128 : 256; }
-TR_HD constexpr int column_tile_lanes(int inputs) { return inputs == 2 ? 16 : 32; }
+// The threads of a block, and those of them that are below each other. Of two inputs, and of 8 bytes in shared memory,
+// fewer, that as much memory is on its way.
+TR_HD constexpr int column_tile_threads(int inputs, bool wide) { return inputs == 2 || wide ? 128 : 256; }
+constexpr int kTileParts = 8;
 constexpr int kRecordFan = 16;     // tiles, and groups of them, whose records are looked at together
 constexpr int kExtremeSteps = 32;  // rows that a lane has of a tile of records
 
@@ -49,11 +50,11 @@ inline int lanes_across(int64_t vectors, int most) {
 
 inline std::optional<ColumnTilesShape> serves(const ScanCall& call, const DeviceFacts&, const PlanOverride& forced) {
   const Layout& l = call.layout;
-  const int inputs = facts(call.op).inputs, most = column_tile_lanes(inputs);
   ColumnTilesShape s;
-  s.columns = tile_columns(call, forced);
+  s.columns = record_tiles(call) ? 1 : tile_columns(call, forced);
+  s.threads = column_tile_threads(facts(call.op).inputs, in_place(call) && size_of(call.in.dtype) == 8);
+  const int most = s.threads / kTileParts;  // lanes side by side
   const int64_t width = columns_beside(l), vectors = ceil_div(width, s.columns);
-  s.threads = column_tile_threads(inputs);
   s.across = lanes_across(vectors, most);
   while (2 * s.down * s.across <= most) s.down *= 2;
   s.tiles = ceil_div(l.length, kTile);

@@ -199,6 +199,9 @@ static const char* launch_typed(const PlannedScan& call, void* workspace, gpuStr
   } else if constexpr (Op<float>::kInputs == 3) {
     return launch<Op<T>, TripleLoad<T>, TypedStore<T>>(call, workspace, stream);
   } else {
+    if constexpr (Op<float>::kIntegerKernels && is_widened(DtypeOf<T>::value, Dtype::F32))
+      if (call.out.dtype == Dtype::F32)
+        return launch<Op<float>, TypedLoad<T>, TypedStore<float>>(call, workspace, stream);
     using Store = TypedStore<std::conditional_t<is_float_type<T>, T, int64_t>>;
     return launch<Op<accumulator_t<T>>, TypedLoad<T>, Store>(call, workspace, stream);
   }
