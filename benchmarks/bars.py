@@ -184,9 +184,9 @@ REGIMES = (
 
 def reduced(dtype: str, shape: Shape, dim: int, form: str) -> Reduced | None:
     """None for forms and dtypes that no regime is about, and for fewer elements than about N."""
-    if prod(shape) < 0.99 * N or form not in ("", "in+1 out+0") or dtype not in SIZES:
+    if prod(shape) < 0.99 * N or form not in ("", "in+1 out+0", "all dims") or dtype not in SIZES:
         return None
-    return Reduced(prod(shape[:dim]), shape[dim], prod(shape[dim + 1 :]), SIZES[dtype], bool(form))
+    return Reduced(prod(shape[:dim]), shape[dim], prod(shape[dim + 1 :]), SIZES[dtype], form == "in+1 out+0")
 
 
 def regime_of(op: str, dtype: str, shape: Shape, dim: int, form: str) -> Regime | None:

@@ -4,6 +4,7 @@ Forms, beside the plain contiguous one, "":
 - "reverse", "exclusive": cumsum's options
 - "in+I out+O": one dim; input and result begin I and O elements past an allocation
 - "transposed": two dims; the strides of a transposed tensor
+- "all dims": without a dim
 - "reset 200": of linear_scan, a is 0 at every 200th element
 """
 
@@ -19,7 +20,7 @@ import torch
 import torchreduce as tr
 
 from . import peers
-from .bars import BARS, N, Shape, rows
+from .bars import BARS, OTHERS, N, Shape, rows
 
 DEVICE = "cuda"  # the tests of the framework run it on the CPU
 HALF = ("bfloat16", "float16")
@@ -27,6 +28,7 @@ FLOATS = ("float32", *HALF)
 PARTS = {
     "reduce-rows": "sum, amax and argmax of rows from 2 elements to all, one element off, and of few rows",
     "reduce-columns": "sum, amax and argmax of columns and middle dims, from 2 columns to all",
+    "reduce-ops": "the other reductions of floats, and sums of integers, of rows, columns and all",
     "reduce": "sum, mean, amax and argmax of a few shapes",
     "scan-1d": "cumsum of one row: bars, offsets, directions, more dtypes, sizes",
     "scan-rows": "cumsum along the last dim",
@@ -74,8 +76,18 @@ class Case:
         item = getattr(torch, self.dtype).itemsize
         read = self.elements * item * (2 if self.op == "linear_scan" else 1)
         written = self.elements if self.scans else self.elements // self.shape[self.dim]
-        indices = {"cummax": item + 8, "cummin": item + 8, "argmax": 8, "argmin": 8}
-        return read + written * indices.get(self.op, item)
+        results = {
+            "cummax": item + 8,
+            "cummin": item + 8,
+            "argmax": 8,
+            "argmin": 8,
+            "count_nonzero": 8,
+            "any": 1,
+            "all": 1,
+        }
+        if self.op == "sum" and not getattr(torch, self.dtype).is_floating_point:
+            item = 8
+        return read + written * results.get(self.op, item)
 
     @property
     def offsets(self) -> tuple[int, int]:
@@ -90,6 +102,8 @@ class Case:
         def random(make: Callable[..., torch.Tensor]) -> torch.Tensor:
             return make(shape, device=DEVICE, dtype=dtype)
 
+        if dtype == torch.bool:
+            return (torch.randint(2, shape, device=DEVICE, dtype=dtype),)
         if not dtype.is_floating_point:
             return (torch.randint(-100, 100, shape, device=DEVICE, dtype=dtype),)
         if self.op == "linear_scan":
@@ -98,7 +112,7 @@ class Case:
                 a.view(-1)[::200] = 0
             return a, random(torch.randn)
         x = random(torch.randn)
-        if self.op == "cumprod":
+        if self.op in ("cumprod", "prod"):
             x.mul_(0.01).add_(1)
         offset = self.offsets[0]
         if offset:
@@ -127,6 +141,9 @@ class Case:
         dtype = getattr(torch, self.dtype)
         return {} if dtype.is_floating_point or self.op != "cumsum" else {"dtype": dtype}
 
+    def _order(self) -> tuple[int, ...]:
+        return (2,) if self.op == "vector_norm" else ()
+
     def _ours(self, level: str) -> Run | None:
         function = getattr(tr, self.op, None)
         if function is None:
@@ -135,9 +152,11 @@ class Case:
         if self.form in ("reverse", "exclusive"):
             options[self.form] = True
 
+        dims = () if self.form == "all dims" else (self.dim,)
+
         def run(x: Inputs) -> Any:
             with tr.determinism(level):
-                return function(*x, self.dim, **options)
+                return function(*x, *self._order(), *dims, **options)
 
         return run
 
@@ -145,12 +164,15 @@ class Case:
         """What a user of torch writes."""
         if self.op == "linear_scan":
             return None
-        function, options, dim = getattr(torch, self.op), {**self._options(), **self._out()}, self.dim
+        function = torch.linalg.vector_norm if self.op == "vector_norm" else getattr(torch, self.op)
+        options, dim = {**self._options(), **self._out()}, self.dim
+        if self.form == "all dims":
+            return lambda x: function(*x, **options)
         if self.form == "reverse":
             return lambda x: function(x[0].flip(dim), dim, **options).flip(dim)
         if self.form == "exclusive":
             return lambda x: function(x[0], dim, **options) - x[0]
-        return lambda x: function(*x, dim, **options)
+        return lambda x: function(*x, *self._order(), dim, **options)
 
     def _compiled(self) -> Run | None:
         """torch.compile, in the compile part alone: compiling takes longer than everything else. linear_scan is
@@ -169,7 +191,7 @@ class Case:
     def _cubs(self, wide: bool) -> Run | None:
         """wide: 16-bit elements combined in float32. CUB serves contiguous tensors, scans only of one dim."""
         several = self.op == "sum" and len(self.shape) > 1 and self.dim == len(self.shape) - 1
-        directed = self.form in ("reverse", "exclusive", "transposed")
+        directed = self.form in ("reverse", "exclusive", "transposed", "all dims")
         if directed or not (len(self.shape) == 1 or several) or not peers.offers(self.op, self.dtype, wide):
             return None
         count = 1 if self.dim == 0 else self.elements // self.shape[-1]
@@ -190,7 +212,7 @@ def cases(part: str, quick: bool = False) -> Iterator[Case]:
                 yield from (Case(part, bar.op, dtype, shape, bar.dim, f) for shape in bar.shapes for f in bar.forms)
     extra = {
         "scan-1d": _one_row, "scan-rows": _transposed, "scan-few": _few_columns, "small": _small, "reduce": _reduce,
-        "reduce-rows": _reduce_rows, "reduce-columns": _reduce_columns, "compile": _compile,
+        "reduce-rows": _reduce_rows, "reduce-columns": _reduce_columns, "reduce-ops": _reduce_ops, "compile": _compile,
     }  # fmt: skip
     yield from extra.get(part, lambda dtypes: ())(dtypes)
 
@@ -256,6 +278,17 @@ def _reduce_columns(dtypes: tuple[str, ...]) -> Iterator[Case]:
             yield from (Case("reduce-columns", op, dtype, (N // c, c), 0) for c in (2, 3, 7, 32, 100, 267, 1024))
             middle = ((64, 2048, 2048), (4000, 67, 1001), (40_000, 100, 67), (3000, 300, 298))
             yield from (Case("reduce-columns", op, dtype, shape, 1) for shape in middle)
+
+
+def _reduce_ops(dtypes: tuple[str, ...]) -> Iterator[Case]:
+    shapes = (((N // 1024, 1024), 1), ((N // 64, 64), 1), ((65536, 4096), 0), ((N,), 0))
+    for dtype in dtypes:
+        for op in ("mean", *OTHERS, "all"):
+            yield from (Case("reduce-ops", op, dtype, shape, dim) for shape, dim in shapes)
+    for op in ("sum", "max"):
+        yield Case("reduce-ops", op, "int32", (2**31,), 0, "all dims")
+    for dtype in ("bool", "int8", "int32", "int64"):
+        yield from (Case("reduce-ops", "sum", dtype, shape, dim) for shape, dim in shapes)
 
 
 def _compile(dtypes: tuple[str, ...]) -> Iterator[Case]:

@@ -23,6 +23,7 @@ FOLDER = Path("docs") / "results"
 TITLES = {
     "reduce-rows": "Reductions of rows",
     "reduce-columns": "Reductions of columns and middle dims",
+    "reduce-ops": "The other reductions, and integers",
     "reduce": "Reductions of a few shapes",
     "scan-1d": "cumsum of one row",
     "scan-rows": "cumsum of rows",

@@ -7,22 +7,34 @@
 namespace torchreduce {
 
 // The structs of ops.h and scans.h, X(struct).
-#define TR_FOR_EACH_REDUCTION(X) X(Sum) X(Extreme) X(ArgExtreme)
+#define TR_FOR_EACH_REDUCTION(X) X(Sum) X(SumOf) X(Count) X(Product) X(Extreme) X(ArgExtreme)
 #define TR_FOR_EACH_SCAN(X) X(CumSum) X(CumExtreme) X(CumProd) X(LogCumSumExp) X(Decay) X(LinearScan)
 
-// The reductions by name, X(name, signature, struct, min, mean); the signatures stand in torch_ops.cpp.
-// max_all and min_all have the values of amax and amin, and the gradient of torch.max(x) where there are NaNs.
-#define TR_FOR_EACH_REDUCTION_OP(X)              \
-  X(sum, WithDtype, Sum, false, false)           \
-  X(mean, WithDtype, Sum, false, true)           \
-  X(amax, AlongDims, Extreme, false, false)      \
-  X(amin, AlongDims, Extreme, true, false)       \
-  X(max_all, AllDims, Extreme, false, false)     \
-  X(min_all, AllDims, Extreme, true, false)      \
-  X(max, WithIndex, ArgExtreme, false, false)    \
-  X(min, WithIndex, ArgExtreme, true, false)     \
-  X(argmax, AlongDims, ArgExtreme, false, false) \
-  X(argmin, AlongDims, ArgExtreme, true, false)
+// The reductions by name, X(name, signature, struct, options that are not the default); the signatures stand in
+// torch_ops.cpp. max_all and min_all have the values of amax and amin, and the gradient of torch.max(x) where there are
+// NaNs.
+#define TR_FOR_EACH_REDUCTION_OP(X)                                    \
+  X(sum, WithDtype, Sum)                                               \
+  X(mean, WithDtype, Sum, .mean = true)                                \
+  X(nansum, WithDtype, SumOf, .of = Of::Numbers)                       \
+  X(prod, WithDtype, Product)                                          \
+  X(norm1, WithDtype, SumOf, .of = Of::Magnitudes)                     \
+  X(norm2, WithDtype, SumOf, .of = Of::Squares)                        \
+  X(norm0, WithDtype, Count, .of = Of::Magnitudes)                     \
+  X(norm_greatest, WithDtype, Extreme, .of = Of::Magnitudes)           \
+  X(norm_least, WithDtype, Extreme, .min = true, .of = Of::Magnitudes) \
+  X(any, AlongDims, Count, .verdict = Verdict::Any)                    \
+  X(all, AlongDims, Count, .verdict = Verdict::All)                    \
+  X(count_nonzero, AlongDims, Count)                                   \
+  X(count_nan, AlongDims, Count, .of = Of::Numbers)                    \
+  X(amax, AlongDims, Extreme)                                          \
+  X(amin, AlongDims, Extreme, .min = true)                             \
+  X(max_all, AllDims, Extreme)                                         \
+  X(min_all, AllDims, Extreme, .min = true)                            \
+  X(max, WithIndex, ArgExtreme)                                        \
+  X(min, WithIndex, ArgExtreme, .min = true)                           \
+  X(argmax, AlongDims, ArgExtreme)                                     \
+  X(argmin, AlongDims, ArgExtreme, .min = true)
 
 // The scans by name, X(name, signature, struct, min).
 // Not among them, since they take more than one tensor: linear_scan, by LinearScan; decayed_sum, by Decay, which serves
@@ -93,12 +105,17 @@ Layout fold(const TensorFacts& x, uint64_t along, const int64_t* out_strides);
 // go by their strides, so that those merge which are one run of memory.
 void order_by_memory(ReduceCall& call);
 
+// For Count: elements become the integers of their width, and the options say which of them count: those that are not
+// zero, or NaN where the count is Of::Numbers.
+void count_bits(ReduceCall& call);
+
 // What its struct says of an op on elements of type d.
 struct ReductionFacts {
   Dtype result;    // the dtype of its values without dtype=
   bool indexed;    // it finds positions
   bool has_empty;  // a row without elements has a result
   bool converts;   // elements may enter an accumulator that is not their own
+  bool reads;      // kernels read elements of type d as they are
 };
 ReductionFacts facts(Reduction op, Dtype d);
 
@@ -119,6 +136,8 @@ TR_HD constexpr Dtype accumulator_of(Dtype in, Dtype out) {
 }
 TR_HD constexpr bool is_widened(Dtype in, Dtype out) { return is_float(in) && size_of(in) == 2 && out == Dtype::F32; }
 TR_HD bool is_static(const Source& in) { return !in.truth && in.accumulator == natural_accumulator(in.dtype); }
+// Whether a kernel for elements of the call's type serves it.
+inline bool is_static(const ReduceCall& call) { return is_static(call.in) && facts(call.op, call.in.dtype).reads; }
 
 // A scan's static kernels have the output dtype that torch gives by default, too; where there are such for integers,
 // also float32 of 16-bit floats.

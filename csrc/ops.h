@@ -15,6 +15,12 @@
 //   absent_element()             an element that changes no result, but may stand for those that are equal to it
 //   kIndexed                     Acc has a position `.index`, and finish also takes the element found there
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
+//   reads(Dtype)                 whether kernels read elements of that type as they are; else, of an op that converts,
+//                                they are converted one by one
+//   kIntegers                    if it converts: to int64, too
+//   steps<N>(accs, get)          if it is there: one more element, get(i), of each of N accumulators, in place of
+//   combine
+//                                with load
 // For kernels whose lanes go across columns also
 //   Near                         an accumulator of neighbouring positions, counted from the first one, less than 2^16
 //   near_absent(), near_all<N>(words, position, Near (&)[N])  the identity; N neighbouring columns' elements, as loaded
@@ -24,8 +30,11 @@
 //   found(Acc, read)             kIndexed: the element at the index, by read() where the accumulator does not tell
 // and keeps its options in a first member `OpOptions options`.
 #pragma once
-#include "dtype.h"
+#include <cmath>
+
+#include "explog.h"
 #include "kernels/common/gpu_packed.h"
+#include "powers.h"
 
 namespace torchreduce {
 
@@ -36,12 +45,27 @@ struct Output {
   Dtype dtype = Dtype::F32;  // of values
 };
 
+// What is summed, or compared: the elements, or
+enum class Of : uint8_t {
+  Elements,
+  Numbers,     // with 0 in place of NaN
+  Magnitudes,  // without their signs
+  Squares,
+};
+
+// What becomes of a count.
+enum class Verdict : uint8_t { Count, Any, All };
+
 // What distinguishes ops that share a struct.
 struct OpOptions {
   bool min = false;      // amin, argmin, min
   bool mean = false;     // mean: divide by count
-  int64_t count = 0;     // elements a row
   bool initial = false;  // linear_scan: a value precedes each row
+  Of of = Of::Elements;
+  Verdict verdict = Verdict::Count;
+  bool negative = false;  // counts: bits with the highest one set count
+  int64_t limit = 0;      // counts: so do bits that are more than this without their highest one
+  int64_t count = 0;      // elements a row
 };
 
 inline namespace TR_ISA {
@@ -74,7 +98,7 @@ template <class E> struct Sum {
   using Element = E;
   using Acc = accumulator_t<E>;
   static constexpr bool kIndexed = false;
-  static constexpr bool kConverts = true;
+  static constexpr bool kConverts = true, kIntegers = true;
   static constexpr bool kHasEmpty = true;
   static constexpr bool kAnyOrder = std::is_same<Acc, int64_t>::value;
   OpOptions options;
@@ -86,13 +110,14 @@ template <class E> struct Sum {
   }
   TR_HD static Acc empty() { return Acc(0); }
   static Dtype result(Dtype d) { return is_float(d) ? d : Dtype::I64; }
+  static constexpr bool reads(Dtype) { return true; }
   TR_HD static Acc load(E x, int64_t) { return convert<Acc>(x); }
   template <class V> TR_HD static V combine(V left, V right) { return add(left, right); }
-  using Near = Acc;
-  TR_HD static Near near_absent() { return absent(); }
+  using Near = std::conditional_t<!is_float_type<E> && sizeof(E) <= 2, int32_t, Acc>;
+  TR_HD static Near near_absent() { return Near(absent()); }
   template <int N> TR_HD static void near_all(const uint32_t* words, int, Near (&v)[N]) {
     TR_UNROLLED
-    for (int i = 0; i < N; ++i) v[i] = convert<Acc>(element_of<E>(words, i));
+    for (int i = 0; i < N; ++i) v[i] = convert<Near>(element_of<E>(words, i));
   }
   TR_HD static Near follow(Near left, Near right) { return add(left, right); }
   TR_HD static Near place(Near v, int, int) { return v; }
@@ -103,6 +128,179 @@ template <class E> struct Sum {
     }
     if (out.dtype == DtypeOf<E>::value) static_cast<E*>(out.values)[offset] = round_to<E>(acc);
     else store_as(out.dtype, out.values, offset, acc);
+  }
+};
+
+// nansum and the norms: the canonical sum of what the elements are taken for. A square is added by one fma. All but
+// plain elements are at least +0, so that absent ones, whose square is +0, change nothing either.
+template <class E> struct SumOf {
+  using Element = E;
+  using Acc = accumulator_t<E>;
+  static constexpr bool kIndexed = false;
+  static constexpr bool kConverts = true, kIntegers = false;
+  static constexpr bool kHasEmpty = true;
+  static constexpr bool kAnyOrder = false;
+  static constexpr bool kHasSteps = true;
+  OpOptions options;
+
+  TR_HD static Acc absent() { return absent_term<Acc>(); }
+  TR_HD static E absent_element() { return round_to<E>(absent()); }
+  TR_HD static Acc empty() { return Acc(0); }
+  static Dtype result(Dtype d) { return d; }
+  static constexpr bool reads(Dtype d) { return d == Dtype::F32 || d == Dtype::F16 || d == Dtype::BF16; }
+  template <int N, class Get> TR_HD void steps(Acc* acc, Get get) const {  // one branch for all
+    if (options.of == Of::Squares) {
+      TR_UNROLLED
+      for (int i = 0; i < N; ++i) acc[i] = fused(convert<Acc>(get(i)), convert<Acc>(get(i)), acc[i]);
+    } else if (options.of == Of::Numbers) {
+      TR_UNROLLED
+      for (int i = 0; i < N; ++i) acc[i] = acc[i] + number(convert<Acc>(get(i)));
+    } else {
+      TR_UNROLLED
+      for (int i = 0; i < N; ++i) acc[i] = acc[i] + magnitude(convert<Acc>(get(i)));
+    }
+  }
+  TR_HD Acc load(E x, int64_t) const {
+    Acc acc = absent();
+    steps<1>(&acc, [&](int) { return x; });
+    return acc;
+  }
+  template <class V> TR_HD static V combine(V left, V right) { return left + right; }
+  using Near = Acc;
+  TR_HD static Near near_absent() { return absent(); }
+  template <int N> TR_HD void near_all(const uint32_t* words, int, Near (&v)[N]) const {
+    TR_UNROLLED
+    for (int i = 0; i < N; ++i) v[i] = absent();
+    steps<N>(v, [&](int i) { return element_of<E>(words, i); });
+  }
+  TR_HD static Near follow(Near left, Near right) { return left + right; }
+  TR_HD static Near place(Near v, int, int) { return v; }
+  TR_HD static Acc far(Near v, int64_t) { return v; }
+  TR_HD Acc project(Acc acc) const { return options.of == Of::Squares ? std::sqrt(acc) : acc; }
+  TR_HD void finish(Acc acc, const Output& out, int64_t offset) const {
+    store_as(out.dtype, out.values, offset, project(acc));
+  }
+
+ private:
+  TR_HD static Acc number(Acc v) { return v == v ? v : Acc(0); }
+  TR_HD static Acc magnitude(Acc v) { return v < 0 ? -v : v + Acc(0); }
+};
+
+// count_nonzero, any, all, the norm of order 0, and how many NaN there are: how many elements have certain bits. E is
+// the signed integer of their width.
+template <class E> struct Count {
+  using Element = E;
+  using Acc = int64_t;
+  static constexpr bool kIndexed = false;
+  static constexpr bool kConverts = false;
+  static constexpr bool kHasEmpty = true;
+  static constexpr bool kAnyOrder = true;
+  OpOptions options;
+
+  TR_HD static Acc absent() { return 0; }
+  TR_HD static E absent_element() { return E{}; }
+  TR_HD static Acc empty() { return 0; }
+  static Dtype result(Dtype) { return Dtype::I64; }
+  static constexpr bool reads(Dtype d) {
+    return d == Dtype::I8 || d == Dtype::I16 || d == Dtype::I32 || d == Dtype::I64;
+  }
+  // Of integers, or vectors of them.
+  template <class V> TR_HD auto counts(V x) const {
+    constexpr E kGreatest = E(~(uint64_t(1) << (sizeof(E) * 8 - 1)));
+    const E limit = E(options.limit), negative = E(options.negative ? -1 : 0);
+    return ((x & kGreatest) > limit) | ((x & negative) < E(0));
+  }
+  TR_HD Acc load(E x, int64_t) const { return counts(x); }
+  template <class V> TR_HD static V combine(V left, V right) { return left + right; }
+  using Near = int32_t;
+  TR_HD static Near near_absent() { return 0; }
+  template <int N> TR_HD void near_all(const uint32_t* words, int, Near (&v)[N]) const {
+    TR_UNROLLED
+    for (int i = 0; i < N; ++i) v[i] = counts(element_of<E>(words, i));
+  }
+  TR_HD static Near follow(Near left, Near right) { return left + right; }
+  TR_HD static Near place(Near v, int, int) { return v; }
+  TR_HD static Acc far(Near v, int64_t) { return v; }
+  TR_HD void finish(Acc acc, const Output& out, int64_t offset) const {
+    if (options.verdict == Verdict::Any) acc = acc > 0;
+    if (options.verdict == Verdict::All) acc = acc == options.count;
+    if (is_float(out.dtype)) store_as(out.dtype, out.values, offset, double(acc));
+    else store_as(out.dtype, out.values, offset, acc);
+  }
+};
+
+// prod: of floats by powers, whose exponents end at +-kFarthest; integers wrap modulo 2^64.
+template <class E> struct Product {
+  using Element = E;
+  using F = accumulator_t<E>;
+  static constexpr bool kFloat = !std::is_same<F, int64_t>::value;
+  using Acc = std::conditional_t<kFloat, Power<std::conditional_t<kFloat, F, float>>, int64_t>;
+  static constexpr bool kIndexed = false;
+  static constexpr bool kConverts = true, kIntegers = true;
+  static constexpr bool kHasEmpty = true;
+  static constexpr bool kAnyOrder = !kFloat;
+  static constexpr int kFarthest = 1 << 29;
+  static constexpr bool kHasSteps = true;
+  OpOptions options;
+
+  TR_HD static Acc absent() {
+    if constexpr (kFloat) return {1, 0};
+    else return 1;
+  }
+  TR_HD static E absent_element() { return round_to<E>(F(1)); }
+  TR_HD static Acc empty() { return absent(); }
+  static Dtype result(Dtype d) { return is_float(d) ? d : Dtype::I64; }
+  static constexpr bool reads(Dtype d) { return d == Dtype::F32 || d == Dtype::F16 || d == Dtype::BF16; }
+  TR_HD static Acc load(E x, int64_t) {
+    if constexpr (kFloat) return power_of(convert<F>(x));
+    else return convert<F>(x);
+  }
+  // Where elements are normal numbers, and less than half the greatest, their products with mantissas are normal, too:
+  // then the exponents are taken out of the products. The rest is rare.
+  template <int N, class Get> TR_HD static void steps(Acc* acc, Get get) {
+    if constexpr (std::is_same<F, float>::value) {
+      bool plain = true;
+      TR_UNROLLED
+      for (int i = 0; i < N; ++i) {
+        const uint32_t x = bit_cast<uint32_t>(convert<F>(get(i))), m = bit_cast<uint32_t>(acc[i].m);
+        plain &= ((x << 1) - (1u << 24) < 253u << 24) & ((m & 0x7f800000u) == 0x3f800000u);
+      }
+      if (plain) {
+        TR_UNROLLED
+        for (int i = 0; i < N; ++i) {
+          const Acc product = normal_power(acc[i].m * convert<F>(get(i)));
+          acc[i] = {product.m, acc[i].e + product.e};
+        }
+        return;
+      }
+      TR_UNROLLED
+      for (int i = 0; i < N; ++i) acc[i] = multiplied_by_any(acc[i], convert<F>(get(i)));
+      return;
+    }
+    TR_UNROLLED
+    for (int i = 0; i < N; ++i) acc[i] = multiply(acc[i], load(get(i), 0));
+  }
+  TR_HD static Acc combine(Acc left, Acc right) {
+    Acc both = multiply(left, right);
+    if constexpr (kFloat) both.e = both.e < -kFarthest ? -kFarthest : both.e > kFarthest ? kFarthest : both.e;
+    return both;
+  }
+  using Near = Acc;
+  TR_HD static Near near_absent() { return absent(); }
+  template <int N> TR_HD static void near_all(const uint32_t* words, int, Near (&v)[N]) {
+    TR_UNROLLED
+    for (int i = 0; i < N; ++i) v[i] = absent();
+    steps<N>(v, [&](int i) { return element_of<E>(words, i); });
+  }
+  TR_HD static Near follow(Near left, Near right) { return multiply(left, right); }
+  TR_HD static Near place(Near v, int, int) { return v; }
+  TR_HD static Acc far(Near v, int64_t) { return v; }
+  TR_HD static F project(Acc acc) {
+    if constexpr (kFloat) return F(value_of(Power<double>{acc.m, acc.e}));
+    else return acc;
+  }
+  TR_HD void finish(Acc acc, const Output& out, int64_t offset) const {
+    store_as(out.dtype, out.values, offset, project(acc));
   }
 };
 
@@ -134,6 +332,12 @@ template <class E> struct Ordering {
     if constexpr (std::is_same<E, Bool>::value) return Key(x.bits != 0);
     else return bit_cast<Key>(x);
   }
+  // What is left of the bits of a float, alone or two in a word.
+  TR_HD static Key kept(Of of) { return kFloat && of == Of::Magnitudes ? kGreatest : Key(-1); }
+  TR_HD static uint32_t kept_words(Of of) {
+    const uint32_t greatest = sizeof(E) == 2 ? 0x7fff7fffu : 0x7fffffffu;
+    return kFloat && of == Of::Magnitudes ? greatest : ~0u;
+  }
   // V is Key or a vector of Keys (then a comparison is a mask of -1 and 0); `b` holds bits_of the element.
   template <class V> TR_HD static V key(V b, bool min, bool merge_zeros) {
     const Key ones = Key(-1), inf = Key(kInf), flip_key = min ? ones : Key(0);
@@ -150,25 +354,27 @@ template <class E> struct Ordering {
   // Keys of N elements that lie in words, each as the high half of 32 bits where it has at most 16.
   static constexpr bool kHalf = sizeof(E) <= 2;
   using Wide = std::conditional_t<kHalf, int32_t, Key>;
-  template <int N> TR_HD static void keys(const uint32_t* words, bool min, bool merge_zeros, Wide (&k)[N]) {
+  template <int N>
+  TR_HD static void keys(const uint32_t* words, bool min, bool merge_zeros, Wide (&k)[N], Of of = Of::Elements) {
 #if defined(TR_PACKED_KEYS)
     if constexpr (kFloat && sizeof(E) == 2) {
       TR_UNROLLED
       for (int i = 0; i < N; i += 2) {
-        const uint32_t pair = packed_keys<std::is_same<E, BF16>::value>(words[i / 2], min, merge_zeros);
+        const uint32_t pair =
+            packed_keys<std::is_same<E, BF16>::value>(words[i / 2] & kept_words(of), min, merge_zeros);
         k[i] = int32_t(pair << 16);
         if (i + 1 < N) k[i + 1] = int32_t(pair & 0xffff0000u);
       }
       return;
     } else if constexpr (kFloat && sizeof(E) == 4) {
       TR_UNROLLED
-      for (int i = 0; i < N; ++i) k[i] = packed_key(words[i], min, merge_zeros);
+      for (int i = 0; i < N; ++i) k[i] = packed_key(words[i] & kept_words(of), min, merge_zeros);
       return;
     }
 #endif
     TR_UNROLLED
     for (int i = 0; i < N; ++i) {
-      const Key key_i = key(bits_of(element_of<E>(words, i)), min, merge_zeros);
+      const Key key_i = key(Key(bits_of(element_of<E>(words, i)) & kept(of)), min, merge_zeros);
       if constexpr (kHalf) k[i] = int32_t(uint32_t(key_i) << 16);
       else k[i] = key_i;
     }
@@ -198,7 +404,8 @@ template <class E> struct Ordering {
   }
 };
 
-// amax and amin: the value alone. -0.0 < +0.0; NaN wins. Exact in any order.
+// amax and amin, and the norms of infinite order: the value alone, of the elements or of their magnitudes. -0.0 < +0.0;
+// NaN wins. Exact in any order.
 template <class E> struct Extreme {
   using Element = E;
   using Order = Ordering<E>;
@@ -209,22 +416,29 @@ template <class E> struct Extreme {
   static constexpr bool kAnyOrder = true;
   OpOptions options;
 
-  TR_HD E absent_element() const { return Order::lowest_element(options.min); }
+  TR_HD E absent_element() const {
+    return options.of == Of::Magnitudes && !options.min ? E{} : Order::lowest_element(options.min);
+  }
   TR_HD static Acc absent() { return Order::kLowest; }
   TR_HD static Acc empty() { return absent(); }
   static Dtype result(Dtype d) { return d; }
-  TR_HD Acc load(E x, int64_t) const { return Order::key(Order::bits_of(x), options.min, false); }
+  static constexpr bool reads(Dtype) { return true; }
+  TR_HD Acc load(E x, int64_t) const {
+    return Order::key(Acc(Order::bits_of(x) & Order::kept(options.of)), options.min, false);
+  }
   template <class V> TR_HD static V combine(V left, V right) { return left > right ? left : right; }
   using Near = typename Order::Wide;
   TR_HD static Near near_absent() { return Order::kHalf ? Near(INT32_MIN) : Near(Order::kLowest); }
   template <int N> TR_HD void near_all(const uint32_t* words, int, Near (&v)[N]) const {
-    Order::keys(words, options.min, false, v);
+    Order::keys(words, options.min, false, v, options.of);
   }
   TR_HD static Near follow(Near left, Near right) { return combine(left, right); }
   TR_HD static Near place(Near v, int, int) { return v; }
   TR_HD static Acc far(Near v, int64_t) { return Order::narrow(v); }
   TR_HD void finish(Acc acc, const Output& out, int64_t offset) const {
-    static_cast<E*>(out.values)[offset] = Order::element(acc, options.min);
+    const E x = Order::element(acc, options.min);
+    if (out.dtype == DtypeOf<E>::value) static_cast<E*>(out.values)[offset] = x;
+    else store_as(out.dtype, out.values, offset, convert<accumulator_t<E>>(x));
   }
 };
 
@@ -247,6 +461,7 @@ template <class E> struct ArgExtreme {
   TR_HD static Acc absent() { return {Order::kLowest, INT64_MAX}; }
   TR_HD static Acc empty() { return absent(); }
   static Dtype result(Dtype d) { return d; }
+  static constexpr bool reads(Dtype) { return true; }
   TR_HD Acc load(E x, int64_t position) const { return {Order::key(Order::bits_of(x), options.min, true), position}; }
   TR_HD static Acc combine(Acc left, Acc right) {
     return left.key > right.key || (left.key == right.key && left.index < right.index) ? left : right;
@@ -301,6 +516,35 @@ template <class E> struct ArgExtreme {
     if (out.values) static_cast<E*>(out.values)[offset] = Order::canonical_element(found);
   }
 };
+
+// One more element of each of N accumulators, get(i); of one.
+template <class Op> constexpr bool kSteps = requires { Op::kHasSteps; };
+template <int N, class Op, class Get> TR_HD void steps(const Op& op, typename Op::Acc* acc, Get get) {
+  if constexpr (kSteps<Op>) {
+    op.template steps<N>(acc, get);
+  } else {
+    TR_UNROLLED
+    for (int i = 0; i < N; ++i) acc[i] = op.combine(acc[i], op.load(get(i), 0));
+  }
+}
+template <class Op>
+TR_HD typename Op::Acc step(const Op& op, typename Op::Acc acc, typename Op::Element x, int64_t position) {
+  if constexpr (!kSteps<Op>) return op.combine(acc, op.load(x, position));
+  steps<1>(op, &acc, [&](int) { return x; });
+  return acc;
+}
+// One more element of each of N neighbouring columns, whose elements lie in words.
+template <int N, class Op>
+TR_HD void step_all(const Op& op, const uint32_t* words, int position, typename Op::Near (&v)[N]) {
+  if constexpr (kSteps<Op>) {
+    op.template steps<N>(v, [&](int i) { return element_of<typename Op::Element>(words, i); });
+  } else {
+    typename Op::Near t[N];
+    op.template near_all<N>(words, position, t);
+    TR_UNROLLED
+    for (int i = 0; i < N; ++i) v[i] = Op::follow(v[i], t[i]);
+  }
+}
 
 }  // namespace TR_ISA
 }  // namespace torchreduce

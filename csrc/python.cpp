@@ -121,8 +121,12 @@ py::dict as_dict(const ReducePlan& plan) {
   return fields;
 }
 
-#define TR_ROW(name, signature, reduction, min, mean) {#name, Reduction::reduction},
-const std::map<std::string, Reduction> kReductions = {TR_FOR_EACH_REDUCTION_OP(TR_ROW)};
+struct ReductionOp {
+  Reduction reduction;
+  OpOptions options;
+};
+#define TR_ROW(name, signature, reduction, ...) {#name, {Reduction::reduction, {__VA_ARGS__}}},
+const std::map<std::string, ReductionOp> kReductions = {TR_FOR_EACH_REDUCTION_OP(TR_ROW)};
 #undef TR_ROW
 #define TR_ROW(name, signature, scan, min) {#name, Scan::scan},
 const std::map<std::string, Scan> kScans = {TR_FOR_EACH_SCAN_OP(TR_ROW){"linear_scan", Scan::LinearScan},
@@ -206,15 +210,17 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
     if (known.inputs == 2) std::copy_n(call.layout.in, layout.kept + layout.reduced, call.more_strides[0]);
     return as_dict(plan(call, device));
   }
-  const ReductionFacts known = facts(reduction->second, in);
+  const ReductionFacts known = facts(reduction->second.reduction, in);
   const Dtype values = known.indexed ? known.result : out;
   ReduceCall call{};
-  call.op = reduction->second;
+  call.op = reduction->second.reduction;
   call.in = {data, in, known.converts ? accumulator_of(in, values) : natural_accumulator(in),
              known.converts && values == Dtype::Bool};
   call.out = {known.indexed ? nullptr : results, known.indexed ? reinterpret_cast<int64_t*>(results) : nullptr, values};
-  call.options = {false, false, layout.length};
+  call.options = reduction->second.options;
+  call.options.count = layout.length;
   call.layout = layout;
+  if (call.op == Reduction::Count) count_bits(call);
   order_by_memory(call);
   return as_dict(plan(call, device));
 }

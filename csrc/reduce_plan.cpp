@@ -8,10 +8,9 @@ namespace {
 
 // Bytes of one accumulator of the kernel that serves elements of `in`.
 template <template <class> class Op> int64_t accumulator_bytes(const Source& in) {
-  if (Op<float>::kConverts) return size_of(in.accumulator);
 #define TR_CASE(T) \
   case DtypeOf<T>::value: return sizeof(typename Op<T>::Acc);
-  switch (in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
+  switch (Op<float>::kConverts ? in.accumulator : in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
 #undef TR_CASE
   return 0;
 }
@@ -29,9 +28,10 @@ int64_t accumulator_bytes(const ReduceCall& call) {
 }
 
 template <template <class> class Op> static ColumnFacts column_facts(const Source& in) {
-#define TR_CASE(T)        \
-  case DtypeOf<T>::value: \
-    return {int(sizeof(typename Op<T>::Near)), int(sizeof(typename Op<T>::Acc)), Op<T>::kAnyOrder};
+#define TR_CASE(T)                                                                                 \
+  case DtypeOf<T>::value:                                                                          \
+    return {int(sizeof(typename Op<T>::Near)), int(sizeof(typename Op<T>::Acc)), Op<T>::kAnyOrder, \
+            has_columns<Op<T>>(DtypeOf<T>::value)};
   switch (in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
 #undef TR_CASE
   return {};
@@ -42,6 +42,20 @@ ColumnFacts column_facts(const ReduceCall& call) {
   switch (call.op) { TR_FOR_EACH_REDUCTION(TR_CASE) }
 #undef TR_CASE
   return {};
+}
+
+void count_bits(ReduceCall& call) {
+  const Dtype d = call.in.dtype;
+  const int64_t infinity = d == Dtype::F16    ? Ordering<F16>::kInf
+                           : d == Dtype::BF16 ? Ordering<BF16>::kInf
+                           : d == Dtype::F32  ? Ordering<float>::kInf
+                                              : Ordering<double>::kInf;
+  const bool nan = call.options.of == Of::Numbers;
+  const int size = size_of(d);
+  call.options.negative = !is_float(d) && !nan;
+  call.options.limit = !nan ? 0 : is_float(d) ? infinity : (uint64_t(1) << (size * 8 - 1)) - 1;
+  call.in.dtype = size == 1 ? Dtype::I8 : size == 2 ? Dtype::I16 : size == 4 ? Dtype::I32 : Dtype::I64;
+  call.in.accumulator = Dtype::I64;
 }
 
 void order_by_memory(ReduceCall& call) {

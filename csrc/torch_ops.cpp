@@ -20,7 +20,7 @@ using torch::headeronly::ScalarType;
 struct Op {
   const char* name;
   Reduction reduction;
-  bool min, mean;
+  OpOptions options;
 };
 
 // The accumulator of `op` on x, and the dtypes of its values and of its result alone (an indexed op's is the index).
@@ -30,9 +30,14 @@ struct Types {
 };
 Types types_of(const Op& op, const View& x, std::optional<ScalarType> dtype) {
   const ReductionFacts known = facts(op.reduction, x.dtype);
-  const Dtype values = dtype ? Dtype(*dtype) : known.result;
+  const bool verdict = op.options.verdict != Verdict::Count;
+  const Dtype values = dtype                             ? Dtype(*dtype)
+                       : verdict                         ? x.dtype == Dtype::U8 ? Dtype::U8 : Dtype::Bool
+                       : op.options.of == Of::Magnitudes ? x.dtype
+                                                         : known.result;
   if (!supported(values)) raise<std::runtime_error>(op.name, ": dtype= has the unsupported number ", int(values));
-  if (op.mean && !is_float(values)) raise<std::runtime_error>(op.name, ": needs a floating dtype; give one by dtype=");
+  if (op.options.mean && !is_float(values))
+    raise<std::runtime_error>(op.name, ": needs a floating dtype; give one by dtype=");
   const Dtype accumulator = known.converts ? accumulator_of(x.dtype, values) : natural_accumulator(x.dtype);
   return {accumulator, values, known.indexed ? Dtype::I64 : values, known.indexed, dtype && values == Dtype::Bool};
 }
@@ -45,8 +50,10 @@ void reduce_into(const Op& op, const View& x, uint64_t mask, bool keepdim, const
   call.in = Source{x.data, x.dtype, types.accumulator, types.truth};
   const View& out = values ? *values : *indices;
   call.layout = fold(x, mask, spread_strides(x, mask, keepdim, out).data());
+  call.options = op.options;
+  call.options.count = call.layout.length;
+  if (op.reduction == Reduction::Count) count_bits(call);
   order_by_memory(call);
-  call.options = OpOptions{op.min, op.mean, call.layout.length};
   call.out = Output{values ? const_cast<void*>(values->data) : nullptr,
                     indices ? static_cast<int64_t*>(const_cast<void*>(indices->data)) : nullptr,
                     values ? values->dtype : Dtype::I64};
@@ -384,7 +391,7 @@ struct WithIndex {
   }
 };
 
-#define TR_ROW(name, signature, reduction, min, mean) constexpr Op k_##name{#name, Reduction::reduction, min, mean};
+#define TR_ROW(name, signature, reduction, ...) constexpr Op k_##name{#name, Reduction::reduction, {__VA_ARGS__}};
 TR_FOR_EACH_REDUCTION_OP(TR_ROW)
 #undef TR_ROW
 
@@ -445,7 +452,7 @@ template <class Signature> void define(torch::stable::detail::StableLibrary& lib
 }
 
 void implement(torch::stable::detail::StableLibrary& library) {
-#define TR_ROW(name, signature, reduction, min, mean)                \
+#define TR_ROW(name, signature, reduction, ...)                      \
   library.impl(#name, TORCH_BOX(&signature::call<k_##name>));        \
   library.impl(#name ".raw", TORCH_BOX(&signature::call<k_##name>)); \
   library.impl(#name ".out", TORCH_BOX(&signature::out<k_##name>));  \
@@ -469,7 +476,7 @@ void implement(torch::stable::detail::StableLibrary& library) {
 using torch::stable::detail::StableLibrary;
 const bool registered = [] {
   auto* schemas = new StableLibrary(StableLibrary::Kind::DEF, "torchreduce", nullptr, __FILE__, __LINE__);
-#define TR_ROW(name, signature, reduction, min, mean) define<signature>(*schemas, #name);
+#define TR_ROW(name, signature, reduction, ...) define<signature>(*schemas, #name);
   TR_FOR_EACH_REDUCTION_OP(TR_ROW)
 #undef TR_ROW
 #define TR_ROW(name, signature, scan, min) define<signature>(*schemas, #name);

@@ -6,19 +6,49 @@ from dataclasses import dataclass, field
 
 import torch
 
+import torchreduce
 from torchreduce.table import DTYPES, OPS
 
-ROWS = {op.function: op for op in OPS}  # of max and min: those with dim
+
+class Functions:
+    """The functions of a module by the names of the op table: a norm of each order is one of its own."""
+
+    def __init__(self, module, vector_norm):
+        self._module, self._vector_norm = module, vector_norm
+
+    def __getattr__(self, name):
+        if name not in NORMS:
+            return getattr(self._module, name)
+        return lambda x, dim=None, keepdim=False, **o: self._vector_norm(x, NORMS[name], dim, keepdim, **o)
+
+
+NORMS = {"norm0": 0, "norm1": 1, "norm2": 2, "norm_greatest": math.inf, "norm_least": -math.inf}
+OURS, TORCHS = Functions(torchreduce, torchreduce.vector_norm), Functions(torch, torch.linalg.vector_norm)
+
+
+def public(name):
+    """The public function."""
+    return "vector_norm" if name in NORMS else name
+
+
+# By the functions that call them, but for norms and what no function has to itself; of max and min those with dim.
+ROWS = {op.name if op.name in NORMS else op.function: op for op in OPS if op.name != "count_nan"}
 FUNCTIONS = tuple(ROWS)
 REDUCTIONS = tuple(name for name, op in ROWS.items() if op.kind == "reduction")
 SCANS = tuple(name for name, op in ROWS.items() if op.kind == "scan")
-EXTREMES = tuple(name for name, op in ROWS.items() if op.empty is None)  # refuse what is empty
+EXTREMES = tuple(name for name, op in ROWS.items() if op.empty is None and name not in NORMS)  # refuse what is empty
 WITH_DTYPE = tuple(name for name, op in ROWS.items() if op.results)  # have dtype=
+
+
+def results_of(name, dtype):
+    """What dtype= may be for inputs of this dtype; norms may not narrow it."""
+    results = ROWS[name].results
+    return tuple(to for to in results if name not in NORMS or torch.promote_types(to, dtype) == to)
 
 
 def serves(name, dtype):
     """It takes inputs of this dtype, perhaps with a dtype=."""
-    return dtype in ROWS[name].inputs or bool(ROWS[name].results)
+    return dtype in ROWS[name].inputs or (name not in NORMS and bool(ROWS[name].results))
 
 
 EVERY = tuple((name, dtype) for name in FUNCTIONS for dtype in DTYPES if serves(name, dtype))
@@ -177,5 +207,5 @@ def random_call(seed, elements, at_least=0):
         chosen = r.sample(range(dims), r.randint(1, dims))
         options = {"dim": r.choice((chosen[0], chosen[0], tuple(chosen), None)), "keepdim": r.random() < 0.3}
     if name in WITH_DTYPE and (dtype not in ROWS[name].inputs or r.random() < 0.3):
-        options["dtype"] = r.choice(ROWS[name].results)
+        options["dtype"] = r.choice(results_of(name, dtype))
     return Call(name, make(shape, dtype, seed), r.choice(list(LAYOUTS)), options)

@@ -1,5 +1,7 @@
 """Every function in every form that differs in shape, result or gradient, for what autograd and compile do to them."""
 
+import math
+
 import torch
 from cases import generator, values
 
@@ -11,6 +13,11 @@ def tie_free(shape, dtype=torch.float64, device="cpu", seed=0):
     n = torch.Size(shape).numel()
     x = (torch.randperm(n, generator=generator(seed)) + 1).to(dtype) / 8
     return x.reshape(shape).to(device)
+
+
+def signed(x):
+    """x with elements of both signs: exactly, by whatever compiles it."""
+    return torch.where(x > 3, x, -x)
 
 
 FORMS = {
@@ -30,6 +37,17 @@ FORMS = {
     "max dims": lambda x: tr.max(x, (2, 0), keepdim=True).values,
     "min": lambda x: tr.min(x, -1, keepdim=True)[0],
     "min dims": lambda x: tr.min(x, (1, 2)).values,
+    "nansum": lambda x: tr.nansum(x, 1),
+    "nanmean": lambda x: tr.nanmean(x, (0, 2)),
+    "prod": lambda x: tr.prod(x, 1),
+    "prod dims keepdim": lambda x: tr.prod(x / 4, (0, 2), keepdim=True),
+    "prod dtype": lambda x: tr.prod(x, -1, dtype=torch.float64),
+    "norm 1": lambda x: tr.vector_norm(signed(x), 1, 1),
+    "norm 2": lambda x: tr.vector_norm(x, 2, (0, 1)),
+    "norm 2 keepdim dtype": lambda x: tr.norm(signed(x), dim=2, keepdim=True, dtype=torch.float64),
+    "norm inf": lambda x: tr.vector_norm(signed(x), math.inf, (0, 2), keepdim=True),
+    "norm -inf": lambda x: tr.vector_norm(signed(x), -math.inf),
+    "aminmax": lambda x: torch.stack(tuple(tr.aminmax(x, dim=1))),
     "cumsum": lambda x: tr.cumsum(x, 1),
     "cumsum exclusive": lambda x: tr.cumsum(x, 0, exclusive=True),
     "cumsum reverse": lambda x: tr.cumsum(x, -1, reverse=True),
@@ -65,6 +83,10 @@ def everything(x):
         tr.argmax(x),
         tr.argmin(x, 1),
         tr.argmax(x, (0, 2), keepdim=True),
+        tr.any(x, 1),
+        tr.all(x, (0, 2)),
+        tr.count_nonzero(x),
+        tr.vector_norm(x, 0, 1),
         tr.max(x, 0).indices,
         tr.min(x, 1)[1],
         tr.cummax(x, 1).indices,

@@ -295,7 +295,8 @@ def apply(name, tensor, dim=None, keepdim=False, dtype=None, **options):
     """
     if dtype is not None:
         options["dtype"] = str(dtype).removeprefix("torch.")
-    from reference_scans import SCANS  # which is made of what is above
+    from reference_reductions import REDUCTIONS as OTHERS  # which are made of what is above
+    from reference_scans import SCANS
 
     scans = {"cumsum": cumsum_rows, **SCANS}
     if name in scans:
@@ -314,7 +315,8 @@ def apply(name, tensor, dim=None, keepdim=False, dtype=None, **options):
     if name in ("max", "min") and (dim is None or dim == ()):
         name = "a" + name
     rows = rows_of(tensor, dims)
-    out = REDUCTIONS[name](rows, **options) if name in REDUCTIONS else to_numpy(getattr(torch, name)(to_torch(rows), 1))
+    rules = {**REDUCTIONS, **OTHERS}
+    out = rules[name](rows, **options) if name in rules else to_numpy(getattr(torch, name)(to_torch(rows), 1))
     shape = [1 if i in dims else size for i, size in enumerate(tensor.shape) if keepdim or i not in dims]
     if isinstance(out, tuple):
         return tuple(to_torch(part.reshape(shape)) for part in out)

@@ -1,12 +1,13 @@
 """Gradients: right, twice differentiable, and under the contract like any result."""
 
 import itertools
+import math
 
 import pytest
 import reference
 import torch
-from cases import padded, transposed, values
-from forms import FORMS, gradient, tie_free
+from cases import OURS, padded, transposed, values
+from forms import FORMS, gradient, signed, tie_free
 
 import torchreduce as tr
 from torchreduce.testing import assert_bitwise_equal
@@ -37,6 +38,17 @@ TORCHS = {
     "max dims": lambda x: torch.amax(x, (0, 2), keepdim=True),
     "min": lambda x: torch.min(x, -1, keepdim=True).values,
     "min dims": lambda x: torch.amin(x, (1, 2)),
+    "nansum": lambda x: torch.nansum(x, 1),
+    "nanmean": lambda x: torch.nanmean(x, (0, 2)),
+    "prod": lambda x: torch.prod(x, 1),
+    "prod dims keepdim": lambda x: torch.prod(torch.prod(x / 4, 2, keepdim=True), 0, keepdim=True),
+    "prod dtype": lambda x: torch.prod(x, -1),
+    "norm 1": lambda x: torch.linalg.vector_norm(signed(x), 1, 1),
+    "norm 2": lambda x: torch.linalg.vector_norm(x, 2, (0, 1)),
+    "norm 2 keepdim dtype": lambda x: torch.norm(signed(x), dim=2, keepdim=True),
+    "norm inf": lambda x: torch.linalg.vector_norm(signed(x), math.inf, (0, 2), keepdim=True),
+    "norm -inf": lambda x: torch.linalg.vector_norm(signed(x), -math.inf),
+    "aminmax": lambda x: torch.stack(tuple(torch.aminmax(x, dim=1))),
     "cumsum": lambda x: torch.cumsum(x, 1),
     "cumsum exclusive": lambda x: torch.cumsum(x, 0) - x,
     "cumsum reverse": lambda x: torch.cumsum(x.flip(2), 2).flip(2),
@@ -94,6 +106,44 @@ def test_gradients_of_ties_and_nan_are_torchs(device, nan):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("order", (1, 2, math.inf, -math.inf))
+def test_gradients_of_norms_at_zeros_ties_and_nan_are_torchs(device, order):
+    data = [[3.0, -3.0, 1.0, 0.0], [0.0, 0.0, -0.0, 0.0], [2.0, math.nan, -2.0, math.nan]]
+    for dim, dtype in itertools.product((0, 1, None), (torch.float64, torch.bfloat16)):
+        x, z = (torch.tensor(data, dtype=dtype, device=device, requires_grad=True) for _ in range(2))
+        ours, theirs = tr.vector_norm(x, order, dim), torch.linalg.vector_norm(z, order, dim)
+        (a,), (b,) = (torch.autograd.grad(y, t, torch.full_like(y, 6.0)) for y, t in ((ours, x), (theirs, z)))
+        torch.testing.assert_close(a, b, equal_nan=True)
+
+
+def test_the_gradient_of_a_count_is_0(device):
+    x = tie_free((3, 4), torch.float32, device)
+    assert_bitwise_equal(gradient(lambda t: tr.vector_norm(t, 0, 1), x), torch.zeros_like(x))
+    assert_bitwise_equal(torch.func.jvp(lambda t: tr.vector_norm(t, 0, 1), (x,), (x,))[1], torch.zeros_like(x[:, 0]))
+
+
+def test_gradients_of_products_with_zeros(device):
+    """None, one, and two of them in a row; twice, and forward."""
+    x = tie_free((4, 5), device=device)
+    x[1, 2] = x[2, 0] = x[2, 4] = 0
+    for f, g in ((lambda t: tr.prod(t, 1), lambda t: torch.prod(t, 1)), (tr.prod, torch.prod)):
+        torch.testing.assert_close(gradient(f, x), gradient(g, x), rtol=1e-12, atol=0)
+        torch.testing.assert_close(torch.func.jvp(f, (x,), (x.cos(),)), torch.func.jvp(g, (x,), (x.cos(),)))
+        torch.testing.assert_close(torch.func.hessian(lambda t, f=f: f(t).sum())(x),
+                                   torch.func.hessian(lambda t, g=g: g(t).sum())(x))  # fmt: skip
+    assert torch.autograd.gradcheck(lambda t: tr.prod(t, 1), (x.requires_grad_(),))
+    assert torch.autograd.gradgradcheck(lambda t: tr.prod(t, 1), (x,))
+
+
+def test_gradients_leave_nan_out(device):
+    x = torch.tensor([[1.0, math.nan, 3.0], [math.nan] * 3], device=device)
+    assert gradient(lambda t: tr.nansum(t, 1).sum(), x).isfinite().all()
+    assert_bitwise_equal(gradient(lambda t: tr.nanmean(t, 1), x)[1], torch.zeros(3, device=device))
+    for ours, theirs in ((tr.nansum, torch.nansum), (tr.nanmean, torch.nanmean)):
+        a, b = (gradient(lambda t, f=f: f(t, 1), x[:1]) for f in (ours, theirs))
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
 def test_gradient_bits(device, dtype):
     """True divisions and canonical sums, rounded once."""
@@ -138,7 +188,7 @@ def test_gradients_keep_the_promises(device, form):
 @pytest.mark.parametrize("name", ("sum", "mean", "amax", "min", "cumsum", "logcumsumexp", "cummax"))
 def test_gradients_are_batch_invariant(device, name):
     def f(x):
-        y = getattr(tr, name)(x, 1)
+        y = getattr(OURS, name)(x, 1)
         return y if isinstance(y, torch.Tensor) else y.values
 
     x, g = values((30, 700), torch.float32).to(device), values((30, 700), torch.float32, seed=1).to(device)
@@ -155,11 +205,12 @@ def test_only_what_backward_needs_is_saved(device):
     x = tie_free((3, 4, 5), torch.float32, device).requires_grad_()
     needed = {"sum": 0, "mean": 0, "cumsum": 0, "max": 1, "min": 1, "amax": 2, "amin": 2}
     needed |= {"cumprod": 1, "logcumsumexp": 1, "cummax": 1, "cummin": 1}
+    needed |= {"nansum": 1, "nanmean": 2, "prod": 1, "norm 1": 2, "norm 2": 2, "norm": 3, "aminmax": 4}
     for form, f in FORMS.items():
         saved.clear()
         with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
             f(x)
-        expected = 2 if "all" in form else needed[form.split()[0]]
+        expected = 2 if "all" in form else needed.get(form) or needed[form.split()[0]]
         assert len(saved) == expected, form
         if expected == 1 and form.split()[0] in ("max", "min"):
             assert x.shape not in saved  # the index, not the input

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from cases import LAYOUTS, generator, values
+from cases import LAYOUTS, OURS, generator, values
 
 import torchreduce as tr
 from torchreduce import _C
@@ -23,7 +23,7 @@ def everything(inputs):
     """Every family: splits and chains, rows and columns, with and without workspace."""
     results = []
     for (x, dim), name in itertools.product(inputs, NAMES):
-        result = getattr(tr, name)(x, dim)
+        result = getattr(OURS, name)(x, dim)
         results += [result] if isinstance(result, torch.Tensor) else list(result)
     return results
 
@@ -115,8 +115,8 @@ def more_and_less(name, dtype, *shapes):
         if name == "linear_scan":
             x = x.abs().clamp(max=1)
         inputs = (x, x) if name == "linear_scan" else (x,)
-        expected = getattr(tr, name)(*(part.cpu() for part in inputs), 0).cuda()
-        cases.append((lambda inputs=inputs: getattr(tr, name)(*inputs, 0), expected))
+        expected = getattr(OURS, name)(*(part.cpu() for part in inputs), 0).cuda()
+        cases.append((lambda inputs=inputs: getattr(OURS, name)(*inputs, 0), expected))
     return cases
 
 
@@ -394,7 +394,7 @@ def test_no_hidden_copy_of_the_input():
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        result = getattr(tr, name)(*inputs, dim, **options)
+        result = getattr(OURS, name)(*inputs, dim, **options)
         result = (result,) if isinstance(result, torch.Tensor) else result
         own = sum(r.untyped_storage().nbytes() for r in result)
         assert torch.cuda.max_memory_allocated() - before <= own + 2**23, (name, dim, options)
@@ -420,7 +420,7 @@ def test_another_device_than_the_current_one():
             with torch.cuda.device(other):
                 for (x, dim), name in itertools.product(inputs(7), NAMES):
                     there = x.to(device)
-                    result, expected = getattr(tr, name)(there, dim), getattr(tr, name)(x.cpu(), dim)
+                    result, expected = getattr(OURS, name)(there, dim), getattr(OURS, name)(x.cpu(), dim)
                     result = (result,) if isinstance(result, torch.Tensor) else result
                     expected = (expected,) if isinstance(expected, torch.Tensor) else expected
                     for a, e in zip(result, expected, strict=True):
@@ -442,8 +442,8 @@ def test_mixed_devices_are_refused():
 def test_pinned_and_empty():
     assert_bitwise_equal(tr.sum(torch.arange(5.0).pin_memory()), torch.tensor(10.0))
     for name in ("sum", "mean"):
-        result = getattr(tr, name)(torch.empty(0, 3, device="cuda"), 0)
-        assert_bitwise_equal(result, getattr(tr, name)(torch.empty(0, 3), 0))
+        result = getattr(OURS, name)(torch.empty(0, 3, device="cuda"), 0)
+        assert_bitwise_equal(result, getattr(OURS, name)(torch.empty(0, 3), 0))
     assert tr.amax(torch.empty(0, 3, device="cuda"), 1).shape == (0,)
 
 
@@ -608,4 +608,4 @@ def test_misaligned_views_of_every_kind():
                 part = x[..., offset:]
                 view = LAYOUTS[layout](x.cuda())[..., offset:]
                 for name in ("sum", "amax", "argmax", "cumsum"):
-                    assert_bitwise_equal(getattr(tr, name)(view, dim), getattr(tr, name)(part, dim))
+                    assert_bitwise_equal(getattr(OURS, name)(view, dim), getattr(OURS, name)(part, dim))

@@ -2,11 +2,10 @@
 
 import reference
 import torch
-from cases import DTYPES, EXTREMES, LAYOUTS, ROWS, SCANS, hostile, needed, scan_options, serves, ties, values
+from cases import DTYPES, EXTREMES, LAYOUTS, OURS, ROWS, SCANS, hostile, needed, scan_options, serves, ties, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import torchreduce as tr
 from torchreduce.testing import assert_bitwise_equal
 
 # Deterministic, so that a failure seen once is seen again; fixtures give no state that an example could change.
@@ -54,7 +53,7 @@ def check(name, x, device, dim, **options):
     else:
         view = placed(x, device)
     options = {**needed(name, x.dtype), **options}
-    assert_bitwise_equal(getattr(tr, name)(view, dim, **options), reference.apply(name, x, dim, **options))
+    assert_bitwise_equal(getattr(OURS, name)(view, dim, **options), reference.apply(name, x, dim, **options))
 
 
 @SETTINGS

@@ -5,7 +5,7 @@ Run as: compute-sanitizer --tool memcheck python -m pytest -m sanitize tests
 
 import pytest
 import torch
-from cases import LAYOUTS, values
+from cases import LAYOUTS, OURS, values
 
 import torchreduce as tr
 from torchreduce import _C
@@ -23,6 +23,15 @@ CLASSES = (
     ("amin", {}, torch.uint8),
     ("max", {}, torch.float32),
     ("argmin", {}, torch.int64),
+    ("nansum", {}, torch.bfloat16),
+    ("norm2", {}, torch.float32),
+    ("norm_greatest", {}, torch.float16),
+    ("prod", {}, torch.float32),
+    ("prod", {}, torch.bfloat16),
+    ("prod", {}, torch.int32),
+    ("count_nonzero", {}, torch.float32),
+    ("any", {}, torch.bfloat16),
+    ("all", {}, torch.bool),
 )
 REDUCE = (
     {},
@@ -83,12 +92,12 @@ LONG = (((1, 3 * 8192 + 5), 1), ((2 * 8192 + 5, 2), 0))
 
 def check(name, x, dim, options, forced, device):
     """The same bits as on the CPU, where nothing is forced."""
-    expected = getattr(tr, name)(x, dim, **options)
+    expected = getattr(OURS, name)(x, dim, **options)
     for layout in ("contiguous", "misaligned", "sliced"):
         view = LAYOUTS[layout](x.to(device))
         with force_plan(**forced):
             try:
-                result = getattr(tr, name)(view, dim, **options)
+                result = getattr(OURS, name)(view, dim, **options)
             except ValueError:  # these serve some types, layouts and devices only
                 assert forced["family"] not in ("columns", "column_tiles")
                 continue

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reference_scans
 import torch
-from cases import DTYPES, generator, hostile, values
+from cases import DTYPES, OURS, TORCHS, generator, hostile, values
 from reference import to_torch
 
 import torchreduce as tr
@@ -27,7 +27,7 @@ def test_ties_give_the_latest_index(device, dtype):
         x[1, n // 2 :: 2] = 1
         for rows, dim in ((x, 1), (x.t().contiguous(), 0)):
             for name in ("cummax", "cummin"):
-                ours, theirs = getattr(tr, name)(rows, dim), getattr(torch, name)(rows.cpu(), dim)
+                ours, theirs = getattr(OURS, name)(rows, dim), getattr(TORCHS, name)(rows.cpu(), dim)
                 assert torch.equal(ours.indices.cpu(), theirs.indices) and torch.equal(ours.values.cpu(), theirs.values)
 
 
@@ -269,7 +269,7 @@ def test_gradients_of_logcumsumexp_where_results_are_infinite(device):
 
 @pytest.mark.parametrize("name", ("cumprod", "logcumsumexp", "cummax", "cummin"))
 def test_scans_of_nothing_and_of_one(device, name):
-    f = getattr(tr, name)
+    f = getattr(OURS, name)
     for dtype, dim in itertools.product(FLOATS, (0, -1)):
         y = f(torch.tensor(3.5, dtype=dtype, device=device), dim)
         y = (y,) if isinstance(y, torch.Tensor) else y

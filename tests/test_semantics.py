@@ -4,11 +4,12 @@ pytorch #42004, #99879, #113175, #61474, #56586, #55366, #43519: users who found
 """
 
 import itertools
+import math
 
 import pytest
 import reference
 import torch
-from cases import DTYPES, EXTREMES, REDUCTIONS, ties, values
+from cases import DTYPES, EXTREMES, OURS, REDUCTIONS, TORCHS, ties, values
 
 import torchreduce as tr
 from torchreduce.table import FLOATS, INTEGERS
@@ -25,7 +26,7 @@ def run(name, x, *args, **options):
     """The op over dim 0 unless told otherwise."""
     if not args and "dim" not in options:
         args = (0,)
-    return getattr(tr, name)(x, *args, **options)
+    return getattr(OURS, name)(x, *args, **options)
 
 
 # ---- ties, NaN, zeros ------------------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ def test_bool(device):
     x = tensor([[True, False, True], [False, False, False]], device, torch.bool)
     assert tr.sum(x, 1).tolist() == [2, 0] and tr.sum(x).dtype == torch.int64
     for name in ("amax", "amin", "max", "min"):
-        assert getattr(tr, name)(x).dtype == torch.bool
+        assert getattr(OURS, name)(x).dtype == torch.bool
     assert tr.amax(x, 1).tolist() == [True, False] and tr.amin(x, 0).tolist() == [False, False, False]
     assert tr.argmax(x, 1).tolist() == [0, 0] and tr.argmin(x, 1).tolist() == [1, 0]
     assert tr.cumsum(x, 1).tolist() == [[1, 1, 2], [0, 0, 0]]
@@ -193,17 +194,92 @@ def test_the_order_of_dims_given_does_not_matter(device):
     x = values((6, 7, 8, 9), torch.float32, seed=2).to(device)
     for name in REDUCTIONS:
         for dims in ((0, 2), (1, 3), (0, 1, 3), (0, 1, 2, 3)):
-            first, *others = (getattr(tr, name)(x, d) for d in itertools.permutations(dims))
+            first, *others = (getattr(OURS, name)(x, d) for d in itertools.permutations(dims))
             for other in others:
                 assert_bitwise_equal(other, first)
-            assert_bitwise_equal(getattr(tr, name)(x, [d - 4 for d in dims]), first)
-            assert_bitwise_equal(getattr(tr, name)(x, axis=dims), first)
+            assert_bitwise_equal(getattr(OURS, name)(x, [d - 4 for d in dims]), first)
+            assert_bitwise_equal(getattr(OURS, name)(x, axis=dims), first)
+
+
+def test_orders_of_norms(device):
+    x = torch.tensor([[3.0, -4.0], [0.0, math.nan]], device=device)
+    for order, expected in ((0, [2, 1]), (1, [7, math.nan]), (2, [5, math.nan]), (math.inf, [4, math.nan]),
+                            (-math.inf, [3, math.nan])):  # fmt: skip
+        for f in (tr.vector_norm, tr.norm):
+            torch.testing.assert_close(f(x, order, 1).tolist(), [float(e) for e in expected], equal_nan=True)
+    assert tr.norm(x[0]).item() == tr.norm(x[0], None).item() == tr.norm(x[0], "fro", 0).item() == 5
+    for bad in (3, 0.5, "nuc", True, (1, 2)):
+        with pytest.raises(NotImplementedError, match=r"norm\(\).*order.*inf"):
+            tr.norm(x, bad)
+    with pytest.raises(RuntimeError, match=r"vector_norm\(\).*floating.*int64"):
+        tr.vector_norm(x.nan_to_num().long())
+    with pytest.raises(RuntimeError, match=r"vector_norm\(\).*bfloat16.*narrower.*float32"):
+        tr.vector_norm(x, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="narrower"):
+        tr.vector_norm(x, out=torch.empty((), dtype=torch.float16, device=device))
+    none = torch.empty(0, 3, device=device)
+    assert [tr.vector_norm(none, order, 0).tolist() for order in (0, 1, 2)] == [[0.0] * 3] * 3
+    for order, dim in itertools.product((math.inf, -math.inf), (0, None)):
+        with pytest.raises(RuntimeError, match="vector_norm"):
+            tr.vector_norm(none, order, dim)
+    assert tr.vector_norm(none, math.inf, 1).shape == (0,)
+
+
+def test_norms_of_16_bits_are_those_of_float32_rounded(device):
+    for dtype, order in itertools.product((torch.float16, torch.bfloat16), (1, 2, math.inf)):
+        x = values((5, 3001), dtype, seed=3).to(device)
+        assert_bitwise_equal(tr.vector_norm(x, order, 1), tr.vector_norm(x.float(), order, 1).to(dtype))
+        assert_bitwise_equal(tr.vector_norm(x, order, 1, dtype=torch.float32), tr.vector_norm(x.float(), order, 1))
+
+
+def test_nan_in_sums_of_the_others(device):
+    """+0 in its place, to the bit."""
+    x = values((7, 3001), torch.float32, seed=5)
+    x[:, ::7] = math.nan
+    x[1] = math.nan
+    x = x.to(device)
+    assert_bitwise_equal(tr.nansum(x, 1), tr.sum(x.nan_to_num(nan=0.0), 1))
+    assert tr.nansum(x[1]).item() == 0 and not tr.nansum(x[1]).signbit() and tr.nanmean(x[1]).isnan()
+    count = (~x.isnan()).sum(1)
+    assert_bitwise_equal(tr.nanmean(x, 1), torch.ops.torchreduce.divide(tr.nansum(x, 1), count, torch.float32))
+    assert_bitwise_equal(tr.nanmean(x[0], out=torch.empty(0, device=device)), tr.nanmean(x[0]))
+    with pytest.raises(RuntimeError, match=r"nanmean\(\).*floating.*int32"):
+        tr.nanmean(torch.ones(3, dtype=torch.int32, device=device))
+    assert tr.nansum(torch.ones(3, dtype=torch.int32, device=device)).dtype == torch.int64
+
+
+def test_products_overflow_only_at_the_end(device):
+    """0.9 often and then 1.1 as often; powers that meet; subnormals; zero and infinity."""
+    x = torch.cat([torch.full((8192,), 0.9), torch.full((8192,), 1 / 0.9)]).to(device)
+    assert x.cumprod(0)[8191] == 0 and abs(tr.prod(x).item() - tr.prod(x.double()).item()) < 1e-2
+    y = torch.tensor([2.0**100] * 100 + [2.0**-100] * 99 + [2.0**-149], device=device)
+    assert tr.prod(y).item() == 2.0**-49
+    assert tr.prod(torch.tensor([2.0**-140, 2.0**20], device=device)).item() == 2.0**-120
+    assert tr.prod(torch.tensor([math.inf, 0.0], device=device)).isnan()
+    assert tr.prod(torch.full((5000,), 1e-40, device=device)).item() == 0
+    assert tr.prod(torch.full((5000,), -1e30, device=device)[1:]).item() == -math.inf
+    assert tr.prod(torch.empty(0, 2, device=device), 0).tolist() == [1, 1]
+
+
+def test_least_and_greatest_at_once(device):
+    x = values((4, 50), torch.float32, seed=1).to(device)
+    for options in ({}, {"dim": 1}, {"dim": 0, "keepdim": True}):
+        pair, theirs = tr.aminmax(x, **options), torch.aminmax(x, **options)
+        assert type(pair) is torch.return_types.aminmax
+        assert_bitwise_equal(tuple(pair), tuple(theirs))
+    out = torch.empty(4, device=device), torch.empty(4, device=device)
+    assert tr.aminmax(x, dim=1, out=out).max is out[1]
+    assert_bitwise_equal(out, tuple(tr.aminmax(x, dim=1)))
+    with pytest.raises(RuntimeError, match=r"aminmax\(\)"):
+        tr.aminmax(x, dim=1, out=(out[0], out[0]))
+    with pytest.raises(RuntimeError, match=r"aminmax\(\)"):
+        tr.aminmax(x[:0])
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_none_and_empty_dims_are_all_dims(device, name):
     x = values((3, 4, 5), torch.float32, seed=1).to(device)
-    f = getattr(tr, name)
+    f = getattr(OURS, name)
     for other in (f(x, None), f(x, ()), f(x, []), f(x, dim=None), f(x, axis=()), f(x, dim=())):
         assert_bitwise_equal(other, f(x))
     assert f(x).shape == () and f(x, keepdim=True).shape == (1, 1, 1)
@@ -214,19 +290,19 @@ def test_indices_of_several_dims_count_the_flattened_ones(device):
     x = values((4, 5, 6), torch.float32, seed=3).to(device)
     flat = x.permute(1, 0, 2).reshape(5, 24)
     for name in ("argmax", "argmin"):
-        assert_bitwise_equal(getattr(tr, name)(x, (2, 0)), getattr(tr, name)(flat, 1))
-        assert_bitwise_equal(getattr(tr, name)(x), getattr(torch, name)(x))
-        assert getattr(tr, name)(x, (0, 2), keepdim=True).shape == (1, 5, 1)
+        assert_bitwise_equal(getattr(OURS, name)(x, (2, 0)), getattr(OURS, name)(flat, 1))
+        assert_bitwise_equal(getattr(OURS, name)(x), getattr(TORCHS, name)(x))
+        assert getattr(OURS, name)(x, (0, 2), keepdim=True).shape == (1, 5, 1)
     for name in ("max", "min"):
-        pair = getattr(tr, name)(x, (0, 2))
-        assert_bitwise_equal(pair, getattr(tr, name)(flat, 1))
+        pair = getattr(OURS, name)(x, (0, 2))
+        assert_bitwise_equal(pair, getattr(OURS, name)(flat, 1))
         assert_bitwise_equal(flat.gather(1, pair.indices[:, None])[:, 0], pair.values)
 
 
 def test_what_max_and_min_return(device):
     x = values((3, 4), torch.float32).to(device)
     for name in ("max", "min"):
-        f, returns = getattr(tr, name), getattr(torch.return_types, name)
+        f, returns = getattr(OURS, name), getattr(torch.return_types, name)
         assert (
             isinstance(f(x), torch.Tensor)
             and isinstance(f(x, ()), torch.Tensor)
@@ -241,7 +317,7 @@ def test_what_max_and_min_return(device):
 def test_zero_dims(device):
     x = tensor(3.5, device)
     for name, dim in itertools.product(("sum", "mean", "amax", "amin"), (None, 0, -1, ())):
-        assert getattr(tr, name)(x, dim).tolist() == 3.5 and getattr(tr, name)(x, dim, keepdim=True).shape == ()
+        assert getattr(OURS, name)(x, dim).tolist() == 3.5 and getattr(OURS, name)(x, dim, keepdim=True).shape == ()
     for dim in (0, -1):
         assert tr.max(x, dim).values == 3.5 and tr.min(x, dim).indices == 0 and tr.argmax(x, dim) == 0
         assert tr.cumsum(x, dim).tolist() == 3.5 and tr.cumsum(x, dim, reverse=True).tolist() == 3.5
@@ -291,7 +367,7 @@ def test_empty_sums_and_means(device, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", EXTREMES)
 def test_empty_extremes(device, name, dtype):
-    f = getattr(tr, name)
+    f = getattr(OURS, name)
     x = torch.empty(0, 3, dtype=dtype, device=device)
     with pytest.raises(IndexError, match=rf"{name}.*\(0, 3\)"):
         f(x, 0)

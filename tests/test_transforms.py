@@ -2,11 +2,12 @@
 export, compilation, modes. The expectation is torch's, or the plain call's value."""
 
 import io
+import math
 
 import pytest
 import torch
-from cases import DTYPES, values
-from forms import DIFFERENTIABLE, FORMS, LINEAR_FORMS, tie_free
+from cases import DTYPES, NORMS, OURS, values
+from forms import DIFFERENTIABLE, FORMS, LINEAR_FORMS, signed, tie_free
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -142,6 +143,13 @@ TORCHS = {
     "mean dims": lambda x: torch.mean(x, (0, 2)),
     "amax": lambda x: torch.amax(x, (0, 1)),
     "amin": lambda x: torch.amin(x),
+    "nansum": lambda x: torch.nansum(x, 1),
+    "nanmean": lambda x: torch.nanmean(x, (0, 2)),
+    "prod": lambda x: torch.prod(x, 1),
+    "norm 1": lambda x: torch.linalg.vector_norm(signed(x), 1, 1),
+    "norm 2": lambda x: torch.linalg.vector_norm(x, 2, (0, 1)),
+    "norm inf": lambda x: torch.linalg.vector_norm(signed(x), math.inf, (0, 2), keepdim=True),
+    "norm -inf": lambda x: torch.linalg.vector_norm(signed(x), -math.inf),
     "max all": lambda x: torch.max(x),
     "max": lambda x: torch.max(x, 1).values,
     "min": lambda x: torch.min(x, -1, keepdim=True).values,
@@ -204,7 +212,9 @@ def test_what_has_no_tangent(device):
 def calls_with_out(x):
     """Every function with out=: (name, call of x and out, the plain result)."""
     for row in table.OPS:
-        f = getattr(tr, row.function)
+        if row.name == "count_nan":  # no function's own
+            continue
+        f = getattr(OURS, row.name if row.name in NORMS else row.function)
         args = () if row.dims == "all" else (1,)
         result = f(x, *args)
         yield row.function, (lambda t, out, f=f, args=args: f(t, *args, out=out)), result
@@ -249,7 +259,7 @@ def test_nothing_is_lost_through_out(device):
 @pytest.mark.parametrize("name", ("max", "min", "cummax", "cummin"))
 def test_pairs_are_written_in_any_layout(device, name):
     """Both laid out alike, apart, and over the input."""
-    f, x = getattr(tr, name), values((30, 40), torch.int64).to(device)
+    f, x = getattr(OURS, name), values((30, 40), torch.int64).to(device)
     expected = f(x, 1)
     shape = expected.values.shape
     for strides in ((None, None), (2, None), (None, 3), (2, 2)):
@@ -330,12 +340,13 @@ def oddly_strided(x):
     return x.contiguous().as_strided(x.shape, strides)
 
 
-REFUSE_EMPTY = ("linear_scan broadcast", "linear_scan initial reverse")  # they select
+# They select, or have no identity.
+REFUSE_EMPTY = ("linear_scan broadcast", "linear_scan initial reverse", "norm inf", "norm -inf")
 SIZES_OF_1 = [
     (form, shape)
     for form in DIFFERENTIABLE
     for shape in ((1, 1, 1), (3, 1, 4), (1, 4, 1), (4, 3, 1), (0, 1, 3), (1, 2, 0))
-    if 0 not in shape or (form.split()[0] not in ("amax", "amin", "max", "min") and form not in REFUSE_EMPTY)
+    if 0 not in shape or (form.split()[0] not in ("amax", "amin", "aminmax", "max", "min") and form not in REFUSE_EMPTY)
 ]
 
 
@@ -451,7 +462,8 @@ def test_modes_see_the_op_with_its_gradient():
     with Passing() as mode:
         for f in FORMS.values():
             f(x)
-    assert len(mode.names) == len(FORMS) and all(name.endswith(".default") for name in mode.names)
+    more = 2 + 1  # nanmean is three ops, aminmax two
+    assert len(mode.names) == len(FORMS) + more and all(name.endswith(".default") for name in mode.names)
 
 
 # ---- sizes known only at run time ------------------------------------------------------------------------------------
@@ -461,9 +473,9 @@ def test_modes_see_the_op_with_its_gradient():
 def test_sizes_that_only_a_run_knows():
     x = torch.tensor([1.0, 2.0, 3.0])
     calls = {
-        **{name: (lambda t, name=name: getattr(tr, name)(t, 0)) for name in ("sum", "mean", "amax", "amin", "argmax",
+        **{name: (lambda t, name=name: getattr(OURS, name)(t, 0)) for name in ("sum", "mean", "amax", "amin", "argmax",
            "argmin", "cumsum", "cumprod", "logcumsumexp")},
-        **{name: (lambda t, name=name: getattr(tr, name)(t, 0)[0]) for name in ("max", "min", "cummax", "cummin")},
+        **{name: (lambda t, name=name: getattr(OURS, name)(t, 0)[0]) for name in ("max", "min", "cummax", "cummin")},
         "max all": lambda t: tr.max(t),
         "min all": lambda t: tr.min(t),
         "argmax all": lambda t: tr.argmax(t),
@@ -491,7 +503,7 @@ def test_sizes_that_only_a_run_knows():
 def test_other_names_and_types_that_torch_accepts(device):
     x = values((3, 4), torch.float32).to(device)
     for name in ("sum", "mean", "amax", "amin", "argmax", "argmin", "max", "min"):
-        f = getattr(tr, name)
+        f = getattr(OURS, name)
         assert_bitwise_equal(f(x, 1, keepdims=True), f(x, 1, keepdim=True))
         with pytest.raises(TypeError, match="keepdims"):
             f(x, 1, keepdim=True, keepdims=True)
@@ -499,7 +511,7 @@ def test_other_names_and_types_that_torch_accepts(device):
             f(x, 1, keepdims=1)
     one = torch.tensor(1, device=device)
     for name in ("sum", "mean", "amax", "amin", "argmax", "argmin", "cumsum", "cumprod", "logcumsumexp", "cummax"):
-        f = getattr(tr, name)
+        f = getattr(OURS, name)
         assert_bitwise_equal(f(x, one), f(x, 1))
         with pytest.raises(TypeError):
             f(x, torch.tensor(1.0))
@@ -508,7 +520,7 @@ def test_other_names_and_types_that_torch_accepts(device):
     assert_bitwise_equal(tr.sum(x, (one, 0)), tr.sum(x, (1, 0)))
     for name in ("max", "min"):  # torch takes that for a second input
         with pytest.raises(TypeError, match=f"torch.{name}imum"):
-            getattr(tr, name)(x, one)
+            getattr(OURS, name)(x, one)
     for kind, dtype in ((float, torch.float64), (int, torch.int64), (bool, torch.bool)):
         assert_bitwise_equal(tr.sum(x, 1, dtype=kind), tr.sum(x, 1, dtype=dtype))
         if dtype != torch.bool:
@@ -523,7 +535,7 @@ def test_other_names_and_types_that_torch_accepts(device):
 
 @pytest.mark.parametrize("name", ("cumsum", "cumprod"))
 def test_scans_in_place(device, name):
-    f, in_place = getattr(tr, name), getattr(tr, f"{name}_")
+    f, in_place = getattr(OURS, name), getattr(tr, f"{name}_")
     for dtype in DTYPES:
         x = values((3, 700), dtype).to(device)
         if dtype == torch.bool:
@@ -723,7 +735,7 @@ def test_linear_scan_by_a_number_keeps_only_that(device):
 def test_sixty_four_dims(device):
     shape = (2, *[1] * 62, 3)
     for name in ("mean", "sum", "amax", "cumsum", "cumprod", "logcumsumexp", "cummax"):
-        f = lambda t, name=name: getattr(tr, name)(t, -1)  # noqa: E731
+        f = lambda t, name=name: getattr(OURS, name)(t, -1)  # noqa: E731
         first = lambda t, f=f: f(t) if isinstance(f(t), torch.Tensor) else f(t).values  # noqa: E731
         x = torch.rand(shape, device=device).half()
         assert plain_gradient(lambda t, first=first: first(t).float().sum(), x).shape == shape

@@ -21,7 +21,24 @@ except ImportError as error:
     raise ImportError(f"torchreduce._C is missing, or was built for another Python; {_BUILD}") from error
 
 from .determinism import determinism, get_determinism, set_determinism  # noqa: E402
-from .ops import amax, amin, argmax, argmin, max, mean, min, sum  # noqa: E402
+from .norms import norm, vector_norm  # noqa: E402
+from .ops import (  # noqa: E402
+    all,
+    amax,
+    amin,
+    aminmax,
+    any,
+    argmax,
+    argmin,
+    count_nonzero,
+    max,
+    mean,
+    min,
+    nanmean,
+    nansum,
+    prod,
+    sum,
+)
 from .plans import explain  # noqa: E402
 from .scans import cummax, cummin, cumprod, cumprod_, cumsum, cumsum_, linear_scan, logcumsumexp  # noqa: E402
 
@@ -29,10 +46,14 @@ __version__: str = _C.build_info()["version"]
 
 __all__ = [
     "__version__",
+    "all",
     "amax",
     "amin",
+    "aminmax",
+    "any",
     "argmax",
     "argmin",
+    "count_nonzero",
     "cummax",
     "cummin",
     "cumprod",
@@ -47,6 +68,11 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "nanmean",
+    "nansum",
+    "norm",
+    "prod",
     "set_determinism",
     "sum",
+    "vector_norm",
 ]

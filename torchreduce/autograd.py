@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .dispatch import LIBRARY, Rule, Saved, differentiable, is_unwatched, save
-from .fake import dims_of, reduced_shape
+from .fake import decided, dims_of, reduced_shape
 
 _ops = torch.ops.torchreduce
 MOST_DIMS = 64  # of a tensor
@@ -101,23 +101,47 @@ def _divide_batched(info: Any, in_dims: Any, x: Tensor, n: Tensor, dtype: torch.
 define("divide(Tensor x, Tensor n, ScalarType dtype) -> Tensor", _divide, _divide_fake, _divide_batched)
 
 
+def summed(x: Tensor, shape: Sequence[int], dtype: torch.dtype, level: int) -> Tensor:
+    """The sums of x over what `shape` was broadcast along, rounded once to dtype."""
+    extra = x.dim() - len(shape)
+    along = [
+        d
+        for d in range(x.dim())
+        if d < extra or (decided(shape[d - extra] == 1, False) and decided(x.shape[d] != 1, True))
+    ]
+    if along:
+        x = _ops.sum.default(x, along, True, dtype, level)
+    return rounded(x, dtype).reshape(shape)
+
+
 @differentiable("divide")
 class Divide(Rule):
-    """By a count, which has no derivative."""
+    """A count has no derivative."""
 
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
         x, n, ctx.to = inputs
         ctx.dtype = x.dtype
-        save(ctx, n)
+        save(ctx, n, x if n.is_floating_point() else None)
 
     @staticmethod
-    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
-        return _ops.divide.default(grad, *saved, ctx.dtype)  # type: ignore[no-any-return]
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
+        n, x = saved
+        to_x = _ops.divide.default(grad, n, ctx.dtype)
+        if x is None:
+            return to_x
+        wide = accumulator(ctx.dtype, n.dtype)
+        product = grad.to(wide) * _ops.divide.default(x, n, wide)
+        return to_x, _ops.divide.default(-summed(product, n.shape, wide, 0), n, n.dtype)
 
     @staticmethod
-    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
-        return _ops.divide.default(t, *saved, ctx.to)  # type: ignore[no-any-return]
+    def tangent(ctx: Any, saved: Saved, t: Tensor | None, to_n: Tensor | None = None, *_: Any) -> Any:
+        n, x = saved
+        if x is None or to_n is None:
+            return _ops.divide.default(t, n, ctx.to)
+        wide = accumulator(ctx.dtype, n.dtype)
+        change = -_ops.divide.default(x, n, wide) * to_n.to(wide)
+        return _ops.divide.default(change if t is None else t.to(wide) + change, n, ctx.to)
 
 
 # ---- sum and mean ----------------------------------------------------------------------------------------------------
@@ -220,6 +244,22 @@ class Mean(Reduction):
     @staticmethod
     def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
         return _ops.mean.default(t, ctx.dims, ctx.keepdim, ctx.to, ctx.level)  # type: ignore[no-any-return]
+
+
+@differentiable("nansum")
+class NanSum(Reduction):
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        Sum.save(ctx, inputs, output)
+        save(ctx, inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
+        return Sum.backward(ctx, saved, grad).masked_fill(saved[0].isnan(), 0)
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
+        return Sum.tangent(ctx, saved, t.masked_fill(saved[0].isnan(), 0))
 
 
 # ---- amax, amin, and max, min without dims: shared evenly among the ties ---------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd import _round, accumulator, define, each, rounded
+from .autograd import _round, accumulator, define, each, summed
 from .dispatch import LIBRARY, Rule, Saved, differentiable, register_out, save
 from .fake import broadcast_shape, decided, writes_only
 
@@ -396,19 +396,6 @@ def _full(x: Tensor, shape: Sequence[int], level: int) -> Tensor:
     return x if not along else _ops.spread.default(x, shape, along, x.dtype, level)
 
 
-def _summed(x: Tensor, shape: Sequence[int], dtype: torch.dtype, level: int) -> Tensor:
-    """The sums of x over what `shape` was broadcast along, rounded once to dtype."""
-    extra = x.dim() - len(shape)
-    along = [
-        d
-        for d in range(x.dim())
-        if d < extra or (decided(shape[d - extra] == 1, False) and decided(x.shape[d] != 1, True))
-    ]
-    if along:
-        x = _ops.sum.default(x, along, True, dtype, level)
-    return rounded(x, dtype).reshape(shape)
-
-
 @differentiable("linear_scan")
 class LinearScan(Rule):
     """`shifted`: a position takes the a of the one before it in the scan's direction, and there is no initial."""
@@ -439,7 +426,7 @@ class LinearScan(Rule):
         dim, reverse, level = ctx.dim, ctx.reverse, ctx.level
         factors = a.to(ctx.wide)
         back = _scan(factors, grad.to(ctx.wide), dim, not reverse, not ctx.shifted, level)
-        to_b = _summed(back, ctx.shape, ctx.dtype, level)
+        to_b = summed(back, ctx.shape, ctx.dtype, level)
         if grad.dim() == 0:
             back, dim = back.unsqueeze(0), 0
         n = back.shape[dim]
@@ -451,14 +438,14 @@ class LinearScan(Rule):
             start = initial.to(ctx.wide)
             outer = first * _full(start, first.squeeze(dim).shape, level).unsqueeze(dim)
             factor = _full(factors, back.shape, level).narrow(dim, n - 1 if reverse else 0, 1)
-            to_initial = _summed((factor * first).squeeze(dim), initial.shape, initial.dtype, level)
+            to_initial = summed((factor * first).squeeze(dim), initial.shape, initial.dtype, level)
         if not ctx.needs_input_grad[1]:  # of a
             return None, to_b, to_initial
         h = LinearScan.wide(ctx, saved)[2]
         before = h.reshape(back.shape).narrow(dim, int(reverse), n - 1)
         products = back.narrow(dim, 1 - reverse, n - 1) * before
         parts = [outer, products] if reverse == ctx.shifted else [products, outer]
-        to_a = _summed(torch.cat(parts, dim).reshape(grad.shape), a.shape, a.dtype, level)
+        to_a = summed(torch.cat(parts, dim).reshape(grad.shape), a.shape, a.dtype, level)
         return to_a, to_b, to_initial
 
     @staticmethod

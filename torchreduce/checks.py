@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import autograd, autograd_scans, dispatch  # noqa: F401  the first two register the derivatives
+from . import autograd, autograd_norms, autograd_scans, dispatch  # noqa: F401  the first three register derivatives
 from .fake import decided, reduced_shape
 from .table import BY_NAME, DEVICES, DTYPES, Op
 
@@ -137,8 +137,9 @@ def _check_not_empty(op: Overloads, input: Tensor, dims: list[int]) -> None:
     """For an input without elements: raises if that leaves the result with some."""
     shape = tuple(input.shape)
     if not dims:
-        error = IndexError if op.row.returns == ("indices",) else RuntimeError
+        error: type[Exception] = IndexError if op.row.returns == ("indices",) else RuntimeError
         raise error(f"{op.name}(): no elements to reduce in shape {shape}: give a dim of non-zero size")
     for d in dims:
         if decided(shape[d] == 0, False) and 0 not in reduced_shape(shape, dims, False):
-            raise IndexError(f"{op.name}(): expected reduction dim {d} to have non-zero size, got shape {shape}")
+            error = RuntimeError if op.row.function == "vector_norm" else IndexError
+            raise error(f"{op.name}(): expected reduction dim {d} to have non-zero size, got shape {shape}")

@@ -14,20 +14,28 @@ Common to all of them
 - The bits of a result depend on the data alone (docs/numerics.md); a NaN is written as the canonical quiet one.
 """
 
+import builtins
+import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .autograd import accumulator
 from .checks import Dims, Overloads, as_dtype, check_dims, check_dtype, either_keepdim, overloads
 from .determinism import level_code
 from .dispatch import check_no_derivatives, is_bare, serving
-from .fake import decided, reduced_shape
+from .fake import decided, dims_of, reduced_shape
 
-_SUM, _MEAN = overloads("sum"), overloads("mean")
+_SUM, _MEAN, _NANSUM, _PROD = (overloads(name) for name in ("sum", "mean", "nansum", "prod"))
+_ANY, _ALL, _COUNT_NONZERO, _COUNT_NAN = (overloads(name) for name in ("any", "all", "count_nonzero", "count_nan"))
 _AMAX, _AMIN, _ARGMAX, _ARGMIN = (overloads(name) for name in ("amax", "amin", "argmax", "argmin"))
+# What other functions are made of, under their names.
+_NANMEAN, _NANSUM_OF_INTEGERS = replace(_NANSUM, name="nanmean"), replace(_SUM, name="nansum")
+_LEAST, _GREATEST = replace(_AMIN, name="aminmax"), replace(_AMAX, name="aminmax")
 _MAX, _MIN, _MAX_ALL, _MIN_ALL = (overloads(name) for name in ("max", "min", "max_all", "min_all"))
 
 
@@ -46,6 +54,14 @@ def _dtype_by_out(op: Overloads, dtype: torch.dtype | None, out: Tensor) -> torc
     if dtype is not None and dtype != out.dtype:
         raise RuntimeError(f"{op.name}(): expected out to have dtype {dtype}, as dtype= says, but got {out.dtype}")
     return out.dtype
+
+
+def _level_outside() -> int:
+    """The stack level, for a warning of the caller, of the code that called torchreduce."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals["__name__"].startswith(f"{__package__}."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _prepare(op: Overloads, inputs: Sequence[Tensor | None], shape: Sequence[int], **outs: Any) -> None:
@@ -76,13 +92,13 @@ def _prepare(op: Overloads, inputs: Sequence[Tensor | None], shape: Sequence[int
     for key, out in outs.items():
         if list(out.shape) == list(shape):
             continue
-        if any(torch._C._is_alias_of(out, t) for t in inputs if t is not None):  # type: ignore[attr-defined]
+        if builtins.any(torch._C._is_alias_of(out, t) for t in inputs if t is not None):  # type: ignore[attr-defined]
             raise RuntimeError(f"{op.name}(): {key} shares memory with input and is not of shape {tuple(shape)}")
         if not decided(out.numel() == 0, False):
             warnings.warn(
                 f"{op.name}(): An output with one or more elements was resized since it had shape {list(out.shape)}, "
                 f"which does not match the required output shape {list(shape)}.",
-                stacklevel=4,
+                stacklevel=_level_outside(),
             )
         out.resize_(shape)
 
@@ -92,7 +108,7 @@ def _write(
 ) -> None:
     """Writes op(*inputs, *args), of this shape, to the tensors that its .out overload takes."""
     _prepare(op, inputs, shape, **outs)
-    if not torch.compiler.is_dynamo_compiling() and any(map(Tensor.is_neg, outs.values())):
+    if not torch.compiler.is_dynamo_compiling() and builtins.any(map(Tensor.is_neg, outs.values())):
         # Views that negate: what is in memory is not what they hold.
         results = op.default(*inputs, *args, level_code())
         for out, result in zip(outs.values(), (results,) if isinstance(results, Tensor) else results, strict=True):
@@ -104,15 +120,59 @@ def _write(
         torch.autograd.graph.increment_version(outs.values())
 
 
+def _pair(name: str, out: Any) -> Any:
+    if not isinstance(out, (tuple, list)) or len(out) != 2:
+        raise TypeError(f"{name}(): 'out' must be a tuple of two Tensors, got {type(out).__name__}")
+    return out
+
+
 def _write_pair(
     op: Overloads, input: Tensor, args: tuple[Any, ...], shape: Sequence[int], out: Any
 ) -> tuple[Tensor, Tensor]:
     """For ops with values and indices."""
-    if not isinstance(out, (tuple, list)) or len(out) != 2:
-        raise TypeError(f"{op.name}(): 'out' must be a tuple of two Tensors, got {type(out).__name__}")
-    values, indices = out
+    values, indices = _pair(op.name, out)
     _write(op, [input], args, shape, values=values, indices=indices)
     return values, indices
+
+
+# ---- calls of one kind -----------------------------------------------------------------------------------------------
+
+
+def _along(
+    op: Overloads, input: Tensor, dim: Dims, keepdim: bool, out: Tensor | None, axis: Dims, keepdims: bool | None
+) -> Tensor:
+    """A call of an op with one result and no dtype=."""
+    if keepdims is not None:
+        keepdim = either_keepdim(op.name, keepdim, keepdims)
+    dims = check_dims(op, input, dim, keepdim, axis)
+    if out is None:
+        return serving(op, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
+    _write(op, [input], (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
+    return out
+
+
+def _with_dtype(
+    op: Overloads,
+    input: Tensor,
+    dim: Dims,
+    keepdim: bool,
+    dtype: torch.dtype | None,
+    out: Tensor | None,
+    axis: Dims,
+    keepdims: bool | None,
+) -> Tensor:
+    """A call of an op with one result, and dtype=."""
+    if keepdims is not None:
+        keepdim = either_keepdim(op.name, keepdim, keepdims)
+    dims = check_dims(op, input, dim, keepdim, axis)
+    if out is not None:
+        dtype = _dtype_by_out(op, dtype, out)
+    if dtype is not None or input.dtype not in op.row.inputs:
+        dtype = check_dtype(op, input, dtype)
+    if out is None:
+        return serving(op, input)(input, dims, keepdim, dtype, level_code())  # type: ignore[no-any-return]
+    _write(op, [input], (dims, keepdim, dtype), reduced_shape(input.shape, dims, keepdim), out=out)
+    return out
 
 
 # ---- sums ------------------------------------------------------------------------------------------------------------
@@ -140,17 +200,7 @@ def sum(
     >>> torchreduce.sum(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), dim=1)
     tensor([3., 7.])
     """
-    if keepdims is not None:
-        keepdim = either_keepdim(_SUM.name, keepdim, keepdims)
-    dims = check_dims(_SUM, input, dim, keepdim, axis)
-    if out is not None:
-        dtype = _dtype_by_out(_SUM, dtype, out)
-    if dtype is not None:
-        dtype = check_dtype(_SUM, input, dtype)
-    if out is None:
-        return serving(_SUM, input)(input, dims, keepdim, dtype, level_code())  # type: ignore[no-any-return]
-    _write(_SUM, [input], (dims, keepdim, dtype), reduced_shape(input.shape, dims, keepdim), out=out)
-    return out
+    return _with_dtype(_SUM, input, dim, keepdim, dtype, out, axis, keepdims)
 
 
 def mean(
@@ -172,17 +222,151 @@ def mean(
     >>> torchreduce.mean(torch.tensor([[1, 2], [3, 4]]), dim=0, dtype=torch.float32)
     tensor([2., 3.])
     """
+    return _with_dtype(_MEAN, input, dim, keepdim, dtype, out, axis, keepdims)
+
+
+def nansum(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    axis: Dims = None,
+    keepdims: bool | None = None,
+) -> Tensor:
+    """The sum over dim with +0 in place of every NaN, to the bit; of integers and bool the sum. Over no elements: +0.
+
+    The result has dtype, or out's, else the input's (int64 for integers and bool).
+
+    >>> import torch, torchreduce
+    >>> torchreduce.nansum(torch.tensor([1.0, float("nan"), 2.0]))
+    tensor(3.)
+    """
+    op = _NANSUM if not isinstance(input, Tensor) or input.is_floating_point() else _NANSUM_OF_INTEGERS
+    return _with_dtype(op, input, dim, keepdim, dtype, out, axis, keepdims)
+
+
+def nanmean(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    axis: Dims = None,
+    keepdims: bool | None = None,
+) -> Tensor:
+    """The mean over dim of what is no NaN: nansum, divided once by their number in the accumulator type, then rounded.
+
+    The input must be floating. The result has dtype, or out's, else the input's. NaN where there is nothing else.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.nanmean(torch.tensor([[1.0, float("nan")], [2.0, 4.0]]), dim=1)
+    tensor([1., 3.])
+    """
     if keepdims is not None:
-        keepdim = either_keepdim(_MEAN.name, keepdim, keepdims)
-    dims = check_dims(_MEAN, input, dim, keepdim, axis)
+        keepdim = either_keepdim("nanmean", keepdim, keepdims)
+    dims = check_dims(_COUNT_NAN, input, dim, keepdim, axis)
+    if not input.is_floating_point():
+        raise RuntimeError(f"nanmean(): expected input to be of a floating dtype, but got {input.dtype}")
     if out is not None:
-        dtype = _dtype_by_out(_MEAN, dtype, out)
-    if dtype is not None or not input.dtype.is_floating_point:
-        dtype = check_dtype(_MEAN, input, dtype)
-    if out is None:
-        return serving(_MEAN, input)(input, dims, keepdim, dtype, level_code())  # type: ignore[no-any-return]
-    _write(_MEAN, [input], (dims, keepdim, dtype), reduced_shape(input.shape, dims, keepdim), out=out)
-    return out
+        dtype = _dtype_by_out(_NANMEAN, dtype, out)
+    dtype = input.dtype if dtype is None else check_dtype(_NANMEAN, input, dtype)
+    if out is not None:
+        _prepare(_NANMEAN, [input], reduced_shape(input.shape, dims, keepdim), out=out)
+    level, along = level_code(), dims_of(input.ndim, dims)
+    nan = serving(_COUNT_NAN, input)(input, dims, keepdim, level)
+    total = serving(_NANSUM, input)(input, dims, keepdim, accumulator(input.dtype, dtype), level)
+    count = 1
+    for d in along:
+        count = count * input.shape[d]
+    count = count - nan
+    result = torch.ops.torchreduce.divide.default(total, count, dtype)
+    return result if out is None else out.copy_(result)
+
+
+def prod(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    axis: Dims = None,
+    keepdims: bool | None = None,
+) -> Tensor:
+    """The product over dim.
+
+    The result has dtype, or out's, else int64 for integers and bool, else the input's. Floats are multiplied in
+    float32, or in float64 if the input or the result is float64, with an exponent of its own: only the result itself
+    overflows or underflows. It is rounded to the result's dtype once. Integers wrap. Over no elements: 1. torch takes
+    one dim; here there may be several.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.prod(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), dim=1)
+    tensor([ 2., 12.])
+    >>> torchreduce.prod(torch.tensor([2.0**100, 2.0**100, 2.0**-100])) == 2.0**100
+    tensor(True)
+    """
+    return _with_dtype(_PROD, input, dim, keepdim, dtype, out, axis, keepdims)
+
+
+# ---- counts ----------------------------------------------------------------------------------------------------------
+
+
+def any(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    out: Tensor | None = None,
+    axis: Dims = None,
+    keepdims: bool | None = None,
+) -> Tensor:
+    """Whether any element over dim is not zero, as bool (uint8 for uint8). NaN is not zero. Over no elements: False.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.any(torch.tensor([[0, 0], [0, 3]]), dim=1)
+    tensor([False,  True])
+    """
+    return _along(_ANY, input, dim, keepdim, out, axis, keepdims)
+
+
+def all(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    out: Tensor | None = None,
+    axis: Dims = None,
+    keepdims: bool | None = None,
+) -> Tensor:
+    """Whether all elements over dim are not zero, as bool (uint8 for uint8). NaN is not zero. Over no elements: True.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.all(torch.tensor([[1, 0], [2, 3]]), dim=1)
+    tensor([False,  True])
+    """
+    return _along(_ALL, input, dim, keepdim, out, axis, keepdims)
+
+
+def count_nonzero(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    out: Tensor | None = None,
+    axis: Dims = None,
+    keepdims: bool | None = None,
+) -> Tensor:
+    """How many elements over dim are not zero, as int64. NaN is not zero. torch has neither keepdim nor out.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.count_nonzero(torch.tensor([[0, 1], [2, 3]]), dim=1)
+    tensor([1, 2])
+    """
+    return _along(_COUNT_NONZERO, input, dim, keepdim, out, axis, keepdims)
 
 
 # ---- extremes --------------------------------------------------------------------------------------------------------
@@ -206,13 +390,7 @@ def amax(
     >>> torchreduce.amax(torch.tensor([[1, 5], [4, 2]]), dim=0)
     tensor([4, 5])
     """
-    if keepdims is not None:
-        keepdim = either_keepdim(_AMAX.name, keepdim, keepdims)
-    dims = check_dims(_AMAX, input, dim, keepdim, axis)
-    if out is None:
-        return serving(_AMAX, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
-    _write(_AMAX, [input], (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
-    return out
+    return _along(_AMAX, input, dim, keepdim, out, axis, keepdims)
 
 
 def amin(
@@ -230,13 +408,30 @@ def amin(
     >>> torchreduce.amin(torch.tensor([[1, 5], [4, 2]]), dim=0)
     tensor([1, 2])
     """
-    if keepdims is not None:
-        keepdim = either_keepdim(_AMIN.name, keepdim, keepdims)
-    dims = check_dims(_AMIN, input, dim, keepdim, axis)
-    if out is None:
-        return serving(_AMIN, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
-    _write(_AMIN, [input], (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
-    return out
+    return _along(_AMIN, input, dim, keepdim, out, axis, keepdims)
+
+
+def aminmax(
+    input: Tensor,
+    *,
+    dim: Dims = None,
+    keepdim: bool = False,
+    out: Any = None,
+    axis: Dims = None,
+    keepdims: bool | None = None,
+) -> Any:
+    """The least and the greatest value over dim: torch.return_types.aminmax(min, max) of amin and amax.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.aminmax(torch.tensor([[1, 5], [4, 2]]), dim=0).max
+    tensor([4, 5])
+    """
+    low, high = (None, None) if out is None else _pair("aminmax", out)
+    if low is not None and low is high:
+        raise RuntimeError("aminmax(): out= must be two tensors apart, got one tensor for both min and max")
+    least = _along(_LEAST, input, dim, keepdim, low, axis, keepdims)
+    greatest = _along(_GREATEST, input, dim, keepdim, high, axis, keepdims)
+    return torch.return_types.aminmax((least, greatest))
 
 
 def argmax(
@@ -257,13 +452,7 @@ def argmax(
     >>> torchreduce.argmax(torch.tensor([[1, 5], [5, 2]]))
     tensor(1)
     """
-    if keepdims is not None:
-        keepdim = either_keepdim(_ARGMAX.name, keepdim, keepdims)
-    dims = check_dims(_ARGMAX, input, dim, keepdim, axis)
-    if out is None:
-        return serving(_ARGMAX, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
-    _write(_ARGMAX, [input], (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
-    return out
+    return _along(_ARGMAX, input, dim, keepdim, out, axis, keepdims)
 
 
 def argmin(
@@ -281,13 +470,7 @@ def argmin(
     >>> torchreduce.argmin(torch.tensor([[1, 5], [5, 2]]), dim=1)
     tensor([0, 1])
     """
-    if keepdims is not None:
-        keepdim = either_keepdim(_ARGMIN.name, keepdim, keepdims)
-    dims = check_dims(_ARGMIN, input, dim, keepdim, axis)
-    if out is None:
-        return serving(_ARGMIN, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
-    _write(_ARGMIN, [input], (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
-    return out
+    return _along(_ARGMIN, input, dim, keepdim, out, axis, keepdims)
 
 
 def max(

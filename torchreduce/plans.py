@@ -5,15 +5,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import _C, ops, scans
+from . import _C, norms, ops, scans
 from .checks import Dims, check_dims, overloads
-from .table import OPS
+from .table import BY_NAME, OPS
 
 # torch's numbers of its dtypes, as the planner takes them.
 _NUMBERS = {
     torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
     torch.float64: 7, torch.bool: 11, torch.bfloat16: 15,
 }  # fmt: skip
+
+# Of functions that call several ops the first one.
+_FIRST = {"vector_norm": "norm2", "norm": "norm2", "nanmean": "nansum", "aminmax": "amin"}
 
 _FAMILIES = {
     **{("reduction", family): words for family, words in _C.reduce_families().items()},
@@ -103,22 +106,26 @@ def explain(
 ) -> ReductionPlan | ScanPlan:
     """The plan of the public function `name` on these arguments, which prints in plain words. Nothing is run.
 
-    Whatever torchreduce.testing.force_plan forces is in it. A meta tensor is planned for the CPU. ValueError for a name
-    it does not know, linear_scan among them, which takes two tensors; else the errors of the call.
+    Of a function that calls several ops, that of the first: of norms that of order 2. Whatever
+    torchreduce.testing.force_plan forces is in it. A meta tensor is planned for the CPU. ValueError for a name it does
+    not know, linear_scan among them, which takes two tensors; else the errors of the call.
 
     >>> import torch, torchreduce
     >>> torchreduce.explain("sum", torch.ones(4, 100), dim=1).family
     'rows'
     """
-    rows = [op for op in OPS if op.function == name]
+    rows = [BY_NAME[_FIRST[name]]] if name in _FIRST else [op for op in OPS if op.function == name]
     if not rows:
-        raise ValueError(f"explain(): {name!r} is none of {', '.join(sorted({op.function for op in OPS}))}")
+        raise ValueError(
+            f"explain(): {name!r} is none of {', '.join(sorted({op.function for op in OPS} | set(_FIRST)))}"
+        )
     op = overloads(rows[-1].name)
     dims = check_dims(op, input, dim, keepdim, axis)
     given = {"keepdim": keepdim, "dtype": dtype, "exclusive": exclusive, "reverse": reverse}
     given = {key: value for key, value in given.items() if value is not None and value is not False}
     shadow = torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device="meta")
-    getattr(ops if op.row.kind == "reduction" else scans, name)(shadow, dim, axis=axis, **given)  # for its errors
+    module = norms if "norm" in name else ops if op.row.kind == "reduction" else scans
+    getattr(module, name)(shadow, dim=dim, axis=axis, **given)  # for its errors
     if dims is None:
         op = overloads(rows[0].name)  # max and min without indices
     gpu = input.is_cuda

@@ -34,17 +34,36 @@ class Op:
     counterpart: Callable[..., Any] | None  # torch's; of several dims torch has none for max, min and the arg ops
     summary: str
     exclusive: bool = False  # scans: there is an exclusive=; all have reverse=
+    fixed: torch.dtype | None = None  # values: their dtype, whatever the input's; bool but for uint8, as in torch
 
     def result_dtype(self, given: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
         """Of the values (of the indices where they are all there is), for inputs of dtype `given` and for dtype=."""
         if self.returns == ("indices",):
             return torch.int64
+        if self.fixed:
+            return torch.uint8 if self.fixed is torch.bool and given is torch.uint8 else self.fixed
         return dtype or (given if given.is_floating_point or not self.sums else torch.int64)
 
 
 def _sums(name: str, inputs: Any, results: Any, empty: float, summary: str) -> Op:
     counterpart = getattr(torch, name)
     return Op(name, name, "reduction", "any", ("values",), True, inputs, results, empty, True, counterpart, summary)
+
+
+def _norm(name: str, order: float, empty: float | None, summary: str) -> Op:
+    def counterpart(x: torch.Tensor, dim: Any = None, keepdim: bool = False, **options: Any) -> torch.Tensor:
+        return torch.linalg.vector_norm(x, order, dim, keepdim, **options)  # type: ignore[no-any-return]
+
+    function = "vector_norm"
+    return Op(name, function, "reduction", "any", ("values",), True, FLOATS, FLOATS, empty, True, counterpart, summary)
+
+
+def _count(name: str, result: torch.dtype, empty: float, counterpart: Any, summary: str) -> Op:
+    function = "nanmean" if name == "count_nan" else name
+    return Op(
+        name, function, "reduction", "any", ("values",), False, DTYPES, (), empty, False, counterpart, summary,
+        fixed=result,
+    )  # fmt: skip
 
 
 def _extreme(name: str, function: str, dims: Any, returns: Any, summary: str) -> Op:
@@ -60,6 +79,17 @@ def _scan(name: str, sums: bool, inputs: Any, returns: Any, exclusive: bool, sum
 OPS = (
     _sums("sum", DTYPES, DTYPES, 0.0, "sum"),
     _sums("mean", FLOATS, FLOATS, math.nan, "sum, divided once by the number of elements"),
+    _sums("nansum", FLOATS, FLOATS, 0.0, "sum, with 0 in place of NaN"),
+    _sums("prod", DTYPES, DTYPES[:-1], 1.0, "product; only the result itself overflows or underflows"),
+    _norm("norm1", 1, 0.0, "sum of the magnitudes"),
+    _norm("norm2", 2, 0.0, "square root of the sum of the squares"),
+    _norm("norm0", 0, 0.0, "number of elements that are not 0"),
+    _norm("norm_greatest", math.inf, None, "greatest magnitude; NaN if there is one"),
+    _norm("norm_least", -math.inf, None, "least magnitude; NaN if there is one"),
+    _count("any", torch.bool, 0.0, torch.any, "whether any element is not 0"),
+    _count("all", torch.bool, 1.0, torch.all, "whether all elements are not 0"),
+    _count("count_nonzero", torch.int64, 0.0, torch.count_nonzero, "number of elements that are not 0"),
+    _count("count_nan", torch.int64, 0.0, None, "number of NaN"),
     _extreme("amax", "amax", "any", ("values",), "greatest value; NaN if there is one; -0.0 < +0.0"),
     _extreme("amin", "amin", "any", ("values",), "least value; NaN if there is one; -0.0 < +0.0"),
     _extreme("max_all", "max", "all", ("values",), "greatest value of all; NaN if there is one; -0.0 < +0.0"),

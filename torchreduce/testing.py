@@ -194,6 +194,20 @@ def golden_cases() -> list[Golden]:
         calls += [("linear_scan", dtype, shape, False, options) for shape, options in _SCANNED]
         calls += [("linear_scan", dtype, (3, 2051), False, {"dim": 1, "reverse": True})]
         calls += [("linear_scan", dtype, (64, 150), True, {"dim": 1})]
+    for dtype in FLOATS:
+        for name, extra in (
+            ("nansum", {}),
+            *(("vector_norm", {"ord": order}) for order in (0, 1, 2, math.inf, -math.inf)),
+        ):
+            calls += [(name, dtype, shape, False, {**extra, **options}) for shape, options in _REDUCED[:3]]
+            calls += [(name, dtype, (64, 150), True, {**extra, "dim": 1})]
+        calls += [("prod", dtype, shape, False, options) for shape, options in _REDUCED]
+        calls += [("prod", dtype, (64, 20), False, {"dim": 1}), ("prod", dtype, (64, 150), True, {"dim": 1})]
+        calls += [(name, dtype, (64, 150), True, {"dim": 0}) for name in ("any", "all", "count_nonzero")]
+    for dtype in (*INTEGERS, torch.bool):
+        calls += [(name, dtype, (5, 3000), False, {"dim": 1}) for name in ("prod", "any", "all", "count_nonzero")]
+    for given, dtype in ((torch.float32, torch.float64), (torch.float64, torch.bfloat16), (torch.int64, torch.float16)):
+        calls += [("prod", given, (3, 5000), False, {"dim": 1, "dtype": dtype})]
     return [
         Golden(name, dtype, shape, seed, hostile, options)
         for seed, (name, dtype, shape, hostile, options) in enumerate(calls)

@@ -30,7 +30,7 @@ template <class Op> struct Greatest {
   Vec<UintOf<L>> highest_unsigned;
 
   TR_HD static Vec<L> lanes(const Op& op, const E* p) {
-    if constexpr (kByBits) return load<Vec<L>>(p);
+    if constexpr (kByBits) return load<Vec<L>>(p) & Op::Order::kept(op.options.of);
     else return load_lanes(op, p);
   }
   TR_HD void take(Vec<L> v) {

@@ -27,33 +27,50 @@ template <class Op> TR_HD Lane<Op> absent_lane() {
   else return Lane<Op>(Op::absent());
 }
 
-// kLanes<Lane<Op>> elements at p.
-template <class Op> TR_HD Vec<Lane<Op>> load_lanes(const Op& op, const typename Op::Element* p) {
+// kLanes<Lane<Op>> elements at p, as terms: what enter() makes an accumulator, and add_term() adds to one. Only of ops
+// with a step of their own are terms something else than accumulators.
+template <class Op> TR_HD Vec<Lane<Op>> load_terms(const Op& op, const typename Op::Element* p) {
   using E = typename Op::Element;
+  using V = Vec<Lane<Op>>;
   if constexpr (kOrdered<Op>) {
-    Vec<Lane<Op>> bits = load<Vec<Lane<Op>>>(p);
+    V bits = load<V>(p);
     if constexpr (std::is_same<E, Bool>::value) bits = (Vec<uint8_t>)(bits != 0) & 1;
+    if constexpr (Op::Order::kFloat) bits &= Op::Order::kept(op.options.of);
     return Op::Order::key(bits, op.options.min, Op::kIndexed);
-  } else if constexpr (kIsSum<Op>) {
-    return load_converted<Lane<Op>>(p);
+  } else if constexpr (kSteps<Op>) {
+    const V v = load_converted<Lane<Op>>(p);
+    if (op.options.of == Of::Numbers) return v == v ? v : V{};
+    return v < 0 ? -v : v + 0;  // as in SumOf
+  } else if constexpr (std::is_same<Op, Count<E>>::value) {
+    return (V)op.counts((Vec<int64_t>)load_converted<Lane<Op>>(p)) & 1;
   } else {
-    Vec<Lane<Op>> v{};
-    for (int i = 0; i < kLanes<Lane<Op>>; ++i) v[i] = Lane<Op>(op.load(p[i], 0));
-    return v;
+    return load_converted<Lane<Op>>(p);
   }
 }
+template <class Op> TR_HD Vec<Lane<Op>> enter(const Op& op, Vec<Lane<Op>> term) {
+  if constexpr (kSteps<Op>) return op.options.of == Of::Squares ? term * term : term;
+  else return term;
+}
+template <class Op> TR_HD Vec<Lane<Op>> load_lanes(const Op& op, const typename Op::Element* p) {
+  return enter(op, load_terms(op, p));
+}
 
-// The first `count` elements at p, fewer than a vector; absent lanes after them. Reads nothing at or after `end` but
-// them.
+// The first `count` elements at p, fewer than a vector, as terms; absent ones after them. Reads nothing at or after
+// `end` but them.
+template <class Op>
+TR_HD Vec<Lane<Op>> first_terms(const Op& op, const typename Op::Element* p, int64_t count,
+                                const typename Op::Element* end) {
+  using E = typename Op::Element;
+  constexpr int W = kLanes<Lane<Op>>;
+  if (end - p >= W) return first_lanes<Lane<Op>>(load_terms(op, p), count, absent_lane<Op>());
+  E padded[W];
+  for (int i = 0; i < W; ++i) padded[i] = p[i < count ? i : 0];
+  return first_lanes<Lane<Op>>(load_terms(op, padded), count, absent_lane<Op>());
+}
 template <class Op>
 TR_HD Vec<Lane<Op>> load_first(const Op& op, const typename Op::Element* p, int64_t count,
                                const typename Op::Element* end) {
-  using E = typename Op::Element;
-  constexpr int W = kLanes<Lane<Op>>;
-  if (end - p >= W) return first_lanes<Lane<Op>>(load_lanes(op, p), count, absent_lane<Op>());
-  E padded[W];
-  for (int i = 0; i < W; ++i) padded[i] = p[i < count ? i : 0];
-  return first_lanes<Lane<Op>>(load_lanes(op, padded), count, absent_lane<Op>());
+  return enter(op, first_terms(op, p, count, end));
 }
 
 // What combines lanes: one struct for all ops with an order, so that they share code.
@@ -63,6 +80,13 @@ struct GreaterKey {
 template <class Op> using Combiner = std::conditional_t<kOrdered<Op>, GreaterKey, Op>;
 template <class Op> TR_HD Vec<Lane<Op>> combine_lanes(Vec<Lane<Op>> left, Vec<Lane<Op>> right) {
   return Combiner<Op>::combine(left, right);
+}
+// One more element of accumulators.
+template <class Op> TR_HD Vec<Lane<Op>> add_term(const Op& op, Vec<Lane<Op>> acc, Vec<Lane<Op>> term) {
+  if constexpr (kSteps<Op>) {
+    if (op.options.of == Of::Squares) return fused_lanes(term, term, acc);
+  }
+  return combine_lanes<Op>(acc, term);
 }
 
 // Asks for what lies 8 KiB after p, be it there or not, for kernels that read rows from one end to the other: the
@@ -104,7 +128,7 @@ template <class Op> __attribute__((noinline)) void accumulate(const Op& op, cons
         const E* const p = in.rows[k] + j;
         prefetch(p);
 #pragma GCC unroll 8
-        for (int i = 0; i < kBlock; ++i) a[i] = combine_lanes<Op>(a[i], load_lanes(op, p + i * W));
+        for (int i = 0; i < kBlock; ++i) a[i] = add_term(op, a[i], load_terms(op, p + i * W));
       }
 #pragma GCC unroll 8
       for (int i = 0; i < kBlock; ++i) store(dst + j + i * W, a[i]);
@@ -112,12 +136,12 @@ template <class Op> __attribute__((noinline)) void accumulate(const Op& op, cons
   }
   for (; j + W <= to; j += W) {
     V a = splat(absent_lane<Op>());
-    for (int k = 0; k < rounds; ++k) a = combine_lanes<Op>(a, load_lanes(op, in.rows[k] + j));
+    for (int k = 0; k < rounds; ++k) a = add_term(op, a, load_terms(op, in.rows[k] + j));
     store(dst + j, a);
   }
   V a = splat(absent_lane<Op>());
   if (j < to)
-    for (int k = 0; k < rounds; ++k) a = combine_lanes<Op>(a, load_first(op, in.rows[k] + j, to - j, in.end));
+    for (int k = 0; k < rounds; ++k) a = add_term(op, a, first_terms(op, in.rows[k] + j, to - j, in.end));
   store(dst + j, a);
 }
 template <class Op>
@@ -140,14 +164,14 @@ template <class Op> __attribute__((noinline)) void accumulate_neighbours(const O
     const auto lanes = [&](int i) __attribute__((always_inline)) {
       const auto* const p = rows[i] + j;
       if (ahead) __builtin_prefetch(p + ahead);
-      return j + W <= count ? load_lanes(op, p) : load_first(op, p, count - j, end);
+      return j + W <= count ? load_terms(op, p) : first_terms(op, p, count - j, end);
     };
     V a[kNeighbours];
 #pragma GCC unroll 8
-    for (int r = 0; r < kNeighbours; ++r) a[r] = lanes(r);
+    for (int r = 0; r < kNeighbours; ++r) a[r] = enter(op, lanes(r));
     for (int k = 1; k < rounds; ++k)
 #pragma GCC unroll 8
-      for (int r = 0; r < kNeighbours; ++r) a[r] = combine_lanes<Op>(a[r], lanes(r + kNeighbours * k));
+      for (int r = 0; r < kNeighbours; ++r) a[r] = add_term(op, a[r], lanes(r + kNeighbours * k));
 #pragma GCC unroll 8
     for (int step = 1; step < kNeighbours; step *= 2)
 #pragma GCC unroll 8

@@ -1,6 +1,7 @@
 // The CPU kernels of reductions: which kernel serves a call, and its tasks. Compiled once per instruction set.
 #include "cpu/cpu.h"
 #include "cpu/reduce_columns.h"
+#include "cpu/reduce_products.h"
 
 namespace torchreduce::cpu::TR_ISA {
 namespace {
@@ -9,32 +10,25 @@ constexpr int64_t kSerialElements = 32768;  // a smaller call is not worth a sec
 constexpr int64_t kLeastRun = 16;           // leaves of a run at least, when a row is cut
 constexpr int64_t kUnitsPerThread = 4;      // rows are cut until there are as many units, to even the threads' work
 
-// Runs the tasks; false where memory is out.
-template <class Op> bool run(Job<Op>& job, bool across, int64_t there, ParallelFor parallel_for) {
-  using Acc = typename Op::Acc;
-  const Layout& layout = job.call.layout;
-  const int64_t threads = layout.rows * layout.length < kSerialElements ? 1 : there;
-  using Across = Columns<Op>;
-  typename Across::Task task{&job, Across::cut(layout, kColumns)};
-  auto units = [&] { return across ? task.chunks.outer * task.chunks.chunks : layout.rows; };
-
-  job.leaves = ceil_div(layout.length, kLeaf);
+// Cuts rows into runs of leaves, `units` of which there are before. For `threads` of them.
+template <class Op, class Units> void cut_rows(Job<Op>& job, int64_t threads, Units units) {
+  job.leaves = ceil_div(job.call.layout.length, kLeaf);
   job.run = 1;
   while (job.run < job.leaves) job.run *= 2;
   if (threads > 1)
     while (job.run > kLeastRun && units() * ceil_div(job.leaves, job.run) < threads * kUnitsPerThread) job.run /= 2;
   job.runs = ceil_div(job.leaves, job.run);
-  if (across)  // then narrower chunks
-    while (units() * job.runs < threads && task.chunks.width >= 128)
-      task.chunks = Across::cut(layout, ceil_div(task.chunks.width / 2, 64) * 64);
+}
 
+// Runs the tasks, each one of `units` or one of their runs; false where memory is out.
+template <class Op> bool run_tasks(Job<Op>& job, int64_t units, int64_t threads, ParallelFor parallel_for,
+                                   void (*body)(void*, int64_t, int64_t), void* context) {
+  using Acc = typename Op::Acc;
+  const Layout& layout = job.call.layout;
   Scratch partials(job.runs > 1 ? layout.rows * job.runs * int64_t(sizeof(Acc)) : 64);
   if (!partials.data) return false;
   job.partials = reinterpret_cast<Acc*>(partials.data);
-
-  void* const context = across ? static_cast<void*>(&task) : &job;
-  const auto body = across ? &Across::body : &Rows<Op>::body;
-  const int64_t tasks = units() * job.runs;
+  const int64_t tasks = units * job.runs;
   if (threads > 1 && tasks > 1) parallel_for(tasks, body, context);
   else body(context, 0, tasks);
   if (job.out_of_memory) return false;
@@ -49,6 +43,26 @@ template <class Op> bool run(Job<Op>& job, bool across, int64_t there, ParallelF
   return true;
 }
 
+template <class Op> bool run(Job<Op>& job, bool across, int64_t there, ParallelFor parallel_for) {
+  const Layout& layout = job.call.layout;
+  const int64_t threads = layout.rows * layout.length < kSerialElements ? 1 : there;
+  if constexpr (kIsProduct<Op>) {
+    cut_rows(job, threads, [&] { return layout.rows; });
+    return run_tasks(job, layout.rows, threads, parallel_for, &Products<Op>::body, &job);
+  } else if (!across) {
+    cut_rows(job, threads, [&] { return layout.rows; });
+    return run_tasks(job, layout.rows, threads, parallel_for, &Rows<Op>::body, &job);
+  } else {
+    using Across = Columns<Op>;
+    typename Across::Task task{&job, Across::cut(layout, kColumns)};
+    const auto units = [&] { return task.chunks.outer * task.chunks.chunks; };
+    cut_rows(job, threads, units);
+    while (units() * job.runs < threads && task.chunks.width >= 128)  // then narrower chunks
+      task.chunks = Across::cut(layout, ceil_div(task.chunks.width / 2, 64) * 64);
+    return run_tasks(job, units(), threads, parallel_for, &Across::body, &task);
+  }
+}
+
 template <class Op>
 bool reduce_with(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for) {
   Job<Op> job{call, Op{call.options}, 0, 0, 0, nullptr};
@@ -59,13 +73,25 @@ bool reduce_with(const ReduceCall& call, bool across, int64_t threads, ParallelF
   return true;
 }
 
+// Elements are read as they are, or converted to the accumulator before.
+template <class Op> constexpr bool kHasKernels = [] {
+  using E = typename Op::Element;
+  constexpr Dtype d = DtypeOf<E>::value;
+  if constexpr (!Op::kConverts) return Op::reads(d);
+  else
+    return (Op::reads(d) && !kIsProduct<Op>) ||
+           (std::is_same<E, accumulator_t<E>>::value && (is_float_type<E> || Op::kIntegers));
+}();
+
 // The kernel for call.in's own type, or where the op converts, for its accumulator.
 template <template <class> class Op>
 bool reduce_as(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for) {
-  const bool converts = Op<float>::kConverts && !is_static(call.in);
+  const bool converts = Op<float>::kConverts && (kIsProduct<Op<float>> || !is_static(call));
   switch (converts ? call.in.accumulator : call.in.dtype) {
-#define TR_CASE(T) \
-  case DtypeOf<T>::value: return reduce_with<Op<T>>(call, across, threads, parallel_for);
+#define TR_CASE(T)                                                                                    \
+  case DtypeOf<T>::value:                                                                             \
+    if constexpr (kHasKernels<Op<T>>) return reduce_with<Op<T>>(call, across, threads, parallel_for); \
+    break;
     TR_FOR_EACH_TYPE(TR_CASE)
 #undef TR_CASE
   }

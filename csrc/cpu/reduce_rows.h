@@ -51,7 +51,30 @@ template <class Op> struct Job {
 
 // Whether a kernel for Op may be given elements of another type, to be converted to its own.
 template <class Op> constexpr bool kMayConvert =
-    Op::kConverts && std::is_same<typename Op::Element, typename Op::Acc>::value;
+    Op::kConverts && std::is_same<typename Op::Element, accumulator_t<typename Op::Element>>::value;
+
+// Positions [first, first + count) of the row at `row`, contiguous: in place, or gathered into dst.
+template <class E, bool kConvert>
+TR_HD const E* row_positions(const ReduceCall& call, int64_t row, int64_t first, int64_t count, E* dst) {
+  const Source& in = call.in;
+  const Layout& layout = call.layout;
+  const int64_t stride = position_stride(layout);
+  if (layout.reduced <= 1) return fetch<E, kConvert>(in, row + first * stride, stride, count, dst);
+  const int fastest = layout.kept + layout.reduced - 1;
+  const int64_t size = layout.size[fastest];
+  Odometer outer(layout, layout.kept, fastest, first / size);
+  int64_t i = first % size;
+  if (i + count <= size) return fetch<E, kConvert>(in, row + outer.at.in + i * stride, stride, count, dst);
+  for (int64_t done = 0; done < count;) {
+    const int64_t piece = least(size - i, count - done);
+    const E* p = fetch<E, kConvert>(in, row + outer.at.in + i * stride, stride, piece, dst + done);
+    if (p != dst + done) __builtin_memcpy(dst + done, p, size_t(piece) * sizeof(E));
+    done += piece;
+    i = 0;
+    outer.next();
+  }
+  return dst;
+}
 
 // The first position among `count` elements at p whose key is `key`; there is one.
 template <class Op>
@@ -114,58 +137,45 @@ template <class Op> struct Rows {
     __builtin_memset(scratch, 0, size_t(kBytes));
   }
 
-  // Positions [first, first + count) of the row at `row`, contiguous: in place, or gathered into dst.
   const E* positions(int64_t row, int64_t first, int64_t count, E* dst) const {
-    const Source& in = job.call.in;
-    const int64_t stride = position_stride(layout);
-    if (layout.reduced <= 1) return fetch<E, kMayConvert<Op>>(in, row + first * stride, stride, count, dst);
-    const int fastest = layout.kept + layout.reduced - 1;
-    const int64_t size = layout.size[fastest];
-    Odometer outer(layout, layout.kept, fastest, first / size);
-    int64_t i = first % size;
-    if (i + count <= size) return fetch<E, kMayConvert<Op>>(in, row + outer.at.in + i * stride, stride, count, dst);
-    for (int64_t done = 0; done < count;) {
-      const int64_t piece = least(size - i, count - done);
-      const E* p = fetch<E, kMayConvert<Op>>(in, row + outer.at.in + i * stride, stride, piece, dst + done);
-      if (p != dst + done) __builtin_memcpy(dst + done, p, size_t(piece) * sizeof(E));
-      done += piece;
-      i = 0;
-      outer.next();
-    }
-    return dst;
+    return row_positions<E, kMayConvert<Op>>(job.call, row, first, count, dst);
   }
   TR_HD const E* end_of(const E* p) const { return p >= copy && p < copy + kLeaf ? copy + kLeaf + W : end; }
 
-  // kLanes elements at p + i; p is where a cache line may begin.
+  // kLanes elements at p + i, as terms; p is where a cache line may begin.
   TR_HD Vec<L> element(const E* p, int i) const {
     if (i * int(sizeof(E)) % 64 == 0) prefetch_ahead(p + i);
-    return load_lanes(job.op, p + i);
+    return load_terms(job.op, p + i);
   }
-  // The `count` elements at p as lanes, absent ones after them up to `slots`.
+  // The `count` elements at p as lanes, or as terms, absent ones after them up to `slots`.
+  template <bool kTerms = false>
   __attribute__((noinline)) void padded(const E* p, int64_t count, int64_t slots, L* to) const {
+    const auto put = [&](int64_t j, Vec<L> terms)
+                         __attribute__((always_inline)) { store(to + j, kTerms ? terms : enter(job.op, terms)); };
     int64_t j = 0;
     for (; j + 4 * W <= count; j += 4 * W)
 #pragma GCC unroll 4
-      for (int i = 0; i < 4 * W; i += W) store(to + j + i, element(p + j, i));
-    for (; j + W <= count; j += W) store(to + j, load_lanes(job.op, p + j));
-    if (j < count) store(to + j, load_first(job.op, p + j, count - j, end_of(p)));
+      for (int i = 0; i < 4 * W; i += W) put(j + i, element(p + j, i));
+    for (; j + W <= count; j += W) put(j, load_terms(job.op, p + j));
+    if (j < count) put(j, first_terms(job.op, p + j, count - j, end_of(p)));
     for (j = ceil_div(count, W) * W; j < slots; j += W) store(to + j, splat(absent_lane<Op>()));
   }
   // The trees over W neighbours each of a leaf of `count` elements at p.
   __attribute__((noinline)) void leaf(const E* p, int64_t count, L* to) const {
     const int64_t rounds = count / kResidues, left = count % kResidues;
-    if (left) padded(p + rounds * kResidues, left, kResidues, lanes);
+    if (left) padded<true>(p + rounds * kResidues, left, kResidues, lanes);
 #pragma GCC unroll 1
     for (int j = 0; j < kResidues; j += kBlock * W) {
       Vec<L> v[kBlock];
 #pragma GCC unroll 16
-      for (int i = 0; i < kBlock; ++i) v[i] = rounds ? element(p + j, i * W) : load<Vec<L>>(lanes + j + i * W);
+      for (int i = 0; i < kBlock; ++i)
+        v[i] = enter(job.op, rounds ? element(p + j, i * W) : load<Vec<L>>(lanes + j + i * W));
       for (int64_t k = 1; k < rounds; ++k)
 #pragma GCC unroll 16
-        for (int i = 0; i < kBlock; ++i) v[i] = combine_lanes<Op>(v[i], element(p + k * kResidues + j, i * W));
+        for (int i = 0; i < kBlock; ++i) v[i] = add_term(job.op, v[i], element(p + k * kResidues + j, i * W));
       if (rounds && left)
 #pragma GCC unroll 16
-        for (int i = 0; i < kBlock; ++i) v[i] = combine_lanes<Op>(v[i], load<Vec<L>>(lanes + j + i * W));
+        for (int i = 0; i < kBlock; ++i) v[i] = add_term(job.op, v[i], load<Vec<L>>(lanes + j + i * W));
 #pragma GCC unroll 8
       for (int i = 0; i < kBlock; i += W) {
         fold_vectors<Combiner<Op>, L, W, 0>(v + i);

@@ -18,12 +18,15 @@ from torchreduce.table import BY_NAME, Op
 from torchreduce.testing import GOLDEN_FILE, Golden, golden_cases
 
 AS_PLANNED = "-"
+NORMS = {0: "norm0", 1: "norm1", 2: "norm2", math.inf: "norm_greatest", -math.inf: "norm_least"}
 REDUCTIONS = [AS_PLANNED, "columns", "strided"]
 SCANS = [AS_PLANNED, "rows", "column_tiles", "chain"]
 RECORDS = [AS_PLANNED, "extreme_rows", "column_tiles", "extreme_chain"]
 
 
 def op_of(case: Golden) -> Op:
+    if case.function == "vector_norm":
+        return BY_NAME[NORMS[case.options["ord"]]]
     whole = case.function in ("max", "min") and "dim" not in case.options
     return BY_NAME[case.function + "_all" * whole]
 

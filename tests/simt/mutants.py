@@ -47,6 +47,28 @@ class Mutant:
 
 
 MUTANTS = (
+    # ---- the ops of reductions
+    Mutant(
+        "a square is rounded before it is added", "ops.h",
+        "acc[i] = fused(convert<Acc>(get(i)), convert<Acc>(get(i)), acc[i]);",
+        "acc[i] = convert<Acc>(get(i)) * convert<Acc>(get(i)) + acc[i];",
+        "reduce.SumOf", ("rows", "column_families"), some=True,
+    ),
+    Mutant(
+        "what a zero has been multiplied by as an ordinary product", "ops.h",
+        "& ((m & 0x7f800000u) == 0x3f800000u);", ";",
+        "reduce.Product", ("rows", "column_families"),
+    ),
+    Mutant(
+        "subnormal factors as normal ones", "ops.h",
+        "((x << 1) - (1u << 24) < 253u << 24)", "((x << 1) < 254u << 24)",
+        "reduce.Product", ("rows", "column_families"), some=True,
+    ),
+    Mutant(
+        "negative integers do not count", "kernels/reduce/granule.cuh",
+        "count += bits_set((t | (w & own)) & kHighest);", "count += bits_set(t & kHighest);",
+        "reduce.Count", ("rows",), every=1,
+    ),
     # ---- reductions, columns
     Mutant(
         "columns moved down by one too few", "kernels/reduce/wide_columns.cuh",
@@ -61,7 +83,7 @@ MUTANTS = (
     ),
     Mutant(
         "elements past the last row are added", "kernels/reduce/narrow_columns.cuh",
-        "if (ends) {", "if (false && ends) {",
+        "const bool absent = ends && first", "const bool absent = false && first",
         "reduce.Sum", ("column_families",),
     ),
     Mutant(
@@ -214,7 +236,7 @@ MUTANTS = (
         "scan.CumProd", ("pipeline",),
     ),
     Mutant(
-        "mantissas of 2 and more without their exponent", "scans.h",
+        "mantissas of 2 and more without their exponent", "powers.h",
         "e + int(carry)};", "e};",
         "scan.CumProd", ("scan_rows",),
     ),

@@ -23,11 +23,12 @@ namespace {
 struct Row {
   const char* name;
   Reduction reduction;
-  bool min, mean, pair;
+  bool pair;
+  OpOptions options;
 };
 constexpr Row kRows[] = {
-#define TR_ROW(name, signature, reduction, min, mean) \
-  {#name, Reduction::reduction, min, mean, std::string_view(#signature) == "WithIndex"},
+#define TR_ROW(name, signature, reduction, ...) \
+  {#name, Reduction::reduction, std::string_view(#signature) == "WithIndex", {__VA_ARGS__}},
     TR_FOR_EACH_REDUCTION_OP(TR_ROW)
 #undef TR_ROW
 };
@@ -95,7 +96,9 @@ PlannedReduction reduce_call(const Problem& p, const Array& x, const Result& res
   for (size_t d = 0; d < strides.size(); ++d)
     if (p.along >> d & 1u) strides[d] = 0;
   call.layout = fold(x.facts(), p.along, strides.data());
-  call.options = OpOptions{row.min, row.mean, call.layout.length};
+  call.options = row.options;
+  call.options.count = call.layout.length;
+  if (call.op == Reduction::Count) count_bits(call);
   call.out = Output{result.values ? result.values->data() : nullptr,
                     result.indices ? reinterpret_cast<int64_t*>(result.indices->data()) : nullptr,
                     result.values ? p.out : Dtype::I64};
@@ -220,7 +223,7 @@ template <class Op, class Load> void reduce_rows(const ReduceCall& call, Load lo
       }
     }
     auto at = [&](int64_t i) { return start.in + position_offset(l, i); };
-    const auto acc = reference::reduce(op, l.length, [&](int64_t i) { return op.load(load(at(i)), i); });
+    const auto acc = reference::reduce(op, l.length, [&](int64_t i) { return load(at(i)); });
     if constexpr (Op::kIndexed) op.finish(acc, call.out, start.out, load(at(acc.index)));
     else op.finish(acc, call.out, start.out);
   }
@@ -232,12 +235,14 @@ template <template <class> class Op> void reduce_by_reference(const ReduceCall& 
       reduce_rows<Op<decltype(zero)>>(call, [&](int64_t i) { return load<decltype(zero)>(call, i); });
     };
     if (call.in.accumulator == Dtype::F64) return as(double());
-    if (call.in.accumulator == Dtype::I64) return as(int64_t());
-    return as(float());
+    if (call.in.accumulator == Dtype::F32) return as(float());
+    if constexpr (Op<float>::kIntegers) return as(int64_t());
   } else {
-#define TR_CASE(T)        \
-  case DtypeOf<T>::value: \
-    return reduce_rows<Op<T>>(call, [&](int64_t i) { return static_cast<const T*>(call.in.data)[i]; });
+#define TR_CASE(T)                                                                                        \
+  case DtypeOf<T>::value:                                                                                 \
+    if constexpr (Op<T>::reads(DtypeOf<T>::value))                                                        \
+      return reduce_rows<Op<T>>(call, [&](int64_t i) { return static_cast<const T*>(call.in.data)[i]; }); \
+    break;
     switch (call.in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
 #undef TR_CASE
   }
@@ -311,6 +316,7 @@ template <template <class> class Op> void scan_by_reference(const ScanCall& call
 
 bool Problem::scan() const { return scan_of(op) != nullptr; }
 bool Problem::few() const {
+  if (!scan() && row_of(op).reduction == Reduction::Count) return size_of(in) == 4;
   if (in == Dtype::BF16 || in == Dtype::F32 || in == Dtype::F64) return true;
   if (scan()) return !is_static({nullptr, in, accumulator_of(in, out)}, out, facts(scan_of(op)->scan).integer_kernels);
   const bool converts = facts(row_of(op).reduction, in).converts;

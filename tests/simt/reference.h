@@ -33,16 +33,16 @@ template <class V, class Combine> std::vector<V> sklansky(std::vector<V> values,
   return values;
 }
 
-// The value of a row of n > 0 elements, load(i) as accumulators.
-template <class Op, class Load> typename Op::Acc reduce(const Op& op, int64_t n, Load load) {
+// The value of a row of n > 0 elements, element(i).
+template <class Op, class Element> typename Op::Acc reduce(const Op& op, int64_t n, Element element) {
   using Acc = typename Op::Acc;
   auto combine = [&](Acc l, Acc r) { return op.combine(l, r); };
   std::vector<Acc> leaves;
   for (int64_t first = 0; first < n; first += 2048) {
     std::vector<Acc> residues;
     for (int64_t i = first; i < n && i < first + 2048; ++i) {
-      if (i - first < 256) residues.push_back(load(i));
-      else residues[size_t(i - first) % 256] = combine(residues[size_t(i - first) % 256], load(i));
+      if (i - first < 256) residues.push_back(op.load(element(i), i));
+      else residues[size_t(i - first) % 256] = step(op, residues[size_t(i - first) % 256], element(i), i);
     }
     leaves.push_back(tree(residues, combine));
   }

@@ -151,6 +151,15 @@ __device__ __forceinline__ int64_t multiply_add(int32_t a, int32_t b, int64_t c)
 #endif
 }
 
+// How many bits of a word are set.
+__device__ __forceinline__ int bits_set(uint32_t word) {
+#if defined(TR_EMULATED)
+  return __builtin_popcount(word);
+#else
+  return __popc(word);
+#endif
+}
+
 // `sum` and the four bytes of a word.
 __device__ __forceinline__ int32_t sum_bytes(uint32_t word, int32_t sum) {
 #if defined(__CUDA_ARCH__)

@@ -53,9 +53,14 @@ struct ColumnShape : ReduceLaunch {
 // Neighbouring columns of a lane, given the bytes of an element: 16 bytes of them, or eight.
 TR_HD constexpr int granule_columns(int size) { return size < 2 ? 8 : 16 / size; }
 
-// Blocks of a multiprocessor that there are registers for, given the bytes of an element.
-TR_HD constexpr int wide_column_blocks(int size) { return size == 4 || size == 2 ? 3 : 2; }
-TR_HD constexpr int narrow_column_blocks(int size) { return size == 2 ? 4 : 3; }
+// Blocks of a multiprocessor that there are registers for, given the bytes of an element; `powers`: of products, whose
+// accumulators take twice as many.
+TR_HD constexpr int wide_column_blocks(int size, bool powers) {
+  return powers ? (size == 2 ? 1 : 2) : size == 4 || size == 2 ? 3 : 2;
+}
+TR_HD constexpr int narrow_column_blocks(int size, bool powers) { return powers ? 2 : size == 2 ? 4 : 3; }
+TR_HD constexpr int short_column_blocks(int size, bool powers) { return powers && size == 2 ? 1 : 3; }
+template <class Op> constexpr bool kPowers = std::is_same<Op, Product<typename Op::Element>>::value;
 
 constexpr int kUnitGroup = 64;  // units that meet first
 TR_HD constexpr int unit_groups(int units) { return (units + kUnitGroup - 1) / kUnitGroup; }
@@ -65,10 +70,10 @@ TR_HD constexpr int fold_buffer(int units) {
   return ((groups > first ? groups : first) + 7) / 8;
 }
 
-// Whether the kernels of wide and narrow columns are compiled for elements of that type, of sums and of the others; and
-// those of short columns and of slices.
-TR_HD constexpr bool has_columns(bool sums, Dtype d) {
-  return sums || is_float(d) || d == Dtype::I32 || d == Dtype::I64;
+// Whether the kernels of wide and narrow columns are compiled for elements of that type, where Op reads them; and those
+// of short columns and of slices.
+template <class Op> constexpr bool has_columns(Dtype d) {
+  return Op::reads(d) && (!requires { typename Op::Order; } || is_float(d) || d == Dtype::I32 || d == Dtype::I64);
 }
 TR_HD constexpr bool has_small_columns(Dtype d) { return d == Dtype::F32 || d == Dtype::F16 || d == Dtype::BF16; }
 
@@ -76,6 +81,7 @@ TR_HD constexpr bool has_small_columns(Dtype d) { return d == Dtype::F32 || d ==
 struct ColumnFacts {
   int near, acc;   // bytes of Near and Acc
   bool any_order;  // no order of additions matters
+  bool compiled;   // has_columns
 };
 ColumnFacts column_facts(const ReduceCall& call);
 
@@ -128,16 +134,17 @@ inline int tree_log_k(int64_t n) { return n <= 256 ? 0 : n <= 512 ? 1 : n <= 102
 
 inline std::optional<Columns> columns_of(const ReduceCall& call, const DeviceFacts& device) {
   const Layout& l = call.layout;
-  if (!is_static(call.in) || l.reduced != 1 || l.kept < 1 || l.kept > kOuterDims + 1) return {};
+  if (!is_static(call) || l.reduced != 1 || l.kept < 1 || l.kept > kOuterDims + 1) return {};
   if (l.length < 1 || l.length > INT32_MAX || l.rows < 1) return {};
-  if (!has_columns(facts(call.op, call.in.dtype).converts, call.in.dtype)) return {};
+  const ColumnFacts facts = column_facts(call);
+  if (!facts.compiled) return {};
   int inner = -1;
   for (int d = 0; d < l.kept; ++d)
     if (l.in[d] == 1) inner = d;
   if (inner < 0 || l.size[inner] > INT32_MAX / 2) return {};
   Columns c{};
   ColumnCall& q = c.q;
-  c.facts = column_facts(call);
+  c.facts = facts;
   c.size = size_of(call.in.dtype);
   c.fill = device.multiprocessors * 8;
   c.shared = device.shared - kDeclaredShared;

@@ -55,8 +55,7 @@ __global__ void TR_BLOCK_BOUND(columns::kThreads)
 #pragma unroll
       for (int k = 0; k < kLeaf; k += kResidues) {
         const int64_t position = leaf * kLeaf + r + k;
-        if (position < n)
-          acc = op.combine(acc, op.load(Load::one(call.in, base + position_offset(layout, position)), position));
+        if (position < n) acc = step(op, acc, Load::one(call.in, base + position_offset(layout, position)), position);
       }
       tree.push(acc, combine);
     }

@@ -77,39 +77,62 @@ template <class E> __device__ __forceinline__ int64_t integers_of(const Granule&
   }
 }
 
+// How many elements of a granule count (ops.h, Count). The highest bit of t: more than the limit without its own.
+template <class E> __device__ __forceinline__ int counted_of(const Count<E>& op, const Granule& g) {
+  int count = 0;
+  if constexpr (sizeof(E) <= 2) {
+    constexpr uint32_t kOnes = sizeof(E) == 1 ? 0x01010101u : 0x00010001u;
+    constexpr uint32_t kGreatest = sizeof(E) == 1 ? 0x7f : 0x7fff, kHighest = ~(kOnes * kGreatest);
+    const uint32_t more = (kGreatest - uint32_t(op.options.limit)) * kOnes, own = op.options.negative ? ~0u : 0u;
+#pragma unroll
+    for (const uint32_t w : g.item) {
+      const uint32_t t = (w & ~kHighest) + more;
+      count += bits_set((t | (w & own)) & kHighest);
+    }
+  } else {
+    E x[kPerGranule<E>];
+    elements_of(g, x);
+#pragma unroll
+    for (const E& e : x) count += op.counts(e);
+  }
+  return count;
+}
+
 // Floats of at most 4 bytes have maxima in hardware, in which NaN wins and -0.0 < +0.0; for minima their signs are
 // turned round first. `E` is no other type then.
 #ifdef TR_FLOAT_MAXIMA
 template <class E> constexpr bool kHasMaxima = is_float_type<E> && sizeof(E) <= 4;
-template <class E> __device__ __forceinline__ E greatest_of(const Granule& g, bool min) {
+template <class E> __device__ __forceinline__ E greatest_of(const Granule& g, bool min, Of of = Of::Elements) {
   if constexpr (sizeof(E) == 4) {
-    const uint32_t flip = min ? 0x80000000u : 0u;
+    const uint32_t flip = min ? 0x80000000u : 0u, kept = Ordering<E>::kept_words(of);
     float v[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = bit_cast<float>(g.item[i] ^ flip);
+    for (int i = 0; i < 4; ++i) v[i] = bit_cast<float>((g.item[i] & kept) ^ flip);
     return float_maximum(float_maximum(v[0], v[1]), float_maximum(v[2], v[3]));
   } else {
     constexpr bool kBF16 = std::is_same<E, BF16>::value;
-    const uint32_t flip = min ? 0x80008000u : 0u;
+    const uint32_t flip = min ? 0x80008000u : 0u, kept = Ordering<E>::kept_words(of);
     uint32_t w[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) w[i] = g.item[i] ^ flip;
+    for (int i = 0; i < 4; ++i) w[i] = (g.item[i] & kept) ^ flip;
     const uint32_t both = packed_maxima<kBF16>(packed_maxima<kBF16>(w[0], w[1]), packed_maxima<kBF16>(w[2], w[3]));
     return E{uint16_t(packed_maxima<kBF16>(both, both >> 16))};
   }
 }
 #else
 template <class E> constexpr bool kHasMaxima = false;
-template <class E> E greatest_of(const Granule& g, bool min);
+template <class E> E greatest_of(const Granule& g, bool min, Of of = Of::Elements);
 #endif
 
 // A granule as an accumulator of an op without positions.
 template <class Op> __device__ __forceinline__ typename Op::Acc value_of(const Op& op, const Granule& g) {
   using E = typename Op::Element;
-  if constexpr (std::is_same<typename Op::Acc, int64_t>::value && Op::kConverts) {
+  if constexpr (std::is_same<Op, Count<E>>::value) {
+    return counted_of<E>(op, g);
+  } else if constexpr (std::is_same<Op, Sum<E>>::value) {  // of integers
     return integers_of<E>(g);
   } else if constexpr (kHasMaxima<E>) {
-    return Ordering<E>::key(Ordering<E>::bits_of(greatest_of<E>(g, op.options.min)), false, false);
+    return Ordering<E>::key(Ordering<E>::bits_of(greatest_of<E>(g, op.options.min, op.options.of)), false, false);
   } else {
     E x[kPerGranule<E>];
     elements_of(g, x);
@@ -212,6 +235,7 @@ template <class Op> struct Part<Op, true> {
 // One of two values.
 template <class V> __device__ __forceinline__ V chosen_value(bool first, const V& a, const V& b) {
   if constexpr (std::is_arithmetic<V>::value) return first ? a : b;
+  else if constexpr (requires { a.m; }) return {first ? a.m : b.m, first ? a.e : b.e};
   else return {first ? a.key : b.key, first ? a.at : b.at};
 }
 

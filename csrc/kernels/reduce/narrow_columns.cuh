@@ -16,7 +16,7 @@ TR_HD constexpr int skewed(int i) { return i + (i >> 5); }
 // Near[skewed(span * inner)]; rows left by the trees, Near[span / 8][inner] and [span / 64]; where units meet, their
 // two buffers (split_columns.cuh).
 template <class Op, class Load>
-__global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename Load::Element)))
+__global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename Load::Element), kPowers<Op>))
     reduce_narrow_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
   using Near = typename Op::Near;
@@ -73,14 +73,19 @@ __global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename L
 #pragma unroll
           for (int k = 0; k < M; ++k) {
             Near t[V];
-            op.template near_all<V>(x[u][k].w, k0 + k, t);
-            if (ends) {
+            if (k0 + k) {
 #pragma unroll
-              for (int e = 0; e < V; ++e)
-                if (first + k * next_run + e >= end) t[e] = Op::near_absent();
+              for (int e = 0; e < V; ++e) t[e] = v[e];
+              step_all<V>(op, x[u][k].w, k0 + k, t);
+            } else {
+              op.template near_all<V>(x[u][k].w, 0, t);
             }
 #pragma unroll
-            for (int e = 0; e < V; ++e) v[e] = k0 + k ? Op::follow(v[e], t[e]) : t[e];
+            for (int e = 0; e < V; ++e) {
+              const bool absent = ends && first + k * next_run + e >= end;
+              if (!absent) v[e] = t[e];
+              else if (k0 + k == 0) v[e] = Op::near_absent();
+            }
           }
           if (k0 + M < K) continue;
           const int from = in_run(u), to = from + piece_of(u) * run;

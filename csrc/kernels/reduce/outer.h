@@ -47,7 +47,7 @@ inline bool any_order(const ReduceCall& call) {
 // Whether rows are neighbouring elements that a kernel reads as they are, and their dims are few.
 inline bool has_plain_rows(const ReduceCall& call) {
   const Layout& l = call.layout;
-  return is_static(call.in) && l.length > 0 && l.kept <= kMostOuter &&
+  return is_static(call) && l.length > 0 && l.kept <= kMostOuter &&
          (l.reduced == 0 || (l.reduced == 1 && l.in[l.kept] == 1));
 }
 inline RowsCall plain_rows(const ReduceCall& call) {

@@ -68,8 +68,8 @@ __device__ __forceinline__ auto staged_part(const Op& op, const Row& row, int be
   } else if constexpr (kHasMaxima<E> && !Op::kConverts) {
     float best = bit_cast<float>(0xff800000u);
     each_position(begin, end, [&](int i) {
-      const float x = convert<float>(row[i]);
-      best = float_maximum(best, op.options.min ? -x : x);
+      const float x = convert<float>(row[i]), y = op.options.of == Of::Magnitudes ? __builtin_fabsf(x) : x;
+      best = float_maximum(best, op.options.min ? -y : y);
     });
     return Acc(Ordering<E>::key(Ordering<E>::bits_of(round_to<E>(best)), false, false));
   } else if constexpr (Op::kAnyOrder) {

@@ -47,13 +47,13 @@ void launch_columns(Kernel kernel, const ReduceCall& call, const ColumnShape& sh
   q.tickets = tickets;
   enqueue(kernel, shape.blocks, shape.threads, shape.shared, Queue{stream}, q);
 }
-#define TR_COLUMNS(Shape, kernel, compiled)                                                                         \
-  template <class Op, class Load>                                                                                   \
-  void launch(const ReduceCall& call, const Shape& shape, typename Op::Acc* partials, uint32_t* tickets,            \
-              gpuStream_t stream) {                                                                                 \
-    using E = typename Load::Element;                                                                               \
-    if constexpr (kWideReductions && kIsTyped<Load> && has_columns(Op::kConverts, DtypeOf<E>::value) && (compiled)) \
-      launch_columns(kernel<Op, Load>, call, shape, partials, tickets, stream);                                     \
+#define TR_COLUMNS(Shape, kernel, compiled)                                                              \
+  template <class Op, class Load>                                                                        \
+  void launch(const ReduceCall& call, const Shape& shape, typename Op::Acc* partials, uint32_t* tickets, \
+              gpuStream_t stream) {                                                                      \
+    using E = typename Load::Element;                                                                    \
+    if constexpr (kWideReductions && kIsTyped<Load> && has_columns<Op>(DtypeOf<E>::value) && (compiled)) \
+      launch_columns(kernel<Op, Load>, call, shape, partials, tickets, stream);                          \
   }
 TR_COLUMNS(WideColumnsShape, reduce_wide_columns, true)
 TR_COLUMNS(NarrowColumnsShape, reduce_narrow_columns, true)
@@ -96,18 +96,24 @@ template <template <class> class Op> const char* launch_reduce(const PlannedRedu
                                                                void* stream) {
   const auto s = static_cast<gpuStream_t>(stream);
   if constexpr (Op<float>::kConverts) {
-    if (!is_static(call.in)) {
-      switch (call.in.accumulator) {
-        case Dtype::F64: return launch<Op<double>, AnyLoad<double>>(call, workspace, s);
-        case Dtype::I64: return launch<Op<int64_t>, AnyLoad<int64_t>>(call, workspace, s);
-        default: return launch<Op<float>, AnyLoad<float>>(call, workspace, s);
-      }
+    if (!is_static(call)) {
+      if (call.in.accumulator == Dtype::F64) return launch<Op<double>, AnyLoad<double>>(call, workspace, s);
+      if (call.in.accumulator == Dtype::F32) return launch<Op<float>, AnyLoad<float>>(call, workspace, s);
+      if constexpr (Op<float>::kIntegers) return launch<Op<int64_t>, AnyLoad<int64_t>>(call, workspace, s);
     }
   }
-#define TR_CASE(T) \
-  case DtypeOf<T>::value: return launch<Op<T>, TypedLoad<T>>(call, workspace, s);
+#define TR_CASE(T)                                                                                         \
+  case DtypeOf<T>::value:                                                                                  \
+    if constexpr (Op<T>::reads(DtypeOf<T>::value)) return launch<Op<T>, TypedLoad<T>>(call, workspace, s); \
+    break;
   switch (call.in.dtype) {
     TR_FOR_EACH_COMPILED_TYPE(TR_CASE)
+#if defined(TR_FEW_TYPES)  // what counts read
+    case Dtype::I32:
+      if constexpr (std::is_same<Op<int32_t>, Count<int32_t>>::value)
+        return launch<Op<int32_t>, TypedLoad<int32_t>>(call, workspace, s);
+      break;
+#endif
     default: break;
   }
 #undef TR_CASE

@@ -33,11 +33,7 @@ template <class Op, int kEach> struct Residues {
   __device__ __forceinline__ void take(const Op& op, const Granule& g, int c) {
     E x[kPer];
     elements_of(g, x);
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-      Acc& a = acc[c % kRuns * kPer + i];
-      a = op.combine(a, op.load(x[i], 0));
-    }
+    steps<kPer>(op, acc + c % kRuns * kPer, [&](int i) { return x[i]; });
   }
   // The same from the first element of a row or leaf on, where granules begin kBy elements earlier.
   // By groups of `lanes` lanes, of which this is number `lane`.
@@ -103,7 +99,7 @@ template <class Op> __device__ __forceinline__ typename Op::Acc careful_leaf(con
   for (int k = lane_id() * kPerLane; k < count; k += kResidues)
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i)
-      if (k + i < count) acc[i] = op.combine(acc[i], op.load(x[k + i], k + i));
+      if (k + i < count) acc[i] = step(op, acc[i], x[k + i], k + i);
 #pragma unroll
   for (int d = 1; d < kPerLane; d *= 2)
 #pragma unroll

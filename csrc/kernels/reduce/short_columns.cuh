@@ -9,7 +9,8 @@ namespace torchreduce::gpu {
 // reduce_wide_columns) at once, so that eight granules a lane are in flight, and all rows of each. Shared memory: a
 // tile's results for each warp, Near[8][33 V].
 template <class Op, class Load>
-__global__ void TR_BLOCKS_BOUND(kThreads, 3) reduce_short_columns(TR_GRID_CONSTANT ColumnCall q) {
+__global__ void TR_BLOCKS_BOUND(kThreads, short_column_blocks(sizeof(typename Load::Element), kPowers<Op>))
+    reduce_short_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
   using Near = typename Op::Near;
   using G = ColumnGranule<E>;

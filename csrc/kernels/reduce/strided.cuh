@@ -90,12 +90,11 @@ __device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const Reduce
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i, walk.next()) x[i] = Load::one(call.in, base + walk.offset());
 #pragma unroll
-      for (int i = 0; i < kPerLane; ++i) acc[i] = op.combine(acc[i], op.load(x[i], k + i * kLanes));
+      for (int i = 0; i < kPerLane; ++i) acc[i] = step(op, acc[i], x[i], k + i * kLanes);
     } else {
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i, walk.next())
-        if (k + i * kLanes < end)
-          acc[i] = op.combine(acc[i], op.load(Load::one(call.in, base + walk.offset()), k + i * kLanes));
+        if (k + i * kLanes < end) acc[i] = step(op, acc[i], Load::one(call.in, base + walk.offset()), k + i * kLanes);
     }
   }
 #pragma unroll
@@ -136,11 +135,7 @@ __device__ __forceinline__ typename Op::Acc warp_leaf_of_granules(const Op& op, 
     Near v[V];
     op.template near_all<V>(x[0].w, 0, v);
 #pragma unroll
-    for (int k = 1; k < kSteps; ++k) {
-      Near t[V];
-      op.template near_all<V>(x[k].w, k, t);
-      combine_all(v, t, [](const Near& l, const Near& r) { return Op::follow(l, r); });
-    }
+    for (int k = 1; k < kSteps; ++k) step_all<V>(op, x[k].w, k, v);
 #pragma unroll
     for (int e = 0; e < V; ++e) v[e] = Op::place(v[e], residue + e, kResidues);
 #pragma unroll

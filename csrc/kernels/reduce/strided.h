@@ -30,7 +30,7 @@ constexpr int kBlocksWanted = 4;  // for each multiprocessor, before a warp take
 inline bool runs_of_granules(const ReduceCall& call) {
   const Layout& l = call.layout;
   const int last = l.kept + l.reduced - 1, columns = granule_columns(size_of(call.in.dtype));
-  if (!is_static(call.in) || !has_small_columns(call.in.dtype) || !aligned(call.in.data)) return false;
+  if (!is_static(call) || !has_small_columns(call.in.dtype) || !aligned(call.in.data)) return false;
   if (l.reduced < 1 || l.in[last] != 1 || l.size[last] % columns != 0) return false;
   for (int d = 0; d < last; ++d)
     if (l.in[d] % columns != 0) return false;

@@ -9,14 +9,9 @@ namespace torchreduce::gpu {
 template <class Op, class E, int V>
 __device__ __forceinline__ void combine_run(const Op& op, const ColumnGranule<E> (&x)[kInFlight], int first, int step,
                                             typename Op::Near (&v)[V]) {
-  using Near = typename Op::Near;
   op.template near_all<V>(x[0].w, first, v);
 #pragma unroll
-  for (int j = 1; j < kInFlight; ++j) {
-    Near t[V];
-    op.template near_all<V>(x[j].w, first + j * step, t);
-    combine_all(v, t, [](const Near& l, const Near& r) { return Op::follow(l, r); });
-  }
+  for (int j = 1; j < kInFlight; ++j) step_all<V>(op, x[j].w, first + j * step, v);
 }
 // or of 8 / K accumulators of K rows each, 1, 2 or 4, where x[j] is of row(j).
 template <class Op, class E, int V, class Row>
@@ -24,22 +19,31 @@ __device__ __forceinline__ void combine_runs(const Op& op, const ColumnGranule<E
                                              typename Op::Near (&v)[V]) {
   using Near = typename Op::Near;
   auto combine = [](const Near& l, const Near& r) { return Op::combine(l, r); };
-  auto follow = [](const Near& l, const Near& r) { return Op::follow(l, r); };
   auto get = [&](int j, Near(&t)[V]) { op.template near_all<V>(x[j].w, row(j), t); };
-  auto half = [&](int first, Near(&t)[V]) {  // 1 row and 2 rows make the same tree
-    Near u[V], w[V];
+  auto add = [&](int j, Near(&t)[V]) { step_all<V>(op, x[j].w, row(j), t); };
+  auto half = [&](int first, Near(&t)[V]) {
+    Near u[V];
     get(first, t);
-    get(first + 1, u);
-    combine_all(t, u, follow);
-    get(first + 2, u);
-    if (log_k == 2) combine_all(t, u, follow);
-    get(first + 3, w);
-    if (log_k == 2) {
-      combine_all(t, w, follow);
+    if (log_k > 0 || !kSteps<Op>) {  // 1 row and 2 rows make the same tree, unless a step is not a combination
+      add(first + 1, t);
     } else {
-      combine_all(u, w, follow);
+      get(first + 1, u);
       combine_all(t, u, combine);
     }
+    if (log_k == 2) {
+      add(first + 2, t);
+      add(first + 3, t);
+      return;
+    }
+    get(first + 2, u);
+    if (log_k > 0 || !kSteps<Op>) {
+      add(first + 3, u);
+    } else {
+      Near w[V];
+      get(first + 3, w);
+      combine_all(u, w, combine);
+    }
+    combine_all(t, u, combine);
   };
   Near t[V];
   half(0, v);
@@ -54,7 +58,7 @@ __device__ __forceinline__ void combine_runs(const Op& op, const ColumnGranule<E
 // Shared memory: a value for each warp and column, Near[8][33 V], and the counters of ColumnTree; where units meet,
 // their two buffers (split_columns.cuh).
 template <class Op, class Load>
-__global__ void TR_BLOCKS_BOUND(kThreads, wide_column_blocks(sizeof(typename Load::Element)))
+__global__ void TR_BLOCKS_BOUND(kThreads, wide_column_blocks(sizeof(typename Load::Element), kPowers<Op>))
     reduce_wide_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
   using Near = typename Op::Near;
