@@ -17,7 +17,7 @@ def tie_free(shape, dtype=torch.float64, device="cpu", seed=0):
 
 def signed(x):
     """x with elements of both signs: exactly, by whatever compiles it."""
-    return torch.where(x > 3, x, -x)
+    return x * (x > 3).to(x.dtype).mul(2).sub(1)
 
 
 FORMS = {

@@ -48,7 +48,7 @@ TORCHS = {
     "norm 2 keepdim dtype": lambda x: torch.norm(signed(x), dim=2, keepdim=True),
     "norm inf": lambda x: torch.linalg.vector_norm(signed(x), math.inf, (0, 2), keepdim=True),
     "norm -inf": lambda x: torch.linalg.vector_norm(signed(x), -math.inf),
-    "aminmax": lambda x: torch.stack(tuple(torch.aminmax(x, dim=1))),
+    "aminmax": lambda x: torch.stack((torch.amin(x, 1), torch.amax(x, 1))),
     "cumsum": lambda x: torch.cumsum(x, 1),
     "cumsum exclusive": lambda x: torch.cumsum(x, 0) - x,
     "cumsum reverse": lambda x: torch.cumsum(x.flip(2), 2).flip(2),

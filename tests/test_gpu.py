@@ -283,8 +283,8 @@ def test_long_rows_go_through_the_pipeline(name, dtype):
             out = torch.zeros_like(buffer)[2 * start : 2 * start + rows * n].view(rows, n)
             with force_plan(family="ring"):
                 assert tr.explain(name, x, 1).family == "ring"
-                getattr(tr, name)(x, 1, exclusive=exclusive, reverse=reverse, out=out)
-            assert_bitwise_equal(out, getattr(tr, name)(x.cpu(), 1, exclusive=exclusive, reverse=reverse))
+                getattr(OURS, name)(x, 1, exclusive=exclusive, reverse=reverse, out=out)
+            assert_bitwise_equal(out, getattr(OURS, name)(x.cpu(), 1, exclusive=exclusive, reverse=reverse))
     assert tr.explain(name, values((2**22,), dtype, seed=1).cuda(), 0).family == "ring"
 
 
@@ -304,8 +304,8 @@ def test_long_rows_with_indices_go_through_the_pipeline(name, dtype):
             out = (torch.zeros_like(buffer)[value : value + rows * n].view(rows, n),
                    torch.zeros_like(buffer, dtype=torch.int64)[index : index + rows * n].view(rows, n))  # fmt: skip
             assert tr.explain(name, x, 1, reverse=reverse).family == "ring_extremes"
-            getattr(tr, name)(x, 1, reverse=reverse, out=out)
-            for ours, expected in zip(out, getattr(tr, name)(x.cpu(), 1, reverse=reverse), strict=True):
+            getattr(OURS, name)(x, 1, reverse=reverse, out=out)
+            for ours, expected in zip(out, getattr(OURS, name)(x.cpu(), 1, reverse=reverse), strict=True):
                 assert_bitwise_equal(ours, expected)
 
 
