@@ -361,7 +361,7 @@ template <class S, class Load, class Store> struct Pipeline {
   // it, of this block or of another that runs, since it took one.
   //
   // `early`: a stage is loaded again while its results still wait for their carry, and the job put when it is free.
-  // Rows that follow each other gain by that, a single one does not (docs/performance.md).
+  // Rows that follow each other gain by that, a single one does not (docs/designs.md).
   __device__ void load(const ScanCall& call, ChainSpace<S>& space, char* stages, bool mirror) {
     const Layout& l = call.layout;
     const int64_t shift = call.exclusive ? 1 : 0, jobs = l.rows * space.tiles, far = mirror ? kBlockTile - 1 : 0;
