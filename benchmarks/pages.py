@@ -354,6 +354,8 @@ SUMMARY: tuple[tuple[str, Callable[[Key], bool]], ...] = (
     ("argmax, columns and middle dims", lambda k: k[1] == "reduce-columns" and k[2] == "argmax"),
     ("sum and argmax, 1 to 128 rows", lambda k: k[1] == "reduce-rows" and not is_large(k)),
     ("sum and argmax, short", lambda k: k[1] == "small" and k[2] not in SCANS and len(k[4]) == 1),
+    ("mean, nansum, norms, any, all, counts", lambda k: k[1] == "reduce-ops" and k[2] != "prod" and k[3] in DTYPES),
+    ("prod", lambda k: k[1] == "reduce-ops" and k[2] == "prod"),
     ("cumsum, one row", lambda k: k[1] == "scan-1d" and is_large(k)),
     ("cumsum, rows", lambda k: k[1] == "scan-rows"),
     ("cumsum, columns and middle dims", lambda k: k[1] in ("scan-columns", "scan-few")),
