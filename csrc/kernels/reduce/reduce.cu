@@ -96,7 +96,7 @@ template <template <class> class Op> const char* launch_reduce(const PlannedRedu
                                                                void* stream) {
   const auto s = static_cast<gpuStream_t>(stream);
   if constexpr (Op<float>::kConverts) {
-    if (!is_static(call)) {
+    if (!is_static(call.in) || !Op<float>::reads(call.in.dtype)) {  // as is_static(call)
       if (call.in.accumulator == Dtype::F64) return launch<Op<double>, AnyLoad<double>>(call, workspace, s);
       if (call.in.accumulator == Dtype::F32) return launch<Op<float>, AnyLoad<float>>(call, workspace, s);
       if constexpr (Op<float>::kIntegers) return launch<Op<int64_t>, AnyLoad<int64_t>>(call, workspace, s);
