@@ -236,7 +236,8 @@ MADE = "Made by `python -m benchmarks.compare --markdown` from [benchmarks/resul
 def part_page(part: str, rows: list[Row]) -> str:
     kinds = {"copy" if row["op"] in SCANS else "read" for row in rows if row["part"] == part}
     ops = dict.fromkeys(row["op"] for row in rows if row["part"] == part)
-    plots = ", ".join(f"[{op}](../plots/{op}.png)" for op in ops)
+    drawn = {row["op"] for row in rows if row["part"] != "reduce-ops"}  # a few shapes make no picture
+    plots = ", ".join(f"[{op}](../plots/{op}.png)" for op in ops if op in drawn)
     return "\n\n".join([
         f"# {TITLES[part]}", f"{PARTS[part][0].upper()}{PARTS[part][1:]}.",
         f"{MADE}. [How it is measured](../performance.md); [all parts](README.md); plots: {plots}.",
