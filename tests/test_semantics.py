@@ -222,6 +222,10 @@ def test_orders_of_norms(device):
     for order, dim in itertools.product((math.inf, -math.inf), (0, None)):
         with pytest.raises(RuntimeError, match="vector_norm"):
             tr.vector_norm(none, order, dim)
+    with pytest.raises(IndexError, match=r"^norm\(\)"):
+        tr.norm(x, 2, 5)
+    with pytest.raises(NotImplementedError, match=r"norm\(\).*complex64.*bfloat16$"):
+        tr.norm(x.to(torch.complex64))
     assert tr.vector_norm(none, math.inf, 1).shape == (0,)
 
 
@@ -270,8 +274,12 @@ def test_least_and_greatest_at_once(device):
     out = torch.empty(4, device=device), torch.empty(4, device=device)
     assert tr.aminmax(x, dim=1, out=out).max is out[1]
     assert_bitwise_equal(out, tuple(tr.aminmax(x, dim=1)))
-    with pytest.raises(RuntimeError, match=r"aminmax\(\)"):
+    with pytest.raises(RuntimeError, match=r"aminmax\(\).*two tensors apart"):
         tr.aminmax(x, dim=1, out=(out[0], out[0]))
+    untouched = torch.full((4,), 7.0, device=device)
+    with pytest.raises(RuntimeError, match=r"aminmax\(\).*max.*float32.*float64"):
+        tr.aminmax(x, dim=1, out=(untouched, out[1].double()))
+    assert untouched.tolist() == [7.0] * 4
     with pytest.raises(RuntimeError, match=r"aminmax\(\)"):
         tr.aminmax(x[:0])
 

@@ -5,7 +5,7 @@
 # test       the whole suite; a missing GPU is a failure
 # memcheck   compute-sanitizer's memcheck over the tests marked `sanitize`
 # racecheck  the same by its racecheck
-# bench      every scan and the short calls beside their peers, as docs/performance.md has them; the rows also in the
+# bench      every reduction, every scan and the short calls beside their peers, as docs/performance.md has them; the rows also in the
 #            logs' folder, as results.tar.gz
 #
 # Logs go to $OUT, or to build/gpu. Ends with one line a step; fails if a step failed.
@@ -55,7 +55,8 @@ parts() { # tool
 bench() {
   local status=0 gpu part
   "$python" -m benchmarks.run cuda --quick --patience 0.6 --out "$logs/rows" \
-    --part scan-1d scan-rows scan-columns scan-few scan-ops linear small || status=$?
+    --part reduce-rows reduce-columns reduce-ops scan-1d scan-rows scan-columns scan-few scan-ops linear small ||
+    status=$?
   gpu=$("$python" -c "import torch; from benchmarks import run; print(run.short_name(torch.cuda.get_device_name()))")
   for part in "$logs"/rows/*.csv; do cp "$part" "benchmarks/results/$gpu-${part##*/}"; done
   tar -czf "$logs/results.tar.gz" -C benchmarks results

@@ -246,13 +246,17 @@ class Mean(Reduction):
         return _ops.mean.default(t, ctx.dims, ctx.keepdim, ctx.to, ctx.level)  # type: ignore[no-any-return]
 
 
-@differentiable("nansum")
-class NanSum(Reduction):
+class OfInput(Reduction):
+    """Also keeps the input; of an op with dtype=."""
+
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
         Sum.save(ctx, inputs, output)
         save(ctx, inputs[0])
 
+
+@differentiable("nansum")
+class NanSum(OfInput):
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
         return Sum.backward(ctx, saved, grad).masked_fill(saved[0].isnan(), 0)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd import Reduction, Sum, accumulator, define, rounded
+from .autograd import OfInput, Reduction, Sum, accumulator, define, rounded
 from .autograd_scans import _scan, _shifted
 from .dispatch import Rule, Saved, differentiable, save
 from .fake import dims_of, reduced_shape
@@ -18,15 +18,12 @@ _ops = torch.ops.torchreduce
 
 
 class Norm(Reduction):
+    """`factors`: by which each element's tangent goes into the result, of no wider dtype than sums have."""
+
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
         Sum.save(ctx, inputs, output)
         save(ctx, inputs[0], output)
-
-    @staticmethod
-    def factors(ctx: Any, saved: Saved) -> Tensor:
-        """By which each element's tangent goes into the result; of no wider dtype than sums have."""
-        raise NotImplementedError
 
     @staticmethod
     def backward_by(ctx: Any, factors: Tensor, grad: Tensor) -> Tensor:
@@ -56,10 +53,7 @@ class Norm0(Norm):
 
 @differentiable("norm1")
 class Norm1(Norm):
-    @staticmethod
-    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
-        Sum.save(ctx, inputs, output)
-        save(ctx, inputs[0])
+    save = OfInput.save
 
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
@@ -217,12 +211,7 @@ class ProdGradient(Rule):
 
 
 @differentiable("prod")
-class Prod(Reduction):
-    @staticmethod
-    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
-        Sum.save(ctx, inputs, output)
-        save(ctx, inputs[0])
-
+class Prod(OfInput):
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
         back: Tensor = _ops.prod_gradient.default(Reduction.kept(ctx, grad), *saved, ctx.dims, ctx.level)

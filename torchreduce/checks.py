@@ -37,7 +37,7 @@ def overloads(name: str) -> Overloads:
     return Overloads(row.function, row, op.default, op.raw, op.out, op.raw_out, dispatch.derivatives.get(name, op.raw))
 
 
-def _listed(dtypes: Sequence[torch.dtype]) -> str:
+def listed(dtypes: Sequence[torch.dtype]) -> str:
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
@@ -45,7 +45,7 @@ def check_input(name: str, input: Tensor, argument: str = "input") -> None:
     if not isinstance(input, Tensor):
         raise TypeError(f"{name}(): argument {argument!r} must be a Tensor, got {type(input).__name__}")
     if input.dtype not in _DTYPES:
-        raise NotImplementedError(f"{name}(): not implemented for {input.dtype}. Supported are {_listed(DTYPES)}")
+        raise NotImplementedError(f"{name}(): not implemented for {input.dtype}. Supported are {listed(DTYPES)}")
     if not (input.is_cuda or input.is_cpu or input.is_meta):
         raise NotImplementedError(
             f"{name}(): not implemented for the device {str(input.device)!r}. Supported are {', '.join(DEVICES)}"
@@ -67,16 +67,16 @@ def check_dtype(op: Overloads, input: Tensor, dtype: Any) -> Any:
         if input.dtype not in op.row.inputs:
             if not op.row.results:
                 raise NotImplementedError(
-                    f"{op.name}(): not implemented for {input.dtype}. Supported are {_listed(op.row.inputs)}"
+                    f"{op.name}(): not implemented for {input.dtype}. Supported are {listed(op.row.inputs)}"
                 )
             raise RuntimeError(
                 f"{op.name}(): the dtype of the result cannot be inferred from {input.dtype}: the input must be one of "
-                f"{_listed(op.row.inputs)}, or dtype= be given"
+                f"{listed(op.row.inputs)}, or dtype= be given"
             )
     elif not isinstance(dtype, torch.dtype):
         raise TypeError(f"{op.name}(): argument 'dtype' must be a torch.dtype, got {type(dtype).__name__}")
     elif dtype not in op.row.results:
-        message = f"{op.name}(): not implemented for dtype={dtype}. Supported are {_listed(op.row.results)}"
+        message = f"{op.name}(): not implemented for dtype={dtype}. Supported are {listed(op.row.results)}"
         raise RuntimeError(message) if op.name == "mean" and dtype in _DTYPES else NotImplementedError(message)
     return dtype
 

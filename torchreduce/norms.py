@@ -1,12 +1,13 @@
 """The public norms: of vectors, with checks as those of ops.py."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .checks import Dims, as_dtype, overloads
+from .checks import Dims, as_dtype, listed, overloads
 from .ops import _with_dtype
 from .table import DTYPES, FLOATS
 
@@ -17,6 +18,7 @@ _ORDERS = {
     math.inf: overloads("norm_greatest"),
     -math.inf: overloads("norm_least"),
 }
+_ORDERS_OF_NORM = {order: replace(op, name="norm") for order, op in _ORDERS.items()}
 
 
 def vector_norm(
@@ -79,12 +81,14 @@ def _norm(
     keepdims: bool | None,
 ) -> Tensor:
     number = isinstance(order, (int, float)) and not isinstance(order, bool)
-    op = _ORDERS.get(float(order)) if number else None
+    op = (_ORDERS if name == "vector_norm" else _ORDERS_OF_NORM).get(float(order)) if number else None
     if op is None:
         raise NotImplementedError(
             f"{name}(): not implemented for the order {order!r}. Supported are 0, 1, 2, inf, -inf"
         )
-    if isinstance(x, Tensor) and not x.is_floating_point() and x.dtype not in FLOATS and x.dtype in DTYPES:
+    if isinstance(x, Tensor) and x.dtype not in FLOATS:
+        if x.dtype not in DTYPES:
+            raise NotImplementedError(f"{name}(): not implemented for {x.dtype}. Supported are {listed(FLOATS)}")
         raise RuntimeError(f"{name}(): expected a tensor of a floating dtype, but got {x.dtype}")
     to = as_dtype(out.dtype if isinstance(out, Tensor) else dtype)
     if to in FLOATS and isinstance(x, Tensor) and x.dtype in FLOATS and torch.promote_types(to, x.dtype) != to:

@@ -427,8 +427,10 @@ def aminmax(
     tensor([4, 5])
     """
     low, high = (None, None) if out is None else _pair("aminmax", out)
-    if low is not None and low is high:
-        raise RuntimeError("aminmax(): out= must be two tensors apart, got one tensor for both min and max")
+    if out is not None:  # both are checked before one is written
+        kept = keepdim if keepdims is None else either_keepdim("aminmax", keepdim, keepdims)
+        dims = check_dims(_LEAST, input, dim, kept, axis)
+        _prepare(_LEAST, [input], reduced_shape(input.shape, dims, kept), min=low, max=high)
     least = _along(_LEAST, input, dim, keepdim, low, axis, keepdims)
     greatest = _along(_GREATEST, input, dim, keepdim, high, axis, keepdims)
     return torch.return_types.aminmax((least, greatest))
