@@ -144,7 +144,8 @@ class Point:
 
 def operations() -> dict[str, list[str]]:
     """The public functions that take (x, dim) here and in torch, and the dtypes they take."""
-    offered = [op for op in OPS if op.dims != "all" and callable(getattr(torch, op.function, None))]
+    own = [op for op in OPS if op.dims != "all" and op.name in (op.function, "max", "min")]
+    offered = [op for op in own if callable(getattr(torch, op.function, None))]
     return {op.function: [_name(dtype) for dtype in op.inputs if dtype is not torch.bool] for op in offered}
 
 
