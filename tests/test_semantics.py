@@ -208,7 +208,7 @@ def test_orders_of_norms(device):
         for f in (tr.vector_norm, tr.norm):
             torch.testing.assert_close(f(x, order, 1).tolist(), [float(e) for e in expected], equal_nan=True)
     assert tr.norm(x[0]).item() == tr.norm(x[0], None).item() == tr.norm(x[0], "fro", 0).item() == 5
-    for bad in (3, 0.5, "nuc", True, (1, 2)):
+    for bad in (3, 0.5, "nuc", True, (1, 2), 10**400, math.nan):
         with pytest.raises(NotImplementedError, match=r"norm\(\).*order.*inf"):
             tr.norm(x, bad)
     with pytest.raises(RuntimeError, match=r"vector_norm\(\).*floating.*int64"):

@@ -81,7 +81,7 @@ def _norm(
     keepdims: bool | None,
 ) -> Tensor:
     number = isinstance(order, (int, float)) and not isinstance(order, bool)
-    op = (_ORDERS if name == "vector_norm" else _ORDERS_OF_NORM).get(float(order)) if number else None
+    op = (_ORDERS if name == "vector_norm" else _ORDERS_OF_NORM).get(order) if number else None
     if op is None:
         raise NotImplementedError(
             f"{name}(): not implemented for the order {order!r}. Supported are 0, 1, 2, inf, -inf"
