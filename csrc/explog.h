@@ -9,6 +9,12 @@
 namespace torchreduce {
 inline namespace TR_ISA {
 
+template <class F> constexpr F kInfinity = F(__builtin_huge_val());
+
+TR_HD float magnitude(float x) { return __builtin_fabsf(x); }
+TR_HD double magnitude(double x) { return __builtin_fabs(x); }
+template <class F> TR_HD bool is_finite(F x) { return magnitude(x) < kInfinity<F>; }
+
 // a * b + c, rounded once.
 TR_HD float fused(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
@@ -52,10 +58,22 @@ TR_HD double greatest(double a, double b) { return a >= b || a != a ? a : b; }
 // The first argument's exp is 0, and from it up to 0 exp_in_range is good.
 template <class F> constexpr F kLeastExponent = sizeof(F) == 4 ? F(-104) : F(-746);
 
-// exp of x in [kLeastExponent, 0]; NaN of NaN. exactly 1 at both zeros. Subnormal results are rounded once more.
-TR_HD float exp_in_range(float x) {
-  const float t = fused(x, 0x1.715476p+0f, 0x1.8p+23f);  // the low bits of t: n, the integer nearest to x / ln 2
-  const float n = t - 0x1.8p+23f;
+// exp(x) = q 2^n: the low bits of t are n, the integer nearest to x / ln 2. For finite x of magnitude below 2^20; NaN
+// of NaN.
+template <class F> struct PowerOfTwo {
+  using Bits = std::conditional_t<sizeof(F) == 4, uint32_t, uint64_t>;
+  static constexpr int kMantissa = sizeof(F) == 4 ? 23 : 52, kBias = sizeof(F) == 4 ? 127 : 1023;
+  static constexpr int kHeadroom = sizeof(F) == 4 ? 100 : 200;  // keeps q 2^(n + kHeadroom) normal
+  F q, t;
+
+  TR_HD int n() const { return int(t - F(sizeof(F) == 4 ? 0x1.8p+23 : 0x1.8p+52)); }
+  // The bits of 2^(n + kHeadroom).
+  TR_HD Bits raised() const { return (bit_cast<Bits>(t) << kMantissa) + (Bits(kBias + kHeadroom) << kMantissa); }
+  // 2^n q for a 2^n of these bits, raised; rounded once more where it is subnormal.
+  TR_HD F scaled(Bits raised) const { return q * bit_cast<F>(raised) * F(sizeof(F) == 4 ? 0x1p-100 : 0x1p-200); }
+};
+TR_HD PowerOfTwo<float> split_exp(float x) {
+  const float t = fused(x, 0x1.715476p+0f, 0x1.8p+23f), n = t - 0x1.8p+23f;
   float r = fused(n, -0x1.62e4p-1f, x);  // x - n ln 2, in two steps: the first, of a 16-bit part of ln 2, is exact
   r = fused(n, -0x1.7f7d1cp-20f, r);
   float q = fused(0x1.6a4b82p-10f, r, 0x1.124fbcp-7f);
@@ -63,13 +81,10 @@ TR_HD float exp_in_range(float x) {
   q = fused(q, r, 0x1.55546ap-3f);
   q = fused(q, r, 0x1.fffffcp-2f);
   q = fused(q, r, 1.0f);
-  q = fused(q, r, 1.0f);
-  const float power = bit_cast<float>((bit_cast<uint32_t>(t) << 23) + 0x71800000u);  // 2^(n + 100)
-  return q * power * 0x1p-100f;
+  return {fused(q, r, 1.0f), t};
 }
-TR_HD double exp_in_range(double x) {
-  const double t = fused(x, 0x1.71547652b82fep+0, 0x1.8p+52);
-  const double n = t - 0x1.8p+52;
+TR_HD PowerOfTwo<double> split_exp(double x) {
+  const double t = fused(x, 0x1.71547652b82fep+0, 0x1.8p+52), n = t - 0x1.8p+52;
   double r = fused(n, -0x1.62e42fefa0000p-1, x);
   r = fused(n, -0x1.cf79abc9e3b3ap-40, r);
   double q = fused(0x1.ad7f79e33a203p-26, r, 0x1.28ad69a43a4c8p-22);
@@ -82,9 +97,13 @@ TR_HD double exp_in_range(double x) {
   q = fused(q, r, 0x1.55555555554fap-3);
   q = fused(q, r, 0x1.000000000000ap-1);
   q = fused(q, r, 1.0);
-  q = fused(q, r, 1.0);
-  const double power = bit_cast<double>((bit_cast<uint64_t>(t) << 52) + (uint64_t(1023 + 200) << 52));  // 2^(n + 200)
-  return q * power * 0x1p-200;
+  return {fused(q, r, 1.0), t};
+}
+
+// exp of x in [kLeastExponent, 0]; NaN of NaN. exactly 1 at both zeros. Subnormal results are rounded once more.
+template <class F> TR_HD F exp_in_range(F x) {
+  const PowerOfTwo<F> power = split_exp(x);
+  return power.scaled(power.raised());
 }
 
 // exp of x <= 0; NaN of NaN.

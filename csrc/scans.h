@@ -61,12 +61,6 @@ template <class S> constexpr int kHeldTiles = [] {
   else return kHeldGroups<S>;
 }();
 
-template <class F> constexpr F kInfinity = F(__builtin_huge_val());
-
-TR_HD float magnitude(float x) { return __builtin_fabsf(x); }
-TR_HD double magnitude(double x) { return __builtin_fabs(x); }
-template <class F> TR_HD bool is_finite(F x) { return magnitude(x) < kInfinity<F>; }
-
 // cumsum. Within a block tile in Acc, between block tiles in Wide.
 template <class A> struct CumSum {
   using Acc = A;

@@ -1,0 +1,615 @@
+// Rows that are looked at twice: softmax, norms, logsumexp, variances, cross-entropy and their gradients, one struct
+// each, used alike by the CPU kernels and the GPU kernels. A kernel knows no operation: it looks at a row leaf by leaf
+// (order.h), keeps a state of each leaf, merges the states by the contiguous tree, and then writes an element for each
+// element, values for the row, or both. Everything is in F, the accumulator: elements enter it exactly.
+//
+// An op on rows says
+//   kInputs         elements that it reads at each position: 1, or 2 (a gradient and what was saved)
+//   kFirst          what the first look finds of a leaf: nothing, the greatest element of input 0 (NaN if there is
+//   one),
+//                   or the canonical sum of input 0
+//   kSums           canonical sums that the second look makes; 0: there are no looks, elements are written right away
+//   kMaps           it writes an element for each
+//   kLeafwise       what is written depends on the leaf, not on the row alone
+//   kTerm           what is written is made of term(), which the second look has made, too, instead of the element
+//   kWeights        it reads weights, one a position, and if kBiases biases: 1 and -0.0 where there are none
+//   kStats          values in F of each row that it writes, or if it is a gradient reads
+//   Given, given(options, memory, row)  what the row comes with; nothing but for gradients and cross-entropy
+//   skips(Given)    the row is not read: its looks find nothing, and map() gets elements that mean nothing
+//   Seen, seen(first, count, given)     what the second look needs of the leaf, of `count` elements
+//   step(sums, x, weight, seen, given)  adds the elements of a position to the kSums sums; each starts from -0.0
+//   State, none(), state(first, sums, count)   of a row without elements; of a leaf of `count` elements
+//   merge(left, right)                  of neighbouring runs of leaves
+//   Row, row(state, n, given, options, read)   what the row comes to; read(i) is element i of input 0
+//   write(row, memory, i)               the row's values; nothing where there are none
+//   At, at(row, leaf state)             what map needs in a leaf
+//   map(x, weight, bias, i, at)         the element at position i; x is the term if kTerm
+#pragma once
+#include <cmath>
+
+#include "explog.h"
+#include "order.h"
+
+namespace torchreduce {
+
+// The numbers that a call comes with. Doubles round to F once where they are used in F.
+struct FusedOptions {
+  double epsilon = 0;     // norms: what is added under the root
+  double correction = 0;  // variances: by how much the divisor is less than the number of elements
+  bool root = false;      // variances: their roots
+  int64_t ignored = 0;    // cross-entropy: the label of rows that are left out
+};
+
+// What has one element a row. `stats`: kStats planes of F, `plane` elements apart. `values`: results, or gradients of
+// results; null where there is none. All contiguous, at the same offset.
+struct RowMemory {
+  void* stats = nullptr;
+  int64_t plane = 0;
+  void* values[2] = {};
+  Dtype dtypes[2] = {};
+  // Cross-entropy: labels, and weights of the classes, which may be missing.
+  const int64_t* labels = nullptr;
+  const void* class_weights = nullptr;
+  Dtype class_weights_dtype = Dtype::F32;
+  int64_t classes = 0;
+
+  template <class F> TR_HD F stat(int k, int64_t i) const { return static_cast<const F*>(stats)[k * plane + i]; }
+  template <class F> TR_HD void set_stat(int k, int64_t i, F v) const {
+    static_cast<F*>(stats)[k * plane + i] = canonical(v);
+  }
+  // -0.0 where there is no such value.
+  template <class F> TR_HD F value(int k, int64_t i) const {
+    return values[k] ? load_as<F>(dtypes[k], values[k], i, false) : F(-0.0);
+  }
+  template <class F> TR_HD void set_value(int k, int64_t i, F v) const {
+    if (values[k]) store_as(dtypes[k], values[k], i, v);
+  }
+};
+
+enum class First { Nothing, Greatest, Sum };
+
+inline namespace TR_ISA {
+
+template <class F> TR_HD F quiet_nan() { return canonical(F(__builtin_nanf(""))); }
+template <class F> TR_HD F root(F x) { return std::sqrt(x); }
+
+// What the first look starts from, and how it goes on; a sum in canonical order.
+template <First kFirst, class F> TR_HD F first_absent() { return kFirst == First::Sum ? F(-0.0) : -kInfinity<F>; }
+template <First kFirst, class F> TR_HD F first_combine(F a, F b) {
+  return kFirst == First::Sum ? a + b : greatest(a, b);
+}
+
+// What most ops leave as it is.
+template <class F> struct FusedOp {
+  static constexpr int kInputs = 1, kSums = 1, kStats = 0;
+  static constexpr First kFirst = First::Nothing;
+  static constexpr bool kMaps = true, kLeafwise = false, kTerm = false, kWeights = false, kBiases = false;
+  struct Nothing {};
+  using Given = Nothing;
+  using Seen = Nothing;
+  template <class G> TR_HD static bool skips(const G&) { return false; }
+  TR_HD static Nothing given(const FusedOptions&, const RowMemory&, int64_t) { return {}; }
+  template <class G> TR_HD static Nothing seen(F, int, const G&) { return {}; }
+  template <class R> TR_HD static void write(const R&, const RowMemory&, int64_t) {}
+  template <class R, class S> TR_HD static const R& at(const R& row, const S&) { return row; }
+};
+
+// An op whose state is kSums sums in F, added along the tree.
+template <class F, int kCount> struct SummedOp : FusedOp<F> {
+  static constexpr int kSums = kCount;
+  struct State { F sum[kCount]; };
+  TR_HD static State none() {
+    State s;
+    for (int k = 0; k < kCount; ++k) s.sum[k] = 0;
+    return s;
+  }
+  TR_HD static State state(F, const F* sums, int) {
+    State s;
+    for (int k = 0; k < kCount; ++k) s.sum[k] = sums[k];
+    return s;
+  }
+  TR_HD static State merge(const State& a, const State& b) {
+    State s;
+    for (int k = 0; k < kCount; ++k) s.sum[k] = a.sum[k] + b.sum[k];
+    return s;
+  }
+};
+
+// ---- sums of exponentials --------------------------------------------------------------------------------------------
+
+// Exponentials are referred to a power of two, 2^n with n the integer nearest to l / ln 2, l being the greatest
+// element: so no argument is rounded, and going from a leaf to its row is exact. Where |l| >= 2^20 they are referred to
+// exp(l) itself: n is kFar.
+template <class F> struct Exponential {
+  static constexpr int kFar = INT32_MAX;
+  static constexpr F kFarthest = F(sizeof(F) == 4 ? 105 : 747);  // below l, from where on exponentials are 0
+  using Bits = typename PowerOfTwo<F>::Bits;
+
+  struct State {
+    F l;  // the greatest element; NaN if there is one
+    F s;  // the sum of exp(x) / 2^n, or of exp(x - l); what it is if l is infinite or NaN means nothing
+    int n;
+  };
+  struct Seen {
+    F base, least;  // exponentials are of x - base, and 0 where that is `least` or below
+    Bits shift;     // takes raised() to the reference
+  };
+
+  TR_HD static bool near(F l) { return l < F(0x1p20) && l > F(-0x1p20); }
+  TR_HD static Seen seen(F l) {
+    if (near(l)) return {F(0), l - kFarthest, Bits(0) - (bit_cast<Bits>(split_exp(l).t) << PowerOfTwo<F>::kMantissa)};
+    return {is_finite(l) ? l : F(0), kLeastExponent<F>, 0};
+  }
+  TR_HD static F term(F x, const Seen& seen) {
+    const PowerOfTwo<F> power = split_exp(greater_number(x - seen.base, seen.least));
+    return power.scaled(power.raised() + seen.shift);
+  }
+  TR_HD static State state(F l, F s) { return {l, s, near(l) ? split_exp(l).n() : kFar}; }
+  TR_HD static State none() { return {-kInfinity<F>, F(0), kFar}; }
+
+  // 2^d, 0 where it is not normal.
+  TR_HD static F power(int d) {
+    constexpr int kBias = PowerOfTwo<F>::kBias;
+    return d <= -kBias ? F(0) : bit_cast<F>(Bits(kBias + d) << PowerOfTwo<F>::kMantissa);
+  }
+  // s, referred to exp(l).
+  TR_HD static F far_sum(const State& a) { return a.n == kFar ? a.s : a.s / split_exp(a.l).q; }
+  TR_HD static State merge(const State& a, const State& b) {
+    if (a.l == -kInfinity<F>) return b;
+    if (b.l == -kInfinity<F>) return a;
+    const F l = greatest(a.l, b.l);
+    if (!is_finite(l)) return {l, F(1), kFar};
+    if (a.n != kFar && b.n != kFar) {
+      const bool first = a.n >= b.n;
+      const State big = first ? a : b, small = first ? b : a;
+      return {l, fused(small.s, power(small.n - big.n), big.s), big.n};
+    }
+    const bool first = a.l >= b.l;
+    const F big = far_sum(first ? a : b), small = far_sum(first ? b : a);
+    return {l, fused(small, exp_nonpositive((first ? b : a).l - l), big), kFar};
+  }
+  // By what a leaf's terms are multiplied to become parts of the row's sum.
+  TR_HD static F factor(const State& row, const State& leaf) {
+    if (!is_finite(row.l)) return quiet_nan<F>();
+    if (leaf.l == -kInfinity<F>) return F(0);
+    if (row.n == kFar) {
+      const F weight = exp_nonpositive(leaf.l - row.l);
+      return (leaf.n == kFar ? weight : weight / split_exp(leaf.l).q) / row.s;
+    }
+    constexpr int kBias = PowerOfTwo<F>::kBias;
+    const F part = F(1) / row.s;
+    const int d = leaf.n - row.n;
+    return d > -kBias ? part * power(d) : part * power(d + kBias - 1) * power(1 - kBias);
+  }
+};
+
+// The states of a row's exponentials, and what they come to: the greatest element m, and the sum S of exp(x - m).
+template <class F> struct OfExponentials : FusedOp<F> {
+  static constexpr First kFirst = First::Greatest;
+  using E = Exponential<F>;
+  using State = typename E::State;
+  using Seen = typename E::Seen;
+  template <class G> TR_HD static Seen seen(F l, int, const G&) { return E::seen(l); }
+  template <class G> TR_HD static void step(F* sums, const F* x, F, const Seen& seen, const G&) {
+    sums[0] = sums[0] + E::term(x[0], seen);
+  }
+  TR_HD static State none() { return E::none(); }
+  TR_HD static State state(F l, const F* sums, int) { return E::state(l, sums[0]); }
+  TR_HD static State merge(const State& a, const State& b) { return E::merge(a, b); }
+
+  struct Sum { F m, s; };
+  TR_HD static Sum sum(const State& a) {
+    if (is_finite(a.l)) return {a.l, E::far_sum(a)};
+    return {a.l, a.l == -kInfinity<F> ? F(0) : a.l == kInfinity<F> ? F(1) : a.l};
+  }
+};
+
+template <class F> struct Softmax : OfExponentials<F> {
+  using typename OfExponentials<F>::State;
+  using E = Exponential<F>;
+  static constexpr bool kLeafwise = true, kTerm = true;
+  using Row = State;
+  struct At { F factor; };
+  TR_HD static F term(F x, const typename E::Seen& seen) { return E::term(x, seen); }
+  template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const FusedOptions&, Read) {
+    return s;
+  }
+  TR_HD static At at(const Row& row, const State& leaf) { return {E::factor(row, leaf)}; }
+  TR_HD static F map(F term, F, F, int64_t, const At& at) { return term * at.factor; }
+};
+
+template <class F> struct LogSoftmax : OfExponentials<F> {
+  using typename OfExponentials<F>::State;
+  struct Row { F m, log; };
+  template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const FusedOptions&, Read) {
+    const auto sum = OfExponentials<F>::sum(s);
+    return {sum.m, is_finite(sum.m) ? log_positive(sum.s) : quiet_nan<F>()};
+  }
+  TR_HD static F map(const F* x, F, F, int64_t, const Row& row) { return (x[0] - row.m) - row.log; }
+};
+
+template <class F> struct SoftmaxGradient : SummedOp<F, 1> {  // of g and y
+  using typename SummedOp<F, 1>::State;
+  static constexpr int kInputs = 2;
+  struct Row { F d; };
+  template <class S, class G> TR_HD static void step(F* sums, const F* x, F, const S&, const G&) {
+    sums[0] = fused(x[0], x[1], sums[0]);
+  }
+  template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const FusedOptions&, Read) {
+    return {s.sum[0]};
+  }
+  TR_HD static F map(const F* x, F, F, int64_t, const Row& row) { return (x[0] - row.d) * x[1]; }
+};
+
+template <class F> struct LogSoftmaxGradient : SummedOp<F, 1> {  // of g and y
+  using typename SummedOp<F, 1>::State;
+  static constexpr int kInputs = 2;
+  struct Row { F g; };
+  template <class S, class G> TR_HD static void step(F* sums, const F* x, F, const S&, const G&) {
+    sums[0] = sums[0] + x[0];
+  }
+  template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const FusedOptions&, Read) {
+    return {s.sum[0]};
+  }
+  TR_HD static F map(const F* x, F, F, int64_t, const Row& row) { return fused(-exp_nonpositive(x[1]), row.g, x[0]); }
+};
+
+// Statistics: m, s.
+template <class F> struct LogSumExp : OfExponentials<F> {
+  using typename OfExponentials<F>::State;
+  static constexpr bool kMaps = false;
+  static constexpr int kStats = 2;
+  struct Row { F m, s; };
+  template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const FusedOptions&, Read) {
+    const auto sum = OfExponentials<F>::sum(s);
+    return {sum.m, sum.s};
+  }
+  TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) {
+    memory.set_stat(0, i, row.m);
+    memory.set_stat(1, i, row.s);
+    memory.set_value(0, i, is_finite(row.m) ? row.m + log_positive(row.s) : row.m);
+  }
+};
+
+// An op without looks.
+template <class F> struct MappedOp : FusedOp<F> {
+  static constexpr int kSums = 0;
+  struct State {};
+  template <class G> TR_HD static void step(F*, const F*, F, const State&, const G&) {}
+  TR_HD static State none() { return {}; }
+  TR_HD static State state(F, const F*, int) { return {}; }
+  TR_HD static State merge(const State& a, const State&) { return a; }
+  template <class Row, class Read>
+  TR_HD static const Row& row(const State&, int64_t, const Row& given, const FusedOptions&, Read) {
+    return given;
+  }
+};
+
+// Values: the gradient of the result. Statistics: m, s.
+template <class F> struct LogSumExpGradient : MappedOp<F> {
+  static constexpr int kStats = 2;
+  struct Given { F m, k; };
+  using Row = Given;
+  TR_HD static Given given(const FusedOptions&, const RowMemory& memory, int64_t i) {
+    const F m = memory.stat<F>(0, i);
+    if (m == -kInfinity<F>) return {F(0), F(0)};
+    return {m, memory.value<F>(0, i) / memory.stat<F>(1, i)};
+  }
+  TR_HD static F map(const F* x, F, F, int64_t, const Row& row) { return exp_nonpositive(x[0] - row.m) * row.k; }
+};
+
+// ---- cross-entropy of class labels -----------------------------------------------------------------------------------
+
+// A label that is neither a class nor the ignored one makes NaN. Values: the loss, in F, and the row's weight in the
+// mean. Statistics: m, s; 0 for a row that is left out.
+template <class F> struct CrossEntropy : OfExponentials<F> {
+  using typename OfExponentials<F>::State;
+  static constexpr bool kMaps = false;
+  static constexpr int kStats = 2;
+  struct Given {
+    int64_t label;
+    F weight;
+    bool ignored, valid;
+  };
+  struct Row { F m, s, loss, weight; };
+  TR_HD static bool skips(const Given& given) { return given.ignored; }
+  TR_HD static Given given(const FusedOptions& options, const RowMemory& memory, int64_t i) {
+    const int64_t label = memory.labels[i];
+    const bool ignored = label == options.ignored, valid = label >= 0 && label < memory.classes;
+    F weight = ignored ? F(0) : valid ? F(1) : quiet_nan<F>();
+    if (!ignored && valid && memory.class_weights)
+      weight = load_as<F>(memory.class_weights_dtype, memory.class_weights, label, false);
+    return {label, weight, ignored, valid};
+  }
+  template <class Read>
+  TR_HD static Row row(const State& s, int64_t, const Given& given, const FusedOptions&, Read read) {
+    if (given.ignored) return {F(0), F(0), F(0), F(0)};
+    const auto sum = OfExponentials<F>::sum(s);
+    if (!given.valid || !is_finite(sum.m)) return {quiet_nan<F>(), quiet_nan<F>(), quiet_nan<F>(), given.weight};
+    return {sum.m, sum.s, (log_positive(sum.s) - (read(given.label) - sum.m)) * given.weight, given.weight};
+  }
+  TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) {
+    memory.set_stat(0, i, row.m);
+    memory.set_stat(1, i, row.s);
+    memory.set_value(0, i, row.loss);
+    memory.set_value(1, i, row.weight);
+  }
+};
+
+// Values: the gradient of the loss, in F.
+template <class F> struct CrossEntropyGradient : MappedOp<F> {
+  static constexpr int kStats = 2;
+  struct Given {
+    int64_t label;
+    F m, p, k;
+    bool ignored;
+  };
+  using Row = Given;
+  TR_HD static bool skips(const Given& given) { return given.ignored; }
+  TR_HD static Given given(const FusedOptions& options, const RowMemory& memory, int64_t i) {
+    const auto label = CrossEntropy<F>::given(options, memory, i);
+    if (label.ignored) return {-1, F(0), F(0), F(0), true};
+    F p = memory.value<F>(0, i);
+    p = label.valid ? p * label.weight : quiet_nan<F>();
+    return {label.label, memory.stat<F>(0, i), p, p / memory.stat<F>(1, i), false};
+  }
+  TR_HD static F map(const F* x, F, F, int64_t i, const Row& row) {
+    const F dx = fused(exp_nonpositive(x[0] - row.m), row.k, i == row.label ? -row.p : F(-0.0));
+    return row.ignored ? F(0) : dx;
+  }
+};
+
+// ---- entropy of softmax ----------------------------------------------------------------------------------------------
+
+// Statistics: m, s, the entropy.
+template <class F> struct Entropy : FusedOp<F> {
+  static constexpr First kFirst = First::Greatest;
+  static constexpr bool kMaps = false;
+  static constexpr int kSums = 2, kStats = 3;
+  struct Seen { F m; };
+  struct State { F m, s, t; };  // t: the sum of exp(x - m) (x - m)
+  struct Row { F m, s, h; };
+  TR_HD static F clamped(F d) { return greater_number(d, kLeastExponent<F>); }
+  template <class G> TR_HD static Seen seen(F m, int, const G&) { return {is_finite(m) ? m : F(0)}; }
+  template <class G> TR_HD static void step(F* sums, const F* x, F, const Seen& seen, const G&) {
+    const F d = clamped(x[0] - seen.m), e = exp_in_range(d);
+    sums[0] = sums[0] + e;
+    sums[1] = fused(d, e, sums[1]);
+  }
+  TR_HD static State none() { return {-kInfinity<F>, F(0), F(0)}; }
+  TR_HD static State state(F m, const F* sums, int) {
+    return is_finite(m) ? State{m, sums[0], sums[1]} : State{m, F(0), F(0)};
+  }
+  TR_HD static State merge(const State& a, const State& b) {
+    const F m = greatest(a.m, b.m);
+    if (!is_finite(m)) return {m, F(0), F(0)};
+    const bool first = a.m >= b.m;
+    const State big = first ? a : b, small = first ? b : a;
+    const F d = clamped(small.m - big.m), e = exp_in_range(d);
+    return {m, fused(small.s, e, big.s), fused(e, fused(d, small.s, small.t), big.t)};
+  }
+  template <class G, class Read>
+  TR_HD static Row row(const State& s, int64_t n, const G&, const FusedOptions&, Read) {
+    if (n == 0) return {s.m, s.s, F(0)};
+    if (!is_finite(s.m)) return {quiet_nan<F>(), quiet_nan<F>(), quiet_nan<F>()};
+    return {s.m, s.s, log_positive(s.s) - s.t / s.s};
+  }
+  TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) {
+    memory.set_stat(0, i, row.m);
+    memory.set_stat(1, i, row.s);
+    memory.set_stat(2, i, row.h);
+    memory.set_value(0, i, row.h);
+  }
+};
+
+template <class F> struct EntropyGradient : MappedOp<F> {
+  static constexpr int kStats = 3;
+  struct Given { F g, m, part, log, h; };
+  using Row = Given;
+  TR_HD static Given given(const FusedOptions&, const RowMemory& memory, int64_t i) {
+    const F m = memory.stat<F>(0, i), s = memory.stat<F>(1, i);
+    return {memory.value<F>(0, i), m, F(1) / s, is_finite(m) ? log_positive(s) : quiet_nan<F>(), memory.stat<F>(2, i)};
+  }
+  TR_HD static F map(const F* x, F, F, int64_t, const Row& row) {
+    const F d = x[0] - row.m, y = exp_nonpositive(d) * row.part;
+    return y == 0 ? F(0) : -(row.g * y) * ((d - row.log) + row.h);
+  }
+};
+
+// ---- means and variances ---------------------------------------------------------------------------------------------
+
+// The sum in F; and in float64 the mean and the sum of the squares of the distances to it.
+template <class F> struct OfMoments : FusedOp<F> {
+  static constexpr First kFirst = First::Sum;
+  static constexpr int kSums = 2;
+  struct Seen { F mean; };
+  struct State {
+    double mean, squares;
+    int64_t count;
+    F sum;
+  };
+  template <class G> TR_HD static Seen seen(F sum, int count, const G&) { return {sum / F(count)}; }
+  template <class G> TR_HD static void step(F* sums, const F* x, F, const Seen& seen, const G&) {
+    const F d = x[0] - seen.mean;
+    sums[0] = sums[0] + d;
+    sums[1] = fused(d, d, sums[1]);
+  }
+  TR_HD static State none() { return {0, 0, 0, F(0)}; }
+  // The distances are those to the rounded mean of the leaf, which is off by their own mean.
+  TR_HD static State state(F sum, const F* sums, int count) {
+    const double off = double(sums[0]) / count, squares = fused(-double(sums[0]), off, double(sums[1]));
+    return {double(sum / F(count)) + off, squares < 0 ? 0.0 : squares, count, sum};
+  }
+  TR_HD static State merge(const State& a, const State& b) {
+    const int64_t count = a.count + b.count;
+    const double d = b.mean - a.mean;
+    return {fused(d, double(b.count) / double(count), a.mean),
+            fused(d * d, double(a.count) * (double(b.count) / double(count)), a.squares + b.squares), count,
+            a.sum + b.sum};
+  }
+  // The mean as high + low, each of F.
+  struct Mean { F high, low; };
+  TR_HD static Mean mean(const State& s) {
+    if (s.count == 0) return {quiet_nan<F>(), F(0)};
+    const F high = F(s.mean);
+    return {high, is_finite(high) ? F(s.mean - double(high)) : F(0)};
+  }
+};
+
+// Values: the variance or its root, and the mean, each if wanted. Statistics: the mean's two parts, the root.
+template <class F> struct Moments : OfMoments<F> {
+  using typename OfMoments<F>::State;
+  static constexpr bool kMaps = false;
+  static constexpr int kStats = 3;
+  struct Row {
+    F variance, root, mean, high, low;
+    bool rooted;
+  };
+  template <class G, class Read>
+  TR_HD static Row row(const State& s, int64_t n, const G&, const FusedOptions& options, Read) {
+    const double variance = s.squares / divisor(n, options), sd = root(variance);
+    const auto mean = OfMoments<F>::mean(s);
+    return {F(variance), F(sd), s.sum / F(n), mean.high, mean.low, options.root};
+  }
+  TR_HD static double divisor(int64_t n, const FusedOptions& options) {
+    const double d = double(n) - options.correction;
+    return d > 0 ? d : 0.0;
+  }
+  TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) {
+    memory.set_stat(0, i, row.high);
+    memory.set_stat(1, i, row.low);
+    memory.set_stat(2, i, row.root);
+    memory.set_value(0, i, row.rooted ? row.root : row.variance);
+    memory.set_value(1, i, row.mean);
+  }
+};
+
+// Values: the gradients of the variance or its root, and of the mean if there is one.
+template <class F> struct MomentsGradient : FusedOp<F> {
+  static constexpr int kSums = 0, kStats = 3;
+  struct Given { F g, to_mean, high, low, root; };
+  struct Row { F high, low, k, c; };
+  struct State {};
+  TR_HD static Given given(const FusedOptions&, const RowMemory& memory, int64_t i) {
+    return {memory.value<F>(0, i), memory.value<F>(1, i), memory.stat<F>(0, i), memory.stat<F>(1, i),
+            memory.stat<F>(2, i)};
+  }
+  TR_HD static State none() { return {}; }
+  template <class Read>
+  TR_HD static Row row(const State&, int64_t n, const Given& given, const FusedOptions& options, Read) {
+    const double d = Moments<F>::divisor(n, options);
+    const F k = !options.root     ? F(double(given.g) * (2.0 / d))
+                : given.root == 0 ? F(0)
+                                  : F(double(given.g) / (double(given.root) * d));
+    return {given.high, given.low, k, given.to_mean / F(n)};
+  }
+  TR_HD static F map(const F* x, F, F, int64_t, const Row& row) {
+    return fused((x[0] - row.high) - row.low, row.k, row.c);
+  }
+};
+
+// ---- norms -----------------------------------------------------------------------------------------------------------
+
+// Statistics: the reciprocal of the root of the mean square.
+template <class F> struct RmsNorm : SummedOp<F, 1> {
+  using typename SummedOp<F, 1>::State;
+  static constexpr bool kWeights = true;
+  static constexpr int kStats = 1;
+  struct Row { F r; };
+  template <class S, class G> TR_HD static void step(F* sums, const F* x, F, const S&, const G&) {
+    sums[0] = fused(x[0], x[0], sums[0]);
+  }
+  template <class G, class Read>
+  TR_HD static Row row(const State& s, int64_t n, const G&, const FusedOptions& options, Read) {
+    return {F(1) / root(s.sum[0] / F(n) + F(options.epsilon))};
+  }
+  TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) { memory.set_stat(0, i, row.r); }
+  TR_HD static F map(const F* x, F weight, F, int64_t, const Row& row) { return (x[0] * row.r) * weight; }
+};
+
+template <class F> struct RmsNormGradient : SummedOp<F, 1> {  // of g and x
+  using typename SummedOp<F, 1>::State;
+  static constexpr bool kWeights = true;
+  static constexpr int kInputs = 2, kStats = 1;
+  struct Given { F r; };
+  struct Row { F r, b; };
+  TR_HD static Given given(const FusedOptions&, const RowMemory& memory, int64_t i) { return {memory.stat<F>(0, i)}; }
+  template <class S> TR_HD static void step(F* sums, const F* x, F weight, const S&, const Given& given) {
+    sums[0] = fused(x[0] * weight, x[1] * given.r, sums[0]);
+  }
+  template <class Read>
+  TR_HD static Row row(const State& s, int64_t n, const Given& given, const FusedOptions&, Read) {
+    return {given.r, s.sum[0] / F(n)};
+  }
+  TR_HD static F map(const F* x, F weight, F, int64_t, const Row& row) {
+    return fused(-(x[1] * row.r), row.b, x[0] * weight) * row.r;
+  }
+};
+
+// Statistics: the mean's two parts, the reciprocal of the standard deviation.
+template <class F> struct LayerNorm : OfMoments<F> {
+  using typename OfMoments<F>::State;
+  static constexpr bool kWeights = true, kBiases = true;
+  static constexpr int kStats = 3;
+  struct Row { F high, low, r; };
+  template <class G, class Read>
+  TR_HD static Row row(const State& s, int64_t n, const G&, const FusedOptions& options, Read) {
+    const auto mean = OfMoments<F>::mean(s);
+    return {mean.high, mean.low, F(1) / root(F(s.squares / double(n) + options.epsilon))};
+  }
+  TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) {
+    memory.set_stat(0, i, row.high);
+    memory.set_stat(1, i, row.low);
+    memory.set_stat(2, i, row.r);
+  }
+  TR_HD static F normal(F x, const Row& row) { return ((x - row.high) - row.low) * row.r; }
+  TR_HD static F map(const F* x, F weight, F bias, int64_t, const Row& row) {
+    return fused(normal(x[0], row), weight, bias);
+  }
+};
+
+template <class F> struct LayerNormGradient : SummedOp<F, 2> {  // of g and x
+  using typename SummedOp<F, 2>::State;
+  static constexpr bool kWeights = true;
+  static constexpr int kInputs = 2, kStats = 3;
+  using Given = typename LayerNorm<F>::Row;
+  struct Row {
+    Given given;
+    F a, b;
+  };
+  TR_HD static Given given(const FusedOptions&, const RowMemory& memory, int64_t i) {
+    return {memory.stat<F>(0, i), memory.stat<F>(1, i), memory.stat<F>(2, i)};
+  }
+  template <class S> TR_HD static void step(F* sums, const F* x, F weight, const S&, const Given& given) {
+    const F g = x[0] * weight;
+    sums[0] = sums[0] + g;
+    sums[1] = fused(g, LayerNorm<F>::normal(x[1], given), sums[1]);
+  }
+  template <class Read>
+  TR_HD static Row row(const State& s, int64_t n, const Given& given, const FusedOptions&, Read) {
+    return {given, s.sum[0] / F(n), s.sum[1] / F(n)};
+  }
+  TR_HD static F map(const F* x, F weight, F, int64_t, const Row& row) {
+    return fused(-LayerNorm<F>::normal(x[1], row.given), row.b, x[0] * weight - row.a) * row.given.r;
+  }
+};
+
+// ---- gradients of weights and biases: columns, summed over rows ------------------------------------------------------
+
+// The position is the row, the statistics are its. Of RmsNorm the mean is +0, which changes no bit of a product.
+template <class F, bool kCentered> struct WeightSums {
+  struct Given { F high, low, r; };
+  TR_HD static Given given(const RowMemory& memory, int64_t row) {
+    if constexpr (kCentered) return {memory.stat<F>(0, row), memory.stat<F>(1, row), memory.stat<F>(2, row)};
+    else return {F(0), F(0), memory.stat<F>(0, row)};
+  }
+  // The elements g and x of a row, added to the sums for the weight and for the bias.
+  TR_HD static void step(F& to_weight, F& to_bias, F g, F x, const Given& given) {
+    const F normal = kCentered ? ((x - given.high) - given.low) * given.r : x * given.r;
+    to_weight = fused(g, normal, to_weight);
+    to_bias = to_bias + g;
+  }
+};
+
+}  // namespace TR_ISA
+}  // namespace torchreduce

@@ -1,0 +1,49 @@
+// One call of an op on rows that are looked at twice (fused.h), type-erased, as call.h has those of reductions.
+#pragma once
+#include "call.h"
+#include "fused.h"
+
+namespace torchreduce {
+
+// The structs of fused.h, X(struct); after them the gradients of weights, which sum over rows.
+#define TR_FOR_EACH_FUSED(X)                                                                               \
+  X(Softmax)                                                                                               \
+  X(LogSoftmax) X(SoftmaxGradient) X(LogSoftmaxGradient) X(LogSumExp) X(LogSumExpGradient) X(CrossEntropy) \
+      X(CrossEntropyGradient) X(Entropy) X(EntropyGradient) X(Moments) X(MomentsGradient) X(RmsNorm)       \
+          X(RmsNormGradient) X(LayerNorm) X(LayerNormGradient)
+
+#define TR_NAME(name) name,
+enum class Fused : int { TR_FOR_EACH_FUSED(TR_NAME) RmsNormWeights, LayerNormWeights };
+#undef TR_NAME
+
+struct FusedCall {
+  Fused op;
+  FusedOptions options;
+  Dtype dtype;        // of the elements of all inputs
+  Dtype accumulator;  // F32 or F64
+  const void* in[2] = {};
+  void* out = nullptr;  // an element for each, if the op maps
+  Dtype out_dtype;
+  // One for each position of a row, contiguous; null where there are none. Of one dtype, the elements' or another.
+  const void* weight = nullptr;
+  const void* bias = nullptr;
+  Dtype weight_dtype = Dtype::F32;
+  RowMemory memory;  // what has one element a row: of kept dims; of the gradients of weights, of reduced ones
+  // Rows are the kept dims, positions the reduced ones; `out` is that of the mapped elements. Of the gradients of
+  // weights: columns are the kept dims, rows the reduced ones, in order; `out` is that of memory.values, contiguous.
+  Layout layout;
+  MoreStrides more_strides;  // of the second input; of what has one element a row
+
+  bool maps() const { return out != nullptr; }
+};
+
+struct FusedFacts {
+  int inputs, stats;
+  bool maps, weights, biases;
+};
+FusedFacts facts(Fused op);
+
+// Whether a kernel for elements of the call's type serves it: they enter the accumulator that is theirs.
+inline bool is_static(const FusedCall& call) { return call.accumulator == natural_accumulator(call.dtype); }
+
+}  // namespace torchreduce
