@@ -289,12 +289,13 @@ class BuildExtension(build_ext):
         host += ["-DTORCHREDUCE_GPU"] if toolkit else []
         host += ["-DTR_BASELINE_ONLY"] if len(ISA_FLAGS) == 1 else []
 
-        units = ("csrc/plan.cpp", "csrc/reduce_plan.cpp", "csrc/scan_plan.cpp", "csrc/intrinsics.cpp")
+        units = [f"csrc/{name}.cpp" for name in ("plan", "reduce_plan", "scan_plan", "fused_plan", "intrinsics")]
         objects = [compile(unit, host) for unit in units]
-        objects += [compile("csrc/torch_ops.cpp", [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
+        for layer in ("csrc/torch_ops.cpp", "csrc/torch_fused.cpp"):
+            objects += [compile(layer, [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
         objects += [compile("csrc/cpu/dispatch.cpp", host)]
         for isa, flags in ISA_FLAGS.items():
-            for source in ("csrc/cpu/reduce.cpp", "csrc/cpu/scan.cpp"):
+            for source in ("csrc/cpu/reduce.cpp", "csrc/cpu/scan.cpp", "csrc/cpu/fused.cpp"):
                 objects.append(compile(source, [*host, *flags, f"-DTR_ISA={isa}"], isa))
 
         facts = {

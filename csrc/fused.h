@@ -485,17 +485,15 @@ template <class F> struct Moments : OfMoments<F> {
 };
 
 // Values: the gradients of the variance or its root, and of the mean if there is one.
-template <class F> struct MomentsGradient : FusedOp<F> {
-  static constexpr int kSums = 0, kStats = 3;
+template <class F> struct MomentsGradient : MappedOp<F> {
+  static constexpr int kStats = 3;
   struct Given { F g, to_mean, high, low, root; };
   struct Row { F high, low, k, c; };
-  struct State {};
   TR_HD static Given given(const FusedOptions&, const RowMemory& memory, int64_t i) {
     return {memory.value<F>(0, i), memory.value<F>(1, i), memory.stat<F>(0, i), memory.stat<F>(1, i),
             memory.stat<F>(2, i)};
   }
-  TR_HD static State none() { return {}; }
-  template <class Read>
+  template <class State, class Read>
   TR_HD static Row row(const State&, int64_t n, const Given& given, const FusedOptions& options, Read) {
     const double d = Moments<F>::divisor(n, options);
     const F k = !options.root     ? F(double(given.g) * (2.0 / d))

@@ -6,11 +6,23 @@
 namespace torchreduce {
 
 // The structs of fused.h, X(struct); after them the gradients of weights, which sum over rows.
-#define TR_FOR_EACH_FUSED(X)                                                                               \
-  X(Softmax)                                                                                               \
-  X(LogSoftmax) X(SoftmaxGradient) X(LogSoftmaxGradient) X(LogSumExp) X(LogSumExpGradient) X(CrossEntropy) \
-      X(CrossEntropyGradient) X(Entropy) X(EntropyGradient) X(Moments) X(MomentsGradient) X(RmsNorm)       \
-          X(RmsNormGradient) X(LayerNorm) X(LayerNormGradient)
+#define TR_FOR_EACH_FUSED(X) \
+  X(Softmax)                 \
+  X(LogSoftmax)              \
+  X(SoftmaxGradient)         \
+  X(LogSoftmaxGradient)      \
+  X(LogSumExp)               \
+  X(LogSumExpGradient)       \
+  X(CrossEntropy)            \
+  X(CrossEntropyGradient)    \
+  X(Entropy)                 \
+  X(EntropyGradient)         \
+  X(Moments)                 \
+  X(MomentsGradient)         \
+  X(RmsNorm)                 \
+  X(RmsNormGradient)         \
+  X(LayerNorm)               \
+  X(LayerNormGradient)
 
 #define TR_NAME(name) name,
 enum class Fused : int { TR_FOR_EACH_FUSED(TR_NAME) RmsNormWeights, LayerNormWeights };

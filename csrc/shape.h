@@ -60,18 +60,19 @@ TR_HD int64_t row_offset(const Layout& layout, const int64_t (&strides)[kMaxDims
   return layout.kept > 0 ? offset + row * strides[0] : offset;
 }
 
-// Offset of position i of a row from its start, in the input.
-TR_HD int64_t position_offset(const Layout& layout, int64_t i) {
+// Offset of position i of a row from its start, in an operand of such strides; in the input.
+TR_HD int64_t position_offset(const Layout& layout, const int64_t (&strides)[kMaxDims], int64_t i) {
   const int first = layout.kept, last = layout.kept + layout.reduced - 1;
   int64_t offset = 0;
   TR_ROLLED
   for (int d = last; d > first; --d) {
     const int64_t next = i / layout.size[d];
-    offset += (i - next * layout.size[d]) * layout.in[d];
+    offset += (i - next * layout.size[d]) * strides[d];
     i = next;
   }
-  return layout.reduced > 0 ? offset + i * layout.in[first] : offset;
+  return layout.reduced > 0 ? offset + i * strides[first] : offset;
 }
+TR_HD int64_t position_offset(const Layout& layout, int64_t i) { return position_offset(layout, layout.in, i); }
 
 // Stride of the fastest dim of each list, 0 where the list is empty.
 TR_HD int64_t position_stride(const Layout& l) { return l.reduced ? l.in[l.kept + l.reduced - 1] : 0; }

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "fused_plan.h"
 #include "reduce_plan.h"
 #include "scan_plan.h"
 
@@ -14,6 +15,7 @@ using ParallelFor = void (*)(int64_t tasks, void (*body)(void* context, int64_t 
 // Fill the output of `call`. The bits do not depend on the number of threads nor on the instruction set.
 void reduce(const PlannedReduction& call, ParallelFor parallel_for);
 void scan(const PlannedScan& call, ParallelFor parallel_for);
+void fused_rows(const PlannedFused& call, ParallelFor parallel_for);
 
 // "avx512", "avx2" or "baseline": the widest this machine runs, or what was set. set_ returns false for one it lacks.
 std::string instruction_set();

@@ -1,5 +1,5 @@
-// Which instruction set serves a call. Compiled once; reduce.cpp and scan.cpp are compiled once for each, with
-// -DTR_ISA= its name and the flags that ISA_FLAGS of setup.py lists.
+// Which instruction set serves a call. Compiled once; reduce.cpp, scan.cpp and fused.cpp are compiled once for each,
+// with -DTR_ISA= its name and the flags that ISA_FLAGS of setup.py lists.
 #include <atomic>
 #include <new>
 
@@ -7,10 +7,11 @@
 
 namespace torchreduce::cpu {
 
-#define TR_DECLARE(isa)                                                                        \
-  namespace isa {                                                                              \
-  bool reduce(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for); \
-  bool scan(const ScanCall& call, bool across, int64_t threads, ParallelFor parallel_for);     \
+#define TR_DECLARE(isa)                                                                           \
+  namespace isa {                                                                                 \
+  bool reduce(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for);    \
+  bool scan(const ScanCall& call, bool across, int64_t threads, ParallelFor parallel_for);        \
+  bool fused_rows(const FusedCall& call, bool across, int64_t threads, ParallelFor parallel_for); \
   }
 TR_DECLARE(baseline)
 TR_DECLARE(avx2)
@@ -24,6 +25,7 @@ struct InstructionSet {
   bool (*here)();
   bool (*reduce)(const ReduceCall&, bool across, int64_t threads, ParallelFor);
   bool (*scan)(const ScanCall&, bool across, int64_t threads, ParallelFor);
+  bool (*fused_rows)(const FusedCall&, bool across, int64_t threads, ParallelFor);
 };
 
 bool has_avx2() {
@@ -36,9 +38,9 @@ bool has_avx512() {
 
 constexpr InstructionSet kSets[] = {
     // widest first
-    {"avx512", has_avx512, avx512::reduce, avx512::scan},
-    {"avx2", has_avx2, avx2::reduce, avx2::scan},
-    {"baseline", [] { return true; }, baseline::reduce, baseline::scan},
+    {"avx512", has_avx512, avx512::reduce, avx512::scan, avx512::fused_rows},
+    {"avx2", has_avx2, avx2::reduce, avx2::scan, avx2::fused_rows},
+    {"baseline", [] { return true; }, baseline::reduce, baseline::scan, baseline::fused_rows},
 };
 
 std::atomic<const InstructionSet*>& current() {
@@ -59,6 +61,10 @@ void reduce(const PlannedReduction& call, ParallelFor parallel_for) {
 void scan(const PlannedScan& call, ParallelFor parallel_for) {
   const auto& shape = std::get<scans::CpuShape>(call.plan.shape);
   if (!current().load()->scan(call, shape.across, shape.blocks, parallel_for)) throw std::bad_alloc();
+}
+void fused_rows(const PlannedFused& call, ParallelFor parallel_for) {
+  const auto& shape = std::get<fused_plans::CpuShape>(call.plan.shape);
+  if (!current().load()->fused_rows(call, shape.across, shape.blocks, parallel_for)) throw std::bad_alloc();
 }
 
 std::string instruction_set() { return current().load()->name; }

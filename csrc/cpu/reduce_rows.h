@@ -6,9 +6,6 @@
 namespace torchreduce {
 inline namespace TR_ISA {
 
-TR_HD int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-TR_HD int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // One call, as its tasks see it.
 template <class Op> struct Job {
   using Acc = typename Op::Acc;

@@ -8,6 +8,9 @@
 namespace torchreduce {
 inline namespace TR_ISA {
 
+TR_HD int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+TR_HD int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // Memory of a task, uninitialised, on a 64-byte boundary. Null where there is none left.
 struct Scratch {
   char* data;

@@ -1,0 +1,44 @@
+// Which kernel family serves a call of an op on rows that are looked at twice, and in what shape.
+#pragma once
+#include "families.h"
+#include "fused_call.h"
+
+namespace torchreduce {
+
+struct FusedLaunch {
+  int64_t blocks = 1;     // grid size
+  int threads = 256;      // block size
+  int shared = 0;         // bytes of dynamic shared memory a block
+  int64_t workspace = 0;  // bytes
+};
+
+namespace fused_plans {
+
+// On the CPU.
+struct CpuShape : FusedLaunch {
+  bool across = false;  // rows that lie side by side are taken together
+
+  template <class Visit> void each(Visit) const {}
+};
+
+using Shape = std::variant<CpuShape>;
+
+}  // namespace fused_plans
+
+extern const std::vector<Family<FusedCall, fused_plans::Shape>> kFusedFamilies;
+
+struct FusedPlan {
+  const char* family = "strided";
+  fused_plans::Shape shape;
+
+  const FusedLaunch& launch() const {
+    return std::visit([](const auto& s) -> const FusedLaunch& { return s; }, shape);
+  }
+};
+FusedPlan plan(const FusedCall& call, const DeviceFacts& device);
+
+inline int64_t workspace_bytes(const FusedPlan& plan) { return plan.launch().workspace; }
+
+struct PlannedFused : FusedCall { FusedPlan plan; };
+
+}  // namespace torchreduce

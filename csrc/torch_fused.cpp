@@ -1,0 +1,426 @@
+// The ops on rows that are looked at twice, as torch sees them: as torch_ops.cpp has the others.
+#include <torch/csrc/stable/library.h>
+
+#include <string>
+#include <tuple>
+
+#include "torch_run.h"
+
+namespace torchreduce {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::contiguous;
+using Optional = std::optional<Tensor>;
+
+void check_floats(const char* op, const View& x) {
+  check_input(op, x);
+  if (!is_float(x.dtype)) raise<std::runtime_error>(op, ": needs a floating dtype, got number ", int(x.dtype));
+}
+void check_like(const char* op, const View& a, const View& x, bool same_dtype = true) {
+  if (a.dims != x.dims || !std::equal(a.sizes, a.sizes + a.dims, x.sizes) || (same_dtype && a.dtype != x.dtype) ||
+      a.device_type != x.device_type || a.device_index != x.device_index)
+    raise<std::runtime_error>(op, ": the inputs must have one shape, dtype and device");
+}
+Dtype floating(const char* op, ScalarType dtype) {
+  if (!is_float(Dtype(dtype))) raise<std::runtime_error>(op, ": dtype= has the unsupported number ", int(dtype));
+  return Dtype(dtype);
+}
+
+// The dims that rows consist of: the last `count`.
+uint64_t trailing(const char* op, const View& x, int64_t count) {
+  if (count < 0 || count > x.dims) raise<std::runtime_error>(op, ": ", count, " dims of a tensor of ", x.dims);
+  const auto below = [](int64_t bits) { return bits >= 64 ? ~uint64_t(0) : (uint64_t(1) << bits) - 1; };
+  return below(x.dims) & ~below(x.dims - count);
+}
+uint64_t single(const char* op, const View& x, int64_t dim) { return dim_mask(op, x, std::vector<int64_t>{dim}); }
+
+// A call on the rows of x along the dims of `mask`, and the tensors that live as long as it.
+struct Rows {
+  const char* name;
+  const View x;
+  const uint64_t mask;
+  PlannedFused call{};
+  std::vector<Tensor> held;
+
+  Rows(const char* op, Fused which, const Tensor& input, uint64_t along, Dtype result)
+      : name(op), x(input), mask(along) {
+    call.op = which;
+    call.dtype = x.dtype;
+    call.accumulator = accumulator_of(x.dtype, result);
+    call.in[0] = x.data;
+  }
+  const void* hold(Tensor t) {
+    held.push_back(std::move(t));
+    return View(held.back()).data;
+  }
+
+  // ---- what has one element a row: contiguous, with the rows' shape, size 1 along their dims -------------------------
+
+  std::vector<int64_t> row_sizes() const { return reduced_sizes(x, mask, true); }
+  int64_t row_count() const {
+    int64_t n = 1;
+    for (int64_t size : row_sizes()) n *= size;
+    return n;
+  }
+  // Statistics to be written.
+  Tensor new_stats() {
+    std::vector<int64_t> sizes = row_sizes();
+    sizes.insert(sizes.begin(), facts(call.op).stats);
+    Tensor stats = allocate(sizes, call.accumulator, x);
+    call.memory.stats = const_cast<void*>(View(stats).data);
+    call.memory.plane = row_count();
+    return stats;
+  }
+  void given_stats(const Tensor& stats, int64_t rows) {
+    const View s(stats);
+    if (s.dtype != call.accumulator || s.dims < 1 || s.sizes[0] != facts(call.op).stats ||
+        s.numel() != facts(call.op).stats * rows || s.device_type != x.device_type || s.device_index != x.device_index)
+      raise<std::runtime_error>(name, ": the statistics are not those of such rows");
+    call.memory.stats = const_cast<void*>(hold(contiguous(stats)));
+    call.memory.plane = rows;
+  }
+  // A value of each row, to be written.
+  Tensor new_value(int k, const std::vector<int64_t>& sizes, Dtype dtype) {
+    Tensor value = allocate(sizes, dtype, x);
+    call.memory.values[k] = const_cast<void*>(View(value).data);
+    call.memory.dtypes[k] = dtype;
+    return value;
+  }
+  void given_value(int k, const Tensor& value) {
+    const View v(value);
+    if (!is_float(v.dtype) || v.numel() != row_count() || v.device_type != x.device_type ||
+        v.device_index != x.device_index)
+      raise<std::runtime_error>(name, ": needs a gradient for each row");
+    call.memory.values[k] = const_cast<void*>(hold(contiguous(value)));
+    call.memory.dtypes[k] = v.dtype;
+  }
+
+  // ---- what has one element a position -------------------------------------------------------------------------------
+
+  const void* of_positions(const Tensor& weight) {
+    const View w(weight);
+    int64_t positions = 1;
+    for (int d = 0; d < x.dims; ++d) positions *= mask >> d & 1u ? x.sizes[d] : 1;
+    if (!is_float(w.dtype) || w.numel() != positions || w.device_type != x.device_type ||
+        w.device_index != x.device_index)
+      raise<std::runtime_error>(name, ": weight and bias must have an element for each position of a row");
+    call.weight_dtype = w.dtype;
+    return hold(contiguous(weight));
+  }
+  void weights(const Optional& weight, const Optional& bias = {}) {
+    if (weight && bias && View(*weight).dtype != View(*bias).dtype)
+      raise<std::runtime_error>(name, ": weight and bias must have one dtype");
+    if (weight) call.weight = of_positions(*weight);
+    if (bias) call.bias = of_positions(*bias);
+  }
+
+  // ---- the run ---------------------------------------------------------------------------------------------------------
+
+  // An element for each goes to `out`; where op has a second input, that is `second`.
+  void run(const View* out = nullptr, const View* second = nullptr) {
+    if (out) {
+      call.out = const_cast<void*>(out->data);
+      call.out_dtype = out->dtype;
+    }
+    if (second) call.in[1] = second->data;
+    std::array<int64_t, kMaxDims> row_strides{};
+    int64_t stride = 1;
+    for (int d = x.dims - 1; d >= 0; --d)
+      if (!(mask >> d & 1u)) {
+        row_strides[d] = stride;
+        stride *= x.sizes[d];
+      }
+    std::vector<Dim> kept, reduced;
+    for (int d = 0; d < x.dims; ++d)
+      (mask >> d & 1u ? reduced : kept)
+          .push_back(
+              {x.sizes[d], x.strides[d], out ? out->strides[d] : 0, {second ? second->strides[d] : 0, row_strides[d]}});
+    call.layout = fold(std::move(kept), reduced, &call.more_strides);
+    start();
+  }
+  // The gradients of weights: columns are the positions of a row, and are summed over rows.
+  void run_over_rows(const View& second) {
+    call.in[1] = second.data;
+    std::array<int64_t, kMaxDims> out_strides{};
+    int64_t stride = 1;
+    for (int d = x.dims - 1; d >= 0; --d)
+      if (mask >> d & 1u) {
+        out_strides[d] = stride;
+        stride *= x.sizes[d];
+      }
+    std::vector<Dim> kept, reduced;
+    for (int d = 0; d < x.dims; ++d)
+      (mask >> d & 1u ? kept : reduced).push_back({x.sizes[d], x.strides[d], out_strides[d], {second.strides[d], 0}});
+    call.layout = fold(std::move(kept), reduced, &call.more_strides);
+    start();
+  }
+
+ private:
+  void start() {
+    if (call.layout.rows == 0) return;
+#ifdef TORCHREDUCE_GPU
+    torchreduce::run<PlannedFused>(name, call, x, cpu::fused_rows, gpu::fused_rows);
+#else
+    torchreduce::run<PlannedFused>(name, call, x, cpu::fused_rows, nullptr);
+#endif
+  }
+};
+
+// ---- an element for each ---------------------------------------------------------------------------------------------
+
+template <Fused op> Tensor softmax(const Tensor& input, int64_t dim, std::optional<ScalarType> dtype, int64_t) {
+  const char* name = op == Fused::Softmax ? "softmax" : "log_softmax";
+  const View x(input);
+  check_floats(name, x);
+  const Dtype result = dtype ? floating(name, *dtype) : x.dtype;
+  Rows rows(name, op, input, single(name, x, dim), result);
+  Tensor out = allocate({x.sizes, x.sizes + x.dims}, result, x);
+  const View to(out);
+  rows.run(&to);
+  return out;
+}
+
+template <Fused op>
+Tensor softmax_gradient(const Tensor& g, const Tensor& y, int64_t dim, ScalarType dtype, int64_t) {
+  const char* name = op == Fused::SoftmaxGradient ? "softmax_gradient" : "log_softmax_gradient";
+  const View first(g), second(y);
+  check_floats(name, first);
+  check_like(name, second, first);
+  const Dtype result = floating(name, dtype);
+  Rows rows(name, op, g, single(name, first, dim), result);
+  Tensor out = allocate({first.sizes, first.sizes + first.dims}, result, first);
+  const View to(out);
+  rows.run(&to, &second);
+  return out;
+}
+
+// ---- values for each row ---------------------------------------------------------------------------------------------
+
+template <Fused op> std::tuple<Tensor, Tensor> row_values(const Tensor& input, Dims dim, bool keepdim, int64_t) {
+  const char* name = op == Fused::LogSumExp ? "logsumexp" : "entropy";
+  const View x(input);
+  check_floats(name, x);
+  Rows rows(name, op, input, dim_mask(name, x, dim), x.dtype);
+  Tensor value = rows.new_value(0, reduced_sizes(x, rows.mask, keepdim), x.dtype), stats = rows.new_stats();
+  rows.run();
+  return {value, stats};
+}
+template <Fused op>
+Tensor row_values_gradient(const Tensor& g, const Tensor& input, const Tensor& stats, Dims dim, int64_t) {
+  const char* name = op == Fused::LogSumExpGradient ? "logsumexp_gradient" : "entropy_gradient";
+  const View x(input);
+  check_floats(name, x);
+  Rows rows(name, op, input, dim_mask(name, x, dim), x.dtype);
+  rows.given_stats(stats, rows.row_count());
+  rows.given_value(0, g);
+  Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x);
+  const View to(out);
+  rows.run(&to);
+  return out;
+}
+
+std::tuple<Tensor, Tensor, Tensor> moments(const Tensor& input, Dims dim, bool keepdim, double correction, bool root,
+                                           int64_t) {
+  constexpr const char* name = "moments";
+  const View x(input);
+  check_floats(name, x);
+  Rows rows(name, Fused::Moments, input, dim_mask(name, x, dim), x.dtype);
+  rows.call.options.correction = correction;
+  rows.call.options.root = root;
+  const std::vector<int64_t> sizes = reduced_sizes(x, rows.mask, keepdim);
+  Tensor value = rows.new_value(0, sizes, x.dtype), mean = rows.new_value(1, sizes, x.dtype), stats = rows.new_stats();
+  rows.run();
+  return {value, mean, stats};
+}
+Tensor moments_gradient(const Tensor& g, const Optional& to_mean, const Tensor& input, const Tensor& stats, Dims dim,
+                        double correction, bool root, int64_t) {
+  constexpr const char* name = "moments_gradient";
+  const View x(input);
+  check_floats(name, x);
+  Rows rows(name, Fused::MomentsGradient, input, dim_mask(name, x, dim), x.dtype);
+  rows.call.options.correction = correction;
+  rows.call.options.root = root;
+  rows.given_stats(stats, rows.row_count());
+  rows.given_value(0, g);
+  if (to_mean) rows.given_value(1, *to_mean);
+  Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x);
+  const View to(out);
+  rows.run(&to);
+  return out;
+}
+
+// ---- norms -----------------------------------------------------------------------------------------------------------
+
+std::tuple<Tensor, Tensor> norm(const char* name, Fused op, const Tensor& input, const Optional& weight,
+                                const Optional& bias, int64_t dims, double epsilon) {
+  const View x(input);
+  check_floats(name, x);
+  Rows rows(name, op, input, trailing(name, x, dims), x.dtype);
+  rows.call.options.epsilon = epsilon;
+  rows.weights(weight, bias);
+  Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x), stats = rows.new_stats();
+  const View to(out);
+  rows.run(&to);
+  return {out, stats};
+}
+std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const Optional& weight, int64_t dims, double epsilon, int64_t) {
+  return norm("rms_norm", Fused::RmsNorm, x, weight, {}, dims, epsilon);
+}
+std::tuple<Tensor, Tensor> layer_norm(const Tensor& x, const Optional& weight, const Optional& bias, int64_t dims,
+                                      double epsilon, int64_t) {
+  return norm("layer_norm", Fused::LayerNorm, x, weight, bias, dims, epsilon);
+}
+
+template <Fused op>
+Tensor norm_gradient(const Tensor& g, const Tensor& input, const Optional& weight, const Tensor& stats, int64_t dims,
+                     int64_t) {
+  const char* name = op == Fused::RmsNormGradient ? "rms_norm_gradient" : "layer_norm_gradient";
+  const View first(g), x(input);
+  check_floats(name, x);
+  check_like(name, first, x);
+  Rows rows(name, op, g, trailing(name, x, dims), x.dtype);
+  rows.weights(weight);
+  rows.given_stats(stats, rows.row_count());
+  Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x);
+  const View to(out);
+  rows.run(&to, &x);
+  return out;
+}
+
+// The gradients of weight and bias, one element a position of a row.
+template <Fused op> std::tuple<Tensor, Tensor> weight_gradients(const Tensor& g, const Tensor& input,
+                                                                const Tensor& stats, int64_t dims, ScalarType dtype) {
+  const char* name = op == Fused::RmsNormWeights ? "rms_norm_weights" : "layer_norm_weights";
+  const View first(g), x(input);
+  check_floats(name, x);
+  check_like(name, first, x);
+  const Dtype result = floating(name, dtype);
+  Rows rows(name, op, g, trailing(name, x, dims), x.dtype);
+  rows.given_stats(stats, rows.row_count());
+  const std::vector<int64_t> sizes(x.sizes + (x.dims - dims), x.sizes + x.dims);
+  Tensor weight = rows.new_value(0, sizes, result), bias = weight;
+  if (op == Fused::LayerNormWeights) bias = rows.new_value(1, sizes, result);
+  rows.run_over_rows(x);
+  return {weight, bias};
+}
+Tensor rms_norm_weights(const Tensor& g, const Tensor& x, const Tensor& stats, int64_t dims, ScalarType dtype,
+                        int64_t) {
+  return std::get<0>(weight_gradients<Fused::RmsNormWeights>(g, x, stats, dims, dtype));
+}
+std::tuple<Tensor, Tensor> layer_norm_weights(const Tensor& g, const Tensor& x, const Tensor& stats, int64_t dims,
+                                              ScalarType dtype, int64_t) {
+  return weight_gradients<Fused::LayerNormWeights>(g, x, stats, dims, dtype);
+}
+
+// ---- cross-entropy ---------------------------------------------------------------------------------------------------
+
+// Labels, and the weights of the classes.
+void label(Rows& rows, const Tensor& target, const Optional& weight, int64_t ignored) {
+  const View labels(target), &x = rows.x;
+  if (labels.dtype != Dtype::I64 || labels.numel() != rows.row_count() || labels.device_type != x.device_type ||
+      labels.device_index != x.device_index)
+    raise<std::runtime_error>(rows.name, ": needs an int64 label for each row");
+  RowMemory& memory = rows.call.memory;
+  memory.labels = static_cast<const int64_t*>(rows.hold(contiguous(target)));
+  memory.classes = 1;
+  for (int d = 0; d < x.dims; ++d) memory.classes *= rows.mask >> d & 1u ? x.sizes[d] : 1;
+  rows.call.options.ignored = ignored;
+  if (weight) {
+    const View w(*weight);
+    if (!is_float(w.dtype) || w.numel() != memory.classes || w.device_type != x.device_type ||
+        w.device_index != x.device_index)
+      raise<std::runtime_error>(rows.name, ": weight must have an element for each class");
+    memory.class_weights = rows.hold(contiguous(*weight));
+    memory.class_weights_dtype = w.dtype;
+  }
+  if (!x.on_cpu()) return;  // on a GPU such a row's loss is NaN
+  for (int64_t i = 0; i < labels.numel(); ++i)
+    if (const int64_t l = memory.labels[i]; l != ignored && (l < 0 || l >= memory.classes))
+      raise<std::out_of_range>(rows.name, ": target ", l, " is out of bounds for ", memory.classes, " classes");
+}
+
+std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tensor& target, const Optional& weight,
+                                                 int64_t dim, int64_t ignored, int64_t) {
+  constexpr const char* name = "cross_entropy";
+  const View x(input);
+  check_floats(name, x);
+  Rows rows(name, Fused::CrossEntropy, input, single(name, x, dim), x.dtype);
+  label(rows, target, weight, ignored);
+  const View labels(target);
+  const std::vector<int64_t> sizes(labels.sizes, labels.sizes + labels.dims);
+  const Dtype wide = rows.call.accumulator;
+  Tensor loss = rows.new_value(0, sizes, wide), weights = rows.new_value(1, sizes, wide), stats = rows.new_stats();
+  rows.run();
+  return {loss, weights, stats};
+}
+Tensor cross_entropy_gradient(const Tensor& g, const Tensor& input, const Tensor& target, const Optional& weight,
+                              const Tensor& stats, int64_t dim, int64_t ignored, int64_t) {
+  constexpr const char* name = "cross_entropy_gradient";
+  const View x(input);
+  check_floats(name, x);
+  Rows rows(name, Fused::CrossEntropyGradient, input, single(name, x, dim), x.dtype);
+  label(rows, target, weight, ignored);
+  rows.given_stats(stats, rows.row_count());
+  rows.given_value(0, g);
+  Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x);
+  const View to(out);
+  rows.run(&to);
+  return out;
+}
+
+// ---- schemas -----------------------------------------------------------------------------------------------------------
+
+// name, arguments but for the level, results, function. Each has the overloads of torch_ops.cpp without those for out=.
+#define TR_FOR_EACH_FUSED_OP(X)                                                                                      \
+  X(softmax, "Tensor x, int dim, ScalarType? dtype", "Tensor", softmax<Fused::Softmax>)                              \
+  X(log_softmax, "Tensor x, int dim, ScalarType? dtype", "Tensor", softmax<Fused::LogSoftmax>)                       \
+  X(softmax_gradient, "Tensor g, Tensor y, int dim, ScalarType dtype", "Tensor",                                     \
+    softmax_gradient<Fused::SoftmaxGradient>)                                                                        \
+  X(log_softmax_gradient, "Tensor g, Tensor y, int dim, ScalarType dtype", "Tensor",                                 \
+    softmax_gradient<Fused::LogSoftmaxGradient>)                                                                     \
+  X(logsumexp, "Tensor x, int[]? dim, bool keepdim", "(Tensor, Tensor)", row_values<Fused::LogSumExp>)               \
+  X(logsumexp_gradient, "Tensor g, Tensor x, Tensor stats, int[]? dim", "Tensor",                                    \
+    row_values_gradient<Fused::LogSumExpGradient>)                                                                   \
+  X(entropy, "Tensor x, int[]? dim, bool keepdim", "(Tensor, Tensor)", row_values<Fused::Entropy>)                   \
+  X(entropy_gradient, "Tensor g, Tensor x, Tensor stats, int[]? dim", "Tensor",                                      \
+    row_values_gradient<Fused::EntropyGradient>)                                                                     \
+  X(moments, "Tensor x, int[]? dim, bool keepdim, float correction, bool root", "(Tensor, Tensor, Tensor)", moments) \
+  X(moments_gradient, "Tensor g, Tensor? to_mean, Tensor x, Tensor stats, int[]? dim, float correction, bool root",  \
+    "Tensor", moments_gradient)                                                                                      \
+  X(rms_norm, "Tensor x, Tensor? weight, int dims, float epsilon", "(Tensor, Tensor)", rms_norm)                     \
+  X(layer_norm, "Tensor x, Tensor? weight, Tensor? bias, int dims, float epsilon", "(Tensor, Tensor)", layer_norm)   \
+  X(rms_norm_gradient, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims", "Tensor",                       \
+    norm_gradient<Fused::RmsNormGradient>)                                                                           \
+  X(layer_norm_gradient, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims", "Tensor",                     \
+    norm_gradient<Fused::LayerNormGradient>)                                                                         \
+  X(rms_norm_weights, "Tensor g, Tensor x, Tensor stats, int dims, ScalarType dtype", "Tensor", rms_norm_weights)    \
+  X(layer_norm_weights, "Tensor g, Tensor x, Tensor stats, int dims, ScalarType dtype", "(Tensor, Tensor)",          \
+    layer_norm_weights)                                                                                              \
+  X(cross_entropy, "Tensor x, Tensor target, Tensor? weight, int dim, int ignored", "(Tensor, Tensor, Tensor)",      \
+    cross_entropy)                                                                                                   \
+  X(cross_entropy_gradient, "Tensor g, Tensor x, Tensor target, Tensor? weight, Tensor stats, int dim, int ignored", \
+    "Tensor", cross_entropy_gradient)
+
+// Registered for good, as in torch_ops.cpp.
+using torch::stable::detail::StableLibrary;
+const bool registered = [] {
+  auto* schemas = new StableLibrary(StableLibrary::Kind::FRAGMENT, "torchreduce", nullptr, __FILE__, __LINE__);
+#define TR_ROW(name, arguments, result, ...) \
+  for (const char* overload : {"", ".raw"})  \
+    schemas->def((std::string(#name) + overload + "(" + arguments + ", int level) -> " + result).c_str());
+  TR_FOR_EACH_FUSED_OP(TR_ROW)
+#undef TR_ROW
+  for (const char* key : {"CPU", "CUDA"}) {
+    auto* kernels = new StableLibrary(StableLibrary::Kind::IMPL, "torchreduce", key, __FILE__, __LINE__);
+#define TR_ROW(name, arguments, result, ...)       \
+  kernels->impl(#name, TORCH_BOX(&(__VA_ARGS__))); \
+  kernels->impl(#name ".raw", TORCH_BOX(&(__VA_ARGS__)));
+    TR_FOR_EACH_FUSED_OP(TR_ROW)
+#undef TR_ROW
+  }
+  return true;
+}();
+
+}  // namespace
+}  // namespace torchreduce
