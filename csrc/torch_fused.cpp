@@ -274,7 +274,7 @@ std::tuple<Tensor, Tensor> layer_norm(const Tensor& x, const Optional& weight, c
 
 template <Fused op>
 Tensor norm_gradient(const Tensor& g, const Tensor& input, const Optional& weight, const Tensor& stats, int64_t dims,
-                     int64_t) {
+                     double, int64_t) {
   const char* name = op == Fused::RmsNormGradient ? "rms_norm_gradient" : "layer_norm_gradient";
   const View first(g), x(input);
   check_floats(name, x);
@@ -288,7 +288,8 @@ Tensor norm_gradient(const Tensor& g, const Tensor& input, const Optional& weigh
   return out;
 }
 
-// The gradients of weight and bias, one element a position of a row.
+// The gradients of weight and bias, one element a position of a row. Like the gradient of x they are made of the
+// statistics; the epsilon is for derivatives of theirs.
 template <Fused op> std::tuple<Tensor, Tensor> weight_gradients(const Tensor& g, const Tensor& input,
                                                                 const Tensor& stats, int64_t dims, ScalarType dtype) {
   const char* name = op == Fused::RmsNormWeights ? "rms_norm_weights" : "layer_norm_weights";
@@ -304,12 +305,12 @@ template <Fused op> std::tuple<Tensor, Tensor> weight_gradients(const Tensor& g,
   rows.run_over_rows(x);
   return {weight, bias};
 }
-Tensor rms_norm_weights(const Tensor& g, const Tensor& x, const Tensor& stats, int64_t dims, ScalarType dtype,
+Tensor rms_norm_weights(const Tensor& g, const Tensor& x, const Tensor& stats, int64_t dims, double, ScalarType dtype,
                         int64_t) {
   return std::get<0>(weight_gradients<Fused::RmsNormWeights>(g, x, stats, dims, dtype));
 }
 std::tuple<Tensor, Tensor> layer_norm_weights(const Tensor& g, const Tensor& x, const Tensor& stats, int64_t dims,
-                                              ScalarType dtype, int64_t) {
+                                              double, ScalarType dtype, int64_t) {
   return weight_gradients<Fused::LayerNormWeights>(g, x, stats, dims, dtype);
 }
 
@@ -390,13 +391,14 @@ Tensor cross_entropy_gradient(const Tensor& g, const Tensor& input, const Tensor
     "Tensor", moments_gradient)                                                                                      \
   X(rms_norm, "Tensor x, Tensor? weight, int dims, float epsilon", "(Tensor, Tensor)", rms_norm)                     \
   X(layer_norm, "Tensor x, Tensor? weight, Tensor? bias, int dims, float epsilon", "(Tensor, Tensor)", layer_norm)   \
-  X(rms_norm_gradient, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims", "Tensor",                       \
+  X(rms_norm_gradient, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon", "Tensor",        \
     norm_gradient<Fused::RmsNormGradient>)                                                                           \
-  X(layer_norm_gradient, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims", "Tensor",                     \
+  X(layer_norm_gradient, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon", "Tensor",      \
     norm_gradient<Fused::LayerNormGradient>)                                                                         \
-  X(rms_norm_weights, "Tensor g, Tensor x, Tensor stats, int dims, ScalarType dtype", "Tensor", rms_norm_weights)    \
-  X(layer_norm_weights, "Tensor g, Tensor x, Tensor stats, int dims, ScalarType dtype", "(Tensor, Tensor)",          \
-    layer_norm_weights)                                                                                              \
+  X(rms_norm_weights, "Tensor g, Tensor x, Tensor stats, int dims, float epsilon, ScalarType dtype", "Tensor",       \
+    rms_norm_weights)                                                                                                \
+  X(layer_norm_weights, "Tensor g, Tensor x, Tensor stats, int dims, float epsilon, ScalarType dtype",               \
+    "(Tensor, Tensor)", layer_norm_weights)                                                                          \
   X(cross_entropy, "Tensor x, Tensor target, Tensor? weight, int dim, int ignored", "(Tensor, Tensor, Tensor)",      \
     cross_entropy)                                                                                                   \
   X(cross_entropy_gradient, "Tensor g, Tensor x, Tensor target, Tensor? weight, Tensor stats, int dim, int ignored", \

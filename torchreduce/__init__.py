@@ -21,6 +21,19 @@ except ImportError as error:
     raise ImportError(f"torchreduce._C is missing, or was built for another Python; {_BUILD}") from error
 
 from .determinism import determinism, get_determinism, set_determinism  # noqa: E402
+from .fused import (  # noqa: E402
+    cross_entropy,
+    entropy,
+    layer_norm,
+    log_softmax,
+    logsumexp,
+    rms_norm,
+    softmax,
+    std,
+    std_mean,
+    var,
+    var_mean,
+)
 from .norms import norm, vector_norm  # noqa: E402
 from .ops import (  # noqa: E402
     all,
@@ -42,6 +55,8 @@ from .ops import (  # noqa: E402
 from .plans import explain  # noqa: E402
 from .scans import cummax, cummin, cumprod, cumprod_, cumsum, cumsum_, linear_scan, logcumsumexp  # noqa: E402
 
+from . import nn  # noqa: E402  isort: skip
+
 __version__: str = _C.build_info()["version"]
 
 __all__ = [
@@ -54,6 +69,7 @@ __all__ = [
     "argmax",
     "argmin",
     "count_nonzero",
+    "cross_entropy",
     "cummax",
     "cummin",
     "cumprod",
@@ -61,18 +77,29 @@ __all__ = [
     "cumsum",
     "cumsum_",
     "determinism",
+    "entropy",
     "explain",
     "get_determinism",
+    "layer_norm",
     "linear_scan",
+    "log_softmax",
     "logcumsumexp",
+    "logsumexp",
     "max",
     "mean",
     "min",
     "nanmean",
     "nansum",
+    "nn",
     "norm",
     "prod",
+    "rms_norm",
     "set_determinism",
+    "softmax",
+    "std",
+    "std_mean",
     "sum",
+    "var",
+    "var_mean",
     "vector_norm",
 ]

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import autograd, autograd_norms, autograd_scans, dispatch  # noqa: F401  the first three register derivatives
+from . import autograd, autograd_fused, autograd_norms, autograd_scans, dispatch  # noqa: F401  register derivatives
 from .fake import decided, reduced_shape
-from .table import BY_NAME, DEVICES, DTYPES, Op
+from .table import BY_NAME, DEVICES, DTYPES, FLOATS, Op
 
 Dims = int | Sequence[int] | None
 
@@ -37,6 +37,21 @@ def overloads(name: str) -> Overloads:
     return Overloads(row.function, row, op.default, op.raw, op.out, op.raw_out, dispatch.derivatives.get(name, op.raw))
 
 
+@dataclass(frozen=True)
+class FusedOverloads:
+    """The same of a function on rows that are looked at twice, which has no kernel that writes to given tensors."""
+
+    name: str
+    default: Callable[..., Any]
+    raw: Callable[..., Any]
+    derivative: Callable[..., Any]
+
+
+def fused_overloads(name: str) -> FusedOverloads:
+    op = getattr(torch.ops.torchreduce, name)
+    return FusedOverloads(name, op.default, op.raw, dispatch.derivatives[name])
+
+
 def listed(dtypes: Sequence[torch.dtype]) -> str:
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
@@ -53,6 +68,12 @@ def check_input(name: str, input: Tensor, argument: str = "input") -> None:
     if input.layout is not _STRIDED or input.is_nested:
         layout = f"{'nested tensors of ' * input.is_nested}the layout {input.layout}"
         raise NotImplementedError(f"{name}(): not implemented for {layout}. Supported are strided tensors")
+
+
+def check_floats(name: str, input: Tensor, argument: str = "input") -> None:
+    check_input(name, input, argument)
+    if not input.is_floating_point():
+        raise NotImplementedError(f"{name}(): not implemented for {input.dtype}. Supported are {listed(FLOATS)}")
 
 
 def as_dtype(dtype: Any) -> Any:
@@ -112,22 +133,32 @@ def either_keepdim(name: str, keepdim: bool, keepdims: bool) -> bool:
     return keepdims
 
 
+def _listed_dims(name: str, input: Tensor, dim: Dims, keepdim: bool) -> list[int]:
+    if type(keepdim) is not bool:
+        raise TypeError(f"{name}(): argument 'keepdim' must be a bool, got {type(keepdim).__name__}")
+    ndim = input.ndim
+    if type(dim) is int and -ndim <= dim < ndim:
+        return [dim]
+    if not isinstance(dim, (tuple, list)):
+        return [] if dim is None else [check_dim(name, dim, ndim)]
+    dims = [check_dim(name, d, ndim) for d in dim]
+    if len({d % (ndim or 1) for d in dims}) < len(dims):
+        raise RuntimeError(f"{name}(): a dim appears multiple times in dim={tuple(dim)}")
+    return dims
+
+
+def check_row_dims(name: str, input: Tensor, dim: Dims, keepdim: bool) -> list[int] | None:
+    """check_dims of an op on rows that are looked at twice."""
+    check_floats(name, input)
+    return _listed_dims(name, input, dim, keepdim) or None
+
+
 def check_dims(op: Overloads, input: Tensor, dim: Dims, keepdim: bool, axis: Dims) -> list[int] | None:
     """Checks the input, the dims and keepdim. The dims as the ops take them; None for all of them."""
     check_input(op.name, input)
-    if type(keepdim) is not bool:
-        raise TypeError(f"{op.name}(): argument 'keepdim' must be a bool, got {type(keepdim).__name__}")
     if axis is not None:
         dim = either(op.name, dim, axis)
-    ndim = input.ndim
-    if type(dim) is int and -ndim <= dim < ndim:
-        dims = [dim]
-    elif isinstance(dim, (tuple, list)):
-        dims = [check_dim(op.name, d, ndim) for d in dim]
-        if len({d % (ndim or 1) for d in dims}) < len(dims):
-            raise RuntimeError(f"{op.name}(): a dim appears multiple times in dim={tuple(dim)}")
-    else:
-        dims = [] if dim is None else [check_dim(op.name, dim, ndim)]
+    dims = _listed_dims(op.name, input, dim, keepdim)
     if op.row.empty is None and decided(input.numel() == 0, False):
         _check_not_empty(op, input, dims)
     return dims or None

@@ -92,12 +92,14 @@ class Rule:
 
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
-        """The gradient of the first tensor, or a tuple of those of the first ones; the rest have none."""
+        """The gradient of the first tensor, or a tuple of those of the first ones; the rest have none. Of an op with
+        several differentiable results `grad` is a tuple of theirs, None for one that is not there."""
         raise NotImplementedError
 
     @staticmethod
     def tangent(ctx: Any, saved: Saved, *tangents: Any) -> Any:
-        """The tangent of the first result, given those of the tensors (None for one that is not there)."""
+        """The tangent of the first result, or a tuple of those of the differentiable ones, given those of the tensors
+        (None for one that is not there)."""
         raise NotImplementedError
 
 
@@ -111,8 +113,8 @@ def save(ctx: Any, *tensors: Tensor | None) -> None:
 derivatives: dict[str, Callable[..., Any]] = {}
 
 
-def differentiable(op: str, results: int = 1) -> Callable[[type[Rule]], type[Rule]]:
-    """Registers a rule as the derivatives of torchreduce::op, of whose results the first has some."""
+def differentiable(op: str, results: int = 1, smooth: int = 1) -> Callable[[type[Rule]], type[Rule]]:
+    """Registers a rule as the derivatives of torchreduce::op, of whose results the first `smooth` have some."""
     packet = getattr(torch.ops.torchreduce, op)
     overload: Any = packet.default
     raw: Any = getattr(packet, "raw", None)
@@ -134,24 +136,27 @@ def differentiable(op: str, results: int = 1) -> Callable[[type[Rule]], type[Rul
             ctx.has_tangent = (output if results == 1 else output[0]).is_floating_point()
             ctx.set_materialize_grads(False)
             if results > 1:
-                ctx.mark_non_differentiable(*output[1:])
+                ctx.mark_non_differentiable(*output[smooth:])
             rule.save(ctx, inputs[1:], output)
 
-        def backward(ctx: Any, grad: Tensor | None, *_: Any) -> Any:
-            if grad is None:
+        def backward(ctx: Any, *grads: Any) -> Any:
+            if all(grad is None for grad in grads[:smooth]):
                 return (None,) * ctx.arguments
-            gradients = rule.backward(ctx, ctx.saved_tensors, grad)
+            gradients = rule.backward(ctx, ctx.saved_tensors, grads[0] if smooth == 1 else grads[:smooth])
             if not isinstance(gradients, tuple):
                 gradients = (gradients,)
             return None, *gradients, *[None] * (ctx.arguments - 1 - len(gradients))
 
         def jvp(ctx: Any, *tangents: Any) -> Any:
-            tangent = None
+            tangent: Any = None
             if ctx.has_tangent:
                 saved = tuple(None if t is None else _unpack_dual(t, level=0)[0] for t in ctx.saved_tensors)
                 with forward_ad._set_fwd_grad_enabled(True):  # for tangents of tangents
                     tangent = rule.tangent(ctx, saved, *tangents[1:])
-            return tangent if results == 1 else (tangent, *[None] * (results - 1))
+            if results == 1:
+                return tangent
+            tangents = tangent if smooth > 1 and tangent is not None else (tangent,) + (None,) * (smooth - 1)
+            return (*tangents, *[None] * (results - smooth))
 
         methods = {f.__name__: staticmethod(f) for f in (forward, setup_context, backward, jvp)}
         derivative = type(f"torchreduce_{op}_", (Function,), methods)  # torch shows the name, with Backward after it

@@ -42,14 +42,14 @@ _MAX, _MIN, _MAX_ALL, _MIN_ALL = (overloads(name) for name in ("max", "min", "ma
 # ---- out= ------------------------------------------------------------------------------------------------------------
 
 
-def _check_out(name: str, out: Any) -> None:
+def check_out(name: str, out: Any) -> None:
     if not isinstance(out, Tensor):
         raise TypeError(f"{name}(): argument 'out' must be a Tensor, got {type(out).__name__}")
 
 
 def _dtype_by_out(op: Overloads, dtype: torch.dtype | None, out: Tensor) -> torch.dtype:
     """For the functions with dtype=: that of out stands for it."""
-    _check_out(op.name, out)
+    check_out(op.name, out)
     dtype = as_dtype(dtype)
     if dtype is not None and dtype != out.dtype:
         raise RuntimeError(f"{op.name}(): expected out to have dtype {dtype}, as dtype= says, but got {out.dtype}")
@@ -69,34 +69,48 @@ def _prepare(op: Overloads, inputs: Sequence[Tensor | None], shape: Sequence[int
     result has."""
     input = inputs[1] if len(inputs) > 1 else inputs[0]
     assert input is not None
+    dtypes = {}
     for key, out in outs.items():
-        _check_out(op.name, out)
+        check_out(op.name, out)
         dtype = op.row.result_dtype(input.dtype, out.dtype if op.row.results else None)
-        dtype = torch.int64 if key == "indices" else dtype
-        if out.dtype != dtype:
-            raise RuntimeError(f"{op.name}(): expected {key} to have dtype {dtype}, but got {out.dtype}")
-        if out.device != input.device:
-            raise RuntimeError(f"{op.name}(): expected {key} to be on {input.device}, but it is on {out.device}")
+        dtypes[key] = torch.int64 if key == "indices" else dtype
+    prepare_outs(op.name, inputs, shape, dtypes, outs)
+
+
+def prepare_outs(
+    name: str,
+    inputs: Sequence[Tensor | None],
+    shape: Sequence[int],
+    dtypes: dict[str, torch.dtype],
+    outs: dict[str, Tensor],
+) -> None:
+    """Checks tensors that are to have these dtypes, on the inputs' device, and gives them this shape."""
+    device = next(t.device for t in inputs if t is not None)
+    for key, out in outs.items():
+        if out.dtype != dtypes[key]:
+            raise RuntimeError(f"{name}(): expected {key} to have dtype {dtypes[key]}, but got {out.dtype}")
+        if out.device != device:
+            raise RuntimeError(f"{name}(): expected {key} to be on {device}, but it is on {out.device}")
     if len(set(map(id, outs.values()))) < len(outs):
-        raise RuntimeError(f"{op.name}(): out= must be two tensors apart, got one tensor for both {' and '.join(outs)}")
+        raise RuntimeError(f"{name}(): out= must be two tensors apart, got one tensor for both {' and '.join(outs)}")
     tensors = [t for t in (*inputs, *outs.values()) if t is not None]
     if torch.compiler.is_compiling() or not is_bare(*tensors):
-        check_no_derivatives(op.name, tensors)
+        check_no_derivatives(name, tensors)
     if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
         for key, out in outs.items():
             if out.is_inference():
                 raise RuntimeError(
-                    f"{op.name}(): inplace update to inference tensor outside InferenceMode is not allowed: {key} is "
+                    f"{name}(): inplace update to inference tensor outside InferenceMode is not allowed: {key} is "
                     "one. Make a clone to get a normal tensor before doing inplace update."
                 )
     for key, out in outs.items():
         if list(out.shape) == list(shape):
             continue
         if builtins.any(torch._C._is_alias_of(out, t) for t in inputs if t is not None):  # type: ignore[attr-defined]
-            raise RuntimeError(f"{op.name}(): {key} shares memory with input and is not of shape {tuple(shape)}")
+            raise RuntimeError(f"{name}(): {key} shares memory with input and is not of shape {tuple(shape)}")
         if not decided(out.numel() == 0, False):
             warnings.warn(
-                f"{op.name}(): An output with one or more elements was resized since it had shape {list(out.shape)}, "
+                f"{name}(): An output with one or more elements was resized since it had shape {list(out.shape)}, "
                 f"which does not match the required output shape {list(shape)}.",
                 stacklevel=_level_outside(),
             )

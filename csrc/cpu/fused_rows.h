@@ -194,7 +194,7 @@ template <template <class> class Op, class F> struct FusedRows {
   auto finish(int64_t row, const Given& given, const State* states) const {
     State state = O::none();
     if (kLooks && leaves > 0 && !O::skips(given)) {
-      TreeStack<State, 40> stack;
+      TreeStack<State, 32> stack;
       const auto merge = [](const State& a, const State& b) { return O::merge(a, b); };
       for (int64_t leaf = 0; leaf < leaves; ++leaf) stack.push(states[leaf], merge);
       state = stack.total(O::none(), merge);

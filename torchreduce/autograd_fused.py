@@ -1,0 +1,637 @@
+"""Derivatives of the ops on rows that are looked at twice. A gradient is an op of its own, one kernel; its derivatives,
+and tangents, are composed of the project's ops in the accumulator type, with one rounding at the end.
+
+In the formulas u = g * weight, J is the Jacobian of an op without weight, which is symmetric for all of them, and E the
+sum or mean over the row's dims.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .autograd import Reduction, rounded, summed
+from .dispatch import Rule, Saved, differentiable, save
+from .fake import reduced_shape
+from .fake_fused import trailing, wide
+
+_ops = torch.ops.torchreduce
+Dims = Sequence[int] | None
+
+
+def _sum(x: Tensor, dims: Dims, level: int) -> Tensor:
+    """Over dims, kept with size 1, in x's dtype. No dims are all of them."""
+    return _ops.sum.default(x, dims, True, x.dtype, level)  # type: ignore[no-any-return]
+
+
+def _kept(x: Tensor, shape: Sequence[int], dims: Dims) -> Tensor:
+    """A value of each row, with size 1 along dims."""
+    return x.reshape(reduced_shape(shape, dims, True))
+
+
+# ---- softmax ---------------------------------------------------------------------------------------------------------
+
+
+def _probabilities(y: Tensor, dim: int, level: int) -> Tensor:
+    """exp(y) of log-probabilities y."""
+    return _ops.softmax.default(y, dim, wide(y.dtype), level)  # type: ignore[no-any-return]
+
+
+class OfResult(Rule):
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        x, ctx.dim, _, ctx.level = inputs
+        ctx.dtype = x.dtype
+        save(ctx, output)
+
+
+@differentiable("softmax")
+class Softmax(OfResult):
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
+        (y,) = saved
+        return _ops.softmax_gradient.default(rounded(grad, y.dtype), y, ctx.dim, ctx.dtype, ctx.level)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
+        (y,) = saved
+        return _ops.softmax_gradient.default(rounded(t, y.dtype), y, ctx.dim, y.dtype, ctx.level)  # type: ignore[no-any-return]
+
+
+@differentiable("log_softmax")
+class LogSoftmax(OfResult):
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
+        (y,) = saved
+        return _ops.log_softmax_gradient.default(rounded(grad, y.dtype), y, ctx.dim, ctx.dtype, ctx.level)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
+        (y,) = saved
+        p = _probabilities(y, ctx.dim, ctx.level)
+        t = t.to(p.dtype)
+        return rounded(t - _sum(p * t, [ctx.dim], ctx.level), y.dtype)
+
+
+class GradientOfResult(Rule):
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        g, y, ctx.dim, ctx.to, ctx.level = inputs
+        ctx.dtype = g.dtype
+        save(ctx, g, y)
+
+
+@differentiable("softmax_gradient")
+class SoftmaxGradient(GradientOfResult):
+    """(g - E(g y)) y."""
+
+    @staticmethod
+    def changed(ctx: Any, g: Tensor, y: Tensor, t: Tensor) -> Tensor:
+        """How it changes with y: t stands for the change, or for the gradient, of which it is the transposed."""
+        return t * (g - _sum(g * y, [ctx.dim], ctx.level))
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
+        g, y = saved
+        to_g = _ops.softmax_gradient.default(rounded(grad, y.dtype), y, ctx.dim, ctx.dtype, ctx.level)
+        g, y, c = (t.to(wide(ctx.dtype)) for t in (g, y, grad))
+        to_y = SoftmaxGradient.changed(ctx, g, y, c) - g * _sum(c * y, [ctx.dim], ctx.level)
+        return to_g, rounded(to_y, ctx.dtype)
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, to_g: Tensor | None, to_y: Tensor | None, *_: Any) -> Tensor:
+        g, y = (t.to(wide(ctx.dtype)) for t in saved)
+        tangent = torch.zeros_like(y)
+        if to_g is not None:
+            tangent = _ops.softmax_gradient.default(to_g.to(y.dtype), y, ctx.dim, y.dtype, ctx.level)
+        if to_y is not None:
+            to_y = to_y.to(y.dtype)
+            tangent = tangent + SoftmaxGradient.changed(ctx, g, y, to_y) - y * _sum(g * to_y, [ctx.dim], ctx.level)
+        return rounded(tangent, ctx.to)
+
+
+@differentiable("log_softmax_gradient")
+class LogSoftmaxGradient(GradientOfResult):
+    """g - exp(y) E(g)."""
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
+        g, y = saved
+        p = _probabilities(y, ctx.dim, ctx.level)
+        g, c = g.to(p.dtype), grad.to(p.dtype)
+        to_g = c - _sum(p * c, [ctx.dim], ctx.level)
+        to_y = -(p * c) * _sum(g, [ctx.dim], ctx.level)
+        return rounded(to_g, ctx.dtype), rounded(to_y, ctx.dtype)
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, to_g: Tensor | None, to_y: Tensor | None, *_: Any) -> Tensor:
+        g, y = saved
+        p = _probabilities(y, ctx.dim, ctx.level)
+        tangent = torch.zeros_like(p)
+        if to_g is not None:
+            to_g = to_g.to(p.dtype)
+            tangent = to_g - p * _sum(to_g, [ctx.dim], ctx.level)
+        if to_y is not None:
+            tangent = tangent - p * to_y.to(p.dtype) * _sum(g.to(p.dtype), [ctx.dim], ctx.level)
+        return rounded(tangent, ctx.to)
+
+
+# ---- values for each row ---------------------------------------------------------------------------------------------
+
+
+class RowValues(Reduction):
+    """Keeps the input and its statistics."""
+
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
+        x, dims, keepdim, level = inputs
+        Reduction.remember(ctx, x, dims, keepdim, level)
+        save(ctx, x, output[-1])
+
+    @staticmethod
+    def value(ctx: Any, products: Tensor) -> Tensor:
+        """The tangent of the result, products being each element's part of it."""
+        return _ops.sum.default(products, ctx.dims, ctx.keepdim, ctx.dtype, ctx.level)  # type: ignore[no-any-return]
+
+
+def _one(stats: Tensor) -> Tensor:
+    return torch.ones_like(stats[0])
+
+
+def _factors(gradient: Any, x: Tensor, stats: Tensor, dims: Dims, level: int) -> Tensor:
+    """By which each element's tangent goes into the row's value, in the accumulator type."""
+    return gradient.default(_one(stats), x.to(stats.dtype), stats, dims, level)  # type: ignore[no-any-return]
+
+
+class GradientOfRowValues(Rule):
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        g, x, stats, ctx.dims, ctx.level = inputs
+        ctx.to_g, ctx.dtype = g.dtype, x.dtype
+        save(ctx, g, x, stats)
+
+
+@differentiable("logsumexp", results=2)
+class LogSumExp(RowValues):
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
+        return _ops.logsumexp_gradient.default(Reduction.kept(ctx, grad), *saved, ctx.dims, ctx.level)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
+        p = _factors(_ops.logsumexp_gradient, *saved, ctx.dims, ctx.level)
+        return RowValues.value(ctx, p * t.to(p.dtype))
+
+
+@differentiable("logsumexp_gradient")
+class LogSumExpGradient(GradientOfRowValues):
+    """g p, with the probabilities p."""
+
+    @staticmethod
+    def changed(ctx: Any, g: Tensor, p: Tensor, t: Tensor) -> Tensor:
+        """Its change with x, or the transposed of it, which is the same."""
+        return g * p * (t - _sum(p * t, ctx.dims, ctx.level))
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
+        g, x, stats = saved
+        p = _factors(_ops.logsumexp_gradient, x, stats, ctx.dims, ctx.level)
+        c = grad.to(p.dtype)
+        to_g = _sum(c * p, ctx.dims, ctx.level)
+        return rounded(to_g, ctx.to_g), rounded(LogSumExpGradient.changed(ctx, g.to(p.dtype), p, c), ctx.dtype)
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, to_g: Tensor | None, to_x: Tensor | None, *_: Any) -> Tensor:
+        g, x, stats = saved
+        p = _factors(_ops.logsumexp_gradient, x, stats, ctx.dims, ctx.level)
+        tangent = torch.zeros_like(p) if to_g is None else p * to_g.to(p.dtype)
+        if to_x is not None:
+            tangent = tangent + LogSumExpGradient.changed(ctx, g.to(p.dtype), p, to_x.to(p.dtype))
+        return rounded(tangent, ctx.dtype)
+
+
+@differentiable("entropy", results=2)
+class Entropy(RowValues):
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
+        return _ops.entropy_gradient.default(Reduction.kept(ctx, grad), *saved, ctx.dims, ctx.level)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
+        factors = _factors(_ops.entropy_gradient, *saved, ctx.dims, ctx.level)
+        return RowValues.value(ctx, factors * t.to(factors.dtype))
+
+
+@differentiable("entropy_gradient")
+class EntropyGradient(GradientOfRowValues):
+    """-g p (log p + h), h being the entropy."""
+
+    @staticmethod
+    def changed(ctx: Any, g: Tensor, x: Tensor, stats: Tensor, t: Tensor) -> Tensor:
+        """Its change with x, or the transposed of it, which is the same."""
+        x = x.to(stats.dtype)
+        p = _ops.logsumexp_gradient.default(_one(stats), x, stats[:2], ctx.dims, ctx.level)
+        away = x - _ops.logsumexp.default(x, ctx.dims, True, ctx.level)[0]
+        away = away.masked_fill(p == 0, 0) + _ops.entropy.default(x, ctx.dims, True, ctx.level)[0]
+        mean, covered = _sum(p * t, ctx.dims, ctx.level), _sum(p * away * t, ctx.dims, ctx.level)
+        return -g * p * (t * (away + 1) - covered - mean * (away + 1))
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
+        g, x, stats = saved
+        c = grad.to(stats.dtype)
+        to_g = _sum(c * _factors(_ops.entropy_gradient, x, stats, ctx.dims, ctx.level), ctx.dims, ctx.level)
+        to_x = EntropyGradient.changed(ctx, g.to(c.dtype), x, stats, c)
+        return rounded(to_g, ctx.to_g), rounded(to_x, ctx.dtype)
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, to_g: Tensor | None, to_x: Tensor | None, *_: Any) -> Tensor:
+        g, x, stats = saved
+        tangent = torch.zeros(x.shape, dtype=stats.dtype, device=x.device)
+        if to_g is not None:
+            factors = _factors(_ops.entropy_gradient, x, stats, ctx.dims, ctx.level)
+            tangent = factors * to_g.to(stats.dtype)
+        if to_x is not None:
+            tangent = tangent + EntropyGradient.changed(ctx, g.to(stats.dtype), x, stats, to_x.to(stats.dtype))
+        return rounded(tangent, ctx.dtype)
+
+
+# ---- moments ---------------------------------------------------------------------------------------------------------
+
+
+def _count(shape: Sequence[int], dims: Dims) -> Any:
+    count: Any = 1
+    for size, row in zip(shape, reduced_shape(shape, dims, True), strict=True):
+        count = count * (size if dims is None or row == 1 else 1)
+    return count
+
+
+def _divide(x: Tensor, n: Any) -> Tensor:
+    """By a number, on x's device: torch's GPU division by a number of the host multiplies by its reciprocal."""
+    return _ops.divide.default(x, x.new_full((), n), x.dtype)  # type: ignore[no-any-return]
+
+
+@differentiable("moments", results=3, smooth=2)
+class Moments(Reduction):
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
+        x, dims, keepdim, ctx.correction, ctx.root, level = inputs
+        Reduction.remember(ctx, x, dims, keepdim, level)
+        save(ctx, x, output[-1])
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Any) -> Tensor:
+        x, stats = saved
+        g, to_mean = (None if t is None else Reduction.kept(ctx, t) for t in grad)
+        if g is None:
+            assert to_mean is not None
+            return Reduction.spread(ctx, _divide(to_mean.to(stats.dtype), _count(ctx.shape, ctx.dims)))
+        rest = (ctx.dims, ctx.correction, ctx.root, ctx.level)
+        return _ops.moments_gradient.default(g, to_mean, x, stats, *rest)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Any:
+        x, stats = saved
+        rest = (ctx.dims, ctx.correction, ctx.root, ctx.level)
+        factors = _ops.moments_gradient.default(_one(stats), None, x.to(stats.dtype), stats, *rest)
+        return (
+            RowValues.value(ctx, factors * t.to(factors.dtype)),
+            _ops.mean.default(t, ctx.dims, ctx.keepdim, ctx.dtype, ctx.level),
+        )
+
+
+@differentiable("moments_gradient")
+class MomentsGradient(Rule):
+    """Of the variance g 2 d / N, of its root s g d / (s N); d is the distance to the mean, N the divisor. And the
+    mean's."""
+
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        g, to_mean, x, stats, ctx.dims, ctx.correction, ctx.root, ctx.level = inputs
+        ctx.to_g, ctx.to_mean, ctx.dtype = g.dtype, None if to_mean is None else to_mean.dtype, x.dtype
+        save(ctx, g, x, stats)
+
+    @staticmethod
+    def factors(ctx: Any, x: Tensor, stats: Tensor) -> Tensor:
+        rest = (ctx.dims, ctx.correction, ctx.root, ctx.level)
+        return _ops.moments_gradient.default(_one(stats), None, x.to(stats.dtype), stats, *rest)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def changed(ctx: Any, g: Tensor, x: Tensor, stats: Tensor, t: Tensor) -> Tensor:
+        """Its change with x, or the transposed of it, which is the same."""
+        x = x.to(stats.dtype)
+        n = max(0.0, _count(x.shape, ctx.dims) - ctx.correction)
+        away = t - _ops.mean.default(t, ctx.dims, True, t.dtype, ctx.level)
+        if not ctx.root:
+            return _divide(2 * g * away, n)
+        s = _ops.moments.default(x, ctx.dims, True, ctx.correction, True, ctx.level)[0]
+        zero = s == 0
+        s = s.masked_fill(zero, 1)
+        unit = _ops.divide.default(x - _ops.mean.default(x, ctx.dims, True, x.dtype, ctx.level), s, x.dtype)
+        along = _divide(_sum(t * unit, ctx.dims, ctx.level), n)
+        scale = _ops.divide.default(_divide(g, n), s, x.dtype).masked_fill(zero, 0)
+        return scale * (away - unit * along)
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
+        g, x, stats = saved
+        c = grad.to(stats.dtype)
+        to_g = _sum(c * MomentsGradient.factors(ctx, x, stats), ctx.dims, ctx.level)
+        to_mean = None
+        if ctx.to_mean is not None:
+            to_mean = _ops.mean.default(c, ctx.dims, True, ctx.to_mean, ctx.level)
+        to_x = MomentsGradient.changed(ctx, g.to(c.dtype), x, stats, c)
+        return rounded(to_g, ctx.to_g), to_mean, rounded(to_x, ctx.dtype)
+
+    @staticmethod
+    def tangent(
+        ctx: Any, saved: Saved, to_g: Tensor | None, to_mean: Tensor | None, to_x: Tensor | None, *_: Any
+    ) -> Tensor:
+        g, x, stats = saved
+        tangent = torch.zeros(x.shape, dtype=stats.dtype, device=x.device)
+        if to_g is not None:
+            tangent = MomentsGradient.factors(ctx, x, stats) * to_g.to(stats.dtype)
+        if to_mean is not None:
+            tangent = tangent + _divide(to_mean.to(stats.dtype), _count(x.shape, ctx.dims))
+        if to_x is not None:
+            tangent = tangent + MomentsGradient.changed(ctx, g.to(stats.dtype), x, stats, to_x.to(stats.dtype))
+        return rounded(tangent, ctx.dtype)
+
+
+# ---- norms -----------------------------------------------------------------------------------------------------------
+
+
+class Normal:
+    """A norm without weights, in the accumulator type: its results, the reciprocal r that scales them, its Jacobian."""
+
+    def __init__(self, centered: bool, ctx: Any, x: Tensor, stats: Tensor) -> None:
+        self.ctx, self.stats, self.centered = ctx, stats, centered
+        self.x = x.to(stats.dtype)
+        self.dims = trailing(x, ctx.dims)
+        self.rest = (ctx.dims, ctx.epsilon, ctx.level)
+
+    def results(self) -> Tensor:
+        if self.centered:
+            return _ops.layer_norm.default(self.x, None, None, *self.rest)[0]  # type: ignore[no-any-return]
+        return _ops.rms_norm.default(self.x, None, *self.rest)[0]  # type: ignore[no-any-return]
+
+    def r(self) -> Tensor:
+        level = self.ctx.level
+        if self.centered:
+            square = _ops.moments.default(self.x, self.dims, True, 0.0, False, level)[0]
+        else:
+            square = _ops.mean.default(self.x * self.x, self.dims, True, self.x.dtype, level)
+        scale = (square + self.ctx.epsilon).sqrt()
+        return _ops.divide.default(torch.ones_like(scale), scale, scale.dtype)  # type: ignore[no-any-return]
+
+    def jacobian(self, t: Tensor) -> Tensor:
+        gradient = _ops.layer_norm_gradient if self.centered else _ops.rms_norm_gradient
+        return gradient.default(t.to(self.x.dtype), self.x, None, self.stats, *self.rest)  # type: ignore[no-any-return]
+
+    def mean(self, t: Tensor) -> Tensor:
+        return _ops.mean.default(t, self.dims, True, t.dtype, self.ctx.level)  # type: ignore[no-any-return]
+
+    def changed(self, u: Tensor, t: Tensor) -> Tensor:
+        """How the Jacobian's product with u changes with x: with its gradient, or its change, t."""
+        results, r = self.results(), self.r()
+        b, d = self.mean(u * results), self.mean(t * results)
+        a, e = (self.mean(u), self.mean(t)) if self.centered else (0.0, 0.0)
+        scaled = self.mean(u * t) - b * d - (a * e if self.centered else 0.0)  # of the product with t, by r
+        return self.jacobian(-r * (u * d + t * b)) - r * r * results * scaled
+
+
+def _over_rows(x: Tensor, like: Tensor, level: int) -> Tensor:
+    """Summed over the rows, to the shape and dtype of a weight."""
+    return summed(x, like.shape, like.dtype, level)
+
+
+@differentiable("rms_norm", results=2)
+class RmsNorm(Rule):
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
+        x, weight, ctx.dims, ctx.epsilon, ctx.level = inputs
+        ctx.dtype = x.dtype
+        save(ctx, x, weight, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
+        x, weight, stats = saved
+        rest = (ctx.dims, ctx.epsilon)
+        to_x = to_weight = None
+        if ctx.needs_input_grad[1]:
+            to_x = _ops.rms_norm_gradient.default(grad, x, weight, stats, *rest, ctx.level)
+        if weight is not None and ctx.needs_input_grad[2]:
+            to_weight = _ops.rms_norm_weights.default(grad, x, stats, *rest, weight.dtype, ctx.level)
+        return to_x, to_weight
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, to_x: Tensor | None, to_weight: Tensor | None, *_: Any) -> Tensor:
+        x, weight, stats = saved
+        normal = Normal(False, ctx, x, stats)
+        tangent = torch.zeros_like(normal.x)
+        if to_x is not None:
+            tangent = normal.jacobian(to_x)
+            if weight is not None:
+                tangent = tangent * weight.to(stats.dtype)
+        if to_weight is not None:
+            tangent = tangent + normal.results() * to_weight.to(stats.dtype)
+        return rounded(tangent, ctx.dtype)
+
+
+@differentiable("layer_norm", results=2)
+class LayerNorm(Rule):
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
+        x, weight, bias, ctx.dims, ctx.epsilon, ctx.level = inputs
+        ctx.dtype = x.dtype
+        save(ctx, x, weight, bias, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
+        x, weight, bias, stats = saved
+        rest = (ctx.dims, ctx.epsilon)
+        to_x = to_weight = to_bias = None
+        if ctx.needs_input_grad[1]:
+            to_x = _ops.layer_norm_gradient.default(grad, x, weight, stats, *rest, ctx.level)
+        if (weight is not None and ctx.needs_input_grad[2]) or (bias is not None and ctx.needs_input_grad[3]):
+            dtype = (weight if weight is not None else bias).dtype
+            to_weight, to_bias = _ops.layer_norm_weights.default(grad, x, stats, *rest, dtype, ctx.level)
+        return to_x, None if weight is None else to_weight, None if bias is None else to_bias
+
+    @staticmethod
+    def tangent(
+        ctx: Any, saved: Saved, to_x: Tensor | None, to_weight: Tensor | None, to_bias: Tensor | None, *_: Any
+    ) -> Tensor:
+        x, weight, _bias, stats = saved
+        normal = Normal(True, ctx, x, stats)
+        tangent = torch.zeros_like(normal.x)
+        if to_x is not None:
+            tangent = normal.jacobian(to_x)
+            if weight is not None:
+                tangent = tangent * weight.to(stats.dtype)
+        if to_weight is not None:
+            tangent = tangent + normal.results() * to_weight.to(stats.dtype)
+        if to_bias is not None:
+            tangent = tangent + to_bias.to(stats.dtype)
+        return rounded(tangent, ctx.dtype)
+
+
+def _register_gradients(name: str, centered: bool) -> None:
+    @differentiable(f"{name}_gradient")
+    class Gradient(Rule):
+        @staticmethod
+        def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+            g, x, weight, stats, ctx.dims, ctx.epsilon, ctx.level = inputs
+            ctx.dtype = x.dtype
+            save(ctx, g, x, weight, stats)
+
+        @staticmethod
+        def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
+            g, x, weight, stats = saved
+            normal = Normal(centered, ctx, x, stats)
+            g, c = g.to(stats.dtype), grad.to(stats.dtype)
+            w = None if weight is None else weight.to(stats.dtype)
+            along = normal.jacobian(c)
+            to_g = along if w is None else along * w
+            to_x = normal.changed(g if w is None else g * w, c)
+            to_weight = None if weight is None else _over_rows(g * along, weight, ctx.level)
+            return rounded(to_g, ctx.dtype), rounded(to_x, ctx.dtype), to_weight
+
+        @staticmethod
+        def tangent(ctx: Any, saved: Saved, to_g: Any, to_x: Any, to_weight: Any, *_: Any) -> Tensor:
+            g, x, weight, stats = saved
+            normal = Normal(centered, ctx, x, stats)
+            g = g.to(stats.dtype)
+            w = None if weight is None else weight.to(stats.dtype)
+            tangent = torch.zeros_like(normal.x)
+            change = None  # of u
+            if to_g is not None:
+                to_g = to_g.to(stats.dtype)
+                change = to_g if w is None else to_g * w
+            if to_weight is not None:
+                by_weight = g * to_weight.to(stats.dtype)
+                change = by_weight if change is None else change + by_weight
+            if change is not None:
+                tangent = normal.jacobian(change)
+            if to_x is not None:
+                tangent = tangent + normal.changed(g if w is None else g * w, to_x.to(stats.dtype))
+            return rounded(tangent, ctx.dtype)
+
+    @differentiable(f"{name}_weights", results=1 + centered, smooth=1 + centered)
+    class Weights(Rule):
+        @staticmethod
+        def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+            g, x, stats, ctx.dims, ctx.epsilon, ctx.to, ctx.level = inputs
+            ctx.dtype = x.dtype
+            save(ctx, g, x, stats)
+
+        @staticmethod
+        def backward(ctx: Any, saved: Saved, grad: Any) -> Any:
+            g, x, stats = saved
+            normal = Normal(centered, ctx, x, stats)
+            c, to_bias = grad if centered else (grad, None)
+            to_g, to_x = torch.zeros_like(normal.x), None
+            if c is not None:
+                c = c.to(stats.dtype)
+                to_g = normal.results() * c
+                to_x = rounded(normal.jacobian(g.to(stats.dtype) * c), ctx.dtype)
+            if to_bias is not None:
+                to_g = to_g + to_bias.to(stats.dtype)
+            return rounded(to_g, ctx.dtype), to_x
+
+        @staticmethod
+        def tangent(ctx: Any, saved: Saved, to_g: Tensor | None, to_x: Tensor | None, *_: Any) -> Any:
+            g, x, stats = saved
+            normal = Normal(centered, ctx, x, stats)
+            products = torch.zeros_like(normal.x)
+            if to_g is not None:
+                products = normal.results() * to_g.to(stats.dtype)
+            if to_x is not None:
+                products = products + g.to(stats.dtype) * normal.jacobian(to_x)
+            like = products.new_empty(x.shape[x.dim() - ctx.dims :], dtype=ctx.to)
+            to_weight = _over_rows(products, like, ctx.level)
+            if not centered:
+                return to_weight
+            return to_weight, torch.zeros_like(like) if to_g is None else _over_rows(to_g, like, ctx.level)
+
+
+_register_gradients("rms_norm", False)
+_register_gradients("layer_norm", True)
+
+
+# ---- cross-entropy ---------------------------------------------------------------------------------------------------
+
+
+@differentiable("cross_entropy", results=3)
+class CrossEntropy(Rule):
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
+        x, target, weight, ctx.dim, ctx.ignored, ctx.level = inputs
+        save(ctx, x, target, weight, output[2])
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
+        return _ops.cross_entropy_gradient.default(grad, *saved, ctx.dim, ctx.ignored, ctx.level)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
+        x, target, weight, stats = saved
+        one = stats.new_ones(target.shape)
+        rest = (target, weight, stats, ctx.dim, ctx.ignored, ctx.level)
+        factors = _ops.cross_entropy_gradient.default(one, x.to(stats.dtype), *rest)
+        # Nothing of a row that is left out counts, be it NaN.
+        products = (t.to(stats.dtype) * factors).masked_fill((target == ctx.ignored).unsqueeze(ctx.dim), 0)
+        return _ops.sum.default(products, [ctx.dim], False, stats.dtype, ctx.level)  # type: ignore[no-any-return]
+
+
+@differentiable("cross_entropy_gradient")
+class CrossEntropyGradient(Rule):
+    """g w (p - 1 at the label), with the probabilities p."""
+
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        g, x, target, weight, stats, ctx.dim, ctx.ignored, ctx.level = inputs
+        ctx.to_g, ctx.dtype = g.dtype, x.dtype
+        save(ctx, g, x, target, weight, stats)
+
+    @staticmethod
+    def factors(ctx: Any, x: Tensor, target: Tensor, weight: Tensor | None, stats: Tensor) -> Tensor:
+        one = stats.new_ones(target.shape)
+        rest = (target, weight, stats, ctx.dim, ctx.ignored, ctx.level)
+        return _ops.cross_entropy_gradient.default(one, x.to(stats.dtype), *rest)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def changed(ctx: Any, g: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, t: Tensor) -> Tensor:
+        """Its change with x, or the transposed of it, which is the same."""
+        left_out = (target == ctx.ignored).unsqueeze(ctx.dim)
+        x = x.to(t.dtype).masked_fill(left_out, 0)
+        p = _ops.softmax.default(x, ctx.dim, None, ctx.level)
+        scale = g.unsqueeze(ctx.dim)
+        if weight is not None:
+            label = target.masked_fill(target == ctx.ignored, 0)
+            scale = scale * weight.to(t.dtype)[label].unsqueeze(ctx.dim)
+        change: Tensor = _ops.softmax_gradient.default((t * scale).masked_fill(left_out, 0), p, ctx.dim, t.dtype, ctx.level)
+        return change
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
+        g, x, target, weight, stats = saved
+        c = grad.to(stats.dtype)
+        left_out = (target == ctx.ignored).unsqueeze(ctx.dim)
+        products = (c * CrossEntropyGradient.factors(ctx, x, target, weight, stats)).masked_fill(left_out, 0)
+        to_g = _ops.sum.default(products, [ctx.dim], False, stats.dtype, ctx.level)
+        to_x = CrossEntropyGradient.changed(ctx, g.to(c.dtype), x, target, weight, c)
+        return rounded(to_g, ctx.to_g), rounded(to_x, ctx.dtype)
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, to_g: Tensor | None, to_x: Tensor | None, *_: Any) -> Tensor:
+        g, x, target, weight, stats = saved
+        tangent = torch.zeros(x.shape, dtype=stats.dtype, device=x.device)
+        if to_g is not None:
+            factors = CrossEntropyGradient.factors(ctx, x, target, weight, stats)
+            tangent = factors * to_g.to(stats.dtype).unsqueeze(ctx.dim)
+        if to_x is not None:
+            to_x = to_x.to(stats.dtype)
+            tangent = tangent + CrossEntropyGradient.changed(ctx, g.to(stats.dtype), x, target, weight, to_x)
+        return rounded(tangent, ctx.dtype)

@@ -1,0 +1,172 @@
+"""What torch needs to know of the ops on rows that are looked at twice: shapes and dtypes of their results (fake
+kernels), batching rules for torch.vmap, and the way past autograd. As fake.py has it of the others.
+
+An op is told by what its arguments and results are:
+
+    x        has an element for each, of the shape of all such
+    rows     has one a row, with size 1 along the rows' dims unless keepdim says otherwise
+    labels   has one a row, without the rows' dim
+    stats    planes of what has one a row, the dims of x after the first
+    weight   has one a position of a row; positions are the last dims
+    dim, dims, keepdim   the rows' dim, their dims (None or []: all) and whether results have them
+    -        anything else
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .dispatch import LIBRARY
+from .fake import dims_of, reduced_shape
+
+_ops = torch.ops.torchreduce
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def _softmax(x: Tensor, dim: int, dtype: torch.dtype | None, level: int) -> Tensor:
+    return x.new_empty(x.shape, dtype=dtype or x.dtype)
+
+
+def _softmax_gradient(g: Tensor, y: Tensor, dim: int, dtype: torch.dtype, level: int) -> Tensor:
+    return g.new_empty(g.shape, dtype=dtype)
+
+
+def _stats(planes: int, x: Tensor, dims: Sequence[int] | None) -> Tensor:
+    return x.new_empty([planes, *reduced_shape(x.shape, dims, True)], dtype=wide(x.dtype))
+
+
+def _row_values(planes: int) -> Callable[..., Any]:
+    def kernel(x: Tensor, dims: Sequence[int] | None, keepdim: bool, level: int) -> Any:
+        return x.new_empty(reduced_shape(x.shape, dims, keepdim)), _stats(planes, x, dims)
+
+    return kernel
+
+
+def _moments(x: Tensor, dims: Any, keepdim: bool, correction: float, root: bool, level: int) -> Any:
+    shape = reduced_shape(x.shape, dims, keepdim)
+    return x.new_empty(shape), x.new_empty(shape), _stats(3, x, dims)
+
+
+def trailing(x: Tensor, dims: int) -> list[int]:
+    return list(range(x.dim() - dims, x.dim()))
+
+
+def _rms_norm(x: Tensor, weight: Tensor | None, dims: int, epsilon: float, level: int) -> Any:
+    return x.new_empty(x.shape), _stats(1, x, trailing(x, dims) if dims else [])
+
+
+def _layer_norm(x: Tensor, weight: Any, bias: Any, dims: int, epsilon: float, level: int) -> Any:
+    return x.new_empty(x.shape), _stats(3, x, trailing(x, dims) if dims else [])
+
+
+def _weights(count: int) -> Callable[..., Any]:
+    def kernel(g: Tensor, x: Tensor, stats: Tensor, dims: int, epsilon: float, dtype: torch.dtype, level: int) -> Any:
+        results = tuple(x.new_empty(x.shape[x.dim() - dims :], dtype=dtype) for _ in range(count))
+        return results if count > 1 else results[0]
+
+    return kernel
+
+
+def _cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None, dim: int, ignored: int, level: int) -> Any:
+    loss, weights = (x.new_empty(target.shape, dtype=wide(x.dtype)) for _ in range(2))
+    return loss, weights, _stats(2, x, [dim])
+
+
+def _like(which: int) -> Callable[..., Tensor]:
+    def kernel(*args: Any) -> Tensor:
+        return args[which].new_empty(args[which].shape)  # type: ignore[no-any-return]
+
+    return kernel
+
+
+# By name: what the arguments before the level are, what the results are, the fake kernel.
+SIGNATURES: dict[str, tuple[str, str, Callable[..., Any]]] = {
+    "softmax": ("x dim -", "x", _softmax),
+    "log_softmax": ("x dim -", "x", _softmax),
+    "softmax_gradient": ("x x dim -", "x", _softmax_gradient),
+    "log_softmax_gradient": ("x x dim -", "x", _softmax_gradient),
+    "logsumexp": ("x dims keepdim", "rows stats", _row_values(2)),
+    "logsumexp_gradient": ("rows x stats dims", "x", _like(1)),
+    "entropy": ("x dims keepdim", "rows stats", _row_values(3)),
+    "entropy_gradient": ("rows x stats dims", "x", _like(1)),
+    "moments": ("x dims keepdim - -", "rows rows stats", _moments),
+    "moments_gradient": ("rows rows x stats dims - -", "x", _like(2)),
+    "rms_norm": ("x weight - -", "x stats", _rms_norm),
+    "rms_norm_gradient": ("x x weight stats - -", "x", _like(1)),
+    "rms_norm_weights": ("x x stats - - -", "weight", _weights(1)),
+    "layer_norm": ("x weight weight - -", "x stats", _layer_norm),
+    "layer_norm_gradient": ("x x weight stats - -", "x", _like(1)),
+    "layer_norm_weights": ("x x stats - - -", "weight weight", _weights(2)),
+    "cross_entropy": ("x labels weight dim -", "labels labels stats", _cross_entropy),
+    "cross_entropy_gradient": ("labels x labels weight stats dim -", "x", _like(1)),
+}
+
+
+def batching_rule(name: str) -> Callable[..., Any]:
+    """Takes the batch dim along as one more dim of the rows' index. By batch invariance that gives the bits of a loop.
+    What is no row's, a weight or its gradient, is looped over."""
+    arguments, results, _ = SIGNATURES[name]
+    kinds, returned = arguments.split(), results.split()
+    default = getattr(_ops, name).default
+
+    def looped(info: Any, in_dims: Any, args: Any) -> Any:
+        def at(i: int) -> Any:
+            picked = [a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)]
+            out = default(*picked)
+            return out if isinstance(out, tuple) else (out,)
+
+        each = [at(i) for i in range(info.batch_size)]
+        stacked = tuple(torch.stack([out[k] for out in each]) for k in range(len(returned)))
+        return (stacked, (0,) * len(stacked)) if len(stacked) > 1 else (stacked[0], 0)
+
+    def rule(info: Any, in_dims: Any, *args: Any) -> Any:
+        in_dims = (*in_dims, *[None] * (len(args) - len(in_dims)))
+        batched_weight = any(k == "weight" and d is not None for k, d in zip(kinds, in_dims, strict=False))
+        if batched_weight or "weight" in returned:
+            return looped(info, in_dims, args)
+        x, x_dim = next((a, d) for k, a, d in zip(kinds, args, in_dims, strict=False) if k == "x")
+        rank = x.dim() - (x_dim is not None)
+        scalar = rank == 0
+
+        def moved(kind: str, t: Tensor | None, d: int | None) -> Tensor | None:
+            if t is None:
+                return None
+            to = 1 if kind == "stats" else 0
+            if d is None:
+                t = t.unsqueeze(to)
+                t = t.expand([info.batch_size if i == to else size for i, size in enumerate(t.shape)])
+            else:
+                t = t.movedim(d, to)
+            return t.unsqueeze(-1) if scalar and kind != "labels" else t
+
+        def argument(kind: str, value: Any, d: int | None) -> Any:
+            if kind in ("x", "rows", "labels", "stats"):
+                return moved(kind, value, d)
+            if kind == "dim":
+                return 1 if scalar else 1 + value % rank
+            if kind == "dims":
+                return [1] if scalar else [1 + i for i in dims_of(rank, value)]
+            return value
+
+        out = default(*(argument(*each) for each in zip([*kinds, "-"], args, in_dims, strict=True)))
+        out = out if isinstance(out, tuple) else (out,)
+        if scalar:
+            keepdim = "keepdim" in kinds and args[kinds.index("keepdim")]
+            out = tuple(t.squeeze(-1) if k in ("x", "stats") or (k == "rows" and keepdim) else t
+                        for k, t in zip(returned, out, strict=True))  # fmt: skip
+        out_dims = tuple(1 if k == "stats" else 0 for k in returned)
+        return (out, out_dims) if len(out) > 1 else (out[0], 0)
+
+    return rule
+
+
+for _name, (_, _, _kernel) in SIGNATURES.items():
+    for _overload in ("", ".raw"):
+        torch.library.register_fake(f"torchreduce::{_name}{_overload}", _kernel, lib=LIBRARY)
+        torch.library.register_vmap(f"torchreduce::{_name}{_overload}", batching_rule(_name), lib=LIBRARY)
+    LIBRARY.impl(f"{_name}.raw", torch.library.fallthrough_kernel, "Autograd")

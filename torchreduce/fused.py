@@ -1,0 +1,372 @@
+"""The public functions on rows that are looked at twice: softmax, norms, variances, cross-entropy.
+
+Common to all of them
+- input: a strided tensor of float32, float64, float16 or bfloat16 on the CPU or a GPU, with any strides; it is never
+  copied. Other dtypes are a NotImplementedError (a RuntimeError for variances, as in torch).
+- Everything is computed in float32, or in float64 if the input or the result is float64, and rounded once: the result
+  for 16-bit floats is that for the same values in float32, rounded. exp and log are the project's own.
+- The bits of a result, and of its gradients, depend on the data of its own row alone (docs/numerics.md), those of a
+  weight's gradient on the rows and their order; a NaN is written as the canonical quiet one.
+- out, dim, keepdim and their errors: as in ops.py.
+"""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .autograd import rounded
+from .autograd_fused import _count
+from .checks import Dims, FusedOverloads, as_dtype, check_dim, check_floats, check_row_dims, fused_overloads
+from .determinism import level_code
+from .dispatch import serving
+from .fake import decided, reduced_shape
+from .ops import check_out, prepare_outs
+
+_SOFTMAX, _LOG_SOFTMAX, _LOGSUMEXP, _ENTROPY, _MOMENTS, _RMS_NORM, _LAYER_NORM, _CROSS_ENTROPY = (
+    fused_overloads(name)
+    for name in (
+        "softmax", "log_softmax", "logsumexp", "entropy", "moments", "rms_norm", "layer_norm", "cross_entropy",
+    )
+)  # fmt: skip
+_LOW = (torch.float16, torch.bfloat16)
+
+
+def _is_autocast(input: Tensor) -> bool:
+    """Whether torch's autocast makes float32 of the function's inputs: on GPUs alone."""
+    return input.is_cuda and torch.is_autocast_enabled("cuda") and input.dtype in _LOW
+
+
+def _finish(name: str, result: Tensor, out: Tensor | None, input: Tensor) -> Tensor:
+    if out is None:
+        return result
+    check_out(name, out)
+    prepare_outs(name, [input], result.shape, {"out": result.dtype}, {"out": out})
+    return out.copy_(result)
+
+
+# ---- softmax ---------------------------------------------------------------------------------------------------------
+
+
+def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None, *, out: Tensor | None = None) -> Tensor:
+    """exp of each element, divided by the sum of them over dim.
+
+    Equal elements of a row have equal results, wherever these are normal numbers. A row that holds NaN or +inf, or
+    nothing but -inf, becomes NaN. The result has dtype, or out's, else the input's; under autocast on a GPU float32.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.softmax(torch.tensor([[0.0, 0.0], [1.0, float("-inf")]]), dim=1)
+    tensor([[0.5000, 0.5000],
+            [1.0000, 0.0000]])
+    """
+    return _softmax(_SOFTMAX, input, dim, dtype, out)
+
+
+def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None, *, out: Tensor | None = None) -> Tensor:
+    """The logarithm of softmax, without its underflow. Monotone: of two elements of a row the greater does not have the
+    lesser result. Special values and dtype as in softmax, and -inf for -inf.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.log_softmax(torch.tensor([0.0, -1000.0]), dim=0)
+    tensor([    0., -1000.])
+    """
+    return _softmax(_LOG_SOFTMAX, input, dim, dtype, out)
+
+
+def _softmax(op: FusedOverloads, input: Tensor, dim: Any, dtype: Any, out: Tensor | None) -> Tensor:
+    check_floats(op.name, input)
+    dim = check_dim(op.name, dim, input.ndim)
+    dtype = as_dtype(out.dtype if out is not None and dtype is None and isinstance(out, Tensor) else dtype)
+    if dtype is None and _is_autocast(input):
+        dtype = torch.float32
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        kind = NotImplementedError if isinstance(dtype, torch.dtype) else TypeError
+        raise kind(f"{op.name}(): expected dtype to be a floating dtype, but got {dtype}")
+    result: Tensor = serving(op, input)(input, dim, dtype, level_code())
+    return _finish(op.name, result, out, input)
+
+
+# ---- values for each row ---------------------------------------------------------------------------------------------
+
+
+def logsumexp(input: Tensor, dim: Dims, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """The logarithm of the sum of exp over dim. NaN if there is one; +inf for +inf; -inf over nothing but -inf, of which
+    the gradient is 0, and over no elements.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.logsumexp(torch.tensor([[1000.0, 1000.0]]), dim=1)
+    tensor([1000.6931])
+    """
+    dims = check_row_dims("logsumexp", input, dim, keepdim)
+    result: Tensor = serving(_LOGSUMEXP, input)(input, dims, keepdim, level_code())[0]
+    return _finish("logsumexp", result, out, input)
+
+
+def entropy(input: Tensor, dim: int, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """The entropy, in nats, of softmax(input, dim): from one look at the logits, without cancellation. NaN where softmax
+    is NaN; 0 over no elements.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.entropy(torch.zeros(1, 4), dim=1)
+    tensor([1.3863])
+    """
+    check_floats("entropy", input)
+    dims = [check_dim("entropy", dim, input.ndim)]
+    check_row_dims("entropy", input, dims, keepdim)
+    result: Tensor = serving(_ENTROPY, input)(input, dims, keepdim, level_code())[0]
+    return _finish("entropy", result, out, input)
+
+
+def _correction(name: str, unbiased: Any, correction: Any) -> float:
+    if unbiased is not None:
+        if not isinstance(unbiased, bool):
+            raise TypeError(f"{name}(): argument 'unbiased' must be a bool, got {type(unbiased).__name__}")
+        if correction is not None:
+            raise TypeError(f"{name}(): give one of 'unbiased' and 'correction'")
+        return float(unbiased)
+    if correction is None:
+        return 1.0
+    if isinstance(correction, bool) or not isinstance(correction, (int, float)):
+        raise TypeError(f"{name}(): argument 'correction' must be a number, got {type(correction).__name__}")
+    return float(correction)
+
+
+def _moments(
+    name: str, input: Tensor, dim: Dims, unbiased: Any, keepdim: bool, correction: Any, root: bool
+) -> tuple[Tensor, Tensor]:
+    divisor = _correction(name, unbiased, correction)
+    if isinstance(input, Tensor) and not input.is_floating_point() and not input.is_complex():
+        raise RuntimeError(f"{name}(): expected input to be of a floating dtype, but got {input.dtype}")
+    dims = check_row_dims(name, input, dim, keepdim)
+    value, mean, _ = serving(_MOMENTS, input)(input, dims, keepdim, divisor, root, level_code())
+    return value, mean
+
+
+def var(
+    input: Tensor,
+    dim: Dims = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The variance over dim: the sum of the squares of the distances to the mean, divided by the number of elements less
+    `correction` (default 1; `unbiased` is its older name, True for 1 and False for 0), or by 0 where that is negative.
+
+    Exact within some units in the last place whatever the mean. Of constants exactly 0. NaN if there is NaN or inf.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.var(torch.tensor([1e6, 1e6 + 1, 1e6 + 2]))
+    tensor(1.)
+    """
+    return _finish("var", _moments("var", input, dim, unbiased, keepdim, correction, False)[0], out, input)
+
+
+def std(
+    input: Tensor,
+    dim: Dims = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The square root of var. Its gradient is 0 where it is 0.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.std(torch.tensor([[1.0, 3.0], [2.0, 2.0]]), dim=1, correction=0)
+    tensor([1., 0.])
+    """
+    return _finish("std", _moments("std", input, dim, unbiased, keepdim, correction, True)[0], out, input)
+
+
+def var_mean(
+    input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *,
+    correction: float | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """var and mean, from one reading of the input.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.var_mean(torch.tensor([1.0, 3.0]))
+    (tensor(2.), tensor(2.))
+    """
+    return _moments("var_mean", input, dim, unbiased, keepdim, correction, False)
+
+
+def std_mean(
+    input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *,
+    correction: float | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """std and mean, from one reading of the input.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.std_mean(torch.tensor([1.0, 3.0]), correction=0)
+    (tensor(1.), tensor(2.))
+    """
+    return _moments("std_mean", input, dim, unbiased, keepdim, correction, True)
+
+
+# ---- norms -----------------------------------------------------------------------------------------------------------
+
+
+def _normalized(name: str, input: Tensor, shape: Any, **weights: Tensor | None) -> int:
+    """How many dims are normalized."""
+    check_floats(name, input)
+    sizes = [shape] if isinstance(shape, int) else list(shape) if isinstance(shape, Sequence) else None
+    if sizes is None or not all(hasattr(n, "__index__") or isinstance(n, torch.SymInt) for n in sizes):
+        raise TypeError(f"{name}(): argument 'normalized_shape' must be an int or ints, got {shape!r}")
+    if not sizes:
+        raise RuntimeError(f"{name}(): expected normalized_shape to have at least one dim, but got {sizes}")
+    if len(sizes) > input.ndim or list(input.shape[input.ndim - len(sizes) :]) != sizes:
+        rest = ", ".join(["*", *map(str, sizes)])
+        raise RuntimeError(
+            f"{name}(): given normalized_shape={sizes}, expected input with shape [{rest}], but got input of size "
+            f"{list(input.shape)}"
+        )
+    wide = torch.float64 if input.dtype is torch.float64 else torch.float32
+    given = {key: t for key, t in weights.items() if t is not None}
+    for key, t in given.items():
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name}(): argument {key!r} must be a Tensor, got {type(t).__name__}")
+        if list(t.shape) != sizes:
+            raise RuntimeError(
+                f"{name}(): expected {key} to be of same shape as normalized_shape, but got {key} of shape "
+                f"{list(t.shape)} and normalized_shape = {sizes}"
+            )
+        if t.dtype not in (input.dtype, wide):
+            raise RuntimeError(f"{name}(): expected {key} to have dtype {input.dtype} or {wide}, but got {t.dtype}")
+        if t.device != input.device:
+            raise RuntimeError(f"{name}(): expected {key} to be on {input.device}, but it is on {t.device}")
+    if len({t.dtype for t in given.values()}) > 1:
+        raise RuntimeError(
+            f"{name}(): expected {' and '.join(given)} to have one dtype, but got {[t.dtype for t in given.values()]}"
+        )
+    return len(sizes)
+
+
+def _epsilon(name: str, eps: Any) -> float:
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+        raise TypeError(f"{name}(): argument 'eps' must be a number, got {type(eps).__name__}")
+    return float(eps)
+
+
+def rms_norm(
+    input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """Each row, of the last dims, divided by the root of its mean square plus eps, times weight.
+
+    weight has the input's dtype or float32. eps is by default that of the accumulator: 2^-23, or 2^-52 for float64.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.rms_norm(torch.tensor([[3.0, 4.0]]), 2)
+    tensor([[0.8485, 1.1314]])
+    """
+    dims = _normalized("rms_norm", input, normalized_shape, weight=weight)
+    if eps is None:
+        eps = torch.finfo(torch.float64 if input.dtype is torch.float64 else torch.float32).eps
+    more = () if weight is None else (weight,)
+    call = serving(_RMS_NORM, input, *more)
+    return call(input, weight, dims, _epsilon("rms_norm", eps), level_code())[0]  # type: ignore[no-any-return]
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Each row, of the last dims, less its mean, divided by the root of its variance plus eps, times weight, plus bias.
+
+    Exact also where the mean is large beside the spread. weight and bias have the input's dtype or float32. Under
+    autocast on a GPU the result is float32.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.layer_norm(torch.tensor([[1.0, 3.0]]), 2, eps=0)
+    tensor([[-1.,  1.]])
+    """
+    if isinstance(input, Tensor) and _is_autocast(input):
+        input, weight, bias = (t if t is None else t.float() for t in (input, weight, bias))
+    dims = _normalized("layer_norm", input, normalized_shape, weight=weight, bias=bias)
+    more = [t for t in (weight, bias) if t is not None]
+    call = serving(_LAYER_NORM, input, *more)
+    return call(input, weight, bias, dims, _epsilon("layer_norm", eps), level_code())[0]  # type: ignore[no-any-return]
+
+
+# ---- cross-entropy ---------------------------------------------------------------------------------------------------
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The negative log_softmax of the logits at each row's class label, as torch.nn.functional.cross_entropy.
+
+    input is (classes), (rows, classes) or (rows, classes, ...); target has int64 labels, of the same shape without
+    classes. Rows labelled ignore_index count nothing, and their gradient is 0, whatever they hold. weight has one
+    element a class. reduction is "none", "sum" or "mean", divided by the sum of the rows' weights: NaN where that is 0.
+    Neither a float32 copy of the logits nor log-probabilities are kept: 8 bytes a row are saved for the gradient.
+    Under autocast on a GPU the result is float32.
+
+    A label out of range is an IndexError on the CPU; on a GPU, where nobody waits for the kernel, its loss and gradient
+    are NaN. label_smoothing and targets of probabilities are a NotImplementedError.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.cross_entropy(torch.tensor([[0.0, 0.0], [9.0, 0.0]]), torch.tensor([1, -100]))
+    tensor(0.6931)
+    """
+    name = "cross_entropy"
+    check_floats(name, input)
+    if not isinstance(target, Tensor):
+        raise TypeError(f"{name}(): argument 'target' must be a Tensor, got {type(target).__name__}")
+    if label_smoothing != 0.0:
+        raise NotImplementedError(f"{name}(): not implemented for label_smoothing={label_smoothing}. Supported is 0.0")
+    if target.is_floating_point():
+        raise NotImplementedError(f"{name}(): not implemented for probabilities as target. Supported are int64 labels")
+    if reduction not in ("none", "sum", "mean"):
+        raise ValueError(f"{name}(): {reduction!r} is not a valid value for reduction: give 'none', 'sum' or 'mean'")
+    dim = 0 if input.ndim == 1 else 1
+    if input.ndim == 0 or list(target.shape) != [*input.shape[:dim], *input.shape[dim + 1 :]]:
+        raise ValueError(
+            f"{name}(): expected target to have input's shape {list(input.shape)} without its classes, but got "
+            f"{list(target.shape)}"
+        )
+    if target.dtype is not torch.int64:
+        if target.dtype is not torch.uint8:
+            raise RuntimeError(f"{name}(): expected target dtype to be int64 or uint8, but got {target.dtype}")
+        target = target.long()
+    if target.device != input.device:
+        raise RuntimeError(f"{name}(): expected target to be on {input.device}, but it is on {target.device}")
+    if weight is not None:
+        check_floats(name, weight, "weight")
+        if list(weight.shape) != [input.shape[dim]]:
+            raise RuntimeError(
+                f"{name}(): expected weight to have an element for each of {input.shape[dim]} classes, but got the "
+                f"shape {list(weight.shape)}"
+            )
+        if weight.device != input.device:
+            raise RuntimeError(f"{name}(): expected weight to be on {input.device}, but it is on {weight.device}")
+    more = (target,) if weight is None else (target, weight)
+    level = level_code()
+    loss, weights, _ = serving(_CROSS_ENTROPY, input, *more)(input, target, weight, dim, ignore_index, level)
+    result = torch.float32 if _is_autocast(input) else input.dtype
+    if reduction == "none":
+        return rounded(loss, result)
+    ops = torch.ops.torchreduce
+    if reduction == "sum":
+        return ops.sum.default(loss, None, False, result, level)  # type: ignore[no-any-return]
+    total = ops.sum.default(loss, None, False, loss.dtype, level)
+    if weight is None:
+        divisor = ops.count_nonzero.default(weights, None, False, level)
+    else:
+        divisor = ops.sum.default(weights, None, False, weights.dtype, level)
+    return ops.divide.default(total, divisor, result)  # type: ignore[no-any-return]

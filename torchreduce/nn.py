@@ -1,0 +1,81 @@
+"""Modules with torch.nn's parameters, arguments and state dicts, whose forward and backward are torchreduce's.
+
+>>> import torch, torchreduce
+>>> norm = torchreduce.nn.RMSNorm(8)
+>>> norm.load_state_dict(torch.nn.RMSNorm(8).state_dict())
+<All keys matched successfully>
+"""
+
+import torch
+from torch import Tensor
+
+from . import fused
+
+__all__ = ["CrossEntropyLoss", "LayerNorm", "LogSoftmax", "RMSNorm", "Softmax"]
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """torch.nn.RMSNorm by torchreduce.rms_norm.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.nn.RMSNorm(2)(torch.tensor([[3.0, 4.0]])).detach()
+    tensor([[0.8485, 1.1314]])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return fused.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+
+class LayerNorm(torch.nn.LayerNorm):
+    """torch.nn.LayerNorm by torchreduce.layer_norm.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.nn.LayerNorm(2, eps=0)(torch.tensor([[1.0, 3.0]])).detach()
+    tensor([[-1.,  1.]])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return fused.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class Softmax(torch.nn.Softmax):
+    """torch.nn.Softmax by torchreduce.softmax; dim has to be given.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.nn.Softmax(dim=0)(torch.zeros(2))
+    tensor([0.5000, 0.5000])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return fused.softmax(input, self.dim)  # type: ignore[arg-type]
+
+
+class LogSoftmax(torch.nn.LogSoftmax):
+    """torch.nn.LogSoftmax by torchreduce.log_softmax; dim has to be given.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.nn.LogSoftmax(dim=0)(torch.tensor([0.0, -1000.0]))
+    tensor([    0., -1000.])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return fused.log_softmax(input, self.dim)  # type: ignore[arg-type]
+
+
+class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
+    """torch.nn.CrossEntropyLoss by torchreduce.cross_entropy, of class labels, without label smoothing.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.nn.CrossEntropyLoss()(torch.zeros(1, 2), torch.tensor([1]))
+    tensor(0.6931)
+    """
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return fused.cross_entropy(
+            input,
+            target,
+            self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+        )
