@@ -140,11 +140,39 @@ class Golden:
         return torch.stack([make_factors(a), b])
 
     def result(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Of the call on x."""
+        """Of the call on x; of functions on rows that are looked at twice with the gradients of all inputs."""
+        if self.function in _FUSED:
+            return self._with_gradients(x)
         inputs = x.unbind() if self.function == "linear_scan" else (x,)
         out = getattr(torchreduce, self.function)(*inputs, **self.options)
         return (out,) if isinstance(out, Tensor) else tuple(out)
 
+    def _with_gradients(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Weights, labels and the gradient of the result are made of the seed, too: numbers 1, 2 and 3 million on."""
+
+        def made(shape: Sequence[int], dtype: torch.dtype, number: int) -> Tensor:
+            return make_input(shape, dtype, self.seed + number * 10**6).to(x.device)
+
+        x = x.detach().requires_grad_()
+        arguments: list[Tensor] = []
+        options = dict(self.options)
+        if self.function in ("rms_norm", "layer_norm"):
+            options["normalized_shape"] = x.shape[-1:]
+            options["weight"] = made(x.shape[-1:], x.dtype, 1).requires_grad_()
+            if self.function == "layer_norm":
+                options["bias"] = made(x.shape[-1:], x.dtype, 2).requires_grad_()
+        elif self.function == "cross_entropy":
+            arguments = [made(x.shape[:1], torch.int64, 1) % x.shape[1]]
+            arguments[0][::5] = -100
+            options["weight"] = made(x.shape[1:], x.dtype, 2).abs()
+        out = getattr(torchreduce, self.function)(x, *arguments, **options)
+        inputs = [x, *(t for t in options.values() if isinstance(t, Tensor) and t.requires_grad)]
+        outs = (out,) if isinstance(out, Tensor) else tuple(out)
+        gradients = torch.autograd.grad(outs, inputs, [made(t.shape, t.dtype, 3) for t in outs])
+        return (*(t.detach() for t in outs), *gradients)
+
+
+_FUSED = ("softmax", "log_softmax", "logsumexp", "entropy", "var", "std_mean", "rms_norm", "layer_norm", "cross_entropy")
 
 # The lengths cross a leaf, several leaves, a block tile, and superblocks.
 _REDUCED: list[tuple[tuple[int, ...], dict[str, Any]]] = [
@@ -208,6 +236,17 @@ def golden_cases() -> list[Golden]:
         calls += [(name, dtype, (5, 3000), False, {"dim": 1}) for name in ("prod", "any", "all", "count_nonzero")]
     for given, dtype in ((torch.float32, torch.float64), (torch.float64, torch.bfloat16), (torch.int64, torch.float16)):
         calls += [("prod", given, (3, 5000), False, {"dim": 1, "dtype": dtype})]
+    for dtype in FLOATS:
+        for name in ("softmax", "log_softmax", "logsumexp", "entropy", "var", "std_mean"):
+            shapes: list[tuple[tuple[int, ...], int]] = [((5, 300), 1), ((3, 8193), 1), ((2051, 7), 0)]
+            calls += [(name, dtype, shape, False, {"dim": dim}) for shape, dim in shapes]
+            calls += [(name, dtype, (64, 150), True, {"dim": 1})]
+        for name in ("rms_norm", "layer_norm"):
+            calls += [(name, dtype, shape, False, {}) for shape in ((7, 300), (3, 8193), (2051, 7))]
+            calls += [(name, dtype, (64, 150), True, {})]
+        calls += [("cross_entropy", dtype, (9, 300), False, {"reduction": kind}) for kind in ("none", "sum", "mean")]
+        calls += [("cross_entropy", dtype, (6, 8193), False, {}), ("cross_entropy", dtype, (64, 150), True, {})]
+    calls += [("softmax", torch.bfloat16, (5, 300), False, {"dim": 1, "dtype": torch.float32})]
     return [
         Golden(name, dtype, shape, seed, hostile, options)
         for seed, (name, dtype, shape, hostile, options) in enumerate(calls)
