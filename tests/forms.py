@@ -66,6 +66,44 @@ FORMS = {
 }
 
 
+def labels(x, dim=1):
+    """A label for each row along dim, every third one the ignored one."""
+    shape = [*x.shape[:dim], *x.shape[dim + 1 :]]
+    i = torch.arange(torch.Size(shape).numel(), device=x.device)
+    return torch.where(i % 3 == 2, -100, i * 7 % x.shape[dim]).reshape(shape)
+
+
+def weights(x, dims):
+    """One for each position of the last dims, of x."""
+    return tr.sum(x, tuple(range(x.dim() - dims))).cos()
+
+
+def normalized(x):
+    weight = weights(x, 2)
+    return tr.layer_norm(x, x.shape[-2:], weight, weight.sin())
+
+
+# On rows that are looked at twice.
+FUSED_FORMS = {
+    "softmax": lambda x: tr.softmax(x, 1),
+    "softmax dtype": lambda x: tr.softmax(x, -1, dtype=torch.float64),
+    "log_softmax": lambda x: tr.log_softmax(x, 0),
+    "logsumexp": lambda x: tr.logsumexp(x, (0, 2)),
+    "logsumexp keepdim": lambda x: tr.logsumexp(x, 1, keepdim=True),
+    "entropy": lambda x: tr.entropy(x, 2),
+    "var": lambda x: tr.var(x, (0, 1)),
+    "std": lambda x: tr.std(x, correction=0, keepdim=True),
+    "var_mean": lambda x: torch.stack(tr.var_mean(x, (1, 2), correction=0)),
+    "std_mean": lambda x: tr.std_mean(x, (0, 1), keepdim=True)[1],
+    "rms_norm": lambda x: tr.rms_norm(x, x.shape[-1:], weights(x, 1)),
+    "layer_norm": normalized,
+    "layer_norm plain": lambda x: tr.layer_norm(x, x.shape[-1:]),
+    "cross_entropy": lambda x: tr.cross_entropy(x, labels(x)),
+    "cross_entropy weight": lambda x: tr.cross_entropy(
+        x, labels(x), torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype), reduction="none"
+    ),
+}
+
 # linear_scan, of which all inputs depend on x.
 LINEAR_FORMS = {
     "linear_scan": lambda x: tr.linear_scan(x.sin(), x, 1),
@@ -73,7 +111,7 @@ LINEAR_FORMS = {
     "linear_scan broadcast": lambda x: tr.linear_scan(x[:1].sin(), x, 0, initial=x[0, 0, :1]),
     "linear_scan number": lambda x: tr.linear_scan(0.5, x, 1, initial=2, reverse=True),
 }
-DIFFERENTIABLE = {**FORMS, **LINEAR_FORMS}
+DIFFERENTIABLE = {**FORMS, **LINEAR_FORMS, **FUSED_FORMS}
 
 
 def everything(x):

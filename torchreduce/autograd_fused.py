@@ -180,7 +180,8 @@ class LogSumExp(RowValues):
 
     @staticmethod
     def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
-        p = _factors(_ops.logsumexp_gradient, *saved, ctx.dims, ctx.level)
+        x, stats = saved
+        p = _factors(_ops.logsumexp_gradient, x, stats, ctx.dims, ctx.level)
         return RowValues.value(ctx, p * t.to(p.dtype))
 
 
@@ -219,7 +220,8 @@ class Entropy(RowValues):
 
     @staticmethod
     def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
-        factors = _factors(_ops.entropy_gradient, *saved, ctx.dims, ctx.level)
+        x, stats = saved
+        factors = _factors(_ops.entropy_gradient, x, stats, ctx.dims, ctx.level)
         return RowValues.value(ctx, factors * t.to(factors.dtype))
 
 
@@ -235,7 +237,8 @@ class EntropyGradient(GradientOfRowValues):
         away = x - _ops.logsumexp.default(x, ctx.dims, True, ctx.level)[0]
         away = away.masked_fill(p == 0, 0) + _ops.entropy.default(x, ctx.dims, True, ctx.level)[0]
         mean, covered = _sum(p * t, ctx.dims, ctx.level), _sum(p * away * t, ctx.dims, ctx.level)
-        return -g * p * (t * (away + 1) - covered - mean * (away + 1))
+        change: Tensor = -g * p * (t * (away + 1) - covered - mean * (away + 1))
+        return change
 
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
@@ -331,7 +334,8 @@ class MomentsGradient(Rule):
         unit = _ops.divide.default(x - _ops.mean.default(x, ctx.dims, True, x.dtype, ctx.level), s, x.dtype)
         along = _divide(_sum(t * unit, ctx.dims, ctx.level), n)
         scale = _ops.divide.default(_divide(g, n), s, x.dtype).masked_fill(zero, 0)
-        return scale * (away - unit * along)
+        change: Tensor = scale * (away - unit * along)
+        return change
 
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
@@ -611,7 +615,9 @@ class CrossEntropyGradient(Rule):
         if weight is not None:
             label = target.masked_fill(target == ctx.ignored, 0)
             scale = scale * weight.to(t.dtype)[label].unsqueeze(ctx.dim)
-        change: Tensor = _ops.softmax_gradient.default((t * scale).masked_fill(left_out, 0), p, ctx.dim, t.dtype, ctx.level)
+        change: Tensor = _ops.softmax_gradient.default(
+            (t * scale).masked_fill(left_out, 0), p, ctx.dim, t.dtype, ctx.level
+        )
         return change
 
     @staticmethod

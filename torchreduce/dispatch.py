@@ -91,7 +91,7 @@ class Rule:
         """Keeps what the others need: by ctx.save_for_backward and ctx.save_for_forward if it is a tensor."""
 
     @staticmethod
-    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
+    def backward(ctx: Any, saved: Saved, grad: Any) -> Any:
         """The gradient of the first tensor, or a tuple of those of the first ones; the rest have none. Of an op with
         several differentiable results `grad` is a tuple of theirs, None for one that is not there."""
         raise NotImplementedError

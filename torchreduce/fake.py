@@ -28,6 +28,11 @@ def decided(comparison: Any, otherwise: bool) -> bool:
     return bool(guard_or_true(comparison) if otherwise else guard_or_false(comparison))
 
 
+def same_shape(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Sizes that only a run will know are taken as equal."""
+    return len(a) == len(b) and all(decided(x == y, True) for x, y in zip(a, b, strict=True))
+
+
 def broadcast_shape(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
     """The shape that two broadcast to; None if they do not. Sizes that only a run will know are taken as equal."""
     short, long = sorted((list(a), list(b)), key=len)

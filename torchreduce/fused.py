@@ -10,8 +10,6 @@ Common to all of them
 - out, dim, keepdim and their errors: as in ops.py.
 """
 
-import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,11 +17,10 @@ import torch
 from torch import Tensor
 
 from .autograd import rounded
-from .autograd_fused import _count
 from .checks import Dims, FusedOverloads, as_dtype, check_dim, check_floats, check_row_dims, fused_overloads
 from .determinism import level_code
 from .dispatch import serving
-from .fake import decided, reduced_shape
+from .fake import same_shape
 from .ops import check_out, prepare_outs
 
 _SOFTMAX, _LOG_SOFTMAX, _LOGSUMEXP, _ENTROPY, _MOMENTS, _RMS_NORM, _LAYER_NORM, _CROSS_ENTROPY = (
@@ -93,7 +90,7 @@ def _softmax(op: FusedOverloads, input: Tensor, dim: Any, dtype: Any, out: Tenso
 
 
 def logsumexp(input: Tensor, dim: Dims, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """The logarithm of the sum of exp over dim. NaN if there is one; +inf for +inf; -inf over nothing but -inf, of which
+    """The logarithm of the sum of exp over dim. NaN if there is one; +inf for +inf; -inf over nothing but -inf, where
     the gradient is 0, and over no elements.
 
     >>> import torch, torchreduce
@@ -106,8 +103,8 @@ def logsumexp(input: Tensor, dim: Dims, keepdim: bool = False, *, out: Tensor | 
 
 
 def entropy(input: Tensor, dim: int, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """The entropy, in nats, of softmax(input, dim): from one look at the logits, without cancellation. NaN where softmax
-    is NaN; 0 over no elements.
+    """The entropy, in nats, of softmax(input, dim): from one look at the logits, without cancellation. NaN where
+    softmax is NaN; 0 over no elements.
 
     >>> import torch, torchreduce
     >>> torchreduce.entropy(torch.zeros(1, 4), dim=1)
@@ -154,8 +151,9 @@ def var(
     correction: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The variance over dim: the sum of the squares of the distances to the mean, divided by the number of elements less
-    `correction` (default 1; `unbiased` is its older name, True for 1 and False for 0), or by 0 where that is negative.
+    """The variance over dim: the sum of the squares of the distances to the mean, divided by the number of elements
+    less `correction`, or by 0 where that is negative. correction is 1 by default; `unbiased` is its older name, True
+    for 1 and False for 0.
 
     Exact within some units in the last place whatever the mean. Of constants exactly 0. NaN if there is NaN or inf.
 
@@ -221,7 +219,7 @@ def _normalized(name: str, input: Tensor, shape: Any, **weights: Tensor | None) 
         raise TypeError(f"{name}(): argument 'normalized_shape' must be an int or ints, got {shape!r}")
     if not sizes:
         raise RuntimeError(f"{name}(): expected normalized_shape to have at least one dim, but got {sizes}")
-    if len(sizes) > input.ndim or list(input.shape[input.ndim - len(sizes) :]) != sizes:
+    if len(sizes) > input.ndim or not same_shape(input.shape[input.ndim - len(sizes) :], sizes):
         rest = ", ".join(["*", *map(str, sizes)])
         raise RuntimeError(
             f"{name}(): given normalized_shape={sizes}, expected input with shape [{rest}], but got input of size "
@@ -232,7 +230,7 @@ def _normalized(name: str, input: Tensor, shape: Any, **weights: Tensor | None) 
     for key, t in given.items():
         if not isinstance(t, Tensor):
             raise TypeError(f"{name}(): argument {key!r} must be a Tensor, got {type(t).__name__}")
-        if list(t.shape) != sizes:
+        if not same_shape(t.shape, sizes):
             raise RuntimeError(
                 f"{name}(): expected {key} to be of same shape as normalized_shape, but got {key} of shape "
                 f"{list(t.shape)} and normalized_shape = {sizes}"
@@ -290,7 +288,8 @@ def layer_norm(
     tensor([[-1.,  1.]])
     """
     if isinstance(input, Tensor) and _is_autocast(input):
-        input, weight, bias = (t if t is None else t.float() for t in (input, weight, bias))
+        input = input.float()
+        weight, bias = (t if t is None else t.float() for t in (weight, bias))
     dims = _normalized("layer_norm", input, normalized_shape, weight=weight, bias=bias)
     more = [t for t in (weight, bias) if t is not None]
     call = serving(_LAYER_NORM, input, *more)
@@ -335,7 +334,7 @@ def cross_entropy(
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f"{name}(): {reduction!r} is not a valid value for reduction: give 'none', 'sum' or 'mean'")
     dim = 0 if input.ndim == 1 else 1
-    if input.ndim == 0 or list(target.shape) != [*input.shape[:dim], *input.shape[dim + 1 :]]:
+    if input.ndim == 0 or not same_shape(target.shape, [*input.shape[:dim], *input.shape[dim + 1 :]]):
         raise ValueError(
             f"{name}(): expected target to have input's shape {list(input.shape)} without its classes, but got "
             f"{list(target.shape)}"
@@ -348,7 +347,7 @@ def cross_entropy(
         raise RuntimeError(f"{name}(): expected target to be on {input.device}, but it is on {target.device}")
     if weight is not None:
         check_floats(name, weight, "weight")
-        if list(weight.shape) != [input.shape[dim]]:
+        if not same_shape(weight.shape, [input.shape[dim]]):
             raise RuntimeError(
                 f"{name}(): expected weight to have an element for each of {input.shape[dim]} classes, but got the "
                 f"shape {list(weight.shape)}"

@@ -172,7 +172,17 @@ class Golden:
         return (*(t.detach() for t in outs), *gradients)
 
 
-_FUSED = ("softmax", "log_softmax", "logsumexp", "entropy", "var", "std_mean", "rms_norm", "layer_norm", "cross_entropy")
+_FUSED = (
+    "softmax",
+    "log_softmax",
+    "logsumexp",
+    "entropy",
+    "var",
+    "std_mean",
+    "rms_norm",
+    "layer_norm",
+    "cross_entropy",
+)
 
 # The lengths cross a leaf, several leaves, a block tile, and superblocks.
 _REDUCED: list[tuple[tuple[int, ...], dict[str, Any]]] = [
