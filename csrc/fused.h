@@ -199,7 +199,7 @@ template <class F> struct OfExponentials : FusedOp<F> {
 
   struct Sum { F m, s; };
   TR_HD static Sum sum(const State& a) {
-    if (is_finite(a.l)) return {a.l, E::far_sum(a)};
+    if (is_finite(a.l)) return {a.l + F(0), E::far_sum(a)};  // of two zeros that are the greatest either may be l
     return {a.l, a.l == -kInfinity<F> ? F(0) : a.l == kInfinity<F> ? F(1) : a.l};
   }
 };
@@ -370,7 +370,7 @@ template <class F> struct Entropy : FusedOp<F> {
   struct State { F m, s, t; };  // t: the sum of exp(x - m) (x - m)
   struct Row { F m, s, h; };
   TR_HD static F clamped(F d) { return greater_number(d, kLeastExponent<F>); }
-  template <class G> TR_HD static Seen seen(F m, int, const G&) { return {is_finite(m) ? m : F(0)}; }
+  template <class G> TR_HD static Seen seen(F m, int, const G&) { return {is_finite(m) ? m + F(0) : F(0)}; }
   template <class G> TR_HD static void step(F* sums, const F* x, F, const Seen& seen, const G&) {
     const F d = clamped(x[0] - seen.m), e = exp_in_range(d);
     sums[0] = sums[0] + e;
@@ -392,7 +392,7 @@ template <class F> struct Entropy : FusedOp<F> {
   TR_HD static Row row(const State& s, int64_t n, const G&, const FusedOptions&, Read) {
     if (n == 0) return {s.m, s.s, F(0)};
     if (!is_finite(s.m)) return {quiet_nan<F>(), quiet_nan<F>(), quiet_nan<F>()};
-    return {s.m, s.s, log_positive(s.s) - s.t / s.s};
+    return {s.m + F(0), s.s, log_positive(s.s) - s.t / s.s};
   }
   TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) {
     memory.set_stat(0, i, row.m);

@@ -95,7 +95,7 @@ def logsumexp(input: Tensor, dim: Dims, keepdim: bool = False, *, out: Tensor | 
 
     >>> import torch, torchreduce
     >>> torchreduce.logsumexp(torch.tensor([[1000.0, 1000.0]]), dim=1)
-    tensor([1000.6931])
+    tensor([1000.6932])
     """
     dims = check_row_dims("logsumexp", input, dim, keepdim)
     result: Tensor = serving(_LOGSUMEXP, input)(input, dims, keepdim, level_code())[0]

@@ -1,0 +1,466 @@
+"""Rows that are looked at twice: each promise under its name, forward and gradients; kernels against
+tests/reference_fused.py bit for bit; values, special values and errors beside torch."""
+
+import math
+
+import numpy as np
+import pytest
+import reference_fused as reference
+import torch
+import torch.nn.functional as F
+from cases import LAYOUTS, generator, values
+from reference import round_to, to_accumulator, to_numpy, to_torch
+from test_contract import instruction_set, threads
+
+import torchreduce as tr
+from torchreduce import _C
+from torchreduce.testing import assert_bitwise_equal, force_plan
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+EPS = 1e-5
+both = pytest.mark.parametrize("dtype", FLOATS, ids=str)
+
+
+# ---- every function as one of rows: x, and what goes with it, to results and gradients ------------------------------
+
+
+def side(n, dtype, seed):
+    return values(n, dtype, seed=1000 + seed)
+
+
+def labels(rows, n, seed=0):
+    t = torch.randint(0, max(n, 1), (rows,), generator=generator(seed))
+    t[::5] = -100
+    return t
+
+
+def with_gradients(f, x, *parameters, seed=0):
+    """Results of f(x, *parameters), and the gradients of all."""
+    leaves = [t.detach().requires_grad_() for t in (x, *parameters)]
+    out = f(*leaves)
+    outs = (out,) if isinstance(out, torch.Tensor) else tuple(out)
+    grads = [values(t.shape, t.dtype, seed=seed + 77).to(x.device) for t in outs]
+    return (*(t.detach() for t in outs), *torch.autograd.grad(outs, leaves, grads))
+
+
+def ours(name, x, seed=0):
+    """The function's results and gradients on (rows, n)."""
+    rows, n = x.shape
+    w, b = (side(n, x.dtype, k + seed).to(x.device) for k in (0, 1))
+    calls = {
+        "softmax": lambda: with_gradients(lambda x: tr.softmax(x, 1), x),
+        "log_softmax": lambda: with_gradients(lambda x: tr.log_softmax(x, 1), x),
+        "logsumexp": lambda: with_gradients(lambda x: tr.logsumexp(x, 1), x),
+        "entropy": lambda: with_gradients(lambda x: tr.entropy(x, 1), x),
+        "var_mean": lambda: with_gradients(lambda x: tr.var_mean(x, 1), x),
+        "std": lambda: with_gradients(lambda x: tr.std(x, 1, correction=0), x),
+        "rms_norm": lambda: with_gradients(lambda x, w: tr.rms_norm(x, n, w, EPS), x, w),
+        "layer_norm": lambda: with_gradients(lambda x, w, b: tr.layer_norm(x, n, w, b, EPS), x, w, b),
+        "cross_entropy": lambda: with_gradients(
+            lambda x: tr.cross_entropy(x, labels(rows, n).to(x.device), w.abs(), reduction="none"), x
+        ),
+    }
+    return calls[name]()
+
+
+NAMES = ("softmax", "log_softmax", "logsumexp", "entropy", "var_mean", "std", "rms_norm", "layer_norm", "cross_entropy")
+named = pytest.mark.parametrize("name", NAMES)
+
+
+def judged(name, x, seed=0):
+    """The same by the reference, on the CPU."""
+    dtype = str(x.dtype).removeprefix("torch.")
+    acc = np.dtype(np.float64 if dtype == "float64" else np.float32)
+    rows, n = x.shape
+    wide = lambda t: to_accumulator(to_numpy(t), acc)  # noqa: E731
+    a, w, b = wide(x), wide(side(n, x.dtype, seed)), wide(side(n, x.dtype, 1 + seed))
+    g = wide(values((rows, n), x.dtype, seed=77))
+    g_row = wide(values((rows,), x.dtype, seed=77))
+    saved = lambda y: to_accumulator(round_to(y, dtype), acc)  # noqa: E731  as returned
+    t = labels(rows, n).numpy()
+    with np.errstate(all="ignore"):
+        if name == "softmax":
+            y = reference.softmax(a)
+            out = (y, reference.softmax_gradient(g, saved(y)))
+        elif name == "log_softmax":
+            y = reference.log_softmax(a)
+            out = (y, reference.log_softmax_gradient(g, saved(y)))
+        elif name == "logsumexp":
+            out = (reference.logsumexp(a), reference.logsumexp_gradient(g_row, a))
+        elif name == "entropy":
+            out = (reference.entropy(a)[0], reference.entropy_gradient(g_row, a))
+        elif name == "var_mean":
+            out = (*reference.variance(a, 1.0), reference.variance_gradient(g_row, g_row, a, 1.0))
+        elif name == "std":
+            out = (reference.variance(a, 0.0, True)[0], reference.variance_gradient(g_row, None, a, 0.0, True))
+        elif name == "rms_norm":
+            out = (reference.rms_norm(a, w, EPS), *reference.rms_norm_gradient(g, a, w, EPS))
+        elif name == "layer_norm":
+            out = (reference.layer_norm(a, w, b, EPS), *reference.layer_norm_gradient(g, a, w, EPS))
+        else:
+            w = np.abs(w)
+            out = (reference.cross_entropy(a, t, w)[0], reference.cross_entropy_gradient(g_row, a, t, w))
+    return tuple(to_torch(np.ascontiguousarray(round_to(part, dtype))) for part in out)
+
+
+def rows_of(n, dtype, rows=12, seed=0):
+    """Ordinary rows, and all that is special: great and far away, falling, masked, infinite, NaN, next to where the
+    exponentials' reference changes."""
+    x = torch.randn((rows, n), generator=generator(seed), dtype=torch.float64)
+    big = torch.finfo(dtype).max
+    make = [
+        lambda r: r, lambda r: 30 * r, lambda r: r + 1e4, lambda r: -20 * r.abs(),
+        lambda r: torch.where(torch.arange(n) >= max(1, n // 2), -math.inf, r), lambda r: r * 0 - math.inf,
+        lambda r: torch.where(torch.arange(n) == n // 3, math.nan, r),
+        lambda r: torch.where(torch.arange(n) == 0, math.inf, r), lambda r: r.clamp(-1, 1) * big,
+        lambda r: r * 2.0**20, lambda r: 50 * r + 2.0**20, lambda r: -60 * torch.arange(n) / n,
+        lambda r: r * 0 - 0.0,
+    ]  # fmt: skip
+    return torch.stack([make[i % len(make)](row) for i, row in enumerate(x)]).to(dtype)
+
+
+# ---- the kernels and the reference -----------------------------------------------------------------------------------
+
+
+@named
+@both
+@pytest.mark.parametrize("n", (1, 2, 7, 31, 64, 100, 255, 257, 1000, 2048, 2049, 4100))
+def test_bits_are_the_references(device, name, dtype, n):
+    x = rows_of(n, dtype, rows=13)
+    assert_bitwise_equal(tuple(t.cpu() for t in ours(name, x.to(device))), judged(name, x))
+
+
+@named
+@pytest.mark.parametrize("n", (8193, 20011, 50257))
+def test_bits_of_long_rows_are_the_references(device, name, n):
+    x = rows_of(n, torch.bfloat16 if n > 20000 else torch.float32, rows=4, seed=1)
+    assert_bitwise_equal(tuple(t.cpu() for t in ours(name, x.to(device))), judged(name, x))
+
+
+# ---- promises --------------------------------------------------------------------------------------------------------
+
+
+def of_rows(name, results):
+    """Those that have a row for each row: not the gradients of weights."""
+    return results[: {"rms_norm": 2, "layer_norm": 2, "var_mean": 3}.get(name, 2)]
+
+
+@named
+@both
+@pytest.mark.parametrize("n", (3, 300, 2500))
+def test_bits_do_not_depend_on_the_batch(device, name, dtype, n):
+    """A row alone, in the middle of others, and among 1 to 1100."""
+    many = 1100 if n < 100 else 70
+    x = rows_of(n, dtype, rows=many, seed=2).to(device)
+
+    def run(part):
+        if name != "cross_entropy":
+            return of_rows(name, ours(name, part))
+        target = labels(many, n).to(device)[: len(part)]
+        return with_gradients(lambda t: tr.cross_entropy(t, target, reduction="none"), part)
+
+    whole = run(x)
+    for count in (1, 2, 33):
+        part = run(x[:count].clone())
+        for k, (a, b) in enumerate(zip(part, whole, strict=True)):
+            rows = len(whole) - (3 if name == "var_mean" else 2)
+            if k <= rows:  # results; the gradients' incoming values differ by the number of rows
+                assert_bitwise_equal(a, b[:count])
+    again = run(x.clone())
+    assert_bitwise_equal(again, whole)
+
+
+@named
+@both
+def test_bits_do_not_depend_on_the_layout(device, name, dtype):
+    x = rows_of(301, dtype, rows=20, seed=3).to(device)
+    expected = ours(name, x)
+    for layout in LAYOUTS.values():
+        assert_bitwise_equal(ours(name, layout(x)), expected)
+
+
+@named
+def test_bits_do_not_depend_on_the_launch(device, name):
+    x = rows_of(4100, torch.float32, rows=9, seed=4)
+    expected = tuple(t.cpu() for t in ours(name, x))
+    if device == "cuda":
+        assert_bitwise_equal(tuple(t.cpu() for t in ours(name, x.cuda())), expected)
+        return
+    for isa in _C.instruction_sets():
+        for count in (1, 2, 5):
+            with instruction_set(isa), threads(count):
+                assert_bitwise_equal(ours(name, x), expected)
+                long = x.reshape(1, -1)[:, :33000].clone()  # of few long rows threads share the leaves
+                assert_bitwise_equal(ours(name, long), ours(name, long))
+    for family in ("rows", "columns"):
+        with force_plan(family=family):
+            assert_bitwise_equal(ours(name, x), expected)
+    with threads(1):
+        alone = ours(name, long)
+    with threads(4):
+        assert_bitwise_equal(ours(name, long), alone)
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
+def test_a_result_of_16_bits_is_that_of_float32_rounded_once(device, dtype):
+    x = rows_of(700, dtype, seed=5).to(device)
+    w = side(700, dtype, 0).to(device)
+    for f in (
+        lambda x: tr.softmax(x, 1), lambda x: tr.log_softmax(x, 1), lambda x: tr.logsumexp(x, 1),
+        lambda x: tr.var(x, 1), lambda x: tr.entropy(x, 1), lambda x: tr.rms_norm(x, 700, w.to(x.dtype), EPS),
+        lambda x: tr.layer_norm(x, 700, w.to(x.dtype)),
+        lambda x: tr.cross_entropy(x, labels(len(x), 700).to(device), reduction="none"),
+    ):  # fmt: skip
+        assert_bitwise_equal(f(x), torch.ops.torchreduce.rounded(f(x.float()), dtype))
+    assert_bitwise_equal(tr.softmax(x, 1, dtype=torch.float32), tr.softmax(x.float(), 1))
+    assert_bitwise_equal(tr.layer_norm(x, 700, w.float()), tr.layer_norm(x, 700, w))
+
+
+def test_equal_logits_have_equal_probabilities(device):
+    x = values(50257, torch.float32, seed=6).clamp(-60, 60).to(device)
+    x[::7] = x[3]
+    y = tr.softmax(x, 0)
+    assert len(y[::7].unique()) == 1
+    _, where = x.unique(return_inverse=True)
+    least, greatest = (torch.full((int(where.max()) + 1,), s, device=device).scatter_reduce(0, where, y, how)
+                       for s, how in ((2.0, "amin"), (-1.0, "amax")))  # fmt: skip
+    assert torch.equal(least, greatest)
+
+
+def test_log_softmax_is_monotone(device):
+    x = values(20000, torch.float32, seed=7).sort().values.to(device)
+    assert (tr.log_softmax(x, 0).diff() >= 0).all()
+
+
+FAMILIES = {
+    "normal": lambda r: r, "5 normal": lambda r: 5 * r, "1e4 + normal": lambda r: 1e4 + r,
+    "ramp": lambda r: -60 * torch.arange(r.numel()) / r.numel(),
+    "uniform": lambda r: -90 * torch.rand(r.shape, generator=generator(9), dtype=torch.float64),
+    "around 2^20": lambda r: 2.0**20 + 8 * r,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("n", (100, 5000, 50257))
+def test_softmax_is_within_8_units_in_the_last_place(device, family, n):
+    """The bounds of docs/numerics.md, for float32, in units of 2^-24."""
+    x = FAMILIES[family](torch.randn(n, generator=generator(8), dtype=torch.float64)).float()
+    exact = x.double().softmax(0)
+    normal = exact > 2.0**-126
+    error = (tr.softmax(x.to(device), 0).cpu().double() - exact).abs() / exact
+    assert error[normal].max() <= 8 * 2.0**-24
+    exact = x.double().log_softmax(0)
+    error = (tr.log_softmax(x.to(device), 0).cpu().double() - exact).abs() / exact.abs().clamp(min=1)
+    assert error.max() <= 4.1 * 2.0**-24
+    exact = x.double().logsumexp(0)
+    assert abs(tr.logsumexp(x.to(device), 0).item() - exact) <= 2.2 * 2.0**-24 * max(1, abs(exact))
+
+
+@pytest.mark.parametrize("offset", (0.0, 1e4, 1e6))
+@pytest.mark.parametrize("n", (100, 2048, 50257))
+def test_variances_and_layer_norm_are_exact_whatever_the_mean(device, offset, n):
+    x = (offset + torch.randn(n, generator=generator(10), dtype=torch.float64)).float()
+    exact = x.double().var()
+    assert abs(tr.var(x.to(device)).item() - exact) <= 4 * 2.0**-24 * exact
+    exact = F.layer_norm(x.double(), (n,))
+    error = (tr.layer_norm(x.to(device), n).cpu().double() - exact).abs() / exact.abs().clamp(min=1)
+    assert error.max() <= 6 * 2.0**-24
+
+
+# ---- special values --------------------------------------------------------------------------------------------------
+
+
+def test_special_rows(device):
+    inf, nan = math.inf, math.nan
+    x = torch.tensor([[-inf, -inf], [inf, 0.0], [nan, 0.0], [0.0, -inf], [3e38, -3e38]], device=device)
+    assert tr.softmax(x, 1).isnan().all(1).tolist() == [True, True, True, False, False]
+    assert tr.softmax(x, 1)[3:].tolist() == [[1, 0], [1, 0]]
+    assert tr.log_softmax(x, 1)[3].tolist() == [0, -inf]
+    assert tr.logsumexp(x, 1).nan_to_num(5.0, 7.0, -7.0).tolist() == pytest.approx([-7, 7, 5, 0, 3e38])
+    leaf = x.clone().requires_grad_()
+    (g,) = torch.autograd.grad(tr.logsumexp(leaf, 1).sum(), leaf)
+    assert g[0].tolist() == [0, 0] and g[1].isnan().tolist() == [True, False] and g[2].isnan().all()
+    assert g[3:].tolist() == [[1, 0], [1, 0]]
+    assert tr.entropy(x, 1)[:3].isnan().all() and tr.entropy(x, 1)[3:].tolist() == [0, 0]
+    assert tr.var(x[1:3], 1).isnan().all() and tr.layer_norm(x[1:3], 2).isnan().all()
+    assert tr.rms_norm(x[1:2], 2).isnan().tolist() == [[True, False]]
+    assert tr.rms_norm(torch.zeros(1, 2, device=device), 2, eps=0.0).isnan().all()
+    constant = torch.full((2, 3000), 0.1, device=device)
+    assert tr.var(constant, 1).tolist() == [0, 0] and not tr.layer_norm(constant, 3000).any()
+    leaf = constant.clone().requires_grad_()
+    (g,) = torch.autograd.grad(tr.std(leaf, 1).sum(), leaf)
+    assert not g.any()
+
+
+def test_rows_without_elements(device):
+    x = torch.empty(3, 0, device=device)
+    assert tr.softmax(x, 1).shape == tr.log_softmax(x, 1).shape == tr.rms_norm(x, 0).shape == (3, 0)
+    assert tr.logsumexp(x, 1).tolist() == [-math.inf] * 3 and tr.entropy(x, 1).tolist() == [0] * 3
+    assert tr.var(x, 1).isnan().all() and tr.std_mean(x, 1)[1].isnan().all()
+    for f in (lambda x: tr.softmax(x, 0), lambda x: tr.layer_norm(x, 0), lambda x: tr.logsumexp(x, 0)):
+        assert f(torch.empty(0, 0, device=device)).numel() == 0
+    none = torch.empty(0, 4, device=device, requires_grad=True)
+    w, b = (torch.ones(4, device=device, requires_grad=True) for _ in range(2))
+    tr.layer_norm(none, 4, w, b).sum().backward()
+    assert w.grad.tolist() == b.grad.tolist() == [0] * 4
+    labels = torch.empty(0, dtype=torch.int64, device=device)
+    assert tr.cross_entropy(none, labels, reduction="sum").item() == 0 and tr.cross_entropy(none, labels).isnan()
+
+
+def test_rows_left_out_count_nothing_whatever_they_hold(device):
+    x = torch.tensor([[math.nan, 1.0], [0.0, 0.0], [math.inf, 2.0]], device=device, requires_grad=True)
+    target = torch.tensor([-100, 1, -100], device=device)
+    loss = tr.cross_entropy(x, target)
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(2)) and x.grad.tolist() == [[0, 0], [0.5, -0.5], [0, 0]]
+    assert tr.cross_entropy(x, torch.full((3,), -100, device=device)).isnan()
+    assert tr.cross_entropy(x, torch.full((3,), -100, device=device), reduction="sum").item() == 0
+    assert tr.cross_entropy(x[1:2], target[1:2], torch.zeros(2, device=device)).isnan()
+
+
+def test_labels_out_of_range(device):
+    """An IndexError; on a GPU NaN of that row, and the context lives."""
+    x = torch.zeros(3, 4, device=device, requires_grad=True)
+    for bad in (4, -1, 2**40):
+        target = torch.tensor([0, bad, 1], device=device)
+        if device == "cpu":
+            with pytest.raises(IndexError, match=rf"^cross_entropy.*{bad} is out of bounds for 4 classes"):
+                tr.cross_entropy(x, target)
+            continue
+        loss = tr.cross_entropy(x, target, reduction="none")
+        (g,) = torch.autograd.grad(loss.sum(), x)
+        assert loss.isnan().tolist() == [False, True, False] and g.isnan().all(1).tolist() == [False, True, False]
+        assert tr.cross_entropy(x, target).isnan()
+
+
+# ---- beside torch ----------------------------------------------------------------------------------------------------
+
+
+@both
+def test_values_are_torchs(device, dtype):
+    x = values((6, 40, 5), torch.float64, seed=11).clamp(-9, 9).to(dtype).to(device)
+    w, b = (values(5, torch.float64, seed=s).to(dtype).to(device) for s in (12, 13))
+    target = (torch.arange(30, device=device) % 40).reshape(6, 5)
+    classes = values(40, torch.float64, seed=14).abs().to(dtype).to(device)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    pairs = {
+        "softmax": (lambda x: tr.softmax(x, 1), lambda x: torch.softmax(x, 1)),
+        "log_softmax": (lambda x: tr.log_softmax(x, -1), lambda x: torch.log_softmax(x, -1)),
+        "logsumexp": (lambda x: tr.logsumexp(x, (0, 2), True), lambda x: torch.logsumexp(x, (0, 2), True)),
+        "var": (lambda x: tr.var(x, 1), lambda x: torch.var(x, 1)),
+        "var all": (lambda x: tr.var(x, unbiased=False), lambda x: torch.var(x, unbiased=False)),
+        "std": (lambda x: tr.std(x, (0, 1), correction=2), lambda x: torch.std(x, (0, 1), correction=2)),
+        "var_mean": (lambda x: tr.var_mean(x, 2)[1], lambda x: torch.var_mean(x, 2)[1]),
+        "std_mean": (lambda x: tr.std_mean(x, 2, keepdim=True)[0], lambda x: torch.std_mean(x, 2, keepdim=True)[0]),
+        "rms_norm": (lambda x: tr.rms_norm(x, 5, w), lambda x: F.rms_norm(x, (5,), w)),
+        "layer_norm": (lambda x: tr.layer_norm(x, (40, 5)), lambda x: F.layer_norm(x, (40, 5))),
+        "layer_norm affine": (lambda x: tr.layer_norm(x, 5, w, b), lambda x: F.layer_norm(x, (5,), w, b)),
+        **{f"cross_entropy {r}": (
+            lambda x, r=r: tr.cross_entropy(x, target, classes, reduction=r, ignore_index=3),
+            lambda x, r=r: F.cross_entropy(x, target, classes, reduction=r, ignore_index=3),
+        ) for r in ("none", "sum", "mean")},
+    }  # fmt: skip
+    for name, (f, torchs) in pairs.items():
+        exact = torchs(x.double()) if "w" not in name and "norm" not in name and "cross" not in name else torchs(x)
+        leaf, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+        y, expected = f(leaf), torchs(other)
+        assert y.dtype == expected.dtype and y.shape == expected.shape and y.is_contiguous(), name
+        scale = float(exact.abs().max())
+        torch.testing.assert_close(
+            y, exact.to(dtype), rtol=tolerance, atol=tolerance * scale, msg=lambda m, n=name: n + m
+        )
+        g = values(y.shape, torch.float64, seed=15).to(dtype).to(device)
+        ours, theirs = torch.autograd.grad(y, leaf, g)[0], torch.autograd.grad(expected, other, g)[0]
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=4 * tolerance * float(theirs.abs().max()),
+                                   msg=lambda m, n=name: n + m)  # fmt: skip
+
+
+def test_modules_are_torchs_with_their_state(device):
+    x = values((4, 7, 16), torch.float32, seed=16).to(device)
+    pairs = [
+        (tr.nn.RMSNorm(16), torch.nn.RMSNorm(16)), (tr.nn.LayerNorm((7, 16)), torch.nn.LayerNorm((7, 16))),
+        (tr.nn.LayerNorm(16, bias=False), torch.nn.LayerNorm(16, bias=False)), (tr.nn.Softmax(1), torch.nn.Softmax(1)),
+        (tr.nn.LogSoftmax(-1), torch.nn.LogSoftmax(-1)),
+    ]  # fmt: skip
+    for a, b in pairs:
+        for t in b.parameters():
+            torch.nn.init.uniform_(t)
+        a, b = a.to(device), b.to(device)
+        a.load_state_dict(b.state_dict())
+        torch.testing.assert_close(a(x), b(x), rtol=1e-5, atol=1e-6)
+        assert repr(a) == repr(b) and isinstance(a, type(b))
+        parameters = [list(m.parameters()) for m in (a, b)]
+        if not parameters[0]:
+            continue
+        gradients = [torch.autograd.grad(m(x).square().sum(), of) for m, of in zip((a, b), parameters, strict=True)]
+        for g, e in zip(*gradients, strict=True):
+            torch.testing.assert_close(g, e, rtol=1e-4, atol=1e-4)
+    target = torch.tensor([0, 3, -1, 6], device=device)
+    loss = tr.nn.CrossEntropyLoss(torch.ones(7, device=device), ignore_index=-1, reduction="sum")
+    expected = torch.nn.CrossEntropyLoss(torch.ones(7, device=device), ignore_index=-1, reduction="sum")
+    torch.testing.assert_close(loss(x[..., 0], target), expected(x[..., 0], target))
+
+
+def test_errors_are_torchs_and_name_the_function(device):
+    x = torch.zeros(3, 4, device=device)
+    target = torch.zeros(3, dtype=torch.int64, device=device)
+    for error, match, f in (
+        (TypeError, r"^softmax\(\).*'input' must be a Tensor, got list", lambda: tr.softmax([1.0], 0)),
+        (NotImplementedError, r"^softmax\(\): not implemented for torch.int64", lambda: tr.softmax(x.long(), 1)),
+        (IndexError, r"^log_softmax\(\): dimension out of range.*got 2", lambda: tr.log_softmax(x, 2)),
+        (NotImplementedError, r"^softmax\(\).*float.*torch.int32", lambda: tr.softmax(x, 1, dtype=torch.int32)),
+        (TypeError, r"^logsumexp\(\).*'keepdim'", lambda: tr.logsumexp(x, 1, 1)),
+        (RuntimeError, r"^var\(\): a dim appears multiple times", lambda: tr.var(x, (0, 0))),
+        (RuntimeError, r"^std\(\).*floating.*torch.int64", lambda: tr.std(x.long(), 1)),
+        (TypeError, r"^var\(\).*'correction'", lambda: tr.var(x, 1, correction="1")),
+        (TypeError, r"^var\(\).*one of", lambda: tr.var(x, 1, True, correction=1)),
+        (RuntimeError, r"^rms_norm\(\): given normalized_shape=\[5\]", lambda: tr.rms_norm(x, 5)),
+        (RuntimeError, r"^layer_norm\(\).*at least one dim", lambda: tr.layer_norm(x, ())),
+        (RuntimeError, r"^layer_norm\(\).*same shape.*\[3\]", lambda: tr.layer_norm(x, 4, x[:, 0])),
+        (RuntimeError, r"^layer_norm\(\): expected weight to have dtype", lambda: tr.layer_norm(x, 4, x[0].double())),
+        (RuntimeError, r"^layer_norm\(\).*one dtype", lambda: tr.layer_norm(x.half(), 4, x[0], x[0].half())),
+        (TypeError, r"^rms_norm\(\).*'eps'", lambda: tr.rms_norm(x, 4, eps="small")),
+        (ValueError, r"^cross_entropy\(\).*\[2\]", lambda: tr.cross_entropy(x, target[:2])),
+        (RuntimeError, r"^cross_entropy\(\).*int32", lambda: tr.cross_entropy(x, target.int())),
+        (RuntimeError, r"^cross_entropy\(\).*4 classes.*\[3\]", lambda: tr.cross_entropy(x, target, x[:, 0])),
+        (ValueError, r"^cross_entropy\(\).*'most'", lambda: tr.cross_entropy(x, target, reduction="most")),
+        (NotImplementedError, r"label_smoothing=0.1", lambda: tr.cross_entropy(x, target, label_smoothing=0.1)),
+        (NotImplementedError, r"probabilities", lambda: tr.cross_entropy(x, x)),
+        (RuntimeError, r"^softmax\(\): expected out to have dtype",
+         lambda: tr.softmax(x, 1, torch.float32, out=x.double())),
+    ):  # fmt: skip
+        with pytest.raises(error, match=match):
+            f()
+    wrong = torch.empty(2, device=device)
+    with pytest.warns(UserWarning, match="resized"):
+        assert_bitwise_equal(tr.logsumexp(x, 1, out=wrong), tr.logsumexp(x, 1))
+    for f in (tr.softmax, tr.log_softmax, tr.logsumexp, tr.entropy, tr.var, tr.std):
+        out = torch.empty(0, device=device)
+        assert f(x, 1, out=out) is out
+        assert_bitwise_equal(out, f(x, 1))
+        with pytest.raises(RuntimeError, match="requires grad"):
+            f(x.clone().requires_grad_(), 1, out=out)
+
+
+@pytest.mark.gpu
+def test_autocast_is_torchs():
+    x = torch.zeros(3, 4, device="cuda", dtype=torch.bfloat16)
+    target, w = torch.zeros(3, dtype=torch.int64, device="cuda"), torch.ones(4, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        for f, torchs in (
+            (lambda: tr.softmax(x, 1), lambda: torch.softmax(x, 1)),
+            (lambda: tr.log_softmax(x, 1), lambda: torch.log_softmax(x, 1)),
+            (lambda: tr.layer_norm(x, 4, w, w), lambda: F.layer_norm(x, (4,), w, w)),
+            (lambda: tr.cross_entropy(x, target), lambda: F.cross_entropy(x, target)),
+        ):
+            assert f().dtype == torchs().dtype == torch.float32
+
+
+def test_cross_entropy_keeps_eight_bytes_a_row():
+    x = torch.zeros(64, 1000, requires_grad=True)
+    target = torch.zeros(64, dtype=torch.int64)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        tr.cross_entropy(x, target)
+    own = [t for t in kept if t.data_ptr() not in (x.data_ptr(), target.data_ptr()) and t.numel() >= 64]
+    assert sum(t.numel() * t.element_size() for t in own) == 8 * 64
