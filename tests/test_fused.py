@@ -1,6 +1,7 @@
 """Rows that are looked at twice: each promise under its name, forward and gradients; kernels against
 tests/reference_fused.py bit for bit; values, special values and errors beside torch."""
 
+import json
 import math
 
 import numpy as np
@@ -13,11 +14,12 @@ from reference import round_to, to_accumulator, to_numpy, to_torch
 from test_contract import instruction_set, threads
 
 import torchreduce as tr
-from torchreduce import _C
+from torchreduce import _C, testing
 from torchreduce.testing import assert_bitwise_equal, force_plan
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 EPS = 1e-5
+ACC = {dtype: torch.float64 if dtype is torch.float64 else torch.float32 for dtype in FLOATS}
 both = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 
@@ -67,40 +69,52 @@ NAMES = ("softmax", "log_softmax", "logsumexp", "entropy", "var_mean", "std", "r
 named = pytest.mark.parametrize("name", NAMES)
 
 
-def judged(name, x, seed=0):
-    """The same by the reference, on the CPU."""
+def judge(name, x, grads, w=None, b=None, target=None, result=None, correction=1.0, reduction="none", eps=EPS):
+    """Results and gradients by the reference, on the CPU, of x (rows, n) and the gradients of the results."""
     dtype = str(x.dtype).removeprefix("torch.")
-    acc = np.dtype(np.float64 if dtype == "float64" else np.float32)
-    rows, n = x.shape
-    wide = lambda t: to_accumulator(to_numpy(t), acc)  # noqa: E731
-    a, w, b = wide(x), wide(side(n, x.dtype, seed)), wide(side(n, x.dtype, 1 + seed))
-    g = wide(values((rows, n), x.dtype, seed=77))
-    g_row = wide(values((rows,), x.dtype, seed=77))
-    saved = lambda y: to_accumulator(round_to(y, dtype), acc)  # noqa: E731  as returned
-    t = labels(rows, n).numpy()
+    to = str(result or x.dtype).removeprefix("torch.")
+    acc = np.dtype(np.float64 if "float64" in (dtype, to) else np.float32)
+    wide = lambda t: None if t is None else to_accumulator(to_numpy(t), acc)  # noqa: E731
+    saved = lambda y: to_accumulator(round_to(y, to), acc)  # noqa: E731  as returned
+    a, w, b, g, *more = map(wide, (x, w, b, *grads))
     with np.errstate(all="ignore"):
-        if name == "softmax":
-            y = reference.softmax(a)
-            out = (y, reference.softmax_gradient(g, saved(y)))
-        elif name == "log_softmax":
-            y = reference.log_softmax(a)
-            out = (y, reference.log_softmax_gradient(g, saved(y)))
+        if name in ("softmax", "log_softmax"):
+            y = getattr(reference, name)(a)
+            outs, ins = [y], [getattr(reference, f"{name}_gradient")(g, saved(y))]
         elif name == "logsumexp":
-            out = (reference.logsumexp(a), reference.logsumexp_gradient(g_row, a))
+            outs, ins = [reference.logsumexp(a)], [reference.logsumexp_gradient(g, a)]
         elif name == "entropy":
-            out = (reference.entropy(a)[0], reference.entropy_gradient(g_row, a))
-        elif name == "var_mean":
-            out = (*reference.variance(a, 1.0), reference.variance_gradient(g_row, g_row, a, 1.0))
-        elif name == "std":
-            out = (reference.variance(a, 0.0, True)[0], reference.variance_gradient(g_row, None, a, 0.0, True))
+            outs, ins = [reference.entropy(a)[0]], [reference.entropy_gradient(g, a)]
+        elif name in ("var", "std", "var_mean", "std_mean"):
+            root, to_mean = name.startswith("std"), more[0] if more else None
+            outs = list(reference.variance(a, correction, root)[: len(grads)])
+            ins = [reference.variance_gradient(g, to_mean, a, correction, root)]
         elif name == "rms_norm":
-            out = (reference.rms_norm(a, w, EPS), *reference.rms_norm_gradient(g, a, w, EPS))
+            outs, ins = [reference.rms_norm(a, w, eps)], [*reference.rms_norm_gradient(g, a, w, eps)]
         elif name == "layer_norm":
-            out = (reference.layer_norm(a, w, b, EPS), *reference.layer_norm_gradient(g, a, w, EPS))
+            outs, ins = [reference.layer_norm(a, w, b, eps)], [*reference.layer_norm_gradient(g, a, w, eps)]
         else:
-            w = np.abs(w)
-            out = (reference.cross_entropy(a, t, w)[0], reference.cross_entropy_gradient(g_row, a, t, w))
-    return tuple(to_torch(np.ascontiguousarray(round_to(part, dtype))) for part in out)
+            t = target.numpy()
+            loss, weights = reference.cross_entropy(a, t, w)[:2]
+            if reduction != "none":
+                total = reference.canonical_sum(weights[None].astype(acc))[0]
+                loss = reference.canonical_sum(loss[None].astype(acc))
+                loss, g = (loss / total, g / total) if reduction == "mean" else (loss, g)
+                loss, g = loss.reshape(()), np.full(len(a), g, acc)
+            outs, ins = [loss], [reference.cross_entropy_gradient(g, a, t, w)]
+    rounded = [round_to(y, to) for y in outs] + [round_to(dx, dtype) for dx in ins]
+    return tuple(to_torch(np.ascontiguousarray(part)) for part in rounded)
+
+
+def judged(name, x):
+    """What ours() has to be."""
+    rows, n = x.shape
+    of_rows = name not in ("softmax", "log_softmax", "rms_norm", "layer_norm")
+    grads = [values((rows,) if of_rows else (rows, n), x.dtype, seed=77)] * (2 if name == "var_mean" else 1)
+    w, b = side(n, x.dtype, 0), side(n, x.dtype, 1)
+    if name == "cross_entropy":
+        return judge(name, x, grads, w.abs(), target=labels(rows, n))
+    return judge(name, x, grads, w, b, correction=0.0 if name == "std" else 1.0)
 
 
 def rows_of(n, dtype, rows=12, seed=0):
@@ -135,6 +149,28 @@ def test_bits_are_the_references(device, name, dtype, n):
 def test_bits_of_long_rows_are_the_references(device, name, n):
     x = rows_of(n, torch.bfloat16 if n > 20000 else torch.float32, rows=4, seed=1)
     assert_bitwise_equal(tuple(t.cpu() for t in ours(name, x.to(device))), judged(name, x))
+
+
+def test_golden_bits_are_the_references():
+    """They were computed by the kernels; the reference says the same."""
+    golden = json.loads(testing.GOLDEN_FILE.read_text())["cases"]
+    cases = [case for case in testing.golden_cases() if case.function in testing.FUSED]
+    assert {case.function for case in cases} == set(testing.FUSED) and len(cases) > 100
+    for case in cases:
+        x = case.input()
+        across = case.options.get("dim") == 0
+        result = case.result(x)
+        outs = result[: 2 if case.function == "std_mean" else 1]
+        arguments, options = case.beside(x)
+        grads = case.gradients(*outs)
+        rows = lambda t, across=across: t.T.contiguous() if across and t.dim() == 2 else t  # noqa: E731
+        expected = judge(
+            case.function, rows(x), [rows(g) for g in grads], *(options.get(k) for k in ("weight", "bias")),
+            target=arguments[0] if arguments else None, result=case.options.get("dtype"),
+            reduction=case.options.get("reduction", "mean"),
+            eps=torch.finfo(ACC[x.dtype]).eps if case.function == "rms_norm" else EPS,
+        )  # fmt: skip
+        assert golden[case.name]["result"] == testing.hash_of(*map(rows, expected)), case.name
 
 
 # ---- promises --------------------------------------------------------------------------------------------------------

@@ -141,38 +141,45 @@ class Golden:
 
     def result(self, x: Tensor) -> tuple[Tensor, ...]:
         """Of the call on x; of functions on rows that are looked at twice with the gradients of all inputs."""
-        if self.function in _FUSED:
+        if self.function in FUSED:
             return self._with_gradients(x)
         inputs = x.unbind() if self.function == "linear_scan" else (x,)
         out = getattr(torchreduce, self.function)(*inputs, **self.options)
         return (out,) if isinstance(out, Tensor) else tuple(out)
 
-    def _with_gradients(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Weights, labels and the gradient of the result are made of the seed, too: numbers 1, 2 and 3 million on."""
-
-        def made(shape: Sequence[int], dtype: torch.dtype, number: int) -> Tensor:
-            return make_input(shape, dtype, self.seed + number * 10**6).to(x.device)
-
-        x = x.detach().requires_grad_()
+    def beside(self, x: Tensor) -> tuple[list[Tensor], dict[str, Any]]:
+        """What goes with the x of a function on rows that are looked at twice: further arguments, and options. Weights
+        and labels are made of the seed, too: numbers 1 and 2 million on."""
         arguments: list[Tensor] = []
         options = dict(self.options)
         if self.function in ("rms_norm", "layer_norm"):
             options["normalized_shape"] = x.shape[-1:]
-            options["weight"] = made(x.shape[-1:], x.dtype, 1).requires_grad_()
+            options["weight"] = self._made(x.shape[-1:], x, 1).requires_grad_()
             if self.function == "layer_norm":
-                options["bias"] = made(x.shape[-1:], x.dtype, 2).requires_grad_()
+                options["bias"] = self._made(x.shape[-1:], x, 2).requires_grad_()
         elif self.function == "cross_entropy":
-            arguments = [made(x.shape[:1], torch.int64, 1) % x.shape[1]]
+            arguments = [self._made(x.shape[:1], x, 1, torch.int64) % x.shape[1]]
             arguments[0][::5] = -100
-            options["weight"] = made(x.shape[1:], x.dtype, 2).abs()
+            options["weight"] = self._made(x.shape[1:], x, 2).abs()
+        return arguments, options
+
+    def gradients(self, *results: Tensor) -> list[Tensor]:
+        """Of results, from the seed 3 million on."""
+        return [self._made(t.shape, t, 3) for t in results]
+
+    def _made(self, shape: Sequence[int], like: Tensor, number: int, dtype: torch.dtype | None = None) -> Tensor:
+        return make_input(shape, dtype or like.dtype, self.seed + number * 10**6).to(like.device)
+
+    def _with_gradients(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = x.detach().requires_grad_()
+        arguments, options = self.beside(x)
         out = getattr(torchreduce, self.function)(x, *arguments, **options)
         inputs = [x, *(t for t in options.values() if isinstance(t, Tensor) and t.requires_grad)]
         outs = (out,) if isinstance(out, Tensor) else tuple(out)
-        gradients = torch.autograd.grad(outs, inputs, [made(t.shape, t.dtype, 3) for t in outs])
-        return (*(t.detach() for t in outs), *gradients)
+        return (*(t.detach() for t in outs), *torch.autograd.grad(outs, inputs, self.gradients(*outs)))
 
 
-_FUSED = (
+FUSED = (
     "softmax",
     "log_softmax",
     "logsumexp",
