@@ -263,6 +263,12 @@ def test_equal_logits_have_equal_probabilities(device):
     assert torch.equal(least, greatest)
 
 
+def test_softmax_of_one_element_is_1_within_an_ulp(device):
+    x = values((5000, 1), torch.float32, seed=17).to(device)
+    assert (tr.softmax(x, 1) - 1).abs().max() <= 2.0**-23
+    assert not tr.log_softmax(x, 1).any()
+
+
 def test_log_softmax_is_monotone(device):
     x = values(20000, torch.float32, seed=7).sort().values.to(device)
     assert (tr.log_softmax(x, 0).diff() >= 0).all()

@@ -10,6 +10,7 @@ namespace torchreduce {
 inline namespace TR_ISA {
 
 constexpr int64_t kRowsTogether = 16;    // rows that lie side by side
+constexpr int64_t kPitch = kLeaf + 16;   // from a row of those to the next one: no multiple of 4 KiB
 constexpr int64_t kMostTerms = 1 << 18;  // exponentials that a task keeps between the looks
 constexpr int64_t kLeavesToShare = 16;   // of a row, from which on threads share it
 
@@ -59,9 +60,9 @@ template <template <class> class Op, class F> struct FusedRows {
 
   // A task's memory; `together`: rows that it takes at a time.
   struct Memory {
-    F* copies[kInputs];   // [together][kLeaf] each
+    F* copies[kInputs];   // [together][kPitch] each
     const F* x[kInputs];  // where the leaf is: a copy, or of one row in place
-    F* results;           // [together][kLeaf]
+    F* results;           // [together][kPitch]
     F* terms;             // [together][leaves][kLeaf]; null if they are made again
     State* states;        // [together][leaves]
   };
@@ -70,14 +71,14 @@ template <template <class> class Op, class F> struct FusedRows {
     return O::kTerm && !shared_states && terms <= kMostTerms ? terms : 0;
   }
   int64_t bytes(int64_t together) const {
-    return (kInputs + 1) * Carver::bytes<F>(together * kLeaf) + Carver::bytes<F>(kept_terms(together)) +
+    return (kInputs + 1) * Carver::bytes<F>(together * kPitch) + Carver::bytes<F>(kept_terms(together)) +
            Carver::bytes<State>(together * leaves);
   }
   Memory carve(char* data, int64_t together) const {
     Carver carver{data};
     Memory m;
-    for (F*& copy : m.copies) copy = carver.take<F>(together * kLeaf);
-    m.results = carver.take<F>(together * kLeaf);
+    for (F*& copy : m.copies) copy = carver.take<F>(together * kPitch);
+    m.results = carver.take<F>(together * kPitch);
     m.terms = kept_terms(together) ? carver.take<F>(kept_terms(together)) : nullptr;
     m.states = carver.take<State>(together * leaves);
     return m;
@@ -110,7 +111,7 @@ template <template <class> class Op, class F> struct FusedRows {
           F side[kRowsTogether];
           for (int64_t j = 0; j < count; ++j) {
             const F* const from = fetch<F, true>(source, start + offset + j * step, across, together, side);
-            for (int64_t r = 0; r < together; ++r) to[r * kLeaf + j] = from[r];
+            for (int64_t r = 0; r < together; ++r) to[r * kPitch + j] = from[r];
           }
           return;
         }
@@ -128,7 +129,7 @@ template <template <class> class Op, class F> struct FusedRows {
       if (together == 1) return store_run(call.out_dtype, call.out, start + offset, step, count, m.results + i);
       for (int64_t j = 0; j < count; ++j) {
         F side[kRowsTogether];
-        for (int64_t r = 0; r < together; ++r) side[r] = m.results[r * kLeaf + i + j];
+        for (int64_t r = 0; r < together; ++r) side[r] = m.results[r * kPitch + i + j];
         store_run(call.out_dtype, call.out, start + offset + j * step, across, together, side);
       }
     });
@@ -210,7 +211,7 @@ template <template <class> class Op, class F> struct FusedRows {
 
   // The leaf's elements of row r of those together.
   static void of_row(const Memory& m, int64_t r, const F* (&x)[kInputs]) {
-    for (int k = 0; k < kInputs; ++k) x[k] = m.x[k] + r * kLeaf;
+    for (int k = 0; k < kInputs; ++k) x[k] = m.x[k] + r * kPitch;
   }
   F* terms_of(const Memory& m, int64_t r, int64_t leaf) const {
     return m.terms ? m.terms + (r * leaves + leaf) * kLeaf : nullptr;
@@ -239,7 +240,8 @@ template <template <class> class Op, class F> struct FusedRows {
         if (!m.terms && !(kLooks && leaves == 1)) bring(row, together, leaf, m);
         for (int64_t r = 0; r < together; ++r) {
           of_row(m, r, x);
-          map<At>(x, leaf, given[r], rows[r], m.states[r * leaves + leaf], terms_of(m, r, leaf), m.results + r * kLeaf);
+          map<At>(x, leaf, given[r], rows[r], m.states[r * leaves + leaf], terms_of(m, r, leaf),
+                  m.results + r * kPitch);
         }
         put(row, together, leaf, m);
       }
