@@ -1,0 +1,536 @@
+// torch's own calls, served by torchreduce where it covers them, else by torch's kernels. By torch's full C++ API, so
+// that one build serves one version of torch: that which its file is named after (torchreduce/override.py).
+//
+// Kernels are registered for BackendSelect: a dispatch key that every call carries, below autograd, functorch, fake
+// tensors and Python modes, and above the backends; reductions have no kernel there. So nothing of torch's is replaced,
+// and going on is a redispatch without that key, to whatever is registered for the tensor's own key.
+//
+// They are registered when this library is loaded, and for good: taking a kernel off while another thread calls its op
+// crashes. What turns them on and off is one atomic, read once a call.
+//
+// Covered is what gives torch's values, dtypes, shapes and strides. Whatever else a call is, wrong arguments too, is
+// torch's to serve or to refuse.
+#include <ATen/MemoryOverlap.h>
+#include <ATen/Operators.h>
+#include <ATen/native/Resize.h>
+#include <torch/library.h>
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <limits>
+
+#include "operand.h"
+#include "plan.h"
+
+namespace torchreduce {
+namespace {
+
+using at::ScalarType;
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+enum Devices { kGpu = 1, kCpu = 2 };
+std::atomic<int> enabled{0};  // a mask of Devices, for the process: autograd's threads are to see it, too
+
+// Who served a call: torchreduce, or torch because of the tensors' kind or device, a dtype, and so on.
+enum class Why { Served, Kind, Dtype, Dims, Empty, Option, Out };
+constexpr const char* kWhy[] = {"served", "kind", "dtype", "dims", "empty", "option", "out"};
+constexpr int kReasons = int(std::size(kWhy));
+
+// ---- tensors and arguments -----------------------------------------------------------------------------------------------
+
+// Of a dense tensor. Reading does not materialize what is copied on write.
+Operand facts_of(const Tensor& t, const void* data) {
+  Operand x;
+  x.data = data;
+  x.dtype = Dtype(t.scalar_type());
+  x.dims = int(t.dim());
+  x.sizes = t.sizes().data();
+  x.strides = t.strides().data();
+  x.device_type = int32_t(t.device().type());
+  x.device_index = t.device().index();
+  return x;
+}
+Operand read(const Tensor& t) { return facts_of(t, t.const_data_ptr()); }
+Operand written(const Tensor& t) { return facts_of(t, t.mutable_data_ptr()); }
+
+// Names of dims are torch's to propagate. torch 2.13 has none any more.
+template <class T> bool is_named(const T& t) {
+  if constexpr (requires { t.has_names(); }) return t.has_names();
+  else return false;
+}
+
+bool supported(ScalarType t) { return torchreduce::supported(Dtype(t)); }
+bool is_float(ScalarType t) { return supported(t) && c10::isFloatingType(t); }
+
+Tensor allocate(at::IntArrayRef sizes, Dtype dtype, const Tensor& like) {
+  const DispatchKeySet key(like.is_cpu() ? DispatchKey::CPU : DispatchKey::CUDA);
+  return at::_ops::empty_memory_format::redispatch(key, c10::fromIntArrayRefSlow(sizes), ScalarType(dtype), at::kStrided,
+                                                   like.device(), std::nullopt, std::nullopt);
+}
+
+// Makes `out` fit for a result, or tells what torch has to see to: another dtype or device, memory that is shared, a
+// shape that is not the result's, unless `out` is empty. `shared`: it may be x itself.
+Why fit(const Tensor& out, at::IntArrayRef shape, Dtype dtype, const Tensor& x, bool shared = false) {
+  if (Dtype(out.scalar_type()) != dtype || out.device() != x.device() || is_named(out)) return Why::Out;
+  if (out.sizes() != shape) {
+    if (out.numel() != 0 || out.is_alias_of(x)) return Why::Out;
+    at::native::resize_output(out, shape);
+  }
+  if (at::has_internal_overlap(out) != at::MemOverlap::No) return Why::Out;
+  const Operand from = read(x), to = read(out);
+  return overlap(from, to) && !(shared && same_view(from, to)) ? Why::Out : Why::Served;
+}
+
+// Of two outputs that kernels write together.
+Why fit(const Tensor& first, const Tensor& second, at::IntArrayRef shape, Dtype first_dtype, Dtype second_dtype,
+        const Tensor& x) {
+  for (const auto& [out, dtype] : {std::pair(&first, first_dtype), std::pair(&second, second_dtype)})
+    if (const Why why = fit(*out, shape, dtype, x); why != Why::Served) return why;
+  const Operand a = read(first), b = read(second);
+  return overlap(a, b) || !same_layout(a, b) ? Why::Out : Why::Served;
+}
+
+// The arguments that reductions have beside their input, taken by their types, in whatever order a schema has them.
+struct Arguments {
+  bool listed = false;  // dims are given, be it none of them
+  at::DimVector dims;
+  bool keepdim = false;
+  std::optional<ScalarType> dtype;
+  at::SmallVector<Tensor*, 2> outs;
+
+  void take(at::IntArrayRef all) { dims.assign(all.begin(), all.end()), listed = true; }
+  void take(const at::OptionalIntArrayRef& all) { if (all) take(*all); }
+  void take(int64_t one) { dims.assign(1, one), listed = true; }
+  void take(const std::optional<int64_t>& one) { if (one) take(*one); }
+  void take(bool keep) { keepdim = keep; }
+  void take(const std::optional<ScalarType>& type) { dtype = type; }
+  void take(Tensor& out) { outs.push_back(&out); }
+};
+
+// Bit d is set for each dim in `dims`, all of x's if there are none; nothing where one is out of range or repeated.
+std::optional<uint64_t> mask_of(const Tensor& x, at::IntArrayRef dims) {
+  const int64_t n = x.dim(), range = std::max<int64_t>(1, n);
+  if (n > kMaxDims) return {};
+  if (dims.empty()) return n == 64 ? ~uint64_t(0) : (uint64_t(1) << n) - 1;
+  uint64_t mask = 0;
+  for (int64_t d : dims) {
+    if (d < -range || d >= range) return {};
+    const uint64_t bit = uint64_t(1) << (d < 0 ? d + range : d);
+    if (mask & bit) return {};
+    mask |= bit;
+  }
+  return n ? mask : 0;
+}
+
+// ---- reductions ----------------------------------------------------------------------------------------------------------
+
+// Whether torchreduce's dtypes are torch's: floats to an integer dtype are not, whose elements each round their own way.
+bool dtypes_served(const Op& op, ScalarType in, const std::optional<ScalarType>& dtype) {
+  if (!supported(in) || (dtype && !supported(*dtype))) return false;
+  if (dtype && is_float(in) && !is_float(*dtype)) return false;
+  if (op.options.mean) return is_float(dtype.value_or(in));
+  if (op.options.of == Of::Numbers) return is_float(in);
+  if (op.options.of != Of::Elements) return is_float(in) && (!dtype || c10::promoteTypes(in, *dtype) == *dtype);
+  return op.reduction != Reduction::Product || dtype != ScalarType::Bool;
+}
+
+// A reduction that is covered, but for its output.
+struct Reducing {
+  uint64_t mask;
+  bool keepdim;
+  Types types;
+  at::DimVector shape;
+
+  Why plan(const Op& op, const Tensor& x, at::IntArrayRef dims, bool keep, const std::optional<ScalarType>& dtype) {
+    if (is_named(x)) return Why::Kind;
+    if (!dtypes_served(op, x.scalar_type(), dtype)) return Why::Dtype;
+    const std::optional<uint64_t> along = mask_of(x, dims);
+    if (!along) return Why::Dims;
+    if (x.numel() == 0 && !facts(op.reduction, Dtype(x.scalar_type())).has_empty) return Why::Empty;
+    mask = *along;
+    keepdim = keep;
+    types = types_of(op, read(x), dtype ? std::optional(Dtype(*dtype)) : std::nullopt);
+    for (int64_t d = 0; d < x.dim(); ++d) {
+      const bool reduced = mask >> d & 1u;
+      if (!reduced || keep) shape.push_back(reduced ? 1 : x.size(d));
+    }
+    return Why::Served;
+  }
+  void run(const Op& op, const Tensor& x, const Tensor* values, const Tensor* indices) const {
+    const Operand v = values ? written(*values) : Operand{}, i = indices ? written(*indices) : Operand{};
+    reduce_into(op, read(x), mask, keepdim, types, values ? &v : nullptr, indices ? &i : nullptr);
+  }
+  // The result alone, indices of the arg ops.
+  void run(const Op& op, const Tensor& x, const Tensor& result) const {
+    types.indexed ? run(op, x, nullptr, &result) : run(op, x, &result, nullptr);
+  }
+};
+
+// An op with one result, whatever its other arguments are. Without dtype=, one that has it takes that of `out`.
+template <const Op& op> struct Reduce {
+  static constexpr bool kWithDtype = op.reduction == Reduction::Sum || op.reduction == Reduction::Product ||
+                                     op.options.of == Of::Numbers;
+  template <class R, class... A> static R call(Why& why, const Tensor& x, A&&... a) {
+    Arguments given;
+    (given.take(a), ...);
+    return call<R>(why, x, given);
+  }
+  template <class R> static R call(Why& why, const Tensor& x, Arguments& given) {
+    constexpr bool writes = std::is_reference_v<R>;
+    if (writes && kWithDtype && !given.dtype) given.dtype = given.outs[0]->scalar_type();
+    Reducing r;
+    why = r.plan(op, x, given.dims, given.keepdim, given.dtype);
+    if constexpr (writes) {
+      Tensor& out = *given.outs[0];
+      if (why == Why::Served) why = fit(out, r.shape, r.types.result, x);
+      if (why == Why::Served) r.run(op, x, out);
+      return out;
+    } else {
+      if (why != Why::Served) return Tensor();
+      Tensor result = allocate(r.shape, r.types.result, x);
+      r.run(op, x, result);
+      return result;
+    }
+  }
+};
+
+// any and all over a list of dims: with an empty one torch reduces nothing.
+template <const Op& op> struct ReduceListed {
+  template <class R, class... A> static R call(Why& why, const Tensor& x, A&&... a) {
+    Arguments given;
+    (given.take(a), ...);
+    if (!given.listed || !given.dims.empty()) return Reduce<op>::template call<R>(why, x, given);
+    why = Why::Dims;
+    if constexpr (std::is_reference_v<R>) return *given.outs[0];
+    else return Tensor();
+  }
+};
+
+// Values and indices.
+template <const Op& op> struct ReducePair {
+  template <class R, class... A> static R call(Why& why, const Tensor& x, A&&... a) {
+    Arguments given;
+    (given.take(a), ...);
+    Reducing r;
+    why = r.plan(op, x, given.dims, given.keepdim, {});
+    if constexpr (std::is_same_v<R, std::tuple<Tensor, Tensor>>) {
+      if (why != Why::Served) return {};
+      R result{allocate(r.shape, r.types.values, x), allocate(r.shape, Dtype::I64, x)};
+      r.run(op, x, &std::get<0>(result), &std::get<1>(result));
+      return result;
+    } else {
+      Tensor &values = *given.outs[0], &indices = *given.outs[1];
+      if (why == Why::Served) why = fit(values, indices, r.shape, r.types.values, Dtype::I64, x);
+      if (why == Why::Served) r.run(op, x, &values, &indices);
+      return {values, indices};
+    }
+  }
+};
+
+// The least and the greatest value, of all dims or of one.
+struct MinMax {
+  template <class R, class... A> static R call(Why& why, const Tensor& x, A&&... a) {
+    Arguments given;
+    (given.take(a), ...);
+    Reducing r;
+    why = r.plan(k_amin, x, given.dims, given.keepdim, {});
+    auto run = [&](const Tensor& least, const Tensor& greatest) {
+      r.run(k_amin, x, least);
+      r.run(k_amax, x, greatest);
+    };
+    if constexpr (std::is_same_v<R, std::tuple<Tensor, Tensor>>) {
+      if (why != Why::Served) return {};
+      R result{allocate(r.shape, r.types.values, x), allocate(r.shape, r.types.values, x)};
+      std::apply(run, result);
+      return result;
+    } else {
+      Tensor &least = *given.outs[0], &greatest = *given.outs[1];
+      if (why == Why::Served) why = fit(least, greatest, r.shape, r.types.values, r.types.values, x);
+      if (why == Why::Served) run(least, greatest);
+      return {least, greatest};
+    }
+  }
+};
+
+// Of the orders that are covered.
+const Op* norm_of(const at::Scalar& order) {
+  if (order.isComplex()) return nullptr;
+  const double p = order.toDouble(), infinity = std::numeric_limits<double>::infinity();
+  return p == 2          ? &k_norm2
+         : p == 1        ? &k_norm1
+         : p == 0        ? &k_norm0
+         : p == infinity ? &k_norm_greatest
+         : p == -infinity ? &k_norm_least
+                          : nullptr;
+}
+
+struct VectorNorm {
+  template <class R, class... A> static R call(Why& why, const Tensor& x, const at::Scalar& order, A&&... a) {
+    Arguments given;
+    (given.take(a), ...);
+    const Op* op = norm_of(order);
+    Reducing r;
+    why = op ? r.plan(*op, x, given.dims, given.keepdim, given.dtype) : Why::Option;
+    if constexpr (std::is_reference_v<R>) {
+      Tensor& out = *given.outs[0];
+      if (why == Why::Served) why = fit(out, r.shape, r.types.result, x);
+      if (why == Why::Served) r.run(*op, x, out);
+      return out;
+    } else {
+      if (why != Why::Served) return Tensor();
+      Tensor result = allocate(r.shape, r.types.result, x);
+      r.run(*op, x, result);
+      return result;
+    }
+  }
+};
+
+// The norm of each tensor of a list, all on one device.
+struct ForeachNorm {
+  template <class R> static R call(Why& why, at::TensorList list, const at::Scalar& order,
+                                   const std::optional<ScalarType>& dtype) {
+    const Op* op = norm_of(order);
+    if (!op) why = Why::Option;
+    std::vector<Reducing> plans(list.size());
+    for (size_t i = 0; i < list.size() && why == Why::Served; ++i)
+      why = list[i].device() != list[0].device() ? Why::Kind : plans[i].plan(*op, list[i], {}, false, dtype);
+    R results;
+    if (why != Why::Served) return results;
+    results.reserve(list.size());
+    for (size_t i = 0; i < list.size(); ++i) {
+      results.push_back(allocate(plans[i].shape, plans[i].types.result, list[i]));
+      plans[i].run(*op, list[i], results.back());
+    }
+    return results;
+  }
+};
+
+// ---- scans ---------------------------------------------------------------------------------------------------------------
+
+// The dim that a scan goes along; nothing for a wrong one.
+std::optional<int> scanned(const Tensor& x, int64_t dim) {
+  const int64_t range = std::max<int64_t>(1, x.dim());
+  if (dim < -range || dim >= range || x.dim() > kMaxDims) return {};
+  return int(dim < 0 ? dim + range : dim);
+}
+
+Why plan_scan(const Tensor& x, int64_t dim, const std::optional<ScalarType>& dtype) {
+  const ScalarType in = x.scalar_type();
+  if (is_named(x)) return Why::Kind;
+  if (!supported(in) || (dtype && (!supported(*dtype) || dtype == ScalarType::Bool))) return Why::Dtype;
+  if (dtype && is_float(in) && !is_float(*dtype)) return Why::Dtype;
+  return scanned(x, dim) ? Why::Served : Why::Dims;
+}
+
+// Without dtype=, the dtype of `out` stands for it.
+template <const ScanOp& op> struct Accumulate {
+  static void run(const Tensor& x, int64_t dim, const Tensor& result) {
+    scan_into(op, read(x), *scanned(x, dim), false, false, written(result));
+  }
+  template <class R> static R call(Why& why, const Tensor& x, int64_t dim, const std::optional<ScalarType>& dtype) {
+    why = plan_scan(x, dim, dtype);
+    if (why != Why::Served) return Tensor();
+    const ScalarType to = dtype.value_or(is_float(x.scalar_type()) ? x.scalar_type() : ScalarType::Long);
+    Tensor result = allocate(x.sizes(), Dtype(to), x);
+    run(x, dim, result);
+    return result;
+  }
+  template <class R>
+  static R call(Why& why, const Tensor& x, int64_t dim, const std::optional<ScalarType>& dtype, Tensor& out) {
+    const ScalarType to = dtype.value_or(out.scalar_type());
+    why = plan_scan(x, dim, to);
+    if (why == Why::Served) why = fit(out, x.sizes(), Dtype(to), x, true);
+    if (why == Why::Served) run(x, dim, out);
+    return out;
+  }
+};
+template <const ScanOp& op> struct AccumulateInPlace {
+  template <class R> static R call(Why& why, Tensor& x, int64_t dim, const std::optional<ScalarType>& dtype) {
+    return Accumulate<op>::template call<R>(why, x, dim, dtype, x);
+  }
+};
+
+// Of floats alone, without dtype=.
+struct LogCumSumExp {
+  static Why plan(const Tensor& x, int64_t dim) {
+    return is_float(x.scalar_type()) ? plan_scan(x, dim, {}) : Why::Dtype;
+  }
+  template <class R> static R call(Why& why, const Tensor& x, int64_t dim) {
+    why = plan(x, dim);
+    if (why != Why::Served) return Tensor();
+    return Accumulate<k_logcumsumexp>::call<R>(why, x, dim, x.scalar_type());
+  }
+  template <class R> static R call(Why& why, const Tensor& x, int64_t dim, Tensor& out) {
+    why = plan(x, dim);
+    if (why == Why::Served) Accumulate<k_logcumsumexp>::call<R>(why, x, dim, x.scalar_type(), out);
+    return out;
+  }
+};
+
+// Values and indices, which torch has allocated.
+template <const ScanOp& op> struct Extreme {
+  template <class R> static void call(Why& why, const Tensor& x, Tensor& values, Tensor& indices, int64_t dim) {
+    why = plan_scan(x, dim, {});
+    if (why == Why::Served && (values.sizes() != x.sizes() || indices.sizes() != x.sizes())) why = Why::Out;
+    if (why == Why::Served) why = fit(values, indices, x.sizes(), Dtype(x.scalar_type()), Dtype::I64, x);
+    if (why != Why::Served) return;
+    const Operand i = written(indices);
+    scan_into(op, read(x), *scanned(x, dim), false, false, written(values), &i);
+  }
+};
+
+// ---- what is registered --------------------------------------------------------------------------------------------------
+
+// An overload that is covered, and its calls while torchreduce was on, by who served them.
+struct Row {
+  std::string name;
+  std::array<std::atomic<uint64_t>, kReasons> calls{};
+};
+std::deque<Row>& rows() {
+  static auto* all = new std::deque<Row>;  // for good, as what is registered
+  return *all;
+}
+
+// Whether there are kernels for a GPU: a build without a GPU part has none, and some GPUs are too old.
+bool has_kernels(int device) {
+  static std::array<std::atomic<signed char>, 64> known{};  // 0: not asked yet
+  if (device < 0 || device >= int(known.size())) return false;
+  signed char has = known[size_t(device)].load(std::memory_order_relaxed);
+  if (!has) {
+    try {
+      has = gpu_facts(device).gpu ? 1 : -1;
+    } catch (const std::runtime_error&) {
+      has = -1;
+    }
+    known[size_t(device)].store(has, std::memory_order_relaxed);
+  }
+  return has > 0;
+}
+const Tensor& first(const Tensor& x) { return x; }
+const Tensor& first(at::TensorList list) { return list[0]; }
+
+// Below the key that it is registered for there are backends alone: CPU or CUDA is the highest one of dense tensors, and
+// of nothing else.
+template <class Tensors> bool is_covered(const Tensors& x, DispatchKeySet keys, int on) {
+  switch (keys.highestPriorityTypeId()) {
+    case DispatchKey::CPU: return on & kCpu;
+    case DispatchKey::CUDA: return (on & kGpu) && has_kernels(first(x).device().index());
+    default: return false;
+  }
+}
+
+// The kernel of an overload of aten's, of the signature that ATen/Operators.h has for it.
+template <class Aten, class Serve, class Signature = typename Aten::schema> struct Kernel;
+template <class Aten, class Serve, class R, class X, class... A> struct Kernel<Aten, Serve, R(X, A...)> {
+  static inline Row* row = nullptr;
+
+  static R call(DispatchKeySet keys, X x, A... a) {
+    const DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect);
+    const int on = enabled.load(std::memory_order_relaxed);
+    if (on) {
+      Why why = Why::Served;
+      auto count = [&] { row->calls[size_t(why)].fetch_add(1, std::memory_order_relaxed); };
+      if (!is_covered(x, below, on)) {
+        why = Why::Kind;
+      } else if constexpr (std::is_void_v<R>) {
+        Serve::template call<R>(why, x, a...);
+        if (why == Why::Served) return count();
+      } else {
+        R result = Serve::template call<R>(why, x, a...);
+        if (why == Why::Served) {
+          count();
+          return result;
+        }
+      }
+      count();
+    }
+    return Aten::redispatch(below, x, a...);
+  }
+};
+
+template <class Aten, class Serve> void add(torch::Library& library) {
+  const std::string name = std::string(Aten::name).substr(6), overload = Aten::overload_name;  // after "aten::"
+  Row& row = rows().emplace_back();
+  row.name = overload.empty() ? name : name + "." + overload;
+  Kernel<Aten, Serve>::row = &row;
+  library.impl(row.name.c_str(), TORCH_FN((Kernel<Aten, Serve>::call)));
+}
+
+const bool registered = [] {
+  using namespace at::_ops;
+  auto& aten = *new torch::Library(torch::Library::IMPL, "aten", DispatchKey::BackendSelect, __FILE__, __LINE__);
+#define TR_ADD(overload, ...) add<overload, __VA_ARGS__>(aten);
+  TR_ADD(sum_dim_IntList, Reduce<k_sum>)
+  TR_ADD(sum_IntList_out, Reduce<k_sum>)
+  TR_ADD(mean_dim, Reduce<k_mean>)
+  TR_ADD(mean_out, Reduce<k_mean>)
+  TR_ADD(nansum, Reduce<k_nansum>)
+  TR_ADD(nansum_out, Reduce<k_nansum>)
+  TR_ADD(prod, Reduce<k_prod>)
+  TR_ADD(prod_dim_int, Reduce<k_prod>)
+  TR_ADD(prod_int_out, Reduce<k_prod>)
+  TR_ADD(linalg_vector_norm, VectorNorm)
+  TR_ADD(linalg_vector_norm_out, VectorNorm)
+  TR_ADD(_foreach_norm_Scalar, ForeachNorm)
+
+  TR_ADD(any, Reduce<k_any>)
+  TR_ADD(any_all_out, Reduce<k_any>)
+  TR_ADD(any_dim, Reduce<k_any>)
+  TR_ADD(any_out, Reduce<k_any>)
+  TR_ADD(any_dims, ReduceListed<k_any>)
+  TR_ADD(any_dims_out, ReduceListed<k_any>)
+  TR_ADD(all, Reduce<k_all>)
+  TR_ADD(all_all_out, Reduce<k_all>)
+  TR_ADD(all_dim, Reduce<k_all>)
+  TR_ADD(all_out, Reduce<k_all>)
+  TR_ADD(all_dims, ReduceListed<k_all>)
+  TR_ADD(all_dims_out, ReduceListed<k_all>)
+  TR_ADD(count_nonzero_dim_IntList, Reduce<k_count_nonzero>)
+
+  TR_ADD(amax, Reduce<k_amax>)
+  TR_ADD(amax_out, Reduce<k_amax>)
+  TR_ADD(amin, Reduce<k_amin>)
+  TR_ADD(amin_out, Reduce<k_amin>)
+  TR_ADD(aminmax, MinMax)
+  TR_ADD(aminmax_out, MinMax)
+  TR_ADD(max, Reduce<k_max_all>)
+  TR_ADD(max_unary_out, Reduce<k_max_all>)
+  TR_ADD(max_dim, ReducePair<k_max>)
+  TR_ADD(max_dim_max, ReducePair<k_max>)
+  TR_ADD(min, Reduce<k_min_all>)
+  TR_ADD(min_unary_out, Reduce<k_min_all>)
+  TR_ADD(min_dim, ReducePair<k_min>)
+  TR_ADD(min_dim_min, ReducePair<k_min>)
+  TR_ADD(argmax, Reduce<k_argmax>)
+  TR_ADD(argmax_out, Reduce<k_argmax>)
+  TR_ADD(argmin, Reduce<k_argmin>)
+  TR_ADD(argmin_out, Reduce<k_argmin>)
+
+  TR_ADD(cumsum, Accumulate<k_cumsum>)
+  TR_ADD(cumsum_out, Accumulate<k_cumsum>)
+  TR_ADD(cumsum_, AccumulateInPlace<k_cumsum>)
+  TR_ADD(cumprod, Accumulate<k_cumprod>)
+  TR_ADD(cumprod_out, Accumulate<k_cumprod>)
+  TR_ADD(cumprod_, AccumulateInPlace<k_cumprod>)
+  TR_ADD(_logcumsumexp, LogCumSumExp)
+  TR_ADD(_logcumsumexp_out, LogCumSumExp)
+  TR_ADD(_cummax_helper, Extreme<k_cummax>)
+  TR_ADD(_cummin_helper, Extreme<k_cummin>)
+#undef TR_ADD
+  return true;
+}();
+
+}  // namespace
+}  // namespace torchreduce
+
+// What torchreduce/override.py calls.
+extern "C" {
+void torchreduce_aten_enable(int devices) { torchreduce::enabled.store(devices); }
+int torchreduce_aten_rows() { return int(torchreduce::rows().size()); }
+const char* torchreduce_aten_name(int row) { return torchreduce::rows()[size_t(row)].name.c_str(); }
+const char* torchreduce_aten_why(int why) { return why < torchreduce::kReasons ? torchreduce::kWhy[why] : nullptr; }
+uint64_t torchreduce_aten_calls(int row, int why) { return torchreduce::rows()[size_t(row)].calls[size_t(why)]; }
+}
