@@ -296,6 +296,8 @@ class BuildExtension(build_ext):
         self.ninja.run()
         for built, target in zip(built_files, self.get_outputs(), strict=True):
             self.install_file(Path(built), Path(target))
+        if self.inplace:
+            self.run_command("egg_info")  # where torch.compile finds the backend of this name
         print(f"torchreduce: {self.summary(prebuilt)}, in {time.monotonic() - start:.0f} s", flush=True)
 
     def library(self) -> str:
