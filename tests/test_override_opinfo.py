@@ -91,7 +91,7 @@ def test_samples_of_every_dtype(name, device):
     for dtype in DTYPES:
         if dtype not in op.supported_dtypes(device):
             continue
-        for sample in itertools.chain(op.sample_inputs(device, dtype), op.reference_inputs(device, dtype)):
+        for sample in (op.reference_inputs if dtype is torch.float32 else op.sample_inputs)(device, dtype):
             assert_alike(*both(op, sample))
             calls += 1
     assert calls
