@@ -13,9 +13,9 @@ import torchreduce as tr
 
 # The operators that covered overloads serve directly. Of the others every one is called with some samples, too.
 DIRECT = (
-    "sum", "mean", "nansum", "nanmean", "prod", "linalg.vector_norm", "norm", "linalg.norm", "any", "all", "count_nonzero",
-    "amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin",
-    "logsumexp",
+    "sum", "mean", "nansum", "nanmean", "prod", "linalg.vector_norm", "norm", "linalg.norm", "any", "all",
+    "count_nonzero", "amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "cumsum", "cumprod", "logcumsumexp",
+    "cummax", "cummin", "logsumexp",
 )  # fmt: skip
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool,
@@ -126,8 +126,8 @@ def test_out(name, device):
             return [torch.full_like(r, 3, dtype=torch.int32) for r in results]
         return [r.new_full((2, *r.shape), 3) for r in results]
 
-    for dtype, how in itertools.product((torch.float32, torch.bfloat16, torch.int64), ("alike", "empty", "strided", "wider",
-                                                                                      "integer", "larger")):  # fmt: skip
+    ways = ("alike", "empty", "strided", "wider", "integer", "larger")
+    for dtype, how in itertools.product((torch.float32, torch.bfloat16, torch.int64), ways):
         if dtype not in op.supported_dtypes(device):
             continue
         for sample in itertools.islice(op.sample_inputs(device, dtype), 12):
@@ -195,6 +195,11 @@ def test_every_row_is_met():
             packet(x), packet.out(x, 1, out=i)
         for packet, in_place in ((aten.cumsum, aten.cumsum_), (aten.cumprod, aten.cumprod_)):
             packet(x, 1), packet.out(x, 1, out=torch.empty(2, 3)), in_place(x.clone(), 1)
-        aten.logcumsumexp(x, 1), aten.logcumsumexp.out(x, 1, out=torch.empty(2, 3)), aten.cummax(x, 1), aten.cummin(x, 1)
+        (
+            aten.logcumsumexp(x, 1),
+            aten.logcumsumexp.out(x, 1, out=torch.empty(2, 3)),
+            aten.cummax(x, 1),
+            aten.cummin(x, 1),
+        )
     after = tr.coverage()
     assert [name for name in after if after[name]["served"] == before[name]["served"]] == []

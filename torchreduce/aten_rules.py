@@ -1,5 +1,6 @@
-"""What stands for calls of aten's overloads: a rule each, which csrc/aten.cpp has in C++ for eager calls. These serve the
-graphs of torch.compile (override_compile.py), and eager calls under a torch that _aten was not built for
+"""What stands for calls of aten's overloads: a rule each, which csrc/aten.cpp has in C++ for eager calls.
+
+These serve the graphs of torch.compile (override_graph.py), and eager calls under a torch that _aten was not built for
 (override_python.py).
 
 A rule takes the overload's arguments, in which tensors may be fake, and gives the calls whose results are its own: one
@@ -25,6 +26,12 @@ class Torchs(Exception):
 
 
 WHY = ("served", "kind", "dtype", "dims", "empty", "option", "out")
+
+
+def overload(name: str) -> Any:
+    """aten's, by its name here."""
+    packet, _, suffix = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), suffix or "default")
 
 
 @dataclass(frozen=True)
@@ -220,8 +227,7 @@ GRAPH_RULES: dict[str, Rule] = {
     "cummax": _extreme_scan("cummax"),
     "cummin": _extreme_scan("cummin"),
 }
-# Overloads that write: the rule of which one, and the names of what is written. Where `by_out` is set, the dtype of what
-# is written stands for dtype=.
+# Overloads that write: the rule of which one, the names of what is written, and whether its dtype stands for dtype=.
 WRITING: dict[str, tuple[str, tuple[str, ...], bool]] = {
     "sum.IntList_out": ("sum.dim_IntList", ("out",), True),
     "mean.out": ("mean.dim", ("out",), True),

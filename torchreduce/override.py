@@ -126,10 +126,9 @@ class enabled:
 
 
 def coverage() -> dict[str, dict[str, int]]:
-    """For each overload of torch's that is turned over, the calls so far, while enabled: "served" by torchreduce, or gone
-    on to torch because of
+    """For each overload of torch's that is turned over: its calls so far, while enabled, by who served them.
 
-    "kind" (the device, or what is no dense tensor), "dtype", "dims" (out of range, repeated), "empty" (no elements, and
+    "served" by torchreduce; or they went on to torch, because of "kind" (the device, or what is no dense tensor), "dtype", "dims" (out of range, repeated), "empty" (no elements, and
     no identity), "option" (the order of a norm), "out" (of another dtype or shape, or sharing memory).
 
     >>> import torch, torchreduce

@@ -32,14 +32,16 @@ def _inductor() -> Any:
         return torch._TorchCompileInductorWrapper
     except AttributeError:
         raise RuntimeError(
-            f"torchreduce knows no way into torch.compile of torch {torch.__version__}: enable(compile=False) turns over "
+            f"torchreduce knows no way into torch.compile of torch {torch.__version__}; enable(compile=False) turns over "
             "what is not compiled"
         ) from None
 
 
 def install() -> None:
-    """Once: torch.compile's way to Inductor, which it takes on every compilation, also on one that caches serve. (Passes
-    do not run on those, so no pass can see to the guard.)"""
+    """Once: stands in torch.compile's way to Inductor, which it takes on every compilation.
+
+    Also on one that caches serve, where no pass runs that could see to the guard.
+    """
     global _plain
     inductor = _inductor()
     if _plain is not None:

@@ -18,17 +18,10 @@ from torch._inductor import decomposition
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from . import override
-from .aten_rules import GRAPH_RULES, Torchs
+from .aten_rules import GRAPH_RULES, Torchs, overload
 
 _DEVICES = {"cuda": 1, "cpu": 2}
-
-
-def _overload(name: str) -> Any:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")
-
-
-_RULES = {_overload(name): rule for name, rule in GRAPH_RULES.items()}
+_RULES = {overload(name): rule for name, rule in GRAPH_RULES.items()}
 
 
 @contextmanager
@@ -107,6 +100,6 @@ class Rewrite(CustomGraphPass):
             else:
                 results = [insert(call, meta) for call, meta in zip(calls, node.meta["val"], strict=True)]
                 for user in list(node.users):  # each takes one
-                    user.replace_all_uses_with(results[user.args[1]])
+                    user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
                     graph.erase_node(user)
         graph.erase_node(node)

@@ -1,5 +1,8 @@
-"""The rows of csrc/aten.cpp from Python, for a torch that it was not built for: the same calls are covered, with the same
-bits, at some microseconds more a call. They are registered for BackendSelect, and for good, as there."""
+"""The rows of csrc/aten.cpp from Python, for a torch that it was not built for.
+
+The same calls are covered, with the same bits, at some microseconds more a call. The kernels are registered for
+BackendSelect, and for good, as there.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,15 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .aten_rules import GRAPH_RULES, RULES, WHY, WRITING, Torchs
+from .aten_rules import GRAPH_RULES, RULES, WHY, WRITING, Torchs, overload
 
 _Key = torch._C.DispatchKey
 _DEVICES = {_Key.CUDA: 1, _Key.CPU: 2}
-
-
-def _overload(name: str) -> Any:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def _results(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -26,7 +24,7 @@ def _results(name: str, *args: Any, **kwargs: Any) -> Any:
     return results if name.startswith("_foreach") else tuple(results)
 
 
-def _fits(out: Tensor, result: Tensor, args: Any) -> bool:
+def _fits(out: Tensor, result: Tensor) -> bool:
     """Whether `out` takes the result as it is, or is empty and can be resized without a word."""
     if out.dtype != result.dtype or out.device != result.device or torch._debug_has_internal_overlap(out) != 0:
         return False
@@ -36,7 +34,7 @@ def _fits(out: Tensor, result: Tensor, args: Any) -> bool:
 def _writing(name: str) -> Callable[..., Any]:
     """Of an overload that writes."""
     functional, names, by_out = WRITING[name]
-    schema = _overload(name)._schema
+    schema = overload(name)._schema
 
     def serve(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
@@ -46,7 +44,7 @@ def _writing(name: str) -> Callable[..., Any]:
             given["dtype"] = outs[0].dtype
         results = _results(functional, given.pop("self"), **given)
         results = results if isinstance(results, tuple) else (results,)
-        if not all(_fits(out, result, args) for out, result in zip(outs, results, strict=True)):
+        if not all(_fits(out, result) for out, result in zip(outs, results, strict=True)):
             raise Torchs("out")
         for out, result in zip(outs, results, strict=True):
             out.resize_(result.shape).copy_(result)
@@ -72,7 +70,7 @@ class Rows:
         return {name: dict(calls) for name, calls in self._calls.items()}
 
     def _add(self, name: str, serve: Callable[..., Any]) -> None:
-        overload, calls = _overload(name), self._calls[name]
+        aten, calls = overload(name), self._calls[name]
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             below = keys.remove(_Key.BackendSelect)
@@ -85,6 +83,6 @@ class Rows:
                     return result
                 except Torchs as why:
                     calls[str(why)] += 1
-            return overload.redispatch(below, *args, **kwargs)
+            return aten.redispatch(below, *args, **kwargs)
 
         self._library.impl(name, kernel, "BackendSelect", with_keyset=True)
