@@ -382,6 +382,316 @@ template <const ScanOp& op> struct Extreme {
   }
 };
 
+// ---- rows that are looked at twice ---------------------------------------------------------------------------------------
+
+// One dim, or the last `count` ones.
+uint64_t single(const Tensor& x, int dim) { return x.dim() ? uint64_t(1) << dim : 0; }
+uint64_t trailing(const Tensor& x, size_t count) {
+  const auto below = [](int64_t bits) { return bits >= 64 ? ~uint64_t(0) : (uint64_t(1) << bits) - 1; };
+  return below(x.dim()) & ~below(x.dim() - int64_t(count));
+}
+
+// An op on the rows of x, and what it holds while it runs.
+struct Rows : FusedRun {
+  at::SmallVector<Tensor, 4> held;
+
+  Rows(Fused op, const Tensor& x, uint64_t mask, ScalarType result)
+      : FusedRun("rows", op, read(x), mask, Dtype(result)) {}
+
+  ScalarType wide() const { return ScalarType(call.accumulator); }
+  // Statistics, (planes, rows), to be written or as they are given.
+  Tensor stats(const Tensor& like) {
+    const int64_t rows = row_count();
+    const int64_t sizes[] = {facts(call.op).stats, rows};
+    Tensor planes = allocate(sizes, call.accumulator, like);
+    use_stats(planes);
+    return planes;
+  }
+  void use_stats(const Tensor& planes) {
+    call.memory.stats = planes.mutable_data_ptr();
+    call.memory.plane = planes.size(1);
+  }
+  // A value for each row: a contiguous tensor.
+  void value(int k, const Tensor& t) {
+    call.memory.values[k] = t.mutable_data_ptr();
+    call.memory.dtypes[k] = Dtype(t.scalar_type());
+  }
+  const void* of_positions(const Tensor& weight) {
+    call.weight_dtype = Dtype(weight.scalar_type());
+    return held.emplace_back(weight.contiguous()).const_data_ptr();
+  }
+  void map(const Tensor& out, const Tensor* second = nullptr) {
+    const Operand to = written(out), other = second ? read(*second) : Operand{};
+    run(&to, second ? &other : nullptr);
+  }
+};
+
+Why plan_rows(const Tensor& x) {
+  return is_named(x) || x.dim() > kMaxDims ? Why::Kind : !is_float(x.scalar_type()) ? Why::Dtype : x.numel() == 0 ? Why::Empty : Why::Served;
+}
+
+template <Fused op> struct Softmax {
+  static Why plan(const Tensor& x, int64_t dim, bool half_to_float) {
+    if (const Why why = plan_rows(x); why != Why::Served) return why;
+    if (half_to_float && (x.is_cpu() || x.element_size() != 2)) return Why::Dtype;
+    return scanned(x, dim) ? Why::Served : Why::Dims;
+  }
+  static void run(const Tensor& x, int64_t dim, const Tensor& out) {
+    Rows(op, x, single(x, *scanned(x, dim)), out.scalar_type()).map(out);
+  }
+  template <class R> static R call(Why& why, const Tensor& x, int64_t dim, bool half_to_float) {
+    why = plan(x, dim, half_to_float);
+    if (why != Why::Served) return Tensor();
+    Tensor result = allocate(x.sizes(), half_to_float ? Dtype::F32 : Dtype(x.scalar_type()), x);
+    run(x, dim, result);
+    return result;
+  }
+  template <class R> static R call(Why& why, const Tensor& x, int64_t dim, bool half_to_float, Tensor& out) {
+    why = plan(x, dim, half_to_float);
+    if (why == Why::Served) why = fit(out, x.sizes(), half_to_float ? Dtype::F32 : Dtype(x.scalar_type()), x);
+    if (why == Why::Served) run(x, dim, out);
+    return out;
+  }
+};
+
+// Of what is of the result's shape, g, and the result, y.
+template <Fused op> struct SoftmaxBackward {
+  static Why plan(const Tensor& g, const Tensor& y, int64_t dim, ScalarType dtype) {
+    if (const Why why = plan_rows(y); why != Why::Served) return why;
+    if (g.scalar_type() != y.scalar_type() || !is_float(dtype)) return Why::Dtype;
+    return g.sizes() == y.sizes() && g.device() == y.device() && scanned(y, dim) ? Why::Served : Why::Dims;
+  }
+  static void run(const Tensor& g, const Tensor& y, int64_t dim, const Tensor& out) {
+    Rows(op, g, single(g, *scanned(g, dim)), out.scalar_type()).map(out, &y);
+  }
+  template <class R> static R call(Why& why, const Tensor& g, const Tensor& y, int64_t dim, ScalarType dtype) {
+    why = plan(g, y, dim, dtype);
+    if (why != Why::Served) return Tensor();
+    Tensor result = allocate(g.sizes(), Dtype(dtype), g);
+    run(g, y, dim, result);
+    return result;
+  }
+  template <class R>
+  static R call(Why& why, const Tensor& g, const Tensor& y, int64_t dim, ScalarType dtype, Tensor& out) {
+    why = plan(g, y, dim, dtype);
+    if (why == Why::Served) why = fit(out, g.sizes(), Dtype(dtype), g);
+    if (why == Why::Served && out.is_alias_of(y)) why = Why::Out;
+    if (why == Why::Served) run(g, y, dim, out);
+    return out;
+  }
+};
+
+struct LogSumExp {
+  static void run(const Tensor& x, uint64_t mask, const Tensor& out) {
+    Rows rows(Fused::LogSumExp, x, mask, x.scalar_type());
+    const Tensor stats = rows.stats(x);
+    rows.value(0, out);
+    rows.FusedRun::run();
+  }
+  template <class R, class... A> static R call(Why& why, const Tensor& x, A&&... a) {
+    Arguments given;
+    (given.take(a), ...);
+    why = plan_rows(x);
+    Reducing r;
+    if (why == Why::Served) why = r.plan(k_sum, x, given.dims, given.keepdim, {});  // the same dims and shape
+    if constexpr (std::is_reference_v<R>) {
+      Tensor& out = *given.outs[0];
+      if (why == Why::Served) why = fit(out, r.shape, Dtype(x.scalar_type()), x);
+      if (why == Why::Served && !out.is_contiguous()) why = Why::Out;
+      if (why == Why::Served) run(x, r.mask, out);
+      return out;
+    } else {
+      if (why != Why::Served) return Tensor();
+      Tensor result = allocate(r.shape, Dtype(x.scalar_type()), x);
+      run(x, r.mask, result);
+      return result;
+    }
+  }
+};
+
+// var and std, alone or with the mean. Where no degree of freedom is left torch warns.
+template <bool root> struct Variance {
+  static Why plan(Reducing& r, const Tensor& x, const at::OptionalIntArrayRef& dim,
+                  const std::optional<at::Scalar>& correction, bool keepdim) {
+    if (const Why why = plan_rows(x); why != Why::Served) return why;
+    if (correction && correction->isComplex()) return Why::Option;
+    if (const Why why = r.plan(k_sum, x, dim ? *dim : at::IntArrayRef(), keepdim, {}); why != Why::Served) return why;
+    int64_t length = 1;
+    for (int64_t d = 0; d < x.dim(); ++d) length *= r.mask >> d & 1u ? x.size(d) : 1;
+    return double(length) > by(correction) ? Why::Served : Why::Option;
+  }
+  static double by(const std::optional<at::Scalar>& correction) { return correction ? correction->toDouble() : 1; }
+  static void run(const Tensor& x, uint64_t mask, double correction, const Tensor& out, const Tensor* mean = nullptr) {
+    Rows rows(Fused::Moments, x, mask, x.scalar_type());
+    rows.call.options.correction = correction;
+    rows.call.options.root = root;
+    const Tensor stats = rows.stats(x);
+    rows.value(0, out);
+    if (mean) rows.value(1, *mean);
+    rows.FusedRun::run();
+  }
+  template <class R> static R call(Why& why, const Tensor& x, const at::OptionalIntArrayRef& dim,
+                                   const std::optional<at::Scalar>& correction, bool keepdim) {
+    Reducing r;
+    why = plan(r, x, dim, correction, keepdim);
+    if (why != Why::Served) return {};
+    const Dtype dtype = Dtype(x.scalar_type());
+    Tensor result = allocate(r.shape, dtype, x);
+    if constexpr (std::is_same_v<R, Tensor>) {
+      run(x, r.mask, by(correction), result);
+      return result;
+    } else {
+      Tensor mean = allocate(r.shape, dtype, x);
+      run(x, r.mask, by(correction), result, &mean);
+      return {result, mean};
+    }
+  }
+  template <class R> static R call(Why& why, const Tensor& x, const at::OptionalIntArrayRef& dim,
+                                   const std::optional<at::Scalar>& correction, bool keepdim, Tensor& out) {
+    Reducing r;
+    why = plan(r, x, dim, correction, keepdim);
+    if (why == Why::Served) why = fit(out, r.shape, Dtype(x.scalar_type()), x);
+    if (why == Why::Served && !out.is_contiguous()) why = Why::Out;
+    if (why == Why::Served) run(x, r.mask, by(correction), out);
+    return out;
+  }
+};
+
+// ---- norms ---------------------------------------------------------------------------------------------------------------
+
+using MaybeTensor = std::optional<Tensor>;
+bool given(const MaybeTensor& t) { return t && t->defined(); }
+
+// x, its rows' shape, and what has an element for each position of a row: of x's dtype, or float32 beside 16 bits on a
+// CPU, as torch takes them.
+template <class Shape>
+Why plan_norm(const Tensor& x, const Shape& shape, std::initializer_list<const MaybeTensor*> of_positions) {
+  if (const Why why = plan_rows(x); why != Why::Served) return why;
+  const int64_t n = int64_t(shape.size());
+  if (n < 1 || n > x.dim()) return Why::Dims;
+  for (int64_t d = 0; d < n; ++d)
+    if (shape[size_t(d)] != x.size(x.dim() - n + d)) return Why::Dims;
+  std::optional<ScalarType> dtype;
+  for (const MaybeTensor* t : of_positions) {
+    if (!given(*t)) continue;
+    const ScalarType type = (*t)->scalar_type();
+    const bool mixed = x.is_cpu() && x.element_size() == 2 && type == ScalarType::Float;
+    if ((type != x.scalar_type() && !mixed) || (dtype && type != *dtype)) return Why::Dtype;
+    if ((*t)->device() != x.device() || (*t)->sizes() != x.sizes().slice(size_t(x.dim() - n))) return Why::Dims;
+    dtype = type;
+  }
+  return Why::Served;
+}
+
+// The shape of what torch keeps of each row, and its dtype, given the weights'.
+at::DimVector kept_shape(const Tensor& x, size_t dims) {
+  at::DimVector shape(x.sizes().begin(), x.sizes().end());
+  std::fill(shape.end() - long(dims), shape.end(), 1);
+  return shape;
+}
+Tensor kept(const Tensor& stats, int64_t plane, const Tensor& x, size_t dims, bool mixed) {
+  const Tensor t = stats.select(0, plane).view(kept_shape(x, dims));
+  return x.is_cpu() && x.element_size() == 2 && !mixed ? t.to(x.scalar_type()) : t;
+}
+
+struct LayerNorm {
+  template <class R> static R call(Why& why, const Tensor& x, c10::SymIntArrayRef shape, const MaybeTensor& weight,
+                                   const MaybeTensor& bias, double epsilon) {
+    why = plan_norm(x, shape, {&weight, &bias});
+    if (why != Why::Served) return {};
+    Rows rows(Fused::LayerNorm, x, trailing(x, shape.size()), x.scalar_type());
+    rows.call.options.epsilon = epsilon;
+    if (given(weight)) rows.call.weight = rows.of_positions(*weight);
+    if (given(bias)) rows.call.bias = rows.of_positions(*bias);
+    const Tensor stats = rows.stats(x), out = allocate(x.sizes(), Dtype(x.scalar_type()), x);
+    rows.map(out);
+    const bool mixed = rows.call.weight_dtype == Dtype::F32 && (given(weight) || given(bias));
+    return {out, kept(stats, 0, x, shape.size(), mixed), kept(stats, 2, x, shape.size(), mixed)};
+  }
+};
+
+// The mean is taken again from x: torch keeps it in one part, and its derivative is that of both.
+struct LayerNormBackward {
+  template <class R>
+  static R call(Why& why, const Tensor& g, const Tensor& x, c10::SymIntArrayRef shape, const Tensor&, const Tensor& rstd,
+                const MaybeTensor& weight, const MaybeTensor& bias, const std::array<bool, 3>& wanted) {
+    why = plan_norm(x, shape, {&weight, &bias});
+    if (why == Why::Served && g.scalar_type() != x.scalar_type()) why = Why::Dtype;
+    if (why == Why::Served && (g.sizes() != x.sizes() || g.device() != x.device())) why = Why::Dims;
+    if (why == Why::Served && ((wanted[1] && !given(weight)) || (wanted[2] && !given(bias)))) why = Why::Option;
+    const uint64_t mask = why == Why::Served ? trailing(x, shape.size()) : 0;
+    R result;
+    if (why != Why::Served) return result;
+    Rows moments(Fused::Moments, x, mask, x.scalar_type());
+    if (rstd.numel() != moments.row_count() || rstd.device() != x.device()) why = Why::Dims;
+    if (why != Why::Served) return result;
+    const Tensor stats = moments.stats(x);
+    moments.FusedRun::run();
+    stats.select(0, 2).copy_(rstd.reshape({-1}));
+    return gradients<R, Fused::LayerNormGradient, Fused::LayerNormWeights>(g, x, mask, shape.size(), stats, weight, bias,
+                                                                         wanted);
+  }
+  // Of x, weight and bias, those that are wanted.
+  template <class R, Fused of_input, Fused of_weights>
+  static R gradients(const Tensor& g, const Tensor& x, uint64_t mask, size_t dims, const Tensor& stats,
+                     const MaybeTensor& weight, const MaybeTensor& bias, const std::array<bool, 3>& wanted) {
+    R result;
+    if (wanted[0]) {
+      Rows rows(of_input, g, mask, x.scalar_type());
+      if (given(weight)) rows.call.weight = rows.of_positions(*weight);
+      rows.use_stats(stats);
+      std::get<0>(result) = allocate(x.sizes(), Dtype(x.scalar_type()), x);
+      rows.map(std::get<0>(result), &x);
+    }
+    if (wanted[1] || wanted[2]) {
+      const Dtype dtype = Dtype((given(weight) ? *weight : *bias).scalar_type());
+      Rows rows(of_weights, g, mask, x.scalar_type());
+      rows.use_stats(stats);
+      const at::IntArrayRef sizes = x.sizes().slice(size_t(x.dim()) - dims);
+      const Tensor sums[2] = {allocate(sizes, dtype, x), allocate(sizes, dtype, x)};
+      for (int k = 0; k < (of_weights == Fused::LayerNormWeights ? 2 : 1); ++k) rows.value(k, sums[k]);
+      rows.run_over_rows(read(x));
+      if (wanted[1]) std::get<1>(result) = sums[0];
+      if constexpr (std::tuple_size_v<R> == 3)
+        if (wanted[2]) std::get<2>(result) = sums[1];
+    }
+    return result;
+  }
+};
+
+// torch has these on GPUs alone: on a CPU it takes them apart before.
+struct RmsNorm {
+  template <class R> static R call(Why& why, const Tensor& x, at::IntArrayRef shape, const MaybeTensor& weight,
+                                   const std::optional<double>& epsilon) {
+    why = plan_norm(x, shape, {&weight});
+    if (why != Why::Served) return {};
+    Rows rows(Fused::RmsNorm, x, trailing(x, shape.size()), x.scalar_type());
+    rows.call.options.epsilon = epsilon.value_or(rows.call.accumulator == Dtype::F64 ? 0x1p-52 : 0x1p-23);
+    if (given(weight)) rows.call.weight = rows.of_positions(*weight);
+    const Tensor stats = rows.stats(x), out = allocate(x.sizes(), Dtype(x.scalar_type()), x);
+    rows.map(out);
+    return {out, kept(stats, 0, x, shape.size(), true)};
+  }
+};
+struct RmsNormBackward {
+  template <class R>
+  static R call(Why& why, const Tensor& g, const Tensor& x, at::IntArrayRef shape, const Tensor& rstd,
+                const MaybeTensor& weight, const std::array<bool, 2>& wanted) {
+    why = plan_norm(x, shape, {&weight});
+    if (why != Why::Served) return {};
+    const uint64_t mask = trailing(x, shape.size());
+    const Rows rows(Fused::RmsNorm, x, mask, x.scalar_type());
+    if (g.scalar_type() != x.scalar_type() || rstd.scalar_type() != rows.wide()) why = Why::Dtype;
+    else if (g.sizes() != x.sizes() || g.device() != x.device() || rstd.device() != x.device()) why = Why::Dims;
+    else if (rstd.numel() != rows.row_count()) why = Why::Dims;
+    else if (wanted[1] && !given(weight)) why = Why::Option;
+    if (why != Why::Served) return {};
+    const Tensor stats = rstd.reshape({1, -1}).contiguous();
+    return LayerNormBackward::gradients<R, Fused::RmsNormGradient, Fused::RmsNormWeights>(
+        g, x, mask, shape.size(), stats, weight, {}, {wanted[0], wanted[1], false});
+  }
+};
+
 // ---- what is registered --------------------------------------------------------------------------------------------------
 
 // An overload that is covered, and its calls while torchreduce was on, by who served them.
@@ -508,6 +818,27 @@ const bool registered = [] {
   TR_ADD(argmax_out, Reduce<k_argmax>)
   TR_ADD(argmin, Reduce<k_argmin>)
   TR_ADD(argmin_out, Reduce<k_argmin>)
+
+  TR_ADD(_softmax, Softmax<Fused::Softmax>)
+  TR_ADD(_softmax_out, Softmax<Fused::Softmax>)
+  TR_ADD(_log_softmax, Softmax<Fused::LogSoftmax>)
+  TR_ADD(_log_softmax_out, Softmax<Fused::LogSoftmax>)
+  TR_ADD(_softmax_backward_data, SoftmaxBackward<Fused::SoftmaxGradient>)
+  TR_ADD(_softmax_backward_data_out, SoftmaxBackward<Fused::SoftmaxGradient>)
+  TR_ADD(_log_softmax_backward_data, SoftmaxBackward<Fused::LogSoftmaxGradient>)
+  TR_ADD(_log_softmax_backward_data_out, SoftmaxBackward<Fused::LogSoftmaxGradient>)
+  TR_ADD(logsumexp, LogSumExp)
+  TR_ADD(logsumexp_out, LogSumExp)
+  TR_ADD(var_correction, Variance<false>)
+  TR_ADD(var_correction_out, Variance<false>)
+  TR_ADD(std_correction, Variance<true>)
+  TR_ADD(std_correction_out, Variance<true>)
+  TR_ADD(var_mean_correction, Variance<false>)
+  TR_ADD(std_mean_correction, Variance<true>)
+  TR_ADD(native_layer_norm, LayerNorm)
+  TR_ADD(native_layer_norm_backward, LayerNormBackward)
+  TR_ADD(_fused_rms_norm, RmsNorm)
+  TR_ADD(_fused_rms_norm_backward, RmsNormBackward)
 
   TR_ADD(cumsum, Accumulate<k_cumsum>)
   TR_ADD(cumsum_out, Accumulate<k_cumsum>)

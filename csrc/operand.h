@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "call.h"
+#include "fused_plan.h"
 
 namespace torchreduce {
 
@@ -130,5 +131,24 @@ void reduce_into(const Op& op, const Operand& x, uint64_t mask, bool keepdim, co
 // `more` are further inputs of x's dtype and strides, or null.
 void scan_into(const ScanOp& op, const Operand& x, int dim, bool exclusive, bool reverse, const Operand& out,
                const Operand* indices = nullptr, const Operand* const* more = nullptr);
+
+// A call on the rows of x along the dims of `mask` (fused.h), to be filled in, and run once. What has one element a row is
+// contiguous, in the order of the other dims. torch_fused.cpp runs it.
+struct FusedRun {
+  const char* name;
+  const Operand x;
+  const uint64_t mask;
+  PlannedFused call{};
+
+  FusedRun(const char* op, Fused which, const Operand& input, uint64_t along, Dtype result);
+  int64_t row_count() const;
+  // An element for each goes to `out`; where op has a second input, that is `second`.
+  void run(const Operand* out = nullptr, const Operand* second = nullptr);
+  // The gradients of weights: columns are the positions of a row, and are summed over rows.
+  void run_over_rows(const Operand& second);
+
+ private:
+  void start();
+};
 
 }  // namespace torchreduce

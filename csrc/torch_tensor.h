@@ -57,7 +57,7 @@ inline uint64_t dim_mask(const char* op, const View& x, const Dims& dim) {
   return x.dims ? mask : 0;
 }
 
-inline Tensor allocate(const std::vector<int64_t>& sizes, Dtype dtype, const View& like) {
+inline Tensor allocate(const std::vector<int64_t>& sizes, Dtype dtype, const Operand& like) {
   std::array<int64_t, kMaxDims> strides;
   int64_t stride = 1;
   for (int d = int(sizes.size()) - 1; d >= 0; --d) {

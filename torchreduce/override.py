@@ -128,8 +128,9 @@ class enabled:
 def coverage() -> dict[str, dict[str, int]]:
     """For each overload of torch's that is turned over: its calls so far, while enabled, by who served them.
 
-    "served" by torchreduce; or they went on to torch, because of "kind" (the device, or what is no dense tensor), "dtype", "dims" (out of range, repeated), "empty" (no elements, and
-    no identity), "option" (the order of a norm), "out" (of another dtype or shape, or sharing memory).
+    "served" by torchreduce, or gone on to torch because of "kind" (the device, or what is no dense tensor), "dtype",
+    "dims" (out of range, repeated), "empty" (no elements, and no identity), "option" (the order of a norm) or "out" (of
+    another dtype or shape, or sharing memory).
 
     >>> import torch, torchreduce
     >>> with torchreduce.enabled(cpu=True, compile=False):

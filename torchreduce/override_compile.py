@@ -32,8 +32,8 @@ def _inductor() -> Any:
         return torch._TorchCompileInductorWrapper
     except AttributeError:
         raise RuntimeError(
-            f"torchreduce knows no way into torch.compile of torch {torch.__version__}; enable(compile=False) turns over "
-            "what is not compiled"
+            f"torchreduce knows no way into torch.compile of torch {torch.__version__}; enable(compile=False) turns "
+            "over what is not compiled"
         ) from None
 
 
