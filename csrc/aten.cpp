@@ -12,6 +12,7 @@
 // torch's to serve or to refuse.
 #include <ATen/MemoryOverlap.h>
 #include <ATen/Operators.h>
+#include <ATen/core/Reduction.h>
 #include <ATen/native/Resize.h>
 #include <torch/library.h>
 
@@ -67,8 +68,8 @@ bool is_float(ScalarType t) { return supported(t) && c10::isFloatingType(t); }
 
 Tensor allocate(at::IntArrayRef sizes, Dtype dtype, const Tensor& like) {
   const DispatchKeySet key(like.is_cpu() ? DispatchKey::CPU : DispatchKey::CUDA);
-  return at::_ops::empty_memory_format::redispatch(key, c10::fromIntArrayRefSlow(sizes), ScalarType(dtype), at::kStrided,
-                                                   like.device(), std::nullopt, std::nullopt);
+  return at::_ops::empty_memory_format::redispatch(key, c10::fromIntArrayRefSlow(sizes), ScalarType(dtype),
+                                                   at::kStrided, like.device(), std::nullopt, std::nullopt);
 }
 
 // Makes `out` fit for a result, or tells what torch has to see to: another dtype or device, memory that is shared, a
@@ -102,9 +103,13 @@ struct Arguments {
   at::SmallVector<Tensor*, 2> outs;
 
   void take(at::IntArrayRef all) { dims.assign(all.begin(), all.end()), listed = true; }
-  void take(const at::OptionalIntArrayRef& all) { if (all) take(*all); }
+  void take(const at::OptionalIntArrayRef& all) {
+    if (all) take(*all);
+  }
   void take(int64_t one) { dims.assign(1, one), listed = true; }
-  void take(const std::optional<int64_t>& one) { if (one) take(*one); }
+  void take(const std::optional<int64_t>& one) {
+    if (one) take(*one);
+  }
   void take(bool keep) { keepdim = keep; }
   void take(const std::optional<ScalarType>& type) { dtype = type; }
   void take(Tensor& out) { outs.push_back(&out); }
@@ -127,7 +132,8 @@ std::optional<uint64_t> mask_of(const Tensor& x, at::IntArrayRef dims) {
 
 // ---- reductions ----------------------------------------------------------------------------------------------------------
 
-// Whether torchreduce's dtypes are torch's: floats to an integer dtype are not, whose elements each round their own way.
+// Whether torchreduce's dtypes are torch's: floats to an integer dtype are not, whose elements each round their own
+// way.
 bool dtypes_served(const Op& op, ScalarType in, const std::optional<ScalarType>& dtype) {
   if (!supported(in) || (dtype && !supported(*dtype))) return false;
   if (dtype && is_float(in) && !is_float(*dtype)) return false;
@@ -171,8 +177,8 @@ struct Reducing {
 
 // An op with one result, whatever its other arguments are. Without dtype=, one that has it takes that of `out`.
 template <const Op& op> struct Reduce {
-  static constexpr bool kWithDtype = op.reduction == Reduction::Sum || op.reduction == Reduction::Product ||
-                                     op.options.of == Of::Numbers;
+  static constexpr bool kWithDtype =
+      op.reduction == Reduction::Sum || op.reduction == Reduction::Product || op.options.of == Of::Numbers;
   template <class R, class... A> static R call(Why& why, const Tensor& x, A&&... a) {
     Arguments given;
     (given.take(a), ...);
@@ -259,10 +265,10 @@ struct MinMax {
 const Op* norm_of(const at::Scalar& order) {
   if (order.isComplex()) return nullptr;
   const double p = order.toDouble(), infinity = std::numeric_limits<double>::infinity();
-  return p == 2          ? &k_norm2
-         : p == 1        ? &k_norm1
-         : p == 0        ? &k_norm0
-         : p == infinity ? &k_norm_greatest
+  return p == 2           ? &k_norm2
+         : p == 1         ? &k_norm1
+         : p == 0         ? &k_norm0
+         : p == infinity  ? &k_norm_greatest
          : p == -infinity ? &k_norm_least
                           : nullptr;
 }
@@ -427,7 +433,10 @@ struct Rows : FusedRun {
 };
 
 Why plan_rows(const Tensor& x) {
-  return is_named(x) || x.dim() > kMaxDims ? Why::Kind : !is_float(x.scalar_type()) ? Why::Dtype : x.numel() == 0 ? Why::Empty : Why::Served;
+  return is_named(x) || x.dim() > kMaxDims ? Why::Kind
+         : !is_float(x.scalar_type())      ? Why::Dtype
+         : x.numel() == 0                  ? Why::Empty
+                                           : Why::Served;
 }
 
 template <Fused op> struct Softmax {
@@ -613,8 +622,9 @@ struct LayerNorm {
 // The mean is taken again from x: torch keeps it in one part, and its derivative is that of both.
 struct LayerNormBackward {
   template <class R>
-  static R call(Why& why, const Tensor& g, const Tensor& x, c10::SymIntArrayRef shape, const Tensor&, const Tensor& rstd,
-                const MaybeTensor& weight, const MaybeTensor& bias, const std::array<bool, 3>& wanted) {
+  static R call(Why& why, const Tensor& g, const Tensor& x, c10::SymIntArrayRef shape, const Tensor&,
+                const Tensor& rstd, const MaybeTensor& weight, const MaybeTensor& bias,
+                const std::array<bool, 3>& wanted) {
     why = plan_norm(x, shape, {&weight, &bias});
     if (why == Why::Served && g.scalar_type() != x.scalar_type()) why = Why::Dtype;
     if (why == Why::Served && (g.sizes() != x.sizes() || g.device() != x.device())) why = Why::Dims;
@@ -628,13 +638,14 @@ struct LayerNormBackward {
     const Tensor stats = moments.stats(x);
     moments.FusedRun::run();
     stats.select(0, 2).copy_(rstd.reshape({-1}));
-    return gradients<R, Fused::LayerNormGradient, Fused::LayerNormWeights>(g, x, mask, shape.size(), stats, weight, bias,
-                                                                         wanted);
+    const MaybeTensor& any = given(weight) ? weight : bias;
+    return gradients<R, Fused::LayerNormGradient, Fused::LayerNormWeights>(
+        g, x, mask, shape.size(), stats, weight, given(any) ? any->scalar_type() : x.scalar_type(), wanted);
   }
-  // Of x, weight and bias, those that are wanted.
+  // Of x, weight and bias, those that are wanted; the latter two in a dtype of theirs.
   template <class R, Fused of_input, Fused of_weights>
   static R gradients(const Tensor& g, const Tensor& x, uint64_t mask, size_t dims, const Tensor& stats,
-                     const MaybeTensor& weight, const MaybeTensor& bias, const std::array<bool, 3>& wanted) {
+                     const MaybeTensor& weight, ScalarType of_positions, const std::array<bool, 3>& wanted) {
     R result;
     if (wanted[0]) {
       Rows rows(of_input, g, mask, x.scalar_type());
@@ -644,7 +655,7 @@ struct LayerNormBackward {
       rows.map(std::get<0>(result), &x);
     }
     if (wanted[1] || wanted[2]) {
-      const Dtype dtype = Dtype((given(weight) ? *weight : *bias).scalar_type());
+      const Dtype dtype = Dtype(of_positions);
       Rows rows(of_weights, g, mask, x.scalar_type());
       rows.use_stats(stats);
       const at::IntArrayRef sizes = x.sizes().slice(size_t(x.dim()) - dims);
@@ -688,7 +699,45 @@ struct RmsNormBackward {
     if (why != Why::Served) return {};
     const Tensor stats = rstd.reshape({1, -1}).contiguous();
     return LayerNormBackward::gradients<R, Fused::RmsNormGradient, Fused::RmsNormWeights>(
-        g, x, mask, shape.size(), stats, weight, {}, {wanted[0], wanted[1], false});
+        g, x, mask, shape.size(), stats, weight, x.scalar_type(), {wanted[0], wanted[1], false});
+  }
+};
+
+// ---- losses --------------------------------------------------------------------------------------------------------------
+
+// The sum of torch's losses of the rows, or that divided by the weights of their labels; and the sum of these.
+template <class Aten> struct NllLoss {
+  template <class R> static R call(Why& why, const Tensor& x, const Tensor& target, const MaybeTensor& weight,
+                                   int64_t reduction, const c10::SymInt& ignored) {
+    why = reduction == at::Reduction::None ? Why::Option : plan_rows(x);
+    if (why != Why::Served) return {};
+    const ScalarType wide = x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+    auto losses = [&](const Tensor& of) {
+      return std::get<0>(Aten::call(of, target, weight, at::Reduction::None, ignored));
+    };
+    auto sum = [&](const Tensor& of) {
+      Arguments all;
+      all.dtype = wide;
+      return Reduce<k_sum>::call<Tensor>(why, of, all);
+    };
+    const Tensor total = sum(losses(x));
+    Arguments all;
+    const Tensor weights = given(weight)
+                               ? sum(losses(at::full({}, -1, x.options()).expand(x.sizes())))
+                               : Reduce<k_count_nonzero>::call<Tensor>(why, target.ne(ignored.expect_int()), all);
+    const Tensor loss = reduction == at::Reduction::Mean ? total.div(weights.to(wide)) : total;
+    return {loss.to(x.scalar_type()), weights.to(x.scalar_type())};
+  }
+  template <class R>
+  static R call(Why& why, const Tensor& x, const Tensor& target, const MaybeTensor& weight, int64_t reduction,
+                const c10::SymInt& ignored, Tensor& output, Tensor& total_weight) {
+    const auto results = call<std::tuple<Tensor, Tensor>>(why, x, target, weight, reduction, ignored);
+    if (why == Why::Served) why = fit(output, total_weight, {}, Dtype(x.scalar_type()), Dtype(x.scalar_type()), x);
+    if (why == Why::Served) {
+      output.copy_(std::get<0>(results));
+      total_weight.copy_(std::get<1>(results));
+    }
+    return {output, total_weight};
   }
 };
 
@@ -712,9 +761,7 @@ bool has_kernels(int device) {
   if (!has) {
     try {
       has = gpu_facts(device).gpu ? 1 : -1;
-    } catch (const std::runtime_error&) {
-      has = -1;
-    }
+    } catch (const std::runtime_error&) { has = -1; }
     known[size_t(device)].store(has, std::memory_order_relaxed);
   }
   return has > 0;
@@ -722,8 +769,8 @@ bool has_kernels(int device) {
 const Tensor& first(const Tensor& x) { return x; }
 const Tensor& first(at::TensorList list) { return list[0]; }
 
-// Below the key that it is registered for there are backends alone: CPU or CUDA is the highest one of dense tensors, and
-// of nothing else.
+// Below the key that it is registered for there are backends alone: CPU or CUDA is the highest one of dense tensors,
+// and of nothing else.
 template <class Tensors> bool is_covered(const Tensors& x, DispatchKeySet keys, int on) {
   switch (keys.highestPriorityTypeId()) {
     case DispatchKey::CPU: return on & kCpu;
@@ -839,6 +886,10 @@ const bool registered = [] {
   TR_ADD(native_layer_norm_backward, LayerNormBackward)
   TR_ADD(_fused_rms_norm, RmsNorm)
   TR_ADD(_fused_rms_norm_backward, RmsNormBackward)
+  TR_ADD(nll_loss_forward, NllLoss<nll_loss_forward>)
+  TR_ADD(nll_loss_forward_output, NllLoss<nll_loss_forward>)
+  TR_ADD(nll_loss2d_forward, NllLoss<nll_loss2d_forward>)
+  TR_ADD(nll_loss2d_forward_output, NllLoss<nll_loss2d_forward>)
 
   TR_ADD(cumsum, Accumulate<k_cumsum>)
   TR_ADD(cumsum_out, Accumulate<k_cumsum>)

@@ -1,5 +1,5 @@
-// Tensors without torch, and the way from them to a kernel: what both layers that meet torch share, torch_ops.cpp by its
-// stable ABI and aten.cpp by its full one.
+// Tensors without torch, and the way from them to a kernel: what both layers that meet torch share, torch_ops.cpp by
+// its stable ABI and aten.cpp by its full one.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -132,8 +132,8 @@ void reduce_into(const Op& op, const Operand& x, uint64_t mask, bool keepdim, co
 void scan_into(const ScanOp& op, const Operand& x, int dim, bool exclusive, bool reverse, const Operand& out,
                const Operand* indices = nullptr, const Operand* const* more = nullptr);
 
-// A call on the rows of x along the dims of `mask` (fused.h), to be filled in, and run once. What has one element a row is
-// contiguous, in the order of the other dims. torch_fused.cpp runs it.
+// A call on the rows of x along the dims of `mask` (fused.h), to be filled in, and run once. What has one element a row
+// is contiguous, in the order of the other dims. torch_fused.cpp runs it.
 struct FusedRun {
   const char* name;
   const Operand x;

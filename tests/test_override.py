@@ -103,7 +103,7 @@ def test_blocks_nest_and_restore():
 
 
 def test_both_tables_have_the_same_rows():
-    assert set(tr.coverage()) == {*aten_rules.RULES, *aten_rules.WRITING}
+    assert set(tr.coverage()) == {*aten_rules.EAGER_RULES, *aten_rules.WRITING}
     for name in tr.coverage():
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "BackendSelect"), name
 
@@ -280,11 +280,18 @@ STATE = "import torchreduce; from torchreduce import override; print(override._e
 
 
 def test_a_new_process_follows_the_environment():
-    assert run(STATE) == ["0", "0"]
-    assert run(STATE, TORCHREDUCE_ENABLE="1") == ["1", "1"]
     assert run(STATE, TORCHREDUCE_ENABLE="cpu") == ["3", "3"]
-    done = python(STATE, TORCHREDUCE_ENABLE="yes")
-    assert "TORCHREDUCE_ENABLE: must be one of '0', '1', 'cpu', got 'yes'" in done.stderr
+
+
+@pytest.mark.parametrize(("value", "devices"), [("", 0), ("0", 0), ("1", 1), ("cpu", 3)])
+def test_what_the_environment_may_say(value, devices, monkeypatch):
+    monkeypatch.setenv("TORCHREDUCE_ENABLE", value)
+    override.follow_environment()
+    assert (override._eager, override._compiled) == (devices, devices)
+    tr.disable()
+    monkeypatch.setenv("TORCHREDUCE_ENABLE", "yes")
+    with pytest.raises(ValueError, match="must be one of '0', '1', 'cpu', got 'yes'"):
+        override.follow_environment()
 
 
 FROM_PYTHON = """
@@ -304,6 +311,16 @@ FROM_PYTHON = """
             assert all(map(torch.equal, x.cummax(1), tr.cummax(x, 1))) and all(map(torch.equal, x.max(1), torchs_max))
             assert all(map(torch.equal, torch._foreach_norm([x, x[0]]), [tr.norm(x), tr.norm(x[0])]))
             assert all(map(torch.equal, torch.aminmax(x), tr.aminmax(x)))
+            y, w = x.requires_grad_(), x[:2].detach().clone().requires_grad_()
+            ours, torchs_grads = (
+                torch.autograd.grad(f(y, (1000,), *w).softmax(0), [y, w], x.detach())
+                for f in (lambda *a: tr.layer_norm(*a), torch.nn.functional.layer_norm)
+            )
+            assert all(map(torch.equal, ours, torchs_grads))
+            x, t = x.detach(), torch.arange(33)
+            assert torch.equal(torch.nn.functional.cross_entropy(x, t), tr.cross_entropy(x, t))
+            weighted = torch.nn.functional.cross_entropy(x, t, x[0].abs(), ignore_index=2)
+            assert torch.equal(weighted, tr.cross_entropy(x, t, x[0].abs(), ignore_index=2))
             assert x.cfloat().sum().dtype == torch.complex64
             w = x.clone().requires_grad_()
             w.std(1).sum().backward()
@@ -322,8 +339,9 @@ FROM_PYTHON = """
 def test_the_same_from_python_for_another_torch():
     """The same rows and bits, and it is said once."""
     assert run(FROM_PYTHON) == [
-        "sum.dim_IntList", "mean.dim", "_foreach_norm.Scalar", "aminmax", "max.dim", "sum.IntList_out",
-        "cumsum_", "_cummax_helper", "1",
+        "sum.dim_IntList", "mean.dim", "_foreach_norm.Scalar", "aminmax", "max.dim", "_softmax", "_log_softmax",
+        "_softmax_backward_data", "std.correction", "native_layer_norm", "native_layer_norm_backward",
+        "nll_loss_forward", "sum.IntList_out", "cumsum_", "_cummax_helper", "1",
     ]  # fmt: skip
 
 
@@ -375,6 +393,38 @@ def test_gradients_are_turned_over_too():
         F.linear(x, w, b).backward(g)
     assert_bitwise_equal(b.grad, tr.sum(g, 0))
     assert counted.calls == 1
+
+
+def test_cross_entropy_has_torchreduces_bits():
+    x, t, w = rows(3000, 20), torch.arange(3000) % 20, rows(1, 20).abs()[0]
+    for options in ({}, {"reduction": "sum"}, {"weight": w}, {"ignore_index": 3}, {"weight": w, "ignore_index": 0}):
+        with tr.enabled(**ON):
+            loss = F.cross_entropy(x, t, **options)
+        assert_bitwise_equal(loss, tr.cross_entropy(x, t, **options))
+    images, labels = x.reshape(3, 20, 100, 10), torch.arange(3000).reshape(3, 100, 10) % 20
+    with tr.enabled(**ON):
+        loss = F.cross_entropy(images, labels)
+    assert_bitwise_equal(loss, tr.cross_entropy(images, labels))
+
+
+def test_gradients_of_rows_have_torchreduces_bits():
+    x, g = rows(16, 3000), rows(16, 3000, seed=1)
+    w, b = rows(2, 3000, seed=2)
+    functions = {
+        "softmax": (F.softmax, tr.softmax),
+        "log_softmax": (F.log_softmax, tr.log_softmax),
+        "layer_norm": (lambda x, d: F.layer_norm(x, (3000,), w, b), lambda x, d: tr.layer_norm(x, (3000,), w, b)),
+    }
+    for name, (torchs, ours) in functions.items():
+        inputs = [t.requires_grad_() for t in ((x, w, b) if name == "layer_norm" else (x,))]
+        expected = ours(x, 1)
+        expected_grads = torch.autograd.grad(expected, inputs, g)
+        with tr.enabled(**ON):
+            y = torchs(x, 1)
+            grads = torch.autograd.grad(y, inputs, g)
+        assert_bitwise_equal(y.detach(), expected.detach())
+        for grad_, expected_ in zip(grads, expected_grads, strict=True):
+            assert_bitwise_equal(grad_, expected_)
 
 
 def test_autocast():

@@ -5,8 +5,10 @@ whatever else is made of reductions consists of sum, mean, amax and the like by 
 """
 
 import hashlib
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._inductor import decomposition
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from . import override
-from .aten_rules import GRAPH_RULES, Torchs, overload
+from .aten_rules import GRAPH_RULES, Torchs, evaluate, overload
 
 _DEVICES = {"cuda": 1, "cpu": 2}
 _RULES = {overload(name): rule for name, rule in GRAPH_RULES.items()}
@@ -80,25 +83,29 @@ class Rewrite(CustomGraphPass):
 
         args = torch.fx.node.map_arg(node.args, value)
         kwargs = torch.fx.node.map_arg(node.kwargs, value)
-        tensors = [v for v in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+        tensors = [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
         if not tensors or any(not self._devices & _DEVICES.get(t.device.type, 0) for t in tensors):
             return
         try:
-            calls = _RULES[node.target](*args, **kwargs)
+            made = _RULES[node.target](*args, **kwargs)
         except Torchs:
             return
 
-        def insert(call: Any, meta: Any) -> torch.fx.Node:
-            nodes = torch.utils._pytree.tree_map(lambda a: of.get(id(a), a), call.args)
-            new = graph.call_function(call.op.raw, nodes)
-            new.meta = {**node.meta, "val": meta}
+        def insert(target: Any, *arguments: Any) -> torch.fx.Node:
+            nodes = tree_map(lambda a: of.get(id(a), a), arguments)
+            new = graph.call_function(target, nodes)
+            values = tree_map_only(torch.fx.Node, lambda n: n.meta["val"], nodes)
+            with tensors[0].fake_mode:  # type: ignore[attr-defined]
+                new.meta = {**node.meta, "val": target(*values)}
             return new
 
         with graph.inserting_before(node):
-            if not isinstance(calls, list):
-                node.replace_all_uses_with(insert(calls, node.meta["val"]))
+            results = evaluate(
+                made, lambda call, arguments: insert(call.op, *arguments), partial(insert, operator.getitem)
+            )
+            if not isinstance(results, list):
+                node.replace_all_uses_with(results)
             else:
-                results = [insert(call, meta) for call, meta in zip(calls, node.meta["val"], strict=True)]
                 for user in list(node.users):  # each takes one
                     user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
                     graph.erase_node(user)

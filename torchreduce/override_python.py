@@ -10,18 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .aten_rules import GRAPH_RULES, RULES, WHY, WRITING, Torchs, overload
+from .aten_rules import EAGER_RULES, GRAPH_RULES, WHY, WRITING, Torchs, evaluate, overload
 
 _Key = torch._C.DispatchKey
 _DEVICES = {_Key.CUDA: 1, _Key.CPU: 2}
 
 
 def _results(name: str, *args: Any, **kwargs: Any) -> Any:
-    calls = GRAPH_RULES[name](*args, **kwargs)
-    if not isinstance(calls, list):
-        return calls.op.raw(*calls.args)
-    results = [call.op.raw(*call.args) for call in calls]
-    return results if name.startswith("_foreach") else tuple(results)
+    made = (EAGER_RULES.get(name) or GRAPH_RULES[name])(*args, **kwargs)
+    results = evaluate(made, lambda call, values: call.op(*values), lambda results, i: results[i])
+    return tuple(results) if isinstance(made, list) and not name.startswith("_foreach") else results
 
 
 def _fits(out: Tensor, result: Tensor) -> bool:
@@ -39,10 +37,11 @@ def _writing(name: str) -> Callable[..., Any]:
     def serve(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
         outs = [given[key] for key in names]
-        given = {key: value for key, value in given.items() if key == "self" or key not in names}
         if by_out and given.get("dtype") is None:
             given["dtype"] = outs[0].dtype
-        results = _results(functional, given.pop("self"), **given)
+        first = schema.arguments[0].name
+        rest = {key: value for key, value in given.items() if key != first and key not in names}
+        results = _results(functional, given[first], **rest)
         results = results if isinstance(results, tuple) else (results,)
         if not all(_fits(out, result) for out, result in zip(outs, results, strict=True)):
             raise Torchs("out")
@@ -56,9 +55,9 @@ def _writing(name: str) -> Callable[..., Any]:
 class Rows:
     def __init__(self) -> None:
         self._devices = 0
-        self._calls = {name: dict.fromkeys(WHY, 0) for name in (*RULES, *WRITING)}
+        self._calls = {name: dict.fromkeys(WHY, 0) for name in (*EAGER_RULES, *WRITING)}
         self._library = torch.library.Library("aten", "IMPL")
-        for name in RULES:
+        for name in EAGER_RULES:
             self._add(name, lambda *args, _name=name, **kwargs: _results(_name, *args, **kwargs))
         for name in WRITING:
             self._add(name, _writing(name))
