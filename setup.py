@@ -1,7 +1,8 @@
 """Builds torchreduce: setuptools in front, one ninja file behind.
 
-    torchreduce/libtorchreduce.so  kernels, plans and the ops registered with torch; knows no Python
-    torchreduce/_C.<abi>.so        build facts, instruction sets and plans, for this Python
+    torchreduce/libtorchreduce.so        kernels, plans and the ops registered with torch; knows no Python
+    torchreduce/_C.<abi>.so              build facts, instruction sets and plans, for this Python
+    torchreduce/_aten.torch-<version>.so torch's own calls turned over, for this torch; where torch has its headers
 
 Needs torch 2.10 (a CPU-only one is enough), setuptools, ninja, pybind11 and a C++20 compiler; uses nvcc where it
 finds one, or hipcc where torch is one for ROCm, and no GPU. Downloads nothing. The environment:
@@ -12,7 +13,7 @@ finds one, or hipcc where torch is one for ROCm, and no GPU. Downloads nothing. 
     TORCH_CUDA_ARCH_LIST   "8.0;9.0+PTX"; unset: the GPUs of this machine, else DEFAULT_CUDA_ARCHS
     PYTORCH_ROCM_ARCH      "gfx90a;gfx1100"; unset: the GPUs of this machine, else DEFAULT_HIP_ARCHS
     MAX_JOBS               compilers at a time; unset: one for each core
-    TORCHREDUCE_LIBRARY    a libtorchreduce.so built elsewhere, used as it is: then only _C is built
+    TORCHREDUCE_LIBRARY    a libtorchreduce.so built elsewhere, used as it is: then only _C and _aten are built
 """
 
 import importlib.util
@@ -206,6 +207,20 @@ def parts_of(source: Path) -> list[str]:
     return re.findall(r"X\((\w+)\)", re.search(rf"#define {match[1]}\(X\)(.*)", table)[1])
 
 
+def torch_version() -> str:
+    """As torch.__version__ says it, without importing torch."""
+    text = (package_root("torch") / "version.py").read_text(encoding="utf-8")
+    return re.search(r"^__version__ = ['\"](.+)['\"]", text, re.MULTILINE)[1]
+
+
+def aten_name() -> str:
+    return f"_aten.torch-{torch_version()}.so"
+
+
+def has_headers() -> bool:
+    return (package_root("torch") / "include" / "ATen" / "Operators.h").exists()
+
+
 def quoted(flags: list[str]) -> str:
     return " ".join(shlex.quote(flag) for flag in flags).replace("$", "$$")
 
@@ -275,10 +290,14 @@ class BuildExtension(build_ext):
 
         prebuilt = os.environ.get("TORCHREDUCE_LIBRARY")
         library = str(Path(prebuilt).resolve()) if prebuilt else self.library()
-        module = self.module(library)
+        built_files = [library, self.module(library)]
+        if has_headers():
+            built_files.append(self.aten(library))
         self.ninja.run()
-        for built, target in zip((library, module), self.get_outputs(), strict=True):
+        for built, target in zip(built_files, self.get_outputs(), strict=True):
             self.install_file(Path(built), Path(target))
+        if self.inplace:
+            self.run_command("egg_info")  # where torch.compile finds the backend of this name
         print(f"torchreduce: {self.summary(prebuilt)}, in {time.monotonic() - start:.0f} s", flush=True)
 
     def library(self) -> str:
@@ -326,6 +345,14 @@ class BuildExtension(build_ext):
         binding = self.ninja.compile("csrc/python.cpp", flags, suffix.removesuffix(".so").strip("."))
         return self.ninja.build("link", [binding, library], f"_C{suffix}", ["-Wl,-rpath,$ORIGIN"])
 
+    def aten(self, library: str) -> str:
+        """_aten.torch-<version>.so, by torch's full C++ API. Returns its path."""
+        includes = [f"{self.torch}/include", f"{self.torch}/include/torch/csrc/api/include"]
+        flags = [*HOST_FLAGS, *self.prefix_maps, "-Icsrc", *(flag for path in includes for flag in ("-isystem", path))]
+        rows = self.ninja.compile("csrc/aten.cpp", flags, f"torch-{torch_version()}")
+        link = [f"-L{self.torch}/lib", "-ltorch_cpu", "-lc10", "-Wl,-rpath,$ORIGIN"]
+        return self.ninja.build("link", [rows, library], aten_name(), link)
+
     def install_file(self, built: Path, target: Path) -> None:
         """Copies unless it is the same file already; a process that has loaded the old one keeps it."""
         if target.exists() and (built.samefile(target) or built.read_bytes() == target.read_bytes()):
@@ -345,7 +372,8 @@ class BuildExtension(build_ext):
 
     def get_outputs(self) -> list[str]:
         folder = ROOT / "torchreduce" if self.inplace else Path(self.build_lib).resolve() / "torchreduce"
-        return [str(folder / LIBRARY), str(folder / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")]
+        names = [LIBRARY, f"_C{sysconfig.get_config_var('EXT_SUFFIX')}", *([aten_name()] if has_headers() else [])]
+        return [str(folder / name) for name in names]
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}  # what setuptools' editable installs would have to copy: nothing

@@ -7,6 +7,68 @@
 #include "torch_run.h"
 
 namespace torchreduce {
+
+FusedRun::FusedRun(const char* op, Fused which, const Operand& input, uint64_t along, Dtype result)
+    : name(op), x(input), mask(along) {
+  call.op = which;
+  call.dtype = x.dtype;
+  call.accumulator = accumulator_of(x.dtype, result);
+  call.in[0] = x.data;
+}
+
+int64_t FusedRun::row_count() const {
+  int64_t n = 1;
+  for (int d = 0; d < x.dims; ++d) n *= mask >> d & 1u ? 1 : x.sizes[d];
+  return n;
+}
+
+void FusedRun::run(const Operand* out, const Operand* second) {
+  if (out) {
+    call.out = const_cast<void*>(out->data);
+    call.out_dtype = out->dtype;
+  }
+  if (second) call.in[1] = second->data;
+  std::array<int64_t, kMaxDims> row_strides{};
+  int64_t stride = 1;
+  for (int d = x.dims - 1; d >= 0; --d)
+    if (!(mask >> d & 1u)) {
+      row_strides[d] = stride;
+      stride *= x.sizes[d];
+    }
+  std::vector<Dim> kept, reduced;
+  for (int d = 0; d < x.dims; ++d)
+    (mask >> d & 1u ? reduced : kept)
+        .push_back(
+            {x.sizes[d], x.strides[d], out ? out->strides[d] : 0, {second ? second->strides[d] : 0, row_strides[d]}});
+  call.layout = fold(std::move(kept), reduced, &call.more_strides);
+  start();
+}
+
+void FusedRun::run_over_rows(const Operand& second) {
+  call.in[1] = second.data;
+  std::array<int64_t, kMaxDims> out_strides{};
+  int64_t stride = 1;
+  for (int d = x.dims - 1; d >= 0; --d)
+    if (mask >> d & 1u) {
+      out_strides[d] = stride;
+      stride *= x.sizes[d];
+    }
+  std::vector<Dim> kept, reduced;
+  for (int d = 0; d < x.dims; ++d)
+    (mask >> d & 1u ? kept : reduced).push_back({x.sizes[d], x.strides[d], out_strides[d], {second.strides[d], 0}});
+  call.layout = fold(std::move(kept), reduced, &call.more_strides);
+  start();
+}
+
+void FusedRun::start() {
+  if (call.layout.rows == 0) return;
+#ifdef TORCHREDUCE_GPU
+  torchreduce::run<PlannedFused>(name, call, x, cpu::fused_rows, gpu::fused_rows);
+#else
+  torchreduce::run<PlannedFused>(name, call, x, cpu::fused_rows, nullptr);
+#endif
+}
+
 namespace {
 
 using torch::headeronly::ScalarType;
@@ -35,21 +97,12 @@ uint64_t trailing(const char* op, const View& x, int64_t count) {
 }
 uint64_t single(const char* op, const View& x, int64_t dim) { return dim_mask(op, x, std::vector<int64_t>{dim}); }
 
-// A call on the rows of x along the dims of `mask`, and the tensors that live as long as it.
-struct Rows {
-  const char* name;
-  const View x;
-  const uint64_t mask;
-  PlannedFused call{};
+// A call, and the tensors that live as long as it.
+struct Rows : FusedRun {
   std::vector<Tensor> held;
 
   Rows(const char* op, Fused which, const Tensor& input, uint64_t along, Dtype result)
-      : name(op), x(input), mask(along) {
-    call.op = which;
-    call.dtype = x.dtype;
-    call.accumulator = accumulator_of(x.dtype, result);
-    call.in[0] = x.data;
-  }
+      : FusedRun(op, which, View(input), along, result) {}
   const void* hold(Tensor t) {
     held.push_back(std::move(t));
     return View(held.back()).data;
@@ -58,11 +111,6 @@ struct Rows {
   // ---- what has one element a row: contiguous, with the rows' shape, size 1 along their dims -------------------------
 
   std::vector<int64_t> row_sizes() const { return reduced_sizes(x, mask, true); }
-  int64_t row_count() const {
-    int64_t n = 1;
-    for (int64_t size : row_sizes()) n *= size;
-    return n;
-  }
   // Statistics to be written.
   Tensor new_stats() {
     std::vector<int64_t> sizes = row_sizes();
@@ -113,57 +161,6 @@ struct Rows {
       raise<std::runtime_error>(name, ": weight and bias must have one dtype");
     if (weight) call.weight = of_positions(*weight);
     if (bias) call.bias = of_positions(*bias);
-  }
-
-  // ---- the run ---------------------------------------------------------------------------------------------------------
-
-  // An element for each goes to `out`; where op has a second input, that is `second`.
-  void run(const View* out = nullptr, const View* second = nullptr) {
-    if (out) {
-      call.out = const_cast<void*>(out->data);
-      call.out_dtype = out->dtype;
-    }
-    if (second) call.in[1] = second->data;
-    std::array<int64_t, kMaxDims> row_strides{};
-    int64_t stride = 1;
-    for (int d = x.dims - 1; d >= 0; --d)
-      if (!(mask >> d & 1u)) {
-        row_strides[d] = stride;
-        stride *= x.sizes[d];
-      }
-    std::vector<Dim> kept, reduced;
-    for (int d = 0; d < x.dims; ++d)
-      (mask >> d & 1u ? reduced : kept)
-          .push_back(
-              {x.sizes[d], x.strides[d], out ? out->strides[d] : 0, {second ? second->strides[d] : 0, row_strides[d]}});
-    call.layout = fold(std::move(kept), reduced, &call.more_strides);
-    start();
-  }
-  // The gradients of weights: columns are the positions of a row, and are summed over rows.
-  void run_over_rows(const View& second) {
-    call.in[1] = second.data;
-    std::array<int64_t, kMaxDims> out_strides{};
-    int64_t stride = 1;
-    for (int d = x.dims - 1; d >= 0; --d)
-      if (mask >> d & 1u) {
-        out_strides[d] = stride;
-        stride *= x.sizes[d];
-      }
-    std::vector<Dim> kept, reduced;
-    for (int d = 0; d < x.dims; ++d)
-      (mask >> d & 1u ? kept : reduced).push_back({x.sizes[d], x.strides[d], out_strides[d], {second.strides[d], 0}});
-    call.layout = fold(std::move(kept), reduced, &call.more_strides);
-    start();
-  }
-
- private:
-  void start() {
-    if (call.layout.rows == 0) return;
-#ifdef TORCHREDUCE_GPU
-    torchreduce::run<PlannedFused>(name, call, x, cpu::fused_rows, gpu::fused_rows);
-#else
-    torchreduce::run<PlannedFused>(name, call, x, cpu::fused_rows, nullptr);
-#endif
   }
 };
 
@@ -318,7 +315,8 @@ std::tuple<Tensor, Tensor> layer_norm_weights(const Tensor& g, const Tensor& x, 
 
 // Labels, and the weights of the classes.
 void label(Rows& rows, const Tensor& target, const Optional& weight, int64_t ignored) {
-  const View labels(target), &x = rows.x;
+  const View labels(target);
+  const Operand& x = rows.x;
   if (labels.dtype != Dtype::I64 || labels.numel() != rows.row_count() || labels.device_type != x.device_type ||
       labels.device_index != x.device_index)
     raise<std::runtime_error>(rows.name, ": needs an int64 label for each row");

@@ -11,27 +11,15 @@
 #include "torch_run.h"
 
 namespace torchreduce {
-namespace {
 
 using torch::headeronly::ScalarType;
 
 // ---- reductions --------------------------------------------------------------------------------------------------------
 
-struct Op {
-  const char* name;
-  Reduction reduction;
-  OpOptions options;
-};
-
-// The accumulator of `op` on x, and the dtypes of its values and of its result alone (an indexed op's is the index).
-struct Types {
-  Dtype accumulator, values, result;
-  bool indexed, truth;
-};
-Types types_of(const Op& op, const View& x, std::optional<ScalarType> dtype) {
+Types types_of(const Op& op, const Operand& x, std::optional<Dtype> dtype) {
   const ReductionFacts known = facts(op.reduction, x.dtype);
   const bool verdict = op.options.verdict != Verdict::Count;
-  const Dtype values = dtype                             ? Dtype(*dtype)
+  const Dtype values = dtype                             ? *dtype
                        : verdict                         ? x.dtype == Dtype::U8 ? Dtype::U8 : Dtype::Bool
                        : op.options.of == Of::Magnitudes ? x.dtype
                                                          : known.result;
@@ -42,13 +30,12 @@ Types types_of(const Op& op, const View& x, std::optional<ScalarType> dtype) {
   return {accumulator, values, known.indexed ? Dtype::I64 : values, known.indexed, dtype && values == Dtype::Bool};
 }
 
-// Writes values, indices or both; the other is null. Both have the shape of the result, and the same strides.
-void reduce_into(const Op& op, const View& x, uint64_t mask, bool keepdim, const Types& types, const View* values,
-                 const View* indices) {
+void reduce_into(const Op& op, const Operand& x, uint64_t mask, bool keepdim, const Types& types, const Operand* values,
+                 const Operand* indices) {
   PlannedReduction call{};
   call.op = op.reduction;
   call.in = Source{x.data, x.dtype, types.accumulator, types.truth};
-  const View& out = values ? *values : *indices;
+  const Operand& out = values ? *values : *indices;
   call.layout = fold(x, mask, spread_strides(x, mask, keepdim, out).data());
   call.options = op.options;
   call.options.count = call.layout.length;
@@ -67,12 +54,17 @@ void reduce_into(const Op& op, const View& x, uint64_t mask, bool keepdim, const
 #endif
 }
 
+namespace {
+std::optional<Dtype> as_dtype(std::optional<ScalarType> dtype) {
+  return dtype ? std::optional(Dtype(*dtype)) : std::nullopt;
+}
+
 // The result alone: values, or indices for the arg ops.
 Tensor reduce_one(const Op& op, const Tensor& input, const Dims& dim, bool keepdim, std::optional<ScalarType> dtype) {
   const View x(input);
   check_input(op.name, x);
   const uint64_t mask = dim_mask(op.name, x, dim);
-  const Types types = types_of(op, x, dtype);
+  const Types types = types_of(op, x, as_dtype(dtype));
   Tensor result = allocate(reduced_sizes(x, mask, keepdim), types.result, x);
   const View out(result);
   reduce_into(op, x, mask, keepdim, types, types.indexed ? nullptr : &out, types.indexed ? &out : nullptr);
@@ -83,7 +75,7 @@ void reduce_one_out(const Op& op, const Tensor& input, const Dims& dim, bool kee
   const View whole(input), out(result);
   check_input(op.name, whole);
   const uint64_t mask = dim_mask(op.name, whole, dim);
-  const Types types = types_of(op, whole, dtype);
+  const Types types = types_of(op, whole, as_dtype(dtype));
   check_out(op.name, whole, reduced_sizes(whole, mask, keepdim), out, types.result);
   const Tensor source = apart_from(op.name, input, whole, out, false);
   reduce_into(op, View(source), mask, keepdim, types, types.indexed ? nullptr : &out, types.indexed ? &out : nullptr);
@@ -114,12 +106,6 @@ void reduce_pair_out(const Op& op, const Tensor& input, const Dims& dim, bool ke
 
 // ---- scans -------------------------------------------------------------------------------------------------------------
 
-struct ScanOp {
-  const char* name;
-  Scan scan;
-  bool min;
-};
-
 // Moves `data` by `count` elements of type `dtype`.
 template <class T> void advance(T*& data, int64_t count, Dtype dtype) {
   using Byte = std::conditional_t<std::is_const<T>::value, const char, char>;
@@ -128,7 +114,7 @@ template <class T> void advance(T*& data, int64_t count, Dtype dtype) {
 
 // Runs a call whose strides are still those of memory, `more` those of the further inputs along the scanned dim: a
 // reverse scan starts at the last element, with negative strides.
-void run_scan(const char* name, PlannedScan& call, const View& x, std::array<int64_t, 2> more) {
+void run_scan(const char* name, PlannedScan& call, const Operand& x, std::array<int64_t, 2> more) {
   Layout& l = call.layout;
   if (l.rows == 0 || l.length == 0) return;
   if (call.reverse && l.reduced) {
@@ -148,11 +134,10 @@ void run_scan(const char* name, PlannedScan& call, const View& x, std::array<int
   run<PlannedScan>(name, call, x, cpu::scan, nullptr);
 #endif
 }
+}  // namespace
 
-// Writes the values and, of an indexed scan, the indices, which have the values' strides.
-// `more` are further inputs of x's dtype and strides, or null.
-void scan_into(const ScanOp& op, const View& x, int dim, bool exclusive, bool reverse, const View& out,
-               const View* indices = nullptr, const View* const* more = nullptr) {
+void scan_into(const ScanOp& op, const Operand& x, int dim, bool exclusive, bool reverse, const Operand& out,
+               const Operand* indices, const Operand* const* more) {
   PlannedScan call{};
   call.op = op.scan;
   call.options.min = op.min;
@@ -167,6 +152,7 @@ void scan_into(const ScanOp& op, const View& x, int dim, bool exclusive, bool re
   run_scan(op.name, call, x, {in, in});
 }
 
+namespace {
 Dtype scan_result(const char* name, const View& x, std::optional<ScalarType> dtype) {
   const Dtype result = dtype ? Dtype(*dtype) : is_float(x.dtype) ? x.dtype : Dtype::I64;
   if (!supported(result) || result == Dtype::Bool)
@@ -221,7 +207,7 @@ Tensor decayed_sum(const Tensor& g, const Tensor& x, const Tensor& o, int64_t di
   const View view(inputs[0]), more[2] = {View(inputs[1]), View(inputs[2])};
   const int d = scan_dim(op.name, view, dim);
   Tensor result = allocate({view.sizes, view.sizes + view.dims}, view.dtype, view);
-  const View* const pointers[2] = {&more[0], &more[1]};
+  const Operand* const pointers[2] = {&more[0], &more[1]};
   scan_into(op, view, d, false, reverse, View(result), nullptr, pointers);
   return result;
 }
@@ -391,10 +377,6 @@ struct WithIndex {
   }
 };
 
-#define TR_ROW(name, signature, reduction, ...) constexpr Op k_##name{#name, Reduction::reduction, {__VA_ARGS__}};
-TR_FOR_EACH_REDUCTION_OP(TR_ROW)
-#undef TR_ROW
-
 struct Scanning {
   static constexpr const char* kArguments =
       "Tensor x, int dim, ScalarType? dtype, bool exclusive, bool reverse, int level";
@@ -436,9 +418,6 @@ struct ScanningIndex {
     scan_pair_out(op, x, dim, reverse, values, indices);
   }
 };
-#define TR_ROW(name, signature, scan, min) constexpr ScanOp k_##name{#name, Scan::scan, min};
-TR_FOR_EACH_SCAN_OP(TR_ROW)
-#undef TR_ROW
 
 // `name` is differentiable (torchreduce/autograd.py), and `name.out` writes to tensors of the result's shape and dtype,
 // which refuses to be differentiated; `name.raw` and `name.raw_out` are the same kernels, of which autograd knows

@@ -56,7 +56,7 @@ class DeviceGuard {
 };
 
 template <class Call>
-void run_on_gpu(const char* op, Call& call, const View& x,
+void run_on_gpu(const char* op, Call& call, const Operand& x,
                 const char* (*launch)(const Call&, void* workspace, void* stream)) {
   static const GpuShims shims;
   const DeviceGuard guard(x.device_index);
@@ -72,14 +72,14 @@ void run_on_gpu(const char* op, Call& call, const View& x,
 
 #else
 
-template <class Call, class Launch> void run_on_gpu(const char* op, Call&, const View&, Launch) {
+template <class Call, class Launch> void run_on_gpu(const char* op, Call&, const Operand&, Launch) {
   raise<std::runtime_error>(op, ": this build of torchreduce has no GPU part");
 }
 
 #endif
 
 template <class Call>
-void run(const char* op, Call& call, const View& x, void (*on_cpu)(const Call&, cpu::ParallelFor),
+void run(const char* op, Call& call, const Operand& x, void (*on_cpu)(const Call&, cpu::ParallelFor),
          const char* (*on_gpu)(const Call&, void*, void*)) {
   if (!x.on_cpu()) return run_on_gpu(op, call, x, on_gpu);
   call.plan = plan(call, DeviceFacts{false, int(torch::stable::get_num_threads())});

@@ -5,13 +5,9 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
-#include <sstream>
-#include <stdexcept>
-#include <vector>
 
-#include "call.h"
+#include "operand.h"
 
 namespace torchreduce {
 
@@ -23,9 +19,7 @@ inline void check(AOTITorchError error) {
   if (error != AOTI_TORCH_SUCCESS) throw std::runtime_error("torchreduce: a call into torch failed");
 }
 
-struct View : TensorFacts {
-  int32_t device_type, device_index;
-
+struct View : Operand {
   explicit View(const Tensor& t) {
     dims = int(t.dim());
     sizes = t.sizes().data();
@@ -37,26 +31,7 @@ struct View : TensorFacts {
     check(aoti_torch_get_device_type(t.get(), &device_type));
     check(aoti_torch_get_device_index(t.get(), &device_index));
   }
-  bool on_cpu() const { return device_type == aoti_torch_device_type_cpu(); }
-  int64_t numel() const {
-    int64_t n = 1;
-    for (int d = 0; d < dims; ++d) n *= sizes[d];
-    return n;
-  }
 };
-
-inline bool supported(Dtype d) {
-#define TR_CASE(T) case DtypeOf<T>::value:
-  switch (d) { TR_FOR_EACH_TYPE(TR_CASE) return true; }
-#undef TR_CASE
-  return false;
-}
-
-template <class Error, class... Parts> [[noreturn]] void raise(const Parts&... parts) {
-  std::ostringstream message;
-  (message << ... << parts);
-  throw Error(message.str());
-}
 
 inline void check_input(const char* op, const View& x) {
   if (!supported(x.dtype))
@@ -82,7 +57,7 @@ inline uint64_t dim_mask(const char* op, const View& x, const Dims& dim) {
   return x.dims ? mask : 0;
 }
 
-inline Tensor allocate(const std::vector<int64_t>& sizes, Dtype dtype, const View& like) {
+inline Tensor allocate(const std::vector<int64_t>& sizes, Dtype dtype, const Operand& like) {
   std::array<int64_t, kMaxDims> strides;
   int64_t stride = 1;
   for (int d = int(sizes.size()) - 1; d >= 0; --d) {
@@ -93,27 +68,6 @@ inline Tensor allocate(const std::vector<int64_t>& sizes, Dtype dtype, const Vie
   check(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), int32_t(dtype), like.device_type,
                                  like.device_index, &handle));
   return Tensor(handle);
-}
-
-inline std::vector<int64_t> reduced_sizes(const View& x, uint64_t mask, bool keepdim) {
-  std::vector<int64_t> sizes;
-  for (int d = 0; d < x.dims; ++d) {
-    const bool reduced = mask >> d & 1u;
-    if (!reduced) sizes.push_back(x.sizes[d]);
-    else if (keepdim) sizes.push_back(1);
-  }
-  return sizes;
-}
-
-// Strides of `out` (of shape reduced_sizes) for each dim of x.
-inline std::array<int64_t, kMaxDims> spread_strides(const View& x, uint64_t mask, bool keepdim, const View& out) {
-  std::array<int64_t, kMaxDims> strides;
-  for (int d = 0, o = 0; d < x.dims; ++d) {
-    const bool reduced = mask >> d & 1u;
-    strides[d] = reduced ? 0 : out.strides[o];
-    if (!reduced || keepdim) ++o;
-  }
-  return strides;
 }
 
 inline void check_out(const char* op, const View& x, const std::vector<int64_t>& sizes, const View& out, Dtype dtype) {
@@ -129,41 +83,8 @@ inline void check_out(const char* op, const View& x, const std::vector<int64_t>&
                                 ": more than one element of out refers to a single memory location; clone() it first");
 }
 
-// Of two of one shape. The stride of a dim that is never stepped along means nothing.
-inline bool same_layout(const View& a, const View& b) {
-  if (a.numel() == 0) return true;
-  for (int d = 0; d < a.dims; ++d)
-    if (a.sizes[d] != 1 && a.strides[d] != b.strides[d]) return false;
-  return true;
-}
-
 // ---- memory shared by input and output ---------------------------------------------------------------------------------
 
-struct Span { const char *begin, *end; };
-inline Span span(const View& v) {
-  const char* begin = static_cast<const char*>(v.data);
-  int64_t last = 0;
-  for (int d = 0; d < v.dims; ++d) {
-    if (v.sizes[d] == 0) return {begin, begin};
-    last += (v.sizes[d] - 1) * v.strides[d];
-  }
-  return {begin, begin + (last + 1) * size_of(v.dtype)};
-}
-inline bool overlap(const View& a, const View& b) {
-  const Span s = span(a), t = span(b);
-  return s.begin < t.end && t.begin < s.end;
-}
-inline bool same_view(const View& a, const View& b) {
-  return a.data == b.data && size_of(a.dtype) == size_of(b.dtype) && a.dims == b.dims &&
-         std::equal(a.sizes, a.sizes + a.dims, b.sizes) && same_layout(a, b);
-}
-// Its elements fill its span, each place once.
-inline bool dense(const View& v) {
-  const Span s = span(v);
-  bool repeats = false;
-  for (int d = 0; d < v.dims; ++d) repeats = repeats || (v.strides[d] == 0 && v.sizes[d] > 1);
-  return !repeats && s.end - s.begin == v.numel() * size_of(v.dtype);
-}
 // What two outputs are written by: they may not share memory; where they are laid out alike, kernels write both in
 // place. `write` takes the input to read from, which is a copy where an output shares its memory, and both outputs.
 template <class Write>

@@ -52,6 +52,7 @@ from .ops import (  # noqa: E402
     prod,
     sum,
 )
+from .override import coverage, disable, enable, enabled, follow_environment  # noqa: E402
 from .plans import explain  # noqa: E402
 from .scans import cummax, cummin, cumprod, cumprod_, cumsum, cumsum_, linear_scan, logcumsumexp  # noqa: E402
 
@@ -69,6 +70,7 @@ __all__ = [
     "argmax",
     "argmin",
     "count_nonzero",
+    "coverage",
     "cross_entropy",
     "cummax",
     "cummin",
@@ -77,6 +79,9 @@ __all__ = [
     "cumsum",
     "cumsum_",
     "determinism",
+    "disable",
+    "enable",
+    "enabled",
     "entropy",
     "explain",
     "get_determinism",
@@ -103,3 +108,5 @@ __all__ = [
     "var_mean",
     "vector_norm",
 ]
+
+follow_environment()

@@ -1,0 +1,200 @@
+"""torch.compile, turned over: by the backend "torchreduce", and following the switch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_override import python, rows
+from torch._dynamo.utils import counters
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+import torchreduce as tr
+from torchreduce import aten_rules, override, override_compile
+from torchreduce.testing import assert_bitwise_equal
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+    assert (override._eager, override._compiled) == (0, 0)
+
+
+# By the rule: torch's own call, on x and what else there is to it.
+CALLS = {
+    "sum": lambda x: x.sum(),
+    "sum.dim_IntList": lambda x: x.sum(1),
+    "mean": lambda x: x.mean(),
+    "mean.dim": lambda x: x.mean(0),
+    "nansum": lambda x: x.nansum(1),
+    "prod": lambda x: aten.prod(x),
+    "prod.dim_int": lambda x: x.prod(1),
+    "linalg_vector_norm": lambda x: torch.linalg.vector_norm(x, dim=1),
+    "_foreach_norm.Scalar": lambda x: torch._foreach_norm([x, x[0]]),
+    "any": lambda x: aten.any(x),
+    "any.dim": lambda x: x.any(1),
+    "any.dims": lambda x: aten.any.dims(x, [0, 1]),
+    "all": lambda x: aten.all(x),
+    "all.dim": lambda x: x.all(1),
+    "all.dims": lambda x: aten.all.dims(x, [0, 1]),
+    "count_nonzero": lambda x: torch.count_nonzero(x),
+    "count_nonzero.dim_IntList": lambda x: torch.count_nonzero(x, (0, 1)),
+    "amax": lambda x: x.amax(1),
+    "amin": lambda x: x.amin(1),
+    "aminmax": lambda x: tuple(torch.aminmax(x, dim=1)),
+    "max": lambda x: x.max(),
+    "max.dim": lambda x: tuple(x.max(1)),
+    "min": lambda x: x.min(),
+    "min.dim": lambda x: tuple(x.min(1)),
+    "argmax": lambda x: x.argmax(1),
+    "argmin": lambda x: x.argmin(1),
+    "_softmax": lambda x: x.softmax(1),
+    "_log_softmax": lambda x: x.log_softmax(1),
+    "_softmax_backward_data": lambda x: aten._softmax_backward_data(x, x, 1, x.dtype),
+    "_log_softmax_backward_data": lambda x: aten._log_softmax_backward_data(x, x, 1, x.dtype),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "var.correction": lambda x: x.var(1),
+    "std.correction": lambda x: x.std(1, correction=0),
+    "var_mean.correction": lambda x: torch.var_mean(x, 1),
+    "std_mean.correction": lambda x: torch.std_mean(x, 1),
+    "native_layer_norm": lambda x: aten.native_layer_norm(x, x.shape[1:], x[0], x[1], 1e-5),
+    "native_layer_norm_backward": lambda x: aten.native_layer_norm_backward(
+        x, x, x.shape[1:], x[:, :1], x[:, 1:2], x[0], x[1], [True, True, True]
+    ),
+    "cumsum": lambda x: x.cumsum(1),
+    "cumprod": lambda x: x.cumprod(1),
+    "_logcumsumexp": lambda x: aten._logcumsumexp(x, 1),
+    "logcumsumexp": lambda x: x.logcumsumexp(1),
+    "cummax": lambda x: tuple(x.cummax(1)),
+    "cummin": lambda x: tuple(x.cummin(1)),
+}
+ON_GPUS = {"_fused_rms_norm", "_fused_rms_norm_backward"}  # torch has these there alone
+
+
+def every_call(x):
+    return [torch.utils._pytree.tree_leaves(call(x)) for call in CALLS.values()]
+
+
+def test_every_rule_has_the_bits_of_eager(device):
+    """By the backend, whatever the switch says; and what is not covered goes on: complex numbers, other orders."""
+    assert {*CALLS, *ON_GPUS} == set(aten_rules.GRAPH_RULES)
+    x = rows(33, 1000, device=device)
+    with tr.enabled(cpu=True, compile=False):
+        expected = every_call(x)
+    compiled = torch.compile(every_call, backend="torchreduce", fullgraph=True)(x)
+    for name, results, eager in zip(CALLS, compiled, expected, strict=True):
+        for a, b in zip(results, eager, strict=True):
+            assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride()), name
+            assert_bitwise_equal(a, b)
+
+
+def test_what_is_not_covered_goes_on(device):
+    def f(x):
+        return x.cfloat().sum(1), torch.linalg.vector_norm(x, 3), x.sum(1, dtype=torch.int64)
+
+    x = rows(3, 5, device=device)
+    for a, b in zip(torch.compile(f, backend="torchreduce")(x), f(x), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_the_switch_is_guarded():
+    """Turning it compiles again, once for each state; turning it back compiles nothing."""
+    override_compile.install()  # as the first enable() does
+    x = rows()
+    f = torch.compile(lambda x: x.sum(1))
+    torchs = f(x)
+    assert not torch.equal(torchs, tr.sum(x, 1))  # or this would show nothing
+    for _ in range(2):
+        with tr.enabled(cpu=True):
+            assert_bitwise_equal(f(x), tr.sum(x, 1))
+        assert_bitwise_equal(f(x), torchs)
+    assert counters["stats"]["unique_graphs"] == 2
+    with tr.enabled(compile=True):  # GPUs alone: the CPU's calls are torch's
+        assert_bitwise_equal(f(x), torchs)
+    with tr.enabled(cpu=True, compile=False):
+        assert_bitwise_equal(f(x), torchs)
+
+
+def step(x, w, b, emb, target):
+    """Of a small language model, with reductions forward and backward."""
+    h = emb[x]
+    h = F.layer_norm(h, h.shape[-1:], w, b)
+    logits = F.gelu(h) @ emb.t()
+    loss = F.cross_entropy(logits.flatten(0, 1), target.flatten())
+    return loss, *torch.autograd.grad(loss, (w, b, emb))
+
+
+def test_a_training_step_repeats_and_does_not_see_its_batch():
+    emb = (rows(50, 32) * 0.1).requires_grad_()
+    w, b = torch.ones(32, requires_grad=True), torch.zeros(32, requires_grad=True)
+    x, target = torch.arange(40).reshape(5, 8) % 50, torch.arange(1, 41).reshape(5, 8) % 50
+
+    f = torch.compile(step, backend="torchreduce", dynamic=True)
+    first, again = f(x, w, b, emb, target), f(x, w, b, emb, target)
+    for a, c, e in zip(first, again, step(x, w, b, emb, target), strict=True):
+        assert_bitwise_equal(a.detach(), c.detach())
+        torch.testing.assert_close(a, e)
+
+    @torch.compile(backend="torchreduce", dynamic=True)
+    def rows_of(x):
+        return F.layer_norm(x.sin(), x.shape[-1:], w, b).softmax(-1)
+
+    h = rows(9, 32)
+    for n in (2, 5, 9):
+        assert_bitwise_equal(rows_of(h[:n]).detach(), rows_of(h)[:n].detach())
+
+
+class Counting(CustomGraphPass):
+    calls = 0
+
+    def __call__(self, graph):
+        Counting.calls += 1
+        assert any(n.target is torch.ops.torchreduce.sum.raw for n in graph.nodes)
+
+    def uuid(self):
+        return None
+
+
+def test_a_pass_of_the_users_own_comes_after_ours():
+    with tr.enabled(cpu=True):
+        f = torch.compile(lambda x: x.sum(1), options={"joint_custom_pre_pass": Counting()})
+        assert_bitwise_equal(f(rows()), tr.sum(rows(), 1))
+    assert Counting.calls == 1
+
+
+WITH_CACHES = """
+    import sys, torch, torchreduce as tr
+    x = torch.randn(33, 1000, generator=torch.Generator().manual_seed(0))
+    f = torch.compile(lambda x: x.sum(1))
+    for state in sys.argv[1:] or STATES:
+        with tr.enabled(cpu=state == "on"):
+            y = f(x)
+        print(torch.equal(y, tr.sum(x, 1)))
+    from torch._dynamo.utils import counters
+    print(counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"] > 0)
+"""
+
+
+def test_a_second_process_with_warm_caches_follows_the_switch_too(tmp_path):
+    """The cache keeps the states apart, and what it serves is guarded as what is compiled."""
+    for warm, states in ((False, ["on"]), (True, ["on", "off", "on"])):
+        done = python(WITH_CACHES.replace("STATES", repr(states)), TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+        assert done.stdout.split() == [*(str(s == "on") for s in states), str(warm)], done.stderr
+
+
+def test_eager_backends_meet_the_switch_where_they_run():
+    f = torch.compile(lambda x: x.sum(1), backend="aot_eager")
+    x = rows()
+    torchs = f(x)
+    with tr.enabled(cpu=True, compile=False):
+        assert_bitwise_equal(f(x), tr.sum(x, 1))
+    assert_bitwise_equal(f(x), torchs)
+
+
+def test_a_missing_way_into_torch_is_said(monkeypatch):
+    monkeypatch.delattr(torch, "_TorchCompileInductorWrapper")
+    with pytest.raises(RuntimeError, match=r"no way into torch.compile of torch .*compile=False"):
+        override_compile._inductor()

@@ -1,0 +1,475 @@
+"""What stands for calls of aten's overloads: a rule each, which csrc/aten.cpp has in C++ for eager calls.
+
+These serve the graphs of torch.compile (override_graph.py), and eager calls under a torch that _aten was not built for
+(override_python.py).
+
+A rule takes the overload's arguments, in which tensors may be fake, and gives the call whose result is its own, or a
+list of such for a tuple or list of results, with None for what is not wanted. It raises Torchs for what torch has to
+serve, or to refuse.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .table import BY_NAME, DTYPES, FLOATS
+
+_ops, _aten = torch.ops.torchreduce, torch.ops.aten
+_convert = torch.ops.prims.convert_element_type.default
+_SUPPORTED, _FLOATS = frozenset(DTYPES), frozenset(FLOATS)
+
+
+class Torchs(Exception):
+    """Why a call goes to torch: one of WHY but the first."""
+
+
+WHY = ("served", "kind", "dtype", "dims", "empty", "option", "out")
+
+
+def overload(name: str) -> Any:
+    """aten's, by its name here."""
+    packet, _, suffix = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), suffix or "default")
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    op: Any  # an overload
+    args: tuple[Any, ...]  # also calls and items
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One of the results of a call."""
+
+    of: Call
+    index: int
+
+
+Rule = Callable[..., Any]
+
+
+def evaluate(made: Any, call: Callable[[Call, list[Any]], Any], item: Callable[[Any, int], Any]) -> Any:
+    """What a rule has made, with each call that it is made of made once."""
+    results: dict[int, Any] = {}
+
+    def value(a: Any) -> Any:
+        if isinstance(a, Item):
+            return item(value(a.of), a.index)
+        if not isinstance(a, Call):
+            return a
+        if id(a) not in results:
+            results[id(a)] = call(a, [value(argument) for argument in a.args])
+        return results[id(a)]
+
+    return [value(a) for a in made] if isinstance(made, list) else value(made)
+
+
+def _dims(x: Tensor, dim: Any) -> list[int] | None:
+    """As ops take them; None and [] are all of them."""
+    dims = None if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    extent = max(1, x.dim())
+    if dims and (any(not -extent <= d < extent for d in dims) or len({d % extent for d in dims}) < len(dims)):
+        raise Torchs("dims")
+    return dims or None
+
+
+def _check_dtype(x: Tensor, dtype: torch.dtype | None = None) -> None:
+    """Floats to an integer dtype are torch's, whose elements each round their own way."""
+    if x.dtype not in _SUPPORTED or (dtype is not None and dtype not in _SUPPORTED):
+        raise Torchs("dtype")
+    if dtype is not None and x.dtype in _FLOATS and dtype not in _FLOATS:
+        raise Torchs("dtype")
+
+
+def _check_empty(x: Tensor, name: str) -> None:
+    if BY_NAME[name].empty is None and _is_empty(x):
+        raise Torchs("empty")
+
+
+def _is_empty(x: Tensor) -> bool:
+    """Sizes that only a run will know are taken as others."""
+    return not isinstance(x.numel(), torch.SymInt) and x.numel() == 0
+
+
+def _with_dtype(name: str) -> Rule:
+    op = getattr(_ops, name).raw
+
+    def rule(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Call:
+        _check_dtype(x, dtype)
+        floats = {"mean": dtype or x.dtype, "nansum": x.dtype}
+        if floats.get(name, torch.float32) not in _FLOATS or (name == "prod" and dtype is torch.bool):
+            raise Torchs("dtype")
+        return Call(op, (x, _dims(x, dim), keepdim, dtype, 0))
+
+    return rule
+
+
+def _all_with_dtype(name: str) -> Rule:
+    rule = _with_dtype(name)
+    return lambda x, *, dtype=None: rule(x, dtype=dtype)
+
+
+def _along(name: str) -> Rule:
+    op = getattr(_ops, name).raw
+
+    def rule(x: Tensor, dim: Any = None, keepdim: bool = False) -> Call:
+        _check_dtype(x)
+        dims = _dims(x, dim)
+        _check_empty(x, name)
+        return Call(op, (x, dims, keepdim, 0))
+
+    return rule
+
+
+def _listed(name: str) -> Rule:
+    """any and all over a list of dims: with an empty one torch reduces nothing."""
+    along = _along(name)
+
+    def rule(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+        if dim is not None and not list(dim):
+            raise Torchs("dims")
+        return along(x, dim, keepdim)
+
+    return rule
+
+
+def _whole(name: str) -> Rule:
+    op = getattr(_ops, name).raw
+
+    def rule(x: Tensor) -> Call:
+        _check_dtype(x)
+        _check_empty(x, name)
+        return Call(op, (x, False, 0))
+
+    return rule
+
+
+def _pair(name: str) -> Rule:
+    op = getattr(_ops, name).raw
+
+    def rule(x: Tensor, dim: int, keepdim: bool = False) -> Call:
+        _check_dtype(x)
+        dims = _dims(x, dim)
+        _check_empty(x, name)
+        return Call(op, (x, dims, keepdim, 0))
+
+    return rule
+
+
+def _aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> list[Call]:
+    return [_along(name)(x, dim, keepdim) for name in ("amin", "amax")]
+
+
+_NORMS = {2: "norm2", 1: "norm1", 0: "norm0", math.inf: "norm_greatest", -math.inf: "norm_least"}
+
+
+def _vector_norm(
+    x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Call:
+    name = None if isinstance(ord, complex) else _NORMS.get(ord)
+    if name is None:
+        raise Torchs("option")
+    _check_dtype(x, dtype)
+    if x.dtype not in _FLOATS or (dtype is not None and torch.promote_types(x.dtype, dtype) != dtype):
+        raise Torchs("dtype")
+    dims = _dims(x, dim)
+    _check_empty(x, name)
+    return Call(getattr(_ops, name).raw, (x, dims, keepdim, dtype, 0))
+
+
+def _foreach_norm(tensors: Sequence[Tensor], ord: Any = 2, dtype: torch.dtype | None = None) -> list[Call]:
+    if len({x.device for x in tensors}) > 1:
+        raise Torchs("kind")
+    return [_vector_norm(x, ord, dtype=dtype) for x in tensors]
+
+
+def _scan(name: str) -> Rule:
+    op = getattr(_ops, name).raw
+
+    def rule(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Call:
+        _check_dtype(x, dtype)
+        if dtype is torch.bool:
+            raise Torchs("dtype")
+        _dims(x, dim)
+        return Call(op, (x, dim, dtype, False, False, 0))
+
+    return rule
+
+
+def _logcumsumexp(x: Tensor, dim: int) -> Call:
+    if x.dtype not in _FLOATS:
+        raise Torchs("dtype")
+    _dims(x, dim)
+    return Call(_ops.logcumsumexp.raw, (x, dim, False, False, 0))
+
+
+def _extreme_scan(name: str) -> Rule:
+    op = getattr(_ops, name).raw
+
+    def rule(x: Tensor, dim: int) -> Call:
+        _check_dtype(x)
+        _dims(x, dim)
+        return Call(op, (x, dim, False, 0))
+
+    return rule
+
+
+# ---- rows that are looked at twice -----------------------------------------------------------------------------------
+
+
+def _check_rows(x: Tensor) -> None:
+    if x.dtype not in _FLOATS:
+        raise Torchs("dtype")
+    if _is_empty(x):
+        raise Torchs("empty")
+
+
+def _softmax(name: str) -> Rule:
+    op = getattr(_ops, name).raw
+
+    def rule(x: Tensor, dim: int, half_to_float: bool) -> Call:
+        _check_rows(x)
+        if half_to_float and (x.is_cpu or x.dtype.itemsize != 2):
+            raise Torchs("dtype")
+        _dims(x, dim)
+        return Call(op, (x, dim, torch.float32 if half_to_float else None, 0))
+
+    return rule
+
+
+def _softmax_backward(name: str) -> Rule:
+    op = getattr(_ops, name).raw
+
+    def rule(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Call:
+        _check_rows(output)
+        if grad_output.dtype != output.dtype or input_dtype not in _FLOATS:
+            raise Torchs("dtype")
+        if grad_output.shape != output.shape:
+            raise Torchs("dims")
+        _dims(output, dim)
+        return Call(op, (grad_output, output, dim, input_dtype, 0))
+
+    return rule
+
+
+def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Item:
+    _check_rows(x)
+    return Item(Call(_ops.logsumexp.raw, (x, _dims(x, dim), keepdim, 0)), 0)
+
+
+def _moments(root: bool, mean: bool) -> Rule:
+    def rule(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+        _check_rows(x)
+        dims = _dims(x, dim)
+        by = 1 if correction is None else correction
+        n = math.prod(x.shape[d] for d in (range(x.dim()) if dims is None or not x.dim() else dims))
+        if isinstance(by, complex) or (
+            not isinstance(n, torch.SymInt) and n <= by
+        ):  # no degree of freedom: torch warns
+            raise Torchs("option")
+        call = Call(_ops.moments.raw, (x, dims, keepdim, float(by), root, 0))
+        return [Item(call, 0), Item(call, 1)] if mean else Item(call, 0)
+
+    return rule
+
+
+def _check_norm(x: Tensor, shape: Sequence[int], *weights: Tensor | None) -> None:
+    _check_rows(x)
+    if not 0 < len(shape) <= x.dim() or list(x.shape[x.dim() - len(shape) :]) != list(shape):
+        raise Torchs("dims")
+    given = [w for w in weights if w is not None]
+    mixed = x.is_cpu and x.dtype.itemsize == 2
+    if any(
+        w.dtype != given[0].dtype or (w.dtype != x.dtype and not (mixed and w.dtype is torch.float32)) for w in given
+    ):
+        raise Torchs("dtype")
+    if any(list(w.shape) != list(shape) for w in given):
+        raise Torchs("dims")
+
+
+def _plane(stats: Any, k: int, dtype: torch.dtype | None = None) -> Call:
+    plane = Call(_aten.select.int, (stats, 0, k))
+    return plane if dtype is None else Call(_convert, (plane, dtype))
+
+
+def _layer_norm(x: Tensor, shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float) -> list[Any]:
+    _check_norm(x, shape, weight, bias)
+    call = Call(_ops.layer_norm.raw, (x, weight, bias, len(shape), eps, 0))
+    mixed = any(w is not None and w.dtype is torch.float32 for w in (weight, bias))
+    to = x.dtype if x.is_cpu and x.dtype.itemsize == 2 and not mixed else None
+    return [Item(call, 0), _plane(Item(call, 1), 0, to), _plane(Item(call, 1), 2, to)]
+
+
+def _layer_norm_backward(
+    g: Tensor, x: Tensor, shape: Any, mean: Tensor, rstd: Tensor, weight: Any, bias: Any, wanted: Sequence[bool]
+) -> list[Any]:
+    """The mean is taken again from x: torch keeps it in one part, and its derivative is that of both."""
+    _check_norm(x, shape, weight, bias)
+    if g.dtype != x.dtype:
+        raise Torchs("dtype")
+    if g.shape != x.shape:
+        raise Torchs("dims")
+    if (wanted[1] and weight is None) or (wanted[2] and bias is None):
+        raise Torchs("option")
+    dims, wide = len(shape), torch.float64 if x.dtype is torch.float64 else torch.float32
+    rows = list(range(x.dim() - dims, x.dim()))
+    moments = Item(Call(_ops.moments.raw, (x, rows, True, 0.0, False, 0)), 2)
+    stats = Call(_aten.select_scatter.default, (moments, Call(_convert, (rstd, wide)), 0, 2))
+    gradient = Call(_ops.layer_norm_gradient.raw, (g, x, weight, stats, dims, 0.0, 0))
+    dtype = (x if weight is None and bias is None else bias if weight is None else weight).dtype
+    sums = Call(_ops.layer_norm_weights.raw, (g, x, stats, dims, 0.0, dtype, 0))
+    made = (gradient, Item(sums, 0), Item(sums, 1))
+    return [m if want else None for m, want in zip(made, wanted, strict=True)]
+
+
+def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> list[Any]:
+    _check_norm(x, shape, weight)
+    eps = (2.0**-52 if x.dtype is torch.float64 else 2.0**-23) if eps is None else eps
+    call = Call(_ops.rms_norm.raw, (x, weight, len(shape), eps, 0))
+    return [Item(call, 0), _plane(Item(call, 1), 0)]
+
+
+def _rms_norm_backward(
+    g: Tensor, x: Tensor, shape: Sequence[int], rstd: Tensor, weight: Any, wanted: Sequence[bool]
+) -> list[Any]:
+    _check_norm(x, shape, weight)
+    if g.dtype != x.dtype or rstd.dtype is not (torch.float64 if x.dtype is torch.float64 else torch.float32):
+        raise Torchs("dtype")
+    if g.shape != x.shape:
+        raise Torchs("dims")
+    if wanted[1] and weight is None:
+        raise Torchs("option")
+    dims, stats = len(shape), Call(_aten.unsqueeze.default, (rstd, 0))
+    gradient = Call(_ops.rms_norm_gradient.raw, (g, x, weight, stats, dims, 0.0, 0))
+    sums = Call(_ops.rms_norm_weights.raw, (g, x, stats, dims, 0.0, x.dtype if weight is None else weight.dtype, 0))
+    return [m if want else None for m, want in zip((gradient, sums), wanted, strict=True)]
+
+
+def _nll_loss(op: Any) -> Rule:
+    """The sum of torch's losses of the rows, or that divided by the weights of their labels; and the sum of these."""
+
+    def rule(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> list[Call]:
+        if reduction == 0:
+            raise Torchs("option")
+        _check_rows(x)
+        wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+
+        def total(of: Any) -> Call:
+            losses = Item(Call(op, (of, target, weight, 0, ignored)), 0)
+            return Call(_ops.sum.raw, (losses, None, False, wide, 0))
+
+        loss = total(x)
+        if weight is None:
+            kept = Call(_aten.ne.Scalar, (target, ignored))
+            weights = Call(_convert, (Call(_ops.count_nonzero.raw, (kept, None, False, 0)), wide))
+        else:
+            weights = total(Call(_aten.expand.default, (Call(_aten.new_full.default, (x, [], -1.0)), x.shape)))
+        if reduction == 1:
+            loss = Call(_aten.div.Tensor, (loss, weights))
+        return [Call(_convert, (loss, x.dtype)), Call(_convert, (weights, x.dtype))]
+
+    return rule
+
+
+# By aten's overload, in which ".default" is left out.
+RULES: dict[str, Rule] = {
+    "sum.dim_IntList": _with_dtype("sum"),
+    "mean.dim": _with_dtype("mean"),
+    "nansum": _with_dtype("nansum"),
+    "prod": _all_with_dtype("prod"),
+    "prod.dim_int": _with_dtype("prod"),
+    "linalg_vector_norm": _vector_norm,
+    "_foreach_norm.Scalar": _foreach_norm,
+    "any": _along("any"),
+    "any.dim": _along("any"),
+    "any.dims": _listed("any"),
+    "all": _along("all"),
+    "all.dim": _along("all"),
+    "all.dims": _listed("all"),
+    "count_nonzero.dim_IntList": _along("count_nonzero"),
+    "amax": _along("amax"),
+    "amin": _along("amin"),
+    "aminmax": _aminmax,
+    "max": _whole("max_all"),
+    "max.dim": _pair("max"),
+    "min": _whole("min_all"),
+    "min.dim": _pair("min"),
+    "argmax": _along("argmax"),
+    "argmin": _along("argmin"),
+    "_softmax": _softmax("softmax"),
+    "_log_softmax": _softmax("log_softmax"),
+    "_softmax_backward_data": _softmax_backward("softmax_gradient"),
+    "_log_softmax_backward_data": _softmax_backward("log_softmax_gradient"),
+    "logsumexp": _logsumexp,
+    "var.correction": _moments(root=False, mean=False),
+    "std.correction": _moments(root=True, mean=False),
+    "var_mean.correction": _moments(root=False, mean=True),
+    "std_mean.correction": _moments(root=True, mean=True),
+    "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _layer_norm_backward,
+    "_fused_rms_norm": _rms_norm,
+    "_fused_rms_norm_backward": _rms_norm_backward,
+    "cumsum": _scan("cumsum"),
+    "cumprod": _scan("cumprod"),
+    "_logcumsumexp": _logcumsumexp,
+}
+# Also those that graphs have, and that reach the ones above when they run.
+GRAPH_RULES: dict[str, Rule] = {
+    **RULES,
+    "sum": _all_with_dtype("sum"),
+    "mean": _all_with_dtype("mean"),
+    "count_nonzero": _along("count_nonzero"),
+    "logcumsumexp": _logcumsumexp,
+    "cummax": _extreme_scan("cummax"),
+    "cummin": _extreme_scan("cummin"),
+}
+# Also those that graphs have taken apart.
+EAGER_RULES: dict[str, Rule] = {
+    **RULES,
+    "nll_loss_forward": _nll_loss(_aten.nll_loss_forward.default),
+    "nll_loss2d_forward": _nll_loss(_aten.nll_loss2d_forward.default),
+}
+# Overloads that write: the rule of which one, the names of what is written, and whether its dtype stands for dtype=.
+WRITING: dict[str, tuple[str, tuple[str, ...], bool]] = {
+    "sum.IntList_out": ("sum.dim_IntList", ("out",), True),
+    "mean.out": ("mean.dim", ("out",), True),
+    "nansum.out": ("nansum", ("out",), True),
+    "prod.int_out": ("prod.dim_int", ("out",), True),
+    "linalg_vector_norm.out": ("linalg_vector_norm", ("out",), False),
+    "any.all_out": ("any", ("out",), False),
+    "any.out": ("any.dim", ("out",), False),
+    "any.dims_out": ("any.dims", ("out",), False),
+    "all.all_out": ("all", ("out",), False),
+    "all.out": ("all.dim", ("out",), False),
+    "all.dims_out": ("all.dims", ("out",), False),
+    "amax.out": ("amax", ("out",), False),
+    "amin.out": ("amin", ("out",), False),
+    "aminmax.out": ("aminmax", ("min", "max"), False),
+    "max.unary_out": ("max", ("out",), False),
+    "max.dim_max": ("max.dim", ("max", "max_values"), False),
+    "min.unary_out": ("min", ("out",), False),
+    "min.dim_min": ("min.dim", ("min", "min_indices"), False),
+    "argmax.out": ("argmax", ("out",), False),
+    "argmin.out": ("argmin", ("out",), False),
+    "_softmax.out": ("_softmax", ("out",), False),
+    "_log_softmax.out": ("_log_softmax", ("out",), False),
+    "_softmax_backward_data.out": ("_softmax_backward_data", ("grad_input",), False),
+    "_log_softmax_backward_data.out": ("_log_softmax_backward_data", ("out",), False),
+    "logsumexp.out": ("logsumexp", ("out",), False),
+    "var.correction_out": ("var.correction", ("out",), False),
+    "std.correction_out": ("std.correction", ("out",), False),
+    "nll_loss_forward.output": ("nll_loss_forward", ("output", "total_weight"), False),
+    "nll_loss2d_forward.output": ("nll_loss2d_forward", ("output", "total_weight"), False),
+    "cumsum.out": ("cumsum", ("out",), True),
+    "cumsum_": ("cumsum", ("self",), True),
+    "cumprod.out": ("cumprod", ("out",), True),
+    "cumprod_": ("cumprod", ("self",), True),
+    "_logcumsumexp.out": ("_logcumsumexp", ("out",), False),
+    "_cummax_helper": ("cummax", ("values", "indices"), False),
+    "_cummin_helper": ("cummin", ("values", "indices"), False),
+}

@@ -1,0 +1,112 @@
+"""What happens to graphs that Inductor compiles: the pass over the joint graph, ops that stay whole, and the guard.
+
+Inductor's decompositions come first. Ops that torchreduce has are left out of them, so that eager's bits hold for them;
+whatever else is made of reductions consists of sum, mean, amax and the like by then. The pass puts ours in their place.
+"""
+
+import hashlib
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import AttrSource
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._inductor import decomposition
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+from . import override
+from .aten_rules import GRAPH_RULES, Torchs, evaluate, overload
+
+_DEVICES = {"cuda": 1, "cpu": 2}
+_RULES = {overload(name): rule for name, rule in GRAPH_RULES.items()}
+
+
+@contextmanager
+def whole() -> Iterator[None]:
+    """Inductor does not take apart what has a rule. In its table, since one of our own would turn its cache off."""
+    table = decomposition.decompositions
+    kept = {op: table.pop(op) for op in _RULES if op in table}
+    decomposition.fast_random_decomps.cache_clear()
+    try:
+        yield
+    finally:
+        table.update(kept)
+        decomposition.fast_random_decomps.cache_clear()
+
+
+def guard_switch() -> None:
+    """What is being compiled is valid for the state of the switch that it was compiled in."""
+    try:
+        translator = InstructionTranslator.current_tx()
+    except AttributeError:
+        return  # no Dynamo, no guards: who calls Inductor by hand sees to it
+    source = AttrSource(translator.import_source(override.__name__), "_compiled")
+    install_guard(source.make_guard(GuardBuilder.CONSTANT_MATCH))
+
+
+class Rewrite(CustomGraphPass):
+    """Puts torchreduce's ops in the place of aten's, on some devices, and then applies other passes.
+
+    Without state, for torch.compile copies its configuration, and keys its caches by the uuid.
+    """
+
+    def __init__(self, devices: int, after: tuple[CustomGraphPass, ...] = ()) -> None:
+        self._devices, self._after = devices, after
+
+    def uuid(self) -> Any:
+        files = [Path(__file__), Path(__file__).with_name("aten_rules.py")]
+        others = [other.uuid() for other in self._after]
+        if None in others:
+            return None  # not to be cached
+        return (hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest(), self._devices, *others)
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        for node in list(graph.nodes):
+            if node.op == "call_function" and node.target in _RULES:
+                self._rewrite(graph, node)
+        for other in self._after:
+            other(graph)
+
+    def _rewrite(self, graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+        of: dict[int, torch.fx.Node] = {}  # nodes by their values
+
+        def value(argument: torch.fx.Node) -> Any:
+            meta = argument.meta.get("val")
+            of[id(meta)] = argument
+            return meta
+
+        args = torch.fx.node.map_arg(node.args, value)
+        kwargs = torch.fx.node.map_arg(node.kwargs, value)
+        tensors = [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+        if not tensors or any(not self._devices & _DEVICES.get(t.device.type, 0) for t in tensors):
+            return
+        try:
+            made = _RULES[node.target](*args, **kwargs)
+        except Torchs:
+            return
+
+        def insert(target: Any, *arguments: Any) -> torch.fx.Node:
+            nodes = tree_map(lambda a: of.get(id(a), a), arguments)
+            new = graph.call_function(target, nodes)
+            values = tree_map_only(torch.fx.Node, lambda n: n.meta["val"], nodes)
+            with tensors[0].fake_mode:  # type: ignore[attr-defined]
+                new.meta = {**node.meta, "val": target(*values)}
+            return new
+
+        with graph.inserting_before(node):
+            results = evaluate(
+                made, lambda call, arguments: insert(call.op, *arguments), partial(insert, operator.getitem)
+            )
+            if not isinstance(results, list):
+                node.replace_all_uses_with(results)
+            else:
+                for user in list(node.users):  # each takes one
+                    user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
+                    graph.erase_node(user)
+        graph.erase_node(node)
