@@ -197,13 +197,14 @@ def gpu_toolkit() -> Cuda | Hip | None:
 def parts_of(source: Path) -> list[str]:
     """The ops that a .cu file is compiled for one by one, with -DTR_PART=<op>, so that no compiler runs for long.
 
-    They are named by the file's first line, "// parts: TR_FOR_EACH_REDUCTION": a list in csrc/call.h.
+    They are named by the file's first line, "// parts: TR_FOR_EACH_REDUCTION": a list in csrc/call.h or fused_call.h.
     """
     with source.open(encoding="utf-8") as file:
         match = re.fullmatch(r"// parts: (\w+)\s*", file.readline())
     if match is None:
         return []
-    table = (ROOT / "csrc" / "call.h").read_text(encoding="utf-8").replace("\\\n", " ")
+    lists = ((ROOT / "csrc" / name).read_text(encoding="utf-8") for name in ("call.h", "fused_call.h"))
+    table = "".join(lists).replace("\\\n", " ")
     return re.findall(r"X\((\w+)\)", re.search(rf"#define {match[1]}\(X\)(.*)", table)[1])
 
 

@@ -68,7 +68,8 @@ template <class F> struct PowerOfTwo {
 
   TR_HD int n() const { return int(t - F(sizeof(F) == 4 ? 0x1.8p+23 : 0x1.8p+52)); }
   // The bits of 2^(n + kHeadroom).
-  TR_HD Bits raised() const { return (bit_cast<Bits>(t) << kMantissa) + (Bits(kBias + kHeadroom) << kMantissa); }
+  static constexpr Bits kRaised = Bits(kBias + kHeadroom) << kMantissa;
+  TR_HD Bits raised() const { return (bit_cast<Bits>(t) << kMantissa) + kRaised; }
   // 2^n q for a 2^n of these bits, raised; rounded once more where it is subnormal.
   TR_HD F scaled(Bits raised) const { return q * bit_cast<F>(raised) * F(sizeof(F) == 4 ? 0x1p-100 : 0x1p-200); }
 };

@@ -13,6 +13,9 @@
 //   kLeafwise       what is written depends on the leaf, not on the row alone
 //   kTerm           what is written is made of term(), which the second look has made, too, instead of the element
 //   kWeights        it reads weights, one a position, and if kBiases biases: 1 and -0.0 where there are none
+//   kFills, fill(k)  whether, and by which element of input k, an absent position changes no sum: a kernel then need
+//   not
+//                   leave it out
 //   kStats          values in F of each row that it writes, or if it is a gradient reads
 //   Given, given(options, memory, row)  what the row comes with; nothing but for gradients and cross-entropy
 //   skips(Given)    the row is not read: its looks find nothing, and map() gets elements that mean nothing
@@ -84,6 +87,8 @@ template <class F> struct FusedOp {
   static constexpr int kInputs = 1, kSums = 1, kStats = 0;
   static constexpr First kFirst = First::Nothing;
   static constexpr bool kMaps = true, kLeafwise = false, kTerm = false, kWeights = false, kBiases = false;
+  static constexpr bool kFills = false;
+  TR_HD static F fill(int) { return F(0); }
   struct Nothing {};
   using Given = Nothing;
   using Seen = Nothing;
@@ -97,6 +102,7 @@ template <class F> struct FusedOp {
 // An op whose state is kSums sums in F, added along the tree.
 template <class F, int kCount> struct SummedOp : FusedOp<F> {
   static constexpr int kSums = kCount;
+  TR_HD static F fill(int k) { return k == 0 ? F(-0.0) : F(0); }
   struct State { F sum[kCount]; };
   TR_HD static State none() {
     State s;
@@ -132,17 +138,18 @@ template <class F> struct Exponential {
   };
   struct Seen {
     F base, least;  // exponentials are of x - base, and 0 where that is `least` or below
-    Bits shift;     // takes raised() to the reference
+    Bits shift;     // takes n, in its place of a float, to the raised power from the reference
   };
 
   TR_HD static bool near(F l) { return l < F(0x1p20) && l > F(-0x1p20); }
   TR_HD static Seen seen(F l) {
-    if (near(l)) return {F(0), l - kFarthest, Bits(0) - (bit_cast<Bits>(split_exp(l).t) << PowerOfTwo<F>::kMantissa)};
-    return {is_finite(l) ? l : F(0), kLeastExponent<F>, 0};
+    constexpr Bits kRaised = PowerOfTwo<F>::kRaised;
+    if (near(l)) return {F(0), l - kFarthest, kRaised - (bit_cast<Bits>(split_exp(l).t) << PowerOfTwo<F>::kMantissa)};
+    return {is_finite(l) ? l : F(0), kLeastExponent<F>, kRaised};
   }
   TR_HD static F term(F x, const Seen& seen) {
     const PowerOfTwo<F> power = split_exp(greater_number(x - seen.base, seen.least));
-    return power.scaled(power.raised() + seen.shift);
+    return power.scaled((bit_cast<Bits>(power.t) << PowerOfTwo<F>::kMantissa) + seen.shift);
   }
   TR_HD static State state(F l, F s) { return {l, s, near(l) ? split_exp(l).n() : kFar}; }
   TR_HD static State none() { return {-kInfinity<F>, F(0), kFar}; }
@@ -186,6 +193,8 @@ template <class F> struct Exponential {
 // The states of a row's exponentials, and what they come to: the greatest element m, and the sum S of exp(x - m).
 template <class F> struct OfExponentials : FusedOp<F> {
   static constexpr First kFirst = First::Greatest;
+  static constexpr bool kFills = true;
+  TR_HD static F fill(int) { return -kInfinity<F>; }
   using E = Exponential<F>;
   using State = typename E::State;
   using Seen = typename E::Seen;
@@ -231,6 +240,7 @@ template <class F> struct LogSoftmax : OfExponentials<F> {
 template <class F> struct SoftmaxGradient : SummedOp<F, 1> {  // of g and y
   using typename SummedOp<F, 1>::State;
   static constexpr int kInputs = 2;
+  static constexpr bool kFills = true;
   struct Row { F d; };
   template <class S, class G> TR_HD static void step(F* sums, const F* x, F, const S&, const G&) {
     sums[0] = fused(x[0], x[1], sums[0]);
@@ -244,6 +254,7 @@ template <class F> struct SoftmaxGradient : SummedOp<F, 1> {  // of g and y
 template <class F> struct LogSoftmaxGradient : SummedOp<F, 1> {  // of g and y
   using typename SummedOp<F, 1>::State;
   static constexpr int kInputs = 2;
+  static constexpr bool kFills = true;
   struct Row { F g; };
   template <class S, class G> TR_HD static void step(F* sums, const F* x, F, const S&, const G&) {
     sums[0] = sums[0] + x[0];
@@ -364,7 +375,8 @@ template <class F> struct CrossEntropyGradient : MappedOp<F> {
 // Statistics: m, s, the entropy.
 template <class F> struct Entropy : FusedOp<F> {
   static constexpr First kFirst = First::Greatest;
-  static constexpr bool kMaps = false;
+  static constexpr bool kMaps = false, kFills = true;
+  TR_HD static F fill(int) { return -kInfinity<F>; }
   static constexpr int kSums = 2, kStats = 3;
   struct Seen { F m; };
   struct State { F m, s, t; };  // t: the sum of exp(x - m) (x - m)
@@ -511,7 +523,7 @@ template <class F> struct MomentsGradient : MappedOp<F> {
 // Statistics: the reciprocal of the root of the mean square.
 template <class F> struct RmsNorm : SummedOp<F, 1> {
   using typename SummedOp<F, 1>::State;
-  static constexpr bool kWeights = true;
+  static constexpr bool kWeights = true, kFills = true;
   static constexpr int kStats = 1;
   struct Row { F r; };
   template <class S, class G> TR_HD static void step(F* sums, const F* x, F, const S&, const G&) {
@@ -527,7 +539,7 @@ template <class F> struct RmsNorm : SummedOp<F, 1> {
 
 template <class F> struct RmsNormGradient : SummedOp<F, 1> {  // of g and x
   using typename SummedOp<F, 1>::State;
-  static constexpr bool kWeights = true;
+  static constexpr bool kWeights = true, kFills = true;
   static constexpr int kInputs = 2, kStats = 1;
   struct Given { F r; };
   struct Row { F r, b; };

@@ -5,24 +5,15 @@
 
 namespace torchreduce {
 
-// The structs of fused.h, X(struct); after them the gradients of weights, which sum over rows.
-#define TR_FOR_EACH_FUSED(X) \
-  X(Softmax)                 \
-  X(LogSoftmax)              \
-  X(SoftmaxGradient)         \
-  X(LogSoftmaxGradient)      \
-  X(LogSumExp)               \
-  X(LogSumExpGradient)       \
-  X(CrossEntropy)            \
-  X(CrossEntropyGradient)    \
-  X(Entropy)                 \
-  X(EntropyGradient)         \
-  X(Moments)                 \
-  X(MomentsGradient)         \
-  X(RmsNorm)                 \
-  X(RmsNormGradient)         \
-  X(LayerNorm)               \
-  X(LayerNormGradient)
+// The structs of fused.h by kind, X(struct): the kernels of a kind are compiled together.
+#define TR_FUSED_SOFTMAX(X) X(Softmax) X(LogSoftmax) X(SoftmaxGradient) X(LogSoftmaxGradient)
+#define TR_FUSED_EXPONENTIALS(X) \
+  X(LogSumExp) X(LogSumExpGradient) X(CrossEntropy) X(CrossEntropyGradient) X(Entropy) X(EntropyGradient)
+#define TR_FUSED_MOMENTS(X) X(Moments) X(MomentsGradient) X(LayerNorm) X(LayerNormGradient)
+#define TR_FUSED_SQUARES(X) X(RmsNorm) X(RmsNormGradient)
+#define TR_FOR_EACH_FUSED_KIND(X) X(SOFTMAX) X(EXPONENTIALS) X(MOMENTS) X(SQUARES)
+// All of them; after them come the gradients of weights, which sum over rows.
+#define TR_FOR_EACH_FUSED(X) TR_FUSED_SOFTMAX(X) TR_FUSED_EXPONENTIALS(X) TR_FUSED_MOMENTS(X) TR_FUSED_SQUARES(X)
 
 #define TR_NAME(name) name,
 enum class Fused : int { TR_FOR_EACH_FUSED(TR_NAME) RmsNormWeights, LayerNormWeights };
@@ -52,6 +43,9 @@ struct FusedCall {
 struct FusedFacts {
   int inputs, stats;
   bool maps, weights, biases;
+  bool term;
+  int sums;
+  bool looks() const { return sums > 0; }
 };
 FusedFacts facts(Fused op);
 

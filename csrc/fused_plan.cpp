@@ -5,19 +5,44 @@ namespace torchreduce {
 using namespace plans;
 
 FusedFacts facts(Fused op) {
-#define TR_CASE(name) \
-  case Fused::name:   \
-    return {name<float>::kInputs, name<float>::kStats, name<float>::kMaps, name<float>::kWeights, name<float>::kBiases};
+#define TR_CASE(name)                                                                             \
+  case Fused::name:                                                                               \
+    return {name<float>::kInputs, name<float>::kStats, name<float>::kMaps, name<float>::kWeights, \
+            name<float>::kBiases, name<float>::kTerm,  name<float>::kSums};
   switch (op) {
     TR_FOR_EACH_FUSED(TR_CASE)
-    case Fused::RmsNormWeights: return {2, 1, false, false, false};
-    case Fused::LayerNormWeights: return {2, 3, false, false, false};
+    case Fused::RmsNormWeights: return {2, 1, false, false, false, false, 2};
+    case Fused::LayerNormWeights: return {2, 3, false, false, false, false, 2};
   }
 #undef TR_CASE
   throw std::invalid_argument("unknown op");
 }
 
-const std::vector<Family<FusedCall, fused_plans::Shape>> kFusedFamilies = {};
+int64_t state_bytes(const FusedCall& call) {
+  const bool wide = call.accumulator == Dtype::F64;
+#define TR_CASE(name) \
+  case Fused::name: return wide ? sizeof(name<double>::State) : sizeof(name<float>::State);
+  switch (call.op) {
+    TR_FOR_EACH_FUSED(TR_CASE)
+    default: return 2 * size_of(call.accumulator);
+  }
+#undef TR_CASE
+}
+
+namespace {
+
+template <auto kServes> constexpr auto kShapeOf = shape_of<FusedCall, fused_plans::Shape, kServes>;
+
+}  // namespace
+
+const std::vector<Family<FusedCall, fused_plans::Shape>> kFusedFamilies = {
+    {"held_rows", "rows in registers between the looks", kShapeOf<held_rows::serves>},
+    {"split_rows", "long rows by leaves, read twice", kShapeOf<split_rows::serves>},
+    {"columns", "tiles of columns in shared memory between the looks", kShapeOf<fused_columns::serves>},
+    {"weight_columns", "gradients of weights: lanes across columns, runs of rows a thread",
+     kShapeOf<weight_columns::serves>, true},
+    {"strided", "lanes along each leaf, element by element", kShapeOf<fused_strided::serves>, true},
+};
 
 FusedPlan plan(const FusedCall& call, const DeviceFacts& facts) {
   const PlanOverride forced = forced_plan();
@@ -29,8 +54,8 @@ FusedPlan plan(const FusedCall& call, const DeviceFacts& facts) {
     shape.across = cpu_across(forced, lanes_across_rows(call.layout), "rows looked at twice");
     return {shape.across ? "columns" : "rows", shape};
   }
-  auto [family, shape] =
-      first_that_serves(kFusedFamilies, call, device, forced, "rows looked at twice", [](const auto&) { return true; });
+  auto [family, shape] = first_that_serves(kFusedFamilies, call, device, forced, "rows looked at twice",
+                                           [&](const auto& f) { return f.general || device.wide_reductions; });
   FusedPlan plan{family, std::move(shape)};
   check_launch(plan.launch().blocks, plan.launch().shared, device.shared);
   return plan;

@@ -1,16 +1,12 @@
 // Which kernel family serves a call of an op on rows that are looked at twice, and in what shape.
 #pragma once
 #include "families.h"
-#include "fused_call.h"
+#include "kernels/fused/columns.h"
+#include "kernels/fused/held_rows.h"
+#include "kernels/fused/strided.h"
+#include "kernels/fused/weights.h"
 
 namespace torchreduce {
-
-struct FusedLaunch {
-  int64_t blocks = 1;     // grid size
-  int threads = 256;      // block size
-  int shared = 0;         // bytes of dynamic shared memory a block
-  int64_t workspace = 0;  // bytes
-};
 
 namespace fused_plans {
 
@@ -21,10 +17,12 @@ struct CpuShape : FusedLaunch {
   template <class Visit> void each(Visit) const {}
 };
 
-using Shape = std::variant<CpuShape>;
+using Shape =
+    std::variant<FusedStridedShape, HeldRowsShape, SplitRowsShape, FusedColumnsShape, WeightColumnsShape, CpuShape>;
 
 }  // namespace fused_plans
 
+// The families in order of preference. The first that has a shape for a call serves it.
 extern const std::vector<Family<FusedCall, fused_plans::Shape>> kFusedFamilies;
 
 struct FusedPlan {

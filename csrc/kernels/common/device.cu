@@ -28,6 +28,16 @@ const char* scan(const PlannedScan& call, void* workspace, void* stream) {
   return "unknown scan";
 }
 
+const char* fused_rows(const PlannedFused& call, void* workspace, void* stream) {
+#define TR_CASE(name) \
+  case Fused::name: return launch_fused<name>(call, workspace, stream);
+  switch (call.op) {
+    TR_FOR_EACH_FUSED(TR_CASE)
+    default: return launch_weights(call, workspace, stream);
+  }
+#undef TR_CASE
+}
+
 #if defined(__CUDACC__)
 static __global__ void architecture() {}
 // Of the code that the driver chose, or compiled, for the current device, not of the device.
@@ -62,6 +72,7 @@ static DeviceFacts ask(int device) {
   set_device(device);
   const int architecture = compiled_for();
   facts.bulk_copies = architecture >= 90;
+  facts.clusters = architecture >= 90 && architecture < 120;
   facts.wide_reductions = kWideReductions;
   facts.large_blocks = architecture >= 90 && architecture < 120;  // TR_LARGE_BLOCKS
   set_device(current);

@@ -370,6 +370,8 @@ template <class P> __device__ __forceinline__ P load_once(const P* p) {
   if constexpr (sizeof(P) == 16) {
     const uint4 words = __ldcs(reinterpret_cast<const uint4*>(p));
     return bit_cast_words<P>(words);
+  } else if constexpr (sizeof(P) == 4) {
+    return bit_cast_words<P>(__ldcs(reinterpret_cast<const unsigned*>(p)));
   } else if constexpr (sizeof(P) == 8) {
     const uint2 words = __ldcs(reinterpret_cast<const uint2*>(p));
     return bit_cast_words<P>(words);
@@ -392,6 +394,22 @@ template <class P> __device__ __forceinline__ void store_granule(P* p, const P& 
     asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "r"(w[0]), "r"(w[1])
                  : "memory");
   else *p = value;
+#else
+  store_wide(p, value);
+#endif
+}
+
+// 4 bytes in device memory, of which nvcc may have forgotten that they are there (recomputed).
+__device__ __forceinline__ float load_word(const float* p) {
+#if defined(__CUDA_ARCH__)
+  return __ldg(p);
+#else
+  return load_wide(p);
+#endif
+}
+__device__ __forceinline__ void store_word(float* p, float value) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("st.global.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "f"(value) : "memory");
 #else
   store_wide(p, value);
 #endif
@@ -634,6 +652,7 @@ __device__ __forceinline__ void bulk_stores_read() {
 struct Queue {
   gpuStream_t stream;
   bool early = false;
+  int cluster = 1;  // blocks of a cluster
 };
 
 // Enqueues the zeroing of a workspace of `bytes` bytes, a multiple of 8; then says in `queue` whether the kernel that
@@ -658,16 +677,23 @@ template <class... P, class... A>
 void enqueue(void (*kernel)(P...), int64_t blocks, int threads, int shared, Queue queue, const A&... arguments) {
 #if defined(__CUDACC__)
   if (shared > kGranted) grant_shared(reinterpret_cast<const void*>(kernel));
-  cudaLaunchAttribute early;
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2];
+  int count = 0;
+  if (queue.early) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (queue.cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {unsigned(queue.cluster), 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = unsigned(blocks);
   config.blockDim = unsigned(threads);
   config.dynamicSmemBytes = unsigned(shared);
   config.stream = queue.stream;
-  config.attrs = &early;
-  config.numAttrs = queue.early;
+  config.attrs = attributes;
+  config.numAttrs = unsigned(count);
   (void)cudaLaunchKernelEx(&config, kernel, arguments...);
 #else
   hipLaunchKernelGGL(kernel, dim3(unsigned(blocks)), dim3(unsigned(threads)), unsigned(shared), queue.stream,

@@ -1,5 +1,6 @@
 // What the torch layer calls: the GPU kernels' entry points, without a GPU header.
 #pragma once
+#include "fused_plan.h"
 #include "reduce_plan.h"
 #include "scan_plan.h"
 
@@ -16,6 +17,7 @@ namespace torchreduce::gpu {
 // hold. Returns nullptr, or the runtime's message when a launch failed.
 const char* reduce(const PlannedReduction& call, void* workspace, void* stream);
 const char* scan(const PlannedScan& call, void* workspace, void* stream);
+const char* fused_rows(const PlannedFused& call, void* workspace, void* stream);
 
 // Enqueues an intrinsic of intrinsics.h on the default stream of the current device, of `count` times four words.
 const char* run_intrinsic(int which, const uint32_t* in, uint32_t* out, int64_t count);
@@ -26,9 +28,12 @@ int current_device();
 void set_device(int device);
 DeviceFacts facts(int device);
 
-// Each op's kernels are compiled on their own (reduce.cu, scan.cu).
+// Each op's kernels are compiled on their own (reduce.cu, scan.cu, fused.cu).
 template <template <class> class Op> const char* launch_reduce(const PlannedReduction& call, void* workspace,
                                                                void* stream);
 template <template <class> class Op> const char* launch_scan(const PlannedScan& call, void* workspace, void* stream);
+template <template <class> class Op> const char* launch_fused(const PlannedFused& call, void* workspace, void* stream);
+// The gradients of weights (weights.cu).
+const char* launch_weights(const PlannedFused& call, void* workspace, void* stream);
 
 }  // namespace torchreduce::gpu

@@ -1,0 +1,136 @@
+// parts: TR_FOR_EACH_FUSED_KIND
+// Launches of the ops on rows that are looked at twice: this file is compiled once for each kind, TR_PART.
+#include "columns.cuh"
+#include "held_rows.cuh"
+#include "kernels/common/gpu.h"
+#include "strided.cuh"
+
+namespace torchreduce::gpu {
+
+// What a call whose leaves meet in memory has there.
+template <class State> struct Memory {
+  State *states, *trees, *totals;
+  Memory(void* workspace, int64_t rows, int64_t leaves)
+      : states(static_cast<State*>(workspace)),
+        trees(states + rows * leaves),
+        totals(trees + rows * LeafStates{leaves}.tree()) {}
+};
+template <class Op, class F, class State>
+void fold(const FusedCall& call, int64_t leaves, const Memory<State>& memory, Queue queue) {
+  enqueue(fold_states<Op, F>, call.layout.rows, leaves <= 2 * kLanes ? kLanes : kThreads, 0, queue, call, leaves,
+          memory.states, memory.trees, memory.totals);
+}
+
+template <class Op, class F>
+void launch_strided(const FusedCall& call, const FusedStridedShape& shape, void* workspace, Queue queue) {
+  const Memory<typename Op::State> memory(workspace, call.layout.rows, shape.leaves);
+  const auto leaves = [&](StridedPart part) {
+    enqueue(fused_strided_leaf<Op, F>, shape.blocks, shape.threads, 0, queue, call, shape.leaves, part, memory.states,
+            memory.totals);
+  };
+  if constexpr (Op::kSums > 0) {
+    if (shape.leaves > 1) {
+      leaves(StridedPart::States);
+      fold<Op, F>(call, shape.leaves, memory, queue);
+      if (Op::kMaps) leaves(StridedPart::Output);
+      return;
+    }
+  }
+  leaves(StridedPart::Whole);
+}
+
+template <class Op, class E, int kChunks>
+void launch_held(const FusedCall& call, HeldRowsShape shape, bool split, void* workspace, Queue queue) {
+  const FusedRowsCall rows = plain_rows(call);
+  queue.cluster = shape.cluster;
+  const auto enqueue_part = [&](held_rows::Part part, typename Op::State* states) {
+    shape.part = part;
+    enqueue(held_rows_kernel<Op, E, kChunks>, shape.blocks, shape.threads, shape.shared, queue, rows, shape, states);
+  };
+  if constexpr (Op::kSums > 0 && kChunks == held_rows::kLeafChunks) {
+    if (split) {
+      const Memory<typename Op::State> memory(workspace, call.layout.rows, shape.leaves);
+      enqueue_part(held_rows::Part::States, memory.states);
+      if (shape.folded || !Op::kMaps) fold<Op, float>(call, shape.leaves, memory, queue);
+      if (Op::kMaps) enqueue_part(held_rows::Part::Output, shape.folded ? memory.totals : memory.states);
+      return;
+    }
+  }
+  enqueue_part(held_rows::Part::Whole, nullptr);
+}
+template <class Op, class E>
+void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
+  constexpr int kShort = held_rows::short_chunks(int(sizeof(E)));
+  if (shape.chunks == kShort) return launch_held<Op, E, kShort>(call, shape, split, workspace, queue);
+  if constexpr (Op::kSums > 0)
+    if (shape.chunks == held_rows::kLeafChunks)
+      return launch_held<Op, E, held_rows::kLeafChunks>(call, shape, split, workspace, queue);
+  launch_held<Op, E, held_rows::kHalfChunks>(call, shape, split, workspace, queue);
+}
+template <template <class> class Op>
+void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
+  if constexpr (kWideReductions) {
+    switch (call.dtype) {
+      case Dtype::F32: return launch_held<Op<float>, float>(call, shape, split, workspace, queue);
+      case Dtype::BF16: return launch_held<Op<float>, BF16>(call, shape, split, workspace, queue);
+#if !defined(TR_FEW_TYPES)
+      case Dtype::F16: return launch_held<Op<float>, F16>(call, shape, split, workspace, queue);
+#endif
+      default: return;
+    }
+  }
+}
+
+template <class Op, class E>
+void launch_columns(const FusedCall& call, const FusedColumnsShape& shape, void* workspace, Queue queue) {
+  if constexpr (kWideReductions && !Op::kWeights) {
+    const FusedRowsCall rows = plain_rows(call);
+    const Layout& l = call.layout;
+    const ColumnPitches pitches{{l.in[l.kept], call.more_strides[0][l.kept]}, l.out[l.kept]};
+    const Memory<typename Op::State> memory(workspace, l.rows, shape.leaves);
+    queue.cluster = shape.cluster;
+    const auto enqueue_part = [&](ColumnPart part) {
+      enqueue(fused_columns_kernel<Op, E>, shape.blocks, shape.threads, shape.shared, queue, rows, shape, pitches, part,
+              memory.states, memory.totals);
+    };
+    if constexpr (Op::kSums > 0) {
+      if (shape.leaves > 1 && shape.cluster == 1) {
+        enqueue_part(ColumnPart::States);
+        fold<Op, float>(call, shape.leaves, memory, queue);
+        if (Op::kMaps) enqueue_part(ColumnPart::Output);
+        return;
+      }
+    }
+    enqueue_part(ColumnPart::Whole);
+  }
+}
+
+template <template <class> class Op> const char* launch_fused(const PlannedFused& call, void* workspace, void* stream) {
+  const Queue queue{static_cast<gpuStream_t>(stream)};
+  std::visit(
+      [&](const auto& shape) {
+        using S = std::decay_t<decltype(shape)>;
+        if constexpr (std::is_same_v<S, FusedStridedShape>) {
+          if (call.accumulator == Dtype::F64) launch_strided<Op<double>, double>(call, shape, workspace, queue);
+          else launch_strided<Op<float>, float>(call, shape, workspace, queue);
+        } else if constexpr (std::is_same_v<S, FusedColumnsShape>) {
+          if (call.dtype == Dtype::F32) launch_columns<Op<float>, float>(call, shape, workspace, queue);
+          else if (call.dtype == Dtype::BF16) launch_columns<Op<float>, BF16>(call, shape, workspace, queue);
+#if !defined(TR_FEW_TYPES)
+          else launch_columns<Op<float>, F16>(call, shape, workspace, queue);
+#endif
+        } else if constexpr (std::is_base_of_v<HeldRowsShape, S>) {
+          launch_held<Op>(call, shape, std::is_same_v<S, SplitRowsShape>, workspace, queue);
+        }
+      },
+      call.plan.shape);
+  const gpuError_t error = gpuGetLastError();
+  return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
+}
+
+#define TR_OPS_OF(kind, X) TR_FUSED_##kind(X)
+#define TR_OPS(kind, X) TR_OPS_OF(kind, X)
+#define TR_LAUNCH(name) template const char* launch_fused<name>(const PlannedFused&, void*, void*);
+TR_OPS(TR_PART, TR_LAUNCH)
+
+}  // namespace torchreduce::gpu

@@ -1,0 +1,84 @@
+// How the states of a row's leaves become the row's: the contiguous tree, whose missing right parts pass through.
+#pragma once
+#include "family.h"
+#include "kernels/common/collective.cuh"
+
+namespace torchreduce::gpu {
+
+// ---- clusters of blocks (Hopper and later; elsewhere no plan has them) ------------------------------------------------
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define TR_CLUSTERS
+__device__ __forceinline__ int cluster_rank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// Writes to `slot` of block `rank` of the cluster, and counts the bytes on its barrier `b`: both are addresses that the
+// blocks have in common.
+template <class V> __device__ __forceinline__ void put(V* slot, const Barrier* b, const V& value, int rank) {
+  static_assert(sizeof(V) % 8 == 0, "whole words of 8 bytes");
+  uint32_t to, at;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(slot)), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(b)), "r"(rank));
+  uint64_t words[sizeof(V) / 8];
+  memcpy(words, &value, sizeof value);
+#pragma unroll
+  for (int k = 0; k < int(sizeof(V)) / 8; ++k)
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to + 8 * k),
+                 "l"(words[k]), "r"(at)
+                 : "memory");
+}
+#endif
+
+// ---- trees -------------------------------------------------------------------------------------------------------------
+
+// The tree over `count` states, at most 32, by a warp; every lane gets it. state(i) is number i.
+template <class Op, class Read> __device__ __forceinline__ typename Op::State lanes_tree(int count, Read state) {
+  int lanes = 1;  // that share one tree
+  while (lanes < count) lanes *= 2;
+  const int lane = lane_id() & (lanes - 1);
+  typename Op::State own = state(lane < count ? lane : 0);
+#pragma unroll 1
+  for (int d = 1; d < lanes; d <<= 1) {
+    const typename Op::State other = shuffle(own, lane_id() ^ d);
+    const bool right = (lane & d) != 0;
+    const typename Op::State first = chosen(right, other, own), second = chosen(right, own, other);
+    own = first;
+    if (((lane & ~(2 * d - 1)) | d) < count) own = Op::merge(first, second);
+  }
+  return own;
+}
+
+// The same by a block, over `count` states in memory: those of neighbours meet in `tree`, which has half as many places
+// and may be where the states are. Every thread calls it, after a barrier.
+template <class Op, class State> __device__ __forceinline__ State block_tree(const State* states, State* tree,
+                                                                             int64_t count) {
+  if (count > kLanes) {
+#pragma unroll 1
+    for (int64_t i = threadIdx.x; 2 * i < count; i += blockDim.x) {
+      const State first = states[2 * i];
+      State both = first;
+      if (2 * i + 1 < count) both = Op::merge(first, states[2 * i + 1]);
+      tree[i] = both;
+    }
+    __syncthreads();
+    count = (count + 1) / 2;
+    int64_t step = 1;  // between those that are left
+#pragma unroll 1
+    for (; (count + step - 1) / step > kLanes; step *= 2) {
+#pragma unroll 1
+      for (int64_t i = int64_t(threadIdx.x) * 2 * step; i + step < count; i += int64_t(blockDim.x) * 2 * step)
+        tree[i] = Op::merge(State(tree[i]), State(tree[i + step]));
+      __syncthreads();
+    }
+    return lanes_tree<Op>(int((count + step - 1) / step), [&](int i) { return tree[i * step]; });
+  }
+  return lanes_tree<Op>(int(count), [&](int i) { return states[i]; });
+}
+
+}  // namespace torchreduce::gpu

@@ -1,0 +1,160 @@
+// Rows that are looked at twice, of any strides and types: a warp takes a leaf, element by element, and reads it again
+// for each look.
+//
+// Serves: everything (strided.h). Of rows of one leaf one launch does all; else one leaves the states of all leaves,
+// one makes of them the rows', and one writes what follows.
+#pragma once
+#include "states.cuh"
+#include "strided.h"
+
+namespace torchreduce::gpu {
+
+// Elements of a row of call.in[k], converted.
+template <class F> struct StridedRow {
+  const FusedCall& call;
+  int64_t start[2];
+
+  __device__ StridedRow(const FusedCall& call, int64_t row, int inputs) : call(call), start{} {
+    start[0] = row_start(call.layout, row).in;
+    if (inputs > 1) start[1] = row_offset(call.layout, call.more_strides[0], row);
+  }
+  __device__ F element(int k, int64_t i) const {
+    const auto& strides = k == 0 ? call.layout.in : call.more_strides[0];
+    return float_as<F>(call.dtype, call.in[k], start[k] + position_offset(call.layout, strides, i));
+  }
+  // Floats alone: no more code than that.
+  template <class To> __device__ static To float_as(Dtype dtype, const void* base, int64_t at) {
+    switch (dtype) {
+      case Dtype::F16: return convert<To>(global(static_cast<const F16*>(base))[at]);
+      case Dtype::BF16: return convert<To>(global(static_cast<const BF16*>(base))[at]);
+      case Dtype::F64: return convert<To>(global(static_cast<const double*>(base))[at]);
+      default: return convert<To>(global(static_cast<const float*>(base))[at]);
+    }
+  }
+};
+
+// The canonical sums over the leaf of `count` elements, by a warp: step(sums, i) adds position i. Every lane gets them.
+template <int kSums, class F, class Step> __device__ __forceinline__ void leaf_sums(int count, F (&total)[kSums],
+                                                                                    Step step) {
+  constexpr int kRuns = kResidues / kLanes;
+  F stack[kSums][4];  // a binary counter over kRuns runs of residues
+#pragma unroll
+  for (int j = 0; j < kRuns; ++j) {
+    F sums[kSums];
+#pragma unroll
+    for (F& s : sums) s = F(-0.0);
+#pragma unroll 1
+    for (int i = j * kLanes + lane_id(); i < count; i += kResidues) step(sums, i);
+#pragma unroll
+    for (int s = 0; s < kSums; ++s) {
+      F v = sums[s];
+#pragma unroll 1
+      for (int d = 1; d < kLanes; d *= 2) v = v + shuffle(v, lane_id() ^ d);
+      int level = 0;
+#pragma unroll
+      for (int n = j; n & 1; n >>= 1) v = stack[s][level++] + v;
+      stack[s][level] = v;
+    }
+  }
+#pragma unroll
+  for (int s = 0; s < kSums; ++s) total[s] = stack[s][3];
+}
+
+enum class StridedPart : int8_t { Whole, States, Output };
+
+template <class Op, class F>
+__global__ void __launch_bounds__(fused_strided::kThreads)
+    fused_strided_leaf(TR_GRID_CONSTANT FusedCall call, int64_t leaves, StridedPart part, typename Op::State* states,
+                       const typename Op::State* totals) {
+  using State = typename Op::State;
+  const Layout& l = call.layout;
+  const int64_t item = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / kLanes, row = item / leaves;
+  const int64_t first = (item - row * leaves) * kLeaf, rest = l.length - first;
+  if (row >= l.rows) return;
+  const int count = int(rest < kLeaf ? rest : kLeaf);
+  const StridedRow<F> x(call, row, Op::kInputs);
+  const int64_t value = row_offset(l, call.more_strides[1], row);
+  const auto given = Op::given(call.options, call.memory, value);
+  const bool skips = Op::skips(given);
+  const auto weight = [&](const void* w, int64_t i, F missing) {
+    return w ? StridedRow<F>::template float_as<F>(call.weight_dtype, w, first + i) : missing;
+  };
+
+  State state = Op::none();
+  if constexpr (Op::kSums > 0) {
+    if (part != StridedPart::Output && !skips && count > 0) {
+      F found = first_absent<Op::kFirst, F>();
+      if constexpr (Op::kFirst == First::Greatest) {
+#pragma unroll 1
+        for (int i = lane_id(); i < count; i += kLanes) found = greatest(found, x.element(0, first + i));
+#pragma unroll 1
+        for (int d = 1; d < kLanes; d *= 2) found = greatest(found, shuffle(found, lane_id() ^ d));
+      } else if constexpr (Op::kFirst == First::Sum) {
+        F sum[1];
+        leaf_sums(count, sum, [&](F* s, int i) { s[0] = s[0] + x.element(0, first + i); });
+        found = sum[0];
+      }
+      const auto seen = Op::seen(found, count, given);
+      F sums[Op::kSums];
+      leaf_sums(count, sums, [&](F* s, int i) {
+        F element[Op::kInputs];
+#pragma unroll
+        for (int k = 0; k < Op::kInputs; ++k) element[k] = x.element(k, first + i);
+        Op::step(s, element, Op::kWeights ? weight(call.weight, i, F(1)) : F(1), seen, given);
+      });
+      state = Op::state(found, sums, count);
+    }
+    if (part == StridedPart::States) {
+      if (lane_id() == 0) states[item] = state;
+      return;
+    }
+  }
+  State total = state;
+  if constexpr (Op::kSums > 0)
+    if (part == StridedPart::Output) {
+      state = states[item];
+      total = totals[row];
+    }
+  if (!Op::kMaps && first > 0) return;
+  const auto values = Op::row(total, l.length, given, call.options, [&](int64_t i) { return x.element(0, i); });
+  if (first == 0 && lane_id() == 0) Op::write(values, call.memory, value);
+  if constexpr (Op::kMaps) {
+    const auto& at = Op::at(values, state);
+    const int64_t to = row_start(l, row).out;
+#pragma unroll 1
+    for (int i = lane_id(); i < count; i += kLanes) {
+      F element[Op::kInputs];
+#pragma unroll
+      for (int k = 0; k < Op::kInputs; ++k) element[k] = x.element(k, first + i);
+      const F w = Op::kWeights ? weight(call.weight, i, F(1)) : F(1);
+      const F b = Op::kBiases ? weight(call.bias, i, F(-0.0)) : F(-0.0);
+      F y;
+      if constexpr (Op::kTerm) y = Op::map(Op::term(element[0], Op::seen(state.l, count, given)), w, b, first + i, at);
+      else y = Op::map(element, w, b, first + i, at);
+      store_as(call.out_dtype, call.out, to + position_offset(l, l.out, first + i), y);
+    }
+  }
+}
+
+// By a block for each row: its state, from those of its leaves, goes to `totals`; or of an op that writes nothing else,
+// its values are written. `trees`: room for half as many states, rounded up, as a row has leaves.
+template <class Op, class F>
+__global__ void __launch_bounds__(kThreads)
+    fold_states(TR_GRID_CONSTANT FusedCall call, int64_t leaves, const typename Op::State* states,
+                typename Op::State* trees, typename Op::State* totals) {
+  const int64_t row = blockIdx.x;
+  const auto total = block_tree<Op>(states + row * leaves, trees + row * LeafStates{leaves}.tree(), leaves);
+  if (threadIdx.x > 0) return;
+  if constexpr (Op::kMaps) {
+    totals[row] = total;
+  } else {
+    const StridedRow<F> x(call, row, 1);
+    const int64_t value = row_offset(call.layout, call.more_strides[1], row);
+    const auto given = Op::given(call.options, call.memory, value);
+    const auto values =
+        Op::row(total, call.layout.length, given, call.options, [&](int64_t i) { return x.element(0, i); });
+    Op::write(values, call.memory, value);
+  }
+}
+
+}  // namespace torchreduce::gpu
