@@ -61,6 +61,7 @@ const char* family_named(const std::string& name) {
   };
   look(kReduceFamilies);
   look(kScanFamilies);
+  look(kFusedFamilies);
   if (found) return found;
   throw py::value_error("force_plan: unknown family '" + name + "'. Supported are " + all);
 }
@@ -247,6 +248,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("refusal", &refusal, py::arg("name"), py::arg("major"), py::arg("minor"));
   m.def("reduce_families", [] { return words_of(kReduceFamilies); });
   m.def("scan_families", [] { return words_of(kScanFamilies); });
+  m.def("fused_families", [] { return words_of(kFusedFamilies); });
   m.def("gpu_facts", &facts_of, py::arg("device"));
   m.def("plan", &plan_of, py::arg("op"), py::arg("sizes"), py::arg("strides"), py::arg("dim"), py::arg("dtype"),
         py::arg("out_dtype"), py::arg("aligned"), py::arg("gpu"), py::arg("multiprocessors"),

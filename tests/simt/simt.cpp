@@ -22,6 +22,7 @@
 #include <string_view>
 
 #include "emulator.h"
+#include "fused.h"
 #include "kernels/scan/extremes.h"
 #include "order.h"
 #include "problem.h"
@@ -826,6 +827,9 @@ void team_walk() {
   }
 }
 
+// Rows looked at twice.
+void fused() { done = check_fused(seed, every, few); }
+
 struct Group {
   const char* name;
   void (*run)();
@@ -862,6 +866,7 @@ constexpr Group kGroups[] = {
     {"team_walk", team_walk},
     {"far", far},
     {"superblocks", superblocks},
+    {"fused", fused},
 };
 
 // ---- problems from a file -------------------------------------------------------------------------------------------

@@ -370,8 +370,6 @@ template <class P> __device__ __forceinline__ P load_once(const P* p) {
   if constexpr (sizeof(P) == 16) {
     const uint4 words = __ldcs(reinterpret_cast<const uint4*>(p));
     return bit_cast_words<P>(words);
-  } else if constexpr (sizeof(P) == 4) {
-    return bit_cast_words<P>(__ldcs(reinterpret_cast<const unsigned*>(p)));
   } else if constexpr (sizeof(P) == 8) {
     const uint2 words = __ldcs(reinterpret_cast<const uint2*>(p));
     return bit_cast_words<P>(words);
@@ -399,17 +397,23 @@ template <class P> __device__ __forceinline__ void store_granule(P* p, const P& 
 #endif
 }
 
-// 4 bytes in device memory, of which nvcc may have forgotten that they are there (recomputed).
-__device__ __forceinline__ float load_word(const float* p) {
+// An element of 2 or 4 bytes in device memory, where nvcc may have forgotten that it is there (recomputed).
+template <class E> __device__ __forceinline__ E load_item(const E* p) {
 #if defined(__CUDA_ARCH__)
-  return __ldg(p);
+  using Bits = std::conditional_t<sizeof(E) == 4, unsigned, unsigned short>;
+  return bit_cast_words<E>(__ldcs(reinterpret_cast<const Bits*>(p)));
 #else
   return load_wide(p);
 #endif
 }
-__device__ __forceinline__ void store_word(float* p, float value) {
+template <class E> __device__ __forceinline__ void store_item(E* p, const E& value) {
 #if defined(__CUDA_ARCH__)
-  asm volatile("st.global.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "f"(value) : "memory");
+  if constexpr (sizeof(E) == 4)
+    asm volatile("st.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "r"(bit_cast_words<uint32_t>(value))
+                 : "memory");
+  else
+    asm volatile("st.global.u16 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "h"(bit_cast_words<uint16_t>(value))
+                 : "memory");
 #else
   store_wide(p, value);
 #endif

@@ -25,7 +25,7 @@ __device__ __forceinline__ void copy_tile(const FusedRowsCall& call, const Fused
   if (own >= call.rows) return;
   const E* const from = static_cast<const E*>(call.in[input]) + call.start(own).in[input] + offset;
 #pragma unroll 8
-  for (int r = int(threadIdx.x) / pieces; r < rows; r += fused_columns::kThreads / pieces) {
+  for (int r = int(threadIdx.x) / pieces; r < rows; r += int(blockDim.x) / pieces) {
     E* const to = tile + r * shape.pitch + lane * kPer;
     if constexpr (kBytes >= 4) copy_async<kBytes>(to, from + r * pitch);
     else *to = from[r * pitch];
@@ -33,7 +33,7 @@ __device__ __forceinline__ void copy_tile(const FusedRowsCall& call, const Fused
 }
 
 template <class Op, class E>
-__global__ void __launch_bounds__(fused_columns::kThreads)
+__global__ void TR_BLOCKS_BOUND(fused_columns::kThreads, 3)
     fused_columns_kernel(TR_GRID_CONSTANT FusedRowsCall call, TR_GRID_CONSTANT FusedColumnsShape shape,
                          TR_GRID_CONSTANT ColumnPitches pitches, ColumnPart part, typename Op::State* states,
                          const typename Op::State* totals) {
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(fused_columns::kThreads)
   const int tile_size = most * shape.pitch;
   F* const sums_of = reinterpret_cast<F*>(dynamic + (tile_size * kInputs * int(sizeof(E)) + 15) / 16 * 16);
   struct alignas(8) Slot { State state; };
-  [[maybe_unused]] Slot* const slots = reinterpret_cast<Slot*>(sums_of + kScratch * kThreads);
+  [[maybe_unused]] Slot* const slots = reinterpret_cast<Slot*>(sums_of + kScratch * int(blockDim.x));
 
 #ifdef TR_CLUSTERS
   __shared__ Barrier arrived;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(fused_columns::kThreads)
   }
   end_copies();
 
-  const int groups = kThreads / shape.columns, c = int(threadIdx.x) % shape.columns;
+  const int groups = int(blockDim.x) / shape.columns, c = int(threadIdx.x) % shape.columns;
   const int group = int(threadIdx.x) / shape.columns;
   const bool there = first_column + c < call.rows;
   const int64_t column = there ? first_column + c : call.rows - 1;
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(fused_columns::kThreads)
       }
     }
 #pragma unroll
-    for (int s = 0; s < kCount; ++s) total[s] = meet(tree[s].total(F(-0.0), add), sums_of + s * kThreads, add);
+    for (int s = 0; s < kCount; ++s) total[s] = meet(tree[s].total(F(-0.0), add), sums_of + s * int(blockDim.x), add);
   };
 
   State state = Op::none();

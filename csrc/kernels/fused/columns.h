@@ -24,16 +24,11 @@ namespace fused_columns {
 
 using namespace plans;
 
-constexpr int kThreads = 256;
-constexpr int kChunk = 8;  // residues that a thread sums side by side
+constexpr int kFewThreads = 256, kThreads = 512;  // of a block: the latter where there are chunks for them
+constexpr int kChunk = 8;                         // residues that a thread sums side by side
 constexpr int kMostCluster = 8;
 constexpr int kTileBytes = 72 << 10;  // so that a multiprocessor has three tiles
 constexpr int kLeastBytes = 32;       // of a row of a tile
-// Bytes of shared memory besides the tile: sums of the groups of threads, states of a column's leaves.
-TR_HD constexpr int extra(int sums, int state) {
-  return sums * kThreads * 4 + kMostCluster * kThreads * ((state + 7) / 8 * 8);
-}
-
 inline std::optional<FusedColumnsShape> serves(const FusedCall& call, const DeviceFacts& device,
                                                const PlanOverride& forced) {
   const Layout& l = call.layout;
@@ -47,22 +42,21 @@ inline std::optional<FusedColumnsShape> serves(const FusedCall& call, const Devi
 
   const int size = size_of(call.dtype), per = 16 / size;
   FusedColumnsShape s;
-  s.threads = kThreads;
   const int64_t leaves = ceil_div(l.length, kLeaf);
   if (leaves > INT32_MAX) return {};
   s.leaves = int(leaves);
   const int rows = int(std::min<int64_t>(l.length, kLeaf));
   s.residues = int(std::max<int64_t>(kChunk, std::min<int64_t>(kResidues, power_of_two(rows))));
 
-  // As wide a tile as there are threads for, in so many groups that each has a chunk of residues, or narrower.
-  s.columns = std::max(kThreads / (s.residues / kChunk), kLeastBytes / size);
-  const int row_bytes = size * f.inputs;
+  // As wide a tile as has threads for chunks of residues and room in shared memory; rows of 64 bytes if they have it.
+  const int row_bytes = size * f.inputs, chunks = s.residues / kChunk;
   const auto fits = [&](int columns, int most) { return int64_t(columns) * rows * row_bytes <= most; };
+  s.columns = std::max(kFewThreads / chunks, kLeastBytes / size);
   while (s.columns < 128 &&
          (fits(2 * s.columns, kTileBytes / 2) || (s.columns * size < 64 && fits(2 * s.columns, kTileBytes))))
     s.columns *= 2;
-  while (s.columns * size > kLeastBytes && int64_t(s.columns) * rows * row_bytes > kTileBytes) s.columns /= 2;
-  take(forced.lanes, s.columns, kThreads, "lanes");
+  take(forced.lanes, s.columns, kFewThreads, "lanes");
+  s.threads = kThreads / s.columns <= chunks ? kThreads : kFewThreads;
 
   // Copies of whole granules, of words, or of elements one by one.
   const auto multiple = [&](int elements) {
@@ -78,15 +72,13 @@ inline std::optional<FusedColumnsShape> serves(const FusedCall& call, const Devi
   s.pitch = s.columns + (s.columns * size < 128 ? per : 0);  // rows of a warp's lanes in banks of their own
 
   const int64_t tiles = ceil_div(l.rows, s.columns);
-  s.shared =
-      int(ceil_div(int64_t(s.pitch) * rows * row_bytes, 16) * 16) + extra(std::max(1, f.sums), int(state_bytes(call)));
-  if (s.shared > device.shared - 1024) return {};
+  if (leaves > 1 && f.looks() && device.clusters && leaves <= kMostCluster) s.cluster = int(leaves);
+  s.shared = int(ceil_div(int64_t(s.pitch) * rows * row_bytes, 16) * 16) + std::max(1, f.sums) * s.threads * 4;
+  if (s.cluster > 1) s.shared += s.cluster * s.columns * int(ceil_div(state_bytes(call), 8) * 8);
+  if (s.shared > device.shared - 1024 || s.threads / s.columns > chunks) return {};
   s.splits = leaves;
   s.blocks = tiles * leaves;
-  if (leaves > 1 && f.looks()) {
-    if (device.clusters && leaves <= kMostCluster) s.cluster = int(leaves);
-    else s.workspace = LeafStates{leaves}.bytes(call);
-  }
+  if (leaves > 1 && f.looks() && s.cluster == 1) s.workspace = LeafStates{leaves}.bytes(call);
   return s;
 }
 

@@ -61,6 +61,7 @@ void launch_held(const FusedCall& call, HeldRowsShape shape, bool split, void* w
 template <class Op, class E>
 void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
   constexpr int kShort = held_rows::short_chunks(int(sizeof(E)));
+  if (shape.chunks == 1) return launch_held<Op, E, 1>(call, shape, split, workspace, queue);
   if (shape.chunks == kShort) return launch_held<Op, E, kShort>(call, shape, split, workspace, queue);
   if constexpr (Op::kSums > 0)
     if (shape.chunks == held_rows::kLeafChunks)

@@ -29,9 +29,9 @@ __device__ __forceinline__ bool any_nan(const float (&v)[kGroup]) {
   return nan;
 }
 
-// ---- float32 ---------------------------------------------------------------------------------------------------------
+// ---- element by element -----------------------------------------------------------------------------------------------
 
-template <class E, int kChunks> struct Held {
+template <class E, int kChunks> struct HeldWords {
   static constexpr bool kGranules = false;
   static constexpr int kSlots = kGroup;  // residues of a lane
   float x[kChunks * kGroup];
@@ -52,7 +52,7 @@ template <class E, int kChunks> struct Held {
     const E* const first = recomputed(from + p.lane);  // so that what is added to it is in the instructions
     if (kChunks > 1 && wanted && p.count == kChunks * kGroup * kLanes) {
 #pragma unroll
-      for (int k = 0; k < kChunks * kGroup; ++k) x[k] = load_once(first + k * kLanes);
+      for (int k = 0; k < kChunks * kGroup; ++k) x[k] = convert<float>(load_item(first + k * kLanes));
       return;
     }
 #pragma unroll
@@ -62,7 +62,7 @@ template <class E, int kChunks> struct Held {
       for (int i = 0; i < kGroup; ++i) {
         const int at = step(p, c, i);
         x[c * kGroup + i] = fill;
-        if (at < left) x[c * kGroup + i] = load_once(first + at);
+        if (at < left) x[c * kGroup + i] = convert<float>(load_item(first + at));
       }
     }
   }
@@ -72,18 +72,14 @@ template <class E, int kChunks> struct Held {
   }
   struct Rest {};
   __device__ __forceinline__ static void store(E* to, const Place& p, int c, float (&v)[kGroup], Rest&) {
-    if (any_nan(v)) {
-#pragma unroll
-      for (float& x : v) x = canonical(x);
-    }
     const int left = p.count - p.lane;
     if (kChunks > 1 && (c + 1) * kGroup * kLanes <= p.count) {
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) store_word(to + step(p, c, i), v[i]);
+      for (int i = 0; i < kGroup; ++i) store_item(to + step(p, c, i), round_to<E>(v[i]));
     } else {
 #pragma unroll
       for (int i = 0; i < kGroup; ++i)
-        if (step(p, c, i) < left) store_word(to + step(p, c, i), v[i]);
+        if (step(p, c, i) < left) store_item(to + step(p, c, i), round_to<E>(v[i]));
     }
   }
   __device__ __forceinline__ static void store_rest(E*, const Place&, const Rest&) {}
@@ -119,13 +115,17 @@ template <class E, int kChunks> struct Held {
     return m;
   }
   // Weights of the positions from `first` on.
-  __device__ __forceinline__ static void weights(const void* from, Dtype, int64_t first, const Place& p, int c,
+  __device__ __forceinline__ static void weights(const void* from, Dtype dtype, int64_t first, const Place& p, int c,
                                                  float (&v)[kGroup]) {
-    const float* const w = recomputed(static_cast<const float*>(from) + first + p.lane);
     const int left = p.count - p.lane;
+    const auto take = [&](const auto* w) {
+      w = recomputed(w + first + p.lane);
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i)
-      if (step(p, c, i) < left) v[i] = load_word(w + step(p, c, i));
+      for (int i = 0; i < kGroup; ++i)
+        if (step(p, c, i) < left) v[i] = convert<float>(load_item(w + step(p, c, i)));
+    };
+    if (sizeof(E) == 4 || dtype == Dtype::F32) take(static_cast<const float*>(from));
+    else take(static_cast<const E*>(from));
   }
 };
 
@@ -347,8 +347,9 @@ template <class E, int kChunks> struct HeldGranules {
     return g;
   }
 };
-template <int kChunks> struct Held<BF16, kChunks> : HeldGranules<BF16, kChunks> {};
-template <int kChunks> struct Held<F16, kChunks> : HeldGranules<F16, kChunks> {};
+template <class E, int kChunks, bool kGranules = sizeof(E) == 2 && (kChunks > 1)> struct Held : HeldWords<E, kChunks> {
+};
+template <class E, int kChunks> struct Held<E, kChunks, true> : HeldGranules<E, kChunks> {};
 
 // ---- where leaves meet -------------------------------------------------------------------------------------------------
 
@@ -359,7 +360,7 @@ template <class State> struct Meeting {
   Barrier arrived;
 
   // Before anything that takes time.
-  __device__ __forceinline__ void begin(const HeldRowsShape& shape) {
+  __device__ __forceinline__ void begin([[maybe_unused]] const HeldRowsShape& shape) {
 #ifdef TR_CLUSTERS
     if (shape.cluster > 1) {
       if (threadIdx.x == 0) {
@@ -433,14 +434,13 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks>))
   constexpr bool kMeets = kChunks == held_rows::kLeafChunks && Op::kSums > 0;
   constexpr int kInputs = Op::kInputs, kSums = Op::kSums, kAway = kSharedTerms<Op, E, kChunks>;
   using Part = held_rows::Part;
-  TR_DYNAMIC_SHARED(dynamic, 16);
   __shared__ std::conditional_t<kMeets, Meeting<State>, char> meeting;
   const int warp = int(threadIdx.x) / kLanes, warps = int(blockDim.x) / kLanes;
   const bool alone = (kSums > 0 && kChunks < held_rows::kLeafChunks) || shape.leaves == 1;  // leaves are rows
   constexpr int kSpan = kSums > 0 ? kLeaf : kChunks * kGroup * kLanes;                      // of a warp
 
   Place p;
-  constexpr bool kPartWarps = kChunks == held_rows::short_chunks(int(sizeof(E)));
+  constexpr bool kPartWarps = kChunks <= held_rows::short_chunks(int(sizeof(E)));
   p.lanes = kPartWarps ? shape.lanes : kLanes;
   p.lane = lane_id() & (p.lanes - 1);
   int64_t row;
@@ -482,13 +482,23 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks>))
   };
   // Calls take(chunk, i, x, weight, whether it is there) for each element; those of a residue in their order. Of ops
   // that have elements to fill in, all are there.
-  [[maybe_unused]] const auto each = [&](auto take) {
+  [[maybe_unused]] const auto each = [&](auto take, auto& sums) {
     constexpr bool kLate = H::kGranules && H::kSlots == kGroup;  // wrapped elements come last
     const int late = kLate && p.lane == 0 ? p.before : 0;
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       if (!H::has_chunk(p, c)) break;
       float v[kInputs][kGroup], w[kGroup];
+      if constexpr (H::kSlots > kGroup)
+        if (c == 1 && p.lanes == kLanes) {  // residues come again
+#pragma unroll
+          for (auto& acc : sums)
+#pragma unroll
+            for (int i = 0; i < kGroup; ++i) {
+              acc[kGroup + i] = acc[i];
+              acc[i] = F(-0.0);
+            }
+        }
       elements(c, v);
       if constexpr (Op::kWeights) weights(call.weight, F(1), c, w);
       const int left = skips ? 0 : p.count - H::position(p, c, 0);
@@ -526,7 +536,12 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks>))
 
   State state = Op::none();
   [[maybe_unused]] float kept[Op::kTerm ? (kChunks - kAway) * kGroup : 1];
-  float4* const away = reinterpret_cast<float4*>(dynamic);
+  using Four = Packed<float, 4>;
+  [[maybe_unused]] Four* away = nullptr;
+  if constexpr (kAway > 0) {
+    TR_DYNAMIC_SHARED(dynamic, 16);
+    away = reinterpret_cast<Four*>(dynamic);
+  }
   if constexpr (kSums > 0) {
     if (p.count > 0) {
       F found = first_absent<Op::kFirst, F>();
@@ -534,14 +549,16 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks>))
         found = held[0].greatest_of(p);
         for (int d = 1; d < p.lanes; d *= 2) found = greatest(found, shuffle(found, lane_id() ^ d));
       } else if constexpr (Op::kFirst == First::Sum) {
-        F acc[H::kSlots];
+        F acc[1][H::kSlots];
 #pragma unroll
-        for (F& a : acc) a = F(-0.0);
-        each([&](int c, int i, const F* x, F, bool there) {
-          F& a = acc[H::slot(c, i)];
-          if (there) a = a + x[0];
-        });
-        found = H::tree(acc, p);
+        for (F& a : acc[0]) a = F(-0.0);
+        each(
+            [&](int c, int i, const F* x, F, bool there) {
+              F& a = acc[0][H::slot(c, i)];
+              if (there) a = a + x[0];
+            },
+            acc);
+        found = H::tree(acc[0], p);
       }
       const auto seen = Op::seen(found, p.count, given);
       F acc[kSums][H::kSlots];
@@ -549,23 +566,25 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks>))
       for (int s = 0; s < kSums; ++s)
 #pragma unroll
         for (F& a : acc[s]) a = F(-0.0);
-      each([&](int c, int i, const F* x, F weight, bool there) {
-        if constexpr (Op::kTerm) {
-          const F term = Op::term(x[0], seen);
-          F& sum = acc[0][H::slot(c, i)];
-          if (there) sum = sum + term;
-          if (H::kGranules && c == 0 && !there) return;
-          if (c >= kAway) kept[(c - kAway) * kGroup + i] = term;
-          else reinterpret_cast<float*>(away + (2 * c + i / 4) * int(blockDim.x) + int(threadIdx.x))[i % 4] = term;
-        } else if (there) {
-          F sums[kSums];
+      each(
+          [&](int c, int i, const F* x, F weight, bool there) {
+            if constexpr (Op::kTerm) {
+              const F term = Op::term(x[0], seen);
+              F& sum = acc[0][H::slot(c, i)];
+              if (there) sum = sum + term;
+              if (H::kGranules && c == 0 && !there) return;
+              if (c >= kAway) kept[(c - kAway) * kGroup + i] = term;
+              else reinterpret_cast<float*>(away + (2 * c + i / 4) * int(blockDim.x) + int(threadIdx.x))[i % 4] = term;
+            } else if (there) {
+              F sums[kSums];
 #pragma unroll
-          for (int s = 0; s < kSums; ++s) sums[s] = acc[s][H::slot(c, i)];
-          Op::step(sums, x, weight, seen, given);
+              for (int s = 0; s < kSums; ++s) sums[s] = acc[s][H::slot(c, i)];
+              Op::step(sums, x, weight, seen, given);
 #pragma unroll
-          for (int s = 0; s < kSums; ++s) acc[s][H::slot(c, i)] = sums[s];
-        }
-      });
+              for (int s = 0; s < kSums; ++s) acc[s][H::slot(c, i)] = sums[s];
+            }
+          },
+          acc);
       F sums[kSums];
 #pragma unroll
       for (int s = 0; s < kSums; ++s) sums[s] = H::tree(acc[s], p);
@@ -589,14 +608,14 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks>))
     }
   }
   if (p.count == 0 || (!Op::kMaps && leaf > 0)) return;
-  const auto values = Op::row(total, call.length, given, call.options, [&](int64_t i) {
-    return convert<F>(static_cast<const E*>(call.in[0])[start.in[0] + i]);
-  });
-  if (leaf == 0 && p.lane == 0 && there) Op::write(values, call.memory, start.value);
+  const FusedStart end = call.start(recomputed(row));  // the same, so that no register keeps it
+  const auto values = Op::row(total, call.length, given, call.options,
+                              [&](int64_t i) { return convert<F>(static_cast<const E*>(call.in[0])[end.in[0] + i]); });
+  if (leaf == 0 && p.lane == 0 && there) Op::write(values, call.memory, end.value);
   if constexpr (Op::kMaps) {
     if (!there) return;
     const auto& at = Op::at(values, state);
-    E* const to = H::base(static_cast<E*>(call.out) + start.out + first, p);
+    E* const to = H::base(static_cast<E*>(call.out) + end.out + first, p);
     typename H::Rest rest_of_row{};
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
@@ -607,10 +626,13 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks>))
       if constexpr (Op::kBiases) weights(call.bias, F(-0.0), c, b);
       if constexpr (Op::kTerm && kAway > 0)
         if (c < kAway) {
-          const float4 low = away[2 * c * int(blockDim.x) + int(threadIdx.x)];
-          const float4 high = away[(2 * c + 1) * int(blockDim.x) + int(threadIdx.x)];
-          v[0][0] = low.x, v[0][1] = low.y, v[0][2] = low.z, v[0][3] = low.w;
-          v[0][4] = high.x, v[0][5] = high.y, v[0][6] = high.z, v[0][7] = high.w;
+          const Four low = away[2 * c * int(blockDim.x) + int(threadIdx.x)];
+          const Four high = away[(2 * c + 1) * int(blockDim.x) + int(threadIdx.x)];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            v[0][i] = low.item[i];
+            v[0][4 + i] = high.item[i];
+          }
         }
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {

@@ -41,7 +41,7 @@ using namespace plans;
 
 // Chunks whose terms wait in shared memory instead of in registers, so that twice as many rows of 16-bit floats are on
 // their way (H100, bfloat16 softmax of 32768: 0.90 of a copy without, 0.99 with).
-TR_HD constexpr int shared_terms(int size, int chunks) { return size == 2 && chunks == kLeafChunks ? 4 : 0; }
+TR_HD constexpr int shared_terms(int size, int chunks) { return size == 2 && chunks == kLeafChunks ? 5 : 0; }
 
 // Threads of a multiprocessor that there are registers for, and of a block at most: a lane's elements, what it has
 // between them, and what a chunk needs.
@@ -50,7 +50,7 @@ TR_HD constexpr int threads(int size, int inputs, bool term, bool weights, int c
   const int terms = term && size == 2 ? (chunks - shared_terms(size, chunks)) * kGroup : 0;
   const int words = std::max(elements, terms);
   if (chunks < 4) return 256;
-  return words <= 32 ? (weights ? 640 : 768) : words <= 64 ? (weights && inputs == 2 ? 512 : 640) : 384;
+  return words <= 32 ? (weights ? 640 : 1024) : words <= 64 ? (weights && inputs == 2 ? 512 : 640) : 384;
 }
 
 // Warps of a block, and blocks of a cluster, for a row of that many leaves: as many leaves on chip at once as there may
@@ -62,8 +62,7 @@ inline Team team(int leaves, int most_threads, bool clusters) {
   double held = 0;
   for (int cluster = 1; cluster <= (clusters ? kMostCluster : 1); ++cluster) {
     const int warps = int(ceil_div(leaves, cluster));
-    if (warps > most || (cluster > 1 && leaves <= 4) || (cluster < kMostCluster && clusters && warps > most / 2))
-      continue;
+    if (warps > most || (cluster > 1 && leaves <= 4)) continue;
     // Of what a multiprocessor holds, that which is of use.
     const double use = double(most / warps * warps) * leaves / (warps * cluster);
     if (use > held * 1.07) {
@@ -82,14 +81,19 @@ inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const Devic
   const RowAlignment rows = row_alignment(call);
   const bool weighted = call.weight || call.bias;
   if (weighted && call.weight_dtype != call.dtype && call.weight_dtype != Dtype::F32) return {};
-  if (size == 2) {
-    if (!rows.alike) return {};
-    if (weighted && !(rows.aligned && aligned(call.weight) && aligned(call.bias))) return {};
-  }
+  const bool granules =
+      size == 2 && rows.alike && (!weighted || (rows.aligned && aligned(call.weight) && aligned(call.bias)));
   HeldRowsShape s;
-  s.chunks = short_chunks(size);
-  if (l.length <= kResidues) s.lanes = int(power_of_two(ceil_div(l.length, kGroup * s.chunks)));
-  else s.chunks = l.length <= kLeaf / 2 || !f.looks() ? kHalfChunks : kLeafChunks;
+  if (l.length <= kResidues && !(granules && rows.aligned)) {
+    s.chunks = 1;
+  } else {
+    if (size == 2 && !granules) return {};
+    const int64_t most_short = size == 2 && rows.aligned ? 2 * kResidues : kResidues;
+    s.chunks = l.length <= most_short                ? short_chunks(size)
+               : l.length <= kLeaf / 2 || !f.looks() ? kHalfChunks
+                                                     : kLeafChunks;
+  }
+  if (s.chunks <= short_chunks(size)) s.lanes = int(power_of_two(ceil_div(l.length, kGroup * s.chunks)));
   const int64_t span = f.looks() ? kLeaf : int64_t(32) * kGroup * s.chunks;  // of a warp
   s.leaves = int(std::min<int64_t>(ceil_div(l.length, span), INT32_MAX));
   const int most = threads(size, f.inputs, f.term, f.weights, s.chunks);
@@ -115,7 +119,12 @@ inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const Devic
   return s;
 }
 
-inline std::optional<HeldRowsShape> serves(const FusedCall& call, const DeviceFacts& device, const PlanOverride&) {
+// Rows of which nothing is written again need not be held: their leaves go to any blocks.
+constexpr int kMostRead = 4;
+
+inline std::optional<HeldRowsShape> serves(const FusedCall& call, const DeviceFacts& device,
+                                           const PlanOverride& forced) {
+  if (!forced.family && !facts(call.op).maps && call.layout.length > kMostRead * kLeaf) return {};
   return shape_for(call, device);
 }
 

@@ -1,0 +1,288 @@
+#include "fused.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "emulator.h"
+#include "fused_plan.h"
+#include "kernels/common/gpu.h"
+
+using namespace torchreduce;
+
+namespace torchreduce::cpu::baseline {
+bool fused_rows(const FusedCall& call, bool across, int64_t threads,
+                void (*)(int64_t, void (*)(void*, int64_t, int64_t), void*));
+}
+
+namespace {
+
+#define TR_NAME(name) #name,
+constexpr const char* kNames[] = {TR_FOR_EACH_FUSED(TR_NAME) "RmsNormWeights", "LayerNormWeights"};
+#undef TR_NAME
+
+// Rows of n elements, (before, n, after) in memory: rows lie side by side where `after` is more than 1. Tensors start
+// `skipped` elements into their memory, which ends with them, and slices lie `gap` elements apart.
+struct Case {
+  Fused op;
+  Dtype dtype;
+  int64_t before, n, after = 1;
+  int skipped = 0, gap = 0;
+  const char* family = nullptr;
+  Dtype accumulator = Dtype::F32, result = dtype;
+  bool apart = false;  // results start elsewhere in a granule than the input
+};
+
+std::string describe(const Case& c) {
+  return std::string(kNames[int(c.op)]) + " of (" + std::to_string(c.before) + ", " + std::to_string(c.n) + ", " +
+         std::to_string(c.after) + "), dtypes " + std::to_string(int(c.dtype)) + " to " +
+         std::to_string(int(c.result)) + ", skipped " + std::to_string(c.skipped) + ", gap " + std::to_string(c.gap);
+}
+
+// Memory of its own size, filled with bytes that no one writes.
+struct Memory {
+  std::vector<char> bytes;
+  int64_t first = 0;
+
+  void make(int64_t elements, int size, int skipped = 0) {
+    bytes.assign(size_t((elements + skipped) * size), char(0x7f));
+    bytes.shrink_to_fit();
+    first = skipped * size;
+  }
+  void* data() { return bytes.empty() ? nullptr : bytes.data() + first; }
+};
+
+struct Tensors { Memory in[2], out, weight, bias, stats, values[2], labels; };
+
+double draw(uint64_t& state) {  // from -4 to 4
+  state = state * 6364136223846793005u + 1442695040888963407u;
+  return double(int64_t(state) >> 20) * 0x1p-41;
+}
+
+// Some rows hold NaN, infinities, nothing but -inf, a leaf of -inf, large numbers or leaves that fall.
+double element(uint64_t& state, bool hostile, int64_t row, int64_t i, int64_t n) {
+  const double v = draw(state);
+  if (!hostile) return v;
+  switch (row % 8) {
+    case 1: return -INFINITY;
+    case 2: return i == n / 2 ? NAN : v;
+    case 3: return i == n - 1 ? INFINITY : v;
+    case 4: return i < n / 2 ? -INFINITY : v;
+    case 5: return v * 3e37;
+    case 6: return v - double(i / kLeaf) * 20;
+    case 7: return 1e4 + v;
+    default: return v;
+  }
+}
+
+// Whose statistics a gradient reads; the op itself if it reads none.
+Fused forward(Fused op) {
+  switch (op) {
+    case Fused::LogSumExpGradient: return Fused::LogSumExp;
+    case Fused::CrossEntropyGradient: return Fused::CrossEntropy;
+    case Fused::EntropyGradient: return Fused::Entropy;
+    case Fused::MomentsGradient: return Fused::Moments;
+    case Fused::RmsNormGradient:
+    case Fused::RmsNormWeights: return Fused::RmsNorm;
+    case Fused::LayerNormGradient:
+    case Fused::LayerNormWeights: return Fused::LayerNorm;
+    default: return op;
+  }
+}
+int values_of(Fused op) {
+  switch (op) {
+    case Fused::LogSumExp:
+    case Fused::LogSumExpGradient:
+    case Fused::CrossEntropyGradient:
+    case Fused::Entropy:
+    case Fused::EntropyGradient:
+    case Fused::RmsNormWeights: return 1;
+    case Fused::CrossEntropy:
+    case Fused::Moments:
+    case Fused::MomentsGradient:
+    case Fused::LayerNormWeights: return 2;
+    default: return 0;
+  }
+}
+
+void lay_out(FusedCall& call, const Case& c, bool maps) {
+  const int64_t size[3] = {c.before, c.n, c.after}, stride[3] = {c.n * c.after + c.gap, c.after, 1};
+  const int64_t row[3] = {c.after, 0, 1}, position[3] = {0, 1, 0};
+  std::vector<Dim> kept, reduced;
+  for (int d = 0; d < 3; ++d)
+    if (sums_over_rows(call.op)) (d == 1 ? kept : reduced).push_back({size[d], stride[d], position[d], {stride[d], 0}});
+    else (d == 1 ? reduced : kept).push_back({size[d], stride[d], maps ? stride[d] : 0, {stride[d], row[d]}});
+  call.layout = fold(std::move(kept), reduced, &call.more_strides);
+}
+
+void solve_by_cpu(const FusedCall& call) { cpu::baseline::fused_rows(call, false, 1, nullptr); }
+
+// The call, on memory of its own.
+FusedCall make(const Case& c, Tensors& t, uint64_t seed) {
+  const FusedFacts f = facts(c.op);
+  const int64_t rows = c.before * c.after, elements = c.before * (c.n * c.after + c.gap) - c.gap;
+  uint64_t state = seed * 0x9E3779B97F4A7C15u + 1;
+  FusedCall call{};
+  call.op = c.op;
+  call.dtype = c.dtype;
+  call.accumulator = c.accumulator;
+  call.out_dtype = c.result;
+  call.options = {1e-5, 1.0, seed % 2 == 0, -100};
+  for (int k = 0; k < f.inputs; ++k) {
+    t.in[k].make(elements, size_of(c.dtype), c.skipped);
+    for (int64_t a = 0; a < c.before; ++a)
+      for (int64_t i = 0; i < c.n; ++i)
+        for (int64_t b = 0; b < c.after; ++b) {
+          double v = element(state, seed % 3 == 0, a * c.after + b, i, c.n);
+          if (k == 1 && c.op == Fused::LogSoftmaxGradient) v = -std::fabs(v);
+          store_as<double>(c.dtype, t.in[k].data(), a * (c.n * c.after + c.gap) + i * c.after + b, v);
+        }
+    call.in[k] = t.in[k].data();
+  }
+  if (f.maps) {
+    t.out.make(elements, size_of(c.result), c.apart ? c.skipped + 1 : c.skipped);
+    call.out = t.out.data();
+  }
+  const auto of_positions = [&](Memory& memory) {
+    call.weight_dtype = seed % 2 ? c.dtype : Dtype::F32;
+    memory.make(c.n, size_of(call.weight_dtype));
+    for (int64_t i = 0; i < c.n; ++i) store_as<double>(call.weight_dtype, memory.data(), i, draw(state));
+    return memory.data();
+  };
+  if (f.weights && seed % 4) call.weight = of_positions(t.weight);
+  if (f.biases && seed % 4) call.bias = of_positions(t.bias);
+  RowMemory& m = call.memory;
+  if (forward(c.op) == Fused::CrossEntropy) {
+    t.labels.make(rows, 8);
+    for (int64_t r = 0; r < rows; ++r)
+      static_cast<int64_t*>(t.labels.data())[r] = r % 5 == 1 ? -100 : r % 7 == 3 ? c.n : (r * 7919) % c.n;
+    m.labels = static_cast<const int64_t*>(t.labels.data());
+    m.classes = c.n;
+  }
+  if (f.stats) {
+    t.stats.make(rows * f.stats, size_of(c.accumulator));
+    m.stats = t.stats.data();
+    m.plane = rows;
+  }
+  for (int k = 0; k < values_of(c.op); ++k) {
+    m.dtypes[k] = forward(c.op) == Fused::CrossEntropy ? c.accumulator : c.result;
+    t.values[k].make(sums_over_rows(c.op) ? c.n : rows, size_of(m.dtypes[k]));
+    m.values[k] = t.values[k].data();
+    if (forward(c.op) != c.op && !sums_over_rows(c.op))
+      for (int64_t r = 0; r < rows; ++r) store_as<double>(m.dtypes[k], m.values[k], r, draw(state));
+  }
+  if (forward(c.op) != c.op) {  // the statistics
+    FusedCall first = call;
+    Memory out, values[2];
+    first.op = forward(c.op);
+    first.in[0] = call.in[f.inputs - 1];
+    first.in[1] = nullptr;
+    out.make(elements, size_of(c.result));
+    first.out = facts(first.op).maps ? out.data() : nullptr;
+    for (int k = 0; k < 2; ++k) {
+      values[k].make(rows, 8);
+      first.memory.values[k] = k < values_of(first.op) ? values[k].data() : nullptr;
+      first.memory.dtypes[k] = Dtype::F64;
+    }
+    lay_out(first, c, first.out != nullptr);
+    solve_by_cpu(first);
+  }
+  lay_out(call, c, f.maps);
+  return call;
+}
+
+// False where the plan cannot serve the case.
+bool check(const Case& c, uint64_t seed) {
+  Tensors expected, actual;
+  PlannedFused call{};
+  const FusedCall judge = make(c, expected, seed);
+  static_cast<FusedCall&>(call) = make(c, actual, seed);
+  DeviceFacts device{true, 132};
+  PlanOverride forced;
+  forced.family = c.family;
+  force_plan(forced);
+  try {
+    call.plan = plan(call, device);
+  } catch (const std::invalid_argument& error) {
+    if (c.family) return force_plan({}), false;
+    printf("FAILED: %s: %s\n", describe(c).c_str(), error.what());
+    exit(1);
+  }
+  force_plan({});
+  solve_by_cpu(judge);
+  simt::options.title = describe(c) + ", plan " + call.plan.family;
+  simt::options.bulk_copies = call.plan.launch().shared > kPortableShared;
+  Memory workspace;
+  workspace.make(workspace_bytes(call.plan), 1);
+  if (const char* error = gpu::fused_rows(call, workspace.data(), nullptr)) {
+    printf("FAILED: %s: %s\n", simt::options.title.c_str(), error);
+    exit(1);
+  }
+  const auto same = [&](Memory& a, Memory& b, const char* what) {
+    if (a.bytes == b.bytes) return;
+    size_t i = 0;
+    while (a.bytes[i] == b.bytes[i]) ++i;
+    printf("FAILED: %s: %s differ from byte %zu of %zu on\n", simt::options.title.c_str(), what, i, a.bytes.size());
+    fflush(stdout);
+    exit(1);
+  };
+  same(actual.out, expected.out, "the elements");
+  same(actual.stats, expected.stats, "the statistics");
+  for (int k = 0; k < 2; ++k) same(actual.values[k], expected.values[k], "the values");
+  return true;
+}
+
+}  // namespace
+
+long check_fused(uint32_t seed, long every, bool few) {
+  uint64_t turn = 0;
+  long done = 0;
+  const auto run = [&](const Case& c) {
+    const uint64_t number = seed + turn++, drawn = number * 0x9E3779B97F4A7C15u >> 20;
+    if (drawn % uint64_t(every) || (few && c.dtype == Dtype::F16)) return;
+    simt::options.seed = uint32_t(number);
+    simt::options.reverse = number % 2;
+    done += check(c, number);
+  };
+  for (int i = 0; i <= int(Fused::LayerNormWeights); ++i) {
+    const Fused op = Fused(i);
+    for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16, Dtype::F64}) {
+      const Dtype wide = d == Dtype::F64 ? Dtype::F64 : Dtype::F32;
+      const auto with = [&](Case c) {
+        c.op = op;
+        c.dtype = c.result = d;
+        c.accumulator = wide;
+        return c;
+      };
+      if (sums_over_rows(op)) {
+        for (int64_t rows : {1, 5, 300, 2049, 4100})
+          for (int64_t n : {1, 8, 40, 136}) run(with({op, d, rows, n, 1, 0, n == 40 ? 8 : 0}));
+        continue;
+      }
+      for (int64_t n : {1, 3, 8, 17, 64, 100, 256, 257, 300, 700, 1024, 1500, 2048, 2049, 5000, 9000}) {
+        const int64_t rows = n < 64 ? 70 : n < 2048 ? 9 : 3;
+        run(with({op, d, rows, n}));
+        run(with({op, d, rows, n, 1, 1 + int(n % 7)}));
+        run(with({op, d, rows, n, 1, 0, 1 + int(n % 3)}));
+      }
+      for (int64_t n : {64, 1024, 2048, 4096}) run(with({op, d, 5, n, 1, 0, 16}));
+      for (int64_t n : {3000, 70000}) run(with({op, d, 2, n, 1, 3, 0, "split_rows"}));
+      for (int64_t n : {70, 2500}) {
+        run(with({op, d, 3, n, 1, 1, 2, "strided"}));
+        Case apart = with({op, d, 3, n});
+        apart.apart = true;
+        run(apart);
+      }
+      for (int64_t n : {1, 9, 64, 300, 2100})
+        for (int64_t after : {2, 33, 64}) run(with({op, d, 2, n, after, int(n % 3), after == 64 ? 8 : 0}));
+      Case mixed = with({op, d, 3, 700});
+      mixed.accumulator = mixed.result = Dtype::F64;
+      run(mixed);
+    }
+  }
+  return done;
+}

@@ -1,0 +1,6 @@
+// Rows that are looked at twice on the emulator: the bits must be those of the CPU kernels.
+#pragma once
+#include <cstdint>
+
+// About each `every`-th case, of few types if `few`; returns how many were run. Exits at the first difference.
+long check_fused(uint32_t seed, long every, bool few);
