@@ -2,7 +2,8 @@
 
 Every test that takes `device` runs on the CPU and, where there is one, on a GPU. Tests that need a GPU carry the marker
 `gpu` (the fixture adds it) and are deselected without one: that is decided and said here and nowhere else.
-TORCHREDUCE_REQUIRE_GPU=1 makes a missing GPU an error.
+TORCHREDUCE_REQUIRE_GPU=1 makes a missing GPU an error. Tests marked `slow` are run with --slow alone: by `make test-slow`,
+which the full run calls, and on GPU machines.
 """
 
 import gc
@@ -18,6 +19,7 @@ MARKERS = (
     "gpu: needs a GPU",
     "big: 2^31 elements and more; run by one worker at a time",
     "sanitize: small enough for compute-sanitizer",
+    "slow: half a minute and more; run with --slow",
 )
 
 
@@ -33,6 +35,10 @@ def why_no_gpu():
 NO_GPU = why_no_gpu()
 
 
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+
+
 def pytest_configure(config):
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
@@ -46,14 +52,20 @@ def pytest_report_header():
     return f"no GPU tests: {NO_GPU}" if NO_GPU else f"GPU: {torch.cuda.get_device_name()}, torch {torch.__version__}"
 
 
+def deselect(config, items, marker):
+    out = [item for item in items if item.get_closest_marker(marker)]
+    items[:] = [item for item in items if item not in set(out)]
+    config.hook.pytest_deselected(items=out)
+
+
 def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("big"):
             item.add_marker(pytest.mark.xdist_group("big"))
     if NO_GPU:
-        gpu = [item for item in items if item.get_closest_marker("gpu")]
-        items[:] = [item for item in items if item not in set(gpu)]
-        config.hook.pytest_deselected(items=gpu)
+        deselect(config, items, "gpu")
+    if not config.getoption("--slow"):
+        deselect(config, items, "slow")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

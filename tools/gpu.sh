@@ -68,7 +68,7 @@ export python logs
 for name in "$@"; do
   case $name in
     build) step build 470 "$python" setup.py build_ext --inplace ;;
-    test) step test 470 env TORCHREDUCE_REQUIRE_GPU=1 make test ;;
+    test) step test 470 env TORCHREDUCE_REQUIRE_GPU=1 make test-slow ;;
     memcheck | racecheck)
       if sanitizer_works; then
         # Without torch's caching allocator every tensor is an allocation of its own, with bounds that the tool knows.
