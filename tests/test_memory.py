@@ -67,3 +67,25 @@ def test_backward_peaks_beside_torchs(name, shape, dim, dtype):
     ours, torchs = peak(tr), peak(torch)
     print(f"{name} {shape} {dim} {dtype}: {ours / MIB:.0f} MiB, torch {torchs / MIB:.0f}")
     assert ours <= 1.5 * torchs + 16 * MIB
+
+
+def test_cross_entropy_takes_logits_and_their_gradient_alone():
+    """Forward and backward together, of 16-bit logits: no copy in float32, no log-probabilities."""
+    x = torch.randn(8192, 50257, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    target = torch.randint(0, 50257, (8192,), device="cuda")
+    peak = extra(lambda: torch.autograd.grad(tr.cross_entropy(x, target), x))
+    assert x.nbytes + peak <= 1.05 * 2 * x.nbytes
+
+
+@pytest.mark.parametrize("name", ("softmax", "log_softmax", "logsumexp", "var", "layer_norm", "rms_norm"))
+@pytest.mark.parametrize("shape", ((4096, 8192), (512, 65536)))
+def test_backward_of_rows_looked_at_twice_peaks_beside_torchs(name, shape):
+    def peak(module):
+        x = torch.randn(shape, device="cuda").requires_grad_()
+        rows = shape[1:] if module is torch.nn.functional else shape[1]
+        f = getattr(module, name, None) or getattr(torch, name)
+        y = f(x, rows) if name.endswith("norm") else f(x, 1)
+        grad = torch.ones_like(y)
+        return extra(lambda: torch.autograd.grad(y, x, grad, retain_graph=True))
+
+    assert peak(tr) <= 1.5 * peak(torch.nn.functional) + 16 * MIB
