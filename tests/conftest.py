@@ -2,8 +2,8 @@
 
 Every test that takes `device` runs on the CPU and, where there is one, on a GPU. Tests that need a GPU carry the marker
 `gpu` (the fixture adds it) and are deselected without one: that is decided and said here and nowhere else.
-TORCHREDUCE_REQUIRE_GPU=1 makes a missing GPU an error. Tests marked `slow` are run with --slow alone: by `make test-slow`,
-which the full run calls, and on GPU machines.
+TORCHREDUCE_REQUIRE_GPU=1 makes a missing GPU an error. Tests marked `slow` are run with --slow alone: by the full run's
+`make test-slow`, and on GPU machines.
 """
 
 import gc
