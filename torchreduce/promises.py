@@ -43,7 +43,8 @@ _PROMISES = {
     "rms_norm": _RMS_NORM,
     **dict.fromkeys(("mm", "bmm", "addmm", "matmul", "linear", "conv1d", "conv2d", "conv3d"), _SHAPED),
     "scaled_dot_product_attention": _FUSED_ATTENTION,
-    **dict.fromkeys(("embedding", "embedding_bag", "index_add", "index_put", "scatter_add"), _SCATTERED),
+    **dict.fromkeys(("embedding_bag", "index_add", "index_put", "scatter_add"), _SCATTERED),
+    "embedding": Promise("exact; its gradient is torch's, until a later release", "the same"),
     **dict.fromkeys(("batch_norm", "group_norm", "instance_norm", "median", "sort", "topk"), _TORCHS),
 }  # fmt: skip
 
