@@ -66,9 +66,10 @@ template <class T> bool is_named(const T& t) {
 bool supported(ScalarType t) { return torchreduce::supported(Dtype(t)); }
 bool is_float(ScalarType t) { return supported(t) && c10::isFloatingType(t); }
 
+DispatchKeySet own_key(const Tensor& t) { return DispatchKeySet(t.is_cpu() ? DispatchKey::CPU : DispatchKey::CUDA); }
+
 Tensor allocate(at::IntArrayRef sizes, Dtype dtype, const Tensor& like) {
-  const DispatchKeySet key(like.is_cpu() ? DispatchKey::CPU : DispatchKey::CUDA);
-  return at::_ops::empty_memory_format::redispatch(key, c10::fromIntArrayRefSlow(sizes), ScalarType(dtype),
+  return at::_ops::empty_memory_format::redispatch(own_key(like), c10::fromIntArrayRefSlow(sizes), ScalarType(dtype),
                                                    at::kStrided, like.device(), std::nullopt, std::nullopt);
 }
 
@@ -592,14 +593,15 @@ Why plan_norm(const Tensor& x, const Shape& shape, std::initializer_list<const M
   return Why::Served;
 }
 
-// The shape of what torch keeps of each row, and its dtype, given the weights'.
-at::DimVector kept_shape(const Tensor& x, size_t dims) {
-  at::DimVector shape(x.sizes().begin(), x.sizes().end());
-  std::fill(shape.end() - long(dims), shape.end(), 1);
-  return shape;
-}
+// A plane of statistics in the shape that torch keeps them in; of 16 bits without float32 weights, on a CPU, in x's
+// dtype.
 Tensor kept(const Tensor& stats, int64_t plane, const Tensor& x, size_t dims, bool mixed) {
-  const Tensor t = stats.select(0, plane).view(kept_shape(x, dims));
+  at::DimVector sizes(x.sizes().begin(), x.sizes().end()), strides(sizes.size());
+  std::fill(sizes.end() - long(dims), sizes.end(), 1);
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0; stride *= sizes[d]) strides[d] = stride;
+  const Tensor t = at::_ops::as_strided::redispatch(own_key(x), stats, c10::fromIntArrayRefSlow(sizes),
+                                                    c10::fromIntArrayRefSlow(strides), plane * stride);
   return x.is_cpu() && x.element_size() == 2 && !mixed ? t.to(x.scalar_type()) : t;
 }
 

@@ -2,8 +2,8 @@
 
     python examples/returns.py [cuda]
 
-Both are recurrences from the end of an episode: what comes later counts, multiplied by a discount, and does not where an
-episode has ended. torchreduce.linear_scan has them for all steps at once; a discount of 0 is a reset, bit for bit.
+Both are recurrences from the end of an episode: what comes later counts, multiplied by a discount, and does not where
+an episode has ended. torchreduce.linear_scan has them for all steps at once; a discount of 0 is a reset, bit for bit.
 """
 
 import sys
@@ -22,7 +22,7 @@ def discounted_returns(rewards: Tensor, done: Tensor, gamma: float, after: Tenso
 
 
 def advantages(rewards: Tensor, values: Tensor, after: Tensor, done: Tensor, gamma: float, decay: float) -> Tensor:
-    """GAE: the temporal differences, discounted by gamma * decay. `after` is the value of what follows the last step."""
+    """GAE: the temporal differences, discounted by gamma * decay. `after`: the value of what follows the last step."""
     going = (~done).to(rewards.dtype)
     following = torch.cat([values[:, 1:], after.unsqueeze(1)], 1)
     differences = rewards + gamma * going * following - values

@@ -2,8 +2,8 @@
 
     python examples/ssm.py [cuda]
 
-Each channel has a few states, h[t] = exp(dt[t] * A) * h[t - 1] + dt[t] * B[t] * x[t], and y[t] = C[t] . h[t] + D * x[t],
-where dt, B and C depend on the input. Reset: where a document begins, the factor is 0, so packed documents stay apart.
+Each channel has a few states, h[t] = exp(dt[t] * A) * h[t - 1] + dt[t] * B[t] * x[t], and gives y[t] = C[t] . h[t] +
+D * x[t], where dt, B and C depend on the input. Where a document begins the factor is 0: packed documents stay apart.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Trains a GPT on the sonnets beside this file, by torch's own modules; `torchreduce.enabled` turns their reductions over.
+"""Trains a GPT on the sonnets beside this file, of torch's own modules, whose reductions are turned over by one line.
 
     python examples/train_lm.py                       # on the CPU, a minute
     python examples/train_lm.py --device cuda --compile

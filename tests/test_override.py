@@ -575,3 +575,83 @@ def test_a_call_of_a_library_that_registered_before():
     assert served_there == [torch.complex64]
     library._destroy()
     torch.testing.assert_close(x.sum(1), tr.sum(x, 1))
+
+
+# ---- GPUs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_the_bits_of_the_cpu():
+    x, w = rows(64, 3000), rows(2, 3000, seed=1)
+    for f in (
+        lambda x, w: x.sum(1),
+        lambda x, w: x.mean(0),
+        lambda x, w: x.softmax(1),
+        lambda x, w: x.logsumexp(0),
+        lambda x, w: x.std(1),
+        lambda x, w: x.cumsum(0),
+        lambda x, w: F.layer_norm(x, (3000,), *w),
+        lambda x, w: F.cross_entropy(x, torch.arange(64, device=x.device)),
+        lambda x, w: torch.linalg.vector_norm(x),
+    ):
+        with tr.enabled(**ON):
+            assert_bitwise_equal(f(x.cuda(), w.cuda()).cpu(), f(x, w))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_has_torchreduces_bits(dtype):
+    x, g = rows(64, 3000, dtype, "cuda").requires_grad_(), rows(64, 3000, dtype, "cuda", seed=1)
+    w = rows(1, 3000, dtype, "cuda", seed=2)[0].requires_grad_()
+    expected = tr.rms_norm(x, (3000,), w)
+    gradients = torch.autograd.grad(expected, (x, w), g)
+    with Counted("_fused_rms_norm") as counted:
+        y = F.rms_norm(x, (3000,), w)
+        got = torch.autograd.grad(y, (x, w), g)
+    assert counted.calls == 1
+    for a, b in zip((y.detach(), *got), (expected.detach(), *gradients), strict=True):
+        assert_bitwise_equal(a, b)
+
+
+@pytest.mark.gpu
+def test_cuda_graphs():
+    """Captured calls stay torchreduce's, whatever the switch says when they are replayed."""
+    x, fresh = rows(64, 3000, device="cuda"), rows(64, 3000, device="cuda", seed=1)
+    stream = torch.cuda.Stream()
+
+    def f():
+        return x.sum(1), x.softmax(1), F.layer_norm(x, (3000,)), x.cumsum(1)
+
+    with tr.enabled(**ON):
+        with torch.cuda.stream(stream):
+            f()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = f()
+    x.copy_(fresh)
+    graph.replay()
+    with tr.enabled(**ON):
+        expected = f()
+    for a, b in zip(captured, expected, strict=True):
+        assert_bitwise_equal(a, b)
+
+
+@pytest.mark.gpu
+def test_streams():
+    """Each call runs on the stream that is current: results of many that overlap are right."""
+    inputs = [rows(500, 20000, device="cuda", seed=seed) for seed in range(4)]
+    expected = [(tr.sum(x, 1), tr.softmax(x, 1)) for x in inputs]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    torch.cuda.synchronize()
+    with tr.enabled(**ON):
+        for _ in range(5):
+            results = []
+            for x, stream in zip(inputs, streams, strict=True):
+                with torch.cuda.stream(stream):
+                    y = x + 0.0
+                    results.append((y.sum(1), y.softmax(1)))
+            torch.cuda.synchronize()
+            for result, right in zip(results, expected, strict=True):
+                for a, b in zip(result, right, strict=True):
+                    assert_bitwise_equal(a, b)

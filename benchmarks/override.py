@@ -1,0 +1,209 @@
+"""What turning torch's calls over costs the host, and what it saves a training step: benchmarks/results/override/*.csv.
+
+    python -m benchmarks.override host [--device cuda]
+    python -m benchmarks.override step [--compile]      # on a GPU: a GPT of 124 M parameters
+
+The host's time a call is the least of some loops, of a 4x5 tensor, so short that a GPU never falls behind. A step is
+forward, loss, backward, clipping and AdamW, in bfloat16 by autocast; states take turns, and the median counts.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torchreduce as tr
+from torchreduce.bench import percentile
+
+from .cpu import device_name
+from .results import RESULTS, Writer, commit
+
+FOLDER = RESULTS / "override"
+
+
+def common(device: str) -> dict[str, str]:
+    name = torch.cuda.get_device_name() if device == "cuda" else device_name()
+    return {"device": name, "torch": torch.__version__, "commit": commit()}
+
+
+# ---- the host --------------------------------------------------------------------------------------------------------
+
+HOST_FIELDS = ("device", "torch", "commit", "op", "gradient", "provider", "us")
+# By op: torch's call, and torchreduce's own.
+CALLS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Any]]] = {
+    "sum": (lambda x: torch.sum(x, 1), lambda x: tr.sum(x, 1)),
+    "mean": (lambda x: torch.mean(x, 1), lambda x: tr.mean(x, 1)),
+    "amax": (lambda x: torch.amax(x, 1), lambda x: tr.amax(x, 1)),
+    "argmax": (lambda x: torch.argmax(x, 1), lambda x: tr.argmax(x, 1)),
+    "vector_norm": (lambda x: torch.linalg.vector_norm(x, 2, 1), lambda x: tr.vector_norm(x, 2, 1)),
+    "cumsum": (lambda x: torch.cumsum(x, 1), lambda x: tr.cumsum(x, 1)),
+    "softmax": (lambda x: torch.softmax(x, 1), lambda x: tr.softmax(x, 1)),
+    "log_softmax": (lambda x: torch.log_softmax(x, 1), lambda x: tr.log_softmax(x, 1)),
+    "logsumexp": (lambda x: torch.logsumexp(x, 1), lambda x: tr.logsumexp(x, 1)),
+    "layer_norm": (lambda x: F.layer_norm(x, (5,)), lambda x: tr.layer_norm(x, (5,))),
+    "var": (lambda x: torch.var(x, 1), lambda x: tr.var(x, 1)),
+}
+
+
+def least(call: Callable[[], Any], device: str, calls: int = 1000, loops: int = 9) -> float:
+    """Microseconds a call."""
+    times = []
+    for _ in range(loops + 1):  # the first one warms up
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        times.append(time.perf_counter() - start)
+        if device == "cuda":
+            torch.cuda.synchronize()
+    return min(times[1:]) / calls * 1e6
+
+
+def host(device: str) -> list[dict[str, Any]]:
+    """torch before anything is registered, so this comes first in a process; then registered and off; then on."""
+    inputs = {g: torch.randn(4, 5, device=device, requires_grad=g) for g in (False, True)}
+    rows = []
+
+    def measure(provider: str, which: int) -> None:
+        for op, calls in CALLS.items():
+            for gradient, x in inputs.items():
+                if gradient and op == "argmax":
+                    continue
+                us = least(lambda f=calls[which], x=x: f(x), device)
+                rows.append({**common(device), "op": op, "gradient": gradient, "provider": provider, "us": f"{us:.2f}"})
+
+    torch.set_num_threads(1)
+    measure("torch", 0)
+    measure("torchreduce", 1)
+    tr.coverage()
+    measure("torch, registered and off", 0)
+    with tr.enabled(cpu=True, compile=False):
+        measure("torch, turned over", 0)
+    return rows
+
+
+# ---- a training step -------------------------------------------------------------------------------------------------
+
+STEP_FIELDS = ("device", "torch", "commit", "compiled", "state", "p20_ms", "p50_ms", "p80_ms", "steps")
+KERNEL_FIELDS = ("device", "torch", "commit", "compiled", "state", "kernel", "calls", "us")
+BATCH, LENGTH, VOCABULARY, WIDTH, HEADS, LAYERS = 8, 1024, 50257, 768, 12, 12
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.project = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        q, k, v = self.qkv(self.first(x)).view(b, t, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, WIDTH)
+        x = x + self.project(y)
+        return x + self.down(F.gelu(self.up(self.second(x)), approximate="tanh"))
+
+
+class GPT(nn.Module):
+    """GPT-2's small one: 124 M parameters, the tokens' embedding shared with the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks, self.norm = nn.Sequential(*(Block() for _ in range(LAYERS))), nn.LayerNorm(WIDTH)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+
+    def forward(self, tokens: Tensor, following: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        logits = F.linear(self.norm(self.blocks(x)), self.tokens.weight)
+        return F.cross_entropy(logits.flatten(0, 1), following.flatten())
+
+
+def stepping(compile: bool) -> Callable[[], None]:
+    torch.manual_seed(0)
+    model = GPT().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-4, fused=True)
+    tokens = torch.randint(VOCABULARY, (BATCH, LENGTH + 1), device="cuda")
+    forward = torch.compile(model) if compile else model
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = forward(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def seconds(step: Callable[[], None], steps: int) -> list[float]:
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        step()
+        mark.record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)]
+
+
+def kernels(step: Callable[[], None]) -> list[tuple[str, int, float]]:
+    """Of one step: what runs on the GPU by its name, how often, and how many microseconds in all."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+    found = [(e.key, e.count, e.self_device_time_total) for e in profile.key_averages() if e.self_device_time_total > 0]
+    return sorted(found, key=lambda kernel: -kernel[2])
+
+
+def step(compile: bool, rounds: int = 4, steps: int = 10) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    times: dict[str, list[float]] = {"off": [], "on": []}
+    where = {**common("cuda"), "compiled": compile}
+    run, table = stepping(compile), []
+    for turn in range(rounds + 1):  # the first one compiles and warms up
+        for state in times:
+            if state == "on":
+                tr.enable(compile=compile)
+            measured = seconds(run, steps if turn else 3)
+            times[state] += measured if turn else []
+            if turn == rounds:
+                table += [
+                    {**where, "state": state, "kernel": kernel[:200], "calls": calls, "us": f"{us:.1f}"}
+                    for kernel, calls, us in kernels(run)
+                ]
+            tr.disable()
+    rows = []
+    for state, measured in times.items():
+        p20, p50, p80 = (f"{percentile(sorted(measured), p) * 1e3:.3f}" for p in (20, 50, 80))
+        rows.append({**where, "state": state, "p20_ms": p20, "p50_ms": p50, "p80_ms": p80, "steps": len(measured)})
+    return rows, table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.override", description=__doc__)
+    parser.add_argument("part", choices=("host", "step"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--compile", action="store_true", help="of step: compiled")
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    args = parser.parse_args()
+    if args.part == "host":
+        rows = host(args.device)
+        Writer(args.out / f"host-{args.device}.csv", HOST_FIELDS)(rows)
+        for row in rows:
+            print(f"{row['op']:12}{'gradient' if row['gradient'] else '':10}{row['provider']:28}{row['us']:>8} us")
+        return
+    rows, table = step(args.compile)
+    suffix = "-compiled" if args.compile else ""
+    Writer(args.out / f"step{suffix}.csv", STEP_FIELDS)(rows)
+    Writer(args.out / f"step{suffix}-kernels.csv", KERNEL_FIELDS)(table)
+    for row in rows:
+        print(f"{row['state']:4}{row['p50_ms']} ms ({row['p20_ms']} to {row['p80_ms']})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What holds for torch's own calls while they are turned over, operator by operator."""
+
+from typing import NamedTuple
+
+
+class Promise(NamedTuple):
+    eager: str
+    compiled: str
+
+
+_BITS = "the bits of torchreduce's function: they depend on the data of the row alone (docs/numerics.md)"
+_WHOLE = Promise(_BITS, "the bits of eager for the same input; what is fused before it rounds its own way")
+_TAKEN_APART = Promise(
+    _BITS, "made of turned over reductions and fused arithmetic: the same in any batch and layout, not eager's bits"
+)
+_SELECTED = Promise("exact, whatever the order; ties and NaN as torchreduce has them", "the same")
+_SHAPED = Promise("torch's: the bits depend on the shapes, so also on the batch; keep those fixed", "the same")
+_FUSED_ATTENTION = Promise(
+    "torch's fused kernels: the bits depend on the shapes; the math backend's softmax is turned over", "the same"
+)
+_SCATTERED = Promise(
+    "torch's: sums in the order of arrival on GPUs, unless torch.use_deterministic_algorithms(True)", "the same"
+)
+_TORCHS = Promise("torch's, until a later release", "torch's")
+_RMS_NORM = Promise(
+    f"on GPUs {_BITS}; on the CPU torch takes it apart before, and its mean is turned over",
+    "the same in any batch and layout",
+)
+
+_PROMISES = {
+    **dict.fromkeys(
+        (
+            "sum", "mean", "nansum", "nanmean", "prod", "any", "all", "count_nonzero", "vector_norm", "norm", "softmax",
+            "log_softmax", "logsumexp", "var", "std", "var_mean", "std_mean", "layer_norm", "cumsum", "cumprod",
+            "logcumsumexp",
+        ),
+        _WHOLE,
+    ),
+    **dict.fromkeys(("cross_entropy", "nll_loss"), _TAKEN_APART),
+    **dict.fromkeys(
+        ("amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "cummax", "cummin"), _SELECTED
+    ),
+    "rms_norm": _RMS_NORM,
+    **dict.fromkeys(("mm", "bmm", "addmm", "matmul", "linear", "conv1d", "conv2d", "conv3d"), _SHAPED),
+    "scaled_dot_product_attention": _FUSED_ATTENTION,
+    **dict.fromkeys(("embedding_bag", "index_add", "index_put", "scatter_add"), _SCATTERED),
+    "embedding": Promise("exact; its gradient is torch's, until a later release", "the same"),
+    **dict.fromkeys(("batch_norm", "group_norm", "instance_norm", "median", "sort", "topk"), _TORCHS),
+}  # fmt: skip
+
+
+def promises(op: str) -> Promise:
+    """What holds for an operator of torch's, by its name in torch or torch.nn.functional, in eager mode and compiled.
+
+    Also for those that no override can make invariant. A ValueError for one that this release says nothing about.
+
+    >>> import torchreduce
+    >>> print(torchreduce.promises("mm").eager)
+    torch's: the bits depend on the shapes, so also on the batch; keep those fixed
+    """
+    if op not in _PROMISES:
+        raise ValueError(f"promises(): nothing is said about {op!r}. Known are {', '.join(sorted(_PROMISES))}")
+    return _PROMISES[op]
