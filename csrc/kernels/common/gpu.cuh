@@ -406,6 +406,15 @@ template <class E> __device__ __forceinline__ E load_item(const E* p) {
   return load_wide(p);
 #endif
 }
+// The same of what other rows' lanes look at, too.
+template <class E> __device__ __forceinline__ E load_again(const E* p) {
+#if defined(__CUDA_ARCH__)
+  using Bits = std::conditional_t<sizeof(E) == 4, unsigned, unsigned short>;
+  return bit_cast_words<E>(__ldg(reinterpret_cast<const Bits*>(p)));
+#else
+  return load_wide(p);
+#endif
+}
 template <class E> __device__ __forceinline__ void store_item(E* p, const E& value) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(E) == 4)

@@ -84,7 +84,8 @@ __global__ void TR_BLOCKS_BOUND(fused_columns::kThreads, 3)
   const FusedStart start = call.start(column);
   const auto given = Op::given(call.options, call.memory, start.value);
   const bool skips = Op::skips(given);
-  E* const own = tile + (there ? c : int(call.rows - 1 - first_column));
+  E* const own = tile + c;
+  const int mine = there ? count : 0;  // positions of the thread's column
   // Input k at a place of the column: `at` counts elements of the tile, `pitch` from a position to the next.
   const int pitch = shape.pitch;
   const auto element = [&](int k, int at) { return convert<F>(own[k * tile_size + at]); };
@@ -120,7 +121,7 @@ __global__ void TR_BLOCKS_BOUND(fused_columns::kThreads, 3)
         for (F& a : acc[s]) a = F(-0.0);
       int at = r * pitch;
 #pragma unroll 1
-      for (int i = r; i < count; i += kResidues, at += kResidues * pitch) {
+      for (int i = r; i < mine; i += kResidues, at += kResidues * pitch) {
         const auto one = [&](int j) {
           F sums[kCount];
 #pragma unroll
@@ -129,13 +130,13 @@ __global__ void TR_BLOCKS_BOUND(fused_columns::kThreads, 3)
 #pragma unroll
           for (int s = 0; s < kCount; ++s) acc[s][j] = sums[s];
         };
-        if (i + kChunk <= count) {
+        if (i + kChunk <= mine) {
 #pragma unroll
           for (int j = 0; j < kChunk; ++j) one(j);
         } else {
 #pragma unroll
           for (int j = 0; j < kChunk - 1; ++j)
-            if (i + j < count) one(j);
+            if (i + j < mine) one(j);
         }
       }
 #pragma unroll
@@ -157,7 +158,7 @@ __global__ void TR_BLOCKS_BOUND(fused_columns::kThreads, 3)
     if (part != ColumnPart::Output) {
       F found = first_absent<Op::kFirst, F>();
       if constexpr (Op::kFirst == First::Greatest) {
-        const int end = count * pitch;
+        const int end = mine * pitch;
 #pragma unroll 8
         for (int at = group * pitch; at < end; at += groups * pitch) found = greatest(found, element(0, at));
         found = meet(found, sums_of, [](F a, F b) { return greatest(a, b); });
@@ -175,7 +176,7 @@ __global__ void TR_BLOCKS_BOUND(fused_columns::kThreads, 3)
         if constexpr (kKeeps) {
           const F term = Op::term(x[0], seen);
           s[0] = s[0] + term;
-          if (there) own[at] = term;
+          own[at] = term;
         } else {
           Op::step(s, x, F(1), seen, given);
         }

@@ -56,7 +56,7 @@ inline std::optional<FusedColumnsShape> serves(const FusedCall& call, const Devi
          (fits(2 * s.columns, kTileBytes / 2) || (s.columns * size < 64 && fits(2 * s.columns, kTileBytes))))
     s.columns *= 2;
   take(forced.lanes, s.columns, kFewThreads, "lanes");
-  s.threads = kThreads / s.columns <= chunks ? kThreads : kFewThreads;
+  s.threads = kThreads / s.columns <= chunks && !fits(s.columns, kTileBytes / 2) ? kThreads : kFewThreads;
 
   // Copies of whole granules, of words, or of elements one by one.
   const auto multiple = [&](int elements) {

@@ -42,7 +42,8 @@ template <class E, int kChunks> struct HeldWords {
     return (kChunks == 1 ? p.lanes : kLanes) * (c * kGroup + i);
   }
   __device__ static int position(const Place& p, int c, int i) { return p.lane + step(p, c, i); }
-  // Whether any lane has an element in chunk c.
+  // Whether all lanes have chunk c whole; whether any has an element of it.
+  __device__ static bool is_whole(const Place& p, int c) { return (c + 1) * kGroup * kLanes <= p.count; }
   __device__ static bool has_chunk(const Place& p, int c) { return kChunks == 1 || c * kGroup * kLanes < p.count; }
 
   // Elements that are not there become `fill`.
@@ -122,7 +123,7 @@ template <class E, int kChunks> struct HeldWords {
       w = recomputed(w + first + p.lane);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i)
-        if (step(p, c, i) < left) v[i] = convert<float>(load_item(w + step(p, c, i)));
+        if (step(p, c, i) < left) v[i] = convert<float>(load_again(w + step(p, c, i)));
     };
     if (sizeof(E) == 4 || dtype == Dtype::F32) take(static_cast<const float*>(from));
     else take(static_cast<const E*>(from));
@@ -147,6 +148,9 @@ template <class E, int kChunks> struct HeldGranules {
     return c == 0 && at < 0 ? at + lanes_of(p) * kChunks * kGroup : at;
   }
   __device__ static int step(const Place&, int, int i) { return i; }
+  __device__ static bool is_whole(const Place& p, int c) {
+    return (c > 0 || p.before == 0) && (c + 1) * kGroup * kLanes <= p.before + p.count;
+  }
   __device__ static bool has_chunk(const Place& p, int c) {
     return kShort || c == 0 || c * kGroup * kLanes < p.before + p.count;
   }
@@ -420,7 +424,7 @@ template <class State> struct Meeting {
 
 // Registers of a lane, by the threads that a multiprocessor is to have room for.
 template <class Op, class E, int kChunks> constexpr int kHeldThreads =
-    held_rows::threads(int(sizeof(E)), Op::kInputs, Op::kTerm, Op::kWeights, kChunks);
+    held_rows::threads(int(sizeof(E)), Op::kInputs, Op::kTerm, Op::kWeights + Op::kBiases, kChunks);
 template <class Op, class E, int kChunks> constexpr int kSharedTerms =
     Op::kTerm ? held_rows::shared_terms(int(sizeof(E)), kChunks) : 0;
 
@@ -502,21 +506,27 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks>))
       elements(c, v);
       if constexpr (Op::kWeights) weights(call.weight, F(1), c, w);
       const int left = skips ? 0 : p.count - H::position(p, c, 0);
+      const auto elements_where = [&](auto is_there) {
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        F x[kInputs];
-        bool there = true;
+        for (int i = 0; i < kGroup; ++i) {
+          F x[kInputs];
 #pragma unroll
-        for (int k = 0; k < kInputs; ++k) x[k] = v[k][i];
-        if constexpr (Op::kFills) {
-          if (kLate && c == 0) {
+          for (int k = 0; k < kInputs; ++k) x[k] = v[k][i];
+          if constexpr (Op::kFills) {
+            if (kLate && c == 0) {
 #pragma unroll
-            for (int k = 0; k < kInputs; ++k) x[k] = chosen(i < late, Op::fill(k), x[k]);
+              for (int k = 0; k < kInputs; ++k) x[k] = chosen(i < late, Op::fill(k), x[k]);
+            }
           }
-        } else {
-          there = c == 0 ? H::position(p, c, i) < p.count && i >= late && !skips : H::step(p, 0, i) < left;
+          take(c, i, x, Op::kWeights ? w[i] : F(1), is_there(i));
         }
-        take(c, i, x, Op::kWeights ? w[i] : F(1), there);
+      };
+      if (Op::kFills || (!kPartWarps && H::is_whole(p, c) && !skips)) {
+        elements_where([](int) { return true; });
+      } else {
+        elements_where([&](int i) {
+          return c == 0 ? H::position(p, c, i) < p.count && i >= late && !skips : H::step(p, 0, i) < left;
+        });
       }
     }
     if constexpr (kLate) {

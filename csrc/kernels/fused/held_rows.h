@@ -41,16 +41,16 @@ using namespace plans;
 
 // Chunks whose terms wait in shared memory instead of in registers, so that twice as many rows of 16-bit floats are on
 // their way (H100, bfloat16 softmax of 32768: 0.90 of a copy without, 0.99 with).
-TR_HD constexpr int shared_terms(int size, int chunks) { return size == 2 && chunks == kLeafChunks ? 5 : 0; }
+TR_HD constexpr int shared_terms(int size, int chunks) { return chunks < kLeafChunks ? 0 : size == 2 ? 5 : 3; }
 
 // Threads of a multiprocessor that there are registers for, and of a block at most: a lane's elements, what it has
 // between them, and what a chunk needs.
-TR_HD constexpr int threads(int size, int inputs, bool term, bool weights, int chunks) {
+TR_HD constexpr int threads(int size, int inputs, bool term, int sides, int chunks) {
   const int elements = chunks * kGroup * size / 4 * inputs;
-  const int terms = term && size == 2 ? (chunks - shared_terms(size, chunks)) * kGroup : 0;
+  const int terms = term ? (chunks - shared_terms(size, chunks)) * kGroup : 0;
   const int words = std::max(elements, terms);
-  if (chunks < 4) return 256;
-  return words <= 32 ? (weights ? 640 : 1024) : words <= 64 ? (weights && inputs == 2 ? 512 : 640) : 384;
+  if (chunks < kHalfChunks) return 256;
+  return words <= 32 ? (sides ? 640 : 768) : words <= 64 ? (sides + inputs > 2 ? 512 : 640) : 384;
 }
 
 // Warps of a block, and blocks of a cluster, for a row of that many leaves: as many leaves on chip at once as there may
@@ -62,7 +62,8 @@ inline Team team(int leaves, int most_threads, bool clusters) {
   double held = 0;
   for (int cluster = 1; cluster <= (clusters ? kMostCluster : 1); ++cluster) {
     const int warps = int(ceil_div(leaves, cluster));
-    if (warps > most || (cluster > 1 && leaves <= 4)) continue;
+    if (warps > most || (cluster > 1 && leaves <= 4) || (cluster > 1 && cluster < kMostCluster && warps > most / 2))
+      continue;
     // Of what a multiprocessor holds, that which is of use.
     const double use = double(most / warps * warps) * leaves / (warps * cluster);
     if (use > held * 1.07) {
@@ -96,7 +97,7 @@ inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const Devic
   if (s.chunks <= short_chunks(size)) s.lanes = int(power_of_two(ceil_div(l.length, kGroup * s.chunks)));
   const int64_t span = f.looks() ? kLeaf : int64_t(32) * kGroup * s.chunks;  // of a warp
   s.leaves = int(std::min<int64_t>(ceil_div(l.length, span), INT32_MAX));
-  const int most = threads(size, f.inputs, f.term, f.weights, s.chunks);
+  const int most = threads(size, f.inputs, f.term, f.weights + f.biases, s.chunks);
   if (s.leaves == 1) {
     const int64_t warps = ceil_div(l.rows, 32 / s.lanes);
     s.threads = s.chunks == kLeafChunks ? 128 : 256;

@@ -36,28 +36,24 @@ template <class F> struct StridedRow {
 // The canonical sums over the leaf of `count` elements, by a warp: step(sums, i) adds position i. Every lane gets them.
 template <int kSums, class F, class Step> __device__ __forceinline__ void leaf_sums(int count, F (&total)[kSums],
                                                                                     Step step) {
-  constexpr int kRuns = kResidues / kLanes;
-  F stack[kSums][4];  // a binary counter over kRuns runs of residues
-#pragma unroll
-  for (int j = 0; j < kRuns; ++j) {
+  const auto add = [](F a, F b) { return a + b; };
+  TreeStack<F, 4> tree[kSums];  // over runs of residues, one a lane
+#pragma unroll 1
+  for (int first = lane_id(); first < kResidues; first += kLanes) {
     F sums[kSums];
 #pragma unroll
     for (F& s : sums) s = F(-0.0);
 #pragma unroll 1
-    for (int i = j * kLanes + lane_id(); i < count; i += kResidues) step(sums, i);
+    for (int i = first; i < count; i += kResidues) step(sums, i);
 #pragma unroll
     for (int s = 0; s < kSums; ++s) {
-      F v = sums[s];
 #pragma unroll 1
-      for (int d = 1; d < kLanes; d *= 2) v = v + shuffle(v, lane_id() ^ d);
-      int level = 0;
-#pragma unroll
-      for (int n = j; n & 1; n >>= 1) v = stack[s][level++] + v;
-      stack[s][level] = v;
+      for (int d = 1; d < kLanes; d *= 2) sums[s] = sums[s] + shuffle(sums[s], lane_id() ^ d);
+      tree[s].push(sums[s], add);
     }
   }
 #pragma unroll
-  for (int s = 0; s < kSums; ++s) total[s] = stack[s][3];
+  for (int s = 0; s < kSums; ++s) total[s] = tree[s].total(F(-0.0), add);
 }
 
 enum class StridedPart : int8_t { Whole, States, Output };
