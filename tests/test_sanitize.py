@@ -312,3 +312,58 @@ def test_outputs_and_overlap(device):
     assert_bitwise_equal(tr.cumsum(x, 1, out=x), expected)
     out = torch.zeros(7, device=device)[1::2]
     assert_bitwise_equal(tr.sum(x, 1, out=out), tr.sum(x, 1))
+
+
+def looked_at_twice(x, dim):
+    """Results and gradients of the functions of rows that are looked at twice."""
+    n = x.shape[dim]
+    labels = torch.arange(x.numel() // n, device=x.device).reshape(x.shape[:dim] + x.shape[dim + 1 :]) % n
+    labels.view(-1)[::5] = -100
+    calls = [
+        lambda x: tr.softmax(x, dim),
+        lambda x: tr.log_softmax(x, dim),
+        lambda x: tr.logsumexp(x, dim),
+        lambda x: tr.entropy(x, dim),
+        lambda x: tr.var(x, dim, correction=0),
+    ]
+    if dim == x.dim() - 1:
+        calls += [lambda x: tr.rms_norm(x, n), lambda x: tr.layer_norm(x, n)]
+        calls += [lambda x: tr.cross_entropy(x, labels, reduction="none")]
+    for call in calls:
+        leaf = x.detach().requires_grad_()
+        result = call(leaf)
+        gradient = (torch.arange(result.numel(), device=x.device) % 7 - 3).to(x.dtype).reshape(result.shape)
+        yield result.detach()
+        yield from torch.autograd.grad(result, leaf, gradient)
+
+
+@on_each(({}, *({"family": family} for family in _C.fused_families() if family != "weight_columns")))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64), ids=str)
+def test_rows_looked_at_twice(device, dtype, forced):
+    for shape, dim in (*CASES, ((9, 100), 1), ((5, 1024), 1), ((3, 4096), 1), ((3, 300, 40), 1)):
+        x = values(shape, dtype, seed=1)
+        expected = list(looked_at_twice(x, dim))
+        for layout in ("contiguous", "misaligned", "sliced"):
+            view = LAYOUTS[layout](x.to(device))
+            with force_plan(**forced):
+                try:
+                    results = list(looked_at_twice(view, dim))
+                except ValueError:  # these serve some types, layouts and devices only
+                    assert forced["family"] != "strided"
+                    continue
+            assert_bitwise_equal(tuple(t.cpu() for t in results), tuple(expected))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=str)
+@pytest.mark.parametrize("rows, n", ((5, 8), (300, 40), (2049, 17), (4100, 136)))
+def test_gradients_of_weights(device, dtype, rows, n):
+    x, g = values((rows, n), dtype, seed=1), values((rows, n), dtype, seed=2)
+    weight, bias = values((n,), dtype, seed=3), values((n,), dtype, seed=4)
+
+    def run(*inputs):
+        x, g, weight, bias = (t.detach().requires_grad_() for t in inputs)
+        first = torch.autograd.grad(tr.rms_norm(x, n, weight), (x, weight), g)
+        return (*first, *torch.autograd.grad(tr.layer_norm(x, n, weight, bias), (x, weight, bias), g))
+
+    found = run(*(t.to(device) for t in (x, g, weight, bias)))
+    assert_bitwise_equal(tuple(t.cpu() for t in found), run(x, g, weight, bias))

@@ -963,6 +963,42 @@ MUTANTS = (
         "if (stride.a < 0) reverse_words<E>(ordered.a);", "",
         "scan.LinearScan", ("linear_scan",),
     ),
+    # ---- rows looked at twice
+    Mutant(
+        "residues of a leaf that starts within a granule stay where they are", "kernels/fused/held_rows.cuh",
+        "move_down<1>(acc, (p.before & 1) != 0, p);", "",
+        "fused.SOFTMAX", ("fused",), some=True,
+    ),
+    Mutant(
+        "what comes after a row is looked at", "kernels/fused/held_rows.cuh",
+        "mask<E>(g[c], 0, end - last * kGroup, absent);", "",
+        "fused.SOFTMAX", ("fused",),
+    ),
+    Mutant(
+        "a leaf's last elements are added first", "kernels/fused/held_rows.cuh",
+        "const int late = kLate && p.lane == 0 ? p.before : 0;", "const int late = 0;",
+        "fused.SOFTMAX", ("fused",), every=1,
+    ),
+    Mutant(
+        "lanes beyond a row's leaves have no part in its tree", "kernels/fused/states.cuh",
+        "const int lane = lane_id() & (lanes - 1);", "const int lane = lane_id();",
+        "fused.SOFTMAX", ("fused",), some=True,
+    ),
+    Mutant(
+        "sums of columns are overwritten before all have seen them", "kernels/fused/columns.cuh",
+        "const F total = scratch[c]; __syncthreads(); return total;", "return scratch[c];",
+        "fused.MOMENTS", ("fused",), some=True,
+    ),
+    Mutant(
+        "a leaf of a split row is the row", "kernels/fused/held_rows.cuh",
+        "total = meeting.template recall<Op>(states + row * shape.leaves, int(shape.leaves));", "total = state;",
+        "fused.SQUARES", ("fused",), every=1,
+    ),
+    Mutant(
+        "a residue of weights twice", "kernels/fused/weights.cuh",
+        "residue(3, last);", "residue(2, last);",
+        "weights", ("fused",), every=1, some=True,
+    ),
 )  # fmt: skip
 
 

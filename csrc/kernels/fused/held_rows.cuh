@@ -521,7 +521,7 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks>))
           take(c, i, x, Op::kWeights ? w[i] : F(1), is_there(i));
         }
       };
-      if (Op::kFills || (!kPartWarps && H::is_whole(p, c) && !skips)) {
+      if (Op::kFills || (kChunks == held_rows::kLeafChunks && H::is_whole(p, c) && !skips)) {
         elements_where([](int) { return true; });
       } else {
         elements_where([&](int i) {

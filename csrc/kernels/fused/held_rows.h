@@ -41,7 +41,7 @@ using namespace plans;
 
 // Chunks whose terms wait in shared memory instead of in registers, so that twice as many rows of 16-bit floats are on
 // their way (H100, bfloat16 softmax of 32768: 0.90 of a copy without, 0.99 with).
-TR_HD constexpr int shared_terms(int size, int chunks) { return chunks < kLeafChunks ? 0 : size == 2 ? 5 : 3; }
+TR_HD constexpr int shared_terms(int size, int chunks) { return chunks < kLeafChunks ? 0 : size == 2 ? 6 : 3; }
 
 // Threads of a multiprocessor that there are registers for, and of a block at most: a lane's elements, what it has
 // between them, and what a chunk needs.
@@ -50,6 +50,7 @@ TR_HD constexpr int threads(int size, int inputs, bool term, int sides, int chun
   const int terms = term ? (chunks - shared_terms(size, chunks)) * kGroup : 0;
   const int words = std::max(elements, terms);
   if (chunks < kHalfChunks) return 256;
+  if (size == 2 && chunks == kLeafChunks && words <= 32 && sides == 0) return 896;
   return words <= 32 ? (sides ? 640 : 768) : words <= 64 ? (sides + inputs > 2 ? 512 : 640) : 384;
 }
 
