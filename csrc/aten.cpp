@@ -605,6 +605,23 @@ Tensor kept(const Tensor& stats, int64_t plane, const Tensor& x, size_t dims, bo
   return x.is_cpu() && x.element_size() == 2 && !mixed ? t.to(x.scalar_type()) : t;
 }
 
+// torch keeps the mean in one part, and torchreduce's derivative is that of two. So the mean and the reciprocal root
+// that go to torch are planes of one tensor, with the second part between them. Its storage has room for some elements
+// more, so that nothing else looks like it.
+constexpr int64_t kMark = 5;
+
+Tensor marked_planes(const Tensor& x, int64_t rows, Dtype wide) {
+  return allocate(3 * rows + kMark, wide, x).narrow(0, 0, 3 * rows).view({3, rows});
+}
+// The planes, if `mean` and `rstd` are still what went to torch. A hook on saved tensors, say, makes others of them.
+std::optional<Tensor> planes_of(const Tensor& mean, const Tensor& rstd, int64_t rows, ScalarType wide) {
+  for (const Tensor* t : {&mean, &rstd})
+    if (!t->defined() || t->scalar_type() != wide || t->numel() != rows || !t->is_contiguous()) return {};
+  const bool ours = mean.is_alias_of(rstd) && mean.storage_offset() == 0 && rstd.storage_offset() == 2 * rows &&
+                    mean.storage().nbytes() == size_t(3 * rows + kMark) * mean.element_size();
+  return ours ? std::optional(mean.as_strided({3, rows}, {rows, 1}, 0)) : std::nullopt;
+}
+
 struct LayerNorm {
   template <class R> static R call(Why& why, const Tensor& x, c10::SymIntArrayRef shape, const MaybeTensor& weight,
                                    const MaybeTensor& bias, double epsilon) {
@@ -614,35 +631,39 @@ struct LayerNorm {
     rows.call.options.epsilon = epsilon;
     if (given(weight)) rows.call.weight = rows.of_positions(*weight);
     if (given(bias)) rows.call.bias = rows.of_positions(*bias);
-    const Tensor stats = rows.stats(x), out = allocate(x.sizes(), Dtype(x.scalar_type()), x);
+    const Tensor stats = marked_planes(x, rows.row_count(), rows.call.accumulator);
+    const Tensor out = allocate(x.sizes(), Dtype(x.scalar_type()), x);
+    rows.use_stats(stats);
     rows.map(out);
     const bool mixed = rows.call.weight_dtype == Dtype::F32 && (given(weight) || given(bias));
     return {out, kept(stats, 0, x, shape.size(), mixed), kept(stats, 2, x, shape.size(), mixed)};
   }
 };
 
-// The mean is taken again from x: torch keeps it in one part, and its derivative is that of both.
 struct LayerNormBackward {
-  template <class R>
-  static R call(Why& why, const Tensor& g, const Tensor& x, c10::SymIntArrayRef shape, const Tensor&,
-                const Tensor& rstd, const MaybeTensor& weight, const MaybeTensor& bias,
-                const std::array<bool, 3>& wanted) {
+  template <class R> static R call(Why& why, const Tensor& g, const Tensor& x, c10::SymIntArrayRef shape,
+                                   const Tensor& mean, const Tensor& rstd, const MaybeTensor& weight,
+                                   const MaybeTensor& bias, const std::array<bool, 3>& wanted) {
     why = plan_norm(x, shape, {&weight, &bias});
     if (why == Why::Served && g.scalar_type() != x.scalar_type()) why = Why::Dtype;
     if (why == Why::Served && (g.sizes() != x.sizes() || g.device() != x.device())) why = Why::Dims;
     if (why == Why::Served && ((wanted[1] && !given(weight)) || (wanted[2] && !given(bias)))) why = Why::Option;
-    const uint64_t mask = why == Why::Served ? trailing(x, shape.size()) : 0;
-    R result;
-    if (why != Why::Served) return result;
+    if (why != Why::Served) return {};
+    const uint64_t mask = trailing(x, shape.size());
     Rows moments(Fused::Moments, x, mask, x.scalar_type());
-    if (rstd.numel() != moments.row_count() || rstd.device() != x.device()) why = Why::Dims;
-    if (why != Why::Served) return result;
-    const Tensor stats = moments.stats(x);
-    moments.FusedRun::run();
-    stats.select(0, 2).copy_(rstd.reshape({-1}));
+    if (rstd.numel() != moments.row_count() || rstd.device() != x.device()) {
+      why = Why::Dims;
+      return {};
+    }
+    std::optional<Tensor> stats = planes_of(mean, rstd, moments.row_count(), moments.wide());
+    if (!stats) {  // the mean once more, from x: the same bits
+      stats = moments.stats(x);
+      moments.FusedRun::run();
+      stats->select(0, 2).copy_(rstd.reshape({-1}));
+    }
     const MaybeTensor& any = given(weight) ? weight : bias;
     return gradients<R, Fused::LayerNormGradient, Fused::LayerNormWeights>(
-        g, x, mask, shape.size(), stats, weight, given(any) ? any->scalar_type() : x.scalar_type(), wanted);
+        g, x, mask, shape.size(), *stats, weight, given(any) ? any->scalar_type() : x.scalar_type(), wanted);
   }
   // Of x, weight and bias, those that are wanted; the latter two in a dtype of theirs.
   template <class R, Fused of_input, Fused of_weights>
@@ -714,19 +735,23 @@ template <class Aten> struct NllLoss {
     why = reduction == at::Reduction::None ? Why::Option : plan_rows(x);
     if (why != Why::Served) return {};
     const ScalarType wide = x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-    auto losses = [&](const Tensor& of) {
-      return std::get<0>(Aten::call(of, target, weight, at::Reduction::None, ignored));
+    auto of_rows = [&](const Tensor& of, const MaybeTensor& by) {
+      return std::get<0>(Aten::call(of, target, by, at::Reduction::None, ignored)).to(wide);
     };
     auto sum = [&](const Tensor& of) {
       Arguments all;
-      all.dtype = wide;
       return Reduce<k_sum>::call<Tensor>(why, of, all);
     };
-    const Tensor total = sum(losses(x));
-    Arguments all;
-    const Tensor weights = given(weight)
-                               ? sum(losses(at::full({}, -1, x.options()).expand(x.sizes())))
-                               : Reduce<k_count_nonzero>::call<Tensor>(why, target.ne(ignored.expect_int()), all);
+    Tensor losses = of_rows(x, {}), weights;  // exact: elements of x, without their sign
+    if (given(weight)) {
+      const Tensor by = of_rows(at::full({}, -1, x.options()).expand(x.sizes()), weight);
+      losses = losses.mul(by);
+      weights = sum(by);
+    } else {
+      Arguments all;
+      weights = Reduce<k_count_nonzero>::call<Tensor>(why, target.ne(ignored.expect_int()), all);
+    }
+    const Tensor total = sum(losses);
     const Tensor loss = reduction == at::Reduction::Mean ? total.div(weights.to(wide)) : total;
     return {loss.to(x.scalar_type()), weights.to(x.scalar_type())};
   }

@@ -427,6 +427,28 @@ def test_gradients_of_rows_have_torchreduces_bits():
             assert_bitwise_equal(grad_, expected_)
 
 
+def test_layer_norms_gradient_does_not_see_where_the_mean_was_kept():
+    """As it was returned, or copied by a hook on saved tensors, or as torch has it: both parts of the mean count."""
+    x, g, w, b = 1e4 + rows(16, 300), rows(16, 300, seed=1), *rows(2, 300, seed=2)
+    x, w, b = (t.requires_grad_() for t in (x, w, b))
+
+    def gradients(layer_norm=F.layer_norm):
+        return torch.autograd.grad(layer_norm(x, (300,), w, b), (x, w, b), g)
+
+    expected = gradients(tr.layer_norm)
+    with tr.enabled(**ON):
+        kept = gradients()
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
+            copied = gradients()
+        _, mean, rstd = torch.ops.aten.native_layer_norm(x.detach(), [300], w.detach(), b.detach(), 1e-5)
+        lookalike = torch.stack([mean, torch.full_like(mean, 1e9), rstd])
+        arguments = (lookalike[0], lookalike[2], w.detach(), b.detach(), [True, True, True])
+        apart = torch.ops.aten.native_layer_norm_backward(g, x.detach(), [300], *arguments)
+    for results in (kept, copied, apart):
+        for a, e in zip(results, expected, strict=True):
+            assert_bitwise_equal(a, e)
+
+
 def test_autocast():
     x, w = rows(8, 300), rows(8, 300, seed=1)
     with Counted() as counted, torch.autocast("cpu", torch.bfloat16):

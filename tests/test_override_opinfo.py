@@ -27,8 +27,11 @@ DTYPES = (
 BY_NAME = {op.full_name: op for op in op_db}
 DIRECT_OPS = sorted(name for name, op in BY_NAME.items() if op.name in DIRECT and op.variant_test_name != "binary")
 OTHER_OPS = sorted(set(BY_NAME) - set(DIRECT_OPS))
-# Results that hold what memory held before.
-UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+# Results that hold what memory held before: of fused attention, seeds that are not used.
+UNDEFINED = {
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
+    "torch.ops.aten._efficient_attention_forward", "torch.ops.aten._flash_attention_forward",
+}  # fmt: skip
 
 
 def on():
@@ -62,8 +65,8 @@ def copied(sample):
 
 
 def assert_alike(f, sample, reference=None):
-    """f of the sample, turned over and not: values within torch's tolerances of torch's, or of torch's in float64, by
-    `reference` if f has options that it would not take."""
+    """f of the sample, turned over and not: values within torch's tolerances of torch's, or of torch's in float64, or
+    nearer to these than torch's; by `reference` if f has options that float64 would not take."""
     arguments = copied(sample), copied(sample)
     with on():
         ours, said = outcome(f, arguments[0][0], *arguments[0][1], **arguments[0][2])
@@ -85,7 +88,9 @@ def assert_alike(f, sample, reference=None):
         if not torch.allclose(a, b, equal_nan=True, **TOLERANCES.get(b.dtype, {"rtol": 0, "atol": 0})):
             wide = tree_map(widened, copied(sample))
             exact, _ = outcome(reference or f, wide[0], *wide[1], **wide[2])
-            torch.testing.assert_close(a, tree_leaves(exact)[i].to(a.dtype), equal_nan=True)
+            exact = tree_leaves(exact)[i]
+            if not a.is_floating_point() or (a - exact).abs().max() > (b - exact).abs().max():  # else nearer than torch
+                torch.testing.assert_close(a, exact.to(a.dtype), equal_nan=True)
 
 
 # torch.testing's.

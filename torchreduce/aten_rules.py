@@ -359,16 +359,20 @@ def _nll_loss(op: Any) -> Rule:
         _check_rows(x)
         wide = torch.float64 if x.dtype is torch.float64 else torch.float32
 
-        def total(of: Any) -> Call:
-            losses = Item(Call(op, (of, target, weight, 0, ignored)), 0)
-            return Call(_ops.sum.raw, (losses, None, False, wide, 0))
+        def of_rows(of: Any, by: Tensor | None) -> Call:
+            return Call(_convert, (Item(Call(op, (of, target, by, 0, ignored)), 0), wide))
 
-        loss = total(x)
+        def total(of: Call) -> Call:
+            return Call(_ops.sum.raw, (of, None, False, None, 0))
+
+        losses = of_rows(x, None)  # exact: elements of x, without their sign
         if weight is None:
             kept = Call(_aten.ne.Scalar, (target, ignored))
             weights = Call(_convert, (Call(_ops.count_nonzero.raw, (kept, None, False, 0)), wide))
         else:
-            weights = total(Call(_aten.expand.default, (Call(_aten.new_full.default, (x, [], -1.0)), x.shape)))
+            by = of_rows(Call(_aten.expand.default, (Call(_aten.new_full.default, (x, [], -1.0)), x.shape)), weight)
+            losses, weights = Call(_aten.mul.Tensor, (losses, by)), total(by)
+        loss = total(losses)
         if reduction == 1:
             loss = Call(_aten.div.Tensor, (loss, weights))
         return [Call(_convert, (loss, x.dtype)), Call(_convert, (weights, x.dtype))]
