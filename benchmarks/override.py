@@ -78,6 +78,8 @@ def host(device: str) -> list[dict[str, Any]]:
                 rows.append({**common(device), "op": op, "gradient": gradient, "provider": provider, "us": f"{us:.2f}"})
 
     torch.set_num_threads(1)
+    measure("", 0)  # a machine that has just begun to work is slower
+    rows.clear()
     measure("torch", 0)
     measure("torchreduce", 1)
     tr.coverage()
