@@ -21,6 +21,7 @@ _FIRST = {"vector_norm": "norm2", "norm": "norm2", "nanmean": "nansum", "aminmax
 _FAMILIES = {
     **{("reduction", family): words for family, words in _C.reduce_families().items()},
     **{("scan", family): words for family, words in _C.scan_families().items()},
+    **{("fused row", family): words for family, words in _C.fused_families().items()},
 }
 
 

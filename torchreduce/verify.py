@@ -14,7 +14,7 @@ from . import _C
 from .demo import gpu_usable, seconds
 from .plans import _FAMILIES
 from .table import BY_NAME
-from .testing import Golden, check_golden, force_plan, golden_cases, make_input
+from .testing import FUSED, Golden, check_golden, force_plan, golden_cases, make_input
 
 # Calls whose bandwidth is reported: on a square of float32, flattened or along one of its dims.
 FUNCTIONS = ("sum", "amax", "argmax", "cumsum")
@@ -42,7 +42,7 @@ def _kernels(device: str) -> Iterator[tuple[str, Any, list[Golden]]]:
             yield name, _instructions(name), cases
         return
     yield "as planned", nullcontext(), cases
-    kind_of = {op.function: op.kind for op in BY_NAME.values()}
+    kind_of: dict[str, str] = {op.function: op.kind for op in BY_NAME.values()} | dict.fromkeys(FUSED, "fused row")
     for kind, family in _FAMILIES:
         own = [case for case in cases if kind_of[case.function] == kind]
         yield f"{kind}s: {family}", force_plan(family=family), own
