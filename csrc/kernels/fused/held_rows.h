@@ -12,7 +12,8 @@ constexpr int kLeafChunks = 8;    // chunks of 8 elements that a lane has of a l
 constexpr int kHalfChunks = 4;    // of rows of half a leaf at most, and of what is mapped without looks
 // Of rows of 256 elements at most, by groups of lanes. (Two chunks share what a row costs.)
 TR_HD constexpr int short_chunks(int size) { return size == 2 ? 2 : 1; }
-constexpr int kMostCluster = 8;  // blocks: what every GPU with clusters has
+constexpr int kDeclaredShared = 8 << 10;  // bytes of a block that are not dynamic, at most
+constexpr int kMostCluster = 8;           // blocks: what every GPU with clusters has
 
 // What a launch does: all of a row; or the states of its leaves, or what follows from them.
 enum class Part : int8_t { Whole, States, Output };
@@ -99,7 +100,9 @@ inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const Devic
   if (s.chunks <= short_chunks(size)) s.lanes = int(power_of_two(ceil_div(l.length, kGroup * s.chunks)));
   const int64_t span = f.looks() ? kLeaf : int64_t(32) * kGroup * s.chunks;  // of a warp
   s.leaves = int(std::min<int64_t>(ceil_div(l.length, span), INT32_MAX));
-  const int most = threads(size, f.inputs, f.term, f.weights + f.biases, s.chunks);
+  int most = threads(size, f.inputs, f.term, f.weights + f.biases, s.chunks);
+  const int away = f.term ? shared_terms(size, s.chunks) * kGroup * 4 : 0;  // bytes of a thread
+  if (away > 0) most = std::min(most, (device.shared - kDeclaredShared) / away / 32 * 32);
   if (s.leaves == 1) {
     const int64_t warps = ceil_div(l.rows, 32 / s.lanes);
     s.threads = s.chunks == kLeafChunks ? 128 : 256;
@@ -121,7 +124,7 @@ inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const Devic
     s.splits = best.cluster;
     s.blocks = l.rows * s.splits;
   }
-  if (f.term) s.shared = shared_terms(size, s.chunks) * kGroup * 4 * s.threads;
+  s.shared = away * s.threads;
   return s;
 }
 
