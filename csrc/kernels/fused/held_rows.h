@@ -41,7 +41,7 @@ namespace held_rows {
 using namespace plans;
 
 // Chunks whose terms wait in shared memory instead of in registers, so that more rows are on their way.
-TR_HD constexpr int shared_terms(int size, int chunks) { return chunks < kLeafChunks ? 0 : size == 2 ? 6 : 3; }
+TR_HD constexpr int shared_terms(int size, int chunks) { return chunks < kLeafChunks ? 0 : size == 2 ? 5 : 3; }
 
 // Threads of a multiprocessor that there are registers for, and of a block at most: a lane's elements, what it has
 // between them, and what a chunk needs. (H100, bfloat16 softmax of 4096: 0.67 of a copy for 1024 threads, where
@@ -51,22 +51,20 @@ TR_HD constexpr int threads(int size, int inputs, bool term, int sides, int chun
   const int terms = term ? (chunks - shared_terms(size, chunks)) * kGroup : 0;
   const int words = std::max(elements, terms);
   if (chunks < kHalfChunks) return 256;
-  return words <= 32 ? (sides ? 640 : 800) : words <= 64 ? (sides + inputs > 2 ? 512 : 640) : 384;
+  return words <= 32 ? (sides ? 640 : 768) : words <= 64 ? (sides + inputs > 2 ? 512 : 640) : 384;
 }
 
 // Warps of a block, and blocks of a cluster, for a row of that many leaves: as many leaves on chip at once as there may
-// be. Of float32 in small blocks, of which some load while others store; of 16-bit floats in few ones, which meet
-// sooner (H100, bfloat16 softmax of 51200: 0.75 of a copy in one block of 25 warps, 0.60 in clusters). `few`: there are
-// not enough rows for the device.
+// be, and small blocks, of which some load while others store.
 struct Team { int warps, cluster; };
-inline Team team(int leaves, int most_threads, int size, bool few, bool clusters) {
+inline Team team(int leaves, int most_threads, bool clusters) {
   const int most = most_threads / 32;
   Team best{0, 0};
   double held = 0;
   for (int cluster = 1; cluster <= (clusters ? kMostCluster : 1); ++cluster) {
     const int warps = int(ceil_div(leaves, cluster));
     if (warps > most || (cluster > 1 && leaves <= 4)) continue;
-    if (cluster > 1 && cluster < kMostCluster && warps > most / 2 && (size == 4 || few)) continue;
+    if (cluster > 1 && cluster < kMostCluster && warps > most / 2) continue;
     // Of what a multiprocessor holds, that which is of use.
     const double use = double(most / warps * warps) * leaves / (warps * cluster);
     if (use > held * 1.07) {
@@ -114,10 +112,7 @@ inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const Devic
     s.splits = ceil_div(s.leaves, s.threads / 32);
     s.blocks = l.rows * s.splits;
   } else {
-    const Team best = s.leaves <= kMostLeaves
-                          ? team(s.leaves, most, size, l.rows * s.leaves < int64_t(most / 32) * device.multiprocessors,
-                                 device.clusters)
-                          : Team{0, 0};
+    const Team best = s.leaves <= kMostLeaves ? team(s.leaves, most, device.clusters) : Team{0, 0};
     if (best.warps == 0) return {};
     s.threads = best.warps * 32;
     s.cluster = best.cluster;
