@@ -17,8 +17,8 @@ struct DeviceFacts {
   int shared = kPortableShared;  // GPU: bytes of shared memory that a block may ask for
   bool large_blocks = false;    // GPU: columns have the code for large blocks (gpu.cuh), be there room for them or not:
                                 // code for Hopper also runs where a block has 99 KiB
-  bool clusters = false;        // GPU: blocks may share their memory, eight of them, and kernels that do are compiled
   bool wide_reductions = true;  // GPU: the families of reductions that read 16 bytes a lane are compiled (gpu.cuh)
+  bool clusters = false;        // GPU: eight blocks may share their memory, and kernels built for that
 };
 
 // What plans ask of GPU `device`; nothing in a build without a GPU part. Throws std::runtime_error with the refusal.

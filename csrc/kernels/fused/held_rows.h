@@ -12,7 +12,8 @@ constexpr int kLeafChunks = 8;    // chunks of 8 elements that a lane has of a l
 constexpr int kHalfChunks = 4;    // of rows of half a leaf at most, and of what is mapped without looks
 // Of rows of 256 elements at most, by groups of lanes. (Two chunks share what a row costs.)
 TR_HD constexpr int short_chunks(int size) { return size == 2 ? 2 : 1; }
-constexpr int kMostCluster = 8;  // blocks: what every GPU with clusters has
+constexpr int kDeclaredShared = 8 << 10;  // bytes of a block that are not dynamic, at most
+constexpr int kMostCluster = 8;           // blocks: what every GPU with clusters has
 
 // What a launch does: all of a row; or the states of its leaves, or what follows from them.
 enum class Part : int8_t { Whole, States, Output };
@@ -39,18 +40,17 @@ namespace held_rows {
 
 using namespace plans;
 
-// Chunks whose terms wait in shared memory instead of in registers, so that twice as many rows of 16-bit floats are on
-// their way (H100, bfloat16 softmax of 32768: 0.90 of a copy without, 0.99 with).
-TR_HD constexpr int shared_terms(int size, int chunks) { return chunks < kLeafChunks ? 0 : size == 2 ? 6 : 3; }
+// Chunks whose terms wait in shared memory instead of in registers, so that more rows are on their way.
+TR_HD constexpr int shared_terms(int size, int chunks) { return chunks < kLeafChunks ? 0 : size == 2 ? 5 : 3; }
 
 // Threads of a multiprocessor that there are registers for, and of a block at most: a lane's elements, what it has
-// between them, and what a chunk needs.
+// between them, and what a chunk needs. (H100, bfloat16 softmax of 4096: 0.67 of a copy for 1024 threads, where
+// registers go to memory, 0.89 for 896, 0.95 for 768.)
 TR_HD constexpr int threads(int size, int inputs, bool term, int sides, int chunks) {
   const int elements = chunks * kGroup * size / 4 * inputs;
   const int terms = term ? (chunks - shared_terms(size, chunks)) * kGroup : 0;
   const int words = std::max(elements, terms);
   if (chunks < kHalfChunks) return 256;
-  if (size == 2 && chunks == kLeafChunks && words <= 32 && sides == 0) return 896;
   return words <= 32 ? (sides ? 640 : 768) : words <= 64 ? (sides + inputs > 2 ? 512 : 640) : 384;
 }
 
@@ -63,8 +63,8 @@ inline Team team(int leaves, int most_threads, bool clusters) {
   double held = 0;
   for (int cluster = 1; cluster <= (clusters ? kMostCluster : 1); ++cluster) {
     const int warps = int(ceil_div(leaves, cluster));
-    if (warps > most || (cluster > 1 && leaves <= 4) || (cluster > 1 && cluster < kMostCluster && warps > most / 2))
-      continue;
+    if (warps > most || (cluster > 1 && leaves <= 4)) continue;
+    if (cluster > 1 && cluster < kMostCluster && warps > most / 2) continue;
     // Of what a multiprocessor holds, that which is of use.
     const double use = double(most / warps * warps) * leaves / (warps * cluster);
     if (use > held * 1.07) {
@@ -98,7 +98,9 @@ inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const Devic
   if (s.chunks <= short_chunks(size)) s.lanes = int(power_of_two(ceil_div(l.length, kGroup * s.chunks)));
   const int64_t span = f.looks() ? kLeaf : int64_t(32) * kGroup * s.chunks;  // of a warp
   s.leaves = int(std::min<int64_t>(ceil_div(l.length, span), INT32_MAX));
-  const int most = threads(size, f.inputs, f.term, f.weights + f.biases, s.chunks);
+  int most = threads(size, f.inputs, f.term, f.weights + f.biases, s.chunks);
+  const int away = f.term ? shared_terms(size, s.chunks) * kGroup * 4 : 0;  // bytes of a thread
+  if (away > 0) most = std::min(most, (device.shared - kDeclaredShared) / away / 32 * 32);
   if (s.leaves == 1) {
     const int64_t warps = ceil_div(l.rows, 32 / s.lanes);
     s.threads = s.chunks == kLeafChunks ? 128 : 256;
@@ -117,7 +119,7 @@ inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const Devic
     s.splits = best.cluster;
     s.blocks = l.rows * s.splits;
   }
-  if (f.term) s.shared = shared_terms(size, s.chunks) * kGroup * 4 * s.threads;
+  s.shared = away * s.threads;
   return s;
 }
 
