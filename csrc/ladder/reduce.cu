@@ -10,7 +10,8 @@ namespace torchreduce::ladder::reduce {
 // Expect: a thousandth of the memory's speed and less: one load is under way where tens of thousands could be.
 // Limit:  4194304 elements: patience
 // Blocks: 1
-template <class Op, class T = typename Op::T> __global__ void sequential_kernel(const T* in, T* out, int64_t n) {
+template <class Op, class T = typename Op::T>
+__global__ void sequential_kernel(const T* in, T* out, int64_t n) {
   T total = Op::identity;
   for (int64_t i = 0; i < n; ++i) total = Op::combine(total, in[i]);
   *out = total;
@@ -28,7 +29,8 @@ template <class Op, class T = typename Op::T> void sequential(Call<T>& call) {
 // Limit:  2048 elements: one block
 // Blocks: 1024
 // Writes: its input
-template <class Op, class T = typename Op::T> __global__ void simple_kernel(T* data, T* out, int64_t n) {
+template <class Op, class T = typename Op::T>
+__global__ void simple_kernel(T* data, T* out, int64_t n) {
   const unsigned t = threadIdx.x, i = 2 * t;
   for (unsigned stride = 1; stride <= blockDim.x; stride *= 2) {
     if (t % stride == 0 && i + stride < n) data[i] = Op::combine(data[i], data[i + stride]);
@@ -49,7 +51,8 @@ template <class Op, class T = typename Op::T> void simple(Call<T>& call) {
 // Limit:  2048 elements: one block
 // Blocks: 1024
 // Writes: its input
-template <class Op, class T = typename Op::T> __global__ void converged_kernel(T* data, T* out, int64_t n) {
+template <class Op, class T = typename Op::T>
+__global__ void converged_kernel(T* data, T* out, int64_t n) {
   const unsigned t = threadIdx.x, i = t;
   for (unsigned stride = blockDim.x; stride >= 1; stride /= 2) {
     if (t < stride && i + stride < n) data[i] = Op::combine(data[i], data[i + stride]);
@@ -69,7 +72,8 @@ template <class Op, class T = typename Op::T> void converged(Call<T>& call) {
 // Before: converged
 // Limit:  2048 elements: one block
 // Blocks: 1024
-template <class Op, class T = typename Op::T> __global__ void shared_memory_kernel(const T* in, T* out, int64_t n) {
+template <class Op, class T = typename Op::T>
+__global__ void shared_memory_kernel(const T* in, T* out, int64_t n) {
   TR_DYNAMIC_SHARED(memory, 16);
   T* const data = reinterpret_cast<T*>(memory);
   const unsigned t = threadIdx.x, i = t;
@@ -94,7 +98,8 @@ template <class Op, class T = typename Op::T> void shared_memory(Call<T>& call) 
 // Before: simple
 // Blocks: 64 128 256 512 1024
 // Writes: its input
-template <class Op, class T = typename Op::T> __global__ void strided_kernel(T* front, T* back, int64_t n) {
+template <class Op, class T = typename Op::T>
+__global__ void strided_kernel(T* front, T* back, int64_t n) {
   const unsigned t = threadIdx.x, i = 2 * t;
   const int64_t first = 2 * int64_t(blockDim.x) * blockIdx.x;
   T* const data = front + first;
@@ -116,7 +121,8 @@ template <class Op, class T = typename Op::T> void strided(Call<T>& call) {
 // Before: strided
 // Blocks: 64 128 256 512 1024
 // Writes: its input
-template <class Op, class T = typename Op::T> __global__ void reversed_kernel(T* front, T* back, int64_t n) {
+template <class Op, class T = typename Op::T>
+__global__ void reversed_kernel(T* front, T* back, int64_t n) {
   const unsigned t = threadIdx.x, i = t;
   const int64_t first = 2 * int64_t(blockDim.x) * blockIdx.x;
   T* const data = front + first;
@@ -137,7 +143,8 @@ template <class Op, class T = typename Op::T> void reversed(Call<T>& call) {
 // Expect: three times the input's bytes go through memory, and log2(n) launches follow one another.
 // Before: sequential
 // Blocks: 64 128 256 512 1024
-template <class Op, class T = typename Op::T> __global__ void halving_kernel(const T* front, T* back, int64_t n) {
+template <class Op, class T = typename Op::T>
+__global__ void halving_kernel(const T* front, T* back, int64_t n) {
   constexpr int kEach = 2;
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, first = kEach * i;
   if (first >= n) return;
@@ -157,7 +164,8 @@ template <class Op, class T = typename Op::T> void halving(Call<T>& call) {
 // Expect: an eighth of the input is written instead of half, a third of the launches. The document's time halves.
 // Before: halving
 // Blocks: 64 128 256 512 1024
-template <class Op, class T = typename Op::T> __global__ void halving_eight_kernel(const T* front, T* back, int64_t n) {
+template <class Op, class T = typename Op::T>
+__global__ void halving_eight_kernel(const T* front, T* back, int64_t n) {
   constexpr int kEach = 8;
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, first = kEach * i;
   if (first >= n) return;
@@ -224,7 +232,8 @@ template <class Op, class T = typename Op::T> void halving_block(Call<T>& call) 
 // Expect: a remainder that is no power of two to the compiler, and warps that stay for one lane.
 // Before: strided
 // Blocks: 64 128 256 512 1024
-template <class Op, class T = typename Op::T> __global__ void naive_kernel(const T* front, T* back, int64_t n) {
+template <class Op, class T = typename Op::T>
+__global__ void naive_kernel(const T* front, T* back, int64_t n) {
   TR_DYNAMIC_SHARED(memory, 16);
   T* const shared = reinterpret_cast<T*>(memory);
   const unsigned t = threadIdx.x;
@@ -327,7 +336,8 @@ template <class Op, class T = typename Op::T> void first_on_load(Call<T>& call) 
 // Before: first_on_load
 // Blocks: 64 128 256 512 1024
 // Synced: yes
-template <class Op, class T = typename Op::T> __global__ void last_warp_kernel(const T* front, T* back, int64_t n) {
+template <class Op, class T = typename Op::T>
+__global__ void last_warp_kernel(const T* front, T* back, int64_t n) {
   TR_DYNAMIC_SHARED(memory, 16);
   T* const shared = reinterpret_cast<T*>(memory);
   const unsigned t = threadIdx.x;
@@ -511,7 +521,8 @@ template <class Op, class T = typename Op::T> void two_pass(Call<T>& call) {
 #define LADDER_RUNGS(X)                                                                                                \
   X(sequential)                                                                                                        \
   X(simple)                                                                                                            \
-  X(converged) X(shared_memory) X(strided) X(reversed) X(halving) X(halving_eight) X(halving_vector) X(halving_block)  \
-      X(naive) X(less_divergent) X(conflict_free) X(first_on_load) X(last_warp) X(unrolled) X(shuffled) X(warps_first) \
-          X(items) X(two_pass)
+  X(converged)                                                                                                         \
+  X(shared_memory) X(strided) X(reversed) X(halving) X(halving_eight) X(halving_vector) X(halving_block) X(naive)      \
+      X(less_divergent) X(conflict_free) X(first_on_load) X(last_warp) X(unrolled) X(shuffled) X(warps_first) X(items) \
+          X(two_pass)
 LADDER_ENTRY(reduce, LADDER_RUNGS)

@@ -244,7 +244,10 @@ __global__ void __launch_bounds__(kBlock)
   if (threadIdx.x == 0) block = int64_t(take_ticket(tickets));
   __syncthreads();
   Part<Op, kBlock> part(in, block, n, shared);
-  if (threadIdx.x >= kBlock - kLanes) preceding = look_back_from<Op>(words, block, part.total);
+  if (threadIdx.x >= kBlock - kLanes) {
+    const T sum = look_back_from<Op>(words, block, part.total);
+    if (part.lane == 0) preceding = sum;
+  }
   __syncthreads();
   part.store(out, n, exclusive, preceding);
 }

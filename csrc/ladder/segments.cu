@@ -4,7 +4,10 @@
 
 namespace torchreduce::ladder::segments {
 
-template <class Op, class T = typename Op::T> __global__ void start(T* out) { *out = Op::identity; }
+template <class Op, class T = typename Op::T>
+__global__ void start(T* out) {
+  *out = Op::identity;
+}
 
 // ==== segmented: atomics join the blocks ====
 // Idea:   many blocks, each with a segment; each adds its result to the one result, atomically.
@@ -13,7 +16,8 @@ template <class Op, class T = typename Op::T> __global__ void start(T* out) { *o
 // Expect: blocks arrive in any order: sums of floats differ from run to run.
 // Before: shared_memory
 // Blocks: 64 128 256 512 1024
-template <class Op, class T = typename Op::T> __global__ void segmented_kernel(const T* in, T* out, int64_t n) {
+template <class Op, class T = typename Op::T>
+__global__ void segmented_kernel(const T* in, T* out, int64_t n) {
   TR_DYNAMIC_SHARED(memory, 16);
   T* const data = reinterpret_cast<T*>(memory);
   const unsigned t = threadIdx.x;
@@ -39,7 +43,8 @@ template <class Op, class T = typename Op::T> void segmented(Call<T>& call) {
 // Expect: close to twice as fast, as `first_on_load` is; still another sum in every run.
 // Before: segmented
 // Blocks: 64 128 256 512 1024
-template <class Op, class T = typename Op::T> __global__ void coarsened_kernel(const T* in, T* out, int64_t n) {
+template <class Op, class T = typename Op::T>
+__global__ void coarsened_kernel(const T* in, T* out, int64_t n) {
   constexpr int kFactor = 2;
   TR_DYNAMIC_SHARED(memory, 16);
   T* const data = reinterpret_cast<T*>(memory);

@@ -3,6 +3,6 @@ run, checked, measured and read. docs/ladder.md is the article; `python -m torch
 
 from .calls import run
 from .lessons import reduce, steps
-from .rungs import Rung, climb, rungs
+from .catalog import Rung, climb, rungs
 
 __all__ = ["Rung", "climb", "reduce", "run", "rungs", "steps"]

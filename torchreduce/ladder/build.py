@@ -3,6 +3,7 @@ the emulator of tests/simt, to a program. What is made is kept by a hash of what
 """
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from .rungs import FILES, PACKAGED, ROOT, SOURCES
+from .catalog import FILES, PACKAGED, ROOT, SOURCES
 
 SIMT = ROOT / "tests" / "simt"
 NVCC_FLAGS = ["-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC"]
@@ -39,17 +40,27 @@ def folder() -> Path:
 def _made(name: str, suffix: str, steps: list[list[str]], link: list[str]) -> Path:
     """The file that `link` makes of what `steps` compile; each ends with its source, and gets -c and -o. RuntimeError
     with the compiler's message where one fails."""
-    digest = hashlib.sha256(repr((steps, link)).replace(str(ROOT), "").encode())
+    commands = [[Path(command[0]).name, *command[1:]] for command in (*steps, link)]
+    digest = hashlib.sha256(repr(commands).replace(str(ROOT), "").encode())
     for file in sorted([*SOURCES.iterdir(), SIMT / "emulator.h", SIMT / "emulator.cpp", SIMT / "fiber.h"]):
         digest.update(file.read_bytes())
     digest.update((SIMT / "hip" / "hip_runtime.h").read_bytes())
     digest.update((ROOT / "csrc" / "kernels" / "common" / "gpu.cuh").read_bytes())
     target = folder() / f"{name}-{digest.hexdigest()[:12]}{suffix}"
-    if target.exists():
-        return target
-    print(f"compiling the ladder ({name}), once", file=sys.stderr, flush=True)
-    work = target.with_suffix(f".{os.getpid()}")  # another process may be at it, too
-    work.mkdir(parents=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = target.with_name(f"{target.name}.part")
+    with (target.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be at it
+        if not target.exists():
+            _make(target, work, steps, link)
+    return target
+
+
+def _make(target: Path, work: Path, steps: list[list[str]], link: list[str]) -> None:
+    """In a folder that is left over by no one."""
+    print(f"compiling the ladder to {target}, once", file=sys.stderr, flush=True)
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
     try:
         objects = [str(work / f"{Path(step[-1]).stem}.o") for step in steps]
         commands = [[*step[:-1], "-c", step[-1], "-o", to] for step, to in zip(steps, objects, strict=True)]
@@ -60,7 +71,6 @@ def _made(name: str, suffix: str, steps: list[list[str]], link: list[str]) -> Pa
         (work / "made").replace(target)
     finally:
         shutil.rmtree(work)
-    return target
 
 
 def _checked(command: list[str]) -> None:

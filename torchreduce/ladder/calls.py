@@ -1,5 +1,7 @@
 """One rung, run on a tensor: on its GPU, or, for a tensor on the CPU, in the emulation."""
 
+import ctypes
+import os
 import subprocess
 import tempfile
 import threading
@@ -13,7 +15,7 @@ from torch import Tensor
 import torchreduce
 
 from . import build
-from .rungs import PEERS, Rung, named
+from .catalog import PEERS, Rung, named
 
 OPS = ("sum", "max")
 DTYPES = (torch.float32, torch.int32)
@@ -83,11 +85,11 @@ def launch(rung: Rung, x: Tensor, op: str, exclusive: bool, block: int) -> tuple
     with torch.cuda.device(x.device):
         out = torch.empty(x.numel() if rung.scans else 1, dtype=x.dtype, device=x.device)
         work = torch.empty(x.numel() + SPARE, dtype=x.dtype, device=x.device)
-        launches = build.ctypes.c_int()
+        launches = ctypes.c_int()
         entry = getattr(build.library(), f"ladder_{rung.file}")
         kind = OPS.index(op), DTYPES.index(x.dtype)
         memory = x.data_ptr(), out.data_ptr(), work.data_ptr(), x.numel()
-        checked(entry(rung.name.encode(), *kind, *memory, block, exclusive, stream(), build.ctypes.byref(launches)))
+        checked(entry(rung.name.encode(), *kind, *memory, block, exclusive, stream(), ctypes.byref(launches)))
     return out, launches.value
 
 
@@ -155,10 +157,10 @@ class Emulation:
     """A running program of build.emulated(sanitizer), which answers requests one after the other."""
 
     def __init__(self, sanitizer: str = "") -> None:
-        self.log: IO[bytes] = tempfile.TemporaryFile()
+        self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed with the program
         self.lock = threading.Lock()
         program = build.emulated(sanitizer)
-        environment = {**build.os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"}
+        environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"}
         self.process = subprocess.Popen(
             [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, env=environment
         )

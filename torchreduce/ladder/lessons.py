@@ -1,7 +1,7 @@
 """What a reduction is, before any kernel: any associative op over any data, and the order of its steps, printed."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -37,8 +37,8 @@ def reduce(data: State, identity: State, op: Callable[[State, State], State]) ->
         left, right = tuple(t[0::2] for t in state), tuple(t[1::2] for t in state)
         combined: Any = op(left[0], right[0]) if single else op(left, right)  # type: ignore[arg-type]
         state = (combined,) if single else tuple(combined)
-    result: Any = state[0].reshape(()) if single else tuple(t.reshape(()) for t in state)
-    return result
+    scalars = tuple(t.reshape(()) for t in state)
+    return cast(State, scalars[0] if single else scalars)
 
 
 def steps(data: Sequence[float], op: Callable[[Any, Any], Any], tree: bool = True) -> str:
