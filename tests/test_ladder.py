@@ -184,10 +184,11 @@ def test_without_its_synchronisation_a_rung_is_found_racy(tmp_path, monkeypatch)
 
 def test_atomics_give_another_sum_in_another_schedule():
     """And what has an order does not; nor does what is the same in any order."""
+    ordered = ("coarsened_blocks", "ticket", "naive", "conflict_free")
     by_rung = {name: measure.promises(ladder.rungs()[name], "sum", torch.float32, 5000, "cpu")
-               for name in ("segmented", "coarsened", "coarsened_blocks", "ticket", "naive", "conflict_free")}  # fmt: skip
+               for name in ("segmented", "coarsened", *ordered)}  # fmt: skip
     assert by_rung["segmented"].runs > 1 and by_rung["coarsened"].runs > 1
-    assert all(by_rung[name].runs == 1 for name in ("coarsened_blocks", "ticket", "naive", "conflict_free"))
+    assert all(by_rung[name].runs == 1 for name in ordered)
     assert by_rung["naive"].blocks == 1 < by_rung["conflict_free"].blocks
     for op, dtype in (("max", torch.float32), ("sum", torch.int32)):
         assert measure.promises(ladder.rungs()["segmented"], op, dtype, 5000, "cpu") == measure.Promises(1, 1, True)
@@ -395,8 +396,9 @@ def test_an_installed_package_has_the_sources(tmp_path):
         "    spec.loader.exec_module(module)\n"
         "print(len(sys.modules['ladder.catalog'].rungs()), module.folder(), module.emulated())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "torchreduce" / "ladder")], text=True,
-                          capture_output=True, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")})  # fmt: skip
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", code, str(tmp_path / "torchreduce" / "ladder")]
+    done = subprocess.run(command, text=True, capture_output=True, env=environment)
     assert done.returncode == 0, done.stderr
     count, folder, program = done.stdout.split()
     assert int(count) == len(ladder.rungs()) and folder == str(tmp_path / "cache" / "torchreduce" / "ladder")

@@ -2,7 +2,7 @@
 run, checked, measured and read. docs/ladder.md is the article; `python -m torchreduce ladder` the climb."""
 
 from .calls import run
-from .lessons import reduce, steps
 from .catalog import Rung, climb, rungs
+from .lessons import reduce, steps
 
 __all__ = ["Rung", "climb", "reduce", "run", "rungs", "steps"]

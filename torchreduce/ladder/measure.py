@@ -1,5 +1,6 @@
 """What the ladder shows of a rung: whether it is right, which promises it keeps, and how fast it is."""
 
+import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -61,7 +62,7 @@ def combining(op: str) -> str:
 def serves(rung: Rung, cuda: bool) -> bool:
     if rung.name == "cub":
         return cuda and not torch.version.hip
-    return cuda or rung.name != "torch.compile"
+    return rung.name != "torch.compile" or (cuda and importlib.util.find_spec("triton") is not None)
 
 
 # ---- right -----------------------------------------------------------------------------------------------------------
