@@ -96,9 +96,9 @@ TABLES: dict[str, Callable[[], str]] = {
 def filled(text: str) -> str:
     """The article with its tables as the results have them."""
     for name, table in TABLES.items():
-        pattern = rf"(<!-- {name}: begin -->\n).*?(\n<!-- {name}: end -->)"
+        pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
         assert re.search(pattern, text, re.DOTALL), name
-        text = re.sub(pattern, lambda m, made=table(): f"{m[1]}\n{made}\n{m[2]}", text, flags=re.DOTALL)
+        text = re.sub(pattern, lambda m, made=table(): f"{m[1]}\n{made}\n\n{m[2]}", text, flags=re.DOTALL)
     return text
 
 

@@ -49,7 +49,7 @@ def rungs() -> dict[str, Rung]:
     for file in FILES:
         text = (SOURCES / f"{file}.cu").read_text(encoding="utf-8")
         for part in re.split(r"^(?=// ==== )", text, flags=re.MULTILINE)[1:]:
-            rung = _parsed(file, part.partition("\n#define LADDER_RUNGS")[0].rstrip() + "\n")
+            rung = _parsed(file, re.split(r"\n(?:// clang-format off\n)?#define LADDER_RUNGS", part)[0].rstrip() + "\n")
             found[rung.name] = rung
     return found
 
