@@ -98,7 +98,7 @@ def filled(text: str) -> str:
     for name, table in TABLES.items():
         pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
         assert re.search(pattern, text, re.DOTALL), name
-        text = re.sub(pattern, lambda m, made=table(): f"{m[1]}\n{made}\n\n{m[2]}", text, flags=re.DOTALL)
+        text = re.sub(pattern, rf"\1\n{table()}\n\n\2", text, flags=re.DOTALL)
     return text
 
 
@@ -140,7 +140,7 @@ def sklansky(n: int) -> list[Step]:
 
 
 PICTURES: dict[str, tuple[int, list[Step]]] = {
-    "sequential": (8, [[(0, tuple(range(i + 2))[-1:] + (0,), 0)] for i in range(7)]),
+    "sequential": (8, [[(0, (i + 1, 0), 0)] for i in range(7)]),
     "growing": (8, growing(8, packed=False)),
     "packed": (8, growing(8, packed=True)),
     "falling": (8, falling(8)),

@@ -16,6 +16,9 @@ from torchreduce.__main__ import main
 from torchreduce.ladder import build, calls, catalog, measure
 from torchreduce.ladder.command import difference
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks import ladder as article
+
 ROOT = Path(__file__).parents[1]
 OWN = [pytest.param(rung, id=rung.name) for rung in ladder.rungs().values()]
 IN_PLACE = {"simple", "converged", "strided", "reversed"}
@@ -403,6 +406,48 @@ def test_an_installed_package_has_the_sources(tmp_path):
     count, folder, program = done.stdout.split()
     assert int(count) == len(ladder.rungs()) and folder == str(tmp_path / "cache" / "torchreduce" / "ladder")
     assert Path(program).is_relative_to(folder) and os.access(program, os.X_OK)
+
+
+# ---- the article -----------------------------------------------------------------------------------------------------
+
+
+def test_the_article_says_what_the_results_say():
+    """Its tables are the committed rows', every rung is in it, and so is every drawing that is made for it."""
+    text = article.ARTICLE.read_text()
+    assert article.filled(text) == text
+    for op in ("sum", "scan"):
+        assert all(f"`{rung.name}`" in text for rung in ladder.climb(op))
+    drawn = {path.stem for path in article.DRAWINGS.glob("*.png")}
+    assert drawn == set(article.PICTURES) == set(re.findall(r"\(plots/ladder/(\w+)\.png\)", text))
+
+
+@pytest.mark.parametrize("file", sorted(article.RESULTS.glob("*.csv")), ids=lambda file: file.stem)
+def test_what_was_measured_was_right_and_whole(file):
+    rows = article.load(file.stem)
+    assert all(
+        row["right"] == "1" and float(row["p20_us"]) <= float(row["p50_us"]) <= float(row["p80_us"]) for row in rows
+    )
+    assert {row["rung"] for row in rows} == {rung.name for rung in ladder.climb(rows[0]["op"])}
+    largest = article.largest(rows)
+    for name, row in largest.items():
+        assert int(row["n"]) == ({**ladder.rungs(), **catalog.PEERS}[name].limit or int(largest["torch"]["n"]))
+
+
+@pytest.mark.parametrize("name", article.PICTURES)
+def test_drawn_steps_are_what_they_stand_for(name):
+    """Followed step by step, a reduction's leave all places in the first one, a scan's in each those up to it."""
+    n, steps = article.PICTURES[name]
+    held = [{i} for i in range(n)]
+    for step in steps:
+        read = [set().union(*(held[source] for source in sources)) for _, sources, _ in step]
+        for (to, _, _), places in zip(step, read, strict=True):
+            held[to] = places
+    if name in ("kogge_stone", "sklansky"):
+        assert held == [set(range(i + 1)) for i in range(n)]
+    elif name == "look_back":
+        assert held[3::4] == [set(range(i + 1)) for i in range(3, n, 4)]
+    else:
+        assert held[0] == set(range(n))
 
 
 # ---- lessons and examples --------------------------------------------------------------------------------------------
