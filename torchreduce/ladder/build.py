@@ -21,12 +21,12 @@ SIMT = ROOT / "tests" / "simt"
 NVCC_FLAGS = ["-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC"]
 HIP_FLAGS = ["-x", "hip", "-std=c++20", "-O3", "-ffp-contract=off", "-fPIC"]
 # As tests/simt/Makefile compiles; its fibers by the system, so that no package is needed.
-EMULATOR_FLAGS = ["-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-ffp-contract=off"]
+EMULATOR_FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-ffp-contract=off"]
 EMULATED_FLAGS = ["-fno-thread-jumps", "-D__HIPCC__", "-x", "c++"]
 SANITIZERS = {
     "": [],
-    "asan": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-    "tsan": ["-fsanitize=thread"],
+    "asan": ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "tsan": ["-g", "-fsanitize=thread"],
 }
 
 

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from .. import _C
 from ..bench import REPLAYED_BELOW, Run, Timed, percentile, replayed, rotation, take_turns, waited
 from . import build
 from .calls import checked, emulation, launch, run, stream
@@ -60,8 +61,11 @@ def combining(op: str) -> str:
 
 
 def serves(rung: Rung, cuda: bool) -> bool:
+    """Whether it is there, on this machine and in this build."""
     if rung.name == "cub":
         return cuda and not torch.version.hip
+    if rung.name == "torchreduce":
+        return not cuda or bool(_C.build_info()["archs"])
     return rung.name != "torch.compile" or (cuda and importlib.util.find_spec("triton") is not None)
 
 
