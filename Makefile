@@ -1,5 +1,5 @@
 # Everything a developer types. Each target sets up what it needs: the python3 in use if it has it all, else a .venv.
-.PHONY: build demo test test-slow lint gpu gpu-build gpu-test gpu-memcheck gpu-racecheck gpu-bench hip hip-few hip-quick \
+.PHONY: build demo ladder test test-slow lint gpu gpu-build gpu-test gpu-memcheck gpu-racecheck gpu-bench hip hip-few hip-quick \
 	cuda-archs cuda-archs-few cuda-archs-quick all-archs hip-deps simt simt-full simt-quick mutants mutants-some \
 	mutants-quick simt-deps quick full clean
 
@@ -10,6 +10,10 @@ build:
 
 demo:
 	@python=$$(python3 tools/environment.py) && $$python setup.py -q build_ext --inplace && $$python -m torchreduce demo
+
+# The classic kernels, from the first idea to this package's own: compiled when first needed, run, checked, measured.
+ladder:
+	@python=$$(python3 tools/environment.py) && $$python setup.py -q build_ext --inplace && $$python -m torchreduce ladder
 
 # test-slow: also the tests that take half a minute and more each.
 test test-slow:

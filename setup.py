@@ -44,6 +44,7 @@ if tuple(map(int, metadata.version("torch").split(".")[:2])) < (2, 10):
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 BUILD = Path("build/torchreduce")  # in ROOT, where every command runs
@@ -380,8 +381,29 @@ class BuildExtension(build_ext):
         return {}  # what setuptools' editable installs would have to copy: nothing
 
 
+class BuildPackage(build_py):
+    """Also copies what the ladder is compiled of, where it is used, to the package."""
+
+    LADDER = (
+        "csrc/ladder/*",
+        "csrc/kernels/common/gpu.cuh",
+        "tests/simt/emulator.*",
+        "tests/simt/fiber.h",
+        "tests/simt/hip/*",
+    )
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        for source in (file for pattern in self.LADDER for file in sorted(ROOT.glob(pattern))):
+            target = Path(self.build_lib) / "torchreduce/ladder/sources" / source.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+
+
 if __name__ == "__main__":  # tools/archs.py uses the rest
     setup(
         ext_modules=[Extension("torchreduce._C", ["csrc/python.cpp"])],
-        cmdclass={"build_ext": BuildExtension},
+        cmdclass={"build_ext": BuildExtension, "build_py": BuildPackage},
     )

@@ -1,4 +1,4 @@
-"""python -m torchreduce: demo, bench, verify and info."""
+"""python -m torchreduce: demo, bench, verify, ladder and info."""
 
 import argparse
 import importlib.util
@@ -12,6 +12,7 @@ import torch
 import torchreduce
 
 from . import _C
+from .ladder import command as ladder
 
 
 def info() -> str:
@@ -43,7 +44,7 @@ def info() -> str:
 
 
 def main() -> int:
-    """The exit status: 1 if a bit check failed."""
+    """The exit status: 1 if a check failed."""
     parser = argparse.ArgumentParser(
         prog="python -m torchreduce",
         description="Reductions and scans for PyTorch whose bits depend on the data alone.",
@@ -80,11 +81,14 @@ def main() -> int:
     )
     timed.add_argument("--rows", type=int, default=1, help="default: 1")
     timed.add_argument("--plot", type=Path, metavar="FILE", help="bandwidth over n as .png, .svg or .pdf")
+    ladder.add_to(commands)
     commands.add_parser("info", help="print versions, devices and build flags, for a bug report")
     arguments = parser.parse_args()
     if arguments.command == "info":
         print(info())
         return 0
+    if arguments.command == "ladder":
+        return ladder.run(arguments)
     from . import bench, demo, verify  # need rich, which info does not
 
     if arguments.device == "cuda" and not demo.gpu_usable():

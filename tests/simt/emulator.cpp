@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <link.h>
 #include <pthread.h>
-#include <sanitizer/common_interface_defs.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -22,6 +21,11 @@
 #include <vector>
 
 #include "fiber.h"  // and the sanitizers' headers
+
+#if defined(SIMT_asan) || defined(SIMT_tsan)
+#include <sanitizer/common_interface_defs.h>
+#define SIMT_SANITIZED
+#endif
 
 #if defined(SIMT_tsan)
 extern "C" void AnnotateIgnoreWritesBegin(const char* file, int line);  // and reads
@@ -189,10 +193,14 @@ bool poisoned([[maybe_unused]] const void* p, [[maybe_unused]] size_t bytes) {
 
 // ---- messages -------------------------------------------------------------------------------------------------------
 
-// The function and what it was inlined into, innermost first, of a return address.
-std::string describe(const void* address, const char* format) {
+// The function and what it was inlined into, innermost first, of a return address. The sanitizers know that.
+std::string describe([[maybe_unused]] const void* address, [[maybe_unused]] const char* format) {
   char text[2000] = {};
+#if defined(SIMT_SANITIZED)
   __sanitizer_symbolize_pc(const_cast<void*>(address), format, text, sizeof text - 2);
+#else
+  snprintf(text, sizeof text, "%p", address);
+#endif
   std::string all;
   for (const char* frame = text; *frame; frame += strlen(frame) + 1)
     all += (all.empty() ? "" : " < ") + std::string(frame);
@@ -588,7 +596,9 @@ void run_slot(int mine) {
 
 // Once for the process.
 bool prepare() {
+#if defined(SIMT_SANITIZED)
   __sanitizer_set_death_callback(print_place);
+#endif
 #if defined(SIMT_asan)  // it clears what it knows of the stack for every new thread
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);

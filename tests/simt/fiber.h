@@ -1,5 +1,6 @@
-// A stack that is left in the middle of a function and taken up again later: Boost.Context's switch, announced to the
-// address and thread sanitizers, to which every fiber is a thread of its own.
+// A stack that is left in the middle of a function and taken up again later, announced to the address and thread
+// sanitizers, to which every fiber is a thread of its own. The switch is Boost.Context's; with -DSIMT_UCONTEXT the
+// system's, which needs no package and takes a call of the kernel each time (csrc/ladder).
 //
 // Included by emulator.cpp alone, which is compiled without the sanitizers it works for (-DSIMT_asan, -DSIMT_tsan name
 // them): what it does itself is then no memory access and no synchronization in their eyes.
@@ -7,7 +8,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#if defined(SIMT_UCONTEXT)
+#include <ucontext.h>
+#else
 #include <boost/context/detail/fcontext.hpp>
+#endif
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +26,29 @@
 #endif
 
 namespace simt {
+
+// make_context prepares a call of kEntry, which never returns, on a stack of its own. switch_to leaves the stack that
+// runs, and comes back when someone switches to `left`, which it has set.
+#if defined(SIMT_UCONTEXT)
+using Context = ucontext_t;
+template <void (*kEntry)()> void make_context(Context& context, char* stack, size_t bytes) {
+  getcontext(&context);
+  context.uc_stack = {stack, 0, bytes};
+  makecontext(&context, kEntry, 0);
+}
+inline void switch_to(Context& next, Context& left) { swapcontext(&left, &next); }
+#else
+struct Context { boost::context::detail::fcontext_t at = nullptr; };
+// The one that is left tells the next where it is.
+inline void arrive(boost::context::detail::transfer_t from) { static_cast<Context*>(from.data)->at = from.fctx; }
+template <void (*kEntry)()> void make_context(Context& context, char* stack, size_t bytes) {
+  context.at = boost::context::detail::make_fcontext(stack + bytes, bytes, [](boost::context::detail::transfer_t from) {
+    arrive(from);
+    kEntry();
+  });
+}
+inline void switch_to(Context& next, Context& left) { arrive(boost::context::detail::jump_fcontext(next.at, &left)); }
+#endif
 
 class Fiber {
  public:
@@ -48,7 +76,7 @@ class Fiber {
     __asan_unpoison_memory_region(stack_, kStack);  // what a body that ended in the middle left behind
     fake_stack_ = nullptr;
 #endif
-    context_ = boost::context::detail::make_fcontext(stack_ + kStack, kStack, entry);
+    make_context<entry>(context_, stack_, kStack);
   }
 
   // Runs the fiber until it suspends or ends. By the thread that the fiber belongs to.
@@ -61,7 +89,8 @@ class Fiber {
     void* fake_stack = nullptr;
     __sanitizer_start_switch_fiber(&fake_stack, stack_, kStack);
 #endif
-    context_ = boost::context::detail::jump_fcontext(context_, this).fctx;
+    resumed = this;
+    switch_to(context_, resumer_);
 #if defined(SIMT_asan)
     __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 #endif
@@ -73,9 +102,10 @@ class Fiber {
  private:
   static constexpr size_t kStack = 256 * 1024;
 
-  static void entry(boost::context::detail::transfer_t from) {
-    auto* self = static_cast<Fiber*>(from.data);
-    self->resumer_ = from.fctx;
+  static inline thread_local Fiber* resumed = nullptr;  // the last one
+
+  static void entry() {
+    Fiber* const self = resumed;
 #if defined(SIMT_asan)
     __sanitizer_finish_switch_fiber(nullptr, &self->resumer_stack_, &self->resumer_stack_size_);
 #endif
@@ -90,7 +120,7 @@ class Fiber {
 #if defined(SIMT_asan)
     __sanitizer_start_switch_fiber(for_good ? nullptr : &fake_stack_, resumer_stack_, resumer_stack_size_);
 #endif
-    resumer_ = boost::context::detail::jump_fcontext(resumer_, nullptr).fctx;
+    switch_to(resumer_, context_);
 #if defined(SIMT_asan)
     __sanitizer_finish_switch_fiber(fake_stack_, &resumer_stack_, &resumer_stack_size_);
 #endif
@@ -98,7 +128,7 @@ class Fiber {
 
   char* stack_;
   Body body_ = nullptr;
-  boost::context::detail::fcontext_t context_ = nullptr, resumer_ = nullptr;
+  Context context_, resumer_;
 #if defined(SIMT_asan)
   void* fake_stack_ = nullptr;
   const void* resumer_stack_ = nullptr;

@@ -40,6 +40,24 @@ __forceinline__ unsigned long long __ballot(int predicate) { return simt::ballot
 __forceinline__ unsigned long long atomicAdd(unsigned long long* p, unsigned long long value) {
   return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
 }
+// *p = change(*p), whatever others do meanwhile; returns what was there.
+template <class T, class Change> T simt_atomic(T* p, Change change) {
+  T before, after;
+  __atomic_load(p, &before, __ATOMIC_RELAXED);
+  do after = change(before);
+  while (!__atomic_compare_exchange(p, &before, &after, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+  return before;
+}
+__forceinline__ int atomicAdd(int* p, int value) { return __atomic_fetch_add(p, value, __ATOMIC_RELAXED); }
+__forceinline__ float atomicAdd(float* p, float value) {
+  return simt_atomic(p, [value](float before) { return before + value; });
+}
+__forceinline__ int atomicMax(int* p, int value) {
+  return simt_atomic(p, [value](int before) { return before > value ? before : value; });
+}
+__forceinline__ unsigned atomicMin(unsigned* p, unsigned value) {
+  return simt_atomic(p, [value](unsigned before) { return before < value ? before : value; });
+}
 
 __forceinline__ int __ffs(unsigned bits) { return __builtin_ffs(int(bits)); }
 __forceinline__ int __clz(int bits) { return bits ? __builtin_clz(unsigned(bits)) : 32; }
