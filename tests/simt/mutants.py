@@ -967,7 +967,7 @@ MUTANTS = (
     Mutant(
         "residues of a leaf that starts within a granule stay where they are", "kernels/fused/held_rows.cuh",
         "move_down<1>(acc, (p.before & 1) != 0, p);", "",
-        "fused.SOFTMAX", ("fused",), some=True,
+        "fused.SOFTMAX", ("fused",),
     ),
     Mutant(
         "what comes after a row is looked at", "kernels/fused/held_rows.cuh",
@@ -982,12 +982,12 @@ MUTANTS = (
     Mutant(
         "lanes beyond a row's leaves have no part in its tree", "kernels/fused/states.cuh",
         "const int lane = lane_id() & (lanes - 1);", "const int lane = lane_id();",
-        "fused.SOFTMAX", ("fused",), some=True,
+        "fused.SOFTMAX", ("fused",),
     ),
     Mutant(
         "sums of columns are overwritten before all have seen them", "kernels/fused/columns.cuh",
         "const F total = scratch[c]; __syncthreads(); return total;", "return scratch[c];",
-        "fused.MOMENTS", ("fused",), some=True,
+        "fused.MOMENTS", ("fused",),
     ),
     Mutant(
         "a leaf of a split row is the row", "kernels/fused/held_rows.cuh",
@@ -997,7 +997,7 @@ MUTANTS = (
     Mutant(
         "a residue of weights twice", "kernels/fused/weights.cuh",
         "residue(3, last);", "residue(2, last);",
-        "weights", ("fused",), every=1, some=True,
+        "weights", ("fused",), every=1,
     ),
 )  # fmt: skip
 
