@@ -36,15 +36,23 @@ PARTS = {
     "scan-few": "cumsum of 2 to 7 columns, which begin and end anywhere in 16 bytes, from either end and exclusive",
     "scan-ops": "the other scans on some of cumsum's shapes",
     "linear": "linear_scan",
+    "fused": "rows that are looked at twice: softmax, norms, cross-entropy, variances, forward and backward",
     "small": "short calls, replayed from a graph",
     "compile": "a few cases with torch.compile beside all others",
 }
+UNDRAWN = ("reduce-ops", "fused")  # parts whose shapes make no picture
 SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "linear_scan")
+TO_VALUES = ("logsumexp", "var", "cross_entropy")  # of rows looked at twice: what they write is small
 LEVELS = {"torchreduce": "invariant", "torchreduce fast": "fast"}
 PROVIDERS = (*LEVELS, "torch", "torch.compile", "cub", "cub float32")
 
 Inputs = tuple[torch.Tensor, ...]
 Run = Callable[[Inputs], Any]
+
+
+def is_copy(part: str, op: str) -> bool:
+    """As much is written as read, so that the ceiling is a copy; else a read."""
+    return op in SCANS or (part == "fused" and op not in TO_VALUES)
 
 
 @dataclass(frozen=True)
@@ -200,16 +208,22 @@ class Case:
 
 
 def _dtypes(part: str, quick: bool) -> tuple[str, ...]:
-    return FLOATS[:2] if quick or part.startswith(("small", "reduce", "compile")) else FLOATS
+    return FLOATS[:2] if quick or part.startswith(("small", "reduce", "compile", "fused")) else FLOATS
 
 
 def cases(part: str, quick: bool = False) -> Iterator[Case]:
     """Of one part; quick: float32 and bfloat16 alone."""
     dtypes = _dtypes(part, quick)
+    kind = Case
+    if part == "fused":
+        from .fused import FusedCase as kind
     for dtype in dtypes:
         for bar in BARS:
             if bar.part == part:
-                yield from (Case(part, bar.op, dtype, shape, bar.dim, f) for shape in bar.shapes for f in bar.forms)
+                yield from (kind(part, bar.op, dtype, shape, bar.dim, f) for shape in bar.shapes for f in bar.forms)
+    if part == "fused":
+        sampled = itertools.product(dtypes, ("softmax", "log_softmax"), (1, 8, 64))
+        yield from (kind(part, op, dtype, (n, 151_936), 1) for dtype, op, n in sampled)
     extra = {
         "scan-1d": _one_row, "scan-rows": _transposed, "scan-few": _few_columns, "small": _small, "reduce": _reduce,
         "reduce-rows": _reduce_rows, "reduce-columns": _reduce_columns, "reduce-ops": _reduce_ops, "compile": _compile,

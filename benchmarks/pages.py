@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 
 from . import bars
-from .cases import PARTS, SCANS
+from .cases import PARTS, SCANS, UNDRAWN, is_copy
 from .results import OURS, PEERS, Case, Key, Row, best_peer, by_case, name_of, shape_of, speedup
 from .verdicts import misses, verdict
 
@@ -31,6 +31,7 @@ TITLES = {
     "scan-few": "cumsum of few columns",
     "scan-ops": "cumprod, logcumsumexp, cummax and cummin",
     "linear": "linear_scan",
+    "fused": "Rows that are looked at twice",
     "small": "Short calls",
     "compile": "Beside torch.compile",
 }
@@ -234,13 +235,13 @@ MADE = "Made by `python -m benchmarks.compare --markdown` from [benchmarks/resul
 
 
 def part_page(part: str, rows: list[Row]) -> str:
-    kinds = {"copy" if row["op"] in SCANS else "read" for row in rows if row["part"] == part}
+    kinds = {"copy" if is_copy(part, row["op"]) else "read" for row in rows if row["part"] == part}
     ops = dict.fromkeys(row["op"] for row in rows if row["part"] == part)
-    drawn = {row["op"] for row in rows if row["part"] != "reduce-ops"}  # a few shapes make no picture
-    plots = ", ".join(f"[{op}](../plots/{op}.png)" for op in ops if op in drawn)
+    drawn = {row["op"] for row in rows if row["part"] not in UNDRAWN}
+    pictures = ", ".join(f"[{op}](../plots/{op}.png)" for op in ops if op in drawn) or "none"
     return "\n\n".join([
         f"# {TITLES[part]}", f"{PARTS[part][0].upper()}{PARTS[part][1:]}.",
-        f"{MADE}. [How it is measured](../performance.md); [all parts](README.md); plots: {plots}.",
+        f"{MADE}. [How it is measured](../performance.md); [all parts](README.md); plots: {pictures}.",
         HOW_TO_READ.format(kind=" or ".join(sorted(kinds))).rstrip(), part_text(part, rows),
     ])  # fmt: skip
 
@@ -357,6 +358,8 @@ SUMMARY: tuple[tuple[str, Callable[[Key], bool]], ...] = (
     ("sum and argmax, short", lambda k: k[1] == "small" and k[2] not in SCANS and len(k[4]) == 1),
     ("mean, nansum, norms, any, all, counts", lambda k: k[1] == "reduce-ops" and k[2] != "prod" and k[3] in DTYPES),
     ("prod", lambda k: k[1] == "reduce-ops" and k[2] == "prod"),
+    ("softmax, log_softmax", lambda k: k[1] == "fused" and "softmax" in k[2] and is_large(k)),
+    ("norms, cross_entropy, logsumexp, var", lambda k: k[1] == "fused" and "softmax" not in k[2]),
     ("cumsum, one row", lambda k: k[1] == "scan-1d" and is_large(k)),
     ("cumsum, rows", lambda k: k[1] == "scan-rows"),
     ("cumsum, columns and middle dims", lambda k: k[1] in ("scan-columns", "scan-few")),

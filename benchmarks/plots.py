@@ -4,7 +4,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from .cases import SCANS
+from .cases import SCANS, UNDRAWN
 from .pages import DTYPES, gpus, is_large, newest_with
 from .results import OURS, Case, Key, Row, by_case
 
@@ -96,7 +96,8 @@ def figure_of(op: str, cases: dict[Key, Case], kinds: tuple[str, ...]) -> Any:
 def draw(rows: list[Row], folder: Path) -> list[Path]:
     """A picture an op, and one of sums for README.md."""
     cases = by_case(rows)
-    figures = {f"{op}.png": figure_of(op, cases, tuple(KINDS)) for op in dict.fromkeys(key[2] for key in cases)}
+    ops = dict.fromkeys(key[2] for key in cases if key[1] not in UNDRAWN)
+    figures = {f"{op}.png": figure_of(op, cases, tuple(KINDS)) for op in ops}
     if any(row["part"] == "reduce-rows" for row in rows):
         gpu = newest_with(("reduce-rows", "reduce-columns"), rows)
         newest = {key: case for key, case in cases.items() if key[0] == gpu and key[1].startswith("reduce")}

@@ -18,6 +18,7 @@ import argparse
 import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def part_of(x: torch.Tensor) -> torch.Tensor:
 
 def expected_seconds(case: Case, inputs: tuple[torch.Tensor, ...]) -> float:
     """torch's, as 1/64 of the case tells."""
-    probe = Case(case.part, case.op, case.dtype, case.shape, case.dim)  # of any form: its result goes where torch wants
+    probe = replace(case, form="")  # its result goes where torch wants
     run, few = probe.run("torch"), tuple(part_of(x) for x in inputs)
     run(few)
     return 64 * waited(lambda: run(few), grid.DEVICE)
@@ -95,7 +96,7 @@ def measure(case: Case, wanted: list[str], args: argparse.Namespace) -> list[dic
             notes[provider] = failure(error)
     repeats, budget = (11, 0.1) if args.quick else (30, 0.25)
     times = take_turns(calls, grid.DEVICE, repeats, budget)
-    kind = "copy" if case.scans else "read"
+    kind = "copy" if grid.is_copy(case.part, case.op) else "read"
     ceiling, ceiling_name = peers.ceiling_seconds(kind, case.nbytes, replay) if times else (0.0, "")
     rows = []
     for provider, note in notes.items():
@@ -149,10 +150,10 @@ def line(case: Case, rows: list[dict[str, Any]]) -> str:
 def chosen(part: str, args: argparse.Namespace) -> list[Case]:
     """The cases of a part that the arguments leave; says which ops torchreduce lacks."""
     found = [case for case in grid.cases(part, args.quick) if not args.case or re.search(args.case, case.name)]
-    missing = sorted({case.op for case in found if not hasattr(tr, case.op)})
+    missing = sorted({case.op for case in found if not hasattr(tr, case.op.split()[0])})
     if missing:
         print(f"{part}: skipped, since torchreduce has no {', '.join(missing)}")
-    return [case for case in found if hasattr(tr, case.op)]
+    return [case for case in found if hasattr(tr, case.op.split()[0])]
 
 
 def warm_up() -> None:

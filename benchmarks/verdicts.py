@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from math import prod
 
 from . import bars
-from .cases import SCANS
+from .cases import SCANS, is_copy
 from .results import OURS, Case, Key, best_peer, name_of, speedup, time_of
 
 Miss = tuple[Key | None, str]  # None: of several cases together
@@ -33,7 +33,12 @@ def misses(cases: dict[Key, Case]) -> list[Miss]:
     if scans and statistics.median(scans) < bars.MEDIAN_SPEEDUP:
         said = f"ahead of the best peer {statistics.median(scans):.3f} times, under the bar of {bars.MEDIAN_SPEEDUP}"
         found.append((None, f"all scans: {said}"))
-    reductions = list(_speedups(case for key, case in large.items() if key[2] not in SCANS))
+    fused = list(_speedups(case for key, case in large.items() if key[1] == "fused"))
+    if fused and statistics.geometric_mean(fused) < bars.FUSED_SPEEDUP:
+        mean = statistics.geometric_mean(fused)
+        said = f"ahead of the best peer {mean:.3f} times, under the bar of {bars.FUSED_SPEEDUP}"
+        found.append((None, f"all rows looked at twice: {said}"))
+    reductions = list(_speedups(c for key, c in large.items() if key[2] not in SCANS and key[1] != "fused"))
     if reductions and statistics.geometric_mean(reductions) < bars.REDUCTIONS_SPEEDUP:
         mean = statistics.geometric_mean(reductions)
         said = f"ahead of the best peer {mean:.3f} times, under the bar of {bars.REDUCTIONS_SPEEDUP}"
@@ -57,12 +62,12 @@ def _of_case(key: Key, case: Case, cases: dict[Key, Case]) -> Iterable[str]:
     under = [f"under the bar of {pair[0]}"] if pair and fraction < pair[0] else []
     under += [f"under the floor of {floor}"] if floor and fraction < floor else []
     if under:
-        yield f"{fraction:.4f} of the {'copy' if op in SCANS else 'read'}, {' and '.join(under)}"
+        yield f"{fraction:.4f} of the {'copy' if is_copy(part, op) else 'read'}, {' and '.join(under)}"
     plain = time_of(cases.get((*key[:-1], ""), {}), OURS)
     if form in ("reverse", "exclusive") and plain and ours > bars.DIRECTIONS * plain:
         yield f"{ours / plain:.3f} times plain {op}'s, over {bars.DIRECTIONS}"
     peer = best_peer(case)
-    small = op not in SCANS and bars.is_small_batch(shape, dim)
+    small = op not in SCANS and part != "fused" and bars.is_small_batch(shape, dim)
     allowed = bars.SMALL_BATCH if small else bars.PEERS if prod(shape) >= bars.PEERS_FROM else None
     if peer and allowed and ours > allowed * peer[1]:
         yield f"{ours / peer[1]:.3f} times {peer[0]}'s, over {allowed}"
