@@ -208,7 +208,7 @@ class Case:
 
 
 def _dtypes(part: str, quick: bool) -> tuple[str, ...]:
-    return FLOATS[:2] if quick or part.startswith(("small", "reduce", "compile", "fused")) else FLOATS
+    return FLOATS[:2] if quick or part.startswith(("small", "reduce", "compile")) else FLOATS
 
 
 def cases(part: str, quick: bool = False) -> Iterator[Case]:

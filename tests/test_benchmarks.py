@@ -16,6 +16,7 @@ from torchreduce.bench import take_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import bars, cases, compare, cpu, pages, peers, results, run, verdicts
+from benchmarks.fused import FusedCase
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,11 +26,12 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize("bar", bars.BARS, ids=lambda bar: f"{bar.op}-{bar.dim}-{bar.shapes[0]}-{bar.forms[0]}")
 def test_bars_are_pairs_of_fractions_of_the_copy(bar):
-    assert bar.part in cases.PARTS and bar.op in cases.SCANS
+    assert bar.part in cases.PARTS and (bar.op in cases.SCANS) != (bar.part == "fused")
     assert all(0 < low <= high <= 1.05 for low, high in (bar.float32, bar.half))
     for shape in bar.shapes:
         assert 0 <= bar.dim < len(shape)
-        assert torch.Size(shape).numel() == pytest.approx(bars.N, rel=1e-3) or shape == (8, 4096, 4096)
+        common = (8, 4096, 4096), *bars.LABELLED, (16384, 4096), (65536, 1024)  # what people have
+        assert torch.Size(shape).numel() == pytest.approx(bars.N, rel=1e-3) or shape in common
 
 
 def test_each_bar_has_its_cases_and_each_case_at_most_one_bar():
@@ -42,6 +44,25 @@ def test_each_bar_has_its_cases_and_each_case_at_most_one_bar():
     keys = [(bar.op, shape, bar.dim, form) for bar in bars.BARS for shape in bar.shapes for form in bar.forms]
     assert len(keys) == len(set(keys))
     assert len({(case.part, case.name) for case in every}) == len(every)
+
+
+def test_rows_looked_at_twice_are_timed_as_they_are_called(monkeypatch):
+    """Forward and backward, by both, on the CPU at small sizes: what is run gives what it is named after."""
+    monkeypatch.setattr(cases, "DEVICE", "cpu")
+    ops = dict.fromkeys(case.op for case in cases.cases("fused"))
+    assert len(ops) == 12
+    for op in ops:
+        case = FusedCase("fused", op, "float32", (6, 40), 1)
+        inputs = case.inputs()
+        ours, torchs = (case.run(provider)(inputs) for provider in ("torchreduce", "torch"))
+        if "backward" in op:  # of random gradients, each its own
+            assert [t.shape for t in ours] == [t.shape for t in torchs]
+        else:
+            torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-6)
+        assert case.run("cub") is None and case.run("torchreduce fast") is None
+        tensors = 1 if op in cases.TO_VALUES else 3 if "backward" in op and op != "cross_entropy backward" else 2
+        assert case.nbytes == tensors * 6 * 40 * 4
+        assert cases.is_copy("fused", op) == (op not in cases.TO_VALUES)
 
 
 def test_bars_of_other_scans_follow_cumsums():

@@ -91,6 +91,7 @@ def test_every_rule_has_the_bits_of_eager(device):
             assert_bitwise_equal(a, b)
 
 
+@pytest.mark.slow
 def test_what_is_not_covered_goes_on(device):
     def f(x):
         return x.cfloat().sum(1), torch.linalg.vector_norm(x, 3), x.sum(1, dtype=torch.int64)
@@ -127,6 +128,7 @@ def step(x, w, b, emb, target):
     return loss, *torch.autograd.grad(loss, (w, b, emb))
 
 
+@pytest.mark.slow
 def test_a_training_step_repeats_and_does_not_see_its_batch():
     emb = (rows(50, 32) * 0.1).requires_grad_()
     w, b = torch.ones(32, requires_grad=True), torch.zeros(32, requires_grad=True)
@@ -178,6 +180,7 @@ WITH_CACHES = """
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_with_warm_caches_follows_the_switch_too(tmp_path):
     """The cache keeps the states apart, and what it serves is guarded as what is compiled."""
     for warm, states in ((False, ["on"]), (True, ["on", "off", "on"])):

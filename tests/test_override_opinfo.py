@@ -193,6 +193,7 @@ def test_gradients(name, device):
             assert_alike(call, sample)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(8))
 def test_every_other_operator(part, device):
     """A few samples of every other operator of torch: whatever it calls inside, its values stay within tolerance."""
