@@ -37,7 +37,7 @@ wheel-check:
 # The documentation as a site, in build/site.
 docs:
 	@python=$$(python3 tools/environment.py docs) && $$python setup.py -q build_ext --inplace && \
-	$$python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $$python -m mkdocs build --strict
 
 # On a machine with an NVIDIA GPU; each step also on its own, in at most 8 minutes.
 gpu:

@@ -24,7 +24,7 @@ API = {
     "switches": (
         "The switch, the override, plans",
         "How torch's own calls are turned over, how the level is set, what serves a call.",
-        ("override", "determinism", "plans"),
+        ("override", "promises", "determinism", "plans"),
     ),
     "testing": ("Tools for tests", "How bits are checked, here or in tests of your own.", ("testing",)),
 }
@@ -120,5 +120,5 @@ def split(doc: str) -> tuple[str, str]:
 
 def marked(prose: str) -> str:
     """Plain text as markdown: what would be emphasis, links or tags is not. Lists get the empty line they need."""
-    lines = [line if line.startswith("    ") else re.sub(r"([*_<`\[\]])", r"\\\1", line) for line in prose.splitlines()]
+    lines = [line if line.startswith("    ") else re.sub(r"([*_<\[\]])", r"\\\1", line) for line in prose.splitlines()]
     return re.sub(r"(?m)^((?!- |  )\S.*)\n(?=- )", r"\1\n\n", "\n".join(lines)) + "\n"

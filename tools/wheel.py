@@ -121,7 +121,7 @@ def problems(wheels: list[Path]) -> list[str]:
     for wheel in wheels:
         tag, _, platform = wheel.stem.split("-")[-3:]
         with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if not name.endswith("/")]
+            names = files(archive)
             text = "".join(archive.read(n).decode() for n in names if n.endswith(".dist-info/METADATA"))
             if LIBRARY in names:
                 libraries.add(hashlib.sha256(archive.read(LIBRARY)).hexdigest())
@@ -144,6 +144,11 @@ def problems(wheels: list[Path]) -> list[str]:
     if len(libraries) > 1:
         found.append(f"the wheels have {len(libraries)} different libraries")
     return found
+
+
+def files(archive: zipfile.ZipFile) -> list[str]:
+    """Without folders, which auditwheel lists."""
+    return [name for name in archive.namelist() if not name.endswith("/")]
 
 
 def recorded(archive: zipfile.ZipFile, names: list[str]) -> set[str]:
@@ -206,7 +211,7 @@ def check_sdist() -> None:
             env=environment)  # fmt: skip
         [built] = Path(folder).glob("*.whl")
         [wheel] = DIST.glob(f"*-cp3{sys.version_info.minor}-cp3*.whl")
-        names = [{n for n in zipfile.ZipFile(w).namelist() if "dist-info" not in n} for w in (built, wheel)]
+        names = [{n for n in files(zipfile.ZipFile(w)) if "dist-info" not in n} for w in (built, wheel)]
         if names[0] != names[1]:
             sys.exit(f"{sdist.name} makes a wheel with other files: {sorted(names[0] ^ names[1])}")
         run(["tar", "-xzf", str(sdist), "-C", folder])
