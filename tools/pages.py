@@ -28,6 +28,7 @@ API = {
     ),
     "testing": ("Tools for tests", "How bits are checked, here or in tests of your own.", ("testing",)),
 }
+NAMED = ("torchreduce.nn", "torchreduce.testing")  # modules whose names are not those of torchreduce itself
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -82,9 +83,6 @@ def api_page(name: str) -> str:
             if example:
                 parts.append(f"```pycon\n{example}\n```\n")
     return "\n".join(parts)
-
-
-NAMED = ("torchreduce.nn", "torchreduce.testing")  # whose names are not those of torchreduce itself
 
 
 def members(module: Any) -> list[tuple[str, Any]]:
