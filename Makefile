@@ -1,5 +1,6 @@
 # Everything a developer types. Each target sets up what it needs: the python3 in use if it has it all, else a .venv.
-.PHONY: build demo ladder test test-slow lint gpu gpu-build gpu-test gpu-memcheck gpu-racecheck gpu-bench hip hip-few hip-quick \
+.PHONY: build demo ladder test test-slow lint wheel wheel-check docs gpu gpu-build gpu-test gpu-memcheck gpu-racecheck \
+	gpu-bench hip hip-few hip-quick \
 	cuda-archs cuda-archs-few cuda-archs-quick all-archs hip-deps simt simt-full simt-quick mutants mutants-some \
 	mutants-quick simt-deps quick full clean
 
@@ -25,6 +26,18 @@ lint:
 	$$python -m ruff check . && $$python -m ruff format --check . && $$python -m mypy && \
 	find csrc tests/simt -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | sort | \
 	xargs $$($$python -c "import clang_format; print(clang_format.get_executable('clang-format'))") --dry-run -Werror
+
+# A wheel for each Python that is found, and the sdist, in dist/; then each installed where there is no compiler.
+wheel:
+	@python=$$(python3 tools/environment.py wheel) && $$python setup.py -q build_ext --inplace && \
+	$$python tools/wheel.py build
+wheel-check:
+	@python=$$(python3 tools/environment.py wheel) && $$python tools/wheel.py check
+
+# The documentation as a site, in build/site.
+docs:
+	@python=$$(python3 tools/environment.py docs) && $$python setup.py -q build_ext --inplace && \
+	NO_MKDOCS_2_WARNING=1 $$python -m mkdocs build --strict
 
 # On a machine with an NVIDIA GPU; each step also on its own, in at most 8 minutes.
 gpu:

@@ -36,9 +36,10 @@ def package_root(name: str) -> Path | None:
 
 
 PIP = f"{sys.executable} -m pip install"
-HAS_NINJA = package_root("ninja") or shutil.which("ninja")
-if not (package_root("torch") and package_root("setuptools") and package_root("pybind11") and HAS_NINJA):
-    sys.exit(f"Type: {PIP} torch setuptools ninja pybind11 && {PIP} --no-build-isolation .")
+MISSING = [name for name in ("torch", "setuptools", "pybind11") if not package_root(name)]
+MISSING += [] if package_root("ninja") or shutil.which("ninja") else ["ninja"]
+if MISSING:
+    sys.exit(f"Type: {PIP} {' '.join(MISSING)}, then what you typed, with pip's --no-build-isolation")
 if tuple(map(int, metadata.version("torch").split(".")[:2])) < (2, 10):
     sys.exit(f"Needs torch 2.10 or later, found {metadata.version('torch')}. Type: {PIP} 'torch>=2.10'")
 
@@ -286,6 +287,8 @@ class BuildExtension(build_ext):
     def run(self) -> None:
         start = time.monotonic()
         self.torch, self.toolkit = package_root("torch"), gpu_toolkit()
+        if not shutil.which(host_compiler()):
+            sys.exit(f"There is no {host_compiler()}: install a C++20 compiler, or name one by CXX")
         self.ninja = Ninja(BUILD, self.toolkit)
         # Messages and debug lines name files as "csrc/plan.cpp" and "torch/...", wherever the build ran.
         self.prefix_maps = [f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={self.torch.parent}/="]

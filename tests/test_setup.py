@@ -54,3 +54,15 @@ def test_a_gpu_before_ampere_is_refused_when_it_is_first_used():
         assert f"Tesla T4 (compute capability {major}.{minor})" in said and "8.0 or later" in said and "\n" not in said
     for major, minor in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 1)):
         assert _C.refusal("NVIDIA H100", major, minor) == ""
+
+
+def test_what_is_missing_is_said_in_one_line():
+    """By a Python that sees no packages, and by one that sees no compiler."""
+    done = subprocess.run([sys.executable, "-I", "-S", "setup.py", "--version"], cwd=ROOT, capture_output=True,
+                          text=True, env={**os.environ, "PATH": ""})  # fmt: skip
+    [line] = done.stderr.splitlines()
+    assert done.returncode != 0 and all(name in line for name in ("torch", "setuptools", "pybind11", "ninja"))
+    done = subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=ROOT, capture_output=True,
+                          text=True, env={**os.environ, "CXX": "no-such-compiler", "TORCHREDUCE_GPU": "0"})  # fmt: skip
+    [line] = done.stderr.splitlines()
+    assert done.returncode != 0 and "no-such-compiler" in line and "CXX" in line

@@ -26,7 +26,10 @@ SOURCES = (
     *("torchreduce/golden.json", "torchreduce/testing.py", "torchreduce/table.py", "torchreduce/plans.py"),
 )
 # Targets of the Makefile, one after the other.
-STEPS = ("lint", "build", "test-slow", "simt", "mutants-some", "hip-few", "cuda-archs-few")
+STEPS = (
+    *("lint", "build", "test-slow", "wheel", "wheel-check", "docs"),
+    *("simt", "mutants-some", "hip-few", "cuda-archs-few"),
+)
 ENVIRONMENT = {"TORCHREDUCE_GPU": "1", "TORCH_CUDA_ARCH_LIST": "9.0"}
 # Variables of the environment with which make, pytest or a compiler would do something else, or less.
 LEFT_OUT = r"MAKE.*|MFLAGS|SOURCES|BUILD|PYTHON|CXX|\w+FLAGS|PYTEST_.*|TORCHREDUCE_.*|\w+SAN_OPTIONS"

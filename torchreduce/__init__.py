@@ -3,6 +3,9 @@
 >>> import torch, torchreduce
 >>> torchreduce.sum(torch.ones(2, 3), dim=1)
 tensor([3., 3.])
+
+What input, dim, keepdim, dtype and out are is the same for all of a kind: help(torchreduce.ops) says it of reductions,
+help(torchreduce.scans) of scans, help(torchreduce.fused) of softmax, variances and norms.
 """
 
 from pathlib import Path
@@ -110,5 +113,10 @@ __all__ = [
     "var_mean",
     "vector_norm",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)  # tab completion: what is public
+
 
 follow_environment()

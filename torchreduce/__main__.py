@@ -13,6 +13,7 @@ import torchreduce
 
 from . import _C
 from .ladder import command as ladder
+from .testing import CONTRACT_VERSION
 
 
 def info() -> str:
@@ -23,6 +24,7 @@ def info() -> str:
     cuda, hip = f"CUDA {torch.version.cuda or 'none'}", f"HIP {torch.version.hip}"
     lines = {
         "torchreduce": torchreduce.__version__,
+        "contract": f"version {CONTRACT_VERSION}",
         "torch": f"{torch.__version__}, {hip if torch.version.hip else cuda}",
         "python": f"{platform.python_version()} on {platform.platform()}",
         "compiler": build["compiler"],

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 import torchreduce
@@ -88,12 +89,12 @@ def run(facts: str, only: str | None) -> int:
     for heading in ("device", "kernels", "cases", "matched", "failed"):
         golden.add_column(heading, justify="left" if heading in ("device", "kernels") else "right")
     failures, total = [], 0
-    for device in devices:
-        for name, context, cases in _kernels(device):
-            served, failed = _check(context, device, cases)
-            failures += [f"{device}, {name}: {failure}" for failure in failed]
-            total += served
-            golden.add_row(device, name, *(str(n) for n in (served, served - len(failed), len(failed))))
+    kernels = [(device, *kernel) for device in devices for kernel in _kernels(device)]
+    for device, name, context, cases in track(kernels, "golden bits", console=console, transient=True):
+        served, failed = _check(context, device, cases)
+        failures += [f"{device}, {name}: {failure}" for failure in failed]
+        total += served
+        golden.add_row(device, name, *(str(n) for n in (served, served - len(failed), len(failed))))
     console.print(golden)
     for failure in failures:
         console.print(f"FAILED {failure}", markup=False, highlight=False, soft_wrap=True)
@@ -101,10 +102,10 @@ def run(facts: str, only: str | None) -> int:
     speed = Table(title="GB/s of float32 read and written")
     for heading in ("device", "function", *(name for name, _, _ in SHAPES)):
         speed.add_column(heading, justify="left" if heading in ("device", "function") else "right")
-    for device in devices:
-        for function in FUNCTIONS:
-            cells = [f"{_gigabytes_per_second(function, dims, along, device):.1f}" for _, dims, along in SHAPES]
-            speed.add_row(device, function, *cells)
+    calls = [(device, function) for device in devices for function in FUNCTIONS]
+    for device, function in track(calls, "bandwidth", console=console, transient=True):
+        cells = [f"{_gigabytes_per_second(function, dims, along, device):.1f}" for _, dims, along in SHAPES]
+        speed.add_row(device, function, *cells)
     console.print(speed)
     verdict = f"[bold red]{len(failures)} of {total} golden cases FAILED" if failures else f"[green]all {total} matched"
     console.print(f"golden bits, contract {torchreduce.testing.CONTRACT_VERSION}: {verdict}[/]")
