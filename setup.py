@@ -16,6 +16,7 @@ finds one, or hipcc where torch is one for ROCm, and no GPU. Downloads nothing. 
     TORCHREDUCE_LIBRARY    a libtorchreduce.so built elsewhere, used as it is: then only _C and _aten are built
 """
 
+import hashlib
 import importlib.util
 import os
 import platform
@@ -224,6 +225,15 @@ def has_headers() -> bool:
     return (package_root("torch") / "include" / "ATen" / "Operators.h").exists()
 
 
+def interface() -> str:
+    """The definition of csrc/interface.h: a name with a hash of the headers that libraries have to have in common."""
+    headers = [*(ROOT / "csrc").glob("*.h"), *(ROOT / "csrc" / "kernels").rglob("*.h")]
+    digest = hashlib.sha256()
+    for header in sorted(headers):
+        digest.update(header.relative_to(ROOT).as_posix().encode() + header.read_bytes())
+    return f"-DTR_INTERFACE=torchreduce_interface_{digest.hexdigest()[:16]}"
+
+
 def quoted(flags: list[str]) -> str:
     return " ".join(shlex.quote(flag) for flag in flags).replace("$", "$$")
 
@@ -333,7 +343,7 @@ class BuildExtension(build_ext):
         }
         count = self.ninja.build("count", kernels, "kernel_count.h", [])
         defines = [f'-D{name}="{value}"' for name, value in facts.items()]
-        objects.append(compile("csrc/build_info.cpp", [*host, *defines], needs=count))
+        objects.append(compile("csrc/build_info.cpp", [*host, *defines, interface()], needs=count))
 
         # libtorch.so brings libtorch_cuda.so in where torch has one; nothing is bound to it at link time.
         link = ["-soname", LIBRARY, f"-L{self.torch}/lib"]
@@ -345,7 +355,7 @@ class BuildExtension(build_ext):
         """_C.<abi>.so, found beside the library at run time. Returns its path."""
         suffix = sysconfig.get_config_var("EXT_SUFFIX")
         includes = [f"{package_root('pybind11')}/include", sysconfig.get_paths()["include"]]
-        flags = [*HOST_FLAGS, *self.prefix_maps, "-fvisibility=hidden", "-Icsrc"]
+        flags = [*HOST_FLAGS, *self.prefix_maps, "-fvisibility=hidden", "-Icsrc", interface()]
         flags += [flag for path in includes for flag in ("-isystem", path)]
         binding = self.ninja.compile("csrc/python.cpp", flags, suffix.removesuffix(".so").strip("."))
         return self.ninja.build("link", [binding, library], f"_C{suffix}", ["-Wl,-rpath,$ORIGIN"])
@@ -353,7 +363,8 @@ class BuildExtension(build_ext):
     def aten(self, library: str) -> str:
         """_aten.torch-<version>.so, by torch's full C++ API. Returns its path."""
         includes = [f"{self.torch}/include", f"{self.torch}/include/torch/csrc/api/include"]
-        flags = [*HOST_FLAGS, *self.prefix_maps, "-Icsrc", *(flag for path in includes for flag in ("-isystem", path))]
+        flags = [*HOST_FLAGS, *self.prefix_maps, "-Icsrc", interface()]
+        flags += [flag for path in includes for flag in ("-isystem", path)]
         rows = self.ninja.compile("csrc/aten.cpp", flags, f"torch-{torch_version()}")
         link = [f"-L{self.torch}/lib", "-ltorch_cpu", "-lc10", "-Wl,-rpath,$ORIGIN"]
         return self.ninja.build("link", [rows, library], aten_name(), link)

@@ -21,6 +21,7 @@
 #include <deque>
 #include <limits>
 
+#include "interface.h"
 #include "operand.h"
 #include "plan.h"
 

@@ -1,7 +1,10 @@
 // The macros come from setup.py; kernel_count.h is written by the build, which counts the kernels in the object files.
 #include "build_info.h"
 
+#include "interface.h"
 #include "kernel_count.h"
+
+const char TR_INTERFACE = 0;
 
 namespace torchreduce {
 

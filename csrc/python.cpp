@@ -9,6 +9,7 @@
 
 #include "build_info.h"
 #include "cpu/cpu.h"
+#include "interface.h"
 #include "intrinsics.h"
 #include "kernels/common/refusal.h"
 #include "reduce_plan.h"

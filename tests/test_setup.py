@@ -66,3 +66,14 @@ def test_what_is_missing_is_said_in_one_line():
                           text=True, env={**os.environ, "CXX": "no-such-compiler", "TORCHREDUCE_GPU": "0"})  # fmt: skip
     [line] = done.stderr.splitlines()
     assert done.returncode != 0 and "no-such-compiler" in line and "CXX" in line
+
+
+def test_what_was_built_from_other_headers_cannot_be_loaded():
+    """_C and the override name a symbol of the library that is named after the headers of all of them."""
+    package = ROOT / "torchreduce"
+    found = {}
+    for file in (package / "libtorchreduce.so", *package.glob("_C.*.so"), *package.glob("_aten.*.so")):
+        listed = subprocess.run(["nm", "-D", file], capture_output=True, text=True, check=True).stdout.splitlines()
+        found[file.name.split(".")[0]] = [line.split()[-2:] for line in listed if "torchreduce_interface_" in line]
+    ((kind, name),) = found.pop("libtorchreduce")
+    assert kind == "R" and found and all(entry == [["U", name]] for entry in found.values())

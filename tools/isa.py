@@ -70,6 +70,13 @@ KERNEL = re.compile(
     r"(, (?P<kind>Typed|Pair|Triple|Any)Load<(?P<load>[\w ]+)>"
     r"(, ((Typed|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<variant>\w+)(?P<more>(, \w+)*))?)? ?>\("
 )
+# held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<Softmax<float>, float>(...), weight_granules<BF16, true>(...)
+FUSED_KERNEL = re.compile(
+    r"(?P<family>held_rows_kernel|fused_columns_kernel|fused_strided_leaf|fold_states|fold_weights|weight_\w+)"
+    r"<((?P<op>\w+)<\w+>, )?(?P<element>\w+)(, \w+)* ?>\("
+)
+# Of these the ones that are compiled for one type of elements.
+FUSED_OF_ONE_TYPE = {"held_rows_kernel", "fused_columns_kernel", "weight_granules"}
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
 CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.|NA\.)?(?:(128)|(64))\b")
 # Of no op: of one that never runs the driver is asked what it compiled it for; one zeroes workspaces (both in
@@ -83,11 +90,14 @@ HELPERS = (
 WIDE_REDUCTIONS = {
     *("reduce_rows", "reduce_packed_rows", "reduce_wide_columns", "reduce_narrow_columns", "reduce_short_columns"),
     "reduce_column_slices",
+    *FUSED_OF_ONE_TYPE,
 }
 # Bytes of memory a thread that a reduction may have on NVIDIA's GPUs. They are compiled for so many blocks a
 # multiprocessor that a few registers spill: columns of 16 bits that start anywhere are by 5 % faster (H100) with three
 # blocks that spill than with two that do not.
 SPILLED_BY_REDUCTIONS = 192
+# The same of kernels of rows looked at twice, whose rarely taken ways of exponentials spill.
+SPILLED_BY_FUSED = 72
 CUDA_BULK_COPY = re.compile(r"\bUBLKCP\b")
 AMD_UNWANTED = {"scratch": r"scratch_|buffer_(load|store)", "flat": r"flat_", "call": r"s_swappc|s_call"}
 
@@ -108,6 +118,11 @@ class Kernel:
     def __post_init__(self) -> None:
         name = re.sub(r"torchreduce::(gpu::|generic::)?", "", demangled(self.symbol))
         match = KERNEL.search(name)
+        if match is None and (match := FUSED_KERNEL.search(name)):
+            self.family, self.op = match["family"], match["op"] or "Weights"
+            self.element, self.variant, self.pairs = TYPES[match["element"]][0], None, False
+            self.types = {"load": match["element"]} if self.family in FUSED_OF_ONE_TYPE else {}
+            return
         if match is None:
             sys.exit(f"tools/isa.py does not understand the kernel {name}")
         self.family, self.op = match["family"], match["op"]
@@ -133,7 +148,11 @@ class Kernel:
 
     def check(self) -> list[str]:
         faults = list(self.faults)
-        allowed = SPILLED_BY_REDUCTIONS if self.nvidia and self.family.startswith("reduce_") else 0
+        allowed = 0
+        if self.nvidia and self.family.startswith("reduce_"):
+            allowed = SPILLED_BY_REDUCTIONS
+        elif self.nvidia and self.family in FUSED_OF_ONE_TYPE:
+            allowed = SPILLED_BY_FUSED
         if self.memory > allowed and (self.types or not self.nvidia):
             faults.append(f"{self.memory} bytes of memory a thread")
         if self.shared > MAX_SHARED:

@@ -21,7 +21,7 @@ torch.ops.load_library(_LIBRARY)
 try:
     from . import _C
 except ImportError as error:
-    raise ImportError(f"torchreduce._C is missing, or was built for another Python; {_BUILD}") from error
+    raise ImportError(f"torchreduce._C is missing, or was built for another Python or library; {_BUILD}") from error
 
 from .determinism import determinism, get_determinism, set_determinism  # noqa: E402
 from .fused import (  # noqa: E402
