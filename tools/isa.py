@@ -70,7 +70,7 @@ KERNEL = re.compile(
     r"(, (?P<kind>Typed|Pair|Triple|Any)Load<(?P<load>[\w ]+)>"
     r"(, ((Typed|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<variant>\w+)(?P<more>(, \w+)*))?)? ?>\("
 )
-# held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<Softmax<float>, float>(...), weight_granules<BF16, true>(...)
+# held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<Softmax<float>, float>(...), weight_elements<float, true>
 FUSED_KERNEL = re.compile(
     r"(?P<family>held_rows_kernel|fused_columns_kernel|fused_strided_leaf|fold_states|fold_weights|weight_\w+)"
     r"<((?P<op>\w+)<\w+>, )?(?P<element>\w+)(, \w+)* ?>\("
@@ -97,7 +97,7 @@ WIDE_REDUCTIONS = {
 # blocks that spill than with two that do not.
 SPILLED_BY_REDUCTIONS = 192
 # The same of kernels of rows looked at twice, whose rarely taken ways of exponentials spill.
-SPILLED_BY_FUSED = 72
+SPILLED_BY_FUSED = 80
 CUDA_BULK_COPY = re.compile(r"\bUBLKCP\b")
 AMD_UNWANTED = {"scratch": r"scratch_|buffer_(load|store)", "flat": r"flat_", "call": r"s_swappc|s_call"}
 
