@@ -13,9 +13,7 @@
 //   kLeafwise       what is written depends on the leaf, not on the row alone
 //   kTerm           what is written is made of term(), which the second look has made, too, instead of the element
 //   kWeights        it reads weights, one a position, and if kBiases biases: 1 and -0.0 where there are none
-//   kFills, fill(k)  whether, and by which element of input k, an absent position changes no sum: a kernel then need
-//   not
-//                   leave it out
+//   kFills, fill(k) whether elements fill(k) of each input k, where there are none, change no sum
 //   kStats          values in F of each row that it writes, or if it is a gradient reads
 //   Given, given(options, memory, row)  what the row comes with; nothing but for gradients and cross-entropy
 //   skips(Given)    the row is not read: its looks find nothing, and map() gets elements that mean nothing
