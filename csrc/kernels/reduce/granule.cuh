@@ -153,17 +153,22 @@ template <class Op> struct Search {
   static constexpr bool kFloats = kHasMaxima<E>;
   using Mark = std::conditional_t<kFloats, float, Key>;
 
-  __device__ static Mark lowest() {
-    if constexpr (kFloats) return bit_cast<float>(0xff800000u);
-    else return Order::kLowest;
+  // What of a granule is compared.
+  __device__ static Granule turned(const Op& op, Granule g) {
+    if constexpr (kFloats)
+      if (op.options.min) {
+#pragma unroll
+        for (uint32_t& w : g.item) w ^= sizeof(E) == 4 ? 0x80000000u : 0x80008000u;
+      }
+    return g;
   }
-  __device__ static Mark mark(const Op& op, E x) {
-    if constexpr (kFloats) return op.options.min ? -convert<float>(x) : convert<float>(x);
+  __device__ static Mark mark(const Op& op, E x) {  // of an element that was turned
+    if constexpr (kFloats) return convert<float>(x);
     else return op.load(x, 0).key;
   }
   __device__ static Mark greatest(const Op& op, const Granule& g) {
     if constexpr (kFloats) {
-      return convert<float>(greatest_of<E>(g, op.options.min));
+      return convert<float>(greatest_of<E>(g, false));
     } else {
       E x[kPerGranule<E>];
       elements_of(g, x);
@@ -181,56 +186,124 @@ template <class Op> struct Search {
     if constexpr (kFloats) return !(next <= best) && best == best;
     else return next > best;
   }
+  // The first element of a granule that is its greatest, `best`.
+  __device__ static int first_best(const Op& op, const Granule& g, Mark best) {
+    E x[kPerGranule<E>];
+    elements_of(g, x);
+    int at = 0;
+#pragma unroll
+    for (int i = kPerGranule<E> - 1; i > 0; --i) at = mark(op, x[i]) < best ? at : i;
+    at = mark(op, x[0]) < best ? at : 0;
+    if (best != best) {
+#pragma unroll
+      for (int i = kPerGranule<E> - 1; i >= 0; --i) at = mark(op, x[i]) != mark(op, x[i]) ? i : at;
+    }
+    return at;
+  }
   // The order of marks as integers: NaN is the greatest, and zeros are equal.
   __device__ static Key key(Mark m) {
-    if constexpr (!kFloats) return m;
-    else if constexpr (sizeof(E) == 4) return Order::key(bit_cast<int32_t>(m), false, true);
-    else return Order::key(Order::bits_of(round_to<E>(m)), false, true);
+    if constexpr (kFloats) {
+      const uint32_t bits = std::is_same<E, F16>::value ? round_to<F16>(m).bits : bit_cast<uint32_t>(m) >> (32 - 8 * sizeof(E));
+      typename Order::Wide k[1];
+      Order::template keys<1>(&bits, false, true, k);
+      return Order::narrow(k[0]);
+    } else {
+      return m;
+    }
   }
 };
 
-// What was found: the greatest key, and the number of the granule or the position where it is first.
-template <class Key> struct Found {
+// What was found: the greatest key, and the position where it is first.
+template <class Key, class Position> struct Found {
   Key key;
-  int32_t at;
+  Position at;
 };
-template <class Key> __device__ __forceinline__ Found<Key> first_of(const Found<Key>& a, const Found<Key>& b) {
+template <class Value> __device__ __forceinline__ Value first_of(const Value& a, const Value& b) {
   const bool other = b.key > a.key || (b.key == a.key && b.at < a.at);
   return {other ? b.key : a.key, other ? b.at : a.at};
 }
 
 // ---- a lane's part of a row ---------------------------------------------------------------------------------------------
 
-// Op::kAnyOrder: take() is given granules by ascending number.
-template <class Op, bool kIndexed = Op::kIndexed> struct Part;
+// Op::kAnyOrder: take() is given granules in ascending order, each with the position of its first element, which may be
+// before the row's; elements of other rows are absent ones.
+template <class Op, class Position, bool kIndexed = Op::kIndexed> struct Part;
 
-template <class Op> struct Part<Op, false> {
+template <class Op, class Position> struct Part<Op, Position, false> {
   using Value = typename Op::Acc;
   Value best;
 
-  __device__ Part(const Op& op, int) : best(op.absent()) {}
-  __device__ void take(const Op& op, const Granule& g, int) { best = op.combine(best, value_of(op, g)); }
-  __device__ Value value() const { return best; }
+  __device__ Part(const Op& op, Position) : best(op.absent()) {}
+  __device__ Part(const Op& op, const Granule& g, Position) : best(value_of(op, g)) {}
+  __device__ void take(const Op& op, const Granule& g, Position) { best = op.combine(best, value_of(op, g)); }
+  __device__ Value value(const Op&) const { return best; }
   __device__ static Value join(const Op& op, const Value& a, const Value& b) { return op.combine(a, b); }
 };
 
-template <class Op> struct Part<Op, true> {
+// The best granule is kept, and looked through once, at the end. Elements are at least as great as absent ones, so that
+// where none is greater the first position stands for all: that of the granule that the lane would begin with.
+template <class Op, class Position> struct Part<Op, Position, true> {
   using S = Search<Op>;
-  using Value = Found<typename S::Key>;
-  typename S::Mark best = S::lowest();
-  int32_t at;
+  using Value = Found<typename S::Key, Position>;
+  Granule kept;
+  typename S::Mark best;
+  Position at;  // of the kept granule
 
-  // Where nothing beats the lowest element, the first of the lane's granules stands for all.
-  __device__ Part(const Op&, int first) : at(first) {}
-  __device__ void take_mark(typename S::Mark next, int number) {
+  __device__ Part(const Op& op, Position first) : Part(op, absent_granule(op), first) {}
+  __device__ Part(const Op& op, const Granule& g, Position first)
+      : kept(S::turned(op, g)), best(S::greatest(op, kept)), at(first) {}
+  __device__ void take(const Op& op, const Granule& granule, Position first) {
+    const Granule g = S::turned(op, granule);
+    const typename S::Mark next = S::greatest(op, g);
     const bool better = S::beats(next, best);
     best = better ? next : best;
-    at = better ? number : at;
+    at = better ? first : at;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) kept.item[i] = better ? g.item[i] : kept.item[i];
   }
-  __device__ void take(const Op& op, const Granule& g, int number) { take_mark(S::greatest(op, g), number); }
-  __device__ Value value() const { return {S::key(best), at}; }
+  __device__ Value value(const Op& op) const {
+    const Position position = at + S::first_best(op, kept, best);
+    return {S::key(best), position < 0 ? 0 : position};
+  }
   __device__ static Value join(const Op&, const Value& a, const Value& b) { return first_of(a, b); }
 };
+
+// ---- products of floats -------------------------------------------------------------------------------------------------
+
+// As floats: as long as every product is a normal number the bits are those of powers (powers.h). Where one is not,
+// which shows in the least magnitude or in the end, what the lanes had is multiplied again, by powers.
+template <class Op> struct PlainProduct {
+  using Element = typename Op::Element;
+  using Acc = typename Op::F;
+  using Bits = FloatBits<Acc>;
+  using Word = typename Bits::Bits;
+  static constexpr bool kIndexed = false, kAnyOrder = false;
+  mutable Acc least = infinite();  // of the magnitudes of the lane's products
+
+  __device__ static Acc absent() { return Acc(1); }
+  __device__ static Element absent_element() { return Op::absent_element(); }
+  __device__ static Acc load(Element x, int64_t) { return convert<Acc>(x); }
+  __device__ Acc combine(Acc left, Acc right) const {
+    const Acc product = left * right;
+    least = smaller(std::is_same<Acc, float>::value ? Acc(__builtin_fabsf(float(product))) : Acc(__builtin_fabs(product)), least);
+    return product;
+  }
+  // Whether `product`, in which the lane's end, is that of the powers. The least normal number does not count: a product
+  // below it may have been rounded up to it. What is infinite or NaN stays so, or 0 has made NaN of it.
+  __device__ bool holds(Acc product) const {
+    const Acc low = bit_cast<Acc>(Word(1) << Bits::kFraction), size = product < 0 ? -product : product;
+    return least > low && size > low && size < infinite();
+  }
+
+ private:
+  __device__ static Acc infinite() { return bit_cast<Acc>(Word(Bits::kExponents)); }
+  __device__ static Acc smaller(Acc a, Acc b) {  // b where a is NaN
+    if constexpr (std::is_same<Acc, float>::value) return __builtin_fminf(a, b);
+    else return a < b ? a : b;
+  }
+};
+template <class Op> constexpr bool kMultipliesFloats = false;
+template <class E> constexpr bool kMultipliesFloats<Product<E>> = Product<E>::kFloat;
 
 // One of two values.
 template <class V> __device__ __forceinline__ V chosen_value(bool first, const V& a, const V& b) {
@@ -241,13 +314,15 @@ template <class V> __device__ __forceinline__ V chosen_value(bool first, const V
 
 // ---- what lanes make together -------------------------------------------------------------------------------------------
 
-// The tree over `lanes` neighbouring lanes (a power of two) of K values each; lanes >= K, and lane t gets value t % K.
-// Lanes keep half of what they have in each of the first steps, and send the rest.
+// The first levels of the tree over `lanes` neighbouring lanes (a power of two) of K values each, as long as lanes can
+// halve what they have: each keeps one of two, and sends the other. Where l levels were done, value[k] of lane t is that
+// of number (k << l) + t % (1 << l).
 template <int K, class V, class Join>
-__device__ __forceinline__ V transposing_tree(V (&value)[K], int lanes, Join join) {
+__device__ __forceinline__ void transposing_levels(V (&value)[K], int lanes, Join join) {
   const int lane = lane_id();
 #pragma unroll
   for (int h = K / 2, d = 1; h > 0; h /= 2, d *= 2) {
+    if (d >= lanes) break;
     const bool odd = (lane & d) != 0;
 #pragma unroll
     for (int k = 0; k < K / 2; ++k)
@@ -257,8 +332,13 @@ __device__ __forceinline__ V transposing_tree(V (&value)[K], int lanes, Join joi
         value[k] = join(kept, shuffle(sent, lane ^ d));
       }
   }
+}
+// The whole tree; lanes >= K, and lane t gets value t % K.
+template <int K, class V, class Join>
+__device__ __forceinline__ V transposing_tree(V (&value)[K], int lanes, Join join) {
+  transposing_levels(value, lanes, join);
   V v = value[0];
-  for (int d = K; d < lanes; d *= 2) v = join(v, shuffle(v, lane ^ d));
+  for (int d = K; d < lanes; d *= 2) v = join(v, shuffle(v, lane_id() ^ d));
   return v;
 }
 

@@ -1,95 +1,164 @@
-// Reductions of short rows that follow one another in memory, as (..., 5) over its last dim.
+// Reductions of short rows, as (..., 100) over its last dim.
 //
-// Serves: types that are read as they are, rows of up to 255 elements, or 4 KiB where no order shows, one after the
-// other with little between them, from any element on (packed_rows.h). Whatever their length, a block's run of them is
-// copied by whole granules. Shared memory: the block's rows as they lie in memory, from the granule on in which the
-// first starts, with 16 bytes left out after every 128. A few lanes, or one, take a row, neighbouring elements each;
-// neighbouring lanes have neighbouring rows.
+// Serves: types that are read as they are, rows of neighbouring elements of up to 4 KiB, from any element on, of up to
+// four kept dims (packed_rows.h). A block's rows are copied to shared memory by whole granules: as they lie in memory,
+// or each to a place of its own. Shared memory: where several lanes have a row, their values; the rows.
+// Neighbouring lanes have neighbouring rows, and other warps other parts of them, so that a warp looks at no end of a
+// row that is not the end of all. A part is neighbouring residues of each 256 elements where order shows, read as
+// words that are shifted to where the row starts; else granules as they are.
 #pragma once
 #include "granule.cuh"
 #include "packed_rows.h"
 
 namespace torchreduce::gpu {
 
-// Elements of a row in shared memory, from the byte `first` on.
-template <class E, bool kPads> struct StagedRow {
-  const char* staged;
-  int first;
+// A row in shared memory: `at` bytes after `base`, which is a granule.
+template <class E> struct StagedRow {
+  const char* base;
+  int at;
+
   __device__ __forceinline__ E operator[](int i) const {
-    return *reinterpret_cast<const E*>(staged + packed_rows::padded(kPads, first + i * int(sizeof(E))));
+    return *reinterpret_cast<const E*>(base + at + i * int(sizeof(E)));
+  }
+  // Elements i to i + 7, of which those from n on are `absent`; i is a multiple of 8.
+  __device__ __forceinline__ void eight(int i, int n, const Granule& absent, E (&x)[8]) const {
+    if constexpr (sizeof(E) >= 4) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) x[k] = (*this)[i + k];
+      if (i + 8 > n) {
+        E none[kPerGranule<E>];
+        elements_of(absent, none);
+#pragma unroll
+        for (int k = 1; k < 8; ++k) x[k] = i + k < n ? x[k] : none[0];
+      }
+    } else {  // words, from where the row starts on
+      constexpr int kWords = 2 * int(sizeof(E));
+      const uint32_t* const from =
+          reinterpret_cast<const uint32_t*>(base + (at & ~3) + unsigned(i) * unsigned(sizeof(E)));
+      const int bits = (at & 3) * 8;
+      uint32_t w[kWords + 1];
+      Granule g = absent;
+#pragma unroll
+      for (int k = 0; k <= kWords; ++k) w[k] = from[k];
+#pragma unroll
+      for (int k = 0; k < kWords; ++k) g.item[k] = funnel_right(w[k], w[k + 1], bits);
+      if (i + 8 > n) mask<E>(g, 0, n - i, absent);
+      E all[kPerGranule<E>];
+      elements_of(g, all);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) x[k] = all[k];
+    }
   }
 };
 
-// The tree over the elements from `begin` to `end`, at most kSpan of them.
-template <int kSpan, class Op, class Row>
-__device__ __forceinline__ typename Op::Acc staged_tree(const Op& op, const Row& row, int begin, int end) {
-  typename Op::Acc acc[kSpan];
+// ---- a lane's part ------------------------------------------------------------------------------------------------------
+
+// Of residues i to i + 7 the tree over their accumulators.
+template <class Op>
+__device__ __forceinline__ typename Op::Acc staged_residues(const Op& op, const StagedRow<typename Op::Element>& row,
+                                                            int i, int n) {
+  typename Op::Acc acc[8];
+  const Granule absent = absent_granule(op);
 #pragma unroll
-  for (int i = 0; i < kSpan; ++i) acc[i] = op.absent();
-  if (begin + kSpan <= end) {
+  for (int k = 0; k < 8; ++k) acc[k] = op.absent();
+  auto take = [&] {
+    typename Op::Element x[8];
+    row.eight(i, n, absent, x);
+    steps<8>(op, acc, [&](int k) { return x[k]; });
+  };
+  take();
+#pragma unroll 1
+  for (i += kResidues; i < n; i += kResidues) take();
 #pragma unroll
-    for (int i = 0; i < kSpan; ++i) acc[i] = op.load(row[begin + i], 0);
-  } else {
+  for (int d = 1; d < 8; d *= 2)
 #pragma unroll
-    for (int i = 0; i < kSpan - 1; ++i)
-      if (begin + i < end) acc[i] = op.load(row[begin + i], 0);
-  }
-#pragma unroll
-  for (int d = 1; d < kSpan; d *= 2)
-#pragma unroll
-    for (int i = 0; i < kSpan; i += 2 * d) acc[i] = op.combine(acc[i], acc[i + d]);
+    for (int k = 0; k < 8; k += 2 * d) acc[k] = op.combine(acc[k], acc[k + d]);
   return acc[0];
 }
-
-// Calls take(i) for the positions of a lane.
-template <class Take> __device__ __forceinline__ void each_position(int begin, int end, Take take) {
-  constexpr int kStep = 8;
-  int i = begin;
+// Of those from `begin` to `end`, a power of two apart, or to n.
+template <class Op>
+__device__ __forceinline__ typename Op::Acc staged_span(const Op& op, const StagedRow<typename Op::Element>& row,
+                                                        int begin, int end, int n) {
+  using Acc = typename Op::Acc;
+  constexpr int kRun = 4;  // by eights
+  auto combine = [&](Acc l, Acc r) { return op.combine(l, r); };
+  TreeStack<Acc, 4> tree;  // of 256 residues
 #pragma unroll 1
-  for (; i + kStep <= end; i += kStep) {
+  for (int i = begin; i < end && i < n; i += 8 * kRun) {
+    Acc a[kRun];
 #pragma unroll
-    for (int k = 0; k < kStep; ++k) take(i + k);
+    for (int k = 0; k < kRun; ++k) {
+      a[k] = op.absent();
+      if (i + 8 * k < end && i + 8 * k < n) a[k] = staged_residues(op, row, i + 8 * k, n);
+    }
+    tree.push(op.combine(op.combine(a[0], a[1]), op.combine(a[2], a[3])), combine);
   }
-#pragma unroll
-  for (int k = 0; k < kStep - 1; ++k)
-    if (i + k < end) take(i + k);
+  return tree.total(op.absent(), combine);
+}
+// The same of products of floats by powers, where that is rare.
+template <class Op>
+__device__ TR_RARELY_CALLED typename Op::Acc span_by_powers(const Op& op, StagedRow<typename Op::Element> row,
+                                                            int begin, int end, int n) {
+  return staged_span(op, row, begin, end, n);
 }
 
-// The lane's part of a row: an accumulator, or what was found.
-template <class Op, class Row>
-__device__ __forceinline__ auto staged_part(const Op& op, const Row& row, int begin, int end, int span) {
+// The part of lane t: an accumulator, or what was found.
+template <class Op>
+__device__ __forceinline__ auto staged_part(const Op& op, const StagedRow<typename Op::Element>& row, int t, int span,
+                                            int n) {
   using E = typename Op::Element;
-  using Acc = typename Op::Acc;
-  auto combine = [&](Acc l, Acc r) { return op.combine(l, r); };
+  constexpr int kPer = kPerGranule<E>;
+  if constexpr (Op::kAnyOrder) {
+    const int before = row.at % 16 / int(sizeof(E)), last = (before + n - 1) / kPer;
+    const Granule* const from = reinterpret_cast<const Granule*>(row.base + (row.at & ~15));
+    const int begin = t * (span / kPer), end = begin + span / kPer <= last ? begin + span / kPer : last + 1;
+    const Granule absent = absent_granule(op);
+    Part<Op, int32_t> part(op, begin * kPer - before);
+#pragma unroll 2
+    for (int k = begin; k < end; ++k) {
+      Granule g = from[k];
+      if (k == 0 || k == last) mask<E>(g, k == 0 ? before : 0, before + n - k * kPer, absent);
+      part.take(op, g, k * kPer - before);
+    }
+    return part.value(op);
+  } else if constexpr (kMultipliesFloats<Op>) {
+    const PlainProduct<Op> plain;
+    const auto product = staged_span(plain, row, t * span, t * span + span, n);
+    if (plain.holds(product)) return normal_power(product);
+    return span_by_powers(op, row, t * span, t * span + span, n);
+  } else {
+    return staged_span(op, row, t * span, t * span + span, n);
+  }
+}
+
+// A whole row of kN elements.
+template <int kN, class Op>
+__device__ __forceinline__ auto whole_row(const Op& op, const StagedRow<typename Op::Element>& row) {
+  using E = typename Op::Element;
   if constexpr (Op::kIndexed) {
-    Part<Op> part(op, begin);
-    each_position(begin, end, [&](int i) { part.take_mark(Search<Op>::mark(op, row[i]), i); });
-    return part.value();
-  } else if constexpr (kHasMaxima<E> && !Op::kConverts) {
+    using S = Search<Op>;
+    auto mark = [&](int i) {
+      if constexpr (S::kFloats) return op.options.min ? -convert<float>(row[i]) : convert<float>(row[i]);
+      else return S::mark(op, row[i]);
+    };
+    auto best = mark(0);
+    int at = 0;
+#pragma unroll
+    for (int i = 1; i < kN; ++i) {
+      const auto next = mark(i);
+      const bool better = S::beats(next, best);
+      best = better ? next : best;
+      at = better ? i : at;
+    }
+    return Found<typename S::Key, int32_t>{S::key(best), at};
+  } else if constexpr (kHasMaxima<E> && !Op::kConverts && !std::is_same<Op, Count<E>>::value) {
     float best = bit_cast<float>(0xff800000u);
-    each_position(begin, end, [&](int i) {
+#pragma unroll
+    for (int i = 0; i < kN; ++i) {
       const float x = convert<float>(row[i]), y = op.options.of == Of::Magnitudes ? __builtin_fabsf(x) : x;
       best = float_maximum(best, op.options.min ? -y : y);
-    });
-    return Acc(Ordering<E>::key(Ordering<E>::bits_of(round_to<E>(best)), false, false));
-  } else if constexpr (Op::kAnyOrder) {
-    Acc acc = op.absent();
-    each_position(begin, end, [&](int i) { acc = op.combine(acc, op.load(row[i], i)); });
-    return acc;
-  } else {
-    if (span <= 2) return staged_tree<2>(op, row, begin, end);
-    if (span <= 4) return staged_tree<4>(op, row, begin, end);
-    TreeStack<Acc, 6> tree;  // of 256 elements, 8 at a time
-#pragma unroll 1
-    for (int i = begin; i < end; i += 8) tree.push(staged_tree<8>(op, row, i, end), combine);
-    return tree.total(op.absent(), combine);
-  }
-}
-
-// The same of a whole row of kN elements.
-template <int kN, class Op, class Row> __device__ __forceinline__ auto whole_row(const Op& op, const Row& row) {
-  if constexpr (Op::kAnyOrder) {
-    return staged_part(op, row, 0, kN, kN);  // without loops, since kN is known
+    }
+    return typename Op::Acc(Ordering<E>::key(Ordering<E>::bits_of(round_to<E>(best)), false, false));
   } else {
     typename Op::Acc acc[kN];
 #pragma unroll
@@ -101,78 +170,142 @@ template <int kN, class Op, class Row> __device__ __forceinline__ auto whole_row
     return acc[0];
   }
 }
-// Rows of kN elements, or of more up to kMostUnrolled: a thread each, where addresses are not padded.
-template <int kN, class Op>
-__device__ __forceinline__ void unrolled_rows(const Op& op, const RowsCall& call, const char* staged, int before,
-                                              int64_t row0, int rows) {
+
+// ---- the block's rows ---------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ RowStart packed_row(const RowsCall& call, int64_t row) {
+  if (call.outer.dims > 1) return row_start(call.outer, row);
+  return {row * call.outer.in[0], row * call.outer.out[0]};
+}
+
+// Writes the result of row `row`.
+template <class Op, class Value>
+__device__ __forceinline__ void finish_packed_row(const Op& op, const RowsCall& call, int64_t row, const Value& value) {
   using E = typename Op::Element;
-  if constexpr (kN < packed_rows::kMostUnrolled)
-    if (call.length != kN) return unrolled_rows<kN + 1>(op, call, staged, before, row0, rows);
-  const int pitch = int(call.outer.in[0]) * int(sizeof(E));
-#pragma unroll 1
-  for (int r = int(threadIdx.x); r < rows; r += packed_rows::kThreads) {
-    const StagedRow<E, false> row{staged, before + r * pitch};
-    const auto value = whole_row<kN>(op, row);
-    const int64_t out = call.outer.out[0] * (row0 + r);
-    if constexpr (Op::kIndexed) op.finish({value.key, value.at}, call.out, out, row[value.at]);
-    else op.finish(value, call.out, out);
+  const RowStart start = packed_row(call, row);
+  if constexpr (Op::kIndexed) {
+    const typename Op::Acc acc{value.key, value.at};
+    op.finish(acc, call.out, start.out, call.out.values ? op.found(acc, [&] {
+      return static_cast<const E*>(call.in)[start.in + value.at];
+    }) : E{});
+  } else {
+    op.finish(value, call.out, start.out);
   }
 }
 
-// The block's rows, from shared memory: `rows` of them, the first `before` bytes into it and number `row0` of all.
-template <bool kPads, class Op>
+// Rows of kN elements, or of more up to kMostUnrolled: a thread each. row_of(r): row r of the block's `rows`.
+template <int kN, class Op, class RowOf>
+__device__ __forceinline__ void unrolled_rows(const Op& op, const RowsCall& call, int64_t row0, int rows, RowOf row_of) {
+  if constexpr (kN < packed_rows::kMostUnrolled)
+    if (call.length != kN) return unrolled_rows<kN + 1>(op, call, row0, rows, row_of);
+#pragma unroll 1
+  for (int r = int(threadIdx.x); r < rows; r += packed_rows::kThreads)
+    finish_packed_row(op, call, row0 + r, whole_row<kN>(op, row_of(r)));
+}
+
+// The same of any rows, by `lanes` lanes each.
+template <class Op, class RowOf>
 __device__ __forceinline__ void staged_rows(const Op& op, const RowsCall& call, const PackedRowsShape& shape,
-                                            const char* staged, int before, int64_t row0, int rows) {
-  using E = typename Op::Element;
-  const int n = int(call.length), lanes = shape.lanes, t = int(threadIdx.x) % lanes;
-  const int pitch = int(call.outer.in[0]) * int(sizeof(E));
-  const int begin = t * shape.span, end = begin + shape.span < n ? begin + shape.span : n;
-  for (int r0 = 0; r0 < rows; r0 += packed_rows::kThreads / lanes) {
-    const int wanted = r0 + int(threadIdx.x) / lanes, r = wanted < rows ? wanted : rows - 1;
-    const StagedRow<E, kPads> row{staged, before + r * pitch};
-    auto value = staged_part(op, row, begin, end, shape.span);
-    for (int d = 1; d < lanes; d *= 2) {
-      const auto other = shuffle(value, lane_id() ^ d);
-      if constexpr (Op::kIndexed) value = first_of(value, other);
-      else value = op.combine(value, other);
+                                            char* values, int64_t row0, int rows, RowOf row_of) {
+  const int n = int(call.length), lanes = shape.lanes;
+  if (lanes == 1) {
+#pragma unroll 1
+    for (int r = int(threadIdx.x); r < rows; r += packed_rows::kThreads)
+      finish_packed_row(op, call, row0 + r, staged_part(op, row_of(r), 0, shape.span, n));
+    return;
+  }
+  const int log = shape.log_lanes, across = packed_rows::kThreads >> log;
+  const int r = int(threadIdx.x) & (across - 1), t = int(threadIdx.x) >> (packed_rows::kLogThreads - log);
+  auto value = staged_part(op, row_of(r < rows ? r : rows - 1), t, shape.span, n);
+  using Value = decltype(value);
+  static_assert(sizeof(Value) <= packed_rows::kValue, "room for it");
+  Value* const all = reinterpret_cast<Value*>(values);
+  all[t * (across + 1) + r] = value;
+  __syncthreads();
+  const int row = int(threadIdx.x) >> log, part = int(threadIdx.x) & (lanes - 1);
+  value = all[part * (across + 1) + row];
+  for (int d = 1; d < lanes; d *= 2) {
+    const Value other = shuffle(value, lane_id() ^ d);
+    if constexpr (Op::kIndexed) value = first_of(value, other);
+    else value = op.combine(value, other);
+  }
+  if (part == 0 && row < rows) finish_packed_row(op, call, row0 + row, value);
+}
+
+// Starts the copy of a granule to `to`, of the tensor alone.
+template <class E, bool kInside>
+__device__ __forceinline__ void copy_granule(const RowsCall& call, char* to, const Granule* from) {
+  if (kInside || is_inside(call, from)) {
+    copy_async<16>(to, from);
+  } else {
+    const E* const items = reinterpret_cast<const E*>(from);
+    for (int k = 0; k < kPerGranule<E>; ++k)
+      if (items + k >= call.in && items + k < call.end) reinterpret_cast<E*>(to)[k] = items[k];
+  }
+}
+// A run of `count` granules.
+template <class E, bool kInside>
+__device__ __forceinline__ void copy_run(const RowsCall& call, char* to, const Granule* from, int count) {
+#pragma unroll 4
+  for (int i = int(threadIdx.x); i < count; i += packed_rows::kThreads) copy_granule<E, kInside>(call, to + i * 16, from + i);
+}
+// Rows row0 on, to places of so many bytes.
+template <class E, bool kInside>
+__device__ __forceinline__ void copy_rows(const RowsCall& call, char* to, int64_t row0, int rows, int place) {
+  const int most = place / 16, ahead = packed_rows::kThreads / most, rest = packed_rows::kThreads % most;
+  const int bytes = int(call.length) * int(sizeof(E));
+  int r = int(threadIdx.x) / most, k = int(threadIdx.x) % most;
+  const int64_t pitch = call.outer.in[0] * int64_t(sizeof(E));
+  const char* x = static_cast<const char*>(call.in) + (row0 + r) * pitch;  // of row r, where there is one dim
+#pragma unroll 1
+  while (r < rows) {
+    if (call.outer.dims > 1)
+      x = static_cast<const char*>(call.in) + row_start(call.outer, row0 + r).in * int64_t(sizeof(E));
+    if (k * 16 < int(uintptr_t(x) & 15) + bytes)
+      copy_granule<E, kInside>(call, to + r * place + k * 16, granule_of(reinterpret_cast<const E*>(x)) + k);
+    r += ahead;
+    x += ahead * pitch;
+    k += rest;
+    if (k >= most) {
+      k -= most;
+      ++r;
+      x += pitch;
     }
-    if (t > 0 || wanted >= rows) continue;
-    const int64_t out = call.outer.out[0] * (row0 + r);
-    if constexpr (Op::kIndexed) op.finish({value.key, value.at}, call.out, out, row[value.at]);
-    else op.finish(value, call.out, out);
   }
 }
 
 template <class Op>
-__global__ void TR_BLOCKS_BOUND(packed_rows::kThreads, 5)
+__global__ void TR_BLOCKS_BOUND(packed_rows::kThreads, 4)
     reduce_packed_rows(TR_GRID_CONSTANT RowsCall call, TR_GRID_CONSTANT PackedRowsShape shape) {
   using E = typename Op::Element;
-  TR_DYNAMIC_SHARED(staged, 16);
+  TR_DYNAMIC_SHARED(shared, 16);
   const Op op{call.options};
-  const int n = int(call.length);
   const int64_t row0 = int64_t(blockIdx.x) * shape.rows;
   const int rows = int(call.rows - row0 < shape.rows ? call.rows - row0 : shape.rows);
-  const int pitch = int(call.outer.in[0]);
-  const E* const x = static_cast<const E*>(call.in) + row0 * pitch;
-  const int before = elements_before(x) * int(sizeof(E));
-  const int bytes = before + ((rows - 1) * pitch + n) * int(sizeof(E));
-  const Granule* const from = granule_of(x);
-  for (int i = int(threadIdx.x); i * 16 < bytes; i += packed_rows::kThreads) {
-    char* const to = staged + packed_rows::padded(shape.padded, i * 16);
-    if (is_inside(call, from + i)) {
-      copy_async<16>(to, from + i);
-    } else {  // of the tensor alone
-      const E* const items = reinterpret_cast<const E*>(from + i);
-      for (int k = 0; k < kPerGranule<E>; ++k)
-        if (items + k >= call.in && items + k < call.end) reinterpret_cast<E*>(to)[k] = items[k];
-    }
+  char* const staged = shared + packed_rows::value_bytes(shape.lanes);
+  const E* const in = static_cast<const E*>(call.in);
+  const E* const first = in + packed_row(call, row0).in;
+  const E* const end = in + packed_row(call, row0 + rows - 1).in + call.length;
+  const bool inside = call.outer.dims == 1 && is_inside(call, granule_of(first)) && is_inside(call, granule_of(end - 1));
+  if (shape.place) {
+    if (inside) copy_rows<E, true>(call, staged, row0, rows, shape.place);
+    else copy_rows<E, false>(call, staged, row0, rows, shape.place);
+  } else {
+    const int count = int(granule_of(end - 1) - granule_of(first)) + 1;
+    if (inside) copy_run<E, true>(call, staged, granule_of(first), count);
+    else copy_run<E, false>(call, staged, granule_of(first), count);
   }
   end_copies();
   wait_copies<0>();
   __syncthreads();
-  if (shape.padded) staged_rows<true>(op, call, shape, staged, before, row0, rows);
-  else if (n <= packed_rows::kMostUnrolled) unrolled_rows<1>(op, call, staged, before, row0, rows);
-  else staged_rows<false>(op, call, shape, staged, before, row0, rows);
+  const int before = elements_before(first) * int(sizeof(E)), pitch = int(call.outer.in[0]) * int(sizeof(E));
+  auto row_of = [&](int r) {
+    if (!shape.place) return StagedRow<E>{staged, before + r * pitch};
+    return StagedRow<E>{staged, r * shape.place + elements_before(in + packed_row(call, row0 + r).in) * int(sizeof(E))};
+  };
+  if (call.length <= packed_rows::kMostUnrolled && shape.lanes == 1)
+    return unrolled_rows<1>(op, call, row0, rows, row_of);
+  staged_rows(op, call, shape, shared, row0, rows, row_of);
 }
 
 }  // namespace torchreduce::gpu

@@ -1,21 +1,21 @@
-// Short rows that follow one another in memory, or nearly so, wherever they start: blocks copy a run of them to shared
-// memory.
+// Short rows of neighbouring elements, wherever they start: blocks copy some of them to shared memory.
 #pragma once
-#include "outer.h"
+#include "rows.h"
 
 namespace torchreduce {
 
 struct PackedRowsShape : ReduceLaunch {
-  int rows = 1;         // of a block
-  int lanes = 1;        // of a row
-  int span = 1;         // neighbouring elements of a lane, a power of two
-  bool padded = false;  // 16 bytes are left out in shared memory after every 128
+  int rows = 1;   // of a block
+  int lanes = 1;  // of a row, each of another warp where a block has 32 rows for each
+  int log_lanes = 0;
+  int span = 8;   // neighbouring elements of a lane, of each 256 where order shows
+  int place = 0;  // bytes from a row's place in shared memory to the next; 0: rows lie there as in memory
 
   template <class Visit> void each(Visit visit) const {
     visit("rows", rows);
     visit("lanes", lanes);
     visit("span", span);
-    visit("padded", padded);
+    visit("place", place);
   }
 };
 
@@ -23,66 +23,71 @@ namespace packed_rows {
 
 using namespace plans;
 
-constexpr int kThreads = 256;
-constexpr int kMostLength = 255, kMostBytes = 4 << 10;  // where order shows, else; longer rows are for warps
-constexpr int kBytes = 32 << 10;  // of a block's rows: five blocks a multiprocessor, 160 KiB on their way
-constexpr int kBlocksWanted = 8;  // for each multiprocessor, before a block takes more rows
-constexpr int kMostUnrolled = 8;  // elements of rows that a thread each takes without a loop
-constexpr int kLine = 128;        // bytes: blocks that start on a line of memory read none twice
-// Bytes where they are in shared memory. Rows of whole granules, and a lane's elements of one, would meet in few banks;
-// of others addresses are in the instructions (on an H200 a third faster for the shortest).
-TR_HD constexpr int padded(bool pads, int bytes) { return pads ? bytes + (bytes >> 7) * 16 : bytes; }
+constexpr int kLogThreads = 8, kThreads = 1 << kLogThreads;
+constexpr int kMostBytes = 4 << 10;   // of a row; longer ones are for warps
+constexpr int kMostLanes = 32;        // of a row
+constexpr int kBytes = 52 << 10;      // of a block's rows: four blocks a multiprocessor
+constexpr int kRunBytes = 32 << 10;   // of those that threads take several of
+constexpr int kBlocksWanted = 8;      // for each multiprocessor, before a block takes more rows
+constexpr int kMostUnrolled = 16;     // elements of rows that a thread each takes without a loop
+constexpr int kBeyond = 80;           // bytes that may be looked at after a block's last row
+constexpr int kValue = 16;            // bytes of a lane's value, at most
 
-// A lane's elements, rounded up, and what its last steps with other lanes cost in the same measure; less is better.
-struct Cut {
-  int rows = 0, lanes = 1, span = 1;
-  double cost = 1e30;
-};
+// Of shared memory that lanes' values have before the rows.
+TR_HD constexpr int value_bytes(int lanes) { return lanes > 1 ? lanes * (kThreads / lanes + 1) * kValue : 0; }
+
+// Of `count` neighbouring lanes that each access so many bytes of a row of theirs, those that do of one bank.
+inline int conflicts(int start, int64_t pitch, int bytes, int count) {
+  int most = 0, found[32] = {};
+  for (int r = 0; r < count; ++r) most = std::max(most, ++found[(start + r * pitch) / bytes % (128 / bytes)]);
+  return most;
+}
+
+// Rows of whole granules for which those of rows.h are slower: where positions are found, and many lanes have no granule.
+inline bool is_better_for_positions(const ReduceCall& call, int granules) {
+  return facts(call.op, call.in.dtype).indexed && granules > 2 && granules <= rows::kMostSeveral &&
+         8 * granules < 7 * power_of_two(granules) && conflicts(0, granules * 16, 16, 8) <= 2;
+}
 
 inline std::optional<PackedRowsShape> serves(const ReduceCall& call, const DeviceFacts& device,
                                              const PlanOverride& forced) {
   const Layout& l = call.layout;
-  if (!has_plain_rows(call) || l.kept != 1) return {};
-  const int size = size_of(call.in.dtype);
-  if (any_order(call) ? l.length * size > kMostBytes : l.length > kMostLength) return {};
-  const int64_t pitch = l.in[0], gap = pitch - l.length;
-  if (gap < 0 || gap * size > std::max<int64_t>(32, l.length * size / 4)) return {};
-  const int n = int(l.length), one = int(pitch) * size;
-  // What rows.h serves without shared memory, and as fast or faster: rows of whole granules that leave few lanes
-  // without one, or are long (H200, GB/s here and there: sums of 64 float32 4050 and 4200, of 200 3770 and 4180, but of
-  // 100 3530 and 3150). Not where positions are found (H100, of the read ceiling: argmax of 300 float32 0.92 and 0.77,
-  // of 1024 bfloat16 0.91 and 0.85), nor where rows start anywhere (of 1025 bfloat16, GB/s: argmax 3000 and 1590, amax
-  // 3110 and 2220).
-  if (!forced.family && !facts(call.op, call.in.dtype).indexed && aligned(call.in.data) && n * size % 16 == 0 &&
-      one % 16 == 0) {
-    const int granules = n * size / 16, lanes = int(power_of_two(granules));
-    if (granules > 32 || (granules >= 8 && 8 * granules >= 7 * lanes)) return {};
-  }
-  const int whole = int(power_of_two(n));
+  const int size = size_of(call.in.dtype), bytes = int(std::min<int64_t>(l.length * size, kMostBytes + 1));
+  if (!has_plain_rows(call) || l.kept == 0 || bytes > kMostBytes) return {};
+  const int n = int(l.length), start = int(reinterpret_cast<uintptr_t>(call.in.data) % 16);
+  const int64_t pitch = l.in[0] * size;
+  const bool ordered = !any_order(call);
+  if (!forced.family && rows::has_whole_rows(call) && !is_better_for_positions(call, bytes / 16)) return {};
 
-  const int64_t wanted = ceil_div(l.rows, int64_t(kBlocksWanted) * device.multiprocessors);
-  const int most = int(std::max<int64_t>(1, std::min<int64_t>(kBytes / one, wanted)));
-  int line = 1;  // rows that end where lines do
-  while (line * one % kLine) line *= 2;
-  Cut best;
-  for (int lanes = 1; lanes <= 32 && (lanes == 1 || whole / lanes >= 8); lanes *= 2) {
-    const int span = whole / lanes, most_passes = most * lanes / kThreads;
-    for (int rows :
-         {most, most / line * line, most_passes * kThreads / lanes, most_passes * kThreads / lanes / line * line}) {
-      if (rows < 1) continue;
-      const double passes = double(ceil_div(int64_t(rows) * lanes, kThreads));
-      const double cost = (passes * (std::min(span, n) + 5) + 8) / rows * (rows % line ? 1.1 : 1);
-      if (cost < best.cost) best = {rows, lanes, span, cost};
-    }
-  }
   PackedRowsShape s;
   s.threads = kThreads;
-  s.lanes = best.lanes;
-  take(forced.lanes, s.lanes, 32, "lanes");
-  s.span = std::max(1, whole / s.lanes);
-  s.rows = best.rows;
-  s.padded = s.lanes > 1 || (one % 16 == 0 && n > kMostUnrolled);
-  s.shared = padded(s.padded, s.rows * one + 32) + 16;
+  // Rows that follow one another lie in shared memory as in memory. Where that leads to the same banks, and where other
+  // things lie between them, each has a place of its own, an odd number of granules.
+  const bool words = ordered || n <= kMostUnrolled;  // are accessed, not granules
+  const bool run = l.kept == 1 && pitch >= bytes && pitch - bytes <= std::max(32, bytes / 4) &&
+                   conflicts(start, pitch, words ? 4 : 16, words ? 32 : 8) <= 8;
+  bool alike = true;
+  for (int d = 0; d < l.kept; ++d) alike &= l.in[d] * size % 16 == 0;
+  const int granules = int(ceil_div(bytes + (alike ? start : 16 - size), 16));
+  if (!run) s.place = (granules | 1) * 16;
+  const int one = run ? int(pitch) : s.place;
+
+  const int whole = ordered ? int(std::max<int64_t>(8, power_of_two(std::min(n, kResidues)))) : granules * 16 / size;
+  const int pieces = ordered ? whole / 8 : granules;
+  auto rows_of = [&](int lanes) { return kThreads / lanes; };
+  while (s.lanes < std::min(kMostLanes, pieces) &&
+         (rows_of(s.lanes) * one > kBytes || l.rows < int64_t(rows_of(s.lanes)) * 2 * device.multiprocessors))
+    s.lanes *= 2;
+  take(forced.lanes, s.lanes, kMostLanes, "lanes");
+  if (ordered) s.span = std::max(8, whole / s.lanes);
+  else s.span = int(ceil_div(granules, s.lanes)) * 16 / size;
+  while (1 << s.log_lanes < s.lanes) ++s.log_lanes;
+  s.rows = rows_of(s.lanes);
+  if (s.lanes == 1)  // a thread takes several
+    s.rows *= int(std::max<int64_t>(1, std::min<int64_t>(kRunBytes / (s.rows * one),
+                                                         l.rows / (int64_t(s.rows) * kBlocksWanted *
+                                                                   device.multiprocessors))));
+  s.shared = value_bytes(s.lanes) + (s.rows * one + 15) / 16 * 16 + kBeyond;
   s.blocks = ceil_div(l.rows, s.rows);
   return s;
 }

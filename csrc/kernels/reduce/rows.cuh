@@ -5,9 +5,10 @@
 // a row that starts `before` elements into its first granule is read like any other; but its elements then lie `before`
 // places off the residues that lanes stand for, and their accumulators are moved there before they are combined.
 // Shared memory: an accumulator for each of the units of a block's run.
-// A warp takes 8, 4 or 2 short rows at once, with 1, 2 or 4 granules a lane of each, by groups of fewer lanes if they
-// are shorter still; or one row, unit by unit; or some units of the run of a row that its block has. A unit is a leaf
-// where order shows in the bits, else 256 granules. The last block of a row that is split combines the runs' values.
+// A warp takes 8, 4 or 2 short rows of whole granules at once, with 1, 2 or 4 granules a lane of each, by groups of
+// fewer lanes if they are shorter still; or one row, unit by unit; or some units of the run of a row that its block has.
+// A unit is a leaf where order shows in the bits, else 256 granules. The last block of a row that is split combines the
+// runs' values.
 #pragma once
 #include "granule.cuh"
 #include "rows.h"
@@ -35,10 +36,9 @@ template <class Op, int kEach> struct Residues {
     elements_of(g, x);
     steps<kPer>(op, acc + c % kRuns * kPer, [&](int i) { return x[i]; });
   }
-  // The same from the first element of a row or leaf on, where granules begin kBy elements earlier.
-  // By groups of `lanes` lanes, of which this is number `lane`.
-  template <int kBy> __device__ __forceinline__ void move_down(const Op& op, bool moves, int lane, int lanes) {
-    const int after = lane_id() - lane + (lane + 1) % lanes;
+  // The same from the first element of a leaf on, where granules begin kBy elements earlier. By a warp.
+  template <int kBy> __device__ __forceinline__ void move_down(const Op& op) {
+    const int after = (lane_id() + 1) % kLanes;
     Acc moved[kCount];
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
@@ -47,31 +47,20 @@ template <class Op, int kEach> struct Residues {
         moved[k] = acc[k + kBy];
       } else {
         const Acc next = shuffle(acc[k - k % kPer + from - kPer], after);
-        // After the last lane comes the first one of the next run; after the last run the first, if residues come
-        // again.
-        Acc past = op.absent();
-        if (kRuns == 1 && kCount == kPerLane) past = next;
-        else if (kCount == kPerLane || k / kPer + 1 < kRuns)
-          past = shuffle(acc[(k / kPer + 1) % kRuns * kPer + from - kPer], after);
-        moved[k] = lane == lanes - 1 ? past : next;
+        // After the last lane comes the first one of the next run, after the last run the first.
+        const Acc past = kRuns == 1 ? next : shuffle(acc[(k / kPer + 1) % kRuns * kPer + from - kPer], after);
+        moved[k] = after == 0 ? past : next;
       }
     }
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) acc[k] = moves ? moved[k] : acc[k];
+    for (int k = 0; k < kCount; ++k) acc[k] = moved[k];
   }
-  // By a warp, of one row.
   __device__ __forceinline__ void move_down_by(const Op& op, int before) {
     if constexpr (kPer > 4)
-      if (before & 4) move_down<4>(op, true, lane_id(), kLanes);
+      if (before & 4) move_down<4>(op);
     if constexpr (kPer > 2)
-      if (before & 2) move_down<2>(op, true, lane_id(), kLanes);
-    if (before & 1) move_down<1>(op, true, lane_id(), kLanes);
-  }
-  // By groups of lanes that may have rows of different kinds.
-  __device__ __forceinline__ void move_groups_down_by(const Op& op, int before, int lane, int lanes) {
-    if constexpr (kPer > 4) move_down<4>(op, (before & 4) != 0, lane, lanes);
-    if constexpr (kPer > 2) move_down<2>(op, (before & 2) != 0, lane, lanes);
-    move_down<1>(op, (before & 1) != 0, lane, lanes);
+      if (before & 2) move_down<2>(op);
+    if (before & 1) move_down<1>(op);
   }
   // The tree over each of the lane's runs of residues.
   __device__ __forceinline__ void tree(const Op& op, Acc* runs) {
@@ -114,7 +103,7 @@ template <class Op> __device__ __forceinline__ typename Op::Acc leaf_value(const
   using Acc = typename Op::Acc;
   using E = typename Op::Element;
   using R = Residues<Op, rows::kGranules>;
-  constexpr int kPer = kPerGranule<E>, kEach = kLeaf / kPer / kLanes;
+  constexpr int kPer = kPerGranule<E>;
   const int before = elements_before(x), lane = lane_id();
   const Granule* const from = granule_of(x);
   const int whole = (before + count) / kPer, rest = (before + count) % kPer;  // granules; elements of the last one
@@ -125,7 +114,7 @@ template <class Op> __device__ __forceinline__ typename Op::Acc leaf_value(const
   Granule last = absent;
   load_once(has_last, from + whole, last);
 #pragma unroll 1
-  for (int b = 0; b < kEach; b += rows::kGranules) {
+  for (int b = 0; b * kLanes < whole; b += rows::kGranules) {
     Granule g[rows::kGranules];
 #pragma unroll
     for (int j = 0; j < rows::kGranules; ++j) {
@@ -134,7 +123,10 @@ template <class Op> __device__ __forceinline__ typename Op::Acc leaf_value(const
     }
     if (b == 0 && lane == 0 && before > 0) mask<E>(g[0], before, kPer, absent);
 #pragma unroll
-    for (int j = 0; j < rows::kGranules; ++j) residues.take(op, g[j], j);  // 8 granules on residues come again
+    for (int j = 0; j < rows::kGranules; ++j) {
+      if (j == rows::kGranules / 2 && (b + j) * kLanes >= whole) break;
+      residues.take(op, g[j], j);  // 8 granules on residues come again
+    }
   }
   if (has_last) {
     mask<E>(last, whole == 0 ? before : 0, rest, absent);
@@ -156,16 +148,32 @@ template <class Op> __device__ __forceinline__ typename Op::Acc leaf_value(const
   return value;
 }
 
+// The same of products of floats by powers, where that is rare.
+template <class Op>
+__device__ TR_RARELY_CALLED typename Op::Acc leaf_by_powers(const Op& op, const RowsCall& call,
+                                                            const typename Op::Element* x, int count) {
+  return leaf_value(op, call, x, count);
+}
+template <class Op> __device__ __forceinline__ typename Op::Acc any_leaf(const Op& op, const RowsCall& call,
+                                                                         const typename Op::Element* x, int count) {
+  if constexpr (kMultipliesFloats<Op>) {
+    const PlainProduct<Op> plain;
+    const auto product = leaf_value(plain, call, x, count);
+    return ballot(!plain.holds(product)) ? leaf_by_powers(op, call, x, count) : normal_power(product);
+  } else {
+    return leaf_value(op, call, x, count);
+  }
+}
+
 // ---- where it does not ------------------------------------------------------------------------------------------------
 
-// Of the row that starts at x the units from `first` to `end`, each `step`-th, by a warp. Granules that reach out of
-// the tensor are taken element by element, one a lane, each in a granule of its own.
+// Of the row that starts at x the units from `first` to `end`, each `step`-th, by a warp. Granules that reach out of the
+// tensor are taken element by element, one a lane, each in a granule of its own.
 template <class Op>
-__device__ __forceinline__ typename Part<Op>::Value units_value(const Op& op, const RowsCall& call,
-                                                                const typename Op::Element* x, int first, int end,
-                                                                int step) {
+__device__ __forceinline__ typename Op::Acc units_value(const Op& op, const RowsCall& call,
+                                                        const typename Op::Element* x, int first, int end, int step) {
   using E = typename Op::Element;
-  using P = Part<Op>;
+  using P = Part<Op, int64_t>;
   constexpr int kPer = kPerGranule<E>, kUnit = rows::kGranules * kLanes;
   const int before = elements_before(x), lane = lane_id();
   const Granule* const from = granule_of(x);
@@ -175,13 +183,14 @@ __device__ __forceinline__ typename Part<Op>::Value units_value(const Op& op, co
   const bool first_out = first == 0 && whole > 0 && !is_inside(call, from);
   const bool last_out = has_last && !is_inside(call, from + whole);
   const Granule absent = absent_granule(op);
-  P part(op, first * kUnit + lane);
+  auto position_of = [&](int number) { return int64_t(number) * kPer - before; };
+  P part(op, position_of(first * kUnit + lane));
   auto take_item = [&](int number, int begin, int end) {
     if (lane < begin || lane >= end) return;
     Granule g = absent;
     const E x = reinterpret_cast<const E*>(from + number)[lane];
     memcpy(&g, &x, sizeof x);
-    part.take(op, g, number);
+    part.take(op, g, position_of(number) + lane);
   };
   if (first_out) take_item(0, before, kPer);
   Granule last = absent;
@@ -198,183 +207,151 @@ __device__ __forceinline__ typename Part<Op>::Value units_value(const Op& op, co
     }
     if (number == 0 && before > 0) mask<E>(g[0], before, kPer, absent);
 #pragma unroll
-    for (int j = 0; j < rows::kGranules; ++j) part.take(op, g[j], number + j * kLanes);
+    for (int j = 0; j < rows::kGranules; ++j) {
+      if (j % 2 == 0 && u * kUnit + j * kLanes >= whole) break;
+      part.take(op, g[j], position_of(number + j * kLanes));
+    }
   }
   if (loads_last) {
     mask<E>(last, whole == 0 ? before : 0, rest, absent);
-    part.take(op, last, whole);
+    part.take(op, last, position_of(whole));
   }
   if (last_out) take_item(whole, whole == 0 ? before : 0, rest);
-  typename P::Value value[1] = {part.value()};
-  return transposing_tree(value, kLanes, [&](const auto& a, const auto& b) { return P::join(op, a, b); });
+  auto value = part.value(op);
+  for (int d = 1; d < kLanes; d *= 2) value = P::join(op, value, shuffle(value, lane ^ d));
+  if constexpr (Op::kIndexed) return {value.key, value.at};
+  else return value;
 }
 
 // ---- results -----------------------------------------------------------------------------------------------------------
 
-// Writes the result of the row that starts at x; of an indexed op, `value` says in which granule it is.
-template <class Op, class Value>
+// Writes the result of the row that starts at x.
+template <class Op>
 __device__ __forceinline__ void finish_plain_row(const Op& op, const RowsCall& call, const typename Op::Element* x,
-                                                 int64_t out, const Value& value) {
-  if constexpr (Op::kIndexed) {
-    using E = typename Op::Element;
-    using S = Search<Op>;
-    const int64_t first = int64_t(value.at) * kPerGranule<E> - elements_before(x);
-    const Granule* const at = granule_of(x) + value.at;
-    const bool inside = is_inside(call, at);
-    E items[kPerGranule<E>], found{};
-    if (inside) elements_of(load_wide(at), items);
-    typename Op::Acc acc{value.key, 0};
-    if (inside) {
-#pragma unroll
-      for (int i = kPerGranule<E> - 1; i >= 0; --i)
-        if (first + i >= 0 && first + i < call.length && S::key(S::mark(op, items[i])) == value.key) {
-          acc.index = first + i;
-          found = items[i];
-        }
-    } else {
-#pragma unroll 1
-      for (int i = kPerGranule<E> - 1; i >= 0; --i)
-        if (first + i >= 0 && first + i < call.length && S::key(S::mark(op, x[first + i])) == value.key) {
-          acc.index = first + i;
-          found = x[first + i];
-        }
-    }
-    op.finish(acc, call.out, out, found);
-  } else {
-    op.finish(value, call.out, out);
-  }
-}
-// Between what a warp finds and an accumulator that other blocks see.
-template <class Op, class Value> __device__ __forceinline__ typename Op::Acc as_partial(const Value& value) {
-  if constexpr (Op::kIndexed) return {value.key, value.at};
-  else return value;
-}
-template <class Op> __device__ __forceinline__ auto as_value(const typename Op::Acc& partial) {
-  if constexpr (Op::kIndexed) return typename Part<Op>::Value{partial.key, int32_t(partial.index)};
-  else return partial;
+                                                 int64_t out, const typename Op::Acc& acc) {
+  using E = typename Op::Element;
+  if constexpr (Op::kIndexed)
+    op.finish(acc, call.out, out, call.out.values ? op.found(acc, [&] { return x[acc.index]; }) : E{});
+  else op.finish(acc, call.out, out);
 }
 
 // ---- the three ways ----------------------------------------------------------------------------------------------------
 
-// kRows rows a group of `lanes` lanes, of at most kEach granules a lane; whole: rows start with granules. Fewer than 8
-// lanes only where there is one kept dim at most.
-// False, and nothing done, where one of the warp's rows shares a granule with what is not the tensor.
-template <int kRows, class Op> __device__ __forceinline__ bool several_rows(const Op& op, const RowsCall& call,
-                                                                            int lanes, bool whole) {
+// What a warp makes of kRows rows a group of `lanes` lanes, with kEach granules a lane of each: a lane gets the values
+// of the group's rows number k * min(lanes, 8) + lane % 8, where kEach is 1; else that of row lane / kRuns % kRows.
+template <class Op, int kRows, int kEach> struct SeveralRows {
   using E = typename Op::Element;
-  constexpr int kPer = kPerGranule<E>, kEach = rows::kGranules / kRows;
-  constexpr int kRuns = Op::kAnyOrder ? 1 : kEach * kPer < kPerLane ? kEach : kPer < kPerLane ? kPerLane / kPer : 1;
-  const E* const in = static_cast<const E*>(call.in);
-  const int lane = lane_id(), t = lane % lanes, groups = kLanes / lanes, length = int(call.length);
-  const int64_t warp = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / kLanes;
-  const int64_t base = warp * (kRows * groups) + lane / lanes;  // rows base, base + groups, ...
-  const Granule fill = absent_granule(op);
-  const bool full = whole && length % kPer == 0;  // granules are rows' own
-  // Of the row that this lane will write; with several dims also for the other lanes.
-  const bool plain = call.outer.dims <= 1;
-  const int written = t / kRuns % kRows;
-  RowStart own{0, 0};
-  const int64_t own_row = base + written * groups;
-  if (!plain && own_row < call.rows) own = row_start(call.outer, own_row);
-  if (!full) {
-    const E* const x = in + (plain ? own_row * call.outer.in[0] : own.in);
-    const bool inside =
-        own_row >= call.rows || (is_inside(call, granule_of(x)) && is_inside(call, granule_of(x + length - 1)));
-    if (ballot(!inside)) return false;
-  }
-  auto row_of = [&](int r) {
-    if (plain) return in + (base + r * groups < call.rows ? (base + r * groups) * call.outer.in[0] : 0);
-    return in + shuffle(own.in, lane - t + r * kRuns);
-  };
-  Granule g[kRows][kEach];
-  int before[kRows];
+  static constexpr int kPer = kPerGranule<E>;
+  static constexpr int kRuns =
+      Op::kAnyOrder ? 1 : kEach * kPer < kPerLane ? kEach : kPer < kPerLane ? kPerLane / kPer : 1;
+
+  __device__ static __forceinline__ auto values(const Op& op, const Granule (&g)[kRows][kEach], int lanes) {
+    const int t = lane_id() % lanes;
+    if constexpr (Op::kAnyOrder) {
+      using P = Part<Op, int32_t>;
+      Packed<typename P::Value, kRows> v;
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const E* const x = row_of(r);
-    before[r] = elements_before(x);
+      for (int r = 0; r < kRows; ++r) {
+        P part(op, g[r][0], t * kPer);
+#pragma unroll
+        for (int c = 1; c < kEach; ++c) part.take(op, g[r][c], (t + c * lanes) * kPer);
+        v.item[r] = part.value(op);
+      }
+      return shared_out(v, lanes, [&](const auto& a, const auto& b) { return P::join(op, a, b); });
+    } else {
+      using R = Residues<Op, kEach>;
+      static_assert(R::kRuns == kRuns, "a tree for each");
+      Packed<typename Op::Acc, kRows * kRuns> v;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        R residues(op);
+#pragma unroll
+        for (int c = 0; c < kEach; ++c) residues.take(op, g[r][c], c);
+        residues.tree(op, v.item + r * kRuns);
+      }
+      return shared_out(v, lanes, [&](const auto& a, const auto& b) { return op.combine(a, b); });
+    }
+  }
+
+ private:
+  template <class Values, class Join>
+  __device__ static __forceinline__ Values shared_out(Values& v, int lanes, Join join) {
+    const int lane = lane_id();
+    if constexpr (kEach == 1) {
+      static_assert(kRuns == 1 && kRows == 8, "a value a row");
+      transposing_levels(v.item, lanes, join);
+      for (int d = 8; d < lanes; d *= 2) v.item[0] = join(v.item[0], shuffle(v.item[0], lane ^ d));
+    } else {
+      v.item[0] = transposing_tree(v.item, lanes, join);
+#pragma unroll
+      for (int d = 1; d < kRuns; d *= 2) v.item[0] = join(v.item[0], shuffle(v.item[0], lane ^ d));
+    }
+    return v;
+  }
+};
+
+template <int kRows, class Op>
+__device__ TR_RARELY_CALLED void several_rows_by_powers(const Op& op, const RowsCall& call, int lanes);
+
+// kRows rows a group of `lanes` lanes, of at most kEach granules a lane, all of which are the rows' own.
+template <int kRows, bool kPlain, class Op> __device__ __forceinline__ void several_rows(const Op& op,
+                                                                                         const RowsCall& call,
+                                                                                         int lanes) {
+  using E = typename Op::Element;
+  constexpr int kPer = kPerGranule<E>, kEach = rows::kGranules / kRows, kRuns = SeveralRows<Op, kRows, kEach>::kRuns;
+  const int t = lane_id() % lanes, groups = kLanes / lanes, granules = int(call.length) / kPer;
+  const int64_t warp = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / kLanes;
+  const int64_t base = warp * (kRows * groups) + lane_id() / lanes;  // rows base, base + groups, ...
+  const int left = int(call.rows - base < kRows * groups ? call.rows - base : kRows * groups);
+  const int64_t pitch = call.outer.in[0] * int64_t(sizeof(E)), step = groups * pitch;
+  const char* const x = static_cast<const char*>(call.in) + base * pitch;
+  const Granule fill = absent_granule(op);
+  Granule g[kRows][kEach];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
 #pragma unroll
     for (int c = 0; c < kEach; ++c) {
       g[r][c] = fill;
-      load_once(base + r * groups < call.rows && (t + c * lanes) * kPer < length + before[r],
-                granule_of(x) + t + c * lanes, g[r][c]);
+      load_once(r * groups < left && t + c * lanes < granules,
+                reinterpret_cast<const Granule*>(x + r * step) + t + c * lanes, g[r][c]);
     }
-  }
-  auto each_granule = [&](int r, auto take) {
-#pragma unroll
-    for (int c = 0; c < kEach; ++c) {
-      const int first = (t + c * lanes) * kPer - before[r];
-      if (kEach > 1 && !full) {  // one end at a time: rows have mostly more granules than lanes
-        if (c == 0 && first < 0) mask<E>(g[r][c], -first, kPer, fill);
-        if ((c > 0 || length < kLanes * kPer) && first + kPer > length)
-          mask<E>(g[r][c], 0, length > first ? length - first : 0, fill);
-      } else if (!full && (first < 0 || first + kPer > length)) {
-        mask<E>(g[r][c], first < 0 ? -first : 0, length > first ? length - first : 0, fill);
-      }
-      take(c);
-    }
-  };
   auto write = [&](int r, const auto& value) {
-    const int64_t row = base + r * groups;
-    if (row >= call.rows) return;
-    if (plain) own = {row * call.outer.in[0], row * call.outer.out[0]};
-    finish_plain_row(op, call, in + own.in, own.out, value);
+    if (r * groups >= left) return;
+    const int64_t out = (base + r * groups) * call.outer.out[0];
+    if constexpr (Op::kIndexed)
+      finish_plain_row(op, call, reinterpret_cast<const E*>(x + r * step), out, {value.key, value.at});
+    else finish_plain_row(op, call, nullptr, out, value);
   };
-  auto share = [&](auto& values, auto join) {  // kRuns values a row, the last to be combined
-    if constexpr (kRows == 8)
-      if (lanes < 8) {  // of one run each
+  auto write_all = [&](const auto& values) {
+    if constexpr (kEach == 1) {
+      const int apart = lanes < 8 ? lanes : 8;
 #pragma unroll
-        for (int r = 0; r < kRows; ++r)
-          for (int d = 1; d < lanes; d *= 2) values[r] = join(values[r], shuffle(values[r], lane ^ d));
-#pragma unroll
-        for (int r = 0; r < kRows; ++r)
-          if (t == 0) write(r, values[r]);
-        return;
-      }
-    auto value = transposing_tree(values, lanes, join);
-#pragma unroll
-    for (int d = 1; d < kRuns; d *= 2) value = join(value, shuffle(value, lane ^ d));
-    if (t < kRows * kRuns && t % kRuns == 0) write(written, value);
-  };
-  if constexpr (Op::kAnyOrder) {
-    using P = Part<Op>;
-    typename P::Value values[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      P part(op, t);
-      each_granule(r, [&](int c) { part.take(op, g[r][c], t + c * lanes); });
-      values[r] = part.value();
+      for (int k = 0; k < kRows; ++k)
+        if (k * apart < kRows && t < 8) write(k * apart + t, values.item[k]);
+    } else {
+      if (t < kRows * kRuns && t % kRuns == 0) write(t / kRuns, values.item[0]);
     }
-    share(values, [&](const auto& a, const auto& b) { return P::join(op, a, b); });
+  };
+  if constexpr (kPlain) {
+    const PlainProduct<Op> plain;
+    auto products = SeveralRows<PlainProduct<Op>, kRows, kEach>::values(plain, g, lanes);
+    bool holds = true;
+#pragma unroll
+    for (int k = 0; k < kRows; ++k)
+      if (k == 0 || (kEach == 1 && k * lanes < kRows)) holds &= plain.holds(products.item[k]);
+    if (ballot(!holds)) return several_rows_by_powers<kRows>(op, call, lanes);
+    Packed<typename Op::Acc, kRows> values;
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) values.item[k] = normal_power(products.item[k]);
+    write_all(values);
   } else {
-    using R = Residues<Op, kEach>;
-    static_assert(R::kRuns == kRuns, "a tree for each");
-    typename Op::Acc values[kRows * kRuns];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      R residues(op);
-      each_granule(r, [&](int c) { residues.take(op, g[r][c], c); });
-      if (lanes == kLanes) residues.move_down_by(op, before[r]);
-      else if (!whole) residues.move_groups_down_by(op, before[r], t, lanes);
-      residues.tree(op, values + r * kRuns);
-    }
-    share(values, [&](const auto& a, const auto& b) { return op.combine(a, b); });
+    write_all(SeveralRows<Op, kRows, kEach>::values(op, g, lanes));
   }
-  return true;
 }
-
-// `count` short rows a warp, one after the other, with nothing read around them.
-template <class Op> __device__ __forceinline__ void careful_rows(const Op& op, const RowsCall& call, int count) {
-  using E = typename Op::Element;
-  const int64_t first = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / kLanes * count;
-#pragma unroll 1
-  for (int64_t row = first; row < first + count && row < call.rows; ++row) {
-    const RowStart start = row_start(call.outer, row);
-    const E* const x = static_cast<const E*>(call.in) + start.in;
-    const auto acc = careful_leaf(op, x, int(call.length));
-    if (lane_id() > 0) continue;
-    if constexpr (Op::kIndexed) op.finish(acc, call.out, start.out, x[acc.index]);
-    else op.finish(acc, call.out, start.out);
-  }
+// The same of products of floats by powers, where that is rare.
+template <int kRows, class Op>
+__device__ TR_RARELY_CALLED void several_rows_by_powers(const Op& op, const RowsCall& call, int lanes) {
+  several_rows<kRows, false>(op, call, lanes);
 }
 
 // A row a warp, unit by unit; or a run of `units` units of a row a block, which its warps take in turns.
@@ -395,26 +372,26 @@ template <class Op> __device__ __forceinline__ void one_row(const Op& op, const 
   const int step = alone ? 1 : warps, begin = alone ? 0 : first + warp, end = first + shape.units;
   int values = warps;  // in shared memory
   if constexpr (Op::kAnyOrder) {
-    const auto v = units_value(op, call, x, begin, end, step);
+    const Acc v = units_value(op, call, x, begin, end, step);
     if (alone) {
       if (lane == 0) finish_plain_row(op, call, x, start.out, v);
       return;
     }
-    if (lane == 0) value[warp] = as_partial<Op>(v);
+    if (lane == 0) value[warp] = v;
   } else {
-    auto combine = [&](Acc l, Acc r) { return op.combine(l, r); };
-    TreeStack<Acc, 5> tree;  // of rows::kWalked leaves
+    Acc kept = op.absent();  // of a warp alone lane u has that of leaf u
     values = shape.units;
 #pragma unroll 1
     for (int u = begin; u < end; u += step) {
       const int64_t rest = call.length - int64_t(u) * kLeaf;
       Acc leaf = op.absent();
-      if (rest > 0) leaf = leaf_value(op, call, x + int64_t(u) * kLeaf, int(rest < kLeaf ? rest : kLeaf));
-      if (alone) tree.push(leaf, combine);
+      if (rest > 0) leaf = any_leaf(op, call, x + int64_t(u) * kLeaf, int(rest < kLeaf ? rest : kLeaf));
+      if (alone) kept = chosen_value(lane == u, leaf, kept);
       else if (lane == 0) value[u - first] = leaf;
     }
     if (alone) {
-      if (lane == 0) finish_plain_row(op, call, x, start.out, tree.total(op.absent(), combine));
+      kept = warp_tree(op, kept, kLanes);
+      if (lane == 0) finish_plain_row(op, call, x, start.out, kept);
       return;
     }
   }
@@ -426,7 +403,7 @@ template <class Op> __device__ __forceinline__ void one_row(const Op& op, const 
     if (!last_block(tickets + row, shape.splits, last)) return;
     acc = block_fold(op, partials + row * shape.splits, shape.splits, value);
   }
-  if (threadIdx.x == 0) finish_plain_row(op, call, x, start.out, as_value<Op>(acc));
+  if (threadIdx.x == 0) finish_plain_row(op, call, x, start.out, acc);
 }
 
 template <class Op>
@@ -435,10 +412,10 @@ __global__ void TR_BLOCKS_BOUND(rows::kThreads, 3)
                 uint32_t* tickets) {
   const Op op{call.options};
   if (shape.rows <= 1) return one_row(op, call, shape, partials, tickets);
-  const bool done = shape.rows == 8   ? several_rows<8>(op, call, shape.lanes, shape.whole)
-                    : shape.rows == 4 ? several_rows<4>(op, call, kLanes, shape.whole)
-                                      : several_rows<2>(op, call, kLanes, shape.whole);
-  if (!done) careful_rows(op, call, shape.rows * (kLanes / shape.lanes));
+  constexpr bool kPlain = kMultipliesFloats<Op>;
+  if (shape.rows == 8) return several_rows<8, kPlain>(op, call, shape.lanes);
+  if (shape.rows == 4) return several_rows<4, kPlain>(op, call, kLanes);
+  several_rows<2, kPlain>(op, call, kLanes);
 }
 
 }  // namespace torchreduce::gpu

@@ -1,20 +1,19 @@
-// Rows of neighbouring elements, wherever they start: lanes along a row, 16 bytes each, eight of them on their way.
+// Rows of neighbouring elements: short ones of whole granules, and long ones, wherever they start. Lanes along a row, 16
+// bytes each, eight of them on their way.
 #pragma once
 #include "outer.h"
 
 namespace torchreduce {
 
 struct RowsShape : ReduceLaunch {
-  int rows = 1;        // that a warp has on its way at once; 0: a row, or a run of it, is a block's
-  int lanes = 32;      // of a row, fewer than 32 where 8 rows are on their way
-  int units = 1;       // of a block's run: leaves, or 256 granules each where no order shows
-  bool whole = false;  // rows start with granules of 16 bytes
+  int rows = 1;    // that a warp has on its way at once; 0: a row, or a run of it, is a block's
+  int lanes = 32;  // of a row, fewer than 32 where 8 rows are on their way
+  int units = 1;   // of a block's run: leaves, or 256 granules each where no order shows
 
   template <class Visit> void each(Visit visit) const {
     visit("rows", rows);
     visit("lanes", lanes);
     visit("units", units);
-    visit("whole", whole);
   }
 };
 
@@ -25,7 +24,8 @@ using namespace plans;
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kGranules = 8;    // of a lane, on their way at once
 constexpr int kMostUnits = 32;  // of a block's run (8 of float32 cost 4 to 8 %)
-constexpr int kWalked = 16;     // units that a warp takes one after the other, at most
+constexpr int kMostSeveral = 4 * 32;  // granules of a row, of which a warp takes several
+constexpr int kWalked = 16;     // units that a warp takes one after the other, at most; no more than lanes
 constexpr int kWalkers = 16;    // rows for each multiprocessor from which on it does
 
 // Enough blocks for the device, but runs as long as they may be (H200, from a graph: 2^23 float32 in 256 blocks 7.4 us,
@@ -38,23 +38,31 @@ inline int units_a_run(int64_t units, int64_t rows, int multiprocessors) {
   return run;
 }
 
+// Whether all granules of rows are their own, and rows one after the other at one pitch.
+inline bool has_whole_rows(const ReduceCall& call) {
+  const Layout& l = call.layout;
+  const int size = size_of(call.in.dtype);
+  return l.kept <= 1 && aligned(call.in.data) && l.length * size % 16 == 0 &&
+         (l.kept == 0 || l.in[0] * size % 16 == 0);
+}
+
 inline std::optional<RowsShape> serves(const ReduceCall& call, const DeviceFacts& device, const PlanOverride& forced) {
   if (!has_plain_rows(call)) return {};
   const Layout& l = call.layout;
-  const int size = size_of(call.in.dtype), per = 16 / size;
-  bool whole = aligned(call.in.data) && forced.vector_loads != 0;  // whether rows start with granules
-  for (int d = 0; d < l.kept; ++d) whole &= l.in[d] * size % 16 == 0;
+  const int per = 16 / size_of(call.in.dtype);
+  const bool whole = has_whole_rows(call) && forced.vector_loads != 0;
   const int64_t granules = ceil_div(l.length + (whole ? 0 : per - 1), per);
   const int64_t units = any_order(call) ? ceil_div(granules, 256) : ceil_div(l.length, kLeaf);
   const int64_t multiprocessors = device.multiprocessors;
 
+  const bool several = whole && granules <= kMostSeveral;  // rows a warp
+
   RowsShape s;
-  s.whole = whole;
-  if (granules <= 4 * 32) {
+  if (several) {
     s.rows = granules <= 32 ? 8 : granules <= 2 * 32 ? 4 : 2;
-    s.lanes = int(std::min<int64_t>(32, std::max<int64_t>(l.kept > 1 ? 8 : 1, power_of_two(granules))));
+    s.lanes = int(std::min<int64_t>(32, power_of_two(granules)));
     take(forced.lanes, s.lanes, 32, "lanes");
-    if (s.lanes * int64_t(kGranules / s.rows) < granules || (s.lanes < 8 && l.kept > 1))
+    if (s.lanes * int64_t(kGranules / s.rows) < granules)
       throw std::invalid_argument("force_plan: too few lanes for a row of " + std::to_string(l.length));
   } else {
     s.rows = units == 1 || (units <= kWalked && l.rows >= kWalkers * multiprocessors) ? 1 : 0;
@@ -62,7 +70,7 @@ inline std::optional<RowsShape> serves(const ReduceCall& call, const DeviceFacts
   if (forced.rows >= 0) {
     if (forced.rows > 0) take(forced.rows, s.rows, 8, "rows");
     else s.rows = 0;
-    if (s.rows > 1 ? s.lanes * int64_t(kGranules / s.rows) < granules : s.rows == 1 && units > kWalked)
+    if (s.rows > 1 ? !several || s.lanes * int64_t(kGranules / s.rows) < granules : s.rows == 1 && units > kWalked)
       throw std::invalid_argument("force_plan: too many rows of " + std::to_string(l.length));
     if (s.rows < 8) s.lanes = 32;
   }

@@ -13,7 +13,7 @@ using namespace columns_of;
 // Blocks a multiprocessor, and rows of a unit, between which units are cut: the last blocks run alone for a shorter
 // time (H100, float32 sums of (100000, 2683): 0.82 of the read ceiling with 8 blocks, 0.885 with 24), but units of few
 // rows cost more than that (bfloat16, (777, 345472): 0.71 with units of 200 rows, 0.84 with one).
-constexpr int kBlocksWanted = 24, kLeastRows = 512;
+constexpr int kBlocksWanted = 12, kLeastRows = 1024;
 
 inline std::optional<WideColumnsShape> serves(const ReduceCall& call, const DeviceFacts& device, const PlanOverride&) {
   const auto c = columns_of::columns_of(call, device);
