@@ -149,9 +149,8 @@ template <class Op> __device__ __forceinline__ typename Op::Acc value_of(const O
 template <class Op> struct Search {
   using E = typename Op::Element;
   using Order = Ordering<E>;
-  using Key = decltype(typename Op::Acc().key);
   static constexpr bool kFloats = kHasMaxima<E>;
-  using Mark = std::conditional_t<kFloats, float, Key>;
+  using Mark = std::conditional_t<kFloats, float, typename Order::Key>;
 
   // What of a granule is compared.
   __device__ static Granule turned(const Op& op, Granule g) {
@@ -200,12 +199,13 @@ template <class Op> struct Search {
     }
     return at;
   }
-  // The order of marks as integers: NaN is the greatest, and zeros are equal.
-  __device__ static Key key(Mark m) {
+  // The order of marks as integers: NaN is the greatest, and zeros are equal, or not.
+  __device__ static auto key(Mark m, bool merge_zeros = true) {
     if constexpr (kFloats) {
-      const uint32_t bits = std::is_same<E, F16>::value ? round_to<F16>(m).bits : bit_cast<uint32_t>(m) >> (32 - 8 * sizeof(E));
+      const uint32_t bits =
+          std::is_same<E, F16>::value ? round_to<F16>(m).bits : bit_cast<uint32_t>(m) >> (32 - 8 * sizeof(E));
       typename Order::Wide k[1];
-      Order::template keys<1>(&bits, false, true, k);
+      Order::template keys<1>(&bits, false, merge_zeros, k);
       return Order::narrow(k[0]);
     } else {
       return m;
@@ -244,7 +244,7 @@ template <class Op, class Position> struct Part<Op, Position, false> {
 // where none is greater the first position stands for all: that of the granule that the lane would begin with.
 template <class Op, class Position> struct Part<Op, Position, true> {
   using S = Search<Op>;
-  using Value = Found<typename S::Key, Position>;
+  using Value = Found<decltype(typename Op::Acc().key), Position>;
   Granule kept;
   typename S::Mark best;
   Position at;  // of the kept granule
@@ -285,11 +285,12 @@ template <class Op> struct PlainProduct {
   __device__ static Acc load(Element x, int64_t) { return convert<Acc>(x); }
   __device__ Acc combine(Acc left, Acc right) const {
     const Acc product = left * right;
-    least = smaller(std::is_same<Acc, float>::value ? Acc(__builtin_fabsf(float(product))) : Acc(__builtin_fabs(product)), least);
+    least = smaller(
+        std::is_same<Acc, float>::value ? Acc(__builtin_fabsf(float(product))) : Acc(__builtin_fabs(product)), least);
     return product;
   }
-  // Whether `product`, in which the lane's end, is that of the powers. The least normal number does not count: a product
-  // below it may have been rounded up to it. What is infinite or NaN stays so, or 0 has made NaN of it.
+  // Whether `product`, in which the lane's end, is that of the powers. The least normal number does not count: a
+  // product below it may have been rounded up to it. What is infinite or NaN stays so, or 0 has made NaN of it.
   __device__ bool holds(Acc product) const {
     const Acc low = bit_cast<Acc>(Word(1) << Bits::kFraction), size = product < 0 ? -product : product;
     return least > low && size > low && size < infinite();
@@ -315,8 +316,8 @@ template <class V> __device__ __forceinline__ V chosen_value(bool first, const V
 // ---- what lanes make together -------------------------------------------------------------------------------------------
 
 // The first levels of the tree over `lanes` neighbouring lanes (a power of two) of K values each, as long as lanes can
-// halve what they have: each keeps one of two, and sends the other. Where l levels were done, value[k] of lane t is that
-// of number (k << l) + t % (1 << l).
+// halve what they have: each keeps one of two, and sends the other. Where l levels were done, value[k] of lane t is
+// that of number (k << l) + t % (1 << l).
 template <int K, class V, class Join>
 __device__ __forceinline__ void transposing_levels(V (&value)[K], int lanes, Join join) {
   const int lane = lane_id();

@@ -5,7 +5,8 @@
 // or each to a place of its own. Shared memory: where several lanes have a row, their values; the rows.
 // Neighbouring lanes have neighbouring rows, and other warps other parts of them, so that a warp looks at no end of a
 // row that is not the end of all. A part is neighbouring residues of each 256 elements where order shows, read as
-// words that are shifted to where the row starts; else granules as they are.
+// words that are shifted to where the row starts; else 16 bytes at a time, of granules or, where these would be of the
+// same banks, of words.
 #pragma once
 #include "granule.cuh"
 #include "packed_rows.h"
@@ -105,18 +106,24 @@ __device__ TR_RARELY_CALLED typename Op::Acc span_by_powers(const Op& op, Staged
 // The part of lane t: an accumulator, or what was found.
 template <class Op>
 __device__ __forceinline__ auto staged_part(const Op& op, const StagedRow<typename Op::Element>& row, int t, int span,
-                                            int n) {
+                                            bool words, int n) {
   using E = typename Op::Element;
   constexpr int kPer = kPerGranule<E>;
   if constexpr (Op::kAnyOrder) {
-    const int before = row.at % 16 / int(sizeof(E)), last = (before + n - 1) / kPer;
-    const Granule* const from = reinterpret_cast<const Granule*>(row.base + (row.at & ~15));
+    const int apart = row.at & (words ? 3 : 15), before = apart / int(sizeof(E)), last = (before + n - 1) / kPer;
+    const char* const from = row.base + (row.at - apart);
     const int begin = t * (span / kPer), end = begin + span / kPer <= last ? begin + span / kPer : last + 1;
     const Granule absent = absent_granule(op);
     Part<Op, int32_t> part(op, begin * kPer - before);
 #pragma unroll 2
     for (int k = begin; k < end; ++k) {
-      Granule g = from[k];
+      Granule g;
+      if (words) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) g.item[i] = reinterpret_cast<const uint32_t*>(from)[k * 4 + i];
+      } else {
+        g = reinterpret_cast<const Granule*>(from)[k];
+      }
       if (k == 0 || k == last) mask<E>(g, k == 0 ? before : 0, before + n - k * kPer, absent);
       part.take(op, g, k * kPer - before);
     }
@@ -150,15 +157,15 @@ __device__ __forceinline__ auto whole_row(const Op& op, const StagedRow<typename
       best = better ? next : best;
       at = better ? i : at;
     }
-    return Found<typename S::Key, int32_t>{S::key(best), at};
-  } else if constexpr (kHasMaxima<E> && !Op::kConverts && !std::is_same<Op, Count<E>>::value) {
+    return Found<decltype(typename Op::Acc().key), int32_t>{S::key(best), at};
+  } else if constexpr (kHasMaxima<E> && std::is_same<Op, Extreme<E>>::value) {
     float best = bit_cast<float>(0xff800000u);
 #pragma unroll
     for (int i = 0; i < kN; ++i) {
       const float x = convert<float>(row[i]), y = op.options.of == Of::Magnitudes ? __builtin_fabsf(x) : x;
       best = float_maximum(best, op.options.min ? -y : y);
     }
-    return typename Op::Acc(Ordering<E>::key(Ordering<E>::bits_of(round_to<E>(best)), false, false));
+    return typename Op::Acc(Search<Op>::key(best, false));
   } else {
     typename Op::Acc acc[kN];
 #pragma unroll
@@ -185,25 +192,32 @@ __device__ __forceinline__ void finish_packed_row(const Op& op, const RowsCall& 
   const RowStart start = packed_row(call, row);
   if constexpr (Op::kIndexed) {
     const typename Op::Acc acc{value.key, value.at};
-    op.finish(acc, call.out, start.out, call.out.values ? op.found(acc, [&] {
-      return static_cast<const E*>(call.in)[start.in + value.at];
-    }) : E{});
+    op.finish(
+        acc, call.out, start.out,
+        call.out.values ? op.found(acc, [&] { return static_cast<const E*>(call.in)[start.in + value.at]; }) : E{});
   } else {
     op.finish(value, call.out, start.out);
   }
 }
 
-// Rows of kN elements, or of more up to kMostUnrolled: a thread each. row_of(r): row r of the block's `rows`.
-template <int kN, class Op, class RowOf>
-__device__ __forceinline__ void unrolled_rows(const Op& op, const RowsCall& call, int64_t row0, int rows, RowOf row_of) {
+// Rows of kN elements, or of more up to kMostUnrolled, as they lie in memory, `pitch` bytes apart: a thread each.
+template <int kN, class Op>
+__device__ __forceinline__ void unrolled_rows(const Op& op, const RowsCall& call, const char* staged, int before,
+                                              int pitch, int64_t row0, int rows) {
+  using E = typename Op::Element;
   if constexpr (kN < packed_rows::kMostUnrolled)
-    if (call.length != kN) return unrolled_rows<kN + 1>(op, call, row0, rows, row_of);
+    if (call.length != kN) return unrolled_rows<kN + 1>(op, call, staged, before, pitch, row0, rows);
 #pragma unroll 1
-  for (int r = int(threadIdx.x); r < rows; r += packed_rows::kThreads)
-    finish_packed_row(op, call, row0 + r, whole_row<kN>(op, row_of(r)));
+  for (int r = int(threadIdx.x); r < rows; r += packed_rows::kThreads) {
+    const StagedRow<E> row{staged, before + r * pitch};
+    const auto value = whole_row<kN>(op, row);
+    const int64_t out = call.outer.out[0] * (row0 + r);
+    if constexpr (Op::kIndexed) op.finish({value.key, value.at}, call.out, out, row[value.at]);
+    else op.finish(value, call.out, out);
+  }
 }
 
-// The same of any rows, by `lanes` lanes each.
+// Any rows, by `lanes` lanes each; row_of(r): row r of the block's `rows`.
 template <class Op, class RowOf>
 __device__ __forceinline__ void staged_rows(const Op& op, const RowsCall& call, const PackedRowsShape& shape,
                                             char* values, int64_t row0, int rows, RowOf row_of) {
@@ -211,12 +225,12 @@ __device__ __forceinline__ void staged_rows(const Op& op, const RowsCall& call, 
   if (lanes == 1) {
 #pragma unroll 1
     for (int r = int(threadIdx.x); r < rows; r += packed_rows::kThreads)
-      finish_packed_row(op, call, row0 + r, staged_part(op, row_of(r), 0, shape.span, n));
+      finish_packed_row(op, call, row0 + r, staged_part(op, row_of(r), 0, shape.span, shape.words, n));
     return;
   }
   const int log = shape.log_lanes, across = packed_rows::kThreads >> log;
   const int r = int(threadIdx.x) & (across - 1), t = int(threadIdx.x) >> (packed_rows::kLogThreads - log);
-  auto value = staged_part(op, row_of(r < rows ? r : rows - 1), t, shape.span, n);
+  auto value = staged_part(op, row_of(r < rows ? r : rows - 1), t, shape.span, shape.words, n);
   using Value = decltype(value);
   static_assert(sizeof(Value) <= packed_rows::kValue, "room for it");
   Value* const all = reinterpret_cast<Value*>(values);
@@ -247,7 +261,8 @@ __device__ __forceinline__ void copy_granule(const RowsCall& call, char* to, con
 template <class E, bool kInside>
 __device__ __forceinline__ void copy_run(const RowsCall& call, char* to, const Granule* from, int count) {
 #pragma unroll 4
-  for (int i = int(threadIdx.x); i < count; i += packed_rows::kThreads) copy_granule<E, kInside>(call, to + i * 16, from + i);
+  for (int i = int(threadIdx.x); i < count; i += packed_rows::kThreads)
+    copy_granule<E, kInside>(call, to + i * 16, from + i);
 }
 // Rows row0 on, to places of so many bytes.
 template <class E, bool kInside>
@@ -286,7 +301,8 @@ __global__ void TR_BLOCKS_BOUND(packed_rows::kThreads, 4)
   const E* const in = static_cast<const E*>(call.in);
   const E* const first = in + packed_row(call, row0).in;
   const E* const end = in + packed_row(call, row0 + rows - 1).in + call.length;
-  const bool inside = call.outer.dims == 1 && is_inside(call, granule_of(first)) && is_inside(call, granule_of(end - 1));
+  const bool inside =
+      call.outer.dims == 1 && is_inside(call, granule_of(first)) && is_inside(call, granule_of(end - 1));
   if (shape.place) {
     if (inside) copy_rows<E, true>(call, staged, row0, rows, shape.place);
     else copy_rows<E, false>(call, staged, row0, rows, shape.place);
@@ -303,8 +319,8 @@ __global__ void TR_BLOCKS_BOUND(packed_rows::kThreads, 4)
     if (!shape.place) return StagedRow<E>{staged, before + r * pitch};
     return StagedRow<E>{staged, r * shape.place + elements_before(in + packed_row(call, row0 + r).in) * int(sizeof(E))};
   };
-  if (call.length <= packed_rows::kMostUnrolled && shape.lanes == 1)
-    return unrolled_rows<1>(op, call, row0, rows, row_of);
+  if (call.length <= packed_rows::kMostUnrolled && shape.lanes == 1 && !shape.place)
+    return unrolled_rows<1>(op, call, staged, before, pitch, row0, rows);
   staged_rows(op, call, shape, shared, row0, rows, row_of);
 }
 

@@ -6,9 +6,9 @@
 // places off the residues that lanes stand for, and their accumulators are moved there before they are combined.
 // Shared memory: an accumulator for each of the units of a block's run.
 // A warp takes 8, 4 or 2 short rows of whole granules at once, with 1, 2 or 4 granules a lane of each, by groups of
-// fewer lanes if they are shorter still; or one row, unit by unit; or some units of the run of a row that its block has.
-// A unit is a leaf where order shows in the bits, else 256 granules. The last block of a row that is split combines the
-// runs' values.
+// fewer lanes if they are shorter still; or one row, unit by unit; or some units of the run of a row that its block
+// has. A unit is a leaf where order shows in the bits, else 256 granules. The last block of a row that is split
+// combines the runs' values.
 #pragma once
 #include "granule.cuh"
 #include "rows.h"
@@ -167,8 +167,8 @@ template <class Op> __device__ __forceinline__ typename Op::Acc any_leaf(const O
 
 // ---- where it does not ------------------------------------------------------------------------------------------------
 
-// Of the row that starts at x the units from `first` to `end`, each `step`-th, by a warp. Granules that reach out of the
-// tensor are taken element by element, one a lane, each in a granule of its own.
+// Of the row that starts at x the units from `first` to `end`, each `step`-th, by a warp. Granules that reach out of
+// the tensor are taken element by element, one a lane, each in a granule of its own.
 template <class Op>
 __device__ __forceinline__ typename Op::Acc units_value(const Op& op, const RowsCall& call,
                                                         const typename Op::Element* x, int first, int end, int step) {
@@ -242,8 +242,10 @@ __device__ __forceinline__ void finish_plain_row(const Op& op, const RowsCall& c
 template <class Op, int kRows, int kEach> struct SeveralRows {
   using E = typename Op::Element;
   static constexpr int kPer = kPerGranule<E>;
-  static constexpr int kRuns =
-      Op::kAnyOrder ? 1 : kEach * kPer < kPerLane ? kEach : kPer < kPerLane ? kPerLane / kPer : 1;
+  static constexpr int kRuns = Op::kAnyOrder             ? 1
+                               : kEach * kPer < kPerLane ? kEach
+                               : kPer < kPerLane         ? kPerLane / kPer
+                                                         : 1;
 
   __device__ static __forceinline__ auto values(const Op& op, const Granule (&g)[kRows][kEach], int lanes) {
     const int t = lane_id() % lanes;

@@ -1,5 +1,5 @@
-// Rows of neighbouring elements: short ones of whole granules, and long ones, wherever they start. Lanes along a row, 16
-// bytes each, eight of them on their way.
+// Rows of neighbouring elements: short ones of whole granules, and long ones, wherever they start. Lanes along a row,
+// 16 bytes each, eight of them on their way.
 #pragma once
 #include "outer.h"
 
@@ -22,11 +22,11 @@ namespace rows {
 using namespace plans;
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kGranules = 8;    // of a lane, on their way at once
-constexpr int kMostUnits = 32;  // of a block's run (8 of float32 cost 4 to 8 %)
+constexpr int kGranules = 8;          // of a lane, on their way at once
+constexpr int kMostUnits = 32;        // of a block's run (8 of float32 cost 4 to 8 %)
 constexpr int kMostSeveral = 4 * 32;  // granules of a row, of which a warp takes several
-constexpr int kWalked = 16;     // units that a warp takes one after the other, at most; no more than lanes
-constexpr int kWalkers = 16;    // rows for each multiprocessor from which on it does
+constexpr int kWalked = 16;           // units that a warp takes one after the other, at most; no more than lanes
+constexpr int kWalkers = 16;          // rows for each multiprocessor from which on it does
 
 // Enough blocks for the device, but runs as long as they may be (H200, from a graph: 2^23 float32 in 256 blocks 7.4 us,
 // in 512 9.1); up to a leaf for each warp of one block that is faster than blocks that meet (2^14: 2.4 us and 3.3).
@@ -42,8 +42,7 @@ inline int units_a_run(int64_t units, int64_t rows, int multiprocessors) {
 inline bool has_whole_rows(const ReduceCall& call) {
   const Layout& l = call.layout;
   const int size = size_of(call.in.dtype);
-  return l.kept <= 1 && aligned(call.in.data) && l.length * size % 16 == 0 &&
-         (l.kept == 0 || l.in[0] * size % 16 == 0);
+  return l.kept <= 1 && aligned(call.in.data) && l.length * size % 16 == 0 && (l.kept == 0 || l.in[0] * size % 16 == 0);
 }
 
 inline std::optional<RowsShape> serves(const ReduceCall& call, const DeviceFacts& device, const PlanOverride& forced) {
