@@ -68,11 +68,11 @@ def rows_of_a_block(p, op, dtype, n):
     """Rows, or the part of one, that a block of the plan serves; what it has of a row is all of it if not split."""
     shape, leaves, warps = p["shape"], -(-n // LEAF), p["threads"] // 32
     if p["family"] == "packed_rows":
-        assert shape["lanes"] * shape["span"] >= n
+        ordered = op in ("sum", "mean") and dtype.is_floating_point  # then a lane has residues of each 256 elements
+        assert shape["lanes"] * shape["span"] >= (min(n, 256) if ordered else n)
         return shape["rows"]
     if p["family"] == "rows":
-        per = 16 // dtype.itemsize
-        granules = -(-(n + (0 if shape["whole"] else per - 1)) // per)
+        granules = -(-n * dtype.itemsize // 16)
         units = leaves if op in ("sum", "mean") and dtype.is_floating_point else -(-granules // 256)
         if shape["rows"] > 1:
             assert shape["lanes"] * 8 // shape["rows"] >= granules
@@ -176,7 +176,7 @@ def test_lanes_go_where_the_stride_is_small():
         assert plan(op, (2000, 2000), None)["family"] == "rows"
         assert plan(op, (2000, 2000), 1, strides=(6000, 3))["family"] == "strided"
         assert plan(op, (1000, 7), 1)["family"] == plan(op, (1000, 7), 1, strides=(9, 1))["family"] == "packed_rows"
-        assert plan(op, (1000, 7), 1, strides=(90, 1))["family"] == "rows"
+        assert plan(op, (1000, 7), 1, strides=(90, 1))["shape"]["place"] > 0
     assert plan("cumsum", (1_000_000, 32), 1)["family"] == "short_rows"
     assert plan("cumsum", (2**24,), 0)["family"] == "chain"
     assert plan("cumsum", (32, 1_000_000), 0)["family"] == "short_columns"

@@ -55,9 +55,7 @@ TR_HD constexpr int granule_columns(int size) { return size < 2 ? 8 : 16 / size;
 
 // Blocks of a multiprocessor that there are registers for, given the bytes of an element; `powers`: of products, whose
 // accumulators take twice as many.
-TR_HD constexpr int wide_column_blocks(int size, bool powers) {
-  return powers ? (size == 2 ? 1 : 2) : size == 4 || size == 2 ? 3 : 2;
-}
+TR_HD constexpr int wide_column_blocks(int size) { return size == 4 || size == 2 ? 3 : 2; }
 TR_HD constexpr int narrow_column_blocks(int size, bool powers) { return powers ? 2 : size == 2 ? 4 : 3; }
 TR_HD constexpr int short_column_blocks(int size, bool powers) { return powers && size == 2 ? 1 : 3; }
 template <class Op> constexpr bool kPowers = std::is_same<Op, Product<typename Op::Element>>::value;

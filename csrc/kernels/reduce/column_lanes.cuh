@@ -125,16 +125,16 @@ template <class Op, int V, bool kAnyOrder> struct ColumnTree {
   Piece* deep;
 
   __device__ explicit ColumnTree(void* shared) : deep(static_cast<Piece*>(shared) + threadIdx.x) {}
-  __device__ void join_deep(int level, A (&v)[V]) const {
+  __device__ void join_deep(const Op& op, int level, A (&v)[V]) const {
 #pragma unroll
     for (int e = 0; e < V; e += kPer) {
       const Piece left = deep[(level * V + e) / kPer * kThreads];
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) v[e + i] = Op::combine(left.item[i], v[e + i]);
+      for (int i = 0; i < kPer; ++i) v[e + i] = op.combine(left.item[i], v[e + i]);
     }
   }
   // A subtree of 2^level pushes.
-  __device__ void push(A (&v)[V], int level) {
+  __device__ void push(const Op& op, A (&v)[V], int level) {
     const int c = count;
     count += 1 << level;
 #pragma unroll
@@ -146,10 +146,10 @@ template <class Op, int V, bool kAnyOrder> struct ColumnTree {
         return;
       }
 #pragma unroll
-      for (int e = 0; e < V; ++e) v[e] = Op::combine(low[l][e], v[e]);
+      for (int e = 0; e < V; ++e) v[e] = op.combine(low[l][e], v[e]);
     }
     level = level > 2 ? level - 2 : 0;
-    for (; c >> (level + 2) & 1; ++level) join_deep(level, v);
+    for (; c >> (level + 2) & 1; ++level) join_deep(op, level, v);
 #pragma unroll
     for (int e = 0; e < V; e += kPer) {
       Piece p;
@@ -158,17 +158,17 @@ template <class Op, int V, bool kAnyOrder> struct ColumnTree {
       deep[(level * V + e) / kPer * kThreads] = p;
     }
   }
-  __device__ void total(A (&v)[V]) const {
+  __device__ void total(const Op& op, A (&v)[V]) const {
 #pragma unroll
     for (int e = 0; e < V; ++e) v[e] = Op::absent();  // the identity
 #pragma unroll
     for (int level = 0; level < 2; ++level)
       if (count >> level & 1) {
 #pragma unroll
-        for (int e = 0; e < V; ++e) v[e] = Op::combine(low[level][e], v[e]);
+        for (int e = 0; e < V; ++e) v[e] = op.combine(low[level][e], v[e]);
       }
     for (int level = 0; level < kDeepLevels; ++level)
-      if (count >> (level + 2) & 1) join_deep(level, v);
+      if (count >> (level + 2) & 1) join_deep(op, level, v);
   }
 };
 template <class Op, int V> struct ColumnTree<Op, V, true> {
@@ -179,10 +179,10 @@ template <class Op, int V> struct ColumnTree<Op, V, true> {
 #pragma unroll
     for (int e = 0; e < V; ++e) all[e] = Op::near_absent();
   }
-  __device__ void push(A (&v)[V], int) {
-    combine_all(all, v, [](const A& l, const A& r) { return Op::combine(l, r); });
+  __device__ void push(const Op& op, A (&v)[V], int) {
+    combine_all(all, v, [&](const A& l, const A& r) { return op.combine(l, r); });
   }
-  __device__ void total(A (&v)[V]) const {
+  __device__ void total(const Op&, A (&v)[V]) const {
 #pragma unroll
     for (int e = 0; e < V; ++e) v[e] = all[e];
   }

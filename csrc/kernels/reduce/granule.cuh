@@ -9,6 +9,7 @@
 #pragma once
 #include "finish.cuh"
 #include "outer.h"
+#include "plain_product.cuh"
 
 namespace torchreduce::gpu {
 
@@ -267,44 +268,6 @@ template <class Op, class Position> struct Part<Op, Position, true> {
   }
   __device__ static Value join(const Op&, const Value& a, const Value& b) { return first_of(a, b); }
 };
-
-// ---- products of floats -------------------------------------------------------------------------------------------------
-
-// As floats: as long as every product is a normal number the bits are those of powers (powers.h). Where one is not,
-// which shows in the least magnitude or in the end, what the lanes had is multiplied again, by powers.
-template <class Op> struct PlainProduct {
-  using Element = typename Op::Element;
-  using Acc = typename Op::F;
-  using Bits = FloatBits<Acc>;
-  using Word = typename Bits::Bits;
-  static constexpr bool kIndexed = false, kAnyOrder = false;
-  mutable Acc least = infinite();  // of the magnitudes of the lane's products
-
-  __device__ static Acc absent() { return Acc(1); }
-  __device__ static Element absent_element() { return Op::absent_element(); }
-  __device__ static Acc load(Element x, int64_t) { return convert<Acc>(x); }
-  __device__ Acc combine(Acc left, Acc right) const {
-    const Acc product = left * right;
-    least = smaller(
-        std::is_same<Acc, float>::value ? Acc(__builtin_fabsf(float(product))) : Acc(__builtin_fabs(product)), least);
-    return product;
-  }
-  // Whether `product`, in which the lane's end, is that of the powers. The least normal number does not count: a
-  // product below it may have been rounded up to it. What is infinite or NaN stays so, or 0 has made NaN of it.
-  __device__ bool holds(Acc product) const {
-    const Acc low = bit_cast<Acc>(Word(1) << Bits::kFraction), size = product < 0 ? -product : product;
-    return least > low && size > low && size < infinite();
-  }
-
- private:
-  __device__ static Acc infinite() { return bit_cast<Acc>(Word(Bits::kExponents)); }
-  __device__ static Acc smaller(Acc a, Acc b) {  // b where a is NaN
-    if constexpr (std::is_same<Acc, float>::value) return __builtin_fminf(a, b);
-    else return a < b ? a : b;
-  }
-};
-template <class Op> constexpr bool kMultipliesFloats = false;
-template <class E> constexpr bool kMultipliesFloats<Product<E>> = Product<E>::kFloat;
 
 // One of two values.
 template <class V> __device__ __forceinline__ V chosen_value(bool first, const V& a, const V& b) {
