@@ -174,7 +174,7 @@ def reduced(x, rng):
         lambda: (x.tanh() * 0.5 + 1).prod(dim),
         lambda: x.amax(dim),
         lambda: x.max(dim)[0],
-        lambda: x.aminmax(dim=dim)[1],
+        lambda: x * x.detach().aminmax(dim=dim, keepdim=True)[1],  # torch 2.11 has no derivative of it
         lambda: x * (x.argmax(dim, keepdim=True) + 1),
         lambda: x * (x > 0).any(dim, keepdim=True),
         lambda: torch.linalg.vector_norm(x, dim=dim),
