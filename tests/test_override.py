@@ -145,6 +145,21 @@ def test_out_may_not_share_memory():
         assert_bitwise_equal(x.clone().cumsum_(1), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_of_a_list(device, dtype):
+    """Of more tensors than one launch takes, of any lengths, layouts and starts, and of one without elements."""
+    whole = torch.randn(300_000, device=device, generator=torch.Generator(device).manual_seed(0)).to(dtype)
+    tensors = [whole[i : i + 1 + i * i * i % 5000] for i in range(150)]
+    tensors += [whole, whole[:70_000].view(7, -1), whole[:600].view(20, 30).t(), whole[1::3], whole[:0], whole[0]]
+    for order in (2, 1, 0, float("inf")):
+        some = [x for x in tensors if x.numel()] if order == float("inf") else tensors
+        expected = [tr.vector_norm(x, order) for x in some]
+        with tr.enabled(**ON):
+            found = torch._foreach_norm(some, order)
+        for n, e in zip(found, expected, strict=True):
+            assert_bitwise_equal(n, e)
+
+
 # ---- 1,000 random programs -------------------------------------------------------------------------------------------
 
 

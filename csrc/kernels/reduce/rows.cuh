@@ -277,9 +277,13 @@ template <int kRows, class Op> __device__ __forceinline__ bool several_rows(cons
   const int64_t own_row = base + written * groups;
   if (!plain && own_row < call.rows) own = row_start(call.outer, own_row);
   if (!full) {
-    const E* const x = in + (plain ? own_row * call.outer.in[0] : own.in);
-    const bool inside =
-        own_row >= call.rows || (is_inside(call, granule_of(x)) && is_inside(call, granule_of(x + length - 1)));
+    bool inside = true;
+#pragma unroll 1
+    for (int r = written; r < kRows; r += lanes < kRows ? lanes : kRows) {  // fewer lanes than rows see to several
+      const int64_t row = base + r * groups;
+      const E* const x = in + (plain ? row * call.outer.in[0] : own.in);
+      inside &= row >= call.rows || (is_inside(call, granule_of(x)) && is_inside(call, granule_of(x + length - 1)));
+    }
     if (ballot(!inside)) return false;
   }
   auto row_of = [&](int r) {
