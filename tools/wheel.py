@@ -79,6 +79,8 @@ def build() -> None:
     shutil.rmtree(DIST, ignore_errors=True)
     if not (ROOT / LIBRARY).exists():
         sys.exit(f"{LIBRARY} is missing: it is built by make build")
+    if b"-DTR_FEW_TYPES" in (ROOT / LIBRARY).read_bytes():
+        sys.exit(f"{LIBRARY} has kernels for a few types only: unset TORCHREDUCE_TYPES, and make build")
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "PYTHONPATH": SITE, "TORCHREDUCE_LIBRARY": str(ROOT / LIBRARY)}
         for command in pythons().values():
