@@ -7,6 +7,7 @@ behind it are registered by the first enable(), which should come before other t
 
 import ctypes
 import os
+import re
 import threading
 import warnings
 from pathlib import Path
@@ -45,12 +46,13 @@ class _Rows:
 
 
 def _register() -> Any:
-    path = Path(__file__).with_name(f"_aten.torch-{torch.__version__}.so")
+    release = re.sub(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$", "", torch.__version__)  # as setup.py's torch_release
+    path = Path(__file__).with_name(f"_aten.torch-{release}.so")
     if path.exists():
         return _Rows(path)
     warnings.warn(
         f"torchreduce: no {path.name} was built, so torch's calls are turned over from Python: the same bits, some "
-        f"microseconds more a call. It is built with the package, for the torch that is present: {torch.__version__}",
+        f"microseconds more a call. A package built from source has it for the torch that is present",
         stacklevel=4,
     )
     from .override_python import Rows
