@@ -30,7 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 LIBRARY = "torchreduce/libtorchreduce.so"
-TORCHS = ROOT / "build" / "torch"
+HEADERS = ROOT / "build" / "torch"
 FLOOR = (2, 10)  # of torch
 MINORS = range(10, 15)  # of Python 3
 MOST_BYTES = 40 * 10**6
@@ -80,7 +80,7 @@ def headers() -> list[Path]:
     """The folders of other releases of torch: version.py and include/ are there, and nothing else."""
     found = []
     for release in releases():
-        folder = TORCHS / release / "torch"
+        folder = HEADERS / release / "torch"
         if release == metadata.version("torch").split("+")[0]:
             continue
         if not (folder / "version.py").exists():
