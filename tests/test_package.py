@@ -28,6 +28,13 @@ def test_info_says_the_version_and_the_contracts():
     assert f"contract, version {testing.CONTRACT_VERSION}" in (ROOT / "docs/numerics.md").read_text().splitlines()[0]
 
 
+def test_modules_come_when_they_are_asked_for():
+    code = "import sys, torchreduce as t; assert 'torchreduce.testing' not in sys.modules; t.testing.check_golden, t.ladder"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    with pytest.raises(AttributeError, match="no attribute 'testin'"):
+        tr.testin  # noqa: B018
+
+
 def test_completion_offers_what_is_public_and_nothing_else():
     assert dir(tr) == sorted(tr.__all__)
     assert all(hasattr(tr, name) for name in dir(tr))
