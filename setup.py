@@ -2,7 +2,7 @@
 
     torchreduce/libtorchreduce.so        kernels, plans and the ops registered with torch; knows no Python
     torchreduce/_C.<abi>.so              build facts, instruction sets and plans, for this Python
-    torchreduce/_aten.torch-<version>.so torch's own calls turned over, for this torch; where torch has its headers
+    torchreduce/_aten.torch-<release>.so torch's own calls turned over, for this torch; where torch has its headers
 
 Needs torch 2.10 (a CPU-only one is enough), setuptools, ninja, pybind11 and a C++20 compiler; uses nvcc where it
 finds one, or hipcc where torch is one for ROCm, and no GPU. Downloads nothing. The environment:
@@ -14,6 +14,8 @@ finds one, or hipcc where torch is one for ROCm, and no GPU. Downloads nothing. 
     PYTORCH_ROCM_ARCH      "gfx90a;gfx1100"; unset: the GPUs of this machine, else DEFAULT_HIP_ARCHS
     MAX_JOBS               compilers at a time; unset: one for each core
     TORCHREDUCE_LIBRARY    a libtorchreduce.so built elsewhere, used as it is: then only _C and _aten are built
+    TORCHREDUCE_TYPES      few: of the GPU part only kernels that a quick check needs
+    TORCHREDUCE_TORCHS     folders of other releases of torch, with version.py and include/, to build _aten for, too
 """
 
 import hashlib
@@ -67,6 +69,9 @@ HOST_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wno-
 NVCC_FLAGS = ["-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr"]
 NVCC_HOST_FLAGS = ["-fPIC", "-ffp-contract=off"]
 HIP_FLAGS = ["-x", "hip", *HOST_FLAGS]
+# Of a library that is only inspected, as CI's: kernels for float32, float64 and bfloat16, in half the time. A GPU call
+# of another type raises.
+FEW_TYPES = ["-DTR_FEW_TYPES"] if os.environ.get("TORCHREDUCE_TYPES") == "few" else []
 STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]  # loads in torch 2.10 and every later one
 
 # The CPU kernels are compiled once for each instruction set. Baseline is linked first: of an inline function that
@@ -133,7 +138,7 @@ class Cuda:
         for arch in self.archs:
             if is_too_old(arch):
                 sys.exit(too_old(f'TORCH_CUDA_ARCH_LIST names "{arch}"'))
-        self.flags = NVCC_FLAGS
+        self.flags = [*NVCC_FLAGS, *FEW_TYPES]
         self.own_flags = ["-ccbin=" + host_compiler()]
         if tuple(map(int, self.version.split(".")[:2])) >= (12, 8):
             self.own_flags.append("--compress-mode=size")  # kernels take a seventh of the room
@@ -147,7 +152,7 @@ class Cuda:
     count_kernels = r"nm -A | sed -n 's/:.*__device_stub__\(.*\)E[0-9]*__[a-z]*$$/ \1/p'"
 
     def compile_flags(self, prefix_maps: list[str]) -> list[str]:
-        return [*NVCC_FLAGS, *self.own_flags, "-Xcompiler=" + ",".join([*NVCC_HOST_FLAGS, *prefix_maps])]
+        return [*self.flags, *self.own_flags, "-Xcompiler=" + ",".join([*NVCC_HOST_FLAGS, *prefix_maps])]
 
     def linker(self, flags: list[str]) -> tuple[str, list[str]]:
         """nvcc knows where its libraries are. The CUDA runtime's symbols stay inside."""
@@ -166,13 +171,13 @@ class Hip:
         present = re.findall(r"gfx(?!000)\w+", output_of("rocm_agent_enumerator"))
         form, examples = r"gfx\w+(:\w+[+-])*", '"gfx90a" and "gfx1100"'
         self.archs = archs or architectures("PYTORCH_ROCM_ARCH", form, examples, present, DEFAULT_HIP_ARCHS)
-        self.flags = HIP_FLAGS
+        self.flags = [*HIP_FLAGS, *FEW_TYPES]
 
     # The host function that launches a kernel is a symbol of the object file.
     count_kernels = r"nm -A | sed -n 's/.* [TtWw] \(.*__device_stub__.*\)/\1/p'"
 
     def compile_flags(self, prefix_maps: list[str]) -> list[str]:
-        return [*HIP_FLAGS, *(f"--offload-arch={arch}" for arch in self.archs), *prefix_maps]
+        return [*self.flags, *(f"--offload-arch={arch}" for arch in self.archs), *prefix_maps]
 
     def linker(self, flags: list[str]) -> tuple[str, list[str]]:
         """The runtime is the one that torch brings, if it does: there must be one in a process."""
@@ -211,18 +216,22 @@ def parts_of(source: Path) -> list[str]:
     return re.findall(r"X\((\w+)\)", re.search(rf"#define {match[1]}\(X\)(.*)", table)[1])
 
 
-def torch_version() -> str:
-    """As torch.__version__ says it, without importing torch."""
-    text = (package_root("torch") / "version.py").read_text(encoding="utf-8")
-    return re.search(r"^__version__ = ['\"](.+)['\"]", text, re.MULTILINE)[1]
+def torchs() -> list[Path]:
+    """Those that _aten is built for: the one that is present, and folders of others, if they have headers."""
+    others = os.environ.get("TORCHREDUCE_TORCHS", "")
+    roots = [package_root("torch"), *map(Path, filter(None, others.split(os.pathsep)))]
+    return [root for root in roots if (root / "include" / "ATen" / "Operators.h").exists()]
 
 
-def aten_name() -> str:
-    return f"_aten.torch-{torch_version()}.so"
+def torch_release(root: Path) -> str:
+    """torch.__version__ without what says for which GPUs a release is made: its C++ API is the same for all of them."""
+    text = (root / "version.py").read_text(encoding="utf-8")
+    version = re.search(r"^__version__ = ['\"](.+)['\"]", text, re.MULTILINE)[1]
+    return re.sub(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$", "", version)
 
 
-def has_headers() -> bool:
-    return (package_root("torch") / "include" / "ATen" / "Operators.h").exists()
+def aten_name(root: Path) -> str:
+    return f"_aten.torch-{torch_release(root)}.so"
 
 
 def interface() -> str:
@@ -305,9 +314,7 @@ class BuildExtension(build_ext):
 
         prebuilt = os.environ.get("TORCHREDUCE_LIBRARY")
         library = str(Path(prebuilt).resolve()) if prebuilt else self.library()
-        built_files = [library, self.module(library)]
-        if has_headers():
-            built_files.append(self.aten(library))
+        built_files = [library, self.module(library), *(self.aten(root, library) for root in torchs())]
         self.ninja.run()
         for built, target in zip(built_files, self.get_outputs(), strict=True):
             self.install_file(Path(built), Path(target))
@@ -360,14 +367,14 @@ class BuildExtension(build_ext):
         binding = self.ninja.compile("csrc/python.cpp", flags, suffix.removesuffix(".so").strip("."))
         return self.ninja.build("link", [binding, library], f"_C{suffix}", ["-Wl,-rpath,$ORIGIN"])
 
-    def aten(self, library: str) -> str:
-        """_aten.torch-<version>.so, by torch's full C++ API. Returns its path."""
-        includes = [f"{self.torch}/include", f"{self.torch}/include/torch/csrc/api/include"]
+    def aten(self, root: Path, library: str) -> str:
+        """_aten.torch-<release>.so, by the full C++ API of the torch in `root`. Returns its path."""
+        includes = [f"{root}/include", f"{root}/include/torch/csrc/api/include"]
         flags = [*HOST_FLAGS, *self.prefix_maps, "-Icsrc", interface()]
         flags += [flag for path in includes for flag in ("-isystem", path)]
-        rows = self.ninja.compile("csrc/aten.cpp", flags, f"torch-{torch_version()}")
+        rows = self.ninja.compile("csrc/aten.cpp", flags, f"torch-{torch_release(root)}")
         link = [f"-L{self.torch}/lib", "-ltorch_cpu", "-lc10", "-Wl,-rpath,$ORIGIN"]
-        return self.ninja.build("link", [rows, library], aten_name(), link)
+        return self.ninja.build("link", [rows, library], aten_name(root), link)
 
     def install_file(self, built: Path, target: Path) -> None:
         """Copies unless it is the same file already; a process that has loaded the old one keeps it."""
@@ -388,7 +395,7 @@ class BuildExtension(build_ext):
 
     def get_outputs(self) -> list[str]:
         folder = ROOT / "torchreduce" if self.inplace else Path(self.build_lib).resolve() / "torchreduce"
-        names = [LIBRARY, f"_C{sysconfig.get_config_var('EXT_SUFFIX')}", *([aten_name()] if has_headers() else [])]
+        names = [LIBRARY, f"_C{sysconfig.get_config_var('EXT_SUFFIX')}", *map(aten_name, torchs())]
         return [str(folder / name) for name in names]
 
     def get_output_mapping(self) -> dict[str, str]:

@@ -308,10 +308,13 @@ struct ForeachNorm {
     R results;
     if (why != Why::Served) return results;
     results.reserve(list.size());
+    std::vector<WholeReduction> all;
+    all.reserve(list.size());
     for (size_t i = 0; i < list.size(); ++i) {
       results.push_back(allocate(plans[i].shape, plans[i].types.result, list[i]));
-      plans[i].run(*op, list[i], results.back());
+      all.push_back({read(list[i]), plans[i].types, written(results[i])});
     }
+    reduce_each_into(*op, all);
     return results;
   }
 };

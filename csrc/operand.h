@@ -127,6 +127,14 @@ Types types_of(const Op& op, const Operand& x, std::optional<Dtype> dtype);
 void reduce_into(const Op& op, const Operand& x, uint64_t mask, bool keepdim, const Types& types, const Operand* values,
                  const Operand* indices);
 
+// The same of tensors on one device, each wholly reduced to one value: by one launch for many where kernels can.
+struct WholeReduction {
+  Operand x;
+  Types types;
+  Operand value;
+};
+void reduce_each_into(const Op& op, const std::vector<WholeReduction>& all);
+
 // Writes the values and, of an indexed scan, the indices, which have the values' strides.
 // `more` are further inputs of x's dtype and strides, or null.
 void scan_into(const ScanOp& op, const Operand& x, int dim, bool exclusive, bool reverse, const Operand& out,

@@ -8,6 +8,7 @@
 #include <string>
 #include <tuple>
 
+#include "kernels/reduce/listed_rows.h"
 #include "torch_run.h"
 
 namespace torchreduce {
@@ -30,8 +31,8 @@ Types types_of(const Op& op, const Operand& x, std::optional<Dtype> dtype) {
   return {accumulator, values, known.indexed ? Dtype::I64 : values, known.indexed, dtype && values == Dtype::Bool};
 }
 
-void reduce_into(const Op& op, const Operand& x, uint64_t mask, bool keepdim, const Types& types, const Operand* values,
-                 const Operand* indices) {
+static PlannedReduction reduction(const Op& op, const Operand& x, uint64_t mask, bool keepdim, const Types& types,
+                                  const Operand* values, const Operand* indices) {
   PlannedReduction call{};
   call.op = op.reduction;
   call.in = Source{x.data, x.dtype, types.accumulator, types.truth};
@@ -44,13 +45,45 @@ void reduce_into(const Op& op, const Operand& x, uint64_t mask, bool keepdim, co
   call.out = Output{values ? const_cast<void*>(values->data) : nullptr,
                     indices ? static_cast<int64_t*>(const_cast<void*>(indices->data)) : nullptr,
                     values ? values->dtype : Dtype::I64};
-  if (call.layout.rows == 0) return;
-  if (call.layout.length == 0 && !facts(op.reduction, x.dtype).has_empty)
+  if (call.layout.rows > 0 && call.layout.length == 0 && !facts(op.reduction, x.dtype).has_empty)
     raise<std::out_of_range>(op.name, ": the reduced dims of the input hold no elements, and there is no identity");
+  return call;
+}
+
+static void run(const Op& op, PlannedReduction& call, const Operand& x) {
+  if (call.layout.rows == 0) return;
 #ifdef TORCHREDUCE_GPU
   run<PlannedReduction>(op.name, call, x, cpu::reduce, gpu::reduce);
 #else
   run<PlannedReduction>(op.name, call, x, cpu::reduce, nullptr);
+#endif
+}
+
+void reduce_into(const Op& op, const Operand& x, uint64_t mask, bool keepdim, const Types& types, const Operand* values,
+                 const Operand* indices) {
+  PlannedReduction call = reduction(op, x, mask, keepdim, types, values, indices);
+  run(op, call, x);
+}
+
+void reduce_each_into(const Op& op, const std::vector<WholeReduction>& all) {
+  [[maybe_unused]] ListedReduction listed;
+  for (const auto& [x, types, value] : all) {
+    const uint64_t every = x.dims == kMaxDims ? ~uint64_t(0) : (uint64_t(1) << x.dims) - 1;
+    PlannedReduction call = reduction(op, x, every, false, types, &value, nullptr);
+#ifdef TORCHREDUCE_GPU
+    const auto same = [&] {
+      const ReduceCall& first = listed.calls.front();
+      return first.in.dtype == call.in.dtype && first.out.dtype == call.out.dtype;
+    };
+    if (!x.on_cpu() && listed_rows::serves(call, gpu::facts(x.device_index)) && (listed.calls.empty() || same())) {
+      listed.calls.push_back(call);
+      continue;
+    }
+#endif
+    run(op, call, x);
+  }
+#ifdef TORCHREDUCE_GPU
+  if (!listed.calls.empty()) run_on_gpu(op.name, listed, all.front().x, gpu::reduce_listed);
 #endif
 }
 

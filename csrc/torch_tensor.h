@@ -1,5 +1,6 @@
 // Tensors as the torch layer handles them: facts, checks, allocation, and memory that input and output share.
 #pragma once
+#include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -14,9 +15,12 @@ namespace torchreduce {
 using torch::stable::Tensor;
 using Dims = std::optional<std::vector<int64_t>>;
 
-// For calls of torch's C shims; torch has printed the cause.
+// For calls of torch's C shims. Their cause is told by torch from 2.13 on; older ones have printed it.
 inline void check(AOTITorchError error) {
-  if (error != AOTI_TORCH_SUCCESS) throw std::runtime_error("torchreduce: a call into torch failed");
+  if (error == AOTI_TORCH_SUCCESS) return;
+  using What = const char* (*)();
+  const What what = reinterpret_cast<What>(dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace"));
+  throw std::runtime_error(what ? what() : "torchreduce: a call into torch failed, for the reason that torch printed");
 }
 
 struct View : Operand {

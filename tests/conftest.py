@@ -58,6 +58,7 @@ def deselect(config, items, marker):
     config.hook.pytest_deselected(items=out)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist looks for groups in the same hook
 def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("big"):

@@ -8,7 +8,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import torchreduce as tr
-from torchreduce import aten_rules, override, override_compile
+from torchreduce import aten_rules, override, override_compile, override_graph
 from torchreduce.testing import assert_bitwise_equal
 
 aten = torch.ops.aten
@@ -147,6 +147,27 @@ def test_a_training_step_repeats_and_does_not_see_its_batch():
     h = rows(9, 32)
     for n in (2, 5, 9):
         assert_bitwise_equal(rows_of(h[:n]).detach(), rows_of(h)[:n].detach())
+
+
+def test_the_gradient_of_a_layer_norm_takes_its_statistics(monkeypatch):
+    """It does not look at the rows once more for them."""
+    graphs = []
+    apply = override_graph.Rewrite.__call__
+
+    def kept(self, graph):
+        apply(self, graph)
+        graphs.append({str(node.target) for node in graph.nodes})
+
+    monkeypatch.setattr(override_graph.Rewrite, "__call__", kept)
+    w, b, x = (t.requires_grad_() for t in (*rows(2, 32), rows(9, 32)))
+    f = torch.compile(lambda x: F.layer_norm(x * 1, (32,), w, b).square().sum(), backend="torchreduce")
+    compiled = torch.autograd.grad(f(x), (x, w, b))
+    with tr.enabled(cpu=True, compile=False):
+        eager = torch.autograd.grad(F.layer_norm(x * 1, (32,), w, b).square().sum(), (x, w, b))
+    for c, e in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(c, e)
+    [ops] = graphs
+    assert "torchreduce.layer_norm_gradient.raw" in ops and "torchreduce.moments.raw" not in ops
 
 
 class Counting(CustomGraphPass):

@@ -28,6 +28,15 @@ def test_info_says_the_version_and_the_contracts():
     assert f"contract, version {testing.CONTRACT_VERSION}" in (ROOT / "docs/numerics.md").read_text().splitlines()[0]
 
 
+def test_modules_come_when_they_are_asked_for():
+    code = (
+        "import torchreduce as t, sys; assert 'torchreduce.ladder' not in sys.modules; t.testing.check_golden; t.ladder"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    with pytest.raises(AttributeError, match="no attribute 'testin'"):
+        tr.testin  # noqa: B018
+
+
 def test_completion_offers_what_is_public_and_nothing_else():
     assert dir(tr) == sorted(tr.__all__)
     assert all(hasattr(tr, name) for name in dir(tr))
@@ -62,6 +71,7 @@ WRONG = 'tr.sum(x, dim="rows")\ntr.determinism("exact")\ntr.sums(x)\n'
 
 def test_a_users_code_passes_mypy_and_wrong_calls_do_not(tmp_path):
     """As with the installed package: mypy believes one by its py.typed alone."""
+    pytest.importorskip("mypy")  # make test installs it; machines with a GPU come as they are
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "torchreduce").symlink_to(ROOT / "torchreduce")
     (tmp_path / "user.py").write_text(SNIPPET + WRONG)

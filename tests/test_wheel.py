@@ -15,7 +15,7 @@ INFO = "torchreduce-0.1.0.dist-info"
 FILES = {
     "torchreduce/_C.cpython-312-x86_64-linux-gnu.so": "module",
     "torchreduce/libtorchreduce.so": "library",
-    "torchreduce/_aten.torch-2.13.0+cpu.so": "rows",
+    "torchreduce/_aten.torch-2.13.0.so": "rows",
     "torchreduce/py.typed": "",
     "torchreduce/_C.pyi": "types",
     "torchreduce/golden.json": "{}",
@@ -94,3 +94,17 @@ def test_what_fails_is_shown():
 def test_the_sources_are_those_of_the_library():
     found = {str(path) for path in wheel.sources(wheel.ROOT)}
     assert {"csrc/plan.cpp", "csrc/ops.h", "csrc/kernels/reduce/rows.cuh", "csrc/kernels/scan/scan.cu"} <= found
+
+
+def test_releases_of_torch_are_those_from_the_floor_on(monkeypatch):
+    said = "torch (2.15.0)\nAvailable versions: 2.15.0, 2.13.0+cpu, 2.13.0, 2.10.0, 2.9.1, 2.9.0\n"
+    monkeypatch.setattr(wheel, "run", lambda command: said)
+    assert wheel.releases() == ["2.10.0", "2.13.0", "2.15.0"]
+
+
+def test_torchs_that_a_wheel_serves(tmp_path):
+    path = write(tmp_path)
+    with zipfile.ZipFile(path, "a") as archive:
+        for release in ("2.9.0", "2.10.0", "2.11.0"):
+            archive.writestr(f"torchreduce/_aten.torch-{release}.so", "rows")
+    assert wheel.served(path) == ["2.9.0", "2.10.0", "2.11.0"]

@@ -4,10 +4,12 @@
     tools/wheel.py check    each wheel in dist/: what is in it, then installed where there is no compiler
 
 Built by make wheel, checked by make wheel-check. Pythons from 3.10 on are found on PATH and among those of pyenv; to
-build for one it needs nothing installed. `_aten` is that of the torch that is present, as anywhere.
+build for one it needs nothing installed. There is an `_aten` for the torch that is present and for each other release
+since 2.10 that pip's index has: it is downloaded for its headers, a GB each, which stay in build/torch.
 
-A check installs torch of the version that is present, from pip's index. Where the index has none for a Python, and that
-is not the one that runs this, the wheel is installed without torch, only its module `_C` is loaded, and that is said.
+A check installs torch of the version that is present, from pip's index; for the Python that runs this also the oldest
+and the newest that the wheel has an `_aten` for, some GB each. Where the index has none for a Python, and that is not
+the one that runs this, the wheel is installed without torch, only its module `_C` is loaded, and that is said.
 """
 
 import base64
@@ -28,6 +30,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 LIBRARY = "torchreduce/libtorchreduce.so"
+HEADERS = ROOT / "build" / "torch"
+FLOOR = (2, 10)  # of torch
 MINORS = range(10, 15)  # of Python 3
 MOST_BYTES = 40 * 10**6
 # torch's own, which are there because torch is: not to be copied into the wheel.
@@ -60,6 +64,39 @@ print(module.build_info()["version"], module.instruction_set())
 """
 
 
+def releases() -> list[str]:
+    """Of torch, that pip's index has, from the oldest that the package serves on."""
+    said = run([sys.executable, "-m", "pip", "index", "versions", "torch"])
+    listed = re.search(r"Available versions: (.*)", said)
+    found = re.findall(r"(?<![\d.+])(\d+\.\d+\.\d+)(?=,|\s|$)", listed[1] if listed else "")
+    return sorted((v for v in found if number(v) >= FLOOR), key=number)
+
+
+def number(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
+
+
+def headers() -> list[Path]:
+    """The folders of other releases of torch: version.py and include/ are there, and nothing else."""
+    found = []
+    for release in releases():
+        folder = HEADERS / release / "torch"
+        if release == metadata.version("torch").split("+")[0]:
+            continue
+        if not (folder / "version.py").exists():
+            with tempfile.TemporaryDirectory() as download:
+                pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", download, f"torch=={release}"]
+                if subprocess.run(pip, capture_output=True).returncode:
+                    print(f"torch {release}: the index lists it, but it cannot be had")
+                    continue
+                [archive] = Path(download).glob("*.whl")
+                with zipfile.ZipFile(archive) as files:
+                    wanted = [n for n in files.namelist() if n.startswith("torch/include/") or n == "torch/version.py"]
+                    files.extractall(folder.parent, wanted)
+        found.append(folder)
+    return found
+
+
 def pythons() -> dict[str, str]:
     """The tags of the Pythons that are found, as cp312, and their commands."""
     roots = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
@@ -79,8 +116,11 @@ def build() -> None:
     shutil.rmtree(DIST, ignore_errors=True)
     if not (ROOT / LIBRARY).exists():
         sys.exit(f"{LIBRARY} is missing: it is built by make build")
+    if b"-DTR_FEW_TYPES" in (ROOT / LIBRARY).read_bytes():
+        sys.exit(f"{LIBRARY} has kernels for a few types only: unset TORCHREDUCE_TYPES, and make build")
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "PYTHONPATH": SITE, "TORCHREDUCE_LIBRARY": str(ROOT / LIBRARY)}
+        environment["TORCHREDUCE_TORCHS"] = os.pathsep.join(map(str, headers()))
         for command in pythons().values():
             clean()
             hook(command, f"build_wheel({folder!r})", environment)
@@ -174,16 +214,26 @@ def check() -> None:
         sys.exit(f"dist/ has no wheel for {own}, the Python that checks")
     for wheel in wheels:
         tag = wheel.stem.split("-")[2]
-        print(f"{wheel.name}: {check_installed(wheel, commands[tag], tag == own)}", flush=True)
+        present = metadata.version("torch")
+        torchs = {present: None} if tag != own else dict.fromkeys((present, *served(wheel)[:1], *served(wheel)[-1:]))
+        for torch in torchs:
+            print(f"{wheel.name}: {check_installed(wheel, commands[tag], torch, tag == own)}", flush=True)
     check_sdist()
 
 
-def check_installed(wheel: Path, python: str, must_run: bool) -> str:
+def served(wheel: Path) -> list[str]:
+    """The releases of torch that a wheel has an `_aten` for, without the one that is present."""
+    with zipfile.ZipFile(wheel) as archive:
+        found = re.findall(r"_aten\.torch-([\d.]+)\.so", "\n".join(archive.namelist()))
+    return sorted((v for v in found if v != metadata.version("torch").split("+")[0]), key=number)
+
+
+def check_installed(wheel: Path, python: str, version: str, must_run: bool) -> str:
     """Installs it in a fresh environment without a compiler. Returns what was done there."""
     with tempfile.TemporaryDirectory() as folder:
         run([python, "-m", "venv", folder])
         command = f"{folder}/bin/python"
-        torch = f"torch=={metadata.version('torch')}"
+        torch = f"torch=={version}"
         pip = [command, "-m", "pip", "install", "-q", "--only-binary", ":all:"]
         has_torch = subprocess.run([*pip, torch], capture_output=True).returncode == 0
         if must_run and not has_torch:
@@ -196,7 +246,7 @@ def check_installed(wheel: Path, python: str, must_run: bool) -> str:
         if not has_torch:
             said = run([command, "-c", LOAD, SITE], cwd=folder, env=alone).split()
             return f"no {torch} for it in pip's index; _C loads: version {said[0]}, {said[1]}"
-        run([command, "-c", USE], cwd=folder, env=alone)
+        run([command, "-W", "error:torchreduce", "-c", USE], cwd=folder, env=alone)  # it warns where it has no _aten
         for what in ("verify", "demo"):
             run([command, "-m", "torchreduce", what], cwd=folder, env=alone)
         return f"with {torch}: verify, demo, a gradient, a compiled call, torch's own calls turned over"

@@ -8,7 +8,9 @@ What input, dim, keepdim, dtype and out are is the same for all of a kind: help(
 help(torchreduce.scans) of scans, help(torchreduce.fused) of softmax, variances and norms.
 """
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -117,6 +119,18 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return sorted(__all__)  # tab completion: what is public
+
+
+if TYPE_CHECKING:
+    from . import ladder as ladder
+    from . import testing as testing
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Modules that are imported when they are first asked for."""
+        if name in ("ladder", "testing"):
+            return import_module(f".{name}", __name__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 follow_environment()

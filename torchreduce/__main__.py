@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import os
 import platform
+import signal
 import sys
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def main() -> int:
         prog="python -m torchreduce",
         description="Reductions and scans for PyTorch whose bits depend on the data alone.",
     )
+    parser.add_argument("--version", action="version", version=f"torchreduce {torchreduce.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     shown = commands.add_parser(
         "demo",
@@ -79,7 +81,11 @@ def main() -> int:
     timed.add_argument("--op", nargs="+", default=["sum", "argmax", "cumsum"], help="default: sum argmax cumsum")
     timed.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], help="default: float32 bfloat16")
     timed.add_argument(
-        "--sizes", nargs="+", type=int, metavar="N", help="elements a row; default: 2^10 to 2^20 (CPU) or 2^28 (GPU)"
+        "--sizes",
+        nargs="+",
+        type=ladder.size,
+        metavar="N",
+        help="elements a row, as 1000 or 2^20; default: 2^10 to 2^20 (CPU) or 2^28 (GPU)",
     )
     timed.add_argument("--rows", type=int, default=1, help="default: 1")
     timed.add_argument("--plot", type=Path, metavar="FILE", help="bandwidth over n as .png, .svg or .pdf")
@@ -106,8 +112,8 @@ def main() -> int:
             parser.error(f"--op: {op!r} is none of {', '.join(offered)}")
         for dtype in set(arguments.dtype) - set(offered[op]):
             parser.error(f"--dtype: {op} is timed for {', '.join(offered[op])}, not for {dtype!r}")
-    if arguments.rows < 1 or min(arguments.sizes or [1]) < 1:
-        parser.error("--rows and --sizes: must be positive")
+    if arguments.rows < 1:
+        parser.error("--rows: must be positive")
     if arguments.plot and not importlib.util.find_spec("matplotlib"):
         parser.error("--plot: needs matplotlib, which is not installed")
     sizes = arguments.sizes or [1 << e for e in ((10, 14, 17, 20, 22, 24, 28) if device == "cuda" else (10, 15, 20))]
@@ -116,4 +122,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)  # as a shell says of who is interrupted

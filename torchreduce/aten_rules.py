@@ -306,9 +306,18 @@ def _layer_norm(x: Tensor, shape: Any, weight: Tensor | None, bias: Tensor | Non
 
 
 def _layer_norm_backward(
-    g: Tensor, x: Tensor, shape: Any, mean: Tensor, rstd: Tensor, weight: Any, bias: Any, wanted: Sequence[bool]
+    g: Tensor,
+    x: Tensor,
+    shape: Any,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Any,
+    bias: Any,
+    wanted: Sequence[bool],
+    stats: Tensor | None = None,
 ) -> list[Any]:
-    """The mean is taken again from x: torch keeps it in one part, and its derivative is that of both."""
+    """Without `stats`, those that layer_norm made, the mean is taken again from x: torch keeps it in one part, and its
+    derivative is that of both."""
     _check_norm(x, shape, weight, bias)
     if g.dtype != x.dtype:
         raise Torchs("dtype")
@@ -319,10 +328,11 @@ def _layer_norm_backward(
     dims, wide = len(shape), torch.float64 if x.dtype is torch.float64 else torch.float32
     rows = list(range(x.dim() - dims, x.dim()))
     moments = Item(Call(_ops.moments.raw, (x, rows, True, 0.0, False, 0)), 2)
-    stats = Call(_aten.select_scatter.default, (moments, Call(_convert, (rstd, wide)), 0, 2))
-    gradient = Call(_ops.layer_norm_gradient.raw, (g, x, weight, stats, dims, 0.0, 0))
+    taken = Call(_aten.select_scatter.default, (moments, Call(_convert, (rstd, wide)), 0, 2))
+    kept: Any = taken if stats is None else stats
+    gradient = Call(_ops.layer_norm_gradient.raw, (g, x, weight, kept, dims, 0.0, 0))
     dtype = (x if weight is None and bias is None else bias if weight is None else weight).dtype
-    sums = Call(_ops.layer_norm_weights.raw, (g, x, stats, dims, 0.0, dtype, 0))
+    sums = Call(_ops.layer_norm_weights.raw, (g, x, kept, dims, 0.0, dtype, 0))
     made = (gradient, Item(sums, 0), Item(sums, 1))
     return [m if want else None for m, want in zip(made, wanted, strict=True)]
 

@@ -102,13 +102,14 @@ def check_dtype(op: Overloads, input: Tensor, dtype: Any) -> Any:
     return dtype
 
 
-def check_dim(name: str, dim: Any, ndim: int) -> int:
-    """dim as an int in range; a 0-d tensor has the dims 0 and -1."""
+def check_dim(name: str, dim: Any, ndim: int, several: bool = False) -> int:
+    """dim as an int in range; a 0-d tensor has the dims 0 and -1. `several`: it might have been ints."""
     of_two = isinstance(dim, Tensor) and name in ("max", "min")  # torch's max(input, other)
     number = isinstance(dim, Tensor) and dim.dim() == 0 and not (dim.is_floating_point() or dim.is_complex())
     if of_two or isinstance(dim, bool) or not (number or hasattr(dim, "__index__")):
         hint = f"; of two tensors: torch.{name}imum" if of_two else ""
-        raise TypeError(f"{name}(): argument 'dim' must be an int or ints, got {type(dim).__name__}{hint}")
+        kinds = "an int or ints" if several else "an int"
+        raise TypeError(f"{name}(): argument 'dim' must be {kinds}, got {type(dim).__name__}{hint}")
     index, bound = operator.index(dim), ndim or 1
     if not -bound <= index < bound:
         raise IndexError(
@@ -140,8 +141,8 @@ def _listed_dims(name: str, input: Tensor, dim: Dims, keepdim: bool) -> list[int
     if type(dim) is int and -ndim <= dim < ndim:
         return [dim]
     if not isinstance(dim, (tuple, list)):
-        return [] if dim is None else [check_dim(name, dim, ndim)]
-    dims = [check_dim(name, d, ndim) for d in dim]
+        return [] if dim is None else [check_dim(name, dim, ndim, several=True)]
+    dims = [check_dim(name, d, ndim, several=True) for d in dim]
     if len({d % (ndim or 1) for d in dims}) < len(dims):
         raise RuntimeError(f"{name}(): a dim appears multiple times in dim={tuple(dim)}")
     return dims

@@ -236,7 +236,8 @@ def _normalized(name: str, input: Tensor, shape: Any, **weights: Tensor | None) 
                 f"{list(t.shape)} and normalized_shape = {sizes}"
             )
         if t.dtype not in (input.dtype, wide):
-            raise RuntimeError(f"{name}(): expected {key} to have dtype {input.dtype} or {wide}, but got {t.dtype}")
+            either = " or ".join(map(str, dict.fromkeys((input.dtype, wide))))
+            raise RuntimeError(f"{name}(): expected {key} to have dtype {either}, but got {t.dtype}")
         if t.device != input.device:
             raise RuntimeError(f"{name}(): expected {key} to be on {input.device}, but it is on {t.device}")
     if len({t.dtype for t in given.values()}) > 1:

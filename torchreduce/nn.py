@@ -14,6 +14,10 @@ from . import fused
 __all__ = ["CrossEntropyLoss", "LayerNorm", "LogSoftmax", "RMSNorm", "Softmax"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class RMSNorm(torch.nn.RMSNorm):
     """torch.nn.RMSNorm by torchreduce.rms_norm.
 

@@ -2,7 +2,7 @@
 
 Common to all of them
 - input: a strided tensor of float32, float64, float16, bfloat16, int8, uint8, int16, int32, int64 or bool on the CPU
-  or a GPU, with any strides and any number of dims; it is never copied. Autocast changes nothing.
+  or a GPU, with any strides and at most 64 dims; it is never copied. Autocast changes nothing.
 - dim (or axis): an int, a tuple of ints, or None; None and () are all dims. A 0-d integer tensor counts as an int, but
   for max and min. The elements of several dims are taken row-major, in ascending dim order. keepdim (or keepdims)
   leaves the reduced dims in the result, with size 1.

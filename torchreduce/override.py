@@ -7,8 +7,11 @@ behind it are registered by the first enable(), which should come before other t
 
 import ctypes
 import os
+import re
+import sys
 import threading
 import warnings
+from contextlib import ContextDecorator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -45,14 +48,11 @@ class _Rows:
 
 
 def _register() -> Any:
-    path = Path(__file__).with_name(f"_aten.torch-{torch.__version__}.so")
+    """torch's calls by `_aten` of this torch, or from Python where there is none."""
+    release = re.sub(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$", "", torch.__version__)  # as setup.py's torch_release
+    path = Path(__file__).with_name(f"_aten.torch-{release}.so")
     if path.exists():
         return _Rows(path)
-    warnings.warn(
-        f"torchreduce: no {path.name} was built, so torch's calls are turned over from Python: the same bits, some "
-        f"microseconds more a call. It is built with the package, for the torch that is present: {torch.__version__}",
-        stacklevel=4,
-    )
     from .override_python import Rows
 
     return Rows()
@@ -94,15 +94,31 @@ def disable() -> None:
 def _set(eager: int, compiled: int) -> None:
     global _rows, _eager, _compiled
     with _lock:
-        if _rows is None and eager:
+        first = _rows is None and eager != 0
+        if first:
             _rows = _register()
         _eager, _compiled = eager, compiled
         if _rows is not None:
             _rows.enable(eager)
+    if first and not isinstance(_rows, _Rows):
+        warnings.warn(
+            f"torchreduce has no _aten for torch {torch.__version__}, so torch's calls are turned over from Python: "
+            f"the same bits, tens of microseconds more a call. Built from source, torchreduce has one for this torch",
+            stacklevel=_frames_above(),
+        )
 
 
-class enabled:
-    """A context manager: enable() with these options for its block, and then what was before. For the process.
+def _frames_above() -> int:
+    """The stacklevel, for who called this function's caller, of the first frame outside of this file."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+class enabled(ContextDecorator):
+    """A context manager, or a decorator: enable() with these options meanwhile, and then what was before. For the
+    process.
 
     >>> import torch, torchreduce
     >>> with torchreduce.enabled(cpu=True, compile=False):
@@ -129,8 +145,8 @@ def coverage() -> dict[str, dict[str, int]]:
     """For each overload of torch's that is turned over: its calls so far, while enabled, by who served them.
 
     "served" by torchreduce, or gone on to torch because of "kind" (the device, or what is no dense tensor), "dtype",
-    "dims" (out of range, repeated), "empty" (no elements, and no identity), "option" (the order of a norm) or "out" (of
-    another dtype or shape, or sharing memory).
+    "dims" (out of range, repeated), "empty" (no elements, and no identity), "option" (an order of a norm, a loss that
+    nothing sums) or "out" (of another dtype or shape, or sharing memory).
 
     >>> import torch, torchreduce
     >>> with torchreduce.enabled(cpu=True, compile=False):

@@ -50,6 +50,22 @@ def guard_switch() -> None:
     install_guard(source.make_guard(GuardBuilder.CONSTANT_MATCH))
 
 
+def _kept_stats(mean: torch.fx.Node, rstd: torch.fx.Node) -> torch.fx.Node | None:
+    """The statistics that both are planes of, if torchreduce's layer_norm made them in this graph."""
+
+    def origin(plane: torch.fx.Node, k: int) -> tuple[Any, ...] | None:
+        """The call that made what `plane` is number k of, and which of its results that is."""
+        if plane.target is not torch.ops.aten.select.int or plane.args[1:] != (0, k):
+            return None
+        item = plane.args[0]
+        return item.args if isinstance(item, torch.fx.Node) and item.target is operator.getitem else None
+
+    of = origin(mean, 0)
+    if of is None or of != origin(rstd, 2) or of[0].target is not torch.ops.torchreduce.layer_norm.raw:
+        return None
+    return mean.args[0]  # type: ignore[return-value]
+
+
 class Rewrite(CustomGraphPass):
     """Puts torchreduce's ops in the place of aten's, on some devices, and then applies other passes.
 
@@ -86,6 +102,9 @@ class Rewrite(CustomGraphPass):
         tensors = [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
         if not tensors or any(not self._devices & _DEVICES.get(t.device.type, 0) for t in tensors):
             return
+        if node.target is torch.ops.aten.native_layer_norm_backward.default:
+            stats = _kept_stats(*node.args[3:5])  # type: ignore[arg-type]
+            kwargs = {**kwargs, "stats": value(stats) if stats else None}
         try:
             made = _RULES[node.target](*args, **kwargs)
         except Torchs:

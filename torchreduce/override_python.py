@@ -1,6 +1,6 @@
 """The rows of csrc/aten.cpp from Python, for a torch that it was not built for.
 
-The same calls are covered, with the same bits, at some microseconds more a call. The kernels are registered for
+The same calls are covered, with the same bits, at tens of microseconds more a call. The kernels are registered for
 BackendSelect, and for good, as there.
 """
 

@@ -117,9 +117,8 @@ def explain(
     """
     rows = [BY_NAME[_FIRST[name]]] if name in _FIRST else [op for op in OPS if op.function == name]
     if not rows:
-        raise ValueError(
-            f"explain(): {name!r} is none of {', '.join(sorted({op.function for op in OPS} | set(_FIRST)))}"
-        )
+        known = ", ".join(sorted({op.function for op in OPS} | set(_FIRST)))
+        raise ValueError(f"explain(): tells nothing of {name!r}. Functions that it knows: {known}")
     op = overloads(rows[-1].name)
     dims = check_dims(op, input, dim, keepdim, axis)
     given = {"keepdim": keepdim, "dtype": dtype, "exclusive": exclusive, "reverse": reverse}

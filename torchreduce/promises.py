@@ -14,7 +14,10 @@ _TAKEN_APART = Promise(
     _BITS, "made of turned over reductions and fused arithmetic: the same in any batch and layout, not eager's bits"
 )
 _SELECTED = Promise("exact, whatever the order; ties and NaN as torchreduce has them", "the same")
-_SHAPED = Promise("torch's: the bits depend on the shapes, so also on the batch; keep those fixed", "the same")
+_SHAPED = Promise(
+    "torch's: the bits depend on the shapes, so also on the batch, and on a CPU on the number of threads; fix them",
+    "the same",
+)
 _FUSED_ATTENTION = Promise(
     "torch's fused kernels: the bits depend on the shapes; the math backend's softmax is turned over", "the same"
 )
@@ -50,14 +53,15 @@ _PROMISES = {
 
 
 def promises(op: str) -> Promise:
-    """What holds for an operator of torch's, by its name in torch or torch.nn.functional, in eager mode and compiled.
+    """What holds, in eager mode and compiled, for an operator of torch's, by its name in torch or torch.nn.functional.
 
     Also for those that no override can make invariant. A ValueError for one that this release says nothing about.
 
     >>> import torchreduce
     >>> print(torchreduce.promises("mm").eager)
-    torch's: the bits depend on the shapes, so also on the batch; keep those fixed
+    torch's: the bits depend on the shapes, so also on the batch, and on a CPU on the number of threads; fix them
     """
+    op = op.removeprefix("aten::").removeprefix("aten.")
     if op not in _PROMISES:
         raise ValueError(f"promises(): nothing is said about {op!r}. Known are {', '.join(sorted(_PROMISES))}")
     return _PROMISES[op]

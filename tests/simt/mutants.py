@@ -963,6 +963,11 @@ MUTANTS = (
         "if (stride.a < 0) reverse_words<E>(ordered.a);", "",
         "scan.LinearScan", ("linear_scan",),
     ),
+    Mutant(
+        "the last block of a listed row takes the partial results of another", "kernels/reduce/listed_rows.cuh",
+        "acc = block_fold(op, partials + begin, runs, value);", "acc = block_fold(op, partials, runs, value);",
+        "listed_rows", ("listed_rows",), every=1,
+    ),
     # ---- rows looked at twice
     Mutant(
         "residues of a leaf that starts within a granule stay where they are", "kernels/fused/held_rows.cuh",

@@ -9,6 +9,7 @@
 #include "cpu/cpu.h"
 #include "emulator.h"
 #include "kernels/common/gpu.h"
+#include "kernels/reduce/listed_rows.h"
 #include "reference.h"
 
 using namespace torchreduce;
@@ -190,12 +191,9 @@ template <class Plan> std::string text_of(const Plan& p) {
   return text + " threads " + std::to_string(p.launch().threads) + " blocks " + std::to_string(p.launch().blocks);
 }
 
-template <class Call> void emulate(Call& call, int multiprocessors, const char* (*entry)(const Call&, void*, void*),
-                                   std::string& plan_text) {
-  const bool bulk_copies = simt::options.bulk_copies;
-  const int shared = bulk_copies ? simt::kMostShared : kPortableShared;
-  call.plan = plan(call, DeviceFacts{true, multiprocessors, bulk_copies, shared, bulk_copies});
-  plan_text = text_of(call.plan);
+template <class Call> void run_emulated(Call& call, const DeviceFacts& device,
+                                        const char* (*entry)(const Call&, void*, void*)) {
+  call.plan = plan(call, device);
   const int64_t bytes = workspace_bytes(call.plan);
   const std::unique_ptr<char[]> workspace(new char[size_t(bytes)]);
   memset(workspace.get(), kGap, size_t(bytes));
@@ -203,6 +201,14 @@ template <class Call> void emulate(Call& call, int multiprocessors, const char* 
     fprintf(stderr, "FAILED: %s\n", error);
     exit(1);
   }
+}
+
+template <class Call> void emulate(Call& call, int multiprocessors, const char* (*entry)(const Call&, void*, void*),
+                                   std::string& plan_text) {
+  const bool bulk_copies = simt::options.bulk_copies;
+  const int shared = bulk_copies ? simt::kMostShared : kPortableShared;
+  run_emulated(call, DeviceFacts{true, multiprocessors, bulk_copies, shared, bulk_copies}, entry);
+  plan_text = text_of(call.plan);
 }
 
 // ---- the plain loops ------------------------------------------------------------------------------------------------
@@ -400,4 +406,25 @@ std::vector<char> solve_by_emulation(const Problem& p, const std::vector<char>& 
   PlannedScan call = scan_call(p, inputs, in_place ? x : *result.values, result.indices.get());
   emulate<PlannedScan>(call, multiprocessors, gpu::scan, plan_text);
   return in_place ? x.read() : result.read();
+}
+
+std::vector<std::vector<char>> solve_list_by_emulation(const std::vector<Problem>& problems,
+                                                       const std::vector<std::vector<char>>& elements, Memory in,
+                                                       int multiprocessors) {
+  std::vector<std::unique_ptr<Inputs>> inputs;
+  std::vector<std::unique_ptr<Result>> results;
+  ListedReduction list;
+  for (size_t i = 0; i < problems.size(); ++i) {
+    inputs.push_back(std::make_unique<Inputs>(problems[i], elements[i], in, in));
+    results.push_back(std::make_unique<Result>(problems[i], Memory::Contiguous));
+    list.calls.push_back(reduce_call(problems[i], *inputs.back()->x, *results.back()));
+    if (!listed_rows::serves(list.calls.back(), DeviceFacts{true, multiprocessors})) {
+      printf("FAILED: %s: not a row of a list\n", problems[i].op.c_str());
+      exit(1);
+    }
+  }
+  run_emulated(list, DeviceFacts{true, multiprocessors}, gpu::reduce_listed);
+  std::vector<std::vector<char>> read;
+  for (const auto& result : results) read.push_back(result->read());
+  return read;
 }

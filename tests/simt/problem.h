@@ -39,3 +39,9 @@ std::vector<char> solve_by_reference(const Problem& problem, const std::vector<c
 // a message when memory between the result's elements was written. `in_place`: a scan's output is its input.
 std::vector<char> solve_by_emulation(const Problem& problem, const std::vector<char>& elements, Memory in, Memory a,
                                      Memory out, bool in_place, int multiprocessors, std::string& plan_text);
+
+// Reductions that go by one launch, as many as a list of rows takes; a problem's result is element i of what comes
+// back.
+std::vector<std::vector<char>> solve_list_by_emulation(const std::vector<Problem>& problems,
+                                                       const std::vector<std::vector<char>>& elements, Memory in,
+                                                       int multiprocessors);

@@ -234,6 +234,32 @@ void split() {  // more partials than a warp takes at once, and some lanes witho
   check_reductions({{2048 * 35 + 5, 2}}, 1, {{{kColumns, -1, -1, 1, -1}}});
 }
 
+// Norms of rows that have nothing else in common; more of them than a launch takes.
+void listed_rows() {
+  for (const char* op : {"norm2", "norm1", "nansum"})
+    for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16})
+      for (int multiprocessors : {1, 132}) {
+        const long turn = seen++;
+        if (few && d == Dtype::F16) continue;
+        std::vector<Problem> problems;
+        std::vector<std::vector<char>> elements, expected;
+        for (int i = 0; i < 150; ++i) {
+          const int64_t n = i % 37 == 5 ? 2048 * 35 + 5 : i % 11 == 3 ? 2048 + i : 1 + i * i % 700;
+          problems.push_back({op, d, d, {n}, 1});
+          elements.push_back(make_elements(d, n, seed + uint64_t(turn * 1000 + i), Values((turn + i) % kValues)));
+          expected.push_back(solve_by_cpu(problems.back(), elements.back()));
+        }
+        simt::options.seed = seed + uint32_t(turn);
+        simt::options.reverse = turn % 2;
+        const auto memory = turn % 3 == 1 ? Memory::Misaligned : Memory::Contiguous;
+        simt::options.title = std::string(op) + " of listed rows of dtype " + std::to_string(int(d));
+        const auto actual = solve_list_by_emulation(problems, elements, memory, multiprocessors);
+        for (size_t i = 0; i < problems.size(); ++i)
+          expect_equal(actual[i], expected[i], simt::options.title + ", row " + std::to_string(i));
+        ++done;
+      }
+}
+
 // ---- scans ----------------------------------------------------------------------------------------------------------
 
 struct Scanned {
@@ -841,6 +867,7 @@ constexpr Group kGroups[] = {
     {"short_strided", short_strided},
     {"columns", columns},
     {"split", split},
+    {"listed_rows", listed_rows},
     {"column_families", column_families},
     {"scan_rows", scan_rows},
     {"unaligned_rows", unaligned_rows},

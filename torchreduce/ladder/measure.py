@@ -170,7 +170,8 @@ def whole(rung: Rung, op: str, x: Tensor) -> float:
 
 
 def ceiling(op: str, n: int) -> float:
-    """GB/s of the fastest plain read of n elements of 4 bytes on this card; for scans of the fastest copy."""
+    """GB/s of the fastest plain read of n elements of 4 bytes on this card; for scans of the fastest copy, torch's
+    among them."""
     copies, nbytes = op == "scan", 4 * n // 16 * 16
     short = bytes_of(op, n) < REPLAYED_BELOW
     inputs = [random(torch.int32, n, "cuda", seed) for seed in range(rotation(nbytes) if short else 1)]
@@ -185,6 +186,8 @@ def ceiling(op: str, n: int) -> float:
         this = partial(function, way)
         this(inputs[0])
         calls[str(way)] = replayed(this, inputs) if short else partial(this, inputs[0])
+    if copies:
+        calls["torch"] = replayed(torch.clone, inputs) if short else partial(torch.clone, inputs[0])
     fastest = min(percentile(found, 50) for found in take_turns(calls, "cuda", budget=0.1).values())
     return bytes_of(op, n) / fastest / 1e9
 
