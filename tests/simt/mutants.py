@@ -72,8 +72,8 @@ MUTANTS = (
     # ---- reductions, columns
     Mutant(
         "columns moved down by one too few", "kernels/reduce/wide_columns.cuh",
-        "if (q.tile < kRow) shift_columns(v, moved(0));",
-        "if (q.tile < kRow && moved(0) > 1) shift_columns(v, moved(0));",
+        "if (q.tile < kLanes * V) shift_columns(t, moved(0));",
+        "if (q.tile < kLanes * V && moved(0) > 1) shift_columns(t, moved(0));",
         "reduce.Sum", ("column_families",), sanitizer="asan", some=True,
     ),
     Mutant(
@@ -168,8 +168,8 @@ MUTANTS = (
     ),
     Mutant(
         "residues are moved by one place too few", "kernels/reduce/rows.cuh",
-        "if (before & 1) move_down<1>(op, true, lane_id(), kLanes);",
-        "if (before & 8) move_down<1>(op, true, lane_id(), kLanes);",
+        "if (before & 1) move_down<1>(op);",
+        "if (before & 8) move_down<1>(op);",
         "reduce.Sum", ("rows",), some=True,
     ),
     Mutant(
