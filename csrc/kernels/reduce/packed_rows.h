@@ -71,7 +71,7 @@ inline std::optional<PackedRowsShape> serves(const ReduceCall& call, const Devic
   s.words = !ordered && conflicts(start, pitch, 16, 8) > 2 && conflicts(start, pitch, 4, 32) <= 4;
   const bool granules_read = !ordered && n > kMostUnrolled && !s.words;
   const bool run = l.kept == 1 && pitch >= bytes && pitch - bytes <= std::max(32, bytes / 4) &&
-                   conflicts(start, pitch, granules_read ? 16 : 4, granules_read ? 8 : 32) <= 8;
+                   conflicts(start, pitch, granules_read ? 16 : 4, granules_read ? 8 : 32) <= (granules_read ? 4 : 8);
   bool alike = true;
   for (int d = 0; d < l.kept; ++d) alike &= l.in[d] * size % 16 == 0;
   const int granules = int(ceil_div(bytes + (alike ? start : 16 - size), 16));

@@ -116,12 +116,16 @@ __device__ __forceinline__ void columns_part(const Op& op, const ColumnCall& q, 
   }
   tree.total(op, v);
 }
-// The same of products of floats by powers, where that is rare.
+// The same of products of floats by powers, where that is rare, to shared memory: here as an array it would be in
+// memory.
 template <class Op, class E, int V>
-__device__ TR_RARELY_CALLED void columns_part_by_powers(const Op& op, const ColumnCall& q, const char* top, int left,
+__device__ TR_RARELY_CALLED void columns_part_by_powers(Op op, const ColumnCall& q, const char* top, int left,
                                                         int first, int span, int base_row, void* deep,
-                                                        typename Op::Near (&v)[V]) {
+                                                        typename Op::Near* to) {
+  typename Op::Near v[V];
   columns_part<Op, E, V>(op, q, top, left, first, span, base_row, deep, v);
+#pragma unroll
+  for (int e = 0; e < V; ++e) to[e] = v[e];
 }
 
 // Serves n >= 1 rows of neighbouring columns that start anywhere. Blocks take tiles of 32 granules (31, where rows are
@@ -166,7 +170,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, wide_column_blocks(sizeof(typename Loa
       v[e] = normal_power(products[e]);
     }
     if (ballot(!holds)) {
-      Near exact[V];
+      Near* const exact = values + warp * kStage + lane * V;
       columns_part_by_powers<Op, E, V>(op, q, top, left, first, span, base_row, deep, exact);
 #pragma unroll
       for (int e = 0; e < V; ++e) v[e] = exact[e];
