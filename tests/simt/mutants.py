@@ -168,8 +168,8 @@ MUTANTS = (
     ),
     Mutant(
         "residues are moved by one place too few", "kernels/reduce/rows.cuh",
-        "if (before & 1) move_down<1>(op);",
-        "if (before & 8) move_down<1>(op);",
+        "if (before & 1) move_down<1>();",
+        "if (before & 8) move_down<1>();",
         "reduce.Sum", ("rows",), some=True,
     ),
     Mutant(

@@ -37,7 +37,7 @@ template <class Op, int kEach> struct Residues {
     steps<kPer>(op, acc + c % kRuns * kPer, [&](int i) { return x[i]; });
   }
   // The same from the first element of a leaf on, where granules begin kBy elements earlier. By a warp.
-  template <int kBy> __device__ __forceinline__ void move_down(const Op& op) {
+  template <int kBy> __device__ __forceinline__ void move_down() {
     const int after = (lane_id() + 1) % kLanes;
     Acc moved[kCount];
 #pragma unroll
@@ -55,12 +55,12 @@ template <class Op, int kEach> struct Residues {
 #pragma unroll
     for (int k = 0; k < kCount; ++k) acc[k] = moved[k];
   }
-  __device__ __forceinline__ void move_down_by(const Op& op, int before) {
+  __device__ __forceinline__ void move_down_by(int before) {
     if constexpr (kPer > 4)
-      if (before & 4) move_down<4>(op);
+      if (before & 4) move_down<4>();
     if constexpr (kPer > 2)
-      if (before & 2) move_down<2>(op);
-    if (before & 1) move_down<1>(op);
+      if (before & 2) move_down<2>();
+    if (before & 1) move_down<1>();
   }
   // The tree over each of the lane's runs of residues.
   __device__ __forceinline__ void tree(const Op& op, Acc* runs) {
@@ -138,7 +138,7 @@ template <class Op> __device__ __forceinline__ typename Op::Acc leaf_value(const
       residues.take(op, some, r);
     }
   }
-  residues.move_down_by(op, before);
+  residues.move_down_by(before);
   Acc runs[R::kRuns];
   residues.tree(op, runs);
   auto join = [&](const Acc& a, const Acc& b) { return op.combine(a, b); };
