@@ -96,6 +96,8 @@ WIDE_REDUCTIONS = {
 # multiprocessor that a few registers spill: columns of 16 bits that start anywhere are by 5 % faster (H100) with three
 # blocks that spill than with two that do not.
 SPILLED_BY_REDUCTIONS = 192
+# The same of products of columns, whose way by powers is taken rarely.
+SPILLED_BY_PRODUCTS = 400
 # The same of kernels of rows looked at twice, whose rarely taken ways of exponentials spill.
 SPILLED_BY_FUSED = 80
 CUDA_BULK_COPY = re.compile(r"\bUBLKCP\b")
@@ -150,7 +152,8 @@ class Kernel:
         faults = list(self.faults)
         allowed = 0
         if self.nvidia and self.family.startswith("reduce_"):
-            allowed = SPILLED_BY_REDUCTIONS
+            products = self.family == "reduce_wide_columns" and self.op == "Product"
+            allowed = SPILLED_BY_PRODUCTS if products else SPILLED_BY_REDUCTIONS
         elif self.nvidia and self.family in FUSED_OF_ONE_TYPE:
             allowed = SPILLED_BY_FUSED
         if self.memory > allowed and (self.types or not self.nvidia):
