@@ -36,6 +36,8 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<FusedCall, fused_plan
 }  // namespace
 
 const std::vector<Family<FusedCall, fused_plans::Shape>> kFusedFamilies = {
+    {"norm_gradients", "rows in shared memory, for the gradients of norms and of their weights",
+     kShapeOf<norm_gradients::serves>},
     {"held_rows", "rows in registers between the looks", kShapeOf<held_rows::serves>},
     {"split_rows", "long rows by leaves, read twice", kShapeOf<split_rows::serves>},
     {"columns", "tiles of columns in shared memory between the looks", kShapeOf<fused_columns::serves>},

@@ -3,6 +3,7 @@
 #include "families.h"
 #include "kernels/fused/columns.h"
 #include "kernels/fused/held_rows.h"
+#include "kernels/fused/norm_gradients.h"
 #include "kernels/fused/strided.h"
 #include "kernels/fused/weights.h"
 
@@ -18,7 +19,8 @@ struct CpuShape : FusedLaunch {
 };
 
 using Shape =
-    std::variant<FusedStridedShape, HeldRowsShape, SplitRowsShape, FusedColumnsShape, WeightColumnsShape, CpuShape>;
+    std::variant<FusedStridedShape, HeldRowsShape, SplitRowsShape, FusedColumnsShape, WeightColumnsShape,
+                 NormGradientsShape, CpuShape>;
 
 }  // namespace fused_plans
 

@@ -29,6 +29,7 @@ const char* scan(const PlannedScan& call, void* workspace, void* stream) {
 }
 
 const char* fused_rows(const PlannedFused& call, void* workspace, void* stream) {
+  if (std::holds_alternative<NormGradientsShape>(call.plan.shape)) return launch_weights(call, workspace, stream);
 #define TR_CASE(name) \
   case Fused::name: return launch_fused<name>(call, workspace, stream);
   switch (call.op) {

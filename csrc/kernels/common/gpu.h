@@ -33,7 +33,7 @@ template <template <class> class Op> const char* launch_reduce(const PlannedRedu
                                                                void* stream);
 template <template <class> class Op> const char* launch_scan(const PlannedScan& call, void* workspace, void* stream);
 template <template <class> class Op> const char* launch_fused(const PlannedFused& call, void* workspace, void* stream);
-// The gradients of weights (weights.cu).
+// The gradients of weights, alone or together with those of norms (weights.cu).
 const char* launch_weights(const PlannedFused& call, void* workspace, void* stream);
 
 }  // namespace torchreduce::gpu

@@ -1,8 +1,16 @@
-// Launches of the gradients of weights and biases.
+// Launches of the gradients of weights and biases, alone and together with those of norms.
 #include "kernels/common/gpu.h"
+#include "norm_gradients.cuh"
 #include "weights.cuh"
 
 namespace torchreduce::gpu {
+
+// The sums of columns, from those of their units.
+template <class F> void fold_columns(const FusedCall& call, int64_t units, const F* partials, Queue queue) {
+  using namespace weight_columns;
+  enqueue(fold_weights<F>, 2 * plans::ceil_div(call.layout.rows, kFoldColumns), kFoldThreads, 0, queue, call, units,
+          partials);
+}
 
 template <class F, bool kCentered> void launch_sums(const PlannedFused& call, const WeightColumnsShape& shape,
                                                     void* workspace, Queue queue) {
@@ -18,12 +26,39 @@ template <class F, bool kCentered> void launch_sums(const PlannedFused& call, co
     else if (call.dtype == Dtype::BF16) enqueue_sums(weight_granules<BF16, kCentered>);
     else enqueue_sums(weight_granules<F16, kCentered>);
   }
-  enqueue(fold_weights<F>, 2 * plans::ceil_div(call.layout.rows, weight_columns::kFoldThreads),
-          weight_columns::kFoldThreads, 0, queue, q, shape.units, static_cast<const F*>(partials));
+  fold_columns<F>(q, shape.units, partials, queue);
+}
+
+template <template <class> class Op>
+void launch_gradients([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const NormGradientsShape& shape,
+                      [[maybe_unused]] void* workspace, [[maybe_unused]] Queue queue) {
+#ifdef TR_BULK_COPIES
+  float* const partials = static_cast<float*>(workspace);
+  const FusedRowsCall rows = plain_rows(call);
+  const auto enqueue_gradients = [&](auto kernel) {
+    enqueue(kernel, shape.blocks, shape.threads, shape.shared, queue, rows, shape, partials);
+  };
+  if (call.dtype == Dtype::F32) enqueue_gradients(norm_gradients_kernel<Op<float>, float>);
+  else if (call.dtype == Dtype::BF16) enqueue_gradients(norm_gradients_kernel<Op<float>, BF16>);
+  else enqueue_gradients(norm_gradients_kernel<Op<float>, F16>);
+  FusedCall columns = call;  // whose rows are the sums of columns
+  columns.layout = fold({{call.layout.length, 1, 1}}, {{call.layout.rows, 0, 0}});
+  fold_columns<float>(columns, shape.units, partials, queue);
+#endif
+}
+
+static const char* message() {
+  const gpuError_t error = gpuGetLastError();
+  return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
 }
 
 const char* launch_weights(const PlannedFused& call, void* workspace, void* stream) {
   const Queue queue{static_cast<gpuStream_t>(stream)};
+  if (const auto* together = std::get_if<NormGradientsShape>(&call.plan.shape)) {
+    if (call.op == Fused::LayerNormGradient) launch_gradients<LayerNormGradient>(call, *together, workspace, queue);
+    else launch_gradients<RmsNormGradient>(call, *together, workspace, queue);
+    return message();
+  }
   const auto& shape = std::get<WeightColumnsShape>(call.plan.shape);
   const bool centered = call.op == Fused::LayerNormWeights;
   if (call.accumulator == Dtype::F64) {
@@ -33,8 +68,7 @@ const char* launch_weights(const PlannedFused& call, void* workspace, void* stre
     if (centered) launch_sums<float, true>(call, shape, workspace, queue);
     else launch_sums<float, false>(call, shape, workspace, queue);
   }
-  const gpuError_t error = gpuGetLastError();
-  return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
+  return message();
 }
 
 }  // namespace torchreduce::gpu

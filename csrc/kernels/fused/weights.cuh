@@ -136,30 +136,45 @@ __global__ void __launch_bounds__(weight_columns::kThreads)
   partial(partials, l.rows, unit, part)[column] = v[0];
 }
 
-// A thread makes the sum of a column from those of its units. Over no rows it is +0.
+// The sums of columns from those of their units: a block has kFoldColumns of them, and a part of the units a thread.
+// Over no rows they are +0.
 template <class F>
 __global__ void __launch_bounds__(weight_columns::kFoldThreads)
     fold_weights(TR_GRID_CONSTANT FusedCall call, int64_t units, const F* partials) {
-  constexpr int kAtOnce = 8;
+  using namespace weight_columns;
+  constexpr int kAtOnce = 8, kParts = kFoldThreads / kFoldColumns;
   const Layout& l = call.layout;
-  const int which = int(blockIdx.x % 2);
-  const int64_t column = int64_t(blockIdx.x / 2) * blockDim.x + threadIdx.x;
-  if (column >= l.rows || !call.memory.values[which]) return;
+  const int which = int(blockIdx.x % 2), c = int(threadIdx.x) % kFoldColumns, part = int(threadIdx.x) / kFoldColumns;
+  const int64_t column = int64_t(blockIdx.x / 2) * kFoldColumns + c;
+  if (!call.memory.values[which]) return;
   const auto combine = [](F a, F b) { return a + b; };
+  int64_t each = kAtOnce;  // units of a part, a power of two
+  while (each * kParts < units) each *= 2;
   TreeStack<F, 24> tree;
 #pragma unroll 1
-  for (int64_t unit = 0; unit < units; unit += kAtOnce) {
+  for (int64_t unit = part * each; unit < (part + 1) * each && unit < units; unit += kAtOnce) {
     F v[kAtOnce];
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k)
-      v[k] = unit + k < units ? partial(const_cast<F*>(partials), l.rows, unit + k, which)[column] : F(-0.0);
+      v[k] = unit + k < units && column < l.rows
+                 ? partial(const_cast<F*>(partials), l.rows, unit + k, which)[column]
+                 : F(-0.0);
 #pragma unroll
     for (int d = 1; d < kAtOnce; d *= 2)
 #pragma unroll
       for (int k = 0; k < kAtOnce; k += 2 * d) v[k] = v[k] + v[k + d];
     tree.push(v[0], combine);
   }
-  const F total = l.length > 0 ? tree.total(F(-0.0), combine) : F(0);
+  __shared__ F shared[kParts][kFoldColumns];
+  shared[part][c] = tree.total(F(-0.0), combine);
+  __syncthreads();
+#pragma unroll 1
+  for (int d = 1; d < kParts; d *= 2) {
+    if (part % (2 * d) == 0) shared[part][c] = shared[part][c] + shared[part + d][c];
+    __syncthreads();
+  }
+  if (part > 0 || column >= l.rows) return;
+  const F total = l.length > 0 ? shared[0][c] : F(0);
   store_as(call.memory.dtypes[which], call.memory.values[which], row_start(l, column).out, total);
 }
 

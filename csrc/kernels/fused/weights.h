@@ -24,7 +24,7 @@ constexpr int kGroups = kThreads / kLanes;            // of a block, each with s
 constexpr int kRun = 4;                               // residues of a thread
 constexpr int kUnits = kResidues / (kGroups * kRun);  // of a leaf
 constexpr int kColumns = 32;                          // of a block that goes element by element
-constexpr int kFoldThreads = 64;
+constexpr int kFoldThreads = 512, kFoldColumns = 8;   // of a block: a sector of each unit's sums
 
 // Whether rows are neighbouring elements, whole granules of them, in both inputs.
 inline bool runs_of_granules(const FusedCall& call) {

@@ -1,0 +1,358 @@
+// The gradients of norms together with those of their weights and biases: g and x are read once.
+//
+// Serves: float32 and 16-bit floats, rows of whole granules that a block has several of in shared memory, on GPUs with
+// bulk copies (norm_gradients.h).
+// A block takes units: the rows of a run of residues of a leaf of rows, those of a residue one after the other, in
+// batches, which are copied some turns ahead. A batch is looked at in three turns, between which the block meets: a
+// warp sums the words of its lanes through a leaf of a row; a warp makes of these sums what the row comes to; a thread
+// writes the gradients of 8 columns, and adds to the sums of these columns over the rows. In one turn there are three
+// batches, one at each.
+// Shared memory, dynamic: batches of rows of g and x; weights; sums of the warps; the rows' statistics. Static: what
+// rows come to.
+#pragma once
+#include "kernels/common/collective.cuh"
+#include "kernels/reduce/granule.cuh"
+#include "norm_gradients.h"
+
+namespace torchreduce::gpu {
+
+#ifdef TR_BULK_COPIES
+
+// The batches of a block's units, one after the other.
+struct NormBatches {
+  const int rows, size, run, units;  // of the call; of a batch; residues of a unit
+  int unit, residue, step, steps;    // steps of a residue: batches
+  int first;                         // row of the unit's first residue
+
+  __device__ NormBatches(const NormGradientsShape& shape, int64_t rows, int size)
+      : rows(int(rows)), size(size), run(shape.run), units(int(shape.units)), unit(int(blockIdx.x)) {
+    enter();
+  }
+  __device__ bool done() const { return unit >= units; }
+  // The row of the batch's place b; rows from `rows` on are not there.
+  __device__ int row(int b) const { return first + residue + (step * size + b) * kResidues; }
+  __device__ bool starts_residue() const { return step == 0; }
+  __device__ bool ends_residue() const { return step == steps - 1; }
+  __device__ bool ends_unit() const { return ends_residue() && residue == run - 1; }
+  __device__ void advance() {
+    if (++step < steps) return;
+    step = 0;
+    if (++residue < run) return;
+    unit += int(gridDim.x);
+    enter();
+  }
+
+ private:
+  __device__ void enter() {
+    const int runs = kResidues / run, leaf = unit / runs, left = rows - leaf * kLeaf;
+    first = leaf * kLeaf + (unit - leaf * runs) * run;
+    residue = step = 0;
+    steps = ((left < kLeaf ? left : kLeaf) + size * kResidues - 1) / (size * kResidues);
+  }
+};
+
+// What a thread has of its columns' sums: of a residue, and of those before it in the unit.
+template <int kSums> struct ColumnSums {
+  float residue[kSums][kGroup], one[kSums][kGroup], two[kSums][kGroup];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (auto& sums : residue)
+#pragma unroll
+      for (float& sum : sums) sum = -0.0f;
+  }
+  // Puts the residue, number `i` of at most four, into the contiguous tree, which is in `residue` after the last.
+  __device__ __forceinline__ void push(int i) {
+    static_assert(norm_gradients::kMostRun == 4, "two levels");
+#pragma unroll
+    for (int s = 0; s < kSums; ++s)
+#pragma unroll
+      for (int c = 0; c < kGroup; ++c) {
+        float& sum = residue[s][c];
+        if ((i & 1) == 0) one[s][c] = sum;
+        else sum = one[s][c] + sum;
+        if (i == 1) two[s][c] = sum;
+        if (i == 3) sum = two[s][c] + sum;
+      }
+  }
+};
+
+// 8 elements as they are stored, in granules.
+template <class E> __device__ __forceinline__ void round_columns(const float (&v)[kGroup],
+                                                                 Granule (&g)[kGroup / kPerGranule<E>]) {
+  bool nan = false;
+#pragma unroll
+  for (int i = 0; i < kGroup; i += 2) nan |= (v[i] != v[i]) | (v[i + 1] != v[i + 1]);
+  uint32_t w[kGroupWords<E>];
+  if constexpr (kLooksForNan<E, float> && sizeof(E) == 2) {
+    if (!nan) {
+#pragma unroll
+      for (int i = 0; i < kGroup; i += 2) w[i / 2] = round_pair<E>(v[i], v[i + 1]);
+      memcpy(g, w, sizeof w);
+      return;
+    }
+  }
+  E x[kGroup];
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) x[i] = round_to<E>(v[i]);
+  memcpy(g, x, sizeof x);
+}
+
+template <class Op, class E> struct NormGradients {
+  using F = float;
+  static constexpr int kSums = Op::kSums, kStats = Op::kStats, kSize = int(sizeof(E));
+  static constexpr bool kCentered = kStats == 3;
+  static constexpr int kBatch = norm_gradients::batch(kSize), kWord = norm_gradients::word(kSize);
+  static constexpr int kParts = norm_gradients::parts(kSize), kStages = norm_gradients::kStages;
+  static constexpr int kColumnSums = kCentered ? 2 : 1, kGranules = kGroup / kPerGranule<E>;
+  using Sums = WeightSums<F, kCentered>;
+  using Four = Packed<F, 4>;
+
+  const FusedRowsCall& call;
+  const int n, leaves, granules;       // of a row
+  E* const tiles;                      // [stage][row][input][column]
+  F *const weights, *const sums;       // [column]; [turn][row][sum][leaf][part]
+  F* const stats;                      // [stage][statistic][row]
+  typename Op::Row* const rows;        // [turn][row]
+  Barrier* const loaded;               // [stage]
+
+  __device__ NormGradients(const FusedRowsCall& call, char* dynamic, typename Op::Row* rows, Barrier* loaded)
+      : call(call),
+        n(int(call.length)),
+        leaves((n + kLeaf - 1) / kLeaf),
+        granules(n / kPerGranule<E>),
+        tiles(reinterpret_cast<E*>(dynamic)),
+        weights(reinterpret_cast<F*>(tiles + kStages * kBatch * 2 * n)),
+        sums(weights + n),
+        stats(sums + 2 * norm_gradients::partial_sums(kSize, leaves, kSums)),
+        rows(rows),
+        loaded(loaded) {}
+
+  __device__ E* tile(int stage, int b, int k) const { return tiles + ((stage * kBatch + b) * 2 + k) * n; }
+  __device__ F* sum_of(int turn, int b, int s, int leaf) const {
+    return sums + (((turn * kBatch + b) * kSums + s) * leaves + leaf) * kParts;
+  }
+  // The granule of number q of the thread.
+  __device__ int granule(int q) const { return int(threadIdx.x) + q * int(blockDim.x); }
+  // What a row of a stage comes with, at its place there.
+  __device__ RowMemory memory(int stage) const {
+    RowMemory m;
+    m.stats = stats + stage * kStats * kBatch;
+    m.plane = kBatch;
+    return m;
+  }
+  template <class T> __device__ static T* moved(T* base, int row, int64_t pitch) {
+    return reinterpret_cast<T*>(multiply_add(row, int(pitch) * kSize, int64_t(base)));
+  }
+
+  __device__ __forceinline__ void load_weights() const {
+    for (int i = threadIdx.x; i < n; i += int(blockDim.x))
+      weights[i] = !call.weight                      ? F(1)
+                   : call.weight_dtype == Dtype::F32 ? static_cast<const F*>(call.weight)[i]
+                                                     : convert<F>(static_cast<const E*>(call.weight)[i]);
+  }
+  // Starts the copies of a batch, if there is one; every thread calls it.
+  __device__ __forceinline__ void load(const NormBatches& batches, int stage) const {
+    if (threadIdx.x < kLanes && !batches.done()) {
+      const int lane = lane_id();
+      if (lane < kBatch * kStats && batches.row(lane % kBatch) < batches.rows)
+        copy_async<4>(stats + stage * kStats * kBatch + lane,
+                      static_cast<const F*>(call.memory.stats) + lane / kBatch * call.memory.plane +
+                          batches.row(lane % kBatch));
+      if (lane == 0) {
+        const uint32_t bytes = uint32_t(n * kSize);
+        int there = 0;
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) there += batches.row(b) < batches.rows;
+        barrier_expect(&loaded[stage], uint32_t(2 * there) * bytes);
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b)
+#pragma unroll
+          for (int k = 0; k < 2; ++k)
+            if (b < there)
+              bulk_load(tile(stage, b, k),
+                        moved(static_cast<const E*>(call.in[k]), batches.row(b), call.stride[0].in[k]), bytes,
+                        &loaded[stage]);
+      }
+    }
+    end_copies();
+  }
+
+  // The sums of a stage's rows, by parts of leaves. Of rows that are not there they mean nothing.
+  __device__ __forceinline__ void sum_words(int stage, int turn) const {
+    const int lane = lane_id(), warps = int(blockDim.x) / kLanes;
+#pragma unroll 1
+    for (int task = int(threadIdx.x) / kLanes; task < kBatch * kParts * leaves; task += warps) {
+      const int b = task % kBatch, part = task / kBatch % kParts, leaf = task / (kBatch * kParts);
+      const int first = leaf * kLeaf + (part * kLanes + lane) * kWord, count = n - leaf * kLeaf;
+      const auto given = Op::given(call.options, memory(stage), b);
+      const auto seen = Op::seen(F(0), count, given);
+      const E *const g = tile(stage, b, 0) + first, *const x = tile(stage, b, 1) + first;
+      F acc[kWord][kSums];
+#pragma unroll
+      for (auto& each : acc)
+#pragma unroll
+        for (F& sum : each) sum = F(-0.0);
+      const auto chunk = [&](int at) {
+        using Word = Packed<uint32_t, 2>;
+        const Word gs = *reinterpret_cast<const Word*>(g + at), xs = *reinterpret_cast<const Word*>(x + at);
+        const auto w = *reinterpret_cast<const Packed<F, kWord>*>(weights + first + at);
+        E ge[kWord], xe[kWord];
+        unpack<E, kWord>(gs.item, ge);
+        unpack<E, kWord>(xs.item, xe);
+#pragma unroll
+        for (int i = 0; i < kWord; ++i) {
+          const F element[2] = {convert<F>(ge[i]), convert<F>(xe[i])};
+          Op::step(acc[i], element, w.item[i], seen, given);
+        }
+      };
+      if (count >= kLeaf) {
+#pragma unroll
+        for (int c = 0; c < kLeaf / kResidues; ++c) chunk(c * kResidues);
+      } else {
+#pragma unroll 2
+        for (int at = 0; at < n - first; at += kResidues) chunk(at);
+      }
+#pragma unroll
+      for (int s = 0; s < kSums; ++s) {
+#pragma unroll
+        for (int d = 1; d < kWord; d *= 2)
+#pragma unroll
+          for (int i = 0; i < kWord; i += 2 * d) acc[i][s] = acc[i][s] + acc[i + d][s];
+        F sum = acc[0][s];
+#pragma unroll
+        for (int d = 1; d < kLanes; d *= 2) sum = sum + shuffle(sum, lane ^ d);
+        if (lane == 0) sum_of(turn, b, s, leaf)[part] = sum;
+      }
+    }
+  }
+  // What the rows come to, of these sums.
+  __device__ __forceinline__ void total_rows(int stage, int turn) const {
+    static_assert(norm_gradients::kMostColumns <= 2 * kLeaf, "a tree over two");
+    const int lane = lane_id(), warps = int(blockDim.x) / kLanes;
+#pragma unroll 1
+    for (int b = warps - 1 - int(threadIdx.x) / kLanes; b < kBatch; b += warps) {
+      F total[kSums];
+#pragma unroll
+      for (int s = 0; s < kSums; ++s) {
+        F sum = lane < leaves * kParts ? sum_of(turn, b, s, 0)[lane] : F(-0.0);
+#pragma unroll
+        for (int d = 1; d < 2 * kParts; d *= 2) sum = sum + shuffle(sum, lane ^ d);
+        total[s] = sum;
+      }
+      const auto given = Op::given(call.options, memory(stage), b);
+      const auto row = Op::row(Op::state(F(0), total, n), n, given, call.options, [](int64_t) { return F(0); });
+      if (lane == 0) rows[turn * kBatch + b] = row;
+    }
+  }
+  // Writes the rows of a batch, and adds them to the thread's columns.
+  __device__ __forceinline__ void write_rows(const NormBatches& batches, int stage, int turn, const F (&weight)[kGroup],
+                                             F (&columns)[kColumnSums][kGroup]) const {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int number = batches.row(b);
+      if (number >= batches.rows) break;
+      const auto of_sums = Sums::given(memory(stage), b);
+      const auto row = rows[turn * kBatch + b];
+      F y[kGroup];
+#pragma unroll
+      for (int q = 0; q < kGranules; ++q) {
+        E g[kPerGranule<E>], x[kPerGranule<E>];
+        const int place = granule(q) < granules ? granule(q) : 0;
+        elements_of(reinterpret_cast<const Granule*>(tile(stage, b, 0))[place], g);
+        elements_of(reinterpret_cast<const Granule*>(tile(stage, b, 1))[place], x);
+#pragma unroll
+        for (int j = 0; j < kPerGranule<E>; ++j) {
+          const int c = q * kPerGranule<E> + j;
+          const F element[2] = {convert<F>(g[j]), convert<F>(x[j])};
+          y[c] = Op::map(element, weight[c], F(-0.0), 0, row);
+          F none = 0;
+          Sums::step(columns[0][c], kCentered ? columns[kColumnSums - 1][c] : none, element[0], element[1], of_sums);
+        }
+      }
+      Granule rounded[kGranules];
+      round_columns<E>(y, rounded);
+      Granule* const to = reinterpret_cast<Granule*>(moved(static_cast<E*>(call.out), number, call.stride[0].out));
+#pragma unroll
+      for (int q = 0; q < kGranules; ++q)
+        if (granule(q) < granules) store_granule(to + granule(q), rounded[q]);
+    }
+  }
+  __device__ __forceinline__ void write_columns(const F (&columns)[kColumnSums][kGroup], F* unit) const {
+#pragma unroll
+    for (int s = 0; s < kColumnSums; ++s)
+#pragma unroll
+      for (int q = 0; q < 2; ++q) {
+        Four v;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v.item[i] = columns[s][4 * q + i];
+        const int at = kGranules == 1 ? 2 * granule(0) + q : granule(q);
+        if (at < n / 4) store_wide(reinterpret_cast<Four*>(unit + s * n) + at, v);
+      }
+  }
+};
+
+// partials[2 * unit + which][column]
+template <class Op, class E>
+__global__ void __launch_bounds__(norm_gradients::kThreads, 1)
+    norm_gradients_kernel(TR_GRID_CONSTANT FusedRowsCall call, TR_GRID_CONSTANT NormGradientsShape shape,
+                          float* partials) {
+#if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
+  using N = NormGradients<Op, E>;
+  constexpr int kStages = N::kStages, kBatch = N::kBatch;
+  TR_DYNAMIC_SHARED(dynamic, 128);
+  __shared__ typename Op::Row rows[2 * kBatch];
+  __shared__ Barrier loaded[kStages];
+  const N norm(call, dynamic, rows, loaded);
+  if (threadIdx.x == 0) {
+    for (Barrier& b : loaded) barrier_init(&b, 1);
+    barriers_made();
+  }
+  norm.load_weights();
+  __syncthreads();
+  float weight[kGroup];
+#pragma unroll
+  for (int c = 0; c < kGroup; ++c) {
+    const int at = norm.granule(c / kPerGranule<E>) * kPerGranule<E> + c % kPerGranule<E>;
+    weight[c] = at < norm.n ? norm.weights[at] : 1.0f;
+  }
+
+  NormBatches ahead(shape, call.rows, kBatch), batches = ahead;
+  int started = 0;  // batches that are on their way or there
+  const auto load = [&](int stage) {
+    norm.load(ahead, stage);
+    if (ahead.done()) return;
+    ahead.advance();
+    ++started;
+  };
+#pragma unroll 1
+  for (int stage = 0; stage < kStages - 3; ++stage) load(stage);
+  ColumnSums<N::kColumnSums> columns;
+  const auto following = [](int stage, int by) { return stage + by < kStages ? stage + by : stage + by - kStages; };
+  int stage = 0;
+  uint32_t lap = 0;
+#pragma unroll 1
+  for (int turn = 0; !batches.done(); ++turn) {
+    if (turn < started) barrier_wait(&loaded[stage], lap);
+    wait_copies<kStages - 4>();
+    __syncthreads();
+    load(following(stage, kStages - 3));
+    norm.sum_words(stage, turn & 1);
+    if (turn > 0) norm.total_rows(following(stage, kStages - 1), (turn - 1) & 1);
+    if (turn > 1) {
+      if (batches.starts_residue()) columns.clear();
+      norm.write_rows(batches, following(stage, kStages - 2), turn & 1, weight, columns.residue);
+      if (batches.ends_residue()) columns.push(batches.residue);
+      if (batches.ends_unit())
+        norm.write_columns(columns.residue, partials + 2 * int64_t(batches.unit) * norm.n);
+      batches.advance();
+    }
+    stage = following(stage, 1);
+    if (stage == 0) lap ^= 1;
+  }
+#endif
+}
+
+#endif
+
+}  // namespace torchreduce::gpu
