@@ -4,9 +4,9 @@
 // bulk copies (norm_gradients.h).
 // A block takes units: the rows of a run of residues of a leaf of rows, those of a residue one after the other, in
 // batches, which are copied some turns ahead. A batch is looked at in three turns, between which the block meets: a
-// warp sums the words of its lanes through a leaf of a row; a warp makes of these sums what the row comes to; a thread
-// writes the gradients of 8 columns, and adds to the sums of these columns over the rows. In one turn there are three
-// batches, one at each.
+// warp that sums along rows takes the words of its lanes through a leaf of a row; one makes of these sums what the row
+// comes to; a thread that writes has 8 columns, for their gradients and for their sums over the rows. In one turn there
+// are three batches, one at each.
 // Shared memory, dynamic: batches of rows of g and x; weights; sums of the warps; the rows' statistics. Static: what
 // rows come to.
 #pragma once
@@ -64,16 +64,17 @@ template <int kSums> struct ColumnSums {
   // Puts the residue, number `i` of at most four, into the contiguous tree, which is in `residue` after the last.
   __device__ __forceinline__ void push(int i) {
     static_assert(norm_gradients::kMostRun == 4, "two levels");
+    if ((i & 1) == 0) return each([](float& sum, float& one, float&) { one = sum; });
+    if (i == 1) return each([](float& sum, float& one, float& two) { two = sum = one + sum; });
+    each([](float& sum, float& one, float& two) { sum = two + (one + sum); });
+  }
+
+ private:
+  template <class Take> __device__ __forceinline__ void each(Take take) {
 #pragma unroll
     for (int s = 0; s < kSums; ++s)
 #pragma unroll
-      for (int c = 0; c < kGroup; ++c) {
-        float& sum = residue[s][c];
-        if ((i & 1) == 0) one[s][c] = sum;
-        else sum = one[s][c] + sum;
-        if (i == 1) two[s][c] = sum;
-        if (i == 3) sum = two[s][c] + sum;
-      }
+      for (int c = 0; c < kGroup; ++c) take(residue[s][c], one[s][c], two[s][c]);
   }
 };
 
@@ -110,17 +111,19 @@ template <class Op, class E> struct NormGradients {
 
   const FusedRowsCall& call;
   const int n, leaves, granules;       // of a row
+  const int writers;                   // the first threads of the block
   E* const tiles;                      // [stage][row][input][column]
   F *const weights, *const sums;       // [column]; [turn][row][sum][leaf][part]
   F* const stats;                      // [stage][statistic][row]
   typename Op::Row* const rows;        // [turn][row]
   Barrier* const loaded;               // [stage]
 
-  __device__ NormGradients(const FusedRowsCall& call, char* dynamic, typename Op::Row* rows, Barrier* loaded)
+  __device__ NormGradients(const FusedRowsCall& call, int writers, char* dynamic, typename Op::Row* rows, Barrier* loaded)
       : call(call),
         n(int(call.length)),
         leaves((n + kLeaf - 1) / kLeaf),
         granules(n / kPerGranule<E>),
+        writers(writers),
         tiles(reinterpret_cast<E*>(dynamic)),
         weights(reinterpret_cast<F*>(tiles + kStages * kBatch * 2 * n)),
         sums(weights + n),
@@ -132,8 +135,11 @@ template <class Op, class E> struct NormGradients {
   __device__ F* sum_of(int turn, int b, int s, int leaf) const {
     return sums + (((turn * kBatch + b) * kSums + s) * leaves + leaf) * kParts;
   }
-  // The granule of number q of the thread.
-  __device__ int granule(int q) const { return int(threadIdx.x) + q * int(blockDim.x); }
+  // The granule of number q of a thread that writes.
+  __device__ int granule(int q) const { return int(threadIdx.x) + q * writers; }
+  // Of those that sum, this warp's number, and how many there are.
+  __device__ int warp() const { return (int(threadIdx.x) - writers) / kLanes; }
+  __device__ int warps() const { return (int(blockDim.x) - writers) / kLanes; }
   // What a row of a stage comes with, at its place there.
   __device__ RowMemory memory(int stage) const {
     RowMemory m;
@@ -151,9 +157,9 @@ template <class Op, class E> struct NormGradients {
                    : call.weight_dtype == Dtype::F32 ? static_cast<const F*>(call.weight)[i]
                                                      : convert<F>(static_cast<const E*>(call.weight)[i]);
   }
-  // Starts the copies of a batch, if there is one; every thread calls it.
+  // Starts the copies of a batch, if there is one, by one warp.
   __device__ __forceinline__ void load(const NormBatches& batches, int stage) const {
-    if (threadIdx.x < kLanes && !batches.done()) {
+    if (!batches.done()) {
       const int lane = lane_id();
       if (lane < kBatch * kStats && batches.row(lane % kBatch) < batches.rows)
         copy_async<4>(stats + stage * kStats * kBatch + lane,
@@ -180,9 +186,9 @@ template <class Op, class E> struct NormGradients {
 
   // The sums of a stage's rows, by parts of leaves. Of rows that are not there they mean nothing.
   __device__ __forceinline__ void sum_words(int stage, int turn) const {
-    const int lane = lane_id(), warps = int(blockDim.x) / kLanes;
+    const int lane = lane_id();
 #pragma unroll 1
-    for (int task = int(threadIdx.x) / kLanes; task < kBatch * kParts * leaves; task += warps) {
+    for (int task = warp(); task < kBatch * kParts * leaves; task += warps()) {
       const int b = task % kBatch, part = task / kBatch % kParts, leaf = task / (kBatch * kParts);
       const int first = leaf * kLeaf + (part * kLanes + lane) * kWord, count = n - leaf * kLeaf;
       const auto given = Op::given(call.options, memory(stage), b);
@@ -229,9 +235,9 @@ template <class Op, class E> struct NormGradients {
   // What the rows come to, of these sums.
   __device__ __forceinline__ void total_rows(int stage, int turn) const {
     static_assert(norm_gradients::kMostColumns <= 2 * kLeaf, "a tree over two");
-    const int lane = lane_id(), warps = int(blockDim.x) / kLanes;
+    const int lane = lane_id();
 #pragma unroll 1
-    for (int b = warps - 1 - int(threadIdx.x) / kLanes; b < kBatch; b += warps) {
+    for (int b = warps() - 1 - warp(); b < kBatch; b += warps()) {
       F total[kSums];
 #pragma unroll
       for (int s = 0; s < kSums; ++s) {
@@ -252,22 +258,27 @@ template <class Op, class E> struct NormGradients {
     for (int b = 0; b < kBatch; ++b) {
       const int number = batches.row(b);
       if (number >= batches.rows) break;
-      const auto of_sums = Sums::given(memory(stage), b);
       const auto row = rows[turn * kBatch + b];
+      typename Sums::Given given{F(0), F(0), F(0)};  // the row's own, so that elements are normalized once
+      if constexpr (kCentered) given = {row.given.high, row.given.low, row.given.r};
+      else given.r = row.r;
       F y[kGroup];
 #pragma unroll
       for (int q = 0; q < kGranules; ++q) {
         E g[kPerGranule<E>], x[kPerGranule<E>];
         const int place = granule(q) < granules ? granule(q) : 0;
-        elements_of(reinterpret_cast<const Granule*>(tile(stage, b, 0))[place], g);
-        elements_of(reinterpret_cast<const Granule*>(tile(stage, b, 1))[place], x);
+        const Granule gs = load_wide(reinterpret_cast<const Granule*>(tile(stage, b, 0)) + place);
+        const Granule xs = load_wide(reinterpret_cast<const Granule*>(tile(stage, b, 1)) + place);
+        elements_of(gs, g);
+        elements_of(xs, x);
 #pragma unroll
         for (int j = 0; j < kPerGranule<E>; ++j) {
           const int c = q * kPerGranule<E> + j;
           const F element[2] = {convert<F>(g[j]), convert<F>(x[j])};
           y[c] = Op::map(element, weight[c], F(-0.0), 0, row);
           F none = 0;
-          Sums::step(columns[0][c], kCentered ? columns[kColumnSums - 1][c] : none, element[0], element[1], of_sums);
+          Sums::step(columns[0][c], kCentered ? columns[kColumnSums - 1][c] : none, element[0],
+                     element[1], given);
         }
       }
       Granule rounded[kGranules];
@@ -302,53 +313,65 @@ __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
   constexpr int kStages = N::kStages, kBatch = N::kBatch;
   TR_DYNAMIC_SHARED(dynamic, 128);
   __shared__ typename Op::Row rows[2 * kBatch];
-  __shared__ Barrier loaded[kStages];
-  const N norm(call, dynamic, rows, loaded);
+  __shared__ Barrier loaded[kStages], met;
+  const N norm(call, shape.writers, dynamic, rows, loaded);
   if (threadIdx.x == 0) {
     for (Barrier& b : loaded) barrier_init(&b, 1);
+    barrier_init(&met, int(blockDim.x));
     barriers_made();
   }
   norm.load_weights();
   __syncthreads();
+
+  const auto following = [](int stage, int by) { return stage + by < kStages ? stage + by : stage + by - kStages; };
+  const auto meet = [&](int turn) { team_barrier(&met, int(blockDim.x), turn); };
+  NormBatches batches(shape, call.rows, kBatch);
+  if (int(threadIdx.x) >= shape.writers) {
+    const bool loads = norm.warp() == 0;
+    NormBatches ahead = batches;
+    int started = 0, stage = 0;  // batches that are on their way or there
+    uint32_t lap = 0;
+    const auto load = [&](int stage) {
+      if (loads) norm.load(ahead, stage);
+      if (ahead.done()) return;
+      ahead.advance();
+      ++started;
+    };
+#pragma unroll 1
+    for (int s = 0; s < kStages - 3; ++s) load(s);
+#pragma unroll 1
+    for (int turn = 0; turn < started + 2; ++turn) {
+      if (turn < started) barrier_wait(&loaded[stage], lap);
+      wait_copies<kStages - 4>();
+      meet(turn);
+      load(following(stage, kStages - 3));
+      if (turn < started) norm.sum_words(stage, turn & 1);
+      if (turn > 0) norm.total_rows(following(stage, kStages - 1), (turn - 1) & 1);
+      stage = following(stage, 1);
+      if (stage == 0) lap ^= 1;
+    }
+    return;
+  }
+
   float weight[kGroup];
 #pragma unroll
   for (int c = 0; c < kGroup; ++c) {
     const int at = norm.granule(c / kPerGranule<E>) * kPerGranule<E> + c % kPerGranule<E>;
     weight[c] = at < norm.n ? norm.weights[at] : 1.0f;
   }
-
-  NormBatches ahead(shape, call.rows, kBatch), batches = ahead;
-  int started = 0;  // batches that are on their way or there
-  const auto load = [&](int stage) {
-    norm.load(ahead, stage);
-    if (ahead.done()) return;
-    ahead.advance();
-    ++started;
-  };
-#pragma unroll 1
-  for (int stage = 0; stage < kStages - 3; ++stage) load(stage);
   ColumnSums<N::kColumnSums> columns;
-  const auto following = [](int stage, int by) { return stage + by < kStages ? stage + by : stage + by - kStages; };
+  meet(0);
+  meet(1);
   int stage = 0;
-  uint32_t lap = 0;
 #pragma unroll 1
-  for (int turn = 0; !batches.done(); ++turn) {
-    if (turn < started) barrier_wait(&loaded[stage], lap);
-    wait_copies<kStages - 4>();
-    __syncthreads();
-    load(following(stage, kStages - 3));
-    norm.sum_words(stage, turn & 1);
-    if (turn > 0) norm.total_rows(following(stage, kStages - 1), (turn - 1) & 1);
-    if (turn > 1) {
-      if (batches.starts_residue()) columns.clear();
-      norm.write_rows(batches, following(stage, kStages - 2), turn & 1, weight, columns.residue);
-      if (batches.ends_residue()) columns.push(batches.residue);
-      if (batches.ends_unit())
-        norm.write_columns(columns.residue, partials + 2 * int64_t(batches.unit) * norm.n);
-      batches.advance();
-    }
+  for (int turn = 0; !batches.done(); turn ^= 1) {
+    meet(turn);
+    if (batches.starts_residue()) columns.clear();
+    norm.write_rows(batches, stage, turn, weight, columns.residue);
+    if (batches.ends_residue()) columns.push(batches.residue);
+    if (batches.ends_unit()) norm.write_columns(columns.residue, partials + 2 * int64_t(batches.unit) * norm.n);
+    batches.advance();
     stage = following(stage, 1);
-    if (stage == 0) lap ^= 1;
   }
 #endif
 }

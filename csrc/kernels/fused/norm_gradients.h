@@ -5,8 +5,9 @@
 namespace torchreduce {
 
 struct NormGradientsShape : FusedLaunch {
-  int64_t units = 1;    // runs of residues that columns are cut into, through all leaves
-  int run = 1;          // residues of a unit
+  int64_t units = 1;  // runs of residues that columns are cut into, through all leaves
+  int run = 1;        // residues of a unit
+  int writers = 32;   // threads that have columns; the others sum along rows
 
   template <class Visit> void each(Visit visit) const {
     visit("units", units);
@@ -18,8 +19,8 @@ namespace norm_gradients {
 
 using namespace plans;
 
-constexpr int kThreads = 512;               // of a block at most: 8 columns each
-constexpr int kMostColumns = kThreads * 8;  // of a row
+constexpr int kMostColumns = 4096;  // of a row
+constexpr int kWriters = kMostColumns / 8, kThreads = kWriters + kWriters / 2;  // of a block at most
 constexpr int kMostRun = 4;
 constexpr int kStages = 6;  // batches of rows in shared memory: three of them looked at, the others on their way
 // Rows of a batch; neighbours that a lane sums at once; of a leaf, warps that it takes.
@@ -42,7 +43,8 @@ inline std::optional<NormGradientsShape> serves(const FusedCall& call, const Dev
   const FusedFacts f = facts(call.op);
   const int n = int(l.length), leaves = int(ceil_div(n, kLeaf)), rows = kStages * batch(size);
   NormGradientsShape s;
-  s.threads = int(ceil_div(n, 8 * 32) * 32);
+  s.writers = int(ceil_div(n, 8 * 32) * 32);
+  s.threads = s.writers + int(ceil_div(s.writers, 64) * 32);
   s.shared = rows * (2 * n * size + f.stats * 4) + n * 4 + 2 * partial_sums(size, leaves, f.sums) * 4;
   const int of_block = s.shared + 1024;
   if (of_block > device.shared) return {};
