@@ -674,21 +674,25 @@ struct LayerNormBackward {
   static R gradients(const Tensor& g, const Tensor& x, uint64_t mask, size_t dims, const Tensor& stats,
                      const MaybeTensor& weight, ScalarType of_positions, const std::array<bool, 3>& wanted) {
     R result;
+    const bool sums_over_rows = wanted[1] || wanted[2];
+    if (!wanted[0] && !sums_over_rows) return result;
+    Rows rows(wanted[0] ? of_input : of_weights, g, mask, x.scalar_type());
+    rows.use_stats(stats);
+    Tensor sums[2];
+    if (sums_over_rows)
+      for (int k = 0; k < (of_weights == Fused::LayerNormWeights ? 2 : 1); ++k) {
+        sums[k] = allocate(x.sizes().slice(size_t(x.dim()) - dims), Dtype(of_positions), x);
+        rows.value(k, sums[k]);
+      }
     if (wanted[0]) {
-      Rows rows(of_input, g, mask, x.scalar_type());
       if (given(weight)) rows.call.weight = rows.of_positions(*weight);
-      rows.use_stats(stats);
-      std::get<0>(result) = allocate(x.sizes(), Dtype(x.scalar_type()), x);
-      rows.map(std::get<0>(result), &x);
-    }
-    if (wanted[1] || wanted[2]) {
-      const Dtype dtype = Dtype(of_positions);
-      Rows rows(of_weights, g, mask, x.scalar_type());
-      rows.use_stats(stats);
-      const at::IntArrayRef sizes = x.sizes().slice(size_t(x.dim()) - dims);
-      const Tensor sums[2] = {allocate(sizes, dtype, x), allocate(sizes, dtype, x)};
-      for (int k = 0; k < (of_weights == Fused::LayerNormWeights ? 2 : 1); ++k) rows.value(k, sums[k]);
+      const Tensor& out = std::get<0>(result) = allocate(x.sizes(), Dtype(x.scalar_type()), x);
+      if (sums_over_rows) rows.run_with_weights(of_weights, written(out), read(x));
+      else rows.map(out, &x);
+    } else {
       rows.run_over_rows(read(x));
+    }
+    if (sums_over_rows) {
       if (wanted[1]) std::get<1>(result) = sums[0];
       if constexpr (std::tuple_size_v<R> == 3)
         if (wanted[2]) std::get<2>(result) = sums[1];

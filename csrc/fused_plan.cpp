@@ -40,6 +40,7 @@ const std::vector<Family<FusedCall, fused_plans::Shape>> kFusedFamilies = {
      kShapeOf<norm_gradients::serves>},
     {"held_rows", "rows in registers between the looks", kShapeOf<held_rows::serves>},
     {"split_rows", "long rows by leaves, read twice", kShapeOf<split_rows::serves>},
+    {"held_columns", "columns in registers between the looks", kShapeOf<held_columns::serves>},
     {"columns", "tiles of columns in shared memory between the looks", kShapeOf<fused_columns::serves>},
     {"weight_columns", "gradients of weights: lanes across columns, runs of rows a thread",
      kShapeOf<weight_columns::serves>, true},

@@ -2,6 +2,7 @@
 #pragma once
 #include "families.h"
 #include "kernels/fused/columns.h"
+#include "kernels/fused/held_columns.h"
 #include "kernels/fused/held_rows.h"
 #include "kernels/fused/norm_gradients.h"
 #include "kernels/fused/strided.h"
@@ -20,7 +21,7 @@ struct CpuShape : FusedLaunch {
 
 using Shape =
     std::variant<FusedStridedShape, HeldRowsShape, SplitRowsShape, FusedColumnsShape, WeightColumnsShape,
-                 NormGradientsShape, CpuShape>;
+                 NormGradientsShape, HeldColumnsShape, CpuShape>;
 
 }  // namespace fused_plans
 
@@ -37,6 +38,8 @@ struct FusedPlan {
 };
 FusedPlan plan(const FusedCall& call, const DeviceFacts& device);
 
+// Whether the gradient of a norm comes together with those of its weights, to which the call's values belong.
+inline bool is_together(const FusedPlan& plan) { return std::holds_alternative<NormGradientsShape>(plan.shape); }
 inline int64_t workspace_bytes(const FusedPlan& plan) { return plan.launch().workspace; }
 
 struct PlannedFused : FusedCall { FusedPlan plan; };

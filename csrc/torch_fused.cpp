@@ -22,7 +22,7 @@ int64_t FusedRun::row_count() const {
   return n;
 }
 
-void FusedRun::run(const Operand* out, const Operand* second) {
+void FusedRun::lay_out(const Operand* out, const Operand* second) {
   if (out) {
     call.out = const_cast<void*>(out->data);
     call.out_dtype = out->dtype;
@@ -41,7 +41,24 @@ void FusedRun::run(const Operand* out, const Operand* second) {
         .push_back(
             {x.sizes[d], x.strides[d], out ? out->strides[d] : 0, {second ? second->strides[d] : 0, row_strides[d]}});
   call.layout = fold(std::move(kept), reduced, &call.more_strides);
+}
+
+void FusedRun::run(const Operand* out, const Operand* second) {
+  lay_out(out, second);
   start();
+}
+
+void FusedRun::run_with_weights(Fused of_weights, const Operand& out, const Operand& second) {
+  lay_out(&out, &second);
+  if (row_count() > 0 && !x.on_cpu() && is_together(plan(call, gpu_facts(x.device_index)))) return start();
+  const RowMemory memory = call.memory;
+  call.memory.values[0] = call.memory.values[1] = nullptr;
+  start();
+  call.memory = memory;
+  call.op = of_weights;
+  call.out = nullptr;
+  call.weight = nullptr;
+  run_over_rows(second);
 }
 
 void FusedRun::run_over_rows(const Operand& second) {
@@ -311,6 +328,37 @@ std::tuple<Tensor, Tensor> layer_norm_weights(const Tensor& g, const Tensor& x, 
   return weight_gradients<Fused::LayerNormWeights>(g, x, stats, dims, dtype);
 }
 
+// Both: what norm_gradient and weight_gradients give.
+template <Fused of_input, Fused of_weights>
+std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& g, const Tensor& input, const Optional& weight,
+                                                 const Tensor& stats, int64_t dims, ScalarType dtype) {
+  const char* name = of_input == Fused::RmsNormGradient ? "rms_norm_backward" : "layer_norm_backward";
+  const View first(g), x(input);
+  check_floats(name, x);
+  check_like(name, first, x);
+  const Dtype result = floating(name, dtype);
+  Rows rows(name, of_input, g, trailing(name, x, dims), x.dtype);
+  rows.weights(weight);
+  rows.given_stats(stats, rows.row_count());
+  const std::vector<int64_t> sizes(x.sizes + (x.dims - dims), x.sizes + x.dims);
+  Tensor to_weight = rows.new_value(0, sizes, result), to_bias = to_weight;
+  if (of_input == Fused::LayerNormGradient) to_bias = rows.new_value(1, sizes, result);
+  Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x);
+  rows.run_with_weights(of_weights, View(out), x);
+  return {out, to_weight, to_bias};
+}
+std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& g, const Tensor& x, const Optional& weight,
+                                             const Tensor& stats, int64_t dims, double, ScalarType dtype, int64_t) {
+  auto [to_x, to_weight, _] =
+      norm_backward<Fused::RmsNormGradient, Fused::RmsNormWeights>(g, x, weight, stats, dims, dtype);
+  return {to_x, to_weight};
+}
+std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& g, const Tensor& x, const Optional& weight,
+                                                       const Tensor& stats, int64_t dims, double, ScalarType dtype,
+                                                       int64_t) {
+  return norm_backward<Fused::LayerNormGradient, Fused::LayerNormWeights>(g, x, weight, stats, dims, dtype);
+}
+
 // ---- cross-entropy ---------------------------------------------------------------------------------------------------
 
 // Labels, and the weights of the classes.
@@ -402,6 +450,15 @@ Tensor cross_entropy_gradient(const Tensor& g, const Tensor& input, const Tensor
   X(cross_entropy_gradient, "Tensor g, Tensor x, Tensor target, Tensor? weight, Tensor stats, int dim, int ignored", \
     "Tensor", cross_entropy_gradient)
 
+// The same with no overload but .raw: two of the others at once, which derivatives are not made of.
+#define TR_FOR_EACH_BARE_OP(X)                                                                                  \
+  X(rms_norm_backward,                                                                                          \
+    "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon, ScalarType dtype",              \
+    "(Tensor, Tensor)", rms_norm_backward)                                                                      \
+  X(layer_norm_backward,                                                                                        \
+    "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon, ScalarType dtype",              \
+    "(Tensor, Tensor, Tensor)", layer_norm_backward)
+
 // Registered for good, as in torch_ops.cpp.
 using torch::stable::detail::StableLibrary;
 const bool registered = [] {
@@ -411,12 +468,19 @@ const bool registered = [] {
     schemas->def((std::string(#name) + overload + "(" + arguments + ", int level) -> " + result).c_str());
   TR_FOR_EACH_FUSED_OP(TR_ROW)
 #undef TR_ROW
+#define TR_ROW(name, arguments, result, ...) \
+  schemas->def((std::string(#name) + ".raw(" + arguments + ", int level) -> " + result).c_str());
+  TR_FOR_EACH_BARE_OP(TR_ROW)
+#undef TR_ROW
   for (const char* key : {"CPU", "CUDA"}) {
     auto* kernels = new StableLibrary(StableLibrary::Kind::IMPL, "torchreduce", key, __FILE__, __LINE__);
 #define TR_ROW(name, arguments, result, ...)       \
   kernels->impl(#name, TORCH_BOX(&(__VA_ARGS__))); \
   kernels->impl(#name ".raw", TORCH_BOX(&(__VA_ARGS__)));
     TR_FOR_EACH_FUSED_OP(TR_ROW)
+#undef TR_ROW
+#define TR_ROW(name, arguments, result, ...) kernels->impl(#name ".raw", TORCH_BOX(&(__VA_ARGS__)));
+    TR_FOR_EACH_BARE_OP(TR_ROW)
 #undef TR_ROW
   }
   return true;

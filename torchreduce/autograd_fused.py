@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .autograd import Reduction, rounded, summed
-from .dispatch import Rule, Saved, differentiable, save
+from .dispatch import Rule, Saved, differentiable, is_bare, save
 from .fake import reduced_shape
 from .fake_fused import trailing, wide
 
@@ -410,6 +410,10 @@ def _over_rows(x: Tensor, like: Tensor, level: int) -> Tensor:
     return summed(x, like.shape, like.dtype, level)
 
 
+def _are_bare(*tensors: Tensor | None) -> bool:
+    return is_bare(*(t for t in tensors if t is not None))
+
+
 @differentiable("rms_norm", results=2)
 class RmsNorm(Rule):
     @staticmethod
@@ -423,6 +427,8 @@ class RmsNorm(Rule):
         x, weight, stats = saved
         rest = (ctx.dims, ctx.epsilon)
         to_x = to_weight = None
+        if weight is not None and ctx.needs_input_grad[1] and ctx.needs_input_grad[2] and _are_bare(grad, *saved):
+            return _ops.rms_norm_backward.raw(grad, x, weight, stats, *rest, weight.dtype, ctx.level)
         if ctx.needs_input_grad[1]:
             to_x = _ops.rms_norm_gradient.default(grad, x, weight, stats, *rest, ctx.level)
         if weight is not None and ctx.needs_input_grad[2]:
@@ -456,10 +462,14 @@ class LayerNorm(Rule):
         x, weight, bias, stats = saved
         rest = (ctx.dims, ctx.epsilon)
         to_x = to_weight = to_bias = None
+        of_weights = (weight is not None and ctx.needs_input_grad[2]) or (bias is not None and ctx.needs_input_grad[3])
+        dtype = None if not of_weights else (weight if weight is not None else bias).dtype
+        if of_weights and ctx.needs_input_grad[1] and _are_bare(grad, *saved):
+            to_x, to_weight, to_bias = _ops.layer_norm_backward.raw(grad, x, weight, stats, *rest, dtype, ctx.level)
+            return to_x, None if weight is None else to_weight, None if bias is None else to_bias
         if ctx.needs_input_grad[1]:
             to_x = _ops.layer_norm_gradient.default(grad, x, weight, stats, *rest, ctx.level)
-        if (weight is not None and ctx.needs_input_grad[2]) or (bias is not None and ctx.needs_input_grad[3]):
-            dtype = (weight if weight is not None else bias).dtype
+        if of_weights:
             to_weight, to_bias = _ops.layer_norm_weights.default(grad, x, stats, *rest, dtype, ctx.level)
         return to_x, None if weight is None else to_weight, None if bias is None else to_bias
 

@@ -84,6 +84,15 @@ def _like(which: int) -> Callable[..., Tensor]:
     return kernel
 
 
+def _backward(count: int) -> Callable[..., Any]:
+    def kernel(
+        g: Tensor, x: Tensor, weight: Any, stats: Tensor, dims: int, epsilon: float, dtype: torch.dtype, level: int
+    ) -> Any:
+        return x.new_empty(x.shape), *(x.new_empty(x.shape[x.dim() - dims :], dtype=dtype) for _ in range(count))
+
+    return kernel
+
+
 # By name: what the arguments before the level are, what the results are, the fake kernel.
 SIGNATURES: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "softmax": ("x dim -", "x", _softmax),
@@ -169,4 +178,9 @@ for _name, (_, _, _kernel) in SIGNATURES.items():
     for _overload in ("", ".raw"):
         torch.library.register_fake(f"torchreduce::{_name}{_overload}", _kernel, lib=LIBRARY)
         torch.library.register_vmap(f"torchreduce::{_name}{_overload}", batching_rule(_name), lib=LIBRARY)
+    LIBRARY.impl(f"{_name}.raw", torch.library.fallthrough_kernel, "Autograd")
+
+# Ops that have no overload but .raw.
+for _name, _kernel in {"rms_norm_backward": _backward(1), "layer_norm_backward": _backward(2)}.items():
+    torch.library.register_fake(f"torchreduce::{_name}.raw", _kernel, lib=LIBRARY)
     LIBRARY.impl(f"{_name}.raw", torch.library.fallthrough_kernel, "Autograd")

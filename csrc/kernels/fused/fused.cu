@@ -1,6 +1,7 @@
 // parts: TR_FOR_EACH_FUSED_KIND
 // Launches of the ops on rows that are looked at twice: this file is compiled once for each kind, TR_PART.
 #include "columns.cuh"
+#include "held_columns.cuh"
 #include "held_rows.cuh"
 #include "kernels/common/gpu.h"
 #include "strided.cuh"
@@ -83,6 +84,28 @@ void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, 
 }
 
 template <class Op, class E>
+void launch_held_columns([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const HeldColumnsShape& shape,
+                         [[maybe_unused]] Queue queue) {
+  if constexpr (kWideReductions && Op::kMaps && Op::kInputs == 1 && Op::kFirst == First::Greatest) {
+    const Layout& l = call.layout;
+    int64_t last = (l.length - 1) * l.in[l.kept] + 1;
+    for (int d = 0; d < l.kept; ++d) last += (l.size[d] - 1) * l.in[d];
+    constexpr int kSize = int(sizeof(E));
+    const ColumnPitch pitch{int(l.in[l.kept]) * kSize, int(l.out[l.kept]) * kSize,
+                            static_cast<const E*>(call.in[0]) + last};
+    const FusedRowsCall rows = plain_rows(call);
+    queue.cluster = shape.leaves;
+    const auto enqueue_kernel = [&](auto kernel) {
+      enqueue(kernel, shape.blocks, shape.threads, shape.shared, queue, rows, shape, pitch);
+    };
+    if (shape.depth == 8 && shape.granules) enqueue_kernel(held_columns_kernel<Op, E, 8, true>);
+    else if (shape.depth == 8) enqueue_kernel(held_columns_kernel<Op, E, 8, false>);
+    else if (shape.granules) enqueue_kernel(held_columns_kernel<Op, E, 4, true>);
+    else enqueue_kernel(held_columns_kernel<Op, E, 4, false>);
+  }
+}
+
+template <class Op, class E>
 void launch_columns(const FusedCall& call, const FusedColumnsShape& shape, void* workspace, Queue queue) {
   if constexpr (kWideReductions && !Op::kWeights) {
     const FusedRowsCall rows = plain_rows(call);
@@ -119,6 +142,12 @@ template <template <class> class Op> const char* launch_fused(const PlannedFused
           else if (call.dtype == Dtype::BF16) launch_columns<Op<float>, BF16>(call, shape, workspace, queue);
 #if !defined(TR_FEW_TYPES)
           else launch_columns<Op<float>, F16>(call, shape, workspace, queue);
+#endif
+        } else if constexpr (std::is_same_v<S, HeldColumnsShape>) {
+          if (call.dtype == Dtype::F32) launch_held_columns<Op<float>, float>(call, shape, queue);
+          else if (call.dtype == Dtype::BF16) launch_held_columns<Op<float>, BF16>(call, shape, queue);
+#if !defined(TR_FEW_TYPES)
+          else launch_held_columns<Op<float>, F16>(call, shape, queue);
 #endif
         } else if constexpr (std::is_base_of_v<HeldRowsShape, S>) {
           launch_held<Op>(call, shape, std::is_same_v<S, SplitRowsShape>, workspace, queue);
