@@ -32,68 +32,67 @@ __device__ __forceinline__ void copy_tile(const FusedRowsCall& call, const Fused
   }
 }
 
-template <class Op, class E>
-__global__ void TR_BLOCKS_BOUND(fused_columns::kThreads, 3)
-    fused_columns_kernel(TR_GRID_CONSTANT FusedRowsCall call, TR_GRID_CONSTANT FusedColumnsShape shape,
-                         TR_GRID_CONSTANT ColumnPitches pitches, ColumnPart part, typename Op::State* states,
-                         const typename Op::State* totals) {
+// A block's tile: a leaf of some neighbouring columns.
+template <class Op, class E> struct ColumnTile {
   using F = float;
   using State = typename Op::State;
-  using namespace fused_columns;
-  constexpr int kInputs = Op::kInputs, kSums = Op::kSums, kScratch = kSums > 0 ? kSums : 1;
-  constexpr bool kKeeps = Op::kTerm && sizeof(E) == 4;  // terms take the elements' places
-  TR_DYNAMIC_SHARED(dynamic, 16);
-  const int64_t number = blockIdx.x / shape.leaves;
-  const int leaf = int(blockIdx.x - number * shape.leaves);
-  const int64_t first = int64_t(leaf) * kLeaf, first_column = number * shape.columns;
-  const int count = int(call.length - first < kLeaf ? call.length - first : kLeaf);
-  const int most = int(call.length < kLeaf ? call.length : kLeaf);
-  E* const tile = reinterpret_cast<E*>(dynamic);
-  const int tile_size = most * shape.pitch;
-  F* const sums_of = reinterpret_cast<F*>(dynamic + (tile_size * kInputs * int(sizeof(E)) + 15) / 16 * 16);
   struct alignas(8) Slot { State state; };
-  [[maybe_unused]] Slot* const slots = reinterpret_cast<Slot*>(sums_of + kScratch * int(blockDim.x));
+  static constexpr int kInputs = Op::kInputs, kSums = Op::kSums, kScratch = kSums > 0 ? kSums : 1;
+  static constexpr int kChunk = fused_columns::kChunk;
+  static constexpr bool kKeeps = Op::kTerm && sizeof(E) == 4;  // terms take the elements' places
 
-#ifdef TR_CLUSTERS
-  __shared__ Barrier arrived;
-  if (shape.cluster > 1) {
-    if (threadIdx.x == 0) {
-      barrier_init(&arrived, 1);
-      barriers_made();
-      barrier_expect(&arrived, uint32_t(shape.cluster * shape.columns * int(sizeof(Slot))));
-    }
-    cluster_arrive();
-  }
-#endif
+  const FusedRowsCall& call;
+  const FusedColumnsShape& shape;
+  const int64_t first_column;
+  const int leaf, count, size;       // of the columns; its elements; elements of an input's tile
+  const int groups, c, group, mine;  // of threads; of this one: its column, its group, elements of its column
+  const bool there;
+  E* const tile;
+  F* const sums_of;
+  Slot* const slots;
+
+  __device__ ColumnTile(const FusedRowsCall& call, const FusedColumnsShape& shape, int64_t number, int leaf,
+                        char* dynamic)
+      : call(call),
+        shape(shape),
+        first_column(number * shape.columns),
+        leaf(leaf),
+        count(least(call.length - int64_t(leaf) * kLeaf)),
+        size(least(call.length) * shape.pitch),
+        groups(int(blockDim.x) / shape.columns),
+        c(int(threadIdx.x) % shape.columns),
+        group(int(threadIdx.x) / shape.columns),
+        mine(first_column + c < call.rows ? count : 0),
+        there(first_column + c < call.rows),
+        tile(reinterpret_cast<E*>(dynamic)),
+        sums_of(reinterpret_cast<F*>(dynamic + (size * kInputs * int(sizeof(E)) + 15) / 16 * 16)),
+        slots(reinterpret_cast<Slot*>(sums_of + kScratch * int(blockDim.x))) {}
+  __device__ static int least(int64_t n) { return int(n < kLeaf ? n : kLeaf); }
+
+  // Input k at a place of the thread's column: `at` counts elements of the tile.
+  __device__ F element(int k, int at) const { return convert<F>(tile[c + k * size + at]); }
+  __device__ void elements(int at, F (&x)[kInputs]) const {
 #pragma unroll
-  for (int k = 0; k < kInputs; ++k) {
-    const int64_t offset = first * pitches.in[k];
-    if (shape.bytes == 16)
-      copy_tile<E, 16>(call, shape, k, first_column, offset, pitches.in[k], count, tile + k * tile_size);
-    else if (shape.bytes == 4)
-      copy_tile<E, 4>(call, shape, k, first_column, offset, pitches.in[k], count, tile + k * tile_size);
-    else if constexpr (sizeof(E) == 2)
-      copy_tile<E, 2>(call, shape, k, first_column, offset, pitches.in[k], count, tile + k * tile_size);
+    for (int k = 0; k < kInputs; ++k) x[k] = element(k, at);
   }
-  end_copies();
 
-  const int groups = int(blockDim.x) / shape.columns, c = int(threadIdx.x) % shape.columns;
-  const int group = int(threadIdx.x) / shape.columns;
-  const bool there = first_column + c < call.rows;
-  const int64_t column = there ? first_column + c : call.rows - 1;
-  const FusedStart start = call.start(column);
-  const auto given = Op::given(call.options, call.memory, start.value);
-  const bool skips = Op::skips(given);
-  E* const own = tile + c;
-  const int mine = there ? count : 0;  // positions of the thread's column
-  // Input k at a place of the column: `at` counts elements of the tile, `pitch` from a position to the next.
-  const int pitch = shape.pitch;
-  const auto element = [&](int k, int at) { return convert<F>(own[k * tile_size + at]); };
-  wait_copies<0>();
-  __syncthreads();
+  __device__ __forceinline__ void load(const ColumnPitches& pitches) const {
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k) {
+      const int64_t offset = int64_t(leaf) * kLeaf * pitches.in[k];
+      E* const to = tile + k * size;
+      if (shape.bytes == 16)
+        copy_tile<E, 16>(call, shape, k, first_column, offset, pitches.in[k], count, to);
+      else if (shape.bytes == 4)
+        copy_tile<E, 4>(call, shape, k, first_column, offset, pitches.in[k], count, to);
+      else if constexpr (sizeof(E) == 2)
+        copy_tile<E, 2>(call, shape, k, first_column, offset, pitches.in[k], count, to);
+    }
+    end_copies();
+  }
 
   // What the groups have of a column, by the contiguous tree.
-  const auto meet = [&](F value, F* scratch, auto combine) {
+  template <class Combine> __device__ __forceinline__ F meet(F value, F* scratch, Combine combine) const {
     scratch[threadIdx.x] = value;
     __syncthreads();
 #pragma unroll 1
@@ -105,10 +104,9 @@ __global__ void TR_BLOCKS_BOUND(fused_columns::kThreads, 3)
     const F total = scratch[c];
     __syncthreads();
     return total;
-  };
+  }
   // kCount canonical sums; step(sums, at) adds what lies there.
-  [[maybe_unused]] const auto sum = [&](auto& total, auto step) {
-    constexpr int kCount = int(sizeof(total) / sizeof(F));
+  template <int kCount, class Step> __device__ __forceinline__ void sum(F (&total)[kCount], Step step) const {
     const auto add = [](F a, F b) { return a + b; };
     TreeStack<F, 6> tree[kCount];
     const int each = shape.residues / groups;
@@ -119,14 +117,14 @@ __global__ void TR_BLOCKS_BOUND(fused_columns::kThreads, 3)
       for (int s = 0; s < kCount; ++s)
 #pragma unroll
         for (F& a : acc[s]) a = F(-0.0);
-      int at = r * pitch;
+      int at = r * shape.pitch;
 #pragma unroll 1
-      for (int i = r; i < mine; i += kResidues, at += kResidues * pitch) {
+      for (int i = r; i < mine; i += kResidues, at += kResidues * shape.pitch) {
         const auto one = [&](int j) {
           F sums[kCount];
 #pragma unroll
           for (int s = 0; s < kCount; ++s) sums[s] = acc[s][j];
-          step(sums, at + j * pitch);
+          step(sums, at + j * shape.pitch);
 #pragma unroll
           for (int s = 0; s < kCount; ++s) acc[s][j] = sums[s];
         };
@@ -150,94 +148,133 @@ __global__ void TR_BLOCKS_BOUND(fused_columns::kThreads, 3)
     }
 #pragma unroll
     for (int s = 0; s < kCount; ++s) total[s] = meet(tree[s].total(F(-0.0), add), sums_of + s * int(blockDim.x), add);
-  };
-
-  State state = Op::none();
-  State total = state;
-  if constexpr (kSums > 0) {
-    if (part != ColumnPart::Output) {
-      F found = first_absent<Op::kFirst, F>();
-      if constexpr (Op::kFirst == First::Greatest) {
-        const int end = mine * pitch;
+  }
+  // Both looks, at the thread's column.
+  template <class Given> __device__ __forceinline__ State look(const Given& given) const {
+    F found = first_absent<Op::kFirst, F>();
+    if constexpr (Op::kFirst == First::Greatest) {
+      const int end = mine * shape.pitch;
 #pragma unroll 8
-        for (int at = group * pitch; at < end; at += groups * pitch) found = greatest(found, element(0, at));
-        found = meet(found, sums_of, [](F a, F b) { return greatest(a, b); });
-      } else if constexpr (Op::kFirst == First::Sum) {
-        F one[1];
-        sum(one, [&](F* s, int at) { s[0] = s[0] + element(0, at); });
-        found = one[0];
+      for (int at = group * shape.pitch; at < end; at += groups * shape.pitch) found = greatest(found, element(0, at));
+      found = meet(found, sums_of, [](F a, F b) { return greatest(a, b); });
+    } else if constexpr (Op::kFirst == First::Sum) {
+      F one[1];
+      sum(one, [&](F* s, int at) { s[0] = s[0] + element(0, at); });
+      found = one[0];
+    }
+    const auto seen = Op::seen(found, count, given);
+    F sums[kSums];
+    sum(sums, [&](F* s, int at) {
+      F x[kInputs];
+      elements(at, x);
+      if constexpr (kKeeps) {
+        const F term = Op::term(x[0], seen);
+        s[0] = s[0] + term;
+        tile[c + at] = term;
+      } else {
+        Op::step(s, x, F(1), seen, given);
       }
-      const auto seen = Op::seen(found, count, given);
-      F sums[kSums];
-      sum(sums, [&](F* s, int at) {
-        F x[kInputs];
-#pragma unroll
-        for (int k = 0; k < kInputs; ++k) x[k] = element(k, at);
-        if constexpr (kKeeps) {
-          const F term = Op::term(x[0], seen);
-          s[0] = s[0] + term;
-          own[at] = term;
-        } else {
-          Op::step(s, x, F(1), seen, given);
-        }
-      });
-      if (!skips) state = Op::state(found, sums, count);
-      total = state;
+    });
+    return Op::skips(given) ? Op::none() : Op::state(found, sums, count);
+  }
+
+  // Where blocks of a cluster have the leaves of the columns: before anything that takes time, and what they have
+  // together.
+  __device__ __forceinline__ void begin_cluster([[maybe_unused]] Barrier* arrived) const {
 #ifdef TR_CLUSTERS
-      if (shape.cluster > 1) {
-        cluster_wait();
-        for (int rank = group; rank < shape.cluster; rank += groups)
-          put(slots + leaf * shape.columns + c, &arrived, Slot{state}, rank);
-        barrier_wait(&arrived, 0);
-        __syncthreads();
-#pragma unroll 1
-        for (int d = 1; d < shape.leaves; d *= 2) {
-          for (int i = group * 2 * d; i + d < shape.leaves; i += groups * 2 * d) {
-            Slot* const to = slots + i * shape.columns + c;
-            to->state = Op::merge(State(to->state), State(to[d * shape.columns].state));
-          }
-          __syncthreads();
-        }
-        total = slots[c].state;
-      }
+    if (threadIdx.x == 0) {
+      barrier_init(arrived, 1);
+      barriers_made();
+      barrier_expect(arrived, uint32_t(shape.cluster * shape.columns * int(sizeof(Slot))));
+    }
+    cluster_arrive();
 #endif
+  }
+  __device__ __forceinline__ State meet_leaves(const State& state, [[maybe_unused]] Barrier* arrived) const {
+#ifdef TR_CLUSTERS
+    cluster_wait();
+    for (int rank = group; rank < shape.cluster; rank += groups)
+      put(slots + leaf * shape.columns + c, arrived, Slot{state}, rank);
+    barrier_wait(arrived, 0);
+    __syncthreads();
+#pragma unroll 1
+    for (int d = 1; d < shape.leaves; d *= 2) {
+      for (int i = group * 2 * d; i + d < shape.leaves; i += groups * 2 * d) {
+        Slot* const to = slots + i * shape.columns + c;
+        to->state = Op::merge(State(to->state), State(to[d * shape.columns].state));
+      }
+      __syncthreads();
+    }
+    return slots[c].state;
+#else
+    return state;
+#endif
+  }
+
+  // Writes result(at, r) for each position r of the thread's group.
+  template <class Result> __device__ __forceinline__ void write(E* to, int64_t pitch, Result result) const {
+    E* p = to + group * pitch;
+    int at = group * shape.pitch;
+#pragma unroll 4
+    for (int r = group; r < count; r += groups, at += groups * shape.pitch, p += groups * pitch)
+      *p = round_to<E>(result(at, r));
+  }
+};
+
+template <class Op, class E>
+__global__ void TR_BLOCKS_BOUND(fused_columns::kThreads, 3)
+    fused_columns_kernel(TR_GRID_CONSTANT FusedRowsCall call, TR_GRID_CONSTANT FusedColumnsShape shape,
+                         TR_GRID_CONSTANT ColumnPitches pitches, ColumnPart part, typename Op::State* states,
+                         const typename Op::State* totals) {
+  using F = float;
+  using T = ColumnTile<Op, E>;
+  TR_DYNAMIC_SHARED(dynamic, 16);
+  __shared__ Barrier arrived;
+  const int64_t number = blockIdx.x / shape.leaves;
+  const T tile(call, shape, number, int(blockIdx.x - number * shape.leaves), dynamic);
+  if (shape.cluster > 1) tile.begin_cluster(&arrived);
+  tile.load(pitches);
+
+  const int64_t column = tile.there ? tile.first_column + tile.c : call.rows - 1, first = int64_t(tile.leaf) * kLeaf;
+  const FusedStart start = call.start(column);
+  const auto given = Op::given(call.options, call.memory, start.value);
+  wait_copies<0>();
+  __syncthreads();
+
+  typename Op::State state = Op::none(), total = state;
+  if constexpr (Op::kSums > 0) {
+    typename Op::State* const own = states + column * shape.leaves + tile.leaf;
+    if (part == ColumnPart::Output) {
+      state = *own;
+      total = totals[column];
+    } else {
+      total = state = tile.look(given);
+      if (shape.cluster > 1) total = tile.meet_leaves(state, &arrived);
     }
     if (part == ColumnPart::States) {
-      if (group == 0 && there) states[column * shape.leaves + leaf] = state;
+      if (tile.group == 0 && tile.there) *own = state;
       return;
     }
-    if (part == ColumnPart::Output) {
-      state = states[column * shape.leaves + leaf];
-      total = totals[column];
-    }
   }
-  if (!there || (!Op::kMaps && (leaf > 0 || group > 0))) return;
+  if (!tile.there || (!Op::kMaps && (tile.leaf > 0 || tile.group > 0))) return;
   const auto values = Op::row(total, call.length, given, call.options, [&](int64_t i) {
     return convert<F>(static_cast<const E*>(call.in[0])[start.in[0] + i * pitches.in[0]]);
   });
-  if (leaf == 0 && group == 0) Op::write(values, call.memory, start.value);
+  if (tile.leaf == 0 && tile.group == 0) Op::write(values, call.memory, start.value);
   if constexpr (Op::kMaps) {
     const auto& at_leaf = Op::at(values, state);
     E* const to = static_cast<E*>(call.out) + start.out + first * pitches.out;
-    const auto results = [&](auto result) {
-      E* p = to + group * pitches.out;
-      int at = group * pitch;
-#pragma unroll 4
-      for (int r = group; r < count; r += groups, at += groups * pitch, p += groups * pitches.out)
-        *p = round_to<E>(result(at, r));
-    };
     if constexpr (Op::kTerm) {
-      const auto seen = Op::seen(state.l, count, given);
-      const bool kept = kKeeps && part != ColumnPart::Output;
-      results([&](int at, int r) {
-        const F x = element(0, at);
+      const auto seen = Op::seen(state.l, tile.count, given);
+      const bool kept = T::kKeeps && part != ColumnPart::Output;
+      tile.write(to, pitches.out, [&](int at, int r) {
+        const F x = tile.element(0, at);
         return Op::map(kept ? x : Op::term(x, seen), F(1), F(-0.0), first + r, at_leaf);
       });
     } else {
-      results([&](int at, int r) {
-        F x[kInputs];
-#pragma unroll
-        for (int k = 0; k < kInputs; ++k) x[k] = element(k, at);
+      tile.write(to, pitches.out, [&](int at, int r) {
+        F x[T::kInputs];
+        tile.elements(at, x);
         return Op::map(x, F(1), F(-0.0), first + r, at_leaf);
       });
     }

@@ -57,46 +57,43 @@ template <class Op, class E, int kDepth, bool kGranules> struct HeldColumns {
   __device__ bool is_whole() const { return count == kDepth * kResidues; }
   // Where a tile starts in the operands, for this leaf, and how many columns it has.
   struct Place {
-    const char* in;
-    char* out;
+    int64_t in, out;  // addresses
     int columns;
   };
   __device__ Place place(int tile) const {
-    const int outer = tile / shape.across;
-    const int64_t first = int64_t(tile - outer * shape.across) * kColumns;
-    const int64_t inner = call.size[call.dims - 1];
-    const FusedStart start = call.start(outer * inner + first);
-    return {static_cast<const char*>(call.in[0]) + start.in[0] * kSize + int64_t(leaf) * kLeaf * pitch.in,
-            static_cast<char*>(call.out) + start.out * kSize + int64_t(leaf) * kLeaf * pitch.out,
-            int(inner - first < kColumns ? inner - first : kColumns)};
+    const int outer = int(unsigned(tile) / unsigned(shape.across)), first = (tile - outer * shape.across) * kColumns;
+    const int inner = int(call.size[call.dims - 1]);
+    FusedStart start{};
+    if (outer > 0) start = call.start(int64_t(outer) * inner);
+    return {multiply_add(leaf * kLeaf, pitch.in, (start.in[0] + first) * kSize + int64_t(call.in[0])),
+            multiply_add(leaf * kLeaf, pitch.out, (start.out + first) * kSize + int64_t(call.out)),
+            inner - first < kColumns ? inner - first : kColumns};
   }
 
   // Starts the copies of a tile. Rows that a thread's group has lie `kGroups` apart, so that lanes read neighbours.
   __device__ __forceinline__ void load(const Place& from, char* tile) const {
-    constexpr int kPieces = kColumns * kSize / 16 + (kGranules ? 0 : 1);
-    const int bytes = from.columns * kSize;
-#pragma unroll 4
-    for (int p = int(threadIdx.x); p < count * kPieces; p += held_columns::kThreads) {
-      const int row = p / kPieces, piece = p - row * kPieces, residue = row % kResidues;
-      const int at = (row / kResidues * kRun + residue % kRun) * kGroups + residue / kRun;
-      char* const to = tile + at * kPitch + piece * 16;
-      const char* first = reinterpret_cast<const char*>(multiply_add(row, pitch.in, int64_t(from.in)));
-      if constexpr (kGranules) {
-        if (piece * 16 < bytes) copy_async<16>(to, first + piece * 16);
-      } else {
-        const int before = int(reinterpret_cast<uintptr_t>(first) % 16);
-        if (piece * 16 >= before + bytes) continue;
-        first += piece * 16 - before;
-        if (first >= call.in[0] && first + 16 <= pitch.end) {
-          copy_async<16>(to, first);
-        } else {
-#pragma unroll 1
-          for (int i = 0; i < 16; i += kSize)
-            if (first + i >= call.in[0] && first + i < pitch.end)
-              *reinterpret_cast<E*>(to + i) = *reinterpret_cast<const E*>(first + i);
-        }
-      }
+    constexpr int kPieces = kColumns * kSize / 16, kLoaders = kGranules ? kPieces : 2 * kPieces;  // threads of a row
+    constexpr int kStep = held_columns::kThreads / kLoaders;                                      // rows at once
+    static_assert(kStep % 8 == 0 && kStep % kRun == 0, "all of a thread's rows start alike in a granule");
+    const int first = int(threadIdx.x) / kLoaders, piece = int(threadIdx.x) % kLoaders;
+    int64_t address = multiply_add(first, pitch.in, from.in);
+    const int before = kGranules ? 0 : int(address & 15);
+    if (piece * 16 >= before + from.columns * kSize || piece * 16 >= kPitch) return;
+    address += piece * 16 - before;
+    char* const to = tile + (first % kRun * kGroups + first / kRun) * kPitch + piece * 16;
+    const auto place_of = [](int row) { return (row / kResidues * kRun * kGroups + row % kResidues / kRun) * kPitch; };
+#pragma unroll 8
+    for (int i = 0; i < kDepth * kResidues / kStep; ++i, address += int64_t(kStep) * pitch.in) {
+      if (first + i * kStep >= count) break;
+      copy_granule(to + place_of(i * kStep), reinterpret_cast<const char*>(address));
     }
+  }
+  __device__ __forceinline__ void copy_granule(char* to, const char* from) const {
+    if (kGranules || (from >= call.in[0] && from + 16 <= pitch.end)) return copy_async<16>(to, from);
+#pragma unroll 1
+    for (int i = 0; i < 16; i += kSize)
+      if (from + i >= call.in[0] && from + i < pitch.end)
+        *reinterpret_cast<E*>(to + i) = *reinterpret_cast<const E*>(from + i);
   }
 
   // The elements of the thread's columns.
@@ -114,7 +111,7 @@ template <class Op, class E, int kDepth, bool kGranules> struct HeldColumns {
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) held.raw[s] = load_wide(own + s * held_columns::kThreads);
     } else {
-      const int first = int(reinterpret_cast<uintptr_t>(from.in) % 16);
+      const int first = int(from.in & 15);
       const char* const own = tile + group() * kPitch + across() * kSize;
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {  // rows of a residue, and kRun residues, start alike in a granule
@@ -227,12 +224,12 @@ template <class Op, class E, int kDepth, bool kGranules> struct HeldColumns {
     for (int s = 0; s < kSlots; s += 2)
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) nan |= (y[s][i] != y[s][i]) | (y[s + 1][i] != y[s + 1][i]);  // one comparison
-    char* const first = place.out + int64_t(group() * kRun) * pitch.out + across() * kOwn * kSize;
+    const int64_t first = multiply_add(group() * kRun, pitch.out, place.out + across() * kOwn * kSize);
     const auto rows = [&](auto rounded) {
       const bool whole = is_whole();
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
-        char* const to = first + int64_t(s / kRun * kResidues + s % kRun) * pitch.out;
+        char* const to = reinterpret_cast<char*>(multiply_add(s / kRun * kResidues + s % kRun, pitch.out, first));
         if (whole || row(s) < count) rounded(to, y[s]);
       }
     };

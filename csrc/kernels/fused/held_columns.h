@@ -28,6 +28,7 @@ constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kHeld = 64;  // elements of a thread
 constexpr int kMostCluster = 8, kMostBuffers = 3;
 constexpr int kLeastLength = 513;  // shorter columns leave most of the elements out
+constexpr int kTilesOfCluster = 8;  // so that no cluster that finds no room at first has much left to do alone
 
 // Columns of a tile, elements of a thread for a column, and bytes from a row of a tile to the next: columns that start
 // anywhere have the granules in which they lie.
@@ -55,6 +56,7 @@ inline std::optional<HeldColumnsShape> serves(const FusedCall& call, const Devic
   s.depth = l.length > kLeaf / 2 ? 8 : 4;
   s.granules = forced.vector_loads != 0 && l.size[last] % per == 0 && aligned(call.in[0]) && aligned(call.out);
   for (int d = 0; d <= l.kept; ++d) s.granules &= d == last || (l.in[d] % per == 0 && l.out[d] % per == 0);
+  if (!s.granules && size == 4) return {};
   if (!s.granules)
     for (int d = 0; d <= l.kept; ++d)
       if (l.in[d] < 0) return {};
@@ -71,7 +73,7 @@ inline std::optional<HeldColumnsShape> serves(const FusedCall& call, const Devic
   s.threads = kThreads;
   s.shared = s.buffers * tile + meeting;
   s.splits = leaves;
-  s.blocks = std::min<int64_t>(s.tiles, std::max<int64_t>(1, device.multiprocessors / leaves)) * leaves;
+  s.blocks = leaves > 1 ? ceil_div(tiles, kTilesOfCluster) * leaves : std::min<int64_t>(tiles, device.multiprocessors);
   return s;
 }
 

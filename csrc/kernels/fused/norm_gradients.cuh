@@ -4,9 +4,9 @@
 // bulk copies (norm_gradients.h).
 // A block takes units: the rows of a run of residues of a leaf of rows, those of a residue one after the other, in
 // batches, which are copied some turns ahead. A batch is looked at in three turns, between which the block meets: a
-// warp that sums along rows takes the words of its lanes through a leaf of a row; one makes of these sums what the row
-// comes to; a thread that writes has 8 columns, for their gradients and for their sums over the rows. In one turn there
-// are three batches, one at each.
+// warp that sums along rows takes the words of its lanes through a leaf of a row; the last warp, which also starts the
+// copies, makes of these sums what the row comes to; a thread that writes has 8 columns, for their gradients and for
+// their sums over the rows. In one turn there are three batches, one at each.
 // Shared memory, dynamic: batches of rows of g and x; weights; sums of the warps; the rows' statistics. Static: what
 // rows come to.
 #pragma once
@@ -51,30 +51,61 @@ struct NormBatches {
   }
 };
 
-// What a thread has of its columns' sums: of a residue, and of those before it in the unit.
+// What a thread has of its columns' sums: of a residue, and of those before it in the unit, by the levels of the tree
+// over them. All but the first of these are in shared memory.
 template <int kSums> struct ColumnSums {
-  float residue[kSums][kGroup], one[kSums][kGroup], two[kSums][kGroup];
+  using Four = Packed<float, 4>;
+  float residue[kSums][kGroup], before[kGroup];
+  Four* const kept;  // [level, sum, half][thread]
+  const int threads;
 
+  __device__ ColumnSums(float* kept, int threads) : kept(reinterpret_cast<Four*>(kept)), threads(threads) {}
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (auto& sums : residue)
 #pragma unroll
       for (float& sum : sums) sum = -0.0f;
   }
-  // Puts the residue, number `i` of at most four, into the contiguous tree, which is in `residue` after the last.
+  // Puts the residue, number `i` of the unit, into the contiguous tree, which is in `residue` after the last.
   __device__ __forceinline__ void push(int i) {
-    static_assert(norm_gradients::kMostRun == 4, "two levels");
-    if ((i & 1) == 0) return each([](float& sum, float& one, float&) { one = sum; });
-    if (i == 1) return each([](float& sum, float& one, float& two) { two = sum = one + sum; });
-    each([](float& sum, float& one, float& two) { sum = two + (one + sum); });
+    if ((i & 1) == 0) {
+#pragma unroll
+      for (int c = 0; c < kGroup; ++c) before[c] = residue[0][c];
+      return keep<1>(0);
+    }
+#pragma unroll
+    for (int c = 0; c < kGroup; ++c) residue[0][c] = before[c] + residue[0][c];
+    add<1>(0);
+    int level = 1;
+#pragma unroll 1
+    for (; i >> level & 1; ++level) add<0>(level);
+    if (level < norm_gradients::levels(kSums)) keep<0>(level);
   }
 
  private:
-  template <class Take> __device__ __forceinline__ void each(Take take) {
+  __device__ Four& place(int level, int s, int half) const {
+    return kept[((level * kSums + s - 1) * 2 + half) * threads + int(threadIdx.x)];
+  }
+  template <int kFirst> __device__ __forceinline__ void keep(int level) {
 #pragma unroll
-    for (int s = 0; s < kSums; ++s)
+    for (int s = kFirst; s < kSums; ++s)
 #pragma unroll
-      for (int c = 0; c < kGroup; ++c) take(residue[s][c], one[s][c], two[s][c]);
+      for (int half = 0; half < 2; ++half) {
+        Four v;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) v.item[k] = residue[s][4 * half + k];
+        place(level, s, half) = v;
+      }
+  }
+  template <int kFirst> __device__ __forceinline__ void add(int level) {
+#pragma unroll
+    for (int s = kFirst; s < kSums; ++s)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Four v = load_wide(&place(level, s, half));
+#pragma unroll
+        for (int k = 0; k < 4; ++k) residue[s][4 * half + k] = v.item[k] + residue[s][4 * half + k];
+      }
   }
 };
 
@@ -113,7 +144,8 @@ template <class Op, class E> struct NormGradients {
   const int n, leaves, granules;       // of a row
   const int writers;                   // the first threads of the block
   E* const tiles;                      // [stage][row][input][column]
-  F *const weights, *const sums;       // [column]; [turn][row][sum][leaf][part]
+  F* const weights;                    // [column]
+  F *const columns, *const sums;       // of ColumnSums; [turn][row][sum][leaf][part]
   F* const stats;                      // [stage][statistic][row]
   typename Op::Row* const rows;        // [turn][row]
   Barrier* const loaded;               // [stage]
@@ -126,7 +158,8 @@ template <class Op, class E> struct NormGradients {
         writers(writers),
         tiles(reinterpret_cast<E*>(dynamic)),
         weights(reinterpret_cast<F*>(tiles + kStages * kBatch * 2 * n)),
-        sums(weights + n),
+        columns(weights + n),
+        sums(columns + writers * kGroup * norm_gradients::kept_sums(kColumnSums)),
         stats(sums + 2 * norm_gradients::partial_sums(kSize, leaves, kSums)),
         rows(rows),
         loaded(loaded) {}
@@ -137,9 +170,6 @@ template <class Op, class E> struct NormGradients {
   }
   // The granule of number q of a thread that writes.
   __device__ int granule(int q) const { return int(threadIdx.x) + q * writers; }
-  // Of those that sum, this warp's number, and how many there are.
-  __device__ int warp() const { return (int(threadIdx.x) - writers) / kLanes; }
-  __device__ int warps() const { return (int(blockDim.x) - writers) / kLanes; }
   // What a row of a stage comes with, at its place there.
   __device__ RowMemory memory(int stage) const {
     RowMemory m;
@@ -184,11 +214,12 @@ template <class Op, class E> struct NormGradients {
     end_copies();
   }
 
-  // The sums of a stage's rows, by parts of leaves. Of rows that are not there they mean nothing.
-  __device__ __forceinline__ void sum_words(int stage, int turn) const {
+  // The sums of a stage's rows, by parts of leaves. Of rows that are not there they mean nothing. By number `warp` of
+  // `warps`.
+  __device__ __forceinline__ void sum_words(int stage, int turn, int warp, int warps) const {
     const int lane = lane_id();
 #pragma unroll 1
-    for (int task = warp(); task < kBatch * kParts * leaves; task += warps()) {
+    for (int task = warp; task < kBatch * kParts * leaves; task += warps) {
       const int b = task % kBatch, part = task / kBatch % kParts, leaf = task / (kBatch * kParts);
       const int first = leaf * kLeaf + (part * kLanes + lane) * kWord, count = n - leaf * kLeaf;
       const auto given = Op::given(call.options, memory(stage), b);
@@ -232,12 +263,12 @@ template <class Op, class E> struct NormGradients {
       }
     }
   }
-  // What the rows come to, of these sums.
+  // What the rows come to, of these sums, by one warp.
   __device__ __forceinline__ void total_rows(int stage, int turn) const {
     static_assert(norm_gradients::kMostColumns <= 2 * kLeaf, "a tree over two");
     const int lane = lane_id();
-#pragma unroll 1
-    for (int b = warps() - 1 - warp(); b < kBatch; b += warps()) {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
       F total[kSums];
 #pragma unroll
       for (int s = 0; s < kSums; ++s) {
@@ -252,7 +283,7 @@ template <class Op, class E> struct NormGradients {
     }
   }
   // Writes the rows of a batch, and adds them to the thread's columns.
-  __device__ __forceinline__ void write_rows(const NormBatches& batches, int stage, int turn, const F (&weight)[kGroup],
+  __device__ __forceinline__ void write_rows(const NormBatches& batches, int stage, int turn,
                                              F (&columns)[kColumnSums][kGroup]) const {
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
@@ -271,11 +302,18 @@ template <class Op, class E> struct NormGradients {
         const Granule xs = load_wide(reinterpret_cast<const Granule*>(tile(stage, b, 1)) + place);
         elements_of(gs, g);
         elements_of(xs, x);
+        F weight[kPerGranule<E>];
+#pragma unroll
+        for (int j = 0; j < kPerGranule<E>; j += 4) {
+          const Four w = load_wide(reinterpret_cast<const Four*>(weights) + (place * kPerGranule<E> + j) / 4);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) weight[j + i] = w.item[i];
+        }
 #pragma unroll
         for (int j = 0; j < kPerGranule<E>; ++j) {
           const int c = q * kPerGranule<E> + j;
           const F element[2] = {convert<F>(g[j]), convert<F>(x[j])};
-          y[c] = Op::map(element, weight[c], F(-0.0), 0, row);
+          y[c] = Op::map(element, weight[j], F(-0.0), 0, row);
           F none = 0;
           Sums::step(columns[0][c], kCentered ? columns[kColumnSums - 1][c] : none, element[0],
                      element[1], given);
@@ -326,52 +364,55 @@ __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
   const auto following = [](int stage, int by) { return stage + by < kStages ? stage + by : stage + by - kStages; };
   const auto meet = [&](int turn) { team_barrier(&met, int(blockDim.x), turn); };
   NormBatches batches(shape, call.rows, kBatch);
-  if (int(threadIdx.x) >= shape.writers) {
-    const bool loads = norm.warp() == 0;
-    NormBatches ahead = batches;
-    int started = 0, stage = 0;  // batches that are on their way or there
-    uint32_t lap = 0;
-    const auto load = [&](int stage) {
-      if (loads) norm.load(ahead, stage);
-      if (ahead.done()) return;
-      ahead.advance();
-      ++started;
-    };
+  int stage = 0;
+  if (int(threadIdx.x) < shape.writers) {
+    ColumnSums<N::kColumnSums> columns(norm.columns, shape.writers);
+    meet(0);
+    meet(1);
 #pragma unroll 1
-    for (int s = 0; s < kStages - 3; ++s) load(s);
-#pragma unroll 1
-    for (int turn = 0; turn < started + 2; ++turn) {
-      if (turn < started) barrier_wait(&loaded[stage], lap);
-      wait_copies<kStages - 4>();
+    for (int turn = 0; !batches.done(); turn ^= 1) {
       meet(turn);
-      load(following(stage, kStages - 3));
-      if (turn < started) norm.sum_words(stage, turn & 1);
-      if (turn > 0) norm.total_rows(following(stage, kStages - 1), (turn - 1) & 1);
+      if (batches.starts_residue()) columns.clear();
+      norm.write_rows(batches, stage, turn, columns.residue);
+      if (batches.ends_residue()) columns.push(batches.residue);
+      if (batches.ends_unit()) norm.write_columns(columns.residue, partials + 2 * int64_t(batches.unit) * norm.n);
+      batches.advance();
+      stage = following(stage, 1);
+    }
+  } else if (int(threadIdx.x) < shape.writers + shape.summers) {
+    const int warp = (int(threadIdx.x) - shape.writers) / kLanes;
+    uint32_t lap = 0;
+    int turn = 0;
+#pragma unroll 1
+    for (; !batches.done(); batches.advance(), ++turn) {
+      barrier_wait(&loaded[stage], lap);
+      meet(turn);
+      norm.sum_words(stage, turn & 1, warp, shape.summers / kLanes);
       stage = following(stage, 1);
       if (stage == 0) lap ^= 1;
     }
-    return;
-  }
-
-  float weight[kGroup];
-#pragma unroll
-  for (int c = 0; c < kGroup; ++c) {
-    const int at = norm.granule(c / kPerGranule<E>) * kPerGranule<E> + c % kPerGranule<E>;
-    weight[c] = at < norm.n ? norm.weights[at] : 1.0f;
-  }
-  ColumnSums<N::kColumnSums> columns;
-  meet(0);
-  meet(1);
-  int stage = 0;
-#pragma unroll 1
-  for (int turn = 0; !batches.done(); turn ^= 1) {
     meet(turn);
-    if (batches.starts_residue()) columns.clear();
-    norm.write_rows(batches, stage, turn, weight, columns.residue);
-    if (batches.ends_residue()) columns.push(batches.residue);
-    if (batches.ends_unit()) norm.write_columns(columns.residue, partials + 2 * int64_t(batches.unit) * norm.n);
-    batches.advance();
-    stage = following(stage, 1);
+    meet(turn + 1);
+  } else {
+    NormBatches ahead = batches;
+    const auto load = [&](int stage) {
+      norm.load(ahead, stage);
+      if (!ahead.done()) ahead.advance();
+    };
+#pragma unroll 1
+    for (int s = 0; s < kStages - 3; ++s) load(s);
+    int turn = 0;
+#pragma unroll 1
+    for (; !batches.done(); batches.advance(), ++turn) {
+      wait_copies<kStages - 4>();
+      meet(turn);
+      load(following(stage, kStages - 3));
+      if (turn > 0) norm.total_rows(following(stage, kStages - 1), (turn - 1) & 1);
+      stage = following(stage, 1);
+    }
+    meet(turn);
+    norm.total_rows(following(stage, kStages - 1), (turn - 1) & 1);
+    meet(turn + 1);
   }
 #endif
 }

@@ -7,7 +7,8 @@ namespace torchreduce {
 struct NormGradientsShape : FusedLaunch {
   int64_t units = 1;  // runs of residues that columns are cut into, through all leaves
   int run = 1;        // residues of a unit
-  int writers = 32;   // threads that have columns; the others sum along rows
+  int writers = 32;   // threads that have columns
+  int summers = 32;   // those that sum along rows
 
   template <class Visit> void each(Visit visit) const {
     visit("units", units);
@@ -19,10 +20,14 @@ namespace norm_gradients {
 
 using namespace plans;
 
-constexpr int kMostColumns = 4096;  // of a row
-constexpr int kWriters = kMostColumns / 8, kThreads = kWriters + kWriters / 2;  // of a block at most
-constexpr int kMostRun = 4;
-constexpr int kStages = 6;  // batches of rows in shared memory: three of them looked at, the others on their way
+constexpr int kMostColumns = 4096;                                             // of a row
+constexpr int kWriters = kMostColumns / 8, kSummers = kWriters / 2;            // threads of a block at most
+constexpr int kThreads = kWriters + kSummers + 32;                             // there are registers for
+constexpr int kStages = 5;  // batches of rows in shared memory: three of them looked at, the others on their way
+// Levels of the tree over the residues of a unit, of which a block makes one or two sums for each column; and the sums
+// that it keeps of a column in shared memory.
+TR_HD constexpr int levels(int sums) { return sums == 2 ? 2 : 3; }
+TR_HD constexpr int kept_sums(int sums) { return levels(sums) * sums - 1; }
 // Rows of a batch; neighbours that a lane sums at once; of a leaf, warps that it takes.
 TR_HD constexpr int batch(int size) { return 4 / size; }
 TR_HD constexpr int word(int size) { return 8 / size; }
@@ -43,15 +48,18 @@ inline std::optional<NormGradientsShape> serves(const FusedCall& call, const Dev
   const FusedFacts f = facts(call.op);
   const int n = int(l.length), leaves = int(ceil_div(n, kLeaf)), rows = kStages * batch(size);
   NormGradientsShape s;
-  s.writers = int(ceil_div(n, 8 * 32) * 32);
-  s.threads = s.writers + int(ceil_div(s.writers, 64) * 32);
-  s.shared = rows * (2 * n * size + f.stats * 4) + n * 4 + 2 * partial_sums(size, leaves, f.sums) * 4;
+  const int warps = int(ceil_div(n, 8 * 32)), summers = leaves > 1 ? (warps + 1) / 2 : std::max(1, warps / 4);
+  s.writers = warps * 32;
+  s.summers = summers * 32;
+  s.threads = s.writers + s.summers + 32;
+  s.shared = rows * (2 * n * size + f.stats * 4) + n * 4 + s.writers * 8 * kept_sums(layer ? 2 : 1) * 4 +
+             2 * partial_sums(size, leaves, f.sums) * 4;
   const int of_block = s.shared + 1024;
   if (of_block > device.shared) return {};
   const int64_t at_once =
       device.multiprocessors * std::min<int64_t>((device.shared + 1024) / of_block, kThreads / s.threads);
   const int64_t row_leaves = ceil_div(l.rows, kLeaf);
-  s.run = kMostRun;
+  s.run = 1 << levels(layer ? 2 : 1);
   while (s.run > 1 && row_leaves * (kResidues / s.run) < at_once) s.run /= 2;
   s.units = row_leaves * (kResidues / s.run);
   s.blocks = std::min(s.units, at_once);
