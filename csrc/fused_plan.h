@@ -19,9 +19,8 @@ struct CpuShape : FusedLaunch {
   template <class Visit> void each(Visit) const {}
 };
 
-using Shape =
-    std::variant<FusedStridedShape, HeldRowsShape, SplitRowsShape, FusedColumnsShape, WeightColumnsShape,
-                 NormGradientsShape, HeldColumnsShape, CpuShape>;
+using Shape = std::variant<FusedStridedShape, HeldRowsShape, SplitRowsShape, FusedColumnsShape, WeightColumnsShape,
+                           NormGradientsShape, HeldColumnsShape, CpuShape>;
 
 }  // namespace fused_plans
 

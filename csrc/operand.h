@@ -154,8 +154,8 @@ struct FusedRun {
   void run(const Operand* out = nullptr, const Operand* second = nullptr);
   // The gradients of weights: columns are the positions of a row, and are summed over rows.
   void run_over_rows(const Operand& second);
-  // The gradient of a norm, and those of its weights by the op `of_weights`, to which the call's values belong: together
-  // where that is served, else one after the other. The bits are the same.
+  // The gradient of a norm, and those of its weights by the op `of_weights`, to which the call's values belong:
+  // together where that is served, else one after the other. The bits are the same.
   void run_with_weights(Fused of_weights, const Operand& out, const Operand& second);
 
  private:

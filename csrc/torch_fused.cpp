@@ -451,12 +451,11 @@ Tensor cross_entropy_gradient(const Tensor& g, const Tensor& input, const Tensor
     "Tensor", cross_entropy_gradient)
 
 // The same with no overload but .raw: two of the others at once, which derivatives are not made of.
-#define TR_FOR_EACH_BARE_OP(X)                                                                                  \
-  X(rms_norm_backward,                                                                                          \
-    "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon, ScalarType dtype",              \
-    "(Tensor, Tensor)", rms_norm_backward)                                                                      \
-  X(layer_norm_backward,                                                                                        \
-    "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon, ScalarType dtype",              \
+#define TR_FOR_EACH_BARE_OP(X)                                                                                        \
+  X(rms_norm_backward, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon, ScalarType dtype", \
+    "(Tensor, Tensor)", rms_norm_backward)                                                                            \
+  X(layer_norm_backward,                                                                                              \
+    "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon, ScalarType dtype",                    \
     "(Tensor, Tensor, Tensor)", layer_norm_backward)
 
 // Registered for good, as in torch_ops.cpp.

@@ -81,10 +81,8 @@ template <class Op, class E> struct ColumnTile {
     for (int k = 0; k < kInputs; ++k) {
       const int64_t offset = int64_t(leaf) * kLeaf * pitches.in[k];
       E* const to = tile + k * size;
-      if (shape.bytes == 16)
-        copy_tile<E, 16>(call, shape, k, first_column, offset, pitches.in[k], count, to);
-      else if (shape.bytes == 4)
-        copy_tile<E, 4>(call, shape, k, first_column, offset, pitches.in[k], count, to);
+      if (shape.bytes == 16) copy_tile<E, 16>(call, shape, k, first_column, offset, pitches.in[k], count, to);
+      else if (shape.bytes == 4) copy_tile<E, 4>(call, shape, k, first_column, offset, pitches.in[k], count, to);
       else if constexpr (sizeof(E) == 2)
         copy_tile<E, 2>(call, shape, k, first_column, offset, pitches.in[k], count, to);
     }

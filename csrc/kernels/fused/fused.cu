@@ -98,10 +98,13 @@ void launch_held_columns([[maybe_unused]] const FusedCall& call, [[maybe_unused]
     const auto enqueue_kernel = [&](auto kernel) {
       enqueue(kernel, shape.blocks, shape.threads, shape.shared, queue, rows, shape, pitch);
     };
-    if (shape.depth == 8 && shape.granules) enqueue_kernel(held_columns_kernel<Op, E, 8, true>);
-    else if (shape.depth == 8) enqueue_kernel(held_columns_kernel<Op, E, 8, false>);
-    else if (shape.granules) enqueue_kernel(held_columns_kernel<Op, E, 4, true>);
-    else enqueue_kernel(held_columns_kernel<Op, E, 4, false>);
+    if (shape.granules) {
+      if (shape.depth == 8) enqueue_kernel(held_columns_kernel<Op, E, 8, true>);
+      else enqueue_kernel(held_columns_kernel<Op, E, 4, true>);
+    } else if constexpr (kSize == 2) {
+      if (shape.depth == 8) enqueue_kernel(held_columns_kernel<Op, E, 8, false>);
+      else enqueue_kernel(held_columns_kernel<Op, E, 4, false>);
+    }
   }
 }
 

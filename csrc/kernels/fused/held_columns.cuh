@@ -1,11 +1,10 @@
 // Columns that are looked at twice, in registers between the looks.
 //
-// Serves: float32 and 16-bit floats, columns of neighbours that start anywhere (held_columns.h); ops with one input whose
-// first look is for the greatest element.
-// A thread has one column, or four, and kRun neighbouring residues of a leaf of them. Blocks stay: while a block has a
-// tile in registers, the tiles after it are copied to shared memory. Columns of several leaves meet over a cluster, a
-// block a leaf.
-// Shared memory, dynamic: tiles; what the warps have of each column, for either look; states of the columns' leaves.
+// Serves: float32 and 16-bit floats, columns of neighbours that start anywhere (held_columns.h); ops with one input
+// whose first look is for the greatest element. A thread has one column, or four, and kRun neighbouring residues of a
+// leaf of them. Blocks stay: while a block has a tile in registers, the tiles after it are copied to shared memory.
+// Columns of several leaves meet over a cluster, a block a leaf. Shared memory, dynamic: tiles; what the warps have of
+// each column, for either look; states of the columns' leaves.
 #pragma once
 #include "held_columns.h"
 #include "kernels/reduce/granule.cuh"
@@ -89,11 +88,16 @@ template <class Op, class E, int kDepth, bool kGranules> struct HeldColumns {
     }
   }
   __device__ __forceinline__ void copy_granule(char* to, const char* from) const {
-    if (kGranules || (from >= call.in[0] && from + 16 <= pitch.end)) return copy_async<16>(to, from);
+    if constexpr (kGranules) {
+      copy_async<16>(to, from);
+    } else if (from >= call.in[0] && from + 16 <= pitch.end) {
+      copy_async<16>(to, from);
+    } else {
 #pragma unroll 1
-    for (int i = 0; i < 16; i += kSize)
-      if (from + i >= call.in[0] && from + i < pitch.end)
-        *reinterpret_cast<E*>(to + i) = *reinterpret_cast<const E*>(from + i);
+      for (int i = 0; i < 16; i += kSize)
+        if (from + i >= call.in[0] && from + i < pitch.end)
+          *reinterpret_cast<E*>(to + i) = *reinterpret_cast<const E*>(from + i);
+    }
   }
 
   // The elements of the thread's columns.
@@ -116,13 +120,14 @@ template <class Op, class E, int kDepth, bool kGranules> struct HeldColumns {
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {  // rows of a residue, and kRun residues, start alike in a granule
         const int before = (first + s % kRun * pitch.in) & 15;
-        held.raw[s].item[0] = bit_cast<uint32_t>(
-            convert<F>(*reinterpret_cast<const E*>(own + s * (kGroups * kPitch) + before)));
+        held.raw[s].item[0] =
+            bit_cast<uint32_t>(convert<F>(*reinterpret_cast<const E*>(own + s * (kGroups * kPitch) + before)));
       }
     }
     if (is_whole()) return;
-    constexpr uint32_t kAbsent = kSize == 4 || !kGranules ? 0xff800000u
-                                 : std::is_same_v<E, BF16> ? 0xff80ff80u : 0xfc00fc00u;  // -inf
+    constexpr uint32_t kAbsent = kSize == 4 || !kGranules  ? 0xff800000u
+                                 : std::is_same_v<E, BF16> ? 0xff80ff80u
+                                                           : 0xfc00fc00u;  // -inf
 #pragma unroll
     for (int s = 0; s < kSlots; ++s)
       if (row(s) >= count)

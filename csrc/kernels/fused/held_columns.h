@@ -6,10 +6,10 @@
 namespace torchreduce {
 
 struct HeldColumnsShape : FusedLaunch {
-  int depth = 8;          // elements of a residue
-  bool granules = false;  // columns start at whole granules of 16 bytes, and a thread has four of them; else one
-  int leaves = 1;         // of a column, each in a block of a cluster
-  int buffers = 1;        // tiles that there is shared memory for
+  int depth = 8;              // elements of a residue
+  bool granules = false;      // columns start at whole granules of 16 bytes, and a thread has four of them; else one
+  int leaves = 1;             // of a column, each in a block of a cluster
+  int buffers = 1;            // tiles that there is shared memory for
   int tiles = 1, across = 1;  // tiles; those that lie side by side
 
   template <class Visit> void each(Visit visit) const {
@@ -27,7 +27,7 @@ using namespace plans;
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kHeld = 64;  // elements of a thread
 constexpr int kMostCluster = 8, kMostBuffers = 3;
-constexpr int kLeastLength = 513;  // shorter columns leave most of the elements out
+constexpr int kLeastLength = 513;   // shorter columns leave most of the elements out
 constexpr int kTilesOfCluster = 8;  // so that no cluster that finds no room at first has much left to do alone
 
 // Columns of a tile, elements of a thread for a column, and bytes from a row of a tile to the next: columns that start

@@ -3,12 +3,12 @@
 // Serves: float32 and 16-bit floats, rows of whole granules that a block has several of in shared memory, on GPUs with
 // bulk copies (norm_gradients.h).
 // A block takes units: the rows of a run of residues of a leaf of rows, those of a residue one after the other, in
-// batches, which are copied some turns ahead. A batch is looked at in three turns, between which the block meets: a
-// warp that sums along rows takes the words of its lanes through a leaf of a row; the last warp, which also starts the
-// copies, makes of these sums what the row comes to; a thread that writes has 8 columns, for their gradients and for
-// their sums over the rows. In one turn there are three batches, one at each.
-// Shared memory, dynamic: batches of rows of g and x; weights; sums of the warps; the rows' statistics. Static: what
-// rows come to.
+// batches, which are copied ahead. Warps have one of three parts, each in step with the others by barriers: those that
+// sum along rows take the words of their lanes through a leaf of a row; the last one starts the copies, and makes of
+// these sums what the row comes to; a thread of those that write has 8 columns, for their gradients and for their sums
+// over the rows.
+// Shared memory, dynamic: batches of rows of g and x; weights; sums of units; sums of the warps; the rows' statistics.
+// Static: what rows come to; barriers.
 #pragma once
 #include "kernels/common/collective.cuh"
 #include "kernels/reduce/granule.cuh"
@@ -141,16 +141,15 @@ template <class Op, class E> struct NormGradients {
   using Four = Packed<F, 4>;
 
   const FusedRowsCall& call;
-  const int n, leaves, granules;       // of a row
-  const int writers;                   // the first threads of the block
-  E* const tiles;                      // [stage][row][input][column]
-  F* const weights;                    // [column]
-  F *const columns, *const sums;       // of ColumnSums; [turn][row][sum][leaf][part]
-  F* const stats;                      // [stage][statistic][row]
-  typename Op::Row* const rows;        // [turn][row]
-  Barrier* const loaded;               // [stage]
+  const int n, leaves, granules;  // of a row
+  const int writers;              // the first threads of the block
+  E* const tiles;                 // [stage][row][input][column]
+  F* const weights;               // [column]
+  F *const columns, *const sums;  // of ColumnSums; [turn][row][sum][leaf][part]
+  F* const stats;                 // [stage][statistic][row]
+  typename Op::Row* const rows;   // [turn][row]
 
-  __device__ NormGradients(const FusedRowsCall& call, int writers, char* dynamic, typename Op::Row* rows, Barrier* loaded)
+  __device__ NormGradients(const FusedRowsCall& call, int writers, char* dynamic, typename Op::Row* rows)
       : call(call),
         n(int(call.length)),
         leaves((n + kLeaf - 1) / kLeaf),
@@ -161,8 +160,7 @@ template <class Op, class E> struct NormGradients {
         columns(weights + n),
         sums(columns + writers * kGroup * norm_gradients::kept_sums(kColumnSums)),
         stats(sums + 2 * norm_gradients::partial_sums(kSize, leaves, kSums)),
-        rows(rows),
-        loaded(loaded) {}
+        rows(rows) {}
 
   __device__ E* tile(int stage, int b, int k) const { return tiles + ((stage * kBatch + b) * 2 + k) * n; }
   __device__ F* sum_of(int turn, int b, int s, int leaf) const {
@@ -187,31 +185,32 @@ template <class Op, class E> struct NormGradients {
                    : call.weight_dtype == Dtype::F32 ? static_cast<const F*>(call.weight)[i]
                                                      : convert<F>(static_cast<const E*>(call.weight)[i]);
   }
-  // Starts the copies of a batch, if there is one, by one warp.
-  __device__ __forceinline__ void load(const NormBatches& batches, int stage) const {
-    if (!batches.done()) {
-      const int lane = lane_id();
-      if (lane < kBatch * kStats && batches.row(lane % kBatch) < batches.rows)
-        copy_async<4>(stats + stage * kStats * kBatch + lane,
-                      static_cast<const F*>(call.memory.stats) + lane / kBatch * call.memory.plane +
-                          batches.row(lane % kBatch));
-      if (lane == 0) {
-        const uint32_t bytes = uint32_t(n * kSize);
-        int there = 0;
+  // Starts the copies of a batch, by one warp; they count on a barrier, and so do the rows' statistics, with an arrival
+  // of their own. Gives the statistic of the lane.
+  __device__ __forceinline__ F load(const NormBatches& batches, int stage, Barrier* loaded) const {
+    const int lane = lane_id(), row = batches.row(lane % kBatch);
+    F own = 0;
+    if (lane < kBatch * kStats && row < batches.rows)
+      own = static_cast<const F*>(call.memory.stats)[lane / kBatch * call.memory.plane + row];
+    if (lane > 0) return own;
+    const uint32_t bytes = uint32_t(n * kSize);
+    int there = 0;
 #pragma unroll
-        for (int b = 0; b < kBatch; ++b) there += batches.row(b) < batches.rows;
-        barrier_expect(&loaded[stage], uint32_t(2 * there) * bytes);
+    for (int b = 0; b < kBatch; ++b) there += batches.row(b) < batches.rows;
+    barrier_expect(loaded, uint32_t(2 * there) * bytes);
 #pragma unroll
-        for (int b = 0; b < kBatch; ++b)
+    for (int b = 0; b < kBatch; ++b)
 #pragma unroll
-          for (int k = 0; k < 2; ++k)
-            if (b < there)
-              bulk_load(tile(stage, b, k),
-                        moved(static_cast<const E*>(call.in[k]), batches.row(b), call.stride[0].in[k]), bytes,
-                        &loaded[stage]);
-      }
-    }
-    end_copies();
+      for (int k = 0; k < 2; ++k)
+        if (b < there)
+          bulk_load(tile(stage, b, k), moved(static_cast<const E*>(call.in[k]), batches.row(b), call.stride[0].in[k]),
+                    bytes, loaded);
+    return own;
+  }
+  __device__ __forceinline__ void keep_stats(F own, int stage, Barrier* loaded) const {
+    if (lane_id() < kBatch * kStats) stats[stage * kBatch * kStats + lane_id()] = own;
+    warp_barrier();
+    if (lane_id() == 0) barrier_arrive(loaded);
   }
 
   // The sums of a stage's rows, by parts of leaves. Of rows that are not there they mean nothing. By number `warp` of
@@ -315,8 +314,7 @@ template <class Op, class E> struct NormGradients {
           const F element[2] = {convert<F>(g[j]), convert<F>(x[j])};
           y[c] = Op::map(element, weight[j], F(-0.0), 0, row);
           F none = 0;
-          Sums::step(columns[0][c], kCentered ? columns[kColumnSums - 1][c] : none, element[0],
-                     element[1], given);
+          Sums::step(columns[0][c], kCentered ? columns[kColumnSums - 1][c] : none, element[0], element[1], given);
         }
       }
       Granule rounded[kGranules];
@@ -341,6 +339,20 @@ template <class Op, class E> struct NormGradients {
   }
 };
 
+// Batch number t is in stage t % kStages, its sums and what its rows come to are in turn t % 2.
+struct NormTurn {
+  static constexpr int kStages = norm_gradients::kStages;
+  int stage = 0, turn = 0;
+  uint32_t lap = 0, round = 0;  // parities of the stage's and of the turn's phases
+
+  __device__ void advance() {
+    stage = stage == kStages - 1 ? 0 : stage + 1;
+    lap ^= stage == 0;
+    turn ^= 1;
+    round ^= turn == 0;
+  }
+};
+
 // partials[2 * unit + which][column]
 template <class Op, class E>
 __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
@@ -351,68 +363,81 @@ __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
   constexpr int kStages = N::kStages, kBatch = N::kBatch;
   TR_DYNAMIC_SHARED(dynamic, 128);
   __shared__ typename Op::Row rows[2 * kBatch];
-  __shared__ Barrier loaded[kStages], met;
-  const N norm(call, shape.writers, dynamic, rows, loaded);
+  // A batch is there; its sums are; what its rows come to is; its rows are written.
+  __shared__ Barrier loaded[kStages], summed[2], made[2], written[kStages];
+  const N norm(call, shape.writers, dynamic, rows);
   if (threadIdx.x == 0) {
-    for (Barrier& b : loaded) barrier_init(&b, 1);
-    barrier_init(&met, int(blockDim.x));
+    for (Barrier& b : loaded) barrier_init(&b, 2);
+    for (Barrier& b : summed) barrier_init(&b, shape.summers / kLanes);
+    for (Barrier& b : made) barrier_init(&b, 1);
+    for (Barrier& b : written) barrier_init(&b, shape.writers / kLanes);
     barriers_made();
   }
   norm.load_weights();
   __syncthreads();
 
-  const auto following = [](int stage, int by) { return stage + by < kStages ? stage + by : stage + by - kStages; };
-  const auto meet = [&](int turn) { team_barrier(&met, int(blockDim.x), turn); };
+  const auto arrive = [](Barrier* b) {
+    warp_barrier();
+    if (lane_id() == 0) barrier_arrive(b);
+  };
   NormBatches batches(shape, call.rows, kBatch);
-  int stage = 0;
+  NormTurn t;
   if (int(threadIdx.x) < shape.writers) {
     ColumnSums<N::kColumnSums> columns(norm.columns, shape.writers);
-    meet(0);
-    meet(1);
 #pragma unroll 1
-    for (int turn = 0; !batches.done(); turn ^= 1) {
-      meet(turn);
+    for (; !batches.done(); batches.advance(), t.advance()) {
+      barrier_wait(&made[t.turn], t.round);
       if (batches.starts_residue()) columns.clear();
-      norm.write_rows(batches, stage, turn, columns.residue);
+      norm.write_rows(batches, t.stage, t.turn, columns.residue);
+      arrive(&written[t.stage]);
       if (batches.ends_residue()) columns.push(batches.residue);
       if (batches.ends_unit()) norm.write_columns(columns.residue, partials + 2 * int64_t(batches.unit) * norm.n);
-      batches.advance();
-      stage = following(stage, 1);
     }
   } else if (int(threadIdx.x) < shape.writers + shape.summers) {
     const int warp = (int(threadIdx.x) - shape.writers) / kLanes;
-    uint32_t lap = 0;
-    int turn = 0;
+    int number = 0;
 #pragma unroll 1
-    for (; !batches.done(); batches.advance(), ++turn) {
-      barrier_wait(&loaded[stage], lap);
-      meet(turn);
-      norm.sum_words(stage, turn & 1, warp, shape.summers / kLanes);
-      stage = following(stage, 1);
-      if (stage == 0) lap ^= 1;
+    for (; !batches.done(); batches.advance(), t.advance(), ++number) {
+      barrier_wait(&loaded[t.stage], t.lap);
+      if (number >= 2) barrier_wait(&made[t.turn], t.round ^ 1);  // of the batch before it in this turn
+      norm.sum_words(t.stage, t.turn, warp, shape.summers / kLanes);
+      arrive(&summed[t.turn]);
     }
-    meet(turn);
-    meet(turn + 1);
   } else {
     NormBatches ahead = batches;
-    const auto load = [&](int stage) {
-      norm.load(ahead, stage);
-      if (!ahead.done()) ahead.advance();
-    };
-#pragma unroll 1
-    for (int s = 0; s < kStages - 3; ++s) load(s);
-    int turn = 0;
-#pragma unroll 1
-    for (; !batches.done(); batches.advance(), ++turn) {
-      wait_copies<kStages - 4>();
-      meet(turn);
-      load(following(stage, kStages - 3));
-      if (turn > 0) norm.total_rows(following(stage, kStages - 1), (turn - 1) & 1);
-      stage = following(stage, 1);
+    float stats[kStages];
+#pragma unroll
+    for (int s = 0; s < kStages; ++s) {
+      if (ahead.done()) continue;
+      stats[s] = norm.load(ahead, s, &loaded[s]);
+      ahead.advance();
     }
-    meet(turn);
-    norm.total_rows(following(stage, kStages - 1), (turn - 1) & 1);
-    meet(turn + 1);
+    NormBatches first = batches;
+#pragma unroll
+    for (int s = 0; s < kStages; ++s) {
+      if (first.done()) continue;
+      norm.keep_stats(stats[s], s, &loaded[s]);
+      first.advance();
+    }
+    NormTurn old;  // two batches before: when it is written, there is room for another
+    int number = 0, late = -1;
+    float own = 0;
+#pragma unroll 1
+    for (; !batches.done(); batches.advance(), t.advance(), ++number) {
+      if (number >= 2) {
+        barrier_wait(&written[old.stage], old.lap);
+        if (late >= 0) norm.keep_stats(own, late, &loaded[late]);
+        late = -1;
+        if (!ahead.done()) {
+          own = norm.load(ahead, late = old.stage, &loaded[old.stage]);
+          ahead.advance();
+        }
+        old.advance();
+      }
+      barrier_wait(&summed[t.turn], t.round);
+      norm.total_rows(t.stage, t.turn);
+      arrive(&made[t.turn]);
+    }
   }
 #endif
 }

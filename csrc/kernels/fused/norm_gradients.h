@@ -20,10 +20,10 @@ namespace norm_gradients {
 
 using namespace plans;
 
-constexpr int kMostColumns = 4096;                                             // of a row
-constexpr int kWriters = kMostColumns / 8, kSummers = kWriters / 2;            // threads of a block at most
-constexpr int kThreads = kWriters + kSummers + 32;                             // there are registers for
-constexpr int kStages = 5;  // batches of rows in shared memory: three of them looked at, the others on their way
+constexpr int kMostColumns = 4096;                                   // of a row
+constexpr int kWriters = kMostColumns / 8, kSummers = kWriters / 2;  // threads of a block at most
+constexpr int kThreads = kWriters + kSummers + 32;                   // there are registers for
+constexpr int kStages = 5;                                           // batches of rows in shared memory
 // Levels of the tree over the residues of a unit, of which a block makes one or two sums for each column; and the sums
 // that it keeps of a column in shared memory.
 TR_HD constexpr int levels(int sums) { return sums == 2 ? 2 : 3; }
@@ -34,8 +34,7 @@ TR_HD constexpr int word(int size) { return 8 / size; }
 TR_HD constexpr int parts(int size) { return kResidues / (32 * word(size)); }
 TR_HD constexpr int partial_sums(int size, int leaves, int sums) { return batch(size) * sums * leaves * parts(size); }
 
-inline std::optional<NormGradientsShape> serves(const FusedCall& call, const DeviceFacts& device,
-                                                const PlanOverride&) {
+inline std::optional<NormGradientsShape> serves(const FusedCall& call, const DeviceFacts& device, const PlanOverride&) {
   const bool rms = call.op == Fused::RmsNormGradient, layer = call.op == Fused::LayerNormGradient;
   if ((!rms && !layer) || !call.memory.values[0] || !device.bulk_copies || !has_plain_rows(call)) return {};
   const Layout& l = call.layout;
@@ -48,9 +47,9 @@ inline std::optional<NormGradientsShape> serves(const FusedCall& call, const Dev
   const FusedFacts f = facts(call.op);
   const int n = int(l.length), leaves = int(ceil_div(n, kLeaf)), rows = kStages * batch(size);
   NormGradientsShape s;
-  const int warps = int(ceil_div(n, 8 * 32)), summers = leaves > 1 ? (warps + 1) / 2 : std::max(1, warps / 4);
+  const int warps = int(ceil_div(n, 8 * 32));
   s.writers = warps * 32;
-  s.summers = summers * 32;
+  s.summers = 32 * (warps > 8 ? (warps + 1) / 2 : std::max(1, layer ? (3 * warps + 7) / 8 : warps / 4));
   s.threads = s.writers + s.summers + 32;
   s.shared = rows * (2 * n * size + f.stats * 4) + n * 4 + s.writers * 8 * kept_sums(layer ? 2 : 1) * 4 +
              2 * partial_sums(size, leaves, f.sums) * 4;

@@ -156,9 +156,8 @@ __global__ void __launch_bounds__(weight_columns::kFoldThreads)
     F v[kAtOnce];
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k)
-      v[k] = unit + k < units && column < l.rows
-                 ? partial(const_cast<F*>(partials), l.rows, unit + k, which)[column]
-                 : F(-0.0);
+      v[k] = unit + k < units && column < l.rows ? partial(const_cast<F*>(partials), l.rows, unit + k, which)[column]
+                                                 : F(-0.0);
 #pragma unroll
     for (int d = 1; d < kAtOnce; d *= 2)
 #pragma unroll
