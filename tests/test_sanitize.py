@@ -337,10 +337,13 @@ def looked_at_twice(x, dim):
         yield from torch.autograd.grad(result, leaf, gradient)
 
 
-@on_each(({}, *({"family": family} for family in _C.fused_families() if family != "weight_columns")))
+OF_WEIGHTS = {"weight_columns", "norm_gradients"}
+
+
+@on_each(({}, *({"family": family} for family in _C.fused_families() if family not in OF_WEIGHTS)))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64), ids=str)
 def test_rows_looked_at_twice(device, dtype, forced):
-    for shape, dim in (*CASES, ((9, 100), 1), ((5, 1024), 1), ((3, 4096), 1), ((3, 300, 40), 1)):
+    for shape, dim in (*CASES, ((9, 100), 1), ((5, 1024), 1), ((3, 4096), 1), ((3, 300, 40), 1), ((2, 1500, 77), 1)):
         x = values(shape, dtype, seed=1)
         expected = list(looked_at_twice(x, dim))
         for layout in ("contiguous", "misaligned", "sliced"):
@@ -355,7 +358,7 @@ def test_rows_looked_at_twice(device, dtype, forced):
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=str)
-@pytest.mark.parametrize("rows, n", ((5, 8), (300, 40), (2049, 17), (4100, 136)))
+@pytest.mark.parametrize("rows, n", ((5, 8), (300, 40), (2049, 17), (4100, 136), (2500, 264)))
 def test_gradients_of_weights(device, dtype, rows, n):
     x, g = values((rows, n), dtype, seed=1), values((rows, n), dtype, seed=2)
     weight, bias = values((n,), dtype, seed=3), values((n,), dtype, seed=4)

@@ -330,10 +330,13 @@ def _layer_norm_backward(
     moments = Item(Call(_ops.moments.raw, (x, rows, True, 0.0, False, 0)), 2)
     taken = Call(_aten.select_scatter.default, (moments, Call(_convert, (rstd, wide)), 0, 2))
     kept: Any = taken if stats is None else stats
-    gradient = Call(_ops.layer_norm_gradient.raw, (g, x, weight, kept, dims, 0.0, 0))
     dtype = (x if weight is None and bias is None else bias if weight is None else weight).dtype
-    sums = Call(_ops.layer_norm_weights.raw, (g, x, kept, dims, 0.0, dtype, 0))
-    made = (gradient, Item(sums, 0), Item(sums, 1))
+    made: Sequence[Any]
+    if wanted[0] and (wanted[1] or wanted[2]):
+        made = [Item(Call(_ops.layer_norm_backward.raw, (g, x, weight, kept, dims, 0.0, dtype, 0)), k) for k in range(3)]
+    else:
+        sums = Call(_ops.layer_norm_weights.raw, (g, x, kept, dims, 0.0, dtype, 0))
+        made = (Call(_ops.layer_norm_gradient.raw, (g, x, weight, kept, dims, 0.0, 0)), Item(sums, 0), Item(sums, 1))
     return [m if want else None for m, want in zip(made, wanted, strict=True)]
 
 
@@ -355,8 +358,12 @@ def _rms_norm_backward(
     if wanted[1] and weight is None:
         raise Torchs("option")
     dims, stats = len(shape), Call(_aten.unsqueeze.default, (rstd, 0))
+    dtype = x.dtype if weight is None else weight.dtype
+    if all(wanted):
+        both = Call(_ops.rms_norm_backward.raw, (g, x, weight, stats, dims, 0.0, dtype, 0))
+        return [Item(both, 0), Item(both, 1)]
     gradient = Call(_ops.rms_norm_gradient.raw, (g, x, weight, stats, dims, 0.0, 0))
-    sums = Call(_ops.rms_norm_weights.raw, (g, x, stats, dims, 0.0, x.dtype if weight is None else weight.dtype, 0))
+    sums = Call(_ops.rms_norm_weights.raw, (g, x, stats, dims, 0.0, dtype, 0))
     return [m if want else None for m, want in zip((gradient, sums), wanted, strict=True)]
 
 

@@ -34,7 +34,8 @@ struct Case {
   int skipped = 0, gap = 0;
   const char* family = nullptr;
   Dtype accumulator = Dtype::F32, result = dtype;
-  bool apart = false;  // results start elsewhere in a granule than the input
+  bool apart = false;     // results start elsewhere in a granule than the input
+  bool together = false;  // the gradient of a norm comes together with those of its weights
 };
 
 std::string describe(const Case& c) {
@@ -109,6 +110,10 @@ int values_of(Fused op) {
   }
 }
 
+Fused of_weights(Fused gradient) {
+  return gradient == Fused::RmsNormGradient ? Fused::RmsNormWeights : Fused::LayerNormWeights;
+}
+
 void lay_out(FusedCall& call, const Case& c, bool maps) {
   const int64_t size[3] = {c.before, c.n, c.after}, stride[3] = {c.n * c.after + c.gap, c.after, 1};
   const int64_t row[3] = {c.after, 0, 1}, position[3] = {0, 1, 0};
@@ -120,6 +125,15 @@ void lay_out(FusedCall& call, const Case& c, bool maps) {
 }
 
 void solve_by_cpu(const FusedCall& call) { cpu::baseline::fused_rows(call, false, 1, nullptr); }
+void solve_by_cpu(const FusedCall& call, const Case& c) {
+  solve_by_cpu(call);
+  if (!c.together) return;
+  FusedCall sums = call;
+  sums.op = of_weights(c.op);
+  sums.out = nullptr;
+  lay_out(sums, c, false);
+  solve_by_cpu(sums);
+}
 
 // The call, on memory of its own.
 FusedCall make(const Case& c, Tensors& t, uint64_t seed) {
@@ -168,11 +182,12 @@ FusedCall make(const Case& c, Tensors& t, uint64_t seed) {
     m.stats = t.stats.data();
     m.plane = rows;
   }
-  for (int k = 0; k < values_of(c.op); ++k) {
+  const bool of_columns = sums_over_rows(c.op) || c.together;
+  for (int k = 0; k < (c.together ? values_of(of_weights(c.op)) : values_of(c.op)); ++k) {
     m.dtypes[k] = forward(c.op) == Fused::CrossEntropy ? c.accumulator : c.result;
-    t.values[k].make(sums_over_rows(c.op) ? c.n : rows, size_of(m.dtypes[k]));
+    t.values[k].make(of_columns ? c.n : rows, size_of(m.dtypes[k]));
     m.values[k] = t.values[k].data();
-    if (forward(c.op) != c.op && !sums_over_rows(c.op))
+    if (forward(c.op) != c.op && !of_columns)
       for (int64_t r = 0; r < rows; ++r) store_as<double>(m.dtypes[k], m.values[k], r, draw(state));
   }
   if (forward(c.op) != c.op) {  // the statistics
@@ -202,6 +217,10 @@ bool check(const Case& c, uint64_t seed) {
   const FusedCall judge = make(c, expected, seed);
   static_cast<FusedCall&>(call) = make(c, actual, seed);
   DeviceFacts device{true, 132};
+  if (c.family && (c.together || std::string(c.family) == "held_columns")) {
+    device.bulk_copies = true;
+    device.shared = simt::kMostShared;
+  }
   PlanOverride forced;
   forced.family = c.family;
   force_plan(forced);
@@ -213,7 +232,7 @@ bool check(const Case& c, uint64_t seed) {
     exit(1);
   }
   force_plan({});
-  solve_by_cpu(judge);
+  solve_by_cpu(judge, c);
   simt::options.title = describe(c) + ", plan " + call.plan.family;
   simt::options.bulk_copies = call.plan.launch().shared > kPortableShared;
   Memory workspace;
@@ -279,6 +298,16 @@ long check_fused(uint32_t seed, long every, bool few) {
       }
       for (int64_t n : {1, 9, 64, 300, 2100})
         for (int64_t after : {2, 33, 64}) run(with({op, d, 2, n, after, int(n % 3), after == 64 ? 8 : 0}));
+      if (d != Dtype::F64 && (op == Fused::Softmax || op == Fused::LogSoftmax))
+        for (int64_t n : {600, 1024, 1100})
+          for (int64_t after : {40, 67, 80}) run(with({op, d, 2, n, after, int(n % 3), 0, "held_columns"}));
+      if (d != Dtype::F64 && (op == Fused::RmsNormGradient || op == Fused::LayerNormGradient))
+        for (int64_t n : {256, 2056})
+          for (int64_t rows : {260, 2400}) {
+            Case together = with({op, d, rows, n, 1, 0, n == 256 ? 8 : 0, "norm_gradients"});
+            together.together = true;
+            run(together);
+          }
       Case mixed = with({op, d, 3, 700});
       mixed.accumulator = mixed.result = Dtype::F64;
       run(mixed);

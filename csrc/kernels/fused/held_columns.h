@@ -41,7 +41,6 @@ TR_HD constexpr int tile_bytes(int depth, int size, bool granules) {
 inline std::optional<HeldColumnsShape> serves(const FusedCall& call, const DeviceFacts& device,
                                               const PlanOverride& forced) {
   const Layout& l = call.layout;
-  const FusedFacts f = facts(call.op);
   const bool types = call.dtype == Dtype::F32 || call.dtype == Dtype::BF16 || call.dtype == Dtype::F16;
   if ((call.op != Fused::Softmax && call.op != Fused::LogSoftmax) || !types || !is_static(call)) return {};
   if (call.out_dtype != call.dtype || l.kept < 1 || l.kept > kMostFusedDims || l.reduced != 1) return {};
