@@ -333,7 +333,8 @@ def _layer_norm_backward(
     dtype = (x if weight is None and bias is None else bias if weight is None else weight).dtype
     made: Sequence[Any]
     if wanted[0] and (wanted[1] or wanted[2]):
-        made = [Item(Call(_ops.layer_norm_backward.raw, (g, x, weight, kept, dims, 0.0, dtype, 0)), k) for k in range(3)]
+        all_of_them = Call(_ops.layer_norm_backward.raw, (g, x, weight, kept, dims, 0.0, dtype, 0))
+        made = [Item(all_of_them, k) for k in range(3)]
     else:
         sums = Call(_ops.layer_norm_weights.raw, (g, x, kept, dims, 0.0, dtype, 0))
         made = (Call(_ops.layer_norm_gradient.raw, (g, x, weight, kept, dims, 0.0, 0)), Item(sums, 0), Item(sums, 1))

@@ -27,7 +27,7 @@ using namespace plans;
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kHeld = 64;  // elements of a thread
 constexpr int kMostCluster = 8, kMostBuffers = 3;
-constexpr int kLeastLength = 513;   // shorter columns leave most of the elements out
+constexpr int kLeastUse = 5;        // eighths of the elements held that are there, unless forced
 constexpr int kTilesOfCluster = 8;  // so that no cluster that finds no room at first has much left to do alone
 
 // Columns of a tile, elements of a thread for a column, and bytes from a row of a tile to the next: columns that start
@@ -45,7 +45,7 @@ inline std::optional<HeldColumnsShape> serves(const FusedCall& call, const Devic
   if ((call.op != Fused::Softmax && call.op != Fused::LogSoftmax) || !types || !is_static(call)) return {};
   if (call.out_dtype != call.dtype || l.kept < 1 || l.kept > kMostFusedDims || l.reduced != 1) return {};
   const int last = l.kept - 1, size = size_of(call.dtype), per = 16 / size;
-  if (l.in[last] != 1 || l.out[last] != 1 || l.length < kLeastLength || l.rows < 1) return {};
+  if (l.in[last] != 1 || l.out[last] != 1 || l.length < 1 || l.rows < 1) return {};
   if (magnitude(l.in[l.kept]) > INT32_MAX / size || magnitude(l.out[l.kept]) > INT32_MAX / size) return {};
 
   HeldColumnsShape s;
@@ -53,6 +53,7 @@ inline std::optional<HeldColumnsShape> serves(const FusedCall& call, const Devic
   if (leaves > 1 && (!device.clusters || leaves > kMostCluster)) return {};
   s.leaves = int(leaves);
   s.depth = l.length > kLeaf / 2 ? 8 : 4;
+  if (!forced.family && l.length * 8 < int64_t(kLeastUse) * s.depth * kResidues) return {};
   s.granules = forced.vector_loads != 0 && l.size[last] % per == 0 && aligned(call.in[0]) && aligned(call.out);
   for (int d = 0; d <= l.kept; ++d) s.granules &= d == last || (l.in[d] % per == 0 && l.out[d] % per == 0);
   if (!s.granules && size == 4) return {};
