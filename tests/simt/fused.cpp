@@ -299,15 +299,15 @@ long check_fused(uint32_t seed, long every, bool few) {
       for (int64_t n : {1, 9, 64, 300, 2100})
         for (int64_t after : {2, 33, 64}) run(with({op, d, 2, n, after, int(n % 3), after == 64 ? 8 : 0}));
       if (d != Dtype::F64 && (op == Fused::Softmax || op == Fused::LogSoftmax))
-        for (int64_t n : {600, 1024, 1100})
-          for (int64_t after : {40, 67, 80}) run(with({op, d, 2, n, after, int(n % 3), 0, "held_columns"}));
+        for (int64_t n : {600, 1100})
+          for (int64_t after : {40, 67, 80})
+            run(with({op, d, 2, n, after, after == 80 ? 0 : int(n % 3), 0, "held_columns"}));
       if (d != Dtype::F64 && (op == Fused::RmsNormGradient || op == Fused::LayerNormGradient))
-        for (int64_t n : {256, 2056})
-          for (int64_t rows : {260, 2400}) {
-            Case together = with({op, d, rows, n, 1, 0, n == 256 ? 8 : 0, "norm_gradients"});
-            together.together = true;
-            run(together);
-          }
+        for (const auto& [rows, n] : {std::pair(260, 256), {2400, 256}, {260, 2056}}) {
+          Case together = with({op, d, rows, n, 1, 0, n == 256 ? 8 : 0, "norm_gradients"});
+          together.together = true;
+          run(together);
+        }
       Case mixed = with({op, d, 3, 700});
       mixed.accumulator = mixed.result = Dtype::F64;
       run(mixed);
