@@ -185,8 +185,8 @@ template <class Op, class E> struct NormGradients {
                    : call.weight_dtype == Dtype::F32 ? static_cast<const F*>(call.weight)[i]
                                                      : convert<F>(static_cast<const E*>(call.weight)[i]);
   }
-  // Starts the copies of a batch, by one warp; they count on a barrier, and so do the rows' statistics, with an arrival
-  // of their own. Gives the statistic of the lane.
+  // Starts the copies of a batch, by one warp, on whose barrier each lane arrives once more with what it has of the
+  // rows' statistics: that is the result.
   __device__ __forceinline__ F load(const NormBatches& batches, int stage, Barrier* loaded) const {
     const int lane = lane_id(), row = batches.row(lane % kBatch);
     F own = 0;
@@ -209,8 +209,7 @@ template <class Op, class E> struct NormGradients {
   }
   __device__ __forceinline__ void keep_stats(F own, int stage, Barrier* loaded) const {
     if (lane_id() < kBatch * kStats) stats[stage * kBatch * kStats + lane_id()] = own;
-    warp_barrier();
-    if (lane_id() == 0) barrier_arrive(loaded);
+    barrier_arrive(loaded);
   }
 
   // The sums of a stage's rows, by parts of leaves. Of rows that are not there they mean nothing. By number `warp` of
@@ -367,19 +366,15 @@ __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
   __shared__ Barrier loaded[kStages], summed[2], made[2], written[kStages];
   const N norm(call, shape.writers, dynamic, rows);
   if (threadIdx.x == 0) {
-    for (Barrier& b : loaded) barrier_init(&b, 2);
-    for (Barrier& b : summed) barrier_init(&b, shape.summers / kLanes);
-    for (Barrier& b : made) barrier_init(&b, 1);
-    for (Barrier& b : written) barrier_init(&b, shape.writers / kLanes);
+    for (Barrier& b : loaded) barrier_init(&b, 1 + kLanes);
+    for (Barrier& b : summed) barrier_init(&b, shape.summers);
+    for (Barrier& b : made) barrier_init(&b, kLanes);
+    for (Barrier& b : written) barrier_init(&b, shape.writers);
     barriers_made();
   }
   norm.load_weights();
   __syncthreads();
 
-  const auto arrive = [](Barrier* b) {
-    warp_barrier();
-    if (lane_id() == 0) barrier_arrive(b);
-  };
   NormBatches batches(shape, call.rows, kBatch);
   NormTurn t;
   if (int(threadIdx.x) < shape.writers) {
@@ -389,7 +384,7 @@ __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
       barrier_wait(&made[t.turn], t.round);
       if (batches.starts_residue()) columns.clear();
       norm.write_rows(batches, t.stage, t.turn, columns.residue);
-      arrive(&written[t.stage]);
+      barrier_arrive(&written[t.stage]);
       if (batches.ends_residue()) columns.push(batches.residue);
       if (batches.ends_unit()) norm.write_columns(columns.residue, partials + 2 * int64_t(batches.unit) * norm.n);
     }
@@ -401,7 +396,7 @@ __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
       barrier_wait(&loaded[t.stage], t.lap);
       if (number >= 2) barrier_wait(&made[t.turn], t.round ^ 1);  // of the batch before it in this turn
       norm.sum_words(t.stage, t.turn, warp, shape.summers / kLanes);
-      arrive(&summed[t.turn]);
+      barrier_arrive(&summed[t.turn]);
     }
   } else {
     NormBatches ahead = batches;
@@ -436,7 +431,7 @@ __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
       }
       barrier_wait(&summed[t.turn], t.round);
       norm.total_rows(t.stage, t.turn);
-      arrive(&made[t.turn]);
+      barrier_arrive(&made[t.turn]);
     }
   }
 #endif

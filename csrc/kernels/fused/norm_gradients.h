@@ -20,10 +20,10 @@ namespace norm_gradients {
 
 using namespace plans;
 
-constexpr int kMostColumns = 4096;                                   // of a row
-constexpr int kWriters = kMostColumns / 8, kSummers = kWriters / 2;  // threads of a block at most
-constexpr int kThreads = kWriters + kSummers + 32;                   // there are registers for
-constexpr int kStages = 5;                                           // batches of rows in shared memory
+constexpr int kMostColumns = 4096;                                                                        // of a row
+constexpr int kWriters = kMostColumns / 8, kSummers = kWriters / 2, kThreads = kWriters + kSummers + 32;  // of a block
+constexpr int kResident = 896;  // threads of a multiprocessor that there are registers for
+constexpr int kStages = 5;      // batches of rows in shared memory
 // Levels of the tree over the residues of a unit, of which a block makes one or two sums for each column; and the sums
 // that it keeps of a column in shared memory.
 TR_HD constexpr int levels(int sums) { return sums == 2 ? 2 : 3; }
@@ -49,14 +49,14 @@ inline std::optional<NormGradientsShape> serves(const FusedCall& call, const Dev
   NormGradientsShape s;
   const int warps = int(ceil_div(n, 8 * 32));
   s.writers = warps * 32;
-  s.summers = 32 * (warps > 8 ? (warps + 1) / 2 : std::max(1, layer ? (3 * warps + 7) / 8 : warps / 4));
+  s.summers = (warps + 1) / 2 * 32;
   s.threads = s.writers + s.summers + 32;
   s.shared = rows * (2 * n * size + f.stats * 4) + n * 4 + s.writers * 8 * kept_sums(layer ? 2 : 1) * 4 +
              2 * partial_sums(size, leaves, f.sums) * 4;
   const int of_block = s.shared + 1024;
   if (of_block > device.shared) return {};
   const int64_t at_once =
-      device.multiprocessors * std::min<int64_t>((device.shared + 1024) / of_block, kThreads / s.threads);
+      device.multiprocessors * std::min<int64_t>((device.shared + 1024) / of_block, kResident / s.threads);
   const int64_t row_leaves = ceil_div(l.rows, kLeaf);
   s.run = 1 << levels(layer ? 2 : 1);
   while (s.run > 1 && row_leaves * (kResidues / s.run) < at_once) s.run /= 2;
