@@ -218,7 +218,7 @@ bool check(const Case& c, uint64_t seed) {
   static_cast<FusedCall&>(call) = make(c, actual, seed);
   DeviceFacts device{true, 132};
   if (c.family && (c.together || std::string(c.family) == "held_columns")) {
-    device.bulk_copies = true;
+    device.bulk_copies = device.large_blocks = true;
     device.shared = simt::kMostShared;
   }
   PlanOverride forced;

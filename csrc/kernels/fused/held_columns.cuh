@@ -271,6 +271,7 @@ template <class Op, class E, int kDepth, bool kGranules>
 __global__ void __launch_bounds__(held_columns::kThreads, 1)
     held_columns_kernel(TR_GRID_CONSTANT FusedRowsCall call, TR_GRID_CONSTANT HeldColumnsShape shape,
                         TR_GRID_CONSTANT ColumnPitch pitch) {
+#if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its tiles
   using H = HeldColumns<Op, E, kDepth, kGranules>;
   using F = float;
   static_assert(Op::kFirst == First::Greatest && Op::kFills && Op::kSums == 1, "absent elements are -inf");
@@ -355,6 +356,7 @@ __global__ void __launch_bounds__(held_columns::kThreads, 1)
       }
     });
   }
+#endif
 }
 
 }  // namespace torchreduce::gpu

@@ -43,6 +43,7 @@ inline std::optional<HeldColumnsShape> serves(const FusedCall& call, const Devic
   const Layout& l = call.layout;
   const bool types = call.dtype == Dtype::F32 || call.dtype == Dtype::BF16 || call.dtype == Dtype::F16;
   if ((call.op != Fused::Softmax && call.op != Fused::LogSoftmax) || !types || !is_static(call)) return {};
+  if (!device.large_blocks) return {};
   if (call.out_dtype != call.dtype || l.kept < 1 || l.kept > kMostFusedDims || l.reduced != 1) return {};
   const int last = l.kept - 1, size = size_of(call.dtype), per = 16 / size;
   if (l.in[last] != 1 || l.out[last] != 1 || l.length < 1 || l.rows < 1) return {};
