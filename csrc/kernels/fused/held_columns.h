@@ -63,7 +63,7 @@ inline std::optional<HeldColumnsShape> serves(const FusedCall& call, const Devic
       if (l.in[d] < 0) return {};
   const int width = columns(s.depth);
   const int64_t across = ceil_div(l.size[last], width), tiles = l.rows / l.size[last] * across;
-  if (l.size[last] < 2 * width || tiles > INT32_MAX / 2) return {};
+  if (l.size[last] < 2 * width || l.size[last] > INT32_MAX / 2 || tiles > INT32_MAX / 2) return {};
   s.across = int(across);
   s.tiles = int(tiles);
 
