@@ -434,11 +434,15 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint3
 #endif
 
 // Starts a copy of kBytes (4, 8 or 16, aligned) from global to shared memory, which only this thread may read, after a
-// wait. Where there are no such copies, it is done at once.
-template <int kBytes> __device__ __forceinline__ void copy_async(void* shared, const void* from) {
+// wait. Where there are no such copies, it is done at once. kLines, of 16 bytes: all 128 that they are among will be
+// wanted soon, if by other blocks.
+template <int kBytes, bool kLines = false> __device__ __forceinline__ void copy_async(void* shared, const void* from) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   const uint32_t to = shared_address(shared);
-  if constexpr (kBytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  if constexpr (kLines)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  else if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
   else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
 #elif defined(TR_EMULATED)
   simt::copy_async<kBytes>(shared, from);

@@ -89,9 +89,9 @@ template <class Op, class E, int kDepth, bool kGranules> struct HeldColumns {
   }
   __device__ __forceinline__ void copy_granule(char* to, const char* from) const {
     if constexpr (kGranules) {
-      copy_async<16>(to, from);
+      copy_async<16, true>(to, from);
     } else if (from >= call.in[0] && from + 16 <= pitch.end) {
-      copy_async<16>(to, from);
+      copy_async<16, true>(to, from);
     } else {
 #pragma unroll 1
       for (int i = 0; i < 16; i += kSize)
