@@ -25,6 +25,10 @@
 //   write(row, memory, i)               the row's values; nothing where there are none
 //   At, at(row, leaf state)             what map needs in a leaf
 //   map(x, weight, bias, i, at)         the element at position i; x is the term if kTerm
+// and of the data that is common, for which fewer instructions have the same bits:
+//   kCalm, is_calm(first, least), calm_step(sums, x, seen)   looks at leaves whose least element of input 0 is `least`
+//   kCalmMap, is_calm_map(least, at), calm_map(x, at)        elements that are no NaN, of leaves whose least element of
+//                   the last input is `least`; but for the element at marked(at), if that is one
 #pragma once
 #include <cmath>
 
@@ -85,8 +89,9 @@ template <class F> struct FusedOp {
   static constexpr int kInputs = 1, kSums = 1, kStats = 0;
   static constexpr First kFirst = First::Nothing;
   static constexpr bool kMaps = true, kLeafwise = false, kTerm = false, kWeights = false, kBiases = false;
-  static constexpr bool kFills = false;
+  static constexpr bool kFills = false, kCalm = false, kCalmMap = false;
   TR_HD static F fill(int) { return F(0); }
+  template <class A> TR_HD static int64_t marked(const A&) { return -1; }
   struct Nothing {};
   using Given = Nothing;
   using Seen = Nothing;
@@ -149,6 +154,20 @@ template <class F> struct Exponential {
     const PowerOfTwo<F> power = split_exp(greater_number(x - seen.base, seen.least));
     return power.scaled((bit_cast<Bits>(power.t) << PowerOfTwo<F>::kMantissa) + seen.shift);
   }
+  // Where all of a leaf's exponentials are normal numbers: 2^n / 2^reference times q, both exact.
+  static constexpr F kNormal = F(sizeof(F) == 4 ? 85 : 706);  // below l
+  TR_HD static bool is_calm(F l, F least) { return near(l) && least >= l - kNormal; }
+  struct CalmTerm { F q, power; };
+  TR_HD static CalmTerm calm_term(F x, const Seen& seen) {
+    constexpr Bits kHeadroom = Bits(PowerOfTwo<F>::kHeadroom) << PowerOfTwo<F>::kMantissa;
+    const PowerOfTwo<F> power = split_exp(x);
+    return {power.q, bit_cast<F>((bit_cast<Bits>(power.t) << PowerOfTwo<F>::kMantissa) + (seen.shift - kHeadroom))};
+  }
+  // exp(x), x from -kNormal to 0.
+  TR_HD static F calm_exp(F x) {
+    const PowerOfTwo<F> power = split_exp(x);
+    return bit_cast<F>((bit_cast<Bits>(power.t) << PowerOfTwo<F>::kMantissa) + bit_cast<Bits>(power.q));
+  }
   TR_HD static State state(F l, F s) { return {l, s, near(l) ? split_exp(l).n() : kFar}; }
   TR_HD static State none() { return {-kInfinity<F>, F(0), kFar}; }
 
@@ -166,12 +185,12 @@ template <class F> struct Exponential {
     if (!is_finite(l)) return {l, F(1), kFar};
     if (a.n != kFar && b.n != kFar) {
       const bool first = a.n >= b.n;
-      const State big = first ? a : b, small = first ? b : a;
-      return {l, fused(small.s, power(small.n - big.n), big.s), big.n};
+      const int n = first ? a.n : b.n, d = first ? b.n - n : a.n - n;
+      return {l, fused(first ? b.s : a.s, power(d), first ? a.s : b.s), n};
     }
     const bool first = a.l >= b.l;
-    const F big = far_sum(first ? a : b), small = far_sum(first ? b : a);
-    return {l, fused(small, exp_nonpositive((first ? b : a).l - l), big), kFar};
+    const F of_a = far_sum(a), of_b = far_sum(b), d = first ? b.l - l : a.l - l;
+    return {l, fused(first ? of_b : of_a, exp_nonpositive(d), first ? of_a : of_b), kFar};
   }
   // By what a leaf's terms are multiplied to become parts of the row's sum.
   TR_HD static F factor(const State& row, const State& leaf) {
@@ -200,6 +219,12 @@ template <class F> struct OfExponentials : FusedOp<F> {
   template <class G> TR_HD static void step(F* sums, const F* x, F, const Seen& seen, const G&) {
     sums[0] = sums[0] + E::term(x[0], seen);
   }
+  static constexpr bool kCalm = true;
+  TR_HD static bool is_calm(F l, F least) { return E::is_calm(l, least); }
+  TR_HD static void calm_step(F* sums, const F* x, const Seen& seen) {
+    const auto term = E::calm_term(x[0], seen);
+    sums[0] = fused(term.q, term.power, sums[0]);
+  }
   TR_HD static State none() { return E::none(); }
   TR_HD static State state(F l, const F* sums, int) { return E::state(l, sums[0]); }
   TR_HD static State merge(const State& a, const State& b) { return E::merge(a, b); }
@@ -218,11 +243,18 @@ template <class F> struct Softmax : OfExponentials<F> {
   using Row = State;
   struct At { F factor; };
   TR_HD static F term(F x, const typename E::Seen& seen) { return E::term(x, seen); }
+  TR_HD static F calm_term(F x, const typename E::Seen& seen) {
+    const auto term = E::calm_term(x, seen);
+    return term.q * term.power;
+  }
   template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const FusedOptions&, Read) {
     return s;
   }
   TR_HD static At at(const Row& row, const State& leaf) { return {E::factor(row, leaf)}; }
   TR_HD static F map(F term, F, F, int64_t, const At& at) { return term * at.factor; }
+  static constexpr bool kCalmMap = true;
+  TR_HD static bool is_calm_map(F, const At& at) { return at.factor == at.factor; }
+  TR_HD static F calm_map(F term, const At& at) { return term * at.factor; }
 };
 
 template <class F> struct LogSoftmax : OfExponentials<F> {
@@ -233,6 +265,9 @@ template <class F> struct LogSoftmax : OfExponentials<F> {
     return {sum.m, is_finite(sum.m) ? log_positive(sum.s) : quiet_nan<F>()};
   }
   TR_HD static F map(const F* x, F, F, int64_t, const Row& row) { return (x[0] - row.m) - row.log; }
+  static constexpr bool kCalmMap = true;
+  TR_HD static bool is_calm_map(F, const Row& row) { return row.log == row.log; }
+  TR_HD static F calm_map(const F* x, const Row& row) { return (x[0] - row.m) - row.log; }
 };
 
 template <class F> struct SoftmaxGradient : SummedOp<F, 1> {  // of g and y
@@ -261,6 +296,11 @@ template <class F> struct LogSoftmaxGradient : SummedOp<F, 1> {  // of g and y
     return {s.sum[0]};
   }
   TR_HD static F map(const F* x, F, F, int64_t, const Row& row) { return fused(-exp_nonpositive(x[1]), row.g, x[0]); }
+  static constexpr bool kCalmMap = true;
+  TR_HD static bool is_calm_map(F least, const Row& row) {
+    return is_finite(row.g) && least >= -Exponential<F>::kNormal;  // every g is finite, too
+  }
+  TR_HD static F calm_map(const F* x, const Row& row) { return fused(-Exponential<F>::calm_exp(x[1]), row.g, x[0]); }
 };
 
 // Statistics: m, s.
@@ -305,6 +345,11 @@ template <class F> struct LogSumExpGradient : MappedOp<F> {
     return {m, memory.value<F>(0, i) / memory.stat<F>(1, i)};
   }
   TR_HD static F map(const F* x, F, F, int64_t, const Row& row) { return exp_nonpositive(x[0] - row.m) * row.k; }
+  static constexpr bool kCalmMap = true;
+  TR_HD static bool is_calm_map(F least, const Row& row) {
+    return least - row.m >= -Exponential<F>::kNormal && row.k == row.k;
+  }
+  TR_HD static F calm_map(const F* x, const Row& row) { return Exponential<F>::calm_exp(x[0] - row.m) * row.k; }
 };
 
 // ---- cross-entropy of class labels -----------------------------------------------------------------------------------
@@ -365,6 +410,14 @@ template <class F> struct CrossEntropyGradient : MappedOp<F> {
   TR_HD static F map(const F* x, F, F, int64_t i, const Row& row) {
     const F dx = fused(exp_nonpositive(x[0] - row.m), row.k, i == row.label ? -row.p : F(-0.0));
     return row.ignored ? F(0) : dx;
+  }
+  static constexpr bool kCalmMap = true;
+  TR_HD static bool is_calm_map(F least, const Row& row) {
+    return least - row.m >= -Exponential<F>::kNormal && row.k == row.k && !row.ignored;
+  }
+  TR_HD static int64_t marked(const Row& row) { return row.label; }
+  TR_HD static F calm_map(const F* x, const Row& row) {
+    return fused(Exponential<F>::calm_exp(x[0] - row.m), row.k, F(-0.0));
   }
 };
 

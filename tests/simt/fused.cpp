@@ -64,11 +64,12 @@ double draw(uint64_t& state) {  // from -4 to 4
   return double(int64_t(state) >> 20) * 0x1p-41;
 }
 
-// Some rows hold NaN, infinities, nothing but -inf, a leaf of -inf, large numbers or leaves that fall.
+// Some rows hold NaN, infinities, nothing but -inf, a leaf of -inf, large numbers, leaves that fall, or what has
+// exponentials that are 0, subnormal or normal.
 double element(uint64_t& state, bool hostile, int64_t row, int64_t i, int64_t n) {
   const double v = draw(state);
   if (!hostile) return v;
-  switch (row % 8) {
+  switch (row % 9) {
     case 1: return -INFINITY;
     case 2: return i == n / 2 ? NAN : v;
     case 3: return i == n - 1 ? INFINITY : v;
@@ -76,6 +77,7 @@ double element(uint64_t& state, bool hostile, int64_t row, int64_t i, int64_t n)
     case 5: return v * 3e37;
     case 6: return v - double(i / kLeaf) * 20;
     case 7: return 1e4 + v;
+    case 8: return v * 20;
     default: return v;
   }
 }
@@ -290,7 +292,7 @@ long check_fused(uint32_t seed, long every, bool few) {
       }
       for (int64_t n : {64, 1024, 2048, 4096}) run(with({op, d, 5, n, 1, 0, 16}));
       for (int64_t n : {3000, 70000}) run(with({op, d, 2, n, 1, 3, 0, "split_rows"}));
-      for (int64_t n : {70, 2500}) {
+      for (int64_t n : {70, 300, 2500}) {
         run(with({op, d, 3, n, 1, 1, 2, "strided"}));
         Case apart = with({op, d, 3, n});
         apart.apart = true;

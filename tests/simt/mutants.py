@@ -996,8 +996,18 @@ MUTANTS = (
     ),
     Mutant(
         "a leaf of a split row is the row", "kernels/fused/held_rows.cuh",
-        "total = meeting.template recall<Op>(states + row * shape.leaves, int(shape.leaves));", "total = state;",
+        "total = met.template total<Op>(shape.leaves);", "total = state;",
         "fused.SQUARES", ("fused",), every=1,
+    ),
+    Mutant(
+        "exponentials are taken for normal numbers", "fused.h",
+        "return near(l) && least >= l - kNormal;", "return near(l);",
+        "fused.SOFTMAX", ("fused",),
+    ),
+    Mutant(
+        "half words stay where they are in a row that starts elsewhere than its input", "kernels/fused/held_rows.cuh",
+        "(from & 1) * 16", "0",
+        "fused.SOFTMAX", ("fused",), every=1,
     ),
     Mutant(
         "a residue of weights twice", "kernels/fused/weights.cuh",

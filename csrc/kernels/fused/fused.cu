@@ -40,13 +40,14 @@ void launch_strided(const FusedCall& call, const FusedStridedShape& shape, void*
   leaves(StridedPart::Whole);
 }
 
-template <class Op, class E, int kChunks>
+template <class Op, class E, int kChunks, held_rows::Form kForm>
 void launch_held(const FusedCall& call, HeldRowsShape shape, bool split, void* workspace, Queue queue) {
   const FusedRowsCall rows = plain_rows(call);
   queue.cluster = shape.cluster;
   const auto enqueue_part = [&](held_rows::Part part, typename Op::State* states) {
     shape.part = part;
-    enqueue(held_rows_kernel<Op, E, kChunks>, shape.blocks, shape.threads, shape.shared, queue, rows, shape, states);
+    enqueue(held_rows_kernel<Op, E, kChunks, kForm>, shape.blocks, shape.threads, shape.shared, queue, rows, shape,
+            states);
   };
   if constexpr (Op::kSums > 0 && kChunks == held_rows::kLeafChunks) {
     if (split) {
@@ -60,14 +61,27 @@ void launch_held(const FusedCall& call, HeldRowsShape shape, bool split, void* w
   enqueue_part(held_rows::Part::Whole, nullptr);
 }
 template <class Op, class E>
+void launch_short(const FusedCall& call, const HeldRowsShape& shape, void* workspace, Queue queue) {
+  using held_rows::Form;
+  if (shape.form == Form::ShortGranules) {
+    constexpr int kChunks = held_rows::granule_chunks(Op::kInputs, Op::kSums);
+    if constexpr (sizeof(E) == 2)
+      launch_held<Op, E, kChunks, Form::ShortGranules>(call, shape, false, workspace, queue);
+  } else if (shape.chunks == 1) {
+    launch_held<Op, E, 1, Form::ShortWords>(call, shape, false, workspace, queue);
+  } else if constexpr (sizeof(E) == 4) {
+    launch_held<Op, E, 2, Form::ShortWords>(call, shape, false, workspace, queue);
+  }
+}
+template <class Op, class E>
 void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
-  constexpr int kShort = held_rows::short_chunks(int(sizeof(E)));
-  if (shape.chunks == 1) return launch_held<Op, E, 1>(call, shape, split, workspace, queue);
-  if (shape.chunks == kShort) return launch_held<Op, E, kShort>(call, shape, split, workspace, queue);
-  if constexpr (Op::kSums > 0)
-    if (shape.chunks == held_rows::kLeafChunks)
-      return launch_held<Op, E, held_rows::kLeafChunks>(call, shape, split, workspace, queue);
-  launch_held<Op, E, held_rows::kHalfChunks>(call, shape, split, workspace, queue);
+  using held_rows::Form, held_rows::kHalfChunks, held_rows::kLeafChunks;
+  constexpr Form kForm = sizeof(E) == 2 ? Form::Granules : Form::Words;
+  if (held_rows::is_short(shape.form)) return launch_short<Op, E>(call, shape, workspace, queue);
+  if constexpr (Op::kSums > 0 || sizeof(E) == 2)
+    if (shape.chunks == kLeafChunks)
+      return launch_held<Op, E, kLeafChunks, kForm>(call, shape, split, workspace, queue);
+  launch_held<Op, E, kHalfChunks, kForm>(call, shape, split, workspace, queue);
 }
 template <template <class> class Op>
 void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {

@@ -1,13 +1,15 @@
 // Rows of neighbouring elements that stay on chip between the looks: read once, written once.
 //
-// Serves: float32, and 16-bit floats where all operands of a row start at the same place of a granule (held_rows.h).
+// Serves: float32, and 16-bit floats where all inputs of a row start at the same place of a granule (held_rows.h).
 // A warp has a leaf, or several rows that are short, in registers. The states of a row's leaves meet in shared memory,
 // over a cluster of blocks where a row is longer than a block holds; or in device memory, between two launches.
 // A lane's elements are in chunks of 8, one for each of the residues it stands for: of float32 those `lanes` apart,
 // loaded one by one, so that rows may start anywhere; of 16-bit floats a granule. Where a leaf starts `before` elements
 // into its first granule, residues are moved to their lanes before the tree; the elements at its end that share a
-// granule's place with what comes before it lie in those first places of lane 0, and are added last.
-// Shared memory: the states of a row's leaves; dynamic: of ops that keep terms, the first chunks of each thread.
+// granule's place with what comes before it lie in those first places of lane 0, and are added last. An output that
+// starts elsewhere in its granule is made of granules of two neighbouring lanes.
+// Of leaves whose data is calm (fused.h), which all lanes ask of each other, elements take fewer instructions.
+// Shared memory: dynamic, of ops that keep terms the first chunks of each thread, and the states of a row's leaves.
 #pragma once
 #include "held_rows.h"
 #include "kernels/reduce/granule.cuh"
@@ -20,7 +22,54 @@ struct Place {
   int lane, lanes;  // of those that share the leaf
   int before;       // granules: elements that come before the leaf in its first one
   int count;        // elements of the leaf
+  bool whole;       // all lanes of the warp have all elements of the chunks that there are, in their order
+  bool full;        // the same, but for those that lane 0 has first
 };
+
+// The greatest and the least elements of a lane; NaN if there is one.
+struct Extremes { float greatest, least; };
+
+// The lane `d` from this one. So that no register keeps it, it is made again each time.
+__device__ __forceinline__ int partner(int d) { return int(recomputed(threadIdx.x % unsigned(kLanes))) ^ d; }
+
+// Of values of which it does not matter which come first, those of the lanes that share the leaf as one.
+template <bool kPart, class Join> __device__ __forceinline__ float over_lanes(const Place& p, float value, Join join) {
+#pragma unroll
+  for (int d = 1; d < kLanes; d *= 2)
+    if (!kPart || d < p.lanes) value = join(value, shuffle(value, partner(d)));
+  return value;
+}
+
+// The tree over kCount values of each lane, value k of which stands for number lane + lanes * k; every lane gets it. In
+// each of the first steps a lane keeps half of what it has, and sends the rest.
+template <bool kPart, int kCount>
+__device__ __forceinline__ float tree_over_lanes(float (&value)[kCount], const Place& p) {
+  const int lanes = kPart ? p.lanes : kLanes;
+#pragma unroll
+  for (int d = 1; d < kCount; d *= 2) {
+    const bool meet = !kPart || d < lanes, upper = (p.lane & d) != 0;
+#pragma unroll
+    for (int k = 0; k < kCount / 2; ++k) {
+      const int h = kCount / 2 / d;  // that are left of each half
+      if (k < h) {
+        if (meet) {
+          const float sent = chosen(upper, value[k], value[h + k]), own = chosen(upper, value[h + k], value[k]);
+          value[k] = own + shuffle(sent, partner(d));
+        } else {
+          value[k] = value[2 * k] + value[2 * k + 1];
+        }
+      }
+    }
+  }
+  float sum = value[0];
+#pragma unroll
+  for (int d = kCount; d < kLanes; d *= 2)
+    if (!kPart || d < lanes) sum = sum + shuffle(sum, partner(d));
+#pragma unroll
+  for (int d = (kCount < kLanes ? kCount : kLanes) / 2; d > 0; d /= 2)
+    if (!kPart || d < lanes) sum = sum + shuffle(sum, partner(d));
+  return sum;
+}
 
 __device__ __forceinline__ bool any_nan(const float (&v)[kGroup]) {
   bool nan = false;
@@ -31,39 +80,45 @@ __device__ __forceinline__ bool any_nan(const float (&v)[kGroup]) {
 
 // ---- element by element -----------------------------------------------------------------------------------------------
 
-template <class E, int kChunks> struct HeldWords {
+template <class E, int kChunks, bool kPart> struct HeldWords {
   static constexpr bool kGranules = false;
-  static constexpr int kSlots = kGroup;  // residues of a lane
+  static constexpr int kSlots = kPart ? kChunks * kGroup : kGroup;  // residues of a lane
   float x[kChunks * kGroup];
-  __device__ static constexpr int slot(int, int i) { return i; }
+  __device__ static constexpr int slot(int c, int i) { return kPart ? c * kGroup + i : i; }
 
-  // From a lane's first position to that of element i of chunk c.
-  __device__ static int step(const Place& p, int c, int i) {
-    return (kChunks == 1 ? p.lanes : kLanes) * (c * kGroup + i);
+  __device__ static int lanes_of(const Place& p) { return kPart ? p.lanes : kLanes; }
+  __device__ static int step(const Place& p, int k) { return lanes_of(p) * k; }  // to a lane's element k
+  __device__ static int position(const Place& p, int c, int i) { return p.lane + step(p, c * kGroup + i); }
+  __device__ static int own(const Place& p) {  // how many elements a lane has
+    return int(unsigned(p.count - p.lane + lanes_of(p) - 1) / unsigned(lanes_of(p)));
   }
-  __device__ static int position(const Place& p, int c, int i) { return p.lane + step(p, c, i); }
   // Whether all lanes have chunk c whole; whether any has an element of it.
-  __device__ static bool is_whole(const Place& p, int c) { return (c + 1) * kGroup * kLanes <= p.count; }
-  __device__ static bool has_chunk(const Place& p, int c) { return kChunks == 1 || c * kGroup * kLanes < p.count; }
+  __device__ static bool is_whole(const Place& p, int c) { return step(p, (c + 1) * kGroup) <= p.count; }
+  __device__ static bool has_chunk(const Place& p, int c) { return c == 0 || step(p, c * kGroup) < p.count; }
 
   // Elements that are not there become `fill`.
   __device__ __forceinline__ void load(const FusedRowsCall&, int, const E* from, const Place& p, bool wanted,
                                        float fill) {
-    const int left = (wanted ? p.count : 0) - p.lane;
     const E* const first = recomputed(from + p.lane);  // so that what is added to it is in the instructions
-    if (kChunks > 1 && wanted && p.count == kChunks * kGroup * kLanes) {
+    const auto item = [&](int k) { return convert<float>(load_item(first + step(p, k))); };
+    if (kChunks == held_rows::kLeafChunks && wanted && p.whole) {
 #pragma unroll
-      for (int k = 0; k < kChunks * kGroup; ++k) x[k] = convert<float>(load_item(first + k * kLanes));
+      for (int k = 0; k < kChunks * kGroup; ++k) x[k] = item(k);
       return;
     }
+    const int have = wanted ? own(p) : 0;
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       if (!has_chunk(p, c)) break;
+      if (wanted && p.whole) {
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        const int at = step(p, c, i);
-        x[c * kGroup + i] = fill;
-        if (at < left) x[c * kGroup + i] = convert<float>(load_item(first + at));
+        for (int k = c * kGroup; k < (c + 1) * kGroup; ++k) x[k] = item(k);
+      } else {
+#pragma unroll
+        for (int k = c * kGroup; k < (c + 1) * kGroup; ++k) {
+          x[k] = fill;
+          if (k < have) x[k] = item(k);
+        }
       }
     }
   }
@@ -71,59 +126,55 @@ template <class E, int kChunks> struct HeldWords {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) v[i] = x[c * kGroup + i];
   }
-  struct Rest {};
-  __device__ __forceinline__ static void store(E* to, const Place& p, int c, float (&v)[kGroup], Rest&) {
-    const int left = p.count - p.lane;
-    if (kChunks > 1 && (c + 1) * kGroup * kLanes <= p.count) {
+  // Where a lane stores, of the leaf that starts at `to`. kFull: the place is. kNumbers: there is no NaN.
+  template <bool kFull, bool kNumbers> struct Out {
+    E* to;
+    const Place& p;
+
+    __device__ __forceinline__ Out(E* leaf, const Place& p) : to(recomputed(leaf + p.lane)), p(p) {}
+    __device__ __forceinline__ void store(int c, const float (&v)[kGroup]) {
+      const auto element = [&](int k) {
+        if constexpr (kNumbers && std::is_same<E, float>::value) store_item(to + step(p, k), v[k % kGroup]);
+        else store_item(to + step(p, k), round_to<E>(v[k % kGroup]));
+      };
+      if (kFull || is_whole(p, c)) {
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) store_item(to + step(p, c, i), round_to<E>(v[i]));
-    } else {
+        for (int i = 0; i < kGroup; ++i) element(c * kGroup + i);
+      } else {
+        const int have = own(p);
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i)
-        if (step(p, c, i) < left) store_item(to + step(p, c, i), round_to<E>(v[i]));
+        for (int k = c * kGroup; k < (c + 1) * kGroup; ++k)
+          if (k < have) element(k);
+      }
     }
-  }
-  __device__ __forceinline__ static void store_rest(E*, const Place&, const Rest&) {}
-  // Where a lane stores, for store().
-  __device__ __forceinline__ static E* base(E* to, const Place& p) { return recomputed(to + p.lane); }
+    __device__ __forceinline__ void finish() {}
+  };
   // The tree over residues; every lane gets it.
-  __device__ __forceinline__ static float tree(float (&acc)[kGroup], const Place& p) {
-    const auto add = [](float a, float b) { return a + b; };
-    if (kChunks == 1 && p.lanes < kGroup) {
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i)
-        for (int d = 1; d < p.lanes; d *= 2) acc[i] = acc[i] + shuffle(acc[i], lane_id() ^ d);
-#pragma unroll
-      for (int d = 1; d < kGroup; d *= 2)
-#pragma unroll
-        for (int i = 0; i < kGroup; i += 2 * d) acc[i] = acc[i] + acc[i + d];
-      return acc[0];
-    }
-    float sum = transposing_tree(acc, kChunks == 1 ? p.lanes : kLanes, add);
-#pragma unroll
-    for (int d = 1; d < kGroup; d *= 2) sum = sum + shuffle(sum, lane_id() ^ d);
-    return sum;
+  __device__ __forceinline__ static float tree(float (&acc)[kSlots], const Place& p) {
+    return tree_over_lanes<kPart>(acc, p);
   }
-  // Where absent elements are -inf.
-  __device__ __forceinline__ float greatest_of(const Place& p) const {
-    float m = -kInfinity<float>;
+  __device__ __forceinline__ Extremes extremes(const Place& p) const {
+    Extremes e{x[0], x[0]};
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       if (!has_chunk(p, c)) break;
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) m = greatest(m, x[c * kGroup + i]);
+      for (int i = 0; i < kGroup; ++i) {
+        e.greatest = greatest(e.greatest, x[c * kGroup + i]);
+        e.least = -greatest(-e.least, -x[c * kGroup + i]);
+      }
     }
-    return m;
+    return e;
   }
   // Weights of the positions from `first` on.
   __device__ __forceinline__ static void weights(const void* from, Dtype dtype, int64_t first, const Place& p, int c,
                                                  float (&v)[kGroup]) {
-    const int left = p.count - p.lane;
+    const int have = own(p);
     const auto take = [&](const auto* w) {
       w = recomputed(w + first + p.lane);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i)
-        if (step(p, c, i) < left) v[i] = convert<float>(load_again(w + step(p, c, i)));
+        if (c * kGroup + i < have) v[i] = convert<float>(load_again(w + step(p, c * kGroup + i)));
     };
     if (sizeof(E) == 4 || dtype == Dtype::F32) take(static_cast<const float*>(from));
     else take(static_cast<const E*>(from));
@@ -132,27 +183,38 @@ template <class E, int kChunks> struct HeldWords {
 
 // ---- 16-bit floats ---------------------------------------------------------------------------------------------------
 
-template <class E, int kChunks> struct HeldGranules {
+// The lesser of each half of two words of 16-bit floats; NaN of a NaN.
+template <bool kBF16> __device__ __forceinline__ uint32_t packed_minima(uint32_t a, uint32_t b) {
+#if defined(TR_FLOAT_MAXIMA) && !defined(TR_EMULATED)
+  uint32_t m;
+  if constexpr (kBF16) asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+  else asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+  return m;
+#else
+  constexpr uint32_t kSigns = 0x80008000u;
+  return packed_maxima<kBF16>(a ^ kSigns, b ^ kSigns) ^ kSigns;
+#endif
+}
+
+template <class E, int kChunks, bool kPart> struct HeldGranules {
   static constexpr bool kGranules = true;
-  static constexpr bool kShort = kChunks == held_rows::short_chunks(int(sizeof(E)));  // a residue has one element
-  static constexpr int kSlots = kShort ? kChunks * kGroup : kGroup;
+  static constexpr int kSlots = kPart ? kChunks * kGroup : kGroup;
   static_assert(sizeof(E) == 2, "8 elements a granule");
   Granule g[kChunks];
-  __device__ static constexpr int slot(int c, int i) { return kShort ? c * kGroup + i : i; }
+  __device__ static constexpr int slot(int c, int i) { return kPart ? c * kGroup + i : i; }
 
-  __device__ static int lanes_of(const Place& p) { return kShort ? p.lanes : kLanes; }
+  __device__ static int lanes_of(const Place& p) { return kPart ? p.lanes : kLanes; }
   __device__ static int number(const Place& p, int c) { return p.lane + lanes_of(p) * c; }
   // The last elements of a leaf may lie in the first places of lane 0.
   __device__ static int position(const Place& p, int c, int i) {
     const int at = number(p, c) * kGroup + i - p.before;
     return c == 0 && at < 0 ? at + lanes_of(p) * kChunks * kGroup : at;
   }
-  __device__ static int step(const Place&, int, int i) { return i; }
   __device__ static bool is_whole(const Place& p, int c) {
-    return (c > 0 || p.before == 0) && (c + 1) * kGroup * kLanes <= p.before + p.count;
+    return (c > 0 || p.before == 0) && (c + 1) * kGroup * lanes_of(p) <= p.before + p.count;
   }
   __device__ static bool has_chunk(const Place& p, int c) {
-    return kShort || c == 0 || c * kGroup * kLanes < p.before + p.count;
+    return c == 0 || c * kGroup * lanes_of(p) < p.before + p.count;
   }
 
   // Elements that are not there become `fill`.
@@ -167,6 +229,23 @@ template <class E, int kChunks> struct HeldGranules {
              static_cast<const void*>(first + k + 1) <= call.end[input];
     };
     const Granule* const own = recomputed(first + p.lane);
+    if (wanted && p.whole) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        if (kChunks != held_rows::kLeafChunks && !has_chunk(p, c)) break;
+        load_once(true, own + lanes * c, g[c]);
+      }
+      return;
+    }
+    const int past = lanes * kChunks;  // the granule that has no lane of its own
+    if (kChunks == held_rows::kLeafChunks && wanted && p.full && inside(0) && inside(past)) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) load_once(true, own + lanes * c, g[c]);
+      Granule wrapped = absent;
+      load_once(p.lane == 0, first + past, wrapped);
+      if (p.lane == 0) mask<E>(g[0], p.before, kGroup, wrapped);
+      return;
+    }
     const bool any = wanted && p.count > 0;
     const bool ragged = p.before > 0 || end % kGroup > 0;
     const bool first_out = any && ragged && !inside(0), last_out = any && ragged && !inside(last);
@@ -177,7 +256,7 @@ template <class E, int kChunks> struct HeldGranules {
       g[c] = absent;
       load_once(any && k <= last && !(k == 0 && first_out) && !(k == last && last_out), own + lanes * c, g[c]);
     }
-    if (!ballot(ragged)) return;
+    if (kPart || !ballot(ragged)) return;
     // Of the granules at a leaf's ends: element by element where they reach out of the tensor.
     const auto edge = [&](int k, bool out, Granule& into) {
       if (out) {
@@ -190,7 +269,6 @@ template <class E, int kChunks> struct HeldGranules {
       }
     };
     if (p.lane == 0) edge(0, first_out, g[0]);
-    const int past = lanes * kChunks;  // the granule that has no lane of its own
     if (last > 0 && last < past && p.lane == last % lanes) {
       Granule end_granule = absent;
       edge(last, last_out, end_granule);
@@ -219,106 +297,157 @@ template <class E, int kChunks> struct HeldGranules {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) v[i] = to_float(x[i]);
   }
-  // A granule that is not the leaf's alone, to be stored element by element: a lane has one besides its first at most.
-  struct Rest {
-    uint32_t w[kGroup / 2];
-    int at = -1;
-  };
-  __device__ __forceinline__ static void store(E* to, const Place& p, int c, const float (&v)[kGroup], Rest& rest) {
-    uint32_t w[kGroup / 2];
-    if (any_nan(v)) {
+  // The elements of a granule, rounded; kNumbers: there is no NaN.
+  template <bool kNumbers> __device__ __forceinline__ static Granule rounded(const float (&v)[kGroup]) {
+    Granule g;
+    if (!kNumbers && any_nan(v)) {
       E x[kGroup];
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) x[i] = round_to<E>(v[i]);
-      memcpy(w, x, sizeof w);
+      memcpy(&g, x, sizeof g);
     } else {
 #pragma unroll
       for (int i = 0; i < kGroup; i += 2) {
-        if constexpr (std::is_same<E, BF16>::value) w[i / 2] = pack_bf16(v[i], v[i + 1]);
-        else w[i / 2] = pack_f16(v[i], v[i + 1]);
+        if constexpr (std::is_same<E, BF16>::value) g.item[i / 2] = pack_bf16(v[i], v[i + 1]);
+        else g.item[i / 2] = pack_f16(v[i], v[i + 1]);
       }
     }
-    const int at = number(p, c) * kGroup - p.before;
-    if (at >= 0 && at + kGroup <= p.count) {
-      Granule g;
-      memcpy(&g, w, sizeof w);
-      store_granule(reinterpret_cast<Granule*>(to) + lanes_of(p) * c, g);
-    } else if (c > 0) {
-      if (at >= p.count) return;
+    return g;
+  }
+  __device__ __forceinline__ static E element(const Granule& g, int i) {
+    return bit_cast<E>(uint16_t(g.item[i / 2] >> (i % 2 * 16)));
+  }
+
+  // Where a lane stores, of the leaf that starts at `to`. A granule that is not the leaf's alone waits to be stored
+  // element by element: a lane has one besides its first at most.
+  template <bool kFull, bool kNumbers> struct Out {
+    E* to;  // the lane's first position
+    const Place& p;
+    Granule rest;
+    int rest_at = -1;
+
+    __device__ __forceinline__ Out(E* leaf, const Place& p)
+        : to(recomputed(leaf + (p.lane * kGroup - p.before))), p(p) {}
+    __device__ __forceinline__ void store(int c, const float (&v)[kGroup]) {
+      const Granule g = rounded<kNumbers>(v);
+      const int first = p.lane * kGroup - p.before, at = number(p, c) * kGroup - p.before;
+      if ((kFull && c > 0) || (at >= 0 && at + kGroup <= p.count)) {
+        store_granule(reinterpret_cast<Granule*>(to) + lanes_of(p) * c, g);
+      } else if (c > 0) {
+        if (at >= p.count) return;
+        rest = g;
+        rest_at = at;
+      } else {
 #pragma unroll
-      for (int i = 0; i < kGroup / 2; ++i) rest.w[i] = w[i];
-      rest.at = at;
-    } else {
+        for (int i = 0; i < kGroup; ++i)
+          if (position(p, c, i) < p.count) to[position(p, c, i) - first] = element(g, i);
+      }
+    }
+    __device__ __forceinline__ void finish() {
+      if constexpr (!kFull) {
+        if (rest_at < 0) return;
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i)
+          if (rest_at + i < p.count) to[rest_at + i - (p.lane * kGroup - p.before)] = element(rest, i);
+      }
+    }
+  };
+
+  // The same of a leaf that starts elsewhere in its granule than the input's does: a lane's granule of the output is
+  // the end of the granule before its own and the start of its own. What is left at the leaf's ends waits.
+  template <bool kNumbers> struct ShiftedOut {
+    E* leaf;
+    const Place& p;
+    int by;          // elements that a granule takes of the one before
+    int begin, end;  // of the whole granules of the output
+    Granule before{}, rest;
+    int rest_at = -1;
+
+    __device__ __forceinline__ ShiftedOut(E* leaf, const Place& p) : leaf(leaf), p(p) {
+      const int inside = elements_before(leaf), whole = kChunks * kGroup * kLanes - p.before;
+      by = (inside - p.before) & (kGroup - 1);
+      begin = (kGroup - inside) & (kGroup - 1);
+      end = p.count < whole ? p.count : whole;
+      end = end < begin ? begin : begin + (end - begin) / kGroup * kGroup;
+    }
+    __device__ __forceinline__ bool is_left(int at) const { return (at < begin || at >= end) && at < p.count; }
+    __device__ __forceinline__ void store(int c, const float (&v)[kGroup]) {
+      const Granule g = rounded<kNumbers>(v);
+      uint32_t w[kGroup];  // the granule before, and this one
+#pragma unroll
+      for (int i = 0; i < kGroup / 2; ++i) {
+        const uint32_t other = shuffle(g.item[i], (p.lane + kLanes - 1) % kLanes);
+        w[i] = p.lane == 0 ? before.item[i] : other;
+        w[kGroup / 2 + i] = g.item[i];
+        before.item[i] = other;
+      }
+      const int from = kGroup - by;  // 1 to 7
+#pragma unroll
+      for (int i = 0; i < 6; ++i) w[i] = (from & 4) != 0 ? w[i + 2] : w[i];
+#pragma unroll
+      for (int i = 0; i < 5; ++i) w[i] = (from & 2) != 0 ? w[i + 1] : w[i];
+      Granule out;
+#pragma unroll
+      for (int i = 0; i < kGroup / 2; ++i) out.item[i] = funnel_right(w[i], w[i + 1], (from & 1) * 16);
+      const int own = number(p, c) * kGroup - p.before, at = own - by;
+      if (at >= begin && at < end) store_granule(reinterpret_cast<Granule*>(leaf + at), out);
+      if (c == 0) {
+        if (own < begin || own + kGroup > end)
+#pragma unroll
+          for (int i = 0; i < kGroup; ++i)
+            if (is_left(position(p, 0, i))) leaf[position(p, 0, i)] = element(g, i);
+      } else if (own + kGroup > end && own < p.count) {
+        rest = g;
+        rest_at = own;
+      }
+    }
+    __device__ __forceinline__ void finish() {
+      if (rest_at < 0) return;
 #pragma unroll
       for (int i = 0; i < kGroup; ++i)
-        if (position(p, c, i) < p.count) to[position(p, c, i) - base_position(p)] = half(w, i);
+        if (is_left(rest_at + i)) leaf[rest_at + i] = element(rest, i);
     }
-  }
-  __device__ __forceinline__ static void store_rest(E* to, const Place& p, const Rest& rest) {
-    if (rest.at < 0) return;
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i)
-      if (rest.at + i < p.count) to[rest.at + i - base_position(p)] = half(rest.w, i);
-  }
-  __device__ static int base_position(const Place& p) { return p.lane * kGroup - p.before; }
-  __device__ __forceinline__ static E* base(E* to, const Place& p) { return recomputed(to + base_position(p)); }
-  __device__ static E half(const uint32_t (&w)[kGroup / 2], int i) {
-    return bit_cast<E>(uint16_t(w[i / 2] >> (i % 2 * 16)));
-  }
-  // Residues go to the lane, and the slot, that stand for them: those of the last lane's runs to the next runs' first.
+  };
+  // Residues go to the lane, and the slot, that stand for them.
   template <int kBy> __device__ __forceinline__ static void move_down(float (&acc)[kSlots], bool moves,
                                                                       const Place& p) {
-    constexpr int kRuns = kSlots / kGroup;
-    const int after = lane_id() - p.lane + (p.lane + 1) % lanes_of(p);
-    float moved[kSlots];
+    float moved[kGroup];
 #pragma unroll
-    for (int k = 0; k < kSlots; ++k) {
-      const int i = k % kGroup + kBy, run = k / kGroup;
-      if (i < kGroup) {
-        moved[k] = acc[run * kGroup + i];
-      } else {
-        const float next = acc[run * kGroup + i - kGroup], first = acc[(run + 1) % kRuns * kGroup + i - kGroup];
-        moved[k] = shuffle(kRuns > 1 ? chosen(p.lane == 0, first, next) : next, after);
-      }
-    }
+    for (int i = 0; i < kGroup; ++i)
+      moved[i] = i + kBy < kGroup ? acc[(i + kBy) % kGroup] : shuffle(acc[(i + kBy) % kGroup], (p.lane + 1) % kLanes);
 #pragma unroll
-    for (int k = 0; k < kSlots; ++k) acc[k] = chosen(moves, moved[k], acc[k]);
+    for (int i = 0; i < kGroup; ++i) acc[i] = chosen(moves, moved[i], acc[i]);
   }
   __device__ __forceinline__ static float tree(float (&acc)[kSlots], const Place& p) {
-    constexpr int kRuns = kSlots / kGroup;
-    const int lanes = lanes_of(p);
-    if (ballot(p.before > 0)) {
-      move_down<4>(acc, (p.before & 4) != 0, p);
-      move_down<2>(acc, (p.before & 2) != 0, p);
-      move_down<1>(acc, (p.before & 1) != 0, p);
+    if constexpr (!kPart) {
+      if (ballot(p.before > 0)) {
+        move_down<4>(acc, (p.before & 4) != 0, p);
+        move_down<2>(acc, (p.before & 2) != 0, p);
+        move_down<1>(acc, (p.before & 1) != 0, p);
+      }
     }
+    float run[kSlots / kGroup];
 #pragma unroll
-    for (int d = 1; d < kGroup; d *= 2)
-#pragma unroll
-      for (int i = 0; i < kSlots; i += 2 * d) acc[i] = acc[i] + acc[i + d];
-    float sum = acc[0];
-    int d = 1;
-    if constexpr (kRuns == 2) {
-      if (lanes == 1) return sum + acc[kGroup];
-      const bool odd = (p.lane & 1) != 0;  // even lanes go on with the first run, odd ones with the second
-      const float run = acc[0], next = acc[kGroup];
-      sum = chosen(odd, next, run) + shuffle(chosen(odd, run, next), lane_id() ^ 1);
-      d = 2;
+    for (int r = 0; r < kSlots / kGroup; ++r) {
+      float* const a = acc + r * kGroup;
+      run[r] = ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7]));
     }
-    for (; d < lanes; d *= 2) sum = sum + shuffle(sum, lane_id() ^ d);
-    if constexpr (kRuns == 2) sum = sum + shuffle(sum, lane_id() ^ 1);
-    return sum;
+    return tree_over_lanes<kPart>(run, p);
   }
-  __device__ __forceinline__ float greatest_of(const Place& p) const {
+  __device__ __forceinline__ Extremes extremes(const Place& p) const {
     constexpr bool kBF16 = std::is_same<E, BF16>::value;
-    uint32_t m = kBF16 ? 0xff80ff80u : 0xfc00fc00u;
+    uint32_t most = g[0].item[0], least = most;
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       if (!has_chunk(p, c)) break;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) m = packed_maxima<kBF16>(m, g[c].item[i]);
+      for (int i = 0; i < 4; ++i) {
+        most = packed_maxima<kBF16>(most, g[c].item[i]);
+        least = packed_minima<kBF16>(least, g[c].item[i]);
+      }
     }
-    return to_float(E{uint16_t(packed_maxima<kBF16>(m, m >> 16))});
+    return {to_float(E{uint16_t(packed_maxima<kBF16>(most, most >> 16))}),
+            to_float(E{uint16_t(packed_minima<kBF16>(least, least >> 16))})};
   }
   // Rows are whole granules.
   __device__ __forceinline__ static void weights(const void* from, Dtype dtype, int64_t first, const Place& p, int c,
@@ -351,56 +480,78 @@ template <class E, int kChunks> struct HeldGranules {
     return g;
   }
 };
-template <class E, int kChunks, bool kGranules = sizeof(E) == 2 && (kChunks > 1)> struct Held : HeldWords<E, kChunks> {
-};
-template <class E, int kChunks> struct Held<E, kChunks, true> : HeldGranules<E, kChunks> {};
+template <class E, int kChunks, held_rows::Form kForm>
+using Held = std::conditional_t<kForm == held_rows::Form::Granules || kForm == held_rows::Form::ShortGranules,
+                                HeldGranules<E, kChunks, held_rows::is_short(kForm)>,
+                                HeldWords<E, kChunks, held_rows::is_short(kForm)>>;
 
 // ---- where leaves meet -------------------------------------------------------------------------------------------------
 
+// In dynamic shared memory (held_rows::meeting_bytes), at the same place in all blocks of a cluster.
 template <class State> struct Meeting {
   struct alignas(8) Slot { State state; };
-  Slot leaf[held_rows::kMostLeaves];
-  Slot tree[held_rows::kMostLeaves / 2];
-  Barrier arrived;
+  Slot *leaf, *tree;  // for each leaf, and for each two of them
+  Barrier* arrived;
 
-  // Before anything that takes time.
+  __device__ __forceinline__ Meeting(char* memory, int leaves, Barrier* arrived)
+      : leaf(reinterpret_cast<Slot*>(memory)), tree(leaf + leaves), arrived(arrived) {}
+
+  // Of clusters, before anything that takes time.
   __device__ __forceinline__ void begin([[maybe_unused]] const HeldRowsShape& shape) {
 #ifdef TR_CLUSTERS
-    if (shape.cluster > 1) {
-      if (threadIdx.x == 0) {
-        barrier_init(&arrived, 1);
-        barriers_made();
-        barrier_expect(&arrived, uint32_t(shape.cluster * (int(blockDim.x) / kLanes) * int(sizeof(Slot))));
-      }
-      cluster_arrive();
+    if (threadIdx.x == 0) {
+      barrier_init(arrived, 1);
+      barriers_made();
+      barrier_expect(arrived, uint32_t(shape.cluster * (int(blockDim.x) / kLanes) * int(sizeof(Slot))));
     }
+    cluster_arrive();
 #endif
   }
-  // The state of the row, from those of its leaves, of which each warp brings one; for every lane.
-  template <class Op> __device__ __forceinline__ State meet(const HeldRowsShape& shape, int number, const State& own) {
+  // Brings the states of a row's leaves together, of which each warp has one.
+  __device__ __forceinline__ void meet([[maybe_unused]] const HeldRowsShape& shape, int number, const State& own) {
 #ifdef TR_CLUSTERS
     if (shape.cluster > 1) {
       cluster_wait();
-      if (lane_id() < shape.cluster) put(&leaf[number], &arrived, Slot{own}, lane_id());
-      barrier_wait(&arrived, 0);
+      if (lane_id() < shape.cluster) put(&leaf[number], arrived, Slot{own}, lane_id());
+      barrier_wait(arrived, 0);
       if (shape.leaves > kLanes) __syncthreads();
-    } else
-#endif
-    {
-      if (lane_id() == 0) leaf[number].state = own;
-      __syncthreads();
+      return;
     }
-    return total<Op>(shape.leaves);
+#endif
+    if (lane_id() == 0) leaf[number].state = own;
+    __syncthreads();
   }
   // The same of states in memory.
-  template <class Op> __device__ __forceinline__ State recall(const State* states, int leaves) {
+  __device__ __forceinline__ void recall(const State* states, int leaves) {
     for (int i = threadIdx.x; i < leaves; i += blockDim.x) leaf[i].state = states[i];
     __syncthreads();
-    return total<Op>(leaves);
+  }
+
+  // The state of the row, from those of its leaves, for every lane.
+  template <class Op> __device__ __forceinline__ State total(int leaves) {
+    if constexpr (Op::kCalm) {
+      constexpr int kFew = 8;
+      State all = Op::none();
+      const auto state = [&](int i) { return leaf[i].state; };
+      if (leaves <= kFew) {
+        if (powers_tree<1>(leaves, state, all)) return all;
+      } else {  // one warp for all, since there are others that can go on meanwhile
+        if (threadIdx.x < unsigned(kLanes)) {
+          if (leaves <= kLanes) powers_tree<1>(leaves, state, all);
+          else powers_tree<held_rows::kMostLeaves / kLanes>(leaves, state, all);
+          if (threadIdx.x == 0) tree[0].state = all;
+        }
+        __syncthreads();
+        all = tree[0].state;
+        if (all.n != Exponential<float>::kFar) return all;
+        __syncthreads();
+      }
+    }
+    return merged<Op>(leaves);
   }
 
  private:
-  template <class Op> __device__ __forceinline__ State total(int leaves) {
+  template <class Op> __device__ __forceinline__ State merged(int leaves) {
     int count = leaves;
     Slot* from = leaf;
 #pragma unroll 1
@@ -423,244 +574,361 @@ template <class State> struct Meeting {
 // ---- the kernel --------------------------------------------------------------------------------------------------------
 
 // Registers of a lane, by the threads that a multiprocessor is to have room for.
-template <class Op, class E, int kChunks> constexpr int kHeldThreads =
-    held_rows::threads(int(sizeof(E)), Op::kInputs, Op::kTerm, Op::kWeights + Op::kBiases, kChunks);
+template <class Op, class E, int kChunks, held_rows::Form kForm> constexpr int kHeldThreads =
+    held_rows::threads(int(sizeof(E)), Op::kInputs, Op::kSums, Op::kTerm, Op::kWeights + Op::kBiases, kChunks, kForm);
 template <class Op, class E, int kChunks> constexpr int kSharedTerms =
     Op::kTerm ? held_rows::shared_terms(int(sizeof(E)), kChunks) : 0;
 
-template <class Op, class E, int kChunks>
-__global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks>))
-    held_rows_kernel(TR_GRID_CONSTANT FusedRowsCall call, TR_GRID_CONSTANT HeldRowsShape shape,
-                     typename Op::State* states) {
+template <class Op> constexpr bool kMarks = Op::kInputs == 1 && !Op::kTerm && Op::kSums == 0;  // marked()
+
+// What a warp does with its leaf, or with its rows where they are short.
+template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf {
   using F = float;
-  using H = Held<E, kChunks>;
+  using H = Held<E, kChunks, kForm>;
   using State = typename Op::State;
-  constexpr bool kMeets = kChunks == held_rows::kLeafChunks && Op::kSums > 0;
-  constexpr int kInputs = Op::kInputs, kSums = Op::kSums, kAway = kSharedTerms<Op, E, kChunks>;
-  using Part = held_rows::Part;
-  __shared__ std::conditional_t<kMeets, Meeting<State>, char> meeting;
-  const int warp = int(threadIdx.x) / kLanes, warps = int(blockDim.x) / kLanes;
-  const bool alone = (kSums > 0 && kChunks < held_rows::kLeafChunks) || shape.leaves == 1;  // leaves are rows
-  constexpr int kSpan = kSums > 0 ? kLeaf : kChunks * kGroup * kLanes;                      // of a warp
+  static constexpr int kInputs = Op::kInputs, kSums = Op::kSums, kAway = kSharedTerms<Op, E, kChunks>;
+  using Four = Packed<float, 4>;
+  static constexpr bool kPartWarps = held_rows::is_short(kForm);
 
+  static constexpr bool kMeets = kChunks == held_rows::kLeafChunks && kSums > 0;  // leaves of a row
+  static constexpr int kSpan = kSums > 0 ? kLeaf : kChunks * kGroup * kLanes;     // of a warp
+  // After the looks, so that no register keeps it.
+  static constexpr bool kFindsAgain =
+      kMeets && !Op::kTerm && (Op::kMaps || kSums > 1 || !std::is_empty_v<typename Op::Given>);
+
+  const FusedRowsCall& call;
   Place p;
-  constexpr bool kPartWarps = kChunks <= held_rows::short_chunks(int(sizeof(E)));
-  p.lanes = kPartWarps ? shape.lanes : kLanes;
-  p.lane = lane_id() & (p.lanes - 1);
-  int64_t row;
-  int leaf = 0;
-  if (alone) {
-    row = (int64_t(blockIdx.x) * warps + warp) * (kLanes / p.lanes) + lane_id() / p.lanes;
-  } else {
-    row = blockIdx.x / shape.splits;
-    leaf = int(blockIdx.x - row * shape.splits) * warps + warp;
-  }
-  if constexpr (kMeets)
-    if (!alone) meeting.begin(shape);
-  const bool there = row < call.rows;
-  if (!there) row = call.rows - 1;
-  const FusedStart start = call.start(row);
-  const int64_t first = int64_t(leaf) * kSpan, rest = call.length - first;
-  p.count = int(rest < 0 ? 0 : rest < kSpan ? rest : kSpan);
-  p.before = 0;
-  const E* from[kInputs];
-#pragma unroll
-  for (int k = 0; k < kInputs; ++k) from[k] = static_cast<const E*>(call.in[k]) + start.in[k] + first;
-  if constexpr (H::kGranules) p.before = elements_before(from[0]);
-
-  const auto given = Op::given(call.options, call.memory, start.value);
-  const bool skips = Op::skips(given);
+  int64_t first;  // the leaf's position in its row
+  bool skips;
   H held[kInputs];
-#pragma unroll
-  for (int k = 0; k < kInputs; ++k) held[k].load(call, k, from[k], p, !skips, Op::fill(k));
+  float kept[Op::kTerm ? (kChunks - kAway) * kGroup : 1];  // terms
+  Four* away = nullptr;                                    // those of the first chunks
 
-  // Of chunk c: what an element is there for in the sums, the elements, and the weights.
-  const auto elements = [&](int c, float (&v)[kInputs][kGroup]) {
+  __device__ __forceinline__ explicit HeldLeaf(const FusedRowsCall& call) : call(call) {
+    if constexpr (kAway > 0) {
+      TR_DYNAMIC_SHARED(dynamic, 16);
+      away = reinterpret_cast<Four*>(dynamic) + int(threadIdx.x) / kLanes * (2 * kAway * kLanes) + lane_id();
+    }
+  }
+
+  __device__ static int away_bytes() { return kAway * kGroup * int(sizeof(F)) * int(blockDim.x); }
+
+  // Which leaf of which row this warp of block number `block` has.
+  struct Where {
+    int64_t row;
+    int number;  // of the leaf
+    bool there;  // else the last row stands for it
+    FusedStart start;
+  };
+  __device__ static bool is_alone(const HeldRowsShape& shape) {  // leaves are rows
+    return (kSums > 0 && !kMeets) || shape.leaves == 1;
+  }
+  __device__ __forceinline__ Where find(const HeldRowsShape& shape, uint32_t block) {
+    const unsigned warp = threadIdx.x / unsigned(kLanes), warps = blockDim.x / unsigned(kLanes);
+    Where at{};
+    p.lanes = kPartWarps ? shape.lanes : kLanes;
+    const unsigned lane = threadIdx.x % unsigned(kLanes);
+    p.lane = int(lane) & (p.lanes - 1);
+    if (is_alone(shape)) {
+      at.row = int64_t(block) * warps + warp;
+      if (kPartWarps) at.row = at.row * (unsigned(kLanes) / unsigned(p.lanes)) + lane / unsigned(p.lanes);
+    } else {
+      uint32_t row = block, part = 0;
+      if (shape.splits > 1) {
+        row = block / uint32_t(shape.splits);
+        part = block - row * uint32_t(shape.splits);
+      }
+      at.row = row;
+      at.number = int(part * warps + warp);
+    }
+    at.there = at.row < call.rows;
+    if (!at.there) at.row = call.rows - 1;
+    at.start = call.start(at.row);
+    first = int64_t(at.number) * kSpan;
+    const int64_t rest = call.length - first;
+    p.count = int(rest < 0 ? 0 : rest < kSpan ? rest : kSpan);
+    p.before = 0;
+    if constexpr (H::kGranules) p.before = elements_before(static_cast<const E*>(call.in[0]) + at.start.in[0] + first);
+    p.whole = p.before == 0 && p.count > 0;
+    if constexpr (kChunks == held_rows::kLeafChunks) {
+      p.full = p.count == kLeaf;
+      p.whole &= p.full;
+    } else {
+      p.whole &= p.count % (p.lanes * kGroup) == 0;
+      p.full = p.whole;
+    }
+    return at;
+  }
+  __device__ __forceinline__ void load(const FusedStart& start, bool wanted) {
+    skips = !wanted;
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k)
+      held[k].load(call, k, static_cast<const E*>(call.in[k]) + start.in[k] + first, p, wanted, Op::fill(k));
+  }
+
+  __device__ __forceinline__ void elements(int c, float (&v)[kInputs][kGroup]) const {
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) held[k].chunk(c, v[k]);
-  };
-  const auto weights = [&](const void* w, F missing, int c, float (&v)[kGroup]) {
+  }
+  __device__ __forceinline__ void weights(const void* w, F missing, int c, float (&v)[kGroup]) const {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) v[i] = missing;
     if (w) H::weights(w, call.weight_dtype, first, p, c, v);
-  };
+  }
+  __device__ __forceinline__ void keep(int c, int i, float term) {
+    if (c >= kAway) kept[(c - kAway) * kGroup + i] = term;
+    else away[(2 * c + i / 4) * kLanes].item[i % 4] = term;
+  }
+  __device__ __forceinline__ void terms(int c, float (&v)[kGroup]) const {
+    if (c >= kAway) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) v[i] = kept[(c < kAway ? 0 : c - kAway) * kGroup + i];
+    } else {
+      const Four low = away[2 * c * kLanes], high = away[(2 * c + 1) * kLanes];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        v[i] = low.item[i];
+        v[4 + i] = high.item[i];
+      }
+    }
+  }
+
   // Calls take(chunk, i, x, weight, whether it is there) for each element; those of a residue in their order. Of ops
-  // that have elements to fill in, all are there.
-  [[maybe_unused]] const auto each = [&](auto take, auto& sums) {
-    constexpr bool kLate = H::kGranules && H::kSlots == kGroup;  // wrapped elements come last
+  // that have elements to fill in, and where kWhole, all are there.
+  template <bool kWhole, class Take, int kCount>
+  __device__ __forceinline__ void each(Take take, F (&sums)[kCount][H::kSlots]) const {
+    constexpr bool kLate = !kWhole && H::kGranules && H::kSlots == kGroup;  // wrapped elements come last
     const int late = kLate && p.lane == 0 ? p.before : 0;
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      if (!H::has_chunk(p, c)) break;
+      if (!(kWhole && kChunks == held_rows::kLeafChunks) && !H::has_chunk(p, c)) break;
       float v[kInputs][kGroup], w[kGroup];
-      if constexpr (H::kSlots > kGroup)
-        if (c == 1 && p.lanes == kLanes) {  // residues come again
-#pragma unroll
-          for (auto& acc : sums)
-#pragma unroll
-            for (int i = 0; i < kGroup; ++i) {
-              acc[kGroup + i] = acc[i];
-              acc[i] = F(-0.0);
-            }
-        }
       elements(c, v);
       if constexpr (Op::kWeights) weights(call.weight, F(1), c, w);
-      const int left = skips ? 0 : p.count - H::position(p, c, 0);
       const auto elements_where = [&](auto is_there) {
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) {
           F x[kInputs];
 #pragma unroll
           for (int k = 0; k < kInputs; ++k) x[k] = v[k][i];
-          if constexpr (Op::kFills) {
-            if (kLate && c == 0) {
-#pragma unroll
-              for (int k = 0; k < kInputs; ++k) x[k] = chosen(i < late, Op::fill(k), x[k]);
-            }
-          }
           take(c, i, x, Op::kWeights ? w[i] : F(1), is_there(i));
         }
       };
-      if (Op::kFills || (kChunks == held_rows::kLeafChunks && H::is_whole(p, c) && !skips)) {
-        elements_where([](int) { return true; });
+      if (Op::kFills || (kChunks == held_rows::kLeafChunks && H::is_whole(p, c) && !skips) || kWhole) {
+        elements_where([&](int i) { return !kLate || c > 0 || i >= late; });
       } else {
-        elements_where([&](int i) {
-          return c == 0 ? H::position(p, c, i) < p.count && i >= late && !skips : H::step(p, 0, i) < left;
-        });
+        elements_where([&](int i) { return H::position(p, c, i) < p.count && (c > 0 || i >= late) && !skips; });
       }
     }
     if constexpr (kLate) {
       if (late > 0) {
         float v[kInputs][kGroup];
-        elements(0, v);
+        if constexpr (Op::kTerm) terms(0, v[0]);
+        else elements(0, v);
 #pragma unroll
         for (int i = 0; i < kGroup - 1; ++i) {
-          F x[kInputs];
+          if constexpr (Op::kTerm) {
+            if (i < late) sums[0][i] = sums[0][i] + v[0][i];
+          } else {
+            F x[kInputs];
 #pragma unroll
-          for (int k = 0; k < kInputs; ++k) x[k] = v[k][i];
-          take(0, i, x, F(1), i < late && H::position(p, 0, i) < p.count && !skips);
-        }
-      }
-    }
-  };
-
-  State state = Op::none();
-  [[maybe_unused]] float kept[Op::kTerm ? (kChunks - kAway) * kGroup : 1];
-  using Four = Packed<float, 4>;
-  [[maybe_unused]] Four* away = nullptr;
-  if constexpr (kAway > 0) {
-    TR_DYNAMIC_SHARED(dynamic, 16);
-    away = reinterpret_cast<Four*>(dynamic);
-  }
-  if constexpr (kSums > 0) {
-    if (p.count > 0) {
-      F found = first_absent<Op::kFirst, F>();
-      if constexpr (Op::kFirst == First::Greatest) {
-        found = held[0].greatest_of(p);
-        for (int d = 1; d < p.lanes; d *= 2) found = greatest(found, shuffle(found, lane_id() ^ d));
-      } else if constexpr (Op::kFirst == First::Sum) {
-        F acc[1][H::kSlots];
-#pragma unroll
-        for (F& a : acc[0]) a = F(-0.0);
-        each(
-            [&](int c, int i, const F* x, F, bool there) {
-              F& a = acc[0][H::slot(c, i)];
-              if (there) a = a + x[0];
-            },
-            acc);
-        found = H::tree(acc[0], p);
-      }
-      const auto seen = Op::seen(found, p.count, given);
-      F acc[kSums][H::kSlots];
-#pragma unroll
-      for (int s = 0; s < kSums; ++s)
-#pragma unroll
-        for (F& a : acc[s]) a = F(-0.0);
-      each(
-          [&](int c, int i, const F* x, F weight, bool there) {
-            if constexpr (Op::kTerm) {
-              const F term = Op::term(x[0], seen);
-              F& sum = acc[0][H::slot(c, i)];
-              if (there) sum = sum + term;
-              if (H::kGranules && c == 0 && !there) return;
-              if (c >= kAway) kept[(c - kAway) * kGroup + i] = term;
-              else reinterpret_cast<float*>(away + (2 * c + i / 4) * int(blockDim.x) + int(threadIdx.x))[i % 4] = term;
-            } else if (there) {
-              F sums[kSums];
-#pragma unroll
-              for (int s = 0; s < kSums; ++s) sums[s] = acc[s][H::slot(c, i)];
-              Op::step(sums, x, weight, seen, given);
-#pragma unroll
-              for (int s = 0; s < kSums; ++s) acc[s][H::slot(c, i)] = sums[s];
-            }
-          },
-          acc);
-      F sums[kSums];
-#pragma unroll
-      for (int s = 0; s < kSums; ++s) sums[s] = H::tree(acc[s], p);
-      if (!skips) state = Op::state(found, sums, p.count);
-    }
-  }
-
-  State total = state;
-  if constexpr (kMeets) {
-    if (!alone) {
-      if (shape.part == Part::Whole) {
-        total = meeting.template meet<Op>(shape, leaf, state);
-      } else if (shape.part == Part::States) {
-        if (lane_id() == 0 && p.count > 0) states[row * shape.leaves + leaf] = state;
-        return;
-      } else if (shape.folded) {
-        total = states[row];
-      } else {
-        total = meeting.template recall<Op>(states + row * shape.leaves, int(shape.leaves));
-      }
-    }
-  }
-  if (p.count == 0 || (!Op::kMaps && leaf > 0)) return;
-  const FusedStart end = call.start(recomputed(row));  // the same, so that no register keeps it
-  const auto values = Op::row(total, call.length, given, call.options,
-                              [&](int64_t i) { return convert<F>(static_cast<const E*>(call.in[0])[end.in[0] + i]); });
-  if (leaf == 0 && p.lane == 0 && there) Op::write(values, call.memory, end.value);
-  if constexpr (Op::kMaps) {
-    if (!there) return;
-    const auto& at = Op::at(values, state);
-    E* const to = H::base(static_cast<E*>(call.out) + end.out + first, p);
-    typename H::Rest rest_of_row{};
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      if (!H::has_chunk(p, c)) break;
-      float v[kInputs][kGroup], w[kGroup], b[kGroup], y[kGroup];
-      if constexpr (!Op::kTerm) elements(c, v);
-      if constexpr (Op::kWeights) weights(call.weight, F(1), c, w);
-      if constexpr (Op::kBiases) weights(call.bias, F(-0.0), c, b);
-      if constexpr (Op::kTerm && kAway > 0)
-        if (c < kAway) {
-          const Four low = away[2 * c * int(blockDim.x) + int(threadIdx.x)];
-          const Four high = away[(2 * c + 1) * int(blockDim.x) + int(threadIdx.x)];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            v[0][i] = low.item[i];
-            v[0][4 + i] = high.item[i];
+            for (int k = 0; k < kInputs; ++k) x[k] = v[k][i];
+            take(0, i, x, F(1), i < late && H::position(p, 0, i) < p.count && !skips);
           }
         }
+      }
+    }
+  }
+  // The same where whether the place is whole is known only now.
+  template <class Take, int kCount>
+  __device__ __forceinline__ void each_there(Take take, F (&sums)[kCount][H::kSlots]) const {
+    if constexpr (!Op::kFills) {
+      if (p.whole && !skips) return each<true>(take, sums);
+    }
+    each<false>(take, sums);
+  }
+
+  // The state of the leaf. Every lane gets it.
+  template <class Given> __device__ __forceinline__ State look(const Given& given) {
+    F found = first_absent<Op::kFirst, F>();
+    bool calm = false;
+    if constexpr (Op::kFirst == First::Greatest) {
+      const Extremes e = held[0].extremes(p);
+      found = e.greatest;
+      found = over_lanes<kPartWarps>(p, found, [](F a, F b) { return greatest(a, b); });
+      if constexpr (Op::kCalm) calm = !ballot(!Op::is_calm(found, e.least));
+    } else if constexpr (Op::kFirst == First::Sum) {
+      F acc[1][H::kSlots];
+#pragma unroll
+      for (F& a : acc[0]) a = F(-0.0);
+      each_there(
+          [&](int c, int i, const F* x, F, bool there) {
+            F& a = acc[0][H::slot(c, i)];
+            if (there) a = a + x[0];
+          },
+          acc);
+      found = H::tree(acc[0], p);
+    }
+    const auto seen = Op::seen(found, p.count, given);
+    F acc[kSums][H::kSlots];
+#pragma unroll
+    for (int s = 0; s < kSums; ++s)
+#pragma unroll
+      for (F& a : acc[s]) a = F(-0.0);
+    const auto take = [&](int c, int i, const F* x, F weight, bool there) {
+      if constexpr (Op::kTerm) {
+        const F term = Op::term(x[0], seen);
+        F& sum = acc[0][H::slot(c, i)];
+        if (there) sum = sum + term;
+        keep(c, i, term);
+      } else if (there) {
+        F sums[kSums];
+#pragma unroll
+        for (int s = 0; s < kSums; ++s) sums[s] = acc[s][H::slot(c, i)];
+        Op::step(sums, x, weight, seen, given);
+#pragma unroll
+        for (int s = 0; s < kSums; ++s) acc[s][H::slot(c, i)] = sums[s];
+      }
+    };
+    if constexpr (Op::kCalm) {
+      const auto take_calm = [&](int c, int i, const F* x, F, bool there) {
+        F& sum = acc[0][H::slot(c, i)];
+        if constexpr (Op::kTerm) {
+          const F term = Op::calm_term(x[0], seen);
+          if (there) sum = sum + term;
+          keep(c, i, term);
+        } else if (there) {
+          F next[1] = {sum};
+          Op::calm_step(next, x, seen);
+          sum = next[0];
+        }
+      };
+      if (calm) each<false>(take_calm, acc);
+      else each<false>(take, acc);
+    } else {
+      each_there(take, acc);
+    }
+    F sums[kSums];
+#pragma unroll
+    for (int s = 0; s < kSums; ++s) sums[s] = H::tree(acc[s], p);
+    return skips ? Op::none() : Op::state(found, sums, p.count);
+  }
+
+  // Writes the elements of the leaf, by chunks. kCalm: the data is.
+  template <bool kFull, bool kCalm, class Out, class At>
+  __device__ __forceinline__ void write(Out out, const At& at) const {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      if (!(kFull && kChunks == held_rows::kLeafChunks) && !H::has_chunk(p, c)) break;
+      float v[kInputs][kGroup], w[kGroup], b[kGroup], y[kGroup];
+      if constexpr (Op::kTerm) terms(c, v[0]);
+      else elements(c, v);
+      if constexpr (Op::kWeights) weights(call.weight, F(1), c, w);
+      if constexpr (Op::kBiases) weights(call.bias, F(-0.0), c, b);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
-        const int64_t position = first + H::position(p, c, i);
-        const F weight = Op::kWeights ? w[i] : F(1), bias = Op::kBiases ? b[i] : F(-0.0);
-        if constexpr (Op::kTerm) {
-          y[i] =
-              Op::map(c < kAway ? v[0][i] : kept[(c < kAway ? 0 : c - kAway) * kGroup + i], weight, bias, position, at);
-        } else {
-          F x[kInputs];
+        F x[kInputs];
 #pragma unroll
-          for (int k = 0; k < kInputs; ++k) x[k] = v[k][i];
-          y[i] = Op::map(x, weight, bias, position, at);
+        for (int k = 0; k < kInputs; ++k) x[k] = v[k][i];
+        if constexpr (kCalm) {
+          if constexpr (Op::kTerm) y[i] = Op::calm_map(x[0], at);
+          else y[i] = Op::calm_map(x, at);
+        } else {
+          const int64_t position = first + H::position(p, c, i);
+          const F weight = Op::kWeights ? w[i] : F(1), bias = Op::kBiases ? b[i] : F(-0.0);
+          if constexpr (Op::kTerm) y[i] = Op::map(x[0], weight, bias, position, at);
+          else y[i] = Op::map(x, weight, bias, position, at);
         }
       }
-      H::store(to, p, c, y, rest_of_row);
+      out.store(c, y);
     }
-    H::store_rest(to, p, rest_of_row);
+    out.finish();
+  }
+  template <bool kCalm, class At> __device__ __forceinline__ void write(E* out, const At& at) const {
+    if constexpr (H::kGranules && !kPartWarps && !Op::kWeights)
+      if (elements_before(out) != p.before)
+        return write<false, kCalm>(typename H::template ShiftedOut<kCalm>(out, p), at);
+    if constexpr (kCalm || !Op::kCalmMap)
+      if (p.full) return write<true, kCalm>(typename H::template Out<true, kCalm>(out, p), at);
+    write<false, kCalm>(typename H::template Out<false, kCalm>(out, p), at);
+  }
+  // The leaf starts at `out`. marked(i): what a marked element at position i of the row becomes.
+  template <class At, class Marked>
+  __device__ __forceinline__ void write(E* out, const At& at, bool there, Marked marked) const {
+    bool calm = false;
+    if constexpr (Op::kCalmMap) calm = !ballot(!Op::is_calm_map(held[kInputs - 1].extremes(p).least, at));
+    if (!there) return;
+    if constexpr (Op::kCalmMap) {
+      if (calm) {
+        write<true>(out, at);
+        if constexpr (kMarks<Op>) {
+          const int64_t mark = Op::marked(at) - first;
+          warp_barrier();
+          if (p.lane == 0 && mark >= 0 && mark < p.count) store_item(out + mark, round_to<E>(marked(first + mark)));
+        }
+        return;
+      }
+    }
+    write<false>(out, at);
+  }
+};
+
+template <class Op, class E, int kChunks, held_rows::Form kForm>
+__global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks, kForm>))
+    held_rows_kernel(TR_GRID_CONSTANT FusedRowsCall call, TR_GRID_CONSTANT HeldRowsShape shape,
+                     typename Op::State* states) {
+  using F = float;
+  using Leaf = HeldLeaf<Op, E, kChunks, kForm>;
+  using State = typename Op::State;
+  using Part = held_rows::Part;
+  __shared__ Barrier arrived;
+  const auto meeting = [&] {
+    TR_DYNAMIC_SHARED(dynamic, 16);
+    return Meeting<State>(dynamic + Leaf::away_bytes(), shape.leaves, &arrived);
+  };
+  if constexpr (Leaf::kMeets)
+    if (shape.cluster > 1) meeting().begin(shape);
+  Leaf leaf(call);
+  const auto at = leaf.find(shape, blockIdx.x);
+  const auto given = Op::given(call.options, call.memory, at.start.value);
+  leaf.load(at.start, !Op::skips(given));
+  State state = Op::none();
+  if constexpr (Op::kSums > 0)
+    if (leaf.p.count > 0) state = leaf.look(given);
+
+  auto end = at;
+  if constexpr (Leaf::kFindsAgain) end = leaf.find(shape, recomputed(uint32_t(blockIdx.x)));
+  State total = state;
+  if constexpr (Leaf::kMeets) {
+    if (!Leaf::is_alone(shape)) {
+      if (shape.part == Part::States) {
+        if (lane_id() == 0 && leaf.p.count > 0) states[end.row * shape.leaves + end.number] = state;
+        return;
+      }
+      if (shape.folded) {
+        total = states[end.row];
+      } else {
+        auto met = meeting();
+        if (shape.part == Part::Whole) met.meet(shape, end.number, state);
+        else met.recall(states + end.row * shape.leaves, shape.leaves);
+        total = met.template total<Op>(shape.leaves);
+      }
+    }
+  }
+  if (leaf.p.count == 0 || (!Op::kMaps && end.number > 0)) return;
+  const auto read = [&](int64_t i) { return convert<F>(static_cast<const E*>(call.in[0])[end.start.in[0] + i]); };
+  const auto values = Op::row(total, call.length, given, call.options, read);
+  if (end.number == 0 && leaf.p.lane == 0 && end.there) Op::write(values, call.memory, end.start.value);
+  if constexpr (Op::kMaps) {
+    const auto& to_map = Op::at(values, state);
+    leaf.write(static_cast<E*>(call.out) + end.start.out + leaf.first, to_map, end.there, [&](int64_t i) {
+      if constexpr (kMarks<Op>) {
+        const F x[1] = {read(i)};
+        return Op::map(x, F(1), F(-0.0), i, to_map);
+      } else {
+        return F(0);
+      }
+    });
   }
 }
 

@@ -9,11 +9,18 @@ namespace held_rows {
 
 constexpr int kMostLeaves = 128;  // of a row
 constexpr int kLeafChunks = 8;    // chunks of 8 elements that a lane has of a leaf
-constexpr int kHalfChunks = 4;    // of rows of half a leaf at most, and of what is mapped without looks
-// Of rows of 256 elements at most, by groups of lanes. (Two chunks share what a row costs.)
-TR_HD constexpr int short_chunks(int size) { return size == 2 ? 2 : 1; }
-constexpr int kDeclaredShared = 8 << 10;  // bytes of a block that are not dynamic, at most
-constexpr int kMostCluster = 8;           // blocks: what every GPU with clusters has
+constexpr int kHalfChunks = 4;    // of rows of half a leaf at most, and of float32 that is mapped without looks
+constexpr int kBarrier = 16;      // bytes of a block that are not dynamic
+constexpr int kMostCluster = 8;   // blocks: what every GPU with clusters has
+
+// How a lane has its elements: one by one, so that they may start anywhere, or by granules of 16 bits each; a warp one
+// leaf of them, or several short rows.
+enum class Form : int8_t { Words, Granules, ShortWords, ShortGranules };
+TR_HD constexpr bool is_short(Form form) { return form >= Form::ShortWords; }
+// Of short rows, of which more elements share what a row costs; but of those that are loaded one by one neighbouring
+// lanes have to load neighbours.
+TR_HD constexpr int granule_chunks(int inputs, int sums) { return inputs * sums <= 1 ? 4 : 2; }
+TR_HD constexpr int word_chunks(int size, int64_t length) { return size == 2 || length <= 64 ? 1 : 2; }
 
 // What a launch does: all of a row; or the states of its leaves, or what follows from them.
 enum class Part : int8_t { Whole, States, Output };
@@ -21,7 +28,8 @@ enum class Part : int8_t { Whole, States, Output };
 }  // namespace held_rows
 
 struct HeldRowsShape : FusedLaunch {
-  int lanes = 32;       // of a row, fewer than 32 where it has one chunk a lane
+  held_rows::Form form = held_rows::Form::Words;
+  int lanes = 32;       // of a row, fewer than 32 where it is short
   int chunks = 1;       // of a lane
   int leaves = 1;       // of a row, or what a warp has of one without looks
   int cluster = 1;      // blocks that hold a row together
@@ -44,32 +52,38 @@ using namespace plans;
 TR_HD constexpr int shared_terms(int size, int chunks) { return chunks < kLeafChunks ? 0 : size == 2 ? 5 : 3; }
 
 // Threads of a multiprocessor that there are registers for, and of a block at most: a lane's elements, what it has
-// between them, and what a chunk needs. (H100, bfloat16 softmax of 4096: 0.67 of a copy for 1024 threads, where
-// registers go to memory, 0.89 for 896, 0.95 for 768.)
-TR_HD constexpr int threads(int size, int inputs, bool term, int sides, int chunks) {
+// between them, and what a chunk needs. (H200, bfloat16 softmax of 4096: 0.73 of a copy for 1024 threads, where
+// registers go to memory, 0.95 for 768.)
+TR_HD constexpr int threads(int size, int inputs, int sums, bool term, int sides, int chunks, Form form) {
+  if (is_short(form)) return sides == 0 && inputs == 1 ? 1024 : form == Form::ShortWords && inputs > 1 ? 512 : 640;
   const int elements = chunks * kGroup * size / 4 * inputs;
   const int terms = term ? (chunks - shared_terms(size, chunks)) * kGroup : 0;
   const int words = std::max(elements, terms);
-  if (chunks < kHalfChunks) return 256;
-  return words <= 32 ? (sides ? 640 : 768) : words <= 64 ? (sides + inputs > 2 ? 512 : 640) : 384;
+  if (words <= 32) return sides ? 640 : (term || sums == 0) && chunks == kLeafChunks ? 768 : 1024;
+  return words <= 64 ? (sides + inputs > 2 ? 512 : 640) : 384;
+}
+
+// Where the states of a row's leaves meet: one for each, and for each two of them.
+inline int meeting_bytes(const FusedCall& call, int leaves) {
+  return int(ceil_div(state_bytes(call), 8)) * 8 * (leaves + (leaves + 1) / 2);
 }
 
 // Warps of a block, and blocks of a cluster, for a row of that many leaves: as many leaves on chip at once as there may
 // be, and small blocks, of which some load while others store.
 struct Team { int warps, cluster; };
+constexpr int kFewestWarps = 4;  // of a block in a cluster
 inline Team team(int leaves, int most_threads, bool clusters) {
   const int most = most_threads / 32;
   Team best{0, 0};
-  double held = 0;
+  double worth = 0;
   for (int cluster = 1; cluster <= (clusters ? kMostCluster : 1); ++cluster) {
-    const int warps = int(ceil_div(leaves, cluster));
-    if (warps > most || (cluster > 1 && leaves <= 4)) continue;
-    if (cluster > 1 && cluster < kMostCluster && warps > most / 2) continue;
-    // Of what a multiprocessor holds, that which is of use.
-    const double use = double(most / warps * warps) * leaves / (warps * cluster);
-    if (use > held * 1.07) {
+    const int warps = int(ceil_div(leaves, cluster)), blocks = most / warps;  // of a multiprocessor
+    if (blocks == 0 || (cluster > 1 && warps < kFewestWarps)) continue;
+    // What a multiprocessor holds that is of use, less what waits for the last of its block.
+    const double next = double(blocks * warps) * leaves / (warps * cluster) * (1 - 0.5 / blocks);
+    if (next > worth * 1.1) {
       best = {warps, cluster};
-      held = use;
+      worth = next;
     }
   }
   return best;
@@ -86,21 +100,21 @@ inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const Devic
   const bool granules =
       size == 2 && rows.alike && (!weighted || (rows.aligned && aligned(call.weight) && aligned(call.bias)));
   HeldRowsShape s;
-  if (l.length <= kResidues && !(granules && rows.aligned)) {
-    s.chunks = 1;
+  if (l.length <= kResidues) {
+    s.form = granules && rows.aligned ? Form::ShortGranules : Form::ShortWords;
+    s.chunks = s.form == Form::ShortWords ? word_chunks(size, l.length) : granule_chunks(f.inputs, f.sums);
+    s.lanes = int(power_of_two(ceil_div(l.length, kGroup * s.chunks)));
   } else {
     if (size == 2 && !granules) return {};
-    const int64_t most_short = size == 2 && rows.aligned ? 2 * kResidues : kResidues;
-    s.chunks = l.length <= most_short                ? short_chunks(size)
-               : l.length <= kLeaf / 2 || !f.looks() ? kHalfChunks
-                                                     : kLeafChunks;
+    s.form = granules ? Form::Granules : Form::Words;
+    s.chunks = l.length <= kLeaf / 2 || (!f.looks() && size == 4) ? kHalfChunks : kLeafChunks;
   }
-  if (s.chunks <= short_chunks(size)) s.lanes = int(power_of_two(ceil_div(l.length, kGroup * s.chunks)));
   const int64_t span = f.looks() ? kLeaf : int64_t(32) * kGroup * s.chunks;  // of a warp
   s.leaves = int(std::min<int64_t>(ceil_div(l.length, span), INT32_MAX));
-  int most = threads(size, f.inputs, f.term, f.weights + f.biases, s.chunks);
+  int most = threads(size, f.inputs, f.sums, f.term, f.weights + f.biases, s.chunks, s.form);
   const int away = f.term ? shared_terms(size, s.chunks) * kGroup * 4 : 0;  // bytes of a thread
-  if (away > 0) most = std::min(most, (device.shared - kDeclaredShared) / away / 32 * 32);
+  const int meeting = s.leaves > 1 && s.leaves <= kMostLeaves && f.looks() ? meeting_bytes(call, s.leaves) : 0;
+  if (away > 0) most = std::min(most, (device.shared - kBarrier - meeting) / away / 32 * 32);
   if (s.leaves == 1) {
     const int64_t warps = ceil_div(l.rows, 32 / s.lanes);
     s.threads = s.chunks == kLeafChunks ? 128 : 256;
@@ -119,7 +133,7 @@ inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const Devic
     s.splits = best.cluster;
     s.blocks = l.rows * s.splits;
   }
-  s.shared = away * s.threads;
+  s.shared = away * s.threads + meeting;
   return s;
 }
 
@@ -151,6 +165,7 @@ inline std::optional<SplitRowsShape> serves(const FusedCall& call, const DeviceF
   one.layout.length = 2 * kLeaf;
   if (const auto held = held_rows::shape_for(one, device); !held || leaves > INT32_MAX) return {};
   SplitRowsShape s;
+  s.form = size_of(call.dtype) == 2 ? held_rows::Form::Granules : held_rows::Form::Words;
   s.chunks = held_rows::kLeafChunks;
   s.leaves = int(leaves);
   s.threads = 32 * kWarps;
@@ -159,6 +174,7 @@ inline std::optional<SplitRowsShape> serves(const FusedCall& call, const DeviceF
   s.folded = leaves > kMostRecalled;
   s.workspace = LeafStates{leaves}.bytes(call);
   if (facts(call.op).term) s.shared = held_rows::shared_terms(size_of(call.dtype), s.chunks) * kGroup * 4 * s.threads;
+  if (leaves <= kMostRecalled) s.shared += held_rows::meeting_bytes(call, s.leaves);
   return s;
 }
 

@@ -82,8 +82,8 @@ inline FusedRowsCall plain_rows(const FusedCall& call) {
   return r;
 }
 
-// Whether all operands of every row start at the same place of a granule of 16 bytes: `aligned`, at its start, and
-// rows are whole granules.
+// Whether all inputs of every row start at the same place of a granule of 16 bytes. `aligned`: the output, too, and at
+// its start, and rows are whole granules.
 struct RowAlignment { bool alike, aligned; };
 inline RowAlignment row_alignment(const FusedCall& call) {
   const FusedFacts f = facts(call.op);
@@ -97,9 +97,11 @@ inline RowAlignment row_alignment(const FusedCall& call) {
   };
   operand(call.in[0], l.in);
   if (f.inputs > 1) operand(call.in[1], call.more_strides[0]);
+  const bool alike = a.alike;
   if (f.maps) operand(call.out, l.out);
   for (int d = 0; d < l.kept; ++d) a.aligned &= l.in[d] % per == 0;
   a.aligned &= a.alike;
+  a.alike = alike;
   return a;
 }
 

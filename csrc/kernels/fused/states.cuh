@@ -14,8 +14,9 @@ __device__ __forceinline__ int cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
+// After barriers_made, which is all that the other blocks need to have seen: what waits for all memory takes long.
 __device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // Writes to `slot` of block `rank` of the cluster, and counts the bytes on its barrier `b`: both are addresses that the
@@ -52,6 +53,53 @@ template <class Op, class Read> __device__ __forceinline__ typename Op::State la
     if (((lane & ~(2 * d - 1)) | d) < count) own = Op::merge(first, second);
   }
   return own;
+}
+
+// The same of at most 32 kPer states of exponentials that are referred to powers of two near each other: multiplied by
+// what takes all to the greatest power they are still exact, so that the tree is one of sums. False where they are not.
+template <int kPer, class State, class Read>
+__device__ __forceinline__ bool powers_tree(int count, Read state, State& total) {
+  using E = Exponential<float>;
+  constexpr int kNear = 100;
+  int lanes = 1, per = 1;  // that share one tree; neighbours that a lane begins with
+  while (lanes < count && lanes < kLanes) lanes *= 2;
+  while (lanes * per < count) per *= 2;
+  const int first = (lane_id() & (lanes - 1)) * per;
+  State own[kPer];
+#pragma unroll
+  for (int k = 0; k < kPer; ++k) {
+    const bool there = k < per && first + k < count;
+    own[k] = {-kInfinity<float>, 0.0f, 0};
+    if (there) own[k] = state(first + k);
+    own[k].n = k == 0 || there ? own[k].n : own[0].n;
+  }
+  int most = own[0].n, least = own[0].n;
+#pragma unroll
+  for (int k = 1; k < kPer; ++k) {
+    most = most > own[k].n ? most : own[k].n;
+    least = least < own[k].n ? least : own[k].n;
+  }
+  const bool any = first < count;
+  most = warp_most(any ? most : -E::kFar);
+  if (ballot(most == E::kFar || (any && least < most - kNear))) return false;
+#pragma unroll
+  for (int k = 0; k < kPer; ++k) own[k].s = own[k].s * E::power(any ? own[k].n - most : 0);
+#pragma unroll
+  for (int d = 1; d < kPer; d *= 2)
+#pragma unroll
+    for (int k = 0; k < kPer; k += 2 * d) {
+      own[k].s = own[k].s + own[k + d].s;  // what is not there adds nothing
+      own[k].l = greatest(own[k].l, own[k + d].l);
+    }
+  float sum = own[0].s, l = own[0].l;
+#pragma unroll
+  for (int d = 1; d < kLanes; d <<= 1)
+    if (d < lanes) {
+      sum = sum + shuffle(sum, lane_id() ^ d);
+      l = greatest(l, shuffle(l, lane_id() ^ d));
+    }
+  total = {l, sum, most};
+  return true;
 }
 
 // The same by a block, over `count` states in memory: those of neighbours meet in `tree`, which has half as many places
