@@ -857,18 +857,19 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
   __device__ __forceinline__ void write(E* out, const At& at, bool there, Marked marked) const {
     bool calm = false;
     if constexpr (Op::kCalmMap) calm = !ballot(!Op::is_calm_map(held[kInputs - 1].extremes(p).least, at));
-    if (!there) return;
     if constexpr (Op::kCalmMap) {
       if (calm) {
-        write<true>(out, at);
+        if (there) write<true>(out, at);
         if constexpr (kMarks<Op>) {
           const int64_t mark = Op::marked(at) - first;
-          warp_barrier();
-          if (p.lane == 0 && mark >= 0 && mark < p.count) store_item(out + mark, round_to<E>(marked(first + mark)));
+          warp_barrier();  // by all lanes, of rows that are there or not
+          if (there && p.lane == 0 && mark >= 0 && mark < p.count)
+            store_item(out + mark, round_to<E>(marked(first + mark)));
         }
         return;
       }
     }
+    if (!there) return;
     write<false>(out, at);
   }
 };
