@@ -229,9 +229,10 @@ void column_families() {
     check_reductions({{3, 5, 4, 20}}, 2, policies);
   }
   // Units that meet in groups; of each kind of values.
-  constexpr Reduced kTypes[] = {{"sum", Dtype::F32, Dtype::F32},   {"sum", Dtype::BF16, Dtype::F32},
-                                {"sum", Dtype::I64, Dtype::I64},   {"amin", Dtype::F16, Dtype::F16},
-                                {"max", Dtype::BF16, Dtype::BF16}, {"argmin", Dtype::F64, Dtype::F64}};
+  constexpr Reduced kTypes[] = {{"sum", Dtype::F64, Dtype::F64},   {"sum", Dtype::F32, Dtype::F32},
+                                {"sum", Dtype::BF16, Dtype::F32},  {"sum", Dtype::I64, Dtype::I64},
+                                {"amin", Dtype::F16, Dtype::F16},  {"max", Dtype::BF16, Dtype::BF16},
+                                {"argmin", Dtype::F64, Dtype::F64}};
   for (const Reduced& r : kTypes)
     for (const char* family : {"wide_columns", "narrow_columns"}) {
       check({r.op, r.in, r.out, {70000, 2}, 1}, Policies(2, {{family}, 132}));

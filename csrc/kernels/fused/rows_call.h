@@ -82,8 +82,8 @@ inline FusedRowsCall plain_rows(const FusedCall& call) {
   return r;
 }
 
-// Whether all inputs of every row start at the same place of a granule of 16 bytes. `aligned`: the output, too, and at
-// its start, and rows are whole granules.
+// Whether all inputs of every row, of ops with weights also its output, start at the same place of a granule of 16
+// bytes. `aligned`: the output, too, and at its start, and rows are whole granules.
 struct RowAlignment { bool alike, aligned; };
 inline RowAlignment row_alignment(const FusedCall& call) {
   const FusedFacts f = facts(call.op);
@@ -101,7 +101,7 @@ inline RowAlignment row_alignment(const FusedCall& call) {
   if (f.maps) operand(call.out, l.out);
   for (int d = 0; d < l.kept; ++d) a.aligned &= l.in[d] % per == 0;
   a.aligned &= a.alike;
-  a.alike = alike;
+  if (!f.weights) a.alike = alike;
   return a;
 }
 

@@ -10,11 +10,11 @@ namespace wide_columns {
 
 using namespace columns_of;
 
-// Blocks a multiprocessor, and bytes of a unit's column, between which units are cut: the last blocks run alone for a
-// shorter time (H100, float32 sums of (100000, 2683): 0.82 of the read ceiling with 8 blocks, 0.885 with 24), but short
-// units cost more than that (H100, bfloat16, (777, 345472): 0.71 with units of 200 rows, 0.84 with one; H200, bfloat16,
+// Blocks a multiprocessor, and rows of a unit, between which units are cut: the last blocks run alone for a shorter
+// time (H100, float32 sums of (100000, 2683): 0.82 of the read ceiling with 8 blocks, 0.885 with 24), but units of few
+// rows cost more than that (H100, bfloat16, (777, 345472): 0.71 with units of 200 rows, 0.84 with one; H200, bfloat16,
 // (1024, 262144): 0.76 with 512 rows, 0.80 with 1024).
-constexpr int kBlocksWanted = 24, kLeastBytes = 2 << 10;
+constexpr int kBlocksWanted = 12, kLeastRows = 1024;
 
 inline std::optional<WideColumnsShape> serves(const ReduceCall& call, const DeviceFacts& device, const PlanOverride&) {
   const auto c = columns_of::columns_of(call, device);
@@ -41,7 +41,7 @@ inline std::optional<WideColumnsShape> serves(const ReduceCall& call, const Devi
     q.warps = kWarps;
     q.span = kResidues;
     auto cut = [&] { q.units = int32_t(ceil_div(all, q.span)); };
-    for (cut(); (q.span << q.log_k) * c->size > kLeastBytes && q.outer * q.tiles * q.units < wanted; cut()) q.span /= 2;
+    for (cut(); q.span << q.log_k > kLeastRows && q.outer * q.tiles * q.units < wanted; cut()) q.span /= 2;
     if (any_order) {  // even units
       const int step = kWarps * least;
       q.span = int32_t(ceil_div(ceil_div(all, q.units), step) * step);
