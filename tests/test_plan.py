@@ -350,10 +350,10 @@ def test_small_rows_are_one_blocks():
         assert p["blocks"] == p["splits"]
 
 
-def test_whole_granules_need_alignment():
-    assert plan("sum", (100, 4096), 1)["shape"]["whole"]
-    assert not plan("sum", (100, 4096), 1, aligned=False)["shape"]["whole"]
-    assert not plan("sum", (100, 4097), 1)["shape"]["whole"]
+def test_rows_start_anywhere_but_their_elements_are_neighbours():
+    assert plan("sum", (100, 4096), 1)["family"] == "rows"
+    assert plan("sum", (100, 4096), 1, aligned=False)["family"] == "rows"
+    assert plan("sum", (100, 4097), 1)["family"] == "rows"
     assert plan("sum", (100, 4096), 1, strides=(8192, 2))["family"] == "strided"
     assert plan("sum", (100, 4096), 1, out=torch.float64)["family"] == "strided"  # any type, converted one by one
     assert plan("sum", (100, 4096), 1, torch.bfloat16, torch.float32)["family"] == "rows"  # their own accumulator
