@@ -42,7 +42,12 @@ void launch_gradients([[maybe_unused]] const FusedCall& call, [[maybe_unused]] c
   else if (call.dtype == Dtype::BF16) enqueue_gradients(norm_gradients_kernel<Op<float>, BF16>);
   else enqueue_gradients(norm_gradients_kernel<Op<float>, F16>);
   FusedCall columns = call;  // whose rows are the sums of columns
-  columns.layout = fold({{call.layout.length, 1, 1}}, {{call.layout.rows, 0, 0}});
+  columns.layout = Layout{};
+  columns.layout.kept = 1;
+  columns.layout.rows = columns.layout.size[0] = call.layout.length;
+  columns.layout.in[0] = columns.layout.out[0] = 1;
+  columns.layout.reduced = 1;
+  columns.layout.length = columns.layout.size[1] = call.layout.rows;
   fold_columns<float>(columns, shape.units, partials, queue);
 #endif
 }
