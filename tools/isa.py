@@ -74,7 +74,7 @@ KERNEL = re.compile(
 FUSED_KERNEL = re.compile(
     r"(?P<family>held_rows_kernel|held_columns_kernel|fused_columns_kernel|norm_gradients_kernel|fused_strided_leaf|"
     r"fold_states|fold_weights|weight_\w+)"
-    r"<((?P<op>\w+)<\w+>, )?(?P<element>\w+)(, \w+)* ?>\("
+    r"<((?P<op>\w+)<\w+>, )?(?P<element>\w+)(, (\([\w:]+\))?\w+)* ?>\("
 )
 # Of these the ones that are compiled for one type of elements.
 FUSED_OF_ONE_TYPE = {
@@ -92,7 +92,7 @@ HELPERS = (
 # Compiled for NVIDIA's GPUs alone (csrc/kernels/common/gpu.cuh, kWideReductions).
 WIDE_REDUCTIONS = {
     *("reduce_rows", "reduce_packed_rows", "reduce_wide_columns", "reduce_narrow_columns", "reduce_short_columns"),
-    "reduce_column_slices",
+    *("reduce_column_slices", "reduce_listed_rows"),
     *FUSED_OF_ONE_TYPE,
 }
 # Bytes of memory a thread that a reduction may have on NVIDIA's GPUs. They are compiled for so many blocks a
