@@ -149,26 +149,95 @@ def test_a_training_step_repeats_and_does_not_see_its_batch():
         assert_bitwise_equal(rows_of(h[:n]).detach(), rows_of(h)[:n].detach())
 
 
-def test_the_gradient_of_a_layer_norm_takes_its_statistics(monkeypatch):
-    """It does not look at the rows once more for them."""
+@pytest.fixture
+def kept_graphs(monkeypatch):
+    """The ops of each graph that a pass has been through, in its order."""
     graphs = []
     apply = override_graph.Rewrite.__call__
 
     def kept(self, graph):
         apply(self, graph)
-        graphs.append({str(node.target) for node in graph.nodes})
+        graphs.append([str(node.target) for node in graph.nodes])
 
     monkeypatch.setattr(override_graph.Rewrite, "__call__", kept)
+    with torch.compiler.config.patch(force_disable_caches=True):  # a cached graph has been through the pass before
+        yield graphs
+
+
+def test_the_gradient_of_a_layer_norm_takes_its_statistics(kept_graphs):
+    """It does not look at the rows once more for them."""
     w, b, x = (t.requires_grad_() for t in (*rows(2, 32), rows(9, 32)))
     f = torch.compile(lambda x: F.layer_norm(x * 1, (32,), w, b).square().sum(), backend="torchreduce")
-    with torch.compiler.config.patch(force_disable_caches=True):  # a cached graph has been through the pass before
-        compiled = torch.autograd.grad(f(x), (x, w, b))
+    compiled = torch.autograd.grad(f(x), (x, w, b))
     with tr.enabled(cpu=True, compile=False):
         eager = torch.autograd.grad(F.layer_norm(x * 1, (32,), w, b).square().sum(), (x, w, b))
     for c, e in zip(compiled, eager, strict=True):
         torch.testing.assert_close(c, e)
-    [ops] = graphs
+    [ops] = kept_graphs
     assert "torchreduce.layer_norm_backward.raw" in ops and "torchreduce.moments.raw" not in ops
+
+
+def losses(x, narrow, images, target, targets, weight):
+    """Of which each is a log-softmax that nothing but it reads."""
+    return [
+        F.cross_entropy(x, target),
+        F.cross_entropy(x, target, weight, ignore_index=7),
+        F.cross_entropy(x, target, reduction="sum"),
+        F.cross_entropy(x[0], target[0], reduction="none"),
+        F.cross_entropy(narrow.float(), target),
+        F.cross_entropy(narrow, target, reduction="none"),
+        F.cross_entropy(images, targets),
+        F.nll_loss(x.double().log_softmax(1), target, reduction="none"),
+    ]
+
+
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_log_softmax_that_only_a_loss_reads_is_a_cross_entropy(device, kept_graphs, dynamic):
+    """The loss has eager's bits; the gradient those of torchreduce.cross_entropy, also of logits of 16 bits."""
+    x, images = rows(40, 50, device=device), rows(2 * 50 * 3, 4, device=device).reshape(2, 50, 3, 4)
+    target = torch.arange(40, device=device)
+    args = (x, x.bfloat16(), images, target, target[:24].reshape(2, 3, 4), x[1].abs())
+    inputs = [t.detach().requires_grad_() for t in args[:3]]
+
+    def gradients(results):
+        return torch.autograd.grad(sum(r.double().sum() for r in results), inputs)
+
+    results = torch.compile(losses, backend="torchreduce", dynamic=dynamic)(*inputs, *args[3:])
+    compiled = gradients(results)
+    with tr.enabled(cpu=True, compile=False):
+        for a, b in zip(results, losses(*inputs, *args[3:]), strict=True):
+            assert_bitwise_equal(a.detach(), b.detach())
+    for a, b in zip(compiled, gradients(losses(*inputs, *args[3:])), strict=True):
+        if a.dtype is torch.float32:  # for the other one torch's formula, eager's, rounds probabilities to 16 bits
+            torch.testing.assert_close(a, b)
+    [ops] = kept_graphs
+    assert ops.count("torchreduce.cross_entropy.raw") == ops.count("torchreduce.cross_entropy_gradient.raw") == 8
+    assert not any("softmax" in op or "nll" in op for op in ops)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_a_compiled_loss_is_that_of_cross_entropy(device, dtype):
+    x, target = rows(40, 50, device=device).to(dtype).requires_grad_(), torch.arange(40, device=device)
+    [expected] = torch.autograd.grad(tr.cross_entropy(x, target).float(), x)
+    for read in (torch.Tensor.float, lambda x: x):
+        f = torch.compile(lambda x, read=read: F.cross_entropy(read(x), target), backend="torchreduce")
+        assert_bitwise_equal(torch.autograd.grad(f(x), x)[0], expected)
+
+
+def test_a_log_softmax_that_others_read_stays(kept_graphs):
+    """And a loss that is not of one is taken apart, as Inductor takes it apart."""
+
+    def f(x, target):
+        y = x.log_softmax(1)
+        return F.nll_loss(y, target) + y.sum(), F.nll_loss(x, target), F.nll_loss(y.exp(), target)
+
+    x, target = rows(40, 50).requires_grad_(), torch.arange(40)
+    compiled, expected = torch.compile(f, backend="torchreduce")(x, target), f(x, target)
+    torch.testing.assert_close(compiled, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(sum(r), x) for r in (compiled, expected)))
+    [ops] = kept_graphs
+    assert "torchreduce.log_softmax.raw" in ops and not any("cross_entropy" in op or "nll" in op for op in ops)
 
 
 class Counting(CustomGraphPass):

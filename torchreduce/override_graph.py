@@ -18,9 +18,9 @@ from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._inductor import decomposition
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 
-from . import override
+from . import override, override_loss
 from .aten_rules import GRAPH_RULES, Torchs, evaluate, overload
 
 _DEVICES = {"cuda": 1, "cpu": 2}
@@ -31,7 +31,7 @@ _RULES = {overload(name): rule for name, rule in GRAPH_RULES.items()}
 def whole() -> Iterator[None]:
     """Inductor does not take apart what has a rule. In its table, since one of our own would turn its cache off."""
     table = decomposition.decompositions
-    kept = {op: table.pop(op) for op in _RULES if op in table}
+    kept = {op: table.pop(op) for op in (*_RULES, *override_loss.KEPT) if op in table}
     decomposition.fast_random_decomps.cache_clear()
     try:
         yield
@@ -76,13 +76,17 @@ class Rewrite(CustomGraphPass):
         self._devices, self._after = devices, after
 
     def uuid(self) -> Any:
-        files = [Path(__file__), Path(__file__).with_name("aten_rules.py")]
+        files = [Path(__file__).with_name(f"{name}.py") for name in ("override_graph", "override_loss", "aten_rules")]
         others = [other.uuid() for other in self._after]
         if None in others:
             return None  # not to be cached
         return (hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest(), self._devices, *others)
 
+    def _is_ours(self, device: torch.device) -> bool:
+        return bool(self._devices & _DEVICES.get(device.type, 0))
+
     def __call__(self, graph: torch.fx.Graph) -> None:
+        override_loss.join(graph, self._is_ours)
         for node in list(graph.nodes):
             if node.op == "call_function" and node.target in _RULES:
                 self._rewrite(graph, node)
@@ -100,7 +104,7 @@ class Rewrite(CustomGraphPass):
         args = torch.fx.node.map_arg(node.args, value)
         kwargs = torch.fx.node.map_arg(node.kwargs, value)
         tensors = [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
-        if not tensors or any(not self._devices & _DEVICES.get(t.device.type, 0) for t in tensors):
+        if not tensors or not all(self._is_ours(t.device) for t in tensors):
             return
         if node.target is torch.ops.aten.native_layer_norm_backward.default:
             stats = _kept_stats(*node.args[3:5])  # type: ignore[arg-type]
@@ -111,12 +115,7 @@ class Rewrite(CustomGraphPass):
             return
 
         def insert(target: Any, *arguments: Any) -> torch.fx.Node:
-            nodes = tree_map(lambda a: of.get(id(a), a), arguments)
-            new = graph.call_function(target, nodes)
-            values = tree_map_only(torch.fx.Node, lambda n: n.meta["val"], nodes)
-            with tensors[0].fake_mode:  # type: ignore[attr-defined]
-                new.meta = {**node.meta, "val": target(*values)}
-            return new
+            return override_loss.insert(graph, node, target, *tree_map(lambda a: of.get(id(a), a), arguments))
 
         with graph.inserting_before(node):
             results = evaluate(

@@ -1,0 +1,191 @@
+"""Losses in the graphs of torch.compile: a log-softmax that nothing but a loss reads becomes a cross_entropy.
+
+    x -> [convert to float32] -> _log_softmax -> nll_loss_forward            cross_entropy -> sum -> [div]
+         [convert back] <- _log_softmax_backward_data <- nll_loss_backward   cross_entropy_gradient
+
+The log-probabilities are never in memory, and logits of 16 bits are read as they are. The loss has eager's bits; the
+gradient has those of torchreduce.cross_entropy's, which is rounded once less.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx import Graph, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_map_only
+
+_ops, _aten = torch.ops.torchreduce, torch.ops.aten
+_convert, _size = torch.ops.prims.convert_element_type.default, _aten.sym_size.int
+_ALIASES = (_aten.alias.default, _aten.detach.default)
+_LOSSES = {
+    _aten.nll_loss_forward.default: _aten.nll_loss_backward.default,
+    _aten.nll_loss2d_forward.default: _aten.nll_loss2d_backward.default,
+}
+KEPT = (*_LOSSES, *_LOSSES.values())  # what Inductor must not have taken apart before
+# What is left without a reader.
+_PURE = {
+    *(*KEPT, *_ALIASES, _convert, operator.getitem),
+    *(_aten._log_softmax.default, _aten._log_softmax_backward_data.default),
+}
+
+
+@dataclass
+class Loss:
+    """Calls of a graph; torch's types leave the arguments of a Node open."""
+
+    log_softmax: Any
+    forward: Any  # of nll_loss
+    gradient: Any  # of the logits; None where nothing asks for it
+    x: Any  # the logits
+    dim: int
+
+
+def insert(graph: Graph, like: Node, target: Any, *args: Any) -> Node:
+    """A call in the place of `like`, or one of several."""
+    new = graph.call_function(target, args)
+    values = tree_map_only(Node, lambda n: n.meta["val"], args)
+    with _value(like).fake_mode:
+        new.meta = {**like.meta, "val": target(*values)}
+    return new
+
+
+def _value(node: Node) -> Any:
+    """A tensor that the call takes or gives."""
+    tensors = [n.meta["val"] for n in (node, *node.all_input_nodes) if isinstance(n.meta.get("val"), torch.Tensor)]
+    return tensors[0]
+
+
+def join(graph: Graph, is_ours: Callable[[torch.device], bool]) -> None:
+    """Joins what can be joined, on some devices, and takes torch's other losses apart, as Inductor would have done."""
+    for node in graph.find_nodes(op="call_function", target=_aten._log_softmax.default):
+        if is_ours(node.meta["val"].device) and (loss := _loss(node)):
+            _replace(graph, loss)
+    _erase_unread(graph)
+    for op in KEPT:
+        for node in graph.find_nodes(op="call_function", target=op):
+            _take_apart(graph, node)
+    _erase_unread(graph)
+
+
+def _erase_unread(graph: Graph) -> None:
+    for node in reversed(graph.nodes):
+        if node.target in _PURE and not node.users:
+            graph.erase_node(node)
+
+
+def _behind(node: Any) -> Any:
+    while isinstance(node, Node) and node.target in _ALIASES:
+        node = node.args[0]
+    return node
+
+
+def _readers(node: Any) -> Iterator[Any]:
+    for user in node.users:
+        if user.target in _ALIASES:
+            yield from _readers(user)
+        else:
+            yield user
+
+
+def _loss(log_softmax: Any) -> Loss | None:
+    """What follows a log-softmax, if it is one loss, and the gradient of that."""
+    logits, dim, _ = log_softmax.args
+    dims = max(1, log_softmax.meta["val"].dim())
+    readers = {reader.target: reader for reader in _readers(log_softmax)}
+    forward = next((readers[op] for op in _LOSSES if op in readers), None)
+    if forward is None or dim % dims != min(1, dims - 1) or _behind(forward.args[0]) is not log_softmax:
+        return None
+    if forward.args[1].meta["val"].dtype is not torch.int64:
+        return None
+    scattered = readers.get(_LOSSES[forward.target])
+    gradient = readers.get(_aten._log_softmax_backward_data.default)
+    if sum(1 for _ in _readers(log_softmax)) != (3 if scattered and gradient else 1):
+        return None
+    if scattered and gradient:
+        _, y, *options, total = scattered.args
+        if [_behind(y), *options, *_behind(total).args] != [log_softmax, *forward.args[1:], forward, 1]:
+            return None
+        if [gradient.args[0], _behind(gradient.args[1])] != [scattered, log_softmax] or len(scattered.users) > 1:
+            return None
+    return Loss(log_softmax, forward, gradient, _narrow(logits, gradient), dim)
+
+
+def _narrow(logits: Any, gradient: Any) -> Any:
+    """The logits before they were converted to float32, if their gradient, if any, is wanted in that dtype alone."""
+    if logits.target is not _convert or logits.meta["val"].dtype is not torch.float32:
+        return logits
+    source = logits.args[0]
+    dtype = source.meta["val"].dtype
+    back = [(user.target, *user.args[1:]) for user in gradient.users] if gradient else []
+    is_narrow = dtype in (torch.float16, torch.bfloat16) and all(to == (_convert, dtype) for to in back)
+    return source if is_narrow else logits
+
+
+def _replace(graph: Graph, loss: Loss) -> None:
+    target, weight, reduction, ignored = loss.forward.args[1:]
+    dtype = loss.log_softmax.meta["val"].dtype
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+
+    def call(op: Any, *args: Any) -> Node:
+        return insert(graph, loss.forward, op, *args)
+
+    with graph.inserting_before(loss.forward):
+        rows = call(_ops.cross_entropy.raw, loss.x, target, weight, loss.dim, ignored, 0)
+        losses, weights, stats = (call(operator.getitem, rows, k) for k in range(3))
+        if weight is None:
+            kept = call(_ops.count_nonzero.raw, call(_aten.ne.Scalar, target, ignored), None, False, 0)
+            total = call(_convert, kept, wide)
+        else:
+            total = call(_ops.sum.raw, weights, None, False, None, 0)
+        value = losses if reduction == 0 else call(_ops.sum.raw, losses, None, False, None, 0)
+        if reduction == 1:
+            value = call(_aten.div.Tensor, value, total)
+        results = call(_convert, value, dtype), call(_convert, total, dtype)
+    _replace_items(loss.forward, results)
+    if loss.gradient is None:
+        return
+    with graph.inserting_before(loss.gradient):
+        g = call(_convert, loss.gradient.args[0].args[0], wide)
+        if reduction == 1:
+            g = call(_aten.div.Tensor, g, total)
+        if reduction != 0:
+            sizes = enumerate(target.meta["val"].shape)
+            g = call(_aten.expand.default, g, [n if isinstance(n, int) else call(_size, target, d) for d, n in sizes])
+        made = call(_ops.cross_entropy_gradient.raw, g, loss.x, target, weight, stats, loss.dim, ignored, 0)
+    if loss.x is loss.log_softmax.args[0]:
+        loss.gradient.replace_all_uses_with(made)
+    else:
+        for back in loss.gradient.users:
+            back.replace_all_uses_with(made)
+
+
+def _replace_items(node: Any, results: Sequence[Node]) -> None:
+    for item in node.users:
+        if item.target is operator.getitem:
+            item.replace_all_uses_with(results[item.args[1]])
+
+
+def _take_apart(graph: Graph, node: Any) -> None:
+    inputs = node.all_input_nodes
+
+    def decomposed(*values: Any) -> Any:
+        value = dict(zip(inputs, values, strict=True))
+        made = decomposition_table[node.target](*map_arg(node.args, value.__getitem__))
+        return made if isinstance(made, torch.Tensor) else tuple(made)
+
+    with _value(node).fake_mode:
+        traced = make_fx(decomposed, select_decomp_table())(*(n.meta["val"] for n in inputs)).graph
+    for inner in traced.nodes:
+        inner.meta = {**node.meta, **inner.meta}
+    with graph.inserting_before(node):
+        results = graph.graph_copy(traced, dict(zip(traced.find_nodes(op="placeholder"), inputs, strict=True)))
+    if isinstance(results, Node):
+        node.replace_all_uses_with(results)
+    else:
+        _replace_items(node, results)  # type: ignore[arg-type]
