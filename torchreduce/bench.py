@@ -19,7 +19,7 @@ from torch import Tensor
 import torchreduce
 
 from . import _C
-from .table import OPS
+from .table import FLOATS, LOOKING_TWICE, OPS
 
 Run = Callable[[], Any]
 
@@ -146,7 +146,8 @@ def operations() -> dict[str, list[str]]:
     """The public functions that take (x, dim) here and in torch, and the dtypes they take."""
     own = [op for op in OPS if op.dims != "all" and op.name in (op.function, "max", "min")]
     offered = [op for op in own if callable(getattr(torch, op.function, None))]
-    return {op.function: [_name(dtype) for dtype in op.inputs if dtype is not torch.bool] for op in offered}
+    taken = {op.function: op.inputs for op in offered} | dict.fromkeys(LOOKING_TWICE, FLOATS)
+    return {name: [_name(dtype) for dtype in dtypes if dtype is not torch.bool] for name, dtypes in taken.items()}
 
 
 def measure(op: str, dtype: torch.dtype, n: int, rows: int, device: str) -> Point:

@@ -12,7 +12,8 @@ from . import autograd, autograd_fused, autograd_norms, autograd_scans, dispatch
 from .fake import decided, reduced_shape
 from .table import BY_NAME, DEVICES, DTYPES, FLOATS, Op
 
-Dims = int | Sequence[int] | None
+GivenDims = int | Sequence[int]
+Dims = GivenDims | None
 
 _DTYPES = frozenset(DTYPES)
 _STRIDED = torch.strided

@@ -15,12 +15,12 @@ from torch import Tensor
 import torchreduce
 
 from . import _C
-from .table import OPS
+from .table import DTYPES, FLOATS, KEEPING_SHAPE, OPS
 from .testing import assert_bitwise_equal, make_input
 
 Dims = int | tuple[int, ...]
 
-# Shape, dims, dtype. A scan goes along the last of several dims.
+# Shape, dims, dtype. What goes along one dim takes the last of several.
 SHAPES: list[tuple[tuple[int, ...], Dims, torch.dtype]] = [
     ((1 << 20,), 0, torch.float32),
     ((1_000_003,), 0, torch.bfloat16),
@@ -36,9 +36,17 @@ SHAPES: list[tuple[tuple[int, ...], Dims, torch.dtype]] = [
     ((1024, 1024), 1, torch.int32),
 ]
 
-# What is shown: not what counts, nor all that sums or multiplies. Of max and min those with dim.
+# What is shown, and the dtypes it takes: not what counts, nor all that sums or multiplies. Of max and min those with
+# dim; of rows that are looked at twice three.
 LEFT_OUT = ("nansum", "prod", "vector_norm")
-ROWS = {op.function: op for op in OPS if op.fixed is None and op.function not in LEFT_OUT}
+REDUCTIONS = {
+    op.function: DTYPES if op.results else op.inputs
+    for op in OPS
+    if op.kind == "reduction" and op.fixed is None and op.function not in LEFT_OUT
+}
+SCANS = {op.function: DTYPES if op.results else op.inputs for op in OPS if op.kind == "scan"}
+FUNCTIONS = {**REDUCTIONS, **dict.fromkeys(("softmax", "logsumexp", "var"), FLOATS), **SCANS}
+ALONG_ONE_DIM = {*SCANS, *KEEPING_SHAPE}  # and of the input's shape
 BUDGET = 0.01  # seconds that a call is timed for
 
 
@@ -62,7 +70,7 @@ class Case:
 
     def ours(self, x: Tensor, dim: Dims) -> tuple[Tensor, ...]:
         """With keepdim, so that dims keep their places."""
-        keep = {} if ROWS[self.function].kind == "scan" else {"keepdim": True}
+        keep = {} if self.function in ALONG_ONE_DIM else {"keepdim": True}
         out = getattr(torchreduce, self.function)(x, dim, **keep, **self.options)
         return (out,) if isinstance(out, Tensor) else tuple(out)
 
@@ -162,10 +170,10 @@ def run(only: str | None) -> int:
     start = time.perf_counter()
     devices = [only] if only else ["cpu", "cuda"] if gpu_usable() else ["cpu"]
     calls = [
-        (function, shape, dim[-1] if op.kind == "scan" and isinstance(dim, tuple) else dim, dtype, seed)
-        for function, op in ROWS.items()
+        (function, shape, dim[-1] if function in ALONG_ONE_DIM and isinstance(dim, tuple) else dim, dtype, seed)
+        for function, dtypes in FUNCTIONS.items()
         for seed, (shape, dim, dtype) in enumerate(SHAPES)
-        if dtype in op.inputs or op.results
+        if dtype in dtypes
     ]
     table = Table(title=f"torchreduce {torchreduce.__version__} beside torch {torch.__version__}")
     for heading in ("device", "function", "shape", "dim", "dtype"):

@@ -19,13 +19,13 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from .autograd import accumulator
-from .checks import Dims, Overloads, as_dtype, check_dims, check_dtype, either_keepdim, overloads
+from .checks import Dims, GivenDims, Overloads, as_dtype, check_dims, check_dtype, either_keepdim, overloads
 from .determinism import level_code
 from .dispatch import check_no_derivatives, is_bare, serving
 from .fake import decided, dims_of, reduced_shape
@@ -489,6 +489,16 @@ def argmin(
     return _along(_ARGMIN, input, dim, keepdim, out, axis, keepdims)
 
 
+@overload
+def max(input: Tensor, dim: None = None, *, out: Tensor | None = None) -> Tensor: ...
+@overload
+def max(
+    input: Tensor, dim: GivenDims, keepdim: bool = False, *, out: Sequence[Tensor] | None = None
+) -> torch.return_types.max: ...
+@overload
+def max(
+    input: Tensor, *, axis: GivenDims, keepdims: bool = False, out: Sequence[Tensor] | None = None
+) -> torch.return_types.max: ...
 def max(
     input: Tensor,
     dim: Dims = None,
@@ -525,6 +535,16 @@ def max(
     return out
 
 
+@overload
+def min(input: Tensor, dim: None = None, *, out: Tensor | None = None) -> Tensor: ...
+@overload
+def min(
+    input: Tensor, dim: GivenDims, keepdim: bool = False, *, out: Sequence[Tensor] | None = None
+) -> torch.return_types.min: ...
+@overload
+def min(
+    input: Tensor, *, axis: GivenDims, keepdims: bool = False, out: Sequence[Tensor] | None = None
+) -> torch.return_types.min: ...
 def min(
     input: Tensor,
     dim: Dims = None,

@@ -110,3 +110,8 @@ LINEAR_SCAN = Op("linear_scan", "linear_scan", "scan", "one", ("values",), False
                  "a[i] * h[i - 1] + b[i]")  # fmt: skip
 
 BY_NAME = {op.name: op for op in (*OPS, LINEAR_SCAN)}
+
+# The public functions on rows that are looked at twice which take (x, dim) here and in torch, of floats alone. What
+# they call is not among the ops above: their kernels write to no given tensors.
+KEEPING_SHAPE = ("softmax", "log_softmax")
+LOOKING_TWICE = (*KEEPING_SHAPE, "logsumexp", "var", "std")
