@@ -1,7 +1,8 @@
 """Which devices the suite runs on, and how it shares a machine between workers.
 
 Every test that takes `device` runs on the CPU and, where there is one, on a GPU. Tests that need a GPU carry the marker
-`gpu` (the fixture adds it) and are deselected without one: that is decided and said here and nowhere else.
+`gpu` (the fixture adds it), those that need two `gpus`, and are deselected without: that is decided and said here and
+nowhere else.
 TORCHREDUCE_REQUIRE_GPU=1 makes a missing GPU an error. Tests marked `slow` are run with --slow alone: by the full run's
 `make test-slow`, and on GPU machines.
 """
@@ -17,6 +18,7 @@ from torchreduce import _C
 
 MARKERS = (
     "gpu: needs a GPU",
+    "gpus: needs two GPUs",
     "big: 2^31 elements and more; run by one worker at a time",
     "sanitize: small enough for compute-sanitizer",
     "slow: half a minute and more; run with --slow",
@@ -49,7 +51,9 @@ def pytest_configure(config):
 
 
 def pytest_report_header():
-    return f"no GPU tests: {NO_GPU}" if NO_GPU else f"GPU: {torch.cuda.get_device_name()}, torch {torch.__version__}"
+    if NO_GPU:
+        return f"no GPU tests: {NO_GPU}"
+    return f"{torch.cuda.device_count()} GPU: {torch.cuda.get_device_name()}, torch {torch.__version__}"
 
 
 def deselect(config, items, marker):
@@ -65,6 +69,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.xdist_group("big"))
     if NO_GPU:
         deselect(config, items, "gpu")
+    if NO_GPU or torch.cuda.device_count() < 2:
+        deselect(config, items, "gpus")
     if not config.getoption("--slow"):
         deselect(config, items, "slow")
 

@@ -1,5 +1,6 @@
 """torch's own calls turned over: the switch, its threads and processes, and all that has to go on as before."""
 
+import itertools
 import os
 import random
 import subprocess
@@ -626,22 +627,47 @@ def test_a_call_of_a_library_that_registered_before():
 # ---- GPUs ------------------------------------------------------------------------------------------------------------
 
 
+OF_ROWS = (
+    lambda x, w: x.sum(1),
+    lambda x, w: x.mean(0),
+    lambda x, w: x.softmax(1),
+    lambda x, w: x.logsumexp(0),
+    lambda x, w: x.std(1),
+    lambda x, w: x.cumsum(0),
+    lambda x, w: F.layer_norm(x, (3000,), *w),
+    lambda x, w: F.cross_entropy(x, torch.arange(64, device=x.device)),
+    lambda x, w: torch.linalg.vector_norm(x),
+)
+
+
 @pytest.mark.gpu
 def test_a_gpu_has_the_bits_of_the_cpu():
     x, w = rows(64, 3000), rows(2, 3000, seed=1)
-    for f in (
-        lambda x, w: x.sum(1),
-        lambda x, w: x.mean(0),
-        lambda x, w: x.softmax(1),
-        lambda x, w: x.logsumexp(0),
-        lambda x, w: x.std(1),
-        lambda x, w: x.cumsum(0),
-        lambda x, w: F.layer_norm(x, (3000,), *w),
-        lambda x, w: F.cross_entropy(x, torch.arange(64, device=x.device)),
-        lambda x, w: torch.linalg.vector_norm(x),
-    ):
+    for f in OF_ROWS:
         with tr.enabled(**ON):
             assert_bitwise_equal(f(x.cuda(), w.cuda()).cpu(), f(x, w))
+
+
+@pytest.mark.gpus
+def test_several_gpus():
+    """A call runs on the GPU of its tensors, whichever is current, with gradients, on a stream of that GPU's."""
+    x, w = rows(64, 3000), rows(2, 3000, seed=1)
+
+    def values_and_gradients(f, device):
+        there = x.to(device).requires_grad_()
+        result = f(there, w.to(device))
+        return result, *torch.autograd.grad(result.square().sum(), there)
+
+    with tr.enabled(**ON):
+        for f in OF_ROWS:
+            expected = values_and_gradients(f, "cpu")
+            for on, current in itertools.product(range(torch.cuda.device_count()), repeat=2):
+                with torch.cuda.device(current), torch.cuda.stream(torch.cuda.Stream(on)):
+                    results = values_and_gradients(f, f"cuda:{on}")
+                torch.cuda.synchronize(on)
+                assert results[0].device.index == results[1].device.index == on
+                for a, b in zip(results, expected, strict=True):
+                    assert_bitwise_equal(a.detach().cpu(), b.detach())
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""torch's own calls, turned over in processes that train together: DDP, FSDP2 and DTensor with gloo."""
+"""torch's own calls, turned over in processes that train together: DDP, FSDP2, DTensor; gloo, and nccl on two GPUs."""
 
 import os
 
@@ -21,9 +21,9 @@ def batch(rank):
     return torch.randn(6, 8, generator=generator), torch.randint(4, (6,), generator=generator)
 
 
-def train(wrapped, rank):
+def train(wrapped, rank, device):
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-    x, target = batch(rank)
+    x, target = (t.to(device) for t in batch(rank))
     for _ in range(2):
         optimizer.zero_grad()
         loss = F.cross_entropy(wrapped(x), target)
@@ -33,25 +33,27 @@ def train(wrapped, rank):
     return loss.detach()
 
 
-def work(rank, address, results):
+def work(rank, device, address, results):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group("gloo" if device == "cpu" else "nccl", init_method=address, rank=rank, world_size=2)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Shard, distribute_tensor
 
     assert override._eager == 3  # by TORCHREDUCE_ENABLE
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(device, (2,))
     losses = {}
     for state in ("on", "off", "on again"):
         with tr.enabled(cpu=True, compile=False):
             if state == "off":
                 tr.disable()
-            ddp = torch.nn.parallel.DistributedDataParallel(model())
-            losses["ddp", state] = train(ddp, rank)
-            sharded = fully_shard(model(), mesh=mesh)
-            losses["fsdp", state] = train(sharded, rank)
-            x = torch.arange(24.0).reshape(4, 6)
+            ddp = torch.nn.parallel.DistributedDataParallel(model().to(device))
+            losses["ddp", state] = train(ddp, rank, device)
+            sharded = fully_shard(model().to(device), mesh=mesh)
+            losses["fsdp", state] = train(sharded, rank, device)
+            x = torch.arange(24.0, device=device).reshape(4, 6)
             parts = distribute_tensor(x, mesh, [Shard(0)])
             losses["dtensor", state] = parts.sum().full_tensor()
             assert torch.equal(parts.softmax(1).full_tensor(), x.softmax(1))
@@ -62,12 +64,13 @@ def work(rank, address, results):
 
 
 @pytest.mark.timeout(120)
-def test_ddp_fsdp2_and_dtensor(tmp_path, monkeypatch):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpus)])
+def test_ddp_fsdp2_and_dtensor(device, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHREDUCE_ENABLE", "cpu")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]))
     context = torch.multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
-    torch.multiprocessing.spawn(work, (f"file://{tmp_path}/store", results), nprocs=2)
+    torch.multiprocessing.spawn(work, (device, f"file://{tmp_path}/store", results), nprocs=2)
     for _ in range(2):
         rank, losses, served = results.get()
         for kind in ("ddp", "fsdp", "dtensor"):
