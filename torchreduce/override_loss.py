@@ -1,10 +1,11 @@
 """Losses in the graphs of torch.compile: a log-softmax that nothing but a loss reads becomes a cross_entropy.
 
-    x -> [convert to float32] -> _log_softmax -> nll_loss_forward            cross_entropy -> sum -> [div]
-         [convert back] <- _log_softmax_backward_data <- nll_loss_backward   cross_entropy_gradient
+    x -> [convert] -> _log_softmax -> [convert] -> nll_loss_forward                      cross_entropy -> sum -> [div]
+         [convert] <- _log_softmax_backward_data <- [convert] <- nll_loss_backward       cross_entropy_gradient
 
-The log-probabilities are never in memory, and logits of 16 bits are read as they are. The loss has eager's bits; the
-gradient has those of torchreduce.cross_entropy's, which is rounded once less.
+The log-probabilities are never in memory, nor rounded to 16 bits, and logits of 16 bits are read as they are. The loss
+has eager's bits where eager's log-probabilities are of float32 or float64; the gradient has those of
+torchreduce.cross_entropy's, which is rounded once less.
 """
 
 import operator
@@ -22,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 
 _ops, _aten = torch.ops.torchreduce, torch.ops.aten
 _convert, _size = torch.ops.prims.convert_element_type.default, _aten.sym_size.int
-_ALIASES = (_aten.alias.default, _aten.detach.default)
+_SAME = (_aten.alias.default, _aten.detach.default, _convert)  # the same values, if perhaps as another dtype
 _LOSSES = {
     _aten.nll_loss_forward.default: _aten.nll_loss_backward.default,
     _aten.nll_loss2d_forward.default: _aten.nll_loss2d_backward.default,
@@ -30,7 +31,7 @@ _LOSSES = {
 KEPT = (*_LOSSES, *_LOSSES.values())  # what Inductor must not have taken apart before
 # What is left without a reader.
 _PURE = {
-    *(*KEPT, *_ALIASES, _convert, operator.getitem),
+    *(*KEPT, *_SAME, operator.getitem),
     *(_aten._log_softmax.default, _aten._log_softmax_backward_data.default),
 }
 
@@ -80,14 +81,14 @@ def _erase_unread(graph: Graph) -> None:
 
 
 def _behind(node: Any) -> Any:
-    while isinstance(node, Node) and node.target in _ALIASES:
+    while isinstance(node, Node) and node.target in _SAME:
         node = node.args[0]
     return node
 
 
 def _readers(node: Any) -> Iterator[Any]:
     for user in node.users:
-        if user.target in _ALIASES:
+        if user.target in _SAME:
             yield from _readers(user)
         else:
             yield user
@@ -111,7 +112,7 @@ def _loss(log_softmax: Any) -> Loss | None:
         _, y, *options, total = scattered.args
         if [_behind(y), *options, *_behind(total).args] != [log_softmax, *forward.args[1:], forward, 1]:
             return None
-        if [gradient.args[0], _behind(gradient.args[1])] != [scattered, log_softmax] or len(scattered.users) > 1:
+        if [*map(_behind, gradient.args[:2])] != [scattered, log_softmax] or [*_readers(scattered)] != [gradient]:
             return None
     return Loss(log_softmax, forward, gradient, _narrow(logits, gradient), dim)
 
@@ -129,7 +130,7 @@ def _narrow(logits: Any, gradient: Any) -> Any:
 
 def _replace(graph: Graph, loss: Loss) -> None:
     target, weight, reduction, ignored = loss.forward.args[1:]
-    dtype = loss.log_softmax.meta["val"].dtype
+    dtype = loss.forward.args[0].meta["val"].dtype
     wide = torch.float64 if dtype is torch.float64 else torch.float32
 
     def call(op: Any, *args: Any) -> Node:
@@ -151,7 +152,7 @@ def _replace(graph: Graph, loss: Loss) -> None:
     if loss.gradient is None:
         return
     with graph.inserting_before(loss.gradient):
-        g = call(_convert, loss.gradient.args[0].args[0], wide)
+        g = call(_convert, _behind(loss.gradient.args[0]).args[0], wide)
         if reduction == 1:
             g = call(_aten.div.Tensor, g, total)
         if reduction != 0:
