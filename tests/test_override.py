@@ -660,14 +660,15 @@ def test_several_gpus():
 
     with tr.enabled(**ON):
         for f in OF_ROWS:
-            expected = values_and_gradients(f, "cpu")
+            expected = values_and_gradients(f, "cuda:0")
+            assert_bitwise_equal(expected[0].detach().cpu(), f(x, w))
             for on, current in itertools.product(range(torch.cuda.device_count()), repeat=2):
                 with torch.cuda.device(current), torch.cuda.stream(torch.cuda.Stream(on)):
                     results = values_and_gradients(f, f"cuda:{on}")
                 torch.cuda.synchronize(on)
                 assert results[0].device.index == results[1].device.index == on
                 for a, b in zip(results, expected, strict=True):
-                    assert_bitwise_equal(a.detach().cpu(), b.detach())
+                    assert_bitwise_equal(a.detach().to("cuda:0"), b.detach())
 
 
 @pytest.mark.gpu
