@@ -401,19 +401,26 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tens
   rows.run();
   return {loss, weights, stats};
 }
-Tensor cross_entropy_gradient(const Tensor& g, const Tensor& input, const Tensor& target, const Optional& weight,
-                              const Tensor& stats, int64_t dim, int64_t ignored, int64_t) {
+// With rows that begin a multiple of `granule` elements apart, where the classes are the last dim: what matrix products
+// take without a copy.
+Tensor cross_entropy_backward(const Tensor& g, const Tensor& input, const Tensor& target, const Optional& weight,
+                              const Tensor& stats, int64_t dim, int64_t ignored, int64_t granule, int64_t) {
   constexpr const char* name = "cross_entropy_gradient";
   const View x(input);
+  if (granule < 1 || granule > 64) raise<std::runtime_error>(name, ": granule must be from 1 to 64, got ", granule);
   check_floats(name, x);
   Rows rows(name, Fused::CrossEntropyGradient, input, single(name, x, dim), x.dtype);
   label(rows, target, weight, ignored);
   rows.given_stats(stats, rows.row_count());
   rows.given_value(0, g);
-  Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x);
+  Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x, granule);
   const View to(out);
   rows.run(&to);
   return out;
+}
+Tensor cross_entropy_gradient(const Tensor& g, const Tensor& x, const Tensor& target, const Optional& weight,
+                              const Tensor& stats, int64_t dim, int64_t ignored, int64_t level) {
+  return cross_entropy_backward(g, x, target, weight, stats, dim, ignored, 1, level);
 }
 
 // ---- schemas -----------------------------------------------------------------------------------------------------------
@@ -450,13 +457,17 @@ Tensor cross_entropy_gradient(const Tensor& g, const Tensor& input, const Tensor
   X(cross_entropy_gradient, "Tensor g, Tensor x, Tensor target, Tensor? weight, Tensor stats, int dim, int ignored", \
     "Tensor", cross_entropy_gradient)
 
-// The same with no overload but .raw: two of the others at once, which derivatives are not made of.
+// The same with no overload but .raw, which derivatives are not made of: two of the others at once, or laid out for
+// what comes next.
 #define TR_FOR_EACH_BARE_OP(X)                                                                                        \
   X(rms_norm_backward, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon, ScalarType dtype", \
     "(Tensor, Tensor)", rms_norm_backward)                                                                            \
   X(layer_norm_backward,                                                                                              \
     "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon, ScalarType dtype",                    \
-    "(Tensor, Tensor, Tensor)", layer_norm_backward)
+    "(Tensor, Tensor, Tensor)", layer_norm_backward)                                                                  \
+  X(cross_entropy_backward,                                                                                           \
+    "Tensor g, Tensor x, Tensor target, Tensor? weight, Tensor stats, int dim, int ignored, int granule", "Tensor",   \
+    cross_entropy_backward)
 
 // Registered for good, as in torch_ops.cpp.
 using torch::stable::detail::StableLibrary;

@@ -215,8 +215,31 @@ def test_a_log_softmax_that_only_a_loss_reads_is_a_cross_entropy(device, kept_gr
         if a.dtype is torch.float32:  # for the other one torch's formula, eager's, rounds probabilities to 16 bits
             torch.testing.assert_close(a, b)
     [ops] = kept_graphs
-    assert ops.count("torchreduce.cross_entropy.raw") == ops.count("torchreduce.cross_entropy_gradient.raw") == 9
+    assert ops.count("torchreduce.cross_entropy.raw") == ops.count("torchreduce.cross_entropy_backward.raw") == 9
     assert not any("softmax" in op or "nll" in op for op in ops)
+
+
+def test_the_gradient_of_logits_is_laid_out_for_a_matrix_product(device, kept_graphs):
+    """Its rows begin on 16 bytes, unless something looks at it that takes contiguous rows alone."""
+    x, w = rows(40, 24, device=device).view(4, 10, 24), rows(50, 24, device=device)
+    target = torch.arange(40, device=device)
+
+    def gradients(f):
+        ins = [t.detach().requires_grad_() for t in (x, w)]
+        return torch.autograd.grad(f(*ins), ins)
+
+    def flat(x, w):
+        return F.cross_entropy((x @ w.t()).flatten(0, 1), target)
+
+    def unfolded(x, w):  # of columns that are a row's pieces
+        logits = (x.flatten(0, 1) @ w.t()).reshape(-1).view(80, 25)
+        return F.cross_entropy(logits.reshape(-1).view(40, 50), target)
+
+    for f, op in ((flat, "backward"), (unfolded, "gradient")):
+        for a, b in zip(gradients(torch.compile(f, backend="torchreduce")), gradients(f), strict=True):
+            torch.testing.assert_close(a, b)
+        assert f"torchreduce.cross_entropy_{op}.raw" in kept_graphs[-1]
+        torch._dynamo.reset()
 
 
 @pytest.mark.slow

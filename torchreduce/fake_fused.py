@@ -72,6 +72,14 @@ def _weights(count: int) -> Callable[..., Any]:
     return kernel
 
 
+def _cross_entropy_backward(
+    g: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, stats: Tensor, dim: int, ignored: int, granule: int,
+    level: int,
+) -> Tensor:  # fmt: skip
+    stored = x.new_empty([*x.shape[:-1], *(-(-n // granule) * granule for n in x.shape[-1:])])
+    return x.new_empty_strided(x.shape, stored.stride())
+
+
 def _cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None, dim: int, ignored: int, level: int) -> Any:
     loss, weights = (x.new_empty(target.shape, dtype=wide(x.dtype)) for _ in range(2))
     return loss, weights, _stats(2, x, [dim])
@@ -181,6 +189,10 @@ for _name, (_, _, _kernel) in SIGNATURES.items():
     LIBRARY.impl(f"{_name}.raw", torch.library.fallthrough_kernel, "Autograd")
 
 # Ops that have no overload but .raw.
-for _name, _kernel in {"rms_norm_backward": _backward(1), "layer_norm_backward": _backward(2)}.items():
+for _name, _kernel in {
+    "rms_norm_backward": _backward(1),
+    "layer_norm_backward": _backward(2),
+    "cross_entropy_backward": _cross_entropy_backward,
+}.items():
     torch.library.register_fake(f"torchreduce::{_name}.raw", _kernel, lib=LIBRARY)
     LIBRARY.impl(f"{_name}.raw", torch.library.fallthrough_kernel, "Autograd")

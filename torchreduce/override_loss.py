@@ -29,6 +29,7 @@ _LOSSES = {
     _aten.nll_loss2d_forward.default: _aten.nll_loss2d_backward.default,
 }
 KEPT = (*_LOSSES, *_LOSSES.values())  # what Inductor must not have taken apart before
+_VIEWS = (_aten.view.default, _aten.permute.default, _aten.alias.default, _aten.detach.default)
 # What is left without a reader.
 _PURE = {
     *(*KEPT, *_SAME, operator.getitem),
@@ -158,12 +159,29 @@ def _replace(graph: Graph, loss: Loss) -> None:
         if reduction != 0:
             sizes = enumerate(target.meta["val"].shape)
             g = call(_aten.expand.default, g, [n if isinstance(n, int) else call(_size, target, d) for d, n in sizes])
-        made = call(_ops.cross_entropy_gradient.raw, g, loss.x, target, weight, stats, loss.dim, ignored, 0)
-    if loss.x is loss.log_softmax.args[0]:
-        loss.gradient.replace_all_uses_with(made)
-    else:
-        for back in loss.gradient.users:
-            back.replace_all_uses_with(made)
+        of = (g, loss.x, target, weight, stats, loss.dim, ignored)
+        granule = 16 // loss.x.meta["val"].element_size()
+        made = call(_ops.cross_entropy_backward.raw, *of, granule, 0)
+        replaced = [loss.gradient] if loss.x is loss.log_softmax.args[0] else list(loss.gradient.users)
+        try:
+            views = [view for node in replaced for view in _views(node, made.meta["val"])]
+        except (RuntimeError, ValueError):  # one that there is of contiguous rows alone
+            graph.erase_node(made)
+            made, views = call(_ops.cross_entropy_gradient.raw, *of, 0), []
+    for view, value in views:
+        view.meta["val"] = value
+    for node in replaced:
+        node.replace_all_uses_with(made)
+
+
+def _views(node: Any, value: Any) -> Iterator[tuple[Any, Any]]:
+    """What looks at the memory of a node, and what it gives where the node gives `value`."""
+    for user in node.users:
+        if user.target in _VIEWS:
+            with value.fake_mode:
+                seen = user.target(value, *user.args[1:])
+            yield user, seen
+            yield from _views(user, seen)
 
 
 def _replace_items(node: Any, results: Sequence[Node]) -> None:
