@@ -1,4 +1,4 @@
-"""tools/full.py: a proof is written by a full run alone, and of other sources it proves nothing."""
+"""tools/full.py: a proof is written by a full or a quick run alone, and of other sources it proves nothing."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def tree(tmp_path, monkeypatch):
         file = path / "a" if folder and source != "Makefile" else path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(source)
-    steps = " ".join(full.STEPS)
+    steps = " ".join({*full.STEPS, *full.QUICK_STEPS})
     recipe = "\t@echo $@ >> ran && [ -z '$(PYTEST_ADDOPTS)' ] && { [ ! -e broken ] || [ $@ != simt ]; }\n"
     edit = "\t@[ ! -e edits ] || [ $@ != simt ] || echo more >> csrc/a\n"
     (tmp_path / "Makefile").write_text(f".PHONY: {steps}\n{steps}:\n{recipe}{edit}")
@@ -42,16 +42,17 @@ def test_a_full_run_proves_what_it_ran_on(tree, monkeypatch):
     monkeypatch.setenv("PYTEST_ADDOPTS", "-k nothing")  # what would make less of it is left out
     monkeypatch.setenv("MAKEFLAGS", "-i")
     assert "missing" in proved()
-    full.run()
-    assert [line.split()[0] for line in (tree / "ran").read_text().splitlines()] == list(full.STEPS)
-    (tree / "ran").unlink()
-    assert proved() is True
-    assert set(json.loads((tree / full.PROOF).read_text())["seconds"]) == set(full.STEPS)
+    for name, steps in (("full", full.STEPS), ("quick", full.QUICK_STEPS)):
+        full.run(name, steps)
+        assert [line.split()[0] for line in (tree / "ran").read_text().splitlines()] == list(steps)
+        (tree / "ran").unlink()
+        assert proved() is True
+        assert set(json.loads((tree / full.PROOF).read_text())["seconds"]) == set(steps)
 
 
 @pytest.mark.parametrize("source", full.SOURCES)
 def test_a_change_of_any_source_needs_another(tree, source):
-    full.run()
+    full.run("full", full.STEPS)
     path = tree / source
     file = path / "a" if path.is_dir() else path
     text = file.read_text()
@@ -71,11 +72,15 @@ def test_a_change_of_any_source_needs_another(tree, source):
 
 
 def test_other_compilers_and_other_steps_need_another(tree, monkeypatch):
-    full.run()
+    full.run("full", full.STEPS)
     with monkeypatch.context() as changed:
         changed.setattr(full, "compilers", lambda: {"g++": "13"})
         assert "compilers" in proved()
     monkeypatch.setattr(full, "STEPS", (*full.STEPS, "more"))
+    assert "steps" in proved()
+    full.run("quick", full.QUICK_STEPS)
+    assert proved() is True
+    monkeypatch.setattr(full, "QUICK_STEPS", full.QUICK_STEPS[1:])
     assert "steps" in proved()
 
 
@@ -83,12 +88,12 @@ def test_other_compilers_and_other_steps_need_another(tree, monkeypatch):
 def test_a_run_that_fails_or_is_edited_proves_nothing(tree, what, said):
     (tree / what).touch()
     with pytest.raises(SystemExit, match=said):
-        full.run()
+        full.run("full", full.STEPS)
     assert not (tree / full.PROOF).exists() and "missing" in proved()
 
 
 def test_a_proof_that_is_damaged_proves_nothing(tree):
-    full.run()
+    full.run("full", full.STEPS)
     for text in ("", "{}", "<<<<<<< ours\n", "[]"):
         (tree / full.PROOF).write_text(text)
         assert proved() is not True
@@ -103,7 +108,7 @@ def test_the_sources_and_steps_are_there():
     listed = {full.ROOT / name for name in tracked.stdout.split("\0") if name} - {full.ROOT / full.PROOF}
     assert listed <= set(full.files())
     targets = (full.ROOT / "Makefile").read_text()
-    assert all(step in targets for step in full.STEPS)
+    assert all(step in targets for step in (*full.STEPS, *full.QUICK_STEPS))
     ci = (full.ROOT / ".ci/run").read_text()
     assert all(f"{name}={value}" in ci for name, value in full.ENVIRONMENT.items()) and os.access(
         full.ROOT / ".ci/run", os.X_OK

@@ -1,6 +1,7 @@
 """Everything that has to hold of the kernels, and the proof that it did, which spares others the same run.
 
     tools/full.py run      make full: all of STEPS; if every one passes, writes PROOF
+    tools/full.py quick    make quick: the same of QUICK_STEPS, the part that CI wants of every change of the kernels
     tools/full.py proved   exits with 0 if PROOF is of the sources and the compilers here; else says what differs
 
 PROOF holds a hash of what STEPS judge: the contents of SOURCES. It is committed with them, and of any other sources it
@@ -15,6 +16,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,6 +32,7 @@ STEPS = (
     *("lint", "build", "test-slow", "wheel", "wheel-check", "docs"),
     *("simt", "mutants-some", "hip-few", "cuda-archs-few"),
 )
+QUICK_STEPS = ("build", "simt-quick", "mutants-quick", "hip-quick", "cuda-archs-quick")
 ENVIRONMENT = {"TORCHREDUCE_GPU": "1", "TORCH_CUDA_ARCH_LIST": "9.0"}
 # Variables of the environment with which make, pytest or a compiler would do something else, or less.
 LEFT_OUT = r"MAKE.*|MFLAGS|SOURCES|BUILD|PYTHON|CXX|\w+FLAGS|PYTEST_.*|TORCHREDUCE_.*|\w+SAN_OPTIONS"
@@ -65,8 +68,8 @@ def compilers() -> dict[str, str]:
     return versions
 
 
-def state() -> dict[str, object]:
-    return {"sources": sources_hash(), "steps": list(STEPS), "compilers": compilers()}
+def state(steps: Sequence[str]) -> dict[str, object]:
+    return {"sources": sources_hash(), "steps": list(steps), "compilers": compilers()}
 
 
 def differences(proof: dict[str, object], now: dict[str, object]) -> list[str]:
@@ -74,19 +77,19 @@ def differences(proof: dict[str, object], now: dict[str, object]) -> list[str]:
     return [key for key, value in now.items() if proof.get(key) != value]
 
 
-def run() -> None:
-    before, seconds = state(), {}
+def run(name: str, steps: Sequence[str]) -> None:
+    before, seconds = state(steps), {}
     environment = {key: value for key, value in os.environ.items() if not re.fullmatch(LEFT_OUT, key)}
-    for step in STEPS:
+    for step in steps:
         start = time.monotonic()
         if subprocess.run(["make", step], cwd=ROOT, env={**environment, **ENVIRONMENT}).returncode:
-            sys.exit(f"make full: {step} FAILED; nothing is proved")
+            sys.exit(f"make {name}: {step} FAILED; nothing is proved")
         seconds[step] = round(time.monotonic() - start)
-        print(f"make full: {step} passed in {seconds[step]} s", flush=True)
-    if changed := differences(before, state()):
-        sys.exit(f"make full: {', '.join(changed)} changed meanwhile; nothing is proved")
+        print(f"make {name}: {step} passed in {seconds[step]} s", flush=True)
+    if changed := differences(before, state(steps)):
+        sys.exit(f"make {name}: {', '.join(changed)} changed meanwhile; nothing is proved")
     (ROOT / PROOF).write_text(json.dumps({**before, "seconds": seconds}, indent=1) + "\n")
-    print(f"make full: all of {', '.join(STEPS)} passed in {sum(seconds.values())} s; {PROOF} is to be committed")
+    print(f"make {name}: all of {', '.join(steps)} passed in {sum(seconds.values())} s; {PROOF} is to be committed")
 
 
 def proved() -> None:
@@ -96,14 +99,17 @@ def proved() -> None:
             raise ValueError
     except (OSError, ValueError):
         sys.exit(f"{PROOF} is missing, or cannot be read: the kernels are not proved")
-    if changed := differences(proof, state()):
+    quick = proof.get("steps") == list(QUICK_STEPS)
+    if changed := differences(proof, state(QUICK_STEPS if quick else STEPS)):
         sys.exit(f"{PROOF} is of other {' and '.join(changed)}: the kernels are not proved")
-    print(f"{PROOF}: a full run proved these kernels")
+    print(f"{PROOF}: a {'quick' if quick else 'full'} run proved these kernels")
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["run"]:
-        run()
+        run("full", STEPS)
+    elif sys.argv[1:] == ["quick"]:
+        run("quick", QUICK_STEPS)
     elif sys.argv[1:] == ["proved"]:
         proved()
     else:
