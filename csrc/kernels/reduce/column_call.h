@@ -52,6 +52,9 @@ struct ColumnShape : ReduceLaunch {
 
 // Neighbouring columns of a lane, given the bytes of an element: 16 bytes of them, or eight.
 TR_HD constexpr int granule_columns(int size) { return size < 2 ? 8 : 16 / size; }
+TR_HD constexpr int column_tile(int size) { return 32 * granule_columns(size); }  // of a warp, where rows are whole
+
+constexpr int kDeepLevels = 5;  // of the tree over a lane's columns, in shared memory
 
 // Blocks of a multiprocessor that there are registers for, given the bytes of an element; `powers`: of products, whose
 // accumulators take twice as many.
