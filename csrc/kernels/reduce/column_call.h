@@ -116,7 +116,7 @@ struct Columns {
     const int64_t rows = power_of_two(std::min<int64_t>(q.n, kResidues));
     return !dense_rows() || q.inner >= kLeastWide || (q.inner >= 256 && use >= 0.8) ||
            (q.n <= kLeaf && rows * q.inner > narrow_values() && slice_bytes() > kSliceBytes && use >= 0.5 &&
-            !(facts.any_order && q.n > kResidues && use < 0.8));
+            !(q.n > (facts.any_order ? 1 : 2) * kResidues && use < 0.8));
   }
 };
 

@@ -6,8 +6,8 @@
 
 namespace torchreduce::gpu {
 
-// The value of granules kFirst to kFirst + kCount - 1, of accumulators of K rows each: the tree over these, each of which
-// is moved(first granule, value) before. row(j): of granule j.
+// The value of granules kFirst to kFirst + kCount - 1, of accumulators of K rows each: the tree over these, each of
+// which is moved(first granule, value) before. row(j): of granule j.
 template <int K, int kFirst, int kCount, class Op, class E, int V, class Row, class Move>
 __device__ __forceinline__ void combine_rows(const Op& op, const ColumnGranule<E> (&x)[kInFlight], Row row, Move move,
                                              typename Op::Near (&v)[V]) {
@@ -92,7 +92,11 @@ __device__ __forceinline__ void columns_part(const Op& op, const ColumnCall& q, 
         for (int j = 0; j < kInFlight; ++j) x[j].shift(moved(first_row, j));
       }
       combine_rows<K, 0, kInFlight>(
-          op, x, row, [&](int j, Near(&u)[V]) { if (K > 1 && !whole) shift_columns(u, moved(first_row, j)); }, t);
+          op, x, row,
+          [&](int j, Near(&u)[V]) {
+            if (K > 1 && !whole) shift_columns(u, moved(first_row, j));
+          },
+          t);
     };
     if (log_k == 3) all(std::integral_constant<int, 8>());
     else if (log_k == 2) all(std::integral_constant<int, 4>());

@@ -6,8 +6,8 @@ namespace torchreduce {
 
 struct WideColumnsShape : ColumnShape {};
 
-// Values of a warp in shared memory: of its columns, each granule's and one granule more; or, before, the deep levels of
-// the tree over them where order shows.
+// Values of a warp in shared memory: of its columns, each granule's and one granule more; or, before, the deep levels
+// of the tree over them where order shows.
 TR_HD constexpr int wide_column_values(int granule, bool any_order) {
   return any_order ? 33 * granule : kDeepLevels * 32 * granule;
 }
