@@ -343,8 +343,8 @@ def test_few_long_rows_are_split():
 
 
 def test_small_rows_are_one_blocks():
-    """Up to a leaf for each warp a block is faster than blocks that meet."""
-    for n, splits in ((1024, False), (16384, False), (16385, True), (2**20, True)):
+    """Up to two leaves for each warp a block is faster than blocks that meet."""
+    for n, splits in ((1024, False), (32768, False), (32769, True), (2**20, True)):
         p = plan("sum", (n,), 0)
         assert (p["splits"] > 1) == splits and p["family"] == "rows"
         assert p["blocks"] == p["splits"]

@@ -72,8 +72,8 @@ MUTANTS = (
     # ---- reductions, columns
     Mutant(
         "columns moved down by one too few", "kernels/reduce/wide_columns.cuh",
-        "if (q.tile < kLanes * V) shift_columns(t, moved(0));",
-        "if (q.tile < kLanes * V && moved(0) > 1) shift_columns(t, moved(0));",
+        "if (K > 1 && !whole) shift_columns(u, moved(first_row, j));",
+        "if (K > 1 && !whole && moved(first_row, j) > 1) shift_columns(u, moved(first_row, j));",
         "reduce.Sum", ("column_families",), sanitizer="asan", some=True,
     ),
     Mutant(

@@ -52,6 +52,9 @@ struct ColumnShape : ReduceLaunch {
 
 // Neighbouring columns of a lane, given the bytes of an element: 16 bytes of them, or eight.
 TR_HD constexpr int granule_columns(int size) { return size < 2 ? 8 : 16 / size; }
+TR_HD constexpr int column_tile(int size) { return 32 * granule_columns(size); }  // of a warp, where rows are whole
+
+constexpr int kDeepLevels = 5;  // of the tree over a lane's columns, in shared memory
 
 // Blocks of a multiprocessor that there are registers for, given the bytes of an element; `powers`: of products, whose
 // accumulators take twice as many.
@@ -113,7 +116,7 @@ struct Columns {
     const int64_t rows = power_of_two(std::min<int64_t>(q.n, kResidues));
     return !dense_rows() || q.inner >= kLeastWide || (q.inner >= 256 && use >= 0.8) ||
            (q.n <= kLeaf && rows * q.inner > narrow_values() && slice_bytes() > kSliceBytes && use >= 0.5 &&
-            !(facts.any_order && q.n > kResidues && use < 0.8));
+            !(q.n > (facts.any_order ? 1 : 2) * kResidues && use < 0.8));
   }
 };
 

@@ -112,23 +112,21 @@ __device__ __forceinline__ void combine_all(A (&left)[V], const A (&right)[V], C
 }
 
 // Values pushed from the left, one subtree of equal size at a time, at most 32: the pairwise tree over them. A binary
-// counter, of which a lane holds the two lowest levels; the others lie in shared memory, kDeepLevels * V values a
-// thread. Ops that know no order hold one value.
-constexpr int kDeepLevels = 4;
+// counter, of which a lane holds the lowest level; the others lie in the warp's shared memory, kDeepLevels * V values a
+// lane. Ops that know no order hold one value.
 template <class Op, int V, bool kAnyOrder> struct ColumnTree {
   using A = typename Op::Near;
   static constexpr int kPer = 16 / int(sizeof(A));
   using Piece = Packed<A, kPer>;
-  static constexpr int kShared = kThreads * kDeepLevels * V * int(sizeof(A));  // bytes a block
-  A low[2][V];
+  A ones[V];
   int count = 0;
   Piece* deep;
 
-  __device__ explicit ColumnTree(void* shared) : deep(static_cast<Piece*>(shared) + threadIdx.x) {}
+  __device__ explicit ColumnTree(void* shared) : deep(static_cast<Piece*>(shared) + lane_id()) {}
   __device__ void join_deep(const Op& op, int level, A (&v)[V]) const {
 #pragma unroll
     for (int e = 0; e < V; e += kPer) {
-      const Piece left = deep[(level * V + e) / kPer * kThreads];
+      const Piece left = deep[(level * V + e) / kPer * kLanes];
 #pragma unroll
       for (int i = 0; i < kPer; ++i) v[e + i] = op.combine(left.item[i], v[e + i]);
     }
@@ -137,43 +135,40 @@ template <class Op, int V, bool kAnyOrder> struct ColumnTree {
   __device__ void push(const Op& op, A (&v)[V], int level) {
     const int c = count;
     count += 1 << level;
+    if (level == 0) {
+      if (!(c & 1)) {
 #pragma unroll
-    for (int l = 0; l < 2; ++l) {
-      if (l < level) continue;
-      if (!(c >> l & 1)) {
-#pragma unroll
-        for (int e = 0; e < V; ++e) low[l][e] = v[e];
+        for (int e = 0; e < V; ++e) ones[e] = v[e];
         return;
       }
-#pragma unroll
-      for (int e = 0; e < V; ++e) v[e] = op.combine(low[l][e], v[e]);
+      combine_left(op, v);
     }
-    level = level > 2 ? level - 2 : 0;
-    for (; c >> (level + 2) & 1; ++level) join_deep(op, level, v);
+    level = level > 1 ? level - 1 : 0;
+    for (; c >> (level + 1) & 1; ++level) join_deep(op, level, v);
 #pragma unroll
     for (int e = 0; e < V; e += kPer) {
       Piece p;
 #pragma unroll
       for (int i = 0; i < kPer; ++i) p.item[i] = v[e + i];
-      deep[(level * V + e) / kPer * kThreads] = p;
+      deep[(level * V + e) / kPer * kLanes] = p;
     }
   }
   __device__ void total(const Op& op, A (&v)[V]) const {
 #pragma unroll
     for (int e = 0; e < V; ++e) v[e] = Op::absent();  // the identity
-#pragma unroll
-    for (int level = 0; level < 2; ++level)
-      if (count >> level & 1) {
-#pragma unroll
-        for (int e = 0; e < V; ++e) v[e] = op.combine(low[level][e], v[e]);
-      }
+    if (count & 1) combine_left(op, v);
     for (int level = 0; level < kDeepLevels; ++level)
-      if (count >> (level + 2) & 1) join_deep(op, level, v);
+      if (count >> (level + 1) & 1) join_deep(op, level, v);
+  }
+
+ private:
+  __device__ void combine_left(const Op& op, A (&v)[V]) const {
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = op.combine(ones[e], v[e]);
   }
 };
 template <class Op, int V> struct ColumnTree<Op, V, true> {
   using A = typename Op::Near;
-  static constexpr int kShared = 0;
   A all[V];
   __device__ explicit ColumnTree(void*) {
 #pragma unroll
@@ -281,8 +276,9 @@ __device__ __forceinline__ void finish_run(const Op& op, const ColumnCall& q, in
 }
 
 // The tree over `rows` rows of `columns` values, get(row, column), by a block; rows of `a`, and then `b` and `a` in
-// turns, take what is left. Returns the row that is left at last, one value a column. By trees of 8.
-template <class Op, class A, class Get>
+// turns, take what is left. Returns the row that is left at last, one value a column. By trees of 8, the first ones of
+// kFirst.
+template <class Op, int kFirst = 8, class A, class Get>
 __device__ A* fold_rows(int rows, int columns, A* a, A* b, A absent, Get get) {
   const FastDivide by_columns(columns);
   auto level = [&](auto width, A* to, auto from) {
@@ -304,7 +300,8 @@ __device__ A* fold_rows(int rows, int columns, A* a, A* b, A absent, Get get) {
   };
   if (rows <= 2) level(std::integral_constant<int, 2>(), a, get);
   else if (rows <= 4) level(std::integral_constant<int, 4>(), a, get);
-  else level(std::integral_constant<int, 8>(), a, get);
+  else if (kFirst == 8 || rows <= 8) level(std::integral_constant<int, 8>(), a, get);
+  else level(std::integral_constant<int, kFirst>(), a, get);
   while (rows > 1) {
     const A* from = a;
     level(std::integral_constant<int, 8>(), b, [=](int r, int c) { return from[r * columns + c]; });

@@ -8,12 +8,35 @@ namespace torchreduce::gpu {
 // 16 bytes are left out after every 128, so that lanes meet in fewer banks.
 TR_HD constexpr int padded(int bytes) { return bytes + (bytes >> 7) * 16; }
 
-constexpr int kLeastUnpadded = 8;  // neighbouring columns that are spread over enough banks
+// The pairwise tree over values pushed from the left, at most 31, as TreeStack (order.h): by branches, which lanes
+// mostly take alike, in a fourth of the instructions.
+template <class Op> struct SliceTree {
+  using A = typename Op::Near;
+  static constexpr int kLevels = 5;
+  A slot[kLevels];
+  int count = 0;
+  __device__ __forceinline__ void push(const A& value) {
+    settle<0>(value);
+    ++count;
+  }
+  template <int kLevel> __device__ __forceinline__ void settle(const A& value) {
+    if constexpr (kLevel < kLevels) {
+      if (count >> kLevel & 1) settle<kLevel + 1>(Op::combine(slot[kLevel], value));
+      else slot[kLevel] = value;
+    }
+  }
+  __device__ __forceinline__ A total(A value) const {  // of the identity
+#pragma unroll
+    for (int l = 0; l < kLevels; ++l)
+      if (count >> l & 1) value = Op::combine(slot[l], value);
+    return value;
+  }
+};
 
-// Serves slices that follow each other without gaps, of at most 2^16 bytes; of at most 256 rows, where the order of
-// additions matters. A block copies q.slices of them to shared memory as they are, many granules in flight. Then
-// q.lanes neighbouring ones, a power of two, share an output, q.span rows each, also a power of two. Shared memory: the
-// granules that the slices lie in, padded where columns are few.
+// Serves slices that follow each other without gaps, of at most 256 rows and kLargeSlice bytes. A block copies q.slices
+// of them to shared memory as they are, many granules in flight. Then q.lanes neighbouring ones, a power of two, share
+// an output, q.span rows each, also a power of two. Shared memory: the granules that the slices lie in, padded where
+// columns are few.
 template <class Op, class Load>
 __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
@@ -27,11 +50,11 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTA
   const char* top = global(static_cast<const char*>(q.in)) + first * n * inner * kSize;
   const int before = int(uintptr_t(top) & 15), bytes = slices * n * inner * kSize + before;
   top -= before;
-  const bool pad = inner < kLeastUnpadded;
+  const bool pad = inner < column_slices::kLeastUnpadded;
   const char* const in = static_cast<const char*>(q.in);
   for (int i = int(threadIdx.x) * 16; i < bytes; i += kThreads * 16) {
     char* const to = shared + (pad ? padded(i) : i);
-    if (top + i >= in && top + i + 16 <= static_cast<const char*>(q.end)) {
+    if (!q.ragged || (top + i >= in && top + i + 16 <= static_cast<const char*>(q.end))) {
       copy_async<16>(to, top + i);
     } else {  // at either end of the tensor
       for (int e = 0; e < 16; e += kSize)
@@ -61,7 +84,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTA
   // The value of this lane's rows from byte `at` on, W rows at a time.
   auto reduce = [&](auto width, auto pad, int at) {
     constexpr int W = decltype(width)::value;
-    TreeStack<Near, 5> tree;
+    SliceTree<Op> tree;
     Near all = Op::near_absent();
     for (int r = 0; r < rows; r += W) {
       Near v[W][1];
@@ -85,11 +108,11 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTA
 #pragma unroll
           for (int i = 0; i < W; i += 2 * d) v[i][0] = Op::follow(v[i][0], v[i + d][0]);
         if (q.span <= W) return v[0][0];
-        tree.push(v[0][0], [](const Near& l, const Near& r) { return Op::combine(l, r); });
+        tree.push(v[0][0]);
       }
     }
     if (Op::kAnyOrder || q.span <= W) return all;
-    return tree.total(all, [](const Near& l, const Near& r) { return Op::combine(l, r); });
+    return tree.total(all);
   };
   auto reduce_rows = [&](auto pad, int at) {
     if (q.span <= 4) return reduce(std::integral_constant<int, 4>(), pad, at);
@@ -98,6 +121,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTA
   };
   const int first_output = int(threadIdx.x) / lanes;
   for (int begin = 0; begin < outputs; begin += kThreads / lanes) {
+    if (begin + (int(threadIdx.x) - lane_id()) / lanes >= outputs) break;  // the warp has none
     const int i = begin + first_output, output = i < outputs ? i : outputs - 1;
     const int slice = by_inner.quotient(output), c = output - slice * inner;
     const int at = before + ((slice * n + first_row) * inner + c) * kSize;

@@ -10,6 +10,9 @@ namespace column_slices {
 
 using namespace columns_of;
 
+constexpr int kLeastUnpadded = 8;      // neighbouring columns that are spread over enough banks
+constexpr int kLargeSlice = 40 << 10;  // bytes, at most, of a slice that a block takes alone
+
 inline std::optional<ColumnSlicesShape> serves(const ReduceCall& call, const DeviceFacts& device,
                                                const PlanOverride& forced) {
   const auto c = columns_of::columns_of(call, device);
@@ -18,10 +21,7 @@ inline std::optional<ColumnSlicesShape> serves(const ReduceCall& call, const Dev
   const ColumnCall& all = c->q;
   if (all.outer_dims > 1 || (all.outer_dims && all.outer_in[0] * c->size != one)) return {};
   if (all.outer_out[0] > INT32_MAX || all.out_step > INT32_MAX) return {};
-  // Without an order, slices that a block takes one at a time still gain.
-  const bool fits =
-      all.n <= kResidues ? one <= kSliceBytes : c->facts.any_order && all.n <= 4 * kResidues && one <= 2 * kSliceBytes;
-  if (!fits) return {};
+  if (all.n > kResidues || one > kLargeSlice) return {};
   ColumnSlicesShape s;
   ColumnCall& q = s.q = all;
   // Slices of a block and lanes of an output: few idle lanes in the last pass, and blocks that start on a line of 128
@@ -34,7 +34,7 @@ inline std::optional<ColumnSlicesShape> serves(const ReduceCall& call, const Dev
   auto consider = [&](int64_t slices, int lanes) {
     if (slices < 1 || slices > top) return;
     const int span = full / lanes;
-    const double passes = double(ceil_div(slices * q.inner * lanes, kThreads));
+    const double passes = double(ceil_div(slices * q.inner * lanes, 32)) / kWarps;
     const double cost = (passes * (std::min(span, q.n) + 5) + 8) / double(slices) * (slices % line ? 1.1 : 1.0);
     if (best && cost >= best) return;
     best = cost;
@@ -47,7 +47,7 @@ inline std::optional<ColumnSlicesShape> serves(const ReduceCall& call, const Dev
     for (int64_t slices : {top, top / line * line, filled, filled / line * line}) consider(slices, lanes);
   }
   const int bytes = int(q.slices * one) + 32;
-  s.shared = bytes + bytes / 128 * 16 + 16;
+  s.shared = q.inner < kLeastUnpadded ? bytes + bytes / 128 * 16 + 16 : bytes;
   s.blocks = ceil_div(q.outer, q.slices);
   if (s.shared > c->shared) return {};
   return s;

@@ -55,11 +55,20 @@ void launch_columns(Kernel kernel, const ReduceCall& call, const ColumnShape& sh
     if constexpr (kWideReductions && kIsTyped<Load> && has_columns<Op>(DtypeOf<E>::value) && (compiled)) \
       launch_columns(kernel<Op, Load>, call, shape, partials, tickets, stream);                          \
   }
-TR_COLUMNS(WideColumnsShape, reduce_wide_columns, true)
 TR_COLUMNS(NarrowColumnsShape, reduce_narrow_columns, true)
 TR_COLUMNS(ShortColumnsShape, reduce_short_columns, has_small_columns(DtypeOf<E>::value))
 TR_COLUMNS(ColumnSlicesShape, reduce_column_slices, has_small_columns(DtypeOf<E>::value))
 #undef TR_COLUMNS
+template <class Op, class Load>
+void launch(const ReduceCall& call, const WideColumnsShape& shape, typename Op::Acc* partials, uint32_t* tickets,
+            gpuStream_t stream) {
+  constexpr Dtype d = DtypeOf<typename Load::Element>::value;
+  if constexpr (kWideReductions && kIsTyped<Load> && has_columns<Op>(d)) {
+    const bool whole = has_small_columns(d) && shape.q.tile == column_tile(size_of(d));
+    launch_columns(whole ? reduce_wide_columns<Op, Load, has_small_columns(d)> : reduce_wide_columns<Op, Load, false>,
+                   call, shape, partials, tickets, stream);
+  }
+}
 
 template <class Op, class Load>
 void launch(const ReduceCall& call, const PackedRowsShape& shape, typename Op::Acc*, uint32_t*, gpuStream_t stream) {

@@ -29,12 +29,15 @@ constexpr int kWalked = 16;           // units that a warp takes one after the o
 constexpr int kWalkers = 16;          // rows for each multiprocessor from which on it does
 
 // Enough blocks for the device, but runs as long as they may be (H200, from a graph: 2^23 float32 in 256 blocks 7.4 us,
-// in 512 9.1); up to a leaf for each warp of one block that is faster than blocks that meet (2^14: 2.4 us and 3.3).
-inline int units_a_run(int64_t units, int64_t rows, int multiprocessors) {
+// in 512 9.1); up to two units for each warp of one block, or four where no order shows, that is faster than blocks
+// that meet (H200, from a graph: sums of 2^14 float32 2.7 us and 3.9, of 2^15 bfloat16 3.2 and 3.4; argmax of 2^14
+// float32 3.3 and 4.6, of 2^15 4.4 and 4.7).
+inline int units_a_run(int64_t units, int64_t rows, int multiprocessors, bool any_order = false) {
   int run = int(std::min<int64_t>(kMostUnits, power_of_two(units)));
+  if (units <= (any_order ? 4 : 2) * kWarps) return run;
   auto blocks = [&] { return rows * ceil_div(units, run); };
   while (run > kWarps && 2 * blocks() < 3 * int64_t(multiprocessors)) run /= 2;
-  while (run > 1 && units > kWarps && blocks() < multiprocessors) run /= 2;
+  while (run > 1 && blocks() < multiprocessors) run /= 2;
   return run;
 }
 
@@ -74,7 +77,7 @@ inline std::optional<RowsShape> serves(const ReduceCall& call, const DeviceFacts
     if (s.rows < 8) s.lanes = 32;
   }
   if (s.rows == 0) {
-    s.units = units_a_run(units, l.rows, int(multiprocessors));
+    s.units = units_a_run(units, l.rows, int(multiprocessors), any_order(call));
     take(forced.leaves, s.units, kMostUnits, "leaves");
     int warps = std::min(kWarps, s.units);
     take(forced.warps, warps, kWarps, "warps");

@@ -30,8 +30,8 @@ __device__ void combine_units(const ColumnCall& q, int64_t slot, int unit, int c
   Acc* const a = static_cast<Acc*>(shared);
   Acc* const b = a + fold_buffer(q.units) * columns;
   auto fold = [&](const Acc* from, int rows) {
-    return fold_rows<Op>(rows, columns, a, b, Op::absent(),
-                         [&](int r, int c) { return from[int64_t(r) * columns + c]; });
+    return fold_rows<Op, sizeof(Acc) <= 4 ? 32 : 8>(rows, columns, a, b, Op::absent(),
+                                                    [&](int r, int c) { return from[int64_t(r) * columns + c]; });
   };
   if (!last_block(tickets + group, members, last)) return;
   const Acc* all = fold(partials + int64_t(group) * kUnitGroup * columns, members);

@@ -6,6 +6,12 @@ namespace torchreduce {
 
 struct WideColumnsShape : ColumnShape {};
 
+// Values of a warp in shared memory: of its columns, each granule's and one granule more; or, before, the deep levels
+// of the tree over them where order shows.
+TR_HD constexpr int wide_column_values(int granule, bool any_order) {
+  return any_order ? 33 * granule : kDeepLevels * 32 * granule;
+}
+
 namespace wide_columns {
 
 using namespace columns_of;
@@ -15,6 +21,8 @@ using namespace columns_of;
 // rows cost more than that (H100, bfloat16, (777, 345472): 0.71 with units of 200 rows, 0.84 with one; H200, bfloat16,
 // (1024, 262144): 0.76 with 512 rows, 0.80 with 1024).
 constexpr int kBlocksWanted = 12, kLeastRows = 1024;
+// The same where there would not be enough blocks for all multiprocessors to be busy.
+constexpr int kBlocksNeeded = 2, kFewestRows = 128;
 
 inline std::optional<WideColumnsShape> serves(const ReduceCall& call, const DeviceFacts& device, const PlanOverride&) {
   const auto c = columns_of::columns_of(call, device);
@@ -42,6 +50,8 @@ inline std::optional<WideColumnsShape> serves(const ReduceCall& call, const Devi
     q.span = kResidues;
     auto cut = [&] { q.units = int32_t(ceil_div(all, q.span)); };
     for (cut(); q.span << q.log_k > kLeastRows && q.outer * q.tiles * q.units < wanted; cut()) q.span /= 2;
+    const int64_t needed = int64_t(kBlocksNeeded) * device.multiprocessors;
+    for (; q.span << q.log_k > kFewestRows && q.outer * q.tiles * q.units < needed; cut()) q.span /= 2;
     if (any_order) {  // even units
       const int step = kWarps * least;
       q.span = int32_t(ceil_div(ceil_div(all, q.units), step) * step);
@@ -50,9 +60,7 @@ inline std::optional<WideColumnsShape> serves(const ReduceCall& call, const Devi
   }
   s.blocks =
       q.warps == 1 ? ceil_div(q.outer * q.tiles, kWarps) : q.outer * q.units * ceil_div(q.tiles, kWarps / q.warps);
-  const int columns = 32 * c->granule();
-  s.shared =
-      kWarps * (columns + c->granule()) * c->facts.near + (any_order ? 0 : kThreads * 4 * c->granule() * c->facts.near);
+  s.shared = kWarps * wide_column_values(c->granule(), any_order) * c->facts.near;
   split(s, *c, q.outer * q.tiles, q.tile);
   if (s.shared > c->shared) return {};
   return s;
