@@ -1010,6 +1010,11 @@ MUTANTS = (
         "fused.SOFTMAX", ("fused",), every=1,
     ),
     Mutant(
+        "granules of rows whose output starts elsewhere in its own, of ops with weights", "kernels/fused/rows_call.h",
+        "if (!f.weights) a.alike = alike;", "a.alike = alike;",
+        "fused_plan", ("fused",),
+    ),
+    Mutant(
         "a residue of weights twice", "kernels/fused/weights.cuh",
         "residue(3, last);", "residue(2, last);",
         "weights", ("fused",), every=1,
