@@ -480,10 +480,106 @@ template <class E, int kChunks, bool kPart> struct HeldGranules {
     return g;
   }
 };
+// ---- float32 by granules -----------------------------------------------------------------------------------------------
+
+// Rows of whole granules, in all operands. A chunk is two of them, of 4 elements each.
+template <class E, int kChunks, bool kPart> struct HeldQuads {
+  static_assert(sizeof(E) == 4, "4 elements a granule");
+  static constexpr bool kGranules = false;  // leaves start with one
+  static constexpr int kSlots = kPart ? kChunks * kGroup : kGroup, kQuad = 4;
+  Granule g[kChunks * 2];
+  __device__ static constexpr int slot(int c, int i) { return kPart ? c * kGroup + i : i; }
+
+  __device__ static int lanes_of(const Place& p) { return kPart ? p.lanes : kLanes; }
+  __device__ static int number(const Place& p, int k) { return p.lane + lanes_of(p) * k; }  // of a lane's granule k
+  __device__ static int position(const Place& p, int c, int i) {
+    return number(p, 2 * c + i / kQuad) * kQuad + i % kQuad;
+  }
+  __device__ static bool is_whole(const Place& p, int c) { return (c + 1) * kGroup * lanes_of(p) <= p.count; }
+  __device__ static bool has_chunk(const Place& p, int c) { return c == 0 || c * kGroup * lanes_of(p) < p.count; }
+
+  __device__ __forceinline__ void load(const FusedRowsCall&, int, const E* from, const Place& p, bool wanted,
+                                       float fill) {
+    const Granule* const own = recomputed(reinterpret_cast<const Granule*>(from) + p.lane);
+#pragma unroll
+    for (int k = 0; k < kChunks * 2; ++k) {
+      if (!(kChunks == held_rows::kLeafChunks && p.whole) && k % 2 == 0 && !has_chunk(p, k / 2)) break;
+      if (!p.whole)
+#pragma unroll
+        for (uint32_t& w : g[k].item) w = bit_cast<uint32_t>(fill);
+      load_once(wanted && (p.whole || number(p, k) * kQuad < p.count), own + lanes_of(p) * k, g[k]);
+    }
+  }
+  __device__ __forceinline__ void chunk(int c, float (&v)[kGroup]) const {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) v[i] = bit_cast<float>(g[2 * c + i / kQuad].item[i % kQuad]);
+  }
+  template <bool kFull, bool kNumbers> struct Out {
+    Granule* to;
+    const Place& p;
+
+    __device__ __forceinline__ Out(E* leaf, const Place& p)
+        : to(recomputed(reinterpret_cast<Granule*>(leaf) + p.lane)), p(p) {}
+    __device__ __forceinline__ void store(int c, const float (&v)[kGroup]) {
+#pragma unroll
+      for (int k = 2 * c; k < 2 * c + 2; ++k) {
+        if (!kFull && number(p, k) * kQuad >= p.count) continue;
+        Granule g;
+#pragma unroll
+        for (int i = 0; i < kQuad; ++i) {
+          const float y = v[(k % 2) * kQuad + i];
+          g.item[i] = bit_cast<uint32_t>(kNumbers ? y : canonical(y));
+        }
+        store_granule(to + lanes_of(p) * k, g);
+      }
+    }
+    __device__ __forceinline__ void finish() {}
+  };
+  __device__ __forceinline__ static float tree(float (&acc)[kSlots], const Place& p) {
+    float run[kSlots / kQuad];
+#pragma unroll
+    for (int r = 0; r < kSlots / kQuad; ++r) {
+      float* const a = acc + r * kQuad;
+      run[r] = (a[0] + a[1]) + (a[2] + a[3]);
+    }
+    return tree_over_lanes<kPart>(run, p);
+  }
+  __device__ __forceinline__ Extremes extremes(const Place& p) const {
+    float v[kGroup];
+    chunk(0, v);
+    Extremes e{v[0], v[0]};
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      if (!has_chunk(p, c)) break;
+      chunk(c, v);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        e.greatest = greatest(e.greatest, v[i]);
+        e.least = -greatest(-e.least, -v[i]);
+      }
+    }
+    return e;
+  }
+  __device__ __forceinline__ static void weights(const void* from, Dtype, int64_t first, const Place& p, int c,
+                                                 float (&v)[kGroup]) {
+    const Granule* const w = recomputed(reinterpret_cast<const Granule*>(static_cast<const float*>(from) + first) +
+                                        p.lane);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      if (number(p, 2 * c + k) * kQuad >= p.count) continue;
+      const Granule g = load_wide(w + lanes_of(p) * (2 * c + k));
+#pragma unroll
+      for (int i = 0; i < kQuad; ++i) v[k * kQuad + i] = bit_cast<float>(g.item[i]);
+    }
+  }
+};
+
 template <class E, int kChunks, held_rows::Form kForm>
-using Held = std::conditional_t<kForm == held_rows::Form::Granules || kForm == held_rows::Form::ShortGranules,
-                                HeldGranules<E, kChunks, held_rows::is_short(kForm)>,
-                                HeldWords<E, kChunks, held_rows::is_short(kForm)>>;
+using Held = std::conditional_t<
+    kForm == held_rows::Form::Granules || kForm == held_rows::Form::ShortGranules,
+    std::conditional_t<sizeof(E) == 2, HeldGranules<E, kChunks, held_rows::is_short(kForm)>,
+                       HeldQuads<E, kChunks, held_rows::is_short(kForm)>>,
+    HeldWords<E, kChunks, held_rows::is_short(kForm)>>;
 
 // ---- where leaves meet -------------------------------------------------------------------------------------------------
 
