@@ -285,7 +285,7 @@ long check_fused(uint32_t seed, long every, bool few) {
           for (int64_t n : {1, 8, 40, 136}) run(with({op, d, rows, n, 1, 0, n == 40 ? 8 : 0}));
         continue;
       }
-      for (int64_t n : {1, 3, 8, 17, 64, 100, 256, 257, 300, 700, 1024, 1500, 2048, 2049, 5000, 9000}) {
+      for (int64_t n : {1, 3, 8, 17, 64, 65, 100, 201, 256, 257, 300, 700, 1023, 1024, 1500, 2048, 2049, 5000, 9000}) {
         const int64_t rows = n < 64 ? 70 : n < 2048 ? 9 : 3;
         run(with({op, d, rows, n}));
         run(with({op, d, rows, n, 1, 1 + int(n % 7)}));

@@ -113,10 +113,14 @@ void launch_packed([[maybe_unused]] const FusedCall& call, [[maybe_unused]] cons
     const auto enqueue_kernel = [&](auto kernel) {
       enqueue(kernel, shape.blocks, shape.threads, shape.shared, queue, rows, shape);
     };
+    constexpr int kForms = fused_packed_rows::forms(int(sizeof(E)), Op::kInputs, Op::kTerm);
     const int which = fused_packed_rows::form_of(call.layout.length);
-    if (which == 0) enqueue_kernel(fused_packed_rows_kernel<Op, E, 0>);
-    else if (which == 1) enqueue_kernel(fused_packed_rows_kernel<Op, E, 1>);
-    else enqueue_kernel(fused_packed_rows_kernel<Op, E, 2>);
+    if constexpr (kForms > 0)
+      if (which == 0) enqueue_kernel(fused_packed_rows_kernel<Op, E, 0>);
+    if constexpr (kForms > 1)
+      if (which == 1) enqueue_kernel(fused_packed_rows_kernel<Op, E, 1>);
+    if constexpr (kForms > 2)
+      if (which == 2) enqueue_kernel(fused_packed_rows_kernel<Op, E, 2>);
   }
 }
 

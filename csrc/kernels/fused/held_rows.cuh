@@ -12,6 +12,7 @@
 // Shared memory: dynamic, of ops that keep terms the first chunks of each thread, and the states of a row's leaves.
 #pragma once
 #include "held_rows.h"
+#include "kernels/common/gpu_streamed.cuh"
 #include "kernels/reduce/granule.cuh"
 #include "states.cuh"
 
@@ -134,8 +135,8 @@ template <class E, int kChunks, bool kPart> struct HeldWords {
     __device__ __forceinline__ Out(E* leaf, const Place& p) : to(recomputed(leaf + p.lane)), p(p) {}
     __device__ __forceinline__ void store(int c, const float (&v)[kGroup]) {
       const auto element = [&](int k) {
-        if constexpr (kNumbers && std::is_same<E, float>::value) store_item(to + step(p, k), v[k % kGroup]);
-        else store_item(to + step(p, k), round_to<E>(v[k % kGroup]));
+        if constexpr (kNumbers && std::is_same<E, float>::value) stream_item(to + step(p, k), v[k % kGroup]);
+        else stream_item(to + step(p, k), round_to<E>(v[k % kGroup]));
       };
       if (kFull || is_whole(p, c)) {
 #pragma unroll
@@ -332,7 +333,7 @@ template <class E, int kChunks, bool kPart> struct HeldGranules {
       const Granule g = rounded<kNumbers>(v);
       const int first = p.lane * kGroup - p.before, at = number(p, c) * kGroup - p.before;
       if ((kFull && c > 0) || (at >= 0 && at + kGroup <= p.count)) {
-        store_granule(reinterpret_cast<Granule*>(to) + lanes_of(p) * c, g);
+        stream_granule(reinterpret_cast<Granule*>(to) + lanes_of(p) * c, g);
       } else if (c > 0) {
         if (at >= p.count) return;
         rest = g;
@@ -390,7 +391,7 @@ template <class E, int kChunks, bool kPart> struct HeldGranules {
 #pragma unroll
       for (int i = 0; i < kGroup / 2; ++i) out.item[i] = funnel_right(w[i], w[i + 1], (from & 1) * 16);
       const int own = number(p, c) * kGroup - p.before, at = own - by;
-      if (at >= begin && at < end) store_granule(reinterpret_cast<Granule*>(leaf + at), out);
+      if (at >= begin && at < end) stream_granule(reinterpret_cast<Granule*>(leaf + at), out);
       if (c == 0) {
         if (own < begin || own + kGroup > end)
 #pragma unroll
@@ -501,13 +502,20 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
   __device__ __forceinline__ void load(const FusedRowsCall&, int, const E* from, const Place& p, bool wanted,
                                        float fill) {
     const Granule* const own = recomputed(reinterpret_cast<const Granule*>(from) + p.lane);
+    if (wanted && p.whole) {
+#pragma unroll
+      for (int k = 0; k < kChunks * 2; ++k) {
+        if (kChunks != held_rows::kLeafChunks && !has_chunk(p, k / 2)) break;
+        g[k] = load_once(own + lanes_of(p) * k);
+      }
+      return;
+    }
 #pragma unroll
     for (int k = 0; k < kChunks * 2; ++k) {
-      if (!(kChunks == held_rows::kLeafChunks && p.whole) && k % 2 == 0 && !has_chunk(p, k / 2)) break;
-      if (!p.whole)
+      if (!has_chunk(p, k / 2)) break;
 #pragma unroll
-        for (uint32_t& w : g[k].item) w = bit_cast<uint32_t>(fill);
-      load_once(wanted && (p.whole || number(p, k) * kQuad < p.count), own + lanes_of(p) * k, g[k]);
+      for (uint32_t& w : g[k].item) w = bit_cast<uint32_t>(fill);
+      load_once(wanted && number(p, k) * kQuad < p.count, own + lanes_of(p) * k, g[k]);
     }
   }
   __device__ __forceinline__ void chunk(int c, float (&v)[kGroup]) const {
@@ -530,7 +538,7 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
           const float y = v[(k % 2) * kQuad + i];
           g.item[i] = bit_cast<uint32_t>(kNumbers ? y : canonical(y));
         }
-        store_granule(to + lanes_of(p) * k, g);
+        stream_granule(to + lanes_of(p) * k, g);
       }
     }
     __device__ __forceinline__ void finish() {}
@@ -816,7 +824,9 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
         elements_where([&](int i) { return H::position(p, c, i) < p.count && (c > 0 || i >= late) && !skips; });
       }
     }
-    if constexpr (kLate) {
+    if constexpr (kLate && Op::kFirst == First::Greatest && !Op::kTerm) {
+      if (p.before > 0) late_by_lanes(take, sums);
+    } else if constexpr (kLate) {
       if (late > 0) {
         float v[kInputs][kGroup];
         if constexpr (Op::kTerm) terms(0, v[0]);
@@ -833,6 +843,35 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
           }
         }
       }
+    }
+  }
+  // The wrapped elements of lane 0, of which lane i has number i meanwhile: exponentials take longer than to hand sums
+  // there and back.
+  template <class Take, int kCount>
+  __device__ __forceinline__ void late_by_lanes(Take take, F (&sums)[kCount][H::kSlots]) const {
+    F v[kInputs][kGroup], x[kInputs], first[kCount], own[kCount];
+    elements(0, v);
+    const auto of_lane = [&](const F(&values)[kGroup]) {  // of lane 0's, number `lane`
+      F value = F(0);
+#pragma unroll
+      for (int i = 0; i < kGroup - 1; ++i) value = chosen(p.lane == i, shuffle(values[i], 0), value);
+      return value;
+    };
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k) x[k] = of_lane(v[k]);
+#pragma unroll
+    for (int s = 0; s < kCount; ++s) {
+      first[s] = sums[s][0];
+      sums[s][0] = of_lane(sums[s]);
+    }
+    take(0, 0, x, F(1), p.lane < p.before && kLanes * kChunks * kGroup - p.before + p.lane < p.count && !skips);
+#pragma unroll
+    for (int s = 0; s < kCount; ++s) {
+      own[s] = sums[s][0];
+      sums[s][0] = first[s];
+#pragma unroll
+      for (int i = 0; i < kGroup - 1; ++i)
+        sums[s][i] = chosen(p.lane == 0 && i < p.before, shuffle(own[s], i), sums[s][i]);
     }
   }
   // The same where whether the place is whole is known only now.

@@ -35,28 +35,20 @@ template <class E> __device__ __forceinline__ void keep_first(Eight<E>& g, int h
 
 // ---- between shared and device memory ----------------------------------------------------------------------------------
 
-// Copies the elements from `first` up to `end`, by all threads, to where they have the same place in their granules.
+// Starts the copy of the elements from `first` up to `end`, by all threads, to where they have the same place in their
+// granules.
 template <class E>
 __device__ __forceinline__ void stage_run(const FusedRowsCall& call, int input, char* to, const E* first,
                                           const E* end) {
-  constexpr int kBatch = 4;
+  constexpr int kPer = kPerGranule<E>;
   const Granule* const from = granule_of(first);
   const int count = int(granule_of(end - 1) - from) + 1;
   // Of granules that reach out of the tensor, the first and the last at most, elements.
   const int whole = static_cast<const void*>(from) >= call.in[input] ? 0 : 1;
   const int whole_end = static_cast<const void*>(from + count) <= call.end[input] ? count : count - 1;
-  const int step = int(blockDim.x);
-#pragma unroll 1
-  for (int i = whole + int(threadIdx.x); i < whole_end; i += kBatch * step) {
-    Granule g[kBatch];
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) load_once(i + k * step < whole_end, from + (i + k * step), g[k]);
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k)
-      if (i + k * step < whole_end) reinterpret_cast<Granule*>(to)[i + k * step] = g[k];
-  }
+#pragma unroll 4
+  for (int i = whole + int(threadIdx.x); i < whole_end; i += int(blockDim.x)) copy_async<16>(to + i * 16, from + i);
   if (whole > 0 || whole_end < count) {
-    constexpr int kPer = kPerGranule<E>;
     const int g = int(threadIdx.x) / kPer == 0 ? 0 : count - 1, at = g * kPer + int(threadIdx.x) % kPer;
     const E* const item = reinterpret_cast<const E*>(from) + at;
     if (int(threadIdx.x) < (count > 1 ? 2 : 1) * kPer && (g < whole || g >= whole_end) && item >= first && item < end)
@@ -71,10 +63,10 @@ template <class E> __device__ __forceinline__ void unstage_run(const char* from,
   const int whole = begin > 0 ? 1 : 0, whole_end = end / kPer;
 #pragma unroll 4
   for (int i = whole + int(threadIdx.x); i < whole_end; i += int(blockDim.x))
-    store_granule(reinterpret_cast<Granule*>(to) + i, reinterpret_cast<const Granule*>(from)[i]);
+    stream_granule(reinterpret_cast<Granule*>(to) + i, reinterpret_cast<const Granule*>(from)[i]);
   const int g = int(threadIdx.x) / kPer == 0 ? 0 : end / kPer, at = g * kPer + int(threadIdx.x) % kPer;
   if (int(threadIdx.x) < (end >= kPer ? 2 : 1) * kPer && (g < whole || g >= whole_end) && at >= begin && at < end)
-    store_item(to + at, reinterpret_cast<const E*>(from)[at]);
+    stream_item(to + at, reinterpret_cast<const E*>(from)[at]);
 }
 
 // Up to kCount elements, from `to` on in shared memory: a word is written as soon as the one after it is known.
@@ -304,12 +296,16 @@ __device__ __forceinline__ float over_parts(float own, float* all, const FusedPa
 
 // ---- the kernel --------------------------------------------------------------------------------------------------------
 
+template <class Op, class E, int kWhich> constexpr fused_packed_rows::Form kPackedForm =
+    fused_packed_rows::form(kWhich, int(sizeof(E)), Op::kInputs, Op::kMaps);
+
 template <class Op, class E, int kWhich>
-__global__ void TR_BLOCK_BOUND((fused_packed_rows::threads(kWhich, int(sizeof(E)), Op::kInputs, Op::kTerm)))
+__global__ void TR_BLOCK_BOUND((fused_packed_rows::threads(kPackedForm<Op, E, kWhich>, int(sizeof(E)), Op::kInputs,
+                                                           Op::kTerm)))
     fused_packed_rows_kernel(TR_GRID_CONSTANT FusedRowsCall call, TR_GRID_CONSTANT FusedPackedRowsShape shape) {
   using F = float;
   constexpr int kInputs = Op::kInputs, kSums = Op::kSums;
-  constexpr fused_packed_rows::Form kForm = fused_packed_rows::form(kWhich, int(sizeof(E)), kInputs);
+  constexpr fused_packed_rows::Form kForm = kPackedForm<Op, E, kWhich>;
   constexpr int kSpan = kForm.span;
   TR_DYNAMIC_SHARED(shared, 16);
   const int n = int(call.length);
@@ -321,6 +317,8 @@ __global__ void TR_BLOCK_BOUND((fused_packed_rows::threads(kWhich, int(sizeof(E)
     from[k] = static_cast<const E*>(call.in[k]) + row0 * n;
     stage_run(call, k, shared + k * shape.input_span, from[k], from[k] + rows * n);
   }
+  end_copies();
+  wait_copies<0>();
   __syncthreads();
 
   // A row that is not there stands for another, and writes nothing.
