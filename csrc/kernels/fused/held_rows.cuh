@@ -12,7 +12,7 @@
 // Shared memory: dynamic, of ops that keep terms the first chunks of each thread, and the states of a row's leaves.
 #pragma once
 #include "held_rows.h"
-#include "kernels/common/gpu_streamed.cuh"
+#include "kernels/common/gpu_rows.cuh"
 #include "kernels/reduce/granule.cuh"
 #include "states.cuh"
 
@@ -30,14 +30,11 @@ struct Place {
 // The greatest and the least elements of a lane; NaN if there is one.
 struct Extremes { float greatest, least; };
 
-// The lane `d` from this one. So that no register keeps it, it is made again each time.
-__device__ __forceinline__ int partner(int d) { return int(recomputed(threadIdx.x % unsigned(kLanes))) ^ d; }
-
 // Of values of which it does not matter which come first, those of the lanes that share the leaf as one.
 template <bool kPart, class Join> __device__ __forceinline__ float over_lanes(const Place& p, float value, Join join) {
 #pragma unroll
   for (int d = 1; d < kLanes; d *= 2)
-    if (!kPart || d < p.lanes) value = join(value, shuffle(value, partner(d)));
+    if (!kPart || d < p.lanes) value = join(value, shuffle_across(value, d));
   return value;
 }
 
@@ -55,7 +52,7 @@ __device__ __forceinline__ float tree_over_lanes(float (&value)[kCount], const P
       if (k < h) {
         if (meet) {
           const float sent = chosen(upper, value[k], value[h + k]), own = chosen(upper, value[h + k], value[k]);
-          value[k] = own + shuffle(sent, partner(d));
+          value[k] = own + shuffle_across(sent, d);
         } else {
           value[k] = value[2 * k] + value[2 * k + 1];
         }
@@ -65,19 +62,21 @@ __device__ __forceinline__ float tree_over_lanes(float (&value)[kCount], const P
   float sum = value[0];
 #pragma unroll
   for (int d = kCount; d < kLanes; d *= 2)
-    if (!kPart || d < lanes) sum = sum + shuffle(sum, partner(d));
+    if (!kPart || d < lanes) sum = sum + shuffle_across(sum, d);
 #pragma unroll
   for (int d = (kCount < kLanes ? kCount : kLanes) / 2; d > 0; d /= 2)
-    if (!kPart || d < lanes) sum = sum + shuffle(sum, partner(d));
+    if (!kPart || d < lanes) sum = sum + shuffle_across(sum, d);
   return sum;
 }
 
+#if !defined(TR_CANONICAL_PAIRS)
 __device__ __forceinline__ bool any_nan(const float (&v)[kGroup]) {
   bool nan = false;
 #pragma unroll
   for (int i = 0; i < kGroup; i += 2) nan |= (v[i] != v[i]) | (v[i + 1] != v[i + 1]);  // one comparison
   return nan;
 }
+#endif
 
 // ---- element by element -----------------------------------------------------------------------------------------------
 
@@ -168,6 +167,7 @@ template <class E, int kChunks, bool kPart> struct HeldWords {
     return e;
   }
   // Weights of the positions from `first` on.
+  template <bool kFull>
   __device__ __forceinline__ static void weights(const void* from, Dtype dtype, int64_t first, const Place& p, int c,
                                                  float (&v)[kGroup]) {
     const int have = own(p);
@@ -175,7 +175,7 @@ template <class E, int kChunks, bool kPart> struct HeldWords {
       w = recomputed(w + first + p.lane);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i)
-        if (c * kGroup + i < have) v[i] = convert<float>(load_again(w + step(p, c * kGroup + i)));
+        if (kFull || c * kGroup + i < have) v[i] = convert<float>(load_again(w + step(p, c * kGroup + i)));
     };
     if (sizeof(E) == 4 || dtype == Dtype::F32) take(static_cast<const float*>(from));
     else take(static_cast<const E*>(from));
@@ -300,18 +300,23 @@ template <class E, int kChunks, bool kPart> struct HeldGranules {
   }
   // The elements of a granule, rounded; kNumbers: there is no NaN.
   template <bool kNumbers> __device__ __forceinline__ static Granule rounded(const float (&v)[kGroup]) {
+    constexpr bool kBF16 = std::is_same<E, BF16>::value;
     Granule g;
+#if !defined(TR_CANONICAL_PAIRS)
     if (!kNumbers && any_nan(v)) {
       E x[kGroup];
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) x[i] = round_to<E>(v[i]);
       memcpy(&g, x, sizeof g);
-    } else {
+      return g;
+    }
+#endif
 #pragma unroll
-      for (int i = 0; i < kGroup; i += 2) {
-        if constexpr (std::is_same<E, BF16>::value) g.item[i / 2] = pack_bf16(v[i], v[i + 1]);
-        else g.item[i / 2] = pack_f16(v[i], v[i + 1]);
-      }
+    for (int i = 0; i < kGroup; i += 2) {
+      g.item[i / 2] = kBF16 ? pack_bf16(v[i], v[i + 1]) : pack_f16(v[i], v[i + 1]);
+#if defined(TR_CANONICAL_PAIRS)
+      if (!kNumbers) g.item[i / 2] = canonical_pair<kBF16>(g.item[i / 2]);
+#endif
     }
     return g;
   }
@@ -451,10 +456,11 @@ template <class E, int kChunks, bool kPart> struct HeldGranules {
             to_float(E{uint16_t(packed_minima<kBF16>(least, least >> 16))})};
   }
   // Rows are whole granules.
+  template <bool kFull>
   __device__ __forceinline__ static void weights(const void* from, Dtype dtype, int64_t first, const Place& p, int c,
                                                  float (&v)[kGroup]) {
     const int at = number(p, c) * kGroup;
-    if (at >= p.count) return;
+    if (!kFull && at >= p.count) return;
     if (dtype == Dtype::F32) {
       using Four = Packed<float, 4>;
       const Four* const w = reinterpret_cast<const Four*>(static_cast<const float*>(from) + first + at);
@@ -568,13 +574,14 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
     }
     return e;
   }
+  template <bool kFull>
   __device__ __forceinline__ static void weights(const void* from, Dtype, int64_t first, const Place& p, int c,
                                                  float (&v)[kGroup]) {
-    const Granule* const w = recomputed(reinterpret_cast<const Granule*>(static_cast<const float*>(from) + first) +
-                                        p.lane);
+    const Granule* const w =
+        recomputed(reinterpret_cast<const Granule*>(static_cast<const float*>(from) + first) + p.lane);
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      if (number(p, 2 * c + k) * kQuad >= p.count) continue;
+      if (!kFull && number(p, 2 * c + k) * kQuad >= p.count) continue;
       const Granule g = load_wide(w + lanes_of(p) * (2 * c + k));
 #pragma unroll
       for (int i = 0; i < kQuad; ++i) v[k * kQuad + i] = bit_cast<float>(g.item[i]);
@@ -583,11 +590,10 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
 };
 
 template <class E, int kChunks, held_rows::Form kForm>
-using Held = std::conditional_t<
-    kForm == held_rows::Form::Granules || kForm == held_rows::Form::ShortGranules,
-    std::conditional_t<sizeof(E) == 2, HeldGranules<E, kChunks, held_rows::is_short(kForm)>,
-                       HeldQuads<E, kChunks, held_rows::is_short(kForm)>>,
-    HeldWords<E, kChunks, held_rows::is_short(kForm)>>;
+using Held = std::conditional_t<kForm == held_rows::Form::Granules || kForm == held_rows::Form::ShortGranules,
+                                std::conditional_t<sizeof(E) == 2, HeldGranules<E, kChunks, held_rows::is_short(kForm)>,
+                                                   HeldQuads<E, kChunks, held_rows::is_short(kForm)>>,
+                                HeldWords<E, kChunks, held_rows::is_short(kForm)>>;
 
 // ---- where leaves meet -------------------------------------------------------------------------------------------------
 
@@ -774,10 +780,13 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) held[k].chunk(c, v[k]);
   }
-  __device__ __forceinline__ void weights(const void* w, F missing, int c, float (&v)[kGroup]) const {
+  // kFull: the place is, or it has all that there are chunks for.
+  template <bool kFull> __device__ __forceinline__ void weights(const void* w, F missing, int c,
+                                                                float (&v)[kGroup]) const {
+    if (kFull && w) return H::template weights<true>(w, call.weight_dtype, first, p, c, v);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) v[i] = missing;
-    if (w) H::weights(w, call.weight_dtype, first, p, c, v);
+    if (w) H::template weights<false>(w, call.weight_dtype, first, p, c, v);
   }
   __device__ __forceinline__ void keep(int c, int i, float term) {
     if (c >= kAway) kept[(c - kAway) * kGroup + i] = term;
@@ -808,7 +817,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
       if (!(kWhole && kChunks == held_rows::kLeafChunks) && !H::has_chunk(p, c)) break;
       float v[kInputs][kGroup], w[kGroup];
       elements(c, v);
-      if constexpr (Op::kWeights) weights(call.weight, F(1), c, w);
+      if constexpr (Op::kWeights) weights<kWhole>(call.weight, F(1), c, w);
       const auto elements_where = [&](auto is_there) {
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) {
@@ -958,8 +967,8 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
       float v[kInputs][kGroup], w[kGroup], b[kGroup], y[kGroup];
       if constexpr (Op::kTerm) terms(c, v[0]);
       else elements(c, v);
-      if constexpr (Op::kWeights) weights(call.weight, F(1), c, w);
-      if constexpr (Op::kBiases) weights(call.bias, F(-0.0), c, b);
+      if constexpr (Op::kWeights) weights<kFull>(call.weight, F(1), c, w);
+      if constexpr (Op::kBiases) weights<kFull>(call.bias, F(-0.0), c, b);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
         F x[kInputs];

@@ -164,7 +164,7 @@ constexpr int kWarps = 4;          // of a block
 constexpr int kMostRecalled = 64;  // leaves whose states each block of the second launch takes for itself
 
 inline std::optional<SplitRowsShape> serves(const FusedCall& call, const DeviceFacts& device,
-                                           const PlanOverride& forced) {
+                                            const PlanOverride& forced) {
   const int64_t leaves = ceil_div(call.layout.length, kLeaf);
   if (leaves < 2 || !facts(call.op).looks()) return {};
   FusedCall one = call;  // whether its kernels serve it

@@ -11,7 +11,7 @@
 // Static: what rows come to; barriers.
 #pragma once
 #include "kernels/common/collective.cuh"
-#include "kernels/common/gpu_streamed.cuh"
+#include "kernels/common/gpu_rows.cuh"
 #include "kernels/reduce/granule.cuh"
 #include "norm_gradients.h"
 

@@ -218,8 +218,8 @@ template <class Op, class E, int kSpan, int kChunks> struct PackedPart {
       }
 #pragma unroll
       for (int s = 0; s < kCount; ++s)
-        run[s][j] = ((acc[0][s] + acc[1][s]) + (acc[2][s] + acc[3][s])) +
-                    ((acc[4][s] + acc[5][s]) + (acc[6][s] + acc[7][s]));
+        run[s][j] =
+            ((acc[0][s] + acc[1][s]) + (acc[2][s] + acc[3][s])) + ((acc[4][s] + acc[5][s]) + (acc[6][s] + acc[7][s]));
     }
 #pragma unroll
     for (int s = 0; s < kCount; ++s) {
@@ -338,8 +338,7 @@ __global__ void TR_BLOCK_BOUND((fused_packed_rows::threads(kPackedForm<Op, E, kW
   either([&](auto kFull) {
 #pragma unroll
     for (int k = 0; k < kInputs; ++k)
-      part.template read<kFull>(k, shared + k * shape.input_span,
-                                (elements_before(from[k]) + r * n) * int(sizeof(E)));
+      part.template read<kFull>(k, shared + k * shape.input_span, (elements_before(from[k]) + r * n) * int(sizeof(E)));
   });
 
   Extremes* const all_found = reinterpret_cast<Extremes*>(shared + shape.exchange);
@@ -362,9 +361,7 @@ __global__ void TR_BLOCK_BOUND((fused_packed_rows::threads(kPackedForm<Op, E, kW
     if constexpr (Op::kCalm) calm = Op::is_calm(found, e.least);
   } else if constexpr (Op::kFirst == First::Sum) {
     F sum[1];
-    either([&](auto kFull) {
-      part.template sum<kFull>(sum, [](F* acc, int, const F* x) { acc[0] = acc[0] + x[0]; });
-    });
+    either([&](auto kFull) { part.template sum<kFull>(sum, [](F* acc, int, const F* x) { acc[0] = acc[0] + x[0]; }); });
     found = over_parts<kSpan>(sum[0], reinterpret_cast<F*>(all_found), shape);
   }
   const auto seen = Op::seen(found, n, given);

@@ -37,9 +37,9 @@ constexpr int form_of(int64_t length) {
   while (which < kForms && length > (kResidues << which)) ++which;
   return which;
 }
-// Of which rows there are kernels, and up to what length they are taken. H200, of a copy, beside rows held in registers:
-// float32 softmax of 300 0.70, 0.79, gradient of 201 0.99, 1.02; bfloat16 log_softmax of 700 and 1023 0.60 and 0.54, 0.54
-// and 0.65, softmax 0.49 and 0.46, 0.57 and 0.67.
+// Of which rows there are kernels, and up to what length they are taken. H200, of a copy, beside rows held in
+// registers: float32 softmax of 300 0.70, 0.79, gradient of 201 0.99, 1.02; bfloat16 log_softmax of 700 and 1023 0.60
+// and 0.54, 0.54 and 0.65, softmax 0.49 and 0.46, 0.57 and 0.67.
 TR_HD constexpr int forms(int size, int inputs, bool term) { return size == 4 ? inputs == 1 : term ? 2 : 3; }
 constexpr int kMostLength = 768;
 constexpr int kThreads = 256, kBytes = 40 << 10;  // of a block
