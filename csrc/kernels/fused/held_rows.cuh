@@ -30,17 +30,25 @@ struct Place {
 // The greatest and the least elements of a lane; NaN if there is one.
 struct Extremes { float greatest, least; };
 
+// The value of the lane `d` from this one. kNumbers: by a number that is made again each time, which keeps more in
+// step. H200, bfloat16 of 4096: softmax 0.278 ms with and 0.286 without, log_softmax 0.285 and 0.277.
+template <bool kNumbers> __device__ __forceinline__ float opposite(float value, int d) {
+  if constexpr (kNumbers) return shuffle(value, int(recomputed(threadIdx.x % unsigned(kLanes))) ^ d);
+  else return shuffle_across(value, d);
+}
+
 // Of values of which it does not matter which come first, those of the lanes that share the leaf as one.
-template <bool kPart, class Join> __device__ __forceinline__ float over_lanes(const Place& p, float value, Join join) {
+template <bool kPart, bool kNumbers, class Join>
+__device__ __forceinline__ float over_lanes(const Place& p, float value, Join join) {
 #pragma unroll
   for (int d = 1; d < kLanes; d *= 2)
-    if (!kPart || d < p.lanes) value = join(value, shuffle_across(value, d));
+    if (!kPart || d < p.lanes) value = join(value, opposite<kNumbers>(value, d));
   return value;
 }
 
 // The tree over kCount values of each lane, value k of which stands for number lane + lanes * k; every lane gets it. In
 // each of the first steps a lane keeps half of what it has, and sends the rest.
-template <bool kPart, int kCount>
+template <bool kPart, bool kNumbers, int kCount>
 __device__ __forceinline__ float tree_over_lanes(float (&value)[kCount], const Place& p) {
   const int lanes = kPart ? p.lanes : kLanes;
 #pragma unroll
@@ -52,7 +60,7 @@ __device__ __forceinline__ float tree_over_lanes(float (&value)[kCount], const P
       if (k < h) {
         if (meet) {
           const float sent = chosen(upper, value[k], value[h + k]), own = chosen(upper, value[h + k], value[k]);
-          value[k] = own + shuffle_across(sent, d);
+          value[k] = own + opposite<kNumbers>(sent, d);
         } else {
           value[k] = value[2 * k] + value[2 * k + 1];
         }
@@ -62,10 +70,10 @@ __device__ __forceinline__ float tree_over_lanes(float (&value)[kCount], const P
   float sum = value[0];
 #pragma unroll
   for (int d = kCount; d < kLanes; d *= 2)
-    if (!kPart || d < lanes) sum = sum + shuffle_across(sum, d);
+    if (!kPart || d < lanes) sum = sum + opposite<kNumbers>(sum, d);
 #pragma unroll
   for (int d = (kCount < kLanes ? kCount : kLanes) / 2; d > 0; d /= 2)
-    if (!kPart || d < lanes) sum = sum + shuffle_across(sum, d);
+    if (!kPart || d < lanes) sum = sum + opposite<kNumbers>(sum, d);
   return sum;
 }
 
@@ -150,8 +158,8 @@ template <class E, int kChunks, bool kPart> struct HeldWords {
     __device__ __forceinline__ void finish() {}
   };
   // The tree over residues; every lane gets it.
-  __device__ __forceinline__ static float tree(float (&acc)[kSlots], const Place& p) {
-    return tree_over_lanes<kPart>(acc, p);
+  template <bool kNumbers> __device__ __forceinline__ static float tree(float (&acc)[kSlots], const Place& p) {
+    return tree_over_lanes<kPart, kNumbers>(acc, p);
   }
   __device__ __forceinline__ Extremes extremes(const Place& p) const {
     Extremes e{x[0], x[0]};
@@ -424,7 +432,7 @@ template <class E, int kChunks, bool kPart> struct HeldGranules {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) acc[i] = chosen(moves, moved[i], acc[i]);
   }
-  __device__ __forceinline__ static float tree(float (&acc)[kSlots], const Place& p) {
+  template <bool kNumbers> __device__ __forceinline__ static float tree(float (&acc)[kSlots], const Place& p) {
     if constexpr (!kPart) {
       if (ballot(p.before > 0)) {
         move_down<4>(acc, (p.before & 4) != 0, p);
@@ -438,7 +446,7 @@ template <class E, int kChunks, bool kPart> struct HeldGranules {
       float* const a = acc + r * kGroup;
       run[r] = ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7]));
     }
-    return tree_over_lanes<kPart>(run, p);
+    return tree_over_lanes<kPart, kNumbers>(run, p);
   }
   __device__ __forceinline__ Extremes extremes(const Place& p) const {
     constexpr bool kBF16 = std::is_same<E, BF16>::value;
@@ -549,14 +557,14 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
     }
     __device__ __forceinline__ void finish() {}
   };
-  __device__ __forceinline__ static float tree(float (&acc)[kSlots], const Place& p) {
+  template <bool kNumbers> __device__ __forceinline__ static float tree(float (&acc)[kSlots], const Place& p) {
     float run[kSlots / kQuad];
 #pragma unroll
     for (int r = 0; r < kSlots / kQuad; ++r) {
       float* const a = acc + r * kQuad;
       run[r] = (a[0] + a[1]) + (a[2] + a[3]);
     }
-    return tree_over_lanes<kPart>(run, p);
+    return tree_over_lanes<kPart, kNumbers>(run, p);
   }
   __device__ __forceinline__ Extremes extremes(const Place& p) const {
     float v[kGroup];
@@ -699,6 +707,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
   static constexpr int kInputs = Op::kInputs, kSums = Op::kSums, kAway = kSharedTerms<Op, E, kChunks>;
   using Four = Packed<float, 4>;
   static constexpr bool kPartWarps = held_rows::is_short(kForm);
+  static constexpr bool kNumbers = Op::kTerm && sizeof(E) == 2 && kChunks == held_rows::kLeafChunks;  // opposite()
 
   static constexpr bool kMeets = kChunks == held_rows::kLeafChunks && kSums > 0;  // leaves of a row
   static constexpr int kSpan = kSums > 0 ? kLeaf : kChunks * kGroup * kLanes;     // of a warp
@@ -899,7 +908,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     if constexpr (Op::kFirst == First::Greatest) {
       const Extremes e = held[0].extremes(p);
       found = e.greatest;
-      found = over_lanes<kPartWarps>(p, found, [](F a, F b) { return greatest(a, b); });
+      found = over_lanes<kPartWarps, kNumbers>(p, found, [](F a, F b) { return greatest(a, b); });
       if constexpr (Op::kCalm) calm = !ballot(!Op::is_calm(found, e.least));
     } else if constexpr (Op::kFirst == First::Sum) {
       F acc[1][H::kSlots];
@@ -911,7 +920,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
             if (there) a = a + x[0];
           },
           acc);
-      found = H::tree(acc[0], p);
+      found = H::template tree<kNumbers>(acc[0], p);
     }
     const auto seen = Op::seen(found, p.count, given);
     F acc[kSums][H::kSlots];
@@ -954,7 +963,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     }
     F sums[kSums];
 #pragma unroll
-    for (int s = 0; s < kSums; ++s) sums[s] = H::tree(acc[s], p);
+    for (int s = 0; s < kSums; ++s) sums[s] = H::template tree<kNumbers>(acc[s], p);
     return skips ? Op::none() : Op::state(found, sums, p.count);
   }
 
