@@ -77,6 +77,16 @@ inline namespace TR_ISA {
 
 template <class F> TR_HD F quiet_nan() { return canonical(F(__builtin_nanf(""))); }
 template <class F> TR_HD F root(F x) { return std::sqrt(x); }
+// x / F(n). By powers of two it is a product, of the same bits: GPUs take dozens of instructions for a division.
+template <class F> TR_HD F divided(F x, int64_t n) {
+  using Bits = typename PowerOfTwo<F>::Bits;
+  constexpr int kMantissa = PowerOfTwo<F>::kMantissa;
+  const F d = F(n);
+  const Bits bits = bit_cast<Bits>(d);
+  if (n > 0 && (bits << (8 * sizeof(F) - kMantissa)) == 0)
+    return x * bit_cast<F>((Bits(2 * PowerOfTwo<F>::kBias) << kMantissa) - bits);
+  return x / d;
+}
 
 // What the first look starts from, and how it goes on; a sum in canonical order.
 template <First kFirst, class F> TR_HD F first_absent() { return kFirst == First::Sum ? F(-0.0) : -kInfinity<F>; }
@@ -491,7 +501,7 @@ template <class F> struct OfMoments : FusedOp<F> {
     int64_t count;
     F sum;
   };
-  template <class G> TR_HD static Seen seen(F sum, int count, const G&) { return {sum / F(count)}; }
+  template <class G> TR_HD static Seen seen(F sum, int count, const G&) { return {divided(sum, count)}; }
   template <class G> TR_HD static void step(F* sums, const F* x, F, const Seen& seen, const G&) {
     const F d = x[0] - seen.mean;
     sums[0] = sums[0] + d;
@@ -500,8 +510,8 @@ template <class F> struct OfMoments : FusedOp<F> {
   TR_HD static State none() { return {0, 0, 0, F(0)}; }
   // The distances are those to the rounded mean of the leaf, which is off by their own mean.
   TR_HD static State state(F sum, const F* sums, int count) {
-    const double off = double(sums[0]) / count, squares = fused(-double(sums[0]), off, double(sums[1]));
-    return {double(sum / F(count)) + off, squares < 0 ? 0.0 : squares, count, sum};
+    const double off = divided(double(sums[0]), count), squares = fused(-double(sums[0]), off, double(sums[1]));
+    return {double(divided(sum, count)) + off, squares < 0 ? 0.0 : squares, count, sum};
   }
   TR_HD static State merge(const State& a, const State& b) {
     const int64_t count = a.count + b.count;
@@ -532,7 +542,7 @@ template <class F> struct Moments : OfMoments<F> {
   TR_HD static Row row(const State& s, int64_t n, const G&, const FusedOptions& options, Read) {
     const double variance = s.squares / divisor(n, options), sd = root(variance);
     const auto mean = OfMoments<F>::mean(s);
-    return {F(variance), F(sd), s.sum / F(n), mean.high, mean.low, options.root};
+    return {F(variance), F(sd), divided(s.sum, n), mean.high, mean.low, options.root};
   }
   TR_HD static double divisor(int64_t n, const FusedOptions& options) {
     const double d = double(n) - options.correction;
@@ -582,7 +592,7 @@ template <class F> struct RmsNorm : SummedOp<F, 1> {
   }
   template <class G, class Read>
   TR_HD static Row row(const State& s, int64_t n, const G&, const FusedOptions& options, Read) {
-    return {F(1) / root(s.sum[0] / F(n) + F(options.epsilon))};
+    return {F(1) / root(divided(s.sum[0], n) + F(options.epsilon))};
   }
   TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) { memory.set_stat(0, i, row.r); }
   TR_HD static F map(const F* x, F weight, F, int64_t, const Row& row) { return (x[0] * row.r) * weight; }
@@ -600,7 +610,7 @@ template <class F> struct RmsNormGradient : SummedOp<F, 1> {  // of g and x
   }
   template <class Read>
   TR_HD static Row row(const State& s, int64_t n, const Given& given, const FusedOptions&, Read) {
-    return {given.r, s.sum[0] / F(n)};
+    return {given.r, divided(s.sum[0], n)};
   }
   TR_HD static F map(const F* x, F weight, F, int64_t, const Row& row) {
     return fused(-(x[1] * row.r), row.b, x[0] * weight) * row.r;
@@ -616,7 +626,7 @@ template <class F> struct LayerNorm : OfMoments<F> {
   template <class G, class Read>
   TR_HD static Row row(const State& s, int64_t n, const G&, const FusedOptions& options, Read) {
     const auto mean = OfMoments<F>::mean(s);
-    return {mean.high, mean.low, F(1) / root(F(s.squares / double(n) + options.epsilon))};
+    return {mean.high, mean.low, F(1) / root(F(divided(s.squares, n) + options.epsilon))};
   }
   TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) {
     memory.set_stat(0, i, row.high);
@@ -648,7 +658,7 @@ template <class F> struct LayerNormGradient : SummedOp<F, 2> {  // of g and x
   }
   template <class Read>
   TR_HD static Row row(const State& s, int64_t n, const Given& given, const FusedOptions&, Read) {
-    return {given, s.sum[0] / F(n), s.sum[1] / F(n)};
+    return {given, divided(s.sum[0], n), divided(s.sum[1], n)};
   }
   TR_HD static F map(const F* x, F weight, F, int64_t, const Row& row) {
     return fused(-LayerNorm<F>::normal(x[1], row.given), row.b, x[0] * weight - row.a) * row.given.r;

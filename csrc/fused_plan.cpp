@@ -38,6 +38,8 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<FusedCall, fused_plan
 const std::vector<Family<FusedCall, fused_plans::Shape>> kFusedFamilies = {
     {"norm_gradients", "rows in shared memory, for the gradients of norms and of their weights",
      kShapeOf<norm_gradients::serves>},
+    {"packed_rows", "short rows that start anywhere, in shared memory on their way to registers and from there",
+     kShapeOf<fused_packed_rows::serves>},
     {"held_rows", "rows in registers between the looks", kShapeOf<held_rows::serves>},
     {"split_rows", "long rows by leaves, read twice", kShapeOf<split_rows::serves>},
     {"held_columns", "columns in registers between the looks", kShapeOf<held_columns::serves>},

@@ -5,6 +5,7 @@
 #include "kernels/fused/held_columns.h"
 #include "kernels/fused/held_rows.h"
 #include "kernels/fused/norm_gradients.h"
+#include "kernels/fused/packed_rows.h"
 #include "kernels/fused/strided.h"
 #include "kernels/fused/weights.h"
 
@@ -20,7 +21,7 @@ struct CpuShape : FusedLaunch {
 };
 
 using Shape = std::variant<FusedStridedShape, HeldRowsShape, SplitRowsShape, FusedColumnsShape, WeightColumnsShape,
-                           NormGradientsShape, HeldColumnsShape, CpuShape>;
+                           NormGradientsShape, HeldColumnsShape, FusedPackedRowsShape, CpuShape>;
 
 }  // namespace fused_plans
 

@@ -72,16 +72,17 @@ KERNEL = re.compile(
 )
 # held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<Softmax<float>, float>(...), weight_elements<float, true>
 FUSED_KERNEL = re.compile(
-    r"(?P<family>held_rows_kernel|held_columns_kernel|fused_columns_kernel|norm_gradients_kernel|fused_strided_leaf|"
-    r"fold_states|fold_weights|weight_\w+)"
+    r"(?P<family>held_rows_kernel|held_columns_kernel|fused_packed_rows_kernel|fused_columns_kernel|"
+    r"norm_gradients_kernel|fused_strided_leaf|fold_states|fold_weights|weight_\w+)"
     r"<((?P<op>\w+)<\w+>, )?(?P<element>\w+)(, (\([\w:]+\))?\w+)* ?>\("
 )
 # Of these the ones that are compiled for one type of elements.
 FUSED_OF_ONE_TYPE = {
-    *("held_rows_kernel", "held_columns_kernel", "fused_columns_kernel", "norm_gradients_kernel", "weight_granules"),
+    *("held_rows_kernel", "held_columns_kernel", "fused_packed_rows_kernel", "fused_columns_kernel"),
+    *("norm_gradients_kernel", "weight_granules"),
 }
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
-CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.|NA\.)?(?:(128)|(64))\b")
+CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.|NA\.|EF\.)?(?:(128)|(64))\b")
 # Of no op: of one that never runs the driver is asked what it compiled it for; one zeroes workspaces (both in
 # csrc/kernels/common/device.cu); one is for tests (csrc/kernels/common/intrinsics.cu).
 HELPERS = (

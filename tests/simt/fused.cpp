@@ -34,8 +34,9 @@ struct Case {
   int skipped = 0, gap = 0;
   const char* family = nullptr;
   Dtype accumulator = Dtype::F32, result = dtype;
-  bool apart = false;     // results start elsewhere in a granule than the input
+  int apart = 0;          // elements that results start later in their granule than the input
   bool together = false;  // the gradient of a norm comes together with those of its weights
+  bool plain = false;     // no weights
 };
 
 std::string describe(const Case& c) {
@@ -160,7 +161,7 @@ FusedCall make(const Case& c, Tensors& t, uint64_t seed) {
     call.in[k] = t.in[k].data();
   }
   if (f.maps) {
-    t.out.make(elements, size_of(c.result), c.apart ? c.skipped + 1 : c.skipped);
+    t.out.make(elements, size_of(c.result), c.skipped + c.apart);
     call.out = t.out.data();
   }
   const auto of_positions = [&](Memory& memory) {
@@ -169,8 +170,8 @@ FusedCall make(const Case& c, Tensors& t, uint64_t seed) {
     for (int64_t i = 0; i < c.n; ++i) store_as<double>(call.weight_dtype, memory.data(), i, draw(state));
     return memory.data();
   };
-  if (f.weights && seed % 4) call.weight = of_positions(t.weight);
-  if (f.biases && seed % 4) call.bias = of_positions(t.bias);
+  if (f.weights && seed % 4 && !c.plain) call.weight = of_positions(t.weight);
+  if (f.biases && seed % 4 && !c.plain) call.bias = of_positions(t.bias);
   RowMemory& m = call.memory;
   if (forward(c.op) == Fused::CrossEntropy) {
     t.labels.make(rows, 8);
@@ -262,9 +263,9 @@ bool check(const Case& c, uint64_t seed) {
 long check_fused(uint32_t seed, long every, bool few) {
   uint64_t turn = 0;
   long done = 0;
-  const auto run = [&](const Case& c) {
+  const auto run = [&](const Case& c, bool always = false) {
     const uint64_t number = seed + turn++, drawn = number * 0x9E3779B97F4A7C15u >> 20;
-    if (drawn % uint64_t(every) || (few && c.dtype == Dtype::F16)) return;
+    if ((drawn % uint64_t(every) && !always) || (few && c.dtype == Dtype::F16)) return;
     simt::options.seed = uint32_t(number);
     simt::options.reverse = number % 2;
     done += check(c, number);
@@ -284,7 +285,7 @@ long check_fused(uint32_t seed, long every, bool few) {
           for (int64_t n : {1, 8, 40, 136}) run(with({op, d, rows, n, 1, 0, n == 40 ? 8 : 0}));
         continue;
       }
-      for (int64_t n : {1, 3, 8, 17, 64, 100, 256, 257, 300, 700, 1024, 1500, 2048, 2049, 5000, 9000}) {
+      for (int64_t n : {1, 3, 8, 17, 64, 65, 100, 201, 256, 257, 300, 700, 1023, 1024, 1500, 2048, 2049, 5000, 9000}) {
         const int64_t rows = n < 64 ? 70 : n < 2048 ? 9 : 3;
         run(with({op, d, rows, n}));
         run(with({op, d, rows, n, 1, 1 + int(n % 7)}));
@@ -295,9 +296,17 @@ long check_fused(uint32_t seed, long every, bool few) {
       for (int64_t n : {70, 300, 2500}) {
         run(with({op, d, 3, n, 1, 1, 2, "strided"}));
         Case apart = with({op, d, 3, n});
-        apart.apart = true;
+        apart.apart = 1;
         run(apart);
       }
+      // Without weights, which leaves more families to choose from: either the input or the output off a granule.
+      if (facts(op).weights && size_of(d) == 2)
+        for (int skipped : {0, 7}) {
+          Case apart = with({op, d, 3, 300, 1, skipped});
+          apart.apart = 1;
+          apart.plain = true;
+          run(apart, true);
+        }
       for (int64_t n : {1, 9, 64, 300, 2100})
         for (int64_t after : {2, 33, 64}) run(with({op, d, 2, n, after, int(n % 3), after == 64 ? 8 : 0}));
       if (d != Dtype::F64 && (op == Fused::Softmax || op == Fused::LogSoftmax))

@@ -1010,6 +1010,26 @@ MUTANTS = (
         "fused.SOFTMAX", ("fused",), every=1,
     ),
     Mutant(
+        "granules of rows whose output starts elsewhere in its own, of ops with weights", "kernels/fused/rows_call.h",
+        "if (!f.weights) a.alike = alike;", "a.alike = alike;",
+        "fused_plan", ("fused",),
+    ),
+    Mutant(
+        "what comes after a packed row is looked at", "kernels/fused/packed_rows.cuh",
+        "if (!kFull && rest<kFull>(c, j) < kGroup) keep_first<E>(g, rest<kFull>(c, j));", "",
+        "fused.SOFTMAX", ("fused",),
+    ),
+    Mutant(
+        "packed rows that start at odd half words as if they did not", "kernels/fused/packed_rows.cuh",
+        "kShifts ? funnel_right(low, next, bits) : low", "low",
+        "fused.SOFTMAX", ("fused",),
+    ),
+    Mutant(
+        "packed results leave before all are there", "kernels/fused/packed_rows.cuh",
+        "__syncthreads(); unstage_run(shared, out, rows * n);", "unstage_run(shared, out, rows * n);",
+        "fused.SOFTMAX", ("fused",),
+    ),
+    Mutant(
         "a residue of weights twice", "kernels/fused/weights.cuh",
         "residue(3, last);", "residue(2, last);",
         "weights", ("fused",), every=1,

@@ -4,6 +4,7 @@
 #include "held_columns.cuh"
 #include "held_rows.cuh"
 #include "kernels/common/gpu.h"
+#include "packed_rows.cuh"
 #include "strided.cuh"
 
 namespace torchreduce::gpu {
@@ -60,28 +61,35 @@ void launch_held(const FusedCall& call, HeldRowsShape shape, bool split, void* w
   }
   enqueue_part(held_rows::Part::Whole, nullptr);
 }
-template <class Op, class E>
+template <class Op, class E, held_rows::Form kForm>
 void launch_short(const FusedCall& call, const HeldRowsShape& shape, void* workspace, Queue queue) {
-  using held_rows::Form;
-  if (shape.form == Form::ShortGranules) {
-    constexpr int kChunks = held_rows::granule_chunks(Op::kInputs, Op::kSums);
-    if constexpr (sizeof(E) == 2)
-      launch_held<Op, E, kChunks, Form::ShortGranules>(call, shape, false, workspace, queue);
+  if constexpr (sizeof(E) == 2) {
+    constexpr int kChunks = held_rows::short_chunks(2, kForm, Op::kInputs, Op::kSums, 0);
+    launch_held<Op, E, kChunks, kForm>(call, shape, false, workspace, queue);
   } else if (shape.chunks == 1) {
-    launch_held<Op, E, 1, Form::ShortWords>(call, shape, false, workspace, queue);
-  } else if constexpr (sizeof(E) == 4) {
-    launch_held<Op, E, 2, Form::ShortWords>(call, shape, false, workspace, queue);
+    launch_held<Op, E, 1, kForm>(call, shape, false, workspace, queue);
+  } else {
+    launch_held<Op, E, 2, kForm>(call, shape, false, workspace, queue);
   }
 }
-template <class Op, class E>
-void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
-  using held_rows::Form, held_rows::kHalfChunks, held_rows::kLeafChunks;
-  constexpr Form kForm = sizeof(E) == 2 ? Form::Granules : Form::Words;
-  if (held_rows::is_short(shape.form)) return launch_short<Op, E>(call, shape, workspace, queue);
+template <class Op, class E, held_rows::Form kForm>
+void launch_long(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
+  using held_rows::kHalfChunks, held_rows::kLeafChunks;
   if constexpr (Op::kSums > 0 || sizeof(E) == 2)
     if (shape.chunks == kLeafChunks)
       return launch_held<Op, E, kLeafChunks, kForm>(call, shape, split, workspace, queue);
   launch_held<Op, E, kHalfChunks, kForm>(call, shape, split, workspace, queue);
+}
+template <class Op, class E>
+void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
+  using held_rows::Form;
+  switch (shape.form) {
+    case Form::ShortWords: return launch_short<Op, E, Form::ShortWords>(call, shape, workspace, queue);
+    case Form::ShortGranules: return launch_short<Op, E, Form::ShortGranules>(call, shape, workspace, queue);
+    case Form::Granules: return launch_long<Op, E, Form::Granules>(call, shape, split, workspace, queue);
+    case Form::Words:  // of 16-bit floats there are none
+      if constexpr (sizeof(E) == 4) launch_long<Op, E, Form::Words>(call, shape, split, workspace, queue);
+  }
 }
 template <template <class> class Op>
 void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
@@ -94,6 +102,25 @@ void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, 
 #endif
       default: return;
     }
+  }
+}
+
+template <class Op, class E>
+void launch_packed([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const FusedPackedRowsShape& shape,
+                   [[maybe_unused]] Queue queue) {
+  if constexpr (kWideReductions && Op::kSums > 0 && !Op::kWeights) {
+    const FusedRowsCall rows = plain_rows(call);
+    const auto enqueue_kernel = [&](auto kernel) {
+      enqueue(kernel, shape.blocks, shape.threads, shape.shared, queue, rows, shape);
+    };
+    constexpr int kForms = fused_packed_rows::forms(int(sizeof(E)), Op::kInputs, Op::kTerm);
+    const int which = fused_packed_rows::form_of(call.layout.length);
+    if constexpr (kForms > 0)
+      if (which == 0) enqueue_kernel(fused_packed_rows_kernel<Op, E, 0>);
+    if constexpr (kForms > 1)
+      if (which == 1) enqueue_kernel(fused_packed_rows_kernel<Op, E, 1>);
+    if constexpr (kForms > 2)
+      if (which == 2) enqueue_kernel(fused_packed_rows_kernel<Op, E, 2>);
   }
 }
 
@@ -159,6 +186,12 @@ template <template <class> class Op> const char* launch_fused(const PlannedFused
           else if (call.dtype == Dtype::BF16) launch_columns<Op<float>, BF16>(call, shape, workspace, queue);
 #if !defined(TR_FEW_TYPES)
           else launch_columns<Op<float>, F16>(call, shape, workspace, queue);
+#endif
+        } else if constexpr (std::is_same_v<S, FusedPackedRowsShape>) {
+          if (call.dtype == Dtype::F32) launch_packed<Op<float>, float>(call, shape, queue);
+          else if (call.dtype == Dtype::BF16) launch_packed<Op<float>, BF16>(call, shape, queue);
+#if !defined(TR_FEW_TYPES)
+          else launch_packed<Op<float>, F16>(call, shape, queue);
 #endif
         } else if constexpr (std::is_same_v<S, HeldColumnsShape>) {
           if (call.dtype == Dtype::F32) launch_held_columns<Op<float>, float>(call, shape, queue);

@@ -13,14 +13,17 @@ constexpr int kHalfChunks = 4;    // of rows of half a leaf at most, and of floa
 constexpr int kBarrier = 16;      // bytes of a block that are not dynamic
 constexpr int kMostCluster = 8;   // blocks: what every GPU with clusters has
 
-// How a lane has its elements: one by one, so that they may start anywhere, or by granules of 16 bits each; a warp one
-// leaf of them, or several short rows.
+// How a lane has its elements: one by one, so that they may start anywhere, or by granules of 16 bytes; a warp one leaf
+// of them, or several short rows.
 enum class Form : int8_t { Words, Granules, ShortWords, ShortGranules };
 TR_HD constexpr bool is_short(Form form) { return form >= Form::ShortWords; }
 // Of short rows, of which more elements share what a row costs; but of those that are loaded one by one neighbouring
 // lanes have to load neighbours.
 TR_HD constexpr int granule_chunks(int inputs, int sums) { return inputs * sums <= 1 ? 4 : 2; }
 TR_HD constexpr int word_chunks(int size, int64_t length) { return size == 2 || length <= 64 ? 1 : 2; }
+TR_HD constexpr int short_chunks(int size, Form form, int inputs, int sums, int64_t length) {
+  return size == 2 && form == Form::ShortGranules ? granule_chunks(inputs, sums) : word_chunks(size, length);
+}
 
 // What a launch does: all of a row; or the states of its leaves, or what follows from them.
 enum class Part : int8_t { Whole, States, Output };
@@ -49,7 +52,7 @@ namespace held_rows {
 using namespace plans;
 
 // Chunks whose terms wait in shared memory instead of in registers, so that more rows are on their way.
-TR_HD constexpr int shared_terms(int size, int chunks) { return chunks < kLeafChunks ? 0 : size == 2 ? 5 : 3; }
+TR_HD constexpr int shared_terms(int size, int chunks) { return chunks < kLeafChunks ? 0 : size == 2 ? 5 : 4; }
 
 // Threads of a multiprocessor that there are registers for, and of a block at most: a lane's elements, what it has
 // between them, and what a chunk needs. (H200, bfloat16 softmax of 4096: 0.73 of a copy for 1024 threads, where
@@ -89,7 +92,8 @@ inline Team team(int leaves, int most_threads, bool clusters) {
   return best;
 }
 
-inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const DeviceFacts& device) {
+inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const DeviceFacts& device,
+                                              const PlanOverride& forced) {
   if (!has_plain_rows(call)) return {};
   const FusedFacts f = facts(call.op);
   const Layout& l = call.layout;
@@ -97,12 +101,13 @@ inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const Devic
   const RowAlignment rows = row_alignment(call);
   const bool weighted = call.weight || call.bias;
   if (weighted && call.weight_dtype != call.dtype && call.weight_dtype != Dtype::F32) return {};
-  const bool granules =
-      size == 2 && rows.alike && (!weighted || (rows.aligned && aligned(call.weight) && aligned(call.bias)));
+  const bool granules = forced.vector_loads == 0 ? false
+                        : weighted || size == 4  ? rows.aligned && aligned(call.weight) && aligned(call.bias)
+                                                 : rows.alike;
   HeldRowsShape s;
   if (l.length <= kResidues) {
     s.form = granules && rows.aligned ? Form::ShortGranules : Form::ShortWords;
-    s.chunks = s.form == Form::ShortWords ? word_chunks(size, l.length) : granule_chunks(f.inputs, f.sums);
+    s.chunks = short_chunks(size, s.form, f.inputs, f.sums, l.length);
     s.lanes = int(power_of_two(ceil_div(l.length, kGroup * s.chunks)));
   } else {
     if (size == 2 && !granules) return {};
@@ -143,7 +148,7 @@ constexpr int kMostRead = 4;
 inline std::optional<HeldRowsShape> serves(const FusedCall& call, const DeviceFacts& device,
                                            const PlanOverride& forced) {
   if (!forced.family && !facts(call.op).maps && call.layout.length > kMostRead * kLeaf) return {};
-  return shape_for(call, device);
+  return shape_for(call, device, forced);
 }
 
 }  // namespace held_rows
@@ -158,14 +163,16 @@ using namespace plans;
 constexpr int kWarps = 4;          // of a block
 constexpr int kMostRecalled = 64;  // leaves whose states each block of the second launch takes for itself
 
-inline std::optional<SplitRowsShape> serves(const FusedCall& call, const DeviceFacts& device, const PlanOverride&) {
+inline std::optional<SplitRowsShape> serves(const FusedCall& call, const DeviceFacts& device,
+                                            const PlanOverride& forced) {
   const int64_t leaves = ceil_div(call.layout.length, kLeaf);
   if (leaves < 2 || !facts(call.op).looks()) return {};
   FusedCall one = call;  // whether its kernels serve it
   one.layout.length = 2 * kLeaf;
-  if (const auto held = held_rows::shape_for(one, device); !held || leaves > INT32_MAX) return {};
+  const auto held = held_rows::shape_for(one, device, forced);
+  if (!held || leaves > INT32_MAX) return {};
   SplitRowsShape s;
-  s.form = size_of(call.dtype) == 2 ? held_rows::Form::Granules : held_rows::Form::Words;
+  s.form = held->form;
   s.chunks = held_rows::kLeafChunks;
   s.leaves = int(leaves);
   s.threads = 32 * kWarps;

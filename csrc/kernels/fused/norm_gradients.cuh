@@ -10,8 +10,7 @@
 // Shared memory, dynamic: batches of rows of g and x; weights; sums of units; sums of the warps; the rows' statistics.
 // Static: what rows come to; barriers.
 #pragma once
-#include "kernels/common/collective.cuh"
-#include "kernels/reduce/granule.cuh"
+#include "held_rows.cuh"
 #include "norm_gradients.h"
 
 namespace torchreduce::gpu {
@@ -112,22 +111,14 @@ template <int kSums> struct ColumnSums {
 // 8 elements as they are stored, in granules.
 template <class E> __device__ __forceinline__ void round_columns(const float (&v)[kGroup],
                                                                  Granule (&g)[kGroup / kPerGranule<E>]) {
-  bool nan = false;
+  if constexpr (sizeof(E) == 2) {
+    g[0] = HeldGranules<E, 1, true>::template rounded<false>(v);
+  } else {
+    E x[kGroup];
 #pragma unroll
-  for (int i = 0; i < kGroup; i += 2) nan |= (v[i] != v[i]) | (v[i + 1] != v[i + 1]);
-  uint32_t w[kGroupWords<E>];
-  if constexpr (kLooksForNan<E, float> && sizeof(E) == 2) {
-    if (!nan) {
-#pragma unroll
-      for (int i = 0; i < kGroup; i += 2) w[i / 2] = round_pair<E>(v[i], v[i + 1]);
-      memcpy(g, w, sizeof w);
-      return;
-    }
+    for (int i = 0; i < kGroup; ++i) x[i] = round_to<E>(v[i]);
+    memcpy(g, x, sizeof x);
   }
-  E x[kGroup];
-#pragma unroll
-  for (int i = 0; i < kGroup; ++i) x[i] = round_to<E>(v[i]);
-  memcpy(g, x, sizeof x);
 }
 
 template <class Op, class E> struct NormGradients {
@@ -256,7 +247,7 @@ template <class Op, class E> struct NormGradients {
           for (int i = 0; i < kWord; i += 2 * d) acc[i][s] = acc[i][s] + acc[i + d][s];
         F sum = acc[0][s];
 #pragma unroll
-        for (int d = 1; d < kLanes; d *= 2) sum = sum + shuffle(sum, lane ^ d);
+        for (int d = 1; d < kLanes; d *= 2) sum = sum + shuffle_across(sum, d);
         if (lane == 0) sum_of(turn, b, s, leaf)[part] = sum;
       }
     }
@@ -272,7 +263,7 @@ template <class Op, class E> struct NormGradients {
       for (int s = 0; s < kSums; ++s) {
         F sum = lane < leaves * kParts ? sum_of(turn, b, s, 0)[lane] : F(-0.0);
 #pragma unroll
-        for (int d = 1; d < 2 * kParts; d *= 2) sum = sum + shuffle(sum, lane ^ d);
+        for (int d = 1; d < 2 * kParts; d *= 2) sum = sum + shuffle_across(sum, d);
         total[s] = sum;
       }
       const auto given = Op::given(call.options, memory(stage), b);
@@ -321,7 +312,7 @@ template <class Op, class E> struct NormGradients {
       Granule* const to = reinterpret_cast<Granule*>(moved(static_cast<E*>(call.out), number, call.stride[0].out));
 #pragma unroll
       for (int q = 0; q < kGranules; ++q)
-        if (granule(q) < granules) store_granule(to + granule(q), rounded[q]);
+        if (granule(q) < granules) stream_granule(to + granule(q), rounded[q]);
     }
   }
   __device__ __forceinline__ void write_columns(const F (&columns)[kColumnSums][kGroup], F* unit) const {
