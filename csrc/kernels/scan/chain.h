@@ -1,4 +1,4 @@
-// Few long rows: a block tile a block, carries by look-back. Of any layout and type but three inputs.
+// Few long rows: a block tile a block, carries by look-back. Of any layout and type.
 #pragma once
 #include "row_call.h"
 
@@ -23,8 +23,7 @@ namespace chain {
 using namespace plans;
 
 inline std::optional<ChainShape> serves(const ScanCall& call, const DeviceFacts& device, const PlanOverride& forced) {
-  const ScanFacts known = facts(call.op);
-  if (known.indexed || known.inputs > 2) return {};  // of three a block tile takes more registers than there are
+  if (facts(call.op).indexed) return {};
   if (!forced.family && lanes_across_rows(call)) return {};
   ChainShape s;
   s.granules = moves_granules(call, forced);

@@ -27,10 +27,7 @@ inline std::optional<RowsShape> serves(const ScanCall& call, const DeviceFacts& 
   if (known.indexed || scan_sizes(call).acc > kWalkedAcc) return {};
   RowsShape s;
   s.granules = moves_granules(call, forced);
-  // Of three inputs there are no chains, but tiles of columns (H200, their speed: 10000 positions of 1000 float32 rows
-  // 0.65, of 500 1.10; 1000 positions of 300 rows 0.68).
-  const bool some = l.rows >= 6 * int64_t(device.multiprocessors) || l.length <= 8 * kTile;
-  const bool walks = known.inputs == 3 ? some : s.granules && many_rows(call, device);
+  const bool walks = s.granules && many_rows(call, device);
   if (!forced.family && (lanes_across_rows(call) || (l.length > kTile && !walks))) return {};
   const int least = lanes_of_groups(l.length);
   s.lanes = least;

@@ -282,7 +282,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, typename Store::Eleme
 // Longer ones: shape.warps warps a row, each with K neighbouring tiles. kBlockTiles: of a row; of two, each has the
 // tiles of kWarps warps.
 template <class S, class Load, class Store, bool kAligned, int K, int kBlockTiles = 1>
-__global__ void TR_BLOCKS_BOUND(kThreads* kBlockTiles, (kAligned ? 0 : 4))
+__global__ void TR_BLOCKS_BOUND(kThreads* kBlockTiles, (kAligned ? 0 : 4 / kBlockTiles))
     scan_tiled_rows(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ShortRowsShape shape) {
   using Acc = typename S::Acc;
   using E = typename Load::Element;

@@ -30,9 +30,10 @@ inline std::optional<ShortRowsShape> serves(const ScanCall& call, const DeviceFa
   const ScanSizes held = scan_sizes(call);
   const bool granules = moves_granules(call, forced);
   // Two block tiles are a block's where each has a multiprocessor of its own: it waits for no other (66 rows of 16384
-  // float32 4.8 us, else 7.0).
-  const bool two = granules && device.large_blocks && few_tiles(call, device) && kScanWarps * held.tiles == kFan &&
-                   n > kBlockTile && n <= 2 * kBlockTile;
+  // float32 4.8 us, else 7.0). And 16-bit rows that start anywhere.
+  const bool two = device.large_blocks && kScanWarps * held.tiles == kFan && n > kBlockTile && n <= 2 * kBlockTile &&
+                   (granules ? few_tiles(call, device)
+                             : in_place(call) && size_of(call.in.dtype) == 2 && facts(call.op).integer_kernels);
   if (!two && n > int64_t(kScanWarps) * held.tiles * kTile) return {};
   // Results are stored 16 bytes at a time, if need be by way of shared memory.
   const bool neighbours = n == 1 || (magnitude(position_stride(l)) == 1 && out_stride(l) == position_stride(l)),
@@ -56,7 +57,7 @@ inline std::optional<ShortRowsShape> serves(const ScanCall& call, const DeviceFa
   if (int64_t(s.warps) * s.tiles * kTile < n)
     throw std::invalid_argument("force_plan: too few warps for a row of " + std::to_string(n));
   // Warps of one row alone wait for each other less; those that store by way of shared memory have too much of it.
-  if (s.warps > 1 && granules) s.threads = s.warps * 32;
+  if (s.warps > 1 && (granules || two)) s.threads = s.warps * 32;
   s.blocks = ceil_div(l.rows, s.threads / 32 / s.warps);
   return s;
 }
