@@ -156,7 +156,8 @@ __device__ __forceinline__ void store_run_tile(const ScanCall& call, int64_t bas
 // Blocks of a multiprocessor at least: as many as have room for their stages, and for their registers.
 template <class S, class Load> constexpr int kChainBlocks = [] {
   constexpr int kSize = sizeof(element_of<Load>);
-  if (kStageBytes<Load> > 64 << 10) return kStageBytes<Load> > 112 << 10 ? 1 : 2;
+  if (kInputsOf<Load> == 3) return kSize > 4 ? 2 : 4;  // not staged where rows are aligned
+  if (kStageBytes<Load> > 64 << 10) return 1;
   if (Load::kWidth == 1 || kSize > 4) return sizeof(typename S::Acc) > 8 ? 1 : 2;
   if (kStageBytes<Load> > 32 << 10) return 3;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

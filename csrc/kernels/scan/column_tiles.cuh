@@ -52,13 +52,14 @@ template <class Load> __device__ __forceinline__ int64_t a_stride_of(const ScanC
   return is_pair<Load> && call.layout.reduced ? call.more_strides[0][call.layout.kept] : 0;
 }
 
-// Takes the next job of `columns` columns; tiles a block waits for have lower tickets.
+// Takes the next job of `columns` columns; tiles a block waits for have lower tickets, and a single one waits for none.
 template <class S, class Load>
 __device__ __forceinline__ TileJob<S> take_tile_job(const ScanCall& call, const ColumnTilesShape& shape,
                                                     void* workspace, int64_t columns) {
   const Layout& layout = call.layout;
   const ScanStride stride = scan_stride(layout);
-  const int64_t ticket = int64_t(take_ticket(static_cast<uint64_t*>(workspace)));
+  const int64_t ticket =
+      shape.tiles > 1 ? int64_t(take_ticket(static_cast<uint64_t*>(workspace))) : int64_t(blockIdx.x);
   const int64_t width = columns_beside(layout), strips = (width + columns - 1) / columns;
   const ColumnSpace<S> space(workspace, layout.rows, width, shape.tiles);
   const int64_t rest = ticket / strips, first = (ticket - rest * strips) * columns;

@@ -59,7 +59,7 @@ inline std::optional<ColumnTilesShape> serves(const ScanCall& call, const Device
   while (2 * s.down * s.across <= most) s.down *= 2;
   s.tiles = ceil_div(l.length, kTile);
   s.blocks = ceil_div(vectors, most) * (l.rows / width) * ceil_div(s.tiles, s.down);
-  s.workspace = column_workspace(call, s.tiles);
+  if (s.tiles > 1) s.workspace = column_workspace(call, s.tiles);
   return s;
 }
 
@@ -71,7 +71,7 @@ using namespace plans;
 
 inline std::optional<ExtremeColumnsShape> serves(const ScanCall& call, const DeviceFacts&, const PlanOverride& forced) {
   const Layout& l = call.layout;
-  if (!record_tiles(call) || (!forced.family && l.length <= kTile)) return {};
+  if (!record_tiles(call)) return {};
   ExtremeColumnsShape s;
   s.columns = tile_columns(call, forced);
   const int64_t width = columns_beside(l), vectors = ceil_div(width, s.columns);

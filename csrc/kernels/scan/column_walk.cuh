@@ -1,20 +1,22 @@
 // Scans of columns that are so many that a lane for each, or for two side by side, fills the GPU: it walks them alone
-// from the first position to the last. Nothing is handed from thread to thread. Of one input they have a tile at most.
+// from the first position to the last. Nothing is handed from thread to thread. Of one input they have two tiles at
+// most.
 #pragma once
 #include "column_carry.cuh"
 #include "column_walk.h"
 
 namespace torchreduce::gpu {
 
-// Whether the kernel is compiled for these; and whether it is for two columns a lane.
+// Whether the kernel is compiled for these; and whether it is for two columns a lane, which take a word or two.
 template <class S, class Load, class Store> constexpr bool kLaneWalks = [] {
   if constexpr (S::kInputs == 1 && !S::kIndexed) return true;
   else if constexpr (Load::kWidth > 1) return sizeof(typename Store::Element) >= 2;
   else return false;
 }();
-template <class S, class Load, class Store> constexpr bool kWalksWords = [] {
-  if constexpr (kInPlace<S, Load, Store> || (Load::kWidth > 1 && (S::kInputs >= 2 || S::kIndexed)))
-    return sizeof(typename Store::Element) == 2;
+template <class S, class Load, class Store> constexpr bool kWalksPairs = [] {
+  if constexpr (kInPlace<S, Load, Store>)
+    return sizeof(typename Store::Element) == 2 || sizeof(typename Store::Element) == 4;
+  else if constexpr (Load::kWidth > 1 && (S::kInputs >= 2 || S::kIndexed)) return sizeof(typename Store::Element) == 2;
   else return false;
 }();
 
@@ -44,12 +46,12 @@ template <class S, int V> struct SideBySide {
   }
 };
 
-// What lies before the next group of V columns, in the canonical order: within a tile; in columns of any length; where
-// every order gives the same, element by element.
+// What lies before the next group of V columns, in the canonical order: within two tiles; in columns of any length;
+// where every order gives the same, element by element.
 template <class S, int V> struct TileWalk {
   using Side = SideBySide<S, V>;
   using Acc = typename Side::Acc;
-  TreeStack<Acc, kFanLog2> groups;  // totals of the groups so far
+  TreeStack<Acc, kFanLog2 + 1> groups;  // totals of the groups so far
 
   __device__ __forceinline__ explicit TileWalk(const typename Side::Wide&) {}
   // The results of the next group.
@@ -104,11 +106,11 @@ template <class S, int V> using Walk =
 
 // The elements of V neighbouring columns on their way to the lane that walks them, group by group. Of 4 bytes or 8
 // together: by way of shared memory, where the lane has places of its own.
-template <class Load, int N, int V> struct CopiedGroups {
+template <class Load, int N, int V, int kThreads> struct CopiedGroups {
   using E = element_of<Load>;
   static constexpr int kSize = sizeof(E), kBytes = V * kSize;
-  using Words = Packed<uint32_t, kBytes / 4>;                                // V neighbours
-  static constexpr int kPitch = N * kWalkThreads, kStage = kGroup * kPitch;  // of positions and groups
+  using Words = Packed<uint32_t, kBytes / 4>;                            // V neighbours
+  static constexpr int kPitch = N * kThreads, kStage = kGroup * kPitch;  // of positions and groups
   static constexpr int kAhead = 4 * kStage * kBytes <= 40 << 10 ? 4 : 3;
   // [stage][position of the group][input][thread], aligned to sectors of memory as strips are.
   struct alignas(128) Ring { Words item[kAhead * kStage]; };
@@ -137,7 +139,7 @@ template <class Load, int N, int V> struct CopiedGroups {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i)
 #pragma unroll
-      for (int k = 0; k < N; ++k) w[i][k] = own[stage * kStage + i * kPitch + k * kWalkThreads];
+      for (int k = 0; k < N; ++k) w[i][k] = own[stage * kStage + i * kPitch + k * kThreads];
     if (whole) load(stage, first + kAhead * kGroup);
     stage = stage + 1 == kAhead ? 0 : stage + 1;
 #pragma unroll
@@ -154,7 +156,7 @@ template <class Load, int N, int V> struct CopiedGroups {
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       int64_t step = layout.reduced ? (is_a(k) ? call.more_strides[0] : layout.in)[layout.kept] * kSize : 0;
-      Words* const place = own + to_stage * kStage + k * kWalkThreads;
+      Words* const place = own + to_stage * kStage + k * kThreads;
       bool has_first = true;
       if constexpr (is_pair<Load>) has_first = !is_a(k) || Load::has_a(call, first);
       if (left >= kGroup && has_first) {
@@ -245,8 +247,17 @@ template <class S, class Store, int V> struct WalkedResults {
     if constexpr (kWords) {
       using E = typename Store::Element;
       using Words = Packed<uint32_t, V* int(sizeof(E)) / 4>;
+      constexpr int kOfWord = 4 / int(sizeof(E)) > 1 ? 4 / int(sizeof(E)) : 1;
       Words rounded[kGroup];
-      round_columns<E, S>(r, rounded, 0);
+#pragma unroll
+      for (int v = 0; v < V; v += kOfWord) {
+        typename S::Result of_word[kOfWord][kGroup];
+#pragma unroll
+        for (int c = 0; c < kOfWord; ++c)
+#pragma unroll
+          for (int i = 0; i < kGroup; ++i) of_word[c][i] = r[v + c][i];
+        round_columns<E, S>(of_word, rounded, v * int(sizeof(E)) / 4);
+      }
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
         if (whole || i < count)
@@ -287,16 +298,18 @@ template <class S, class Store, int V> struct WalkedResults {
 
 // V columns a lane, which lie side by side and are whole words if it is more than one.
 template <class S, class Load, class Store, int V>
-__global__ void TR_BLOCK_BOUND(kWalkThreads) scan_column_walk(TR_GRID_CONSTANT ScanCall call) {
-  constexpr int kBytes = V * int(sizeof(element_of<Load>));
+__global__ void TR_BLOCK_BOUND((walk_threads(S::kInputs, S::kIndexed)))
+    scan_column_walk(TR_GRID_CONSTANT ScanCall call) {
+  constexpr int kBytes = V * int(sizeof(element_of<Load>)), kThreads = walk_threads(S::kInputs, S::kIndexed);
   constexpr bool kCopied = Load::kWidth > 1 && (kBytes == 4 || kBytes == 8);
   static_assert(kCopied || V == 1, "others come one by one");
   using Side = SideBySide<S, V>;
   const S op{call.options};
-  const int64_t n = call.layout.length, row = (int64_t(blockIdx.x) * kWalkThreads + threadIdx.x) * V;
+  const int64_t n = call.layout.length, row = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * V;
   if (row >= call.layout.rows) return;
   const RowStart start = row_start(call.layout, row);
-  std::conditional_t<kCopied, CopiedGroups<Load, S::kInputs, V>, LoadedGroups<Load>> elements(call, start, row);
+  std::conditional_t<kCopied, CopiedGroups<Load, S::kInputs, V, kThreads>, LoadedGroups<Load>> elements(call, start,
+                                                                                                        row);
   Walk<S, V> before(Side::template made<typename Side::Wide>([&](int v) { return row_carry<S, Load>(call, row + v); }));
   WalkedResults<S, Store, V> results(call, start.out);
   const int shift = call.exclusive ? 1 : 0;

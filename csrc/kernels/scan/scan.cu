@@ -143,7 +143,7 @@ template <class S, class Load, class Store> struct Launches {
       constexpr int V = column_vector(sizeof(E), sizeof(typename S::Acc));
       if (shape.columns == V) return run(scan_short_columns<S, Load, Store, V>, shape);
     }
-    run(scan_short_columns<S, Load, Store, 1>, shape);
+    if constexpr (kInPlace<S, Load, Store>) run(scan_short_columns<S, Load, Store, 1>, shape);
   }
   void operator()(const scans::ColumnTilesShape& shape) {
     constexpr int V = kStagedTiles<S, Load, Store> ? word_columns(kSize) : 1;
@@ -169,7 +169,7 @@ template <class S, class Load, class Store> struct Launches {
     enqueue(scan_column_walk<Walked, Load, Store, V>, shape.blocks, shape.threads, shape.shared, queue, call);
   }
   void operator()(const scans::ColumnWalkShape& shape) {
-    if constexpr (kWalksWords<S, Load, Store>)
+    if constexpr (kWalksPairs<S, Load, Store>)
       if (shape.columns == 2) return walk<2>(shape);
     if constexpr (kLaneWalks<S, Load, Store>) walk<1>(shape);
   }
