@@ -216,10 +216,21 @@ template <class Load> struct LoadedGroups {
  private:
   __device__ __forceinline__ void load(int64_t first, Element (&items)[kGroup]) {
     const Layout& layout = call.layout;
-    const int64_t stride = scan_stride(layout).in, from = in + first * stride, left = layout.length - first;
-    if constexpr (is_pair<Load>)
-      Load::run(call, from, a + first * (layout.reduced ? call.more_strides[0][layout.kept] : 0), first, left, items);
-    else Load::run(call.in, from, stride, left, items);
+    int64_t stride = scan_stride(layout).in;
+    const int64_t left = layout.length - first;
+    if constexpr (is_pair<Load>) {
+      Load::run(call, in + first * stride, a + first * (layout.reduced ? call.more_strides[0][layout.kept] : 0), first,
+                left, items);
+    } else if constexpr (Load::kWidth > 1) {
+      const Element* from = global(static_cast<const Element*>(call.in.data)) + (in + first * stride);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        if (i < left) items[i] = *from;
+        from += stride = recomputed(stride);
+      }
+    } else {
+      Load::run(call.in, in + first * stride, stride, left, items);
+    }
   }
 };
 
@@ -244,11 +255,48 @@ template <class S, class Store, int V> struct WalkedResults {
   template <class Whole>
   __device__ __forceinline__ void store(Whole whole, const typename S::Result (&r)[V][kGroup], int count) {
     int64_t step = scan_stride(call.layout).out;
-    if constexpr (kWords) {
+    if constexpr (S::kIndexed || Store::kWidth == 1) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        if (whole || i < count) {
+          if constexpr (Store::kWidth == 1) Store::one(call, place, r[0][i]);
+          else side_by_side(r, i);
+        }
+        place += step = recomputed(step);
+      }
+    } else {
       using E = typename Store::Element;
-      using Words = Packed<uint32_t, V* int(sizeof(E)) / 4>;
-      constexpr int kOfWord = 4 / int(sizeof(E)) > 1 ? 4 / int(sizeof(E)) : 1;
-      Words rounded[kGroup];
+      using Side = Packed<E, V>;
+      Side rounded[kGroup];
+      round(r, rounded);
+      E* to = global(static_cast<E*>(call.out.values)) + place;
+      place += kGroup * step;
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        if (whole || i < count) {
+          if constexpr (sizeof(Side) >= 4) store_granule(reinterpret_cast<Side*>(to), rounded[i]);
+          else *to = rounded[i].item[0];
+        }
+        to += step = recomputed(step);
+      }
+    }
+  }
+
+ private:
+  // Position by position: as words of neighbours, or of one column as a group.
+  template <class E>
+  __device__ __forceinline__ static void round(const typename S::Result (&r)[V][kGroup],
+                                               Packed<E, V> (&rounded)[kGroup]) {
+    if constexpr (V == 1) {
+      uint32_t w[kGroupWords<E>];
+      round_group<E, S>(r[0], w);
+      E x[kGroup];
+      unpack(w, x);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) rounded[i].item[0] = x[i];
+    } else {
+      constexpr int kOfWord = sizeof(E) < 4 ? 4 / int(sizeof(E)) : 1;
+      Packed<uint32_t, V* int(sizeof(E)) / 4> words[kGroup];
 #pragma unroll
       for (int v = 0; v < V; v += kOfWord) {
         typename S::Result of_word[kOfWord][kGroup];
@@ -256,32 +304,12 @@ template <class S, class Store, int V> struct WalkedResults {
         for (int c = 0; c < kOfWord; ++c)
 #pragma unroll
           for (int i = 0; i < kGroup; ++i) of_word[c][i] = r[v + c][i];
-        round_columns<E, S>(of_word, rounded, v * int(sizeof(E)) / 4);
+        round_columns<E, S>(of_word, words, v * int(sizeof(E)) / 4);
       }
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        if (whole || i < count)
-          store_granule(reinterpret_cast<Words*>(static_cast<E*>(call.out.values) + place), rounded[i]);
-        place += step = recomputed(step);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        if (whole || i < count) {
-          if constexpr (S::kIndexed) side_by_side(r, i);
-          else Store::one(call, place, r[0][i]);
-        }
-        place += step = recomputed(step);
-      }
+      for (int i = 0; i < kGroup; ++i) memcpy(&rounded[i], &words[i], sizeof words[i]);
     }
   }
-
- private:
-  static constexpr bool kWords = [] {
-    if constexpr (Store::kWidth > 1 && !S::kIndexed)
-      return V * sizeof(typename Store::Element) == 4 || V * sizeof(typename Store::Element) == 8;
-    else return false;
-  }();
   __device__ __forceinline__ void side_by_side(const typename S::Result (&r)[V][kGroup], int i) {
     using E = typename Store::Element;
     Packed<E, V> values;
