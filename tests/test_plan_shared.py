@@ -37,7 +37,7 @@ def test_columns_fit_the_shared_memory(op, dtype):
             plan = column_plan(op, length, width, dtype, aligned, most)
             if plan["family"] == "column_tiles":
                 threads = 128 if op == "cumsum" and dtype in (torch.float64, torch.int64) else 256
-                assert plan["shared"] == 0 < plan["workspace"] and plan["threads"] == threads  # all is declared
+                assert plan["shared"] == 0 and plan["threads"] == threads  # all is declared
             elif plan["family"] == "column_strips":
                 assert plan["threads"] == 1024 and plan["workspace"] > 0
             elif plan["family"] == "ragged_columns":  # the other threads form carries, and put jobs
@@ -93,12 +93,6 @@ def test_plans_fit_every_device(op):
         assert takes(plan) <= device[0], (shape, dim, dtype, aligned, device, plan)
         if not device[1] and "declared" in plan:  # scans without bulk copies ask for no more than every GPU has
             assert takes(plan) <= PORTABLE, (shape, dim, dtype, aligned, device, plan)
-
-
-def test_columns_of_three_float64_inputs_fit_a_workstation_by_code_for_hopper():
-    """The driver compiles it there from the PTX for 9.0: blocks are large, and have 101,376 bytes."""
-    plan = any_plan("decayed_sum", [256, 8], 0, torch.float64, True, (WORKSTATION, True, True))
-    assert plan["family"] == "short_columns" and 48 << 10 < takes(plan) <= WORKSTATION
 
 
 @pytest.mark.parametrize("family", _C.scan_families())

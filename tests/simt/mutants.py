@@ -405,12 +405,12 @@ MUTANTS = (
     # ---- scans of columns
     Mutant(
         "no barrier before the totals of columns are read", "kernels/scan/short_columns.cuh",
-        "own[p * size] = t[p]; } __syncthreads();", "own[p * size] = t[p]; }",
+        "block.sum(it, count); __syncthreads();", "block.sum(it, count);",
         "scan.CumSum", ("scan_columns",), some=True,
     ),
     Mutant(
         "no barrier before what precedes a group of columns is read", "kernels/scan/short_columns.cuh",
-        "*mine = exclusive; } __syncthreads();", "*mine = exclusive; }",
+        "block.scan(); __syncthreads();", "block.scan();",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
@@ -430,7 +430,7 @@ MUTANTS = (
     ),
     Mutant(
         "copies are not waited for", "kernels/scan/short_columns.cuh",
-        "wait_copies<kAhead - 1>();", "wait_copies<kAhead>();",
+        "wait_copies<Block::kAhead - 1>();", "wait_copies<Block::kAhead>();",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
@@ -440,8 +440,7 @@ MUTANTS = (
     ),
     Mutant(
         "tiles of columns by block instead of ticket", "kernels/scan/column_tiles.cuh",
-        "const int64_t ticket = int64_t(take_ticket(static_cast<uint64_t*>(workspace)));",
-        "const int64_t ticket = int64_t(blockIdx.x);",
+        "const int64_t ticket = shape.tiles > 1 ?", "const int64_t ticket = false ?",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
@@ -478,7 +477,7 @@ MUTANTS = (
     ),
     Mutant(
         "a granule is copied whole at the tensor's end", "kernels/scan/ragged_columns.cuh",
-        "if (whole || j.inside || (address(from) >= low", "if (whole || true || (address(from) >= low",
+        "if (whole || j.inside || (address_of(from) >=", "if (whole || true || (address_of(from) >=",
         "scan.CumSum", ("ragged_columns",), "asan",
     ),
     Mutant(
@@ -745,8 +744,14 @@ MUTANTS = (
     # ---- lanes that walk columns
     Mutant(
         "the copies of a walk are not waited for", "kernels/scan/column_walk.cuh",
-        "wait_copies<kAhead - 1>(); group(std::true_type(),", "group(std::true_type(),",
+        "wait_copies<kAhead - 1>(); Words w[kGroup][N];", "Words w[kGroup][N];",
         "scan.LinearScan", ("walk",),
+    ),
+    Mutant(
+        "a walked group counts itself in what precedes it", "kernels/scan/column_walk.cuh",
+        "op.results(S::prefix(within.item[v]), items[v], out[v]);",
+        "op.results(S::prefix(S::combine(within.item[v], total.item[v])), items[v], out[v]);",
+        "scan.CumSum", ("walk",),
     ),
     Mutant(
         "a walk forgets the tiles before", "kernels/scan/column_walk.cuh",

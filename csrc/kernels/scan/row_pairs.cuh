@@ -219,6 +219,9 @@ __device__ __forceinline__ bool scan_neighbours(V (&value)[K], int lane, int wid
 // of it nvcc would rather use memory for a few registers than have one block less.)
 constexpr int held_blocks(int bytes) { return bytes <= 8 ? 4 : bytes <= 16 ? 3 : bytes <= 32 ? 2 : 1; }
 
+// Of a power of two.
+template <class V> __device__ __forceinline__ int log2_of_power(V power) { return __ffs(power) - 1; }
+
 // Which groups are a lane's: of those that it loads and stores, k * 32 + lane of its warp, and of those that it scans,
 // lane * K + k.
 template <int K, bool kTiled> struct PairPlace {
@@ -235,7 +238,7 @@ template <int K, bool kTiled> struct PairPlace {
         lane(lane_id()),
         warp(int(threadIdx.x) / kLanes),
         part(warp & (warps - 1)),
-        shift(__ffs(unsigned(kTiled ? warps : width)) - 1),
+        shift(log2_of_power(unsigned(kTiled ? warps : width))),
         apart(kTiled ? 0 : kLanes >> shift),
         first_row(kTiled ? int64_t(blockIdx.x) * (kWarps >> shift) + (warp >> shift)
                          : (int64_t(blockIdx.x) * kWarps + warp) * (K * apart)),

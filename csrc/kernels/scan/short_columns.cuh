@@ -70,7 +70,7 @@ template <class S, class E, int V> struct ShortBlock {
   double strip_share;
   E held[kGroup];  // where they are not copied: those of the last job on its way
 
-  __device__ __forceinline__ ShortBlock(const ScanCall& call, const ShortColumnsShape& shape, char* shared,
+  __device__ __forceinline__ ShortBlock(const ScanCall& call, const scans::ShortColumnsShape& shape, char* shared,
                                         ShortColumns* jobs)
       : call(call),
         op{call.options},
