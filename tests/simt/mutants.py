@@ -374,7 +374,7 @@ MUTANTS = (
     ),
     Mutant(
         "no barrier before the warps of a row of two inputs know their totals", "kernels/scan/row_pairs.cuh",
-        "if (warps > 1) __syncthreads(); else warp_barrier();", "warp_barrier();",
+        "if (at.warps > 1) __syncthreads(); else warp_barrier();", "warp_barrier();",
         "scan.LinearScan", ("held_rows",),
     ),
     Mutant(
@@ -627,7 +627,7 @@ MUTANTS = (
     ),
     Mutant(
         "granules around groups of a tensor's last rows", "kernels/scan/row_pairs.cuh",
-        "first_row + (kTiled ? 1 : K * apart) < layout.rows", "true",
+        "at.first_row + (kTiled ? 1 : K * at.apart) < layout.rows", "true",
         "scan.LinearScan", ("held_rows",),
     ),
     # ---- the pipeline of two inputs
@@ -833,7 +833,7 @@ MUTANTS = (
     ),
     Mutant(
         "no barrier before the totals of a tile's warps are known", "kernels/scan/extreme_columns.cuh",
-        "} __syncthreads(); { const int column", "} { const int column",
+        "lane.reduce(most); __syncthreads();", "lane.reduce(most);",
         "scan.CumExtreme", ("extreme_columns",),
     ),
     Mutant(
@@ -853,7 +853,7 @@ MUTANTS = (
     ),
     Mutant(
         "a lane's neighbours are of another row", "kernels/scan/extreme_columns.cuh",
-        "y < down && x * V < job.width", "x * V < job.width",
+        "y < down && x * V < shared.job.width", "x * V < shared.job.width",
         "scan.CumExtreme", ("extreme_columns",),
     ),
     # ---- tiles of columns
@@ -869,7 +869,7 @@ MUTANTS = (
     ),
     Mutant(
         "no barrier before the totals of a tile's warps are there", "kernels/scan/column_tiles.cuh",
-        "} __syncthreads(); { const int chain", "} { const int chain",
+        "lane.reduce(at); } __syncthreads();", "lane.reduce(at); }",
         "scan.CumProd", ("column_tiles",),
     ),
     Mutant(
@@ -879,12 +879,12 @@ MUTANTS = (
     ),
     Mutant(
         "a superblock of columns without those before it", "kernels/scan/column_tiles.cuh",
-        "S::combine(before, of_turns(far, kFan, to_settle))", "of_turns(far, kFan, to_settle)",
+        "S::combine(before, of_turns(shared.far, kFan, to_settle))", "of_turns(shared.far, kFan, to_settle)",
         "scan.CumProd", ("column_tiles",),
     ),
     Mutant(
         "an exclusive scan of a tile stores its last result in its next", "kernels/scan/column_tiles.cuh",
-        "last_one = at.left - shift;", "last_one = at.left;",
+        "const int stored = at.left - shift - g * kGroup;", "const int stored = at.left - g * kGroup;",
         "scan.CumProd", ("column_tiles",),
     ),
     # ---- the pipeline of scans with indices
