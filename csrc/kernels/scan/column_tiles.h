@@ -71,7 +71,7 @@ using namespace plans;
 
 inline std::optional<ExtremeColumnsShape> serves(const ScanCall& call, const DeviceFacts&, const PlanOverride& forced) {
   const Layout& l = call.layout;
-  if (!record_tiles(call)) return {};
+  if (!record_tiles(call) || (!forced.family && l.length <= kTile)) return {};
   ExtremeColumnsShape s;
   s.columns = tile_columns(call, forced);
   const int64_t width = columns_beside(l), vectors = ceil_div(width, s.columns);

@@ -119,6 +119,7 @@ template <class Load, int N, int V, int kThreads> struct CopiedGroups {
   Words* own;
   int stage = 0;        // of the group that is taken next
   const char* from[N];  // where the group to be copied next begins
+  int64_t steps[N];     // bytes from position to position
 
   __device__ __forceinline__ CopiedGroups(const ScanCall& call, const RowStart& start, int64_t row) : call(call) {
     __shared__ Ring ring;
@@ -127,6 +128,8 @@ template <class Load, int N, int V, int kThreads> struct CopiedGroups {
     for (int k = 0; k < N; ++k) {
       const int64_t offset = is_a(k) ? row_offset(call.layout, call.more_strides[0], row) : start.in;
       from[k] = static_cast<const char*>(k ? call.in.more[k - 1] : call.in.data) + offset * kSize;
+      const Layout& layout = call.layout;
+      steps[k] = layout.reduced ? (is_a(k) ? call.more_strides[0] : layout.in)[layout.kept] * kSize : 0;
     }
 #pragma unroll 1
     for (int s = 0; s < kAhead; ++s) load(s, s * kGroup);
@@ -151,11 +154,10 @@ template <class Load, int N, int V, int kThreads> struct CopiedGroups {
  private:
   __device__ __forceinline__ static constexpr bool is_a(int k) { return is_pair<Load> && k == 1; }
   __device__ __forceinline__ void load(int to_stage, int64_t first) {
-    const Layout& layout = call.layout;
-    const int64_t left = layout.length - first;
+    const int64_t left = call.layout.length - first;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      int64_t step = layout.reduced ? (is_a(k) ? call.more_strides[0] : layout.in)[layout.kept] * kSize : 0;
+      int64_t step = steps[k];
       Words* const place = own + to_stage * kStage + k * kThreads;
       bool has_first = true;
       if constexpr (is_pair<Load>) has_first = !is_a(k) || Load::has_a(call, first);
@@ -237,9 +239,11 @@ template <class Load> struct LoadedGroups {
 // Where the results of V neighbouring columns go.
 template <class S, class Store, int V> struct WalkedResults {
   const ScanCall& call;
+  const int64_t stride;
   int64_t place;  // of the next ones
 
-  __device__ __forceinline__ WalkedResults(const ScanCall& call, int64_t start) : call(call), place(start) {
+  __device__ __forceinline__ WalkedResults(const ScanCall& call, int64_t start)
+      : call(call), stride(scan_stride(call.layout).out), place(start) {
     if constexpr (kHasStart<S>) {
       if (!call.exclusive) return;
       typename S::Result r[V][kGroup];
@@ -248,13 +252,13 @@ template <class S, class Store, int V> struct WalkedResults {
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) r[v][i] = S::start();
       store(std::false_type(), r, 1);
-      place = start + scan_stride(call.layout).out;
+      place = start + stride;
     }
   }
   // The first `count` of a group, or all of them.
   template <class Whole>
   __device__ __forceinline__ void store(Whole whole, const typename S::Result (&r)[V][kGroup], int count) {
-    int64_t step = scan_stride(call.layout).out;
+    int64_t step = stride;
     if constexpr (S::kIndexed || Store::kWidth == 1) {
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {

@@ -17,9 +17,8 @@ TR_HD constexpr int walk_threads(int inputs, bool indexed) { return inputs == 1 
 // as fast in float32 and 1.15 in bfloat16 as by teams, cummax 1.06 times as by tiles).
 constexpr int kShortWalk = kTile + kTile / 2;
 
-// Of one input: positions of columns that are walked however many they are, columns a multiprocessor of longer ones,
-// and columns side by side than which they have more.
-constexpr int kWalkedAlways = 64, kWalkedColumns = 240, kFewBeside = 4;
+// Of one input: positions of short columns, and columns side by side than which longer ones have more.
+constexpr int kWalkedShort = 64, kFewBeside = 4;
 
 namespace column_walk {
 
@@ -41,15 +40,16 @@ inline int columns_of(const ScanCall& call, const PlanOverride& forced) {
 // 0.41; 32768 0.79 and 0.31, tiles 0.59 and 0.44).
 inline bool enough(const ScanCall& call, const DeviceFacts& device, int columns) {
   const Layout& l = call.layout;
-  // Of one input short ones always, and longer ones where lanes have not one of a few columns each (H200, us, float32
-  // and bfloat16, by short_columns: 64 by 4096 columns 4.0 and 3.8, 4.1 and 4.8; 256 by 16384 11.1 and 10.7, 8.6
-  // and 7.0; by 65536 43 and 26, 46 and 30; (100000, 100, 12) 351 and 200, 603 and 402; (74565, 100, 3) 178 and 176,
-  // 123 and 135).
-  if (is_single(call))
-    return l.length <= kWalkedAlways ||
-           (l.rows >= int64_t(kWalkedColumns) * device.multiprocessors && columns_beside(l) > kFewBeside);
+  // Of one input: short sums always, other short columns where they are some, and longer ones where they are many and
+  // side by side (H200, us, float32 and bfloat16, by short_columns: cumsum of 64 by 4096 columns 4.0 and 3.8, 4.1 and
+  // 4.8; cumprod 7.6, 5.0; cumsum of 256 by 16384 11.1 and 10.7, 8.6 and 7.0; by 65536 43 and 26, 46 and 30; of
+  // (100000, 100, 12) 351 and 200, 603 and 402; of (74565, 100, 3) 178 and 176, 123 and 135).
+  if (is_single(call)) {
+    const int64_t each = l.rows / device.multiprocessors;
+    if (l.length <= kWalkedShort) return scan_sizes(call).acc <= 4 || each >= 128;
+    return each >= 240 && columns_beside(l) > kFewBeside;
+  }
   const int64_t walkers = int64_t(threads_of(call)) * columns * device.multiprocessors;
-  if (l.length <= kWalkedAlways) return true;
   if (4 * l.rows < 3 * walkers) return false;
   return l.length <= kShortWalk || !staged_tiles(call) ||
          (facts(call.op).inputs == 2 && has_column_words(call) && 3 * l.rows >= 8 * walkers);

@@ -143,7 +143,7 @@ template <class S, class Load, class Store> struct Launches {
       constexpr int V = column_vector(sizeof(E), sizeof(typename S::Acc));
       if (shape.columns == V) return run(scan_short_columns<S, Load, Store, V>, shape);
     }
-    if constexpr (kInPlace<S, Load, Store>) run(scan_short_columns<S, Load, Store, 1>, shape);
+    run(scan_short_columns<S, Load, Store, 1>, shape);
   }
   void operator()(const scans::ColumnTilesShape& shape) {
     constexpr int V = kStagedTiles<S, Load, Store> ? word_columns(kSize) : 1;

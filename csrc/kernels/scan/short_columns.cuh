@@ -17,8 +17,8 @@ template <class S, class Load, class Store> constexpr bool kColumnVectors = [] {
 }();
 
 // Threads of a block, at most.
-template <class S, class E, int V> constexpr int kColumnThreads = [] {
-  constexpr int kMost = column_threads(V, sizeof(E), sizeof(typename S::Acc));
+template <class S, class Load, int V> constexpr int kColumnThreads = [] {
+  constexpr int kMost = column_threads(V, sizeof(typename Load::Element), sizeof(typename S::Acc));
 #if defined(TR_LARGE_BLOCKS)
   return kMost;
 #else
@@ -26,24 +26,26 @@ template <class S, class E, int V> constexpr int kColumnThreads = [] {
 #endif
 }();
 
-// Where a block's columns begin: their elements, and their results.
+// Where a block's columns begin: their elements, those of the second of two inputs, and their results.
 struct ShortColumns {
-  int64_t in, out;
-  int width;  // columns; 0: there are none, and no others come
+  int64_t row, in, a, out;  // row: the first column, of all
+  int width;                // columns; 0: there are none, and no others come
 };
 
-template <class S, class E, int V> struct ShortBlock {
+template <class S, class Load, class Store, int V> struct ShortBlock {
   using Acc = typename S::Acc;
+  using E = typename Load::Element;
   using P = Packed<E, V>;
   static constexpr int kAhead = 2, kStages = kColumnStages, kJobs = kAhead + 2;  // kAhead: jobs on their way
   static constexpr int kC = V > 1 && V * sizeof(Acc) > 16 ? 16 / int(sizeof(Acc)) : V,
                        kParts = V / kC;  // of a thread's totals
   struct alignas(kC * sizeof(Acc) % 16 == 0 ? 16 : kC * sizeof(Acc) % 8 == 0 ? 8 : 4) Totals { Acc item[kC]; };
-  static constexpr int kSize = sizeof(E), kPart = V * kSize, kPartWords = kPart < 4 ? 1 : kPart / 4;
+  static constexpr int kSize = sizeof(E) / S::kInputs, kPart = V * kSize,  // of an input's element, or V neighbours
+      kPartWords = kPart < 4 ? 1 : kPart / 4;
   using Words = Packed<uint32_t, kPartWords>;  // V neighbours
-  static constexpr bool kAsync = kPart >= 4;   // else elements are too small to be copied
+  static constexpr bool kAsync = Load::kWidth > 1 && (kPart == 4 || kPart == 8 || kPart == 16);
   // Columns that are taken together: one, or where they make whole words those of a word.
-  static constexpr int kCell = V > 1 && kSize < 4 ? 4 / kSize : 1, kCells = V / kCell;
+  static constexpr int kCell = V > 1 && sizeof(E) < 4 ? 4 / int(sizeof(E)) : 1, kCells = V / kCell;
   static constexpr int kCellWords = kPartWords / kCells;
   // A thread's elements of a job: as they are, or as words, some neighbouring columns at a time.
   using Staged = std::conditional_t<(V > 1), Words, E>;
@@ -54,7 +56,7 @@ template <class S, class E, int V> struct ShortBlock {
   const int n, X, Y, U;         // positions; threads side by side, and of a column and tile; tiles
   const int pitch, part, size;  // of the totals
 #if defined(TR_LARGE_BLOCKS)
-  static constexpr int kPitch = kColumnThreads<S, E, V>;  // of positions in shared memory
+  static constexpr int kPitch = kColumnThreads<S, Load, V>;  // of positions in shared memory
 #else
   const int kPitch;  // where there is less of it
 #endif
@@ -68,7 +70,7 @@ template <class S, class E, int V> struct ShortBlock {
   ShortColumns* const jobs;
   int64_t width, strips, count_of_jobs;
   double strip_share;
-  E held[kGroup];  // where they are not copied: those of the last job on its way
+  E held[kGroup];  // where elements are too small to be copied: those of the last job on its way
 
   __device__ __forceinline__ ShortBlock(const ScanCall& call, const scans::ShortColumnsShape& shape, char* shared,
                                         ShortColumns* jobs)
@@ -118,8 +120,10 @@ template <class S, class E, int V> struct ShortBlock {
                     from = (turn - batch * strips) * (X * V), rest = width - from;
       const RowStart start = row_start(layout, batch, layout.kept - 1);
       j.width = int(rest < X * V ? rest : X * V);
+      j.row = batch * width + from;
       j.in = start.in + from * across(layout.in);
       j.out = start.out + from * across(layout.out);
+      if constexpr (is_pair<Load>) j.a = row_offset(layout, call.more_strides[0], j.row);
     }
     jobs[it % kJobs] = j;
   }
@@ -132,33 +136,65 @@ template <class S, class E, int V> struct ShortBlock {
     return x * V >= j.width || left <= 0 ? 0 : left < kGroup ? left : kGroup;
   }
 
+  __device__ __forceinline__ int64_t a_stride() const {
+    return is_pair<Load> && call.layout.reduced ? call.more_strides[0][call.layout.kept] : 0;
+  }
+  // Where this thread's elements of a job begin: of the second of two inputs, of any other one.
+  __device__ __forceinline__ int64_t a_of(const ShortColumns& j) const {
+    return j.a + offset(a_stride(), call.more_strides[0]);
+  }
+  __device__ __forceinline__ int64_t in_of(const ShortColumns& j) const {
+    return j.in + offset(stride.in, call.layout.in);
+  }
   // Starts to load the elements of a job.
   __device__ __forceinline__ void load(int it) {
     const ShortColumns& j = jobs[it % kJobs];
+    P* const own = stage_of(it);
     const int count = count_of(j);
-    const int64_t start = j.in + offset(stride.in, call.layout.in);
     if constexpr (kAsync) {
-      P* const own = stage_of(it);
-      int64_t step = stride.in;
-      const E* from = static_cast<const E*>(call.in.data) + start;
-      if (count == kGroup) {
+      static_assert(kPart == sizeof(P) || V == 1, "vectors are of one input");
 #pragma unroll
-        for (int i = 0; i < kGroup; ++i) {
-          copy_async<kPart>(own + i * kPitch, from);
-          from += step = recomputed(step);
-        }
-      } else {
-#pragma unroll 1
-        for (int i = 0; i < count; ++i) copy_async<kPart>(own + i * kPitch, from + i * step);
-      }
-    } else {
+      for (int input = 0; input < S::kInputs; ++input) copy(j, input, count, reinterpret_cast<char*>(own));
+    } else if constexpr (Load::kWidth > 1) {
       static_assert(V == 1, "vectors are copied");
       P* const before = stage_of(it + kStages - 1);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) before[i * kPitch].item[0] = held[i];
-      TypedLoad<E>::run(call.in, start, stride.in, count, held);
+      if constexpr (is_pair<Load>) Load::run(call, in_of(j), a_of(j), first, count, held);
+      else Load::run(call.in, in_of(j), stride.in, count, held);
+    } else if (count) {  // elements of any type
+      E items[kGroup];
+      Load::run(call.in, in_of(j), stride.in, count, items);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) own[i * kPitch].item[0] = items[i];
     }
     end_copies();
+  }
+  // Starts to copy those of one input.
+  __device__ __forceinline__ void copy(const ShortColumns& j, int input, int count, char* own) const {
+    const bool a = is_pair<Load> && input == 1;
+    const int member = is_pair<Load> ? 1 - input : input;
+    int64_t step = (a ? a_stride() : stride.in) * kSize;
+    const char* from =
+        static_cast<const char*>(input ? call.in.more[input - 1] : call.in.data) + (a ? a_of(j) : in_of(j)) * kSize;
+    char* const to = own + member * kSize;
+    bool all = count == kGroup;
+    int i = 0;
+    if constexpr (is_pair<Load>)
+      if (a && !Load::has_a(call, first)) {
+        all = false;
+        i = 1;
+      }
+    if (all) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        copy_async<kPart>(to + i * kPitch * int(sizeof(P)), from);
+        from += step = recomputed(step);
+      }
+    } else {
+#pragma unroll 1
+      for (; i < count; ++i) copy_async<kPart>(to + i * kPitch * int(sizeof(P)), from + i * step);
+    }
   }
   __device__ __forceinline__ void read(int it, Staged (&staged)[kGroup]) const {
     const auto* const from = reinterpret_cast<const Staged*>(stage_of(it));
@@ -224,17 +260,17 @@ template <class S, class E, int V> struct ShortBlock {
     }
   }
   // What precedes this thread's group in column c.
-  __device__ __forceinline__ typename S::Prefix prefix(int c) const {
+  __device__ __forceinline__ typename S::Prefix prefix(const ShortColumns& job, int c) const {
     const Acc within = own_totals()[c / kC * size].item[c % kC],
               tiles = recomputed(k) ? first_tile[recomputed(x) * V + c] : S::absent();
-    return S::prefix(S::combine(tiles, within));
+    return S::prefix(row_carry<S, Load>(call, job.row + recomputed(x) * V + c), S::combine(tiles, within));
   }
   // Forms and stores the results of a job's group, of which `count` positions are there.
   __device__ __forceinline__ void store(int it, const ShortColumns& job, int count) const {
     const int shift = call.exclusive ? 1 : 0, last_one = n - first - shift,
               stored = count < last_one ? count : last_one;
     const bool begins = shift && first == 0;  // with what an exclusive scan starts from
-    E* const to = static_cast<E*>(call.out.values) + job.out + offset(stride.out, call.layout.out) + shift * stride.out;
+    const int64_t to = job.out + offset(stride.out, call.layout.out) + shift * stride.out;
     auto results = [&](auto whole) {
       Staged staged[kGroup];
       read(it, staged);
@@ -245,42 +281,45 @@ template <class S, class E, int V> struct ShortBlock {
 #pragma unroll
         for (int v = 0; v < kCell; ++v) form(whole, staged, cell, v, count, items[v]);
 #pragma unroll
-        for (int v = 0; v < kCell; ++v) op.results(prefix(cell * kCell + v), items[v], r[v]);
+        for (int v = 0; v < kCell; ++v) op.results(prefix(job, cell * kCell + v), items[v], r[v]);
         if constexpr (V > 1) {
           round_columns<E, S>(r, staged, cell * kCellWords);
         } else {
+          if (begins) Store::one(call, to - stride.out, start_of<S>());
 #pragma unroll
-          for (int i = 0; i < kGroup; ++i) staged[i] = round_to<E>(r[0][i]);
+          for (int i = 0; i < kGroup; ++i)
+            if (whole || i < stored) Store::one(call, to + i * stride.out, r[0][i]);
         }
       }
-      if (begins) {
-        P begin;
-#pragma unroll
-        for (int v = 0; v < V; ++v) begin.item[v] = round_to<E>(start_of<S>());
-        store_wide(reinterpret_cast<P*>(to - stride.out), begin);
-      }
-      E* p = to;
-      int64_t step = stride.out;
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        if (whole || i < stored) {
-          if constexpr (V > 1) store_granule(reinterpret_cast<Words*>(p), staged[i]);
-          else *global(p) = staged[i];
-        }
-        p += step = recomputed(step);
-      }
+      if constexpr (V > 1) store_vectors(whole, to, staged, stored, begins);
     };
     if (stored == kGroup) results(std::true_type());
     else results(std::false_type());
   }
+  template <class Whole>
+  __device__ __forceinline__ void store_vectors(Whole whole, int64_t to, const Staged (&staged)[kGroup], int stored,
+                                                bool begins) const {
+    E* p = static_cast<E*>(call.out.values) + to;
+    int64_t step = stride.out;
+    if (begins) {
+      P begin;
+#pragma unroll
+      for (int v = 0; v < V; ++v) begin.item[v] = round_to<E>(start_of<S>());
+      store_wide(reinterpret_cast<P*>(p - step), begin);
+    }
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      if (whole || i < stored) store_granule(reinterpret_cast<Words*>(p), staged[i]);
+      p += step = recomputed(step);
+    }
+  }
 };
 
-// Of elements and results of one type.
 template <class S, class Load, class Store, int V>
-__global__ void TR_BLOCKS_BOUND((kColumnThreads<S, typename Load::Element, V>),
-                                column_blocks(kColumnThreads<S, typename Load::Element, V>, sizeof(typename S::Acc)))
+__global__ void TR_BLOCKS_BOUND((kColumnThreads<S, Load, V>),
+                                column_blocks(kColumnThreads<S, Load, V>, sizeof(typename S::Acc)))
     scan_short_columns(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT scans::ShortColumnsShape shape) {
-  using Block = ShortBlock<S, typename Load::Element, V>;
+  using Block = ShortBlock<S, Load, Store, V>;
   // Aligned to sectors of memory: where they are not, each is copied in two halves, and read twice for that.
   TR_DYNAMIC_SHARED(shared, 128);
   __shared__ ShortColumns jobs[Block::kJobs];

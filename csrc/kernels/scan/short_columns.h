@@ -1,4 +1,4 @@
-// Columns of at most two tiles whose results have the type of their elements: whole ones a block.
+// Columns of at most two tiles, of any type: whole ones a block.
 #pragma once
 #include "column_call.h"
 
@@ -28,7 +28,8 @@ constexpr int kColumnAccs = 32;
 // accumulator. One column a thread fits wherever there are bulk copies, be it only 99 KiB a block.
 TR_HD constexpr int column_threads(int columns, int size, int acc) {
   if (columns > 1 && acc <= 8 && columns * size <= 8) return 512;
-  return acc > 4 ? 192 : 256;
+  if (columns == 1 && size > 12) return 128;
+  return acc > 4 || (columns == 1 && size > 8) ? 192 : 256;
 }
 constexpr int kSmallBlock = 256;  // the same where blocks are not large (DeviceFacts::large_blocks)
 // Blocks that a multiprocessor has room for.
@@ -42,8 +43,7 @@ using namespace plans;
 
 inline ShortColumnsShape shape_of(const ScanCall& call, const DeviceFacts& device, int columns) {
   const Layout& l = call.layout;
-  const int element = size_of(call.in.dtype), acc = scan_sizes(call).acc,
-            threads = column_threads(columns, element, acc);
+  const int element = position_bytes(call), acc = scan_sizes(call).acc, threads = column_threads(columns, element, acc);
   const int64_t width = columns_beside(l), vectors = ceil_div(width, columns);
   ShortColumnsShape s;
   s.columns = columns;
@@ -71,10 +71,9 @@ inline std::optional<ShortColumnsShape> serves(const ScanCall& call, const Devic
                                                const PlanOverride& forced) {
   const Layout& l = call.layout;
   const int size = size_of(call.in.dtype), acc = scan_sizes(call).acc, columns = column_vector(size, acc);
-  if (!in_place(call)) return {};
   // Two tiles are worth it of few columns (H200, speed of tiles: (74565, 300, 3) float32 4.2 and bfloat16 4.8, (31956,
   // 300, 7) 1.3 and 1.8).
-  const bool two = is_float(call.in.dtype) && acc <= 4 && columns_beside(l) < kFewColumns;
+  const bool two = in_place(call) && is_float(call.in.dtype) && acc <= 4 && columns_beside(l) < kFewColumns;
   if (l.length > (forced.family || two ? kShortColumn : kTile)) return {};
   if (forced.vector_loads != 0 && columns * acc <= kColumnAccs && column_vectors(call, columns)) {
     const ShortColumnsShape s = shape_of(call, device, columns);
