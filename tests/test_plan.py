@@ -117,7 +117,9 @@ def covered(p, out, rows, n):
     elif family == "column_tiles":  # a tile a block, or several below each other
         assert shape["tiles"] == -(-n // TILE) and p["blocks"] >= -(-shape["tiles"] // shape["down"])
         assert p["blocks"] * shape["columns"] * shape["across"] * shape["down"] >= rows * shape["tiles"]
-        assert p["workspace"] > 0
+        assert (p["workspace"] > 0) == (shape["tiles"] > 1)
+    elif family == "column_walk":
+        assert p["workspace"] == 0 and n <= 2 * TILE and p["blocks"] * p["threads"] * shape["columns"] >= rows
     elif family == "short_columns":  # whole columns a block
         assert p["workspace"] == 0 and 8 * shape["lanes"] * shape["tiles"] >= n
         assert p["threads"] == shape["lanes"] * shape["across"] * shape["tiles"]
@@ -179,7 +181,7 @@ def test_lanes_go_where_the_stride_is_small():
         assert plan(op, (1000, 7), 1, strides=(90, 1))["shape"]["place"] > 0
     assert plan("cumsum", (1_000_000, 32), 1)["family"] == "short_rows"
     assert plan("cumsum", (2**24,), 0)["family"] == "chain"
-    assert plan("cumsum", (32, 1_000_000), 0)["family"] == "short_columns"
+    assert plan("cumsum", (32, 1_000_000), 0)["family"] == "column_walk"
     for shape, strides, dim in (((256, 2**20), (0, 1), 1), ((2**20, 256), (1, 0), 0)):  # where results have it
         assert plan("cumsum", shape, dim, strides=strides)["family"] == ("chain", "column_tiles")[dim == 0]
     assert plan("cumsum", (50, 4096, 300), 1, strides=(0, 300, 1))["family"] == "column_tiles"
@@ -207,14 +209,15 @@ def test_a_lane_walks_each_of_many_columns(op):
             assert (p["blocks"] - 1) * each < rows <= p["blocks"] * each
         for shape, dim in (((4096, 4096), 0), ((2**20, 8), 0), ((8, 1024, 500), 1)):  # too few columns
             assert plan(op, shape, dim, dtype)["family"] in ("column_tiles", "extreme_columns")
-        assert plan(op, (32, 100_000), 0, dtype)["family"] == "short_columns"
+        assert plan(op, (32, 100_000), 0, dtype)["family"] == "column_walk"
         assert plan(op, (100_000, 300), 1, dtype)["family"] != "column_walk"
     for shape, aligned in (((200, 100_001), True), ((200, 100_000), False)):  # two columns are not one word
-        assert plan(op, shape, 0, torch.bfloat16, aligned=aligned)["family"] == "short_columns"
+        p = plan(op, shape, 0, torch.bfloat16, aligned=aligned)
+        assert p["family"] == "column_walk" and p["shape"]["columns"] == 1
     assert plan(op, (200, 100_001), 0)["family"] == "column_walk"
     with force_plan(family="column_walk"):
         assert plan(op, (300, 3), 0)["family"] == plan(op, (3, 300), 1)["family"] == "column_walk"
-        for refused in ((op, (300, 3), 0, torch.bfloat16), (op, (300, 3), 0, torch.int64), ("cumsum", (300, 3), 0)):
+        for refused in ((op, (300, 3), 0, torch.int64), ("cumsum", (600, 3), 0)):
             with pytest.raises(ValueError, match="walk"):
                 plan(*refused)
 

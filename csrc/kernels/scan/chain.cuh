@@ -12,9 +12,10 @@ namespace torchreduce::gpu {
 constexpr int kRunTiles = kFan / kWarps;
 constexpr int kRun = kRunTiles * kTile;
 
-// Elements of a block tile in shared memory: of two inputs, those of a behind those of b. A warp's run lies there in
-// the order of positions, or, if the row goes down in memory, in the opposite one: as it lies in memory.
-template <class Load> constexpr int kStageBytes = kBlockTile * int(sizeof(element_of<Load>)) * (is_pair<Load> ? 2 : 1);
+// Elements of a block tile in shared memory: of several inputs, one behind the other, and those of a behind those of b.
+// A warp's run lies there in the order of positions, or, if the row goes down in memory, in the opposite one: as it
+// lies in memory.
+template <class Load> constexpr int kStageBytes = kBlockTile * int(sizeof(element_of<Load>)) * kInputsOf<Load>;
 // Whether every GPU has that much.
 template <class Load> constexpr bool kAlwaysStaged = kStageBytes<Load> + kChainShared <= kPortableShared;
 
@@ -96,6 +97,22 @@ template <class E>
 __device__ __forceinline__ void staged_group(const E* run, int group, int64_t stride, uint32_t (&w)[kGroupWords<E>]) {
   staged_words(run, stride < 0 ? kRun / kGroup - 1 - group : group, w);
 }
+// The same as elements, in the order of positions.
+template <class E>
+__device__ __forceinline__ void staged_elements(const E* run, int group, int64_t stride, E (&x)[kGroup]) {
+  uint32_t w[kGroupWords<E>];
+  staged_group(run, group, stride, w);
+  if (sizeof(E) > 1 && stride < 0) reverse_words<E>(w);
+  unpack(w, x);
+  if (sizeof(E) == 1 && stride < 0) {
+#pragma unroll
+    for (int i = 0; i < kGroup / 2; ++i) {
+      const E low = x[i];
+      x[i] = x[kGroup - 1 - i];
+      x[kGroup - 1 - i] = low;
+    }
+  }
+}
 
 // What a result takes in the place of an element, if it fits there.
 template <class S, class Store> struct KeptResult { using type = typename S::Result; };
@@ -139,6 +156,7 @@ __device__ __forceinline__ void store_run_tile(const ScanCall& call, int64_t bas
 // Blocks of a multiprocessor at least: as many as have room for their stages, and for their registers.
 template <class S, class Load> constexpr int kChainBlocks = [] {
   constexpr int kSize = sizeof(element_of<Load>);
+  if (kInputsOf<Load> == 3) return kSize > 4 ? 2 : 4;  // not staged where rows are aligned
   if (kStageBytes<Load> > 64 << 10) return 1;
   if (Load::kWidth == 1 || kSize > 4) return sizeof(typename S::Acc) > 8 ? 1 : 2;
   if (kStageBytes<Load> > 32 << 10) return 3;
@@ -156,7 +174,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using E = element_of<Load>;
-  using One = std::conditional_t<is_pair<Load>, TypedLoad<E>, Load>;
+  using One = std::conditional_t<(kInputsOf<Load> > 1), TypedLoad<E>, Load>;
   const S op{call.options};
   const Layout& layout = call.layout;
   const int64_t n = layout.length, tiles = shape.tiles;
@@ -185,7 +203,12 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
       copy_run<One>(a, from.a + run_first * step.a, step.a, shape.granules, Load::has_a(call, run_first) ? 0 : 1, end,
                     run_of(1));
     } else {
-      copy_run<One>(call.in, from + run_first * step, step, shape.granules, 0, end, run_of(0));
+#pragma unroll
+      for (int k = 0; k < kInputsOf<Load>; ++k) {
+        Source input = call.in;
+        if (k > 0) input.data = call.in.more[k - 1];
+        copy_run<One>(input, from + run_first * step, step, shape.granules, 0, end, run_of(k));
+      }
     }
     end_copies();
   }
@@ -203,17 +226,13 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
         staged_group(run_of(0), number, step.b, group.b);
         staged_group(run_of(1), number, step.a, group.a);
       } else {
-        uint32_t w[kGroupWords<E>];
-        staged_group(run_of(0), number, step, w);
-        if (sizeof(E) > 1 && step < 0) reverse_words<E>(w);
-        unpack(w, group.x);
-        if (sizeof(E) == 1 && step < 0) {
+        E part[kInputsOf<Load>][kGroup];
 #pragma unroll
-          for (int i = 0; i < kGroup / 2; ++i) {
-            const E low = group.x[i];
-            group.x[i] = group.x[kGroup - 1 - i];
-            group.x[kGroup - 1 - i] = low;
-          }
+        for (int k = 0; k < kInputsOf<Load>; ++k) staged_elements(run_of(k), number, step, part[k]);
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i) {
+          if constexpr (kInputsOf<Load> == 3) group.x[i] = {part[0][i], part[1][i], part[2][i]};
+          else group.x[i] = part[0][i];
         }
       }
     } else if constexpr (!kAlwaysStaged<Load>) {

@@ -28,14 +28,19 @@ inline bool column_vectors(const ScanCall& call, int vector) {
   return fits(call.in.data) && fits(call.out.values);
 }
 
-// Whether a lane can have words of each column's inputs, of the types that column_walk.cuh is compiled for
-// (kLaneWalks).
+// Whether kernels are compiled for lanes that walk columns of several inputs, or with indices (column_walk.cuh,
+// kLaneWalks).
+inline bool walks_words(const ScanCall& call) {
+  const ScanFacts known = facts(call.op);
+  const int size = size_of(call.in.dtype);
+  if (!typed(call) || size < 2 || (known.inputs < 2 && !known.indexed) || (known.inputs == 3 && size < 4)) return false;
+  return !known.indexed || call.layout.length <= kNearRows;
+}
+// Whether a lane there can have words of each column's inputs: of 16-bit elements two neighbours.
 inline bool has_column_words(const ScanCall& call) {
   const Layout& l = call.layout;
-  const ScanFacts known = facts(call.op);
   const int size = size_of(call.in.dtype), vector = word_columns(size), last = l.kept - 1;
-  if (!typed(call) || size < 2 || (known.inputs < 2 && !known.indexed) || (known.inputs == 3 && size < 4)) return false;
-  if (known.indexed && l.length > kNearRows) return false;
+  if (!walks_words(call)) return false;
   if (vector == 1) return true;
   if (l.kept == 0 || l.size[last] % vector != 0) return false;
   auto fits = [&](const void* p, int bytes) { return reinterpret_cast<uintptr_t>(p) % uintptr_t(vector * bytes) == 0; };
@@ -44,8 +49,9 @@ inline bool has_column_words(const ScanCall& call) {
       if (d == last ? strides[d] != 1 : strides[d] % vector != 0) return false;
     return true;
   };
-  return steps(l.in) && steps(l.out) && (known.inputs < 2 || steps(call.more_strides[0])) && fits(call.in.data, size) &&
-         fits(call.in.more[0], size) && fits(call.out.values, size) && fits(call.out.indices, 8);
+  return steps(l.in) && steps(l.out) && (facts(call.op).inputs < 2 || steps(call.more_strides[0])) &&
+         fits(call.in.data, size) && fits(call.in.more[0], size) && fits(call.out.values, size) &&
+         fits(call.out.indices, 8);
 }
 
 // Whether tiles of columns are of records (kExtremeColumns); and whether they lie in shared memory (kStagedTiles).

@@ -29,192 +29,328 @@ template <class S, class Load, class Store, int V> constexpr int kTileBlocks = [
 template <class S, class Load, class Store> constexpr int kTileThreads =
     column_tile_threads(S::kInputs, kStagedTiles<S, Load, Store> && sizeof(element_of<Load>) == 8);
 
-// shape.across lanes, of V columns each, are side by side; shape.down tiles below each other.
-template <class S, class Load, class Store, int V>
-__global__ void TR_BLOCKS_BOUND((kTileThreads<S, Load, Store>), (kTileBlocks<S, Load, Store, V>))
-    scan_column_tiles(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ColumnTilesShape shape, void* workspace) {
-  constexpr bool kStaged = kStagedTiles<S, Load, Store>;
-  using E = std::conditional_t<kStaged, element_of<Load>, float>;
-  using Acc = typename S::Acc;
-  using Wide = typename S::Wide;
-  using Word = std::conditional_t<kStaged && sizeof(E) == 8, uint64_t, uint32_t>;
-  constexpr int kThreads = kTileThreads<S, Load, Store>, kParts = kTileParts, kWide = kThreads / kParts;
-  constexpr int kColumns = kWide * V;                               // [tile][column] of a block, at most
-  constexpr int kTurns = kThreads / kColumns;                       // threads that look for what precedes one of them
-  constexpr int kGroups = kFan / kParts, kRows = kGroups * kGroup;  // of a lane
-  constexpr int kOfWord = int(sizeof(Word) / sizeof(E)), kLast = kTurns - 1;
-  constexpr int kJoined = 2 + log2_of(kParts);  // what precedes a group in its block tile is of at most so many
-  constexpr int kRuns = kFan / kTurns / 4;      // of 4 slots, that each looks at
-  static_assert(kRuns == 1 || kRuns == 2, "joined as a tree");
-  struct Job {
-    int64_t tile, in, out;  // in, out: of its first element
-    int64_t a, row;         // of the second of two inputs; its first column, of all
-    int width;              // columns
-    int tile_slot, block_slot;
-    // What is published of its first column: of the first tile of its block tile, of the first block tile of its
-    // superblock, and what precedes that, if there is any.
-    Published<Acc>*tile_totals, *block_totals;
-    Published<Wide>*carry, *next_carry;  // null: none; behind its block tile
-  };
-  __shared__ Word staged[kStaged ? S::kInputs * kRows * kThreads : 1];  // each thread's own, V a word
-  // Of parts of rows; then, at the last part of each 2^k of them, of those rows together.
-  __shared__ Acc totals[kParts][kColumns];
-  __shared__ Acc near[kTurns][kColumns];  // what precedes a tile in its block tile, in turns
-  __shared__ Wide far[kTurns][kColumns];  // what precedes the block tile in its superblock
-  __shared__ Acc tiles_before[kColumns];
-  __shared__ Wide carries[kColumns];
-  __shared__ Job job;
-  const S op{call.options};
+// A tile of some neighbouring columns, or several below each other.
+template <class S> struct TileJob {
+  int64_t tile, in, out;  // in, out: of its first element
+  int64_t a, row;         // of the second of two inputs; its first column, of all
+  int width;              // columns
+  int tile_slot, block_slot;
+  // What is published of its first column: of the first tile of its block tile, of the first block tile of its
+  // superblock, and what precedes that, if there is any.
+  Published<typename S::Acc>*tile_totals, *block_totals;
+  Published<typename S::Wide>*carry, *next_carry;  // null: none; behind its block tile
+};
+
+// What strides along the columns of a row are, 0 where columns do not lie side by side.
+__device__ __forceinline__ int64_t beside(const Layout& layout, const int64_t (&strides)[kMaxDims]) {
+  return layout.kept > 0 ? strides[layout.kept - 1] : 0;
+}
+__device__ __forceinline__ int64_t columns_beside(const Layout& layout) {
+  return layout.kept > 0 ? layout.size[layout.kept - 1] : 1;
+}
+template <class Load> __device__ __forceinline__ int64_t a_stride_of(const ScanCall& call) {
+  return is_pair<Load> && call.layout.reduced ? call.more_strides[0][call.layout.kept] : 0;
+}
+
+// Takes the next job of `columns` columns; tiles a block waits for have lower tickets, and a single one waits for none.
+template <class S, class Load>
+__device__ __forceinline__ TileJob<S> take_tile_job(const ScanCall& call, const ColumnTilesShape& shape,
+                                                    void* workspace, int64_t columns) {
   const Layout& layout = call.layout;
   const ScanStride stride = scan_stride(layout);
-  const int lanes = shape.across, down = shape.down;
-  const int64_t tiles = shape.tiles;
-  const bool beside = layout.kept > 0;  // columns lie side by side
-  const int64_t column_in = beside ? layout.in[layout.kept - 1] : 0,
-                column_out = beside ? layout.out[layout.kept - 1] : 0;
-  const int64_t a_stride = is_pair<Load> && layout.reduced ? call.more_strides[0][layout.kept] : 0,
-                column_a = is_pair<Load> && beside ? call.more_strides[0][layout.kept - 1] : 0;
-  const int64_t width = beside ? layout.size[layout.kept - 1] : 1;
-  if (threadIdx.x == 0) {  // tiles a block waits for have lower tickets
-    const int64_t ticket = int64_t(take_ticket(static_cast<uint64_t*>(workspace)));
-    const ColumnSpace<S> space(workspace, layout.rows, width, tiles);
-    const int64_t columns = lanes * V, strips = (space.width + columns - 1) / columns;
-    const int64_t rest = ticket / strips, first = (ticket - rest * strips) * columns;
-    const int64_t jobs = (tiles + down - 1) / down, batch = rest / jobs, tile = (rest - batch * jobs) * down;
-    const RowStart start = row_start(layout, batch, layout.kept - 1);
-    const int64_t block = tile / kFan, superblock = block / kFan * kFan;
-    job = {
-        tile,
-        start.in + tile * kTile * stride.in + first * column_in,
-        start.out + tile * kTile * stride.out + first * column_out,
-        is_pair<Load> ? row_offset(layout, call.more_strides[0], batch * width + first) + tile * kTile * a_stride : 0,
-        batch * width + first,
-        int(space.width - first < columns ? space.width - first : columns),
-        int(tile % kFan),
-        int(block % kFan),
-        space.tile(batch, block * kFan, first),
-        space.block(batch, superblock, first),
-        superblock ? space.carry(batch, superblock - 1, first) : nullptr,
-        space.carry(batch, block, first)};
-  }
-  __syncthreads();
+  const int64_t ticket =
+      shape.tiles > 1 ? int64_t(take_ticket(static_cast<uint64_t*>(workspace))) : int64_t(blockIdx.x);
+  const int64_t width = columns_beside(layout), strips = (width + columns - 1) / columns;
+  const ColumnSpace<S> space(workspace, layout.rows, width, shape.tiles);
+  const int64_t rest = ticket / strips, first = (ticket - rest * strips) * columns;
+  const int64_t jobs = (shape.tiles + shape.down - 1) / shape.down, batch = rest / jobs,
+                tile = (rest - batch * jobs) * shape.down;
+  const RowStart start = row_start(layout, batch, layout.kept - 1);
+  const int64_t block = tile / kFan, superblock = block / kFan * kFan, row = batch * width + first;
+  return {tile,
+          start.in + tile * kTile * stride.in + first * beside(layout, layout.in),
+          start.out + tile * kTile * stride.out + first * beside(layout, layout.out),
+          is_pair<Load> ? row_offset(layout, call.more_strides[0], row) + tile * kTile * a_stride_of<Load>(call) : 0,
+          row,
+          int(width - first < columns ? width - first : columns),
+          int(tile % kFan),
+          int(block % kFan),
+          space.tile(batch, block * kFan, first),
+          space.block(batch, superblock, first),
+          superblock ? space.carry(batch, superblock - 1, first) : nullptr,
+          space.carry(batch, block, first)};
+}
 
+// Of a block whose lanes have V columns each.
+template <class S, class Load, class Store, int V> struct TileShared {
+  static constexpr bool kStaged = kStagedTiles<S, Load, Store>;
+  using Acc = typename S::Acc;
+  using Word = std::conditional_t<kStaged && sizeof(element_of<Load>) == 8, uint64_t, uint32_t>;
+  static constexpr int kThreads = kTileThreads<S, Load, Store>, kParts = kTileParts, kWide = kThreads / kParts;
+  static constexpr int kColumns = kWide * V;          // [tile][column] of a block, at most
+  static constexpr int kTurns = kThreads / kColumns;  // threads that look for what precedes one of them
+  static constexpr int kGroups = kFan / kParts, kRows = kGroups * kGroup;  // of a lane
+
+  Word staged[kStaged ? S::kInputs * kRows * kThreads : 1];  // each thread's own, V a word
+  // Of parts of rows; then, at the last part of each 2^k of them, of those rows together.
+  Acc totals[kParts][kColumns];
+  Acc near[kTurns][kColumns];              // what precedes a tile in its block tile, in turns
+  typename S::Wide far[kTurns][kColumns];  // what precedes the block tile in its superblock
+  Acc tiles_before[kColumns];
+  typename S::Wide carries[kColumns];
+  TileJob<S> job;
+};
+
+// By all threads, when the totals of parts are there: joins and publishes them, and finds what precedes each column.
+template <class S, class Load, class Shared>
+__device__ __forceinline__ void carry_tiles(const ScanCall& call, const ColumnTilesShape& shape, Shared& shared,
+                                            int V) {
+  using Acc = typename S::Acc;
+  using Wide = typename S::Wide;
+  constexpr int kColumns = Shared::kColumns, kTurns = Shared::kTurns, kParts = Shared::kParts, kLast = kTurns - 1;
+  constexpr int kRuns = kFan / kTurns / 4;  // of 4 slots, that each looks at
+  static_assert(kRuns == 1 || kRuns == 2, "joined as a tree");
+  const TileJob<S>& job = shared.job;
+  const int64_t width = columns_beside(call.layout);
+  const int lanes = shape.across, down = shape.down;
+  const int chain = int(threadIdx.x) % kColumns, turn = int(threadIdx.x) / kColumns, of_lane = chain / V,
+            below = down > 1 ? of_lane / lanes : of_lane >= lanes, column = (of_lane - below * lanes) * V + chain % V;
+  const int tile_slot = job.tile_slot + below, block_slot = job.block_slot;
+  const bool active = below < down && column < job.width && job.tile + below < shape.tiles,
+             one = active && turn == kLast;
+  Published<Acc>* const tile_totals = job.tile_totals + column;
+  Published<Acc>* const block_totals = job.block_totals + column;
+  Acc total = S::absent();
+  if (turn == kLast) {
+    Acc part[kParts];
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) part[p] = shared.totals[p][chain];
+#pragma unroll
+    for (int d = 1; d < kParts; d *= 2)
+#pragma unroll
+      for (int p = 2 * d - 1; p < kParts; p += 2 * d)
+        shared.totals[p][chain] = part[p] = S::combine(part[p - d], part[p]);
+    total = part[kParts - 1];
+    if (one && shape.tiles > 1) tile_totals[tile_slot * width].publish(total);
+  }
+  warp_barrier();  // before a lane that waits for this holds the one that is to publish it
+  using Slots = PublishedSlots<S, Acc, kFan / 4>;
+  Slots slots;
+  // The tree over those of the thread's slots that are among the first `count`, begun; and with `own` in the last one.
+  auto gather = [&](const Published<Acc>* of, int count, auto absent, auto widen, bool has_own, auto own) {
+    struct { decltype(absent) upto, with_own; } all{absent, absent};
+#pragma unroll
+    for (int r = 0; r < kRuns; ++r) {
+      if (r) slots.begin(of, recomputed(width), active ? count : 0, recomputed(turn) * kRuns + r);
+      slots.collect();
+      const auto run = slots.run(count, absent, widen);
+      if (has_own && r == kRuns - 1) {
+        slots.value[3] = own;
+        all.with_own = slots.run(kFan, absent, widen);
+        if (r) all.with_own = S::combine(all.upto, all.with_own);
+      }
+      all.upto = r ? Slots::join(all.upto, run, (turn * kRuns + r) * 4 < count) : run;
+    }
+    return all;
+  };
+  slots.begin(tile_totals, width, active ? tile_slot : 0, turn * kRuns);
+  const auto same = [](Acc a) { return a; };
+  const auto widen = [](Acc a) { return S::widen(a); };
+  // The tree over what the turns found of the first `count` slots, of which the last one's is `own`.
+  auto of_turns = [&](const auto& found, int count, auto own) {
+    decltype(own) level[kTurns];
+#pragma unroll
+    for (int t = 0; t < kLast; ++t) level[t] = found[t][chain];
+    level[kLast] = own;
+#pragma unroll
+    for (int d = 1; d < kTurns; d *= 2)
+#pragma unroll
+      for (int t = 0; t < kTurns; t += 2 * d)
+        level[t] = Slots::join(level[t], level[t + d], (t + d) * (kFan / kTurns) < count);
+    return level[0];
+  };
+  const bool closes = one && tile_slot == kFan - 1;
+  const auto [found, to_close] = gather(tile_totals, tile_slot, S::absent(), same, closes, total);
+  shared.near[turn][chain] = found;
+  slots.begin(block_totals, width, active ? block_slot : 0, turn * kRuns);
+  PublishedOne<Wide> earlier;
+  earlier.begin(job.carry ? job.carry + column : nullptr, one && job.carry);
+  __syncthreads();
+  Acc block_total = S::absent();
+  if (one) {
+    shared.tiles_before[chain] = of_turns(shared.near, tile_slot, found);
+    if (closes) {
+      block_total = of_turns(shared.near, kFan, to_close);
+      if (block_slot < kFan - 1) block_totals[block_slot * width].publish(block_total);
+    }
+  }
+  const Wide before = earlier.collect(row_carry<S, Load>(call, one ? job.row + column : 0));
+  const bool settles = closes && block_slot == kFan - 1;
+  const auto [found_far, to_settle] = gather(block_totals, block_slot, S::wide_absent(), widen, settles, block_total);
+  shared.far[turn][chain] = found_far;
+  __syncthreads();
+  if (one) {
+    shared.carries[chain] = block_slot ? S::combine(before, of_turns(shared.far, block_slot, found_far)) : before;
+    if (settles) job.next_carry[column].publish(S::combine(before, of_turns(shared.far, kFan, to_settle)));
+  }
+}
+
+// A thread of a block: kRows rows of V neighbouring columns of a tile.
+template <class S, class Load, class Store, int V> struct TileLane {
+  using Shared = TileShared<S, Load, Store, V>;
+  static constexpr bool kStaged = Shared::kStaged;
+  using E = std::conditional_t<kStaged, element_of<Load>, float>;
+  using Acc = typename S::Acc;
+  using Word = typename Shared::Word;
+  static constexpr int kThreads = Shared::kThreads, kGroups = Shared::kGroups, kRows = Shared::kRows;
+  static constexpr int kOfWord = int(sizeof(Word) / sizeof(E));
+  static constexpr int kJoined =
+      2 + log2_of(kTileParts);  // what precedes a group in its block tile is of at most so many
+  using Items = typename S::Item[V][kGroup];
+  using Results = typename S::Result[V][kGroup];
   // Which rows and columns are a thread's.
   struct Place {
     int part, lane, x, row;  // row: its first, from the job's
     int64_t first;           // position
     int left, count;         // positions from there on, if no more than one too many; of its own
   };
-  auto place_of = [&](int thread) {
-    const int lane = thread % kWide, y = down > 1 ? lane / lanes : lane >= lanes, x = lane - y * lanes,
-              row = y * kTile + thread / kWide * kRows;
-    const int64_t first = job.tile * kTile + row, left = layout.length - first;
-    const int most = left < 0 ? 0 : left > kRows ? kRows + 1 : int(left);
-    return Place{
-        thread / kWide, lane, x, row, first, most, y >= down || x * V >= job.width ? 0 : most < kRows ? most : kRows};
-  };
-  Word* const own = staged + threadIdx.x;
+
+  const ScanCall& call;
+  const ColumnTilesShape& shape;
+  Shared& shared;
+  const S op;
+  Word* const own;
   Acc upto[kGroups][V] = {};  // of the lane's groups to this one, in the tile's order
   bool quick = true;          // whether quick_group takes all of the lane's groups, then of the warp's
-  // The items of a lane's group g.
-  auto items_of = [&](auto whole, const Place& at, int g, typename S::Item(&items)[V][kGroup]) {
-    if constexpr (!kStaged) {
-      typename Load::Element x[kGroup];
-      const int row = at.row + g * kGroup, left = at.count - g * kGroup, there = whole || left > kGroup ? kGroup : left;
-      const int64_t first = at.first + g * kGroup, from = job.in + row * stride.in + at.x * column_in;
-      if constexpr (is_pair<Load>) Load::run(call, from, job.a + row * a_stride + at.x * column_a, first, there, x);
-      else Load::run(call.in, from, stride.in, there, x);
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) items[0][i] = whole || i < there ? op.load(x[i], first + i) : S::absent_item();
-    } else {
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        E side[S::kInputs][kOfWord];
-#pragma unroll
-        for (int k = 0; k < S::kInputs; ++k) {
-          uint32_t words[sizeof(Word) / 4];
-          memcpy(words, own + (k * kRows + g * kGroup + i) * kThreads, sizeof words);
-          unpack(words, side[k]);
-        }
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          const auto element = [&] {
-            if constexpr (is_pair<Load>) return Pair<E>{side[1][v], side[0][v]};
-            else return side[0][v];
-          }();
-          items[v][i] = whole || g * kGroup + i < at.count
-                            ? op.load(element, i > 0 ? i : at.first + g * kGroup)  // 0 or not
-                            : S::absent_item();
-        }
-      }
+
+  __device__ __forceinline__ TileLane(const ScanCall& call, const ColumnTilesShape& shape, Shared& shared)
+      : call(call), shape(shape), shared(shared), op{call.options}, own(shared.staged + threadIdx.x) {}
+
+  __device__ __forceinline__ Place place_of(int thread) const {
+    const TileJob<S>& job = shared.job;
+    const int lanes = shape.across, down = shape.down, lane = thread % Shared::kWide,
+              y = down > 1 ? lane / lanes : lane >= lanes, x = lane - y * lanes,
+              row = y * kTile + thread / Shared::kWide * kRows;
+    const int64_t first = job.tile * kTile + row, left = call.layout.length - first;
+    const int most = left < 0       ? 0
+                     : left > kRows ? kRows + 1
+                                    : int(left),
+              count = y >= down || x * V >= job.width ? 0
+                      : most < kRows                  ? most
+                                                      : kRows;
+    return {thread / Shared::kWide, lane, x, row, first, most, count};
+  }
+
+  // Copies the lane's elements to shared memory.
+  __device__ __forceinline__ void load(const Place& at) {
+    const Layout& layout = call.layout;
+    const TileJob<S>& job = shared.job;
+    const E* from[S::kInputs];
+    int64_t step[S::kInputs];
+    step[0] = scan_stride(layout).in;
+    from[0] = global(static_cast<const E*>(call.in.data)) +
+              (job.in + at.row * step[0] + at.x * V * beside(layout, layout.in));
+    bool all = at.count == kRows, has_first = true;
+    if constexpr (is_pair<Load>) {
+      step[1] = a_stride_of<Load>(call);
+      from[1] = global(static_cast<const E*>(call.in.more[0])) +
+                (job.a + at.row * step[1] + at.x * V * beside(layout, call.more_strides[0]));
+      has_first = Load::has_a(call, at.first);
+      all &= has_first;
     }
-  };
-  {
-    const Place at = place_of(int(threadIdx.x));
-    if constexpr (kStaged) {
-      const E* from[S::kInputs];
-      int64_t step[S::kInputs];
-      from[0] = global(static_cast<const E*>(call.in.data)) + (job.in + at.row * stride.in + at.x * V * column_in);
-      step[0] = stride.in;
-      bool all = at.count == kRows, has_first = true;
-      if constexpr (is_pair<Load>) {
-        from[1] = global(static_cast<const E*>(call.in.more[0])) + (job.a + at.row * a_stride + at.x * V * column_a);
-        step[1] = a_stride;
-        has_first = Load::has_a(call, at.first);
-        all &= has_first;
-      }
-      auto load = [&](auto whole, int t) {
+    auto load = [&](auto whole, int t) {
 #pragma unroll
-        for (int k = 0; k < S::kInputs; ++k) {
-          Word* const to = own + (k * kRows + t) * kThreads;
-          if (whole || k == 0 || t > 0 || has_first) {
-            if constexpr (V == kOfWord) copy_async<sizeof(Word)>(to, from[k]);
-            else *to = bit_cast<uint16_t>(*from[k]);
-          }
-          from[k] += step[k];
+      for (int k = 0; k < S::kInputs; ++k) {
+        Word* const to = own + (k * kRows + t) * kThreads;
+        if (whole || k == 0 || t > 0 || has_first) {
+          if constexpr (V == kOfWord) copy_async<sizeof(Word)>(to, from[k]);
+          else *to = bit_cast<uint16_t>(*from[k]);
         }
-      };
-      if (all) {
-#pragma unroll 8
-        for (int t = 0; t < kRows; ++t) load(std::true_type(), t);
-      } else {
-        TR_ROLLED
-        for (int t = 0; t < at.count; ++t) load(std::false_type(), t);
-      }
-      end_copies();
-      wait_copies<0>();
-    }
-    auto form = [&](auto whole) {
-      // A warp would wait longer for code that is written out than choosing where a total goes takes.
-      TR_ROLLED
-      for (int g = 0; g < kGroups; ++g) {
-        typename S::Item items[V][kGroup];
-        items_of(whole, at, g, items);
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          const Acc total = [&] {
-            if constexpr (kHasQuick<S>) {
-              typename S::Item last;
-              if (S::quick_group(items[v], last)) return S::calm_end(S::of_near(last));
-              TR_RARE_PATH;
-              quick = false;
-            }
-            return S::group(items[v]);
-          }();
-#pragma unroll
-          for (int of = 0; of < kGroups; ++of) upto[of][v] = chosen(of == g, total, upto[of][v]);
-        }
+        from[k] += step[k];
       }
     };
-    if (at.count == kRows) form(std::true_type());
-    else form(std::false_type());
+    if (all) {
+#pragma unroll 8
+      for (int t = 0; t < kRows; ++t) load(std::true_type(), t);
+    } else {
+      TR_ROLLED
+      for (int t = 0; t < at.count; ++t) load(std::false_type(), t);
+    }
+    end_copies();
+    wait_copies<0>();
+  }
+
+  // The items of the lane's group g: out of shared memory, or those of any type that are not there.
+  template <class Whole> __device__ __forceinline__ void form(Whole whole, const Place& at, int g, Items& items) const {
+    if constexpr (kStaged) return form_staged(whole, at, g, items);
+    typename Load::Element x[kGroup];
+    const Layout& layout = call.layout;
+    const int row = at.row + g * kGroup, left = at.count - g * kGroup, there = whole || left > kGroup ? kGroup : left;
+    const int64_t first = at.first + g * kGroup, stride = scan_stride(layout).in,
+                  from = shared.job.in + row * stride + at.x * beside(layout, layout.in);
+    if constexpr (is_pair<Load>)
+      Load::run(call, from, shared.job.a + row * a_stride_of<Load>(call) + at.x * beside(layout, call.more_strides[0]),
+                first, there, x);
+    else Load::run(call.in, from, stride, there, x);
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) items[0][i] = whole || i < there ? op.load(x[i], first + i) : S::absent_item();
+  }
+  template <class Whole>
+  __device__ __forceinline__ void form_staged(Whole whole, const Place& at, int g, Items& items) const {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      E side[S::kInputs][kOfWord];
+#pragma unroll
+      for (int k = 0; k < S::kInputs; ++k) {
+        uint32_t words[sizeof(Word) / 4];
+        memcpy(words, own + (k * kRows + g * kGroup + i) * kThreads, sizeof words);
+        unpack(words, side[k]);
+      }
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const auto element = [&] {
+          if constexpr (is_pair<Load>) return Pair<E>{side[1][v], side[0][v]};
+          else return side[0][v];
+        }();
+        items[v][i] = whole || g * kGroup + i < at.count
+                          ? op.load(element, i > 0 ? i : at.first + g * kGroup)  // 0 or not
+                          : S::absent_item();
+      }
+    }
+  }
+
+  // Forms the totals of the lane's groups; those of all its rows go to shared memory.
+  template <class Whole> __device__ __forceinline__ void form_groups(Whole whole, const Place& at) {
+    // A warp would wait longer for code that is written out than choosing where a total goes takes.
+    TR_ROLLED
+    for (int g = 0; g < kGroups; ++g) {
+      Items items;
+      form(whole, at, g, items);
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const Acc total = [&] {
+          if constexpr (kHasQuick<S>) {
+            typename S::Item last;
+            if (S::quick_group(items[v], last)) return S::calm_end(S::of_near(last));
+            TR_RARE_PATH;
+            quick = false;
+          }
+          return S::group(items[v]);
+        }();
+#pragma unroll
+        for (int of = 0; of < kGroups; ++of) upto[of][v] = chosen(of == g, total, upto[of][v]);
+      }
+    }
+  }
+  __device__ __forceinline__ void reduce(const Place& at) {
+    if (at.count == kRows) form_groups(std::true_type(), at);
+    else form_groups(std::false_type(), at);
     quick = kHasQuick<S> && !ballot(!quick);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      Acc own[kGroups];
+      Acc own[kGroups], runs[kGroups];
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) own[g] = upto[g][v];
-      Acc runs[kGroups];
       join_calmly<S>(
           own,
           [&](auto join) {
@@ -229,111 +365,48 @@ __global__ void TR_BLOCKS_BOUND((kTileThreads<S, Load, Store>), (kTileBlocks<S, 
           runs);
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) upto[g][v] = runs[g];
-      totals[at.part][at.lane * V + v] = upto[kGroups - 1][v];
+      shared.totals[at.part][at.lane * V + v] = upto[kGroups - 1][v];
     }
   }
-  __syncthreads();
 
-  {
-    const int chain = int(threadIdx.x) % kColumns, turn = int(threadIdx.x) / kColumns, of_lane = chain / V,
-              below = down > 1 ? of_lane / lanes : of_lane >= lanes, column = (of_lane - below * lanes) * V + chain % V;
-    const int tile_slot = job.tile_slot + below, block_slot = job.block_slot;
-    const bool active = below < down && column < job.width && job.tile + below < tiles, one = active && turn == kLast;
-    Published<Acc>* const tile_totals = job.tile_totals + column;
-    Published<Acc>* const block_totals = job.block_totals + column;
-    Acc total = S::absent();
-    if (turn == kLast) {
-      Acc part[kParts];
+  // What precedes group g in column v.
+  __device__ __forceinline__ typename S::Prefix prefix(const Place& at, int g, int v) const {
+    const int chain = at.lane * V + v;
+    Acc within = S::absent();
 #pragma unroll
-      for (int p = 0; p < kParts; ++p) part[p] = totals[p][chain];
+    for (int before = 0; before < kGroups - 1; ++before) within = chosen(g == before + 1, upto[before][v], within);
+    // That, the parts before the lane's, of 2^k each, and the tiles before.
+    Acc parts[kJoined], all[1];
+    parts[0] = within;
 #pragma unroll
-      for (int d = 1; d < kParts; d *= 2)
-#pragma unroll
-        for (int p = 2 * d - 1; p < kParts; p += 2 * d) totals[p][chain] = part[p] = S::combine(part[p - d], part[p]);
-      total = part[kParts - 1];
-      if (one && tiles > 1) tile_totals[tile_slot * width].publish(total);
+    for (int k = 1; k < kJoined - 1; ++k) {
+      const int d = 1 << (k - 1);
+      parts[k] = at.part & d ? shared.totals[(at.part & ~(2 * d - 1)) + d - 1][chain] : S::absent();
     }
-    warp_barrier();  // before a lane that waits for this holds the one that is to publish it
-    using Slots = PublishedSlots<S, Acc, kFan / 4>;
-    Slots slots;
-    // The tree over those of the thread's slots that are among the first `count`, begun; and with `own` in the last
-    // one.
-    auto gather = [&](const Published<Acc>* of, int count, auto absent, auto widen, bool has_own, auto own) {
-      struct { decltype(absent) upto, with_own; } all{absent, absent};
+    parts[kJoined - 1] = shared.tiles_before[chain];
+    join_calmly<S>(
+        parts,
+        [&](auto join) {
+          Acc upto = parts[0];
 #pragma unroll
-      for (int r = 0; r < kRuns; ++r) {
-        if (r) slots.begin(of, recomputed(width), active ? count : 0, recomputed(turn) * kRuns + r);
-        slots.collect();
-        const auto run = slots.run(count, absent, widen);
-        if (has_own && r == kRuns - 1) {
-          slots.value[3] = own;
-          all.with_own = slots.run(kFan, absent, widen);
-          if (r) all.with_own = S::combine(all.upto, all.with_own);
-        }
-        all.upto = r ? Slots::join(all.upto, run, (turn * kRuns + r) * 4 < count) : run;
-      }
-      return all;
-    };
-    slots.begin(tile_totals, width, active ? tile_slot : 0, turn * kRuns);
-    const auto same = [](Acc a) { return a; };
-    const auto widen = [](Acc a) { return S::widen(a); };
-    // The tree over what the turns found of the first `count` slots, of which the last one's is `own`.
-    auto of_turns = [&](const auto& found, int count, auto own) {
-      decltype(own) level[kTurns];
-#pragma unroll
-      for (int t = 0; t < kLast; ++t) level[t] = found[t][chain];
-      level[kLast] = own;
-#pragma unroll
-      for (int d = 1; d < kTurns; d *= 2)
-#pragma unroll
-        for (int t = 0; t < kTurns; t += 2 * d)
-          level[t] = Slots::join(level[t], level[t + d], (t + d) * (kFan / kTurns) < count);
-      return level[0];
-    };
-    const bool closes = one && tile_slot == kFan - 1;
-    const auto [found, to_close] = gather(tile_totals, tile_slot, S::absent(), same, closes, total);
-    near[turn][chain] = found;
-    slots.begin(block_totals, width, active ? block_slot : 0, turn * kRuns);
-    PublishedOne<Wide> earlier;
-    earlier.begin(job.carry ? job.carry + column : nullptr, one && job.carry);
-    __syncthreads();
-    Acc block_total = S::absent();
-    if (one) {
-      tiles_before[chain] = of_turns(near, tile_slot, found);
-      if (closes) {
-        block_total = of_turns(near, kFan, to_close);
-        if (block_slot < kFan - 1) block_totals[block_slot * width].publish(block_total);
-      }
-    }
-    const Wide before = earlier.collect(row_carry<S, Load>(call, one ? job.row + column : 0));
-    const bool settles = closes && block_slot == kFan - 1;
-    const auto [found_far, to_settle] = gather(block_totals, block_slot, S::wide_absent(), widen, settles, block_total);
-    far[turn][chain] = found_far;
-    __syncthreads();
-    if (one) {
-      carries[chain] = block_slot ? S::combine(before, of_turns(far, block_slot, found_far)) : before;
-      if (settles) job.next_carry[column].publish(S::combine(before, of_turns(far, kFan, to_settle)));
-    }
+          for (int k = 1; k < kJoined - 1; ++k)
+            if (at.part & 1 << (k - 1)) {
+              const bool has = S::kInputs == 1 || g > 0 || (at.part & ((1 << (k - 1)) - 1));
+              upto = has ? join(parts[k], upto) : parts[k];
+            }
+          all[0] = join(parts[kJoined - 1], upto);
+        },
+        all);
+    return S::prefix(shared.carries[chain], all[0]);
   }
-  __syncthreads();
 
-  const Place at = place_of(recomputed(int(threadIdx.x)));
-  if (at.count == 0) return;
-  const int shift = call.exclusive ? 1 : 0, last_one = at.left - shift;
-  int64_t place = job.out + (at.row + shift) * stride.out + at.x * V * column_out;
-  E* to = global(static_cast<E*>(call.out.values)) + (kStaged ? place : 0);
-  if (shift && at.first == 0) {
-    if constexpr (kStaged) {
-#pragma unroll
-      for (int v = 0; v < V; ++v) to[v * column_out - stride.out] = round_to<E>(start_of<S>());
-    } else {
-      Store::one(call, place - stride.out, start_of<S>());
-    }
-  }
-  auto store = [&](auto whole, const auto(&r)[V][kGroup], int stored) {
+  // Stores the first `stored` results of a group, or all, from `place` on, which moves on.
+  template <class Whole>
+  __device__ __forceinline__ void store_group(Whole whole, int64_t& place, const Results& r, int stored) const {
+    const int64_t stride = scan_stride(call.layout).out;
     if constexpr (!kStaged) {
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i, place += stride.out)
+      for (int i = 0; i < kGroup; ++i, place += stride)
         if (whole || i < stored) Store::one(call, place, r[0][i]);
     } else {
       using Words = Packed<uint32_t, sizeof(Word) / 4>;
@@ -342,61 +415,74 @@ __global__ void TR_BLOCKS_BOUND((kTileThreads<S, Load, Store>), (kTileBlocks<S, 
       else
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) words[i].item[0] = bit_cast<uint16_t>(round_to<E>(r[0][i]));
+      E* to = global(static_cast<E*>(call.out.values)) + place;
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
         if (whole || i < stored) {
           if constexpr (V == kOfWord) store_wide(reinterpret_cast<Words*>(to), words[i]);
           else *to = bit_cast<E>(uint16_t(words[i].item[0]));
         }
-        to += stride.out;
+        to += stride;
       }
+      place += kGroup * stride;
     }
-  };
-  auto results = [&](auto whole) {
+  }
+  template <class Whole> __device__ __forceinline__ void store_all(Whole whole, const Place& at) const {
+    const Layout& layout = call.layout;
+    const int shift = call.exclusive ? 1 : 0;
+    int64_t place = shared.job.out + (at.row + shift) * scan_stride(layout).out + at.x * V * beside(layout, layout.out);
     TR_ROLLED
     for (int g = 0; g < kGroups; ++g) {
-      typename S::Item items[V][kGroup];
-      items_of(whole, at, g, items);
-      typename S::Result r[V][kGroup];
+      Items items;
+      form(whole, at, g, items);
+      Results r;
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        const int chain = at.lane * V + v;
-        Acc within = S::absent();
-#pragma unroll
-        for (int before = 0; before < kGroups - 1; ++before) within = chosen(g == before + 1, upto[before][v], within);
-        // That, the parts before the lane's, of 2^k each, and the tiles before.
-        Acc parts[kJoined], all[1];
-        parts[0] = within;
-#pragma unroll
-        for (int k = 1; k < kJoined - 1; ++k) {
-          const int d = 1 << (k - 1);
-          parts[k] = at.part & d ? totals[(at.part & ~(2 * d - 1)) + d - 1][chain] : S::absent();
-        }
-        parts[kJoined - 1] = tiles_before[chain];
-        join_calmly<S>(
-            parts,
-            [&](auto join) {
-              Acc upto = parts[0];
-#pragma unroll
-              for (int k = 1; k < kJoined - 1; ++k)
-                if (at.part & 1 << (k - 1)) {
-                  const bool has = S::kInputs == 1 || g > 0 || (at.part & ((1 << (k - 1)) - 1));
-                  upto = has ? join(parts[k], upto) : parts[k];
-                }
-              all[0] = join(parts[kJoined - 1], upto);
-            },
-            all);
-        const typename S::Prefix prefix = S::prefix(carries[chain], all[0]);
+        const typename S::Prefix before = prefix(at, g, v);
         if constexpr (!kHasQuick<S>) S::group(items[v]);
-        group_results<E>(op, prefix, items[v], quick, r[v]);
+        group_results<E>(op, before, items[v], quick, r[v]);
       }
-      const int stored = last_one - g * kGroup;
-      if (stored >= kGroup) store(std::true_type(), r, kGroup);
-      else store(std::false_type(), r, stored);
+      const int stored = at.left - shift - g * kGroup;
+      if (stored >= kGroup) store_group(std::true_type(), place, r, kGroup);
+      else store_group(std::false_type(), place, r, stored);
     }
-  };
-  if (at.count == kRows) results(std::true_type());
-  else results(std::false_type());
+  }
+  // Forms and stores the lane's results, and what an exclusive scan starts from.
+  __device__ __forceinline__ void store(const Place& at) const {
+    if (at.count == 0) return;
+    const Layout& layout = call.layout;
+    if (call.exclusive && at.first == 0) {
+      const int64_t place = shared.job.out + at.x * V * beside(layout, layout.out);
+      if constexpr (kStaged) {
+        E* const to = global(static_cast<E*>(call.out.values)) + place;
+#pragma unroll
+        for (int v = 0; v < V; ++v) to[v * beside(layout, layout.out)] = round_to<E>(start_of<S>());
+      } else {
+        Store::one(call, place, start_of<S>());
+      }
+    }
+    if (at.count == kRows) store_all(std::true_type(), at);
+    else store_all(std::false_type(), at);
+  }
+};
+
+// shape.across lanes, of V columns each, are side by side; shape.down tiles below each other.
+template <class S, class Load, class Store, int V>
+__global__ void TR_BLOCKS_BOUND((kTileThreads<S, Load, Store>), (kTileBlocks<S, Load, Store, V>))
+    scan_column_tiles(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ColumnTilesShape shape, void* workspace) {
+  __shared__ TileShared<S, Load, Store, V> shared;
+  if (threadIdx.x == 0) shared.job = take_tile_job<S, Load>(call, shape, workspace, shape.across * V);
+  __syncthreads();
+  TileLane<S, Load, Store, V> lane(call, shape, shared);
+  {
+    const auto at = lane.place_of(int(threadIdx.x));
+    if constexpr (lane.kStaged) lane.load(at);
+    lane.reduce(at);
+  }
+  __syncthreads();
+  carry_tiles<S, Load>(call, shape, shared, V);
+  __syncthreads();
+  lane.store(lane.place_of(recomputed(int(threadIdx.x))));
 }
 
 }  // namespace torchreduce::gpu

@@ -59,7 +59,7 @@ inline std::optional<ColumnTilesShape> serves(const ScanCall& call, const Device
   while (2 * s.down * s.across <= most) s.down *= 2;
   s.tiles = ceil_div(l.length, kTile);
   s.blocks = ceil_div(vectors, most) * (l.rows / width) * ceil_div(s.tiles, s.down);
-  s.workspace = column_workspace(call, s.tiles);
+  if (s.tiles > 1) s.workspace = column_workspace(call, s.tiles);
   return s;
 }
 

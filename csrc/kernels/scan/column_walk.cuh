@@ -1,14 +1,22 @@
 // Scans of columns that are so many that a lane for each, or for two side by side, fills the GPU: it walks them alone
-// from the first position to the last. Nothing is handed from thread to thread.
+// from the first position to the last. Nothing is handed from thread to thread. Of one input they have two tiles at
+// most.
 #pragma once
 #include "column_carry.cuh"
 #include "column_walk.h"
 
 namespace torchreduce::gpu {
 
-// Whether the kernel is compiled for these: two inputs, three, or indices, of which strips are narrow.
+// Whether the kernel is compiled for these; and whether it is for two columns a lane, which take a word or two.
 template <class S, class Load, class Store> constexpr bool kLaneWalks = [] {
-  if constexpr (Load::kWidth > 1 && (S::kInputs >= 2 || S::kIndexed)) return sizeof(typename Store::Element) >= 2;
+  if constexpr (S::kInputs == 1 && !S::kIndexed) return true;
+  else if constexpr (Load::kWidth > 1) return sizeof(typename Store::Element) >= 2;
+  else return false;
+}();
+template <class S, class Load, class Store> constexpr bool kWalksPairs = [] {
+  if constexpr (kInPlace<S, Load, Store>)
+    return sizeof(typename Store::Element) == 2 || sizeof(typename Store::Element) == 4;
+  else if constexpr (Load::kWidth > 1 && (S::kInputs >= 2 || S::kIndexed)) return sizeof(typename Store::Element) == 2;
   else return false;
 }();
 
@@ -38,17 +46,34 @@ template <class S, int V> struct SideBySide {
   }
 };
 
-// What lies before the next group of V columns, in the canonical order.
-template <class S, int V, bool kAnyOrder = S::kAnyOrder> struct WalkCarry {
+// What lies before the next group of V columns, in the canonical order: within two tiles; in columns of any length;
+// where every order gives the same, element by element.
+template <class S, int V> struct TileWalk {
+  using Side = SideBySide<S, V>;
+  using Acc = typename Side::Acc;
+  TreeStack<Acc, kFanLog2 + 1> groups;  // totals of the groups so far
+
+  __device__ __forceinline__ explicit TileWalk(const typename Side::Wide&) {}
+  // The results of the next group.
+  __device__ __forceinline__ void results(const S& op, typename S::Item (&items)[V][kGroup],
+                                          typename S::Result (&out)[V][kGroup]) {
+    auto combine = [](const Acc& l, const Acc& r) { return Side::combine(l, r); };
+    const Acc within = groups.total(Side::absent(), combine);
+    const Acc total = Side::template made<Acc>([&](int v) { return S::group(items[v]); });
+#pragma unroll
+    for (int v = 0; v < V; ++v) op.results(S::prefix(within.item[v]), items[v], out[v]);
+    groups.push(total, combine);
+  }
+};
+template <class S, int V> struct LongWalk {
   using Side = SideBySide<S, V>;
   using Acc = typename Side::Acc;
   ScanCarry<Side> carry;
   Acc tiles;                            // carry.within()
   TreeStack<Acc, kFanLog2 + 1> groups;  // totals of the groups of this tile so far
 
-  __device__ __forceinline__ explicit WalkCarry(const typename Side::Wide& initial)
+  __device__ __forceinline__ explicit LongWalk(const typename Side::Wide& initial)
       : carry(initial), tiles(Side::absent()) {}
-  // The results of the next group.
   __device__ __forceinline__ void results(const S& op, typename S::Item (&items)[V][kGroup],
                                           typename S::Result (&out)[V][kGroup]) {
     auto combine = [](const Acc& l, const Acc& r) { return Side::combine(l, r); };
@@ -63,12 +88,10 @@ template <class S, int V, bool kAnyOrder = S::kAnyOrder> struct WalkCarry {
     groups.count = 0;
   }
 };
-// In any order: element by element.
-template <class S, int V> struct WalkCarry<S, V, true> {
+template <class S, int V> struct AnyWalk {
   using Wide = typename SideBySide<S, V>::Wide;
   Wide found;
-
-  __device__ __forceinline__ explicit WalkCarry(const Wide& initial) : found(initial) {}
+  __device__ __forceinline__ explicit AnyWalk(const Wide& initial) : found(initial) {}
   __device__ __forceinline__ void results(const S& op, const typename S::Item (&items)[V][kGroup],
                                           typename S::Result (&out)[V][kGroup]) {
 #pragma unroll
@@ -77,48 +100,67 @@ template <class S, int V> struct WalkCarry<S, V, true> {
       for (int i = 0; i < kGroup; ++i) out[v][i] = op.result(found.item[v] = S::combine(found.item[v], items[v][i]));
   }
 };
+template <class S, int V> using Walk =
+    std::conditional_t<S::kAnyOrder, AnyWalk<S, V>,
+                       std::conditional_t<S::kInputs == 1, TileWalk<S, V>, LongWalk<S, V>>>;
 
-// Any columns; two a thread where elements take 2 bytes, as word_columns says. Group by group: kAhead groups of
-// elements are on their way to shared memory, each thread's to places of its own.
-template <class S, class Load, class Store>
-__global__ void TR_BLOCK_BOUND(kWalkThreads) scan_column_walk(TR_GRID_CONSTANT ScanCall call) {
-  static_assert(!kHasStart<S>, "none of them is exclusive");
-  using E = typename Store::Element;
-  constexpr int kSize = sizeof(E), V = word_columns(kSize), kBytes = V * kSize, kWords = kBytes / 4, N = S::kInputs;
-  using Words = Packed<uint32_t, kWords>;                             // V neighbours
-  constexpr int kPitch = N * kWalkThreads, kStage = kGroup * kPitch;  // of positions and groups in shared memory
-  constexpr int kAhead = 4 * kStage * kBytes <= 40 << 10 ? 4 : 3;
+// The elements of V neighbouring columns on their way to the lane that walks them, group by group. Of 4 bytes or 8
+// together: by way of shared memory, where the lane has places of its own.
+template <class Load, int N, int V, int kThreads> struct CopiedGroups {
+  using E = element_of<Load>;
+  static constexpr int kSize = sizeof(E), kBytes = V * kSize;
+  using Words = Packed<uint32_t, kBytes / 4>;                            // V neighbours
+  static constexpr int kPitch = N * kThreads, kStage = kGroup * kPitch;  // of positions and groups
+  static constexpr int kAhead = 4 * kStage * kBytes <= 40 << 10 ? 4 : 3;
   // [stage][position of the group][input][thread], aligned to sectors of memory as strips are.
   struct alignas(128) Ring { Words item[kAhead * kStage]; };
-  __shared__ Ring ring;
-  const S op{call.options};
-  const Layout& layout = call.layout;
-  const int64_t n = layout.length, row = (int64_t(blockIdx.x) * kWalkThreads + threadIdx.x) * V;
-  if (row >= layout.rows) return;
-  const ScanStride stride = scan_stride(layout);
-  const RowStart start = row_start(layout, row);
 
+  const ScanCall& call;
+  Words* own;
+  int stage = 0;        // of the group that is taken next
   const char* from[N];  // where the group to be copied next begins
-#pragma unroll
-  for (int k = 0; k < N; ++k) {
-    const bool a = is_pair<Load> && k == 1;
-    const int64_t offset = a ? row_offset(layout, call.more_strides[0], row) : start.in;
-    from[k] = static_cast<const char*>(k ? call.in.more[k - 1] : call.in.data) + offset * kSize;
-  }
-  const int64_t a_stride = is_pair<Load> && layout.reduced ? call.more_strides[0][layout.kept] : 0;
-  char* to = static_cast<char*>(call.out.values) + start.out * kSize;
-  [[maybe_unused]] int64_t* indices = S::kIndexed ? call.out.indices + start.out : nullptr;
+  int64_t steps[N];     // bytes from position to position
 
-  Words* const own = ring.item + threadIdx.x;
-  auto load = [&](int stage, int64_t first) {
-    const int64_t left = n - first;
+  __device__ __forceinline__ CopiedGroups(const ScanCall& call, const RowStart& start, int64_t row) : call(call) {
+    __shared__ Ring ring;
+    own = ring.item + threadIdx.x;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      const bool a = is_pair<Load> && k == 1;
-      int64_t step = (a ? a_stride : stride.in) * kSize;
-      Words* const place = own + stage * kStage + k * kWalkThreads;
+      const int64_t offset = is_a(k) ? row_offset(call.layout, call.more_strides[0], row) : start.in;
+      from[k] = static_cast<const char*>(k ? call.in.more[k - 1] : call.in.data) + offset * kSize;
+      const Layout& layout = call.layout;
+      steps[k] = layout.reduced ? (is_a(k) ? call.more_strides[0] : layout.in)[layout.kept] * kSize : 0;
+    }
+#pragma unroll 1
+    for (int s = 0; s < kAhead; ++s) load(s, s * kGroup);
+  }
+  // The elements of the group from `first` on. If it is whole, one more starts on its way.
+  template <class Whole>
+  __device__ __forceinline__ void take(Whole whole, int64_t first, typename Load::Element (&x)[V][kGroup]) {
+    wait_copies<kAhead - 1>();
+    Words w[kGroup][N];
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i)
+#pragma unroll
+      for (int k = 0; k < N; ++k) w[i][k] = own[stage * kStage + i * kPitch + k * kThreads];
+    if (whole) load(stage, first + kAhead * kGroup);
+    stage = stage + 1 == kAhead ? 0 : stage + 1;
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) x[v][i] = element(w[i], v);
+  }
+
+ private:
+  __device__ __forceinline__ static constexpr bool is_a(int k) { return is_pair<Load> && k == 1; }
+  __device__ __forceinline__ void load(int to_stage, int64_t first) {
+    const int64_t left = call.layout.length - first;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      int64_t step = steps[k];
+      Words* const place = own + to_stage * kStage + k * kThreads;
       bool has_first = true;
-      if constexpr (is_pair<Load>) has_first = !a || Load::has_a(call, first);
+      if constexpr (is_pair<Load>) has_first = !is_a(k) || Load::has_a(call, first);
       if (left >= kGroup && has_first) {
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) {
@@ -134,8 +176,8 @@ __global__ void TR_BLOCK_BOUND(kWalkThreads) scan_column_walk(TR_GRID_CONSTANT S
       }
     }
     end_copies();
-  };
-  auto element = [&](const Words(&w)[N], int v) -> typename Load::Element {
+  }
+  __device__ __forceinline__ static typename Load::Element element(const Words (&w)[N], int v) {
     E part[N];
 #pragma unroll
     for (int k = 0; k < N; ++k) {
@@ -146,72 +188,181 @@ __global__ void TR_BLOCK_BOUND(kWalkThreads) scan_column_walk(TR_GRID_CONSTANT S
     if constexpr (N == 1) return part[0];
     else if constexpr (N == 2) return {part[1], part[0]};
     else return {part[0], part[1], part[2]};
-  };
+  }
+};
+// Others, of one column: in registers.
+template <class Load> struct LoadedGroups {
+  using Element = typename Load::Element;
+  static constexpr int kAhead = sizeof(Element) <= 4 ? 2 : 1;
 
+  const ScanCall& call;
+  int64_t in, a = 0;  // where the column starts
+  Element held[kAhead][kGroup];
+
+  __device__ __forceinline__ LoadedGroups(const ScanCall& call, const RowStart& start, int64_t row)
+      : call(call), in(start.in) {
+    if constexpr (is_pair<Load>) a = row_offset(call.layout, call.more_strides[0], row);
+#pragma unroll
+    for (int g = 0; g < kAhead; ++g) load(g * kGroup, held[g]);
+  }
+  template <class Whole> __device__ __forceinline__ void take(Whole whole, int64_t first, Element (&x)[1][kGroup]) {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      x[0][i] = held[0][i];
+#pragma unroll
+      for (int g = 1; g < kAhead; ++g) held[g - 1][i] = held[g][i];
+    }
+    if (whole) load(first + kAhead * kGroup, held[kAhead - 1]);
+  }
+
+ private:
+  __device__ __forceinline__ void load(int64_t first, Element (&items)[kGroup]) {
+    const Layout& layout = call.layout;
+    int64_t stride = scan_stride(layout).in;
+    const int64_t left = layout.length - first;
+    if constexpr (is_pair<Load>) {
+      Load::run(call, in + first * stride, a + first * (layout.reduced ? call.more_strides[0][layout.kept] : 0), first,
+                left, items);
+    } else if constexpr (Load::kWidth > 1) {
+      const Element* from = global(static_cast<const Element*>(call.in.data)) + (in + first * stride);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        if (i < left) items[i] = *from;
+        from += stride = recomputed(stride);
+      }
+    } else {
+      Load::run(call.in, in + first * stride, stride, left, items);
+    }
+  }
+};
+
+// Where the results of V neighbouring columns go.
+template <class S, class Store, int V> struct WalkedResults {
+  const ScanCall& call;
+  const int64_t stride;
+  int64_t place;  // of the next ones
+
+  __device__ __forceinline__ WalkedResults(const ScanCall& call, int64_t start)
+      : call(call), stride(scan_stride(call.layout).out), place(start) {
+    if constexpr (kHasStart<S>) {
+      if (!call.exclusive) return;
+      typename S::Result r[V][kGroup];
+#pragma unroll
+      for (int v = 0; v < V; ++v)
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i) r[v][i] = S::start();
+      store(std::false_type(), r, 1);
+      place = start + stride;
+    }
+  }
+  // The first `count` of a group, or all of them.
+  template <class Whole>
+  __device__ __forceinline__ void store(Whole whole, const typename S::Result (&r)[V][kGroup], int count) {
+    int64_t step = stride;
+    if constexpr (S::kIndexed || Store::kWidth == 1) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        if (whole || i < count) {
+          if constexpr (Store::kWidth == 1) Store::one(call, place, r[0][i]);
+          else side_by_side(r, i);
+        }
+        place += step = recomputed(step);
+      }
+    } else {
+      using E = typename Store::Element;
+      using Side = Packed<E, V>;
+      Side rounded[kGroup];
+      round(r, rounded);
+      E* to = global(static_cast<E*>(call.out.values)) + place;
+      place += kGroup * step;
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        if (whole || i < count) {
+          if constexpr (sizeof(Side) >= 4) store_granule(reinterpret_cast<Side*>(to), rounded[i]);
+          else *to = rounded[i].item[0];
+        }
+        to += step = recomputed(step);
+      }
+    }
+  }
+
+ private:
+  // Position by position: as words of neighbours, or of one column as a group.
+  template <class E>
+  __device__ __forceinline__ static void round(const typename S::Result (&r)[V][kGroup],
+                                               Packed<E, V> (&rounded)[kGroup]) {
+    if constexpr (V == 1) {
+      uint32_t w[kGroupWords<E>];
+      round_group<E, S>(r[0], w);
+      E x[kGroup];
+      unpack(w, x);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) rounded[i].item[0] = x[i];
+    } else {
+      constexpr int kOfWord = sizeof(E) < 4 ? 4 / int(sizeof(E)) : 1;
+      Packed<uint32_t, V* int(sizeof(E)) / 4> words[kGroup];
+#pragma unroll
+      for (int v = 0; v < V; v += kOfWord) {
+        typename S::Result of_word[kOfWord][kGroup];
+#pragma unroll
+        for (int c = 0; c < kOfWord; ++c)
+#pragma unroll
+          for (int i = 0; i < kGroup; ++i) of_word[c][i] = r[v + c][i];
+        round_columns<E, S>(of_word, words, v * int(sizeof(E)) / 4);
+      }
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) memcpy(&rounded[i], &words[i], sizeof words[i]);
+    }
+  }
+  __device__ __forceinline__ void side_by_side(const typename S::Result (&r)[V][kGroup], int i) {
+    using E = typename Store::Element;
+    Packed<E, V> values;
+    Packed<int64_t, V> indices;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      values.item[v] = r[v][i].value;
+      indices.item[v] = call.index_of(r[v][i].index);
+    }
+    store_wide(reinterpret_cast<Packed<E, V>*>(static_cast<E*>(call.out.values) + place), values);
+    store_wide(reinterpret_cast<Packed<int64_t, V>*>(call.out.indices + place), indices);
+  }
+};
+
+// V columns a lane, which lie side by side and are whole words if it is more than one.
+template <class S, class Load, class Store, int V>
+__global__ void TR_BLOCK_BOUND((walk_threads(S::kInputs, S::kIndexed)))
+    scan_column_walk(TR_GRID_CONSTANT ScanCall call) {
+  constexpr int kBytes = V * int(sizeof(element_of<Load>)), kThreads = walk_threads(S::kInputs, S::kIndexed);
+  constexpr bool kCopied = Load::kWidth > 1 && (kBytes == 4 || kBytes == 8);
+  static_assert(kCopied || V == 1, "others come one by one");
   using Side = SideBySide<S, V>;
-  WalkCarry<S, V> before(
-      Side::template made<typename Side::Wide>([&](int v) { return row_carry<S, Load>(call, row + v); }));
-  // The group that begins at `first`, of which `count` positions are there, or all.
-  auto group = [&](auto whole, int stage, int64_t first, int count) {
-    Words w[kGroup][N];
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i)
-#pragma unroll
-      for (int k = 0; k < N; ++k) w[i][k] = own[stage * kStage + i * kPitch + k * kWalkThreads];
-    if (whole) load(stage, first + kAhead * kGroup);
+  const S op{call.options};
+  const int64_t n = call.layout.length, row = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * V;
+  if (row >= call.layout.rows) return;
+  const RowStart start = row_start(call.layout, row);
+  std::conditional_t<kCopied, CopiedGroups<Load, S::kInputs, V, kThreads>, LoadedGroups<Load>> elements(call, start,
+                                                                                                        row);
+  Walk<S, V> before(Side::template made<typename Side::Wide>([&](int v) { return row_carry<S, Load>(call, row + v); }));
+  WalkedResults<S, Store, V> results(call, start.out);
+  const int shift = call.exclusive ? 1 : 0;
+  // The group that begins at `first`, of which `count` positions are there; or all are, and so are its results' places.
+  auto group = [&](auto whole, int64_t first, int count) {
+    typename Load::Element x[V][kGroup];
+    elements.take(whole, first, x);
     typename S::Item items[V][kGroup];
     typename S::Result r[V][kGroup];
 #pragma unroll
     for (int v = 0; v < V; ++v)
 #pragma unroll
       for (int i = 0; i < kGroup; ++i)
-        items[v][i] = whole || i < count ? op.load(element(w[i], v), first + i) : S::absent_item();
+        items[v][i] = whole || i < count ? op.load(x[v][i], first + i) : S::absent_item();
     before.results(op, items, r);
-    int64_t step = stride.out;
-    if constexpr (S::kIndexed) {
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        if (whole || i < count) {
-          Packed<E, V> values;
-          Packed<int64_t, V> places;
-#pragma unroll
-          for (int v = 0; v < V; ++v) {
-            values.item[v] = r[v][i].value;
-            places.item[v] = call.index_of(r[v][i].index);
-          }
-          store_wide(reinterpret_cast<Packed<E, V>*>(to), values);
-          store_wide(reinterpret_cast<Packed<int64_t, V>*>(indices), places);
-        }
-        step = recomputed(step);
-        to += step * kSize;
-        indices += step;
-      }
-    } else {
-      Words rounded[kGroup];
-      round_columns<E, S>(r, rounded, 0);
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        if (whole || i < count) store_granule(reinterpret_cast<Words*>(to), rounded[i]);
-        step = recomputed(step);
-        to += step * kSize;
-      }
-    }
+    results.store(whole, r, count - shift);
   };
-
-#pragma unroll 1
-  for (int stage = 0; stage < kAhead; ++stage) load(stage, stage * kGroup);
-  int stage = 0;
   int64_t first = 0;
 #pragma unroll 1
-  for (; first + kGroup <= n; first += kGroup) {
-    wait_copies<kAhead - 1>();
-    group(std::true_type(), stage, first, kGroup);
-    stage = stage + 1 == kAhead ? 0 : stage + 1;
-  }
-  if (first < n) {
-    wait_copies<kAhead - 1>();
-    group(std::false_type(), stage, first, int(n - first));
-  }
+  for (; first + kGroup + shift <= n; first += kGroup) group(std::true_type(), first, kGroup);
+  if (first < n) group(std::false_type(), first, int(n - first));
 }
 
 }  // namespace torchreduce::gpu

@@ -99,65 +99,143 @@ template <int kTurns> struct RecordSlots {
   }
 };
 
-// Columns of shape.across lanes, each of which has V neighbours; rows of at most kNearRows positions.
-template <class S, class Load, int V>
-__global__ void TR_BLOCKS_BOUND(kThreads, V > 1 ? 4 : 5)
-    scan_extreme_columns(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ExtremeColumnsShape shape, void* workspace) {
+// A tile of some neighbouring columns.
+struct RecordJob {
+  int64_t batch, first, unit, in, out;  // first: column; in, out: of its first element
+  int width;                            // columns
+};
+// Takes the next one; tiles a block waits for have lower tickets. `rows`: positions of a tile; `columns`: of a block.
+__device__ __forceinline__ RecordJob take_record_job(const ScanCall& call, const RecordSpace& space, void* workspace,
+                                                     int rows, int64_t columns) {
+  const Layout& layout = call.layout;
+  const ScanStride stride = scan_stride(layout);
+  const bool beside = layout.kept > 0;  // columns lie side by side
+  const int64_t ticket = int64_t(take_ticket(static_cast<uint64_t*>(workspace)));
+  const int64_t strips = (space.width + columns - 1) / columns;
+  const int64_t rest = ticket / strips, first = (ticket - rest * strips) * columns;
+  const int64_t batch = rest / space.units, unit = rest - batch * space.units, position = unit * rows;
+  const RowStart start = row_start(layout, batch, layout.kept - 1);
+  return {batch,
+          first,
+          unit,
+          start.in + position * stride.in + first * (beside ? layout.in[layout.kept - 1] : 0),
+          start.out + position * stride.out + first * (beside ? layout.out[layout.kept - 1] : 0),
+          int(space.width - first < columns ? space.width - first : columns)};
+}
+
+// Shared memory of a block whose lanes have V columns each.
+template <int V> struct RecordShared {
+  static constexpr int kColumns = kLanes * V;
+  static constexpr int kTurns = kThreads / kColumns;  // threads that look for what precedes a column
+
+  uint32_t staged[kExtremeSteps * kThreads];  // each thread's own, V a word
+  uint64_t totals[kWarps][kColumns];          // of warps; then what precedes each in the tile
+  uint64_t near[kTurns][kColumns];            // what precedes the tile in its group, as each found it
+  uint64_t far[kTurns][kColumns];             // what precedes the group
+  uint64_t before[kColumns];                  // what precedes the tile
+  RecordJob job;
+};
+
+// By all threads, when each warp's totals are there: publishes the tile's records, and finds what precedes the tile and
+// each warp in it.
+template <class S, int V>
+__device__ __forceinline__ void carry_records(const RecordSpace& space, RecordShared<V>& shared) {
+  using W = RecordWord<S>;
+  constexpr int kColumns = RecordShared<V>::kColumns, kTurns = RecordShared<V>::kTurns;
+  const RecordJob& job = shared.job;
+  const int column = int(threadIdx.x) % kColumns, turn = int(threadIdx.x) / kColumns;
+  const int64_t row = job.first + column, group = job.unit / kRecordFan, carry = group / kRecordFan;
+  const int tile_slot = int(job.unit % kRecordFan), group_slot = int(group % kRecordFan);
+  const bool active = column < job.width, one = active && turn == 0;
+  uint64_t own = W::kNone;
+  if (one) {
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const uint64_t total = shared.totals[w][column];
+      shared.totals[w][column] = own;
+      own = greater(own, total);
+    }
+    if (space.units > 1) store_relaxed(space.tile(job.batch, job.unit, row), own);
+  }
+  RecordSlots<kTurns> tiles(space.tile(job.batch, job.unit - tile_slot, row), space.width, turn, active ? tile_slot : 0,
+                            W::kNone);
+  RecordSlots<kTurns> groups(space.group(job.batch, group - group_slot, row), space.width, turn,
+                             active ? group_slot : 0, W::kNone);
+  if (active && turn == kTurns - 1 && carry > 0) {  // in the last slot, which no group that is looked at is in
+    groups.at[groups.kSlots - 1] = space.carry(job.batch, carry - 1, row);
+    groups.word[groups.kSlots - 1] = 0;
+  }
+  tiles.look();
+  groups.look();
+  auto of_turns = [&](const uint64_t (&found)[kTurns][kColumns]) {
+    uint64_t most = found[0][column];
+#pragma unroll
+    for (int t = 1; t < kTurns; ++t) most = greater(most, found[t][column]);
+    return most;
+  };
+  uint64_t in_group = W::kNone;
+  shared.near[turn][column] = tiles.greatest();
+  __syncthreads();
+  if (one) {
+    in_group = of_turns(shared.near);
+    if (tile_slot == kRecordFan - 1 && group_slot < kRecordFan - 1)
+      store_relaxed(space.group(job.batch, group, row), greater(in_group, own));
+  }
+  shared.far[turn][column] = groups.greatest();
+  __syncthreads();
+  if (one) {
+    const uint64_t upto = greater(of_turns(shared.far), in_group);
+    if (tile_slot == kRecordFan - 1 && group_slot == kRecordFan - 1)
+      store_relaxed(space.carry(job.batch, carry, row), greater(upto, own));
+    shared.before[column] = upto;
+  }
+}
+
+// A lane of a tile: V neighbouring columns of `count` rows, `down` apart, the first of which is own_row of the tile.
+template <class S, class Load, int V> struct RecordLane {
   using E = element_of<Load>;
-  using Acc = typename S::Acc;
   using Order = typename S::Order;
   using R = NearRecord<S>;
   using Key = typename R::Key;
   using W = RecordWord<S>;
-  constexpr int kColumns = kLanes * V, kSteps = kExtremeSteps, kAtOnce = 4, kOfWord = 4 / int(sizeof(E));
-  constexpr int kTurns = kThreads / kColumns;  // threads that look for what precedes a column
-  struct Job {
-    int64_t batch, first, unit, in, out;  // first: column; in, out: of its first element
-    int width;
-  };
-  __shared__ uint32_t staged[kSteps * kThreads];  // each thread's own, V a word
-  __shared__ uint64_t totals[kWarps][kColumns];   // of warps; then what precedes each in the tile
-  __shared__ uint64_t near[kTurns][kColumns];     // what precedes the tile in its group, as each found it
-  __shared__ uint64_t far[kTurns][kColumns];      // what precedes the group
-  __shared__ uint64_t before[kColumns];           // what precedes the tile
-  __shared__ Job job;
-  const S op{call.options};
-  const Layout& layout = call.layout;
-  const ScanStride stride = scan_stride(layout);
-  const int lanes = shape.across, down = kLanes / lanes;  // of a row; rows of a warp at a time
-  const int rows = kSteps * down;                         // of a warp
-  const int64_t units = shape.tiles;
-  const bool beside = layout.kept > 0;  // columns lie side by side
-  const int64_t column_in = beside ? layout.in[layout.kept - 1] : 0,
-                column_out = beside ? layout.out[layout.kept - 1] : 0;
-  const RecordSpace space(workspace, layout.rows, beside ? layout.size[layout.kept - 1] : 1, units);
-  if (threadIdx.x == 0) {  // tiles a block waits for have lower tickets
-    const int64_t ticket = int64_t(take_ticket(static_cast<uint64_t*>(workspace)));
-    const int64_t columns = lanes * V, strips = (space.width + columns - 1) / columns;
-    const int64_t rest = ticket / strips, first = (ticket - rest * strips) * columns;
-    const int64_t batch = rest / units, unit = rest - batch * units, position = unit * (rows * kWarps);
-    const RowStart start = row_start(layout, batch, layout.kept - 1);
-    job = {batch,
-           first,
-           unit,
-           start.in + position * stride.in + first * column_in,
-           start.out + position * stride.out + first * column_out,
-           int(space.width - first < columns ? space.width - first : columns)};
-  }
-  __syncthreads();
+  static constexpr int kSteps = kExtremeSteps, kAtOnce = 4, kOfWord = 4 / int(sizeof(E));
 
-  const int warp = int(threadIdx.x) / kLanes, lane = lane_id(), y = lane / lanes, x = lane - y * lanes;
-  const int own_row = warp * rows + y;  // of the tile; the lane's others follow `down` from each other
-  const int first = int(job.unit) * (rows * kWarps) + own_row;  // position
-  auto steps_from = [&](int row) {
-    const int64_t steps = (layout.length - job.unit * (rows * kWarps) - row + down - 1) / down;
+  const ScanCall& call;
+  const S op;
+  RecordShared<V>& shared;
+  const int lanes, down;  // of a row; rows of a warp at a time
+  const int rows, warp, lane, y, x, own_row, first, count;
+  uint32_t* const own;
+
+  // The lane's rows from that one of the tile on, as far as they are there.
+  __device__ __forceinline__ int steps_from(int row) const {
+    const int64_t steps = (call.layout.length - shared.job.unit * (rows * kWarps) - row + down - 1) / down;
     return steps < 0 ? 0 : steps < kSteps ? int(steps) : kSteps;
-  };
-  const int count = y < down && x * V < job.width ? steps_from(own_row) : 0;
-  uint32_t* const own = staged + threadIdx.x;
-  {
-    const E* from = global(static_cast<const E*>(call.in.data)) + (job.in + own_row * stride.in + x * V * column_in);
-    const int64_t step = down * stride.in;
+  }
+  __device__ __forceinline__ RecordLane(const ScanCall& call, RecordShared<V>& shared, int across)
+      : call(call),
+        op{call.options},
+        shared(shared),
+        lanes(across),
+        down(kLanes / across),
+        rows(kSteps * down),
+        warp(int(threadIdx.x) / kLanes),
+        lane(lane_id()),
+        y(lane / lanes),
+        x(lane - y * lanes),
+        own_row(warp * rows + y),
+        first(int(shared.job.unit) * (rows * kWarps) + own_row),
+        count(y < down && x * V < shared.job.width ? steps_from(own_row) : 0),
+        own(shared.staged + threadIdx.x) {}
+  // From the job's first element to the lane's.
+  __device__ __forceinline__ int64_t offset(int64_t along, const int64_t (&strides)[kMaxDims]) const {
+    return own_row * along + x * V * (call.layout.kept > 0 ? strides[call.layout.kept - 1] : 0);
+  }
+
+  __device__ __forceinline__ void load() const {
+    const Layout& layout = call.layout;
+    const int64_t stride = scan_stride(layout).in, step = down * stride;
+    const E* from = global(static_cast<const E*>(call.in.data)) + (shared.job.in + offset(stride, layout.in));
     auto load = [&](int t) {
       if constexpr (V == kOfWord) copy_async<4>(own + t * kThreads, from);
       else own[t * kThreads] = bit_cast<uint16_t>(*from);
@@ -173,127 +251,42 @@ __global__ void TR_BLOCKS_BOUND(kThreads, V > 1 ? 4 : 5)
     end_copies();
     wait_copies<0>();
   }
-
-  auto word = [&](int t) {
+  __device__ __forceinline__ Elements<Load, kOfWord> word(int t) const {
     Elements<Load, kOfWord> w;
     w.w.item[0] = own[t * kThreads];
     return w;
-  };
-  Key most[V];
-  int latest[V] = {};  // that has it, of the lane's elements
+  }
+  // The greatest keys of the lane's elements. The warp's records go to shared memory.
+  __device__ __forceinline__ void reduce(Key (&most)[V]) const {
+    int latest[V] = {};  // that has it, of the lane's elements
 #pragma unroll
-  for (Key& key : most) key = Order::kLowest;
+    for (Key& key : most) key = Order::kLowest;
 #pragma unroll 8
-  for (int t = 0; t < count; ++t) {
-    Key key[kOfWord];
-    word(t).template get_keys<S>(op, key);
+    for (int t = 0; t < count; ++t) {
+      Key key[kOfWord];
+      word(t).template get_keys<S>(op, key);
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      latest[v] = key[v] >= most[v] ? t : latest[v];
-      most[v] = key[v] >= most[v] ? key[v] : most[v];
-    }
-  }
-#pragma unroll
-  for (int v = 0; v < V; ++v) {
-    E x0[kOfWord];
-    unpack(word(latest[v]).w.item, x0);
-    uint64_t total = count > 0 ? W::of(op.load(x0[v], first + latest[v] * down)) : W::kNone;
-    for (int d = 1; d < down; d *= 2) {  // rows lie between each other's
-      const uint64_t other = shuffle(total, (lane + d * lanes) % kLanes);
-      if (y + d < down) total = greater(total, other);
-    }
-    if (y == 0) totals[warp][x * V + v] = total;
-  }
-  __syncthreads();
-
-  {
-    const int column = int(threadIdx.x) % kColumns, turn = int(threadIdx.x) / kColumns;
-    const int64_t row = job.first + column, group = job.unit / kRecordFan, carry = group / kRecordFan;
-    const int tile_slot = int(job.unit % kRecordFan), group_slot = int(group % kRecordFan);
-    const bool active = column < job.width, one = active && turn == 0;
-    uint64_t own = W::kNone;
-    if (one) {
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        const uint64_t total = totals[w][column];
-        totals[w][column] = own;
-        own = greater(own, total);
+      for (int v = 0; v < V; ++v) {
+        latest[v] = key[v] >= most[v] ? t : latest[v];
+        most[v] = key[v] >= most[v] ? key[v] : most[v];
       }
-      if (units > 1) store_relaxed(space.tile(job.batch, job.unit, row), own);
     }
-    RecordSlots<kTurns> tiles(space.tile(job.batch, job.unit - tile_slot, row), space.width, turn,
-                              active ? tile_slot : 0, W::kNone);
-    RecordSlots<kTurns> groups(space.group(job.batch, group - group_slot, row), space.width, turn,
-                               active ? group_slot : 0, W::kNone);
-    if (active && turn == kTurns - 1 && carry > 0) {  // in the last slot, which no group that is looked at is in
-      groups.at[groups.kSlots - 1] = space.carry(job.batch, carry - 1, row);
-      groups.word[groups.kSlots - 1] = 0;
-    }
-    tiles.look();
-    groups.look();
-    auto of_turns = [&](const uint64_t (&found)[kTurns][kColumns]) {
-      uint64_t most = found[0][column];
-#pragma unroll
-      for (int t = 1; t < kTurns; ++t) most = greater(most, found[t][column]);
-      return most;
-    };
-    uint64_t in_group = W::kNone;
-    near[turn][column] = tiles.greatest();
-    __syncthreads();
-    if (one) {
-      in_group = of_turns(near);
-      if (tile_slot == kRecordFan - 1 && group_slot < kRecordFan - 1)
-        store_relaxed(space.group(job.batch, group, row), greater(in_group, own));
-    }
-    far[turn][column] = groups.greatest();
-    __syncthreads();
-    if (one) {
-      const uint64_t upto = greater(of_turns(far), in_group);
-      if (tile_slot == kRecordFan - 1 && group_slot == kRecordFan - 1)
-        store_relaxed(space.carry(job.batch, carry, row), greater(upto, own));
-      before[column] = upto;
-    }
-  }
-  __syncthreads();
-
-  R found[V];
-  bool record = false;  // whether the lane's own elements have one, or a NaN
-#pragma unroll
-  for (int v = 0; v < V; ++v) {
-    const Acc upto = W::record(greater(before[x * V + v], totals[warp][x * V + v]));
-    const typename S::Result r = op.result(upto);
-    found[v] = {upto.key, Key(Order::bits_of(r.value)), int(call.index_of(r.index))};
-    record = record || (count > 0 && most[v] >= upto.key);
-  }
-  E* values = global(static_cast<E*>(call.out.values)) + (job.out + own_row * stride.out + x * V * column_out);
-  int64_t* indices = global(call.out.indices) + (job.out + own_row * stride.out + x * V * column_out);
-  const int64_t step = down * stride.out;
-  auto store = [&](bool there, const R(&found)[V]) {
-    Packed<E, V> value;
-    Packed<int64_t, V> index;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      value.item[v] = Record<S>::element(found[v].bits);
-      index.item[v] = uint32_t(found[v].index);
+      E x0[kOfWord];
+      unpack(word(latest[v]).w.item, x0);
+      uint64_t total = count > 0 ? W::of(op.load(x0[v], first + latest[v] * down)) : W::kNone;
+      for (int d = 1; d < down; d *= 2) {  // rows lie between each other's
+        const uint64_t other = shuffle(total, (lane + d * lanes) % kLanes);
+        if (y + d < down) total = greater(total, other);
+      }
+      if (y == 0) shared.totals[warp][x * V + v] = total;
     }
-    if (there) {
-      store_wide(reinterpret_cast<Packed<E, V>*>(values), value);
-      store_wide(reinterpret_cast<Packed<int64_t, V>*>(indices), index);
-    }
-    values += step;
-    indices += step;
-  };
-  if (!ballot(record)) {
-#pragma unroll 8
-    for (int t = 0; t < count; ++t) store(true, found);
-    return;
   }
-  const int steps = steps_from(warp * rows);  // of any lane
-  const int index_step = call.reverse ? -down : down;
-  int index = int(call.index_of(first));
-#pragma unroll 1
-  for (int t = 0; t < steps; t += kAtOnce) {
-    R upto[kAtOnce][V];
+  // The records of rows t to t + kAtOnce of the lane, of which `index` is the first one's, and of those of the lanes
+  // above it among their own.
+  __device__ __forceinline__ void scan(int t, int& index, R (&upto)[kAtOnce][V]) const {
+    const int index_step = call.reverse ? -down : down;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       Key key[kOfWord], bits[kOfWord];
@@ -316,16 +309,80 @@ __global__ void TR_BLOCKS_BOUND(kThreads, V > 1 ? 4 : 5)
           const R earlier = shuffle(upto[i][v], (lane - d * lanes) & (kLanes - 1));
           if (y >= d) upto[i][v] = earlier.later(upto[i][v]);
         }
+  }
+  // Forms and stores the results; most: the greatest keys of the lane's own elements.
+  __device__ __forceinline__ void store(const Key (&most)[V]) const {
+    R found[V];
+    bool record = false;  // whether the lane's own elements have one, or a NaN
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int v = 0; v < V; ++v) {
+      const auto upto = W::record(greater(shared.before[x * V + v], shared.totals[warp][x * V + v]));
+      const typename S::Result r = op.result(upto);
+      found[v] = {upto.key, Key(Order::bits_of(r.value)), int(call.index_of(r.index))};
+      record = record || (count > 0 && most[v] >= upto.key);
+    }
+    const Layout& layout = call.layout;
+    const int64_t stride = scan_stride(layout).out, step = down * stride;
+    const int64_t place = shared.job.out + offset(stride, layout.out);
+    E* values = global(static_cast<E*>(call.out.values)) + place;
+    int64_t* indices = global(call.out.indices) + place;
+    auto store = [&](bool there, const R(&found)[V]) {
+      Packed<E, V> value;
+      Packed<int64_t, V> index;
 #pragma unroll
-      for (int v = 0; v < V; ++v) found[v] = found[v].later(upto[i][v]);
-      store(t + i < count, found);
-      if (down > 1)
+      for (int v = 0; v < V; ++v) {
+        value.item[v] = Record<S>::element(found[v].bits);
+        index.item[v] = uint32_t(found[v].index);
+      }
+      if (there) {
+        store_wide(reinterpret_cast<Packed<E, V>*>(values), value);
+        store_wide(reinterpret_cast<Packed<int64_t, V>*>(indices), index);
+      }
+      values += step;
+      indices += step;
+    };
+    if (!ballot(record)) {
+#pragma unroll 8
+      for (int t = 0; t < count; ++t) store(true, found);
+      return;
+    }
+    const int steps = steps_from(warp * rows);  // of any lane
+    int index = int(call.index_of(first));
+#pragma unroll 1
+    for (int t = 0; t < steps; t += kAtOnce) {
+      R upto[kAtOnce][V];
+      scan(t, index, upto);
 #pragma unroll
-        for (int v = 0; v < V; ++v) found[v] = shuffle(found[v], (down - 1) * lanes + x);
+      for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) found[v] = found[v].later(upto[i][v]);
+        store(t + i < count, found);
+        if (down > 1)
+#pragma unroll
+          for (int v = 0; v < V; ++v) found[v] = shuffle(found[v], (down - 1) * lanes + x);
+      }
     }
   }
+};
+
+// Columns of shape.across lanes, each of which has V neighbours; rows of at most kNearRows positions.
+template <class S, class Load, int V>
+__global__ void TR_BLOCKS_BOUND(kThreads, V > 1 ? 4 : 5)
+    scan_extreme_columns(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ExtremeColumnsShape shape, void* workspace) {
+  __shared__ RecordShared<V> shared;
+  const Layout& layout = call.layout;
+  const int rows = kExtremeSteps * (kLanes / shape.across) * kWarps;
+  const RecordSpace space(workspace, layout.rows, layout.kept > 0 ? layout.size[layout.kept - 1] : 1, shape.tiles);
+  if (threadIdx.x == 0) shared.job = take_record_job(call, space, workspace, rows, shape.across * V);
+  __syncthreads();
+  const RecordLane<S, Load, V> lane(call, shared, shape.across);
+  lane.load();
+  typename RecordLane<S, Load, V>::Key most[V];
+  lane.reduce(most);
+  __syncthreads();
+  carry_records<S>(space, shared);
+  __syncthreads();
+  lane.store(most);
 }
 
 }  // namespace torchreduce::gpu

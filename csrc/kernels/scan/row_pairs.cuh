@@ -219,6 +219,125 @@ __device__ __forceinline__ bool scan_neighbours(V (&value)[K], int lane, int wid
 // of it nvcc would rather use memory for a few registers than have one block less.)
 constexpr int held_blocks(int bytes) { return bytes <= 8 ? 4 : bytes <= 16 ? 3 : bytes <= 32 ? 2 : 1; }
 
+// Of a power of two.
+template <class V> __device__ __forceinline__ int log2_of_power(V power) { return __ffs(power) - 1; }
+
+// Which groups are a lane's: of those that it loads and stores, k * 32 + lane of its warp, and of those that it scans,
+// lane * K + k.
+template <int K, bool kTiled> struct PairPlace {
+  const int width, warps;            // lanes, warps of a row
+  const int lane, warp, part;        // part: the warp's number in its row
+  const int shift, apart;            // apart: rows from one of the groups that a lane loads to the next
+  const int64_t first_row;           // of the warp
+  const int rows;                    // from there on, as far as a warp could go
+  const int n, begin, local, start;  // begin, start: the warp's first position, and of the lane's first group
+
+  __device__ __forceinline__ PairPlace(const Layout& layout, const RowPairsShape& shape)
+      : width(kTiled ? kLanes : shape.lanes),
+        warps(kTiled ? shape.warps : 1),
+        lane(lane_id()),
+        warp(int(threadIdx.x) / kLanes),
+        part(warp & (warps - 1)),
+        shift(log2_of_power(unsigned(kTiled ? warps : width))),
+        apart(kTiled ? 0 : kLanes >> shift),
+        first_row(kTiled ? int64_t(blockIdx.x) * (kWarps >> shift) + (warp >> shift)
+                         : (int64_t(blockIdx.x) * kWarps + warp) * (K * apart)),
+        rows(layout.rows - first_row < kLanes * K ? int(layout.rows - first_row) : kLanes * K),
+        n(int(layout.length)),
+        begin(part * K * kTile),
+        local(kTiled ? 0 : lane >> shift),
+        start(begin + (lane & (width - 1)) * kGroup) {}
+  // Positions that are there from the first one of a group on.
+  __device__ __forceinline__ int loaded(int k) const {
+    return kTiled ? (rows > 0 ? n - start : 0) - k * kTile : k * apart < rows - local ? n - start : 0;
+  }
+  __device__ __forceinline__ int scanned(int k) const { return row_of(k) < rows ? n - first(k) : 0; }
+  // The first position of a group that is scanned, and its row.
+  __device__ __forceinline__ int first(int k) const {
+    return begin + (kTiled ? lane * K + k : (lane * K + k) & (width - 1)) * kGroup;
+  }
+  __device__ __forceinline__ int row_of(int k) const { return kTiled ? 0 : (lane * K + k) >> shift; }
+  // Elements from one of the groups that a lane loads to the next.
+  __device__ __forceinline__ int64_t step(const Layout& layout, int64_t along, const int64_t* strides) const {
+    return kTiled ? kTile * along : layout.kept ? apart * strides[0] : 0;
+  }
+};
+
+// Loads a warp's elements. Returns whether b's are aligned, whole groups, as then results are.
+template <class Load, int K, bool kTiled, bool kStaged, int W>
+__device__ __forceinline__ bool load_pairs(const ScanCall& call, const PairPlace<K, kTiled>& at, bool granules,
+                                           int64_t row, const RowStart& row_at, uint32_t (&a_words)[K][W],
+                                           uint32_t (&b_words)[K][W]) {
+  using E = element_of<Load>;
+  const Layout& layout = call.layout;
+  const int64_t stride = scan_stride(layout).in, a_stride = layout.reduced ? call.more_strides[0][layout.kept] : 0;
+  const int64_t b_step = at.step(layout, stride, layout.in), a_step = at.step(layout, a_stride, call.more_strides[0]);
+  const E* const b = static_cast<const E*>(call.in.data) + row_at.in + at.start * stride;
+  const E* const a =
+      static_cast<const E*>(call.in.more[0]) + row_offset(layout, call.more_strides[0], row) + at.start * a_stride;
+  const bool whole = !kStaged & granules & (at.n % kGroup == 0);
+  auto loaded = [&](int k) { return at.loaded(k); };
+  // Of a, plans know nothing: rows `apart` from an aligned one need not be.
+  const bool a_steps = kTiled || K == 1 || int(a_step) % (16 / int(sizeof(E))) == 0;
+  if (whole & is_wide(a, a_stride) & a_steps & !call.shifted) {
+    load_whole(b, stride, b_step, loaded, b_words);
+    load_whole(a, a_stride, a_step, loaded, a_words);
+    return whole;
+  }
+  // Where other rows lie before and behind the warp's, granules around a group are in the tensors.
+  bool b_around = false, a_around = false;
+  if constexpr (kStaged) {
+    const bool among = layout.kept == 1 && at.n >= 2 * kGroup && at.first_row > 0 &&
+                       at.first_row + (kTiled ? 1 : K * at.apart) < layout.rows;
+    b_around = among && layout.in[0] >= at.n && (stride == 1 || stride == -1) && call.in.data != call.out.values;
+    a_around = among && call.more_strides[0][0] >= at.n && (a_stride == 1 || a_stride == -1) && !call.shifted &&
+               call.in.more[0] != call.out.values;
+    if (b_around) load_around(b, stride, b_step, loaded, b_words);
+    if (a_around) load_around(a, a_stride, a_step, loaded, a_words);
+  }
+  if (!b_around) load_any(b, stride, b_step, [](int) { return 0; }, loaded, b_words);
+  const int skipped = at.start > 0 || Load::has_a(call, 0) ? 0 : 1;
+  if (!a_around) load_any(a, a_stride, a_step, [&](int k) { return kTiled && k > 0 ? 0 : skipped; }, loaded, a_words);
+  return whole;
+}
+
+// What precedes the tiles of a lane's groups in their row, of which the warps of a block have found the totals.
+template <class S, int K>
+__device__ __forceinline__ typename S::Acc precede_tiles(const PairPlace<K, true>& at, const typename S::Acc (&upto)[K],
+                                                         bool& calm) {
+  using Acc = typename S::Acc;
+  __shared__ Acc totals[kWarps * K];
+  const int tiles = at.warps * K, tile = at.lane * K / kLanes, past = at.part * K + tile;
+  if ((at.lane + 1) * K % kLanes == 0) totals[at.warp * K + tile] = upto[K - 1];
+  if (at.warps > 1) __syncthreads();
+  else warp_barrier();
+  Acc tiles_upto[1] = {totals[(at.warp - at.part) * K + (at.lane & (tiles - 1))]};
+  calm &= scan_neighbours<S>(tiles_upto, at.lane, tiles);
+  const Acc before = shuffle(tiles_upto[0], past ? past - 1 : 0);
+  return past == 0 ? S::absent() : before;
+}
+
+// Stores a warp's results, which are one run of memory, by way of shared memory.
+template <class E, int K, bool kTiled, class Stage, int W>
+__device__ __forceinline__ void store_run(const ScanCall& call, const PairPlace<K, kTiled>& at, const RowStart& row_at,
+                                          Stage& stage, const uint32_t (&words)[K][W]) {
+  const int n = at.n;
+  const bool mirror = scan_stride(call.layout).out < 0;
+  const int left = kTiled ? (at.rows > 0 ? n - at.begin : 0) : at.rows * n, most = K * (kTiled ? kTile : at.apart * n),
+            all = left < most ? left : most;  // of this warp
+  E* const run = static_cast<E*>(call.out.values) + (kTiled ? row_at.out + (mirror ? -(at.begin + all - 1) : at.begin)
+                                                            : at.first_row * n - (mirror ? n - 1 : 0));
+  const int phase = stage.phase(run);
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const int from = kTiled ? at.start - at.begin + k * kTile : at.start;
+    const int item = phase + (at.local + k * at.apart) * n + (mirror ? (kTiled ? all : n) - 1 - from : from);
+    stage.put_words(item, at.loaded(k), mirror, words[k]);
+  }
+  warp_barrier();
+  if (all > 0) stage.store(run, all);
+}
+
 // shape.lanes lanes a row of at most a tile, K times as many rows a warp, which one stride leads through, or K is 1.
 // kTiled: longer rows, shape.warps warps a row, each with K neighbouring tiles. kStaged: of results that are one run of
 // memory for each warp (shape.runs), and go there by way of shared memory.
@@ -230,104 +349,47 @@ __global__ void TR_ALL_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename
   using E = element_of<Load>;
   const S op{call.options};
   const Layout& layout = call.layout;
-  const int width = kTiled ? kLanes : shape.lanes, warps = kTiled ? shape.warps : 1;
-  const int lane = lane_id(), warp = int(threadIdx.x) / kLanes, part = warp & (warps - 1);
-  const int shift = __ffs(unsigned(kTiled ? warps : width)) - 1;
-  const int apart = kTiled ? 0 : kLanes >> shift;  // rows from one of the groups that a lane loads to the next
-  const int64_t first_row = kTiled ? int64_t(blockIdx.x) * (kWarps >> shift) + (warp >> shift)
-                                   : (int64_t(blockIdx.x) * kWarps + warp) * (K * apart);
-  const int64_t left_rows = layout.rows - first_row;
-  const int rows = left_rows < kLanes * K ? int(left_rows) : kLanes * K;  // as far as a warp could go
-  const int n = int(layout.length), begin = part * K * kTile;
-  // Of the groups that lanes load, k * 32 + lane, and of those that they scan, lane * K + k: the positions that are
-  // there from the first one on.
-  const int local = kTiled ? 0 : lane >> shift, start = begin + (lane & (width - 1)) * kGroup;
-  auto loaded = [&](int k) {
-    return kTiled ? (rows > 0 ? n - start : 0) - k * kTile : k * apart < rows - local ? n - start : 0;
-  };
-  auto first = [&](int k) { return begin + (kTiled ? lane * K + k : (lane * K + k) & (width - 1)) * kGroup; };
-  auto row_of = [&](int k) { return kTiled ? 0 : (lane * K + k) >> shift; };
-  auto scanned = [&](int k) { return row_of(k) < rows ? n - first(k) : 0; };
-
-  const int64_t row = local < rows ? first_row + local : 0;
+  const PairPlace<K, kTiled> at(layout, shape);
+  const int64_t row = at.local < at.rows ? at.first_row + at.local : 0;
   const RowStart row_at = row_start(layout, row);
   const ScanStride stride = scan_stride(layout);
-  const int64_t a_stride = layout.reduced ? call.more_strides[0][layout.kept] : 0;
-  auto step = [&](int64_t along, const int64_t* strides) {
-    return kTiled ? kTile * along : layout.kept ? apart * strides[0] : 0;
-  };
-  const int64_t b_step = step(stride.in, layout.in), a_step = step(a_stride, call.more_strides[0]),
-                out_step = step(stride.out, layout.out);
-  const E* const b = static_cast<const E*>(call.in.data) + row_at.in + start * stride.in;
-  const E* const a =
-      static_cast<const E*>(call.in.more[0]) + row_offset(layout, call.more_strides[0], row) + start * a_stride;
-  E* const out = static_cast<E*>(call.out.values) + row_at.out + start * stride.out;
-  const bool whole = !kStaged & shape.granules & (n % kGroup == 0);
   uint32_t b_words[K][kGroupWords<E>], a_words[K][kGroupWords<E>];
-  // Of a, plans know nothing: rows `apart` from an aligned one need not be.
-  const bool a_steps = kTiled || K == 1 || int(a_step) % (16 / int(sizeof(E))) == 0;
-  if (whole & is_wide(a, a_stride) & a_steps & !call.shifted) {
-    load_whole(b, stride.in, b_step, loaded, b_words);
-    load_whole(a, a_stride, a_step, loaded, a_words);
-  } else {
-    // Where other rows lie before and behind the warp's, granules around a group are in the tensors.
-    bool b_around = false, a_around = false;
-    if constexpr (kStaged) {
-      const bool among =
-          layout.kept == 1 && n >= 2 * kGroup && first_row > 0 && first_row + (kTiled ? 1 : K * apart) < layout.rows;
-      b_around = among && layout.in[0] >= n && (stride.in == 1 || stride.in == -1) && call.in.data != call.out.values;
-      a_around = among && call.more_strides[0][0] >= n && (a_stride == 1 || a_stride == -1) && !call.shifted &&
-                 call.in.more[0] != call.out.values;
-      if (b_around) load_around(b, stride.in, b_step, loaded, b_words);
-      if (a_around) load_around(a, a_stride, a_step, loaded, a_words);
-    }
-    if (!b_around) load_any(b, stride.in, b_step, [](int) { return 0; }, loaded, b_words);
-    const int skipped = start > 0 || Load::has_a(call, 0) ? 0 : 1;
-    if (!a_around) load_any(a, a_stride, a_step, [&](int k) { return kTiled && k > 0 ? 0 : skipped; }, loaded, a_words);
-  }
+  const bool whole = load_pairs<Load, K, kTiled, kStaged>(call, at, shape.granules, row, row_at, a_words, b_words);
   constexpr int kInitial = kTiled ? 1 : K;  // one for each row that a lane may scan
   E initial[kInitial];
   if (call.options.initial) {
     const int64_t* const strides = call.more_strides[1];
+    const int own = at.row_of(0);
     const E* const h = static_cast<const E*>(call.in.more[1]) +
-                       row_offset(layout, call.more_strides[1], row_of(0) < rows ? first_row + row_of(0) : 0);
+                       row_offset(layout, call.more_strides[1], own < at.rows ? at.first_row + own : 0);
 #pragma unroll
     for (int k = 0; k < kInitial; ++k)
-      if (row_of(k) < rows) initial[k] = global(h)[layout.kept ? (row_of(k) - row_of(0)) * strides[0] : 0];
+      if (at.row_of(k) < at.rows) initial[k] = global(h)[layout.kept ? (at.row_of(k) - own) * strides[0] : 0];
   }
 
   if (stride.in < 0) reverse_groups<E>(b_words);
-  if (a_stride < 0) reverse_groups<E>(a_words);
+  if (layout.reduced && call.more_strides[0][layout.kept] < 0) reverse_groups<E>(a_words);
   using Stage = RunStage<E, K * kLanes * kGroup, true>;
   __shared__ union {
     GroupExchange<E, K> exchange;
     std::conditional_t<kStaged, Stage, char> stage;  // when nothing is exchanged any more
   } shared[K > 1 || kStaged ? kWarps : 1];
-  auto& exchange = shared[K > 1 || kStaged ? warp : 0].exchange;
+  auto& exchange = shared[K > 1 || kStaged ? at.warp : 0].exchange;
   exchange.to_scan(b_words);
   exchange.to_scan(a_words);
   typename S::Item items[K][kGroup];
-  form_items<Load>(op, a_words, b_words, first, scanned, items);
+  form_items<Load>(
+      op, a_words, b_words, [&](int k) { return at.first(k); }, [&](int k) { return at.scanned(k); }, items);
   Acc upto[K];
   const bool plain = form_groups<S>(items, upto);
-  bool calm = scan_neighbours<S>(upto, lane, width);
+  bool calm = scan_neighbours<S>(upto, at.lane, at.width);
 
   Acc before = S::absent();
-  if constexpr (kTiled) {
-    __shared__ Acc totals[kWarps * K];
-    const int tiles = warps * K, tile = lane * K / kLanes, past = part * K + tile;
-    if ((lane + 1) * K % kLanes == 0) totals[warp * K + tile] = upto[K - 1];
-    if (warps > 1) __syncthreads();
-    else warp_barrier();
-    Acc tiles_upto[1] = {totals[(warp - part) * K + (lane & (tiles - 1))]};
-    calm &= scan_neighbours<S>(tiles_upto, lane, tiles);
-    before = shuffle(tiles_upto[0], past ? past - 1 : 0);
-    if (past == 0) before = S::absent();
-  }
+  if constexpr (kTiled) before = precede_tiles<S>(at, upto, calm);
   uint32_t out_words[K][kGroupWords<E>];
-  const Acc left = shuffle(upto[K - 1], lane ? lane - 1 : 0);
+  const Acc left = shuffle(upto[K - 1], at.lane ? at.lane - 1 : 0);
   auto within = [&](int k) {
-    return is_first<K>(k, lane, width) ? S::absent() : k > 0 ? upto[k > 0 ? k - 1 : 0] : left;
+    return is_first<K>(k, at.lane, at.width) ? S::absent() : k > 0 ? upto[k > 0 ? k - 1 : 0] : left;
   };
   if (plain & calm & !call.options.initial) {
 #pragma unroll
@@ -353,28 +415,13 @@ __global__ void TR_ALL_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename
     }
   }
   exchange.to_store(out_words);
-  if constexpr (kStaged) {
-    Stage& stage = shared[warp].stage;
-    const bool mirror = stride.out < 0;
-    const int left = kTiled ? (rows > 0 ? n - begin : 0) : rows * n, most = K * (kTiled ? kTile : apart * n),
-              all = left < most ? left : most;  // of this warp
-    E* const run = static_cast<E*>(call.out.values) +
-                   (kTiled ? row_at.out + (mirror ? -(begin + all - 1) : begin) : first_row * n - (mirror ? n - 1 : 0));
-    const int phase = stage.phase(run);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const int at = kTiled ? start - begin + k * kTile : start;
-      const int item = phase + (local + k * apart) * n + (mirror ? (kTiled ? all : n) - 1 - at : at);
-      stage.put_words(item, loaded(k), mirror, out_words[k]);
-    }
-    warp_barrier();
-    if (all > 0) stage.store(run, all);
-    return;
-  }
-  E* to = out;
+  if constexpr (kStaged) return store_run<E>(call, at, row_at, shared[at.warp].stage, out_words);
+  const int64_t out_step = at.step(layout, stride.out, layout.out);
+  int64_t place = row_at.out + at.start * stride.out;
   if constexpr (sizeof(E) > 4)  // there are no registers to keep that in
-    to = static_cast<E*>(call.out.values) + row_offset(layout, layout.out, recomputed(row)) +
-         recomputed(start) * stride.out;
+    place = row_offset(layout, layout.out, recomputed(row)) + recomputed(at.start) * stride.out;
+  E* const to = static_cast<E*>(call.out.values) + place;
+  auto loaded = [&](int k) { return at.loaded(k); };
   if (whole & (stride.out == 1 || stride.out == -1)) {
     if (stride.out < 0) reverse_groups<E>(out_words);
     store_whole(to, stride.out, out_step, loaded, layout.length % (2 * kGroup) == 0, out_words);

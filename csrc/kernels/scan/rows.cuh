@@ -84,9 +84,13 @@ struct AnyIndexedStore {
 
 template <class Load> constexpr bool is_pair = false;  // of two inputs
 template <class E> constexpr bool is_pair<PairLoad<E>> = true;
+template <class Load> constexpr int kInputsOf = 1;  // that have elements of their own
+template <class E> constexpr int kInputsOf<PairLoad<E>> = 2;
+template <class E> constexpr int kInputsOf<TripleLoad<E>> = 3;
 
 template <class Load> struct ElementOf { using type = typename Load::Element; };
 template <class E> struct ElementOf<PairLoad<E>> { using type = E; };
+template <class E> struct ElementOf<TripleLoad<E>> { using type = E; };
 template <class Load> using element_of = typename ElementOf<Load>::type;
 
 // Whether whole groups of a row lie aligned to 16 bytes, if the one whose first position is at p does.

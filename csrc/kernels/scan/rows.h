@@ -27,8 +27,8 @@ inline std::optional<RowsShape> serves(const ScanCall& call, const DeviceFacts& 
   if (known.indexed || scan_sizes(call).acc > kWalkedAcc) return {};
   RowsShape s;
   s.granules = moves_granules(call, forced);
-  // Of three inputs there are no chains, but tiles of columns (H200, their speed: 10000 positions of 1000 float32 rows
-  // 0.65, of 500 1.10; 1000 positions of 300 rows 0.68).
+  // Of three inputs, also where a chain would start later, and of longer rows than it has to (H200, its speed: float32
+  // rows of 10000, 500 of them 1.5, 1000 0.9; 1000 rows of 1000 0.46; 10000 of 3001 0.50).
   const bool some = l.rows >= 6 * int64_t(device.multiprocessors) || l.length <= 8 * kTile;
   const bool walks = known.inputs == 3 ? some : s.granules && many_rows(call, device);
   if (!forced.family && (lanes_across_rows(call) || (l.length > kTile && !walks))) return {};

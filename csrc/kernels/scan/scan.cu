@@ -24,6 +24,10 @@ template <int... Values, class With> void with_constant(std::integer_sequence<in
   (void)((value == Values && (with(std::integral_constant<int, Values>()), true)) || ...);
 }
 
+// S with indices that a lane has registers for, where it has indices.
+template <class S, bool kIndexed = S::kIndexed> struct NearScan { using type = S; };
+template <class S> struct NearScan<S, true> { using type = typename S::Near; };
+
 // The launches of a scan for a load and a store, one for each family's shape. Families serve no other types than what
 // their kernels are compiled for.
 template <class S, class Load, class Store> struct Launches {
@@ -62,7 +66,11 @@ template <class S, class Load, class Store> struct Launches {
 #ifdef TR_BULK_COPIES  // older AMD GPUs have too few registers for it
       constexpr int K = kHeldTiles<S>;
       if constexpr (K * kWarps == kFan)
-        if (call.layout.length > kBlockTile) return run(scan_tiled_rows<S, Load, Store, true, K, 2>, shape);
+        if (call.layout.length > kBlockTile) {
+          if constexpr (kInPlace<S, Load, Store> && kHalves<E> && S::kIntegerKernels)
+            if (!shape.granules) return run(scan_tiled_rows<S, Load, Store, false, K, 2>, shape);
+          return run(scan_tiled_rows<S, Load, Store, true, K, 2>, shape);
+        }
 #endif
       shape.granules ? short_rows<true>(shape) : short_rows<false>(shape);
     }
@@ -88,7 +96,7 @@ template <class S, class Load, class Store> struct Launches {
     if constexpr (sizeof(typename S::Acc) <= kWalkedAcc && !S::kIndexed) run(scan_rows<S, Load, Store>, shape);
   }
   void operator()(const scans::ChainShape& shape) {
-    if constexpr (!S::kIndexed && S::kInputs <= 2) run(scan_chain<S, Load, Store>, shape, workspace);
+    if constexpr (!S::kIndexed) run(scan_chain<S, Load, Store>, shape, workspace);
   }
   void operator()(const scans::ExtremeRowsShape& shape) {
     if constexpr (S::kIndexed)
@@ -156,13 +164,14 @@ template <class S, class Load, class Store> struct Launches {
       run(scan_ragged_columns<S, Load, Store, 1>, shape, workspace);
     }
   }
+  template <int V> void walk(const scans::ColumnWalkShape& shape) {
+    using Walked = typename NearScan<S>::type;
+    enqueue(scan_column_walk<Walked, Load, Store, V>, shape.blocks, shape.threads, shape.shared, queue, call);
+  }
   void operator()(const scans::ColumnWalkShape& shape) {
-    if constexpr (kLaneWalks<S, Load, Store>) {
-      if constexpr (S::kIndexed)
-        enqueue(scan_column_walk<typename S::Near, Load, Store>, shape.blocks, shape.threads, shape.shared, queue,
-                call);
-      else enqueue(scan_column_walk<S, Load, Store>, shape.blocks, shape.threads, shape.shared, queue, call);
-    }
+    if constexpr (kWalksPairs<S, Load, Store>)
+      if (shape.columns == 2) return walk<2>(shape);
+    if constexpr (kLaneWalks<S, Load, Store>) walk<1>(shape);
   }
   void operator()(const scans::ColumnTeamsShape& shape) {
     if constexpr (kTeamWalks<S, Load, Store>)

@@ -72,11 +72,8 @@ inline std::optional<ShortColumnsShape> serves(const ScanCall& call, const Devic
   const Layout& l = call.layout;
   const int size = size_of(call.in.dtype), acc = scan_sizes(call).acc, columns = column_vector(size, acc);
   // Two tiles are worth it of few columns (H200, speed of tiles: (74565, 300, 3) float32 4.2 and bfloat16 4.8, (31956,
-  // 300, 7) 1.3 and 1.8), or where the second is short (257 positions 1.12 and 1.27, 300 0.93 and 1.02, 350 0.77 and
-  // 0.95).
-  const bool floats = in_place(call) && is_float(call.in.dtype) && acc <= 4,
-             two = floats &&
-                   (columns_beside(l) < kFewColumns || (l.length <= kTile + 32 && column_vectors(call, columns)));
+  // 300, 7) 1.3 and 1.8).
+  const bool two = in_place(call) && is_float(call.in.dtype) && acc <= 4 && columns_beside(l) < kFewColumns;
   if (l.length > (forced.family || two ? kShortColumn : kTile)) return {};
   if (forced.vector_loads != 0 && columns * acc <= kColumnAccs && column_vectors(call, columns)) {
     const ShortColumnsShape s = shape_of(call, device, columns);

@@ -279,10 +279,10 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, typename Store::Eleme
   }
 }
 
-// Longer ones: shape.warps warps a row, each with K neighbouring tiles. kBlockTiles: of a row; of two, each has the
-// tiles of kWarps warps.
+// Longer ones: shape.warps warps a row, each with K neighbouring tiles. kBlockTiles: of a row; of two, the first has
+// the tiles of kWarps warps, and a block has a row.
 template <class S, class Load, class Store, bool kAligned, int K, int kBlockTiles = 1>
-__global__ void TR_BLOCKS_BOUND(kThreads* kBlockTiles, (kAligned ? 0 : 4))
+__global__ void TR_BLOCKS_BOUND(kThreads* kBlockTiles, (kAligned ? 0 : 4 / kBlockTiles))
     scan_tiled_rows(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ShortRowsShape shape) {
   using Acc = typename S::Acc;
   using E = typename Load::Element;
@@ -290,9 +290,10 @@ __global__ void TR_BLOCKS_BOUND(kThreads* kBlockTiles, (kAligned ? 0 : 4))
   const S op{call.options};
   const Layout& layout = call.layout;
   const int n = int(layout.length), lane = lane_id(), warp = int(threadIdx.x) / kLanes, warps = shape.warps;
-  const int part = warp & (warps - 1), place = warp - part;  // the row's first warp
-  const int log2 = (warps > 1) + (warps > 2) + (warps > 4) + (warps > 8);
-  const int64_t row = (int64_t(blockIdx.x) * (shape.threads / kLanes) + warp) >> log2;
+  const int part = kBlockTiles > 1 ? warp : warp & (warps - 1), place = warp - part;  // the row's first warp
+  const int log2 = (warps > 1) + (warps > 2) + (warps > 4);
+  const int64_t row =
+      kBlockTiles > 1 ? int64_t(blockIdx.x) : (int64_t(blockIdx.x) * (shape.threads / kLanes) + warp) >> log2;
   const bool there = row < layout.rows, mirror = scan_stride(layout).in < 0;
   const RowStart start = row_start(layout, there ? row : 0);
   const int begin = part * K * kTile, length = there ? n : 0;
@@ -336,7 +337,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads* kBlockTiles, (kAligned ? 0 : 4))
   else warp_barrier();
   const bool second = kBlockTiles > 1 && part >= kWarps;  // block tile
   const int tiles = kBlockTiles > 1 ? kFan : warps * K, slot = lane & (tiles - 1), base = second ? kFan : place * K;
-  const Acc upto = sklansky<S>(totals[base + slot], slot, tiles);
+  const bool present = kBlockTiles == 1 || base + slot < warps * K;
+  const Acc upto = sklansky<S>(present ? totals[base + slot] : S::absent(), slot, tiles);
   typename S::Wide carry = S::wide_absent();
   if (second) carry = S::combine(carry, S::widen(shuffle(sklansky<S>(totals[lane], lane, kFan), kFan - 1)));
   typename S::Result r[K][kGroup];
