@@ -292,7 +292,10 @@ long check_fused(uint32_t seed, long every, bool few) {
         run(with({op, d, rows, n, 1, 0, 1 + int(n % 3)}));
       }
       for (int64_t n : {64, 1024, 2048, 4096}) run(with({op, d, 5, n, 1, 0, 16}));
-      for (int64_t n : {3000, 70000}) run(with({op, d, 2, n, 1, 3, 0, "split_rows"}));
+      for (int64_t n : {3000, 70000}) {
+        run(with({op, d, 2, n, 1, 3, 0, "split_rows"}));
+        run(with({op, d, 1, n + 1, 1, 0, 0, "split_rows"}));  // starts with a granule, and ends in one
+      }
       for (int64_t n : {70, 300, 2500}) {
         run(with({op, d, 3, n, 1, 1, 2, "strided"}));
         Case apart = with({op, d, 3, n});

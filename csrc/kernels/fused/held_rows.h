@@ -167,8 +167,8 @@ inline std::optional<SplitRowsShape> serves(const FusedCall& call, const DeviceF
                                             const PlanOverride& forced) {
   const int64_t leaves = ceil_div(call.layout.length, kLeaf);
   if (leaves < 2 || !facts(call.op).looks()) return {};
-  FusedCall one = call;  // whether its kernels serve it
-  one.layout.length = 2 * kLeaf;
+  FusedCall one = call;  // whether its kernels serve it; of whole granules where the row is
+  one.layout.length = 2 * kLeaf + call.layout.length % kLeaf;
   const auto held = held_rows::shape_for(one, device, forced);
   if (!held || leaves > INT32_MAX) return {};
   SplitRowsShape s;
