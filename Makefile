@@ -23,7 +23,7 @@ test test-slow:
 
 lint:
 	@python=$$(python3 tools/environment.py dev) && \
-	$$python -m ruff check . && $$python -m ruff format --check . && $$python -m mypy && \
+	$$python -m ruff check . && $$python -m ruff format --check . && $$python -m mypy && $$python tools/lengths.py && \
 	find csrc tests/simt -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | sort | \
 	xargs $$($$python -c "import clang_format; print(clang_format.get_executable('clang-format'))") --dry-run -Werror
 

@@ -225,7 +225,8 @@ def cases(part: str, quick: bool = False) -> Iterator[Case]:
         sampled = itertools.product(dtypes, ("softmax", "log_softmax"), (1, 8, 64))
         yield from (kind(part, op, dtype, (n, 151_936), 1) for dtype, op, n in sampled)
     extra = {
-        "scan-1d": _one_row, "scan-rows": _transposed, "scan-few": _few_columns, "small": _small, "reduce": _reduce,
+        "scan-1d": _one_row, "scan-rows": _more_rows, "scan-columns": _short_columns, "scan-few": _few_columns,
+        "small": _small, "reduce": _reduce,
         "reduce-rows": _reduce_rows, "reduce-columns": _reduce_columns, "reduce-ops": _reduce_ops, "compile": _compile,
     }  # fmt: skip
     yield from extra.get(part, lambda dtypes: ())(dtypes)
@@ -240,10 +241,18 @@ def _one_row(dtypes: tuple[str, ...]) -> Iterator[Case]:
         yield from (Case("scan-1d", "cumsum", dtype, (N,), 0) for dtype in ("int32", "float64"))
 
 
-def _transposed(dtypes: tuple[str, ...]) -> Iterator[Case]:
+def _more_rows(dtypes: tuple[str, ...]) -> Iterator[Case]:
+    for dtype in dtypes:  # little longer than a block tile
+        yield from (Case("scan-rows", "cumsum", dtype, (N // length, length), 1) for length in (8193, 10000, 10001))
     for dtype in dtypes[:2]:
         yield from (Case("scan-rows", "cumsum", dtype, rows(1024)[0], 1, form) for form in ("reverse", "exclusive"))
         yield Case("scan-rows", "cumsum", dtype, (16384, 16384), 1, "transposed")
+
+
+def _short_columns(dtypes: tuple[str, ...]) -> Iterator[Case]:
+    for dtype in dtypes:  # which begin anywhere, but for the last
+        yield from (Case("scan-columns", "cumsum", dtype, (n, N // n // 2 * 2 - 1), 0) for n in (10, 20, 30, 100))
+        yield Case("scan-columns", "cumsum", dtype, (20, N // 20 // 8 * 8), 0)
 
 
 def _few_columns(dtypes: tuple[str, ...]) -> Iterator[Case]:
