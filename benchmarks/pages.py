@@ -15,7 +15,7 @@ from .verdicts import misses, verdict
 
 Cases = dict[Key, Case]
 
-NEWEST_FIRST = ("NVIDIA H200", "NVIDIA H100")  # as names begin; others come before them
+NEWEST_FIRST = ("NVIDIA H100", "NVIDIA H200")  # by their results, as names begin; others come before them
 DTYPES = ("float32", "bfloat16", "float16")  # others come after them
 MARKERS = ("<!-- measured: begin -->", "<!-- measured: end -->")
 FOLDER = Path("docs") / "results"
@@ -66,7 +66,7 @@ def table(heading: list[str], lines: list[list[str]], left: int = 1) -> str:
 
 
 def gpus(rows: Iterable[Row]) -> list[str]:
-    """The newest first."""
+    """Those with the newest results first."""
 
     def rank(gpu: str) -> tuple[int, str]:
         return next((i for i, name in enumerate(NEWEST_FIRST) if gpu.startswith(name)), -1), gpu
@@ -372,8 +372,8 @@ SUMMARY: tuple[tuple[str, Callable[[Key], bool]], ...] = (
 
 
 def summary(rows: list[Row], plain: list[Plain]) -> str:
-    """A line a kind of call, float32 and bfloat16 beside each other, on the newest GPU that has measured rows of both
-    reductions and scans; a sentence for every other device."""
+    """A line a kind of call, float32 and bfloat16 beside each other, on the GPU with the newest results that has rows
+    of both reductions and scans; a sentence for every other device."""
     gpu = newest_with(("reduce-rows", "scan-rows"), rows)
     cases = by_case(row for row in rows if row["gpu"] == gpu)
     lines = []
@@ -414,7 +414,7 @@ def insert(page: Path, text: str) -> None:
 
 
 def newest_with(parts: Sequence[str], rows: list[Row]) -> str:
-    """The newest GPU that all of these were measured on, else the newest."""
+    """The one with the newest results that all of these were measured on, else the one with the newest."""
     measured = {gpu: {row["part"] for row in rows if row["gpu"] == gpu} for gpu in gpus(rows)}
     return next((gpu for gpu, found in measured.items() if set(parts) <= found), next(iter(measured)))
 

@@ -292,7 +292,7 @@ def test_two_sets_of_results_are_compared(tmp_path, capsys):
 
 def test_newer_gpus_come_first():
     names = ("NVIDIA A100", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA Z9")
-    assert pages.gpus({"gpu": name} for name in names) == ["NVIDIA A100", "NVIDIA Z9", "NVIDIA H200", names[1]]
+    assert pages.gpus({"gpu": name} for name in names) == ["NVIDIA A100", "NVIDIA Z9", names[1], "NVIDIA H200"]
 
 
 def test_fractions_are_rounded_down():
