@@ -205,7 +205,8 @@ template <class S, class Load, class Store, int V> struct TileLane {
   static constexpr int kThreads = Shared::kThreads, kGroups = Shared::kGroups, kRows = Shared::kRows;
   static constexpr int kOfWord = int(sizeof(Word) / sizeof(E));
   static constexpr int kJoined =
-      2 + log2_of(kTileParts);  // what precedes a group in its block tile is of at most so many
+      2 + log2_of(kTileParts);                      // what precedes a group in its block tile is of at most so many
+  static constexpr bool kTyped = Load::kWidth > 1;  // else code is long, and for all groups the same
   using Items = typename S::Item[V][kGroup];
   using Results = typename S::Result[V][kGroup];
   // Which rows and columns are a thread's.
@@ -343,7 +344,7 @@ template <class S, class Load, class Store, int V> struct TileLane {
     }
   }
   __device__ __forceinline__ void reduce(const Place& at) {
-    if (at.count == kRows) form_groups(std::true_type(), at);
+    if (kTyped && at.count == kRows) form_groups(std::bool_constant<kTyped>(), at);
     else form_groups(std::false_type(), at);
     quick = kHasQuick<S> && !ballot(!quick);
 #pragma unroll
@@ -461,7 +462,7 @@ template <class S, class Load, class Store, int V> struct TileLane {
         Store::one(call, place, start_of<S>());
       }
     }
-    if (at.count == kRows) store_all(std::true_type(), at);
+    if (kTyped && at.count == kRows) store_all(std::bool_constant<kTyped>(), at);
     else store_all(std::false_type(), at);
   }
 };

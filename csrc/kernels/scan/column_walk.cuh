@@ -190,14 +190,15 @@ template <class Load, int N, int V, int kThreads> struct CopiedGroups {
     else return {part[0], part[1], part[2]};
   }
 };
-// Others, of one column: in registers.
+// Others, of one column: in registers, those of any type not before they are taken.
 template <class Load> struct LoadedGroups {
   using Element = typename Load::Element;
-  static constexpr int kAhead = sizeof(Element) <= 4 ? 2 : 1;
+  static constexpr bool kTyped = Load::kWidth > 1;
+  static constexpr int kAhead = !kTyped ? 0 : sizeof(Element) <= 4 ? 2 : 1;
 
   const ScanCall& call;
   int64_t in, a = 0;  // where the column starts
-  Element held[kAhead][kGroup];
+  Element held[kTyped ? kAhead : 1][kGroup];
 
   __device__ __forceinline__ LoadedGroups(const ScanCall& call, const RowStart& start, int64_t row)
       : call(call), in(start.in) {
@@ -206,13 +207,15 @@ template <class Load> struct LoadedGroups {
     for (int g = 0; g < kAhead; ++g) load(g * kGroup, held[g]);
   }
   template <class Whole> __device__ __forceinline__ void take(Whole whole, int64_t first, Element (&x)[1][kGroup]) {
+    if constexpr (!kTyped) return load(first, x[0]);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       x[0][i] = held[0][i];
 #pragma unroll
       for (int g = 1; g < kAhead; ++g) held[g - 1][i] = held[g][i];
     }
-    if (whole) load(first + kAhead * kGroup, held[kAhead - 1]);
+    if constexpr (kTyped)
+      if (whole) load(first + kAhead * kGroup, held[kAhead - 1]);
   }
 
  private:
@@ -345,7 +348,8 @@ __global__ void TR_BLOCK_BOUND((walk_threads(S::kInputs, S::kIndexed)))
   Walk<S, V> before(Side::template made<typename Side::Wide>([&](int v) { return row_carry<S, Load>(call, row + v); }));
   WalkedResults<S, Store, V> results(call, start.out);
   const int shift = call.exclusive ? 1 : 0;
-  // The group that begins at `first`, of which `count` positions are there; or all are, and so are its results' places.
+  // The group that begins at `first`, of which `count` positions are there, or all; whole: and the places of its
+  // results.
   auto group = [&](auto whole, int64_t first, int count) {
     typename Load::Element x[V][kGroup];
     elements.take(whole, first, x);
@@ -357,12 +361,17 @@ __global__ void TR_BLOCK_BOUND((walk_threads(S::kInputs, S::kIndexed)))
       for (int i = 0; i < kGroup; ++i)
         items[v][i] = whole || i < count ? op.load(x[v][i], first + i) : S::absent_item();
     before.results(op, items, r);
-    results.store(whole, r, count - shift);
+    results.store(whole, r, int(n - first) - shift);
   };
   int64_t first = 0;
+  if constexpr (Load::kWidth > 1) {
 #pragma unroll 1
-  for (; first + kGroup + shift <= n; first += kGroup) group(std::true_type(), first, kGroup);
-  if (first < n) group(std::false_type(), first, int(n - first));
+    for (; first + kGroup + shift <= n; first += kGroup) group(std::true_type(), first, kGroup);
+    if (first < n) group(std::false_type(), first, int(n - first));
+  } else {  // one code for all groups, as it is long
+#pragma unroll 1
+    for (; first < n; first += kGroup) group(std::false_type(), first, n - first < kGroup ? int(n - first) : kGroup);
+  }
 }
 
 }  // namespace torchreduce::gpu
