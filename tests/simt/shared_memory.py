@@ -15,11 +15,14 @@ LIMIT = 48 * 1024
 
 def main(objects: list[str]) -> None:
     # A line for each symbol: number, value, size, type, ..., name; that of a local variable is "kernel(...)::variable".
-    command = ["readelf", "--wide", "--demangle", "--symbols", *objects]
-    symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     size_of: Counter[str] = Counter()
-    for size, kernel in re.findall(r" (\d+) TLS .*? (torchreduce::gpu::.*)::\w+$", symbols, re.MULTILINE):
-        size_of[kernel] += int(size)
+    for name in objects:
+        command = ["readelf", "--wide", "--demangle", "--symbols", name]
+        symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        of_object: Counter[str] = Counter()  # what kernels of several ops call is in the objects of all of these
+        for size, kernel in re.findall(r" (\d+) TLS .*? (torchreduce::gpu::.*)::\w+$", symbols, re.MULTILINE):
+            of_object[kernel] += int(size)
+        size_of |= of_object
     if not size_of:
         sys.exit("found no shared memory at all: the names of the symbols have changed")
     for kernel, size in size_of.items():
