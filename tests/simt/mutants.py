@@ -1020,6 +1020,11 @@ MUTANTS = (
         "fused_plan", ("fused",),
     ),
     Mutant(
+        "split rows by granules that they do not end with", "kernels/fused/held_rows.h",
+        "one.layout.length = 2 * kLeaf + call.layout.length % kLeaf;", "one.layout.length = 2 * kLeaf;",
+        "fused_plan", ("fused",), every=1,
+    ),
+    Mutant(
         "what comes after a packed row is looked at", "kernels/fused/packed_rows.cuh",
         "if (!kFull && rest<kFull>(c, j) < kGroup) keep_first<E>(g, rest<kFull>(c, j));", "",
         "fused.SOFTMAX", ("fused",),

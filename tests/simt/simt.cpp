@@ -236,6 +236,7 @@ void column_families() {
   for (const Reduced& r : kTypes)
     for (const char* family : {"wide_columns", "narrow_columns"}) {
       check({r.op, r.in, r.out, {70000, 2}, 1}, Policies(2, {{family}, 132}));
+      check({r.op, r.in, r.out, {8292, 2}, 1}, Policies(kValues, {{family}, 132}));  // one in the last group
       check({r.op, r.in, r.out, {2, 9000, 9}, 2}, Policies(kValues, {{family}, 132}));
     }
 }
