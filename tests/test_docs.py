@@ -115,3 +115,9 @@ def test_files_that_are_mentioned_exist():
             r"\b(?:csrc|torchreduce|tests|benchmarks|docs)/[\w/]+\.(?:h|cuh|cu|cpp|py|md)\b", path.read_text()
         ):
             assert (ROOT / file).exists(), f"{path.name}: {file}"
+
+
+def test_the_site_has_every_page():
+    listed = set(re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert pages <= listed  # tools/pages.py makes others
