@@ -859,7 +859,7 @@ MUTANTS = (
     # ---- tiles of columns
     Mutant(
         "the parts before the middle of a tile by another half's", "kernels/scan/column_tiles.cuh",
-        "totals[(at.part & ~(2 * d - 1)) + d - 1][chain]", "totals[d - 1][chain]",
+        "totals[(part & ~(2 * d - 1)) + d - 1][chain]", "totals[d - 1][chain]",
         "scan.CumProd", ("column_tiles",), some=True,
     ),
     Mutant(

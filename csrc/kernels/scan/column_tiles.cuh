@@ -370,9 +370,10 @@ template <class S, class Load, class Store, int V> struct TileLane {
     }
   }
 
-  // What precedes group g in column v.
-  __device__ __forceinline__ typename S::Prefix prefix(const Place& at, int g, int v) const {
-    const int chain = at.lane * V + v;
+  // What precedes group g in column v. The thread's numbers are made again: sm_80 has no registers to keep them.
+  __device__ __forceinline__ typename S::Prefix prefix(int g, int v) const {
+    const int thread = recomputed(int(threadIdx.x)), part = thread / Shared::kWide,
+              chain = thread % Shared::kWide * V + v;
     Acc within = S::absent();
 #pragma unroll
     for (int before = 0; before < kGroups - 1; ++before) within = chosen(g == before + 1, upto[before][v], within);
@@ -382,7 +383,7 @@ template <class S, class Load, class Store, int V> struct TileLane {
 #pragma unroll
     for (int k = 1; k < kJoined - 1; ++k) {
       const int d = 1 << (k - 1);
-      parts[k] = at.part & d ? shared.totals[(at.part & ~(2 * d - 1)) + d - 1][chain] : S::absent();
+      parts[k] = part & d ? shared.totals[(part & ~(2 * d - 1)) + d - 1][chain] : S::absent();
     }
     parts[kJoined - 1] = shared.tiles_before[chain];
     join_calmly<S>(
@@ -391,8 +392,8 @@ template <class S, class Load, class Store, int V> struct TileLane {
           Acc upto = parts[0];
 #pragma unroll
           for (int k = 1; k < kJoined - 1; ++k)
-            if (at.part & 1 << (k - 1)) {
-              const bool has = S::kInputs == 1 || g > 0 || (at.part & ((1 << (k - 1)) - 1));
+            if (part & 1 << (k - 1)) {
+              const bool has = S::kInputs == 1 || g > 0 || (part & ((1 << (k - 1)) - 1));
               upto = has ? join(parts[k], upto) : parts[k];
             }
           all[0] = join(parts[kJoined - 1], upto);
@@ -439,7 +440,7 @@ template <class S, class Load, class Store, int V> struct TileLane {
       Results r;
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        const typename S::Prefix before = prefix(at, g, v);
+        const typename S::Prefix before = prefix(g, v);
         if constexpr (!kHasQuick<S>) S::group(items[v]);
         group_results<E>(op, before, items[v], quick, r[v]);
       }
