@@ -401,13 +401,14 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tens
   rows.run();
   return {loss, weights, stats};
 }
-// With rows that begin a multiple of `granule` elements apart, where the classes are the last dim: what matrix products
-// take without a copy.
+// What the last dim runs through begins a multiple of `granule` elements apart: where that are the classes, a matrix
+// product takes it without a copy.
 Tensor cross_entropy_backward(const Tensor& g, const Tensor& input, const Tensor& target, const Optional& weight,
                               const Tensor& stats, int64_t dim, int64_t ignored, int64_t granule, int64_t) {
   constexpr const char* name = "cross_entropy_gradient";
   const View x(input);
-  if (granule < 1 || granule > 64) raise<std::runtime_error>(name, ": granule must be from 1 to 64, got ", granule);
+  if (granule < 1 || granule > 64)
+    raise<std::runtime_error>("cross_entropy_backward", ": granule must be from 1 to 64, got ", granule);
   check_floats(name, x);
   Rows rows(name, Fused::CrossEntropyGradient, input, single(name, x, dim), x.dtype);
   label(rows, target, weight, ignored);

@@ -160,7 +160,8 @@ def _replace(graph: Graph, loss: Loss) -> None:
             sizes = enumerate(target.meta["val"].shape)
             g = call(_aten.expand.default, g, [n if isinstance(n, int) else call(_size, target, d) for d, n in sizes])
         of = (g, loss.x, target, weight, stats, loss.dim, ignored)
-        granule = 16 // loss.x.meta["val"].element_size()
+        x = loss.x.meta["val"]
+        granule = 16 // x.element_size() if loss.dim + 1 == x.dim() else 1  # rows of classes go on to a matrix product
         made = call(_ops.cross_entropy_backward.raw, *of, granule, 0)
         replaced = [loss.gradient] if loss.x is loss.log_softmax.args[0] else list(loss.gradient.users)
         try:
