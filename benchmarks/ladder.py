@@ -18,7 +18,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "ladder"
 ARTICLE = ROOT / "docs" / "ladder.md"
 PLOTS = ROOT / "docs" / "plots"
 DRAWINGS = PLOTS / "ladder"
-PEAK = 4800  # GB/s of an H200's memory, by its data sheet: what a bandwidth efficiency is a part of
+GPU = "h100-80gb-hbm3"  # whose rows the article is of, as their files' names begin
+PEAK = 3350  # GB/s of its memory, by its data sheet: what a bandwidth efficiency is a part of
 
 Row = dict[str, str]
 
@@ -27,7 +28,7 @@ Row = dict[str, str]
 
 
 def load(name: str) -> list[Row]:
-    with (RESULTS / f"{name}.csv").open() as file:
+    with (RESULTS / f"{GPU}-{name}.csv").open() as file:
         return list(csv.DictReader(file))
 
 
@@ -87,9 +88,9 @@ def system_table(name: str) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "sum": lambda: climb_table("h200-sum-float32"),
-    "scan": lambda: climb_table("h200-scan-float32"),
-    "system": lambda: system_table("h200-sum-int32"),
+    "sum": lambda: climb_table("sum-float32"),
+    "scan": lambda: climb_table("scan-float32"),
+    "system": lambda: system_table("sum-int32"),
 }
 
 
@@ -103,7 +104,7 @@ def filled(text: str) -> str:
 
 
 def plot(op: str) -> None:
-    rows = load(f"h200-{op}-float32")
+    rows = load(f"{op}-float32")
     points: dict[str, list[tuple[int, float]]] = {}
     for row in sorted(rows, key=lambda row: int(row["n"])):
         points.setdefault(row["rung"], []).append((int(row["n"]), float(row["gb_per_s"])))

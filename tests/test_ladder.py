@@ -18,6 +18,7 @@ from torchreduce.ladder.command import difference
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import ladder as article
+from benchmarks.run import short_name
 
 ROOT = Path(__file__).parents[1]
 OWN = [pytest.param(rung, id=rung.name) for rung in ladder.rungs().values()]
@@ -416,6 +417,8 @@ def test_the_article_says_what_the_results_say():
     """Its tables are the committed rows', every rung is in it, and so is every drawing that is made for it."""
     text = article.ARTICLE.read_text()
     assert article.filled(text) == text
+    gpu = article.load("sum-float32")[0]["gpu"]
+    assert short_name(gpu) == article.GPU and f"2^28 float32 on an {gpu.split()[0]} {gpu.split()[1]}." in text
     for op in ("sum", "scan"):
         assert all(f"`{rung.name}`" in text for rung in ladder.climb(op))
     drawn = {path.stem for path in article.DRAWINGS.glob("*.png")}
@@ -424,7 +427,7 @@ def test_the_article_says_what_the_results_say():
 
 @pytest.mark.parametrize("file", sorted(article.RESULTS.glob("*.csv")), ids=lambda file: file.stem)
 def test_what_was_measured_was_right_and_whole(file):
-    rows = article.load(file.stem)
+    rows = article.load(file.stem.removeprefix(f"{article.GPU}-"))
     assert all(
         row["right"] == "1" and float(row["p20_us"]) <= float(row["p50_us"]) <= float(row["p80_us"]) for row in rows
     )
