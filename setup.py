@@ -332,7 +332,7 @@ class BuildExtension(build_ext):
 
         units = [f"csrc/{name}.cpp" for name in ("plan", "reduce_plan", "scan_plan", "fused_plan", "intrinsics")]
         objects = [compile(unit, host) for unit in units]
-        for layer in ("csrc/torch_ops.cpp", "csrc/torch_fused.cpp"):
+        for layer in ("csrc/torch_ops.cpp", "csrc/torch_fused.cpp", "csrc/torch_segments.cpp"):
             objects += [compile(layer, [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
         objects += [compile("csrc/cpu/dispatch.cpp", host)]
         for isa, flags in ISA_FLAGS.items():

@@ -776,6 +776,30 @@ template <class Aten> struct NllLoss {
   }
 };
 
+// ---- embeddings ----------------------------------------------------------------------------------------------------------
+
+// The rows of the gradient are added up by their indices. What divides them by how often these occur is torch's.
+struct EmbeddingBackward {
+  template <class R> static R call(Why& why, const Tensor& g, const Tensor& indices, const c10::SymInt& count,
+                                   const c10::SymInt& skipped, bool by_frequency) {
+    const at::IntArrayRef sizes = g.sizes();
+    if (is_named(g)) why = Why::Kind;
+    else if (!is_float(g.scalar_type())) why = Why::Dtype;
+    else if (indices.scalar_type() != ScalarType::Long && indices.scalar_type() != ScalarType::Int) why = Why::Dtype;
+    else if (g.dim() < 1 || sizes.slice(0, sizes.size() - 1) != indices.sizes()) why = Why::Dims;
+    else if (indices.device() != g.device()) why = Why::Kind;
+    else if (by_frequency) why = Why::Option;
+    if (why != Why::Served) return Tensor();
+    const int64_t columns = sizes.back();
+    const Tensor out = at::zeros({count.expect_int(), columns}, g.options());
+    if (g.numel() == 0) return out;
+    const auto [segment, order] = at::sort(indices.reshape({-1}).to(ScalarType::Long), true, 0, false);
+    segment_sums_into("embedding_dense_backward", read(g.reshape({-1, columns}).contiguous()), read(segment),
+                      read(order), skipped.expect_int(), written(out));
+    return out;
+  }
+};
+
 // ---- what is registered --------------------------------------------------------------------------------------------------
 
 // An overload that is covered, and its calls while torchreduce was on, by who served them.
@@ -925,6 +949,8 @@ const bool registered = [] {
   TR_ADD(nll_loss_forward_output, NllLoss<nll_loss_forward>)
   TR_ADD(nll_loss2d_forward, NllLoss<nll_loss2d_forward>)
   TR_ADD(nll_loss2d_forward_output, NllLoss<nll_loss2d_forward>)
+
+  TR_ADD(embedding_dense_backward, EmbeddingBackward)
 
   TR_ADD(cumsum, Accumulate<k_cumsum>)
   TR_ADD(cumsum_out, Accumulate<k_cumsum>)

@@ -9,9 +9,10 @@ It shows that
 - the compiled model has the log-probabilities of the eager one, bit for bit;
 - a sequence has the same log-probabilities alone, in a batch of any size, and in the trainer's forward.
 
-Three things do that. Softmax, layer norms, losses and sums are torchreduce's. Matrix products are torch's, whose bits
-depend on their shapes: so all of them have one shape, that of one sequence of full length (`Linear`, `Block.attend`).
-And pointwise operations are such that each rounds by itself however they are fused: squared ReLU, no GELU.
+Three things do that. Softmax, layer norms, losses, sums and embeddings' gradients are torchreduce's. Matrix products
+are torch's, whose bits depend on their shapes: so all of them have one shape, that of one sequence of full length
+(`Linear`, `Block.attend`). And pointwise operations are such that each rounds by itself however they are fused: squared
+ReLU, no GELU.
 """
 
 import argparse
@@ -100,33 +101,29 @@ def score(model: nn.Module, tokens: Tensor, following: Tensor) -> Tensor:
 
 def demonstrate(device: str, steps: int, size: int, compile: bool, on: bool, **shape: int) -> dict[str, bool]:
     """What holds, of what the head of this file says; with torchreduce on or off."""
-    torch.use_deterministic_algorithms(True)  # embeddings' gradients are torch's: index_put has an order then
-    try:
-        with torchreduce.enabled(cpu=device == "cpu") if on else nullcontext():
-            runs = []
-            for _ in range(2):
-                torch.manual_seed(0)
-                model = GPT(**shape).to(device)
-                runs.append(train(model, steps, size, device))
-            print(f"loss {runs[0][0]:.4f} to {runs[0][-1]:.4f}")
-            tokens, following = batch(steps, size, model.length, device)
-            with torch.no_grad():
-                whole = score(model, tokens, following)
-                alone = torch.cat([score(model, t[None], f[None]) for t, f in zip(tokens, following, strict=True)])
-                some = score(model, tokens[: size // 2 + 1], following[: size // 2 + 1])
-                held = {
-                    "two runs have the same losses": runs[0] == runs[1],
-                    "a sequence alone is what it is in a batch": torch.equal(alone, whole),
-                    "in a batch of another size, too": torch.equal(some, whole[: size // 2 + 1]),
-                }
-                if compile:
-                    compiled = score(torch.compile(model), tokens, following)
-                    held["compiled is eager"] = torch.equal(compiled, whole)
-            trained = score(model.train(), tokens, following).detach()
-            held["the trainer's forward is the sampler's"] = torch.equal(trained, whole)
-            return held
-    finally:
-        torch.use_deterministic_algorithms(False)
+    with torchreduce.enabled(cpu=device == "cpu") if on else nullcontext():
+        runs = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            model = GPT(**shape).to(device)
+            runs.append(train(model, steps, size, device))
+        print(f"loss {runs[0][0]:.4f} to {runs[0][-1]:.4f}")
+        tokens, following = batch(steps, size, model.length, device)
+        with torch.no_grad():
+            whole = score(model, tokens, following)
+            alone = torch.cat([score(model, t[None], f[None]) for t, f in zip(tokens, following, strict=True)])
+            some = score(model, tokens[: size // 2 + 1], following[: size // 2 + 1])
+            held = {
+                "two runs have the same losses": runs[0] == runs[1],
+                "a sequence alone is what it is in a batch": torch.equal(alone, whole),
+                "in a batch of another size, too": torch.equal(some, whole[: size // 2 + 1]),
+            }
+            if compile:
+                compiled = score(torch.compile(model), tokens, following)
+                held["compiled is eager"] = torch.equal(compiled, whole)
+        trained = score(model.train(), tokens, following).detach()
+        held["the trainer's forward is the sampler's"] = torch.equal(trained, whole)
+        return held
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ DIRECT = (
     "native_layer_norm",
     "nn.functional.layer_norm", "nn.functional.rms_norm", "nn.functional.cross_entropy",
     "nn.functional.nll_loss",
+    "nn.functional.embedding",
 )  # fmt: skip
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool,
@@ -265,6 +266,7 @@ def test_every_row_is_met():
         aten.native_layer_norm(x, [3], x[0], x[1], 1e-5)
         aten.native_layer_norm_backward(x, x, [3], mean, rstd, x[0], x[1], [True, True, True])
         labels = torch.tensor([0, 2])
+        aten.embedding_dense_backward(x, labels, 3, -1, False)
         for packet, of, target in (
             (aten.nll_loss_forward, x, labels),
             (aten.nll_loss2d_forward, x.reshape(1, 3, 2, 1), labels.reshape(1, 2, 1)),

@@ -368,6 +368,18 @@ def _rms_norm_backward(
     return [m if want else None for m, want in zip((gradient, sums), wanted, strict=True)]
 
 
+def _embedding_backward(g: Tensor, indices: Tensor, count: int, skipped: int, by_frequency: bool) -> Call:
+    """What divides rows by how often their index occurs is torch's."""
+    if g.dtype not in _FLOATS or indices.dtype not in (torch.int32, torch.int64):
+        raise Torchs("dtype")
+    if not g.dim() or g.shape[:-1] != indices.shape:
+        raise Torchs("dims")
+    if by_frequency:
+        raise Torchs("option")
+    places: Any = indices if indices.dtype is torch.int64 else Call(_convert, (indices, torch.int64))
+    return Call(_ops.embedding_backward.raw, (g, places, count, skipped, 0))
+
+
 def _nll_loss(op: Any) -> Rule:
     """The sum of torch's losses of the rows, or that divided by the weights of their labels; and the sum of these."""
 
@@ -436,6 +448,7 @@ RULES: dict[str, Rule] = {
     "native_layer_norm_backward": _layer_norm_backward,
     "_fused_rms_norm": _rms_norm,
     "_fused_rms_norm_backward": _rms_norm_backward,
+    "embedding_dense_backward": _embedding_backward,
     "cumsum": _scan("cumsum"),
     "cumprod": _scan("cumprod"),
     "_logcumsumexp": _logcumsumexp,

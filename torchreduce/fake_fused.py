@@ -80,6 +80,10 @@ def _cross_entropy_backward(
     return x.new_empty_strided(x.shape, stored.stride())
 
 
+def _embedding_backward(g: Tensor, indices: Tensor, count: int, skipped: int, level: int) -> Tensor:
+    return g.new_empty([count, g.shape[-1]])
+
+
 def _cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None, dim: int, ignored: int, level: int) -> Any:
     loss, weights = (x.new_empty(target.shape, dtype=wide(x.dtype)) for _ in range(2))
     return loss, weights, _stats(2, x, [dim])
@@ -189,10 +193,12 @@ for _name, (_, _, _kernel) in SIGNATURES.items():
     LIBRARY.impl(f"{_name}.raw", torch.library.fallthrough_kernel, "Autograd")
 
 # Ops that have no overload but .raw.
-for _name, _kernel in {
+_BARE: dict[str, Callable[..., Any]] = {
     "rms_norm_backward": _backward(1),
     "layer_norm_backward": _backward(2),
     "cross_entropy_backward": _cross_entropy_backward,
-}.items():
+    "embedding_backward": _embedding_backward,
+}
+for _name, _kernel in _BARE.items():
     torch.library.register_fake(f"torchreduce::{_name}.raw", _kernel, lib=LIBRARY)
     LIBRARY.impl(f"{_name}.raw", torch.library.fallthrough_kernel, "Autograd")

@@ -47,7 +47,10 @@ _PROMISES = {
     **dict.fromkeys(("mm", "bmm", "addmm", "matmul", "linear", "conv1d", "conv2d", "conv3d"), _SHAPED),
     "scaled_dot_product_attention": _FUSED_ATTENTION,
     **dict.fromkeys(("embedding_bag", "index_add", "index_put", "scatter_add"), _SCATTERED),
-    "embedding": Promise("exact; its gradient is torch's, until a later release", "the same"),
+    "embedding": Promise(
+        "exact; the gradient of a row of the weight is torchreduce's sum over dim 0 of those of its places alone",
+        "the same",
+    ),
     **dict.fromkeys(("batch_norm", "group_norm", "instance_norm", "median", "sort", "topk"), _TORCHS),
 }  # fmt: skip
 

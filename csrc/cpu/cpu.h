@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "fused_plan.h"
+#include "kernels/reduce/segments.h"
 #include "reduce_plan.h"
 #include "scan_plan.h"
 
@@ -16,6 +17,7 @@ using ParallelFor = void (*)(int64_t tasks, void (*body)(void* context, int64_t 
 void reduce(const PlannedReduction& call, ParallelFor parallel_for);
 void scan(const PlannedScan& call, ParallelFor parallel_for);
 void fused_rows(const PlannedFused& call, ParallelFor parallel_for);
+void segment_sums(const SegmentCall& call, int64_t threads, ParallelFor parallel_for);
 
 // "avx512", "avx2" or "baseline": the widest this machine runs, or what was set. set_ returns false for one it lacks.
 std::string instruction_set();

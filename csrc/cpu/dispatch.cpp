@@ -12,6 +12,7 @@ namespace torchreduce::cpu {
   bool reduce(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for);    \
   bool scan(const ScanCall& call, bool across, int64_t threads, ParallelFor parallel_for);        \
   bool fused_rows(const FusedCall& call, bool across, int64_t threads, ParallelFor parallel_for); \
+  bool segment_sums(const SegmentCall& call, int64_t threads, ParallelFor parallel_for);          \
   }
 TR_DECLARE(baseline)
 TR_DECLARE(avx2)
@@ -26,6 +27,7 @@ struct InstructionSet {
   bool (*reduce)(const ReduceCall&, bool across, int64_t threads, ParallelFor);
   bool (*scan)(const ScanCall&, bool across, int64_t threads, ParallelFor);
   bool (*fused_rows)(const FusedCall&, bool across, int64_t threads, ParallelFor);
+  bool (*segment_sums)(const SegmentCall&, int64_t threads, ParallelFor);
 };
 
 bool has_avx2() {
@@ -38,9 +40,9 @@ bool has_avx512() {
 
 constexpr InstructionSet kSets[] = {
     // widest first
-    {"avx512", has_avx512, avx512::reduce, avx512::scan, avx512::fused_rows},
-    {"avx2", has_avx2, avx2::reduce, avx2::scan, avx2::fused_rows},
-    {"baseline", [] { return true; }, baseline::reduce, baseline::scan, baseline::fused_rows},
+    {"avx512", has_avx512, avx512::reduce, avx512::scan, avx512::fused_rows, avx512::segment_sums},
+    {"avx2", has_avx2, avx2::reduce, avx2::scan, avx2::fused_rows, avx2::segment_sums},
+    {"baseline", [] { return true; }, baseline::reduce, baseline::scan, baseline::fused_rows, baseline::segment_sums},
 };
 
 std::atomic<const InstructionSet*>& current() {
@@ -65,6 +67,9 @@ void scan(const PlannedScan& call, ParallelFor parallel_for) {
 void fused_rows(const PlannedFused& call, ParallelFor parallel_for) {
   const auto& shape = std::get<fused_plans::CpuShape>(call.plan.shape);
   if (!current().load()->fused_rows(call, shape.across, shape.blocks, parallel_for)) throw std::bad_alloc();
+}
+void segment_sums(const SegmentCall& call, int64_t threads, ParallelFor parallel_for) {
+  if (!current().load()->segment_sums(call, threads, parallel_for)) throw std::bad_alloc();
 }
 
 std::string instruction_set() { return current().load()->name; }

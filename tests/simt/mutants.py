@@ -973,6 +973,16 @@ MUTANTS = (
         "acc = block_fold(op, partials + begin, runs, value);", "acc = block_fold(op, partials, runs, value);",
         "listed_rows", ("listed_rows",), every=1,
     ),
+    Mutant(
+        "the leaves of a segment share a place with those of the next", "kernels/reduce/segments.h",
+        "return 2 * (place / kLeaf) + (first ? 1 : 0);", "return 2 * (place / kLeaf);",
+        "segments", ("segments",), every=1,
+    ),
+    Mutant(
+        "a leaf of a segment begins wherever one could", "kernels/reduce/segments.cuh",
+        "if ((place - begin_of(call.segment, place)) % kLeaf != 0) return {};", "",
+        "segments", ("segments",), every=1,
+    ),
     # ---- rows looked at twice
     Mutant(
         "residues of a leaf that starts within a granule stay where they are", "kernels/fused/held_rows.cuh",

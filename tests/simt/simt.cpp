@@ -26,6 +26,7 @@
 #include "kernels/scan/extremes.h"
 #include "order.h"
 #include "problem.h"
+#include "segments.h"
 
 using namespace torchreduce;
 
@@ -882,6 +883,9 @@ void team_walk() {
 // Rows looked at twice.
 void fused() { done = check_fused(seed, every, few); }
 
+// Rows that are added up by their numbers.
+void segments() { done = check_segments(seed, few); }
+
 struct Group {
   const char* name;
   void (*run)();
@@ -894,6 +898,7 @@ constexpr Group kGroups[] = {
     {"columns", columns},
     {"split", split},
     {"listed_rows", listed_rows},
+    {"segments", segments},
     {"column_families", column_families},
     {"scan_rows", scan_rows},
     {"unaligned_rows", unaligned_rows},

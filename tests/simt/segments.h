@@ -1,0 +1,6 @@
+#pragma once
+#include <cstdint>
+
+// Sums of rows by segments, of each kind of element and of segments of all lengths, by the emulated kernels and by the
+// CPU's, against the plain loops. Exits with a message where bits differ. Returns the number of cases.
+long check_segments(uint32_t seed, bool few);
