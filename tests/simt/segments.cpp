@@ -23,7 +23,7 @@ bool segment_sums(const SegmentCall& call, int64_t threads,
 namespace {
 
 // Once, twice, as many as a warp adds up alone and one more, a leaf, one more, several leaves; long ones side by side.
-constexpr int64_t kLengths[] = {1, 0, 2, 7, 64, 65, 300, 2047, 2048, 2049, 0, 4096, 1, 6145, 2100};
+constexpr int64_t kLengths[] = {1, 0, 2, 7, 64, 65, 300, 2048, 2049, 4100, 0, 1};
 constexpr int64_t kSegments = std::size(kLengths), kSkipped = 3;
 
 struct Case {
@@ -87,7 +87,9 @@ void check(const Case& c, uint32_t seed) {
   const std::vector<char> wanted = expected(call);
   const auto judge = [&](const std::vector<char>& out, const char* by) {
     if (out == wanted) return;
-    printf("FAILED: %s, %s: the bits differ\n", what.c_str(), by);
+    const auto at = std::mismatch(out.begin(), out.end(), wanted.begin()).first - out.begin();
+    printf("FAILED: %s, %s: the bits of row %lld, column %lld differ\n", what.c_str(), by,
+           static_cast<long long>(at / size / c.columns), static_cast<long long>(at / size % c.columns));
     fflush(stdout);
     exit(1);
   };
@@ -111,14 +113,15 @@ void check(const Case& c, uint32_t seed) {
 
 }  // namespace
 
-long check_segments(uint32_t seed, bool few) {
-  long done = 0;
+long check_segments(uint32_t seed, long every, bool few) {
+  long seen = 0, done = 0;
   for (Dtype dtype : {Dtype::F32, Dtype::BF16, Dtype::F64, Dtype::F16}) {
     if (few && dtype == Dtype::F16) continue;
-    for (const Case& c : {Case{dtype, 132, 0, 0, 132, Values::Plain}, Case{dtype, 5, 3, 0, 1, Values::Hostile},
-                          Case{dtype, 8, 0, 1, 1, Values::NegativeZeros}, Case{dtype, 33, 1, 2, 132, Values::Hostile},
-                          Case{dtype, 140, 4, 4, 1, Values::Hostile}})
-      check(c, seed + uint32_t(++done));
+    for (const Case& c : {Case{dtype, 12, 0, 0, 132, Values::Plain}, Case{dtype, 5, 3, 0, 1, Values::Hostile},
+                          Case{dtype, 8, 0, 1, 1, Values::NegativeZeros}, Case{dtype, 132, 4, 4, 1, Values::Hostile}}) {
+      const long turn = seen++;
+      if (turn % std::min(every, 12l) == 0) check(c, seed + uint32_t(turn)), ++done;
+    }
   }
   return done;
 }

@@ -884,7 +884,7 @@ void team_walk() {
 void fused() { done = check_fused(seed, every, few); }
 
 // Rows that are added up by their numbers.
-void segments() { done = check_segments(seed, few); }
+void segments() { done = check_segments(seed, every, few); }
 
 struct Group {
   const char* name;

@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(segments::kThreads)
 #pragma unroll 1
   for (int64_t column = (blockIdx.x - group * across) * kLanes + lane_id(); column < call.columns;
        column += int64_t(across) * kLanes) {
-    TreeStack<F, 48> tree;
+    TreeStack<F, 24> tree;
 #pragma unroll 1
     for (int64_t at = place; at < call.places && call.segment[at] == own; at += kLeaf)
       tree.push(leaves[leaf_slot(at, at == place) * call.columns + column], [](F a, F b) { return a + b; });
