@@ -370,3 +370,17 @@ def test_gradients_of_weights(device, dtype, rows, n):
 
     found = run(*(t.to(device) for t in (x, g, weight, bias)))
     assert_bitwise_equal(tuple(t.cpu() for t in found), run(x, g, weight, bias))
+
+
+@pytest.mark.parametrize("columns", (5, 132))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64), ids=str)
+def test_embedding_rows(device, dtype, columns):
+    """Once, many times, and more often than a leaf has rows; indices that are no row."""
+    counts = torch.tensor([1, 0, 70, 2049, 4200, 3])
+    indices = torch.repeat_interleave(torch.arange(6), counts).flip(0).to(device)
+    indices[11], indices[12] = -1, 7
+    g = values((len(indices), columns), dtype, seed=3).to(device)
+    got = torch.ops.torchreduce.embedding_backward.raw(g, indices, 6, 2, 0)
+    for i in (0, 3, 4, 5):
+        assert_bitwise_equal(got[i], tr.sum(g[indices == i], 0))
+    assert not got[[1, 2]].any()
