@@ -73,7 +73,7 @@ KERNEL = re.compile(
 # held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<Softmax<float>, float>(...), weight_elements<float, true>
 FUSED_KERNEL = re.compile(
     r"(?P<family>held_rows_kernel|held_columns_kernel|fused_packed_rows_kernel|fused_columns_kernel|"
-    r"norm_gradients_kernel|fused_strided_leaf|fold_states|fold_weights|weight_\w+)"
+    r"norm_gradients_kernel|fused_strided_leaf|fold_states|fold_weights|weight_\w+|\w+_segment_leaves)"
     r"<((?P<op>\w+)<\w+>, )?(?P<element>\w+)(, (\([\w:]+\))?\w+)* ?>\("
 )
 # Of these the ones that are compiled for one type of elements.
@@ -126,7 +126,8 @@ class Kernel:
         name = re.sub(r"torchreduce::(gpu::|generic::)?", "", demangled(self.symbol))
         match = KERNEL.search(name)
         if match is None and (match := FUSED_KERNEL.search(name)):
-            self.family, self.op = match["family"], match["op"] or "Weights"
+            self.family = match["family"]
+            self.op = match["op"] or ("Segments" if "segment" in self.family else "Weights")
             self.element, self.variant, self.pairs = TYPES[match["element"]][0], None, False
             self.types = {"load": match["element"]} if self.family in FUSED_OF_ONE_TYPE else {}
             return
