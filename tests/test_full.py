@@ -76,6 +76,8 @@ def test_other_compilers_and_other_steps_need_another(tree, monkeypatch):
     with monkeypatch.context() as changed:
         changed.setattr(full, "compilers", lambda: {"g++": "13"})
         assert "compilers" in proved()
+        changed.setattr(full, "compilers", lambda: {"g++": "missing"})  # what is not here compiles nothing
+        assert proved() is True
     monkeypatch.setattr(full, "STEPS", (*full.STEPS, "more"))
     assert "steps" in proved()
     full.run("quick", full.QUICK_STEPS)

@@ -73,8 +73,15 @@ def state(steps: Sequence[str]) -> dict[str, object]:
 
 
 def differences(proof: dict[str, object], now: dict[str, object]) -> list[str]:
-    """The fields of a proof that are not what they are here."""
-    return [key for key, value in now.items() if proof.get(key) != value]
+    """The fields of a proof that are not what they are here; of compilers, of those that are here."""
+
+    def present(value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {name: said for name, said in value.items() if versions.get(name) != "missing"}
+
+    versions: dict[str, str] = now["compilers"]  # type: ignore[assignment]
+    return [key for key, value in now.items() if present(proof.get(key)) != present(value)]
 
 
 def run(name: str, steps: Sequence[str]) -> None:
