@@ -26,6 +26,7 @@ struct RowPairsShape : ScanLaunch {
 // them.
 TR_HD constexpr int most_held_groups(int size) { return size > 4 ? 2 : 4; }
 TR_HD constexpr int held_groups_wanted(int size) { return size == 2 ? 4 : size == 4 ? 2 : 1; }
+TR_HD constexpr int least_tiles(int size) { return size > 4 ? 1 : 2; }  // of a lane, of a longer row
 
 namespace row_pairs {
 
@@ -33,7 +34,7 @@ using namespace plans;
 
 inline int groups_of(const Layout& l, int size, int warps) {
   if (l.length <= kTile) return l.kept > 1 ? 1 : held_groups_wanted(size);
-  int groups = 1;
+  int groups = least_tiles(size);
   while (groups * warps * kTile < l.length) groups *= 2;
   return groups;
 }

@@ -51,7 +51,7 @@ template <class S, class Load, class Store> struct Launches {
   void operator()(const scans::PackedRowsShape& shape) {
     if constexpr (kInPlace<S, Load, Store>)
       with_constant(std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 7>(), int(call.layout.length), [&](auto length) {
-        if constexpr (length() * sizeof(E) <= kPackedBytes)
+        if constexpr (length() * int(sizeof(E)) <= packed_bytes(S::kIntegerKernels, sizeof(E)))
           enqueue(scan_packed_rows<S, Load, Store, length()>, shape.blocks, shape.threads, shape.shared, queue, call);
       });
   }
@@ -81,9 +81,8 @@ template <class S, class Load, class Store> struct Launches {
       shape.groups == 1 ? run(scan_row_pairs<S, Load, Store, 1, false, kStaged>, shape)
                         : run(scan_row_pairs<S, Load, Store, held_groups_wanted(kSize), false, kStaged>, shape);
     else
-      shape.groups == 1   ? run(scan_row_pairs<S, Load, Store, 1, true, kStaged>, shape)
-      : shape.groups == 2 ? run(scan_row_pairs<S, Load, Store, 2, true, kStaged>, shape)
-                          : run(scan_row_pairs<S, Load, Store, kMost, true, kStaged>, shape);
+      shape.groups < kMost ? run(scan_row_pairs<S, Load, Store, least_tiles(kSize), true, kStaged>, shape)
+                           : run(scan_row_pairs<S, Load, Store, kMost, true, kStaged>, shape);
   }
   void operator()(const scans::RowPairsShape& shape) {
     if constexpr (kHeld<S, Load, Store>) {
