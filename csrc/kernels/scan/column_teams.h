@@ -26,16 +26,16 @@ namespace column_teams {
 
 using namespace plans;
 
-// Worth it from where strips are nearly two a multiprocessor (H200, float32 and bfloat16: 16384 columns 0.81 and 0.45
-// of a copy's speed, tiles 0.53 and 0.38; 32768 0.87 and 0.65, a lane each 0.79 and 0.42). Of no more than kTile
-// positions most of a team would have none.
+// Worth it from where strips are nearly one a multiprocessor (H100, us, float32 and bfloat16, here and by tiles: (2,
+// 8192, 4096) 280, 403 and 229, 280; (8, 2048, 1024) 74, 109 and 61, 80; (16384, 4096) 419, 406 and 549, 290). Of no
+// more than kTile positions most of a team would have none.
 inline std::optional<ColumnTeamsShape> serves(const ScanCall& call, const DeviceFacts& device,
                                               const PlanOverride& forced) {
   const Layout& l = call.layout;
   const int size = size_of(call.in.dtype);
   if (!pairs(call) || size > 4 || l.length <= kTile || !has_column_words(call)) return {};
-  if (!forced.family && (!lanes_across_rows(call) || l.length <= kShortWalk ||
-                         4 * l.rows < 7 * kTeamColumns * int64_t(std::max(1, device.multiprocessors))))
+  if (!forced.family &&
+      (!lanes_across_rows(call) || l.length <= kShortWalk || l.rows < 60 * int64_t(device.multiprocessors)))
     return {};
   const ScanSizes bytes = scan_sizes(call);
   ColumnTeamsShape s;
