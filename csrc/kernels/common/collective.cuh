@@ -300,29 +300,31 @@ template <class S, class V> __device__ __forceinline__ V sklansky(V value) {
   return sklansky<S>(value, lane_id(), kLanes);
 }
 
-// The same for K values of lane `lane` of the warp, of which power of two `width` neighbours are taken together;
-// without choices where the scan has such a way and all values allow it. kSelects: there are registers for levels
-// without branches.
-template <class S, bool kSelects = false, class V, int K>
-__device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int mirror = 0) {
-  V run[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k) run[k] = value[k];
+// The levels of K such scans at once, written out: left(value, d) is that of the last lane of the lower half.
+template <class V, int K, class Left, class Join>
+__device__ __forceinline__ void sklansky_levels(V (&value)[K], int lane, int width, Left left, Join join) {
 #pragma unroll
   for (int d = 1; d < kLanes; d <<= 1) {
     if (d < width) {
 #pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const V left = shuffle_within(run[k], mirror ? d : d - 1, 2 * d);
-        if constexpr (kHasCalm<S, V> && kSelects) run[k] = chosen((lane & d) != 0, S::calm_join(left, run[k]), run[k]);
-        else if constexpr (kHasCalm<S, V>) run[k] = lane & d ? S::calm_join(left, run[k]) : run[k];
-        else run[k] = lane & d ? S::combine(left, run[k]) : run[k];
-      }
+      for (int k = 0; k < K; ++k) value[k] = join((lane & d) != 0, left(value[k], d), value[k]);
     }
   }
+}
+// Sklansky's scan for K values of number `lane` of each `width` lanes, of which `upto` are this one and those before
+// it; without choices where the scan has such a way and all values allow it. kSelects: there are registers for levels
+// without branches.
+template <class S, bool kSelects = false, class V, int K, class Left>
+__device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, uint32_t upto, int mirror, Left left) {
+  V run[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) run[k] = value[k];
+  sklansky_levels(run, lane, width, left, [](bool joins, const V& l, const V& r) {
+    if constexpr (kHasCalm<S, V> && kSelects) return chosen(joins, S::calm_join(l, r), r);
+    else if constexpr (kHasCalm<S, V>) return joins ? S::calm_join(l, r) : r;
+    else return joins ? S::combine(l, r) : r;
+  });
   if constexpr (kHasCalm<S, V>) {
-    // The lanes of this one's run.
-    const uint32_t upto = mirror ? ~0u << (lane ^ mirror) : ((2u << lane) - 1) & ~((1u << (lane & ~(width - 1))) - 1);
     bool calm = true;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -332,8 +334,8 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int
     if (ballot(!calm)) {
 #pragma unroll
       for (int k = 0; k < K; ++k)
-        run[k] = sklansky_levels(
-            value[k], lane & (width - 1), width, [](const V& l, const V& r) { return S::combine(l, r); }, mirror);
+        run[k] =
+            sklansky_levels(value[k], lane, width, [](const V& l, const V& r) { return S::combine(l, r); }, mirror);
     } else {
 #pragma unroll
       for (int k = 0; k < K; ++k) run[k] = S::calm_end(run[k]);
@@ -341,6 +343,20 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int
   }
 #pragma unroll
   for (int k = 0; k < K; ++k) value[k] = run[k];
+}
+// The same for lane `lane` of the warp, of which power of two `width` neighbours are taken together.
+template <class S, bool kSelects = false, class V, int K>
+__device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, int mirror = 0) {
+  const uint32_t upto = mirror ? ~0u << (lane ^ mirror) : ((2u << lane) - 1) & ~((1u << (lane & ~(width - 1))) - 1);
+  sklansky<S, kSelects>(value, lane & (width - 1), width, upto, mirror,
+                        [&](const V& v, int d) { return shuffle_within(v, mirror ? d : d - 1, 2 * d); });
+}
+// The same of any `width` neighbours.
+template <class S, class V, int K>
+__device__ __forceinline__ void sklansky_of_any(V (&value)[K], int lane, int width) {
+  const int from = lane_id() - lane;
+  sklansky<S>(value, lane, width, ((2u << lane) - 1) << from, 0,
+              [&](const V& v, int d) { return shuffle(v, from + (lane & ~(2 * d - 1)) + d - 1); });
 }
 
 // combine(left, right), for results that are rounded to O. Where `quick`, with less to do, and so maybe not normal:

@@ -445,15 +445,13 @@ template <class S, class Load, class Store> struct Pipeline {
       sklansky<S, (S::kInputs > 1)>(value, recomputed(lane_id()) ^ mirror, kLanes, mirror);
     } else {
       const int lane = lane_id() ^ mirror;
-#pragma unroll
-      for (int d = 1; d < kLanes; d <<= 1) {
-#pragma unroll
-        for (int k = 0; k < N; ++k) {
-          const V left = kNumbers ? shuffle(value[k], ((lane & ~(2 * d - 1)) + d - 1) ^ mirror)
-                                  : shuffle_within(value[k], mirror ? d : d - 1, 2 * d);
-          if (lane & d) value[k] = S::combine(left, value[k]);
-        }
-      }
+      sklansky_levels(
+          value, lane, kLanes,
+          [&](const V& v, int d) {
+            return kNumbers ? shuffle(v, ((lane & ~(2 * d - 1)) + d - 1) ^ mirror)
+                            : shuffle_within(v, mirror ? d : d - 1, 2 * d);
+          },
+          [](bool joins, const V& l, const V& r) { return joins ? S::combine(l, r) : r; });
     }
   }
 
@@ -726,14 +724,9 @@ template <class S, class Load, class Store> struct Pipeline {
       }
       near &= quick;
       if (!ballot(!near)) {
-#pragma unroll
-        for (int d = 1; d < kLanes; d <<= 1) {
-#pragma unroll
-          for (int k = 0; k < kRuns; ++k) {
-            const auto left = shuffle_within(run[k], mirror ? d : d - 1, 2 * d);
-            if (lane & d) run[k] = S::near_join(left, run[k]);
-          }
-        }
+        sklansky_levels(
+            run, lane, kLanes, [](auto v, int d) { return shuffle_within(v, mirror ? d : d - 1, 2 * d); },
+            [](bool joins, auto l, auto r) { return joins ? S::near_join(l, r) : r; });
 #pragma unroll
         for (int k = 0; k < kRuns; ++k) {
           const auto left = shuffle(run[k], ((lane - 1) & (kLanes - 1)) ^ mirror);

@@ -9,44 +9,6 @@
 
 namespace torchreduce::gpu {
 
-// Sklansky's scan of K values of lane `lane` of each `width` neighbours.
-template <class S, class V, int K> __device__ __forceinline__ void sklansky_runs(V (&value)[K], int lane, int width) {
-  const int from = lane_id() - lane;
-  V run[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k) run[k] = value[k];
-#pragma unroll
-  for (int d = 1; d < kLanes; d <<= 1) {
-    if (d >= width) continue;
-    const int last = from + (lane & ~(2 * d - 1)) + d - 1;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const V left = shuffle(run[k], last);
-      if constexpr (kHasCalm<S, V>) run[k] = lane & d ? S::calm_join(left, run[k]) : run[k];
-      else run[k] = lane & d ? S::combine(left, run[k]) : run[k];
-    }
-  }
-  if constexpr (kHasCalm<S, V>) {
-    bool calm = true;
-    const uint32_t upto = ((2u << lane) - 1) << from;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      calm &= S::is_calm(value[k]);
-      calm &= S::is_settled(run[k], (ballot(S::is_reset(value[k])) & upto) != 0);
-    }
-    if (ballot(!calm)) {
-#pragma unroll
-      for (int k = 0; k < K; ++k)
-        run[k] = sklansky_levels(value[k], lane, width, [](const V& l, const V& r) { return S::combine(l, r); });
-    } else {
-#pragma unroll
-      for (int k = 0; k < K; ++k) run[k] = S::calm_end(run[k]);
-    }
-  }
-#pragma unroll
-  for (int k = 0; k < K; ++k) value[k] = run[k];
-}
-
 // Of scan S, if it is kQuick: the totals of K groups of lane `lane` of each `width` neighbours, so scanned. Returns
 // whether quick_results serves all groups of the warp, for results that are rounded to O.
 template <class S, class O, int K>
@@ -62,16 +24,9 @@ __device__ __forceinline__ bool quick_runs(const typename S::Item (&items)[K][kG
   near &= quick;
   if (!ballot(!near)) {
     const int from = lane_id() - lane;
-#pragma unroll
-    for (int d = 1; d < kLanes; d <<= 1) {
-      if (d >= width) continue;
-      const int last = from + (lane & ~(2 * d - 1)) + d - 1;
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const auto left = shuffle(run[k], last);
-        run[k] = lane & d ? S::near_join(left, run[k]) : run[k];
-      }
-    }
+    sklansky_levels(
+        run, lane, width, [&](auto v, int d) { return shuffle(v, from + (lane & ~(2 * d - 1)) + d - 1); },
+        [](bool joins, auto l, auto r) { return joins ? S::near_join(l, r) : r; });
 #pragma unroll
     for (int k = 0; k < K; ++k) upto[k] = near_total<S, O>(run[k]);
     return true;
@@ -80,7 +35,7 @@ __device__ __forceinline__ bool quick_runs(const typename S::Item (&items)[K][kG
   quick = !ballot(!quick);
 #pragma unroll
   for (int k = 0; k < K; ++k) upto[k] = S::group(items[k]);
-  sklansky_runs<S>(upto, lane, width);
+  sklansky_of_any<S>(upto, lane, width);
   return quick;
 }
 
@@ -246,7 +201,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, typename Store::Eleme
     for (int j = 0; j < C; ++j)
       upto[j] = form_items<E, kAligned>(op, x[kTurns ? 0 : c + j], first, mirror, access, 0, items[j]);
     if constexpr (kHasQuick<S>) quick = quick_runs<S, O>(items, lane, width, upto);
-    else sklansky_runs<S>(upto, lane, width);
+    else sklansky_of_any<S>(upto, lane, width);
 #pragma unroll
     for (int j = 0; j < C; ++j) {
       const int k = c + j;
