@@ -18,6 +18,9 @@
 namespace py = pybind11;
 
 namespace torchreduce {
+
+void bind_direct(py::module_& m);  // python_direct.cpp
+
 namespace {
 
 // ---- build facts ------------------------------------------------------------------------------------------------------
@@ -232,6 +235,7 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
 
 PYBIND11_MODULE(_C, m) {
   using namespace torchreduce;
+  bind_direct(m);
   m.def("build_info", &build_info);
   m.def("instruction_set", &cpu::instruction_set);
   m.def("instruction_sets", &cpu::instruction_sets);

@@ -4,6 +4,7 @@
 #include <string>
 #include <tuple>
 
+#include "torch_direct.h"
 #include "torch_run.h"
 
 namespace torchreduce {
@@ -494,6 +495,9 @@ const bool registered = [] {
     TR_FOR_EACH_BARE_OP(TR_ROW)
 #undef TR_ROW
   }
+#define TR_ROW(name, arguments, result, ...) direct_ops().push_back(direct<&(__VA_ARGS__)>(#name));
+  TR_FOR_EACH_FUSED_OP(TR_ROW)
+#undef TR_ROW
   return true;
 }();
 
