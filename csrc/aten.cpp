@@ -5,8 +5,8 @@
 // tensors and Python modes, and above the backends; reductions have no kernel there. So nothing of torch's is replaced,
 // and going on is a redispatch without that key, to whatever is registered for the tensor's own key.
 //
-// They are registered when they are first turned on, and for good: taking a kernel off while another thread calls its op
-// crashes. What turns them on and off is one atomic, read once a call.
+// They are registered when they are first turned on, and for good: taking a kernel off while another thread calls its
+// op crashes. What turns them on and off is one atomic, read once a call.
 //
 // Covered is what gives torch's values, dtypes, shapes and strides. Whatever else a call is, wrong arguments too, is
 // torch's to serve or to refuse.

@@ -44,6 +44,11 @@ void FusedRun::lay_out(const Operand* out, const Operand* second) {
   call.layout = fold(std::move(kept), reduced, &call.more_strides);
 }
 
+FusedPlan FusedRun::planned(const Operand* out, const DeviceFacts& device) {
+  lay_out(out, nullptr);
+  return plan(call, device);
+}
+
 void FusedRun::run(const Operand* out, const Operand* second) {
   lay_out(out, second);
   start();

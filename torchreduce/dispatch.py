@@ -10,7 +10,7 @@ pays for what is not there. `.out` and `.raw_out` are the same for calls with ou
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ def is_unwatched() -> bool:
     )
 
 
-def is_plain(t: Tensor) -> bool:
+def is_plain(t: Any) -> TypeGuard[Tensor]:
     return type(t) is Tensor or type(t) is Parameter
 
 

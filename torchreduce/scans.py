@@ -16,7 +16,7 @@ from torch import Tensor
 from .autograd import accumulator
 from .checks import Overloads, as_dtype, check_dim, check_dtype, check_input, either, overloads
 from .determinism import level_code
-from .dispatch import _is_compiling, is_bare, serving
+from .dispatch import _is_compiling, is_bare, is_plain, serving
 from .fake import broadcast_shape, decided
 from .ops import _dtype_by_out, _prepare, _write, _write_pair
 
@@ -263,6 +263,10 @@ def linear_scan(
     tensor([1., 2., 4.])
     """
     op = _LINEAR_SCAN
+    if out is None and axis is None and not _is_compiling() and is_plain(a) and is_plain(b) and a.dtype is b.dtype:
+        served: Tensor | None = op.plain(a, b, initial, dim, reverse, False, level_code())
+        if served is not None:
+            return served
     check_input(op.name, b, "b")
     if b.dtype not in op.row.inputs:
         raise TypeError(f"{op.name}(): b must be floating, got {b.dtype}")
