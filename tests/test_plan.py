@@ -446,10 +446,11 @@ FUSED = ("softmax", "log_softmax", "logsumexp", "entropy", "var", "std", "var_me
 
 def test_explain_of_rows_that_are_looked_at_twice(device):
     x = torch.ones(300, 1000, device=device)
-    along, across = ("rows", "columns") if device == "cpu" else ("held_rows", "held_columns")
+    along = "rows" if device == "cpu" else "held_rows"
     for name in FUSED:
         rows, columns = tr.explain(name, x, 1), tr.explain(name, x, -2)
-        assert (rows.family, columns.family, rows.kind) == (along, across, "fused row")
+        assert (rows.family, rows.kind) == (along, "fused row")
+        assert columns.family == "columns" or (device, columns.family) == ("cuda", "held_columns")
         assert name in str(rows) and rows.family in str(rows) and str(rows.blocks) in str(rows)
     for name, shape in (
         ("rms_norm", 1000),

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 from torch.nn import Parameter
 
+from . import direct
+
 LIBRARY = torch.library.Library("torchreduce", "FRAGMENT")  # lives as long as the process, as what it registers
 
 _C = torch._C
@@ -117,7 +119,7 @@ def differentiable(op: str, results: int = 1, smooth: int = 1) -> Callable[[type
     """Registers a rule as the derivatives of torchreduce::op, of whose results the first `smooth` have some."""
     packet = getattr(torch.ops.torchreduce, op)
     overload: Any = packet.default
-    raw: Any = getattr(packet, "raw", None)
+    raw: Any = direct.raw(op) if "raw" in packet.overloads() else None
 
     def register(rule: type[Rule]) -> type[Rule]:
         def forward(*args: Any) -> Any:

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd import rounded
+from .autograd import divided, rounded
 from .checks import Dims, FusedOverloads, as_dtype, check_dim, check_floats, check_row_dims, fused_overloads
 from .determinism import level_code
 from .dispatch import _is_compiling, is_plain, serving
 from .fake import same_shape
-from .ops import check_out, prepare_outs
+from .ops import _COUNT_NONZERO, _SUM, check_out, prepare_outs
 
 _SOFTMAX, _LOG_SOFTMAX, _LOGSUMEXP, _ENTROPY, _MOMENTS, _RMS_NORM, _LAYER_NORM, _CROSS_ENTROPY = (
     fused_overloads(name)
@@ -399,12 +399,10 @@ def cross_entropy(
     result = torch.float32 if _is_autocast(input) else input.dtype
     if reduction == "none":
         return rounded(loss, result)
-    ops = torch.ops.torchreduce
+    to = result if reduction == "sum" else loss.dtype
+    total: Tensor = serving(_SUM, loss)(loss, None, False, to, level)
     if reduction == "sum":
-        return ops.sum.default(loss, None, False, result, level)  # type: ignore[no-any-return]
-    total = ops.sum.default(loss, None, False, loss.dtype, level)
+        return total
     if weight is None:
-        divisor = ops.count_nonzero.default(weights, None, False, level)
-    else:
-        divisor = ops.sum.default(weights, None, False, weights.dtype, level)
-    return ops.divide.default(total, divisor, result)  # type: ignore[no-any-return]
+        return divided(total, serving(_COUNT_NONZERO, weights)(weights, None, False, level), result)
+    return divided(total, serving(_SUM, weights)(weights, None, False, weights.dtype, level), result)

@@ -24,7 +24,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from .autograd import accumulator
+from .autograd import accumulator, divided
 from .checks import Dims, GivenDims, Overloads, as_dtype, check_dims, check_dtype, either_keepdim, overloads
 from .determinism import level_code
 from .dispatch import _is_compiling, check_no_derivatives, is_bare, serving
@@ -336,7 +336,7 @@ def nanmean(
     for d in along:
         count = count * input.shape[d]
     count = count - nan
-    result = torch.ops.torchreduce.divide.default(total, count, dtype)
+    result = divided(total, count, dtype)
     return result if out is None else out.copy_(result)
 
 
