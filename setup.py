@@ -364,8 +364,9 @@ class BuildExtension(build_ext):
         includes = [f"{package_root('pybind11')}/include", sysconfig.get_paths()["include"]]
         flags = [*HOST_FLAGS, *self.prefix_maps, "-fvisibility=hidden", "-Icsrc", interface()]
         flags += [flag for path in includes for flag in ("-isystem", path)]
-        binding = self.ninja.compile("csrc/python.cpp", flags, suffix.removesuffix(".so").strip("."))
-        return self.ninja.build("link", [binding, library], f"_C{suffix}", ["-Wl,-rpath,$ORIGIN"])
+        abi = suffix.removesuffix(".so").strip(".")
+        bindings = [self.ninja.compile(f"csrc/{name}.cpp", flags, abi) for name in ("python", "python_direct")]
+        return self.ninja.build("link", [*bindings, library], f"_C{suffix}", ["-Wl,-rpath,$ORIGIN"])
 
     def aten(self, root: Path, library: str) -> str:
         """_aten.torch-<release>.so, by the full C++ API of the torch in `root`. Returns its path."""
@@ -373,7 +374,7 @@ class BuildExtension(build_ext):
         flags = [*HOST_FLAGS, *self.prefix_maps, "-Icsrc", interface()]
         flags += [flag for path in includes for flag in ("-isystem", path)]
         rows = self.ninja.compile("csrc/aten.cpp", flags, f"torch-{torch_release(root)}")
-        link = [f"-L{self.torch}/lib", "-ltorch_cpu", "-lc10", "-Wl,-rpath,$ORIGIN"]
+        link = [f"-L{self.torch}/lib", "-ltorch_cpu", "-ltorch_python", "-lc10", "-Wl,-rpath,$ORIGIN"]
         return self.ninja.build("link", [rows, library], aten_name(root), link)
 
     def install_file(self, built: Path, target: Path) -> None:

@@ -5,15 +5,17 @@
 // tensors and Python modes, and above the backends; reductions have no kernel there. So nothing of torch's is replaced,
 // and going on is a redispatch without that key, to whatever is registered for the tensor's own key.
 //
-// They are registered when this library is loaded, and for good: taking a kernel off while another thread calls its op
-// crashes. What turns them on and off is one atomic, read once a call.
+// They are registered when they are first turned on, and for good: taking a kernel off while another thread calls its
+// op crashes. What turns them on and off is one atomic, read once a call.
 //
 // Covered is what gives torch's values, dtypes, shapes and strides. Whatever else a call is, wrong arguments too, is
 // torch's to serve or to refuse.
 #include <ATen/MemoryOverlap.h>
 #include <ATen/Operators.h>
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/native/Resize.h>
+#include <ATen/record_function.h>
 #include <torch/library.h>
 
 #include <array>
@@ -875,7 +877,7 @@ template <class Aten, class Serve> void add(torch::Library& library) {
   library.impl(row.name.c_str(), TORCH_FN((Kernel<Aten, Serve>::call)));
 }
 
-const bool registered = [] {
+void add_all() {
   using namespace at::_ops;
   auto& aten = *new torch::Library(torch::Library::IMPL, "aten", DispatchKey::BackendSelect, __FILE__, __LINE__);
 #define TR_ADD(overload, ...) add<overload, __VA_ARGS__>(aten);
@@ -963,14 +965,41 @@ const bool registered = [] {
   TR_ADD(_cummax_helper, Extreme<k_cummax>)
   TR_ADD(_cummin_helper, Extreme<k_cummin>)
 #undef TR_ADD
-  return true;
-}();
+}
+
+// ---- calls past the dispatcher -------------------------------------------------------------------------------------------
+
+// Keys that a plain tensor has, whose kernels would only go on.
+constexpr DispatchKeySet kPassing = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+                                    DispatchKeySet(DispatchKey::BackendSelect);
+
+// Whether the dispatcher would go straight to a backend with x: no mode, transform, tracer, profiler or gradient is at
+// work, and x is dense, and no view that negates.
+bool is_plain(const Tensor& x) {
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  const DispatchKeySet keys = (x.key_set() | local.included_) - local.excluded_ - kPassing;
+  const DispatchKey highest = keys.highestPriorityTypeId();
+  return (highest == DispatchKey::CPU || highest == DispatchKey::CUDA) &&
+         !(x.requires_grad() && at::GradMode::is_enabled()) && !x._fw_grad(0).defined() &&
+         at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
+         !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+}
 
 }  // namespace
 }  // namespace torchreduce
 
+// Of libtorch_python.so, for whatever Python: torch's own declaration takes Python's headers.
+struct _object* THPVariable_Wrap(const at::TensorBase& tensor);
+
+// What torchreduce/direct.py calls, with handles of torch's stable ABI, which are pointers to tensors.
+extern "C" {
+bool torchreduce_aten_is_plain(const at::Tensor* x) { return torchreduce::is_plain(*x); }
+struct _object* torchreduce_aten_wrap(const at::Tensor* x) { return THPVariable_Wrap(*x); }
+}
+
 // What torchreduce/override.py calls.
 extern "C" {
+void torchreduce_aten_register() { torchreduce::add_all(); }
 void torchreduce_aten_enable(int devices) { torchreduce::enabled.store(devices); }
 int torchreduce_aten_rows() { return int(torchreduce::rows().size()); }
 const char* torchreduce_aten_name(int row) { return torchreduce::rows()[size_t(row)].name.c_str(); }

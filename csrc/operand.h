@@ -155,6 +155,8 @@ struct FusedRun {
 
   FusedRun(const char* op, Fused which, const Operand& input, uint64_t along, Dtype result);
   int64_t row_count() const;
+  // How run() would, on such a device.
+  FusedPlan planned(const Operand* out, const DeviceFacts& device);
   // An element for each goes to `out`; where op has a second input, that is `second`.
   void run(const Operand* out = nullptr, const Operand* second = nullptr);
   // The gradients of weights: columns are the positions of a row, and are summed over rows.

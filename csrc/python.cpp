@@ -12,12 +12,16 @@
 #include "interface.h"
 #include "intrinsics.h"
 #include "kernels/common/refusal.h"
+#include "operand.h"
 #include "reduce_plan.h"
 #include "scan_plan.h"
 
 namespace py = pybind11;
 
 namespace torchreduce {
+
+void bind_direct(py::module_& m);  // python_direct.cpp
+
 namespace {
 
 // ---- build facts ------------------------------------------------------------------------------------------------------
@@ -122,6 +126,11 @@ py::dict as_dict(const ReducePlan& plan) {
   fields["tickets"] = plan.launch().tickets;
   return fields;
 }
+py::dict as_dict(const FusedPlan& plan) {
+  py::dict fields = fields_of(plan);
+  fields["splits"] = plan.launch().splits;
+  return fields;
+}
 
 struct ReductionOp {
   Reduction reduction;
@@ -130,6 +139,10 @@ struct ReductionOp {
 #define TR_ROW(name, signature, reduction, ...) {#name, {Reduction::reduction, {__VA_ARGS__}}},
 const std::map<std::string, ReductionOp> kReductions = {TR_FOR_EACH_REDUCTION_OP(TR_ROW)};
 #undef TR_ROW
+const std::map<std::string, Fused> kFused = {{"softmax", Fused::Softmax},      {"log_softmax", Fused::LogSoftmax},
+                                             {"logsumexp", Fused::LogSumExp},  {"entropy", Fused::Entropy},
+                                             {"moments", Fused::Moments},      {"rms_norm", Fused::RmsNorm},
+                                             {"layer_norm", Fused::LayerNorm}, {"cross_entropy", Fused::CrossEntropy}};
 #define TR_ROW(name, signature, scan, min) {#name, Scan::scan},
 const std::map<std::string, Scan> kScans = {TR_FOR_EACH_SCAN_OP(TR_ROW){"linear_scan", Scan::LinearScan},
                                             {"decayed_sum", Scan::Decay}};
@@ -148,7 +161,8 @@ py::dict facts_of(int device) {
 }
 
 // The plan of `op` on a tensor of these sizes and strides, along the dims in `dim` (none: all of them), with a
-// contiguous result; of linear_scan and decayed_sum, the other inputs lie as the first does. `aligned`: the first
+// contiguous result; of linear_scan and decayed_sum, the other inputs lie as the first does, and norms have no weights.
+// `aligned`: the first
 // element, of input and result, lies on a 16-byte boundary. Dtypes are torch's numbers. `exclusive` and `reverse` are
 // options of scans. Without `large_blocks` they are where there is room for them.
 py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
@@ -167,14 +181,16 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
 
   const auto reduction = kReductions.find(op);
   const auto scan = kScans.find(op);
-  if (reduction == kReductions.end() && scan == kScans.end()) throw py::value_error("plan: unknown op '" + op + "'");
-  const bool scans = scan != kScans.end();
+  const auto fused = kFused.find(op);
+  const bool scans = scan != kScans.end(), looks_twice = fused != kFused.end();
+  if (reduction == kReductions.end() && !scans && !looks_twice) throw py::value_error("plan: unknown op '" + op + "'");
+  const bool maps = scans || (looks_twice && facts(fused->second).maps);
   if (scans && dims > 0 && dim.size() != 1) throw py::value_error("plan: " + op + " goes along one dim");
 
   std::vector<int64_t> out_strides(sizes.size());
   int64_t next = 1;
   for (int d = dims - 1; d >= 0; --d) {
-    if (!scans && (along >> d & 1u)) continue;
+    if (!maps && (along >> d & 1u)) continue;
     out_strides[d] = next;
     next *= sizes[d];
   }
@@ -189,6 +205,11 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
                            large_blocks.value_or(bulk_copies && shared >= scans::kRingShared),
                            wide_reductions};
 
+  if (looks_twice) {
+    const Operand x{{data, in, dims, sizes.data(), strides.data()}};
+    const Operand result{{results, out, dims, sizes.data(), out_strides.data()}};
+    return as_dict(FusedRun("plan", fused->second, x, along, out).planned(maps ? &result : nullptr, device));
+  }
   if (scans) {
     const ScanFacts known = facts(scan->second);
     ScanCall call{};
@@ -232,6 +253,7 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
 
 PYBIND11_MODULE(_C, m) {
   using namespace torchreduce;
+  bind_direct(m);
   m.def("build_info", &build_info);
   m.def("instruction_set", &cpu::instruction_set);
   m.def("instruction_sets", &cpu::instruction_sets);

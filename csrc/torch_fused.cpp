@@ -4,6 +4,7 @@
 #include <string>
 #include <tuple>
 
+#include "torch_direct.h"
 #include "torch_run.h"
 
 namespace torchreduce {
@@ -41,6 +42,11 @@ void FusedRun::lay_out(const Operand* out, const Operand* second) {
         .push_back(
             {x.sizes[d], x.strides[d], out ? out->strides[d] : 0, {second ? second->strides[d] : 0, row_strides[d]}});
   call.layout = fold(std::move(kept), reduced, &call.more_strides);
+}
+
+FusedPlan FusedRun::planned(const Operand* out, const DeviceFacts& device) {
+  lay_out(out, nullptr);
+  return plan(call, device);
 }
 
 void FusedRun::run(const Operand* out, const Operand* second) {
@@ -286,42 +292,47 @@ std::tuple<Tensor, Tensor> layer_norm(const Tensor& x, const Optional& weight, c
   return norm("layer_norm", Fused::LayerNorm, x, weight, bias, dims, epsilon);
 }
 
+// A gradient of a norm: g, beside the inputs x and their statistics.
+Rows norm_rows(const char* name, Fused op, const Tensor& g, const View& x, const Tensor& stats, int64_t dims) {
+  check_floats(name, x);
+  check_like(name, View(g), x);
+  Rows rows(name, op, g, trailing(name, x, dims), x.dtype);
+  rows.given_stats(stats, rows.row_count());
+  return rows;
+}
+// The gradients of weight and bias, one element a position of a row, to be written; without `bias` both are weight's.
+std::pair<Tensor, Tensor> weight_values(Rows& rows, int64_t dims, ScalarType dtype, bool bias) {
+  const Dtype result = floating(rows.name, dtype);
+  const std::vector<int64_t> sizes(rows.x.sizes + (rows.x.dims - dims), rows.x.sizes + rows.x.dims);
+  Tensor weight = rows.new_value(0, sizes, result);
+  return {weight, bias ? rows.new_value(1, sizes, result) : weight};
+}
+
 template <Fused op>
 Tensor norm_gradient(const Tensor& g, const Tensor& input, const Optional& weight, const Tensor& stats, int64_t dims,
                      double, int64_t) {
-  const char* name = op == Fused::RmsNormGradient ? "rms_norm_gradient" : "layer_norm_gradient";
-  const View first(g), x(input);
-  check_floats(name, x);
-  check_like(name, first, x);
-  Rows rows(name, op, g, trailing(name, x, dims), x.dtype);
+  const View x(input);
+  Rows rows =
+      norm_rows(op == Fused::RmsNormGradient ? "rms_norm_gradient" : "layer_norm_gradient", op, g, x, stats, dims);
   rows.weights(weight);
-  rows.given_stats(stats, rows.row_count());
   Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x);
   const View to(out);
   rows.run(&to, &x);
   return out;
 }
 
-// The gradients of weight and bias, one element a position of a row. Like the gradient of x they are made of the
-// statistics; the epsilon is for derivatives of theirs.
-template <Fused op> std::tuple<Tensor, Tensor> weight_gradients(const Tensor& g, const Tensor& input,
-                                                                const Tensor& stats, int64_t dims, ScalarType dtype) {
-  const char* name = op == Fused::RmsNormWeights ? "rms_norm_weights" : "layer_norm_weights";
-  const View first(g), x(input);
-  check_floats(name, x);
-  check_like(name, first, x);
-  const Dtype result = floating(name, dtype);
-  Rows rows(name, op, g, trailing(name, x, dims), x.dtype);
-  rows.given_stats(stats, rows.row_count());
-  const std::vector<int64_t> sizes(x.sizes + (x.dims - dims), x.sizes + x.dims);
-  Tensor weight = rows.new_value(0, sizes, result), bias = weight;
-  if (op == Fused::LayerNormWeights) bias = rows.new_value(1, sizes, result);
+// Like the gradient of x those of weights are made of the statistics; the epsilon is for derivatives of theirs.
+template <Fused op> std::pair<Tensor, Tensor> weight_gradients(const Tensor& g, const Tensor& input,
+                                                               const Tensor& stats, int64_t dims, ScalarType dtype) {
+  const View x(input);
+  Rows rows = norm_rows(op == Fused::RmsNormWeights ? "rms_norm_weights" : "layer_norm_weights", op, g, x, stats, dims);
+  auto values = weight_values(rows, dims, dtype, op == Fused::LayerNormWeights);
   rows.run_over_rows(x);
-  return {weight, bias};
+  return values;
 }
 Tensor rms_norm_weights(const Tensor& g, const Tensor& x, const Tensor& stats, int64_t dims, double, ScalarType dtype,
                         int64_t) {
-  return std::get<0>(weight_gradients<Fused::RmsNormWeights>(g, x, stats, dims, dtype));
+  return weight_gradients<Fused::RmsNormWeights>(g, x, stats, dims, dtype).first;
 }
 std::tuple<Tensor, Tensor> layer_norm_weights(const Tensor& g, const Tensor& x, const Tensor& stats, int64_t dims,
                                               double, ScalarType dtype, int64_t) {
@@ -332,17 +343,11 @@ std::tuple<Tensor, Tensor> layer_norm_weights(const Tensor& g, const Tensor& x, 
 template <Fused of_input, Fused of_weights>
 std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& g, const Tensor& input, const Optional& weight,
                                                  const Tensor& stats, int64_t dims, ScalarType dtype) {
-  const char* name = of_input == Fused::RmsNormGradient ? "rms_norm_backward" : "layer_norm_backward";
-  const View first(g), x(input);
-  check_floats(name, x);
-  check_like(name, first, x);
-  const Dtype result = floating(name, dtype);
-  Rows rows(name, of_input, g, trailing(name, x, dims), x.dtype);
+  const bool layer = of_input == Fused::LayerNormGradient;
+  const View x(input);
+  Rows rows = norm_rows(layer ? "layer_norm_backward" : "rms_norm_backward", of_input, g, x, stats, dims);
   rows.weights(weight);
-  rows.given_stats(stats, rows.row_count());
-  const std::vector<int64_t> sizes(x.sizes + (x.dims - dims), x.sizes + x.dims);
-  Tensor to_weight = rows.new_value(0, sizes, result), to_bias = to_weight;
-  if (of_input == Fused::LayerNormGradient) to_bias = rows.new_value(1, sizes, result);
+  const auto [to_weight, to_bias] = weight_values(rows, dims, dtype, layer);
   Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x);
   rows.run_with_weights(of_weights, View(out), x);
   return {out, to_weight, to_bias};
@@ -494,6 +499,9 @@ const bool registered = [] {
     TR_FOR_EACH_BARE_OP(TR_ROW)
 #undef TR_ROW
   }
+#define TR_ROW(name, arguments, result, ...) direct_ops().push_back(direct<&(__VA_ARGS__)>(#name));
+  TR_FOR_EACH_FUSED_OP(TR_ROW)
+#undef TR_ROW
   return true;
 }();
 

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "kernels/reduce/listed_rows.h"
+#include "torch_direct.h"
 #include "torch_run.h"
 
 namespace torchreduce {
@@ -502,10 +503,22 @@ const bool registered = [] {
     schemas->def((overload + linear + ", *, Tensor(a!) out) -> ()").c_str());
   for (const char* key : {"CPU", "CUDA"})
     implement(*new StableLibrary(StableLibrary::Kind::IMPL, "torchreduce", key, __FILE__, __LINE__));
+
+#define TR_ROW(name, signature, ...) direct_ops().push_back(direct<&signature::call<k_##name>>(#name));
+  TR_FOR_EACH_REDUCTION_OP(TR_ROW)
+  TR_FOR_EACH_SCAN_OP(TR_ROW)
+#undef TR_ROW
+  direct_ops().push_back(direct<&linear_scan>("linear_scan"));
   return true;
 }();
 
 }  // namespace
+
+std::vector<DirectOp>& direct_ops() {
+  static auto* all = new std::vector<DirectOp>;  // for good, as what is registered
+  return *all;
+}
+void drop_tensor(void* handle) { aoti_torch_delete_tensor_object(static_cast<AtenTensorHandle>(handle)); }
 
 DeviceFacts gpu_facts([[maybe_unused]] int device) {
 #ifdef TORCHREDUCE_GPU

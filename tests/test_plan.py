@@ -441,6 +441,47 @@ def test_explain_is_the_plan(device):
         tr.explain("sum", x, dim=7)
 
 
+FUSED = ("softmax", "log_softmax", "logsumexp", "entropy", "var", "std", "var_mean", "std_mean")
+
+
+def test_explain_of_rows_that_are_looked_at_twice(device):
+    x = torch.ones(300, 1000, device=device)
+    along = "rows" if device == "cpu" else "held_rows"
+    for name in FUSED:
+        rows, columns = tr.explain(name, x, 1), tr.explain(name, x, -2)
+        assert (rows.family, rows.kind) == (along, "fused row")
+        assert columns.family == "columns" or (device, columns.family) == ("cuda", "held_columns")
+        assert name in str(rows) and rows.family in str(rows) and str(rows.blocks) in str(rows)
+    for name, shape in (
+        ("rms_norm", 1000),
+        ("layer_norm", (1000,)),
+        ("layer_norm", (300, 1000)),
+        ("cross_entropy", None),
+    ):
+        assert tr.explain(name, x, shape).family in (along, "split_rows")
+    assert tr.explain("cross_entropy", x[0]).family in (along, "split_rows")
+    with force_plan(family="columns" if device == "cpu" else "strided"):
+        assert tr.explain("softmax", x, 1).family == ("columns" if device == "cpu" else "strided")
+
+
+@pytest.mark.parametrize("name", [*FUSED, "rms_norm", "layer_norm", "cross_entropy"])
+def test_fused_plans_are_of_a_family_that_is_told_of(name):
+    """Of a GPU that is not here: every op along rows and across them, of every type."""
+    op = "moments" if name.startswith(("var", "std")) else name
+    told = _C.fused_families()
+    for dtype, (shape, dim) in itertools.product(
+        (torch.float32, torch.bfloat16, torch.float64),
+        (((64, 300), 1), ((64, 151936), 1), ((300, 4096), 0), ((5, 7, 9), 1)),
+    ):
+        facts = {"bulk_copies": True, "shared": 227 << 10}
+        strides = list(torch.empty(shape, device="meta").stride())
+        call = (op, list(shape), strides, [dim], NUMBERS[dtype], NUMBERS[dtype], True, True, MULTIPROCESSORS)
+        p = _C.plan(*call, **facts)
+        assert p["family"] in told and p["blocks"] > 0 and p["shape"], (dtype, shape, dim)
+        rows = torch.Size(shape).numel() // shape[dim]
+        assert p["blocks"] >= (rows * p["splits"] if p["family"] == "split_rows" else 1)
+
+
 def test_explain_raises_what_the_call_does():
     x = torch.ones(4, 5)
     for name, input, args, options in (
@@ -456,6 +497,19 @@ def test_explain_raises_what_the_call_does():
         with pytest.raises(expected.type) as raised:
             tr.explain(name, input, *args, **options)
         assert str(raised.value) == str(expected.value)
+    for name, input, args, options in (
+        ("softmax", x, (2,), {}), ("softmax", x, (0,), {"keepdim": True}), ("var", x.int(), (0,), {}),
+        ("softmax", x, (0,), {"dtype": torch.int32}), ("logsumexp", [1.0], (0,), {}), ("entropy", x, (), {}),
+        ("layer_norm", x, (4,), {}), ("rms_norm", x, ((5, 4),), {}), ("log_softmax", x.to_sparse(), (0,), {}),
+        ("std", x, ((0, 0),), {}), ("var_mean", x, (0,), {"reverse": True}),
+    ):  # fmt: skip
+        with pytest.raises(Exception) as expected:
+            getattr(OURS, name)(input, *(args or (None,)), **options)
+        with pytest.raises(expected.type) as raised:
+            tr.explain(name, input, *args, **options)
+        assert str(raised.value) == str(expected.value)
+    with pytest.raises(TypeError, match="dim"):
+        tr.explain("cross_entropy", x, 1)
     with pytest.raises(ValueError, match="linear_scan"):
         tr.explain("linear_scan", x, 0)
     assert tr.explain("cumsum", x, axis=0).family == tr.explain("cumsum", x, 0).family
@@ -463,7 +517,7 @@ def test_explain_raises_what_the_call_does():
 
 def test_explain_plans_meta_tensors_for_the_cpu():
     x = torch.ones(4, 5)
-    for name in ("sum", "cumsum"):
+    for name in ("sum", "cumsum", "softmax"):
         p, real = tr.explain(name, x.to("meta"), 0), tr.explain(name, x, 0)
         assert p.device == "cpu" and str(p).splitlines()[1:] == str(real).splitlines()[1:]
 

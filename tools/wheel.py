@@ -35,7 +35,10 @@ FLOOR = (2, 10)  # of torch
 MINORS = range(10, 15)  # of Python 3
 MOST_BYTES = 40 * 10**6
 # torch's own, which are there because torch is: not to be copied into the wheel.
-TORCHS = ("libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libtorch_hip.so", "libc10.so", "libc10_cuda.so")
+TORCHS = (
+    *("libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libtorch_hip.so", "libtorch_python.so", "libc10.so"),
+    "libc10_cuda.so",
+)
 SITE = sysconfig.get_paths()["purelib"]
 
 # What a wheel that is installed has to do, in a process that finds no compiler. No Inductor, which would need one.

@@ -1,6 +1,9 @@
-"""csrc/python.cpp: what is no tensor op."""
+"""csrc/python.cpp: what is no tensor op. csrc/python_direct.cpp: ops without torch's dispatcher."""
 
+from collections.abc import Callable
 from typing import Any, TypedDict
+
+import torch
 
 def build_info() -> dict[str, Any]: ...
 def instruction_set() -> str: ...
@@ -42,3 +45,12 @@ def plan(
     large_blocks: bool | None = None,
     wide_reductions: bool = True,
 ) -> dict[str, Any]: ...
+def use_torch(
+    tensor: type,
+    parameter: type,
+    dtypes: dict[torch.dtype, int],
+    handle_of: Callable[[torch.Tensor], Any],
+    is_plain: int,
+    wrap: int,
+) -> None: ...
+def direct(name: str, otherwise: Callable[..., Any] | None) -> Callable[..., Any]: ...

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .dispatch import LIBRARY, Rule, Saved, differentiable, is_unwatched, save
+from .dispatch import LIBRARY, Rule, Saved, differentiable, is_bare, is_unwatched, save
 from .fake import decided, dims_of, reduced_shape
 
 _ops = torch.ops.torchreduce
@@ -99,6 +99,11 @@ def _divide_batched(info: Any, in_dims: Any, x: Tensor, n: Tensor, dtype: torch.
 
 
 define("divide(Tensor x, Tensor n, ScalarType dtype) -> Tensor", _divide, _divide_fake, _divide_batched)
+
+
+def divided(x: Tensor, n: Tensor, dtype: torch.dtype) -> Tensor:
+    """x / n, rounded once: by the op that torch knows where anybody else is at work."""
+    return _divide(x, n, dtype) if is_bare(x, n) else _ops.divide.default(x, n, dtype)
 
 
 def summed(x: Tensor, shape: Sequence[int], dtype: torch.dtype, level: int) -> Tensor:

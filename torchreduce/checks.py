@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import autograd, autograd_fused, autograd_norms, autograd_scans, dispatch  # noqa: F401  register derivatives
+from . import autograd, autograd_fused, autograd_norms, autograd_scans, direct, dispatch  # noqa: F401  register derivatives
 from .fake import decided, reduced_shape
 from .table import BY_NAME, DEVICES, DTYPES, FLOATS, Op
 
@@ -31,11 +31,14 @@ class Overloads:
     out: Callable[..., Any]
     raw_out: Callable[..., Any]
     derivative: Callable[..., Any]  # raw, by way of autograd
+    plain: Callable[..., Any]  # raw, without checks: as direct.py has it
 
 
 def overloads(name: str) -> Overloads:
     row, op = BY_NAME[name], getattr(torch.ops.torchreduce, name)
-    return Overloads(row.function, row, op.default, op.raw, op.out, op.raw_out, dispatch.derivatives.get(name, op.raw))
+    raw = direct.raw(name)
+    derivative = dispatch.derivatives.get(name, raw)
+    return Overloads(row.function, row, op.default, raw, op.out, op.raw_out, derivative, direct.plain(name))
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,12 @@ class FusedOverloads:
     default: Callable[..., Any]
     raw: Callable[..., Any]
     derivative: Callable[..., Any]
+    plain: Callable[..., Any]
 
 
 def fused_overloads(name: str) -> FusedOverloads:
     op = getattr(torch.ops.torchreduce, name)
-    return FusedOverloads(name, op.default, op.raw, dispatch.derivatives[name])
+    return FusedOverloads(name, op.default, direct.raw(name), dispatch.derivatives[name], direct.plain(name))
 
 
 def listed(dtypes: Sequence[torch.dtype]) -> str:

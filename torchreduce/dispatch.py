@@ -10,12 +10,14 @@ pays for what is not there. `.out` and `.raw_out` are the same for calls with ou
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 from torch.nn import Parameter
+
+from . import direct
 
 LIBRARY = torch.library.Library("torchreduce", "FRAGMENT")  # lives as long as the process, as what it registers
 
@@ -40,7 +42,7 @@ def is_unwatched() -> bool:
     )
 
 
-def is_plain(t: Tensor) -> bool:
+def is_plain(t: Any) -> TypeGuard[Tensor]:
     return type(t) is Tensor or type(t) is Parameter
 
 
@@ -117,7 +119,7 @@ def differentiable(op: str, results: int = 1, smooth: int = 1) -> Callable[[type
     """Registers a rule as the derivatives of torchreduce::op, of whose results the first `smooth` have some."""
     packet = getattr(torch.ops.torchreduce, op)
     overload: Any = packet.default
-    raw: Any = getattr(packet, "raw", None)
+    raw: Any = direct.raw(op) if "raw" in packet.overloads() else None
 
     def register(rule: type[Rule]) -> type[Rule]:
         def forward(*args: Any) -> Any:

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd import rounded
+from .autograd import divided, rounded
 from .checks import Dims, FusedOverloads, as_dtype, check_dim, check_floats, check_row_dims, fused_overloads
 from .determinism import level_code
-from .dispatch import serving
+from .dispatch import _is_compiling, is_plain, serving
 from .fake import same_shape
-from .ops import check_out, prepare_outs
+from .ops import _COUNT_NONZERO, _SUM, check_out, prepare_outs
 
 _SOFTMAX, _LOG_SOFTMAX, _LOGSUMEXP, _ENTROPY, _MOMENTS, _RMS_NORM, _LAYER_NORM, _CROSS_ENTROPY = (
     fused_overloads(name)
@@ -29,6 +29,7 @@ _SOFTMAX, _LOG_SOFTMAX, _LOGSUMEXP, _ENTROPY, _MOMENTS, _RMS_NORM, _LAYER_NORM, 
         "softmax", "log_softmax", "logsumexp", "entropy", "moments", "rms_norm", "layer_norm", "cross_entropy",
     )
 )  # fmt: skip
+_EPSILON = (2.0**-23, 2.0**-52)  # of float32 and float64
 _LOW = (torch.float16, torch.bfloat16)
 
 
@@ -74,6 +75,10 @@ def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None, *, ou
 
 
 def _softmax(op: FusedOverloads, input: Tensor, dim: Any, dtype: Any, out: Tensor | None) -> Tensor:
+    if dtype is None and out is None and not _is_compiling() and not torch.is_autocast_enabled("cuda"):
+        plain: Tensor | None = op.plain(input, dim, None, level_code())
+        if plain is not None:
+            return plain
     check_floats(op.name, input)
     dim = check_dim(op.name, dim, input.ndim)
     dtype = as_dtype(out.dtype if out is not None and dtype is None and isinstance(out, Tensor) else dtype)
@@ -97,6 +102,10 @@ def logsumexp(input: Tensor, dim: Dims, keepdim: bool = False, *, out: Tensor | 
     >>> torchreduce.logsumexp(torch.tensor([[1000.0, 1000.0]]), dim=1)
     tensor([1000.6932])
     """
+    if out is None and not _is_compiling():
+        plain: tuple[Tensor, Tensor] | None = _LOGSUMEXP.plain(input, dim, keepdim, level_code())
+        if plain is not None:
+            return plain[0]
     dims = check_row_dims("logsumexp", input, dim, keepdim)
     result: Tensor = serving(_LOGSUMEXP, input)(input, dims, keepdim, level_code())[0]
     return _finish("logsumexp", result, out, input)
@@ -110,6 +119,10 @@ def entropy(input: Tensor, dim: int, keepdim: bool = False, *, out: Tensor | Non
     >>> torchreduce.entropy(torch.zeros(1, 4), dim=1)
     tensor([1.3863])
     """
+    if out is None and type(dim) is int and not _is_compiling():
+        plain: tuple[Tensor, Tensor] | None = _ENTROPY.plain(input, dim, keepdim, level_code())
+        if plain is not None:
+            return plain[0]
     check_floats("entropy", input)
     dims = [check_dim("entropy", dim, input.ndim)]
     check_row_dims("entropy", input, dims, keepdim)
@@ -135,6 +148,10 @@ def _moments(
     name: str, input: Tensor, dim: Dims, unbiased: Any, keepdim: bool, correction: Any, root: bool
 ) -> tuple[Tensor, Tensor]:
     divisor = _correction(name, unbiased, correction)
+    if not _is_compiling():
+        plain: tuple[Tensor, ...] | None = _MOMENTS.plain(input, dim, keepdim, divisor, root, level_code())
+        if plain is not None:
+            return plain[0], plain[1]
     if isinstance(input, Tensor) and not input.is_floating_point() and not input.is_complex():
         raise RuntimeError(f"{name}(): expected input to be of a floating dtype, but got {input.dtype}")
     dims = check_row_dims(name, input, dim, keepdim)
@@ -247,6 +264,17 @@ def _normalized(name: str, input: Tensor, shape: Any, **weights: Tensor | None) 
     return len(sizes)
 
 
+def _plainly_normalized(input: Tensor, shape: Any, *weights: Tensor | None) -> int:
+    """How many dims are normalized; 0 where that takes more looks: by _normalized."""
+    if _is_compiling() or torch.is_autocast_enabled("cuda") or not is_plain(input):
+        return 0
+    sizes = (shape,) if type(shape) is int else tuple(shape) if isinstance(shape, (tuple, list)) else ()
+    for t in weights:
+        if t is not None and not (is_plain(t) and t.shape == sizes and t.dtype is input.dtype):
+            return 0
+    return len(sizes) if input.shape[-len(sizes) :] == sizes else 0
+
+
 def _epsilon(name: str, eps: Any) -> float:
     if isinstance(eps, bool) or not isinstance(eps, (int, float)):
         raise TypeError(f"{name}(): argument 'eps' must be a number, got {type(eps).__name__}")
@@ -264,9 +292,15 @@ def rms_norm(
     >>> torchreduce.rms_norm(torch.tensor([[3.0, 4.0]]), 2)
     tensor([[0.8485, 1.1314]])
     """
+    if dims := _plainly_normalized(input, normalized_shape, weight):
+        if eps is None:
+            eps = _EPSILON[input.dtype is torch.float64]
+        plain: tuple[Tensor, Tensor] | None = _RMS_NORM.plain(input, weight, dims, eps, level_code())
+        if plain is not None:
+            return plain[0]
     dims = _normalized("rms_norm", input, normalized_shape, weight=weight)
     if eps is None:
-        eps = torch.finfo(torch.float64 if input.dtype is torch.float64 else torch.float32).eps
+        eps = _EPSILON[input.dtype is torch.float64]
     more = () if weight is None else (weight,)
     call = serving(_RMS_NORM, input, *more)
     return call(input, weight, dims, _epsilon("rms_norm", eps), level_code())[0]  # type: ignore[no-any-return]
@@ -288,6 +322,10 @@ def layer_norm(
     >>> torchreduce.layer_norm(torch.tensor([[1.0, 3.0]]), 2, eps=0)
     tensor([[-1.,  1.]])
     """
+    if dims := _plainly_normalized(input, normalized_shape, weight, bias):
+        plain: tuple[Tensor, Tensor] | None = _LAYER_NORM.plain(input, weight, bias, dims, eps, level_code())
+        if plain is not None:
+            return plain[0]
     if isinstance(input, Tensor) and _is_autocast(input):
         input = input.float()
         weight, bias = (t if t is None else t.float() for t in (weight, bias))
@@ -361,12 +399,10 @@ def cross_entropy(
     result = torch.float32 if _is_autocast(input) else input.dtype
     if reduction == "none":
         return rounded(loss, result)
-    ops = torch.ops.torchreduce
+    to = result if reduction == "sum" else loss.dtype
+    total: Tensor = serving(_SUM, loss)(loss, None, False, to, level)
     if reduction == "sum":
-        return ops.sum.default(loss, None, False, result, level)  # type: ignore[no-any-return]
-    total = ops.sum.default(loss, None, False, loss.dtype, level)
+        return total
     if weight is None:
-        divisor = ops.count_nonzero.default(weights, None, False, level)
-    else:
-        divisor = ops.sum.default(weights, None, False, weights.dtype, level)
-    return ops.divide.default(total, divisor, result)  # type: ignore[no-any-return]
+        return divided(total, serving(_COUNT_NONZERO, weights)(weights, None, False, level), result)
+    return divided(total, serving(_SUM, weights)(weights, None, False, weights.dtype, level), result)

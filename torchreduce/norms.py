@@ -90,7 +90,8 @@ def _norm(
         if x.dtype not in DTYPES:
             raise NotImplementedError(f"{name}(): not implemented for {x.dtype}. Supported are {listed(FLOATS)}")
         raise RuntimeError(f"{name}(): expected a tensor of a floating dtype, but got {x.dtype}")
-    to = as_dtype(out.dtype if isinstance(out, Tensor) else dtype)
-    if to in FLOATS and isinstance(x, Tensor) and x.dtype in FLOATS and torch.promote_types(to, x.dtype) != to:
-        raise RuntimeError(f"{name}(): the dtype {to} of the result is narrower than the input's {x.dtype}")
+    if dtype is not None or out is not None:
+        to = as_dtype(out.dtype if isinstance(out, Tensor) else dtype)
+        if to in FLOATS and isinstance(x, Tensor) and x.dtype in FLOATS and torch.promote_types(to, x.dtype) != to:
+            raise RuntimeError(f"{name}(): the dtype {to} of the result is narrower than the input's {x.dtype}")
     return _with_dtype(op, x, dim, keepdim, dtype, out, axis, keepdims)

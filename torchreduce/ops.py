@@ -24,10 +24,10 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from .autograd import accumulator
+from .autograd import accumulator, divided
 from .checks import Dims, GivenDims, Overloads, as_dtype, check_dims, check_dtype, either_keepdim, overloads
 from .determinism import level_code
-from .dispatch import check_no_derivatives, is_bare, serving
+from .dispatch import _is_compiling, check_no_derivatives, is_bare, serving
 from .fake import decided, dims_of, reduced_shape
 
 _SUM, _MEAN, _NANSUM, _PROD = (overloads(name) for name in ("sum", "mean", "nansum", "prod"))
@@ -156,6 +156,10 @@ def _along(
     op: Overloads, input: Tensor, dim: Dims, keepdim: bool, out: Tensor | None, axis: Dims, keepdims: bool | None
 ) -> Tensor:
     """A call of an op with one result and no dtype=."""
+    if out is None and axis is None and keepdims is None and not _is_compiling():
+        result: Tensor | None = op.plain(input, dim, keepdim, level_code())
+        if result is not None:
+            return result
     if keepdims is not None:
         keepdim = either_keepdim(op.name, keepdim, keepdims)
     dims = check_dims(op, input, dim, keepdim, axis)
@@ -176,6 +180,10 @@ def _with_dtype(
     keepdims: bool | None,
 ) -> Tensor:
     """A call of an op with one result, and dtype=."""
+    if dtype is None and out is None and axis is None and keepdims is None and not _is_compiling():
+        result: Tensor | None = op.plain(input, dim, keepdim, None, level_code())
+        if result is not None:
+            return result
     if keepdims is not None:
         keepdim = either_keepdim(op.name, keepdim, keepdims)
     dims = check_dims(op, input, dim, keepdim, axis)
@@ -186,6 +194,38 @@ def _with_dtype(
     if out is None:
         return serving(op, input)(input, dims, keepdim, dtype, level_code())  # type: ignore[no-any-return]
     _write(op, [input], (dims, keepdim, dtype), reduced_shape(input.shape, dims, keepdim), out=out)
+    return out
+
+
+def _with_index(
+    op: Overloads,
+    over_all: Overloads,
+    kind: Any,
+    input: Tensor,
+    dim: Dims,
+    keepdim: bool,
+    out: Any,
+    axis: Dims,
+    keepdims: bool | None,
+) -> Any:
+    """A call of op, with values and indices as `kind`, or without dims of over_all, with values alone."""
+    if out is None and axis is None and keepdims is None and not _is_compiling():
+        if dim is None:
+            result = over_all.plain(input, keepdim, level_code())
+        else:
+            result = op.plain(input, dim, keepdim, level_code())
+        if result is not None:
+            return result if dim is None else kind(result)
+    if keepdims is not None:
+        keepdim = either_keepdim(op.name, keepdim, keepdims)
+    dims = check_dims(op, input, dim, keepdim, axis)
+    if dims is not None:
+        if out is None:
+            return kind(serving(op, input)(input, dims, keepdim, level_code()))
+        return kind(_write_pair(op, input, (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out))
+    if out is None:
+        return serving(over_all, input)(input, keepdim, level_code())
+    _write(over_all, [input], (keepdim,), reduced_shape(input.shape, None, keepdim), out=out)
     return out
 
 
@@ -296,7 +336,7 @@ def nanmean(
     for d in along:
         count = count * input.shape[d]
     count = count - nan
-    result = torch.ops.torchreduce.divide.default(total, count, dtype)
+    result = divided(total, count, dtype)
     return result if out is None else out.copy_(result)
 
 
@@ -521,18 +561,7 @@ def max(
     >>> torchreduce.max(torch.tensor([[1, 5], [4, 2]]), dim=1).indices
     tensor([1, 0])
     """
-    if keepdims is not None:
-        keepdim = either_keepdim(_MAX.name, keepdim, keepdims)
-    dims = check_dims(_MAX, input, dim, keepdim, axis)
-    if dims is not None:
-        if out is None:
-            return torch.return_types.max(serving(_MAX, input)(input, dims, keepdim, level_code()))
-        shape = reduced_shape(input.shape, dims, keepdim)
-        return torch.return_types.max(_write_pair(_MAX, input, (dims, keepdim), shape, out))
-    if out is None:
-        return serving(_MAX_ALL, input)(input, keepdim, level_code())
-    _write(_MAX_ALL, [input], (keepdim,), reduced_shape(input.shape, None, keepdim), out=out)
-    return out
+    return _with_index(_MAX, _MAX_ALL, torch.return_types.max, input, dim, keepdim, out, axis, keepdims)
 
 
 @overload
@@ -560,15 +589,4 @@ def min(
     >>> torchreduce.min(torch.tensor([[1, 5], [4, 2]]), dim=(0, 1)).values
     tensor(1)
     """
-    if keepdims is not None:
-        keepdim = either_keepdim(_MIN.name, keepdim, keepdims)
-    dims = check_dims(_MIN, input, dim, keepdim, axis)
-    if dims is not None:
-        if out is None:
-            return torch.return_types.min(serving(_MIN, input)(input, dims, keepdim, level_code()))
-        shape = reduced_shape(input.shape, dims, keepdim)
-        return torch.return_types.min(_write_pair(_MIN, input, (dims, keepdim), shape, out))
-    if out is None:
-        return serving(_MIN_ALL, input)(input, keepdim, level_code())
-    _write(_MIN_ALL, [input], (keepdim,), reduced_shape(input.shape, None, keepdim), out=out)
-    return out
+    return _with_index(_MIN, _MIN_ALL, torch.return_types.min, input, dim, keepdim, out, axis, keepdims)

@@ -7,7 +7,6 @@ behind it are registered by the first enable(), which should come before other t
 
 import ctypes
 import os
-import re
 import sys
 import threading
 import warnings
@@ -18,6 +17,8 @@ from typing import Any
 
 import torch
 
+from .direct import aten_path
+
 _GPU, _CPU = 1, 2
 _lock = threading.Lock()
 _rows: Any = None  # what is registered with torch, once it is
@@ -27,13 +28,14 @@ _compiled = 0
 
 
 class _Rows:
-    """Those of csrc/aten.cpp, registered when the library is loaded."""
+    """Those of csrc/aten.cpp."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
         self._library.torchreduce_aten_name.restype = ctypes.c_char_p
         self._library.torchreduce_aten_why.restype = ctypes.c_char_p
         self._library.torchreduce_aten_calls.restype = ctypes.c_uint64
+        self._library.torchreduce_aten_register()
         self.enable = self._library.torchreduce_aten_enable
 
     def coverage(self) -> dict[str, dict[str, int]]:
@@ -49,8 +51,7 @@ class _Rows:
 
 def _register() -> Any:
     """torch's calls by `_aten` of this torch, or from Python where there is none."""
-    release = re.sub(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$", "", torch.__version__)  # as setup.py's torch_release
-    path = Path(__file__).with_name(f"_aten.torch-{release}.so")
+    path = aten_path()
     if path.exists():
         return _Rows(path)
     from .override_python import Rows

@@ -1,22 +1,23 @@
 """How a call would run: `explain`."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _C, norms, ops, scans
-from .checks import Dims, check_dims, overloads
-from .table import BY_NAME, OPS
-
-# torch's numbers of its dtypes, as the planner takes them.
-_NUMBERS = {
-    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
-    torch.float64: 7, torch.bool: 11, torch.bfloat16: 15,
-}  # fmt: skip
+from . import _C, fused, norms, ops, scans
+from .checks import Dims, check_dims, check_input, overloads
+from .direct import NUMBERS
+from .table import BY_NAME, KEEPING_SHAPE, OPS, Op
 
 # Of functions that call several ops the first one.
 _FIRST = {"vector_norm": "norm2", "norm": "norm2", "nanmean": "nansum", "aminmax": "amin"}
+# The functions on rows that are looked at twice, and the op of each.
+_FUSED = {
+    **{name: name for name in (*KEEPING_SHAPE, "logsumexp", "entropy", "rms_norm", "layer_norm", "cross_entropy")},
+    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), "moments"),
+}
 
 _FAMILIES = {
     **{("reduction", family): words for family, words in _C.reduce_families().items()},
@@ -26,72 +27,101 @@ _FAMILIES = {
 
 
 @dataclass(frozen=True)
-class ReductionPlan:
-    """Which kernel family serves a reduction, and in what shape. No field changes a bit of the result."""
+class Plan:
+    """Which kernel family serves a call, and in what shape. No field changes a bit of the result."""
 
     call: str
     device: str
-    kind: str  # "reduction"
+    kind: str
     family: str
     blocks: int  # GPU: grid size; CPU: tasks
     threads: int  # GPU: block size
     shared: int  # bytes of dynamic shared memory a block
+    workspace: int  # bytes by which blocks hand on what others need
+    shape: dict[str, int]  # what is the family's own
+
+    def __str__(self) -> str:
+        if self.device == "cpu":
+            return f"{self.call}\n  family     {self.family}\n  tasks      up to {self.blocks}, {_C.instruction_set()}"
+        lines = [
+            self.call,
+            f"  family     {self.family}: {_FAMILIES[self.kind, self.family]}",
+            f"  shape      {', '.join(f'{name} {value}' for name, value in self.shape.items())}",
+            *self._splits(),
+            f"  grid       {self.blocks} blocks of {self.threads} threads, {self.shared} bytes shared",
+            f"  workspace  {self.workspace} bytes{self._tickets()}",
+        ]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _splits(self) -> list[str]:
+        return []
+
+    def _tickets(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, repr=False)
+class ReductionPlan(Plan):
+    """That of a "reduction"."""
+
     splits: int  # runs that a row is cut into
-    workspace: int  # bytes of the runs' partial results
     tickets: int  # counters by which the last block of a row knows that it is
-    shape: dict[str, int]  # what is the family's own
 
-    def __str__(self) -> str:
-        lines = [self.call]
-        if self.device == "cpu":
-            lines += [f"  family     {self.family}", f"  tasks      up to {self.blocks}, {_C.instruction_set()}"]
-            return "\n".join(lines)
+    def _splits(self) -> list[str]:
         split = f"{self.splits} runs a row, combined by the last" if self.splits > 1 else "none: a row is not cut"
-        return "\n".join(
-            [
-                *lines,
-                f"  family     {self.family}: {_FAMILIES[self.kind, self.family]}",
-                f"  shape      {', '.join(f'{name} {value}' for name, value in self.shape.items())}",
-                f"  split      {split}",
-                f"  grid       {self.blocks} blocks of {self.threads} threads, {self.shared} bytes shared",
-                f"  workspace  {self.workspace} bytes, {self.tickets} tickets",
-            ]
-        )
+        return [f"  split      {split}"]
 
-    __repr__ = __str__
+    def _tickets(self) -> str:
+        return f", {self.tickets} tickets"
 
 
-@dataclass(frozen=True)
-class ScanPlan:
-    """Which kernel family serves a scan, and in what shape. No field changes a bit of the result."""
+@dataclass(frozen=True, repr=False)
+class ScanPlan(Plan):
+    """That of a "scan"."""
 
-    call: str
-    device: str
-    kind: str  # "scan"
-    family: str
-    blocks: int  # GPU: grid size; CPU: tasks
-    threads: int  # GPU: block size
-    shared: int  # bytes of dynamic shared memory a block
     declared: int  # bytes of shared memory that the kernel declares besides, at most
-    workspace: int  # bytes by which blocks hand on what precedes others
-    shape: dict[str, int]  # what is the family's own
 
-    def __str__(self) -> str:
-        lines = [self.call]
-        if self.device == "cpu":
-            lines += [f"  family     {self.family}", f"  tasks      up to {self.blocks}, {_C.instruction_set()}"]
-            return "\n".join(lines)
-        return "\n".join(
-            [
-                *lines,
-                f"  family     {self.family}: {_FAMILIES[self.kind, self.family]}",
-                f"  shape      {', '.join(f'{name} {value}' for name, value in self.shape.items())}",
-                f"  grid       {self.blocks} blocks of {self.threads} threads, {self.shared} bytes shared",
-                f"  workspace  {self.workspace} bytes",
-            ]
-        )
 
-    __repr__ = __str__
+@dataclass(frozen=True, repr=False)
+class FusedPlan(Plan):
+    """That of a "fused row", which is looked at twice."""
+
+    splits: int  # parts that a row is cut into
+
+    def _splits(self) -> list[str]:
+        return [f"  split      {f'{self.splits} parts a row' if self.splits > 1 else 'none: a row is not cut'}"]
+
+
+def _of_table(name: str, input: Tensor, dim: Dims, axis: Dims, given: dict[str, Any]) -> tuple[Op, list[int]]:
+    """The op that serves a reduction or a scan on these arguments, and its dims (none: all of them)."""
+    rows = [BY_NAME[_FIRST[name]]] if name in _FIRST else [op for op in OPS if op.function == name]
+    dims = check_dims(overloads(rows[-1].name), input, dim, given.get("keepdim", False), axis)
+    module = norms if "norm" in name else ops if rows[0].kind == "reduction" else scans
+    getattr(module, name)(_shadow(input), dim=dim, axis=axis, **given)  # for its errors
+    return rows[0 if dims is None else -1], dims or []  # max and min without indices come first
+
+
+def _of_fused(name: str, input: Tensor, dim: Any, given: dict[str, Any]) -> tuple[str, list[int], torch.dtype]:
+    """The op that serves a function on rows that are looked at twice, its dims, and the dtype of what it writes."""
+    check_input(name, input)
+    shadow, call = _shadow(input), getattr(fused, name)
+    if name == "cross_entropy":
+        along = 0 if input.ndim == 1 else 1
+        dims, labels = [along], [*input.shape[:along], *input.shape[along + 1 :]]
+        given = given if dim is None else {**given, "dim": dim}
+        call(shadow, torch.empty(labels, dtype=torch.int64, device="meta"), **given)
+        return name, dims, input.dtype
+    result = call(shadow, dim, **given)
+    if name in ("rms_norm", "layer_norm"):
+        return name, list(range(input.ndim))[-1 if isinstance(dim, int) else -len(dim) :], input.dtype
+    dims = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    return _FUSED[name], dims, result.dtype if name in KEEPING_SHAPE else input.dtype
+
+
+def _shadow(input: Tensor) -> Tensor:
+    return torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device="meta")
 
 
 def explain(
@@ -104,40 +134,43 @@ def explain(
     axis: Dims = None,
     exclusive: bool = False,
     reverse: bool = False,
-) -> ReductionPlan | ScanPlan:
+) -> ReductionPlan | ScanPlan | FusedPlan:
     """The plan of the public function `name` on these arguments, which prints in plain words. Nothing is run.
 
-    Of a function that calls several ops, that of the first: of norms that of order 2. Whatever
+    Of a function that calls several ops, that of the first: of vector_norm that of order 2. dim is the normalized_shape
+    of rms_norm and layer_norm, planned without weights; cross_entropy has none. Whatever
     torchreduce.testing.force_plan forces is in it. A meta tensor is planned for the CPU. ValueError for a name it does
     not know, linear_scan among them, which takes two tensors; else the errors of the call.
 
     >>> import torch, torchreduce
     >>> torchreduce.explain("sum", torch.ones(4, 100), dim=1).family
     'rows'
+    >>> torchreduce.explain("softmax", torch.ones(100, 4), dim=0).family
+    'columns'
     """
-    rows = [BY_NAME[_FIRST[name]]] if name in _FIRST else [op for op in OPS if op.function == name]
-    if not rows:
-        known = ", ".join(sorted({op.function for op in OPS} | set(_FIRST)))
-        raise ValueError(f"explain(): tells nothing of {name!r}. Functions that it knows: {known}")
-    op = overloads(rows[-1].name)
-    dims = check_dims(op, input, dim, keepdim, axis)
     given = {"keepdim": keepdim, "dtype": dtype, "exclusive": exclusive, "reverse": reverse}
     given = {key: value for key, value in given.items() if value is not None and value is not False}
-    shadow = torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device="meta")
-    module = norms if "norm" in name else ops if op.row.kind == "reduction" else scans
-    getattr(module, name)(shadow, dim=dim, axis=axis, **given)  # for its errors
-    if dims is None:
-        op = overloads(rows[0].name)  # max and min without indices
+    plan: type[ReductionPlan | ScanPlan | FusedPlan]
+    if name in _FUSED:
+        op, dims, result = _of_fused(name, input, dim, given if axis is None else {**given, "axis": axis})
+        kind, plan = "fused row", FusedPlan
+    elif name in _FIRST or any(row.function == name for row in OPS):
+        row, dims = _of_table(name, input, dim, axis, given)
+        op, result, kind = row.name, row.result_dtype(input.dtype, dtype), row.kind
+        plan = ReductionPlan if kind == "reduction" else ScanPlan
+    else:
+        known = ", ".join(sorted({row.function for row in OPS} | set(_FIRST) | set(_FUSED)))
+        raise ValueError(f"explain(): tells nothing of {name!r}. Functions that it knows: {known}")
     gpu = input.is_cuda
     cpu: _C.GpuFacts = {"multiprocessors": torch.get_num_threads()}
     facts = _C.gpu_facts(input.device.index) if gpu else cpu
     fields = _C.plan(
-        op.row.name,
+        op,
         list(input.shape),
         list(input.stride()),
-        [d % input.ndim for d in dims or [] if input.ndim],
-        _NUMBERS[input.dtype],
-        _NUMBERS[op.row.result_dtype(input.dtype, dtype)],
+        [d % input.ndim for d in dims if input.ndim],
+        NUMBERS[input.dtype],
+        NUMBERS[result],
         input.data_ptr() % 16 == 0,
         gpu,
         **facts,
@@ -148,5 +181,4 @@ def explain(
     options = "".join(f", {key}={value}" for key, value in given.items())
     call = f"{name} of {input.dtype} {tuple(input.shape)} with strides {input.stride()}, dim={along}{options}"
     device = torch.cuda.get_device_name(input.device) if gpu else "cpu"
-    plan = ReductionPlan if op.row.kind == "reduction" else ScanPlan
-    return plan(call=f"{call}, on {device}", device=input.device.type if gpu else "cpu", kind=op.row.kind, **fields)
+    return plan(call=f"{call}, on {device}", device=input.device.type if gpu else "cpu", kind=kind, **fields)

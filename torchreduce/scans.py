@@ -16,7 +16,7 @@ from torch import Tensor
 from .autograd import accumulator
 from .checks import Overloads, as_dtype, check_dim, check_dtype, check_input, either, overloads
 from .determinism import level_code
-from .dispatch import is_bare, serving
+from .dispatch import _is_compiling, is_bare, is_plain, serving
 from .fake import broadcast_shape, decided
 from .ops import _dtype_by_out, _prepare, _write, _write_pair
 
@@ -44,6 +44,10 @@ def _accumulated(
     axis: Any,
 ) -> Tensor:
     """A scan with a dtype=."""
+    if dtype is None and out is None and axis is None and not _is_compiling():
+        result: Tensor | None = op.plain(input, dim, None, exclusive, reverse, level_code())
+        if result is not None:
+            return result
     dim = _checked(op, input, dim, axis)
     if out is not None:
         dtype = _dtype_by_out(op, dtype, out)
@@ -57,6 +61,10 @@ def _accumulated(
 
 def _extreme(op: Overloads, input: Tensor, dim: Any, out: Any, reverse: bool, axis: Any) -> Any:
     """A scan with values and indices: a tuple of both."""
+    if out is None and axis is None and not _is_compiling():
+        result = op.plain(input, dim, reverse, level_code())
+        if result is not None:
+            return result
     dim = _checked(op, input, dim, axis)
     if out is None:
         return serving(op, input)(input, dim, reverse, level_code())
@@ -179,6 +187,10 @@ def logcumsumexp(
     tensor([0.0000, 0.6931, 0.6931])
     """
     op = _LOGCUMSUMEXP
+    if out is None and axis is None and not _is_compiling():
+        result: Tensor | None = op.plain(input, dim, exclusive, reverse, level_code())
+        if result is not None:
+            return result
     dim = _checked(op, input, dim, axis)
     check_dtype(op, input, None)
     if out is None:
@@ -251,6 +263,10 @@ def linear_scan(
     tensor([1., 2., 4.])
     """
     op = _LINEAR_SCAN
+    if out is None and axis is None and not _is_compiling() and is_plain(a) and is_plain(b) and a.dtype is b.dtype:
+        served: Tensor | None = op.plain(a, b, initial, dim, reverse, False, level_code())
+        if served is not None:
+            return served
     check_input(op.name, b, "b")
     if b.dtype not in op.row.inputs:
         raise TypeError(f"{op.name}(): b must be floating, got {b.dtype}")

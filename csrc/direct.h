@@ -1,0 +1,37 @@
+// The bare kernels as functions, for a caller past torch's dispatcher: csrc/python_direct.cpp. Tensors are handles of
+// torch's stable ABI.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace torchreduce {
+
+// What a parameter is in the op's schema: Tensor, Tensor?, int[]?, int[], int, bool, float, ScalarType?, ScalarType.
+enum class Parameter { Tensor, MaybeTensor, MaybeInts, Ints, Int, Bool, Float, MaybeDtype, Dtype };
+
+struct Argument {
+  bool given = false;  // not None
+  union {
+    void* tensor;    // a handle, which the kernel takes over
+    int64_t number;  // also a bool, or torch's number of a dtype
+    double real;
+  };
+  std::vector<int64_t> ints;
+};
+
+struct DirectOp {
+  std::string name;
+  std::vector<Parameter> parameters;
+  int results;  // tensors all
+  // False where the kernel raised, for whatever reason: the dispatcher's way tells it. Else `to` has handles to own.
+  bool (*call)(Argument* arguments, void** to);
+};
+constexpr int kMostParameters = 8, kMostResults = 3;
+
+// Filled when the library is loaded.
+std::vector<DirectOp>& direct_ops();
+
+void drop_tensor(void* handle);
+
+}  // namespace torchreduce
