@@ -29,6 +29,10 @@
 //   kCalm, is_calm(first, least), calm_step(sums, x, seen)   looks at leaves whose least element of input 0 is `least`
 //   kCalmMap, is_calm_map(least, at), calm_map(x, at)        elements that are no NaN, of leaves whose least element of
 //                   the last input is `least`; but for the element at marked(at), if that is one
+//   kCentral, central_step(sum, x), central_state(first, sum)   a look at leaves whose elements are all within
+//                   most_central() of 0, for which nothing need be found first
+//   central_sum(state), central_at(at, state), central_map(x, at)   states of such leaves as sums that are added along
+//                   the tree; their elements, of rows for which is_calm_map(0, at) holds
 #pragma once
 #include <cmath>
 
@@ -99,7 +103,7 @@ template <class F> struct FusedOp {
   static constexpr int kInputs = 1, kSums = 1, kStats = 0;
   static constexpr First kFirst = First::Nothing;
   static constexpr bool kMaps = true, kLeafwise = false, kTerm = false, kWeights = false, kBiases = false;
-  static constexpr bool kFills = false, kCalm = false, kCalmMap = false;
+  static constexpr bool kFills = false, kCalm = false, kCalmMap = false, kCentral = false;
   TR_HD static F fill(int) { return F(0); }
   template <class A> TR_HD static int64_t marked(const A&) { return -1; }
   struct Nothing {};
@@ -173,13 +177,21 @@ template <class F> struct Exponential {
     const PowerOfTwo<F> power = split_exp(x);
     return {power.q, bit_cast<F>((bit_cast<Bits>(power.t) << PowerOfTwo<F>::kMantissa) + (seen.shift - kHeadroom))};
   }
-  // exp(x), x from -kNormal to 0.
+  // exp(x), of magnitude kNormal at most.
   TR_HD static F calm_exp(F x) {
     const PowerOfTwo<F> power = split_exp(x);
     return bit_cast<F>((bit_cast<Bits>(power.t) << PowerOfTwo<F>::kMantissa) + bit_cast<Bits>(power.q));
   }
   TR_HD static State state(F l, F s) { return {l, s, near(l) ? split_exp(l).n() : kFar}; }
   TR_HD static State none() { return {-kInfinity<F>, F(0), kFar}; }
+  // Elements whose exponentials are normal numbers as they are, referred to 2^0, as is all that rows of up to 2^30 of
+  // them come to: so that it is exact to go from there to any reference of theirs.
+  static constexpr F kMostCentral = F(sizeof(F) == 4 ? 32 : 256);
+  TR_HD static State central_state(F l, F sum) {
+    const int n = split_exp(l).n();
+    return {l, sum * power(-n), n};
+  }
+  TR_HD static F central_sum(const State& a) { return a.s * power(a.n); }
 
   // 2^d, 0 where it is not normal.
   TR_HD static F power(int d) {
@@ -238,6 +250,11 @@ template <class F> struct OfExponentials : FusedOp<F> {
   TR_HD static State none() { return E::none(); }
   TR_HD static State state(F l, const F* sums, int) { return E::state(l, sums[0]); }
   TR_HD static State merge(const State& a, const State& b) { return E::merge(a, b); }
+  static constexpr bool kCentral = true;
+  TR_HD static F most_central() { return E::kMostCentral; }
+  TR_HD static void central_step(F& sum, F x) { sum = sum + E::calm_exp(x); }
+  TR_HD static State central_state(F l, F sum) { return E::central_state(l, sum); }
+  TR_HD static F central_sum(const State& a) { return E::central_sum(a); }
 
   struct Sum { F m, s; };
   TR_HD static Sum sum(const State& a) {
@@ -265,6 +282,8 @@ template <class F> struct Softmax : OfExponentials<F> {
   static constexpr bool kCalmMap = true;
   TR_HD static bool is_calm_map(F, const At& at) { return at.factor == at.factor; }
   TR_HD static F calm_map(F term, const At& at) { return term * at.factor; }
+  TR_HD static At central_at(const At& at, const State& leaf) { return {at.factor * E::power(-leaf.n)}; }
+  TR_HD static F central_map(F x, const At& at) { return E::calm_exp(x) * at.factor; }
 };
 
 template <class F> struct LogSoftmax : OfExponentials<F> {
@@ -278,6 +297,8 @@ template <class F> struct LogSoftmax : OfExponentials<F> {
   static constexpr bool kCalmMap = true;
   TR_HD static bool is_calm_map(F, const Row& row) { return row.log == row.log; }
   TR_HD static F calm_map(const F* x, const Row& row) { return (x[0] - row.m) - row.log; }
+  TR_HD static const Row& central_at(const Row& row, const State&) { return row; }
+  TR_HD static F central_map(F x, const Row& row) { return (x - row.m) - row.log; }
 };
 
 template <class F> struct SoftmaxGradient : SummedOp<F, 1> {  // of g and y

@@ -8,6 +8,7 @@
 #include "kernels/fused/packed_rows.h"
 #include "kernels/fused/strided.h"
 #include "kernels/fused/weights.h"
+#include "kernels/fused/wide_columns.h"
 
 namespace torchreduce {
 
@@ -21,7 +22,7 @@ struct CpuShape : FusedLaunch {
 };
 
 using Shape = std::variant<FusedStridedShape, HeldRowsShape, SplitRowsShape, FusedColumnsShape, WeightColumnsShape,
-                           NormGradientsShape, HeldColumnsShape, FusedPackedRowsShape, CpuShape>;
+                           NormGradientsShape, HeldColumnsShape, FusedWideColumnsShape, FusedPackedRowsShape, CpuShape>;
 
 }  // namespace fused_plans
 

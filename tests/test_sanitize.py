@@ -343,7 +343,15 @@ OF_WEIGHTS = {"weight_columns", "norm_gradients"}
 @on_each(({}, *({"family": family} for family in _C.fused_families() if family not in OF_WEIGHTS)))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64), ids=str)
 def test_rows_looked_at_twice(device, dtype, forced):
-    for shape, dim in (*CASES, ((9, 100), 1), ((5, 1024), 1), ((3, 4096), 1), ((3, 300, 40), 1), ((2, 1500, 77), 1)):
+    for shape, dim in (
+        *CASES,
+        ((9, 100), 1),
+        ((5, 1024), 1),
+        ((3, 4096), 1),
+        ((3, 300, 40), 1),
+        ((2, 1500, 77), 1),
+        ((2, 1100, 136), 1),
+    ):
         x = values(shape, dtype, seed=1)
         expected = list(looked_at_twice(x, dim))
         for layout in ("contiguous", "misaligned", "sliced"):

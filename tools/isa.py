@@ -73,13 +73,14 @@ KERNEL = re.compile(
 # held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<Softmax<float>, float>(...), weight_elements<float, true>
 FUSED_KERNEL = re.compile(
     r"(?P<family>held_rows_kernel|held_columns_kernel|fused_packed_rows_kernel|fused_columns_kernel|"
-    r"norm_gradients_kernel|fused_strided_leaf|fold_states|fold_weights|weight_\w+|\w+_segment_leaves)"
+    r"fused_wide_columns_states|fused_wide_columns_output|norm_gradients_kernel|fused_strided_leaf|fold_states|"
+    r"fold_weights|weight_\w+|\w+_segment_leaves)"
     r"<((?P<op>\w+)<\w+>, )?(?P<element>\w+)(, (\([\w:]+\))?\w+)* ?>\("
 )
 # Of these the ones that are compiled for one type of elements.
 FUSED_OF_ONE_TYPE = {
     *("held_rows_kernel", "held_columns_kernel", "fused_packed_rows_kernel", "fused_columns_kernel"),
-    *("norm_gradients_kernel", "weight_granules"),
+    *("fused_wide_columns_states", "fused_wide_columns_output", "norm_gradients_kernel", "weight_granules"),
 }
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
 CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.|NA\.|EF\.)?(?:(128)|(64))\b")

@@ -220,7 +220,8 @@ bool check(const Case& c, uint64_t seed) {
   const FusedCall judge = make(c, expected, seed);
   static_cast<FusedCall&>(call) = make(c, actual, seed);
   DeviceFacts device{true, 132};
-  if (c.family && (c.together || std::string(c.family) == "held_columns")) {
+  const std::string family = c.family ? c.family : "";
+  if (c.together || family == "held_columns" || family == "wide_columns") {
     device.bulk_copies = device.large_blocks = true;
     device.shared = simt::kMostShared;
   }
@@ -312,10 +313,12 @@ long check_fused(uint32_t seed, long every, bool few) {
         }
       for (int64_t n : {1, 9, 64, 300, 2100})
         for (int64_t after : {2, 33, 64}) run(with({op, d, 2, n, after, int(n % 3), after == 64 ? 8 : 0}));
-      if (d != Dtype::F64 && (op == Fused::Softmax || op == Fused::LogSoftmax))
-        for (int64_t n : {600, 1100})
-          for (int64_t after : {40, 67, 80})
-            run(with({op, d, 2, n, after, after == 80 ? 0 : int(n % 3), 0, "held_columns"}));
+      if (d != Dtype::F64 && (op == Fused::Softmax || op == Fused::LogSoftmax)) {
+        for (int64_t n : {600, 1100, 2048})
+          for (int64_t after : {128, 200}) run(with({op, d, 2, n, after, 0, after == 200 ? 8 : 0, "held_columns"}));
+        for (const auto& [n, after] : {std::pair(130, 67), {600, 301}, {1100, 67}, {2500, 40}})
+          run(with({op, d, n == 600 ? 1 : 2, n, after, n % 3, n == 600 ? 0 : 1, "wide_columns"}));
+      }
       if (d != Dtype::F64 && (op == Fused::RmsNormGradient || op == Fused::LayerNormGradient))
         for (const auto& [rows, n] : {std::pair(260, 256), {2400, 256}, {260, 2056}}) {
           Case together = with({op, d, rows, n, 1, 0, n == 256 ? 8 : 0, "norm_gradients"});

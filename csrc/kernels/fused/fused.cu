@@ -6,6 +6,7 @@
 #include "kernels/common/gpu.h"
 #include "packed_rows.cuh"
 #include "strided.cuh"
+#include "wide_columns.cuh"
 
 namespace torchreduce::gpu {
 
@@ -127,25 +128,38 @@ void launch_packed([[maybe_unused]] const FusedCall& call, [[maybe_unused]] cons
 template <class Op, class E>
 void launch_held_columns([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const HeldColumnsShape& shape,
                          [[maybe_unused]] Queue queue) {
-  if constexpr (kWideReductions && Op::kMaps && Op::kInputs == 1 && Op::kFirst == First::Greatest) {
+  if constexpr (kWideReductions && Op::kCentral && Op::kMaps) {
     const Layout& l = call.layout;
-    int64_t last = (l.length - 1) * l.in[l.kept] + 1;
-    for (int d = 0; d < l.kept; ++d) last += (l.size[d] - 1) * l.in[d];
-    constexpr int kSize = int(sizeof(E));
-    const ColumnPitch pitch{int(l.in[l.kept]) * kSize, int(l.out[l.kept]) * kSize,
-                            static_cast<const E*>(call.in[0]) + last};
+    const ColumnPitch pitch{int(l.in[l.kept] * int(sizeof(E))), int(l.out[l.kept] * int(sizeof(E)))};
     const FusedRowsCall rows = plain_rows(call);
     queue.cluster = shape.leaves;
     const auto enqueue_kernel = [&](auto kernel) {
       enqueue(kernel, shape.blocks, shape.threads, shape.shared, queue, rows, shape, pitch);
     };
-    if (shape.granules) {
-      if (shape.depth == 8) enqueue_kernel(held_columns_kernel<Op, E, 8, true>);
-      else enqueue_kernel(held_columns_kernel<Op, E, 4, true>);
-    } else if constexpr (kSize == 2) {
-      if (shape.depth == 8) enqueue_kernel(held_columns_kernel<Op, E, 8, false>);
-      else enqueue_kernel(held_columns_kernel<Op, E, 4, false>);
-    }
+    if (shape.depth == 8) enqueue_kernel(held_columns_kernel<Op, E, 8>);
+    else enqueue_kernel(held_columns_kernel<Op, E, 4>);
+  }
+}
+
+template <class Op, class E>
+void launch_wide_columns([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const FusedWideColumnsShape& shape,
+                         [[maybe_unused]] void* workspace, [[maybe_unused]] Queue queue) {
+  if constexpr (kWideReductions && Op::kCentral && Op::kMaps) {
+    const FusedRowsCall rows = plain_rows(call);
+    const Layout& l = call.layout;
+    int64_t last = (l.length - 1) * l.in[l.kept] + 1;
+    for (int d = 0; d < l.kept; ++d) last += (l.size[d] - 1) * l.in[d];
+    const WideColumnsPitch pitch{int(l.in[l.kept] * int(sizeof(E))), int(l.out[l.kept] * int(sizeof(E))),
+                                 static_cast<const E*>(call.in[0]) + last};
+    const Memory<typename Op::State> memory(workspace, l.rows, shape.leaves);
+    const auto enqueue_both = [&](auto states, auto output) {
+      enqueue(states, shape.blocks, shape.threads, shape.shared, queue, rows, shape, pitch, memory.states);
+      if (shape.leaves > 1) fold<Op, float>(call, shape.leaves, memory, queue);
+      enqueue(output, shape.blocks * fused_wide_columns::kParts, fused_wide_columns::kWriters, 0, queue, rows, shape,
+              pitch, memory.states, shape.leaves > 1 ? memory.totals : memory.states);
+    };
+    if (shape.depth == 8) enqueue_both(fused_wide_columns_states<Op, E, 8>, fused_wide_columns_output<Op, E, 8>);
+    else enqueue_both(fused_wide_columns_states<Op, E, 4>, fused_wide_columns_output<Op, E, 4>);
   }
 }
 
@@ -198,6 +212,12 @@ template <template <class> class Op> const char* launch_fused(const PlannedFused
           else if (call.dtype == Dtype::BF16) launch_held_columns<Op<float>, BF16>(call, shape, queue);
 #if !defined(TR_FEW_TYPES)
           else launch_held_columns<Op<float>, F16>(call, shape, queue);
+#endif
+        } else if constexpr (std::is_same_v<S, FusedWideColumnsShape>) {
+          if (call.dtype == Dtype::F32) launch_wide_columns<Op<float>, float>(call, shape, workspace, queue);
+          else if (call.dtype == Dtype::BF16) launch_wide_columns<Op<float>, BF16>(call, shape, workspace, queue);
+#if !defined(TR_FEW_TYPES)
+          else launch_wide_columns<Op<float>, F16>(call, shape, workspace, queue);
 #endif
         } else if constexpr (std::is_base_of_v<HeldRowsShape, S>) {
           launch_held<Op>(call, shape, std::is_same_v<S, SplitRowsShape>, workspace, queue);
