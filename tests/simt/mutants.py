@@ -1010,21 +1010,6 @@ MUTANTS = (
         "fused.MOMENTS", ("fused",),
     ),
     Mutant(
-        "columns with elements far below 0 are taken for central", "kernels/fused/held_columns.cuh",
-        "sums[j] = central ? sums[j] : quiet_nan<F>();", "if (!central) sums[j] = sums[j];",
-        "fused.SOFTMAX", ("fused",), every=1,
-    ),
-    Mutant(
-        "sums of a residue stay where its granules start", "kernels/fused/wide_columns.cuh",
-        "shift_columns(acc, s);", "",
-        "fused.SOFTMAX", ("fused",), every=1,
-    ),
-    Mutant(
-        "granules that begin before a row are written whole", "kernels/fused/wide_columns.cuh",
-        "if (column >= from && column + kPer <= end) store_granule", "if (column + kPer <= end) store_granule",
-        "fused.SOFTMAX", ("fused",), every=1,
-    ),
-    Mutant(
         "a leaf of a split row is the row", "kernels/fused/held_rows.cuh",
         "total = met.template total<Op>(shape.leaves);", "total = state;",
         "fused.SQUARES", ("fused",), every=1,
