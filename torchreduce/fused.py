@@ -29,7 +29,6 @@ _SOFTMAX, _LOG_SOFTMAX, _LOGSUMEXP, _ENTROPY, _MOMENTS, _RMS_NORM, _LAYER_NORM, 
         "softmax", "log_softmax", "logsumexp", "entropy", "moments", "rms_norm", "layer_norm", "cross_entropy",
     )
 )  # fmt: skip
-_EPSILON = (2.0**-23, 2.0**-52)  # of float32 and float64
 _LOW = (torch.float16, torch.bfloat16)
 
 
@@ -275,6 +274,11 @@ def _plainly_normalized(input: Tensor, shape: Any, *weights: Tensor | None) -> i
     return len(sizes) if input.shape[-len(sizes) :] == sizes else 0
 
 
+def _least(dtype: torch.dtype) -> float:
+    """The eps of rms_norm by default: that of the accumulator."""
+    return 2.0**-52 if dtype is torch.float64 else 2.0**-23
+
+
 def _epsilon(name: str, eps: Any) -> float:
     if isinstance(eps, bool) or not isinstance(eps, (int, float)):
         raise TypeError(f"{name}(): argument 'eps' must be a number, got {type(eps).__name__}")
@@ -294,13 +298,13 @@ def rms_norm(
     """
     if dims := _plainly_normalized(input, normalized_shape, weight):
         if eps is None:
-            eps = _EPSILON[input.dtype is torch.float64]
+            eps = _least(input.dtype)
         plain: tuple[Tensor, Tensor] | None = _RMS_NORM.plain(input, weight, dims, eps, level_code())
         if plain is not None:
             return plain[0]
     dims = _normalized("rms_norm", input, normalized_shape, weight=weight)
     if eps is None:
-        eps = _EPSILON[input.dtype is torch.float64]
+        eps = _least(input.dtype)
     more = () if weight is None else (weight,)
     call = serving(_RMS_NORM, input, *more)
     return call(input, weight, dims, _epsilon("rms_norm", eps), level_code())[0]  # type: ignore[no-any-return]
