@@ -104,6 +104,29 @@ def test_what_is_not_covered_goes_on(device):
         torch.testing.assert_close(a, b)
 
 
+def test_what_torch_serves_is_taken_apart_as_ever():
+    """Every call that has a rule, where it is for GPUs alone; and those that have none for the arguments."""
+    x = rows(33, 1000)
+    expected = torch.compile(every_call, fullgraph=True)(x)
+    torch._dynamo.reset()
+    with tr.enabled():  # not on the CPU
+        compiled = torch.compile(every_call, fullgraph=True)(x)
+    for name, results, torchs in zip(CALLS, compiled, expected, strict=True):
+        for a, b in zip(results, torchs, strict=True):
+            torch.testing.assert_close(a, b, atol=0, rtol=0, equal_nan=True, msg=name)
+
+    indices = torch.tensor([1, 2, 1])
+    for f in (
+        lambda w: F.embedding(indices, w, scale_grad_by_freq=True),
+        lambda w: F.layer_norm(w[:0], (6,)).sum() + w,
+        lambda w: w[:0].log_softmax(1).sum() + w.softmax(1),
+    ):
+        w = torch.randn(4, 6, requires_grad=True)
+        (expected,) = torch.autograd.grad(f(w).square().sum(), w)
+        (got,) = torch.autograd.grad(torch.compile(f, backend="torchreduce")(w).square().sum(), w)
+        torch.testing.assert_close(got, expected)
+
+
 def test_the_switch_is_guarded():
     """Turning it compiles again, once for each state; turning it back compiles nothing."""
     override_compile.install()  # as the first enable() does

@@ -16,7 +16,7 @@ import torch
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._inductor import decomposition
+from torch._inductor import decomposition as inductors
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -25,19 +25,21 @@ from .aten_rules import GRAPH_RULES, Torchs, evaluate, overload
 
 _DEVICES = {"cuda": 1, "cpu": 2}
 _RULES = {overload(name): rule for name, rule in GRAPH_RULES.items()}
+# How Inductor takes those of them apart that it takes apart.
+_DECOMPOSITIONS = {op: inductors.decompositions[op] for op in _RULES if op in inductors.decompositions}
 
 
 @contextmanager
 def whole() -> Iterator[None]:
     """Inductor does not take apart what has a rule. In its table, since one of our own would turn its cache off."""
-    table = decomposition.decompositions
+    table = inductors.decompositions
     kept = {op: table.pop(op) for op in (*_RULES, *override_loss.KEPT) if op in table}
-    decomposition.fast_random_decomps.cache_clear()
+    inductors.fast_random_decomps.cache_clear()
     try:
         yield
     finally:
         table.update(kept)
-        decomposition.fast_random_decomps.cache_clear()
+        inductors.fast_random_decomps.cache_clear()
 
 
 def guard_switch() -> None:
@@ -66,6 +68,16 @@ def _kept_stats(mean: torch.fx.Node, rstd: torch.fx.Node) -> torch.fx.Node | Non
     return mean.args[0]  # type: ignore[return-value]
 
 
+def _go_on(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """A call that torch serves: as Inductor would have taken it apart, which it does no more."""
+    decomposition = _DECOMPOSITIONS.get(node.target)
+    if decomposition is None or not override_loss.take_apart(graph, node, decomposition):
+        return
+    for item in list(node.users):
+        graph.erase_node(item)  # which nothing reads any more
+    graph.erase_node(node)
+
+
 class Rewrite(CustomGraphPass):
     """Puts torchreduce's ops in the place of aten's, on some devices, and then applies other passes.
 
@@ -88,12 +100,13 @@ class Rewrite(CustomGraphPass):
     def __call__(self, graph: torch.fx.Graph) -> None:
         override_loss.join(graph, self._is_ours)
         for node in list(graph.nodes):
-            if node.op == "call_function" and node.target in _RULES:
-                self._rewrite(graph, node)
+            if node.op == "call_function" and node.target in _RULES and not self._rewrite(graph, node):
+                _go_on(graph, node)
         for other in self._after:
             other(graph)
 
-    def _rewrite(self, graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    def _rewrite(self, graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
+        """Whether torchreduce serves the call."""
         of: dict[int, torch.fx.Node] = {}  # nodes by their values
 
         def value(argument: torch.fx.Node) -> Any:
@@ -105,14 +118,14 @@ class Rewrite(CustomGraphPass):
         kwargs = torch.fx.node.map_arg(node.kwargs, value)
         tensors = [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
         if not tensors or not all(self._is_ours(t.device) for t in tensors):
-            return
+            return False
         if node.target is torch.ops.aten.native_layer_norm_backward.default:
             stats = _kept_stats(*node.args[3:5])  # type: ignore[arg-type]
             kwargs = {**kwargs, "stats": value(stats) if stats else None}
         try:
             made = _RULES[node.target](*args, **kwargs)
         except Torchs:
-            return
+            return False
 
         def insert(target: Any, *arguments: Any) -> torch.fx.Node:
             return override_loss.insert(graph, node, target, *tree_map(lambda a: of.get(id(a), a), arguments))
@@ -128,3 +141,4 @@ class Rewrite(CustomGraphPass):
                     user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
                     graph.erase_node(user)
         graph.erase_node(node)
+        return True

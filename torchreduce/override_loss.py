@@ -71,7 +71,7 @@ def join(graph: Graph, is_ours: Callable[[torch.device], bool]) -> None:
     _erase_unread(graph)
     for op in KEPT:
         for node in graph.find_nodes(op="call_function", target=op):
-            _take_apart(graph, node)
+            take_apart(graph, node, decomposition_table[node.target])
     _erase_unread(graph)
 
 
@@ -191,16 +191,23 @@ def _replace_items(node: Any, results: Sequence[Node]) -> None:
             item.replace_all_uses_with(results[item.args[1]])
 
 
-def _take_apart(graph: Graph, node: Any) -> None:
-    inputs = node.all_input_nodes
+def take_apart(graph: Graph, node: Any, decomposition: Callable[..., Any]) -> bool:
+    """Puts what a decomposition makes in the place of a call, of which nothing reads anything then. False, and the call
+    stays, where the decomposition is of other arguments."""
+    inputs, applies = node.all_input_nodes, True
 
     def decomposed(*values: Any) -> Any:
+        nonlocal applies
         value = dict(zip(inputs, values, strict=True))
-        made = decomposition_table[node.target](*map_arg(node.args, value.__getitem__))
-        return made if isinstance(made, torch.Tensor) else tuple(made)
+        args, kwargs = map_arg((node.args, node.kwargs), value.__getitem__)
+        made = decomposition(*args, **kwargs)
+        applies = made is not NotImplemented
+        return made if isinstance(made, torch.Tensor) else tuple(made) if applies else ()
 
     with _value(node).fake_mode:
         traced = make_fx(decomposed, select_decomp_table())(*(n.meta["val"] for n in inputs)).graph
+    if not applies:
+        return False
     for inner in traced.nodes:
         inner.meta = {**node.meta, **inner.meta}
     with graph.inserting_before(node):
@@ -209,3 +216,4 @@ def _take_apart(graph: Graph, node: Any) -> None:
         node.replace_all_uses_with(results)
     else:
         _replace_items(node, results)  # type: ignore[arg-type]
+    return True
