@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 _LIBRARY = Path(__file__).with_name("libtorchreduce.so")
-_BUILD = "build it in its source tree with: python setup.py build_ext --inplace"
+_BUILD = (
+    "build it in its source tree with: python setup.py build_ext --inplace; if it is installed, start Python outside "
+    "of the source tree"
+)
 
 if not _LIBRARY.exists():
     raise ImportError(f"torchreduce is not built ({_LIBRARY.name} is missing); {_BUILD}")
