@@ -29,6 +29,7 @@ def aten_path() -> Path:
 
 
 def _connect() -> bool:
+    """Whether the way is there: `_aten` of this torch, and torch's own function for a tensor's handle."""
     handle_of = getattr(getattr(torch._C, "_aoti", None), "unsafe_alloc_void_ptr_from_tensor", None)
     try:
         aten = ctypes.CDLL(str(aten_path()))

@@ -43,6 +43,7 @@ def is_unwatched() -> bool:
 
 
 def is_plain(t: Any) -> TypeGuard[Tensor]:
+    """A tensor or a parameter itself, of no subclass."""
     return type(t) is Tensor or type(t) is Parameter
 
 
