@@ -265,7 +265,7 @@ MUTANTS = (
     ),
     Mutant(
         "a superblock just before is left out", "kernels/scan/look_back.cuh",
-        "k < kNear ? k < s :", "k < kNear ? k + 1 < s :",
+        "if (k < s) carry = S::combine", "if (k + 1 < s) carry = S::combine",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
@@ -605,7 +605,7 @@ MUTANTS = (
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
-        "a carry of totals that are not there yet", "kernels/scan/ring.cuh",
+        "a carry of totals that are not there yet", "kernels/scan/look_back.cuh",
         "all = !ballot(!all);", "all = true;",
         "scan.CumSum", ("pipeline",), every=1,
     ),
