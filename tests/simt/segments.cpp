@@ -26,7 +26,7 @@ namespace {
 // Of each segment. Once, twice, as many as a team adds up alone and one more, a leaf, one more, several leaves; long
 // ones side by side.
 using Lengths = std::vector<int64_t>;
-const Lengths kMixed = {1, 0, 2, 7, 64, 65, 300, 2048, 2049, 4100, 0, 1};
+const Lengths kMixed = {1, 0, 2, 7, 17, 128, 129, 300, 2048, 2049, 4100, 0, 1};
 // One segment has every place: of more leaves than the last kernel adds up at once, and a rest.
 const Lengths kOne = {0, 66 * kLeaf + 3}, kFewLeaves = {2 * kLeaf + 1};
 constexpr int64_t kSkipped = 3;

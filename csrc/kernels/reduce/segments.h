@@ -90,13 +90,13 @@ namespace segments {
 using namespace plans;
 
 constexpr int kThreads = 256;
-constexpr int kColumns = 4;  // of a thread, where they are a word of 8 or 16 bytes
-constexpr int kShort = 128;  // rows of a segment that a team adds up alone; the leaves of others have a block
+constexpr int kColumns = 4;                // of a thread, where they are a word of 8 or 16 bytes
 constexpr int kTeam = 32, kLeastTeam = 8;  // threads
-constexpr int leaf_blocks(int size) {
-  return size == 2 ? 3 : 2;
-}  // of leaves, a multiprocessor; of 16 bits less is on
-   // its way to each
+// Rows of a segment that a team adds up alone; the leaves of longer ones have a block each. 65536 places of 768 float32
+// that have 1000 numbers take 73 us, with 64 rows 103 (H100).
+constexpr int kShort = 128;
+// Blocks of leaves that a multiprocessor has room for: of 16 bits each has less on its way.
+constexpr int leaf_blocks(int size) { return size == 2 ? 3 : 2; }
 
 // What the workspace holds.
 struct Leaf { int64_t segment, first; };  // first: row of the segment
