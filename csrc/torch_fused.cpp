@@ -501,6 +501,7 @@ const bool registered = [] {
   }
 #define TR_ROW(name, arguments, result, ...) direct_ops().push_back(direct<&(__VA_ARGS__)>(#name));
   TR_FOR_EACH_FUSED_OP(TR_ROW)
+  TR_FOR_EACH_BARE_OP(TR_ROW)
 #undef TR_ROW
   return true;
 }();
