@@ -406,8 +406,8 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tens
   rows.run();
   return {loss, weights, stats};
 }
-// What the last dim runs through begins a multiple of `granule` elements apart: where that are the classes, a matrix
-// product takes it without a copy.
+// The last dim is filled up with zeros to a multiple of `granule`: where it is that of the classes, a matrix product
+// takes the result without a copy.
 Tensor cross_entropy_backward(const Tensor& g, const Tensor& input, const Tensor& target, const Optional& weight,
                               const Tensor& stats, int64_t dim, int64_t ignored, int64_t granule, int64_t) {
   constexpr const char* name = "cross_entropy_gradient";
@@ -419,9 +419,16 @@ Tensor cross_entropy_backward(const Tensor& g, const Tensor& input, const Tensor
   label(rows, target, weight, ignored);
   rows.given_stats(stats, rows.row_count());
   rows.given_value(0, g);
-  Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x, granule);
-  const View to(out);
+  std::vector<int64_t> sizes(x.sizes, x.sizes + x.dims);
+  if (!sizes.empty()) sizes.back() = (sizes.back() + granule - 1) / granule * granule;
+  Tensor out = allocate(sizes, x.dtype, x);
+  View to(out);
+  to.sizes = x.sizes;
   rows.run(&to);
+  if (const int64_t used = sizes.empty() ? 0 : x.sizes[x.dims - 1]; !sizes.empty() && sizes.back() > used) {
+    Tensor rest = torch::stable::narrow(out, x.dims - 1, used, sizes.back() - used);
+    torch::stable::zero_(rest);
+  }
   return out;
 }
 Tensor cross_entropy_gradient(const Tensor& g, const Tensor& x, const Tensor& target, const Optional& weight,

@@ -76,8 +76,7 @@ def _cross_entropy_backward(
     g: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, stats: Tensor, dim: int, ignored: int, granule: int,
     level: int,
 ) -> Tensor:  # fmt: skip
-    stored = x.new_empty([*x.shape[:-1], *(-(-n // granule) * granule for n in x.shape[-1:])])
-    return x.new_empty_strided(x.shape, stored.stride())
+    return x.new_empty([*x.shape[:-1], *(-(-n // granule) * granule for n in x.shape[-1:])])
 
 
 def _embedding_backward(g: Tensor, indices: Tensor, count: int, skipped: int, level: int) -> Tensor:
