@@ -152,8 +152,9 @@ py::object direct(const std::string& name, const py::object& otherwise) {
   for (const DirectOp& op : direct_ops())
     if (op.name == name) {
       const auto function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call));
-      Callable& callable = all.emplace_back(op, otherwise.inc_ref().ptr(),
-                                            PyMethodDef{op.name.c_str(), function, METH_FASTCALL | METH_KEYWORDS, nullptr});
+      Callable& callable =
+          all.emplace_back(op, otherwise.inc_ref().ptr(),
+                           PyMethodDef{op.name.c_str(), function, METH_FASTCALL | METH_KEYWORDS, nullptr});
       const py::capsule self(&callable);
       return py::reinterpret_steal<py::object>(PyCFunction_New(&callable.method, self.ptr()));
     }

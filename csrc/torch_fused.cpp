@@ -273,13 +273,15 @@ Tensor moments_gradient(const Tensor& g, const Optional& to_mean, const Tensor& 
 // ---- norms -----------------------------------------------------------------------------------------------------------
 
 std::tuple<Tensor, Tensor> norm(const char* name, Fused op, const Tensor& input, const Optional& weight,
-                                const Optional& bias, int64_t dims, double epsilon) {
+                                const Optional& bias, int64_t dims, double epsilon,
+                                std::optional<ScalarType> dtype = {}) {
   const View x(input);
   check_floats(name, x);
   Rows rows(name, op, input, trailing(name, x, dims), x.dtype);
   rows.call.options.epsilon = epsilon;
   rows.weights(weight, bias);
-  Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x), stats = rows.new_stats();
+  Tensor out = allocate({x.sizes, x.sizes + x.dims}, dtype ? floating(name, *dtype) : x.dtype, x);
+  Tensor stats = rows.new_stats();
   const View to(out);
   rows.run(&to);
   return {out, stats};
@@ -290,6 +292,16 @@ std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const Optional& weight, int
 std::tuple<Tensor, Tensor> layer_norm(const Tensor& x, const Optional& weight, const Optional& bias, int64_t dims,
                                       double epsilon, int64_t) {
   return norm("layer_norm", Fused::LayerNorm, x, weight, bias, dims, epsilon);
+}
+
+// The same, rounded to `dtype`.
+std::tuple<Tensor, Tensor> rms_norm_as(const Tensor& x, const Optional& weight, int64_t dims, double epsilon,
+                                       ScalarType dtype, int64_t) {
+  return norm("rms_norm_as", Fused::RmsNorm, x, weight, {}, dims, epsilon, dtype);
+}
+std::tuple<Tensor, Tensor> layer_norm_as(const Tensor& x, const Optional& weight, const Optional& bias, int64_t dims,
+                                         double epsilon, ScalarType dtype, int64_t) {
+  return norm("layer_norm_as", Fused::LayerNorm, x, weight, bias, dims, epsilon, dtype);
 }
 
 // A gradient of a norm: g, beside the inputs x and their statistics.
@@ -470,14 +482,18 @@ Tensor cross_entropy_gradient(const Tensor& g, const Tensor& x, const Tensor& ta
   X(cross_entropy_gradient, "Tensor g, Tensor x, Tensor target, Tensor? weight, Tensor stats, int dim, int ignored", \
     "Tensor", cross_entropy_gradient)
 
-// The same with no overload but .raw, which derivatives are not made of: two of the others at once, or laid out for
-// what comes next.
+// The same with no overload but .raw, which derivatives are not made of: two of the others at once, or one in the dtype
+// or the layout that what comes next wants.
 #define TR_FOR_EACH_BARE_OP(X)                                                                                        \
   X(rms_norm_backward, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon, ScalarType dtype", \
     "(Tensor, Tensor)", rms_norm_backward)                                                                            \
   X(layer_norm_backward,                                                                                              \
     "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon, ScalarType dtype",                    \
     "(Tensor, Tensor, Tensor)", layer_norm_backward)                                                                  \
+  X(rms_norm_as, "Tensor x, Tensor? weight, int dims, float epsilon, ScalarType dtype", "(Tensor, Tensor)",           \
+    rms_norm_as)                                                                                                      \
+  X(layer_norm_as, "Tensor x, Tensor? weight, Tensor? bias, int dims, float epsilon, ScalarType dtype",               \
+    "(Tensor, Tensor)", layer_norm_as)                                                                                \
   X(cross_entropy_backward,                                                                                           \
     "Tensor g, Tensor x, Tensor target, Tensor? weight, Tensor stats, int dim, int ignored, int granule", "Tensor",   \
     cross_entropy_backward)

@@ -203,6 +203,26 @@ def test_the_gradient_of_a_layer_norm_takes_its_statistics(kept_graphs):
     assert "torchreduce.layer_norm_backward.raw" in ops and "torchreduce.moments.raw" not in ops
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+def test_a_norm_that_is_read_in_16_bits_is_rounded_as_it_is_written(device, kept_graphs, dtype):
+    """With eager's bits, and its statistics in float32 for the gradient; one that others read, too, stays as it is."""
+    x, w = rows(40, 24, device=device), rows(2, 24, device=device)
+
+    def f(x, w):
+        read = F.layer_norm(x, (24,), w[0], w[1]).to(dtype)
+        both = F.layer_norm(x, (24,), w[1])
+        return read, both.to(dtype), both
+
+    compiled = torch.compile(f, backend="torchreduce")(*(t.detach().requires_grad_() for t in (x, w)))
+    with tr.enabled(cpu=True, compile=False):
+        expected = f(x, w)
+    for a, b in zip(compiled, expected, strict=True):
+        assert_bitwise_equal(a.detach(), b)
+    [ops] = kept_graphs
+    assert ops.count("torchreduce.layer_norm_as.raw") == ops.count("torchreduce.layer_norm.raw") == 1
+    assert ops.count("torchreduce.layer_norm_backward.raw") == 2
+
+
 def losses(x, narrow, images, target, targets, weight):
     """Of which each is a log-softmax that nothing but it reads."""
     return [
