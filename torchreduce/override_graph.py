@@ -20,7 +20,7 @@ from torch._inductor import decomposition as inductors
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils._pytree import tree_leaves, tree_map
 
-from . import override, override_loss
+from . import override, override_loss, override_rewrite
 from .aten_rules import GRAPH_RULES, Torchs, evaluate, overload
 
 _ours, _convert = torch.ops.torchreduce, torch.ops.prims.convert_element_type.default
@@ -72,7 +72,7 @@ def _kept_stats(mean: torch.fx.Node, rstd: torch.fx.Node) -> torch.fx.Node | Non
 def _go_on(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     """A call that torch serves: as Inductor would have taken it apart, which it does no more."""
     decomposition = _DECOMPOSITIONS.get(node.target)
-    if decomposition is None or not override_loss.take_apart(graph, node, decomposition):
+    if decomposition is None or not override_rewrite.take_apart(graph, node, decomposition):
         return
     for item in list(node.users):
         graph.erase_node(item)  # which nothing reads any more
@@ -111,7 +111,8 @@ class Rewrite(CustomGraphPass):
         self._devices, self._after = devices, after
 
     def uuid(self) -> Any:
-        files = [Path(__file__).with_name(f"{name}.py") for name in ("override_graph", "override_loss", "aten_rules")]
+        names = ("override_graph", "override_loss", "override_rewrite", "aten_rules")
+        files = [Path(__file__).with_name(f"{name}.py") for name in names]
         others = [other.uuid() for other in self._after]
         if None in others:
             return None  # not to be cached
@@ -152,7 +153,7 @@ class Rewrite(CustomGraphPass):
             return False
 
         def insert(target: Any, *arguments: Any) -> torch.fx.Node:
-            return override_loss.insert(graph, node, target, *tree_map(lambda a: of.get(id(a), a), arguments))
+            return override_rewrite.insert(graph, node, target, *tree_map(lambda a: of.get(id(a), a), arguments))
 
         with graph.inserting_before(node):
             results = evaluate(

@@ -10,17 +10,15 @@ torchreduce.cross_entropy's, which is rounded once less.
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
-from torch._inductor.decomposition import select_decomp_table
 from torch.fx import Graph, Node
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import map_arg
-from torch.utils._pytree import tree_map_only
+
+from .override_rewrite import insert, replace_items, take_apart
 
 _ops, _aten = torch.ops.torchreduce, torch.ops.aten
 _convert, _size = torch.ops.prims.convert_element_type.default, _aten.sym_size.int
@@ -47,21 +45,6 @@ class Loss:
     gradient: Any  # of the logits; None where nothing asks for it
     x: Any  # the logits
     dim: int
-
-
-def insert(graph: Graph, like: Node, target: Any, *args: Any) -> Node:
-    """A call in the place of `like`, or one of several."""
-    new = graph.call_function(target, args)
-    values = tree_map_only(Node, lambda n: n.meta["val"], args)
-    with _value(like).fake_mode:
-        new.meta = {**like.meta, "val": target(*values)}
-    return new
-
-
-def _value(node: Node) -> Any:
-    """A tensor that the call takes or gives."""
-    tensors = [n.meta["val"] for n in (node, *node.all_input_nodes) if isinstance(n.meta.get("val"), torch.Tensor)]
-    return tensors[0]
 
 
 def join(graph: Graph, is_ours: Callable[[torch.device], bool]) -> None:
@@ -150,7 +133,7 @@ def _replace(graph: Graph, loss: Loss) -> None:
         if reduction == 1:
             value = call(_aten.div.Tensor, value, total)
         results = call(_convert, value, dtype), call(_convert, total, dtype)
-    _replace_items(loss.forward, results)
+    replace_items(loss.forward, results)
     if loss.gradient is None:
         return
     with graph.inserting_before(loss.gradient):
@@ -229,37 +212,3 @@ def _views(node: Any, value: Any) -> Iterator[tuple[Any, Any]]:
                 seen = user.target(value, *user.args[1:])
             yield user, seen
             yield from _views(user, seen)
-
-
-def _replace_items(node: Any, results: Sequence[Node]) -> None:
-    for item in node.users:
-        if item.target is operator.getitem:
-            item.replace_all_uses_with(results[item.args[1]])
-
-
-def take_apart(graph: Graph, node: Any, decomposition: Callable[..., Any]) -> bool:
-    """Puts what a decomposition makes in the place of a call, of which nothing reads anything then. False, and the call
-    stays, where the decomposition is of other arguments."""
-    inputs, applies = node.all_input_nodes, True
-
-    def decomposed(*values: Any) -> Any:
-        nonlocal applies
-        value = dict(zip(inputs, values, strict=True))
-        args, kwargs = map_arg((node.args, node.kwargs), value.__getitem__)
-        made = decomposition(*args, **kwargs)
-        applies = made is not NotImplemented
-        return made if isinstance(made, torch.Tensor) else tuple(made) if applies else ()
-
-    with _value(node).fake_mode:
-        traced = make_fx(decomposed, select_decomp_table())(*(n.meta["val"] for n in inputs)).graph
-    if not applies:
-        return False
-    for inner in traced.nodes:
-        inner.meta = {**node.meta, **inner.meta}
-    with graph.inserting_before(node):
-        results = graph.graph_copy(traced, dict(zip(traced.find_nodes(op="placeholder"), inputs, strict=True)))
-    if isinstance(results, Node):
-        node.replace_all_uses_with(results)
-    else:
-        _replace_items(node, results)  # type: ignore[arg-type]
-    return True
