@@ -92,7 +92,7 @@ def _round_norms(graph: torch.fx.Graph) -> None:
             [(_, dtype)] = reads
             *args, level = node.args
             with graph.inserting_before(node):
-                new = override_loss.insert(graph, node, rounding, *args, dtype, level)
+                new = override_rewrite.insert(graph, node, rounding, *args, dtype, level)
             node.replace_all_uses_with(new)
             graph.erase_node(node)
             result.meta["val"] = new.meta["val"][0]

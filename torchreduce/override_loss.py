@@ -10,7 +10,7 @@ torchreduce.cross_entropy's, which is rounded once less.
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
