@@ -140,10 +140,12 @@ void reduce_each_into(const Op& op, const std::vector<WholeReduction>& all);
 void scan_into(const ScanOp& op, const Operand& x, int dim, bool exclusive, bool reverse, const Operand& out,
                const Operand* indices = nullptr, const Operand* const* more = nullptr);
 
-// Adds to out[segment[p]], which is all zero, the row order[p] of x for every place p (kernels/reduce/segments.h). x
-// has rows of neighbouring elements; `segment` and `order` are contiguous int64, `out` is contiguous and of x's dtype.
-void segment_sums_into(const char* op, const Operand& x, const Operand& segment, const Operand& order, int64_t skipped,
-                       const Operand& out);
+// What indices are sorted by, and the sums of rows by them (kernels/reduce/segments.h), all contiguous. `keys`, of
+// dtype segment_key_dtype(count), gets the keys of int64 indices; sorted, with the place of each as int64 in `order`,
+// they say which rows of x each row of `out`, of `count` rows and x's dtype, is the sum of.
+Dtype segment_key_dtype(int64_t count);
+void segment_keys_into(const char* op, const Operand& indices, int64_t count, int64_t skipped, const Operand& keys);
+void segment_sums_into(const char* op, const Operand& x, const Operand& keys, const Operand& order, const Operand& out);
 
 // A call on the rows of x along the dims of `mask` (fused.h), to be filled in, and run once. What has one element a row
 // is contiguous, in the order of the other dims. torch_fused.cpp runs it.

@@ -979,8 +979,13 @@ MUTANTS = (
         "segments", ("segments",), every=1,
     ),
     Mutant(
-        "a leaf of a segment begins wherever one could", "kernels/reduce/segments.cuh",
-        "if ((place - begin_of(call.segment, place)) % kLeaf != 0) return {};", "",
+        "each leaf of a segment is all of it", "kernels/reduce/segments.cuh",
+        "if (all <= kLeaf)", "if (rows <= kLeaf)",
+        "segments", ("segments",), every=1,
+    ),
+    Mutant(
+        "a segment that is left out is a segment", "kernels/reduce/segments.h",
+        "index < 0 || index > count || index == skipped", "index < 0 || index > count",
         "segments", ("segments",), every=1,
     ),
     # ---- rows looked at twice

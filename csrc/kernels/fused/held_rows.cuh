@@ -376,6 +376,26 @@ template <class E, int kChunks, bool kPart, bool kAligned> struct HeldGranules {
     }
   };
 
+  // The same in float32, of whole granules.
+  template <bool kNumbers> struct ConvertedOut {
+    Granule* to;
+    const Place& p;
+
+    __device__ __forceinline__ ConvertedOut(const FusedRowsCall& call, int64_t leaf, const Place& p)
+        : to(recomputed(reinterpret_cast<Granule*>(static_cast<float*>(call.out) + leaf) + 2 * p.lane)), p(p) {}
+    __device__ __forceinline__ void store(int c, const float (&v)[kGroup]) {
+      if (number(p, c) * kGroup >= p.count) return;
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        Granule g;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) g.item[i] = bit_cast<uint32_t>(kNumbers ? v[4 * k + i] : canonical(v[4 * k + i]));
+        stream_granule(to + 2 * lanes_of(p) * c + k, g);
+      }
+    }
+    __device__ __forceinline__ void finish() {}
+  };
+
   // The same of a leaf that starts elsewhere in its granule than the input's does: a lane's granule of the output is
   // the end of the granule before its own and the start of its own. What is left at the leaf's ends waits.
   template <bool kNumbers> struct ShiftedOut {
@@ -566,6 +586,33 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
     }
     __device__ __forceinline__ void finish() {}
   };
+  // The same in 16-bit floats.
+  template <bool kNumbers> struct ConvertedOut {
+    using Half = Packed<uint32_t, 2>;
+    Half* to;
+    const Place& p;
+    bool bf16;
+
+    __device__ __forceinline__ ConvertedOut(const FusedRowsCall& call, int64_t leaf, const Place& p)
+        : to(recomputed(reinterpret_cast<Half*>(static_cast<uint16_t*>(call.out) + leaf) + p.lane)),
+          p(p),
+          bf16(call.out_dtype == Dtype::BF16) {}
+    __device__ __forceinline__ void store(int c, const float (&v)[kGroup]) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        if (number(p, 2 * c + k) * kQuad >= p.count) continue;
+        Half h;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float a = v[k * kQuad + 2 * i], b = v[k * kQuad + 2 * i + 1];
+          h.item[i] = bf16 ? uint32_t(round_to<BF16>(b).bits) << 16 | round_to<BF16>(a).bits
+                           : uint32_t(round_to<F16>(b).bits) << 16 | round_to<F16>(a).bits;
+        }
+        store_wide(to + lanes_of(p) * (2 * c + k), h);
+      }
+    }
+    __device__ __forceinline__ void finish() {}
+  };
   template <bool kNumbers> __device__ __forceinline__ static float tree(float (&acc)[kSlots], const Place& p) {
     float run[kSlots / kQuad];
 #pragma unroll
@@ -719,6 +766,8 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
   using Four = Packed<float, 4>;
   static constexpr bool kPartWarps = held_rows::is_short(kForm);
   static constexpr bool kAligned = held_rows::is_aligned(int(sizeof(E)), kForm);
+  static constexpr bool kConverts = Op::kMaps && held_rows::may_convert(int(sizeof(E)), kInputs, kSums, Op::kWeights) &&
+                                    held_rows::by_granules(kForm);
   static constexpr bool kNumbers = Op::kTerm && sizeof(E) == 2 && kChunks == held_rows::kLeafChunks;  // opposite()
 
   static constexpr bool kMeets = kChunks == held_rows::kLeafChunks && kSums > 0;  // leaves of a row
@@ -1024,42 +1073,47 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     }
     out.finish();
   }
-  template <bool kCalm, class At> __device__ __forceinline__ void write(E* out, const At& at) const {
+  // The leaf starts at element `to` of the output.
+  template <bool kCalm, class At> __device__ __forceinline__ void write(int64_t to, const At& at) const {
+    if constexpr (kConverts)
+      if (call.out_dtype != DtypeOf<E>::value)
+        return write<false, kCalm>(typename H::template ConvertedOut<kCalm>(call, to, p), at);
+    E* const out = static_cast<E*>(call.out) + to;
     if constexpr (H::kGranules && !kAligned && !Op::kWeights)
       if (elements_before(out) != p.before)
         return write<false, kCalm>(typename H::template ShiftedOut<kCalm>(out, p), at);
     if constexpr (kCalm || !Op::kCalmMap)
       if (p.full) {
-        const typename H::template Out<true, kCalm> to(out, p);
+        const typename H::template Out<true, kCalm> full(out, p);
         if constexpr (Op::kWeights && kAligned) {
           if (call.weight && (!Op::kBiases || call.bias)) {
-            if (call.weight_dtype == Dtype::F32) return write<true, kCalm, F>(to, at);
-            return write<true, kCalm, E>(to, at);
+            if (call.weight_dtype == Dtype::F32) return write<true, kCalm, F>(full, at);
+            return write<true, kCalm, E>(full, at);
           }
         }
-        return write<true, kCalm>(to, at);
+        return write<true, kCalm>(full, at);
       }
     write<false, kCalm>(typename H::template Out<false, kCalm>(out, p), at);
   }
-  // The leaf starts at `out`. marked(i): what a marked element at position i of the row becomes.
+  // marked(i): what a marked element at position i of the row becomes.
   template <class At, class Marked>
-  __device__ __forceinline__ void write(E* out, const At& at, bool there, Marked marked) const {
+  __device__ __forceinline__ void write(int64_t to, const At& at, bool there, Marked marked) const {
     bool calm = false;
     if constexpr (Op::kCalmMap) calm = !ballot(!Op::is_calm_map(held[kInputs - 1].extremes(p).least, at));
     if constexpr (Op::kCalmMap) {
       if (calm) {
-        if (there) write<true>(out, at);
+        if (there) write<true>(to, at);
         if constexpr (kMarks<Op>) {
           const int64_t mark = Op::marked(at) - first;
           warp_barrier();  // by all lanes, of rows that are there or not
           if (there && p.lane == 0 && mark >= 0 && mark < p.count)
-            store_item(out + mark, round_to<E>(marked(first + mark)));
+            store_item(static_cast<E*>(call.out) + to + mark, round_to<E>(marked(first + mark)));
         }
         return;
       }
     }
     if (!there) return;
-    write<false>(out, at);
+    write<false>(to, at);
   }
 };
 
@@ -1111,7 +1165,7 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks, kForm>))
   if (end.number == 0 && leaf.p.lane == 0 && end.there) Op::write(values, call.memory, end.start.value);
   if constexpr (Op::kMaps) {
     const auto& to_map = Op::at(values, state);
-    leaf.write(static_cast<E*>(call.out) + end.start.out + leaf.first, to_map, end.there, [&](int64_t i) {
+    leaf.write(end.start.out + leaf.first, to_map, end.there, [&](int64_t i) {
       if constexpr (kMarks<Op>) {
         const F x[1] = {read(i)};
         return Op::map(x, F(1), F(-0.0), i, to_map);

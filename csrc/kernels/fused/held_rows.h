@@ -40,6 +40,16 @@ inline int granule_chunks(int most, int64_t length) {
 }
 TR_HD constexpr int word_chunks(int size, int64_t length) { return size == 2 || length <= 64 ? 1 : 2; }
 
+// Whether the results may be of the other width, as people ask for it: norms of float32 in 16 bits, as under autocast;
+// other rows of 16 bits in float32, as softmax(dtype=) has it.
+TR_HD constexpr bool may_convert(int size, int inputs, int sums, int weights) {
+  return inputs == 1 && sums > 0 && (size == 4) == (weights > 0);
+}
+inline bool is_other_width(const FusedCall& call) {
+  return (call.dtype == Dtype::F32) != (call.out_dtype == Dtype::F32) && is_float(call.out_dtype) &&
+         call.out_dtype != Dtype::F64;
+}
+
 // What a launch does: all of a row; or the states of its leaves, or what follows from them.
 enum class Part : int8_t { Whole, States, Output };
 
@@ -117,16 +127,20 @@ inline int one_leaf_threads(int size, Form form, int chunks) {
 
 inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const DeviceFacts& device,
                                               const PlanOverride& forced) {
-  if (!has_plain_rows(call)) return {};
+  if (!has_neighbours(call)) return {};
   const FusedFacts f = facts(call.op);
   const Layout& l = call.layout;
   const int size = size_of(call.dtype);
   const RowAlignment rows = row_alignment(call);
+  const bool converts = f.maps && call.out_dtype != call.dtype;
+  if (converts && !(may_convert(size, f.inputs, f.sums, f.weights) && is_other_width(call) && rows.aligned)) return {};
   const bool weighted = call.weight || call.bias;
   if (weighted && call.weight_dtype != call.dtype && call.weight_dtype != Dtype::F32) return {};
   const bool granules = forced.vector_loads == 0 ? false
+                        : converts               ? aligned(call.weight) && aligned(call.bias)
                         : weighted || size == 4  ? rows.aligned && aligned(call.weight) && aligned(call.bias)
                                                  : rows.alike;
+  if (converts && !granules) return {};
   HeldRowsShape s;
   if (l.length <= kResidues) {
     s.form = granules && rows.aligned ? Form::ShortGranules : Form::ShortWords;
