@@ -335,7 +335,8 @@ template <template <class> class Op> void scan_by_reference(const ScanCall& call
 
 bool Problem::scan() const { return scan_of(op) != nullptr; }
 bool Problem::few() const {
-  if (!scan() && row_of(op).reduction == Reduction::Count) return size_of(in) == 4;
+  if (!scan() && (row_of(op).reduction == Reduction::Count || row_of(op).reduction == Reduction::CountedSum))
+    return size_of(in) == 4;  // counts, also where they are a half
   if (in == Dtype::BF16 || in == Dtype::F32 || in == Dtype::F64) return true;
   if (scan()) return !is_static({nullptr, in, accumulator_of(in, out)}, out, facts(scan_of(op)->scan).integer_kernels);
   const bool converts = facts(row_of(op).reduction, in).converts;

@@ -155,7 +155,7 @@ template <class Op, int V, bool kAnyOrder> struct ColumnTree {
   }
   __device__ void total(const Op& op, A (&v)[V]) const {
 #pragma unroll
-    for (int e = 0; e < V; ++e) v[e] = Op::near_absent();
+    for (int e = 0; e < V; ++e) v[e] = Op::absent();  // the identity
     if (count & 1) combine_left(op, v);
     for (int level = 0; level < kDeepLevels; ++level)
       if (count >> (level + 1) & 1) join_deep(op, level, v);

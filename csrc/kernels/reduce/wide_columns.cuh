@@ -21,7 +21,7 @@ __device__ __forceinline__ void combine_rows(const Op& op, const ColumnGranule<E
     op.template near_all<V>(x[kFirst].w, row(kFirst), v);
     if (!kHasAbsent<Op> && !there(kFirst)) {
 #pragma unroll
-      for (int e = 0; e < V; ++e) v[e] = Op::near_absent();
+      for (int e = 0; e < V; ++e) v[e] = Op::absent();
     }
 #pragma unroll
     for (int j = kFirst + 1; j < kFirst + K; ++j)
