@@ -8,6 +8,7 @@ has eager's bits where eager's log-probabilities are of float32 or float64; the 
 torchreduce.cross_entropy's, which is rounded once less.
 """
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,9 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
-from torch._inductor.decomposition import select_decomp_table
 from torch.fx import Graph, Node
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import map_arg
-from torch.utils._pytree import tree_map_only
+
+from .override_rewrite import insert, replace_items, take_apart
 
 _ops, _aten = torch.ops.torchreduce, torch.ops.aten
 _convert, _size = torch.ops.prims.convert_element_type.default, _aten.sym_size.int
@@ -46,21 +45,6 @@ class Loss:
     gradient: Any  # of the logits; None where nothing asks for it
     x: Any  # the logits
     dim: int
-
-
-def insert(graph: Graph, like: Node, target: Any, *args: Any) -> Node:
-    """A call in the place of `like`, or one of several."""
-    new = graph.call_function(target, args)
-    values = tree_map_only(Node, lambda n: n.meta["val"], args)
-    with _value(like).fake_mode:
-        new.meta = {**like.meta, "val": target(*values)}
-    return new
-
-
-def _value(node: Node) -> Any:
-    """A tensor that the call takes or gives."""
-    tensors = [n.meta["val"] for n in (node, *node.all_input_nodes) if isinstance(n.meta.get("val"), torch.Tensor)]
-    return tensors[0]
 
 
 def join(graph: Graph, is_ours: Callable[[torch.device], bool]) -> None:
@@ -149,7 +133,7 @@ def _replace(graph: Graph, loss: Loss) -> None:
         if reduction == 1:
             value = call(_aten.div.Tensor, value, total)
         results = call(_convert, value, dtype), call(_convert, total, dtype)
-    _replace_items(loss.forward, results)
+    replace_items(loss.forward, results)
     if loss.gradient is None:
         return
     with graph.inserting_before(loss.gradient):
@@ -160,19 +144,64 @@ def _replace(graph: Graph, loss: Loss) -> None:
             sizes = enumerate(target.meta["val"].shape)
             g = call(_aten.expand.default, g, [n if isinstance(n, int) else call(_size, target, d) for d, n in sizes])
         of = (g, loss.x, target, weight, stats, loss.dim, ignored)
-        x = loss.x.meta["val"]
-        granule = 16 // x.element_size() if loss.dim + 1 == x.dim() else 1  # rows of classes go on to a matrix product
-        made = call(_ops.cross_entropy_backward.raw, *of, granule, 0)
-        replaced = [loss.gradient] if loss.x is loss.log_softmax.args[0] else list(loss.gradient.users)
+        _replace_gradient(graph, loss, call, of)
+
+
+def _replace_gradient(graph: Graph, loss: Loss, call: Callable[..., Node], of: Sequence[Any]) -> None:
+    """Where rows of classes go on to a matrix product they are filled up with zeros: products are fast of whole
+    granules of 16 bytes, and Inductor would copy the gradient to have them."""
+    x = loss.x.meta["val"]
+    replaced = [loss.gradient] if loss.x is loss.log_softmax.args[0] else list(loss.gradient.users)
+    if loss.dim + 1 == x.dim():
+        classes = x.shape[-1] if isinstance(x.shape[-1], int) else call(_size, loss.x, loss.dim)
+        filled = call(_ops.cross_entropy_backward.raw, *of, 16 // x.element_size(), 0)
+        made = call(_aten.slice.Tensor, filled, loss.dim, 0, classes)
         try:
             views = [view for node in replaced for view in _views(node, made.meta["val"])]
         except (RuntimeError, ValueError):  # one that there is of contiguous rows alone
             graph.erase_node(made)
-            made, views = call(_ops.cross_entropy_gradient.raw, *of, 0), []
-    for view, value in views:
-        view.meta["val"] = value
+            graph.erase_node(filled)
+        else:
+            for view, value in views:
+                view.meta["val"] = value
+            for node in replaced:
+                node.replace_all_uses_with(made)
+            if isinstance(classes, int):
+                for look in (made, *(view for view, _ in views)):
+                    _fill_up_products(graph, look, filled, classes)
+            return
+    made = call(_ops.cross_entropy_gradient.raw, *of, 0)
     for node in replaced:
         node.replace_all_uses_with(made)
+
+
+def _fill_up_products(graph: Graph, look: Any, filled: Any, classes: int) -> None:
+    """Products of `look`, that of `filled` without its zeros, become such of all of it."""
+    *rows, full = filled.meta["val"].shape
+    value = look.meta["val"]
+    strides = (full, 1) if value.shape[-1] == classes else (1, full)
+    if value.dim() != 2 or value.stride() != strides or value.numel() != classes * math.prod(rows):
+        return
+    for product in [user for user in look.users if user.target is _aten.mm.default]:
+        a, b = product.args
+        sums = (a is look) == (strides[1] == 1)  # over the classes
+        if a is b or not (a is look or sums):
+            continue  # of which a row would not stay contiguous
+        with graph.inserting_before(product):
+
+            def call(op: Any, *args: Any, like: Node = product) -> Node:
+                return insert(graph, like, op, *args)
+
+            whole = filled if not rows[1:] and rows else call(_aten.view.default, filled, [-1, full])
+            whole = whole if strides[1] == 1 else call(_aten.permute.default, whole, [1, 0])
+            if sums:
+                edge = [0, 0, 0, full - classes] if a is look else [0, full - classes]
+                other = call(_aten.constant_pad_nd.default, b if a is look else a, edge)
+                new = call(_aten.mm.default, *((whole, other) if a is look else (other, whole)))
+            else:
+                new = call(_aten.slice.Tensor, call(_aten.mm.default, whole, b), 0, 0, classes)
+        product.replace_all_uses_with(new)
+        graph.erase_node(product)
 
 
 def _views(node: Any, value: Any) -> Iterator[tuple[Any, Any]]:
@@ -183,37 +212,3 @@ def _views(node: Any, value: Any) -> Iterator[tuple[Any, Any]]:
                 seen = user.target(value, *user.args[1:])
             yield user, seen
             yield from _views(user, seen)
-
-
-def _replace_items(node: Any, results: Sequence[Node]) -> None:
-    for item in node.users:
-        if item.target is operator.getitem:
-            item.replace_all_uses_with(results[item.args[1]])
-
-
-def take_apart(graph: Graph, node: Any, decomposition: Callable[..., Any]) -> bool:
-    """Puts what a decomposition makes in the place of a call, of which nothing reads anything then. False, and the call
-    stays, where the decomposition is of other arguments."""
-    inputs, applies = node.all_input_nodes, True
-
-    def decomposed(*values: Any) -> Any:
-        nonlocal applies
-        value = dict(zip(inputs, values, strict=True))
-        args, kwargs = map_arg((node.args, node.kwargs), value.__getitem__)
-        made = decomposition(*args, **kwargs)
-        applies = made is not NotImplemented
-        return made if isinstance(made, torch.Tensor) else tuple(made) if applies else ()
-
-    with _value(node).fake_mode:
-        traced = make_fx(decomposed, select_decomp_table())(*(n.meta["val"] for n in inputs)).graph
-    if not applies:
-        return False
-    for inner in traced.nodes:
-        inner.meta = {**node.meta, **inner.meta}
-    with graph.inserting_before(node):
-        results = graph.graph_copy(traced, dict(zip(traced.find_nodes(op="placeholder"), inputs, strict=True)))
-    if isinstance(results, Node):
-        node.replace_all_uses_with(results)
-    else:
-        _replace_items(node, results)  # type: ignore[arg-type]
-    return True
