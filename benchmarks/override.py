@@ -2,15 +2,17 @@
 
     python -m benchmarks.override host [--device cuda]
     python -m benchmarks.override step [--compile]      # on a GPU: a GPT of 124 M parameters
+    python -m benchmarks.override embedding             # on a GPU: gradients of embeddings
 
 The host's time a call is the least of some loops, of a 4x5 tensor, so short that a GPU never falls behind. A step is
-forward, loss, backward, clipping and AdamW, in bfloat16 by autocast; states take turns, and the median counts.
+forward, loss, backward, clipping and AdamW, in bfloat16 by autocast; states take turns, and the median counts. So do
+the calls of an embedding's gradient; the floor of one is its bytes at 3 TB/s.
 """
 
 import argparse
 import time
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchreduce as tr
-from torchreduce.bench import percentile
+from torchreduce.bench import percentile, take_turns
 
 from .cpu import device_name
 from .results import RESULTS, Writer, commit
@@ -186,9 +188,51 @@ def step(compile: bool, rounds: int = 4, steps: int = 10) -> tuple[list[dict[str
     return rows, table
 
 
+# ---- the gradient of an embedding ------------------------------------------------------------------------------------
+
+EMBEDDING_FIELDS = ("device", "torch", "commit", "dtype", "indices", "places", "width", "rows", "provider",
+                    "p20_us", "p50_us", "p80_us", "floor_us")  # fmt: skip
+PLACES, WIDTHS, ROWS = (8192, 65536, 1 << 20), (64, 768, 1024), (4, 256, 1000, 50304)
+
+
+def drawn(indices: str, places: int, rows: int) -> Tensor:
+    """As often each, or as often as the words of a text."""
+    if indices == "uniform":
+        return torch.randint(rows, (places,), device="cuda")
+    share = 1 / torch.arange(1, rows + 1, device="cuda", dtype=torch.float64)
+    return torch.multinomial(share, places, replacement=True)
+
+
+def embedding() -> Iterator[list[dict[str, Any]]]:
+    """The rows of a case at a time."""
+    mine, torchs = torch.ops.torchreduce.embedding_backward.raw, torch.ops.aten.embedding_dense_backward
+    torch.manual_seed(0)
+    where = common("cuda")
+    for dtype in (torch.float32, torch.bfloat16):
+        elements = torch.randn(max(PLACES) * max(WIDTHS), device="cuda", dtype=dtype)
+        for places, width, rows in product(PLACES, WIDTHS, ROWS):
+            for indices in ("uniform", "zipf") if rows == max(ROWS) else ("uniform",):
+                g, i = elements[: places * width].view(places, width), drawn(indices, places, rows)
+                times = take_turns(
+                    {
+                        "torch": lambda g=g, i=i, rows=rows: torchs(g, i, rows, -1, False),
+                        "torchreduce": lambda g=g, i=i, rows=rows: mine(g, i, rows, -1, 0),
+                    },
+                    "cuda",
+                )
+                case = {**where, "dtype": str(dtype).removeprefix("torch."), "indices": indices,
+                        "places": places, "width": width, "rows": rows,
+                        "floor_us": f"{(places + rows) * width * dtype.itemsize / 3e6:.1f}"}  # fmt: skip
+                yield [
+                    {**case, "provider": provider}
+                    | {f"p{p}_us": f"{percentile(seconds, p) * 1e6:.1f}" for p in (20, 50, 80)}
+                    for provider, seconds in times.items()
+                ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.override", description=__doc__)
-    parser.add_argument("part", choices=("host", "step"))
+    parser.add_argument("part", choices=("host", "step", "embedding"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="of step: compiled")
     parser.add_argument("--out", type=Path, default=FOLDER)
@@ -198,6 +242,13 @@ def main() -> None:
         Writer(args.out / f"host-{args.device}.csv", HOST_FIELDS)(rows)
         for row in rows:
             print(f"{row['op']:12}{'gradient' if row['gradient'] else '':10}{row['provider']:28}{row['us']:>8} us")
+        return
+    if args.part == "embedding":
+        write = Writer(args.out / "embedding.csv", EMBEDDING_FIELDS)
+        for rows in embedding():
+            write(rows)
+            torchs, mine = (float(row["p50_us"]) for row in rows)
+            print(" ".join(f"{rows[0][k]:>8}" for k in EMBEDDING_FIELDS[3:8]), f"{mine:8.1f} us, {mine / torchs:.2f}")
         return
     rows, table = step(args.compile)
     suffix = "-compiled" if args.compile else ""

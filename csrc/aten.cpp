@@ -246,11 +246,8 @@ struct MinMax {
     Arguments given;
     (given.take(a), ...);
     Reducing r;
-    why = r.plan(k_amin, x, given.dims, given.keepdim, {});
-    auto run = [&](const Tensor& least, const Tensor& greatest) {
-      r.run(k_amin, x, least);
-      r.run(k_amax, x, greatest);
-    };
+    why = r.plan(k_aminmax, x, given.dims, given.keepdim, {});
+    auto run = [&](const Tensor& least, const Tensor& greatest) { r.run(k_aminmax, x, &least, &greatest); };
     if constexpr (std::is_same_v<R, std::tuple<Tensor, Tensor>>) {
       if (why != Why::Served) return {};
       R result{allocate(r.shape, r.types.values, x), allocate(r.shape, r.types.values, x)};
@@ -792,12 +789,15 @@ struct EmbeddingBackward {
     else if (indices.device() != g.device()) why = Why::Kind;
     else if (by_frequency) why = Why::Option;
     if (why != Why::Served) return Tensor();
-    const int64_t columns = sizes.back();
-    const Tensor out = at::zeros({count.expect_int(), columns}, g.options());
-    if (g.numel() == 0) return out;
-    const auto [segment, order] = at::sort(indices.reshape({-1}).to(ScalarType::Long), true, 0, false);
-    segment_sums_into("embedding_dense_backward", read(g.reshape({-1, columns}).contiguous()), read(segment),
-                      read(order), skipped.expect_int(), written(out));
+    constexpr const char* name = "embedding_dense_backward";
+    const int64_t columns = sizes.back(), rows = count.expect_int();
+    if (g.numel() == 0 || rows == 0) return at::zeros({rows, columns}, g.options());
+    const Tensor out = at::empty({rows, columns}, g.options());
+    const Tensor places = indices.to(ScalarType::Long).contiguous();
+    const Tensor keys = at::empty({places.numel()}, places.options().dtype(ScalarType(segment_key_dtype(rows))));
+    segment_keys_into(name, read(places), rows, skipped.expect_int(), written(keys));
+    const auto [numbers, order] = at::sort(keys, true, 0, false);
+    segment_sums_into(name, read(g.reshape({-1, columns}).contiguous()), read(numbers), read(order), written(out));
     return out;
   }
 };

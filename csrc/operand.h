@@ -115,15 +115,16 @@ struct ScanOp {
 TR_FOR_EACH_SCAN_OP(TR_ROW)
 #undef TR_ROW
 
-// The accumulator of `op` on x, and the dtypes of its values and of its result alone (an indexed op's is the index).
+// The accumulator of `op` on x, and the dtypes of its values, of its result alone (an indexed op's is the index), and
+// of its second one, if it has two.
 struct Types {
-  Dtype accumulator, values, result;
+  Dtype accumulator, values, result, second;
   bool indexed, truth;
 };
 Types types_of(const Op& op, const Operand& x, std::optional<Dtype> dtype);
 
-// Writes values, indices or both; the other is null. Both have the shape of the result, and the same strides. Bit d of
-// `mask` is set for each reduced dim.
+// Writes values, indices (or another second result, by its type in `types`) or both; the other is null. Both have the
+// shape of the result, and the same strides. Bit d of `mask` is set for each reduced dim.
 void reduce_into(const Op& op, const Operand& x, uint64_t mask, bool keepdim, const Types& types, const Operand* values,
                  const Operand* indices);
 
@@ -140,10 +141,12 @@ void reduce_each_into(const Op& op, const std::vector<WholeReduction>& all);
 void scan_into(const ScanOp& op, const Operand& x, int dim, bool exclusive, bool reverse, const Operand& out,
                const Operand* indices = nullptr, const Operand* const* more = nullptr);
 
-// Adds to out[segment[p]], which is all zero, the row order[p] of x for every place p (kernels/reduce/segments.h). x
-// has rows of neighbouring elements; `segment` and `order` are contiguous int64, `out` is contiguous and of x's dtype.
-void segment_sums_into(const char* op, const Operand& x, const Operand& segment, const Operand& order, int64_t skipped,
-                       const Operand& out);
+// What indices are sorted by, and the sums of rows by them (kernels/reduce/segments.h), all contiguous. `keys`, of
+// dtype segment_key_dtype(count), gets the keys of int64 indices; sorted, with the place of each as int64 in `order`,
+// they say which rows of x each row of `out`, of `count` rows and x's dtype, is the sum of.
+Dtype segment_key_dtype(int64_t count);
+void segment_keys_into(const char* op, const Operand& indices, int64_t count, int64_t skipped, const Operand& keys);
+void segment_sums_into(const char* op, const Operand& x, const Operand& keys, const Operand& order, const Operand& out);
 
 // A call on the rows of x along the dims of `mask` (fused.h), to be filled in, and run once. What has one element a row
 // is contiguous, in the order of the other dims. torch_fused.cpp runs it.

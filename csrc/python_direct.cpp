@@ -1,6 +1,7 @@
 // Calls of the bare kernels from Python past torch's dispatcher, and past the boxes that it reads Python's arguments
 // into: of a small tensor's call those are half the host's time.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <array>
@@ -119,10 +120,10 @@ py::object wrap(void* handle) {
   return py::reinterpret_steal<py::object>(tensor);
 }
 
-PyObject* call(PyObject* self, PyObject* const* objects, Py_ssize_t count) try {
+PyObject* call(PyObject* self, PyObject* const* objects, Py_ssize_t count, PyObject* names) try {
   const auto& callable = *static_cast<const Callable*>(PyCapsule_GetPointer(self, nullptr));
   const DirectOp& op = callable.op;
-  if (Arguments arguments; arguments.read_all(op, objects, count)) {
+  if (Arguments arguments; !names && arguments.read_all(op, objects, count)) {
     std::array<void*, kMostResults> results;
     bool done;
     {
@@ -137,21 +138,23 @@ PyObject* call(PyObject* self, PyObject* const* objects, Py_ssize_t count) try {
     }
   }
   if (callable.otherwise == Py_None) return Py_NewRef(Py_None);
-  return PyObject_Vectorcall(callable.otherwise, objects, size_t(count), nullptr);
+  return PyObject_Vectorcall(callable.otherwise, objects, size_t(count), names);
 } catch (py::error_already_set& error) {
   error.restore();
   return nullptr;
 }
 
 // The bare kernel of an op, as its overload .raw. Of what is not for this way `otherwise` is called, or if it is None,
-// None is the result: another argument than the schema's, a tensor that is not plain, or a kernel that raised.
+// None is the result: an argument that is not the schema's or is given by name, a tensor that is not plain, or a kernel
+// that raised.
 py::object direct(const std::string& name, const py::object& otherwise) {
   static std::deque<Callable> all;  // for good: Python's function objects point here
   for (const DirectOp& op : direct_ops())
     if (op.name == name) {
       const auto function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call));
-      Callable& callable = all.emplace_back(op, otherwise.inc_ref().ptr(),
-                                            PyMethodDef{op.name.c_str(), function, METH_FASTCALL, nullptr});
+      Callable& callable =
+          all.emplace_back(op, otherwise.inc_ref().ptr(),
+                           PyMethodDef{op.name.c_str(), function, METH_FASTCALL | METH_KEYWORDS, nullptr});
       const py::capsule self(&callable);
       return py::reinterpret_steal<py::object>(PyCFunction_New(&callable.method, self.ptr()));
     }
@@ -174,6 +177,11 @@ void bind_direct(py::module_& m) {
   m.def("use_torch", &use_torch, py::arg("tensor"), py::arg("parameter"), py::arg("dtypes"), py::arg("handle_of"),
         py::arg("is_plain"), py::arg("wrap"));
   m.def("direct", &direct, py::arg("name"), py::arg("otherwise"));
+  m.def("direct_names", [] {
+    std::vector<std::string> names;
+    for (const DirectOp& op : direct_ops()) names.push_back(op.name);
+    return names;
+  });
 }
 
 }  // namespace torchreduce

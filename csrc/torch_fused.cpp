@@ -273,13 +273,15 @@ Tensor moments_gradient(const Tensor& g, const Optional& to_mean, const Tensor& 
 // ---- norms -----------------------------------------------------------------------------------------------------------
 
 std::tuple<Tensor, Tensor> norm(const char* name, Fused op, const Tensor& input, const Optional& weight,
-                                const Optional& bias, int64_t dims, double epsilon) {
+                                const Optional& bias, int64_t dims, double epsilon,
+                                std::optional<ScalarType> dtype = {}) {
   const View x(input);
   check_floats(name, x);
   Rows rows(name, op, input, trailing(name, x, dims), x.dtype);
   rows.call.options.epsilon = epsilon;
   rows.weights(weight, bias);
-  Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x), stats = rows.new_stats();
+  Tensor out = allocate({x.sizes, x.sizes + x.dims}, dtype ? floating(name, *dtype) : x.dtype, x);
+  Tensor stats = rows.new_stats();
   const View to(out);
   rows.run(&to);
   return {out, stats};
@@ -290,6 +292,16 @@ std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const Optional& weight, int
 std::tuple<Tensor, Tensor> layer_norm(const Tensor& x, const Optional& weight, const Optional& bias, int64_t dims,
                                       double epsilon, int64_t) {
   return norm("layer_norm", Fused::LayerNorm, x, weight, bias, dims, epsilon);
+}
+
+// The same, rounded to `dtype`.
+std::tuple<Tensor, Tensor> rms_norm_as(const Tensor& x, const Optional& weight, int64_t dims, double epsilon,
+                                       ScalarType dtype, int64_t) {
+  return norm("rms_norm_as", Fused::RmsNorm, x, weight, {}, dims, epsilon, dtype);
+}
+std::tuple<Tensor, Tensor> layer_norm_as(const Tensor& x, const Optional& weight, const Optional& bias, int64_t dims,
+                                         double epsilon, ScalarType dtype, int64_t) {
+  return norm("layer_norm_as", Fused::LayerNorm, x, weight, bias, dims, epsilon, dtype);
 }
 
 // A gradient of a norm: g, beside the inputs x and their statistics.
@@ -406,8 +418,8 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tens
   rows.run();
   return {loss, weights, stats};
 }
-// What the last dim runs through begins a multiple of `granule` elements apart: where that are the classes, a matrix
-// product takes it without a copy.
+// The last dim is filled up with zeros to a multiple of `granule`: where it is that of the classes, a matrix product
+// takes the result without a copy.
 Tensor cross_entropy_backward(const Tensor& g, const Tensor& input, const Tensor& target, const Optional& weight,
                               const Tensor& stats, int64_t dim, int64_t ignored, int64_t granule, int64_t) {
   constexpr const char* name = "cross_entropy_gradient";
@@ -419,9 +431,16 @@ Tensor cross_entropy_backward(const Tensor& g, const Tensor& input, const Tensor
   label(rows, target, weight, ignored);
   rows.given_stats(stats, rows.row_count());
   rows.given_value(0, g);
-  Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x, granule);
-  const View to(out);
+  std::vector<int64_t> sizes(x.sizes, x.sizes + x.dims);
+  if (!sizes.empty()) sizes.back() = (sizes.back() + granule - 1) / granule * granule;
+  Tensor out = allocate(sizes, x.dtype, x);
+  View to(out);
+  to.sizes = x.sizes;
   rows.run(&to);
+  if (const int64_t used = sizes.empty() ? 0 : x.sizes[x.dims - 1]; !sizes.empty() && sizes.back() > used) {
+    Tensor rest = torch::stable::narrow(out, x.dims - 1, used, sizes.back() - used);
+    torch::stable::zero_(rest);
+  }
   return out;
 }
 Tensor cross_entropy_gradient(const Tensor& g, const Tensor& x, const Tensor& target, const Optional& weight,
@@ -463,14 +482,18 @@ Tensor cross_entropy_gradient(const Tensor& g, const Tensor& x, const Tensor& ta
   X(cross_entropy_gradient, "Tensor g, Tensor x, Tensor target, Tensor? weight, Tensor stats, int dim, int ignored", \
     "Tensor", cross_entropy_gradient)
 
-// The same with no overload but .raw, which derivatives are not made of: two of the others at once, or laid out for
-// what comes next.
+// The same with no overload but .raw, which derivatives are not made of: two of the others at once, or one in the dtype
+// or the layout that what comes next wants.
 #define TR_FOR_EACH_BARE_OP(X)                                                                                        \
   X(rms_norm_backward, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon, ScalarType dtype", \
     "(Tensor, Tensor)", rms_norm_backward)                                                                            \
   X(layer_norm_backward,                                                                                              \
     "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon, ScalarType dtype",                    \
     "(Tensor, Tensor, Tensor)", layer_norm_backward)                                                                  \
+  X(rms_norm_as, "Tensor x, Tensor? weight, int dims, float epsilon, ScalarType dtype", "(Tensor, Tensor)",           \
+    rms_norm_as)                                                                                                      \
+  X(layer_norm_as, "Tensor x, Tensor? weight, Tensor? bias, int dims, float epsilon, ScalarType dtype",               \
+    "(Tensor, Tensor)", layer_norm_as)                                                                                \
   X(cross_entropy_backward,                                                                                           \
     "Tensor g, Tensor x, Tensor target, Tensor? weight, Tensor stats, int dim, int ignored, int granule", "Tensor",   \
     cross_entropy_backward)
@@ -501,6 +524,7 @@ const bool registered = [] {
   }
 #define TR_ROW(name, arguments, result, ...) direct_ops().push_back(direct<&(__VA_ARGS__)>(#name));
   TR_FOR_EACH_FUSED_OP(TR_ROW)
+  TR_FOR_EACH_BARE_OP(TR_ROW)
 #undef TR_ROW
   return true;
 }();

@@ -8,20 +8,38 @@
 
 namespace torchreduce {
 
-void segment_sums_into(const char* op, const Operand& x, const Operand& segment, const Operand& order, int64_t skipped,
+Dtype segment_key_dtype(int64_t count) { return segments::key_dtype(count); }
+
+void segment_keys_into(const char* op, const Operand& indices, int64_t count, int64_t skipped, const Operand& keys) {
+  PlannedKeys call;
+  call.indices = static_cast<const int64_t*>(indices.data);
+  call.places = indices.numel();
+  call.count = count;
+  call.skipped = skipped;
+  call.keys = const_cast<void*>(keys.data);
+  if (indices.on_cpu()) {
+    for (int64_t place = 0; place < call.places; ++place) call.take(place);
+    return;
+  }
+#ifdef TORCHREDUCE_GPU
+  run_on_gpu(op, call, indices, gpu::segment_keys);
+#else
+  run_on_gpu(op, call, indices, nullptr);
+#endif
+}
+
+void segment_sums_into(const char* op, const Operand& x, const Operand& keys, const Operand& order,
                        const Operand& out) {
   PlannedSegments call;
   call.in = x.data;
   call.pitch = x.strides[0];
   call.dtype = x.dtype;
-  call.segment = static_cast<const int64_t*>(segment.data);
+  call.keys = keys.data;
   call.order = static_cast<const int64_t*>(order.data);
-  call.places = segment.sizes[0];
+  call.places = keys.sizes[0];
   call.columns = x.sizes[1];
   call.segments = out.sizes[0];
-  call.skipped = skipped;
   call.out = const_cast<void*>(out.data);
-  if (call.places == 0 || call.columns == 0) return;
   if (x.on_cpu()) return cpu::segment_sums(call, int64_t(torch::stable::get_num_threads()), parallel_for);
 #ifdef TORCHREDUCE_GPU
   run_on_gpu(op, call, x, gpu::segment_sums);
@@ -35,11 +53,11 @@ namespace {
 using torch::stable::contiguous;
 using torch::stable::reshape;
 
-// The indices in ascending order, equal ones in theirs; and where each was.
-std::pair<Tensor, Tensor> sorted(const Tensor& indices) {
+// The keys in ascending order, equal ones in theirs; and where each was.
+std::pair<Tensor, Tensor> sorted(const Tensor& keys) {
   using torch::stable::detail::from;
   using torch::stable::detail::to;
-  std::array<StableIValue, 4> stack{from(indices), from(std::optional<bool>(true)), from(int64_t(0)), from(false)};
+  std::array<StableIValue, 4> stack{from(keys), from(std::optional<bool>(true)), from(int64_t(0)), from(false)};
   check(torch_call_dispatcher("aten::sort", "stable", stack.data(), TORCH_ABI_VERSION));
   return {to<Tensor>(stack[0]), to<Tensor>(stack[1])};
 }
@@ -58,11 +76,12 @@ Tensor embedding_backward(const Tensor& g, const Tensor& indices, int64_t count,
   if (count < 0) raise<std::runtime_error>(name, ": needs a number of rows of at least 0, got ", count);
   const int64_t columns = x.sizes[x.dims - 1];
   Tensor out = allocate({count, columns}, x.dtype, x);
-  torch::stable::zero_(out);
-  if (x.numel() == 0 || count == 0) return out;
+  if (x.numel() == 0 || count == 0) return torch::stable::zero_(out);
   const Tensor rows = reshape(contiguous(g), std::vector<int64_t>{-1, columns});
-  const auto [segment, order] = sorted(reshape(contiguous(indices), std::vector<int64_t>{-1}));
-  segment_sums_into(name, View(rows), View(segment), View(order), skipped, View(out));
+  const Tensor places = contiguous(indices), keys = allocate({of.numel()}, segment_key_dtype(count), x);
+  segment_keys_into(name, View(places), count, skipped, View(keys));
+  const auto [numbers, order] = sorted(keys);
+  segment_sums_into(name, View(rows), View(numbers), View(order), View(out));
   return out;
 }
 

@@ -61,14 +61,12 @@ inline uint64_t dim_mask(const char* op, const View& x, const Dims& dim) {
   return x.dims ? mask : 0;
 }
 
-// Contiguous, but that what the last dim runs through begins a multiple of `granule` elements apart.
-inline Tensor allocate(const std::vector<int64_t>& sizes, Dtype dtype, const Operand& like, int64_t granule = 1) {
+inline Tensor allocate(const std::vector<int64_t>& sizes, Dtype dtype, const Operand& like) {
   std::array<int64_t, kMaxDims> strides;
   int64_t stride = 1;
   for (int d = int(sizes.size()) - 1; d >= 0; --d) {
     strides[d] = stride;
     stride *= std::max<int64_t>(1, sizes[d]);
-    if (d + 1 == int(sizes.size())) stride = (stride + granule - 1) / granule * granule;
   }
   AtenTensorHandle handle;
   check(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), int32_t(dtype), like.device_type,

@@ -26,9 +26,9 @@ def expected(g, indices, count, skipped=-1):
     return out
 
 
-# How often each index occurs: once, up to what a warp adds up alone and one more, up to a leaf and beyond, several
+# How often each index occurs: once, up to what a team adds up alone and one more, up to a leaf and beyond, several
 # leaves with and without a rest, and two long ones next to each other.
-COUNTS = (1, 0, 2, 8, 63, 64, 65, 256, 257, 2047, 2048, 2049, 0, 4096, 3, 6145, 5000)
+COUNTS = (1, 0, 2, 8, 17, 127, 128, 129, 257, 2047, 2048, 2049, 0, 4096, 3, 6145, 5000)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -39,6 +39,36 @@ def test_a_row_is_the_sum_of_its_places(device, dtype, columns):
     g = gradient(len(indices), columns, dtype, device)
     got = backward(g, indices, len(COUNTS) + 2, 4, 0)
     assert_bitwise_equal(got, expected(g, indices, len(COUNTS) + 2, skipped=4))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_one_row_has_every_place(device, dtype):
+    """Of more leaves than the last kernel adds up at once, and a rest."""
+    g = gradient(66 * 2048 + 3, 3, dtype, device)
+    indices = torch.full((len(g),), 1, device=device)
+    assert_bitwise_equal(backward(g, indices, 3, -1, 0), expected(g, indices, 3))
+
+
+@pytest.mark.parametrize("count", [200, 255, 256, 300, 65535, 65536, 70000])
+def test_no_row_has_two_places(device, count):
+    """Up to where an index needs another byte, and beyond; some are no row."""
+    g = gradient(152, 20, torch.float32, device)
+    indices = torch.randperm(count, generator=torch.Generator().manual_seed(2))[:152].to(device)
+    indices[:4] = torch.tensor([count - 1, count, -1, 0])
+    last = indices[4:] >= count - 1
+    indices[4:][last | (indices[4:] == 0)] = count
+    out, kept = g.new_zeros(count, 20), indices.remainder(count) == indices
+    out[indices[kept]] = g[kept]
+    assert_bitwise_equal(backward(g, indices, count, -1, 0), out)
+
+
+@pytest.mark.parametrize("columns", [4, 64, 1024])
+def test_segments_that_reach_over_many_blocks(device, columns):
+    """Few leaves, of which teams narrower than a row have parts, and many of them."""
+    for count, places in ((1, 5000), (3, 20000), (12, 3000)):
+        g, generator = gradient(places, columns, torch.bfloat16, device), torch.Generator().manual_seed(4)
+        indices = torch.randint(count, (places,), generator=generator).to(device)
+        assert_bitwise_equal(backward(g, indices, count, -1, 0), expected(g, indices, count))
 
 
 def test_whatever_else_is_in_the_batch(device):

@@ -25,6 +25,8 @@ def tree(tmp_path, monkeypatch):
     recipe = "\t@echo $@ >> ran && [ -z '$(PYTEST_ADDOPTS)' ] && { [ ! -e broken ] || [ $@ != simt ]; }\n"
     edit = "\t@[ ! -e edits ] || [ $@ != simt ] || echo more >> csrc/a\n"
     (tmp_path / "Makefile").write_text(f".PHONY: {steps}\n{steps}:\n{recipe}{edit}")
+    (tmp_path / ".gitignore").write_text("ran\nbuild\n")
+    subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
     monkeypatch.setattr(full, "ROOT", tmp_path)
     monkeypatch.setattr(full, "compilers", lambda: {"g++": "12"})
     return tmp_path
@@ -84,6 +86,37 @@ def test_other_compilers_and_other_steps_need_another(tree, monkeypatch):
     assert proved() is True
     monkeypatch.setattr(full, "QUICK_STEPS", full.QUICK_STEPS[1:])
     assert "steps" in proved()
+
+
+def test_a_run_that_was_cut_off_goes_on(tree):
+    """With the step that did not pass; from its start where any file is another."""
+
+    def ran():
+        lines = [line.split()[0] for line in (tree / "ran").read_text().splitlines()]
+        (tree / "ran").unlink()
+        return lines
+
+    at = full.STEPS.index("simt")
+    (tree / "broken").touch()
+    for expected in (full.STEPS[: at + 1], full.STEPS[at : at + 1]):
+        with pytest.raises(SystemExit, match="simt FAILED"):
+            full.run("full", full.STEPS)
+        assert ran() == list(expected)
+    (tree / "README.md").write_text("more")
+    with pytest.raises(SystemExit, match="simt FAILED"):
+        full.run("full", full.STEPS)
+    assert ran() == list(full.STEPS[: at + 1])
+    (tree / ".gitignore").write_text("ran\nbuild\nbroken\n")
+    with pytest.raises(SystemExit, match="simt FAILED"):
+        full.run("full", full.STEPS)
+    ran()
+    (tree / "broken").unlink()  # on which nothing but the step depends
+    full.run("full", full.STEPS)
+    assert ran() == list(full.STEPS[at:])
+    assert proved() is True
+    assert set(json.loads((tree / full.PROOF).read_text())["seconds"]) == set(full.STEPS)
+    full.run("full", full.STEPS)
+    assert ran() == list(full.STEPS)  # that one came to its end
 
 
 @pytest.mark.parametrize("what, said", [("broken", "simt FAILED"), ("edits", "sources changed meanwhile")])

@@ -203,6 +203,26 @@ def test_the_gradient_of_a_layer_norm_takes_its_statistics(kept_graphs):
     assert "torchreduce.layer_norm_backward.raw" in ops and "torchreduce.moments.raw" not in ops
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+def test_a_norm_that_is_read_in_16_bits_is_rounded_as_it_is_written(device, kept_graphs, dtype):
+    """With eager's bits, and its statistics in float32 for the gradient; one that others read, too, stays as it is."""
+    x, w = rows(40, 24, device=device), rows(2, 24, device=device)
+
+    def f(x, w):
+        read = F.layer_norm(x, (24,), w[0], w[1]).to(dtype)
+        both = F.layer_norm(x, (24,), w[1])
+        return read, both.to(dtype), both
+
+    compiled = torch.compile(f, backend="torchreduce")(*(t.detach().requires_grad_() for t in (x, w)))
+    with tr.enabled(cpu=True, compile=False):
+        expected = f(x, w)
+    for a, b in zip(compiled, expected, strict=True):
+        assert_bitwise_equal(a.detach(), b)
+    [ops] = kept_graphs
+    assert ops.count("torchreduce.layer_norm_as.raw") == ops.count("torchreduce.layer_norm.raw") == 1
+    assert ops.count("torchreduce.layer_norm_backward.raw") == 2
+
+
 def losses(x, narrow, images, target, targets, weight):
     """Of which each is a log-softmax that nothing but it reads."""
     return [
@@ -241,12 +261,15 @@ def test_a_log_softmax_that_only_a_loss_reads_is_a_cross_entropy(device, kept_gr
         if a.dtype is torch.float32:  # for the other one torch's formula, eager's, rounds probabilities to 16 bits
             torch.testing.assert_close(a, b)
     [ops] = kept_graphs
-    assert ops.count("torchreduce.cross_entropy.raw") == ops.count("torchreduce.cross_entropy_backward.raw") == 9
+    assert ops.count("torchreduce.cross_entropy.raw") == 9
+    assert ops.count("torchreduce.cross_entropy_backward.raw") == 8  # rows of classes
+    assert ops.count("torchreduce.cross_entropy_gradient.raw") == 1
     assert not any("softmax" in op or "nll" in op for op in ops)
 
 
-def test_the_gradient_of_logits_is_laid_out_for_a_matrix_product(device, kept_graphs):
-    """Its rows begin on 16 bytes, unless something looks at it that takes contiguous rows alone."""
+def test_the_gradient_of_logits_is_laid_out_for_matrix_products(device, kept_graphs):
+    """It is filled up with zeros to whole granules of 16 bytes, and products are taken of all of it, unless something
+    looks at it that takes contiguous rows alone."""
     x, w = rows(40, 24, device=device).view(4, 10, 24), rows(50, 24, device=device)
     target = torch.arange(40, device=device)
 
@@ -261,10 +284,17 @@ def test_the_gradient_of_logits_is_laid_out_for_a_matrix_product(device, kept_gr
         logits = (x.flatten(0, 1) @ w.t()).reshape(-1).view(80, 25)
         return F.cross_entropy(logits.reshape(-1).view(40, 50), target)
 
-    for f, op in ((flat, "backward"), (unfolded, "gradient")):
+    def turned(x, w):  # with the classes on the other side of each product
+        return F.cross_entropy((w @ x.flatten(0, 1).t()).t(), target)
+
+    # Sums over the classes have a weight filled up, what has a row for each class is cut off.
+    for f, op, filled in ((flat, "backward", 1), (turned, "backward", 1), (unfolded, "gradient", 0)):
         for a, b in zip(gradients(torch.compile(f, backend="torchreduce")), gradients(f), strict=True):
             torch.testing.assert_close(a, b)
-        assert f"torchreduce.cross_entropy_{op}.raw" in kept_graphs[-1]
+        ops = kept_graphs[-1]
+        assert f"torchreduce.cross_entropy_{op}.raw" in ops
+        assert ops.count("aten.constant_pad_nd.default") == filled
+        assert ops.count("aten.slice.Tensor") == 2 * filled
         torch._dynamo.reset()
 
 

@@ -6,7 +6,8 @@
 
 PROOF holds a hash of what STEPS judge: the contents of SOURCES. It is committed with them, and of any other sources it
 proves nothing: a change, a merge, a file too many make another hash. It is written here alone, after every step has
-passed in one run on sources that did not change meanwhile; and what decides that is among SOURCES.
+passed on sources that did not change meanwhile; and what decides that is among SOURCES. A run that was cut off goes on
+where it was, as long as no file of the repository is another.
 """
 
 import hashlib
@@ -21,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROOF = Path(".ci/proof.json")  # in ROOT, as all that follows
+PASSED = Path("build/passed.json")  # the steps that did, of a run that has not come to its end
 
 # Folders, with all that is in them, and files: the kernels, what compiles and runs them, what they are compared with.
 SOURCES = (
@@ -84,17 +86,46 @@ def differences(proof: dict[str, object], now: dict[str, object]) -> list[str]:
     return [key for key, value in now.items() if present(proof.get(key)) != present(value)]
 
 
+def tree_hash() -> str:
+    """Of all files of the repository, those that are not committed among them, without PROOF."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+    total = hashlib.sha256()
+    for name in sorted(set(names) - {"", PROOF.as_posix()}):
+        path = ROOT / name
+        total.update(name.encode() + b"\0" + (path.read_bytes() if path.is_file() else b"") + b"\0")
+    return total.hexdigest()
+
+
+def passed_before(of: dict[str, object]) -> dict[str, int]:
+    """The seconds of the steps that passed in a run of the same state that was cut off."""
+    try:
+        kept = json.loads((ROOT / PASSED).read_text())
+    except (OSError, ValueError):
+        return {}
+    return dict(kept["seconds"]) if kept["of"] == of else {}
+
+
 def run(name: str, steps: Sequence[str]) -> None:
-    before, seconds = state(steps), {}
+    before = state(steps)
+    of = {**before, "tree": tree_hash()}
+    seconds = passed_before(of)
     environment = {key: value for key, value in os.environ.items() if not re.fullmatch(LEFT_OUT, key)}
     for step in steps:
+        if step in seconds:
+            print(f"make {name}: {step} passed before, in {seconds[step]} s", flush=True)
+            continue
         start = time.monotonic()
         if subprocess.run(["make", step], cwd=ROOT, env={**environment, **ENVIRONMENT}).returncode:
             sys.exit(f"make {name}: {step} FAILED; nothing is proved")
         seconds[step] = round(time.monotonic() - start)
         print(f"make {name}: {step} passed in {seconds[step]} s", flush=True)
+        if of == {**state(steps), "tree": tree_hash()}:
+            (ROOT / PASSED).parent.mkdir(exist_ok=True)
+            (ROOT / PASSED).write_text(json.dumps({"of": of, "seconds": seconds}))
     if changed := differences(before, state(steps)):
         sys.exit(f"make {name}: {', '.join(changed)} changed meanwhile; nothing is proved")
+    (ROOT / PASSED).unlink(missing_ok=True)
     (ROOT / PROOF).write_text(json.dumps({**before, "seconds": seconds}, indent=1) + "\n")
     print(f"make {name}: all of {', '.join(steps)} passed in {sum(seconds.values())} s; {PROOF} is to be committed")
 

@@ -74,7 +74,7 @@ KERNEL = re.compile(
 FUSED_KERNEL = re.compile(
     r"(?P<family>held_rows_kernel|held_columns_kernel|fused_packed_rows_kernel|fused_columns_kernel|"
     r"fused_wide_columns_states|fused_wide_columns_output|norm_gradients_kernel|fused_strided_leaf|fold_states|"
-    r"fold_weights|weight_\w+|\w+_segment_leaves)"
+    r"fold_weights|weight_\w+|sum_short_segments|\w+_segment_leaves)"
     r"<((?P<op>\w+)<\w+>, )?(?P<element>\w+)(, (\([\w:]+\))?\w+)* ?>\("
 )
 # Of these the ones that are compiled for one type of elements.
@@ -85,11 +85,14 @@ FUSED_OF_ONE_TYPE = {
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
 CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.|NA\.|EF\.)?(?:(128)|(64))\b")
 # Of no op: of one that never runs the driver is asked what it compiled it for; one zeroes workspaces (both in
-# csrc/kernels/common/device.cu); one is for tests (csrc/kernels/common/intrinsics.cu).
+# csrc/kernels/common/device.cu); one is for tests (csrc/kernels/common/intrinsics.cu); two find segments
+# (csrc/kernels/reduce/segments.cuh).
 HELPERS = (
     "_ZN11torchreduce3gpu12architectureEv",
     "_ZN11torchreduce3gpu10zero_wordsEPml",
     "_ZN11torchreduce3gpu9intrinsicENS_9IntrinsicEPKjPjl",
+    "_ZN11torchreduce3gpu21number_segment_placesENS_7KeyCallE",
+    "_ZN11torchreduce3gpu14bound_segmentsENS_11SegmentCallENS_8segments4WorkE",
 )
 # Compiled for NVIDIA's GPUs alone (csrc/kernels/common/gpu.cuh, kWideReductions).
 WIDE_REDUCTIONS = {

@@ -1,7 +1,8 @@
 """The bare kernels without torch's dispatcher, which costs half of the host's time of a call on a small tensor.
 
-Two functions serve a call of an op this way, of which each is made by `direct` of csrc/python_direct.cpp. Where there
-is no `_aten` of this torch, they are the overload .raw itself and a function that serves nothing.
+Two functions serve a call of an op this way, of which each is made by `direct` of csrc/python_direct.cpp. One is what a
+call of the overload .raw runs, also one in the code that Inductor writes; the other serves what nothing has checked.
+Where there is no `_aten` of this torch, the overload stays as torch made it, and the other serves nothing.
 """
 
 import ctypes
@@ -52,10 +53,20 @@ def _never(*args: Any) -> None:
     pass
 
 
+def _turn_over() -> None:
+    """A call of an overload .raw from Python tries the direct way first."""
+    for name in _C.direct_names():
+        overload = getattr(torch.ops.torchreduce, name).raw
+        overload._op = _C.direct(name, overload._op)
+
+
+if _connected:
+    _turn_over()
+
+
 def raw(name: str) -> Callable[..., Any]:
-    """The overload .raw of an op: by itself where its arguments are plain, else by the dispatcher."""
-    overload = getattr(torch.ops.torchreduce, name).raw
-    return _C.direct(name, overload) if _connected else overload
+    """What the overload .raw of an op calls: the kernel where the arguments are plain, else the dispatcher."""
+    return getattr(torch.ops.torchreduce, name).raw._op  # type: ignore[no-any-return]
 
 
 def plain(name: str) -> Callable[..., Any]:

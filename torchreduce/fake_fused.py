@@ -76,8 +76,7 @@ def _cross_entropy_backward(
     g: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, stats: Tensor, dim: int, ignored: int, granule: int,
     level: int,
 ) -> Tensor:  # fmt: skip
-    stored = x.new_empty([*x.shape[:-1], *(-(-n // granule) * granule for n in x.shape[-1:])])
-    return x.new_empty_strided(x.shape, stored.stride())
+    return x.new_empty([*x.shape[:-1], *(-(-n // granule) * granule for n in x.shape[-1:])])
 
 
 def _embedding_backward(g: Tensor, indices: Tensor, count: int, skipped: int, level: int) -> Tensor:
@@ -192,8 +191,21 @@ for _name, (_, _, _kernel) in SIGNATURES.items():
         torch.library.register_vmap(f"torchreduce::{_name}{_overload}", batching_rule(_name), lib=LIBRARY)
     LIBRARY.impl(f"{_name}.raw", torch.library.fallthrough_kernel, "Autograd")
 
+
+def _rms_norm_as(x: Tensor, weight: Tensor | None, dims: int, epsilon: float, dtype: torch.dtype, level: int) -> Any:
+    out, stats = _rms_norm(x, weight, dims, epsilon, level)
+    return out.to(dtype), stats
+
+
+def _layer_norm_as(x: Tensor, weight: Any, bias: Any, dims: int, epsilon: float, dtype: torch.dtype, level: int) -> Any:
+    out, stats = _layer_norm(x, weight, bias, dims, epsilon, level)
+    return out.to(dtype), stats
+
+
 # Ops that have no overload but .raw.
 _BARE: dict[str, Callable[..., Any]] = {
+    "rms_norm_as": _rms_norm_as,
+    "layer_norm_as": _layer_norm_as,
     "rms_norm_backward": _backward(1),
     "layer_norm_backward": _backward(2),
     "cross_entropy_backward": _cross_entropy_backward,

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from . import override, override_loss, override_rewrite
 from .aten_rules import GRAPH_RULES, Torchs, evaluate, overload
 
+_ours, _convert = torch.ops.torchreduce, torch.ops.prims.convert_element_type.default
 _DEVICES = {"cuda": 1, "cpu": 2}
 _RULES = {overload(name): rule for name, rule in GRAPH_RULES.items()}
 # How Inductor takes those of them apart that it takes apart.
@@ -63,7 +64,7 @@ def _kept_stats(mean: torch.fx.Node, rstd: torch.fx.Node) -> torch.fx.Node | Non
         return item.args if isinstance(item, torch.fx.Node) and item.target is operator.getitem else None
 
     of = origin(mean, 0)
-    if of is None or of != origin(rstd, 2) or of[0].target is not torch.ops.torchreduce.layer_norm.raw:
+    if of is None or of != origin(rstd, 2) or of[0].target is not _ours.layer_norm.raw:
         return None
     return mean.args[0]  # type: ignore[return-value]
 
@@ -76,6 +77,28 @@ def _go_on(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     for item in list(node.users):
         graph.erase_node(item)  # which nothing reads any more
     graph.erase_node(node)
+
+
+def _round_norms(graph: torch.fx.Graph) -> None:
+    """Norms in float32 that one 16-bit dtype alone is made of, as under autocast: rounded to it as they are written."""
+    for op, rounding in ((_ours.layer_norm.raw, _ours.layer_norm_as.raw), (_ours.rms_norm.raw, _ours.rms_norm_as.raw)):
+        for node in graph.find_nodes(op="call_function", target=op):
+            result: Any = next((user for user in node.users if user.args[1] == 0), None)
+            if result is None or result.meta["val"].dtype is not torch.float32:
+                continue
+            reads = {(user.target, *user.args[1:]) for user in result.users}
+            if not any(reads == {(_convert, dtype)} for dtype in (torch.bfloat16, torch.float16)):
+                continue
+            [(_, dtype)] = reads
+            *args, level = node.args
+            with graph.inserting_before(node):
+                new = override_rewrite.insert(graph, node, rounding, *args, dtype, level)
+            node.replace_all_uses_with(new)
+            graph.erase_node(node)
+            result.meta["val"] = new.meta["val"][0]
+            for read in list(result.users):
+                read.replace_all_uses_with(result)
+                graph.erase_node(read)
 
 
 class Rewrite(CustomGraphPass):
@@ -103,6 +126,7 @@ class Rewrite(CustomGraphPass):
         for node in list(graph.nodes):
             if node.op == "call_function" and node.target in _RULES and not self._rewrite(graph, node):
                 _go_on(graph, node)
+        _round_norms(graph)
         for other in self._after:
             other(graph)
 

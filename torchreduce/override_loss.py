@@ -8,8 +8,9 @@ has eager's bits where eager's log-probabilities are of float32 or float64; the 
 torchreduce.cross_entropy's, which is rounded once less.
 """
 
+import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,19 +144,64 @@ def _replace(graph: Graph, loss: Loss) -> None:
             sizes = enumerate(target.meta["val"].shape)
             g = call(_aten.expand.default, g, [n if isinstance(n, int) else call(_size, target, d) for d, n in sizes])
         of = (g, loss.x, target, weight, stats, loss.dim, ignored)
-        x = loss.x.meta["val"]
-        granule = 16 // x.element_size() if loss.dim + 1 == x.dim() else 1  # rows of classes go on to a matrix product
-        made = call(_ops.cross_entropy_backward.raw, *of, granule, 0)
-        replaced = [loss.gradient] if loss.x is loss.log_softmax.args[0] else list(loss.gradient.users)
+        _replace_gradient(graph, loss, call, of)
+
+
+def _replace_gradient(graph: Graph, loss: Loss, call: Callable[..., Node], of: Sequence[Any]) -> None:
+    """Where rows of classes go on to a matrix product they are filled up with zeros: products are fast of whole
+    granules of 16 bytes, and Inductor would copy the gradient to have them."""
+    x = loss.x.meta["val"]
+    replaced = [loss.gradient] if loss.x is loss.log_softmax.args[0] else list(loss.gradient.users)
+    if loss.dim + 1 == x.dim():
+        classes = x.shape[-1] if isinstance(x.shape[-1], int) else call(_size, loss.x, loss.dim)
+        filled = call(_ops.cross_entropy_backward.raw, *of, 16 // x.element_size(), 0)
+        made = call(_aten.slice.Tensor, filled, loss.dim, 0, classes)
         try:
             views = [view for node in replaced for view in _views(node, made.meta["val"])]
         except (RuntimeError, ValueError):  # one that there is of contiguous rows alone
             graph.erase_node(made)
-            made, views = call(_ops.cross_entropy_gradient.raw, *of, 0), []
-    for view, value in views:
-        view.meta["val"] = value
+            graph.erase_node(filled)
+        else:
+            for view, value in views:
+                view.meta["val"] = value
+            for node in replaced:
+                node.replace_all_uses_with(made)
+            if isinstance(classes, int):
+                for look in (made, *(view for view, _ in views)):
+                    _fill_up_products(graph, look, filled, classes)
+            return
+    made = call(_ops.cross_entropy_gradient.raw, *of, 0)
     for node in replaced:
         node.replace_all_uses_with(made)
+
+
+def _fill_up_products(graph: Graph, look: Any, filled: Any, classes: int) -> None:
+    """Products of `look`, that of `filled` without its zeros, become such of all of it."""
+    *rows, full = filled.meta["val"].shape
+    value = look.meta["val"]
+    strides = (full, 1) if value.shape[-1] == classes else (1, full)
+    if value.dim() != 2 or value.stride() != strides or value.numel() != classes * math.prod(rows):
+        return
+    for product in [user for user in look.users if user.target is _aten.mm.default]:
+        a, b = product.args
+        sums = (a is look) == (strides[1] == 1)  # over the classes
+        if a is b or not (a is look or sums):
+            continue  # of which a row would not stay contiguous
+        with graph.inserting_before(product):
+
+            def call(op: Any, *args: Any, like: Node = product) -> Node:
+                return insert(graph, like, op, *args)
+
+            whole = filled if not rows[1:] and rows else call(_aten.view.default, filled, [-1, full])
+            whole = whole if strides[1] == 1 else call(_aten.permute.default, whole, [1, 0])
+            if sums:
+                edge = [0, 0, 0, full - classes] if a is look else [0, full - classes]
+                other = call(_aten.constant_pad_nd.default, b if a is look else a, edge)
+                new = call(_aten.mm.default, *((whole, other) if a is look else (other, whole)))
+            else:
+                new = call(_aten.slice.Tensor, call(_aten.mm.default, whole, b), 0, 0, classes)
+        product.replace_all_uses_with(new)
+        graph.erase_node(product)
 
 
 def _views(node: Any, value: Any) -> Iterator[tuple[Any, Any]]:

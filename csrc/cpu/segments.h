@@ -1,5 +1,5 @@
 // Sums of the rows of a matrix that have one number (kernels/reduce/segments.h), on the CPU. A task has a place, and
-// takes the segment that begins there, some columns at a time.
+// takes the segment that begins there, some columns at a time, and the zeros of those before it that have no places.
 #pragma once
 #include "cpu/fused_rows.h"
 
@@ -24,7 +24,7 @@ template <class F> struct SegmentSums {
   }
 
   // The places [begin, end) are a segment.
-  void take(int64_t begin, int64_t end, int64_t column, int64_t width, Carver carver) const {
+  void take(int64_t segment, int64_t begin, int64_t end, int64_t column, int64_t width, Carver carver) const {
     const int64_t wide = ceil_div(width, 64) * 64;
     Stack residues = Stack::make(carver, kResidueLevels, wide), leaves = Stack::make(carver, kLeafLevels, wide);
     F* const copy = carver.take<F>(wide);
@@ -42,7 +42,12 @@ template <class F> struct SegmentSums {
       __builtin_memcpy(leaves.top(), residues.total(), size_t(wide) * sizeof(F));
       leaves.push();
     }
-    store_run(call.dtype, call.out, call.segment[begin] * call.columns + column, 1, width, leaves.total());
+    store_run(call.dtype, call.out, segment * call.columns + column, 1, width, leaves.total());
+  }
+  // The segments [first, end) have no places.
+  void clear(int64_t first, int64_t end) const {
+    const int64_t bytes = call.columns * size_of(call.dtype);
+    if (first < end) __builtin_memset(static_cast<char*>(call.out) + first * bytes, 0, size_t((end - first) * bytes));
   }
   static void body(void* context, int64_t begin, int64_t end) {
     auto& self = *static_cast<SegmentSums*>(context);
@@ -50,13 +55,14 @@ template <class F> struct SegmentSums {
     Scratch scratch(bytes());
     if (!scratch.data) return __atomic_store_n(&self.out_of_memory, true, __ATOMIC_RELAXED);
     for (int64_t place = begin; place < end; ++place) {
-      const int64_t own = call.segment[place];
-      if ((place > 0 && call.segment[place - 1] == own) || own < 0 || own >= call.segments || own == call.skipped)
-        continue;
+      const int64_t own = call.number_at(place), before = place > 0 ? call.number_at(place - 1) : -1;
+      self.clear(before + 1, own);
+      if (place == call.places - 1) self.clear(own + 1, call.segments);
+      if (own == before || own == call.segments) continue;
       int64_t last = place + 1;
-      while (last < call.places && call.segment[last] == own) ++last;
+      while (last < call.places && call.number_at(last) == own) ++last;
       for (int64_t column = 0; column < call.columns; column += kSegmentColumns)
-        self.take(place, last, column, least(kSegmentColumns, call.columns - column), Carver{scratch.data});
+        self.take(own, place, last, column, least(kSegmentColumns, call.columns - column), Carver{scratch.data});
     }
   }
 

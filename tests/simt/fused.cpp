@@ -293,6 +293,8 @@ long check_fused(uint32_t seed, long every, bool few) {
         run(with({op, d, rows, n, 1, 0, 1 + int(n % 3)}));
       }
       for (int64_t n : {64, 1024, 2048, 4096}) run(with({op, d, 5, n, 1, 0, 16}));
+      for (int64_t n : {48, 192, 264, 512, 768, 1000, 1280, 1792})  // whole granules, in some lanes or in all
+        if (size_of(d) == 2) run(with({op, d, 9, n, 1, 0, n == 768 ? 0 : 16}));
       for (int64_t n : {3000, 70000}) {
         run(with({op, d, 2, n, 1, 3, 0, "split_rows"}));
         run(with({op, d, 1, n + 1, 1, 0, 0, "split_rows"}));  // starts with a granule, and ends in one
@@ -311,6 +313,15 @@ long check_fused(uint32_t seed, long every, bool few) {
           apart.plain = true;
           run(apart, true);
         }
+      // Results of the other width.
+      if (d != Dtype::F64 && facts(op).maps && facts(op).inputs == 1 && facts(op).looks())
+        for (int64_t n : {24, 64, 300, 768, 1024, 2048, 4104})
+          for (Dtype result : {Dtype::F32, Dtype::BF16, Dtype::F16}) {
+            if ((d == Dtype::F32) == (result == Dtype::F32)) continue;
+            Case converted = with({op, d, n < 100 ? 37 : 5, n, 1, n == 64 ? 8 : 0, n == 1024 ? 16 : 0});
+            converted.result = result;
+            run(converted);
+          }
       for (int64_t n : {1, 9, 64, 300, 2100})
         for (int64_t after : {2, 33, 64}) run(with({op, d, 2, n, after, int(n % 3), after == 64 ? 8 : 0}));
       if (d != Dtype::F64 && (op == Fused::Softmax || op == Fused::LogSoftmax)) {

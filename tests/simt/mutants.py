@@ -69,6 +69,29 @@ MUTANTS = (
         "count += bits_set((t | (w & own)) & kHighest);", "count += bits_set(t & kHighest);",
         "reduce.Count", ("rows",), every=1,
     ),
+    # ---- two results
+    Mutant(
+        "granules that are not there are looked at for extremes", "kernels/reduce/rows.cuh",
+        "if (kHasAbsent<Op> || there(j)) part.take(op, g[j], position_of(number + j * kLanes));",
+        "part.take(op, g[j], position_of(number + j * kLanes));",
+        "reduce.Extremes", ("two_results",), some=True,
+    ),
+    Mutant(
+        "rows that are not there are looked at for extremes", "kernels/reduce/wide_columns.cuh",
+        "if (kHasAbsent<Op> || there(j)) step_all<V>(op, x[j].w, row(j), v);",
+        "step_all<V>(op, x[j].w, row(j), v);",
+        "reduce.Extremes", ("two_results",),
+    ),
+    Mutant(
+        "what stands for elements of other rows is one of them", "kernels/reduce/packed_rows.cuh",
+        "fill_of<Op>(g, own, absent)", "fill_of<Op>(g, 0, absent)",
+        "reduce.Extremes", ("two_results",),
+    ),
+    Mutant(
+        "numbers count as NaN", "ops.h",
+        "return {v == v ? v : Sum(0), v == v ? 0 : 1};", "return {v == v ? v : Sum(0), v < v ? 0 : 1};",
+        "reduce.CountedSum", ("two_results",),
+    ),
     # ---- reductions, columns
     Mutant(
         "columns moved down by one too few", "kernels/reduce/wide_columns.cuh",
@@ -979,8 +1002,13 @@ MUTANTS = (
         "segments", ("segments",), every=1,
     ),
     Mutant(
-        "a leaf of a segment begins wherever one could", "kernels/reduce/segments.cuh",
-        "if ((place - begin_of(call.segment, place)) % kLeaf != 0) return {};", "",
+        "each leaf of a segment is all of it", "kernels/reduce/segments.cuh",
+        "if (all <= kLeaf)", "if (rows <= kLeaf)",
+        "segments", ("segments",), every=1,
+    ),
+    Mutant(
+        "a segment that is left out is a segment", "kernels/reduce/segments.h",
+        "index < 0 || index > count || index == skipped", "index < 0 || index > count",
         "segments", ("segments",), every=1,
     ),
     # ---- rows looked at twice

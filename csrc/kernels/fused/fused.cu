@@ -62,15 +62,23 @@ void launch_held(const FusedCall& call, HeldRowsShape shape, bool split, void* w
   }
   enqueue_part(held_rows::Part::Whole, nullptr);
 }
+// By one of the numbers of chunks that there are kernels for.
+template <class Op, class E, held_rows::Form kForm, int... kChunks>
+void launch_chunks(std::integer_sequence<int, kChunks...>, const FusedCall& call, const HeldRowsShape& shape,
+                   Queue queue) {
+  ((shape.chunks == kChunks ? launch_held<Op, E, kChunks, kForm>(call, shape, false, nullptr, queue) : void()), ...);
+}
 template <class Op, class E, held_rows::Form kForm>
-void launch_short(const FusedCall& call, const HeldRowsShape& shape, void* workspace, Queue queue) {
-  if constexpr (sizeof(E) == 2) {
-    constexpr int kChunks = held_rows::short_chunks(2, kForm, Op::kInputs, Op::kSums, 0);
-    launch_held<Op, E, kChunks, kForm>(call, shape, false, workspace, queue);
-  } else if (shape.chunks == 1) {
-    launch_held<Op, E, 1, kForm>(call, shape, false, workspace, queue);
+void launch_short(const FusedCall& call, const HeldRowsShape& shape, Queue queue) {
+  const auto launch = [&](auto chunks) { launch_chunks<Op, E, kForm>(chunks, call, shape, queue); };
+  if constexpr (sizeof(E) == 4) {
+    launch(std::integer_sequence<int, 1, 2>{});
+  } else if constexpr (kForm == held_rows::Form::ShortWords) {
+    launch(std::integer_sequence<int, 1>{});
+  } else if constexpr (held_rows::most_granule_chunks(Op::kInputs, Op::kSums, Op::kWeights + Op::kBiases) == 2) {
+    launch(std::integer_sequence<int, 2>{});
   } else {
-    launch_held<Op, E, 2, kForm>(call, shape, false, workspace, queue);
+    launch(std::integer_sequence<int, 2, 4>{});
   }
 }
 template <class Op, class E, held_rows::Form kForm>
@@ -82,11 +90,22 @@ void launch_long(const FusedCall& call, const HeldRowsShape& shape, bool split, 
   launch_held<Op, E, kHalfChunks, kForm>(call, shape, split, workspace, queue);
 }
 template <class Op, class E>
+void launch_aligned([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const HeldRowsShape& shape,
+                    [[maybe_unused]] Queue queue) {
+  constexpr int kMost = held_rows::most_aligned_chunks(int(sizeof(E)), Op::kInputs, Op::kSums, Op::kMaps);
+  using held_rows::Form;
+  if constexpr (kMost == 4)
+    launch_chunks<Op, E, Form::AlignedRows>(std::integer_sequence<int, 2, 3, 4>{}, call, shape, queue);
+  if constexpr (kMost == 7)
+    launch_chunks<Op, E, Form::AlignedRows>(std::integer_sequence<int, 2, 3, 4, 5, 6, 7>{}, call, shape, queue);
+}
+template <class Op, class E>
 void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
   using held_rows::Form;
   switch (shape.form) {
-    case Form::ShortWords: return launch_short<Op, E, Form::ShortWords>(call, shape, workspace, queue);
-    case Form::ShortGranules: return launch_short<Op, E, Form::ShortGranules>(call, shape, workspace, queue);
+    case Form::AlignedRows: return launch_aligned<Op, E>(call, shape, queue);
+    case Form::ShortWords: return launch_short<Op, E, Form::ShortWords>(call, shape, queue);
+    case Form::ShortGranules: return launch_short<Op, E, Form::ShortGranules>(call, shape, queue);
     case Form::Granules: return launch_long<Op, E, Form::Granules>(call, shape, split, workspace, queue);
     case Form::Words:  // of 16-bit floats there are none
       if constexpr (sizeof(E) == 4) launch_long<Op, E, Form::Words>(call, shape, split, workspace, queue);

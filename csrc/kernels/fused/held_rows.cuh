@@ -175,19 +175,15 @@ template <class E, int kChunks, bool kPart> struct HeldWords {
     }
     return e;
   }
-  // Weights of the positions from `first` on.
-  template <bool kFull>
-  __device__ __forceinline__ static void weights(const void* from, Dtype dtype, int64_t first, const Place& p, int c,
+  // Weights of the positions from `first` on, of type W: E or float.
+  template <bool kFull, class W>
+  __device__ __forceinline__ static void weights(const W* from, int64_t first, const Place& p, int c,
                                                  float (&v)[kGroup]) {
     const int have = own(p);
-    const auto take = [&](const auto* w) {
-      w = recomputed(w + first + p.lane);
+    const W* const w = recomputed(from + first + p.lane);
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i)
-        if (kFull || c * kGroup + i < have) v[i] = convert<float>(load_again(w + step(p, c * kGroup + i)));
-    };
-    if (sizeof(E) == 4 || dtype == Dtype::F32) take(static_cast<const float*>(from));
-    else take(static_cast<const E*>(from));
+    for (int i = 0; i < kGroup; ++i)
+      if (kFull || c * kGroup + i < have) v[i] = convert<float>(load_again(w + step(p, c * kGroup + i)));
   }
 };
 
@@ -206,10 +202,11 @@ template <bool kBF16> __device__ __forceinline__ uint32_t packed_minima(uint32_t
 #endif
 }
 
-template <class E, int kChunks, bool kPart> struct HeldGranules {
+template <class E, int kChunks, bool kPart, bool kAligned> struct HeldGranules {
   static constexpr bool kGranules = true;
   static constexpr int kSlots = kPart ? kChunks * kGroup : kGroup;
   static_assert(sizeof(E) == 2, "8 elements a granule");
+  static_assert(kAligned || !kPart, "short rows that are not aligned go by words");
   Granule g[kChunks];
   __device__ static constexpr int slot(int c, int i) { return kPart ? c * kGroup + i : i; }
 
@@ -218,13 +215,17 @@ template <class E, int kChunks, bool kPart> struct HeldGranules {
   // The last elements of a leaf may lie in the first places of lane 0.
   __device__ static int position(const Place& p, int c, int i) {
     const int at = number(p, c) * kGroup + i - p.before;
-    return c == 0 && at < 0 ? at + lanes_of(p) * kChunks * kGroup : at;
+    return !kAligned && c == 0 && at < 0 ? at + lanes_of(p) * kChunks * kGroup : at;
   }
   __device__ static bool is_whole(const Place& p, int c) {
     return (c > 0 || p.before == 0) && (c + 1) * kGroup * lanes_of(p) <= p.before + p.count;
   }
   __device__ static bool has_chunk(const Place& p, int c) {
-    return c == 0 || c * kGroup * lanes_of(p) < p.before + p.count;
+    return c == 0 || (kAligned && (!kPart || 2 * c <= kChunks)) || c * kGroup * lanes_of(p) < p.before + p.count;
+  }
+  // Of aligned rows, whether the lane has its granule of chunk c: of longer ones it may lack the last.
+  __device__ static bool is_there(const Place& p, int c) {
+    return (!kPart && c < kChunks - 1) || number(p, c) * kGroup < p.count;
   }
 
   // Elements that are not there become `fill`.
@@ -239,6 +240,14 @@ template <class E, int kChunks, bool kPart> struct HeldGranules {
              static_cast<const void*>(first + k + 1) <= call.end[input];
     };
     const Granule* const own = recomputed(first + p.lane);
+    if constexpr (kAligned) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        g[c] = absent;
+        load_once(wanted && is_there(p, c), own + lanes * c, g[c]);
+      }
+      return;
+    }
     if (wanted && p.whole) {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
@@ -266,7 +275,7 @@ template <class E, int kChunks, bool kPart> struct HeldGranules {
       g[c] = absent;
       load_once(any && k <= last && !(k == 0 && first_out) && !(k == last && last_out), own + lanes * c, g[c]);
     }
-    if (kPart || !ballot(ragged)) return;
+    if (!ballot(ragged)) return;
     // Of the granules at a leaf's ends: element by element where they reach out of the tensor.
     const auto edge = [&](int k, bool out, Granule& into) {
       if (out) {
@@ -346,7 +355,7 @@ template <class E, int kChunks, bool kPart> struct HeldGranules {
     __device__ __forceinline__ void store(int c, const float (&v)[kGroup]) {
       const Granule g = rounded<kNumbers>(v);
       const int first = p.lane * kGroup - p.before, at = number(p, c) * kGroup - p.before;
-      if ((kFull && c > 0) || (at >= 0 && at + kGroup <= p.count)) {
+      if (kAligned ? is_there(p, c) : (kFull && c > 0) || (at >= 0 && at + kGroup <= p.count)) {
         store_item<Stay::Short>(reinterpret_cast<Granule*>(to) + lanes_of(p) * c, g);
       } else if (c > 0) {
         if (at >= p.count) return;
@@ -366,6 +375,26 @@ template <class E, int kChunks, bool kPart> struct HeldGranules {
           if (rest_at + i < p.count) to[rest_at + i - (p.lane * kGroup - p.before)] = element(rest, i);
       }
     }
+  };
+
+  // The same in float32, of whole granules.
+  template <bool kNumbers> struct ConvertedOut {
+    Granule* to;
+    const Place& p;
+
+    __device__ __forceinline__ ConvertedOut(const FusedRowsCall& call, int64_t leaf, const Place& p)
+        : to(recomputed(reinterpret_cast<Granule*>(static_cast<float*>(call.out) + leaf) + 2 * p.lane)), p(p) {}
+    __device__ __forceinline__ void store(int c, const float (&v)[kGroup]) {
+      if (number(p, c) * kGroup >= p.count) return;
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        Granule g;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) g.item[i] = bit_cast<uint32_t>(kNumbers ? v[4 * k + i] : canonical(v[4 * k + i]));
+        store_item<Stay::Short>(to + 2 * lanes_of(p) * c + k, g);
+      }
+    }
+    __device__ __forceinline__ void finish() {}
   };
 
   // The same of a leaf that starts elsewhere in its granule than the input's does: a lane's granule of the output is
@@ -434,7 +463,7 @@ template <class E, int kChunks, bool kPart> struct HeldGranules {
     for (int i = 0; i < kGroup; ++i) acc[i] = chosen(moves, moved[i], acc[i]);
   }
   template <bool kNumbers> __device__ __forceinline__ static float tree(float (&acc)[kSlots], const Place& p) {
-    if constexpr (!kPart) {
+    if constexpr (!kAligned) {
       if (ballot(p.before > 0)) {
         move_down<4>(acc, (p.before & 4) != 0, p);
         move_down<2>(acc, (p.before & 2) != 0, p);
@@ -465,14 +494,14 @@ template <class E, int kChunks, bool kPart> struct HeldGranules {
             to_float(E{uint16_t(packed_minima<kBF16>(least, least >> 16))})};
   }
   // Rows are whole granules.
-  template <bool kFull>
-  __device__ __forceinline__ static void weights(const void* from, Dtype dtype, int64_t first, const Place& p, int c,
+  template <bool kFull, class W>
+  __device__ __forceinline__ static void weights(const W* from, int64_t first, const Place& p, int c,
                                                  float (&v)[kGroup]) {
     const int at = number(p, c) * kGroup;
-    if (!kFull && at >= p.count) return;
-    if (dtype == Dtype::F32) {
+    if (kAligned ? !is_there(p, c) : !kFull && at >= p.count) return;
+    if constexpr (std::is_same<W, float>::value) {
       using Four = Packed<float, 4>;
-      const Four* const w = reinterpret_cast<const Four*>(static_cast<const float*>(from) + first + at);
+      const Four* const w = reinterpret_cast<const Four*>(from + first + at);
       const Four a = load_wide(w), b = load_wide(w + 1);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -481,7 +510,7 @@ template <class E, int kChunks, bool kPart> struct HeldGranules {
       }
     } else {
       E x[kGroup];
-      elements_of(load_wide(reinterpret_cast<const Granule*>(static_cast<const E*>(from) + first + at)), x);
+      elements_of(load_wide(reinterpret_cast<const Granule*>(from + first + at)), x);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) v[i] = to_float(x[i]);
     }
@@ -558,6 +587,33 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
     }
     __device__ __forceinline__ void finish() {}
   };
+  // The same in 16-bit floats.
+  template <bool kNumbers> struct ConvertedOut {
+    using Half = Packed<uint32_t, 2>;
+    Half* to;
+    const Place& p;
+    bool bf16;
+
+    __device__ __forceinline__ ConvertedOut(const FusedRowsCall& call, int64_t leaf, const Place& p)
+        : to(recomputed(reinterpret_cast<Half*>(static_cast<uint16_t*>(call.out) + leaf) + p.lane)),
+          p(p),
+          bf16(call.out_dtype == Dtype::BF16) {}
+    __device__ __forceinline__ void store(int c, const float (&v)[kGroup]) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        if (number(p, 2 * c + k) * kQuad >= p.count) continue;
+        Half h;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float a = v[k * kQuad + 2 * i], b = v[k * kQuad + 2 * i + 1];
+          h.item[i] = bf16 ? uint32_t(round_to<BF16>(b).bits) << 16 | round_to<BF16>(a).bits
+                           : uint32_t(round_to<F16>(b).bits) << 16 | round_to<F16>(a).bits;
+        }
+        store_wide(to + lanes_of(p) * (2 * c + k), h);
+      }
+    }
+    __device__ __forceinline__ void finish() {}
+  };
   template <bool kNumbers> __device__ __forceinline__ static float tree(float (&acc)[kSlots], const Place& p) {
     float run[kSlots / kQuad];
 #pragma unroll
@@ -583,11 +639,10 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
     }
     return e;
   }
-  template <bool kFull>
-  __device__ __forceinline__ static void weights(const void* from, Dtype, int64_t first, const Place& p, int c,
+  template <bool kFull, class W>
+  __device__ __forceinline__ static void weights(const W* from, int64_t first, const Place& p, int c,
                                                  float (&v)[kGroup]) {
-    const Granule* const w =
-        recomputed(reinterpret_cast<const Granule*>(static_cast<const float*>(from) + first) + p.lane);
+    const Granule* const w = recomputed(reinterpret_cast<const Granule*>(from + first) + p.lane);
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       if (!kFull && number(p, 2 * c + k) * kQuad >= p.count) continue;
@@ -599,9 +654,12 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
 };
 
 template <class E, int kChunks, held_rows::Form kForm>
-using Held = std::conditional_t<kForm == held_rows::Form::Granules || kForm == held_rows::Form::ShortGranules,
-                                std::conditional_t<sizeof(E) == 2, HeldGranules<E, kChunks, held_rows::is_short(kForm)>,
-                                                   HeldQuads<E, kChunks, held_rows::is_short(kForm)>>,
+using HeldByGranules =
+    std::conditional_t<sizeof(E) == 2,
+                       HeldGranules<E, kChunks, held_rows::is_short(kForm), held_rows::is_aligned(2, kForm)>,
+                       HeldQuads<E, kChunks, held_rows::is_short(kForm)>>;
+template <class E, int kChunks, held_rows::Form kForm>
+using Held = std::conditional_t<held_rows::by_granules(kForm), HeldByGranules<E, kChunks, kForm>,
                                 HeldWords<E, kChunks, held_rows::is_short(kForm)>>;
 
 // ---- where leaves meet -------------------------------------------------------------------------------------------------
@@ -708,6 +766,9 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
   static constexpr int kInputs = Op::kInputs, kSums = Op::kSums, kAway = kSharedTerms<Op, E, kChunks>;
   using Four = Packed<float, 4>;
   static constexpr bool kPartWarps = held_rows::is_short(kForm);
+  static constexpr bool kAligned = held_rows::is_aligned(int(sizeof(E)), kForm);
+  static constexpr bool kConverts = Op::kMaps && held_rows::may_convert(int(sizeof(E)), kInputs, kSums, Op::kWeights) &&
+                                    held_rows::by_granules(kForm);
   static constexpr bool kNumbers = Op::kTerm && sizeof(E) == 2 && kChunks == held_rows::kLeafChunks;  // opposite()
 
   static constexpr bool kMeets = kChunks == held_rows::kLeafChunks && kSums > 0;  // leaves of a row
@@ -746,12 +807,10 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
   __device__ __forceinline__ Where find(const HeldRowsShape& shape, uint32_t block) {
     const unsigned warp = threadIdx.x / unsigned(kLanes), warps = blockDim.x / unsigned(kLanes);
     Where at{};
-    p.lanes = kPartWarps ? shape.lanes : kLanes;
-    const unsigned lane = threadIdx.x % unsigned(kLanes);
-    p.lane = int(lane) & (p.lanes - 1);
+    p.lanes = kPartWarps ? shape.lanes() : kLanes;
+    p.lane = int(threadIdx.x) & (p.lanes - 1);
     if (is_alone(shape)) {
-      at.row = int64_t(block) * warps + warp;
-      if (kPartWarps) at.row = at.row * (unsigned(kLanes) / unsigned(p.lanes)) + lane / unsigned(p.lanes);
+      at.row = (int64_t(block) * blockDim.x + threadIdx.x) >> shape.log_lanes;
     } else {
       uint32_t row = block, part = 0;
       if (shape.splits > 1) {
@@ -765,6 +824,13 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     if (!at.there) at.row = call.rows - 1;
     at.start = call.start(at.row);
     first = int64_t(at.number) * kSpan;
+    if constexpr (kAligned) {
+      p.before = 0;
+      p.count = int(call.length);
+      p.whole = false;
+      p.full = true;
+      return at;
+    }
     const int64_t rest = call.length - first;
     p.count = int(rest < 0 ? 0 : rest < kSpan ? rest : kSpan);
     p.before = 0;
@@ -790,13 +856,20 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) held[k].chunk(c, v[k]);
   }
-  // kFull: the place is, or it has all that there are chunks for.
-  template <bool kFull> __device__ __forceinline__ void weights(const void* w, F missing, int c,
-                                                                float (&v)[kGroup]) const {
-    if (kFull && w) return H::template weights<true>(w, call.weight_dtype, first, p, c, v);
+  // kFull: the place is, or it has all that there are chunks for. W: the weights' type, of which there are; or void,
+  // where they may be missing.
+  template <bool kFull, class W> __device__ __forceinline__ void weights(const void* w, F missing, int c,
+                                                                         float (&v)[kGroup]) const {
+    if constexpr (!std::is_void_v<W>) {
+      H::template weights<kFull>(static_cast<const W*>(w), first, p, c, v);
+    } else {
+      if (!kFull || !w)
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) v[i] = missing;
-    if (w) H::template weights<false>(w, call.weight_dtype, first, p, c, v);
+        for (int i = 0; i < kGroup; ++i) v[i] = missing;
+      if (!w) return;
+      if (sizeof(E) == 2 && call.weight_dtype == Dtype::F32) weights<kFull, F>(w, missing, c, v);
+      else weights<kFull, E>(w, missing, c, v);
+    }
   }
   __device__ __forceinline__ void keep(int c, int i, float term) {
     if (c >= kAway) kept[(c - kAway) * kGroup + i] = term;
@@ -817,17 +890,17 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
   }
 
   // Calls take(chunk, i, x, weight, whether it is there) for each element; those of a residue in their order. Of ops
-  // that have elements to fill in, and where kWhole, all are there.
-  template <bool kWhole, class Take, int kCount>
+  // that have elements to fill in, and where kAll, all are there.
+  template <bool kAll, class Take, int kCount>
   __device__ __forceinline__ void each(Take take, F (&sums)[kCount][H::kSlots]) const {
-    constexpr bool kLate = !kWhole && H::kGranules && H::kSlots == kGroup;  // wrapped elements come last
+    constexpr bool kLate = !kAll && H::kGranules && !kAligned && H::kSlots == kGroup;  // wrapped elements come last
     const int late = kLate && p.lane == 0 ? p.before : 0;
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      if (!(kWhole && kChunks == held_rows::kLeafChunks) && !H::has_chunk(p, c)) break;
+      if (!(kAll && kChunks == held_rows::kLeafChunks) && !H::has_chunk(p, c)) break;
       float v[kInputs][kGroup], w[kGroup];
       elements(c, v);
-      if constexpr (Op::kWeights) weights<kWhole>(call.weight, F(1), c, w);
+      if constexpr (Op::kWeights) weights<kAll, void>(call.weight, F(1), c, w);
       const auto elements_where = [&](auto is_there) {
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) {
@@ -837,8 +910,11 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
           take(c, i, x, Op::kWeights ? w[i] : F(1), is_there(i));
         }
       };
-      if (Op::kFills || (kChunks == held_rows::kLeafChunks && H::is_whole(p, c) && !skips) || kWhole) {
+      if (Op::kFills || (kChunks == held_rows::kLeafChunks && H::is_whole(p, c) && !skips) || kAll) {
         elements_where([&](int i) { return !kLate || c > 0 || i >= late; });
+      } else if constexpr (kAligned) {
+        const bool there = H::is_there(p, c) && !skips;
+        elements_where([&](int) { return there; });
       } else {
         elements_where([&](int i) { return H::position(p, c, i) < p.count && (c > 0 || i >= late) && !skips; });
       }
@@ -968,8 +1044,8 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     return skips ? Op::none() : Op::state(found, sums, p.count);
   }
 
-  // Writes the elements of the leaf, by chunks. kCalm: the data is.
-  template <bool kFull, bool kCalm, class Out, class At>
+  // Writes the elements of the leaf, by chunks. kCalm: the data is. W: as of weights().
+  template <bool kFull, bool kCalm, class W = void, class Out, class At>
   __device__ __forceinline__ void write(Out out, const At& at) const {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
@@ -977,8 +1053,8 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
       float v[kInputs][kGroup], w[kGroup], b[kGroup], y[kGroup];
       if constexpr (Op::kTerm) terms(c, v[0]);
       else elements(c, v);
-      if constexpr (Op::kWeights) weights<kFull>(call.weight, F(1), c, w);
-      if constexpr (Op::kBiases) weights<kFull>(call.bias, F(-0.0), c, b);
+      if constexpr (Op::kWeights) weights<kFull, W>(call.weight, F(1), c, w);
+      if constexpr (Op::kBiases) weights<kFull, W>(call.bias, F(-0.0), c, b);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
         F x[kInputs];
@@ -998,33 +1074,47 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     }
     out.finish();
   }
-  template <bool kCalm, class At> __device__ __forceinline__ void write(E* out, const At& at) const {
-    if constexpr (H::kGranules && !kPartWarps && !Op::kWeights)
+  // The leaf starts at element `to` of the output.
+  template <bool kCalm, class At> __device__ __forceinline__ void write(int64_t to, const At& at) const {
+    if constexpr (kConverts)
+      if (call.out_dtype != DtypeOf<E>::value)
+        return write<false, kCalm>(typename H::template ConvertedOut<kCalm>(call, to, p), at);
+    E* const out = static_cast<E*>(call.out) + to;
+    if constexpr (H::kGranules && !kAligned && !Op::kWeights)
       if (elements_before(out) != p.before)
         return write<false, kCalm>(typename H::template ShiftedOut<kCalm>(out, p), at);
     if constexpr (kCalm || !Op::kCalmMap)
-      if (p.full) return write<true, kCalm>(typename H::template Out<true, kCalm>(out, p), at);
+      if (p.full) {
+        const typename H::template Out<true, kCalm> full(out, p);
+        if constexpr (Op::kWeights && kAligned) {
+          if (call.weight && (!Op::kBiases || call.bias)) {
+            if (call.weight_dtype == Dtype::F32) return write<true, kCalm, F>(full, at);
+            return write<true, kCalm, E>(full, at);
+          }
+        }
+        return write<true, kCalm>(full, at);
+      }
     write<false, kCalm>(typename H::template Out<false, kCalm>(out, p), at);
   }
-  // The leaf starts at `out`. marked(i): what a marked element at position i of the row becomes.
+  // marked(i): what a marked element at position i of the row becomes.
   template <class At, class Marked>
-  __device__ __forceinline__ void write(E* out, const At& at, bool there, Marked marked) const {
+  __device__ __forceinline__ void write(int64_t to, const At& at, bool there, Marked marked) const {
     bool calm = false;
     if constexpr (Op::kCalmMap) calm = !ballot(!Op::is_calm_map(held[kInputs - 1].extremes(p).least, at));
     if constexpr (Op::kCalmMap) {
       if (calm) {
-        if (there) write<true>(out, at);
+        if (there) write<true>(to, at);
         if constexpr (kMarks<Op>) {
           const int64_t mark = Op::marked(at) - first;
           warp_barrier();  // by all lanes, of rows that are there or not
           if (there && p.lane == 0 && mark >= 0 && mark < p.count)
-            store_item(out + mark, round_to<E>(marked(first + mark)));
+            store_item(static_cast<E*>(call.out) + to + mark, round_to<E>(marked(first + mark)));
         }
         return;
       }
     }
     if (!there) return;
-    write<false>(out, at);
+    write<false>(to, at);
   }
 };
 
@@ -1076,7 +1166,7 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks, kForm>))
   if (end.number == 0 && leaf.p.lane == 0 && end.there) Op::write(values, call.memory, end.start.value);
   if constexpr (Op::kMaps) {
     const auto& to_map = Op::at(values, state);
-    leaf.write(static_cast<E*>(call.out) + end.start.out + leaf.first, to_map, end.there, [&](int64_t i) {
+    leaf.write(end.start.out + leaf.first, to_map, end.there, [&](int64_t i) {
       if constexpr (kMarks<Op>) {
         const F x[1] = {read(i)};
         return Op::map(x, F(1), F(-0.0), i, to_map);

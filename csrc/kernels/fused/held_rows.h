@@ -14,15 +14,40 @@ constexpr int kBarrier = 16;      // bytes of a block that are not dynamic
 constexpr int kMostCluster = 8;   // blocks: what every GPU with clusters has
 
 // How a lane has its elements: one by one, so that they may start anywhere, or by granules of 16 bytes; a warp one leaf
-// of them, or several short rows.
-enum class Form : int8_t { Words, Granules, ShortWords, ShortGranules };
+// of them, or several short rows. Of aligned rows, which are whole granules in all operands, a lane asks of granules
+// whether they are there, of few of them, and never of elements; short ones by granules are aligned, too.
+enum class Form : int8_t { Words, Granules, AlignedRows, ShortWords, ShortGranules };
 TR_HD constexpr bool is_short(Form form) { return form >= Form::ShortWords; }
-// Of short rows, of which more elements share what a row costs; but of those that are loaded one by one neighbouring
-// lanes have to load neighbours.
-TR_HD constexpr int granule_chunks(int inputs, int sums) { return inputs * sums <= 1 ? 4 : 2; }
+TR_HD constexpr bool by_granules(Form form) { return form != Form::Words && form != Form::ShortWords; }
+TR_HD constexpr bool is_aligned(int size, Form form) {
+  return size == 2 && (form == Form::AlignedRows || form == Form::ShortGranules);
+}
+// Chunks of aligned rows, 0 where there is no such kernel: of 16-bit floats that are summed more than once more of
+// them, since those take most instructions (H100, layer_norm of bfloat16, 768 and 1536: 0.37 ms instead of 0.47 and
+// 0.50).
+TR_HD constexpr int most_aligned_chunks(int size, int inputs, int sums, bool maps) {
+  return size != 2 || inputs > 1 || sums == 0 || !maps ? 0 : sums > 1 ? kLeafChunks - 1 : kHalfChunks;
+}
+// Of short rows, of which more elements share what a row costs; but neighbouring lanes have to load neighbours: a row's
+// by granules 64 bytes where they all have some (H100, softmax of bfloat16, 64: 0.37 ms with 2, 0.41 with 4; 48: 0.44
+// with 2, 0.39 with 4).
+TR_HD constexpr int most_granule_chunks(int inputs, int sums, int sides) {
+  return inputs * sums <= 1 && sides == 0 ? 4 : 2;
+}
+inline int granule_chunks(int most, int64_t length) {
+  const bool few = length <= 64 && 4 * length > 3 * plans::power_of_two(length);
+  return few ? 2 : most;
+}
 TR_HD constexpr int word_chunks(int size, int64_t length) { return size == 2 || length <= 64 ? 1 : 2; }
-TR_HD constexpr int short_chunks(int size, Form form, int inputs, int sums, int64_t length) {
-  return size == 2 && form == Form::ShortGranules ? granule_chunks(inputs, sums) : word_chunks(size, length);
+
+// Whether the results may be of the other width, as people ask for it: norms of float32 in 16 bits, as under autocast;
+// other rows of 16 bits in float32, as softmax(dtype=) has it.
+TR_HD constexpr bool may_convert(int size, int inputs, int sums, int weights) {
+  return inputs == 1 && sums > 0 && (size == 4) == (weights > 0);
+}
+inline bool is_other_width(const FusedCall& call) {
+  return (call.dtype == Dtype::F32) != (call.out_dtype == Dtype::F32) && is_float(call.out_dtype) &&
+         call.out_dtype != Dtype::F64;
 }
 
 // What a launch does: all of a row; or the states of its leaves, or what follows from them.
@@ -32,15 +57,16 @@ enum class Part : int8_t { Whole, States, Output };
 
 struct HeldRowsShape : FusedLaunch {
   held_rows::Form form = held_rows::Form::Words;
-  int lanes = 32;       // of a row, fewer than 32 where it is short
+  int log_lanes = 5;    // of the lanes of a row, fewer than 32 where it is short
   int chunks = 1;       // of a lane
   int leaves = 1;       // of a row, or what a warp has of one without looks
   int cluster = 1;      // blocks that hold a row together
   bool folded = false;  // the states of rows that are split have become one before the second launch
   held_rows::Part part = held_rows::Part::Whole;
 
+  TR_HD int lanes() const { return 1 << log_lanes; }
   template <class Visit> void each(Visit visit) const {
-    visit("lanes", lanes);
+    visit("lanes", lanes());
     visit("chunks", chunks);
     visit("warps", threads / 32);
     visit("cluster", cluster);
@@ -92,23 +118,39 @@ inline Team team(int leaves, int most_threads, bool clusters) {
   return best;
 }
 
+// Threads of a block that has whole rows. (H100, softmax of bfloat16, 64, in blocks of 64, 128, 256: 0.366, 0.369,
+// 0.387 ms; layer_norm, 256: 0.413, 0.418, 0.445; 640 in blocks of 128, 256: 0.367, 0.371.)
+inline int one_leaf_threads(int size, Form form, int chunks) {
+  if (!is_aligned(size, form)) return chunks == kLeafChunks ? 128 : 256;
+  return is_short(form) ? 64 : 128;
+}
+
 inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const DeviceFacts& device,
                                               const PlanOverride& forced) {
-  if (!has_plain_rows(call)) return {};
+  if (!has_neighbours(call)) return {};
   const FusedFacts f = facts(call.op);
   const Layout& l = call.layout;
   const int size = size_of(call.dtype);
   const RowAlignment rows = row_alignment(call);
+  const bool converts = f.maps && call.out_dtype != call.dtype;
+  if (converts && !(may_convert(size, f.inputs, f.sums, f.weights) && is_other_width(call) && rows.aligned)) return {};
   const bool weighted = call.weight || call.bias;
   if (weighted && call.weight_dtype != call.dtype && call.weight_dtype != Dtype::F32) return {};
   const bool granules = forced.vector_loads == 0 ? false
+                        : converts               ? aligned(call.weight) && aligned(call.bias)
                         : weighted || size == 4  ? rows.aligned && aligned(call.weight) && aligned(call.bias)
                                                  : rows.alike;
+  if (converts && !granules) return {};
   HeldRowsShape s;
   if (l.length <= kResidues) {
     s.form = granules && rows.aligned ? Form::ShortGranules : Form::ShortWords;
-    s.chunks = short_chunks(size, s.form, f.inputs, f.sums, l.length);
-    s.lanes = int(power_of_two(ceil_div(l.length, kGroup * s.chunks)));
+    s.chunks = is_aligned(size, s.form)
+                   ? granule_chunks(most_granule_chunks(f.inputs, f.sums, f.weights + f.biases), l.length)
+                   : word_chunks(size, l.length);
+    for (s.log_lanes = 0; s.lanes() * s.chunks * kGroup < l.length;) ++s.log_lanes;
+  } else if (granules && rows.aligned && l.length <= kResidues * most_aligned_chunks(size, f.inputs, f.sums, f.maps)) {
+    s.form = Form::AlignedRows;
+    s.chunks = int(ceil_div(l.length, kResidues));
   } else {
     if (size == 2 && !granules) return {};
     s.form = granules ? Form::Granules : Form::Words;
@@ -121,8 +163,8 @@ inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const Devic
   const int meeting = s.leaves > 1 && s.leaves <= kMostLeaves && f.looks() ? meeting_bytes(call, s.leaves) : 0;
   if (away > 0) most = std::min(most, (device.shared - kBarrier - meeting) / away / 32 * 32);
   if (s.leaves == 1) {
-    const int64_t warps = ceil_div(l.rows, 32 / s.lanes);
-    s.threads = s.chunks == kLeafChunks ? 128 : 256;
+    const int64_t warps = ceil_div(l.rows, 32 / s.lanes());
+    s.threads = one_leaf_threads(size, s.form, s.chunks);
     while (s.threads > 32 && ceil_div(warps, s.threads / 32) < device.multiprocessors) s.threads /= 2;
     s.blocks = ceil_div(warps, s.threads / 32);
   } else if (!f.looks()) {

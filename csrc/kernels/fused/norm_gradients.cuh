@@ -112,7 +112,7 @@ template <int kSums> struct ColumnSums {
 template <class E> __device__ __forceinline__ void round_columns(const float (&v)[kGroup],
                                                                  Granule (&g)[kGroup / kPerGranule<E>]) {
   if constexpr (sizeof(E) == 2) {
-    g[0] = HeldGranules<E, 1, true>::template rounded<false>(v);
+    g[0] = HeldGranules<E, 1, true, true>::template rounded<false>(v);
   } else {
     E x[kGroup];
 #pragma unroll

@@ -267,7 +267,7 @@ template <class Op, class E, int kSpan, int kChunks> struct PackedPart {
  private:
   template <bool kNumbers> __device__ __forceinline__ static Eight<E> rounded(const F (&y)[kGroup]) {
     if constexpr (sizeof(E) == 2) {
-      return HeldGranules<E, 1, true>::template rounded<kNumbers>(y);
+      return HeldGranules<E, 1, true, true>::template rounded<kNumbers>(y);
     } else {
       Eight<E> g;
 #pragma unroll

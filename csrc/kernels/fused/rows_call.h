@@ -14,7 +14,7 @@ struct FusedRowsCall {
   const void* end[2];  // of the last elements: nothing outside is read, be it in the same 16 bytes
   void* out;
   const void *weight, *bias;
-  Dtype weight_dtype;
+  Dtype weight_dtype, out_dtype;
   FusedOptions options;
   RowMemory memory;
   int64_t rows, length;
@@ -44,17 +44,20 @@ struct FusedRowsCall {
   }
 };
 
-// Whether rows are neighbouring elements in every operand, read and written as they are, and their dims few.
-inline bool has_plain_rows(const FusedCall& call) {
+// Whether rows are neighbouring elements in every operand, read as they are, and their dims few.
+inline bool has_neighbours(const FusedCall& call) {
   const Layout& l = call.layout;
   const FusedFacts f = facts(call.op);
   const bool types = call.dtype == Dtype::F32 || call.dtype == Dtype::BF16 || call.dtype == Dtype::F16;
   if (sums_over_rows(call.op) || !is_static(call) || !types || l.length < 1 || l.rows < 1 || l.kept > kMostFusedDims ||
       l.reduced > 1)
     return false;
-  if (f.maps && call.out_dtype != call.dtype) return false;
   if (l.reduced == 0) return true;
   return l.in[l.kept] == 1 && (!f.maps || l.out[l.kept] == 1) && (f.inputs < 2 || call.more_strides[0][l.kept] == 1);
+}
+// And written as they are.
+inline bool has_plain_rows(const FusedCall& call) {
+  return has_neighbours(call) && (!facts(call.op).maps || call.out_dtype == call.dtype);
 }
 inline FusedRowsCall plain_rows(const FusedCall& call) {
   const Layout& l = call.layout;
@@ -64,6 +67,7 @@ inline FusedRowsCall plain_rows(const FusedCall& call) {
                   call.weight,
                   call.bias,
                   call.weight_dtype,
+                  call.out_dtype,
                   call.options,
                   call.memory,
                   l.rows,

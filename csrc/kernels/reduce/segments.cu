@@ -4,30 +4,46 @@
 
 namespace torchreduce::gpu {
 
-template <class E> static void launch_segments(const PlannedSegments& call, void* workspace, Queue queue) {
+template <class E, int V>
+static void launch_segments(const PlannedSegments& planned, const segments::Work& work, Queue queue) {
   using F = accumulator_t<E>;
-  F* const leaves = static_cast<F*>(workspace);
-  const SegmentCall& q = call;
-  const auto run = [&](auto kernel) {
-    enqueue(kernel, call.plan.blocks, segments::kThreads, 0, queue, q, call.plan.across, leaves);
-  };
+  constexpr int kThreads = segments::kThreads;
+  const SegmentCall& call = planned;
+  const SegmentPlan& plan = planned.plan;
+  if (plan.leaf_blocks)
+    enqueue(sum_segment_leaves<E, V, F>, plan.leaf_blocks, kThreads, 0, queue, call, plan.leaf_team, work);
+  enqueue(sum_short_segments<E, V, F>, plan.blocks, kThreads, 0, queue, call, plan.team, plan.across, work.begin);
+  if (plan.fold_blocks) enqueue(fold_segment_leaves<E, F>, plan.fold_blocks, kThreads, 0, queue, call, work);
+}
+template <class E> static void launch_segments(const PlannedSegments& call, const segments::Work& work, Queue queue) {
   if constexpr (sizeof(E) <= 4)
-    if (call.plan.columns == segments::kColumns) run(sum_segment_leaves<E, segments::kColumns, F>);
-  if (call.plan.columns == 1) run(sum_segment_leaves<E, 1, F>);
-  if (call.places > kLeaf) run(fold_segment_leaves<E, F>);
+    if (call.plan.columns == segments::kColumns) return launch_segments<E, segments::kColumns>(call, work, queue);
+  launch_segments<E, 1>(call, work, queue);
 }
 
 const char* segment_sums(const PlannedSegments& call, void* workspace, void* stream) {
   const Queue queue{static_cast<gpuStream_t>(stream)};
+  segments::Work work;
+  segments::lay_out(call, workspace, work);
+  (void)gpuMemsetAsync(work.counts, 0, 2 * sizeof(*work.counts), queue.stream);
+  const SegmentCall& q = call;
+  enqueue(bound_segments, call.segments / (segments::kThreads - 1) + 1, segments::kThreads, 0, queue, q, work);
   switch (call.dtype) {
-    case Dtype::F32: launch_segments<float>(call, workspace, queue); break;
-    case Dtype::BF16: launch_segments<BF16>(call, workspace, queue); break;
-    case Dtype::F64: launch_segments<double>(call, workspace, queue); break;
+    case Dtype::F32: launch_segments<float>(call, work, queue); break;
+    case Dtype::BF16: launch_segments<BF16>(call, work, queue); break;
+    case Dtype::F64: launch_segments<double>(call, work, queue); break;
 #if !defined(TR_FEW_TYPES)
-    case Dtype::F16: launch_segments<F16>(call, workspace, queue); break;
+    case Dtype::F16: launch_segments<F16>(call, work, queue); break;
 #endif
     default: return "unknown dtype";
   }
+  const gpuError_t error = gpuGetLastError();
+  return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
+}
+
+const char* segment_keys(const PlannedKeys& call, void*, void* stream) {
+  const KeyCall& q = call;
+  enqueue(number_segment_places, call.plan.blocks, segments::kThreads, 0, Queue{static_cast<gpuStream_t>(stream)}, q);
   const gpuError_t error = gpuGetLastError();
   return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
 }

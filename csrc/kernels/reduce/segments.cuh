@@ -1,9 +1,10 @@
 // Sums of the rows of a matrix that have one number (segments.h).
 //
-// Serves: floats of 2, 4 and 8 bytes; four columns a lane where rows are whole words of as many. A warp has a place:
-// where a leaf of a segment begins there, it adds up the leaf's rows for its columns, eight at a time; longer leaves
-// are taken by all warps of the block, each an eighth of the residues. Segments of several leaves are finished by a
-// second kernel. Shared memory: what the leaf at each place is, and the sums of the warps.
+// Serves: floats of 2, 4 and 8 bytes; four columns a thread where rows are whole words of as many. One kernel finds
+// where each segment begins, and lists the leaves of those that are not short. Of short segments a team of threads has
+// one, with the zeros of those that have no rows. Of the listed leaves a block has one at a time, and a part of its
+// columns; its teams have eight residues each. Segments of several leaves are finished by a last kernel. Shared memory:
+// of a leaf, where its rows are, and the sums of each eight residues.
 #pragma once
 #include "kernels/common/collective.cuh"
 #include "segments.h"
@@ -12,109 +13,49 @@ namespace torchreduce::gpu {
 
 template <class E, int V> using SegmentWords = Packed<uint32_t, V* int(sizeof(E)) / 4>;
 
-// The rows of a leaf, none where no leaf begins; and whether it is all of its segment, or its segment's first.
-struct SegmentLeaf {
-  int rows;
-  bool whole, first;
-};
-
-// The end of what is equal to the place `from`, in [from + 1, end]: near ones first.
-__device__ inline int64_t end_of(const int64_t* segment, int64_t from, int64_t end) {
-  const int64_t own = segment[from];
-  int64_t inside = from, step = 1;
-  while (inside + step < end && segment[inside + step] == own) inside += step, step *= 2;
-  int64_t outside = inside + step < end ? inside + step : end;
-  while (outside - inside > 1) {
-    const int64_t middle = inside + (outside - inside) / 2;
-    if (segment[middle] == own) inside = middle;
-    else outside = middle;
-  }
-  return outside;
-}
-// The first place that is equal to `from`, which is not the only one before it.
-__device__ inline int64_t begin_of(const int64_t* segment, int64_t from) {
-  int64_t outside = -1, inside = from;
-  while (inside - outside > 1) {
-    const int64_t middle = outside + (inside - outside) / 2;
-    if (segment[middle] == segment[from]) inside = middle;
-    else outside = middle;
-  }
-  return inside;
-}
-
-__device__ inline SegmentLeaf leaf_at(const SegmentCall& call, int64_t place) {
-  if (place >= call.places) return {};
-  const int64_t own = call.segment[place];
-  if (own < 0 || own >= call.segments || own == call.skipped) return {};
-  const bool first = place == 0 || call.segment[place - 1] != own;
-  if (!first) {  // a later leaf begins a multiple of kLeaf after the segment
-    if (place < kLeaf || call.segment[place - kLeaf] != own) return {};
-    if ((place - begin_of(call.segment, place)) % kLeaf != 0) return {};
-  }
-  const int64_t most = place + kLeaf < call.places ? place + kLeaf : call.places;
-  const int64_t end = end_of(call.segment, place, most);
-  const bool more = end - place == kLeaf && end < call.places && call.segment[end] == own;
-  return {int(end - place), first && !more, first};
-}
-
-// V neighbouring columns of a row, which change nothing unless `wanted`; they can be read even so.
-template <class E, int V, class F> __device__ __forceinline__ void load_columns(const E* from, bool wanted, F (&x)[V]) {
-  E e[V];
-  if constexpr (V == 1) e[0] = *global(from);
-  else unpack<E, V>(load_wide(reinterpret_cast<const SegmentWords<E, V>*>(from)).item, e);
+// Sums of neighbouring columns.
+template <class F, int V> struct Columns { F of[V]; };
+template <class F, int V> __device__ __forceinline__ Columns<F, V> absent_columns() {
+  Columns<F, V> x;
 #pragma unroll
-  for (int c = 0; c < V; ++c) x[c] = wanted ? convert<F>(e[c]) : F(-0.0);
+  for (int c = 0; c < V; ++c) x.of[c] = F(-0.0);
+  return x;
 }
-template <class F, int V> __device__ __forceinline__ void add(F (&to)[V], const F (&more)[V]) {
+template <class F, int V>
+__device__ __forceinline__ Columns<F, V> operator+(const Columns<F, V>& a, const Columns<F, V>& b) {
+  Columns<F, V> sum;
 #pragma unroll
-  for (int c = 0; c < V; ++c) to[c] = to[c] + more[c];
+  for (int c = 0; c < V; ++c) sum.of[c] = a.of[c] + b.of[c];
+  return sum;
+}
+// The tree over neighbours.
+template <int N, class T> __device__ __forceinline__ T neighbours_tree(T (&x)[N]) {
+#pragma unroll
+  for (int d = 1; d < N; d *= 2)
+#pragma unroll
+    for (int i = 0; i < N; i += 2 * d) x[i] = x[i] + x[i + d];
+  return x[0];
 }
 
-// The tree over eight neighbouring residues of a leaf, each of which is the sum of its rows in order.
 template <class E, int V, class F>
-__device__ __forceinline__ void eight_residues(const SegmentCall& call, int64_t place, int rows, int first,
-                                               int64_t column, bool there, F (&sum)[V]) {
-  constexpr int kRows = 8;
-  F part[kRows][V];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r)
-#pragma unroll
-    for (int c = 0; c < V; ++c) part[r][c] = F(-0.0);
-#pragma unroll 1
-  for (int k = first; k < rows; k += kResidues) {
-    const E* from[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-      from[r] = static_cast<const E*>(call.in) + call.order[place + (k + r < rows ? k + r : k)] * call.pitch + column;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      F x[V];
-      load_columns<E, V>(from[r], there && k + r < rows, x);
-      add(part[r], x);
-    }
+__device__ __forceinline__ Columns<F, V> load_columns(const SegmentCall& call, bool wanted, int64_t offset) {
+  const E* const from = static_cast<const E*>(call.in) + offset;
+  E e[V] = {};
+  if (wanted) {
+    if constexpr (V == 1) e[0] = *global(from);
+    else unpack<E, V>(load_wide(reinterpret_cast<const SegmentWords<E, V>*>(from)).item, e);
   }
+  Columns<F, V> x;
 #pragma unroll
-  for (int d = 1; d < kRows; d *= 2)
-#pragma unroll
-    for (int r = 0; r < kRows; r += 2 * d) add(part[r], part[r + d]);
-#pragma unroll
-  for (int c = 0; c < V; ++c) sum[c] = part[0][c];
+  for (int c = 0; c < V; ++c) x.of[c] = wanted ? convert<F>(e[c]) : F(-0.0);
+  return x;
 }
-
-// The sum of a leaf to its segment, or to the workspace.
 template <class E, int V, class F>
-__device__ __forceinline__ void keep(const SegmentCall& call, F* leaves, int64_t place, const SegmentLeaf& leaf,
-                                     int64_t column, const F (&sum)[V]) {
-  if (!leaf.whole) {
-    F* const to = leaves + segments::leaf_slot(place, leaf.first) * call.columns + column;
-#pragma unroll
-    for (int c = 0; c < V; ++c) to[c] = sum[c];
-    return;
-  }
+__device__ __forceinline__ void store_columns(const SegmentCall& call, int64_t offset, const Columns<F, V>& sum) {
   E e[V];
 #pragma unroll
-  for (int c = 0; c < V; ++c) e[c] = round_to<E>(sum[c]);
-  E* const to = global(static_cast<E*>(call.out)) + call.segment[place] * call.columns + column;
+  for (int c = 0; c < V; ++c) e[c] = round_to<E>(sum.of[c]);
+  E* const to = global(static_cast<E*>(call.out)) + offset;
   if constexpr (V == 1) {
     *to = e[0];
   } else {
@@ -124,90 +65,215 @@ __device__ __forceinline__ void keep(const SegmentCall& call, F* leaves, int64_t
   }
 }
 
-template <class E, int V, class F>
-__global__ void __launch_bounds__(segments::kThreads, 2)
-    sum_segment_leaves(TR_GRID_CONSTANT SegmentCall call, int across, F* leaves) {
-  using namespace segments;
-  constexpr int kWarps = kPlaces, kTile = kLanes * V, kEach = kResidues / kWarps;
-  __shared__ SegmentLeaf leaf[kPlaces];
-  __shared__ F sums[kWarps][kTile];
-  const int warp = int(threadIdx.x) / kLanes;
-  const int64_t group = blockIdx.x / across, first = group * kPlaces;
-  if (lane_id() == 0) leaf[warp] = leaf_at(call, first + warp);
-  __syncthreads();
+// A thread has a place.
+__global__ void __launch_bounds__(segments::kThreads) number_segment_places(TR_GRID_CONSTANT KeyCall call) {
+  const int64_t place = int64_t(blockIdx.x) * segments::kThreads + threadIdx.x;
+  if (place < call.places) call.take(place);
+}
 
-#pragma unroll 1
-  for (int64_t tile = blockIdx.x - group * across; tile * kTile < call.columns; tile += across) {
-    const int64_t column = tile * kTile + lane_id() * V;
-    const bool there = column < call.columns;
-    const int64_t safe = there ? column : 0;
-    if (const SegmentLeaf own = leaf[warp]; own.rows > 0 && own.rows <= kShort) {
-      static_assert(kShort == 64, "a tree over eight trees");
-      F eighth[8][V];
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-#pragma unroll
-        for (int c = 0; c < V; ++c) eighth[k][c] = F(-0.0);
-        if (8 * k < own.rows) eight_residues<E, V>(call, first + warp, own.rows, 8 * k, safe, there, eighth[k]);
-      }
-#pragma unroll
-      for (int d = 1; d < 8; d *= 2)
-#pragma unroll
-        for (int k = 0; k < 8; k += 2 * d) add(eighth[k], eighth[k + d]);
-      if (there) keep<E, V>(call, leaves, first + warp, own, column, eighth[0]);
+// A thread has a segment, and looks for its first place. The last one of a block has the next block's first.
+__global__ void __launch_bounds__(segments::kThreads)
+    bound_segments(TR_GRID_CONSTANT SegmentCall call, TR_GRID_CONSTANT segments::Work work) {
+  using namespace segments;
+  __shared__ int64_t bound[kThreads];
+  const int t = int(threadIdx.x);
+  const int64_t segment = int64_t(blockIdx.x) * (kThreads - 1) + t;
+  if (segment <= call.segments) {
+    int64_t from = 0, to = call.places;
+    while (from < to) {
+      const int64_t middle = from + (to - from) / 2;
+      if (call.number_at(middle) < segment) from = middle + 1;
+      else to = middle;
     }
+    bound[t] = from;
+    if (t < kThreads - 1) global(work.begin)[segment] = from;
+  }
+  __syncthreads();
+  if (t == kThreads - 1 || segment >= call.segments) return;
+  const int64_t rows = bound[t + 1] - bound[t];
+  if (rows <= kShort) return;
+  const auto reserve = [&](int list, int64_t count) {
+    return int64_t(atomicAdd(reinterpret_cast<unsigned long long*>(global(work.counts + list)), uint64_t(count)));
+  };
+  const int64_t leaves = (rows + kLeaf - 1) / kLeaf, slot = reserve(0, leaves);
 #pragma unroll 1
-    for (int p = 0; p < kPlaces; ++p) {
-      const SegmentLeaf shared = leaf[p];
-      if (shared.rows <= kShort) continue;
-      static_assert(kEach == 32, "a tree over four trees");
-      F part[4][V];
+  for (int64_t k = 0; k < leaves; ++k) global(work.leaves)[slot + k] = {segment, k * kLeaf};
+  if (leaves > 1) global(work.several)[reserve(1, 1)] = segment;
+}
+
+// The rows of N places of which there are `count`: all, as far as is known before.
+template <class E, int V, class F, bool kAll, int N, class From>
+__device__ __forceinline__ void load_rows(const SegmentCall& call, From from, int count, int64_t column,
+                                          Columns<F, V> (&x)[N]) {
+  int64_t at[N];
 #pragma unroll
-      for (int k = 0; k < 4; ++k)
-        eight_residues<E, V>(call, first + p, shared.rows, warp * kEach + 8 * k, safe, there, part[k]);
-      add(part[0], part[1]);
-      add(part[2], part[3]);
-      add(part[0], part[2]);
+  for (int r = 0; r < N; ++r) at[r] = kAll || r < count ? from(r) + column : 0;
 #pragma unroll
-      for (int c = 0; c < V; ++c) sums[warp][lane_id() * V + c] = part[0][c];
-      __syncthreads();
-      if (warp == 0) {
-        F all[kWarps][V];
+  for (int r = 0; r < N; ++r) x[r] = load_columns<E, V, F>(call, kAll || r < count, at[r]);
+}
+
+// A team has a segment, unless it is long, and every so many of its columns: of one or two rows some tiles at once.
+template <class E, int V, class F>
+__global__ void TR_BLOCKS_BOUND(segments::kThreads, 3)
+    sum_short_segments(TR_GRID_CONSTANT SegmentCall call, int team, int across, const int64_t* begin) {
+  using namespace segments;
+  constexpr int kRows = sizeof(E) * V == 8 ? 16 : 8, kFew = 2, kTiles = 4;
+  const int64_t group = blockIdx.x / across, segment = group * (kThreads / team) + int(threadIdx.x) / team;
+  if (segment >= call.segments) return;
+  const int64_t place = global(begin)[segment], all = global(begin)[segment + 1] - place;
+  if (all > kShort) return;
+  const int rows = int(all);
+  const int64_t* const order = global(call.order) + place;
+  const int64_t first = ((blockIdx.x - group * across) * team + int(threadIdx.x) % team) * V;
+  const int64_t stride = int64_t(across) * team * V, out = segment * call.columns;
+  if (rows == 0) {
+    for (int64_t column = first; column < call.columns; column += stride)
+      store_columns<E, V>(call, out + column, Columns<F, V>{});
+    return;
+  }
+  if (rows <= kFew) {
+    const int64_t from[kFew] = {order[0] * call.pitch, rows > 1 ? order[1] * call.pitch : 0};
+#pragma unroll 1
+    for (int64_t column = first; column < call.columns; column += kTiles * stride) {
+      Columns<F, V> x[kTiles][kFew];
 #pragma unroll
-        for (int w = 0; w < kWarps; ++w)
+      for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-          for (int c = 0; c < V; ++c) all[w][c] = sums[w][lane_id() * V + c];
+        for (int r = 0; r < kFew; ++r) {
+          const int64_t at = column + t * stride;
+          x[t][r] = load_columns<E, V, F>(call, r < rows && at < call.columns, from[r] + at);
+        }
 #pragma unroll
-        for (int d = 1; d < kWarps; d *= 2)
-#pragma unroll
-          for (int w = 0; w < kWarps; w += 2 * d) add(all[w], all[w + d]);
-        if (there) keep<E, V>(call, leaves, first + p, shared, column, all[0]);
+      for (int t = 0; t < kTiles; ++t) {
+        const int64_t at = column + t * stride;
+        if (at >= call.columns) break;
+        store_columns<E, V>(call, out + at, x[t][0] + x[t][1]);
       }
-      __syncthreads();
+    }
+    return;
+  }
+  const auto add = [](const auto& a, const auto& b) { return a + b; };
+#pragma unroll 1
+  for (int64_t column = first; column < call.columns; column += stride) {
+    TreeStack<Columns<F, V>, kRows == 16 ? 4 : 5> tree;
+#pragma unroll 1
+    for (int k = 0; k < rows; k += kRows) {
+      const auto from = [&](int r) { return order[k + r] * call.pitch; };
+      if (k + kRows <= rows) {
+        Columns<F, V> x[kRows];
+        load_rows<E, V, F, true>(call, from, kRows, column, x);
+        tree.push(neighbours_tree(x), add);
+        continue;
+      }
+      Columns<F, V> sum = absent_columns<F, V>();
+#pragma unroll 1
+      for (int half = 0; half < kRows && k + half < rows; half += 8) {
+        Columns<F, V> x[8];
+        load_rows<E, V, F, false>(call, [&](int r) { return from(half + r); }, rows - k - half, column, x);
+        sum = sum + neighbours_tree(x);
+      }
+      tree.push(sum, add);
+    }
+    store_columns<E, V>(call, out + column, tree.total(absent_columns<F, V>(), add));
+  }
+}
+
+// The tree over eight neighbouring residues of a leaf, each of which is the sum of its rows in order; where those are.
+template <class E, int V, class F>
+__device__ __forceinline__ Columns<F, V> eight_residues(const SegmentCall& call, const int64_t* from, int rows,
+                                                        int first, int64_t column) {
+  Columns<F, V> part[8];
+#pragma unroll
+  for (int r = 0; r < 8; ++r) part[r] = absent_columns<F, V>();
+#pragma unroll 1
+  for (int k = first; k < rows; k += kResidues) {
+    Columns<F, V> x[8];
+    const auto at = [&](int r) { return from[k + r]; };
+    if (k + 8 <= rows) load_rows<E, V, F, true>(call, at, 8, column, x);
+    else load_rows<E, V, F, false>(call, at, rows - k, column, x);
+#pragma unroll
+    for (int r = 0; r < 8; ++r) part[r] = part[r] + x[r];
+  }
+  return neighbours_tree(part);
+}
+
+// A block has a leaf and the columns of one team, and then others.
+template <class E, int V, class F>
+__global__ void TR_BLOCKS_BOUND(segments::kThreads, segments::leaf_blocks(sizeof(E)))
+    sum_segment_leaves(TR_GRID_CONSTANT SegmentCall call, int team, TR_GRID_CONSTANT segments::Work work) {
+  using namespace segments;
+  constexpr int kEighths = kResidues / 8;
+  __shared__ int64_t from[kLeaf];
+  __shared__ F sums[kEighths][kTeam * V];
+  const int t = int(threadIdx.x), width = team * V;
+  const int64_t tiles = (call.columns + width - 1) / width, units = int64_t(*global(work.counts)) * tiles;
+#pragma unroll 1
+  for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+    const int64_t listed = unit / tiles, tile = (unit - listed * tiles) * width;
+    const Leaf leaf = global(work.leaves)[listed];
+    const int64_t begin = global(work.begin)[leaf.segment], all = global(work.begin)[leaf.segment + 1] - begin;
+    const int64_t place = begin + leaf.first;
+    const int rows = int(all - leaf.first < kLeaf ? all - leaf.first : kLeaf);
+    for (int i = t; i < rows; i += kThreads) from[i] = global(call.order)[place + i] * call.pitch;
+    __syncthreads();
+    const int64_t column = tile + t % team * V;
+#pragma unroll 1
+    for (int k = t / team; k < kEighths; k += kThreads / team) {
+      const Columns<F, V> sum = eight_residues<E, V, F>(call, from, column < call.columns ? rows : 0, 8 * k, column);
+#pragma unroll
+      for (int c = 0; c < V; ++c) sums[k][t % team * V + c] = sum.of[c];
+    }
+    __syncthreads();
+    if (t < width && tile + t < call.columns) {
+      Columns<F, 1> part[kEighths];
+#pragma unroll
+      for (int k = 0; k < kEighths; ++k) part[k].of[0] = sums[k][t];
+      const Columns<F, 1> sum = neighbours_tree(part);
+      if (all <= kLeaf) store_columns<E, 1>(call, leaf.segment * call.columns + tile + t, sum);
+      else global(static_cast<F*>(work.sums))[leaf_slot(place, leaf.first == 0) * call.columns + tile + t] = sum.of[0];
     }
   }
 }
 
-// The tree over the leaves of a segment that has several. A warp has a place, and does nothing unless such a segment
-// begins there; a lane has a column.
+// The trees over the leaves of segments that have several. A block has a segment and a column a lane, and then others;
+// each of its warps has a part of the leaves.
 template <class E, class F>
 __global__ void __launch_bounds__(segments::kThreads)
-    fold_segment_leaves(TR_GRID_CONSTANT SegmentCall call, int across, const F* leaves) {
+    fold_segment_leaves(TR_GRID_CONSTANT SegmentCall call, TR_GRID_CONSTANT segments::Work work) {
   using namespace segments;
-  const int64_t group = blockIdx.x / across, place = group * kPlaces + int(threadIdx.x) / kLanes;
-  if (place + kLeaf >= call.places) return;
-  const int64_t own = call.segment[place];
-  if (own < 0 || own >= call.segments || own == call.skipped || call.segment[place + kLeaf] != own) return;
-  if (place > 0 && call.segment[place - 1] == own) return;
+  constexpr int kAtOnce = 8, kParts = kThreads / kTeam;
+  __shared__ F sums[kParts][kTeam];
+  const int lane = int(threadIdx.x) % kTeam, part = int(threadIdx.x) / kTeam;
+  const int64_t tiles = (call.columns + kTeam - 1) / kTeam, units = int64_t(global(work.counts)[1]) * tiles;
+  const F* const kept = global(static_cast<const F*>(work.sums));
 #pragma unroll 1
-  for (int64_t column = (blockIdx.x - group * across) * kLanes + lane_id(); column < call.columns;
-       column += int64_t(across) * kLanes) {
-    TreeStack<F, 24> tree;
+  for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+    const int64_t segment = global(work.several)[unit / tiles], column = unit % tiles * kTeam + lane;
+    const int64_t begin = global(work.begin)[segment], all = global(work.begin)[segment + 1] - begin;
+    const int64_t leaves = (all + kLeaf - 1) / kLeaf;
+    int64_t each = kAtOnce;  // leaves of a part, a power of two
+    while (each * kParts < leaves) each *= 2;
+    TreeStack<Columns<F, 1>, 24> tree;
+    const auto add = [](const auto& a, const auto& b) { return a + b; };
 #pragma unroll 1
-    for (int64_t at = place; at < call.places && call.segment[at] == own; at += kLeaf)
-      tree.push(leaves[leaf_slot(at, at == place) * call.columns + column], [](F a, F b) { return a + b; });
-    const F total = tree.total(F(-0.0), [](F a, F b) { return a + b; });
-    global(static_cast<E*>(call.out))[own * call.columns + column] = round_to<E>(total);
+    for (int64_t leaf = part * each; leaf < (part + 1) * each && leaf < leaves; leaf += kAtOnce) {
+      Columns<F, 1> x[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int64_t slot = leaf_slot(begin + (leaf + k) * kLeaf, leaf + k == 0);
+        x[k].of[0] = leaf + k < leaves && column < call.columns ? kept[slot * call.columns + column] : F(-0.0);
+      }
+      tree.push(neighbours_tree(x), add);
+    }
+    sums[part][lane] = tree.total(absent_columns<F, 1>(), add).of[0];
+    __syncthreads();
+    if (part == 0 && column < call.columns) {
+      Columns<F, 1> x[kParts];
+#pragma unroll
+      for (int k = 0; k < kParts; ++k) x[k].of[0] = sums[k][lane];
+      store_columns<E, 1>(call, segment * call.columns + column, neighbours_tree(x));
+    }
+    __syncthreads();
   }
 }
 
