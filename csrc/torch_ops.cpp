@@ -431,7 +431,10 @@ struct LeastAndGreatest {
   }
   template <const Op& op>
   static void out(const Tensor& x, Dims dim, bool keepdim, int64_t, Tensor least, Tensor greatest) {
-    reduce_pair_out(op, x, dim, keepdim, {}, least, greatest);
+    if (!overlap(View(least), View(greatest))) return reduce_pair_out(op, x, dim, keepdim, {}, least, greatest);
+    const auto [first, second] = reduce_pair(op, x, dim, keepdim, {});  // columns of one tensor, say
+    torch::stable::copy_(least, first);
+    torch::stable::copy_(greatest, second);
   }
 };
 struct TotalAndCount {

@@ -318,7 +318,7 @@ class SharedOfAll(Shared):
 
 
 @differentiable("aminmax", results=2, smooth=2)
-class SharedOfBoth(Rule):
+class SharedOfBoth(Reduction):
     """What each result shares among its ties."""
 
     @staticmethod
