@@ -19,9 +19,9 @@ __device__ __forceinline__ void combine_rows(const Op& op, const ColumnGranule<E
     combine_all(v, right, [&](const typename Op::Near& l, const typename Op::Near& r) { return op.combine(l, r); });
   } else {
     op.template near_all<V>(x[kFirst].w, row(kFirst), v);
-    if (!kHasAbsent<Op> && !there(kFirst)) {
+    if constexpr (!kHasAbsent<Op>) {
 #pragma unroll
-      for (int e = 0; e < V; ++e) v[e] = Op::absent();
+      for (int e = 0; e < V; ++e) v[e] = there(kFirst) ? v[e] : Op::absent();
     }
 #pragma unroll
     for (int j = kFirst + 1; j < kFirst + K; ++j)
