@@ -85,6 +85,7 @@ TR_HD constexpr int shared_terms(int size, int chunks) { return chunks < kLeafCh
 // registers go to memory, 0.95 for 768.)
 TR_HD constexpr int threads(int size, int inputs, int sums, bool term, int sides, int chunks, Form form) {
   if (is_short(form)) return sides == 0 && inputs == 1 ? 1024 : form == Form::ShortWords && inputs > 1 ? 512 : 640;
+  if (form == Form::AlignedRows && sides == 2) return 576;  // by 640 nvcc would use memory for sm_80
   const int elements = chunks * kGroup * size / 4 * inputs;
   const int terms = term ? (chunks - shared_terms(size, chunks)) * kGroup : 0;
   const int words = std::max(elements, terms);
