@@ -92,6 +92,7 @@ class Case:
             "count_nonzero": 8,
             "any": 1,
             "all": 1,
+            "aminmax": 2 * item,
         }
         if self.op == "sum" and not getattr(torch, self.dtype).is_floating_point:
             item = 8
@@ -160,11 +161,12 @@ class Case:
         if self.form in ("reverse", "exclusive"):
             options[self.form] = True
 
-        dims = () if self.form == "all dims" else (self.dim,)
+        if self.form != "all dims":
+            options["dim"] = self.dim
 
         def run(x: Inputs) -> Any:
             with tr.determinism(level):
-                return function(*x, *self._order(), *dims, **options)
+                return function(*x, *self._order(), **options)
 
         return run
 
@@ -180,7 +182,7 @@ class Case:
             return lambda x: function(x[0].flip(dim), dim, **options).flip(dim)
         if self.form == "exclusive":
             return lambda x: function(x[0], dim, **options) - x[0]
-        return lambda x: function(*x, *self._order(), dim, **options)
+        return lambda x: function(*x, *self._order(), dim=dim, **options)
 
     def _compiled(self) -> Run | None:
         """torch.compile, in the compile part alone: compiling takes longer than everything else. linear_scan is
@@ -306,7 +308,7 @@ def _reduce_columns(dtypes: tuple[str, ...]) -> Iterator[Case]:
 def _reduce_ops(dtypes: tuple[str, ...]) -> Iterator[Case]:
     shapes = (((N // 1024, 1024), 1), ((N // 64, 64), 1), ((65536, 4096), 0), ((N,), 0))
     for dtype in dtypes:
-        for op in ("mean", *OTHERS, "all"):
+        for op in ("mean", *OTHERS, "all", "aminmax", "nanmean"):
             yield from (Case("reduce-ops", op, dtype, shape, dim) for shape, dim in shapes)
     for op in ("sum", "max"):
         yield Case("reduce-ops", op, "int32", (2**31,), 0, "all dims")

@@ -246,11 +246,8 @@ struct MinMax {
     Arguments given;
     (given.take(a), ...);
     Reducing r;
-    why = r.plan(k_amin, x, given.dims, given.keepdim, {});
-    auto run = [&](const Tensor& least, const Tensor& greatest) {
-      r.run(k_amin, x, least);
-      r.run(k_amax, x, greatest);
-    };
+    why = r.plan(k_aminmax, x, given.dims, given.keepdim, {});
+    auto run = [&](const Tensor& least, const Tensor& greatest) { r.run(k_aminmax, x, &least, &greatest); };
     if constexpr (std::is_same_v<R, std::tuple<Tensor, Tensor>>) {
       if (why != Why::Served) return {};
       R result{allocate(r.shape, r.types.values, x), allocate(r.shape, r.types.values, x)};

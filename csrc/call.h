@@ -1,13 +1,15 @@
 // One call of an op, type-erased: what torch_ops.cpp hands to the CPU and to the GPU, and how either finds the kernel.
 // Plans (scan_plan.h, reduce_plan.h) read all of it; the pointers only for their alignment.
 #pragma once
+#include <array>
+
 #include "plan.h"
 #include "scans.h"
 
 namespace torchreduce {
 
 // The structs of ops.h and scans.h, X(struct).
-#define TR_FOR_EACH_REDUCTION(X) X(Sum) X(SumOf) X(Count) X(Product) X(Extreme) X(ArgExtreme)
+#define TR_FOR_EACH_REDUCTION(X) X(Sum) X(SumOf) X(Count) X(Product) X(Extreme) X(ArgExtreme) X(Extremes) X(CountedSum)
 #define TR_FOR_EACH_SCAN(X) X(CumSum) X(CumExtreme) X(CumProd) X(LogCumSumExp) X(Decay) X(LinearScan)
 
 // The reductions by name, X(name, signature, struct, options that are not the default); the signatures stand in
@@ -26,7 +28,6 @@ namespace torchreduce {
   X(any, AlongDims, Count, .verdict = Verdict::Any)                    \
   X(all, AlongDims, Count, .verdict = Verdict::All)                    \
   X(count_nonzero, AlongDims, Count)                                   \
-  X(count_nan, AlongDims, Count, .of = Of::Numbers)                    \
   X(amax, AlongDims, Extreme)                                          \
   X(amin, AlongDims, Extreme, .min = true)                             \
   X(max_all, AllDims, Extreme)                                         \
@@ -34,7 +35,9 @@ namespace torchreduce {
   X(max, WithIndex, ArgExtreme)                                        \
   X(min, WithIndex, ArgExtreme, .min = true)                           \
   X(argmax, AlongDims, ArgExtreme)                                     \
-  X(argmin, AlongDims, ArgExtreme, .min = true)
+  X(argmin, AlongDims, ArgExtreme, .min = true)                        \
+  X(aminmax, LeastAndGreatest, Extremes)                               \
+  X(nansum_and_count, TotalAndCount, CountedSum, .of = Of::Numbers)
 
 // The scans by name, X(name, signature, struct, min).
 // Not among them, since they take more than one tensor: linear_scan, by LinearScan; decayed_sum, by Decay, which serves
@@ -109,6 +112,9 @@ void order_by_memory(ReduceCall& call);
 // zero, or NaN where the count is Of::Numbers.
 void count_bits(ReduceCall& call);
 
+// The two calls that have the results of one that has both (ops.h, kTwo).
+std::array<ReduceCall, 2> halves(const ReduceCall& both);
+
 // What its struct says of an op on elements of type d.
 struct ReductionFacts {
   Dtype result;    // the dtype of its values without dtype=
@@ -116,6 +122,7 @@ struct ReductionFacts {
   bool has_empty;  // a row without elements has a result
   bool converts;   // elements may enter an accumulator that is not their own
   bool reads;      // kernels read elements of type d as they are
+  bool two;        // it has two results that are no values with indices
 };
 ReductionFacts facts(Reduction op, Dtype d);
 

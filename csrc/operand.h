@@ -115,15 +115,16 @@ struct ScanOp {
 TR_FOR_EACH_SCAN_OP(TR_ROW)
 #undef TR_ROW
 
-// The accumulator of `op` on x, and the dtypes of its values and of its result alone (an indexed op's is the index).
+// The accumulator of `op` on x, and the dtypes of its values, of its result alone (an indexed op's is the index), and
+// of its second one, if it has two.
 struct Types {
-  Dtype accumulator, values, result;
+  Dtype accumulator, values, result, second;
   bool indexed, truth;
 };
 Types types_of(const Op& op, const Operand& x, std::optional<Dtype> dtype);
 
-// Writes values, indices or both; the other is null. Both have the shape of the result, and the same strides. Bit d of
-// `mask` is set for each reduced dim.
+// Writes values, indices (or another second result, by its type in `types`) or both; the other is null. Both have the
+// shape of the result, and the same strides. Bit d of `mask` is set for each reduced dim.
 void reduce_into(const Op& op, const Operand& x, uint64_t mask, bool keepdim, const Types& types, const Operand* values,
                  const Operand* indices);
 

@@ -21,6 +21,9 @@
 //   steps<N>(accs, get)          if it is there: one more element, get(i), of each of N accumulators, in place of
 //   combine
 //                                with load
+//   kTwo                         if it is there: finish writes two results, the second where indices go (Output)
+//   kNoAbsentElement             if it is there: no element changes nothing, and absent_element() is any, not to be
+//   taken
 // For kernels whose lanes go across columns also
 //   Near                         an accumulator of neighbouring positions, counted from the first one, less than 2^16
 //   near_absent(), near_all<N>(words, position, Near (&)[N])  the identity; N neighbouring columns' elements, as loaded
@@ -38,7 +41,8 @@
 
 namespace torchreduce {
 
-// Where a reduction writes. `indices` and `values` may be null where the op has the other.
+// Where a reduction writes. `indices` and `values` may be null where the op has the other. Of two results that are no
+// values with indices the second one goes where the indices would, whatever its type.
 struct Output {
   void* values = nullptr;
   int64_t* indices = nullptr;
@@ -383,6 +387,10 @@ template <class E> struct Ordering {
     if constexpr (kHalf) return Key(k >> 16);
     else return k;
   }
+  TR_HD static Wide wide(Key k) {
+    if constexpr (kHalf) return Wide(uint32_t(k) << 16);
+    else return k;
+  }
   TR_HD static E element(Key k, bool min) {
     if constexpr (kFloat) {
       if (k == kGreatest) return bit_cast<E>(Key(kNaN));
@@ -514,6 +522,98 @@ template <class E> struct ArgExtreme {
   TR_HD void finish(Acc acc, const Output& out, int64_t offset, E found) const {
     if (out.indices) out.indices[offset] = acc.index;
     if (out.values) static_cast<E*>(out.values)[offset] = Order::canonical_element(found);
+  }
+};
+
+// ---- two results of one look at the elements ---------------------------------------------------------------------------
+
+// Two accumulators side by side.
+template <class A, class B> struct Both {
+  A first;
+  B second;
+};
+template <class Op> constexpr bool kTwoResults = requires { Op::kTwo; };
+// Whether absent_element() changes no result.
+template <class Op> constexpr bool kHasAbsent = !requires { Op::kNoAbsentElement; };
+
+// aminmax: amin's and amax's bits, of types that kernels read at full width. The keys are wide ones.
+template <class E> struct Extremes {
+  using Element = E;
+  using Order = Ordering<E>;
+  using Acc = Both<typename Order::Wide, typename Order::Wide>;  // amin's, whose order is flipped, and amax's
+  static constexpr bool kIndexed = false;
+  static constexpr bool kConverts = false;
+  static constexpr bool kHasEmpty = false;
+  static constexpr bool kAnyOrder = true;
+  static constexpr bool kTwo = true, kNoAbsentElement = true;
+  OpOptions options;
+
+  TR_HD static E absent_element() { return E{}; }
+  TR_HD static Acc absent() { return {Order::wide(Order::kLowest), Order::wide(Order::kLowest)}; }
+  TR_HD static Acc empty() { return absent(); }
+  static Dtype result(Dtype d) { return d; }
+  static constexpr bool reads(Dtype d) { return d == Dtype::F32 || d == Dtype::F16 || d == Dtype::BF16; }
+  TR_HD static Acc load(E x, int64_t) {
+    const auto bits = Order::bits_of(x);
+    return {Order::wide(Order::key(bits, true, false)), Order::wide(Order::key(bits, false, false))};
+  }
+  TR_HD static Acc combine(Acc left, Acc right) {
+    return {left.first > right.first ? left.first : right.first,
+            left.second > right.second ? left.second : right.second};
+  }
+  using Near = Acc;
+  TR_HD static Near near_absent() { return absent(); }
+  template <int N> TR_HD static void near_all(const uint32_t* words, int, Near (&v)[N]) {
+    typename Order::Wide least[N], greatest[N];
+    Order::keys(words, true, false, least);
+    Order::keys(words, false, false, greatest);
+    TR_UNROLLED
+    for (int i = 0; i < N; ++i) v[i] = {least[i], greatest[i]};
+  }
+  TR_HD static Near follow(Near left, Near right) { return combine(left, right); }
+  TR_HD static Near place(Near v, int, int) { return v; }
+  TR_HD static Acc far(Near v, int64_t) { return v; }
+  TR_HD void finish(Acc acc, const Output& out, int64_t offset) const {
+    static_cast<E*>(out.values)[offset] = Order::element(Order::narrow(acc.first), true);
+    reinterpret_cast<E*>(out.indices)[offset] = Order::element(Order::narrow(acc.second), false);
+  }
+};
+
+// What nanmean is made of: nansum, and how many NaN there are.
+template <class E> struct CountedSum {
+  using Element = E;
+  using Sum = accumulator_t<E>;
+  using Acc = Both<Sum, int32_t>;  // of rows of at most kLongest elements
+  static constexpr bool kIndexed = false;
+  static constexpr bool kConverts = true, kIntegers = false;
+  static constexpr bool kHasEmpty = true;
+  static constexpr bool kAnyOrder = false;
+  static constexpr bool kTwo = true;
+  static constexpr int64_t kLongest = INT32_MAX;
+  OpOptions options;
+
+  TR_HD static Acc absent() { return {absent_term<Sum>(), 0}; }
+  TR_HD static E absent_element() { return round_to<E>(absent_term<Sum>()); }
+  TR_HD static Acc empty() { return {Sum(0), 0}; }
+  static Dtype result(Dtype d) { return d; }
+  static constexpr bool reads(Dtype d) { return d == Dtype::F32 || d == Dtype::F16 || d == Dtype::BF16; }
+  TR_HD static Acc load(E x, int64_t) {
+    const Sum v = convert<Sum>(x);
+    return {v == v ? v : Sum(0), v == v ? 0 : 1};
+  }
+  TR_HD static Acc combine(Acc left, Acc right) { return {left.first + right.first, left.second + right.second}; }
+  using Near = Acc;
+  TR_HD static Near near_absent() { return absent(); }
+  template <int N> TR_HD static void near_all(const uint32_t* words, int, Near (&v)[N]) {
+    TR_UNROLLED
+    for (int i = 0; i < N; ++i) v[i] = load(element_of<E>(words, i), 0);
+  }
+  TR_HD static Near follow(Near left, Near right) { return combine(left, right); }
+  TR_HD static Near place(Near v, int, int) { return v; }
+  TR_HD static Acc far(Near v, int64_t) { return v; }
+  TR_HD void finish(Acc acc, const Output& out, int64_t offset) const {
+    store_as(out.dtype, out.values, offset, acc.first);
+    out.indices[offset] = acc.second;
   }
 };
 

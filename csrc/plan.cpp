@@ -62,10 +62,10 @@ PlanOverride forced_fields;
 }  // namespace
 
 ReductionFacts facts(Reduction op, Dtype d) {
-#define TR_CASE(name)                                                                                      \
-  case Reduction::name:                                                                                    \
-    return {name<float>::result(d), name<float>::kIndexed, name<float>::kHasEmpty, name<float>::kConverts, \
-            name<float>::reads(d)};
+#define TR_CASE(name)                                                              \
+  case Reduction::name:                                                            \
+    return {name<float>::result(d), name<float>::kIndexed, name<float>::kHasEmpty, \
+            name<float>::kConverts, name<float>::reads(d), kTwoResults<name<float>>};
   switch (op) { TR_FOR_EACH_REDUCTION(TR_CASE) }
 #undef TR_CASE
   throw std::invalid_argument("unknown reduction");

@@ -239,12 +239,14 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
   call.op = reduction->second.reduction;
   call.in = {data, in, known.converts ? accumulator_of(in, values) : natural_accumulator(in),
              known.converts && values == Dtype::Bool};
-  call.out = {known.indexed ? nullptr : results, known.indexed ? reinterpret_cast<int64_t*>(results) : nullptr, values};
+  call.out = {known.indexed ? nullptr : results,
+              known.indexed || known.two ? reinterpret_cast<int64_t*>(results) : nullptr, values};
   call.options = reduction->second.options;
   call.options.count = layout.length;
   call.layout = layout;
   if (call.op == Reduction::Count) count_bits(call);
   order_by_memory(call);
+  if (known.two && device.gpu && !looks_once(call, device)) call = halves(call)[0];
   return as_dict(plan(call, device));
 }
 

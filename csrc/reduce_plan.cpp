@@ -1,5 +1,7 @@
 #include "reduce_plan.h"
 
+#include <algorithm>
+
 namespace torchreduce {
 
 using namespace plans;
@@ -31,7 +33,7 @@ template <template <class> class Op> static ColumnFacts column_facts(const Sourc
 #define TR_CASE(T)                                                                                 \
   case DtypeOf<T>::value:                                                                          \
     return {int(sizeof(typename Op<T>::Near)), int(sizeof(typename Op<T>::Acc)), Op<T>::kAnyOrder, \
-            has_columns<Op<T>>(DtypeOf<T>::value)};
+            has_columns<Op<T>>(DtypeOf<T>::value), has_small_columns<Op<T>>(DtypeOf<T>::value)};
   switch (in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
 #undef TR_CASE
   return {};
@@ -58,6 +60,23 @@ void count_bits(ReduceCall& call) {
   call.in.accumulator = Dtype::I64;
 }
 
+std::array<ReduceCall, 2> halves(const ReduceCall& both) {
+  ReduceCall first = both, second = both;
+  first.out.indices = nullptr;
+  if (both.op == Reduction::Extremes) {
+    first.op = second.op = Reduction::Extreme;
+    first.options.min = true;
+    second.out = {both.out.indices, nullptr, both.out.dtype};
+  } else {
+    first.op = Reduction::SumOf;
+    second.op = Reduction::Count;
+    second.out = {both.out.indices, nullptr, Dtype::I64};
+    count_bits(second);
+  }
+  for (ReduceCall* half : {&first, &second}) order_by_memory(*half);
+  return {first, second};
+}
+
 void order_by_memory(ReduceCall& call) {
   const Layout& l = call.layout;
   const ReductionFacts f = facts(call.op, call.in.dtype);
@@ -78,6 +97,15 @@ const std::vector<Family<ReduceCall, Shape>> kReduceFamilies = {
     {"columns", "lanes across rows, each walking its own", kShapeOf<columns::serves>, true},
     {"strided", "lanes along each row, element by element", kShapeOf<strided::serves>, true},
 };
+
+bool looks_once(const ReduceCall& call, const DeviceFacts& device) {
+  const PlanOverride forced = forced_plan();
+  if (!device.gpu || !device.wide_reductions || call.layout.length > CountedSum<float>::kLongest) return false;
+  return std::any_of(kReduceFamilies.begin(), kReduceFamilies.end(), [&](const auto& family) {
+    return !family.general && (!forced.family || std::string(forced.family) == family.name) &&
+           family.serves(call, device, forced);
+  });
+}
 
 ReducePlan plan(const ReduceCall& call, const DeviceFacts& facts) {
   const PlanOverride forced = forced_plan();

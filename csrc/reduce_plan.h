@@ -35,6 +35,10 @@ struct ReducePlan {
 };
 ReducePlan plan(const ReduceCall& call, const DeviceFacts& device);
 
+// Of a call with two results (ops.h, kTwo): whether a kernel has both of one look at the elements, on a GPU. Else there
+// is no plan but for its halves.
+bool looks_once(const ReduceCall& call, const DeviceFacts& device);
+
 // Of memory that may hold anything: partial results, and then tickets, which are mostly elsewhere (kernels/device.cu).
 inline int64_t workspace_bytes(const ReducePlan& plan) {
   return (plan.launch().workspace + 7) / 8 * 8 + plan.launch().tickets * int64_t(sizeof(uint32_t));

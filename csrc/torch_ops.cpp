@@ -29,7 +29,9 @@ Types types_of(const Op& op, const Operand& x, std::optional<Dtype> dtype) {
   if (op.options.mean && !is_float(values))
     raise<std::runtime_error>(op.name, ": needs a floating dtype; give one by dtype=");
   const Dtype accumulator = known.converts ? accumulator_of(x.dtype, values) : natural_accumulator(x.dtype);
-  return {accumulator, values, known.indexed ? Dtype::I64 : values, known.indexed, dtype && values == Dtype::Bool};
+  const Dtype result = known.indexed ? Dtype::I64 : values;
+  const Dtype second = op.reduction == Reduction::Extremes ? values : Dtype::I64;
+  return {accumulator, values, result, second, known.indexed, dtype && values == Dtype::Bool};
 }
 
 static PlannedReduction reduction(const Op& op, const Operand& x, uint64_t mask, bool keepdim, const Types& types,
@@ -54,6 +56,13 @@ static PlannedReduction reduction(const Op& op, const Operand& x, uint64_t mask,
 static void run(const Op& op, PlannedReduction& call, const Operand& x) {
   if (call.layout.rows == 0) return;
 #ifdef TORCHREDUCE_GPU
+  if (!x.on_cpu() && facts(op.reduction, x.dtype).two && !looks_once(call, gpu::facts(x.device_index))) {
+    for (const ReduceCall& half : halves(call)) {
+      PlannedReduction alone{half, {}};
+      run_on_gpu(op.name, alone, x, gpu::reduce);
+    }
+    return;
+  }
   run<PlannedReduction>(op.name, call, x, cpu::reduce, gpu::reduce);
 #else
   run<PlannedReduction>(op.name, call, x, cpu::reduce, nullptr);
@@ -115,26 +124,30 @@ void reduce_one_out(const Op& op, const Tensor& input, const Dims& dim, bool kee
   reduce_into(op, View(source), mask, keepdim, types, types.indexed ? nullptr : &out, types.indexed ? &out : nullptr);
 }
 
-// Values and indices.
-std::tuple<Tensor, Tensor> reduce_pair(const Op& op, const Tensor& input, const Dims& dim, bool keepdim) {
+// Values and indices, or two other results.
+std::tuple<Tensor, Tensor> reduce_pair(const Op& op, const Tensor& input, const Dims& dim, bool keepdim,
+                                       std::optional<ScalarType> dtype) {
   const View x(input);
   check_input(op.name, x);
   const uint64_t mask = dim_mask(op.name, x, dim);
+  const Types types = types_of(op, x, as_dtype(dtype));
   const std::vector<int64_t> sizes = reduced_sizes(x, mask, keepdim);
-  Tensor values = allocate(sizes, x.dtype, x), indices = allocate(sizes, Dtype::I64, x);
+  Tensor values = allocate(sizes, types.values, x), indices = allocate(sizes, types.second, x);
   const View v(values), i(indices);
-  reduce_into(op, x, mask, keepdim, types_of(op, x, {}), &v, &i);
+  reduce_into(op, x, mask, keepdim, types, &v, &i);
   return {values, indices};
 }
-void reduce_pair_out(const Op& op, const Tensor& input, const Dims& dim, bool keepdim, Tensor values, Tensor indices) {
+void reduce_pair_out(const Op& op, const Tensor& input, const Dims& dim, bool keepdim, std::optional<ScalarType> dtype,
+                     Tensor values, Tensor indices) {
   const View x(input), v(values), i(indices);
   check_input(op.name, x);
+  const Types types = types_of(op, x, as_dtype(dtype));
   const std::vector<int64_t> sizes = reduced_sizes(x, dim_mask(op.name, x, dim), keepdim);
-  check_out(op.name, x, sizes, v, x.dtype);
-  check_out(op.name, x, sizes, i, Dtype::I64);
+  check_out(op.name, x, sizes, v, types.values);
+  check_out(op.name, x, sizes, i, types.second);
   write_pair(op.name, input, values, indices, [&](const Tensor& source, const Tensor& to, const Tensor& index) {
     const View from(source), values_to(to), indices_to(index);
-    reduce_into(op, from, dim_mask(op.name, from, dim), keepdim, types_of(op, from, {}), &values_to, &indices_to);
+    reduce_into(op, from, dim_mask(op.name, from, dim), keepdim, types, &values_to, &indices_to);
   });
 }
 
@@ -403,11 +416,34 @@ struct WithIndex {
                               *kOut = "Tensor(a!) values, Tensor(b!) indices";
   template <const Op& op>
   static std::tuple<Tensor, Tensor> call(const Tensor& x, std::vector<int64_t> dim, bool keepdim, int64_t) {
-    return reduce_pair(op, x, dim, keepdim);
+    return reduce_pair(op, x, dim, keepdim, {});
   }
   template <const Op& op>
   static void out(const Tensor& x, std::vector<int64_t> dim, bool keepdim, int64_t, Tensor values, Tensor indices) {
-    reduce_pair_out(op, x, dim, keepdim, values, indices);
+    reduce_pair_out(op, x, dim, keepdim, {}, values, indices);
+  }
+};
+struct LeastAndGreatest {
+  static constexpr const char* kArguments = AlongDims::kArguments;
+  static constexpr const char *kResult = "(Tensor min, Tensor max)", *kOut = "Tensor(a!) min, Tensor(b!) max";
+  template <const Op& op> static std::tuple<Tensor, Tensor> call(const Tensor& x, Dims dim, bool keepdim, int64_t) {
+    return reduce_pair(op, x, dim, keepdim, {});
+  }
+  template <const Op& op>
+  static void out(const Tensor& x, Dims dim, bool keepdim, int64_t, Tensor least, Tensor greatest) {
+    reduce_pair_out(op, x, dim, keepdim, {}, least, greatest);
+  }
+};
+struct TotalAndCount {
+  static constexpr const char* kArguments = WithDtype::kArguments;
+  static constexpr const char *kResult = "(Tensor values, Tensor count)", *kOut = "Tensor(a!) values, Tensor(b!) count";
+  template <const Op& op> static std::tuple<Tensor, Tensor> call(const Tensor& x, Dims dim, bool keepdim,
+                                                                 std::optional<ScalarType> dtype, int64_t) {
+    return reduce_pair(op, x, dim, keepdim, dtype);
+  }
+  template <const Op& op> static void out(const Tensor& x, Dims dim, bool keepdim, std::optional<ScalarType> dtype,
+                                          int64_t, Tensor values, Tensor count) {
+    reduce_pair_out(op, x, dim, keepdim, dtype, values, count);
   }
 };
 

@@ -32,7 +32,7 @@ def public(name):
 
 
 # By the functions that call them, but for norms and what no function has to itself; of max and min those with dim.
-ROWS = {op.name if op.name in NORMS else op.function: op for op in OPS if op.name != "count_nan"}
+ROWS = {op.name if op.name in NORMS else op.function: op for op in OPS}
 FUNCTIONS = tuple(ROWS)
 REDUCTIONS = tuple(name for name, op in ROWS.items() if op.kind == "reduction")
 SCANS = tuple(name for name, op in ROWS.items() if op.kind == "scan")

@@ -161,10 +161,6 @@ def _pair(name: str) -> Rule:
     return rule
 
 
-def _aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> list[Call]:
-    return [_along(name)(x, dim, keepdim) for name in ("amin", "amax")]
-
-
 _NORMS = {2: "norm2", 1: "norm1", 0: "norm0", math.inf: "norm_greatest", -math.inf: "norm_least"}
 
 
@@ -428,7 +424,7 @@ RULES: dict[str, Rule] = {
     "count_nonzero.dim_IntList": _along("count_nonzero"),
     "amax": _along("amax"),
     "amin": _along("amin"),
-    "aminmax": _aminmax,
+    "aminmax": _along("aminmax"),
     "max": _whole("max_all"),
     "max.dim": _pair("max"),
     "min": _whole("min_all"),

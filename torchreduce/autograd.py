@@ -260,6 +260,7 @@ class OfInput(Reduction):
         save(ctx, inputs[0])
 
 
+@differentiable("nansum_and_count", results=2)
 @differentiable("nansum")
 class NanSum(OfInput):
     @staticmethod
@@ -314,6 +315,30 @@ class SharedOfAll(Shared):
         x, keepdim, level = inputs
         Shared.save(ctx, (x, None, keepdim, level), output)
         ctx.nans_tie = True
+
+
+@differentiable("aminmax", results=2, smooth=2)
+class SharedOfBoth(Rule):
+    """What each result shares among its ties."""
+
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
+        x, dims, keepdim, level = inputs
+        Reduction.remember(ctx, x, dims, keepdim, level)
+        ctx.nans_tie = False
+        save(ctx, x, *output)
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Sequence[Tensor | None]) -> Tensor:
+        x, *results = saved
+        pairs = zip(results, grad, strict=True)
+        shares = [Shared.backward(ctx, (x, result), g) for result, g in pairs if g is not None]
+        return shares[0] if len(shares) == 1 else shares[0] + shares[1]
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> tuple[Tensor, ...]:
+        x, *results = saved
+        return tuple(Shared.tangent(ctx, (x, result), t) for result in results)
 
 
 for _op in ("amax", "amin"):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .dispatch import LIBRARY, register_out
-from .table import OPS, Op
+from .table import OPS, PAIRS, Op
 
 
 def dims_of(ndim: int, dims: Sequence[int] | None) -> list[int]:
@@ -70,8 +70,11 @@ def fake_kernel(op: Op) -> Callable[..., Any]:
     def reduction(x: Tensor, *args: Any) -> Any:
         dims, keepdim, dtype = _arguments(op, args)
         shape = reduced_shape(x.shape, dims, keepdim)
-        result = x.new_empty(shape, dtype=op.result_dtype(x.dtype, dtype))
-        return result if len(op.returns) == 1 else (result, x.new_empty(shape, dtype=torch.int64))
+        values = op.result_dtype(x.dtype, dtype)
+        result = x.new_empty(shape, dtype=values)
+        if len(op.returns) == 1:
+            return result
+        return result, x.new_empty(shape, dtype=values if op.returns[1] == "values" else torch.int64)
 
     return scan if op.kind == "scan" else reduction
 
@@ -110,7 +113,7 @@ def batching_rule(op: Op) -> Callable[..., Any]:
     return scan if op.kind == "scan" else reduction
 
 
-for _op in OPS:
+for _op in (*OPS, *PAIRS):
     _name = f"torchreduce::{_op.name}"
     torch.library.register_fake(_name, fake_kernel(_op), lib=LIBRARY)
     torch.library.register_fake(f"{_name}.raw", fake_kernel(_op), lib=LIBRARY)

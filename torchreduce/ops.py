@@ -31,11 +31,10 @@ from .dispatch import _is_compiling, check_no_derivatives, is_bare, serving
 from .fake import decided, dims_of, reduced_shape
 
 _SUM, _MEAN, _NANSUM, _PROD = (overloads(name) for name in ("sum", "mean", "nansum", "prod"))
-_ANY, _ALL, _COUNT_NONZERO, _COUNT_NAN = (overloads(name) for name in ("any", "all", "count_nonzero", "count_nan"))
+_ANY, _ALL, _COUNT_NONZERO = (overloads(name) for name in ("any", "all", "count_nonzero"))
 _AMAX, _AMIN, _ARGMAX, _ARGMIN = (overloads(name) for name in ("amax", "amin", "argmax", "argmin"))
-# What other functions are made of, under their names.
-_NANMEAN, _NANSUM_OF_INTEGERS = replace(_NANSUM, name="nanmean"), replace(_SUM, name="nansum")
-_LEAST, _GREATEST = replace(_AMIN, name="aminmax"), replace(_AMAX, name="aminmax")
+_NANSUM_OF_INTEGERS = replace(_SUM, name="nansum")
+_NANSUM_AND_COUNT, _AMINMAX = (overloads(name) for name in ("nansum_and_count", "aminmax"))
 _MAX, _MIN, _MAX_ALL, _MIN_ALL = (overloads(name) for name in ("max", "min", "max_all", "min_all"))
 
 
@@ -321,22 +320,20 @@ def nanmean(
     """
     if keepdims is not None:
         keepdim = either_keepdim("nanmean", keepdim, keepdims)
-    dims = check_dims(_COUNT_NAN, input, dim, keepdim, axis)
+    op = _NANSUM_AND_COUNT
+    dims = check_dims(op, input, dim, keepdim, axis)
     if not input.is_floating_point():
         raise RuntimeError(f"nanmean(): expected input to be of a floating dtype, but got {input.dtype}")
     if out is not None:
-        dtype = _dtype_by_out(_NANMEAN, dtype, out)
-    dtype = input.dtype if dtype is None else check_dtype(_NANMEAN, input, dtype)
+        dtype = _dtype_by_out(op, dtype, out)
+    dtype = input.dtype if dtype is None else check_dtype(op, input, dtype)
     if out is not None:
-        _prepare(_NANMEAN, [input], reduced_shape(input.shape, dims, keepdim), out=out)
-    level, along = level_code(), dims_of(input.ndim, dims)
-    nan = serving(_COUNT_NAN, input)(input, dims, keepdim, level)
-    total = serving(_NANSUM, input)(input, dims, keepdim, accumulator(input.dtype, dtype), level)
+        _prepare(op, [input], reduced_shape(input.shape, dims, keepdim), out=out)
+    total, nan = serving(op, input)(input, dims, keepdim, accumulator(input.dtype, dtype), level_code())
     count = 1
-    for d in along:
+    for d in dims_of(input.ndim, dims):
         count = count * input.shape[d]
-    count = count - nan
-    result = divided(total, count, dtype)
+    result = divided(total, count - nan, dtype)
     return result if out is None else out.copy_(result)
 
 
@@ -480,13 +477,17 @@ def aminmax(
     >>> torchreduce.aminmax(torch.tensor([[1, 5], [4, 2]]), dim=0).max
     tensor([4, 5])
     """
-    low, high = (None, None) if out is None else _pair("aminmax", out)
-    if out is not None:  # both are checked before one is written
-        kept = keepdim if keepdims is None else either_keepdim("aminmax", keepdim, keepdims)
-        dims = check_dims(_LEAST, input, dim, kept, axis)
-        _prepare(_LEAST, [input], reduced_shape(input.shape, dims, kept), min=low, max=high)
-    least = _along(_LEAST, input, dim, keepdim, low, axis, keepdims)
-    greatest = _along(_GREATEST, input, dim, keepdim, high, axis, keepdims)
+    if out is None and axis is None and keepdims is None and not _is_compiling():
+        results = _AMINMAX.plain(input, dim, keepdim, level_code())
+        if results is not None:
+            return torch.return_types.aminmax(results)
+    if keepdims is not None:
+        keepdim = either_keepdim("aminmax", keepdim, keepdims)
+    dims = check_dims(_AMINMAX, input, dim, keepdim, axis)
+    if out is None:
+        return torch.return_types.aminmax(serving(_AMINMAX, input)(input, dims, keepdim, level_code()))
+    least, greatest = _pair("aminmax", out)
+    _write(_AMINMAX, [input], (dims, keepdim), reduced_shape(input.shape, dims, keepdim), min=least, max=greatest)
     return torch.return_types.aminmax((least, greatest))
 
 

@@ -11,8 +11,8 @@ from .checks import Dims, check_dims, check_input, overloads
 from .direct import NUMBERS
 from .table import BY_NAME, KEEPING_SHAPE, OPS, Op
 
-# Of functions that call several ops the first one.
-_FIRST = {"vector_norm": "norm2", "norm": "norm2", "nanmean": "nansum", "aminmax": "amin"}
+# Of functions that call several ops, or one of two results, the first one.
+_FIRST = {"vector_norm": "norm2", "norm": "norm2", "nanmean": "nansum_and_count", "aminmax": "aminmax"}
 # The functions on rows that are looked at twice, and the op of each.
 _FUSED = {
     **{name: name for name in (*KEEPING_SHAPE, "logsumexp", "entropy", "rms_norm", "layer_norm", "cross_entropy")},

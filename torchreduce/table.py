@@ -25,8 +25,8 @@ class Op:
     function: str  # the public function that calls it
     kind: Literal["reduction", "scan"]
     dims: Literal["any", "all", "given", "one"]  # int[]? (None or []: all), no argument, int[] not empty, int
-    returns: tuple[Literal["values", "indices"], ...]
-    sums: bool  # values: the accumulated type, or what dtype= says; else the input's dtype. Indices are int64
+    returns: tuple[Literal["values", "indices", "count"], ...]
+    sums: bool  # values: the accumulated type, or what dtype= says; else the input's dtype. Indices, counts are int64
     inputs: tuple[torch.dtype, ...]  # without dtype=; with it, DTYPES
     results: tuple[torch.dtype, ...]  # what dtype= may be; none: there is no dtype=
     empty: float | None  # the result over no elements; None: an error
@@ -59,11 +59,9 @@ def _norm(name: str, order: float, empty: float | None, summary: str) -> Op:
 
 
 def _count(name: str, result: torch.dtype, empty: float, counterpart: Any, summary: str) -> Op:
-    function = "nanmean" if name == "count_nan" else name
     return Op(
-        name, function, "reduction", "any", ("values",), False, DTYPES, (), empty, False, counterpart, summary,
-        fixed=result,
-    )  # fmt: skip
+        name, name, "reduction", "any", ("values",), False, DTYPES, (), empty, False, counterpart, summary, fixed=result
+    )
 
 
 def _extreme(name: str, function: str, dims: Any, returns: Any, summary: str) -> Op:
@@ -89,7 +87,6 @@ OPS = (
     _count("any", torch.bool, 0.0, torch.any, "whether any element is not 0"),
     _count("all", torch.bool, 1.0, torch.all, "whether all elements are not 0"),
     _count("count_nonzero", torch.int64, 0.0, torch.count_nonzero, "number of elements that are not 0"),
-    _count("count_nan", torch.int64, 0.0, None, "number of NaN"),
     _extreme("amax", "amax", "any", ("values",), "greatest value; NaN if there is one; -0.0 < +0.0"),
     _extreme("amin", "amin", "any", ("values",), "least value; NaN if there is one; -0.0 < +0.0"),
     _extreme("max_all", "max", "all", ("values",), "greatest value of all; NaN if there is one; -0.0 < +0.0"),
@@ -105,11 +102,19 @@ OPS = (
     _scan("cummin", False, DTYPES, ("values", "indices"), False, "least value up to each and its latest index; NaN"),
 )
 
+# Two results of one look at the elements. Not among the ops above, since both are those of other ops.
+PAIRS = (
+    Op("aminmax", "aminmax", "reduction", "any", ("values", "values"), False, DTYPES, (), None, True, None,
+       "amin and amax"),
+    Op("nansum_and_count", "nanmean", "reduction", "any", ("values", "count"), True, FLOATS, FLOATS, 0.0, True, None,
+       "nansum, and how many NaN there are"),
+)  # fmt: skip
+
 # Not among them, since it takes two tensors: what is made of their rows is made for it by hand (autograd_scans.py).
 LINEAR_SCAN = Op("linear_scan", "linear_scan", "scan", "one", ("values",), False, FLOATS, (), 0.0, True, None,
                  "a[i] * h[i - 1] + b[i]")  # fmt: skip
 
-BY_NAME = {op.name: op for op in (*OPS, LINEAR_SCAN)}
+BY_NAME = {op.name: op for op in (*OPS, *PAIRS, LINEAR_SCAN)}
 
 # The public functions on rows that are looked at twice which take (x, dim) here and in torch, of floats alone. What
 # they call is not among the ops above: their kernels write to no given tensors.

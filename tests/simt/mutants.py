@@ -69,6 +69,29 @@ MUTANTS = (
         "count += bits_set((t | (w & own)) & kHighest);", "count += bits_set(t & kHighest);",
         "reduce.Count", ("rows",), every=1,
     ),
+    # ---- two results
+    Mutant(
+        "granules that are not there are looked at for extremes", "kernels/reduce/rows.cuh",
+        "if (kHasAbsent<Op> || there(j)) part.take(op, g[j], position_of(number + j * kLanes));",
+        "part.take(op, g[j], position_of(number + j * kLanes));",
+        "reduce.Extremes", ("two_results",), some=True,
+    ),
+    Mutant(
+        "rows that are not there are looked at for extremes", "kernels/reduce/wide_columns.cuh",
+        "if (kHasAbsent<Op> || there(j)) step_all<V>(op, x[j].w, row(j), v);",
+        "step_all<V>(op, x[j].w, row(j), v);",
+        "reduce.Extremes", ("two_results",),
+    ),
+    Mutant(
+        "what stands for elements of other rows is one of them", "kernels/reduce/packed_rows.cuh",
+        "fill_of<Op>(g, own, absent)", "fill_of<Op>(g, 0, absent)",
+        "reduce.Extremes", ("two_results",),
+    ),
+    Mutant(
+        "numbers count as NaN", "ops.h",
+        "return {v == v ? v : Sum(0), v == v ? 0 : 1};", "return {v == v ? v : Sum(0), v < v ? 0 : 1};",
+        "reduce.CountedSum", ("two_results",),
+    ),
     # ---- reductions, columns
     Mutant(
         "columns moved down by one too few", "kernels/reduce/wide_columns.cuh",
@@ -265,7 +288,7 @@ MUTANTS = (
     ),
     Mutant(
         "a superblock just before is left out", "kernels/scan/look_back.cuh",
-        "k < kNear ? k < s :", "k < kNear ? k + 1 < s :",
+        "if (k < s) carry = S::combine", "if (k + 1 < s) carry = S::combine",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
@@ -605,7 +628,7 @@ MUTANTS = (
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
-        "a carry of totals that are not there yet", "kernels/scan/ring.cuh",
+        "a carry of totals that are not there yet", "kernels/scan/look_back.cuh",
         "all = !ballot(!all);", "all = true;",
         "scan.CumSum", ("pipeline",), every=1,
     ),

@@ -63,12 +63,14 @@ void serial(int64_t tasks, void (*body)(void*, int64_t, int64_t), void* context)
 // ---- calls, as torch_ops.cpp makes them -----------------------------------------------------------------------------
 
 struct Result {
-  std::unique_ptr<Array> values, indices;  // null where the op has none
+  std::unique_ptr<Array> values, indices;  // null where the op has none; a second result is where indices would be
 
   Result(const Problem& p, Memory memory) {
     const bool indexed = p.scan() ? facts(scan_of(p.op)->scan).indexed : facts(row_of(p.op).reduction, p.in).indexed;
+    const bool two = !p.scan() && facts(row_of(p.op).reduction, p.in).two;
     if (!indexed || p.scan() || row_of(p.op).pair) values = std::make_unique<Array>(p.out, p.result_sizes(), memory);
-    if (indexed) indices = std::make_unique<Array>(Dtype::I64, p.result_sizes(), memory);
+    if (indexed || two)
+      indices = std::make_unique<Array>(p.op == "aminmax" ? p.out : Dtype::I64, p.result_sizes(), memory);
   }
   std::vector<char> read() const {
     std::vector<char> all;
@@ -203,11 +205,14 @@ template <class Call> void run_emulated(Call& call, const DeviceFacts& device,
   }
 }
 
-template <class Call> void emulate(Call& call, int multiprocessors, const char* (*entry)(const Call&, void*, void*),
-                                   std::string& plan_text) {
+DeviceFacts emulated(int multiprocessors) {
   const bool bulk_copies = simt::options.bulk_copies;
   const int shared = bulk_copies ? simt::kMostShared : kPortableShared;
-  run_emulated(call, DeviceFacts{true, multiprocessors, bulk_copies, shared, bulk_copies}, entry);
+  return {true, multiprocessors, bulk_copies, shared, bulk_copies};
+}
+template <class Call> void emulate(Call& call, int multiprocessors, const char* (*entry)(const Call&, void*, void*),
+                                   std::string& plan_text) {
+  run_emulated(call, emulated(multiprocessors), entry);
   plan_text = text_of(call.plan);
 }
 
@@ -252,6 +257,14 @@ template <template <class> class Op> void reduce_by_reference(const ReduceCall& 
     switch (call.in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
 #undef TR_CASE
   }
+}
+
+void reduce_by_reference(const ReduceCall& call) {
+#define TR_CASE(name)                      \
+  if constexpr (!kTwoResults<name<float>>) \
+    if (call.op == Reduction::name) reduce_by_reference<name>(call);
+  TR_FOR_EACH_REDUCTION(TR_CASE)
+#undef TR_CASE
 }
 
 template <class S> typename S::Wide precedes(const ScanCall& call, int64_t row) {
@@ -322,7 +335,8 @@ template <template <class> class Op> void scan_by_reference(const ScanCall& call
 
 bool Problem::scan() const { return scan_of(op) != nullptr; }
 bool Problem::few() const {
-  if (!scan() && row_of(op).reduction == Reduction::Count) return size_of(in) == 4;
+  if (!scan() && (row_of(op).reduction == Reduction::Count || row_of(op).reduction == Reduction::CountedSum))
+    return size_of(in) == 4;  // counts, also where they are a half
   if (in == Dtype::BF16 || in == Dtype::F32 || in == Dtype::F64) return true;
   if (scan()) return !is_static({nullptr, in, accumulator_of(in, out)}, out, facts(scan_of(op)->scan).integer_kernels);
   const bool converts = facts(row_of(op).reduction, in).converts;
@@ -384,10 +398,11 @@ std::vector<char> solve_by_reference(const Problem& p, const std::vector<char>& 
 #undef TR_CASE
   } else {
     const ReduceCall call = reduce_call(p, *inputs.x, result);
-#define TR_CASE(name) \
-  if (call.op == Reduction::name) reduce_by_reference<name>(call);
-    TR_FOR_EACH_REDUCTION(TR_CASE)
-#undef TR_CASE
+    if (facts(call.op, p.in).two) {
+      for (const ReduceCall& half : halves(call)) reduce_by_reference(half);
+    } else {
+      reduce_by_reference(call);
+    }
   }
   return result.read();
 }
@@ -400,7 +415,14 @@ std::vector<char> solve_by_emulation(const Problem& p, const std::vector<char>& 
   if (!p.scan()) {
     PlannedReduction call = reduce_call(p, *inputs.x, result);
     order_by_memory(call);
-    emulate<PlannedReduction>(call, multiprocessors, gpu::reduce, plan_text);
+    if (facts(call.op, p.in).two && !looks_once(call, emulated(multiprocessors))) {
+      for (const ReduceCall& half : halves(call)) {
+        PlannedReduction alone{half, {}};
+        emulate<PlannedReduction>(alone, multiprocessors, gpu::reduce, plan_text);
+      }
+    } else {
+      emulate<PlannedReduction>(call, multiprocessors, gpu::reduce, plan_text);
+    }
     return result.read();
   }
   PlannedScan call = scan_call(p, inputs, in_place ? x : *result.values, result.indices.get());

@@ -274,6 +274,34 @@ void listed_rows() {
       }
 }
 
+// Two results of one look: of rows and columns by each family that has them, and by their halves where none does.
+void two_results() {
+  constexpr Reduced kTwo[] = {
+      {"aminmax", Dtype::F32, Dtype::F32},          {"aminmax", Dtype::BF16, Dtype::BF16},
+      {"aminmax", Dtype::F16, Dtype::F16},          {"aminmax", Dtype::U8, Dtype::U8},
+      {"nansum_and_count", Dtype::F32, Dtype::F32}, {"nansum_and_count", Dtype::BF16, Dtype::F32},
+      {"nansum_and_count", Dtype::F16, Dtype::F32}, {"nansum_and_count", Dtype::F32, Dtype::F64}};
+  auto check_two = [&](const std::vector<std::vector<int64_t>>& shapes, uint64_t along, const Policies& policies) {
+    for (const Reduced& r : kTwo)
+      for (const auto& sizes : shapes) check({r.op, r.in, r.out, sizes, along}, policies);
+  };
+  check_two({{70, 7}, {40, 16}, {33, 64}, {9, 100}, {7, 255}, {5, 257}, {9, 500}, {3, 1000}, {3, 2049}, {2, 20000}}, 2,
+            {{{}, 132, kInPitch},
+             {{}, 1, kInPitch},
+             {{kRows, -1, -1, -1, -1}, 132, kInPitch},
+             {{kRows, -1, -1, -1, -1, 1}, 132, kInPitch},
+             {{kRows, -1, 2, 4, -1, 0}, 132, kInPitch},
+             {{kRows, -1, -1, 1, -1, 0}, 132, kInPitch},
+             {{kPackedRows, -1, -1, -1, -1}, 1, kInPitch},
+             {{kPackedRows, 4, -1, -1, -1}, 2, kInPitch}});
+  for (const char* family : {"wide_columns", "narrow_columns", "columns"}) {
+    const Policies policies = {{{family}, 1}, {{family}, 132}, {{family}, 1, kNearMemories, true}};
+    check_two({{2, 131}, {7, 67}, {40, 130}, {257, 5}, {300, 70}, {777, 13}, {2050, 35}, {8292, 2}}, 1, policies);
+    check_two({{9, 2, 70}, {5, 100, 9}, {9, 300, 37}, {10, 700, 5}}, 2, policies);
+  }
+  check_two({{9, 20, 11}, {2, 300, 3}}, 5, {{{}, 132}});
+}
+
 // ---- scans ----------------------------------------------------------------------------------------------------------
 
 struct Scanned {
@@ -898,6 +926,7 @@ constexpr Group kGroups[] = {
     {"columns", columns},
     {"split", split},
     {"listed_rows", listed_rows},
+    {"two_results", two_results},
     {"segments", segments},
     {"column_families", column_families},
     {"scan_rows", scan_rows},

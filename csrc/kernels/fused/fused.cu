@@ -111,24 +111,11 @@ void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, 
       if constexpr (sizeof(E) == 4) launch_long<Op, E, Form::Words>(call, shape, split, workspace, queue);
   }
 }
-template <template <class> class Op>
-void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
-  if constexpr (kWideReductions) {
-    switch (call.dtype) {
-      case Dtype::F32: return launch_held<Op<float>, float>(call, shape, split, workspace, queue);
-      case Dtype::BF16: return launch_held<Op<float>, BF16>(call, shape, split, workspace, queue);
-#if !defined(TR_FEW_TYPES)
-      case Dtype::F16: return launch_held<Op<float>, F16>(call, shape, split, workspace, queue);
-#endif
-      default: return;
-    }
-  }
-}
 
 template <class Op, class E>
 void launch_packed([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const FusedPackedRowsShape& shape,
                    [[maybe_unused]] Queue queue) {
-  if constexpr (kWideReductions && Op::kSums > 0 && !Op::kWeights) {
+  if constexpr (Op::kSums > 0 && !Op::kWeights) {
     const FusedRowsCall rows = plain_rows(call);
     const auto enqueue_kernel = [&](auto kernel) {
       enqueue(kernel, shape.blocks, shape.threads, shape.shared, queue, rows, shape);
@@ -147,7 +134,7 @@ void launch_packed([[maybe_unused]] const FusedCall& call, [[maybe_unused]] cons
 template <class Op, class E>
 void launch_held_columns([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const HeldColumnsShape& shape,
                          [[maybe_unused]] Queue queue) {
-  if constexpr (kWideReductions && Op::kCentral && Op::kMaps) {
+  if constexpr (Op::kCentral && Op::kMaps) {
     const Layout& l = call.layout;
     const ColumnPitch pitch{int(l.in[l.kept] * int(sizeof(E))), int(l.out[l.kept] * int(sizeof(E)))};
     const FusedRowsCall rows = plain_rows(call);
@@ -163,7 +150,7 @@ void launch_held_columns([[maybe_unused]] const FusedCall& call, [[maybe_unused]
 template <class Op, class E>
 void launch_wide_columns([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const FusedWideColumnsShape& shape,
                          [[maybe_unused]] void* workspace, [[maybe_unused]] Queue queue) {
-  if constexpr (kWideReductions && Op::kCentral && Op::kMaps) {
+  if constexpr (Op::kCentral && Op::kMaps) {
     const FusedRowsCall rows = plain_rows(call);
     const Layout& l = call.layout;
     int64_t last = (l.length - 1) * l.in[l.kept] + 1;
@@ -184,7 +171,7 @@ void launch_wide_columns([[maybe_unused]] const FusedCall& call, [[maybe_unused]
 
 template <class Op, class E>
 void launch_columns(const FusedCall& call, const FusedColumnsShape& shape, void* workspace, Queue queue) {
-  if constexpr (kWideReductions && !Op::kWeights) {
+  if constexpr (!Op::kWeights) {
     const FusedRowsCall rows = plain_rows(call);
     const Layout& l = call.layout;
     const ColumnPitches pitches{{l.in[l.kept], call.more_strides[0][l.kept]}, l.out[l.kept]};
@@ -211,35 +198,22 @@ template <template <class> class Op> const char* launch_fused(const PlannedFused
   std::visit(
       [&](const auto& shape) {
         using S = std::decay_t<decltype(shape)>;
+        using Floats = Op<float>;
         if constexpr (std::is_same_v<S, FusedStridedShape>) {
           if (call.accumulator == Dtype::F64) launch_strided<Op<double>, double>(call, shape, workspace, queue);
-          else launch_strided<Op<float>, float>(call, shape, workspace, queue);
-        } else if constexpr (std::is_same_v<S, FusedColumnsShape>) {
-          if (call.dtype == Dtype::F32) launch_columns<Op<float>, float>(call, shape, workspace, queue);
-          else if (call.dtype == Dtype::BF16) launch_columns<Op<float>, BF16>(call, shape, workspace, queue);
-#if !defined(TR_FEW_TYPES)
-          else launch_columns<Op<float>, F16>(call, shape, workspace, queue);
-#endif
-        } else if constexpr (std::is_same_v<S, FusedPackedRowsShape>) {
-          if (call.dtype == Dtype::F32) launch_packed<Op<float>, float>(call, shape, queue);
-          else if (call.dtype == Dtype::BF16) launch_packed<Op<float>, BF16>(call, shape, queue);
-#if !defined(TR_FEW_TYPES)
-          else launch_packed<Op<float>, F16>(call, shape, queue);
-#endif
-        } else if constexpr (std::is_same_v<S, HeldColumnsShape>) {
-          if (call.dtype == Dtype::F32) launch_held_columns<Op<float>, float>(call, shape, queue);
-          else if (call.dtype == Dtype::BF16) launch_held_columns<Op<float>, BF16>(call, shape, queue);
-#if !defined(TR_FEW_TYPES)
-          else launch_held_columns<Op<float>, F16>(call, shape, queue);
-#endif
-        } else if constexpr (std::is_same_v<S, FusedWideColumnsShape>) {
-          if (call.dtype == Dtype::F32) launch_wide_columns<Op<float>, float>(call, shape, workspace, queue);
-          else if (call.dtype == Dtype::BF16) launch_wide_columns<Op<float>, BF16>(call, shape, workspace, queue);
-#if !defined(TR_FEW_TYPES)
-          else launch_wide_columns<Op<float>, F16>(call, shape, workspace, queue);
-#endif
-        } else if constexpr (std::is_base_of_v<HeldRowsShape, S>) {
-          launch_held<Op>(call, shape, std::is_same_v<S, SplitRowsShape>, workspace, queue);
+          else launch_strided<Floats, float>(call, shape, workspace, queue);
+        } else if constexpr (kWideReductions) {
+          with_element(call.dtype, [&](auto element) {
+            using E = decltype(element);
+            if constexpr (std::is_same_v<S, FusedColumnsShape>)
+              launch_columns<Floats, E>(call, shape, workspace, queue);
+            else if constexpr (std::is_same_v<S, FusedPackedRowsShape>) launch_packed<Floats, E>(call, shape, queue);
+            else if constexpr (std::is_same_v<S, HeldColumnsShape>) launch_held_columns<Floats, E>(call, shape, queue);
+            else if constexpr (std::is_same_v<S, FusedWideColumnsShape>)
+              launch_wide_columns<Floats, E>(call, shape, workspace, queue);
+            else if constexpr (std::is_base_of_v<HeldRowsShape, S>)
+              launch_held<Floats, E>(call, shape, std::is_same_v<S, SplitRowsShape>, workspace, queue);
+          });
         }
       },
       call.plan.shape);

@@ -142,8 +142,9 @@ template <class E, int kChunks, bool kPart> struct HeldWords {
     __device__ __forceinline__ Out(E* leaf, const Place& p) : to(recomputed(leaf + p.lane)), p(p) {}
     __device__ __forceinline__ void store(int c, const float (&v)[kGroup]) {
       const auto element = [&](int k) {
-        if constexpr (kNumbers && std::is_same<E, float>::value) stream_item(to + step(p, k), v[k % kGroup]);
-        else stream_item(to + step(p, k), round_to<E>(v[k % kGroup]));
+        if constexpr (kNumbers && std::is_same<E, float>::value)
+          store_item<Stay::Short>(to + step(p, k), v[k % kGroup]);
+        else store_item<Stay::Short>(to + step(p, k), round_to<E>(v[k % kGroup]));
       };
       if (kFull || is_whole(p, c)) {
 #pragma unroll
@@ -355,7 +356,7 @@ template <class E, int kChunks, bool kPart, bool kAligned> struct HeldGranules {
       const Granule g = rounded<kNumbers>(v);
       const int first = p.lane * kGroup - p.before, at = number(p, c) * kGroup - p.before;
       if (kAligned ? is_there(p, c) : (kFull && c > 0) || (at >= 0 && at + kGroup <= p.count)) {
-        stream_granule(reinterpret_cast<Granule*>(to) + lanes_of(p) * c, g);
+        store_item<Stay::Short>(reinterpret_cast<Granule*>(to) + lanes_of(p) * c, g);
       } else if (c > 0) {
         if (at >= p.count) return;
         rest = g;
@@ -390,7 +391,7 @@ template <class E, int kChunks, bool kPart, bool kAligned> struct HeldGranules {
         Granule g;
 #pragma unroll
         for (int i = 0; i < 4; ++i) g.item[i] = bit_cast<uint32_t>(kNumbers ? v[4 * k + i] : canonical(v[4 * k + i]));
-        stream_granule(to + 2 * lanes_of(p) * c + k, g);
+        store_item<Stay::Short>(to + 2 * lanes_of(p) * c + k, g);
       }
     }
     __device__ __forceinline__ void finish() {}
@@ -433,7 +434,7 @@ template <class E, int kChunks, bool kPart, bool kAligned> struct HeldGranules {
 #pragma unroll
       for (int i = 0; i < kGroup / 2; ++i) out.item[i] = funnel_right(w[i], w[i + 1], (from & 1) * 16);
       const int own = number(p, c) * kGroup - p.before, at = own - by;
-      if (at >= begin && at < end) stream_granule(reinterpret_cast<Granule*>(leaf + at), out);
+      if (at >= begin && at < end) store_item<Stay::Short>(reinterpret_cast<Granule*>(leaf + at), out);
       if (c == 0) {
         if (own < begin || own + kGroup > end)
 #pragma unroll
@@ -581,7 +582,7 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
           const float y = v[(k % 2) * kQuad + i];
           g.item[i] = bit_cast<uint32_t>(kNumbers ? y : canonical(y));
         }
-        stream_granule(to + lanes_of(p) * k, g);
+        store_item<Stay::Short>(to + lanes_of(p) * k, g);
       }
     }
     __device__ __forceinline__ void finish() {}

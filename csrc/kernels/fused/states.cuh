@@ -5,6 +5,18 @@
 
 namespace torchreduce::gpu {
 
+// Calls launch(E()), where E is the type of elements.
+template <class Launch> void with_element(Dtype dtype, Launch launch) {
+  switch (dtype) {
+    case Dtype::F32: return launch(float());
+    case Dtype::BF16: return launch(BF16());
+#if !defined(TR_FEW_TYPES)
+    case Dtype::F16: return launch(F16());
+#endif
+    default: return;
+  }
+}
+
 // ---- clusters of blocks (Hopper and later; elsewhere no plan has them) ------------------------------------------------
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -22,9 +22,7 @@ template <class F, bool kCentered> void launch_sums(const PlannedFused& call, co
   if (!shape.granules) {
     enqueue_sums(weight_elements<F, kCentered>);
   } else if constexpr (kWideReductions && std::is_same_v<F, float>) {
-    if (call.dtype == Dtype::F32) enqueue_sums(weight_granules<float, kCentered>);
-    else if (call.dtype == Dtype::BF16) enqueue_sums(weight_granules<BF16, kCentered>);
-    else enqueue_sums(weight_granules<F16, kCentered>);
+    with_element(call.dtype, [&](auto element) { enqueue_sums(weight_granules<decltype(element), kCentered>); });
   }
   fold_columns<F>(q, shape.units, partials, queue);
 }
@@ -38,9 +36,8 @@ void launch_gradients([[maybe_unused]] const FusedCall& call, [[maybe_unused]] c
   const auto enqueue_gradients = [&](auto kernel) {
     enqueue(kernel, shape.blocks, shape.threads, shape.shared, queue, rows, shape, partials);
   };
-  if (call.dtype == Dtype::F32) enqueue_gradients(norm_gradients_kernel<Op<float>, float>);
-  else if (call.dtype == Dtype::BF16) enqueue_gradients(norm_gradients_kernel<Op<float>, BF16>);
-  else enqueue_gradients(norm_gradients_kernel<Op<float>, F16>);
+  with_element(call.dtype,
+               [&](auto element) { enqueue_gradients(norm_gradients_kernel<Op<float>, decltype(element)>); });
   FusedCall columns = call;  // whose rows are the sums of columns
   columns.layout = Layout{};
   columns.layout.kept = 1;

@@ -56,12 +56,12 @@ TR_HD constexpr int column_tile(int size) { return 32 * granule_columns(size); }
 
 constexpr int kDeepLevels = 5;  // of the tree over a lane's columns, in shared memory
 
-// Blocks of a multiprocessor that there are registers for, given the bytes of an element; `powers`: of products, whose
-// accumulators take twice as many.
-TR_HD constexpr int wide_column_blocks(int size) { return size == 4 || size == 2 ? 3 : 2; }
-TR_HD constexpr int narrow_column_blocks(int size, bool powers) { return powers ? 2 : size == 2 ? 4 : 3; }
-TR_HD constexpr int short_column_blocks(int size, bool powers) { return powers && size == 2 ? 1 : 3; }
-template <class Op> constexpr bool kPowers = std::is_same<Op, Product<typename Op::Element>>::value;
+// Blocks of a multiprocessor that there are registers for, given the bytes of an element; `twice`: accumulators take
+// twice as many, of products, which have powers, and of two results.
+TR_HD constexpr int wide_column_blocks(int size, bool two) { return (size == 4 || size == 2) && !two ? 3 : 2; }
+TR_HD constexpr int narrow_column_blocks(int size, bool twice) { return twice ? 2 : size == 2 ? 4 : 3; }
+TR_HD constexpr int short_column_blocks(int size, bool twice) { return twice && size == 2 ? 1 : 3; }
+template <class Op> constexpr bool kTwice = std::is_same<Op, Product<typename Op::Element>>::value || kTwoResults<Op>;
 
 constexpr int kUnitGroup = 64;  // units that meet first
 TR_HD constexpr int unit_groups(int units) { return (units + kUnitGroup - 1) / kUnitGroup; }
@@ -77,12 +77,14 @@ template <class Op> constexpr bool has_columns(Dtype d) {
   return Op::reads(d) && (!requires { typename Op::Order; } || is_float(d) || d == Dtype::I32 || d == Dtype::I64);
 }
 TR_HD constexpr bool has_small_columns(Dtype d) { return d == Dtype::F32 || d == Dtype::F16 || d == Dtype::BF16; }
+template <class Op> constexpr bool has_small_columns(Dtype d) { return !kTwoResults<Op> && has_small_columns(d); }
 
 // What the families of columns ask of an op.
 struct ColumnFacts {
   int near, acc;   // bytes of Near and Acc
   bool any_order;  // no order of additions matters
   bool compiled;   // has_columns
+  bool small;      // has_small_columns
 };
 ColumnFacts column_facts(const ReduceCall& call);
 

@@ -42,6 +42,24 @@ template <class Op> __device__ __forceinline__ Granule absent_granule(const Op& 
   memcpy(&g, x, sizeof g);
   return g;
 }
+// What stands for elements of a granule that are not a row's: absent ones, or where there are none, element number
+// `own` of the granule, which is.
+template <class Op> __device__ __forceinline__ Granule fill_of(const Granule& g, int own, const Granule& absent) {
+  if constexpr (kHasAbsent<Op>) {
+    return absent;
+  } else {
+    using E = typename Op::Element;
+    E x[kPerGranule<E>];
+    elements_of(g, x);
+#pragma unroll
+    for (int i = 1; i < kPerGranule<E>; ++i) x[0] = i == own ? x[i] : x[0];
+#pragma unroll
+    for (int i = 1; i < kPerGranule<E>; ++i) x[i] = x[0];
+    Granule fill;
+    memcpy(&fill, x, sizeof fill);
+    return fill;
+  }
+}
 // Elements before `first` and from `end` on become those of `fill`; first <= 16 / sizeof(E).
 template <class E> __device__ __forceinline__ void mask(Granule& g, int first, int end, const Granule& fill) {
   constexpr int kBits = 8 * int(sizeof(E));
@@ -132,6 +150,11 @@ template <class Op> __device__ __forceinline__ typename Op::Acc value_of(const O
     return counted_of<E>(op, g);
   } else if constexpr (std::is_same<Op, Sum<E>>::value) {  // of integers
     return integers_of<E>(g);
+  } else if constexpr (kHasMaxima<E> && std::is_same<Op, Extremes<E>>::value) {
+    auto key = [&](bool min) {
+      return Ordering<E>::wide(Ordering<E>::key(Ordering<E>::bits_of(greatest_of<E>(g, min)), false, false));
+    };
+    return {key(true), key(false)};
   } else if constexpr (kHasMaxima<E>) {
     return Ordering<E>::key(Ordering<E>::bits_of(greatest_of<E>(g, op.options.min, op.options.of)), false, false);
   } else {
@@ -272,6 +295,7 @@ template <class Op, class Position> struct Part<Op, Position, true> {
 // One of two values.
 template <class V> __device__ __forceinline__ V chosen_value(bool first, const V& a, const V& b) {
   if constexpr (std::is_arithmetic<V>::value) return first ? a : b;
+  else if constexpr (requires { a.second; }) return {first ? a.first : b.first, first ? a.second : b.second};
   else if constexpr (requires { a.m; }) return {first ? a.m : b.m, first ? a.e : b.e};
   else return {first ? a.key : b.key, first ? a.at : b.at};
 }

@@ -16,7 +16,7 @@ TR_HD constexpr int skewed(int i) { return i + (i >> 5); }
 // Near[skewed(span * inner)]; rows left by the trees, Near[span / 8][inner] and [span / 64]; where units meet, their
 // two buffers (split_columns.cuh).
 template <class Op, class Load>
-__global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename Load::Element), kPowers<Op>))
+__global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename Load::Element), kTwice<Op>))
     reduce_narrow_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
   using Near = typename Op::Near;

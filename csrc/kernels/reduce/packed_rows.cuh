@@ -124,7 +124,10 @@ __device__ __forceinline__ auto staged_part(const Op& op, const StagedRow<typena
       } else {
         g = reinterpret_cast<const Granule*>(from)[k];
       }
-      if (k == 0 || k == last) mask<E>(g, k == 0 ? before : 0, before + n - k * kPer, absent);
+      if (k == 0 || k == last) {
+        const int own = k == 0 ? before : 0;
+        mask<E>(g, own, before + n - k * kPer, fill_of<Op>(g, own, absent));
+      }
       part.take(op, g, k * kPer - before);
     }
     return part.value(op);

@@ -16,18 +16,21 @@ namespace torchreduce::gpu {
 template <class Load> constexpr bool kIsTyped = false;
 template <class E> constexpr bool kIsTyped<TypedLoad<E>> = true;
 
-// Each family has its launch(call, shape, partials, tickets, stream) for an op and a load.
+// Each family has its launch(call, shape, partials, tickets, stream) for an op and a load. Ops with two results have no
+// kernels that serve any call: where no other one does, their halves are launched (call.h).
 template <class Op, class Load>
 void launch(const ReduceCall& call, const StridedShape& shape, typename Op::Acc* partials, uint32_t* tickets,
             gpuStream_t stream) {
-  enqueue(reduce_strided<Op, Load>, shape.blocks, shape.threads, shape.shared, Queue{stream}, call, shape, partials,
-          tickets);
+  if constexpr (!kTwoResults<Op>)
+    enqueue(reduce_strided<Op, Load>, shape.blocks, shape.threads, shape.shared, Queue{stream}, call, shape, partials,
+            tickets);
 }
 template <class Op, class Load>
 void launch(const ReduceCall& call, const ColumnsShape& shape, typename Op::Acc* partials, uint32_t* tickets,
             gpuStream_t stream) {
-  enqueue(reduce_columns<Op, Load>, shape.blocks, shape.threads, shape.shared, Queue{stream}, call, shape, partials,
-          tickets);
+  if constexpr (!kTwoResults<Op>)
+    enqueue(reduce_columns<Op, Load>, shape.blocks, shape.threads, shape.shared, Queue{stream}, call, shape, partials,
+            tickets);
 }
 
 // Families of columns serve what their kernels are compiled for (column_call.h).
@@ -56,17 +59,18 @@ void launch_columns(Kernel kernel, const ReduceCall& call, const ColumnShape& sh
       launch_columns(kernel<Op, Load>, call, shape, partials, tickets, stream);                          \
   }
 TR_COLUMNS(NarrowColumnsShape, reduce_narrow_columns, true)
-TR_COLUMNS(ShortColumnsShape, reduce_short_columns, has_small_columns(DtypeOf<E>::value))
-TR_COLUMNS(ColumnSlicesShape, reduce_column_slices, has_small_columns(DtypeOf<E>::value))
+TR_COLUMNS(ShortColumnsShape, reduce_short_columns, has_small_columns<Op>(DtypeOf<E>::value))
+TR_COLUMNS(ColumnSlicesShape, reduce_column_slices, has_small_columns<Op>(DtypeOf<E>::value))
 #undef TR_COLUMNS
 template <class Op, class Load>
 void launch(const ReduceCall& call, const WideColumnsShape& shape, typename Op::Acc* partials, uint32_t* tickets,
             gpuStream_t stream) {
   constexpr Dtype d = DtypeOf<typename Load::Element>::value;
   if constexpr (kWideReductions && kIsTyped<Load> && has_columns<Op>(d)) {
-    const bool whole = has_small_columns(d) && shape.q.tile == column_tile(size_of(d));
-    launch_columns(whole ? reduce_wide_columns<Op, Load, has_small_columns(d)> : reduce_wide_columns<Op, Load, false>,
-                   call, shape, partials, tickets, stream);
+    constexpr bool small = has_small_columns<Op>(d);
+    const bool whole = small && shape.q.tile == column_tile(size_of(d));
+    launch_columns(whole ? reduce_wide_columns<Op, Load, small> : reduce_wide_columns<Op, Load, false>, call, shape,
+                   partials, tickets, stream);
   }
 }
 

@@ -190,6 +190,7 @@ __device__ __forceinline__ typename Op::Acc units_value(const Op& op, const Rows
     Granule g = absent;
     const E x = reinterpret_cast<const E*>(from + number)[lane];
     memcpy(&g, &x, sizeof x);
+    g = kHasAbsent<Op> ? g : fill_of<Op>(g, 0, absent);
     part.take(op, g, position_of(number) + lane);
   };
   if (first_out) take_item(0, before, kPer);
@@ -200,20 +201,22 @@ __device__ __forceinline__ typename Op::Acc units_value(const Op& op, const Rows
   for (int u = first; u < end; u += step) {
     const int number = u * kUnit + lane;
     Granule g[rows::kGranules];
+    auto there = [&](int j) { return number + j * kLanes < whole && !(j == 0 && number == 0 && first_out); };
 #pragma unroll
     for (int j = 0; j < rows::kGranules; ++j) {
       g[j] = absent;
-      load_once(number + j * kLanes < whole && !(j == 0 && number == 0 && first_out), from + number + j * kLanes, g[j]);
+      load_once(there(j), from + number + j * kLanes, g[j]);
     }
-    if (number == 0 && before > 0) mask<E>(g[0], before, kPer, absent);
+    if (number == 0 && before > 0) mask<E>(g[0], before, kPer, fill_of<Op>(g[0], before, absent));
 #pragma unroll
     for (int j = 0; j < rows::kGranules; ++j) {
       if (j % 2 == 0 && u * kUnit + j * kLanes >= whole) break;
-      part.take(op, g[j], position_of(number + j * kLanes));
+      if (kHasAbsent<Op> || there(j)) part.take(op, g[j], position_of(number + j * kLanes));
     }
   }
   if (loads_last) {
-    mask<E>(last, whole == 0 ? before : 0, rest, absent);
+    const int own = whole == 0 ? before : 0;
+    mask<E>(last, own, rest, fill_of<Op>(last, own, absent));
     part.take(op, last, position_of(whole));
   }
   if (last_out) take_item(whole, whole == 0 ? before : 0, rest);
@@ -237,7 +240,8 @@ __device__ __forceinline__ void finish_plain_row(const Op& op, const RowsCall& c
 
 // ---- the three ways ----------------------------------------------------------------------------------------------------
 
-// What a warp makes of kRows rows a group of `lanes` lanes, with kEach granules a lane of each: a lane gets the values
+// What a warp makes of kRows rows a group of `lanes` lanes, with kEach granules a lane of each, of the rows'
+// `granules`, after which there are absent ones: a lane gets the values
 // of the group's rows number k * min(lanes, 8) + lane % 8, where kEach is 1; else that of row lane / kRuns % kRows.
 template <class Op, int kRows, int kEach> struct SeveralRows {
   using E = typename Op::Element;
@@ -247,16 +251,19 @@ template <class Op, int kRows, int kEach> struct SeveralRows {
                                : kPer < kPerLane         ? kPerLane / kPer
                                                          : 1;
 
-  __device__ static __forceinline__ auto values(const Op& op, const Granule (&g)[kRows][kEach], int lanes) {
+  __device__ static __forceinline__ auto values(const Op& op, const Granule (&g)[kRows][kEach], int lanes,
+                                                int granules) {
     const int t = lane_id() % lanes;
     if constexpr (Op::kAnyOrder) {
       using P = Part<Op, int32_t>;
       Packed<typename P::Value, kRows> v;
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        P part(op, g[r][0], t * kPer);
+        auto there = [&](int c) { return kHasAbsent<Op> || t + c * lanes < granules; };
+        P part = there(0) ? P(op, g[r][0], t * kPer) : P(op, t * kPer);
 #pragma unroll
-        for (int c = 1; c < kEach; ++c) part.take(op, g[r][c], (t + c * lanes) * kPer);
+        for (int c = 1; c < kEach; ++c)
+          if (there(c)) part.take(op, g[r][c], (t + c * lanes) * kPer);
         v.item[r] = part.value(op);
       }
       return shared_out(v, lanes, [&](const auto& a, const auto& b) { return P::join(op, a, b); });
@@ -336,7 +343,7 @@ template <int kRows, bool kPlain, class Op> __device__ __forceinline__ void seve
   };
   if constexpr (kPlain) {
     const PlainProduct<Op> plain;
-    auto products = SeveralRows<PlainProduct<Op>, kRows, kEach>::values(plain, g, lanes);
+    auto products = SeveralRows<PlainProduct<Op>, kRows, kEach>::values(plain, g, lanes, granules);
     bool holds = true;
 #pragma unroll
     for (int k = 0; k < kRows; ++k)
@@ -347,7 +354,7 @@ template <int kRows, bool kPlain, class Op> __device__ __forceinline__ void seve
     for (int k = 0; k < kRows; ++k) values.item[k] = normal_power(products.item[k]);
     write_all(values);
   } else {
-    write_all(SeveralRows<Op, kRows, kEach>::values(op, g, lanes));
+    write_all(SeveralRows<Op, kRows, kEach>::values(op, g, lanes, granules));
   }
 }
 // The same of products of floats by powers, where that is rare.
@@ -408,8 +415,11 @@ template <class Op> __device__ __forceinline__ void one_row(const Op& op, const 
   if (threadIdx.x == 0) finish_plain_row(op, call, x, start.out, acc);
 }
 
+// Blocks of a multiprocessor that there are registers for.
+template <class Op> constexpr int kRowBlocks = kTwoResults<Op> && !Op::kAnyOrder ? 2 : 3;
+
 template <class Op>
-__global__ void TR_BLOCKS_BOUND(rows::kThreads, 3)
+__global__ void TR_BLOCKS_BOUND(rows::kThreads, kRowBlocks<Op>)
     reduce_rows(TR_GRID_CONSTANT RowsCall call, TR_GRID_CONSTANT RowsShape shape, typename Op::Acc* partials,
                 uint32_t* tickets) {
   const Op op{call.options};

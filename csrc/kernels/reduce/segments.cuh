@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(segments::kThreads)
       else to = middle;
     }
     bound[t] = from;
-    if (t < kThreads - 1 || segment == call.segments) global(work.begin)[segment] = from;
+    if (t < kThreads - 1) global(work.begin)[segment] = from;
   }
   __syncthreads();
   if (t == kThreads - 1 || segment >= call.segments) return;

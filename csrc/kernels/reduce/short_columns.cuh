@@ -91,7 +91,7 @@ __device__ __forceinline__ void short_columns_part(const Op& op, const ColumnCal
 // Serves n <= 8 rows of neighbouring columns that start anywhere. A warp takes 4, 2 or 1 tiles (see
 // reduce_wide_columns) at once, and all rows of each. Shared memory: a tile's results for each warp, Near[8][33 V].
 template <class Op, class Load>
-__global__ void TR_BLOCKS_BOUND(kThreads, short_column_blocks(sizeof(typename Load::Element), kPowers<Op>))
+__global__ void TR_BLOCKS_BOUND(kThreads, short_column_blocks(sizeof(typename Load::Element), kTwice<Op>))
     reduce_short_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
   constexpr int V = ColumnGranule<E>::kColumns, kStage = (kLanes + 1) * V;

@@ -13,7 +13,7 @@ using namespace columns_of;
 inline std::optional<ShortColumnsShape> serves(const ReduceCall& call, const DeviceFacts& device,
                                                const PlanOverride& forced) {
   const auto c = columns_of::columns_of(call, device);
-  if (!c || c->q.n > 8 || !has_small_columns(call.in.dtype) || (!forced.family && !c->wide())) return {};
+  if (!c || c->q.n > 8 || !c->facts.small || (!forced.family && !c->wide())) return {};
   ShortColumnsShape s;
   s.q = c->q;
   s.q.log_k = std::max(1, log2_of(power_of_two(s.q.n)));

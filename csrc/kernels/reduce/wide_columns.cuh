@@ -7,19 +7,25 @@
 namespace torchreduce::gpu {
 
 // The value of granules kFirst to kFirst + kCount - 1, of accumulators of K rows each: the tree over these, each of
-// which is moved(first granule, value) before. row(j): of granule j.
-template <int K, int kFirst, int kCount, class Op, class E, int V, class Row, class Move>
-__device__ __forceinline__ void combine_rows(const Op& op, const ColumnGranule<E> (&x)[kInFlight], Row row, Move move,
-                                             typename Op::Near (&v)[V]) {
+// which is moved(first granule, value) before. row(j): of granule j; there(j): whether there is one, else it has
+// absent elements.
+template <int K, int kFirst, int kCount, class Op, class E, int V, class Row, class There, class Move>
+__device__ __forceinline__ void combine_rows(const Op& op, const ColumnGranule<E> (&x)[kInFlight], Row row, There there,
+                                             Move move, typename Op::Near (&v)[V]) {
   if constexpr (kCount > K) {
     typename Op::Near right[V];
-    combine_rows<K, kFirst, kCount / 2>(op, x, row, move, v);
-    combine_rows<K, kFirst + kCount / 2, kCount / 2>(op, x, row, move, right);
+    combine_rows<K, kFirst, kCount / 2>(op, x, row, there, move, v);
+    combine_rows<K, kFirst + kCount / 2, kCount / 2>(op, x, row, there, move, right);
     combine_all(v, right, [&](const typename Op::Near& l, const typename Op::Near& r) { return op.combine(l, r); });
   } else {
     op.template near_all<V>(x[kFirst].w, row(kFirst), v);
+    if (!kHasAbsent<Op> && !there(kFirst)) {
 #pragma unroll
-    for (int j = kFirst + 1; j < kFirst + K; ++j) step_all<V>(op, x[j].w, row(j), v);
+      for (int e = 0; e < V; ++e) v[e] = Op::absent();
+    }
+#pragma unroll
+    for (int j = kFirst + 1; j < kFirst + K; ++j)
+      if (kHasAbsent<Op> || there(j)) step_all<V>(op, x[j].w, row(j), v);
     move(kFirst, v);
   }
 }
@@ -92,7 +98,7 @@ __device__ __forceinline__ void columns_part(const Op& op, const ColumnCall& q, 
         for (int j = 0; j < kInFlight; ++j) x[j].shift(moved(first_row, j));
       }
       combine_rows<K, 0, kInFlight>(
-          op, x, row,
+          op, x, row, [&](int j) { return first_row + down_to(j) < q.n; },
           [&](int j, Near(&u)[V]) {
             if (K > 1 && !whole) shift_columns(u, moved(first_row, j));
           },
@@ -158,7 +164,7 @@ struct ColumnWork {
 // Shared memory: of each warp wide_column_values, the deep levels of its ColumnTree and then its columns' values; where
 // units meet, their two buffers (split_columns.cuh).
 template <class Op, class Load, bool kWhole>
-__global__ void TR_BLOCKS_BOUND(kThreads, wide_column_blocks(sizeof(typename Load::Element)))
+__global__ void TR_BLOCKS_BOUND(kThreads, wide_column_blocks(sizeof(typename Load::Element), kTwoResults<Op>))
     reduce_wide_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
   using Near = typename Op::Near;

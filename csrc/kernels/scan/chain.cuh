@@ -1,5 +1,7 @@
-// Scans of few long rows in one pass: a block tile a block. Each publishes its total; carries are formed from the
-// totals in order, by look-back.
+// Scans of few long rows in one pass, where there is no ring: a block tile a block. Each publishes its total; carries
+// are formed from the totals in order, by look-back. Shared memory has the block tile's elements, in runs, and the
+// totals of its tiles. A warp copies a run of neighbouring tiles and sums it; when one warp has found what precedes the
+// block tile, each takes its run again, and stores its results.
 #pragma once
 #include "chain.h"
 #include "look_back.cuh"

@@ -21,6 +21,10 @@ struct ColumnStripsShape : ScanLaunch {
 // tile of such rows and one more; and the threads of a block.
 constexpr int kStripAcc = 4, kStripRow = 128, kStripStages = 6, kStripStage = (kTile + 1) * kStripRow,
               kStripThreads = 1024;
+// Jobs a multiprocessor from which on strips are faster than tiles (H100, us, by tiles and by strips: 128 jobs, 2^17 by
+// 8 float32 7.8 and 10.2, by 16 bfloat16 9.3 and 11.8; 256, 4096 by 1024 bfloat16 9.4 and 11.2, 2^19 by 8 15.5
+// and 15.0; 512, 2^18 by 16 float32 15.2 and 16.0, 2^19 by 16 bfloat16 20.3 and 17.5).
+constexpr int kStripJobs = 2;
 
 namespace column_strips {
 
@@ -58,6 +62,7 @@ inline std::optional<ColumnStripsShape> serves(const ScanCall& call, const Devic
   s.shared = kRingShared;
   s.declared = 0;
   const int64_t jobs = l.rows / width * ceil_div(width, columns) * ceil_div(s.tiles, s.down);
+  if (!forced.family && jobs < kStripJobs * device.multiprocessors) return {};
   s.blocks = std::min<int64_t>(jobs, device.multiprocessors);
   const ScanSizes bytes = scan_sizes(call);
   const int64_t blocks = ceil_div(s.tiles, kFan);

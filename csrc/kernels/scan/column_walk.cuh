@@ -1,6 +1,7 @@
 // Scans of columns that are so many that a lane for each, or for two side by side, fills the GPU: it walks them alone
 // from the first position to the last. Nothing is handed from thread to thread. Of one input they have two tiles at
-// most.
+// most. Shared memory has the next groups of each lane's words, [stage][position][input][lane], which it copies and
+// takes itself; elements of other sizes go to registers.
 #pragma once
 #include "column_carry.cuh"
 #include "column_walk.h"
@@ -207,15 +208,17 @@ template <class Load> struct LoadedGroups {
     for (int g = 0; g < kAhead; ++g) load(g * kGroup, held[g]);
   }
   template <class Whole> __device__ __forceinline__ void take(Whole whole, int64_t first, Element (&x)[1][kGroup]) {
-    if constexpr (!kTyped) return load(first, x[0]);
+    if constexpr (!kTyped) {
+      load(first, x[0]);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      x[0][i] = held[0][i];
+      for (int i = 0; i < kGroup; ++i) {
+        x[0][i] = held[0][i];
 #pragma unroll
-      for (int g = 1; g < kAhead; ++g) held[g - 1][i] = held[g][i];
-    }
-    if constexpr (kTyped)
+        for (int g = 1; g < kAhead; ++g) held[g - 1][i] = held[g][i];
+      }
       if (whole) load(first + kAhead * kGroup, held[kAhead - 1]);
+    }
   }
 
  private:

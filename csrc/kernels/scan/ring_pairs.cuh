@@ -1,6 +1,7 @@
 // Scans of two inputs, of few long rows on GPUs with bulk copies: as ring.cuh scans one input where the result
 // warps sum tiles. A stage holds a block tile of each input. The result warps take its elements to registers before
-// they wait for what precedes it, so that it is loaded again meanwhile, and store their results themselves.
+// they wait for what precedes it, so that it is loaded again meanwhile, and store their results themselves; the other
+// warps load, publish totals and fold carries by superblocks.
 #pragma once
 #include "ring.cuh"
 #include "ring_pairs.h"

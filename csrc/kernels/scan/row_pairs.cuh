@@ -1,6 +1,8 @@
 // Scans of rows of at most a block tile, of two inputs: lanes hold whole rows in registers, wherever their elements
 // lie. Of its K groups of 32 lanes, a warp loads and stores 32 neighbours at a time, and scans K neighbours a lane:
-// the first levels of Sklansky's scan are a lane's own, and at the others one shuffle serves all of its groups.
+// the first levels of Sklansky's scan are a lane's own, and at the others one shuffle serves all of its groups. Shared
+// memory has the totals of a row's tiles, where several warps have one, and the results of warps whose rows start
+// anywhere, on their way to memory.
 #pragma once
 #include "row_access.cuh"
 #include "row_pairs.h"

@@ -1,4 +1,6 @@
-// Scans with lanes along a row: short rows with a few lanes each, others with one warp each that walks its row.
+// Scans with lanes along a row, of any type, wherever elements lie: what no other family of rows serves. Short rows
+// have a few lanes each, others one warp each, which walks its row tile by tile, the next tile's elements on their way.
+// All is in registers; there is no shared memory.
 #pragma once
 #include "kernels/common/collective.cuh"
 #include "rows.h"

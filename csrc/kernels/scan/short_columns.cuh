@@ -1,7 +1,8 @@
 // Scans along columns of at most two tiles: the smallest stride belongs to a kept dim, so neighbouring lanes read
 // neighbouring elements of different rows ("columns"). A block takes all positions of some neighbouring columns at a
-// time, and stays: the elements of the next two jobs are on their way while it scans one. shape.lanes threads a tile
-// have a group of V columns each, and shape.across of them lie side by side.
+// time, and stays: the elements of the next two jobs are on their way to shared memory, where each thread has places of
+// its own, while it scans one. shape.lanes threads a tile have a group of V columns each, and shape.across of them lie
+// side by side; what precedes a group they find from the totals of all, in shared memory too.
 #pragma once
 #include "column_carry.cuh"
 #include "short_columns.h"

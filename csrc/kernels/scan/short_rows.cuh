@@ -1,4 +1,6 @@
-// Scans of rows of at most a block tile, or two, that neighbouring lanes hold in registers as a whole.
+// Scans of rows of at most a block tile, or two, that neighbouring lanes hold in registers as a whole: a warp has
+// several rows, or some tiles of one. Shared memory has the totals of a row's tiles, and the results of warps whose
+// rows start anywhere, on their way to memory.
 //
 // row_access.cuh says how rows are loaded and stored. Those much shorter than a group that are one run of memory move
 // 16 bytes at a time as that run, several rows a lane.
