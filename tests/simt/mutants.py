@@ -1023,6 +1023,11 @@ MUTANTS = (
         "fused.SOFTMAX", ("fused",),
     ),
     Mutant(
+        "all lanes have a granule of an aligned row's last chunk", "kernels/fused/held_rows.cuh",
+        "return (!kPart && c < kChunks - 1) || number(p, c) * kGroup < p.count;", "return true;",
+        "fused.SQUARES", ("fused",), every=1,
+    ),
+    Mutant(
         "a leaf's last elements are added first", "kernels/fused/held_rows.cuh",
         "const int late = kLate && p.lane == 0 ? p.before : 0;", "const int late = 0;",
         "fused.SOFTMAX", ("fused",), every=1,
