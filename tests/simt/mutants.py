@@ -1043,6 +1043,11 @@ MUTANTS = (
         "fused.MOMENTS", ("fused",),
     ),
     Mutant(
+        "sums of wide columns stay where they are in a row off a granule", "kernels/fused/wide_columns.cuh",
+        "shift_columns(acc, s); Columns moved", "Columns moved",
+        "fused.SOFTMAX", ("fused",), every=1,
+    ),
+    Mutant(
         "a leaf of a split row is the row", "kernels/fused/held_rows.cuh",
         "total = met.template total<Op>(shape.leaves);", "total = state;",
         "fused.SQUARES", ("fused",), every=1,
