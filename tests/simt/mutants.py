@@ -288,7 +288,7 @@ MUTANTS = (
     ),
     Mutant(
         "a superblock just before is left out", "kernels/scan/look_back.cuh",
-        "if (k < s) carry = S::combine", "if (k + 1 < s) carry = S::combine",
+        "k < kNear ? k < s :", "k < kNear ? k + 1 < s :",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
@@ -628,7 +628,7 @@ MUTANTS = (
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
-        "a carry of totals that are not there yet", "kernels/scan/look_back.cuh",
+        "a carry of totals that are not there yet", "kernels/scan/ring.cuh",
         "all = !ballot(!all);", "all = true;",
         "scan.CumSum", ("pipeline",), every=1,
     ),

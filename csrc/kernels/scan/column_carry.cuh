@@ -103,7 +103,7 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
   const Published<T>* own;                                                                      // the lane's first
   int64_t pitch;
   int first, count;
-  Published<T> seen[kAtOnce];
+  uint64_t word[kAtOnce][kWords];
   T value[kSlots];
 
   // Starts to look at the first ones; `turn`: which of the lanes this is.
@@ -122,12 +122,19 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
       for (;; back_off()) {  // what is missing is looked at together, and again until it is there
         bool all = true;
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) all = all && seen[i].there();
+        for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+          for (int k = 0; k < kWords; ++k) all = all && word[i][k] >> 32 != 0;
         if (all) break;
         look(from);
       }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) value[from + i] = seen[i].value();
+      for (int i = 0; i < kAtOnce; ++i) {
+        uint32_t part[kWords];
+#pragma unroll
+        for (int k = 0; k < kWords; ++k) part[k] = uint32_t(word[i][k]);
+        memcpy(&value[from + i], part, sizeof(T));
+      }
     }
   }
   // Of neighbours, where the right one has anything. An absent one is an identity, but of two inputs for the sign of a
@@ -170,7 +177,7 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
 #pragma unroll
-      for (int k = 0; k < kWords; ++k) seen[i].word[k] = first + from + i < count ? 0 : uint64_t(1) << 32;
+      for (int k = 0; k < kWords; ++k) word[i][k] = first + from + i < count ? 0 : uint64_t(1) << 32;
     look(from);
   }
   __device__ __forceinline__ void look(int from) {
@@ -178,7 +185,11 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
     int64_t step = pitch * int64_t(sizeof(Published<T>));
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      seen[i].see(reinterpret_cast<const Published<T>*>(p), true);
+#pragma unroll
+      for (int k = 0; k < kWords; ++k) {
+        uint64_t& w = word[i][k];
+        w = load_relaxed_if(w >> 32 == 0, reinterpret_cast<const uint64_t*>(p) + k, w);
+      }
       p += step = recomputed(step);
     }
   }
@@ -186,20 +197,32 @@ template <class S, class T, int kCarryLanes> struct PublishedSlots {
 
 // A published value, or none.
 template <class T> struct PublishedOne {
+  static constexpr int kWords = Published<T>::kWords;
   const Published<T>* at;
   bool wanted;
-  Published<T> seen;
+  uint64_t word[kWords];
 
   // Starts to look at it.
   __device__ __forceinline__ void begin(const Published<T>* of, bool present) {
     at = of;
     wanted = present;
-    seen = {};
-    seen.see(at, wanted);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) word[k] = load_relaxed_if(wanted, reinterpret_cast<const uint64_t*>(at) + k, 0);
   }
   // Waits for it.
   __device__ __forceinline__ T collect(T absent) const {
-    return !wanted ? absent : seen.there() ? seen.value() : at->wait();
+    if (!wanted) return absent;
+    bool there = true;
+    uint32_t part[kWords];
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) {
+      there = there && word[k] >> 32 != 0;
+      part[k] = uint32_t(word[k]);
+    }
+    if (!there) return at->wait();
+    T value;
+    memcpy(&value, part, sizeof value);
+    return value;
   }
 };
 

@@ -7,7 +7,7 @@
 namespace torchreduce::gpu {
 
 // A value with its own flag in every 64-bit word, so that a word read is a word valid: 4 bytes of the value, then 1.
-// Zeroed memory is "not there yet". In registers: what has been seen of one in memory.
+// Zeroed memory is "not there yet".
 template <class V> struct Published {
   static constexpr int kWords = int(sizeof(V)) / 4;
   uint64_t word[kWords];
@@ -19,36 +19,20 @@ template <class V> struct Published {
   }
   // Whether it is there; else the value is no one's.
   __device__ bool look(V& value) const {
-    Published seen;
-    for (int i = 0; i < kWords; ++i) seen.word[i] = load_relaxed(&word[i]);
-    value = seen.value();
-    return seen.there();
+    uint32_t part[kWords];
+    bool there = true;
+    for (int i = 0; i < kWords; ++i) {
+      const uint64_t w = load_relaxed(&word[i]);
+      part[i] = uint32_t(w);
+      there = there && w >> 32 != 0;
+    }
+    memcpy(&value, part, sizeof value);
+    return there;
   }
   __device__ __forceinline__ V wait() const {
     V value;
     while (!look(value)) back_off();
     return value;
-  }
-
-  // Looks for what has not been seen of the one in memory, if that is wanted.
-  __device__ __forceinline__ void see(const Published* at, bool wanted) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i)
-      word[i] = load_relaxed_if(wanted && word[i] >> 32 == 0, reinterpret_cast<const uint64_t*>(at) + i, word[i]);
-  }
-  __device__ __forceinline__ bool there() const {
-    bool all = true;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) all = all && word[i] >> 32 != 0;
-    return all;
-  }
-  __device__ __forceinline__ V value() const {
-    uint32_t part[kWords];
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) part[i] = uint32_t(word[i]);
-    V v;
-    memcpy(&v, part, sizeof v);
-    return v;
   }
 };
 
@@ -94,29 +78,6 @@ __device__ __forceinline__ typename S::Wide look_back(Space& space, int64_t row,
   }
 }
 
-// Waits for the totals of the first `needed` of kCount windows of kLanes block tiles, looked at together: a lane has
-// one of each window, absent ones behind. By one warp.
-template <class S, int kCount>
-__device__ __forceinline__ void wait_totals(const Published<typename S::Acc>* totals, int needed,
-                                            typename S::Acc (&total)[kCount]) {
-  const int lane = lane_id();
-  bool there[kCount];
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    total[k] = S::absent();
-    there[k] = k * kLanes + lane >= needed;
-  }
-  for (bool all = false; !all;) {
-    all = true;
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      if (!there[k]) there[k] = totals[k * kLanes + lane].look(total[k]);
-      all = all && there[k];
-    }
-    all = !ballot(!all);
-  }
-}
-
 // How many superblocks at the start of a row are not looked back for: the totals of all block tiles are looked at
 // together, which takes one hop less. Larger accumulators would need too many registers.
 template <class S> constexpr int kNearSuperblocks = sizeof(typename S::Acc) <= 4 ? 3 : 0;
@@ -137,18 +98,27 @@ __device__ __forceinline__ typename S::Wide chain_carry(ChainSpace<S>& space, in
   Wide value = S::wide_absent();  // the total up to block tile `lane` of the superblock
   Wide carry = initial;
   if (near) {
+    // Of the superblocks before, absent where there is none; the last ones are of the own superblock.
     typename S::Acc totals[kNear + 1];
-    wait_totals<S>(&space.total(row, 0), int(tile), totals);
+    for (bool all = false; !all;) {
+      bool mine = true;
+#pragma unroll
+      for (int k = 0; k <= kNear; ++k) {
+        totals[k] = S::absent();
+        const bool wanted = k < kNear ? k < s : lane < slot;
+        if (wanted) mine = space.total(row, (k < kNear ? k : s) * kFan + lane).look(totals[k]) && mine;
+      }
+      all = !ballot(!mine);
+    }
+    if (lane == slot) totals[kNear] = own;
     Wide upto[kNear + 1];
 #pragma unroll
-    for (int k = 0; k <= kNear; ++k) upto[k] = S::widen(chosen(k == s && lane == slot, own, totals[k]));
+    for (int k = 0; k <= kNear; ++k) upto[k] = S::widen(totals[k]);
     sklansky<S>(upto, lane, kLanes);
-    value = upto[kNear];
 #pragma unroll
-    for (int k = 0; k < kNear; ++k) {
+    for (int k = 0; k < kNear; ++k)
       if (k < s) carry = S::combine(carry, shuffle(upto[k], kLanes - 1));
-      value = chosen(k == s, upto[k], value);
-    }
+    value = upto[kNear];
   } else {
     if (lane < slot) value = S::widen(space.total(row, s * kFan + lane).wait());
     else if (lane == slot) value = S::widen(own);

@@ -234,9 +234,11 @@ __device__ void carries_by_superblocks(Ring& ring, ChainSpace<S>& space, int war
     }
     const int64_t superblock = j.tile / kFan;
     const int slot = int(j.tile % kFan), needed = slot == kFan - 1 ? kFan : slot;
-    Acc total[1];
-    wait_totals<S>(&space.total(row, superblock * kFan), needed, total);
-    Wide upto[1] = {S::widen(total[0])};
+    Acc total = S::absent();
+    bool there = lane >= needed;
+    while (ballot(!there))
+      if (!there) there = space.total(row, superblock * kFan + lane).look(total);
+    Wide upto[1] = {S::widen(chosen(lane < needed, total, S::absent()))};
     sklansky<S, (S::kInputs > 1)>(upto, recomputed(lane_id()), kLanes);
     if (needed == kFan && lane == kLanes - 1) space.superblock(row, superblock).total.publish(upto[0]);
     while (folded < superblock) {
@@ -535,8 +537,23 @@ template <class S, class Load, class Store> struct Pipeline {
       do {
         left = j.tile - base;
         const int needed = left < kAtOnce ? int(left) : kAtOnce;
+        const Published<Acc>* const totals = &space.total(row, base);
         Acc total[kCount];
-        wait_totals<S>(&space.total(row, base), needed, total);
+        bool there[kCount];
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) {
+          total[k] = S::absent();
+          there[k] = k * kLanes + lane >= needed;
+        }
+        for (bool all = false; !all;) {
+          all = true;
+#pragma unroll
+          for (int k = 0; k < kCount; ++k) {
+            if (!there[k]) there[k] = totals[k * kLanes + lane].look(total[k]);
+            all = all && there[k];
+          }
+          all = !ballot(!all);
+        }
         Wide window[kTrees];  // the lane's total in each
 #pragma unroll
         for (int k = 0; k < kTrees; ++k)

@@ -313,19 +313,45 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
     }
   }
 
+  // A total as far as it has been seen, in registers.
+  struct Seen {
+    Published<Acc> as;
+
+    __device__ __forceinline__ bool there() const {
+      bool all = true;
+#pragma unroll
+      for (int i = 0; i < Published<Acc>::kWords; ++i) all = all && as.word[i] >> 32 != 0;
+      return all;
+    }
+    __device__ __forceinline__ Acc value() const {
+      uint32_t part[Published<Acc>::kWords];
+#pragma unroll
+      for (int i = 0; i < Published<Acc>::kWords; ++i) part[i] = uint32_t(as.word[i]);
+      Acc v;
+      memcpy(&v, part, sizeof v);
+      return v;
+    }
+    // Looks for what has not been seen.
+    __device__ __forceinline__ void look(const Published<Acc>& from, bool wanted) {
+#pragma unroll
+      for (int i = 0; i < Published<Acc>::kWords; ++i)
+        as.word[i] = load_relaxed_if(wanted && as.word[i] >> 32 == 0, &from.word[i], as.word[i]);
+    }
+  };
+
   // The totals of the parts of kCount * 32 block tiles from `base` on, those of tile `base + 32 * k + lane` in
   // part[k], as far as they are there and before part `most`; returns how many are, from the first part of `base` on
   // without a gap.
   template <int kCount>
   __device__ static int look(ChainSpace<S>& space, int64_t row, int64_t base, int64_t most,
-                             Published<Acc> (&part)[kCount][kParts]) {
+                             Seen (&part)[kCount][kParts]) {
     const int64_t mine = (base + lane_id()) * kParts;
 #pragma unroll
     for (int k = 0; k < kCount; ++k)
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {  // without a branch, so that all are on their way at once
         const int64_t i = mine + k * kLanes * kParts + p;
-        part[k][p].see(&space.total(row, i), i < most);
+        part[k][p].look(space.total(row, i), i < most);
       }
     int count = 0;
 #pragma unroll
@@ -349,7 +375,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
   template <int kCount> __device__ void carries(ChainSpace<S>& space, int column) {
     const int lane = lane_id();
     int64_t row = -1, base = 0, end = 0;  // known are the totals of this row's parts before this one, and of
-    Published<Acc> part[kCount][kParts];  // block tile base + 32 * k + lane each, and the carry
+    Seen part[kCount][kParts];            // block tile base + 32 * k + lane each, and the carry
     Wide into[kCount];                    // into it
     Wide sum = S::wide_absent();          // of the superblocks before the one at base
     auto begin_at = [&](int64_t tile) {
