@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -187,12 +188,9 @@ def _fill_up_products(graph: Graph, look: Any, filled: Any, classes: int) -> Non
         sums = (a is look) == (strides[1] == 1)  # over the classes
         if a is b or not (a is look or sums):
             continue  # of which a row would not stay contiguous
+        call = partial(insert, graph, product)
         with graph.inserting_before(product):
-
-            def call(op: Any, *args: Any, like: Node = product) -> Node:
-                return insert(graph, like, op, *args)
-
-            whole = filled if not rows[1:] and rows else call(_aten.view.default, filled, [-1, full])
+            whole = filled if len(rows) == 1 else call(_aten.view.default, filled, [-1, full])
             whole = whole if strides[1] == 1 else call(_aten.permute.default, whole, [1, 0])
             if sums:
                 edge = [0, 0, 0, full - classes] if a is look else [0, full - classes]
