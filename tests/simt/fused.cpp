@@ -293,9 +293,11 @@ long check_fused(uint32_t seed, long every, bool few) {
         run(with({op, d, rows, n, 1, 0, 1 + int(n % 3)}));
       }
       for (int64_t n : {64, 1024, 2048, 4096}) run(with({op, d, 5, n, 1, 0, 16}));
-      for (int64_t n : {48, 192, 264, 512, 768, 1000, 1280, 1792})  // whole granules, in some lanes or in all
+      // Whole granules, in some lanes or in all.
+      for (int64_t n : {48, 160, 192, 264, 392, 512, 768, 1000, 1280, 1792, 2304})
         if (size_of(d) == 2) run(with({op, d, 9, n, 1, 0, n == 768 ? 0 : 16}));
       for (int64_t n : {3000, 70000}) {
+        run(with({op, d, 2, n, 1, 0, 0, "split_rows"}));
         run(with({op, d, 2, n, 1, 3, 0, "split_rows"}));
         run(with({op, d, 1, n + 1, 1, 0, 0, "split_rows"}));  // starts with a granule, and ends in one
       }

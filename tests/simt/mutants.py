@@ -1024,7 +1024,12 @@ MUTANTS = (
     ),
     Mutant(
         "all lanes have a granule of an aligned row's last chunk", "kernels/fused/held_rows.cuh",
-        "return (!kPart && c < kChunks - 1) || number(p, c) * kGroup < p.count;", "return true;",
+        "return c < kWhole || number(p, c) * kGroup < p.count;", "return true;",
+        "fused.SQUARES", ("fused",), every=1,
+    ),
+    Mutant(
+        "what half a warp's chunks are of are the same residues", "kernels/fused/held_rows.cuh",
+        "return c % kRuns * kGroup + i;", "return (kRuns < kChunks ? 0 : c) * kGroup + i;",
         "fused.SQUARES", ("fused",), every=1,
     ),
     Mutant(

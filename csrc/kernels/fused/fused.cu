@@ -71,11 +71,15 @@ void launch_chunks(std::integer_sequence<int, kChunks...>, const FusedCall& call
 template <class Op, class E, held_rows::Form kForm>
 void launch_short(const FusedCall& call, const HeldRowsShape& shape, Queue queue) {
   const auto launch = [&](auto chunks) { launch_chunks<Op, E, kForm>(chunks, call, shape, queue); };
-  if constexpr (sizeof(E) == 4) {
+  constexpr int kSides = Op::kWeights + Op::kBiases;
+  constexpr bool kTwo = kForm == held_rows::Form::ShortGranules && held_rows::quad_chunks(kSides, 1) == 2;
+  if constexpr (sizeof(E) == 4 && kTwo) {
+    launch(std::integer_sequence<int, 2>{});
+  } else if constexpr (sizeof(E) == 4) {
     launch(std::integer_sequence<int, 1, 2>{});
   } else if constexpr (kForm == held_rows::Form::ShortWords) {
     launch(std::integer_sequence<int, 1>{});
-  } else if constexpr (held_rows::most_granule_chunks(Op::kInputs, Op::kSums, Op::kWeights + Op::kBiases) == 2) {
+  } else if constexpr (held_rows::most_granule_chunks(Op::kInputs, Op::kSums, kSides) == 2) {
     launch(std::integer_sequence<int, 2>{});
   } else {
     launch(std::integer_sequence<int, 2, 4>{});
@@ -91,19 +95,27 @@ void launch_long(const FusedCall& call, const HeldRowsShape& shape, bool split, 
 }
 template <class Op, class E>
 void launch_aligned([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const HeldRowsShape& shape,
-                    [[maybe_unused]] Queue queue) {
-  constexpr int kMost = held_rows::most_aligned_chunks(int(sizeof(E)), Op::kInputs, Op::kSums, Op::kMaps);
-  using held_rows::Form;
+                    [[maybe_unused]] bool split, [[maybe_unused]] void* workspace, [[maybe_unused]] Queue queue) {
+  constexpr int kSize = int(sizeof(E)),
+                kMost = held_rows::most_aligned_chunks(kSize, Op::kInputs, Op::kSums, Op::kMaps);
+  using held_rows::Form, held_rows::kHalfChunks, held_rows::kLeafChunks;
+  if constexpr (held_rows::has_aligned_leaves(kSize, Op::kInputs, Op::kSums, Op::kMaps, Op::kWeights + Op::kBiases))
+    if (shape.chunks == kLeafChunks)
+      return launch_held<Op, E, kLeafChunks, Form::AlignedRows>(call, shape, split, workspace, queue);
+  if constexpr (kMost > 0)
+    if (shape.form == Form::HalfWarps)
+      return launch_held<Op, E, kHalfChunks, Form::HalfWarps>(call, shape, false, nullptr, queue);
   if constexpr (kMost == 4)
-    launch_chunks<Op, E, Form::AlignedRows>(std::integer_sequence<int, 2, 3, 4>{}, call, shape, queue);
+    launch_chunks<Op, E, Form::AlignedRows>(std::integer_sequence<int, 3, 4>{}, call, shape, queue);
   if constexpr (kMost == 7)
-    launch_chunks<Op, E, Form::AlignedRows>(std::integer_sequence<int, 2, 3, 4, 5, 6, 7>{}, call, shape, queue);
+    launch_chunks<Op, E, Form::AlignedRows>(std::integer_sequence<int, 3, 4, 5, 6, 7>{}, call, shape, queue);
 }
 template <class Op, class E>
 void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
   using held_rows::Form;
   switch (shape.form) {
-    case Form::AlignedRows: return launch_aligned<Op, E>(call, shape, queue);
+    case Form::HalfWarps:
+    case Form::AlignedRows: return launch_aligned<Op, E>(call, shape, split, workspace, queue);
     case Form::ShortWords: return launch_short<Op, E, Form::ShortWords>(call, shape, queue);
     case Form::ShortGranules: return launch_short<Op, E, Form::ShortGranules>(call, shape, queue);
     case Form::Granules: return launch_long<Op, E, Form::Granules>(call, shape, split, workspace, queue);

@@ -91,6 +91,7 @@ __device__ __forceinline__ bool any_nan(const float (&v)[kGroup]) {
 template <class E, int kChunks, bool kPart> struct HeldWords {
   static constexpr bool kGranules = false;
   static constexpr int kSlots = kPart ? kChunks * kGroup : kGroup;  // residues of a lane
+  static constexpr int kTogether = 1;                               // elements that are there if the first one is
   float x[kChunks * kGroup];
   __device__ static constexpr int slot(int c, int i) { return kPart ? c * kGroup + i : i; }
 
@@ -103,6 +104,7 @@ template <class E, int kChunks, bool kPart> struct HeldWords {
   // Whether all lanes have chunk c whole; whether any has an element of it.
   __device__ static bool is_whole(const Place& p, int c) { return step(p, (c + 1) * kGroup) <= p.count; }
   __device__ static bool has_chunk(const Place& p, int c) { return c == 0 || step(p, c * kGroup) < p.count; }
+  __device__ static bool is_there(const Place& p, int c, int i) { return position(p, c, i) < p.count; }
 
   // Elements that are not there become `fill`.
   __device__ __forceinline__ void load(const FusedRowsCall&, int, const E* from, const Place& p, bool wanted,
@@ -202,13 +204,18 @@ template <bool kBF16> __device__ __forceinline__ uint32_t packed_minima(uint32_t
 #endif
 }
 
-template <class E, int kChunks, bool kPart, bool kAligned> struct HeldGranules {
+// kRuns: chunks of a lane that are of different residues.
+template <class E, int kChunks, bool kPart, bool kAligned, int kRuns = kPart ? kChunks : 1> struct HeldGranules {
   static constexpr bool kGranules = true;
-  static constexpr int kSlots = kPart ? kChunks * kGroup : kGroup;
+  static constexpr int kSlots = kRuns * kGroup, kTogether = kAligned ? kGroup : 1;
   static_assert(sizeof(E) == 2, "8 elements a granule");
   static_assert(kAligned || !kPart, "short rows that are not aligned go by words");
+  // Of aligned rows, the first chunks: those that all lanes have, and those that are not asked whether any has.
+  static constexpr bool kRow = !kPart && kChunks < held_rows::kLeafChunks, kHalf = kPart && kRuns < kChunks;
+  static constexpr int kWhole = kRow ? kChunks - 1 : kHalf ? kRuns : 0;
+  static constexpr int kSome = kRow ? kChunks : kPart ? kChunks / 2 + 1 : 1;
   Granule g[kChunks];
-  __device__ static constexpr int slot(int c, int i) { return kPart ? c * kGroup + i : i; }
+  __device__ static constexpr int slot(int c, int i) { return c % kRuns * kGroup + i; }
 
   __device__ static int lanes_of(const Place& p) { return kPart ? p.lanes : kLanes; }
   __device__ static int number(const Place& p, int c) { return p.lane + lanes_of(p) * c; }
@@ -221,11 +228,12 @@ template <class E, int kChunks, bool kPart, bool kAligned> struct HeldGranules {
     return (c > 0 || p.before == 0) && (c + 1) * kGroup * lanes_of(p) <= p.before + p.count;
   }
   __device__ static bool has_chunk(const Place& p, int c) {
-    return c == 0 || (kAligned && (!kPart || 2 * c <= kChunks)) || c * kGroup * lanes_of(p) < p.before + p.count;
+    return c == 0 || (kAligned && c < kSome) || c * kGroup * lanes_of(p) < p.before + p.count;
   }
-  // Of aligned rows, whether the lane has its granule of chunk c: of longer ones it may lack the last.
-  __device__ static bool is_there(const Place& p, int c) {
-    return (!kPart && c < kChunks - 1) || number(p, c) * kGroup < p.count;
+  // Of aligned rows, whether the lane has its granule of chunk c.
+  __device__ static bool is_there(const Place& p, int c) { return c < kWhole || number(p, c) * kGroup < p.count; }
+  __device__ static bool is_there(const Place& p, int c, int i) {
+    return kAligned ? is_there(p, c) : position(p, c, i) < p.count;
   }
 
   // Elements that are not there become `fill`.
@@ -240,19 +248,19 @@ template <class E, int kChunks, bool kPart, bool kAligned> struct HeldGranules {
              static_cast<const void*>(first + k + 1) <= call.end[input];
     };
     const Granule* const own = recomputed(first + p.lane);
-    if constexpr (kAligned) {
-#pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        g[c] = absent;
-        load_once(wanted && is_there(p, c), own + lanes * c, g[c]);
-      }
-      return;
-    }
     if (wanted && p.whole) {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         if (kChunks != held_rows::kLeafChunks && !has_chunk(p, c)) break;
         load_once(true, own + lanes * c, g[c]);
+      }
+      return;
+    }
+    if constexpr (kAligned) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        g[c] = absent;
+        load_once(wanted && is_there(p, c), own + lanes * c, g[c]);
       }
       return;
     }
@@ -357,6 +365,8 @@ template <class E, int kChunks, bool kPart, bool kAligned> struct HeldGranules {
       const int first = p.lane * kGroup - p.before, at = number(p, c) * kGroup - p.before;
       if (kAligned ? is_there(p, c) : (kFull && c > 0) || (at >= 0 && at + kGroup <= p.count)) {
         store_item<Stay::Short>(reinterpret_cast<Granule*>(to) + lanes_of(p) * c, g);
+      } else if (kAligned) {
+        return;
       } else if (c > 0) {
         if (at >= p.count) return;
         rest = g;
@@ -531,7 +541,7 @@ template <class E, int kChunks, bool kPart, bool kAligned> struct HeldGranules {
 template <class E, int kChunks, bool kPart> struct HeldQuads {
   static_assert(sizeof(E) == 4, "4 elements a granule");
   static constexpr bool kGranules = false;  // leaves start with one
-  static constexpr int kSlots = kPart ? kChunks * kGroup : kGroup, kQuad = 4;
+  static constexpr int kSlots = kPart ? kChunks * kGroup : kGroup, kQuad = 4, kTogether = kQuad;
   Granule g[kChunks * 2];
   __device__ static constexpr int slot(int c, int i) { return kPart ? c * kGroup + i : i; }
 
@@ -542,6 +552,9 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
   }
   __device__ static bool is_whole(const Place& p, int c) { return (c + 1) * kGroup * lanes_of(p) <= p.count; }
   __device__ static bool has_chunk(const Place& p, int c) { return c == 0 || c * kGroup * lanes_of(p) < p.count; }
+  __device__ static bool is_there(const Place& p, int c, int i) {
+    return number(p, 2 * c + i / kQuad) * kQuad < p.count;
+  }
 
   __device__ __forceinline__ void load(const FusedRowsCall&, int, const E* from, const Place& p, bool wanted,
                                        float fill) {
@@ -656,7 +669,8 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
 template <class E, int kChunks, held_rows::Form kForm>
 using HeldByGranules =
     std::conditional_t<sizeof(E) == 2,
-                       HeldGranules<E, kChunks, held_rows::is_short(kForm), held_rows::is_aligned(2, kForm)>,
+                       HeldGranules<E, kChunks, held_rows::is_short(kForm), held_rows::is_aligned(2, kForm),
+                                    held_rows::runs(kChunks, kForm)>,
                        HeldQuads<E, kChunks, held_rows::is_short(kForm)>>;
 template <class E, int kChunks, held_rows::Form kForm>
 using Held = std::conditional_t<held_rows::by_granules(kForm), HeldByGranules<E, kChunks, kForm>,
@@ -771,6 +785,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
                                     held_rows::by_granules(kForm);
   static constexpr bool kNumbers = Op::kTerm && sizeof(E) == 2 && kChunks == held_rows::kLeafChunks;  // opposite()
 
+  static constexpr bool kWeighs = Op::kWeights && kInputs > 1;  // sums are of elements by their weights
   static constexpr bool kMeets = kChunks == held_rows::kLeafChunks && kSums > 0;  // leaves of a row
   static constexpr int kSpan = kSums > 0 ? kLeaf : kChunks * kGroup * kLanes;     // of a warp
   // After the looks, so that no register keeps it.
@@ -807,7 +822,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
   __device__ __forceinline__ Where find(const HeldRowsShape& shape, uint32_t block) {
     const unsigned warp = threadIdx.x / unsigned(kLanes), warps = blockDim.x / unsigned(kLanes);
     Where at{};
-    p.lanes = kPartWarps ? shape.lanes() : kLanes;
+    p.lanes = kForm == held_rows::Form::HalfWarps ? 1 << held_rows::kLogHalfLanes : kPartWarps ? shape.lanes() : kLanes;
     p.lane = int(threadIdx.x) & (p.lanes - 1);
     if (is_alone(shape)) {
       at.row = (int64_t(block) * blockDim.x + threadIdx.x) >> shape.log_lanes;
@@ -824,16 +839,14 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     if (!at.there) at.row = call.rows - 1;
     at.start = call.start(at.row);
     first = int64_t(at.number) * kSpan;
+    const int64_t rest = call.length - first;
+    p.count = kAligned && !kMeets ? int(call.length) : int(rest < 0 ? 0 : rest < kSpan ? rest : kSpan);
+    p.before = 0;
     if constexpr (kAligned) {
-      p.before = 0;
-      p.count = int(call.length);
-      p.whole = false;
+      p.whole = kMeets && p.count == kLeaf;
       p.full = true;
       return at;
     }
-    const int64_t rest = call.length - first;
-    p.count = int(rest < 0 ? 0 : rest < kSpan ? rest : kSpan);
-    p.before = 0;
     if constexpr (H::kGranules) p.before = elements_before(static_cast<const E*>(call.in[0]) + at.start.in[0] + first);
     p.whole = p.before == 0 && p.count > 0;
     if constexpr (kChunks == held_rows::kLeafChunks) {
@@ -900,23 +913,25 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
       if (!(kAll && kChunks == held_rows::kLeafChunks) && !H::has_chunk(p, c)) break;
       float v[kInputs][kGroup], w[kGroup];
       elements(c, v);
-      if constexpr (Op::kWeights) weights<kAll, void>(call.weight, F(1), c, w);
+      if constexpr (kWeighs) weights<kAll, void>(call.weight, F(1), c, w);
       const auto elements_where = [&](auto is_there) {
 #pragma unroll
-        for (int i = 0; i < kGroup; ++i) {
-          F x[kInputs];
+        for (int begin = 0; begin < kGroup; begin += H::kTogether) {
+          const bool there = is_there(begin);
+          if (H::kTogether > 1 && !there) continue;
 #pragma unroll
-          for (int k = 0; k < kInputs; ++k) x[k] = v[k][i];
-          take(c, i, x, Op::kWeights ? w[i] : F(1), is_there(i));
+          for (int i = begin; i < begin + H::kTogether; ++i) {
+            F x[kInputs];
+#pragma unroll
+            for (int k = 0; k < kInputs; ++k) x[k] = v[k][i];
+            take(c, i, x, kWeighs ? w[i] : F(1), there);
+          }
         }
       };
-      if (Op::kFills || (kChunks == held_rows::kLeafChunks && H::is_whole(p, c) && !skips) || kAll) {
+      if (Op::kFills || (kChunks == held_rows::kLeafChunks && !kAligned && H::is_whole(p, c) && !skips) || kAll) {
         elements_where([&](int i) { return !kLate || c > 0 || i >= late; });
-      } else if constexpr (kAligned) {
-        const bool there = H::is_there(p, c) && !skips;
-        elements_where([&](int) { return there; });
       } else {
-        elements_where([&](int i) { return H::position(p, c, i) < p.count && (c > 0 || i >= late) && !skips; });
+        elements_where([&](int i) { return H::is_there(p, c, i) && (c > 0 || i >= late) && !skips; });
       }
     }
     if constexpr (kLate && Op::kFirst == First::Greatest && !Op::kTerm) {
@@ -1049,7 +1064,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
   __device__ __forceinline__ void write(Out out, const At& at) const {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      if (!(kFull && kChunks == held_rows::kLeafChunks) && !H::has_chunk(p, c)) break;
+      if (!(kFull && kChunks == held_rows::kLeafChunks && !kAligned) && !H::has_chunk(p, c)) break;
       float v[kInputs][kGroup], w[kGroup], b[kGroup], y[kGroup];
       if constexpr (Op::kTerm) terms(c, v[0]);
       else elements(c, v);

@@ -10,35 +10,49 @@ namespace held_rows {
 constexpr int kMostLeaves = 128;  // of a row
 constexpr int kLeafChunks = 8;    // chunks of 8 elements that a lane has of a leaf
 constexpr int kHalfChunks = 4;    // of rows of half a leaf at most, and of float32 that is mapped without looks
-constexpr int kBarrier = 16;      // bytes of a block that are not dynamic
-constexpr int kMostCluster = 8;   // blocks: what every GPU with clusters has
+constexpr int kLogHalfLanes = 4;  // of half a warp, which has a row of so many elements at most
+constexpr int kHalfWarp = kGroup * kHalfChunks << kLogHalfLanes;
+constexpr int kBarrier = 16;     // bytes of a block that are not dynamic
+constexpr int kMostCluster = 8;  // blocks: what every GPU with clusters has
 
 // How a lane has its elements: one by one, so that they may start anywhere, or by granules of 16 bytes; a warp one leaf
-// of them, or several short rows. Of aligned rows, which are whole granules in all operands, a lane asks of granules
-// whether they are there, of few of them, and never of elements; short ones by granules are aligned, too.
-enum class Form : int8_t { Words, Granules, AlignedRows, ShortWords, ShortGranules };
+// of them, or several short rows, or two of up to 512 elements. Of aligned rows, which are whole granules in all
+// operands, a lane asks of granules whether they are there, of few of them, and never of elements; short ones by
+// granules, and halves of warps, are aligned, too.
+enum class Form : int8_t { Words, Granules, AlignedRows, ShortWords, ShortGranules, HalfWarps };
 TR_HD constexpr bool is_short(Form form) { return form >= Form::ShortWords; }
 TR_HD constexpr bool by_granules(Form form) { return form != Form::Words && form != Form::ShortWords; }
 TR_HD constexpr bool is_aligned(int size, Form form) {
-  return size == 2 && (form == Form::AlignedRows || form == Form::ShortGranules);
+  return size == 2 && (form == Form::AlignedRows || form == Form::ShortGranules || form == Form::HalfWarps);
 }
-// Chunks of aligned rows, 0 where there is no such kernel: of 16-bit floats that are summed more than once more of
-// them, since those take most instructions (H100, layer_norm of bfloat16, 768 and 1536: 0.37 ms instead of 0.47 and
-// 0.50).
+// A lane's chunks of granules that are of different residues.
+TR_HD constexpr int runs(int chunks, Form form) { return form == Form::HalfWarps ? 2 : is_short(form) ? chunks : 1; }
+// Chunks of aligned rows of one warp, 0 where there is no such kernel: of 16-bit floats that are summed more than once
+// more of them, since those take most instructions (H100, layer_norm of bfloat16, 768 and 1536: 0.37 ms instead of 0.47
+// and 0.50).
 TR_HD constexpr int most_aligned_chunks(int size, int inputs, int sums, bool maps) {
   return size != 2 || inputs > 1 || sums == 0 || !maps ? 0 : sums > 1 ? kLeafChunks - 1 : kHalfChunks;
 }
+// Whether longer ones have a kernel of their own, for leaves that lack granules: not rms_norm, for which it is the same
+// whether elements are there.
+TR_HD constexpr bool has_aligned_leaves(int size, int inputs, int sums, bool maps, int sides) {
+  return most_aligned_chunks(size, inputs, sums, maps) > 0 && sides != 1;
+}
 // Of short rows, of which more elements share what a row costs; but neighbouring lanes have to load neighbours: a row's
 // by granules 64 bytes where they all have some (H100, softmax of bfloat16, 64: 0.37 ms with 2, 0.41 with 4; 48: 0.44
-// with 2, 0.39 with 4).
+// with 2, 0.39 with 4). With weights 4 pay where of 2 some were idle (rms_norm of bfloat16, of a copy: 160 0.90 with 2,
+// 0.97 with 4; 64, 256 0.96, 0.98 with 2, 0.85, 0.97 with 4).
 TR_HD constexpr int most_granule_chunks(int inputs, int sums, int sides) {
-  return inputs * sums <= 1 && sides == 0 ? 4 : 2;
+  return inputs == 1 && sums <= 1 && sides <= 1 ? 4 : 2;
 }
-inline int granule_chunks(int most, int64_t length) {
-  const bool few = length <= 64 && 4 * length > 3 * plans::power_of_two(length);
-  return few ? 2 : most;
+inline int granule_chunks(int most, int sides, int64_t length) {
+  const bool last = 4 * length > 3 * plans::power_of_two(length);  // some lane would have the last of 4
+  return (sides > 0 ? last || length <= 64 : last && length <= 64) ? 2 : most;
 }
 TR_HD constexpr int word_chunks(int size, int64_t length) { return size == 2 || length <= 64 ? 1 : 2; }
+// The same of float32 by granules: layer_norm, of which a row costs most, has 2 (H100, of a copy: 40 0.60 with 1, 0.81
+// with 2; 72, 240 0.72, 0.96 with 2, 0.68, 0.88 with 4).
+TR_HD constexpr int quad_chunks(int sides, int64_t length) { return sides > 1 ? 2 : word_chunks(4, length); }
 
 // Whether the results may be of the other width, as people ask for it: norms of float32 in 16 bits, as under autocast;
 // other rows of 16 bits in float32, as softmax(dtype=) has it.
@@ -131,7 +145,7 @@ inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const Devic
   if (!has_neighbours(call)) return {};
   const FusedFacts f = facts(call.op);
   const Layout& l = call.layout;
-  const int size = size_of(call.dtype);
+  const int size = size_of(call.dtype), sides = f.weights + f.biases;
   const RowAlignment rows = row_alignment(call);
   const bool converts = f.maps && call.out_dtype != call.dtype;
   if (converts && !(may_convert(size, f.inputs, f.sums, f.weights) && is_other_width(call) && rows.aligned)) return {};
@@ -145,13 +159,19 @@ inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const Devic
   HeldRowsShape s;
   if (l.length <= kResidues) {
     s.form = granules && rows.aligned ? Form::ShortGranules : Form::ShortWords;
-    s.chunks = is_aligned(size, s.form)
-                   ? granule_chunks(most_granule_chunks(f.inputs, f.sums, f.weights + f.biases), l.length)
-                   : word_chunks(size, l.length);
+    s.chunks = s.form == Form::ShortWords ? word_chunks(size, l.length)
+               : size == 4 ? quad_chunks(sides, l.length)
+                           : granule_chunks(most_granule_chunks(f.inputs, f.sums, sides), sides, l.length);
     for (s.log_lanes = 0; s.lanes() * s.chunks * kGroup < l.length;) ++s.log_lanes;
   } else if (granules && rows.aligned && l.length <= kResidues * most_aligned_chunks(size, f.inputs, f.sums, f.maps)) {
+    const bool halves = l.length <= kHalfWarp;
+    s.form = halves ? Form::HalfWarps : Form::AlignedRows;
+    s.chunks = halves ? kHalfChunks : int(ceil_div(l.length, kResidues));
+    if (halves) s.log_lanes = kLogHalfLanes;
+  } else if (granules && rows.aligned && l.length % kLeaf > 0 &&
+             has_aligned_leaves(size, f.inputs, f.sums, f.maps, sides)) {
     s.form = Form::AlignedRows;
-    s.chunks = int(ceil_div(l.length, kResidues));
+    s.chunks = kLeafChunks;
   } else {
     if (size == 2 && !granules) return {};
     s.form = granules ? Form::Granules : Form::Words;
@@ -159,7 +179,7 @@ inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const Devic
   }
   const int64_t span = f.looks() ? kLeaf : int64_t(32) * kGroup * s.chunks;  // of a warp
   s.leaves = int(std::min<int64_t>(ceil_div(l.length, span), INT32_MAX));
-  int most = threads(size, f.inputs, f.sums, f.term, f.weights + f.biases, s.chunks, s.form);
+  int most = threads(size, f.inputs, f.sums, f.term, sides, s.chunks, s.form);
   const int away = f.term ? shared_terms(size, s.chunks) * kGroup * 4 : 0;  // bytes of a thread
   const int meeting = s.leaves > 1 && s.leaves <= kMostLeaves && f.looks() ? meeting_bytes(call, s.leaves) : 0;
   if (away > 0) most = std::min(most, (device.shared - kBarrier - meeting) / away / 32 * 32);

@@ -8,8 +8,9 @@ namespace torchreduce::gpu {
 // The sums of columns, from those of their units.
 template <class F> void fold_columns(const FusedCall& call, int64_t units, const F* partials, Queue queue) {
   using namespace weight_columns;
-  enqueue(fold_weights<F>, 2 * plans::ceil_div(call.layout.rows, kFoldColumns), kFoldThreads, 0, queue, call, units,
-          partials);
+  const int log_columns = log_fold_columns(call.layout.rows);
+  enqueue(fold_weights<F>, 2 * plans::ceil_div(call.layout.rows, 1 << log_columns), kFoldThreads, 0, queue, call, units,
+          log_columns, partials);
 }
 
 template <class F, bool kCentered> void launch_sums(const PlannedFused& call, const WeightColumnsShape& shape,

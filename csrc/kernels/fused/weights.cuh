@@ -136,20 +136,20 @@ __global__ void __launch_bounds__(weight_columns::kThreads)
   partial(partials, l.rows, unit, part)[column] = v[0];
 }
 
-// The sums of columns from those of their units: a block has kFoldColumns of them, and a part of the units a thread.
-// Over no rows they are +0.
+// The sums of columns from those of their units: a block has 1 << log_columns of them, and a part of the units a
+// thread. Over no rows they are +0.
 template <class F>
 __global__ void __launch_bounds__(weight_columns::kFoldThreads)
-    fold_weights(TR_GRID_CONSTANT FusedCall call, int64_t units, const F* partials) {
+    fold_weights(TR_GRID_CONSTANT FusedCall call, int64_t units, int log_columns, const F* partials) {
   using namespace weight_columns;
-  constexpr int kAtOnce = 8, kParts = kFoldThreads / kFoldColumns;
+  constexpr int kAtOnce = 16;
   const Layout& l = call.layout;
-  const int which = int(blockIdx.x % 2), c = int(threadIdx.x) % kFoldColumns, part = int(threadIdx.x) / kFoldColumns;
-  const int64_t column = int64_t(blockIdx.x / 2) * kFoldColumns + c;
+  const int which = int(blockIdx.x % 2), part = int(threadIdx.x) >> log_columns, parts = kFoldThreads >> log_columns;
+  const int64_t column = (int64_t(blockIdx.x / 2) << log_columns) + (int(threadIdx.x) & ((1 << log_columns) - 1));
   if (!call.memory.values[which]) return;
   const auto combine = [](F a, F b) { return a + b; };
   int64_t each = kAtOnce;  // units of a part, a power of two
-  while (each * kParts < units) each *= 2;
+  while (each * parts < units) each *= 2;
   TreeStack<F, 24> tree;
 #pragma unroll 1
   for (int64_t unit = part * each; unit < (part + 1) * each && unit < units; unit += kAtOnce) {
@@ -164,16 +164,17 @@ __global__ void __launch_bounds__(weight_columns::kFoldThreads)
       for (int k = 0; k < kAtOnce; k += 2 * d) v[k] = v[k] + v[k + d];
     tree.push(v[0], combine);
   }
-  __shared__ F shared[kParts][kFoldColumns];
-  shared[part][c] = tree.total(F(-0.0), combine);
+  __shared__ F shared[kFoldThreads];  // [part][column]
+  F& own = shared[threadIdx.x];
+  own = tree.total(F(-0.0), combine);
   __syncthreads();
 #pragma unroll 1
-  for (int d = 1; d < kParts; d *= 2) {
-    if (part % (2 * d) == 0) shared[part][c] = shared[part][c] + shared[part + d][c];
+  for (int d = 1; d < parts; d *= 2) {
+    if (part % (2 * d) == 0) own = own + (&own)[d << log_columns];
     __syncthreads();
   }
   if (part > 0 || column >= l.rows) return;
-  const F total = l.length > 0 ? shared[0][c] : F(0);
+  const F total = l.length > 0 ? own : F(0);
   store_as(call.memory.dtypes[which], call.memory.values[which], row_start(l, column).out, total);
 }
 
