@@ -48,7 +48,7 @@ static PlannedReduction reduction(const Op& op, const Operand& x, uint64_t mask,
   call.out = Output{values ? const_cast<void*>(values->data) : nullptr,
                     indices ? static_cast<int64_t*>(const_cast<void*>(indices->data)) : nullptr,
                     values ? values->dtype : Dtype::I64};
-  if (call.layout.rows > 0 && call.layout.length == 0 && !facts(op.reduction, x.dtype).has_empty)
+  if (call.layout.length == 0 && !facts(op.reduction, x.dtype).has_empty)
     raise<std::out_of_range>(op.name, ": the reduced dims of the input hold no elements, and there is no identity");
   return call;
 }

@@ -81,8 +81,9 @@ inline void check_out(const char* op, const View& x, const std::vector<int64_t>&
     raise<std::runtime_error>(op, ": out does not have the result's shape");
   if (out.dtype != dtype)
     raise<std::runtime_error>(op, ": out has dtype number ", int(out.dtype), ", the result ", int(dtype));
+  const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
   for (int d = 0; d < out.dims; ++d)
-    if (out.strides[d] == 0 && out.sizes[d] > 1)
+    if (!empty && out.strides[d] == 0 && out.sizes[d] > 1)
       raise<std::runtime_error>(op,
                                 ": more than one element of out refers to a single memory location; clone() it first");
 }

@@ -51,6 +51,19 @@ def test_out_dtype_acts_as_dtype(device):
     assert_bitwise_equal(tr.sum(x, 1, out=out), tr.sum(x, 1, dtype=torch.int16))
 
 
+def test_out_without_elements_may_have_any_strides(device):
+    x = torch.ones(3, 5, 0, device=device)
+    for name in ("sum", "amax", "norm", "count_nonzero", "aminmax"):
+        expected = getattr(tr, name)(x, dim=1)
+        several = isinstance(expected, tuple)
+        out = [part.new_empty(1, 0).expand(3, 0) for part in (expected if several else (expected,))]
+        getattr(tr, name)(x, dim=1, out=tuple(out) if several else out[0])
+        assert all(part.shape == (3, 0) for part in out)
+    tr.cumsum(x, 1, out=x.new_empty(1, 1, 0).expand(3, 5, 0))
+    values, indices = (part.new_empty(1, 1, 0).expand(3, 5, 0) for part in tr.cummax(x, 1))
+    tr.cummax(x, 1, out=(values, indices))
+
+
 def test_out_of_another_shape_is_resized_with_a_warning(device):
     x = values((3, 4), torch.float32).to(device)
     out = torch.empty(7, device=device)

@@ -220,8 +220,9 @@ def test_orders_of_norms(device):
     none = torch.empty(0, 3, device=device)
     assert [tr.vector_norm(none, order, 0).tolist() for order in (0, 1, 2)] == [[0.0] * 3] * 3
     for order, dim in itertools.product((math.inf, -math.inf), (0, None)):
-        with pytest.raises(RuntimeError, match="vector_norm"):
-            tr.vector_norm(none, order, dim)
+        for x_of_none in (none, none[:, :0]):
+            with pytest.raises(RuntimeError, match="vector_norm"):
+                tr.vector_norm(x_of_none, order, dim)
     with pytest.raises(IndexError, match=r"^norm\(\)"):
         tr.norm(x, 2, 5)
     with pytest.raises(NotImplementedError, match=r"norm\(\).*complex64.*bfloat16$"):
@@ -381,6 +382,8 @@ def test_empty_extremes(device, name, dtype):
         f(x, 0)
     with pytest.raises(IndexError, match=name):
         f(x, (0, 1))
+    with pytest.raises(IndexError, match=name):  # although the result has no elements
+        f(x[:, :0], 0)
     with pytest.raises(IndexError if name.startswith("arg") else RuntimeError, match=name):
         f(x)
     with pytest.raises(IndexError if name.startswith("arg") else RuntimeError, match=name):

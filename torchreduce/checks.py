@@ -171,12 +171,12 @@ def check_dims(op: Overloads, input: Tensor, dim: Dims, keepdim: bool, axis: Dim
 
 
 def _check_not_empty(op: Overloads, input: Tensor, dims: list[int]) -> None:
-    """For an input without elements: raises if that leaves the result with some."""
+    """For an input without elements: raises if the dims to reduce have none, whether the result has some or not."""
     shape = tuple(input.shape)
     if not dims:
         error: type[Exception] = IndexError if op.row.returns == ("indices",) else RuntimeError
         raise error(f"{op.name}(): no elements to reduce in shape {shape}: give a dim of non-zero size")
     for d in dims:
-        if decided(shape[d] == 0, False) and 0 not in reduced_shape(shape, dims, False):
+        if decided(shape[d] == 0, False):
             error = RuntimeError if op.row.function == "vector_norm" else IndexError
             raise error(f"{op.name}(): expected reduction dim {d} to have non-zero size, got shape {shape}")

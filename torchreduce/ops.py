@@ -435,7 +435,7 @@ def amax(
     """The greatest value over dim, in the input's dtype.
 
     NaN if there is one. -0.0 is less than +0.0. Ties share the gradient evenly. Over no elements: an IndexError if
-    dim is given, else a RuntimeError, and neither if the result has no elements.
+    dim is given, else a RuntimeError.
 
     >>> import torch, torchreduce
     >>> torchreduce.amax(torch.tensor([[1, 5], [4, 2]]), dim=0)
@@ -503,7 +503,7 @@ def argmax(
     """The int64 index of the greatest value over dim: the lowest of several, or that of the first NaN.
 
     -0.0 and +0.0 are equal. Over several dims the index counts their elements. bool works: false < true. Over no
-    elements: an IndexError, unless the result has no elements.
+    elements: an IndexError.
 
     >>> import torch, torchreduce
     >>> torchreduce.argmax(torch.tensor([[1, 5], [5, 2]]))

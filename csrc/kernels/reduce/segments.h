@@ -40,7 +40,7 @@ struct KeyCall {
   TR_HD void take(int64_t place) const {
     const Dtype key = segments::key_dtype(count);
     const int64_t index = indices[place];
-    const int64_t value = segments::least_key(key) + (index < 0 || index > count || index == skipped ? count : index);
+    const int64_t value = segments::least_key(key) + (index < 0 || index >= count || index == skipped ? count : index);
     switch (key) {
       case Dtype::U8: static_cast<uint8_t*>(keys)[place] = uint8_t(value); break;
       case Dtype::I16: static_cast<int16_t*>(keys)[place] = int16_t(value); break;
