@@ -176,10 +176,10 @@ def test_general_families_serve_where_the_others_are_not_compiled():
 
 def test_lanes_go_where_the_stride_is_small():
     for op in ("sum", "amax", "argmax"):
-        assert plan(op, (2000, 2000), 1)["family"] == "rows"
+        assert plan(op, (9000, 2000), 1)["family"] == "rows" and plan(op, (20, 2000), 1)["family"] == "few_rows"
         assert plan(op, (2000, 2000), 0)["family"] == "wide_columns"
-        assert plan(op, (2000, 2000), 0, strides=(1, 2000))["family"] == "rows"
-        assert plan(op, (2000, 2000), None)["family"] == "rows"
+        assert plan(op, (2000, 9000), 0, strides=(1, 2000))["family"] == "rows"
+        assert plan(op, (9000, 2000), None)["family"] == "rows"
         assert plan(op, (2000, 2000), 1, strides=(6000, 3))["family"] == "strided"
         assert plan(op, (1000, 7), 1)["family"] == plan(op, (1000, 7), 1, strides=(9, 1))["family"] == "packed_rows"
         assert plan(op, (1000, 7), 1, strides=(90, 1))["shape"]["place"] > 0
@@ -350,20 +350,24 @@ def test_few_long_rows_are_split():
 
 
 def test_small_rows_are_one_blocks():
-    """Up to two leaves for each warp a block is faster than blocks that meet."""
-    for n, splits in ((1024, False), (32768, False), (32769, True), (2**20, True)):
+    """Up to two leaves for each warp a block is faster than blocks that meet in device memory."""
+    for n, splits in ((1025, False), (32767, False), (32769, True), (2**20 + 1, True)):
         p = plan("sum", (n,), 0)
         assert (p["splits"] > 1) == splits and p["family"] == "rows"
+        assert p["blocks"] == p["splits"]
+    for n, splits in ((1024, False), (8192, False), (16384, True), (2**20, True)):  # of whole granules
+        p = plan("sum", (n,), 0)
+        assert (p["splits"] > 1) == splits and p["family"] == "few_rows"
         assert p["blocks"] == p["splits"]
 
 
 def test_rows_start_anywhere_but_their_elements_are_neighbours():
-    assert plan("sum", (100, 4096), 1)["family"] == "rows"
+    assert plan("sum", (100, 4096), 1)["family"] == "few_rows"
     assert plan("sum", (100, 4096), 1, aligned=False)["family"] == "rows"
     assert plan("sum", (100, 4097), 1)["family"] == "rows"
     assert plan("sum", (100, 4096), 1, strides=(8192, 2))["family"] == "strided"
     assert plan("sum", (100, 4096), 1, out=torch.float64)["family"] == "strided"  # any type, converted one by one
-    assert plan("sum", (100, 4096), 1, torch.bfloat16, torch.float32)["family"] == "rows"  # their own accumulator
+    assert plan("sum", (100, 4096), 1, torch.bfloat16, torch.float32)["family"] == "few_rows"  # their own accumulator
     for length in (70_000, 70_001):
         assert plan("cumsum", (3, length), 1)["shape"]["granules"] == (length % 4 == 0)
 
@@ -435,10 +439,10 @@ def test_explain_is_the_plan(device):
         assert {field: getattr(p, field) for field in expected} == expected
         assert name in str(p) and p.family in str(p) and str(p.blocks) in str(p)
     x = wide
-    across = "columns" if device == "cpu" else "wide_columns"
-    assert tr.explain("sum", x, dim=0).family == across and tr.explain("argmax", x, axis=1).family == "rows"
+    across, along = ("columns", "rows") if device == "cpu" else ("wide_columns", "few_rows")
+    assert tr.explain("sum", x, dim=0).family == across and tr.explain("argmax", x, axis=1).family == along
     rows = ("rows", "strided")  # the latter where elements are converted
-    assert tr.explain("max", x).family == "rows" and tr.explain("mean", x.int(), dtype=torch.float64).family in rows
+    assert tr.explain("max", x).family == along and tr.explain("mean", x.int(), dtype=torch.float64).family in rows
     with pytest.raises(ValueError, match="median"):
         tr.explain("median", x)
     with pytest.raises(IndexError):

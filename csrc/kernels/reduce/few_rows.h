@@ -32,7 +32,8 @@ constexpr int kGranules = 8;                            // of a lane, on their w
 constexpr int kMostWarps = 32, kMostCluster = 8;        // of a block; what every GPU with clusters has
 constexpr int kMostValues = kMostCluster * kMostWarps;  // that a warp combines
 constexpr int kAlone = 8;                               // units of a row that one block has
-constexpr int kEach = 32;                               // units for each multiprocessor, of all rows, up to which
+constexpr int kEach = 32;  // units for each multiprocessor, of all rows: as many warps as it holds (H100, from a graph,
+                           // us, and by rows: sums of 2^22 float32 8.5 and 9.3, of 1000 rows of 4096 7.0 and 7.7)
 
 // Units of a row that a block has, a warp each. Rows of more than kAlone meet in clusters of 8, as far as these have
 // enough blocks at once; else blocks leave partial results, about one a multiprocessor (H100, from a graph, us, by a
