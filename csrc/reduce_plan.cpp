@@ -89,6 +89,7 @@ void order_by_memory(ReduceCall& call) {
 
 const std::vector<Family<ReduceCall, Shape>> kReduceFamilies = {
     {"packed_rows", "runs of short rows copied to shared memory", kShapeOf<packed_rows::serves>},
+    {"few_rows", "all elements of few rows at once, 16 bytes a lane", kShapeOf<few_rows::serves>},
     {"rows", "lanes along rows of neighbours, 16 bytes each", kShapeOf<rows::serves>},
     {"short_columns", "lanes across columns of at most eight rows", kShapeOf<short_columns::serves>},
     {"column_slices", "small slices, whole, in shared memory", kShapeOf<column_slices::serves>},

@@ -3,6 +3,7 @@
 #include "families.h"
 #include "kernels/reduce/column_slices.h"
 #include "kernels/reduce/columns.h"
+#include "kernels/reduce/few_rows.h"
 #include "kernels/reduce/narrow_columns.h"
 #include "kernels/reduce/packed_rows.h"
 #include "kernels/reduce/rows.h"
@@ -19,8 +20,8 @@ struct CpuShape : ReduceLaunch {
   template <class Visit> void each(Visit) const {}
 };
 
-using Shape = std::variant<StridedShape, ColumnsShape, PackedRowsShape, RowsShape, WideColumnsShape, NarrowColumnsShape,
-                           ShortColumnsShape, ColumnSlicesShape, CpuShape>;
+using Shape = std::variant<StridedShape, ColumnsShape, PackedRowsShape, FewRowsShape, RowsShape, WideColumnsShape,
+                           NarrowColumnsShape, ShortColumnsShape, ColumnSlicesShape, CpuShape>;
 
 // The families in order of preference. The first that has a shape for a call serves it.
 extern const std::vector<Family<ReduceCall, Shape>> kReduceFamilies;

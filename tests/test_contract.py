@@ -238,6 +238,8 @@ FORCED = {
             for warps in powers(8)
             for leaves in powers(32)
         ),
+        {"family": "few_rows"},
+        *({"family": "few_rows", "warps": warps} for warps in powers(32)),
         {"family": "packed_rows"},
         *({"family": "packed_rows", "lanes": lanes} for lanes in powers(32)),
     ],
@@ -279,7 +281,7 @@ def test_policy_invariant(device, name, shape, dim):
                 assert "column_walk" in served
             continue
         # Reductions have families for rows of neighbours.
-        some = {"rows", "packed_rows"} if ROWS[name].kind == "reduction" else set()
+        some = {"rows", "few_rows", "packed_rows"} if ROWS[name].kind == "reduction" else set()
         assert served | some == {forced["family"] for forced in plans} | some
 
 

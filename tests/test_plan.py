@@ -54,7 +54,8 @@ def test_reduction_plans_cover_the_rows(op, dtype, shape, dim):
         served.add(p["family"])
         assert forced in (None, p["family"]) and 0 < p["blocks"] < 2**31
         assert p["threads"] % 32 == 0 and 32 <= p["threads"] <= 1024 and p["shared"] <= 226 << 10
-        assert (p["workspace"] == 0) == (p["tickets"] == 0) == (p["splits"] == 1)
+        meets_on_chip = p["splits"] == 1 or p["shape"].get("cluster", 1) > 1
+        assert (p["workspace"] == 0) == (p["tickets"] == 0) == meets_on_chip
         if p["family"] in COLUMN_FAMILIES:  # test_plan_columns.py
             continue
         assert p["workspace"] <= rows * p["splits"] * 16 and p["tickets"] <= rows
@@ -71,6 +72,9 @@ def rows_of_a_block(p, op, dtype, n):
         ordered = op in ("sum", "mean") and dtype.is_floating_point  # then a lane has residues of each 256 elements
         assert shape["lanes"] * shape["span"] >= (min(n, 256) if ordered else n)
         return shape["rows"]
+    if p["family"] == "few_rows":
+        assert shape["units"] * 256 * 16 >= n * dtype.itemsize and p["splits"] * warps >= shape["units"]
+        return 1 / p["splits"]
     if p["family"] == "rows":
         granules = -(-n * dtype.itemsize // 16)
         units = leaves if op in ("sum", "mean") and dtype.is_floating_point else -(-granules // 256)
@@ -172,10 +176,10 @@ def test_general_families_serve_where_the_others_are_not_compiled():
 
 def test_lanes_go_where_the_stride_is_small():
     for op in ("sum", "amax", "argmax"):
-        assert plan(op, (2000, 2000), 1)["family"] == "rows"
+        assert plan(op, (9000, 2000), 1)["family"] == "rows" and plan(op, (20, 2000), 1)["family"] == "few_rows"
         assert plan(op, (2000, 2000), 0)["family"] == "wide_columns"
-        assert plan(op, (2000, 2000), 0, strides=(1, 2000))["family"] == "rows"
-        assert plan(op, (2000, 2000), None)["family"] == "rows"
+        assert plan(op, (2000, 9000), 0, strides=(1, 2000))["family"] == "rows"
+        assert plan(op, (9000, 2000), None)["family"] == "rows"
         assert plan(op, (2000, 2000), 1, strides=(6000, 3))["family"] == "strided"
         assert plan(op, (1000, 7), 1)["family"] == plan(op, (1000, 7), 1, strides=(9, 1))["family"] == "packed_rows"
         assert plan(op, (1000, 7), 1, strides=(90, 1))["shape"]["place"] > 0
@@ -346,20 +350,24 @@ def test_few_long_rows_are_split():
 
 
 def test_small_rows_are_one_blocks():
-    """Up to two leaves for each warp a block is faster than blocks that meet."""
-    for n, splits in ((1024, False), (32768, False), (32769, True), (2**20, True)):
+    """Up to two leaves for each warp a block is faster than blocks that meet in device memory."""
+    for n, splits in ((1025, False), (32767, False), (32769, True), (2**20 + 1, True)):
         p = plan("sum", (n,), 0)
         assert (p["splits"] > 1) == splits and p["family"] == "rows"
+        assert p["blocks"] == p["splits"]
+    for n, splits in ((1024, False), (8192, False), (16384, True), (2**20, True)):  # of whole granules
+        p = plan("sum", (n,), 0)
+        assert (p["splits"] > 1) == splits and p["family"] == "few_rows"
         assert p["blocks"] == p["splits"]
 
 
 def test_rows_start_anywhere_but_their_elements_are_neighbours():
-    assert plan("sum", (100, 4096), 1)["family"] == "rows"
+    assert plan("sum", (100, 4096), 1)["family"] == "few_rows"
     assert plan("sum", (100, 4096), 1, aligned=False)["family"] == "rows"
     assert plan("sum", (100, 4097), 1)["family"] == "rows"
     assert plan("sum", (100, 4096), 1, strides=(8192, 2))["family"] == "strided"
     assert plan("sum", (100, 4096), 1, out=torch.float64)["family"] == "strided"  # any type, converted one by one
-    assert plan("sum", (100, 4096), 1, torch.bfloat16, torch.float32)["family"] == "rows"  # their own accumulator
+    assert plan("sum", (100, 4096), 1, torch.bfloat16, torch.float32)["family"] == "few_rows"  # their own accumulator
     for length in (70_000, 70_001):
         assert plan("cumsum", (3, length), 1)["shape"]["granules"] == (length % 4 == 0)
 
@@ -431,10 +439,10 @@ def test_explain_is_the_plan(device):
         assert {field: getattr(p, field) for field in expected} == expected
         assert name in str(p) and p.family in str(p) and str(p.blocks) in str(p)
     x = wide
-    across = "columns" if device == "cpu" else "wide_columns"
-    assert tr.explain("sum", x, dim=0).family == across and tr.explain("argmax", x, axis=1).family == "rows"
+    across, along = ("columns", "rows") if device == "cpu" else ("wide_columns", "few_rows")
+    assert tr.explain("sum", x, dim=0).family == across and tr.explain("argmax", x, axis=1).family == along
     rows = ("rows", "strided")  # the latter where elements are converted
-    assert tr.explain("max", x).family == "rows" and tr.explain("mean", x.int(), dtype=torch.float64).family in rows
+    assert tr.explain("max", x).family == along and tr.explain("mean", x.int(), dtype=torch.float64).family in rows
     with pytest.raises(ValueError, match="median"):
         tr.explain("median", x)
     with pytest.raises(IndexError):

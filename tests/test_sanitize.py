@@ -43,6 +43,8 @@ REDUCE = (
     {"family": "rows", "rows": 2},
     {"family": "rows", "rows": 0, "warps": 1, "leaves": 1},
     {"family": "rows", "rows": 0, "warps": 2, "leaves": 2},
+    {"family": "few_rows"},
+    {"family": "few_rows", "warps": 1},
     {"family": "packed_rows"},
     {"family": "columns"},
     {"family": "columns", "lanes": 1, "leaves": 1},

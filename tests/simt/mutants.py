@@ -190,6 +190,17 @@ MUTANTS = (
         "reduce.Sum", ("split",),
     ),
     Mutant(
+        "no barrier before the tree over the values of a block's warps", "kernels/reduce/few_rows.cuh",
+        "slot[warp].value = value; __syncthreads();", "slot[warp].value = value;",
+        "reduce.Sum", ("few_rows",), some=True,
+    ),
+    Mutant(
+        "of equal elements of a unit the last one is found", "kernels/reduce/few_rows.cuh",
+        "return {key, ~warp_most(value.key == key ? ~value.at : INT32_MIN)};",
+        "return {key, warp_most(value.key == key ? value.at : INT32_MIN)};",
+        "reduce.ArgExtreme", ("few_rows",), every=1,
+    ),
+    Mutant(
         "residues are moved by one place too few", "kernels/reduce/rows.cuh",
         "if (before & 1) move_down<1>();",
         "if (before & 8) move_down<1>();",

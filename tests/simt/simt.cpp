@@ -138,7 +138,8 @@ void check_reductions(const std::vector<std::vector<int64_t>>& shapes, uint64_t 
     for (const auto& sizes : shapes) check({r.op, r.in, r.out, sizes, along}, policies);
 }
 
-constexpr const char *kRows = "rows", *kPackedRows = "packed_rows", *kColumns = "columns", *kStrided = "strided";
+constexpr const char *kRows = "rows", *kFewRows = "few_rows", *kPackedRows = "packed_rows", *kColumns = "columns",
+                     *kStrided = "strided";
 constexpr int kInPitch = 3;  // rows lie one after another in memory, aligned or not, or one element further apart
 const Policies kReducePolicies = {
     // family, lanes, warps, leaves, vector loads, rows
@@ -189,6 +190,15 @@ void rows() {
                     {2, 20000}},
                    2, policies);
   check_reductions({{3, 5, 40}, {2, 7, 300}}, 4, policies);  // of several kept dims where they are apart
+}
+// Few rows of whole granules: by one block, and by blocks that leave partial results.
+void few_rows() {
+  const Policies policies = {{{kFewRows, -1, -1, -1, -1}, 132, kInPitch},
+                             {{kFewRows, -1, 1, -1, -1}, 132, kInPitch},
+                             {{kFewRows, -1, 4, -1, -1}, 132, kInPitch},
+                             {{kFewRows, -1, 16, -1, -1}, 132, kInPitch}};
+  check_reductions({{9, 16}, {3, 1008}, {1, 2048}, {3, 4112}, {2, 20000}}, 2, policies);
+  check_reductions({{1, 140000}}, 2, {{{kFewRows, -1, 1, -1, -1}, 132, kInPitch}});
 }
 void short_rows() {
   const Policies policies = {{{kPackedRows, -1, -1, -1, -1}, 132, kInPitch},
@@ -920,6 +930,7 @@ struct Group {
 };
 constexpr Group kGroups[] = {
     {"rows", rows},
+    {"few_rows", few_rows},
     {"short_rows", short_rows},
     {"strided", strided},
     {"short_strided", short_strided},

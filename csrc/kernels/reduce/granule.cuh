@@ -330,4 +330,16 @@ __device__ __forceinline__ V transposing_tree(V (&value)[K], int lanes, Join joi
   return v;
 }
 
+// ---- results -----------------------------------------------------------------------------------------------------------
+
+// Writes the result of the row of neighbours that starts at x.
+template <class Op>
+__device__ __forceinline__ void finish_plain_row(const Op& op, const Output& output, const typename Op::Element* x,
+                                                 int64_t out, const typename Op::Acc& acc) {
+  using E = typename Op::Element;
+  if constexpr (Op::kIndexed)
+    op.finish(acc, output, out, output.values ? op.found(acc, [&] { return x[acc.index]; }) : E{});
+  else op.finish(acc, output, out);
+}
+
 }  // namespace torchreduce::gpu

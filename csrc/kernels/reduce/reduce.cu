@@ -2,6 +2,7 @@
 // Launches of the reductions: this file is compiled once for each op, with TR_PART its struct.
 #include "column_slices.cuh"
 #include "columns.cuh"
+#include "few_rows.cuh"
 #include "kernels/common/gpu.h"
 #include "narrow_columns.cuh"
 #include "packed_rows.cuh"
@@ -85,6 +86,14 @@ void launch(const ReduceCall& call, const RowsShape& shape, typename Op::Acc* pa
   if constexpr (kWideReductions && kIsTyped<Load>)
     enqueue(reduce_rows<Op>, shape.blocks, shape.threads, shape.shared, Queue{stream}, plain_rows(call), shape,
             partials, tickets);
+}
+
+template <class Op, class Load>
+void launch(const ReduceCall& call, const FewRowsShape& shape, typename Op::Acc* partials, uint32_t* tickets,
+            gpuStream_t stream) {
+  if constexpr (kWideReductions && kIsTyped<Load> && !kMultipliesFloats<Op>)
+    enqueue(reduce_few_rows<Op>, shape.blocks, shape.threads, shape.shared, Queue{stream, false, shape.cluster},
+            few_rows::few_rows(call), shape, reinterpret_cast<typename FewRows<Op>::Value*>(partials), tickets);
 }
 
 template <class Op, class Load>

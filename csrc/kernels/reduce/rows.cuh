@@ -226,18 +226,6 @@ __device__ __forceinline__ typename Op::Acc units_value(const Op& op, const Rows
   else return value;
 }
 
-// ---- results -----------------------------------------------------------------------------------------------------------
-
-// Writes the result of the row that starts at x.
-template <class Op>
-__device__ __forceinline__ void finish_plain_row(const Op& op, const RowsCall& call, const typename Op::Element* x,
-                                                 int64_t out, const typename Op::Acc& acc) {
-  using E = typename Op::Element;
-  if constexpr (Op::kIndexed)
-    op.finish(acc, call.out, out, call.out.values ? op.found(acc, [&] { return x[acc.index]; }) : E{});
-  else op.finish(acc, call.out, out);
-}
-
 // ---- the three ways ----------------------------------------------------------------------------------------------------
 
 // What a warp makes of kRows rows a group of `lanes` lanes, with kEach granules a lane of each, of the rows'
@@ -328,8 +316,8 @@ template <int kRows, bool kPlain, class Op> __device__ __forceinline__ void seve
     if (r * groups >= left) return;
     const int64_t out = (base + r * groups) * call.outer.out[0];
     if constexpr (Op::kIndexed)
-      finish_plain_row(op, call, reinterpret_cast<const E*>(x + r * step), out, {value.key, value.at});
-    else finish_plain_row(op, call, nullptr, out, value);
+      finish_plain_row(op, call.out, reinterpret_cast<const E*>(x + r * step), out, {value.key, value.at});
+    else finish_plain_row(op, call.out, nullptr, out, value);
   };
   auto write_all = [&](const auto& values) {
     if constexpr (kEach == 1) {
@@ -383,7 +371,7 @@ template <class Op> __device__ __forceinline__ void one_row(const Op& op, const 
   if constexpr (Op::kAnyOrder) {
     const Acc v = units_value(op, call, x, begin, end, step);
     if (alone) {
-      if (lane == 0) finish_plain_row(op, call, x, start.out, v);
+      if (lane == 0) finish_plain_row(op, call.out, x, start.out, v);
       return;
     }
     if (lane == 0) value[warp] = v;
@@ -400,7 +388,7 @@ template <class Op> __device__ __forceinline__ void one_row(const Op& op, const 
     }
     if (alone) {
       kept = warp_tree(op, kept, kLanes);
-      if (lane == 0) finish_plain_row(op, call, x, start.out, kept);
+      if (lane == 0) finish_plain_row(op, call.out, x, start.out, kept);
       return;
     }
   }
@@ -412,7 +400,7 @@ template <class Op> __device__ __forceinline__ void one_row(const Op& op, const 
     if (!last_block(tickets + row, shape.splits, last)) return;
     acc = block_fold(op, partials + row * shape.splits, shape.splits, value);
   }
-  if (threadIdx.x == 0) finish_plain_row(op, call, x, start.out, acc);
+  if (threadIdx.x == 0) finish_plain_row(op, call.out, x, start.out, acc);
 }
 
 // Blocks of a multiprocessor that there are registers for.
