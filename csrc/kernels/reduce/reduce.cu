@@ -8,6 +8,7 @@
 #include "rows.cuh"
 #include "short_columns.cuh"
 #include "strided.cuh"
+#include "transposed_rows.cuh"
 #include "wide_columns.cuh"
 
 namespace torchreduce::gpu {
@@ -85,6 +86,18 @@ void launch(const ReduceCall& call, const RowsShape& shape, typename Op::Acc* pa
   if constexpr (kWideReductions && kIsTyped<Load>)
     enqueue(reduce_rows<Op>, shape.blocks, shape.threads, shape.shared, Queue{stream}, plain_rows(call), shape,
             partials, tickets);
+}
+
+template <class Op, class Load>
+void launch(const ReduceCall& call, const TransposedRowsShape& shape, typename Op::Acc* partials, uint32_t* tickets,
+            gpuStream_t stream) {
+  using E = typename Load::Element;
+  if constexpr (kWideReductions && kIsTyped<Load> && has_transposed_rows<Op>(DtypeOf<E>::value)) {
+    enqueue(reduce_transposed_rows<Op, Load>, shape.blocks, shape.threads, shape.shared, Queue{stream}, call, shape,
+            partials);
+    enqueue(fold_leaves<Op>, call.layout.rows * shape.splits, kThreads, 0, Queue{stream}, call, shape, partials,
+            tickets);
+  }
 }
 
 template <class Op, class Load>
