@@ -93,10 +93,11 @@ void launch(const ReduceCall& call, const TransposedRowsShape& shape, typename O
             gpuStream_t stream) {
   using E = typename Load::Element;
   if constexpr (kWideReductions && kIsTyped<Load> && has_transposed_rows<Op>(DtypeOf<E>::value)) {
-    enqueue(reduce_transposed_rows<Op, Load>, shape.blocks, shape.threads, shape.shared, Queue{stream}, call, shape,
-            partials);
-    enqueue(fold_leaves<Op>, call.layout.rows * shape.splits, kThreads, 0, Queue{stream}, call, shape, partials,
-            tickets);
+    enqueue(shape.tiles ? reduce_transposed_tiles<Op, Load> : reduce_transposed_rows<Op, Load>, shape.blocks,
+            shape.threads, shape.shared, Queue{stream}, call, shape, partials);
+    if (shape.workspace > 0)
+      enqueue(fold_leaves<Op>, call.layout.rows * shape.splits, kThreads, 0, Queue{stream}, call, shape, partials,
+              tickets);
   }
 }
 

@@ -1,5 +1,6 @@
 // Reductions of rows whose neighbours in memory are not neighbours along the row (transposed_rows.h).
 #pragma once
+#include "rows.cuh"
 #include "strided.cuh"
 #include "transposed_rows.h"
 
@@ -42,6 +43,18 @@ template <class Op> struct RunOfResidues {
   }
 };
 
+// The offset of position j of a column, of the dims after `dim`.
+__device__ __forceinline__ int64_t stretch_offset(const Layout& layout, int dim, uint32_t j) {
+  int64_t offset = 0;
+  TR_ROLLED
+  for (int d = layout.kept + layout.reduced - 1; d > dim + 1; --d) {
+    const uint32_t next = j / uint32_t(layout.size[d]);
+    offset += int64_t(j - next * uint32_t(layout.size[d])) * layout.in[d];
+    j = next;
+  }
+  return offset + j * layout.in[dim + 1];
+}
+
 // Where a column's leaves lie, of those that begin in it and that its block takes.
 struct ColumnLeaves {
   int64_t leaf;  // the first one, of the row
@@ -62,10 +75,9 @@ __global__ void TR_BLOCKS_BOUND(transposed_rows::threads(sizeof(typename Load::E
                            typename Op::Acc* partials) {
   using E = typename Load::Element;
   using Near = typename Op::Near;
-  using Granule = Packed<uint32_t, 4>;
   constexpr int kSize = int(sizeof(E)), kPer = 4 / kSize, kColumns = transposed_rows::columns_of_block(kSize);
   constexpr int kPitch = transposed_rows::kPitch, kRows = transposed_rows::kChunks * kResidues, kRun = 32;
-  constexpr int kGranules = kPitch / 16, kThreads = transposed_rows::threads(kSize);
+  constexpr int kThreads = transposed_rows::threads(kSize);
   TR_DYNAMIC_SHARED(shared, 16);
   Near* const runs = reinterpret_cast<Near*>(shared + kRows * kPitch);
   uint8_t* const begins = reinterpret_cast<uint8_t*>(runs + 8 * kColumns);
@@ -105,33 +117,49 @@ __global__ void TR_BLOCKS_BOUND(transposed_rows::threads(sizeof(typename Load::E
   }
   const int column = lane * kPer + warp / 8, residue = warp % 8 * kRun;
   const ColumnLeaves own = leaves_of(column);
+  const bool single = shape.dim + 1 == layout.kept + layout.reduced - 1;  // one dim after i
+  const int64_t pitch = layout.in[shape.dim + 1];
 
-  // Starts the copies of chunk number `chunk` of the rows.
+
+  // Whether granules that reach out of the tensor may be among the block's: at either end of it.
+  const int64_t reach = int64_t(shape.span) + columns + 1;
+  const bool careful = shape.ragged && (from - in < 16 || end - from < reach + 16);
+  constexpr int kRowGranules = transposed_rows::kRowBytes / 16, kCopied = kThreads / kRowGranules;
+  const int granule = int(threadIdx.x) % kRowGranules, copied = int(threadIdx.x) / kRowGranules;
+  auto copy_granule = [&](char* to, const char* source) {
+    if (!careful || (source >= reinterpret_cast<const char*>(in) && source + 16 <= reinterpret_cast<const char*>(end)))
+      return copy_async<16>(to, source);
+    for (int i = 0; i < 16; i += kSize) {
+      const E* const x = reinterpret_cast<const E*>(source + i);
+      if (x >= in && x < end) *reinterpret_cast<E*>(to + i) = *x;
+    }
+  };
+  // Starts the copies of chunk number `chunk` of the rows: a granule of each kCopied rows a thread.
   auto copy = [&](int chunk) {
-    const int first = chunk * kResidues, count = rows - first < kResidues ? rows - first : kResidues;
-    for (int k = int(threadIdx.x); k < count * kGranules; k += kThreads) {
-      const int r = k / kGranules, g = k - r * kGranules;
-      int64_t j = top + first + r;
-      const bool beyond = j >= shape.stretch;
-      if (beyond) j -= shape.stretch;
-      int64_t offset = beyond;
-      for (int d = layout.kept + layout.reduced - 1; d > shape.dim + 1; --d) {
-        const uint32_t upper = uint32_t(j) / uint32_t(layout.size[d]);
-        offset += int64_t(uint32_t(j) - upper * uint32_t(layout.size[d])) * layout.in[d];
-        j = upper;
+    const int first = chunk * kResidues;
+    char* const to = shared + (chunk % transposed_rows::kChunks * kResidues + copied) * kPitch + granule * 16;
+    const int64_t j0 = top + first + copied;
+    if (shape.whole && first + kResidues <= rows && top + first + kResidues <= shape.stretch && single) {
+      const char* const x = reinterpret_cast<const char*>(from + j0 * pitch) + granule * 16;
+      if (granule * 16 < columns * kSize) {
+#pragma unroll
+        for (int k = 0; k < kResidues; k += kCopied) copy_async<16>(to + k * kPitch, x + k * pitch * kSize);
       }
-      const E* const x = from + offset + j * layout.in[shape.dim + 1];
-      const int begin = int(uintptr_t(x) & 15), slot = chunk % transposed_rows::kChunks * kResidues + r;
-      if (g == 0) begins[slot] = uint8_t(begin);
-      if (g * 16 >= begin + columns * kSize) continue;
-      const char* const source = reinterpret_cast<const char*>(x) - begin + g * 16;
-      char* const to = shared + slot * kPitch + g * 16;
-      if (source >= reinterpret_cast<const char*>(in) && source + 16 <= reinterpret_cast<const char*>(end)) {
-        copy_async<16>(to, source);
-      } else {
-        for (int i = 0; i < 16; i += kSize)
-          if (source + i >= reinterpret_cast<const char*>(in) && source + i < reinterpret_cast<const char*>(end))
-            *reinterpret_cast<E*>(to + i) = *reinterpret_cast<const E*>(source + i);
+      if (threadIdx.x < kResidues) begins[chunk % transposed_rows::kChunks * kResidues + int(threadIdx.x)] = 0;
+    } else {
+#pragma unroll 1
+      for (int k = 0; k < kResidues && first + copied + k < rows; k += kCopied) {
+        int64_t j = j0 + k;
+        const bool beyond = j >= shape.stretch;
+        if (beyond) j -= shape.stretch;
+        const E* const x = from + (beyond ? 1 : 0) + stretch_offset(layout, shape.dim, uint32_t(j));
+        const int begin = int(uintptr_t(x) & 15), bytes = begin + columns * kSize;
+        const char* const source = reinterpret_cast<const char*>(x) - begin + granule * 16;
+        if (granule * 16 < bytes) copy_granule(to + k * kPitch, source);
+        if (granule > 0) continue;
+        begins[chunk % transposed_rows::kChunks * kResidues + copied + k] = uint8_t(begin);
+        if (bytes > transposed_rows::kRowBytes)
+          copy_granule(to + k * kPitch + transposed_rows::kRowBytes, source + transposed_rows::kRowBytes);
       }
     }
     end_copies();
@@ -193,6 +221,154 @@ __global__ void TR_BLOCKS_BOUND(transposed_rows::threads(sizeof(typename Load::E
       const auto value = warp_leaf<Op, Load>(op, call, row_start(layout, row).in, leaf * kLeaf);
       if (lane == 0) partials[row * shape.leaves + leaf] = value;
     }
+  }
+}
+
+// Neighbouring columns of one slice that a block takes.
+template <class E> struct Segment {
+  const E* start;  // of the first one
+  int columns;
+  int place;  // in shared memory, of its first position
+};
+
+// The value of the leaf of `count` elements at x, in shared memory, whose first position is `first`; by a warp.
+template <class Op>
+__device__ __forceinline__ typename Op::Acc shared_leaf(const Op& op, const Granule* x, int count, int64_t first) {
+  using E = typename Op::Element;
+  constexpr int kPer = kPerGranule<E>, kEach = kLeaf / kPer / kLanes;
+  const int lane = lane_id();
+  const Granule absent = absent_granule(op);
+  auto granule = [&](int c) {
+    const int at = (c * kLanes + lane) * kPer;
+    Granule g = absent;
+    if (at < count) g = x[c * kLanes + lane];
+    if (at + kPer > count) mask<E>(g, 0, count > at ? count - at : 0, absent);
+    return g;
+  };
+  if constexpr (Op::kAnyOrder) {
+    using P = Part<Op, int32_t>;
+    P part(op, granule(0), lane * kPer);
+#pragma unroll 4
+    for (int c = 1; c < kEach; ++c) part.take(op, granule(c), (c * kLanes + lane) * kPer);
+    auto v = part.value(op);
+    for (int d = 1; d < kLanes; d *= 2) v = P::join(op, v, shuffle(v, lane ^ d));
+    return {v.key, first + v.at};
+  } else {
+    using R = Residues<Op, kEach>;
+    R residues(op);
+#pragma unroll
+    for (int c = 0; c < kEach; ++c) residues.take(op, granule(c), c);
+    typename Op::Acc runs[R::kRuns];
+    residues.tree(op, runs);
+    auto join = [&](const auto& a, const auto& b) { return op.combine(a, b); };
+    auto value = transposing_tree(runs, kLanes, join);
+#pragma unroll
+    for (int d = 1; d < R::kRuns; d *= 2) value = join(value, shuffle(value, lane ^ d));
+    return value;
+  }
+}
+
+// Serves short stretches. A block takes shape.run leaves of a row, or some whole rows of fewer. Their elements lie in
+// columns that are neighbours in memory, except for those of different slices: it loads granules of all j, two columns
+// of granules at a time, and puts the elements where they are in the row. A warp then takes leaf after leaf.
+// Shared memory: elements, shape.room of them, each row's from a granule on; segments; values of leaves.
+template <class Op, class Load>
+__global__ void TR_BLOCKS_BOUND(kThreads, 3)
+    reduce_transposed_tiles(TR_GRID_CONSTANT ReduceCall call, TR_GRID_CONSTANT TransposedRowsShape shape,
+                            typename Op::Acc* partials) {
+  using Acc = typename Op::Acc;
+  using E = typename Load::Element;
+  constexpr int kSize = int(sizeof(E)), kPer = kPerGranule<E>, kAtOnce = 4;
+  __shared__ Segment<E> segments[transposed_rows::kMostSegments];
+  __shared__ Acc value[transposed_rows::kMostTileLeaves];
+  TR_DYNAMIC_SHARED(shared, 16);
+  E* const elements = reinterpret_cast<E*>(shared);
+  const Op op{call.options};
+  const Layout& layout = call.layout;
+  const int64_t stretch = shape.stretch, columns = shape.columns;
+  const int64_t first_row = int64_t(blockIdx.x) / shape.parts * shape.rows, part = int64_t(blockIdx.x) % shape.parts;
+  const int rows = int(layout.rows - first_row < shape.rows ? layout.rows - first_row : shape.rows);
+  const int64_t first = part * shape.run * kLeaf, left = layout.length - first;
+  const int count = int(left < shape.run * kLeaf ? left : shape.run * kLeaf);  // positions of a row
+  const int pitch = (count + kPer - 1) / kPer * kPer, leaves = (count + kLeaf - 1) / kLeaf;
+  // Columns are numbered over all slices and rows.
+  const int64_t first_column = first / stretch, end_column = (first + count - 1) / stretch + 1;
+  const int64_t first_slice = first_column / columns, slices = (end_column - 1) / columns + 1 - first_slice;
+  const int count_of_segments = int(slices) * rows;
+  const E* const in = global(static_cast<const E*>(call.in.data));
+  const E* const end = in + shape.extent;
+  for (int k = int(threadIdx.x); k < count_of_segments; k += kThreads) {
+    const int row = k / int(slices);
+    const int64_t slice = first_slice + k - row * slices, from = slice * columns;
+    const int64_t low = from > first_column ? from : first_column;
+    const int64_t high = from + columns < end_column ? from + columns : end_column;
+    segments[k] = {in + row_start(layout, first_row + row).in + position_offset(layout, from * stretch) + (low - from),
+                   int(high - low), int(low * stretch - first) + row * pitch};
+  }
+  __syncthreads();
+
+  const int j_count = int(stretch), pairs = shape.granules / 2;
+  const int total = count_of_segments * pairs * j_count * 2;
+  const FastDivide by_stretch(j_count), by_pairs(pairs);
+#pragma unroll 1
+  for (int i0 = int(threadIdx.x); i0 < total; i0 += kAtOnce * kThreads) {
+    Granule g[kAtOnce];
+    int column[kAtOnce], place[kAtOnce], most[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int i = i0 + u * kThreads;
+      most[u] = 0;
+      if (i >= total) continue;
+      const int pair = by_stretch.quotient(i / 2), j = i / 2 - pair * j_count, k = by_pairs.quotient(pair);
+      const Segment<E> segment = segments[k];
+      const E* const x = segment.start + stretch_offset(layout, shape.dim, uint32_t(j));
+      column[u] = ((pair - k * pairs) * 2 + i % 2) * kPer - elements_before(x);
+      place[u] = segment.place + column[u] * j_count + j;
+      if (column[u] >= segment.columns) continue;
+      most[u] = segment.columns - column[u];
+      const E* const from = x + column[u];
+      if (!shape.ragged || (from >= in && from + kPer <= end)) {
+        g[u] = load_once(reinterpret_cast<const Granule*>(from));
+      } else {
+        E some[kPer];
+        for (int e = 0; e < kPer; ++e) some[e] = from + e >= in && from + e < end ? from[e] : E{};
+        memcpy(&g[u], some, sizeof some);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      if (most[u] == 0) continue;
+      E x[kPer];
+      elements_of(g[u], x);
+      int at = place[u];
+      if (column[u] >= 0 && most[u] >= kPer && (rows > 1 || (at >= 0 && at + (kPer - 1) * j_count < count))) {
+#pragma unroll
+        for (int e = 0; e < kPer; ++e) elements[at + e * j_count] = x[e];
+      } else {
+#pragma unroll
+        for (int e = 0; e < kPer; ++e, at += j_count)
+          if (column[u] + e >= 0 && e < most[u] && at >= 0 && (rows > 1 || at < count)) elements[at] = x[e];
+      }
+    }
+  }
+  __syncthreads();
+
+  const int warp = int(threadIdx.x) / kLanes;
+  for (int t = warp; t < rows * leaves; t += kWarps) {
+    const int row = t / leaves, leaf = t - row * leaves, rest = count - leaf * kLeaf;
+    const Granule* const x = reinterpret_cast<const Granule*>(elements + row * pitch + leaf * kLeaf);
+    const Acc acc = shared_leaf(op, x, rest < kLeaf ? rest : kLeaf, first + leaf * kLeaf);
+    if (lane_id() > 0) continue;
+    if (shape.leaves > shape.run) partials[first_row * shape.leaves + part * shape.run + leaf] = acc;
+    else value[t] = acc;
+  }
+  if (shape.leaves > shape.run) return;
+  __syncthreads();
+  for (int row = int(threadIdx.x); row < rows; row += kThreads) {
+    TreeStack<Acc, 6> tree;
+    auto join = [&](const Acc& a, const Acc& b) { return op.combine(a, b); };
+    for (int leaf = 0; leaf < leaves; ++leaf) tree.push(value[row * leaves + leaf], join);
+    finish_row(op, call, first_row + row, tree.total(op.absent(), join));
   }
 }
 

@@ -17,11 +17,18 @@ struct TransposedRowsShape : ReduceLaunch {
   int64_t extent = 1;    // elements from the tensor's first to its last, in memory
   int run = 1;           // leaves of a column that a block takes
   int parts = 1;         // runs of a column
+  int64_t rows = 1;      // tiles: whole rows that a block takes
+  int64_t span = 0;      // elements from a column's first to its last, in memory
+  int granules = 1;      // tiles: of a row of memory, at most, an even number
+  bool tiles = false;    // short stretches
+  bool ragged = false;   // the tensor begins or ends within a granule
   bool whole = false;    // columns begin at granules in each row of memory
 
   template <class Visit> void each(Visit visit) const {
     visit("leaves", run);
     visit("parts", parts);
+    visit("tiles", tiles);
+    visit("rows", rows);
     visit("whole", whole);
   }
 };
@@ -39,6 +46,12 @@ constexpr int kRowBytes = 128;                 // of memory that a block's colum
 constexpr int kPitch = kRowBytes + 16;         // of it in shared memory, where it begins within a granule
 constexpr int kChunks = 3;                     // of kResidues rows, in shared memory
 constexpr int kMaxRun = 64;
+constexpr int kMostStretch = 2048;             // of tiles
+constexpr int kTileBytes = 64 << 10;           // of elements
+constexpr int kMostTileLeaves = 32;            // that a tile's rows have
+constexpr int kMostSegments = 128;             // of a tile: slices that it has a part of
+constexpr int kLeastRow = 64;
+constexpr int kDeclaredShared = 4 << 10;       // bytes of a block that are not dynamic, at most
 constexpr int kFold = 2048;                    // leaves whose values a block combines
 
 TR_HD constexpr int columns_of_block(int size) { return kRowBytes / size; }
@@ -48,12 +61,52 @@ inline int shared_bytes(int size, int near) {
   return kChunks * kResidues * (kPitch + 1) + 8 * columns_of_block(size) * near;
 }
 
+// Of long stretches.
+inline void take_strips(TransposedRowsShape& s, const ReduceCall& call, const DeviceFacts& device,
+                        const PlanOverride& forced) {
+  const int size = size_of(call.in.dtype);
+  s.threads = threads(size);
+  s.shared = shared_bytes(size, column_facts(call).near);
+  s.strips = ceil_div(s.columns, columns_of_block(size));
+  const int64_t most = ceil_div(s.stretch, kLeaf);  // leaves that begin in a column
+  s.run = int(std::min<int64_t>(kMaxRun, power_of_two(most)));
+  auto cut = [&] {
+    s.parts = int(ceil_div(most, s.run));
+    s.blocks = call.layout.rows * s.slices * s.strips * s.parts;
+  };
+  for (cut(); s.run > 1 && s.blocks < 2 * int64_t(device.multiprocessors); cut()) s.run /= 2;
+  take(forced.leaves, s.run, kMaxRun, "leaves");
+  cut();
+}
+// Of short ones.
+inline void take_tiles(TransposedRowsShape& s, const ReduceCall& call, const DeviceFacts& device,
+                       const PlanOverride& forced) {
+  const Layout& l = call.layout;
+  const int size = size_of(call.in.dtype), per = 16 / size;
+  s.run = kTileBytes / size / kLeaf;
+  while (s.run > 1 && l.rows * ceil_div(s.leaves, s.run) < 2 * int64_t(device.multiprocessors)) s.run /= 2;
+  take(forced.leaves, s.run, kMostTileLeaves, "leaves");
+  if (s.leaves <= s.run) s.run = int(s.leaves);
+  s.parts = int(ceil_div(s.leaves, s.run));
+  if (s.parts == 1) {
+    const int64_t pitch = ceil_div(l.length, per) * per, room = kTileBytes / size;
+    s.rows = std::max<int64_t>(1, std::min({room / pitch, int64_t(kMostTileLeaves) / s.leaves, kMostSegments / s.slices,
+                                            l.rows / (2 * device.multiprocessors)}));
+    s.shared = int(s.rows * pitch * size);
+  } else {
+    s.shared = s.run * kLeaf * size;
+  }
+  const int64_t wide = std::min<int64_t>(s.columns, ceil_div(int64_t(s.run) * kLeaf, s.stretch) + 1);
+  s.granules = int(ceil_div(wide * size + 15, 32) * 2);
+  s.blocks = ceil_div(l.rows, s.rows) * s.parts;
+}
+
 inline std::optional<TransposedRowsShape> serves(const ReduceCall& call, const DeviceFacts& device,
                                                  const PlanOverride& forced) {
   const Layout& l = call.layout;
   const ReductionFacts f = facts(call.op, call.in.dtype);
   if (!is_static(call) || !has_small_columns(call.in.dtype) || f.two || (any_order(call) && !f.indexed)) return {};
-  const int last = l.kept + l.reduced - 1, size = size_of(call.in.dtype), per = granule_columns(size);
+  const int last = l.kept + l.reduced - 1, size = size_of(call.in.dtype), per = 16 / size;
   TransposedRowsShape s;
   s.dim = -1;
   for (int d = l.kept; d < last; ++d)
@@ -63,25 +116,27 @@ inline std::optional<TransposedRowsShape> serves(const ReduceCall& call, const D
   for (int d = 0; d <= last; ++d) {
     if (d >= l.kept && d < s.dim) s.slices *= l.size[d];
     if (d > s.dim) s.stretch *= l.size[d];
+    if (d > s.dim) s.span += (l.size[d] - 1) * l.in[d];
     if (d != s.dim) s.whole &= l.in[d] % per == 0;
     s.extent += (l.size[d] - 1) * l.in[d];
   }
   s.columns = l.size[s.dim];
-  if (s.stretch < kLeaf || s.columns < 2 * per || s.stretch > INT32_MAX / 2) return {};
-  s.threads = threads(size);
-  s.shared = shared_bytes(size, column_facts(call).near);
-  if (s.shared > device.shared - columns_of::kDeclaredShared) return {};
+  s.ragged = !aligned(call.in.data) || s.extent % per != 0;
   s.leaves = ceil_div(l.length, kLeaf);
-  s.strips = ceil_div(s.columns, columns_of_block(size));
-  const int64_t most = ceil_div(s.stretch, kLeaf);  // leaves that begin in a column
-  s.run = int(std::min<int64_t>(kMaxRun, power_of_two(most)));
-  auto cut = [&] {
-    s.parts = int(ceil_div(most, s.run));
-    s.blocks = l.rows * s.slices * s.strips * s.parts;
-  };
-  for (cut(); s.run > 1 && s.blocks < 4 * int64_t(device.multiprocessors); cut()) s.run /= 2;
-  take(forced.leaves, s.run, kMaxRun, "leaves");
-  cut();
+  if (s.columns < per || s.columns > INT32_MAX / 2 || s.stretch > INT32_MAX / 2) return {};
+  s.tiles = s.stretch <= kMostStretch;
+  if (s.tiles) {
+    // A leaf's slices and those of some rows have room.
+    if (l.length < kLeastRow || s.slices * kLeaf * 2 > kMostSegments * l.length) return {};
+    take_tiles(s, call, device, forced);
+    const int64_t slices = std::min(s.slices, ceil_div(int64_t(s.run) * kLeaf, s.columns * s.stretch) + 1);
+    if (slices * s.rows > kMostSegments) return {};
+  } else {
+    if (s.columns < 2 * per) return {};
+    take_strips(s, call, device, forced);
+  }
+  if (s.shared > device.shared - kDeclaredShared) return {};
+  if (s.tiles && s.parts == 1) return s;
   s.splits = ceil_div(s.leaves, kFold);
   s.workspace = l.rows * (s.leaves + s.splits) * accumulator_bytes(call);
   s.tickets = l.rows;
