@@ -92,7 +92,8 @@ __global__ void TR_BLOCKS_BOUND(transposed_rows::threads(sizeof(typename Load::E
     return lower;
   };
   const int64_t part = next(shape.parts), strip = next(shape.strips), slice = next(shape.slices), row = rest;
-  const int64_t left = shape.columns - strip * kColumns, top = part * shape.run * kLeaf;
+  const int64_t left = shape.columns - strip * kColumns;
+  const int top = int(part * shape.run * kLeaf), stretch = int(shape.stretch);
   const int columns = int(left < kColumns ? left : kColumns);
   const E* const in = global(static_cast<const E*>(call.in.data));
   const E* const end = in + shape.extent;
@@ -118,7 +119,6 @@ __global__ void TR_BLOCKS_BOUND(transposed_rows::threads(sizeof(typename Load::E
   const int column = lane * kPer + warp / 8, residue = warp % 8 * kRun;
   const ColumnLeaves own = leaves_of(column);
   const bool single = shape.dim + 1 == layout.kept + layout.reduced - 1;  // one dim after i
-  const int64_t pitch = layout.in[shape.dim + 1];
 
 
   // Whether granules that reach out of the tensor may be among the block's: at either end of it.
@@ -138,20 +138,20 @@ __global__ void TR_BLOCKS_BOUND(transposed_rows::threads(sizeof(typename Load::E
   auto copy = [&](int chunk) {
     const int first = chunk * kResidues;
     char* const to = shared + (chunk % transposed_rows::kChunks * kResidues + copied) * kPitch + granule * 16;
-    const int64_t j0 = top + first + copied;
-    if (shape.whole && first + kResidues <= rows && top + first + kResidues <= shape.stretch && single) {
-      const char* const x = reinterpret_cast<const char*>(from + j0 * pitch) + granule * 16;
-      if (granule * 16 < columns * kSize) {
-#pragma unroll
-        for (int k = 0; k < kResidues; k += kCopied) copy_async<16>(to + k * kPitch, x + k * pitch * kSize);
-      }
+    const int j0 = top + first + copied;
+    if (shape.whole && single && first + kResidues <= rows && top + first + kResidues <= stretch) {
+      const int64_t pitch = layout.in[shape.dim + 1] * kSize, step = pitch * kCopied;
+      const char* x = reinterpret_cast<const char*>(from) + j0 * pitch + granule * 16;
+#pragma unroll 1
+      for (int k = 0; k < kResidues; k += kCopied, x += step)
+        if (granule * 16 < columns * kSize) copy_async<16>(to + k * kPitch, x);
       if (threadIdx.x < kResidues) begins[chunk % transposed_rows::kChunks * kResidues + int(threadIdx.x)] = 0;
     } else {
 #pragma unroll 1
       for (int k = 0; k < kResidues && first + copied + k < rows; k += kCopied) {
-        int64_t j = j0 + k;
-        const bool beyond = j >= shape.stretch;
-        if (beyond) j -= shape.stretch;
+        int j = j0 + k;
+        const bool beyond = j >= stretch;
+        if (beyond) j -= stretch;
         const E* const x = from + (beyond ? 1 : 0) + stretch_offset(layout, shape.dim, uint32_t(j));
         const int begin = int(uintptr_t(x) & 15), bytes = begin + columns * kSize;
         const char* const source = reinterpret_cast<const char*>(x) - begin + granule * 16;
@@ -194,7 +194,7 @@ __global__ void TR_BLOCKS_BOUND(transposed_rows::threads(sizeof(typename Load::E
     const bool active = window >= 0 && window < own.count * 8;
     int slot = (s - 1) % transposed_rows::kChunks * kResidues + within + residue;
     slot -= slot >= kRows ? kRows : 0;
-    const bool plain = shape.whole && top + (s - 1) * kResidues + within + residue + kRun <= shape.stretch &&
+    const bool plain = shape.whole && top + (s - 1) * kResidues + within + residue + kRun <= stretch &&
                        slot + kRun <= kRows;
     const int position = window % 8 * kResidues + residue;
     if (!ballot(active && !plain)) {
@@ -278,7 +278,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 3)
                             typename Op::Acc* partials) {
   using Acc = typename Op::Acc;
   using E = typename Load::Element;
-  constexpr int kSize = int(sizeof(E)), kPer = kPerGranule<E>, kAtOnce = 4;
+  constexpr int kPer = kPerGranule<E>, kAtOnce = 8;
   __shared__ Segment<E> segments[transposed_rows::kMostSegments];
   __shared__ Acc value[transposed_rows::kMostTileLeaves];
   TR_DYNAMIC_SHARED(shared, 16);
@@ -307,47 +307,54 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 3)
   }
   __syncthreads();
 
-  const int j_count = int(stretch), pairs = shape.granules / 2;
-  const int total = count_of_segments * pairs * j_count * 2;
-  const FastDivide by_stretch(j_count), by_pairs(pairs);
+  // Granules are numbered so that a warp has two columns of them, of 16 rows of memory; by some rows at a time.
+  const int length = int(stretch), pairs = shape.granules / 2, chunk = shape.chunk;
+  const int chunks = (length + chunk - 1) / chunk, total = count_of_segments * chunks * pairs * chunk * 2;
+  const FastDivide by_chunk(chunk), by_pairs(pairs), by_chunks(chunks);
+  struct Place {
+    const E* x;    // of the granule's first element
+    int column;    // its column, of its segment
+    int place;     // its place in shared memory
+    int columns;   // of its segment from it on; 0 where there is nothing
+  };
+  auto place_of = [&](int i) {
+    const int upper = by_chunk.quotient(i / 2), chunk_of = by_pairs.quotient(upper), k = by_chunks.quotient(chunk_of);
+    const int j = (chunk_of - k * chunks) * chunk + i / 2 - upper * chunk;
+    if (i >= total || j >= length) return Place{in, 0, 0, 0};
+    const Segment<E> segment = segments[k];
+    const E* const x = segment.start + stretch_offset(layout, shape.dim, uint32_t(j));
+    const int column = ((upper - chunk_of * pairs) * 2 + i % 2) * kPer - elements_before(x);
+    return Place{x + column, column, segment.place + column * length + j, segment.columns - column};
+  };
 #pragma unroll 1
   for (int i0 = int(threadIdx.x); i0 < total; i0 += kAtOnce * kThreads) {
     Granule g[kAtOnce];
-    int column[kAtOnce], place[kAtOnce], most[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      const int i = i0 + u * kThreads;
-      most[u] = 0;
-      if (i >= total) continue;
-      const int pair = by_stretch.quotient(i / 2), j = i / 2 - pair * j_count, k = by_pairs.quotient(pair);
-      const Segment<E> segment = segments[k];
-      const E* const x = segment.start + stretch_offset(layout, shape.dim, uint32_t(j));
-      column[u] = ((pair - k * pairs) * 2 + i % 2) * kPer - elements_before(x);
-      place[u] = segment.place + column[u] * j_count + j;
-      if (column[u] >= segment.columns) continue;
-      most[u] = segment.columns - column[u];
-      const E* const from = x + column[u];
-      if (!shape.ragged || (from >= in && from + kPer <= end)) {
-        g[u] = load_once(reinterpret_cast<const Granule*>(from));
-      } else {
+      const Place p = place_of(i0 + u * kThreads);
+      const bool inside = !shape.ragged || (p.x >= in && p.x + kPer <= end);
+      load_once(p.columns > 0 && inside, reinterpret_cast<const Granule*>(p.x), g[u]);
+      if (p.columns > 0 && !inside) {
         E some[kPer];
-        for (int e = 0; e < kPer; ++e) some[e] = from + e >= in && from + e < end ? from[e] : E{};
+        for (int e = 0; e < kPer; ++e) some[e] = p.x + e >= in && p.x + e < end ? p.x[e] : E{};
         memcpy(&g[u], some, sizeof some);
       }
     }
+    const int again = recomputed(i0);  // rather than kept
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      if (most[u] == 0) continue;
+      const Place p = place_of(again + u * kThreads);
+      if (p.columns <= 0) continue;
       E x[kPer];
       elements_of(g[u], x);
-      int at = place[u];
-      if (column[u] >= 0 && most[u] >= kPer && (rows > 1 || (at >= 0 && at + (kPer - 1) * j_count < count))) {
+      int at = p.place;
+      if (p.column >= 0 && p.columns >= kPer && (rows > 1 || (at >= 0 && at + (kPer - 1) * length < count))) {
 #pragma unroll
-        for (int e = 0; e < kPer; ++e) elements[at + e * j_count] = x[e];
+        for (int e = 0; e < kPer; ++e) elements[at + e * length] = x[e];
       } else {
 #pragma unroll
-        for (int e = 0; e < kPer; ++e, at += j_count)
-          if (column[u] + e >= 0 && e < most[u] && at >= 0 && (rows > 1 || at < count)) elements[at] = x[e];
+        for (int e = 0; e < kPer; ++e, at += length)
+          if (p.column + e >= 0 && e < p.columns && at >= 0 && (rows > 1 || at < count)) elements[at] = x[e];
       }
     }
   }

@@ -19,6 +19,7 @@ struct TransposedRowsShape : ReduceLaunch {
   int parts = 1;         // runs of a column
   int64_t rows = 1;      // tiles: whole rows that a block takes
   int64_t span = 0;      // elements from a column's first to its last, in memory
+  int chunk = 1;         // tiles: rows of memory that are loaded together
   int granules = 1;      // tiles: of a row of memory, at most, an even number
   bool tiles = false;    // short stretches
   bool ragged = false;   // the tensor begins or ends within a granule
@@ -46,6 +47,7 @@ constexpr int kRowBytes = 128;                 // of memory that a block's colum
 constexpr int kPitch = kRowBytes + 16;         // of it in shared memory, where it begins within a granule
 constexpr int kChunks = 3;                     // of kResidues rows, in shared memory
 constexpr int kMaxRun = 64;
+constexpr int kBlockStart = 2;                 // chunks' time that a block takes to begin and end
 constexpr int kMostStretch = 2048;             // of tiles
 constexpr int kTileBytes = 64 << 10;           // of elements
 constexpr int kMostTileLeaves = 32;            // that a tile's rows have
@@ -69,14 +71,26 @@ inline void take_strips(TransposedRowsShape& s, const ReduceCall& call, const De
   s.shared = shared_bytes(size, column_facts(call).near);
   s.strips = ceil_div(s.columns, columns_of_block(size));
   const int64_t most = ceil_div(s.stretch, kLeaf);  // leaves that begin in a column
-  s.run = int(std::min<int64_t>(kMaxRun, power_of_two(most)));
-  auto cut = [&] {
+  // As many leaves a run as make the blocks' turns, all of them together, shortest: a run takes rows of a leaf more where
+  // leaves begin anywhere.
+  const int64_t columns = call.layout.rows * s.slices * s.strips, at_once = 2 * int64_t(device.multiprocessors);
+  const int64_t more = s.stretch % kLeaf == 0 ? 1 : kGroup;
+  auto cut = [&](int64_t run) {
+    s.run = int(run);
     s.parts = int(ceil_div(most, s.run));
-    s.blocks = call.layout.rows * s.slices * s.strips * s.parts;
+    s.blocks = columns * s.parts;
   };
-  for (cut(); s.run > 1 && s.blocks < 2 * int64_t(device.multiprocessors); cut()) s.run /= 2;
-  take(forced.leaves, s.run, kMaxRun, "leaves");
-  cut();
+  int64_t best = 0, best_run = 1;
+  for (int64_t run = 1; run <= std::min<int64_t>(kMaxRun, most); ++run) {
+    cut(run);
+    const int64_t turns = ceil_div(s.blocks, at_once) * (kGroup * run + more + kBlockStart);
+    if (best == 0 || turns < best) best = turns, best_run = run;
+  }
+  cut(best_run);
+  if (forced.leaves >= 0) {
+    take(forced.leaves, s.run, kMaxRun, "leaves");
+    cut(s.run);
+  }
 }
 // Of short ones.
 inline void take_tiles(TransposedRowsShape& s, const ReduceCall& call, const DeviceFacts& device,
@@ -98,6 +112,7 @@ inline void take_tiles(TransposedRowsShape& s, const ReduceCall& call, const Dev
   }
   const int64_t wide = std::min<int64_t>(s.columns, ceil_div(int64_t(s.run) * kLeaf, s.stretch) + 1);
   s.granules = int(ceil_div(wide * size + 15, 32) * 2);
+  s.chunk = int(ceil_div(s.stretch, ceil_div(s.stretch, 64)));
   s.blocks = ceil_div(l.rows, s.rows) * s.parts;
 }
 
