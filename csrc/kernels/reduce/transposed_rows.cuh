@@ -278,7 +278,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 3)
                             typename Op::Acc* partials) {
   using Acc = typename Op::Acc;
   using E = typename Load::Element;
-  constexpr int kPer = kPerGranule<E>, kAtOnce = 8;
+  constexpr int kPer = kPerGranule<E>;
   __shared__ Segment<E> segments[transposed_rows::kMostSegments];
   __shared__ Acc value[transposed_rows::kMostTileLeaves];
   TR_DYNAMIC_SHARED(shared, 16);
@@ -307,60 +307,66 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 3)
   }
   __syncthreads();
 
-  // Granules are numbered so that a warp has two columns of them, of 16 rows of memory; by some rows at a time.
-  const int length = int(stretch), pairs = shape.granules / 2, chunk = shape.chunk;
-  const int chunks = (length + chunk - 1) / chunk, total = count_of_segments * chunks * pairs * chunk * 2;
-  const FastDivide by_chunk(chunk), by_pairs(pairs), by_chunks(chunks);
-  struct Place {
-    const E* x;    // of the granule's first element
-    int column;    // its column, of its segment
-    int place;     // its place in shared memory
-    int columns;   // of its segment from it on; 0 where there is nothing
-  };
-  auto place_of = [&](int i) {
-    const int upper = by_chunk.quotient(i / 2), chunk_of = by_pairs.quotient(upper), k = by_chunks.quotient(chunk_of);
-    const int j = (chunk_of - k * chunks) * chunk + i / 2 - upper * chunk;
-    if (i >= total || j >= length) return Place{in, 0, 0, 0};
-    const Segment<E> segment = segments[k];
-    const E* const x = segment.start + stretch_offset(layout, shape.dim, uint32_t(j));
-    const int column = ((upper - chunk_of * pairs) * 2 + i % 2) * kPer - elements_before(x);
-    return Place{x + column, column, segment.place + column * length + j, segment.columns - column};
-  };
+  const int length = int(stretch), warp = int(threadIdx.x) / kLanes;
+  const bool single = shape.dim + 1 == layout.kept + layout.reduced - 1;  // one dim after i
+  const int64_t memory_pitch = layout.in[shape.dim + 1];
+  // A warp has two granules of each of 16 rows of memory; kRows times as many rows, and kPairs times as many granules,
+  // at once.
+  auto load = [&](auto rows_at_once) {
+    constexpr int kRows = decltype(rows_at_once)::value, kPairs = 8 / kRows;
+    const int groups = (shape.pairs + kPairs - 1) / kPairs, chunks = (length + 16 * kRows - 1) / (16 * kRows);
+    const FastDivide by_groups(groups), by_chunks(chunks);
 #pragma unroll 1
-  for (int i0 = int(threadIdx.x); i0 < total; i0 += kAtOnce * kThreads) {
-    Granule g[kAtOnce];
+    for (int t = warp; t < count_of_segments * chunks * groups; t += kWarps) {
+      const int upper = by_groups.quotient(t), k = by_chunks.quotient(upper);
+      const int first_granule = (t - upper * groups) * kPairs * 2 + lane_id() % 2;
+      const int j0 = (upper - k * chunks) * 16 * kRows + lane_id() / 2;
+      const Segment<E> segment = segments[k];
+      Granule g[kRows][kPairs];
+      int column[kRows];  // of a row's first granule, of the segment
 #pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) {
-      const Place p = place_of(i0 + u * kThreads);
-      const bool inside = !shape.ragged || (p.x >= in && p.x + kPer <= end);
-      load_once(p.columns > 0 && inside, reinterpret_cast<const Granule*>(p.x), g[u]);
-      if (p.columns > 0 && !inside) {
-        E some[kPer];
-        for (int e = 0; e < kPer; ++e) some[e] = p.x + e >= in && p.x + e < end ? p.x[e] : E{};
-        memcpy(&g[u], some, sizeof some);
+      for (int r = 0; r < kRows; ++r) {
+        const int j = j0 + r * 16 < length ? j0 + r * 16 : length - 1;
+        const E* const x = segment.start + (single ? j * memory_pitch : stretch_offset(layout, shape.dim, uint32_t(j)));
+        column[r] = j0 + r * 16 < length ? first_granule * kPer - elements_before(x) : segment.columns;
+#pragma unroll
+        for (int p = 0; p < kPairs; ++p) {
+          const E* const from = x + column[r] + p * 2 * kPer;
+          const bool there = column[r] + p * 2 * kPer < segment.columns;
+          const bool inside = !shape.ragged || (from >= in && from + kPer <= end);
+          load_once(there && inside, reinterpret_cast<const Granule*>(from), g[r][p]);
+          if (there && !inside) {
+            E some[kPer];
+            for (int e = 0; e < kPer; ++e) some[e] = from + e >= in && from + e < end ? from[e] : E{};
+            memcpy(&g[r][p], some, sizeof some);
+          }
+        }
       }
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+#pragma unroll
+        for (int p = 0; p < kPairs; ++p) {
+          const int c = column[r] + p * 2 * kPer;
+          int at = segment.place + c * length + j0 + r * 16;
+          E x[kPer];
+          elements_of(g[r][p], x);
+          if (c >= 0 && c + kPer <= segment.columns && (rows > 1 || (at >= 0 && at + (kPer - 1) * length < count))) {
+#pragma unroll
+            for (int e = 0; e < kPer; ++e) elements[at + e * length] = x[e];
+          } else if (c < segment.columns) {
+#pragma unroll
+            for (int e = 0; e < kPer; ++e, at += length)
+              if (c + e >= 0 && c + e < segment.columns && at >= 0 && (rows > 1 || at < count)) elements[at] = x[e];
+          }
+        }
     }
-    const int again = recomputed(i0);  // rather than kept
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) {
-      const Place p = place_of(again + u * kThreads);
-      if (p.columns <= 0) continue;
-      E x[kPer];
-      elements_of(g[u], x);
-      int at = p.place;
-      if (p.column >= 0 && p.columns >= kPer && (rows > 1 || (at >= 0 && at + (kPer - 1) * length < count))) {
-#pragma unroll
-        for (int e = 0; e < kPer; ++e) elements[at + e * length] = x[e];
-      } else {
-#pragma unroll
-        for (int e = 0; e < kPer; ++e, at += length)
-          if (p.column + e >= 0 && e < p.columns && at >= 0 && (rows > 1 || at < count)) elements[at] = x[e];
-      }
-    }
-  }
+  };
+  if (length > 64) load(std::integral_constant<int, 8>());
+  else if (length > 32) load(std::integral_constant<int, 4>());
+  else if (length > 16) load(std::integral_constant<int, 2>());
+  else load(std::integral_constant<int, 1>());
   __syncthreads();
 
-  const int warp = int(threadIdx.x) / kLanes;
   for (int t = warp; t < rows * leaves; t += kWarps) {
     const int row = t / leaves, leaf = t - row * leaves, rest = count - leaf * kLeaf;
     const Granule* const x = reinterpret_cast<const Granule*>(elements + row * pitch + leaf * kLeaf);

@@ -19,8 +19,7 @@ struct TransposedRowsShape : ReduceLaunch {
   int parts = 1;         // runs of a column
   int64_t rows = 1;      // tiles: whole rows that a block takes
   int64_t span = 0;      // elements from a column's first to its last, in memory
-  int chunk = 1;         // tiles: rows of memory that are loaded together
-  int granules = 1;      // tiles: of a row of memory, at most, an even number
+  int pairs = 1;         // tiles: of granules of a row of memory, at most
   bool tiles = false;    // short stretches
   bool ragged = false;   // the tensor begins or ends within a granule
   bool whole = false;    // columns begin at granules in each row of memory
@@ -111,8 +110,7 @@ inline void take_tiles(TransposedRowsShape& s, const ReduceCall& call, const Dev
     s.shared = s.run * kLeaf * size;
   }
   const int64_t wide = std::min<int64_t>(s.columns, ceil_div(int64_t(s.run) * kLeaf, s.stretch) + 1);
-  s.granules = int(ceil_div(wide * size + 15, 32) * 2);
-  s.chunk = int(ceil_div(s.stretch, ceil_div(s.stretch, 64)));
+  s.pairs = int(ceil_div(wide * size + (s.whole && wide == s.columns ? 0 : 15), 32));
   s.blocks = ceil_div(l.rows, s.rows) * s.parts;
 }
 
