@@ -19,7 +19,7 @@ struct TransposedRowsShape : ReduceLaunch {
   int parts = 1;         // runs of a column
   int64_t rows = 1;      // tiles: whole rows that a block takes
   int64_t span = 0;      // elements from a column's first to its last, in memory
-  int pairs = 1;         // tiles: of granules of a row of memory, at most
+  int fours = 1;         // tiles: of granules of a row of memory, at most
   bool tiles = false;    // short stretches
   bool ragged = false;   // the tensor begins or ends within a granule
   bool whole = false;    // columns begin at granules in each row of memory
@@ -48,7 +48,7 @@ constexpr int kChunks = 3;                     // of kResidues rows, in shared m
 constexpr int kMaxRun = 64;
 constexpr int kBlockStart = 2;                 // chunks' time that a block takes to begin and end
 constexpr int kMostStretch = 2048;             // of tiles
-constexpr int kTileBytes = 64 << 10;           // of elements
+constexpr int kTileBytes = 32 << 10;           // of elements
 constexpr int kMostTileLeaves = 32;            // that a tile's rows have
 constexpr int kMostSegments = 128;             // of a tile: slices that it has a part of
 constexpr int kLeastRow = 64;
@@ -110,7 +110,7 @@ inline void take_tiles(TransposedRowsShape& s, const ReduceCall& call, const Dev
     s.shared = s.run * kLeaf * size;
   }
   const int64_t wide = std::min<int64_t>(s.columns, ceil_div(int64_t(s.run) * kLeaf, s.stretch) + 1);
-  s.pairs = int(ceil_div(wide * size + (s.whole && wide == s.columns ? 0 : 15), 32));
+  s.fours = int(ceil_div(wide * size + (s.whole && wide == s.columns ? 0 : 15), 64));
   s.blocks = ceil_div(l.rows, s.rows) * s.parts;
 }
 
