@@ -85,7 +85,7 @@ struct ColumnLeaves {
 // Shared memory: three times 256 rows of kPitch bytes, copied granule by granule; where in its granules each row's
 // columns begin, uint8[3][256]; what threads have of a leaf, Near[8][columns].
 template <class Op, class Load>
-__global__ void TR_BLOCKS_BOUND(transposed_rows::threads(sizeof(typename Load::Element)), kTwice<Op> ? 1 : 2)
+__global__ void TR_BLOCKS_BOUND(transposed_rows::threads(sizeof(typename Load::Element)), 2)
     reduce_transposed_rows(TR_GRID_CONSTANT ReduceCall call, TR_GRID_CONSTANT TransposedRowsShape shape,
                            typename Op::Acc* partials) {
   using E = typename Load::Element;
@@ -112,8 +112,7 @@ __global__ void TR_BLOCKS_BOUND(transposed_rows::threads(sizeof(typename Load::E
   const int columns = int(left < kColumns ? left : kColumns);
   const E* const in = global(static_cast<const E*>(call.in.data));
   const E* const end = in + shape.extent;
-  const E* const from =
-      in + row_start(layout, row).in + strip * kColumns + slice_offset(layout, shape.dim, slice);
+  const E* const from = in + row_start(layout, row).in + strip * kColumns + slice_offset(layout, shape.dim, slice);
 
   auto leaves_of = [&](int column) {
     const int64_t position = (slice * shape.columns + strip * kColumns + column) * shape.stretch;
@@ -134,7 +133,6 @@ __global__ void TR_BLOCKS_BOUND(transposed_rows::threads(sizeof(typename Load::E
   const int column = lane * kPer + warp / 8, residue = warp % 8 * kRun;
   const ColumnLeaves own = leaves_of(column);
   const bool single = shape.dim + 1 == layout.kept + layout.reduced - 1;  // one dim after i
-
 
   // Whether granules that reach out of the tensor may be among the block's: at either end of it.
   const int64_t reach = int64_t(shape.span) + columns + 1;
@@ -209,8 +207,8 @@ __global__ void TR_BLOCKS_BOUND(transposed_rows::threads(sizeof(typename Load::E
     const bool active = window >= 0 && window < own.count * 8;
     int slot = (s - 1) % transposed_rows::kChunks * kResidues + within + residue;
     slot -= slot >= kRows ? kRows : 0;
-    const bool plain = shape.whole && top + (s - 1) * kResidues + within + residue + kRun <= stretch &&
-                       slot + kRun <= kRows;
+    const bool plain =
+        shape.whole && top + (s - 1) * kResidues + within + residue + kRun <= stretch && slot + kRun <= kRows;
     const int position = window % 8 * kResidues + residue;
     if (!ballot(active && !plain)) {
       const char* const x = shared + slot * kPitch + column * kSize;
@@ -284,11 +282,11 @@ __device__ __forceinline__ typename Op::Acc shared_leaf(const Op& op, const Gran
 }
 
 // Serves short stretches. A block takes shape.run leaves of a row, or some whole rows of fewer. Their elements lie in
-// columns that are neighbours in memory, except for those of different slices: it loads granules of all j, two columns
-// of granules at a time, and puts the elements where they are in the row. A warp then takes leaf after leaf.
-// Shared memory: elements, shape.room of them, each row's from a granule on; segments; values of leaves.
+// columns that are neighbours in memory, except for those of different slices: it loads granules of all j and puts the
+// elements where they are in the row. A warp then takes leaf after leaf.
+// Shared memory: elements, each row's from a granule on; segments; values of leaves, Acc[].
 template <class Op, class Load>
-__global__ void TR_BLOCKS_BOUND(kThreads, kTwice<Op> ? 3 : 4)
+__global__ void TR_BLOCKS_BOUND(kThreads, 4)
     reduce_transposed_tiles(TR_GRID_CONSTANT ReduceCall call, TR_GRID_CONSTANT TransposedRowsShape shape,
                             typename Op::Acc* partials) {
   using Acc = typename Op::Acc;
@@ -327,8 +325,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, kTwice<Op> ? 3 : 4)
   const int length = int(stretch), warp = int(threadIdx.x) / kLanes;
   const bool single = shape.dim + 1 == layout.kept + layout.reduced - 1;  // one dim after i
   const int64_t memory_pitch = layout.in[shape.dim + 1];
-  // A warp has four granules of each of 8 rows of memory; kRows times as many rows, and kFours times as many granules,
-  // at once.
+  // A warp loads four granules of each of 8 rows of memory; kRows times as many rows, and kFours times as many
+  // granules, at once.
   auto load = [&](auto rows_at_once) {
     constexpr int kRows = decltype(rows_at_once)::value, kFours = 8 / kRows;
     const int groups = (shape.fours + kFours - 1) / kFours, chunks = (length + 8 * kRows - 1) / (8 * kRows);
