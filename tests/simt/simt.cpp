@@ -256,10 +256,12 @@ void transposed_rows() {
                                 {"mean", Dtype::F16, Dtype::F16},    {"norm2", Dtype::F32, Dtype::F32},
                                 {"nansum", Dtype::BF16, Dtype::F32}, {"argmin", Dtype::F32, Dtype::F32},
                                 {"max", Dtype::BF16, Dtype::BF16}};
-  const Policies policies = {{{kFamily}, 1, kManyMemories},
-                             {{kFamily}, 132, kManyMemories},
-                             {{kFamily, -1, -1, 1}, 132, kManyMemories},
-                             {{kFamily, -1, -1, 2, 0}, 1, kManyMemories}};
+  // Long stretches need blocks with more shared memory than all devices have.
+  const Policies policies = {{{kFamily}, 1, kManyMemories, true},
+                             {{kFamily}, 132, kManyMemories, true},
+                             {{kFamily, -1, -1, 1}, 132, kManyMemories, true},
+                             {{kFamily, -1, -1, 2, 0}, 1, kManyMemories, true},
+                             {{kFamily}, 132, kManyMemories}};
   struct Shape {
     std::vector<int64_t> sizes;
     uint64_t along;
