@@ -5,6 +5,7 @@ Forms, beside the plain contiguous one, "":
 - "in+I out+O": one dim; input and result begin I and O elements past an allocation
 - "transposed": two dims; the strides of a transposed tensor
 - "all dims": without a dim
+- "transposed all dims": two dims, all of them; the strides of a transposed tensor
 - "reset 200": of linear_scan, a is 0 at every 200th element
 """
 
@@ -83,7 +84,8 @@ class Case:
         """Each input once and each result once."""
         item = getattr(torch, self.dtype).itemsize
         read = self.elements * item * (2 if self.op == "linear_scan" else 1)
-        written = self.elements if self.scans else self.elements // self.shape[self.dim]
+        whole = self.form.endswith("all dims")
+        written = self.elements if self.scans else 1 if whole else self.elements // self.shape[self.dim]
         results = {
             "cummax": item + 8,
             "cummin": item + 8,
@@ -106,7 +108,8 @@ class Case:
     def inputs(self) -> Inputs:
         """Fresh and random; of products near 1, so that they stay finite."""
         dtype = getattr(torch, self.dtype)
-        shape = self.shape[::-1] if self.form == "transposed" else self.shape
+        turned = self.form.startswith("transposed")
+        shape = self.shape[::-1] if turned else self.shape
 
         def random(make: Callable[..., torch.Tensor]) -> torch.Tensor:
             return make(shape, device=DEVICE, dtype=dtype)
@@ -126,7 +129,7 @@ class Case:
         offset = self.offsets[0]
         if offset:
             x = torch.empty(x.numel() + offset, device=DEVICE, dtype=dtype)[offset:].view(x.shape).copy_(x)
-        return (x.t() if self.form == "transposed" else x,)
+        return (x.t() if turned else x,)
 
     def run(self, provider: str) -> Run | None:
         """The provider's way of computing it; None where it has none."""
@@ -161,7 +164,7 @@ class Case:
         if self.form in ("reverse", "exclusive"):
             options[self.form] = True
 
-        if self.form != "all dims":
+        if not self.form.endswith("all dims"):
             options["dim"] = self.dim
 
         def run(x: Inputs) -> Any:
@@ -176,7 +179,7 @@ class Case:
             return None
         function = torch.linalg.vector_norm if self.op == "vector_norm" else getattr(torch, self.op)
         options, dim = {**self._options(), **self._out()}, self.dim
-        if self.form == "all dims":
+        if self.form.endswith("all dims"):
             return lambda x: function(*x, **options)
         if self.form == "reverse":
             return lambda x: function(x[0].flip(dim), dim, **options).flip(dim)
@@ -201,7 +204,7 @@ class Case:
     def _cubs(self, wide: bool) -> Run | None:
         """wide: 16-bit elements combined in float32. CUB serves contiguous tensors, scans only of one dim."""
         several = self.op == "sum" and len(self.shape) > 1 and self.dim == len(self.shape) - 1
-        directed = self.form in ("reverse", "exclusive", "transposed", "all dims")
+        directed = self.form in ("reverse", "exclusive", "transposed", "all dims", "transposed all dims")
         if directed or not (len(self.shape) == 1 or several) or not peers.offers(self.op, self.dtype, wide):
             return None
         count = 1 if self.dim == 0 else self.elements // self.shape[-1]
@@ -303,6 +306,9 @@ def _reduce_columns(dtypes: tuple[str, ...]) -> Iterator[Case]:
             yield from (Case("reduce-columns", op, dtype, (N // c, c), 0) for c in (2, 3, 7, 32, 100, 267, 1024))
             middle = ((64, 2048, 2048), (4000, 67, 1001), (40_000, 100, 67), (3000, 300, 298))
             yield from (Case("reduce-columns", op, dtype, shape, 1) for shape in middle)
+        for op in ("sum", "argmax"):  # of rows whose neighbours are not neighbours in memory
+            turned = ((16_384, 16_384), (64, 2**22), (1001, 268_167), (53_687, 5000), (2**22, 64))
+            yield from (Case("reduce-columns", op, dtype, shape, 0, "transposed all dims") for shape in turned)
 
 
 def _reduce_ops(dtypes: tuple[str, ...]) -> Iterator[Case]:

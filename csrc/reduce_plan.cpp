@@ -95,6 +95,7 @@ const std::vector<Family<ReduceCall, Shape>> kReduceFamilies = {
     {"column_slices", "small slices, whole, in shared memory", kShapeOf<column_slices::serves>},
     {"narrow_columns", "lanes along runs of rows, several accumulators deep", kShapeOf<narrow_columns::serves>},
     {"wide_columns", "lanes across columns, warps down them", kShapeOf<wide_columns::serves>},
+    {"transposed_rows", "lanes across what is not neighbours along a row", kShapeOf<transposed_rows::serves>},
     {"columns", "lanes across rows, each walking its own", kShapeOf<columns::serves>, true},
     {"strided", "lanes along each row, element by element", kShapeOf<strided::serves>, true},
 };

@@ -9,6 +9,7 @@
 #include "kernels/reduce/rows.h"
 #include "kernels/reduce/short_columns.h"
 #include "kernels/reduce/strided.h"
+#include "kernels/reduce/transposed_rows.h"
 #include "kernels/reduce/wide_columns.h"
 
 namespace torchreduce {
@@ -21,7 +22,7 @@ struct CpuShape : ReduceLaunch {
 };
 
 using Shape = std::variant<StridedShape, ColumnsShape, PackedRowsShape, FewRowsShape, RowsShape, WideColumnsShape,
-                           NarrowColumnsShape, ShortColumnsShape, ColumnSlicesShape, CpuShape>;
+                           NarrowColumnsShape, ShortColumnsShape, ColumnSlicesShape, TransposedRowsShape, CpuShape>;
 
 // The families in order of preference. The first that has a shape for a call serves it.
 extern const std::vector<Family<ReduceCall, Shape>> kReduceFamilies;

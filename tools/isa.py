@@ -98,6 +98,7 @@ HELPERS = (
 WIDE_REDUCTIONS = {
     *("reduce_rows", "reduce_packed_rows", "reduce_wide_columns", "reduce_narrow_columns", "reduce_short_columns"),
     *("reduce_column_slices", "reduce_listed_rows", "reduce_few_rows"),
+    *("reduce_transposed_rows", "reduce_transposed_tiles", "fold_leaves"),
     *FUSED_OF_ONE_TYPE,
 }
 # Bytes of memory a thread that a reduction may have on NVIDIA's GPUs. They are compiled for so many blocks a

@@ -14,7 +14,8 @@ Array::Array(Dtype dtype, const std::vector<int64_t>& sizes, Memory memory)
   const size_t dims = sizes.size();
   int64_t stride = memory == Memory::Gaps ? 2 : 1;
   for (size_t i = 0; i < dims; ++i) {
-    const size_t d = memory == Memory::Transposed ? i : dims - 1 - i;
+    size_t d = memory == Memory::Transposed ? i : dims - 1 - i;
+    if (memory == Memory::Channels && dims > 1 && d > 0) d = i == 0 ? 1 : d + 1;
     strides_[d] = stride;
     stride *= sizes[d] * (memory == Memory::Gaps ? 2 : 1);
     if (memory == Memory::Pitched && i == 0) ++stride;

@@ -16,9 +16,11 @@ enum class Memory {
   Pitched,     // the last dim's rows lie one element further apart
   Gaps,        // every other element of every dim
   Transposed,  // the first dim is the fastest
+  Channels,    // the second dim is, if there is one
   Far          // the first dim steps by 2^30 bytes or more; what lies between is not looked at
 };
-constexpr int kNearMemories = 5;  // those before Far
+constexpr int kNearMemories = 5;  // those before Channels
+constexpr int kManyMemories = 6;  // those before Far
 
 class Array {
  public:

@@ -124,6 +124,22 @@ MUTANTS = (
         "else return right.key > left.key ? right : left;", "else return right.key >= left.key ? right : left;",
         "reduce.ArgExtreme", ("column_families",),
     ),
+    # ---- reductions, transposed rows
+    Mutant(
+        "a column's last leaf goes on in the same column", "kernels/reduce/transposed_rows.cuh",
+        "from + (beyond ? 1 : 0) + stretch_offset", "from + stretch_offset",
+        "reduce.Sum", ("transposed_rows",), every=1, some=True,
+    ),
+    Mutant(
+        "no barrier after rows have come", "kernels/reduce/transposed_rows.cuh",
+        "wait_copies<0>(); __syncthreads(); copy(s + 1);", "wait_copies<0>(); copy(s + 1);",
+        "reduce.Sum", ("transposed_rows",), every=1,
+    ),
+    Mutant(
+        "columns of the next slice are a tile's", "kernels/reduce/transposed_rows.cuh",
+        "if (c + e >= 0 && c + e < segment.columns && at >= 0", "if (c + e >= 0 && at >= 0",
+        "reduce.Sum", ("transposed_rows",), every=1,
+    ),
     # ---- reductions
     Mutant(
         "no barrier before the warps of a row combine", "kernels/reduce/strided.cuh",

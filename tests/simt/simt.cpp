@@ -258,6 +258,33 @@ void split() {  // more partials than a warp takes at once, and some lanes witho
   check_reductions({{2048 * 35 + 5, 2}}, 1, {{{kColumns, -1, -1, 1, -1}}});
 }
 
+// What is neighbours in memory is not along the row: short stretches of neighbours along it and long ones, several
+// slices, rows and parts, in types and ops of each kind.
+void transposed_rows() {
+  constexpr const char* kFamily = "transposed_rows";
+  constexpr Reduced kTypes[] = {{"sum", Dtype::F32, Dtype::F32},     {"sum", Dtype::BF16, Dtype::BF16},
+                                {"mean", Dtype::F16, Dtype::F16},    {"norm2", Dtype::F32, Dtype::F32},
+                                {"nansum", Dtype::BF16, Dtype::F32}, {"argmin", Dtype::F32, Dtype::F32},
+                                {"max", Dtype::BF16, Dtype::BF16}};
+  // Long stretches need blocks with more shared memory than all devices have.
+  const Policies policies = {{{kFamily}, 1, kManyMemories, true},
+                             {{kFamily}, 132, kManyMemories, true},
+                             {{kFamily, -1, -1, 1}, 132, kManyMemories, true},
+                             {{kFamily, -1, -1, 2, 0}, 1, kManyMemories, true},
+                             {{kFamily}, 132, kManyMemories}};
+  struct Shape {
+    std::vector<int64_t> sizes;
+    uint64_t along;
+  };
+  const Shape shapes[] = {{{40, 49}, 3},         {{64, 300}, 3},        {{17, 1030}, 3},    {{130, 64}, 3},
+                          {{5, 24, 7, 9}, 14},   {{5, 24, 7, 9}, 15},   {{30, 32, 32}, 6},  {{3, 64, 70}, 7},
+                          {{2, 9, 16, 50}, 15},  {{16, 3, 100}, 5},     {{70, 2050}, 3},    {{17, 6500}, 3},
+                          {{2, 33, 53, 41}, 15}, {{2, 33, 53, 41}, 14}, {{3, 40, 2500}, 7}, {{3, 16, 4096}, 6},
+                          {{18, 2, 30, 80}, 13}};
+  for (const Reduced& r : kTypes)
+    for (const Shape& shape : shapes) check({r.op, r.in, r.out, shape.sizes, shape.along}, policies);
+}
+
 // Norms of rows that have nothing else in common; more of them than a launch takes.
 void listed_rows() {
   for (const char* op : {"norm2", "norm1", "nansum"})
@@ -936,6 +963,7 @@ constexpr Group kGroups[] = {
     {"short_strided", short_strided},
     {"columns", columns},
     {"split", split},
+    {"transposed_rows", transposed_rows},
     {"listed_rows", listed_rows},
     {"two_results", two_results},
     {"segments", segments},

@@ -9,6 +9,7 @@
 #include "rows.cuh"
 #include "short_columns.cuh"
 #include "strided.cuh"
+#include "transposed_rows.cuh"
 #include "wide_columns.cuh"
 
 namespace torchreduce::gpu {
@@ -94,6 +95,19 @@ void launch(const ReduceCall& call, const FewRowsShape& shape, typename Op::Acc*
   if constexpr (kWideReductions && kIsTyped<Load> && !kMultipliesFloats<Op>)
     enqueue(reduce_few_rows<Op>, shape.blocks, shape.threads, shape.shared, Queue{stream, false, shape.cluster},
             few_rows::few_rows(call), shape, reinterpret_cast<typename FewRows<Op>::Value*>(partials), tickets);
+}
+
+template <class Op, class Load>
+void launch(const ReduceCall& call, const TransposedRowsShape& shape, typename Op::Acc* partials, uint32_t* tickets,
+            gpuStream_t stream) {
+  using E = typename Load::Element;
+  if constexpr (kWideReductions && kIsTyped<Load> && has_transposed_rows<Op>(DtypeOf<E>::value)) {
+    enqueue(shape.tiles ? reduce_transposed_tiles<Op, Load> : reduce_transposed_rows<Op, Load>, shape.blocks,
+            shape.threads, shape.shared, Queue{stream}, call, shape, partials);
+    if (shape.workspace > 0)
+      enqueue(fold_leaves<Op>, call.layout.rows * shape.splits, kThreads, 0, Queue{stream}, call, shape, partials,
+              tickets);
+  }
 }
 
 template <class Op, class Load>

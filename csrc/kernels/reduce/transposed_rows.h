@@ -1,0 +1,162 @@
+// Rows of several dims of which the last is not the one whose elements are neighbours in memory, i. A row is slices,
+// one after the other, of columns i, each a stretch of positions j: element (slice * columns + i) * stretch + j.
+#pragma once
+#include "column_call.h"
+#include "outer.h"
+
+namespace torchreduce {
+
+struct TransposedRowsShape : ReduceLaunch {
+  bool tiles = false;   // short stretches, else long ones
+  int run = 1;          // leaves that a block takes: of a row; of long stretches, of each column
+  int parts = 1;        // runs of a row, or of a column
+  int64_t rows = 1;     // whole ones that a block takes
+  int64_t strips = 1;   // of a slice: columns that a block takes together
+  int fours = 1;        // of granules in a row of memory that a block needs
+  int dim = 0;          // of the layout, i's
+  int64_t columns = 1;  // its size
+  int64_t stretch = 1;  // those of all dims after it
+  int64_t slices = 1;   // and of the reduced ones before it
+  int64_t leaves = 1;   // of a row
+  int64_t span = 0;     // elements from a column's first to its last, in memory
+  int64_t extent = 1;   // and from the tensor's first, its last included
+  bool ragged = false;  // the tensor begins or ends within a granule
+  bool whole = false;   // slices begin at granules in each row of memory
+
+  template <class Visit> void each(Visit visit) const {
+    visit("leaves", run);
+    visit("parts", parts);
+    visit("tiles", tiles);
+    visit("rows", rows);
+    visit("whole", whole);
+  }
+};
+
+// Whether the kernels are compiled for elements of that type. Of products they would be too long.
+template <class Op> constexpr bool has_transposed_rows(Dtype d) {
+  return Op::reads(d) && has_small_columns<Op>(d) && (!Op::kAnyOrder || Op::kIndexed) && !kTwice<Op>;
+}
+
+namespace transposed_rows {
+
+using namespace plans;
+
+// Long stretches.
+constexpr int kRowBytes = 128;          // of memory that a block's columns have in a row
+constexpr int kPitch = kRowBytes + 16;  // of it in shared memory, where it begins within a granule
+constexpr int kChunks = 3;              // of kResidues rows, in shared memory
+constexpr int kMaxRun = 64;
+constexpr int kBlockStart = 2;  // chunks' time that a block takes to begin and end
+constexpr int kFold = 2048;     // leaves whose values a block combines
+
+// Short ones. Tiles of 32 KiB leave the first cache what loads on their way need (H100, sum of float32 of 64 rows,
+// transposed: 0.70 of the read ceiling, with 64 KiB 0.48; of bfloat16 0.55 and 0.46).
+constexpr int kMostStretch = 2048;
+constexpr int kTileBytes = 32 << 10;
+constexpr int kMostTileLeaves = 32;       // that a tile's rows have
+constexpr int kMostSegments = 128;        // of a tile: slices that it has a part of
+constexpr int kLeastRow = kResidues;      // shorter ones have too few elements for a warp
+constexpr int kDeclaredShared = 4 << 10;  // bytes of a block that are not dynamic, at most
+
+TR_HD constexpr int columns_of_block(int size) { return kRowBytes / size; }
+TR_HD constexpr int threads(int size) { return columns_of_block(size) * 8; }
+
+inline int shared_bytes(int size, int near) {
+  return kChunks * kResidues * (kPitch + 1) + 8 * columns_of_block(size) * near;
+}
+
+// Of long stretches. As many leaves a run as make the turns of blocks, all together, shortest: a run takes a leaf's
+// rows more where leaves begin anywhere.
+inline void take_strips(TransposedRowsShape& s, const ReduceCall& call, const DeviceFacts& device,
+                        const PlanOverride& forced) {
+  const int size = size_of(call.in.dtype);
+  s.threads = threads(size);
+  s.shared = shared_bytes(size, column_facts(call).near);
+  s.strips = ceil_div(s.columns, columns_of_block(size));
+  const int64_t most = ceil_div(s.stretch, kLeaf);  // leaves that begin in a column
+  const int64_t columns = call.layout.rows * s.slices * s.strips, at_once = 2 * int64_t(device.multiprocessors);
+  const int64_t more = s.stretch % kLeaf == 0 ? 1 : kGroup;
+  auto cut = [&](int64_t run) {
+    s.run = int(run);
+    s.parts = int(ceil_div(most, s.run));
+    s.blocks = columns * s.parts;
+  };
+  int64_t best = 0, best_run = 1;
+  for (int64_t run = 1; run <= std::min<int64_t>(kMaxRun, most); ++run) {
+    cut(run);
+    const int64_t turns = ceil_div(s.blocks, at_once) * (kGroup * run + more + kBlockStart);
+    if (best == 0 || turns < best) best = turns, best_run = run;
+  }
+  cut(best_run);
+  if (forced.leaves >= 0) {
+    take(forced.leaves, s.run, kMaxRun, "leaves");
+    cut(s.run);
+  }
+}
+// Of short ones: a part of a row, or some whole rows.
+inline void take_tiles(TransposedRowsShape& s, const ReduceCall& call, const DeviceFacts& device,
+                       const PlanOverride& forced) {
+  const Layout& l = call.layout;
+  const int size = size_of(call.in.dtype), per = 16 / size;
+  s.run = kTileBytes / size / kLeaf;
+  while (s.run > 1 && l.rows * ceil_div(s.leaves, s.run) < 2 * int64_t(device.multiprocessors)) s.run /= 2;
+  take(forced.leaves, s.run, kMostTileLeaves, "leaves");
+  if (s.leaves <= s.run) s.run = int(s.leaves);
+  s.parts = int(ceil_div(s.leaves, s.run));
+  if (s.parts == 1) {
+    const int64_t pitch = ceil_div(l.length, per) * per, room = kTileBytes / size;
+    s.rows = std::max<int64_t>(1, std::min({room / pitch, int64_t(kMostTileLeaves) / s.leaves, kMostSegments / s.slices,
+                                            l.rows / (2 * device.multiprocessors)}));
+    s.shared = int(s.rows * pitch * size);
+  } else {
+    s.shared = s.run * kLeaf * size;
+  }
+  const int64_t wide = std::min<int64_t>(s.columns, ceil_div(int64_t(s.run) * kLeaf, s.stretch) + 1);
+  s.fours = int(ceil_div(wide * size + (s.whole && wide == s.columns ? 0 : 15), 64));
+  s.blocks = ceil_div(l.rows, s.rows) * s.parts;
+}
+
+inline std::optional<TransposedRowsShape> serves(const ReduceCall& call, const DeviceFacts& device,
+                                                 const PlanOverride& forced) {
+  const Layout& l = call.layout;
+  const ReductionFacts f = facts(call.op, call.in.dtype);
+  if (!is_static(call) || !has_small_columns(call.in.dtype) || f.two || (any_order(call) && !f.indexed)) return {};
+  if (call.op == Reduction::Product) return {};
+  const int last = l.kept + l.reduced - 1, size = size_of(call.in.dtype), per = 16 / size;
+  TransposedRowsShape s;
+  s.dim = -1;
+  for (int d = l.kept; d < last; ++d)
+    if (l.in[d] == 1) s.dim = d;
+  if (s.dim < 0 || l.rows < 1 || l.length < 1) return {};
+  s.whole = aligned(call.in.data) && forced.vector_loads != 0;
+  for (int d = 0; d <= last; ++d) {
+    if (d >= l.kept && d < s.dim) s.slices *= l.size[d];
+    if (d > s.dim) s.stretch *= l.size[d];
+    if (d > s.dim) s.span += (l.size[d] - 1) * l.in[d];
+    if (d != s.dim) s.whole &= l.in[d] % per == 0;
+    s.extent += (l.size[d] - 1) * l.in[d];
+  }
+  s.columns = l.size[s.dim];
+  s.ragged = !aligned(call.in.data) || s.extent % per != 0;
+  s.leaves = ceil_div(l.length, kLeaf);
+  if (s.columns < per || s.columns > INT32_MAX / 2 || s.stretch > INT32_MAX / 2) return {};
+  s.tiles = s.stretch <= kMostStretch;
+  if (s.tiles) {
+    if (l.length < kLeastRow) return {};
+    take_tiles(s, call, device, forced);
+    const int64_t slices = std::min(s.slices, ceil_div(int64_t(s.run) * kLeaf, s.columns * s.stretch) + 1);
+    if (slices * s.rows > kMostSegments) return {};
+  } else {
+    if (s.columns < 2 * per) return {};
+    take_strips(s, call, device, forced);
+  }
+  if (s.shared > device.shared - kDeclaredShared) return {};
+  if (s.tiles && s.parts == 1) return s;
+  s.splits = ceil_div(s.leaves, kFold);
+  s.workspace = l.rows * (s.leaves + s.splits) * accumulator_bytes(call);
+  if (s.splits > 1) s.tickets = l.rows;
+  return s;
+}
+
+}  // namespace transposed_rows
+}  // namespace torchreduce
