@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import autograd, autograd_fused, autograd_norms, autograd_scans, direct, dispatch  # noqa: F401  register derivatives
-from .fake import decided, reduced_shape
+from .fake import decided
 from .table import BY_NAME, DEVICES, DTYPES, FLOATS, Op
 
 GivenDims = int | Sequence[int]
