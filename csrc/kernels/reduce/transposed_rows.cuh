@@ -135,8 +135,7 @@ __global__ void TR_BLOCKS_BOUND(transposed_rows::threads(sizeof(typename Load::E
   const bool single = shape.dim + 1 == layout.kept + layout.reduced - 1;  // one dim after i
 
   // Whether granules that reach out of the tensor may be among the block's: at either end of it.
-  const int64_t reach = int64_t(shape.span) + columns + 1;
-  const bool careful = shape.ragged && (from - in < 16 || end - from < reach + 16);
+  const bool careful = shape.ragged && (from - in < 16 || end - from < shape.span + columns + 17);
   constexpr int kRowGranules = transposed_rows::kRowBytes / 16, kCopied = kThreads / kRowGranules;
   const int granule = int(threadIdx.x) % kRowGranules, copied = int(threadIdx.x) / kRowGranules;
   auto copy_granule = [&](char* to, const char* source) {
