@@ -1035,7 +1035,7 @@ MUTANTS = (
     ),
     Mutant(
         "a segment that is left out is a segment", "kernels/reduce/segments.h",
-        "index < 0 || index > count || index == skipped", "index < 0 || index > count",
+        "index < 0 || index >= count || index == skipped", "index < 0 || index >= count",
         "segments", ("segments",), every=1,
     ),
     # ---- rows looked at twice
