@@ -347,13 +347,18 @@ def is_large(key: Key) -> bool:
     return prod(key[4]) >= 0.99 * bars.N
 
 
+def is_permuted(key: Key) -> bool:
+    return key[6] == "transposed all dims"
+
+
 SUMMARY: tuple[tuple[str, Callable[[Key], bool]], ...] = (
     ("sum, rows", lambda k: k[1] == "reduce-rows" and k[2] == "sum" and is_large(k)),
     ("amax, rows", lambda k: k[1] == "reduce-rows" and k[2] == "amax" and is_large(k)),
     ("argmax, rows", lambda k: k[1] == "reduce-rows" and k[2] == "argmax" and is_large(k)),
-    ("sum, columns and middle dims", lambda k: k[1] == "reduce-columns" and k[2] == "sum"),
-    ("amax, columns and middle dims", lambda k: k[1] == "reduce-columns" and k[2] == "amax"),
-    ("argmax, columns and middle dims", lambda k: k[1] == "reduce-columns" and k[2] == "argmax"),
+    ("sum, columns and middle dims", lambda k: k[1] == "reduce-columns" and k[2] == "sum" and not is_permuted(k)),
+    ("amax, columns and middle dims", lambda k: k[1] == "reduce-columns" and k[2] == "amax" and not is_permuted(k)),
+    ("argmax, columns and middle dims", lambda k: k[1] == "reduce-columns" and k[2] == "argmax" and not is_permuted(k)),
+    ("sum and argmax, permuted dims", lambda k: k[1] == "reduce-columns" and is_permuted(k)),
     ("sum and argmax, 1 to 128 rows", lambda k: k[1] == "reduce-rows" and not is_large(k)),
     ("sum and argmax, short", lambda k: k[1] == "small" and k[2] not in SCANS and len(k[4]) == 1),
     ("mean, nansum, norms, any, all, counts", lambda k: k[1] == "reduce-ops" and k[2] != "prod" and k[3] in DTYPES),
