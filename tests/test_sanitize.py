@@ -5,7 +5,7 @@ Run as: compute-sanitizer --tool memcheck python -m pytest -m sanitize tests
 
 import pytest
 import torch
-from cases import LAYOUTS, OURS, values
+from cases import LAYOUTS, OURS, misaligned, values
 
 import torchreduce as tr
 from torchreduce import _C
@@ -111,6 +111,20 @@ def check(name, x, dim, options, forced, device):
 def test_reductions(device, name, options, dtype, forced):
     for shape, dim in CASES:
         check(name, values(shape, dtype, seed=1), dim, options, forced, device)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("name", ("sum", "norm", "argmax"))
+def test_rows_whose_neighbours_are_apart_in_memory(device, name, dtype):
+    apart = ((49, 300), (1, 0)), ((2500, 41), (1, 0)), ((6, 2100, 24), (0, 2, 1)), ((70, 9, 50), (1, 2, 0))
+    for shape, order in apart:
+        x = values(shape, dtype, seed=1)
+        expected = getattr(tr, name)(x.permute(order))
+        for leaves in (1, 4):
+            with force_plan(family="transposed_rows", leaves=leaves):
+                assert_bitwise_equal(getattr(tr, name)(x.to(device).permute(order)), expected)
+                assert_bitwise_equal(getattr(tr, name)(misaligned(x.to(device)).permute(order)), expected)
 
 
 @on_each(SCAN)
