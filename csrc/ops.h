@@ -80,9 +80,9 @@ template <class Acc> TR_HD Acc absent_term() {
   else return Acc(-0.0);
 }
 
-// Integers wrap modulo 2^64.
+// Integers wrap. So may those of columns that are not there, which are added up and left out.
 template <class V> TR_HD V add(V a, V b) {
-  if constexpr (std::is_same<V, int64_t>::value) return int64_t(uint64_t(a) + uint64_t(b));
+  if constexpr (std::is_integral<V>::value) return V(std::make_unsigned_t<V>(a) + std::make_unsigned_t<V>(b));
   else return a + b;
 }
 
@@ -215,14 +215,14 @@ template <class E> struct Count {
     return ((x & kGreatest) > limit) | ((x & negative) < E(0));
   }
   TR_HD Acc load(E x, int64_t) const { return counts(x); }
-  template <class V> TR_HD static V combine(V left, V right) { return left + right; }
+  template <class V> TR_HD static V combine(V left, V right) { return add(left, right); }
   using Near = int32_t;
   TR_HD static Near near_absent() { return 0; }
   template <int N> TR_HD void near_all(const uint32_t* words, int, Near (&v)[N]) const {
     TR_UNROLLED
     for (int i = 0; i < N; ++i) v[i] = counts(element_of<E>(words, i));
   }
-  TR_HD static Near follow(Near left, Near right) { return left + right; }
+  TR_HD static Near follow(Near left, Near right) { return add(left, right); }
   TR_HD static Near place(Near v, int, int) { return v; }
   TR_HD static Acc far(Near v, int64_t) { return v; }
   TR_HD void finish(Acc acc, const Output& out, int64_t offset) const {
@@ -601,7 +601,7 @@ template <class E> struct CountedSum {
     const Sum v = convert<Sum>(x);
     return {v == v ? v : Sum(0), v == v ? 0 : 1};
   }
-  TR_HD static Acc combine(Acc left, Acc right) { return {left.first + right.first, left.second + right.second}; }
+  TR_HD static Acc combine(Acc left, Acc right) { return {left.first + right.first, add(left.second, right.second)}; }
   using Near = Acc;
   TR_HD static Near near_absent() { return absent(); }
   template <int N> TR_HD static void near_all(const uint32_t* words, int, Near (&v)[N]) {

@@ -1,5 +1,8 @@
 """The tools that judge: a comparison that misses nothing, inputs whose recipe holds, plans that are put back."""
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 import torch
 from cases import DTYPES
@@ -69,3 +72,18 @@ def test_golden_cases_differ():
     cases = golden_cases()
     assert len({case.name for case in cases}) == len(cases) >= 24
     assert {case.dtype for case in cases} == set(DTYPES)
+
+
+def test_the_emulation_knows_the_golden_cases():
+    """Of reductions and scans tests/simt/golden.py writes a problem for each family; no other case is left out."""
+    path = Path(__file__).parent / "simt/golden.py"
+    spec = importlib.util.spec_from_file_location("golden", path)
+    golden = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(golden)
+    solved = [case for case in golden_cases() if golden.is_solved(case)]
+    for case in solved:
+        assert golden.result_bytes(case) > 0
+        assert all(golden.problem(case, family, path).endswith(str(path)) for family in golden.families(case))
+    left_out = {case.function for case in golden_cases() if not golden.is_solved(case)}
+    looked_at_twice = {"softmax", "log_softmax", "logsumexp", "entropy", "cross_entropy"}
+    assert left_out == {*looked_at_twice, "var", "std_mean", "rms_norm", "layer_norm"}
