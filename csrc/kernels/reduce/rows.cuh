@@ -74,6 +74,16 @@ template <class Op, int kEach> struct Residues {
       runs[r] = a[0];
     }
   }
+  // The tree over all residues of a warp's lanes; each of them gets it.
+  __device__ __forceinline__ Acc value(const Op& op) {
+    Acc runs[kRuns];
+    tree(op, runs);
+    auto join = [&](const Acc& a, const Acc& b) { return op.combine(a, b); };
+    Acc all = transposing_tree(runs, kLanes, join);
+#pragma unroll
+    for (int d = 1; d < kRuns; d *= 2) all = join(all, shuffle(all, lane_id() ^ d));
+    return all;
+  }
 };
 
 // The leaf of `count` elements that starts at x, by a warp, element by element: a lane has 8 neighbouring residues. For
@@ -139,13 +149,7 @@ template <class Op> __device__ __forceinline__ typename Op::Acc leaf_value(const
     }
   }
   residues.move_down_by(before);
-  Acc runs[R::kRuns];
-  residues.tree(op, runs);
-  auto join = [&](const Acc& a, const Acc& b) { return op.combine(a, b); };
-  Acc value = transposing_tree(runs, kLanes, join);
-#pragma unroll
-  for (int d = 1; d < R::kRuns; d *= 2) value = join(value, shuffle(value, lane ^ d));
-  return value;
+  return residues.value(op);
 }
 
 // The same of products of floats by powers, where that is rare.

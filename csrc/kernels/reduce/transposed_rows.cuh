@@ -270,13 +270,7 @@ __device__ __forceinline__ typename Op::Acc shared_leaf(const Op& op, const Gran
     R residues(op);
 #pragma unroll
     for (int c = 0; c < kEach; ++c) residues.take(op, granule(c), c);
-    typename Op::Acc runs[R::kRuns];
-    residues.tree(op, runs);
-    auto join = [&](const auto& a, const auto& b) { return op.combine(a, b); };
-    auto value = transposing_tree(runs, kLanes, join);
-#pragma unroll
-    for (int d = 1; d < R::kRuns; d *= 2) value = join(value, shuffle(value, lane ^ d));
-    return value;
+    return residues.value(op);
   }
 }
 
