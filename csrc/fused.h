@@ -189,15 +189,17 @@ template <class F> struct Exponential {
   static constexpr F kMostCentral = F(sizeof(F) == 4 ? 32 : 256);
   TR_HD static State central_state(F l, F sum) {
     const int n = split_exp(l).n();
-    return {l, sum * power(-n), n};
+    return {l, sum * power_down(n), n};
   }
   TR_HD static F central_sum(const State& a) { return a.s * power(a.n); }
 
-  // 2^d, 0 where it is not normal.
+  // 2^d, 0 where it is not normal; of a d that means nothing, as that of a column that is not there, something.
   TR_HD static F power(int d) {
     constexpr int kBias = PowerOfTwo<F>::kBias;
-    return d <= -kBias ? F(0) : bit_cast<F>(Bits(kBias + d) << PowerOfTwo<F>::kMantissa);
+    return d <= -kBias ? F(0) : bit_cast<F>((Bits(kBias) + Bits(d)) << PowerOfTwo<F>::kMantissa);
   }
+  // 2^-d, alike.
+  TR_HD static F power_down(int d) { return power(int(0u - unsigned(d))); }
   // s, referred to exp(l).
   TR_HD static F far_sum(const State& a) { return a.n == kFar ? a.s : a.s / split_exp(a.l).q; }
   TR_HD static State merge(const State& a, const State& b) {
@@ -282,7 +284,7 @@ template <class F> struct Softmax : OfExponentials<F> {
   static constexpr bool kCalmMap = true;
   TR_HD static bool is_calm_map(F, const At& at) { return at.factor == at.factor; }
   TR_HD static F calm_map(F term, const At& at) { return term * at.factor; }
-  TR_HD static At central_at(const At& at, const State& leaf) { return {at.factor * E::power(-leaf.n)}; }
+  TR_HD static At central_at(const At& at, const State& leaf) { return {at.factor * E::power_down(leaf.n)}; }
   TR_HD static F central_map(F x, const At& at) { return E::calm_exp(x) * at.factor; }
 };
 
