@@ -16,7 +16,7 @@ template <int kUnroll> __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const int64_t at = tile + i * kThreads + threadIdx.x;
-      if (at < granules) held[i] = load_once(in + at);
+      if (at < granules) held[i] = load_item(in + at);
     }
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) folded ^= held[i].item[0] ^ held[i].item[1] ^ held[i].item[2] ^ held[i].item[3];
@@ -31,7 +31,7 @@ template <int kUnroll> __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const int64_t at = tile + i * kThreads + threadIdx.x;
-      if (at < granules) held[i] = load_once(in + at);
+      if (at < granules) held[i] = load_item(in + at);
     }
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {

@@ -338,17 +338,29 @@ template <class P> __device__ __forceinline__ P load_wide(const P* p) {
   return *p;
 #endif
 }
-// 16 bytes of what is read once and does not change, where `wanted`: without a branch, and before what follows.
-template <class P> __device__ __forceinline__ void load_once(bool wanted, const P* from, P& value) {
+// How long the caches keep what is loaded: as long as anything else, or less. Short is for kernels that write far less
+// than they read. What an earlier kernel wrote then stays until its turn comes, and a kernel that writes as much as it
+// reads finds that much less room: of a copy's speed, the gradient of log_softmax of rows of 4096 reached 0.98 on an
+// H100 and 0.94 on an H200 so, in float32; 1.01 and 1.03 by Long. With Short a part of what is read again and again
+// stays: sums of bfloat16 rows of 64 1.03 of the best read, 0.95 by Long.
+enum class Stay { Long, Short };
+// 16 bytes that do not change, where `wanted`: without a branch, and before what follows.
+template <Stay kStay = Stay::Short, class P>
+__device__ __forceinline__ void load_if(bool wanted, const P* from, P& value) {
   static_assert(sizeof(P) == 16, "16 bytes");
 #if defined(__CUDA_ARCH__)
   uint32_t w[4];
   memcpy(w, &value, sizeof w);
-  asm volatile(
-      "{\n .reg .pred q;\n setp.ne.u32 q, %5, 0;\n"
-      " @q ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-      : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
-      : "l"(from), "r"(int(wanted)));
+#define TR_LOAD(hint)                                                                                                  \
+  asm volatile("{\n .reg .pred q;\n setp.ne.u32 q, %5, 0;\n @q ld.global.nc" hint ".v4.u32 {%0, %1, %2, %3}, [%4];\n}" \
+               : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])                                                        \
+               : "l"(from), "r"(int(wanted)));
+  if constexpr (kStay == Stay::Long) {
+    TR_LOAD("")
+  } else {
+    TR_LOAD(".L1::no_allocate")
+  }
+#undef TR_LOAD
   memcpy(&value, w, sizeof w);
 #else
   if (wanted) value = load_wide(from);
@@ -364,46 +376,35 @@ template <class P> __device__ __forceinline__ void store_wide(P* p, const P& val
 #endif
 }
 
-// The same of what no one looks at again.
-template <class P> __device__ __forceinline__ P load_once(const P* p) {
+// 2, 4, 8 or 16 bytes, aligned to that, in device memory, where nvcc may have forgotten that they are there
+// (recomputed), and which do not change.
+template <Stay kStay = Stay::Short, class P> __device__ __forceinline__ P load_item(const P* p) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (sizeof(P) == 16) {
-    const uint4 words = __ldcs(reinterpret_cast<const uint4*>(p));
-    return bit_cast_words<P>(words);
-  } else if constexpr (sizeof(P) == 8) {
-    const uint2 words = __ldcs(reinterpret_cast<const uint2*>(p));
-    return bit_cast_words<P>(words);
-  }
-#endif
+  using Two = std::conditional_t<sizeof(P) == 2, unsigned short, unsigned>;
+  using Four = std::conditional_t<sizeof(P) == 8, uint2, Two>;
+  using Words = std::conditional_t<sizeof(P) == 16, uint4, Four>;
+  const auto* const from = reinterpret_cast<const Words*>(p);
+  return bit_cast_words<P>(kStay == Stay::Long ? __ldg(from) : __ldcs(from));
+#else
   return load_wide(p);
+#endif
 }
 
-// How long the cache of all keeps what is stored: as what is loaded, or less, for no one reads it soon (on an H200, the
-// gradient of log_softmax of float32 rows takes 0.743 ms so and 0.807 ms otherwise, 1.02 and 0.94 of a copy's speed).
-enum class Stay { Long, Short };
 // One store of 2, 4, 8 or 16 bytes, aligned to that, in device memory, where nvcc may have forgotten that it is there
 // (recomputed), or, left to itself, would take several.
-template <Stay kStay = Stay::Long, class P> __device__ __forceinline__ void store_item(P* p, const P& value) {
+template <class P> __device__ __forceinline__ void store_item(P* p, const P& value) {
 #if defined(__CUDA_ARCH__)
   constexpr int kWords = sizeof(P) > 4 ? int(sizeof(P)) / 4 : 1;
   const auto to = __cvta_generic_to_global(p);
   uint32_t w[kWords] = {};
   memcpy(w, &value, sizeof value);
-#define TR_STORE(hint)                                                                                                \
-  if constexpr (sizeof(P) == 16)                                                                                      \
-    asm volatile("st.global" hint ".v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]),       \
-                 "r"(w[3])                                                                                            \
-                 : "memory");                                                                                         \
-  else if constexpr (sizeof(P) == 8)                                                                                  \
-    asm volatile("st.global" hint ".v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(w[0]), "r"(w[1]) : "memory");              \
-  else if constexpr (sizeof(P) == 4) asm volatile("st.global" hint ".u32 [%0], %1;" ::"l"(to), "r"(w[0]) : "memory"); \
-  else asm volatile("st.global" hint ".u16 [%0], %1;" ::"l"(to), "h"(uint16_t(w[0])) : "memory");
-  if constexpr (kStay == Stay::Long) {
-    TR_STORE("")
-  } else {
-    TR_STORE(".cs")
-  }
-#undef TR_STORE
+  if constexpr (sizeof(P) == 16)
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+                 : "memory");
+  else if constexpr (sizeof(P) == 8)
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(w[0]), "r"(w[1]) : "memory");
+  else if constexpr (sizeof(P) == 4) asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(w[0]) : "memory");
+  else asm volatile("st.global.u16 [%0], %1;" ::"l"(to), "h"(uint16_t(w[0])) : "memory");
 #else
   store_wide(p, value);
 #endif
@@ -413,25 +414,6 @@ template <Stay kStay = Stay::Long, class P> __device__ __forceinline__ void stor
 template <class P> __device__ __forceinline__ void store_granule(P* p, const P& value) {
   if constexpr (sizeof(P) >= 8) store_item(p, value);
   else store_wide(p, value);
-}
-
-// An element of 2 or 4 bytes in device memory, where nvcc may have forgotten that it is there (recomputed).
-template <class E> __device__ __forceinline__ E load_item(const E* p) {
-#if defined(__CUDA_ARCH__)
-  using Bits = std::conditional_t<sizeof(E) == 4, unsigned, unsigned short>;
-  return bit_cast_words<E>(__ldcs(reinterpret_cast<const Bits*>(p)));
-#else
-  return load_wide(p);
-#endif
-}
-// The same of what other rows' lanes look at, too.
-template <class E> __device__ __forceinline__ E load_again(const E* p) {
-#if defined(__CUDA_ARCH__)
-  using Bits = std::conditional_t<sizeof(E) == 4, unsigned, unsigned short>;
-  return bit_cast_words<E>(__ldg(reinterpret_cast<const Bits*>(p)));
-#else
-  return load_wide(p);
-#endif
 }
 
 #if defined(__CUDACC__)

@@ -107,10 +107,11 @@ template <class E, int kChunks, bool kPart> struct HeldWords {
   __device__ static bool is_there(const Place& p, int c, int i) { return position(p, c, i) < p.count; }
 
   // Elements that are not there become `fill`.
+  template <Stay kStay>
   __device__ __forceinline__ void load(const FusedRowsCall&, int, const E* from, const Place& p, bool wanted,
                                        float fill) {
     const E* const first = recomputed(from + p.lane);  // so that what is added to it is in the instructions
-    const auto item = [&](int k) { return convert<float>(load_item(first + step(p, k))); };
+    const auto item = [&](int k) { return convert<float>(load_item<kStay>(first + step(p, k))); };
     if (kChunks == held_rows::kLeafChunks && wanted && p.whole) {
 #pragma unroll
       for (int k = 0; k < kChunks * kGroup; ++k) x[k] = item(k);
@@ -144,9 +145,8 @@ template <class E, int kChunks, bool kPart> struct HeldWords {
     __device__ __forceinline__ Out(E* leaf, const Place& p) : to(recomputed(leaf + p.lane)), p(p) {}
     __device__ __forceinline__ void store(int c, const float (&v)[kGroup]) {
       const auto element = [&](int k) {
-        if constexpr (kNumbers && std::is_same<E, float>::value)
-          store_item<Stay::Short>(to + step(p, k), v[k % kGroup]);
-        else store_item<Stay::Short>(to + step(p, k), round_to<E>(v[k % kGroup]));
+        if constexpr (kNumbers && std::is_same<E, float>::value) store_item(to + step(p, k), v[k % kGroup]);
+        else store_item(to + step(p, k), round_to<E>(v[k % kGroup]));
       };
       if (kFull || is_whole(p, c)) {
 #pragma unroll
@@ -185,7 +185,7 @@ template <class E, int kChunks, bool kPart> struct HeldWords {
     const W* const w = recomputed(from + first + p.lane);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i)
-      if (kFull || c * kGroup + i < have) v[i] = convert<float>(load_again(w + step(p, c * kGroup + i)));
+      if (kFull || c * kGroup + i < have) v[i] = convert<float>(load_item<Stay::Long>(w + step(p, c * kGroup + i)));
   }
 };
 
@@ -237,6 +237,7 @@ template <class E, int kChunks, bool kPart, bool kAligned, int kRuns = kPart ? k
   }
 
   // Elements that are not there become `fill`.
+  template <Stay kStay>
   __device__ __forceinline__ void load(const FusedRowsCall& call, int input, const E* from, const Place& p, bool wanted,
                                        float fill) {
     const Granule absent = filled(fill);
@@ -252,7 +253,7 @@ template <class E, int kChunks, bool kPart, bool kAligned, int kRuns = kPart ? k
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         if (kChunks != held_rows::kLeafChunks && !has_chunk(p, c)) break;
-        load_once(true, own + lanes * c, g[c]);
+        load_if<kStay>(true, own + lanes * c, g[c]);
       }
       return;
     }
@@ -260,16 +261,16 @@ template <class E, int kChunks, bool kPart, bool kAligned, int kRuns = kPart ? k
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         g[c] = absent;
-        load_once(wanted && is_there(p, c), own + lanes * c, g[c]);
+        load_if<kStay>(wanted && is_there(p, c), own + lanes * c, g[c]);
       }
       return;
     }
     const int past = lanes * kChunks;  // the granule that has no lane of its own
     if (kChunks == held_rows::kLeafChunks && wanted && p.full && inside(0) && inside(past)) {
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) load_once(true, own + lanes * c, g[c]);
+      for (int c = 0; c < kChunks; ++c) load_if<kStay>(true, own + lanes * c, g[c]);
       Granule wrapped = absent;
-      load_once(p.lane == 0, first + past, wrapped);
+      load_if<kStay>(p.lane == 0, first + past, wrapped);
       if (p.lane == 0) mask<E>(g[0], p.before, kGroup, wrapped);
       return;
     }
@@ -281,7 +282,7 @@ template <class E, int kChunks, bool kPart, bool kAligned, int kRuns = kPart ? k
       if (!has_chunk(p, c)) break;
       const int k = number(p, c);
       g[c] = absent;
-      load_once(any && k <= last && !(k == 0 && first_out) && !(k == last && last_out), own + lanes * c, g[c]);
+      load_if<kStay>(any && k <= last && !(k == 0 && first_out) && !(k == last && last_out), own + lanes * c, g[c]);
     }
     if (!ballot(ragged)) return;
     // Of the granules at a leaf's ends: element by element where they reach out of the tensor.
@@ -311,7 +312,7 @@ template <class E, int kChunks, bool kPart, bool kAligned, int kRuns = kPart ? k
     if (p.lane == 0) {
       Granule wrapped = absent;
       if (last == past) {
-        load_once(any && !last_out, first + past, wrapped);
+        load_if<kStay>(any && !last_out, first + past, wrapped);
         edge(past, last_out, wrapped);
         mask<E>(wrapped, 0, end - past * kGroup, absent);
       }
@@ -364,7 +365,7 @@ template <class E, int kChunks, bool kPart, bool kAligned, int kRuns = kPart ? k
       const Granule g = rounded<kNumbers>(v);
       const int first = p.lane * kGroup - p.before, at = number(p, c) * kGroup - p.before;
       if (kAligned ? is_there(p, c) : (kFull && c > 0) || (at >= 0 && at + kGroup <= p.count)) {
-        store_item<Stay::Short>(reinterpret_cast<Granule*>(to) + lanes_of(p) * c, g);
+        store_item(reinterpret_cast<Granule*>(to) + lanes_of(p) * c, g);
       } else if (kAligned) {
         return;
       } else if (c > 0) {
@@ -401,7 +402,7 @@ template <class E, int kChunks, bool kPart, bool kAligned, int kRuns = kPart ? k
         Granule g;
 #pragma unroll
         for (int i = 0; i < 4; ++i) g.item[i] = bit_cast<uint32_t>(kNumbers ? v[4 * k + i] : canonical(v[4 * k + i]));
-        store_item<Stay::Short>(to + 2 * lanes_of(p) * c + k, g);
+        store_item(to + 2 * lanes_of(p) * c + k, g);
       }
     }
     __device__ __forceinline__ void finish() {}
@@ -444,7 +445,7 @@ template <class E, int kChunks, bool kPart, bool kAligned, int kRuns = kPart ? k
 #pragma unroll
       for (int i = 0; i < kGroup / 2; ++i) out.item[i] = funnel_right(w[i], w[i + 1], (from & 1) * 16);
       const int own = number(p, c) * kGroup - p.before, at = own - by;
-      if (at >= begin && at < end) store_item<Stay::Short>(reinterpret_cast<Granule*>(leaf + at), out);
+      if (at >= begin && at < end) store_item(reinterpret_cast<Granule*>(leaf + at), out);
       if (c == 0) {
         if (own < begin || own + kGroup > end)
 #pragma unroll
@@ -556,6 +557,7 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
     return number(p, 2 * c + i / kQuad) * kQuad < p.count;
   }
 
+  template <Stay kStay>
   __device__ __forceinline__ void load(const FusedRowsCall&, int, const E* from, const Place& p, bool wanted,
                                        float fill) {
     const Granule* const own = recomputed(reinterpret_cast<const Granule*>(from) + p.lane);
@@ -563,7 +565,7 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
 #pragma unroll
       for (int k = 0; k < kChunks * 2; ++k) {
         if (kChunks != held_rows::kLeafChunks && !has_chunk(p, k / 2)) break;
-        g[k] = load_once(own + lanes_of(p) * k);
+        g[k] = load_item<kStay>(own + lanes_of(p) * k);
       }
       return;
     }
@@ -572,7 +574,7 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
       if (!has_chunk(p, k / 2)) break;
 #pragma unroll
       for (uint32_t& w : g[k].item) w = bit_cast<uint32_t>(fill);
-      load_once(wanted && number(p, k) * kQuad < p.count, own + lanes_of(p) * k, g[k]);
+      load_if<kStay>(wanted && number(p, k) * kQuad < p.count, own + lanes_of(p) * k, g[k]);
     }
   }
   __device__ __forceinline__ void chunk(int c, float (&v)[kGroup]) const {
@@ -595,7 +597,7 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
           const float y = v[(k % 2) * kQuad + i];
           g.item[i] = bit_cast<uint32_t>(kNumbers ? y : canonical(y));
         }
-        store_item<Stay::Short>(to + lanes_of(p) * k, g);
+        store_item(to + lanes_of(p) * k, g);
       }
     }
     __device__ __forceinline__ void finish() {}
@@ -862,7 +864,8 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     skips = !wanted;
 #pragma unroll
     for (int k = 0; k < kInputs; ++k)
-      held[k].load(call, k, static_cast<const E*>(call.in[k]) + start.in[k] + first, p, wanted, Op::fill(k));
+      held[k].template load<Op::kMaps ? Stay::Long : Stay::Short>(
+          call, k, static_cast<const E*>(call.in[k]) + start.in[k] + first, p, wanted, Op::fill(k));
   }
 
   __device__ __forceinline__ void elements(int c, float (&v)[kInputs][kGroup]) const {

@@ -312,7 +312,7 @@ template <class Op, class E> struct NormGradients {
       Granule* const to = reinterpret_cast<Granule*>(moved(static_cast<E*>(call.out), number, call.stride[0].out));
 #pragma unroll
       for (int q = 0; q < kGranules; ++q)
-        if (granule(q) < granules) store_item<Stay::Short>(to + granule(q), rounded[q]);
+        if (granule(q) < granules) store_item(to + granule(q), rounded[q]);
     }
   }
   __device__ __forceinline__ void write_columns(const F (&columns)[kColumnSums][kGroup], F* unit) const {

@@ -63,10 +63,10 @@ template <class E> __device__ __forceinline__ void unstage_run(const char* from,
   const int whole = begin > 0 ? 1 : 0, whole_end = end / kPer;
 #pragma unroll 4
   for (int i = whole + int(threadIdx.x); i < whole_end; i += int(blockDim.x))
-    store_item<Stay::Short>(reinterpret_cast<Granule*>(to) + i, reinterpret_cast<const Granule*>(from)[i]);
+    store_item(reinterpret_cast<Granule*>(to) + i, reinterpret_cast<const Granule*>(from)[i]);
   const int g = int(threadIdx.x) / kPer == 0 ? 0 : end / kPer, at = g * kPer + int(threadIdx.x) % kPer;
   if (int(threadIdx.x) < (end >= kPer ? 2 : 1) * kPer && (g < whole || g >= whole_end) && at >= begin && at < end)
-    store_item<Stay::Short>(to + at, reinterpret_cast<const E*>(from)[at]);
+    store_item(to + at, reinterpret_cast<const E*>(from)[at]);
 }
 
 // Up to kCount elements, from `to` on in shared memory: a word is written as soon as the one after it is known.

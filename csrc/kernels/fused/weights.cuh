@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(weight_columns::kThreads, 2)
       const int64_t row = first + r + k * kResidues;
       const bool wanted = row < l.length;
       g[k] = x[k] = Granule{};
-      load_once(wanted, reinterpret_cast<const Granule*>(from[0] + (wanted ? row : 0) * pitch[0]), g[k]);
-      load_once(wanted, reinterpret_cast<const Granule*>(from[1] + (wanted ? row : 0) * pitch[1]), x[k]);
+      load_if(wanted, reinterpret_cast<const Granule*>(from[0] + (wanted ? row : 0) * pitch[0]), g[k]);
+      load_if(wanted, reinterpret_cast<const Granule*>(from[1] + (wanted ? row : 0) * pitch[1]), x[k]);
     }
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {

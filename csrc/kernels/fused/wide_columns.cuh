@@ -69,7 +69,7 @@ template <class Op, class E> struct WideColumns {
       x[k] = Columns::of(E{});
       if (!there || first + k * kResidues >= count) continue;
       const char* const from = reinterpret_cast<const char*>(address);
-      if (is_inside) x[k].load(from);
+      if (is_inside) x[k].template load<Stay::Long>(from);
       else x[k] = load_part<E>(call.in[0], pitch.end, from, x[k]);
     }
   }

@@ -28,8 +28,8 @@ template <class E> struct ColumnGranule {
     return uint64_t(p - first) + kBytes <= uint64_t(static_cast<const char*>(q.end) - first);
   }
   // The granule at `p`, aligned, all of which is inside.
-  __device__ __forceinline__ void load(const char* p) {
-    const auto x = load_once(reinterpret_cast<const Packed<uint32_t, kWords>*>(global(p)));
+  template <Stay kStay = Stay::Short> __device__ __forceinline__ void load(const char* p) {
+    const auto x = load_item<kStay>(reinterpret_cast<const Packed<uint32_t, kWords>*>(global(p)));
     memcpy(w, &x, sizeof w);
   }
   // By all lanes of a warp: column e of lane l becomes the one `s` columns on, which the next lane may have.

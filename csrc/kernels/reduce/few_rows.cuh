@@ -64,7 +64,7 @@ template <class Op> struct FewRows {
 #pragma unroll
     for (int j = 0; j < kGranules; ++j) {
       g[j] = absent_granule(op);
-      load_once(there(j), from + j * kStep, g[j]);
+      load_if(there(j), from + j * kStep, g[j]);
     }
     if constexpr (Op::kAnyOrder) {
       auto counts = [&](int j) { return kHasAbsent<Op> || there(j); };

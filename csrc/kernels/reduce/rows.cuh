@@ -122,14 +122,14 @@ template <class Op> __device__ __forceinline__ typename Op::Acc leaf_value(const
   const Granule absent = absent_granule(op);
   R residues(op);
   Granule last = absent;
-  load_once(has_last, from + whole, last);
+  load_if(has_last, from + whole, last);
 #pragma unroll 1
   for (int b = 0; b * kLanes < whole; b += rows::kGranules) {
     Granule g[rows::kGranules];
 #pragma unroll
     for (int j = 0; j < rows::kGranules; ++j) {
       g[j] = absent;
-      load_once(lane + (b + j) * kLanes < whole, from + lane + (b + j) * kLanes, g[j]);
+      load_if(lane + (b + j) * kLanes < whole, from + lane + (b + j) * kLanes, g[j]);
     }
     if (b == 0 && lane == 0 && before > 0) mask<E>(g[0], before, kPer, absent);
 #pragma unroll
@@ -200,7 +200,7 @@ __device__ __forceinline__ typename Op::Acc units_value(const Op& op, const Rows
   if (first_out) take_item(0, before, kPer);
   Granule last = absent;
   const bool loads_last = has_last && !last_out && lane == whole % kLanes;
-  load_once(loads_last, from + whole, last);
+  load_if(loads_last, from + whole, last);
 #pragma unroll 1
   for (int u = first; u < end; u += step) {
     const int number = u * kUnit + lane;
@@ -209,7 +209,7 @@ __device__ __forceinline__ typename Op::Acc units_value(const Op& op, const Rows
 #pragma unroll
     for (int j = 0; j < rows::kGranules; ++j) {
       g[j] = absent;
-      load_once(there(j), from + number + j * kLanes, g[j]);
+      load_if(there(j), from + number + j * kLanes, g[j]);
     }
     if (number == 0 && before > 0) mask<E>(g[0], before, kPer, fill_of<Op>(g[0], before, absent));
 #pragma unroll
@@ -313,8 +313,8 @@ template <int kRows, bool kPlain, class Op> __device__ __forceinline__ void seve
 #pragma unroll
     for (int c = 0; c < kEach; ++c) {
       g[r][c] = fill;
-      load_once(r * groups < left && t + c * lanes < granules,
-                reinterpret_cast<const Granule*>(x + r * step) + t + c * lanes, g[r][c]);
+      load_if(r * groups < left && t + c * lanes < granules,
+              reinterpret_cast<const Granule*>(x + r * step) + t + c * lanes, g[r][c]);
     }
   auto write = [&](int r, const auto& value) {
     if (r * groups >= left) return;

@@ -342,7 +342,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 4)
           const E* const from = x + column[r] + p * 4 * kPer;
           const bool there = column[r] + p * 4 * kPer < segment.columns;
           const bool inside = !shape.ragged || (from >= in && from + kPer <= end);
-          load_once(there && inside, reinterpret_cast<const Granule*>(from), g[r][p]);
+          load_if(there && inside, reinterpret_cast<const Granule*>(from), g[r][p]);
           if (there && !inside) {
             E some[kPer];
             for (int e = 0; e < kPer; ++e) some[e] = from + e >= in && from + e < end ? from[e] : E{};
