@@ -68,7 +68,7 @@ template <class E> __device__ TR_RARELY_CALLED ColumnGranule<E> load_part(const 
 }
 
 // Loads x[j] from at(j) where there(j); else it becomes `none`.
-template <class E, int N, class There, class At>
+template <Stay kStay = Stay::Short, class E, int N, class There, class At>
 __device__ __forceinline__ void load_granules(const ColumnCall& q, const ColumnGranule<E>& none, There there, At at,
                                               ColumnGranule<E> (&x)[N]) {
   bool inside = true;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void load_granules(const ColumnCall& q, const ColumnG
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       x[j] = none;
-      if (there(j)) x[j].load(at(j));
+      if (there(j)) x[j].template load<kStay>(at(j));
     }
   } else {
 #pragma unroll

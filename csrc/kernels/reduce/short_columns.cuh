@@ -1,4 +1,6 @@
-// Reductions of short columns: few rows, many columns.
+// Reductions of short columns: few rows, many columns. They write an eighth of what they read or more, so
+// that loads by Stay::Long are faster (H100, of the best read, 7 rows of float32: sum 0.96 instead of 0.94, argmax 0.97
+// instead of 0.92).
 #pragma once
 #include "column_lanes.cuh"
 #include "short_columns.h"
@@ -52,7 +54,8 @@ __device__ __forceinline__ void short_columns_part(const Op& op, const ColumnCal
   G x[kInFlight];
   if (simple) {
 #pragma unroll
-    for (int j = 0; j < kInFlight; ++j) x[j].load(top(j / kRows) + j % kRows * pitch + at * int(sizeof(E)));
+    for (int j = 0; j < kInFlight; ++j)
+      x[j].template load<Stay::Long>(top(j / kRows) + j % kRows * pitch + at * int(sizeof(E)));
   } else {
     int moved[kInFlight];
     const char* from[kInFlight];
@@ -64,7 +67,8 @@ __device__ __forceinline__ void short_columns_part(const Op& op, const ColumnCal
       from[j] = row + (at - moved[j]) * int(sizeof(E));
       there[j] = j % kRows < q.n && left[j / kRows] > 0 && at - moved[j] < left[j / kRows];
     }
-    load_granules(q, G::of(op.absent_element()), [&](int j) { return there[j]; }, [&](int j) { return from[j]; }, x);
+    load_granules<Stay::Long>(
+        q, G::of(op.absent_element()), [&](int j) { return there[j]; }, [&](int j) { return from[j]; }, x);
     if (!whole) {
 #pragma unroll
       for (int j = 0; j < kInFlight; ++j) x[j].shift(moved[j]);
