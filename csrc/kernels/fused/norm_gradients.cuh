@@ -351,11 +351,11 @@ __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
 #if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
   using N = NormGradients<Op, E>;
   constexpr int kStages = N::kStages, kBatch = N::kBatch;
-  TR_DYNAMIC_SHARED(dynamic, 128);
+  TR_DYNAMIC_SHARED(stages, 128);
   __shared__ typename Op::Row rows[2 * kBatch];
   // A batch is there; its sums are; what its rows come to is; its rows are written.
   __shared__ Barrier loaded[kStages], summed[2], made[2], written[kStages];
-  const N norm(call, shape.writers, dynamic, rows);
+  const N norm(call, shape.writers, stages, rows);
   if (threadIdx.x == 0) {
     for (Barrier& b : loaded) barrier_init(&b, 1 + kLanes);
     for (Barrier& b : summed) barrier_init(&b, shape.summers);
