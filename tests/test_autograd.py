@@ -1,5 +1,6 @@
 """Gradients: right, twice differentiable, and under the contract like any result."""
 
+import inspect
 import itertools
 import math
 
@@ -19,6 +20,50 @@ def test_gradcheck_and_gradgradcheck(device, form):
         x = tie_free(shape, device=device).requires_grad_()
         assert torch.autograd.gradcheck(FORMS[form], (x,))
         assert torch.autograd.gradgradcheck(FORMS[form], (x,))
+
+
+# What each tensor beside the input is given; of those without a gradient nothing.
+BESIDE = {
+    ("linear_scan", "a"): lambda x, t: tr.linear_scan(t.expand(3, 4), x, 1),
+    ("linear_scan", "b"): lambda x, t: tr.linear_scan(x, t.expand(3, 4), 1),
+    ("linear_scan", "initial"): lambda x, t: tr.linear_scan(x, x, 0, initial=t),
+    ("rms_norm", "weight"): lambda x, t: tr.rms_norm(x, 4, t),
+    ("layer_norm", "weight"): lambda x, t: tr.layer_norm(x, 4, t),
+    ("layer_norm", "bias"): lambda x, t: tr.layer_norm(x, 4, None, t),
+    ("vector_norm", "x"): lambda x, t: tr.vector_norm(t),
+    ("cross_entropy", "target"): None,
+    ("cross_entropy", "weight"): lambda x, t: tr.cross_entropy(x, torch.tensor([0, 3, 1], device=x.device), t),
+}
+
+
+def test_every_tensor_beside_the_input_has_a_gradient_or_is_refused(device):
+    """None is left out: pytorch raises, too, where it has no derivative."""
+    functions = {name: getattr(tr, name) for name in tr.__all__ if inspect.isfunction(getattr(tr, name))}
+    found = {
+        (name, key)
+        for name, function in functions.items()
+        for key, parameter in inspect.signature(function).parameters.items()
+        if "Tensor" in str(parameter.annotation) and key not in ("input", "out")
+    }
+    assert found == set(BESIDE)
+    x = values((3, 4), torch.float64, seed=3).to(device)
+    t = values((4,), torch.float64, seed=4).to(device)
+    for (name, key), call in BESIDE.items():
+        if call is None:
+            continue
+        leaf, ways = t.clone().requires_grad_(), [lambda v, call=call: call(x, v)]
+        if (name, key) == ("cross_entropy", "weight"):
+            for given in (x, x.clone().requires_grad_()):
+                with pytest.raises(RuntimeError, match=r"cross_entropy\(\): not differentiable.*'weight'"):
+                    call(given, leaf)
+            with pytest.raises(RuntimeError, match="not differentiable"):
+                torch.func.grad(ways[0])(t)
+            with pytest.raises(RuntimeError, match="not differentiable"):
+                torch.func.jvp(ways[0], (t,), (torch.ones_like(t),))
+            with torch.no_grad():
+                assert_bitwise_equal(call(x, leaf), call(x, t))
+            continue
+        assert torch.autograd.gradcheck(ways[0], (leaf,), check_forward_ad=True)
 
 
 TORCHS = {

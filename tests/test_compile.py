@@ -46,6 +46,20 @@ def test_dynamic_shapes_compile_once(device):
     assert len(recorder.graphs) == 1
 
 
+@pytest.mark.parametrize("sizes", [lambda x: x.shape[-1:], lambda x: x.size(1), lambda x: [x.size(0), x.size(1)]])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_normalized_dims_may_have_any_size(device, name, sizes):
+    torch._dynamo.reset()
+
+    def f(x):
+        return getattr(tr, name)(x, sizes(x))
+
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    for shape in ((3, 5), (3, 6), (4, 7)):
+        x = values(shape, torch.float32, seed=9).to(device)
+        assert_bitwise_equal(compiled(x), f(x))
+
+
 def test_out_compiles(device):
     torch._dynamo.reset()
 

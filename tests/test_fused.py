@@ -312,6 +312,20 @@ def test_variances_and_layer_norm_are_exact_whatever_the_mean(device, offset, n)
 # ---- special values --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
+def test_unbiased_may_come_first_as_torch_has_it(device, name):
+    function, x = getattr(tr, name), values((3, 40), torch.float32, seed=2).to(device)
+    for unbiased in (False, True):
+        for ours, expected, torchs in zip(
+            *(r if isinstance(r, tuple) else (r,) for r in (
+                function(x, unbiased), function(x, correction=int(unbiased)), getattr(torch, name)(x, unbiased)
+            )),
+            strict=True,
+        ):  # fmt: skip
+            assert_bitwise_equal(ours, expected)
+            torch.testing.assert_close(ours, torchs)
+
+
 def test_special_rows(device):
     inf, nan = math.inf, math.nan
     x = torch.tensor([[-inf, -inf], [inf, 0.0], [nan, 0.0], [0.0, -inf], [3e38, -3e38]], device=device)

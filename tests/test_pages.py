@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import torchreduce as tr
 
@@ -45,6 +46,13 @@ def test_every_public_function_is_on_one_page_with_its_example():
 def test_plain_text_stays_what_it_is():
     assert pages.marked("a[i] * h[i - 1] < b_c") == r"a\[i\] \* h\[i - 1\] \< b\_c" + "\n"
     assert pages.marked("Of all\n- one\n  and\n- two") == "Of all\n\n- one\n  and\n- two\n"
+
+
+def test_promises_takes_names():
+    with pytest.raises(TypeError, match="must be a str"):
+        tr.promises(torch.sum)
+    with pytest.raises(ValueError, match="nothing is said"):
+        tr.promises("no such operator")
 
 
 def test_the_promises_page_has_every_function():

@@ -577,11 +577,18 @@ _register_gradients("layer_norm", True)
 # ---- cross-entropy ---------------------------------------------------------------------------------------------------
 
 
+def _refuse_weight(wanted: bool) -> None:
+    """torch has no derivative by the weights of classes either, and says so."""
+    if wanted:
+        raise RuntimeError("cross_entropy(): not differentiable with respect to argument 'weight'")
+
+
 @differentiable("cross_entropy", results=3)
 class CrossEntropy(Rule):
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
         x, target, weight, ctx.dim, ctx.ignored, ctx.level = inputs
+        _refuse_weight(ctx.needs_input_grad[1 + 2])
         save(ctx, x, target, weight, output[2])
 
     @staticmethod
@@ -589,7 +596,8 @@ class CrossEntropy(Rule):
         return _ops.cross_entropy_gradient.default(grad, *saved, ctx.dim, ctx.ignored, ctx.level)  # type: ignore[no-any-return]
 
     @staticmethod
-    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
+    def tangent(ctx: Any, saved: Saved, t: Tensor, _: Any, to_weight: Any, *__: Any) -> Tensor:
+        _refuse_weight(to_weight is not None)
         x, target, weight, stats = saved
         one = stats.new_ones(target.shape)
         rest = (target, weight, stats, ctx.dim, ctx.ignored, ctx.level)
@@ -606,6 +614,7 @@ class CrossEntropyGradient(Rule):
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
         g, x, target, weight, stats, ctx.dim, ctx.ignored, ctx.level = inputs
+        _refuse_weight(ctx.needs_input_grad[1 + 3])
         ctx.to_g, ctx.dtype = g.dtype, x.dtype
         save(ctx, g, x, target, weight, stats)
 

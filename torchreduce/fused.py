@@ -146,6 +146,8 @@ def _correction(name: str, unbiased: Any, correction: Any) -> float:
 def _moments(
     name: str, input: Tensor, dim: Dims, unbiased: Any, keepdim: bool, correction: Any, root: bool
 ) -> tuple[Tensor, Tensor]:
+    if isinstance(dim, bool) and unbiased is None:  # torch's var(input, unbiased)
+        dim, unbiased = None, dim
     divisor = _correction(name, unbiased, correction)
     if not _is_compiling():
         plain: tuple[Tensor, ...] | None = _MOMENTS.plain(input, dim, keepdim, divisor, root, level_code())
@@ -231,7 +233,7 @@ def _normalized(name: str, input: Tensor, shape: Any, **weights: Tensor | None) 
     """How many dims are normalized."""
     check_floats(name, input)
     sizes = [shape] if isinstance(shape, int) else list(shape) if isinstance(shape, Sequence) else None
-    if sizes is None or not all(hasattr(n, "__index__") or isinstance(n, torch.SymInt) for n in sizes):
+    if sizes is None or not all(isinstance(n, (int, torch.SymInt)) or hasattr(n, "__index__") for n in sizes):
         raise TypeError(f"{name}(): argument 'normalized_shape' must be an int or ints, got {shape!r}")
     if not sizes:
         raise RuntimeError(f"{name}(): expected normalized_shape to have at least one dim, but got {sizes}")
@@ -355,7 +357,8 @@ def cross_entropy(
 
     input is (classes), (rows, classes) or (rows, classes, ...); target has int64 labels, of the same shape without
     classes. Rows labelled ignore_index count nothing, and their gradient is 0, whatever they hold. weight has one
-    element a class. reduction is "none", "sum" or "mean", divided by the sum of the rows' weights: NaN where that is 0.
+    element a class, of any float dtype, and no gradient (RuntimeError, as torch's). reduction is "none", "sum" or
+    "mean", divided by the sum of the rows' weights: NaN where that is 0.
     Neither a float32 copy of the logits nor log-probabilities are kept: 8 bytes a row are saved for the gradient.
     Under autocast on a GPU the result is float32.
 

@@ -64,6 +64,8 @@ def promises(op: str) -> Promise:
     >>> print(torchreduce.promises("mm").eager)
     torch's: the bits depend on the shapes, so also on the batch, and on a CPU on the number of threads; fix them
     """
+    if not isinstance(op, str):
+        raise TypeError(f"promises(): argument 'op' must be a str, got {type(op).__name__}")
     op = op.removeprefix("aten::").removeprefix("aten.")
     if op not in _PROMISES:
         raise ValueError(f"promises(): nothing is said about {op!r}. Known are {', '.join(sorted(_PROMISES))}")
