@@ -233,11 +233,14 @@ def regime_of(op: str, dtype: str, shape: Shape, dim: int, form: str) -> Regime 
 def floor_of(op: str, dtype: str, shape: Shape, dim: int, form: str) -> float | None:
     """What no reduction of floats may be under, whatever its regime."""
     turned = form == "transposed all dims"
-    r = reduced(dtype, shape, dim, "" if turned else form)
+    view = form.startswith(("permuted", "over"))
+    r = reduced(dtype, shape, dim, "" if turned or view else form)
     if not r or r.item == 1 or op not in (*VALUES, *INDEXED, *OTHERS):
         return None
     if turned:  # the rows of memory are shape[0] elements
         return 0.55 if r.item == 2 and shape[0] * r.item % 16 else 0.70
+    if view:
+        return 0.55 if r.item == 2 and shape[-1] * r.item % 16 else 0.70
     return 0.55 if r.item == 2 and 1 < r.inner <= SOME_HUNDRED and not r.whole else 0.70
 
 

@@ -6,6 +6,8 @@ Forms, beside the plain contiguous one, "":
 - "transposed": two dims; the strides of a transposed tensor
 - "all dims": without a dim
 - "transposed all dims": two dims, all of them; the strides of a transposed tensor
+- "permuted 0 2 1 3": made of a contiguous tensor by permuting its dims so; "of 256": a window, which begins rows of so
+  many elements; "over 0 2": along several dims, of which dim is the first; also two of these, in this order
 - "reset 200": of linear_scan, a is 0 at every 200th element
 """
 
@@ -29,6 +31,7 @@ FLOATS = ("float32", *HALF)
 PARTS = {
     "reduce-rows": "sum, amax and argmax of rows from 2 elements to all, one element off, and of few rows",
     "reduce-columns": "sum, amax and argmax of columns and middle dims, from 2 columns to all",
+    "reduce-views": "sum and amax of views: over dims with others between them, of permuted dims, of windows",
     "reduce-ops": "the other reductions of floats, and sums of integers, of rows, columns and all",
     "reduce": "sum, mean, amax and argmax of a few shapes",
     "scan-1d": "cumsum of one row: bars, offsets, directions, more dtypes, sizes",
@@ -41,7 +44,7 @@ PARTS = {
     "small": "short calls, replayed from a graph",
     "compile": "a few cases with torch.compile beside all others",
 }
-UNDRAWN = ("reduce-ops", "fused")  # parts whose shapes make no picture
+UNDRAWN = ("reduce-views", "reduce-ops", "fused")  # parts whose shapes make no picture
 SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "linear_scan")
 TO_VALUES = ("logsumexp", "var", "cross_entropy")  # of rows looked at twice: what they write is small
 LEVELS = {"torchreduce": "invariant", "torchreduce fast": "fast"}
@@ -85,7 +88,8 @@ class Case:
         item = getattr(torch, self.dtype).itemsize
         read = self.elements * item * (2 if self.op == "linear_scan" else 1)
         whole = self.form.endswith("all dims")
-        written = self.elements if self.scans else 1 if whole else self.elements // self.shape[self.dim]
+        reduced = prod(self.shape[d] for d in self.dims)
+        written = self.elements if self.scans else 1 if whole else self.elements // reduced
         results = {
             "cummax": item + 8,
             "cummin": item + 8,
@@ -105,11 +109,26 @@ class Case:
         found = re.fullmatch(r"in\+(\d+) out\+(\d+)", self.form)
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Those that are worked along."""
+        return self._numbers("over") or (self.dim,)
+
+    def _numbers(self, word: str) -> tuple[int, ...]:
+        """What follows a word of the form."""
+        found = re.search(rf"\b{word}((?: \d+)+)", self.form)
+        return tuple(map(int, found[1].split())) if found else ()
+
     def inputs(self) -> Inputs:
         """Fresh and random; of products near 1, so that they stay finite."""
         dtype = getattr(torch, self.dtype)
         turned = self.form.startswith("transposed")
+        order, pitch = self._numbers("permuted"), self._numbers("of")
         shape = self.shape[::-1] if turned else self.shape
+        if order:
+            shape = tuple(self.shape[order.index(d)] for d in range(len(order)))
+        if pitch:
+            shape = (*shape[:-1], *pitch)
 
         def random(make: Callable[..., torch.Tensor]) -> torch.Tensor:
             return make(shape, device=DEVICE, dtype=dtype)
@@ -129,7 +148,9 @@ class Case:
         offset = self.offsets[0]
         if offset:
             x = torch.empty(x.numel() + offset, device=DEVICE, dtype=dtype)[offset:].view(x.shape).copy_(x)
-        return (x.t() if turned else x,)
+        if order:
+            x = x.permute(order)
+        return (x.t() if turned else x[..., : self.shape[-1]],)
 
     def run(self, provider: str) -> Run | None:
         """The provider's way of computing it; None where it has none."""
@@ -165,7 +186,7 @@ class Case:
             options[self.form] = True
 
         if not self.form.endswith("all dims"):
-            options["dim"] = self.dim
+            options["dim"] = self.dims if len(self.dims) > 1 else self.dim
 
         def run(x: Inputs) -> Any:
             with tr.determinism(level):
@@ -178,7 +199,7 @@ class Case:
         if self.op == "linear_scan":
             return None
         function = torch.linalg.vector_norm if self.op == "vector_norm" else getattr(torch, self.op)
-        options, dim = {**self._options(), **self._out()}, self.dim
+        options, dim = {**self._options(), **self._out()}, self.dims if len(self.dims) > 1 else self.dim
         if self.form.endswith("all dims"):
             return lambda x: function(*x, **options)
         if self.form == "reverse":
@@ -204,7 +225,7 @@ class Case:
     def _cubs(self, wide: bool) -> Run | None:
         """wide: 16-bit elements combined in float32. CUB serves contiguous tensors, scans only of one dim."""
         several = self.op == "sum" and len(self.shape) > 1 and self.dim == len(self.shape) - 1
-        directed = self.form in ("reverse", "exclusive", "transposed", "all dims", "transposed all dims")
+        directed = self.form and not self.form.startswith("in+")
         if directed or not (len(self.shape) == 1 or several) or not peers.offers(self.op, self.dtype, wide):
             return None
         count = 1 if self.dim == 0 else self.elements // self.shape[-1]
@@ -232,7 +253,8 @@ def cases(part: str, quick: bool = False) -> Iterator[Case]:
     extra = {
         "scan-1d": _one_row, "scan-rows": _more_rows, "scan-columns": _short_columns, "scan-few": _few_columns,
         "small": _small, "reduce": _reduce,
-        "reduce-rows": _reduce_rows, "reduce-columns": _reduce_columns, "reduce-ops": _reduce_ops, "compile": _compile,
+        "reduce-rows": _reduce_rows, "reduce-columns": _reduce_columns, "reduce-views": _reduce_views,
+        "reduce-ops": _reduce_ops, "compile": _compile,
     }  # fmt: skip
     yield from extra.get(part, lambda dtypes: ())(dtypes)
 
@@ -309,6 +331,22 @@ def _reduce_columns(dtypes: tuple[str, ...]) -> Iterator[Case]:
         for op in ("sum", "argmax"):  # of rows whose neighbours are not neighbours in memory
             turned = ((16_384, 16_384), (64, 2**22), (1001, 268_167), (53_687, 5000), (2**22, 64))
             yield from (Case("reduce-columns", op, dtype, shape, 0, "transposed all dims") for shape in turned)
+
+
+def _reduce_views(dtypes: tuple[str, ...]) -> Iterator[Case]:
+    views = (
+        # (batch, heads, time, features): the gradient of what is added to all positions
+        ((64, 32, 2048, 64), 0, "over 0 2"), ((64, 16, 2048, 128), 0, "over 0 2"), ((64, 256, 512, 32), 0, "over 0 2"),
+        ((64, 56, 777, 96), 0, "over 0 2"), ((64, 16, 512, 512), 0, "over 0 2"),
+        ((64, 16, 2048, 128), 0, "permuted 0 2 1 3 over 0 1"), ((64, 16, 2048, 128), 3, "permuted 0 2 1 3"),
+        ((64, 16, 2048, 128), 2, "permuted 0 2 1 3"), ((512, 1024, 512), 0, "permuted 2 1 0"),
+        ((512, 1024, 512), 0, "permuted 1 2 0 over 0 2"), ((256, 64, 128, 128), 0, "over 0 2 3"),
+        ((10_700, 512, 7, 7), 0, "over 0 2 3"), ((2**20, 64), 0, "of 256"), ((2**22, 8), 0, "of 16"),
+        ((2**20, 64), 1, "of 256"),
+    )  # fmt: skip
+    for dtype in dtypes:
+        for op in ("sum", "amax"):
+            yield from (Case("reduce-views", op, dtype, *view) for view in views)
 
 
 def _reduce_ops(dtypes: tuple[str, ...]) -> Iterator[Case]:

@@ -23,6 +23,7 @@ FOLDER = Path("docs") / "results"
 TITLES = {
     "reduce-rows": "Reductions of rows",
     "reduce-columns": "Reductions of columns and middle dims",
+    "reduce-views": "Reductions of views",
     "reduce-ops": "The other reductions, and integers",
     "reduce": "Reductions of a few shapes",
     "scan-1d": "cumsum of one row",
@@ -361,8 +362,8 @@ SUMMARY: tuple[tuple[str, Callable[[Key], bool]], ...] = (
     ("sum and argmax, permuted dims", lambda k: k[1] == "reduce-columns" and is_permuted(k)),
     ("sum and argmax, 1 to 128 rows", lambda k: k[1] == "reduce-rows" and not is_large(k)),
     ("sum and argmax, short", lambda k: k[1] == "small" and k[2] not in SCANS and len(k[4]) == 1),
-    ("mean, nansum, norms, any, all, counts", lambda k: k[1] == "reduce-ops" and k[2] != "prod" and k[3] in DTYPES),
-    ("prod", lambda k: k[1] == "reduce-ops" and k[2] == "prod"),
+    ("sum and amax, views", lambda k: k[1] == "reduce-views"),
+    ("mean, nansum, prod, norms, any, counts", lambda k: k[1] == "reduce-ops" and k[3] in DTYPES),
     ("softmax, log_softmax", lambda k: k[1] == "fused" and "softmax" in k[2] and is_large(k)),
     ("norms, cross_entropy, logsumexp, var", lambda k: k[1] == "fused" and "softmax" not in k[2]),
     ("cumsum, one row", lambda k: k[1] == "scan-1d" and is_large(k)),

@@ -3,7 +3,10 @@
 #include <dlfcn.h>
 
 #include "cpu/cpu.h"
+#include "fused_plan.h"
 #include "kernels/common/gpu.h"
+#include "reduce_plan.h"
+#include "scan_plan.h"
 #include "torch_tensor.h"
 
 namespace torchreduce {

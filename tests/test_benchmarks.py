@@ -103,11 +103,12 @@ def test_bars_of_reductions_are_by_regime(op, dtype, shape, dim, form, pair):
 
 
 def test_each_large_reduction_of_the_grid_has_a_bar_that_no_floor_exceeds():
-    for part in ("reduce", "reduce-rows", "reduce-columns"):
+    for part in ("reduce", "reduce-rows", "reduce-columns", "reduce-views"):
         for case in cases.cases(part):
             facts = (case.op, case.dtype, case.shape, case.dim, case.form)
             pair, floor = bars.pair_of(*facts), bars.floor_of(*facts)
             assert (floor is None) == (case.elements < 2**27)
+            assert part != "reduce-views" or pair is None
             assert (floor is None and pair is None) or pair is None or floor <= pair[0] <= pair[1] < 1
             assert pair or floor is None or case.form, case.name
 
@@ -118,6 +119,7 @@ def test_each_large_reduction_of_the_grid_has_a_bar_that_no_floor_exceeds():
      ("sum", (8, 100), 1, 3232), ("argmax", (8, 100), 0, 4000)],
 )  # fmt: skip
 def test_bytes_are_each_input_and_each_result_once(op, shape, dim, nbytes):
+    assert cases.Case("small", "sum", "float32", (2, 3, 4, 5), 0, "over 0 2").nbytes == (120 + 15) * 4
     assert cases.Case("small", op, "float32", shape, dim).nbytes == nbytes
 
 
@@ -137,13 +139,17 @@ def on_the_cpu(monkeypatch):
     [("cumsum", "float32", (3000,), 0, form) for form in ("", "reverse", "exclusive", "in+3 out+2")]
     + [("cumsum", "bfloat16", (40, 100), 1, "transposed"), ("cumsum", "int32", (300,), 0, "")]
     + [("sum", "float32", (40, 100), 0, ""), ("argmax", "bfloat16", (40, 100), 1, "")]
-    + [("sum", "float32", (40, 100), 0, "transposed all dims")],
+    + [("sum", "float32", (40, 100), 0, "transposed all dims"), ("sum", "float32", (40, 20), 0, "of 30")]
+    + [("sum", "float32", (4, 5, 6, 7), 0, "over 0 2"), ("amax", "float32", (4, 6, 5, 7), 3, "permuted 0 2 1 3")]
+    + [("amax", "bfloat16", (6, 5, 4), 0, "permuted 2 1 0 over 0 2")],
 )
 def test_providers_agree_and_are_measured(on_the_cpu, op, dtype, shape, dim, form):
     case = cases.Case("scan-1d", op, dtype, shape, dim, form)
     x = case.inputs()
     assert x[0].dtype == getattr(torch, dtype) and x[0].shape == shape
-    assert form.startswith("transposed") == (not x[0].is_contiguous())
+    assert form.startswith(("transposed", "permuted", "of")) == (not x[0].is_contiguous())
+    if form.startswith("permuted"):
+        assert x[0].permute([(2, 1, 0), (0, 2, 1, 3)][len(shape) - 3]).is_contiguous()
     assert x[0].storage_offset() == case.offsets[0]
     x = tuple(t.mul_(0).add_(1) for t in x)
     ours, torchs = (case.run(provider)(x) for provider in ("torchreduce", "torch"))

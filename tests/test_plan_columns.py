@@ -93,8 +93,13 @@ def test_any_layout_whose_columns_are_neighbours():
                 dim=(2,))["family"] in FAMILIES  # fmt: skip
     assert plan("sum", (900, 64, 7), torch.float32, strides=(64, 1, 0), dim=(0,))["family"] in FAMILIES
     assert plan("sum", (1 << 10, 1 << 12), torch.float32, strides=(0, 1), dim=(0,))["family"] == "wide_columns"
-    # Two dims without one stride for both, columns apart, converted elements: element by element.
-    for args in (dict(shape=(4, 5, 64), strides=(1000, 64, 1), dim=(0, 1)),
+    # Two dims without one stride for both: rows in runs, which lie alike in granules.
+    for inner, family in ((64, "narrow_columns"), (2048, "wide_columns")):
+        p = plan("sum", (40, 50, inner), torch.float32, strides=(60 * inner, inner, 1), dim=(0, 1))
+        assert p["family"] == family
+    # Runs that lie anywhere, three dims, columns apart, converted elements: element by element.
+    for args in (dict(shape=(4, 5, 64), strides=(1001, 64, 1), dim=(0, 1)),
+                 dict(shape=(4, 5, 6, 64), strides=(10000, 1000, 64, 1), dim=(0, 1, 2)),
                  dict(shape=(500, 300), strides=(1000, 2), dim=(0,))):  # fmt: skip
         assert plan("sum", dtype=torch.float32, **args)["family"] not in FAMILIES
     assert plan("sum", (1, 500, 300), torch.bfloat16, out=torch.float64)["family"] not in FAMILIES

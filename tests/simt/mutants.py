@@ -100,6 +100,26 @@ MUTANTS = (
         "reduce.Sum", ("column_families",), sanitizer="asan", some=True,
     ),
     Mutant(
+        "rows of a second run follow those of the first", "kernels/reduce/column_call.h",
+        "(q.jump ? q.by_run.quotient(int(row)) * q.jump : 0)", "0",
+        "reduce.Sum", ("column_families",), some=True,
+    ),
+    Mutant(
+        "elements of a second run from a row too early", "kernels/reduce/narrow_columns.cuh",
+        "const int in_slice = first_row * inner + first", "const int in_slice = first",
+        "reduce.Sum", ("column_families",),
+    ),
+    Mutant(
+        "the offset past the end of a third dim is of the position before", "kernels/reduce/strided.cuh",
+        "offset_ = far_offset(layout_, position); } }", "offset_ = far_offset(layout_, position - 1); } }",
+        "reduce.Sum", ("strided",), every=1, some=True,
+    ),
+    Mutant(
+        "results of permuted rows lie one after the other", "kernels/reduce/outer.h",
+        "if (call.outer.dims < 2) return row * call.outer.out[0];", "return row * call.outer.out[0];",
+        "reduce.Sum", ("short_rows", "rows"), every=1,
+    ),
+    Mutant(
         "a subtree of several batches counted as one", "kernels/reduce/column_lanes.cuh",
         "count += 1 << level;", "count += 1;",
         "reduce.Sum", ("column_families",),

@@ -155,6 +155,7 @@ const Policies kReducePolicies = {
 };
 
 void strided() {
+  check_reductions({{3, 2, 5, 4, 7}, {30, 2, 20, 3, 11}}, 21, kReducePolicies);  // three dims, with others between them
   check_reductions({{3, 257}, {2, 2047}, {1, 2048}, {3, 2049}, {2, 4099}, {1, 6151}, {2, 20000}}, 2, kReducePolicies);
 }
 void short_strided() {
@@ -190,6 +191,9 @@ void rows() {
                     {2, 20000}},
                    2, policies);
   check_reductions({{3, 5, 40}, {2, 7, 300}}, 4, policies);  // of several kept dims where they are apart
+  // Two kept dims, and results in other places than rows.
+  check_reductions({{6, 5, 64}, {7, 40, 16}, {3, 5, 1024}, {4, 3, 257}}, 4,
+                   {{{}, 132, kManyMemories}, {{kRows}, 1, kManyMemories}, {{}, 2, kManyMemories}});
 }
 // Few rows of whole granules: by one block, and by blocks that leave partial results.
 void few_rows() {
@@ -219,6 +223,8 @@ void short_rows() {
                     {40, 301},
                     {9, 1000}},
                    2, policies);
+  check_reductions({{30, 70, 3}, {6, 50, 33}, {9, 7, 64}}, 4,
+                   {{{kPackedRows}, 132, kManyMemories}, {{kPackedRows, 4}, 1, kManyMemories}});
 }
 void columns() {
   check_reductions({{1, 70}, {5, 3}, {33, 33}, {300, 2}, {2051, 33}, {6151, 1}}, 1, kReducePolicies);
@@ -238,6 +244,13 @@ void column_families() {
     check_reductions({{9, 2, 70}, {20, 10, 13}, {70, 4, 3}, {5, 100, 9}, {9, 300, 37}, {3, 256, 6}, {10, 700, 5}}, 2,
                      policies);
     check_reductions({{3, 5, 4, 20}}, 2, policies);
+  }
+  // Rows that lie in runs: of two dims, with others between them.
+  for (const char* family : {"wide_columns", "narrow_columns"}) {
+    const Policies policies = {{{family}, 1}, {{family}, 132}, {{family}, 1, kNearMemories, true}};
+    check_reductions({{2, 3, 4, 8}, {5, 2, 70, 16}, {3, 2, 300, 24}, {9, 2, 256, 8}, {40, 2, 8, 9}, {2, 2, 777, 40}}, 5,
+                     policies);
+    check_reductions({{2, 3, 2, 8, 20}, {2, 7, 4, 100, 8}}, 10, policies);
   }
   // Units that meet in groups; of each kind of values.
   constexpr Reduced kTypes[] = {{"sum", Dtype::F64, Dtype::F64},   {"sum", Dtype::F32, Dtype::F32},

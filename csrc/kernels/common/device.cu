@@ -6,9 +6,12 @@
 #include <string>
 #include <utility>
 
+#include "fused_plan.h"
 #include "gpu.cuh"
 #include "gpu.h"
+#include "reduce_plan.h"
 #include "refusal.h"
+#include "scan_plan.h"
 
 namespace torchreduce::gpu {
 

@@ -1,8 +1,6 @@
 // What the torch layer calls: the GPU kernels' entry points, without a GPU header.
 #pragma once
-#include "fused_plan.h"
-#include "reduce_plan.h"
-#include "scan_plan.h"
+#include "plan.h"
 
 // Element types that kernels are compiled for, X(T). A build that is only inspected may do with some.
 #if defined(TR_FEW_TYPES)
@@ -11,7 +9,15 @@
 #define TR_FOR_EACH_COMPILED_TYPE(X) TR_FOR_EACH_TYPE(X)
 #endif
 
-namespace torchreduce::gpu {
+namespace torchreduce {
+
+// Of reduce_plan.h, scan_plan.h and fused_plan.h, which whoever launches includes: the kernels of one kind do not
+// depend on the plans of another.
+struct PlannedReduction;
+struct PlannedScan;
+struct PlannedFused;
+
+namespace gpu {
 
 // Enqueue `call` on `stream` of the current device. `workspace` has workspace_bytes(call.plan) bytes, whatever they
 // hold. Returns nullptr, or the runtime's message when a launch failed.
@@ -36,4 +42,5 @@ template <template <class> class Op> const char* launch_fused(const PlannedFused
 // The gradients of weights, alone or together with those of norms (weights.cu).
 const char* launch_weights(const PlannedFused& call, void* workspace, void* stream);
 
-}  // namespace torchreduce::gpu
+}  // namespace gpu
+}  // namespace torchreduce

@@ -15,9 +15,11 @@ struct ColumnCall {
   OpOptions options;
   void* partials;     // of each slice and tile: units * columns, and those of groups of units
   uint32_t* tickets;  // of each slice and tile: one a group, and one of all groups where there are several
-  int64_t pitch;      // elements from a row to the next
-  int64_t out_step;   // elements from a result to that of the next column
-  int64_t outer;      // slices, numbered row-major by the outer dims
+  int64_t pitch;      // elements from a row to the next of its run
+  int64_t jump;       // and as many more from a run's last one to the next run's first; 0: all rows are one run
+  Divider by_run, by_elements;  // rows of a run; elements of one whose rows follow each other
+  int64_t out_step;             // elements from a result to that of the next column
+  int64_t outer;                // slices, numbered row-major by the outer dims
   int64_t outer_size[kOuterDims], outer_in[kOuterDims], outer_out[kOuterDims];
   int32_t outer_dims;
   int32_t n, inner;
@@ -53,6 +55,11 @@ struct ColumnShape : ReduceLaunch {
 // Neighbouring columns of a lane, given the bytes of an element: 16 bytes of them, or eight.
 TR_HD constexpr int granule_columns(int size) { return size < 2 ? 8 : 16 / size; }
 TR_HD constexpr int column_tile(int size) { return 32 * granule_columns(size); }  // of a warp, where rows are whole
+
+// Elements from row 0 to row `row` of a slice.
+TR_HD int64_t row_offset(const ColumnCall& q, int64_t row) {
+  return row * q.pitch + (q.jump ? q.by_run.quotient(int(row)) * q.jump : 0);
+}
 
 constexpr int kDeepLevels = 5;  // of the tree over a lane's columns, in shared memory
 
@@ -96,15 +103,21 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kSliceBytes = 32 << 10;     // of slices that a block takes whole
 constexpr int kDeclaredShared = 1 << 10;  // bytes of a block that are not dynamic, at most
 constexpr int kLeastWide = 1024;          // columns that are always for lanes across them
+// Bytes of a slice in several runs up to which lanes across columns take it though few of them are used (H100, us, by
+// these lanes and by a block a slice: 20000 windows of 100 rows of 8 float32 100 and 148; 32000 slices of 40 of 64, of
+// which half are used, 42 and 73).
+constexpr int kSmallSlice = 4 << 10;
+constexpr double kSmallUse = 0.25;
 
 // A call that the families of columns can look at.
 struct Columns {
   ColumnCall q;
   ColumnFacts facts;
-  int size;    // bytes of an element
-  bool whole;  // rows are whole granules
-  int fill;    // blocks that fill the device, eight a multiprocessor
-  int shared;  // bytes that a block may have
+  int size;         // bytes of an element
+  bool whole;       // rows are whole granules
+  bool whole_runs;  // and so are runs of rows that follow each other, at least one, at one distance
+  int fill;         // blocks that fill the device, eight a multiprocessor
+  int shared;       // bytes that a block may have
 
   int granule() const { return granule_columns(size); }
   // Bytes of the values of narrow columns that a block has in shared memory, at most.
@@ -116,7 +129,9 @@ struct Columns {
   bool wide() const {
     const double use = double(q.inner) / double(int64_t(q.tiles) * q.tile);
     const int64_t rows = power_of_two(std::min<int64_t>(q.n, kResidues));
-    return !dense_rows() || q.inner >= kLeastWide || (q.inner >= 256 && use >= 0.8) ||
+    if (q.jump || !dense_rows())  // narrow columns would be a block a slice
+      if (!whole_runs || slice_bytes() <= (use < kSmallUse ? kSmallSlice : kSliceBytes)) return true;
+    return q.inner >= kLeastWide || (q.inner >= 256 && use >= 0.8) ||
            (q.n <= kLeaf && rows * q.inner > narrow_values() && slice_bytes() > kSliceBytes && use >= 0.5 &&
             !(q.n > (facts.any_order ? 1 : 2) * kResidues && use < 0.8));
   }
@@ -137,7 +152,7 @@ inline int tree_log_k(int64_t n) { return n <= 256 ? 0 : n <= 512 ? 1 : n <= 102
 
 inline std::optional<Columns> columns_of(const ReduceCall& call, const DeviceFacts& device) {
   const Layout& l = call.layout;
-  if (!is_static(call) || l.reduced != 1 || l.kept < 1 || l.kept > kOuterDims + 1) return {};
+  if (!is_static(call) || l.reduced < 1 || l.reduced > 2 || l.kept < 1 || l.kept > kOuterDims + 1) return {};
   if (l.length < 1 || l.length > INT32_MAX || l.rows < 1) return {};
   const ColumnFacts facts = column_facts(call);
   if (!facts.compiled) return {};
@@ -153,19 +168,29 @@ inline std::optional<Columns> columns_of(const ReduceCall& call, const DeviceFac
   c.shared = device.shared - kDeclaredShared;
   q.n = int32_t(l.length);
   q.inner = int32_t(l.size[inner]);
-  q.pitch = l.in[l.kept];
+  const int last = l.kept + l.reduced - 1;
+  q.pitch = l.in[last];
+  if (l.reduced == 2) {
+    q.jump = l.in[l.kept] - l.size[last] * q.pitch;
+    q.by_run = divider(l.size[last]);
+  }
   q.out_step = l.out[inner];
   q.outer = 1;
-  c.whole =
-      reinterpret_cast<uintptr_t>(call.in.data) % uintptr_t(c.granule() * c.size) == 0 && q.pitch % c.granule() == 0;
+  bool starts = reinterpret_cast<uintptr_t>(call.in.data) % uintptr_t(c.granule() * c.size) == 0;  // of slices
   for (int d = 0; d < l.kept; ++d) {
     if (d == inner) continue;
     q.outer *= l.size[d];
     q.outer_size[q.outer_dims] = l.size[d];
     q.outer_in[q.outer_dims] = l.in[d];
     q.outer_out[q.outer_dims++] = l.out[d];
-    c.whole &= l.in[d] % c.granule() == 0;
+    starts &= l.in[d] % c.granule() == 0;
   }
+  if (q.jump % c.granule()) return {};
+  c.whole = starts && q.pitch % c.granule() == 0;
+  const int64_t run = c.dense_rows() ? l.size[last] * q.inner : q.inner;
+  c.whole_runs = starts && run % c.granule() == 0 && int64_t(q.n) * q.inner <= INT32_MAX &&
+                 (c.dense_rows() || (l.reduced == 1 && q.pitch % c.granule() == 0));
+  if (c.whole_runs) q.by_elements = divider(run);
   q.tile = (c.whole ? 32 : 31) * c.granule();
   q.tiles = int32_t(ceil_div(q.inner, q.tile));
   q.parts = q.units = q.warps = q.lanes = q.slices = 1;

@@ -225,7 +225,7 @@ template <class Op> __device__ __forceinline__ void finish_column(const Op& op, 
                                                                   const RowStart& slice, int64_t c,
                                                                   const typename Op::Acc& acc) {
   finish_result(op, q, slice.out + c * q.out_step, acc, [&] {
-    if constexpr (Op::kIndexed) return slice.in + acc.index * q.pitch + c;
+    if constexpr (Op::kIndexed) return slice.in + row_offset(q, acc.index) + c;
     else return int64_t(0);
   });
 }

@@ -9,6 +9,19 @@
 
 namespace torchreduce {
 
+// Division of numbers below 2^31 by one that the host knows: by a product and a shift, exact since the factor, rounded
+// up, is too large by less than 2^-31 of itself.
+struct Divider {
+  uint32_t factor = 0, shift = 0;  // factor 0: by one
+  TR_HD int quotient(int i) const { return factor ? int(uint32_t(uint64_t(uint32_t(i)) * factor >> 32) >> shift) : i; }
+};
+inline Divider divider(int64_t by) {
+  uint32_t log = 0;
+  while (int64_t(1) << log < by) ++log;
+  if (log == 0) return {};
+  return {uint32_t((uint64_t(1) << (31 + log)) / uint64_t(by) + 1), log - 1};
+}
+
 // A family's shape is this and fields of its own, by names that mean one thing; no field changes a bit of the result.
 // each(visit) calls visit(name, value) for its own fields.
 struct ReduceLaunch {

@@ -67,7 +67,7 @@ inline FewRowsCall few_rows(const ReduceCall& call) {
 inline std::optional<FewRowsShape> serves(const ReduceCall& call, const DeviceFacts& device,
                                           const PlanOverride& forced) {
   const Layout& l = call.layout;
-  if (!has_plain_rows(call) || !rows::has_whole_rows(call)) return {};
+  if (!has_plain_rows(call) || !rows::has_whole_rows(call) || l.kept > 1) return {};
   if (forced.vector_loads == 0 || forced.lanes >= 0 || forced.leaves >= 0 || forced.rows >= 0) return {};
   if (call.op == Reduction::Product && is_float(call.in.dtype)) return {};  // by powers, or not
   const int per = 16 / size_of(call.in.dtype), parts = parts_of_leaf(per, any_order(call));

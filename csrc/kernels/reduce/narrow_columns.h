@@ -1,4 +1,4 @@
-// Narrow columns, whose rows follow each other in memory: lanes take granules of runs of rows.
+// Narrow columns, whose rows follow each other in memory, maybe in runs of them: lanes take granules of several rows.
 #pragma once
 #include "column_call.h"
 
@@ -18,10 +18,16 @@ constexpr int kLeastSpan = 8;
 inline std::optional<NarrowColumnsShape> serves(const ReduceCall& call, const DeviceFacts& device,
                                                 const PlanOverride& forced) {
   const auto c = columns_of::columns_of(call, device);
-  if (!c || !c->dense_rows() || kLeastSpan * int64_t(c->q.inner) > c->narrow_values()) return {};
+  if (!c || kLeastSpan * int64_t(c->q.inner) > c->narrow_values()) return {};
+  if ((!c->dense_rows() || c->q.jump) && !c->whole_runs) return {};
   if (!forced.family && c->wide()) return {};
   NarrowColumnsShape s;
   ColumnCall& q = s.q = c->q;
+  if (!c->dense_rows()) {  // each row is a run
+    q.jump = q.pitch - q.inner;
+    q.pitch = q.inner;
+    q.by_run = {};
+  }
   const bool any_order = c->facts.any_order;
   q.log_k = any_order ? std::min(kMostLogK, log2_of(power_of_two(ceil_div(q.n, 8)))) : tree_log_k(q.n);
   q.log_r = log2_of(kResidues);

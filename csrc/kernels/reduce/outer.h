@@ -11,16 +11,17 @@ struct Outer {
   int dims = 0;
   int64_t size[kMostOuter], in[kMostOuter] = {}, out[kMostOuter] = {};
 };
+// By 32 bits where they are enough, in a fifth of the instructions.
+TR_HD int64_t quotient(int64_t number, int64_t by) {
+  return number <= int64_t(UINT32_MAX) && by <= int64_t(UINT32_MAX) ? int64_t(uint32_t(number) / uint32_t(by))
+                                                                    : number / by;
+}
 // Where row `row` starts.
 TR_HD RowStart row_start(const Outer& outer, int64_t row) {
   RowStart start{0, 0};
   TR_ROLLED
   for (int d = outer.dims - 1; d > 0; --d) {
-    int64_t next;  // by 32 bits where they are enough, in a fifth of the instructions
-    if (row <= int64_t(UINT32_MAX) && outer.size[d] <= int64_t(UINT32_MAX))
-      next = int64_t(uint32_t(row) / uint32_t(outer.size[d]));
-    else next = row / outer.size[d];
-    const int64_t i = row - next * outer.size[d];
+    const int64_t next = quotient(row, outer.size[d]), i = row - next * outer.size[d];
     start.in += i * outer.in[d];
     start.out += i * outer.out[d];
     row = next;
@@ -37,7 +38,28 @@ struct RowsCall {
   OpOptions options;
   int64_t rows, length;
   Outer outer;
+  bool even;  // rows are `pitch` elements apart, wherever their results go
+  int64_t pitch;
+  Divider by[kMostOuter];  // the size of each dim, if so
 };
+TR_HD int64_t row_in(const RowsCall& call, int64_t row) {
+  return call.even ? row * call.pitch : row_start(call.outer, row).in;
+}
+TR_HD int64_t even_row_out(const RowsCall& call, int64_t row) {
+  if (call.outer.dims < 2) return row * call.outer.out[0];
+  int64_t out = 0;
+  int r = int(row);
+  TR_ROLLED
+  for (int d = call.outer.dims - 1; d > 0; --d) {
+    const int next = call.by[d].quotient(r);
+    out += (r - next * call.outer.size[d]) * call.outer.out[d];
+    r = next;
+  }
+  return out + r * call.outer.out[0];
+}
+TR_HD int64_t row_out(const RowsCall& call, int64_t row) {
+  return call.even ? even_row_out(call, row) : row_start(call.outer, row).out;
+}
 
 // Whether the order of combining does not show in the bits (ops.h, kAnyOrder).
 inline bool any_order(const ReduceCall& call) {
@@ -50,9 +72,16 @@ inline bool has_plain_rows(const ReduceCall& call) {
   return is_static(call) && l.length > 0 && l.kept <= kMostOuter &&
          (l.reduced == 0 || (l.reduced == 1 && l.in[l.kept] == 1));
 }
+// Elements from each row to the next, if rows are even.
+inline std::optional<int64_t> row_pitch(const Layout& l) {
+  if (l.kept > 1 && l.rows > INT32_MAX) return {};
+  for (int d = 1; d < l.kept; ++d)
+    if (l.in[d - 1] != l.size[d] * l.in[d]) return {};
+  return row_stride(l);
+}
 inline RowsCall plain_rows(const ReduceCall& call) {
   const Layout& l = call.layout;
-  RowsCall rows{call.in.data, nullptr, call.out, call.options, l.rows, l.length, {}};
+  RowsCall rows{call.in.data, nullptr, call.out, call.options, l.rows, l.length, {}, false, 0, {}};
   rows.outer.dims = l.kept;
   int64_t elements = l.length;
   for (int d = 0; d < l.kept; ++d) {
@@ -60,6 +89,11 @@ inline RowsCall plain_rows(const ReduceCall& call) {
     rows.outer.in[d] = l.in[d];
     rows.outer.out[d] = l.out[d];
     elements += (l.size[d] - 1) * l.in[d];
+  }
+  if (const auto pitch = row_pitch(l)) {
+    rows.even = true;
+    rows.pitch = *pitch;
+    for (int d = 1; d < l.kept; ++d) rows.by[d] = divider(l.size[d]);
   }
   rows.end = static_cast<const char*>(call.in.data) + elements * size_of(call.in.dtype);
   return rows;

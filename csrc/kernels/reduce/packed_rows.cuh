@@ -183,23 +183,19 @@ __device__ __forceinline__ auto whole_row(const Op& op, const StagedRow<typename
 
 // ---- the block's rows ---------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ RowStart packed_row(const RowsCall& call, int64_t row) {
-  if (call.outer.dims > 1) return row_start(call.outer, row);
-  return {row * call.outer.in[0], row * call.outer.out[0]};
-}
-
 // Writes the result of row `row`.
 template <class Op, class Value>
 __device__ __forceinline__ void finish_packed_row(const Op& op, const RowsCall& call, int64_t row, const Value& value) {
   using E = typename Op::Element;
-  const RowStart start = packed_row(call, row);
+  const int64_t out = row_out(call, row);
   if constexpr (Op::kIndexed) {
     const typename Op::Acc acc{value.key, value.at};
-    op.finish(
-        acc, call.out, start.out,
-        call.out.values ? op.found(acc, [&] { return static_cast<const E*>(call.in)[start.in + value.at]; }) : E{});
+    op.finish(acc, call.out, out,
+              call.out.values
+                  ? op.found(acc, [&] { return static_cast<const E*>(call.in)[row_in(call, row) + value.at]; })
+                  : E{});
   } else {
-    op.finish(value, call.out, start.out);
+    op.finish(value, call.out, out);
   }
 }
 
@@ -273,12 +269,11 @@ __device__ __forceinline__ void copy_rows(const RowsCall& call, char* to, int64_
   const int most = place / 16, ahead = packed_rows::kThreads / most, rest = packed_rows::kThreads % most;
   const int bytes = int(call.length) * int(sizeof(E));
   int r = int(threadIdx.x) / most, k = int(threadIdx.x) % most;
-  const int64_t pitch = call.outer.in[0] * int64_t(sizeof(E));
-  const char* x = static_cast<const char*>(call.in) + (row0 + r) * pitch;  // of row r, where there is one dim
+  const int64_t pitch = call.pitch * int64_t(sizeof(E));
+  const char* x = static_cast<const char*>(call.in) + (row0 + r) * pitch;  // of row r, where rows are even
 #pragma unroll 1
   while (r < rows) {
-    if (call.outer.dims > 1)
-      x = static_cast<const char*>(call.in) + row_start(call.outer, row0 + r).in * int64_t(sizeof(E));
+    if (!call.even) x = static_cast<const char*>(call.in) + row_start(call.outer, row0 + r).in * int64_t(sizeof(E));
     if (k * 16 < int(uintptr_t(x) & 15) + bytes)
       copy_granule<E, kInside>(call, to + r * place + k * 16, granule_of(reinterpret_cast<const E*>(x)) + k);
     r += ahead;
@@ -302,10 +297,9 @@ __global__ void TR_BLOCKS_BOUND(packed_rows::kThreads, 4)
   const int rows = int(call.rows - row0 < shape.rows ? call.rows - row0 : shape.rows);
   char* const staged = shared + packed_rows::value_bytes(shape.lanes);
   const E* const in = static_cast<const E*>(call.in);
-  const E* const first = in + packed_row(call, row0).in;
-  const E* const end = in + packed_row(call, row0 + rows - 1).in + call.length;
-  const bool inside =
-      call.outer.dims == 1 && is_inside(call, granule_of(first)) && is_inside(call, granule_of(end - 1));
+  const E* const first = in + row_in(call, row0);
+  const E* const end = in + row_in(call, row0 + rows - 1) + call.length;
+  const bool inside = call.even && is_inside(call, granule_of(first)) && is_inside(call, granule_of(end - 1));
   if (shape.place) {
     if (inside) copy_rows<E, true>(call, staged, row0, rows, shape.place);
     else copy_rows<E, false>(call, staged, row0, rows, shape.place);
@@ -317,12 +311,12 @@ __global__ void TR_BLOCKS_BOUND(packed_rows::kThreads, 4)
   end_copies();
   wait_copies<0>();
   __syncthreads();
-  const int before = elements_before(first) * int(sizeof(E)), pitch = int(call.outer.in[0]) * int(sizeof(E));
+  const int before = elements_before(first) * int(sizeof(E)), pitch = int(call.pitch) * int(sizeof(E));
   auto row_of = [&](int r) {
     if (!shape.place) return StagedRow<E>{staged, before + r * pitch};
-    return StagedRow<E>{staged, r * shape.place + elements_before(in + packed_row(call, row0 + r).in) * int(sizeof(E))};
+    return StagedRow<E>{staged, r * shape.place + elements_before(in + row_in(call, row0 + r)) * int(sizeof(E))};
   };
-  if (call.length <= packed_rows::kMostUnrolled && shape.lanes == 1 && !shape.place)
+  if (call.length <= packed_rows::kMostUnrolled && shape.lanes == 1 && !shape.place && call.outer.dims == 1)
     return unrolled_rows<1>(op, call, staged, before, pitch, row0, rows);
   staged_rows(op, call, shape, shared, row0, rows, row_of);
 }

@@ -60,7 +60,8 @@ inline std::optional<PackedRowsShape> serves(const ReduceCall& call, const Devic
   const int size = size_of(call.in.dtype), bytes = int(std::min<int64_t>(l.length * size, kMostBytes + 1));
   if (!has_plain_rows(call) || l.kept == 0 || bytes > kMostBytes) return {};
   const int n = int(l.length), start = int(reinterpret_cast<uintptr_t>(call.in.data) % 16);
-  const int64_t pitch = l.in[0] * size;
+  const auto even = row_pitch(l);
+  const int64_t pitch = even.value_or(l.in[0]) * size;
   const bool ordered = !any_order(call);
   if (!forced.family && rows::has_whole_rows(call) && !is_better_for_positions(call, bytes / 16)) return {};
 
@@ -70,14 +71,13 @@ inline std::optional<PackedRowsShape> serves(const ReduceCall& call, const Devic
   // things lie between them, each has a place of its own, an odd number of granules.
   s.words = !ordered && conflicts(start, pitch, 16, 8) > 2 && conflicts(start, pitch, 4, 32) <= 4;
   const bool granules_read = !ordered && n > kMostUnrolled && !s.words;
-  const bool run = l.kept == 1 && pitch >= bytes && pitch - bytes <= std::max(32, bytes / 4) &&
+  const bool run = even && pitch >= bytes && pitch - bytes <= std::max(32, bytes / 4) &&
                    conflicts(start, pitch, granules_read ? 16 : 4, granules_read ? 8 : 32) <= (granules_read ? 4 : 8);
   bool alike = true;
   for (int d = 0; d < l.kept; ++d) alike &= l.in[d] * size % 16 == 0;
   const int granules = int(ceil_div(bytes + (alike ? start : 16 - size), 16));
   if (!run) {
-    if (!forced.family && l.kept == 1 && size == 4 && bytes > kMostBytes / 2)
-      return {};  // H200, float32 1024: 0.79, 0.85
+    if (!forced.family && even && size == 4 && bytes > kMostBytes / 2) return {};  // H200, float32 1024: 0.79, 0.85
     s.place = (granules | 1) * 16;
     s.words = false;
   }

@@ -304,7 +304,7 @@ template <int kRows, bool kPlain, class Op> __device__ __forceinline__ void seve
   const int64_t warp = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / kLanes;
   const int64_t base = warp * (kRows * groups) + lane_id() / lanes;  // rows base, base + groups, ...
   const int left = int(call.rows - base < kRows * groups ? call.rows - base : kRows * groups);
-  const int64_t pitch = call.outer.in[0] * int64_t(sizeof(E)), step = groups * pitch;
+  const int64_t pitch = call.pitch * int64_t(sizeof(E)), step = groups * pitch;
   const char* const x = static_cast<const char*>(call.in) + base * pitch;
   const Granule fill = absent_granule(op);
   Granule g[kRows][kEach];
@@ -318,7 +318,7 @@ template <int kRows, bool kPlain, class Op> __device__ __forceinline__ void seve
     }
   auto write = [&](int r, const auto& value) {
     if (r * groups >= left) return;
-    const int64_t out = (base + r * groups) * call.outer.out[0];
+    const int64_t out = even_row_out(call, base + r * groups);
     if constexpr (Op::kIndexed)
       finish_plain_row(op, call.out, reinterpret_cast<const E*>(x + r * step), out, {value.key, value.at});
     else finish_plain_row(op, call.out, nullptr, out, value);

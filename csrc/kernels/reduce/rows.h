@@ -45,7 +45,8 @@ inline int units_a_run(int64_t units, int64_t rows, int multiprocessors, bool an
 inline bool has_whole_rows(const ReduceCall& call) {
   const Layout& l = call.layout;
   const int size = size_of(call.in.dtype);
-  return l.kept <= 1 && aligned(call.in.data) && l.length * size % 16 == 0 && (l.kept == 0 || l.in[0] * size % 16 == 0);
+  const auto pitch = row_pitch(l);
+  return pitch && aligned(call.in.data) && l.length * size % 16 == 0 && *pitch * size % 16 == 0;
 }
 
 inline std::optional<RowsShape> serves(const ReduceCall& call, const DeviceFacts& device, const PlanOverride& forced) {

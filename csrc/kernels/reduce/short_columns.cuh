@@ -31,7 +31,7 @@ __device__ __forceinline__ void short_columns_part(const Op& op, const ColumnCal
   constexpr int V = G::kColumns, kTiles = kInFlight / kRows;
   const int at = lane_id() * V;
   const bool whole = q.tile == kLanes * V;
-  const int64_t pitch = q.pitch * int64_t(sizeof(E)), tiles = q.outer * q.tiles;
+  const int64_t tiles = q.outer * q.tiles;
   const char* const in = global(static_cast<const char*>(q.in));
   int64_t slice = tiles <= INT32_MAX ? uint32_t(first) / uint32_t(q.tiles) : first / q.tiles;
   int tile = int(first - slice * q.tiles);
@@ -51,20 +51,20 @@ __device__ __forceinline__ void short_columns_part(const Op& op, const ColumnCal
     }
   }
   auto top = [&](int t) { return in + (start[t].in + column[t]) * int64_t(sizeof(E)); };
+  auto row = [&](int j) { return row_offset(q, j % kRows) * int64_t(sizeof(E)); };
   G x[kInFlight];
   if (simple) {
 #pragma unroll
-    for (int j = 0; j < kInFlight; ++j)
-      x[j].template load<Stay::Long>(top(j / kRows) + j % kRows * pitch + at * int(sizeof(E)));
+    for (int j = 0; j < kInFlight; ++j) x[j].template load<Stay::Long>(top(j / kRows) + row(j) + at * int(sizeof(E)));
   } else {
     int moved[kInFlight];
     const char* from[kInFlight];
     bool there[kInFlight];
 #pragma unroll
     for (int j = 0; j < kInFlight; ++j) {
-      const char* const row = top(j / kRows) + j % kRows * pitch;
-      moved[j] = int(uintptr_t(row) & (G::kBytes - 1)) / int(sizeof(E));
-      from[j] = row + (at - moved[j]) * int(sizeof(E));
+      const char* const granule = top(j / kRows) + row(j);
+      moved[j] = int(uintptr_t(granule) & (G::kBytes - 1)) / int(sizeof(E));
+      from[j] = granule + (at - moved[j]) * int(sizeof(E));
       there[j] = j % kRows < q.n && left[j / kRows] > 0 && at - moved[j] < left[j / kRows];
     }
     load_granules<Stay::Long>(

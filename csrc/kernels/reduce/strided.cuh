@@ -3,54 +3,70 @@
 #pragma once
 #include "column_lanes.cuh"
 #include "finish.cuh"
+#include "outer.h"
 #include "strided.h"
 
 namespace torchreduce::gpu {
 
 constexpr int kRunLevels = 7;  // of a run of 64 leaves: log2(64) + 1
 
-// The offset of a position from a row's start, going `step` positions at a time: divisions only where it begins, and
-// where the third of the reduced dims from the last takes part.
+static __device__ TR_RARELY_CALLED int64_t far_offset(const Layout& layout, int64_t position) {
+  return position_offset(layout, position);
+}
+
+// The offset of a position from a row's start, going `step` positions at a time, of a leaf at most. Of the last dim and
+// the one before it it counts how far their ends are, in 32 bits: what is further than kFar is not reached.
 class PositionWalk {
  public:
-  __device__ PositionWalk(const Layout& layout, int64_t position, int step)
-      : layout_(layout), position_(position), step_(step) {
+  __device__ PositionWalk(const Layout& layout, int64_t position, int step) : layout_(layout) {
     const int last = layout.kept + layout.reduced - 1;
-    inner_ = layout.reduced > 0 && layout.size[last] > 0 ? layout.size[last] : 1;
-    outer_ = layout.reduced > 2 ? layout.size[last - 1] : INT64_MAX;
     const int64_t stride = layout.reduced > 0 ? layout.in[last] : 0;
-    const int64_t outer_stride = layout.reduced > 1 ? layout.in[last - 1] : 0;
-    ahead_ = layout.reduced > 1 ? step / inner_ : 0;
-    rest_ = layout.reduced > 1 ? int(step - ahead_ * inner_) : step;
-    if (layout.reduced < 2) inner_ = INT64_MAX;
+    inner_ = outer_ = inner_left_ = outer_left_ = int(kFar);
+    ahead_ = 0;
+    rest_ = step;
+    delta_ = step * stride;
+    carry_ = 0;
+    offset_ = position * stride;
+    if (layout.reduced < 2) return;
+    const int64_t inner = layout.size[last], outer_stride = layout.in[last - 1];
+    inner_ = near(inner);
+    ahead_ = step / inner_;
+    rest_ = step - ahead_ * inner_;
     delta_ = ahead_ * outer_stride + rest_ * stride;
-    carry_ = layout.reduced > 1 ? outer_stride - inner_ * stride : 0;
-    place();
+    carry_ = outer_stride - inner * stride;
+    const int64_t row = quotient(position, inner), i = position - row * inner;
+    inner_left_ = near(inner - i);
+    offset_ = row * outer_stride + i * stride;
+    if (layout.reduced == 2) return;
+    const int64_t outer = layout.size[last - 1];
+    outer_ = near(outer);
+    outer_left_ = near(outer - row % outer);
+    offset_ = far_offset(layout, position);
   }
   __device__ __forceinline__ int64_t offset() const { return offset_; }
-  __device__ __forceinline__ void next() {
-    position_ += step_;
-    i_ += rest_;
-    j_ += ahead_;
+  // A step on, to `position`.
+  __device__ __forceinline__ void next(int64_t position) {
+    inner_left_ -= rest_;
+    outer_left_ -= ahead_;
     offset_ += delta_;
-    if (i_ >= inner_) {
-      i_ -= inner_;
-      j_ += 1;
+    if (inner_left_ <= 0) {
+      inner_left_ += inner_;
+      outer_left_ -= 1;
       offset_ += carry_;
     }
-    if (j_ >= outer_) place();
+    if (outer_left_ <= 0) {  // of three dims or more
+      while (outer_left_ <= 0) outer_left_ += outer_;
+      offset_ = far_offset(layout_, position);
+    }
   }
 
  private:
-  __device__ void place() {
-    i_ = inner_ == INT64_MAX ? position_ : position_ % inner_;
-    j_ = outer_ == INT64_MAX ? 0 : position_ / inner_ % outer_;
-    offset_ = position_offset(layout_, position_);
-  }
+  static constexpr int64_t kFar = int64_t(1) << 30;
+  __device__ static int near(int64_t size) { return int(size < kFar ? size : kFar); }
   const Layout& layout_;
-  int64_t position_, offset_, i_, j_;  // i_, j_: along the last two dims
-  int64_t inner_, outer_, ahead_, delta_, carry_;
-  int step_, rest_;
+  int64_t offset_, delta_, carry_;
+  int inner_, outer_, ahead_, rest_;
+  int inner_left_, outer_left_;  // positions to the end of the last dim, and of the dim before it
 };
 
 // A row of at most 8 * width elements, 8 consecutive ones a lane: the pairwise tree is all there is.
@@ -63,7 +79,7 @@ __device__ __forceinline__ typename Op::Acc short_row(const Op& op, const Reduce
   Acc acc[kPerLane];
   PositionWalk walk(call.layout, first < n ? first : 0, 1);
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i, walk.next())
+  for (int i = 0; i < kPerLane; ++i, walk.next(first + i))
     acc[i] = active && first + i < n ? op.load(Load::one(call.in, base + walk.offset()), first + i) : op.absent();
 #pragma unroll
   for (int d = 1; d < kPerLane; d *= 2) {
@@ -88,12 +104,12 @@ __device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const Reduce
     typename Load::Element x[kPerLane];
     if (k + (kPerLane - 1) * kLanes < end) {  // the loads are in flight together
 #pragma unroll
-      for (int i = 0; i < kPerLane; ++i, walk.next()) x[i] = Load::one(call.in, base + walk.offset());
+      for (int i = 0; i < kPerLane; ++i, walk.next(k + i * kLanes)) x[i] = Load::one(call.in, base + walk.offset());
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) acc[i] = step(op, acc[i], x[i], k + i * kLanes);
     } else {
 #pragma unroll
-      for (int i = 0; i < kPerLane; ++i, walk.next())
+      for (int i = 0; i < kPerLane; ++i, walk.next(k + i * kLanes))
         if (k + i * kLanes < end) acc[i] = step(op, acc[i], Load::one(call.in, base + walk.offset()), k + i * kLanes);
     }
   }
@@ -127,7 +143,7 @@ __device__ __forceinline__ typename Op::Acc warp_leaf_of_granules(const Op& op, 
     PositionWalk walk(call.layout, first + residue < call.layout.length ? first + residue : first, kResidues);
     G x[kSteps];
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k, walk.next()) {
+    for (int k = 0; k < kSteps; ++k, walk.next(first + residue + k * kResidues)) {
       x[k] = none;
       if (first + residue + k * kResidues < call.layout.length)
         x[k].load(reinterpret_cast<const char*>(from + walk.offset()));

@@ -72,7 +72,7 @@ __device__ __forceinline__ void columns_part(const Op& op, const ColumnCall& q, 
 
   auto load = [&](int a, G(&x)[kInFlight]) {
     const int row = row_of(q, a), lowest = row + down_to(kInFlight - 1);
-    const bool simple = lowest < q.n && !q.ragged && pitch == short_pitch;
+    const bool all = lowest < q.n && !q.ragged, simple = all && pitch == short_pitch && !q.jump;
     if (simple && whole) {
 #pragma unroll
       for (int j = 0; j < kInFlight; ++j)
@@ -82,10 +82,13 @@ __device__ __forceinline__ void columns_part(const Op& op, const ColumnCall& q, 
       for (int j = 0; j < kInFlight; ++j)
         x[j].load(reinterpret_cast<const char*>(multiply_add(row + down_to(j), short_pitch, int64_t(top))) +
                   granule(row, j));
+    } else if (all && whole) {
+#pragma unroll
+      for (int j = 0; j < kInFlight; ++j) x[j].load(top + own + row_offset(q, row + down_to(j)) * int64_t(sizeof(E)));
     } else {
       load_granules(
           q, none, [&](int j) { return row + down_to(j) < q.n; },
-          [&](int j) { return top + (row + down_to(j)) * pitch + granule(row, j); }, x);
+          [&](int j) { return top + row_offset(q, row + down_to(j)) * int64_t(sizeof(E)) + granule(row, j); }, x);
     }
   };
   auto combine = [&](int a, G(&x)[kInFlight], Near(&t)[V]) {

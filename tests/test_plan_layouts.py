@@ -1,0 +1,81 @@
+"""Reductions of views: of dims with others between them, of windows, of rows whose results lie elsewhere. Who serves
+them, and that bits are those of the CPU."""
+
+import math
+
+import pytest
+import torch
+from cases import hostile
+from test_plan_columns import FAMILIES, plan
+
+import torchreduce as tr
+from torchreduce.testing import assert_bitwise_equal, force_plan
+
+# The shape in memory, what is made of it, the reduced dims, who takes that as float32.
+RUNS = [
+    ((6, 5, 300, 64), lambda x: x, (0, 2), "narrow_columns"),
+    ((60, 5, 77, 96), lambda x: x, (0, 2), "narrow_columns"),
+    ((40, 3, 2, 32), lambda x: x, (0, 2), "wide_columns"),
+    ((5, 3, 70, 1032), lambda x: x, (0, 2), "wide_columns"),
+    ((2, 3, 2, 2056), lambda x: x, (0, 2), "short_columns"),
+    ((400, 3, 8, 67), lambda x: x, (0, 2), "narrow_columns"),
+    ((7, 40, 16, 128), lambda x: x.transpose(1, 2), (0, 1), "wide_columns"),
+    ((40, 50, 136), lambda x: x.permute(1, 2, 0), (0, 2), "wide_columns"),
+    ((5, 2, 30, 3, 64), lambda x: x[:, :, :, 1], (0, 2), "wide_columns"),
+    ((900, 64), lambda x: x[:, 16:32], 0, "narrow_columns"),
+    ((5000, 24), lambda x: x[:, 8:], 0, "narrow_columns"),
+    ((3, 3000, 96), lambda x: x[..., :64], 1, "narrow_columns"),
+    ((900, 64), lambda x: x[:, 3:35], 0, "wide_columns"),
+]
+ROWS = [
+    ((30, 40, 128), lambda x: x.permute(2, 1, 0), 0, "rows"),
+    ((6, 70, 5, 64), lambda x: x.transpose(1, 2), 3, "rows"),
+    ((9, 20, 100), lambda x: x.permute(2, 1, 0), 0, "rows"),
+    ((9, 20, 33), lambda x: x.permute(2, 1, 0), 0, "packed_rows"),
+    ((300, 40, 7), lambda x: x.permute(2, 1, 0), 0, "packed_rows"),
+    ((6, 20, 3, 5, 64), lambda x: x[:, :, 1].transpose(1, 2), 3, "packed_rows"),
+    ((3, 5, 4096), lambda x: x.permute(2, 1, 0), 0, "rows"),
+]
+STRIDED = [
+    ((70, 3, 7, 7), lambda x: x, (0, 2, 3), "strided"),
+    ((70, 3, 5, 2, 7), lambda x: x, (0, 2, 4), "strided"),
+    ((3, 900, 2), lambda x: x[..., 1], 1, "strided"),
+    ((3, 2, 300, 2), lambda x: x[..., 0], (0, 2), "strided"),
+]
+
+
+@pytest.mark.parametrize("case", RUNS + ROWS + STRIDED, ids=lambda case: f"{case[0]} over {case[2]} by {case[3]}")
+def test_who_serves(case):
+    shape, view, dims, family = case
+    x = view(torch.empty(shape, device="meta"))
+    dims = dims if isinstance(dims, tuple) else (dims,)
+    assert plan("sum", tuple(x.shape), torch.float32, strides=x.stride(), dim=dims,
+                aligned=x.storage_offset() % 4 == 0)["family"] == family  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", RUNS + ROWS + STRIDED, ids=lambda case: f"{case[0]} over {case[2]} by {case[3]}")
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64, torch.int8))
+def test_bits_of_views(dtype, case):
+    """As planned and by each family, at any address of an element."""
+    shape, view, dims, _ = case
+    for offset in (0, 1, 4):
+        x = hostile((math.prod(shape) + offset,), dtype, seed=offset)
+        y = view(x.cuda()[offset:].view(shape))
+        x = view(x[offset:].view(shape))
+        for name in ("sum", "amax", "prod", "count_nonzero"):
+            function = getattr(tr, name)
+            if name == "prod" and isinstance(dims, tuple):
+                continue
+            expected = function(x, dims)
+            assert_bitwise_equal(function(y, dims).cpu(), expected)
+            for family in (*FAMILIES, "rows", "packed_rows", "few_rows", "strided", "columns"):
+                with force_plan(family=family):
+                    try:
+                        actual = function(y, dims)
+                    except ValueError:  # it cannot
+                        continue
+                assert_bitwise_equal(actual.cpu(), expected)
+        if not isinstance(dims, tuple):
+            for actual, expected in zip(tr.max(y, dims), tr.max(x, dims), strict=True):
+                assert_bitwise_equal(actual.cpu(), expected)
