@@ -115,8 +115,8 @@ MUTANTS = (
         "reduce.Sum", ("strided",), every=1, some=True,
     ),
     Mutant(
-        "results of permuted rows lie one after the other", "kernels/reduce/outer.h",
-        "if (call.outer.dims < 2) return row * call.outer.out[0];", "return row * call.outer.out[0];",
+        "results of permuted rows lie one after the other", "kernels/reduce/granule.cuh",
+        "call.outer.dims < 2 ? row * call.outer.out[0] : row_out_of_dims(call, row)", "row * call.outer.out[0]",
         "reduce.Sum", ("short_rows", "rows"), every=1,
     ),
     Mutant(

@@ -80,8 +80,13 @@ using gpuError_t = hipError_t;
 #define TR_LARGE_BLOCKS
 #endif
 
-// A function that is called where it is needed rarely, so that its code is nowhere in the way.
+// A function that is called where it is needed rarely, so that its code is nowhere in the way; on AMD, where calls take
+// scratch memory, it is inlined.
+#if defined(__HIP__)
+#define TR_RARELY_CALLED __forceinline__
+#else
 #define TR_RARELY_CALLED __attribute__((noinline))
+#endif
 
 // Declares the dynamic shared memory of a block, an array of char.
 #if !defined(TR_EMULATED)

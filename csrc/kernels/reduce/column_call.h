@@ -115,7 +115,7 @@ struct Columns {
   ColumnFacts facts;
   int size;         // bytes of an element
   bool whole;       // rows are whole granules
-  bool whole_runs;  // and so are runs of rows that follow each other, at least one, at one distance
+  bool whole_runs;  // and so are runs of rows that follow each other, at least one, at one distance; facts.small
   int fill;         // blocks that fill the device, eight a multiprocessor
   int shared;       // bytes that a block may have
 
@@ -188,7 +188,7 @@ inline std::optional<Columns> columns_of(const ReduceCall& call, const DeviceFac
   if (q.jump % c.granule()) return {};
   c.whole = starts && q.pitch % c.granule() == 0;
   const int64_t run = c.dense_rows() ? l.size[last] * q.inner : q.inner;
-  c.whole_runs = starts && run % c.granule() == 0 && int64_t(q.n) * q.inner <= INT32_MAX &&
+  c.whole_runs = facts.small && starts && run % c.granule() == 0 && int64_t(q.n) * q.inner <= INT32_MAX &&
                  (c.dense_rows() || (l.reduced == 1 && q.pitch % c.granule() == 0));
   if (c.whole_runs) q.by_elements = divider(run);
   q.tile = (c.whole ? 32 : 31) * c.granule();

@@ -42,24 +42,6 @@ struct RowsCall {
   int64_t pitch;
   Divider by[kMostOuter];  // the size of each dim, if so
 };
-TR_HD int64_t row_in(const RowsCall& call, int64_t row) {
-  return call.even ? row * call.pitch : row_start(call.outer, row).in;
-}
-TR_HD int64_t even_row_out(const RowsCall& call, int64_t row) {
-  if (call.outer.dims < 2) return row * call.outer.out[0];
-  int64_t out = 0;
-  int r = int(row);
-  TR_ROLLED
-  for (int d = call.outer.dims - 1; d > 0; --d) {
-    const int next = call.by[d].quotient(r);
-    out += (r - next * call.outer.size[d]) * call.outer.out[d];
-    r = next;
-  }
-  return out + r * call.outer.out[0];
-}
-TR_HD int64_t row_out(const RowsCall& call, int64_t row) {
-  return call.even ? even_row_out(call, row) : row_start(call.outer, row).out;
-}
 
 // Whether the order of combining does not show in the bits (ops.h, kAnyOrder).
 inline bool any_order(const ReduceCall& call) {

@@ -53,27 +53,39 @@ void launch_columns(Kernel kernel, const ReduceCall& call, const ColumnShape& sh
   q.tickets = tickets;
   enqueue(kernel, shape.blocks, shape.threads, shape.shared, Queue{stream}, q);
 }
-#define TR_COLUMNS(Shape, kernel, compiled)                                                              \
-  template <class Op, class Load>                                                                        \
-  void launch(const ReduceCall& call, const Shape& shape, typename Op::Acc* partials, uint32_t* tickets, \
-              gpuStream_t stream) {                                                                      \
-    using E = typename Load::Element;                                                                    \
-    if constexpr (kWideReductions && kIsTyped<Load> && has_columns<Op>(DtypeOf<E>::value) && (compiled)) \
-      launch_columns(kernel<Op, Load>, call, shape, partials, tickets, stream);                          \
+#define TR_SMALL_COLUMNS(Shape, kernel)                                                                               \
+  template <class Op, class Load>                                                                                     \
+  void launch(const ReduceCall& call, const Shape& shape, typename Op::Acc* partials, uint32_t* tickets,              \
+              gpuStream_t stream) {                                                                                   \
+    if constexpr (kWideReductions && kIsTyped<Load> && has_small_columns<Op>(DtypeOf<typename Load::Element>::value)) \
+      launch_columns(kernel<Op, Load>, call, shape, partials, tickets, stream);                                       \
   }
-TR_COLUMNS(NarrowColumnsShape, reduce_narrow_columns, true)
-TR_COLUMNS(ShortColumnsShape, reduce_short_columns, has_small_columns<Op>(DtypeOf<E>::value))
-TR_COLUMNS(ColumnSlicesShape, reduce_column_slices, has_small_columns<Op>(DtypeOf<E>::value))
-#undef TR_COLUMNS
+TR_SMALL_COLUMNS(ShortColumnsShape, reduce_short_columns)
+TR_SMALL_COLUMNS(ColumnSlicesShape, reduce_column_slices)
+#undef TR_SMALL_COLUMNS
+template <class Op, class Load>
+void launch(const ReduceCall& call, const NarrowColumnsShape& shape, typename Op::Acc* partials, uint32_t* tickets,
+            gpuStream_t stream) {
+  constexpr Dtype d = DtypeOf<typename Load::Element>::value;
+  if constexpr (kWideReductions && kIsTyped<Load> && has_columns<Op>(d)) {
+    constexpr bool small = has_small_columns<Op>(d);
+    launch_columns(
+        small && shape.q.jump ? reduce_narrow_columns<Op, Load, small> : reduce_narrow_columns<Op, Load, false>, call,
+        shape, partials, tickets, stream);
+  }
+}
 template <class Op, class Load>
 void launch(const ReduceCall& call, const WideColumnsShape& shape, typename Op::Acc* partials, uint32_t* tickets,
             gpuStream_t stream) {
   constexpr Dtype d = DtypeOf<typename Load::Element>::value;
   if constexpr (kWideReductions && kIsTyped<Load> && has_columns<Op>(d)) {
     constexpr bool small = has_small_columns<Op>(d);
-    const bool whole = small && shape.q.tile == column_tile(size_of(d));
-    launch_columns(whole ? reduce_wide_columns<Op, Load, small> : reduce_wide_columns<Op, Load, false>, call, shape,
-                   partials, tickets, stream);
+    auto kernel = reduce_wide_columns<Op, Load, false, true>;
+    if constexpr (small)
+      if (!shape.q.jump)
+        kernel = shape.q.tile == column_tile(size_of(d)) ? reduce_wide_columns<Op, Load, true, false>
+                                                         : reduce_wide_columns<Op, Load, false, false>;
+    launch_columns(kernel, call, shape, partials, tickets, stream);
   }
 }
 

@@ -37,7 +37,7 @@ __device__ __forceinline__ int row_of(const ColumnCall& q, int a) {
 
 // What a warp makes of accumulators `first` to first + span - 1 of its tile, `left` columns from `top` on. Positions
 // count from base_row; `deep`: of ColumnTree.
-template <bool kWhole, class Op, class E, int V>
+template <bool kWhole, bool kRuns, class Op, class E, int V>
 __device__ __forceinline__ void columns_part(const Op& op, const ColumnCall& q, const char* top, int left, int first,
                                              int span, int base_row, void* deep, typename Op::Near (&v)[V]) {
   using Near = typename Op::Near;
@@ -70,9 +70,10 @@ __device__ __forceinline__ void columns_part(const Op& op, const ColumnCall& q, 
     return (at - s < left ? at - s : -s) * int(sizeof(E));
   };
 
+  auto offset = [&](int row) { return kRuns ? row_offset(q, row) * int64_t(sizeof(E)) : row * pitch; };
   auto load = [&](int a, G(&x)[kInFlight]) {
     const int row = row_of(q, a), lowest = row + down_to(kInFlight - 1);
-    const bool all = lowest < q.n && !q.ragged, simple = all && pitch == short_pitch && !q.jump;
+    const bool all = lowest < q.n && !q.ragged, simple = all && pitch == short_pitch && !(kRuns && q.jump);
     if (simple && whole) {
 #pragma unroll
       for (int j = 0; j < kInFlight; ++j)
@@ -82,13 +83,13 @@ __device__ __forceinline__ void columns_part(const Op& op, const ColumnCall& q, 
       for (int j = 0; j < kInFlight; ++j)
         x[j].load(reinterpret_cast<const char*>(multiply_add(row + down_to(j), short_pitch, int64_t(top))) +
                   granule(row, j));
-    } else if (all && whole) {
+    } else if (kRuns && all && whole) {
 #pragma unroll
-      for (int j = 0; j < kInFlight; ++j) x[j].load(top + own + row_offset(q, row + down_to(j)) * int64_t(sizeof(E)));
+      for (int j = 0; j < kInFlight; ++j) x[j].load(top + own + offset(row + down_to(j)));
     } else {
       load_granules(
           q, none, [&](int j) { return row + down_to(j) < q.n; },
-          [&](int j) { return top + row_offset(q, row + down_to(j)) * int64_t(sizeof(E)) + granule(row, j); }, x);
+          [&](int j) { return top + offset(row + down_to(j)) + granule(row, j); }, x);
     }
   };
   auto combine = [&](int a, G(&x)[kInFlight], Near(&t)[V]) {
@@ -128,12 +129,12 @@ __device__ __forceinline__ void columns_part(const Op& op, const ColumnCall& q, 
 }
 // The same of products of floats by powers, where that is rare, to shared memory: here as an array it would be in
 // memory.
-template <bool kWhole, class Op, class E, int V>
+template <bool kWhole, bool kRuns, class Op, class E, int V>
 __device__ TR_RARELY_CALLED void columns_part_by_powers(Op op, const ColumnCall& q, const char* top, int left,
                                                         int first, int span, int base_row, void* deep,
                                                         typename Op::Near* to) {
   typename Op::Near v[V];
-  columns_part<kWhole, Op, E, V>(op, q, top, left, first, span, base_row, deep, v);
+  columns_part<kWhole, kRuns, Op, E, V>(op, q, top, left, first, span, base_row, deep, v);
   warp_barrier();
 #pragma unroll
   for (int e = 0; e < V; ++e) to[e] = v[e];
@@ -160,13 +161,13 @@ struct ColumnWork {
   }
 };
 
-// Serves n >= 1 rows of neighbouring columns that start anywhere. Blocks take tiles of 32 granules (31, where rows are
-// no whole granules: then a lane's columns are moved down from where they lie, and the last lane has none) and units of
-// accumulators; tiles next to each other first. q.warps = 1: each warp has a tile and all of its rows. Else so many
-// warps share a unit in equal runs of accumulators.
-// Shared memory: of each warp wide_column_values, the deep levels of its ColumnTree and then its columns' values; where
-// units meet, their two buffers (split_columns.cuh).
-template <class Op, class Load, bool kWhole>
+// Serves n >= 1 rows of neighbouring columns that start anywhere; kRuns: they may lie in several runs. Blocks take
+// tiles of 32 granules (31, where rows are no whole granules: then a lane's columns are moved down from where they lie,
+// and the last lane has none) and units of accumulators; tiles next to each other first. q.warps = 1: each warp has a
+// tile and all of its rows. Else so many warps share a unit in equal runs of accumulators. Shared memory: of each warp
+// wide_column_values, the deep levels of its ColumnTree and then its columns' values; where units meet, their two
+// buffers (split_columns.cuh).
+template <class Op, class Load, bool kWhole, bool kRuns>
 __global__ void TR_BLOCKS_BOUND(kThreads, wide_column_blocks(sizeof(typename Load::Element), kTwoResults<Op>))
     reduce_wide_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
@@ -188,7 +189,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, wide_column_blocks(sizeof(typename Loa
     if constexpr (kMultipliesFloats<Op>) {
       const PlainProduct<Op> plain;
       typename Op::F products[V];
-      columns_part<kWhole, PlainProduct<Op>, E, V>(plain, q, top, w.left, w.first, w.span, w.base_row, deep, products);
+      columns_part<kWhole, kRuns, PlainProduct<Op>, E, V>(plain, q, top, w.left, w.first, w.span, w.base_row, deep,
+                                                          products);
       bool holds = true;
 #pragma unroll
       for (int e = 0; e < V; ++e) {
@@ -197,12 +199,12 @@ __global__ void TR_BLOCKS_BOUND(kThreads, wide_column_blocks(sizeof(typename Loa
       }
       if (ballot(!holds)) {
         Near* const exact = values + warp * kStage + lane_id() * V;
-        columns_part_by_powers<kWhole, Op, E, V>(op, q, top, w.left, w.first, w.span, w.base_row, deep, exact);
+        columns_part_by_powers<kWhole, kRuns, Op, E, V>(op, q, top, w.left, w.first, w.span, w.base_row, deep, exact);
 #pragma unroll
         for (int e = 0; e < V; ++e) v[e] = exact[e];
       }
     } else {
-      columns_part<kWhole, Op, E, V>(op, q, top, w.left, w.first, w.span, w.base_row, deep, v);
+      columns_part<kWhole, kRuns, Op, E, V>(op, q, top, w.left, w.first, w.span, w.base_row, deep, v);
     }
   }
 
