@@ -79,3 +79,12 @@ def test_bits_of_views(dtype, case):
         if not isinstance(dims, tuple):
             for actual, expected in zip(tr.max(y, dims), tr.max(x, dims), strict=True):
                 assert_bitwise_equal(actual.cpu(), expected)
+
+
+@pytest.mark.parametrize("device", ("cpu", pytest.param("cuda", marks=pytest.mark.gpu)))
+@pytest.mark.parametrize("shape", [(2, 3, 0, 4, 5), (0, 3, 2, 4, 5), (2, 3, 5, 4, 0)], ids=str)
+def test_empty_dims_with_others_between(shape, device):
+    x = torch.empty(shape, device=device)
+    for name in ("sum", "mean", "count_nonzero", "any"):
+        expected = getattr(torch, name)(x, (0, 2, 4))
+        assert torch.equal(getattr(tr, name)(x, (0, 2, 4)).nan_to_num(7), expected.nan_to_num(7))

@@ -155,6 +155,12 @@ const Policies kReducePolicies = {
 };
 
 void strided() {
+  for (const char* op : {"sum", "mean", "count_nonzero"}) {  // empty, by the last dims of several or those before them
+    const Dtype out = op[0] == 'c' ? Dtype::I64 : Dtype::F32;
+    for (const auto& sizes : {std::vector<int64_t>{2, 3, 0, 4, 5}, {0, 3, 2, 4, 5}, {2, 3, 5, 4, 0}})
+      check({op, Dtype::F32, out, sizes, 21}, kReducePolicies);
+    check({op, Dtype::F32, out, {3, 2, 0, 4}, 5}, kReducePolicies);
+  }
   check_reductions({{3, 2, 5, 4, 7}, {30, 2, 20, 3, 11}}, 21, kReducePolicies);  // three dims, with others between them
   check_reductions({{3, 257}, {2, 2047}, {1, 2048}, {3, 2049}, {2, 4099}, {1, 6151}, {2, 20000}}, 2, kReducePolicies);
 }

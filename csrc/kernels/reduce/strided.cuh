@@ -27,7 +27,7 @@ class PositionWalk {
     delta_ = step * stride;
     carry_ = 0;
     offset_ = position * stride;
-    if (layout.reduced < 2) return;
+    if (layout.reduced < 2 || layout.length == 0) return;  // there is nowhere to go
     const int64_t inner = layout.size[last], outer_stride = layout.in[last - 1];
     inner_ = near(inner);
     ahead_ = step / inner_;
