@@ -115,6 +115,11 @@ MUTANTS = (
         "reduce.Sum", ("strided",), every=1, some=True,
     ),
     Mutant(
+        "a walk begins in an empty dim", "kernels/reduce/strided.cuh",
+        "if (layout.reduced < 2 || layout.length == 0) return;", "if (layout.reduced < 2) return;",
+        "reduce.Sum", ("strided",), every=1,
+    ),
+    Mutant(
         "results of permuted rows lie one after the other", "kernels/reduce/granule.cuh",
         "call.outer.dims < 2 ? row * call.outer.out[0] : row_out_of_dims(call, row)", "row * call.outer.out[0]",
         "reduce.Sum", ("short_rows", "rows"), every=1,
