@@ -390,7 +390,10 @@ def test_forced_fields_are_kept():
     with force_plan(family="strided", lanes=32, warps=4, leaves=2, vector_loads=False):
         assert _C.forced_plan() == {"family": "strided", "lanes": 32, "warps": 4, "leaves": 2, "vector_loads": 0}
         p = plan("sum", (3, 100_000), 1)
-        assert (p["family"], p["shape"]) == ("strided", {"lanes": 32, "warps": 4, "leaves": 2, "granules": 0})
+        assert (p["family"], p["shape"]) == (
+            "strided",
+            {"lanes": 32, "warps": 4, "leaves": 2, "granules": 0, "window": 0},
+        )
     assert _C.forced_plan() == {}
     with force_plan(family="columns", lanes=8):
         p = plan("sum", (3, 100_000), 1)

@@ -3,9 +3,13 @@
 Run as: compute-sanitizer --tool memcheck python -m pytest -m sanitize tests
 """
 
+import math
+
 import pytest
 import torch
 from cases import LAYOUTS, OURS, misaligned, values
+from test_plan_columns import FAMILIES
+from test_plan_layouts import VIEWS
 
 import torchreduce as tr
 from torchreduce import _C
@@ -125,6 +129,26 @@ def test_rows_whose_neighbours_are_apart_in_memory(device, name, dtype):
             with force_plan(family="transposed_rows", leaves=leaves):
                 assert_bitwise_equal(getattr(tr, name)(x.to(device).permute(order)), expected)
                 assert_bitwise_equal(getattr(tr, name)(misaligned(x.to(device)).permute(order)), expected)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("case", VIEWS, ids=lambda case: f"{case[0]} over {case[2]} by {case[3]}")
+def test_views(device, case, dtype):
+    """As planned and by each family, at the first element of an allocation and at the second."""
+    shape, view, dims, _ = case
+    for offset in (0, 1):
+        x = values((math.prod(shape) + offset,), dtype, seed=1)
+        y = view(x.to(device)[offset:].view(shape))
+        expected = tr.sum(view(x[offset:].view(shape)), dims)
+        assert_bitwise_equal(tr.sum(y, dims).cpu(), expected)
+        for family in (*FAMILIES, "strided"):
+            with force_plan(family=family):
+                try:
+                    actual = tr.sum(y, dims)
+                except ValueError:  # it cannot
+                    continue
+            assert_bitwise_equal(actual.cpu(), expected)
 
 
 @on_each(SCAN)

@@ -120,6 +120,31 @@ MUTANTS = (
         "reduce.Sum", ("strided",), every=1,
     ),
     Mutant(
+        "a run's elements are read before all lanes have copied", "kernels/reduce/strided.cuh",
+        "wait_copies<0>(); warp_barrier();", "wait_copies<0>();",
+        "reduce.Sum", ("strided",), some=True,
+    ),
+    Mutant(
+        "elements are copied over others that are still read", "kernels/reduce/strided.cuh",
+        "warp_barrier();  // what was copied before has been read", "",
+        "reduce.Sum", ("strided",),
+    ),
+    Mutant(
+        "after a run comes what lies there, not the next one", "kernels/reduce/strided.cuh",
+        "*(next - (window - run)) = *next;", "(void)next;",
+        "reduce.Sum", ("strided",),
+    ),
+    Mutant(
+        "runs are as far from whole granules as their length", "kernels/reduce/strided.h",
+        "more = (pitch - window) % columns", "more = (run - window) % columns",
+        "reduce_plan", ("strided",), every=1,
+    ),
+    Mutant(
+        "what lies around the tensor is copied with its ends", "kernels/reduce/strided.cuh",
+        "(p >= in && p + V <= stop)", "p >= in",
+        "reduce.Sum", ("strided",), sanitizer="asan", every=1,
+    ),
+    Mutant(
         "results of permuted rows lie one after the other", "kernels/reduce/granule.cuh",
         "call.outer.dims < 2 ? row * call.outer.out[0] : row_out_of_dims(call, row)", "row * call.outer.out[0]",
         "reduce.Sum", ("short_rows", "rows"), every=1,

@@ -162,6 +162,9 @@ void strided() {
     check({op, Dtype::F32, out, {3, 2, 0, 4}, 5}, kReducePolicies);
   }
   check_reductions({{3, 2, 5, 4, 7}, {30, 2, 20, 3, 11}}, 21, kReducePolicies);  // three dims, with others between them
+  // Runs of neighbours with kept dims between them, from any element on.
+  const Policies runs = {{{kStrided}, 132, kManyMemories}, {{kStrided, 32, 2, 2}, 1, kManyMemories}};
+  check_reductions({{70, 3, 49}, {130, 2, 17}, {300, 1, 8}, {9, 2, 301}, {3, 5, 2049}, {260, 4, 1}}, 5, runs);
   check_reductions({{3, 257}, {2, 2047}, {1, 2048}, {3, 2049}, {2, 4099}, {1, 6151}, {2, 20000}}, 2, kReducePolicies);
 }
 void short_strided() {

@@ -1,8 +1,10 @@
 // Reductions of rows of any strides, with lanes along a row: the reduced dims hold the smallest stride, or there is one
-// long row, and no faster kernel serves it. Elements are loaded one by one.
+// long row, and no faster kernel serves it. Elements are loaded one by one; or, where they lie in runs of neighbours,
+// by granules: at once where runs are whole ones, else by way of shared memory, of which each warp has a part of its
+// own.
 #pragma once
 #include "column_lanes.cuh"
-#include "finish.cuh"
+#include "granule.cuh"
 #include "outer.h"
 #include "strided.h"
 
@@ -127,45 +129,154 @@ __device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const Reduce
 template <class Load> constexpr bool kHasGranules = false;
 template <class E> constexpr bool kHasGranules<TypedLoad<E>> = has_small_columns(DtypeOf<E>::value);
 
-// The same of positions in runs of whole granules: a lane has residues that are neighbours, 16 bytes of them.
-template <class Op, class E>
-__device__ __forceinline__ typename Op::Acc warp_leaf_of_granules(const Op& op, const ReduceCall& call, int64_t base,
-                                                                  int64_t first) {
+// One leaf of a row by granules: a lane has residues that are neighbours, 16 bytes of them, in kParts places, `residue`
+// and up. load(part, residue, step, x) gets kAtOnce steps of a part, from `step` on; absent elements after the row's.
+template <class Op, class E, int kAtOnce, class Load>
+__device__ __forceinline__ typename Op::Acc warp_leaf_of_granules(const Op& op, int64_t first, Load load) {
   using Near = typename Op::Near;
   using G = ColumnGranule<E>;
   constexpr int V = G::kColumns, kParts = kResidues / (kLanes * V), kSteps = kLeaf / kResidues;
-  const E* const from = global(static_cast<const E*>(call.in.data)) + base;
-  const G none = G::of(op.absent_element());
-  Near part[kParts];
+  Near v[kParts][V], part[kParts];
+#pragma unroll
+  for (int s = 0; s < kSteps; s += kAtOnce)
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      G x[kAtOnce];
+      load(p, (p * kLanes + lane_id()) * V, s, x);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
+        if (s + k == 0) op.template near_all<V>(x[k].w, 0, v[p]);
+        else step_all<V>(op, x[k].w, s + k, v[p]);
+    }
 #pragma unroll
   for (int p = 0; p < kParts; ++p) {
-    const int residue = (p * kLanes + lane_id()) * V;
-    PositionWalk walk(call.layout, first + residue < call.layout.length ? first + residue : first, kResidues);
-    G x[kSteps];
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k, walk.next(first + residue + k * kResidues)) {
-      x[k] = none;
-      if (first + residue + k * kResidues < call.layout.length)
-        x[k].load(reinterpret_cast<const char*>(from + walk.offset()));
-    }
-    Near v[V];
-    op.template near_all<V>(x[0].w, 0, v);
-#pragma unroll
-    for (int k = 1; k < kSteps; ++k) step_all<V>(op, x[k].w, k, v);
-#pragma unroll
-    for (int e = 0; e < V; ++e) v[e] = Op::place(v[e], residue + e, kResidues);
+    for (int e = 0; e < V; ++e) v[p][e] = Op::place(v[p][e], (p * kLanes + lane_id()) * V + e, kResidues);
 #pragma unroll
     for (int d = 1; d < V; d *= 2)
 #pragma unroll
-      for (int e = 0; e < V; e += 2 * d) v[e] = Op::combine(v[e], v[e + d]);
-    for (int d = 1; d < kLanes; d *= 2) v[0] = Op::combine(v[0], shuffle(v[0], lane_id() ^ d));
-    part[p] = v[0];
+      for (int e = 0; e < V; e += 2 * d) v[p][e] = Op::combine(v[p][e], v[p][e + d]);
+    part[p] = v[p][0];
+    for (int d = 1; d < kLanes; d *= 2) part[p] = Op::combine(part[p], shuffle(part[p], lane_id() ^ d));
   }
 #pragma unroll
   for (int d = 1; d < kParts; d *= 2)
 #pragma unroll
     for (int p = 0; p < kParts; p += 2 * d) part[p] = Op::combine(part[p], part[p + d]);
   return Op::far(part[0], first);
+}
+
+// Of positions in runs of whole granules.
+template <class Op, class E>
+__device__ __forceinline__ typename Op::Acc warp_leaf_in_place(const Op& op, const ReduceCall& call, int64_t base,
+                                                               int64_t first) {
+  using G = ColumnGranule<E>;
+  constexpr int kSteps = kLeaf / kResidues;
+  const E* const from = global(static_cast<const E*>(call.in.data)) + base;
+  const G none = G::of(op.absent_element());
+  return warp_leaf_of_granules<Op, E, kSteps>(op, first, [&](int, int residue, int, G(&x)[kSteps]) {
+    PositionWalk walk(call.layout, first + residue < call.layout.length ? first + residue : first, kResidues);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k, walk.next(first + residue + k * kResidues)) {
+      x[k] = none;
+      if (first + residue + k * kResidues < call.layout.length)
+        x[k].load(reinterpret_cast<const char*>(from + walk.offset()));
+    }
+  });
+}
+
+// Positions in runs of neighbouring elements, which start anywhere (strided.h): a warp copies 4 KiB of them at a time
+// to its shared memory, by whole granules. Runs lie shape.window elements apart there, which puts each as far from a
+// granule as it is in memory, and no two in one; what follows a run is the beginning of the next one, once more.
+template <class E> class StagedRuns {
+ public:
+  using G = ColumnGranule<E>;
+  static constexpr int V = G::kColumns;
+  __device__ StagedRuns(const ReduceCall& call, const StridedShape& shape, E* staged, int64_t base)
+      : call_(call), shape_(shape), staged_(staged), base_(base) {}
+
+  // `count` positions from `from` on, by all lanes of the warp.
+  __device__ __forceinline__ void copy(int from, int count) {
+    const int run = shape_.run, window = shape_.window, pitch = shape_.pitch;
+    const E* const in = global(static_cast<const E*>(call_.in.data));
+    const E* const stop = in + shape_.elements;
+    const int skipped = shape_.by_run.quotient(from), phase = from - skipped * run;
+    const E* const start = in + base_ + int64_t(skipped) * pitch;  // of the first run
+    const int before = elements_before(start), last = phase + count - 1, runs = shape_.by_run.quotient(last);
+    const int head = (before + phase) / V, tail = (before + last + runs * (window - run)) / V;
+    first_ = before - head * V + phase;
+    phase_ = phase;
+    const bool whole = start - before >= in && start + int64_t(runs) * pitch + run + V <= stop;
+    warp_barrier();  // what was copied before has been read
+#pragma unroll 1
+    for (int g = head + lane_id(); g <= tail; g += kLanes) {
+      const int r = shape_.by_window.quotient(g * V + V - 1 - before), i = g * V - before - r * window;
+      if (i >= run) continue;  // between two runs
+      const E* const p = start + (int64_t(r) * pitch + i);
+      E* const to = staged_ + (g - head) * V;
+      if (whole || (p >= in && p + V <= stop)) copy_async<16>(to, p);
+      else *reinterpret_cast<G*>(to) = load_part<E>(in, stop, reinterpret_cast<const char*>(p), G::of(E{}));
+    }
+    end_copies();
+    wait_copies<0>();
+    warp_barrier();
+    for (int r = 1 + lane_id() / V; r <= runs; r += kLanes / V)
+      if (const int e = lane_id() % V; e < V - 1) {
+        E* const next = staged_ + (first_ - phase + r * window + e);
+        *(next - (window - run)) = *next;
+      }
+    warp_barrier();
+  }
+  // Position number i of them, and those that follow it; after the last one anything.
+  __device__ __forceinline__ G operator()(int i) const {
+    const int at = first_ + i + shape_.by_run.quotient(phase_ + i) * (shape_.window - shape_.run);
+    G g;
+    if constexpr (sizeof(E) == 4) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) g.w[k] = reinterpret_cast<const uint32_t*>(staged_)[at + k];
+    } else {
+      const uint32_t* const from = reinterpret_cast<const uint32_t*>(staged_) + at / 2;
+      uint32_t w[5];
+#pragma unroll
+      for (int k = 0; k < 5; ++k) w[k] = from[k];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) g.w[k] = funnel_right(w[k], w[k + 1], at % 2 * 16);
+    }
+    return g;
+  }
+
+ private:
+  const ReduceCall& call_;
+  const StridedShape& shape_;
+  E* const staged_;
+  int64_t base_;
+  int first_ = 0, phase_ = 0;  // of the first position that was copied: where it is in shared memory, and in its run
+};
+template <class Op, class E>
+__device__ __forceinline__ typename Op::Acc warp_leaf_of_runs(const Op& op, const ReduceCall& call,
+                                                              const StridedShape& shape, int64_t base, int64_t first,
+                                                              E* staged) {
+  using G = ColumnGranule<E>;
+  constexpr int kStaged = strided::kStagedBytes / int(sizeof(E)), kAtOnce = kStaged / kResidues;
+  const int left = int(call.layout.length - first);
+  const Granule absent = absent_granule(op);
+  StagedRuns<E> runs(call, shape, staged, base);
+  return warp_leaf_of_granules<Op, E, kAtOnce>(op, first, [&](int part, int residue, int step, G(&x)[kAtOnce]) {
+    const int copied = step * kResidues;
+    if (part == 0 && copied < left) runs.copy(int(first) + copied, left - copied < kStaged ? left - copied : kStaged);
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int i = k * kResidues + residue;
+      memcpy(x[k].w, &absent, sizeof absent);
+      if (copied + i < left) x[k] = runs(i);
+      if (copied + i + G::kColumns > left && copied + i < left) {
+        Granule g;
+        memcpy(&g, x[k].w, sizeof g);
+        mask<E>(g, 0, left - copied - i, absent);
+        memcpy(x[k].w, &g, sizeof g);
+      }
+    }
+  });
 }
 
 // shape.lanes < 32: that many lanes a row. Else shape.warps warps of one block take shape.leaves leaves each; the warps
@@ -191,8 +302,12 @@ __global__ void TR_BLOCK_BOUND(strided::kThreads)
 
   __shared__ Acc value[kWarps];
   const int warp = int(threadIdx.x) / kLanes;
-  const int64_t item = int64_t(blockIdx.x) * (kWarps / shape.warps) + warp / shape.warps;  // a run of a row
-  const int64_t row = item / shape.splits, split = item - row * shape.splits;
+  const int64_t item = int64_t(blockIdx.x) * (kWarps / shape.warps) + warp / shape.warps;  // a part of a row
+  int64_t row = quotient(item, shape.splits), split = item - row * shape.splits;
+  if (shape.window) {  // neighbouring warps have the same positions of neighbouring rows
+    split = quotient(item, layout.rows);
+    row = split < shape.splits ? item - split * layout.rows : layout.rows;
+  }
   const bool active = row < layout.rows;
 
   TreeStack<Acc, kRunLevels> run;
@@ -203,7 +318,13 @@ __global__ void TR_BLOCK_BOUND(strided::kThreads)
       if constexpr (kHasGranules<Load>) {
         using E = typename Load::Element;
         if (shape.granules) {
-          run.push(warp_leaf_of_granules<Op, E>(op, call, base, leaf * kLeaf), combine);
+          run.push(warp_leaf_in_place<Op, E>(op, call, base, leaf * kLeaf), combine);
+          continue;
+        }
+        if (shape.window) {
+          TR_DYNAMIC_SHARED(shared, 16);
+          E* const own = reinterpret_cast<E*>(shared + warp * (shape.shared / kWarps));
+          run.push(warp_leaf_of_runs<Op, E>(op, call, shape, base, leaf * kLeaf, own), combine);
           continue;
         }
       }
@@ -221,7 +342,7 @@ __global__ void TR_BLOCK_BOUND(strided::kThreads)
   }
   if (!active) return;
   if (shape.splits > 1) {
-    if (lane_id() == 0) partials[item] = acc;
+    if (lane_id() == 0) partials[row * shape.splits + split] = acc;
     if (!last_warp(tickets + row, shape.splits)) return;
     acc = warp_fold(op, partials + row * shape.splits, shape.splits);
   }
