@@ -17,20 +17,19 @@ namespace torchreduce::gpu {
 __device__ __forceinline__ int64_t row_in(const RowsCall& call, int64_t row) {
   return call.even ? row * call.pitch : row_start(call.outer, row).in;
 }
-static __device__ TR_RARELY_CALLED int64_t row_out_of_dims(const RowsCall& call, int64_t row) {
-  if (!call.even) return row_start(call.outer, row).out;
-  int64_t out = 0;
-  int r = int(row);
-  TR_ROLLED
-  for (int d = call.outer.dims - 1; d > 0; --d) {
-    const int next = call.by[d].quotient(r);
-    out += (r - next * call.outer.size[d]) * call.outer.out[d];
-    r = next;
+__device__ __forceinline__ int64_t even_row_out(const RowsCall& call, int64_t row) {
+  int64_t out = row * call.out_pitch;
+  if (!call.out_even) {
+#pragma unroll
+    for (int d = 0; d < kMostOuter - 1; ++d) out += call.by[d].quotient(int(row)) * call.skip[d];
   }
-  return out + r * call.outer.out[0];
+  return out;
+}
+static __device__ TR_RARELY_CALLED int64_t uneven_row_out(const RowsCall& call, int64_t row) {
+  return row_start(call.outer, row).out;
 }
 __device__ __forceinline__ int64_t row_out(const RowsCall& call, int64_t row) {
-  return call.outer.dims < 2 ? row * call.outer.out[0] : row_out_of_dims(call, row);
+  return call.even ? even_row_out(call, row) : uneven_row_out(call, row);
 }
 
 using Granule = Packed<uint32_t, 4>;

@@ -37,10 +37,13 @@ struct RowsCall {
   Output out;
   OpOptions options;
   int64_t rows, length;
+  // What every row asks for stands before what few do: an argument that is read is fetched with those around it.
+  int64_t pitch, out_pitch;  // elements from a row to the next, if rows are even; and from its result, if those are
+  bool even, out_even;
   Outer outer;
-  bool even;  // rows are `pitch` elements apart, wherever their results go
-  int64_t pitch;
-  Divider by[kMostOuter];  // the size of each dim, if so
+  // Of even rows whose results are not: result r is at r * out_pitch and, for each d, r / by[d] times skip[d].
+  Divider by[kMostOuter - 1];
+  int64_t skip[kMostOuter - 1];
 };
 
 // Whether the order of combining does not show in the bits (ops.h, kAnyOrder).
@@ -63,7 +66,12 @@ inline std::optional<int64_t> row_pitch(const Layout& l) {
 }
 inline RowsCall plain_rows(const ReduceCall& call) {
   const Layout& l = call.layout;
-  RowsCall rows{call.in.data, nullptr, call.out, call.options, l.rows, l.length, {}, false, 0, {}};
+  RowsCall rows{};
+  rows.in = call.in.data;
+  rows.out = call.out;
+  rows.options = call.options;
+  rows.rows = l.rows;
+  rows.length = l.length;
   rows.outer.dims = l.kept;
   int64_t elements = l.length;
   for (int d = 0; d < l.kept; ++d) {
@@ -75,7 +83,13 @@ inline RowsCall plain_rows(const ReduceCall& call) {
   if (const auto pitch = row_pitch(l)) {
     rows.even = true;
     rows.pitch = *pitch;
-    for (int d = 1; d < l.kept; ++d) rows.by[d] = divider(l.size[d]);
+    rows.out_even = l.kept < 2;
+    rows.out_pitch = l.kept > 0 ? l.out[l.kept - 1] : 0;
+    int64_t inner = 1;
+    for (int d = l.kept - 2; d >= 0; --d) {
+      rows.by[d] = divider(inner *= l.size[d + 1]);
+      rows.skip[d] = l.out[d] - l.size[d + 1] * l.out[d + 1];
+    }
   }
   rows.end = static_cast<const char*>(call.in.data) + elements * size_of(call.in.dtype);
   return rows;

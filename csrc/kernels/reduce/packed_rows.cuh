@@ -210,7 +210,7 @@ __device__ __forceinline__ void unrolled_rows(const Op& op, const RowsCall& call
   for (int r = int(threadIdx.x); r < rows; r += packed_rows::kThreads) {
     const StagedRow<E> row{staged, before + r * pitch};
     const auto value = whole_row<kN>(op, row);
-    const int64_t out = call.outer.out[0] * (row0 + r);
+    const int64_t out = call.out_pitch * (row0 + r);
     if constexpr (Op::kIndexed) op.finish({value.key, value.at}, call.out, out, row[value.at]);
     else op.finish(value, call.out, out);
   }

@@ -318,7 +318,7 @@ template <int kRows, bool kPlain, class Op> __device__ __forceinline__ void seve
     }
   auto write = [&](int r, const auto& value) {
     if (r * groups >= left) return;
-    const int64_t out = row_out(call, base + r * groups);
+    const int64_t out = even_row_out(call, base + r * groups);
     if constexpr (Op::kIndexed)
       finish_plain_row(op, call.out, reinterpret_cast<const E*>(x + r * step), out, {value.key, value.at});
     else finish_plain_row(op, call.out, nullptr, out, value);
