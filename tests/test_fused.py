@@ -538,3 +538,22 @@ def test_cross_entropy_keeps_eight_bytes_a_row():
         tr.cross_entropy(x, target)
     own = [t for t in kept if t.data_ptr() not in (x.data_ptr(), target.data_ptr()) and t.numel() >= 64]
     assert sum(t.numel() * t.element_size() for t in own) == 8 * 64
+
+
+def test_numbers_are_taken_as_torch_takes_them():
+    x, w = torch.randn(6, 5), torch.ones(5)
+    for number in (2, 1e-3, np.float32(0.5), torch.tensor(1), torch.tensor(0.5, dtype=torch.float64)):
+        assert_bitwise_equal(tr.rms_norm(x, 5, w, eps=number), tr.rms_norm(x, 5, w, eps=float(number)))
+        assert_bitwise_equal(tr.layer_norm(x, 5, w, eps=number), tr.layer_norm(x, 5, w, eps=float(number)))
+        assert_bitwise_equal(tr.var(x, 1, correction=number), tr.var(x, 1, correction=float(number)))
+    for wrong in (True, "1", torch.ones(2), torch.tensor(1j), None):
+        with pytest.raises(TypeError, match="eps"):
+            tr.layer_norm(x, 5, w, eps=wrong)
+    target = torch.tensor([0, 1, 2, 3, 4, 3])
+    for label in (3, np.int64(3), torch.tensor(3)):
+        assert_bitwise_equal(
+            tr.cross_entropy(x, target, ignore_index=label), tr.cross_entropy(x, target, ignore_index=3)
+        )
+    for wrong, error in ((1.5, TypeError), (None, TypeError), (2**63, ValueError), (-(2**70), ValueError)):
+        with pytest.raises(error, match=r"cross_entropy.*ignore_index"):
+            tr.cross_entropy(x, target, ignore_index=wrong)

@@ -11,6 +11,8 @@ Common to all of them
 """
 
 from collections.abc import Sequence
+from numbers import Real
+from operator import index
 from typing import Any
 
 import torch
@@ -35,6 +37,26 @@ _LOW = (torch.float16, torch.bfloat16)
 def _is_autocast(input: Tensor) -> bool:
     """Whether torch's autocast makes float32 of the function's inputs: on GPUs alone."""
     return input.is_cuda and torch.is_autocast_enabled("cuda") and input.dtype in _LOW
+
+
+def _number(name: str, argument: str, value: Any) -> float:
+    """A number, or a tensor of one element that holds one, as torch takes them; no bool."""
+    if isinstance(value, Tensor) and value.ndim == 0 and not value.is_complex():
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name}(): argument {argument!r} must be a number, got {type(value).__name__}")
+    return float(value)
+
+
+def _label(name: str, argument: str, value: Any) -> int | torch.SymInt:
+    """An int64, or what has one."""
+    try:
+        label = value if isinstance(value, torch.SymInt) else index(value)
+    except TypeError:
+        raise TypeError(f"{name}(): argument {argument!r} must be an int, got {type(value).__name__}") from None
+    if not -(2**63) <= label < 2**63:
+        raise ValueError(f"{name}(): argument {argument!r} must be an int of 64 bits, got {label}")
+    return label
 
 
 def _finish(name: str, result: Tensor, out: Tensor | None, input: Tensor) -> Tensor:
@@ -138,9 +160,7 @@ def _correction(name: str, unbiased: Any, correction: Any) -> float:
         return float(unbiased)
     if correction is None:
         return 1.0
-    if isinstance(correction, bool) or not isinstance(correction, (int, float)):
-        raise TypeError(f"{name}(): argument 'correction' must be a number, got {type(correction).__name__}")
-    return float(correction)
+    return _number(name, "correction", correction)
 
 
 def _moments(
@@ -281,12 +301,6 @@ def _least(dtype: torch.dtype) -> float:
     return 2.0**-52 if dtype is torch.float64 else 2.0**-23
 
 
-def _epsilon(name: str, eps: Any) -> float:
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
-        raise TypeError(f"{name}(): argument 'eps' must be a number, got {type(eps).__name__}")
-    return float(eps)
-
-
 def rms_norm(
     input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
@@ -309,7 +323,7 @@ def rms_norm(
         eps = _least(input.dtype)
     more = () if weight is None else (weight,)
     call = serving(_RMS_NORM, input, *more)
-    return call(input, weight, dims, _epsilon("rms_norm", eps), level_code())[0]  # type: ignore[no-any-return]
+    return call(input, weight, dims, _number("rms_norm", "eps", eps), level_code())[0]  # type: ignore[no-any-return]
 
 
 def layer_norm(
@@ -338,7 +352,7 @@ def layer_norm(
     dims = _normalized("layer_norm", input, normalized_shape, weight=weight, bias=bias)
     more = [t for t in (weight, bias) if t is not None]
     call = serving(_LAYER_NORM, input, *more)
-    return call(input, weight, bias, dims, _epsilon("layer_norm", eps), level_code())[0]  # type: ignore[no-any-return]
+    return call(input, weight, bias, dims, _number("layer_norm", "eps", eps), level_code())[0]  # type: ignore[no-any-return]
 
 
 # ---- cross-entropy ---------------------------------------------------------------------------------------------------
@@ -401,8 +415,8 @@ def cross_entropy(
         if weight.device != input.device:
             raise RuntimeError(f"{name}(): expected weight to be on {input.device}, but it is on {weight.device}")
     more = (target,) if weight is None else (target, weight)
-    level = level_code()
-    loss, weights, _ = serving(_CROSS_ENTROPY, input, *more)(input, target, weight, dim, ignore_index, level)
+    ignored, level = _label(name, "ignore_index", ignore_index), level_code()
+    loss, weights, _ = serving(_CROSS_ENTROPY, input, *more)(input, target, weight, dim, ignored, level)
     result = torch.float32 if _is_autocast(input) else input.dtype
     if reduction == "none":
         return rounded(loss, result)
