@@ -25,11 +25,8 @@ __device__ __forceinline__ int64_t even_row_out(const RowsCall& call, int64_t ro
   }
   return out;
 }
-static __device__ TR_RARELY_CALLED int64_t uneven_row_out(const RowsCall& call, int64_t row) {
-  return row_start(call.outer, row).out;
-}
 __device__ __forceinline__ int64_t row_out(const RowsCall& call, int64_t row) {
-  return call.even ? even_row_out(call, row) : uneven_row_out(call, row);
+  return call.even ? even_row_out(call, row) : row_start(call.outer, row).out;
 }
 
 using Granule = Packed<uint32_t, 4>;
