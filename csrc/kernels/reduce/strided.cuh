@@ -20,7 +20,7 @@ static __device__ TR_RARELY_CALLED int64_t far_offset(const Layout& layout, int6
 // the one before it it counts how far their ends are, in 32 bits: what is further than kFar is not reached.
 class PositionWalk {
  public:
-  __device__ PositionWalk(const Layout& layout, int64_t position, int step) : layout_(layout) {
+  __device__ __forceinline__ PositionWalk(const Layout& layout, int64_t position, int step) : layout_(layout) {
     const int last = layout.kept + layout.reduced - 1;
     const int64_t stride = layout.reduced > 0 ? layout.in[last] : 0;
     inner_ = outer_ = inner_left_ = outer_left_ = int(kFar);
