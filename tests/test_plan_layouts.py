@@ -92,3 +92,18 @@ def test_empty_dims_with_others_between(shape, device):
     for name in ("sum", "mean", "count_nonzero", "any"):
         expected = getattr(torch, name)(x, (0, 2, 4))
         assert torch.equal(getattr(tr, name)(x, (0, 2, 4)).nan_to_num(7), expected.nan_to_num(7))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("run, channels", ((8, 3), (9, 5), (49, 512), (49, 3), (301, 7), (5001, 2)))
+def test_runs_in_shared_memory_are_as_far_from_granules_as_in_memory(dtype, run, channels):
+    per = 16 // dtype.itemsize
+    shape = plan("sum", (3000, channels, run), dtype, dim=(0, 2))["shape"]
+    if shape["granules"]:
+        assert run % per == 0
+        assert shape["window"] == 0
+    else:
+        assert shape["window"] >= run + per - 1  # no two in one granule
+        assert (shape["window"] - channels * run) % per == 0
+    assert plan("sum", (3000, channels, 7), dtype, dim=(0, 2))["shape"]["window"] == 0  # too short to be worth it
+    assert plan("sum", (3000, channels, 49), torch.float64, dim=(0, 2))["shape"]["window"] == 0
