@@ -83,8 +83,9 @@ def rows_of_a_block(p, op, dtype, n):
             return warps * shape["rows"] * (32 // shape["lanes"])
         assert p["splits"] * shape["units"] >= units
         return warps if shape["rows"] else 1 / p["splits"]
-    assert all(shape[field] & (shape[field] - 1) == 0 for field in shape)
+    assert all(shape[field] & (shape[field] - 1) == 0 for field in shape if field != "window")
     if p["family"] == "strided":
+        assert not shape["window"] or (shape["lanes"], shape["warps"], shape["granules"]) == (32, 1, 0)
         assert p["splits"] * shape["warps"] * shape["leaves"] >= leaves
         return p["threads"] // (shape["lanes"] * shape["warps"]) / p["splits"]
     assert p["family"] == "columns" and p["splits"] * shape["leaves"] >= leaves
