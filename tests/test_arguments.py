@@ -241,11 +241,21 @@ def test_only_strided_tensors(name):
     nested = [torch.nested.nested_tensor([x, x[:1]], layout=layout) for layout in (torch.strided, torch.jagged)]
     others = [x.to_sparse(), x.to_sparse_csr(), *([x.to_mkldnn()] if torch.backends.mkldnn.is_available() else [])]
     for other in others:
-        with refused(NotImplementedError, rf"{public(name)}.*{other.layout}.*strided"):
+        with refused(NotImplementedError, rf"{public(name)}.*of the layout {other.layout}.*strided"):
             run(name, other) if name in FUNCTIONS else tr.linear_scan(x, other, 0)
     for other in nested:
         with refused(NotImplementedError, rf"{public(name)}.*nested.*{other.layout}.*strided"):
             run(name, other) if name in FUNCTIONS else tr.linear_scan(other, x, 0)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_out_is_strided(name):
+    x = torch.ones(2, 3)
+    results = run(name, x)
+    for convert in (torch.Tensor.to_sparse, lambda t: torch.nested.nested_tensor([t], layout=torch.jagged)):
+        out = [convert(t) for t in (results if isinstance(results, tuple) else (results,))]
+        with refused(NotImplementedError, rf"{public(name)}.*out of .*{out[0].layout}.*strided"):
+            run(name, x, out=tuple(out) if isinstance(results, tuple) else out[0])
 
 
 @pytest.mark.parametrize("name", (*FUNCTIONS, "linear_scan"))

@@ -457,6 +457,36 @@ def test_modules_are_torchs_with_their_state(device):
     torch.testing.assert_close(loss(x[..., 0], target), expected(x[..., 0], target))
 
 
+@pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
+def test_modules_without_a_dim_imply_torchs(name):
+    for ndim in range(5):
+        x = values((2,) * ndim, torch.float32, seed=17)
+        with pytest.warns(UserWarning, match="Implicit dimension choice") as caught:
+            y = getattr(tr.nn, name)()(x)
+        assert [warning.filename for warning in caught] == [__file__]
+        with pytest.warns(UserWarning, match="Implicit dimension choice"):
+            torch.testing.assert_close(y, getattr(torch.nn, name)()(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int64])
+def test_integers_are_converted_where_torch_does(device, dtype):
+    x = values((3, 4, 5), torch.float32, seed=18).mul(3).to(dtype).to(device)
+    for name in ("softmax", "log_softmax"):
+        f = getattr(tr, name)
+        for to in (torch.float32, torch.float64, torch.bfloat16):
+            assert_bitwise_equal(f(x, 1, dtype=to), f(x.to(to), 1))
+            out = torch.empty(0, dtype=to, device=device)
+            assert_bitwise_equal(f(x, 1, to, out=out), f(x.to(to), 1))
+        for options in ({}, {"dtype": torch.int32}, {"out": torch.empty(3, 4, 5, device=device)}):
+            with pytest.raises(NotImplementedError, match=rf"^{name}\(\): not implemented for {dtype}"):
+                f(x, 1, **options)
+    for dim in (0, (0, 2), None):
+        assert_bitwise_equal(tr.logsumexp(x, dim), tr.logsumexp(x.float(), dim))
+    assert tr.explain("logsumexp", x, 1).shape == tr.explain("logsumexp", x.float(), 1).shape
+    plans = [tr.explain("softmax", t, 1, dtype=torch.bfloat16) for t in (x, x.bfloat16())]
+    assert plans[0].family == plans[1].family and plans[0].shape == plans[1].shape
+
+
 def test_errors_are_torchs_and_name_the_function(device):
     x = torch.zeros(3, 4, device=device)
     target = torch.zeros(3, dtype=torch.int64, device=device)
@@ -484,6 +514,7 @@ def test_errors_are_torchs_and_name_the_function(device):
         (NotImplementedError, r"probabilities", lambda: tr.cross_entropy(x, x)),
         (RuntimeError, r"^softmax\(\): expected out to have dtype",
          lambda: tr.softmax(x, 1, torch.float32, out=x.double())),
+        (NotImplementedError, r"^std\(\).*out of the layout torch.sparse", lambda: tr.std(x, out=x[0, 0].to_sparse())),
     ):  # fmt: skip
         with pytest.raises(error, match=match):
             f()

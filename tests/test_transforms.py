@@ -3,6 +3,7 @@ export, compilation, modes. The expectation is torch's, or the plain call's valu
 
 import io
 import math
+import warnings
 
 import pytest
 import torch
@@ -434,7 +435,9 @@ def test_traces_have_their_gradient(form):
 def test_jit_traces_have_their_gradient(form):
     x, model = tie_free(SHAPE) / 4, Model(form)
     expected = gradient_of(model, x)
-    traced = torch.jit.trace(model, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        traced = torch.jit.trace(model, x)
     assert_bitwise_equal(gradient_of(traced, x), expected)
     file = io.BytesIO()
     torch.jit.save(traced, file)

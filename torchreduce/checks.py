@@ -70,9 +70,15 @@ def check_input(name: str, input: Tensor, argument: str = "input") -> None:
         raise NotImplementedError(
             f"{name}(): not implemented for the device {str(input.device)!r}. Supported are {', '.join(DEVICES)}"
         )
-    if input.layout is not _STRIDED or input.is_nested:
-        layout = f"{'nested tensors of ' * input.is_nested}the layout {input.layout}"
-        raise NotImplementedError(f"{name}(): not implemented for {layout}. Supported are strided tensors")
+    check_layout(name, input, argument)
+
+
+def check_layout(name: str, t: Tensor, argument: str) -> None:
+    if t.layout is not _STRIDED or t.is_nested:
+        layout = f"{'nested tensors of ' * t.is_nested}the layout {t.layout}"
+        raise NotImplementedError(
+            f"{name}(): not implemented for {argument} of {layout}. Supported are strided tensors"
+        )
 
 
 def check_floats(name: str, input: Tensor, argument: str = "input") -> None:

@@ -2,7 +2,8 @@
 
 Common to all of them
 - input: a strided tensor of float32, float64, float16 or bfloat16 on the CPU or a GPU, with any strides; it is never
-  copied. Other dtypes are a NotImplementedError (a RuntimeError for variances, as in torch).
+  copied. Other dtypes are a NotImplementedError (a RuntimeError for variances, as in torch), but that integers and bool
+  are converted where torch does: by softmax and log_softmax to dtype, if given, by logsumexp to the default dtype.
 - Everything is computed in float32, or in float64 if the input or the result is float64, and rounded once: the result
   for 16-bit floats is that for the same values in float32, rounded. exp and log are the project's own.
 - The bits of a result, and of its gradients, depend on the data of its own row alone (docs/numerics.md), those of a
@@ -19,11 +20,21 @@ import torch
 from torch import Tensor
 
 from .autograd import divided, rounded
-from .checks import Dims, FusedOverloads, as_dtype, check_dim, check_floats, check_row_dims, fused_overloads
+from .checks import (
+    Dims,
+    FusedOverloads,
+    as_dtype,
+    check_dim,
+    check_floats,
+    check_input,
+    check_row_dims,
+    fused_overloads,
+)
 from .determinism import level_code
-from .dispatch import _is_compiling, is_plain, serving
+from .dispatch import _is_compiling, _is_tracing, is_plain, serving
 from .fake import same_shape
 from .ops import _COUNT_NONZERO, _SUM, check_out, prepare_outs
+from .table import FLOATS
 
 _SOFTMAX, _LOG_SOFTMAX, _LOGSUMEXP, _ENTROPY, _MOMENTS, _RMS_NORM, _LAYER_NORM, _CROSS_ENTROPY = (
     fused_overloads(name)
@@ -100,6 +111,9 @@ def _softmax(op: FusedOverloads, input: Tensor, dim: Any, dtype: Any, out: Tenso
         plain: Tensor | None = op.plain(input, dim, None, level_code())
         if plain is not None:
             return plain
+    check_input(op.name, input)
+    if not input.is_floating_point() and as_dtype(dtype) in FLOATS:
+        input = input.to(as_dtype(dtype))
     check_floats(op.name, input)
     dim = check_dim(op.name, dim, input.ndim)
     dtype = as_dtype(out.dtype if out is not None and dtype is None and isinstance(out, Tensor) else dtype)
@@ -127,6 +141,9 @@ def logsumexp(input: Tensor, dim: Dims, keepdim: bool = False, *, out: Tensor | 
         plain: tuple[Tensor, Tensor] | None = _LOGSUMEXP.plain(input, dim, keepdim, level_code())
         if plain is not None:
             return plain[0]
+    check_input("logsumexp", input)
+    if not input.is_floating_point():
+        input = input.to(torch.get_default_dtype())
     dims = check_row_dims("logsumexp", input, dim, keepdim)
     result: Tensor = serving(_LOGSUMEXP, input)(input, dims, keepdim, level_code())[0]
     return _finish("logsumexp", result, out, input)
@@ -287,7 +304,7 @@ def _normalized(name: str, input: Tensor, shape: Any, **weights: Tensor | None) 
 
 def _plainly_normalized(input: Tensor, shape: Any, *weights: Tensor | None) -> int:
     """How many dims are normalized; 0 where that takes more looks: by _normalized."""
-    if _is_compiling() or torch.is_autocast_enabled("cuda") or not is_plain(input):
+    if _is_compiling() or _is_tracing() or torch.is_autocast_enabled("cuda") or not is_plain(input):
         return 0
     sizes = (shape,) if type(shape) is int else tuple(shape) if isinstance(shape, (tuple, list)) else ()
     for t in weights:

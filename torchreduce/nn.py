@@ -6,6 +6,8 @@
 <All keys matched successfully>
 """
 
+import warnings
+
 import torch
 from torch import Tensor
 
@@ -42,8 +44,17 @@ class LayerNorm(torch.nn.LayerNorm):
         return fused.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
+def _implied_dim(name: str, ndim: int) -> int:
+    """That of a module that was made without one, with torch's warning."""
+    warnings.warn(
+        f"Implicit dimension choice for {name} has been deprecated. Change the call to include dim=X as an argument.",
+        stacklevel=5,  # who calls the module
+    )
+    return 0 if ndim in (0, 1, 3) else 1
+
+
 class Softmax(torch.nn.Softmax):
-    """torch.nn.Softmax by torchreduce.softmax; dim has to be given.
+    """torch.nn.Softmax by torchreduce.softmax.
 
     >>> import torch, torchreduce
     >>> torchreduce.nn.Softmax(dim=0)(torch.zeros(2))
@@ -51,11 +62,11 @@ class Softmax(torch.nn.Softmax):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return fused.softmax(input, self.dim)  # type: ignore[arg-type]
+        return fused.softmax(input, _implied_dim("softmax", input.ndim) if self.dim is None else self.dim)
 
 
 class LogSoftmax(torch.nn.LogSoftmax):
-    """torch.nn.LogSoftmax by torchreduce.log_softmax; dim has to be given.
+    """torch.nn.LogSoftmax by torchreduce.log_softmax.
 
     >>> import torch, torchreduce
     >>> torchreduce.nn.LogSoftmax(dim=0)(torch.tensor([0.0, -1000.0]))
@@ -63,7 +74,7 @@ class LogSoftmax(torch.nn.LogSoftmax):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return fused.log_softmax(input, self.dim)  # type: ignore[arg-type]
+        return fused.log_softmax(input, _implied_dim("log_softmax", input.ndim) if self.dim is None else self.dim)
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):

@@ -25,7 +25,17 @@ import torch
 from torch import Tensor
 
 from .autograd import accumulator, divided
-from .checks import Dims, GivenDims, Overloads, as_dtype, check_dims, check_dtype, either_keepdim, overloads
+from .checks import (
+    Dims,
+    GivenDims,
+    Overloads,
+    as_dtype,
+    check_dims,
+    check_dtype,
+    check_layout,
+    either_keepdim,
+    overloads,
+)
 from .determinism import level_code
 from .dispatch import _is_compiling, check_no_derivatives, is_bare, serving
 from .fake import decided, dims_of, reduced_shape
@@ -44,6 +54,7 @@ _MAX, _MIN, _MAX_ALL, _MIN_ALL = (overloads(name) for name in ("max", "min", "ma
 def check_out(name: str, out: Any) -> None:
     if not isinstance(out, Tensor):
         raise TypeError(f"{name}(): argument 'out' must be a Tensor, got {type(out).__name__}")
+    check_layout(name, out, "out")
 
 
 def _dtype_by_out(op: Overloads, dtype: torch.dtype | None, out: Tensor) -> torch.dtype:

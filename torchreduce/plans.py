@@ -117,7 +117,7 @@ def _of_fused(name: str, input: Tensor, dim: Any, given: dict[str, Any]) -> tupl
     if name in ("rms_norm", "layer_norm"):
         return name, list(range(input.ndim))[-1 if isinstance(dim, int) else -len(dim) :], input.dtype
     dims = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
-    return _FUSED[name], dims, result.dtype if name in KEEPING_SHAPE else input.dtype
+    return _FUSED[name], dims, result.dtype if name in KEEPING_SHAPE or not input.is_floating_point() else input.dtype
 
 
 def _shadow(input: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def explain(
         list(input.shape),
         list(input.stride()),
         [d % input.ndim for d in dims if input.ndim],
-        NUMBERS[input.dtype],
+        NUMBERS[input.dtype if kind != "fused row" or input.is_floating_point() else result],  # else it is converted
         NUMBERS[result],
         input.data_ptr() % 16 == 0,
         gpu,
