@@ -2,11 +2,13 @@
 
 import doctest
 import importlib
+import math
 import pkgutil
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import torchreduce as tr
 
@@ -115,6 +117,33 @@ def test_files_that_are_mentioned_exist():
             r"\b(?:csrc|torchreduce|tests|benchmarks|docs)/[\w/]+\.(?:h|cuh|cu|cpp|py|md)\b", path.read_text()
         ):
             assert (ROOT / file).exists(), f"{path.name}: {file}"
+
+
+def rows_of(section):
+    """Of a table: the cells of each row."""
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+
+
+def test_from_torchs_calls_to_torchreduces():
+    """The code in both columns of the first table gives the same, that in the second what stands beside it."""
+    page = (ROOT / "docs" / "from-torch.md").read_text()
+    torch.manual_seed(0)
+    names = {"torch": torch, "F": torch.nn.functional, "tr": tr, "math": math}
+    names |= {"x": torch.randn(4, 8), "labels": torch.tensor([0, 3, 7, 0])}
+    pairs = 0
+    for theirs, ours in rows_of(page.split("\n## The same call\n")[1].split("\n## ")[0]):
+        calls = re.findall(r"`([^`]*\([^`]*)`", ours)
+        for call, expected in zip(calls, re.findall(r"`([^`]*\([^`]*)`", theirs)[-len(calls) :], strict=True):
+            torch.testing.assert_close(eval(call, names), eval(expected, names), rtol=1e-5, atol=1e-5)
+            pairs += 1
+    assert pairs >= 20
+    for call, ours, _ in rows_of(page.split("\n## Other results\n")[1].split("\n## ")[0]):
+        code, value = (re.search(r"`([^`]+)`", cell)[1] for cell in (call, ours))
+        result = eval(code if code.startswith("torch.") else f"tr.{code}", names)
+        expected = torch.tensor(eval(value, names), dtype=result.dtype)
+        torch.testing.assert_close(result, expected, equal_nan=True, rtol=0, atol=0)
+        assert torch.equal(result.signbit(), expected.signbit())
 
 
 def test_the_site_has_every_page():

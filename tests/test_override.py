@@ -452,6 +452,46 @@ def test_gradients_of_rows_have_torchreduces_bits():
             assert_bitwise_equal(grad_, expected_)
 
 
+def test_what_is_made_of_reductions_depends_on_the_data_alone(device):
+    """As promises() says; the calls' own reductions are turned over."""
+
+    def clipped(x, y, norm=torch.nn.utils.clip_grad_norm_):
+        parameters = [torch.nn.Parameter(x.clone()), torch.nn.Parameter(y.clone())]
+        for p in parameters:
+            p.grad = p.detach()
+        total = (
+            norm(parameters, 0.5) if norm is not torch.nn.utils.get_total_norm else norm([p.grad for p in parameters])
+        )
+        return torch.cat([total.reshape(1), *(p.grad.reshape(-1) for p in parameters)])
+
+    along = {
+        "normalize": lambda x, y: F.normalize(x, dim=1),
+        "cosine_similarity": F.cosine_similarity,
+        "pairwise_distance": F.pairwise_distance,
+        "softmin": lambda x, y: F.softmin(x, 1),
+        "mse_loss": lambda x, y: torch.stack([F.mse_loss(a, b) for a, b in zip(x, y, strict=True)]),
+        "l1_loss": lambda x, y: torch.stack([F.l1_loss(a, b) for a, b in zip(x, y, strict=True)]),
+    }
+    whole = {
+        "clip_grad_norm_": clipped,
+        "get_total_norm": lambda x, y: clipped(x, y, torch.nn.utils.get_total_norm),
+    }
+    said = sys.modules["torchreduce.promises"]
+    made_of = {name for name, promise in said._PROMISES.items() if promise is said._MADE_OF}
+    assert along.keys() | whole.keys() == made_of
+    x, y = rows(9, 1000, device=device), rows(9, 1000, device=device, seed=1)
+    padded = [torch.cat([t, t], 1)[:, :1000] for t in (x, y)]
+    for name, f in (along | whole).items():
+        before = sum(counts["served"] for counts in tr.coverage().values())
+        with tr.enabled(**ON):
+            result = f(x, y)
+            assert sum(counts["served"] for counts in tr.coverage().values()) > before, name
+            assert_bitwise_equal(f(*padded), result)
+            if name in along:
+                assert_bitwise_equal(f(x[4:5], y[4:5]), result[4:5])
+                assert_bitwise_equal(f(x.t().contiguous().t(), y.t().contiguous().t()), result)
+
+
 def test_layer_norms_gradient_does_not_see_where_the_mean_was_kept():
     """As it was returned, or copied by a hook on saved tensors, or as torch has it: both parts of the mean count."""
     x, g, w, b = 1e4 + rows(16, 300), rows(16, 300, seed=1), *rows(2, 300, seed=2)

@@ -13,6 +13,10 @@ _WHOLE = Promise(_BITS, "the bits of eager for the same input; what is fused bef
 _TAKEN_APART = Promise(
     _BITS, "made of turned over reductions and fused arithmetic: the same in any batch and layout, not eager's bits"
 )
+_MADE_OF = Promise(
+    "made of turned over reductions and of arithmetic on single elements: the bits depend on the data alone",
+    "the same in any batch and layout, not eager's bits",
+)
 _SELECTED = Promise("exact, whatever the order; ties and NaN as torchreduce has them", "the same")
 _SHAPED = Promise(
     "torch's: the bits depend on the shapes, so also on the batch, and on a CPU on the number of threads; fix them",
@@ -42,6 +46,13 @@ _PROMISES = {
     **dict.fromkeys(("cross_entropy", "nll_loss"), _TAKEN_APART),
     **dict.fromkeys(
         ("amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "cummax", "cummin"), _SELECTED
+    ),
+    **dict.fromkeys(
+        (
+            "normalize", "clip_grad_norm_", "get_total_norm", "cosine_similarity", "pairwise_distance", "softmin",
+            "mse_loss", "l1_loss",
+        ),
+        _MADE_OF,
     ),
     "rms_norm": _RMS_NORM,
     **dict.fromkeys(("mm", "bmm", "addmm", "matmul", "linear", "conv1d", "conv2d", "conv3d"), _SHAPED),
