@@ -2,6 +2,9 @@
 them, and that bits are those of the CPU."""
 
 import math
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,3 +110,11 @@ def test_runs_in_shared_memory_are_as_far_from_granules_as_in_memory(dtype, run,
         assert (shape["window"] - channels * run) % per == 0
     assert plan("sum", (3000, channels, 7), dtype, dim=(0, 2))["shape"]["window"] == 0  # too short to be worth it
     assert plan("sum", (3000, channels, 49), torch.float64, dim=(0, 2))["shape"]["window"] == 0
+
+
+def test_division_by_a_product(tmp_path):
+    tests = Path(__file__).parent
+    program = [tests / "divider.cpp", "-I", tests.parent / "csrc", "-o", tmp_path / "divider"]
+    subprocess.run([os.environ.get("CXX", "c++"), "-std=c++20", *program], check=True)
+    done = subprocess.run([tmp_path / "divider"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
