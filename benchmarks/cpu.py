@@ -39,13 +39,15 @@ class Case:
             "cumprod": x.nbytes,
             "logcumsumexp": x.nbytes,
             "cummax": x.nbytes + 8 * x.numel(),
+            "softmax": x.nbytes,
         }
         return x.nbytes + written.get(self.op, 0)
 
     def calls(self, x: torch.Tensor) -> dict[str, Callable[[], object]]:
+        theirs = getattr(torch.linalg if self.op == "vector_norm" else torch, self.op)
         return {
-            "torchreduce": lambda: getattr(tr, self.op)(x, self.dim),
-            "torch": lambda: getattr(torch, self.op)(x, self.dim),
+            "torchreduce": lambda: getattr(tr, self.op)(x, dim=self.dim),
+            "torch": lambda: theirs(x, dim=self.dim),
         }
 
 
@@ -53,7 +55,9 @@ def cases(n: int) -> Iterator[Case]:
     """Every dim of a few shapes of n elements: one row, square, short rows, and three dims; rows of odd lengths."""
     side, cube = round(n**0.5), 2 ** ((n.bit_length() - 1) // 3)
     shapes = [(n,), (side, side), (n // 16, 16), (n // cube**2, cube, cube)]
-    ops = [("sum", torch.float32), ("sum", torch.bfloat16), ("amax", torch.float32), ("argmax", torch.float32)]
+    ops = [("sum", torch.float32), ("sum", torch.bfloat16), ("amax", torch.float32), ("argmax", torch.float32),
+           *((op, torch.float32) for op in ("prod", "nansum", "max", "vector_norm", "count_nonzero", "any")),
+           *((op, torch.float32) for op in ("softmax", "logsumexp", "var"))]  # fmt: skip
     scans = [(op, torch.float32) for op in ("cumsum", "cumprod", "cummax", "logcumsumexp")]
     for op, dtype in [*ops, *scans]:
         for shape in shapes:

@@ -84,7 +84,8 @@ void FusedRun::run_over_rows(const Operand& second) {
 }
 
 void FusedRun::start() {
-  if (call.layout.rows == 0) return;
+  const bool writes_rows = call.memory.values[0] || call.memory.values[1] || call.memory.stats;
+  if (call.layout.rows == 0 || (call.layout.length == 0 && !writes_rows)) return;
 #ifdef TORCHREDUCE_GPU
   torchreduce::run<PlannedFused>(name, call, x, cpu::fused_rows, gpu::fused_rows);
 #else

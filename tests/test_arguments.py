@@ -5,9 +5,23 @@ import re
 import warnings
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
-from cases import FUNCTIONS, OURS, REDUCTIONS, SCANS, TORCHS, contiguous, padded, public, transposed, values
+from cases import (
+    FUNCTIONS,
+    OURS,
+    REDUCTIONS,
+    SCANS,
+    TORCHS,
+    contiguous,
+    padded,
+    public,
+    results_of,
+    serves,
+    transposed,
+    values,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchreduce as tr
@@ -127,7 +141,7 @@ def test_partial_overlap_is_refused(device):
 def refused(error, match=None):
     """As pytest.raises, but not for a subclass: NotImplementedError is a RuntimeError."""
     with pytest.raises(error, match=match) as raised:
-        yield
+        yield raised
     assert raised.type is error
 
 
@@ -232,6 +246,51 @@ def test_keepdim_is_a_bool(device, name):
             getattr(OURS, name)(x, 0, bad)
         with pytest.raises(TypeError):
             getattr(TORCHS, name)(x, 0, bad)
+
+
+@pytest.mark.parametrize("name", (*SCANS, "linear_scan"))
+def test_reverse_and_exclusive_are_bools(device, name):
+    x = torch.ones(2, 3, device=device)
+    for argument in ("reverse", "exclusive") if name in ("cumsum", "cumprod", "logcumsumexp") else ("reverse",):
+        for bad in ("a", 1, None, 2.5):
+            with refused(TypeError, rf"{public(name)}.*'{argument}'.*{type(bad).__name__}"):
+                if name == "linear_scan":
+                    tr.linear_scan(x, x, 0, **{argument: bad})
+                else:
+                    run(name, x, **{argument: bad})
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_dims_are_no_arrays(device, name):
+    x = torch.ones(2, 3, device=device)
+    for bad in (np.array([0, 1]), torch.tensor([0, 1])):
+        with refused(TypeError, rf"{public(name)}.*'dim' must be an int.*(\[0, 1\]|of two tensors)"):
+            getattr(OURS, name)(x, bad)
+
+
+@pytest.mark.parametrize("name", ("sum", "prod", "nansum", "mean", "cumsum", "cumprod"))
+def test_a_result_of_integers_has_no_gradient(device, name):
+    """Where one is needed that is an error, as in torch, and not a result that lost it."""
+    x = torch.ones(2, 3, device=device)
+    for dtype in (torch.int64, torch.uint8):
+        if dtype not in results_of(name, torch.float32):
+            continue
+        for f in (run, lambda name, x, **options: getattr(TORCHS, name)(x, 0, **options)):
+            with pytest.raises(RuntimeError, match=r"(?i)autograd .* support"):
+                f(name, x.clone().requires_grad_(), dtype=dtype)
+        with pytest.raises(RuntimeError, match=rf"^{name}\(\): autograd does not support a result of {dtype}"):
+            torch.func.grad(lambda x, dtype=dtype: run(name, x, dtype=dtype).sum())(x)
+        with torch.no_grad():
+            assert run(name, x.clone().requires_grad_(), dtype=dtype).dtype is dtype
+
+
+@pytest.mark.parametrize("name", (*FUNCTIONS, "linear_scan"))
+def test_what_is_supported_is_what_the_function_has(name):
+    x = torch.ones(2, 3, dtype=torch.complex64)
+    with refused(NotImplementedError, rf"{public(name)}.*complex64. Supported are float32") as raised:
+        run(name, x) if name in FUNCTIONS else tr.linear_scan(x, x, 0)
+    integers = name in FUNCTIONS and serves(name, torch.int64)
+    assert ("int64" in str(raised.value)) == integers
 
 
 @pytest.mark.filterwarnings("ignore:.*(prototype stage|beta state)")

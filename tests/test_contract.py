@@ -117,6 +117,33 @@ def test_reference_bits_of_scan_options(device, name, dtype):
         check_reference(name, x.t().contiguous(), device, 0, **options)
 
 
+def far_apart(rows, n, dtype):
+    """Normal numbers of all exponents, whose products stay in range; in some rows one element is no normal number."""
+    generator = torch.Generator().manual_seed(n)
+    most = {torch.float16: 7, torch.float64: 500}.get(dtype, 60)
+    exponents = torch.randint(-most, most + 1, (rows, (n + 1) // 2), generator=generator)
+    exponents = torch.cat([exponents, -exponents], 1)[:, torch.randperm(2 * exponents.shape[1], generator=generator)][
+        :, :n
+    ]
+    x = torch.rand(rows, n, dtype=torch.float64, generator=generator) * 0.7 + 0.7
+    x = torch.ldexp(x * torch.randint(0, 2, x.shape, generator=generator).mul(2).sub(1), exponents).to(dtype)
+    tiny = torch.finfo(dtype).tiny
+    for row, other in ((3, 0.0), (5, -0.0), (11, tiny / 8), (17, float("inf")), (29, float("nan")), (36, -tiny / 2)):
+        x[row, n * 2 // 3] = other
+    return x
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.float16, torch.bfloat16))
+def test_reference_bits_of_products_of_numbers_far_apart(device, dtype):
+    for n in (1, 2, 5, 8, 20, 24, 25, 33, 64, 100, 255, 256, 257, 300, 2047, 2048, 2049, 5000):
+        x = far_apart(37, n, dtype)
+        for name in ("prod", "cumprod"):
+            check_reference(name, x, device, 1)
+            check_reference(name, x.t().contiguous(), device, 0)
+        check_reference("prod", x.repeat(1, 2)[:, :n], device, 1)
+        check_reference("prod", x.view(37, 1, n).expand(37, 2, n), device, (1, 2))
+
+
 @pytest.mark.parametrize("to", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reference_bits_of_dtype(device, dtype, to):

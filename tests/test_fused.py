@@ -457,6 +457,34 @@ def test_modules_are_torchs_with_their_state(device):
     torch.testing.assert_close(loss(x[..., 0], target), expected(x[..., 0], target))
 
 
+def test_axis_and_keepdims_are_other_names(device):
+    x = values((3, 4, 5), torch.float32, seed=19).to(device)
+    for name in ("softmax", "log_softmax"):
+        assert_bitwise_equal(getattr(tr, name)(x, axis=1), getattr(tr, name)(x, 1))
+        assert tr.explain(name, x, axis=0).family == tr.explain(name, x, 0).family
+        with pytest.raises(TypeError, match=rf"^{name}\(\): 'axis' is another name of 'dim'"):
+            getattr(tr, name)(x, 1, axis=1)
+    for name in ("logsumexp", "entropy", "var", "std", "var_mean", "std_mean"):
+        f = getattr(tr, name)
+        for axis in (-1,) if name == "entropy" else (-1, (0, 2)):
+            torch.testing.assert_close(f(x, axis=axis, keepdims=True), f(x, axis, keepdim=True), rtol=0, atol=0)
+            torch.testing.assert_close(f(x, axis=axis), f(x, axis), rtol=0, atol=0)
+            torch.testing.assert_close(f(x, axis, keepdims=False), f(x, axis), rtol=0, atol=0)
+        with pytest.raises(TypeError, match=rf"^{name}\(\): 'keepdims' is another name"):
+            f(x, 1, keepdim=True, keepdims=True)
+
+
+def test_rows_without_elements_take_no_time(device):
+    """However many they are: nothing is written."""
+    x = torch.empty(2**40, 0, device=device)
+    for f in (tr.softmax, tr.log_softmax):
+        for t, dim in ((x, 1), (x.t(), 0), (torch.empty(2**20, 0, 2**20, device=device), 1)):
+            leaf = t.detach().requires_grad_()
+            y = f(leaf, dim)
+            y.backward(torch.empty_like(y))
+            assert y.shape == leaf.grad.shape == t.shape
+
+
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
 def test_modules_without_a_dim_imply_torchs(name):
     for ndim in range(5):

@@ -78,6 +78,22 @@ def test_bits_no_longer_depend_on_the_batch():
         assert_bitwise_equal(columns.sum(0), alone())
 
 
+def test_blocks_may_close_in_any_order():
+    """As those of two threads do."""
+    for first, last in ((0, 1), (1, 0)):
+        blocks = [tr.enabled(cpu=True, compile=False), tr.enabled(compile=False)]
+        for block in blocks:
+            block.__enter__()
+        assert override._eager == 1
+        blocks[first].__exit__(None, None, None)
+        assert override._eager == (1 if first == 0 else 3)
+        blocks[last].__exit__(None, None, None)
+        assert override._eager == 0
+    for options in ({"cpu": "no"}, {"compile": 1}):
+        with pytest.raises(TypeError, match=rf"^enable\(\): argument '{next(iter(options))}' must be a bool"):
+            tr.enable(**options)
+
+
 def test_the_cpu_is_asked_for():
     x = rows()
     with tr.enabled(compile=False):

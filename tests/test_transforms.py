@@ -445,6 +445,28 @@ def test_jit_traces_have_their_gradient(form):
     assert_bitwise_equal(gradient_of(torch.jit.load(file), x), expected)
 
 
+LOOKING_AT_SHAPES = {"aminmax", "rms_norm", "layer_norm", "cross_entropy", "cross_entropy weight"}  # in Python
+
+
+@pytest.mark.parametrize("form", [form for form in DIFFERENTIABLE if form not in LOOKING_AT_SHAPES])
+def test_symbolic_traces_have_their_gradient(form):
+    """By torch.fx, which takes a call of a public function for one node."""
+    x, model = tie_free(SHAPE) / 4, Model(form)
+    traced = torch.fx.symbolic_trace(model)
+    assert any("torchreduce" in str(node.target) or "torchreduce" in getattr(node.target, "__module__", "")
+               for node in traced.graph.nodes)  # fmt: skip
+    assert_bitwise_equal(gradient_of(traced, x), gradient_of(model, x))
+
+
+def test_modules_are_traced_symbolically():
+    x = tie_free((2, 8)).float()
+    for module in (tr.nn.LayerNorm(8), tr.nn.RMSNorm(8), tr.nn.Softmax(1), tr.nn.LogSoftmax(1)):
+        traced = torch.fx.symbolic_trace(torch.nn.Sequential(module))
+        assert_bitwise_equal(traced(x), module(x))
+    loss, labels = tr.nn.CrossEntropyLoss(), torch.tensor([1, 7])
+    assert_bitwise_equal(torch.fx.symbolic_trace(loss)(x, labels), loss(x, labels))
+
+
 def test_compiled_autograd_over_eager_forwards():
     x = tie_free(SHAPE) / 4
     for name, f in DIFFERENTIABLE.items():

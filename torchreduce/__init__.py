@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.fx
 
 _LIBRARY = Path(__file__).with_name("libtorchreduce.so")
 _BUILD = (
-    "build it in its source tree with: python setup.py build_ext --inplace; if it is installed, start Python outside "
-    "of the source tree"
+    "if it is installed, this source tree hides it: start Python in another folder; to use the tree itself, build it "
+    "there with: python setup.py build_ext --inplace"
 )
 
 if not _LIBRARY.exists():
-    raise ImportError(f"torchreduce is not built ({_LIBRARY.name} is missing); {_BUILD}")
+    raise ImportError(f"torchreduce is not built in {_LIBRARY.parent}; {_BUILD}")
 torch.ops.load_library(_LIBRARY)
 try:
     from . import _C
@@ -118,6 +119,10 @@ __all__ = [
     "var_mean",
     "vector_norm",
 ]
+
+for _name in __all__:  # torch.fx.symbolic_trace makes a node of a call of these, as it does of torch's
+    if getattr(globals()[_name], "__module__", "").rpartition(".")[2] in ("fused", "norms", "ops", "scans"):
+        torch.fx.wrap(_name)
 
 
 def __dir__() -> list[str]:

@@ -61,11 +61,23 @@ def listed(dtypes: Sequence[torch.dtype]) -> str:
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
-def check_input(name: str, input: Tensor, argument: str = "input") -> None:
+def kind_of(value: Any) -> str:
+    """The type, by a name that tells it from a Python type of the same name."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ in ("builtins", "torch") else f"{kind.__module__}.{kind.__name__}"
+
+
+def check_bool(name: str, argument: str, value: Any) -> None:
+    if type(value) is not bool:
+        raise TypeError(f"{name}(): argument {argument!r} must be a bool, got {kind_of(value)}")
+
+
+def check_input(name: str, input: Tensor, argument: str = "input", supported: Sequence[torch.dtype] = DTYPES) -> None:
+    """Of the dtypes that torchreduce has; `supported` are those that the function has, for the message."""
     if not isinstance(input, Tensor):
-        raise TypeError(f"{name}(): argument {argument!r} must be a Tensor, got {type(input).__name__}")
+        raise TypeError(f"{name}(): argument {argument!r} must be a Tensor, got {kind_of(input)}")
     if input.dtype not in _DTYPES:
-        raise NotImplementedError(f"{name}(): not implemented for {input.dtype}. Supported are {listed(DTYPES)}")
+        raise NotImplementedError(f"{name}(): {_of(argument, input)} Supported are {listed(supported)}")
     if not (input.is_cuda or input.is_cpu or input.is_meta):
         raise NotImplementedError(
             f"{name}(): not implemented for the device {str(input.device)!r}. Supported are {', '.join(DEVICES)}"
@@ -81,10 +93,14 @@ def check_layout(name: str, t: Tensor, argument: str) -> None:
         )
 
 
+def _of(argument: str, t: Tensor) -> str:
+    return f"not implemented for {'' if argument == 'input' else f'{argument} of '}{t.dtype}."
+
+
 def check_floats(name: str, input: Tensor, argument: str = "input") -> None:
-    check_input(name, input, argument)
+    check_input(name, input, argument, FLOATS)
     if not input.is_floating_point():
-        raise NotImplementedError(f"{name}(): not implemented for {input.dtype}. Supported are {listed(FLOATS)}")
+        raise NotImplementedError(f"{name}(): {_of(argument, input)} Supported are {listed(FLOATS)}")
 
 
 def as_dtype(dtype: Any) -> Any:
@@ -109,7 +125,8 @@ def check_dtype(op: Overloads, input: Tensor, dtype: Any) -> Any:
         raise TypeError(f"{op.name}(): argument 'dtype' must be a torch.dtype, got {type(dtype).__name__}")
     elif dtype not in op.row.results:
         message = f"{op.name}(): not implemented for dtype={dtype}. Supported are {listed(op.row.results)}"
-        raise RuntimeError(message) if op.name == "mean" and dtype in _DTYPES else NotImplementedError(message)
+        floats_alone = op.name in ("mean", "nanmean", "vector_norm", "norm") and dtype in _DTYPES
+        raise RuntimeError(message) if floats_alone else NotImplementedError(message)
     return dtype
 
 
@@ -121,7 +138,11 @@ def check_dim(name: str, dim: Any, ndim: int, several: bool = False) -> int:
         hint = f"; of two tensors: torch.{name}imum" if of_two else ""
         kinds = "an int or ints" if several else "an int"
         raise TypeError(f"{name}(): argument 'dim' must be {kinds}, got {type(dim).__name__}{hint}")
-    index, bound = operator.index(dim), ndim or 1
+    try:
+        index, bound = operator.index(dim), ndim or 1
+    except TypeError:  # an array of several, say
+        kinds = "an int or ints" if several else "an int"
+        raise TypeError(f"{name}(): argument 'dim' must be {kinds}, got {dim!r}") from None
     if not -bound <= index < bound:
         raise IndexError(
             f"{name}(): dimension out of range (expected to be in range of [{-bound}, {bound - 1}], but got {index})"
@@ -146,8 +167,7 @@ def either_keepdim(name: str, keepdim: bool, keepdims: bool) -> bool:
 
 
 def _listed_dims(name: str, input: Tensor, dim: Dims, keepdim: bool) -> list[int]:
-    if type(keepdim) is not bool:
-        raise TypeError(f"{name}(): argument 'keepdim' must be a bool, got {type(keepdim).__name__}")
+    check_bool(name, "keepdim", keepdim)
     ndim = input.ndim
     if type(dim) is int and -ndim <= dim < ndim:
         return [dim]
@@ -159,15 +179,21 @@ def _listed_dims(name: str, input: Tensor, dim: Dims, keepdim: bool) -> list[int
     return dims
 
 
-def check_row_dims(name: str, input: Tensor, dim: Dims, keepdim: bool) -> list[int] | None:
-    """check_dims of an op on rows that are looked at twice."""
+def check_row_dims(
+    name: str, input: Tensor, dim: Dims, keepdim: bool, axis: Dims, keepdims: bool | None
+) -> tuple[list[int] | None, bool]:
+    """check_dims of an op on rows that are looked at twice; and keepdim, by either name."""
     check_floats(name, input)
-    return _listed_dims(name, input, dim, keepdim) or None
+    if axis is not None:
+        dim = either(name, dim, axis)
+    if keepdims is not None:
+        keepdim = either_keepdim(name, keepdim, keepdims)
+    return _listed_dims(name, input, dim, keepdim) or None, keepdim
 
 
 def check_dims(op: Overloads, input: Tensor, dim: Dims, keepdim: bool, axis: Dims) -> list[int] | None:
     """Checks the input, the dims and keepdim. The dims as the ops take them; None for all of them."""
-    check_input(op.name, input)
+    check_input(op.name, input, "input", op.row.inputs if not op.row.results else DTYPES)
     if axis is not None:
         dim = either(op.name, dim, axis)
     dims = _listed_dims(op.name, input, dim, keepdim)

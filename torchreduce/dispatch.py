@@ -136,7 +136,13 @@ def differentiable(op: str, results: int = 1, smooth: int = 1) -> Callable[[type
 
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             ctx.arguments = len(inputs)
-            ctx.has_tangent = (output if results == 1 else output[0]).is_floating_point()
+            first = output if results == 1 else output[0]
+            ctx.has_tangent = first.is_floating_point()
+            if not ctx.has_tangent and any(ctx.needs_input_grad):
+                raise RuntimeError(
+                    f"{op}(): autograd does not support a result of {first.dtype}; detach() the input, or call it "
+                    "under torch.no_grad()"
+                )
             ctx.set_materialize_grads(False)
             if results > 1:
                 ctx.mark_non_differentiable(*output[smooth:])

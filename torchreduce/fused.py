@@ -28,6 +28,7 @@ from .checks import (
     check_floats,
     check_input,
     check_row_dims,
+    either,
     fused_overloads,
 )
 from .determinism import level_code
@@ -81,7 +82,10 @@ def _finish(name: str, result: Tensor, out: Tensor | None, input: Tensor) -> Ten
 # ---- softmax ---------------------------------------------------------------------------------------------------------
 
 
-def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None, *, out: Tensor | None = None) -> Tensor:
+def softmax(
+    input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None, *,
+    out: Tensor | None = None, axis: int | None = None,
+) -> Tensor:  # fmt: skip
     """exp of each element, divided by the sum of them over dim.
 
     Equal elements of a row have equal results, wherever these are normal numbers. A row that holds NaN or +inf, or
@@ -92,10 +96,13 @@ def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None, *, out: T
     tensor([[0.5000, 0.5000],
             [1.0000, 0.0000]])
     """
-    return _softmax(_SOFTMAX, input, dim, dtype, out)
+    return _softmax(_SOFTMAX, input, dim, dtype, out, axis)
 
 
-def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None, *, out: Tensor | None = None) -> Tensor:
+def log_softmax(
+    input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None, *,
+    out: Tensor | None = None, axis: int | None = None,
+) -> Tensor:  # fmt: skip
     """The logarithm of softmax, without its underflow. Monotone: of two elements of a row the greater does not have the
     lesser result. Special values and dtype as in softmax, and -inf for -inf.
 
@@ -103,19 +110,19 @@ def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None, *, ou
     >>> torchreduce.log_softmax(torch.tensor([0.0, -1000.0]), dim=0)
     tensor([    0., -1000.])
     """
-    return _softmax(_LOG_SOFTMAX, input, dim, dtype, out)
+    return _softmax(_LOG_SOFTMAX, input, dim, dtype, out, axis)
 
 
-def _softmax(op: FusedOverloads, input: Tensor, dim: Any, dtype: Any, out: Tensor | None) -> Tensor:
-    if dtype is None and out is None and not _is_compiling() and not torch.is_autocast_enabled("cuda"):
+def _softmax(op: FusedOverloads, input: Tensor, dim: Any, dtype: Any, out: Tensor | None, axis: Any) -> Tensor:
+    if dtype is None and out is None and axis is None and not _is_compiling() and not torch.is_autocast_enabled("cuda"):
         plain: Tensor | None = op.plain(input, dim, None, level_code())
         if plain is not None:
             return plain
-    check_input(op.name, input)
+    check_input(op.name, input, "input", FLOATS)
     if not input.is_floating_point() and as_dtype(dtype) in FLOATS:
         input = input.to(as_dtype(dtype))
     check_floats(op.name, input)
-    dim = check_dim(op.name, dim, input.ndim)
+    dim = check_dim(op.name, either(op.name, dim, axis), input.ndim)
     dtype = as_dtype(out.dtype if out is not None and dtype is None and isinstance(out, Tensor) else dtype)
     if dtype is None and _is_autocast(input):
         dtype = torch.float32
@@ -129,7 +136,10 @@ def _softmax(op: FusedOverloads, input: Tensor, dim: Any, dtype: Any, out: Tenso
 # ---- values for each row ---------------------------------------------------------------------------------------------
 
 
-def logsumexp(input: Tensor, dim: Dims, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
+def logsumexp(
+    input: Tensor, dim: Dims = None, keepdim: bool = False, *,
+    out: Tensor | None = None, axis: Dims = None, keepdims: bool | None = None,
+) -> Tensor:  # fmt: skip
     """The logarithm of the sum of exp over dim. NaN if there is one; +inf for +inf; -inf over nothing but -inf, where
     the gradient is 0, and over no elements.
 
@@ -137,19 +147,22 @@ def logsumexp(input: Tensor, dim: Dims, keepdim: bool = False, *, out: Tensor | 
     >>> torchreduce.logsumexp(torch.tensor([[1000.0, 1000.0]]), dim=1)
     tensor([1000.6932])
     """
-    if out is None and not _is_compiling():
+    if out is None and axis is None and keepdims is None and not _is_compiling():
         plain: tuple[Tensor, Tensor] | None = _LOGSUMEXP.plain(input, dim, keepdim, level_code())
         if plain is not None:
             return plain[0]
-    check_input("logsumexp", input)
+    check_input("logsumexp", input, "input", FLOATS)
     if not input.is_floating_point():
         input = input.to(torch.get_default_dtype())
-    dims = check_row_dims("logsumexp", input, dim, keepdim)
+    dims, keepdim = check_row_dims("logsumexp", input, dim, keepdim, axis, keepdims)
     result: Tensor = serving(_LOGSUMEXP, input)(input, dims, keepdim, level_code())[0]
     return _finish("logsumexp", result, out, input)
 
 
-def entropy(input: Tensor, dim: int, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
+def entropy(
+    input: Tensor, dim: int | None = None, keepdim: bool = False, *,
+    out: Tensor | None = None, axis: int | None = None, keepdims: bool | None = None,
+) -> Tensor:  # fmt: skip
     """The entropy, in nats, of softmax(input, dim): from one look at the logits, without cancellation. NaN where
     softmax is NaN; 0 over no elements.
 
@@ -157,13 +170,13 @@ def entropy(input: Tensor, dim: int, keepdim: bool = False, *, out: Tensor | Non
     >>> torchreduce.entropy(torch.zeros(1, 4), dim=1)
     tensor([1.3863])
     """
-    if out is None and type(dim) is int and not _is_compiling():
+    if out is None and type(dim) is int and axis is None and keepdims is None and not _is_compiling():
         plain: tuple[Tensor, Tensor] | None = _ENTROPY.plain(input, dim, keepdim, level_code())
         if plain is not None:
             return plain[0]
     check_floats("entropy", input)
-    dims = [check_dim("entropy", dim, input.ndim)]
-    check_row_dims("entropy", input, dims, keepdim)
+    along = check_dim("entropy", either("entropy", dim, axis), input.ndim)
+    dims, keepdim = check_row_dims("entropy", input, [along], keepdim, None, keepdims)
     result: Tensor = serving(_ENTROPY, input)(input, dims, keepdim, level_code())[0]
     return _finish("entropy", result, out, input)
 
@@ -175,24 +188,25 @@ def _correction(name: str, unbiased: Any, correction: Any) -> float:
         if correction is not None:
             raise TypeError(f"{name}(): give one of 'unbiased' and 'correction'")
         return float(unbiased)
-    if correction is None:
-        return 1.0
+    if correction is None or isinstance(correction, bool):
+        return 1.0 if correction is None else float(correction)
     return _number(name, "correction", correction)
 
 
 def _moments(
-    name: str, input: Tensor, dim: Dims, unbiased: Any, keepdim: bool, correction: Any, root: bool
-) -> tuple[Tensor, Tensor]:
+    name: str, input: Tensor, dim: Dims, unbiased: Any, keepdim: bool, correction: Any, root: bool,
+    axis: Dims, keepdims: bool | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     if isinstance(dim, bool) and unbiased is None:  # torch's var(input, unbiased)
         dim, unbiased = None, dim
     divisor = _correction(name, unbiased, correction)
-    if not _is_compiling():
+    if axis is None and keepdims is None and not _is_compiling():
         plain: tuple[Tensor, ...] | None = _MOMENTS.plain(input, dim, keepdim, divisor, root, level_code())
         if plain is not None:
             return plain[0], plain[1]
     if isinstance(input, Tensor) and not input.is_floating_point() and not input.is_complex():
         raise RuntimeError(f"{name}(): expected input to be of a floating dtype, but got {input.dtype}")
-    dims = check_row_dims(name, input, dim, keepdim)
+    dims, keepdim = check_row_dims(name, input, dim, keepdim, axis, keepdims)
     value, mean, _ = serving(_MOMENTS, input)(input, dims, keepdim, divisor, root, level_code())
     return value, mean
 
@@ -205,6 +219,8 @@ def var(
     *,
     correction: float | None = None,
     out: Tensor | None = None,
+    axis: Dims = None,
+    keepdims: bool | None = None,
 ) -> Tensor:
     """The variance over dim: the sum of the squares of the distances to the mean, divided by the number of elements
     less `correction`, or by 0 where that is negative. correction is 1 by default; `unbiased` is its older name, True
@@ -216,7 +232,8 @@ def var(
     >>> torchreduce.var(torch.tensor([1e6, 1e6 + 1, 1e6 + 2]))
     tensor(1.)
     """
-    return _finish("var", _moments("var", input, dim, unbiased, keepdim, correction, False)[0], out, input)
+    variance, _ = _moments("var", input, dim, unbiased, keepdim, correction, False, axis, keepdims)
+    return _finish("var", variance, out, input)
 
 
 def std(
@@ -227,6 +244,8 @@ def std(
     *,
     correction: float | None = None,
     out: Tensor | None = None,
+    axis: Dims = None,
+    keepdims: bool | None = None,
 ) -> Tensor:
     """The square root of var. Its gradient is 0 where it is 0.
 
@@ -234,12 +253,13 @@ def std(
     >>> torchreduce.std(torch.tensor([[1.0, 3.0], [2.0, 2.0]]), dim=1, correction=0)
     tensor([1., 0.])
     """
-    return _finish("std", _moments("std", input, dim, unbiased, keepdim, correction, True)[0], out, input)
+    deviation, _ = _moments("std", input, dim, unbiased, keepdim, correction, True, axis, keepdims)
+    return _finish("std", deviation, out, input)
 
 
 def var_mean(
     input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *,
-    correction: float | None = None,
+    correction: float | None = None, axis: Dims = None, keepdims: bool | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """var and mean, from one reading of the input.
 
@@ -247,12 +267,12 @@ def var_mean(
     >>> torchreduce.var_mean(torch.tensor([1.0, 3.0]))
     (tensor(2.), tensor(2.))
     """
-    return _moments("var_mean", input, dim, unbiased, keepdim, correction, False)
+    return _moments("var_mean", input, dim, unbiased, keepdim, correction, False, axis, keepdims)
 
 
 def std_mean(
     input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *,
-    correction: float | None = None,
+    correction: float | None = None, axis: Dims = None, keepdims: bool | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """std and mean, from one reading of the input.
 
@@ -260,7 +280,7 @@ def std_mean(
     >>> torchreduce.std_mean(torch.tensor([1.0, 3.0]), correction=0)
     (tensor(1.), tensor(2.))
     """
-    return _moments("std_mean", input, dim, unbiased, keepdim, correction, True)
+    return _moments("std_mean", input, dim, unbiased, keepdim, correction, True, axis, keepdims)
 
 
 # ---- norms -----------------------------------------------------------------------------------------------------------

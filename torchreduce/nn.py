@@ -9,11 +9,16 @@
 import warnings
 
 import torch
+import torch.fx
 from torch import Tensor
 
-from . import fused
+from .fused import cross_entropy, layer_norm, log_softmax, rms_norm, softmax
 
 __all__ = ["CrossEntropyLoss", "LayerNorm", "LogSoftmax", "RMSNorm", "Softmax"]
+
+
+for _name in ("cross_entropy", "layer_norm", "log_softmax", "rms_norm", "softmax"):
+    torch.fx.wrap(_name)  # so that symbolic_trace goes through the modules
 
 
 def __dir__() -> list[str]:
@@ -29,7 +34,7 @@ class RMSNorm(torch.nn.RMSNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return fused.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        return rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -41,7 +46,7 @@ class LayerNorm(torch.nn.LayerNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return fused.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 def _implied_dim(name: str, ndim: int) -> int:
@@ -62,7 +67,7 @@ class Softmax(torch.nn.Softmax):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return fused.softmax(input, _implied_dim("softmax", input.ndim) if self.dim is None else self.dim)
+        return softmax(input, _implied_dim("softmax", input.ndim) if self.dim is None else self.dim)
 
 
 class LogSoftmax(torch.nn.LogSoftmax):
@@ -74,7 +79,7 @@ class LogSoftmax(torch.nn.LogSoftmax):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return fused.log_softmax(input, _implied_dim("log_softmax", input.ndim) if self.dim is None else self.dim)
+        return log_softmax(input, _implied_dim("log_softmax", input.ndim) if self.dim is None else self.dim)
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
@@ -86,7 +91,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
     """
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return fused.cross_entropy(
+        return cross_entropy(
             input,
             target,
             self.weight,

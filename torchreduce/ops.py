@@ -301,7 +301,7 @@ def nansum(
 ) -> Tensor:
     """The sum over dim with +0 in place of every NaN, to the bit; of integers and bool the sum. Over no elements: +0.
 
-    The result has dtype, or out's, else the input's (int64 for integers and bool).
+    The result has dtype, or out's, else the input's (int64 for integers and bool); of floats it must be floating.
 
     >>> import torch, torchreduce
     >>> torchreduce.nansum(torch.tensor([1.0, float("nan"), 2.0]))

@@ -10,7 +10,9 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from contextlib import ContextDecorator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +27,17 @@ _rows: Any = None  # what is registered with torch, once it is
 # The devices whose calls are turned over, now: in eager mode, and by torch.compile, whose graphs are guarded by it.
 _eager = 0
 _compiled = 0
+
+
+@dataclass(eq=False)
+class _Said:
+    """By enable() and disable(), outside of all blocks of enabled() or in an open one."""
+
+    eager: int = 0
+    compiled: int = 0
+
+
+_said = [_Said()]  # the last one counts; blocks may close in any order, as those of several threads do
 
 
 class _Rows:
@@ -75,12 +88,7 @@ def enable(*, cpu: bool = False, compile: bool = True) -> None:
     True
     >>> torchreduce.disable()
     """
-    devices = _GPU | (_CPU if cpu else 0)
-    if compile:
-        from .override_compile import install
-
-        install()
-    _set(devices, devices if compile else 0)
+    _say(_options(cpu, compile))
 
 
 def disable() -> None:
@@ -89,18 +97,39 @@ def disable() -> None:
     >>> import torchreduce
     >>> torchreduce.disable()
     """
-    _set(0, 0)
+    _say(_Said())
 
 
-def _set(eager: int, compiled: int) -> None:
+def _options(cpu: bool, compile: bool) -> _Said:
+    for argument, value in (("cpu", cpu), ("compile", compile)):
+        if type(value) is not bool:
+            raise TypeError(f"enable(): argument {argument!r} must be a bool, got {value!r}")
+    devices = _GPU | (_CPU if cpu else 0)
+    if compile:
+        from .override_compile import install
+
+        install()
+    return _Said(devices, devices if compile else 0)
+
+
+def _say(said: _Said) -> None:
+    def change() -> None:
+        _said[-1].eager, _said[-1].compiled = said.eager, said.compiled
+
+    _turn(change)
+
+
+def _turn(change: Callable[[], None]) -> None:
+    """Changes what is said, and follows it."""
     global _rows, _eager, _compiled
     with _lock:
-        first = _rows is None and eager != 0
+        change()
+        _eager, _compiled = _said[-1].eager, _said[-1].compiled
+        first = _rows is None and _eager != 0
         if first:
             _rows = _register()
-        _eager, _compiled = eager, compiled
         if _rows is not None:
-            _rows.enable(eager)
+            _rows.enable(_eager)
     if first and not isinstance(_rows, _Rows):
         warnings.warn(
             f"torchreduce has no _aten for torch {torch.__version__}, so torch's calls are turned over from Python: "
@@ -119,7 +148,7 @@ def _frames_above() -> int:
 
 class enabled(ContextDecorator):
     """A context manager, or a decorator: enable() with these options meanwhile, and then what was before. For the
-    process.
+    process: of blocks that are open at once, in several threads say, the one that was opened last counts.
 
     >>> import torch, torchreduce
     >>> with torchreduce.enabled(cpu=True, compile=False):
@@ -129,17 +158,19 @@ class enabled(ContextDecorator):
     """
 
     def __init__(self, *, cpu: bool = False, compile: bool = True) -> None:
-        self._options = {"cpu": cpu, "compile": compile}
-        self._outside: list[tuple[int, int]] = []
+        self._options = (cpu, compile)
+        self._open: list[_Said] = []
 
     def __enter__(self) -> None:
-        self._outside.append((_eager, _compiled))
-        enable(**self._options)
+        said = _options(*self._options)
+        _turn(lambda: _said.append(said))
+        self._open.append(said)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _set(*self._outside.pop())
+        said = self._open.pop()
+        _turn(lambda: _said.remove(said))
 
 
 def coverage() -> dict[str, dict[str, int]]:

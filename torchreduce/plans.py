@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from . import _C, fused, norms, ops, scans
-from .checks import Dims, check_dims, check_input, overloads
+from .checks import Dims, check_dims, check_input, either, overloads
 from .direct import NUMBERS
 from .table import BY_NAME, KEEPING_SHAPE, OPS, Op
 
@@ -113,6 +113,8 @@ def _of_fused(name: str, input: Tensor, dim: Any, given: dict[str, Any]) -> tupl
         given = given if dim is None else {**given, "dim": dim}
         call(shadow, torch.empty(labels, dtype=torch.int64, device="meta"), **given)
         return name, dims, input.dtype
+    if "axis" in given and name not in ("rms_norm", "layer_norm"):
+        dim = either(name, dim, given.pop("axis"))
     result = call(shadow, dim, **given)
     if name in ("rms_norm", "layer_norm"):
         return name, list(range(input.ndim))[-1 if isinstance(dim, int) else -len(dim) :], input.dtype

@@ -14,20 +14,23 @@ import torch
 from torch import Tensor
 
 from .autograd import accumulator
-from .checks import Overloads, as_dtype, check_dim, check_dtype, check_input, either, overloads
+from .checks import Overloads, as_dtype, check_bool, check_dim, check_dtype, check_input, either, overloads
 from .determinism import level_code
 from .dispatch import _is_compiling, is_bare, is_plain, serving
 from .fake import broadcast_shape, decided
 from .ops import _dtype_by_out, _prepare, _write, _write_pair
+from .table import DTYPES
 
 _CUMSUM, _CUMPROD, _LOGCUMSUMEXP = overloads("cumsum"), overloads("cumprod"), overloads("logcumsumexp")
 _CUMMAX, _CUMMIN = overloads("cummax"), overloads("cummin")
 _LINEAR_SCAN = overloads("linear_scan")
 
 
-def _checked(op: Overloads, input: Tensor, dim: Any, axis: Any) -> int:
-    """Checks the input and the dim. The dim as the ops take it."""
-    check_input(op.name, input)
+def _checked(op: Overloads, input: Tensor, dim: Any, axis: Any, reverse: bool, exclusive: bool = False) -> int:
+    """Checks what is common to scans. The dim as the ops take it."""
+    check_input(op.name, input, "input", DTYPES if op.row.results else op.row.inputs)
+    check_bool(op.name, "reverse", reverse)
+    check_bool(op.name, "exclusive", exclusive)
     if type(dim) is int and axis is None and -input.ndim <= dim < input.ndim:
         return dim
     return check_dim(op.name, either(op.name, dim, axis), input.ndim)
@@ -48,7 +51,7 @@ def _accumulated(
         result: Tensor | None = op.plain(input, dim, None, exclusive, reverse, level_code())
         if result is not None:
             return result
-    dim = _checked(op, input, dim, axis)
+    dim = _checked(op, input, dim, axis, reverse, exclusive)
     if out is not None:
         dtype = _dtype_by_out(op, dtype, out)
     if dtype is not None:
@@ -65,7 +68,7 @@ def _extreme(op: Overloads, input: Tensor, dim: Any, out: Any, reverse: bool, ax
         result = op.plain(input, dim, reverse, level_code())
         if result is not None:
             return result
-    dim = _checked(op, input, dim, axis)
+    dim = _checked(op, input, dim, axis, reverse)
     if out is None:
         return serving(op, input)(input, dim, reverse, level_code())
     return _write_pair(op, input, (dim, reverse), input.shape, out)
@@ -191,7 +194,7 @@ def logcumsumexp(
         result: Tensor | None = op.plain(input, dim, exclusive, reverse, level_code())
         if result is not None:
             return result
-    dim = _checked(op, input, dim, axis)
+    dim = _checked(op, input, dim, axis, reverse, exclusive)
     check_dtype(op, input, None)
     if out is None:
         return serving(op, input)(input, dim, exclusive, reverse, level_code())  # type: ignore[no-any-return]
@@ -267,7 +270,8 @@ def linear_scan(
         served: Tensor | None = op.plain(a, b, initial, dim, reverse, False, level_code())
         if served is not None:
             return served
-    check_input(op.name, b, "b")
+    check_input(op.name, b, "b", op.row.inputs)
+    check_bool(op.name, "reverse", reverse)
     if b.dtype not in op.row.inputs:
         raise TypeError(f"{op.name}(): b must be floating, got {b.dtype}")
     wide = accumulator(b.dtype)

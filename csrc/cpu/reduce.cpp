@@ -9,6 +9,7 @@ namespace {
 constexpr int64_t kSerialElements = 32768;  // a smaller call is not worth a second thread
 constexpr int64_t kLeastRun = 16;           // leaves of a run at least, when a row is cut
 constexpr int64_t kUnitsPerThread = 4;      // rows are cut until there are as many units, to even the threads' work
+constexpr int64_t kShortProducts = 24;      // rows so long at most are multiplied side by side, wherever they lie
 constexpr int64_t kTurn = 32768;            // elements that ops take in turns, so that a cache still has them
 constexpr int64_t kTurnColumns = 128;       // neighbouring columns of a turn, where there are many rows
 
@@ -91,8 +92,14 @@ template <class Op> bool run(Job<Op>& job, bool across, Starter& starter) {
   const int64_t threads = layout.rows * layout.length < kSerialElements ? 1 : starter.threads;
   const int64_t most = !starter.turns() ? INT64_MAX : across ? 1 : kTurn / kLeaf;
   if constexpr (kIsProduct<Op>) {
-    cut_rows(job, threads, most, [&] { return layout.rows; });
-    return run_tasks(job, layout.rows, 1, threads, starter, &Products<Op>::body, &job);
+    if (!across && (layout.length > kShortProducts || layout.rows < Products<Op>::W)) {
+      cut_rows(job, threads, most, [&] { return layout.rows; });
+      return run_tasks(job, layout.rows, 1, threads, starter, &Products<Op>::body, &job);
+    }
+    typename Products<Op>::Across task{job, ColumnChunks(layout, Products<Op>::W, 1)};
+    const auto units = [&] { return task.chunks.count(); };
+    cut_rows(job, threads, most, units);
+    return run_tasks(job, units(), Products<Op>::W, threads, starter, &Products<Op>::body_across, &task);
   } else if (!across) {
     cut_rows(job, threads, most, [&] { return layout.rows; });
     return run_tasks(job, layout.rows, 1, threads, starter, &Rows<Op>::body, &job);

@@ -82,7 +82,8 @@ template <class F> struct PlainProducts {
     const Bits at = place(next);
     least = at < least ? at : least;
   }
-  TR_HD bool are_normal() const { return !any_set(least <= 2 * kOne); }
+  TR_HD auto normal() const { return least > 2 * kOne; }
+  TR_HD bool are_normal() const { return !any_set(!normal()); }
 
   TR_HD static Bits place(Eight<F> x) { return (Bits)x * 2 + kOne; }
 };
@@ -162,15 +163,17 @@ template <class A> struct ScanLanes<CumProd<A>> {
       for (int j = 0; j < kGroup; ++j)
         x[j] = __builtin_convertvector(factor * __builtin_convertvector(x[j], Eight<double>), Items);
     } else {
-      // A product is rounded alike at every scale, as long as it is a normal number.
-      constexpr int64_t kInRange = 1000;
+      // A product is rounded alike at every scale, as long as it is a normal number; and no prefix of a group, which is
+      // finite, brings back what lies below 2^kGone, or zero: that leaves zeros.
+      constexpr int64_t kInRange = 1000, kGone = -2200;
       const WideState before = combine(carry, within);
-      const Items factor = before.m * powers_of_two(clamped(before.e, kInRange));
+      const auto gone = before.e < kGone || before.m == 0;
+      const Items factor = before.m * (gone ? Items{} : powers_of_two(clamped(before.e, kInRange)));
       Items out[kGroup] = {factor * x[0]};
       PlainProducts<A> plain(out[0]);
       for (int j = 1; j < kGroup; ++j) plain.take(out[j] = factor * x[j]);
-      if (__builtin_expect(!prefixes || !plain.are_normal() || any_set(before.e != clamped(before.e, kInRange)), 0))
-        return careful_results(prefixes, carry, within, x);
+      const auto careful = !gone && (!plain.normal() || before.e != clamped(before.e, kInRange));
+      if (__builtin_expect(!prefixes || any_set(careful), 0)) return careful_results(prefixes, carry, within, x);
       __builtin_memcpy(x, out, sizeof x);
     }
   }
