@@ -276,6 +276,7 @@ template <template <class> class Op, class F> struct FusedRows {
     Scratch scratch(self.bytes(1));
     if (!scratch.data) return self.fail();
     Memory m = self.carve(scratch.data, 1);
+    [[maybe_unused]] Row at_row;
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t row = unit / self.leaves, leaf = unit % self.leaves;
       const Given given = O::given(self.call.options, self.call.memory, self.offset_of_row(row));
@@ -283,7 +284,7 @@ template <template <class> class Op, class F> struct FusedRows {
       if constexpr (kLook) {
         if (!O::skips(given)) self.shared_states[unit] = self.look(m.x, leaf, given, nullptr);
       } else {
-        const Row at_row = self.finish(row, given, self.shared_states + row * self.leaves);
+        if (unit == begin || leaf == 0) at_row = self.finish(row, given, self.shared_states + row * self.leaves);
         self.template map<At>(m.x, leaf, given, at_row, self.shared_states[unit], nullptr, m.results);
         self.put(row, 1, leaf, m);
       }
