@@ -100,9 +100,44 @@ template <class Acc, Fields V> TR_HD void set_lane(V& v, int i, const Acc& one) 
   }
 }
 
+// Register kPart of choose()'s result, where eight lanes take several of W lanes each: the lanes that two of the
+// registers of a and b give, then those of any others. (GCC takes a shuffle of longer vectors apart, lane by lane.)
+template <int kPart, int... kLane, class V, int... j>
+TR_HD auto choose_register(const V& a, const V& b, std::integer_sequence<int, j...>) {
+  using L = std::decay_t<decltype(a[0])>;
+  using Mask = Vec<IntOf<L>>;
+  constexpr int W = kLanes<L>;
+  constexpr auto lane = [](int i) {
+    constexpr int lanes[] = {kLane...};
+    return lanes[kPart * W + i];
+  };
+  constexpr auto source = [lane](int i) { return lane(i) / W; };
+  constexpr auto other_than = [source](int s, int t, int u) {  // the first source that is none of these
+    for (int i = 0; i < W; ++i)
+      if (source(i) != s && source(i) != t && source(i) != u) return source(i);
+    return s;
+  };
+  constexpr int s0 = source(0), s1 = other_than(s0, s0, s0), s2 = other_than(s0, s1, s1), s3 = other_than(s0, s1, s2);
+  const auto from = [&](int s) __attribute__((always_inline)) {
+    return load<Vec<L>>(reinterpret_cast<const char*>(s * W < 8 ? &a : &b) + s * W % 8 * sizeof(L));
+  };
+  Vec<L> v = __builtin_shuffle(from(s0), from(s1), Mask{(source(j) == s0 ? lane(j) % W : W + lane(j) % W)...});
+  if constexpr (s2 != s0) v = __builtin_shuffle(v, from(s2), Mask{(source(j) == s2 ? W + lane(j) % W : j)...});
+  if constexpr (s3 != s0) v = __builtin_shuffle(v, from(s3), Mask{(source(j) == s3 ? W + lane(j) % W : j)...});
+  return v;
+}
+template <int... kLane, class V, int... kPart>
+TR_HD V choose_registers(const V& a, const V& b, std::integer_sequence<int, kPart...>) {
+  using L = std::decay_t<decltype(a[0])>;
+  const Vec<L> parts[] = {choose_register<kPart, kLane...>(a, b, std::make_integer_sequence<int, kLanes<L>>())...};
+  return load<V>(parts);
+}
 // Lanes of a, or from 8 on of b.
 template <int... kLane, class V> TR_HD V choose(const V& a, const V& b) {
-  return __builtin_shuffle(a, b, Eight<IntOf<std::decay_t<decltype(a[0])>>>{kLane...});
+  using L = std::decay_t<decltype(a[0])>;
+  if constexpr (kLanes<L> < 8)
+    return choose_registers<kLane...>(a, b, std::make_integer_sequence<int, 8 / kLanes<L>>());
+  else return __builtin_shuffle(a, b, Eight<IntOf<L>>{kLane...});
 }
 template <int... kLane, Fields V> TR_HD V choose(const V& a, const V& b) {
   if constexpr (V::kFields == 2) {
