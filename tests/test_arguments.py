@@ -17,7 +17,6 @@ from cases import (
     contiguous,
     padded,
     public,
-    results_of,
     serves,
     transposed,
     values,
@@ -268,13 +267,11 @@ def test_dims_are_no_arrays(device, name):
             getattr(OURS, name)(x, bad)
 
 
-@pytest.mark.parametrize("name", ("sum", "prod", "nansum", "mean", "cumsum", "cumprod"))
+@pytest.mark.parametrize("name", ("sum", "prod", "cumsum", "cumprod"))
 def test_a_result_of_integers_has_no_gradient(device, name):
     """Where one is needed that is an error, as in torch, and not a result that lost it."""
     x = torch.ones(2, 3, device=device)
     for dtype in (torch.int64, torch.uint8):
-        if dtype not in results_of(name, torch.float32):
-            continue
         for f in (run, lambda name, x, **options: getattr(TORCHS, name)(x, 0, **options)):
             with pytest.raises(RuntimeError, match=r"(?i)autograd .* support"):
                 f(name, x.clone().requires_grad_(), dtype=dtype)

@@ -100,12 +100,18 @@ def test_every_promise_of_the_readme_has_its_test():
         assert named and named <= defined, row
 
 
+def rows_of(section):
+    """Of a table: the cells of each row."""
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+
+
 def test_the_way_to_a_kernel_is_as_contributing_says():
     """Each file of its table is there, and has the names that stand beside it."""
     section = (ROOT / "CONTRIBUTING.md").read_text().split("## From tr.sum to its kernel")[1].split("\n## ")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
-    hops = [(file, re.findall(r"`(\w+)`", names)) for _, file, names, _ in rows[2:]]
-    assert len(hops) >= 6 and [row[0] for row in rows[2:] if row[0]] == ["1", "2", "3"]
+    rows = rows_of(section)
+    hops = [(file, re.findall(r"`(\w+)`", names)) for _, file, names, _ in rows]
+    assert len(hops) >= 6 and [row[0] for row in rows if row[0]] == ["1", "2", "3"]
     for file, names in hops:
         text = (ROOT / file).read_text()
         assert names and all(re.search(rf"\b{name}\b", text) for name in names), file
@@ -117,12 +123,6 @@ def test_files_that_are_mentioned_exist():
             r"\b(?:csrc|torchreduce|tests|benchmarks|docs)/[\w/]+\.(?:h|cuh|cu|cpp|py|md)\b", path.read_text()
         ):
             assert (ROOT / file).exists(), f"{path.name}: {file}"
-
-
-def rows_of(section):
-    """Of a table: the cells of each row."""
-    lines = [line for line in section.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
 
 
 def test_from_torchs_calls_to_torchreduces():

@@ -33,6 +33,11 @@ class Overloads:
     derivative: Callable[..., Any]  # raw, by way of autograd
     plain: Callable[..., Any]  # raw, without checks: as direct.py has it
 
+    @property
+    def supported(self) -> Sequence[torch.dtype]:
+        """The inputs' dtypes, those that need a dtype= among them."""
+        return DTYPES if self.row.results else self.row.inputs
+
 
 def overloads(name: str) -> Overloads:
     row, op = BY_NAME[name], getattr(torch.ops.torchreduce, name)
@@ -193,7 +198,7 @@ def check_row_dims(
 
 def check_dims(op: Overloads, input: Tensor, dim: Dims, keepdim: bool, axis: Dims) -> list[int] | None:
     """Checks the input, the dims and keepdim. The dims as the ops take them; None for all of them."""
-    check_input(op.name, input, "input", op.row.inputs if not op.row.results else DTYPES)
+    check_input(op.name, input, "input", op.supported)
     if axis is not None:
         dim = either(op.name, dim, axis)
     dims = _listed_dims(op.name, input, dim, keepdim)

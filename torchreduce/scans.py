@@ -19,7 +19,6 @@ from .determinism import level_code
 from .dispatch import _is_compiling, is_bare, is_plain, serving
 from .fake import broadcast_shape, decided
 from .ops import _dtype_by_out, _prepare, _write, _write_pair
-from .table import DTYPES
 
 _CUMSUM, _CUMPROD, _LOGCUMSUMEXP = overloads("cumsum"), overloads("cumprod"), overloads("logcumsumexp")
 _CUMMAX, _CUMMIN = overloads("cummax"), overloads("cummin")
@@ -28,7 +27,7 @@ _LINEAR_SCAN = overloads("linear_scan")
 
 def _checked(op: Overloads, input: Tensor, dim: Any, axis: Any, reverse: bool, exclusive: bool = False) -> int:
     """Checks what is common to scans. The dim as the ops take it."""
-    check_input(op.name, input, "input", DTYPES if op.row.results else op.row.inputs)
+    check_input(op.name, input, "input", op.supported)
     check_bool(op.name, "reverse", reverse)
     check_bool(op.name, "exclusive", exclusive)
     if type(dim) is int and axis is None and -input.ndim <= dim < input.ndim:
@@ -270,7 +269,7 @@ def linear_scan(
         served: Tensor | None = op.plain(a, b, initial, dim, reverse, False, level_code())
         if served is not None:
             return served
-    check_input(op.name, b, "b", op.row.inputs)
+    check_input(op.name, b, "b", op.supported)
     check_bool(op.name, "reverse", reverse)
     if b.dtype not in op.row.inputs:
         raise TypeError(f"{op.name}(): b must be floating, got {b.dtype}")
