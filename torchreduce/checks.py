@@ -137,16 +137,15 @@ def check_dtype(op: Overloads, input: Tensor, dtype: Any) -> Any:
 
 def check_dim(name: str, dim: Any, ndim: int, several: bool = False) -> int:
     """dim as an int in range; a 0-d tensor has the dims 0 and -1. `several`: it might have been ints."""
+    kinds = "an int or ints" if several else "an int"
     of_two = isinstance(dim, Tensor) and name in ("max", "min")  # torch's max(input, other)
     number = isinstance(dim, Tensor) and dim.dim() == 0 and not (dim.is_floating_point() or dim.is_complex())
     if of_two or isinstance(dim, bool) or not (number or isinstance(dim, int) or hasattr(dim, "__index__")):
         hint = f"; of two tensors: torch.{name}imum" if of_two else ""
-        kinds = "an int or ints" if several else "an int"
         raise TypeError(f"{name}(): argument 'dim' must be {kinds}, got {type(dim).__name__}{hint}")
     try:
         index, bound = operator.index(dim), ndim or 1
     except TypeError:  # an array of several, say
-        kinds = "an int or ints" if several else "an int"
         raise TypeError(f"{name}(): argument 'dim' must be {kinds}, got {dim!r}") from None
     if not -bound <= index < bound:
         raise IndexError(

@@ -12,8 +12,8 @@ constexpr int64_t kUnitsPerThread = 4;      // rows are cut until there are as m
 // Rows so long at most are multiplied side by side, wherever they lie (AVX2, 20 floats: 62 ns a row, along it 71; what
 // lies apart is gathered one by one, at 2 ns an element).
 constexpr int64_t kShortProducts = 24;
-constexpr int64_t kTurn = 32768;            // elements that ops take in turns, so that a cache still has them
-constexpr int64_t kTurnColumns = 128;       // neighbouring columns of a turn, where there are many rows
+constexpr int64_t kTurn = 32768;       // elements that ops take in turns, so that a cache still has them
+constexpr int64_t kTurnColumns = 128;  // neighbouring columns of a turn, where there are many rows
 
 using Body = void (*)(void*, int64_t, int64_t);
 
