@@ -25,6 +25,9 @@
 //   write(row, memory, i)               the row's values; nothing where there are none
 //   At, at(row, leaf state)             what map needs in a leaf
 //   map(x, weight, bias, i, at)         the element at position i; x is the term if kTerm
+//   kScales         where its sums have left the range, a leaf is looked at again, with its elements multiplied by
+//                   rescale(sums, seen), a power of two, which is 1 where they have not: by scaled_first(sum, x, scale)
+//                   and scaled_step(sums, x, seen, scale); scaled_back(again, before, scale) is the leaf's state then
 // and of the data that is common, for which fewer instructions have the same bits:
 //   kCalm, is_calm(first, least), calm_step(sums, x, seen)   looks at leaves whose least element of input 0 is `least`
 //   kCalmMap, is_calm_map(least, at), calm_map(x, at)        elements that are no NaN, of leaves whose least element of
@@ -38,6 +41,7 @@
 
 #include "explog.h"
 #include "order.h"
+#include "powers.h"
 
 namespace torchreduce {
 
@@ -103,7 +107,7 @@ template <class F> struct FusedOp {
   static constexpr int kInputs = 1, kSums = 1, kStats = 0;
   static constexpr First kFirst = First::Nothing;
   static constexpr bool kMaps = true, kLeafwise = false, kTerm = false, kWeights = false, kBiases = false;
-  static constexpr bool kFills = false, kCalm = false, kCalmMap = false, kCentral = false;
+  static constexpr bool kFills = false, kCalm = false, kCalmMap = false, kCentral = false, kScales = false;
   TR_HD static F fill(int) { return F(0); }
   template <class A> TR_HD static int64_t marked(const A&) { return -1; }
   struct Nothing {};
@@ -216,7 +220,8 @@ template <class F> struct Exponential {
     const F of_a = far_sum(a), of_b = far_sum(b), d = first ? b.l - l : a.l - l;
     return {l, fused(first ? of_b : of_a, exp_nonpositive(d), first ? of_a : of_b), kFar};
   }
-  // By what a leaf's terms are multiplied to become parts of the row's sum.
+  // By what a leaf's terms are multiplied to become parts of the row's sum: negative where that is its greatest term, so
+  // that the part of this one is 1, which a product with a reciprocal may miss.
   TR_HD static F factor(const State& row, const State& leaf) {
     if (!is_finite(row.l)) return quiet_nan<F>();
     if (leaf.l == -kInfinity<F>) return F(0);
@@ -225,7 +230,8 @@ template <class F> struct Exponential {
       return (leaf.n == kFar ? weight : weight / split_exp(leaf.l).q) / row.s;
     }
     constexpr int kBias = PowerOfTwo<F>::kBias;
-    const F part = F(1) / row.s;
+    F part = F(1) / row.s;
+    if (row.s < F(1.5) && row.s == split_exp(row.l).q) part = -part;
     const int d = leaf.n - row.n;
     return d > -kBias ? part * power(d) : part * power(d + kBias - 1) * power(1 - kBias);
   }
@@ -280,9 +286,12 @@ template <class F> struct Softmax : OfExponentials<F> {
     return s;
   }
   TR_HD static At at(const Row& row, const State& leaf) { return {E::factor(row, leaf)}; }
-  TR_HD static F map(F term, F, F, int64_t, const At& at) { return term * at.factor; }
+  TR_HD static F map(F term, F, F, int64_t, const At& at) {
+    const F part = term * magnitude(at.factor);
+    return at.factor < 0 && part > F(0.5) ? F(1) : part;
+  }
   static constexpr bool kCalmMap = true;
-  TR_HD static bool is_calm_map(F, const At& at) { return at.factor == at.factor; }
+  TR_HD static bool is_calm_map(F, const At& at) { return at.factor >= 0; }
   TR_HD static F calm_map(F term, const At& at) { return term * at.factor; }
   TR_HD static At central_at(const At& at, const State& leaf) { return {at.factor * E::power_down(leaf.n)}; }
   TR_HD static F central_map(F x, const At& at) { return E::calm_exp(x) * at.factor; }
@@ -514,7 +523,8 @@ template <class F> struct EntropyGradient : MappedOp<F> {
 
 // ---- means and variances ---------------------------------------------------------------------------------------------
 
-// The sum in F; and in float64 the mean and the sum of the squares of the distances to it.
+// The sum in F; and in float64 the mean and the sum of the squares of the distances to it. Of F = float64 these two are
+// in units of 2^unit and of its square.
 template <class F> struct OfMoments : FusedOp<F> {
   static constexpr First kFirst = First::Sum;
   static constexpr int kSums = 2;
@@ -523,32 +533,68 @@ template <class F> struct OfMoments : FusedOp<F> {
     double mean, squares;
     int64_t count;
     F sum;
+    int unit;
   };
   template <class G> TR_HD static Seen seen(F sum, int count, const G&) { return {divided(sum, count)}; }
   template <class G> TR_HD static void step(F* sums, const F* x, F, const Seen& seen, const G&) {
-    const F d = x[0] - seen.mean;
-    sums[0] = sums[0] + d;
-    sums[1] = fused(d, d, sums[1]);
+    add(sums, x[0] - seen.mean);
   }
-  TR_HD static State none() { return {0, 0, 0, F(0)}; }
+  TR_HD static State none() { return {0, 0, 0, F(0), 0}; }
   // The distances are those to the rounded mean of the leaf, which is off by their own mean.
   TR_HD static State state(F sum, const F* sums, int count) {
     const double off = divided(double(sums[0]), count), squares = fused(-double(sums[0]), off, double(sums[1]));
-    return {double(divided(sum, count)) + off, squares < 0 ? 0.0 : squares, count, sum};
+    return {double(divided(sum, count)) + off, squares < 0 ? 0.0 : squares, count, sum, 0};
   }
-  TR_HD static State merge(const State& a, const State& b) {
+  TR_HD static State merge(State a, State b) {
+    if constexpr (kUnits) {
+      if (a.unit < b.unit) a = in_unit(a, b.unit);
+      if (b.unit < a.unit) b = in_unit(b, a.unit);
+    }
     const int64_t count = a.count + b.count;
     const double d = b.mean - a.mean;
     return {fused(d, double(b.count) / double(count), a.mean),
             fused(d * d, double(a.count) * (double(b.count) / double(count)), a.squares + b.squares), count,
-            a.sum + b.sum};
+            a.sum + b.sum, a.unit};
   }
+
+  // Squares of a leaf that are less than kLeast may have lost some; not where the mean is kFar from 0 or more, since
+  // what differs from it then differs by more than the root of that. Of a leaf that is looked at again every square,
+  // and their sum, is a normal number.
+  static constexpr bool kScales = true, kUnits = sizeof(F) == 8;
+  static constexpr F kLeast = F(kUnits ? 0x1p-600 : 0x1p-90), kFar = F(kUnits ? 0x1p-200 : 0x1p-20);
+  static constexpr int kUp = kUnits ? 700 : 96, kDown = kUnits ? 600 : 72;
+  TR_HD static F rescale(const F* sums, const Seen& seen) {
+    if (sums[1] < kLeast && magnitude(seen.mean) < kFar) return F(two_to(kUp));
+    return is_finite(sums[1]) && is_finite(seen.mean) ? F(1) : F(two_to(-kDown));
+  }
+  TR_HD static F scaled_first(F sum, F x, F scale) { return fused(x, scale, sum); }
+  TR_HD static void scaled_step(F* sums, const F* x, const Seen& seen, F scale) {
+    add(sums, fused(x[0], scale, -seen.mean));
+  }
+  TR_HD static State scaled_back(State again, const State& before, F scale) {
+    again.sum = before.sum;
+    again.unit = scale > 1 ? -kUp : kDown;
+    return kUnits ? again : in_unit(again, 0);
+  }
+  TR_HD static State in_unit(const State& s, int unit) {  // what is too small for it adds nothing
+    constexpr int kMost = kUp > kDown ? kUp : kDown;
+    const double scale = two_to(s.unit - unit < -kMost ? -kMost : s.unit - unit);
+    return {s.mean * scale, s.squares * scale * scale, s.count, s.sum, unit};
+  }
+  TR_HD static double whole_mean(const State& s) { return kUnits ? s.mean * two_to(s.unit) : s.mean; }
+
   // The mean as high + low, each of F.
   struct Mean { F high, low; };
   TR_HD static Mean mean(const State& s) {
     if (s.count == 0) return {quiet_nan<F>(), F(0)};
-    const F high = F(s.mean);
-    return {high, is_finite(high) ? F(s.mean - double(high)) : F(0)};
+    const F high = F(whole_mean(s));
+    return {high, is_finite(high) ? F(whole_mean(s) - double(high)) : F(0)};
+  }
+
+ private:
+  TR_HD static void add(F* sums, F d) {
+    sums[0] = sums[0] + d;
+    sums[1] = fused(d, d, sums[1]);
   }
 };
 
@@ -563,9 +609,14 @@ template <class F> struct Moments : OfMoments<F> {
   };
   template <class G, class Read>
   TR_HD static Row row(const State& s, int64_t n, const G&, const FusedOptions& options, Read) {
-    const double variance = s.squares / divisor(n, options), sd = root(variance);
+    double variance = s.squares / divisor(n, options), sd = root(variance);
+    if constexpr (OfMoments<F>::kUnits) {
+      variance = variance * two_to(s.unit) * two_to(s.unit);
+      sd = sd * two_to(s.unit);
+    }
     const auto mean = OfMoments<F>::mean(s);
-    return {F(variance), F(sd), divided(s.sum, n), mean.high, mean.low, options.root};
+    const F average = is_finite(s.sum) ? divided(s.sum, n) : mean.high;
+    return {F(variance), F(sd), average, mean.high, mean.low, options.root};
   }
   TR_HD static double divisor(int64_t n, const FusedOptions& options) {
     const double d = double(n) - options.correction;
@@ -649,8 +700,18 @@ template <class F> struct LayerNorm : OfMoments<F> {
   template <class G, class Read>
   TR_HD static Row row(const State& s, int64_t n, const G&, const FusedOptions& options, Read) {
     const auto mean = OfMoments<F>::mean(s);
-    return {mean.high, mean.low, F(1) / root(F(divided(s.squares, n) + options.epsilon))};
+    return {mean.high, mean.low, reciprocal(s, divided(s.squares, n), options.epsilon)};
   }
+  // In float64, or in units, where what is under the root is no normal number of F.
+  TR_HD static F reciprocal(const State& s, double variance, double epsilon) {
+    if constexpr (OfMoments<F>::kUnits) {
+      const double sum = variance * two_to(s.unit) * two_to(s.unit) + epsilon;
+      return is_normal(sum) ? F(1) / root(F(sum)) : F(1) / root(F(variance)) * F(two_to(-s.unit));
+    }
+    const F sum = F(variance + epsilon);
+    return is_normal(sum) ? F(1) / root(sum) : F(1.0 / root(variance + epsilon));
+  }
+  TR_HD static bool is_normal(F x) { return x >= F(sizeof(F) == 4 ? 0x1p-126 : 0x1p-1022) && is_finite(x); }
   TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) {
     memory.set_stat(0, i, row.high);
     memory.set_stat(1, i, row.low);

@@ -140,6 +140,7 @@ def softmax(x):
     for leaf, (m, _, n) in zip(leaves(x), states, strict=True):
         d = np.where(n == FAR, 0, n) - np.where(row[2] == FAR, 0, row[2])
         part = F(1) / row[1]
+        alone = near(row[0]) & (row[1] == split(np.where(near(row[0]), row[0], F(0)))[0])  # a sum that is its greatest
         close = np.where(d > -bias, part * power(d, F), part * power(d + bias - 1, F) * power(np.int64(1 - bias), F))
         away = np.where(np.isfinite(m) & np.isfinite(row[0]), finite(m) - finite(row[0]), F(0)).astype(F)
         weight = exp(np.minimum(away, F(0)))
@@ -147,7 +148,8 @@ def softmax(x):
         factor = np.where(row[2] == FAR, weight, close)
         factor = np.where(m == -np.inf, F(0), factor)
         factor = np.where(np.isfinite(row[0]), factor, F(np.nan)).astype(F)
-        results.append(terms(leaf, m) * column(factor))
+        parts = terms(leaf, m) * column(factor)
+        results.append(np.where(column(alone) & (parts > F(0.5)), F(1), parts))
     return np.concatenate(results, axis=1) if results else x
 
 
@@ -254,29 +256,45 @@ def entropy_gradient(g, x):
 
 
 def moments(x):
-    """The sum, the mean and the sum of squared distances, the two latter in float64."""
+    """The sum, the mean and the sum of squared distances, the two latter in float64, and of float64 in units of 2^unit
+    and of its square; the unit."""
     F, states = x.dtype.type, []
-    for leaf in leaves(x):
-        n = leaf.shape[1]
+    least, far, up, down = (2.0**-90, 2.0**-20, 96, 72) if np.float32 == F else (2.0**-600, 2.0**-200, 700, 600)
+
+    def look(leaf):
         total = canonical_sum(leaf)
-        mean = total / F(n)
+        mean = total / F(leaf.shape[1])
         d = leaf - column(mean)
-        off = canonical_sum(d).astype(np.float64)
-        squares = csum(lambda acc, d: fused(d, d, acc), d).astype(np.float64)
-        r = off / n
+        sums = canonical_sum(d), csum(lambda acc, d: fused(d, d, acc), d)
+        unit = np.where((sums[1] < F(least)) & (np.abs(mean) < F(far)), -up, 0)
+        unit = np.where((unit == 0) & ~(np.isfinite(sums[1]) & np.isfinite(mean)), down, unit)
+        off, squares = (s.astype(np.float64) for s in sums)
+        r = off / leaf.shape[1]
         squares = fused(-off, r, squares)
-        states.append((total, np.full(len(x), n), mean.astype(np.float64) + r, np.where(squares < 0, 0.0, squares)))
+        return total, mean.astype(np.float64) + r, np.where(squares < 0, 0.0, squares), unit
+
+    for leaf in leaves(x):
+        total, mean, squares, unit = look(leaf)
+        _, *again, _ = look(np.ldexp(leaf, column(-unit)))
+        mean, squares = (np.where(unit == 0, a, b) for a, b in zip((mean, squares), again, strict=True))
+        if np.float32 == F:
+            mean, squares, unit = np.ldexp(mean, unit), np.ldexp(squares, 2 * unit), 0 * unit
+        states.append((total, np.full(len(x), leaf.shape[1]), mean, squares, unit))
 
     def merge(a, b):
-        n = a[1] + b[1]
-        w, d = b[1].astype(np.float64) / n.astype(np.float64), b[2] - a[2]
-        return a[0] + b[0], n, fused(d, w, a[2]), fused(d * d, a[1].astype(np.float64) * w, a[3] + b[3])
+        n, unit = a[1] + b[1], np.maximum(a[4], b[4])
+        (m, s), (p, t) = (
+            (np.ldexp(c[2], np.maximum(c[4] - unit, -up)), np.ldexp(c[3], 2 * np.maximum(c[4] - unit, -up)))
+            for c in (a, b)
+        )
+        w, d = b[1].astype(np.float64) / n.astype(np.float64), p - m
+        return a[0] + b[0], n, fused(d, w, m), fused(d * d, a[1].astype(np.float64) * w, s + t), unit
 
     if not states:
         zero = np.zeros(len(x))
-        return zero.astype(F), zero + np.nan, zero
-    total, _, mean, squares = merged(states, merge)
-    return total, mean, squares
+        return zero.astype(F), zero + np.nan, zero, zero.astype(np.int64)
+    total, _, mean, squares, unit = merged(states, merge)
+    return total, np.ldexp(mean, unit), squares, unit
 
 
 def mean_parts(mean, F):
@@ -287,17 +305,18 @@ def mean_parts(mean, F):
 def variance(x, correction, root=False):
     """The variance or its root, and the mean."""
     F, n = x.dtype.type, x.shape[1]
-    total, _, squares = moments(x)
+    total, mean, squares, unit = moments(x)
     value = squares / max(0.0, n - correction)
-    return (np.sqrt(value) if root else value).astype(F), total / F(n)
+    value = np.ldexp(np.sqrt(value), unit) if root else np.ldexp(value, 2 * unit)
+    return value.astype(F), np.where(np.isfinite(total), total / F(n), mean.astype(F))
 
 
 def variance_gradient(g, to_mean, x, correction, root=False):
     F, n = x.dtype.type, x.shape[1]
-    _, mean, squares = moments(x)
+    _, mean, squares, unit = moments(x)
     high, low = mean_parts(mean, F)
     divisor = np.float64(max(0.0, n - correction))
-    sd = np.sqrt(squares / divisor).astype(F)
+    sd = np.ldexp(np.sqrt(squares / divisor), unit).astype(F)
     k = g.astype(np.float64) * (2.0 / divisor)
     if root:
         k = np.where(sd == 0, 0.0, g.astype(np.float64) / (sd.astype(np.float64) * divisor))
@@ -326,9 +345,14 @@ def rms_norm_gradient(g, x, weight, eps):
 
 def layer_scale(x, eps):
     F = x.dtype.type
-    _, mean, squares = moments(x)
+    _, mean, squares, unit = moments(x)
     high, low = mean_parts(mean, F)
-    return column(high), column(low), column(F(1) / np.sqrt((squares / x.shape[1] + eps).astype(F)))
+    squares = squares / x.shape[1]
+    wide = np.ldexp(squares, 2 * unit) + eps
+    r = F(1) / np.sqrt(wide.astype(F))
+    apart = np.ldexp(1 / np.sqrt(squares), -unit) if np.float64 == F else 1 / np.sqrt(wide)  # no normal number of F
+    normal = (wide.astype(F) >= np.finfo(F).tiny) & np.isfinite(wide.astype(F))
+    return column(high), column(low), column(np.where(normal, r, apart.astype(F)))
 
 
 def layer_norm(x, weight, bias, eps):

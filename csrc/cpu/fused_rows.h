@@ -138,8 +138,22 @@ template <template <class> class Op, class F> struct FusedRows {
   // ---- a leaf of one row, x[k] being its elements --------------------------------------------------------------------
 
   // `terms`: where they are to be left, or null.
+  State look(const F* const (&x)[kInputs], int64_t leaf, const Given& given, F* __restrict terms) const {
+    F wanted = F(1);
+    const State state = look(x, leaf, given, terms, wanted);
+    if constexpr (O::kScales)
+      if (wanted != F(1)) return scaled_look(x[0], leaf, given, state, wanted);
+    return state;
+  }
+  __attribute__((noinline)) State scaled_look(const F* x, int64_t leaf, const Given& given, const State& before,
+                                              F scale) const {
+    F scaled[kLeaf], again;
+    for (int64_t i = 0; i < least(kLeaf, layout().length - leaf * kLeaf); ++i) scaled[i] = x[i] * scale;
+    return O::scaled_back(look({scaled}, leaf, given, nullptr, again), before, scale);
+  }
+  // `wanted`: what elements have to be multiplied by.
   __attribute__((noinline)) State look(const F* const (&x)[kInputs], int64_t leaf, const Given& given,
-                                       F* __restrict terms) const {
+                                       F* __restrict terms, [[maybe_unused]] F& wanted) const {
     const int64_t from = leaf * kLeaf, count = least(kLeaf, layout().length - from);
     const F first = first_look<O::kFirst>(x[0], count);
     const auto seen = O::seen(first, int(count), given);
@@ -164,6 +178,7 @@ template <template <class> class Op, class F> struct FusedRows {
       }
     }
     for (int k = 0; k < O::kSums; ++k) total[k] = tree_of_residues(acc[k], count);
+    if constexpr (O::kScales) wanted = O::rescale(total, seen);
     return O::state(first, total, int(count));
   }
 

@@ -149,6 +149,11 @@ template <class Op, class E> struct ColumnTile {
   }
   // Both looks, at the thread's column.
   template <class Given> __device__ __forceinline__ State look(const Given& given) const {
+    return look_in_range<Op, F>([&](F scale, F& wanted) { return look(given, scale, wanted); },
+                                [](bool condition) { return __syncthreads_or(condition) != 0; });
+  }
+  template <class Given> __device__ __forceinline__ State look(const Given& given, [[maybe_unused]] F scale,
+                                                               [[maybe_unused]] F& wanted) const {
     F found = first_absent<Op::kFirst, F>();
     if constexpr (Op::kFirst == First::Greatest) {
       const int end = mine * shape.pitch;
@@ -157,7 +162,7 @@ template <class Op, class E> struct ColumnTile {
       found = meet(found, sums_of, [](F a, F b) { return greatest(a, b); });
     } else if constexpr (Op::kFirst == First::Sum) {
       F one[1];
-      sum(one, [&](F* s, int at) { s[0] = s[0] + element(0, at); });
+      sum(one, [&](F* s, int at) { s[0] = Op::scaled_first(s[0], element(0, at), scale); });
       found = one[0];
     }
     const auto seen = Op::seen(found, count, given);
@@ -169,10 +174,13 @@ template <class Op, class E> struct ColumnTile {
         const F term = Op::term(x[0], seen);
         s[0] = s[0] + term;
         tile[c + at] = term;
+      } else if constexpr (Op::kScales) {
+        Op::scaled_step(s, x, seen, scale);
       } else {
         Op::step(s, x, F(1), seen, given);
       }
     });
+    if constexpr (Op::kScales) wanted = Op::rescale(sums, seen);
     return Op::skips(given) ? Op::none() : Op::state(found, sums, count);
   }
 

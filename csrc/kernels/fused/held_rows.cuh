@@ -998,6 +998,11 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
 
   // The state of the leaf. Every lane gets it.
   template <class Given> __device__ __forceinline__ State look(const Given& given) {
+    return look_in_range<Op, F>([&](F scale, F& wanted) { return look(given, scale, wanted); },
+                                [](bool condition) { return ballot(condition) != 0; });
+  }
+  template <class Given>
+  __device__ __forceinline__ State look(const Given& given, [[maybe_unused]] F scale, [[maybe_unused]] F& wanted) {
     F found = first_absent<Op::kFirst, F>();
     bool calm = false;
     if constexpr (Op::kFirst == First::Greatest) {
@@ -1012,7 +1017,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
       each_there(
           [&](int c, int i, const F* x, F, bool there) {
             F& a = acc[0][H::slot(c, i)];
-            if (there) a = a + x[0];
+            if (there) a = Op::scaled_first(a, x[0], scale);
           },
           acc);
       found = H::template tree<kNumbers>(acc[0], p);
@@ -1033,7 +1038,8 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
         F sums[kSums];
 #pragma unroll
         for (int s = 0; s < kSums; ++s) sums[s] = acc[s][H::slot(c, i)];
-        Op::step(sums, x, weight, seen, given);
+        if constexpr (Op::kScales) Op::scaled_step(sums, x, seen, scale);
+        else Op::step(sums, x, weight, seen, given);
 #pragma unroll
         for (int s = 0; s < kSums; ++s) acc[s][H::slot(c, i)] = sums[s];
       }
@@ -1059,6 +1065,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     F sums[kSums];
 #pragma unroll
     for (int s = 0; s < kSums; ++s) sums[s] = H::template tree<kNumbers>(acc[s], p);
+    if constexpr (Op::kScales) wanted = Op::rescale(sums, seen);
     return skips ? Op::none() : Op::state(found, sums, p.count);
   }
 

@@ -18,6 +18,29 @@ template <class Launch> void with_element(Dtype dtype, Launch launch) {
   }
 }
 
+// ---- looks -------------------------------------------------------------------------------------------------------------
+
+// The state of a leaf as look(scale, wanted) makes it, which sets `wanted` to what elements have to be multiplied by.
+// any(condition): whether it holds for one of those who look together.
+template <class Op, class F, class Look, class Any>
+__device__ __forceinline__ typename Op::State look_in_range(Look look, Any any) {
+  F scale = F(1), wanted;
+  if constexpr (Op::kScales) {
+    typename Op::State state = Op::none();
+    bool again = false;
+#pragma unroll 1
+    do {
+      const auto found = look(scale, wanted);
+      state = scale == F(1) ? found : Op::scaled_back(found, state, scale);
+      again = !again && any(wanted != F(1));
+      scale = wanted;
+    } while (again);
+    return state;
+  } else {
+    return look(scale, wanted);
+  }
+}
+
 // ---- trees -------------------------------------------------------------------------------------------------------------
 
 // The tree over `count` states, at most 32, by a warp; every lane gets it. state(i) is number i.

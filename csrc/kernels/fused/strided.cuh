@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(fused_strided::kThreads)
 
   State state = Op::none();
   if constexpr (Op::kSums > 0) {
-    if (part != StridedPart::Output && !skips && count > 0) {
+    const auto look = [&]([[maybe_unused]] F scale, [[maybe_unused]] F& wanted) {
       F found = first_absent<Op::kFirst, F>();
       if constexpr (Op::kFirst == First::Greatest) {
 #pragma unroll 1
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(fused_strided::kThreads)
         for (int d = 1; d < kLanes; d *= 2) found = greatest(found, shuffle(found, lane_id() ^ d));
       } else if constexpr (Op::kFirst == First::Sum) {
         F sum[1];
-        leaf_sums(count, sum, [&](F* s, int i) { s[0] = s[0] + x.element(0, first + i); });
+        leaf_sums(count, sum, [&](F* s, int i) { s[0] = Op::scaled_first(s[0], x.element(0, first + i), scale); });
         found = sum[0];
       }
       const auto seen = Op::seen(found, count, given);
@@ -96,10 +96,14 @@ __global__ void __launch_bounds__(fused_strided::kThreads)
         F element[Op::kInputs];
 #pragma unroll
         for (int k = 0; k < Op::kInputs; ++k) element[k] = x.element(k, first + i);
-        Op::step(s, element, Op::kWeights ? weight(call.weight, i, F(1)) : F(1), seen, given);
+        if constexpr (Op::kScales) Op::scaled_step(s, element, seen, scale);
+        else Op::step(s, element, Op::kWeights ? weight(call.weight, i, F(1)) : F(1), seen, given);
       });
-      state = Op::state(found, sums, count);
-    }
+      if constexpr (Op::kScales) wanted = Op::rescale(sums, seen);
+      return Op::state(found, sums, count);
+    };
+    if (part != StridedPart::Output && !skips && count > 0)
+      state = look_in_range<Op, F>(look, [](bool condition) { return ballot(condition) != 0; });
     if (part == StridedPart::States) {
       if (lane_id() == 0) states[item] = state;
       return;
