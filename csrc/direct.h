@@ -27,7 +27,7 @@ struct DirectOp {
   // False where the kernel raised, for whatever reason: the dispatcher's way tells it. Else `to` has handles to own.
   bool (*call)(Argument* arguments, void** to);
 };
-constexpr int kMostParameters = 9, kMostResults = 3;
+constexpr int kMostParameters = 11, kMostResults = 4;
 
 // Filled when the library is loaded.
 std::vector<DirectOp>& direct_ops();

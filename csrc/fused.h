@@ -10,6 +10,7 @@
 //                   or the canonical sum of input 0
 //   kSums           canonical sums that the second look makes; 0: there are no looks, elements are written right away
 //   kMaps           it writes an element for each
+//   kAdds           its elements are those of two tensors added, and rounded to their type; these sums are written, too
 //   kLeafwise       what is written depends on the leaf, not on the row alone
 //   kTerm           what is written is made of term(), which the second look has made, too, instead of the element
 //   kWeights        it reads weights, one a position, and if kBiases biases: 1 and -0.0 where there are none
@@ -51,15 +52,19 @@ struct FusedOptions {
   double correction = 0;  // variances: by how much the divisor is less than the number of elements
   bool root = false;      // variances: their roots
   int64_t ignored = 0;    // cross-entropy: the label of rows that are left out
+  double smoothing = 0;   // its gradient: of what the label has, so much is spread over all classes
 };
+
+// Tensors that kernels read elements of.
+template <class Op> constexpr int kReads = Op::kInputs + Op::kAdds;
 
 // What has one element a row. `stats`: kStats planes of F, `plane` elements apart. `values`: results, or gradients of
 // results; null where there is none. All contiguous, at the same offset.
 struct RowMemory {
   void* stats = nullptr;
   int64_t plane = 0;
-  void* values[2] = {};
-  Dtype dtypes[2] = {};
+  void* values[3] = {};
+  Dtype dtypes[3] = {};
   // Cross-entropy: labels, and weights of the classes, which may be missing.
   const int64_t* labels = nullptr;
   const void* class_weights = nullptr;
@@ -107,7 +112,7 @@ template <class F> struct FusedOp {
   static constexpr int kInputs = 1, kSums = 1, kStats = 0;
   static constexpr First kFirst = First::Nothing;
   static constexpr bool kMaps = true, kLeafwise = false, kTerm = false, kWeights = false, kBiases = false;
-  static constexpr bool kFills = false, kCalm = false, kCalmMap = false, kCentral = false, kScales = false;
+  static constexpr bool kFills = false, kCalm = false, kCalmMap = false, kCentral = false, kScales = false, kAdds = false;
   TR_HD static F fill(int) { return F(0); }
   template <class A> TR_HD static int64_t marked(const A&) { return -1; }
   struct Nothing {};
@@ -396,8 +401,8 @@ template <class F> struct LogSumExpGradient : MappedOp<F> {
 
 // ---- cross-entropy of class labels -----------------------------------------------------------------------------------
 
-// A label that is neither a class nor the ignored one makes NaN. Values: the loss, in F, and the row's weight in the
-// mean. Statistics: m, s; 0 for a row that is left out.
+// A label that is neither a class nor the ignored one makes NaN. Values, in F: the loss, the row's weight in the mean,
+// the logarithm of the sum of exp. Statistics: m, s. All 0 for a row that is left out.
 template <class F> struct CrossEntropy : OfExponentials<F> {
   using typename OfExponentials<F>::State;
   static constexpr bool kMaps = false;
@@ -407,7 +412,7 @@ template <class F> struct CrossEntropy : OfExponentials<F> {
     F weight;
     bool ignored, valid;
   };
-  struct Row { F m, s, loss, weight; };
+  struct Row { F m, s, loss, weight, log; };
   TR_HD static bool skips(const Given& given) { return given.ignored; }
   TR_HD static Given given(const FusedOptions& options, const RowMemory& memory, int64_t i) {
     const int64_t label = memory.labels[i];
@@ -419,38 +424,46 @@ template <class F> struct CrossEntropy : OfExponentials<F> {
   }
   template <class Read>
   TR_HD static Row row(const State& s, int64_t, const Given& given, const FusedOptions&, Read read) {
-    if (given.ignored) return {F(0), F(0), F(0), F(0)};
+    if (given.ignored) return {F(0), F(0), F(0), F(0), F(0)};
     const auto sum = OfExponentials<F>::sum(s);
-    if (!given.valid || !is_finite(sum.m)) return {quiet_nan<F>(), quiet_nan<F>(), quiet_nan<F>(), given.weight};
-    return {sum.m, sum.s, (log_positive(sum.s) - (read(given.label) - sum.m)) * given.weight, given.weight};
+    constexpr F kNan = F(__builtin_nanf(""));
+    if (!given.valid || !is_finite(sum.m)) return {kNan, kNan, kNan, given.weight, given.valid ? sum.m : kNan};
+    const F log = log_positive(sum.s);
+    return {sum.m, sum.s, (log - (read(given.label) - sum.m)) * given.weight, given.weight, sum.m + log};
   }
   TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) {
     memory.set_stat(0, i, row.m);
     memory.set_stat(1, i, row.s);
     memory.set_value(0, i, row.loss);
     memory.set_value(1, i, row.weight);
+    memory.set_value(2, i, row.log);
   }
 };
 
-// Values: the gradient of the loss, in F.
+// Values: the gradients of the loss and of the logarithm, if there is one.
 template <class F> struct CrossEntropyGradient : MappedOp<F> {
   static constexpr int kStats = 2;
   struct Given {
     int64_t label;
-    F m, p, k;
+    F m, k, hit, rest;  // an element's is exp(x - m) k, plus `hit` at the label, `rest` elsewhere
     bool ignored;
   };
   using Row = Given;
   TR_HD static bool skips(const Given& given) { return given.ignored; }
   TR_HD static Given given(const FusedOptions& options, const RowMemory& memory, int64_t i) {
     const auto label = CrossEntropy<F>::given(options, memory, i);
-    if (label.ignored) return {-1, F(0), F(0), F(0), true};
-    F p = memory.value<F>(0, i);
-    p = label.valid ? p * label.weight : quiet_nan<F>();
-    return {label.label, memory.stat<F>(0, i), p, p / memory.stat<F>(1, i), false};
+    if (label.ignored) return {-1, F(0), F(0), F(0), F(0), true};
+    const F g = memory.value<F>(0, i), p = label.valid ? g * label.weight : quiet_nan<F>();
+    F hit = -p, rest = F(-0.0);
+    if (options.smoothing != 0) {
+      rest = -(p * F(options.smoothing / double(memory.classes)));
+      hit = rest - p * F(1 - options.smoothing);
+    }
+    const F all = p + memory.value<F>(1, i);
+    return {label.label, memory.stat<F>(0, i), all / memory.stat<F>(1, i), hit, rest, false};
   }
   TR_HD static F map(const F* x, F, F, int64_t i, const Row& row) {
-    const F dx = fused(exp_nonpositive(x[0] - row.m), row.k, i == row.label ? -row.p : F(-0.0));
+    const F dx = fused(exp_nonpositive(x[0] - row.m), row.k, i == row.label ? row.hit : row.rest);
     return row.ignored ? F(0) : dx;
   }
   static constexpr bool kCalmMap = true;
@@ -459,7 +472,7 @@ template <class F> struct CrossEntropyGradient : MappedOp<F> {
   }
   TR_HD static int64_t marked(const Row& row) { return row.label; }
   TR_HD static F calm_map(const F* x, const Row& row) {
-    return fused(Exponential<F>::calm_exp(x[0] - row.m), row.k, F(-0.0));
+    return fused(Exponential<F>::calm_exp(x[0] - row.m), row.k, row.rest);
   }
 };
 
@@ -558,14 +571,16 @@ template <class F> struct OfMoments : FusedOp<F> {
   }
 
   // Squares of a leaf that are less than kLeast may have lost some; not where the mean is kFar from 0 or more, since
-  // what differs from it then differs by more than the root of that. Of a leaf that is looked at again every square,
-  // and their sum, is a normal number.
+  // what differs from it then differs by more than the root of that. What is more than kMost, or a mean whose square
+  // is, might overflow where leaves merge. Of a leaf that is looked at again every square is a normal number, and so
+  // are the sums of leaves.
   static constexpr bool kScales = true, kUnits = sizeof(F) == 8;
-  static constexpr F kLeast = F(kUnits ? 0x1p-600 : 0x1p-90), kFar = F(kUnits ? 0x1p-200 : 0x1p-20);
+  static constexpr F kLeast = F(kUnits ? 0x1p-600 : 0x1p-90), kFar = F(kUnits ? 0x1p-240 : 0x1p-20);
+  static constexpr F kMost = kUnits ? F(0x1p960) : kInfinity<F>, kFarthest = kUnits ? F(0x1p480) : kInfinity<F>;
   static constexpr int kUp = kUnits ? 700 : 96, kDown = kUnits ? 600 : 72;
   TR_HD static F rescale(const F* sums, const Seen& seen) {
     if (sums[1] < kLeast && magnitude(seen.mean) < kFar) return F(two_to(kUp));
-    return is_finite(sums[1]) && is_finite(seen.mean) ? F(1) : F(two_to(-kDown));
+    return sums[1] < kMost && magnitude(seen.mean) < kFarthest ? F(1) : F(two_to(-kDown));
   }
   TR_HD static F scaled_first(F sum, F x, F scale) { return fused(x, scale, sum); }
   TR_HD static void scaled_step(F* sums, const F* x, const Seen& seen, F scale) {
@@ -635,21 +650,23 @@ template <class F> struct Moments : OfMoments<F> {
 template <class F> struct MomentsGradient : MappedOp<F> {
   static constexpr int kStats = 3;
   struct Given { F g, to_mean, high, low, root; };
-  struct Row { F high, low, k, c; };
+  struct Row { F high, low, k, c, scale; };  // the mean times a power of two, so that k is a normal number
   TR_HD static Given given(const FusedOptions&, const RowMemory& memory, int64_t i) {
     return {memory.value<F>(0, i), memory.value<F>(1, i), memory.stat<F>(0, i), memory.stat<F>(1, i),
             memory.stat<F>(2, i)};
   }
   template <class State, class Read>
   TR_HD static Row row(const State&, int64_t n, const Given& given, const FusedOptions& options, Read) {
+    constexpr F kFar = F(sizeof(F) == 4 ? 0x1p64 : 0x1p512);
     const double d = Moments<F>::divisor(n, options);
+    const F scale = !options.root ? F(1) : given.root > kFar ? F(1) / kFar : given.root < F(1) / kFar ? kFar : F(1);
     const F k = !options.root     ? F(double(given.g) * (2.0 / d))
                 : given.root == 0 ? F(0)
-                                  : F(double(given.g) / (double(given.root) * d));
-    return {given.high, given.low, k, given.to_mean / F(n)};
+                                  : F(double(given.g) / (double(given.root * scale) * d));
+    return {given.high * scale, given.low * scale, k, given.to_mean / F(n), scale};
   }
   TR_HD static F map(const F* x, F, F, int64_t, const Row& row) {
-    return fused((x[0] - row.high) - row.low, row.k, row.c);
+    return fused((x[0] * row.scale - row.high) - row.low, row.k, row.c);
   }
 };
 
@@ -671,6 +688,9 @@ template <class F> struct RmsNorm : SummedOp<F, 1> {
   TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) { memory.set_stat(0, i, row.r); }
   TR_HD static F map(const F* x, F weight, F, int64_t, const Row& row) { return (x[0] * row.r) * weight; }
 };
+
+// Of the sum of two tensors.
+template <class F> struct RmsNormSum : RmsNorm<F> { static constexpr bool kAdds = true; };
 
 template <class F> struct RmsNormGradient : SummedOp<F, 1> {  // of g and x
   using typename SummedOp<F, 1>::State;
@@ -702,14 +722,16 @@ template <class F> struct LayerNorm : OfMoments<F> {
     const auto mean = OfMoments<F>::mean(s);
     return {mean.high, mean.low, reciprocal(s, divided(s.squares, n), options.epsilon)};
   }
-  // In float64, or in units, where what is under the root is no normal number of F.
+  // By way of another power of two where what is under the root is no normal number of F.
   TR_HD static F reciprocal(const State& s, double variance, double epsilon) {
     if constexpr (OfMoments<F>::kUnits) {
       const double sum = variance * two_to(s.unit) * two_to(s.unit) + epsilon;
       return is_normal(sum) ? F(1) / root(F(sum)) : F(1) / root(F(variance)) * F(two_to(-s.unit));
     }
-    const F sum = F(variance + epsilon);
-    return is_normal(sum) ? F(1) / root(sum) : F(1.0 / root(variance + epsilon));
+    const double sum = variance + epsilon;
+    if (is_normal(F(sum))) return F(1) / root(F(sum));
+    const int half = sum < 1 ? 96 : -96;
+    return F(1) / root(F(sum * two_to(2 * half))) * F(two_to(half));
   }
   TR_HD static bool is_normal(F x) { return x >= F(sizeof(F) == 4 ? 0x1p-126 : 0x1p-1022) && is_finite(x); }
   TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) {
@@ -722,6 +744,8 @@ template <class F> struct LayerNorm : OfMoments<F> {
     return fused(normal(x[0], row), weight, bias);
   }
 };
+
+template <class F> struct LayerNormSum : LayerNorm<F> { static constexpr bool kAdds = true; };
 
 template <class F> struct LayerNormGradient : SummedOp<F, 2> {  // of g and x
   using typename SummedOp<F, 2>::State;

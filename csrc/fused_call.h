@@ -9,8 +9,8 @@ namespace torchreduce {
 #define TR_FUSED_SOFTMAX(X) X(Softmax) X(LogSoftmax) X(SoftmaxGradient) X(LogSoftmaxGradient)
 #define TR_FUSED_EXPONENTIALS(X) \
   X(LogSumExp) X(LogSumExpGradient) X(CrossEntropy) X(CrossEntropyGradient) X(Entropy) X(EntropyGradient)
-#define TR_FUSED_MOMENTS(X) X(Moments) X(MomentsGradient) X(LayerNorm) X(LayerNormGradient)
-#define TR_FUSED_SQUARES(X) X(RmsNorm) X(RmsNormGradient)
+#define TR_FUSED_MOMENTS(X) X(Moments) X(MomentsGradient) X(LayerNorm) X(LayerNormSum) X(LayerNormGradient)
+#define TR_FUSED_SQUARES(X) X(RmsNorm) X(RmsNormSum) X(RmsNormGradient)
 #define TR_FOR_EACH_FUSED_KIND(X) X(SOFTMAX) X(EXPONENTIALS) X(MOMENTS) X(SQUARES)
 // All of them; after them come the gradients of weights, which sum over rows.
 #define TR_FOR_EACH_FUSED(X) TR_FUSED_SOFTMAX(X) TR_FUSED_EXPONENTIALS(X) TR_FUSED_MOMENTS(X) TR_FUSED_SQUARES(X)
@@ -27,6 +27,7 @@ struct FusedCall {
   const void* in[2] = {};
   void* out = nullptr;  // an element for each, if the op maps
   Dtype out_dtype;
+  void* sum = nullptr;  // where the sums go, if the op adds: laid out as `out`
   // One for each position of a row, contiguous; null where there are none. Of one dtype, the elements' or another.
   const void* weight = nullptr;
   const void* bias = nullptr;

@@ -7,7 +7,7 @@ using namespace plans;
 FusedFacts facts(Fused op) {
 #define TR_CASE(name)                                                                             \
   case Fused::name:                                                                               \
-    return {name<float>::kInputs, name<float>::kStats, name<float>::kMaps, name<float>::kWeights, \
+    return {kReads<name<float>>,  name<float>::kStats, name<float>::kMaps, name<float>::kWeights, \
             name<float>::kBiases, name<float>::kTerm,  name<float>::kSums};
   switch (op) {
     TR_FOR_EACH_FUSED(TR_CASE)

@@ -84,7 +84,7 @@ void FusedRun::run_over_rows(const Operand& second) {
 }
 
 void FusedRun::start() {
-  const bool writes_rows = call.memory.values[0] || call.memory.values[1] || call.memory.stats;
+  const bool writes_rows = call.memory.values[0] || call.memory.values[1] || call.memory.values[2] || call.memory.stats;
   if (call.layout.rows == 0 || (call.layout.length == 0 && !writes_rows)) return;
 #ifdef TORCHREDUCE_GPU
   torchreduce::run<PlannedFused>(name, call, x, cpu::fused_rows, gpu::fused_rows);
@@ -305,6 +305,32 @@ std::tuple<Tensor, Tensor> layer_norm_as(const Tensor& x, const Optional& weight
   return norm("layer_norm_as", Fused::LayerNorm, x, weight, bias, dims, epsilon, dtype);
 }
 
+// The norm of x + residual, rounded to their dtype, and that sum.
+std::tuple<Tensor, Tensor, Tensor> norm_sum(const char* name, Fused op, const Tensor& input, const Tensor& residual,
+                                            const Optional& weight, const Optional& bias, int64_t dims,
+                                            double epsilon) {
+  const View x(input), more(residual);
+  check_floats(name, x);
+  check_like(name, more, x);
+  Rows rows(name, op, input, trailing(name, x, dims), x.dtype);
+  rows.call.options.epsilon = epsilon;
+  rows.weights(weight, bias);
+  const std::vector<int64_t> sizes(x.sizes, x.sizes + x.dims);
+  Tensor out = allocate(sizes, x.dtype, x), sum = allocate(sizes, x.dtype, x), stats = rows.new_stats();
+  const View to(out);
+  rows.call.sum = const_cast<void*>(View(sum).data);
+  rows.run(&to, &more);
+  return {out, sum, stats};
+}
+std::tuple<Tensor, Tensor, Tensor> rms_norm_sum(const Tensor& x, const Tensor& residual, const Optional& weight,
+                                                int64_t dims, double epsilon, int64_t) {
+  return norm_sum("rms_norm_sum", Fused::RmsNormSum, x, residual, weight, {}, dims, epsilon);
+}
+std::tuple<Tensor, Tensor, Tensor> layer_norm_sum(const Tensor& x, const Tensor& residual, const Optional& weight,
+                                                  const Optional& bias, int64_t dims, double epsilon, int64_t) {
+  return norm_sum("layer_norm_sum", Fused::LayerNormSum, x, residual, weight, bias, dims, epsilon);
+}
+
 // A gradient of a norm: g, beside the inputs x and their statistics.
 Rows norm_rows(const char* name, Fused op, const Tensor& g, const View& x, const Tensor& stats, int64_t dims) {
   check_floats(name, x);
@@ -405,8 +431,9 @@ void label(Rows& rows, const Tensor& target, const Optional& weight, int64_t ign
       raise<std::out_of_range>(rows.name, ": target ", l, " is out of bounds for ", memory.classes, " classes");
 }
 
-std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tensor& target, const Optional& weight,
-                                                 int64_t dim, int64_t ignored, int64_t) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tensor& target,
+                                                         const Optional& weight, int64_t dim, int64_t ignored,
+                                                         int64_t) {
   constexpr const char* name = "cross_entropy";
   const View x(input);
   check_floats(name, x);
@@ -415,14 +442,16 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tens
   const View labels(target);
   const std::vector<int64_t> sizes(labels.sizes, labels.sizes + labels.dims);
   const Dtype wide = rows.call.accumulator;
-  Tensor loss = rows.new_value(0, sizes, wide), weights = rows.new_value(1, sizes, wide), stats = rows.new_stats();
+  Tensor loss = rows.new_value(0, sizes, wide), weights = rows.new_value(1, sizes, wide);
+  Tensor logs = rows.new_value(2, sizes, wide), stats = rows.new_stats();
   rows.run();
-  return {loss, weights, stats};
+  return {loss, logs, weights, stats};
 }
 // The last dim is filled up with zeros to a multiple of `granule`: where it is that of the classes, a matrix product
 // takes the result without a copy.
-Tensor cross_entropy_backward(const Tensor& g, const Tensor& input, const Tensor& target, const Optional& weight,
-                              const Tensor& stats, int64_t dim, int64_t ignored, int64_t granule, int64_t) {
+Tensor cross_entropy_backward(const Tensor& g, const Optional& to_log, const Tensor& input, const Tensor& target,
+                              const Optional& weight, const Tensor& stats, int64_t dim, int64_t ignored,
+                              double smoothing, int64_t granule, int64_t) {
   constexpr const char* name = "cross_entropy_gradient";
   const View x(input);
   if (granule < 1 || granule > 64)
@@ -430,8 +459,10 @@ Tensor cross_entropy_backward(const Tensor& g, const Tensor& input, const Tensor
   check_floats(name, x);
   Rows rows(name, Fused::CrossEntropyGradient, input, single(name, x, dim), x.dtype);
   label(rows, target, weight, ignored);
+  rows.call.options.smoothing = smoothing;
   rows.given_stats(stats, rows.row_count());
   rows.given_value(0, g);
+  if (to_log) rows.given_value(1, *to_log);
   std::vector<int64_t> sizes(x.sizes, x.sizes + x.dims);
   if (!sizes.empty()) sizes.back() = (sizes.back() + granule - 1) / granule * granule;
   Tensor out = allocate(sizes, x.dtype, x);
@@ -444,9 +475,10 @@ Tensor cross_entropy_backward(const Tensor& g, const Tensor& input, const Tensor
   }
   return out;
 }
-Tensor cross_entropy_gradient(const Tensor& g, const Tensor& x, const Tensor& target, const Optional& weight,
-                              const Tensor& stats, int64_t dim, int64_t ignored, int64_t level) {
-  return cross_entropy_backward(g, x, target, weight, stats, dim, ignored, 1, level);
+Tensor cross_entropy_gradient(const Tensor& g, const Optional& to_log, const Tensor& x, const Tensor& target,
+                              const Optional& weight, const Tensor& stats, int64_t dim, int64_t ignored,
+                              double smoothing, int64_t level) {
+  return cross_entropy_backward(g, to_log, x, target, weight, stats, dim, ignored, smoothing, 1, level);
 }
 
 // ---- schemas -----------------------------------------------------------------------------------------------------------
@@ -470,6 +502,10 @@ Tensor cross_entropy_gradient(const Tensor& g, const Tensor& x, const Tensor& ta
     "Tensor", moments_gradient)                                                                                      \
   X(rms_norm, "Tensor x, Tensor? weight, int dims, float epsilon", "(Tensor, Tensor)", rms_norm)                     \
   X(layer_norm, "Tensor x, Tensor? weight, Tensor? bias, int dims, float epsilon", "(Tensor, Tensor)", layer_norm)   \
+  X(rms_norm_sum, "Tensor x, Tensor residual, Tensor? weight, int dims, float epsilon", "(Tensor, Tensor, Tensor)",   \
+    rms_norm_sum)                                                                                                    \
+  X(layer_norm_sum, "Tensor x, Tensor residual, Tensor? weight, Tensor? bias, int dims, float epsilon",              \
+    "(Tensor, Tensor, Tensor)", layer_norm_sum)                                                                      \
   X(rms_norm_gradient, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon", "Tensor",        \
     norm_gradient<Fused::RmsNormGradient>)                                                                           \
   X(layer_norm_gradient, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon", "Tensor",      \
@@ -478,9 +514,11 @@ Tensor cross_entropy_gradient(const Tensor& g, const Tensor& x, const Tensor& ta
     rms_norm_weights)                                                                                                \
   X(layer_norm_weights, "Tensor g, Tensor x, Tensor stats, int dims, float epsilon, ScalarType dtype",               \
     "(Tensor, Tensor)", layer_norm_weights)                                                                          \
-  X(cross_entropy, "Tensor x, Tensor target, Tensor? weight, int dim, int ignored", "(Tensor, Tensor, Tensor)",      \
-    cross_entropy)                                                                                                   \
-  X(cross_entropy_gradient, "Tensor g, Tensor x, Tensor target, Tensor? weight, Tensor stats, int dim, int ignored", \
+  X(cross_entropy, "Tensor x, Tensor target, Tensor? weight, int dim, int ignored",                                  \
+    "(Tensor, Tensor, Tensor, Tensor)", cross_entropy)                                                               \
+  X(cross_entropy_gradient,                                                                                          \
+    "Tensor g, Tensor? to_log, Tensor x, Tensor target, Tensor? weight, Tensor stats, int dim, int ignored, "        \
+    "float smoothing",                                                                                               \
     "Tensor", cross_entropy_gradient)
 
 // The same with no overload but .raw, which derivatives are not made of: two of the others at once, or one in the dtype
@@ -496,8 +534,9 @@ Tensor cross_entropy_gradient(const Tensor& g, const Tensor& x, const Tensor& ta
   X(layer_norm_as, "Tensor x, Tensor? weight, Tensor? bias, int dims, float epsilon, ScalarType dtype",               \
     "(Tensor, Tensor)", layer_norm_as)                                                                                \
   X(cross_entropy_backward,                                                                                           \
-    "Tensor g, Tensor x, Tensor target, Tensor? weight, Tensor stats, int dim, int ignored, int granule", "Tensor",   \
-    cross_entropy_backward)
+    "Tensor g, Tensor? to_log, Tensor x, Tensor target, Tensor? weight, Tensor stats, int dim, int ignored, "         \
+    "float smoothing, int granule",                                                                                   \
+    "Tensor", cross_entropy_backward)
 
 // Registered for good, as in torch_ops.cpp.
 using torch::stable::detail::StableLibrary;

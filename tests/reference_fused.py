@@ -259,7 +259,9 @@ def moments(x):
     """The sum, the mean and the sum of squared distances, the two latter in float64, and of float64 in units of 2^unit
     and of its square; the unit."""
     F, states = x.dtype.type, []
-    least, far, up, down = (2.0**-90, 2.0**-20, 96, 72) if np.float32 == F else (2.0**-600, 2.0**-200, 700, 600)
+    single = np.float32 == F
+    least, far, up, down = (2.0**-90, 2.0**-20, 96, 72) if single else (2.0**-600, 2.0**-240, 700, 600)
+    most, farthest = (np.inf, np.inf) if single else (2.0**960, 2.0**480)
 
     def look(leaf):
         total = canonical_sum(leaf)
@@ -267,7 +269,7 @@ def moments(x):
         d = leaf - column(mean)
         sums = canonical_sum(d), csum(lambda acc, d: fused(d, d, acc), d)
         unit = np.where((sums[1] < F(least)) & (np.abs(mean) < F(far)), -up, 0)
-        unit = np.where((unit == 0) & ~(np.isfinite(sums[1]) & np.isfinite(mean)), down, unit)
+        unit = np.where((unit == 0) & ~((sums[1] < F(most)) & (np.abs(mean) < F(farthest))), down, unit)
         off, squares = (s.astype(np.float64) for s in sums)
         r = off / leaf.shape[1]
         squares = fused(-off, r, squares)
@@ -317,11 +319,13 @@ def variance_gradient(g, to_mean, x, correction, root=False):
     high, low = mean_parts(mean, F)
     divisor = np.float64(max(0.0, n - correction))
     sd = np.ldexp(np.sqrt(squares / divisor), unit).astype(F)
-    k = g.astype(np.float64) * (2.0 / divisor)
+    k, scale = g.astype(np.float64) * (2.0 / divisor), np.zeros(len(x), np.int64)
     if root:
-        k = np.where(sd == 0, 0.0, g.astype(np.float64) / (sd.astype(np.float64) * divisor))
+        far = 64 if np.float32 == F else 512
+        scale = np.where(sd > 2.0**far, -far, np.where(sd < 2.0**-far, far, 0))
+        k = np.where(sd == 0, 0.0, g.astype(np.float64) / (np.ldexp(sd, scale).astype(np.float64) * divisor))
     c = np.full(len(x), F(-0.0)) if to_mean is None else to_mean / F(n)
-    d = (x - column(high)) - column(low)
+    d = (np.ldexp(x, column(scale)) - column(np.ldexp(high, scale))) - column(np.ldexp(low, scale))
     return fused(d, np.broadcast_to(column(k.astype(F)), d.shape), np.broadcast_to(column(c), d.shape))
 
 
@@ -350,7 +354,10 @@ def layer_scale(x, eps):
     squares = squares / x.shape[1]
     wide = np.ldexp(squares, 2 * unit) + eps
     r = F(1) / np.sqrt(wide.astype(F))
-    apart = np.ldexp(1 / np.sqrt(squares), -unit) if np.float64 == F else 1 / np.sqrt(wide)  # no normal number of F
+    half = np.where(wide < 1, 96, -96)
+    apart = np.ldexp(F(1) / np.sqrt(np.ldexp(wide, 2 * half).astype(F)), half)  # where that is no normal number of F
+    if np.float64 == F:
+        apart = np.ldexp(1 / np.sqrt(squares), -unit)
     normal = (wide.astype(F) >= np.finfo(F).tiny) & np.isfinite(wide.astype(F))
     return column(high), column(low), column(np.where(normal, r, apart.astype(F)))
 

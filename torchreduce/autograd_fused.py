@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd import Reduction, rounded, summed
+from .autograd import Reduction, _round, define, rounded, summed
 from .dispatch import Rule, Saved, differentiable, is_bare, save
 from .fake import reduced_shape
-from .fake_fused import trailing, wide
+from .fake_fused import SIGNATURES, trailing, wide
 
 _ops = torch.ops.torchreduce
 Dims = Sequence[int] | None
@@ -419,7 +419,7 @@ class RmsNorm(Rule):
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
         x, weight, ctx.dims, ctx.epsilon, ctx.level = inputs
-        ctx.dtype = x.dtype
+        ctx.dtype, ctx.wanted = x.dtype, ctx.needs_input_grad[1:3]
         save(ctx, x, weight, output[1])
 
     @staticmethod
@@ -427,11 +427,11 @@ class RmsNorm(Rule):
         x, weight, stats = saved
         rest = (ctx.dims, ctx.epsilon)
         to_x = to_weight = None
-        if weight is not None and ctx.needs_input_grad[1] and ctx.needs_input_grad[2] and _are_bare(grad, *saved):
+        if weight is not None and all(ctx.wanted) and _are_bare(grad, *saved):
             return _ops.rms_norm_backward.raw(grad, x, weight, stats, *rest, weight.dtype, ctx.level)
-        if ctx.needs_input_grad[1]:
+        if ctx.wanted[0]:
             to_x = _ops.rms_norm_gradient.default(grad, x, weight, stats, *rest, ctx.level)
-        if weight is not None and ctx.needs_input_grad[2]:
+        if weight is not None and ctx.wanted[1]:
             to_weight = _ops.rms_norm_weights.default(grad, x, stats, *rest, weight.dtype, ctx.level)
         return to_x, to_weight
 
@@ -454,7 +454,7 @@ class LayerNorm(Rule):
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
         x, weight, bias, ctx.dims, ctx.epsilon, ctx.level = inputs
-        ctx.dtype = x.dtype
+        ctx.dtype, ctx.wanted = x.dtype, ctx.needs_input_grad[1:4]
         save(ctx, x, weight, bias, output[1])
 
     @staticmethod
@@ -462,12 +462,12 @@ class LayerNorm(Rule):
         x, weight, bias, stats = saved
         rest = (ctx.dims, ctx.epsilon)
         to_x = to_weight = to_bias = None
-        of_weights = (weight is not None and ctx.needs_input_grad[2]) or (bias is not None and ctx.needs_input_grad[3])
+        of_weights = (weight is not None and ctx.wanted[1]) or (bias is not None and ctx.wanted[2])
         dtype = None if not of_weights else (weight if weight is not None else bias).dtype
-        if of_weights and ctx.needs_input_grad[1] and _are_bare(grad, *saved):
+        if of_weights and ctx.wanted[0] and _are_bare(grad, *saved):
             to_x, to_weight, to_bias = _ops.layer_norm_backward.raw(grad, x, weight, stats, *rest, dtype, ctx.level)
             return to_x, None if weight is None else to_weight, None if bias is None else to_bias
-        if ctx.needs_input_grad[1]:
+        if ctx.wanted[0]:
             to_x = _ops.layer_norm_gradient.default(grad, x, weight, stats, *rest, ctx.level)
         if of_weights:
             to_weight, to_bias = _ops.layer_norm_weights.default(grad, x, stats, *rest, dtype, ctx.level)
@@ -489,6 +489,39 @@ class LayerNorm(Rule):
         if to_bias is not None:
             tangent = tangent + to_bias.to(stats.dtype)
         return rounded(tangent, ctx.dtype)
+
+
+def _register_sums(name: str, norm: type[RmsNorm] | type[LayerNorm]) -> None:
+    @differentiable(f"{name}_sum", results=3, smooth=2)
+    class OfSum(Rule):
+        """The norm of x + residual, and that sum: the derivatives of the norm at the sum, which is kept, and 1."""
+
+        @staticmethod
+        def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
+            x, _, *weights, ctx.dims, ctx.epsilon, ctx.level = inputs
+            of_x, of_residual, *of_weights = ctx.needs_input_grad[1 : 3 + len(weights)]
+            ctx.dtype, ctx.wanted = x.dtype, (of_x or of_residual, *of_weights)
+            save(ctx, output[1], *weights, output[2])
+
+        @staticmethod
+        def backward(ctx: Any, saved: Saved, grad: Any) -> Any:
+            g, to_sum = grad
+            to_weights: Any = ()
+            if g is not None:
+                to_norm, *to_weights = norm.backward(ctx, saved, g)
+                to_sum = to_norm if to_sum is None else to_sum if to_norm is None else to_sum + to_norm
+            return to_sum, to_sum, *to_weights
+
+        @staticmethod
+        def tangent(ctx: Any, saved: Saved, to_x: Tensor | None, to_residual: Tensor | None, *rest: Any) -> Any:
+            given = [t for t in (to_x, to_residual) if t is not None]
+            to_sum = given[0] + given[1] if len(given) > 1 else given[0].clone() if given else None
+            tangent = norm.tangent(ctx, saved, to_sum, *rest)
+            return tangent, torch.zeros_like(saved[0]) if to_sum is None else to_sum
+
+
+_register_sums("rms_norm", RmsNorm)
+_register_sums("layer_norm", LayerNorm)
 
 
 def _register_gradients(name: str, centered: bool) -> None:
@@ -577,86 +610,186 @@ _register_gradients("layer_norm", True)
 # ---- cross-entropy ---------------------------------------------------------------------------------------------------
 
 
-def _refuse_weight(wanted: bool) -> None:
+def refuse_weight(wanted: bool) -> None:
     """torch has no derivative by the weights of classes either, and says so."""
     if wanted:
         raise RuntimeError("cross_entropy(): not differentiable with respect to argument 'weight'")
 
 
-@differentiable("cross_entropy", results=3)
-class CrossEntropy(Rule):
+def _label_gradient(
+    x: Tensor, target: Tensor, weight: Tensor | None, stats: Tensor, ctx: Any, g: Tensor, to_log: Tensor | None = None
+) -> Tensor:
+    rest = (target, weight, stats, ctx.dim, ctx.ignored, ctx.smoothing, ctx.level)
+    return _ops.cross_entropy_gradient.default(g, to_log, x, *rest)  # type: ignore[no-any-return]
+
+
+class OfLabels(Rule):
+    """The losses, and the logarithms of the sums of exp. Keeps the logits and their statistics."""
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Any) -> Tensor:
+        x, target, weight, stats = saved
+        g, to_log = grad
+        if g is None:
+            g = torch.zeros_like(to_log)
+        return _label_gradient(x, target, weight, stats, ctx, g, to_log)
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, t: Tensor, _: Any, to_weight: Any = None, *__: Any) -> tuple[Tensor, Tensor]:
+        refuse_weight(isinstance(to_weight, Tensor))
+        x, target, weight, stats = saved
+        x, one = x.to(stats.dtype), stats.new_ones(target.shape)
+        left_out = (target == ctx.ignored).unsqueeze(ctx.dim)
+
+        def change(factors: Tensor) -> Tensor:
+            """Nothing of a row that is left out counts, be it NaN."""
+            products = (t.to(stats.dtype) * factors).masked_fill(left_out, 0)
+            return _ops.sum.default(products, [ctx.dim], False, stats.dtype, ctx.level)  # type: ignore[no-any-return]
+
+        return (
+            change(_label_gradient(x, target, weight, stats, ctx, one)),
+            change(_label_gradient(x, target, weight, stats, ctx, torch.zeros_like(one), one)),
+        )
+
+
+@differentiable("cross_entropy", results=4, smooth=2)
+class CrossEntropy(OfLabels):
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
         x, target, weight, ctx.dim, ctx.ignored, ctx.level = inputs
-        _refuse_weight(ctx.needs_input_grad[1 + 2])
-        save(ctx, x, target, weight, output[2])
+        ctx.smoothing = 0.0
+        refuse_weight(ctx.needs_input_grad[1 + 2])
+        save(ctx, x, target, weight, output[3])
 
-    @staticmethod
-    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
-        return _ops.cross_entropy_gradient.default(grad, *saved, ctx.dim, ctx.ignored, ctx.level)  # type: ignore[no-any-return]
 
+def _smoothed(
+    x: Tensor, target: Tensor, dim: int, ignored: int, smoothing: float, level: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """cross_entropy without weights, with so much of each label spread over all classes: the loss plus smoothing times
+    the distance of the label's logit from the mean, whose two parts come with the variance."""
+    loss, log, weights, stats = _ops.cross_entropy.raw(x, target, None, dim, ignored, level)
+    high, low, _ = _ops.moments.raw(x, [dim], True, 0.0, False, level)[2].unbind()
+    at = x.gather(dim, target.clamp(0, x.shape[dim] - 1).unsqueeze(dim)).to(stats.dtype)
+    distance = ((at - high) - low).squeeze(dim)
+    infinite = distance.isnan() & log.isfinite()  # of a class that is impossible
+    loss = (loss + distance * smoothing).masked_fill_(infinite, torch.inf).masked_fill_(target == ignored, 0)
+    return _round(loss, loss.dtype), log, weights, stats
+
+
+def _smoothed_fake(x: Tensor, target: Tensor, dim: int, ignored: int, smoothing: float, level: int) -> Any:
+    return SIGNATURES["cross_entropy"][2](x, target, None, dim, ignored, level)
+
+
+def _smoothed_batched(info: Any, in_dims: Any, x: Tensor, target: Tensor, dim: int, *rest: Any) -> Any:
+    x, target = (
+        t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+        for t, d in zip((x, target), in_dims, strict=False)
+    )
+    return _ops.smoothed_cross_entropy.default(x, target, 1 + dim % (x.dim() - 1), *rest), (0, 0, 0, 1)
+
+
+define(
+    "smoothed_cross_entropy(Tensor x, Tensor target, int dim, int ignored, float smoothing, int level) -> "
+    "(Tensor, Tensor, Tensor, Tensor)", _smoothed, _smoothed_fake, _smoothed_batched,
+)  # fmt: skip
+
+
+@differentiable("smoothed_cross_entropy", results=4, smooth=2)
+class SmoothedCrossEntropy(OfLabels):
     @staticmethod
-    def tangent(ctx: Any, saved: Saved, t: Tensor, _: Any, to_weight: Any, *__: Any) -> Tensor:
-        _refuse_weight(to_weight is not None)
-        x, target, weight, stats = saved
-        one = stats.new_ones(target.shape)
-        rest = (target, weight, stats, ctx.dim, ctx.ignored, ctx.level)
-        factors = _ops.cross_entropy_gradient.default(one, x.to(stats.dtype), *rest)
-        # Nothing of a row that is left out counts, be it NaN.
-        products = (t.to(stats.dtype) * factors).masked_fill((target == ctx.ignored).unsqueeze(ctx.dim), 0)
-        return _ops.sum.default(products, [ctx.dim], False, stats.dtype, ctx.level)  # type: ignore[no-any-return]
+    def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
+        x, target, ctx.dim, ctx.ignored, ctx.smoothing, ctx.level = inputs
+        save(ctx, x, target, None, output[3])
 
 
 @differentiable("cross_entropy_gradient")
 class CrossEntropyGradient(Rule):
-    """g w (p - 1 at the label), with the probabilities p."""
+    """(g w + l) p - g w q, with the gradients g of the loss and l of the logarithm, the probabilities p, and q, which
+    is 1 at the label, or what smoothing makes of that."""
 
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
-        g, x, target, weight, stats, ctx.dim, ctx.ignored, ctx.level = inputs
-        _refuse_weight(ctx.needs_input_grad[1 + 3])
-        ctx.to_g, ctx.dtype = g.dtype, x.dtype
-        save(ctx, g, x, target, weight, stats)
+        g, to_log, x, target, weight, stats, ctx.dim, ctx.ignored, ctx.smoothing, ctx.level = inputs
+        refuse_weight(ctx.needs_input_grad[1 + 4])
+        ctx.to_g, ctx.to_log, ctx.dtype = g.dtype, None if to_log is None else to_log.dtype, x.dtype
+        save(ctx, g, to_log, x, target, weight, stats)
 
     @staticmethod
-    def factors(ctx: Any, x: Tensor, target: Tensor, weight: Tensor | None, stats: Tensor) -> Tensor:
-        one = stats.new_ones(target.shape)
-        rest = (target, weight, stats, ctx.dim, ctx.ignored, ctx.level)
-        return _ops.cross_entropy_gradient.default(one, x.to(stats.dtype), *rest)  # type: ignore[no-any-return]
+    def factors(ctx: Any, saved: Saved) -> tuple[Tensor, Tensor]:
+        """By which g and l go into it."""
+        _, _, x, target, weight, stats = saved
+        x, one = x.to(stats.dtype), stats.new_ones(target.shape)
+        of = (x, target, weight, stats, ctx)
+        return _label_gradient(*of, one), _label_gradient(*of, torch.zeros_like(one), one)
 
     @staticmethod
-    def changed(ctx: Any, g: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, t: Tensor) -> Tensor:
+    def changed(ctx: Any, saved: Saved, t: Tensor) -> Tensor:
         """Its change with x, or the transposed of it, which is the same."""
+        g, to_log, x, target, weight, _ = saved
         left_out = (target == ctx.ignored).unsqueeze(ctx.dim)
         x = x.to(t.dtype).masked_fill(left_out, 0)
         p = _ops.softmax.default(x, ctx.dim, None, ctx.level)
-        scale = g.unsqueeze(ctx.dim)
+        scale = g.to(t.dtype)
         if weight is not None:
-            label = target.masked_fill(target == ctx.ignored, 0)
-            scale = scale * weight.to(t.dtype)[label].unsqueeze(ctx.dim)
+            scale = scale * weight.to(t.dtype)[target.masked_fill(target == ctx.ignored, 0)]
+        if to_log is not None:
+            scale = scale + to_log.to(t.dtype)
         change: Tensor = _ops.softmax_gradient.default(
-            (t * scale).masked_fill(left_out, 0), p, ctx.dim, t.dtype, ctx.level
+            (t * scale.unsqueeze(ctx.dim)).masked_fill(left_out, 0), p, ctx.dim, t.dtype, ctx.level
         )
         return change
 
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
-        g, x, target, weight, stats = saved
+        *_, target, _, stats = saved
         c = grad.to(stats.dtype)
         left_out = (target == ctx.ignored).unsqueeze(ctx.dim)
-        products = (c * CrossEntropyGradient.factors(ctx, x, target, weight, stats)).masked_fill(left_out, 0)
-        to_g = _ops.sum.default(products, [ctx.dim], False, stats.dtype, ctx.level)
-        to_x = CrossEntropyGradient.changed(ctx, g.to(c.dtype), x, target, weight, c)
-        return rounded(to_g, ctx.to_g), rounded(to_x, ctx.dtype)
+
+        def along(factors: Tensor) -> Tensor:
+            products = (c * factors).masked_fill(left_out, 0)
+            return _ops.sum.default(products, [ctx.dim], False, stats.dtype, ctx.level)  # type: ignore[no-any-return]
+
+        of_g, of_log = CrossEntropyGradient.factors(ctx, saved)
+        to_log = None if ctx.to_log is None else rounded(along(of_log), ctx.to_log)
+        return rounded(along(of_g), ctx.to_g), to_log, rounded(CrossEntropyGradient.changed(ctx, saved, c), ctx.dtype)
 
     @staticmethod
-    def tangent(ctx: Any, saved: Saved, to_g: Tensor | None, to_x: Tensor | None, *_: Any) -> Tensor:
-        g, x, target, weight, stats = saved
+    def tangent(
+        ctx: Any, saved: Saved, to_g: Tensor | None, to_log: Tensor | None, to_x: Tensor | None, *_: Any
+    ) -> Tensor:
+        x, stats = saved[2], saved[5]
         tangent = torch.zeros(x.shape, dtype=stats.dtype, device=x.device)
-        if to_g is not None:
-            factors = CrossEntropyGradient.factors(ctx, x, target, weight, stats)
-            tangent = factors * to_g.to(stats.dtype).unsqueeze(ctx.dim)
+        for factors, t in zip(CrossEntropyGradient.factors(ctx, saved), (to_g, to_log), strict=True):
+            if t is not None:
+                tangent = tangent + factors * t.to(stats.dtype).unsqueeze(ctx.dim)
         if to_x is not None:
-            to_x = to_x.to(stats.dtype)
-            tangent = tangent + CrossEntropyGradient.changed(ctx, g.to(stats.dtype), x, target, weight, to_x)
+            tangent = tangent + CrossEntropyGradient.changed(ctx, saved, to_x.to(stats.dtype))
         return rounded(tangent, ctx.dtype)
+
+
+# ---- cross-entropy of probabilities ----------------------------------------------------------------------------------
+
+
+define(
+    "smoothed(Tensor q, float smoothing, SymInt classes) -> Tensor",
+    lambda q, smoothing, classes: q * (1 - smoothing) + smoothing / classes,
+    lambda q, smoothing, classes: q.new_empty(q.shape),
+    lambda info, in_dims, q, smoothing, classes: (_ops.smoothed.default(q, smoothing, classes), in_dims[0]),
+)
+
+
+@differentiable("smoothed")
+class Smoothed(Rule):
+    """Probabilities of which so much is spread over all classes: one op, so that no compiler rounds it otherwise."""
+
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        _, ctx.smoothing, _ = inputs
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
+        return grad * (1 - ctx.smoothing)
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
+        return t * (1 - ctx.smoothing)

@@ -64,6 +64,14 @@ def _layer_norm(x: Tensor, weight: Any, bias: Any, dims: int, epsilon: float, le
     return x.new_empty(x.shape), _stats(3, x, trailing(x, dims) if dims else [])
 
 
+def _norm_sum(planes: int) -> Callable[..., Any]:
+    def kernel(x: Tensor, residual: Tensor, *rest: Any) -> Any:
+        dims = rest[-3]
+        return x.new_empty(x.shape), x.new_empty(x.shape), _stats(planes, x, trailing(x, dims) if dims else [])
+
+    return kernel
+
+
 def _weights(count: int) -> Callable[..., Any]:
     def kernel(g: Tensor, x: Tensor, stats: Tensor, dims: int, epsilon: float, dtype: torch.dtype, level: int) -> Any:
         results = tuple(x.new_empty(x.shape[x.dim() - dims :], dtype=dtype) for _ in range(count))
@@ -73,8 +81,8 @@ def _weights(count: int) -> Callable[..., Any]:
 
 
 def _cross_entropy_backward(
-    g: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, stats: Tensor, dim: int, ignored: int, granule: int,
-    level: int,
+    g: Tensor, to_log: Tensor | None, x: Tensor, target: Tensor, weight: Tensor | None, stats: Tensor, dim: int,
+    ignored: int, smoothing: float, granule: int, level: int,
 ) -> Tensor:  # fmt: skip
     return x.new_empty([*x.shape[:-1], *(-(-n // granule) * granule for n in x.shape[-1:])])
 
@@ -84,8 +92,7 @@ def _embedding_backward(g: Tensor, indices: Tensor, count: int, skipped: int, le
 
 
 def _cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None, dim: int, ignored: int, level: int) -> Any:
-    loss, weights = (x.new_empty(target.shape, dtype=wide(x.dtype)) for _ in range(2))
-    return loss, weights, _stats(2, x, [dim])
+    return *(x.new_empty(target.shape, dtype=wide(x.dtype)) for _ in range(3)), _stats(2, x, [dim])
 
 
 def _like(which: int) -> Callable[..., Tensor]:
@@ -117,13 +124,15 @@ SIGNATURES: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "moments": ("x dims keepdim - -", "rows rows stats", _moments),
     "moments_gradient": ("rows rows x stats dims - -", "x", _like(2)),
     "rms_norm": ("x weight - -", "x stats", _rms_norm),
+    "rms_norm_sum": ("x x weight - -", "x x stats", _norm_sum(1)),
     "rms_norm_gradient": ("x x weight stats - -", "x", _like(1)),
     "rms_norm_weights": ("x x stats - - -", "weight", _weights(1)),
     "layer_norm": ("x weight weight - -", "x stats", _layer_norm),
+    "layer_norm_sum": ("x x weight weight - -", "x x stats", _norm_sum(3)),
     "layer_norm_gradient": ("x x weight stats - -", "x", _like(1)),
     "layer_norm_weights": ("x x stats - - -", "weight weight", _weights(2)),
-    "cross_entropy": ("x labels weight dim -", "labels labels stats", _cross_entropy),
-    "cross_entropy_gradient": ("labels x labels weight stats dim -", "x", _like(1)),
+    "cross_entropy": ("x labels weight dim -", "labels labels labels stats", _cross_entropy),
+    "cross_entropy_gradient": ("labels labels x labels weight stats dim - -", "x", _like(2)),
 }
 
 

@@ -14,12 +14,13 @@ Common to all of them
 from collections.abc import Sequence
 from numbers import Real
 from operator import index
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from .autograd import divided, rounded
+from .autograd_fused import refuse_weight
 from .checks import (
     Dims,
     FusedOverloads,
@@ -30,6 +31,7 @@ from .checks import (
     check_row_dims,
     either,
     fused_overloads,
+    listed,
 )
 from .determinism import level_code
 from .dispatch import _is_compiling, _is_tracing, is_plain, serving
@@ -37,12 +39,12 @@ from .fake import same_shape
 from .ops import _COUNT_NONZERO, _SUM, check_out, prepare_outs
 from .table import FLOATS
 
-_SOFTMAX, _LOG_SOFTMAX, _LOGSUMEXP, _ENTROPY, _MOMENTS, _RMS_NORM, _LAYER_NORM, _CROSS_ENTROPY = (
-    fused_overloads(name)
-    for name in (
-        "softmax", "log_softmax", "logsumexp", "entropy", "moments", "rms_norm", "layer_norm", "cross_entropy",
-    )
-)  # fmt: skip
+_SOFTMAX, _LOG_SOFTMAX, _LOGSUMEXP, _ENTROPY, _MOMENTS = (
+    fused_overloads(name) for name in ("softmax", "log_softmax", "logsumexp", "entropy", "moments")
+)
+_RMS_NORM, _RMS_NORM_SUM, _LAYER_NORM, _LAYER_NORM_SUM, _CROSS_ENTROPY = (
+    fused_overloads(name) for name in ("rms_norm", "rms_norm_sum", "layer_norm", "layer_norm_sum", "cross_entropy")
+)
 _LOW = (torch.float16, torch.bfloat16)
 
 
@@ -286,8 +288,8 @@ def std_mean(
 # ---- norms -----------------------------------------------------------------------------------------------------------
 
 
-def _normalized(name: str, input: Tensor, shape: Any, **weights: Tensor | None) -> int:
-    """How many dims are normalized."""
+def _normalized(name: str, input: Tensor, shape: Any, **weights: Tensor | None) -> tuple[Any, ...]:
+    """How many dims are normalized; the weights, in the input's dtype or the accumulator's, all in one."""
     check_floats(name, input)
     sizes = [shape] if isinstance(shape, int) else list(shape) if isinstance(shape, Sequence) else None
     if sizes is None or not all(isinstance(n, (int, torch.SymInt)) or hasattr(n, "__index__") for n in sizes):
@@ -310,16 +312,13 @@ def _normalized(name: str, input: Tensor, shape: Any, **weights: Tensor | None) 
                 f"{name}(): expected {key} to be of same shape as normalized_shape, but got {key} of shape "
                 f"{list(t.shape)} and normalized_shape = {sizes}"
             )
-        if t.dtype not in (input.dtype, wide):
-            either = " or ".join(map(str, dict.fromkeys((input.dtype, wide))))
-            raise RuntimeError(f"{name}(): expected {key} to have dtype {either}, but got {t.dtype}")
+        check_floats(name, t, key)
         if t.device != input.device:
             raise RuntimeError(f"{name}(): expected {key} to be on {input.device}, but it is on {t.device}")
-    if len({t.dtype for t in given.values()}) > 1:
-        raise RuntimeError(
-            f"{name}(): expected {' and '.join(given)} to have one dtype, but got {[t.dtype for t in given.values()]}"
-        )
-    return len(sizes)
+    dtypes = {t.dtype for t in given.values()}
+    if len(dtypes) > 1 or not dtypes <= {input.dtype, wide}:
+        weights = {key: None if t is None else t.to(wide) for key, t in weights.items()}
+    return len(sizes), *weights.values()
 
 
 def _plainly_normalized(input: Tensor, shape: Any, *weights: Tensor | None) -> int:
@@ -338,63 +337,124 @@ def _least(dtype: torch.dtype) -> float:
     return 2.0**-52 if dtype is torch.float64 else 2.0**-23
 
 
+def _check_residual(name: str, input: Tensor, residual: Any) -> None:
+    check_floats(name, residual, "residual")
+    if residual.dtype != input.dtype or residual.device != input.device or not same_shape(residual.shape, input.shape):
+        raise RuntimeError(
+            f"{name}(): expected residual to have input's shape {list(input.shape)}, dtype {input.dtype} and device "
+            f"{input.device}, but got {list(residual.shape)}, {residual.dtype} and {residual.device}"
+        )
+
+
+@overload
 def rms_norm(
-    input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None
-) -> Tensor:
+    input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
+    residual: None = None,
+) -> Tensor: ...  # fmt: skip
+@overload
+def rms_norm(
+    input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
+    residual: Tensor,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+def rms_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    residual: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Each row, of the last dims, divided by the root of its mean square plus eps, times weight.
 
-    weight has the input's dtype or float32. eps is by default that of the accumulator: 2^-23, or 2^-52 for float64.
+    weight has any float dtype, and enters float32 (float64 for a float64 input). eps is by default that of the
+    accumulator: 2^-23, or 2^-52 for float64. With a residual, of the input's shape and dtype, the norm of input +
+    residual and that sum, from one look at both: the bits of `s = input + residual` and of the norm of s.
 
     >>> import torch, torchreduce
     >>> torchreduce.rms_norm(torch.tensor([[3.0, 4.0]]), 2)
     tensor([[0.8485, 1.1314]])
+    >>> torchreduce.rms_norm(torch.tensor([[1.0, 3.0]]), 2, residual=torch.tensor([[2.0, 1.0]]))
+    (tensor([[0.8485, 1.1314]]), tensor([[3., 4.]]))
     """
-    if dims := _plainly_normalized(input, normalized_shape, weight):
+    if residual is None and (dims := _plainly_normalized(input, normalized_shape, weight)):
         if eps is None:
             eps = _least(input.dtype)
         plain: tuple[Tensor, Tensor] | None = _RMS_NORM.plain(input, weight, dims, eps, level_code())
         if plain is not None:
             return plain[0]
-    dims = _normalized("rms_norm", input, normalized_shape, weight=weight)
+    dims, weight = _normalized("rms_norm", input, normalized_shape, weight=weight)
     if eps is None:
         eps = _least(input.dtype)
     more = () if weight is None else (weight,)
-    call = serving(_RMS_NORM, input, *more)
-    return call(input, weight, dims, _number("rms_norm", "eps", eps), level_code())[0]  # type: ignore[no-any-return]
+    rest = (weight, dims, _number("rms_norm", "eps", eps), level_code())
+    if residual is None:
+        return serving(_RMS_NORM, input, *more)(input, *rest)[0]  # type: ignore[no-any-return]
+    _check_residual("rms_norm", input, residual)
+    normal, total, _ = serving(_RMS_NORM_SUM, input, residual, *more)(input, residual, *rest)
+    return normal, total
 
 
+@overload
+def layer_norm(
+    input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5, *, residual: None = None,
+) -> Tensor: ...  # fmt: skip
+@overload
+def layer_norm(
+    input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5, *, residual: Tensor,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def layer_norm(
     input: Tensor,
     normalized_shape: int | Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-) -> Tensor:
+    *,
+    residual: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Each row, of the last dims, less its mean, divided by the root of its variance plus eps, times weight, plus bias.
 
-    Exact also where the mean is large beside the spread. weight and bias have the input's dtype or float32. Under
-    autocast on a GPU the result is float32.
+    Exact also where the mean is large beside the spread. weight and bias have any float dtypes, and enter float32
+    (float64 for a float64 input). Under autocast on a GPU the result is float32. With a residual, as rms_norm has it,
+    the norm of input + residual and that sum.
 
     >>> import torch, torchreduce
     >>> torchreduce.layer_norm(torch.tensor([[1.0, 3.0]]), 2, eps=0)
     tensor([[-1.,  1.]])
     """
-    if dims := _plainly_normalized(input, normalized_shape, weight, bias):
+    if residual is None and (dims := _plainly_normalized(input, normalized_shape, weight, bias)):
         plain: tuple[Tensor, Tensor] | None = _LAYER_NORM.plain(input, weight, bias, dims, eps, level_code())
         if plain is not None:
             return plain[0]
+    if residual is not None:
+        check_floats("layer_norm", input)
+        _check_residual("layer_norm", input, residual)
     if isinstance(input, Tensor) and _is_autocast(input):
         input = input.float()
-        weight, bias = (t if t is None else t.float() for t in (weight, bias))
-    dims = _normalized("layer_norm", input, normalized_shape, weight=weight, bias=bias)
+        weight, bias, residual = (t if t is None else t.float() for t in (weight, bias, residual))
+    dims, weight, bias = _normalized("layer_norm", input, normalized_shape, weight=weight, bias=bias)
     more = [t for t in (weight, bias) if t is not None]
-    call = serving(_LAYER_NORM, input, *more)
-    return call(input, weight, bias, dims, _number("layer_norm", "eps", eps), level_code())[0]  # type: ignore[no-any-return]
+    rest = (weight, bias, dims, _number("layer_norm", "eps", eps), level_code())
+    if residual is None:
+        return serving(_LAYER_NORM, input, *more)(input, *rest)[0]  # type: ignore[no-any-return]
+    normal, total, _ = serving(_LAYER_NORM_SUM, input, residual, *more)(input, residual, *rest)
+    return normal, total
 
 
 # ---- cross-entropy ---------------------------------------------------------------------------------------------------
 
 
+@overload
+def cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100, reduction: str = "mean",
+    label_smoothing: float = 0.0, dtype: torch.dtype | None = None, return_logsumexp: Literal[False] = False,
+) -> Tensor: ...  # fmt: skip
+@overload
+def cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100, reduction: str = "mean",
+    label_smoothing: float = 0.0, dtype: torch.dtype | None = None, return_logsumexp: Literal[True],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -403,64 +463,164 @@ def cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-) -> Tensor:
+    dtype: torch.dtype | None = None,
+    return_logsumexp: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """The negative log_softmax of the logits at each row's class label, as torch.nn.functional.cross_entropy.
 
-    input is (classes), (rows, classes) or (rows, classes, ...); target has int64 labels, of the same shape without
-    classes. Rows labelled ignore_index count nothing, and their gradient is 0, whatever they hold. weight has one
-    element a class, of any float dtype, and no gradient (RuntimeError, as torch's). reduction is "none", "sum" or
-    "mean", divided by the sum of the rows' weights: NaN where that is 0.
-    Neither a float32 copy of the logits nor log-probabilities are kept: 8 bytes a row are saved for the gradient.
-    Under autocast on a GPU the result is float32.
+    input is (classes), (rows, classes) or (rows, classes, ...). target has int64 labels, of the same shape without
+    classes, or probabilities, of the same shape and of any float dtype. weight has one element a class, of any float
+    dtype, and no gradient (RuntimeError, as torch's). Rows labelled ignore_index count nothing, and their gradient is
+    0, whatever they hold. label_smoothing, from 0 to 1, spreads so much of each label or probability evenly over the
+    classes. reduction is "none", "sum" or "mean", divided by the sum of the labels' weights, or of probabilities by the
+    number of rows: NaN where that is 0.
+
+    The loss has dtype, else the input's (of probabilities the one that torch promotes both to), under autocast on a GPU
+    float32. With dtype=torch.float32 the loss of 16-bit logits is not rounded, nor are the logits copied. With
+    return_logsumexp the logsumexp of each row comes, too, in float32 or float64, with its gradient: 0 for a row that is
+    ignored.
+
+    Of labels neither a float32 copy of the logits nor log-probabilities are kept: 8 bytes a row are saved for the
+    gradient; label_smoothing reads the logits once more. Probabilities, and label_smoothing with weight, do keep
+    log-probabilities.
 
     A label out of range is an IndexError on the CPU; on a GPU, where nobody waits for the kernel, its loss and gradient
-    are NaN. label_smoothing and targets of probabilities are a NotImplementedError.
+    are NaN.
 
     >>> import torch, torchreduce
     >>> torchreduce.cross_entropy(torch.tensor([[0.0, 0.0], [9.0, 0.0]]), torch.tensor([1, -100]))
     tensor(0.6931)
+    >>> logits, labels = torch.zeros(2, 4, dtype=torch.bfloat16), torch.tensor([1, 3])
+    >>> loss, z = torchreduce.cross_entropy(logits, labels, dtype=torch.float32, return_logsumexp=True)
+    >>> loss + 1e-4 * z.square().mean()
+    tensor(1.3865)
     """
     name = "cross_entropy"
     check_floats(name, input)
     if not isinstance(target, Tensor):
         raise TypeError(f"{name}(): argument 'target' must be a Tensor, got {type(target).__name__}")
-    if label_smoothing != 0.0:
-        raise NotImplementedError(f"{name}(): not implemented for label_smoothing={label_smoothing}. Supported is 0.0")
-    if target.is_floating_point():
-        raise NotImplementedError(f"{name}(): not implemented for probabilities as target. Supported are int64 labels")
+    smoothing = _number(name, "label_smoothing", label_smoothing)
+    if not 0 <= smoothing <= 1:
+        raise RuntimeError(f"{name}(): label_smoothing must be between 0.0 and 1.0, but got {label_smoothing}")
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f"{name}(): {reduction!r} is not a valid value for reduction: give 'none', 'sum' or 'mean'")
+    ignored, level = _label(name, "ignore_index", ignore_index), level_code()
     dim = 0 if input.ndim == 1 else 1
+    soft = same_shape(target.shape, input.shape)
+    target = _check_probabilities(name, target, ignored) if soft else _check_labels(name, input, target)
+    if target.device != input.device:
+        raise RuntimeError(f"{name}(): expected target to be on {input.device}, but it is on {target.device}")
+    _check_class_weights(name, input, dim, weight)
+    result = _loss_dtype(name, input, target, dtype)
+    if result is torch.float64:
+        input = input.double()
+    if soft or (smoothing and weight is not None):
+        losses, log, weights = _of_probabilities(input, target, weight, dim, ignored, smoothing, level)
+    elif smoothing:
+        call = torch.ops.torchreduce.smoothed_cross_entropy.default
+        losses, log, weights, _ = call(input, target, dim, ignored, smoothing, level)
+    else:
+        more = (target,) if weight is None else (target, weight)
+        losses, log, weights, _ = serving(_CROSS_ENTROPY, input, *more)(input, target, weight, dim, ignored, level)
+    loss = _reduced(losses, weights, reduction, result, soft or weight is None, level)
+    return (loss, log) if return_logsumexp else loss
+
+
+def _check_probabilities(name: str, target: Tensor, ignored: int | torch.SymInt) -> Tensor:
+    if not target.is_floating_point():
+        raise RuntimeError(
+            f"{name}(): a target of input's shape has probabilities: expected a floating dtype, but got {target.dtype}"
+        )
+    check_floats(name, target, "target")
+    if ignored >= 0:
+        raise RuntimeError(f"{name}(): ignore_index is of labels: with probabilities as target, got {ignored}")
+    return target
+
+
+def _check_labels(name: str, input: Tensor, target: Tensor) -> Tensor:
+    dim = 0 if input.ndim == 1 else 1
+    if input.ndim == 1 and same_shape(target.shape, [1]):
+        target = target.reshape(())
     if input.ndim == 0 or not same_shape(target.shape, [*input.shape[:dim], *input.shape[dim + 1 :]]):
-        raise ValueError(
-            f"{name}(): expected target to have input's shape {list(input.shape)} without its classes, but got "
-            f"{list(target.shape)}"
+        rows_differ = input.ndim == 1 or (target.ndim == input.ndim - 1 >= 1 and target.shape[0] != input.shape[0])
+        kind = ValueError if rows_differ else RuntimeError
+        raise kind(
+            f"{name}(): expected target to have input's shape {list(input.shape)}, or that without its classes, but "
+            f"got {list(target.shape)}"
         )
     if target.dtype is not torch.int64:
         if target.dtype is not torch.uint8:
             raise RuntimeError(f"{name}(): expected target dtype to be int64 or uint8, but got {target.dtype}")
         target = target.long()
-    if target.device != input.device:
-        raise RuntimeError(f"{name}(): expected target to be on {input.device}, but it is on {target.device}")
-    if weight is not None:
-        check_floats(name, weight, "weight")
-        if not same_shape(weight.shape, [input.shape[dim]]):
-            raise RuntimeError(
-                f"{name}(): expected weight to have an element for each of {input.shape[dim]} classes, but got the "
-                f"shape {list(weight.shape)}"
-            )
-        if weight.device != input.device:
-            raise RuntimeError(f"{name}(): expected weight to be on {input.device}, but it is on {weight.device}")
-    more = (target,) if weight is None else (target, weight)
-    ignored, level = _label(name, "ignore_index", ignore_index), level_code()
-    loss, weights, _ = serving(_CROSS_ENTROPY, input, *more)(input, target, weight, dim, ignored, level)
+    return target
+
+
+def _check_class_weights(name: str, input: Tensor, dim: int, weight: Tensor | None) -> None:
+    if weight is None:
+        return
+    check_floats(name, weight, "weight")
+    if not same_shape(weight.shape, [input.shape[dim]]):
+        raise RuntimeError(
+            f"{name}(): expected weight to have an element for each of {input.shape[dim]} classes, but got the "
+            f"shape {list(weight.shape)}"
+        )
+    if weight.device != input.device:
+        raise RuntimeError(f"{name}(): expected weight to be on {input.device}, but it is on {weight.device}")
+
+
+def _loss_dtype(name: str, input: Tensor, target: Tensor, dtype: Any) -> torch.dtype:
+    dtype = as_dtype(dtype)
+    if dtype is not None:
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"{name}(): argument 'dtype' must be a torch.dtype, got {type(dtype).__name__}")
+        if dtype not in FLOATS:
+            raise NotImplementedError(f"{name}(): not implemented for dtype={dtype}. Supported are {listed(FLOATS)}")
+        return dtype
     result = torch.float32 if _is_autocast(input) else input.dtype
+    return torch.promote_types(result, target.dtype) if target.is_floating_point() else result
+
+
+def _of_probabilities(
+    input: Tensor, target: Tensor, weight: Tensor | None, dim: int, ignored: Any, smoothing: float, level: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The losses of the rows by their log-probabilities, the logarithms of their sums of exp, and their weights in the
+    mean; of labels, too."""
+    refuse_weight(weight is not None and weight.requires_grad and torch.is_grad_enabled())
+    wide = torch.promote_types(input.dtype, torch.float32)
+    left_out, q, weights = None, target, None
+    if not target.is_floating_point():
+        left_out = target == ignored
+        input = input.masked_fill(left_out.unsqueeze(dim), 0)
+        labels = target.masked_fill(left_out, 0)
+        classes = torch.arange(input.shape[dim], device=input.device)
+        q = labels.unsqueeze(dim) == classes.reshape([-1 if d == dim else 1 for d in range(input.ndim)])
+        assert weight is not None
+        weights = weight.to(wide)[labels].masked_fill(left_out, 0)
+    q = q.to(wide)
+    if smoothing:
+        q = torch.ops.torchreduce.smoothed.default(q, smoothing, input.shape[dim])
+    y: Tensor = serving(_LOG_SOFTMAX, input)(input, dim, wide, level)
+    log: Tensor = serving(_LOGSUMEXP, input)(input.to(wide), [dim], False, level)[0]
+    products = y * q
+    if weight is not None:
+        products = products * weight.to(wide).reshape([-1 if d == dim else 1 for d in range(input.ndim)])
+    if left_out is not None:
+        products = products.masked_fill(left_out.unsqueeze(dim), 0)
+        log = log.masked_fill(left_out, 0)
+    losses: Tensor = -serving(_SUM, products)(products, [dim], False, None, level)
+    return losses, log, torch.ones_like(losses) if weights is None else weights
+
+
+def _reduced(
+    losses: Tensor, weights: Tensor, reduction: str, result: torch.dtype, counts: bool, level: int
+) -> Tensor:  # fmt: skip
+    """counts: the weights are 1, or 0."""
     if reduction == "none":
-        return rounded(loss, result)
-    to = result if reduction == "sum" else loss.dtype
-    total: Tensor = serving(_SUM, loss)(loss, None, False, to, level)
+        return rounded(losses, result)
+    to = result if reduction == "sum" else losses.dtype
+    total: Tensor = serving(_SUM, losses)(losses, None, False, to, level)
     if reduction == "sum":
         return total
-    if weight is None:
+    if counts:
         return divided(total, serving(_COUNT_NONZERO, weights)(weights, None, False, level), result)
     return divided(total, serving(_SUM, weights)(weights, None, False, weights.dtype, level), result)

@@ -124,7 +124,7 @@ def _replace(graph: Graph, loss: Loss) -> None:
 
     with graph.inserting_before(loss.forward):
         rows = call(_ops.cross_entropy.raw, loss.x, target, weight, loss.dim, ignored, 0)
-        losses, weights, stats = (call(operator.getitem, rows, k) for k in range(3))
+        losses, _, weights, stats = (call(operator.getitem, rows, k) for k in range(4))
         if weight is None:
             kept = call(_ops.count_nonzero.raw, call(_aten.ne.Scalar, target, ignored), None, False, 0)
             total = call(_convert, kept, wide)
@@ -144,7 +144,7 @@ def _replace(graph: Graph, loss: Loss) -> None:
         if reduction != 0:
             sizes = enumerate(target.meta["val"].shape)
             g = call(_aten.expand.default, g, [n if isinstance(n, int) else call(_size, target, d) for d, n in sizes])
-        of = (g, loss.x, target, weight, stats, loss.dim, ignored)
+        of = (g, None, loss.x, target, weight, stats, loss.dim, ignored, 0.0)
         _replace_gradient(graph, loss, call, of)
 
 

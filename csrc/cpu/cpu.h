@@ -1,12 +1,19 @@
 // The CPU kernels' entry points. Torch-free: the caller passes its thread pool in.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "fused_plan.h"
-#include "kernels/reduce/segments.h"
-#include "reduce_plan.h"
-#include "scan_plan.h"
+namespace torchreduce {
+
+// Of reduce_plan.h, scan_plan.h, fused_plan.h and kernels/reduce/segments.h: the kernels of one kind do not depend on the
+// plans of another.
+struct PlannedReduction;
+struct PlannedScan;
+struct PlannedFused;
+struct SegmentCall;
+
+}  // namespace torchreduce
 
 namespace torchreduce::cpu {
 

@@ -43,7 +43,7 @@ template <template <class> class Op, class F> struct FusedRows {
   using O = Op<F>;
   using State = typename O::State;
   using Given = typename O::Given;
-  static constexpr int kInputs = O::kInputs;
+  static constexpr int kInputs = O::kInputs, kReads = torchreduce::kReads<O>;
   static constexpr bool kLooks = O::kSums > 0;
 
   const FusedCall& call;
@@ -60,8 +60,8 @@ template <template <class> class Op, class F> struct FusedRows {
 
   // A task's memory; `together`: rows that it takes at a time.
   struct Memory {
-    F* copies[kInputs];   // [together][kPitch] each
-    const F* x[kInputs];  // where the leaf is: a copy, or of one row in place
+    F* copies[kReads];    // [together][kPitch] each
+    const F* x[kReads];   // where the leaf is: a copy, or of one row in place
     F* results;           // [together][kPitch]
     F* terms;             // [together][leaves][kLeaf]; null if they are made again
     State* states;        // [together][leaves]
@@ -71,7 +71,7 @@ template <template <class> class Op, class F> struct FusedRows {
     return O::kTerm && !shared_states && terms <= kMostTerms ? terms : 0;
   }
   int64_t bytes(int64_t together) const {
-    return (kInputs + 1) * Carver::bytes<F>(together * kPitch) + Carver::bytes<F>(kept_terms(together)) +
+    return (kReads + 1) * Carver::bytes<F>(together * kPitch) + Carver::bytes<F>(kept_terms(together)) +
            Carver::bytes<State>(together * leaves);
   }
   Memory carve(char* data, int64_t together) const {
@@ -100,7 +100,7 @@ template <template <class> class Op, class F> struct FusedRows {
     }
   }
   void bring(int64_t row, int64_t together, int64_t leaf, Memory& m) const {
-    for (int k = 0; k < kInputs; ++k) {
+    for (int k = 0; k < kReads; ++k) {
       const Source source{call.in[k], call.dtype, call.accumulator};
       const int64_t start = row_offset(layout(), strides(k), row),
                     across = layout().kept ? strides(k)[layout().kept - 1] : 0;
@@ -121,16 +121,35 @@ template <template <class> class Op, class F> struct FusedRows {
         else __builtin_memcpy(to, from, size_t(count) * sizeof(F));
       });
     }
+    if constexpr (O::kAdds) add(together, least(kLeaf, layout().length - leaf * kLeaf), m);
+  }
+  // The first tensor's elements become the sums, rounded to their type.
+  void add(int64_t together, int64_t count, Memory& m) const {
+    const auto sums = [&](auto round) {
+      for (int64_t r = 0; r < together; ++r) {
+        const F *a = m.x[0] + r * kPitch, *b = m.x[1] + r * kPitch;
+        F* const to = m.copies[0] + r * kPitch;
+        for (int64_t i = 0; i < count; ++i) to[i] = round(a[i] + b[i]);
+      }
+    };
+    if (call.dtype == Dtype::F16) sums([](F x) { return convert<F>(round_to<F16>(x)); });
+    else if (call.dtype == Dtype::BF16) sums([](F x) { return convert<F>(round_to<BF16>(x)); });
+    else sums([](F x) { return x; });
+    m.x[0] = m.copies[0];
   }
   void put(int64_t row, int64_t together, int64_t leaf, const Memory& m) const {
+    put(row, together, leaf, m.results, call.out_dtype, call.out);
+    if constexpr (O::kAdds) put(row, together, leaf, m.x[0], call.dtype, call.sum);
+  }
+  void put(int64_t row, int64_t together, int64_t leaf, const F* results, Dtype dtype, void* out) const {
     const int64_t start = row_offset(layout(), layout().out, row),
                   across = layout().kept ? layout().out[layout().kept - 1] : 0;
     each_run(layout().out, leaf, [&](int64_t i, int64_t offset, int64_t step, int64_t count) {
-      if (together == 1) return store_run(call.out_dtype, call.out, start + offset, step, count, m.results + i);
+      if (together == 1) return store_run(dtype, out, start + offset, step, count, results + i);
       for (int64_t j = 0; j < count; ++j) {
         F side[kRowsTogether];
-        for (int64_t r = 0; r < together; ++r) side[r] = m.results[r * kPitch + i + j];
-        store_run(call.out_dtype, call.out, start + offset + j * step, across, together, side);
+        for (int64_t r = 0; r < together; ++r) side[r] = results[r * kPitch + i + j];
+        store_run(dtype, out, start + offset + j * step, across, together, side);
       }
     });
   }
@@ -292,15 +311,17 @@ template <template <class> class Op, class F> struct FusedRows {
     if (!scratch.data) return self.fail();
     Memory m = self.carve(scratch.data, 1);
     [[maybe_unused]] Row at_row;
+    const F* x[kInputs];
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t row = unit / self.leaves, leaf = unit % self.leaves;
       const Given given = O::given(self.call.options, self.call.memory, self.offset_of_row(row));
       self.bring(row, 1, leaf, m);
+      of_row(m, 0, x);
       if constexpr (kLook) {
-        if (!O::skips(given)) self.shared_states[unit] = self.look(m.x, leaf, given, nullptr);
+        if (!O::skips(given)) self.shared_states[unit] = self.look(x, leaf, given, nullptr);
       } else {
         if (unit == begin || leaf == 0) at_row = self.finish(row, given, self.shared_states + row * self.leaves);
-        self.template map<At>(m.x, leaf, given, at_row, self.shared_states[unit], nullptr, m.results);
+        self.template map<At>(x, leaf, given, at_row, self.shared_states[unit], nullptr, m.results);
         self.put(row, 1, leaf, m);
       }
     }

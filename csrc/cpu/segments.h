@@ -2,6 +2,7 @@
 // takes the segment that begins there, some columns at a time, and the zeros of those before it that have no places.
 #pragma once
 #include "cpu/fused_rows.h"
+#include "kernels/reduce/segments.h"
 
 namespace torchreduce {
 inline namespace TR_ISA {

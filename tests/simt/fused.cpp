@@ -58,7 +58,7 @@ struct Memory {
   void* data() { return bytes.empty() ? nullptr : bytes.data() + first; }
 };
 
-struct Tensors { Memory in[2], out, weight, bias, stats, values[2], labels; };
+struct Tensors { Memory in[2], out, sum, weight, bias, stats, values[3], labels; };
 
 double draw(uint64_t& state) {  // from -4 to 4
   state = state * 6364136223846793005u + 1442695040888963407u;
@@ -66,11 +66,11 @@ double draw(uint64_t& state) {  // from -4 to 4
 }
 
 // Some rows hold NaN, infinities, nothing but -inf, a leaf of -inf, large numbers, leaves that fall, or what has
-// exponentials that are 0, subnormal or normal.
+// exponentials that are 0, subnormal or normal, one element that is not masked, or squares that leave the range.
 double element(uint64_t& state, bool hostile, int64_t row, int64_t i, int64_t n) {
   const double v = draw(state);
   if (!hostile) return v;
-  switch (row % 9) {
+  switch (row % 12) {
     case 1: return -INFINITY;
     case 2: return i == n / 2 ? NAN : v;
     case 3: return i == n - 1 ? INFINITY : v;
@@ -79,6 +79,9 @@ double element(uint64_t& state, bool hostile, int64_t row, int64_t i, int64_t n)
     case 6: return v - double(i / kLeaf) * 20;
     case 7: return 1e4 + v;
     case 8: return v * 20;
+    case 9: return i == n / 2 ? v : -INFINITY;
+    case 10: return v * 0x1p-76;
+    case 11: return v * 0x1p66;
     default: return v;
   }
 }
@@ -101,17 +104,19 @@ int values_of(Fused op) {
   switch (op) {
     case Fused::LogSumExp:
     case Fused::LogSumExpGradient:
-    case Fused::CrossEntropyGradient:
     case Fused::Entropy:
     case Fused::EntropyGradient:
     case Fused::RmsNormWeights: return 1;
-    case Fused::CrossEntropy:
+    case Fused::CrossEntropy: return 3;
+    case Fused::CrossEntropyGradient:
     case Fused::Moments:
     case Fused::MomentsGradient:
     case Fused::LayerNormWeights: return 2;
     default: return 0;
   }
 }
+
+bool adds(Fused op) { return op == Fused::RmsNormSum || op == Fused::LayerNormSum; }
 
 Fused of_weights(Fused gradient) {
   return gradient == Fused::RmsNormGradient ? Fused::RmsNormWeights : Fused::LayerNormWeights;
@@ -164,6 +169,10 @@ FusedCall make(const Case& c, Tensors& t, uint64_t seed) {
     t.out.make(elements, size_of(c.result), c.skipped + c.apart);
     call.out = t.out.data();
   }
+  if (adds(c.op)) {
+    t.sum = t.out;
+    call.sum = t.sum.data();
+  }
   const auto of_positions = [&](Memory& memory) {
     call.weight_dtype = seed % 2 ? c.dtype : Dtype::F32;
     memory.make(c.n, size_of(call.weight_dtype));
@@ -179,6 +188,7 @@ FusedCall make(const Case& c, Tensors& t, uint64_t seed) {
       static_cast<int64_t*>(t.labels.data())[r] = r % 5 == 1 ? -100 : r % 7 == 3 ? c.n : (r * 7919) % c.n;
     m.labels = static_cast<const int64_t*>(t.labels.data());
     m.classes = c.n;
+    call.options.smoothing = seed % 2 ? 0.1 : 0.0;
   }
   if (f.stats) {
     t.stats.make(rows * f.stats, size_of(c.accumulator));
@@ -195,7 +205,7 @@ FusedCall make(const Case& c, Tensors& t, uint64_t seed) {
   }
   if (forward(c.op) != c.op) {  // the statistics
     FusedCall first = call;
-    Memory out, values[2];
+    Memory out, values[3];
     first.op = forward(c.op);
     first.in[0] = call.in[f.inputs - 1];
     first.in[1] = nullptr;
@@ -254,8 +264,9 @@ bool check(const Case& c, uint64_t seed) {
     exit(1);
   };
   same(actual.out, expected.out, "the elements");
+  same(actual.sum, expected.sum, "the sums");
   same(actual.stats, expected.stats, "the statistics");
-  for (int k = 0; k < 2; ++k) same(actual.values[k], expected.values[k], "the values");
+  for (int k = 0; k < 3; ++k) same(actual.values[k], expected.values[k], "the values");
   return true;
 }
 

@@ -1170,6 +1170,16 @@ MUTANTS = (
         "fused.SOFTMAX", ("fused",),
     ),
     Mutant(
+        "a leaf whose squares leave the range is not looked at again", "fused.h",
+        "if (sums[1] < kLeast && magnitude(seen.mean) < kFar) return F(two_to(kUp));", "",
+        "fused.MOMENTS", ("fused",), every=1,
+    ),
+    Mutant(
+        "the second of two tensors is not added", "kernels/fused/held_rows.cuh",
+        "g[c] = rounded<false>(v);", "g[c] = g[c];",
+        "fused.SQUARES", ("fused",), every=1,
+    ),
+    Mutant(
         "a residue of weights twice", "kernels/fused/weights.cuh",
         "residue(3, last);", "residue(2, last);",
         "weights", ("fused",), every=1,

@@ -80,7 +80,7 @@ void launch_short(const FusedCall& call, const HeldRowsShape& shape, Queue queue
     launch(std::integer_sequence<int, 1, 2>{});
   } else if constexpr (kForm == held_rows::Form::ShortWords) {
     launch(std::integer_sequence<int, 1>{});
-  } else if constexpr (held_rows::most_granule_chunks(Op::kInputs, Op::kSums, kSides) == 2) {
+  } else if constexpr (held_rows::most_granule_chunks(kReads<Op>, Op::kSums, kSides) == 2) {
     launch(std::integer_sequence<int, 2>{});
   } else {
     launch(std::integer_sequence<int, 2, 4>{});
@@ -98,9 +98,9 @@ template <class Op, class E>
 void launch_aligned([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const HeldRowsShape& shape,
                     [[maybe_unused]] bool split, [[maybe_unused]] void* workspace, [[maybe_unused]] Queue queue) {
   constexpr int kSize = int(sizeof(E)),
-                kMost = held_rows::most_aligned_chunks(kSize, Op::kInputs, Op::kSums, Op::kMaps);
+                kMost = held_rows::most_aligned_chunks(kSize, kReads<Op>, Op::kSums, Op::kMaps);
   using held_rows::Form, held_rows::kHalfChunks, held_rows::kLeafChunks;
-  if constexpr (held_rows::has_aligned_leaves(kSize, Op::kInputs, Op::kSums, Op::kMaps, Op::kWeights + Op::kBiases))
+  if constexpr (held_rows::has_aligned_leaves(kSize, kReads<Op>, Op::kSums, Op::kMaps, Op::kWeights + Op::kBiases))
     if (shape.chunks == kLeafChunks)
       return launch_held<Op, E, kLeafChunks, Form::AlignedRows>(call, shape, split, workspace, queue);
   if constexpr (kMost > 0)

@@ -133,6 +133,15 @@ template <class E, int kChunks, bool kPart> struct HeldWords {
       }
     }
   }
+  // The sums, rounded to E.
+  __device__ __forceinline__ void add(const HeldWords& other, const Place& p) {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      if (!has_chunk(p, c)) break;
+#pragma unroll
+      for (int k = c * kGroup; k < (c + 1) * kGroup; ++k) x[k] = convert<float>(round_to<E>(x[k] + other.x[k]));
+    }
+  }
   __device__ __forceinline__ void chunk(int c, float (&v)[kGroup]) const {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) v[i] = x[c * kGroup + i];
@@ -317,6 +326,18 @@ template <class E, int kChunks, bool kPart, bool kAligned, int kRuns = kPart ? k
         mask<E>(wrapped, 0, end - past * kGroup, absent);
       }
       mask<E>(g[0], p.before, last == 0 ? end : kGroup, wrapped);
+    }
+  }
+  __device__ __forceinline__ void add(const HeldGranules& other, const Place& p) {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      if (!has_chunk(p, c)) break;
+      float v[kGroup], w[kGroup];
+      chunk(c, v);
+      other.chunk(c, w);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) v[i] = v[i] + w[i];
+      g[c] = rounded<false>(v);
     }
   }
   __device__ __forceinline__ void chunk(int c, float (&v)[kGroup]) const {
@@ -577,6 +598,15 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
       load_if<kStay>(wanted && number(p, k) * kQuad < p.count, own + lanes_of(p) * k, g[k]);
     }
   }
+  __device__ __forceinline__ void add(const HeldQuads& other, const Place& p) {
+#pragma unroll
+    for (int k = 0; k < kChunks * 2; ++k) {
+      if (!has_chunk(p, k / 2)) break;
+#pragma unroll
+      for (int i = 0; i < kQuad; ++i)
+        g[k].item[i] = bit_cast<uint32_t>(bit_cast<float>(g[k].item[i]) + bit_cast<float>(other.g[k].item[i]));
+    }
+  }
   __device__ __forceinline__ void chunk(int c, float (&v)[kGroup]) const {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) v[i] = bit_cast<float>(g[2 * c + i / kQuad].item[i % kQuad]);
@@ -768,7 +798,7 @@ template <class State> struct Meeting {
 
 // Registers of a lane, by the threads that a multiprocessor is to have room for.
 template <class Op, class E, int kChunks, held_rows::Form kForm> constexpr int kHeldThreads =
-    held_rows::threads(int(sizeof(E)), Op::kInputs, Op::kSums, Op::kTerm, Op::kWeights + Op::kBiases, kChunks, kForm);
+    held_rows::threads(int(sizeof(E)), kReads<Op>, Op::kSums, Op::kTerm, Op::kWeights + Op::kBiases, kChunks, kForm);
 template <class Op, class E, int kChunks> constexpr int kSharedTerms =
     Op::kTerm ? held_rows::shared_terms(int(sizeof(E)), kChunks) : 0;
 
@@ -783,7 +813,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
   using Four = Packed<float, 4>;
   static constexpr bool kPartWarps = held_rows::is_short(kForm);
   static constexpr bool kAligned = held_rows::is_aligned(int(sizeof(E)), kForm);
-  static constexpr bool kConverts = Op::kMaps && held_rows::may_convert(int(sizeof(E)), kInputs, kSums, Op::kWeights) &&
+  static constexpr bool kConverts = Op::kMaps && held_rows::may_convert(int(sizeof(E)), kReads<Op>, kSums, Op::kWeights) &&
                                     held_rows::by_granules(kForm);
   static constexpr bool kNumbers = Op::kTerm && sizeof(E) == 2 && kChunks == held_rows::kLeafChunks;  // opposite()
 
@@ -866,6 +896,12 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     for (int k = 0; k < kInputs; ++k)
       held[k].template load<Op::kMaps ? Stay::Long : Stay::Short>(
           call, k, static_cast<const E*>(call.in[k]) + start.in[k] + first, p, wanted, Op::fill(k));
+    if constexpr (Op::kAdds) {
+      H other;
+      other.template load<Stay::Long>(call, 1, static_cast<const E*>(call.in[1]) + start.in[1] + first, p, wanted,
+                                      F(-0.0));
+      held[0].add(other, p);
+    }
   }
 
   __device__ __forceinline__ void elements(int c, float (&v)[kInputs][kGroup]) const {
@@ -1099,6 +1135,18 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     }
     out.finish();
   }
+  // The elements themselves, of ops that add.
+  __device__ __forceinline__ void write_sums(int64_t to) const {
+    typename H::template Out<false, false> out(static_cast<E*>(call.sum) + to, p);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      if (!H::has_chunk(p, c)) break;
+      float v[kGroup];
+      held[0].chunk(c, v);
+      out.store(c, v);
+    }
+    out.finish();
+  }
   // The leaf starts at element `to` of the output.
   template <bool kCalm, class At> __device__ __forceinline__ void write(int64_t to, const At& at) const {
     if constexpr (kConverts)
@@ -1191,6 +1239,8 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks, kForm>))
   if (end.number == 0 && leaf.p.lane == 0 && end.there) Op::write(values, call.memory, end.start.value);
   if constexpr (Op::kMaps) {
     const auto& to_map = Op::at(values, state);
+    if constexpr (Op::kAdds)
+      if (end.there) leaf.write_sums(end.start.out + leaf.first);
     leaf.write(end.start.out + leaf.first, to_map, end.there, [&](int64_t i) {
       if constexpr (kMarks<Op>) {
         const F x[1] = {read(i)};

@@ -12,7 +12,7 @@ struct FusedStart { int64_t in[2], out, value; };
 struct FusedRowsCall {
   const void* in[2];
   const void* end[2];  // of the last elements: nothing outside is read, be it in the same 16 bytes
-  void* out;
+  void *out, *sum;
   const void *weight, *bias;
   Dtype weight_dtype, out_dtype;
   FusedOptions options;
@@ -64,6 +64,7 @@ inline FusedRowsCall plain_rows(const FusedCall& call) {
   FusedRowsCall r{{call.in[0], call.in[1]},
                   {},
                   call.out,
+                  call.sum,
                   call.weight,
                   call.bias,
                   call.weight_dtype,

@@ -9,8 +9,8 @@
 
 namespace torchreduce::gpu {
 
-// Elements of a row of call.in[k], converted.
-template <class F> struct StridedRow {
+// Elements of a row of call.in[k], converted. kAdds: of the one input, the sums of both, rounded to their type.
+template <class F, bool kAdds = false> struct StridedRow {
   const FusedCall& call;
   int64_t start[2];
 
@@ -19,6 +19,17 @@ template <class F> struct StridedRow {
     if (inputs > 1) start[1] = row_offset(call.layout, call.more_strides[0], row);
   }
   __device__ F element(int k, int64_t i) const {
+    if constexpr (kAdds) return as_stored(loaded(0, i) + loaded(1, i));
+    return loaded(k, i);
+  }
+  __device__ F as_stored(F x) const {
+    switch (call.dtype) {
+      case Dtype::F16: return convert<F>(round_to<F16>(x));
+      case Dtype::BF16: return convert<F>(round_to<BF16>(x));
+      default: return x;
+    }
+  }
+  __device__ F loaded(int k, int64_t i) const {
     const auto& strides = k == 0 ? call.layout.in : call.more_strides[0];
     return float_as<F>(call.dtype, call.in[k], start[k] + position_offset(call.layout, strides, i));
   }
@@ -68,7 +79,7 @@ __global__ void __launch_bounds__(fused_strided::kThreads)
   const int64_t first = (item - row * leaves) * kLeaf, rest = l.length - first;
   if (row >= l.rows) return;
   const int count = int(rest < kLeaf ? rest : kLeaf);
-  const StridedRow<F> x(call, row, Op::kInputs);
+  const StridedRow<F, Op::kAdds> x(call, row, kReads<Op>);
   const int64_t value = row_offset(l, call.more_strides[1], row);
   const auto given = Op::given(call.options, call.memory, value);
   const bool skips = Op::skips(given);
@@ -131,7 +142,9 @@ __global__ void __launch_bounds__(fused_strided::kThreads)
       F y;
       if constexpr (Op::kTerm) y = Op::map(Op::term(element[0], Op::seen(state.l, count, given)), w, b, first + i, at);
       else y = Op::map(element, w, b, first + i, at);
-      store_as(call.out_dtype, call.out, to + position_offset(l, l.out, first + i), y);
+      const int64_t place = to + position_offset(l, l.out, first + i);
+      if constexpr (Op::kAdds) store_as(call.dtype, call.sum, place, element[0]);
+      store_as(call.out_dtype, call.out, place, y);
     }
   }
 }

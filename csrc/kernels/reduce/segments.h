@@ -119,14 +119,14 @@ inline int64_t lay_out(const SegmentCall& call, void* workspace, Work& work) {
   int64_t bytes = 0;
   const auto take = [&](int64_t count, int64_t size) {
     char* const at = static_cast<char*>(workspace) + bytes;
-    bytes += ceil_div(count * size, 16) * 16;
+    bytes += plans::ceil_div(count * size, 16) * 16;
     return at;
   };
   work.counts = reinterpret_cast<uint64_t*>(take(2, 8));
   work.begin = reinterpret_cast<int64_t*>(take(call.segments + 1, 8));
   work.leaves = reinterpret_cast<Leaf*>(take(most_leaves(call.places), sizeof(Leaf)));
   work.several = reinterpret_cast<int64_t*>(take(most_several(call.places), 8));
-  const int64_t slots = call.places > kLeaf ? 2 * (ceil_div(call.places, kLeaf) + 1) : 0;
+  const int64_t slots = call.places > kLeaf ? 2 * (plans::ceil_div(call.places, kLeaf) + 1) : 0;
   work.sums = take(slots * call.columns, call.dtype == Dtype::F64 ? 8 : 4);
   return bytes;
 }
@@ -144,20 +144,20 @@ inline SegmentPlan plan(const SegmentCall& call, const DeviceFacts& device) {
   const auto word = [&](const void* x) { return reinterpret_cast<uintptr_t>(x) % (kColumns * size) == 0; };
   const bool words = size <= 4 && call.columns % kColumns == 0 && call.pitch % kColumns == 0;
   p.columns = words && word(call.in) && word(call.out) ? kColumns : 1;
-  const auto tiles = [&](int team) { return ceil_div(call.columns, int64_t(team) * p.columns); };
+  const auto tiles = [&](int team) { return plans::ceil_div(call.columns, int64_t(team) * p.columns); };
   const int64_t multiprocessors = std::max(1, device.multiprocessors);
 
-  p.team = int(std::min<int64_t>(kTeam, power_of_two(ceil_div(call.columns, p.columns))));
-  const int64_t groups = ceil_div(call.segments, kThreads / p.team);
-  p.across = int(std::clamp<int64_t>(ceil_div(8 * multiprocessors, std::max<int64_t>(1, groups)), 1, tiles(p.team)));
+  p.team = int(std::min<int64_t>(kTeam, power_of_two(plans::ceil_div(call.columns, p.columns))));
+  const int64_t groups = plans::ceil_div(call.segments, kThreads / p.team);
+  p.across = int(std::clamp<int64_t>(plans::ceil_div(8 * multiprocessors, std::max<int64_t>(1, groups)), 1, tiles(p.team)));
   p.blocks = groups * p.across;
 
   // Teams that are narrower than a row leave more blocks with something to do where leaves are few.
   p.leaf_team = std::max(p.team, kLeastTeam);
-  while (p.leaf_team > kLeastTeam && ceil_div(call.places, kLeaf) * tiles(p.leaf_team) < 2 * multiprocessors)
+  while (p.leaf_team > kLeastTeam && plans::ceil_div(call.places, kLeaf) * tiles(p.leaf_team) < 2 * multiprocessors)
     p.leaf_team /= 2;
   p.leaf_blocks = std::min(leaf_blocks(size) * multiprocessors, most_leaves(call.places) * tiles(p.leaf_team));
-  p.fold_blocks = std::min(4 * multiprocessors, most_several(call.places) * ceil_div(call.columns, kTeam));
+  p.fold_blocks = std::min(4 * multiprocessors, most_several(call.places) * plans::ceil_div(call.columns, kTeam));
   Work work;
   p.workspace = lay_out(call, nullptr, work);
   return p;
