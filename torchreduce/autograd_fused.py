@@ -788,8 +788,10 @@ class Smoothed(Rule):
 
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
-        return grad * (1 - ctx.smoothing)
+        back: Tensor = grad * (1 - ctx.smoothing)
+        return back
 
     @staticmethod
     def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
-        return t * (1 - ctx.smoothing)
+        tangent: Tensor = t * (1 - ctx.smoothing)
+        return tangent
