@@ -44,11 +44,16 @@ class _Rows:
     """Those of csrc/aten.cpp."""
 
     def __init__(self, path: Path) -> None:
+        from .override_autograd import Above
+
         self._library = ctypes.CDLL(str(path))
         self._library.torchreduce_aten_name.restype = ctypes.c_char_p
         self._library.torchreduce_aten_why.restype = ctypes.c_char_p
         self._library.torchreduce_aten_calls.restype = ctypes.c_uint64
         self._library.torchreduce_aten_register()
+        self._above = Above()
+        self._library.torchreduce_aten_register_above()
+        self.trace = self._library.torchreduce_aten_trace
         self.enable = self._library.torchreduce_aten_enable
 
     def coverage(self) -> dict[str, dict[str, int]]:
@@ -56,10 +61,12 @@ class _Rows:
         while name := self._library.torchreduce_aten_why(len(why)):
             why.append(name.decode())
         calls = self._library.torchreduce_aten_calls
-        return {
-            self._library.torchreduce_aten_name(row).decode(): {w: calls(row, i) for i, w in enumerate(why)}
-            for row in range(self._library.torchreduce_aten_rows())
-        }
+        return self._above.added(
+            {
+                self._library.torchreduce_aten_name(row).decode(): {w: calls(row, i) for i, w in enumerate(why)}
+                for row in range(self._library.torchreduce_aten_rows())
+            }
+        )
 
 
 def _register() -> Any:

@@ -1,0 +1,197 @@
+"""Calls that the override serves above autograd: composites, which torch takes apart before BackendSelect sees them, and
+calls that need a gradient or a tangent, where torchreduce has a better one than torch's formula.
+
+csrc/aten.cpp decides which calls are met, or override_python.py. Each name here is an op of the namespace
+torchreduce_override, with aten's signature: its kernel makes calls of torchreduce's differentiable ops. Where
+torchreduce does not serve the call, the kernel goes on to torch, with the keys that it was given.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import fused, ops
+from .aten_rules import GRAPH_RULES, WHY, Call, Rule, Torchs, _check_dtype, _check_norm, _check_rows, _dims, evaluate
+from .aten_rules import overload as aten
+from .dispatch import derivatives, is_unwatched
+
+_C = torch._C
+_functorch = _C._functorch
+_REDUCTIONS = ("none", "mean", "sum")  # by torch's numbers
+
+# What torchreduce.cross_entropy takes besides class labels: label smoothing, and probabilities as targets.
+_TAKES_ALL = "dtype" in inspect.signature(fused.cross_entropy).parameters
+
+
+# ---- calls that need a gradient --------------------------------------------------------------------------------------
+
+
+def _differentiable(call: Call, values: list[Any]) -> Any:
+    """A call of a rule's, which is of a bare kernel, by way of autograd."""
+    packet = call.op.overloadpacket
+    if call.op.namespace != "torchreduce":
+        return call.op(*values)
+    name = call.op._schema.name.partition("::")[2]
+    return derivatives[name](*values) if name in derivatives and is_unwatched() else packet.default(*values)
+
+
+def _with_gradient(name: str) -> Callable[..., Any]:
+    rule = GRAPH_RULES[name]
+
+    def serve(*args: Any, **kwargs: Any) -> Any:
+        made = rule(*args, **kwargs)
+        results = evaluate(made, _differentiable, lambda results, i: results[i])
+        return tuple(results) if isinstance(made, list) else results
+
+    return serve
+
+
+# ---- composites ------------------------------------------------------------------------------------------------------
+
+
+def _nanmean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    _check_dtype(x, dtype)
+    return ops.nanmean(x, _dims(x, dim), keepdim, dtype=dtype)
+
+
+def _nanmean_out(
+    x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, out: Tensor
+) -> Tensor:
+    """torch's own casts, and refuses gradients."""
+    dtype = out.dtype if dtype is None else dtype
+    result = _nanmean(x.detach(), dim, keepdim, dtype=dtype)
+    needs_gradient = torch.is_grad_enabled() and (x.requires_grad or out.requires_grad)
+    if needs_gradient or out.dtype != dtype or out.device != x.device or _C._is_alias_of(out, x):  # type: ignore[attr-defined]
+        raise Torchs("out")
+    if torch._debug_has_internal_overlap(out) != 0 or (out.shape != result.shape and out.numel() != 0):
+        raise Torchs("out")
+    return out.resize_(result.shape).copy_(result)
+
+
+def _cross_entropy_loss(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignored: int = -100,
+    smoothing: float = 0.0,
+) -> Tensor:
+    _check_rows(x)
+    is_probable = target.shape == x.shape
+    if (is_probable or smoothing != 0.0) and not _TAKES_ALL:
+        raise Torchs("option")
+    if not 0 <= smoothing <= 1 or not 0 <= reduction < len(_REDUCTIONS):
+        raise Torchs("option")
+    classes = 0 if x.dim() == 1 else 1
+    if x.dim() == 0 or (not is_probable and target.shape != x.shape[:classes] + x.shape[classes + 1 :]):
+        raise Torchs("dims")
+    if is_probable:
+        if target.dtype != x.dtype or target.requires_grad:
+            raise Torchs("dtype" if target.dtype != x.dtype else "option")
+    elif target.dtype is not torch.int64 and (target.dtype is not torch.uint8 or x.dim() > 2):
+        raise Torchs("dtype")
+    if weight is not None:
+        if weight.dtype != x.dtype or weight.requires_grad:
+            raise Torchs("dtype" if weight.dtype != x.dtype else "option")
+        if weight.shape != x.shape[classes : classes + 1]:
+            raise Torchs("dims")
+    if any(t is not None and t.device != x.device for t in (target, weight)):
+        raise Torchs("kind")
+    more = {"label_smoothing": smoothing} if smoothing else {}
+    try:
+        return fused.cross_entropy(
+            x, target, weight, ignore_index=ignored, reduction=_REDUCTIONS[reduction], **more
+        )  # fmt: skip
+    except IndexError:  # a label out of range
+        raise Torchs("dims") from None
+
+
+def _laid_out_as(x: Tensor, result: Tensor) -> Tensor:
+    """With the strides that arithmetic on x's elements gives: dims in the order of x's."""
+    if x.is_contiguous():
+        return result
+    order = sorted(range(x.dim()), key=lambda d: -x.stride(d))
+    return result.permute(order).contiguous().permute(sorted(range(x.dim()), key=order.__getitem__))
+
+
+def _rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    _check_norm(x, shape, weight)
+    if weight is not None and weight.dtype != x.dtype:  # of which torch warns
+        raise Torchs("dtype")
+    result = fused.rms_norm(x, shape, weight, eps)
+    return _laid_out_as(x, result) if x.is_cpu else result
+
+
+def _layer_norm(
+    x: Tensor,
+    shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    _check_norm(x, shape, weight, bias)
+    return fused.layer_norm(x, shape, weight, bias, eps)
+
+
+GRADIENTS = (
+    "logsumexp", "logcumsumexp", "cumprod", "cummax", "cummin", "prod", "prod.dim_int", "linalg_vector_norm",
+    "var.correction", "std.correction", "var_mean.correction", "std_mean.correction",
+)  # fmt: skip
+COMPOSITES: dict[str, Rule] = {
+    "nanmean": _nanmean,
+    "nanmean.out": _nanmean_out,
+    "cross_entropy_loss": _cross_entropy_loss,
+    "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
+}
+SERVED: dict[str, Callable[..., Any]] = {**{name: _with_gradient(name) for name in GRADIENTS}, **COMPOSITES}
+
+# ---- what is registered ----------------------------------------------------------------------------------------------
+
+
+def _is_dense(t: Tensor) -> bool:
+    """Whether what functorch's transforms have wrapped is a plain tensor."""
+    while _functorch.is_functorch_wrapped_tensor(t):
+        t = _functorch.get_unwrapped(t)
+    return type(t) in (Tensor, torch.nn.Parameter) and t.layout is torch.strided and not t.is_quantized
+
+
+class Above:
+    """Registered once, for good. Calls of the ops count as served, and those of composites also by why they went on."""
+
+    def __init__(self) -> None:
+        self.calls = {name: dict.fromkeys(WHY, 0) for name in SERVED}
+        self._library = torch.library.Library("torchreduce_override", "DEF")
+        for name in SERVED:
+            op = aten(name)
+            self._library.define(str(op._schema).removeprefix("aten::"))
+            self._library.impl(name, self.kernel(name), "AutogradOther", with_keyset=True)
+
+    def added(self, rows: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        """The calls of rows, and these."""
+        none = dict.fromkeys(WHY, 0)
+        more = {
+            name: {why: rows.get(name, none)[why] + n for why, n in calls.items()} for name, calls in self.calls.items()
+        }
+        return {**rows, **more}
+
+    def kernel(self, name: str) -> Callable[..., Any]:
+        serve, calls, op = SERVED[name], self.calls[name], aten(name)
+
+        def kernel(keys: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            try:
+                if _C._is_tracing() or (_functorch.peek_interpreter_stack() is not None and not _is_dense(x)):
+                    raise Torchs("kind")
+                result = serve(x, *args, **kwargs)
+                calls["served"] += 1
+                return result
+            except Torchs as why:
+                if name in COMPOSITES:  # others are met once more, below
+                    calls[str(why)] += 1
+            return op.redispatch(keys, x, *args, **kwargs)
+
+        return kernel
