@@ -23,6 +23,7 @@
 #include <atomic>
 #include <deque>
 #include <limits>
+#include <utility>
 
 #include "interface.h"
 #include "operand.h"
@@ -924,10 +925,10 @@ enum class Which {
 thread_local int tracing = 0;
 
 constexpr DispatchKeySet kOther(DispatchKey::AutogradOther);
+constexpr DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, DispatchKey::AutogradOther);
 constexpr DispatchKeySet kTransform(DispatchKey::FuncTorchDynamicLayerBackMode);
-constexpr DispatchKeySet kBelow = DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::AutogradOther) -
-                                  DispatchKeySet({DispatchKey::ADInplaceOrView, DispatchKey::BackendSelect}) -
-                                  kTransform;
+constexpr DispatchKeySet kIgnored = kTransform |
+                                    DispatchKeySet({DispatchKey::ADInplaceOrView, DispatchKey::BackendSelect});
 
 bool is_met(const Tensor& x, DispatchKeySet keys, Which which) {
   const int on = enabled.load(std::memory_order_relaxed);
@@ -938,7 +939,7 @@ bool is_met(const Tensor& x, DispatchKeySet keys, Which which) {
   if (which == Which::Gradients && !(x.requires_grad() && at::GradMode::is_enabled()) && !x._fw_grad(0).defined())
     return false;
   if (is_traced) return x.is_cpu() ? tracing & kCpu : x.is_cuda() && (tracing & kGpu);
-  return is_covered(x, keys & kBelow, on);
+  return is_covered(x, (keys & kBelow) - kIgnored, on);
 }
 
 template <class Aten, Which which, class Signature = typename Aten::schema> struct Above;
@@ -952,7 +953,7 @@ template <class Aten, Which which, class R, class X, class... A> struct Above<At
   static std::string served_name() { return "torchreduce_override" + std::string(Aten::name).substr(4); }
   // For autograd's keys.
   static R call(DispatchKeySet keys, X x, A... a) {
-    const DispatchKeySet further = (keys - DispatchKeySet(DispatchKey::AutogradFunctionality)) | kOther;
+    const DispatchKeySet further = (keys & kBelow) | kOther;
     return is_met(x, keys, which) ? serve(further, x, a...) : Aten::redispatch(further, x, a...);
   }
   // For BackendSelect, where inference mode meets a composite, and for batches.
@@ -1130,7 +1131,7 @@ extern "C" {
 void torchreduce_aten_register() { torchreduce::add_all(); }
 void torchreduce_aten_register_above() { torchreduce::add_above(); }
 void torchreduce_aten_enable(int devices) { torchreduce::enabled.store(devices); }
-void torchreduce_aten_trace(int devices) { torchreduce::tracing = devices; }
+int torchreduce_aten_trace(int devices) { return std::exchange(torchreduce::tracing, devices); }
 int torchreduce_aten_rows() { return int(torchreduce::rows().size()); }
 const char* torchreduce_aten_name(int row) { return torchreduce::rows()[size_t(row)].name.c_str(); }
 const char* torchreduce_aten_why(int why) { return why < torchreduce::kReasons ? torchreduce::kWhy[why] : nullptr; }

@@ -10,8 +10,8 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -53,6 +53,7 @@ class _Rows:
         self._library.torchreduce_aten_register()
         self._above = Above()
         self._library.torchreduce_aten_register_above()
+        self._above.registered()
         self.trace = self._library.torchreduce_aten_trace
         self.enable = self._library.torchreduce_aten_enable
 
@@ -77,6 +78,26 @@ def _register() -> Any:
     from .override_python import Rows
 
     return Rows()
+
+
+def _registered() -> Any:
+    """What is registered, now if it was not."""
+    global _rows
+    with _lock:
+        if _rows is None:
+            _rows = _register()
+    return _rows
+
+
+@contextmanager
+def traced(devices: int) -> Iterator[None]:
+    """What a compiler traces meanwhile, on this thread, meets the override above autograd, whatever the switch says."""
+    trace = _registered().trace
+    before = trace(devices)
+    try:
+        yield
+    finally:
+        trace(before)
 
 
 def enable(*, cpu: bool = False, compile: bool = True) -> None:
@@ -195,11 +216,7 @@ def coverage() -> dict[str, dict[str, int]]:
     >>> after["served"] - before["served"], after["dtype"] - before["dtype"]
     (1, 1)
     """
-    global _rows
-    with _lock:
-        if _rows is None:
-            _rows = _register()
-    return _rows.coverage()  # type: ignore[no-any-return]
+    return _registered().coverage()  # type: ignore[no-any-return]
 
 
 def follow_environment() -> None:

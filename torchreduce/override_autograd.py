@@ -80,13 +80,13 @@ def _cross_entropy_loss(
     smoothing: float = 0.0,
 ) -> Tensor:
     _check_rows(x)
-    is_probable = target.shape == x.shape
-    if (is_probable or smoothing != 0.0) and not _TAKES_ALL:
+    is_probable = target.is_floating_point()
+    if (not _TAKES_ALL) if is_probable or smoothing != 0.0 else _is_traced():  # override_loss.py finds the loss then
         raise Torchs("option")
     if not 0 <= smoothing <= 1 or not 0 <= reduction < len(_REDUCTIONS):
         raise Torchs("option")
     classes = 0 if x.dim() == 1 else 1
-    if x.dim() == 0 or (not is_probable and target.shape != x.shape[:classes] + x.shape[classes + 1 :]):
+    if x.dim() == 0 or target.shape != (x.shape if is_probable else x.shape[:classes] + x.shape[classes + 1 :]):
         raise Torchs("dims")
     if is_probable:
         if target.dtype != x.dtype or target.requires_grad:
@@ -160,8 +160,13 @@ def _is_dense(t: Tensor) -> bool:
     return type(t) in (Tensor, torch.nn.Parameter) and t.layout is torch.strided and not t.is_quantized
 
 
+def _is_traced() -> bool:
+    return _C._len_torch_dispatch_stack() > 0
+
+
 class Above:
-    """Registered once, for good. Calls of the ops count as served, and those of composites also by why they went on."""
+    """Registered once, for good. Calls of the ops count as served, and those of composites also by why they went on;
+    those that a compiler traces do not count."""
 
     def __init__(self) -> None:
         self.calls = {name: dict.fromkeys(WHY, 0) for name in SERVED}
@@ -170,6 +175,13 @@ class Above:
             op = aten(name)
             self._library.define(str(op._schema).removeprefix("aten::"))
             self._library.impl(name, self.kernel(name), "AutogradOther", with_keyset=True)
+
+    def registered(self) -> None:
+        """To be called once aten's ops are met: torch's Python dispatcher, which tracing uses, remembers where they
+        were served before."""
+        for name in SERVED:
+            for key in ("AutogradCPU", "AutogradCUDA", "BackendSelect", "FuncTorchBatched"):
+                aten(name)._uncache_dispatch(getattr(_C.DispatchKey, key))
 
     def added(self, rows: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         """The calls of rows, and these."""
@@ -187,11 +199,12 @@ class Above:
                 if _C._is_tracing() or (_functorch.peek_interpreter_stack() is not None and not _is_dense(x)):
                     raise Torchs("kind")
                 result = serve(x, *args, **kwargs)
-                calls["served"] += 1
+                calls["served"] += not _is_traced()
                 return result
             except Torchs as why:
                 if name in COMPOSITES:  # others are met once more, below
-                    calls[str(why)] += 1
-            return op.redispatch(keys, x, *args, **kwargs)
+                    calls[str(why)] += not _is_traced()
+            # While a mode is on, torch gives the op's own keys, whatever the redispatch to it had.
+            return op.redispatch((keys & _C._after_autograd_keyset).add(_C.DispatchKey.AutogradOther), x, *args, **kwargs)
 
         return kernel

@@ -54,10 +54,44 @@ def join(graph: Graph, is_ours: Callable[[torch.device], bool]) -> None:
         if is_ours(node.meta["val"].device) and (loss := _loss(node)):
             _replace(graph, loss)
     _erase_unread(graph)
+    _widen(graph)
     for op in KEPT:
         for node in graph.find_nodes(op="call_function", target=op):
             take_apart(graph, node, decomposition_table[node.target])
     _erase_unread(graph)
+
+
+def _widen(graph: Graph) -> None:
+    """Losses of 16 bits that stay are computed in float32 and rounded once, and so are their gradients, which divide by
+    the sum of the weights: that is not rounded."""
+    narrow = (torch.float16, torch.bfloat16)
+
+    def wide(node: Node, of: Any) -> Any:
+        has_value = isinstance(of, Node) and of.meta["val"].dtype in narrow
+        return insert(graph, node, _convert, of, torch.float32) if has_value else of
+
+    def rounded(node: Node, of: Node, dtype: torch.dtype) -> Node:
+        return insert(graph, node, _convert, of, dtype)
+
+    for op, gradient in _LOSSES.items():
+        for node in graph.find_nodes(op="call_function", target=op):
+            dtype = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
+            if dtype not in narrow:
+                continue
+            with graph.inserting_before(node):
+                new = insert(graph, node, op, *(wide(node, a) for a in node.args))
+                loss, total = (insert(graph, node, operator.getitem, new, k) for k in range(2))
+                results = rounded(node, loss, dtype), rounded(node, total, dtype)
+            totals = [item for item in node.users if item.args[1] == 1]
+            for reader in [reader for item in totals for reader in _readers(item) if reader.target is gradient]:
+                reader.args = (*reader.args[:-1], total)
+            replace_items(node, results)
+        for node in graph.find_nodes(op="call_function", target=gradient):
+            dtype = node.args[1].meta["val"].dtype  # type: ignore[union-attr]
+            if dtype in narrow:
+                with graph.inserting_before(node):
+                    new = insert(graph, node, gradient, *(wide(node, a) for a in node.args))
+                    node.replace_all_uses_with(rounded(node, new, dtype))
 
 
 def _erase_unread(graph: Graph) -> None:

@@ -81,12 +81,15 @@ class Rows:
         self._above = Above()
         for name in SERVED:
             self._add_above(name)
+        self._above.registered()
 
     def enable(self, devices: int) -> None:
         self._devices = devices
 
-    def trace(self, devices: int) -> None:
+    def trace(self, devices: int) -> int:
+        before = getattr(self._tracing, "devices", 0)
         self._tracing.devices = devices
+        return before
 
     def coverage(self) -> dict[str, dict[str, int]]:
         return self._above.added({name: dict(calls) for name, calls in self._calls.items()})
@@ -114,7 +117,7 @@ class Rows:
         aten, serve, other = overload(name), self._above.kernel(name), torch._C.DispatchKeySet(_Key.AutogradOther)
 
         def kernel(keys: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-            further = keys.remove(_Key.AutogradFunctionality).add(_Key.AutogradOther)
+            further = (keys & torch._C._after_autograd_keyset).add(_Key.AutogradOther)
             return (serve if self._is_met(name, x, keys) else aten.redispatch)(further, x, *args, **kwargs)
 
         def below(keys: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
