@@ -43,6 +43,8 @@ def _with_gradient(name: str) -> Callable[..., Any]:
 
     def serve(*args: Any, **kwargs: Any) -> Any:
         made = rule(*args, **kwargs)
+        if isinstance(made, Call) and made.op is torch.ops.torchreduce.norm0.raw:
+            raise Torchs("option")  # which has none, where torchreduce has 0
         results = evaluate(made, _differentiable, lambda results, i: results[i])
         return tuple(results) if isinstance(made, list) else results
 
@@ -109,20 +111,11 @@ def _cross_entropy_loss(
         raise Torchs("dims") from None
 
 
-def _laid_out_as(x: Tensor, result: Tensor) -> Tensor:
-    """With the strides that arithmetic on x's elements gives: dims in the order of x's."""
-    if x.is_contiguous():
-        return result
-    order = sorted(range(x.dim()), key=lambda d: -x.stride(d))
-    return result.permute(order).contiguous().permute(sorted(range(x.dim()), key=order.__getitem__))
-
-
 def _rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     _check_norm(x, shape, weight)
     if weight is not None and weight.dtype != x.dtype:  # of which torch warns
         raise Torchs("dtype")
-    result = fused.rms_norm(x, shape, weight, eps)
-    return _laid_out_as(x, result) if x.is_cpu else result
+    return fused.rms_norm(x, shape, weight, eps)
 
 
 def _layer_norm(

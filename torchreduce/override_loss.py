@@ -29,7 +29,6 @@ _LOSSES = {
     _aten.nll_loss2d_forward.default: _aten.nll_loss2d_backward.default,
 }
 KEPT = (*_LOSSES, *_LOSSES.values())  # what Inductor must not have taken apart before
-_VIEWS = (_aten.view.default, _aten.permute.default, _aten.alias.default, _aten.detach.default)
 # What is left without a reader.
 _PURE = {
     *(*KEPT, *_SAME, operator.getitem),
@@ -236,11 +235,27 @@ def _fill_up_products(graph: Graph, look: Any, filled: Any, classes: int) -> Non
         graph.erase_node(product)
 
 
+def _is_view(op: Any) -> bool:
+    """Of its first argument's elements, whatever the strides of that are; as_strided looks at memory."""
+    if op in (_aten._unsafe_view.default, _aten.reshape.default):
+        return True
+    arguments = op._schema.arguments if isinstance(op, torch._ops.OpOverload) else ()
+    alias = arguments[0].alias_info if arguments else None
+    return alias is not None and not alias.is_write
+
+
 def _views(node: Any, value: Any) -> Iterator[tuple[Any, Any]]:
-    """What looks at the memory of a node, and what it gives where the node gives `value`."""
+    """What looks at the memory of a node, and what it gives where the node gives `value`. A ValueError where memory is
+    looked at by given strides, a RuntimeError where a view is not one of these."""
     for user in node.users:
-        if user.target in _VIEWS:
+        if user.target is operator.getitem:
+            seen = value[user.args[1]]
+        elif _is_view(user.target):
+            if "as_strided" in user.target.name():
+                raise ValueError("as_strided() is of contiguous rows alone")
             with value.fake_mode:
-                seen = user.target(value, *user.args[1:])
-            yield user, seen
-            yield from _views(user, seen)
+                seen = user.target(value, *user.args[1:], **user.kwargs)
+        else:
+            continue
+        yield user, seen
+        yield from _views(user, seen)
