@@ -778,8 +778,8 @@ template <class Aten> struct NllLoss {
   }
 };
 
-// Of 16 bits, by torch's kernel in float32, rounded once: the gradient divided by the sum of the weights may be less than
-// 16 bits hold.
+// Of 16 bits, by torch's kernel in float32, rounded once: the gradient divided by the sum of the weights may be less
+// than 16 bits hold.
 template <class Aten> struct NllLossBackward {
   template <class R>
   static R call(Why& why, const Tensor& g, const Tensor& x, const Tensor& target, const MaybeTensor& weight,
@@ -912,9 +912,9 @@ template <class Aten, class Serve> void add(torch::Library& library) {
 // Autograd, or composites. They are those whose gradient torchreduce has better than by torch's formula, if a gradient
 // or a tangent is needed, and composites, which torch takes apart there and so would not show to BackendSelect.
 //
-// What serves them are ops of torchreduce_override (torchreduce/override_autograd.py), with aten's signatures, which make
-// calls of torchreduce's differentiable ops, or go on. Going on is a redispatch with AutogradOther in the place of the
-// tensor's own key.
+// What serves them are ops of torchreduce_override (torchreduce/override_autograd.py), with aten's signatures, which
+// make calls of torchreduce's differentiable ops, or go on. Going on is a redispatch with AutogradOther in the place of
+// the tensor's own key.
 enum class Which {
   Gradients,
   All,          // a composite
@@ -927,8 +927,8 @@ thread_local int tracing = 0;
 constexpr DispatchKeySet kOther(DispatchKey::AutogradOther);
 constexpr DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, DispatchKey::AutogradOther);
 constexpr DispatchKeySet kTransform(DispatchKey::FuncTorchDynamicLayerBackMode);
-constexpr DispatchKeySet kIgnored = kTransform |
-                                    DispatchKeySet({DispatchKey::ADInplaceOrView, DispatchKey::BackendSelect});
+constexpr DispatchKeySet kIgnored =
+    kTransform | DispatchKeySet({DispatchKey::ADInplaceOrView, DispatchKey::BackendSelect});
 
 bool is_met(const Tensor& x, DispatchKeySet keys, Which which) {
   const int on = enabled.load(std::memory_order_relaxed);

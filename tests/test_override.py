@@ -389,7 +389,8 @@ def test_the_same_from_python_for_another_torch():
     assert run(FROM_PYTHON) == [
         "sum.dim_IntList", "mean.dim", "_foreach_norm.Scalar", "aminmax", "max.dim", "_softmax",
         "_softmax_backward_data", "std.correction", "native_layer_norm", "native_layer_norm_backward",
-        "nll_loss_forward", "nll_loss_backward", "sum.IntList_out", "cumsum_", "_cummax_helper", "cross_entropy_loss", "1",
+        "nll_loss_forward", "nll_loss_backward", "sum.IntList_out", "cumsum_", "_cummax_helper", "cross_entropy_loss",
+        "1",
     ]  # fmt: skip
 
 

@@ -146,7 +146,9 @@ def test_derivatives_of_derivatives(name):
         assert torch.autograd.gradgradcheck(torchs, (x,))
 
 
-@pytest.mark.parametrize("name", ("cross_entropy_loss", "nanmean", "rms_norm", "logcumsumexp", "prod.dim_int", "std.correction"))
+@pytest.mark.parametrize(
+    "name", ("cross_entropy_loss", "nanmean", "rms_norm", "logcumsumexp", "prod.dim_int", "std.correction")
+)
 @pytest.mark.parametrize("backend", ("eager", "torchreduce"))
 def test_compiled(name, backend, device):
     torchs, ours = CALLS[name]
@@ -211,7 +213,9 @@ def test_the_number_of_rows_is_not_rounded(dtype, backend):
 
 
 def test_nll_loss_is_rounded_once():
-    for dtype, weighted, reduction in itertools.product((torch.float16, torch.bfloat16), (False, True), ("mean", "sum")):
+    for dtype, weighted, reduction in itertools.product(
+        (torch.float16, torch.bfloat16), (False, True), ("mean", "sum")
+    ):
         x = tr.log_softmax(rows(1000, 5, dtype=dtype), 1).requires_grad_()
         target, weight = labels(x), weights(x) if weighted else None
         wide = x.detach().float().requires_grad_()
@@ -430,7 +434,8 @@ FROM_PYTHON = """
     import pathlib, sys, pytest
     exists = pathlib.Path.exists
     pathlib.Path.exists = lambda self: "_aten" not in self.name and exists(self)
-    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-W", "ignore", FILE, "-k", "not compiled and not from_python"]))
+    arguments = ["-q", "-p", "no:cacheprovider", "-W", "ignore", FILE, "-k", "not compiled and not from_python"]
+    sys.exit(pytest.main(arguments))
 """
 
 

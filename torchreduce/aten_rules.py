@@ -377,8 +377,8 @@ def _embedding_backward(g: Tensor, indices: Tensor, count: int, skipped: int, by
 
 
 def _nll_loss(op: Any) -> Rule:
-    """The sum of torch's losses of the rows, or that divided by the weights of their labels; and the sum of these, which
-    is not rounded to 16 bits."""
+    """The sum of torch's losses of the rows, or that divided by the weights of their labels; and the sum of these, not
+    rounded to 16 bits."""
 
     def rule(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> list[Call]:
         if reduction == 0:

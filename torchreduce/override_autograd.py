@@ -1,5 +1,5 @@
-"""Calls that the override serves above autograd: composites, which torch takes apart before BackendSelect sees them, and
-calls that need a gradient or a tangent, where torchreduce has a better one than torch's formula.
+"""Calls that the override serves above autograd: composites, which torch takes apart before BackendSelect sees them;
+and calls that need a gradient or a tangent, where torchreduce has a better one than torch's formula.
 
 csrc/aten.cpp decides which calls are met, or override_python.py. Each name here is an op of the namespace
 torchreduce_override, with aten's signature: its kernel makes calls of torchreduce's differentiable ops. Where
@@ -8,6 +8,7 @@ torchreduce does not serve the call, the kernel goes on to torch, with the keys 
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from torch import Tensor
 from . import fused, ops
 from .aten_rules import GRAPH_RULES, WHY, Call, Rule, Torchs, _check_dtype, _check_norm, _check_rows, _dims, evaluate
 from .aten_rules import overload as aten
-from .dispatch import derivatives, is_unwatched
+from .autograd import _divide, rounded
+from .determinism import level_code
+from .dispatch import derivatives, is_plain, is_unwatched
 
 _C = torch._C
 _functorch = _C._functorch
@@ -73,6 +76,42 @@ def _nanmean_out(
     return out.resize_(result.shape).copy_(result)
 
 
+class _Loss(torch.autograd.Function):
+    """torchreduce.cross_entropy of class labels, with its bits, in one node rather than in one for each of its ops: for
+    calls that nobody else has to see. The reduction is by torch's number."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, target: Tensor, weight: Tensor | None, classes: int, ignored: int, reduction: int
+    ) -> Tensor:
+        level, total = level_code(), None
+        losses, weights, stats = fused._CROSS_ENTROPY.raw(x, target, weight, classes, ignored, level)
+        if reduction == 0:
+            result = rounded(losses, x.dtype)
+        elif reduction == 2:
+            result = ops._SUM.raw(losses, None, False, x.dtype, level)
+        else:
+            result = ops._SUM.raw(losses, None, False, losses.dtype, level)
+            if weight is None:
+                total = ops._COUNT_NONZERO.raw(weights, None, False, level)
+            else:
+                total = ops._SUM.raw(weights, None, False, losses.dtype, level)
+            result = _divide(result, total, x.dtype)
+        if ctx is not None:
+            ctx.save_for_backward(x, target, weight, stats, total)
+            ctx.rest = (classes, ignored, level)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, target, weight, stats, total = ctx.saved_tensors
+        g = grads[0].to(stats.dtype)
+        g = (g if total is None else g / total.to(g.dtype)).expand(target.shape)
+        op = torch.ops.torchreduce.cross_entropy_gradient
+        call = op.default if torch.is_grad_enabled() or not is_unwatched() else op.raw
+        return (call(g, x, target, weight, stats, *ctx.rest), *(None,) * 5)
+
+
 def _cross_entropy_loss(
     x: Tensor,
     target: Tensor,
@@ -103,10 +142,12 @@ def _cross_entropy_loss(
     if any(t is not None and t.device != x.device for t in (target, weight)):
         raise Torchs("kind")
     more = {"label_smoothing": smoothing} if smoothing else {}
+    is_bare = is_unwatched() and is_plain(x) and not fused._is_autocast(x)
     try:
-        return fused.cross_entropy(
-            x, target, weight, ignore_index=ignored, reduction=_REDUCTIONS[reduction], **more
-        )  # fmt: skip
+        if is_bare and target.dtype is torch.int64 and smoothing == 0.0:
+            call = _Loss.apply if x.requires_grad and torch.is_grad_enabled() else partial(_Loss.forward, None)
+            return call(x, target, weight, classes, ignored, reduction)
+        return fused.cross_entropy(x, target, weight, ignore_index=ignored, reduction=_REDUCTIONS[reduction], **more)
     except IndexError:  # a label out of range
         raise Torchs("dims") from None
 
@@ -198,6 +239,7 @@ class Above:
                 if name in COMPOSITES:  # others are met once more, below
                     calls[str(why)] += not _is_traced()
             # While a mode is on, torch gives the op's own keys, whatever the redispatch to it had.
-            return op.redispatch((keys & _C._after_autograd_keyset).add(_C.DispatchKey.AutogradOther), x, *args, **kwargs)
+            further = (keys & _C._after_autograd_keyset).add(_C.DispatchKey.AutogradOther)
+            return op.redispatch(further, x, *args, **kwargs)
 
         return kernel

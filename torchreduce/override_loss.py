@@ -4,8 +4,7 @@
          [convert] <- _log_softmax_backward_data <- [convert] <- nll_loss_backward       cross_entropy_gradient
 
 The log-probabilities are never in memory, nor rounded to 16 bits, and logits of 16 bits are read as they are. The loss
-has eager's bits where eager's log-probabilities are of float32 or float64; the gradient has those of
-torchreduce.cross_entropy's, which is rounded once less.
+and its gradient have the bits of torchreduce.cross_entropy's, and so those of F.cross_entropy in eager mode.
 """
 
 import math
@@ -74,7 +73,7 @@ def _widen(graph: Graph) -> None:
 
     for op, gradient in _LOSSES.items():
         for node in graph.find_nodes(op="call_function", target=op):
-            dtype = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
+            dtype = node.args[0].meta["val"].dtype
             if dtype not in narrow:
                 continue
             with graph.inserting_before(node):
@@ -86,7 +85,7 @@ def _widen(graph: Graph) -> None:
                 reader.args = (*reader.args[:-1], total)
             replace_items(node, results)
         for node in graph.find_nodes(op="call_function", target=gradient):
-            dtype = node.args[1].meta["val"].dtype  # type: ignore[union-attr]
+            dtype = node.args[1].meta["val"].dtype
             if dtype in narrow:
                 with graph.inserting_before(node):
                     new = insert(graph, node, gradient, *(wide(node, a) for a in node.args))
