@@ -434,7 +434,8 @@ FROM_PYTHON = """
     import pathlib, sys, pytest
     exists = pathlib.Path.exists
     pathlib.Path.exists = lambda self: "_aten" not in self.name and exists(self)
-    arguments = ["-q", "-p", "no:cacheprovider", "-W", "ignore", FILE, "-k", "not compiled and not from_python"]
+    CHEAP = "not compiled and not from_python and not of_derivatives and not aot_eager and not torchreduce-dtype"
+    arguments = ["-q", "-p", "no:cacheprovider", "-W", "ignore", FILE, "-k", CHEAP]
     sys.exit(pytest.main(arguments))
 """
 

@@ -24,6 +24,7 @@ from .direct import aten_path
 _GPU, _CPU = 1, 2
 _lock = threading.Lock()
 _rows: Any = None  # what is registered with torch, once it is
+_was_on = False  # before
 # The devices whose calls are turned over, now: in eager mode, and by torch.compile, whose graphs are guarded by it.
 _eager = 0
 _compiled = 0
@@ -149,12 +150,13 @@ def _say(said: _Said) -> None:
 
 def _turn(change: Callable[[], None]) -> None:
     """Changes what is said, and follows it."""
-    global _rows, _eager, _compiled
+    global _rows, _was_on, _eager, _compiled
     with _lock:
         change()
         _eager, _compiled = _said[-1].eager, _said[-1].compiled
-        first = _rows is None and _eager != 0
-        if first:
+        first = not _was_on and _eager != 0
+        _was_on = _was_on or first
+        if first and _rows is None:
             _rows = _register()
         if _rows is not None:
             _rows.enable(_eager)
