@@ -306,6 +306,7 @@ def test_what_torchreduce_does_not_serve_is_torchs():
         lambda: F.cross_entropy(x, target, w),
         lambda: F.cross_entropy(x, target, label_smoothing=2.0),
         lambda: F.cross_entropy(x, x.double()),
+        lambda: F.cross_entropy(x, x, ignore_index=0),
         lambda: F.cross_entropy(x[:0], target[:0]),
         lambda: F.cross_entropy(z, target),
         lambda: F.cross_entropy(x.long(), target),

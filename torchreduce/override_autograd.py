@@ -85,7 +85,7 @@ class _Loss(torch.autograd.Function):
         ctx: Any, x: Tensor, target: Tensor, weight: Tensor | None, classes: int, ignored: int, reduction: int
     ) -> Tensor:
         level, total = level_code(), None
-        losses, weights, stats = fused._CROSS_ENTROPY.raw(x, target, weight, classes, ignored, level)
+        losses, *_, weights, stats = fused._CROSS_ENTROPY.raw(x, target, weight, classes, ignored, level)
         if reduction == 0:
             result = rounded(losses, x.dtype)
         elif reduction == 2:
@@ -124,7 +124,7 @@ def _cross_entropy_loss(
     is_probable = target.is_floating_point()
     if (not _TAKES_ALL) if is_probable or smoothing != 0.0 else _is_traced():  # override_loss.py finds the loss then
         raise Torchs("option")
-    if not 0 <= smoothing <= 1 or not 0 <= reduction < len(_REDUCTIONS):
+    if not 0 <= smoothing <= 1 or not 0 <= reduction < len(_REDUCTIONS) or (is_probable and ignored >= 0):
         raise Torchs("option")
     classes = 0 if x.dim() == 1 else 1
     if x.dim() == 0 or target.shape != (x.shape if is_probable else x.shape[:classes] + x.shape[classes + 1 :]):
