@@ -3,7 +3,8 @@
 //
 // Kernels are registered for BackendSelect: a dispatch key that every call carries, below autograd, functorch, fake
 // tensors and Python modes, and above the backends; reductions have no kernel there. So nothing of torch's is replaced,
-// and going on is a redispatch without that key, to whatever is registered for the tensor's own key.
+// and going on is a redispatch without that key, to whatever is registered for the tensor's own key. What torch takes
+// apart before, and what has a gradient of torchreduce's own, is met above autograd: see there.
 //
 // They are registered when they are first turned on, and for good: taking a kernel off while another thread calls its
 // op crashes. What turns them on and off is one atomic, read once a call.
@@ -22,6 +23,7 @@
 #include <atomic>
 #include <deque>
 #include <limits>
+#include <utility>
 
 #include "interface.h"
 #include "operand.h"
@@ -735,7 +737,8 @@ struct RmsNormBackward {
 
 // ---- losses --------------------------------------------------------------------------------------------------------------
 
-// The sum of torch's losses of the rows, or that divided by the weights of their labels; and the sum of these.
+// The sum of torch's losses of the rows, or that divided by the weights of their labels; and the sum of these, which is
+// not rounded to 16 bits: its gradient divides by it. An `out=` of it is of x's dtype.
 template <class Aten> struct NllLoss {
   template <class R> static R call(Why& why, const Tensor& x, const Tensor& target, const MaybeTensor& weight,
                                    int64_t reduction, const c10::SymInt& ignored) {
@@ -760,7 +763,7 @@ template <class Aten> struct NllLoss {
     }
     const Tensor total = sum(losses);
     const Tensor loss = reduction == at::Reduction::Mean ? total.div(weights.to(wide)) : total;
-    return {loss.to(x.scalar_type()), weights.to(x.scalar_type())};
+    return {loss.to(x.scalar_type()), weights.to(wide)};
   }
   template <class R>
   static R call(Why& why, const Tensor& x, const Tensor& target, const MaybeTensor& weight, int64_t reduction,
@@ -772,6 +775,31 @@ template <class Aten> struct NllLoss {
       total_weight.copy_(std::get<1>(results));
     }
     return {output, total_weight};
+  }
+};
+
+// Of 16 bits, by torch's kernel in float32, rounded once: the gradient divided by the sum of the weights may be less
+// than 16 bits hold.
+template <class Aten> struct NllLossBackward {
+  template <class R>
+  static R call(Why& why, const Tensor& g, const Tensor& x, const Tensor& target, const MaybeTensor& weight,
+                int64_t reduction, const c10::SymInt& ignored, const Tensor& total) {
+    why = reduction == at::Reduction::None ? Why::Option : plan_rows(x);
+    if (why == Why::Served && (x.element_size() != 2 || g.scalar_type() != x.scalar_type())) why = Why::Dtype;
+    if (why == Why::Served && (g.dim() != 0 || total.numel() != 1 || total.device() != x.device())) why = Why::Dims;
+    if (why != Why::Served) return Tensor();
+    const Tensor sum = g.to(ScalarType::Float);
+    const Tensor part = reduction == at::Reduction::Mean ? sum.div(total.to(ScalarType::Float)) : sum;
+    const Tensor shape = at::empty_like(x, x.options().dtype(ScalarType::Float), at::MemoryFormat::Contiguous);
+    const MaybeTensor by = given(weight) ? MaybeTensor(weight->to(ScalarType::Float)) : weight;
+    const Tensor one = at::ones({}, shape.options());
+    return Aten::redispatch(own_key(x), part, shape, target, by, at::Reduction::Sum, ignored, one).to(x.scalar_type());
+  }
+  // torch's own takes the sum of the weights in x's dtype.
+  static Tensor go_on(DispatchKeySet keys, const Tensor& g, const Tensor& x, const Tensor& target,
+                      const MaybeTensor& weight, int64_t reduction, const c10::SymInt& ignored, const Tensor& total) {
+    const bool fits = total.scalar_type() == x.scalar_type() || total.scalar_type() != ScalarType::Float;
+    return Aten::redispatch(keys, g, x, target, weight, reduction, ignored, fits ? total : total.to(x.scalar_type()));
   }
 };
 
@@ -865,7 +893,8 @@ template <class Aten, class Serve, class R, class X, class... A> struct Kernel<A
       }
       count();
     }
-    return Aten::redispatch(below, x, a...);
+    if constexpr (requires { Serve::go_on(below, x, a...); }) return Serve::go_on(below, x, a...);
+    else return Aten::redispatch(below, x, a...);
   }
 };
 
@@ -875,6 +904,104 @@ template <class Aten, class Serve> void add(torch::Library& library) {
   row.name = overload.empty() ? name : name + "." + overload;
   Kernel<Aten, Serve>::row = &row;
   library.impl(row.name.c_str(), TORCH_FN((Kernel<Aten, Serve>::call)));
+}
+
+// ---- above autograd ------------------------------------------------------------------------------------------------------
+
+// Some calls are met for AutogradCPU and AutogradCUDA, where torch registers nothing: its own are for the alias key
+// Autograd, or composites. They are those whose gradient torchreduce has better than by torch's formula, if a gradient
+// or a tangent is needed, and composites, which torch takes apart there and so would not show to BackendSelect.
+//
+// What serves them are ops of torchreduce_override (torchreduce/override_autograd.py), with aten's signatures, which
+// make calls of torchreduce's differentiable ops, or go on. Going on is a redispatch with AutogradOther in the place of
+// the tensor's own key.
+enum class Which {
+  Gradients,
+  All,          // a composite
+  Cpu,          // one that torch takes apart on a CPU alone
+  Transformed,  // one that is met below, but for what torch's batching rules make of it
+};
+// The devices whose calls a compiler of ours is tracing, on this thread.
+thread_local int tracing = 0;
+
+constexpr DispatchKeySet kOther(DispatchKey::AutogradOther);
+constexpr DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, DispatchKey::AutogradOther);
+constexpr DispatchKeySet kTransform(DispatchKey::FuncTorchDynamicLayerBackMode);
+constexpr DispatchKeySet kIgnored =
+    kTransform | DispatchKeySet({DispatchKey::ADInplaceOrView, DispatchKey::BackendSelect});
+
+bool is_met(const Tensor& x, DispatchKeySet keys, Which which) {
+  const int on = enabled.load(std::memory_order_relaxed);
+  if ((!on && !tracing) || !is_float(x.scalar_type())) return false;
+  const bool is_transformed = keys.has_all(kTransform), is_traced = tracing && keys.has(DispatchKey::Python);
+  if (which == Which::Transformed && !is_transformed) return false;
+  if (which == Which::Cpu && !x.is_cpu() && !is_transformed) return false;
+  if (which == Which::Gradients && !(x.requires_grad() && at::GradMode::is_enabled()) && !x._fw_grad(0).defined())
+    return false;
+  if (is_traced) return x.is_cpu() ? tracing & kCpu : x.is_cuda() && (tracing & kGpu);
+  return is_covered(x, (keys & kBelow) - kIgnored, on);
+}
+
+template <class Aten, Which which, class Signature = typename Aten::schema> struct Above;
+template <class Aten, Which which, class R, class X, class... A> struct Above<Aten, which, R(X, A...)> {
+  static R serve(DispatchKeySet keys, X x, A... a) {
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow(served_name().c_str(), Aten::overload_name)
+                               .template typed<R(X, A...)>();
+    return op.redispatch(keys, x, a...);
+  }
+  static std::string served_name() { return "torchreduce_override" + std::string(Aten::name).substr(4); }
+  // For autograd's keys.
+  static R call(DispatchKeySet keys, X x, A... a) {
+    const DispatchKeySet further = (keys & kBelow) | kOther;
+    return is_met(x, keys, which) ? serve(further, x, a...) : Aten::redispatch(further, x, a...);
+  }
+  // For BackendSelect, where inference mode meets a composite, and for batches.
+  static R call_below(DispatchKeySet keys, X x, A... a) {
+    const bool is_batched = keys.has(DispatchKey::FuncTorchBatched);
+    const DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect);
+    return is_met(x, keys, which) ? serve(kOther, x, a...) : Aten::redispatch(is_batched ? kOther : below, x, a...);
+  }
+};
+
+struct AboveLibraries {
+  torch::Library &cpu, &cuda, &select, &batched;
+
+  template <class Aten, Which which> void add() {
+    const std::string overload = Aten::overload_name;
+    const std::string name = std::string(Aten::name).substr(6) + (overload.empty() ? "" : "." + overload);
+    for (torch::Library* library : {&cpu, &cuda}) library->impl(name.c_str(), TORCH_FN((Above<Aten, which>::call)));
+    if constexpr (which != Which::Gradients)
+      for (torch::Library* library : {&select, &batched})
+        library->impl(name.c_str(), TORCH_FN((Above<Aten, which>::call_below)));
+  }
+};
+
+torch::Library& library_for(DispatchKey key) {
+  return *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+}
+
+void add_above() {
+  using namespace at::_ops;
+  AboveLibraries all{library_for(DispatchKey::AutogradCPU), library_for(DispatchKey::AutogradCUDA),
+                     library_for(DispatchKey::BackendSelect), library_for(DispatchKey::FuncTorchBatched)};
+  all.add<logsumexp, Which::Gradients>();
+  all.add<logcumsumexp, Which::Gradients>();
+  all.add<cumprod, Which::Gradients>();
+  all.add<cummax, Which::Gradients>();
+  all.add<cummin, Which::Gradients>();
+  all.add<prod, Which::Gradients>();
+  all.add<prod_dim_int, Which::Gradients>();
+  all.add<linalg_vector_norm, Which::Gradients>();
+  all.add<var_correction, Which::Gradients>();
+  all.add<std_correction, Which::Gradients>();
+  all.add<var_mean_correction, Which::Gradients>();
+  all.add<std_mean_correction, Which::Gradients>();
+  all.add<nanmean, Which::All>();
+  all.add<nanmean_out, Which::All>();
+  all.add<cross_entropy_loss, Which::All>();
+  all.add<rms_norm, Which::Cpu>();
+  all.add<layer_norm, Which::Transformed>();
 }
 
 void add_all() {
@@ -951,6 +1078,8 @@ void add_all() {
   TR_ADD(nll_loss_forward_output, NllLoss<nll_loss_forward>)
   TR_ADD(nll_loss2d_forward, NllLoss<nll_loss2d_forward>)
   TR_ADD(nll_loss2d_forward_output, NllLoss<nll_loss2d_forward>)
+  TR_ADD(nll_loss_backward, NllLossBackward<nll_loss_backward>)
+  TR_ADD(nll_loss2d_backward, NllLossBackward<nll_loss2d_backward>)
 
   TR_ADD(embedding_dense_backward, EmbeddingBackward)
 
@@ -1000,7 +1129,9 @@ struct _object* torchreduce_aten_wrap(const at::Tensor* x) { return THPVariable_
 // What torchreduce/override.py calls.
 extern "C" {
 void torchreduce_aten_register() { torchreduce::add_all(); }
+void torchreduce_aten_register_above() { torchreduce::add_above(); }
 void torchreduce_aten_enable(int devices) { torchreduce::enabled.store(devices); }
+int torchreduce_aten_trace(int devices) { return std::exchange(torchreduce::tracing, devices); }
 int torchreduce_aten_rows() { return int(torchreduce::rows().size()); }
 const char* torchreduce_aten_name(int row) { return torchreduce::rows()[size_t(row)].name.c_str(); }
 const char* torchreduce_aten_why(int why) { return why < torchreduce::kReasons ? torchreduce::kWhy[why] : nullptr; }

@@ -17,7 +17,7 @@ from torch.func import functional_call, grad, jacrev, jvp, vmap
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torchreduce as tr
-from torchreduce import aten_rules, override
+from torchreduce import aten_rules, override, override_autograd
 from torchreduce.testing import assert_bitwise_equal
 
 ON = {"cpu": True, "compile": False}
@@ -120,9 +120,13 @@ def test_blocks_nest_and_restore():
 
 
 def test_both_tables_have_the_same_rows():
-    assert set(tr.coverage()) == {*aten_rules.EAGER_RULES, *aten_rules.WRITING}
-    for name in tr.coverage():
-        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "BackendSelect"), name
+    below, above = {*aten_rules.EAGER_RULES, *aten_rules.WRITING}, set(override_autograd.SERVED)
+    assert set(tr.coverage()) == below | above
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name in below | set(override_autograd.COMPOSITES):
+        assert has_kernel(f"aten::{name}", "BackendSelect"), name
+    for name in above:
+        assert has_kernel(f"aten::{name}", "AutogradCPU") and has_kernel(f"aten::{name}", "AutogradCUDA"), name
 
 
 def test_why_a_call_goes_to_torch():
@@ -362,6 +366,9 @@ FROM_PYTHON = """
             assert torch.equal(torch.nn.functional.cross_entropy(x, t), tr.cross_entropy(x, t))
             weighted = torch.nn.functional.cross_entropy(x, t, x[0].abs(), ignore_index=2)
             assert torch.equal(weighted, tr.cross_entropy(x, t, x[0].abs(), ignore_index=2))
+            y = tr.log_softmax(x.half(), 1).requires_grad_()
+            (got,) = torch.autograd.grad(torch.nn.functional.nll_loss(y, t), y)
+            assert got.dtype is torch.float16 and got[0, 0] == torch.tensor(-1 / 33).half()
             assert x.cfloat().sum().dtype == torch.complex64
             w = x.clone().requires_grad_()
             w.std(1).sum().backward()
@@ -380,9 +387,10 @@ FROM_PYTHON = """
 def test_the_same_from_python_for_another_torch():
     """The same rows and bits, and it is said once."""
     assert run(FROM_PYTHON) == [
-        "sum.dim_IntList", "mean.dim", "_foreach_norm.Scalar", "aminmax", "max.dim", "_softmax", "_log_softmax",
+        "sum.dim_IntList", "mean.dim", "_foreach_norm.Scalar", "aminmax", "max.dim", "_softmax",
         "_softmax_backward_data", "std.correction", "native_layer_norm", "native_layer_norm_backward",
-        "nll_loss_forward", "sum.IntList_out", "cumsum_", "_cummax_helper", "1",
+        "nll_loss_forward", "nll_loss_backward", "sum.IntList_out", "cumsum_", "_cummax_helper", "cross_entropy_loss",
+        "1",
     ]  # fmt: skip
 
 

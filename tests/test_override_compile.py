@@ -284,11 +284,20 @@ def test_the_gradient_of_logits_is_laid_out_for_matrix_products(device, kept_gra
         logits = (x.flatten(0, 1) @ w.t()).reshape(-1).view(80, 25)
         return F.cross_entropy(logits.reshape(-1).view(40, 50), target)
 
+    def squeezed(x, w):  # by views that keep the order of the elements
+        logits = (x.flatten(0, 1)[None] @ w.t()).squeeze(0).unsqueeze(1)
+        return F.cross_entropy(logits.squeeze(1)[:, :], target)
+
     def turned(x, w):  # with the classes on the other side of each product
         return F.cross_entropy((w @ x.flatten(0, 1).t()).t(), target)
 
     # Sums over the classes have a weight filled up, what has a row for each class is cut off.
-    for f, op, filled in ((flat, "backward", 1), (turned, "backward", 1), (unfolded, "gradient", 0)):
+    for f, op, filled in (
+        (flat, "backward", 1),
+        (squeezed, "backward", 1),
+        (turned, "backward", 1),
+        (unfolded, "gradient", 0),
+    ):
         for a, b in zip(gradients(torch.compile(f, backend="torchreduce")), gradients(f), strict=True):
             torch.testing.assert_close(a, b)
         ops = kept_graphs[-1]

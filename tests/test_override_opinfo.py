@@ -273,6 +273,8 @@ def test_every_row_is_met():
         ):
             packet(of, target, None, 1, -100)
             packet.output(of, target, None, 1, -100, output=torch.empty(()), total_weight=one)
+            half = of.half().requires_grad_()
+            packet(half, target, None, 1, -100)[0].backward()
         for packet, in_place in ((aten.cumsum, aten.cumsum_), (aten.cumprod, aten.cumprod_)):
             packet(x, 1)
             packet.out(x, 1, out=y)
@@ -281,6 +283,14 @@ def test_every_row_is_met():
         aten.logcumsumexp.out(x, 1, out=y)
         aten.cummax(x, 1)
         aten.cummin(x, 1)
+        y = x.clone().requires_grad_()
+        for scan in (aten.logcumsumexp, aten.cummax, aten.cummin):
+            scan(y, 1)
+        aten.nanmean(x)
+        aten.nanmean.out(x, out=one)
+        aten.cross_entropy_loss(x, labels)
+        aten.rms_norm(x, [3])
+        torch.vmap(lambda x: aten.layer_norm(x, [3]))(x)
     after = tr.coverage()
     idle = [name for name in after if after[name]["served"] == before[name]["served"]]
     assert idle == ["_fused_rms_norm", "_fused_rms_norm_backward"]  # torch has these on GPUs alone

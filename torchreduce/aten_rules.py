@@ -377,7 +377,8 @@ def _embedding_backward(g: Tensor, indices: Tensor, count: int, skipped: int, by
 
 
 def _nll_loss(op: Any) -> Rule:
-    """The sum of torch's losses of the rows, or that divided by the weights of their labels; and the sum of these."""
+    """The sum of torch's losses of the rows, or that divided by the weights of their labels; and the sum of these, not
+    rounded to 16 bits."""
 
     def rule(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> list[Call]:
         if reduction == 0:
@@ -401,7 +402,32 @@ def _nll_loss(op: Any) -> Rule:
         loss = total(losses)
         if reduction == 1:
             loss = Call(_aten.div.Tensor, (loss, weights))
-        return [Call(_convert, (loss, x.dtype)), Call(_convert, (weights, x.dtype))]
+        return [Call(_convert, (loss, x.dtype)), Call(_convert, (weights, wide))]
+
+    return rule
+
+
+def _nll_loss_backward(op: Any) -> Rule:
+    """Of 16 bits, by torch's kernel in float32, rounded once."""
+
+    def rule(
+        g: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int, total: Tensor
+    ) -> Call:
+        if reduction == 0:
+            raise Torchs("option")
+        _check_rows(x)
+        if x.dtype.itemsize != 2 or g.dtype != x.dtype:
+            raise Torchs("dtype")
+        if g.dim() or total.numel() != 1:
+            raise Torchs("dims")
+        wide = torch.float32
+        part: Any = Call(_convert, (g, wide))
+        if reduction == 1:
+            part = Call(_aten.div.Tensor, (part, Call(_convert, (total, wide))))
+        by = None if weight is None else Call(_convert, (weight, wide))
+        one = Call(_aten.new_ones.default, (total, []))
+        shape = Call(_convert, (x, wide))
+        return Call(_convert, (Call(op, (part, shape, target, by, 2, ignored, Call(_convert, (one, wide)))), x.dtype))
 
     return rule
 
@@ -464,6 +490,8 @@ EAGER_RULES: dict[str, Rule] = {
     **RULES,
     "nll_loss_forward": _nll_loss(_aten.nll_loss_forward.default),
     "nll_loss2d_forward": _nll_loss(_aten.nll_loss2d_forward.default),
+    "nll_loss_backward": _nll_loss_backward(_aten.nll_loss_backward.default),
+    "nll_loss2d_backward": _nll_loss_backward(_aten.nll_loss2d_backward.default),
 }
 # Overloads that write: the rule of which one, the names of what is written, and whether its dtype stands for dtype=.
 WRITING: dict[str, tuple[str, tuple[str, ...], bool]] = {

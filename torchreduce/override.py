@@ -10,8 +10,8 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from .direct import aten_path
 _GPU, _CPU = 1, 2
 _lock = threading.Lock()
 _rows: Any = None  # what is registered with torch, once it is
+_was_on = False  # before
 # The devices whose calls are turned over, now: in eager mode, and by torch.compile, whose graphs are guarded by it.
 _eager = 0
 _compiled = 0
@@ -44,11 +45,17 @@ class _Rows:
     """Those of csrc/aten.cpp."""
 
     def __init__(self, path: Path) -> None:
+        from .override_autograd import Above
+
         self._library = ctypes.CDLL(str(path))
         self._library.torchreduce_aten_name.restype = ctypes.c_char_p
         self._library.torchreduce_aten_why.restype = ctypes.c_char_p
         self._library.torchreduce_aten_calls.restype = ctypes.c_uint64
         self._library.torchreduce_aten_register()
+        self._above = Above()
+        self._library.torchreduce_aten_register_above()
+        self._above.registered()
+        self.trace = self._library.torchreduce_aten_trace
         self.enable = self._library.torchreduce_aten_enable
 
     def coverage(self) -> dict[str, dict[str, int]]:
@@ -56,10 +63,12 @@ class _Rows:
         while name := self._library.torchreduce_aten_why(len(why)):
             why.append(name.decode())
         calls = self._library.torchreduce_aten_calls
-        return {
-            self._library.torchreduce_aten_name(row).decode(): {w: calls(row, i) for i, w in enumerate(why)}
-            for row in range(self._library.torchreduce_aten_rows())
-        }
+        return self._above.added(
+            {
+                self._library.torchreduce_aten_name(row).decode(): {w: calls(row, i) for i, w in enumerate(why)}
+                for row in range(self._library.torchreduce_aten_rows())
+            }
+        )
 
 
 def _register() -> Any:
@@ -70,6 +79,26 @@ def _register() -> Any:
     from .override_python import Rows
 
     return Rows()
+
+
+def _registered() -> Any:
+    """What is registered, now if it was not."""
+    global _rows
+    with _lock:
+        if _rows is None:
+            _rows = _register()
+    return _rows
+
+
+@contextmanager
+def traced(devices: int) -> Iterator[None]:
+    """What a compiler traces meanwhile, on this thread, meets the override above autograd, whatever the switch says."""
+    trace = _registered().trace
+    before = trace(devices)
+    try:
+        yield
+    finally:
+        trace(before)
 
 
 def enable(*, cpu: bool = False, compile: bool = True) -> None:
@@ -121,12 +150,13 @@ def _say(said: _Said) -> None:
 
 def _turn(change: Callable[[], None]) -> None:
     """Changes what is said, and follows it."""
-    global _rows, _eager, _compiled
+    global _rows, _was_on, _eager, _compiled
     with _lock:
         change()
         _eager, _compiled = _said[-1].eager, _said[-1].compiled
-        first = _rows is None and _eager != 0
-        if first:
+        first = not _was_on and _eager != 0
+        _was_on = _was_on or first
+        if first and _rows is None:
             _rows = _register()
         if _rows is not None:
             _rows.enable(_eager)
@@ -188,11 +218,7 @@ def coverage() -> dict[str, dict[str, int]]:
     >>> after["served"] - before["served"], after["dtype"] - before["dtype"]
     (1, 1)
     """
-    global _rows
-    with _lock:
-        if _rows is None:
-            _rows = _register()
-    return _rows.coverage()  # type: ignore[no-any-return]
+    return _registered().coverage()  # type: ignore[no-any-return]
 
 
 def follow_environment() -> None:

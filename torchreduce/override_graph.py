@@ -101,6 +101,16 @@ def _round_norms(graph: torch.fx.Graph) -> None:
                 graph.erase_node(read)
 
 
+def _bare(graph: torch.fx.Graph) -> None:
+    """Differentiable ops have done what they do in a trace: what runs are their bare kernels."""
+    for node in graph.nodes:
+        target: Any = node.target
+        if node.op == "call_function" and getattr(target, "namespace", None) == "torchreduce":
+            packet = target.overloadpacket
+            if target is getattr(packet, "default", None) and "raw" in packet.overloads():
+                node.target = packet.raw
+
+
 class Rewrite(CustomGraphPass):
     """Puts torchreduce's ops in the place of aten's, on some devices, and then applies other passes.
 
@@ -111,7 +121,7 @@ class Rewrite(CustomGraphPass):
         self._devices, self._after = devices, after
 
     def uuid(self) -> Any:
-        names = ("override_graph", "override_loss", "override_rewrite", "aten_rules")
+        names = ("override_graph", "override_loss", "override_rewrite", "override_autograd", "aten_rules")
         files = [Path(__file__).with_name(f"{name}.py") for name in names]
         others = [other.uuid() for other in self._after]
         if None in others:
@@ -127,6 +137,7 @@ class Rewrite(CustomGraphPass):
             if node.op == "call_function" and node.target in _RULES and not self._rewrite(graph, node):
                 _go_on(graph, node)
         _round_norms(graph)
+        _bare(graph)
         for other in self._after:
             other(graph)
 

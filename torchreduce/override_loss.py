@@ -4,8 +4,7 @@
          [convert] <- _log_softmax_backward_data <- [convert] <- nll_loss_backward       cross_entropy_gradient
 
 The log-probabilities are never in memory, nor rounded to 16 bits, and logits of 16 bits are read as they are. The loss
-has eager's bits where eager's log-probabilities are of float32 or float64; the gradient has those of
-torchreduce.cross_entropy's, which is rounded once less.
+and its gradient have the bits of torchreduce.cross_entropy's, and so those of F.cross_entropy in eager mode.
 """
 
 import math
@@ -29,7 +28,6 @@ _LOSSES = {
     _aten.nll_loss2d_forward.default: _aten.nll_loss2d_backward.default,
 }
 KEPT = (*_LOSSES, *_LOSSES.values())  # what Inductor must not have taken apart before
-_VIEWS = (_aten.view.default, _aten.permute.default, _aten.alias.default, _aten.detach.default)
 # What is left without a reader.
 _PURE = {
     *(*KEPT, *_SAME, operator.getitem),
@@ -54,10 +52,44 @@ def join(graph: Graph, is_ours: Callable[[torch.device], bool]) -> None:
         if is_ours(node.meta["val"].device) and (loss := _loss(node)):
             _replace(graph, loss)
     _erase_unread(graph)
+    _widen(graph)
     for op in KEPT:
         for node in graph.find_nodes(op="call_function", target=op):
             take_apart(graph, node, decomposition_table[node.target])
     _erase_unread(graph)
+
+
+def _widen(graph: Graph) -> None:
+    """Losses of 16 bits that stay are computed in float32 and rounded once, and so are their gradients, which divide by
+    the sum of the weights: that is not rounded."""
+    narrow = (torch.float16, torch.bfloat16)
+
+    def wide(node: Node, of: Any) -> Any:
+        has_value = isinstance(of, Node) and of.meta["val"].dtype in narrow
+        return insert(graph, node, _convert, of, torch.float32) if has_value else of
+
+    def rounded(node: Node, of: Node, dtype: torch.dtype) -> Node:
+        return insert(graph, node, _convert, of, dtype)
+
+    for op, gradient in _LOSSES.items():
+        for node in graph.find_nodes(op="call_function", target=op):
+            dtype = node.args[0].meta["val"].dtype
+            if dtype not in narrow:
+                continue
+            with graph.inserting_before(node):
+                new = insert(graph, node, op, *(wide(node, a) for a in node.args))
+                loss, total = (insert(graph, node, operator.getitem, new, k) for k in range(2))
+                results = rounded(node, loss, dtype), rounded(node, total, dtype)
+            totals = [item for item in node.users if item.args[1] == 1]
+            for reader in [reader for item in totals for reader in _readers(item) if reader.target is gradient]:
+                reader.args = (*reader.args[:-1], total)
+            replace_items(node, results)
+        for node in graph.find_nodes(op="call_function", target=gradient):
+            dtype = node.args[1].meta["val"].dtype
+            if dtype in narrow:
+                with graph.inserting_before(node):
+                    new = insert(graph, node, gradient, *(wide(node, a) for a in node.args))
+                    node.replace_all_uses_with(rounded(node, new, dtype))
 
 
 def _erase_unread(graph: Graph) -> None:
@@ -202,11 +234,27 @@ def _fill_up_products(graph: Graph, look: Any, filled: Any, classes: int) -> Non
         graph.erase_node(product)
 
 
+def _is_view(op: Any) -> bool:
+    """Of its first argument's elements, whatever the strides of that are; as_strided looks at memory."""
+    if op in (_aten._unsafe_view.default, _aten.reshape.default):
+        return True
+    arguments = op._schema.arguments if isinstance(op, torch._ops.OpOverload) else ()
+    alias = arguments[0].alias_info if arguments else None
+    return alias is not None and not alias.is_write
+
+
 def _views(node: Any, value: Any) -> Iterator[tuple[Any, Any]]:
-    """What looks at the memory of a node, and what it gives where the node gives `value`."""
+    """What looks at the memory of a node, and what it gives where the node gives `value`. A ValueError where memory is
+    looked at by given strides, a RuntimeError where a view is not one of these."""
     for user in node.users:
-        if user.target in _VIEWS:
+        if user.target is operator.getitem:
+            seen = value[user.args[1]]
+        elif _is_view(user.target):
+            if "as_strided" in user.target.name():
+                raise ValueError("as_strided() is of contiguous rows alone")
             with value.fake_mode:
-                seen = user.target(value, *user.args[1:])
-            yield user, seen
-            yield from _views(user, seen)
+                seen = user.target(value, *user.args[1:], **user.kwargs)
+        else:
+            continue
+        yield user, seen
+        yield from _views(user, seen)

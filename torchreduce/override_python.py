@@ -4,6 +4,7 @@ The same calls are covered, with the same bits, at tens of microseconds more a c
 BackendSelect, and for good, as there.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,14 @@ import torch
 from torch import Tensor
 
 from .aten_rules import EAGER_RULES, GRAPH_RULES, WHY, WRITING, Torchs, evaluate, overload
+from .dispatch import has_tangent
+from .override_autograd import COMPOSITES, SERVED, Above
+from .table import FLOATS
 
 _Key = torch._C.DispatchKey
 _DEVICES = {_Key.CUDA: 1, _Key.CPU: 2}
+_TYPES = {"cuda": 1, "cpu": 2}
+_TRANSFORM = _Key.FuncTorchDynamicLayerBackMode
 
 
 def _results(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -43,6 +49,8 @@ def _writing(name: str) -> Callable[..., Any]:
         rest = {key: value for key, value in given.items() if key != first and key not in names}
         results = _results(functional, given[first], **rest)
         results = results if isinstance(results, tuple) else (results,)
+        if functional.startswith("nll_loss"):
+            results = tuple(result.to(given[first].dtype) for result in results)
         if not all(_fits(out, result) for out, result in zip(outs, results, strict=True)):
             raise Torchs("out")
         for out, result in zip(outs, results, strict=True):
@@ -52,21 +60,76 @@ def _writing(name: str) -> Callable[..., Any]:
     return serve
 
 
+def _fitting(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments as torch takes them: the sum of the weights, which a loss of 16 bits keeps in float32, in x's dtype."""
+    if name not in ("nll_loss_backward", "nll_loss2d_backward"):
+        return args
+    *rest, total = args
+    return (*rest, total.to(rest[1].dtype) if total.dtype is torch.float32 else total)
+
+
 class Rows:
     def __init__(self) -> None:
         self._devices = 0
+        self._tracing = threading.local()
         self._calls = {name: dict.fromkeys(WHY, 0) for name in (*EAGER_RULES, *WRITING)}
         self._library = torch.library.Library("aten", "IMPL")
         for name in EAGER_RULES:
             self._add(name, lambda *args, _name=name, **kwargs: _results(_name, *args, **kwargs))
         for name in WRITING:
             self._add(name, _writing(name))
+        self._above = Above()
+        for name in SERVED:
+            self._add_above(name)
+        self._above.registered()
 
     def enable(self, devices: int) -> None:
         self._devices = devices
 
+    def trace(self, devices: int) -> int:
+        before = getattr(self._tracing, "devices", 0)
+        self._tracing.devices = devices
+        return before
+
     def coverage(self) -> dict[str, dict[str, int]]:
-        return {name: dict(calls) for name, calls in self._calls.items()}
+        return self._above.added({name: dict(calls) for name, calls in self._calls.items()})
+
+    def _is_met(self, name: str, x: Tensor, keys: Any) -> bool:
+        """As csrc/aten.cpp has it."""
+        is_transformed, tracing = keys.has(_TRANSFORM), getattr(self._tracing, "devices", 0)
+        if not (self._devices or tracing) or x.dtype not in FLOATS:
+            return False
+        if name == "layer_norm" and not is_transformed:
+            return False
+        if name == "rms_norm" and not x.is_cpu and not is_transformed:
+            return False
+        if name not in COMPOSITES and not (x.requires_grad and torch.is_grad_enabled()) and not has_tangent(x):
+            return False
+        if tracing and keys.has(_Key.Python):
+            return bool(tracing & _TYPES.get(x.device.type, 0))
+        below = keys & torch._C._after_autograd_keyset
+        for key in (_Key.ADInplaceOrView, _Key.BackendSelect, _TRANSFORM):
+            below = below.remove(key)
+        return bool(self._devices & _DEVICES.get(below.highestPriorityTypeId(), 0))
+
+    def _add_above(self, name: str) -> None:
+        """In torchreduce_override, and where aten's op is met above autograd."""
+        aten, serve, other = overload(name), self._above.kernel(name), torch._C.DispatchKeySet(_Key.AutogradOther)
+
+        def kernel(keys: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            further = (keys & torch._C._after_autograd_keyset).add(_Key.AutogradOther)
+            return (serve if self._is_met(name, x, keys) else aten.redispatch)(further, x, *args, **kwargs)
+
+        def below(keys: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self._is_met(name, x, keys):
+                return serve(other, x, *args, **kwargs)
+            is_batched = keys.has(_Key.FuncTorchBatched)
+            return aten.redispatch(other if is_batched else keys.remove(_Key.BackendSelect), x, *args, **kwargs)
+
+        for key in ("AutogradCPU", "AutogradCUDA"):
+            self._library.impl(name, kernel, key, with_keyset=True)
+        for key in ("BackendSelect", "FuncTorchBatched") if name in COMPOSITES else ():
+            self._library.impl(name, below, key, with_keyset=True)
 
     def _add(self, name: str, serve: Callable[..., Any]) -> None:
         aten, calls = overload(name), self._calls[name]
@@ -82,6 +145,6 @@ class Rows:
                     return result
                 except Torchs as why:
                     calls[str(why)] += 1
-            return aten.redispatch(below, *args, **kwargs)
+            return aten.redispatch(below, *_fitting(name, args), **kwargs)
 
         self._library.impl(name, kernel, "BackendSelect", with_keyset=True)

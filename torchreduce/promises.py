@@ -10,8 +10,10 @@ class Promise(NamedTuple):
 
 _BITS = "the bits of torchreduce's function: they depend on the data of the row alone (docs/numerics.md)"
 _WHOLE = Promise(_BITS, "the bits of eager for the same input; what is fused before it rounds its own way")
-_TAKEN_APART = Promise(
-    _BITS, "made of turned over reductions and fused arithmetic: the same in any batch and layout, not eager's bits"
+_LOSS = Promise(
+    _BITS + "; of label smoothing and probabilities, which it does not take, a composition of overridden reductions",
+    "cross_entropy: the bits of eager for the same input; nll_loss: made of overridden reductions and of fused "
+    "arithmetic, the same in any batch and layout",
 )
 _MADE_OF = Promise(
     "made of turned over reductions and of arithmetic on single elements: the bits depend on the data alone",
@@ -29,21 +31,16 @@ _SCATTERED = Promise(
     "torch's: sums in the order of arrival on GPUs, unless torch.use_deterministic_algorithms(True)", "the same"
 )
 _TORCHS = Promise("torch's, until a later release", "torch's")
-_RMS_NORM = Promise(
-    f"on GPUs {_BITS}; on the CPU torch takes it apart before, and its mean is turned over",
-    "the same in any batch and layout",
-)
-
 _PROMISES = {
     **dict.fromkeys(
         (
             "sum", "mean", "nansum", "nanmean", "prod", "any", "all", "count_nonzero", "vector_norm", "norm", "softmax",
             "log_softmax", "logsumexp", "var", "std", "var_mean", "std_mean", "layer_norm", "cumsum", "cumprod",
-            "logcumsumexp",
+            "logcumsumexp", "rms_norm",
         ),
         _WHOLE,
     ),
-    **dict.fromkeys(("cross_entropy", "nll_loss"), _TAKEN_APART),
+    **dict.fromkeys(("cross_entropy", "nll_loss"), _LOSS),
     **dict.fromkeys(
         ("amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "cummax", "cummin"), _SELECTED
     ),
@@ -54,7 +51,6 @@ _PROMISES = {
         ),
         _MADE_OF,
     ),
-    "rms_norm": _RMS_NORM,
     **dict.fromkeys(("mm", "bmm", "addmm", "matmul", "linear", "conv1d", "conv2d", "conv3d"), _SHAPED),
     "scaled_dot_product_attention": _FUSED_ATTENTION,
     **dict.fromkeys(("embedding_bag", "index_add", "index_put", "scatter_add"), _SCATTERED),

@@ -1,0 +1,245 @@
+"""Calls that the override serves above autograd: composites, which torch takes apart before BackendSelect sees them;
+and calls that need a gradient or a tangent, where torchreduce has a better one than torch's formula.
+
+csrc/aten.cpp decides which calls are met, or override_python.py. Each name here is an op of the namespace
+torchreduce_override, with aten's signature: its kernel makes calls of torchreduce's differentiable ops. Where
+torchreduce does not serve the call, the kernel goes on to torch, with the keys that it was given.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import fused, ops
+from .aten_rules import GRAPH_RULES, WHY, Call, Rule, Torchs, _check_dtype, _check_norm, _check_rows, _dims, evaluate
+from .aten_rules import overload as aten
+from .autograd import _divide, rounded
+from .determinism import level_code
+from .dispatch import derivatives, is_plain, is_unwatched
+
+_C = torch._C
+_functorch = _C._functorch
+_REDUCTIONS = ("none", "mean", "sum")  # by torch's numbers
+
+# What torchreduce.cross_entropy takes besides class labels: label smoothing, and probabilities as targets.
+_TAKES_ALL = "dtype" in inspect.signature(fused.cross_entropy).parameters
+
+
+# ---- calls that need a gradient --------------------------------------------------------------------------------------
+
+
+def _differentiable(call: Call, values: list[Any]) -> Any:
+    """A call of a rule's, which is of a bare kernel, by way of autograd."""
+    packet = call.op.overloadpacket
+    if call.op.namespace != "torchreduce":
+        return call.op(*values)
+    name = call.op._schema.name.partition("::")[2]
+    return derivatives[name](*values) if name in derivatives and is_unwatched() else packet.default(*values)
+
+
+def _with_gradient(name: str) -> Callable[..., Any]:
+    rule = GRAPH_RULES[name]
+
+    def serve(*args: Any, **kwargs: Any) -> Any:
+        made = rule(*args, **kwargs)
+        if isinstance(made, Call) and made.op is torch.ops.torchreduce.norm0.raw:
+            raise Torchs("option")  # which has none, where torchreduce has 0
+        results = evaluate(made, _differentiable, lambda results, i: results[i])
+        return tuple(results) if isinstance(made, list) else results
+
+    return serve
+
+
+# ---- composites ------------------------------------------------------------------------------------------------------
+
+
+def _nanmean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    _check_dtype(x, dtype)
+    return ops.nanmean(x, _dims(x, dim), keepdim, dtype=dtype)
+
+
+def _nanmean_out(
+    x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, out: Tensor
+) -> Tensor:
+    """torch's own casts, and refuses gradients."""
+    dtype = out.dtype if dtype is None else dtype
+    result = _nanmean(x.detach(), dim, keepdim, dtype=dtype)
+    needs_gradient = torch.is_grad_enabled() and (x.requires_grad or out.requires_grad)
+    if needs_gradient or out.dtype != dtype or out.device != x.device or _C._is_alias_of(out, x):  # type: ignore[attr-defined]
+        raise Torchs("out")
+    if torch._debug_has_internal_overlap(out) != 0 or (out.shape != result.shape and out.numel() != 0):
+        raise Torchs("out")
+    return out.resize_(result.shape).copy_(result)
+
+
+class _Loss(torch.autograd.Function):
+    """torchreduce.cross_entropy of class labels, with its bits, in one node rather than in one for each of its ops: for
+    calls that nobody else has to see. The reduction is by torch's number."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, target: Tensor, weight: Tensor | None, classes: int, ignored: int, reduction: int
+    ) -> Tensor:
+        level, total = level_code(), None
+        losses, *_, weights, stats = fused._CROSS_ENTROPY.raw(x, target, weight, classes, ignored, level)
+        if reduction == 0:
+            result = rounded(losses, x.dtype)
+        elif reduction == 2:
+            result = ops._SUM.raw(losses, None, False, x.dtype, level)
+        else:
+            result = ops._SUM.raw(losses, None, False, losses.dtype, level)
+            if weight is None:
+                total = ops._COUNT_NONZERO.raw(weights, None, False, level)
+            else:
+                total = ops._SUM.raw(weights, None, False, losses.dtype, level)
+            result = _divide(result, total, x.dtype)
+        if ctx is not None:
+            ctx.save_for_backward(x, target, weight, stats, total)
+            ctx.rest = (classes, ignored, level)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, target, weight, stats, total = ctx.saved_tensors
+        g = grads[0].to(stats.dtype)
+        g = (g if total is None else g / total.to(g.dtype)).expand(target.shape)
+        op = torch.ops.torchreduce.cross_entropy_gradient
+        call = op.default if torch.is_grad_enabled() or not is_unwatched() else op.raw
+        return (call(g, x, target, weight, stats, *ctx.rest), *(None,) * 5)
+
+
+def _cross_entropy_loss(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignored: int = -100,
+    smoothing: float = 0.0,
+) -> Tensor:
+    _check_rows(x)
+    is_probable = target.is_floating_point()
+    if (not _TAKES_ALL) if is_probable or smoothing != 0.0 else _is_traced():  # override_loss.py finds the loss then
+        raise Torchs("option")
+    if not 0 <= smoothing <= 1 or not 0 <= reduction < len(_REDUCTIONS) or (is_probable and ignored >= 0):
+        raise Torchs("option")
+    classes = 0 if x.dim() == 1 else 1
+    if x.dim() == 0 or target.shape != (x.shape if is_probable else x.shape[:classes] + x.shape[classes + 1 :]):
+        raise Torchs("dims")
+    if is_probable:
+        if target.dtype != x.dtype or target.requires_grad:
+            raise Torchs("dtype" if target.dtype != x.dtype else "option")
+    elif target.dtype is not torch.int64 and (target.dtype is not torch.uint8 or x.dim() > 2):
+        raise Torchs("dtype")
+    if weight is not None:
+        if weight.dtype != x.dtype or weight.requires_grad:
+            raise Torchs("dtype" if weight.dtype != x.dtype else "option")
+        if weight.shape != x.shape[classes : classes + 1]:
+            raise Torchs("dims")
+    if any(t is not None and t.device != x.device for t in (target, weight)):
+        raise Torchs("kind")
+    more = {"label_smoothing": smoothing} if smoothing else {}
+    is_bare = is_unwatched() and is_plain(x) and not fused._is_autocast(x)
+    try:
+        if is_bare and target.dtype is torch.int64 and smoothing == 0.0:
+            call = _Loss.apply if x.requires_grad and torch.is_grad_enabled() else partial(_Loss.forward, None)
+            return call(x, target, weight, classes, ignored, reduction)
+        return fused.cross_entropy(x, target, weight, ignore_index=ignored, reduction=_REDUCTIONS[reduction], **more)
+    except IndexError:  # a label out of range
+        raise Torchs("dims") from None
+
+
+def _rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    _check_norm(x, shape, weight)
+    if weight is not None and weight.dtype != x.dtype:  # of which torch warns
+        raise Torchs("dtype")
+    return fused.rms_norm(x, shape, weight, eps)
+
+
+def _layer_norm(
+    x: Tensor,
+    shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    _check_norm(x, shape, weight, bias)
+    return fused.layer_norm(x, shape, weight, bias, eps)
+
+
+GRADIENTS = (
+    "logsumexp", "logcumsumexp", "cumprod", "cummax", "cummin", "prod", "prod.dim_int", "linalg_vector_norm",
+    "var.correction", "std.correction", "var_mean.correction", "std_mean.correction",
+)  # fmt: skip
+COMPOSITES: dict[str, Rule] = {
+    "nanmean": _nanmean,
+    "nanmean.out": _nanmean_out,
+    "cross_entropy_loss": _cross_entropy_loss,
+    "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
+}
+SERVED: dict[str, Callable[..., Any]] = {**{name: _with_gradient(name) for name in GRADIENTS}, **COMPOSITES}
+
+# ---- what is registered ----------------------------------------------------------------------------------------------
+
+
+def _is_dense(t: Tensor) -> bool:
+    """Whether what functorch's transforms have wrapped is a plain tensor."""
+    while _functorch.is_functorch_wrapped_tensor(t):
+        t = _functorch.get_unwrapped(t)
+    return type(t) in (Tensor, torch.nn.Parameter) and t.layout is torch.strided and not t.is_quantized
+
+
+def _is_traced() -> bool:
+    return _C._len_torch_dispatch_stack() > 0
+
+
+class Above:
+    """Registered once, for good. Calls of the ops count as served, and those of composites also by why they went on;
+    those that a compiler traces do not count."""
+
+    def __init__(self) -> None:
+        self.calls = {name: dict.fromkeys(WHY, 0) for name in SERVED}
+        self._library = torch.library.Library("torchreduce_override", "DEF")
+        for name in SERVED:
+            op = aten(name)
+            self._library.define(str(op._schema).removeprefix("aten::"))
+            self._library.impl(name, self.kernel(name), "AutogradOther", with_keyset=True)
+
+    def registered(self) -> None:
+        """To be called once aten's ops are met: torch's Python dispatcher, which tracing uses, remembers where they
+        were served before."""
+        for name in SERVED:
+            for key in ("AutogradCPU", "AutogradCUDA", "BackendSelect", "FuncTorchBatched"):
+                aten(name)._uncache_dispatch(getattr(_C.DispatchKey, key))
+
+    def added(self, rows: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        """The calls of rows, and these."""
+        none = dict.fromkeys(WHY, 0)
+        more = {
+            name: {why: rows.get(name, none)[why] + n for why, n in calls.items()} for name, calls in self.calls.items()
+        }
+        return {**rows, **more}
+
+    def kernel(self, name: str) -> Callable[..., Any]:
+        serve, calls, op = SERVED[name], self.calls[name], aten(name)
+
+        def kernel(keys: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            try:
+                if _C._is_tracing() or (_functorch.peek_interpreter_stack() is not None and not _is_dense(x)):
+                    raise Torchs("kind")
+                result = serve(x, *args, **kwargs)
+                calls["served"] += not _is_traced()
+                return result
+            except Torchs as why:
+                if name in COMPOSITES:  # others are met once more, below
+                    calls[str(why)] += not _is_traced()
+            # While a mode is on, torch gives the op's own keys, whatever the redispatch to it had.
+            further = (keys & _C._after_autograd_keyset).add(_C.DispatchKey.AutogradOther)
+            return op.redispatch(further, x, *args, **kwargs)
+
+        return kernel
