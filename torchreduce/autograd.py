@@ -29,9 +29,12 @@ def each(x: Tensor) -> Tensor:
 
 
 def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of plain tensors: x in dtype, rounded once, a NaN written canonical: the sum of each element alone."""
-    rounded: Tensor = _ops.sum.raw(each(x), [-1], False, dtype, 0)
-    return rounded.reshape(x.shape)
+    """Of plain tensors: x in dtype, rounded once, a NaN written canonical: the sum of each element alone. No view: the
+    result of an autograd.Function that is one cannot be changed in place."""
+    if x.dim() < MOST_DIMS:
+        rounded: Tensor = _ops.sum.raw(x.unsqueeze(-1), [-1], False, dtype, 0)
+        return rounded
+    return x.new_empty(x.shape, dtype=dtype).copy_(_round(x.flatten(-2), dtype).reshape(x.shape))
 
 
 def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], batched: Callable[..., Any]) -> None:
