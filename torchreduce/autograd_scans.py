@@ -1,5 +1,6 @@
 """Derivatives of the scans, as autograd.py has those of the reductions."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -133,26 +134,30 @@ class LogCumSumExp(Rule):
         save(ctx, x)
 
     @staticmethod
-    def wide(ctx: Any, saved: Saved) -> tuple[Tensor, Tensor]:
-        """The input and the inclusive results, computed again in the accumulator type: of 16 bits they would be too
-        coarse."""
+    def shares(ctx: Any, saved: Saved) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """In the accumulator type: the input x, its greatest element m up to each, w = exp(x - m), and s, the sum of exp
+        up to each, as multiples of exp(m). Element j has the share exp(x[j] - m[i]) / s[i] in result i. No result is in
+        an exponent, where its rounding would be a factor. As m is arbitrary, nothing is differentiated through it."""
         (x,) = saved
         x = x.to(accumulator(x.dtype))
-        return x, _ops.logcumsumexp.default(x, ctx.dim, False, ctx.reverse, ctx.level)
+        m = _ops.cummax.default(x.detach(), ctx.dim, ctx.reverse, ctx.level)[0]
+        w = _weighted(torch.ones_like(x), x, m, ctx.level)
+        s = _decayed(w, _risen(m), _risen(m), ctx.dim, ctx.reverse, ctx.level)
+        return x, m, w, s.masked_fill(m == -math.inf, 1)
 
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
-        x, out = LogCumSumExp.wide(ctx, saved)
-        grad_of_inclusive = _of_inclusive(grad.to(x.dtype), ctx.dim, ctx.exclusive, ctx.reverse)
-        back = _decayed(grad_of_inclusive, x, out, ctx.dim, not ctx.reverse, ctx.level)
-        return _canonical(back, grad.dtype)
+        x, m, _, s = LogCumSumExp.shares(ctx, saved)
+        of_inclusive = _of_inclusive(grad.to(x.dtype), ctx.dim, ctx.exclusive, ctx.reverse)
+        parts = _ops.divide.default(of_inclusive, s, x.dtype)
+        return _canonical(_decayed(parts, x, m, ctx.dim, not ctx.reverse, ctx.level), grad.dtype)
 
     @staticmethod
     def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
         """The sum of the tangents, each by its share of the result."""
-        x, out = LogCumSumExp.wide(ctx, saved)
-        weighted = _weighted(t.to(x.dtype), x, out, ctx.level)
-        tangent = _decayed(weighted, _risen(out), _risen(out), ctx.dim, ctx.reverse, ctx.level)
+        x, m, w, s = LogCumSumExp.shares(ctx, saved)
+        total = _decayed(t.to(x.dtype) * w, _risen(m), _risen(m), ctx.dim, ctx.reverse, ctx.level)
+        tangent = _ops.divide.default(total, s, x.dtype)
         return _canonical(_of_exclusive(tangent, ctx.dim, ctx.exclusive, ctx.reverse), t.dtype)
 
 
