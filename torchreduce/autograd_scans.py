@@ -135,9 +135,10 @@ class LogCumSumExp(Rule):
 
     @staticmethod
     def shares(ctx: Any, saved: Saved) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """In the accumulator type: the input x, its greatest element m up to each, w = exp(x - m), and s, the sum of exp
-        up to each, as multiples of exp(m). Element j has the share exp(x[j] - m[i]) / s[i] in result i. No result is in
-        an exponent, where its rounding would be a factor. As m is arbitrary, nothing is differentiated through it."""
+        """In the accumulator type: the input x, its greatest element m up to each, w = exp(x - m), and s, the sum of
+        exp up to each, as multiples of exp(m). Element j has the share exp(x[j] - m[i]) / s[i] in result i. No result
+        is in an exponent, where its rounding would be a factor. As m is arbitrary, nothing is differentiated through
+        it."""
         (x,) = saved
         x = x.to(accumulator(x.dtype))
         m = _ops.cummax.default(x.detach(), ctx.dim, ctx.reverse, ctx.level)[0]
