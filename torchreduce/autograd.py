@@ -273,7 +273,10 @@ class OfInput(Reduction):
 class NanSum(OfInput):
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
-        return Sum.backward(ctx, saved, grad).masked_fill(saved[0].isnan(), 0)
+        """A NaN gets 0 times the result's gradient: NaN where that is not finite."""
+        back, nan = Sum.backward(ctx, saved, grad), saved[0].isnan()
+        finite = back.isfinite()
+        return back.masked_fill(nan & finite, 0).masked_fill(nan & ~finite, math.nan)
 
     @staticmethod
     def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
