@@ -27,10 +27,18 @@ _LEVELS = 8  # so many zeros are told apart
 
 
 def _scaled(x: Tensor, k: Tensor, dtype: torch.dtype) -> Tensor:
-    k = k.clamp(-2040, 2040)
-    half = k >> 1
-    powers = (part.add_(1023).bitwise_left_shift_(52).view(_WIDE) for part in (half, k.sub_(half)))
-    return _round((x.to(_WIDE) * next(powers)).mul_(next(powers)), dtype)
+    """By two powers, since one may be out of range; by one between dtypes of smaller ranges."""
+    if _WIDE in (x.dtype, dtype):
+        k = k.clamp(-2040, 2040)
+        half = k >> 1
+        parts: tuple[Tensor, ...] = half, k.sub_(half)
+    else:
+        parts = (k.clamp(-1022, 1022),)
+    powers = (part.add_(1023).bitwise_left_shift_(52).view(_WIDE).expand(x.shape) for part in parts)
+    product = x * next(powers)
+    for power in powers:
+        product.mul_(power)
+    return _round(product, dtype)
 
 
 define(
