@@ -298,6 +298,17 @@ def decayed_sum(g, x, o, reverse=False):
     return out.reshape(out.shape[0], -1)[:, :n]
 
 
+def logcumsumexp_gradient(g, x, reverse=False):
+    """Of rows x, given the results' gradients g: each divided by the sum of exps that is its result's, all as multiples
+    of exp of the greatest element up to there."""
+    if reverse:
+        return logcumsumexp_gradient(g[:, ::-1], x[:, ::-1])[:, ::-1]
+    m = np.maximum.accumulate(x, 1)
+    w = np.where(m == -np.inf, 0, decay(x, m)).astype(x.dtype)
+    s = np.where(m == -np.inf, 1, decayed_sum(w, -m, -m)).astype(x.dtype)
+    return decayed_sum((g / s).astype(x.dtype), x, m, reverse=True)
+
+
 # ---- linear recurrences ----------------------------------------------------------------------------------------------
 
 _fma = ctypes.CDLL("libm.so.6").fma

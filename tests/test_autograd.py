@@ -12,6 +12,7 @@ from cases import OURS, padded, transposed, values
 from forms import FORMS, gradient, signed, tie_free
 
 import torchreduce as tr
+from torchreduce.table import FLOATS
 from torchreduce.testing import assert_bitwise_equal
 
 
@@ -181,13 +182,29 @@ def test_gradients_of_products_with_zeros(device):
     assert torch.autograd.gradgradcheck(lambda t: tr.prod(t, 1), (x,))
 
 
-def test_gradients_leave_nan_out(device):
-    x = torch.tensor([[1.0, math.nan, 3.0], [math.nan] * 3], device=device)
-    assert gradient(lambda t: tr.nansum(t, 1).sum(), x).isfinite().all()
-    assert_bitwise_equal(gradient(lambda t: tr.nanmean(t, 1), x)[1], torch.zeros(3, device=device))
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_gradients_of_nan_are_torchs(device, dtype):
+    """0 for a NaN; NaN where nanmean has nothing else, and where the result's gradient is not finite."""
+    torch._dynamo.reset()
+    x = torch.tensor([[1.0, math.nan, 3.0], [math.nan] * 3, [2.0, 4.0, 6.0]], dtype=dtype, device=device)
     for ours, theirs in ((tr.nansum, torch.nansum), (tr.nanmean, torch.nanmean)):
-        a, b = (gradient(lambda t, f=f: f(t, 1), x[:1]) for f in (ours, theirs))
-        torch.testing.assert_close(a, b)
+        for g in ([1.0, -2.0, 3.0], [0.0, 0.0, 0.0], [math.inf, math.nan, -math.inf]):
+            results = []
+            for f in (ours, theirs, torch.compile(partial(ours), backend="eager")):
+                leaf = x.clone().requires_grad_()
+                y = f(leaf, 1)
+                results.append(torch.autograd.grad(y, leaf, torch.tensor(g, dtype=dtype, device=device))[0])
+            torch.testing.assert_close(results[0], results[1], equal_nan=True)
+            assert_bitwise_equal(results[0], results[2])
+        assert_bitwise_equal(
+            torch.func.grad(lambda t, f=ours: f(t, 1)[:1].sum())(x)[0],
+            gradient_of_ones(lambda t, f=ours: f(t, 1), x)[0],
+        )
+
+
+def gradient_of_ones(f, x):
+    leaf = x.clone().requires_grad_()
+    return torch.autograd.grad(f(leaf).sum(), leaf)[0]
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))

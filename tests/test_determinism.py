@@ -25,7 +25,8 @@ class Calls(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = str(func)
         rounds = len(args) > 1 and args[1] == [-1] and args[0].shape[-1:] == (1,)  # sums over one element only round
-        if name.startswith("torchreduce.") and "divide" not in name and "rounded" not in name and not rounds:
+        elementwise = any(op in name for op in ("divide", "rounded", "scaled"))
+        if name.startswith("torchreduce.") and not elementwise and not rounds:
             self.seen.append((name, args[-1]))
         return func(*args, **(kwargs or {}))
 

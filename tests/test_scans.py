@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import reference_scans
 import torch
-from cases import DTYPES, OURS, TORCHS, generator, hostile, values
+from cases import DTYPES, OURS, TORCHS, generator, hostile, scan_options, values
+from forms import gradient
 from reference import to_torch
 
 import torchreduce as tr
@@ -236,15 +237,14 @@ def test_gradient_bits_of_logcumsumexp(device, dtype, reverse):
         t = x.to(device).requires_grad_()
         y = tr.logcumsumexp(t, 1, reverse=reverse)
         (grad,) = torch.autograd.grad(y, t, g.to(device))
-        rows = (part.detach().cpu().numpy() for part in (g, x, y))
-        expected = reference_scans.decayed_sum(*rows, reverse=not reverse)
+        expected = reference_scans.logcumsumexp_gradient(g.numpy(), x.detach().numpy(), reverse)
         assert_bitwise_equal(grad.cpu(), to_torch(expected.astype(name)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_gradients_of_logcumsumexp_within_the_bound(device, dtype, family):
-    """An error of the results is one of the exponents; each of the merges on an element's way has an exp of its own. A
+    """Each of the merges on an element's way has an exp of its own, of a difference of elements, which is rounded. A
     gradient of 16 bits is rounded once. What underflows is lost."""
     n = 3000
     x = FAMILIES[family](n).to(dtype)
@@ -256,15 +256,72 @@ def test_gradients_of_logcumsumexp_within_the_bound(device, dtype, family):
     t = x.to(device).requires_grad_()
     (grad,) = torch.autograd.grad(tr.logcumsumexp(t, 0), t, torch.ones_like(t))
     info = torch.finfo(dtype)
-    relative = EPS[dtype] * (100 + 4 * np.abs(out).max()) + (info.eps / 2 if info.bits == 16 else 0)
+    farthest = min(float(wide.max() - wide.min()), 746 if dtype == torch.float64 else 104)  # beyond it exp is 0
+    relative = EPS[dtype] * (100 + 4 * farthest) + (info.eps / 2 if info.bits == 16 else 0)
     lost = info.smallest_normal * (info.eps if info.bits == 16 else 1)
     assert (np.abs(grad.cpu().double().numpy() - exact) <= relative * exact + lost).all()
 
 
-def test_gradients_of_logcumsumexp_where_results_are_infinite(device):
-    x = torch.tensor([-INF, -INF, 1.0, 2.0], device=device, requires_grad=True)
-    (grad,) = torch.autograd.grad(tr.logcumsumexp(x, 0), x, torch.ones(4, device=device))
-    assert grad[:2].tolist() == [0, 0] and torch.isfinite(grad).all()
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("options", scan_options("logcumsumexp"), ids=str)
+def test_derivatives_of_logcumsumexp_do_not_change_with_an_offset(device, dtype, options):
+    """They are those of the elements less any number, whatever of a result's digits are rounded away: of first and
+    second order, backward and forward. The offsets keep the elements exact."""
+    data = torch.tensor([0.0, 1.0, 3.0, 2.0, 3.0, 0.0, 5.0, 1.0], dtype=torch.float64)
+    t = torch.tensor([1, -2, 0.5, 3, -1, 0.25, 2, -0.75], dtype=torch.float64)
+    middle = slice(1, None) if not options["reverse"] else slice(-1)  # an exclusive start is -inf
+
+    def derivatives(x):
+        def f(x):
+            return tr.logcumsumexp(x, 0, **options)[middle]
+
+        def product(x):
+            return (torch.func.vjp(f, x)[1](t.to(x)[middle])[0] * t.to(x)).sum()
+
+        leaf, compiled = x.clone().requires_grad_(), torch.compile(f, backend="eager")
+        return (
+            torch.func.jacrev(f)(x),
+            torch.func.jacfwd(f)(x),
+            torch.vmap(lambda v: torch.func.jvp(f, (x,), (v,))[1])(torch.eye(8).to(x)),
+            torch.func.jvp(f, (x,), (t.to(x),))[1],
+            *(torch.autograd.grad(g(leaf), leaf, t.to(x)[middle])[0] for g in (f, compiled)),
+            torch.func.grad(product)(x),
+            torch.func.jvp(torch.func.grad(product), (x,), (t.to(x),))[1],
+        )
+
+    eps = torch.finfo(dtype).eps / 2
+    expected = derivatives(data)
+    for offset in (0.0, 0.5 / eps, -0.5 / eps):
+        x = (data + offset).to(dtype).to(device)
+        assert torch.equal(x.cpu().double() - offset, data)
+        for ours, wanted in zip(derivatives(x), expected, strict=True):
+            torch.testing.assert_close(ours.cpu().double(), wanted, rtol=4 * eps, atol=64 * eps)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_derivatives_of_logcumsumexp_where_elements_are_infinite(device, dtype):
+    """An element of -inf has no share in a result, whatever else there is; elements of inf share evenly."""
+    for data, first, forward in (
+        ([-INF, -INF, 1.0, 1.0], [0, 0, 1.5, 0.5], [0, 0, 3, 3.5]),
+        ([1.0, -INF, 1.0], [2.5, 0, 0.5], [1, 1, 2]),
+        ([-INF], [0], [0]),
+        ([1.0, INF, -INF, 2.0], [1, 3, 0, 0], [1, 2, 2, 2]),
+        ([INF, INF], [1.5, 0.5], [1, 1.5]),
+    ):
+        x = torch.tensor(data, dtype=dtype, device=device)
+        for options in scan_options("logcumsumexp"):
+            turned = x.flip(0) if options["reverse"] else x
+            hessian = torch.func.hessian(lambda x, o=options: tr.logcumsumexp(x, 0, **o))(turned)
+            assert torch.isfinite(hessian).all()
+            assert not hessian[..., turned == -INF].any() and not hessian[:, turned == -INF].any()
+        t = torch.arange(1.0, len(data) + 1).to(x)
+        ones = torch.ones_like(x)
+        (grad,) = torch.func.vjp(lambda x: tr.logcumsumexp(x, 0), x)[1](ones)
+        tangent = torch.func.jvp(lambda x: tr.logcumsumexp(x, 0), (x,), (t,))[1]
+        assert grad.tolist() == first and tangent.tolist() == forward
+    x = torch.tensor([1.0, NAN, 2.0], dtype=dtype, device=device)
+    assert gradient(lambda x: tr.logcumsumexp(x, 0), x).isnan().all()
+    assert torch.func.jvp(lambda x: tr.logcumsumexp(x, 0), (x,), (x,))[1].isnan().tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize("name", ("cumprod", "logcumsumexp", "cummax", "cummin"))

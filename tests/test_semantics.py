@@ -178,6 +178,53 @@ def test_sum_to_bool_is_any_nonzero(device):
     assert tr.sum(x[:0], 0, dtype=torch.bool).tolist() == [False, False]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_prod_to_bool_is_all_nonzero(device, dtype):
+    """As torch.prod, which takes one dim: elements become bool before they are multiplied."""
+    x = tensor([[1, 0, 3], [2, 4, 1], [0, 0, 0]], device, dtype)
+    for keepdim in (False, True):
+        ours, theirs = (m.prod(x, 1, keepdim=keepdim, dtype=torch.bool) for m in (tr, torch))
+        assert_bitwise_equal(ours, theirs)
+    assert_bitwise_equal(tr.prod(x, dtype=bool), torch.prod(x, dtype=torch.bool))
+    assert tr.prod(x, (0, 1), dtype=torch.bool).item() is False and tr.prod(x[1], dtype=torch.bool).item() is True
+    assert tr.prod(x[:0], dtype=torch.bool).item() is True and tr.prod(x[:, :0], 1, dtype=torch.bool).all()
+    out = torch.empty(0, dtype=torch.bool, device=device)
+    assert tr.prod(x, 1, out=out) is out and out.tolist() == [False, True, False]
+    assert tr.prod(x, 1, dtype=torch.bool, out=out.fill_(False)).tolist() == [False, True, False]
+    with pytest.raises(RuntimeError, match=r"prod\(\): expected out to have dtype torch.int64"):
+        tr.prod(x, 1, dtype=torch.int64, out=out)
+    if dtype.is_floating_point:
+        small = tensor([1e-4, 1e-4, NAN, INF], device, dtype)
+        assert tr.prod(small, dtype=torch.bool).item() is True
+        leaf = x.clone().requires_grad_()
+        for options in ({"dtype": torch.bool}, {"out": out}):
+            with pytest.raises(RuntimeError, match=r"prod\(\): .*autograd|prod\(\): .*automatic differentiation"):
+                tr.prod(leaf, 1, **options)
+        with torch.no_grad():
+            assert tr.prod(leaf, 1, dtype=torch.bool).tolist() == [False, True, False]
+    torch._dynamo.reset()
+    graph = torch.compile(lambda t: tr.prod(t, 1, dtype=torch.bool), backend="eager", fullgraph=True)
+    assert_bitwise_equal(graph(x), tr.prod(x, 1, dtype=torch.bool))
+    assert_bitwise_equal(torch.vmap(lambda t: tr.prod(t, dtype=torch.bool))(x), tr.prod(x, 1, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("to", (*INTEGERS, torch.bool))
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nansum_of_floats_to_integers(device, dtype, to):
+    """As torch.nansum: each is truncated, and a NaN is 0."""
+    x = tensor([[1.5, NAN, 2.75], [-0.5, NAN, NAN], [100.0, 27.5, -3.25]], device, dtype)
+    for dim, keepdim in ((1, False), (0, True), (None, False)):
+        ours, theirs = (m.nansum(x, dim, keepdim, dtype=to) for m in (tr, torch))
+        assert_bitwise_equal(ours, theirs)
+    out = torch.empty(3, dtype=to, device=device)
+    assert tr.nansum(x, 1, out=out) is out
+    assert_bitwise_equal(out, torch.nansum(x, 1, dtype=to))
+    assert_bitwise_equal(tr.nansum(x[:0], 0, dtype=to), torch.zeros(3, dtype=to, device=device))
+    for options in ({"dtype": to}, {"out": out}):
+        with pytest.raises(RuntimeError, match=r"nansum\(\): .*autograd|nansum\(\): .*automatic differentiation"):
+            tr.nansum(x.clone().requires_grad_(), 1, **options)
+
+
 @pytest.mark.parametrize("dtype", (*INTEGERS, torch.bool))
 def test_integers_become_int64_unless_told(device, dtype):
     x = ties((3, 4), dtype).to(device)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 import torch
@@ -72,6 +73,32 @@ def test_opcheck_of_division(device):
     for args in ((x, n, torch.float32), (x.half(), n, torch.float64), (transposed(x), x[:1].abs() + 1, torch.bfloat16),
                  (x[0, 0], n, torch.float32)):  # fmt: skip
         torch.library.opcheck(torch.ops.torchreduce.divide.default, args)
+
+
+def test_opcheck_of_powers_of_two(device):
+    """The ops of the derivatives of products."""
+    ops = torch.ops.torchreduce
+    for dtype in table.FLOATS:
+        x = values((3, 4), dtype).to(device)
+        k = ops.product_exponents(x, 1, False, 0)
+        torch.library.opcheck(ops.product_exponents.default, (x, 1, True, 0))
+        for n in (k, k[:, :1], -k):
+            torch.library.opcheck(ops.scaled.default, (x.clone().requires_grad_(), n, torch.float64))
+
+
+@pytest.mark.parametrize("dtype", table.FLOATS)
+def test_multiplication_by_powers_of_two_is_exact(device, dtype):
+    """Within float64's range: as ldexp, rounded once."""
+    x = values((50, 40), dtype, 1).to(device)
+    x[0, :4] = torch.tensor([0.0, -0.0, math.inf, -math.inf], dtype=dtype)
+    for k in (-2040, -1100, -1023, -150, -30, -1, 0, 1, 30, 150, 1000, 1023, 2040):
+        exact = [
+            math.ldexp(v, k) if k < 1000 else v * 2.0**1000 * 2.0 ** min(k - 1000, 1000) for v in x.flatten().tolist()
+        ]
+        exponent = torch.full((50, 1), k, device=device)
+        for to in (torch.float64, dtype):
+            expected = torch.tensor(exact, dtype=torch.float64).to(to).reshape(x.shape)
+            assert_bitwise_equal(torch.ops.torchreduce.scaled(x, exponent, to), expected)
 
 
 def test_calls_without_gradients_are_the_bare_kernels(device, monkeypatch):

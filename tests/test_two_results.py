@@ -1,6 +1,8 @@
 """aminmax and nanmean, two results of one look at an input: the bits of the functions whose results they are."""
 
+import itertools
 import math
+import operator
 
 import pytest
 import torch
@@ -214,3 +216,55 @@ def test_results_that_lie_elsewhere(device):
     y = x.clone()
     tr.aminmax(y, dim=1, out=(y[:, 0], y[:, 1]))
     assert_bitwise_equal((y[:, 0], y[:, 1]), expected)
+
+
+WITH_TWO = {
+    "max": lambda x, out=None: tr.max(x, 1, out=out),
+    "min": lambda x, out=None: tr.min(x, 1, out=out),
+    "aminmax": lambda x, out=None: tr.aminmax(x, dim=1, out=out),
+    "cummax": lambda x, out=None: tr.cummax(x, 1, out=out),
+    "cummin": lambda x, out=None: tr.cummin(x, 1, reverse=True, out=out),
+}
+
+
+def laid(buffer, like, start, step):
+    """A tensor like another one in a buffer of bytes: from an element on, every so many."""
+    strides = [stride * step for stride in like.stride()]
+    return buffer.view(like.dtype).as_strided(like.shape, strides, start)
+
+
+def bytes_of(t):
+    firsts = (sum(map(operator.mul, index, t.stride())) for index in itertools.product(*map(range, t.shape)))
+    return {t.data_ptr() + first * t.itemsize + byte for first in firsts for byte in range(t.itemsize)}
+
+
+@pytest.mark.parametrize("name", WITH_TWO)
+@pytest.mark.parametrize("dtype", (*FLOATS, torch.int64, torch.uint8))
+def test_two_tensors_to_write_to_share_no_element(device, name, dtype):
+    """They may lie between each other's elements. Where they share one, nothing is written."""
+    x = values((3, 4), dtype, 3).to(device)
+    call = WITH_TWO[name]
+    expected = tuple(call(x))
+    n, seen = expected[0].numel(), set()
+    places = list(itertools.product((0, 1, 2, n - 1, n, 4 * n), (1, 2, 8)))
+    for (start, step), (other_start, other_step) in itertools.product(places[::4], places):
+        buffer = torch.zeros(8 * 16 * n, dtype=torch.uint8, device=device)
+        outs = laid(buffer, expected[0], start, step), laid(buffer, expected[1], other_start, other_step)
+        shared = bool(bytes_of(outs[0]) & bytes_of(outs[1]))
+        seen.add(shared)
+        if shared:
+            with pytest.raises(
+                RuntimeError, match=rf"^{name}\(\): out= must be two tensors apart, but .* share memory"
+            ):
+                call(x, out=outs)
+            assert not buffer.any()
+        else:
+            results = call(x, out=outs)
+            assert results[0] is outs[0] and results[1] is outs[1]
+            assert_bitwise_equal(outs, expected)
+    assert seen == {False, True}
+    if expected[0].dtype == expected[1].dtype:
+        with pytest.raises(
+            RuntimeError, match=rf"^{name}\(\): out= must be two tensors apart, got one tensor for both"
+        ):
+            call(x, out=(outs[0], outs[0]))

@@ -29,9 +29,12 @@ def each(x: Tensor) -> Tensor:
 
 
 def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of plain tensors: x in dtype, rounded once, a NaN written canonical: the sum of each element alone."""
-    rounded: Tensor = _ops.sum.raw(each(x), [-1], False, dtype, 0)
-    return rounded.reshape(x.shape)
+    """Of plain tensors: x in dtype, rounded once, a NaN written canonical: the sum of each element alone. No view: the
+    result of an autograd.Function that is one cannot be changed in place."""
+    if x.dim() < MOST_DIMS:
+        rounded: Tensor = _ops.sum.raw(x.unsqueeze(-1), [-1], False, dtype, 0)
+        return rounded
+    return x.new_empty(x.shape, dtype=dtype).copy_(_round(x.flatten(-2), dtype).reshape(x.shape))
 
 
 def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], batched: Callable[..., Any]) -> None:
@@ -87,18 +90,23 @@ def _divide_fake(x: Tensor, n: Tensor, dtype: torch.dtype) -> Tensor:
     return x.new_empty(x.shape, dtype=dtype)
 
 
-def _divide_batched(info: Any, in_dims: Any, x: Tensor, n: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
-    rank = max(t.dim() - (d is not None) for t, d in zip((x, n), in_dims, strict=False))
+def broadcasting(op: str) -> Callable[..., Any]:
+    """The batching rule of an op of a tensor, one that broadcasts to it, and options."""
 
-    def aligned(t: Tensor, dim: int | None) -> Tensor:
-        t = t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
-        return t.reshape(t.shape[:1] + (1,) * (rank + 1 - t.dim()) + t.shape[1:])
+    def batched(info: Any, in_dims: Any, x: Tensor, n: Tensor, *options: Any) -> tuple[Tensor, int]:
+        rank = max(t.dim() - (d is not None) for t, d in zip((x, n), in_dims, strict=False))
 
-    x, n = aligned(x, in_dims[0]), aligned(n, in_dims[1])
-    return _ops.divide.default(x.expand(info.batch_size, *x.shape[1:]), n, dtype), 0
+        def aligned(t: Tensor, dim: int | None) -> Tensor:
+            t = t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
+            return t.reshape(t.shape[:1] + (1,) * (rank + 1 - t.dim()) + t.shape[1:])
+
+        x, n = aligned(x, in_dims[0]), aligned(n, in_dims[1])
+        return getattr(_ops, op).default(x.expand(info.batch_size, *x.shape[1:]), n, *options), 0
+
+    return batched
 
 
-define("divide(Tensor x, Tensor n, ScalarType dtype) -> Tensor", _divide, _divide_fake, _divide_batched)
+define("divide(Tensor x, Tensor n, ScalarType dtype) -> Tensor", _divide, _divide_fake, broadcasting("divide"))
 
 
 def divided(x: Tensor, n: Tensor, dtype: torch.dtype) -> Tensor:
@@ -265,7 +273,10 @@ class OfInput(Reduction):
 class NanSum(OfInput):
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
-        return Sum.backward(ctx, saved, grad).masked_fill(saved[0].isnan(), 0)
+        """A NaN gets 0 times the result's gradient: NaN where that is not finite."""
+        back, nan = Sum.backward(ctx, saved, grad), saved[0].isnan()
+        finite = back.isfinite()
+        return back.masked_fill(nan & finite, 0).masked_fill(nan & ~finite, math.nan)
 
     @staticmethod
     def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:

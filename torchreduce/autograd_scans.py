@@ -1,5 +1,6 @@
 """Derivatives of the scans, as autograd.py has those of the reductions."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -133,26 +134,31 @@ class LogCumSumExp(Rule):
         save(ctx, x)
 
     @staticmethod
-    def wide(ctx: Any, saved: Saved) -> tuple[Tensor, Tensor]:
-        """The input and the inclusive results, computed again in the accumulator type: of 16 bits they would be too
-        coarse."""
+    def shares(ctx: Any, saved: Saved) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """In the accumulator type: the input x, its greatest element m up to each, w = exp(x - m), and s, the sum of
+        exp up to each, as multiples of exp(m). Element j has the share exp(x[j] - m[i]) / s[i] in result i. No result
+        is in an exponent, where its rounding would be a factor. As m is arbitrary, nothing is differentiated through
+        it."""
         (x,) = saved
         x = x.to(accumulator(x.dtype))
-        return x, _ops.logcumsumexp.default(x, ctx.dim, False, ctx.reverse, ctx.level)
+        m = _ops.cummax.default(x.detach(), ctx.dim, ctx.reverse, ctx.level)[0]
+        w = _weighted(torch.ones_like(x), x, m, ctx.level)
+        s = _decayed(w, _risen(m), _risen(m), ctx.dim, ctx.reverse, ctx.level)
+        return x, m, w, s.masked_fill(m == -math.inf, 1)
 
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
-        x, out = LogCumSumExp.wide(ctx, saved)
-        grad_of_inclusive = _of_inclusive(grad.to(x.dtype), ctx.dim, ctx.exclusive, ctx.reverse)
-        back = _decayed(grad_of_inclusive, x, out, ctx.dim, not ctx.reverse, ctx.level)
-        return _canonical(back, grad.dtype)
+        x, m, _, s = LogCumSumExp.shares(ctx, saved)
+        of_inclusive = _of_inclusive(grad.to(x.dtype), ctx.dim, ctx.exclusive, ctx.reverse)
+        parts = _ops.divide.default(of_inclusive, s, x.dtype)
+        return _canonical(_decayed(parts, x, m, ctx.dim, not ctx.reverse, ctx.level), grad.dtype)
 
     @staticmethod
     def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
         """The sum of the tangents, each by its share of the result."""
-        x, out = LogCumSumExp.wide(ctx, saved)
-        weighted = _weighted(t.to(x.dtype), x, out, ctx.level)
-        tangent = _decayed(weighted, _risen(out), _risen(out), ctx.dim, ctx.reverse, ctx.level)
+        x, m, w, s = LogCumSumExp.shares(ctx, saved)
+        total = _decayed(t.to(x.dtype) * w, _risen(m), _risen(m), ctx.dim, ctx.reverse, ctx.level)
+        tangent = _ops.divide.default(total, s, x.dtype)
         return _canonical(_of_exclusive(tangent, ctx.dim, ctx.exclusive, ctx.reverse), t.dtype)
 
 
@@ -281,112 +287,11 @@ for _op in ("cummax", "cummin"):
     differentiable(_op, results=2)(CumExtreme)
 
 
-# ---- cumprod ---------------------------------------------------------------------------------------------------------
-
-
-@differentiable("cumprod")
-class CumProd(Rule):
-    @staticmethod
-    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
-        x, ctx.dim, ctx.to, ctx.exclusive, ctx.reverse, ctx.level = inputs
-        ctx.result = output.dtype
-        save(ctx, x)
-
-    @staticmethod
-    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
-        (x,) = saved
-        grad = _of_inclusive(grad, ctx.dim, ctx.exclusive, ctx.reverse)
-        return _ops.cumprod_gradient.default(grad, x, ctx.dim, ctx.reverse, ctx.level)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
-        """By the product rule, one element after the other: each multiplies the tangent so far, and its own tangent the
-        product so far."""
-        (x,) = saved
-        wide, dim, reverse, level = accumulator(x.dtype, ctx.result), ctx.dim, ctx.reverse, ctx.level
-        before = _ops.cumprod.default(x, dim, wide, True, reverse, level)
-        tangent = _scan(x.to(wide), t.to(wide) * before, dim, reverse, False, level)
-        return _canonical(_of_exclusive(tangent, dim, ctx.exclusive, reverse), ctx.result)
+# ---- linear_scan -----------------------------------------------------------------------------------------------------
 
 
 def _scan(a: Tensor, b: Tensor, dim: int, reverse: bool, shifted: bool, level: int) -> Tensor:
     return _ops.linear_scan.default(a, b, None, dim, reverse, shifted, level)  # type: ignore[no-any-return]
-
-
-def _cumprod_gradient(g: Tensor, x: Tensor, dim: int, reverse: bool, level: int) -> Tensor:
-    """Element k: the sum over j from k on of g[j] times the product of the elements up to j but for k.
-
-    Before a row's first zero the products are divided by the element; at it they leave it out; after it all are 0.
-    """
-    wide = accumulator(g.dtype, x.dtype)
-
-    def sums(factors: Tensor) -> Tensor:
-        product = _ops.cumprod.raw(factors, dim, wide, False, reverse, level)
-        product = product.mul_(g)
-        result: Tensor = _ops.cumsum.raw(product, dim, wide, False, not reverse, level)
-        return result
-
-    zero = (x == 0).contiguous()
-    unbroken = _ops.cumprod.raw(~zero, dim, torch.uint8, True, reverse, level).bool()  # no zero before it
-    first = zero & unbroken
-    back = _ops.divide.default(sums(x), x.masked_fill(zero, 1), wide).masked_fill_(~unbroken, 0)
-    back = torch.where(first, sums(x.masked_fill(first, 1)), back)
-    return back if back.dtype == x.dtype else _round(back, x.dtype)
-
-
-define(
-    "cumprod_gradient(Tensor g, Tensor x, int dim, bool reverse, int level) -> Tensor", _cumprod_gradient,
-    lambda g, x, *_: x.new_empty(x.shape), along_rows("cumprod_gradient", 2),
-)  # fmt: skip
-
-
-@differentiable("cumprod_gradient")
-class CumProdGradient(Rule):
-    """By another form of it, which divides nothing: element k is the product E[k] of the elements before it, times
-    R[k] = g[k] + x[k + 1] * R[k + 1]."""
-
-    @staticmethod
-    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
-        g, x, ctx.dim, ctx.reverse, ctx.level = inputs
-        save(ctx, g, x)
-
-    @staticmethod
-    def factors(ctx: Any, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
-        """x, E and R in the accumulator type."""
-        g, x = saved
-        wide = accumulator(g.dtype, x.dtype)
-        x, dim, reverse, level = x.to(wide), ctx.dim, ctx.reverse, ctx.level
-        before = _ops.cumprod.default(x, dim, wide, True, reverse, level)
-        return x, before, _scan(x, g.to(wide), dim, not reverse, True, level)
-
-    @staticmethod
-    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
-        g, given = saved
-        x, before, rest = CumProdGradient.factors(ctx, saved)
-        dim, reverse, level = ctx.dim, ctx.reverse, ctx.level
-        grad = grad.to(x.dtype)
-        to_g = _scan(x, grad * before, dim, reverse, False, level)  # also what x[k + 1] gets from R[k], by R[k + 1]
-        through = _shifted(to_g, dim, not reverse) * rest
-        to_before = _shifted(grad * rest, dim, reverse)
-        to_x = through + _ops.cumprod_gradient.default(to_before, x, dim, reverse, level)
-        return _canonical(to_g, g.dtype), _canonical(to_x, given.dtype)
-
-    @staticmethod
-    def tangent(ctx: Any, saved: Saved, to_g: Tensor | None, to_x: Tensor | None, *_: Any) -> Tensor:
-        x, before, rest = CumProdGradient.factors(ctx, saved)
-        dim, reverse, level = ctx.dim, ctx.reverse, ctx.level
-        direct = torch.zeros_like(x) if to_g is None else to_g.to(x.dtype)
-        if to_x is not None:
-            to_x = to_x.to(x.dtype)
-            direct = direct + _shifted(to_x * rest, dim, reverse)
-        tangent = before * _scan(x, direct, dim, not reverse, True, level)
-        if to_x is not None:
-            inner = _scan(x, to_x * before, dim, reverse, False, level)
-            tangent = tangent + _shifted(inner, dim, not reverse) * rest
-        return _canonical(tangent, saved[1].dtype)
-
-
-# ---- linear_scan -----------------------------------------------------------------------------------------------------
 
 
 def _full(x: Tensor, shape: Sequence[int], level: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import autograd, autograd_fused, autograd_norms, autograd_scans, direct, dispatch  # noqa: F401  register derivatives
+from . import autograd, autograd_fused, autograd_norms, autograd_products, autograd_scans, direct, dispatch  # noqa: F401
 from .fake import decided
 from .table import BY_NAME, DEVICES, DTYPES, FLOATS, Op
 

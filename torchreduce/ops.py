@@ -15,6 +15,7 @@ Common to all of them
 """
 
 import builtins
+import math
 import sys
 import warnings
 from collections.abc import Sequence
@@ -32,18 +33,20 @@ from .checks import (
     as_dtype,
     check_dims,
     check_dtype,
+    check_input,
     check_layout,
     either_keepdim,
     overloads,
 )
 from .determinism import level_code
-from .dispatch import _is_compiling, check_no_derivatives, is_bare, serving
+from .dispatch import _is_compiling, check_no_derivatives, is_bare, is_plain, serving
 from .fake import decided, dims_of, reduced_shape
+from .table import DTYPES, FLOATS
 
 _SUM, _MEAN, _NANSUM, _PROD = (overloads(name) for name in ("sum", "mean", "nansum", "prod"))
 _ANY, _ALL, _COUNT_NONZERO = (overloads(name) for name in ("any", "all", "count_nonzero"))
 _AMAX, _AMIN, _ARGMAX, _ARGMIN = (overloads(name) for name in ("amax", "amin", "argmax", "argmin"))
-_NANSUM_OF_INTEGERS = replace(_SUM, name="nansum")
+_NANSUM_OF_INTEGERS, _PROD_OF_BOOLS = replace(_SUM, name="nansum"), replace(_ALL, name="prod")
 _NANSUM_AND_COUNT, _AMINMAX = (overloads(name) for name in ("nansum_and_count", "aminmax"))
 _MAX, _MIN, _MAX_ALL, _MIN_ALL = (overloads(name) for name in ("max", "min", "max_all", "min_all"))
 
@@ -125,6 +128,37 @@ def prepare_outs(
                 stacklevel=_level_outside(),
             )
         out.resize_(shape)
+    if _interleave(*outs.values()) and _overlap(*outs.values()):
+        raise RuntimeError(f"{name}(): out= must be two tensors apart, but {' and '.join(outs)} share memory")
+
+
+def _span(t: Tensor) -> tuple[int, int]:
+    """The addresses of the first byte and of that behind the last; of no bytes where there are no elements."""
+    last = builtins.sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size() * (t.numel() > 0)
+
+
+def _interleave(*outs: Tensor) -> bool:
+    """Whether there are two that begin before the other one ends. Only of tensors that have memory to write to."""
+    if len(outs) < 2 or _is_compiling() or not builtins.all(is_plain(t) and not t.is_meta for t in outs):
+        return False
+    (first, first_end), (second, second_end) = map(_span, outs)
+    return first < second_end and second < first_end
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether there is a byte that is of both of two tensors that interleave."""
+    spans = _span(a), _span(b)
+    origin = builtins.min(start for start, _ in spans)
+    unit = math.gcd(a.element_size(), b.element_size(), spans[0][0] - spans[1][0])
+    used = torch.zeros((builtins.max(end for _, end in spans) - origin) // unit, dtype=torch.bool)
+
+    def units(t: Tensor, start: int) -> Tensor:
+        size = t.element_size() // unit
+        return used.as_strided([*t.shape, size], [*(s * size for s in t.stride()), 1], (start - origin) // unit)
+
+    units(a, spans[0][0]).fill_(True)
+    return bool(units(b, spans[1][0]).any())
 
 
 def _write(
@@ -132,8 +166,9 @@ def _write(
 ) -> None:
     """Writes op(*inputs, *args), of this shape, to the tensors that its .out overload takes."""
     _prepare(op, inputs, shape, **outs)
-    if not torch.compiler.is_dynamo_compiling() and builtins.any(map(Tensor.is_neg, outs.values())):
-        # Views that negate: what is in memory is not what they hold.
+    negated = not torch.compiler.is_dynamo_compiling() and builtins.any(map(Tensor.is_neg, outs.values()))
+    if negated or _interleave(*outs.values()):
+        # What is in memory of views that negate is not what they hold. Kernels write to two tensors apart.
         results = op.default(*inputs, *args, level_code())
         for out, result in zip(outs.values(), (results,) if isinstance(results, Tensor) else results, strict=True):
             out.copy_(result)
@@ -177,6 +212,15 @@ def _along(
         return serving(op, input)(input, dims, keepdim, level_code())  # type: ignore[no-any-return]
     _write(op, [input], (dims, keepdim), reduced_shape(input.shape, dims, keepdim), out=out)
     return out
+
+
+def _check_no_gradient(name: str, input: Tensor, dtype: torch.dtype) -> None:
+    """Of a result of dtype, which is not floating."""
+    if torch.is_grad_enabled() and input.requires_grad:
+        raise RuntimeError(
+            f"{name}(): autograd does not support a result of {dtype}; detach() the input, or call it under "
+            "torch.no_grad()"
+        )
 
 
 def _with_dtype(
@@ -301,13 +345,23 @@ def nansum(
 ) -> Tensor:
     """The sum over dim with +0 in place of every NaN, to the bit; of integers and bool the sum. Over no elements: +0.
 
-    The result has dtype, or out's, else the input's (int64 for integers and bool); of floats it must be floating.
+    The result has dtype, or out's, else the input's (int64 for integers and bool). Floats summed to an integer dtype or
+    to bool as in sum.
 
     >>> import torch, torchreduce
     >>> torchreduce.nansum(torch.tensor([1.0, float("nan"), 2.0]))
     tensor(3.)
     """
-    op = _NANSUM if not isinstance(input, Tensor) or input.is_floating_point() else _NANSUM_OF_INTEGERS
+    op = _NANSUM
+    if isinstance(input, Tensor):
+        to = as_dtype(dtype if out is None else getattr(out, "dtype", None))
+        if not input.is_floating_point():
+            op = _NANSUM_OF_INTEGERS
+        elif to in DTYPES and to not in FLOATS:
+            check_input("nansum", input)
+            if out is None:
+                _check_no_gradient("nansum", input, to)
+            op, input = _NANSUM_OF_INTEGERS, input.masked_fill(input.isnan(), 0)
     return _with_dtype(op, input, dim, keepdim, dtype, out, axis, keepdims)
 
 
@@ -362,8 +416,8 @@ def prod(
 
     The result has dtype, or out's, else int64 for integers and bool, else the input's. Floats are multiplied in
     float32, or in float64 if the input or the result is float64, with an exponent of its own: only the result itself
-    overflows or underflows. It is rounded to the result's dtype once. Integers wrap. Over no elements: 1. torch takes
-    one dim; here there may be several.
+    overflows or underflows. It is rounded to the result's dtype once. Integers wrap. dtype=torch.bool tells whether no
+    element is zero. Over no elements: 1. torch takes one dim; here there may be several.
 
     >>> import torch, torchreduce
     >>> torchreduce.prod(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), dim=1)
@@ -371,7 +425,23 @@ def prod(
     >>> torchreduce.prod(torch.tensor([2.0**100, 2.0**100, 2.0**-100])) == 2.0**100
     tensor(True)
     """
+    if (dtype is not None or out is not None) and torch.bool in (as_dtype(dtype), getattr(out, "dtype", None)):
+        return _bool_prod(input, dim, keepdim, dtype, out, axis, keepdims)
     return _with_dtype(_PROD, input, dim, keepdim, dtype, out, axis, keepdims)
+
+
+def _bool_prod(
+    input: Tensor, dim: Dims, keepdim: bool, dtype: Any, out: Tensor | None, axis: Dims, keepdims: bool | None
+) -> Tensor:
+    """prod of which dtype or out is bool: all."""
+    if out is not None:
+        _dtype_by_out(_PROD, dtype, out)
+    result = _along(_PROD_OF_BOOLS, input, dim, keepdim, None, axis, keepdims).to(torch.bool)
+    if out is None:
+        _check_no_gradient("prod", input, torch.bool)
+        return result
+    prepare_outs("prod", [input], result.shape, {"out": torch.bool}, {"out": out})
+    return out.copy_(result)
 
 
 # ---- counts ----------------------------------------------------------------------------------------------------------
