@@ -16,9 +16,6 @@ from torchreduce.testing import assert_bitwise_equal
 
 ON = {"cpu": True, "compile": False}
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-needs_all_losses = pytest.mark.skipif(
-    not override_autograd._TAKES_ALL, reason="torchreduce.cross_entropy takes class labels alone"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -241,7 +238,6 @@ def test_a_loss_may_be_turned_off_before_its_gradient():
         torch.testing.assert_close(slope, torchs)
 
 
-@needs_all_losses
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_smoothed_labels_and_probabilities(dtype):
     x, target, weight = many(dtype)

@@ -2,7 +2,8 @@
 
 They are sums of products of a row's elements without some of them. A product on the way may leave the range of the
 dtype although the derivative does not. So rows are multiplied by powers of two first, exactly, by which the result is
-divided at the end. Nothing is divided by an element, so zeros and infinities need no case of their own.
+divided at the end. Nothing is divided by an element, so zeros and infinities need no case of their own. First gradients
+of dtypes narrower than float64, whose range is enough for these, are divided by the elements.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd import OfInput, Reduction, _round, accumulator, broadcasting, define, each
+from .autograd import OfInput, Reduction, _round, broadcasting, define, each
 from .autograd_scans import _canonical, _of_exclusive, _of_inclusive, _scan, _shifted, along_rows
 from .dispatch import LIBRARY, Rule, Saved, differentiable, save
 from .fake import decided, dims_of, reduced_shape
@@ -180,7 +181,27 @@ class CumProd(Rule):
 
 
 def _cumprod_gradient(g: Tensor, x: Tensor, dim: int, reverse: bool, level: int) -> Tensor:
-    return Products(x, dim, reverse, level, accumulator(g.dtype, x.dtype)).gradient(g, None, x.dtype)
+    """Element k: the sum over j from k on of g[j] times the product of the elements up to j but for k."""
+    if _WIDE in (g.dtype, x.dtype):
+        return Products(x, dim, reverse, level).gradient(g, None, x.dtype)
+    return _sums_by_division(g, x, dim, reverse, level)
+
+
+def _sums_by_division(g: Tensor, x: Tensor, dim: int, reverse: bool, level: int) -> Tensor:
+    """In float64, as _by_division. Before a row's first zero the products are divided by the element; at it they leave
+    it out; after it all are 0."""
+
+    def sums(factors: Tensor) -> Tensor:
+        product = _ops.cumprod.raw(factors, dim, _WIDE, False, reverse, level)
+        product = product.mul_(g).masked_fill_(g == 0, 0)  # be the product infinite
+        result: Tensor = _ops.cumsum.raw(product, dim, _WIDE, False, not reverse, level)
+        return result
+
+    zero = (x == 0).contiguous()
+    unbroken = _ops.cumprod.raw(~zero, dim, torch.uint8, True, reverse, level).bool()  # no zero before it
+    first = zero & unbroken
+    back = _ops.divide.default(sums(x), x.masked_fill(zero, 1), _WIDE).masked_fill_(~unbroken, 0)
+    return _round(torch.where(first, sums(x.masked_fill(first, 1)), back), x.dtype)
 
 
 define(
@@ -290,8 +311,21 @@ def _prod_gradient(g: Tensor, x: Tensor, dims: Sequence[int] | None, level: int)
     """g times the product of all other elements. g has the shape of x, with size 1 along dims."""
     if x.numel() == 0:
         return torch.empty_like(x)
-    rows = Rows(x, dims, level, accumulator(g.dtype, x.dtype))
+    if _WIDE not in (g.dtype, x.dtype):
+        return _by_division(g, x, dims, level)
+    rows = Rows(x, dims, level)
     return rows.times(g, rows.others, rows.exponents, x.dtype)
+
+
+def _by_division(g: Tensor, x: Tensor, dims: Sequence[int] | None, level: int) -> Tensor:
+    """In float64, the product of all divided by each: where that leaves float64's range, the result leaves that of
+    narrower dtypes, too. At the only 0 of a row the product of the rest."""
+    zero = x == 0
+    zeros = _ops.sum.raw(zero, dims, True, None, level)
+    factors = x.masked_fill(zero, 1)
+    product = g.to(_WIDE) * _ops.prod.raw(factors, dims, True, _WIDE, level)
+    back = _ops.divide.default(product.expand(x.shape), factors, x.dtype)
+    return back.masked_fill(~((zeros == 0) | (zero & (zeros == 1))), 0)  # type: ignore[no-any-return]
 
 
 def _prod_gradient_batched(

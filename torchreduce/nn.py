@@ -83,7 +83,7 @@ class LogSoftmax(torch.nn.LogSoftmax):
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
-    """torch.nn.CrossEntropyLoss by torchreduce.cross_entropy, of class labels, without label smoothing.
+    """torch.nn.CrossEntropyLoss by torchreduce.cross_entropy.
 
     >>> import torch, torchreduce
     >>> torchreduce.nn.CrossEntropyLoss()(torch.zeros(1, 2), torch.tensor([1]))

@@ -6,7 +6,6 @@ torchreduce_override, with aten's signature: its kernel makes calls of torchredu
 torchreduce does not serve the call, the kernel goes on to torch, with the keys that it was given.
 """
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,9 +23,6 @@ from .dispatch import derivatives, is_plain, is_unwatched
 _C = torch._C
 _functorch = _C._functorch
 _REDUCTIONS = ("none", "mean", "sum")  # by torch's numbers
-
-# What torchreduce.cross_entropy takes besides class labels: label smoothing, and probabilities as targets.
-_TAKES_ALL = "dtype" in inspect.signature(fused.cross_entropy).parameters
 
 
 # ---- calls that need a gradient --------------------------------------------------------------------------------------
@@ -109,7 +105,8 @@ class _Loss(torch.autograd.Function):
         g = (g if total is None else g / total.to(g.dtype)).expand(target.shape)
         op = torch.ops.torchreduce.cross_entropy_gradient
         call = op.default if torch.is_grad_enabled() or not is_unwatched() else op.raw
-        return (call(g, x, target, weight, stats, *ctx.rest), *(None,) * 5)
+        *rest, level = ctx.rest
+        return (call(g, None, x, target, weight, stats, *rest, 0.0, level), *(None,) * 5)
 
 
 def _cross_entropy_loss(
@@ -122,7 +119,7 @@ def _cross_entropy_loss(
 ) -> Tensor:
     _check_rows(x)
     is_probable = target.is_floating_point()
-    if (not _TAKES_ALL) if is_probable or smoothing != 0.0 else _is_traced():  # override_loss.py finds the loss then
+    if _is_traced() and not is_probable and smoothing == 0.0:  # override_loss.py finds the loss then
         raise Torchs("option")
     if not 0 <= smoothing <= 1 or not 0 <= reduction < len(_REDUCTIONS) or (is_probable and ignored >= 0):
         raise Torchs("option")
@@ -141,13 +138,14 @@ def _cross_entropy_loss(
             raise Torchs("dims")
     if any(t is not None and t.device != x.device for t in (target, weight)):
         raise Torchs("kind")
-    more = {"label_smoothing": smoothing} if smoothing else {}
     is_bare = is_unwatched() and is_plain(x) and not fused._is_autocast(x)
     try:
         if is_bare and target.dtype is torch.int64 and smoothing == 0.0:
             call = _Loss.apply if x.requires_grad and torch.is_grad_enabled() else partial(_Loss.forward, None)
             return call(x, target, weight, classes, ignored, reduction)
-        return fused.cross_entropy(x, target, weight, ignore_index=ignored, reduction=_REDUCTIONS[reduction], **more)
+        of = {"ignore_index": ignored, "reduction": _REDUCTIONS[reduction], "label_smoothing": smoothing}
+        result: Tensor = fused.cross_entropy(x, target, weight, **of)  # type: ignore[call-overload]
+        return result
     except IndexError:  # a label out of range
         raise Torchs("dims") from None
 

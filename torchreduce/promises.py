@@ -11,7 +11,7 @@ class Promise(NamedTuple):
 _BITS = "the bits of torchreduce's function: they depend on the data of the row alone (docs/numerics.md)"
 _WHOLE = Promise(_BITS, "the bits of eager for the same input; what is fused before it rounds its own way")
 _LOSS = Promise(
-    _BITS + "; of label smoothing and probabilities, which it does not take, a composition of overridden reductions",
+    _BITS,
     "cross_entropy: the bits of eager for the same input; nll_loss: made of overridden reductions and of fused "
     "arithmetic, the same in any batch and layout",
 )
