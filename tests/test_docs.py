@@ -138,7 +138,7 @@ def test_from_torchs_calls_to_torchreduces():
             torch.testing.assert_close(eval(call, names), eval(expected, names), rtol=1e-5, atol=1e-5)
             pairs += 1
     assert pairs >= 20
-    for call, ours, _ in rows_of(page.split("\n## Other results\n")[1].split("\n## ")[0]):
+    for call, ours, _ in rows_of(page.split("\n## Different results\n")[1].split("\n## ")[0]):
         code, value = (re.search(r"`([^`]+)`", cell)[1] for cell in (call, ours))
         result = eval(code if code.startswith("torch.") else f"tr.{code}", names)
         expected = torch.tensor(eval(value, names), dtype=result.dtype)
