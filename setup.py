@@ -2,13 +2,13 @@
 
     torchreduce/libtorchreduce.so        kernels, plans and the ops registered with torch; knows no Python
     torchreduce/_C.<abi>.so              build facts, instruction sets and plans, for this Python
-    torchreduce/_aten.torch-<release>.so torch's own calls turned over, for this torch; where torch has its headers
+    torchreduce/_aten.torch-<release>.so the override of torch's functions, for this torch; if torch has its headers
 
 Needs torch 2.10 (a CPU-only one is enough), setuptools, ninja, pybind11 and a C++20 compiler. Builds the CPU part; and
 the GPU part where the machine has a GPU, or where a variable asks for it. That needs nvcc, or hipcc where torch is one
 for ROCm. Downloads nothing. The environment:
 
-    TORCHREDUCE_GPU        1, or FORCE_CUDA=1: build the GPU part, here is a GPU or not; 0: leave it out
+    TORCHREDUCE_GPU        1, or FORCE_CUDA=1: build the GPU part, with a GPU here or without; 0: leave it out
     TORCH_CUDA_ARCH_LIST   build it for "8.0;9.0+PTX"; unset: for the GPUs of this machine, else DEFAULT_CUDA_ARCHS
     PYTORCH_ROCM_ARCH      build it for "gfx90a;gfx1100"; unset: for the GPUs of this machine, else DEFAULT_HIP_ARCHS
     CUDA_HOME, ROCM_HOME   the toolkit (else nvcc or hipcc on PATH)

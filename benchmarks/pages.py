@@ -312,7 +312,7 @@ def plain_cases(plain: list[Plain]) -> dict[tuple[str, ...], dict[str, Plain]]:
 
 
 def plain_page(title: str, about: str, plain: list[Plain]) -> str:
-    """torchreduce beside torch and copies of the input, a table a device; threads 0 is a GPU."""
+    """torchreduce, torch and copies of the input: a table for each device; threads 0 is a GPU."""
     texts = [f"# {title}", about, f"{MADE}. **Bold**: torchreduce is slower than torch."]
     cases = plain_cases(plain)
     for device, torch in dict.fromkeys(key[:2] for key in cases):
