@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import torchreduce as tr
+from torchreduce.demo import FUNCTIONS as FUNCTIONS_SHOWN
 
 ROOT = Path(__file__).parents[1]
 FUNCTIONS = sorted(set(tr.__all__) - {"__version__"})
@@ -86,6 +87,14 @@ def test_the_readme_is_short():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 120
     assert max(len(block.strip().splitlines()) for block in paragraphs(text)) <= 5
+
+
+def test_the_readme_opens_with_two_commands():
+    """What they show is on the first screen, and is so."""
+    opening = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
+    demo, test = re.findall(r"^    make (\w+) +# (.*)$", opening, re.MULTILINE)
+    assert demo[0] == "demo" and "minutes" in demo[1] and f"compares {len(FUNCTIONS_SHOWN)} functions" in demo[1]
+    assert test[0] == "test" and "minutes" in test[1]
 
 
 def test_every_promise_of_the_readme_has_its_test():
