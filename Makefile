@@ -28,6 +28,9 @@ lint:
 	xargs $$($$python -c "import clang_format; print(clang_format.get_executable('clang-format'))") --dry-run -Werror
 
 # A wheel for each Python that is found, and the sdist, in dist/; then each installed where there is no compiler.
+# With a GPU part for every NVIDIA GPU since Ampere, whatever this machine has; TORCHREDUCE_GPU=0: without.
+wheel: export TORCHREDUCE_GPU ?= 1
+wheel: export TORCH_CUDA_ARCH_LIST ?= 8.0;9.0+PTX
 wheel:
 	@python=$$(python3 tools/environment.py wheel) && $$python setup.py -q build_ext --inplace && \
 	$$python tools/wheel.py build
@@ -58,7 +61,8 @@ hip-deps:
 	@python=$$(python3 tools/environment.py) && $$python tools/archs.py tools
 
 # The GPU kernels on emulated warps and wavefronts, on the CPU; then with seeded bugs, which have to be found.
-# simt-full: every case; ...-quick: fewer, of kernels for some element types.
+# simt-full: every case; ...-quick: fewer, of kernels for some element types. The package's GPU part is not needed.
+simt simt-full: export TORCHREDUCE_GPU ?= 0
 simt simt-full:
 	@python=$$(python3 tools/environment.py) && $$python setup.py -q build_ext --inplace && \
 	$(MAKE) -s -C tests/simt -j $(WORKERS) PYTHON=$$python $(if $(filter %-full,$@),full,check)

@@ -2,16 +2,17 @@
 
     torchreduce/libtorchreduce.so        kernels, plans and the ops registered with torch; knows no Python
     torchreduce/_C.<abi>.so              build facts, instruction sets and plans, for this Python
-    torchreduce/_aten.torch-<release>.so torch's own calls turned over, for this torch; where torch has its headers
+    torchreduce/_aten.torch-<release>.so the override of torch's functions, for this torch; if torch has its headers
 
-Needs torch 2.10 (a CPU-only one is enough), setuptools, ninja, pybind11 and a C++20 compiler; uses nvcc where it
-finds one, or hipcc where torch is one for ROCm, and no GPU. Downloads nothing. The environment:
+Needs torch 2.10 (a CPU-only one is enough), setuptools, ninja, pybind11 and a C++20 compiler. Builds the CPU part; and
+the GPU part where the machine has a GPU, or where a variable asks for it. That needs nvcc, or hipcc where torch is one
+for ROCm. Downloads nothing. The environment:
 
-    TORCHREDUCE_GPU        0: build no GPU part; 1: fail without its compiler; unset: build it if that is found
-    CXX                    the host compiler (else g++)
+    TORCHREDUCE_GPU        1, or FORCE_CUDA=1: build the GPU part, with a GPU here or without; 0: leave it out
+    TORCH_CUDA_ARCH_LIST   build it for "8.0;9.0+PTX"; unset: for the GPUs of this machine, else DEFAULT_CUDA_ARCHS
+    PYTORCH_ROCM_ARCH      build it for "gfx90a;gfx1100"; unset: for the GPUs of this machine, else DEFAULT_HIP_ARCHS
     CUDA_HOME, ROCM_HOME   the toolkit (else nvcc or hipcc on PATH)
-    TORCH_CUDA_ARCH_LIST   "8.0;9.0+PTX"; unset: the GPUs of this machine, else DEFAULT_CUDA_ARCHS
-    PYTORCH_ROCM_ARCH      "gfx90a;gfx1100"; unset: the GPUs of this machine, else DEFAULT_HIP_ARCHS
+    CXX                    the host compiler (else g++)
     MAX_JOBS               compilers at a time; unset: one for each core
     TORCHREDUCE_LIBRARY    a libtorchreduce.so built elsewhere, used as it is: then only _C and _aten are built
     TORCHREDUCE_TYPES      few: of the GPU part only kernels that a quick check needs
@@ -29,6 +30,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -111,33 +113,30 @@ def too_old(what: str) -> str:
     return f"{what}: the kernels need NVIDIA GPUs of compute capability {LEAST_CUDA_ARCH} or later (Ampere)"
 
 
-def present_gpus() -> list[str]:
-    """The compute capabilities of this machine's GPUs, without those that are too old, if others are there."""
+def nvidia_gpus() -> list[tuple[str, str]]:
+    """The names and compute capabilities of this machine's GPUs."""
     query = output_of("nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader")
-    gpus = re.findall(r"^(.+), (\d+\.\d)$", query, re.MULTILINE)
-    served = [capability for _, capability in gpus if not is_too_old(capability)]
-    if gpus and not served and not os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip():
-        name, capability = gpus[0]
-        sys.exit(too_old(f"{name} has compute capability {capability}") + ". Without a GPU part: TORCHREDUCE_GPU=0")
-    return served
+    return re.findall(r"^(.+), (\d+\.\d)$", query, re.MULTILINE)
 
 
 class Cuda:
     """nvcc. The architecture "9.0" is machine code, "9.0+PTX" is that and what later GPUs can compile."""
 
-    name, home, compiler = "CUDA", "CUDA_HOME", "nvcc"
+    name, home, compiler, listed = "CUDA", "CUDA_HOME", "nvcc", "TORCH_CUDA_ARCH_LIST"
+
+    @staticmethod
+    def present() -> list[str]:
+        """The compute capabilities of this machine's GPUs."""
+        return [capability for _, capability in nvidia_gpus()]
 
     def __init__(self, nvcc: str) -> None:
         self.command = nvcc
         self.version = re.search(r"release.* V([\d.]+)", output_of(nvcc, "--version"))[1]
-        present = present_gpus()
-        form = r"\d+\.\d[af]?(\+PTX)?"
-        self.archs = architectures(
-            "TORCH_CUDA_ARCH_LIST", form, '"9.0", "9.0a" and "8.0+PTX"', present, DEFAULT_CUDA_ARCHS
-        )
+        form, examples = r"\d+\.\d[af]?(\+PTX)?", '"9.0", "9.0a" and "8.0+PTX"'
+        self.archs = architectures(self.listed, form, examples, self.served(), DEFAULT_CUDA_ARCHS)
         for arch in self.archs:
             if is_too_old(arch):
-                sys.exit(too_old(f'TORCH_CUDA_ARCH_LIST names "{arch}"'))
+                sys.exit(too_old(f'{self.listed} names "{arch}"'))
         self.flags = [*NVCC_FLAGS, *FEW_TYPES]
         self.own_flags = ["-ccbin=" + host_compiler()]
         if tuple(map(int, self.version.split(".")[:2])) >= (12, 8):
@@ -147,6 +146,15 @@ class Cuda:
             self.own_flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
             if arch.endswith("+PTX"):
                 self.own_flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+
+    def served(self) -> list[str]:
+        """Those of present() that are not too old. Exits where all are, unless architectures are listed."""
+        gpus = nvidia_gpus()
+        served = [capability for _, capability in gpus if not is_too_old(capability)]
+        if gpus and not served and not os.environ.get(self.listed, "").strip():
+            name, capability = gpus[0]
+            sys.exit(f"{too_old(f'{name} has compute capability {capability}')}. Without a GPU part: TORCHREDUCE_GPU=0")
+        return served
 
     # A kernel has one host function, which launches it; its local variables are symbols of the object file.
     count_kernels = r"nm -A | sed -n 's/:.*__device_stub__\(.*\)E[0-9]*__[a-z]*$$/ \1/p'"
@@ -163,14 +171,18 @@ class Cuda:
 class Hip:
     """hipcc of ROCm 6 or 7, or clang. Never yet tried with ROCm's own compilers, nor on AMD hardware."""
 
-    name, home, compiler = "HIP", "ROCM_HOME", "hipcc"
+    name, home, compiler, listed = "HIP", "ROCM_HOME", "hipcc", "PYTORCH_ROCM_ARCH"
+
+    @staticmethod
+    def present() -> list[str]:
+        """The architectures of this machine's GPUs; gfx000 is its CPU."""
+        return re.findall(r"gfx(?!000)\w+", output_of("rocm_agent_enumerator"))
 
     def __init__(self, hipcc: str, archs: list[str] | None = None) -> None:
         self.command = hipcc
         self.version = re.search(r"version:? ([\d.]+)", output_of(*shlex.split(hipcc), "--version"))[1]
-        present = re.findall(r"gfx(?!000)\w+", output_of("rocm_agent_enumerator"))
         form, examples = r"gfx\w+(:\w+[+-])*", '"gfx90a" and "gfx1100"'
-        self.archs = archs or architectures("PYTORCH_ROCM_ARCH", form, examples, present, DEFAULT_HIP_ARCHS)
+        self.archs = archs or architectures(self.listed, form, examples, self.present(), DEFAULT_HIP_ARCHS)
         self.flags = [*HIP_FLAGS, *FEW_TYPES]
 
     # The host function that launches a kernel is a symbol of the object file.
@@ -189,17 +201,39 @@ def host_compiler() -> str:
     return os.environ.get("CXX", "g++")
 
 
+def why_cpu_alone(
+    kind: type[Cuda] | type[Hip], environment: Mapping[str, str], command: str | None, gpus: list[str]
+) -> str:
+    """Why no GPU part is built, and how to have it; empty if it is built. Exits if it is asked for and cannot be built.
+
+    As extensions of torch do: it is built where a GPU is present, or where the environment asks for it.
+    """
+    if environment.get("TORCHREDUCE_GPU") == "0":
+        return "TORCHREDUCE_GPU=0"
+    asking = [name for name in ("TORCHREDUCE_GPU", "FORCE_CUDA") if environment.get(name) == "1"]
+    asking += [kind.listed] if environment.get(kind.listed, "").strip() else []
+    if asking and not command:
+        sys.exit(
+            f"{asking[0]}={environment[asking[0]]} asks for the GPU part, but there is no {kind.compiler}: "
+            f"put it on PATH, set {kind.home}, or leave the GPU part out by TORCHREDUCE_GPU=0"
+        )
+    if asking or (gpus and command):
+        return ""
+    if gpus:
+        return f"this machine has a GPU, but no {kind.compiler}. For the GPU part put it on PATH, or set {kind.home}"
+    return "this machine has no GPU. For the GPU part, too: TORCHREDUCE_GPU=1"
+
+
 def gpu_toolkit() -> Cuda | Hip | None:
-    """The one torch is made for, or CUDA if torch is CPU-only; None without its compiler, or if none is wanted."""
-    wanted = os.environ.get("TORCHREDUCE_GPU", "auto")
-    if wanted == "0":
-        return None
+    """The one torch is made for, or CUDA if torch is CPU-only; None for the CPU part alone. Says which, in a line."""
     kind = Hip if (package_root("torch") / "lib" / "libtorch_hip.so").exists() else Cuda
     home = os.environ.get(kind.home)
     command = shutil.which(f"{home}/bin/{kind.compiler}" if home else kind.compiler)
-    if command is None and wanted == "1":
-        sys.exit(f"TORCHREDUCE_GPU=1, but there is no {kind.compiler}: put it on PATH or set {kind.home}")
-    return kind(command) if command else None
+    reason = why_cpu_alone(kind, os.environ, command, kind.present())
+    toolkit = None if reason else kind(command)
+    parts = f"and the GPU part for {';'.join(toolkit.archs)}" if toolkit else f"alone: {reason}"
+    print(f"torchreduce: building the CPU part {parts}", flush=True)
+    return toolkit
 
 
 def parts_of(source: Path) -> list[str]:
@@ -305,14 +339,14 @@ class BuildExtension(build_ext):
 
     def run(self) -> None:
         start = time.monotonic()
-        self.torch, self.toolkit = package_root("torch"), gpu_toolkit()
         if not shutil.which(host_compiler()):
             sys.exit(f"There is no {host_compiler()}: install a C++20 compiler, or name one by CXX")
+        prebuilt = os.environ.get("TORCHREDUCE_LIBRARY")
+        self.torch, self.toolkit = package_root("torch"), None if prebuilt else gpu_toolkit()
         self.ninja = Ninja(BUILD, self.toolkit)
         # Messages and debug lines name files as "csrc/plan.cpp" and "torch/...", wherever the build ran.
         self.prefix_maps = [f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={self.torch.parent}/="]
 
-        prebuilt = os.environ.get("TORCHREDUCE_LIBRARY")
         library = str(Path(prebuilt).resolve()) if prebuilt else self.library()
         built_files = [library, self.module(library), *(self.aten(root, library) for root in torchs())]
         self.ninja.run()
@@ -390,7 +424,7 @@ class BuildExtension(build_ext):
         if prebuilt:
             return f"used {prebuilt}"
         if not self.toolkit:
-            return "built without a GPU part"
+            return "built the CPU part alone"
         count = (BUILD / "kernel_count.h").read_text().split()[-1]
         return f"built {count} GPU kernels for {';'.join(self.toolkit.archs)}"
 

@@ -84,8 +84,8 @@ LINEAR_SCAN = (
     Bar("linear", "linear_scan", rows(1024), 1, (0.92, 1.0), (0.52, 0.75), ("reset 200",)),
 )
 
-# Rows that are looked at twice. Each tensor counts once: of a copy, or where nothing but values of the rows is written,
-# of a read.
+# Row-wise ops: softmax, norms and losses. Each tensor counts once. Fractions of a copy; of a read where the op writes
+# one value a row.
 ALIGNED, LONG, ODD = rows(64, 256, 1024, 4096, 8192, 16384), rows(51200, 151936), rows(50257, 8191, 1023)
 LABELLED, NORMED = ((8192, 50257), (8192, 151936)), rows(768, 1024, 4096, 8192)
 SIDES = tuple(
@@ -133,7 +133,7 @@ PEERS = 1.03
 PEERS_FROM = 2**22
 # The median over all scans from there of the best other provider's time over torchreduce's.
 MEDIAN_SPEEDUP = 1.3
-# The geometric mean over rows looked at twice from there of torch's time over torchreduce's.
+# The geometric mean over row-wise ops from there of torch's time over torchreduce's.
 FUSED_SPEEDUP = 1.3
 # 1-D cumsum's time over CUB's, by elements, and from SMALL_FASTER_FROM.
 SMALL = {2**10: 1.25, 2**20: 1.25, 2**14: 1.6, 2**17: 1.6}

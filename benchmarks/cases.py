@@ -29,24 +29,24 @@ DEVICE = "cuda"  # the tests of the framework run it on the CPU
 HALF = ("bfloat16", "float16")
 FLOATS = ("float32", *HALF)
 PARTS = {
-    "reduce-rows": "sum, amax and argmax of rows from 2 elements to all, one element off, and of few rows",
-    "reduce-columns": "sum, amax and argmax of columns and middle dims, from 2 columns to all",
-    "reduce-views": "sum and amax of views: over dims with others between them, of permuted dims, of windows",
-    "reduce-ops": "the other reductions of floats, and sums of integers, of rows, columns and all",
+    "reduce-rows": "sum, amax and argmax of rows: of any length, unaligned, and of few rows",
+    "reduce-columns": "sum, amax and argmax of columns and middle dims, for any number of columns",
+    "reduce-views": "sum and amax of views: over dims that are not adjacent, of permuted tensors, of windows",
+    "reduce-ops": "other reductions of floats, and sums of integers, over rows, columns and all dims",
     "reduce": "sum, mean, amax and argmax of a few shapes",
-    "scan-1d": "cumsum of one row: bars, offsets, directions, more dtypes, sizes",
+    "scan-1d": "cumsum of one row: offsets, directions, other dtypes and sizes",
     "scan-rows": "cumsum along the last dim",
     "scan-columns": "cumsum along other dims",
-    "scan-few": "cumsum of 2 to 7 columns, which begin and end anywhere in 16 bytes, from either end and exclusive",
+    "scan-few": "cumsum of 2 to 7 columns, not aligned to 16 bytes, from either end and exclusive",
     "scan-ops": "the other scans on some of cumsum's shapes",
     "linear": "linear_scan",
-    "fused": "rows that are looked at twice: softmax, norms, cross-entropy, variances, forward and backward",
-    "small": "short calls, replayed from a graph",
-    "compile": "a few cases with torch.compile beside all others",
+    "fused": "row-wise ops: softmax, norms, cross-entropy and variances, forward and backward",
+    "small": "short calls, replayed from a CUDA graph",
+    "compile": "a few cases, compared with torch.compile too",
 }
 UNDRAWN = ("reduce-views", "reduce-ops", "fused")  # parts whose shapes make no picture
 SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "linear_scan")
-TO_VALUES = ("logsumexp", "var", "cross_entropy")  # of rows looked at twice: what they write is small
+TO_VALUES = ("logsumexp", "var", "cross_entropy")  # row-wise ops whose results are small
 LEVELS = {"torchreduce": "invariant", "torchreduce fast": "fast"}
 PROVIDERS = (*LEVELS, "torch", "torch.compile", "cub", "cub float32")
 

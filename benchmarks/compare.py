@@ -4,7 +4,7 @@ python -m benchmarks.compare                            # tables of benchmarks/r
 python -m benchmarks.compare out/ --check               # exits with 1 where a bar is missed
 python -m benchmarks.compare --against HEAD~3           # this tree's results beside those of a commit (or folder)
 python -m benchmarks.compare --markdown                 # writes docs/results and the table of README.md
-python -m benchmarks.compare --plot                     # draws docs/plots: fraction of the ceiling over n
+python -m benchmarks.compare --plot                     # draws docs/plots: fraction of the peak bandwidth over n
 """
 
 import argparse
@@ -28,7 +28,7 @@ def changes(rows: list[Row], before: list[Row]) -> str:
             fractions = [f"{cases[OURS]['fraction']:.3f}" for cases in (old[key], case)]
             lines.append([f"{key[0]}: {name_of(key)}", f"{then:.4f}", f"{now:.4f}", f"{now / then:.3f}", *fractions])
     lines.sort(key=lambda line: -abs(float(line[3]) - 1))
-    return pages.table(["case", "ms before", "now", "now / before", "of the ceiling before", "now"], lines)
+    return pages.table(["case", "ms before", "now", "now / before", "of peak bandwidth before", "now"], lines)
 
 
 def main(arguments: list[str] | None = None) -> int:

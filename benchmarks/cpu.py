@@ -1,4 +1,4 @@
-"""The CPU's part of run.py: torchreduce beside torch on every dim of a few shapes.
+"""The CPU's part of run.py: torchreduce and torch on every dim of a few shapes.
 
 A row is one op on one shape by one provider: p20, p50 and p80 of the times, and the bandwidth of p50, counting the
 input once and all that a scan writes once.

@@ -1,4 +1,4 @@
-"""Cases of rows that are looked at twice, forward and, where the op says so, backward through autograd."""
+"""Cases of row-wise ops (softmax, norms, losses), forward and, where the op says so, backward through autograd."""
 
 from typing import Any
 

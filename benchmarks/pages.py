@@ -10,7 +10,7 @@ from pathlib import Path
 
 from . import bars
 from .cases import PARTS, SCANS, UNDRAWN, is_copy
-from .results import OURS, PEERS, Case, Key, Row, best_peer, by_case, name_of, shape_of, speedup
+from .results import OURS, PEERS, Case, Key, Row, best_peer, by_case, name_of, shape_of, speedup, time_of
 from .verdicts import misses, verdict
 
 Cases = dict[Key, Case]
@@ -24,7 +24,7 @@ TITLES = {
     "reduce-rows": "Reductions of rows",
     "reduce-columns": "Reductions of columns and middle dims",
     "reduce-views": "Reductions of views",
-    "reduce-ops": "The other reductions, and integers",
+    "reduce-ops": "Other reductions, and integers",
     "reduce": "Reductions of a few shapes",
     "scan-1d": "cumsum of one row",
     "scan-rows": "cumsum of rows",
@@ -32,25 +32,25 @@ TITLES = {
     "scan-few": "cumsum of few columns",
     "scan-ops": "cumprod, logcumsumexp, cummax and cummin",
     "linear": "linear_scan",
-    "fused": "Rows that are looked at twice",
+    "fused": "Softmax, norms and losses",
     "small": "Short calls",
-    "compile": "Beside torch.compile",
+    "compile": "Compared with torch.compile",
 }
-# What a reader has to know of the rows of a commit.
+# What a reader has to know about the rows of a commit.
 NOTES = {
     (
         "small",
         commit,
-    ): f"The short reductions were measured at commit {commit}, before the kernels of today for rows and columns."
+    ): f"The short reductions were measured at commit {commit}, before today's kernels for rows and columns."
     for commit in ("39d8ee0", "3daea89")
 }
 
 HOW_TO_READ = """\
-- **of the ceiling**: the time of the fastest plain {kind} of as many bytes over torchreduce's.
-- **bar / goal**: the fractions to reach, by [benchmarks/bars.py](../../benchmarks/bars.py); then whether torchreduce is
-  under the bar, has met it or has reached the goal.
-- **ahead**: the best peer's time over torchreduce's. **Bold**: torchreduce is behind.
-- Fractions and what is ahead are rounded down.
+- **of peak bandwidth**: the time of the fastest plain {kind} kernel for as many bytes, divided by torchreduce's time.
+- **bar / goal**: the fractions to reach, from [benchmarks/bars.py](../../benchmarks/bars.py). The next column says
+  whether torchreduce is under the bar, has met it or has reached the goal.
+- **speedup**: the fastest peer's time, divided by torchreduce's time. **Bold**: torchreduce is slower.
+- Fractions and speedups are rounded down.
 """
 
 
@@ -81,7 +81,7 @@ def down(x: float, digits: int) -> str:
 
 
 def times(ratio: float | None) -> str:
-    """How far ahead: bold where behind."""
+    """A speedup: bold where torchreduce is slower."""
     if ratio is None:
         return "-"
     shown = down(ratio, 2 if ratio < 100 else 0)
@@ -110,8 +110,8 @@ class Sums:
         return sum(verdict(key, case) in which for key, case in self.cases.items())
 
     @property
-    def behind(self) -> str:
-        """Of how many with a peer."""
+    def slower(self) -> str:
+        """In how many cases a peer is faster, of how many with a peer."""
         return f"{sum(ratio < 1 for ratio in self.speedups)} of {len(self.speedups)}" if self.speedups else "-"
 
     @property
@@ -120,23 +120,24 @@ class Sums:
         judged = self.verdicts("under", "met", "goal")
         return f"{self.verdicts('under')} of {judged}" if judged else "-"
 
-    def of_the_ceiling(self) -> list[str]:
+    def of_the_peak(self) -> list[str]:
         if not self.fractions:
             return ["-", "-"]
         return [down(statistics.median(self.fractions), 2), down(min(self.fractions), 2)]
 
-    def ahead(self) -> list[str]:
+    def speedup(self) -> list[str]:
         if not self.speedups:
             return ["-", "-"]
         return [times(statistics.geometric_mean(self.speedups)), times(min(self.speedups))]
 
 
-SUMS = ["of the ceiling, median", "least", "under the bar", "at the goal", "ahead, geometric mean", "least", "behind"]
+PEAK, SPEEDUP, SLOWER = "of peak bandwidth", "speedup", "slower"
+SUMS = [f"{PEAK}, median", "least", "under the bar", "at the goal", f"{SPEEDUP}, geometric mean", "least", SLOWER]
 
 
 def sums(cases: Cases) -> list[str]:
     s = Sums(cases)
-    return [*s.of_the_ceiling(), s.under, str(s.verdicts("goal")), *s.ahead(), s.behind]
+    return [*s.of_the_peak(), s.under, str(s.verdicts("goal")), *s.speedup(), s.slower]
 
 
 def grouped(cases: Cases, by: Callable[[Key], str]) -> dict[str, Cases]:
@@ -196,8 +197,8 @@ def by_regime(cases: Cases) -> str:
             if mine:
                 s = Sums(mine)
                 heads = [regime.name, dtype, f"{pair[0]:.2f} / {pair[1]:.2f}"]
-                lines.append([*heads, s.under, str(s.verdicts("goal")), *s.of_the_ceiling()])
-    heading = ["regime", "dtype", "bar / goal", "under the bar", "at the goal", "of the ceiling, median", "least"]
+                lines.append([*heads, s.under, str(s.verdicts("goal")), *s.of_the_peak()])
+    heading = ["regime", "dtype", "bar / goal", "under the bar", "at the goal", f"{PEAK}, median", "least"]
     return table(heading, lines, left=2) if lines else ""
 
 
@@ -217,7 +218,7 @@ def part_text(part: str, rows: list[Row]) -> str:
         if by_regime(mine):
             texts += ["By regime:", by_regime(mine)]
         for name, group in groups.items():
-            heading = ["case", "ms", "of the ceiling", "bar / goal", "", "best peer, ms", "ahead"]
+            heading = ["case", "ms", PEAK, "bar / goal", "", "fastest peer, ms", SPEEDUP]
             texts += [f"### {name}", table(heading, [line_of(key, case) for key, case in group.items()])]
     return "\n\n".join(texts)
 
@@ -263,11 +264,12 @@ def index_page(rows: list[Row], others: dict[str, str]) -> str:
     links = "\n".join(f"- [{title}]({name}.md)" for name, title in others.items())
     heading = ["part", "GPU", "commit", "cases", *SUMS]
     about = f"{MADE}. [How it is measured](../performance.md)."
-    return "\n\n".join(["# Results", about, table(heading, lines, left=3), links])
+    kinds = "## By kind of call\n\nMedian (least) fractions, and the geometric mean (least) of speedups."
+    return "\n\n".join(["# Results", about, table(heading, lines, left=3), links, kinds, kinds_table(rows)])
 
 
 def losses_page(rows: list[Row]) -> str:
-    texts = ["# Losses", "Every case that misses a bar, and every case in which a peer is faster.", f"{MADE}."]
+    texts = ["# Losses", "Every case under a bar, and every case in which a peer is faster.", f"{MADE}."]
     order = {part: i for i, part in enumerate(PARTS)}
     for gpu in gpus(rows):
         cases = by_case(row for row in rows if row["gpu"] == gpu)
@@ -287,7 +289,7 @@ def losses_page(rows: list[Row]) -> str:
         texts += [table(["part", "case", "what is missed"], found, left=3)] if found else []
         ratios = {key: ratio for key, case in cases.items() if (ratio := speedup(case))}
         slower = sorted((key for key in ratios if ratios[key] < 1), key=lambda key: ratios[key])
-        texts += [f"## {gpu}: a peer is faster", f"In {len(slower)} of {len(ratios)} cases; the furthest behind first."]
+        texts += [f"## {gpu}: a peer is faster", f"In {len(slower)} of {len(ratios)} cases; the slowest first."]
         lines = []
         for key in slower:
             peer, ms = best_peer(cases[key]) or ("", 0.0)
@@ -310,16 +312,16 @@ def plain_cases(plain: list[Plain]) -> dict[tuple[str, ...], dict[str, Plain]]:
 
 
 def plain_page(title: str, about: str, plain: list[Plain]) -> str:
-    """torchreduce beside torch and copies of the input, a table a device; threads 0 is a GPU."""
-    texts = [f"# {title}", about, f"{MADE}. **Bold**: torchreduce is behind torch."]
+    """torchreduce, torch and copies of the input: a table for each device; threads 0 is a GPU."""
+    texts = [f"# {title}", about, f"{MADE}. **Bold**: torchreduce is slower than torch."]
     cases = plain_cases(plain)
     for device, torch in dict.fromkeys(key[:2] for key in cases):
         mine = {key: case for key, case in cases.items() if key[:2] == (device, torch)}
         ratios = [ratio for ratio in map(plain_speedup, mine.values()) if ratio]
-        behind, mean = sum(ratio < 1 for ratio in ratios), statistics.geometric_mean(ratios)
+        slower, mean = sum(ratio < 1 for ratio in ratios), statistics.geometric_mean(ratios)
         texts += [
             f"## {device}, torch {torch}",
-            f"Behind torch in {behind} of {len(ratios)} cases; ahead {down(mean, 2)} times in the geometric mean.",
+            f"Slower than torch in {slower} of {len(ratios)} cases; speedup {down(mean, 2)} (geometric mean).",
         ]
         threads = ["threads"] if any(key[-1] != "0" for key in mine) else []
         copies = ["copy, ms"] if any({"copy", "ceiling"} & set(case) for case in mine.values()) else []
@@ -332,7 +334,7 @@ def plain_page(title: str, about: str, plain: list[Plain]) -> str:
             commit = ours["commit"] if ours else "-"
             heads = [f"{op} {dtype}", f"{shape} dim {dim}", *([used] if threads else [])]
             lines.append([*heads, *shown, times(plain_speedup(case)), commit])
-        heading = ["op", "case", *threads, "torchreduce, ms", "torch, ms", *copies, "ahead", "commit"]
+        heading = ["op", "case", *threads, "torchreduce, ms", "torch, ms", *copies, SPEEDUP, "commit"]
         texts.append(table(heading, lines, left=2))
     return "\n\n".join(texts)
 
@@ -377,37 +379,88 @@ SUMMARY: tuple[tuple[str, Callable[[Key], bool]], ...] = (
 )
 
 
-def summary(rows: list[Row], plain: list[Plain]) -> str:
-    """A line a kind of call, float32 and bfloat16 beside each other, on the GPU with the newest results that has rows
-    of both reductions and scans; a sentence for every other device."""
+# What users meet first, for the README; SUMMARY has all.
+MET_FIRST: tuple[tuple[str, Callable[[Key], bool]], ...] = (
+    ("sum of rows", lambda k: k[1] == "reduce-rows" and k[2] == "sum" and is_large(k)),
+    ("sum of columns, middle dims", lambda k: k[1] == "reduce-columns" and k[2] == "sum" and not is_permuted(k)),
+    (
+        "argmax of rows, columns",
+        lambda k: k[2] == "argmax" and k[1].startswith("reduce-") and is_large(k) and not is_permuted(k),
+    ),
+    ("softmax, log_softmax", lambda k: k[1] == "fused" and "softmax" in k[2] and is_large(k)),
+    ("cross_entropy", lambda k: k[1] == "fused" and "cross_entropy" in k[2]),
+    ("layer_norm, rms_norm", lambda k: k[1] == "fused" and "_norm" in k[2]),
+    ("cumsum", lambda k: k[2] == "cumsum" and k[1].startswith("scan-") and is_large(k)),
+    ("linear_scan", lambda k: k[1] == "linear"),
+    ("short sum, argmax, cumsum", lambda k: k[1] == "small"),
+)
+BY_DTYPE = [f"{dtype}: {PEAK}" if i == 0 else SPEEDUP for dtype in DTYPES[:2] for i in range(2)]
+
+
+def by_dtype(cases: Cases) -> list[str]:
+    """Under BY_DTYPE."""
+    line = []
+    for dtype in DTYPES[:2]:
+        s = Sums({k: c for k, c in cases.items() if k[3] == dtype})
+        (median, least), (mean, worst) = s.of_the_peak(), s.speedup()
+        line += ["-" if median == "-" else f"{median} ({least})", "-" if mean == "-" else f"{mean} ({worst})"]
+    return line
+
+
+def of_kind(holds: Callable[[Key], bool], rows: list[Row]) -> Cases:
+    """In float32 and bfloat16, on the GPU with the newest results of both reductions and scans."""
     gpu = newest_with(("reduce-rows", "scan-rows"), rows)
     cases = by_case(row for row in rows if row["gpu"] == gpu)
+    return {key: case for key, case in cases.items() if holds(key) and key[3] in DTYPES[:2]}
+
+
+def kinds_table(rows: list[Row]) -> str:
+    """A line a kind of call."""
     lines = []
     for name, holds in SUMMARY:
-        of_dtype = [{k: c for k, c in cases.items() if holds(k) and k[3] == dtype} for dtype in DTYPES[:2]]
-        line = [name]
-        for s in map(Sums, of_dtype):
-            (median, least), (mean, worst) = s.of_the_ceiling(), s.ahead()
-            line += ["-" if median == "-" else f"{median} ({least})", "-" if mean == "-" else f"{mean} ({worst})"]
-        both = Sums(of_dtype[0] | of_dtype[1])
-        if both.cases:
-            lines.append([*line, both.under, both.behind])
-    both_dtypes = ["float32: of the ceiling", "ahead", "bfloat16: of the ceiling", "ahead"]
-    heading = [gpu.removeprefix("NVIDIA "), *both_dtypes, "under the bar", "behind"]
-    found = {(row["part"], row["commit"]) for row in rows if row["gpu"] == gpu}
+        if cases := of_kind(holds, rows):
+            s = Sums(cases)
+            lines.append([name, *by_dtype(cases), s.under, s.slower])
+    gpu = newest_with(("reduce-rows", "scan-rows"), rows).removeprefix("NVIDIA ")
+    return table([gpu, *BY_DTYPE, "under the bar", SLOWER], lines)
+
+
+def peers_of(cases: Cases) -> str:
+    """Those that were timed in any case; where none was, whether there are any."""
+    timed = [peer for peer in PEERS if any(time_of(case, peer) for case in cases.values())]
+    tried = any(peer in case for case in cases.values() for peer in PEERS)
+    names = dict.fromkeys("CUB" if peer.startswith("cub") else peer for peer in timed)
+    return ", ".join(names) or ("not measured" if tried else "none")
+
+
+def bold(slower: str) -> str:
+    """A count of losses, if there are any."""
+    return slower if slower.startswith(("0", "-")) else f"**{slower}**"
+
+
+def summary(rows: list[Row], plain: list[Plain]) -> str:
+    """A line for each of MET_FIRST, one for each CPU, and a sentence for each GPU."""
+    lines = []
+    for name, holds in MET_FIRST:
+        if cases := of_kind(holds, rows):
+            lines.append([name, peers_of(cases), *by_dtype(cases), bold(Sums(cases).slower)])
+    on_cpus = [row for row in plain if row["threads"] != "0"]
+    for device in dict.fromkeys(row["device"] for row in on_cpus):
+        cases = plain_cases([row for row in on_cpus if row["device"] == device])
+        line, slower = [f"all ops on a CPU ({device})", "torch"], 0
+        for dtype in DTYPES[:2]:
+            ratios = [r for key, case in cases.items() if key[3] == dtype and (r := plain_speedup(case))]
+            line += ["-", f"{times(statistics.geometric_mean(ratios))} ({times(min(ratios))})" if ratios else "-"]
+        every = [ratio for ratio in map(plain_speedup, cases.values()) if ratio]
+        slower = sum(ratio < 1 for ratio in every)
+        lines.append([*line, bold(f"{slower} of {len(every)}")])
+    gpu = newest_with(("reduce-rows", "scan-rows"), rows).removeprefix("NVIDIA ")
+    found = {(row["part"], row["commit"]) for row in rows if row["gpu"].endswith(gpu)}
     said = [f"- {NOTES[measured]}" for measured in sorted(found & set(NOTES))]
-    for other in gpus(rows):
-        if other != gpu:
-            s = Sums(by_case(row for row in rows if row["gpu"] == other))
-            judged, slower = s.under.replace(" of ", " of its "), s.behind
-            said.append(f"- {other}: under {judged} bars, behind the best peer in {slower} cases.")
-    for device in dict.fromkeys(row["device"] for row in plain if row["threads"] != "0"):
-        on_it = plain_cases([row for row in plain if row["device"] == device and row["threads"] != "0"])
-        ratios = [ratio for ratio in map(plain_speedup, on_it.values()) if ratio]
-        behind, mean = sum(ratio < 1 for ratio in ratios), down(statistics.geometric_mean(ratios), 2)
-        ahead = f"ahead of torch {mean} times (least {down(min(ratios), 2)})"
-        said.append(f"- {device} (CPU), 1 and 2 threads: {ahead}, behind in {behind} of {len(ratios)} cases.")
-    return "\n\n".join([table(heading, lines), "\n".join(said)]).rstrip()
+    for name in gpus(rows):
+        s = Sums(by_case(row for row in rows if row["gpu"] == name))
+        said.append(f"- {name}, all cases: slower than the fastest peer in {s.slower}, under the bar in {s.under}.")
+    return "\n\n".join([table([gpu, "peers", *BY_DTYPE, SLOWER], lines, left=2), "\n".join(said)]).rstrip()
 
 
 def insert(page: Path, text: str) -> None:
@@ -432,19 +485,19 @@ def write(rows: list[Row], plain: list[Plain], root: Path) -> None:
     for old in folder.glob("*.md"):
         old.unlink()
     pages = {part: part_page(part, rows) for part in parts_of(rows)}
-    others = {"losses": "Losses: every bar missed, every case behind a peer"}
+    others = {"losses": "Losses: every bar missed, every case in which a peer is faster"}
     pages["losses"] = losses_page(rows)
     on_cpu = [row for row in plain if row["threads"] != "0"]
     on_gpu = [row for row in plain if row["threads"] == "0"]
     if on_cpu:
-        others["cpu"] = "On a CPU, beside torch"
-        about = "Median times of torchreduce and of torch on every dim of a few shapes."
+        others["cpu"] = "On a CPU, compared with torch"
+        about = "Median times of torchreduce and of torch for every dim of a few shapes."
         pages["cpu"] = plain_page("On a CPU", about, on_cpu)
     if on_gpu:
-        others["earlier"] = "Earlier kernels on a GPU, whose reductions were far behind"
+        others["earlier"] = "Earlier kernels on a GPU, with slow reductions"
         about = """\
-Earlier sittings: of reductions by the kernels before those for rows and for columns, of scans for torch's times where
-these are more than half a second. What the kernels of today take is on the other pages."""
+Earlier measurements: reductions by the general kernels alone, and scans for which torch takes more than half a second.
+The times of today's kernels are on the other pages."""
         pages["earlier"] = plain_page("Earlier kernels", about, on_gpu)
     pages["README"] = index_page(rows, others)
     for name, text in pages.items():

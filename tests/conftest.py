@@ -22,6 +22,7 @@ MARKERS = (
     "big: 2^31 elements and more; run by one worker at a time",
     "sanitize: small enough for compute-sanitizer",
     "slow: half a minute and more; run with --slow",
+    "long: ten seconds and more; started first, so that no worker has one left when the others are done",
 )
 
 
@@ -73,6 +74,7 @@ def pytest_collection_modifyitems(config, items):
         deselect(config, items, "gpus")
     if not config.getoption("--slow"):
         deselect(config, items, "slow")
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

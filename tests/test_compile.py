@@ -9,6 +9,7 @@ import torchreduce as tr
 from torchreduce.testing import assert_bitwise_equal
 
 
+@pytest.mark.long
 def test_compile_has_eager_bits(device):
     """pytorch #190946: flags ignored under torch.compile; here everything, by torch's own compiler."""
     torch._dynamo.reset()

@@ -15,9 +15,24 @@ def test_the_demo_shows_every_function_of_its_table(monkeypatch, capsys):
     monkeypatch.setattr(demo, "SHAPES", shapes)
     monkeypatch.setattr(demo, "BUDGET", 0)
     assert demo.run("cpu") == 0
-    shown = capsys.readouterr().out
-    assert "bit checks passed" in shown and all(name in shown for name in demo.FUNCTIONS)
+    title, heading, *lines, last = capsys.readouterr().out.splitlines()
+    assert tr.__version__ in title and heading == demo.HEADING
+    assert [line.split()[1] for line in lines] == list(demo.FUNCTIONS)  # a line each, as it was run
+    assert all(line.split()[3:6] == ["same", "same", "-"] for line in lines)
+    assert last.startswith("All ") and f"{len(demo.FUNCTIONS)} functions" in last and "bitwise identical" in last
     assert {"sum", "mean", "amax", "argmax", "max", "cumsum", "cummax", "softmax"} <= set(demo.FUNCTIONS)
+
+
+def test_the_demo_says_what_differs(monkeypatch, capsys):
+    """Also in a row for each call, where that is asked for."""
+    monkeypatch.setattr(demo, "SHAPES", [((40, 30), 1, torch.float32)])
+    monkeypatch.setattr(demo, "FUNCTIONS", {"sum": (torch.float32,)})
+    monkeypatch.setattr(demo, "BUDGET", 0)
+    monkeypatch.setattr(demo, "alone_as_in_batch", lambda *_: False)
+    assert demo.run("cpu", table=True) == 1
+    *shown, last = capsys.readouterr().out.splitlines()
+    assert shown[2].split()[:5] == ["cpu", "sum", "1", "same", "1"] and "DIFFER" in shown[2]
+    assert any("40x30" in line and "DIFFER" in line for line in shown) and last.startswith("1 of 2 checks failed")
 
 
 @pytest.mark.parametrize("op", bench.operations())

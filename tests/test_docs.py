@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import torchreduce as tr
+from torchreduce.demo import FUNCTIONS as FUNCTIONS_SHOWN
 
 ROOT = Path(__file__).parents[1]
 FUNCTIONS = sorted(set(tr.__all__) - {"__version__"})
@@ -88,6 +89,14 @@ def test_the_readme_is_short():
     assert max(len(block.strip().splitlines()) for block in paragraphs(text)) <= 5
 
 
+def test_the_readme_opens_with_two_commands():
+    """What they show is on the first screen, and is so."""
+    opening = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
+    demo, test = re.findall(r"^    make (\w+) +# (.*)$", opening, re.MULTILINE)
+    assert demo[0] == "demo" and "minutes" in demo[1] and f"compares {len(FUNCTIONS_SHOWN)} functions" in demo[1]
+    assert test[0] == "test" and "minutes" in test[1]
+
+
 def test_every_promise_of_the_readme_has_its_test():
     promises = (ROOT / "README.md").read_text().split("## Promises")[1].split("\n## ")[0]
     rows = [line.split("|")[2] for line in promises.splitlines() if line.startswith("| ") and "promise" not in line]
@@ -138,7 +147,7 @@ def test_from_torchs_calls_to_torchreduces():
             torch.testing.assert_close(eval(call, names), eval(expected, names), rtol=1e-5, atol=1e-5)
             pairs += 1
     assert pairs >= 20
-    for call, ours, _ in rows_of(page.split("\n## Other results\n")[1].split("\n## ")[0]):
+    for call, ours, _ in rows_of(page.split("\n## Different results\n")[1].split("\n## ")[0]):
         code, value = (re.search(r"`([^`]+)`", cell)[1] for cell in (call, ours))
         result = eval(code if code.startswith("torch.") else f"tr.{code}", names)
         expected = torch.tensor(eval(value, names), dtype=result.dtype)

@@ -386,6 +386,7 @@ def test_a_missing_compiler_is_named(monkeypatch, tmp_path):
         build.for_hip("gfx90a")
 
 
+@pytest.mark.long
 def test_an_installed_package_has_the_sources(tmp_path):
     """And reads them: the same rungs, and a cache of the user's for what is compiled."""
     command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]

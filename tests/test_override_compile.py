@@ -104,6 +104,7 @@ def test_what_is_not_covered_goes_on(device):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.long
 def test_what_torch_serves_is_taken_apart_as_ever():
     """Every call that has a rule, where it is for GPUs alone; and those that have none for the arguments."""
     x = rows(33, 1000)

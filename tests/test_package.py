@@ -69,6 +69,7 @@ assert_type(tr.__version__, str)
 WRONG = 'tr.sum(x, dim="rows")\ntr.determinism("exact")\ntr.sums(x)\n'
 
 
+@pytest.mark.long
 def test_a_users_code_passes_mypy_and_wrong_calls_do_not(tmp_path):
     """As with the installed package: mypy believes one by its py.typed alone."""
     pytest.importorskip("mypy")  # make test installs it; machines with a GPU come as they are

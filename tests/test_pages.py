@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
         ("README.md", "[a](#limits)", "[a](#limits)"),
         ("docs/results/losses.md", "[a](../performance.md)", "[a](../performance.md)"),
         ("docs/results/losses.md", "[a](../../benchmarks/bars.py)", "a"),
-        ("docs/how.md", "[a](../CONTRIBUTING.md#words)", "[a](contributing.md#words)"),
+        ("docs/how.md", "[a](../CONTRIBUTING.md#glossary)", "[a](contributing.md#glossary)"),
         ("docs/how.md", "[a](https://example.org/b)", "[a](https://example.org/b)"),
         ("docs/numerics.md", "`f(x)[i]` is `f(x[i:i+1])[0]`", "`f(x)[i]` is `f(x[i:i+1])[0]`"),
     ],

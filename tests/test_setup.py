@@ -1,13 +1,17 @@
-"""setup.py says what to type where it cannot build."""
+"""setup.py: what it builds by default, and what it says to type where it cannot build."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from torchreduce import _C
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+import setup  # noqa: E402
 
 
 def test_too_old_a_torch_is_refused(tmp_path):
@@ -18,6 +22,55 @@ def test_too_old_a_torch_is_refused(tmp_path):
     done = subprocess.run([sys.executable, "setup.py", "--version"], cwd=ROOT, capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": str(tmp_path)})  # fmt: skip
     assert done.returncode != 0 and "2.9.1+cpu" in done.stderr and "'torch>=2.10'" in done.stderr
+
+
+NO_GPU, NO_COMPILER = "no GPU", "but no nvcc"
+
+
+@pytest.mark.parametrize(
+    ("environment", "command", "gpus", "reason"),
+    [
+        ({}, "nvcc", [], NO_GPU),  # a compiler alone is no reason
+        ({}, None, [], NO_GPU),
+        ({}, "nvcc", ["9.0"], ""),
+        ({}, None, ["9.0"], NO_COMPILER),
+        ({"TORCHREDUCE_GPU": "1"}, "nvcc", [], ""),
+        ({"FORCE_CUDA": "1"}, "nvcc", [], ""),
+        ({"FORCE_CUDA": "0"}, "nvcc", [], NO_GPU),
+        ({"TORCH_CUDA_ARCH_LIST": "9.0"}, "nvcc", [], ""),
+        ({"TORCH_CUDA_ARCH_LIST": " "}, "nvcc", [], NO_GPU),
+        ({"PYTORCH_ROCM_ARCH": "gfx90a"}, "nvcc", [], NO_GPU),  # of a torch for ROCm
+        ({"TORCHREDUCE_GPU": "0"}, "nvcc", ["9.0"], "TORCHREDUCE_GPU=0"),
+        ({"TORCHREDUCE_GPU": "0", "FORCE_CUDA": "1", "TORCH_CUDA_ARCH_LIST": "9.0"}, None, [], "TORCHREDUCE_GPU=0"),
+    ],
+)
+def test_the_gpu_part_is_built_for_a_gpu_or_if_asked_for(environment, command, gpus, reason):
+    said = setup.why_cpu_alone(setup.Cuda, environment, command, gpus)
+    assert (reason in said) if reason else not said
+    assert reason != NO_GPU or "TORCHREDUCE_GPU=1" in said  # how to have it
+
+
+def test_the_gpu_part_for_amd_is_built_by_the_same_rule():
+    assert not setup.why_cpu_alone(setup.Hip, {}, "hipcc", ["gfx90a"])
+    assert not setup.why_cpu_alone(setup.Hip, {"PYTORCH_ROCM_ARCH": "gfx90a"}, "hipcc", [])
+    assert NO_GPU in setup.why_cpu_alone(setup.Hip, {"TORCH_CUDA_ARCH_LIST": "9.0"}, "hipcc", [])
+
+
+@pytest.mark.parametrize("name", ["TORCHREDUCE_GPU", "FORCE_CUDA", "TORCH_CUDA_ARCH_LIST"])
+def test_a_gpu_part_that_is_asked_for_needs_its_compiler(name):
+    value = "9.0" if name == "TORCH_CUDA_ARCH_LIST" else "1"
+    with pytest.raises(SystemExit, match=f"{name}={value} .* no nvcc.*CUDA_HOME.*TORCHREDUCE_GPU=0"):
+        setup.why_cpu_alone(setup.Cuda, {name: value}, None, ["9.0"])
+
+
+def test_gpus_are_found_by_the_vendors_tools(tmp_path, monkeypatch):
+    printed = {"nvidia-smi": "NVIDIA H100 80GB HBM3, 9.0\nTesla T4, 7.5", "rocm_agent_enumerator": "gfx000\ngfx90a"}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert setup.Cuda.present() == setup.Hip.present() == []
+    for name, lines in printed.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{lines}'\n")
+        (tmp_path / name).chmod(0o755)
+    assert setup.Cuda.present() == ["9.0", "7.5"] and setup.Hip.present() == ["gfx90a"]
 
 
 def toolkit(folder, archs, gpus=()):

@@ -61,25 +61,25 @@ def order() -> str:
     root = drawing.tree([x + 65 for x in leaves], 140, 26)
     drawing.words(540, root - 6, "the row's sum, rounded once")
     for i, x in enumerate(leaves):
-        drawing.box(x, 140, 130, 30, BLUE, f"leaf {i}" if i < 4 else "leaf 4, ragged")
+        drawing.box(x, 140, 130, 30, BLUE, f"leaf {i}" if i < 4 else "leaf 4, partial")
     drawing.line(20, 170, 20, 196)
     drawing.line(150, 170, 740, 196)
-    drawing.words(30, 190, "2048 consecutive elements are a leaf; in it:")
+    drawing.words(30, 190, "A leaf has 2048 consecutive elements:")
     for i in range(8):
         shown, x = (str(i) if i < 5 else "..." if i < 7 else "255"), 20 + 90 * i
         for j, first in enumerate((f"x[{shown}]", f"x[{shown}+256]", f"x[{shown}+512]")):
             drawing.box(x, 262 + 22 * j, 80, 20, GREY, "..." if shown == "..." else first)
         drawing.words(x + 40, 346, "..., up to 8", "middle")
     drawing.tree([60 + 90 * i for i in range(8)], 260, 18)
-    drawing.words(20, 372, "256 residues: each adds its elements in order, and the same tree joins neighbours.")
+    drawing.words(20, 372, "256 residues: each adds its elements in order; the same tree combines adjacent residues.")
 
     drawing.words(20, 420, "A scan: groups in tiles in block tiles in superblocks", bold=True)
     levels = [
-        ("group", "8 elements: one after the other", GREY),
+        ("group", "8 elements, in order", GREY),
         ("tile", "32 groups, 256 elements: Sklansky's scan of their totals", BLUE),
         ("block tile", "32 tiles, 8192 elements: the same", BLUE),
         ("superblock", "32 block tiles, 2^18 elements: the same, in float64", GREEN),
-        ("row", "superblocks one after the other, in float64", GREEN),
+        ("row", "superblocks in order, in float64", GREEN),
     ]
     for i, (name, words, fill) in enumerate(levels):
         y = 440 + 38 * i
@@ -94,18 +94,18 @@ def call() -> str:
     drawing = Drawing(640, "The path of a call")
     drawing.box(20, 20, 330, 50, BLUE, "tr.sum(x, dim=1)", "torchreduce/ops.py: checks the arguments")
     drawing.box(410, 20, 330, 50, AMBER, "x.sum(1), after tr.enable()", "torch, then csrc/aten.cpp: covered?")
-    drawing.box(20, 110, 330, 50, BLUE, "serving", "torchreduce/dispatch.py: which way")
-    ways = (("plain", "the bare kernel"), ("gradient", "autograd first"), ("watched", "torch's dispatcher"))
+    drawing.box(20, 110, 330, 50, BLUE, "serving", "torchreduce/dispatch.py: selects a path")
+    ways = (("plain", "the kernel"), ("gradient", "autograd first"), ("traced", "torch's dispatcher"))
     for i, way in enumerate(ways):
         drawing.box(20 + 112 * i, 200, 106, 50, GREY, *way)
     drawing.box(20, 300, 330, 50, GREEN, "torchreduce::sum", "csrc/torch_ops.cpp: by torch's stable ABI")
     drawing.box(
         *(20, 400, 720, 50, GREEN, "shape and plan"),
-        "csrc/shape.h folds the dims; csrc/reduce_plan.cpp takes the first family that serves the call",
+        "csrc/shape.h folds the dims; csrc/reduce_plan.cpp selects the first variant that handles it",
     )
-    drawing.box(20, 500, 330, 50, BLUE, "GPU: a family's kernel", "csrc/kernels/reduce/rows.cuh and others")
+    drawing.box(20, 500, 330, 50, BLUE, "GPU: the kernel variant", "csrc/kernels/reduce/rows.cuh and others")
     drawing.box(410, 500, 330, 50, BLUE, "CPU: the same order, in lanes", "csrc/cpu/reduce.cpp, by instruction set")
-    drawing.box(20, 585, 720, 40, AMBER, "csrc/ops.h: how the op loads, combines and finishes, the same for both")
+    drawing.box(20, 585, 720, 40, AMBER, "csrc/ops.h: how the op loads, combines and finishes, on both")
     for x in (73, 185, 297):
         drawing.line(x, 160, x, 200, arrow=True)
         drawing.line(x, 250, x, 300, arrow=True)

@@ -52,11 +52,17 @@ def main(extras: list[str]) -> None:
 
 
 def fill(extras: list[str]) -> None:
-    print(f"{sys.executable} lacks some of what is needed; filling .venv", file=sys.stderr)
+    say(f"{sys.executable} lacks some of what is needed: making .venv")
     subprocess.run([sys.executable, "-m", "venv", ROOT / ".venv"], check=True, stdout=sys.stderr)
     pip = [VENV_PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, TORCH], check=True, stdout=sys.stderr)
-    subprocess.run([*pip, *requirements(extras)], check=True, stdout=sys.stderr)
+    for names in ([TORCH], requirements(extras)):
+        say(f"pip install {' '.join(names)}")
+        subprocess.run([*pip, *names], check=True, stdout=sys.stderr)
+
+
+def say(line: str) -> None:
+    """Standard output is for the Python that is found."""
+    print(f"torchreduce: {line}", file=sys.stderr, flush=True)
 
 
 main(sys.argv[1:])

@@ -14,6 +14,7 @@ cd "$(dirname "$0")/.."
 logs=${OUT:-build/gpu}
 mkdir -p "$logs"
 python=$(python3 tools/environment.py test) || exit 1
+export TORCHREDUCE_GPU=1
 summary=()
 failed=0
 

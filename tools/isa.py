@@ -107,8 +107,8 @@ WIDE_REDUCTIONS = {
 SPILLED_BY_REDUCTIONS = 192
 # The same of products of columns, whose way by powers is taken rarely.
 SPILLED_BY_PRODUCTS = 400
-# The same of kernels of rows looked at twice, whose rarely taken ways of exponentials spill; for Blackwell also 16-bit
-# columns that start anywhere.
+# The same of row-wise kernels (softmax, norms, losses), whose rarely taken ways of exponentials spill; for Blackwell
+# also 16-bit columns that start anywhere.
 SPILLED_BY_FUSED = 88
 CUDA_BULK_COPY = re.compile(r"\bUBLKCP\b")
 AMD_UNWANTED = {"scratch": r"scratch_|buffer_(load|store)", "flat": r"flat_", "call": r"s_swappc|s_call"}

@@ -17,16 +17,16 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 # Of each page of functions: its title, what it answers, and the modules whose public names it has.
 API = {
-    "reductions": ("Reductions", "What each reduction takes, gives and promises.", ("ops", "norms")),
-    "rows": ("Rows looked at twice", "What softmax, variances, norms and losses take and give.", ("fused",)),
-    "scans": ("Scans", "What each scan takes and gives.", ("scans",)),
-    "nn": ("Modules", "Which modules stand in for torch.nn's.", ("nn",)),
+    "reductions": ("Reductions", "Arguments, results and promises of each reduction.", ("ops", "norms")),
+    "rows": ("Softmax, norms and losses", "Arguments and results of softmax, variances, norms and losses.", ("fused",)),
+    "scans": ("Scans", "Arguments and results of each scan.", ("scans",)),
+    "nn": ("Modules", "Modules that replace those of torch.nn.", ("nn",)),
     "switches": (
-        "The switch, the override, plans",
-        "How torch's own calls are turned over, how the level is set, what serves a call.",
+        "Override, determinism, plans",
+        "Override torch functions, set the determinism level, and show the kernel of a call.",
         ("override", "promises", "determinism", "plans"),
     ),
-    "testing": ("Tools for tests", "How bits are checked, here or in tests of your own.", ("testing",)),
+    "testing": ("Testing", "Check that results are bitwise identical.", ("testing",)),
 }
 NAMED = ("torchreduce.nn", "torchreduce.testing")  # modules whose names are not those of torchreduce itself
 

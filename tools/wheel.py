@@ -254,7 +254,7 @@ def check_installed(wheel: Path, python: str, version: str, must_run: bool) -> s
         run([command, "-W", "error:torchreduce", "-c", USE], cwd=folder, env=alone)  # it warns where it has no _aten
         for what in ("verify", "demo"):
             run([command, "-m", "torchreduce", what], cwd=folder, env=alone)
-        return f"with {torch}: verify, demo, a gradient, a compiled call, torch's own calls turned over"
+        return f"with {torch}: verify, demo, a gradient, a compiled call, the override"
 
 
 def check_sdist() -> None:

@@ -50,32 +50,34 @@ def main() -> int:
     """The exit status: 1 if a check failed."""
     parser = argparse.ArgumentParser(
         prog="python -m torchreduce",
-        description="Reductions and scans for PyTorch whose bits depend on the data alone.",
+        description="Deterministic, batch-invariant reductions, scans, softmax and norms for PyTorch.",
     )
     parser.add_argument("--version", action="version", version=f"torchreduce {torchreduce.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     shown = commands.add_parser(
         "demo",
         help="run every function of one tensor on a dozen shapes, beside torch, and compare bits; less than a minute",
-        description="Runs every function of one tensor on a dozen shapes, on the CPU and on the GPU if there is one. "
-        "Shows the largest error against float64 and the time, beside torch's, and whether the bits are the same from "
-        "run to run, for a row alone and in a batch, and on CPU and GPU. Exits with 1 if any are not.",
+        description="Run every function of one tensor on a dozen shapes, on the CPU and on the GPU if there is one. "
+        "Print a line for each function: whether results are bitwise identical from run to run, for a row alone and in "
+        "a batch, and on CPU and GPU; on how many shapes the largest error against float64 is at most torch's; and the "
+        "speed relative to torch. Exit with 1 if a check fails.",
     )
+    shown.add_argument("--table", action="store_true", help="also print the errors and times of each call")
     verified = commands.add_parser(
         "verify",
-        help="compute the golden bits with every kernel family, and print a report to paste; less than a minute",
-        description="Computes the golden bits with each instruction set of the CPU and, where there is a GPU, with the "
-        "kernels that are planned and with each kernel family. Prints a report to paste: versions, devices and build "
-        "flags, how many golden bits matched, each failure, and the memory bandwidth. Exits with 1 if any failed.",
+        help="compute the golden bits with every kernel variant, and print a report to paste; less than a minute",
+        description="Compute the golden bits with each instruction set of the CPU and, if there is a GPU, with the "
+        "planned kernels and with each kernel variant. Print a report to paste: versions, devices and build flags, how "
+        "many golden bits matched, each failure, and the memory bandwidth. Exit with 1 if any failed.",
     )
     for command in (shown, verified):
         command.add_argument("--device", choices=("cpu", "cuda"), help="only this one (default: all there are)")
     timed = commands.add_parser(
         "bench",
-        help="time functions beside torch's; seconds by default",
-        description="Times functions beside torch's over one row, or over --rows rows, and shows median times and the "
-        "bandwidth, counting inputs and results once. On a GPU small sizes are timed by replaying a graph. With "
-        "benchmarks/ in the source tree come all cases and more competitors.",
+        help="time functions, and torch's; seconds by default",
+        description="Time functions, and torch's, over one row or over --rows rows. Print median times and the "
+        "bandwidth, counting inputs and results once. On a GPU small sizes are timed by replaying a CUDA graph. "
+        "benchmarks/ in the source tree has all cases and more peers.",
     )
     timed.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
     timed.add_argument("--op", nargs="+", default=["sum", "argmax", "cumsum"], help="default: sum argmax cumsum")
@@ -102,7 +104,7 @@ def main() -> int:
     if arguments.device == "cuda" and not demo.gpu_usable():
         parser.error("--device cuda: torch sees no GPU, or torchreduce was built without a GPU part")
     if arguments.command == "demo":
-        return demo.run(arguments.device)
+        return demo.run(arguments.device, arguments.table)
     if arguments.command == "verify":
         return verify.run(info(), arguments.device)
     device = arguments.device or ("cuda" if demo.gpu_usable() else "cpu")

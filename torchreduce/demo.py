@@ -1,6 +1,7 @@
-"""The demo: every function of one tensor on a dozen shapes, error and time beside torch's, and whether the bits keep
-the promises."""
+"""The demo: every function of one tensor on a dozen shapes, compared with torch, and checks that results are bitwise
+identical where the promises say so."""
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,8 +9,8 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 import torchreduce
@@ -36,8 +37,8 @@ SHAPES: list[tuple[tuple[int, ...], Dims, torch.dtype]] = [
     ((1024, 1024), 1, torch.int32),
 ]
 
-# What is shown, and the dtypes it takes: not what counts, nor all that sums or multiplies. Of max and min those with
-# dim; of rows that are looked at twice three.
+# The functions that are shown, and their dtypes: no counts, not every sum or product; max and min with dim; three
+# row-wise functions.
 LEFT_OUT = ("nansum", "prod", "vector_norm")
 REDUCTIONS = {
     op.function: DTYPES if op.results else op.inputs
@@ -152,8 +153,31 @@ def wait_for(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def measure(case: Case, device: str) -> tuple[list[str], list[bool]]:
-    """A row of the table, and its bit checks."""
+# What is checked of each call; the last on a GPU alone.
+CHECKS = ("run to run", "alone or in batch", "CPU and GPU")
+
+
+@dataclass
+class Measured:
+    """A call on a device: its checks, and of torchreduce and of torch the largest error and the time in seconds."""
+
+    case: Case
+    device: str
+    checks: list[bool]
+    errors: list[float]
+    times: list[float]
+
+    def row(self) -> list[str]:
+        """Of the table."""
+        x, marks = self.case.x, [marked(not ok, ok) for ok in self.checks]
+        facts = [self.device, self.case.function, "x".join(map(str, x.shape)), str(self.case.dim)]
+        shown = [f"{e:.1e}" if e else "0" for e in self.errors]
+        times = [f"{1e6 * t:.0f}" for t in self.times]
+        return [*facts, str(x.dtype).removeprefix("torch."), *shown, *marks, *["-"] * (3 - len(marks)), *times]
+
+
+def measure(case: Case, device: str) -> Measured:
+    """Runs the call, checks its bits and times it, beside torch."""
     x = case.x.to(device)
     result = case.ours(x, case.dim)
     checks = [
@@ -162,58 +186,82 @@ def measure(case: Case, device: str) -> tuple[list[str], list[bool]]:
     ]
     if device != "cpu":
         checks.append(same(case.ours(case.x, case.dim), result))
-    ours, torchs = errors(case, [result[0], case.torchs(x)])
-    shown = [f"{e:.1e}" if e else "0" for e in (ours, torchs)]
     times = [seconds(lambda: case.ours(x, case.dim), device), seconds(lambda: case.torchs(x), device)]
-    marks = ["[green]same" if ok else "[bold red]DIFFER" for ok in checks] + ["-"] * (3 - len(checks))
-    dtype = str(x.dtype).removeprefix("torch.")
-    row = [device, case.function, "x".join(map(str, x.shape)), str(case.dim), dtype, *shown, *marks]
-    return [*row, *(f"{1e6 * t:.0f}" for t in times)], checks
+    return Measured(case, device, checks, errors(case, [result[0], case.torchs(x)]), times)
 
 
-def run(only: str | None) -> int:
-    """Prints the table of the devices there are (or of one), and a summary. 1 if a bit check failed, else 0."""
+def marked(failed: int, all_passed: bool) -> str:
+    """A check, or several: "same", or how many of them differ."""
+    return "[green]same[/]" if all_passed else f"[bold red]{failed} DIFFER[/]"
+
+
+HEADING = "device function       calls  " + "  ".join((*CHECKS, "error <= torch", " speedup"))
+
+
+def line(calls: list[Measured]) -> str:
+    """A function on a device, in a line under HEADING."""
+    first = calls[0]
+    shown = f"{first.device:7}{first.case.function:15}{len(calls):5}"
+    for i, name in enumerate(CHECKS):
+        failed = sum(not call.checks[i] for call in calls if i < len(call.checks))
+        mark = marked(failed, not failed) if i < len(first.checks) else "-"
+        shown += f"  {' ' * (len(name) - len(Text.from_markup(mark)))}{mark}"
+    exact = sum(ours <= torchs for ours, torchs in (call.errors for call in calls))
+    speed = statistics.geometric_mean(torchs / ours for ours, torchs in (call.times for call in calls))
+    return f"{shown}  {f'{exact} of {len(calls)}':>14}  {speed:7.2f}x"
+
+
+def table_of(calls: list[Measured]) -> Table:
+    """A row for each call, a section for each function."""
+    table = Table(title="Each call")
+    for heading in ("device", "function", "shape", "dim", "dtype"):
+        table.add_column(heading)
+    checks = (check.replace(" or ", " or\n").replace(" and ", " and\n").replace(" to ", " to\n") for check in CHECKS)
+    for heading in ("largest\nerror", "torch's", *checks, "time\n(us)", "torch's"):
+        table.add_column(heading, justify="right")
+    for call, following in zip(calls, [*calls[1:], None], strict=True):
+        last = following is None or following.case.function != call.case.function
+        table.add_row(*call.row(), end_section=last)
+    return table
+
+
+def run(only: str | None, table: bool = False) -> int:
+    """Print a line for each function on the devices there are (or on one), then a summary; with `table` also each call.
+    Return 1 if a check failed, else 0."""
     start = time.perf_counter()
     devices = [only] if only else ["cpu", "cuda"] if gpu_usable() else ["cpu"]
-    calls = [
-        (function, shape, dim[-1] if function in ALONG_ONE_DIM and isinstance(dim, tuple) else dim, dtype, seed)
-        for function, dtypes in FUNCTIONS.items()
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=140)
+    where = " and ".join([_C.instruction_set() if d == "cpu" else torch.cuda.get_device_name() for d in devices])
+    console.print(f"torchreduce {torchreduce.__version__} beside torch {torch.__version__}, on {where}")
+    console.print(HEADING)
+    measured: list[Measured] = []
+    for device in devices:
+        for function, dtypes in FUNCTIONS.items():
+            calls = [measure(case, device) for case in cases(function, dtypes)]
+            console.print(line(calls))
+            measured += calls
+    if table:
+        console.print(table_of(measured))
+    checks = [ok for call in measured for ok in call.checks]
+    failed, spent = checks.count(False), f"{time.perf_counter() - start:.0f} s"
+    if failed:
+        console.print(f"[bold red]{failed} of {len(checks)} checks failed[/]: results differ in their bits; {spent}")
+        return 1
+    ways = "from run to run, alone and in a batch" + ("" if devices == ["cpu"] else ", on CPU and GPU")
+    console.print(
+        f"[green]All {len(checks)} checks passed[/]: {len(FUNCTIONS)} functions, {len(measured)} calls, "
+        f"results bitwise identical {ways}; {spent}"
+    )
+    return 0
+
+
+def cases(function: str, dtypes: tuple[torch.dtype, ...]) -> list[Case]:
+    """Of a function: the shapes whose dtype it takes."""
+    one = function in ALONG_ONE_DIM
+    return [
+        Case(function, elements(function, shape, dtype, seed), dim[-1] if one and isinstance(dim, tuple) else dim)
         for seed, (shape, dim, dtype) in enumerate(SHAPES)
         if dtype in dtypes
     ]
-    table = Table(title=f"torchreduce {torchreduce.__version__} beside torch {torch.__version__}")
-    for heading in ("device", "function", "shape", "dim", "dtype"):
-        table.add_column(heading)
-    numbers = (
-        "largest\nerror",
-        "torch's",
-        "run to\nrun",
-        "alone or\nin batch",
-        "CPU and\nGPU",
-        "time\n(us)",
-        "torch's",
-    )
-    for heading in numbers:
-        table.add_column(heading, justify="right")
-    console, checks = Console(), list[bool]()
-    if not console.is_terminal:
-        console = Console(width=140)
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("running", total=len(devices) * len(calls))
-        for device in devices:
-            for i, (function, shape, dim, dtype, seed) in enumerate(calls):
-                progress.update(task, description=f"{function} on {device}", advance=1)
-                row, row_checks = measure(Case(function, elements(function, shape, dtype, seed), dim), device)
-                last = i + 1 == len(calls) or calls[i + 1][0] != function
-                table.add_row(*row, end_section=last)
-                checks += row_checks
-    console.print(table)
-    where = " and ".join([_C.instruction_set() if d == "cpu" else torch.cuda.get_device_name() for d in devices])
-    failed = checks.count(False)
-    verdict = (
-        f"[bold red]{failed} of {len(checks)} bit checks failed"
-        if failed
-        else f"[green]all {len(checks)} bit checks passed"
-    )
-    console.print(f"{verdict}[/], {table.row_count} calls on {where}, in {time.perf_counter() - start:.0f} s")
-    return 1 if failed else 0
