@@ -112,7 +112,8 @@ template <class F> struct FusedOp {
   static constexpr int kInputs = 1, kSums = 1, kStats = 0;
   static constexpr First kFirst = First::Nothing;
   static constexpr bool kMaps = true, kLeafwise = false, kTerm = false, kWeights = false, kBiases = false;
-  static constexpr bool kFills = false, kCalm = false, kCalmMap = false, kCentral = false, kScales = false, kAdds = false;
+  static constexpr bool kFills = false, kCalm = false, kCalmMap = false, kCentral = false, kScales = false,
+                        kAdds = false;
   TR_HD static F fill(int) { return F(0); }
   template <class A> TR_HD static int64_t marked(const A&) { return -1; }
   struct Nothing {};
@@ -225,8 +226,8 @@ template <class F> struct Exponential {
     const F of_a = far_sum(a), of_b = far_sum(b), d = first ? b.l - l : a.l - l;
     return {l, fused(first ? of_b : of_a, exp_nonpositive(d), first ? of_a : of_b), kFar};
   }
-  // By what a leaf's terms are multiplied to become parts of the row's sum: negative where that is its greatest term, so
-  // that the part of this one is 1, which a product with a reciprocal may miss.
+  // By what a leaf's terms are multiplied to become parts of the row's sum: negative where that is its greatest term,
+  // so that the part of this one is 1, which a product with a reciprocal may miss.
   TR_HD static F factor(const State& row, const State& leaf) {
     if (!is_finite(row.l)) return quiet_nan<F>();
     if (leaf.l == -kInfinity<F>) return F(0);

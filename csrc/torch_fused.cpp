@@ -502,7 +502,7 @@ Tensor cross_entropy_gradient(const Tensor& g, const Optional& to_log, const Ten
     "Tensor", moments_gradient)                                                                                      \
   X(rms_norm, "Tensor x, Tensor? weight, int dims, float epsilon", "(Tensor, Tensor)", rms_norm)                     \
   X(layer_norm, "Tensor x, Tensor? weight, Tensor? bias, int dims, float epsilon", "(Tensor, Tensor)", layer_norm)   \
-  X(rms_norm_sum, "Tensor x, Tensor residual, Tensor? weight, int dims, float epsilon", "(Tensor, Tensor, Tensor)",   \
+  X(rms_norm_sum, "Tensor x, Tensor residual, Tensor? weight, int dims, float epsilon", "(Tensor, Tensor, Tensor)",  \
     rms_norm_sum)                                                                                                    \
   X(layer_norm_sum, "Tensor x, Tensor residual, Tensor? weight, Tensor? bias, int dims, float epsilon",              \
     "(Tensor, Tensor, Tensor)", layer_norm_sum)                                                                      \

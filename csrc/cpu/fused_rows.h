@@ -60,11 +60,11 @@ template <template <class> class Op, class F> struct FusedRows {
 
   // A task's memory; `together`: rows that it takes at a time.
   struct Memory {
-    F* copies[kReads];    // [together][kPitch] each
-    const F* x[kReads];   // where the leaf is: a copy, or of one row in place
-    F* results;           // [together][kPitch]
-    F* terms;             // [together][leaves][kLeaf]; null if they are made again
-    State* states;        // [together][leaves]
+    F* copies[kReads];   // [together][kPitch] each
+    const F* x[kReads];  // where the leaf is: a copy, or of one row in place
+    F* results;          // [together][kPitch]
+    F* terms;            // [together][leaves][kLeaf]; null if they are made again
+    State* states;       // [together][leaves]
   };
   int64_t kept_terms(int64_t together) const {
     const int64_t terms = together * leaves * kLeaf;

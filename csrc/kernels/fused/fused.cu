@@ -97,8 +97,7 @@ void launch_long(const FusedCall& call, const HeldRowsShape& shape, bool split, 
 template <class Op, class E>
 void launch_aligned([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const HeldRowsShape& shape,
                     [[maybe_unused]] bool split, [[maybe_unused]] void* workspace, [[maybe_unused]] Queue queue) {
-  constexpr int kSize = int(sizeof(E)),
-                kMost = held_rows::most_aligned_chunks(kSize, kReads<Op>, Op::kSums, Op::kMaps);
+  constexpr int kSize = int(sizeof(E)), kMost = held_rows::most_aligned_chunks(kSize, kReads<Op>, Op::kSums, Op::kMaps);
   using held_rows::Form, held_rows::kHalfChunks, held_rows::kLeafChunks;
   if constexpr (held_rows::has_aligned_leaves(kSize, kReads<Op>, Op::kSums, Op::kMaps, Op::kWeights + Op::kBiases))
     if (shape.chunks == kLeafChunks)

@@ -813,7 +813,8 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
   using Four = Packed<float, 4>;
   static constexpr bool kPartWarps = held_rows::is_short(kForm);
   static constexpr bool kAligned = held_rows::is_aligned(int(sizeof(E)), kForm);
-  static constexpr bool kConverts = Op::kMaps && held_rows::may_convert(int(sizeof(E)), kReads<Op>, kSums, Op::kWeights) &&
+  static constexpr bool kConverts = Op::kMaps &&
+                                    held_rows::may_convert(int(sizeof(E)), kReads<Op>, kSums, Op::kWeights) &&
                                     held_rows::by_granules(kForm);
   static constexpr bool kNumbers = Op::kTerm && sizeof(E) == 2 && kChunks == held_rows::kLeafChunks;  // opposite()
 

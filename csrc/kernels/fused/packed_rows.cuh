@@ -362,7 +362,9 @@ __global__ void TR_BLOCK_BOUND((fused_packed_rows::threads(kPackedForm<Op, E, kW
       if constexpr (Op::kCalm) calm = Op::is_calm(found, e.least);
     } else if constexpr (Op::kFirst == First::Sum) {
       F sum[1];
-      either([&](auto kFull) { part.template sum<kFull>(sum, [&](F* acc, int, const F* x) { acc[0] = Op::scaled_first(acc[0], x[0], scale); }); });
+      either([&](auto kFull) {
+        part.template sum<kFull>(sum, [&](F* acc, int, const F* x) { acc[0] = Op::scaled_first(acc[0], x[0], scale); });
+      });
       found = over_parts<kSpan>(sum[0], reinterpret_cast<F*>(all_found), shape);
     }
     const auto seen = Op::seen(found, n, given);

@@ -149,7 +149,8 @@ inline SegmentPlan plan(const SegmentCall& call, const DeviceFacts& device) {
 
   p.team = int(std::min<int64_t>(kTeam, power_of_two(plans::ceil_div(call.columns, p.columns))));
   const int64_t groups = plans::ceil_div(call.segments, kThreads / p.team);
-  p.across = int(std::clamp<int64_t>(plans::ceil_div(8 * multiprocessors, std::max<int64_t>(1, groups)), 1, tiles(p.team)));
+  p.across =
+      int(std::clamp<int64_t>(plans::ceil_div(8 * multiprocessors, std::max<int64_t>(1, groups)), 1, tiles(p.team)));
   p.blocks = groups * p.across;
 
   // Teams that are narrower than a row leave more blocks with something to do where leaves are few.
