@@ -91,14 +91,16 @@ def test_results_and_gradients_are_torchreduces(name, dtype, device):
     torchs, ours = CALLS[name]
     x = inputs(dtype, device)
     expected, slope = ours(x), gradient(ours, x)
-    before = served(name)
+    counted = "_fused_rms_norm" if name == "rms_norm" and device == "cuda" else name  # which torch has there
+    before = served(counted)
     with tr.enabled(**ON):
         y = torchs(x.requires_grad_())
         assert_bitwise_equal(y.detach(), expected)
         assert_bitwise_equal(gradient(torchs, x), slope)
-    assert served(name) - before == 2
+    assert served(counted) - before == 2
     assert alike(y, torchs(x))
-    assert_bitwise_equal(gradient(torchs, x), gradient(torchs, x.detach().clone()))  # torch's, once it is off
+    # torch's, once it is off; on a GPU some of them add in the order of arrival.
+    torch.testing.assert_close(gradient(torchs, x), gradient(torchs, x.detach().clone()), equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -234,7 +234,8 @@ class EntropyGradient(GradientOfRowValues):
         """Its change with x, or the transposed of it, which is the same."""
         x = x.to(stats.dtype)
         p = _ops.logsumexp_gradient.default(_one(stats), x, stats[:2], ctx.dims, ctx.level)
-        away = x - _ops.logsumexp.default(x, ctx.dims, True, ctx.level)[0]
+        # Of one dim: entropy has no more. Not by logsumexp, whose rounding would be as large as its result is.
+        away = _ops.log_softmax.default(x, ctx.dims[0] if ctx.dims else 0, None, ctx.level)
         away = away.masked_fill(p == 0, 0) + _ops.entropy.default(x, ctx.dims, True, ctx.level)[0]
         mean, covered = _sum(p * t, ctx.dims, ctx.level), _sum(p * away * t, ctx.dims, ctx.level)
         change: Tensor = -g * p * (t * (away + 1) - covered - mean * (away + 1))
@@ -331,7 +332,7 @@ class MomentsGradient(Rule):
         s = _ops.moments.default(x, ctx.dims, True, ctx.correction, True, ctx.level)[0]
         zero = s == 0
         s = s.masked_fill(zero, 1)
-        unit = _ops.divide.default(x - _ops.mean.default(x, ctx.dims, True, x.dtype, ctx.level), s, x.dtype)
+        unit = MomentsGradient.factors(ctx, x, stats) * n  # (x - mean) / s, which no rounded mean is in
         along = _divide(_sum(t * unit, ctx.dims, ctx.level), n)
         scale = _ops.divide.default(_divide(g, n), s, x.dtype).masked_fill(zero, 0)
         change: Tensor = scale * (away - unit * along)

@@ -272,7 +272,11 @@ class Rows:
     def restored(self, t: Tensor) -> Tensor:
         """No view, which tangents may not be."""
         order = self.kept + self.along
-        return t.reshape([self.shape[d] for d in order]).permute([order.index(d) for d in range(len(order))]).clone()
+        return (
+            t.reshape([self.shape[d] for d in order])
+            .permute([order.index(d) for d in range(len(order))])
+            .clone(memory_format=torch.contiguous_format)
+        )
 
     def greatest(self, k: Tensor) -> Tensor:
         return _ops.amax.default(k, [-1], True, self.level)  # type: ignore[no-any-return]

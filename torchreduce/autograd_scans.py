@@ -97,7 +97,7 @@ def _weighted(g: Tensor, x: Tensor, o: Tensor, level: int) -> Tensor:
 
 def _risen(o: Tensor) -> Tensor:
     """-o, for o that rise to inf, too: of what is -inf a decayed sum would be 0."""
-    return (-o).clamp(min=-torch.finfo(o.dtype).max)
+    return (-o).clamp_(min=-torch.finfo(o.dtype).max)
 
 
 @differentiable("decayed_sum")
@@ -135,30 +135,32 @@ class LogCumSumExp(Rule):
 
     @staticmethod
     def shares(ctx: Any, saved: Saved) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """In the accumulator type: the input x, its greatest element m up to each, w = exp(x - m), and s, the sum of
-        exp up to each, as multiples of exp(m). Element j has the share exp(x[j] - m[i]) / s[i] in result i. No result
-        is in an exponent, where its rounding would be a factor. As m is arbitrary, nothing is differentiated through
-        it."""
+        """In the accumulator type: the greatest element m up to each, -m, w = exp(x - m), and s, the sum of exp up to
+        each, as multiples of exp(m). Element j has the share exp(x[j] - m[i]) / s[i] in result i. No result is in an
+        exponent, where its rounding would be a factor. As m is arbitrary, nothing is differentiated through it."""
         (x,) = saved
         x = x.to(accumulator(x.dtype))
         m = _ops.cummax.default(x.detach(), ctx.dim, ctx.reverse, ctx.level)[0]
-        w = _weighted(torch.ones_like(x), x, m, ctx.level)
-        s = _decayed(w, _risen(m), _risen(m), ctx.dim, ctx.reverse, ctx.level)
-        return x, m, w, s.masked_fill(m == -math.inf, 1)
+        w, risen = _weighted(x.new_ones(()).expand(x.shape), x, m, ctx.level), _risen(m)
+        del x  # as long as a copy is not needed, there is none
+        s = _decayed(w, risen, risen, ctx.dim, ctx.reverse, ctx.level)
+        return m, risen, w, s.masked_fill(m == -math.inf, 1)
 
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
-        x, m, _, s = LogCumSumExp.shares(ctx, saved)
-        of_inclusive = _of_inclusive(grad.to(x.dtype), ctx.dim, ctx.exclusive, ctx.reverse)
-        parts = _ops.divide.default(of_inclusive, s, x.dtype)
-        return _canonical(_decayed(parts, x, m, ctx.dim, not ctx.reverse, ctx.level), grad.dtype)
+        m, risen, w, s = LogCumSumExp.shares(ctx, saved)
+        del risen, w
+        of_inclusive = _of_inclusive(grad.to(s.dtype), ctx.dim, ctx.exclusive, ctx.reverse)
+        parts = _ops.divide.default(of_inclusive, s, s.dtype)
+        del of_inclusive, s
+        return _canonical(_decayed(parts, saved[0].to(m.dtype), m, ctx.dim, not ctx.reverse, ctx.level), grad.dtype)
 
     @staticmethod
     def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
         """The sum of the tangents, each by its share of the result."""
-        x, m, w, s = LogCumSumExp.shares(ctx, saved)
-        total = _decayed(t.to(x.dtype) * w, _risen(m), _risen(m), ctx.dim, ctx.reverse, ctx.level)
-        tangent = _ops.divide.default(total, s, x.dtype)
+        _, risen, w, s = LogCumSumExp.shares(ctx, saved)
+        total = _decayed(t.to(s.dtype) * w, risen, risen, ctx.dim, ctx.reverse, ctx.level)
+        tangent = _ops.divide.default(total, s, s.dtype)
         return _canonical(_of_exclusive(tangent, ctx.dim, ctx.exclusive, ctx.reverse), t.dtype)
 
 
