@@ -158,7 +158,7 @@ class LogCumSumExp(Rule):
     @staticmethod
     def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
         """The sum of the tangents, each by its share of the result."""
-        _, risen, w, s = LogCumSumExp.shares(ctx, saved)
+        risen, w, s = LogCumSumExp.shares(ctx, saved)[1:]
         total = _decayed(t.to(s.dtype) * w, risen, risen, ctx.dim, ctx.reverse, ctx.level)
         tangent = _ops.divide.default(total, s, s.dtype)
         return _canonical(_of_exclusive(tangent, ctx.dim, ctx.exclusive, ctx.reverse), t.dtype)
