@@ -27,8 +27,8 @@
 //   At, at(row, leaf state)             what map needs in a leaf
 //   map(x, weight, bias, i, at)         the element at position i; x is the term if kTerm
 //   kScales         where its sums have left the range, a leaf is looked at again, with its elements multiplied by
-//                   rescale(sums, seen), a power of two, which is 1 where they have not: by scaled_first(sum, x, scale)
-//                   and scaled_step(sums, x, seen, scale); scaled_back(again, before, scale) is the leaf's state then
+//                   rescale(sums, seen), a power of two, which is 1 where they have not; scaled_back(again, before,
+//                   scale) is the leaf's state then
 // and of the data that is common, for which fewer instructions have the same bits:
 //   kCalm, is_calm(first, least), calm_step(sums, x, seen)   looks at leaves whose least element of input 0 is `least`
 //   kCalmMap, is_calm_map(least, at), calm_map(x, at)        elements that are no NaN, of leaves whose least element of
@@ -293,8 +293,8 @@ template <class F> struct Softmax : OfExponentials<F> {
   }
   TR_HD static At at(const Row& row, const State& leaf) { return {E::factor(row, leaf)}; }
   TR_HD static F map(F term, F, F, int64_t, const At& at) {
-    const F part = term * magnitude(at.factor);
-    return at.factor < 0 && part > F(0.5) ? F(1) : part;
+    const F part = term * at.factor;
+    return part < F(-0.5) ? F(1) : magnitude(part);
   }
   static constexpr bool kCalmMap = true;
   TR_HD static bool is_calm_map(F, const At& at) { return at.factor >= 0; }
@@ -403,7 +403,7 @@ template <class F> struct LogSumExpGradient : MappedOp<F> {
 // ---- cross-entropy of class labels -----------------------------------------------------------------------------------
 
 // A label that is neither a class nor the ignored one makes NaN. Values, in F: the loss, the row's weight in the mean,
-// the logarithm of the sum of exp. Statistics: m, s. All 0 for a row that is left out.
+// the logarithm of the sum of exp if it is wanted. Statistics: m, s. All 0 for a row that is left out.
 template <class F> struct CrossEntropy : OfExponentials<F> {
   using typename OfExponentials<F>::State;
   static constexpr bool kMaps = false;
@@ -551,7 +551,9 @@ template <class F> struct OfMoments : FusedOp<F> {
   };
   template <class G> TR_HD static Seen seen(F sum, int count, const G&) { return {divided(sum, count)}; }
   template <class G> TR_HD static void step(F* sums, const F* x, F, const Seen& seen, const G&) {
-    add(sums, x[0] - seen.mean);
+    const F d = x[0] - seen.mean;
+    sums[0] = sums[0] + d;
+    sums[1] = fused(d, d, sums[1]);
   }
   TR_HD static State none() { return {0, 0, 0, F(0), 0}; }
   // The distances are those to the rounded mean of the leaf, which is off by their own mean.
@@ -583,15 +585,13 @@ template <class F> struct OfMoments : FusedOp<F> {
     if (sums[1] < kLeast && magnitude(seen.mean) < kFar) return F(two_to(kUp));
     return sums[1] < kMost && magnitude(seen.mean) < kFarthest ? F(1) : F(two_to(-kDown));
   }
-  TR_HD static F scaled_first(F sum, F x, F scale) { return fused(x, scale, sum); }
-  TR_HD static void scaled_step(F* sums, const F* x, const Seen& seen, F scale) {
-    add(sums, fused(x[0], scale, -seen.mean));
-  }
   TR_HD static State scaled_back(State again, const State& before, F scale) {
     again.sum = before.sum;
     again.unit = scale > 1 ? -kUp : kDown;
     return kUnits ? again : in_unit(again, 0);
   }
+  // Of a leaf that holds NaN or infinity.
+  TR_HD static State unknown(const State& s) { return {quiet_nan<double>(), quiet_nan<double>(), s.count, s.sum, 0}; }
   TR_HD static State in_unit(const State& s, int unit) {  // what is too small for it adds nothing
     constexpr int kMost = kUp > kDown ? kUp : kDown;
     const double scale = two_to(s.unit - unit < -kMost ? -kMost : s.unit - unit);
@@ -605,12 +605,6 @@ template <class F> struct OfMoments : FusedOp<F> {
     if (s.count == 0) return {quiet_nan<F>(), F(0)};
     const F high = F(whole_mean(s));
     return {high, is_finite(high) ? F(whole_mean(s) - double(high)) : F(0)};
-  }
-
- private:
-  TR_HD static void add(F* sums, F d) {
-    sums[0] = sums[0] + d;
-    sums[1] = fused(d, d, sums[1]);
   }
 };
 
@@ -656,6 +650,14 @@ template <class F> struct MomentsGradient : MappedOp<F> {
     return {memory.value<F>(0, i), memory.value<F>(1, i), memory.stat<F>(0, i), memory.stat<F>(1, i),
             memory.stat<F>(2, i)};
   }
+  // x scale - b, rounded once, since the product is exact; by one instruction where there is one.
+  TR_HD static F scaled_less(F x, F scale, F b) {
+#if defined(TR_DEVICE_F16)
+    return fused(x, scale, -b);
+#else
+    return x * scale - b;
+#endif
+  }
   template <class State, class Read>
   TR_HD static Row row(const State&, int64_t n, const Given& given, const FusedOptions& options, Read) {
     constexpr F kFar = F(sizeof(F) == 4 ? 0x1p64 : 0x1p512);
@@ -667,7 +669,7 @@ template <class F> struct MomentsGradient : MappedOp<F> {
     return {given.high * scale, given.low * scale, k, given.to_mean / F(n), scale};
   }
   TR_HD static F map(const F* x, F, F, int64_t, const Row& row) {
-    return fused((x[0] * row.scale - row.high) - row.low, row.k, row.c);
+    return fused(scaled_less(x[0], row.scale, row.high) - row.low, row.k, row.c);
   }
 };
 

@@ -431,10 +431,9 @@ void label(Rows& rows, const Tensor& target, const Optional& weight, int64_t ign
       raise<std::out_of_range>(rows.name, ": target ", l, " is out of bounds for ", memory.classes, " classes");
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tensor& target,
-                                                         const Optional& weight, int64_t dim, int64_t ignored,
-                                                         int64_t) {
-  constexpr const char* name = "cross_entropy";
+// The losses, the rows' weights, the logarithms of their sums of exp if they are wanted, and the statistics.
+std::tuple<Tensor, Tensor, Optional, Tensor> losses(const char* name, const Tensor& input, const Tensor& target,
+                                                    const Optional& weight, int64_t dim, int64_t ignored, bool log) {
   const View x(input);
   check_floats(name, x);
   Rows rows(name, Fused::CrossEntropy, input, single(name, x, dim), x.dtype);
@@ -442,10 +441,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, co
   const View labels(target);
   const std::vector<int64_t> sizes(labels.sizes, labels.sizes + labels.dims);
   const Dtype wide = rows.call.accumulator;
-  Tensor loss = rows.new_value(0, sizes, wide), weights = rows.new_value(1, sizes, wide);
-  Tensor logs = rows.new_value(2, sizes, wide), stats = rows.new_stats();
+  Tensor loss = rows.new_value(0, sizes, wide), weights = rows.new_value(1, sizes, wide), stats = rows.new_stats();
+  const Optional logs = log ? Optional(rows.new_value(2, sizes, wide)) : Optional();
   rows.run();
-  return {loss, logs, weights, stats};
+  return {loss, weights, logs, stats};
+}
+std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& x, const Tensor& target, const Optional& weight,
+                                                 int64_t dim, int64_t ignored, int64_t) {
+  auto [loss, weights, _, stats] = losses("cross_entropy", x, target, weight, dim, ignored, false);
+  return {loss, weights, stats};
+}
+std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_and_log(const Tensor& x, const Tensor& target,
+                                                                 const Optional& weight, int64_t dim, int64_t ignored,
+                                                                 int64_t) {
+  auto [loss, weights, logs, stats] = losses("cross_entropy_and_log", x, target, weight, dim, ignored, true);
+  return {loss, *logs, weights, stats};
 }
 // The last dim is filled up with zeros to a multiple of `granule`: where it is that of the classes, a matrix product
 // takes the result without a copy.
@@ -514,8 +524,10 @@ Tensor cross_entropy_gradient(const Tensor& g, const Optional& to_log, const Ten
     rms_norm_weights)                                                                                                \
   X(layer_norm_weights, "Tensor g, Tensor x, Tensor stats, int dims, float epsilon, ScalarType dtype",               \
     "(Tensor, Tensor)", layer_norm_weights)                                                                          \
-  X(cross_entropy, "Tensor x, Tensor target, Tensor? weight, int dim, int ignored",                                  \
-    "(Tensor, Tensor, Tensor, Tensor)", cross_entropy)                                                               \
+  X(cross_entropy, "Tensor x, Tensor target, Tensor? weight, int dim, int ignored", "(Tensor, Tensor, Tensor)",      \
+    cross_entropy)                                                                                                   \
+  X(cross_entropy_and_log, "Tensor x, Tensor target, Tensor? weight, int dim, int ignored",                          \
+    "(Tensor, Tensor, Tensor, Tensor)", cross_entropy_and_log)                                                       \
   X(cross_entropy_gradient,                                                                                          \
     "Tensor g, Tensor? to_log, Tensor x, Tensor target, Tensor? weight, Tensor stats, int dim, int ignored, "        \
     "float smoothing",                                                                                               \

@@ -77,7 +77,6 @@ def test_ddp_fsdp2_and_dtensor(device, tmp_path, monkeypatch):
             assert losses[kind, "on"] == losses[kind, "on again"], (rank, kind)
             assert losses[kind, "off"] == pytest.approx(losses[kind, "on"], rel=1e-5), (rank, kind)
         assert losses["dtensor", "on"] == 276
-        for name in ("_log_softmax", "_log_softmax_backward_data", "native_layer_norm", "native_layer_norm_backward"):
+        for name in ("cross_entropy_loss", "native_layer_norm", "native_layer_norm_backward"):
             assert served[name] >= 8, name
         assert served["sum.dim_IntList"] > 8  # bias gradients
-        assert served["nll_loss_forward"] >= 8

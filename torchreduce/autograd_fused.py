@@ -617,50 +617,60 @@ def refuse_weight(wanted: bool) -> None:
         raise RuntimeError("cross_entropy(): not differentiable with respect to argument 'weight'")
 
 
-def _label_gradient(
-    x: Tensor, target: Tensor, weight: Tensor | None, stats: Tensor, ctx: Any, g: Tensor, to_log: Tensor | None = None
-) -> Tensor:
-    rest = (target, weight, stats, ctx.dim, ctx.ignored, ctx.smoothing, ctx.level)
-    return _ops.cross_entropy_gradient.default(g, to_log, x, *rest)  # type: ignore[no-any-return]
+def _label_gradient(ctx: Any, saved: Saved, g: Tensor, to_log: Tensor | None = None) -> Tensor:
+    rest = (ctx.dim, ctx.ignored, ctx.smoothing, ctx.level)
+    return _ops.cross_entropy_gradient.default(g, to_log, *saved, *rest)  # type: ignore[no-any-return]
 
 
-class OfLabels(Rule):
-    """The losses, and the logarithms of the sums of exp. Keeps the logits and their statistics."""
-
-    @staticmethod
-    def backward(ctx: Any, saved: Saved, grad: Any) -> Tensor:
-        x, target, weight, stats = saved
-        g, to_log = grad
-        if g is None:
-            g = torch.zeros_like(to_log)
-        return _label_gradient(x, target, weight, stats, ctx, g, to_log)
-
-    @staticmethod
-    def tangent(ctx: Any, saved: Saved, t: Tensor, _: Any, to_weight: Any = None, *__: Any) -> tuple[Tensor, Tensor]:
-        refuse_weight(isinstance(to_weight, Tensor))
-        x, target, weight, stats = saved
-        x, one = x.to(stats.dtype), stats.new_ones(target.shape)
-        left_out = (target == ctx.ignored).unsqueeze(ctx.dim)
-
-        def change(factors: Tensor) -> Tensor:
-            """Nothing of a row that is left out counts, be it NaN."""
-            products = (t.to(stats.dtype) * factors).masked_fill(left_out, 0)
-            return _ops.sum.default(products, [ctx.dim], False, stats.dtype, ctx.level)  # type: ignore[no-any-return]
-
-        return (
-            change(_label_gradient(x, target, weight, stats, ctx, one)),
-            change(_label_gradient(x, target, weight, stats, ctx, torch.zeros_like(one), one)),
-        )
+def _in_wide(saved: Saved) -> tuple[Saved, Tensor]:
+    """With the logits in the accumulator type; and 1 for each row."""
+    x, target, weight, stats = saved
+    return (x.to(stats.dtype), target, weight, stats), stats.new_ones(target.shape)
 
 
-@differentiable("cross_entropy", results=4, smooth=2)
-class CrossEntropy(OfLabels):
+def _label_tangent(ctx: Any, saved: Saved, t: Tensor, factors: Tensor) -> Tensor:
+    """Nothing of a row that is left out counts, be it NaN."""
+    left_out = (saved[1] == ctx.ignored).unsqueeze(ctx.dim)
+    products = (t.to(factors.dtype) * factors).masked_fill(left_out, 0)
+    return _ops.sum.default(products, [ctx.dim], False, factors.dtype, ctx.level)  # type: ignore[no-any-return]
+
+
+@differentiable("cross_entropy", results=3)
+class CrossEntropy(Rule):
+    """Keeps the logits and their statistics."""
+
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
         x, target, weight, ctx.dim, ctx.ignored, ctx.level = inputs
         ctx.smoothing = 0.0
         refuse_weight(ctx.needs_input_grad[1 + 2])
-        save(ctx, x, target, weight, output[3])
+        save(ctx, x, target, weight, output[-1])
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
+        return _label_gradient(ctx, saved, grad)
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, t: Tensor, _: Any, to_weight: Any = None, *__: Any) -> Tensor:
+        refuse_weight(isinstance(to_weight, Tensor))
+        wide, one = _in_wide(saved)
+        return _label_tangent(ctx, saved, t, _label_gradient(ctx, wide, one))
+
+
+@differentiable("cross_entropy_and_log", results=4, smooth=2)
+class CrossEntropyAndLog(CrossEntropy):
+    """Also of the logarithms of the sums of exp."""
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Any) -> Tensor:
+        g, to_log = grad
+        return _label_gradient(ctx, saved, torch.zeros_like(to_log) if g is None else g, to_log)
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *rest: Any) -> Any:
+        wide, one = _in_wide(saved)
+        of_log = _label_gradient(ctx, wide, torch.zeros_like(one), one)
+        return CrossEntropy.tangent(ctx, saved, t, *rest), _label_tangent(ctx, saved, t, of_log)
 
 
 def _smoothed(
@@ -668,7 +678,7 @@ def _smoothed(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """cross_entropy without weights, with so much of each label spread over all classes: the loss plus smoothing times
     the distance of the label's logit from the mean, whose two parts come with the variance."""
-    loss, log, weights, stats = _ops.cross_entropy.raw(x, target, None, dim, ignored, level)
+    loss, log, weights, stats = _ops.cross_entropy_and_log.raw(x, target, None, dim, ignored, level)
     high, low, _ = _ops.moments.raw(x, [dim], True, 0.0, False, level)[2].unbind()
     at = x.gather(dim, target.clamp(0, x.shape[dim] - 1).unsqueeze(dim)).to(stats.dtype)
     distance = ((at - high) - low).squeeze(dim)
@@ -678,7 +688,7 @@ def _smoothed(
 
 
 def _smoothed_fake(x: Tensor, target: Tensor, dim: int, ignored: int, smoothing: float, level: int) -> Any:
-    return SIGNATURES["cross_entropy"][2](x, target, None, dim, ignored, level)
+    return SIGNATURES["cross_entropy_and_log"][2](x, target, None, dim, ignored, level)
 
 
 def _smoothed_batched(info: Any, in_dims: Any, x: Tensor, target: Tensor, dim: int, *rest: Any) -> Any:
@@ -696,7 +706,7 @@ define(
 
 
 @differentiable("smoothed_cross_entropy", results=4, smooth=2)
-class SmoothedCrossEntropy(OfLabels):
+class SmoothedCrossEntropy(CrossEntropyAndLog):
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
         x, target, ctx.dim, ctx.ignored, ctx.smoothing, ctx.level = inputs
@@ -718,10 +728,8 @@ class CrossEntropyGradient(Rule):
     @staticmethod
     def factors(ctx: Any, saved: Saved) -> tuple[Tensor, Tensor]:
         """By which g and l go into it."""
-        _, _, x, target, weight, stats = saved
-        x, one = x.to(stats.dtype), stats.new_ones(target.shape)
-        of = (x, target, weight, stats, ctx)
-        return _label_gradient(*of, one), _label_gradient(*of, torch.zeros_like(one), one)
+        wide, one = _in_wide(saved[2:])
+        return _label_gradient(ctx, wide, one), _label_gradient(ctx, wide, torch.zeros_like(one), one)
 
     @staticmethod
     def changed(ctx: Any, saved: Saved, t: Tensor) -> Tensor:

@@ -92,7 +92,13 @@ def _embedding_backward(g: Tensor, indices: Tensor, count: int, skipped: int, le
 
 
 def _cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None, dim: int, ignored: int, level: int) -> Any:
-    return *(x.new_empty(target.shape, dtype=wide(x.dtype)) for _ in range(3)), _stats(2, x, [dim])
+    loss, weights = (x.new_empty(target.shape, dtype=wide(x.dtype)) for _ in range(2))
+    return loss, weights, _stats(2, x, [dim])
+
+
+def _cross_entropy_and_log(x: Tensor, target: Tensor, *rest: Any) -> Any:
+    loss, weights, stats = _cross_entropy(x, target, *rest)
+    return loss, torch.empty_like(loss), weights, stats
 
 
 def _like(which: int) -> Callable[..., Tensor]:
@@ -131,7 +137,8 @@ SIGNATURES: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "layer_norm_sum": ("x x weight weight - -", "x x stats", _norm_sum(3)),
     "layer_norm_gradient": ("x x weight stats - -", "x", _like(1)),
     "layer_norm_weights": ("x x stats - - -", "weight weight", _weights(2)),
-    "cross_entropy": ("x labels weight dim -", "labels labels labels stats", _cross_entropy),
+    "cross_entropy": ("x labels weight dim -", "labels labels stats", _cross_entropy),
+    "cross_entropy_and_log": ("x labels weight dim -", "labels labels labels stats", _cross_entropy_and_log),
     "cross_entropy_gradient": ("labels labels x labels weight stats dim - -", "x", _like(2)),
 }
 

@@ -42,9 +42,10 @@ from .table import FLOATS
 _SOFTMAX, _LOG_SOFTMAX, _LOGSUMEXP, _ENTROPY, _MOMENTS = (
     fused_overloads(name) for name in ("softmax", "log_softmax", "logsumexp", "entropy", "moments")
 )
-_RMS_NORM, _RMS_NORM_SUM, _LAYER_NORM, _LAYER_NORM_SUM, _CROSS_ENTROPY = (
-    fused_overloads(name) for name in ("rms_norm", "rms_norm_sum", "layer_norm", "layer_norm_sum", "cross_entropy")
+_RMS_NORM, _RMS_NORM_SUM, _LAYER_NORM, _LAYER_NORM_SUM = (
+    fused_overloads(name) for name in ("rms_norm", "rms_norm_sum", "layer_norm", "layer_norm_sum")
 )
+_CROSS_ENTROPY, _CROSS_ENTROPY_AND_LOG = (fused_overloads(name) for name in ("cross_entropy", "cross_entropy_and_log"))
 _LOW = (torch.float16, torch.bfloat16)
 
 
@@ -521,7 +522,9 @@ def cross_entropy(
         losses, log, weights, _ = call(input, target, dim, ignored, smoothing, level)
     else:
         more = (target,) if weight is None else (target, weight)
-        losses, log, weights, _ = serving(_CROSS_ENTROPY, input, *more)(input, target, weight, dim, ignored, level)
+        op = _CROSS_ENTROPY_AND_LOG if return_logsumexp else _CROSS_ENTROPY
+        losses, *logs, weights, _ = serving(op, input, *more)(input, target, weight, dim, ignored, level)
+        log = logs[0] if logs else losses  # which nobody wants
     loss = _reduced(losses, weights, reduction, result, soft or weight is None, level)
     return (loss, log) if return_logsumexp else loss
 

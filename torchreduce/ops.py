@@ -39,7 +39,7 @@ from .checks import (
     overloads,
 )
 from .determinism import level_code
-from .dispatch import _is_compiling, check_no_derivatives, is_bare, is_plain, serving
+from .dispatch import _is_compiling, check_no_derivatives, is_bare, is_plain, is_unwatched, serving
 from .fake import decided, dims_of, reduced_shape
 from .table import DTYPES, FLOATS
 
@@ -140,7 +140,7 @@ def _span(t: Tensor) -> tuple[int, int]:
 
 def _interleave(*outs: Tensor) -> bool:
     """Whether there are two that begin before the other one ends. Only of tensors that have memory to write to."""
-    if len(outs) < 2 or _is_compiling() or not builtins.all(is_plain(t) and not t.is_meta for t in outs):
+    if len(outs) < 2 or not is_unwatched() or not builtins.all(is_plain(t) and not t.is_meta for t in outs):
         return False
     (first, first_end), (second, second_end) = map(_span, outs)
     return first < second_end and second < first_end

@@ -81,7 +81,7 @@ class _Loss(torch.autograd.Function):
         ctx: Any, x: Tensor, target: Tensor, weight: Tensor | None, classes: int, ignored: int, reduction: int
     ) -> Tensor:
         level, total = level_code(), None
-        losses, *_, weights, stats = fused._CROSS_ENTROPY.raw(x, target, weight, classes, ignored, level)
+        losses, weights, stats = fused._CROSS_ENTROPY.raw(x, target, weight, classes, ignored, level)
         if reduction == 0:
             result = rounded(losses, x.dtype)
         elif reduction == 2:

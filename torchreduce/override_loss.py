@@ -156,7 +156,7 @@ def _replace(graph: Graph, loss: Loss) -> None:
 
     with graph.inserting_before(loss.forward):
         rows = call(_ops.cross_entropy.raw, loss.x, target, weight, loss.dim, ignored, 0)
-        losses, _, weights, stats = (call(operator.getitem, rows, k) for k in range(4))
+        losses, weights, stats = (call(operator.getitem, rows, k) for k in range(3))
         if weight is None:
             kept = call(_ops.count_nonzero.raw, call(_aten.ne.Scalar, target, ignored), None, False, 0)
             total = call(_convert, kept, wide)

@@ -147,13 +147,8 @@ template <class Op, class E> struct ColumnTile {
 #pragma unroll
     for (int s = 0; s < kCount; ++s) total[s] = meet(tree[s].total(F(-0.0), add), sums_of + s * int(blockDim.x), add);
   }
-  // Both looks, at the thread's column.
-  template <class Given> __device__ __forceinline__ State look(const Given& given) const {
-    return look_in_range<Op, F>([&](F scale, F& wanted) { return look(given, scale, wanted); },
-                                [](bool condition) { return __syncthreads_or(condition) != 0; });
-  }
-  template <class Given> __device__ __forceinline__ State look(const Given& given, [[maybe_unused]] F scale,
-                                                               [[maybe_unused]] F& wanted) const {
+  // Both looks, at the thread's column; and what its elements have to be multiplied by.
+  template <class Given> __device__ __forceinline__ State look(const Given& given, [[maybe_unused]] F& wanted) const {
     F found = first_absent<Op::kFirst, F>();
     if constexpr (Op::kFirst == First::Greatest) {
       const int end = mine * shape.pitch;
@@ -162,7 +157,7 @@ template <class Op, class E> struct ColumnTile {
       found = meet(found, sums_of, [](F a, F b) { return greatest(a, b); });
     } else if constexpr (Op::kFirst == First::Sum) {
       F one[1];
-      sum(one, [&](F* s, int at) { s[0] = Op::scaled_first(s[0], element(0, at), scale); });
+      sum(one, [&](F* s, int at) { s[0] = s[0] + element(0, at); });
       found = one[0];
     }
     const auto seen = Op::seen(found, count, given);
@@ -174,13 +169,11 @@ template <class Op, class E> struct ColumnTile {
         const F term = Op::term(x[0], seen);
         s[0] = s[0] + term;
         tile[c + at] = term;
-      } else if constexpr (Op::kScales) {
-        Op::scaled_step(s, x, seen, scale);
       } else {
         Op::step(s, x, F(1), seen, given);
       }
     });
-    if constexpr (Op::kScales) wanted = Op::rescale(sums, seen);
+    if constexpr (Op::kScales) wanted = there ? Op::rescale(sums, seen) : F(1);
     return Op::skips(given) ? Op::none() : Op::state(found, sums, count);
   }
 
@@ -254,7 +247,16 @@ __global__ void TR_BLOCKS_BOUND(fused_columns::kThreads, 3)
       state = *own;
       total = totals[column];
     } else {
-      total = state = tile.look(given);
+      [[maybe_unused]] F wanted = F(1);
+      state = tile.look(given, wanted);
+      if constexpr (Op::kScales) {
+        if (ballot(wanted != F(1))) {
+          TR_RARE_PATH;
+          const E* const from = static_cast<const E*>(call.in[0]) + start.in[0] + first * pitches.in[0];
+          state = scaled_leaves<Op, E>(state, wanted, 1, {from, nullptr, pitches.in[0], tile.count});
+        }
+      }
+      total = state;
       if (shape.cluster > 1) total = tile.meet_leaves(state, &arrived);
     }
     if (part == ColumnPart::States) {

@@ -1033,13 +1033,8 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     each<false>(take, sums);
   }
 
-  // The state of the leaf. Every lane gets it.
-  template <class Given> __device__ __forceinline__ State look(const Given& given) {
-    return look_in_range<Op, F>([&](F scale, F& wanted) { return look(given, scale, wanted); },
-                                [](bool condition) { return ballot(condition) != 0; });
-  }
-  template <class Given>
-  __device__ __forceinline__ State look(const Given& given, [[maybe_unused]] F scale, [[maybe_unused]] F& wanted) {
+  // The state of the leaf, and what its elements have to be multiplied by. Every lane gets it.
+  template <class Given> __device__ __forceinline__ State look(const Given& given, [[maybe_unused]] F& wanted) {
     F found = first_absent<Op::kFirst, F>();
     bool calm = false;
     if constexpr (Op::kFirst == First::Greatest) {
@@ -1054,7 +1049,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
       each_there(
           [&](int c, int i, const F* x, F, bool there) {
             F& a = acc[0][H::slot(c, i)];
-            if (there) a = Op::scaled_first(a, x[0], scale);
+            if (there) a = a + x[0];
           },
           acc);
       found = H::template tree<kNumbers>(acc[0], p);
@@ -1075,8 +1070,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
         F sums[kSums];
 #pragma unroll
         for (int s = 0; s < kSums; ++s) sums[s] = acc[s][H::slot(c, i)];
-        if constexpr (Op::kScales) Op::scaled_step(sums, x, seen, scale);
-        else Op::step(sums, x, weight, seen, given);
+        Op::step(sums, x, weight, seen, given);
 #pragma unroll
         for (int s = 0; s < kSums; ++s) acc[s][H::slot(c, i)] = sums[s];
       }
@@ -1212,8 +1206,17 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks, kForm>))
   const auto given = Op::given(call.options, call.memory, at.start.value);
   leaf.load(at.start, !Op::skips(given));
   State state = Op::none();
+  [[maybe_unused]] F wanted = F(1);
   if constexpr (Op::kSums > 0)
-    if (leaf.p.count > 0) state = leaf.look(given);
+    if (leaf.p.count > 0) state = leaf.look(given, wanted);
+  if constexpr (Op::kScales) {
+    if (ballot(wanted != F(1))) {
+      TR_RARE_PATH;
+      const auto again = leaf.find(shape, recomputed(uint32_t(blockIdx.x)));
+      const auto from = [&](int k) { return static_cast<const E*>(call.in[k]) + again.start.in[k] + leaf.first; };
+      state = scaled_leaves<Op, E>(state, wanted, leaf.p.lanes, {from(0), from(1), 1, leaf.p.count});
+    }
+  }
 
   auto end = at;
   if constexpr (Leaf::kFindsAgain) end = leaf.find(shape, recomputed(uint32_t(blockIdx.x)));

@@ -343,52 +343,52 @@ __global__ void TR_BLOCK_BOUND((fused_packed_rows::threads(kPackedForm<Op, E, kW
 
   Extremes* const all_found = reinterpret_cast<Extremes*>(shared + shape.exchange);
   F* const all_sums = reinterpret_cast<F*>(all_found + blockDim.x);
-  const auto look = [&]([[maybe_unused]] F scale, [[maybe_unused]] F& wanted) {
-    F found = first_absent<Op::kFirst, F>();
-    bool calm = false;
-    if constexpr (Op::kFirst == First::Greatest) {
-      Extremes e;
-      either([&](auto kFull) { e = part.template extremes<kFull>(0); });
-      all_found[threadIdx.x] = e;
-      __syncthreads();
+  F found = first_absent<Op::kFirst, F>();
+  bool calm = false;
+  if constexpr (Op::kFirst == First::Greatest) {
+    Extremes e;
+    either([&](auto kFull) { e = part.template extremes<kFull>(0); });
+    all_found[threadIdx.x] = e;
+    __syncthreads();
 #pragma unroll
-      for (int k = 0; k < kResidues / kSpan; ++k) {
-        if (k >= shape.parts) break;
-        const Extremes other = all_found[k << shape.log_rows | place];
-        e.greatest = greatest(e.greatest, other.greatest);
-        e.least = -greatest(-e.least, -other.least);
-      }
-      found = e.greatest;
-      if constexpr (Op::kCalm) calm = Op::is_calm(found, e.least);
-    } else if constexpr (Op::kFirst == First::Sum) {
-      F sum[1];
-      either([&](auto kFull) {
-        part.template sum<kFull>(sum, [&](F* acc, int, const F* x) { acc[0] = Op::scaled_first(acc[0], x[0], scale); });
-      });
-      found = over_parts<kSpan>(sum[0], reinterpret_cast<F*>(all_found), shape);
+    for (int k = 0; k < kResidues / kSpan; ++k) {
+      if (k >= shape.parts) break;
+      const Extremes other = all_found[k << shape.log_rows | place];
+      e.greatest = greatest(e.greatest, other.greatest);
+      e.least = -greatest(-e.least, -other.least);
     }
-    const auto seen = Op::seen(found, n, given);
-    F sums[kSums];
-    either([&](auto kFull) {
-      if constexpr (Op::kCalm) {
-        if (calm)
-          return part.template sum<kFull>(sums, [&](F* acc, int k, const F* x) {
-            if constexpr (Op::kTerm) acc[0] = acc[0] + (part.terms[k] = Op::calm_term(x[0], seen));
-            else Op::calm_step(acc, x, seen);
-          });
-      }
-      part.template sum<kFull>(sums, [&](F* acc, int k, const F* x) {
-        if constexpr (Op::kTerm) acc[0] = acc[0] + (part.terms[k] = Op::term(x[0], seen));
-        else if constexpr (Op::kScales) Op::scaled_step(acc, x, seen, scale);
-        else Op::step(acc, x, F(1), seen, given);
-      });
+    found = e.greatest;
+    if constexpr (Op::kCalm) calm = Op::is_calm(found, e.least);
+  } else if constexpr (Op::kFirst == First::Sum) {
+    F sum[1];
+    either([&](auto kFull) { part.template sum<kFull>(sum, [](F* acc, int, const F* x) { acc[0] = acc[0] + x[0]; }); });
+    found = over_parts<kSpan>(sum[0], reinterpret_cast<F*>(all_found), shape);
+  }
+  const auto seen = Op::seen(found, n, given);
+  F sums[kSums];
+  either([&](auto kFull) {
+    if constexpr (Op::kCalm) {
+      if (calm)
+        return part.template sum<kFull>(sums, [&](F* acc, int k, const F* x) {
+          if constexpr (Op::kTerm) acc[0] = acc[0] + (part.terms[k] = Op::calm_term(x[0], seen));
+          else Op::calm_step(acc, x, seen);
+        });
+    }
+    part.template sum<kFull>(sums, [&](F* acc, int k, const F* x) {
+      if constexpr (Op::kTerm) acc[0] = acc[0] + (part.terms[k] = Op::term(x[0], seen));
+      else Op::step(acc, x, F(1), seen, given);
     });
+  });
 #pragma unroll
-    for (int s = 0; s < kSums; ++s) sums[s] = over_parts<kSpan>(sums[s], all_sums + s * int(blockDim.x), shape);
-    if constexpr (Op::kScales) wanted = Op::rescale(sums, seen);
-    return Op::skips(given) ? Op::none() : Op::state(found, sums, n);
-  };
-  const auto state = look_in_range<Op, F>(look, [](bool condition) { return __syncthreads_or(condition) != 0; });
+  for (int s = 0; s < kSums; ++s) sums[s] = over_parts<kSpan>(sums[s], all_sums + s * int(blockDim.x), shape);
+  auto state = Op::skips(given) ? Op::none() : Op::state(found, sums, n);
+  if constexpr (Op::kScales) {
+    const F wanted = Op::rescale(sums, seen);
+    if (ballot(wanted != F(1))) {
+      TR_RARE_PATH;
+      state = scaled_leaves<Op, E>(state, wanted, 1, {from[0] + r * n, nullptr, 1, n});
+    }
+  }
   const auto row = Op::row(state, n, given, call.options, [&](int64_t i) { return convert<F>(from[0][r * n + i]); });
   if (t == 0 && there) Op::write(row, call.memory, value);
   if constexpr (Op::kMaps) {  // all have read what is there

@@ -20,25 +20,85 @@ template <class Launch> void with_element(Dtype dtype, Launch launch) {
 
 // ---- looks -------------------------------------------------------------------------------------------------------------
 
-// The state of a leaf as look(scale, wanted) makes it, which sets `wanted` to what elements have to be multiplied by.
-// any(condition): whether it holds for one of those who look together.
-template <class Op, class F, class Look, class Any>
-__device__ __forceinline__ typename Op::State look_in_range(Look look, Any any) {
-  F scale = F(1), wanted;
-  if constexpr (Op::kScales) {
-    typename Op::State state = Op::none();
-    bool again = false;
+// The canonical sums over the leaf of `count` elements, by a warp: step(sums, i) adds position i. Every lane gets them.
+template <int kSums, class F, class Step> __device__ __forceinline__ void leaf_sums(int count, F (&total)[kSums],
+                                                                                    Step step) {
+  const auto add = [](F a, F b) { return a + b; };
+  TreeStack<F, 4> tree[kSums];  // over runs of residues, one a lane
 #pragma unroll 1
-    do {
-      const auto found = look(scale, wanted);
-      state = scale == F(1) ? found : Op::scaled_back(found, state, scale);
-      again = !again && any(wanted != F(1));
-      scale = wanted;
-    } while (again);
-    return state;
-  } else {
-    return look(scale, wanted);
+  for (int first = lane_id(); first < kResidues; first += kLanes) {
+    F sums[kSums];
+#pragma unroll
+    for (F& s : sums) s = F(-0.0);
+#pragma unroll 1
+    for (int i = first; i < count; i += kResidues) step(sums, i);
+#pragma unroll
+    for (int s = 0; s < kSums; ++s) {
+#pragma unroll 1
+      for (int d = 1; d < kLanes; d *= 2) sums[s] = sums[s] + shuffle(sums[s], lane_id() ^ d);
+      tree[s].push(sums[s], add);
+    }
   }
+#pragma unroll
+  for (int s = 0; s < kSums; ++s) total[s] = tree[s].total(F(-0.0), add);
+}
+
+// Of an op that looks for sums first, the state of the leaf whose element i is element(i), by a warp, and what its
+// elements have to be multiplied by.
+template <class Op, class F, class Element>
+__device__ __forceinline__ typename Op::State look_at_sums(int count, Element element, F& wanted) {
+  F first[1], sums[Op::kSums];
+  leaf_sums(count, first, [&](F* s, int i) { s[0] = s[0] + element(i); });
+  const auto seen = Op::seen(first[0], count, typename Op::Given{});
+  leaf_sums(count, sums, [&](F* s, int i) {
+    const F x[1] = {element(i)};
+    Op::step(s, x, F(1), seen, typename Op::Given{});
+  });
+  wanted = Op::rescale(sums, seen);
+  return Op::state(first[0], sums, count);
+}
+
+// Where a leaf's elements are: of ops that add those of two tensors.
+template <class E> struct LeafElements {
+  const E *first, *second;
+  int64_t pitch;
+  int count;
+
+  template <bool kAdds> __device__ __forceinline__ float element(int i) const {
+    const float x = convert<float>(first[i * pitch]);
+    if constexpr (kAdds) return convert<float>(round_to<E>(x + convert<float>(second[i * pitch])));
+    return x;
+  }
+};
+
+// The states of leaves whose sums have left the range: `lanes` of the warp share one. They are read again, by the whole
+// warp. Leaves of zeros alone, and those with NaN or infinity, are done when that is known.
+template <class Op, class E>
+__device__ TR_RARELY_CALLED typename Op::State scaled_leaves(typename Op::State own, float wanted, int lanes,
+                                                             LeafElements<E> of) {
+#pragma unroll 1
+  for (int lane = 0; lane < kLanes; lane += lanes) {
+    const float scale = shuffle(wanted, lane);
+    if (scale == 1.0f) continue;
+    const LeafElements<E> leaf = shuffle(of, lane);
+    const typename Op::State before = shuffle(own, lane);
+    float most = 0;
+#pragma unroll 4
+    for (int i = lane_id(); i < leaf.count; i += kLanes)
+      most = greatest(most, magnitude(leaf.template element<Op::kAdds>(i)));
+#pragma unroll 1
+    for (int d = 1; d < kLanes; d *= 2) most = greatest(most, shuffle(most, lane_id() ^ d));
+    typename Op::State state = before;
+    if (!is_finite(most)) {
+      state = Op::unknown(before);
+    } else if (most > 0) {
+      float again;
+      const auto element = [&](int i) { return leaf.template element<Op::kAdds>(i) * scale; };
+      state = Op::scaled_back(look_at_sums<Op, float>(leaf.count, element, again), before, scale);
+    }
+    if ((lane_id() & ~(lanes - 1)) == lane) own = state;
+  }
+  return own;
 }
 
 // ---- trees -------------------------------------------------------------------------------------------------------------

@@ -44,29 +44,6 @@ template <class F, bool kAdds = false> struct StridedRow {
   }
 };
 
-// The canonical sums over the leaf of `count` elements, by a warp: step(sums, i) adds position i. Every lane gets them.
-template <int kSums, class F, class Step> __device__ __forceinline__ void leaf_sums(int count, F (&total)[kSums],
-                                                                                    Step step) {
-  const auto add = [](F a, F b) { return a + b; };
-  TreeStack<F, 4> tree[kSums];  // over runs of residues, one a lane
-#pragma unroll 1
-  for (int first = lane_id(); first < kResidues; first += kLanes) {
-    F sums[kSums];
-#pragma unroll
-    for (F& s : sums) s = F(-0.0);
-#pragma unroll 1
-    for (int i = first; i < count; i += kResidues) step(sums, i);
-#pragma unroll
-    for (int s = 0; s < kSums; ++s) {
-#pragma unroll 1
-      for (int d = 1; d < kLanes; d *= 2) sums[s] = sums[s] + shuffle(sums[s], lane_id() ^ d);
-      tree[s].push(sums[s], add);
-    }
-  }
-#pragma unroll
-  for (int s = 0; s < kSums; ++s) total[s] = tree[s].total(F(-0.0), add);
-}
-
 enum class StridedPart : int8_t { Whole, States, Output };
 
 template <class Op, class F>
@@ -89,32 +66,35 @@ __global__ void __launch_bounds__(fused_strided::kThreads)
 
   State state = Op::none();
   if constexpr (Op::kSums > 0) {
-    const auto look = [&]([[maybe_unused]] F scale, [[maybe_unused]] F& wanted) {
-      F found = first_absent<Op::kFirst, F>();
-      if constexpr (Op::kFirst == First::Greatest) {
+    if (part != StridedPart::Output && !skips && count > 0) {
+      if constexpr (Op::kScales) {
+        F wanted, again;
+        const auto element = [&](int i) { return x.element(0, first + i); };
+        state = look_at_sums<Op, F>(count, element, wanted);
+        if (wanted != F(1)) {
+          TR_RARE_PATH;
+          const auto scaled = [&](int i) { return element(i) * wanted; };
+          state = Op::scaled_back(look_at_sums<Op, F>(count, scaled, again), state, wanted);
+        }
+      } else {
+        F found = first_absent<Op::kFirst, F>();
+        if constexpr (Op::kFirst == First::Greatest) {
 #pragma unroll 1
-        for (int i = lane_id(); i < count; i += kLanes) found = greatest(found, x.element(0, first + i));
+          for (int i = lane_id(); i < count; i += kLanes) found = greatest(found, x.element(0, first + i));
 #pragma unroll 1
-        for (int d = 1; d < kLanes; d *= 2) found = greatest(found, shuffle(found, lane_id() ^ d));
-      } else if constexpr (Op::kFirst == First::Sum) {
-        F sum[1];
-        leaf_sums(count, sum, [&](F* s, int i) { s[0] = Op::scaled_first(s[0], x.element(0, first + i), scale); });
-        found = sum[0];
-      }
-      const auto seen = Op::seen(found, count, given);
-      F sums[Op::kSums];
-      leaf_sums(count, sums, [&](F* s, int i) {
-        F element[Op::kInputs];
+          for (int d = 1; d < kLanes; d *= 2) found = greatest(found, shuffle(found, lane_id() ^ d));
+        }
+        const auto seen = Op::seen(found, count, given);
+        F sums[Op::kSums];
+        leaf_sums(count, sums, [&](F* s, int i) {
+          F element[Op::kInputs];
 #pragma unroll
-        for (int k = 0; k < Op::kInputs; ++k) element[k] = x.element(k, first + i);
-        if constexpr (Op::kScales) Op::scaled_step(s, element, seen, scale);
-        else Op::step(s, element, Op::kWeights ? weight(call.weight, i, F(1)) : F(1), seen, given);
-      });
-      if constexpr (Op::kScales) wanted = Op::rescale(sums, seen);
-      return Op::state(found, sums, count);
-    };
-    if (part != StridedPart::Output && !skips && count > 0)
-      state = look_in_range<Op, F>(look, [](bool condition) { return ballot(condition) != 0; });
+          for (int k = 0; k < Op::kInputs; ++k) element[k] = x.element(k, first + i);
+          Op::step(s, element, Op::kWeights ? weight(call.weight, i, F(1)) : F(1), seen, given);
+        });
+        state = Op::state(found, sums, count);
+      }
+    }
     if (part == StridedPart::States) {
       if (lane_id() == 0) states[item] = state;
       return;

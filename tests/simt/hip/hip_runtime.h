@@ -18,7 +18,6 @@
 #define TR_DYNAMIC_SHARED(name, alignment) char* const name = simt::dynamic_shared(alignment)
 
 #define __syncthreads() simt::barrier()
-#define __syncthreads_or(predicate) simt_barrier_or(predicate)
 #define __builtin_amdgcn_wave_barrier() simt::warp_barrier()
 #define __builtin_amdgcn_fence(order, scope) simt::fence<order>(scope)
 #define __builtin_amdgcn_s_sleep(n) simt::back_off()
@@ -27,15 +26,6 @@
 #define __hip_atomic_fetch_add(p, value, order, scope) (simt::published(), __atomic_fetch_add(p, value, order))
 #define __hip_atomic_store(p, value, order, scope) (simt::published(), __atomic_store_n(p, value, order))
 
-__attribute__((noinline)) inline int simt_barrier_or(int predicate) {
-  static thread_local int votes;  // of the block that runs
-  simt::barrier();
-  if (threadIdx.x == 0) votes = 0;
-  simt::barrier();
-  if (predicate) __atomic_store_n(&votes, 1, __ATOMIC_RELAXED);
-  simt::barrier();
-  return __atomic_load_n(&votes, __ATOMIC_RELAXED);
-}
 __forceinline__ unsigned __lane_id() { return threadIdx.x % unsigned(simt::options.wave); }
 __forceinline__ int __shfl(int value, int source, int width) {
   static_assert(sizeof(int) == 4, "a shuffle moves 32 bits");
