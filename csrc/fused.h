@@ -237,7 +237,10 @@ template <class F> struct Exponential {
     }
     constexpr int kBias = PowerOfTwo<F>::kBias;
     F part = F(1) / row.s;
-    if (row.s < F(1.5) && row.s == split_exp(row.l).q) part = -part;
+    if (row.s < F(1.5)) {
+      TR_RARE_PATH;
+      if (row.s == split_exp(row.l).q) part = -part;
+    }
     const int d = leaf.n - row.n;
     return d > -kBias ? part * power(d) : part * power(d + kBias - 1) * power(1 - kBias);
   }
@@ -662,11 +665,15 @@ template <class F> struct MomentsGradient : MappedOp<F> {
   TR_HD static Row row(const State&, int64_t n, const Given& given, const FusedOptions& options, Read) {
     constexpr F kFar = F(sizeof(F) == 4 ? 0x1p64 : 0x1p512);
     const double d = Moments<F>::divisor(n, options);
-    const F scale = !options.root ? F(1) : given.root > kFar ? F(1) / kFar : given.root < F(1) / kFar ? kFar : F(1);
-    const F k = !options.root     ? F(double(given.g) * (2.0 / d))
-                : given.root == 0 ? F(0)
-                                  : F(double(given.g) / (double(given.root * scale) * d));
-    return {given.high * scale, given.low * scale, k, given.to_mean / F(n), scale};
+    const F c = given.to_mean / F(n);
+    if (!options.root) return {given.high, given.low, F(double(given.g) * (2.0 / d)), c, F(1)};
+    F high = given.high, low = given.low, sd = given.root, scale = F(1);
+    if (sd > kFar || sd < F(1) / kFar) {
+      TR_RARE_PATH;
+      scale = sd > kFar ? F(1) / kFar : kFar;
+      high = high * scale, low = low * scale, sd = sd * scale;
+    }
+    return {high, low, sd == 0 ? F(0) : F(double(given.g) / (double(sd) * d)), c, scale};
   }
   TR_HD static F map(const F* x, F, F, int64_t, const Row& row) {
     return fused(scaled_less(x[0], row.scale, row.high) - row.low, row.k, row.c);

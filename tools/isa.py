@@ -108,8 +108,8 @@ SPILLED_BY_REDUCTIONS = 192
 # The same of products of columns, whose way by powers is taken rarely.
 SPILLED_BY_PRODUCTS = 400
 # The same of row-wise kernels (softmax, norms, losses), whose rarely taken ways of exponentials spill; for Blackwell
-# also 16-bit columns that start anywhere.
-SPILLED_BY_FUSED = 88
+# also 16-bit columns that start anywhere. What reads leaves again whose squares left the range keeps them in memory.
+SPILLED_BY_FUSED = 200
 CUDA_BULK_COPY = re.compile(r"\bUBLKCP\b")
 AMD_UNWANTED = {"scratch": r"scratch_|buffer_(load|store)", "flat": r"flat_", "call": r"s_swappc|s_call"}
 

@@ -252,8 +252,9 @@ __global__ void TR_BLOCKS_BOUND(fused_columns::kThreads, 3)
       if constexpr (Op::kScales) {
         if (ballot(wanted != F(1))) {
           TR_RARE_PATH;
-          const E* const from = static_cast<const E*>(call.in[0]) + start.in[0] + first * pitches.in[0];
-          state = scaled_leaves<Op, E>(state, wanted, 1, {from, nullptr, pitches.in[0], tile.count});
+          typename Op::State own = state;
+          scaled_leaves<Op, E>(own, wanted, 1, {tile.tile + tile.c, nullptr, shape.pitch, tile.count});
+          state = own;
         }
       }
       total = state;

@@ -1214,7 +1214,10 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks, kForm>))
       TR_RARE_PATH;
       const auto again = leaf.find(shape, recomputed(uint32_t(blockIdx.x)));
       const auto from = [&](int k) { return static_cast<const E*>(call.in[k]) + again.start.in[k] + leaf.first; };
-      state = scaled_leaves<Op, E>(state, wanted, leaf.p.lanes, {from(0), from(1), 1, leaf.p.count});
+      State own = state;
+      scaled_leaves<Op, E>(own, wanted, leaf.p.lanes, {from(0), from(1), 1, leaf.p.count});
+      state = own;
+      if constexpr (Op::kMaps) leaf.load(again.start, true);  // so that no register keeps it meanwhile
     }
   }
 

@@ -386,7 +386,9 @@ __global__ void TR_BLOCK_BOUND((fused_packed_rows::threads(kPackedForm<Op, E, kW
     const F wanted = Op::rescale(sums, seen);
     if (ballot(wanted != F(1))) {
       TR_RARE_PATH;
-      state = scaled_leaves<Op, E>(state, wanted, 1, {from[0] + r * n, nullptr, 1, n});
+      typename Op::State own = state;
+      scaled_leaves<Op, E>(own, wanted, 1, {from[0] + r * n, nullptr, 1, n});
+      state = own;
     }
   }
   const auto row = Op::row(state, n, given, call.options, [&](int64_t i) { return convert<F>(from[0][r * n + i]); });

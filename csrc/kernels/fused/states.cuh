@@ -43,62 +43,68 @@ template <int kSums, class F, class Step> __device__ __forceinline__ void leaf_s
   for (int s = 0; s < kSums; ++s) total[s] = tree[s].total(F(-0.0), add);
 }
 
-// Of an op that looks for sums first, the state of the leaf whose element i is element(i), by a warp, and what its
-// elements have to be multiplied by.
-template <class Op, class F, class Element>
-__device__ __forceinline__ typename Op::State look_at_sums(int count, Element element, F& wanted) {
-  F first[1], sums[Op::kSums];
-  leaf_sums(count, first, [&](F* s, int i) { s[0] = s[0] + element(i); });
-  const auto seen = Op::seen(first[0], count, typename Op::Given{});
-  leaf_sums(count, sums, [&](F* s, int i) {
-    const F x[1] = {element(i)};
-    Op::step(s, x, F(1), seen, typename Op::Given{});
-  });
-  wanted = Op::rescale(sums, seen);
-  return Op::state(first[0], sums, count);
-}
-
 // Where a leaf's elements are: of ops that add those of two tensors.
-template <class E> struct LeafElements {
+template <class E, bool kAdds> struct LeafElements {
   const E *first, *second;
-  int64_t pitch;
-  int count;
+  int pitch, count;
 
-  template <bool kAdds> __device__ __forceinline__ float element(int i) const {
+  __device__ __forceinline__ float element(int i) const {
     const float x = convert<float>(first[i * pitch]);
     if constexpr (kAdds) return convert<float>(round_to<E>(x + convert<float>(second[i * pitch])));
     return x;
   }
 };
 
+// What follows is called where squares have left the range alone, and takes few registers: those that a function has
+// are the kernel's.
+
+// The canonical sum, by a warp, of the distances of a leaf's elements times `scale` to `mean`, or of their squares.
+template <class E, bool kAdds>
+__device__ TR_RARELY_CALLED float sum_of_distances(const LeafElements<E, kAdds>& leaf, float scale, float mean,
+                                                   bool squares) {
+  float sums[1];
+  leaf_sums(leaf.count, sums, [&](float* s, int i) {
+    const float d = leaf.element(i) * scale - mean;
+    s[0] = squares ? fused(d, d, s[0]) : s[0] + d;
+  });
+  return sums[0];
+}
+template <class E, bool kAdds> __device__ TR_RARELY_CALLED float greatest_magnitude(
+    const LeafElements<E, kAdds>& leaf) {
+  float most = 0;
+#pragma unroll 2
+  for (int i = lane_id(); i < leaf.count; i += kLanes) most = greatest(most, magnitude(leaf.element(i)));
+#pragma unroll 1
+  for (int d = 1; d < kLanes; d *= 2) most = greatest(most, shuffle(most, lane_id() ^ d));
+  return most;
+}
+template <class Op> __device__ TR_RARELY_CALLED void scale_back(typename Op::State& own, float first, float distances,
+                                                                float squares, int count, float scale) {
+  const float sums[2] = {distances, squares};
+  own = Op::scaled_back(Op::state(first, sums, count), own, scale);
+}
 // The states of leaves whose sums have left the range: `lanes` of the warp share one. They are read again, by the whole
 // warp. Leaves of zeros alone, and those with NaN or infinity, are done when that is known.
 template <class Op, class E>
-__device__ TR_RARELY_CALLED typename Op::State scaled_leaves(typename Op::State own, float wanted, int lanes,
-                                                             LeafElements<E> of) {
+__device__ TR_RARELY_CALLED void scaled_leaves(typename Op::State& own, float wanted, int lanes,
+                                               const LeafElements<E, Op::kAdds>& of) {
 #pragma unroll 1
   for (int lane = 0; lane < kLanes; lane += lanes) {
     const float scale = shuffle(wanted, lane);
     if (scale == 1.0f) continue;
-    const LeafElements<E> leaf = shuffle(of, lane);
-    const typename Op::State before = shuffle(own, lane);
-    float most = 0;
-#pragma unroll 4
-    for (int i = lane_id(); i < leaf.count; i += kLanes)
-      most = greatest(most, magnitude(leaf.template element<Op::kAdds>(i)));
-#pragma unroll 1
-    for (int d = 1; d < kLanes; d *= 2) most = greatest(most, shuffle(most, lane_id() ^ d));
-    typename Op::State state = before;
+    const auto leaf = shuffle(of, lane);
+    const float most = greatest_magnitude(leaf);
+    const bool mine = (lane_id() & ~(lanes - 1)) == lane;
     if (!is_finite(most)) {
-      state = Op::unknown(before);
+      if (mine) own = Op::unknown(own);
     } else if (most > 0) {
-      float again;
-      const auto element = [&](int i) { return leaf.template element<Op::kAdds>(i) * scale; };
-      state = Op::scaled_back(look_at_sums<Op, float>(leaf.count, element, again), before, scale);
+      const float first = sum_of_distances(leaf, scale, 0.0f, false);
+      const float mean = Op::seen(first, leaf.count, typename Op::Given{}).mean;
+      const float distances = sum_of_distances(leaf, scale, mean, false);
+      const float squares = sum_of_distances(leaf, scale, mean, true);
+      if (mine) scale_back<Op>(own, first, distances, squares, leaf.count, scale);
     }
-    if ((lane_id() & ~(lanes - 1)) == lane) own = state;
   }
-  return own;
 }
 
 // ---- trees -------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,21 @@
 
 namespace torchreduce::gpu {
 
+// Of an op that looks for sums first, the state of the leaf whose element i is element(i), by a warp, and what its
+// elements have to be multiplied by.
+template <class Op, class F, class Element>
+__device__ __forceinline__ typename Op::State look_at_sums(int count, Element element, F& wanted) {
+  F first[1], sums[Op::kSums];
+  leaf_sums(count, first, [&](F* s, int i) { s[0] = s[0] + element(i); });
+  const auto seen = Op::seen(first[0], count, typename Op::Given{});
+  leaf_sums(count, sums, [&](F* s, int i) {
+    const F x[1] = {element(i)};
+    Op::step(s, x, F(1), seen, typename Op::Given{});
+  });
+  wanted = Op::rescale(sums, seen);
+  return Op::state(first[0], sums, count);
+}
+
 // Elements of a row of call.in[k], converted. kAdds: of the one input, the sums of both, rounded to their type.
 template <class F, bool kAdds = false> struct StridedRow {
   const FusedCall& call;
