@@ -173,7 +173,7 @@ template <class Op, class E> struct ColumnTile {
         Op::step(s, x, F(1), seen, given);
       }
     });
-    if constexpr (Op::kScales) wanted = there ? Op::rescale(sums, seen) : F(1);
+    if constexpr (Op::kScales) wanted = !there || Op::in_range(sums, seen) ? F(1) : Op::rescale(sums, seen);
     return Op::skips(given) ? Op::none() : Op::state(found, sums, count);
   }
 
@@ -253,7 +253,8 @@ __global__ void TR_BLOCKS_BOUND(fused_columns::kThreads, 3)
         if (ballot(wanted != F(1))) {
           TR_RARE_PATH;
           typename Op::State own = state;
-          scaled_leaves<Op, E>(own, wanted, 1, {tile.tile + tile.c, nullptr, shape.pitch, tile.count});
+          const LeafElements<E, false> column{tile.tile + tile.c, nullptr, shape.pitch, tile.count};
+          scaled_leaves<Op>(own, wanted, 1, column);
           state = own;
         }
       }

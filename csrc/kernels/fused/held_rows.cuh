@@ -1033,8 +1033,13 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     each<false>(take, sums);
   }
 
-  // The state of the leaf, and what its elements have to be multiplied by. Every lane gets it.
-  template <class Given> __device__ __forceinline__ State look(const Given& given, [[maybe_unused]] F& wanted) {
+  // What a leaf's look came to, of ops that may have to look again.
+  struct Found {
+    F sums[kSums > 0 ? kSums : 1];
+    typename Op::Seen seen;
+  };
+  // The state of the leaf. Every lane gets it.
+  template <class Given> __device__ __forceinline__ State look(const Given& given, [[maybe_unused]] Found& all) {
     F found = first_absent<Op::kFirst, F>();
     bool calm = false;
     if constexpr (Op::kFirst == First::Greatest) {
@@ -1096,7 +1101,11 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     F sums[kSums];
 #pragma unroll
     for (int s = 0; s < kSums; ++s) sums[s] = H::template tree<kNumbers>(acc[s], p);
-    if constexpr (Op::kScales) wanted = Op::rescale(sums, seen);
+    if constexpr (Op::kScales) {
+#pragma unroll
+      for (int k = 0; k < kSums; ++k) all.sums[k] = sums[k];
+      all.seen = seen;
+    }
     return skips ? Op::none() : Op::state(found, sums, p.count);
   }
 
@@ -1206,19 +1215,26 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks, kForm>))
   const auto given = Op::given(call.options, call.memory, at.start.value);
   leaf.load(at.start, !Op::skips(given));
   State state = Op::none();
-  [[maybe_unused]] F wanted = F(1);
-  if constexpr (Op::kSums > 0)
-    if (leaf.p.count > 0) state = leaf.look(given, wanted);
   if constexpr (Op::kScales) {
-    if (ballot(wanted != F(1))) {
+    typename Leaf::Found found;
+    bool lost = false;
+    if (leaf.p.count > 0) {
+      state = leaf.look(given, found);
+      lost = !Op::in_range(found.sums, found.seen);
+    }
+    if (ballot(lost)) {
       TR_RARE_PATH;
       const auto again = leaf.find(shape, recomputed(uint32_t(blockIdx.x)));
       const auto from = [&](int k) { return static_cast<const E*>(call.in[k]) + again.start.in[k] + leaf.first; };
+      const LeafElements<E, Op::kAdds> elements{from(0), from(1), 1, leaf.p.count};
       State own = state;
-      scaled_leaves<Op, E>(own, wanted, leaf.p.lanes, {from(0), from(1), 1, leaf.p.count});
+      scaled_leaves<Op>(own, lost ? Op::rescale(found.sums, found.seen) : F(1), leaf.p.lanes, elements);
       state = own;
       if constexpr (Op::kMaps) leaf.load(again.start, true);  // so that no register keeps it meanwhile
     }
+  } else if constexpr (Op::kSums > 0) {
+    typename Leaf::Found found;
+    if (leaf.p.count > 0) state = leaf.look(given, found);
   }
 
   auto end = at;

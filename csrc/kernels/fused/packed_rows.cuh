@@ -383,11 +383,11 @@ __global__ void TR_BLOCK_BOUND((fused_packed_rows::threads(kPackedForm<Op, E, kW
   for (int s = 0; s < kSums; ++s) sums[s] = over_parts<kSpan>(sums[s], all_sums + s * int(blockDim.x), shape);
   auto state = Op::skips(given) ? Op::none() : Op::state(found, sums, n);
   if constexpr (Op::kScales) {
-    const F wanted = Op::rescale(sums, seen);
-    if (ballot(wanted != F(1))) {
+    if (!Op::in_range(sums, seen)) {  // by each thread, since warps may lack lanes
       TR_RARE_PATH;
       typename Op::State own = state;
-      scaled_leaves<Op, E>(own, wanted, 1, {from[0] + r * n, nullptr, 1, n});
+      const LeafElements<E, false> row{from[0] + r * n, nullptr, 1, n};
+      if (const F scale = Op::rescale(sums, seen); scale != F(1)) scaled_leaf<Op, false>(own, scale, true, row);
       state = own;
     }
   }

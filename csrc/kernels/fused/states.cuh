@@ -56,26 +56,43 @@ template <class E, bool kAdds> struct LeafElements {
 };
 
 // What follows is called where squares have left the range alone, and takes few registers: those that a function has
-// are the kernel's.
+// are the kernel's. kWarp: by a warp, of which every lane gets what comes out; else by a thread.
 
-// The canonical sum, by a warp, of the distances of a leaf's elements times `scale` to `mean`, or of their squares.
-template <class E, bool kAdds>
+// The canonical sum of the distances of a leaf's elements times `scale` to `mean`, or of their squares.
+template <bool kWarp, class E, bool kAdds>
 __device__ TR_RARELY_CALLED float sum_of_distances(const LeafElements<E, kAdds>& leaf, float scale, float mean,
                                                    bool squares) {
-  float sums[1];
-  leaf_sums(leaf.count, sums, [&](float* s, int i) {
+  const auto step = [&](float* s, int i) {
     const float d = leaf.element(i) * scale - mean;
     s[0] = squares ? fused(d, d, s[0]) : s[0] + d;
-  });
-  return sums[0];
+  };
+  float sums[1];
+  if constexpr (kWarp) {
+    leaf_sums(leaf.count, sums, step);
+    return sums[0];
+  } else {
+    const auto add = [](float a, float b) { return a + b; };
+    TreeStack<float, 9> tree;  // over residues
+#pragma unroll 1
+    for (int first = 0; first < kResidues && first < leaf.count; ++first) {
+      sums[0] = -0.0f;
+#pragma unroll 1
+      for (int i = first; i < leaf.count; i += kResidues) step(sums, i);
+      tree.push(sums[0], add);
+    }
+    return tree.total(-0.0f, add);
+  }
 }
-template <class E, bool kAdds> __device__ TR_RARELY_CALLED float greatest_magnitude(
-    const LeafElements<E, kAdds>& leaf) {
+template <bool kWarp, class E, bool kAdds>
+__device__ TR_RARELY_CALLED float greatest_magnitude(const LeafElements<E, kAdds>& leaf) {
   float most = 0;
 #pragma unroll 2
-  for (int i = lane_id(); i < leaf.count; i += kLanes) most = greatest(most, magnitude(leaf.element(i)));
+  for (int i = kWarp ? lane_id() : 0; i < leaf.count; i += kWarp ? kLanes : 1)
+    most = greatest(most, magnitude(leaf.element(i)));
+  if constexpr (kWarp) {
 #pragma unroll 1
-  for (int d = 1; d < kLanes; d *= 2) most = greatest(most, shuffle(most, lane_id() ^ d));
+    for (int d = 1; d < kLanes; d *= 2) most = greatest(most, shuffle(most, lane_id() ^ d));
+  }
   return most;
 }
 template <class Op> __device__ TR_RARELY_CALLED void scale_back(typename Op::State& own, float first, float distances,
@@ -83,27 +100,32 @@ template <class Op> __device__ TR_RARELY_CALLED void scale_back(typename Op::Sta
   const float sums[2] = {distances, squares};
   own = Op::scaled_back(Op::state(first, sums, count), own, scale);
 }
-// The states of leaves whose sums have left the range: `lanes` of the warp share one. They are read again, by the whole
-// warp. Leaves of zeros alone, and those with NaN or infinity, are done when that is known.
-template <class Op, class E>
+// The state of a leaf whose sums have left the range, where it is `mine`: its elements are read again. Leaves of zeros
+// alone, and those with NaN or infinity, are done when that is known.
+template <class Op, bool kWarp, class E, bool kAdds>
+__device__ TR_RARELY_CALLED void scaled_leaf(typename Op::State& own, float scale, bool mine,
+                                             const LeafElements<E, kAdds>& leaf) {
+  const float most = greatest_magnitude<kWarp>(leaf);
+  if (!is_finite(most)) {
+    if (mine) own = Op::unknown(own);
+  } else if (most > 0) {
+    const float first = sum_of_distances<kWarp>(leaf, scale, 0.0f, false);
+    const float mean = Op::seen(first, leaf.count, typename Op::Given{}).mean;
+    const float distances = sum_of_distances<kWarp>(leaf, scale, mean, false);
+    const float squares = sum_of_distances<kWarp>(leaf, scale, mean, true);
+    if (mine) scale_back<Op>(own, first, distances, squares, leaf.count, scale);
+  }
+}
+// The same of leaves that `lanes` of the warp each share.
+template <class Op, class E, bool kAdds>
 __device__ TR_RARELY_CALLED void scaled_leaves(typename Op::State& own, float wanted, int lanes,
-                                               const LeafElements<E, Op::kAdds>& of) {
+                                               const LeafElements<E, kAdds>& of) {
 #pragma unroll 1
   for (int lane = 0; lane < kLanes; lane += lanes) {
     const float scale = shuffle(wanted, lane);
     if (scale == 1.0f) continue;
     const auto leaf = shuffle(of, lane);
-    const float most = greatest_magnitude(leaf);
-    const bool mine = (lane_id() & ~(lanes - 1)) == lane;
-    if (!is_finite(most)) {
-      if (mine) own = Op::unknown(own);
-    } else if (most > 0) {
-      const float first = sum_of_distances(leaf, scale, 0.0f, false);
-      const float mean = Op::seen(first, leaf.count, typename Op::Given{}).mean;
-      const float distances = sum_of_distances(leaf, scale, mean, false);
-      const float squares = sum_of_distances(leaf, scale, mean, true);
-      if (mine) scale_back<Op>(own, first, distances, squares, leaf.count, scale);
-    }
+    scaled_leaf<Op, true>(own, scale, (lane_id() & ~(lanes - 1)) == lane, leaf);
   }
 }
 

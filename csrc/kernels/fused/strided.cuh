@@ -9,21 +9,6 @@
 
 namespace torchreduce::gpu {
 
-// Of an op that looks for sums first, the state of the leaf whose element i is element(i), by a warp, and what its
-// elements have to be multiplied by.
-template <class Op, class F, class Element>
-__device__ __forceinline__ typename Op::State look_at_sums(int count, Element element, F& wanted) {
-  F first[1], sums[Op::kSums];
-  leaf_sums(count, first, [&](F* s, int i) { s[0] = s[0] + element(i); });
-  const auto seen = Op::seen(first[0], count, typename Op::Given{});
-  leaf_sums(count, sums, [&](F* s, int i) {
-    const F x[1] = {element(i)};
-    Op::step(s, x, F(1), seen, typename Op::Given{});
-  });
-  wanted = Op::rescale(sums, seen);
-  return Op::state(first[0], sums, count);
-}
-
 // Elements of a row of call.in[k], converted. kAdds: of the one input, the sums of both, rounded to their type.
 template <class F, bool kAdds = false> struct StridedRow {
   const FusedCall& call;
@@ -82,32 +67,46 @@ __global__ void __launch_bounds__(fused_strided::kThreads)
   State state = Op::none();
   if constexpr (Op::kSums > 0) {
     if (part != StridedPart::Output && !skips && count > 0) {
-      if constexpr (Op::kScales) {
-        F wanted, again;
-        const auto element = [&](int i) { return x.element(0, first + i); };
-        state = look_at_sums<Op, F>(count, element, wanted);
-        if (wanted != F(1)) {
-          TR_RARE_PATH;
-          const auto scaled = [&](int i) { return element(i) * wanted; };
-          state = Op::scaled_back(look_at_sums<Op, F>(count, scaled, again), state, wanted);
-        }
-      } else {
+      [[maybe_unused]] F scale = F(1);
+      const auto element = [&](int k, int i) {
+        if constexpr (Op::kScales) return x.element(k, first + i) * scale;
+        return x.element(k, first + i);
+      };
+#pragma unroll 1
+      for (;;) {
         F found = first_absent<Op::kFirst, F>();
         if constexpr (Op::kFirst == First::Greatest) {
 #pragma unroll 1
-          for (int i = lane_id(); i < count; i += kLanes) found = greatest(found, x.element(0, first + i));
+          for (int i = lane_id(); i < count; i += kLanes) found = greatest(found, element(0, i));
 #pragma unroll 1
           for (int d = 1; d < kLanes; d *= 2) found = greatest(found, shuffle(found, lane_id() ^ d));
+        } else if constexpr (Op::kFirst == First::Sum) {
+          F sum[1];
+          leaf_sums(count, sum, [&](F* s, int i) { s[0] = s[0] + element(0, i); });
+          found = sum[0];
         }
         const auto seen = Op::seen(found, count, given);
         F sums[Op::kSums];
         leaf_sums(count, sums, [&](F* s, int i) {
-          F element[Op::kInputs];
+          F v[Op::kInputs];
 #pragma unroll
-          for (int k = 0; k < Op::kInputs; ++k) element[k] = x.element(k, first + i);
-          Op::step(s, element, Op::kWeights ? weight(call.weight, i, F(1)) : F(1), seen, given);
+          for (int k = 0; k < Op::kInputs; ++k) v[k] = element(k, i);
+          Op::step(s, v, Op::kWeights ? weight(call.weight, i, F(1)) : F(1), seen, given);
         });
-        state = Op::state(found, sums, count);
+        const State now = Op::state(found, sums, count);
+        if constexpr (Op::kScales) {
+          if (scale != F(1)) {
+            state = Op::scaled_back(now, state, scale);
+            break;
+          }
+          state = now;
+          if (Op::in_range(sums, seen)) break;
+          scale = Op::rescale(sums, seen);
+          if (scale == F(1)) break;
+        } else {
+          state = now;
+          break;
+        }
       }
     }
     if (part == StridedPart::States) {
