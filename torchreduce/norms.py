@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import Dims, as_dtype, listed, overloads
-from .ops import _with_dtype
+from . import powers  # noqa: F401  registers norms of any order
+from .checks import Dims, as_dtype, check_dims, check_dtype, either_keepdim, listed, overloads
+from .determinism import level_code
+from .ops import _with_dtype, dtype_by_out, prepare_outs
 from .table import DTYPES, FLOATS
 
 _ORDERS = {
@@ -32,13 +34,15 @@ def vector_norm(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """The norm over dim of order 0, 1, 2, inf or -inf: how many elements are not 0, the sum of the magnitudes, the
-    square root of the sum of the squares, the greatest and the least magnitude. As torch.linalg.vector_norm.
+    """The norm over dim: of order 0, 1, 2, inf or -inf how many elements are not 0, the sum of the magnitudes, the
+    square root of the sum of the squares, the greatest and the least magnitude; of any other order p the p-th root of
+    the sum of the p-th powers of the magnitudes. As torch.linalg.vector_norm.
 
     x is floating; the result has dtype, or out's, else x's, and dtype may not be narrower than x's. Sums are in
     float32, or in float64 if x or the result is float64, squares being added by fused multiply-adds, and one square
-    root follows; then the result is rounded once. NaN if there is one, but for order 0. Over no elements: 0, and a
-    RuntimeError for the infinite orders. NotImplementedError for another order.
+    root follows; then the result is rounded once. Other orders are computed in float64, in some tens of passes over a
+    float64 copy of x, and only the norm itself may leave the range. NaN if there is one, but for order 0. Over no
+    elements: 0, and a RuntimeError for the infinite and the negative orders.
 
     >>> import torch, torchreduce
     >>> torchreduce.vector_norm(torch.tensor([3.0, -4.0]))
@@ -80,12 +84,9 @@ def _norm(
     axis: Dims,
     keepdims: bool | None,
 ) -> Tensor:
-    number = isinstance(order, (int, float)) and not isinstance(order, bool)
-    op = (_ORDERS if name == "vector_norm" else _ORDERS_OF_NORM).get(order) if number else None
-    if op is None:
-        raise NotImplementedError(
-            f"{name}(): not implemented for the order {order!r}. Supported are 0, 1, 2, inf, -inf"
-        )
+    if isinstance(order, bool) or not isinstance(order, (int, float)):
+        raise NotImplementedError(f"{name}(): not implemented for the order {order!r}. Supported are numbers")
+    op = (_ORDERS if name == "vector_norm" else _ORDERS_OF_NORM).get(order)
     if isinstance(x, Tensor) and x.dtype not in FLOATS:
         if x.dtype not in DTYPES:
             raise NotImplementedError(f"{name}(): not implemented for {x.dtype}. Supported are {listed(FLOATS)}")
@@ -94,4 +95,27 @@ def _norm(
         to = as_dtype(out.dtype if isinstance(out, Tensor) else dtype)
         if to in FLOATS and isinstance(x, Tensor) and x.dtype in FLOATS and torch.promote_types(to, x.dtype) != to:
             raise RuntimeError(f"{name}(): the dtype {to} of the result is narrower than the input's {x.dtype}")
-    return _with_dtype(op, x, dim, keepdim, dtype, out, axis, keepdims)
+    if op is not None:
+        return _with_dtype(op, x, dim, keepdim, dtype, out, axis, keepdims)
+    if not order < 0 and not order > 0:
+        raise RuntimeError(f"{name}(): the order must be a number, got {order!r}")
+    return _of_any_order(name, x, float(order), dim, keepdim, dtype, out, axis, keepdims)
+
+
+def _of_any_order(
+    name: str, x: Tensor, order: float, dim: Dims, keepdim: bool, dtype: Any, out: Tensor | None, axis: Dims,
+    keepdims: bool | None,
+) -> Tensor:  # fmt: skip
+    """By torchreduce::norm_power, which writes to no given tensor."""
+    like = (_ORDERS if name == "vector_norm" else _ORDERS_OF_NORM)[-math.inf if order < 0 else 2.0]
+    if keepdims is not None:
+        keepdim = either_keepdim(name, keepdim, keepdims)
+    dims = check_dims(like, x, dim, keepdim, axis)
+    if out is not None:
+        dtype = dtype_by_out(like, dtype, out)
+    dtype = x.dtype if dtype is None else check_dtype(like, x, dtype)
+    result: Tensor = torch.ops.torchreduce.norm_power.default(x, dims, keepdim, dtype, order, level_code())
+    if out is None:
+        return result
+    prepare_outs(name, [x], result.shape, {"out": dtype}, {"out": out})
+    return out.copy_(result)

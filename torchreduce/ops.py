@@ -60,7 +60,7 @@ def check_out(name: str, out: Any) -> None:
     check_layout(name, out, "out")
 
 
-def _dtype_by_out(op: Overloads, dtype: torch.dtype | None, out: Tensor) -> torch.dtype:
+def dtype_by_out(op: Overloads, dtype: torch.dtype | None, out: Tensor) -> torch.dtype:
     """For the functions with dtype=: that of out stands for it."""
     check_out(op.name, out)
     dtype = as_dtype(dtype)
@@ -242,7 +242,7 @@ def _with_dtype(
         keepdim = either_keepdim(op.name, keepdim, keepdims)
     dims = check_dims(op, input, dim, keepdim, axis)
     if out is not None:
-        dtype = _dtype_by_out(op, dtype, out)
+        dtype = dtype_by_out(op, dtype, out)
     if dtype is not None or input.dtype not in op.row.inputs:
         dtype = check_dtype(op, input, dtype)
     if out is None:
@@ -390,7 +390,7 @@ def nanmean(
     if not input.is_floating_point():
         raise RuntimeError(f"nanmean(): expected input to be of a floating dtype, but got {input.dtype}")
     if out is not None:
-        dtype = _dtype_by_out(op, dtype, out)
+        dtype = dtype_by_out(op, dtype, out)
     dtype = input.dtype if dtype is None else check_dtype(op, input, dtype)
     if out is not None:
         _prepare(op, [input], reduced_shape(input.shape, dims, keepdim), out=out)
@@ -435,7 +435,7 @@ def _bool_prod(
 ) -> Tensor:
     """prod of which dtype or out is bool: all."""
     if out is not None:
-        _dtype_by_out(_PROD, dtype, out)
+        dtype_by_out(_PROD, dtype, out)
     result = _along(_PROD_OF_BOOLS, input, dim, keepdim, None, axis, keepdims).to(torch.bool)
     if out is None:
         _check_no_gradient("prod", input, torch.bool)

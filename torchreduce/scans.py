@@ -18,7 +18,7 @@ from .checks import Overloads, as_dtype, check_bool, check_dim, check_dtype, che
 from .determinism import level_code
 from .dispatch import _is_compiling, is_bare, is_plain, serving
 from .fake import broadcast_shape, decided
-from .ops import _dtype_by_out, _prepare, _write, _write_pair
+from .ops import _prepare, _write, _write_pair, dtype_by_out
 
 _CUMSUM, _CUMPROD, _LOGCUMSUMEXP = overloads("cumsum"), overloads("cumprod"), overloads("logcumsumexp")
 _CUMMAX, _CUMMIN = overloads("cummax"), overloads("cummin")
@@ -52,7 +52,7 @@ def _accumulated(
             return result
     dim = _checked(op, input, dim, axis, reverse, exclusive)
     if out is not None:
-        dtype = _dtype_by_out(op, dtype, out)
+        dtype = dtype_by_out(op, dtype, out)
     if dtype is not None:
         dtype = check_dtype(op, input, dtype)
     if out is None:

@@ -10,7 +10,9 @@
 #include "emulator.h"
 #include "kernels/common/gpu.h"
 #include "kernels/reduce/listed_rows.h"
+#include "reduce_plan.h"
 #include "reference.h"
+#include "scan_plan.h"
 
 using namespace torchreduce;
 
