@@ -99,8 +99,8 @@ def test_results_and_gradients_are_torchreduces(name, dtype, device):
         assert_bitwise_equal(gradient(torchs, x), slope)
     assert served(counted) - before == 2
     assert alike(y, torchs(x))
-    # torch's, once it is off; on a GPU some of them add in the order of arrival.
-    torch.testing.assert_close(gradient(torchs, x), gradient(torchs, x.detach().clone()), equal_nan=True)
+    if device == "cpu" or name not in ("cummax", "cummin"):  # whose gradients torch adds in the order of arrival there
+        assert_bitwise_equal(gradient(torchs, x), gradient(torchs, x.detach().clone()))  # torch's, once it is off
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -189,5 +189,6 @@ def test_torch_parity_of_dtype(device, name, dtype, to):
         assert torch.equal(actual.cpu(), torch.mean(x.to(accumulate), 1).to(to))
     elif name == "norm2":  # whose values are not exact
         torch.testing.assert_close(actual.cpu(), TORCHS.norm2(x.double(), 1).to(to))
-    else:
-        assert torch.equal(actual.cpu(), getattr(TORCHS, name)(x, 1, dtype=to))
+    else:  # torch before 2.13 has no nansum to integers
+        theirs = "sum" if name == "nansum" and not to.is_floating_point else name
+        assert torch.equal(actual.cpu(), getattr(TORCHS, theirs)(x, 1, dtype=to))

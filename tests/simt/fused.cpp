@@ -66,11 +66,11 @@ double draw(uint64_t& state) {  // from -4 to 4
 }
 
 // Some rows hold NaN, infinities, nothing but -inf, a leaf of -inf, large numbers, leaves that fall, or what has
-// exponentials that are 0, subnormal or normal, one element that is not masked, or squares that leave the range.
+// exponentials that are 0, subnormal or normal, one element that is not masked, squares that leave the range, or zeros.
 double element(uint64_t& state, bool hostile, int64_t row, int64_t i, int64_t n) {
   const double v = draw(state);
   if (!hostile) return v;
-  switch (row % 12) {
+  switch (row % 13) {
     case 1: return -INFINITY;
     case 2: return i == n / 2 ? NAN : v;
     case 3: return i == n - 1 ? INFINITY : v;
@@ -82,6 +82,7 @@ double element(uint64_t& state, bool hostile, int64_t row, int64_t i, int64_t n)
     case 9: return i == n / 2 ? v : -INFINITY;
     case 10: return v * 0x1p-76;
     case 11: return v * 0x1p66;
+    case 12: return 0;
     default: return v;
   }
 }

@@ -1109,6 +1109,12 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     return skips ? Op::none() : Op::state(found, sums, p.count);
   }
 
+  // Of a leaf whose squares are not in range, whether it has anything but zeros.
+  __device__ __forceinline__ bool is_lost(bool lost) const {
+    const Extremes e = held[0].extremes(p);
+    const uint32_t others = ballot(!(e.greatest == 0 && e.least == 0)) >> (lane_id() & ~(p.lanes - 1));
+    return lost && (others & uint32_t((uint64_t(1) << p.lanes) - 1)) != 0;
+  }
   // Writes the elements of the leaf, by chunks. kCalm: the data is. W: as of weights().
   template <bool kFull, bool kCalm, class W = void, class Out, class At>
   __device__ __forceinline__ void write(Out out, const At& at) const {
@@ -1221,6 +1227,10 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks, kForm>))
     if (leaf.p.count > 0) {
       state = leaf.look(given, found);
       lost = !Op::in_range(found.sums, found.seen);
+    }
+    if (ballot(lost)) {
+      TR_RARE_PATH;
+      if constexpr (Op::kMaps) lost = leaf.is_lost(lost);
     }
     if (ballot(lost)) {
       TR_RARE_PATH;
