@@ -1,6 +1,7 @@
 """The public norms: of vectors, with checks as those of ops.py."""
 
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -41,8 +42,9 @@ def vector_norm(
     x is floating; the result has dtype, or out's, else x's, and dtype may not be narrower than x's. Sums are in
     float32, or in float64 if x or the result is float64, squares being added by fused multiply-adds, and one square
     root follows; then the result is rounded once. Other orders are computed in float64, in some tens of passes over a
-    float64 copy of x, and only the norm itself may leave the range. NaN if there is one, but for order 0. Over no
-    elements: 0, and a RuntimeError for the infinite and the negative orders.
+    float64 copy of x, and out of range is the norm or its ratio to the magnitude that counts most alone. NaN if there
+    is one, but for order 0. Over no elements: 0, and a RuntimeError for the infinite and the negative orders.
+    RuntimeError for an order that is NaN or beyond float64, NotImplementedError for one that is no number.
 
     >>> import torch, torchreduce
     >>> torchreduce.vector_norm(torch.tensor([3.0, -4.0]))
@@ -97,8 +99,8 @@ def _norm(
             raise RuntimeError(f"{name}(): the dtype {to} of the result is narrower than the input's {x.dtype}")
     if op is not None:
         return _with_dtype(op, x, dim, keepdim, dtype, out, axis, keepdims)
-    if not order < 0 and not order > 0:
-        raise RuntimeError(f"{name}(): the order must be a number, got {order!r}")
+    if not abs(order) <= sys.float_info.max:
+        raise RuntimeError(f"{name}(): the order must be a number in float64's range, or infinite")
     return _of_any_order(name, x, float(order), dim, keepdim, dtype, out, axis, keepdims)
 
 

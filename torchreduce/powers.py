@@ -92,15 +92,15 @@ class Powers(Rule):
 def _norm_power(
     x: Tensor, dims: Sequence[int] | None, keepdim: bool, dtype: torch.dtype, p: float, level: int
 ) -> Tensor:  # fmt: skip
-    """The sum of the p-th powers, and the root of it. Rows are divided by a power of two first, that of the magnitude
-    which counts most, so that only the norm itself overflows or underflows."""
+    """The root of the sum of the p-th powers of the ratios to the greatest magnitude of the row, for p < 0 the least,
+    times that magnitude. So powers of any order stay in range."""
     if x.numel() == 0:
         shape = reduced_shape(x.shape, dims, keepdim)
         return x.new_full(shape, 0.0 if p > 0 else math.inf, dtype=dtype)
     most = (_ops.norm_greatest if p > 0 else _ops.norm_least).raw(x, dims, True, _WIDE, level)
-    k = torch.frexp(most)[1].to(torch.int64).masked_fill(~most.isfinite(), 0)
-    total = _ops.sum.raw(_powers(_scaled(x, -k, _WIDE), p), dims, True, _WIDE, level)
-    norm = _scaled(_powers(total, 1 / p), k, dtype)
+    most.masked_fill_((most == 0) | (most == math.inf), 1)
+    total = _ops.sum.raw(_powers(x.to(_WIDE) / most, p), dims, True, _WIDE, level)
+    norm = _round(_powers(total, 1 / p) * most, dtype)
     return norm if keepdim else norm.reshape(reduced_shape(x.shape, dims, False)).clone()
 
 
