@@ -670,7 +670,7 @@ template <class F> struct MomentsGradient : MappedOp<F> {
     const F c = given.to_mean / F(n);
     if (!options.root) return {given.high, given.low, F(double(given.g) * (2.0 / d)), c, F(1)};
     F high = given.high, low = given.low, sd = given.root, scale = F(1);
-    if (sd > kFar || sd < F(1) / kFar) {
+    if (sd > kFar || (sd > 0 && sd < F(1) / kFar)) {
       TR_RARE_PATH;
       scale = sd > kFar ? F(1) / kFar : kFar;
       high = high * scale, low = low * scale, sd = sd * scale;

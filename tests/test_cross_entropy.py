@@ -199,7 +199,10 @@ WRONG = (
     ((3, 4), torch.zeros(3, 4, dtype=L), {}), ((3, 4), torch.zeros(3, dtype=L), {"label_smoothing": 1.5}),
     ((3, 4), torch.zeros(3, dtype=L), {"label_smoothing": "a"}), ((3, 4), torch.tensor([0, 5, 1]), {}),
     ((3, 4), torch.tensor([0, 5, 1]), {"label_smoothing": 0.1}), ((3, 4), torch.zeros(3, dtype=L), {"reduction": "x"}),
-    ((3, 4), None, {}),
+    ((3, 4), None, {}), ((3, 4), torch.rand(2, 4), {}), ((3, 4), torch.rand(()), {}), ((3, 4), torch.tensor(0), {}),
+    ((3, 4), torch.rand(4, 3), {}), ((3, 4), torch.zeros(2, 4, dtype=L), {}), ((3, 4, 5), torch.rand(2, 4, 5), {}),
+    ((3, 4, 5, 6), torch.zeros(2, 5, dtype=L), {}), ((4,), torch.rand(3), {}), ((4,), torch.zeros(3, 4, dtype=L), {}),
+    ((), torch.zeros(3, dtype=L), {}),
 )  # fmt: skip
 
 

@@ -65,6 +65,20 @@ def test_gradients_of_spreads_keep_their_bits_at_any_power_of_two(device, dtype,
         assert_bitwise_equal(run(power), expected)
 
 
+@both
+@sizes
+def test_gradients_of_constant_rows_are_0(device, dtype, n):
+    """Whatever the constant."""
+    largest = torch.finfo(dtype).max
+    constants = torch.tensor([0, 1, 1e-30, -1e19, 1e20, 1e36, largest / 2, -largest], dtype=torch.float64).to(dtype)
+    x = constants[:, None].repeat(1, n).to(device).requires_grad_()
+    spreads = (tr.std(x, 1), tr.var(x, 1), tr.std_mean(x, 1)[0], tr.layer_norm(x, n))
+    for y in spreads:
+        (slope,) = torch.autograd.grad(y.sum(), x)
+        assert_bitwise_equal(y.abs(), torch.zeros_like(y))
+        assert_bitwise_equal(slope.abs(), torch.zeros_like(x))
+
+
 @pytest.mark.parametrize("scale", (1e-21, 1e-23, 2e19, 1e30))
 def test_deviations_are_within_4_units_at_small_and_large_scales(device, scale):
     x = (torch.tensor([1, 0.25, -0.5, 0.125], dtype=torch.float64) * scale).float()

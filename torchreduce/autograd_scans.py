@@ -97,7 +97,7 @@ def _weighted(g: Tensor, x: Tensor, o: Tensor, level: int) -> Tensor:
 
 def _risen(o: Tensor) -> Tensor:
     """-o, for o that rise to inf, too: of what is -inf a decayed sum would be 0."""
-    return (-o).clamp_(min=-torch.finfo(o.dtype).max)
+    return (-o).clamp(min=-torch.finfo(o.dtype).max)
 
 
 @differentiable("decayed_sum")

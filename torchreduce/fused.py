@@ -545,8 +545,11 @@ def _check_labels(name: str, input: Tensor, target: Tensor) -> Tensor:
     if input.ndim == 1 and same_shape(target.shape, [1]):
         target = target.reshape(())
     if input.ndim == 0 or not same_shape(target.shape, [*input.shape[:dim], *input.shape[dim + 1 :]]):
-        rows_differ = input.ndim == 1 or (target.ndim == input.ndim - 1 >= 1 and target.shape[0] != input.shape[0])
-        kind = ValueError if rows_differ else RuntimeError
+        if input.ndim == 1:
+            rows_differ = target.ndim == 1 and target.dtype in (torch.int64, torch.uint8)
+        else:
+            rows_differ = input.ndim > 1 and (target.ndim == 0 or target.shape[0] != input.shape[0])
+        kind = ValueError if rows_differ else IndexError if input.ndim == 0 < target.ndim else RuntimeError
         raise kind(
             f"{name}(): expected target to have input's shape {list(input.shape)}, or that without its classes, but "
             f"got {list(target.shape)}"
