@@ -322,7 +322,7 @@ def variance_gradient(g, to_mean, x, correction, root=False):
     k, scale = g.astype(np.float64) * (2.0 / divisor), np.zeros(len(x), np.int64)
     if root:
         far = 64 if np.float32 == F else 512
-        scale = np.where(sd > 2.0**far, -far, np.where(sd < 2.0**-far, far, 0))
+        scale = np.where(sd > 2.0**far, -far, np.where((sd > 0) & (sd < 2.0**-far), far, 0))
         k = np.where(sd == 0, 0.0, g.astype(np.float64) / (np.ldexp(sd, scale).astype(np.float64) * divisor))
     c = np.full(len(x), F(-0.0)) if to_mean is None else to_mean / F(n)
     d = (np.ldexp(x, column(scale)) - column(np.ldexp(high, scale))) - column(np.ldexp(low, scale))
