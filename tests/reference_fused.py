@@ -201,13 +201,46 @@ def cross_entropy(x, target, weight=None, ignored=-100):
     )  # fmt: skip
 
 
-def cross_entropy_gradient(g, x, target, weight=None, ignored=-100):
+def smoothed_cross_entropy(x, target, smoothing, ignored=-100):
+    """As cross_entropy, without weights."""
     F = x.dtype.type
+    loss, *rest = cross_entropy(x, target, None, ignored)
+    high, low = mean_parts(moments(x)[1], F)
+    left_out = target == ignored
+    at = np.take_along_axis(x, column(np.where(left_out, 0, target)), axis=1)[:, 0]
+    distance = (at - high) - low
+    loss = np.where(np.isnan(distance) & np.isfinite(logsumexp(x)), F(np.inf), loss + distance * F(smoothing))
+    return np.where(left_out, F(0), loss), *rest
+
+
+def cross_entropy_gradient(g, x, target, weight=None, ignored=-100, to_log=None, smoothing=0.0):
+    F, classes = x.dtype.type, x.shape[1]
     _, w, m, s = (part.astype(F) for part in cross_entropy(x, target, weight, ignored))
     p = (g * w).astype(F)
-    hit = np.arange(x.shape[1])[None] == column(target)
-    dx = fused(exp_from(x, m).astype(F), np.broadcast_to(column(p / s), x.shape), np.where(hit, -column(p), F(-0.0)))
+    rest, at = np.full_like(p, F(-0.0)), -p
+    if smoothing:
+        rest = -(p * F(smoothing / classes))
+        at = rest - p * F(1 - smoothing)
+    hit = np.arange(classes)[None] == column(target)
+    scale = (p if to_log is None else p + to_log) / s
+    dx = fused(
+        exp_from(x, m).astype(F), np.broadcast_to(column(scale), x.shape), np.where(hit, column(at), column(rest))
+    )
     return np.where(column(target == ignored), F(0), dx)
+
+
+def cross_entropy_of_probabilities(x, q, weight, smoothing=0.0):
+    """The loss of each row."""
+    return -canonical_sum((log_softmax(x) * smoothed(q, smoothing)) * weight)
+
+
+def cross_entropy_of_probabilities_gradient(g, x, q, weight, smoothing=0.0):
+    return log_softmax_gradient((column(-g) * weight) * smoothed(q, smoothing), log_softmax(x))
+
+
+def smoothed(q, smoothing):
+    F = q.dtype.type
+    return q * F(1 - smoothing) + F(smoothing / q.shape[1]) if smoothing else q
 
 
 def entropy(x):

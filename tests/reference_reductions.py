@@ -1,5 +1,7 @@
 """The reductions of reference.py whose elements are not simply added, in plain numpy, too."""
 
+import math
+
 import numpy as np
 from reference import (
     FLOATS,
@@ -51,6 +53,42 @@ def norm2_rows(x, dtype=None):
         return round_to(np.sqrt(tree(tree(squares))), dtype)
 
 
+def series(coefficients, x):
+    """Of the highest power first, without fma."""
+    value = np.full_like(x, coefficients[0])
+    for c in coefficients[1:]:
+        value = value * x + c
+    return value
+
+
+def power(a, p):
+    """a^p of magnitudes in float64: exp(p log a)."""
+    high, low = float.fromhex("0x1.62e42feep-1"), float.fromhex("0x1.a39ef35793c76p-33")
+    f, e = np.frexp(np.where((a > 0) & (a < np.inf), a, 1.0))
+    small = f < math.sqrt(0.5)
+    f, e = np.where(small, 2 * f, f), (e - small).astype(np.float64)
+    s = (f - 1) / (f + 1)
+    log = e * high + (2 * (s * series([1 / k for k in range(25, 0, -2)], s * s)) + e * low)
+    y = np.clip(p * log, -1500, 1500)
+    n = np.rint(y * (1 / math.log(2)))
+    r = (y - n * high) - n * low
+    exp = np.ldexp(series([1 / math.factorial(k) for k in range(14, -1, -1)], r), n.astype(np.int64))
+    at_zero, at_infinity = (0.0, np.inf) if p > 0 else (np.inf, 0.0)
+    return np.where(np.isnan(a), a, np.where(a == 0, at_zero, np.where(a == np.inf, at_infinity, exp)))
+
+
+def norm_of_order(x, p, dtype=None):
+    """Of any order but 0, 1, 2, inf and -inf."""
+    dtype = dtype or name_of(x)
+    with np.errstate(all="ignore"):
+        a = np.abs(decode(x).astype(np.float64))
+        if x.shape[1] == 0:
+            return round_to(np.full(x.shape[0], 0.0 if p > 0 else np.inf), dtype)
+        most = a.max(axis=1, keepdims=True) if p > 0 else a.min(axis=1, keepdims=True)
+        most = np.where((most == 0) | (most == np.inf), 1, most)
+        return round_to(power(canonical_sum(power(a / most, p)), 1 / p) * most[:, 0], dtype)
+
+
 def norm0_rows(x, dtype=None):
     dtype = dtype or name_of(x)
     return round_to((decode(x) != 0).sum(axis=1).astype(np.float64), dtype)
@@ -95,5 +133,5 @@ def prod_rows(x, dtype=None):
 
 REDUCTIONS = {
     "nansum": nansum_rows, "norm0": norm0_rows, "norm1": norm1_rows, "norm2": norm2_rows,
-    "norm_greatest": norm_greatest_rows, "norm_least": norm_least_rows, "prod": prod_rows,
+    "norm_greatest": norm_greatest_rows, "norm_least": norm_least_rows, "vector_norm": norm_of_order, "prod": prod_rows,
 }  # fmt: skip

@@ -69,7 +69,40 @@ NAMES = ("softmax", "log_softmax", "logsumexp", "entropy", "var_mean", "std", "r
 named = pytest.mark.parametrize("name", NAMES)
 
 
-def judge(name, x, grads, w=None, b=None, target=None, result=None, correction=1.0, reduction="none", eps=EPS):
+def judged_loss(a, target, w, g, reduction, smoothing, to_log=None):
+    """cross_entropy of accumulators, and the gradient, by labels or probabilities; with to_log the logsumexp, too."""
+    acc, weights, log = a.dtype, np.ones(len(a), a.dtype), reference.logsumexp(a)
+    soft, t = target.is_floating_point(), to_numpy(target)
+    if soft or (smoothing and w is not None):
+        left_out = np.zeros(len(a), bool) if soft else t == -100
+        q = to_accumulator(t, acc) if soft else (t[:, None] == np.arange(a.shape[1])).astype(acc)
+        w = np.ones(a.shape[1], acc) if w is None else w
+        loss = np.where(left_out, acc.type(0), reference.cross_entropy_of_probabilities(a, q, w, smoothing))
+        weights = weights if soft else np.where(left_out, acc.type(0), w[t])
+
+        def gradient(g):
+            dx = reference.cross_entropy_of_probabilities_gradient(g, a, q, w, smoothing)
+            return np.where(left_out[:, None], acc.type(0), dx)
+    else:
+        loss, weights, *_ = (
+            reference.smoothed_cross_entropy(a, t, smoothing) if smoothing else reference.cross_entropy(a, t, w)
+        )
+        log = np.where(t == -100, acc.type(0), log)
+
+        def gradient(g):
+            return reference.cross_entropy_gradient(g, a, t, w, to_log=to_log, smoothing=smoothing)
+
+    if reduction != "none":
+        total = reference.canonical_sum(weights[None].astype(acc))[0]
+        loss = reference.canonical_sum(loss[None].astype(acc))
+        loss, g = (loss / total, g / total) if reduction == "mean" else (loss, g)
+        loss, g = loss.reshape(()), np.full(len(a), g, acc)
+    return [loss] if to_log is None else [loss, log], [gradient(g)]
+
+
+def judge(
+    name, x, grads, w=None, b=None, target=None, result=None, correction=1.0, reduction="none", eps=EPS, smoothing=0.0
+):
     """Results and gradients by the reference, on the CPU, of x (rows, n) and the gradients of the results."""
     dtype = str(x.dtype).removeprefix("torch.")
     to = str(result or x.dtype).removeprefix("torch.")
@@ -94,15 +127,9 @@ def judge(name, x, grads, w=None, b=None, target=None, result=None, correction=1
         elif name == "layer_norm":
             outs, ins = [reference.layer_norm(a, w, b, eps)], [*reference.layer_norm_gradient(g, a, w, eps)]
         else:
-            t = target.numpy()
-            loss, weights = reference.cross_entropy(a, t, w)[:2]
-            if reduction != "none":
-                total = reference.canonical_sum(weights[None].astype(acc))[0]
-                loss = reference.canonical_sum(loss[None].astype(acc))
-                loss, g = (loss / total, g / total) if reduction == "mean" else (loss, g)
-                loss, g = loss.reshape(()), np.full(len(a), g, acc)
-            outs, ins = [loss], [reference.cross_entropy_gradient(g, a, t, w)]
-    rounded = [round_to(y, to) for y in outs] + [round_to(dx, dtype) for dx in ins]
+            outs, ins = judged_loss(a, target, w, g, reduction, smoothing, *more)
+    dtypes = [to, acc.name] if name == "cross_entropy" else [to] * len(outs)  # a logsumexp is not rounded
+    rounded = [round_to(y, to) for y, to in zip(outs, dtypes, strict=False)] + [round_to(dx, dtype) for dx in ins]
     return tuple(to_torch(np.ascontiguousarray(part)) for part in rounded)
 
 
@@ -157,21 +184,26 @@ def test_golden_bits_are_the_references():
     """They were computed by the kernels; the reference says the same."""
     golden = json.loads(testing.GOLDEN_FILE.read_text())["cases"]
     cases = [case for case in testing.golden_cases() if case.function in testing.FUSED]
-    assert {case.function for case in cases} == set(testing.FUSED) and len(cases) > 100
+    assert {case.function for case in cases} == set(testing.FUSED) and len(cases) > 150
     for case in cases:
         x = case.input()
         across = case.options.get("dim") == 0
-        result = case.result(x)
-        outs = result[: 2 if case.function == "std_mean" else 1]
         arguments, options = case.beside(x)
-        grads = case.gradients(*outs)
+        residual = options.get("residual")
+        two = case.function == "std_mean" or residual is not None or "return_logsumexp" in options
         rows = lambda t, across=across: t.T.contiguous() if across and t.dim() == 2 else t  # noqa: E731
+        grads = [rows(g) for g in case.gradients(*case.result(x)[: 1 + two])]
+        if residual is not None:
+            x, to_sum = x + residual.detach(), grads.pop()
         expected = judge(
-            case.function, rows(x), [rows(g) for g in grads], *(options.get(k) for k in ("weight", "bias")),
+            case.function, rows(x), grads, *(options.get(k) for k in ("weight", "bias")),
             target=arguments[0] if arguments else None, result=case.options.get("dtype"),
-            reduction=case.options.get("reduction", "mean"),
+            reduction=options.get("reduction", "mean"), smoothing=options.get("label_smoothing", 0.0),
             eps=torch.finfo(ACC[x.dtype]).eps if case.function == "rms_norm" else EPS,
         )  # fmt: skip
+        if residual is not None:  # the sum is a result, whose gradient is added
+            normal, dx, *rest = expected
+            expected = (normal, x, dx + to_sum, dx + to_sum, *rest)
         assert golden[case.name]["result"] == testing.hash_of(*map(rows, expected)), case.name
 
 

@@ -2,6 +2,7 @@
 comparison, and the choice of a kernel by hand."""
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -157,10 +158,14 @@ class Golden:
             options["weight"] = self._made(x.shape[-1:], x, 1).requires_grad_()
             if self.function == "layer_norm":
                 options["bias"] = self._made(x.shape[-1:], x, 2).requires_grad_()
+            if "residual" in options:
+                options["residual"] = self._made(x.shape, x, 4).requires_grad_()
         elif self.function == "cross_entropy":
             arguments = [self._made(x.shape[:1], x, 1, torch.int64) % x.shape[1]]
             arguments[0][::5] = -100
-            options["weight"] = self._made(x.shape[1:], x, 2).abs()
+            if options.pop("target", "labels") == "probabilities":  # which need not sum to 1
+                arguments = [self._made(x.shape, x, 4).abs()]
+            options.setdefault("weight", self._made(x.shape[1:], x, 2).abs())
         return arguments, options
 
     def gradients(self, *results: Tensor) -> list[Tensor]:
@@ -264,6 +269,20 @@ def golden_cases() -> list[Golden]:
         calls += [("cross_entropy", dtype, (9, 300), False, {"reduction": kind}) for kind in ("none", "sum", "mean")]
         calls += [("cross_entropy", dtype, (6, 8193), False, {}), ("cross_entropy", dtype, (64, 150), True, {})]
     calls += [("softmax", torch.bfloat16, (5, 300), False, {"dim": 1, "dtype": torch.float32})]
+    for dtype in FLOATS:
+        for order in (3, -0.5):
+            calls += [("vector_norm", dtype, (5, 300), False, {"ord": order, "dim": 1})]
+            calls += [("vector_norm", dtype, (64, 150), True, {"ord": order, "dim": 1})]
+        for name, shape in itertools.product(("rms_norm", "layer_norm"), ((7, 300), (3, 8193))):
+            calls += [(name, dtype, shape, False, {"residual": "given"})]
+        losses: list[dict[str, Any]] = [
+            {"label_smoothing": 0.1, "weight": None},
+            {"label_smoothing": 0.1},
+            {"target": "probabilities"},
+            {"return_logsumexp": True},
+        ]
+        calls += [("cross_entropy", dtype, (9, 300), False, options) for options in losses]
+    calls += [("cross_entropy", torch.bfloat16, (9, 300), False, {"dtype": torch.float32})]
     return [
         Golden(name, dtype, shape, seed, hostile, options)
         for seed, (name, dtype, shape, hostile, options) in enumerate(calls)
