@@ -12,11 +12,14 @@
 #define TR_ROLLED _Pragma("unroll 1")
 // Before a loop over an array that is to stay in registers.
 #define TR_UNROLLED _Pragma("unroll")
+#define TR_UNROLLED_ON_GPU TR_UNROLLED
 #else
 // always_inline, so that no copy compiled for a wider instruction set is shared with code compiled for a narrower one.
 #define TR_HD inline __attribute__((always_inline))
 #define TR_ROLLED
 #define TR_UNROLLED
+// On a CPU such a loop is not unrolled: what it does takes much code.
+#define TR_UNROLLED_ON_GPU _Pragma("GCC unroll 1")
 #endif
 // A function that is needed rarely: for NVIDIA's GPUs one that is called, so that its code is nowhere in the way.
 #if defined(__CUDACC__)

@@ -29,9 +29,7 @@ template <class Acc, int kLevels> struct TreeStack {
   // combine(left, right)
   template <class Combine> TR_HD void push(Acc value, Combine combine) {
     bool placed = false;
-#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
-#pragma unroll
-#endif
+    TR_UNROLLED_ON_GPU
     for (int level = 0; level < kLevels; ++level) {  // constant indices keep the slots in registers
       const bool occupied = (count >> level) & 1u;
       if (!placed && occupied) value = combine(slot[level], value);
@@ -48,9 +46,7 @@ template <class Acc, int kLevels> struct TreeStack {
   template <class Combine> TR_HD Acc total(Acc absent, Combine combine) const {
     Acc value = absent;
     bool any = false;
-#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
-#pragma unroll
-#endif
+    TR_UNROLLED_ON_GPU
     for (int level = 0; level < kLevels; ++level)
       if ((count >> level) & 1u) {
         value = any ? combine(slot[level], value) : slot[level];

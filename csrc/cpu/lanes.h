@@ -55,17 +55,23 @@ template <class Op> TR_HD Vec<Lane<Op>> load_lanes(const Op& op, const typename 
   return enter(op, load_terms(op, p));
 }
 
+// kCount elements that may be read, of which the first `count` are those at p: in place, or if memory ends before, a
+// copy, with the first one again after them.
+template <int kCount, class E> __attribute__((noinline)) const E* padded_copy(const E* p, int64_t count, E* copy) {
+  for (int i = 0; i < kCount; ++i) copy[i] = p[i < count ? i : 0];
+  return copy;
+}
+template <int kCount, class E> TR_HD const E* readable(const E* p, int64_t count, const E* end, E* copy) {
+  return end - p >= kCount ? p : padded_copy<kCount>(p, count, copy);
+}
 // The first `count` elements at p, fewer than a vector, as terms; absent ones after them. Reads nothing at or after
 // `end` but them.
 template <class Op>
 TR_HD Vec<Lane<Op>> first_terms(const Op& op, const typename Op::Element* p, int64_t count,
                                 const typename Op::Element* end) {
-  using E = typename Op::Element;
   constexpr int W = kLanes<Lane<Op>>;
-  if (end - p >= W) return first_lanes<Lane<Op>>(load_terms(op, p), count, absent_lane<Op>());
-  E padded[W];
-  for (int i = 0; i < W; ++i) padded[i] = p[i < count ? i : 0];
-  return first_lanes<Lane<Op>>(load_terms(op, padded), count, absent_lane<Op>());
+  typename Op::Element copy[W];
+  return first_lanes<Lane<Op>>(load_terms(op, readable<W>(p, count, end, copy)), count, absent_lane<Op>());
 }
 template <class Op>
 TR_HD Vec<Lane<Op>> load_first(const Op& op, const typename Op::Element* p, int64_t count,
@@ -105,8 +111,8 @@ template <class E> struct Rounds {
   int64_t ahead;  // where the elements lie that are needed next, to be prefetched; 0 if nowhere
 };
 
-// dst[j] for j in [from, to): rows[0..rounds)[j] in order; absent where there are none. Writes up to one vector of
-// absent lanes after `to`.
+// dst[j] for j in [from, to): rows[0..rounds)[j] in order; absent where there are none. What it writes after `to`, up
+// to a vector, is of no use.
 template <class Op> __attribute__((noinline)) void accumulate(const Op& op, const Rounds<typename Op::Element>& in,
                                                               int rounds, int64_t from, int64_t to, Lane<Op>* dst) {
   using V = Vec<Lane<Op>>;
@@ -134,15 +140,15 @@ template <class Op> __attribute__((noinline)) void accumulate(const Op& op, cons
       for (int i = 0; i < kBlock; ++i) store(dst + j + i * W, a[i]);
     }
   }
-  for (; j + W <= to; j += W) {
+  for (; j < to; j += W) {
     V a = splat(absent_lane<Op>());
-    for (int k = 0; k < rounds; ++k) a = add_term(op, a, load_terms(op, in.rows[k] + j));
+    for (int k = 0; k < rounds; ++k) {
+      E copy[W];
+      const E* const p = in.rows[k] + j;
+      a = add_term(op, a, load_terms(op, j + W <= to ? p : readable<W>(p, to - j, in.end, copy)));
+    }
     store(dst + j, a);
   }
-  V a = splat(absent_lane<Op>());
-  if (j < to)
-    for (int k = 0; k < rounds; ++k) a = add_term(op, a, first_terms(op, in.rows[k] + j, to - j, in.end));
-  store(dst + j, a);
 }
 template <class Op>
 TR_HD void accumulate(const Op& op, const Rounds<typename Op::Element>& in, int64_t count, Lane<Op>* dst) {
@@ -151,20 +157,21 @@ TR_HD void accumulate(const Op& op, const Rounds<typename Op::Element>& in, int6
 }
 
 // dst[j] for j in [0, count): the pairwise tree over rows[0..kNeighbours)[j], where row r + 8k is the next one of row
-// r, for k < rounds. Like accumulate() otherwise.
-constexpr int kNeighbours = 8;
+// r, for k < rounds, at most kFewRounds. What it writes after `count`, up to a vector, is of no use.
+constexpr int kNeighbours = 8, kFewRounds = 2;
 template <class Op> __attribute__((noinline)) void accumulate_neighbours(const Op& op,
                                                                          const typename Op::Element* const* rows,
                                                                          int rounds, int64_t count,
                                                                          const typename Op::Element* end, int64_t ahead,
                                                                          Lane<Op>* dst) {
+  using E = typename Op::Element;
   using V = Vec<Lane<Op>>;
   constexpr int W = kLanes<Lane<Op>>;
-  for (int64_t j = 0; j < count; j += W) {
+  int64_t j = 0;
+  for (; j + W <= count; j += W) {
     const auto lanes = [&](int i) __attribute__((always_inline)) {
-      const auto* const p = rows[i] + j;
-      if (ahead) __builtin_prefetch(p + ahead);
-      return j + W <= count ? load_terms(op, p) : first_terms(op, p, count - j, end);
+      __builtin_prefetch(rows[i] + j + ahead);
+      return load_terms(op, rows[i] + j);
     };
     V a[kNeighbours];
 #pragma GCC unroll 8
@@ -178,6 +185,11 @@ template <class Op> __attribute__((noinline)) void accumulate_neighbours(const O
       for (int r = 0; r < kNeighbours; r += 2 * step) a[r] = combine_lanes<Op>(a[r], a[r + step]);
     store(dst + j, a[0]);
   }
+  if (j == count) return;
+  E copies[kNeighbours * kFewRounds][W];
+  const E* last[kNeighbours * kFewRounds];
+  for (int i = 0; i < kNeighbours * rounds; ++i) last[i] = readable<W>(rows[i] + j, count - j, end, copies[i]);
+  accumulate_neighbours(op, last, rounds, W, end, ahead, dst + j);
 }
 
 // v[0] becomes the pairwise trees of v[0], v[1], .. v[kCount - 1], each over the lanes of one vector. The levels within

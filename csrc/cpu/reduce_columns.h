@@ -17,7 +17,7 @@ template <class Op> struct Columns {
   static constexpr int W = kLanes<L>;
   static constexpr int kRows = kLeaf / kResidues;
   static constexpr int kResidueLevels = 9;
-  static constexpr int kFewRounds = 2, kCopies = kNeighbours * kFewRounds;
+  static constexpr int kCopies = kNeighbours * kFewRounds;
   using Stack = ColumnStack<Combiner<Op>, L>;
 
   // How the columns of a call are cut.
@@ -161,19 +161,21 @@ template <class Op> struct Columns {
                         UintOf<L>* steps) const {
     using U = UintOf<L>;
     const E* const last = direct ? end : copy + kCopies * padded(width);
-    for (int64_t c = 0; c < valid; c += W) {
+    const auto track = [&](int64_t c, auto lanes) __attribute__((always_inline)) {
       Vec<L> key = load<Vec<L>>(keys + c);
       Vec<U> at_step = load<Vec<U>>(steps + c);
       for (int k = 0; k < count; ++k) {
-        const Vec<L> v =
-            c + W <= valid ? load_lanes(job.op, rows[k] + c) : load_first(job.op, rows[k] + c, valid - c, last);
+        const Vec<L> v = lanes(rows[k] + c);
         const auto greater = v > key;
         key = greater ? v : key;
         at_step = greater ? splat(U(step + k)) : at_step;
       }
       store(keys + c, key);
       store(steps + c, at_step);
-    }
+    };
+    int64_t c = 0;
+    for (; c + W <= valid; c += W) track(c, [&](const E* p) { return load_lanes(job.op, p); });
+    if (c < valid) track(c, [&](const E* p) { return load_first(job.op, p, valid - c, last); });
   }
 
   static void body(void* context, int64_t begin, int64_t end_unit) {

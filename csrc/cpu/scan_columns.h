@@ -92,7 +92,7 @@ template <class Scan> struct ScanColumns {
   }
 
   // The carries after a group whose totals are on top of `groups`.
-  void advance() {
+  __attribute__((noinline)) void advance() {
     groups.push();
     const State* value = groups.total();
     if (groups.count < kFan) {
