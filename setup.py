@@ -21,6 +21,7 @@ for ROCm. Downloads nothing. The environment:
 
 import hashlib
 import importlib.util
+import itertools
 import os
 import platform
 import re
@@ -87,6 +88,24 @@ if platform.machine().lower() in ("x86_64", "amd64"):
         *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
         *("-mprefer-vector-width=512", "-Wno-maybe-uninitialized"),  # gcc 12 says so of its own intrinsics
     ]
+
+
+# Functions that glibc 2.34 moved to libc with a new version, and the libraries where they were, with version 2.2.5 if
+# none is said. On x86-64 the package's libraries are linked to stubs of those, and so also run with glibc 2.28;
+# csrc/compat.cpp has what else that takes.
+MOVED = {
+    "libdl.so.2": "dlclose dlerror dlmopen@2.3.4 dlopen dlsym dlvsym",
+    "librt.so.1": "shm_open shm_unlink",
+    "libpthread.so.0": """
+        pthread_condattr_setpshared pthread_create pthread_detach pthread_getspecific pthread_join pthread_key_create
+        pthread_key_delete pthread_kill pthread_mutex_trylock pthread_mutexattr_destroy pthread_mutexattr_init
+        pthread_mutexattr_setpshared pthread_mutexattr_settype pthread_once pthread_rwlock_destroy pthread_rwlock_init
+        pthread_rwlock_rdlock pthread_rwlock_timedrdlock pthread_rwlock_timedwrlock pthread_rwlock_tryrdlock
+        pthread_rwlock_trywrlock pthread_rwlock_unlock pthread_rwlock_wrlock pthread_rwlockattr_destroy
+        pthread_rwlockattr_init pthread_rwlockattr_setpshared pthread_setspecific pthread_spin_destroy
+        pthread_spin_init pthread_spin_lock pthread_spin_trylock pthread_spin_unlock sem_destroy sem_init sem_post
+        sem_timedwait sem_trywait sem_wait""",
+}
 
 
 def output_of(*command: str) -> str:
@@ -287,6 +306,14 @@ TRACKED = "$flags -MD -MF $out.d -c $in -o $out"
 DESCRIPTION = "  description = $out"
 
 
+def write(path: Path, text: str) -> None:
+    """Unless that is in the file already, which ninja would take for new."""
+    path = ROOT / path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
 class Ninja:
     """A ninja file in a folder, which has all that is built: rules with tracked headers, then one statement a file."""
 
@@ -314,6 +341,24 @@ class Ninja:
         """The object of a source file; `variant` tells several objects of one file apart."""
         name = ".".join(filter(None, [source.removeprefix("csrc/"), variant, "o"]))
         return self.build("compile", [source], name, flags, needs, compiler)
+
+    def for_older_systems(self, flags: list[str]) -> list[str]:
+        """What every library is linked with, too."""
+        if len(ISA_FLAGS) == 1:
+            return []
+        inputs = [self.compile("csrc/compat.cpp", flags)]
+        for library, listed in MOVED.items():
+            versions: dict[str, list[str]] = {}
+            for function, _, version in (entry.partition("@") for entry in listed.split()):
+                versions.setdefault(version or "2.2.5", []).append(function)
+            stub = self.folder / "stubs" / library.rpartition(".")[0]
+            functions = [f".globl {f}\n.type {f}, @function\n{f}:\n" for f in itertools.chain(*versions.values())]
+            write(Path(f"{stub}.s"), "".join(functions))
+            nodes = [f"GLIBC_{version} {{ {'; '.join(names)}; }};\n" for version, names in versions.items()]
+            write(Path(f"{stub}.versions"), "".join(nodes))
+            linked = ["-nostdlib", f"-Wl,-soname,{library}", f"-Wl,--version-script={stub}.versions"]
+            inputs.append(self.build("link", [f"{stub}.s"], f"stubs/{stub.name}", linked))
+        return inputs
 
     def kernels(self, toolkit: Cuda | Hip, prefix_maps: list[str]) -> list[str]:
         """The objects of the .cu files in csrc/kernels and the folders there."""
@@ -349,6 +394,7 @@ class BuildExtension(build_ext):
         # Messages and debug lines name files as "csrc/plan.cpp" and "torch/...", wherever the build ran.
         self.prefix_maps = [f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={self.torch.parent}/="]
 
+        self.older = self.ninja.for_older_systems([*HOST_FLAGS, *self.prefix_maps])
         library = str(Path(prebuilt).resolve()) if prebuilt else self.library()
         built_files = [library, self.module(library), *(self.aten(root, library) for root in torchs())]
         self.ninja.run()
@@ -364,7 +410,6 @@ class BuildExtension(build_ext):
         kernels = self.ninja.kernels(toolkit, self.prefix_maps) if toolkit else []
         host = [*HOST_FLAGS, *self.prefix_maps, "-Icsrc", f"-I{BUILD}"]
         host += ["-DTORCHREDUCE_GPU"] if toolkit else []
-        host += ["-DTR_BASELINE_ONLY"] if len(ISA_FLAGS) == 1 else []
 
         units = [f"csrc/{name}.cpp" for name in ("plan", "reduce_plan", "scan_plan", "fused_plan", "intrinsics")]
         objects = [compile(unit, host) for unit in units]
@@ -392,7 +437,7 @@ class BuildExtension(build_ext):
         link = ["-soname", LIBRARY, f"-L{self.torch}/lib"]
         link += ["--no-as-needed", "-ltorch", "--as-needed", "-ltorch_cpu", "-lc10"]
         linker, flags = toolkit.linker(link) if toolkit else (host_compiler(), [f"-Wl,{flag}" for flag in link])
-        return self.ninja.build("link", objects + kernels, LIBRARY, flags, compiler=linker)
+        return self.ninja.build("link", [*objects, *kernels, *self.older], LIBRARY, flags, compiler=linker)
 
     def module(self, library: str) -> str:
         """_C.<abi>.so, found beside the library at run time. Returns its path."""
@@ -402,7 +447,7 @@ class BuildExtension(build_ext):
         flags += [flag for path in includes for flag in ("-isystem", path)]
         abi = suffix.removesuffix(".so").strip(".")
         bindings = [self.ninja.compile(f"csrc/{name}.cpp", flags, abi) for name in ("python", "python_direct")]
-        return self.ninja.build("link", [*bindings, library], f"_C{suffix}", ["-Wl,-rpath,$ORIGIN"])
+        return self.ninja.build("link", [*bindings, library, *self.older], f"_C{suffix}", ["-Wl,-rpath,$ORIGIN"])
 
     def aten(self, root: Path, library: str) -> str:
         """_aten.torch-<release>.so, by the full C++ API of the torch in `root`. Returns its path."""
@@ -411,7 +456,7 @@ class BuildExtension(build_ext):
         flags += [flag for path in includes for flag in ("-isystem", path)]
         rows = self.ninja.compile("csrc/aten.cpp", flags, f"torch-{torch_release(root)}")
         link = [f"-L{self.torch}/lib", "-ltorch_cpu", "-ltorch_python", "-lc10", "-Wl,-rpath,$ORIGIN"]
-        return self.ninja.build("link", [rows, library], aten_name(root), link)
+        return self.ninja.build("link", [rows, library, *self.older], aten_name(root), link)
 
     def install_file(self, built: Path, target: Path) -> None:
         """Copies unless it is the same file already; a process that has loaded the old one keeps it."""

@@ -24,7 +24,7 @@ FILES = {
 }
 
 
-def write(folder, python=312, platform="manylinux_2_34_x86_64", record=None, **changes):
+def write(folder, python=312, platform="manylinux_2_24_x86_64", record=None, **changes):
     """A wheel of FILES, where a key of `changes` that is part of a name gives that file other contents, or none."""
     files = {name.replace("312", str(python)): text for name, text in FILES.items()}
     for part, text in changes.items():
@@ -48,7 +48,8 @@ def test_good_wheels_pass(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"platform": "linux_x86_64"}, "a manylinux tag"),
+        ({"platform": "linux_x86_64"}, "a tag of manylinux_2_28 or before"),
+        ({"platform": "manylinux_2_34_x86_64"}, "a tag of manylinux_2_28 or before"),
         ({"libtorchreduce": None}, "libtorchreduce.so"),
         ({"_aten": None}, "an _aten"),
         ({"_C.cpython": None}, "_C for cp312"),

@@ -173,7 +173,7 @@ def problems(wheels: list[Path]) -> list[str]:
             unrecorded = [n for n in names if n not in recorded(archive, names)]
         version = tag.removeprefix("cp")
         wanted = {
-            "a manylinux tag": "manylinux" in platform,
+            "a tag of manylinux_2_28 or before": any(int(v) <= 28 for v in re.findall(r"manylinux_2_(\d+)_", platform)),
             f"at most {MOST_BYTES // 10**6} MB": wheel.stat().st_size <= MOST_BYTES,
             LIBRARY: LIBRARY in names,
             f"_C for {tag} alone": [n for n in names if "/_C.c" in n]
