@@ -34,6 +34,7 @@ struct InstructionSet {
   bool (*segment_sums)(const SegmentCall&, int64_t threads, ParallelFor);
 };
 
+#if defined(__x86_64__)
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
@@ -41,11 +42,14 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+#endif
 
 constexpr InstructionSet kSets[] = {
-    // widest first
+// Widest first.
+#if defined(__x86_64__)
     {"avx512", has_avx512, avx512::reduce, avx512::scan, avx512::fused_rows, avx512::segment_sums},
     {"avx2", has_avx2, avx2::reduce, avx2::scan, avx2::fused_rows, avx2::segment_sums},
+#endif
     {"baseline", [] { return true; }, baseline::reduce, baseline::scan, baseline::fused_rows, baseline::segment_sums},
 };
 

@@ -6,20 +6,27 @@
 namespace torchreduce {
 inline namespace TR_ISA {
 
-// Writes past the caches: without reading the line first, and without evicting what is in use. p is 32-byte aligned.
+// Writes past the caches, on x86: without reading the line first, and without evicting what is in use. p is 32-byte
+// aligned.
 template <class V> TR_HD void store_stream(void* p, V v) {
   char* const to = static_cast<char*>(p);
 #if defined(__AVX__)
   __m256i parts[sizeof(V) / 32];
   __builtin_memcpy(parts, &v, sizeof v);
   for (size_t i = 0; i < sizeof(V) / 32; ++i) _mm256_stream_si256(reinterpret_cast<__m256i*>(to) + i, parts[i]);
-#else
+#elif defined(__SSE2__)
   __m128i parts[sizeof(V) / 16];
   __builtin_memcpy(parts, &v, sizeof v);
   for (size_t i = 0; i < sizeof(V) / 16; ++i) _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, parts[i]);
+#else
+  store(to, v);
 #endif
 }
-TR_HD void fence_streams() { _mm_sfence(); }
+TR_HD void fence_streams() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
 
 // The results of eight groups, as ScanLanes says, with canonical NaNs.
 template <class Scan, class Lanes = ScanLanes<Scan>>

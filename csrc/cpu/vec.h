@@ -4,7 +4,9 @@
 // TR_ISA or in an anonymous one, or is always_inline, and none of it is a function template of the standard library: no
 // code made for a wide instruction set can be linked into a narrower one.
 #pragma once
+#if defined(__x86_64__)
 #include <immintrin.h>
+#endif
 
 #include <utility>
 
@@ -75,8 +77,12 @@ template <class M> TR_HD int first_set(M mask) {
   const uint64_t bytes = _mm512_movepi8_mask(load<__m512i>(&mask));
 #elif defined(__AVX2__)
   const uint64_t bytes = uint32_t(_mm256_movemask_epi8(load<__m256i>(&mask)));
-#else
+#elif defined(__SSE2__)
   const uint64_t bytes = uint32_t(_mm_movemask_epi8(load<__m128i>(&mask)));
+#else
+  for (int lane = 0; lane < int(sizeof mask / sizeof mask[0]); ++lane)
+    if (mask[lane]) return lane;
+  const uint64_t bytes = 0;
 #endif
   return bytes ? __builtin_ctzll(bytes) / int(sizeof mask[0]) : -1;
 }
