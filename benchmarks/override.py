@@ -1,10 +1,10 @@
-"""What turning torch's calls over costs the host, and what it saves a training step: benchmarks/results/override/*.csv.
+"""What the override costs the host per call, and saves per training step: benchmarks/results/override/*.csv.
 
     python -m benchmarks.override host [--device cuda]
     python -m benchmarks.override step [--compile]      # on a GPU: a GPT of 124 M parameters
     python -m benchmarks.override embedding             # on a GPU: gradients of embeddings
 
-The host's time a call is the least of some loops, of a 4x5 tensor, so short that a GPU never falls behind. A step is
+The host's time a call is the least of some loops, of a 4x5 tensor, so short that a GPU always keeps up. A step is
 forward, loss, backward, clipping and AdamW, in bfloat16 by autocast; states take turns, and the median counts. So do
 the calls of an embedding's gradient; the floor of one is its bytes at 3 TB/s.
 """
@@ -67,7 +67,7 @@ def least(call: Callable[[], Any], device: str, calls: int = 1000, loops: int = 
 
 
 def host(device: str) -> list[dict[str, Any]]:
-    """torch before anything is registered, so this comes first in a process; then registered and off; then on."""
+    """Time torch before anything is registered, so first in a process; then registered and disabled; then enabled."""
     inputs = {g: torch.randn(4, 5, device=device, requires_grad=g) for g in (False, True)}
     rows = []
 
@@ -196,7 +196,7 @@ PLACES, WIDTHS, ROWS = (8192, 65536, 1 << 20), (64, 768, 1024), (4, 256, 1000, 5
 
 
 def drawn(indices: str, places: int, rows: int) -> Tensor:
-    """As often each, or as often as the words of a text."""
+    """Draw indices: uniform, or as frequent as the words of a text (zipf)."""
     if indices == "uniform":
         return torch.randint(rows, (places,), device="cuda")
     share = 1 / torch.arange(1, rows + 1, device="cuda", dtype=torch.float64)
@@ -204,7 +204,7 @@ def drawn(indices: str, places: int, rows: int) -> Tensor:
 
 
 def embedding() -> Iterator[list[dict[str, Any]]]:
-    """The rows of a case at a time."""
+    """Yield the rows of one case at a time."""
     mine, torchs = torch.ops.torchreduce.embedding_backward.raw, torch.ops.aten.embedding_dense_backward
     torch.manual_seed(0)
     where = common("cuda")
@@ -234,7 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.override", description=__doc__)
     parser.add_argument("part", choices=("host", "step", "embedding"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--compile", action="store_true", help="of step: compiled")
+    parser.add_argument("--compile", action="store_true", help="measure the step compiled")
     parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     if args.part == "host":

@@ -1,4 +1,4 @@
-"""Pictures of measured rows: the fraction of the ceiling over the length of rows and over the number of columns."""
+"""Plots of measured rows: the fraction of the peak bandwidth over the row length and over the number of columns."""
 
 from collections import defaultdict
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Times torchreduce beside its peers, in one sitting, and writes every row with what it was measured on.
+"""Time torchreduce and its peers in one run, and write each result with the hardware and versions it was measured on.
 
     python -m benchmarks.run cuda --part scan-rows      # on a GPU; --list shows the parts and their cases
     python -m benchmarks.run cuda --part all --quick    # fewer repeats, float32 and bfloat16 only
@@ -6,7 +6,7 @@
     python -m benchmarks.run cpu --threads 1 2          # see cpu.py
 
 A row is one case by one provider: p20, p50 and p80 of the times, the bytes (each input and result once), and the
-fraction of the ceiling that p50 reaches. The ceiling of a scan is the best device copy of so many bytes, that of a
+fraction of the peak bandwidth that p50 reaches. The peak of a scan is the best device copy of as many bytes, that of a
 reduction the best read, both measured in the same run. A case of less than 256 MiB is replayed from a graph over
 rotating buffers. Where torch's time for 1/64 of a case promises more than --patience seconds, it is left out, and the
 row says so. Exits with 1 if torchreduce failed on a case.
@@ -218,13 +218,13 @@ def main() -> int:
     devices = parser.add_subparsers(dest="device", required=True)
     on_gpu = devices.add_parser("cuda", help="in parts, each of a minute or two")
     on_gpu.add_argument("--part", action="extend", nargs="+", default=[], choices=(*PARTS, "all"), metavar="PART")
-    on_gpu.add_argument("--list", action="store_true", help="the parts, or the cases of --part, and nothing else")
+    on_gpu.add_argument("--list", action="store_true", help="list the parts, or the cases of --part, and exit")
     on_gpu.add_argument("--case", metavar="REGEX", help="only cases whose name (as --list has it) matches somewhere")
     on_gpu.add_argument("--provider", nargs="+", choices=PROVIDERS, metavar="NAME", help=", ".join(PROVIDERS))
     on_gpu.add_argument("--quick", action="store_true", help="fewer repeats; float32 and bfloat16 only")
     on_gpu.add_argument("--patience", type=float, help="seconds for a call of torch's; default: 8, in scan-ops 2")
     on_gpu.add_argument("--out", type=Path, help="a .csv file, or a folder for <part>.csv")
-    cpu.add_arguments(devices.add_parser("cpu", help="a short grid beside torch"))
+    cpu.add_arguments(devices.add_parser("cpu", help="a short grid compared with torch"))
     args = parser.parse_args()
     return cuda(args) if args.device == "cuda" else cpu.run(args, commit())
 

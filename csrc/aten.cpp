@@ -394,7 +394,7 @@ template <const ScanOp& op> struct Extreme {
   }
 };
 
-// ---- rows that are looked at twice ---------------------------------------------------------------------------------------
+// ---- row-wise ops --------------------------------------------------------------------------------------------------------
 
 // One dim, or the last `count` ones.
 uint64_t single(const Tensor& x, int dim) { return x.dim() ? uint64_t(1) << dim : 0; }

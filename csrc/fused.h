@@ -1,4 +1,4 @@
-// Rows that are looked at twice: softmax, norms, logsumexp, variances, cross-entropy and their gradients, one struct
+// Row-wise ops: softmax, norms, logsumexp, variances, cross-entropy and their gradients, one struct
 // each, used alike by the CPU kernels and the GPU kernels. A kernel knows no operation: it looks at a row leaf by leaf
 // (order.h), keeps a state of each leaf, merges the states by the contiguous tree, and then writes an element for each
 // element, values for the row, or both. Everything is in F, the accumulator: elements enter it exactly.

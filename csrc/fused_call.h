@@ -1,4 +1,4 @@
-// One call of an op on rows that are looked at twice (fused.h), type-erased, as call.h has those of reductions.
+// One call of a row-wise op (fused.h), type-erased, as call.h has those of reductions.
 #pragma once
 #include "call.h"
 #include "fused.h"

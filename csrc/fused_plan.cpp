@@ -38,13 +38,13 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<FusedCall, fused_plan
 const std::vector<Family<FusedCall, fused_plans::Shape>> kFusedFamilies = {
     {"norm_gradients", "rows in shared memory, for the gradients of norms and of their weights",
      kShapeOf<norm_gradients::serves>},
-    {"packed_rows", "short rows that start anywhere, in shared memory on their way to registers and from there",
+    {"packed_rows", "short rows, aligned or not, by way of shared memory to registers and back",
      kShapeOf<fused_packed_rows::serves>},
-    {"held_rows", "rows in registers between the looks", kShapeOf<held_rows::serves>},
+    {"held_rows", "rows kept in registers between the passes", kShapeOf<held_rows::serves>},
     {"split_rows", "long rows by leaves, read twice", kShapeOf<split_rows::serves>},
-    {"held_columns", "columns on chip between the looks", kShapeOf<held_columns::serves>},
+    {"held_columns", "columns kept on chip between the passes", kShapeOf<held_columns::serves>},
     {"wide_columns", "wide columns by leaves, read twice", kShapeOf<fused_wide_columns::serves>},
-    {"columns", "tiles of columns in shared memory between the looks", kShapeOf<fused_columns::serves>},
+    {"columns", "tiles of columns kept in shared memory between the passes", kShapeOf<fused_columns::serves>},
     {"weight_columns", "gradients of weights: lanes across columns, runs of rows a thread",
      kShapeOf<weight_columns::serves>, true},
     {"strided", "lanes along each leaf, element by element", kShapeOf<fused_strided::serves>, true},
@@ -57,10 +57,10 @@ FusedPlan plan(const FusedCall& call, const DeviceFacts& facts) {
   if (!device.gpu) {
     fused_plans::CpuShape shape;
     shape.blocks = device.multiprocessors;
-    shape.across = cpu_across(forced, lanes_across_rows(call.layout), "rows looked at twice");
+    shape.across = cpu_across(forced, lanes_across_rows(call.layout), "row-wise ops");
     return {shape.across ? "columns" : "rows", shape};
   }
-  auto [family, shape] = first_that_serves(kFusedFamilies, call, device, forced, "rows looked at twice",
+  auto [family, shape] = first_that_serves(kFusedFamilies, call, device, forced, "row-wise ops",
                                            [&](const auto& f) { return f.general || device.wide_reductions; });
   FusedPlan plan{family, std::move(shape)};
   check_launch(plan.launch().blocks, plan.launch().shared, device.shared);

@@ -1,4 +1,4 @@
-// Which kernel family serves a call of an op on rows that are looked at twice, and in what shape.
+// Which kernel family handles a call of a row-wise op, and in what shape.
 #pragma once
 #include "families.h"
 #include "kernels/fused/columns.h"

@@ -1,4 +1,4 @@
-// The ops on rows that are looked at twice, as torch sees them: as torch_ops.cpp has the others.
+// The row-wise ops, as torch sees them: as torch_ops.cpp has the others.
 #include <torch/csrc/stable/library.h>
 
 #include <string>

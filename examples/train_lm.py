@@ -1,4 +1,4 @@
-"""Trains a GPT on the sonnets beside this file, of torch's own modules, whose reductions are turned over by one line.
+"""Trains a GPT on the sonnets beside this file, of torch's own modules, whose reductions one line overrides.
 
     python examples/train_lm.py                       # on the CPU, a minute
     python examples/train_lm.py --device cuda --compile

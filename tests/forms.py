@@ -83,7 +83,7 @@ def normalized(x):
     return tr.layer_norm(x, x.shape[-2:], weight, weight.sin())
 
 
-# On rows that are looked at twice.
+# Row-wise ops.
 FUSED_FORMS = {
     "softmax": lambda x: tr.softmax(x, 1),
     "softmax dtype": lambda x: tr.softmax(x, -1, dtype=torch.float64),

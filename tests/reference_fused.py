@@ -1,4 +1,4 @@
-"""The ops of the contract on rows that are looked at twice, and their gradients, as reference.py has the reductions:
+"""The contract's row-wise ops and their gradients, as reference.py has the reductions:
 plain numpy on accumulators (rows, n), no code shared with the library."""
 
 import numpy as np

@@ -124,7 +124,7 @@ def test_gradients_are_torchs(device, form):
 @pytest.mark.parametrize("shape", ((700_001,), (2, 1 << 19), ((1 << 18) + 1, 3)))
 @pytest.mark.parametrize("reverse", (False, True))
 def test_gradients_of_long_extremes_are_those_of_one_scan(device, shape, reverse):
-    """Their rows are taken in pieces: the bits of the decayed sum of the whole row (docs/numerics.md)."""
+    """Their rows are taken in pieces: bitwise identical to the decayed sum of the whole row (docs/numerics.md)."""
     dim = max(range(len(shape)), key=lambda d: shape[d])
     torch.manual_seed(0)
     x = torch.randn(shape, device=device)

@@ -1,4 +1,4 @@
-"""The determinism switch: process, thread, environment, trace, backward."""
+"""The determinism level: process, thread, environment, trace, backward."""
 
 import os
 import subprocess

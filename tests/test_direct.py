@@ -1,4 +1,4 @@
-"""Which calls go to the kernels without torch's dispatcher, and that nobody can tell but by the time."""
+"""Which calls skip torch's dispatcher, and that only the time differs."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The gradient of an embedding: a row of the weight has the sum over dim 0 of its places' gradients, of no others."""
+"""The gradient of an embedding: that of a weight row is the sum over dim 0 of the gradients at its indices alone."""
 
 import pytest
 import torch
@@ -159,7 +159,7 @@ def test_double_backward(device):
 
 
 def test_compiled(device):
-    """The bits of eager, and no scatter of torch's."""
+    """Bitwise identical to eager, without a scatter of torch's."""
     indices = (torch.arange(900, device=device) % 11).view(3, 300)
     g = gradient(900, 24, torch.float32, device).view(3, 300, 24)
 

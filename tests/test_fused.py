@@ -1,5 +1,5 @@
-"""Rows that are looked at twice: each promise under its name, forward and gradients; kernels against
-tests/reference_fused.py bit for bit; values, special values and errors beside torch."""
+"""Row-wise ops: each promise under its name, forward and gradients; kernels against
+tests/reference_fused.py bit for bit; values, special values and errors compared with torch."""
 
 import json
 import math
@@ -434,7 +434,7 @@ def test_labels_out_of_range(device):
         assert tr.cross_entropy(x, target).isnan()
 
 
-# ---- beside torch ----------------------------------------------------------------------------------------------------
+# ---- compared with torch ---------------------------------------------------------------------------------------------
 
 
 @both

@@ -440,7 +440,7 @@ def test_what_was_measured_was_right_and_whole(file):
 
 @pytest.mark.parametrize("name", article.PICTURES)
 def test_drawn_steps_are_what_they_stand_for(name):
-    """Followed step by step, a reduction's leave all places in the first one, a scan's in each those up to it."""
+    """Step by step, a reduction's leave all indices in the first element, a scan's in each element those up to it."""
     n, steps = article.PICTURES[name]
     held = [{i} for i in range(n)]
     for step in steps:

@@ -205,7 +205,7 @@ BROADCAST = [
 
 @pytest.mark.parametrize("a_shape, b_shape, initial_shape, dim", BROADCAST)
 def test_broadcasting(device, a_shape, b_shape, initial_shape, dim):
-    """What is broadcast has the bits of the tensor written out, in every family."""
+    """A broadcast tensor gives results bitwise identical to an expanded copy, in every kernel variant."""
     for dtype, reverse in itertools.product((torch.float32, torch.bfloat16), (False, True)):
         a, b = FACTORS["decay"](a_shape, 1).to(dtype), terms("plain", b_shape, 2).to(dtype)
         initial = terms("plain", initial_shape, 3).to(dtype)

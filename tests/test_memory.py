@@ -1,4 +1,4 @@
-"""What calls allocate on a GPU beyond their results, beside torch's."""
+"""What calls allocate on a GPU beyond their results, compared with torch."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""torch's own calls turned over: the switch, its threads and processes, and all that has to go on as before."""
+"""The override of torch functions: enable and disable, threads and processes, and all that must stay as before."""
 
 import itertools
 import os
@@ -34,7 +34,7 @@ def served(overload="sum.dim_IntList"):
 
 
 class Counted:
-    """Counts the calls of an overload that torchreduce serves in a block, in which its calls are turned over."""
+    """Count the calls of an overload that torchreduce handles in a block with the override enabled."""
 
     def __init__(self, overload="sum.dim_IntList"):
         self.overload = overload
@@ -53,7 +53,7 @@ def rows(n=33, m=1000, dtype=torch.float32, device="cpu", seed=0):
     return torch.randn(n, m, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
-# ---- the switch ------------------------------------------------------------------------------------------------------
+# ---- enable and disable ----------------------------------------------------------------------------------------------
 
 
 def test_enable_and_disable(device):
@@ -477,7 +477,7 @@ def test_gradients_of_rows_have_torchreduces_bits():
 
 
 def test_what_is_made_of_reductions_depends_on_the_data_alone(device):
-    """As promises() says; the calls' own reductions are turned over."""
+    """As promises() says; the calls' own reductions are overridden."""
 
     def clipped(x, y, norm=torch.nn.utils.clip_grad_norm_):
         parameters = [torch.nn.Parameter(x.clone()), torch.nn.Parameter(y.clone())]
@@ -584,7 +584,7 @@ def test_deterministic_algorithms():
 
 
 def test_aot_autograd_and_export():
-    """What is traced has torch's own ops, and they are turned over where they run."""
+    """What is traced has torch's own ops, and they are overridden when they run."""
     from functorch.compile import aot_function, nop
 
     x = rows(8, 300).requires_grad_()
@@ -752,7 +752,7 @@ def test_rms_norm_has_torchreduces_bits(dtype):
 
 @pytest.mark.gpu
 def test_cuda_graphs():
-    """Captured calls stay torchreduce's, whatever the switch says when they are replayed."""
+    """Captured calls stay torchreduce's when they are replayed, with the override enabled or not."""
     x, fresh = rows(64, 3000, device="cuda"), rows(64, 3000, device="cuda", seed=1)
     stream = torch.cuda.Stream()
 

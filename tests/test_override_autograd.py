@@ -119,7 +119,7 @@ def test_without_a_gradient(name, dtype, device):
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("name", CALLS)
 def test_transforms(name, dtype, device):
-    """The results, gradients and tangents of torchreduce's functions, in the bits of a loop."""
+    """The results, gradients and tangents of torchreduce's functions, bitwise identical to a loop."""
     torchs, ours = CALLS[name]
     batch = torch.stack([inputs(dtype, device), rows(*SHAPE, dtype=dtype, device=device, seed=1)])
     tangent = rows(*SHAPE, dtype=dtype, device=device, seed=2)
@@ -281,7 +281,7 @@ def test_gradients_where_torchs_formulas_fail():
         assert torch.full((1000,), 100.0, dtype=torch.float16).nanmean() == 100
 
 
-# ---- what goes on to torch -------------------------------------------------------------------------------------------
+# ---- what falls back to torch ----------------------------------------------------------------------------------------
 
 
 def outcome(f):

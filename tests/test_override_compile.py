@@ -1,4 +1,4 @@
-"""torch.compile, turned over: by the backend "torchreduce", and following the switch."""
+"""The override in torch.compile: by the backend "torchreduce", and by enable(compile=True)."""
 
 import pytest
 import torch
@@ -82,7 +82,7 @@ def every_call(x):
 
 
 def test_every_rule_has_the_bits_of_eager(device):
-    """By the backend, whatever the switch says; and what is not covered goes on: complex numbers, other orders."""
+    """By the backend, with the override enabled or not. Unsupported calls fall back to torch: complex, other orders."""
     assert {*CALLS, *ON_GPUS} == set(aten_rules.GRAPH_RULES)
     x = rows(33, 1000, device=device)
     with tr.enabled(cpu=True, compile=False):
@@ -129,7 +129,7 @@ def test_what_torch_serves_is_taken_apart_as_ever():
 
 
 def test_the_switch_is_guarded():
-    """Turning it compiles again, once for each state; turning it back compiles nothing."""
+    """A change of the override compiles again, once for each state; changing it back compiles nothing."""
     override_compile.install()  # as the first enable() does
     x = rows()
     f = torch.compile(lambda x: x.sum(1))
@@ -192,7 +192,7 @@ def kept_graphs(monkeypatch):
 
 
 def test_the_gradient_of_a_layer_norm_takes_its_statistics(kept_graphs):
-    """It does not look at the rows once more for them."""
+    """It makes no further pass over the rows for them."""
     w, b, x = (t.requires_grad_() for t in (*rows(2, 32), rows(9, 32)))
     f = torch.compile(lambda x: F.layer_norm(x * 1, (32,), w, b).square().sum(), backend="torchreduce")
     compiled = torch.autograd.grad(f(x), (x, w, b))

@@ -1,4 +1,4 @@
-"""torch's own calls, turned over in processes that train together: DDP, FSDP2, DTensor; gloo, and nccl on two GPUs."""
+"""The override in distributed training: DDP, FSDP2, DTensor; gloo, and nccl on two GPUs."""
 
 import os
 

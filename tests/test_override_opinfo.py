@@ -1,4 +1,4 @@
-"""torch's own samples of its operators (OpInfo), with its calls turned over and not: the same values within torch's own
+"""torch's own samples of its operators (OpInfo), with and without the override: the same values within torch's own
 tolerances, the same dtypes, shapes, strides and exceptions, with out= and with gradients."""
 
 import itertools
@@ -71,8 +71,8 @@ def copied(sample):
 
 
 def assert_alike(f, sample, reference=None):
-    """f of the sample, turned over and not: values within torch's tolerances of torch's, or of torch's in float64, or
-    nearer to these than torch's; by `reference` if f has options that float64 would not take."""
+    """f of the sample, with and without the override: values within torch's tolerances of torch's, or of torch's in
+    float64, or nearer to these than torch's; by `reference` if f has options that float64 would not take."""
     arguments = copied(sample), copied(sample)
     with on():
         ours, said = outcome(f, arguments[0][0], *arguments[0][1], **arguments[0][2])

@@ -62,7 +62,7 @@ def test_the_promises_page_has_every_function():
 
 
 def test_every_page_opens_with_what_it_answers():
-    """A paragraph under the title, ahead of lists, tables and headings."""
+    """A paragraph under the title, before lists, tables and headings."""
     for path in sorted((ROOT / "docs").glob("*.md")):
         title, paragraph = path.read_text().split("\n\n")[:2]
         assert title.startswith("# ") and paragraph[0] not in "#|-`", path.name

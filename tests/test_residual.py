@@ -1,4 +1,4 @@
-"""rms_norm and layer_norm of a sum: the bits of the sum and of its norm, by one look at both; gradients; errors."""
+"""rms_norm and layer_norm of a sum: bitwise identical to separate calls, in one pass; gradients; errors."""
 
 import math
 

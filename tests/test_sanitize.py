@@ -355,7 +355,7 @@ def test_outputs_and_overlap(device):
 
 
 def looked_at_twice(x, dim):
-    """Results and gradients of the functions of rows that are looked at twice."""
+    """Results and gradients of the row-wise functions."""
     n = x.shape[dim]
     labels = torch.arange(x.numel() // n, device=x.device).reshape(x.shape[:dim] + x.shape[dim + 1 :]) % n
     labels.view(-1)[::5] = -100

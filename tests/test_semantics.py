@@ -288,7 +288,7 @@ def test_norms_of_16_bits_are_those_of_float32_rounded(device):
 
 
 def test_nan_in_sums_of_the_others(device):
-    """+0 in its place, to the bit."""
+    """Bitwise identical to +0 in its place."""
     x = values((7, 3001), torch.float32, seed=5)
     x[:, ::7] = math.nan
     x[1] = math.nan

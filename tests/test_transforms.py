@@ -339,7 +339,7 @@ def test_dual_levels_in_compiled_functions():
 
 
 def oddly_strided(x):
-    """The same values, where the strides of dims of size 1 are what nobody would expect."""
+    """The same values, where the strides of dims of size 1 are arbitrary."""
     strides = [1000 + 7 * d if size == 1 or x.numel() == 0 else stride
                for d, (size, stride) in enumerate(zip(x.shape, x.stride(), strict=True))]  # fmt: skip
     return x.contiguous().as_strided(x.shape, strides)

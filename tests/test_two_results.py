@@ -1,4 +1,4 @@
-"""aminmax and nanmean, two results of one look at an input: the bits of the functions whose results they are."""
+"""aminmax and nanmean, two results in one pass over the input: bitwise identical to the separate functions."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ ROWS = (
 )
 COLUMNS = ((2, 131), (7, 67), (40, 130), (300, 70), (777, 13), (2050, 35), (9000, 2), (3, 20000), (4099, 300))
 MIDDLE = ((9, 2, 70), (5, 100, 9), (9, 300, 37), (10, 700, 5))
-# Of every kind of memory, and what kernels do not take of one look.
+# Every kind of memory, and inputs that no kernel takes in one pass.
 KINDS = (
     *((shape, 1) for shape in ROWS),
     *((shape, 0) for shape in COLUMNS),

@@ -1,11 +1,11 @@
-"""Reductions and scans for PyTorch whose bits depend on the data alone.
+"""Deterministic, batch-invariant reductions, scans, softmax and norms for PyTorch.
 
 >>> import torch, torchreduce
 >>> torchreduce.sum(torch.ones(2, 3), dim=1)
 tensor([3., 3.])
 
-What input, dim, keepdim, dtype and out are is the same for all of a kind: help(torchreduce.ops) says it of reductions,
-help(torchreduce.scans) of scans, help(torchreduce.fused) of softmax, variances and norms.
+The arguments input, dim, keepdim, dtype and out are described once for each group of functions: reductions in
+help(torchreduce.ops), scans in help(torchreduce.scans), softmax, variances and norms in help(torchreduce.fused).
 """
 
 from importlib import import_module
@@ -135,7 +135,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Modules that are imported when they are first asked for."""
+        """Import these modules on first access."""
         if name in ("ladder", "testing"):
             return import_module(f".{name}", __name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

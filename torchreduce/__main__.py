@@ -18,7 +18,7 @@ from .testing import CONTRACT_VERSION
 
 
 def info() -> str:
-    """What a bug report needs: a fact a line."""
+    """Return what a bug report needs, one fact per line."""
     build = _C.build_info()
     toolkit = f"CUDA {build['cuda']}" if build["cuda"] else f"HIP {build['hip']}"
     gpu = f"{toolkit} for {';'.join(build['archs'])}, {build['kernels']} kernels" if build["archs"] else "none"
@@ -47,7 +47,7 @@ def info() -> str:
 
 
 def main() -> int:
-    """The exit status: 1 if a check failed."""
+    """Run the command line. Return the exit status: 1 if a check failed."""
     parser = argparse.ArgumentParser(
         prog="python -m torchreduce",
         description="Deterministic, batch-invariant reductions, scans, softmax and norms for PyTorch.",
@@ -56,7 +56,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     shown = commands.add_parser(
         "demo",
-        help="run every function of one tensor on a dozen shapes, beside torch, and compare bits; less than a minute",
+        help="run every function of one tensor on a dozen shapes, compare with torch, and check bits; under a minute",
         description="Run every function of one tensor on a dozen shapes, on the CPU and on the GPU if there is one. "
         "Print a line for each function: whether results are bitwise identical from run to run, for a row alone and in "
         "a batch, and on CPU and GPU; on how many shapes the largest error against float64 is at most torch's; and the "
@@ -65,7 +65,7 @@ def main() -> int:
     shown.add_argument("--table", action="store_true", help="also print the errors and times of each call")
     verified = commands.add_parser(
         "verify",
-        help="compute the golden bits with every kernel variant, and print a report to paste; less than a minute",
+        help="compute the golden bits with every kernel variant, and print a report to paste; under a minute",
         description="Compute the golden bits with each instruction set of the CPU and, if there is a GPU, with the "
         "planned kernels and with each kernel variant. Print a report to paste: versions, devices and build flags, how "
         "many golden bits matched, each failure, and the memory bandwidth. Exit with 1 if any failed.",
@@ -74,8 +74,8 @@ def main() -> int:
         command.add_argument("--device", choices=("cpu", "cuda"), help="only this one (default: all there are)")
     timed = commands.add_parser(
         "bench",
-        help="time functions, and torch's; seconds by default",
-        description="Time functions, and torch's, over one row or over --rows rows. Print median times and the "
+        help="time functions, compared with torch's; takes seconds by default",
+        description="Time functions and torch's over one row or over --rows rows. Print median times and the "
         "bandwidth, counting inputs and results once. On a GPU small sizes are timed by replaying a CUDA graph. "
         "benchmarks/ in the source tree has all cases and more peers.",
     )
@@ -87,7 +87,7 @@ def main() -> int:
         nargs="+",
         type=ladder.size,
         metavar="N",
-        help="elements a row, as 1000 or 2^20; default: 2^10 to 2^20 (CPU) or 2^28 (GPU)",
+        help="elements per row, as 1000 or 2^20; default: 2^10 to 2^20 (CPU) or 2^28 (GPU)",
     )
     timed.add_argument("--rows", type=int, default=1, help="default: 1")
     timed.add_argument("--plot", type=Path, metavar="FILE", help="bandwidth over n as .png, .svg or .pdf")
@@ -111,9 +111,9 @@ def main() -> int:
     offered = bench.operations()
     for op in arguments.op:
         if op not in offered:
-            parser.error(f"--op: {op!r} is none of {', '.join(offered)}")
+            parser.error(f"--op: must be one of {', '.join(offered)}, got {op!r}")
         for dtype in set(arguments.dtype) - set(offered[op]):
-            parser.error(f"--dtype: {op} is timed for {', '.join(offered[op])}, not for {dtype!r}")
+            parser.error(f"--dtype: {op} supports {', '.join(offered[op])}, got {dtype!r}")
     if arguments.rows < 1:
         parser.error("--rows: must be positive")
     if arguments.plot and not importlib.util.find_spec("matplotlib"):

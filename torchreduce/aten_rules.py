@@ -1,11 +1,11 @@
-"""What stands for calls of aten's overloads: a rule each, which csrc/aten.cpp has in C++ for eager calls.
+"""Rules that replace calls of aten's overloads by torchreduce's ops. csrc/aten.cpp has them in C++ for eager calls.
 
-These serve the graphs of torch.compile (override_graph.py), and eager calls under a torch that _aten was not built for
-(override_python.py).
+These rules are used for the graphs of torch.compile (override_graph.py), and for eager calls under a torch that _aten
+was not built for (override_python.py).
 
-A rule takes the overload's arguments, in which tensors may be fake, and gives the call whose result is its own, or a
-list of such for a tuple or list of results, with None for what is not wanted. It raises Torchs for what torch has to
-serve, or to refuse.
+A rule takes the overload's arguments, in which tensors may be fake. It returns the call whose result is that of the
+overload. For a tuple or list of results it returns a list of calls, with None for results that are not needed. It
+raises Torchs for calls that fall back to torch.
 """
 
 import math
@@ -24,14 +24,14 @@ _SUPPORTED, _FLOATS = frozenset(DTYPES), frozenset(FLOATS)
 
 
 class Torchs(Exception):
-    """Why a call goes to torch: one of WHY but the first."""
+    """Why a call falls back to torch: one of WHY except the first."""
 
 
 WHY = ("served", "kind", "dtype", "dims", "empty", "option", "out")
 
 
 def overload(name: str) -> Any:
-    """aten's, by its name here."""
+    """Return aten's overload by its name here."""
     packet, _, suffix = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), suffix or "default")
 
@@ -79,7 +79,7 @@ def _dims(x: Tensor, dim: Any) -> list[int] | None:
 
 
 def _check_dtype(x: Tensor, dtype: torch.dtype | None = None) -> None:
-    """Floats to an integer dtype are torch's, whose elements each round their own way."""
+    """Floats with an integer dtype= fall back to torch, which rounds each element differently."""
     if x.dtype not in _SUPPORTED or (dtype is not None and dtype not in _SUPPORTED):
         raise Torchs("dtype")
     if dtype is not None and x.dtype in _FLOATS and dtype not in _FLOATS:
@@ -127,7 +127,7 @@ def _along(name: str) -> Rule:
 
 
 def _listed(name: str) -> Rule:
-    """any and all over a list of dims: with an empty one torch reduces nothing."""
+    """any and all over a list of dims; with an empty list torch reduces nothing."""
     along = _along(name)
 
     def rule(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
@@ -215,7 +215,7 @@ def _extreme_scan(name: str) -> Rule:
     return rule
 
 
-# ---- rows that are looked at twice -----------------------------------------------------------------------------------
+# ---- row-wise ops ----------------------------------------------------------------------------------------------------
 
 
 def _check_rows(x: Tensor) -> None:
@@ -365,7 +365,7 @@ def _rms_norm_backward(
 
 
 def _embedding_backward(g: Tensor, indices: Tensor, count: int, skipped: int, by_frequency: bool) -> Call:
-    """What divides rows by how often their index occurs is torch's."""
+    """The gradient of an embedding; with scale_grad_by_freq it falls back to torch."""
     if g.dtype not in _FLOATS or indices.dtype not in (torch.int32, torch.int64):
         raise Torchs("dtype")
     if not g.dim() or g.shape[:-1] != indices.shape:

@@ -381,7 +381,7 @@ class Indexed(Reduction):
 
     @staticmethod
     def put(zeros: Tensor, dim: int, index: Tensor, grad: Tensor) -> Tensor:
-        """In place, unless somebody looks who would have to know."""
+        """In place, unless a mode or transform has to see the operation."""
         return zeros.scatter_(dim, index, grad) if is_unwatched() else zeros.scatter(dim, index, grad)
 
     @staticmethod

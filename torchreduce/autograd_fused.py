@@ -1,5 +1,5 @@
-"""Derivatives of the ops on rows that are looked at twice. A gradient is an op of its own, one kernel; its derivatives,
-and tangents, are composed of the project's ops in the accumulator type, with one rounding at the end.
+"""Derivatives of the row-wise ops. A gradient is an op of its own, one kernel; its derivatives, and tangents,
+are composed of the project's ops in the accumulator type, with one rounding at the end.
 
 In the formulas u = g * weight, J is the Jacobian of an op without weight, which is symmetric for all of them, and E the
 sum or mean over the row's dims.

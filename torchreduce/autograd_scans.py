@@ -183,8 +183,8 @@ def _segment_sums(
     to another index has the weight exp(-1024), which is 0; and where there is more of the rows, what to carry there.
 
     A carry is a sum and its index. A superblock before the elements that has it as its total brings it in; an element
-    behind them that adds nothing takes it out. So the pieces of a row have the bits of the whole, if each but the last
-    is whole superblocks.
+    behind them that adds nothing takes it out. So the pieces of a row are bitwise identical to the whole, if each but
+    the last is whole superblocks.
     """
     n, before, behind = grad.shape[dim], _SUPERBLOCK if carry else 0, int(more)
     shape = [before + n + behind if d == dim else size for d, size in enumerate(grad.shape)]

@@ -1,6 +1,6 @@
-"""How calls are timed, and `python -m torchreduce bench`: torchreduce beside torch on tensors of the user's choice.
+"""Time calls; python -m torchreduce bench compares torchreduce with torch on tensors of the user's choice.
 
-The project's own measurements (benchmarks/) time by `take_turns` and `replayed`, too.
+The project's own measurements (benchmarks/) also use `take_turns` and `replayed`.
 """
 
 import statistics
@@ -37,13 +37,13 @@ class Timed:
 def take_turns(
     calls: dict[str, Run | Timed], device: str, repeats: int = 30, budget: float = 0.25
 ) -> dict[str, list[float]]:
-    """Sorted seconds by name. Each call runs up to `repeats` times, at least 7 times, otherwise for `budget` seconds;
-    3 times where 7 would take more than a second, and once where one does.
+    """Return sorted seconds by name. Each call runs up to `repeats` times, at least 7 times, otherwise for `budget`
+    seconds. It runs 3 times if 7 would take more than a second, and once if one takes more than a second.
 
-    Each call has run before, or one like it, so that nothing compiles or loads any more. They take turns, so that a
-    machine that changes its mind disturbs all of them. On a GPU the rounds are queued without waiting: an event pair
-    around a call on an idle GPU would count the launch, too. So a call has to keep the GPU busy for longer than the
-    host takes to queue it, some 20 microseconds: shorter ones go through `replayed`.
+    Each call, or one like it, has run before, so compilation and loading are not measured. The calls take turns, so a
+    change of the machine's speed affects all of them. On a GPU the rounds are queued without waiting: an event pair
+    around a call on an idle GPU would include the launch. So a call must keep the GPU busy for longer than the host
+    takes to queue it, some 20 microseconds; use `replayed` for shorter calls.
     """
     timed = {name: call if isinstance(call, Timed) else Timed(call) for name, call in calls.items()}
     first = {name: waited(call.run, device) for name, call in timed.items()}
@@ -97,9 +97,9 @@ def _between(begin: Any, end: Any) -> float:
 
 
 def replayed(run: Callable[[Any], Any], inputs: Sequence[Any]) -> Timed:
-    """The runs on these inputs, captured as one CUDA graph, which has no gaps between launches.
+    """Capture the runs on these inputs as one CUDA graph, without gaps between launches.
 
-    Every run writes results of its own. So inputs and results that do not fit in the cache together are not in it.
+    Every run writes its own results. So if inputs and results together exceed the cache, they are not read from it.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -114,8 +114,8 @@ def replayed(run: Callable[[Any], Any], inputs: Sequence[Any]) -> Timed:
 
 
 def rotation(nbytes: int) -> int:
-    """How many runs of so many bytes each a graph should hold: more than four times the L2 cache, and enough to time;
-    never more than 64, of which the smallest do stay in the cache, as they would where they are used."""
+    """Return how many runs of so many bytes a graph should have: more than four times the L2 cache, and enough to time;
+    at most 64. The smallest runs do stay in the cache, as they would in use."""
     cache = torch.cuda.get_device_properties().L2_cache_size
     return max(20, min(64, -(-4 * cache // nbytes)))
 
@@ -132,7 +132,7 @@ REPLAYED_BELOW = 1 << 28  # bytes: such calls are so short that launches count; 
 
 @dataclass(frozen=True)
 class Point:
-    """What one line of the table says. Seconds are medians."""
+    """A line of the table. Seconds are medians."""
 
     op: str
     dtype: torch.dtype
@@ -143,7 +143,7 @@ class Point:
 
 
 def operations() -> dict[str, list[str]]:
-    """The public functions that take (x, dim) here and in torch, and the dtypes they take."""
+    """Return the public functions that take (x, dim) here and in torch, and their dtypes."""
     own = [op for op in OPS if op.dims != "all" and op.name in (op.function, "max", "min")]
     offered = [op for op in own if callable(getattr(torch, op.function, None))]
     taken = {op.function: op.inputs for op in offered} | dict.fromkeys(LOOKING_TWICE, FLOATS)
@@ -151,7 +151,7 @@ def operations() -> dict[str, list[str]]:
 
 
 def measure(op: str, dtype: torch.dtype, n: int, rows: int, device: str) -> Point:
-    """Of op over each of `rows` rows of n elements; rows=1 is one dim. Bytes: the input's and the results', once."""
+    """Time op over each of `rows` rows of n elements; rows=1 is one dim. Inputs and results count once as bytes."""
     shape, dim = ((n,), 0) if rows == 1 else ((rows, n), 1)
 
     def make() -> Tensor:
@@ -179,7 +179,7 @@ def measure(op: str, dtype: torch.dtype, n: int, rows: int, device: str) -> Poin
 
 
 def plot(points: list[Point], file: Path, where: str) -> None:
-    """Bandwidth over n; a panel an op and dtype."""
+    """Plot bandwidth over n, a panel for each op and dtype."""
     from matplotlib.figure import Figure
 
     panels = list(dict.fromkeys((p.op, p.dtype) for p in points))
@@ -203,7 +203,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def run(ops: list[str], dtypes: list[str], sizes: list[int], rows: int, device: str, file: Path | None) -> None:
-    """Measures with a progress bar, prints a table, and writes the plot where a file is given."""
+    """Measure with a progress bar, print a table, and write the plot if a file is given."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)
@@ -219,7 +219,7 @@ def run(ops: list[str], dtypes: list[str], sizes: list[int], rows: int, device: 
                     points.append(measure(op, getattr(torch, dtype), n, rows, device))
                     progress.advance(task)
     what = "one row of n elements" if rows == 1 else f"{rows} rows of n elements"
-    table = Table(title=f"torchreduce {torchreduce.__version__} beside torch {torch.__version__} on {where}: {what}")
+    table = Table(title=f"torchreduce {torchreduce.__version__} and torch {torch.__version__} on {where}: {what}")
     for heading in ("op", "dtype"):
         table.add_column(heading)
     for heading in ("n", "us", "torch's us", "GB/s", "torch / torchreduce"):

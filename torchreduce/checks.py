@@ -1,4 +1,4 @@
-"""What a call must satisfy before its op runs. Errors have torch's types, and name the op, the rule and the value."""
+"""Argument checks before an op runs. Errors have torch's types, and name the function, the rule and the value."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ _PYTHON_TYPES = {float: torch.float64, int: torch.int64, bool: torch.bool}
 
 @dataclass(frozen=True)
 class Overloads:
-    """What serves the calls of a public function."""
+    """The overloads of the op that a public function calls."""
 
     name: str  # of the public function
     row: Op
@@ -35,7 +35,7 @@ class Overloads:
 
     @property
     def supported(self) -> Sequence[torch.dtype]:
-        """The inputs' dtypes, those that need a dtype= among them."""
+        """The supported input dtypes, including those that need dtype=."""
         return DTYPES if self.row.results else self.row.inputs
 
 
@@ -48,7 +48,7 @@ def overloads(name: str) -> Overloads:
 
 @dataclass(frozen=True)
 class FusedOverloads:
-    """The same of a function on rows that are looked at twice, which has no kernel that writes to given tensors."""
+    """The overloads of a row-wise op, which has no kernel that writes to given tensors."""
 
     name: str
     default: Callable[..., Any]
@@ -67,7 +67,7 @@ def listed(dtypes: Sequence[torch.dtype]) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """The type, by a name that tells it from a Python type of the same name."""
+    """Return the name of the type, with its module unless it is Python's or torch's."""
     kind = type(value)
     return kind.__name__ if kind.__module__ in ("builtins", "torch") else f"{kind.__module__}.{kind.__name__}"
 
@@ -78,7 +78,7 @@ def check_bool(name: str, argument: str, value: Any) -> None:
 
 
 def check_input(name: str, input: Tensor, argument: str = "input", supported: Sequence[torch.dtype] = DTYPES) -> None:
-    """Of the dtypes that torchreduce has; `supported` are those that the function has, for the message."""
+    """Check that input is a supported tensor; `supported` are the function's dtypes, for the message."""
     if not isinstance(input, Tensor):
         raise TypeError(f"{name}(): argument {argument!r} must be a Tensor, got {kind_of(input)}")
     if input.dtype not in _DTYPES:
@@ -109,12 +109,12 @@ def check_floats(name: str, input: Tensor, argument: str = "input") -> None:
 
 
 def as_dtype(dtype: Any) -> Any:
-    """Python's own types are the names of some."""
+    """Return the torch.dtype for float, int or bool; anything else unchanged."""
     return _PYTHON_TYPES.get(dtype, dtype) if isinstance(dtype, type) else dtype
 
 
 def check_dtype(op: Overloads, input: Tensor, dtype: Any) -> Any:
-    """dtype as the ops take it."""
+    """Check dtype=, and return it as the ops take it."""
     dtype = as_dtype(dtype)
     if dtype is None:
         if input.dtype not in op.row.inputs:
@@ -124,7 +124,7 @@ def check_dtype(op: Overloads, input: Tensor, dtype: Any) -> Any:
                 )
             raise RuntimeError(
                 f"{op.name}(): the dtype of the result cannot be inferred from {input.dtype}: the input must be one of "
-                f"{listed(op.row.inputs)}, or dtype= be given"
+                f"{listed(op.row.inputs)}, or dtype= must be given"
             )
     elif not isinstance(dtype, torch.dtype):
         raise TypeError(f"{op.name}(): argument 'dtype' must be a torch.dtype, got {type(dtype).__name__}")
@@ -136,7 +136,7 @@ def check_dtype(op: Overloads, input: Tensor, dtype: Any) -> Any:
 
 
 def check_dim(name: str, dim: Any, ndim: int, several: bool = False) -> int:
-    """dim as an int in range; a 0-d tensor has the dims 0 and -1. `several`: it might have been ints."""
+    """Return dim as an int in range; a 0-d tensor has the dims 0 and -1. `several`: a sequence is allowed, too."""
     kinds = "an int or ints" if several else "an int"
     of_two = isinstance(dim, Tensor) and name in ("max", "min")  # torch's max(input, other)
     number = isinstance(dim, Tensor) and dim.dim() == 0 and not (dim.is_floating_point() or dim.is_complex())
@@ -145,7 +145,7 @@ def check_dim(name: str, dim: Any, ndim: int, several: bool = False) -> int:
         raise TypeError(f"{name}(): argument 'dim' must be {kinds}, got {type(dim).__name__}{hint}")
     try:
         index, bound = operator.index(dim), ndim or 1
-    except TypeError:  # an array of several, say
+    except TypeError:  # for example an array of several elements
         raise TypeError(f"{name}(): argument 'dim' must be {kinds}, got {dim!r}") from None
     if not -bound <= index < bound:
         raise IndexError(
@@ -155,7 +155,7 @@ def check_dim(name: str, dim: Any, ndim: int, several: bool = False) -> int:
 
 
 def either(name: str, dim: Dims, axis: Dims) -> Dims:
-    """dim, or its other name."""
+    """Return dim, given as dim or as axis."""
     if axis is None:
         return dim
     if dim is not None and dim != ():
@@ -164,7 +164,7 @@ def either(name: str, dim: Dims, axis: Dims) -> Dims:
 
 
 def either_keepdim(name: str, keepdim: bool, keepdims: bool) -> bool:
-    """keepdim, by its other name."""
+    """Return keepdim, given as keepdims."""
     if keepdim is not False:
         raise TypeError(f"{name}(): 'keepdims' is another name of 'keepdim': give one of them")
     return keepdims
@@ -186,7 +186,7 @@ def _listed_dims(name: str, input: Tensor, dim: Dims, keepdim: bool) -> list[int
 def check_row_dims(
     name: str, input: Tensor, dim: Dims, keepdim: bool, axis: Dims, keepdims: bool | None
 ) -> tuple[list[int] | None, bool]:
-    """check_dims of an op on rows that are looked at twice; and keepdim, by either name."""
+    """Check the input and dims of a row-wise op. Return its dims, and keepdim by either name."""
     check_floats(name, input)
     if axis is not None:
         dim = either(name, dim, axis)
@@ -196,7 +196,7 @@ def check_row_dims(
 
 
 def check_dims(op: Overloads, input: Tensor, dim: Dims, keepdim: bool, axis: Dims) -> list[int] | None:
-    """Checks the input, the dims and keepdim. The dims as the ops take them; None for all of them."""
+    """Check input, dim and keepdim. Return the dims as the ops take them; None for all of them."""
     check_input(op.name, input, "input", op.supported)
     if axis is not None:
         dim = either(op.name, dim, axis)
@@ -207,7 +207,7 @@ def check_dims(op: Overloads, input: Tensor, dim: Dims, keepdim: bool, axis: Dim
 
 
 def _check_not_empty(op: Overloads, input: Tensor, dims: list[int]) -> None:
-    """For an input without elements: raises if the dims to reduce have none, whether the result has some or not."""
+    """For an input without elements: raise if a reduced dim has size 0, even if the result has no elements."""
     shape = tuple(input.shape)
     if not dims:
         error: type[Exception] = IndexError if op.row.returns == ("indices",) else RuntimeError

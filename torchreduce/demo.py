@@ -70,13 +70,13 @@ class Case:
         return {"dtype": torch.float32} if self.function == "mean" and not self.x.dtype.is_floating_point else {}
 
     def ours(self, x: Tensor, dim: Dims) -> tuple[Tensor, ...]:
-        """With keepdim, so that dims keep their places."""
+        """Call torchreduce's function with keepdim, so that the dims of the result are those of x."""
         keep = {} if self.function in ALONG_ONE_DIM else {"keepdim": True}
         out = getattr(torchreduce, self.function)(x, dim, **keep, **self.options)
         return (out,) if isinstance(out, Tensor) else tuple(out)
 
     def torchs(self, x: Tensor) -> Tensor:
-        """torch's values, or indices where they are all it returns; without keepdim, several dims flattened for it."""
+        """Call torch's function, without keepdim and with several dims flattened. Return values, or else indices."""
         dim = self.dim
         if isinstance(dim, tuple):
             x, dim = x.flatten(dim[0]), dim[0]
@@ -110,7 +110,7 @@ def errors(case: Case, results: list[Tensor]) -> list[float]:
 
 
 def same(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
-    """Bit for bit."""
+    """Whether a and b are bitwise identical."""
     try:
         assert_bitwise_equal(a, b)
     except AssertionError:
@@ -119,7 +119,7 @@ def same(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
 
 
 def alone_as_in_batch(case: Case, x: Tensor, result: tuple[Tensor, ...]) -> bool:
-    """Three rows alone against the same rows among all; where x is one row, against x as one of three."""
+    """Compare three rows alone with the same rows in the batch; if x is one row, compare it with a batch of three."""
     dims = case.dim if isinstance(case.dim, tuple) else (case.dim,)
     kept = [d for d in range(x.dim()) if d not in dims]
     if not kept:
@@ -133,7 +133,7 @@ def alone_as_in_batch(case: Case, x: Tensor, result: tuple[Tensor, ...]) -> bool
 
 
 def seconds(call: Callable[[], Any], device: str) -> float:
-    """The time of a call: the least mean over a round of calls, of as many rounds as fit the budget, at least two."""
+    """Return the time of a call: the least mean of a round of calls, over at least two rounds within the budget."""
     calls = 20 if device == "cuda" else 1
     call()
     rounds: list[float] = []
@@ -148,12 +148,12 @@ def seconds(call: Callable[[], Any], device: str) -> float:
 
 
 def wait_for(device: str) -> None:
-    """Returns when all calls have run."""
+    """Wait until all calls have run."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-# What is checked of each call; the last on a GPU alone.
+# The checks of each call; the last one on a GPU only.
 CHECKS = ("run to run", "alone or in batch", "CPU and GPU")
 
 
@@ -168,7 +168,7 @@ class Measured:
     times: list[float]
 
     def row(self) -> list[str]:
-        """Of the table."""
+        """Return the row of the table."""
         x, marks = self.case.x, [marked(not ok, ok) for ok in self.checks]
         facts = [self.device, self.case.function, "x".join(map(str, x.shape)), str(self.case.dim)]
         shown = [f"{e:.1e}" if e else "0" for e in self.errors]
@@ -177,7 +177,7 @@ class Measured:
 
 
 def measure(case: Case, device: str) -> Measured:
-    """Runs the call, checks its bits and times it, beside torch."""
+    """Run the call, check its bits, and time it and torch's."""
     x = case.x.to(device)
     result = case.ours(x, case.dim)
     checks = [
@@ -191,7 +191,7 @@ def measure(case: Case, device: str) -> Measured:
 
 
 def marked(failed: int, all_passed: bool) -> str:
-    """A check, or several: "same", or how many of them differ."""
+    """Format the result of checks: "same", or how many of them differ."""
     return "[green]same[/]" if all_passed else f"[bold red]{failed} DIFFER[/]"
 
 
@@ -199,7 +199,7 @@ HEADING = "device function       calls  " + "  ".join((*CHECKS, "error <= torch"
 
 
 def line(calls: list[Measured]) -> str:
-    """A function on a device, in a line under HEADING."""
+    """Return the line under HEADING for a function on a device."""
     first = calls[0]
     shown = f"{first.device:7}{first.case.function:15}{len(calls):5}"
     for i, name in enumerate(CHECKS):
@@ -212,7 +212,7 @@ def line(calls: list[Measured]) -> str:
 
 
 def table_of(calls: list[Measured]) -> Table:
-    """A row for each call, a section for each function."""
+    """Return the table of calls, with a section for each function."""
     table = Table(title="Each call")
     for heading in ("device", "function", "shape", "dim", "dtype"):
         table.add_column(heading)
@@ -234,7 +234,7 @@ def run(only: str | None, table: bool = False) -> int:
     if not console.is_terminal:
         console = Console(highlight=False, width=140)
     where = " and ".join([_C.instruction_set() if d == "cpu" else torch.cuda.get_device_name() for d in devices])
-    console.print(f"torchreduce {torchreduce.__version__} beside torch {torch.__version__}, on {where}")
+    console.print(f"torchreduce {torchreduce.__version__} compared with torch {torch.__version__}, on {where}")
     console.print(HEADING)
     measured: list[Measured] = []
     for device in devices:
@@ -258,7 +258,7 @@ def run(only: str | None, table: bool = False) -> int:
 
 
 def cases(function: str, dtypes: tuple[torch.dtype, ...]) -> list[Case]:
-    """Of a function: the shapes whose dtype it takes."""
+    """Return the calls of a function: one for each shape whose dtype it supports."""
     one = function in ALONG_ONE_DIM
     return [
         Case(function, elements(function, shape, dtype, seed), dim[-1] if one and isinstance(dim, tuple) else dim)

@@ -1,12 +1,14 @@
-"""The determinism switch: which promise the results keep.
+"""The determinism level: what the results guarantee.
 
-"invariant", the default: the bits depend on the data alone (docs/numerics.md). "fast": any order of combining is
-allowed, never less than the same bits from run to run; in this version it runs the same code as "invariant".
+"invariant", the default: the bits depend on the data alone (docs/numerics.md). "fast": the order of the arithmetic may
+depend on shapes and device, but results are bitwise identical from run to run. In this version "fast" runs the same
+code as "invariant".
 
-A level holds for the process (`set_determinism`, or the environment variable TORCHREDUCE_DETERMINISM when the package
-is imported) or for the block of a context manager on one thread (`determinism`), which goes first. Every call passes
-its level to its op as an argument, so the backward pass and captured graphs use the forward's. torch.compile fixes
-the level when it traces and guards on it: a compiled function that is called at another level is traced again.
+The level is set for the process (`set_determinism`, or the environment variable TORCHREDUCE_DETERMINISM when the
+package is imported) or for a block on one thread (`determinism`). The block takes precedence. Every call passes its
+level to its op as an argument, so the backward pass and captured graphs use the level of the forward pass.
+torch.compile traces with the current level and guards on it: a compiled function that is called at another level is
+traced again.
 """
 
 import os
@@ -18,7 +20,7 @@ import torch
 
 Level = Literal["invariant", "fast"]
 
-# What the ops take.
+# The levels as the ops' argument.
 CODES: dict[str, int] = {"invariant": 0, "fast": 1}
 
 
@@ -43,9 +45,9 @@ _thread = _Thread()
 
 
 def set_determinism(level: Level) -> None:
-    """Sets the level of the process: "invariant" or "fast". Anything else is a ValueError.
+    """Set the determinism level of the process: "invariant" or "fast".
 
-    Blocks of `determinism` keep theirs.
+    Blocks of `determinism` keep their own level. Raises ValueError for any other value.
 
     >>> import torchreduce
     >>> torchreduce.set_determinism("invariant")
@@ -55,9 +57,9 @@ def set_determinism(level: Level) -> None:
 
 
 def get_determinism() -> str:
-    """The level of a call made here and now.
+    """Return the current determinism level.
 
-    Under torch.use_deterministic_algorithms(True) that is always "invariant".
+    Under torch.use_deterministic_algorithms(True) it is always "invariant".
 
     >>> import torchreduce
     >>> torchreduce.get_determinism()
@@ -68,10 +70,10 @@ def get_determinism() -> str:
 
 
 class determinism:
-    """A context manager that sets the level of its block, on this thread: "invariant" or "fast".
+    """Context manager that sets the determinism level of a block, on this thread.
 
-    Blocks nest, also those of one object. Anything else than the two is a ValueError. It can be used inside a compiled
-    function.
+    level is "invariant" or "fast"; raises ValueError for any other value. Blocks can be nested, also those of one
+    object. It can be used inside a compiled function.
 
     >>> import torchreduce
     >>> with torchreduce.determinism("fast"):
@@ -93,6 +95,6 @@ class determinism:
 
 
 def level_code() -> int:
-    """The level of a call made here and now, as the ops take it."""
+    """Return the current level as the ops' argument."""
     level = _thread.level or _process_level
     return 0 if level == "invariant" or torch.are_deterministic_algorithms_enabled() else 1

@@ -1,8 +1,8 @@
-"""The bare kernels without torch's dispatcher, which costs half of the host's time of a call on a small tensor.
+"""Call the bare kernels without torch's dispatcher, which takes half of the host's time of a call on a small tensor.
 
-Two functions serve a call of an op this way, of which each is made by `direct` of csrc/python_direct.cpp. One is what a
-call of the overload .raw runs, also one in the code that Inductor writes; the other serves what nothing has checked.
-Where there is no `_aten` of this torch, the overload stays as torch made it, and the other serves nothing.
+For each op, `direct` of csrc/python_direct.cpp makes two functions. One is run by calls of the overload .raw, including
+those in Inductor's code. The other checks its arguments itself, and is for calls that nothing has checked. If there is
+no `_aten` for this torch, the overload stays as torch made it, and the other function handles no call.
 """
 
 import ctypes
@@ -24,13 +24,13 @@ NUMBERS = {
 
 
 def aten_path() -> Path:
-    """Of `_aten` for this torch."""
+    """Return the path of `_aten` for this torch."""
     release = re.sub(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$", "", torch.__version__)  # as setup.py's torch_release
     return Path(__file__).with_name(f"_aten.torch-{release}.so")
 
 
 def _connect() -> bool:
-    """Whether the way is there: `_aten` of this torch, and torch's own function for a tensor's handle."""
+    """Whether direct calls are available: `_aten` for this torch, and torch's function for a tensor's handle."""
     handle_of = getattr(getattr(torch._C, "_aoti", None), "unsafe_alloc_void_ptr_from_tensor", None)
     try:
         aten = ctypes.CDLL(str(aten_path()))
@@ -54,7 +54,7 @@ def _never(*args: Any) -> None:
 
 
 def _turn_over() -> None:
-    """A call of an overload .raw from Python tries the direct way first."""
+    """Make calls of the overload .raw from Python try the direct call first."""
     for name in _C.direct_names():
         overload = getattr(torch.ops.torchreduce, name).raw
         overload._op = _C.direct(name, overload._op)
@@ -65,10 +65,10 @@ if _connected:
 
 
 def raw(name: str) -> Callable[..., Any]:
-    """What the overload .raw of an op calls: the kernel where the arguments are plain, else the dispatcher."""
+    """Return what the overload .raw of an op calls: the kernel for plain arguments, else the dispatcher."""
     return getattr(torch.ops.torchreduce, name).raw._op  # type: ignore[no-any-return]
 
 
 def plain(name: str) -> Callable[..., Any]:
-    """The same on arguments that nothing has checked: None where they are not plain, or not right."""
+    """Return the same for unchecked arguments. Its calls return None if these are not plain, or are invalid."""
     return _C.direct(name, None) if _connected else _never

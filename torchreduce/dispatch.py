@@ -1,10 +1,10 @@
-"""What serves a call, decided here and nowhere else.
+"""Decide which overload of an op handles a call.
 
-Every op has two overloads of one kernel. The default one is what torch's dispatcher knows with its derivatives, its
-fake kernel and its batching rule: it works under autograd, forward mode, every transform of torch.func, modes, tracing,
-export and torch.compile. `.raw` is the bare kernel, for calls that nobody else has to see: on plain tensors, in eager
-mode, outside of all these. Such a call goes to it directly, by way of autograd if a gradient is needed, so that nobody
-pays for what is not there. `.out` and `.raw_out` are the same for calls with out=.
+Every op has two overloads of one kernel. The default overload is registered with derivatives, a fake kernel and a
+batching rule: it works under autograd, forward mode, the transforms of torch.func, modes, tracing, export and
+torch.compile. `.raw` is the bare kernel, for plain tensors in eager mode outside of all these. These calls use it
+directly, or through autograd if a gradient is needed, which avoids overhead. `.out` and `.raw_out` are the same for
+calls with out=.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ _unpack_dual = torch._VF._unpack_dual
 
 
 def is_unwatched() -> bool:
-    """Whether no compiler, tracer, mode or transform is at work, nor a dual level open."""
+    """Whether no compiler, tracer, mode or transform is active, and no dual level is open."""
     return (
         not _is_compiling()
         and _transform() is None
@@ -43,13 +43,13 @@ def is_unwatched() -> bool:
 
 
 def is_plain(t: Any) -> TypeGuard[Tensor]:
-    """A tensor or a parameter itself, of no subclass."""
+    """Whether it is a Tensor or a Parameter, not a subclass."""
     return type(t) is Tensor or type(t) is Parameter
 
 
 def serving(op: Any, t: Tensor, *more: Tensor) -> Callable[..., Any]:
-    """What serves a call of op (checks.Overloads) on these: the bare kernel where nobody else is at work and they are
-    plain tensors, if no gradient is needed, or the same with a gradient."""
+    """Return the overload of op (checks.Overloads) for these tensors. For plain tensors, with no compiler, mode or
+    transform active, that is the bare kernel, or the bare kernel with a gradient if one is needed."""
     if not is_unwatched() or not is_plain(t) or (more and not all(map(is_plain, more))):
         return op.default  # type: ignore[no-any-return]
     if _is_grad_enabled() and (t.requires_grad or (more and any(other.requires_grad for other in more))):
@@ -58,7 +58,7 @@ def serving(op: Any, t: Tensor, *more: Tensor) -> Callable[..., Any]:
 
 
 def is_bare(*tensors: Tensor) -> bool:
-    """Whether the bare kernel may serve a call that writes to tensors: serving() of any op would say so, too."""
+    """Whether a call that writes to tensors may use the bare kernel, as serving() decides for other calls."""
     needs_gradient = _is_grad_enabled() and any(t.requires_grad for t in tensors)
     return is_unwatched() and all(map(is_plain, tensors)) and not needs_gradient
 

@@ -1,6 +1,6 @@
-"""What torch needs to know of every op besides its kernels, made from the op table: the shape and dtype of the results
-(fake kernels, for meta tensors and tracing), the way past autograd, and batching rules for torch.vmap. linear_scan,
-which takes two tensors, has its own in autograd_scans.py."""
+"""Registrations of every op besides its kernels, made from the op table: fake kernels (shape and dtype of results, for
+meta tensors and tracing), batching rules for torch.vmap, and .raw, which bypasses autograd. linear_scan, which takes
+two tensors, has its own in autograd_scans.py."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -84,7 +84,7 @@ def writes_only(*args: Any, **outputs: Tensor) -> None:
 
 
 def batching_rule(op: Op) -> Callable[..., Any]:
-    """Takes the batch dim along as one more kept dim. By batch invariance that gives the bits of a loop.
+    """Takes the batch dim along as one more kept dim. By batch invariance this is bitwise identical to a loop.
 
     A batched max without dims is amax over the others, so where values are NaN its gradient is amax's.
     """

@@ -1,7 +1,7 @@
-"""What torch needs to know of the ops on rows that are looked at twice: shapes and dtypes of their results (fake
-kernels), batching rules for torch.vmap, and the way past autograd. As fake.py has it of the others.
+"""Registrations of the row-wise ops, as fake.py has them for the other ops: fake kernels (shapes and dtypes of
+results), batching rules for torch.vmap, and .raw, which bypasses autograd.
 
-An op is told by what its arguments and results are:
+An op is described by the kinds of its arguments and results:
 
     x        has an element for each, of the shape of all such
     rows     has one a row, with size 1 along the rows' dims unless keepdim says otherwise
@@ -144,8 +144,8 @@ SIGNATURES: dict[str, tuple[str, str, Callable[..., Any]]] = {
 
 
 def batching_rule(name: str) -> Callable[..., Any]:
-    """Takes the batch dim along as one more dim of the rows' index. By batch invariance that gives the bits of a loop.
-    What is no row's, a weight or its gradient, is looped over."""
+    """Takes the batch dim along as one more dim of the rows' index. By batch invariance this is bitwise identical to a
+    loop. Weights and their gradients, which belong to no row, are looped over."""
     arguments, results, _ = SIGNATURES[name]
     kinds, returned = arguments.split(), results.split()
     default = getattr(_ops, name).default

@@ -1,14 +1,14 @@
-"""The public functions on rows that are looked at twice: softmax, norms, variances, cross-entropy.
+"""The public row-wise functions: softmax, norms, variances, cross-entropy.
 
-Common to all of them
-- input: a strided tensor of float32, float64, float16 or bfloat16 on the CPU or a GPU, with any strides; it is never
-  copied. Other dtypes are a NotImplementedError (a RuntimeError for variances, as in torch), but that integers and bool
-  are converted where torch does: by softmax and log_softmax to dtype, if given, by logsumexp to the default dtype.
-- Everything is computed in float32, or in float64 if the input or the result is float64, and rounded once: the result
-  for 16-bit floats is that for the same values in float32, rounded. exp and log are the project's own.
-- The bits of a result, and of its gradients, depend on the data of its own row alone (docs/numerics.md), those of a
-  weight's gradient on the rows and their order; a NaN is written as the canonical quiet one.
-- out, dim, keepdim and their errors: as in ops.py.
+Common to all row-wise functions
+- input: a strided tensor of float32, float64, float16 or bfloat16 on the CPU or a GPU, with any strides. It is never
+  copied. Other dtypes raise NotImplementedError (RuntimeError for variances, as in torch). Integers and bool are
+  converted where torch converts them: by softmax and log_softmax to dtype, if given, by logsumexp to the default dtype.
+- Everything is computed in float32, or in float64 if the input or the result is float64, and rounded once. The result
+  for 16-bit floats is the float32 result for the same values, rounded. exp and log are torchreduce's own.
+- The bits of a result, and of its gradients, depend on the data of its own row alone (docs/numerics.md). The gradient
+  of a weight depends on the rows and their order. NaN results have the canonical quiet bit pattern.
+- out, dim, keepdim and their errors are as in ops.py.
 """
 
 from collections.abc import Sequence
@@ -50,12 +50,12 @@ _LOW = (torch.float16, torch.bfloat16)
 
 
 def _is_autocast(input: Tensor) -> bool:
-    """Whether torch's autocast makes float32 of the function's inputs: on GPUs alone."""
+    """Whether torch's autocast casts the function's inputs to float32; on GPUs only."""
     return input.is_cuda and torch.is_autocast_enabled("cuda") and input.dtype in _LOW
 
 
 def _number(name: str, argument: str, value: Any) -> float:
-    """A number, or a tensor of one element that holds one, as torch takes them; no bool."""
+    """Return a number, given as a number or a 0-d tensor; a bool is an error."""
     if isinstance(value, Tensor) and value.ndim == 0 and not value.is_complex():
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -64,7 +64,7 @@ def _number(name: str, argument: str, value: Any) -> float:
 
 
 def _label(name: str, argument: str, value: Any) -> int | torch.SymInt:
-    """An int64, or what has one."""
+    """Return a label as an int64, given as an int or a tensor of one element."""
     try:
         label = value if isinstance(value, torch.SymInt) else index(value)
     except TypeError:
@@ -89,10 +89,10 @@ def softmax(
     input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None, *,
     out: Tensor | None = None, axis: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """exp of each element, divided by the sum of them over dim.
+    """Return the softmax over dim.
 
-    Equal elements of a row have equal results, wherever these are normal numbers. A row that holds NaN or +inf, or
-    nothing but -inf, becomes NaN. The result has dtype, or out's, else the input's; under autocast on a GPU float32.
+    Equal elements of a row have bitwise identical results if these are normal numbers. A row with NaN or +inf, or with
+    -inf alone, becomes NaN. The result's dtype is dtype, or out's, else the input's; under autocast on a GPU float32.
 
     >>> import torch, torchreduce
     >>> torchreduce.softmax(torch.tensor([[0.0, 0.0], [1.0, float("-inf")]]), dim=1)
@@ -106,8 +106,10 @@ def log_softmax(
     input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None, *,
     out: Tensor | None = None, axis: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """The logarithm of softmax, without its underflow. Monotone: of two elements of a row the greater does not have the
-    lesser result. Special values and dtype as in softmax, and -inf for -inf.
+    """Return the logarithm of softmax over dim.
+
+    It does not underflow as log(softmax(x)) does. The function is monotone: a greater element of a row never has a
+    smaller result. Special values and dtype are as in softmax; the result for -inf is -inf.
 
     >>> import torch, torchreduce
     >>> torchreduce.log_softmax(torch.tensor([0.0, -1000.0]), dim=0)
@@ -143,8 +145,10 @@ def logsumexp(
     input: Tensor, dim: Dims = None, keepdim: bool = False, *,
     out: Tensor | None = None, axis: Dims = None, keepdims: bool | None = None,
 ) -> Tensor:  # fmt: skip
-    """The logarithm of the sum of exp over dim. NaN if there is one; +inf for +inf; -inf over nothing but -inf, where
-    the gradient is 0, and over no elements.
+    """Return the logarithm of the sum of exponentials over dim.
+
+    The result is NaN if any element is NaN, and +inf if one is +inf. If all elements are -inf, the result is -inf and
+    the gradient is 0. Without elements the result is -inf.
 
     >>> import torch, torchreduce
     >>> torchreduce.logsumexp(torch.tensor([[1000.0, 1000.0]]), dim=1)
@@ -166,8 +170,10 @@ def entropy(
     input: Tensor, dim: int | None = None, keepdim: bool = False, *,
     out: Tensor | None = None, axis: int | None = None, keepdims: bool | None = None,
 ) -> Tensor:  # fmt: skip
-    """The entropy, in nats, of softmax(input, dim): from one look at the logits, without cancellation. NaN where
-    softmax is NaN; 0 over no elements.
+    """Return the entropy, in nats, of softmax(input, dim).
+
+    input holds logits. The entropy is computed in one pass over the logits, without cancellation. The result is NaN
+    where softmax is NaN, and 0 without elements.
 
     >>> import torch, torchreduce
     >>> torchreduce.entropy(torch.zeros(1, 4), dim=1)
@@ -189,7 +195,7 @@ def _correction(name: str, unbiased: Any, correction: Any) -> float:
         if not isinstance(unbiased, bool):
             raise TypeError(f"{name}(): argument 'unbiased' must be a bool, got {type(unbiased).__name__}")
         if correction is not None:
-            raise TypeError(f"{name}(): give one of 'unbiased' and 'correction'")
+            raise TypeError(f"{name}(): give one of 'unbiased' and 'correction', not both")
         return float(unbiased)
     if correction is None or isinstance(correction, bool):
         return 1.0 if correction is None else float(correction)
@@ -208,7 +214,7 @@ def _moments(
         if plain is not None:
             return plain[0], plain[1]
     if isinstance(input, Tensor) and not input.is_floating_point() and not input.is_complex():
-        raise RuntimeError(f"{name}(): expected input to be of a floating dtype, but got {input.dtype}")
+        raise RuntimeError(f"{name}(): expected input to have a floating dtype, but got {input.dtype}")
     dims, keepdim = check_row_dims(name, input, dim, keepdim, axis, keepdims)
     value, mean, _ = serving(_MOMENTS, input)(input, dims, keepdim, divisor, root, level_code())
     return value, mean
@@ -225,11 +231,13 @@ def var(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """The variance over dim: the sum of the squares of the distances to the mean, divided by the number of elements
-    less `correction`, or by 0 where that is negative. correction is 1 by default; `unbiased` is its older name, True
-    for 1 and False for 0.
+    """Return the variance over dim.
 
-    Exact within some units in the last place whatever the mean. Of constants exactly 0. NaN if there is NaN or inf.
+    The variance is the sum of squared differences from the mean, divided by max(0, n - correction), where n is the
+    number of elements. correction is 1 by default. unbiased is its older name: True for 1, False for 0.
+
+    The result is accurate within some units in the last place, whatever the mean. The variance of equal elements is
+    exactly 0. The result is NaN if any element is NaN or infinite.
 
     >>> import torch, torchreduce
     >>> torchreduce.var(torch.tensor([1e6, 1e6 + 1, 1e6 + 2]))
@@ -250,7 +258,9 @@ def std(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """The square root of var. Its gradient is 0 where it is 0.
+    """Return the standard deviation over dim: the square root of var.
+
+    Where it is 0, its gradient is 0.
 
     >>> import torch, torchreduce
     >>> torchreduce.std(torch.tensor([[1.0, 3.0], [2.0, 2.0]]), dim=1, correction=0)
@@ -264,7 +274,7 @@ def var_mean(
     input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *,
     correction: float | None = None, axis: Dims = None, keepdims: bool | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """var and mean, from one reading of the input.
+    """Return the variance and the mean over dim, in one pass over the input.
 
     >>> import torch, torchreduce
     >>> torchreduce.var_mean(torch.tensor([1.0, 3.0]))
@@ -277,7 +287,7 @@ def std_mean(
     input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *,
     correction: float | None = None, axis: Dims = None, keepdims: bool | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """std and mean, from one reading of the input.
+    """Return the standard deviation and the mean over dim, in one pass over the input.
 
     >>> import torch, torchreduce
     >>> torchreduce.std_mean(torch.tensor([1.0, 3.0]), correction=0)
@@ -290,7 +300,7 @@ def std_mean(
 
 
 def _normalized(name: str, input: Tensor, shape: Any, **weights: Tensor | None) -> tuple[Any, ...]:
-    """How many dims are normalized; the weights, in the input's dtype or the accumulator's, all in one."""
+    """Return the number of normalized dims, and the weights, all in the input's dtype or all in the accumulator's."""
     check_floats(name, input)
     sizes = [shape] if isinstance(shape, int) else list(shape) if isinstance(shape, Sequence) else None
     if sizes is None or not all(isinstance(n, (int, torch.SymInt)) or hasattr(n, "__index__") for n in sizes):
@@ -323,7 +333,7 @@ def _normalized(name: str, input: Tensor, shape: Any, **weights: Tensor | None) 
 
 
 def _plainly_normalized(input: Tensor, shape: Any, *weights: Tensor | None) -> int:
-    """How many dims are normalized; 0 where that takes more looks: by _normalized."""
+    """Return the number of normalized dims; 0 if only the full checks of _normalized can tell."""
     if _is_compiling() or _is_tracing() or torch.is_autocast_enabled("cuda") or not is_plain(input):
         return 0
     sizes = (shape,) if type(shape) is int else tuple(shape) if isinstance(shape, (tuple, list)) else ()
@@ -334,7 +344,7 @@ def _plainly_normalized(input: Tensor, shape: Any, *weights: Tensor | None) -> i
 
 
 def _least(dtype: torch.dtype) -> float:
-    """The eps of rms_norm by default: that of the accumulator."""
+    """Return the default eps of rms_norm: that of the accumulator type."""
     return 2.0**-52 if dtype is torch.float64 else 2.0**-23
 
 
@@ -365,11 +375,14 @@ def rms_norm(
     *,
     residual: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Each row, of the last dims, divided by the root of its mean square plus eps, times weight.
+    """Apply RMS normalization over the last dims.
 
-    weight has any float dtype, and enters float32 (float64 for a float64 input). eps is by default that of the
-    accumulator: 2^-23, or 2^-52 for float64. With a residual, of the input's shape and dtype, the norm of input +
-    residual and that sum, from one look at both: the bits of `s = input + residual` and of the norm of s.
+    Each row is divided by sqrt(mean(x^2) + eps) and multiplied by weight. normalized_shape is the shape of a row.
+    weight may have any float dtype; it is applied in float32 (float64 for a float64 input). eps is by default that of
+    the accumulator: 2^-23, or 2^-52 for float64.
+
+    With a residual, of the input's shape and dtype, the result is a tuple: the norm of s and s, where
+    s = input + residual. Both are computed in one pass, and are bitwise identical to the separate calls.
 
     >>> import torch, torchreduce
     >>> torchreduce.rms_norm(torch.tensor([[3.0, 4.0]]), 2)
@@ -414,11 +427,13 @@ def layer_norm(
     *,
     residual: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Each row, of the last dims, less its mean, divided by the root of its variance plus eps, times weight, plus bias.
+    """Apply layer normalization over the last dims.
 
-    Exact also where the mean is large beside the spread. weight and bias have any float dtypes, and enter float32
-    (float64 for a float64 input). Under autocast on a GPU the result is float32. With a residual, as rms_norm has it,
-    the norm of input + residual and that sum.
+    Each row becomes (x - mean) / sqrt(var + eps) * weight + bias. normalized_shape is the shape of a row. The result is
+    accurate also if the mean is large compared with the standard deviation. weight and bias may have any float dtypes;
+    they are applied in float32 (float64 for a float64 input). Under autocast on a GPU the result is float32.
+
+    With a residual the result is a tuple, as in rms_norm: the norm of input + residual, and that sum.
 
     >>> import torch, torchreduce
     >>> torchreduce.layer_norm(torch.tensor([[1.0, 3.0]]), 2, eps=0)
@@ -467,26 +482,27 @@ def cross_entropy(
     dtype: torch.dtype | None = None,
     return_logsumexp: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The negative log_softmax of the logits at each row's class label, as torch.nn.functional.cross_entropy.
+    """Compute the cross-entropy between logits and targets, as torch.nn.functional.cross_entropy.
 
-    input is (classes), (rows, classes) or (rows, classes, ...). target has int64 labels, of the same shape without
-    classes, or probabilities, of the same shape and of any float dtype. weight has one element a class, of any float
-    dtype, and no gradient (RuntimeError, as torch's). Rows labelled ignore_index count nothing, and their gradient is
-    0, whatever they hold. label_smoothing, from 0 to 1, spreads so much of each label or probability evenly over the
-    classes. reduction is "none", "sum" or "mean", divided by the sum of the labels' weights, or of probabilities by the
-    number of rows: NaN where that is 0.
+    - input: logits of shape (classes), (rows, classes) or (rows, classes, ...).
+    - target: int64 labels, of input's shape without classes; or probabilities, of input's shape and any float dtype.
+    - weight: one element per class, of any float dtype. It has no gradient (RuntimeError, as in torch).
+    - ignore_index: rows with this label add nothing to the loss, and their gradient is 0, whatever they contain.
+    - reduction: "none", "sum" or "mean". The mean divides by the sum of the labels' weights, for probabilities by the
+      number of rows. It is NaN if the divisor is 0.
+    - label_smoothing: from 0 to 1; this part of each label or probability is distributed evenly over the classes.
+    - dtype: that of the loss. By default it is the input's, for probabilities the promoted dtype of both, and under
+      autocast on a GPU float32. With dtype=torch.float32 the loss of 16-bit logits is not rounded to 16 bits, and the
+      logits are not copied.
+    - return_logsumexp: also return the logsumexp of each row, in float32 or float64, with its gradient. It is 0 for an
+      ignored row.
 
-    The loss has dtype, else the input's (of probabilities the one that torch promotes both to), under autocast on a GPU
-    float32. With dtype=torch.float32 the loss of 16-bit logits is not rounded, nor are the logits copied. With
-    return_logsumexp the logsumexp of each row comes, too, in float32 or float64, with its gradient: 0 for a row that is
-    ignored.
-
-    Of labels neither a float32 copy of the logits nor log-probabilities are kept: 8 bytes a row are saved for the
-    gradient; label_smoothing reads the logits once more. Probabilities, and label_smoothing with weight, do keep
+    With labels, neither a float32 copy of the logits nor log-probabilities are stored: 8 bytes per row are saved for
+    the backward pass. label_smoothing reads the logits once more. Probabilities, and label_smoothing with weight, store
     log-probabilities.
 
-    A label out of range is an IndexError on the CPU; on a GPU, where nobody waits for the kernel, its loss and gradient
-    are NaN.
+    A label out of range raises IndexError on the CPU. On a GPU, where the call does not wait for the kernel, its loss
+    and gradient are NaN.
 
     >>> import torch, torchreduce
     >>> torchreduce.cross_entropy(torch.tensor([[0.0, 0.0], [9.0, 0.0]]), torch.tensor([1, -100]))
@@ -524,7 +540,7 @@ def cross_entropy(
         more = (target,) if weight is None else (target, weight)
         op = _CROSS_ENTROPY_AND_LOG if return_logsumexp else _CROSS_ENTROPY
         losses, *logs, weights, _ = serving(op, input, *more)(input, target, weight, dim, ignored, level)
-        log = logs[0] if logs else losses  # which nobody wants
+        log = logs[0] if logs else losses  # not used
     loss = _reduced(losses, weights, reduction, result, soft or weight is None, level)
     return (loss, log) if return_logsumexp else loss
 
@@ -532,11 +548,14 @@ def cross_entropy(
 def _check_probabilities(name: str, target: Tensor, ignored: int | torch.SymInt) -> Tensor:
     if not target.is_floating_point():
         raise RuntimeError(
-            f"{name}(): a target of input's shape has probabilities: expected a floating dtype, but got {target.dtype}"
+            f"{name}(): expected target of input's shape (probabilities) to have a floating dtype, got {target.dtype}"
         )
     check_floats(name, target, "target")
     if ignored >= 0:
-        raise RuntimeError(f"{name}(): ignore_index is of labels: with probabilities as target, got {ignored}")
+        raise RuntimeError(
+            f"{name}(): ignore_index is only for labels: expected it to be negative with probabilities as target, "
+            f"got {ignored}"
+        )
     return target
 
 
@@ -551,7 +570,7 @@ def _check_labels(name: str, input: Tensor, target: Tensor) -> Tensor:
             rows_differ = input.ndim > 1 and (target.ndim == 0 or target.shape[0] != input.shape[0])
         kind = ValueError if rows_differ else IndexError if input.ndim == 0 < target.ndim else RuntimeError
         raise kind(
-            f"{name}(): expected target to have input's shape {list(input.shape)}, or that without its classes, but "
+            f"{name}(): expected target to have input's shape {list(input.shape)}, or that without the classes, but "
             f"got {list(target.shape)}"
         )
     if target.dtype is not torch.int64:
@@ -567,8 +586,8 @@ def _check_class_weights(name: str, input: Tensor, dim: int, weight: Tensor | No
     check_floats(name, weight, "weight")
     if not same_shape(weight.shape, [input.shape[dim]]):
         raise RuntimeError(
-            f"{name}(): expected weight to have an element for each of {input.shape[dim]} classes, but got the "
-            f"shape {list(weight.shape)}"
+            f"{name}(): expected weight to have one element for each of {input.shape[dim]} classes, but got shape "
+            f"{list(weight.shape)}"
         )
     if weight.device != input.device:
         raise RuntimeError(f"{name}(): expected weight to be on {input.device}, but it is on {weight.device}")
@@ -589,8 +608,8 @@ def _loss_dtype(name: str, input: Tensor, target: Tensor, dtype: Any) -> torch.d
 def _of_probabilities(
     input: Tensor, target: Tensor, weight: Tensor | None, dim: int, ignored: Any, smoothing: float, level: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The losses of the rows by their log-probabilities, the logarithms of their sums of exp, and their weights in the
-    mean; of labels, too."""
+    """Return the losses of the rows from log-probabilities, the logsumexp of the rows, and their weights in the mean.
+    target may have labels, too."""
     refuse_weight(weight is not None and weight.requires_grad and torch.is_grad_enabled())
     wide = torch.promote_types(input.dtype, torch.float32)
     left_out, q, weights = None, target, None
@@ -620,7 +639,7 @@ def _of_probabilities(
 def _reduced(
     losses: Tensor, weights: Tensor, reduction: str, result: torch.dtype, counts: bool, level: int
 ) -> Tensor:  # fmt: skip
-    """counts: the weights are 1, or 0."""
+    """Return the reduced loss. counts: the weights are all 1 or 0."""
     if reduction == "none":
         return rounded(losses, result)
     to = result if reduction == "sum" else losses.dtype

@@ -1,4 +1,6 @@
-"""Modules with torch.nn's parameters, arguments and state dicts, whose forward and backward are torchreduce's.
+"""Drop-in replacements for modules of torch.nn, computed by torchreduce.
+
+They have torch.nn's parameters, arguments and state dicts. Forward and backward pass are torchreduce's.
 
 >>> import torch, torchreduce
 >>> norm = torchreduce.nn.RMSNorm(8)
@@ -26,7 +28,7 @@ def __dir__() -> list[str]:
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """torch.nn.RMSNorm by torchreduce.rms_norm.
+    """torch.nn.RMSNorm, computed by torchreduce.rms_norm.
 
     >>> import torch, torchreduce
     >>> torchreduce.nn.RMSNorm(2)(torch.tensor([[3.0, 4.0]])).detach()
@@ -38,7 +40,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """torch.nn.LayerNorm by torchreduce.layer_norm.
+    """torch.nn.LayerNorm, computed by torchreduce.layer_norm.
 
     >>> import torch, torchreduce
     >>> torchreduce.nn.LayerNorm(2, eps=0)(torch.tensor([[1.0, 3.0]])).detach()
@@ -50,7 +52,7 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 def _implied_dim(name: str, ndim: int) -> int:
-    """That of a module that was made without one, with torch's warning."""
+    """Return the dim of a module that was made without one, with torch's warning."""
     warnings.warn(
         f"Implicit dimension choice for {name} has been deprecated. Change the call to include dim=X as an argument.",
         stacklevel=5,  # who calls the module
@@ -59,7 +61,7 @@ def _implied_dim(name: str, ndim: int) -> int:
 
 
 class Softmax(torch.nn.Softmax):
-    """torch.nn.Softmax by torchreduce.softmax.
+    """torch.nn.Softmax, computed by torchreduce.softmax.
 
     >>> import torch, torchreduce
     >>> torchreduce.nn.Softmax(dim=0)(torch.zeros(2))
@@ -71,7 +73,7 @@ class Softmax(torch.nn.Softmax):
 
 
 class LogSoftmax(torch.nn.LogSoftmax):
-    """torch.nn.LogSoftmax by torchreduce.log_softmax.
+    """torch.nn.LogSoftmax, computed by torchreduce.log_softmax.
 
     >>> import torch, torchreduce
     >>> torchreduce.nn.LogSoftmax(dim=0)(torch.tensor([0.0, -1000.0]))
@@ -83,7 +85,7 @@ class LogSoftmax(torch.nn.LogSoftmax):
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
-    """torch.nn.CrossEntropyLoss by torchreduce.cross_entropy.
+    """torch.nn.CrossEntropyLoss, computed by torchreduce.cross_entropy.
 
     >>> import torch, torchreduce
     >>> torchreduce.nn.CrossEntropyLoss()(torch.zeros(1, 2), torch.tensor([1]))

@@ -1,4 +1,4 @@
-"""The public norms: of vectors, with checks as those of ops.py."""
+"""The public vector norms, with the checks of ops.py."""
 
 import math
 import sys
@@ -35,16 +35,22 @@ def vector_norm(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """The norm over dim: of order 0, 1, 2, inf or -inf how many elements are not 0, the sum of the magnitudes, the
-    square root of the sum of the squares, the greatest and the least magnitude; of any other order p the p-th root of
-    the sum of the p-th powers of the magnitudes. As torch.linalg.vector_norm.
+    """Return the vector norm over dim, as torch.linalg.vector_norm.
 
-    x is floating; the result has dtype, or out's, else x's, and dtype may not be narrower than x's. Sums are in
-    float32, or in float64 if x or the result is float64, squares being added by fused multiply-adds, and one square
-    root follows; then the result is rounded once. Other orders are computed in float64, in some tens of passes over a
-    float64 copy of x, and out of range is the norm or its ratio to the magnitude that counts most alone. NaN if there
-    is one, but for order 0. Over no elements: 0, and a RuntimeError for the infinite and the negative orders.
-    RuntimeError for an order that is NaN or beyond float64, NotImplementedError for one that is no number.
+    - ord=0: the number of nonzero elements
+    - ord=1: the sum of the absolute values
+    - ord=2: the square root of the sum of the squares
+    - ord=inf, ord=-inf: the maximum and the minimum of the absolute values
+    - any other number: sum(abs(x) ** ord) ** (1 / ord)
+
+    x must be floating. The result's dtype is dtype, or out's, else x's; dtype may not be narrower than x's. Sums are
+    accumulated in float32, or in float64 if x or the result is float64; squares are added by fused multiply-adds. The
+    result is rounded once. Orders of the last kind are computed in float64, in tens of passes over a float64 copy of x.
+    There only the norm itself, or its ratio to the dominant absolute value, can overflow or underflow.
+
+    The result is NaN if any element is NaN, except for order 0. Without elements it is 0; infinite and negative orders
+    raise RuntimeError. Raises RuntimeError for an order that is NaN or out of float64's range, NotImplementedError for
+    an order that is not a number.
 
     >>> import torch, torchreduce
     >>> torchreduce.vector_norm(torch.tensor([3.0, -4.0]))
@@ -66,7 +72,9 @@ def norm(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """vector_norm of order p, which may also be "fro" or None, both 2: as torch.norm, of vectors.
+    """Return vector_norm of order p, as torch.norm for vectors.
+
+    p may also be "fro" or None; both mean 2.
 
     >>> import torch, torchreduce
     >>> torchreduce.norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), dim=1)

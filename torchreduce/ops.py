@@ -1,17 +1,17 @@
-"""The public reductions (scans.py has the scans): checks with torch's exception types, then one op.
+"""The public reductions: checks with torch's exception types, then one op. The scans are in scans.py.
 
-Common to all of them
+Common to all reductions
 - input: a strided tensor of float32, float64, float16, bfloat16, int8, uint8, int16, int32, int64 or bool on the CPU
-  or a GPU, with any strides and at most 64 dims; it is never copied. Autocast changes nothing.
-- dim (or axis): an int, a tuple of ints, or None; None and () are all dims. A 0-d integer tensor counts as an int, but
-  for max and min. The elements of several dims are taken row-major, in ascending dim order. keepdim (or keepdims)
-  leaves the reduced dims in the result, with size 1.
-- dtype, where there is one: a torch.dtype, or float, int or bool for float64, int64 or bool.
-- out: a tensor of the result's device, and of its dtype unless said otherwise. Another shape is resized, with torch's
-  warning. A RuntimeError where a gradient is needed, a NotImplementedError where there is a tangent.
-- Errors: IndexError for a dim out of range, RuntimeError for a repeated one, TypeError for an argument that is no
-  tensor, no dim or no bool, NotImplementedError for a dtype, device or layout that is not supported.
-- The bits of a result depend on the data alone (docs/numerics.md); a NaN is written as the canonical quiet one.
+  or a GPU, with any strides and at most 64 dims. It is never copied. Autocast has no effect.
+- dim (or axis): an int, a tuple of ints, or None. None and () reduce all dims. A 0-d integer tensor counts as an int,
+  except for max and min. Elements of several dims are taken in row-major order, dims ascending. With keepdim (or
+  keepdims) the reduced dims stay in the result, with size 1.
+- dtype, if the function has it: a torch.dtype, or float, int or bool for float64, int64 or bool.
+- out: a tensor on the result's device, and of its dtype unless stated otherwise. A tensor of another shape is resized,
+  with torch's warning. Raises RuntimeError if a gradient is needed, NotImplementedError under forward-mode AD.
+- Errors: IndexError for a dim out of range, RuntimeError for a repeated dim, TypeError for an argument of the wrong
+  type, NotImplementedError for an unsupported dtype, device or layout.
+- The bits of a result depend on the data alone (docs/numerics.md). NaN results have the canonical quiet bit pattern.
 """
 
 import builtins
@@ -61,16 +61,16 @@ def check_out(name: str, out: Any) -> None:
 
 
 def dtype_by_out(op: Overloads, dtype: torch.dtype | None, out: Tensor) -> torch.dtype:
-    """For the functions with dtype=: that of out stands for it."""
+    """Return the dtype of the result for functions with dtype=, if out is given: out's dtype."""
     check_out(op.name, out)
     dtype = as_dtype(dtype)
     if dtype is not None and dtype != out.dtype:
-        raise RuntimeError(f"{op.name}(): expected out to have dtype {dtype}, as dtype= says, but got {out.dtype}")
+        raise RuntimeError(f"{op.name}(): expected out to have dtype {dtype}, as given by dtype=, but got {out.dtype}")
     return out.dtype
 
 
 def _level_outside() -> int:
-    """The stack level, for a warning of the caller, of the code that called torchreduce."""
+    """Return the stacklevel at which a warning of the caller points to the code that called torchreduce."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back and frame.f_globals["__name__"].startswith(f"{__package__}."):
         level, frame = level + 1, frame.f_back
@@ -78,8 +78,8 @@ def _level_outside() -> int:
 
 
 def _prepare(op: Overloads, inputs: Sequence[Tensor | None], shape: Sequence[int], **outs: Any) -> None:
-    """Checks what is to be written, and gives it this shape. Of several inputs the second is the one whose dtype the
-    result has."""
+    """Check the output tensors and resize them to this shape. With several inputs the result has the second one's
+    dtype."""
     input = inputs[1] if len(inputs) > 1 else inputs[0]
     assert input is not None
     dtypes = {}
@@ -97,7 +97,7 @@ def prepare_outs(
     dtypes: dict[str, torch.dtype],
     outs: dict[str, Tensor],
 ) -> None:
-    """Checks tensors that are to have these dtypes, on the inputs' device, and gives them this shape."""
+    """Check that output tensors have these dtypes and the inputs' device, and resize them to this shape."""
     device = next(t.device for t in inputs if t is not None)
     for key, out in outs.items():
         if out.dtype != dtypes[key]:
@@ -120,7 +120,10 @@ def prepare_outs(
         if list(out.shape) == list(shape):
             continue
         if builtins.any(torch._C._is_alias_of(out, t) for t in inputs if t is not None):  # type: ignore[attr-defined]
-            raise RuntimeError(f"{name}(): {key} shares memory with input and is not of shape {tuple(shape)}")
+            raise RuntimeError(
+                f"{name}(): {key} shares memory with input, so it must have shape {list(shape)}, but got "
+                f"{list(out.shape)}"
+            )
         if not decided(out.numel() == 0, False):
             warnings.warn(
                 f"{name}(): An output with one or more elements was resized since it had shape {list(out.shape)}, "
@@ -133,13 +136,13 @@ def prepare_outs(
 
 
 def _span(t: Tensor) -> tuple[int, int]:
-    """The addresses of the first byte and of that behind the last; of no bytes where there are no elements."""
+    """Return the addresses of the first byte and past the last byte; the two are equal without elements."""
     last = builtins.sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
     return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size() * (t.numel() > 0)
 
 
 def _interleave(*outs: Tensor) -> bool:
-    """Whether there are two that begin before the other one ends. Only of tensors that have memory to write to."""
+    """Whether the address ranges of two outputs overlap. Checked only for tensors that have memory to write to."""
     if len(outs) < 2 or not is_unwatched() or not builtins.all(is_plain(t) and not t.is_meta for t in outs):
         return False
     (first, first_end), (second, second_end) = map(_span, outs)
@@ -147,7 +150,7 @@ def _interleave(*outs: Tensor) -> bool:
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether there is a byte that is of both of two tensors that interleave."""
+    """Whether two tensors with overlapping address ranges share a byte."""
     spans = _span(a), _span(b)
     origin = builtins.min(start for start, _ in spans)
     unit = math.gcd(a.element_size(), b.element_size(), spans[0][0] - spans[1][0])
@@ -164,11 +167,11 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 def _write(
     op: Overloads, inputs: Sequence[Tensor | None], args: tuple[Any, ...], shape: Sequence[int], **outs: Any
 ) -> None:
-    """Writes op(*inputs, *args), of this shape, to the tensors that its .out overload takes."""
+    """Write op(*inputs, *args), of this shape, to the tensors that its .out overload takes."""
     _prepare(op, inputs, shape, **outs)
     negated = not torch.compiler.is_dynamo_compiling() and builtins.any(map(Tensor.is_neg, outs.values()))
     if negated or _interleave(*outs.values()):
-        # What is in memory of views that negate is not what they hold. Kernels write to two tensors apart.
+        # The memory of a view with the negative bit does not hold its values. Kernels need two disjoint outputs.
         results = op.default(*inputs, *args, level_code())
         for out, result in zip(outs.values(), (results,) if isinstance(results, Tensor) else results, strict=True):
             out.copy_(result)
@@ -188,7 +191,7 @@ def _pair(name: str, out: Any) -> Any:
 def _write_pair(
     op: Overloads, input: Tensor, args: tuple[Any, ...], shape: Sequence[int], out: Any
 ) -> tuple[Tensor, Tensor]:
-    """For ops with values and indices."""
+    """Write the results of an op with values and indices."""
     values, indices = _pair(op.name, out)
     _write(op, [input], args, shape, values=values, indices=indices)
     return values, indices
@@ -200,7 +203,7 @@ def _write_pair(
 def _along(
     op: Overloads, input: Tensor, dim: Dims, keepdim: bool, out: Tensor | None, axis: Dims, keepdims: bool | None
 ) -> Tensor:
-    """A call of an op with one result and no dtype=."""
+    """Call an op with one result and no dtype=."""
     if out is None and axis is None and keepdims is None and not _is_compiling():
         result: Tensor | None = op.plain(input, dim, keepdim, level_code())
         if result is not None:
@@ -215,7 +218,7 @@ def _along(
 
 
 def _check_no_gradient(name: str, input: Tensor, dtype: torch.dtype) -> None:
-    """Of a result of dtype, which is not floating."""
+    """Check that no gradient is needed of a result of a dtype that is not floating."""
     if torch.is_grad_enabled() and input.requires_grad:
         raise RuntimeError(
             f"{name}(): autograd does not support a result of {dtype}; detach() the input, or call it under "
@@ -233,7 +236,7 @@ def _with_dtype(
     axis: Dims,
     keepdims: bool | None,
 ) -> Tensor:
-    """A call of an op with one result, and dtype=."""
+    """Call an op with one result and dtype=."""
     if dtype is None and out is None and axis is None and keepdims is None and not _is_compiling():
         result: Tensor | None = op.plain(input, dim, keepdim, None, level_code())
         if result is not None:
@@ -262,7 +265,7 @@ def _with_index(
     axis: Dims,
     keepdims: bool | None,
 ) -> Any:
-    """A call of op, with values and indices as `kind`, or without dims of over_all, with values alone."""
+    """Call op, which returns values and indices as `kind`; without dims call over_all, which returns values alone."""
     if out is None and axis is None and keepdims is None and not _is_compiling():
         if dim is None:
             result = over_all.plain(input, keepdim, level_code())
@@ -296,13 +299,13 @@ def sum(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """The sum over dim.
+    """Return the sum over dim.
 
-    The result has dtype, or out's, else int64 for integers and bool (which counts), else the input's. Floats are
-    added in float32, or in float64 if the input or the result is float64, and rounded to the result's dtype once.
-    Integers wrap. Floats summed to an integer dtype are truncated toward zero one by one, NaN and what int64 cannot
-    hold becoming -2^63. dtype=torch.bool tells whether any element is not zero. NaN and inf as IEEE addition gives.
-    Over no elements: +0.
+    The result's dtype is dtype, or out's, else int64 for integers and bool, else the input's. Floats are accumulated in
+    float32, or in float64 if the input or the result is float64, and the result is rounded once. Integers wrap; True
+    counts as 1. With an integer dtype each float element is truncated toward zero before it is added; NaN and values
+    out of int64's range become -2^63. With dtype=torch.bool the result is whether any element is nonzero. NaN and inf
+    propagate as in IEEE addition. Without elements the sum is +0.
 
     >>> import torch, torchreduce
     >>> torchreduce.sum(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), dim=1)
@@ -321,10 +324,11 @@ def mean(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """The mean over dim: the sum, divided once by the number of elements in the accumulator type, then rounded.
+    """Return the mean over dim.
 
-    The result has dtype, or out's, else the input's, and must be floating: the mean of integers or bool is a
-    RuntimeError without dtype, and so is an integer dtype. Over no elements: NaN.
+    The sum is divided once by the number of elements in the accumulator type, then rounded once. The result's dtype is
+    dtype, or out's, else the input's. It must be floating: raises RuntimeError for an integer dtype, and for integers
+    or bool without dtype. Without elements the mean is NaN.
 
     >>> import torch, torchreduce
     >>> torchreduce.mean(torch.tensor([[1, 2], [3, 4]]), dim=0, dtype=torch.float32)
@@ -343,10 +347,10 @@ def nansum(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """The sum over dim with +0 in place of every NaN, to the bit; of integers and bool the sum. Over no elements: +0.
+    """Return the sum over dim, with NaN treated as zero.
 
-    The result has dtype, or out's, else the input's (int64 for integers and bool). Floats summed to an integer dtype or
-    to bool as in sum.
+    The result is bitwise identical to the sum with every NaN replaced by +0. Its dtype is dtype, or out's, else the
+    input's (int64 for integers and bool). An integer or bool dtype works as in sum. Without elements the sum is +0.
 
     >>> import torch, torchreduce
     >>> torchreduce.nansum(torch.tensor([1.0, float("nan"), 2.0]))
@@ -375,9 +379,10 @@ def nanmean(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """The mean over dim of what is no NaN: nansum, divided once by their number in the accumulator type, then rounded.
+    """Return the mean over dim of the elements that are not NaN.
 
-    The input must be floating. The result has dtype, or out's, else the input's. NaN where there is nothing else.
+    nansum is divided once by the number of these elements in the accumulator type, then rounded once. The input must be
+    floating. The result's dtype is dtype, or out's, else the input's. The mean is NaN if all elements are NaN.
 
     >>> import torch, torchreduce
     >>> torchreduce.nanmean(torch.tensor([[1.0, float("nan")], [2.0, 4.0]]), dim=1)
@@ -388,7 +393,7 @@ def nanmean(
     op = _NANSUM_AND_COUNT
     dims = check_dims(op, input, dim, keepdim, axis)
     if not input.is_floating_point():
-        raise RuntimeError(f"nanmean(): expected input to be of a floating dtype, but got {input.dtype}")
+        raise RuntimeError(f"nanmean(): expected input to have a floating dtype, but got {input.dtype}")
     if out is not None:
         dtype = dtype_by_out(op, dtype, out)
     dtype = input.dtype if dtype is None else check_dtype(op, input, dtype)
@@ -412,12 +417,12 @@ def prod(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """The product over dim.
+    """Return the product over dim.
 
-    The result has dtype, or out's, else int64 for integers and bool, else the input's. Floats are multiplied in
-    float32, or in float64 if the input or the result is float64, with an exponent of its own: only the result itself
-    overflows or underflows. It is rounded to the result's dtype once. Integers wrap. dtype=torch.bool tells whether no
-    element is zero. Over no elements: 1. torch takes one dim; here there may be several.
+    The result's dtype is dtype, or out's, else int64 for integers and bool, else the input's. Floats are multiplied in
+    float32, or in float64 if the input or the result is float64, with a separate exponent: intermediate products do not
+    overflow or underflow. The result is rounded once. Integers wrap. With dtype=torch.bool the result is whether all
+    elements are nonzero. Without elements the product is 1. dim may have several dims, unlike torch's.
 
     >>> import torch, torchreduce
     >>> torchreduce.prod(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), dim=1)
@@ -433,7 +438,7 @@ def prod(
 def _bool_prod(
     input: Tensor, dim: Dims, keepdim: bool, dtype: Any, out: Tensor | None, axis: Dims, keepdims: bool | None
 ) -> Tensor:
-    """prod of which dtype or out is bool: all."""
+    """prod with a bool dtype or out: all."""
     if out is not None:
         dtype_by_out(_PROD, dtype, out)
     result = _along(_PROD_OF_BOOLS, input, dim, keepdim, None, axis, keepdims).to(torch.bool)
@@ -456,7 +461,9 @@ def any(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """Whether any element over dim is not zero, as bool (uint8 for uint8). NaN is not zero. Over no elements: False.
+    """Test whether any element over dim is nonzero.
+
+    The result is bool, or uint8 for uint8. NaN counts as nonzero. Without elements the result is False.
 
     >>> import torch, torchreduce
     >>> torchreduce.any(torch.tensor([[0, 0], [0, 3]]), dim=1)
@@ -474,7 +481,9 @@ def all(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """Whether all elements over dim are not zero, as bool (uint8 for uint8). NaN is not zero. Over no elements: True.
+    """Test whether all elements over dim are nonzero.
+
+    The result is bool, or uint8 for uint8. NaN counts as nonzero. Without elements the result is True.
 
     >>> import torch, torchreduce
     >>> torchreduce.all(torch.tensor([[1, 0], [2, 3]]), dim=1)
@@ -492,7 +501,9 @@ def count_nonzero(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """How many elements over dim are not zero, as int64. NaN is not zero. torch has neither keepdim nor out.
+    """Count the nonzero elements over dim.
+
+    The result is int64. NaN counts as nonzero. keepdim and out are additions to torch's arguments.
 
     >>> import torch, torchreduce
     >>> torchreduce.count_nonzero(torch.tensor([[0, 1], [2, 3]]), dim=1)
@@ -513,10 +524,10 @@ def amax(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """The greatest value over dim, in the input's dtype.
+    """Return the maximum over dim.
 
-    NaN if there is one. -0.0 is less than +0.0. Ties share the gradient evenly. Over no elements: an IndexError if
-    dim is given, else a RuntimeError.
+    The result has the input's dtype. It is NaN if any element is NaN. -0.0 is less than +0.0. The gradient is
+    distributed evenly among equal maxima. Without elements: raises IndexError if dim is given, else RuntimeError.
 
     >>> import torch, torchreduce
     >>> torchreduce.amax(torch.tensor([[1, 5], [4, 2]]), dim=0)
@@ -534,7 +545,7 @@ def amin(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """The least value over dim, in the input's dtype; else as amax.
+    """Return the minimum over dim; otherwise as amax.
 
     >>> import torch, torchreduce
     >>> torchreduce.amin(torch.tensor([[1, 5], [4, 2]]), dim=0)
@@ -552,7 +563,9 @@ def aminmax(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Any:
-    """The least and the greatest value over dim: torch.return_types.aminmax(min, max) of amin and amax.
+    """Return the minimum and the maximum over dim.
+
+    The result is torch.return_types.aminmax(min, max), bitwise identical to amin and amax.
 
     >>> import torch, torchreduce
     >>> torchreduce.aminmax(torch.tensor([[1, 5], [4, 2]]), dim=0).max
@@ -581,10 +594,11 @@ def argmax(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """The int64 index of the greatest value over dim: the lowest of several, or that of the first NaN.
+    """Return the index of the maximum over dim.
 
-    -0.0 and +0.0 are equal. Over several dims the index counts their elements. bool works: false < true. Over no
-    elements: an IndexError.
+    The result is int64: the lowest index of equal maxima, or the index of the first NaN. -0.0 and +0.0 are equal. Over
+    several dims it is the index into the flattened dims. bool is supported: False < True. Raises IndexError without
+    elements.
 
     >>> import torch, torchreduce
     >>> torchreduce.argmax(torch.tensor([[1, 5], [5, 2]]))
@@ -602,7 +616,7 @@ def argmin(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Tensor:
-    """The int64 index of the least value over dim; else as argmax.
+    """Return the index of the minimum over dim; otherwise as argmax.
 
     >>> import torch, torchreduce
     >>> torchreduce.argmin(torch.tensor([[1, 5], [5, 2]]), dim=1)
@@ -630,12 +644,13 @@ def max(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Any:
-    """The greatest value, and with dim also its index.
+    """Return the maximum, and with dim also its index.
 
-    Without dim, or with (): the values alone, as amax, but all NaN share the gradient where there are some. With an
-    int or a tuple: torch.return_types.max(values, indices), the indices as argmax, the values being those elements
-    (so +0.0 and -0.0 are equal here), the gradient going to them; out is a tuple of two. Over no elements as amax.
-    The maximum of two tensors is torch.maximum: a tensor for dim is a TypeError.
+    Without dim, or with dim=(), the result is the value alone, as amax; if there are NaN, they share the gradient
+    evenly. With an int or a tuple of ints the result is torch.return_types.max(values, indices). The indices are those
+    of argmax, and the values are the elements at these indices, so +0.0 and -0.0 are equal here. The gradient goes to
+    these elements. out is a tuple of two tensors. Without elements: as amax. For the maximum of two tensors use
+    torch.maximum; a tensor as dim raises TypeError.
 
     >>> import torch, torchreduce
     >>> torchreduce.max(torch.tensor([[1, 5], [4, 2]]))
@@ -665,7 +680,9 @@ def min(
     axis: Dims = None,
     keepdims: bool | None = None,
 ) -> Any:
-    """The least value, and with dim also its index: torch.return_types.min(values, indices); else as max.
+    """Return the minimum, and with dim also its index; otherwise as max.
+
+    With dim the result is torch.return_types.min(values, indices).
 
     >>> import torch, torchreduce
     >>> torchreduce.min(torch.tensor([[1, 5], [4, 2]]), dim=(0, 1)).values

@@ -1,8 +1,8 @@
-"""torch's own calls, turned over to torchreduce: enable(), disable(), `with enabled():`, coverage().
+"""Override torch functions with torchreduce's: enable(), disable(), `with enabled():`, coverage().
 
-The switch is for the process, not for a thread: autograd runs the backward passes of GPUs in threads of its own. A call
-reads it once, so it may be turned while other threads compute, and each call is served wholly by one side. The kernels
-behind it are registered by the first enable(), which should come before other threads compute, and stay.
+The override applies to the whole process, since autograd runs the backward passes of GPUs in threads of its own. It may
+be enabled or disabled while other threads compute: each call reads the state once, and runs wholly in torchreduce or
+wholly in torch. The first enable() registers the kernels, which stay registered; call it before other threads compute.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ _GPU, _CPU = 1, 2
 _lock = threading.Lock()
 _rows: Any = None  # what is registered with torch, once it is
 _was_on = False  # before
-# The devices whose calls are turned over, now: in eager mode, and by torch.compile, whose graphs are guarded by it.
+# The devices whose calls are overridden, now: in eager mode, and by torch.compile, whose graphs are guarded by it.
 _eager = 0
 _compiled = 0
 
@@ -72,7 +72,7 @@ class _Rows:
 
 
 def _register() -> Any:
-    """torch's calls by `_aten` of this torch, or from Python where there is none."""
+    """Override torch functions by the `_aten` built for this torch, or from Python if there is none."""
     path = aten_path()
     if path.exists():
         return _Rows(path)
@@ -82,7 +82,7 @@ def _register() -> Any:
 
 
 def _registered() -> Any:
-    """What is registered, now if it was not."""
+    """Return what is registered; register it first if needed."""
     global _rows
     with _lock:
         if _rows is None:
@@ -92,7 +92,7 @@ def _registered() -> Any:
 
 @contextmanager
 def traced(devices: int) -> Iterator[None]:
-    """What a compiler traces meanwhile, on this thread, meets the override above autograd, whatever the switch says."""
+    """Apply the override above autograd to what a compiler traces on this thread, whether it is enabled or not."""
     trace = _registered().trace
     before = trace(devices)
     try:
@@ -102,13 +102,15 @@ def traced(devices: int) -> Iterator[None]:
 
 
 def enable(*, cpu: bool = False, compile: bool = True) -> None:
-    """Turns torch's own reductions, scans and norms over to torchreduce: on GPUs, and on the CPU if `cpu`.
+    """Override torch's reductions, scans, softmax, losses and norms with torchreduce's.
 
-    Whatever calls them: Tensor methods, torch.nn, gradients, libraries. What torchreduce does not cover goes to torch's
-    own kernel, as if nothing had happened: other dtypes, layouts and subclasses, wrong arguments. coverage() tells what
-    was served. With `compile`, what torch.compile compiles from now on is turned over, too; that throws away what it
-    has compiled before. For the process, until disable(); a worker process that starts anew follows
-    TORCHREDUCE_ENABLE=1, or =cpu for the CPU, too, when it imports torchreduce.
+    The override applies to calls on CUDA and ROCm tensors, and with cpu=True also on CPU tensors. It covers Tensor
+    methods, torch.nn, gradients and calls from other libraries. Unsupported calls (other dtypes, layouts or subclasses,
+    invalid arguments) fall back to torch and behave as before. coverage() counts the calls of both kinds.
+
+    With compile=True, graphs that torch.compile compiles from now on are overridden, too; graphs that were compiled
+    before are discarded. The override holds for the process until disable(). In a process that starts anew, such as a
+    worker, set TORCHREDUCE_ENABLE=1 (or cpu, to include CPU tensors): importing torchreduce then enables the override.
 
     >>> import torch, torchreduce
     >>> torchreduce.enable(cpu=True, compile=False)
@@ -121,7 +123,9 @@ def enable(*, cpu: bool = False, compile: bool = True) -> None:
 
 
 def disable() -> None:
-    """Back to torch's own kernels, and to their bits. What is compiled is compiled again where it was turned over.
+    """Disable the override: torch functions use torch's own kernels again.
+
+    Graphs that torch.compile compiled with the override are compiled again.
 
     >>> import torchreduce
     >>> torchreduce.disable()
@@ -149,7 +153,7 @@ def _say(said: _Said) -> None:
 
 
 def _turn(change: Callable[[], None]) -> None:
-    """Changes what is said, and follows it."""
+    """Apply a change of the settings."""
     global _rows, _was_on, _eager, _compiled
     with _lock:
         change()
@@ -162,8 +166,9 @@ def _turn(change: Callable[[], None]) -> None:
             _rows.enable(_eager)
     if first and not isinstance(_rows, _Rows):
         warnings.warn(
-            f"torchreduce has no _aten for torch {torch.__version__}, so torch's calls are turned over from Python: "
-            f"the same bits, tens of microseconds more a call. Built from source, torchreduce has one for this torch",
+            f"torchreduce has no _aten for torch {torch.__version__}, so torch functions are overridden from Python: "
+            f"results are bitwise identical, but each call takes tens of microseconds longer. Build torchreduce from "
+            f"source with this torch to have an _aten for it",
             stacklevel=_frames_above(),
         )
 
@@ -177,8 +182,10 @@ def _frames_above() -> int:
 
 
 class enabled(ContextDecorator):
-    """A context manager, or a decorator: enable() with these options meanwhile, and then what was before. For the
-    process: of blocks that are open at once, in several threads say, the one that was opened last counts.
+    """Context manager or decorator that enables the override in a block.
+
+    Takes the options of enable(). On exit the previous state is restored. The state is that of the process: if several
+    blocks are open at once, for example in several threads, the one opened last counts.
 
     >>> import torch, torchreduce
     >>> with torchreduce.enabled(cpu=True, compile=False):
@@ -204,11 +211,13 @@ class enabled(ContextDecorator):
 
 
 def coverage() -> dict[str, dict[str, int]]:
-    """For each overload of torch's that is turned over: its calls so far, while enabled, by who served them.
+    """Count the calls of each overridden overload, by how they were handled.
 
-    "served" by torchreduce, or gone on to torch because of "kind" (the device, or what is no dense tensor), "dtype",
-    "dims" (out of range, repeated), "empty" (no elements, and no identity), "option" (an order of a norm, a loss that
-    nothing sums) or "out" (of another dtype or shape, or sharing memory).
+    Returns a dict from the overload's name to its counts, of calls made while the override is enabled. "served" counts
+    the calls handled by torchreduce. The other keys count calls that fell back to torch, by reason: "kind" (another
+    device, or not a dense tensor), "dtype", "dims" (out of range or repeated), "empty" (no elements, and the op has no
+    identity), "option" (an unsupported order of a norm, or a loss without a sum) or "out" (another dtype or shape, or
+    shared memory).
 
     >>> import torch, torchreduce
     >>> with torchreduce.enabled(cpu=True, compile=False):
@@ -222,7 +231,7 @@ def coverage() -> dict[str, dict[str, int]]:
 
 
 def follow_environment() -> None:
-    """What TORCHREDUCE_ENABLE says: 1, cpu, or nothing (0, or empty)."""
+    """Enable the override as TORCHREDUCE_ENABLE says: 1, cpu, or 0 (or empty) for not."""
     value = os.environ.get("TORCHREDUCE_ENABLE") or "0"
     if value not in ("0", "1", "cpu"):
         raise ValueError(f"TORCHREDUCE_ENABLE: must be one of '0', '1', 'cpu', got {value!r}")

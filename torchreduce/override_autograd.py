@@ -1,9 +1,9 @@
-"""Calls that the override serves above autograd: composites, which torch takes apart before BackendSelect sees them;
-and calls that need a gradient or a tangent, where torchreduce has a better one than torch's formula.
+"""Calls that are overridden above autograd: composites, which torch decomposes before BackendSelect; and calls that
+need a gradient or a tangent, if torchreduce's is better than torch's formula.
 
-csrc/aten.cpp decides which calls are met, or override_python.py. Each name here is an op of the namespace
-torchreduce_override, with aten's signature: its kernel makes calls of torchreduce's differentiable ops. Where
-torchreduce does not serve the call, the kernel goes on to torch, with the keys that it was given.
+csrc/aten.cpp, or override_python.py, decides which calls are overridden. Each name here is an op of the namespace
+torchreduce_override, with aten's signature. Its kernel calls torchreduce's differentiable ops. For a call that
+torchreduce does not handle, the kernel falls back to torch, with the dispatch keys that it was given.
 """
 
 from collections.abc import Callable
@@ -73,8 +73,8 @@ def _nanmean_out(
 
 
 class _Loss(torch.autograd.Function):
-    """torchreduce.cross_entropy of class labels, with its bits, in one node rather than in one for each of its ops: for
-    calls that nobody else has to see. The reduction is by torch's number."""
+    """torchreduce.cross_entropy of class labels in one autograd node rather than in one for each of its ops, bitwise
+    identical. For calls that no mode or transform has to see. reduction is torch's number of it."""
 
     @staticmethod
     def forward(
@@ -197,8 +197,8 @@ def _is_traced() -> bool:
 
 
 class Above:
-    """Registered once, for good. Calls of the ops count as served, and those of composites also by why they went on;
-    those that a compiler traces do not count."""
+    """The ops, registered once. Their calls count as served; calls of composites also count by why they fell back to
+    torch. Calls that a compiler traces do not count."""
 
     def __init__(self) -> None:
         self.calls = {name: dict.fromkeys(WHY, 0) for name in SERVED}

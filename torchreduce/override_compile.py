@@ -1,7 +1,7 @@
-"""How torch.compile is turned over: by the backend "torchreduce", whatever the switch says, or by enable(compile=True),
-after which torch.compile's own backend, Inductor, follows the switch.
+"""Override torch functions in torch.compile. The backend "torchreduce" always overrides them. After
+enable(compile=True), torch.compile's own backend, Inductor, overrides them while the override is enabled.
 
-Both are Inductor with a pass of ours (override_graph.py) in front of its own ones.
+Both are Inductor with a pass of torchreduce's (override_graph.py) before its own passes.
 """
 
 import copy
@@ -16,15 +16,15 @@ _EVERYWHERE = 3  # devices, as in override.py
 
 
 def backend(graph: Any, inputs: Any, *, mode: str | None = None, options: Any = None) -> Any:
-    """torch.compile(f, backend="torchreduce"): Inductor, with torch's reductions turned over on every device.
+    """Compile a graph for torch.compile(f, backend="torchreduce"): Inductor with the override, on every device.
 
-    mode and options as for Inductor.
+    mode and options are Inductor's.
     """
     inductor = _inductor()
     return _compile(_plain or inductor.__call__, inductor(mode, options, None), graph, inputs, _EVERYWHERE)
 
 
-_plain: Any = None  # _TorchCompileInductorWrapper.__call__, once ours stands in its place
+_plain: Any = None  # _TorchCompileInductorWrapper.__call__, once it is replaced by ours
 
 
 def _inductor() -> Any:
@@ -32,15 +32,15 @@ def _inductor() -> Any:
         return torch._TorchCompileInductorWrapper
     except AttributeError:
         raise RuntimeError(
-            f"torchreduce knows no way into torch.compile of torch {torch.__version__}; enable(compile=False) turns "
-            "over what is not compiled"
+            f"enable(): torchreduce knows no way into torch.compile of torch {torch.__version__}; use "
+            "enable(compile=False) to override eager calls only"
         ) from None
 
 
 def install() -> None:
-    """Once: stands in torch.compile's way to Inductor, which it takes on every compilation.
+    """Replace torch.compile's call of Inductor, once. It runs in every compilation.
 
-    Also on one that caches serve, where no pass runs that could see to the guard.
+    This includes compilations that a cache answers, in which no pass runs that could set the guard.
     """
     global _plain
     inductor = _inductor()
@@ -62,7 +62,7 @@ def install() -> None:
 
 
 def _compile(plain: Any, wrapper: Any, graph: Any, inputs: Any, devices: int, **options: Any) -> Any:
-    """By Inductor, with our pass, and then the user's own one if there is one."""
+    """Compile by Inductor, with torchreduce's pass, and then the user's own pass if there is one."""
     from .override_graph import Rewrite, whole
 
     key = "joint_custom_pre_pass"

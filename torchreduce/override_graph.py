@@ -1,7 +1,8 @@
-"""What happens to graphs that Inductor compiles: the pass over the joint graph, ops that stay whole, and the guard.
+"""The override in graphs that Inductor compiles: the pass over the joint graph, ops that stay whole, and the guard.
 
-Inductor's decompositions come first. Ops that torchreduce has are left out of them, so that eager's bits hold for them;
-whatever else is made of reductions consists of sum, mean, amax and the like by then. The pass puts ours in their place.
+Inductor's decompositions come first. Ops that torchreduce has are not decomposed, so that their results are bitwise
+identical to eager. All other ops that contain reductions are then made of sum, mean, amax and similar ops. The pass
+replaces these by torchreduce's ops.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ _DECOMPOSITIONS = {op: inductors.decompositions[op] for op in _RULES if op in in
 
 @contextmanager
 def whole() -> Iterator[None]:
-    """Inductor does not take apart what has a rule. In its table, since one of our own would turn its cache off."""
+    """Keep Inductor from decomposing ops with a rule. Changes its table, since another one would disable its cache."""
     table = inductors.decompositions
     kept = {op: table.pop(op) for op in (*_RULES, *override_loss.KEPT) if op in table}
     inductors.fast_random_decomps.cache_clear()
@@ -44,7 +45,7 @@ def whole() -> Iterator[None]:
 
 
 def guard_switch() -> None:
-    """What is being compiled is valid for the state of the switch that it was compiled in."""
+    """Guard the graph that is being compiled: it is valid for the current state of the override only."""
     try:
         translator = InstructionTranslator.current_tx()
     except AttributeError:
@@ -70,7 +71,7 @@ def _kept_stats(mean: torch.fx.Node, rstd: torch.fx.Node) -> torch.fx.Node | Non
 
 
 def _go_on(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """A call that torch serves: as Inductor would have taken it apart, which it does no more."""
+    """Decompose a call that falls back to torch, as Inductor would have done."""
     decomposition = _DECOMPOSITIONS.get(node.target)
     if decomposition is None or not override_rewrite.take_apart(graph, node, decomposition):
         return
@@ -112,9 +113,9 @@ def _bare(graph: torch.fx.Graph) -> None:
 
 
 class Rewrite(CustomGraphPass):
-    """Puts torchreduce's ops in the place of aten's, on some devices, and then applies other passes.
+    """Replace aten's ops by torchreduce's, on some devices, and then apply other passes.
 
-    Without state, for torch.compile copies its configuration, and keys its caches by the uuid.
+    It has no state, since torch.compile copies its configuration, and keys its caches by the uuid.
     """
 
     def __init__(self, devices: int, after: tuple[CustomGraphPass, ...] = ()) -> None:
@@ -142,7 +143,7 @@ class Rewrite(CustomGraphPass):
             other(graph)
 
     def _rewrite(self, graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
-        """Whether torchreduce serves the call."""
+        """Whether torchreduce handles the call."""
         of: dict[int, torch.fx.Node] = {}  # nodes by their values
 
         def value(argument: torch.fx.Node) -> Any:

@@ -3,8 +3,8 @@
     x -> [convert] -> _log_softmax -> [convert] -> nll_loss_forward                      cross_entropy -> sum -> [div]
          [convert] <- _log_softmax_backward_data <- [convert] <- nll_loss_backward       cross_entropy_gradient
 
-The log-probabilities are never in memory, nor rounded to 16 bits, and logits of 16 bits are read as they are. The loss
-and its gradient have the bits of torchreduce.cross_entropy's, and so those of F.cross_entropy in eager mode.
+The log-probabilities are never in memory, nor rounded to 16 bits, and 16-bit logits are read without a conversion. The
+loss and its gradient are bitwise identical to torchreduce.cross_entropy, and so to F.cross_entropy in eager mode.
 """
 
 import math
@@ -47,7 +47,7 @@ class Loss:
 
 
 def join(graph: Graph, is_ours: Callable[[torch.device], bool]) -> None:
-    """Joins what can be joined, on some devices, and takes torch's other losses apart, as Inductor would have done."""
+    """Fuse losses where possible, on some devices, and decompose torch's other losses as Inductor would have done."""
     for node in graph.find_nodes(op="call_function", target=_aten._log_softmax.default):
         if is_ours(node.meta["val"].device) and (loss := _loss(node)):
             _replace(graph, loss)
@@ -181,8 +181,8 @@ def _replace(graph: Graph, loss: Loss) -> None:
 
 
 def _replace_gradient(graph: Graph, loss: Loss, call: Callable[..., Node], of: Sequence[Any]) -> None:
-    """Where rows of classes go on to a matrix product they are filled up with zeros: products are fast of whole
-    granules of 16 bytes, and Inductor would copy the gradient to have them."""
+    """Replace the gradient. If its rows of classes go to a matrix product, they are padded with zeros: products are
+    fast for rows of a multiple of 16 bytes, and Inductor would copy the gradient to pad them."""
     x = loss.x.meta["val"]
     replaced = [loss.gradient] if loss.x is loss.log_softmax.args[0] else list(loss.gradient.users)
     if loss.dim + 1 == x.dim():
@@ -209,7 +209,7 @@ def _replace_gradient(graph: Graph, loss: Loss, call: Callable[..., Node], of: S
 
 
 def _fill_up_products(graph: Graph, look: Any, filled: Any, classes: int) -> None:
-    """Products of `look`, that of `filled` without its zeros, become such of all of it."""
+    """Replace products of `look`, a view of `filled` without its zeros, by products of all of `filled`."""
     *rows, full = filled.meta["val"].shape
     value = look.meta["val"]
     strides = (full, 1) if value.shape[-1] == classes else (1, full)
@@ -235,7 +235,7 @@ def _fill_up_products(graph: Graph, look: Any, filled: Any, classes: int) -> Non
 
 
 def _is_view(op: Any) -> bool:
-    """Of its first argument's elements, whatever the strides of that are; as_strided looks at memory."""
+    """Whether op is a view of its first argument's elements for any strides; as_strided depends on the memory."""
     if op in (_aten._unsafe_view.default, _aten.reshape.default):
         return True
     arguments = op._schema.arguments if isinstance(op, torch._ops.OpOverload) else ()
@@ -244,8 +244,8 @@ def _is_view(op: Any) -> bool:
 
 
 def _views(node: Any, value: Any) -> Iterator[tuple[Any, Any]]:
-    """What looks at the memory of a node, and what it gives where the node gives `value`. A ValueError where memory is
-    looked at by given strides, a RuntimeError where a view is not one of these."""
+    """Return the views of a node, and their values if the node's value is `value`. Raises ValueError for a view with
+    given strides, RuntimeError for a view that does not exist of `value`."""
     for user in node.users:
         if user.target is operator.getitem:
             seen = value[user.args[1]]

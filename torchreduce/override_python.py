@@ -1,7 +1,7 @@
-"""The rows of csrc/aten.cpp from Python, for a torch that it was not built for.
+"""The override in Python, for a torch that csrc/aten.cpp was not built for.
 
-The same calls are covered, with the same bits, at tens of microseconds more a call. The kernels are registered for
-BackendSelect, and for good, as there.
+It covers the same calls, with bitwise identical results; each call takes tens of microseconds longer. The kernels are
+registered for BackendSelect and stay registered, as in csrc/aten.cpp.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Calls in the graphs of torch.compile: one that is inserted, one in whose place its decomposition stands."""
+"""Edit the graphs of torch.compile: insert a call, and replace a call by its decomposition."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 
 def insert(graph: Graph, like: Node, target: Any, *args: Any) -> Node:
-    """A call in the place of `like`, or one of several."""
+    """Insert a call that replaces `like`, or one of several that do."""
     new = graph.call_function(target, args)
     values = tree_map_only(Node, lambda n: n.meta["val"], args)
     with _value(like).fake_mode:
@@ -28,15 +28,15 @@ def _value(node: Node) -> Any:
 
 
 def replace_items(node: Any, results: Sequence[Node]) -> None:
-    """What takes an item of a call's results takes that of `results` instead."""
+    """Replace the uses of the items of a call's results by the items of `results`."""
     for item in node.users:
         if item.target is operator.getitem:
             item.replace_all_uses_with(results[item.args[1]])
 
 
 def take_apart(graph: Graph, node: Any, decomposition: Callable[..., Any]) -> bool:
-    """Puts what a decomposition makes in the place of a call, of which nothing reads anything then. False, and the call
-    stays, where the decomposition is of other arguments."""
+    """Replace a call by its decomposition; nothing reads the call's results then. Return False, and keep the call, if
+    the decomposition does not take these arguments."""
     inputs, applies = node.all_input_nodes, True
 
     def decomposed(*values: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How a call would run: `explain`."""
+"""Show how a call would run: `explain`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +11,9 @@ from .checks import Dims, check_dims, check_input, either, overloads
 from .direct import NUMBERS
 from .table import BY_NAME, KEEPING_SHAPE, OPS, Op
 
-# Of functions that call several ops, or one of two results, the first one.
+# For functions that call several ops: the first one.
 _FIRST = {"vector_norm": "norm2", "norm": "norm2", "nanmean": "nansum_and_count", "aminmax": "aminmax"}
-# The functions on rows that are looked at twice, and the op of each.
+# The row-wise functions, and the op of each.
 _FUSED = {
     **{name: name for name in (*KEEPING_SHAPE, "logsumexp", "entropy", "rms_norm", "layer_norm", "cross_entropy")},
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), "moments"),
@@ -28,7 +28,7 @@ _FAMILIES = {
 
 @dataclass(frozen=True)
 class Plan:
-    """Which kernel family serves a call, and in what shape. No field changes a bit of the result."""
+    """The kernel variant and launch configuration of a call. No field changes a bit of the result."""
 
     call: str
     device: str
@@ -37,8 +37,8 @@ class Plan:
     blocks: int  # GPU: grid size; CPU: tasks
     threads: int  # GPU: block size
     shared: int  # bytes of dynamic shared memory a block
-    workspace: int  # bytes by which blocks hand on what others need
-    shape: dict[str, int]  # what is the family's own
+    workspace: int  # bytes for results that blocks exchange
+    shape: dict[str, int]  # parameters of the kernel variant
 
     def __str__(self) -> str:
         if self.device == "cpu":
@@ -64,13 +64,13 @@ class Plan:
 
 @dataclass(frozen=True, repr=False)
 class ReductionPlan(Plan):
-    """That of a "reduction"."""
+    """The plan of a reduction."""
 
-    splits: int  # runs that a row is cut into
-    tickets: int  # counters by which the last block of a row knows that it is
+    splits: int  # parts that a row is split into
+    tickets: int  # counters that tell a block whether it is the last one of its row
 
     def _splits(self) -> list[str]:
-        split = f"{self.splits} runs a row, combined by the last" if self.splits > 1 else "none: a row is not cut"
+        split = f"{self.splits} parts per row, joined by the last block" if self.splits > 1 else "none"
         return [f"  split      {split}"]
 
     def _tickets(self) -> str:
@@ -79,23 +79,23 @@ class ReductionPlan(Plan):
 
 @dataclass(frozen=True, repr=False)
 class ScanPlan(Plan):
-    """That of a "scan"."""
+    """The plan of a scan."""
 
-    declared: int  # bytes of shared memory that the kernel declares besides, at most
+    declared: int  # bytes of static shared memory, at most
 
 
 @dataclass(frozen=True, repr=False)
 class FusedPlan(Plan):
-    """That of a "fused row", which is looked at twice."""
+    """The plan of a row-wise op (kind "fused row"): softmax, losses, norms, variance."""
 
     splits: int  # parts that a row is cut into
 
     def _splits(self) -> list[str]:
-        return [f"  split      {f'{self.splits} parts a row' if self.splits > 1 else 'none: a row is not cut'}"]
+        return [f"  split      {f'{self.splits} parts per row' if self.splits > 1 else 'none'}"]
 
 
 def _of_table(name: str, input: Tensor, dim: Dims, axis: Dims, given: dict[str, Any]) -> tuple[Op, list[int]]:
-    """The op that serves a reduction or a scan on these arguments, and its dims (none: all of them)."""
+    """Return the op that computes a reduction or a scan on these arguments, and its dims (none: all of them)."""
     rows = [BY_NAME[_FIRST[name]]] if name in _FIRST else [op for op in OPS if op.function == name]
     dims = check_dims(overloads(rows[-1].name), input, dim, given.get("keepdim", False), axis)
     module = norms if "norm" in name else ops if rows[0].kind == "reduction" else scans
@@ -104,7 +104,7 @@ def _of_table(name: str, input: Tensor, dim: Dims, axis: Dims, given: dict[str, 
 
 
 def _of_fused(name: str, input: Tensor, dim: Any, given: dict[str, Any]) -> tuple[str, list[int], torch.dtype]:
-    """The op that serves a function on rows that are looked at twice, its dims, and the dtype of what it writes."""
+    """Return the op that computes a row-wise function, its dims, and the dtype of its result."""
     check_input(name, input)
     shadow, call = _shadow(input), getattr(fused, name)
     if name == "cross_entropy":
@@ -137,12 +137,14 @@ def explain(
     exclusive: bool = False,
     reverse: bool = False,
 ) -> ReductionPlan | ScanPlan | FusedPlan:
-    """The plan of the public function `name` on these arguments, which prints in plain words. Nothing is run.
+    """Return the plan of a call: its kernel variant and launch configuration.
 
-    Of a function that calls several ops, that of the first: of vector_norm that of order 2. dim is the normalized_shape
-    of rms_norm and layer_norm, planned without weights; cross_entropy has none. Whatever
-    torchreduce.testing.force_plan forces is in it. A meta tensor is planned for the CPU. ValueError for a name it does
-    not know, linear_scan among them, which takes two tensors; else the errors of the call.
+    name is a public function, such as "sum"; the other arguments are those of the call. Nothing is run. The plan prints
+    as a description. Each function has one plan: if it calls several ops, the plan is that of the first one, as for
+    vector_norm that of order 2. For rms_norm and layer_norm, dim is the normalized_shape, and the plan is for a call
+    without weights. cross_entropy takes no dim. torchreduce.testing.force_plan applies. A meta tensor is planned for
+    the CPU. Raises ValueError for a name that is not supported, such as linear_scan, which takes two tensors; otherwise
+    the errors of the call.
 
     >>> import torch, torchreduce
     >>> torchreduce.explain("sum", torch.ones(4, 100), dim=1).family
@@ -162,7 +164,7 @@ def explain(
         plan = ReductionPlan if kind == "reduction" else ScanPlan
     else:
         known = ", ".join(sorted({row.function for row in OPS} | set(_FIRST) | set(_FUSED)))
-        raise ValueError(f"explain(): tells nothing of {name!r}. Functions that it knows: {known}")
+        raise ValueError(f"explain(): not implemented for the function {name!r}. Supported are {known}")
     gpu = input.is_cuda
     cpu: _C.GpuFacts = {"multiprocessors": torch.get_num_threads()}
     facts = _C.gpu_facts(input.device.index) if gpu else cpu

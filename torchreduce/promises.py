@@ -1,4 +1,4 @@
-"""What holds for torch's own calls while they are turned over, operator by operator."""
+"""What the override guarantees for each operator of torch."""
 
 from typing import NamedTuple
 
@@ -8,29 +8,29 @@ class Promise(NamedTuple):
     compiled: str
 
 
-_BITS = "the bits of torchreduce's function: they depend on the data of the row alone (docs/numerics.md)"
-_WHOLE = Promise(_BITS, "the bits of eager for the same input; what is fused before it rounds its own way")
+_BITS = "bitwise identical to torchreduce's function: depends on the data of the row alone (docs/numerics.md)"
+_WHOLE = Promise(_BITS, "bitwise identical to eager for the same input; ops fused before it may round differently")
 _LOSS = Promise(
     _BITS,
-    "cross_entropy: the bits of eager for the same input; nll_loss: made of overridden reductions and of fused "
-    "arithmetic, the same in any batch and layout",
+    "cross_entropy: bitwise identical to eager for the same input; nll_loss: computed by overridden reductions and "
+    "fused arithmetic, bitwise identical in any batch and layout",
 )
 _MADE_OF = Promise(
-    "made of turned over reductions and of arithmetic on single elements: the bits depend on the data alone",
-    "the same in any batch and layout, not eager's bits",
+    "computed by overridden reductions and elementwise arithmetic: depends on the data alone",
+    "bitwise identical in any batch and layout, but not to eager",
 )
-_SELECTED = Promise("exact, whatever the order; ties and NaN as torchreduce has them", "the same")
+_SELECTED = Promise("exact in any order; ties and NaN as in torchreduce", "the same")
 _SHAPED = Promise(
-    "torch's: the bits depend on the shapes, so also on the batch, and on a CPU on the number of threads; fix them",
+    "torch's: the bits depend on the shapes, so on the batch size, and on a CPU on the thread count; keep them fixed",
     "the same",
 )
 _FUSED_ATTENTION = Promise(
-    "torch's fused kernels: the bits depend on the shapes; the math backend's softmax is turned over", "the same"
+    "torch's fused kernels: the bits depend on the shapes; the math backend's softmax is overridden", "the same"
 )
 _SCATTERED = Promise(
-    "torch's: sums in the order of arrival on GPUs, unless torch.use_deterministic_algorithms(True)", "the same"
+    "torch's: sums in nondeterministic order on GPUs, unless torch.use_deterministic_algorithms(True)", "the same"
 )
-_TORCHS = Promise("torch's, until a later release", "torch's")
+_TORCHS = Promise("torch's: not overridden in this release", "torch's")
 _PROMISES = {
     **dict.fromkeys(
         (
@@ -55,7 +55,7 @@ _PROMISES = {
     "scaled_dot_product_attention": _FUSED_ATTENTION,
     **dict.fromkeys(("embedding_bag", "index_add", "index_put", "scatter_add"), _SCATTERED),
     "embedding": Promise(
-        "exact; the gradient of a row of the weight is torchreduce's sum over dim 0 of those of its places alone",
+        "exact; the gradient of a weight row is torchreduce's sum over dim 0 of the gradients at its indices alone",
         "the same",
     ),
     **dict.fromkeys(("batch_norm", "group_norm", "instance_norm", "median", "sort", "topk"), _TORCHS),
@@ -63,17 +63,19 @@ _PROMISES = {
 
 
 def promises(op: str) -> Promise:
-    """What holds, in eager mode and compiled, for an operator of torch's, by its name in torch or torch.nn.functional.
+    """Return what the override guarantees for an operator of torch.
 
-    Also for those that no override can make invariant. A ValueError for one that this release says nothing about.
+    op is the operator's name in torch or torch.nn.functional. The result has the guarantees as text: `eager` for eager
+    mode, `compiled` for torch.compile. It also covers operators that no override can make batch-invariant. Raises
+    ValueError for an operator that this release has no statement for.
 
     >>> import torchreduce
     >>> print(torchreduce.promises("mm").eager)
-    torch's: the bits depend on the shapes, so also on the batch, and on a CPU on the number of threads; fix them
+    torch's: the bits depend on the shapes, so on the batch size, and on a CPU on the thread count; keep them fixed
     """
     if not isinstance(op, str):
         raise TypeError(f"promises(): argument 'op' must be a str, got {type(op).__name__}")
     op = op.removeprefix("aten::").removeprefix("aten.")
     if op not in _PROMISES:
-        raise ValueError(f"promises(): nothing is said about {op!r}. Known are {', '.join(sorted(_PROMISES))}")
+        raise ValueError(f"promises(): nothing is said about {op!r}. Supported are {', '.join(sorted(_PROMISES))}")
     return _PROMISES[op]

@@ -1,9 +1,11 @@
-"""The public scans. What is common to the functions of ops.py holds here, too; dim is one int, and has to be given.
+"""The public scans. Arguments and errors are as in ops.py, except that dim is one int and required.
 
-Common to all of them but for linear_scan, which takes two tensors
-- The result has the input's shape. reverse: from the other end, as if the input and the result were flipped.
-- exclusive, where there is one: of the elements before each, so that the first result is the scan's start.
-- The last result need not have the bits of the reduction of the same name.
+Common to all scans except linear_scan, which takes two tensors
+- The result has the input's shape. With reverse the scan runs from the other end, as if the input and the result were
+  flipped along dim.
+- With exclusive, if the function has it, each result covers the elements before it. The first result is the initial
+  value: 0 for cumsum, 1 for cumprod, -inf for logcumsumexp.
+- The last result is not always bitwise identical to the reduction of the same name.
 """
 
 import math
@@ -26,7 +28,7 @@ _LINEAR_SCAN = overloads("linear_scan")
 
 
 def _checked(op: Overloads, input: Tensor, dim: Any, axis: Any, reverse: bool, exclusive: bool = False) -> int:
-    """Checks what is common to scans. The dim as the ops take it."""
+    """Check the arguments that all scans have, and return dim as the ops take it."""
     check_input(op.name, input, "input", op.supported)
     check_bool(op.name, "reverse", reverse)
     check_bool(op.name, "exclusive", exclusive)
@@ -45,7 +47,7 @@ def _accumulated(
     reverse: bool,
     axis: Any,
 ) -> Tensor:
-    """A scan with a dtype=."""
+    """Call a scan with dtype=."""
     if dtype is None and out is None and axis is None and not _is_compiling():
         result: Tensor | None = op.plain(input, dim, None, exclusive, reverse, level_code())
         if result is not None:
@@ -62,7 +64,7 @@ def _accumulated(
 
 
 def _extreme(op: Overloads, input: Tensor, dim: Any, out: Any, reverse: bool, axis: Any) -> Any:
-    """A scan with values and indices: a tuple of both."""
+    """Call a scan that returns values and indices."""
     if out is None and axis is None and not _is_compiling():
         result = op.plain(input, dim, reverse, level_code())
         if result is not None:
@@ -83,10 +85,11 @@ def cumsum(
     reverse: bool = False,
     axis: int | None = None,
 ) -> Tensor:
-    """The sums of the elements up to each along dim. An exclusive one begins with +0.
+    """Return the cumulative sum along dim.
 
-    dtype and out as in sum, but dtype=torch.bool is a NotImplementedError; out may be the input. 16-bit floats are
-    added in float32, and float32 is carried in float64 from one block of 8192 elements to the next.
+    With exclusive the first result is +0. dtype and out are as in sum, but dtype=torch.bool raises NotImplementedError,
+    and out may be the input. 16-bit floats are accumulated in float32. For float32 the running total is carried in
+    float64 from one block of 8192 elements to the next.
 
     >>> import torch, torchreduce
     >>> torchreduce.cumsum(torch.tensor([1.0, 2.0, 3.0]), dim=0)
@@ -107,10 +110,11 @@ def cumprod(
     reverse: bool = False,
     axis: int | None = None,
 ) -> Tensor:
-    """The products of the elements up to each along dim. An exclusive one begins with 1.
+    """Return the cumulative product along dim.
 
-    dtype and out as in cumsum. Of floats a result is 0 or infinite only if an element is, or if it leaves the range
-    itself: products on the way may leave it and come back. Integers are multiplied as int64 and wrap.
+    With exclusive the first result is 1. dtype and out are as in cumsum. A floating result is 0 or infinite only if an
+    element is, or if the result itself is out of range: intermediate products may be out of range. Integers are
+    multiplied as int64 and wrap.
 
     >>> import torch, torchreduce
     >>> torchreduce.cumprod(torch.tensor([1.0, 2.0, 3.0, 4.0]), dim=0)
@@ -122,7 +126,7 @@ def cumprod(
 
 
 def _in_place(op: Overloads, input: Tensor, dim: Any, dtype: Any, exclusive: bool, reverse: bool, axis: Any) -> Tensor:
-    """A scan with a dtype=, written to its input, which autograd follows as it does torch's."""
+    """Call a scan with dtype= in place; autograd supports it as it does torch's."""
     check_input(op.name, input)
     dtype = as_dtype(dtype)
     if dtype is not None and dtype != input.dtype:
@@ -142,7 +146,9 @@ def cumsum_(
     reverse: bool = False,
     axis: int | None = None,
 ) -> Tensor:
-    """cumsum in place: writes to the input, in its dtype, and returns it. A dtype= must be the input's: RuntimeError.
+    """Compute cumsum in place.
+
+    Writes the result to the input and returns the input. Raises RuntimeError for a dtype other than the input's.
 
     >>> import torch, torchreduce
     >>> x = torch.tensor([1, 2, 3])
@@ -161,7 +167,7 @@ def cumprod_(
     reverse: bool = False,
     axis: int | None = None,
 ) -> Tensor:
-    """cumprod in place, as cumsum_ is.
+    """Compute cumprod in place; otherwise as cumsum_.
 
     >>> import torch, torchreduce
     >>> torchreduce.cumprod_(torch.tensor([1.0, 2.0, 3.0]), 0)
@@ -179,10 +185,11 @@ def logcumsumexp(
     reverse: bool = False,
     axis: int | None = None,
 ) -> Tensor:
-    """The logs of the sums of the exps of the elements up to each along dim. An exclusive one begins with -inf.
+    """Return the logarithm of the cumulative sum of exponentials along dim.
 
-    The input must be floating: NotImplementedError. 16-bit floats are computed in float32. inf, unless there is a
-    NaN, once there is an inf; -inf where there is nothing else. out has the input's dtype and may be the input.
+    With exclusive the first result is -inf. Raises NotImplementedError if the input is not floating. 16-bit floats are
+    computed in float32. Results are +inf from the first +inf on, and NaN from the first NaN on. A result over
+    only -inf is -inf. out has the input's dtype and may be the input.
 
     >>> import torch, torchreduce
     >>> torchreduce.logcumsumexp(torch.tensor([0.0, 0.0, -float("inf")]), dim=0)
@@ -204,11 +211,12 @@ def logcumsumexp(
 def cummax(
     input: Tensor, dim: int | None = None, *, out: Any = None, reverse: bool = False, axis: int | None = None
 ) -> Any:
-    """The greatest of the elements up to each along dim, and where it is: torch.return_types.cummax(values, indices).
+    """Return the cumulative maximum along dim and its index.
 
-    The latest index of several; -0.0 and +0.0 are equal, and the value is the element at the index. From the first
-    NaN on the value is NaN, and the index that of the latest one. bool works: false < true. The gradient goes to the
-    indices. out is a tuple of two.
+    The result is torch.return_types.cummax(values, indices). The index is the latest one of equal maxima; -0.0 and +0.0
+    are equal. The value is the element at the index. From the first NaN on the value is NaN, and the index is that of
+    the latest NaN. bool is supported: False < True. The gradient goes to the elements at the indices. out is a tuple of
+    two tensors.
 
     >>> import torch, torchreduce
     >>> values, indices = torchreduce.cummax(torch.tensor([1, 3, 2, 3]), dim=0)
@@ -221,7 +229,9 @@ def cummax(
 def cummin(
     input: Tensor, dim: int | None = None, *, out: Any = None, reverse: bool = False, axis: int | None = None
 ) -> Any:
-    """The least of the elements up to each along dim: torch.return_types.cummin(values, indices); else as cummax.
+    """Return the cumulative minimum along dim and its index; otherwise as cummax.
+
+    The result is torch.return_types.cummin(values, indices).
 
     >>> import torch, torchreduce
     >>> torchreduce.cummin(torch.tensor([3, 1, 2]), dim=0, reverse=True).values
@@ -240,20 +250,21 @@ def linear_scan(
     out: Tensor | None = None,
     axis: int | None = None,
 ) -> Tensor:
-    """The linear recurrence h[i] = a[i] * h[i - 1] + b[i] along dim, where initial is the h before the first element.
+    """Return the linear recurrence h[i] = a[i] * h[i - 1] + b[i] along dim.
 
-    a and b broadcast against each other, without a copy; initial broadcasts to their shape without dim. a and initial
-    may be numbers. Without initial the first h is the first b, and the first a has no effect. All tensors are on one
-    device and of b's floating dtype (else a TypeError), which is that of the result; beside a b of 16 bits, a and
-    initial may be float32, as numbers are: then all is computed in float32, on a copy of b, and rounded once. Each
-    tensor gets a gradient of its own shape. reverse: from the other end, as if all but initial were flipped. out has
-    b's dtype and may be an input.
+    a and b broadcast against each other, without a copy. initial is the h before the first element; its shape
+    broadcasts to that of the result without dim. a and initial may be numbers. Without initial, h[0] is b[0], and a[0]
+    has no effect. All tensors are on one device and have b's floating dtype, which is also the result's; raises
+    TypeError otherwise. If b is float16 or bfloat16, a and initial may be float32 or numbers: the recurrence is then
+    computed in float32, on a copy of b, and rounded once. Each tensor gets a gradient of its own shape. With reverse
+    the recurrence runs from the other end, as if a, b and the result were flipped. out has b's dtype and may be an
+    input.
 
-    An a of 0 is a reset: h is b there, bit for bit, whatever comes before, so that packed sequences stay apart. inf
-    and NaN go on until the next one. With a = 1 and finite elements the bits are those of cumsum(b). The error is a
-    few roundings of the same recurrence of absolute values, also where a is near 1, as long as no product of
-    neighbouring a leaves the range: beyond it results are infinite or NaN; below the least number, nothing is left of
-    the h that it multiplies.
+    An a of 0 is a reset: there h is bitwise identical to b, so packed sequences do not affect each other. inf and NaN
+    propagate until the next reset. With a = 1 and finite elements the result is bitwise identical to cumsum(b). The
+    error is a few roundings of the same recurrence over absolute values, also if a is near 1. This holds while products
+    of consecutive a are in range. If a product overflows, results are infinite or NaN; if it underflows, the h that it
+    multiplies is lost.
 
     >>> import torch, torchreduce
     >>> a, b = torch.tensor(0.5), torch.tensor([8.0, 0.0, 0.0, 1.0])
@@ -279,7 +290,7 @@ def linear_scan(
         initial = _parameter(op.name, "initial", initial, b, wide)
     shape = broadcast_shape(a.shape, b.shape)
     if shape is None:
-        raise RuntimeError(f"{op.name}(): a and b must broadcast, got {tuple(a.shape)} and {tuple(b.shape)}")
+        raise RuntimeError(f"{op.name}(): a and b must broadcast, got the shapes {tuple(a.shape)} and {tuple(b.shape)}")
     dim = check_dim(op.name, either(op.name, dim, axis), len(shape))
     if initial is not None:
         rows = [size for d, size in enumerate(shape) if d != dim % len(shape)]
@@ -307,7 +318,7 @@ def linear_scan(
 
 
 def _parameter(name: str, argument: str, given: Any, b: Tensor, wide: torch.dtype) -> Tensor:
-    """a or initial as a tensor that goes with b: a number is one of b's accumulator type."""
+    """Return a or initial as a tensor; a number becomes a tensor of b's accumulator type."""
     if isinstance(given, numbers.Real):
         number = float(given)
         return b.new_full((), number if abs(number) <= torch.finfo(wide).max else number * math.inf, dtype=wide)

@@ -19,7 +19,7 @@ DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Op:
-    """What distinguishes an op from the others, as far as Python needs to know."""
+    """The properties of an op that Python needs."""
 
     name: str
     function: str  # the public function that calls it
@@ -37,7 +37,7 @@ class Op:
     fixed: torch.dtype | None = None  # values: their dtype, whatever the input's; bool but for uint8, as in torch
 
     def result_dtype(self, given: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
-        """Of the values (of the indices where they are all there is), for inputs of dtype `given` and for dtype=."""
+        """Return the dtype of the values (or of the indices, if there are no values), for an input dtype and dtype=."""
         if self.returns == ("indices",):
             return torch.int64
         if self.fixed:
@@ -77,8 +77,8 @@ def _scan(name: str, sums: bool, inputs: Any, returns: Any, exclusive: bool, sum
 OPS = (
     _sums("sum", DTYPES, DTYPES, 0.0, "sum"),
     _sums("mean", FLOATS, FLOATS, math.nan, "sum, divided once by the number of elements"),
-    _sums("nansum", FLOATS, FLOATS, 0.0, "sum, with 0 in place of NaN"),
-    _sums("prod", DTYPES, DTYPES[:-1], 1.0, "product; only the result itself overflows or underflows"),
+    _sums("nansum", FLOATS, FLOATS, 0.0, "sum, with NaN treated as 0"),
+    _sums("prod", DTYPES, DTYPES[:-1], 1.0, "product; no intermediate overflow or underflow"),
     _norm("norm1", 1, 0.0, "sum of the magnitudes"),
     _norm("norm2", 2, 0.0, "square root of the sum of the squares"),
     _norm("norm0", 0, 0.0, "number of elements that are not 0"),
@@ -102,21 +102,21 @@ OPS = (
     _scan("cummin", False, DTYPES, ("values", "indices"), False, "least value up to each and its latest index; NaN"),
 )
 
-# Two results of one look at the elements. Not among the ops above, since both are those of other ops.
+# Two results in one pass over the elements. Not among the ops above, since both are results of other ops.
 PAIRS = (
     Op("aminmax", "aminmax", "reduction", "any", ("values", "values"), False, DTYPES, (), None, True, None,
        "amin and amax"),
     Op("nansum_and_count", "nanmean", "reduction", "any", ("values", "count"), True, FLOATS, FLOATS, 0.0, True, None,
-       "nansum, and how many NaN there are"),
+       "nansum, and the number of NaN"),
 )  # fmt: skip
 
-# Not among them, since it takes two tensors: what is made of their rows is made for it by hand (autograd_scans.py).
+# Not among the ops above, since it takes two tensors; autograd_scans.py has what they get from their table rows.
 LINEAR_SCAN = Op("linear_scan", "linear_scan", "scan", "one", ("values",), False, FLOATS, (), 0.0, True, None,
                  "a[i] * h[i - 1] + b[i]")  # fmt: skip
 
 BY_NAME = {op.name: op for op in (*OPS, *PAIRS, LINEAR_SCAN)}
 
-# The public functions on rows that are looked at twice which take (x, dim) here and in torch, of floats alone. What
-# they call is not among the ops above: their kernels write to no given tensors.
+# The public row-wise functions that take (x, dim) here and in torch, for floats only. The ops that they call are not
+# among the ops above: their kernels do not write to given tensors.
 KEEPING_SHAPE = ("softmax", "log_softmax")
 LOOKING_TWICE = (*KEEPING_SHAPE, "logsumexp", "var", "std")

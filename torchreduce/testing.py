@@ -1,5 +1,5 @@
-"""Tools that test the contract, on a user's machine too: inputs that are the same everywhere, golden bits, bitwise
-comparison, and the choice of a kernel by hand."""
+"""Test that results are bitwise identical, on any machine: reproducible inputs, golden bits, bitwise comparison, and
+forced kernel variants."""
 
 import hashlib
 import itertools
@@ -29,9 +29,10 @@ GOLDEN_FILE = Path(__file__).with_name("golden.json")
 
 @contextmanager
 def force_plan(**fields: Any) -> Iterator[None]:
-    """Within the block every call of the process uses these fields of a plan (see torchreduce.explain): family, lanes,
-    warps, leaves, rows, vector_loads. A field left out is the planner's choice. ValueError for what cannot serve
-    a call.
+    """Context manager that forces fields of the plan for every call of the process.
+
+    The fields are those of torchreduce.explain: family, lanes, warps, leaves, rows, vector_loads. The planner chooses
+    the fields that are left out. A call raises ValueError if its plan cannot have these fields.
 
     >>> import torch, torchreduce
     >>> with force_plan(family="columns"):
@@ -69,15 +70,16 @@ def _mixed(z: Numbers) -> Numbers:
 
 
 def splitmix64(n: int, seed: int) -> Numbers:
-    """The first n numbers of the generator splitmix64 (Steele, Lea and Flood 2014) started at seed, as uint64."""
+    """Return the first n numbers of splitmix64 (Steele, Lea and Flood 2014), seeded with seed, as uint64."""
     step = np.uint64(0x9E3779B97F4A7C15)
     return _mixed(np.uint64(seed) + np.arange(1, n + 1, dtype=np.uint64) * step)
 
 
 def make_input(shape: Sequence[int], dtype: torch.dtype, seed: int, hostile: bool = False) -> Tensor:
-    """A CPU tensor that is the same on every machine: integer arithmetic alone makes its bits.
+    """Return a pseudorandom CPU tensor that is bitwise identical on every machine.
 
-    Element i, row-major, is made of h, number i of splitmix64(seed). Integers: the low bits of h, as many as fit.
+    It is computed by integer arithmetic. Element i, row-major, is made of h, number i of splitmix64(seed). Integers:
+    the low bits of h, as many as fit.
     bool: bit 0. Floats: the sign is bit 63, the exponent from -8 to 7 is bits 52 to 55 less 8, the fraction the low
     bits. With `hostile` a float is replaced according to the low 10 bits u of the finalizer of h: u < 2 NaN (sign and
     fraction kept, bit 0 set), u < 4 an infinity, u < 64 a zero, u < 128 a subnormal, u < 136 the greatest exponent,
@@ -117,7 +119,7 @@ def make_factors(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Golden:
-    """A call whose result's bits are part of the contract."""
+    """A call whose result's bits are part of the contract, with its key in golden.json."""
 
     function: str
     dtype: torch.dtype
@@ -134,14 +136,14 @@ class Golden:
         return f"{self.function}({self.dtype} {self.shape}{kind} seed {self.seed}; {options or 'all dims'})"
 
     def input(self) -> Tensor:
-        """On the CPU. Of linear_scan: a and b, stacked."""
+        """Return the input, on the CPU. For linear_scan: a and b, stacked."""
         if self.function != "linear_scan":
             return make_input(self.shape, self.dtype, self.seed, self.hostile)
         a, b = make_input((2, *self.shape), self.dtype, self.seed, self.hostile)
         return torch.stack([make_factors(a), b])
 
     def result(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Of the call on x; of functions on rows that are looked at twice with the gradients of all inputs."""
+        """Return the results of the call on x; for row-wise functions also the gradients of all inputs."""
         if self.function in FUSED:
             return self._with_gradients(x)
         inputs = x.unbind() if self.function == "linear_scan" else (x,)
@@ -149,8 +151,8 @@ class Golden:
         return (out,) if isinstance(out, Tensor) else tuple(out)
 
     def beside(self, x: Tensor) -> tuple[list[Tensor], dict[str, Any]]:
-        """What goes with the x of a function on rows that are looked at twice: further arguments, and options. Weights
-        and labels are made of the seed, too: numbers 1 and 2 million on."""
+        """Return the other arguments and the options of a row-wise function. Weights and labels are made of the seed,
+        too: numbers 1 and 2 million on."""
         arguments: list[Tensor] = []
         options = dict(self.options)
         if self.function in ("rms_norm", "layer_norm"):
@@ -212,7 +214,7 @@ _SCANNED: list[tuple[tuple[int, ...], dict[str, Any]]] = [
 
 
 def golden_cases() -> list[Golden]:
-    """Every function on every dtype, a few dozen calls; the seed is the case's number."""
+    """Return the golden cases: every function on every dtype, a few dozen calls. The seed is the case's number."""
     calls: list[tuple[str, torch.dtype, tuple[int, ...], bool, dict[str, Any]]] = []
     for dtype in FLOATS:
         calls += [("sum", dtype, shape, False, options) for shape, options in _REDUCED]
@@ -290,13 +292,13 @@ def golden_cases() -> list[Golden]:
 
 
 def _bits(t: Tensor) -> np.ndarray[Any, Any]:
-    """The bit patterns of the elements, row-major."""
+    """Return the bit patterns of the elements, row-major."""
     flat = t.detach().cpu().clone(memory_format=torch.contiguous_format).flatten()
     return flat.view(torch.uint8).numpy().view(f"<u{t.element_size()}")
 
 
 def hash_of(*tensors: Tensor) -> str:
-    """The first 16 hex digits of the SHA-256 of the elements' bytes, row-major, little-endian, one tensor after
+    """Return the first 16 hex digits of the SHA-256 of the elements' bytes: row-major, little-endian, one tensor after
     another."""
     digest = hashlib.sha256()
     for t in tensors:
@@ -307,7 +309,7 @@ def hash_of(*tensors: Tensor) -> str:
 def compute_golden(
     device: str | torch.device = "cpu", cases: Sequence[Golden] | None = None
 ) -> dict[str, dict[str, str]]:
-    """The hashes of golden cases (of all of them, if none are given), as computed on a device."""
+    """Return the hashes of golden cases (by default all), computed on a device."""
     hashes = {}
     for case in golden_cases() if cases is None else cases:
         x = case.input()
@@ -316,8 +318,9 @@ def compute_golden(
 
 
 def check_golden(device: str | torch.device = "cpu", cases: Sequence[Golden] | None = None) -> list[str]:
-    """What differs from the golden bits on a device, in some cases or in all: a line for each. Empty if the contract is
-    kept."""
+    """Compare the results on a device with the golden bits, for golden cases (by default all).
+
+    Returns a line for each difference; empty if all are bitwise identical."""
     golden = json.loads(GOLDEN_FILE.read_text())
     if golden["contract"] != CONTRACT_VERSION:
         return [f"golden.json is of contract {golden['contract']}, the package of {CONTRACT_VERSION}"]
@@ -333,7 +336,7 @@ def check_golden(device: str | torch.device = "cpu", cases: Sequence[Golden] | N
 
 
 def write_golden() -> None:
-    """Replaces the golden bits by those the CPU computes now: a new version of the contract, unless nothing changes."""
+    """Replace the golden bits by those the CPU computes now: a new contract version, unless nothing changes."""
     golden = {"contract": CONTRACT_VERSION, "cases": compute_golden("cpu")}
     GOLDEN_FILE.write_text(json.dumps(golden, indent=1) + "\n")
 
@@ -342,9 +345,10 @@ def write_golden() -> None:
 
 
 def assert_bitwise_equal(actual: Any, expected: Any) -> None:
-    """AssertionError unless both are tensors (or tuples of tensors) of one dtype, shape and bits, on any devices.
+    """Raise AssertionError unless two tensors (or tuples of tensors) are bitwise identical.
 
-    It names the first differing element, row-major, with both values and bit patterns. Every NaN is its bits.
+    They must have the same dtype, shape and bits; devices may differ. NaN are compared by their bits. The error names
+    the first differing element, row-major, with both values and bit patterns.
 
     >>> import torch
     >>> assert_bitwise_equal(torch.tensor([1.0, -0.0]), torch.tensor([1.0, 0.0]))

@@ -1,4 +1,4 @@
-"""python -m torchreduce verify: whether this build gives the golden bits on this machine, and how fast it is."""
+"""python -m torchreduce verify: compare this build's results with the golden bits, and measure its bandwidth."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,7 +25,7 @@ MOST_SIDE = {"cpu": 1 << 12, "cuda": 1 << 14}  # larger than the caches
 
 @contextmanager
 def _instructions(name: str) -> Iterator[None]:
-    """Within the block the CPU kernels are those of this instruction set."""
+    """Context manager that uses the CPU kernels of an instruction set."""
     before = _C.instruction_set()
     _C.set_instruction_set(name)
     try:
@@ -35,8 +35,8 @@ def _instructions(name: str) -> Iterator[None]:
 
 
 def _kernels(device: str) -> Iterator[tuple[str, Any, list[Golden]]]:
-    """What can serve golden cases on a device: its name, a context that makes it serve, and its cases. On the CPU each
-    instruction set; on a GPU the planner's choice and each kernel family."""
+    """Yield the kernels to check on a device: a name, a context that selects them, and their golden cases. On the CPU:
+    each instruction set. On a GPU: the planner's choice, and each kernel variant."""
     cases = golden_cases()
     if device == "cpu":
         for name in _C.instruction_sets():
@@ -46,18 +46,19 @@ def _kernels(device: str) -> Iterator[tuple[str, Any, list[Golden]]]:
     kind_of: dict[str, str] = {op.function: op.kind for op in BY_NAME.values()} | dict.fromkeys(FUSED, "fused row")
     for kind, family in _FAMILIES:
         own = [case for case in cases if kind_of[case.function] == kind]
-        yield f"{kind}s: {family}", force_plan(family=family), own
+        shown = "row-wise op" if kind == "fused row" else kind
+        yield f"{shown}s: {family}", force_plan(family=family), own
 
 
 def _check(context: Any, device: str, cases: list[Golden]) -> tuple[int, list[str]]:
-    """How many cases the kernels can serve, and the failures, of which a call that raises is one."""
+    """Return the number of cases that the kernels support, and the failures; a call that raises is a failure."""
     served, failures = 0, []
     with context:
         for case in cases:
             try:
                 failures += check_golden(device, [case])
             except (RuntimeError, ValueError) as error:
-                if str(error).startswith("force_plan: "):  # not a family for this case or this device
+                if str(error).startswith("force_plan: "):  # this kernel variant does not support the case or the device
                     continue
                 failures.append(f"{case.name}: {error}")
             served += 1
@@ -65,7 +66,7 @@ def _check(context: Any, device: str, cases: list[Golden]) -> tuple[int, list[st
 
 
 def _gigabytes_per_second(function: str, dims: int, along: int, device: str) -> float:
-    """Of memory read and written."""
+    """Return the bandwidth of memory read and written."""
     side = MOST_SIDE[device]
     while device == "cuda" and 16 * side**2 > torch.cuda.mem_get_info()[0]:  # input and results in half of what is free
         side //= 2
@@ -77,7 +78,7 @@ def _gigabytes_per_second(function: str, dims: int, along: int, device: str) -> 
 
 
 def run(facts: str, only: str | None) -> int:
-    """Prints the report on the devices there are (or on one): the facts given, golden bits, failures, bandwidth. 1 if a
+    """Print the report for all devices (or for one): the given facts, golden bits, failures, bandwidth. Return 1 if a
     case failed, else 0."""
     devices = [only] if only else ["cpu", "cuda"] if gpu_usable() else ["cpu"]
     console = Console()

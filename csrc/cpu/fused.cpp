@@ -1,4 +1,4 @@
-// The CPU kernels of rows that are looked at twice, and of sums of rows by segments. Compiled once per instruction set.
+// The CPU kernels of row-wise ops, and of sums of rows by segments. Compiled once per instruction set.
 #include "cpu/fused_weights.h"
 #include "cpu/segments.h"
 

@@ -1,4 +1,4 @@
-// Rows that are looked at twice (fused.h), on the CPU. Each leaf is brought into contiguous memory as F, where loops
+// Row-wise ops (fused.h), on the CPU. Each leaf is brought into contiguous memory as F, where loops
 // over it become vectors. Rows that lie side by side are taken some at a time, so that whole cache lines are used; of
 // few long rows threads share the leaves.
 #pragma once

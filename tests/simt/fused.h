@@ -1,4 +1,4 @@
-// Rows that are looked at twice on the emulator: the bits must be those of the CPU kernels.
+// Row-wise ops on the emulator: bitwise identical to the CPU kernels.
 #pragma once
 #include <cstdint>
 

@@ -32,7 +32,7 @@ def op_of(case: Golden) -> Op:
 
 
 def is_solved(case: Golden) -> bool:
-    """Of reductions and scans. The emulation's group `fused` judges rows looked at twice by the CPU's kernels. Norms of
+    """Of reductions and scans. The emulation's group `fused` judges row-wise ops by the CPU's kernels. Norms of
     other orders have no kernel."""
     return case.options["ord"] in NORMS if case.function == "vector_norm" else case.function in BY_NAME
 

@@ -1088,7 +1088,7 @@ MUTANTS = (
         "index < 0 || index >= count || index == skipped", "index < 0 || index >= count",
         "segments", ("segments",), every=1,
     ),
-    # ---- rows looked at twice
+    # ---- row-wise ops
     Mutant(
         "residues of a leaf that starts within a granule stay where they are", "kernels/fused/held_rows.cuh",
         "move_down<1>(acc, (p.before & 1) != 0, p);", "",

@@ -967,7 +967,7 @@ void team_walk() {
   }
 }
 
-// Rows looked at twice.
+// Row-wise ops.
 void fused() { done = check_fused(seed, every, few); }
 
 // Rows that are added up by their numbers.

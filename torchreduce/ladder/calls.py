@@ -25,11 +25,12 @@ SPARE = 1 << 18  # elements of a workspace beyond the input's number
 def run(
     rung: str, x: Tensor, op: str = "sum", *, exclusive: bool = False, block: int | None = None, scans: bool = False
 ) -> Tensor:
-    """What a rung of the ladder makes of x: its "sum" or "max" (0-d), or at each place that of what is up to it.
+    """Run a rung of the ladder on x: a "sum" or "max" (0-d), or the scan of it.
 
     x: float32 or int32, of any shape, which is taken row by row as one row of at least one element; on a GPU, or on the
     CPU, where the rung runs in an emulation of one and takes milliseconds for a thousand elements. Sums of int32 wrap
-    around, in int32. A NaN stays. exclusive: of scans, what is before each place; first comes the op's identity.
+    around, in int32. NaN propagates. exclusive: of scans, each result covers the elements before it; the first is
+    the op's identity.
     block: the threads of a block, of those that the rung lists. scans: of a peer (torchreduce, torch, torch.compile and
     cub), which has both, the scan. Compiles at first use: RuntimeError without a compiler. ValueError for what a rung
     does not serve: beyond its limit, another block. x is left as it is. Bits may depend on anything, as the rung's

@@ -41,10 +41,10 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "ladder",
         help="climb from the first reduction kernel to this package's own; a minute, in an emulation without a GPU",
-        description="Runs every rung of the ladder, classic reduction and scan kernels in the order of their ideas, "
-        "checks each, counts which promises it keeps, times it on a GPU, and prints a table that ends in this "
-        "package's own kernels, beside torch's and CUB's. Without a GPU the rungs run in an emulation of one, are "
-        "checked, and nothing is measured. Compiles csrc/ladder at first use. Exits with 1 if a result was wrong.",
+        description="Run every rung of the ladder: classic reduction and scan kernels in the order of their ideas. "
+        "Check each, count which promises it keeps, time it on a GPU, and print a table that ends in this package's "
+        "own kernels, compared with torch's and CUB's. Without a GPU the rungs run in an emulation of one: they are "
+        "checked, and nothing is measured. csrc/ladder is compiled at first use. Exit with 1 if a result was wrong.",
     )
     parser.add_argument("--op", choices=OPS, default="sum", help="default: sum")
     parser.add_argument("--dtype", choices=("float32", "int32"), default="float32", help="default: float32")

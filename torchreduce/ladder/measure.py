@@ -25,7 +25,7 @@ class Promises:
 
     runs: int  # over RUNS runs
     blocks: int  # over the sizes of a block, of the input that shows most
-    as_on_cpu: bool  # the bits of torch.sum, amax or cumsum on the CPU; of torchreduce its own
+    as_on_cpu: bool  # bitwise identical to torch.sum, amax or cumsum on the CPU; torchreduce: to its own
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-// What kernels of rows that are looked at twice take of a GPU beside gpu.cuh: the value of the lane opposite, NaNs in
+// What kernels of row-wise ops take of a GPU beside gpu.cuh: the value of the lane opposite, NaNs in
 // pairs of 16-bit floats.
 #pragma once
 #include "gpu.cuh"

@@ -1,4 +1,4 @@
-// Columns that are looked at twice: rows that lie side by side, in shared memory between the looks.
+// Row-wise ops on columns: rows that lie side by side, kept in shared memory between the passes.
 //
 // Serves: float32 and 16-bit floats, columns of neighbours that start anywhere (columns.h).
 // A block copies a tile to shared memory: a leaf of some neighbouring columns. A thread has a column, in a group of

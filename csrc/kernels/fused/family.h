@@ -1,4 +1,4 @@
-// What every family of kernels for rows that are looked at twice says of a launch. Host code alone, like each family's
+// What every kernel variant of the row-wise ops says of a launch. Host code alone, like each family's
 // own header beside its kernel: what it serves, its shape, and its tuning numbers with their measurements.
 #pragma once
 #include <optional>

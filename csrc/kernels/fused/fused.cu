@@ -1,5 +1,5 @@
 // parts: TR_FOR_EACH_FUSED_KIND
-// Launches of the ops on rows that are looked at twice: this file is compiled once for each kind, TR_PART.
+// Launches of the row-wise ops: this file is compiled once for each kind, TR_PART.
 #include "columns.cuh"
 #include "fused_plan.h"
 #include "held_columns.cuh"

@@ -1,7 +1,7 @@
-// Columns that are looked at twice, on chip between the looks.
+// Row-wise ops on columns, which are kept on chip between the passes.
 //
 // Serves: float32 and 16-bit floats, columns that start at whole granules (held_columns.h); ops with one input whose
-// first look is for the greatest element. A tile is a leaf of neighbouring columns: each row of it is granules, one a
+// first pass is for the greatest element. A tile is a leaf of neighbouring columns: each row of it is granules, one a
 // lane; a thread has neighbouring residues. It copies its granules to places of its own, from which it sums and then
 // maps them, so that threads meet only for what they have of a column: once, where elements are central (fused.h),
 // twice elsewhere. Blocks stay: as soon as a part of a tile is mapped, a part of a tile to come is copied to its place.

@@ -1,5 +1,5 @@
-// Rows that are looked at twice, of any strides and types: a warp takes a leaf, element by element, and reads it again
-// for each look.
+// Row-wise ops on rows of any strides and types: a warp takes a leaf, element by element, and reads it again for each
+// pass.
 //
 // Serves: everything (strided.h). Of rows of one leaf one launch does all; else one leaves the states of all leaves,
 // one makes of them the rows', and one writes what follows.

@@ -1,7 +1,7 @@
-// Wide columns that are looked at twice, and read twice.
+// Row-wise ops on wide columns, which are read from memory in each of two passes.
 //
 // Serves: float32 and 16-bit floats, columns that start anywhere, alike in the input and the output (wide_columns.h);
-// ops with one input whose first look is for the greatest element. A tile is a leaf of neighbouring columns; a warp
+// ops with one input whose first pass is for the greatest element. A tile is a leaf of neighbouring columns; a warp
 // takes whole rows of it, the granules in which they lie, one a lane. All elements of a residue start alike in a
 // granule, so that it is enough to move what they come to. One kernel leaves the states of leaves in memory; another
 // one, when those of a column have met, writes.
