@@ -12,13 +12,18 @@
 #define TR_ROLLED _Pragma("unroll 1")
 // Before a loop over an array that is to stay in registers.
 #define TR_UNROLLED _Pragma("unroll")
-#define TR_UNROLLED_ON_GPU TR_UNROLLED
 #else
 // always_inline, so that no copy compiled for a wider instruction set is shared with code compiled for a narrower one.
 #define TR_HD inline __attribute__((always_inline))
 #define TR_ROLLED
 #define TR_UNROLLED
-// On a CPU such a loop is not unrolled: what it does takes much code.
+#endif
+// Before one that a CPU goes through, too: not unrolled there, since what it does takes much code.
+#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
+#define TR_UNROLLED_ON_GPU _Pragma("unroll")
+#elif defined(__clang__) || defined(__CUDACC__)
+#define TR_UNROLLED_ON_GPU
+#else
 #define TR_UNROLLED_ON_GPU _Pragma("GCC unroll 1")
 #endif
 // A function that is needed rarely: for NVIDIA's GPUs one that is called, so that its code is nowhere in the way.
