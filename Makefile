@@ -1,5 +1,5 @@
 # Everything a developer types. Each target sets up what it needs: the python3 in use if it has it all, else a .venv.
-.PHONY: build demo ladder test test-slow lint wheel wheel-check docs gpu gpu-build gpu-test gpu-memcheck gpu-racecheck \
+.PHONY: build demo ladder test test-slow lint wheel wheel-check docs gpu gpu-build gpu-test gpu-slow gpu-memcheck gpu-racecheck \
 	gpu-bench hip hip-few hip-quick \
 	cuda-archs cuda-archs-few cuda-archs-quick all-archs hip-deps simt simt-full simt-quick mutants mutants-some \
 	mutants-quick simt-deps quick full clean
@@ -44,8 +44,8 @@ docs:
 
 # On a machine with an NVIDIA GPU; each step also on its own, in at most 8 minutes.
 gpu:
-	@tools/gpu.sh build test memcheck racecheck
-gpu-build gpu-test gpu-memcheck gpu-racecheck gpu-bench:
+	@tools/gpu.sh build test slow memcheck racecheck
+gpu-build gpu-test gpu-slow gpu-memcheck gpu-racecheck gpu-bench:
 	@tools/gpu.sh $(@:gpu-%=%)
 
 # The kernels for AMD, built and inspected without an AMD GPU; where `make build` made code for sm_90, that is inspected, too.

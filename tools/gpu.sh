@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The checks on a GPU box, in steps of at most 8 minutes: tools/gpu.sh [build] [test] [memcheck] [racecheck] [bench]
+# The checks on a GPU box, in steps of at most 8 minutes: tools/gpu.sh [build] [test] [slow] [memcheck] [racecheck] [bench]
 #
 # build      library and module for the GPUs of this machine (TORCHREDUCE_LIBRARY=...: only the module)
-# test       the whole suite; a missing GPU is a failure
+# test       the tests that use a GPU; a missing GPU is a failure. The others are what `make test` runs anywhere
+# slow       those that take half a minute and more each
 # memcheck   compute-sanitizer's memcheck over the tests marked `sanitize`
 # racecheck  the same by its racecheck
 # bench      every reduction, every scan and the short calls beside their peers, as docs/performance.md has them; the rows also in the
@@ -38,7 +39,7 @@ sanitizer_works() {
 parts() { # tool
   local tool=$1 status=0 jobs=() job
   part() { # name expression
-    compute-sanitizer --tool "$tool" --error-exitcode 7 "$python" -m pytest -q -p no:cacheprovider -m sanitize tests \
+    compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 7 "$python" -m pytest -q -p no:cacheprovider -m sanitize tests \
       -k "cuda and ($2)" > "$logs/$tool.$1.log" 2>&1
   }
   part sums "cumsum" &
@@ -69,7 +70,8 @@ export python logs
 for name in "$@"; do
   case $name in
     build) step build 470 "$python" setup.py build_ext --inplace ;;
-    test) step test 470 env TORCHREDUCE_REQUIRE_GPU=1 make test-slow ;;
+    test) step test 470 env TORCHREDUCE_REQUIRE_GPU=1 "$python" -m pytest -n "$(nproc)" --dist loadgroup -k "cuda or gpu" ;;
+    slow) step slow 470 env TORCHREDUCE_REQUIRE_GPU=1 "$python" -m pytest -n "$(nproc)" --dist loadgroup --slow -m slow ;;
     memcheck | racecheck)
       if sanitizer_works; then
         # Without torch's caching allocator every tensor is an allocation of its own, with bounds that the tool knows.
@@ -80,7 +82,7 @@ for name in "$@"; do
       ;;
     bench) step bench 470 bash -c bench ;;
     *)
-      echo "tools/gpu.sh: unknown step '$name'. Supported are build, test, memcheck, racecheck and bench" >&2
+      echo "tools/gpu.sh: unknown step '$name'. Supported are build, test, slow, memcheck, racecheck and bench" >&2
       exit 2
       ;;
   esac
