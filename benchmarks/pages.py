@@ -459,7 +459,8 @@ def summary(rows: list[Row], plain: list[Plain]) -> str:
     said = [f"- {NOTES[measured]}" for measured in sorted(found & set(NOTES))]
     for name in gpus(rows):
         s = Sums(by_case(row for row in rows if row["gpu"] == name))
-        said.append(f"- {name}, all cases: slower than the fastest peer in {s.slower}, under the bar in {s.under}.")
+        slower = f"slower than the fastest peer in {s.slower}"
+        said.append(f"- {name}, all cases: {slower}; of those with a bar (our target), below it in {s.under}.")
     return "\n\n".join([table([gpu, "peers", *BY_DTYPE, SLOWER], lines, left=2), "\n".join(said)]).rstrip()
 
 

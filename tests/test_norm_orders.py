@@ -104,3 +104,15 @@ def test_norms_of_other_orders_compiled(device):
     x = torch.randn(4, 9, device=device)
     compiled = torch.compile(lambda x: tr.vector_norm(x, 3, 1), backend="aot_eager", fullgraph=True)
     assert_bitwise_equal(compiled(x), tr.vector_norm(x, 3, 1))
+
+
+def test_orders_as_tensors_and_orders_that_are_none():
+    x = torch.randn(4, 9)
+    for order in (2, 3.0):
+        assert_bitwise_equal(tr.vector_norm(x, torch.tensor(order), 1), tr.vector_norm(x, order, 1))
+    for order, said in ((math.nan, "got nan"), (10**400, "got an int of 1329 bits")):
+        with pytest.raises(RuntimeError, match=rf"^vector_norm\(\): the order must be a number .*{said}$"):
+            tr.vector_norm(x, order)
+    for order in ("fro", True, torch.ones(2)):
+        with pytest.raises(NotImplementedError, match=r"^vector_norm\(\): not implemented for the order .*numbers$"):
+            tr.vector_norm(x, order)

@@ -92,10 +92,9 @@ def check_input(name: str, input: Tensor, argument: str = "input", supported: Se
 
 def check_layout(name: str, t: Tensor, argument: str) -> None:
     if t.layout is not _STRIDED or t.is_nested:
+        kind = "strided tensors" + " that are not nested" * t.is_nested
         layout = f"{'nested tensors of ' * t.is_nested}the layout {t.layout}"
-        raise NotImplementedError(
-            f"{name}(): not implemented for {argument} of {layout}. Supported are strided tensors"
-        )
+        raise NotImplementedError(f"{name}(): not implemented for {argument} of {layout}. Supported are {kind}")
 
 
 def _of(argument: str, t: Tensor) -> str:

@@ -94,6 +94,8 @@ def _norm(
     axis: Dims,
     keepdims: bool | None,
 ) -> Tensor:
+    if isinstance(order, Tensor) and order.ndim == 0 and not order.dtype.is_complex and order.dtype != torch.bool:
+        order = order.item()
     if isinstance(order, bool) or not isinstance(order, (int, float)):
         raise NotImplementedError(f"{name}(): not implemented for the order {order!r}. Supported are numbers")
     op = (_ORDERS if name == "vector_norm" else _ORDERS_OF_NORM).get(order)
@@ -108,7 +110,8 @@ def _norm(
     if op is not None:
         return _with_dtype(op, x, dim, keepdim, dtype, out, axis, keepdims)
     if not abs(order) <= sys.float_info.max:
-        raise RuntimeError(f"{name}(): the order must be a number in float64's range, or infinite")
+        given = f"an int of {order.bit_length()} bits" if isinstance(order, int) else order
+        raise RuntimeError(f"{name}(): the order must be a number in float64's range, or infinite, but got {given}")
     return _of_any_order(name, x, float(order), dim, keepdim, dtype, out, axis, keepdims)
 
 
