@@ -476,7 +476,7 @@ def test_modules_are_traced_symbolically():
 @pytest.mark.long
 def test_compiled_autograd_over_eager_forwards():
     x = tie_free(SHAPE) / 4
-    for name, f in DIFFERENTIABLE.items():
+    for name, f in {name.split()[0]: f for name, f in DIFFERENTIABLE.items()}.items():  # one form of each op
         expected = plain_gradient(scalar(f), x)
         leaf = x.clone().requires_grad_()
         y = scalar(f)(leaf)
