@@ -300,8 +300,12 @@ def test_functional_transforms(device, form):
     )
 
 
+SOME_FORMS = pytest.mark.parametrize("every_form", (False, pytest.param(True, marks=pytest.mark.slow)))
+
+
 @pytest.mark.long
-def test_compiled_transforms():
+@SOME_FORMS
+def test_compiled_transforms(every_form):
     """torch.compile of torch.func's transforms, in one graph each."""
     x, one = tie_free(SHAPE) / 4, torch.ones((), dtype=torch.float64)
     functions = {name: scalar(f) for name, f in DIFFERENTIABLE.items()}
@@ -314,7 +318,7 @@ def test_compiled_transforms():
         "jvp": lambda f: lambda t: torch.func.jvp(f, (t,), (t.cos(),))[1],
         "grad of grad": lambda f: torch.func.grad(lambda t: torch.func.grad(f)(t).sin().sum()),
     }.items():
-        chosen = functions if name == "grad" else one_an_op
+        chosen = functions if name == "grad" or (name == "jvp" and every_form) else one_an_op
         transformed = [transform(f) for f in chosen.values()]
         ours = compiled(lambda t, transformed=transformed: [f(t) for f in transformed])(x)
         for form, f, y in zip(chosen, transformed, ours, strict=True):
@@ -474,9 +478,11 @@ def test_modules_are_traced_symbolically():
 
 
 @pytest.mark.long
-def test_compiled_autograd_over_eager_forwards():
+@SOME_FORMS
+def test_compiled_autograd_over_eager_forwards(every_form):
     x = tie_free(SHAPE) / 4
-    for name, f in {name.split()[0]: f for name, f in DIFFERENTIABLE.items()}.items():  # one form of each op
+    one_an_op = {name.split()[0]: f for name, f in DIFFERENTIABLE.items()}
+    for name, f in (DIFFERENTIABLE if every_form else one_an_op).items():
         expected = plain_gradient(scalar(f), x)
         leaf = x.clone().requires_grad_()
         y = scalar(f)(leaf)
