@@ -2,11 +2,16 @@
 
 import base64
 import hashlib
+import platform
+import re
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+import torchreduce as tr
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import wheel
@@ -109,3 +114,18 @@ def test_torchs_that_a_wheel_serves(tmp_path):
         for release in ("2.9.0", "2.10.0", "2.11.0"):
             archive.writestr(f"torchreduce/_aten.torch-{release}.so", "rows")
     assert wheel.served(path) == ["2.9.0", "2.10.0", "2.11.0"]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the libraries' symbols have old versions on x86-64 alone")
+def test_built_libraries_run_with_glibc_2_28():
+    """And with the libstdc++ of GCC 8: they ask for no later version of a symbol."""
+    latest = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
+    libraries = sorted(Path(tr.__file__).parent.glob("*.so"))
+    assert len(libraries) >= 3
+    for library in libraries:
+        said = subprocess.run(["objdump", "-T", library], capture_output=True, text=True, check=True).stdout
+        undefined = [line for line in said.splitlines() if "*UND*" in line]
+        asked = re.findall(r"\((GLIBC|GLIBCXX|CXXABI)_([\d.]+)\)", "\n".join(undefined))
+        assert asked, said
+        for name, version in asked:
+            assert tuple(map(int, version.split("."))) <= latest[name], f"{library.name}: {name}_{version}"
