@@ -1,6 +1,6 @@
 # Everything a developer types. Each target sets up what it needs: the python3 in use if it has it all, else a .venv.
-.PHONY: build demo ladder test test-slow lint wheel wheel-check docs gpu gpu-build gpu-test gpu-slow gpu-memcheck gpu-racecheck \
-	gpu-bench hip hip-few hip-quick \
+.PHONY: build demo ladder test test-slow lint wheel wheel-check docs gpu gpu-build gpu-test gpu-slow gpu-memcheck \
+	gpu-racecheck gpu-bench hip hip-few hip-quick \
 	cuda-archs cuda-archs-few cuda-archs-quick all-archs hip-deps simt simt-full simt-quick mutants mutants-some \
 	mutants-quick simt-deps quick full clean
 

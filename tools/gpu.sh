@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The checks on a GPU box, in steps of at most 8 minutes: tools/gpu.sh [build] [test] [slow] [memcheck] [racecheck] [bench]
+# The checks on a GPU box, in steps of at most 8 minutes:
+# tools/gpu.sh [build] [test] [slow] [memcheck] [racecheck] [bench]
 #
 # build      library and module for the GPUs of this machine (TORCHREDUCE_LIBRARY=...: only the module)
 # test       the tests that use a GPU; a missing GPU is a failure. The others are what `make test` runs anywhere
@@ -39,8 +40,8 @@ sanitizer_works() {
 parts() { # tool
   local tool=$1 status=0 jobs=() job
   part() { # name expression
-    compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 7 "$python" -m pytest -q -p no:cacheprovider -m sanitize tests \
-      -k "cuda and ($2)" > "$logs/$tool.$1.log" 2>&1
+    compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 7 \
+      "$python" -m pytest -q -p no:cacheprovider -m sanitize tests -k "cuda and ($2)" > "$logs/$tool.$1.log" 2>&1
   }
   part sums "cumsum" &
   jobs+=($!)

@@ -91,7 +91,7 @@ template <class Scan> struct ScanColumns {
     finish_groups<Scan>(prefixes, carry[i], within[i], p);
   }
 
-  // The carries after a group whose totals are on top of `groups`.
+  // The carries after a group whose totals are on top of `groups`. Not inline: it would take registers from group().
   __attribute__((noinline)) void advance() {
     groups.push();
     const State* value = groups.total();

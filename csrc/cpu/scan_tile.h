@@ -83,7 +83,7 @@ TR_HD void transpose(Eight<float> (&r)[8]) {
 
 // Sklansky's inclusive scan of 32 totals, in place. With more than one input what is absent is an identity but for the
 // sign of a zero that roundings lost, so that it is not combined.
-template <class Scan, class Lanes = ScanLanes<Scan>>
+template <class Scan, class Lanes = ScanLanes<Scan>>  // not inline: one copy, for totals and for results
 __attribute__((noinline)) void sklansky(typename Lanes::State (&v)[kFan / 8]) {
   using State = typename Lanes::State;
   const auto absent = eight(Scan::absent());
