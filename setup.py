@@ -343,8 +343,9 @@ class Ninja:
         return self.build("compile", [source], name, flags, needs, compiler)
 
     def for_older_systems(self, flags: list[str]) -> list[str]:
-        """What every library is linked with, too."""
-        if len(ISA_FLAGS) == 1:
+        """What every library is linked with, too. Nothing for a compiler that has libstdc++ as an archive alone."""
+        is_shared = os.path.isabs(output_of(host_compiler(), "-print-file-name=libstdc++.so").strip())
+        if len(ISA_FLAGS) == 1 or not is_shared:
             return []
         inputs = [self.compile("csrc/compat.cpp", flags)]
         for library, listed in MOVED.items():
@@ -413,8 +414,8 @@ class BuildExtension(build_ext):
 
         units = [f"csrc/{name}.cpp" for name in ("plan", "reduce_plan", "scan_plan", "fused_plan", "intrinsics")]
         objects = [compile(unit, host) for unit in units]
-        for layer in ("csrc/torch_ops.cpp", "csrc/torch_fused.cpp", "csrc/torch_segments.cpp"):
-            objects += [compile(layer, [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
+        for layer in ("ops", "fused", "segments", "products"):
+            objects += [compile(f"csrc/torch_{layer}.cpp", [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
         objects += [compile("csrc/cpu/dispatch.cpp", host)]
         for isa, flags in ISA_FLAGS.items():
             for source in ("csrc/cpu/reduce.cpp", "csrc/cpu/scan.cpp", "csrc/cpu/fused.cpp"):

@@ -28,6 +28,7 @@
 #include "interface.h"
 #include "operand.h"
 #include "plan.h"
+#include "products.h"
 
 namespace torchreduce {
 namespace {
@@ -37,8 +38,9 @@ using at::Tensor;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
 
-enum Devices { kGpu = 1, kCpu = 2 };
-std::atomic<int> enabled{0};  // a mask of Devices, for the process: autograd's threads are to see it, too
+// Whose calls are overridden; of matrix products, which are asked for by themselves, those of 16 bits or also float32.
+enum Overridden { kGpu = 1, kCpu = 2, kProducts = 4, kFloat32Products = 8 };
+std::atomic<int> enabled{0};  // a mask of these, for the process: autograd's threads are to see it, too
 
 // Who served a call: torchreduce, or torch because of the tensors' kind or device, a dtype, and so on.
 enum class Why { Served, Kind, Dtype, Dims, Empty, Option, Out };
@@ -830,6 +832,150 @@ struct EmbeddingBackward {
   }
 };
 
+// ---- matrix products -----------------------------------------------------------------------------------------------------
+
+// The arguments of mm and its kin, taken by their types: tensors, of which a writable one is `out`, beta, alpha, dtype.
+struct Factors {
+  at::SmallVector<const Tensor*, 3> tensors;
+  at::SmallVector<const at::Scalar*, 2> scalars;
+  std::optional<ScalarType> dtype;
+  Tensor* out = nullptr;
+
+  void take(const Tensor& t) { tensors.push_back(&t); }
+  void take(Tensor& t) { out = &t; }
+  void take(const at::Scalar& s) { scalars.push_back(&s); }
+  void take(ScalarType type) { dtype = type; }
+};
+
+// left @ right, of matrices or of batches of them.
+struct Multiplying {
+  ScalarType result;
+  at::DimVector shape;
+
+  Why plan(const Tensor& left, const Tensor& right, const Factors& given) {
+    const ScalarType dtype = left.scalar_type();
+    const int64_t dims = left.dim();
+    const bool with_float32 = enabled.load(std::memory_order_relaxed) & kFloat32Products;
+    result = given.dtype.value_or(dtype);
+    if (is_named(left) || right.device() != left.device() || !has_products(left.device().index())) return Why::Kind;
+    if (!has_products(Dtype(dtype), with_float32) || right.scalar_type() != dtype) return Why::Dtype;
+    if (result != dtype && result != ScalarType::Float) return Why::Dtype;
+    if (right.dim() != dims || left.size(-1) != right.size(-2) || (dims == 3 && left.size(0) != right.size(0)))
+      return Why::Dims;
+    if (left.numel() == 0 || right.numel() == 0) return Why::Empty;
+    shape.assign(left.sizes().begin(), left.sizes().end());
+    shape.back() = right.size(-1);
+    for (const at::Scalar* s : given.scalars)
+      if (s->isComplex()) return Why::Option;
+    return Why::Served;
+  }
+  Why fits(const Tensor& added) const {
+    if (added.scalar_type() != result) return Why::Dtype;
+    if (added.dim() > int64_t(shape.size())) return Why::Dims;
+    for (int64_t d = 1; d <= added.dim(); ++d)
+      if (added.size(-d) != 1 && added.size(-d) != shape[shape.size() - size_t(d)]) return Why::Dims;
+    return Why::Served;
+  }
+};
+
+// Whether a tensor, whose strides are those of a view of a dense one, has each element once. torch tells it of dense
+// ones alone.
+bool is_written_once(const Tensor& t) {
+  at::SmallVector<std::pair<int64_t, int64_t>, 3> dims;
+  for (int64_t d = 0; d < t.dim(); ++d)
+    if (t.size(d) != 1) dims.emplace_back(t.stride(d), t.size(d));
+  std::sort(dims.begin(), dims.end());
+  int64_t extent = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride < extent) return false;
+    extent = stride * size;
+  }
+  return true;
+}
+
+// What is written in place of `out`, and copied to it, where only its layout is in the way.
+Tensor aside(const Tensor& out) {
+  const bool is_unknown = at::has_internal_overlap(out) == at::MemOverlap::TooHard;
+  return is_unknown && is_written_once(out) ? at::empty(out.sizes(), out.options()) : out;
+}
+
+// `dims`: of each factor; `adds`: whether beta times a tensor is added, which is then the first.
+template <int dims, bool adds> struct Multiply {
+  static constexpr int kOnlyWhere = kProducts;
+
+  template <class R, class X, class... A> static R call(Why& why, X& x, A&&... a) {
+    Factors given;
+    given.take(std::as_const(x));
+    (given.take(a), ...);
+    Tensor* out = given.out;
+    if constexpr (std::is_reference_v<R> && !std::is_const_v<X>) out = &x;  // addmm_ and baddbmm_
+    const Tensor &left = *given.tensors[adds ? 1 : 0], &right = *given.tensors[adds ? 2 : 1];
+    const Tensor* added = adds && given.scalars[0]->toDouble() != 0 ? given.tensors[0] : nullptr;
+    Multiplying m;
+    why = left.dim() != dims ? Why::Dims : m.plan(left, right, given);
+    if (why == Why::Served && added) why = m.fits(*added);
+    if constexpr (std::is_reference_v<R>) {
+      if (why != Why::Served) return *out;
+      const Tensor to = aside(*out);
+      for (const Tensor* t : {&left, &right})
+        if (why == Why::Served) why = overlap(read(*out), read(*t)) ? Why::Out : fit(to, m.shape, Dtype(m.result), *t);
+      if (why == Why::Served && added) why = fit(to, m.shape, Dtype(m.result), *added, true);
+      if (why == Why::Served) run(given, left, right, added, to);
+      if (why == Why::Served && !to.is_same(*out)) out->copy_(to);
+      return *out;
+    } else {
+      if (why != Why::Served) return Tensor();
+      Tensor result = allocate(m.shape, Dtype(m.result), left);
+      run(given, left, right, added, result);
+      return result;
+    }
+  }
+  static void run(const Factors& given, const Tensor& left, const Tensor& right, const Tensor* added,
+                  const Tensor& out) {
+    MatrixProduct product{adds ? "addmm" : "mm", read(left), read(right), written(out), {}};
+    if (added) product.added = read(*added);
+    if (adds) product.beta = given.scalars[0]->toDouble(), product.alpha = given.scalars[1]->toDouble();
+    multiply_into(product);
+  }
+};
+
+// A matrix and a vector, or two vectors, as matrices.
+template <bool of_matrix, bool adds> struct MultiplyVector {
+  static constexpr int kOnlyWhere = kProducts;
+
+  template <class R, class X, class... A> static R call(Why& why, X& x, A&&... a) {
+    Factors given;
+    given.take(std::as_const(x));
+    (given.take(a), ...);
+    Tensor* out = given.out;
+    if constexpr (std::is_reference_v<R> && !std::is_const_v<X>) out = &x;  // addmv_
+    const Tensor &first = *given.tensors[adds ? 1 : 0], &vector = *given.tensors[adds ? 2 : 1];
+    const Tensor* added = adds && given.scalars[0]->toDouble() != 0 ? given.tensors[0] : nullptr;
+    Multiplying m;
+    Tensor left, right;
+    if (first.dim() != (of_matrix ? 2 : 1) || vector.dim() != 1) {
+      why = Why::Dims;
+    } else {
+      left = of_matrix ? first : first.unsqueeze(0), right = vector.unsqueeze(1);
+      why = m.plan(left, right, given);
+    }
+    if (why == Why::Served && added && (added->dim() != 1 || (added->size(0) != 1 && added->size(0) != m.shape[0])))
+      why = Why::Dims;
+    if (why == Why::Served && added && added->scalar_type() != m.result) why = Why::Dtype;
+    const at::DimVector shape(m.shape.begin(), m.shape.begin() + (of_matrix && why == Why::Served));
+    for (const Tensor* t : {&first, &vector})
+      if (why == Why::Served && out) why = fit(*out, shape, Dtype(m.result), *t);
+    if (why == Why::Served && out && added) why = fit(*out, shape, Dtype(m.result), *added, true);
+    Tensor result = why != Why::Served || out ? Tensor() : allocate(shape, Dtype(m.result), first);
+    if (why == Why::Served) {
+      const Tensor column = added ? added->unsqueeze(1) : Tensor();
+      Multiply<2, adds>::run(given, left, right, added ? &column : nullptr, (out ? *out : result).view({-1, 1}));
+    }
+    if constexpr (std::is_reference_v<R>) return *out;
+    else return result;
+  }
+};
+
 // ---- what is registered --------------------------------------------------------------------------------------------------
 
 // An overload that is covered, and its calls while torchreduce was on, by who served them.
@@ -875,7 +1021,8 @@ template <class Aten, class Serve, class R, class X, class... A> struct Kernel<A
 
   static R call(DispatchKeySet keys, X x, A... a) {
     const DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect);
-    const int on = enabled.load(std::memory_order_relaxed);
+    int on = enabled.load(std::memory_order_relaxed);
+    if constexpr (requires { Serve::kOnlyWhere; }) on = on & Serve::kOnlyWhere ? on : 0;
     if (on) {
       Why why = Why::Served;
       auto count = [&] { row->calls[size_t(why)].fetch_add(1, std::memory_order_relaxed); };
@@ -1096,6 +1243,115 @@ void add_all() {
 #undef TR_ADD
 }
 
+// A layer's product is one with its bias added in float32 where torch sees a matrix, and a rounded one with a rounded
+// sum elsewhere: for a row alone, say. Here it is a matrix, whatever its shape and layout.
+struct Linear {
+  using Aten = at::_ops::linear;
+
+  static bool is_met(const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
+    const int on = enabled.load(std::memory_order_relaxed) | tracing;
+    if (!(on & kProducts) || !given(bias) || bias->dim() != 1 || !x.is_cuda() || x.dim() == 0 || x.dim() == 2)
+      return false;
+    return weight.dim() == 2 && has_products(Dtype(x.scalar_type()), on & kFloat32Products) &&
+           weight.sym_size(1) == x.sym_size(-1);
+  }
+  static Tensor serve(const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
+    c10::SymDimVector sizes(x.sym_sizes().begin(), x.sym_sizes().end());
+    c10::SymInt rows = 1;
+    for (size_t d = 0; d + 1 < sizes.size(); ++d) rows = rows * sizes[d];
+    sizes.back() = weight.sym_size(0);
+    return at::linear(x.reshape_symint({rows, x.sym_size(-1)}), weight, bias).reshape_symint(sizes);
+  }
+  static Tensor call(DispatchKeySet keys, const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
+    if (is_met(x, weight, bias)) return serve(x, weight, bias);
+    return Aten::redispatch((keys & kBelow) | kOther, x, weight, bias);
+  }
+  static Tensor call_below(DispatchKeySet keys, const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
+    if (is_met(x, weight, bias)) return serve(x, weight, bias);
+    return Aten::redispatch(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect), x, weight,
+                            bias);
+  }
+};
+
+// Attention by kernels whose rows do not depend on the batch: while products are overridden those of flash attention
+// are off (torchreduce/override.py). cuDNN's split the keys for one query alone, so that one is made two.
+struct Attention {
+  using Aten = at::_ops::scaled_dot_product_attention;
+  static inline Row* row = nullptr;
+
+  static bool is_met(const Tensor& query) {
+    const int on = enabled.load(std::memory_order_relaxed) | tracing;
+    return (on & kProducts) && query.is_cuda() && query.dim() >= 2;
+  }
+  static Tensor go_on(DispatchKeySet further, const Tensor& query, const Tensor& key, const Tensor& value,
+                      const MaybeTensor& mask, double dropout, bool is_causal, std::optional<double> scale,
+                      bool grouped) {
+    if (!is_met(query)) return Aten::redispatch(further, query, key, value, mask, dropout, is_causal, scale, grouped);
+    const bool serves = !at::globalContext().userEnabledFlashSDP() && dropout == 0;
+    if (!tracing) row->calls[size_t(serves ? Why::Served : Why::Option)].fetch_add(1, std::memory_order_relaxed);
+    if (!serves || query.sym_size(-2) != 1)
+      return Aten::redispatch(further, query, key, value, mask, dropout, is_causal, scale, grouped);
+    c10::SymDimVector sizes(query.sym_sizes().begin(), query.sym_sizes().end());
+    sizes[sizes.size() - 2] = 2;
+    return Aten::call(query.expand_symint(sizes), key, value, mask, dropout, is_causal, scale, grouped)
+        .narrow(-2, 0, 1);
+  }
+  static Tensor call(DispatchKeySet keys, const Tensor& query, const Tensor& key, const Tensor& value,
+                     const MaybeTensor& mask, double dropout, bool is_causal, std::optional<double> scale,
+                     bool grouped) {
+    return go_on((keys & kBelow) | kOther, query, key, value, mask, dropout, is_causal, scale, grouped);
+  }
+  static Tensor call_below(DispatchKeySet keys, const Tensor& query, const Tensor& key, const Tensor& value,
+                           const MaybeTensor& mask, double dropout, bool is_causal, std::optional<double> scale,
+                           bool grouped) {
+    const DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect);
+    return go_on(below, query, key, value, mask, dropout, is_causal, scale, grouped);
+  }
+};
+
+// Registered when products are first asked for: every product of the process passes here from then on.
+void add_products() {
+  using namespace at::_ops;
+  torch::Library& aten = library_for(DispatchKey::BackendSelect);
+#define TR_ADD(overload, ...) add<overload, __VA_ARGS__>(aten);
+  TR_ADD(mm, Multiply<2, false>)
+  TR_ADD(mm_out, Multiply<2, false>)
+  TR_ADD(mm_dtype, Multiply<2, false>)
+  TR_ADD(mm_dtype_out, Multiply<2, false>)
+  TR_ADD(addmm, Multiply<2, true>)
+  TR_ADD(addmm_out, Multiply<2, true>)
+  TR_ADD(addmm_, Multiply<2, true>)
+  TR_ADD(addmm_dtype, Multiply<2, true>)
+  TR_ADD(addmm_dtype_out, Multiply<2, true>)
+  TR_ADD(bmm, Multiply<3, false>)
+  TR_ADD(bmm_out, Multiply<3, false>)
+  TR_ADD(bmm_dtype, Multiply<3, false>)
+  TR_ADD(bmm_dtype_out, Multiply<3, false>)
+  TR_ADD(baddbmm, Multiply<3, true>)
+  TR_ADD(baddbmm_out, Multiply<3, true>)
+  TR_ADD(baddbmm_, Multiply<3, true>)
+  TR_ADD(baddbmm_dtype, Multiply<3, true>)
+  TR_ADD(baddbmm_dtype_out, Multiply<3, true>)
+  using Matrix = MultiplyVector<true, false>;
+  using AddedMatrix = MultiplyVector<true, true>;
+  using Dot = MultiplyVector<false, false>;
+  TR_ADD(mv, Matrix)
+  TR_ADD(mv_out, Matrix)
+  TR_ADD(addmv, AddedMatrix)
+  TR_ADD(addmv_out, AddedMatrix)
+  TR_ADD(addmv_, AddedMatrix)
+  TR_ADD(dot, Dot)
+  TR_ADD(dot_out, Dot)
+#undef TR_ADD
+  Attention::row = &rows().emplace_back();
+  Attention::row->name = "scaled_dot_product_attention";
+  torch::Library& above = library_for(DispatchKey::AutogradCUDA);
+  above.impl("linear", TORCH_FN(Linear::call));
+  aten.impl("linear", TORCH_FN(Linear::call_below));
+  above.impl("scaled_dot_product_attention", TORCH_FN(Attention::call));
+  aten.impl("scaled_dot_product_attention", TORCH_FN(Attention::call_below));
+}
+
 // ---- calls past the dispatcher -------------------------------------------------------------------------------------------
 
 // Keys that a plain tensor has, whose kernels would only go on.
@@ -1130,6 +1386,7 @@ struct _object* torchreduce_aten_wrap(const at::Tensor* x) { return THPVariable_
 extern "C" {
 void torchreduce_aten_register() { torchreduce::add_all(); }
 void torchreduce_aten_register_above() { torchreduce::add_above(); }
+void torchreduce_aten_register_products() { torchreduce::add_products(); }
 void torchreduce_aten_enable(int devices) { torchreduce::enabled.store(devices); }
 int torchreduce_aten_trace(int devices) { return std::exchange(torchreduce::tracing, devices); }
 int torchreduce_aten_rows() { return int(torchreduce::rows().size()); }

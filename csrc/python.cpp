@@ -13,6 +13,7 @@
 #include "intrinsics.h"
 #include "kernels/common/refusal.h"
 #include "operand.h"
+#include "products.h"
 #include "reduce_plan.h"
 #include "scan_plan.h"
 
@@ -23,6 +24,16 @@ namespace torchreduce {
 void bind_direct(py::module_& m);  // python_direct.cpp
 
 namespace {
+
+// ---- matrix products --------------------------------------------------------------------------------------------------
+
+py::list tried(int device) {
+  py::list all;
+  for (const TriedAlgorithm& a : tried_algorithms(device))
+    all.append(
+        py::make_tuple(a.dtype, a.out_dtype, a.left_along_rows, a.right_along_rows, a.added, a.batched, a.keeps_order));
+  return all;
+}
 
 // ---- build facts ------------------------------------------------------------------------------------------------------
 
@@ -274,6 +285,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("reduce_families", [] { return words_of(kReduceFamilies); });
   m.def("scan_families", [] { return words_of(kScanFamilies); });
   m.def("fused_families", [] { return words_of(kFusedFamilies); });
+  m.def("tried_algorithms", &tried, py::arg("device"));
   m.def("gpu_facts", &facts_of, py::arg("device"));
   m.def("plan", &plan_of, py::arg("op"), py::arg("sizes"), py::arg("strides"), py::arg("dim"), py::arg("dtype"),
         py::arg("out_dtype"), py::arg("aligned"), py::arg("gpu"), py::arg("multiprocessors"),

@@ -1,8 +1,8 @@
 """Which devices the suite runs on, and how it shares a machine between workers.
 
 Every test that takes `device` runs on the CPU and, where there is one, on a GPU. Tests that need a GPU carry the marker
-`gpu` (the fixture adds it), those that need two `gpus`, and are deselected without: that is decided and said here and
-nowhere else.
+`gpu` (the fixture adds it), those that need two `gpus`, those that need NVIDIA's Hopper or later `gpu_hopper`, and are
+deselected without: that is decided and said here and nowhere else.
 TORCHREDUCE_REQUIRE_GPU=1 makes a missing GPU an error. Tests marked `slow` are run with --slow alone: by the full run's
 `make test-slow`, and on GPU machines.
 """
@@ -19,6 +19,7 @@ from torchreduce import _C
 MARKERS = (
     "gpu: needs a GPU",
     "gpus: needs two GPUs",
+    "gpu_hopper: needs an NVIDIA GPU of compute capability 9.0 or later",
     "big: 2^31 elements and more; run by one worker at a time",
     "sanitize: small enough for compute-sanitizer",
     "slow: half a minute and more; run with --slow",
@@ -72,6 +73,8 @@ def pytest_collection_modifyitems(config, items):
         deselect(config, items, "gpu")
     if NO_GPU or torch.cuda.device_count() < 2:
         deselect(config, items, "gpus")
+    if NO_GPU or torch.version.hip or torch.cuda.get_device_capability() < (9, 0):
+        deselect(config, items, "gpu_hopper")
     if not config.getoption("--slow"):
         deselect(config, items, "slow")
     items.sort(key=lambda item: item.get_closest_marker("long") is None)

@@ -70,6 +70,12 @@ def main() -> int:
         "planned kernels and with each kernel variant. Print a report to paste: versions, devices and build flags, how "
         "many golden bits matched, each failure, and the memory bandwidth. Exit with 1 if any failed.",
     )
+    verified.add_argument(
+        "--products",
+        action="store_true",
+        help="instead compare rows of matrix products and of attention with those of other batches, under "
+        "enable(products=True); needs an NVIDIA GPU of compute capability 9.0 or later",
+    )
     for command in (shown, verified):
         command.add_argument("--device", choices=("cpu", "cuda"), help="only this one (default: all there are)")
     timed = commands.add_parser(
@@ -99,14 +105,18 @@ def main() -> int:
         return 0
     if arguments.command == "ladder":
         return ladder.run(arguments)
-    from . import bench, demo, verify  # need rich, which info does not
+    from . import bench, demo, products, verify, verify_products  # need rich, which info does not
 
     if arguments.device == "cuda" and not demo.gpu_usable():
         parser.error("--device cuda: torch sees no GPU, or torchreduce was built without a GPU part")
     if arguments.command == "demo":
         return demo.run(arguments.device, arguments.table)
     if arguments.command == "verify":
-        return verify.run(info(), arguments.device)
+        if not arguments.products:
+            return verify.run(info(), arguments.device)
+        if not demo.gpu_usable() or not products.is_served_on(torch.device("cuda", torch.cuda.current_device())):
+            parser.error("--products: needs an NVIDIA GPU of compute capability 9.0 or later")
+        return verify_products.run(info())
     device = arguments.device or ("cuda" if demo.gpu_usable() else "cpu")
     offered = bench.operations()
     for op in arguments.op:

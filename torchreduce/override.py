@@ -15,17 +15,21 @@ from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from .direct import aten_path
 
-_GPU, _CPU = 1, 2
+# Whose calls are overridden; and of matrix products, which are asked for by themselves, those of 16 bits, or also those
+# of float32.
+_GPU, _CPU, _PRODUCTS, _FLOAT32_PRODUCTS = 1, 2, 4, 8
+Products = bool | Literal["float32"]
 _lock = threading.Lock()
 _rows: Any = None  # what is registered with torch, once it is
 _was_on = False  # before
-# The devices whose calls are overridden, now: in eager mode, and by torch.compile, whose graphs are guarded by it.
+_has_products = False  # registered, too
+# Whose calls are overridden, now: in eager mode, and by torch.compile, whose graphs are guarded by it.
 _eager = 0
 _compiled = 0
 
@@ -57,6 +61,7 @@ class _Rows:
         self._above.registered()
         self.trace = self._library.torchreduce_aten_trace
         self.enable = self._library.torchreduce_aten_enable
+        self.register_products = self._library.torchreduce_aten_register_products
 
     def coverage(self) -> dict[str, dict[str, int]]:
         why: list[str] = []
@@ -101,7 +106,7 @@ def traced(devices: int) -> Iterator[None]:
         trace(before)
 
 
-def enable(*, cpu: bool = False, compile: bool = True) -> None:
+def enable(*, cpu: bool = False, compile: bool = True, products: Products = False) -> None:
     """Override torch's reductions, scans, softmax, losses and norms with torchreduce's.
 
     The override applies to calls on CUDA and ROCm tensors, and with cpu=True also on CPU tensors. It covers Tensor
@@ -109,7 +114,15 @@ def enable(*, cpu: bool = False, compile: bool = True) -> None:
     invalid arguments) fall back to torch and behave as before. coverage() counts the calls of both kinds.
 
     With compile=True, graphs that torch.compile compiles from now on are overridden, too; graphs that were compiled
-    before are discarded. The override holds for the process until disable(). In a process that starts anew, such as a
+    before are discarded.
+
+    With products=True, matrix products of float16 and bfloat16 (mm, addmm, bmm, matmul, linear and the like) on NVIDIA
+    GPUs of compute capability 9.0 or later are computed in one order, too: row i of x @ w depends on that row, w, the
+    GPU model and the version of cuBLASLt, not on the other rows. products="float32" includes float32, which is slower
+    for few rows, and never TF32 then. A product raises RuntimeError if cuBLASLt has no algorithm that keeps the order.
+    Products on other devices are torch's.
+
+    The override holds for the process until disable(). In a process that starts anew, such as a
     worker, set TORCHREDUCE_ENABLE=1 (or cpu, to include CPU tensors): importing torchreduce then enables the override.
 
     >>> import torch, torchreduce
@@ -119,7 +132,7 @@ def enable(*, cpu: bool = False, compile: bool = True) -> None:
     True
     >>> torchreduce.disable()
     """
-    _say(_options(cpu, compile))
+    _say(_options(cpu, compile, products))
 
 
 def disable() -> None:
@@ -133,11 +146,14 @@ def disable() -> None:
     _say(_Said())
 
 
-def _options(cpu: bool, compile: bool) -> _Said:
+def _options(cpu: bool, compile: bool, products: Products) -> _Said:
     for argument, value in (("cpu", cpu), ("compile", compile)):
         if type(value) is not bool:
             raise TypeError(f"enable(): argument {argument!r} must be a bool, got {value!r}")
-    devices = _GPU | (_CPU if cpu else 0)
+    if type(products) is not bool and products != "float32":
+        raise ValueError(f"enable(): argument 'products' must be True, False or 'float32', got {products!r}")
+    devices = _GPU | (_CPU if cpu else 0) | (_PRODUCTS if products else 0)
+    devices |= _FLOAT32_PRODUCTS if products == "float32" else 0
     if compile:
         from .override_compile import install
 
@@ -154,7 +170,7 @@ def _say(said: _Said) -> None:
 
 def _turn(change: Callable[[], None]) -> None:
     """Apply a change of the settings."""
-    global _rows, _was_on, _eager, _compiled
+    global _rows, _was_on, _has_products, _eager, _compiled
     with _lock:
         change()
         _eager, _compiled = _said[-1].eager, _said[-1].compiled
@@ -162,8 +178,12 @@ def _turn(change: Callable[[], None]) -> None:
         _was_on = _was_on or first
         if first and _rows is None:
             _rows = _register()
+        if _eager & _PRODUCTS and not _has_products:
+            _rows.register_products()
+            _has_products = True
         if _rows is not None:
             _rows.enable(_eager)
+        _choose_attention()
     if first and not isinstance(_rows, _Rows):
         warnings.warn(
             f"torchreduce has no _aten for torch {torch.__version__}, so torch functions are overridden from Python: "
@@ -171,6 +191,23 @@ def _turn(change: Callable[[], None]) -> None:
             f"source with this torch to have an _aten for it",
             stacklevel=_frames_above(),
         )
+
+
+_torchs_flash: bool | None = None  # whether flash attention was on, while products have it off
+
+
+def _choose_attention() -> None:
+    """Keep scaled_dot_product_attention from flash attention while products are overridden: its rows depend on the
+    number of queries and keys, and on the batch. Those of cuDNN's and of the memory-efficient kernels do not."""
+    global _torchs_flash
+    if bool(_eager & _PRODUCTS) == (_torchs_flash is not None) or torch.version.hip is not None:
+        return
+    if _eager & _PRODUCTS:
+        _torchs_flash = torch.backends.cuda.flash_sdp_enabled()
+        torch.backends.cuda.enable_flash_sdp(False)
+    else:
+        torch.backends.cuda.enable_flash_sdp(bool(_torchs_flash))
+        _torchs_flash = None
 
 
 def _frames_above() -> int:
@@ -194,8 +231,8 @@ class enabled(ContextDecorator):
     tensor(3.)
     """
 
-    def __init__(self, *, cpu: bool = False, compile: bool = True) -> None:
-        self._options = (cpu, compile)
+    def __init__(self, *, cpu: bool = False, compile: bool = True, products: Products = False) -> None:
+        self._options = (cpu, compile, products)
         self._open: list[_Said] = []
 
     def __enter__(self) -> None:

@@ -70,5 +70,5 @@ def _compile(plain: Any, wrapper: Any, graph: Any, inputs: Any, devices: int, **
     after = own if isinstance(own, (list, tuple)) else [] if own is None else [own]
     wrapper = copy.copy(wrapper)
     wrapper.config = {**wrapper.config, key: Rewrite(devices, tuple(after))}
-    with whole(), override.traced(devices):
+    with whole(devices), override.traced(devices):
         return plain(wrapper, graph, inputs, **options)

@@ -21,21 +21,30 @@ from torch._inductor import decomposition as inductors
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils._pytree import tree_leaves, tree_map
 
-from . import override, override_loss, override_rewrite
-from .aten_rules import GRAPH_RULES, Torchs, evaluate, overload
+from . import override, override_loss, override_rewrite, products
+from .aten_rules import GRAPH_RULES, Rule, Torchs, evaluate, overload
 
 _ours, _convert = torch.ops.torchreduce, torch.ops.prims.convert_element_type.default
 _DEVICES = {"cuda": 1, "cpu": 2}
 _RULES = {overload(name): rule for name, rule in GRAPH_RULES.items()}
+_PRODUCT_RULES = {flag: {overload(name): rule for name, rule in products.rules(flag).items()} for flag in (False, True)}
 # How Inductor takes those of them apart that it takes apart.
-_DECOMPOSITIONS = {op: inductors.decompositions[op] for op in _RULES if op in inductors.decompositions}
+_DECOMPOSITIONS = {
+    op: inductors.decompositions[op] for op in (*_RULES, *_PRODUCT_RULES[True]) if op in inductors.decompositions
+}
+
+
+def _rules(devices: int) -> dict[Any, Any]:
+    """By overload. `devices` also has whether products are overridden."""
+    of_products = _PRODUCT_RULES[bool(devices & override._FLOAT32_PRODUCTS)] if devices & override._PRODUCTS else {}
+    return {**_RULES, **of_products}
 
 
 @contextmanager
-def whole() -> Iterator[None]:
+def whole(devices: int) -> Iterator[None]:
     """Keep Inductor from decomposing ops with a rule. Changes its table, since another one would disable its cache."""
     table = inductors.decompositions
-    kept = {op: table.pop(op) for op in (*_RULES, *override_loss.KEPT) if op in table}
+    kept = {op: table.pop(op) for op in (*_rules(devices), *override_loss.KEPT) if op in table}
     inductors.fast_random_decomps.cache_clear()
     try:
         yield
@@ -122,7 +131,7 @@ class Rewrite(CustomGraphPass):
         self._devices, self._after = devices, after
 
     def uuid(self) -> Any:
-        names = ("override_graph", "override_loss", "override_rewrite", "override_autograd", "aten_rules")
+        names = ("override_graph", "override_loss", "override_rewrite", "override_autograd", "aten_rules", "products")
         files = [Path(__file__).with_name(f"{name}.py") for name in names]
         others = [other.uuid() for other in self._after]
         if None in others:
@@ -134,15 +143,20 @@ class Rewrite(CustomGraphPass):
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         override_loss.join(graph, self._is_ours)
+        rules = _rules(self._devices)
         for node in list(graph.nodes):
-            if node.op == "call_function" and node.target in _RULES and not self._rewrite(graph, node):
+            if (
+                node.op == "call_function"
+                and node.target in rules
+                and not self._rewrite(graph, node, rules[node.target])
+            ):
                 _go_on(graph, node)
         _round_norms(graph)
         _bare(graph)
         for other in self._after:
             other(graph)
 
-    def _rewrite(self, graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
+    def _rewrite(self, graph: torch.fx.Graph, node: torch.fx.Node, rule: Rule) -> bool:
         """Whether torchreduce handles the call."""
         of: dict[int, torch.fx.Node] = {}  # nodes by their values
 
@@ -160,7 +174,7 @@ class Rewrite(CustomGraphPass):
             stats = _kept_stats(*node.args[3:5])  # type: ignore[arg-type]
             kwargs = {**kwargs, "stats": value(stats) if stats else None}
         try:
-            made = _RULES[node.target](*args, **kwargs)
+            made = rule(*args, **kwargs)
         except Torchs:
             return False
 

@@ -4,14 +4,17 @@ It covers the same calls, with bitwise identical results; each call takes tens o
 registered for BackendSelect and stay registered, as in csrc/aten.cpp.
 """
 
+import math
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .aten_rules import EAGER_RULES, GRAPH_RULES, WHY, WRITING, Torchs, evaluate, overload
+from . import products
+from .aten_rules import EAGER_RULES, GRAPH_RULES, WHY, WRITING, Rule, Torchs, evaluate, overload
 from .dispatch import has_tangent
 from .override_autograd import COMPOSITES, SERVED, Above
 from .table import FLOATS
@@ -22,10 +25,18 @@ _TYPES = {"cuda": 1, "cpu": 2}
 _TRANSFORM = _Key.FuncTorchDynamicLayerBackMode
 
 
-def _results(name: str, *args: Any, **kwargs: Any) -> Any:
-    made = (EAGER_RULES.get(name) or GRAPH_RULES[name])(*args, **kwargs)
+def _rule(name: str) -> Rule:
+    return EAGER_RULES.get(name) or GRAPH_RULES[name]
+
+
+def _results(name: str, made: Any) -> Any:
+    """What a rule has made, computed."""
     results = evaluate(made, lambda call, values: call.op(*values), lambda results, i: results[i])
     return tuple(results) if isinstance(made, list) and not name.startswith("_foreach") else results
+
+
+def _reading(name: str, rule: Rule) -> Callable[..., Any]:
+    return lambda *args, **kwargs: _results(name, rule(*args, **kwargs))
 
 
 def _fits(out: Tensor, result: Tensor) -> bool:
@@ -35,9 +46,8 @@ def _fits(out: Tensor, result: Tensor) -> bool:
     return out.shape == result.shape or out.numel() == 0
 
 
-def _writing(name: str) -> Callable[..., Any]:
-    """Of an overload that writes."""
-    functional, names, by_out = WRITING[name]
+def _writing(name: str, functional: str, names: tuple[str, ...], by_out: bool, rule: Rule) -> Callable[..., Any]:
+    """Of an overload that writes, as WRITING has it."""
     schema = overload(name)._schema
 
     def serve(*args: Any, **kwargs: Any) -> Any:
@@ -47,7 +57,7 @@ def _writing(name: str) -> Callable[..., Any]:
             given["dtype"] = outs[0].dtype
         first = schema.arguments[0].name
         rest = {key: value for key, value in given.items() if key != first and key not in names}
-        results = _results(functional, given[first], **rest)
+        results = _results(functional, rule(given[first], **rest))
         results = results if isinstance(results, tuple) else (results,)
         if functional.startswith("nll_loss"):
             results = tuple(result.to(given[first].dtype) for result in results)
@@ -72,16 +82,70 @@ class Rows:
     def __init__(self) -> None:
         self._devices = 0
         self._tracing = threading.local()
-        self._calls = {name: dict.fromkeys(WHY, 0) for name in (*EAGER_RULES, *WRITING)}
+        self._calls: dict[str, dict[str, int]] = {}
         self._library = torch.library.Library("aten", "IMPL")
         for name in EAGER_RULES:
-            self._add(name, lambda *args, _name=name, **kwargs: _results(_name, *args, **kwargs))
-        for name in WRITING:
-            self._add(name, _writing(name))
+            self._add(name, _reading(name, _rule(name)))
+        for name, (functional, names, by_out) in WRITING.items():
+            self._add(name, _writing(name, functional, names, by_out, _rule(functional)))
         self._above = Above()
         for name in SERVED:
             self._add_above(name)
         self._above.registered()
+
+    def register_products(self) -> None:
+        self._calls["scaled_dot_product_attention"] = dict.fromkeys(WHY, 0)
+
+        def rule(name: str) -> Rule:
+            return lambda *args, **kwargs: products.rules(bool(self._devices & 8))[name](*args, **kwargs)
+
+        for name in products.rules(False):
+            self._add(name, _reading(name, rule(name)), only_where=4)
+        for name, (functional, names, by_out) in products.WRITING.items():
+            self._add(name, _writing(name, functional, names, by_out, rule(functional)), only_where=4)
+        for name, met in (("linear", self._linear), ("scaled_dot_product_attention", self._attention)):
+            for key in ("AutogradCUDA", "BackendSelect"):
+                self._library.impl(name, partial(self._above_products, name, met), key, with_keyset=True)
+
+    def _above_products(
+        self, name: str, met: Callable[..., Any], keys: Any, x: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        """As csrc/aten.cpp has it: what `met` makes of a call, or torch's own."""
+        on = self._devices | getattr(self._tracing, "devices", 0)
+        if on & 4 and x.is_cuda and (result := met(on, x, *args, **kwargs)) is not None:
+            return result
+        if keys.has(_Key.AutogradCUDA):
+            keys = (keys & torch._C._after_autograd_keyset).add(_Key.AutogradOther)
+        return overload(name).redispatch(keys.remove(_Key.BackendSelect), x, *args, **kwargs)
+
+    def _linear(self, on: int, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+        dtypes = (torch.float16, torch.bfloat16, *([torch.float32] if on & 8 else []))
+        if bias is None or bias.dim() != 1 or x.dim() in (0, 2) or weight.dim() != 2 or x.dtype not in dtypes:
+            return None
+        if weight.shape[1] != x.shape[-1]:
+            return None
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        return torch.nn.functional.linear(rows, weight, bias).reshape(*x.shape[:-1], weight.shape[0])
+
+    def _attention(
+        self,
+        on: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any = None,
+        dropout: float = 0.0,
+        *rest: Any,
+        **of: Any,
+    ) -> Tensor | None:
+        serves = not torch.backends.cuda.flash_sdp_enabled() and dropout == 0
+        calls = self._calls["scaled_dot_product_attention"]
+        calls["served" if serves else "option"] += not getattr(self._tracing, "devices", 0)
+        if not serves or query.dim() < 2 or query.shape[-2] != 1:
+            return None
+        two = query.expand(*query.shape[:-2], 2, query.shape[-1])
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(two, key, value, mask, dropout, *rest, **of).narrow(-2, 0, 1)
 
     def enable(self, devices: int) -> None:
         self._devices = devices
@@ -131,12 +195,12 @@ class Rows:
         for key in ("BackendSelect", "FuncTorchBatched") if name in COMPOSITES else ():
             self._library.impl(name, below, key, with_keyset=True)
 
-    def _add(self, name: str, serve: Callable[..., Any]) -> None:
-        aten, calls = overload(name), self._calls[name]
+    def _add(self, name: str, serve: Callable[..., Any], only_where: int = -1) -> None:
+        aten, calls = overload(name), self._calls.setdefault(name, dict.fromkeys(WHY, 0))
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             below = keys.remove(_Key.BackendSelect)
-            if self._devices:
+            if self._devices & only_where:
                 try:
                     if not self._devices & _DEVICES.get(below.highestPriorityTypeId(), 0):
                         raise Torchs("kind")

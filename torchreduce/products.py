@@ -1,0 +1,131 @@
+"""Matrix products in one order, which enable(products=True) overrides torch's by: rules as those of aten_rules.py.
+
+The op torchreduce::product calls cuBLASLt (csrc/torch_products.cpp). csrc/aten.cpp has the rules in C++ for eager
+calls.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .aten_rules import Call, Rule, Torchs
+from .dispatch import LIBRARY
+
+_op, _aten = torch.ops.torchreduce.product.raw, torch.ops.aten
+
+
+def _product(
+    left: Tensor, right: Tensor, added: Tensor | None, beta: float, alpha: float, dtype: torch.dtype | None
+) -> Tensor:
+    """The fake kernel."""
+    return left.new_empty((*left.shape[:-1], right.shape[-1]), dtype=dtype or left.dtype)
+
+
+torch.library.register_fake("torchreduce::product.raw", _product, lib=LIBRARY)
+LIBRARY.impl("product.raw", torch.library.fallthrough_kernel, "Autograd")
+
+
+def is_served_on(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def rules(with_float32: bool) -> dict[str, Rule]:
+    """By aten's overload."""
+    dtypes = (torch.float16, torch.bfloat16, *([torch.float32] if with_float32 else []))
+
+    def multiply(
+        left: Tensor,
+        right: Tensor,
+        added: Any = None,
+        beta: Any = 1,
+        alpha: Any = 1,
+        dtype: torch.dtype | None = None,
+        dims: int = 2,
+    ) -> Call:
+        result = dtype or left.dtype
+        if left.device != right.device or not is_served_on(left.device):
+            raise Torchs("kind")
+        if left.dtype not in dtypes or right.dtype != left.dtype or result not in (left.dtype, torch.float32):
+            raise Torchs("dtype")
+        if left.dim() != dims or right.dim() != dims or left.shape[-1] != right.shape[-2]:
+            raise Torchs("dims")
+        if dims == 3 and left.shape[0] != right.shape[0]:
+            raise Torchs("dims")
+        if any(not isinstance(n, torch.SymInt) and n == 0 for n in (*left.shape, *right.shape)):
+            raise Torchs("empty")
+        if isinstance(beta, complex) or isinstance(alpha, complex):
+            raise Torchs("option")
+        added = None if beta == 0 else added
+        if added is not None:
+            if added.dtype != result:
+                raise Torchs("dtype")
+            shape = (*left.shape[:-1], right.shape[-1])
+            fits = (n == 1 or n == of for n, of in zip(reversed(added.shape), reversed(shape), strict=False))
+            if added.dim() > dims or not all(fits):
+                raise Torchs("dims")
+        return Call(_op, (left, right, added, float(beta), float(alpha), dtype))
+
+    # Parameters are named as in aten's schemas.
+    def mm(dims: int) -> Rule:
+        return lambda x, mat2, out_dtype=None: multiply(x, mat2, dtype=out_dtype, dims=dims)
+
+    def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: Any = None, *, beta: Any = 1, alpha: Any = 1) -> Call:
+        return multiply(mat1, mat2, x, beta, alpha, out_dtype)
+
+    def baddbmm(
+        x: Tensor, batch1: Tensor, batch2: Tensor, out_dtype: Any = None, *, beta: Any = 1, alpha: Any = 1
+    ) -> Call:
+        return multiply(batch1, batch2, x, beta, alpha, out_dtype, dims=3)
+
+    # A vector is checked as a column, and made one in the call.
+    def mv(x: Tensor, vec: Tensor) -> Call:
+        _check_dims((x, 2), (vec, 1))
+        return _column(multiply(x, vec.unsqueeze(1)), x, vec)
+
+    def addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Call:
+        _check_dims((x, 1), (mat, 2), (vec, 1))
+        checked = multiply(mat, vec.unsqueeze(1), x.unsqueeze(1), beta, alpha)
+        return _column(checked, mat, vec, None if beta == 0 else x)
+
+    def dot(x: Tensor, tensor: Tensor) -> Call:
+        _check_dims((x, 1), (tensor, 1))
+        checked = multiply(x.unsqueeze(0), tensor.unsqueeze(1))
+        return Call(_aten.view.default, (_column(checked, Call(_aten.unsqueeze.default, (x, 0)), tensor), []))
+
+    return {
+        "mm": mm(2),
+        "mm.dtype": mm(2),
+        "addmm": addmm,
+        "addmm.dtype": addmm,
+        "bmm": mm(3),
+        "bmm.dtype": mm(3),
+        "baddbmm": baddbmm,
+        "baddbmm.dtype": baddbmm,
+        "mv": mv,
+        "addmv": addmv,
+        "dot": dot,
+    }
+
+
+def _check_dims(*expected: tuple[Tensor, int]) -> None:
+    if any(t.dim() != dims for t, dims in expected):
+        raise Torchs("dims")
+
+
+def _column(checked: Call, matrix: Any, vector: Tensor, added: Tensor | None = None) -> Call:
+    """The call with a matrix of one column, as a vector."""
+    beta, alpha, dtype = checked.args[3:]
+    of = added if added is None else Call(_aten.unsqueeze.default, (added, 1))
+    right = Call(_aten.unsqueeze.default, (vector, 1))
+    return Call(_aten.squeeze.dim, (Call(_op, (matrix, right, of, beta, alpha, dtype)), 1))
+
+
+# Overloads that write, as in aten_rules.WRITING.
+WRITING: dict[str, tuple[str, tuple[str, ...], bool]] = {
+    **{f"{name}.out": (name, ("out",), False) for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")},
+    **{f"{name}.dtype_out": (f"{name}.dtype", ("out",), False) for name in ("mm", "addmm", "bmm", "baddbmm")},
+    **{f"{name}_": (name, ("self",), False) for name in ("addmm", "baddbmm", "addmv")},
+}
