@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dispatch import LIBRARY
-from .fake import dims_of, reduced_shape
+from .dispatch import LIBRARY, register_out
+from .fake import dims_of, reduced_shape, writes_only
+from .table import KEEPING_SHAPE
 
 _ops = torch.ops.torchreduce
 
@@ -206,6 +207,12 @@ for _name, (_, _, _kernel) in SIGNATURES.items():
         torch.library.register_fake(f"torchreduce::{_name}{_overload}", _kernel, lib=LIBRARY)
         torch.library.register_vmap(f"torchreduce::{_name}{_overload}", batching_rule(_name), lib=LIBRARY)
     LIBRARY.impl(f"{_name}.raw", torch.library.fallthrough_kernel, "Autograd")
+
+for _name in KEEPING_SHAPE:
+    for _overload in (".out", ".raw_out"):
+        torch.library.register_fake(f"torchreduce::{_name}{_overload}", writes_only, lib=LIBRARY)
+    LIBRARY.impl(f"{_name}.raw_out", torch.library.fallthrough_kernel, "Autograd")
+    register_out(_name, getattr(_ops, _name))
 
 
 def _rms_norm_as(x: Tensor, weight: Tensor | None, dims: int, epsilon: float, dtype: torch.dtype, level: int) -> Any:
