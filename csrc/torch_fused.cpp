@@ -286,6 +286,11 @@ Tensor moments_gradient(const Tensor& g, const Optional& to_mean, const Tensor& 
 
 // ---- norms -----------------------------------------------------------------------------------------------------------
 
+// What a norm, or its gradient, writes an element of for each of x: rms_norm channels last where x is, as torch does.
+Tensor new_like(const View& x, Dtype dtype, bool layer) {
+  return allocate({x.sizes, x.sizes + x.dims}, dtype, x, !layer && is_channels_last(x));
+}
+
 std::tuple<Tensor, Tensor> norm(const char* name, Fused op, const Tensor& input, const Optional& weight,
                                 const Optional& bias, int64_t dims, double epsilon,
                                 std::optional<ScalarType> dtype = {}) {
@@ -294,7 +299,7 @@ std::tuple<Tensor, Tensor> norm(const char* name, Fused op, const Tensor& input,
   Rows rows(name, op, input, trailing(name, x, dims), x.dtype);
   rows.call.options.epsilon = epsilon;
   rows.weights(weight, bias);
-  Tensor out = allocate({x.sizes, x.sizes + x.dims}, dtype ? floating(name, *dtype) : x.dtype, x);
+  Tensor out = new_like(x, dtype ? floating(name, *dtype) : x.dtype, op == Fused::LayerNorm);
   Tensor stats = rows.new_stats();
   const View to(out);
   rows.run(&to);
@@ -328,8 +333,8 @@ std::tuple<Tensor, Tensor, Tensor> norm_sum(const char* name, Fused op, const Te
   Rows rows(name, op, input, trailing(name, x, dims), x.dtype);
   rows.call.options.epsilon = epsilon;
   rows.weights(weight, bias);
-  const std::vector<int64_t> sizes(x.sizes, x.sizes + x.dims);
-  Tensor out = allocate(sizes, x.dtype, x), sum = allocate(sizes, x.dtype, x), stats = rows.new_stats();
+  const bool layer = op == Fused::LayerNormSum;
+  Tensor out = new_like(x, x.dtype, layer), sum = new_like(x, x.dtype, layer), stats = rows.new_stats();
   const View to(out);
   rows.call.sum = const_cast<void*>(View(sum).data);
   rows.run(&to, &more);
@@ -367,7 +372,7 @@ Tensor norm_gradient(const Tensor& g, const Tensor& input, const Optional& weigh
   Rows rows =
       norm_rows(op == Fused::RmsNormGradient ? "rms_norm_gradient" : "layer_norm_gradient", op, g, x, stats, dims);
   rows.weights(weight);
-  Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x);
+  Tensor out = new_like(View(g), x.dtype, op == Fused::LayerNormGradient);
   const View to(out);
   rows.run(&to, &x);
   return out;
@@ -400,7 +405,7 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& g, const Tensor& 
   Rows rows = norm_rows(layer ? "layer_norm_backward" : "rms_norm_backward", of_input, g, x, stats, dims);
   rows.weights(weight);
   const auto [to_weight, to_bias] = weight_values(rows, dims, dtype, layer);
-  Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x);
+  Tensor out = new_like(View(g), x.dtype, layer);
   rows.run_with_weights(of_weights, View(out), x);
   return {out, to_weight, to_bias};
 }

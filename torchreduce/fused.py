@@ -383,7 +383,7 @@ def rms_norm(
 
     Each row is divided by sqrt(mean(x^2) + eps) and multiplied by weight. normalized_shape is the shape of a row.
     weight may have any float dtype; it is applied in float32 (float64 for a float64 input). eps is by default that of
-    the accumulator: 2^-23, or 2^-52 for float64.
+    the accumulator: 2^-23, or 2^-52 for float64. The result of a channels-last input is channels-last, as torch's is.
 
     With a residual, of the input's shape and dtype, the result is a tuple: the norm of s and s, where
     s = input + residual. Both are computed in one pass, and are bitwise identical to the separate calls.
