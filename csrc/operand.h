@@ -67,6 +67,31 @@ inline bool same_layout(const Operand& a, const Operand& b) {
   return true;
 }
 
+// The dim with the i-th least stride: channels, and then the others from the last one.
+inline int channels_last_dim(int dims, int i) { return i == 0 ? 1 : i == dims - 1 ? 0 : dims - i; }
+// Whether torch takes x to be channels last, by its strides: Tensor::suggest_memory_format().
+inline bool is_channels_last(const TensorFacts& x) {
+  if ((x.dims != 4 && x.dims != 5) || x.strides[1] == 0) return false;
+  int64_t least = 0;
+  for (int i = 0; i < x.dims; ++i) {
+    const int d = channels_last_dim(x.dims, i);
+    if (x.sizes[d] == 0 || x.strides[d] < least || (d == 0 && least == x.strides[1])) return false;
+    least = x.strides[d] * x.sizes[d];
+  }
+  return true;
+}
+// Of a new tensor.
+inline std::array<int64_t, kMaxDims> new_strides(const std::vector<int64_t>& sizes, bool channels_last) {
+  std::array<int64_t, kMaxDims> strides;
+  int64_t stride = 1;
+  for (int dims = int(sizes.size()), i = 0; i < dims; ++i) {
+    const int d = channels_last ? channels_last_dim(dims, i) : dims - 1 - i;
+    strides[d] = stride;
+    stride *= std::max<int64_t>(1, sizes[d]);
+  }
+  return strides;
+}
+
 // ---- memory shared by input and output ---------------------------------------------------------------------------------
 
 struct Span { const char *begin, *end; };

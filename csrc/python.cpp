@@ -218,6 +218,8 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
 
   if (looks_twice) {
     const Operand x{{data, in, dims, sizes.data(), strides.data()}};
+    if (fused->second == Fused::RmsNorm && is_channels_last(x))
+      std::copy_n(new_strides(sizes, true).begin(), dims, out_strides.begin());
     const Operand result{{results, out, dims, sizes.data(), out_strides.data()}};
     return as_dict(FusedRun("plan", fused->second, x, along, out).planned(maps ? &result : nullptr, device));
   }

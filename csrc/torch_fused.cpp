@@ -190,16 +190,29 @@ struct Rows : FusedRun {
 
 // ---- an element for each ---------------------------------------------------------------------------------------------
 
-template <Fused op> Tensor softmax(const Tensor& input, int64_t dim, std::optional<ScalarType> dtype, int64_t) {
+// Writes to `given`, or where there is none to a tensor that it allocates; returns what it wrote.
+template <Fused op>
+Tensor softmax_to(const Tensor& input, int64_t dim, std::optional<ScalarType> dtype, const Optional& given) {
   const char* name = op == Fused::Softmax ? "softmax" : "log_softmax";
   const View x(input);
   check_floats(name, x);
   const Dtype result = dtype ? floating(name, *dtype) : x.dtype;
-  Rows rows(name, op, input, single(name, x, dim), result);
-  Tensor out = allocate({x.sizes, x.sizes + x.dims}, result, x);
+  const std::vector<int64_t> sizes(x.sizes, x.sizes + x.dims);
+  const Tensor out = given ? *given : allocate(sizes, result, x);
   const View to(out);
-  rows.run(&to);
+  if (given) check_out(name, x, sizes, to, result);
+  // On a CPU each element is written after it was last read.
+  const bool apart = !overlap(x, to) || (x.on_cpu() && same_view(x, to));
+  const Tensor source = apart ? input : torch::stable::clone(input);
+  Rows(name, op, source, single(name, x, dim), result).run(&to);
   return out;
+}
+template <Fused op> Tensor softmax(const Tensor& x, int64_t dim, std::optional<ScalarType> dtype, int64_t) {
+  return softmax_to<op>(x, dim, dtype, {});
+}
+template <Fused op>
+void softmax_out(const Tensor& x, int64_t dim, std::optional<ScalarType> dtype, int64_t, Tensor out) {
+  softmax_to<op>(x, dim, dtype, out);
 }
 
 template <Fused op>
@@ -273,6 +286,11 @@ Tensor moments_gradient(const Tensor& g, const Optional& to_mean, const Tensor& 
 
 // ---- norms -----------------------------------------------------------------------------------------------------------
 
+// What a norm, or its gradient, writes an element of for each of x: rms_norm channels last where x is, as torch does.
+Tensor new_like(const View& x, Dtype dtype, bool layer) {
+  return allocate({x.sizes, x.sizes + x.dims}, dtype, x, !layer && is_channels_last(x));
+}
+
 std::tuple<Tensor, Tensor> norm(const char* name, Fused op, const Tensor& input, const Optional& weight,
                                 const Optional& bias, int64_t dims, double epsilon,
                                 std::optional<ScalarType> dtype = {}) {
@@ -281,7 +299,7 @@ std::tuple<Tensor, Tensor> norm(const char* name, Fused op, const Tensor& input,
   Rows rows(name, op, input, trailing(name, x, dims), x.dtype);
   rows.call.options.epsilon = epsilon;
   rows.weights(weight, bias);
-  Tensor out = allocate({x.sizes, x.sizes + x.dims}, dtype ? floating(name, *dtype) : x.dtype, x);
+  Tensor out = new_like(x, dtype ? floating(name, *dtype) : x.dtype, op == Fused::LayerNorm);
   Tensor stats = rows.new_stats();
   const View to(out);
   rows.run(&to);
@@ -315,8 +333,8 @@ std::tuple<Tensor, Tensor, Tensor> norm_sum(const char* name, Fused op, const Te
   Rows rows(name, op, input, trailing(name, x, dims), x.dtype);
   rows.call.options.epsilon = epsilon;
   rows.weights(weight, bias);
-  const std::vector<int64_t> sizes(x.sizes, x.sizes + x.dims);
-  Tensor out = allocate(sizes, x.dtype, x), sum = allocate(sizes, x.dtype, x), stats = rows.new_stats();
+  const bool layer = op == Fused::LayerNormSum;
+  Tensor out = new_like(x, x.dtype, layer), sum = new_like(x, x.dtype, layer), stats = rows.new_stats();
   const View to(out);
   rows.call.sum = const_cast<void*>(View(sum).data);
   rows.run(&to, &more);
@@ -354,7 +372,7 @@ Tensor norm_gradient(const Tensor& g, const Tensor& input, const Optional& weigh
   Rows rows =
       norm_rows(op == Fused::RmsNormGradient ? "rms_norm_gradient" : "layer_norm_gradient", op, g, x, stats, dims);
   rows.weights(weight);
-  Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x);
+  Tensor out = new_like(View(g), x.dtype, op == Fused::LayerNormGradient);
   const View to(out);
   rows.run(&to, &x);
   return out;
@@ -387,7 +405,7 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& g, const Tensor& 
   Rows rows = norm_rows(layer ? "layer_norm_backward" : "rms_norm_backward", of_input, g, x, stats, dims);
   rows.weights(weight);
   const auto [to_weight, to_bias] = weight_values(rows, dims, dtype, layer);
-  Tensor out = allocate({x.sizes, x.sizes + x.dims}, x.dtype, x);
+  Tensor out = new_like(View(g), x.dtype, layer);
   rows.run_with_weights(of_weights, View(out), x);
   return {out, to_weight, to_bias};
 }
@@ -493,10 +511,12 @@ Tensor cross_entropy_gradient(const Tensor& g, const Optional& to_log, const Ten
 
 // ---- schemas -----------------------------------------------------------------------------------------------------------
 
+constexpr const char* kSoftmaxArguments = "Tensor x, int dim, ScalarType? dtype";
+
 // name, arguments but for the level, results, function. Each has the overloads of torch_ops.cpp without those for out=.
 #define TR_FOR_EACH_FUSED_OP(X)                                                                                      \
-  X(softmax, "Tensor x, int dim, ScalarType? dtype", "Tensor", softmax<Fused::Softmax>)                              \
-  X(log_softmax, "Tensor x, int dim, ScalarType? dtype", "Tensor", softmax<Fused::LogSoftmax>)                       \
+  X(softmax, kSoftmaxArguments, "Tensor", softmax<Fused::Softmax>)                                                   \
+  X(log_softmax, kSoftmaxArguments, "Tensor", softmax<Fused::LogSoftmax>)                                            \
   X(softmax_gradient, "Tensor g, Tensor y, int dim, ScalarType dtype", "Tensor",                                     \
     softmax_gradient<Fused::SoftmaxGradient>)                                                                        \
   X(log_softmax_gradient, "Tensor g, Tensor y, int dim, ScalarType dtype", "Tensor",                                 \
@@ -533,6 +553,11 @@ Tensor cross_entropy_gradient(const Tensor& g, const Optional& to_log, const Ten
     "float smoothing",                                                                                               \
     "Tensor", cross_entropy_gradient)
 
+// Those of them that have overloads for out=: name, function.
+#define TR_FOR_EACH_WRITING_OP(X)         \
+  X(softmax, softmax_out<Fused::Softmax>) \
+  X(log_softmax, softmax_out<Fused::LogSoftmax>)
+
 // The same with no overload but .raw, which derivatives are not made of: two of the others at once, or one in the dtype
 // or the layout that what comes next wants.
 #define TR_FOR_EACH_BARE_OP(X)                                                                                        \
@@ -563,6 +588,11 @@ const bool registered = [] {
   schemas->def((std::string(#name) + ".raw(" + arguments + ", int level) -> " + result).c_str());
   TR_FOR_EACH_BARE_OP(TR_ROW)
 #undef TR_ROW
+#define TR_ROW(name, ...)                             \
+  for (const char* overload : {".out(", ".raw_out("}) \
+    schemas->def((std::string(#name) + overload + kSoftmaxArguments + ", int level, *, Tensor(a!) out) -> ()").c_str());
+  TR_FOR_EACH_WRITING_OP(TR_ROW)
+#undef TR_ROW
   for (const char* key : {"CPU", "CUDA"}) {
     auto* kernels = new StableLibrary(StableLibrary::Kind::IMPL, "torchreduce", key, __FILE__, __LINE__);
 #define TR_ROW(name, arguments, result, ...)       \
@@ -572,6 +602,11 @@ const bool registered = [] {
 #undef TR_ROW
 #define TR_ROW(name, arguments, result, ...) kernels->impl(#name ".raw", TORCH_BOX(&(__VA_ARGS__)));
     TR_FOR_EACH_BARE_OP(TR_ROW)
+#undef TR_ROW
+#define TR_ROW(name, ...)                                 \
+  kernels->impl(#name ".out", TORCH_BOX(&(__VA_ARGS__))); \
+  kernels->impl(#name ".raw_out", TORCH_BOX(&(__VA_ARGS__)));
+    TR_FOR_EACH_WRITING_OP(TR_ROW)
 #undef TR_ROW
   }
 #define TR_ROW(name, arguments, result, ...) direct_ops().push_back(direct<&(__VA_ARGS__)>(#name));

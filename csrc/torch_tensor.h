@@ -61,13 +61,9 @@ inline uint64_t dim_mask(const char* op, const View& x, const Dims& dim) {
   return x.dims ? mask : 0;
 }
 
-inline Tensor allocate(const std::vector<int64_t>& sizes, Dtype dtype, const Operand& like) {
-  std::array<int64_t, kMaxDims> strides;
-  int64_t stride = 1;
-  for (int d = int(sizes.size()) - 1; d >= 0; --d) {
-    strides[d] = stride;
-    stride *= std::max<int64_t>(1, sizes[d]);
-  }
+inline Tensor allocate(const std::vector<int64_t>& sizes, Dtype dtype, const Operand& like,
+                       bool channels_last = false) {
+  const std::array<int64_t, kMaxDims> strides = new_strides(sizes, channels_last);
   AtenTensorHandle handle;
   check(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), int32_t(dtype), like.device_type,
                                  like.device_index, &handle));

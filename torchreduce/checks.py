@@ -48,18 +48,22 @@ def overloads(name: str) -> Overloads:
 
 @dataclass(frozen=True)
 class FusedOverloads:
-    """The overloads of a row-wise op, which has no kernel that writes to given tensors."""
+    """The overloads of a row-wise op, as Overloads has them."""
 
     name: str
     default: Callable[..., Any]
     raw: Callable[..., Any]
+    out: Callable[..., Any] | None  # of softmax and log_softmax alone
+    raw_out: Callable[..., Any] | None
     derivative: Callable[..., Any]
     plain: Callable[..., Any]
 
 
 def fused_overloads(name: str) -> FusedOverloads:
     op = getattr(torch.ops.torchreduce, name)
-    return FusedOverloads(name, op.default, direct.raw(name), dispatch.derivatives[name], direct.plain(name))
+    out, raw_out = (getattr(op, overload, None) for overload in ("out", "raw_out"))
+    derivative = dispatch.derivatives[name]
+    return FusedOverloads(name, op.default, direct.raw(name), out, raw_out, derivative, direct.plain(name))
 
 
 def listed(dtypes: Sequence[torch.dtype]) -> str:

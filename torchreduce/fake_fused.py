@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
-from .dispatch import LIBRARY
-from .fake import dims_of, reduced_shape
+from .dispatch import LIBRARY, register_out
+from .fake import dims_of, reduced_shape, writes_only
+from .table import KEEPING_SHAPE
 
 _ops = torch.ops.torchreduce
 
@@ -56,18 +58,23 @@ def trailing(x: Tensor, dims: int) -> list[int]:
     return list(range(x.dim() - dims, x.dim()))
 
 
+def _in_format(x: Tensor) -> Tensor:
+    """Channels last where x is, else contiguous."""
+    return torch.empty_like(x, memory_format=suggest_memory_format(x))
+
+
 def _rms_norm(x: Tensor, weight: Tensor | None, dims: int, epsilon: float, level: int) -> Any:
-    return x.new_empty(x.shape), _stats(1, x, trailing(x, dims) if dims else [])
+    return _in_format(x), _stats(1, x, trailing(x, dims) if dims else [])
 
 
 def _layer_norm(x: Tensor, weight: Any, bias: Any, dims: int, epsilon: float, level: int) -> Any:
     return x.new_empty(x.shape), _stats(3, x, trailing(x, dims) if dims else [])
 
 
-def _norm_sum(planes: int) -> Callable[..., Any]:
+def _norm_sum(norm: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(x: Tensor, residual: Tensor, *rest: Any) -> Any:
-        dims = rest[-3]
-        return x.new_empty(x.shape), x.new_empty(x.shape), _stats(planes, x, trailing(x, dims) if dims else [])
+        out, stats = norm(x, *rest)
+        return out, torch.empty_like(out), stats
 
     return kernel
 
@@ -108,11 +115,16 @@ def _like(which: int) -> Callable[..., Tensor]:
     return kernel
 
 
+def _rms_norm_gradient(g: Tensor, *args: Any) -> Tensor:
+    return _in_format(g)
+
+
 def _backward(count: int) -> Callable[..., Any]:
     def kernel(
         g: Tensor, x: Tensor, weight: Any, stats: Tensor, dims: int, epsilon: float, dtype: torch.dtype, level: int
     ) -> Any:
-        return x.new_empty(x.shape), *(x.new_empty(x.shape[x.dim() - dims :], dtype=dtype) for _ in range(count))
+        to_x = _in_format(g) if count == 1 else x.new_empty(x.shape)
+        return to_x, *(x.new_empty(x.shape[x.dim() - dims :], dtype=dtype) for _ in range(count))
 
     return kernel
 
@@ -130,11 +142,11 @@ SIGNATURES: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "moments": ("x dims keepdim - -", "rows rows stats", _moments),
     "moments_gradient": ("rows rows x stats dims - -", "x", _like(2)),
     "rms_norm": ("x weight - -", "x stats", _rms_norm),
-    "rms_norm_sum": ("x x weight - -", "x x stats", _norm_sum(1)),
-    "rms_norm_gradient": ("x x weight stats - -", "x", _like(1)),
+    "rms_norm_sum": ("x x weight - -", "x x stats", _norm_sum(_rms_norm)),
+    "rms_norm_gradient": ("x x weight stats - -", "x", _rms_norm_gradient),
     "rms_norm_weights": ("x x stats - - -", "weight", _weights(1)),
     "layer_norm": ("x weight weight - -", "x stats", _layer_norm),
-    "layer_norm_sum": ("x x weight weight - -", "x x stats", _norm_sum(3)),
+    "layer_norm_sum": ("x x weight weight - -", "x x stats", _norm_sum(_layer_norm)),
     "layer_norm_gradient": ("x x weight stats - -", "x", _like(1)),
     "layer_norm_weights": ("x x stats - - -", "weight weight", _weights(2)),
     "cross_entropy": ("x labels weight dim -", "labels labels stats", _cross_entropy),
@@ -206,6 +218,12 @@ for _name, (_, _, _kernel) in SIGNATURES.items():
         torch.library.register_fake(f"torchreduce::{_name}{_overload}", _kernel, lib=LIBRARY)
         torch.library.register_vmap(f"torchreduce::{_name}{_overload}", batching_rule(_name), lib=LIBRARY)
     LIBRARY.impl(f"{_name}.raw", torch.library.fallthrough_kernel, "Autograd")
+
+for _name in KEEPING_SHAPE:
+    for _overload in (".out", ".raw_out"):
+        torch.library.register_fake(f"torchreduce::{_name}{_overload}", writes_only, lib=LIBRARY)
+    LIBRARY.impl(f"{_name}.raw_out", torch.library.fallthrough_kernel, "Autograd")
+    register_out(_name, getattr(_ops, _name))
 
 
 def _rms_norm_as(x: Tensor, weight: Tensor | None, dims: int, epsilon: float, dtype: torch.dtype, level: int) -> Any:

@@ -36,7 +36,7 @@ from .checks import (
 from .determinism import level_code
 from .dispatch import _is_compiling, _is_tracing, is_plain, serving
 from .fake import same_shape
-from .ops import _COUNT_NONZERO, _SUM, check_out, prepare_outs
+from .ops import _COUNT_NONZERO, _SUM, check_out, prepare_outs, write_to
 from .table import FLOATS
 
 _SOFTMAX, _LOG_SOFTMAX, _LOGSUMEXP, _ENTROPY, _MOMENTS = (
@@ -134,8 +134,12 @@ def _softmax(op: FusedOverloads, input: Tensor, dim: Any, dtype: Any, out: Tenso
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         kind = NotImplementedError if isinstance(dtype, torch.dtype) else TypeError
         raise kind(f"{op.name}(): expected dtype to be a floating dtype, but got {dtype}")
-    result: Tensor = serving(op, input)(input, dim, dtype, level_code())
-    return _finish(op.name, result, out, input)
+    if out is None:
+        return serving(op, input)(input, dim, dtype, level_code())  # type: ignore[no-any-return]
+    check_out(op.name, out)
+    prepare_outs(op.name, [input], input.shape, {"out": dtype or input.dtype}, {"out": out})
+    write_to(op, [input], (dim, dtype), out=out)
+    return out
 
 
 # ---- values for each row ---------------------------------------------------------------------------------------------
@@ -379,7 +383,7 @@ def rms_norm(
 
     Each row is divided by sqrt(mean(x^2) + eps) and multiplied by weight. normalized_shape is the shape of a row.
     weight may have any float dtype; it is applied in float32 (float64 for a float64 input). eps is by default that of
-    the accumulator: 2^-23, or 2^-52 for float64.
+    the accumulator: 2^-23, or 2^-52 for float64. The result of a channels-last input is channels-last, as torch's is.
 
     With a residual, of the input's shape and dtype, the result is a tuple: the norm of s and s, where
     s = input + residual. Both are computed in one pass, and are bitwise identical to the separate calls.

@@ -28,6 +28,7 @@ from torch import Tensor
 from .autograd import accumulator, divided
 from .checks import (
     Dims,
+    FusedOverloads,
     GivenDims,
     Overloads,
     as_dtype,
@@ -169,6 +170,13 @@ def _write(
 ) -> None:
     """Write op(*inputs, *args), of this shape, to the tensors that its .out overload takes."""
     _prepare(op, inputs, shape, **outs)
+    write_to(op, inputs, args, **outs)
+
+
+def write_to(
+    op: Overloads | FusedOverloads, inputs: Sequence[Tensor | None], args: tuple[Any, ...], **outs: Any
+) -> None:
+    """Write op(*inputs, *args) to tensors that prepare_outs has seen."""
     negated = not torch.compiler.is_dynamo_compiling() and builtins.any(map(Tensor.is_neg, outs.values()))
     if negated or _interleave(*outs.values()):
         # The memory of a view with the negative bit does not hold its values. Kernels need two disjoint outputs.
@@ -177,7 +185,8 @@ def _write(
             out.copy_(result)
         return
     bare = is_bare(*(t for t in (*inputs, *outs.values()) if t is not None))
-    (op.raw_out if bare else op.out)(*inputs, *args, level_code(), **outs)
+    write: Any = op.raw_out if bare else op.out
+    write(*inputs, *args, level_code(), **outs)
     if not torch.compiler.is_compiling():
         torch.autograd.graph.increment_version(outs.values())
 
@@ -399,12 +408,16 @@ def nanmean(
     dtype = input.dtype if dtype is None else check_dtype(op, input, dtype)
     if out is not None:
         _prepare(op, [input], reduced_shape(input.shape, dims, keepdim), out=out)
-    total, nan = serving(op, input)(input, dims, keepdim, accumulator(input.dtype, dtype), level_code())
+    wide, kept = accumulator(input.dtype, dtype), keepdim or out is not None
+    total, nan = serving(op, input)(input, dims, kept, wide, level_code())
     count = 1
     for d in dims_of(input.ndim, dims):
         count = count * input.shape[d]
-    result = divided(total, count - nan, dtype)
-    return result if out is None else out.copy_(result)
+    if out is None:
+        return divided(total, count - nan, dtype)
+    mean = total.div_(count - nan) if is_bare(total, nan) else divided(total, count - nan, wide)
+    write_to(_SUM, [mean], (dims, keepdim, dtype), out=out)  # sums of one element: it rounds
+    return out
 
 
 def prod(

@@ -19,6 +19,7 @@ from .aten_rules import overload as aten
 from .autograd import _divide, rounded
 from .determinism import level_code
 from .dispatch import derivatives, is_plain, is_unwatched
+from .fake import reduced_shape
 
 _C = torch._C
 _functorch = _C._functorch
@@ -63,13 +64,15 @@ def _nanmean_out(
 ) -> Tensor:
     """torch's own casts, and refuses gradients."""
     dtype = out.dtype if dtype is None else dtype
-    result = _nanmean(x.detach(), dim, keepdim, dtype=dtype)
+    _check_dtype(x, dtype)
+    dims = _dims(x, dim)
+    shape = tuple(reduced_shape(x.shape, dims, keepdim))
     needs_gradient = torch.is_grad_enabled() and (x.requires_grad or out.requires_grad)
     if needs_gradient or out.dtype != dtype or out.device != x.device or _C._is_alias_of(out, x):  # type: ignore[attr-defined]
         raise Torchs("out")
-    if torch._debug_has_internal_overlap(out) != 0 or (out.shape != result.shape and out.numel() != 0):
+    if torch._debug_has_internal_overlap(out) != 0 or (out.shape != shape and out.numel() != 0):
         raise Torchs("out")
-    return out.resize_(result.shape).copy_(result)
+    return ops.nanmean(x.detach(), dims, keepdim, out=out)
 
 
 class _Loss(torch.autograd.Function):

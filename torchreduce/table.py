@@ -117,6 +117,6 @@ LINEAR_SCAN = Op("linear_scan", "linear_scan", "scan", "one", ("values",), False
 BY_NAME = {op.name: op for op in (*OPS, *PAIRS, LINEAR_SCAN)}
 
 # The public row-wise functions that take (x, dim) here and in torch, for floats only. The ops that they call are not
-# among the ops above: their kernels do not write to given tensors.
+# among the ops above, whose kernels and signatures are others. Those that keep the shape have an .out overload.
 KEEPING_SHAPE = ("softmax", "log_softmax")
 LOOKING_TWICE = (*KEEPING_SHAPE, "logsumexp", "var", "std")
