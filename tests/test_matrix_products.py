@@ -1,5 +1,6 @@
 """Matrix products under enable(products=True): a row's bits depend on the row, the right matrix and the dtype alone."""
 
+import itertools
 import os
 import random
 import subprocess
