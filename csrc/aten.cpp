@@ -858,7 +858,8 @@ struct Multiplying {
     const int64_t dims = left.dim();
     const bool with_float32 = enabled.load(std::memory_order_relaxed) & kFloat32Products;
     result = given.dtype.value_or(dtype);
-    if (is_named(left) || right.device() != left.device() || !has_products(left.device().index())) return Why::Kind;
+    if (is_named(left) || right.device() != left.device()) return Why::Kind;
+    if (!left.is_cpu() && !has_products(left.device().index())) return Why::Kind;
     if (!has_products(Dtype(dtype), with_float32) || right.scalar_type() != dtype) return Why::Dtype;
     if (result != dtype && result != ScalarType::Float) return Why::Dtype;
     if (right.dim() != dims || left.size(-1) != right.size(-2) || (dims == 3 && left.size(0) != right.size(0)))
@@ -1251,8 +1252,8 @@ struct Linear {
 
   static bool is_met(const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
     const int on = enabled.load(std::memory_order_relaxed) | tracing;
-    if (!(on & kProducts) || !given(bias) || bias->dim() != 1 || !x.is_cuda() || x.dim() == 0 || x.dim() == 2)
-      return false;
+    if (!(on & kProducts) || !given(bias) || bias->dim() != 1 || x.dim() == 0 || x.dim() == 2) return false;
+    if (!(x.is_cuda() && on & kGpu) && !(x.is_cpu() && on & kCpu)) return false;
     return weight.dim() == 2 && has_products(Dtype(x.scalar_type()), on & kFloat32Products) &&
            weight.sym_size(1) == x.sym_size(-1);
   }
@@ -1348,6 +1349,7 @@ void add_products() {
   Attention::row->name = "scaled_dot_product_attention";
   torch::Library& above = library_for(DispatchKey::AutogradCUDA);
   above.impl("linear", TORCH_FN(Linear::call));
+  library_for(DispatchKey::AutogradCPU).impl("linear", TORCH_FN(Linear::call));
   aten.impl("linear", TORCH_FN(Linear::call_below));
   above.impl("scaled_dot_product_attention", TORCH_FN(Attention::call));
   aten.impl("scaled_dot_product_attention", TORCH_FN(Attention::call_below));

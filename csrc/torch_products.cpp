@@ -9,9 +9,11 @@
 // What the kernels do not take as it is, is copied to where they do: pointers, pitches and contiguous dims that are no
 // multiples of 16 bytes are padded, K with zeros. So the order is one for every layout.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -33,11 +35,7 @@ bool has_products(Dtype dtype, bool with_float32) {
   return dtype == Dtype::F16 || dtype == Dtype::BF16 || (with_float32 && dtype == Dtype::F32);
 }
 
-#ifdef TORCHREDUCE_GPU
-
 namespace {
-
-namespace lt = cublaslt;
 
 // Of left, right and out: (batch, rows, columns), with any strides.
 struct Matrix {
@@ -65,6 +63,22 @@ Tensor view_of(void* data, std::array<int64_t, 3> sizes, std::array<int64_t, 3> 
                                            like.device_index, &handle));
   return Tensor(handle);
 }
+
+// What is added, as a tensor that broadcasts to out's shape.
+Tensor broadcast_to(const Operand& a, const Matrix& out) {
+  std::array<int64_t, 3> strides{};
+  for (int d = 0; d < a.dims; ++d)
+    if (a.sizes[d] != 1) strides[size_t(3 - a.dims + d)] = a.strides[d];
+  return view_of(const_cast<void*>(a.data), {out.batch, out.rows, out.columns}, strides, a.dtype, a);
+}
+
+}  // namespace
+
+#ifdef TORCHREDUCE_GPU
+
+namespace {
+
+namespace lt = cublaslt;
 
 // A matrix as the library takes it: contiguous along its rows or along its columns, in multiples of 16 bytes.
 struct Placed {
@@ -428,15 +442,11 @@ Added place_added(const MatrixProduct& p, const Matrix& out, std::array<int64_t,
   if (!p.added || p.beta == 0) return Added::Nothing;
   const Operand& a = *p.added;
   if (a.dims == 1 && p.out.dims == 2 && a.sizes[0] == out.columns && p.beta == 1 && p.alpha == 1) return Added::Row;
-  std::array<int64_t, 3> from{};
-  for (int d = 0; d < a.dims; ++d) {
-    const int to = 3 - a.dims + d;
-    if (a.sizes[d] != 1) from[size_t(to)] = a.strides[d];
-  }
-  const std::array<int64_t, 3> shape{out.batch, out.rows, out.columns};
-  if (data == a.data && from == strides) return Added::Output;  // in place
-  Tensor target = view_of(data, shape, strides, p.out.dtype, p.out);
-  torch::stable::copy_(target, view_of(const_cast<void*>(a.data), shape, from, a.dtype, a));
+  const Tensor from = broadcast_to(a, out);
+  const auto places = from.strides();
+  if (data == a.data && std::equal(places.begin(), places.end(), strides.begin())) return Added::Output;  // in place
+  Tensor target = view_of(data, {out.batch, out.rows, out.columns}, strides, p.out.dtype, p.out);
+  torch::stable::copy_(target, from);
   return Added::Output;
 }
 
@@ -444,7 +454,7 @@ Added place_added(const MatrixProduct& p, const Matrix& out, std::array<int64_t,
 
 bool has_products(int device) { return gpu::capability(device) >= 90; }
 
-void multiply_into(const MatrixProduct& p) {
+static void multiply_on_gpu(const MatrixProduct& p) {
   const Matrix left(p.left), right(p.right), out(p.out);
   const Dtype dtype = p.left.dtype;
   const int64_t granule = 16 / size_of(dtype), out_granule = 16 / size_of(p.out.dtype);
@@ -516,12 +526,134 @@ std::vector<TriedAlgorithm> tried_algorithms(int device) { return Planner::get()
 #else
 
 bool has_products(int) { return false; }
-void multiply_into(const MatrixProduct& p) {
+static void multiply_on_gpu(const MatrixProduct& p) {
   raise<std::runtime_error>(p.name, ": this build of torchreduce has no GPU part");
 }
 std::vector<TriedAlgorithm> tried_algorithms(int) { return {}; }
 
 #endif
+
+// ---- on a CPU ------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// torch's own product of float32 has one order for all rows of a call of one size that one thread computes, if N and K
+// are multiples of 16: measured, and looked at again before a size is first used. So rows are handed over 32 at a time,
+// the last ones with zeros below them. 16 bits are read and rounded around that.
+constexpr int64_t kRows = 32, kGranule = 16;
+
+struct CpuProduct {
+  const MatrixProduct& p;
+  Matrix left, right, out;
+  int64_t k, n;
+
+  explicit CpuProduct(const MatrixProduct& product)
+      : p(product),
+        left(p.left),
+        right(p.right),
+        out(p.out),
+        k(rounded_up(left.columns, kGranule)),
+        n(rounded_up(right.columns, kGranule)) {}
+
+  Tensor view(const Matrix& m, int64_t b, int64_t from, int64_t rows, Dtype dtype) const {
+    char* data = static_cast<char*>(m.data) + (b * m.batch_stride + from * m.row_stride) * size_of(dtype);
+    return view_of(data, {1, rows, m.columns}, {0, m.row_stride, m.column_stride}, dtype, p.left);
+  }
+  // (K, N) of a batch in float32, contiguous along K.
+  Tensor columns(int64_t b) const {
+    char* data = static_cast<char*>(right.data) + b * right.batch_stride * size_of(p.right.dtype);
+    const bool fits = p.right.dtype == Dtype::F32 && right.row_stride == 1 && right.column_stride == right.rows &&
+                      k == right.rows && n == right.columns && reinterpret_cast<uintptr_t>(data) % 64 == 0;
+    if (fits) return matrix(data, k, n, 1, k);
+    Tensor copy = allocate({n, k}, Dtype::F32, p.right);
+    if (k != right.rows || n != right.columns) torch::stable::zero_(copy);
+    Tensor to = view_of(copy.data_ptr(), {1, right.rows, right.columns}, {0, 1, k}, Dtype::F32, p.right);
+    torch::stable::copy_(to, view(right, b, 0, right.rows, p.right.dtype));
+    return torch::stable::transpose(copy, 0, 1);
+  }
+  Tensor matrix(void* data, int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride) const {
+    const int64_t sizes[] = {rows, columns}, strides[] = {row_stride, column_stride};
+    AtenTensorHandle handle;
+    check(aoti_torch_create_tensor_from_blob(data, 2, sizes, strides, 0, int32_t(Dtype::F32), p.left.device_type,
+                                             p.left.device_index, &handle));
+    return Tensor(handle);
+  }
+  // What is added, in float32: (batch, rows, columns). None where it is not read.
+  std::optional<Tensor> added() const {
+    if (!p.added || p.beta == 0) return {};
+    Tensor copy = allocate({out.batch, out.rows, out.columns}, Dtype::F32, p.left);
+    torch::stable::copy_(copy, broadcast_to(*p.added, out));
+    return copy;
+  }
+  // 32 rows of one matrix, with a copy of the result in `out`.
+  void rows(int64_t b, int64_t from, const Tensor& columns, const float* added) const {
+    const int64_t count = std::min(kRows, left.rows - from);
+    Tensor x = allocate({kRows, k}, Dtype::F32, p.left), y = allocate({kRows, n}, Dtype::F32, p.left);
+    if (count < kRows || k != left.columns) torch::stable::zero_(x);
+    Tensor to = view_of(x.data_ptr(), {1, count, left.columns}, {0, k, 1}, Dtype::F32, p.left);
+    torch::stable::copy_(to, view(left, b, from, count, p.left.dtype));
+    check(aoti_torch_cpu_mm_out(y.get(), x.get(), columns.get()));
+    float* sums = static_cast<float*>(y.data_ptr());
+    const float alpha = float(p.alpha), beta = float(p.beta);
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t j = 0; j < out.columns; ++j) {
+        float& sum = sums[i * n + j];
+        if (alpha != 1.0f) sum *= alpha;
+        if (added) sum += beta * added[((b * out.rows) + from + i) * out.columns + j];
+      }
+    Tensor target = view(out, b, from, count, p.out.dtype);
+    torch::stable::copy_(target, view_of(sums, {1, count, out.columns}, {0, n, 1}, Dtype::F32, p.left));
+  }
+  // 32 equal rows give equal rows.
+  bool keeps_order(const Tensor& columns) const {
+    Tensor x = allocate({kRows, k}, Dtype::F32, p.left), y = allocate({kRows, n}, Dtype::F32, p.left);
+    float* row = static_cast<float*>(x.data_ptr());
+    for (int64_t i = 0; i < k; ++i) row[i] = float(i * 2654435761u % 1024u) / 512.0f - 1.0f;
+    for (int64_t i = 1; i < kRows; ++i) std::copy(row, row + k, row + i * k);
+    check(aoti_torch_cpu_mm_out(y.get(), x.get(), columns.get()));
+    const float* sums = static_cast<const float*>(y.data_ptr());
+    for (int64_t i = 1; i < kRows; ++i)
+      if (std::memcmp(sums, sums + i * n, size_t(n) * sizeof(float))) return false;
+    return true;
+  }
+};
+
+// Whether a size keeps its order; asked once for each.
+bool is_proved(const CpuProduct& product, const Tensor& columns) {
+  static std::mutex mutex;
+  static std::map<std::pair<int64_t, int64_t>, bool> known;
+  const std::lock_guard lock(mutex);
+  const auto [found, is_new] = known.try_emplace({product.n, product.k}, false);
+  if (is_new) found->second = product.keeps_order(columns);
+  return found->second;
+}
+
+void multiply_on_cpu(const MatrixProduct& p) {
+  const CpuProduct product(p);
+  std::vector<Tensor> columns;
+  for (int64_t b = 0; b < (product.right.batch_stride ? product.out.batch : 1); ++b)
+    columns.push_back(product.columns(b));
+  const std::optional<Tensor> added = product.added();
+  const float* sums = added ? static_cast<const float*>(added->data_ptr()) : nullptr;
+  const int64_t blocks = (product.left.rows + kRows - 1) / kRows, all = blocks * product.out.batch;
+  std::atomic<bool> proved{true};
+  // At least two tasks: one alone would run outside of a parallel region, where the product takes more threads.
+  torch::stable::parallel_for(0, std::max<int64_t>(2, all), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < std::min(end, all) && proved; ++task) {
+      const int64_t b = task / blocks;
+      const Tensor& of = columns[columns.size() == 1 ? 0 : size_t(b)];
+      if (!is_proved(product, of)) proved = false;
+      else product.rows(b, task % blocks * kRows, of, sums);
+    }
+  });
+  if (!proved)
+    raise<std::runtime_error>(p.name, ": products=True: torch's product of 32 rows by (", product.k, ", ", product.n,
+                              ") on this CPU has not one order for all rows; use products=False");
+}
+
+}  // namespace
+
+void multiply_into(const MatrixProduct& p) { p.left.on_cpu() ? multiply_on_cpu(p) : multiply_on_gpu(p); }
 
 namespace {
 
@@ -543,8 +675,8 @@ Tensor product(const Tensor& left, const Tensor& right, const std::optional<Tens
   const Dtype result = dtype ? Dtype(*dtype) : l.dtype;
   if (result != l.dtype && result != Dtype::F32)
     raise<std::runtime_error>(name, ": needs the inputs' dtype or float32 for the result, got number ", int(result));
-  if (l.on_cpu() || r.device_type != l.device_type || r.device_index != l.device_index)
-    raise<std::runtime_error>(name, ": needs tensors on one GPU");
+  if (r.device_type != l.device_type || r.device_index != l.device_index)
+    raise<std::runtime_error>(name, ": needs tensors on one device");
   std::vector<int64_t> sizes(l.sizes, l.sizes + l.dims);
   sizes.back() = r.sizes[r.dims - 1];
   Tensor out = allocate(sizes, result, l);
@@ -567,8 +699,10 @@ const bool registered = [] {
   auto* schemas = new StableLibrary(StableLibrary::Kind::FRAGMENT, "torchreduce", nullptr, __FILE__, __LINE__);
   schemas->def(
       "product.raw(Tensor left, Tensor right, Tensor? added, float beta, float alpha, ScalarType? dtype) -> Tensor");
-  auto* kernels = new StableLibrary(StableLibrary::Kind::IMPL, "torchreduce", "CUDA", __FILE__, __LINE__);
-  kernels->impl("product.raw", TORCH_BOX(&product));
+  for (const char* key : {"CPU", "CUDA"}) {
+    auto* kernels = new StableLibrary(StableLibrary::Kind::IMPL, "torchreduce", key, __FILE__, __LINE__);
+    kernels->impl("product.raw", TORCH_BOX(&product));
+  }
   return true;
 }();
 

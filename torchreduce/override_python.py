@@ -104,7 +104,7 @@ class Rows:
         for name, (functional, names, by_out) in products.WRITING.items():
             self._add(name, _writing(name, functional, names, by_out, rule(functional)), only_where=4)
         for name, met in (("linear", self._linear), ("scaled_dot_product_attention", self._attention)):
-            for key in ("AutogradCUDA", "BackendSelect"):
+            for key in ("AutogradCUDA", "AutogradCPU", "BackendSelect"):
                 self._library.impl(name, partial(self._above_products, name, met), key, with_keyset=True)
 
     def _above_products(
@@ -112,9 +112,10 @@ class Rows:
     ) -> Any:
         """As csrc/aten.cpp has it: what `met` makes of a call, or torch's own."""
         on = self._devices | getattr(self._tracing, "devices", 0)
-        if on & 4 and x.is_cuda and (result := met(on, x, *args, **kwargs)) is not None:
+        is_ours = on & 4 and on & _TYPES.get(x.device.type, 0)
+        if is_ours and (result := met(on, x, *args, **kwargs)) is not None:
             return result
-        if keys.has(_Key.AutogradCUDA):
+        if keys.has(_Key.AutogradCUDA) or keys.has(_Key.AutogradCPU):
             keys = (keys & torch._C._after_autograd_keyset).add(_Key.AutogradOther)
         return overload(name).redispatch(keys.remove(_Key.BackendSelect), x, *args, **kwargs)
 
@@ -138,6 +139,8 @@ class Rows:
         *rest: Any,
         **of: Any,
     ) -> Tensor | None:
+        if query.is_cpu:
+            return None
         serves = not torch.backends.cuda.flash_sdp_enabled() and dropout == 0
         calls = self._calls["scaled_dot_product_attention"]
         calls["served" if serves else "option"] += not getattr(self._tracing, "devices", 0)

@@ -21,14 +21,16 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 QUERIES = (2, 17, 64, 128, 129, 257, 400)
 
 
-def cancelling(m: int, n: int, k: int, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor]:
+def cancelling(
+    m: int, n: int, k: int, dtype: torch.dtype, seed: int = 0, device: str = "cuda"
+) -> tuple[Tensor, Tensor]:
     """(m, k) and (k, n) whose product is nothing but what its order of additions rounds: each summand's negative is
     somewhere in its row."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    at = torch.randperm(2 * (k // 2) + k % 2, generator=generator, device="cuda")
+    generator = torch.Generator(device).manual_seed(seed)
+    at = torch.randperm(2 * (k // 2) + k % 2, generator=generator, device=device)
 
     def matrix(rows: int, sign: int) -> Tensor:
-        half = torch.randn(rows, k // 2, generator=generator, device="cuda").to(dtype)
+        half = torch.randn(rows, k // 2, generator=generator, device=device).to(dtype)
         return torch.cat([half, sign * half, half.new_zeros(rows, k % 2)], 1)[:, at]
 
     return matrix(m, 1), matrix(n, -1).t()
