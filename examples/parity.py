@@ -138,7 +138,7 @@ def demonstrate(device: str, on: bool, compiled: bool, count: int, longest: int,
     model = GPT(length=longest, **shape).to(device, torch.bfloat16)
     lengths = [longest - i * (longest * 7 // 8) // count for i in range(count)]
     prompts = [torch.randint(1, shape["vocabulary"], (n,), device=device) for n in lengths]
-    with torchreduce.enabled(products=True) if on else nullcontext():
+    with torchreduce.enabled(cpu=device == "cpu", products="float32") if on else nullcontext():
         held = compare(model, prompts, compiled)
     for name, comparison in held.items():
         print(f"{name:26}{comparison.line()}")

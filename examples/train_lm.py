@@ -10,9 +10,8 @@ It shows that
 - a sequence has the same log-probabilities alone, in a batch of any size, and in the trainer's forward.
 
 Three things do that. Softmax, layer norms, losses, sums and embeddings' gradients are torchreduce's. Matrix products
-are torch's, whose bits depend on their shapes: so all of them have one shape, that of one sequence of full length
-(`Linear`, `Block.attend`). And pointwise operations are such that each rounds by itself however they are fused: squared
-ReLU, no GELU.
+have one order (`products="float32"`), so that a row does not depend on the others. And pointwise operations are such
+that each rounds by itself however they are fused: squared ReLU, no GELU.
 """
 
 import argparse
@@ -29,31 +28,24 @@ TEXT = Path(__file__).with_name("sonnets.txt").read_bytes()
 VOCABULARY = 128  # ASCII
 
 
-class Linear(nn.Linear):
-    """One product a sequence, (length, inputs) by (inputs, outputs), whatever the batch is."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([F.linear(sequence, self.weight) for sequence in x])
-
-
 class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads, self.scale = heads, (width // heads) ** -0.5
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.qkv, self.project = Linear(width, 3 * width, bias=False), Linear(width, width, bias=False)
-        self.up, self.down = Linear(width, 4 * width, bias=False), Linear(4 * width, width, bias=False)
+        self.qkv, self.project = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 
     def attend(self, qkv: Tensor) -> Tensor:
-        """Causal attention within one sequence, of (length, 3 * width)."""
-        length = len(qkv)
-        q, k, v = (t.contiguous() for t in qkv.view(length, 3, self.heads, -1).permute(1, 2, 0, 3))
+        """Causal attention, of (batch, length, 3 * width)."""
+        batch, length, _ = qkv.shape
+        q, k, v = qkv.view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         future = torch.ones(length, length, dtype=torch.bool, device=qkv.device).triu(1)
-        scores = ((q * self.scale) @ k.mT.contiguous()).masked_fill(future, float("-inf"))
-        return (scores.softmax(-1) @ v).transpose(0, 1).reshape(length, -1)
+        scores = ((q * self.scale) @ k.mT).masked_fill(future, float("-inf"))
+        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, -1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.project(torch.stack([self.attend(t) for t in self.qkv(self.norms[0](x))]))
+        x = x + self.project(self.attend(self.qkv(self.norms[0](x))))
         return x + self.down(self.up(self.norms[1](x)).relu().square())
 
 
@@ -63,7 +55,7 @@ class GPT(nn.Module):
         self.length = length
         self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), Linear(width, VOCABULARY, bias=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The log-probabilities of each next token: (batch, length, vocabulary), of (batch, length)."""
@@ -101,7 +93,7 @@ def score(model: nn.Module, tokens: Tensor, following: Tensor) -> Tensor:
 
 def demonstrate(device: str, steps: int, size: int, compile: bool, on: bool, **shape: int) -> dict[str, bool]:
     """What holds, of what the head of this file says; with torchreduce on or off."""
-    with torchreduce.enabled(cpu=device == "cpu") if on else nullcontext():
+    with torchreduce.enabled(cpu=device == "cpu", products="float32") if on else nullcontext():
         runs = []
         for _ in range(2):
             torch.manual_seed(0)
@@ -131,7 +123,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--compile", action="store_true", help="also compile the model")
-    parser.add_argument("--off", action="store_true", help="leave torch's own reductions in place")
+    parser.add_argument("--off", action="store_true", help="leave torch's own products and reductions in place")
     args = parser.parse_args()
     shape = {"length": 64, "width": 128, "heads": 4, "layers": 2}
     for what, holds in demonstrate(args.device, args.steps, 8, args.compile, not args.off, **shape).items():

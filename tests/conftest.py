@@ -85,6 +85,12 @@ def device(request):
     return request.param
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu_hopper)])
+def device_of_products(request):
+    """Those that matrix products are overridden on."""
+    return request.param
+
+
 @pytest.fixture(autouse=True)
 def give_memory_back():
     """Eight workers share one GPU: none keeps more than a GiB of cache."""

@@ -22,8 +22,8 @@ def example(name):
 LM = {"length": 48, "width": 96, "heads": 4, "layers": 1}
 
 
-def test_a_language_model_has_the_same_bits_alone_and_in_any_batch(device):
-    held = example("train_lm").demonstrate(device, 3, 3, True, True, **LM)
+def test_a_language_model_has_the_same_bits_alone_and_in_any_batch(device_of_products):
+    held = example("train_lm").demonstrate(device_of_products, 3, 3, True, True, **LM)
     assert len(held) == 5
     assert all(held.values()), held
 
@@ -45,6 +45,21 @@ def test_its_losses_are_torchs_but_for_roundings(device):
         assert served[name] >= 4, name
 
 
+def test_prompts_have_the_same_log_probabilities_alone_and_in_any_batch(device_of_products):
+    """Without the override they do not: else this would show nothing."""
+    shape = {"vocabulary": 96, "width": 128, "heads": 2, "layers": 2}
+    parity = example("parity")
+    held = parity.demonstrate(device_of_products, True, True, 8, 64, **shape)
+    assert set(held) == {
+        *(f"in batches of {n}" for n in (2, 4, 8)),
+        *("in another order", "in the trainer's forward", "compiled"),
+    }
+    assert all(way.count > 10_000 and way.differ == 0 for way in held.values()), held
+    torchs = parity.demonstrate(device_of_products, False, False, 8, 64, **shape)
+    assert sum(way.differ for way in torchs.values()) > 0
+    torch._dynamo.reset()
+
+
 def test_top_p_draws_a_token_whatever_the_batch(device):
     sampling = example("sampling")
     logits = (3 * torch.randn(5, sampling.VOCABULARY, generator=torch.Generator().manual_seed(0))).to(device)
@@ -59,6 +74,21 @@ def test_top_p_draws_a_token_whatever_the_batch(device):
     kept = mass.gather(1, (mass < 0.9).sum(1, keepdim=True)).squeeze(1)
     after, at = mass.gather(1, rank).squeeze(1), likely.gather(1, rank).squeeze(1)
     assert ((after - at <= uniform * kept + 1e-5) & (uniform * kept <= after + 1e-5)).all()
+
+
+def test_prompts_have_the_same_log_probabilities_alone_and_in_any_batch(device_of_products):
+    """Without the override they do not: else this would show nothing."""
+    shape = {"vocabulary": 96, "width": 128, "heads": 2, "layers": 2}
+    parity = example("parity")
+    held = parity.demonstrate(device_of_products, True, True, 8, 64, **shape)
+    assert set(held) == {
+        *(f"in batches of {n}" for n in (2, 4, 8)),
+        *("in another order", "in the trainer's forward", "compiled"),
+    }
+    assert all(way.count > 10_000 and way.differ == 0 for way in held.values()), held
+    torchs = parity.demonstrate(device_of_products, False, False, 8, 64, **shape)
+    assert sum(way.differ for way in torchs.values()) > 0
+    torch._dynamo.reset()
 
 
 def test_top_p_draws_by_the_probabilities():

@@ -26,9 +26,9 @@ def switched_off_after():
     assert (override._eager, override._compiled) == (0, 0)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu_hopper)])
-def device(request):
-    return request.param
+@pytest.fixture
+def device(device_of_products):
+    return device_of_products
 
 
 def enabled(**options):
