@@ -76,21 +76,6 @@ def test_top_p_draws_a_token_whatever_the_batch(device):
     assert ((after - at <= uniform * kept + 1e-5) & (uniform * kept <= after + 1e-5)).all()
 
 
-def test_prompts_have_the_same_log_probabilities_alone_and_in_any_batch(device_of_products):
-    """Without the override they do not: else this would show nothing."""
-    shape = {"vocabulary": 96, "width": 128, "heads": 2, "layers": 2}
-    parity = example("parity")
-    held = parity.demonstrate(device_of_products, True, True, 8, 64, **shape)
-    assert set(held) == {
-        *(f"in batches of {n}" for n in (2, 4, 8)),
-        *("in another order", "in the trainer's forward", "compiled"),
-    }
-    assert all(way.count > 10_000 and way.differ == 0 for way in held.values()), held
-    torchs = parity.demonstrate(device_of_products, False, False, 8, 64, **shape)
-    assert sum(way.differ for way in torchs.values()) > 0
-    torch._dynamo.reset()
-
-
 def test_top_p_draws_by_the_probabilities():
     sampling = example("sampling")
     p = torch.tensor([0.5, 0.3, 0.15, 0.05])

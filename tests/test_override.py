@@ -17,7 +17,7 @@ from torch.func import functional_call, grad, jacrev, jvp, vmap
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torchreduce as tr
-from torchreduce import aten_rules, override, override_autograd
+from torchreduce import aten_rules, override, override_autograd, products
 from torchreduce.testing import assert_bitwise_equal
 
 ON = {"cpu": True, "compile": False}
@@ -121,7 +121,9 @@ def test_blocks_nest_and_restore():
 
 def test_both_tables_have_the_same_rows():
     below, above = {*aten_rules.EAGER_RULES, *aten_rules.WRITING}, set(override_autograd.SERVED)
-    assert set(tr.coverage()) == below | above
+    with tr.enabled(compile=False, products=True):
+        of_products = {*products.rules(True), *products.WRITING, "scaled_dot_product_attention"}
+    assert set(tr.coverage()) == below | above | of_products
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     for name in below | set(override_autograd.COMPOSITES):
         assert has_kernel(f"aten::{name}", "BackendSelect"), name

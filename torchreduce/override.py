@@ -120,7 +120,8 @@ def enable(*, cpu: bool = False, compile: bool = True, products: Products = Fals
     GPUs of compute capability 9.0 or later are computed in one order, too: row i of x @ w depends on that row, w, the
     GPU model and the version of cuBLASLt, not on the other rows. products="float32" includes float32, which is slower
     for few rows, and never TF32 then. With cpu=True, products on the CPU are covered, too, and take longer. A product
-    raises RuntimeError if the device's library has no algorithm that keeps the order. Products on other GPUs are torch's.
+    raises RuntimeError if the device's library has no algorithm that keeps the order. Products on other GPUs are
+    torch's.
 
     The override holds for the process until disable(). In a process that starts anew, such as a
     worker, set TORCHREDUCE_ENABLE=1 (or cpu, to include CPU tensors): importing torchreduce then enables the override.

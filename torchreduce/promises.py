@@ -24,8 +24,15 @@ _SHAPED = Promise(
     "torch's: the bits depend on the shapes, so on the batch size, and on a CPU on the thread count; keep them fixed",
     "the same",
 )
+_PRODUCT = Promise(
+    "with products=True, on NVIDIA GPUs since Hopper and on CPUs: a row depends on its data, the other matrix, the "
+    "device and its library alone. Else torch's: the bits depend on the shapes, and on a CPU on the thread count",
+    "the same",
+)
 _FUSED_ATTENTION = Promise(
-    "torch's fused kernels: the bits depend on the shapes; the math backend's softmax is overridden", "the same"
+    "with products=True, on NVIDIA GPUs: kernels whose rows do not depend on the batch and on other keys; gradients "
+    "also need torch.use_deterministic_algorithms(True). Else torch's: the bits depend on the shapes",
+    "the same",
 )
 _SCATTERED = Promise(
     "torch's: sums in nondeterministic order on GPUs, unless torch.use_deterministic_algorithms(True)", "the same"
@@ -51,7 +58,10 @@ _PROMISES = {
         ),
         _MADE_OF,
     ),
-    **dict.fromkeys(("mm", "bmm", "addmm", "matmul", "linear", "conv1d", "conv2d", "conv3d"), _SHAPED),
+    **dict.fromkeys(
+        ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "matmul", "linear", "einsum", "tensordot"), _PRODUCT
+    ),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _SHAPED),
     "scaled_dot_product_attention": _FUSED_ATTENTION,
     **dict.fromkeys(("embedding_bag", "index_add", "index_put", "scatter_add"), _SCATTERED),
     "embedding": Promise(
@@ -70,7 +80,7 @@ def promises(op: str) -> Promise:
     ValueError for an operator that this release has no statement for.
 
     >>> import torchreduce
-    >>> print(torchreduce.promises("mm").eager)
+    >>> print(torchreduce.promises("conv2d").eager)
     torch's: the bits depend on the shapes, so on the batch size, and on a CPU on the thread count; keep them fixed
     """
     if not isinstance(op, str):
