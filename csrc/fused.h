@@ -27,7 +27,8 @@
 //   At, at(row, leaf state)             what map needs in a leaf
 //   map(x, weight, bias, i, at)         the element at position i; x is the term if kTerm
 //   kScales         unless in_range(sums, seen), a leaf is looked at again, with its elements multiplied by a power of
-//                   two, rescale(sums, seen), which may be 1; scaled_back(again, before, scale) is its state then
+//                   two, rescale(sums, seen), which may be 1; scaled_back(again, before, scale) is its state then, of
+//                   a scale of 1 `again`
 // and of the data that is common, for which fewer instructions have the same bits:
 //   kCalm, is_calm(first, least), calm_step(sums, x, seen)   looks at leaves whose least element of input 0 is `least`
 //   kCalmMap, is_calm_map(least, at), calm_map(x, at)        elements that are no NaN, of leaves whose least element of
@@ -592,11 +593,9 @@ template <class F> struct OfMoments : FusedOp<F> {
   }
   TR_HD static State scaled_back(State again, const State& before, F scale) {
     again.sum = before.sum;
-    again.unit = scale > 1 ? -kUp : kDown;
+    again.unit = scale > 1 ? -kUp : scale < 1 ? kDown : 0;
     return kUnits ? again : in_unit(again, 0);
   }
-  // Of a leaf that holds NaN or infinity.
-  TR_HD static State unknown(const State& s) { return {quiet_nan<double>(), quiet_nan<double>(), s.count, s.sum, 0}; }
   TR_HD static State in_unit(const State& s, int unit) {  // what is too small for it adds nothing
     constexpr int kMost = kUp > kDown ? kUp : kDown;
     const double scale = two_to(s.unit - unit < -kMost ? -kMost : s.unit - unit);
@@ -741,9 +740,14 @@ template <class F> struct LayerNorm : OfMoments<F> {
       return is_normal(sum) ? F(1) / root(F(sum)) : F(1) / root(F(variance)) * F(two_to(-s.unit));
     }
     const double sum = variance + epsilon;
-    if (is_normal(F(sum))) return F(1) / root(F(sum));
-    const int half = sum < 1 ? 96 : -96;
-    return F(1) / root(F(sum * two_to(2 * half))) * F(two_to(half));
+    F under = F(sum), half = F(1);
+    if (!is_normal(under)) {
+      TR_RARE_PATH;
+      const int power = sum < 1 ? 96 : -96;
+      under = F(sum * two_to(2 * power));
+      half = F(two_to(power));
+    }
+    return F(1) / root(under) * half;
   }
   TR_HD static bool is_normal(F x) { return x >= F(sizeof(F) == 4 ? 0x1p-126 : 0x1p-1022) && is_finite(x); }
   TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) {
