@@ -26,9 +26,8 @@
 //   write(row, memory, i)               the row's values; nothing where there are none
 //   At, at(row, leaf state)             what map needs in a leaf
 //   map(x, weight, bias, i, at)         the element at position i; x is the term if kTerm
-//   kScales         unless in_range(sums, seen), a leaf is looked at again, with its elements multiplied by a power of
-//                   two, rescale(sums, seen), which may be 1; scaled_back(again, before, scale) is its state then, of
-//                   a scale of 1 `again`
+//   kScales         unless rescale(sums, seen) is 1, a leaf is looked at again, with its elements multiplied by it, a
+//                   power of two; scaled_back(again, before, scale) is its state then, of a scale of 1 `again`
 // and of the data that is common, for which fewer instructions have the same bits:
 //   kCalm, is_calm(first, least), calm_step(sums, x, seen)   looks at leaves whose least element of input 0 is `least`
 //   kCalmMap, is_calm_map(least, at), calm_map(x, at)        elements that are no NaN, of leaves whose least element of
@@ -584,12 +583,10 @@ template <class F> struct OfMoments : FusedOp<F> {
   static constexpr F kLeast = F(kUnits ? 0x1p-600 : 0x1p-90), kFar = F(kUnits ? 0x1p-240 : 0x1p-20);
   static constexpr F kMost = kUnits ? F(0x1p960) : kInfinity<F>, kFarthest = kUnits ? F(0x1p480) : kInfinity<F>;
   static constexpr int kUp = kUnits ? 700 : 96, kDown = kUnits ? 600 : 72;
-  TR_HD static bool in_range(const F* sums, const Seen& seen) {
-    return sums[1] >= kLeast && sums[1] < kMost && (!kUnits || magnitude(seen.mean) < kFarthest);
-  }
   TR_HD static F rescale(const F* sums, const Seen& seen) {
-    if (sums[1] < kLeast && magnitude(seen.mean) < kFar) return F(two_to(kUp));
-    return sums[1] < kMost && magnitude(seen.mean) < kFarthest ? F(1) : F(two_to(-kDown));
+    const F far = magnitude(seen.mean);  // both asked at once, lest a GPU branches
+    const bool down = !((sums[1] < kMost) & (far < kFarthest)), up = (sums[1] < kLeast) & (far < kFar);
+    return up ? F(two_to(kUp)) : down ? F(two_to(-kDown)) : F(1);
   }
   TR_HD static State scaled_back(State again, const State& before, F scale) {
     again.sum = before.sum;

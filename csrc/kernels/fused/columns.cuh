@@ -173,7 +173,7 @@ template <class Op, class E> struct ColumnTile {
         Op::step(s, x, F(1), seen, given);
       }
     });
-    if constexpr (Op::kScales) wanted = !there || Op::in_range(sums, seen) ? F(1) : Op::rescale(sums, seen);
+    if constexpr (Op::kScales) wanted = there ? Op::rescale(sums, seen) : F(1);
     return Op::skips(given) ? Op::none() : Op::state(found, sums, count);
   }
 

@@ -1106,7 +1106,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     F sums[kSums];
 #pragma unroll
     for (int s = 0; s < kSums; ++s) sums[s] = H::template tree<kNumbers>(acc[s], p);
-    if constexpr (Op::kScales && !kScaled) scale = Op::in_range(sums, seen) ? F(1) : Op::rescale(sums, seen);
+    if constexpr (Op::kScales && !kScaled) scale = Op::rescale(sums, seen);
     return skips ? Op::none() : Op::state(found, sums, p.count);
   }
 

@@ -385,11 +385,11 @@ __global__ void TR_BLOCK_BOUND((fused_packed_rows::threads(kPackedForm<Op, E, kW
     if (t > 0 || !there) return;
   auto state = Op::skips(given) ? Op::none() : Op::state(found, sums, n);
   if constexpr (Op::kScales) {
-    if (!Op::in_range(sums, seen)) {
+    const F scale = Op::rescale(sums, seen);
+    if (scale != F(1)) {
       TR_RARE_PATH;
       typename Op::State own = state;
-      const F scale = Op::rescale(sums, seen);
-      if (scale != F(1)) scaled_leaf<Op>(own, scale, LeafElements<E>{from[0] + r * n, 1, n});
+      scaled_leaf<Op>(own, scale, LeafElements<E>{from[0] + r * n, 1, n});
       state = own;
     }
   }

@@ -114,7 +114,7 @@ __device__ __forceinline__ typename Op::State strided_look(int count, const Give
     }
   } else {
     leaf_sums(count, sums, step);
-    if constexpr (Op::kScales) scale = Op::in_range(sums, seen) ? F(1) : Op::rescale(sums, seen);
+    if constexpr (Op::kScales) scale = Op::rescale(sums, seen);
   }
   return Op::state(found, sums, count);
 }
