@@ -26,8 +26,8 @@
 //   write(row, memory, i)               the row's values; nothing where there are none
 //   At, at(row, leaf state)             what map needs in a leaf
 //   map(x, weight, bias, i, at)         the element at position i; x is the term if kTerm
-//   kScales         unless in_range(sums, seen), a leaf is looked at again, with its elements multiplied by a power of
-//                   two, rescale(sums, seen), which may be 1; scaled_back(again, before, scale) is its state then
+//   kScales         unless rescale(sums, seen) is 1, a leaf is looked at again, with its elements multiplied by it, a
+//                   power of two; scaled_back(again, before, scale) is its state then, of a scale of 1 `again`
 // and of the data that is common, for which fewer instructions have the same bits:
 //   kCalm, is_calm(first, least), calm_step(sums, x, seen)   looks at leaves whose least element of input 0 is `least`
 //   kCalmMap, is_calm_map(least, at), calm_map(x, at)        elements that are no NaN, of leaves whose least element of
@@ -583,20 +583,16 @@ template <class F> struct OfMoments : FusedOp<F> {
   static constexpr F kLeast = F(kUnits ? 0x1p-600 : 0x1p-90), kFar = F(kUnits ? 0x1p-240 : 0x1p-20);
   static constexpr F kMost = kUnits ? F(0x1p960) : kInfinity<F>, kFarthest = kUnits ? F(0x1p480) : kInfinity<F>;
   static constexpr int kUp = kUnits ? 700 : 96, kDown = kUnits ? 600 : 72;
-  TR_HD static bool in_range(const F* sums, const Seen& seen) {
-    return sums[1] >= kLeast && sums[1] < kMost && (!kUnits || magnitude(seen.mean) < kFarthest);
-  }
   TR_HD static F rescale(const F* sums, const Seen& seen) {
-    if (sums[1] < kLeast && magnitude(seen.mean) < kFar) return F(two_to(kUp));
-    return sums[1] < kMost && magnitude(seen.mean) < kFarthest ? F(1) : F(two_to(-kDown));
+    const F far = magnitude(seen.mean);  // both asked at once, lest a GPU branches
+    const bool down = !((sums[1] < kMost) & (far < kFarthest)), up = (sums[1] < kLeast) & (far < kFar);
+    return up ? F(two_to(kUp)) : down ? F(two_to(-kDown)) : F(1);
   }
   TR_HD static State scaled_back(State again, const State& before, F scale) {
     again.sum = before.sum;
-    again.unit = scale > 1 ? -kUp : kDown;
+    again.unit = scale > 1 ? -kUp : scale < 1 ? kDown : 0;
     return kUnits ? again : in_unit(again, 0);
   }
-  // Of a leaf that holds NaN or infinity.
-  TR_HD static State unknown(const State& s) { return {quiet_nan<double>(), quiet_nan<double>(), s.count, s.sum, 0}; }
   TR_HD static State in_unit(const State& s, int unit) {  // what is too small for it adds nothing
     constexpr int kMost = kUp > kDown ? kUp : kDown;
     const double scale = two_to(s.unit - unit < -kMost ? -kMost : s.unit - unit);
@@ -741,9 +737,14 @@ template <class F> struct LayerNorm : OfMoments<F> {
       return is_normal(sum) ? F(1) / root(F(sum)) : F(1) / root(F(variance)) * F(two_to(-s.unit));
     }
     const double sum = variance + epsilon;
-    if (is_normal(F(sum))) return F(1) / root(F(sum));
-    const int half = sum < 1 ? 96 : -96;
-    return F(1) / root(F(sum * two_to(2 * half))) * F(two_to(half));
+    F under = F(sum), half = F(1);
+    if (!is_normal(under)) {
+      TR_RARE_PATH;
+      const int power = sum < 1 ? 96 : -96;
+      under = F(sum * two_to(2 * power));
+      half = F(two_to(power));
+    }
+    return F(1) / root(under) * half;
   }
   TR_HD static bool is_normal(F x) { return x >= F(sizeof(F) == 4 ? 0x1p-126 : 0x1p-1022) && is_finite(x); }
   TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) {

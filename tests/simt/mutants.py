@@ -1171,7 +1171,7 @@ MUTANTS = (
     ),
     Mutant(
         "a leaf whose squares leave the range is not looked at again", "fused.h",
-        "if (sums[1] < kLeast && magnitude(seen.mean) < kFar) return F(two_to(kUp));", "",
+        "return up ? F(two_to(kUp)) : down", "return down",
         "fused.MOMENTS", ("fused",), every=1,
     ),
     Mutant(

@@ -173,7 +173,7 @@ template <class Op, class E> struct ColumnTile {
         Op::step(s, x, F(1), seen, given);
       }
     });
-    if constexpr (Op::kScales) wanted = !there || Op::in_range(sums, seen) ? F(1) : Op::rescale(sums, seen);
+    if constexpr (Op::kScales) wanted = there ? Op::rescale(sums, seen) : F(1);
     return Op::skips(given) ? Op::none() : Op::state(found, sums, count);
   }
 
@@ -250,11 +250,10 @@ __global__ void TR_BLOCKS_BOUND(fused_columns::kThreads, 3)
       [[maybe_unused]] F wanted = F(1);
       state = tile.look(given, wanted);
       if constexpr (Op::kScales) {
-        if (ballot(wanted != F(1))) {
+        if (wanted != F(1)) {
           TR_RARE_PATH;
           typename Op::State own = state;
-          const LeafElements<E, false> column{tile.tile + tile.c, nullptr, shape.pitch, tile.count};
-          scaled_leaves<Op>(own, wanted, 1, column);
+          scaled_leaf<Op>(own, wanted, LeafElements<E>{tile.tile + tile.c, shape.pitch, tile.count});
           state = own;
         }
       }

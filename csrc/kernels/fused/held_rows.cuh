@@ -943,8 +943,9 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
   }
 
   // Calls take(chunk, i, x, weight, whether it is there) for each element; those of a residue in their order. Of ops
-  // that have elements to fill in, and where kAll, all are there.
-  template <bool kAll, class Take, int kCount>
+  // that have elements to fill in, and where kAll, all are there. kBrief: in less code, where it matters little how
+  // long it takes.
+  template <bool kAll, bool kBrief = false, class Take, int kCount>
   __device__ __forceinline__ void each(Take take, F (&sums)[kCount][H::kSlots]) const {
     constexpr bool kLate = !kAll && H::kGranules && !kAligned && H::kSlots == kGroup;  // wrapped elements come last
     const int late = kLate && p.lane == 0 ? p.before : 0;
@@ -968,7 +969,8 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
           }
         }
       };
-      if (Op::kFills || (kChunks == held_rows::kLeafChunks && !kAligned && H::is_whole(p, c) && !skips) || kAll) {
+      constexpr bool kAsks = kChunks == held_rows::kLeafChunks && !kAligned && !kBrief;
+      if (Op::kFills || kAll || (kAsks && H::is_whole(p, c) && !skips)) {
         elements_where([&](int i) { return !kLate || c > 0 || i >= late; });
       } else {
         elements_where([&](int i) { return H::is_there(p, c, i) && (c > 0 || i >= late) && !skips; });
@@ -1025,21 +1027,22 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     }
   }
   // The same where whether the place is whole is known only now.
-  template <class Take, int kCount>
+  template <bool kBrief, class Take, int kCount>
   __device__ __forceinline__ void each_there(Take take, F (&sums)[kCount][H::kSlots]) const {
-    if constexpr (!Op::kFills) {
+    if constexpr (!Op::kFills && !kBrief) {
       if (p.whole && !skips) return each<true>(take, sums);
     }
-    each<false>(take, sums);
+    each<false, kBrief>(take, sums);
   }
 
-  // What a leaf's look came to, of ops that may have to look again.
-  struct Found {
-    F sums[kSums > 0 ? kSums : 1];
-    typename Op::Seen seen;
-  };
-  // The state of the leaf. Every lane gets it.
-  template <class Given> __device__ __forceinline__ State look(const Given& given, [[maybe_unused]] Found& all) {
+  // The state of the leaf. Every lane gets it. kScaled: that of its elements times `scale`, which is rare; else, of ops
+  // that may have to look again, `scale` becomes what elements are to be multiplied by then, or 1.
+  template <bool kScaled, class Given>
+  __device__ __forceinline__ State look(const Given& given, [[maybe_unused]] F& scale) {
+    const auto scaled = [&](F x) {
+      if constexpr (kScaled) return x * scale;
+      else return x;
+    };
     F found = first_absent<Op::kFirst, F>();
     bool calm = false;
     if constexpr (Op::kFirst == First::Greatest) {
@@ -1051,10 +1054,10 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
       F acc[1][H::kSlots];
 #pragma unroll
       for (F& a : acc[0]) a = F(-0.0);
-      each_there(
+      each_there<kScaled>(
           [&](int c, int i, const F* x, F, bool there) {
             F& a = acc[0][H::slot(c, i)];
-            if (there) a = a + x[0];
+            if (there) a = a + scaled(x[0]);
           },
           acc);
       found = H::template tree<kNumbers>(acc[0], p);
@@ -1072,10 +1075,12 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
         if (there) sum = sum + term;
         keep(c, i, term);
       } else if (there) {
-        F sums[kSums];
+        F sums[kSums], own[kInputs];
 #pragma unroll
         for (int s = 0; s < kSums; ++s) sums[s] = acc[s][H::slot(c, i)];
-        Op::step(sums, x, weight, seen, given);
+#pragma unroll
+        for (int k = 0; k < kInputs; ++k) own[k] = scaled(x[k]);
+        Op::step(sums, own, weight, seen, given);
 #pragma unroll
         for (int s = 0; s < kSums; ++s) acc[s][H::slot(c, i)] = sums[s];
       }
@@ -1096,25 +1101,15 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
       if (calm) each<false>(take_calm, acc);
       else each<false>(take, acc);
     } else {
-      each_there(take, acc);
+      each_there<kScaled>(take, acc);
     }
     F sums[kSums];
 #pragma unroll
     for (int s = 0; s < kSums; ++s) sums[s] = H::template tree<kNumbers>(acc[s], p);
-    if constexpr (Op::kScales) {
-#pragma unroll
-      for (int k = 0; k < kSums; ++k) all.sums[k] = sums[k];
-      all.seen = seen;
-    }
+    if constexpr (Op::kScales && !kScaled) scale = Op::rescale(sums, seen);
     return skips ? Op::none() : Op::state(found, sums, p.count);
   }
 
-  // Of a leaf whose squares are not in range, whether it has anything but zeros.
-  __device__ __forceinline__ bool is_lost(bool lost) const {
-    const Extremes e = held[0].extremes(p);
-    const uint32_t others = ballot(!(e.greatest == 0 && e.least == 0)) >> (lane_id() & ~(p.lanes - 1));
-    return lost && (others & uint32_t((uint64_t(1) << p.lanes) - 1)) != 0;
-  }
   // Writes the elements of the leaf, by chunks. kCalm: the data is. W: as of weights().
   template <bool kFull, bool kCalm, class W = void, class Out, class At>
   __device__ __forceinline__ void write(Out out, const At& at) const {
@@ -1221,30 +1216,24 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks, kForm>))
   const auto given = Op::given(call.options, call.memory, at.start.value);
   leaf.load(at.start, !Op::skips(given));
   State state = Op::none();
-  if constexpr (Op::kScales) {
-    typename Leaf::Found found;
-    bool lost = false;
-    if (leaf.p.count > 0) {
-      state = leaf.look(given, found);
-      lost = !Op::in_range(found.sums, found.seen);
+  if constexpr (Op::kSums > 0) {
+    F scale = F(1);
+    if (leaf.p.count > 0) state = leaf.template look<false>(given, scale);
+    if constexpr (Op::kScales) {
+      if (ballot(scale != F(1))) {
+        // What is written is not loaded again: registers that come from two places move, and of the common loads one
+        // waits for another (H200, layer_norm of float32, 768: 327 us instead of 264). What is not is: it would be in
+        // registers for longer.
+        TR_RARE_PATH;
+        if constexpr (Op::kMaps) {
+          state = Op::scaled_back(leaf.template look<true>(given, scale), state, scale);
+        } else {
+          Leaf again(call);
+          again.load(again.find(shape, recomputed(uint32_t(blockIdx.x))).start, true);
+          state = Op::scaled_back(again.template look<true>(given, scale), state, scale);
+        }
+      }
     }
-    if (ballot(lost)) {
-      TR_RARE_PATH;
-      if constexpr (Op::kMaps) lost = leaf.is_lost(lost);
-    }
-    if (ballot(lost)) {
-      TR_RARE_PATH;
-      const auto again = leaf.find(shape, recomputed(uint32_t(blockIdx.x)));
-      const auto from = [&](int k) { return static_cast<const E*>(call.in[k]) + again.start.in[k] + leaf.first; };
-      const LeafElements<E, Op::kAdds> elements{from(0), from(1), 1, leaf.p.count};
-      State own = state;
-      scaled_leaves<Op>(own, lost ? Op::rescale(found.sums, found.seen) : F(1), leaf.p.lanes, elements);
-      state = own;
-      if constexpr (Op::kMaps) leaf.load(again.start, true);  // so that no register keeps it meanwhile
-    }
-  } else if constexpr (Op::kSums > 0) {
-    typename Leaf::Found found;
-    if (leaf.p.count > 0) state = leaf.look(given, found);
   }
 
   auto end = at;

@@ -98,13 +98,13 @@ TR_HD constexpr int shared_terms(int size, int chunks) { return chunks < kLeafCh
 // between them, and what a chunk needs. (H200, bfloat16 softmax of 4096: 0.73 of a copy for 1024 threads, where
 // registers go to memory, 0.95 for 768.)
 TR_HD constexpr int threads(int size, int inputs, int sums, bool term, int sides, int chunks, Form form) {
+  // layer_norm of short rows of float32: four blocks of 256, for which the rare second look would take too many.
+  if (form == Form::ShortGranules && size == 4 && sides == 2 && inputs == 1) return 1024;
   if (is_short(form)) return sides == 0 && inputs == 1 ? 1024 : form == Form::ShortWords && inputs > 1 ? 512 : 640;
   if (form == Form::AlignedRows && sides == 2) return 576;  // by 640 nvcc would use memory for sm_80
   const int elements = chunks * kGroup * size / 4 * inputs;
   const int terms = term ? (chunks - shared_terms(size, chunks)) * kGroup : 0;
   const int words = std::max(elements, terms);
-  // layer_norm of float32 within half a leaf: three blocks of 256, whatever functions that are rarely called take.
-  if (words <= 32 && sides == 2 && size == 4 && inputs == 1 && chunks == kHalfChunks) return 896;
   if (words <= 32) return sides ? 640 : (term || sums == 0) && chunks == kLeafChunks ? 768 : 1024;
   return words <= 64 ? (sides + inputs > 2 ? 512 : 640) : 384;
 }

@@ -381,13 +381,15 @@ __global__ void TR_BLOCK_BOUND((fused_packed_rows::threads(kPackedForm<Op, E, kW
   });
 #pragma unroll
   for (int s = 0; s < kSums; ++s) sums[s] = over_parts<kSpan>(sums[s], all_sums + s * int(blockDim.x), shape);
+  if constexpr (!Op::kMaps)
+    if (t > 0 || !there) return;
   auto state = Op::skips(given) ? Op::none() : Op::state(found, sums, n);
   if constexpr (Op::kScales) {
-    if (!Op::in_range(sums, seen)) {  // by each thread, since warps may lack lanes
+    const F scale = Op::rescale(sums, seen);
+    if (scale != F(1)) {
       TR_RARE_PATH;
       typename Op::State own = state;
-      const LeafElements<E, false> row{from[0] + r * n, nullptr, 1, n};
-      if (const F scale = Op::rescale(sums, seen); scale != F(1)) scaled_leaf<Op, false>(own, scale, true, row);
+      scaled_leaf<Op>(own, scale, LeafElements<E>{from[0] + r * n, 1, n});
       state = own;
     }
   }

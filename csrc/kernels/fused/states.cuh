@@ -18,115 +18,48 @@ template <class Launch> void with_element(Dtype dtype, Launch launch) {
   }
 }
 
-// ---- looks -------------------------------------------------------------------------------------------------------------
+// ---- leaves whose squares leave the range -----------------------------------------------------------------------------
 
-// The canonical sums over the leaf of `count` elements, by a warp: step(sums, i) adds position i. Every lane gets them.
-template <int kSums, class F, class Step> __device__ __forceinline__ void leaf_sums(int count, F (&total)[kSums],
-                                                                                    Step step) {
-  const auto add = [](F a, F b) { return a + b; };
-  TreeStack<F, 4> tree[kSums];  // over runs of residues, one a lane
-#pragma unroll 1
-  for (int first = lane_id(); first < kResidues; first += kLanes) {
-    F sums[kSums];
-#pragma unroll
-    for (F& s : sums) s = F(-0.0);
-#pragma unroll 1
-    for (int i = first; i < count; i += kResidues) step(sums, i);
-#pragma unroll
-    for (int s = 0; s < kSums; ++s) {
-#pragma unroll 1
-      for (int d = 1; d < kLanes; d *= 2) sums[s] = sums[s] + shuffle(sums[s], lane_id() ^ d);
-      tree[s].push(sums[s], add);
-    }
-  }
-#pragma unroll
-  for (int s = 0; s < kSums; ++s) total[s] = tree[s].total(F(-0.0), add);
-}
-
-// Where a leaf's elements are: of ops that add those of two tensors.
-template <class E, bool kAdds> struct LeafElements {
-  const E *first, *second;
+// Where a leaf's elements are.
+template <class E> struct LeafElements {
+  const E* first;
   int pitch, count;
 
-  __device__ __forceinline__ float element(int i) const {
-    const float x = convert<float>(first[i * pitch]);
-    if constexpr (kAdds) return convert<float>(round_to<E>(x + convert<float>(second[i * pitch])));
-    return x;
-  }
+  __device__ __forceinline__ float element(int i) const { return convert<float>(first[i * pitch]); }
 };
 
-// What follows is called where squares have left the range alone, and takes few registers: those that a function has
-// are the kernel's. kWarp: by a warp, of which every lane gets what comes out; else by a thread.
+// What follows is called by a thread, where squares have left the range alone, and takes few registers: those that a
+// function has are the kernel's.
 
 // The canonical sum of the distances of a leaf's elements times `scale` to `mean`, or of their squares.
-template <bool kWarp, class E, bool kAdds>
-__device__ TR_RARELY_CALLED float sum_of_distances(const LeafElements<E, kAdds>& leaf, float scale, float mean,
-                                                   bool squares) {
-  const auto step = [&](float* s, int i) {
-    const float d = leaf.element(i) * scale - mean;
-    s[0] = squares ? fused(d, d, s[0]) : s[0] + d;
-  };
-  float sums[1];
-  if constexpr (kWarp) {
-    leaf_sums(leaf.count, sums, step);
-    return sums[0];
-  } else {
-    const auto add = [](float a, float b) { return a + b; };
-    TreeStack<float, 9> tree;  // over residues
+template <class E>
+__device__ TR_RARELY_CALLED float sum_of_distances(const LeafElements<E>& leaf, float scale, float mean, bool squares) {
+  const auto add = [](float a, float b) { return a + b; };
+  TreeStack<float, 9> tree;  // over residues
 #pragma unroll 1
-    for (int first = 0; first < kResidues && first < leaf.count; ++first) {
-      sums[0] = -0.0f;
+  for (int first = 0; first < kResidues && first < leaf.count; ++first) {
+    float sum = -0.0f;
 #pragma unroll 1
-      for (int i = first; i < leaf.count; i += kResidues) step(sums, i);
-      tree.push(sums[0], add);
+    for (int i = first; i < leaf.count; i += kResidues) {
+      const float d = leaf.element(i) * scale - mean;
+      sum = squares ? fused(d, d, sum) : sum + d;
     }
-    return tree.total(-0.0f, add);
+    tree.push(sum, add);
   }
+  return tree.total(-0.0f, add);
 }
-template <bool kWarp, class E, bool kAdds>
-__device__ TR_RARELY_CALLED float greatest_magnitude(const LeafElements<E, kAdds>& leaf) {
-  float most = 0;
-#pragma unroll 2
-  for (int i = kWarp ? lane_id() : 0; i < leaf.count; i += kWarp ? kLanes : 1)
-    most = greatest(most, magnitude(leaf.element(i)));
-  if constexpr (kWarp) {
+// The state of a leaf whose sums have left the range: its elements are read again, times `scale`. Of zeros alone it
+// stays as it is, which is known sooner.
+template <class Op, class E>
+__device__ TR_RARELY_CALLED void scaled_leaf(typename Op::State& own, float scale, const LeafElements<E>& leaf) {
+  bool zeros = true;
 #pragma unroll 1
-    for (int d = 1; d < kLanes; d *= 2) most = greatest(most, shuffle(most, lane_id() ^ d));
-  }
-  return most;
-}
-template <class Op> __device__ TR_RARELY_CALLED void scale_back(typename Op::State& own, float first, float distances,
-                                                                float squares, int count, float scale) {
-  const float sums[2] = {distances, squares};
-  own = Op::scaled_back(Op::state(first, sums, count), own, scale);
-}
-// The state of a leaf whose sums have left the range, where it is `mine`: its elements are read again. Leaves of zeros
-// alone, and those with NaN or infinity, are done when that is known.
-template <class Op, bool kWarp, class E, bool kAdds>
-__device__ TR_RARELY_CALLED void scaled_leaf(typename Op::State& own, float scale, bool mine,
-                                             const LeafElements<E, kAdds>& leaf) {
-  const float most = greatest_magnitude<kWarp>(leaf);
-  if (!is_finite(most)) {
-    if (mine) own = Op::unknown(own);
-  } else if (most > 0) {
-    const float first = sum_of_distances<kWarp>(leaf, scale, 0.0f, false);
-    const float mean = Op::seen(first, leaf.count, typename Op::Given{}).mean;
-    const float distances = sum_of_distances<kWarp>(leaf, scale, mean, false);
-    const float squares = sum_of_distances<kWarp>(leaf, scale, mean, true);
-    if (mine) scale_back<Op>(own, first, distances, squares, leaf.count, scale);
-  }
-}
-// The same of leaves that `lanes` of the warp each share.
-template <class Op, class E, bool kAdds>
-__device__ TR_RARELY_CALLED void scaled_leaves(typename Op::State& own, float wanted, int lanes,
-                                               const LeafElements<E, kAdds>& of) {
-#pragma unroll 1
-  for (int lane = 0; lane < kLanes; lane += lanes) {
-    const float scale = shuffle(wanted, lane);
-    if (scale == 1.0f) continue;
-    const auto leaf = shuffle(of, lane);
-    scaled_leaf<Op, true>(own, scale, (lane_id() & ~(lanes - 1)) == lane, leaf);
-  }
+  for (int i = 0; zeros && i < leaf.count; ++i) zeros = leaf.element(i) == 0;
+  if (zeros) return;
+  const float first = sum_of_distances(leaf, scale, 0.0f, false);
+  const float mean = Op::seen(first, leaf.count, typename Op::Given{}).mean;
+  const float sums[2] = {sum_of_distances(leaf, scale, mean, false), sum_of_distances(leaf, scale, mean, true)};
+  own = Op::scaled_back(Op::state(first, sums, leaf.count), own, scale);
 }
 
 // ---- trees -------------------------------------------------------------------------------------------------------------

@@ -44,6 +44,81 @@ template <class F, bool kAdds = false> struct StridedRow {
   }
 };
 
+// The canonical sums over the leaf of `count` elements, by a warp: step(sums, i) adds position i. Every lane gets them.
+template <int kSums, class F, class Step> __device__ __forceinline__ void leaf_sums(int count, F (&total)[kSums],
+                                                                                    Step step) {
+  const auto add = [](F a, F b) { return a + b; };
+  TreeStack<F, 4> tree[kSums];  // over runs of residues, one a lane
+#pragma unroll 1
+  for (int first = lane_id(); first < kResidues; first += kLanes) {
+    F sums[kSums];
+#pragma unroll
+    for (F& s : sums) s = F(-0.0);
+#pragma unroll 1
+    for (int i = first; i < count; i += kResidues) step(sums, i);
+#pragma unroll
+    for (int s = 0; s < kSums; ++s) {
+#pragma unroll 1
+      for (int d = 1; d < kLanes; d *= 2) sums[s] = sums[s] + shuffle(sums[s], lane_id() ^ d);
+      tree[s].push(sums[s], add);
+    }
+  }
+#pragma unroll
+  for (int s = 0; s < kSums; ++s) total[s] = tree[s].total(F(-0.0), add);
+}
+
+// Both looks at the leaf of `count` elements, by a warp: element(k, i) is number i of input k, weight(i) its weight.
+// kScaled: at elements times `scale`; else, of ops that may have to look again, `scale` becomes what they are to be
+// multiplied by then, or 1.
+template <bool kScaled, class Op, class F, class Given, class Element, class Weight>
+__device__ __forceinline__ typename Op::State strided_look(int count, const Given& given, [[maybe_unused]] F& scale,
+                                                           Element element, Weight weight) {
+  const auto scaled = [&](int k, int i) {
+    if constexpr (kScaled) return element(k, i) * scale;
+    else return element(k, i);
+  };
+  F found = first_absent<Op::kFirst, F>();
+  if constexpr (Op::kFirst == First::Greatest) {
+#pragma unroll 1
+    for (int i = lane_id(); i < count; i += kLanes) found = greatest(found, scaled(0, i));
+#pragma unroll 1
+    for (int d = 1; d < kLanes; d *= 2) found = greatest(found, shuffle(found, lane_id() ^ d));
+  } else if constexpr (Op::kFirst == First::Sum) {
+    F sum[1];
+    leaf_sums(count, sum, [&](F* s, int i) { s[0] = s[0] + scaled(0, i); });
+    found = sum[0];
+  }
+  const auto seen = Op::seen(found, count, given);
+  const auto step = [&](F* s, int i) {
+    F v[Op::kInputs];
+#pragma unroll
+    for (int k = 0; k < Op::kInputs; ++k) v[k] = scaled(k, i);
+    Op::step(s, v, weight(i), seen, given);
+  };
+  F sums[Op::kSums];
+  if constexpr (kScaled) {  // one at a time: they would take more registers than the first time
+#pragma unroll 1
+    for (int which = 0; which < Op::kSums; ++which) {
+      F sum[1];
+      leaf_sums(count, sum, [&](F* s, int i) {
+        F all[Op::kSums];
+#pragma unroll
+        for (F& a : all) a = s[0];
+        step(all, i);
+        s[0] = all[0];
+#pragma unroll
+        for (int k = 1; k < Op::kSums; ++k) s[0] = chosen(k == which, all[k], s[0]);
+      });
+#pragma unroll
+      for (int k = 0; k < Op::kSums; ++k) sums[k] = which <= k ? sum[0] : sums[k];
+    }
+  } else {
+    leaf_sums(count, sums, step);
+    if constexpr (Op::kScales) scale = Op::rescale(sums, seen);
+  }
+  return Op::state(found, sums, count);
+}
+
 enum class StridedPart : int8_t { Whole, States, Output };
 
 template <class Op, class F>
@@ -67,45 +142,14 @@ __global__ void __launch_bounds__(fused_strided::kThreads)
   State state = Op::none();
   if constexpr (Op::kSums > 0) {
     if (part != StridedPart::Output && !skips && count > 0) {
-      [[maybe_unused]] F scale = F(1);
-      const auto element = [&](int k, int i) {
-        if constexpr (Op::kScales) return x.element(k, first + i) * scale;
-        return x.element(k, first + i);
-      };
-#pragma unroll 1
-      for (;;) {
-        F found = first_absent<Op::kFirst, F>();
-        if constexpr (Op::kFirst == First::Greatest) {
-#pragma unroll 1
-          for (int i = lane_id(); i < count; i += kLanes) found = greatest(found, element(0, i));
-#pragma unroll 1
-          for (int d = 1; d < kLanes; d *= 2) found = greatest(found, shuffle(found, lane_id() ^ d));
-        } else if constexpr (Op::kFirst == First::Sum) {
-          F sum[1];
-          leaf_sums(count, sum, [&](F* s, int i) { s[0] = s[0] + element(0, i); });
-          found = sum[0];
-        }
-        const auto seen = Op::seen(found, count, given);
-        F sums[Op::kSums];
-        leaf_sums(count, sums, [&](F* s, int i) {
-          F v[Op::kInputs];
-#pragma unroll
-          for (int k = 0; k < Op::kInputs; ++k) v[k] = element(k, i);
-          Op::step(s, v, Op::kWeights ? weight(call.weight, i, F(1)) : F(1), seen, given);
-        });
-        const State now = Op::state(found, sums, count);
-        if constexpr (Op::kScales) {
-          if (scale != F(1)) {
-            state = Op::scaled_back(now, state, scale);
-            break;
-          }
-          state = now;
-          if (Op::in_range(sums, seen)) break;
-          scale = Op::rescale(sums, seen);
-          if (scale == F(1)) break;
-        } else {
-          state = now;
-          break;
+      const auto element = [&](int k, int i) { return x.element(k, first + i); };
+      const auto weight_at = [&](int i) { return Op::kWeights ? weight(call.weight, i, F(1)) : F(1); };
+      F scale = F(1);
+      state = strided_look<false, Op>(count, given, scale, element, weight_at);
+      if constexpr (Op::kScales) {
+        if (scale != F(1)) {
+          TR_RARE_PATH;
+          state = Op::scaled_back(strided_look<true, Op>(count, given, scale, element, weight_at), state, scale);
         }
       }
     }
