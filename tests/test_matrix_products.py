@@ -323,6 +323,43 @@ def test_what_products_do_not_serve_is_counted():
             assert tr.coverage()[name][why] == before + 1, (name, why)
 
 
+def test_products_are_the_same_without_a_library_for_this_torch(device):
+    """Registered from Python: in a process of its own."""
+    code = """
+        import pathlib, sys, warnings
+        import torch, torchreduce as tr
+        from torch.nn.functional import linear, scaled_dot_product_attention as attend
+        from torchreduce import override
+        device, is_python = sys.argv[1], sys.argv[2] == "python"
+        if is_python:
+            override.aten_path = lambda: pathlib.Path("nowhere")
+        warnings.simplefilter("ignore")
+        generator = torch.Generator().manual_seed(0)
+        x, w, b = (torch.randn(n, generator=generator).to(device) for n in ((9, 40), (40, 24), (24,)))
+        with tr.enabled(cpu=device == "cpu", compile=False, products="float32"):
+            out = torch.zeros(9, 24, device=device)
+            results = [
+                x @ w, torch.addmm(b, x, w, beta=2), torch.mm(x, w, out=out), out.addmm_(x, w, alpha=0.5),
+                torch.bmm(x[None], w[None]), torch.baddbmm(b, x[None], w[None]), torch.mv(x, w[:, 0]),
+                torch.addmv(x[:, 0], x, w[:, 0]), torch.dot(x[0], w[:, 0]), linear(x[None, ::2], w.t(), b),
+                linear(x[0], w.t(), b), attend(x[None, None, :1], x[None, None], x[None, None]),
+            ]
+            counts = {name: row["served"] for name, row in tr.coverage().items() if "m" in name and row["served"]}
+        assert isinstance(override._rows, override._Rows) != is_python
+        for result in results:
+            print(result.shape, result.cpu().view(torch.int32).flatten().tolist())
+        print({name: counts[name] for name in sorted(counts) if name in ("mm", "mm.out", "addmm", "addmm_", "bmm")})
+    """
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code), device, which], capture_output=True, text=True, check=True
+        ).stdout
+        for which in ("c++", "python")
+    ]
+    assert printed[0] == printed[1]
+    assert "'mm.out': 1" in printed[0]
+
+
 # ---- attention -------------------------------------------------------------------------------------------------------
 
 
