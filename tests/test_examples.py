@@ -46,7 +46,7 @@ def test_its_losses_are_torchs_but_for_roundings(device):
 
 
 def test_prompts_have_the_same_log_probabilities_alone_and_in_any_batch(device_of_products):
-    """Without the override they do not: else this would show nothing."""
+    """Without the override they do not on a CPU: else this would show nothing. On a GPU small products are never split."""
     shape = {"vocabulary": 96, "width": 128, "heads": 2, "layers": 2}
     parity = example("parity")
     held = parity.demonstrate(device_of_products, True, True, 8, 64, **shape)
@@ -55,7 +55,7 @@ def test_prompts_have_the_same_log_probabilities_alone_and_in_any_batch(device_o
         *("in another order", "in the trainer's forward", "compiled"),
     }
     assert all(way.count > 10_000 and way.differ == 0 for way in held.values()), held
-    torchs = parity.demonstrate(device_of_products, False, False, 8, 64, **shape)
+    torchs = parity.demonstrate("cpu", False, False, 8, 64, **shape)
     assert sum(way.differ for way in torchs.values()) > 0
     torch._dynamo.reset()
 

@@ -80,20 +80,21 @@ def test_nothing_is_copied(name, way):
 @ways
 def test_in_place_and_in_memory_that_overlaps(device, name, way):
     f = WAYS[way](name)
-    is_torchs = (way, device) == ("override", "cuda")  # in place, on a GPU
+    # In place on a GPU an overridden call is torch's, or through torch's copy.
+    same = torch.testing.assert_close if (way, device) == ("override", "cuda") else assert_bitwise_equal
     for shape, dim in SHAPES:
         for layout in LAYOUTS.values():
             x = layout(values(shape, torch.bfloat16, seed=2).to(device))
-            expected = getattr(torch if is_torchs else tr, name)(x, dim)
+            expected = getattr(tr, name)(x, dim)
             assert f(x, dim, out=x) is x
-            assert_bitwise_equal(x, expected)
+            same(x, expected)
     for count in (1, 2):
         for family in ("rows", "columns") if device == "cpu" else ("strided",):
             x = values((2, 70000), torch.float32, seed=3).to(device)
-            expected = getattr(torch if is_torchs else tr, name)(x, 1)
+            expected = getattr(tr, name)(x, 1)
             with threads(count), force_plan(family=family):
                 f(x, 1, out=x)
-            assert_bitwise_equal(x, expected)
+            same(x, expected)
 
 
 @of_rows
