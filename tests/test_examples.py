@@ -46,7 +46,7 @@ def test_its_losses_are_torchs_but_for_roundings(device):
 
 
 def test_prompts_have_the_same_log_probabilities_alone_and_in_any_batch(device_of_products):
-    """Without the override they do not on a CPU: else this would show nothing. On a GPU small products are never split."""
+    """Without the override they do not, on a CPU: else this would show nothing. A GPU never splits small products."""
     shape = {"vocabulary": 96, "width": 128, "heads": 2, "layers": 2}
     parity = example("parity")
     held = parity.demonstrate(device_of_products, True, True, 8, 64, **shape)
