@@ -414,7 +414,7 @@ class BuildExtension(build_ext):
 
         units = [f"csrc/{name}.cpp" for name in ("plan", "reduce_plan", "scan_plan", "fused_plan", "intrinsics")]
         objects = [compile(unit, host) for unit in units]
-        for layer in ("ops", "fused", "segments", "products"):
+        for layer in ("ops", "fused", "segments", "products", "products_cpu", "products_gpu"):
             objects += [compile(f"csrc/torch_{layer}.cpp", [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
         objects += [compile("csrc/cpu/dispatch.cpp", host)]
         for isa, flags in ISA_FLAGS.items():

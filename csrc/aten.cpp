@@ -21,6 +21,7 @@
 
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <deque>
 #include <limits>
 #include <utility>
@@ -840,47 +841,74 @@ struct Factors {
   at::SmallVector<const Tensor*, 3> tensors;
   at::SmallVector<const at::Scalar*, 2> scalars;
   std::optional<ScalarType> dtype;
+  bool gelu = false;
   Tensor* out = nullptr;
 
   void take(const Tensor& t) { tensors.push_back(&t); }
   void take(Tensor& t) { out = &t; }
   void take(const at::Scalar& s) { scalars.push_back(&s); }
   void take(ScalarType type) { dtype = type; }
+  void take(bool use) { gelu = use; }
 };
 
-// left @ right, of matrices or of batches of them.
+// left @ right, of matrices or of batches of them, and what is added to it.
 struct Multiplying {
+  Tensor left, right;
+  std::optional<Tensor> added;
+  double beta = 1, alpha = 1;
   ScalarType result;
   at::DimVector shape;
 
-  Why plan(const Tensor& left, const Tensor& right, const Factors& given) {
+  Why plan(const Factors& given) {
     const ScalarType dtype = left.scalar_type();
     const int64_t dims = left.dim();
-    const bool with_float32 = enabled.load(std::memory_order_relaxed) & kFloat32Products;
     result = given.dtype.value_or(dtype);
     if (is_named(left) || right.device() != left.device()) return Why::Kind;
     if (!left.is_cpu() && !has_products(left.device().index())) return Why::Kind;
-    if (!has_products(Dtype(dtype), with_float32) || right.scalar_type() != dtype) return Why::Dtype;
-    if (result != dtype && result != ScalarType::Float) return Why::Dtype;
+    if (const Why why = dtypes(given); why != Why::Served) return why;
     if (right.dim() != dims || left.size(-1) != right.size(-2) || (dims == 3 && left.size(0) != right.size(0)))
       return Why::Dims;
     if (left.numel() == 0 || right.numel() == 0) return Why::Empty;
     shape.assign(left.sizes().begin(), left.sizes().end());
     shape.back() = right.size(-1);
-    for (const at::Scalar* s : given.scalars)
-      if (s->isComplex()) return Why::Option;
+    if (!given.scalars.empty()) {
+      beta = given.scalars[0]->toDouble(), alpha = given.scalars[1]->toDouble();
+      if (const Why why = fits(*added); why != Why::Served) return why;
+      if (float(beta) == 0) added.reset();
+    }
     return Why::Served;
   }
-  Why fits(const Tensor& added) const {
-    if (added.scalar_type() != result) return Why::Dtype;
-    if (added.dim() > int64_t(shape.size())) return Why::Dims;
-    for (int64_t d = 1; d <= added.dim(); ++d)
-      if (added.size(-d) != 1 && added.size(-d) != shape[shape.size() - size_t(d)]) return Why::Dims;
+  Why dtypes(const Factors& given) const {
+    const ScalarType dtype = left.scalar_type();
+    const bool with_float32 = enabled.load(std::memory_order_relaxed) & kFloat32Products;
+    if (!has_products(Dtype(dtype), with_float32) || right.scalar_type() != dtype) return Why::Dtype;
+    if (result != dtype && result != ScalarType::Float) return Why::Dtype;
+    // torch has these on GPUs alone; and what it has float32 computed in on a CPU is to be float32.
+    const bool is_exact = at::globalContext().float32MatmulPrecision() == at::Float32MatmulPrecision::HIGHEST;
+    if (left.is_cpu() && (given.dtype || !is_exact)) return Why::Option;
+    for (const at::Scalar* s : given.scalars) {
+      if (s->isComplex()) return Why::Option;
+      const double value = s->toDouble();
+      if (std::isfinite(value) && !std::isfinite(float(value))) return Why::Option;
+    }
+    return !given.scalars.empty() && float(given.scalars[1]->toDouble()) == 0 ? Why::Option : Why::Served;
+  }
+  Why fits(const Tensor& t) const {
+    if (t.scalar_type() != result) return Why::Dtype;
+    if (t.device() != left.device()) return Why::Kind;
+    if (t.dim() > int64_t(shape.size())) return Why::Dims;
+    for (int64_t d = 1; d <= t.dim(); ++d)
+      if (t.size(-d) != 1 && t.size(-d) != shape[shape.size() - size_t(d)]) return Why::Dims;
     return Why::Served;
+  }
+  void run(const char* name, const Tensor& out) const {
+    MatrixProduct product{name, read(left), read(right), written(out), {}, beta, alpha};
+    if (added) product.added = read(*added);
+    multiply_into(product);
   }
 };
 
-// Whether a tensor, whose strides are those of a view of a dense one, has each element once. torch tells it of dense
+// Whether a tensor has each element once, if its strides are those of a view of a dense one. torch tells it of dense
 // ones alone.
 bool is_written_once(const Tensor& t) {
   at::SmallVector<std::pair<int64_t, int64_t>, 3> dims;
@@ -895,86 +923,88 @@ bool is_written_once(const Tensor& t) {
   return true;
 }
 
-// What is written in place of `out`, and copied to it, where only its layout is in the way.
-Tensor aside(const Tensor& out) {
-  const bool is_unknown = at::has_internal_overlap(out) == at::MemOverlap::TooHard;
-  return is_unknown && is_written_once(out) ? at::empty(out.sizes(), out.options()) : out;
+// What is written in place of `out`, and copied to it, where its layout or what it lies between is in the way; `out`
+// where nothing is. `added` may be `out`.
+Tensor aside(Why& why, const Tensor& out, std::initializer_list<const Tensor*> inputs, const Tensor* added) {
+  bool is_in_the_way = at::has_internal_overlap(out) == at::MemOverlap::TooHard && is_written_once(out);
+  auto look = [&](const Tensor& t) {
+    if (t.device() != out.device() || !overlap(read(out), read(t))) return;
+    const at::MemOverlapStatus status = at::get_overlap_status(out, t);
+    if (status == at::MemOverlapStatus::Full || status == at::MemOverlapStatus::Partial) why = Why::Out;
+    is_in_the_way = true;
+  };
+  for (const Tensor* t : inputs) look(*t);
+  if (added && !(added->device() == out.device() && same_view(read(out), read(*added)))) look(*added);
+  return is_in_the_way ? at::empty(out.sizes(), out.options()) : out;
 }
 
-// `dims`: of each factor; `adds`: whether beta times a tensor is added, which is then the first.
-template <int dims, bool adds> struct Multiply {
+// `dims`: of each factor; a vector is one more column, or row. `adds`: whether beta times a tensor is added, which is
+// then the first. `activates`: whether relu or gelu follow.
+template <int left_dims, int right_dims, bool adds, bool activates = false> struct Multiply {
   static constexpr int kOnlyWhere = kProducts;
+  static constexpr bool kOfVector = right_dims == 1;
 
   template <class R, class X, class... A> static R call(Why& why, X& x, A&&... a) {
+    constexpr bool writes = std::is_reference_v<R>;
     Factors given;
     given.take(std::as_const(x));
     (given.take(a), ...);
-    Tensor* out = given.out;
-    if constexpr (std::is_reference_v<R> && !std::is_const_v<X>) out = &x;  // addmm_ and baddbmm_
+    if constexpr (writes && !std::is_const_v<X>) given.out = &x;  // addmm_ and its like
     const Tensor &left = *given.tensors[adds ? 1 : 0], &right = *given.tensors[adds ? 2 : 1];
-    const Tensor* added = adds && given.scalars[0]->toDouble() != 0 ? given.tensors[0] : nullptr;
     Multiplying m;
-    why = left.dim() != dims ? Why::Dims : m.plan(left, right, given);
-    if (why == Why::Served && added) why = m.fits(*added);
-    if constexpr (std::is_reference_v<R>) {
-      if (why != Why::Served) return *out;
-      const Tensor to = aside(*out);
-      for (const Tensor* t : {&left, &right})
-        if (why == Why::Served) why = overlap(read(*out), read(*t)) ? Why::Out : fit(to, m.shape, Dtype(m.result), *t);
-      if (why == Why::Served && added) why = fit(to, m.shape, Dtype(m.result), *added, true);
-      if (why == Why::Served) run(given, left, right, added, to);
-      if (why == Why::Served && !to.is_same(*out)) out->copy_(to);
-      return *out;
+    why = left.dim() == left_dims && right.dim() == right_dims ? Why::Served : Why::Dims;
+    if (adds && kOfVector && given.tensors[0]->dim() > 1) why = Why::Dims;
+    if (why == Why::Served) {
+      m.left = left, m.right = kOfVector ? right.unsqueeze(1) : right;
+      if (adds) m.added = kOfVector && given.tensors[0]->dim() ? given.tensors[0]->unsqueeze(1) : *given.tensors[0];
+      why = m.plan(given);
+    }
+    at::DimVector shape = m.shape;
+    if (kOfVector && !shape.empty()) shape.pop_back();
+    if constexpr (writes) {
+      Tensor& out = *given.out;
+      if (why != Why::Served) return out;
+      const Tensor* added = m.added ? given.tensors[0] : nullptr;
+      const Tensor to = aside(why, out, {&left, &right}, added);
+      for (const Tensor* t : {&left, &right, added})
+        if (why == Why::Served && t) why = fit(to, shape, Dtype(m.result), *t, t == added);
+      if (why != Why::Served) return out;
+      run(m, given, to);
+      if (!to.is_same(out)) at::native::resize_output(out, shape), out.copy_(to);
+      return out;
     } else {
       if (why != Why::Served) return Tensor();
-      Tensor result = allocate(m.shape, Dtype(m.result), left);
-      run(given, left, right, added, result);
+      Tensor result = allocate(shape, Dtype(m.result), left);
+      run(m, given, result);
       return result;
     }
   }
-  static void run(const Factors& given, const Tensor& left, const Tensor& right, const Tensor* added,
-                  const Tensor& out) {
-    MatrixProduct product{adds ? "addmm" : "mm", read(left), read(right), written(out), {}};
-    if (added) product.added = read(*added);
-    if (adds) product.beta = given.scalars[0]->toDouble(), product.alpha = given.scalars[1]->toDouble();
-    multiply_into(product);
+  static void run(const Multiplying& m, const Factors& given, const Tensor& out) {
+    m.run(adds ? "addmm" : "mm", kOfVector ? out.unsqueeze(1) : out);
+    if (!activates) return;
+    if (given.gelu) at::gelu_(const_cast<Tensor&>(out), out.is_cpu() ? "none" : "tanh");
+    else at::relu_(const_cast<Tensor&>(out));
   }
 };
 
-// A matrix and a vector, or two vectors, as matrices.
-template <bool of_matrix, bool adds> struct MultiplyVector {
+// The sum of the products of two vectors: in float32, in the order of sum.
+struct Dot {
   static constexpr int kOnlyWhere = kProducts;
 
-  template <class R, class X, class... A> static R call(Why& why, X& x, A&&... a) {
-    Factors given;
-    given.take(std::as_const(x));
-    (given.take(a), ...);
-    Tensor* out = given.out;
-    if constexpr (std::is_reference_v<R> && !std::is_const_v<X>) out = &x;  // addmv_
-    const Tensor &first = *given.tensors[adds ? 1 : 0], &vector = *given.tensors[adds ? 2 : 1];
-    const Tensor* added = adds && given.scalars[0]->toDouble() != 0 ? given.tensors[0] : nullptr;
+  template <class R> static R call(Why& why, const Tensor& x, const Tensor& y) {
     Multiplying m;
-    Tensor left, right;
-    if (first.dim() != (of_matrix ? 2 : 1) || vector.dim() != 1) {
-      why = Why::Dims;
-    } else {
-      left = of_matrix ? first : first.unsqueeze(0), right = vector.unsqueeze(1);
-      why = m.plan(left, right, given);
-    }
-    if (why == Why::Served && added && (added->dim() != 1 || (added->size(0) != 1 && added->size(0) != m.shape[0])))
-      why = Why::Dims;
-    if (why == Why::Served && added && added->scalar_type() != m.result) why = Why::Dtype;
-    const at::DimVector shape(m.shape.begin(), m.shape.begin() + (of_matrix && why == Why::Served));
-    for (const Tensor* t : {&first, &vector})
-      if (why == Why::Served && out) why = fit(*out, shape, Dtype(m.result), *t);
-    if (why == Why::Served && out && added) why = fit(*out, shape, Dtype(m.result), *added, true);
-    Tensor result = why != Why::Served || out ? Tensor() : allocate(shape, Dtype(m.result), first);
-    if (why == Why::Served) {
-      const Tensor column = added ? added->unsqueeze(1) : Tensor();
-      Multiply<2, adds>::run(given, left, right, added ? &column : nullptr, (out ? *out : result).view({-1, 1}));
-    }
-    if constexpr (std::is_reference_v<R>) return *out;
-    else return result;
+    m.left = x, m.right = y, m.result = x.scalar_type();
+    const bool is_covered = x.device() == y.device() && (x.is_cpu() || has_products(x.device().index()));
+    why = !is_covered ? Why::Kind : x.dim() != 1 || y.dim() != 1 || x.size(0) != y.size(0) ? Why::Dims : m.dtypes({});
+    if (why != Why::Served) return Tensor();
+    const Tensor products = x.to(ScalarType::Float).mul(y.to(ScalarType::Float));
+    return Reduce<k_sum>::call<Tensor>(why, products, std::optional(x.scalar_type()));
+  }
+  template <class R> static R call(Why& why, const Tensor& x, const Tensor& y, Tensor& out) {
+    const Tensor result = call<Tensor>(why, x, y);
+    if (why == Why::Served) why = fit(out, {}, Dtype(x.scalar_type()), x);
+    if (why == Why::Served) out.copy_(result);
+    return out;
   }
 };
 
@@ -1250,12 +1280,13 @@ void add_all() {
 struct Linear {
   using Aten = at::_ops::linear;
 
-  static bool is_met(const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
+  static bool is_met(DispatchKeySet keys, const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
     const int on = enabled.load(std::memory_order_relaxed) | tracing;
-    if (!(on & kProducts) || !given(bias) || bias->dim() != 1 || x.dim() == 0 || x.dim() == 2) return false;
-    if (!(x.is_cuda() && on & kGpu) && !(x.is_cpu() && on & kCpu)) return false;
-    return weight.dim() == 2 && has_products(Dtype(x.scalar_type()), on & kFloat32Products) &&
-           weight.sym_size(1) == x.sym_size(-1);
+    if (!(on & kProducts) || !given(bias) || !torchreduce::is_met(x, keys, Which::All)) return false;
+    for (const Tensor* t : {&x, &weight, &*bias})
+      if (t->layout() != at::kStrided || t->is_nested()) return false;
+    return bias->dim() == 1 && x.dim() != 0 && x.dim() != 2 && weight.dim() == 2 &&
+           has_products(Dtype(x.scalar_type()), on & kFloat32Products) && weight.sym_size(1) == x.sym_size(-1);
   }
   static Tensor serve(const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
     c10::SymDimVector sizes(x.sym_sizes().begin(), x.sym_sizes().end());
@@ -1265,11 +1296,11 @@ struct Linear {
     return at::linear(x.reshape_symint({rows, x.sym_size(-1)}), weight, bias).reshape_symint(sizes);
   }
   static Tensor call(DispatchKeySet keys, const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
-    if (is_met(x, weight, bias)) return serve(x, weight, bias);
+    if (is_met(keys, x, weight, bias)) return serve(x, weight, bias);
     return Aten::redispatch((keys & kBelow) | kOther, x, weight, bias);
   }
   static Tensor call_below(DispatchKeySet keys, const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
-    if (is_met(x, weight, bias)) return serve(x, weight, bias);
+    if (is_met(keys, x, weight, bias)) return serve(x, weight, bias);
     return Aten::redispatch(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect), x, weight,
                             bias);
   }
@@ -1281,14 +1312,16 @@ struct Attention {
   using Aten = at::_ops::scaled_dot_product_attention;
   static inline Row* row = nullptr;
 
-  static bool is_met(const Tensor& query) {
+  static bool is_met(DispatchKeySet keys, const Tensor& query) {
     const int on = enabled.load(std::memory_order_relaxed) | tracing;
-    return (on & kProducts) && query.is_cuda() && query.dim() >= 2;
+    return (on & kProducts) && query.is_cuda() && !query.is_nested() && query.dim() >= 2 &&
+           torchreduce::is_met(query, keys, Which::All) && has_products(query.device().index());
   }
-  static Tensor go_on(DispatchKeySet further, const Tensor& query, const Tensor& key, const Tensor& value,
-                      const MaybeTensor& mask, double dropout, bool is_causal, std::optional<double> scale,
-                      bool grouped) {
-    if (!is_met(query)) return Aten::redispatch(further, query, key, value, mask, dropout, is_causal, scale, grouped);
+  static Tensor go_on(DispatchKeySet keys, DispatchKeySet further, const Tensor& query, const Tensor& key,
+                      const Tensor& value, const MaybeTensor& mask, double dropout, bool is_causal,
+                      std::optional<double> scale, bool grouped) {
+    if (!is_met(keys, query))
+      return Aten::redispatch(further, query, key, value, mask, dropout, is_causal, scale, grouped);
     const bool serves = !at::globalContext().userEnabledFlashSDP() && dropout == 0;
     if (!tracing) row->calls[size_t(serves ? Why::Served : Why::Option)].fetch_add(1, std::memory_order_relaxed);
     if (!serves || query.sym_size(-2) != 1)
@@ -1301,13 +1334,13 @@ struct Attention {
   static Tensor call(DispatchKeySet keys, const Tensor& query, const Tensor& key, const Tensor& value,
                      const MaybeTensor& mask, double dropout, bool is_causal, std::optional<double> scale,
                      bool grouped) {
-    return go_on((keys & kBelow) | kOther, query, key, value, mask, dropout, is_causal, scale, grouped);
+    return go_on(keys, (keys & kBelow) | kOther, query, key, value, mask, dropout, is_causal, scale, grouped);
   }
   static Tensor call_below(DispatchKeySet keys, const Tensor& query, const Tensor& key, const Tensor& value,
                            const MaybeTensor& mask, double dropout, bool is_causal, std::optional<double> scale,
                            bool grouped) {
     const DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect);
-    return go_on(below, query, key, value, mask, dropout, is_causal, scale, grouped);
+    return go_on(keys, below, query, key, value, mask, dropout, is_causal, scale, grouped);
   }
 };
 
@@ -1316,32 +1349,38 @@ void add_products() {
   using namespace at::_ops;
   torch::Library& aten = library_for(DispatchKey::BackendSelect);
 #define TR_ADD(overload, ...) add<overload, __VA_ARGS__>(aten);
-  TR_ADD(mm, Multiply<2, false>)
-  TR_ADD(mm_out, Multiply<2, false>)
-  TR_ADD(mm_dtype, Multiply<2, false>)
-  TR_ADD(mm_dtype_out, Multiply<2, false>)
-  TR_ADD(addmm, Multiply<2, true>)
-  TR_ADD(addmm_out, Multiply<2, true>)
-  TR_ADD(addmm_, Multiply<2, true>)
-  TR_ADD(addmm_dtype, Multiply<2, true>)
-  TR_ADD(addmm_dtype_out, Multiply<2, true>)
-  TR_ADD(bmm, Multiply<3, false>)
-  TR_ADD(bmm_out, Multiply<3, false>)
-  TR_ADD(bmm_dtype, Multiply<3, false>)
-  TR_ADD(bmm_dtype_out, Multiply<3, false>)
-  TR_ADD(baddbmm, Multiply<3, true>)
-  TR_ADD(baddbmm_out, Multiply<3, true>)
-  TR_ADD(baddbmm_, Multiply<3, true>)
-  TR_ADD(baddbmm_dtype, Multiply<3, true>)
-  TR_ADD(baddbmm_dtype_out, Multiply<3, true>)
-  using Matrix = MultiplyVector<true, false>;
-  using AddedMatrix = MultiplyVector<true, true>;
-  using Dot = MultiplyVector<false, false>;
-  TR_ADD(mv, Matrix)
-  TR_ADD(mv_out, Matrix)
-  TR_ADD(addmv, AddedMatrix)
-  TR_ADD(addmv_out, AddedMatrix)
-  TR_ADD(addmv_, AddedMatrix)
+  using Matrices = Multiply<2, 2, false>;
+  using AddedMatrices = Multiply<2, 2, true>;
+  using Activated = Multiply<2, 2, true, true>;
+  using Batches = Multiply<3, 3, false>;
+  using AddedBatches = Multiply<3, 3, true>;
+  using Vector = Multiply<2, 1, false>;
+  using AddedVector = Multiply<2, 1, true>;
+  TR_ADD(mm, Matrices)
+  TR_ADD(mm_out, Matrices)
+  TR_ADD(mm_dtype, Matrices)
+  TR_ADD(mm_dtype_out, Matrices)
+  TR_ADD(addmm, AddedMatrices)
+  TR_ADD(addmm_out, AddedMatrices)
+  TR_ADD(addmm_, AddedMatrices)
+  TR_ADD(addmm_dtype, AddedMatrices)
+  TR_ADD(addmm_dtype_out, AddedMatrices)
+  TR_ADD(bmm, Batches)
+  TR_ADD(bmm_out, Batches)
+  TR_ADD(bmm_dtype, Batches)
+  TR_ADD(bmm_dtype_out, Batches)
+  TR_ADD(baddbmm, AddedBatches)
+  TR_ADD(baddbmm_out, AddedBatches)
+  TR_ADD(baddbmm_, AddedBatches)
+  TR_ADD(baddbmm_dtype, AddedBatches)
+  TR_ADD(baddbmm_dtype_out, AddedBatches)
+  TR_ADD(_addmm_activation, Activated)
+  TR_ADD(_addmm_activation_out, Activated)
+  TR_ADD(mv, Vector)
+  TR_ADD(mv_out, Vector)
+  TR_ADD(addmv, AddedVector)
+  TR_ADD(addmv_out, AddedVector)
+  TR_ADD(addmv_, AddedVector)
   TR_ADD(dot, Dot)
   TR_ADD(dot_out, Dot)
 #undef TR_ADD

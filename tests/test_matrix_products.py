@@ -129,10 +129,8 @@ def test_products_are_torchs_unless_asked_for():
 
 def whole_and_alone(draw, seed, device):
     """A random product of some form; and one of its rows alone, a slice, and all in another order, in other layouts."""
-    dtype, form = (
-        draw.choice(DTYPES),
-        draw.choice(("mm", "row", "matrix", "linear", "bmm", "baddbmm", "mv", "dot", "wide")),
-    )
+    forms = ("mm", "row", "matrix", "linear", "bmm", "baddbmm", "mv", "dot", "activated")
+    dtype, form = draw.choice(DTYPES), draw.choice(forms if device == "cpu" else (*forms, "wide"))
     small = 3 if device == "cpu" else 0
     m, n, k = size(draw, 2 if form == "dot" else 10 - small), size(draw, 11 - small), max(2, size(draw, 12 - small))
     batch = (draw.randint(1, 5),) if form in ("bmm", "baddbmm") else ()
@@ -148,6 +146,8 @@ def whole_and_alone(draw, seed, device):
             return torch.mm(rows, right) if out is None or dtype is out else torch.mm(rows, right, out_dtype=out)
         if form == "row":
             return torch.addmm(row, rows, right)
+        if form == "activated":
+            return torch._addmm_activation(row, rows, right, use_gelu=seed % 2 == 0)
         if form == "linear":
             shape = (
                 draw.choice([(-1, k), (1, -1, k), (-1, 1, k)]) if rows.shape[0] > 1 else draw.choice([(k,), (1, 1, k)])
@@ -358,6 +358,108 @@ def test_products_are_the_same_without_a_library_for_this_torch(device):
     ]
     assert printed[0] == printed[1]
     assert "'mm.out': 1" in printed[0]
+
+
+def test_a_transformers_encoder_keeps_its_rows(device):
+    """Its fast path, too, which adds a bias and activates in one op."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 96, batch_first=True).eval().to(device)
+    x = torch.randn(16, 5, 64, device=device)
+    with on(device), torch.no_grad():
+        before = served("_addmm_activation")
+        whole = layer(x)
+        assert_bitwise_equal(layer(x[2:3]), whole[2:3])
+        assert served("_addmm_activation") > before
+
+
+def test_what_lies_beside_the_result_does_not_change_the_bits(device):
+    """Results in every second column, or between the columns of a factor."""
+    x, w = torch.randn(70, 96, device=device), torch.randn(96, 16, device=device)
+    with on(device):
+        expected, vector = x @ w, torch.mv(x, w[:, 0])
+        pairs, added = torch.zeros(70, 2, device=device), torch.addmv(x[:, 0], x, w[:, 0])
+        torch.mv(x, w[:, 0], out=pairs[:, 0])
+        torch.mv(x[3:4], w[:, 0], out=pairs[3:4, 1])
+        assert_bitwise_equal(pairs[:, 0], vector)
+        assert_bitwise_equal(pairs[3:4, 1], vector[3:4])
+        pairs[:, 1] = x[:, 0]
+        pairs[:, 1].addmv_(x, w[:, 0])
+        assert_bitwise_equal(pairs[:, 1], added)
+        both = torch.cat([x, torch.zeros(70, 16, device=device)], 1)
+        torch.mm(both[:, :96], w, out=both[:, 96:])
+        assert_bitwise_equal(both, torch.cat([x, expected], 1))
+
+
+def test_a_dot_product_is_a_sum(device):
+    x, y = torch.randn(2, 100_001, device=device)
+    for dtype in DTYPES:
+        a, b = x.to(dtype), y.to(dtype)
+        with on(device):
+            assert_bitwise_equal(torch.dot(a, b), tr.sum(a.float() * b.float(), dtype=dtype))
+            assert_bitwise_equal(torch.dot(torch.stack([a, a], 1)[:, 0], b), a @ b)
+
+
+def test_what_torch_refuses_or_takes_otherwise_is_as_before(device):
+    """Nested and sparse tensors, complex numbers, factors out of range, shapes that do not fit."""
+    x, w, b = torch.ones(2, 4, device=device), torch.ones(3, 4, device=device), torch.ones(3, device=device)
+    c = torch.randn(2, 2, dtype=torch.complex64, device=device)
+    nan = torch.full_like(x, float("nan"))
+    calls = (
+        lambda: F.linear(torch.nested.nested_tensor([x, x[:1]]), w, b).to_padded_tensor(0.0),
+        lambda: F.linear(x[None], w.to_sparse(), b),
+        lambda: torch.addmm(c, c, c, beta=1j, alpha=2j),
+        lambda: torch.addmv(c[0], c, c[0], beta=1j),
+        lambda: torch.addmm(b, x, w.t(), alpha=1e300),
+        lambda: torch.addmm(b, x, w.t(), beta=1e300),
+        lambda: torch.addmm(b, nan, w.t(), alpha=0),
+        lambda: torch.addmm(b * float("nan"), x, w.t(), beta=1e-60),
+        lambda: torch.addmm(x, x, w.t(), beta=0),
+        lambda: torch.addmm(b.double(), x, w.t(), beta=0),
+        lambda: torch.mm(x, w),
+        lambda: torch.dot(x[0], b),
+        lambda: torch.addmm(b, x, w.t(), out=torch.empty(2, 3, dtype=torch.float64, device=device)),
+        lambda: torch.mm(x[:, :0], w[:, :0].t()),
+        lambda: torch.addmm(b, x[:, :0], w[:, :0].t()),
+        lambda: torch.mm(x[:0], w.t()),
+    )
+
+    def outcome(call):
+        try:
+            return call()
+        except Exception as error:
+            return type(error)
+
+    for i, call in enumerate(calls):
+        expected = outcome(call)
+        with on(device):
+            got = outcome(call)
+        if isinstance(expected, type):
+            assert got is expected, i
+        else:
+            torch.testing.assert_close(got, expected, equal_nan=True, msg=str(i))
+
+
+def test_one_nan_stays_in_its_row(device):
+    x, w = torch.randn(50, 70, device=device), torch.randn(70, 40, device=device)
+    poisoned = x.clone()
+    poisoned[7, 3], poisoned[8, 0] = float("nan"), float("inf")
+    with on(device):
+        whole, got = x @ w, poisoned @ w
+        others = [i for i in range(50) if i not in (7, 8)]
+        assert_bitwise_equal(got[others], whole[others])
+        assert got[7].isnan().all()
+
+
+def test_an_empty_inner_dim_that_a_graph_finds(device):
+    def f(a):
+        rows = a.nonzero().squeeze(1)
+        return torch.ones(3, 1, device=device).expand(3, rows.shape[0]) @ torch.ones(rows.shape[0], 2, device=device)
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), on(device, compile=True):
+        compiled = torch.compile(f, fullgraph=True)
+        for a in (torch.tensor([0.0, 1.0, 2.0]), torch.zeros(3)):
+            assert_bitwise_equal(compiled(a.to(device)), torch.full((3, 2), float(a.count_nonzero()), device=device))
+    torch._dynamo.reset()
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ eager calls.
 """
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from .aten_rules import Call, Rule, Torchs
 from .dispatch import LIBRARY
 
 _op, _aten = torch.ops.torchreduce.product.raw, torch.ops.aten
+_convert = torch.ops.prims.convert_element_type.default
 
 
 def _product(
@@ -59,16 +61,17 @@ def rules(with_float32: bool) -> dict[str, Rule]:
             raise Torchs("dims")
         if any(not isinstance(n, torch.SymInt) and n == 0 for n in (*left.shape, *right.shape)):
             raise Torchs("empty")
-        if isinstance(beta, complex) or isinstance(alpha, complex):
-            raise Torchs("option")
-        added = None if beta == 0 else added
+        _check_option(left, dtype, beta, alpha)
         if added is not None:
             if added.dtype != result:
                 raise Torchs("dtype")
+            if added.device != left.device:
+                raise Torchs("kind")
             shape = (*left.shape[:-1], right.shape[-1])
             fits = (n == 1 or n == of for n, of in zip(reversed(added.shape), reversed(shape), strict=False))
             if added.dim() > dims or not all(fits):
                 raise Torchs("dims")
+        added = None if _is_zero(beta) else added
         return Call(_op, (left, right, added, float(beta), float(alpha), dtype))
 
     # Parameters are named as in aten's schemas.
@@ -89,14 +92,29 @@ def rules(with_float32: bool) -> dict[str, Rule]:
         return _column(multiply(x, vec.unsqueeze(1)), x, vec)
 
     def addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Call:
-        _check_dims((x, 1), (mat, 2), (vec, 1))
-        checked = multiply(mat, vec.unsqueeze(1), x.unsqueeze(1), beta, alpha)
-        return _column(checked, mat, vec, None if beta == 0 else x)
+        _check_dims((x, min(x.dim(), 1)), (mat, 2), (vec, 1))
+        checked = multiply(mat, vec.unsqueeze(1), x.unsqueeze(1) if x.dim() else x, beta, alpha)
+        return _column(checked, mat, vec, None if _is_zero(beta) else x)
 
     def dot(x: Tensor, tensor: Tensor) -> Call:
         _check_dims((x, 1), (tensor, 1))
-        checked = multiply(x.unsqueeze(0), tensor.unsqueeze(1))
-        return Call(_aten.view.default, (_column(checked, Call(_aten.unsqueeze.default, (x, 0)), tensor), []))
+        if x.device != tensor.device or not is_served_on(x.device):
+            raise Torchs("kind")
+        if x.dtype not in dtypes or tensor.dtype != x.dtype:
+            raise Torchs("dtype")
+        if x.shape != tensor.shape:
+            raise Torchs("dims")
+        _check_option(x, None, 1, 1)
+        a, b = (Call(_convert, (t, torch.float32)) for t in (x, tensor))
+        return Call(torch.ops.torchreduce.sum.raw, (Call(_aten.mul.Tensor, (a, b)), None, False, x.dtype, 0))
+
+    def activated(
+        x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
+    ) -> Call:
+        made = multiply(mat1, mat2, x, beta, alpha)
+        if use_gelu and not x.is_cpu:  # torch's is another one there, by an argument that has no place in a call
+            raise Torchs("option")
+        return Call(_aten.gelu.default if use_gelu else _aten.relu.default, (made,))
 
     return {
         "mm": mm(2),
@@ -105,12 +123,27 @@ def rules(with_float32: bool) -> dict[str, Rule]:
         "addmm.dtype": addmm,
         "bmm": mm(3),
         "bmm.dtype": mm(3),
+        "_addmm_activation": activated,
         "baddbmm": baddbmm,
         "baddbmm.dtype": baddbmm,
         "mv": mv,
         "addmv": addmv,
         "dot": dot,
     }
+
+
+def _is_zero(beta: Any) -> bool:
+    """In float32, as the kernels take it."""
+    return abs(float(beta)) <= 2.0**-150
+
+
+def _check_option(left: Tensor, dtype: torch.dtype | None, beta: Any, alpha: Any) -> None:
+    if left.is_cpu and (dtype is not None or torch.get_float32_matmul_precision() != "highest"):
+        raise Torchs("option")
+    if isinstance(beta, complex) or isinstance(alpha, complex) or _is_zero(alpha):
+        raise Torchs("option")
+    if any(math.isfinite(s) and abs(s) > torch.finfo(torch.float32).max for s in (beta, alpha)):
+        raise Torchs("option")
 
 
 def _check_dims(*expected: tuple[Tensor, int]) -> None:
@@ -121,14 +154,15 @@ def _check_dims(*expected: tuple[Tensor, int]) -> None:
 def _column(checked: Call, matrix: Any, vector: Tensor, added: Tensor | None = None) -> Call:
     """The call with a matrix of one column, as a vector."""
     beta, alpha, dtype = checked.args[3:]
-    of = added if added is None else Call(_aten.unsqueeze.default, (added, 1))
+    of = added if added is None or not added.dim() else Call(_aten.unsqueeze.default, (added, 1))
     right = Call(_aten.unsqueeze.default, (vector, 1))
     return Call(_aten.squeeze.dim, (Call(_op, (matrix, right, of, beta, alpha, dtype)), 1))
 
 
+_WITH_OUT = ("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "mv", "addmv", "dot")
 # Overloads that write, as in aten_rules.WRITING.
 WRITING: dict[str, tuple[str, tuple[str, ...], bool]] = {
-    **{f"{name}.out": (name, ("out",), False) for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")},
+    **{f"{name}.out": (name, ("out",), False) for name in _WITH_OUT},
     **{f"{name}.dtype_out": (f"{name}.dtype", ("out",), False) for name in ("mm", "addmm", "bmm", "baddbmm")},
     **{f"{name}_": (name, ("self",), False) for name in ("addmm", "baddbmm", "addmv")},
 }
