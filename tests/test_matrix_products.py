@@ -189,6 +189,51 @@ def test_rows_of_matrix_products_are_the_same_in_every_batch(device, chunk):
 
 
 @pytest.mark.gpu_hopper
+def test_random_products_in_a_graph():
+    """100 of them, in one graph: the bits of eager calls."""
+    x, w = cancelling(1024, 2048, 2048, torch.bfloat16)
+    draw, calls = random.Random(0), []
+    for _ in range(100):
+        m, n, k, first = size(draw, 10), size(draw, 11), size(draw, 11), draw.randrange(100)
+        form, layout = draw.choice(("mm", "linear", "bmm")), draw.choice(LAYOUTS)
+        left, right = laid_out(x[first : first + m, :k], layout), laid_out(w[:k, :n], draw.choice(LAYOUTS))
+        calls.append((form, left, right, w[0, :n].contiguous()))
+
+    def call(form, left, right, row):
+        if form == "linear":
+            return F.linear(left, right.t(), row)
+        return left @ right if form == "mm" else torch.bmm(left[None], right[None])
+
+    with enabled():
+        eager = [call(*each) for each in calls]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = [call(*each) for each in calls]
+    graph.replay()
+    for result, expected in zip(captured, eager, strict=True):
+        assert_bitwise_equal(result, expected)
+
+
+@pytest.mark.gpu_hopper
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_random_products_in_compiled_functions(dynamic):
+    def f(x, w, row):
+        return x @ w, F.linear(x, w.t(), row), torch.bmm(x[None], w[None])[0]
+
+    draw = random.Random(dynamic)
+    compiled = torch.compile(f, dynamic=dynamic)
+    with tr.enabled(products=True):
+        for seed in range(20 if dynamic else 5):
+            m, n, k = size(draw, 9), size(draw, 10), max(2, size(draw, 11))
+            x, w = cancelling(m, n, k, torch.bfloat16, seed=seed)
+            row = torch.randn(n, device="cuda").bfloat16()
+            for rows in (slice(None), slice(m // 2, m // 2 + 1)):
+                for got, whole in zip(compiled(x[rows], w, row), f(x, w, row), strict=True):
+                    assert_bitwise_equal(got, whole[rows])
+    torch._dynamo.reset()
+
+
+@pytest.mark.gpu_hopper
 def test_torchs_rows_are_not_the_same():
     """If they became so, the tests here would show nothing."""
     x, w = cancelling(64, 4096, 14336, torch.bfloat16)
