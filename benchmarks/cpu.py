@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import torchreduce as tr
-from torchreduce.bench import percentile, take_turns
+from torchreduce._tools.bench import percentile, take_turns
 
 from .results import RESULTS, Writer
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchreduce as tr
-from torchreduce.bench import percentile, take_turns
+from torchreduce._tools.bench import percentile, take_turns
 
 from .cpu import device_name
 from .results import RESULTS, Writer, commit

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from torchreduce.bench import Run, Timed, percentile, replayed, rotation, take_turns
+from torchreduce._tools.bench import Run, Timed, percentile, replayed, rotation, take_turns
 
 SOURCE = Path(__file__).with_name("peers.cu")
 BUILD = SOURCE.parents[1] / "build" / "benchmarks"

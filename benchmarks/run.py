@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 import torchreduce as tr
-from torchreduce.bench import REPLAYED_BELOW, Run, Timed, percentile, replayed, rotation, take_turns, waited
+from torchreduce._tools.bench import REPLAYED_BELOW, Run, Timed, percentile, replayed, rotation, take_turns, waited
 
 from . import cases as grid
 from . import cpu, peers

@@ -1,5 +1,5 @@
 // torch's own calls, served by torchreduce where it covers them, else by torch's kernels. By torch's full C++ API, so
-// that one build serves one version of torch: that which its file is named after (torchreduce/override.py).
+// that one build serves one version of torch: that which its file is named after (torchreduce/override/__init__.py).
 //
 // Kernels are registered for BackendSelect: a dispatch key that every call carries, below autograd, functorch, fake
 // tensors and Python modes, and above the backends; reductions have no kernel there. So nothing of torch's is replaced,
@@ -1091,7 +1091,7 @@ template <class Aten, class Serve> void add(torch::Library& library) {
 // Autograd, or composites. They are those whose gradient torchreduce has better than by torch's formula, if a gradient
 // or a tangent is needed, and composites, which torch takes apart there and so would not show to BackendSelect.
 //
-// What serves them are ops of torchreduce_override (torchreduce/override_autograd.py), with aten's signatures, which
+// What serves them are ops of torchreduce_override (torchreduce/override/above.py), with aten's signatures, which
 // make calls of torchreduce's differentiable ops, or go on. Going on is a redispatch with AutogradOther in the place of
 // the tensor's own key.
 enum class Which {
@@ -1307,7 +1307,7 @@ struct Linear {
 };
 
 // Attention by kernels whose rows do not depend on the batch: while products are overridden those of flash attention
-// are off (torchreduce/override.py). cuDNN's split the keys for one query alone, so that one is made two.
+// are off (torchreduce/override/__init__.py). cuDNN's split the keys for one query alone, so that one is made two.
 struct Attention {
   using Aten = at::_ops::scaled_dot_product_attention;
   static inline Row* row = nullptr;
@@ -1424,7 +1424,7 @@ bool torchreduce_aten_is_plain(const at::Tensor* x) { return torchreduce::is_pla
 struct _object* torchreduce_aten_wrap(const at::Tensor* x) { return THPVariable_Wrap(*x); }
 }
 
-// What torchreduce/override.py calls.
+// What torchreduce/override/__init__.py calls.
 extern "C" {
 void torchreduce_aten_register() { torchreduce::add_all(); }
 void torchreduce_aten_register_above() { torchreduce::add_above(); }

@@ -12,7 +12,7 @@ import torch
 
 import torchreduce as tr
 from torchreduce.__main__ import main
-from torchreduce.bench import take_turns
+from torchreduce._tools.bench import take_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import bars, cases, compare, cpu, pages, peers, results, run, verdicts
@@ -180,7 +180,9 @@ def test_ops_that_torchreduce_lacks_are_skipped_and_said(capsys, on_the_cpu, mon
 
 def test_slow_calls_run_once_and_all_take_turns(monkeypatch):
     ran = []
-    monkeypatch.setattr("torchreduce.bench.waited", lambda run, device: run() or (1.5 if ran[-1] == "slow" else 0.001))
+    monkeypatch.setattr(
+        "torchreduce._tools.bench.waited", lambda run, device: run() or (1.5 if ran[-1] == "slow" else 0.001)
+    )
     times = take_turns({name: lambda name=name: ran.append(name) for name in ("a", "b", "slow")}, "cpu", 8, 1)
     assert ran == ["a", "b", "slow", "a", "b", *["a", "b"] * 8]
     assert times["slow"] == [1.5] and len(times["a"]) == 8 and times["a"] == sorted(times["a"])

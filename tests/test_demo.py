@@ -5,7 +5,7 @@ import torch
 from cases import ROWS
 
 import torchreduce as tr
-from torchreduce import bench, demo
+from torchreduce._tools import bench, demo
 from torchreduce.table import LOOKING_TWICE
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import torchreduce as tr
-from torchreduce.demo import FUNCTIONS as FUNCTIONS_SHOWN
+from torchreduce._tools.demo import FUNCTIONS as FUNCTIONS_SHOWN
 
 ROOT = Path(__file__).parents[1]
 FUNCTIONS = sorted(set(tr.__all__) - {"__version__"})

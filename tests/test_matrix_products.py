@@ -14,7 +14,9 @@ from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torchreduce as tr
-from torchreduce import __main__, override, products, verify_products
+from torchreduce import __main__, override
+from torchreduce._tools import verify_products
+from torchreduce.override import products
 from torchreduce.testing import assert_bitwise_equal
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -23,7 +25,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 @pytest.fixture(autouse=True)
 def switched_off_after():
     yield
-    assert (override._eager, override._compiled) == (0, 0)
+    assert (override.state.eager, override.state.compiled) == (0, 0)
 
 
 @pytest.fixture
@@ -377,7 +379,7 @@ def test_products_are_the_same_without_a_library_for_this_torch(device):
         from torchreduce import override
         device, is_python = sys.argv[1], sys.argv[2] == "python"
         if is_python:
-            override.aten_path = lambda: pathlib.Path("nowhere")
+            override.registry.aten_path = lambda: pathlib.Path("nowhere")
         warnings.simplefilter("ignore")
         generator = torch.Generator().manual_seed(0)
         x, w, b = (torch.randn(n, generator=generator).to(device) for n in ((9, 40), (40, 24), (24,)))
@@ -390,7 +392,7 @@ def test_products_are_the_same_without_a_library_for_this_torch(device):
                 linear(x[0], w.t(), b), attend(x[None, None, :1], x[None, None], x[None, None]),
             ]
             counts = {name: row["served"] for name, row in tr.coverage().items() if "m" in name and row["served"]}
-        assert isinstance(override._rows, override._Rows) != is_python
+        assert isinstance(override.registry.rows, override.registry.Rows) != is_python
         for result in results:
             print(result.shape, result.cpu().view(torch.int32).flatten().tolist())
         print({name: counts[name] for name in sorted(counts) if name in ("mm", "mm.out", "addmm", "addmm_", "bmm")})
@@ -643,7 +645,8 @@ def test_a_library_without_one_order_is_refused(tmp_path):
 def test_kernels_that_leave_the_order_are_refused(tmp_path):
     code = """
         import torch, torchreduce as tr
-        from torchreduce import _C, verify_products
+        from torchreduce import _C
+        from torchreduce._tools import verify_products
         x, w = verify_products.cancelling(1000, 512, 1024, torch.bfloat16)
         with tr.enabled(compile=False, products=True):
             whole, parts = x @ w, [x[:m] @ w for m in (1, 16, 33, 64, 100, 129, 256, 500)]

@@ -227,4 +227,4 @@ def test_the_override_serves_what_fits(name):
     assert reasons(lambda: f(y, 1, out=y)) == {"served"}
     assert_bitwise_equal(y, getattr(tr, name)(x, 1))
     assert reasons(lambda: f(y[:3], 1, out=y[1:])) == {"out"}
-    assert (override._eager, override._compiled) == (0, 0)
+    assert (override.state.eager, override.state.compiled) == (0, 0)

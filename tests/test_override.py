@@ -17,7 +17,8 @@ from torch.func import functional_call, grad, jacrev, jvp, vmap
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torchreduce as tr
-from torchreduce import aten_rules, override, override_autograd, products
+from torchreduce import override
+from torchreduce.override import above, products, rules
 from torchreduce.testing import assert_bitwise_equal
 
 ON = {"cpu": True, "compile": False}
@@ -26,7 +27,7 @@ ON = {"cpu": True, "compile": False}
 @pytest.fixture(autouse=True)
 def switched_off_after():
     yield
-    assert (override._eager, override._compiled) == (0, 0)
+    assert (override.state.eager, override.state.compiled) == (0, 0)
 
 
 def served(overload="sum.dim_IntList"):
@@ -84,11 +85,11 @@ def test_blocks_may_close_in_any_order():
         blocks = [tr.enabled(cpu=True, compile=False), tr.enabled(compile=False)]
         for block in blocks:
             block.__enter__()
-        assert override._eager == 1
+        assert override.state.eager == 1
         blocks[first].__exit__(None, None, None)
-        assert override._eager == (1 if first == 0 else 3)
+        assert override.state.eager == (1 if first == 0 else 3)
         blocks[last].__exit__(None, None, None)
-        assert override._eager == 0
+        assert override.state.eager == 0
     for options in ({"cpu": "no"}, {"compile": 1}):
         with pytest.raises(TypeError, match=rf"^enable\(\): argument '{next(iter(options))}' must be a bool"):
             tr.enable(**options)
@@ -108,26 +109,26 @@ def test_blocks_nest_and_restore():
     block = tr.enabled(**ON)
     with block:
         with tr.enabled(compile=False):
-            assert override._eager == 1
+            assert override.state.eager == 1
             with block:
-                assert override._eager == 3
-            assert override._eager == 1
-        assert override._eager == 3
+                assert override.state.eager == 3
+            assert override.state.eager == 1
+        assert override.state.eager == 3
         with pytest.raises(ZeroDivisionError), tr.enabled(compile=False):
             _ = 1 / 0
-        assert override._eager == 3
-    assert override._eager == 0
+        assert override.state.eager == 3
+    assert override.state.eager == 0
 
 
 def test_both_tables_have_the_same_rows():
-    below, above = {*aten_rules.EAGER_RULES, *aten_rules.WRITING}, set(override_autograd.SERVED)
+    below, met_above = {*rules.EAGER_RULES, *rules.WRITING}, set(above.SERVED)
     with tr.enabled(compile=False, products=True):
         of_products = {*products.rules(True), *products.WRITING, "scaled_dot_product_attention"}
-    assert set(tr.coverage()) == below | above | of_products
+    assert set(tr.coverage()) == below | met_above | of_products
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    for name in below | set(override_autograd.COMPOSITES):
+    for name in below | set(above.COMPOSITES):
         assert has_kernel(f"aten::{name}", "BackendSelect"), name
-    for name in above:
+    for name in met_above:
         assert has_kernel(f"aten::{name}", "AutogradCPU") and has_kernel(f"aten::{name}", "AutogradCUDA"), name
 
 
@@ -323,7 +324,7 @@ def run(script, **environment):
     return done.stdout.split()
 
 
-STATE = "import torchreduce; from torchreduce import override; print(override._eager, override._compiled)"
+STATE = "import torchreduce; from torchreduce import override; print(override.state.eager, override.state.compiled)"
 
 
 def test_a_new_process_follows_the_environment():
@@ -334,7 +335,7 @@ def test_a_new_process_follows_the_environment():
 def test_what_the_environment_may_say(value, devices, monkeypatch):
     monkeypatch.setenv("TORCHREDUCE_ENABLE", value)
     override.follow_environment()
-    assert (override._eager, override._compiled) == (devices, devices)
+    assert (override.state.eager, override.state.compiled) == (devices, devices)
     tr.disable()
     monkeypatch.setenv("TORCHREDUCE_ENABLE", "yes")
     with pytest.raises(ValueError, match="must be one of '0', '1', 'cpu', got 'yes'"):
@@ -398,7 +399,7 @@ def test_the_same_from_python_for_another_torch():
 
 def work_of_a_loader(index):
     x = rows(seed=index)
-    return torch.equal(x.sum(1), tr.sum(x, 1)), override._eager
+    return torch.equal(x.sum(1), tr.sum(x, 1)), override.state.eager
 
 
 class Loaded(torch.utils.data.Dataset):
@@ -502,7 +503,7 @@ def test_what_is_made_of_reductions_depends_on_the_data_alone(device):
         "clip_grad_norm_": clipped,
         "get_total_norm": lambda x, y: clipped(x, y, torch.nn.utils.get_total_norm),
     }
-    said = sys.modules["torchreduce.promises"]
+    said = sys.modules["torchreduce.override.promises"]
     made_of = {name for name, promise in said._PROMISES.items() if promise is said._MADE_OF}
     assert along.keys() | whole.keys() == made_of
     x, y = rows(9, 1000, device=device), rows(9, 1000, device=device, seed=1)

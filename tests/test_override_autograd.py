@@ -11,7 +11,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchreduce as tr
-from torchreduce import override, override_autograd
+from torchreduce import override
+from torchreduce.override import above
 from torchreduce.testing import assert_bitwise_equal
 
 ON = {"cpu": True, "compile": False}
@@ -21,7 +22,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 @pytest.fixture(autouse=True)
 def switched_off_after():
     yield
-    assert (override._eager, override._compiled) == (0, 0)
+    assert (override.state.eager, override.state.compiled) == (0, 0)
 
 
 def weights(x):
@@ -82,7 +83,7 @@ def alike(a, b):
 
 
 def test_each_has_a_test():
-    assert {*CALLS, *WITHOUT_GRADIENT} == set(override_autograd.SERVED)
+    assert {*CALLS, *WITHOUT_GRADIENT} == set(above.SERVED)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

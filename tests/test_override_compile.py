@@ -8,7 +8,10 @@ from torch._dynamo.utils import counters
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import torchreduce as tr
-from torchreduce import aten_rules, override, override_compile, override_graph
+from torchreduce import override
+from torchreduce.override import compile as override_compile
+from torchreduce.override import graph as override_graph
+from torchreduce.override import rules
 from torchreduce.testing import assert_bitwise_equal
 
 aten = torch.ops.aten
@@ -20,7 +23,7 @@ def compiled_anew():
     counters.clear()
     yield
     torch._dynamo.reset()
-    assert (override._eager, override._compiled) == (0, 0)
+    assert (override.state.eager, override.state.compiled) == (0, 0)
 
 
 # By the rule: torch's own call, on x and what else there is to it.
@@ -83,7 +86,7 @@ def every_call(x):
 
 def test_every_rule_has_the_bits_of_eager(device):
     """By the backend, with the override enabled or not. Unsupported calls fall back to torch: complex, other orders."""
-    assert {*CALLS, *ON_GPUS} == set(aten_rules.GRAPH_RULES)
+    assert {*CALLS, *ON_GPUS} == set(rules.GRAPH_RULES)
     x = rows(33, 1000, device=device)
     with tr.enabled(cpu=True, compile=False):
         expected = every_call(x)

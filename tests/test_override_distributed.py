@@ -42,7 +42,7 @@ def work(rank, device, address, results):
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    assert override._eager == 3  # by TORCHREDUCE_ENABLE
+    assert override.state.eager == 3  # by TORCHREDUCE_ENABLE
     mesh = init_device_mesh(device, (2,))
     losses = {}
     for state in ("on", "off", "on again"):

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from torchreduce import __main__, testing, verify
+from torchreduce import __main__, testing
+from torchreduce._tools import verify
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_a_call_that_raises_is_a_failure(run, monkeypatch):
 
 
 def test_a_gpu_that_is_not_there_is_an_error(run, monkeypatch, capsys):
-    monkeypatch.setattr("torchreduce.demo.gpu_usable", lambda: False)
+    monkeypatch.setattr("torchreduce._tools.demo.gpu_usable", lambda: False)
     with pytest.raises(SystemExit):
         run("--device", "cuda")
     assert "no GPU" in capsys.readouterr().err

@@ -62,8 +62,8 @@ from .ops import (  # noqa: E402
     sum,
 )
 from .override import coverage, disable, enable, enabled, follow_environment  # noqa: E402
+from .override.promises import promises  # noqa: E402
 from .plans import explain  # noqa: E402
-from .promises import promises  # noqa: E402
 from .scans import cummax, cummin, cumprod, cumprod_, cumsum, cumsum_, linear_scan, logcumsumexp  # noqa: E402
 
 from . import nn  # noqa: E402  isort: skip

@@ -105,7 +105,8 @@ def main() -> int:
         return 0
     if arguments.command == "ladder":
         return ladder.run(arguments)
-    from . import bench, demo, products, verify, verify_products  # need rich, which info does not
+    from ._tools import bench, demo, verify, verify_products  # need rich, which info does not
+    from .override import products  # need rich, which info does not
 
     if arguments.device == "cuda" and not demo.gpu_usable():
         parser.error("--device cuda: torch sees no GPU, or torchreduce was built without a GPU part")

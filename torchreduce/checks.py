@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import autograd, autograd_fused, autograd_norms, autograd_products, autograd_scans, direct, dispatch  # noqa: F401
-from .fake import decided
+from . import direct, dispatch
+from ._autograd import reductions as autograd  # noqa: F401
+from ._fake.reductions import decided
 from .table import BY_NAME, DEVICES, DTYPES, FLOATS, Op
 
 GivenDims = int | Sequence[int]

@@ -19,8 +19,9 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from .autograd import divided, rounded
-from .autograd_fused import refuse_weight
+from ._autograd.reductions import divided, rounded
+from ._autograd.rowwise import refuse_weight
+from ._fake.reductions import same_shape
 from .checks import (
     Dims,
     FusedOverloads,
@@ -35,7 +36,6 @@ from .checks import (
 )
 from .determinism import level_code
 from .dispatch import _is_compiling, _is_tracing, is_plain, serving
-from .fake import same_shape
 from .ops import _COUNT_NONZERO, _SUM, check_out, prepare_outs, write_to
 from .table import FLOATS
 

@@ -25,7 +25,8 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from .autograd import accumulator, divided
+from ._autograd.reductions import accumulator, divided
+from ._fake.reductions import decided, dims_of, reduced_shape
 from .checks import (
     Dims,
     FusedOverloads,
@@ -41,7 +42,6 @@ from .checks import (
 )
 from .determinism import level_code
 from .dispatch import _is_compiling, check_no_derivatives, is_bare, is_plain, is_unwatched, serving
-from .fake import decided, dims_of, reduced_shape
 from .table import DTYPES, FLOATS
 
 _SUM, _MEAN, _NANSUM, _PROD = (overloads(name) for name in ("sum", "mean", "nansum", "prod"))

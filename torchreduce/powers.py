@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd import Reduction, _round, define
-from .autograd_norms import Norm
-from .autograd_products import _scaled
+from ._autograd.norms import Norm
+from ._autograd.products import _scaled
+from ._autograd.reductions import Reduction, _round, define
+from ._fake.reductions import dims_of, reduced_shape
 from .dispatch import Rule, Saved, differentiable, save
-from .fake import dims_of, reduced_shape
 
 _ops = torch.ops.torchreduce
 _WIDE = torch.float64

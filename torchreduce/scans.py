@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd import accumulator
+from ._autograd.reductions import accumulator
+from ._fake.reductions import broadcast_shape, decided
 from .checks import Overloads, as_dtype, check_bool, check_dim, check_dtype, check_input, either, overloads
 from .determinism import level_code
 from .dispatch import _is_compiling, is_bare, is_plain, serving
-from .fake import broadcast_shape, decided
 from .ops import _prepare, _write, _write_pair, dtype_by_out
 
 _CUMSUM, _CUMPROD, _LOGCUMSUMEXP = overloads("cumsum"), overloads("cumprod"), overloads("logcumsumexp")

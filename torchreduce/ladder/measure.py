@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from ..bench import REPLAYED_BELOW, Run, Timed, percentile, replayed, rotation, take_turns, waited
+from .._tools.bench import REPLAYED_BELOW, Run, Timed, percentile, replayed, rotation, take_turns, waited
 from . import build
 from .calls import checked, emulation, launch, run, stream
 from .catalog import PEERS, Rung
@@ -139,7 +139,7 @@ def promises(rung: Rung, op: str, dtype: torch.dtype, n: int, device: str) -> Pr
 
 
 def times(rungs: list[Rung], op: str, dtype: torch.dtype, n: int, system: bool = False) -> dict[str, Times]:
-    """Of rungs that serve n elements, on the GPU, taking turns; short ones from graphs, as torchreduce.bench does.
+    """Of rungs that serve n elements, on the GPU, taking turns; short ones from graphs, as _tools.bench does.
 
     A rung that writes to its input gets a copy, whose time is subtracted. system: also from the host's memory, which is
     pageable, to the result on the host."""

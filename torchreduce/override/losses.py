@@ -18,7 +18,7 @@ import torch
 from torch._decomp import decomposition_table
 from torch.fx import Graph, Node
 
-from .override_rewrite import insert, replace_items, take_apart
+from .rewrite import insert, replace_items, take_apart
 
 _ops, _aten = torch.ops.torchreduce, torch.ops.aten
 _convert, _size = torch.ops.prims.convert_element_type.default, _aten.sym_size.int

@@ -1,7 +1,7 @@
 """Calls that are overridden above autograd: composites, which torch decomposes before BackendSelect; and calls that
 need a gradient or a tangent, if torchreduce's is better than torch's formula.
 
-csrc/aten.cpp, or override_python.py, decides which calls are overridden. Each name here is an op of the namespace
+csrc/aten.cpp, or python.py, decides which calls are overridden. Each name here is an op of the namespace
 torchreduce_override, with aten's signature. Its kernel calls torchreduce's differentiable ops. For a call that
 torchreduce does not handle, the kernel falls back to torch, with the dispatch keys that it was given.
 """
@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import fused, ops
-from .aten_rules import GRAPH_RULES, WHY, Call, Rule, Torchs, _check_dtype, _check_norm, _check_rows, _dims, evaluate
-from .aten_rules import overload as aten
-from .autograd import _divide, rounded
-from .determinism import level_code
-from .dispatch import derivatives, is_plain, is_unwatched
-from .fake import reduced_shape
+from .. import fused, ops
+from .._autograd.reductions import _divide, rounded
+from .._fake.reductions import reduced_shape
+from ..determinism import level_code
+from ..dispatch import derivatives, is_plain, is_unwatched
+from .rules import GRAPH_RULES, WHY, Call, Rule, Torchs, _check_dtype, _check_norm, _check_rows, _dims, evaluate
+from .rules import overload as aten
 
 _C = torch._C
 _functorch = _C._functorch
@@ -122,7 +122,7 @@ def _cross_entropy_loss(
 ) -> Tensor:
     _check_rows(x)
     is_probable = target.is_floating_point()
-    if _is_traced() and not is_probable and smoothing == 0.0:  # override_loss.py finds the loss then
+    if _is_traced() and not is_probable and smoothing == 0.0:  # losses.py finds the loss then
         raise Torchs("option")
     if not 0 <= smoothing <= 1 or not 0 <= reduction < len(_REDUCTIONS) or (is_probable and ignored >= 0):
         raise Torchs("option")

@@ -1,7 +1,7 @@
 """Override torch functions in torch.compile. The backend "torchreduce" always overrides them. After
 enable(compile=True), torch.compile's own backend, Inductor, overrides them while the override is enabled.
 
-Both are Inductor with a pass of torchreduce's (override_graph.py) before its own passes.
+Both are Inductor with a pass of torchreduce's (graph.py) before its own passes.
 """
 
 import copy
@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from . import override
+from . import state
+from .registry import traced
 
 _EVERYWHERE = 3  # devices, as in override.py
 
@@ -49,12 +50,12 @@ def install() -> None:
     _plain = plain = inductor.__call__
 
     def follow(self: Any, graph: Any, inputs: Any, **options: Any) -> Any:
-        from .override_graph import guard_switch
+        from .graph import guard_switch
 
         guard_switch()
-        if not override._compiled:
+        if not state.compiled:
             return plain(self, graph, inputs, **options)
-        return _compile(plain, self, graph, inputs, override._compiled, **options)
+        return _compile(plain, self, graph, inputs, state.compiled, **options)
 
     inductor.__call__ = follow
     if "torch._dynamo" in sys.modules:
@@ -63,12 +64,12 @@ def install() -> None:
 
 def _compile(plain: Any, wrapper: Any, graph: Any, inputs: Any, devices: int, **options: Any) -> Any:
     """Compile by Inductor, with torchreduce's pass, and then the user's own pass if there is one."""
-    from .override_graph import Rewrite, whole
+    from .graph import Rewrite, whole
 
     key = "joint_custom_pre_pass"
     own = wrapper.config.get(key, getattr(torch._inductor.config, key))
     after = own if isinstance(own, (list, tuple)) else [] if own is None else [own]
     wrapper = copy.copy(wrapper)
     wrapper.config = {**wrapper.config, key: Rewrite(devices, tuple(after))}
-    with whole(devices), override.traced(devices):
+    with whole(devices), traced(devices):
         return plain(wrapper, graph, inputs, **options)

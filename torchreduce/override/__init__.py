@@ -5,33 +5,22 @@ be enabled or disabled while other threads compute: each call reads the state on
 wholly in torch. The first enable() registers the kernels, which stay registered; call it before other threads compute.
 """
 
-import ctypes
 import os
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ContextDecorator, contextmanager
+from collections.abc import Callable
+from contextlib import ContextDecorator
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from .direct import aten_path
+from . import registry, state
 
-# Whose calls are overridden; and of matrix products, which are asked for by themselves, those of 16 bits, or also those
-# of float32.
-_GPU, _CPU, _PRODUCTS, _FLOAT32_PRODUCTS = 1, 2, 4, 8
 Products = bool | Literal["float32"]
-_lock = threading.Lock()
-_rows: Any = None  # what is registered with torch, once it is
 _was_on = False  # before
 _has_products = False  # registered, too
-# Whose calls are overridden, now: in eager mode, and by torch.compile, whose graphs are guarded by it.
-_eager = 0
-_compiled = 0
 
 
 @dataclass(eq=False)
@@ -43,67 +32,6 @@ class _Said:
 
 
 _said = [_Said()]  # the last one counts; blocks may close in any order, as those of several threads do
-
-
-class _Rows:
-    """Those of csrc/aten.cpp."""
-
-    def __init__(self, path: Path) -> None:
-        from .override_autograd import Above
-
-        self._library = ctypes.CDLL(str(path))
-        self._library.torchreduce_aten_name.restype = ctypes.c_char_p
-        self._library.torchreduce_aten_why.restype = ctypes.c_char_p
-        self._library.torchreduce_aten_calls.restype = ctypes.c_uint64
-        self._library.torchreduce_aten_register()
-        self._above = Above()
-        self._library.torchreduce_aten_register_above()
-        self._above.registered()
-        self.trace = self._library.torchreduce_aten_trace
-        self.enable = self._library.torchreduce_aten_enable
-        self.register_products = self._library.torchreduce_aten_register_products
-
-    def coverage(self) -> dict[str, dict[str, int]]:
-        why: list[str] = []
-        while name := self._library.torchreduce_aten_why(len(why)):
-            why.append(name.decode())
-        calls = self._library.torchreduce_aten_calls
-        return self._above.added(
-            {
-                self._library.torchreduce_aten_name(row).decode(): {w: calls(row, i) for i, w in enumerate(why)}
-                for row in range(self._library.torchreduce_aten_rows())
-            }
-        )
-
-
-def _register() -> Any:
-    """Override torch functions by the `_aten` built for this torch, or from Python if there is none."""
-    path = aten_path()
-    if path.exists():
-        return _Rows(path)
-    from .override_python import Rows
-
-    return Rows()
-
-
-def _registered() -> Any:
-    """Return what is registered; register it first if needed."""
-    global _rows
-    with _lock:
-        if _rows is None:
-            _rows = _register()
-    return _rows
-
-
-@contextmanager
-def traced(devices: int) -> Iterator[None]:
-    """Apply the override above autograd to what a compiler traces on this thread, whether it is enabled or not."""
-    trace = _registered().trace
-    before = trace(devices)
-    try:
-        yield
-    finally:
-        trace(before)
 
 
 def enable(*, cpu: bool = False, compile: bool = True, products: Products = False) -> None:
@@ -153,10 +81,10 @@ def _options(cpu: bool, compile: bool, products: Products) -> _Said:
             raise TypeError(f"enable(): argument {argument!r} must be a bool, got {value!r}")
     if type(products) is not bool and products != "float32":
         raise ValueError(f"enable(): argument 'products' must be True, False or 'float32', got {products!r}")
-    devices = _GPU | (_CPU if cpu else 0) | (_PRODUCTS if products else 0)
-    devices |= _FLOAT32_PRODUCTS if products == "float32" else 0
+    devices = state.GPU | (state.CPU if cpu else 0) | (state.PRODUCTS if products else 0)
+    devices |= state.FLOAT32_PRODUCTS if products == "float32" else 0
     if compile:
-        from .override_compile import install
+        from .compile import install
 
         install()
     return _Said(devices, devices if compile else 0)
@@ -171,21 +99,21 @@ def _say(said: _Said) -> None:
 
 def _turn(change: Callable[[], None]) -> None:
     """Apply a change of the settings."""
-    global _rows, _was_on, _has_products, _eager, _compiled
-    with _lock:
+    global _was_on, _has_products
+    with registry.lock:
         change()
-        _eager, _compiled = _said[-1].eager, _said[-1].compiled
-        first = not _was_on and _eager != 0
+        state.eager, state.compiled = _said[-1].eager, _said[-1].compiled
+        first = not _was_on and state.eager != 0
         _was_on = _was_on or first
-        if first and _rows is None:
-            _rows = _register()
-        if _eager & _PRODUCTS and not _has_products:
-            _rows.register_products()
+        if first and registry.rows is None:
+            registry.rows = registry.register()
+        if state.eager & state.PRODUCTS and not _has_products:
+            registry.rows.register_products()
             _has_products = True
-        if _rows is not None:
-            _rows.enable(_eager)
+        if registry.rows is not None:
+            registry.rows.enable(state.eager)
         _choose_attention()
-    if first and not isinstance(_rows, _Rows):
+    if first and not isinstance(registry.rows, registry.Rows):
         warnings.warn(
             f"torchreduce has no _aten for torch {torch.__version__}, so torch functions are overridden from Python: "
             f"results are bitwise identical, but each call takes tens of microseconds longer. Build torchreduce from "
@@ -201,9 +129,9 @@ def _choose_attention() -> None:
     """Keep scaled_dot_product_attention from flash attention while products are overridden: its rows depend on the
     number of queries and keys, and on the batch. Those of cuDNN's and of the memory-efficient kernels do not."""
     global _torchs_flash
-    if bool(_eager & _PRODUCTS) == (_torchs_flash is not None) or torch.version.hip is not None:
+    if bool(state.eager & state.PRODUCTS) == (_torchs_flash is not None) or torch.version.hip is not None:
         return
-    if _eager & _PRODUCTS:
+    if state.eager & state.PRODUCTS:
         _torchs_flash = torch.backends.cuda.flash_sdp_enabled()
         torch.backends.cuda.enable_flash_sdp(False)
     else:
@@ -265,7 +193,7 @@ def coverage() -> dict[str, dict[str, int]]:
     >>> after["served"] - before["served"], after["dtype"] - before["dtype"]
     (1, 1)
     """
-    return _registered().coverage()  # type: ignore[no-any-return]
+    return registry.registered().coverage()  # type: ignore[no-any-return]
 
 
 def follow_environment() -> None:

@@ -21,8 +21,8 @@ from torch._inductor import decomposition as inductors
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils._pytree import tree_leaves, tree_map
 
-from . import override, override_loss, override_rewrite, products
-from .aten_rules import GRAPH_RULES, Rule, Torchs, evaluate, overload
+from . import losses, products, rewrite, state
+from .rules import GRAPH_RULES, Rule, Torchs, evaluate, overload
 
 _ours, _convert = torch.ops.torchreduce, torch.ops.prims.convert_element_type.default
 _DEVICES = {"cuda": 1, "cpu": 2}
@@ -36,7 +36,7 @@ _DECOMPOSITIONS = {
 
 def _rules(devices: int) -> dict[Any, Any]:
     """By overload. `devices` also has whether products are overridden."""
-    of_products = _PRODUCT_RULES[bool(devices & override._FLOAT32_PRODUCTS)] if devices & override._PRODUCTS else {}
+    of_products = _PRODUCT_RULES[bool(devices & state.FLOAT32_PRODUCTS)] if devices & state.PRODUCTS else {}
     return {**_RULES, **of_products}
 
 
@@ -44,7 +44,7 @@ def _rules(devices: int) -> dict[Any, Any]:
 def whole(devices: int) -> Iterator[None]:
     """Keep Inductor from decomposing ops with a rule. Changes its table, since another one would disable its cache."""
     table = inductors.decompositions
-    kept = {op: table.pop(op) for op in (*_rules(devices), *override_loss.KEPT) if op in table}
+    kept = {op: table.pop(op) for op in (*_rules(devices), *losses.KEPT) if op in table}
     inductors.fast_random_decomps.cache_clear()
     try:
         yield
@@ -59,7 +59,7 @@ def guard_switch() -> None:
         translator = InstructionTranslator.current_tx()
     except AttributeError:
         return  # no Dynamo, no guards: who calls Inductor by hand sees to it
-    source = AttrSource(translator.import_source(override.__name__), "_compiled")
+    source = AttrSource(translator.import_source(state.__name__), "compiled")
     install_guard(source.make_guard(GuardBuilder.CONSTANT_MATCH))
 
 
@@ -82,7 +82,7 @@ def _kept_stats(mean: torch.fx.Node, rstd: torch.fx.Node) -> torch.fx.Node | Non
 def _go_on(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     """Decompose a call that falls back to torch, as Inductor would have done."""
     decomposition = _DECOMPOSITIONS.get(node.target)
-    if decomposition is None or not override_rewrite.take_apart(graph, node, decomposition):
+    if decomposition is None or not rewrite.take_apart(graph, node, decomposition):
         return
     for item in list(node.users):
         graph.erase_node(item)  # which nothing reads any more
@@ -102,7 +102,7 @@ def _round_norms(graph: torch.fx.Graph) -> None:
             [(_, dtype)] = reads
             *args, level = node.args
             with graph.inserting_before(node):
-                new = override_rewrite.insert(graph, node, rounding, *args, dtype, level)
+                new = rewrite.insert(graph, node, rounding, *args, dtype, level)
             node.replace_all_uses_with(new)
             graph.erase_node(node)
             result.meta["val"] = new.meta["val"][0]
@@ -131,7 +131,7 @@ class Rewrite(CustomGraphPass):
         self._devices, self._after = devices, after
 
     def uuid(self) -> Any:
-        names = ("override_graph", "override_loss", "override_rewrite", "override_autograd", "aten_rules", "products")
+        names = ("graph", "losses", "rewrite", "above", "rules", "products")
         files = [Path(__file__).with_name(f"{name}.py") for name in names]
         others = [other.uuid() for other in self._after]
         if None in others:
@@ -142,7 +142,7 @@ class Rewrite(CustomGraphPass):
         return bool(self._devices & _DEVICES.get(device.type, 0))
 
     def __call__(self, graph: torch.fx.Graph) -> None:
-        override_loss.join(graph, self._is_ours)
+        losses.join(graph, self._is_ours)
         rules = _rules(self._devices)
         for node in list(graph.nodes):
             if (
@@ -179,7 +179,7 @@ class Rewrite(CustomGraphPass):
             return False
 
         def insert(target: Any, *arguments: Any) -> torch.fx.Node:
-            return override_rewrite.insert(graph, node, target, *tree_map(lambda a: of.get(id(a), a), arguments))
+            return rewrite.insert(graph, node, target, *tree_map(lambda a: of.get(id(a), a), arguments))
 
         with graph.inserting_before(node):
             results = evaluate(

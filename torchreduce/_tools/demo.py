@@ -15,9 +15,9 @@ from torch import Tensor
 
 import torchreduce
 
-from . import _C
-from .table import DTYPES, FLOATS, KEEPING_SHAPE, OPS
-from .testing import assert_bitwise_equal, make_input
+from .. import _C
+from ..table import DTYPES, FLOATS, KEEPING_SHAPE, OPS
+from ..testing import assert_bitwise_equal, make_input
 
 Dims = int | tuple[int, ...]
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd import Reduction, _round, define, rounded, summed
-from .dispatch import Rule, Saved, differentiable, is_bare, save
-from .fake import reduced_shape
-from .fake_fused import SIGNATURES, trailing, wide
+from .._fake.reductions import reduced_shape
+from .._fake.rowwise import SIGNATURES, trailing, wide
+from ..dispatch import Rule, Saved, differentiable, is_bare, save
+from .reductions import Reduction, _round, define, rounded, summed
 
 _ops = torch.ops.torchreduce
 Dims = Sequence[int] | None

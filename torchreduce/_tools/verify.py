@@ -11,11 +11,11 @@ from rich.table import Table
 
 import torchreduce
 
-from . import _C
+from .. import _C
+from ..plans import _FAMILIES
+from ..table import BY_NAME
+from ..testing import FUSED, Golden, check_golden, force_plan, golden_cases, make_input
 from .demo import gpu_usable, seconds
-from .plans import _FAMILIES
-from .table import BY_NAME
-from .testing import FUSED, Golden, check_golden, force_plan, golden_cases, make_input
 
 # Calls whose bandwidth is reported: on a square of float32, flattened or along one of its dims.
 FUNCTIONS = ("sum", "amax", "argmax", "cumsum")

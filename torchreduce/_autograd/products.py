@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd import OfInput, Reduction, _round, broadcasting, define, each
-from .autograd_scans import _canonical, _of_exclusive, _of_inclusive, _scan, _shifted, along_rows
-from .dispatch import LIBRARY, Rule, Saved, differentiable, save
-from .fake import decided, dims_of, reduced_shape
+from .._fake.reductions import decided, dims_of, reduced_shape
+from ..dispatch import LIBRARY, Rule, Saved, differentiable, save
+from .reductions import OfInput, Reduction, _round, broadcasting, define, each
+from .scans import _canonical, _of_exclusive, _of_inclusive, _scan, _shifted, along_rows
 
 _ops = torch.ops.torchreduce
 _WIDE = torch.float64

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd import OfInput, Reduction, Sum, accumulator, rounded
-from .dispatch import Saved, differentiable, save
-from .fake import reduced_shape
+from .._fake.reductions import reduced_shape
+from ..dispatch import Saved, differentiable, save
+from .reductions import OfInput, Reduction, Sum, accumulator, rounded
 
 _ops = torch.ops.torchreduce
 

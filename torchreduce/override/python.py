@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..dispatch import has_tangent
+from ..table import FLOATS
 from . import products
-from .aten_rules import EAGER_RULES, GRAPH_RULES, WHY, WRITING, Rule, Torchs, evaluate, overload
-from .dispatch import has_tangent
-from .override_autograd import COMPOSITES, SERVED, Above
-from .table import FLOATS
+from .above import COMPOSITES, SERVED, Above
+from .rules import EAGER_RULES, GRAPH_RULES, WHY, WRITING, Rule, Torchs, evaluate, overload
 
 _Key = torch._C.DispatchKey
 _DEVICES = {_Key.CUDA: 1, _Key.CPU: 2}

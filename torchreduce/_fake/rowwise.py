@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from .dispatch import LIBRARY, register_out
-from .fake import dims_of, reduced_shape, writes_only
-from .table import KEEPING_SHAPE
+from ..dispatch import LIBRARY, register_out
+from ..table import KEEPING_SHAPE
+from .reductions import dims_of, reduced_shape, writes_only
 
 _ops = torch.ops.torchreduce
 

@@ -1,7 +1,7 @@
 """Rules that replace calls of aten's overloads by torchreduce's ops. csrc/aten.cpp has them in C++ for eager calls.
 
-These rules are used for the graphs of torch.compile (override_graph.py), and for eager calls under a torch that _aten
-was not built for (override_python.py).
+These rules are used for the graphs of torch.compile (graph.py), and for eager calls under a torch that _aten
+was not built for (python.py).
 
 A rule takes the overload's arguments, in which tensors may be fake. It returns the call whose result is that of the
 overload. For a tuple or list of results it returns a list of calls, with None for results that are not needed. It
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .table import BY_NAME, DTYPES, FLOATS
+from ..table import BY_NAME, DTYPES, FLOATS
 
 _ops, _aten = torch.ops.torchreduce, torch.ops.aten
 _convert = torch.ops.prims.convert_element_type.default

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dispatch import LIBRARY, register_out
-from .table import OPS, PAIRS, Op
+from ..dispatch import LIBRARY, register_out
+from ..table import OPS, PAIRS, Op
 
 
 def dims_of(ndim: int, dims: Sequence[int] | None) -> list[int]:

@@ -1,4 +1,4 @@
-"""Matrix products in one order, which enable(products=True) overrides torch's by: rules as those of aten_rules.py.
+"""Matrix products in one order, which enable(products=True) overrides torch's by: rules as those of rules.py.
 
 The op torchreduce::product calls cuBLASLt on a GPU (csrc/torch_products.cpp). csrc/aten.cpp has the rules in C++ for
 eager calls.
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .aten_rules import Call, Rule, Torchs
-from .dispatch import LIBRARY
+from ..dispatch import LIBRARY
+from .rules import Call, Rule, Torchs
 
 _op, _aten = torch.ops.torchreduce.product.raw, torch.ops.aten
 _convert = torch.ops.prims.convert_element_type.default
@@ -160,7 +160,7 @@ def _column(checked: Call, matrix: Any, vector: Tensor, added: Tensor | None = N
 
 
 _WITH_OUT = ("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "mv", "addmv", "dot")
-# Overloads that write, as in aten_rules.WRITING.
+# Overloads that write, as in rules.WRITING.
 WRITING: dict[str, tuple[str, tuple[str, ...], bool]] = {
     **{f"{name}.out": (name, ("out",), False) for name in _WITH_OUT},
     **{f"{name}.dtype_out": (f"{name}.dtype", ("out",), False) for name in ("mm", "addmm", "bmm", "baddbmm")},

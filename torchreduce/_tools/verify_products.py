@@ -11,9 +11,9 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from . import _C
-from .direct import NUMBERS
-from .override import enabled
+from .. import _C
+from ..direct import NUMBERS
+from ..override import enabled
 
 ROWS = (1, 2, 3, 7, 16, 33, 64, 100, 129, 256, 500, 1000, 1024, 4096)
 SIZES = ((4096, 4096), (768, 3072), (3072, 768), (1001, 1000), (1000, 1001), (64, 64))  # N, K

@@ -18,8 +18,8 @@ from torch import Tensor
 
 import torchreduce
 
-from . import _C
-from .table import FLOATS, LOOKING_TWICE, OPS
+from .. import _C
+from ..table import FLOATS, LOOKING_TWICE, OPS
 
 Run = Callable[[], Any]
 

@@ -1,0 +1,1 @@
+"""Derivatives of the ops, by kind."""

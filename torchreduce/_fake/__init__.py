@@ -1,0 +1,1 @@
+"""Fake kernels and batching rules of the ops, by kind."""
