@@ -115,6 +115,41 @@ def test_products_of_other_devices_are_torchs():
         assert F.linear(a[None], b.t(), c[0]).shape == (1, 4, 6)
 
 
+def test_every_overload_is_met(device):
+    """Each is called as its schema says."""
+    aten, like = torch.ops.aten, {"device": device, "dtype": torch.float16}
+    x, w, c, batch = (torch.randn(shape, **like) for shape in ((4, 8), (8, 16), (4, 16), (3, 4, 8)))
+    right, sums, v, one = (torch.randn(shape, **like) for shape in ((3, 8, 16), (3, 4, 16), (4,), ()))
+    wide = {"cpu": (), "cuda": (torch.float32,)}[device]
+    with on(device):
+        before = tr.coverage()
+        for overload, out in (("default", {}), ("out", {"out": c.clone()})):
+            getattr(aten.mm, overload)(x, w, **out)
+            getattr(aten.addmm, overload)(c, x, w, **out)
+            getattr(aten._addmm_activation, overload)(w[0], x, w, **out)
+        for overload, out in (("default", {}), ("out", {"out": sums.clone()})):
+            getattr(aten.bmm, overload)(batch, right, **out)
+            getattr(aten.baddbmm, overload)(sums, batch, right, **out)
+        for overload, out in (("default", {}), ("out", {"out": v.clone()})):
+            getattr(aten.mv, overload)(x, w[:, 0], **out)
+            getattr(aten.addmv, overload)(v, x, w[:, 0], **out)
+        aten.dot(x[0], x[1])
+        aten.dot.out(x[0], x[1], out=one)
+        aten.addmm_(c.clone(), x, w)
+        aten.baddbmm_(sums.clone(), batch, right)
+        aten.addmv_(v.clone(), x, w[:, 0])
+        for dtype in wide:
+            of = {"out": torch.empty(4, 16, device=device)}, {"out": torch.empty(3, 4, 16, device=device)}
+            for overload, (out, outs) in (("dtype", ({}, {})), ("dtype_out", of)):
+                getattr(aten.mm, overload)(x, w, dtype, **out)
+                getattr(aten.addmm, overload)(c.float(), x, w, dtype, **out)
+                getattr(aten.bmm, overload)(batch, right, dtype, **outs)
+                getattr(aten.baddbmm, overload)(sums.float(), batch, right, dtype, **outs)
+        after = tr.coverage()
+    idle = [n for n in (*products.rules(True), *products.WRITING) if after[n]["served"] == before[n]["served"]]
+    assert [name for name in idle if wide or ".dtype" not in name] == []
+
+
 def test_products_are_torchs_unless_asked_for():
     with enabled():
         pass
