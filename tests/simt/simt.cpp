@@ -661,6 +661,7 @@ void far() {
   for (uint64_t along : {1, 2}) {
     check({"sum", Dtype::U8, Dtype::I64, {3, 40}, along}, policies, true);
     check({"max", Dtype::I8, Dtype::I8, {3, 2500}, along}, policies, true);
+    check({"sum", Dtype::BF16, Dtype::BF16, {3, 300}, along}, policies, true);
   }
 }
 void far_scans() {
