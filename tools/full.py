@@ -8,7 +8,7 @@
                            what launches a kernel is compared, nor what only AMD's compiler or the emulation sees
 
 PROOF has for each part (parts.py) a hash of its text, one of its machine code, and of each check that passed a hash of
-all that decides it: the part's text, who judges, the compilers. It is committed with the kernels, and of any other text,
+all that decides it: the part's text, who judges, the compilers. It is committed with the kernels. Of any other text,
 judge or compiler it proves nothing. It is written here alone, after a check, for parts that did not change meanwhile.
 So a quick run that was cut off goes on where it was; a full one does, as long as no file of the repository is another.
 """
@@ -162,7 +162,9 @@ def same_code() -> None:
     proof = Proof()
     before = State(proof)
     lacking = {name for check in QUICK_CHECKS for name in before.lacking(proof, check)}
-    known = {name: proof.parts[name] for name in sorted(lacking) if "text" in proof.parts.get(name, {})}
+    known = {
+        name: proof.parts[name] for name in before.texts if name in lacking and "text" in proof.parts.get(name, {})
+    }
     valid = {
         name: [check for check in parts.checks(name) if entry.get(check) == before.mark(check, entry["text"])]
         for name, entry in known.items()

@@ -1,4 +1,4 @@
-"""The parts of the GPU kernels, each an object that setup.py compiles of a .cu file, and what a check of one depends on.
+"""The parts of the GPU kernels, each an object that setup.py compiles of a .cu file, and what their checks depend on.
 
 A part's text is what the compiler sees of the project's files: the .cu file, all that it includes by "name", and these
 in turn, whatever conditions stand around an include. Without comments and blank space: neither makes another text.
@@ -20,7 +20,13 @@ import setup as project
 DECIDING = ("tools/full.py", "tools/parts.py", "tools/same.py")
 INSPECTING = ("tools/archs.py", "tools/isa.py")
 EMULATING = (
-    *("tests/simt/Makefile", "tests/simt/emulator.h", "tests/simt/emulator.cpp", "tests/simt/fiber.h", "tests/simt/hip"),
+    *(
+        "tests/simt/Makefile",
+        "tests/simt/emulator.h",
+        "tests/simt/emulator.cpp",
+        "tests/simt/fiber.h",
+        "tests/simt/hip",
+    ),
     *("tests/simt/problem.h", "tests/simt/problem.cpp", "tests/simt/array.h", "tests/simt/array.cpp"),
     *("tests/simt/reference.h", "tests/simt/test_emulator.cpp", "tests/simt/shared_memory.py"),
 )
