@@ -5,7 +5,7 @@
 //
 // The groups are those of kGroups, by their names or by the kernels that they call; without any, all of them. --every N
 // runs about each Nth case; --few, for a program whose kernels are compiled for few types (gpu.h), those that it has.
-// Ends with status 1 at the first difference, and with the emulator's or a sanitizer's status where they find something.
+// Ends with status 1 at the first difference, with the emulator's or a sanitizer's status where they find something.
 //
 //     simt [--wave 32|64] --solve FILE
 //
