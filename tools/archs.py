@@ -15,7 +15,6 @@ architectures, which get stand-ins.
 
 import ctypes
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -167,9 +166,7 @@ def nvidia(folder: Path, few: bool) -> None:
 
 def parts(arch: str, names: list[str]) -> None:
     is_amd = arch.startswith("gfx")
-    toolkit = (
-        hip_toolkit([arch], few=True) if is_amd else cuda_toolkit([re.sub(r"sm_(\d+)(\d)", r"\1.\2", arch)], False)
-    )
+    toolkit = hip_toolkit([arch], few=True) if is_amd else cuda_toolkit([f"{arch[3:-1]}.{arch[-1]}"], few=False)
     chosen = [part for part in project.kernel_parts() if project.object_name(*part) in names]
     if len(chosen) != len(names):
         sys.exit(f"not all of these are parts: {' '.join(names)}")

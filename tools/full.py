@@ -127,7 +127,8 @@ def on_parts(check: str, names: list[str], state: State) -> None:
     python, what = sys.executable, f"make quick: {check}, {len(names)} parts,"
     if check == "emulated":
         kernels = {"KERNELS": " ".join(sorted({parts.emulation(name) or "" for name in names}))}
-        call(what, ["make", "-s", "-C", "tests/simt", "-j", str(os.cpu_count()), "quick"], kernels)
+        jobs = min(8, len(os.sched_getaffinity(0)))
+        call(what, ["make", "-s", "-C", "tests/simt", f"-j{jobs}", "quick"], kernels)
         call("make quick: mutants", [python, "tests/simt/mutants.py", "--quick"], kernels)
     else:
         turn = int(state.texts[names[0]], 16) % len(AMD_ARCHS)  # decided by the sources alone

@@ -20,15 +20,9 @@ import setup as project
 DECIDING = ("tools/full.py", "tools/parts.py", "tools/same.py")
 INSPECTING = ("tools/archs.py", "tools/isa.py")
 EMULATING = (
-    *(
-        "tests/simt/Makefile",
-        "tests/simt/emulator.h",
-        "tests/simt/emulator.cpp",
-        "tests/simt/fiber.h",
-        "tests/simt/hip",
-    ),
-    *("tests/simt/problem.h", "tests/simt/problem.cpp", "tests/simt/array.h", "tests/simt/array.cpp"),
-    *("tests/simt/reference.h", "tests/simt/test_emulator.cpp", "tests/simt/shared_memory.py"),
+    *("tests/simt/Makefile", "tests/simt/emulator.h", "tests/simt/emulator.cpp", "tests/simt/test_emulator.cpp"),
+    *("tests/simt/fiber.h", "tests/simt/hip", "tests/simt/problem.h", "tests/simt/problem.cpp", "tests/simt/array.h"),
+    *("tests/simt/array.cpp", "tests/simt/reference.h", "tests/simt/shared_memory.py"),
 )
 JUDGES = {"built": INSPECTING, "emulated": EMULATING, "amd": INSPECTING, "nvidia": INSPECTING}
 COMPILERS = {"built": ("nvcc", "g++"), "emulated": ("g++",), "amd": ("clang++-19",), "nvidia": ("nvcc", "g++")}
