@@ -24,12 +24,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import archs
+import isa
 import parts
 import same
 
 ROOT = Path(__file__).resolve().parent.parent
 PROOF = Path(".ci/proof.json")  # in ROOT, as all that follows
 PASSED = Path("build/passed.json")  # the steps that did, of a full run that has not come to its end
+BUILT = archs.PARTS / isa.CUDA_ARCH  # the objects that make quick inspects
 
 # Targets of the Makefile, one after the other.
 STEPS = (
@@ -56,6 +58,10 @@ def compilers() -> dict[str, str]:
     return versions
 
 
+def is_entry(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+
+
 class Proof:
     """What PROOF has. What cannot be read is as if it were missing."""
 
@@ -66,7 +72,7 @@ class Proof:
             content = {}
         found = [content.get(key) if isinstance(content, dict) else {} for key in ("compilers", "parts")]
         self.compilers, listed = (value if isinstance(value, dict) else {} for value in found)
-        self.parts: dict[str, dict[str, str]] = {n: entry for n, entry in listed.items() if isinstance(entry, dict)}
+        self.parts: dict[str, dict[str, str]] = {name: entry for name, entry in listed.items() if is_entry(entry)}
 
     def write(self, state: "State") -> None:
         listed = {name: self.parts[name] for name in state.texts if name in self.parts}
@@ -124,15 +130,15 @@ def call(what: str, command: Sequence[str], added: dict[str, str]) -> int:
 
 def on_parts(check: str, names: list[str], state: State) -> None:
     """One of QUICK_CHECKS, of some parts."""
-    python, what = sys.executable, f"make quick: {check}, {len(names)} parts,"
+    python, what = sys.executable, f"{check}, {len(names)} parts,"
     if check == "emulated":
         kernels = {"KERNELS": " ".join(sorted({parts.emulation(name) or "" for name in names}))}
         jobs = min(8, len(os.sched_getaffinity(0)))
         call(what, ["make", "-s", "-C", "tests/simt", f"-j{jobs}", "quick"], kernels)
-        call("make quick: mutants", [python, "tests/simt/mutants.py", "--quick"], kernels)
+        call("mutants", [python, "tests/simt/mutants.py", "--quick"], kernels)
     else:
         turn = int(state.texts[names[0]], 16) % len(AMD_ARCHS)  # decided by the sources alone
-        arch = AMD_ARCHS[turn] if check == "amd" else "sm_90"
+        arch = AMD_ARCHS[turn] if check == "amd" else isa.CUDA_ARCH
         call(what, [python, "tools/archs.py", "parts", arch, *names], {})
 
 
@@ -142,7 +148,7 @@ def quick() -> None:
         before = State(proof)
         if names := before.lacking(proof, check):
             on_parts(check, names, before)
-            record(check, names, before, archs.PARTS / "sm_90")
+            record(check, names, before, BUILT)
     print(f"make quick: every part is proved; {PROOF} is to be committed")
 
 
@@ -159,27 +165,30 @@ def proved() -> None:
     print(f"{PROOF} proves the kernels, {len(now.texts)} parts")
 
 
+def proved_otherwise(proof: Proof, state: State) -> dict[str, list[str]]:
+    """The parts that were compiled when they had another text, with the checks that PROOF has of that."""
+    found = {}
+    for name, text in state.texts.items():
+        entry = proof.parts.get(name, {})
+        old = entry.get("text", text)
+        passed = [check for check in parts.checks(name) if entry.get(check) == state.mark(check, old)]
+        if old != text and "built" in passed:
+            found[name] = passed
+    return found
+
+
 def same_code() -> None:
     proof = Proof()
     before = State(proof)
-    lacking = {name for check in QUICK_CHECKS for name in before.lacking(proof, check)}
-    known = {
-        name: proof.parts[name] for name in before.texts if name in lacking and "text" in proof.parts.get(name, {})
-    }
-    valid = {
-        name: [check for check in parts.checks(name) if entry.get(check) == before.mark(check, entry["text"])]
-        for name, entry in known.items()
-    }
-    names = [name for name in known if "built" in valid[name] and known[name]["text"] != before.texts[name]]
-    if names:
-        on_parts("built", names, before)
+    known = proved_otherwise(proof, before)
+    if known:
+        on_parts("built", list(known), before)
     if State(proof).texts != before.texts:
         sys.exit("the kernels changed meanwhile: not proved")
-    for name in names:
-        code, text = same.digest(ROOT / archs.PARTS / "sm_90" / f"{name}.o"), before.texts[name]
-        if code == known[name].get("code"):
-            marks = {check: before.mark(check, text) for check in valid[name]}
-            proof.parts[name] = {"text": text, "code": code, **marks}
+    for name, passed in known.items():
+        code, text = same.digest(ROOT / BUILT / f"{name}.o"), before.texts[name]
+        if code == proof.parts[name].get("code"):
+            proof.parts[name] = {"text": text, "code": code, **{check: before.mark(check, text) for check in passed}}
             print(f"{name}: the machine code of the proved text")
         else:
             print(f"{name}: other machine code")
