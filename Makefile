@@ -1,8 +1,7 @@
 # Everything a developer types. Each target sets up what it needs: the python3 in use if it has it all, else a .venv.
 .PHONY: build demo ladder test test-slow lint wheel wheel-check docs gpu gpu-build gpu-test gpu-slow gpu-memcheck \
-	gpu-racecheck gpu-bench hip hip-few hip-quick \
-	cuda-archs cuda-archs-few cuda-archs-quick all-archs hip-deps simt simt-full simt-quick mutants mutants-some \
-	mutants-quick simt-deps quick full clean
+	gpu-racecheck gpu-bench hip hip-few cuda-archs cuda-archs-few all-archs hip-deps simt simt-full mutants \
+	mutants-some simt-deps quick same full clean
 
 WORKERS := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 
@@ -49,39 +48,37 @@ gpu-build gpu-test gpu-slow gpu-memcheck gpu-racecheck gpu-bench:
 	@tools/gpu.sh $(@:gpu-%=%)
 
 # The kernels for AMD, built and inspected without an AMD GPU; where `make build` made code for sm_90, that is inspected, too.
-# ...-few: of some element types only, for a machine with few cores; ...-quick: and of some architectures.
-hip hip-few hip-quick:
-	@python=$$(python3 tools/environment.py) && $$python tools/archs.py amd $(filter few quick,$(lastword $(subst -, ,$@)))
+# ...-few: of some element types only, for a machine with few cores.
+hip hip-few:
+	@python=$$(python3 tools/environment.py) && $$python tools/archs.py amd $(filter few,$(lastword $(subst -, ,$@)))
 # The same for NVIDIA GPUs other than sm_90.
-cuda-archs cuda-archs-few cuda-archs-quick:
-	@python=$$(python3 tools/environment.py) && $$python tools/archs.py nvidia $(filter few quick,$(lastword $(subst -, ,$@)))
+cuda-archs cuda-archs-few:
+	@python=$$(python3 tools/environment.py) && $$python tools/archs.py nvidia $(filter few,$(lastword $(subst -, ,$@)))
 all-archs: hip cuda-archs
 hip-deps:
 	@tools/debian.sh clang-19 clang-tools-19 lld-19 llvm-19 libamdhip64-dev rocm-device-libs
 	@python=$$(python3 tools/environment.py) && $$python tools/archs.py tools
 
 # The GPU kernels on emulated warps and wavefronts, on the CPU; then with seeded bugs, which have to be found.
-# simt-full: every case; ...-quick: fewer, of kernels for some element types. The package's GPU part is not needed.
+# simt-full: every case. The package's GPU part is not needed.
 simt simt-full: export TORCHREDUCE_GPU ?= 0
 simt simt-full:
 	@python=$$(python3 tools/environment.py) && $$python setup.py -q build_ext --inplace && \
 	$(MAKE) -s -C tests/simt -j $(WORKERS) PYTHON=$$python $(if $(filter %-full,$@),full,check)
-simt-quick:
-	@$(MAKE) -s -C tests/simt -j $(WORKERS) quick
 mutants mutants-some:
 	@$(MAKE) -s -C tests/simt -j $(WORKERS) build
 	@python3 tests/simt/mutants.py $(if $(filter %-some,$@),--some)
-mutants-quick:
-	@$(MAKE) -s -C tests/simt -j $(WORKERS) build-quick
-	@python3 tests/simt/mutants.py --quick
 simt-deps:
 	@tools/debian.sh g++ libboost-context-dev
 
-# What .ci/run does about kernels that neither has proved; and the full run. Both write .ci/proof.json.
+# What .ci/run does about kernels that none of these has proved, part by part; where machine code is the same in spite of
+# another text, the old proof of the new text; and the full run. They write .ci/proof.json.
 quick: simt-deps hip-deps
-	@python3 tools/full.py quick
+	@python=$$(python3 tools/environment.py) && $$python tools/full.py quick
+same: hip-deps
+	@python=$$(python3 tools/environment.py) && $$python tools/full.py same
 full: simt-deps hip-deps
-	@python3 tools/full.py run
+	@python=$$(python3 tools/environment.py) && $$python tools/full.py run
 
 clean:
 	rm -rf build torchreduce/*.so *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

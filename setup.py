@@ -271,6 +271,17 @@ def parts_of(source: Path) -> list[str]:
     return re.findall(r"X\((\w+)\)", re.search(rf"#define {match[1]}\(X\)(.*)", table)[1])
 
 
+def kernel_parts() -> list[tuple[str, str]]:
+    """The .cu files in csrc/kernels and the folders there, each with each of its parts, or with ""."""
+    sources = (path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "csrc" / "kernels").rglob("*.cu")))
+    return [(source, part) for source in sources for part in parts_of(ROOT / source) or [""]]
+
+
+def object_name(source: str, variant: str) -> str:
+    """Of a source file's object in a build's folder, without the .o; `variant` tells several of one file apart."""
+    return ".".join(filter(None, [source.removeprefix("csrc/"), variant]))
+
+
 def torchs() -> list[Path]:
     """Those that _aten is built for: the one that is present, and folders of others, if they have headers."""
     others = os.environ.get("TORCHREDUCE_TORCHS", "")
@@ -338,9 +349,8 @@ class Ninja:
         return path
 
     def compile(self, source: str, flags: list[str], variant: str = "", needs: str = "", compiler: str = "") -> str:
-        """The object of a source file; `variant` tells several objects of one file apart."""
-        name = ".".join(filter(None, [source.removeprefix("csrc/"), variant, "o"]))
-        return self.build("compile", [source], name, flags, needs, compiler)
+        """The object of a source file (object_name)."""
+        return self.build("compile", [source], f"{object_name(source, variant)}.o", flags, needs, compiler)
 
     def for_older_systems(self, flags: list[str]) -> list[str]:
         """What every library is linked with, too. Nothing for a compiler that has libstdc++ as an archive alone."""
@@ -361,15 +371,13 @@ class Ninja:
             inputs.append(self.build("link", [f"{stub}.s"], f"stubs/{stub.name}", linked))
         return inputs
 
-    def kernels(self, toolkit: Cuda | Hip, prefix_maps: list[str]) -> list[str]:
-        """The objects of the .cu files in csrc/kernels and the folders there."""
+    def kernels(self, toolkit: Cuda | Hip, prefix_maps: list[str], parts: list[tuple[str, str]]) -> list[str]:
+        """The objects of parts of kernel_parts()."""
         flags = [*toolkit.compile_flags(prefix_maps), "-Icsrc"]
         objects = []
-        for source in sorted((ROOT / "csrc" / "kernels").rglob("*.cu")):
-            name = str(source.relative_to(ROOT))
-            for part in parts_of(source) or [""]:
-                defines = [f"-DTR_PART={part}"] if part else []
-                objects.append(self.compile(name, [*flags, *defines], variant=part, compiler=toolkit.command))
+        for source, part in parts:
+            defines = [f"-DTR_PART={part}"] if part else []
+            objects.append(self.compile(source, [*flags, *defines], variant=part, compiler=toolkit.command))
         return objects
 
     def run(self) -> None:
@@ -408,7 +416,7 @@ class BuildExtension(build_ext):
     def library(self) -> str:
         """libtorchreduce.so. Returns its path."""
         toolkit, compile = self.toolkit, self.ninja.compile
-        kernels = self.ninja.kernels(toolkit, self.prefix_maps) if toolkit else []
+        kernels = self.ninja.kernels(toolkit, self.prefix_maps, kernel_parts()) if toolkit else []
         host = [*HOST_FLAGS, *self.prefix_maps, "-Icsrc", f"-I{BUILD}"]
         host += ["-DTORCHREDUCE_GPU"] if toolkit else []
 

@@ -4,7 +4,9 @@
                                 code, and what `make build` made for NVIDIA's sm_90
     tools/archs.py nvidia       build/cuda/libkernels.so by nvcc, for others of NVIDIA's; judges the code
     tools/archs.py ... few      the same in a folder `few`, with kernels for some element types only
-    tools/archs.py ... quick    the same, for the architectures of QUICK_ARCHS
+    tools/archs.py parts ARCH PART...
+                                objects of some parts (tools/parts.py) in a folder of PARTS; judges their code. For one
+                                of AMD's with kernels for some element types only
     tools/archs.py tools        takes NVIDIA's tools, which that uses, from Triton's wheel, unless the toolkit has them
 
 What clang makes here is for checking, never for shipping: Debian's device libraries are older than half of AMD's
@@ -27,15 +29,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import setup as project  # noqa: E402
 
-HIP, CUDA = Path("build/hip"), Path("build/cuda")  # in ROOT, where commands run
+HIP, CUDA, PARTS = Path("build/hip"), Path("build/cuda"), Path("build/parts")  # in ROOT, where commands run
 LIBRARY = "libkernels.so"
 CUDA_LIBRARY = Path("torchreduce/libtorchreduce.so")
 
 AMD_ARCHS = ["gfx906", "gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1201"]
 # Ampere, without bulk copies, and the workstation GPUs after Hopper, with less shared memory: beside isa.CUDA_ARCH.
 NVIDIA_ARCHS = ["8.0", "12.0"]
-# Wavefronts of 64 lanes and of 32; the older code of the default wheel.
-QUICK_ARCHS = ["gfx90a", "gfx1100", "8.0"]
 # Has cuobjdump and nvdisasm, which a CUDA toolkit from PyPI lacks.
 TRITON = "triton==3.6.0"
 
@@ -92,7 +92,7 @@ def device_libraries() -> Path:
 def build(folder: Path, toolkit: project.Cuda | project.Hip, flags: list[str]) -> None:
     ninja = project.Ninja(folder, toolkit)
     linker, linker_flags = toolkit.linker(flags)
-    ninja.build("link", ninja.kernels(toolkit, []), LIBRARY, linker_flags, compiler=linker)
+    ninja.build("link", ninja.kernels(toolkit, [], project.kernel_parts()), LIBRARY, linker_flags, compiler=linker)
     ninja.run()
 
 
@@ -123,11 +123,24 @@ def judge(folder: Path, found: list[isa.Kernel], wanted: list[str], alike: set[s
     sys.exit(1 if faults else 0)
 
 
-def amd(folder: Path, few: bool, archs: list[str]) -> None:
-    start = time.monotonic()
+def hip_toolkit(archs: list[str], few: bool) -> project.Hip:
     libraries = device_libraries().relative_to(ROOT)
-    clang = f"clang++-19 --rocm-device-lib-path={libraries}" + " -DTR_FEW_TYPES" * few
-    build(folder, project.Hip(clang, archs), ["-z", "defs"])
+    return project.Hip(f"clang++-19 --rocm-device-lib-path={libraries}" + " -DTR_FEW_TYPES" * few, archs)
+
+
+def cuda_toolkit(archs: list[str], few: bool) -> project.Cuda:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None or cuobjdump() is None:
+        sys.exit("there is no nvcc on PATH, or no cuobjdump: make hip-deps")
+    os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(archs)
+    toolkit = project.Cuda(nvcc)
+    toolkit.own_flags += ["-DTR_FEW_TYPES"] * few
+    return toolkit
+
+
+def amd(folder: Path, few: bool) -> None:
+    start = time.monotonic()
+    build(folder, hip_toolkit(AMD_ARCHS, few), ["-z", "defs"])
     library = folder / LIBRARY
     print(f"{library}: built in {time.monotonic() - start:.0f} s. {load(library)}")
 
@@ -139,33 +152,45 @@ def amd(folder: Path, few: bool, archs: list[str]) -> None:
         sys.exit(f"{CUDA_LIBRARY} has no code for {isa.CUDA_ARCH}, or there is no cuobjdump: make build hip-deps")
     else:
         print(f"{isa.CUDA_ARCH} is not looked at: that needs TORCH_CUDA_ARCH_LIST=9.0 make build, and make hip-deps")
-    judge(folder, found, archs, {*archs, *([] if few else [k.arch for k in found])})
+    judge(folder, found, AMD_ARCHS, {*AMD_ARCHS, *([] if few else [k.arch for k in found])})
 
 
-def nvidia(folder: Path, few: bool, archs: list[str]) -> None:
+def nvidia(folder: Path, few: bool) -> None:
     start = time.monotonic()
-    nvcc, tool = shutil.which("nvcc"), cuobjdump()
-    if nvcc is None or tool is None:
-        sys.exit("there is no nvcc on PATH, or no cuobjdump: make hip-deps")
-    os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(archs)
-    toolkit = project.Cuda(nvcc)
-    toolkit.own_flags += ["-DTR_FEW_TYPES"] * few
-    build(folder, toolkit, ["-z", "defs"])
+    build(folder, cuda_toolkit(NVIDIA_ARCHS, few), ["-z", "defs"])
     print(f"{folder / LIBRARY}: built in {time.monotonic() - start:.0f} s")
-    names = ["sm_" + arch.replace(".", "") for arch in archs]
-    found = [kernel for name in names for kernel in isa.cuda_kernels(folder / LIBRARY, tool, name)]
+    names = ["sm_" + arch.replace(".", "") for arch in NVIDIA_ARCHS]
+    found = [kernel for name in names for kernel in isa.cuda_kernels(folder / LIBRARY, cuobjdump(), name)]
     judge(folder, found, names, set(names))
+
+
+def parts(arch: str, names: list[str]) -> None:
+    is_amd = arch.startswith("gfx")
+    toolkit = hip_toolkit([arch], few=True) if is_amd else cuda_toolkit([f"{arch[3:-1]}.{arch[-1]}"], few=False)
+    chosen = [part for part in project.kernel_parts() if project.object_name(*part) in names]
+    if len(chosen) != len(names):
+        sys.exit(f"not all of these are parts: {' '.join(names)}")
+    ninja = project.Ninja(PARTS / arch, toolkit)
+    objects = [Path(name) for name in ninja.kernels(toolkit, [], chosen)]
+    ninja.run()
+    if is_amd:
+        codes = [code for file in objects for _, code in isa.code_objects(file)]
+        found = [kernel for code in codes for kernel in isa.amd_kernels(arch, code)]
+    else:
+        found = [kernel for file in objects for kernel in isa.cuda_kernels(file, cuobjdump(), arch)]
+    # A file that is compiled for each op has kernels for every architecture; others may have none, or helpers alone.
+    judge(PARTS / arch, found, [arch] if any(part for _, part in chosen) else [], {arch})
 
 
 if __name__ == "__main__":
     os.chdir(ROOT)
     if sys.argv[1:] == ["tools"]:
         tools()
-    elif sys.argv[1:2] in (["amd"], ["nvidia"]) and sys.argv[2:] in ([], ["few"], ["quick"]):
+    elif sys.argv[1:2] in (["amd"], ["nvidia"]) and sys.argv[2:] in ([], ["few"]):
         extent = sys.argv[2:]  # also the folder's name
-        top, archs = (HIP, AMD_ARCHS) if sys.argv[1] == "amd" else (CUDA, NVIDIA_ARCHS)
-        if extent == ["quick"]:
-            archs = [arch for arch in archs if arch in QUICK_ARCHS]
-        (amd if sys.argv[1] == "amd" else nvidia)(top.joinpath(*extent), few=bool(extent), archs=archs)
+        build_all, top = (amd, HIP) if sys.argv[1] == "amd" else (nvidia, CUDA)
+        build_all(top.joinpath(*extent), few=bool(extent))
+    elif sys.argv[1:2] == ["parts"] and len(sys.argv) > 3:
+        parts(sys.argv[2], sys.argv[3:])
     else:
         sys.exit(__doc__)

@@ -218,7 +218,9 @@ def demangled(symbol: str) -> str:
 
 
 def code_objects(library: Path) -> list[tuple[str, bytes]]:
-    """The architecture and the ELF file of each: one for every object file and architecture."""
+    """The architecture and the ELF file of each: one for every object file with kernels, and architecture."""
+    if ".hip_fatbin" not in run("llvm-readelf-19", "--sections", library):
+        return []
     with tempfile.NamedTemporaryFile() as section:
         run("llvm-objcopy-19", f"--dump-section=.hip_fatbin={section.name}", library, os.devnull)
         data = Path(section.name).read_bytes()
