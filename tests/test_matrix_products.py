@@ -10,6 +10,7 @@ import textwrap
 import pytest
 import torch
 import torch.nn.functional as F
+from test_contract import threads
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -223,6 +224,17 @@ def test_rows_of_matrix_products_are_the_same_in_every_batch(device, chunk):
             assert all_served() > before, seed
         for whole, part in pairs:
             assert_bitwise_equal(part, whole)
+
+
+def test_rows_on_a_cpu_are_the_same_with_any_number_of_threads():
+    for shape in ((1, 700, 900), (33, 256, 512), (70, 513, 600), (200, 17, 333), (9, 1000, 2048)):
+        x, w = cancelling(*shape, torch.float32, "cpu")
+        results = []
+        for count in (1, 2, 3, 4, 8):
+            with threads(count), on("cpu"):
+                results.append((x @ w, torch.bmm(x[None, :5].expand(3, -1, -1), w[None].expand(3, -1, -1))))
+        for result in results[1:]:
+            assert_bitwise_equal(result, results[0])
 
 
 @pytest.mark.gpu_hopper
