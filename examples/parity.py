@@ -1,9 +1,10 @@
 """Log-probabilities of a GPT's prompts: alone, in batches, in the trainer's forward and compiled, compared bit for bit.
 
-    python examples/parity.py                 # on a GPU of compute capability 9.0; --off: as torch computes them
+    python examples/parity.py                 # on a GPU of compute capability 9.0, else a small model on the CPU
+    python examples/parity.py --off           # as torch computes them
 
 The model is of torch's own modules, in bfloat16: linear layers, layer norms, attention, and a head over 50,304 tokens.
-One line, `torchreduce.enabled(products=True)`, keeps a row of each product, norm, softmax and attention from depending
+One line, `torchreduce.enabled(products="float32")`, keeps a row of each product, norm, softmax and attention from depending
 on the batch. 64 prompts of 17 to 128 tokens are scored alone, at their own length; the table compares with that
 
 - batches of 2 to 64 prompts, padded to the longest one;
@@ -148,16 +149,18 @@ def demonstrate(device: str, on: bool, compiled: bool, count: int, longest: int,
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--off", action="store_true", help="leave torch's own products and reductions in place")
-    parser.add_argument("--prompts", type=int, default=64)
     args = parser.parse_args()
+    device, longest = ("cuda", 128) if torch.cuda.is_available() else ("cpu", 64)
     shape = {"vocabulary": 50304, "width": 768, "heads": 12, "layers": 12}
-    demonstrate("cuda", not args.off, True, args.prompts, 128, **shape)
+    if device == "cpu":
+        shape = {"vocabulary": 512, "width": 128, "heads": 4, "layers": 2}
+    demonstrate(device, not args.off, True, 64, longest, **shape)
     torch.manual_seed(0)
-    model = GPT(length=1024, **shape).to("cuda", torch.bfloat16)
-    tokens = torch.randint(shape["vocabulary"], (8, 1025), device="cuda")
+    model = GPT(length=8 * longest, **shape).to(device, torch.bfloat16)
+    tokens = torch.randint(shape["vocabulary"], (8, 8 * longest + 1), device=device)
     for name, on in (("torch", False), ("torchreduce", True)):
-        with torchreduce.enabled(products=True) if on else nullcontext():
-            print(f"a step of 8 x 1024 tokens, {name}: {step_ms(model, tokens, 10):.1f} ms")
+        with torchreduce.enabled(cpu=device == "cpu", products=True) if on else nullcontext():
+            print(f"a step of 8 x {8 * longest} tokens, {name}: {step_ms(model, tokens, 10):.1f} ms")
 
 
 if __name__ == "__main__":
