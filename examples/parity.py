@@ -4,8 +4,9 @@
     python examples/parity.py --off           # as torch computes them
 
 The model is of torch's own modules, in bfloat16: linear layers, layer norms, attention, and a head over 50,304 tokens.
-One line, `torchreduce.enabled(products="float32")`, keeps a row of each product, norm, softmax and attention from depending
-on the batch. 64 prompts of 17 to 128 tokens are scored alone, at their own length; the table compares with that
+One line, `torchreduce.enabled(products="float32")`, keeps a row of each product, norm, softmax and attention from
+depending on the batch. 64 prompts are scored alone, at their own lengths, the shortest an eighth of the longest; the
+table compares with that
 
 - batches of 2 to 64 prompts, padded to the longest one;
 - one batch in another order;
