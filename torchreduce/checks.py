@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import direct, dispatch
-from ._autograd import reductions as autograd  # noqa: F401
+from . import _autograd, direct, dispatch  # noqa: F401  registers the derivatives
 from ._fake.reductions import decided
 from .table import BY_NAME, DEVICES, DTYPES, FLOATS, Op
 

@@ -1,1 +1,7 @@
-"""Derivatives of the ops, by kind."""
+"""Derivatives of the ops, by kind. Importing this registers them."""
+
+from . import norms as norms
+from . import products as products
+from . import reductions as reductions
+from . import rowwise as rowwise
+from . import scans as scans
