@@ -24,7 +24,7 @@ API = {
     "switches": (
         "Override, determinism, plans",
         "Override torch functions, set the determinism level, and show the kernel of a call.",
-        ("override", "promises", "determinism", "plans"),
+        ("override", "override.promises", "determinism", "plans"),
     ),
     "testing": ("Testing", "Check that results are bitwise identical.", ("testing",)),
 }
