@@ -492,9 +492,9 @@ struct ScanningIndex {
   }
 };
 
-// `name` is differentiable (torchreduce/_autograd/reductions.py), and `name.out` writes to tensors of the result's shape and dtype,
-// which refuses to be differentiated; `name.raw` and `name.raw_out` are the same kernels, of which autograd knows
-// nothing.
+// `name` is differentiable (torchreduce/_autograd/reductions.py), and `name.out` writes to tensors of the result's
+// shape and dtype, which refuses to be differentiated; `name.raw` and `name.raw_out` are the same kernels, of which
+// autograd knows nothing.
 template <class Signature> void define(torch::stable::detail::StableLibrary& library, const std::string& name) {
   const std::string arguments = Signature::kArguments, result = Signature::kResult;
   library.def((name + "(" + arguments + ") -> " + result).c_str());
