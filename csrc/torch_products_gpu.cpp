@@ -256,8 +256,9 @@ class Proof {
   // Of these dtypes and this addition: the bits of the first algorithm in the library's list for one layout, so that
   // they do not depend on what is multiplied first. Empty if there is none.
   const std::vector<char>& reference_of(const Problem& of, const Operand& like, void* stream) {
-    const auto [found, is_new] = references.try_emplace({of.device, of.dtype, of.out_dtype, of.added});
-    if (!is_new) return found->second;
+    const std::array<int64_t, 4> key{of.device, of.dtype, of.out_dtype, of.added};
+    if (const auto found = references.find(key); found != references.end()) return found->second;
+    std::vector<char> reference;  // kept when it is whole: a proof may run out of memory
     Problem problem = of;
     problem.right_transposed = 1, problem.left_transposed = 0, problem.batch = 1;
     problem = posed(problem);
@@ -265,10 +266,10 @@ class Proof {
       if (!run(problem, h.algorithm, like, stream)) continue;
       if (std::all_of(result.begin(), result.end(), [](char byte) { return byte == 0; }))
         continue;  // it shows no order
-      found->second = result;
+      reference = result;
       break;
     }
-    return found->second;
+    return references[key] = std::move(reference);
   }
   // Computes all rows, and the last one alone where the layout and the algorithm have that. Whether it did, and gave a
   // row and the matrices of a batch the same bits.
@@ -294,8 +295,8 @@ class Proof {
   // other's negatives in the other; pairs are spread over K by an odd step.
   const Tensor& matrix(const Problem& problem, bool is_right, const Operand& like) {
     const bool transposed = is_right ? !problem.right_transposed : bool(problem.left_transposed);
-    auto [found, is_new] = inputs.try_emplace({problem.device, problem.dtype, 2 * is_right + transposed}, Tensor());
-    if (!is_new) return found->second;
+    const std::array<int64_t, 3> key{problem.device, problem.dtype, 2 * is_right + transposed};
+    if (const auto found = inputs.find(key); found != inputs.end()) return found->second;
     std::vector<float> values(size_t(kSide * kLength));
     for (int64_t row = 0; row < kSide; ++row)
       for (int64_t k = 0; k < kLength; ++k) {
@@ -303,7 +304,7 @@ class Proof {
         const float value = element(row + is_right * kSide, k / 2) * (is_right && k % 2 ? -1.0f : 1.0f);
         values[size_t(transposed ? at * kSide + row : row * kLength + at)] = value;
       }
-    return found->second = on_gpu(values, problem.dtype, like);
+    return inputs.emplace(key, on_gpu(values, problem.dtype, like)).first->second;
   }
   static Tensor on_gpu(std::vector<float>& values, int64_t dtype, const Operand& like) {
     const int64_t count = int64_t(values.size());

@@ -437,6 +437,8 @@ def test_products_are_the_same_without_a_library_for_this_torch(device):
                 torch.bmm(x[None], w[None]), torch.baddbmm(b, x[None], w[None]), torch.mv(x, w[:, 0]),
                 torch.addmv(x[:, 0], x, w[:, 0]), torch.dot(x[0], w[:, 0]), linear(x[None, ::2], w.t(), b),
                 linear(x[0], w.t(), b), attend(x[None, None, :1], x[None, None], x[None, None]),
+                linear(torch.nested.nested_tensor([x, x[:1]]), w.t(), b).to_padded_tensor(0.0),
+                linear(x[None], w.t().to_sparse(), b),
             ]
             counts = {name: row["served"] for name, row in tr.coverage().items() if "m" in name and row["served"]}
         assert isinstance(override.registry.rows, override.registry.Rows) != is_python

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..dispatch import has_tangent
 from ..table import FLOATS
-from . import products
+from . import products, state
 from .above import COMPOSITES, SERVED, Above
 from .rules import EAGER_RULES, GRAPH_RULES, WHY, WRITING, Rule, Torchs, evaluate, overload
 
@@ -97,12 +97,14 @@ class Rows:
         self._calls["scaled_dot_product_attention"] = dict.fromkeys(WHY, 0)
 
         def rule(name: str) -> Rule:
-            return lambda *args, **kwargs: products.rules(bool(self._devices & 8))[name](*args, **kwargs)
+            return lambda *args, **kwargs: products.rules(bool(self._devices & state.FLOAT32_PRODUCTS))[name](
+                *args, **kwargs
+            )
 
         for name in products.rules(False):
-            self._add(name, _reading(name, rule(name)), only_where=4)
+            self._add(name, _reading(name, rule(name)), only_where=state.PRODUCTS)
         for name, (functional, names, by_out) in products.WRITING.items():
-            self._add(name, _writing(name, functional, names, by_out, rule(functional)), only_where=4)
+            self._add(name, _writing(name, functional, names, by_out, rule(functional)), only_where=state.PRODUCTS)
         for name, met in (("linear", self._linear), ("scaled_dot_product_attention", self._attention)):
             for key in ("AutogradCUDA", "AutogradCPU", "BackendSelect"):
                 self._library.impl(name, partial(self._above_products, name, met), key, with_keyset=True)
@@ -112,7 +114,8 @@ class Rows:
     ) -> Any:
         """As csrc/aten.cpp has it: what `met` makes of a call, or torch's own."""
         on = self._devices | getattr(self._tracing, "devices", 0)
-        is_ours = on & 4 and on & _TYPES.get(x.device.type, 0)
+        is_dense = x.layout is torch.strided and not x.is_nested
+        is_ours = on & state.PRODUCTS and on & _TYPES.get(x.device.type, 0) and is_dense
         if is_ours and (result := met(on, x, *args, **kwargs)) is not None:
             return result
         if keys.has(_Key.AutogradCUDA) or keys.has(_Key.AutogradCPU):
@@ -120,10 +123,10 @@ class Rows:
         return overload(name).redispatch(keys.remove(_Key.BackendSelect), x, *args, **kwargs)
 
     def _linear(self, on: int, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        dtypes = (torch.float16, torch.bfloat16, *([torch.float32] if on & 8 else []))
+        dtypes = (torch.float16, torch.bfloat16, *([torch.float32] if on & state.FLOAT32_PRODUCTS else []))
         if bias is None or bias.dim() != 1 or x.dim() in (0, 2) or weight.dim() != 2 or x.dtype not in dtypes:
             return None
-        if weight.shape[1] != x.shape[-1]:
+        if weight.shape[1] != x.shape[-1] or weight.layout is not torch.strided or bias.layout is not torch.strided:
             return None
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         return torch.nn.functional.linear(rows, weight, bias).reshape(*x.shape[:-1], weight.shape[0])
