@@ -61,8 +61,8 @@ LIBRARY = "libtorchreduce.so"
 # the driver for what came later, when a kernel is first used. (On an H200 8.0 alone ran cumsum of one row at 0.65 of a
 # copy's speed, 9.0 runs it at 0.95.)
 DEFAULT_CUDA_ARCHS = "8.0;9.0+PTX"
-# Older ones lack instructions that kernels are written in (cvt.rn.bf16x2). csrc/plan.h has the same number, for the GPU
-# that a call finds.
+# Older ones lack instructions that kernels are written in (cvt.rn.bf16x2). csrc/plan/plan.h has the same number, for the
+# GPU that a call finds.
 LEAST_CUDA_ARCH = 8.0
 # Every compiler of ROCm 6 and 7 knows these.
 DEFAULT_HIP_ARCHS = "gfx90a;gfx942;gfx1030;gfx1100"
@@ -92,7 +92,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
 
 # Functions that glibc 2.34 moved to libc with a new version, and the libraries where they were, with version 2.2.5 if
 # none is said. On x86-64 the package's libraries are linked to stubs of those, and so also run with glibc 2.28;
-# csrc/compat.cpp has what else that takes.
+# csrc/binding/compat.cpp has what else that takes.
 MOVED = {
     "libdl.so.2": "dlclose dlerror dlmopen@2.3.4 dlopen dlsym dlvsym",
     "librt.so.1": "shm_open shm_unlink",
@@ -260,13 +260,14 @@ def gpu_toolkit() -> Cuda | Hip | None:
 def parts_of(source: Path) -> list[str]:
     """The ops that a .cu file is compiled for one by one, with -DTR_PART=<op>, so that no compiler runs for long.
 
-    They are named by the file's first line, "// parts: TR_FOR_EACH_REDUCTION": a list in csrc/call.h or fused_call.h.
+    They are named by the file's first line, "// parts: TR_FOR_EACH_REDUCTION": a list in csrc/plan/call.h or
+    rowwise_call.h.
     """
     with source.open(encoding="utf-8") as file:
         match = re.fullmatch(r"// parts: (\w+)\s*", file.readline())
     if match is None:
         return []
-    lists = ((ROOT / "csrc" / name).read_text(encoding="utf-8") for name in ("call.h", "fused_call.h"))
+    lists = ((ROOT / "csrc" / "plan" / name).read_text(encoding="utf-8") for name in ("call.h", "rowwise_call.h"))
     table = "".join(lists).replace("\\\n", " ")
     return re.findall(r"X\((\w+)\)", re.search(rf"#define {match[1]}\(X\)(.*)", table)[1])
 
@@ -301,8 +302,9 @@ def aten_name(root: Path) -> str:
 
 
 def interface() -> str:
-    """The definition of csrc/interface.h: a name with a hash of the headers that libraries have to have in common."""
-    headers = [*(ROOT / "csrc").glob("*.h"), *(ROOT / "csrc" / "kernels").rglob("*.h")]
+    """The definition of csrc/binding/interface.h: a name with a hash of the headers that libraries have in common."""
+    rooms = ("numerics", "ops", "plan", "binding", "kernels")
+    headers = [header for room in rooms for header in (ROOT / "csrc" / room).rglob("*.h")]
     digest = hashlib.sha256()
     for header in sorted(headers):
         digest.update(header.relative_to(ROOT).as_posix().encode() + header.read_bytes())
@@ -357,7 +359,7 @@ class Ninja:
         is_shared = os.path.isabs(output_of(host_compiler(), "-print-file-name=libstdc++.so").strip())
         if len(ISA_FLAGS) == 1 or not is_shared:
             return []
-        inputs = [self.compile("csrc/compat.cpp", flags)]
+        inputs = [self.compile("csrc/binding/compat.cpp", flags)]
         for library, listed in MOVED.items():
             versions: dict[str, list[str]] = {}
             for function, _, version in (entry.partition("@") for entry in listed.split()):
@@ -400,7 +402,7 @@ class BuildExtension(build_ext):
         prebuilt = os.environ.get("TORCHREDUCE_LIBRARY")
         self.torch, self.toolkit = package_root("torch"), None if prebuilt else gpu_toolkit()
         self.ninja = Ninja(BUILD, self.toolkit)
-        # Messages and debug lines name files as "csrc/plan.cpp" and "torch/...", wherever the build ran.
+        # Messages and debug lines name files as "csrc/plan/plan.cpp" and "torch/...", wherever the build ran.
         self.prefix_maps = [f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={self.torch.parent}/="]
 
         self.older = self.ninja.for_older_systems([*HOST_FLAGS, *self.prefix_maps])
@@ -420,10 +422,10 @@ class BuildExtension(build_ext):
         host = [*HOST_FLAGS, *self.prefix_maps, "-Icsrc", f"-I{BUILD}"]
         host += ["-DTORCHREDUCE_GPU"] if toolkit else []
 
-        units = [f"csrc/{name}.cpp" for name in ("plan", "reduce_plan", "scan_plan", "fused_plan", "intrinsics")]
-        objects = [compile(unit, host) for unit in units]
-        for layer in ("ops", "fused", "segments", "products", "products_cpu", "products_gpu"):
-            objects += [compile(f"csrc/torch_{layer}.cpp", [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
+        plans = [f"plan/{name}" for name in ("plan", "reduce_plan", "scan_plan", "rowwise_plan")]
+        objects = [compile(f"csrc/{unit}.cpp", host) for unit in (*plans, "numerics/intrinsics")]
+        for layer in ("ops", "rowwise", "segments", "products", "products_cpu", "products_gpu"):
+            objects += [compile(f"csrc/binding/{layer}.cpp", [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
         objects += [compile("csrc/cpu/dispatch.cpp", host)]
         for isa, flags in ISA_FLAGS.items():
             for source in ("csrc/cpu/reduce.cpp", "csrc/cpu/scan.cpp", "csrc/cpu/fused.cpp"):
@@ -440,7 +442,7 @@ class BuildExtension(build_ext):
         }
         count = self.ninja.build("count", kernels, "kernel_count.h", [])
         defines = [f'-D{name}="{value}"' for name, value in facts.items()]
-        objects.append(compile("csrc/build_info.cpp", [*host, *defines, interface()], needs=count))
+        objects.append(compile("csrc/binding/build_info.cpp", [*host, *defines, interface()], needs=count))
 
         # libtorch.so brings libtorch_cuda.so in where torch has one; nothing is bound to it at link time.
         link = ["-soname", LIBRARY, f"-L{self.torch}/lib"]
@@ -455,7 +457,7 @@ class BuildExtension(build_ext):
         flags = [*HOST_FLAGS, *self.prefix_maps, "-fvisibility=hidden", "-Icsrc", interface()]
         flags += [flag for path in includes for flag in ("-isystem", path)]
         abi = suffix.removesuffix(".so").strip(".")
-        bindings = [self.ninja.compile(f"csrc/{name}.cpp", flags, abi) for name in ("python", "python_direct")]
+        bindings = [self.ninja.compile(f"csrc/binding/{name}.cpp", flags, abi) for name in ("python", "python_direct")]
         return self.ninja.build("link", [*bindings, library, *self.older], f"_C{suffix}", ["-Wl,-rpath,$ORIGIN"])
 
     def aten(self, root: Path, library: str) -> str:
@@ -463,7 +465,7 @@ class BuildExtension(build_ext):
         includes = [f"{root}/include", f"{root}/include/torch/csrc/api/include"]
         flags = [*HOST_FLAGS, *self.prefix_maps, "-Icsrc", interface()]
         flags += [flag for path in includes for flag in ("-isystem", path)]
-        rows = self.ninja.compile("csrc/aten.cpp", flags, f"torch-{torch_release(root)}")
+        rows = self.ninja.compile("csrc/binding/aten.cpp", flags, f"torch-{torch_release(root)}")
         link = [f"-L{self.torch}/lib", "-ltorch_cpu", "-ltorch_python", "-lc10", "-Wl,-rpath,$ORIGIN"]
         return self.ninja.build("link", [rows, library, *self.older], aten_name(root), link)
 
@@ -516,6 +518,6 @@ class BuildPackage(build_py):
 
 if __name__ == "__main__":  # tools/archs.py uses the rest
     setup(
-        ext_modules=[Extension("torchreduce._C", ["csrc/python.cpp"])],
+        ext_modules=[Extension("torchreduce._C", ["csrc/binding/python.cpp"])],
         cmdclass={"build_ext": BuildExtension, "build_py": BuildPackage},
     )

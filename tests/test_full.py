@@ -20,9 +20,9 @@ import same
 
 REPOSITORY = Path(__file__).parents[1]
 FILES = {
-    "csrc/call.h": "#define TR_FOR_EACH_REDUCTION(X) X(Sum)\n#define TR_FOR_EACH_SCAN(X) X(CumSum) X(CumProd)\n",
-    "csrc/fused_call.h": "#define TR_FOR_EACH_FUSED_KIND(X) X(SOFTMAX)\n",
-    "csrc/plan.cpp": "",
+    "csrc/plan/call.h": "#define TR_FOR_EACH_REDUCTION(X) X(Sum)\n#define TR_FOR_EACH_SCAN(X) X(CumSum) X(CumProd)\n",
+    "csrc/plan/rowwise_call.h": "#define TR_FOR_EACH_FUSED_KIND(X) X(SOFTMAX)\n",
+    "csrc/plan/plan.cpp": "",
     "csrc/kernels/common/gpu.cuh": '#include "call.h"\n#include <cstdint>\nint common;  // of all\n',
     "csrc/kernels/common/device.cu": '#include "gpu.cuh"\n',
     "csrc/kernels/common/stream.cu": "",
@@ -119,8 +119,8 @@ def test_a_quick_run_proves_each_part(tree, monkeypatch):
         ("csrc/kernels/scan/rows.cuh", "#define MORE", SCANS),
         ("csrc/kernels/reduce/reduce.cu", "int more;", ["kernels/reduce/reduce.cu.Sum"]),
         ("csrc/kernels/common/gpu.cuh", "int more;", [n for n in ALL if "fused" not in n and "stream" not in n]),
-        ("csrc/call.h", "int more;", [n for n in ALL if "fused" not in n and "stream" not in n]),
-        ("csrc/plan.cpp", "int more;", []),
+        ("csrc/plan/call.h", "int more;", [n for n in ALL if "fused" not in n and "stream" not in n]),
+        ("csrc/plan/plan.cpp", "int more;", []),
         ("csrc/kernels/common/gpu.cuh", "  // said otherwise", []),
         ("csrc/kernels/scan/rows.cuh", "\n/* said\n otherwise */\n", []),
         ("tests/simt/mutants.py", "more", []),

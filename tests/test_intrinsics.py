@@ -1,4 +1,4 @@
-"""The functions that are one instruction on a GPU (csrc/intrinsics.h): the plain code that the emulation runs in their
+"""The functions that are one instruction on a GPU (csrc/numerics/intrinsics.h): the plain code that the emulation runs in their
 place against torch and numpy, on every 16-bit value, and on a GPU the instruction against the plain code."""
 
 import numpy as np

@@ -93,19 +93,19 @@ def order() -> str:
 def call() -> str:
     drawing = Drawing(640, "The path of a call")
     drawing.box(20, 20, 330, 50, BLUE, "tr.sum(x, dim=1)", "torchreduce/ops.py: checks the arguments")
-    drawing.box(410, 20, 330, 50, AMBER, "x.sum(1), after tr.enable()", "torch, then csrc/aten.cpp: covered?")
+    drawing.box(410, 20, 330, 50, AMBER, "x.sum(1), after tr.enable()", "torch, then csrc/binding/aten.cpp: covered?")
     drawing.box(20, 110, 330, 50, BLUE, "serving", "torchreduce/dispatch.py: selects a path")
     ways = (("plain", "the kernel"), ("gradient", "autograd first"), ("traced", "torch's dispatcher"))
     for i, way in enumerate(ways):
         drawing.box(20 + 112 * i, 200, 106, 50, GREY, *way)
-    drawing.box(20, 300, 330, 50, GREEN, "torchreduce::sum", "csrc/torch_ops.cpp: by torch's stable ABI")
+    drawing.box(20, 300, 330, 50, GREEN, "torchreduce::sum", "csrc/binding/ops.cpp: by torch's stable ABI")
     drawing.box(
         *(20, 400, 720, 50, GREEN, "shape and plan"),
-        "csrc/shape.h folds the dims; csrc/reduce_plan.cpp selects the first variant that handles it",
+        "csrc/plan/shape.h folds the dims; csrc/plan/reduce_plan.cpp selects the first variant that handles it",
     )
     drawing.box(20, 500, 330, 50, BLUE, "GPU: the kernel variant", "csrc/kernels/reduce/rows.cuh and others")
     drawing.box(410, 500, 330, 50, BLUE, "CPU: the same order, in lanes", "csrc/cpu/reduce.cpp, by instruction set")
-    drawing.box(20, 585, 720, 40, AMBER, "csrc/ops.h: how the op loads, combines and finishes, on both")
+    drawing.box(20, 585, 720, 40, AMBER, "csrc/ops/reductions.h: how the op loads, combines and finishes, on both")
     for x in (73, 185, 297):
         drawing.line(x, 160, x, 200, arrow=True)
         drawing.line(x, 250, x, 300, arrow=True)

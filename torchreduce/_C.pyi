@@ -1,4 +1,4 @@
-"""csrc/python.cpp: what is no tensor op. csrc/python_direct.cpp: ops without torch's dispatcher."""
+"""csrc/binding/python.cpp: what is no tensor op. csrc/binding/python_direct.cpp: ops without torch's dispatcher."""
 
 from collections.abc import Callable
 from typing import Any, TypedDict

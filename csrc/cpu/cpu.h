@@ -6,7 +6,7 @@
 
 namespace torchreduce {
 
-// Of reduce_plan.h, scan_plan.h, fused_plan.h and kernels/reduce/segments.h: the kernels of one kind do not depend on
+// Of reduce_plan.h, scan_plan.h, rowwise_plan.h and kernels/reduce/segments.h: the kernels of one kind do not depend on
 // the plans of another.
 struct PlannedReduction;
 struct PlannedScan;

@@ -4,10 +4,10 @@
 #include <new>
 
 #include "cpu/cpu.h"
-#include "fused_plan.h"
+#include "plan/rowwise_plan.h"
 #include "kernels/reduce/segments.h"
-#include "reduce_plan.h"
-#include "scan_plan.h"
+#include "plan/reduce_plan.h"
+#include "plan/scan_plan.h"
 
 namespace torchreduce::cpu {
 

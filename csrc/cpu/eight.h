@@ -2,7 +2,7 @@
 // fields a struct of vectors.
 #pragma once
 #include "cpu/lanes.h"
-#include "scans.h"
+#include "ops/scans.h"
 
 namespace torchreduce {
 inline namespace TR_ISA {

@@ -1,10 +1,10 @@
-// Row-wise ops (fused.h), on the CPU. Each leaf is brought into contiguous memory as F, where loops
+// Row-wise ops (ops/rowwise.h), on the CPU. Each leaf is brought into contiguous memory as F, where loops
 // over it become vectors. Rows that lie side by side are taken some at a time, so that whole cache lines are used; of
 // few long rows threads share the leaves.
 #pragma once
 #include "cpu/cpu.h"
 #include "cpu/lanes.h"
-#include "fused_call.h"
+#include "plan/rowwise_call.h"
 
 namespace torchreduce {
 inline namespace TR_ISA {

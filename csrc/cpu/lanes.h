@@ -4,7 +4,7 @@
 // an indexed op finds is looked up afterwards.
 #pragma once
 #include "cpu/runs.h"
-#include "order.h"
+#include "numerics/order.h"
 
 namespace torchreduce {
 inline namespace TR_ISA {

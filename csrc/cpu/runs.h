@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdlib>
 
-#include "call.h"
+#include "plan/call.h"
 #include "cpu/vec.h"
 
 namespace torchreduce {

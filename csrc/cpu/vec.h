@@ -10,7 +10,7 @@
 
 #include <utility>
 
-#include "explog.h"
+#include "numerics/explog.h"
 
 namespace torchreduce {
 inline namespace TR_ISA {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "call.h"
+#include "plan/call.h"
 
 constexpr char kGap = 0x7f;  // what every byte between the elements holds: large numbers of any type
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "emulator.h"
-#include "fused_plan.h"
+#include "plan/rowwise_plan.h"
 #include "kernels/common/gpu.h"
 
 using namespace torchreduce;

@@ -55,18 +55,18 @@ class Mutant:
 MUTANTS = (
     # ---- the ops of reductions
     Mutant(
-        "a square is rounded before it is added", "ops.h",
+        "a square is rounded before it is added", "ops/reductions.h",
         "acc[i] = fused(convert<Acc>(get(i)), convert<Acc>(get(i)), acc[i]);",
         "acc[i] = convert<Acc>(get(i)) * convert<Acc>(get(i)) + acc[i];",
         "reduce.SumOf", ("rows", "column_families"), some=True,
     ),
     Mutant(
-        "what a zero has been multiplied by as an ordinary product", "ops.h",
+        "what a zero has been multiplied by as an ordinary product", "ops/reductions.h",
         "& ((m & 0x7f800000u) == 0x3f800000u);", ";",
         "reduce.Product", ("rows", "column_families"),
     ),
     Mutant(
-        "subnormal factors as normal ones", "ops.h",
+        "subnormal factors as normal ones", "ops/reductions.h",
         "((x << 1) - (1u << 24) < 253u << 24)", "((x << 1) < 254u << 24)",
         "reduce.Product", ("rows", "column_families"), some=True,
     ),
@@ -94,7 +94,7 @@ MUTANTS = (
         "reduce.Extremes", ("two_results",),
     ),
     Mutant(
-        "numbers count as NaN", "ops.h",
+        "numbers count as NaN", "ops/reductions.h",
         "return {v == v ? v : Sum(0), v == v ? 0 : 1};", "return {v == v ? v : Sum(0), v < v ? 0 : 1};",
         "reduce.CountedSum", ("two_results",),
     ),
@@ -176,7 +176,7 @@ MUTANTS = (
         "reduce.Sum", ("column_families",),
     ),
     Mutant(
-        "among equals the last", "ops.h",
+        "among equals the last", "ops/reductions.h",
         "else return right.key > left.key ? right : left;", "else return right.key >= left.key ? right : left;",
         "reduce.ArgExtreme", ("column_families",),
     ),
@@ -234,7 +234,7 @@ MUTANTS = (
         "reduce.Sum", ("strided",),
     ),
     Mutant(
-        "ties go to the highest index", "ops.h",
+        "ties go to the highest index", "ops/reductions.h",
         "combine(Acc left, Acc right) { return left.key > right.key || (left.key == right.key && left.index < right",
         "combine(Acc left, Acc right) { return left.key > right.key || (left.key == right.key && left.index > right",
         "reduce.ArgExtreme", ("short_strided", "strided"), some=True,
@@ -322,32 +322,32 @@ MUTANTS = (
         "scan.CumSum", ("scan_rows",),
     ),
     Mutant(
-        "ties of a scan go to the earliest index", "scans.h",
+        "ties of a scan go to the earliest index", "ops/scans.h",
         "right.place > left.place", "right.place < left.place",
         "scan.CumExtreme", ("scan_rows",),
     ),
     Mutant(
-        "products that underflow on their way taken as plain ones", "scans.h",
+        "products that underflow on their way taken as plain ones", "ops/scans.h",
         "if (product.is_normal()) return normal_power(product.value);", "return normal_power(product.value);",
         "scan.CumProd", ("scan_rows",),
     ),
     Mutant(
-        "results of products that underflow on their way taken as plain ones", "scans.h",
+        "results of products that underflow on their way taken as plain ones", "ops/scans.h",
         "if (product.is_normal()) { const double first", "{ const double first",
         "scan.CumProd", ("scan_rows",),
     ),
     Mutant(
-        "a warp takes products that underflow on their way as plain ones", "scans.h",
+        "a warp takes products that underflow on their way as plain ones", "ops/scans.h",
         "total = product.value; return product.is_normal();", "total = product.value; return true;",
         "scan.CumProd", ("pipeline",),
     ),
     Mutant(
-        "mantissas of 2 and more without their exponent", "powers.h",
+        "mantissas of 2 and more without their exponent", "numerics/powers.h",
         "e + int(carry)};", "e};",
         "scan.CumProd", ("scan_rows",),
     ),
     Mutant(
-        "the smaller sum of exponentials is not rescaled", "scans.h",
+        "the smaller sum of exponentials is not rescaled", "ops/scans.h",
         "return {greatest(left.m, right.m), fused(small, factor, big)};",
         "return {greatest(left.m, right.m), small + big};",
         "scan.LogCumSumExp", ("scan_rows",),
@@ -358,7 +358,7 @@ MUTANTS = (
         "scan.CumSum", ("scan_rows",), "asan",
     ),
     Mutant(
-        "superblocks of 64 block tiles", "order.h",
+        "superblocks of 64 block tiles", "numerics/order.h",
         "if (blocks.count == uint32_t(kFan)) {", "if (blocks.count == uint32_t(2 * kFan)) {",
         "scan.CumSum", ("superblocks",), every=1,
     ),
@@ -494,17 +494,17 @@ MUTANTS = (
         "scan.LinearScan", ("held_rows",),
     ),
     Mutant(
-        "what is infinite is joined without choices", "scans.h",
+        "what is infinite is joined without choices", "ops/scans.h",
         "return is_finite(run.b) & (has_reset | (run.a != 0));", "return has_reset | (run.a != 0);",
         "scan.LinearScan", ("held_rows",), every=1,
     ),
     Mutant(
-        "a reset without choices takes part of what it drops", "scans.h",
+        "a reset without choices takes part of what it drops", "ops/scans.h",
         "drops ? right.b : next", "next",
         "scan.LinearScan", ("held_rows",), every=1,
     ),
     Mutant(
-        "the first group of a row takes part of what precedes it", "scans.h",
+        "the first group of a row takes part of what precedes it", "ops/scans.h",
         "out[i] = reset ? x[i].b : h;", "out[i] = h;",
         "scan.LinearScan", ("held_rows",), every=1,
     ),
@@ -706,7 +706,7 @@ MUTANTS = (
         "scan.CumSum", ("pipeline",), every=1,
     ),
     Mutant(
-        "results of a prefix that overflows as of any other", "scans.h",
+        "results of a prefix that overflows as of any other", "ops/scans.h",
         "if (!is_rare(b)) {", "if (true) {",
         "scan.CumSum", ("pipeline",),
     ),
@@ -1141,7 +1141,7 @@ MUTANTS = (
         "fused.SQUARES", ("fused",), every=1,
     ),
     Mutant(
-        "exponentials are taken for normal numbers", "fused.h",
+        "exponentials are taken for normal numbers", "ops/rowwise.h",
         "return near(l) && least >= l - kNormal;", "return near(l);",
         "fused.SOFTMAX", ("fused",),
     ),
@@ -1153,12 +1153,12 @@ MUTANTS = (
     Mutant(
         "granules of rows whose output starts elsewhere in its own, of ops with weights", "kernels/fused/rows_call.h",
         "if (!f.weights) a.alike = alike;", "a.alike = alike;",
-        "fused_plan", ("fused",),
+        "rowwise_plan", ("fused",),
     ),
     Mutant(
         "split rows by granules that they do not end with", "kernels/fused/held_rows.h",
         "one.layout.length = 2 * kLeaf + call.layout.length % kLeaf;", "one.layout.length = 2 * kLeaf;",
-        "fused_plan", ("fused",), every=1,
+        "rowwise_plan", ("fused",), every=1,
     ),
     Mutant(
         "what comes after a packed row is looked at", "kernels/fused/packed_rows.cuh",
@@ -1176,7 +1176,7 @@ MUTANTS = (
         "fused.SOFTMAX", ("fused",),
     ),
     Mutant(
-        "a leaf whose squares leave the range is not looked at again", "fused.h",
+        "a leaf whose squares leave the range is not looked at again", "ops/rowwise.h",
         "return up ? F(two_to(kUp)) : down", "return down",
         "fused.MOMENTS", ("fused",), every=1,
     ),

@@ -10,9 +10,9 @@
 #include "emulator.h"
 #include "kernels/common/gpu.h"
 #include "kernels/reduce/listed_rows.h"
-#include "reduce_plan.h"
+#include "plan/reduce_plan.h"
 #include "reference.h"
-#include "scan_plan.h"
+#include "plan/scan_plan.h"
 
 using namespace torchreduce;
 
@@ -62,7 +62,7 @@ const ScanRow* scan_of(const std::string& op) {
 
 void serial(int64_t tasks, void (*body)(void*, int64_t, int64_t), void* context) { body(context, 0, tasks); }
 
-// ---- calls, as torch_ops.cpp makes them -----------------------------------------------------------------------------
+// ---- calls, as binding/ops.cpp makes them -----------------------------------------------------------------------------
 
 struct Result {
   std::unique_ptr<Array> values, indices;  // null where the op has none; a second result is where indices would be

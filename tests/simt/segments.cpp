@@ -11,7 +11,7 @@
 #include "array.h"
 #include "emulator.h"
 #include "kernels/reduce/segments.h"
-#include "ops.h"
+#include "ops/reductions.h"
 #include "reference.h"
 
 using namespace torchreduce;

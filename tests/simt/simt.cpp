@@ -24,7 +24,7 @@
 #include "emulator.h"
 #include "fused.h"
 #include "kernels/scan/extremes.h"
-#include "order.h"
+#include "numerics/order.h"
 #include "problem.h"
 #include "segments.h"
 

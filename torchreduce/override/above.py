@@ -1,7 +1,7 @@
 """Calls that are overridden above autograd: composites, which torch decomposes before BackendSelect; and calls that
 need a gradient or a tangent, if torchreduce's is better than torch's formula.
 
-csrc/aten.cpp, or python.py, decides which calls are overridden. Each name here is an op of the namespace
+csrc/binding/aten.cpp, or python.py, decides which calls are overridden. Each name here is an op of the namespace
 torchreduce_override, with aten's signature. Its kernel calls torchreduce's differentiable ops. For a call that
 torchreduce does not handle, the kernel falls back to torch, with the dispatch keys that it was given.
 """

@@ -1,7 +1,7 @@
 """Matrix products in one order, which enable(products=True) overrides torch's by: rules as those of rules.py.
 
-The op torchreduce::product calls cuBLASLt on a GPU (csrc/torch_products.cpp). csrc/aten.cpp has the rules in C++ for
-eager calls.
+The op torchreduce::product calls cuBLASLt on a GPU (csrc/binding/products.cpp). csrc/binding/aten.cpp has the rules in
+C++ for eager calls.
 """
 
 import functools
@@ -30,7 +30,7 @@ LIBRARY.impl("product.raw", torch.library.fallthrough_kernel, "Autograd")
 
 
 def is_served_on(device: torch.device) -> bool:
-    """On a CPU, too: its product is made of torch's of 32 rows (csrc/torch_products.cpp)."""
+    """On a CPU, too: its product is made of torch's of 32 rows (csrc/binding/products.cpp)."""
     if device.type == "cpu":
         return True
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,7 +1,7 @@
-"""The override in Python, for a torch that csrc/aten.cpp was not built for.
+"""The override in Python, for a torch that csrc/binding/aten.cpp was not built for.
 
 It covers the same calls, with bitwise identical results; each call takes tens of microseconds longer. The kernels are
-registered for BackendSelect and stay registered, as in csrc/aten.cpp.
+registered for BackendSelect and stay registered, as in csrc/binding/aten.cpp.
 """
 
 import math
@@ -112,7 +112,7 @@ class Rows:
     def _above_products(
         self, name: str, met: Callable[..., Any], keys: Any, x: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        """As csrc/aten.cpp has it: what `met` makes of a call, or torch's own."""
+        """As csrc/binding/aten.cpp has it: what `met` makes of a call, or torch's own."""
         on = self._devices | getattr(self._tracing, "devices", 0)
         is_dense = x.layout is torch.strided and not x.is_nested
         is_ours = on & state.PRODUCTS and on & _TYPES.get(x.device.type, 0) and is_dense
@@ -165,7 +165,7 @@ class Rows:
         return self._above.added({name: dict(calls) for name, calls in self._calls.items()})
 
     def _is_met(self, name: str, x: Tensor, keys: Any) -> bool:
-        """As csrc/aten.cpp has it."""
+        """As csrc/binding/aten.cpp has it."""
         is_transformed, tracing = keys.has(_TRANSFORM), getattr(self._tracing, "devices", 0)
         if not (self._devices or tracing) or x.dtype not in FLOATS:
             return False

@@ -1,4 +1,4 @@
-"""What is registered with torch to override its functions: csrc/aten.cpp's, or from Python."""
+"""What is registered with torch to override its functions: csrc/binding/aten.cpp's, or from Python."""
 
 import ctypes
 import threading
@@ -14,7 +14,7 @@ rows: Any = None  # once it is registered
 
 
 class Rows:
-    """Those of csrc/aten.cpp."""
+    """Those of csrc/binding/aten.cpp."""
 
     def __init__(self, path: Path) -> None:
         from .above import Above

@@ -1,4 +1,4 @@
-"""Rules that replace calls of aten's overloads by torchreduce's ops. csrc/aten.cpp has them in C++ for eager calls.
+"""Rules that replace calls of aten's overloads by torchreduce's ops. csrc/binding/aten.cpp has them in C++, for eager calls.
 
 These rules are used for the graphs of torch.compile (graph.py), and for eager calls under a torch that _aten
 was not built for (python.py).

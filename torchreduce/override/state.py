@@ -1,7 +1,7 @@
 """Whose calls are overridden, now. Set by enable() and disable(), for the process."""
 
 # Devices; and of matrix products, which are asked for by themselves, those of 16 bits, or also those of float32. As in
-# csrc/aten.cpp.
+# csrc/binding/aten.cpp.
 GPU, CPU, PRODUCTS, FLOAT32_PRODUCTS = 1, 2, 4, 8
 
 eager = 0  # in eager mode

@@ -6,12 +6,12 @@
 #include <string>
 #include <utility>
 
-#include "fused_plan.h"
+#include "plan/rowwise_plan.h"
 #include "gpu.cuh"
 #include "gpu.h"
-#include "reduce_plan.h"
+#include "plan/reduce_plan.h"
 #include "refusal.h"
-#include "scan_plan.h"
+#include "plan/scan_plan.h"
 
 namespace torchreduce::gpu {
 

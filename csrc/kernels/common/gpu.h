@@ -1,6 +1,6 @@
 // What the torch layer calls: the GPU kernels' entry points, without a GPU header.
 #pragma once
-#include "plan.h"
+#include "plan/plan.h"
 
 // Element types that kernels are compiled for, X(T). A build that is only inspected may do with some.
 #if defined(TR_FEW_TYPES)
@@ -11,7 +11,7 @@
 
 namespace torchreduce {
 
-// Of reduce_plan.h, scan_plan.h and fused_plan.h, which whoever launches includes: the kernels of one kind do not
+// Of reduce_plan.h, scan_plan.h and rowwise_plan.h, which whoever launches includes: the kernels of one kind do not
 // depend on the plans of another.
 struct PlannedReduction;
 struct PlannedScan;

@@ -2,7 +2,7 @@
 // has: after #else of each function its model, plain code with the bits of that instruction. The emulation runs the
 // models in kernels, and instructions.h has every function compared with what it is for.
 #pragma once
-#include "dtype.h"
+#include "numerics/dtype.h"
 
 // TR_EMULATED_PACKED: an emulation that compiles what is compiled for Hopper.
 #if defined(__CUDA_ARCH__) || defined(TR_EMULATED_PACKED)
@@ -50,7 +50,7 @@ TR_HD uint32_t least_halves(uint32_t low, uint32_t high, uint32_t add, uint32_t 
 #endif
 }
 
-// Keys of floats (ops.h, Ordering::key) in few instructions; under a minimum those of merged zeros are by one greater.
+// Keys of floats (ops/reductions.h, Ordering::key) in few instructions; under a minimum those of merged zeros are by one greater.
 // A product by 1 or -1, plus 0, turns each NaN into that of all ones but the sign, and -0.0 into +0.0; plus -0.0, it
 // keeps zeros apart.
 TR_HD int32_t packed_key(uint32_t bits, bool min, bool merge_zeros = true) {

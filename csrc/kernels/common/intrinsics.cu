@@ -1,5 +1,5 @@
 // Runs on a GPU what intrinsics.h lists.
-#include "intrinsics.h"
+#include "numerics/intrinsics.h"
 
 #include "gpu.cuh"
 #include "gpu.h"

@@ -3,9 +3,9 @@
 #pragma once
 #include <optional>
 
-#include "fused_call.h"
-#include "order.h"
-#include "plan_tools.h"
+#include "plan/rowwise_call.h"
+#include "numerics/order.h"
+#include "plan/plan_tools.h"
 
 namespace torchreduce {
 

@@ -1,7 +1,7 @@
 // parts: TR_FOR_EACH_FUSED_KIND
 // Launches of the row-wise ops: this file is compiled once for each kind, TR_PART.
 #include "columns.cuh"
-#include "fused_plan.h"
+#include "plan/rowwise_plan.h"
 #include "held_columns.cuh"
 #include "held_rows.cuh"
 #include "kernels/common/gpu.h"

@@ -3,7 +3,7 @@
 // Serves: float32 and 16-bit floats, columns that start at whole granules (held_columns.h); ops with one input whose
 // first pass is for the greatest element. A tile is a leaf of neighbouring columns: each row of it is granules, one a
 // lane; a thread has neighbouring residues. It copies its granules to places of its own, from which it sums and then
-// maps them, so that threads meet only for what they have of a column: once, where elements are central (fused.h),
+// maps them, so that threads meet only for what they have of a column: once, where elements are central (ops/rowwise.h),
 // twice elsewhere. Blocks stay: as soon as a part of a tile is mapped, a part of a tile to come is copied to its place.
 // Columns of several leaves meet over a cluster, a block a leaf.
 // Shared memory, dynamic: parts of tiles, in a ring; the greatest elements and the sums that warps have of each column,

@@ -8,7 +8,7 @@
 // into its first granule, residues are moved to their lanes before the tree; the elements at its end that share a
 // granule's place with what comes before it lie in those first places of lane 0, and are added last. An output that
 // starts elsewhere in its granule is made of granules of two neighbouring lanes.
-// Of leaves whose data is calm (fused.h), which all lanes ask of each other, elements take fewer instructions.
+// Of leaves whose data is calm (ops/rowwise.h), which all lanes ask of each other, elements take fewer instructions.
 // Shared memory: dynamic, of ops that keep terms the first chunks of each thread, and the states of a row's leaves.
 #pragma once
 #include "held_rows.h"

@@ -1,5 +1,5 @@
 // Launches of the gradients of weights and biases, alone and together with those of norms.
-#include "fused_plan.h"
+#include "plan/rowwise_plan.h"
 #include "kernels/common/gpu.h"
 #include "norm_gradients.cuh"
 #include "weights.cuh"

@@ -3,9 +3,9 @@
 #pragma once
 #include <optional>
 
-#include "call.h"
-#include "order.h"
-#include "plan_tools.h"
+#include "plan/call.h"
+#include "numerics/order.h"
+#include "plan/plan_tools.h"
 
 namespace torchreduce {
 

@@ -112,7 +112,7 @@ template <class E> __device__ __forceinline__ int64_t integers_of(const Granule&
   }
 }
 
-// How many elements of a granule count (ops.h, Count). The highest bit of t: more than the limit without its own.
+// How many elements of a granule count (ops/reductions.h, Count). The highest bit of t: more than the limit without its own.
 template <class E> __device__ __forceinline__ int counted_of(const Count<E>& op, const Granule& g) {
   int count = 0;
   if constexpr (sizeof(E) <= 2) {

@@ -46,7 +46,7 @@ struct RowsCall {
   int64_t skip[kMostOuter - 1];
 };
 
-// Whether the order of combining does not show in the bits (ops.h, kAnyOrder).
+// Whether the order of combining does not show in the bits (ops/reductions.h, kAnyOrder).
 inline bool any_order(const ReduceCall& call) {
   return !facts(call.op, call.in.dtype).converts || call.in.accumulator == Dtype::I64;
 }

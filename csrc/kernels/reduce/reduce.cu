@@ -6,7 +6,7 @@
 #include "kernels/common/gpu.h"
 #include "narrow_columns.cuh"
 #include "packed_rows.cuh"
-#include "reduce_plan.h"
+#include "plan/reduce_plan.h"
 #include "rows.cuh"
 #include "short_columns.cuh"
 #include "strided.cuh"

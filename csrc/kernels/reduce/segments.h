@@ -1,8 +1,8 @@
 // Sums of the rows of a matrix that have one number: the gradient of an embedding, whose rows are added up by tokens.
 #pragma once
-#include "call.h"
-#include "order.h"
-#include "plan_tools.h"
+#include "plan/call.h"
+#include "numerics/order.h"
+#include "plan/plan_tools.h"
 
 namespace torchreduce {
 

@@ -3,9 +3,9 @@
 #pragma once
 #include <optional>
 
-#include "call.h"
-#include "order.h"
-#include "plan_tools.h"
+#include "plan/call.h"
+#include "numerics/order.h"
+#include "plan/plan_tools.h"
 
 namespace torchreduce {
 
@@ -20,7 +20,7 @@ struct ScanLaunch {
 };
 
 // Bytes of an accumulator within a block tile, and of the carry between block tiles; and of what a warp holds,
-// kHeldGroups and kHeldTiles (scans.h).
+// kHeldGroups and kHeldTiles (ops/scans.h).
 struct ScanSizes { int acc, wide, groups, tiles; };
 ScanSizes scan_sizes(const ScanCall& call);
 

@@ -14,7 +14,7 @@
 #include "ring_extremes.cuh"
 #include "ring_pairs.cuh"
 #include "row_pairs.cuh"
-#include "scan_plan.h"
+#include "plan/scan_plan.h"
 #include "short_columns.cuh"
 #include "short_rows.cuh"
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "dtype.h"
+#include "numerics/dtype.h"
 
 namespace torchreduce {
 

@@ -1,5 +1,5 @@
 // The reductions, one struct each, used alike by the CPU kernels and the GPU kernels. A kernel knows no
-// operation. The scans are in scans.h.
+// operation. The scans are in ops/scans.h.
 //
 // A reduction says
 //   Element                      the type it reads
@@ -35,9 +35,9 @@
 #pragma once
 #include <cmath>
 
-#include "explog.h"
+#include "numerics/explog.h"
 #include "kernels/common/gpu_packed.h"
-#include "powers.h"
+#include "numerics/powers.h"
 
 namespace torchreduce {
 

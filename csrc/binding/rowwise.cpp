@@ -1,11 +1,11 @@
-// The row-wise ops, as torch sees them: as torch_ops.cpp has the others.
+// The row-wise ops, as torch sees them: as binding/ops.cpp has the others.
 #include <torch/csrc/stable/library.h>
 
 #include <string>
 #include <tuple>
 
-#include "torch_direct.h"
-#include "torch_run.h"
+#include "direct_ops.h"
+#include "run.h"
 
 namespace torchreduce {
 
@@ -513,7 +513,7 @@ Tensor cross_entropy_gradient(const Tensor& g, const Optional& to_log, const Ten
 
 constexpr const char* kSoftmaxArguments = "Tensor x, int dim, ScalarType? dtype";
 
-// name, arguments but for the level, results, function. Each has the overloads of torch_ops.cpp without those for out=.
+// name, arguments but for the level, results, function. Each has the overloads of binding/ops.cpp without those for out=.
 #define TR_FOR_EACH_FUSED_OP(X)                                                                                      \
   X(softmax, kSoftmaxArguments, "Tensor", softmax<Fused::Softmax>)                                                   \
   X(log_softmax, kSoftmaxArguments, "Tensor", softmax<Fused::LogSoftmax>)                                            \
@@ -575,7 +575,7 @@ constexpr const char* kSoftmaxArguments = "Tensor x, int dim, ScalarType? dtype"
     "float smoothing, int granule",                                                                                   \
     "Tensor", cross_entropy_backward)
 
-// Registered for good, as in torch_ops.cpp.
+// Registered for good, as in binding/ops.cpp.
 using torch::stable::detail::StableLibrary;
 const bool registered = [] {
   auto* schemas = new StableLibrary(StableLibrary::Kind::FRAGMENT, "torchreduce", nullptr, __FILE__, __LINE__);

@@ -1,4 +1,4 @@
-#include "fused_plan.h"
+#include "rowwise_plan.h"
 
 namespace torchreduce {
 

@@ -28,7 +28,7 @@
 
 #include "interface.h"
 #include "operand.h"
-#include "plan.h"
+#include "plan/plan.h"
 #include "products.h"
 
 namespace torchreduce {
@@ -467,7 +467,7 @@ template <Fused op> struct Softmax {
   template <class R> static R call(Why& why, const Tensor& x, int64_t dim, bool half_to_float, Tensor& out) {
     why = plan(x, dim, half_to_float);
     const Dtype result = half_to_float ? Dtype::F32 : Dtype(x.scalar_type());
-    if (why == Why::Served) why = fit(out, x.sizes(), result, x, x.is_cpu());  // in place as in torch_fused.cpp
+    if (why == Why::Served) why = fit(out, x.sizes(), result, x, x.is_cpu());  // in place as in binding/rowwise.cpp
     if (why == Why::Served) run(x, dim, out);
     return out;
   }

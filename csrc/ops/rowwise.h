@@ -39,9 +39,9 @@
 #pragma once
 #include <cmath>
 
-#include "explog.h"
-#include "order.h"
-#include "powers.h"
+#include "numerics/explog.h"
+#include "numerics/order.h"
+#include "numerics/powers.h"
 
 namespace torchreduce {
 

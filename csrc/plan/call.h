@@ -1,19 +1,19 @@
-// One call of an op, type-erased: what torch_ops.cpp hands to the CPU and to the GPU, and how either finds the kernel.
+// One call of an op, type-erased: what binding/ops.cpp hands to the CPU and to the GPU, and how either finds the kernel.
 // Plans (scan_plan.h, reduce_plan.h) read all of it; the pointers only for their alignment.
 #pragma once
 #include <array>
 
 #include "plan.h"
-#include "scans.h"
+#include "ops/scans.h"
 
 namespace torchreduce {
 
-// The structs of ops.h and scans.h, X(struct).
+// The structs of ops/reductions.h and ops/scans.h, X(struct).
 #define TR_FOR_EACH_REDUCTION(X) X(Sum) X(SumOf) X(Count) X(Product) X(Extreme) X(ArgExtreme) X(Extremes) X(CountedSum)
 #define TR_FOR_EACH_SCAN(X) X(CumSum) X(CumExtreme) X(CumProd) X(LogCumSumExp) X(Decay) X(LinearScan)
 
 // The reductions by name, X(name, signature, struct, options that are not the default); the signatures stand in
-// torch_ops.cpp. max_all and min_all have the values of amax and amin, and the gradient of torch.max(x) where there are
+// binding/ops.cpp. max_all and min_all have the values of amax and amin, and the gradient of torch.max(x) where there are
 // NaNs.
 #define TR_FOR_EACH_REDUCTION_OP(X)                                    \
   X(sum, WithDtype, Sum)                                               \
@@ -112,7 +112,7 @@ void order_by_memory(ReduceCall& call);
 // zero, or NaN where the count is Of::Numbers.
 void count_bits(ReduceCall& call);
 
-// The two calls that have the results of one that has both (ops.h, kTwo).
+// The two calls that have the results of one that has both (ops/reductions.h, kTwo).
 std::array<ReduceCall, 2> halves(const ReduceCall& both);
 
 // What its struct says of an op on elements of type d.

@@ -1,4 +1,4 @@
-// Tensors without torch, and the way from them to a kernel: what both layers that meet torch share, torch_ops.cpp by
+// Tensors without torch, and the way from them to a kernel: what both layers that meet torch share, binding/ops.cpp by
 // its stable ABI and aten.cpp by its full one.
 #pragma once
 #include <algorithm>
@@ -8,8 +8,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "call.h"
-#include "fused_plan.h"
+#include "plan/call.h"
+#include "plan/rowwise_plan.h"
 
 namespace torchreduce {
 
@@ -120,7 +120,7 @@ inline bool dense(const Operand& v) {
   return !repeats && s.end - s.begin == v.numel() * size_of(v.dtype);
 }
 
-// ---- calls, as torch_ops.cpp runs them -----------------------------------------------------------------------------------
+// ---- calls, as binding/ops.cpp runs them -----------------------------------------------------------------------------------
 
 struct Op {
   const char* name;
@@ -173,8 +173,8 @@ Dtype segment_key_dtype(int64_t count);
 void segment_keys_into(const char* op, const Operand& indices, int64_t count, int64_t skipped, const Operand& keys);
 void segment_sums_into(const char* op, const Operand& x, const Operand& keys, const Operand& order, const Operand& out);
 
-// A call on the rows of x along the dims of `mask` (fused.h), to be filled in, and run once. What has one element a row
-// is contiguous, in the order of the other dims. torch_fused.cpp runs it.
+// A call on the rows of x along the dims of `mask` (ops/rowwise.h), to be filled in, and run once. What has one element a row
+// is contiguous, in the order of the other dims. binding/rowwise.cpp runs it.
 struct FusedRun {
   const char* name;
   const Operand x;

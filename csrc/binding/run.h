@@ -3,11 +3,11 @@
 #include <dlfcn.h>
 
 #include "cpu/cpu.h"
-#include "fused_plan.h"
+#include "plan/rowwise_plan.h"
 #include "kernels/common/gpu.h"
-#include "reduce_plan.h"
-#include "scan_plan.h"
-#include "torch_tensor.h"
+#include "plan/reduce_plan.h"
+#include "plan/scan_plan.h"
+#include "tensor.h"
 
 namespace torchreduce {
 

@@ -37,7 +37,7 @@ struct ReducePlan {
 };
 ReducePlan plan(const ReduceCall& call, const DeviceFacts& device);
 
-// Of a call with two results (ops.h, kTwo): whether a kernel has both of one look at the elements, on a GPU. Else there
+// Of a call with two results (ops/reductions.h, kTwo): whether a kernel has both of one look at the elements, on a GPU. Else there
 // is no plan but for its halves.
 bool looks_once(const ReduceCall& call, const DeviceFacts& device);
 

@@ -1,11 +1,11 @@
-// Kernels as direct.h has them, made of the functions that torch_ops.cpp and torch_fused.cpp register.
+// Kernels as direct.h has them, made of the functions that binding/ops.cpp and binding/rowwise.cpp register.
 #pragma once
 #include <exception>
 #include <tuple>
 #include <utility>
 
 #include "direct.h"
-#include "torch_tensor.h"
+#include "tensor.h"
 
 namespace torchreduce {
 

@@ -1,11 +1,11 @@
-// One call of a row-wise op (fused.h), type-erased, as call.h has those of reductions.
+// One call of a row-wise op (ops/rowwise.h), type-erased, as call.h has those of reductions.
 #pragma once
 #include "call.h"
-#include "fused.h"
+#include "ops/rowwise.h"
 
 namespace torchreduce {
 
-// The structs of fused.h by kind, X(struct): the kernels of a kind are compiled together.
+// The structs of ops/rowwise.h by kind, X(struct): the kernels of a kind are compiled together.
 #define TR_FUSED_SOFTMAX(X) X(Softmax) X(LogSoftmax) X(SoftmaxGradient) X(LogSoftmaxGradient)
 #define TR_FUSED_EXPONENTIALS(X) \
   X(LogSumExp) X(LogSumExpGradient) X(CrossEntropy) X(CrossEntropyGradient) X(Entropy) X(EntropyGradient)

@@ -10,12 +10,12 @@
 #include "build_info.h"
 #include "cpu/cpu.h"
 #include "interface.h"
-#include "intrinsics.h"
+#include "numerics/intrinsics.h"
 #include "kernels/common/refusal.h"
 #include "operand.h"
 #include "products.h"
-#include "reduce_plan.h"
-#include "scan_plan.h"
+#include "plan/reduce_plan.h"
+#include "plan/scan_plan.h"
 
 namespace py = pybind11;
 
@@ -232,7 +232,7 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
     call.exclusive = exclusive;
     call.reverse = reverse;
     call.layout = layout;
-    if (reverse && layout.reduced) {  // from the last element, as run_scan of torch_ops.cpp has it
+    if (reverse && layout.reduced) {  // from the last element, as run_scan of binding/ops.cpp has it
       int64_t &from = call.layout.in[layout.kept], &to = call.layout.out[layout.kept];
       const int64_t last = layout.length - 1;
       call.in.data = static_cast<char*>(data) + last * from * size_of(in);

@@ -9,8 +9,8 @@
 #include <tuple>
 
 #include "kernels/reduce/listed_rows.h"
-#include "torch_direct.h"
-#include "torch_run.h"
+#include "direct_ops.h"
+#include "run.h"
 
 namespace torchreduce {
 

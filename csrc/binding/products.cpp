@@ -2,7 +2,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "torch_products.h"
+#include "matrix.h"
 
 namespace torchreduce {
 

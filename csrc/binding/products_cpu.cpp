@@ -12,7 +12,7 @@
 #include <map>
 #include <mutex>
 
-#include "torch_products.h"
+#include "matrix.h"
 
 namespace torchreduce {
 namespace {

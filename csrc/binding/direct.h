@@ -1,4 +1,4 @@
-// The bare kernels as functions, for a caller past torch's dispatcher: csrc/python_direct.cpp. Tensors are handles of
+// The bare kernels as functions, for a caller past torch's dispatcher: csrc/binding/python_direct.cpp. Tensors are handles of
 // torch's stable ABI.
 #pragma once
 #include <cstdint>

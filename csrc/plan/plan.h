@@ -3,7 +3,7 @@
 #pragma once
 #include <string>
 
-#include "order.h"
+#include "numerics/order.h"
 #include "shape.h"
 
 namespace torchreduce {

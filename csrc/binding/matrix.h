@@ -1,7 +1,7 @@
 // What products on a GPU and on a CPU share: matrices, and tensors at their places.
 #pragma once
 #include "products.h"
-#include "torch_tensor.h"
+#include "tensor.h"
 
 namespace torchreduce {
 
@@ -43,7 +43,7 @@ inline Tensor broadcast_to(const Operand& a, const Matrix& out) {
   return view_of(const_cast<void*>(a.data), {out.batch, out.rows, out.columns}, broadcast_strides(a), a.dtype, a);
 }
 
-void multiply_on_gpu(const MatrixProduct& product);  // torch_products_gpu.cpp
-void multiply_on_cpu(const MatrixProduct& product);  // torch_products_cpu.cpp
+void multiply_on_gpu(const MatrixProduct& product);  // products_gpu.cpp
+void multiply_on_cpu(const MatrixProduct& product);  // products_cpu.cpp
 
 }  // namespace torchreduce

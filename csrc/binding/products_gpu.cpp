@@ -16,8 +16,8 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "torch_products.h"
-#include "torch_run.h"
+#include "matrix.h"
+#include "run.h"
 
 #ifdef TORCHREDUCE_GPU
 #include "cublaslt.h"

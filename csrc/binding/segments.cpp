@@ -4,7 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "kernels/reduce/segments.h"
-#include "torch_run.h"
+#include "run.h"
 
 namespace torchreduce {
 

@@ -37,10 +37,10 @@
 // and keeps its options in a first member `OpOptions options`. It is a template over the accumulator, or, if it is
 // indexed, over the element type, with int64_t for integers and bool.
 #pragma once
-#include "explog.h"
-#include "ops.h"
-#include "order.h"
-#include "powers.h"
+#include "numerics/explog.h"
+#include "reductions.h"
+#include "numerics/order.h"
+#include "numerics/powers.h"
 
 namespace torchreduce {
 inline namespace TR_ISA {

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "order.h"
+#include "numerics/order.h"
 #include "plan_tools.h"
 
 namespace torchreduce {
