@@ -25,6 +25,7 @@ import itertools
 import os
 import platform
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -61,8 +62,8 @@ LIBRARY = "libtorchreduce.so"
 # the driver for what came later, when a kernel is first used. (On an H200 8.0 alone ran cumsum of one row at 0.65 of a
 # copy's speed, 9.0 runs it at 0.95.)
 DEFAULT_CUDA_ARCHS = "8.0;9.0+PTX"
-# Older ones lack instructions that kernels are written in (cvt.rn.bf16x2). csrc/plan/plan.h has the same number, for the
-# GPU that a call finds.
+# Older ones lack instructions that kernels are written in (cvt.rn.bf16x2). csrc/plan/plan.h has the same number, for
+# the GPU that a call finds.
 LEAST_CUDA_ARCH = 8.0
 # Every compiler of ROCm 6 and 7 knows these.
 DEFAULT_HIP_ARCHS = "gfx90a;gfx942;gfx1030;gfx1100"
@@ -301,6 +302,14 @@ def aten_name(root: Path) -> str:
     return f"_aten.torch-{torch_release(root)}.so"
 
 
+def write_table(header: Path) -> None:
+    """What _aten registers, of torchreduce/override/table.py. Kept as it is where it is the same."""
+    text = runpy.run_path(str(ROOT / "torchreduce" / "override" / "table.py"))["header"]()
+    if not header.exists() or header.read_text() != text:
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_text(text)
+
+
 def interface() -> str:
     """The definition of csrc/binding/interface.h: a name with a hash of the headers that libraries have in common."""
     rooms = ("numerics", "ops", "plan", "binding", "kernels")
@@ -463,8 +472,9 @@ class BuildExtension(build_ext):
     def aten(self, root: Path, library: str) -> str:
         """_aten.torch-<release>.so, by the full C++ API of the torch in `root`. Returns its path."""
         includes = [f"{root}/include", f"{root}/include/torch/csrc/api/include"]
-        flags = [*HOST_FLAGS, *self.prefix_maps, "-Icsrc", interface()]
+        flags = [*HOST_FLAGS, *self.prefix_maps, "-Icsrc", f"-I{BUILD}", interface()]
         flags += [flag for path in includes for flag in ("-isystem", path)]
+        write_table(BUILD / "aten_table.h")
         rows = self.ninja.compile("csrc/binding/aten.cpp", flags, f"torch-{torch_release(root)}")
         link = [f"-L{self.torch}/lib", "-ltorch_cpu", "-ltorch_python", "-lc10", "-Wl,-rpath,$ORIGIN"]
         return self.ninja.build("link", [rows, library, *self.older], aten_name(root), link)

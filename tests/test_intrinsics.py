@@ -1,5 +1,5 @@
-"""The functions that are one instruction on a GPU (csrc/numerics/intrinsics.h): the plain code that the emulation runs in their
-place against torch and numpy, on every 16-bit value, and on a GPU the instruction against the plain code."""
+"""The functions that are one instruction on a GPU (csrc/numerics/intrinsics.h): the plain code that the emulation runs
+in their place against torch and numpy, on every 16-bit value, and on a GPU the instruction against the plain code."""
 
 import numpy as np
 import pytest

@@ -99,7 +99,12 @@ def test_what_fails_is_shown():
 
 def test_the_sources_are_those_of_the_library():
     found = {str(path) for path in wheel.sources(wheel.ROOT)}
-    assert {"csrc/plan/plan.cpp", "csrc/ops/reductions.h", "csrc/kernels/reduce/rows.cuh", "csrc/kernels/scan/scan.cu"} <= found
+    assert {
+        "csrc/plan/plan.cpp",
+        "csrc/ops/reductions.h",
+        "csrc/kernels/reduce/rows.cuh",
+        "csrc/kernels/scan/scan.cu",
+    } <= found
 
 
 def test_releases_of_torch_are_those_from_the_floor_on(monkeypatch):

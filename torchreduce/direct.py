@@ -1,8 +1,8 @@
 """Call the bare kernels without torch's dispatcher, which takes half of the host's time of a call on a small tensor.
 
-For each op, `direct` of csrc/binding/python_direct.cpp makes two functions. One is run by calls of the overload .raw, including
-those in Inductor's code. The other checks its arguments itself, and is for calls that nothing has checked. If there is
-no `_aten` for this torch, the overload stays as torch made it, and the other function handles no call.
+For each op, `direct` of csrc/binding/python_direct.cpp makes two functions. One is run by calls of the overload .raw,
+including those in Inductor's code. The other checks its arguments itself, and is for calls that nothing has checked. If
+there is no `_aten` for this torch, the overload stays as torch made it, and the other function handles no call.
 """
 
 import ctypes

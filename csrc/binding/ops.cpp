@@ -8,8 +8,8 @@
 #include <string>
 #include <tuple>
 
-#include "kernels/reduce/listed_rows.h"
 #include "direct_ops.h"
+#include "kernels/reduce/listed_rows.h"
 #include "run.h"
 
 namespace torchreduce {

@@ -10,12 +10,12 @@
 #include "build_info.h"
 #include "cpu/cpu.h"
 #include "interface.h"
-#include "numerics/intrinsics.h"
 #include "kernels/common/refusal.h"
+#include "numerics/intrinsics.h"
 #include "operand.h"
-#include "products.h"
 #include "plan/reduce_plan.h"
 #include "plan/scan_plan.h"
+#include "products.h"
 
 namespace py = pybind11;
 

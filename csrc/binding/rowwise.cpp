@@ -513,7 +513,8 @@ Tensor cross_entropy_gradient(const Tensor& g, const Optional& to_log, const Ten
 
 constexpr const char* kSoftmaxArguments = "Tensor x, int dim, ScalarType? dtype";
 
-// name, arguments but for the level, results, function. Each has the overloads of binding/ops.cpp without those for out=.
+// name, arguments but for the level, results, function. Each has the overloads of binding/ops.cpp without those for
+// out=.
 #define TR_FOR_EACH_FUSED_OP(X)                                                                                      \
   X(softmax, kSoftmaxArguments, "Tensor", softmax<Fused::Softmax>)                                                   \
   X(log_softmax, kSoftmaxArguments, "Tensor", softmax<Fused::LogSoftmax>)                                            \

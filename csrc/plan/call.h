@@ -1,10 +1,10 @@
-// One call of an op, type-erased: what binding/ops.cpp hands to the CPU and to the GPU, and how either finds the kernel.
-// Plans (scan_plan.h, reduce_plan.h) read all of it; the pointers only for their alignment.
+// One call of an op, type-erased: what binding/ops.cpp hands to the CPU and to the GPU, and how either finds the
+// kernel. Plans (scan_plan.h, reduce_plan.h) read all of it; the pointers only for their alignment.
 #pragma once
 #include <array>
 
-#include "plan.h"
 #include "ops/scans.h"
+#include "plan.h"
 
 namespace torchreduce {
 
@@ -13,8 +13,8 @@ namespace torchreduce {
 #define TR_FOR_EACH_SCAN(X) X(CumSum) X(CumExtreme) X(CumProd) X(LogCumSumExp) X(Decay) X(LinearScan)
 
 // The reductions by name, X(name, signature, struct, options that are not the default); the signatures stand in
-// binding/ops.cpp. max_all and min_all have the values of amax and amin, and the gradient of torch.max(x) where there are
-// NaNs.
+// binding/ops.cpp. max_all and min_all have the values of amax and amin, and the gradient of torch.max(x) where there
+// are NaNs.
 #define TR_FOR_EACH_REDUCTION_OP(X)                                    \
   X(sum, WithDtype, Sum)                                               \
   X(mean, WithDtype, Sum, .mean = true)                                \

@@ -37,8 +37,8 @@ struct ReducePlan {
 };
 ReducePlan plan(const ReduceCall& call, const DeviceFacts& device);
 
-// Of a call with two results (ops/reductions.h, kTwo): whether a kernel has both of one look at the elements, on a GPU. Else there
-// is no plan but for its halves.
+// Of a call with two results (ops/reductions.h, kTwo): whether a kernel has both of one look at the elements, on a GPU.
+// Else there is no plan but for its halves.
 bool looks_once(const ReduceCall& call, const DeviceFacts& device);
 
 // Of memory that may hold anything: partial results, and then tickets, which are mostly elsewhere (kernels/device.cu).

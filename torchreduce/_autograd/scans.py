@@ -102,7 +102,7 @@ def _risen(o: Tensor) -> Tensor:
 
 @differentiable("decayed_sum")
 class DecayedSum(Rule):
-    """Result i: the sum of g[j] * exp(x[i] - o[j]) over j up to i, for o that do not rise and x <= o (csrc/ops/scans.h)."""
+    """Result i: the sum of g[j] * exp(x[i] - o[j]) over j up to i, for falling o and x <= o (csrc/ops/scans.h)."""
 
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:

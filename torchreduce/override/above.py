@@ -20,6 +20,7 @@ from ..determinism import level_code
 from ..dispatch import derivatives, is_plain, is_unwatched
 from .rules import GRAPH_RULES, WHY, Call, Rule, Torchs, _check_dtype, _check_norm, _check_rows, _dims, evaluate
 from .rules import overload as aten
+from .table import ABOVE
 
 _C = torch._C
 _functorch = _C._functorch
@@ -172,10 +173,6 @@ def _layer_norm(
     return fused.layer_norm(x, shape, weight, bias, eps)
 
 
-GRADIENTS = (
-    "logsumexp", "logcumsumexp", "cumprod", "cummax", "cummin", "prod", "prod.dim_int", "linalg_vector_norm",
-    "var.correction", "std.correction", "var_mean.correction", "std_mean.correction",
-)  # fmt: skip
 COMPOSITES: dict[str, Rule] = {
     "nanmean": _nanmean,
     "nanmean.out": _nanmean_out,
@@ -183,7 +180,7 @@ COMPOSITES: dict[str, Rule] = {
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
 }
-SERVED: dict[str, Callable[..., Any]] = {**{name: _with_gradient(name) for name in GRADIENTS}, **COMPOSITES}
+SERVED: dict[str, Callable[..., Any]] = {**{name: _with_gradient(name) for name in ABOVE["Gradients"]}, **COMPOSITES}
 
 # ---- what is registered ----------------------------------------------------------------------------------------------
 

@@ -22,12 +22,15 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils._pytree import tree_leaves, tree_map
 
 from . import losses, products, rewrite, state
-from .rules import GRAPH_RULES, Rule, Torchs, evaluate, overload
+from .rules import GRAPH_RULES, Rule, Torchs, evaluate, overload, writes
 
 _ours, _convert = torch.ops.torchreduce, torch.ops.prims.convert_element_type.default
 _DEVICES = {"cuda": 1, "cpu": 2}
 _RULES = {overload(name): rule for name, rule in GRAPH_RULES.items()}
-_PRODUCT_RULES = {flag: {overload(name): rule for name, rule in products.rules(flag).items()} for flag in (False, True)}
+_PRODUCT_RULES = {
+    flag: {overload(name): rule for name, rule in products.rules(flag).items() if not writes(name)}
+    for flag in (False, True)
+}
 # How Inductor takes those of them apart that it takes apart.
 _DECOMPOSITIONS = {
     op: inductors.decompositions[op] for op in (*_RULES, *_PRODUCT_RULES[True]) if op in inductors.decompositions

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..dispatch import LIBRARY
 from .rules import Call, Rule, Torchs
+from .table import PRODUCTS
 
 _op, _aten = torch.ops.torchreduce.product.raw, torch.ops.aten
 _convert = torch.ops.prims.convert_element_type.default
@@ -38,7 +39,7 @@ def is_served_on(device: torch.device) -> bool:
 
 @functools.cache
 def rules(with_float32: bool) -> dict[str, Rule]:
-    """By aten's overload."""
+    """By aten's overload; those that write have the rule of those that do not."""
     dtypes = (torch.float16, torch.bfloat16, *([torch.float32] if with_float32 else []))
 
     def multiply(
@@ -116,20 +117,11 @@ def rules(with_float32: bool) -> dict[str, Rule]:
             raise Torchs("option")
         return Call(_aten.gelu.default if use_gelu else _aten.relu.default, (made,))
 
-    return {
-        "mm": mm(2),
-        "mm.dtype": mm(2),
-        "addmm": addmm,
-        "addmm.dtype": addmm,
-        "bmm": mm(3),
-        "bmm.dtype": mm(3),
-        "_addmm_activation": activated,
-        "baddbmm": baddbmm,
-        "baddbmm.dtype": baddbmm,
-        "mv": mv,
-        "addmv": addmv,
-        "dot": dot,
-    }
+    made: dict[str, Rule] = {
+        "mm": mm(2), "addmm": addmm, "bmm": mm(3), "baddbmm": baddbmm, "activated": activated,
+        "mv": mv, "addmv": addmv, "dot": dot,
+    }  # fmt: skip
+    return {name: made[row.rule] for row in PRODUCTS for name in row.overloads.split()}
 
 
 def _is_zero(beta: Any) -> bool:
@@ -159,10 +151,4 @@ def _column(checked: Call, matrix: Any, vector: Tensor, added: Tensor | None = N
     return Call(_aten.squeeze.dim, (Call(_op, (matrix, right, of, beta, alpha, dtype)), 1))
 
 
-_WITH_OUT = ("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "mv", "addmv", "dot")
-# Overloads that write, as in rules.WRITING.
-WRITING: dict[str, tuple[str, tuple[str, ...], bool]] = {
-    **{f"{name}.out": (name, ("out",), False) for name in _WITH_OUT},
-    **{f"{name}.dtype_out": (f"{name}.dtype", ("out",), False) for name in ("mm", "addmm", "bmm", "baddbmm")},
-    **{f"{name}_": (name, ("self",), False) for name in ("addmm", "baddbmm", "addmv")},
-}
+OVERLOADS = tuple(name for row in PRODUCTS for name in row.overloads.split())

@@ -17,7 +17,8 @@ from ..dispatch import has_tangent
 from ..table import FLOATS
 from . import products, state
 from .above import COMPOSITES, SERVED, Above
-from .rules import EAGER_RULES, GRAPH_RULES, WHY, WRITING, Rule, Torchs, evaluate, overload
+from .rules import RULES, WHY, WRITING, Rule, Torchs, Writing, evaluate, overload, writes
+from .table import ABOVE
 
 _Key = torch._C.DispatchKey
 _DEVICES = {_Key.CUDA: 1, _Key.CPU: 2}
@@ -25,18 +26,17 @@ _TYPES = {"cuda": 1, "cpu": 2}
 _TRANSFORM = _Key.FuncTorchDynamicLayerBackMode
 
 
-def _rule(name: str) -> Rule:
-    return EAGER_RULES.get(name) or GRAPH_RULES[name]
-
-
-def _results(name: str, made: Any) -> Any:
+def _results(made: Any) -> Any:
     """What a rule has made, computed."""
-    results = evaluate(made, lambda call, values: call.op(*values), lambda results, i: results[i])
-    return tuple(results) if isinstance(made, list) and not name.startswith("_foreach") else results
+    return evaluate(made, lambda call, values: call.op(*values), lambda results, i: results[i])
 
 
 def _reading(name: str, rule: Rule) -> Callable[..., Any]:
-    return lambda *args, **kwargs: _results(name, rule(*args, **kwargs))
+    def serve(*args: Any, **kwargs: Any) -> Any:
+        results = _results(rule(*args, **kwargs))
+        return tuple(results) if isinstance(results, list) and len(overload(name)._schema.returns) > 1 else results
+
+    return serve
 
 
 def _fits(out: Tensor, result: Tensor) -> bool:
@@ -46,21 +46,20 @@ def _fits(out: Tensor, result: Tensor) -> bool:
     return out.shape == result.shape or out.numel() == 0
 
 
-def _writing(name: str, functional: str, names: tuple[str, ...], by_out: bool, rule: Rule) -> Callable[..., Any]:
-    """Of an overload that writes, as WRITING has it."""
-    schema = overload(name)._schema
+def _writing(name: str, writing: Writing) -> Callable[..., Any]:
+    schema, names = overload(name)._schema, writing.names
 
     def serve(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
         outs = [given[key] for key in names]
-        if by_out and given.get("dtype") is None:
+        if writing.dtype_of_out and given.get("dtype") is None:
             given["dtype"] = outs[0].dtype
         first = schema.arguments[0].name
         rest = {key: value for key, value in given.items() if key != first and key not in names}
-        results = _results(functional, rule(given[first], **rest))
-        results = results if isinstance(results, tuple) else (results,)
-        if functional.startswith("nll_loss"):
-            results = tuple(result.to(given[first].dtype) for result in results)
+        results = _results(writing.rule(given[first], **rest))
+        results = results if isinstance(results, (list, tuple)) else (results,)
+        if name.startswith("nll_loss"):
+            results = [result.to(given[first].dtype) for result in results]
         if not all(_fits(out, result) for out, result in zip(outs, results, strict=True)):
             raise Torchs("out")
         for out, result in zip(outs, results, strict=True):
@@ -84,10 +83,10 @@ class Rows:
         self._tracing = threading.local()
         self._calls: dict[str, dict[str, int]] = {}
         self._library = torch.library.Library("aten", "IMPL")
-        for name in EAGER_RULES:
-            self._add(name, _reading(name, _rule(name)))
-        for name, (functional, names, by_out) in WRITING.items():
-            self._add(name, _writing(name, functional, names, by_out, _rule(functional)))
+        for name, rule in RULES.items():
+            self._add(name, _reading(name, rule))
+        for name, writing in WRITING.items():
+            self._add(name, _writing(name, writing))
         self._above = Above()
         for name in SERVED:
             self._add_above(name)
@@ -101,10 +100,10 @@ class Rows:
                 *args, **kwargs
             )
 
-        for name in products.rules(False):
-            self._add(name, _reading(name, rule(name)), only_where=state.PRODUCTS)
-        for name, (functional, names, by_out) in products.WRITING.items():
-            self._add(name, _writing(name, functional, names, by_out, rule(functional)), only_where=state.PRODUCTS)
+        for name in products.OVERLOADS:
+            names = writes(name)
+            serve = _writing(name, Writing(rule(name), names, False)) if names else _reading(name, rule(name))
+            self._add(name, serve, only_where=state.PRODUCTS)
         for name, met in (("linear", self._linear), ("scaled_dot_product_attention", self._attention)):
             for key in ("AutogradCUDA", "AutogradCPU", "BackendSelect"):
                 self._library.impl(name, partial(self._above_products, name, met), key, with_keyset=True)
@@ -169,11 +168,11 @@ class Rows:
         is_transformed, tracing = keys.has(_TRANSFORM), getattr(self._tracing, "devices", 0)
         if not (self._devices or tracing) or x.dtype not in FLOATS:
             return False
-        if name == "layer_norm" and not is_transformed:
+        if name in ABOVE["Transformed"] and not is_transformed:
             return False
-        if name == "rms_norm" and not x.is_cpu and not is_transformed:
+        if name in ABOVE["Cpu"] and not x.is_cpu and not is_transformed:
             return False
-        if name not in COMPOSITES and not (x.requires_grad and torch.is_grad_enabled()) and not has_tangent(x):
+        if name in ABOVE["Gradients"] and not (x.requires_grad and torch.is_grad_enabled()) and not has_tangent(x):
             return False
         if tracing and keys.has(_Key.Python):
             return bool(tracing & _TYPES.get(x.device.type, 0))

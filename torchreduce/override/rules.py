@@ -1,7 +1,7 @@
-"""Rules that replace calls of aten's overloads by torchreduce's ops. csrc/binding/aten.cpp has them in C++, for eager calls.
+"""Rules that replace calls of aten's overloads by torchreduce's ops. table.py has the table of overloads.
 
-These rules are used for the graphs of torch.compile (graph.py), and for eager calls under a torch that _aten
-was not built for (python.py).
+csrc/binding/aten/ has the rules in C++, for eager calls. These here are used for the graphs of torch.compile
+(graph.py), and for eager calls under a torch that _aten was not built for (python.py).
 
 A rule takes the overload's arguments, in which tensors may be fake. It returns the call whose result is that of the
 overload. For a tuple or list of results it returns a list of calls, with None for results that are not needed. It
@@ -11,12 +11,13 @@ raises Torchs for calls that fall back to torch.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..table import BY_NAME, DTYPES, FLOATS
+from .table import LOSSES, ROWS, Row
 
 _ops, _aten = torch.ops.torchreduce, torch.ops.aten
 _convert = torch.ops.prims.convert_element_type.default
@@ -109,11 +110,6 @@ def _with_dtype(name: str) -> Rule:
     return rule
 
 
-def _all_with_dtype(name: str) -> Rule:
-    rule = _with_dtype(name)
-    return lambda x, *, dtype=None: rule(x, dtype=dtype)
-
-
 def _along(name: str) -> Rule:
     op = getattr(_ops, name).raw
 
@@ -145,18 +141,6 @@ def _whole(name: str) -> Rule:
         _check_dtype(x)
         _check_empty(x, name)
         return Call(op, (x, False, 0))
-
-    return rule
-
-
-def _pair(name: str) -> Rule:
-    op = getattr(_ops, name).raw
-
-    def rule(x: Tensor, dim: int, keepdim: bool = False) -> Call:
-        _check_dtype(x)
-        dims = _dims(x, dim)
-        _check_empty(x, name)
-        return Call(op, (x, dims, keepdim, 0))
 
     return rule
 
@@ -258,7 +242,9 @@ def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Item:
     return Item(Call(_ops.logsumexp.raw, (x, _dims(x, dim), keepdim, 0)), 0)
 
 
-def _moments(root: bool, mean: bool) -> Rule:
+def _moments(name: str) -> Rule:
+    root, mean = name.startswith("std"), name.endswith("_mean")
+
     def rule(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
         _check_rows(x)
         dims = _dims(x, dim)
@@ -376,9 +362,10 @@ def _embedding_backward(g: Tensor, indices: Tensor, count: int, skipped: int, by
     return Call(_ops.embedding_backward.raw, (g, places, count, skipped, 0))
 
 
-def _nll_loss(op: Any) -> Rule:
+def _nll_loss(name: str) -> Rule:
     """The sum of torch's losses of the rows, or that divided by the weights of their labels; and the sum of these, not
     rounded to 16 bits."""
+    op = getattr(_aten, name).default
 
     def rule(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> list[Call]:
         if reduction == 0:
@@ -407,8 +394,9 @@ def _nll_loss(op: Any) -> Rule:
     return rule
 
 
-def _nll_loss_backward(op: Any) -> Rule:
+def _nll_loss_backward(name: str) -> Rule:
     """Of 16 bits, by torch's kernel in float32, rounded once."""
+    op = getattr(_aten, name).default
 
     def rule(
         g: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int, total: Tensor
@@ -432,103 +420,38 @@ def _nll_loss_backward(op: Any) -> Rule:
     return rule
 
 
-# By aten's overload, in which ".default" is left out.
+def _rule(row: Row) -> Rule:
+    made: Any = globals()[f"_{row.rule}"]
+    rule: Rule = made(row.op) if row.op else made
+    return rule
+
+
+def writes(name: str) -> tuple[str, ...]:
+    """The arguments that an overload of aten writes, in order; none if it returns new tensors."""
+    arguments = overload(name)._schema.arguments
+    return tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
+
+
+# By aten's overload, of those that return new tensors: eager calls, and graphs.
 RULES: dict[str, Rule] = {
-    "sum.dim_IntList": _with_dtype("sum"),
-    "mean.dim": _with_dtype("mean"),
-    "nansum": _with_dtype("nansum"),
-    "prod": _all_with_dtype("prod"),
-    "prod.dim_int": _with_dtype("prod"),
-    "linalg_vector_norm": _vector_norm,
-    "_foreach_norm.Scalar": _foreach_norm,
-    "any": _along("any"),
-    "any.dim": _along("any"),
-    "any.dims": _listed("any"),
-    "all": _along("all"),
-    "all.dim": _along("all"),
-    "all.dims": _listed("all"),
-    "count_nonzero.dim_IntList": _along("count_nonzero"),
-    "amax": _along("amax"),
-    "amin": _along("amin"),
-    "aminmax": _along("aminmax"),
-    "max": _whole("max_all"),
-    "max.dim": _pair("max"),
-    "min": _whole("min_all"),
-    "min.dim": _pair("min"),
-    "argmax": _along("argmax"),
-    "argmin": _along("argmin"),
-    "_softmax": _softmax("softmax"),
-    "_log_softmax": _softmax("log_softmax"),
-    "_softmax_backward_data": _softmax_backward("softmax_gradient"),
-    "_log_softmax_backward_data": _softmax_backward("log_softmax_gradient"),
-    "logsumexp": _logsumexp,
-    "var.correction": _moments(root=False, mean=False),
-    "std.correction": _moments(root=True, mean=False),
-    "var_mean.correction": _moments(root=False, mean=True),
-    "std_mean.correction": _moments(root=True, mean=True),
-    "native_layer_norm": _layer_norm,
-    "native_layer_norm_backward": _layer_norm_backward,
-    "_fused_rms_norm": _rms_norm,
-    "_fused_rms_norm_backward": _rms_norm_backward,
-    "embedding_dense_backward": _embedding_backward,
-    "cumsum": _scan("cumsum"),
-    "cumprod": _scan("cumprod"),
-    "_logcumsumexp": _logcumsumexp,
+    name: _rule(row) for row in (*ROWS, *LOSSES) for name in row.overloads.split() if not writes(name)
 }
-# Also those that graphs have, and that reach the ones above when they run.
 GRAPH_RULES: dict[str, Rule] = {
-    **RULES,
-    "sum": _all_with_dtype("sum"),
-    "mean": _all_with_dtype("mean"),
-    "count_nonzero": _along("count_nonzero"),
-    "logcumsumexp": _logcumsumexp,
-    "cummax": _extreme_scan("cummax"),
-    "cummin": _extreme_scan("cummin"),
+    name: _rule(row) for row in ROWS for name in f"{row.overloads} {row.in_graphs}".split() if not writes(name)
 }
-# Also those that graphs have taken apart.
-EAGER_RULES: dict[str, Rule] = {
-    **RULES,
-    "nll_loss_forward": _nll_loss(_aten.nll_loss_forward.default),
-    "nll_loss2d_forward": _nll_loss(_aten.nll_loss2d_forward.default),
-    "nll_loss_backward": _nll_loss_backward(_aten.nll_loss_backward.default),
-    "nll_loss2d_backward": _nll_loss_backward(_aten.nll_loss2d_backward.default),
-}
-# Overloads that write: the rule of which one, the names of what is written, and whether its dtype stands for dtype=.
-WRITING: dict[str, tuple[str, tuple[str, ...], bool]] = {
-    "sum.IntList_out": ("sum.dim_IntList", ("out",), True),
-    "mean.out": ("mean.dim", ("out",), True),
-    "nansum.out": ("nansum", ("out",), True),
-    "prod.int_out": ("prod.dim_int", ("out",), True),
-    "linalg_vector_norm.out": ("linalg_vector_norm", ("out",), False),
-    "any.all_out": ("any", ("out",), False),
-    "any.out": ("any.dim", ("out",), False),
-    "any.dims_out": ("any.dims", ("out",), False),
-    "all.all_out": ("all", ("out",), False),
-    "all.out": ("all.dim", ("out",), False),
-    "all.dims_out": ("all.dims", ("out",), False),
-    "amax.out": ("amax", ("out",), False),
-    "amin.out": ("amin", ("out",), False),
-    "aminmax.out": ("aminmax", ("min", "max"), False),
-    "max.unary_out": ("max", ("out",), False),
-    "max.dim_max": ("max.dim", ("max", "max_values"), False),
-    "min.unary_out": ("min", ("out",), False),
-    "min.dim_min": ("min.dim", ("min", "min_indices"), False),
-    "argmax.out": ("argmax", ("out",), False),
-    "argmin.out": ("argmin", ("out",), False),
-    "_softmax.out": ("_softmax", ("out",), False),
-    "_log_softmax.out": ("_log_softmax", ("out",), False),
-    "_softmax_backward_data.out": ("_softmax_backward_data", ("grad_input",), False),
-    "_log_softmax_backward_data.out": ("_log_softmax_backward_data", ("out",), False),
-    "logsumexp.out": ("logsumexp", ("out",), False),
-    "var.correction_out": ("var.correction", ("out",), False),
-    "std.correction_out": ("std.correction", ("out",), False),
-    "nll_loss_forward.output": ("nll_loss_forward", ("output", "total_weight"), False),
-    "nll_loss2d_forward.output": ("nll_loss2d_forward", ("output", "total_weight"), False),
-    "cumsum.out": ("cumsum", ("out",), True),
-    "cumsum_": ("cumsum", ("self",), True),
-    "cumprod.out": ("cumprod", ("out",), True),
-    "cumprod_": ("cumprod", ("self",), True),
-    "_logcumsumexp.out": ("_logcumsumexp", ("out",), False),
-    "_cummax_helper": ("cummax", ("values", "indices"), False),
-    "_cummin_helper": ("cummin", ("values", "indices"), False),
+
+
+class Writing(NamedTuple):
+    """An overload that writes."""
+
+    rule: Rule
+    names: tuple[str, ...]  # of what is written
+    dtype_of_out: bool  # whether the dtype of that stands for dtype=
+
+
+WRITING: dict[str, Writing] = {
+    name: Writing(_rule(row), writes(name), row.rule in ("with_dtype", "scan"))
+    for row in (*ROWS, *LOSSES)
+    for name in row.overloads.split()
+    if writes(name)
 }
