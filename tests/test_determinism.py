@@ -189,3 +189,130 @@ def test_the_environment_gives_the_default():
             assert done.returncode != 0 and "TORCHREDUCE_DETERMINISM" in done.stderr and "'nonsense'" in done.stderr
         else:  # empty is unset
             assert done.stdout.strip() == (level or "invariant"), done.stderr
+
+
+# ---- what "fast" promises: a test for each row of the table in docs/numerics.md --------------------------------------
+
+# Reductions over several dims that may add in another order; values that round differently in every order.
+FOLDS = {
+    "sum": lambda x: tr.sum(x),
+    "sum of two dims": lambda x: tr.sum(x, (0, 2)),
+    "mean": lambda x: tr.mean(x, (0, 1)),
+    "nansum": lambda x: tr.nansum(x),
+    "nanmean": lambda x: tr.nanmean(x),
+    "prod": lambda x: tr.prod(1 + x / 100),
+    "vector_norm": lambda x: tr.vector_norm(x),
+}
+
+
+def permuted(device, dtype=torch.float32, batch=None):
+    """(7, 33, 50), whose last dim has the largest stride; or as many of them, in one tensor."""
+    torch.manual_seed(3)
+    shape = (50, 33, 7) if batch is None else (batch, 50, 33, 7)
+    return torch.randn(shape).to(device, dtype).transpose(-1, -3)
+
+
+@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_fast_keeps_the_bits_of_what_lies_in_order(name, dtype, device):
+    x = permuted(device, dtype).contiguous()
+    expected = FOLDS[name](x)
+    with tr.determinism("fast"):
+        assert_bitwise_equal(FOLDS[name](x), expected)
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_fast_adds_in_the_order_of_memory(name, device):
+    x = permuted(device)
+    of_memory = FOLDS[name](x.transpose(0, 2).contiguous())
+    if name in ("sum of two dims", "mean"):  # the dims that they keep, in x's order
+        of_memory = {"sum of two dims": tr.sum, "mean": tr.mean}[name](
+            x.transpose(0, 2).contiguous(), (0, 2) if name == "sum of two dims" else (1, 2)
+        )
+    with tr.determinism("fast"):
+        assert_bitwise_equal(FOLDS[name](x), of_memory)
+        torch.testing.assert_close(FOLDS[name](x), FOLDS[name](x.contiguous()), rtol=1e-5, atol=1e-4)
+        torch.use_deterministic_algorithms(True)
+        try:
+            strict = FOLDS[name](x)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert_bitwise_equal(strict, FOLDS[name](x.contiguous()))
+    assert_bitwise_equal(FOLDS[name](x), FOLDS[name](x.contiguous()))  # the default
+
+
+def test_fast_is_another_order():
+    """Else the tests above could not fail: the sums of a permuted tensor differ between the levels."""
+    x = permuted("cpu")
+    with tr.determinism("fast"):
+        fast = [FOLDS[name](x) for name in FOLDS]
+    assert any(not torch.equal(a, FOLDS[name](x)) for name, a in zip(FOLDS, fast, strict=True))
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_fast_keeps_run_to_run(name, device):
+    x = permuted(device)
+    with tr.determinism("fast"):
+        results = [FOLDS[name](x) for _ in range(3)]
+    for result in results[1:]:
+        assert_bitwise_equal(result, results[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FOLDS)
+def test_fast_keeps_the_bits_on_every_device(name):
+    with tr.determinism("fast"):
+        assert_bitwise_equal(FOLDS[name](permuted("cuda")).cpu(), FOLDS[name](permuted("cpu")))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_fast_keeps_the_bits_of_any_number_of_threads(threads):
+    before = torch.get_num_threads()
+    with tr.determinism("fast"):
+        expected = [FOLDS[name](permuted("cpu")) for name in FOLDS]
+        torch.set_num_threads(threads)
+        try:
+            results = [FOLDS[name](permuted("cpu")) for name in FOLDS]
+        finally:
+            torch.set_num_threads(before)
+    for a, b in zip(results, expected, strict=True):
+        assert_bitwise_equal(a, b)
+
+
+def test_fast_keeps_the_bits_of_a_batch(device):
+    x = permuted(device, batch=5)
+    with tr.determinism("fast"):
+        for form in (tr.sum, tr.mean, tr.nansum, tr.vector_norm):
+            whole = form(x, dim=(1, 2, 3))
+            for i in range(len(x)):
+                assert_bitwise_equal(form(x[i], dim=(0, 1, 2)), whole[i])
+                assert_bitwise_equal(form(x[i : i + 2], dim=(1, 2, 3))[0], whole[i])
+
+
+def test_fast_keeps_indices_row_wise_ops_and_scans(device):
+    x = permuted(device)
+    forms = (
+        lambda x: tr.argmax(x), lambda x: tr.max(x, 1)[1], lambda x: tr.var(x, (0, 2)), lambda x: tr.softmax(x, 0),
+        lambda x: tr.cumsum(x, 1), lambda x: tr.logsumexp(x, (0, 2)),
+    )  # fmt: skip
+    for form in forms:
+        with tr.determinism("fast"):
+            fast = form(x)
+        assert_bitwise_equal(fast, form(x))
+
+
+@pytest.mark.gpu
+def test_fast_is_in_explain():
+    x = torch.empty(7, 330, 500, device="cuda").permute(2, 1, 0)
+    assert tr.explain("sum", x).family == "transposed_rows"
+    with tr.determinism("fast"):
+        assert tr.explain("sum", x).family == "rows"
+
+
+def test_fast_of_calls_with_out_and_of_compiled_ones(device):
+    x = permuted(device)
+    with tr.determinism("fast"):
+        expected, out = tr.sum(x), torch.empty((), device=device)
+        assert_bitwise_equal(tr.sum(x, out=out), expected)
+        assert_bitwise_equal(torch.compile(lambda x: tr.sum(x), backend="eager")(x), expected)
+        assert_bitwise_equal(tr.sum(x.detach().requires_grad_()), expected)

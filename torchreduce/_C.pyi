@@ -45,6 +45,7 @@ def plan(
     reverse: bool = False,
     large_blocks: bool | None = None,
     wide_reductions: bool = True,
+    fast: bool = False,
 ) -> dict[str, Any]: ...
 def use_torch(
     tensor: type,

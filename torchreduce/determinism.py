@@ -1,8 +1,8 @@
 """The determinism level: what the results guarantee.
 
-"invariant", the default: the bits depend on the data alone (docs/numerics.md). "fast": the order of the arithmetic may
-depend on shapes and device, but results are bitwise identical from run to run. In this version "fast" runs the same
-code as "invariant".
+"invariant", the default: the bits depend on the data alone (docs/numerics.md). "fast": reductions over several dims add
+in the order in which memory has the elements, so the bits of the sum of a permuted or transposed tensor depend on its
+strides. They are bitwise identical from run to run, on every device and in every batch. Other ops are the same at both.
 
 The level is set for the process (`set_determinism`, or the environment variable TORCHREDUCE_DETERMINISM when the
 package is imported) or for a block on one thread (`determinism`). The block takes precedence. Every call passes its

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from . import _C, fused, norms, ops, scans
 from .checks import Dims, check_dims, check_input, either, overloads
+from .determinism import CODES, level_code
 from .direct import NUMBERS
 from .table import BY_NAME, KEEPING_SHAPE, OPS, Op
 
@@ -142,9 +143,9 @@ def explain(
     name is a public function, such as "sum"; the other arguments are those of the call. Nothing is run. The plan prints
     as a description. Each function has one plan: if it calls several ops, the plan is that of the first one, as for
     vector_norm that of order 2. For rms_norm and layer_norm, dim is the normalized_shape, and the plan is for a call
-    without weights. cross_entropy takes no dim. torchreduce.testing.force_plan applies. A meta tensor is planned for
-    the CPU. Raises ValueError for a name that is not supported, such as linear_scan, which takes two tensors; otherwise
-    the errors of the call.
+    without weights. cross_entropy takes no dim. torchreduce.testing.force_plan and the determinism level apply. A
+    meta tensor is planned for the CPU. Raises ValueError for a name that is not supported, such as linear_scan, which
+    takes two tensors; otherwise the errors of the call.
 
     >>> import torch, torchreduce
     >>> torchreduce.explain("sum", torch.ones(4, 100), dim=1).family
@@ -180,6 +181,7 @@ def explain(
         **facts,
         exclusive=exclusive,
         reverse=reverse,
+        fast=level_code() == CODES["fast"],
     )
     along = dim if axis is None else axis
     options = "".join(f", {key}={value}" for key, value in given.items())

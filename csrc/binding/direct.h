@@ -1,5 +1,5 @@
-// The bare kernels as functions, for a caller past torch's dispatcher: csrc/binding/python_direct.cpp. Tensors are handles of
-// torch's stable ABI.
+// The bare kernels as functions, for a caller past torch's dispatcher: csrc/binding/python_direct.cpp. Tensors are
+// handles of torch's stable ABI.
 #pragma once
 #include <cstdint>
 #include <string>

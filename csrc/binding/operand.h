@@ -149,9 +149,10 @@ struct Types {
 Types types_of(const Op& op, const Operand& x, std::optional<Dtype> dtype);
 
 // Writes values, indices (or another second result, by its type in `types`) or both; the other is null. Both have the
-// shape of the result, and the same strides. Bit d of `mask` is set for each reduced dim.
+// shape of the result, and the same strides. Bit d of `mask` is set for each reduced dim. `fast`: the dims are reduced
+// in the order of memory, where no index is asked for.
 void reduce_into(const Op& op, const Operand& x, uint64_t mask, bool keepdim, const Types& types, const Operand* values,
-                 const Operand* indices);
+                 const Operand* indices, bool fast = false);
 
 // The same of tensors on one device, each wholly reduced to one value: by one launch for many where kernels can.
 struct WholeReduction {
@@ -173,8 +174,8 @@ Dtype segment_key_dtype(int64_t count);
 void segment_keys_into(const char* op, const Operand& indices, int64_t count, int64_t skipped, const Operand& keys);
 void segment_sums_into(const char* op, const Operand& x, const Operand& keys, const Operand& order, const Operand& out);
 
-// A call on the rows of x along the dims of `mask` (ops/rowwise.h), to be filled in, and run once. What has one element a row
-// is contiguous, in the order of the other dims. binding/rowwise.cpp runs it.
+// A call on the rows of x along the dims of `mask` (ops/rowwise.h), to be filled in, and run once. What has one element
+// a row is contiguous, in the order of the other dims. binding/rowwise.cpp runs it.
 struct FusedRun {
   const char* name;
   const Operand x;

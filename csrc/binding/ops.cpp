@@ -16,6 +16,9 @@ namespace torchreduce {
 
 using torch::headeronly::ScalarType;
 
+// The level of determinism at which dims are reduced in the order of memory (torchreduce/determinism.py).
+constexpr int64_t kFast = 1;
+
 // ---- reductions --------------------------------------------------------------------------------------------------------
 
 Types types_of(const Op& op, const Operand& x, std::optional<Dtype> dtype) {
@@ -35,7 +38,7 @@ Types types_of(const Op& op, const Operand& x, std::optional<Dtype> dtype) {
 }
 
 static PlannedReduction reduction(const Op& op, const Operand& x, uint64_t mask, bool keepdim, const Types& types,
-                                  const Operand* values, const Operand* indices) {
+                                  const Operand* values, const Operand* indices, bool fast) {
   PlannedReduction call{};
   call.op = op.reduction;
   call.in = Source{x.data, x.dtype, types.accumulator, types.truth};
@@ -44,7 +47,7 @@ static PlannedReduction reduction(const Op& op, const Operand& x, uint64_t mask,
   call.options = op.options;
   call.options.count = call.layout.length;
   if (op.reduction == Reduction::Count) count_bits(call);
-  order_by_memory(call);
+  order_by_memory(call, fast);
   call.out = Output{values ? const_cast<void*>(values->data) : nullptr,
                     indices ? static_cast<int64_t*>(const_cast<void*>(indices->data)) : nullptr,
                     values ? values->dtype : Dtype::I64};
@@ -70,8 +73,8 @@ static void run(const Op& op, PlannedReduction& call, const Operand& x) {
 }
 
 void reduce_into(const Op& op, const Operand& x, uint64_t mask, bool keepdim, const Types& types, const Operand* values,
-                 const Operand* indices) {
-  PlannedReduction call = reduction(op, x, mask, keepdim, types, values, indices);
+                 const Operand* indices, bool fast) {
+  PlannedReduction call = reduction(op, x, mask, keepdim, types, values, indices, fast);
   run(op, call, x);
 }
 
@@ -79,7 +82,7 @@ void reduce_each_into(const Op& op, const std::vector<WholeReduction>& all) {
   [[maybe_unused]] ListedReduction listed;
   for (const auto& [x, types, value] : all) {
     const uint64_t every = x.dims == kMaxDims ? ~uint64_t(0) : (uint64_t(1) << x.dims) - 1;
-    PlannedReduction call = reduction(op, x, every, false, types, &value, nullptr);
+    PlannedReduction call = reduction(op, x, every, false, types, &value, nullptr, false);
 #ifdef TORCHREDUCE_GPU
     const auto same = [&] {
       const ReduceCall& first = listed.calls.front();
@@ -103,30 +106,33 @@ std::optional<Dtype> as_dtype(std::optional<ScalarType> dtype) {
 }
 
 // The result alone: values, or indices for the arg ops.
-Tensor reduce_one(const Op& op, const Tensor& input, const Dims& dim, bool keepdim, std::optional<ScalarType> dtype) {
+Tensor reduce_one(const Op& op, const Tensor& input, const Dims& dim, bool keepdim, std::optional<ScalarType> dtype,
+                  int64_t level) {
   const View x(input);
   check_input(op.name, x);
   const uint64_t mask = dim_mask(op.name, x, dim);
   const Types types = types_of(op, x, as_dtype(dtype));
   Tensor result = allocate(reduced_sizes(x, mask, keepdim), types.result, x);
   const View out(result);
-  reduce_into(op, x, mask, keepdim, types, types.indexed ? nullptr : &out, types.indexed ? &out : nullptr);
+  reduce_into(op, x, mask, keepdim, types, types.indexed ? nullptr : &out, types.indexed ? &out : nullptr,
+              level == kFast);
   return result;
 }
 void reduce_one_out(const Op& op, const Tensor& input, const Dims& dim, bool keepdim, std::optional<ScalarType> dtype,
-                    const Tensor& result) {
+                    int64_t level, const Tensor& result) {
   const View whole(input), out(result);
   check_input(op.name, whole);
   const uint64_t mask = dim_mask(op.name, whole, dim);
   const Types types = types_of(op, whole, as_dtype(dtype));
   check_out(op.name, whole, reduced_sizes(whole, mask, keepdim), out, types.result);
   const Tensor source = apart_from(op.name, input, whole, out, false);
-  reduce_into(op, View(source), mask, keepdim, types, types.indexed ? nullptr : &out, types.indexed ? &out : nullptr);
+  reduce_into(op, View(source), mask, keepdim, types, types.indexed ? nullptr : &out, types.indexed ? &out : nullptr,
+              level == kFast);
 }
 
 // Values and indices, or two other results.
 std::tuple<Tensor, Tensor> reduce_pair(const Op& op, const Tensor& input, const Dims& dim, bool keepdim,
-                                       std::optional<ScalarType> dtype) {
+                                       std::optional<ScalarType> dtype, int64_t level) {
   const View x(input);
   check_input(op.name, x);
   const uint64_t mask = dim_mask(op.name, x, dim);
@@ -134,11 +140,11 @@ std::tuple<Tensor, Tensor> reduce_pair(const Op& op, const Tensor& input, const 
   const std::vector<int64_t> sizes = reduced_sizes(x, mask, keepdim);
   Tensor values = allocate(sizes, types.values, x), indices = allocate(sizes, types.second, x);
   const View v(values), i(indices);
-  reduce_into(op, x, mask, keepdim, types, &v, &i);
+  reduce_into(op, x, mask, keepdim, types, &v, &i, level == kFast);
   return {values, indices};
 }
 void reduce_pair_out(const Op& op, const Tensor& input, const Dims& dim, bool keepdim, std::optional<ScalarType> dtype,
-                     Tensor values, Tensor indices) {
+                     int64_t level, Tensor values, Tensor indices) {
   const View x(input), v(values), i(indices);
   check_input(op.name, x);
   const Types types = types_of(op, x, as_dtype(dtype));
@@ -147,7 +153,7 @@ void reduce_pair_out(const Op& op, const Tensor& input, const Dims& dim, bool ke
   check_out(op.name, x, sizes, i, types.second);
   write_pair(op.name, input, values, indices, [&](const Tensor& source, const Tensor& to, const Tensor& index) {
     const View from(source), values_to(to), indices_to(index);
-    reduce_into(op, from, dim_mask(op.name, from, dim), keepdim, types, &values_to, &indices_to);
+    reduce_into(op, from, dim_mask(op.name, from, dim), keepdim, types, &values_to, &indices_to, level == kFast);
   });
 }
 
@@ -376,38 +382,37 @@ void scan_pair_out(const ScanOp& op, const Tensor& input, int64_t dim, bool reve
 
 // ---- schemas -----------------------------------------------------------------------------------------------------------
 
-// What the ops of one signature have in common: how the dispatcher calls them, with the level of determinism last. Both
-// levels run the same code today.
+// What the ops of one signature have in common: how the dispatcher calls them, with the level of determinism last.
 struct WithDtype {
   static constexpr const char* kArguments = "Tensor x, int[]? dim, bool keepdim, ScalarType? dtype, int level";
   static constexpr const char *kResult = "Tensor", *kOut = "Tensor(a!) out";
   template <const Op& op> static Tensor call(const Tensor& x, Dims dim, bool keepdim, std::optional<ScalarType> dtype,
-                                             int64_t) {
-    return reduce_one(op, x, dim, keepdim, dtype);
+                                             int64_t level) {
+    return reduce_one(op, x, dim, keepdim, dtype, level);
   }
   template <const Op& op>
-  static void out(const Tensor& x, Dims dim, bool keepdim, std::optional<ScalarType> dtype, int64_t, Tensor to) {
-    reduce_one_out(op, x, dim, keepdim, dtype, to);
+  static void out(const Tensor& x, Dims dim, bool keepdim, std::optional<ScalarType> dtype, int64_t level, Tensor to) {
+    reduce_one_out(op, x, dim, keepdim, dtype, level, to);
   }
 };
 struct AlongDims {
   static constexpr const char* kArguments = "Tensor x, int[]? dim, bool keepdim, int level";
   static constexpr const char *kResult = "Tensor", *kOut = "Tensor(a!) out";
-  template <const Op& op> static Tensor call(const Tensor& x, Dims dim, bool keepdim, int64_t) {
-    return reduce_one(op, x, dim, keepdim, {});
+  template <const Op& op> static Tensor call(const Tensor& x, Dims dim, bool keepdim, int64_t level) {
+    return reduce_one(op, x, dim, keepdim, {}, level);
   }
-  template <const Op& op> static void out(const Tensor& x, Dims dim, bool keepdim, int64_t, Tensor to) {
-    reduce_one_out(op, x, dim, keepdim, {}, to);
+  template <const Op& op> static void out(const Tensor& x, Dims dim, bool keepdim, int64_t level, Tensor to) {
+    reduce_one_out(op, x, dim, keepdim, {}, level, to);
   }
 };
 struct AllDims {
   static constexpr const char* kArguments = "Tensor x, bool keepdim, int level";
   static constexpr const char *kResult = "Tensor", *kOut = "Tensor(a!) out";
-  template <const Op& op> static Tensor call(const Tensor& x, bool keepdim, int64_t) {
-    return reduce_one(op, x, {}, keepdim, {});
+  template <const Op& op> static Tensor call(const Tensor& x, bool keepdim, int64_t level) {
+    return reduce_one(op, x, {}, keepdim, {}, level);
   }
-  template <const Op& op> static void out(const Tensor& x, bool keepdim, int64_t, Tensor to) {
-    reduce_one_out(op, x, {}, keepdim, {}, to);
+  template <const Op& op> static void out(const Tensor& x, bool keepdim, int64_t level, Tensor to) {
+    reduce_one_out(op, x, {}, keepdim, {}, level, to);
   }
 };
 struct WithIndex {
@@ -415,24 +420,26 @@ struct WithIndex {
   static constexpr const char *kResult = "(Tensor values, Tensor indices)",
                               *kOut = "Tensor(a!) values, Tensor(b!) indices";
   template <const Op& op>
-  static std::tuple<Tensor, Tensor> call(const Tensor& x, std::vector<int64_t> dim, bool keepdim, int64_t) {
-    return reduce_pair(op, x, dim, keepdim, {});
+  static std::tuple<Tensor, Tensor> call(const Tensor& x, std::vector<int64_t> dim, bool keepdim, int64_t level) {
+    return reduce_pair(op, x, dim, keepdim, {}, level);
   }
   template <const Op& op>
-  static void out(const Tensor& x, std::vector<int64_t> dim, bool keepdim, int64_t, Tensor values, Tensor indices) {
-    reduce_pair_out(op, x, dim, keepdim, {}, values, indices);
+  static void out(const Tensor& x, std::vector<int64_t> dim, bool keepdim, int64_t level, Tensor values,
+                  Tensor indices) {
+    reduce_pair_out(op, x, dim, keepdim, {}, level, values, indices);
   }
 };
 struct LeastAndGreatest {
   static constexpr const char* kArguments = AlongDims::kArguments;
   static constexpr const char *kResult = "(Tensor min, Tensor max)", *kOut = "Tensor(a!) min, Tensor(b!) max";
-  template <const Op& op> static std::tuple<Tensor, Tensor> call(const Tensor& x, Dims dim, bool keepdim, int64_t) {
-    return reduce_pair(op, x, dim, keepdim, {});
+  template <const Op& op> static std::tuple<Tensor, Tensor> call(const Tensor& x, Dims dim, bool keepdim,
+                                                                 int64_t level) {
+    return reduce_pair(op, x, dim, keepdim, {}, level);
   }
   template <const Op& op>
-  static void out(const Tensor& x, Dims dim, bool keepdim, int64_t, Tensor least, Tensor greatest) {
-    if (!overlap(View(least), View(greatest))) return reduce_pair_out(op, x, dim, keepdim, {}, least, greatest);
-    const auto [first, second] = reduce_pair(op, x, dim, keepdim, {});  // columns of one tensor, say
+  static void out(const Tensor& x, Dims dim, bool keepdim, int64_t level, Tensor least, Tensor greatest) {
+    if (!overlap(View(least), View(greatest))) return reduce_pair_out(op, x, dim, keepdim, {}, level, least, greatest);
+    const auto [first, second] = reduce_pair(op, x, dim, keepdim, {}, level);  // columns of one tensor, say
     torch::stable::copy_(least, first);
     torch::stable::copy_(greatest, second);
   }
@@ -441,12 +448,12 @@ struct TotalAndCount {
   static constexpr const char* kArguments = WithDtype::kArguments;
   static constexpr const char *kResult = "(Tensor values, Tensor count)", *kOut = "Tensor(a!) values, Tensor(b!) count";
   template <const Op& op> static std::tuple<Tensor, Tensor> call(const Tensor& x, Dims dim, bool keepdim,
-                                                                 std::optional<ScalarType> dtype, int64_t) {
-    return reduce_pair(op, x, dim, keepdim, dtype);
+                                                                 std::optional<ScalarType> dtype, int64_t level) {
+    return reduce_pair(op, x, dim, keepdim, dtype, level);
   }
   template <const Op& op> static void out(const Tensor& x, Dims dim, bool keepdim, std::optional<ScalarType> dtype,
-                                          int64_t, Tensor values, Tensor count) {
-    reduce_pair_out(op, x, dim, keepdim, dtype, values, count);
+                                          int64_t level, Tensor values, Tensor count) {
+    reduce_pair_out(op, x, dim, keepdim, dtype, level, values, count);
   }
 };
 

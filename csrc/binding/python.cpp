@@ -179,7 +179,7 @@ py::dict facts_of(int device) {
 py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
                  const std::vector<int>& dim, int dtype, int out_dtype, bool aligned, bool gpu, int multiprocessors,
                  bool bulk_copies, int shared, bool exclusive, bool reverse, std::optional<bool> large_blocks,
-                 bool wide_reductions) {
+                 bool wide_reductions, bool fast) {
   const int dims = int(sizes.size());
   if (dims > kMaxDims || strides.size() != sizes.size())
     throw py::value_error("plan: needs a stride for each size, and at most 64 of them");
@@ -258,7 +258,7 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
   call.options.count = layout.length;
   call.layout = layout;
   if (call.op == Reduction::Count) count_bits(call);
-  order_by_memory(call);
+  order_by_memory(call, fast);
   if (known.two && device.gpu && !looks_once(call, device)) call = halves(call)[0];
   return as_dict(plan(call, device));
 }
@@ -292,5 +292,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("plan", &plan_of, py::arg("op"), py::arg("sizes"), py::arg("strides"), py::arg("dim"), py::arg("dtype"),
         py::arg("out_dtype"), py::arg("aligned"), py::arg("gpu"), py::arg("multiprocessors"),
         py::arg("bulk_copies") = false, py::arg("shared") = 227 << 10, py::arg("exclusive") = false,
-        py::arg("reverse") = false, py::arg("large_blocks") = py::none(), py::arg("wide_reductions") = true);
+        py::arg("reverse") = false, py::arg("large_blocks") = py::none(), py::arg("wide_reductions") = true,
+        py::arg("fast") = false);
 }

@@ -3,9 +3,9 @@
 #include <dlfcn.h>
 
 #include "cpu/cpu.h"
-#include "plan/rowwise_plan.h"
 #include "kernels/common/gpu.h"
 #include "plan/reduce_plan.h"
+#include "plan/rowwise_plan.h"
 #include "plan/scan_plan.h"
 #include "tensor.h"
 

@@ -105,8 +105,9 @@ struct TensorFacts {
 Layout fold(const TensorFacts& x, uint64_t along, const int64_t* out_strides);
 
 // Where neither the order nor the positions of elements show in the result (extremes, sums of integers), reduced dims
-// go by their strides, so that those merge which are one run of memory.
-void order_by_memory(ReduceCall& call);
+// go by their strides, so that those merge which are one run of memory. `fast`: also where the order shows, in a sum's
+// rounding; where positions show they never do.
+void order_by_memory(ReduceCall& call, bool fast = false);
 
 // For Count: elements become the integers of their width, and the options say which of them count: those that are not
 // zero, or NaN where the count is Of::Numbers.

@@ -77,10 +77,10 @@ std::array<ReduceCall, 2> halves(const ReduceCall& both) {
   return {first, second};
 }
 
-void order_by_memory(ReduceCall& call) {
+void order_by_memory(ReduceCall& call, bool fast) {
   const Layout& l = call.layout;
   const ReductionFacts f = facts(call.op, call.in.dtype);
-  if (l.reduced < 2 || f.indexed || (f.converts && call.in.accumulator != Dtype::I64)) return;
+  if (l.reduced < 2 || f.indexed || (!fast && f.converts && call.in.accumulator != Dtype::I64)) return;
   std::vector<Dim> kept, reduced;
   for (int d = 0; d < l.kept + l.reduced; ++d) (d < l.kept ? kept : reduced).push_back({l.size[d], l.in[d], l.out[d]});
   std::stable_sort(reduced.begin(), reduced.end(), [](const Dim& a, const Dim& b) { return a.in > b.in; });
