@@ -306,7 +306,7 @@ def test_fast_is_in_explain():
     x = torch.empty(7, 330, 500, device="cuda").permute(2, 1, 0)
     assert tr.explain("sum", x).family == "transposed_rows"
     with tr.determinism("fast"):
-        assert tr.explain("sum", x).family == "rows"
+        assert tr.explain("sum", x).family == tr.explain("sum", x.permute(2, 1, 0)).family != "transposed_rows"
 
 
 def test_fast_of_calls_with_out_and_of_compiled_ones(device):
