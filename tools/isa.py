@@ -70,12 +70,12 @@ KERNEL = re.compile(
     r"(, (?P<kind>Typed|Pair|Triple|Any)Load<(?P<load>[\w ]+)>"
     r"(, ((Typed|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<variant>\w+)(?P<more>(, \w+)*))?)? ?>\("
 )
-# held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<Softmax<float>, float>(...), weight_elements<float, true>
+# held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<SummedOp<float, 1>, float>(...), weight_granules<BF16, true>
 FUSED_KERNEL = re.compile(
     r"(?P<family>held_rows_kernel|held_columns_kernel|fused_packed_rows_kernel|fused_columns_kernel|"
     r"fused_wide_columns_states|fused_wide_columns_output|norm_gradients_kernel|fused_strided_leaf|fold_states|"
     r"fold_weights|weight_\w+|sum_short_segments|\w+_segment_leaves)"
-    r"<((?P<op>\w+)<\w+>, )?(?P<element>\w+)(, (\([\w:]+\))?\w+)* ?>\("
+    r"<((?P<op>\w+)<\w+(, \d+)?>, )?(?P<element>\w+)(, (\([\w:]+\))?\w+)* ?>\("
 )
 # Of these the ones that are compiled for one type of elements.
 FUSED_OF_ONE_TYPE = {

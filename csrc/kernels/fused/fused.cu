@@ -21,8 +21,8 @@ template <class State> struct Memory {
 };
 template <class Op, class F, class State>
 void fold(const FusedCall& call, int64_t leaves, const Memory<State>& memory, Queue queue) {
-  enqueue(fold_states<Op, F>, call.layout.rows, leaves <= 2 * kLanes ? kLanes : kThreads, 0, queue, call, leaves,
-          memory.states, memory.trees, memory.totals);
+  enqueue(fold_states<typename Op::States, F>, call.layout.rows, leaves <= 2 * kLanes ? kLanes : kThreads, 0, queue,
+          call, leaves, memory.states, memory.trees, memory.totals);
 }
 
 template <class Op, class F>

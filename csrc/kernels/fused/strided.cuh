@@ -187,25 +187,35 @@ __global__ void __launch_bounds__(fused_strided::kThreads)
   }
 }
 
-// By a block for each row: its state, from those of its leaves, goes to `totals`; or of an op that writes nothing else,
-// its values are written. `trees`: room for half as many states, rounded up, as a row has leaves.
+// ---- rows of several leaves ------------------------------------------------------------------------------------------
+
+// Writes the values of a row, of an op that writes nothing else.
 template <class Op, class F>
+__device__ __forceinline__ void write_row(const FusedCall& call, int64_t row, const typename Op::State& total) {
+  const StridedRow<F> x(call, row, 1);
+  const int64_t value = row_offset(call.layout, call.more_strides[1], row);
+  const auto given = Op::given(call.options, call.memory, value);
+  const auto values =
+      Op::row(total, call.layout.length, given, call.options, [&](int64_t i) { return x.element(0, i); });
+  Op::write(values, call.memory, value);
+}
+
+// By a block for each row: its state, from those of its leaves, goes to `totals`; or of an op that writes nothing else,
+// its values are written. One kernel for all ops that share States: the call says which it is. `trees`: room for half
+// as many states, rounded up, as a row has leaves.
+template <class States, class F>
 __global__ void __launch_bounds__(kThreads)
-    fold_states(TR_GRID_CONSTANT FusedCall call, int64_t leaves, const typename Op::State* states,
-                typename Op::State* trees, typename Op::State* totals) {
+    fold_states(TR_GRID_CONSTANT FusedCall call, int64_t leaves, const typename States::State* states,
+                typename States::State* trees, typename States::State* totals) {
   const int64_t row = blockIdx.x;
-  const auto total = block_tree<Op>(states + row * leaves, trees + row * LeafStates{leaves}.tree(), leaves);
+  const auto total = block_tree<States>(states + row * leaves, trees + row * LeafStates{leaves}.tree(), leaves);
   if (threadIdx.x > 0) return;
-  if constexpr (Op::kMaps) {
-    totals[row] = total;
-  } else {
-    const StridedRow<F> x(call, row, 1);
-    const int64_t value = row_offset(call.layout, call.more_strides[1], row);
-    const auto given = Op::given(call.options, call.memory, value);
-    const auto values =
-        Op::row(total, call.layout.length, given, call.options, [&](int64_t i) { return x.element(0, i); });
-    Op::write(values, call.memory, value);
-  }
+#define TR_WRITE(name)                                                               \
+  if constexpr (std::is_same_v<typename name<F>::States, States> && !name<F>::kMaps) \
+    if (call.op == Fused::name) return write_row<name<F>, F>(call, row, total);
+  TR_FOR_EACH_FUSED(TR_WRITE)
+#undef TR_WRITE
+  totals[row] = total;
 }
 
 }  // namespace torchreduce::gpu
