@@ -38,6 +38,7 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<FusedCall, fused_plan
 const std::vector<Family<FusedCall, fused_plans::Shape>> kFusedFamilies = {
     {"norm_gradients", "rows in shared memory, for the gradients of norms and of their weights",
      kShapeOf<norm_gradients::serves>},
+    {"map_rows", "gradients without a pass for sums, in one run over the elements", kShapeOf<map_rows::serves>},
     {"packed_rows", "short rows, aligned or not, by way of shared memory to registers and back",
      kShapeOf<fused_packed_rows::serves>},
     {"held_rows", "rows kept in registers between the passes", kShapeOf<held_rows::serves>},

@@ -1096,6 +1096,26 @@ MUTANTS = (
     ),
     # ---- row-wise ops
     Mutant(
+        "half words stay where they are in an input that starts elsewhere than its output", "kernels/fused/map_rows.cuh",
+        "(bytes & 2) * 8", "0",
+        "fused.EXPONENTIALS", ("fused",),
+    ),
+    Mutant(
+        "what rows come with is read before it is there", "kernels/fused/map_rows.cuh",
+        "__syncthreads();", "",
+        "fused.EXPONENTIALS", ("fused",),
+    ),
+    Mutant(
+        "an element at the label is as any other", "kernels/fused/map_rows.cuh",
+        "if (i == marked) map(i);", "",
+        "fused.EXPONENTIALS", ("fused",),
+    ),
+    Mutant(
+        "a row goes on in the next one", "kernels/fused/map_rows.cuh",
+        "if (ends || tile.shape.across) row = row_here();", "if (tile.shape.across) row = row_here();",
+        "fused.EXPONENTIALS", ("fused",),
+    ),
+    Mutant(
         "residues of a leaf that starts within a granule stay where they are", "kernels/fused/held_rows.cuh",
         "move_down<1>(acc, (p.before & 1) != 0, p);", "",
         "fused.SOFTMAX", ("fused",),

@@ -5,6 +5,7 @@
 #include "held_columns.cuh"
 #include "held_rows.cuh"
 #include "kernels/common/gpu.h"
+#include "map_rows.cuh"
 #include "packed_rows.cuh"
 #include "strided.cuh"
 #include "wide_columns.cuh"
@@ -52,7 +53,7 @@ void launch_held(const FusedCall& call, HeldRowsShape shape, bool split, void* w
     enqueue(held_rows_kernel<Op, E, kChunks, kForm>, shape.blocks, shape.threads, shape.shared, queue, rows, shape,
             states);
   };
-  if constexpr (Op::kSums > 0 && kChunks == held_rows::kLeafChunks) {
+  if constexpr (kChunks == held_rows::kLeafChunks) {
     if (split) {
       const Memory<typename Op::State> memory(workspace, call.layout.rows, shape.leaves);
       enqueue_part(held_rows::Part::States, memory.states);
@@ -89,10 +90,8 @@ void launch_short(const FusedCall& call, const HeldRowsShape& shape, Queue queue
 template <class Op, class E, held_rows::Form kForm>
 void launch_long(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
   using held_rows::kHalfChunks, held_rows::kLeafChunks;
-  if constexpr (Op::kSums > 0 || sizeof(E) == 2)
-    if (shape.chunks == kLeafChunks)
-      return launch_held<Op, E, kLeafChunks, kForm>(call, shape, split, workspace, queue);
-  launch_held<Op, E, kHalfChunks, kForm>(call, shape, split, workspace, queue);
+  if (shape.chunks == kLeafChunks) launch_held<Op, E, kLeafChunks, kForm>(call, shape, split, workspace, queue);
+  else launch_held<Op, E, kHalfChunks, kForm>(call, shape, false, nullptr, queue);
 }
 template <class Op, class E>
 void launch_aligned([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const HeldRowsShape& shape,
@@ -127,7 +126,7 @@ void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, 
 template <class Op, class E>
 void launch_packed([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const FusedPackedRowsShape& shape,
                    [[maybe_unused]] Queue queue) {
-  if constexpr (Op::kSums > 0 && !Op::kWeights) {
+  if constexpr (!Op::kWeights) {
     const FusedRowsCall rows = plain_rows(call);
     const auto enqueue_kernel = [&](auto kernel) {
       enqueue(kernel, shape.blocks, shape.threads, shape.shared, queue, rows, shape);
@@ -165,10 +164,7 @@ void launch_wide_columns([[maybe_unused]] const FusedCall& call, [[maybe_unused]
   if constexpr (Op::kCentral && Op::kMaps) {
     const FusedRowsCall rows = plain_rows(call);
     const Layout& l = call.layout;
-    int64_t last = (l.length - 1) * l.in[l.kept] + 1;
-    for (int d = 0; d < l.kept; ++d) last += (l.size[d] - 1) * l.in[d];
-    const WideColumnsPitch pitch{int(l.in[l.kept] * int(sizeof(E))), int(l.out[l.kept] * int(sizeof(E))),
-                                 static_cast<const E*>(call.in[0]) + last};
+    const WideColumnsPitch pitch{int(l.in[l.kept] * int(sizeof(E))), int(l.out[l.kept] * int(sizeof(E))), rows.end[0]};
     const Memory<typename Op::State> memory(workspace, l.rows, shape.leaves);
     const auto enqueue_both = [&](auto states, auto output) {
       enqueue(states, shape.blocks, shape.threads, shape.shared, queue, rows, shape, pitch, memory.states);
@@ -193,16 +189,19 @@ void launch_columns(const FusedCall& call, const FusedColumnsShape& shape, void*
       enqueue(fused_columns_kernel<Op, E>, shape.blocks, shape.threads, shape.shared, queue, rows, shape, pitches, part,
               memory.states, memory.totals);
     };
-    if constexpr (Op::kSums > 0) {
-      if (shape.leaves > 1 && shape.cluster == 1) {
-        enqueue_part(ColumnPart::States);
-        fold<Op, float>(call, shape.leaves, memory, queue);
-        if (Op::kMaps) enqueue_part(ColumnPart::Output);
-        return;
-      }
+    if (shape.leaves > 1 && shape.cluster == 1) {
+      enqueue_part(ColumnPart::States);
+      fold<Op, float>(call, shape.leaves, memory, queue);
+      if (Op::kMaps) enqueue_part(ColumnPart::Output);
+      return;
     }
     enqueue_part(ColumnPart::Whole);
   }
+}
+
+template <class Op> void launch_map(const FusedCall& call, const MapRowsShape& shape, Queue queue) {
+  const FusedRowsCall rows = plain_rows(call);
+  enqueue(map_rows_kernel<Op>, shape.blocks, shape.threads, 0, queue, rows, shape);
 }
 
 template <template <class> class Op> const char* launch_fused(const PlannedFused& call, void* workspace, void* stream) {
@@ -214,6 +213,8 @@ template <template <class> class Op> const char* launch_fused(const PlannedFused
         if constexpr (std::is_same_v<S, FusedStridedShape>) {
           if (call.accumulator == Dtype::F64) launch_strided<Op<double>, double>(call, shape, workspace, queue);
           else launch_strided<Floats, float>(call, shape, workspace, queue);
+        } else if constexpr (kWideReductions && Floats::kSums == 0) {
+          if constexpr (std::is_same_v<S, MapRowsShape>) launch_map<Floats>(call, shape, queue);
         } else if constexpr (kWideReductions) {
           with_element(call.dtype, [&](auto element) {
             using E = decltype(element);

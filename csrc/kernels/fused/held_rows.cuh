@@ -798,11 +798,9 @@ template <class State> struct Meeting {
 
 // Registers of a lane, by the threads that a multiprocessor is to have room for.
 template <class Op, class E, int kChunks, held_rows::Form kForm> constexpr int kHeldThreads =
-    held_rows::threads(int(sizeof(E)), kReads<Op>, Op::kSums, Op::kTerm, Op::kWeights + Op::kBiases, kChunks, kForm);
+    held_rows::threads(int(sizeof(E)), kReads<Op>, Op::kTerm, Op::kWeights + Op::kBiases, kChunks, kForm);
 template <class Op, class E, int kChunks> constexpr int kSharedTerms =
     Op::kTerm ? held_rows::shared_terms(int(sizeof(E)), kChunks) : 0;
-
-template <class Op> constexpr bool kMarks = Op::kInputs == 1 && !Op::kTerm && Op::kSums == 0;  // marked()
 
 // What a warp does with its leaf, or with its rows where they are short.
 template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf {
@@ -813,14 +811,12 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
   using Four = Packed<float, 4>;
   static constexpr bool kPartWarps = held_rows::is_short(kForm);
   static constexpr bool kAligned = held_rows::is_aligned(int(sizeof(E)), kForm);
-  static constexpr bool kConverts = Op::kMaps &&
-                                    held_rows::may_convert(int(sizeof(E)), kReads<Op>, kSums, Op::kWeights) &&
-                                    held_rows::by_granules(kForm);
+  static constexpr bool kConverts =
+      Op::kMaps && held_rows::may_convert(int(sizeof(E)), kReads<Op>, Op::kWeights) && held_rows::by_granules(kForm);
   static constexpr bool kNumbers = Op::kTerm && sizeof(E) == 2 && kChunks == held_rows::kLeafChunks;  // opposite()
 
-  static constexpr bool kWeighs = Op::kWeights && kInputs > 1;  // sums are of elements by their weights
-  static constexpr bool kMeets = kChunks == held_rows::kLeafChunks && kSums > 0;  // leaves of a row
-  static constexpr int kSpan = kSums > 0 ? kLeaf : kChunks * kGroup * kLanes;     // of a warp
+  static constexpr bool kWeighs = Op::kWeights && kInputs > 1;       // sums are of elements by their weights
+  static constexpr bool kMeets = kChunks == held_rows::kLeafChunks;  // leaves of a row
   // After the looks, so that no register keeps it.
   static constexpr bool kFindsAgain =
       kMeets && !Op::kTerm && (Op::kMaps || kSums > 1 || !std::is_empty_v<typename Op::Given>);
@@ -850,7 +846,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     FusedStart start;
   };
   __device__ static bool is_alone(const HeldRowsShape& shape) {  // leaves are rows
-    return (kSums > 0 && !kMeets) || shape.leaves == 1;
+    return !kMeets || shape.leaves == 1;
   }
   __device__ __forceinline__ Where find(const HeldRowsShape& shape, uint32_t block) {
     const unsigned warp = threadIdx.x / unsigned(kLanes), warps = blockDim.x / unsigned(kLanes);
@@ -871,9 +867,9 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     at.there = at.row < call.rows;
     if (!at.there) at.row = call.rows - 1;
     at.start = call.start(at.row);
-    first = int64_t(at.number) * kSpan;
+    first = int64_t(at.number) * kLeaf;
     const int64_t rest = call.length - first;
-    p.count = kAligned && !kMeets ? int(call.length) : int(rest < 0 ? 0 : rest < kSpan ? rest : kSpan);
+    p.count = kAligned && !kMeets ? int(call.length) : int(rest < 0 ? 0 : rest < kLeaf ? rest : kLeaf);
     p.before = 0;
     if constexpr (kAligned) {
       p.whole = kMeets && p.count == kLeaf;
@@ -1174,25 +1170,14 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
       }
     write<false, kCalm>(typename H::template Out<false, kCalm>(out, p), at);
   }
-  // marked(i): what a marked element at position i of the row becomes.
-  template <class At, class Marked>
-  __device__ __forceinline__ void write(int64_t to, const At& at, bool there, Marked marked) const {
-    bool calm = false;
-    if constexpr (Op::kCalmMap) calm = !ballot(!Op::is_calm_map(held[kInputs - 1].extremes(p).least, at));
+  template <class At> __device__ __forceinline__ void write(int64_t to, const At& at, bool there) const {
     if constexpr (Op::kCalmMap) {
-      if (calm) {
+      if (!ballot(!Op::is_calm_map(held[kInputs - 1].extremes(p).least, at))) {
         if (there) write<true>(to, at);
-        if constexpr (kMarks<Op>) {
-          const int64_t mark = Op::marked(at) - first;
-          warp_barrier();  // by all lanes, of rows that are there or not
-          if (there && p.lane == 0 && mark >= 0 && mark < p.count)
-            store_item(static_cast<E*>(call.out) + to + mark, round_to<E>(marked(first + mark)));
-        }
         return;
       }
     }
-    if (!there) return;
-    write<false>(to, at);
+    if (there) write<false>(to, at);
   }
 };
 
@@ -1216,22 +1201,20 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks, kForm>))
   const auto given = Op::given(call.options, call.memory, at.start.value);
   leaf.load(at.start, !Op::skips(given));
   State state = Op::none();
-  if constexpr (Op::kSums > 0) {
-    F scale = F(1);
-    if (leaf.p.count > 0) state = leaf.template look<false>(given, scale);
-    if constexpr (Op::kScales) {
-      if (ballot(scale != F(1))) {
-        // What is written is not loaded again: registers that come from two places move, and of the common loads one
-        // waits for another (H200, layer_norm of float32, 768: 327 us instead of 264). What is not is: it would be in
-        // registers for longer.
-        TR_RARE_PATH;
-        if constexpr (Op::kMaps) {
-          state = Op::scaled_back(leaf.template look<true>(given, scale), state, scale);
-        } else {
-          Leaf again(call);
-          again.load(again.find(shape, recomputed(uint32_t(blockIdx.x))).start, true);
-          state = Op::scaled_back(again.template look<true>(given, scale), state, scale);
-        }
+  F scale = F(1);
+  if (leaf.p.count > 0) state = leaf.template look<false>(given, scale);
+  if constexpr (Op::kScales) {
+    if (ballot(scale != F(1))) {
+      // What is written is not loaded again: registers that come from two places move, and of the common loads one
+      // waits for another (H200, layer_norm of float32, 768: 327 us instead of 264). What is not is: it would be in
+      // registers for longer.
+      TR_RARE_PATH;
+      if constexpr (Op::kMaps) {
+        state = Op::scaled_back(leaf.template look<true>(given, scale), state, scale);
+      } else {
+        Leaf again(call);
+        again.load(again.find(shape, recomputed(uint32_t(blockIdx.x))).start, true);
+        state = Op::scaled_back(again.template look<true>(given, scale), state, scale);
       }
     }
   }
@@ -1263,14 +1246,7 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks, kForm>))
     const auto& to_map = Op::at(values, state);
     if constexpr (Op::kAdds)
       if (end.there) leaf.write_sums(end.start.out + leaf.first);
-    leaf.write(end.start.out + leaf.first, to_map, end.there, [&](int64_t i) {
-      if constexpr (kMarks<Op>) {
-        const F x[1] = {read(i)};
-        return Op::map(x, F(1), F(-0.0), i, to_map);
-      } else {
-        return F(0);
-      }
-    });
+    leaf.write(end.start.out + leaf.first, to_map, end.there);
   }
 }
 

@@ -9,7 +9,7 @@ namespace held_rows {
 
 constexpr int kMostLeaves = 128;  // of a row
 constexpr int kLeafChunks = 8;    // chunks of 8 elements that a lane has of a leaf
-constexpr int kHalfChunks = 4;    // of rows of half a leaf at most, and of float32 that is mapped without looks
+constexpr int kHalfChunks = 4;    // of rows of half a leaf at most
 constexpr int kLogHalfLanes = 4;  // of half a warp, which has a row of so many elements at most
 constexpr int kHalfWarp = kGroup * kHalfChunks << kLogHalfLanes;
 constexpr int kBarrier = 16;     // bytes of a block that are not dynamic
@@ -31,7 +31,7 @@ TR_HD constexpr int runs(int chunks, Form form) { return form == Form::HalfWarps
 // more of them, since those take most instructions (H100, layer_norm of bfloat16, 768 and 1536: 0.37 ms instead of 0.47
 // and 0.50).
 TR_HD constexpr int most_aligned_chunks(int size, int inputs, int sums, bool maps) {
-  return size != 2 || inputs > 1 || sums == 0 || !maps ? 0 : sums > 1 ? kLeafChunks - 1 : kHalfChunks;
+  return size != 2 || inputs > 1 || !maps ? 0 : sums > 1 ? kLeafChunks - 1 : kHalfChunks;
 }
 // Whether longer ones have a kernel of their own, for leaves that lack granules: not rms_norm, for which it is the same
 // whether elements are there.
@@ -56,8 +56,8 @@ TR_HD constexpr int quad_chunks(int sides, int64_t length) { return sides > 1 ? 
 
 // Whether the results may be of the other width, as people ask for it: norms of float32 in 16 bits, as under autocast;
 // other rows of 16 bits in float32, as softmax(dtype=) has it.
-TR_HD constexpr bool may_convert(int size, int inputs, int sums, int weights) {
-  return inputs == 1 && sums > 0 && (size == 4) == (weights > 0);
+TR_HD constexpr bool may_convert(int size, int inputs, int weights) {
+  return inputs == 1 && (size == 4) == (weights > 0);
 }
 inline bool is_other_width(const FusedCall& call) {
   return (call.dtype == Dtype::F32) != (call.out_dtype == Dtype::F32) && is_float(call.out_dtype) &&
@@ -73,7 +73,7 @@ struct HeldRowsShape : FusedLaunch {
   held_rows::Form form = held_rows::Form::Words;
   int log_lanes = 5;    // of the lanes of a row, fewer than 32 where it is short
   int chunks = 1;       // of a lane
-  int leaves = 1;       // of a row, or what a warp has of one without looks
+  int leaves = 1;       // of a row
   int cluster = 1;      // blocks that hold a row together
   bool folded = false;  // the states of rows that are split have become one before the second launch
   held_rows::Part part = held_rows::Part::Whole;
@@ -97,7 +97,7 @@ TR_HD constexpr int shared_terms(int size, int chunks) { return chunks < kLeafCh
 // Threads of a multiprocessor that there are registers for, and of a block at most: a lane's elements, what it has
 // between them, and what a chunk needs. (H200, bfloat16 softmax of 4096: 0.73 of a copy for 1024 threads, where
 // registers go to memory, 0.95 for 768.)
-TR_HD constexpr int threads(int size, int inputs, int sums, bool term, int sides, int chunks, Form form) {
+TR_HD constexpr int threads(int size, int inputs, bool term, int sides, int chunks, Form form) {
   // layer_norm of short rows of float32: four blocks of 256, for which the rare second look would take too many.
   if (form == Form::ShortGranules && size == 4 && sides == 2 && inputs == 1) return 1024;
   if (is_short(form)) return sides == 0 && inputs == 1 ? 1024 : form == Form::ShortWords && inputs > 1 ? 512 : 640;
@@ -105,7 +105,7 @@ TR_HD constexpr int threads(int size, int inputs, int sums, bool term, int sides
   const int elements = chunks * kGroup * size / 4 * inputs;
   const int terms = term ? (chunks - shared_terms(size, chunks)) * kGroup : 0;
   const int words = std::max(elements, terms);
-  if (words <= 32) return sides ? 640 : (term || sums == 0) && chunks == kLeafChunks ? 768 : 1024;
+  if (words <= 32) return sides ? 640 : term && chunks == kLeafChunks ? 768 : 1024;
   return words <= 64 ? (sides + inputs > 2 ? 512 : 640) : 384;
 }
 
@@ -144,13 +144,13 @@ inline int one_leaf_threads(int size, Form form, int chunks) {
 
 inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const DeviceFacts& device,
                                               const PlanOverride& forced) {
-  if (!has_neighbours(call)) return {};
   const FusedFacts f = facts(call.op);
+  if (!has_neighbours(call) || !f.looks()) return {};
   const Layout& l = call.layout;
   const int size = size_of(call.dtype), sides = f.weights + f.biases;
   const RowAlignment rows = row_alignment(call);
   const bool converts = f.maps && call.out_dtype != call.dtype;
-  if (converts && !(may_convert(size, f.inputs, f.sums, f.weights) && is_other_width(call) && rows.aligned)) return {};
+  if (converts && !(may_convert(size, f.inputs, f.weights) && is_other_width(call) && rows.aligned)) return {};
   const bool weighted = call.weight || call.bias;
   if (weighted && call.weight_dtype != call.dtype && call.weight_dtype != Dtype::F32) return {};
   const bool granules = forced.vector_loads == 0 ? false
@@ -177,24 +177,18 @@ inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const Devic
   } else {
     if (size == 2 && !granules) return {};
     s.form = granules ? Form::Granules : Form::Words;
-    s.chunks = l.length <= kLeaf / 2 || (!f.looks() && size == 4) ? kHalfChunks : kLeafChunks;
+    s.chunks = l.length <= kLeaf / 2 ? kHalfChunks : kLeafChunks;
   }
-  const int64_t span = f.looks() ? kLeaf : int64_t(32) * kGroup * s.chunks;  // of a warp
-  s.leaves = int(std::min<int64_t>(ceil_div(l.length, span), INT32_MAX));
-  int most = threads(size, f.inputs, f.sums, f.term, sides, s.chunks, s.form);
+  s.leaves = int(std::min<int64_t>(ceil_div(l.length, kLeaf), INT32_MAX));
+  int most = threads(size, f.inputs, f.term, sides, s.chunks, s.form);
   const int away = f.term ? shared_terms(size, s.chunks) * kGroup * 4 : 0;  // bytes of a thread
-  const int meeting = s.leaves > 1 && s.leaves <= kMostLeaves && f.looks() ? meeting_bytes(call, s.leaves) : 0;
+  const int meeting = s.leaves > 1 && s.leaves <= kMostLeaves ? meeting_bytes(call, s.leaves) : 0;
   if (away > 0) most = std::min(most, (device.shared - kBarrier - meeting) / away / 32 * 32);
   if (s.leaves == 1) {
     const int64_t warps = ceil_div(l.rows, 32 / s.lanes());
     s.threads = one_leaf_threads(size, s.form, s.chunks);
     while (s.threads > 32 && ceil_div(warps, s.threads / 32) < device.multiprocessors) s.threads /= 2;
     s.blocks = ceil_div(warps, s.threads / 32);
-  } else if (!f.looks()) {
-    s.threads = 128;
-    while (s.threads > 32 && s.threads / 32 >= 2 * s.leaves) s.threads /= 2;
-    s.splits = ceil_div(s.leaves, s.threads / 32);
-    s.blocks = l.rows * s.splits;
   } else {
     const Team best = s.leaves <= kMostLeaves ? team(s.leaves, most, device.clusters) : Team{0, 0};
     if (best.warps == 0) return {};
@@ -231,7 +225,7 @@ constexpr int kMostRecalled = 64;  // leaves whose states each block of the seco
 inline std::optional<SplitRowsShape> serves(const FusedCall& call, const DeviceFacts& device,
                                             const PlanOverride& forced) {
   const int64_t leaves = ceil_div(call.layout.length, kLeaf);
-  if (leaves < 2 || !facts(call.op).looks()) return {};
+  if (leaves < 2) return {};
   FusedCall one = call;  // whether its kernels serve it; of whole granules where the row is
   one.layout.length = 2 * kLeaf + call.layout.length % kLeaf;
   const auto held = held_rows::shape_for(one, device, forced);
