@@ -10,7 +10,9 @@
 //                   or the canonical sum of input 0
 //   kSums           canonical sums that the second look makes; 0: there are no looks, elements are written right away
 //   kMaps           it writes an element for each
-//   kAdds           its elements are those of two tensors added, and rounded to their type; these sums are written, too
+//   kAdds           its elements are those of two tensors added, and rounded to their type; these sums are written,
+//   too;
+//                   OfOne is the same op of one tensor
 //   kLeafwise       what is written depends on the leaf, not on the row alone
 //   kTerm           what is written is made of term(), which the second look has made, too, instead of the element
 //   kWeights        it reads weights, one a position, and if kBiases biases: 1 and -0.0 where there are none
@@ -688,6 +690,7 @@ template <class F> struct MomentsGradient : MappedOp<F> {
 
 // Statistics: the reciprocal of the root of the mean square.
 template <class F> struct RmsNorm : SummedOp<F, 1> {
+  using OfOne = RmsNorm;
   using typename SummedOp<F, 1>::State;
   static constexpr bool kWeights = true, kFills = true;
   static constexpr int kStats = 1;
@@ -727,6 +730,7 @@ template <class F> struct RmsNormGradient : SummedOp<F, 1> {  // of g and x
 
 // Statistics: the mean's two parts, the reciprocal of the standard deviation.
 template <class F> struct LayerNorm : OfMoments<F> {
+  using OfOne = LayerNorm;
   using typename OfMoments<F>::State;
   static constexpr bool kWeights = true, kBiases = true;
   static constexpr int kStats = 3;

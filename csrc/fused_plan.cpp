@@ -5,10 +5,8 @@ namespace torchreduce {
 using namespace plans;
 
 FusedFacts facts(Fused op) {
-#define TR_CASE(name)                                                                             \
-  case Fused::name:                                                                               \
-    return {kReads<name<float>>,  name<float>::kStats, name<float>::kMaps, name<float>::kWeights, \
-            name<float>::kBiases, name<float>::kTerm,  name<float>::kSums};
+#define TR_CASE(name) \
+  case Fused::name: return kFacts<name<float>>;
   switch (op) {
     TR_FOR_EACH_FUSED(TR_CASE)
     case Fused::RmsNormWeights: return {2, 1, false, false, false, false, 2};

@@ -331,7 +331,7 @@ long check_fused(uint32_t seed, long every, bool few) {
         }
       // Results of the other width.
       if (d != Dtype::F64 && facts(op).maps && facts(op).inputs == 1 && facts(op).looks())
-        for (int64_t n : {24, 64, 300, 768, 1024, 2048, 4104})
+        for (int64_t n : {24, 64, 201, 300, 768, 1024, 2047, 2048, 4104})
           for (Dtype result : {Dtype::F32, Dtype::BF16, Dtype::F16}) {
             if ((d == Dtype::F32) == (result == Dtype::F32)) continue;
             Case converted = with({op, d, n < 100 ? 37 : 5, n, 1, n == 64 ? 8 : 0, n == 1024 ? 16 : 0});

@@ -30,8 +30,11 @@ template <class Op, class F>
 void launch_strided(const FusedCall& call, const FusedStridedShape& shape, void* workspace, Queue queue) {
   const Memory<typename Op::State> memory(workspace, call.layout.rows, shape.leaves);
   const auto leaves = [&](StridedPart part) {
-    enqueue(fused_strided_leaf<Op, F>, shape.blocks, shape.threads, 0, queue, call, shape.leaves, part, memory.states,
-            memory.totals);
+    const auto enqueue_kernel = [&](auto kernel) {
+      enqueue(kernel, shape.blocks, shape.threads, 0, queue, call, shape.leaves, part, memory.states, memory.totals);
+    };
+    if constexpr (Op::kAdds) enqueue_kernel(fused_strided_leaf<typename Op::OfOne, F>);
+    else enqueue_kernel(fused_strided_leaf<Op, F>);
   };
   if constexpr (Op::kSums > 0) {
     if (shape.leaves > 1) {
@@ -64,63 +67,18 @@ void launch_held(const FusedCall& call, HeldRowsShape shape, bool split, void* w
   }
   enqueue_part(held_rows::Part::Whole, nullptr);
 }
-// By one of the numbers of chunks that there are kernels for.
-template <class Op, class E, held_rows::Form kForm, int... kChunks>
-void launch_chunks(std::integer_sequence<int, kChunks...>, const FusedCall& call, const HeldRowsShape& shape,
-                   Queue queue) {
-  ((shape.chunks == kChunks ? launch_held<Op, E, kChunks, kForm>(call, shape, false, nullptr, queue) : void()), ...);
-}
-template <class Op, class E, held_rows::Form kForm>
-void launch_short(const FusedCall& call, const HeldRowsShape& shape, Queue queue) {
-  const auto launch = [&](auto chunks) { launch_chunks<Op, E, kForm>(chunks, call, shape, queue); };
-  constexpr int kSides = Op::kWeights + Op::kBiases;
-  constexpr bool kTwo = kForm == held_rows::Form::ShortGranules && held_rows::quad_chunks(kSides, 1) == 2;
-  if constexpr (sizeof(E) == 4 && kTwo) {
-    launch(std::integer_sequence<int, 2>{});
-  } else if constexpr (sizeof(E) == 4) {
-    launch(std::integer_sequence<int, 1, 2>{});
-  } else if constexpr (kForm == held_rows::Form::ShortWords) {
-    launch(std::integer_sequence<int, 1>{});
-  } else if constexpr (held_rows::most_granule_chunks(kReads<Op>, Op::kSums, kSides) == 2) {
-    launch(std::integer_sequence<int, 2>{});
-  } else {
-    launch(std::integer_sequence<int, 2, 4>{});
-  }
-}
-template <class Op, class E, held_rows::Form kForm>
-void launch_long(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
-  using held_rows::kHalfChunks, held_rows::kLeafChunks;
-  if (shape.chunks == kLeafChunks) launch_held<Op, E, kLeafChunks, kForm>(call, shape, split, workspace, queue);
-  else launch_held<Op, E, kHalfChunks, kForm>(call, shape, false, nullptr, queue);
-}
-template <class Op, class E>
-void launch_aligned([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const HeldRowsShape& shape,
-                    [[maybe_unused]] bool split, [[maybe_unused]] void* workspace, [[maybe_unused]] Queue queue) {
-  constexpr int kSize = int(sizeof(E)), kMost = held_rows::most_aligned_chunks(kSize, kReads<Op>, Op::kSums, Op::kMaps);
-  using held_rows::Form, held_rows::kHalfChunks, held_rows::kLeafChunks;
-  if constexpr (held_rows::has_aligned_leaves(kSize, kReads<Op>, Op::kSums, Op::kMaps, Op::kWeights + Op::kBiases))
-    if (shape.chunks == kLeafChunks)
-      return launch_held<Op, E, kLeafChunks, Form::AlignedRows>(call, shape, split, workspace, queue);
-  if constexpr (kMost > 0)
-    if (shape.form == Form::HalfWarps)
-      return launch_held<Op, E, kHalfChunks, Form::HalfWarps>(call, shape, false, nullptr, queue);
-  if constexpr (kMost == 4)
-    launch_chunks<Op, E, Form::AlignedRows>(std::integer_sequence<int, 3, 4>{}, call, shape, queue);
-  if constexpr (kMost == 7)
-    launch_chunks<Op, E, Form::AlignedRows>(std::integer_sequence<int, 3, 4, 5, 6, 7>{}, call, shape, queue);
-}
 template <class Op, class E>
 void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
-  using held_rows::Form;
-  switch (shape.form) {
-    case Form::HalfWarps:
-    case Form::AlignedRows: return launch_aligned<Op, E>(call, shape, split, workspace, queue);
-    case Form::ShortWords: return launch_short<Op, E, Form::ShortWords>(call, shape, queue);
-    case Form::ShortGranules: return launch_short<Op, E, Form::ShortGranules>(call, shape, queue);
-    case Form::Granules: return launch_long<Op, E, Form::Granules>(call, shape, split, workspace, queue);
-    case Form::Words:  // of 16-bit floats there are none
-      if constexpr (sizeof(E) == 4) launch_long<Op, E, Form::Words>(call, shape, split, workspace, queue);
-  }
+  const auto launch = [&]<int kForm, int kChunks>() {
+    constexpr auto kOf = held_rows::Form(kForm);
+    if constexpr (held_rows::has_kernel(kFacts<Op>, int(sizeof(E)), kOf, kChunks))
+      if (shape.form == kOf && shape.chunks == kChunks)
+        launch_held<Op, E, kChunks, kOf>(call, shape, split, workspace, queue);
+  };
+  constexpr int kMost = held_rows::kLeafChunks;
+  [&]<int... k>(std::integer_sequence<int, k...>) {
+    (launch.template operator()<k / kMost, k % kMost + 1>(), ...);
+  }(std::make_integer_sequence<int, held_rows::kForms * kMost>{});
 }
 
 template <class Op, class E>

@@ -169,6 +169,23 @@ template <class E, int kChunks, bool kPart> struct HeldWords {
     }
     __device__ __forceinline__ void finish() {}
   };
+  // The same in 16-bit floats.
+  template <bool kNumbers> struct ConvertedOut {
+    uint16_t* to;
+    const Place& p;
+    bool bf16;
+
+    __device__ __forceinline__ ConvertedOut(const FusedRowsCall& call, int64_t leaf, const Place& p)
+        : to(recomputed(static_cast<uint16_t*>(call.out) + leaf + p.lane)), p(p), bf16(call.out_dtype == Dtype::BF16) {}
+    __device__ __forceinline__ void store(int c, const float (&v)[kGroup]) {
+      const int have = own(p);
+#pragma unroll
+      for (int k = c * kGroup; k < (c + 1) * kGroup; ++k)
+        if (k < have)
+          store_item(to + step(p, k), bf16 ? round_to<BF16>(v[k % kGroup]).bits : round_to<F16>(v[k % kGroup]).bits);
+    }
+    __device__ __forceinline__ void finish() {}
+  };
   // The tree over residues; every lane gets it.
   template <bool kNumbers> __device__ __forceinline__ static float tree(float (&acc)[kSlots], const Place& p) {
     return tree_over_lanes<kPart, kNumbers>(acc, p);
@@ -798,7 +815,7 @@ template <class State> struct Meeting {
 
 // Registers of a lane, by the threads that a multiprocessor is to have room for.
 template <class Op, class E, int kChunks, held_rows::Form kForm> constexpr int kHeldThreads =
-    held_rows::threads(int(sizeof(E)), kReads<Op>, Op::kTerm, Op::kWeights + Op::kBiases, kChunks, kForm);
+    held_rows::threads(kFacts<Op>, int(sizeof(E)), kChunks, kForm);
 template <class Op, class E, int kChunks> constexpr int kSharedTerms =
     Op::kTerm ? held_rows::shared_terms(int(sizeof(E)), kChunks) : 0;
 
@@ -811,8 +828,8 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
   using Four = Packed<float, 4>;
   static constexpr bool kPartWarps = held_rows::is_short(kForm);
   static constexpr bool kAligned = held_rows::is_aligned(int(sizeof(E)), kForm);
-  static constexpr bool kConverts =
-      Op::kMaps && held_rows::may_convert(int(sizeof(E)), kReads<Op>, Op::kWeights) && held_rows::by_granules(kForm);
+  static constexpr bool kConverts = Op::kMaps && held_rows::may_convert(kFacts<Op>, int(sizeof(E))) &&
+                                    (sizeof(E) == 4 || held_rows::by_granules(kForm));
   static constexpr bool kNumbers = Op::kTerm && sizeof(E) == 2 && kChunks == held_rows::kLeafChunks;  // opposite()
 
   static constexpr bool kWeighs = Op::kWeights && kInputs > 1;       // sums are of elements by their weights
