@@ -117,9 +117,15 @@ struct MapTile {
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
       const Place p = found(k);
-      if (p.first >= p.count) continue;
-      g[k].low = part(aligned(p));
-      if (off(p) > 0) g[k].high = part(aligned(p) + 1);
+      const Granule* const from = aligned(p);
+      const bool there = p.first < p.count, two = off(p) > 0;
+      const bool inside = from >= call.in[0] && static_cast<const void*>(from + (two ? 2 : 1)) <= call.end[0];
+      load_if(there && inside, from, g[k].low);
+      load_if(there && inside && two, from + 1, g[k].high);
+      if (there && !inside) {
+        g[k].low = part(from);
+        if (two) g[k].high = part(from + 1);
+      }
     }
   }
   __device__ __forceinline__ Granule part(const Granule* from) const {  // by 2 bytes
