@@ -70,12 +70,13 @@ KERNEL = re.compile(
     r"(, (?P<kind>Typed|Pair|Triple|Any)Load<(?P<load>[\w ]+)>"
     r"(, ((Typed|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<variant>\w+)(?P<more>(, \w+)*))?)? ?>\("
 )
-# held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<Softmax<float>, float>(...), weight_elements<float, true>
+# held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<SummedOp<float, 1>, float>(...),
+# map_rows_kernel<EntropyGradient<float>>(...), weight_elements<float, true>(...)
 FUSED_KERNEL = re.compile(
-    r"(?P<family>held_rows_kernel|held_columns_kernel|fused_packed_rows_kernel|fused_columns_kernel|"
+    r"(?P<family>map_rows_kernel|held_rows_kernel|held_columns_kernel|fused_packed_rows_kernel|fused_columns_kernel|"
     r"fused_wide_columns_states|fused_wide_columns_output|norm_gradients_kernel|fused_strided_leaf|fold_states|"
     r"fold_weights|weight_\w+|sum_short_segments|\w+_segment_leaves)"
-    r"<((?P<op>\w+)<\w+>, )?(?P<element>\w+)(, (\([\w:]+\))?\w+)* ?>\("
+    r"<((?P<op>\w+)<(?P<accumulator>\w+)(, \d+)?>,? ?)?(?P<element>\w+)?(, (\([\w:]+\))?\w+)* ?>\("
 )
 # Of these the ones that are compiled for one type of elements.
 FUSED_OF_ONE_TYPE = {
@@ -99,7 +100,7 @@ WIDE_REDUCTIONS = {
     *("reduce_rows", "reduce_packed_rows", "reduce_wide_columns", "reduce_narrow_columns", "reduce_short_columns"),
     *("reduce_column_slices", "reduce_listed_rows", "reduce_few_rows"),
     *("reduce_transposed_rows", "reduce_transposed_tiles", "fold_leaves"),
-    *FUSED_OF_ONE_TYPE,
+    *("map_rows_kernel", *FUSED_OF_ONE_TYPE),
 }
 # Bytes of memory a thread that a reduction may have on NVIDIA's GPUs. They are compiled for so many blocks a
 # multiprocessor that a few registers spill: columns of 16 bits that start anywhere are by 5 % faster (H100) with three
@@ -133,7 +134,8 @@ class Kernel:
         if match is None and (match := FUSED_KERNEL.search(name)):
             self.family = match["family"]
             self.op = match["op"] or ("Segments" if "segment" in self.family else "Weights")
-            self.element, self.variant, self.pairs = TYPES[match["element"]][0], None, False
+            self.element = TYPES[match["element"] or match["accumulator"]][0]
+            self.variant, self.pairs = None, False
             self.types = {"load": match["element"]} if self.family in FUSED_OF_ONE_TYPE else {}
             return
         if match is None:

@@ -10,7 +10,9 @@
 //                   or the canonical sum of input 0
 //   kSums           canonical sums that the second look makes; 0: there are no looks, elements are written right away
 //   kMaps           it writes an element for each
-//   kAdds           its elements are those of two tensors added, and rounded to their type; these sums are written, too
+//   kAdds           its elements are those of two tensors added, and rounded to their type; these sums are written,
+//   too;
+//                   OfOne is the same op of one tensor
 //   kLeafwise       what is written depends on the leaf, not on the row alone
 //   kTerm           what is written is made of term(), which the second look has made, too, instead of the element
 //   kWeights        it reads weights, one a position, and if kBiases biases: 1 and -0.0 where there are none
@@ -22,6 +24,7 @@
 //   step(sums, x, weight, seen, given)  adds the elements of a position to the kSums sums; each starts from -0.0
 //   State, none(), state(first, sums, count)   of a row without elements; of a leaf of `count` elements
 //   merge(left, right)                  of neighbouring runs of leaves
+//   States          the struct that declares State and merge: ops that share it share the kernels that merge alone
 //   Row, row(state, n, given, options, read)   what the row comes to; read(i) is element i of input 0
 //   write(row, memory, i)               the row's values; nothing where there are none
 //   At, at(row, leaf state)             what map needs in a leaf
@@ -127,6 +130,7 @@ template <class F> struct FusedOp {
 
 // An op whose state is kSums sums in F, added along the tree.
 template <class F, int kCount> struct SummedOp : FusedOp<F> {
+  using States = SummedOp;
   static constexpr int kSums = kCount;
   TR_HD static F fill(int k) { return k == 0 ? F(-0.0) : F(0); }
   struct State { F sum[kCount]; };
@@ -247,6 +251,7 @@ template <class F> struct Exponential {
 
 // The states of a row's exponentials, and what they come to: the greatest element m, and the sum S of exp(x - m).
 template <class F> struct OfExponentials : FusedOp<F> {
+  using States = OfExponentials;
   static constexpr First kFirst = First::Greatest;
   static constexpr bool kFills = true;
   TR_HD static F fill(int) { return -kInfinity<F>; }
@@ -372,6 +377,7 @@ template <class F> struct LogSumExp : OfExponentials<F> {
 
 // An op without looks.
 template <class F> struct MappedOp : FusedOp<F> {
+  using States = MappedOp;
   static constexpr int kSums = 0;
   struct State {};
   template <class G> TR_HD static void step(F*, const F*, F, const State&, const G&) {}
@@ -483,6 +489,7 @@ template <class F> struct CrossEntropyGradient : MappedOp<F> {
 
 // Statistics: m, s, the entropy.
 template <class F> struct Entropy : FusedOp<F> {
+  using States = Entropy;
   static constexpr First kFirst = First::Greatest;
   static constexpr bool kMaps = false, kFills = true;
   TR_HD static F fill(int) { return -kInfinity<F>; }
@@ -542,6 +549,7 @@ template <class F> struct EntropyGradient : MappedOp<F> {
 // The sum in F; and in float64 the mean and the sum of the squares of the distances to it. Of F = float64 these two are
 // in units of 2^unit and of its square.
 template <class F> struct OfMoments : FusedOp<F> {
+  using States = OfMoments;
   static constexpr First kFirst = First::Sum;
   static constexpr int kSums = 2;
   struct Seen { F mean; };
@@ -682,6 +690,7 @@ template <class F> struct MomentsGradient : MappedOp<F> {
 
 // Statistics: the reciprocal of the root of the mean square.
 template <class F> struct RmsNorm : SummedOp<F, 1> {
+  using OfOne = RmsNorm;
   using typename SummedOp<F, 1>::State;
   static constexpr bool kWeights = true, kFills = true;
   static constexpr int kStats = 1;
@@ -721,6 +730,7 @@ template <class F> struct RmsNormGradient : SummedOp<F, 1> {  // of g and x
 
 // Statistics: the mean's two parts, the reciprocal of the standard deviation.
 template <class F> struct LayerNorm : OfMoments<F> {
+  using OfOne = LayerNorm;
   using typename OfMoments<F>::State;
   static constexpr bool kWeights = true, kBiases = true;
   static constexpr int kStats = 3;

@@ -46,8 +46,11 @@ struct FusedFacts {
   bool maps, weights, biases;
   bool term;
   int sums;
-  bool looks() const { return sums > 0; }
+  constexpr bool looks() const { return sums > 0; }
+  constexpr int sides() const { return weights + biases; }
 };
+template <class Op> constexpr FusedFacts kFacts = {kReads<Op>,  Op::kStats, Op::kMaps, Op::kWeights,
+                                                   Op::kBiases, Op::kTerm,  Op::kSums};
 FusedFacts facts(Fused op);
 
 // Whether a kernel for elements of the call's type serves it: they enter the accumulator that is theirs.

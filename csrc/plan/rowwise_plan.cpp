@@ -5,10 +5,8 @@ namespace torchreduce {
 using namespace plans;
 
 FusedFacts facts(Fused op) {
-#define TR_CASE(name)                                                                             \
-  case Fused::name:                                                                               \
-    return {kReads<name<float>>,  name<float>::kStats, name<float>::kMaps, name<float>::kWeights, \
-            name<float>::kBiases, name<float>::kTerm,  name<float>::kSums};
+#define TR_CASE(name) \
+  case Fused::name: return kFacts<name<float>>;
   switch (op) {
     TR_FOR_EACH_FUSED(TR_CASE)
     case Fused::RmsNormWeights: return {2, 1, false, false, false, false, 2};
@@ -35,9 +33,38 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<FusedCall, fused_plan
 
 }  // namespace
 
+// Which family serves a call, unforced. Elements of float32 or 16-bit floats, in at most 4 kept dims, which the op's
+// accumulator takes as they are; all else is strided's.
+//
+//   gradients of a norm and of its weights together ........ norm_gradients, where the device has bulk copies and room
+//                                                            for its rows; else held_rows and weight_columns, in turn
+//   gradients of weights alone ............................. weight_columns
+//   no sums: LogSumExp-, CrossEntropy-, Entropy-,
+//   MomentsGradient ........................................ map_rows, along rows and across them
+//   rows of neighbours (stride 1 along the row)
+//     up to 768 elements, one run of memory, no weights:
+//       16-bit floats off a granule; rows of float32
+//       of up to 256 whose lanes meet in few banks ......... packed_rows
+//     what blocks hold on chip ............................. held_rows, in a form (held_rows.h):
+//       up to 256   several rows a warp: ShortGranules if rows are whole granules, else ShortWords
+//       16 bits     aligned HalfWarps up to 512, AlignedRows up to 1024 (layer_norm 1792) and for leaves that lack
+//                   granules; else Granules
+//       float32     Granules if aligned, else Words; one leaf (2048) a warp, a cluster of up to 8 blocks a row
+//     16-bit rows whose inputs start at different places
+//     of their granules .................................... strided
+//     longer; or of more than 4 leaves, and nothing but
+//     values of the row to write ........................... split_rows
+//   columns (stride 1 across rows), no weights
+//     softmax, log_softmax:
+//       whole granules ..................................... held_columns; up to 8 leaves, which clusters have
+//       at least 640 positions, 256 bytes a row, and
+//       tiles for all multiprocessors ...................... wide_columns
+//     else ................................................. columns
+//   any other strides ...................................... strided
 const std::vector<Family<FusedCall, fused_plans::Shape>> kFusedFamilies = {
     {"norm_gradients", "rows in shared memory, for the gradients of norms and of their weights",
      kShapeOf<norm_gradients::serves>},
+    {"map_rows", "gradients without a pass for sums, in one run over the elements", kShapeOf<map_rows::serves>},
     {"packed_rows", "short rows, aligned or not, by way of shared memory to registers and back",
      kShapeOf<fused_packed_rows::serves>},
     {"held_rows", "rows kept in registers between the passes", kShapeOf<held_rows::serves>},

@@ -4,6 +4,7 @@
 #include "kernels/fused/columns.h"
 #include "kernels/fused/held_columns.h"
 #include "kernels/fused/held_rows.h"
+#include "kernels/fused/map_rows.h"
 #include "kernels/fused/norm_gradients.h"
 #include "kernels/fused/packed_rows.h"
 #include "kernels/fused/strided.h"
@@ -22,7 +23,8 @@ struct CpuShape : FusedLaunch {
 };
 
 using Shape = std::variant<FusedStridedShape, HeldRowsShape, SplitRowsShape, FusedColumnsShape, WeightColumnsShape,
-                           NormGradientsShape, HeldColumnsShape, FusedWideColumnsShape, FusedPackedRowsShape, CpuShape>;
+                           NormGradientsShape, HeldColumnsShape, FusedWideColumnsShape, FusedPackedRowsShape,
+                           MapRowsShape, CpuShape>;
 
 }  // namespace fused_plans
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "emulator.h"
@@ -232,6 +233,7 @@ bool check(const Case& c, uint64_t seed) {
   static_cast<FusedCall&>(call) = make(c, actual, seed);
   DeviceFacts device{true, 132};
   const std::string family = c.family ? c.family : "";
+  if (!facts(c.op).looks() && seed % 2) device.multiprocessors = 2;  // fewer and wider tiles
   if (c.together || family == "held_columns" || family == "wide_columns") {
     device.bulk_copies = device.large_blocks = true;
     device.shared = simt::kMostShared;
@@ -329,7 +331,7 @@ long check_fused(uint32_t seed, long every, bool few) {
         }
       // Results of the other width.
       if (d != Dtype::F64 && facts(op).maps && facts(op).inputs == 1 && facts(op).looks())
-        for (int64_t n : {24, 64, 300, 768, 1024, 2048, 4104})
+        for (int64_t n : {24, 64, 201, 300, 768, 1024, 2047, 2048, 4104})
           for (Dtype result : {Dtype::F32, Dtype::BF16, Dtype::F16}) {
             if ((d == Dtype::F32) == (result == Dtype::F32)) continue;
             Case converted = with({op, d, n < 100 ? 37 : 5, n, 1, n == 64 ? 8 : 0, n == 1024 ? 16 : 0});
@@ -349,6 +351,12 @@ long check_fused(uint32_t seed, long every, bool few) {
           Case together = with({op, d, rows, n, 1, 0, n == 256 ? 8 : 0, "norm_gradients"});
           together.together = true;
           run(together);
+        }
+      // Several tiles to a line, rows that follow one another in one tensor alone, and columns of whole granules.
+      if (!facts(op).looks())
+        for (const auto& [rows, n, after] : {std::tuple(3, 20000, 1), {2, 37, 600}, {40, 5, 3}, {600, 2, 1}}) {
+          run(with({op, d, rows, n, after, n % 4}));
+          run(with({op, d, rows, n, after, 0, 8}));
         }
       Case mixed = with({op, d, 3, 700});
       mixed.accumulator = mixed.result = Dtype::F64;

@@ -1096,27 +1096,47 @@ MUTANTS = (
     ),
     # ---- row-wise ops
     Mutant(
-        "residues of a leaf that starts within a granule stay where they are", "kernels/fused/held_rows.cuh",
+        "half words stay where they are in an input that starts elsewhere than its output", "kernels/fused/map_rows.cuh",
+        "(bytes & 2) * 8", "0",
+        "fused.EXPONENTIALS", ("fused",),
+    ),
+    Mutant(
+        "what rows come with is read before it is there", "kernels/fused/map_rows.cuh",
+        "__syncthreads();", "",
+        "fused.EXPONENTIALS", ("fused",),
+    ),
+    Mutant(
+        "an element at the label is as any other", "kernels/fused/map_rows.cuh",
+        "if (i == marked) map(i);", "",
+        "fused.EXPONENTIALS", ("fused",),
+    ),
+    Mutant(
+        "a row goes on in the next one", "kernels/fused/map_rows.cuh",
+        "if (ends || tile.shape.across) row = row_here();", "if (tile.shape.across) row = row_here();",
+        "fused.EXPONENTIALS", ("fused",),
+    ),
+    Mutant(
+        "residues of a leaf that starts within a granule stay where they are", "kernels/fused/held_granules.cuh",
         "move_down<1>(acc, (p.before & 1) != 0, p);", "",
         "fused.SOFTMAX", ("fused",),
     ),
     Mutant(
-        "what comes after a row is looked at", "kernels/fused/held_rows.cuh",
+        "what comes after a row is looked at", "kernels/fused/held_granules.cuh",
         "mask<E>(g[c], 0, end - last * kGroup, absent);", "",
         "fused.SOFTMAX", ("fused",),
     ),
     Mutant(
-        "all lanes have a granule of an aligned row's last chunk", "kernels/fused/held_rows.cuh",
+        "all lanes have a granule of an aligned row's last chunk", "kernels/fused/held_granules.cuh",
         "return c < kWhole || number(p, c) * kGroup < p.count;", "return true;",
         "fused.SQUARES", ("fused",), every=1,
     ),
     Mutant(
-        "what half a warp's chunks are of are the same residues", "kernels/fused/held_rows.cuh",
+        "what half a warp's chunks are of are the same residues", "kernels/fused/held_granules.cuh",
         "return c % kRuns * kGroup + i;", "return (kRuns < kChunks ? 0 : c) * kGroup + i;",
         "fused.SQUARES", ("fused",), every=1,
     ),
     Mutant(
-        "a leaf's last elements are added first", "kernels/fused/held_rows.cuh",
+        "a leaf's last elements are added first", "kernels/fused/held_leaf.cuh",
         "const int late = kLate && p.lane == 0 ? p.before : 0;", "const int late = 0;",
         "fused.SOFTMAX", ("fused",), every=1,
     ),
@@ -1146,7 +1166,7 @@ MUTANTS = (
         "fused.SOFTMAX", ("fused",),
     ),
     Mutant(
-        "half words stay where they are in a row that starts elsewhere than its input", "kernels/fused/held_rows.cuh",
+        "half words stay where they are in a row that starts elsewhere than its input", "kernels/fused/held_granules.cuh",
         "(from & 1) * 16", "0",
         "fused.SOFTMAX", ("fused",), every=1,
     ),
@@ -1181,7 +1201,7 @@ MUTANTS = (
         "fused.MOMENTS", ("fused",), every=1,
     ),
     Mutant(
-        "the second of two tensors is not added", "kernels/fused/held_rows.cuh",
+        "the second of two tensors is not added", "kernels/fused/held_granules.cuh",
         "g[c] = rounded<false>(v);", "g[c] = g[c];",
         "fused.SQUARES", ("fused",), every=1,
     ),

@@ -37,7 +37,7 @@ template <class Op, class E> struct ColumnTile {
   using F = float;
   using State = typename Op::State;
   struct alignas(8) Slot { State state; };
-  static constexpr int kInputs = Op::kInputs, kSums = Op::kSums, kScratch = kSums > 0 ? kSums : 1;
+  static constexpr int kInputs = Op::kInputs, kSums = Op::kSums;
   static constexpr int kChunk = fused_columns::kChunk;
   static constexpr bool kKeeps = Op::kTerm && sizeof(E) == 4;  // terms take the elements' places
 
@@ -66,7 +66,7 @@ template <class Op, class E> struct ColumnTile {
         there(first_column + c < call.rows),
         tile(reinterpret_cast<E*>(dynamic)),
         sums_of(reinterpret_cast<F*>(dynamic + (size * kInputs * int(sizeof(E)) + 15) / 16 * 16)),
-        slots(reinterpret_cast<Slot*>(sums_of + kScratch * int(blockDim.x))) {}
+        slots(reinterpret_cast<Slot*>(sums_of + kSums * int(blockDim.x))) {}
   __device__ static int least(int64_t n) { return int(n < kLeaf ? n : kLeaf); }
 
   // Input k at a place of the thread's column: `at` counts elements of the tile.
@@ -241,29 +241,27 @@ __global__ void TR_BLOCKS_BOUND(fused_columns::kThreads, 3)
   __syncthreads();
 
   typename Op::State state = Op::none(), total = state;
-  if constexpr (Op::kSums > 0) {
-    typename Op::State* const own = states + column * shape.leaves + tile.leaf;
-    if (part == ColumnPart::Output) {
-      state = *own;
-      total = totals[column];
-    } else {
-      [[maybe_unused]] F wanted = F(1);
-      state = tile.look(given, wanted);
-      if constexpr (Op::kScales) {
-        if (wanted != F(1)) {
-          TR_RARE_PATH;
-          typename Op::State own = state;
-          scaled_leaf<Op>(own, wanted, LeafElements<E>{tile.tile + tile.c, shape.pitch, tile.count});
-          state = own;
-        }
+  typename Op::State* const own = states + column * shape.leaves + tile.leaf;
+  if (part == ColumnPart::Output) {
+    state = *own;
+    total = totals[column];
+  } else {
+    [[maybe_unused]] F wanted = F(1);
+    state = tile.look(given, wanted);
+    if constexpr (Op::kScales) {
+      if (wanted != F(1)) {
+        TR_RARE_PATH;
+        typename Op::State again = state;
+        scaled_leaf<Op>(again, wanted, LeafElements<E>{tile.tile + tile.c, shape.pitch, tile.count});
+        state = again;
       }
-      total = state;
-      if (shape.cluster > 1) total = tile.meet_leaves(state, &arrived);
     }
-    if (part == ColumnPart::States) {
-      if (tile.group == 0 && tile.there) *own = state;
-      return;
-    }
+    total = state;
+    if (shape.cluster > 1) total = tile.meet_leaves(state, &arrived);
+  }
+  if (part == ColumnPart::States) {
+    if (tile.group == 0 && tile.there) *own = state;
+    return;
   }
   if (!tile.there || (!Op::kMaps && (tile.leaf > 0 || tile.group > 0))) return;
   const auto values = Op::row(total, call.length, given, call.options, [&](int64_t i) {

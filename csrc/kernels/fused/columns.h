@@ -34,7 +34,7 @@ inline std::optional<FusedColumnsShape> serves(const FusedCall& call, const Devi
   const Layout& l = call.layout;
   const FusedFacts f = facts(call.op);
   const bool types = call.dtype == Dtype::F32 || call.dtype == Dtype::BF16 || call.dtype == Dtype::F16;
-  if (sums_over_rows(call.op) || f.weights || !types || !is_static(call)) return {};
+  if (sums_over_rows(call.op) || f.weights || !f.looks() || !types || !is_static(call)) return {};
   if (l.kept < 1 || l.kept > kMostFusedDims || l.reduced != 1 || l.length < 1 || l.rows < 1) return {};
   if (f.maps && call.out_dtype != call.dtype) return {};
   const int last = l.kept - 1;
@@ -72,13 +72,13 @@ inline std::optional<FusedColumnsShape> serves(const FusedCall& call, const Devi
   s.pitch = s.columns + (s.columns * size < 128 ? per : 0);  // rows of a warp's lanes in banks of their own
 
   const int64_t tiles = ceil_div(l.rows, s.columns);
-  if (leaves > 1 && f.looks() && device.clusters && leaves <= kMostCluster) s.cluster = int(leaves);
-  s.shared = int(ceil_div(int64_t(s.pitch) * rows * row_bytes, 16) * 16) + std::max(1, f.sums) * s.threads * 4;
+  if (leaves > 1 && device.clusters && leaves <= kMostCluster) s.cluster = int(leaves);
+  s.shared = int(ceil_div(int64_t(s.pitch) * rows * row_bytes, 16) * 16) + f.sums * s.threads * 4;
   if (s.cluster > 1) s.shared += s.cluster * s.columns * int(ceil_div(state_bytes(call), 8) * 8);
   if (s.shared > device.shared - 1024 || s.threads / s.columns > chunks) return {};
   s.splits = leaves;
   s.blocks = tiles * leaves;
-  if (leaves > 1 && f.looks() && s.cluster == 1) s.workspace = LeafStates{leaves}.bytes(call);
+  if (leaves > 1 && s.cluster == 1) s.workspace = LeafStates{leaves}.bytes(call);
   return s;
 }
 

@@ -5,6 +5,7 @@
 #include "held_columns.cuh"
 #include "held_rows.cuh"
 #include "kernels/common/gpu.h"
+#include "map_rows.cuh"
 #include "packed_rows.cuh"
 #include "strided.cuh"
 #include "wide_columns.cuh"
@@ -21,16 +22,19 @@ template <class State> struct Memory {
 };
 template <class Op, class F, class State>
 void fold(const FusedCall& call, int64_t leaves, const Memory<State>& memory, Queue queue) {
-  enqueue(fold_states<Op, F>, call.layout.rows, leaves <= 2 * kLanes ? kLanes : kThreads, 0, queue, call, leaves,
-          memory.states, memory.trees, memory.totals);
+  enqueue(fold_states<typename Op::States, F>, call.layout.rows, leaves <= 2 * kLanes ? kLanes : kThreads, 0, queue,
+          call, leaves, memory.states, memory.trees, memory.totals);
 }
 
 template <class Op, class F>
 void launch_strided(const FusedCall& call, const FusedStridedShape& shape, void* workspace, Queue queue) {
   const Memory<typename Op::State> memory(workspace, call.layout.rows, shape.leaves);
   const auto leaves = [&](StridedPart part) {
-    enqueue(fused_strided_leaf<Op, F>, shape.blocks, shape.threads, 0, queue, call, shape.leaves, part, memory.states,
-            memory.totals);
+    const auto enqueue_kernel = [&](auto kernel) {
+      enqueue(kernel, shape.blocks, shape.threads, 0, queue, call, shape.leaves, part, memory.states, memory.totals);
+    };
+    if constexpr (Op::kAdds) enqueue_kernel(fused_strided_leaf<typename Op::OfOne, F>);
+    else enqueue_kernel(fused_strided_leaf<Op, F>);
   };
   if constexpr (Op::kSums > 0) {
     if (shape.leaves > 1) {
@@ -52,7 +56,7 @@ void launch_held(const FusedCall& call, HeldRowsShape shape, bool split, void* w
     enqueue(held_rows_kernel<Op, E, kChunks, kForm>, shape.blocks, shape.threads, shape.shared, queue, rows, shape,
             states);
   };
-  if constexpr (Op::kSums > 0 && kChunks == held_rows::kLeafChunks) {
+  if constexpr (kChunks == held_rows::kLeafChunks) {
     if (split) {
       const Memory<typename Op::State> memory(workspace, call.layout.rows, shape.leaves);
       enqueue_part(held_rows::Part::States, memory.states);
@@ -63,71 +67,24 @@ void launch_held(const FusedCall& call, HeldRowsShape shape, bool split, void* w
   }
   enqueue_part(held_rows::Part::Whole, nullptr);
 }
-// By one of the numbers of chunks that there are kernels for.
-template <class Op, class E, held_rows::Form kForm, int... kChunks>
-void launch_chunks(std::integer_sequence<int, kChunks...>, const FusedCall& call, const HeldRowsShape& shape,
-                   Queue queue) {
-  ((shape.chunks == kChunks ? launch_held<Op, E, kChunks, kForm>(call, shape, false, nullptr, queue) : void()), ...);
-}
-template <class Op, class E, held_rows::Form kForm>
-void launch_short(const FusedCall& call, const HeldRowsShape& shape, Queue queue) {
-  const auto launch = [&](auto chunks) { launch_chunks<Op, E, kForm>(chunks, call, shape, queue); };
-  constexpr int kSides = Op::kWeights + Op::kBiases;
-  constexpr bool kTwo = kForm == held_rows::Form::ShortGranules && held_rows::quad_chunks(kSides, 1) == 2;
-  if constexpr (sizeof(E) == 4 && kTwo) {
-    launch(std::integer_sequence<int, 2>{});
-  } else if constexpr (sizeof(E) == 4) {
-    launch(std::integer_sequence<int, 1, 2>{});
-  } else if constexpr (kForm == held_rows::Form::ShortWords) {
-    launch(std::integer_sequence<int, 1>{});
-  } else if constexpr (held_rows::most_granule_chunks(kReads<Op>, Op::kSums, kSides) == 2) {
-    launch(std::integer_sequence<int, 2>{});
-  } else {
-    launch(std::integer_sequence<int, 2, 4>{});
-  }
-}
-template <class Op, class E, held_rows::Form kForm>
-void launch_long(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
-  using held_rows::kHalfChunks, held_rows::kLeafChunks;
-  if constexpr (Op::kSums > 0 || sizeof(E) == 2)
-    if (shape.chunks == kLeafChunks)
-      return launch_held<Op, E, kLeafChunks, kForm>(call, shape, split, workspace, queue);
-  launch_held<Op, E, kHalfChunks, kForm>(call, shape, split, workspace, queue);
-}
-template <class Op, class E>
-void launch_aligned([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const HeldRowsShape& shape,
-                    [[maybe_unused]] bool split, [[maybe_unused]] void* workspace, [[maybe_unused]] Queue queue) {
-  constexpr int kSize = int(sizeof(E)), kMost = held_rows::most_aligned_chunks(kSize, kReads<Op>, Op::kSums, Op::kMaps);
-  using held_rows::Form, held_rows::kHalfChunks, held_rows::kLeafChunks;
-  if constexpr (held_rows::has_aligned_leaves(kSize, kReads<Op>, Op::kSums, Op::kMaps, Op::kWeights + Op::kBiases))
-    if (shape.chunks == kLeafChunks)
-      return launch_held<Op, E, kLeafChunks, Form::AlignedRows>(call, shape, split, workspace, queue);
-  if constexpr (kMost > 0)
-    if (shape.form == Form::HalfWarps)
-      return launch_held<Op, E, kHalfChunks, Form::HalfWarps>(call, shape, false, nullptr, queue);
-  if constexpr (kMost == 4)
-    launch_chunks<Op, E, Form::AlignedRows>(std::integer_sequence<int, 3, 4>{}, call, shape, queue);
-  if constexpr (kMost == 7)
-    launch_chunks<Op, E, Form::AlignedRows>(std::integer_sequence<int, 3, 4, 5, 6, 7>{}, call, shape, queue);
-}
 template <class Op, class E>
 void launch_held(const FusedCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
-  using held_rows::Form;
-  switch (shape.form) {
-    case Form::HalfWarps:
-    case Form::AlignedRows: return launch_aligned<Op, E>(call, shape, split, workspace, queue);
-    case Form::ShortWords: return launch_short<Op, E, Form::ShortWords>(call, shape, queue);
-    case Form::ShortGranules: return launch_short<Op, E, Form::ShortGranules>(call, shape, queue);
-    case Form::Granules: return launch_long<Op, E, Form::Granules>(call, shape, split, workspace, queue);
-    case Form::Words:  // of 16-bit floats there are none
-      if constexpr (sizeof(E) == 4) launch_long<Op, E, Form::Words>(call, shape, split, workspace, queue);
-  }
+  const auto launch = [&]<int kForm, int kChunks>() {
+    constexpr auto kOf = held_rows::Form(kForm);
+    if constexpr (held_rows::has_kernel(kFacts<Op>, int(sizeof(E)), kOf, kChunks))
+      if (shape.form == kOf && shape.chunks == kChunks)
+        launch_held<Op, E, kChunks, kOf>(call, shape, split, workspace, queue);
+  };
+  constexpr int kMost = held_rows::kLeafChunks;
+  [&]<int... k>(std::integer_sequence<int, k...>) {
+    (launch.template operator()<k / kMost, k % kMost + 1>(), ...);
+  }(std::make_integer_sequence<int, held_rows::kForms * kMost>{});
 }
 
 template <class Op, class E>
 void launch_packed([[maybe_unused]] const FusedCall& call, [[maybe_unused]] const FusedPackedRowsShape& shape,
                    [[maybe_unused]] Queue queue) {
-  if constexpr (Op::kSums > 0 && !Op::kWeights) {
+  if constexpr (!Op::kWeights) {
     const FusedRowsCall rows = plain_rows(call);
     const auto enqueue_kernel = [&](auto kernel) {
       enqueue(kernel, shape.blocks, shape.threads, shape.shared, queue, rows, shape);
@@ -165,10 +122,7 @@ void launch_wide_columns([[maybe_unused]] const FusedCall& call, [[maybe_unused]
   if constexpr (Op::kCentral && Op::kMaps) {
     const FusedRowsCall rows = plain_rows(call);
     const Layout& l = call.layout;
-    int64_t last = (l.length - 1) * l.in[l.kept] + 1;
-    for (int d = 0; d < l.kept; ++d) last += (l.size[d] - 1) * l.in[d];
-    const WideColumnsPitch pitch{int(l.in[l.kept] * int(sizeof(E))), int(l.out[l.kept] * int(sizeof(E))),
-                                 static_cast<const E*>(call.in[0]) + last};
+    const WideColumnsPitch pitch{int(l.in[l.kept] * int(sizeof(E))), int(l.out[l.kept] * int(sizeof(E))), rows.end[0]};
     const Memory<typename Op::State> memory(workspace, l.rows, shape.leaves);
     const auto enqueue_both = [&](auto states, auto output) {
       enqueue(states, shape.blocks, shape.threads, shape.shared, queue, rows, shape, pitch, memory.states);
@@ -193,16 +147,19 @@ void launch_columns(const FusedCall& call, const FusedColumnsShape& shape, void*
       enqueue(fused_columns_kernel<Op, E>, shape.blocks, shape.threads, shape.shared, queue, rows, shape, pitches, part,
               memory.states, memory.totals);
     };
-    if constexpr (Op::kSums > 0) {
-      if (shape.leaves > 1 && shape.cluster == 1) {
-        enqueue_part(ColumnPart::States);
-        fold<Op, float>(call, shape.leaves, memory, queue);
-        if (Op::kMaps) enqueue_part(ColumnPart::Output);
-        return;
-      }
+    if (shape.leaves > 1 && shape.cluster == 1) {
+      enqueue_part(ColumnPart::States);
+      fold<Op, float>(call, shape.leaves, memory, queue);
+      if (Op::kMaps) enqueue_part(ColumnPart::Output);
+      return;
     }
     enqueue_part(ColumnPart::Whole);
   }
+}
+
+template <class Op> void launch_map(const FusedCall& call, const MapRowsShape& shape, Queue queue) {
+  const FusedRowsCall rows = plain_rows(call);
+  enqueue(map_rows_kernel<Op>, shape.blocks, shape.threads, 0, queue, rows, shape);
 }
 
 template <template <class> class Op> const char* launch_fused(const PlannedFused& call, void* workspace, void* stream) {
@@ -214,6 +171,8 @@ template <template <class> class Op> const char* launch_fused(const PlannedFused
         if constexpr (std::is_same_v<S, FusedStridedShape>) {
           if (call.accumulator == Dtype::F64) launch_strided<Op<double>, double>(call, shape, workspace, queue);
           else launch_strided<Floats, float>(call, shape, workspace, queue);
+        } else if constexpr (kWideReductions && Floats::kSums == 0) {
+          if constexpr (std::is_same_v<S, MapRowsShape>) launch_map<Floats>(call, shape, queue);
         } else if constexpr (kWideReductions) {
           with_element(call.dtype, [&](auto element) {
             using E = decltype(element);

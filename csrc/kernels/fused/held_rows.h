@@ -9,7 +9,7 @@ namespace held_rows {
 
 constexpr int kMostLeaves = 128;  // of a row
 constexpr int kLeafChunks = 8;    // chunks of 8 elements that a lane has of a leaf
-constexpr int kHalfChunks = 4;    // of rows of half a leaf at most, and of float32 that is mapped without looks
+constexpr int kHalfChunks = 4;    // of rows of half a leaf at most
 constexpr int kLogHalfLanes = 4;  // of half a warp, which has a row of so many elements at most
 constexpr int kHalfWarp = kGroup * kHalfChunks << kLogHalfLanes;
 constexpr int kBarrier = 16;     // bytes of a block that are not dynamic
@@ -20,6 +20,7 @@ constexpr int kMostCluster = 8;  // blocks: what every GPU with clusters has
 // operands, a lane asks of granules whether they are there, of few of them, and never of elements; short ones by
 // granules, and halves of warps, are aligned, too.
 enum class Form : int8_t { Words, Granules, AlignedRows, ShortWords, ShortGranules, HalfWarps };
+constexpr int kForms = 6;
 TR_HD constexpr bool is_short(Form form) { return form >= Form::ShortWords; }
 TR_HD constexpr bool by_granules(Form form) { return form != Form::Words && form != Form::ShortWords; }
 TR_HD constexpr bool is_aligned(int size, Form form) {
@@ -30,35 +31,63 @@ TR_HD constexpr int runs(int chunks, Form form) { return form == Form::HalfWarps
 // Chunks of aligned rows of one warp, 0 where there is no such kernel: of 16-bit floats that are summed more than once
 // more of them, since those take most instructions (H100, layer_norm of bfloat16, 768 and 1536: 0.37 ms instead of 0.47
 // and 0.50).
-TR_HD constexpr int most_aligned_chunks(int size, int inputs, int sums, bool maps) {
-  return size != 2 || inputs > 1 || sums == 0 || !maps ? 0 : sums > 1 ? kLeafChunks - 1 : kHalfChunks;
-}
-// Whether longer ones have a kernel of their own, for leaves that lack granules: not rms_norm, for which it is the same
-// whether elements are there.
-TR_HD constexpr bool has_aligned_leaves(int size, int inputs, int sums, bool maps, int sides) {
-  return most_aligned_chunks(size, inputs, sums, maps) > 0 && sides != 1;
+TR_HD constexpr int most_aligned_chunks(const FusedFacts& f, int size) {
+  return size != 2 || f.inputs > 1 || !f.maps ? 0 : f.sums > 1 ? kLeafChunks - 1 : kHalfChunks;
 }
 // Of short rows, of which more elements share what a row costs; but neighbouring lanes have to load neighbours: a row's
 // by granules 64 bytes where they all have some (H100, softmax of bfloat16, 64: 0.37 ms with 2, 0.41 with 4; 48: 0.44
 // with 2, 0.39 with 4). With weights 4 pay where of 2 some were idle (rms_norm of bfloat16, of a copy: 160 0.90 with 2,
 // 0.97 with 4; 64, 256 0.96, 0.98 with 2, 0.85, 0.97 with 4).
-TR_HD constexpr int most_granule_chunks(int inputs, int sums, int sides) {
-  return inputs == 1 && sums <= 1 && sides <= 1 ? 4 : 2;
+TR_HD constexpr int most_granule_chunks(const FusedFacts& f) {
+  return f.inputs == 1 && f.sums <= 1 && f.sides() <= 1 ? 4 : 2;
 }
-inline int granule_chunks(int most, int sides, int64_t length) {
-  const bool last = 4 * length > 3 * plans::power_of_two(length);  // some lane would have the last of 4
-  return (sides > 0 ? last || length <= 64 : last && length <= 64) ? 2 : most;
+
+// The kernels that there are, beside what a neighbour serves as fast.
+TR_HD constexpr bool has_kernel(const FusedFacts& f, int size, Form form, int chunks) {
+  const int most = most_aligned_chunks(f, size);
+  switch (form) {
+    case Form::ShortWords:  // of more than 64 elements 2; not where packed_rows serves nearly all of them
+      return chunks == 1 || (chunks == 2 && size == 4 && (f.inputs > 1 || f.weights));
+    case Form::ShortGranules:
+      if (size == 2) return chunks == 2 || chunks == most_granule_chunks(f);
+      // layer_norm, of which a row costs most, has 2 (H100, float32, of a copy: 40 0.60 with 1, 0.81 with 2; 72, 240
+      // 0.72, 0.96 with 2, 0.68, 0.88 with 4).
+      return has_kernel(f, size, Form::Granules, kLeafChunks) && (chunks == 2 || (chunks == 1 && f.sides() < 2));
+    case Form::HalfWarps: return most > 0 && chunks == kHalfChunks;
+    case Form::AlignedRows:
+      // Longer ones for leaves that lack granules: not rms_norm, for which it is the same whether elements are there.
+      return most > 0 && (chunks == kLeafChunks ? f.sides() != 1 : chunks > 2 && chunks <= most);
+    case Form::Words: return size == 4 && (chunks == kHalfChunks || chunks == kLeafChunks);
+    case Form::Granules:
+      // rms_norm of float32 is as fast by words (H200, 64 to 51200: 0.99 to 1.0), softmax and log_softmax of 1024 are
+      // (1.0; 256 0.95 and 0.92, 51200 0.90 and 0.91).
+      if (size == 4 && f.inputs == 1 && f.sides() == 1) return false;
+      if (chunks == kLeafChunks) return true;
+      // Norms of 16-bit floats are here where they have no weights and start within a granule, and by halves rare.
+      return chunks == kHalfChunks && (size == 4 ? f.inputs > 1 || f.sums > 1 || !f.maps : most == 0 || !f.weights);
+  }
+  return false;
 }
-TR_HD constexpr int word_chunks(int size, int64_t length) { return size == 2 || length <= 64 ? 1 : 2; }
-// The same of float32 by granules: layer_norm, of which a row costs most, has 2 (H100, of a copy: 40 0.60 with 1, 0.81
-// with 2; 72, 240 0.72, 0.96 with 2, 0.68, 0.88 with 4).
-TR_HD constexpr int quad_chunks(int sides, int64_t length) { return sides > 1 ? 2 : word_chunks(4, length); }
+// Of rows by that form.
+inline int chunks_for(const FusedFacts& f, int size, Form form, int64_t length) {
+  switch (form) {
+    case Form::ShortWords: return length > 64 && has_kernel(f, size, form, 2) ? 2 : 1;
+    case Form::ShortGranules: {
+      if (size == 4) return length > 64 || !has_kernel(f, size, form, 1) ? 2 : 1;
+      const bool last = 4 * length > 3 * plans::power_of_two(length);  // some lane would have the last of 4
+      return (f.weights ? last || length <= 64 : last && length <= 64) ? 2 : most_granule_chunks(f);
+    }
+    case Form::AlignedRows:
+      if (length <= kResidues * most_aligned_chunks(f, size)) return int(plans::ceil_div(length, kResidues));
+      return kLeafChunks;
+    default:
+      return length <= kLeaf / 2 && (size == 4 || has_kernel(f, size, form, kHalfChunks)) ? kHalfChunks : kLeafChunks;
+  }
+}
 
 // Whether the results may be of the other width, as people ask for it: norms of float32 in 16 bits, as under autocast;
-// other rows of 16 bits in float32, as softmax(dtype=) has it.
-TR_HD constexpr bool may_convert(int size, int inputs, int sums, int weights) {
-  return inputs == 1 && sums > 0 && (size == 4) == (weights > 0);
-}
+// other rows of 16 bits in float32, as softmax(dtype=) has it, where they are aligned.
+TR_HD constexpr bool may_convert(const FusedFacts& f, int size) { return f.inputs == 1 && (size == 4) == f.weights; }
 inline bool is_other_width(const FusedCall& call) {
   return (call.dtype == Dtype::F32) != (call.out_dtype == Dtype::F32) && is_float(call.out_dtype) &&
          call.out_dtype != Dtype::F64;
@@ -73,7 +102,7 @@ struct HeldRowsShape : FusedLaunch {
   held_rows::Form form = held_rows::Form::Words;
   int log_lanes = 5;    // of the lanes of a row, fewer than 32 where it is short
   int chunks = 1;       // of a lane
-  int leaves = 1;       // of a row, or what a warp has of one without looks
+  int leaves = 1;       // of a row
   int cluster = 1;      // blocks that hold a row together
   bool folded = false;  // the states of rows that are split have become one before the second launch
   held_rows::Part part = held_rows::Part::Whole;
@@ -97,15 +126,16 @@ TR_HD constexpr int shared_terms(int size, int chunks) { return chunks < kLeafCh
 // Threads of a multiprocessor that there are registers for, and of a block at most: a lane's elements, what it has
 // between them, and what a chunk needs. (H200, bfloat16 softmax of 4096: 0.73 of a copy for 1024 threads, where
 // registers go to memory, 0.95 for 768.)
-TR_HD constexpr int threads(int size, int inputs, int sums, bool term, int sides, int chunks, Form form) {
+TR_HD constexpr int threads(const FusedFacts& f, int size, int chunks, Form form) {
+  const int inputs = f.inputs, sides = f.sides();
   // layer_norm of short rows of float32: four blocks of 256, for which the rare second look would take too many.
   if (form == Form::ShortGranules && size == 4 && sides == 2 && inputs == 1) return 1024;
   if (is_short(form)) return sides == 0 && inputs == 1 ? 1024 : form == Form::ShortWords && inputs > 1 ? 512 : 640;
   if (form == Form::AlignedRows && sides == 2) return 576;  // by 640 nvcc would use memory for sm_80
   const int elements = chunks * kGroup * size / 4 * inputs;
-  const int terms = term ? (chunks - shared_terms(size, chunks)) * kGroup : 0;
+  const int terms = f.term ? (chunks - shared_terms(size, chunks)) * kGroup : 0;
   const int words = std::max(elements, terms);
-  if (words <= 32) return sides ? 640 : (term || sums == 0) && chunks == kLeafChunks ? 768 : 1024;
+  if (words <= 32) return sides ? 640 : f.term && chunks == kLeafChunks ? 768 : 1024;
   return words <= 64 ? (sides + inputs > 2 ? 512 : 640) : 384;
 }
 
@@ -144,57 +174,43 @@ inline int one_leaf_threads(int size, Form form, int chunks) {
 
 inline std::optional<HeldRowsShape> shape_for(const FusedCall& call, const DeviceFacts& device,
                                               const PlanOverride& forced) {
-  if (!has_neighbours(call)) return {};
   const FusedFacts f = facts(call.op);
+  if (!has_neighbours(call) || !f.looks()) return {};
   const Layout& l = call.layout;
-  const int size = size_of(call.dtype), sides = f.weights + f.biases;
+  const int size = size_of(call.dtype);
   const RowAlignment rows = row_alignment(call);
-  const bool converts = f.maps && call.out_dtype != call.dtype;
-  if (converts && !(may_convert(size, f.inputs, f.sums, f.weights) && is_other_width(call) && rows.aligned)) return {};
-  const bool weighted = call.weight || call.bias;
+  const bool weighted = call.weight || call.bias, converts = f.maps && call.out_dtype != call.dtype;
+  if (converts && !(may_convert(f, size) && is_other_width(call))) return {};
   if (weighted && call.weight_dtype != call.dtype && call.weight_dtype != Dtype::F32) return {};
-  const bool granules = forced.vector_loads == 0 ? false
-                        : converts               ? aligned(call.weight) && aligned(call.bias)
-                        : weighted || size == 4  ? rows.aligned && aligned(call.weight) && aligned(call.bias)
-                                                 : rows.alike;
-  if (converts && !granules) return {};
+  const bool whole = rows.aligned && aligned(call.weight) && aligned(call.bias);
+  const bool wanted = forced.vector_loads != 0 && (weighted || converts || size == 4 ? whole : rows.alike);
+  // By the first of these that there is a kernel for.
   HeldRowsShape s;
+  const auto by = [&](Form form, bool serves) {
+    s.form = form;
+    s.chunks = chunks_for(f, size, form, l.length);
+    return serves && has_kernel(f, size, form, s.chunks);
+  };
   if (l.length <= kResidues) {
-    s.form = granules && rows.aligned ? Form::ShortGranules : Form::ShortWords;
-    s.chunks = s.form == Form::ShortWords ? word_chunks(size, l.length)
-               : size == 4 ? quad_chunks(sides, l.length)
-                           : granule_chunks(most_granule_chunks(f.inputs, f.sums, sides), sides, l.length);
+    if (!by(Form::ShortGranules, wanted && rows.aligned)) by(Form::ShortWords, true);
     for (s.log_lanes = 0; s.lanes() * s.chunks * kGroup < l.length;) ++s.log_lanes;
-  } else if (granules && rows.aligned && l.length <= kResidues * most_aligned_chunks(size, f.inputs, f.sums, f.maps)) {
-    const bool halves = l.length <= kHalfWarp;
-    s.form = halves ? Form::HalfWarps : Form::AlignedRows;
-    s.chunks = halves ? kHalfChunks : int(ceil_div(l.length, kResidues));
-    if (halves) s.log_lanes = kLogHalfLanes;
-  } else if (granules && rows.aligned && l.length % kLeaf > 0 &&
-             has_aligned_leaves(size, f.inputs, f.sums, f.maps, sides)) {
-    s.form = Form::AlignedRows;
-    s.chunks = kLeafChunks;
+  } else if (by(Form::HalfWarps, wanted && rows.aligned && l.length <= kHalfWarp)) {
+    s.log_lanes = kLogHalfLanes;
   } else {
-    if (size == 2 && !granules) return {};
-    s.form = granules ? Form::Granules : Form::Words;
-    s.chunks = l.length <= kLeaf / 2 || (!f.looks() && size == 4) ? kHalfChunks : kLeafChunks;
+    const bool lacks = l.length <= kResidues * most_aligned_chunks(f, size) || l.length % kLeaf > 0;
+    if (!by(Form::AlignedRows, wanted && rows.aligned && lacks) && !by(Form::Granules, wanted)) by(Form::Words, true);
   }
-  const int64_t span = f.looks() ? kLeaf : int64_t(32) * kGroup * s.chunks;  // of a warp
-  s.leaves = int(std::min<int64_t>(ceil_div(l.length, span), INT32_MAX));
-  int most = threads(size, f.inputs, f.sums, f.term, sides, s.chunks, s.form);
+  if (!has_kernel(f, size, s.form, s.chunks) || (converts && size == 2 && !by_granules(s.form))) return {};
+  s.leaves = int(std::min<int64_t>(ceil_div(l.length, kLeaf), INT32_MAX));
+  int most = threads(f, size, s.chunks, s.form);
   const int away = f.term ? shared_terms(size, s.chunks) * kGroup * 4 : 0;  // bytes of a thread
-  const int meeting = s.leaves > 1 && s.leaves <= kMostLeaves && f.looks() ? meeting_bytes(call, s.leaves) : 0;
+  const int meeting = s.leaves > 1 && s.leaves <= kMostLeaves ? meeting_bytes(call, s.leaves) : 0;
   if (away > 0) most = std::min(most, (device.shared - kBarrier - meeting) / away / 32 * 32);
   if (s.leaves == 1) {
     const int64_t warps = ceil_div(l.rows, 32 / s.lanes());
     s.threads = one_leaf_threads(size, s.form, s.chunks);
     while (s.threads > 32 && ceil_div(warps, s.threads / 32) < device.multiprocessors) s.threads /= 2;
     s.blocks = ceil_div(warps, s.threads / 32);
-  } else if (!f.looks()) {
-    s.threads = 128;
-    while (s.threads > 32 && s.threads / 32 >= 2 * s.leaves) s.threads /= 2;
-    s.splits = ceil_div(s.leaves, s.threads / 32);
-    s.blocks = l.rows * s.splits;
   } else {
     const Team best = s.leaves <= kMostLeaves ? team(s.leaves, most, device.clusters) : Team{0, 0};
     if (best.warps == 0) return {};
@@ -231,7 +247,7 @@ constexpr int kMostRecalled = 64;  // leaves whose states each block of the seco
 inline std::optional<SplitRowsShape> serves(const FusedCall& call, const DeviceFacts& device,
                                             const PlanOverride& forced) {
   const int64_t leaves = ceil_div(call.layout.length, kLeaf);
-  if (leaves < 2 || !facts(call.op).looks()) return {};
+  if (leaves < 2) return {};
   FusedCall one = call;  // whether its kernels serve it; of whole granules where the row is
   one.layout.length = 2 * kLeaf + call.layout.length % kLeaf;
   const auto held = held_rows::shape_for(one, device, forced);

@@ -10,8 +10,9 @@
 // Shared memory, dynamic: batches of rows of g and x; weights; sums of units; sums of the warps; the rows' statistics.
 // Static: what rows come to; barriers.
 #pragma once
-#include "held_rows.cuh"
+#include "held_granules.cuh"
 #include "norm_gradients.h"
+#include "states.cuh"
 
 namespace torchreduce::gpu {
 

@@ -8,8 +8,9 @@
 // the first input was, and leave by whole granules.
 // Shared memory: the rows of each input; for each thread what it found, and its sums.
 #pragma once
-#include "held_rows.cuh"
+#include "held_granules.cuh"
 #include "packed_rows.h"
+#include "states.cuh"
 
 namespace torchreduce::gpu {
 
@@ -155,7 +156,7 @@ template <class Op, class E, int kSpan, int kChunks> struct PackedPart {
     }
   }
 
-  template <bool kFull> __device__ __forceinline__ Extremes extremes(int input) const {
+  template <bool kFull> __device__ __forceinline__ Bounds extremes(int input) const {
     const Eight<E>(&g)[kChunks * kEights] = held[input];
     const auto each = [&](auto take) {
 #pragma unroll
@@ -168,7 +169,7 @@ template <class Op, class E, int kSpan, int kChunks> struct PackedPart {
         }
     };
     if constexpr (sizeof(E) == 4) {
-      Extremes e{bit_cast<float>(g[0].item[0]), bit_cast<float>(g[0].item[0])};
+      Bounds e{bit_cast<float>(g[0].item[0]), bit_cast<float>(g[0].item[0])};
       each([&](uint32_t w) {
         e.greatest = greatest(e.greatest, bit_cast<float>(w));
         e.least = -greatest(-e.least, -bit_cast<float>(w));
@@ -231,6 +232,22 @@ template <class Op, class E, int kSpan, int kChunks> struct PackedPart {
     }
   }
 
+  // The second look.
+  template <bool kFull, class Seen, class Given>
+  __device__ __forceinline__ void look([[maybe_unused]] bool calm, const Seen& seen, const Given& given,
+                                       F (&sums)[kSums]) {
+    if constexpr (Op::kCalm) {
+      if (calm)
+        return sum<kFull>(sums, [&](F* acc, int k, const F* x) {
+          if constexpr (Op::kTerm) acc[0] = acc[0] + (terms[k] = Op::calm_term(x[0], seen));
+          else Op::calm_step(acc, x, seen);
+        });
+    }
+    sum<kFull>(sums, [&](F* acc, int k, const F* x) {
+      if constexpr (Op::kTerm) acc[0] = acc[0] + (terms[k] = Op::term(x[0], seen));
+      else Op::step(acc, x, F(1), seen, given);
+    });
+  }
   // The elements of the row, to `to` in shared memory, where it starts. kCalm: the data is.
   template <bool kFull, bool kCalm, class At> __device__ __forceinline__ void write(char* to, const At& at) {
 #pragma unroll
@@ -277,7 +294,22 @@ template <class Op, class E, int kSpan, int kChunks> struct PackedPart {
   }
 };
 
-// The tree over what the lanes of a row have, each in a place of its own; every lane gets it.
+// The extremes of what the lanes of a row have, each in a place of its own; every lane gets them.
+template <int kSpan>
+__device__ __forceinline__ Bounds extremes_over_parts(Bounds e, Bounds* all, const FusedPackedRowsShape& shape) {
+  all[threadIdx.x] = e;
+  __syncthreads();
+  const int place = int(threadIdx.x) & (shape.rows - 1);
+#pragma unroll
+  for (int k = 0; k < kResidues / kSpan; ++k) {
+    if (k >= shape.parts) break;
+    const Bounds other = all[k << shape.log_rows | place];
+    e.greatest = greatest(e.greatest, other.greatest);
+    e.least = -greatest(-e.least, -other.least);
+  }
+  return e;
+}
+// The tree over them.
 template <int kSpan>
 __device__ __forceinline__ float over_parts(float own, float* all, const FusedPackedRowsShape& shape) {
   constexpr int kMost = kResidues / kSpan;
@@ -341,22 +373,14 @@ __global__ void TR_BLOCK_BOUND((fused_packed_rows::threads(kPackedForm<Op, E, kW
       part.template read<kFull>(k, shared + k * shape.input_span, (elements_before(from[k]) + r * n) * int(sizeof(E)));
   });
 
-  Extremes* const all_found = reinterpret_cast<Extremes*>(shared + shape.exchange);
+  Bounds* const all_found = reinterpret_cast<Bounds*>(shared + shape.exchange);
   F* const all_sums = reinterpret_cast<F*>(all_found + blockDim.x);
   F found = first_absent<Op::kFirst, F>();
   bool calm = false;
   if constexpr (Op::kFirst == First::Greatest) {
-    Extremes e;
+    Bounds e;
     either([&](auto kFull) { e = part.template extremes<kFull>(0); });
-    all_found[threadIdx.x] = e;
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < kResidues / kSpan; ++k) {
-      if (k >= shape.parts) break;
-      const Extremes other = all_found[k << shape.log_rows | place];
-      e.greatest = greatest(e.greatest, other.greatest);
-      e.least = -greatest(-e.least, -other.least);
-    }
+    e = extremes_over_parts<kSpan>(e, all_found, shape);
     found = e.greatest;
     if constexpr (Op::kCalm) calm = Op::is_calm(found, e.least);
   } else if constexpr (Op::kFirst == First::Sum) {
@@ -366,19 +390,7 @@ __global__ void TR_BLOCK_BOUND((fused_packed_rows::threads(kPackedForm<Op, E, kW
   }
   const auto seen = Op::seen(found, n, given);
   F sums[kSums];
-  either([&](auto kFull) {
-    if constexpr (Op::kCalm) {
-      if (calm)
-        return part.template sum<kFull>(sums, [&](F* acc, int k, const F* x) {
-          if constexpr (Op::kTerm) acc[0] = acc[0] + (part.terms[k] = Op::calm_term(x[0], seen));
-          else Op::calm_step(acc, x, seen);
-        });
-    }
-    part.template sum<kFull>(sums, [&](F* acc, int k, const F* x) {
-      if constexpr (Op::kTerm) acc[0] = acc[0] + (part.terms[k] = Op::term(x[0], seen));
-      else Op::step(acc, x, F(1), seen, given);
-    });
-  });
+  either([&](auto kFull) { part.template look<kFull>(calm, seen, given, sums); });
 #pragma unroll
   for (int s = 0; s < kSums; ++s) sums[s] = over_parts<kSpan>(sums[s], all_sums + s * int(blockDim.x), shape);
   if constexpr (!Op::kMaps)

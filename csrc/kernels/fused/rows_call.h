@@ -1,4 +1,5 @@
-// What kernels for rows of neighbouring elements take of a call: few dims, since arguments are copied for every launch.
+// What kernels for rows of neighbouring elements, or of neighbouring rows, take of a call: few dims, since arguments
+// are copied for every launch.
 #pragma once
 #include "family.h"
 
@@ -76,7 +77,9 @@ inline FusedRowsCall plain_rows(const FusedCall& call) {
                   l.kept,
                   {},
                   {}};
-  int64_t last[2] = {l.length, l.length};
+  int64_t last[2] = {1, 1};
+  if (l.reduced > 0)
+    for (int k = 0; k < 2; ++k) last[k] += (l.length - 1) * (k == 0 ? l.in : call.more_strides[0])[l.kept];
   for (int d = 0; d < l.kept; ++d) {
     r.size[d] = l.size[d];
     r.stride[d] = {{l.in[d], call.more_strides[0][d]}, l.out[d], call.more_strides[1][d]};

@@ -1,25 +1,27 @@
 // Row-wise ops on rows of any strides and types: a warp takes a leaf, element by element, and reads it again for each
 // pass.
 //
-// Serves: everything (strided.h). Of rows of one leaf one launch does all; else one leaves the states of all leaves,
-// one makes of them the rows', and one writes what follows.
+// Serves: everything (strided.h); ops that add as the same of one tensor, which a call with a `sum` adds up. Of rows of
+// one leaf one launch does all; else one leaves the states of all leaves, one makes of them the rows', and one writes
+// what follows.
 #pragma once
 #include "states.cuh"
 #include "strided.h"
 
 namespace torchreduce::gpu {
 
-// Elements of a row of call.in[k], converted. kAdds: of the one input, the sums of both, rounded to their type.
-template <class F, bool kAdds = false> struct StridedRow {
+// Elements of a row of call.in[k], converted. kMayAdd: where there is a call.sum, of the one input the sums of both,
+// rounded to their type.
+template <class F, bool kMayAdd = false> struct StridedRow {
   const FusedCall& call;
   int64_t start[2];
 
   __device__ StridedRow(const FusedCall& call, int64_t row, int inputs) : call(call), start{} {
     start[0] = row_start(call.layout, row).in;
-    if (inputs > 1) start[1] = row_offset(call.layout, call.more_strides[0], row);
+    if (inputs > 1 || (kMayAdd && call.sum)) start[1] = row_offset(call.layout, call.more_strides[0], row);
   }
   __device__ F element(int k, int64_t i) const {
-    if constexpr (kAdds) return as_stored(loaded(0, i) + loaded(1, i));
+    if (kMayAdd && call.sum) return as_stored(loaded(0, i) + loaded(1, i));
     return loaded(k, i);
   }
   __device__ F as_stored(F x) const {
@@ -131,7 +133,8 @@ __global__ void __launch_bounds__(fused_strided::kThreads)
   const int64_t first = (item - row * leaves) * kLeaf, rest = l.length - first;
   if (row >= l.rows) return;
   const int count = int(rest < kLeaf ? rest : kLeaf);
-  const StridedRow<F, Op::kAdds> x(call, row, kReads<Op>);
+  constexpr bool kMayAdd = Op::kWeights && Op::kInputs == 1;
+  const StridedRow<F, kMayAdd> x(call, row, Op::kInputs);
   const int64_t value = row_offset(l, call.more_strides[1], row);
   const auto given = Op::given(call.options, call.memory, value);
   const bool skips = Op::skips(given);
@@ -181,31 +184,41 @@ __global__ void __launch_bounds__(fused_strided::kThreads)
       if constexpr (Op::kTerm) y = Op::map(Op::term(element[0], Op::seen(state.l, count, given)), w, b, first + i, at);
       else y = Op::map(element, w, b, first + i, at);
       const int64_t place = to + position_offset(l, l.out, first + i);
-      if constexpr (Op::kAdds) store_as(call.dtype, call.sum, place, element[0]);
+      if (kMayAdd && call.sum) store_as(call.dtype, call.sum, place, element[0]);
       store_as(call.out_dtype, call.out, place, y);
     }
   }
 }
 
-// By a block for each row: its state, from those of its leaves, goes to `totals`; or of an op that writes nothing else,
-// its values are written. `trees`: room for half as many states, rounded up, as a row has leaves.
+// ---- rows of several leaves ------------------------------------------------------------------------------------------
+
+// Writes the values of a row, of an op that writes nothing else.
 template <class Op, class F>
+__device__ __forceinline__ void write_row(const FusedCall& call, int64_t row, const typename Op::State& total) {
+  const StridedRow<F> x(call, row, 1);
+  const int64_t value = row_offset(call.layout, call.more_strides[1], row);
+  const auto given = Op::given(call.options, call.memory, value);
+  const auto values =
+      Op::row(total, call.layout.length, given, call.options, [&](int64_t i) { return x.element(0, i); });
+  Op::write(values, call.memory, value);
+}
+
+// By a block for each row: its state, from those of its leaves, goes to `totals`; or of an op that writes nothing else,
+// its values are written. One kernel for all ops that share States: the call says which it is. `trees`: room for half
+// as many states, rounded up, as a row has leaves.
+template <class States, class F>
 __global__ void __launch_bounds__(kThreads)
-    fold_states(TR_GRID_CONSTANT FusedCall call, int64_t leaves, const typename Op::State* states,
-                typename Op::State* trees, typename Op::State* totals) {
+    fold_states(TR_GRID_CONSTANT FusedCall call, int64_t leaves, const typename States::State* states,
+                typename States::State* trees, typename States::State* totals) {
   const int64_t row = blockIdx.x;
-  const auto total = block_tree<Op>(states + row * leaves, trees + row * LeafStates{leaves}.tree(), leaves);
+  const auto total = block_tree<States>(states + row * leaves, trees + row * LeafStates{leaves}.tree(), leaves);
   if (threadIdx.x > 0) return;
-  if constexpr (Op::kMaps) {
-    totals[row] = total;
-  } else {
-    const StridedRow<F> x(call, row, 1);
-    const int64_t value = row_offset(call.layout, call.more_strides[1], row);
-    const auto given = Op::given(call.options, call.memory, value);
-    const auto values =
-        Op::row(total, call.layout.length, given, call.options, [&](int64_t i) { return x.element(0, i); });
-    Op::write(values, call.memory, value);
-  }
+#define TR_WRITE(name)                                                               \
+  if constexpr (std::is_same_v<typename name<F>::States, States> && !name<F>::kMaps) \
+    if (call.op == Fused::name) return write_row<name<F>, F>(call, row, total);
+  TR_FOR_EACH_FUSED(TR_WRITE)
+#undef TR_WRITE
+  totals[row] = total;
 }
 
 }  // namespace torchreduce::gpu
