@@ -45,7 +45,7 @@ WIDE_ACCESSES = {
     "scan_short_rows": (0, 1),
     "scan_tiled_rows": (0, 1),
 }
-BULK_FAMILIES = {"scan_ring", "scan_ring_columns", "scan_ring_extremes", "scan_ring_pairs"}
+BULK_FAMILIES = {"scan_ring", "scan_ring_columns", "scan_ring_pairs"}
 LARGE_FAMILIES = {"scan_ragged_columns"}  # these and BULK_FAMILIES are empty where blocks are not large (gpu.cuh)
 # Wide ones that may be missing for NVIDIA: nvcc shares a part of one with the code for a row's end, in each direction.
 SHARED_STORES = {"scan_chain": 2, "scan_row_pairs": 0}

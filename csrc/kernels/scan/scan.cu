@@ -11,7 +11,6 @@
 #include "ragged_columns.cuh"
 #include "ring.cuh"
 #include "ring_columns.cuh"
-#include "ring_extremes.cuh"
 #include "ring_pairs.cuh"
 #include "row_pairs.cuh"
 #include "scan_plan.h"
@@ -116,10 +115,6 @@ template <class S, class Load, class Store> struct Launches {
     if constexpr (kLinearPipelined<S, Load, Store>)
       run_ring(scan_ring_pairs<S, Load, Store>, shape, LinearPipeline<S, Load>::Shape::kShared);
   }
-  void operator()(const scans::RingExtremesShape& shape) {
-    if constexpr (kExtremePipelined<S, Load>)
-      run_ring(scan_ring_extremes<S, Load, Store>, shape, ExtremeRing<sizeof(E)>::kShared);
-  }
   void operator()(const scans::RingColumnsShape& shape) {
     if constexpr (kNarrowPipelined<S, Load, Store>)
       with_constant(std::integer_sequence<int, 2, 3, 4, 5, 6, 7>(), shape.columns, [&](auto columns) {
@@ -132,7 +127,6 @@ template <class S, class Load, class Store> struct Launches {
 #else
   void operator()(const scans::RingShape&) {}
   void operator()(const scans::RingPairsShape&) {}
-  void operator()(const scans::RingExtremesShape&) {}
   void operator()(const scans::RingColumnsShape&) {}
   void operator()(const scans::ColumnStripsShape&) {}
 #endif
