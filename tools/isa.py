@@ -67,7 +67,7 @@ TYPES = {
 # reduce_rows<Sum<float>, TypedLoad<F16>>(...), combine_partials<Sum<float>>(...), and the scans with a Store at the end
 KERNEL = re.compile(
     r"(?P<family>\w+)<(?P<op>\w+)<(?P<accumulator>[\w ]+)>"
-    r"(, (?P<kind>Typed|Pair|Triple|Any)Load<(?P<load>[\w ]+)>"
+    r"(, ((?P<kind>Typed|Pair|Triple|Any)Load<(?P<load>[\w ]+)>|(?P<ints>SmallInts))"
     r"(, ((Typed|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<variant>\w+)(?P<more>(, \w+)*))?)? ?>\("
 )
 # held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<Softmax<float>, float>(...), weight_elements<float, true>
@@ -146,9 +146,13 @@ class Kernel:
             self.variant = "false"
         if match["kind"] == "Any":
             self.element = f"any as {self.element}"
+        elif match["ints"]:
+            self.element = "small ints"
         # Of a kernel that is compiled for one type: that of the elements, and of a scan's results.
         one_type = match["kind"] in ("Typed", "Pair", "Triple")
         self.types = {"load": match["load"], "store": match["store"]} if one_type else {}
+        if match["ints"]:
+            self.types = {"store": match["store"]}
         self.pairs = match["kind"] == "Pair"
 
     @property

@@ -205,8 +205,9 @@ static const char* launch_typed(const PlannedScan& call, void* workspace, gpuStr
     if constexpr (Op<float>::kIntegerKernels && is_widened(DtypeOf<T>::value, Dtype::F32))
       if (call.out.dtype == Dtype::F32)
         return launch<Op<float>, TypedLoad<T>, TypedStore<float>>(call, workspace, stream);
+    using Load = std::conditional_t<is_float_type<T> || sizeof(T) == 8, TypedLoad<T>, SmallInts>;
     using Store = TypedStore<std::conditional_t<is_float_type<T>, T, int64_t>>;
-    return launch<Op<accumulator_t<T>>, TypedLoad<T>, Store>(call, workspace, stream);
+    return launch<Op<accumulator_t<T>>, Load, Store>(call, workspace, stream);
   }
 }
 
