@@ -50,10 +50,7 @@ template <class S, class Load, class Store> struct Launches {
   // ---- rows ----
   void operator()(const scans::PackedRowsShape& shape) {
     if constexpr (kInPlace<S, Load, Store>)
-      with_constant(std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 7>(), int(call.layout.length), [&](auto length) {
-        if constexpr (length() * int(sizeof(E)) <= packed_bytes(S::kIntegerKernels, sizeof(E)))
-          enqueue(scan_packed_rows<S, Load, Store, length()>, shape.blocks, shape.threads, shape.shared, queue, call);
-      });
+      enqueue(scan_packed_rows<S, Load, Store>, shape.blocks, shape.threads, shape.shared, queue, call);
   }
   template <bool kGranules> void short_rows(const scans::ShortRowsShape& shape) {
     constexpr int K = kHeldTiles<S>;
