@@ -119,6 +119,7 @@ __device__ __forceinline__ void staged_elements(const E* run, int group, int64_t
 // What a result takes in the place of an element, if it fits there.
 template <class S, class Store> struct KeptResult { using type = typename S::Result; };
 template <class S, class O> struct KeptResult<S, TypedStore<O>> { using type = O; };
+template <class S, class O> struct KeptResult<S, EitherStore<O>> { using type = O; };
 template <class S, class Store> using kept_result = typename KeptResult<S, Store>::type;
 template <class S, class Load, class Store> constexpr bool kKeepsResults =
     !S::kIndexed && sizeof(kept_result<S, Store>) == sizeof(element_of<Load>);
@@ -295,7 +296,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
     op.results(S::prefix(shared_carry, before), items, out);
     if constexpr (kKeepsResults<S, Load, Store>) {
       const bool wide = Store::kWidth > 1 && shape.granules && (k + 1) * kTile <= end && !call.exclusive;
-      if (staged && !wide) {
+      const bool fits = !kEither<Store> || call.out.dtype != Dtype::F32;
+      if (staged && fits && !wide) {
         store_run_tile<S, Load, Store>(call, recomputed(start.out), scan_stride(call.layout), recomputed(run_first), k,
                                        recomputed(end), run_of(One(), 0), out);
         continue;

@@ -265,11 +265,12 @@ template <class S, class Store, int V> struct WalkedResults {
   template <class Whole>
   __device__ __forceinline__ void store(Whole whole, const typename S::Result (&r)[V][kGroup], int count) {
     int64_t step = stride;
-    if constexpr (S::kIndexed || Store::kWidth == 1) {
+    constexpr bool kOnes = Store::kWidth == 1 || kEither<Store>;  // whose type is looked at
+    if constexpr (S::kIndexed || kOnes) {
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
         if (whole || i < count) {
-          if constexpr (Store::kWidth == 1) Store::one(call, place, r[0][i]);
+          if constexpr (kOnes) Store::one(call, place, r[0][i]);
           else side_by_side(r, i);
         }
         place += step = recomputed(step);

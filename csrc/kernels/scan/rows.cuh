@@ -103,6 +103,25 @@ template <class O> struct TypedStore {
     for (int i = 0; i < kGroup; i += kWidth) vector(call, offset + i, w, i);
   }
 };
+// Results of 16-bit floats T, or the same scan's as float32: what the call says.
+template <class T> struct EitherStore {
+  using Element = T;
+  static constexpr int kWidth = TypedStore<T>::kWidth;
+  template <class Result> __device__ static void one(const ScanCall& call, int64_t offset, Result v) {
+    if (call.out.dtype == Dtype::F32) TypedStore<float>::one(call, offset, v);
+    else TypedStore<T>::one(call, offset, v);
+  }
+  template <class S, class Result>
+  __device__ static void group(const ScanCall& call, int64_t offset, const Result (&v)[kGroup]) {
+    if (call.out.dtype == Dtype::F32) TypedStore<float>::template group<S>(call, offset, v);
+    else TypedStore<T>::template group<S>(call, offset, v);
+  }
+};
+template <class Store> constexpr bool kEither = false;
+template <class T> constexpr bool kEither<EitherStore<T>> = true;
+// The store of results that take the place of elements.
+template <class Store> struct NarrowStore { using type = Store; };
+template <class T> struct NarrowStore<EitherStore<T>> { using type = TypedStore<T>; };
 // Results of any dtype.
 struct AnyStore {
   static constexpr int kWidth = 1;
