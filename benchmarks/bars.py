@@ -62,12 +62,14 @@ SCANNED: tuple[tuple[Shape, int], ...] = (
 )  # fmt: skip
 
 
-def of_cumsum(op: str, float32: Pair, half: Pair) -> tuple[Bar, ...]:
-    """Bar and goal as fractions of cumsum's bar on the same shape."""
+def of_cumsum(op: str, float32: Pair, half: Pair, long: Pair | None = None) -> tuple[Bar, ...]:
+    """Bar and goal as fractions of cumsum's bar on the same shape. `long`: those of rows of 2**24 elements and more."""
     bars = []
     for shape, dim in SCANNED:
         own = next(bar for bar in CUMSUM if shape in bar.shapes and dim == bar.dim)
-        scaled = (tuple(round(f * own.float32[0], 4) for f in float32), tuple(round(f * own.half[0], 4) for f in half))
+        is_long = long and dim == len(shape) - 1 and shape[dim] >= 2**24
+        single, halves = (long, long) if is_long else (float32, half)
+        scaled = (tuple(round(f * own.float32[0], 4) for f in single), tuple(round(f * own.half[0], 4) for f in halves))
         bars.append(Bar("scan-ops", op, (shape,), dim, *scaled))
     return tuple(bars)
 
@@ -118,8 +120,8 @@ FUSED = (
 
 BARS = (
     *CUMSUM,
-    *of_cumsum("cummax", (0.93, 1.0), (0.93, 1.0)),
-    *of_cumsum("cummin", (0.93, 1.0), (0.93, 1.0)),
+    *of_cumsum("cummax", (0.93, 1.0), (0.93, 1.0), long=(0.69, 1.0)),
+    *of_cumsum("cummin", (0.93, 1.0), (0.93, 1.0), long=(0.69, 1.0)),
     *of_cumsum("cumprod", (0.90, 1.0), (0.85, 0.95)),
     *flat("logcumsumexp", 0.5, 0.25),
     *LINEAR_SCAN,

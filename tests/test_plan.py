@@ -264,7 +264,7 @@ def test_block_tiles_that_have_a_multiprocessor_each_go_through_chains():
         ("cumsum", (most,), True, "chain"), ("cumsum", (most + 1,), True, "ring"),
         ("cumsum", (most,), False, "ring"), ("cumsum", (1_000_003,), True, "chain"),
         ("cumsum", (8, 32_000), True, "chain"), ("cumsum", (8, 32_001), True, "ring"),
-        ("cumprod", (2**14,), True, "ring"), ("cummax", (2**14,), True, "ring_extremes"),
+        ("cumprod", (2**14,), True, "ring"), ("cummax", (2**14,), True, "extreme_chain"),
     ):  # fmt: skip
         strides = [sizes[-1], 1][-len(sizes) :]
         numbers = NUMBERS[torch.float32], NUMBERS[torch.float32]
@@ -273,27 +273,18 @@ def test_block_tiles_that_have_a_multiprocessor_each_go_through_chains():
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32))
-def test_long_rows_with_indices_go_through_the_pipeline_where_there_are_bulk_copies(dtype):
-    """Few ones that are longer than a warp walks, and many whole tiles long, in tiles of 32 KiB."""
-    numbers, tile = (NUMBERS[dtype], NUMBERS[dtype]), (32 << 10) // dtype.itemsize
-
-    def family(shape, strides, bulk_copies):
-        p = _C.plan("cummax", shape, strides, [len(shape) - 1], *numbers, False, True, MULTIPROCESSORS, bulk_copies)
-        if p["family"] == "ring_extremes":
+def test_few_long_rows_with_indices_are_cut_into_tiles(dtype):
+    """Ones that are longer than a warp walks, in tiles of 32 KiB, on any GPU."""
+    tile = (32 << 10) // dtype.itemsize
+    for shape in ((2**28,), (2**20,), (16, 2049), (16, 2**24 + 1)):
+        for bulk_copies in (False, True):
+            strides, numbers = [shape[-1], 1][-len(shape) :], (NUMBERS[dtype], NUMBERS[dtype])
+            p = _C.plan("cummax", shape, strides, [len(shape) - 1], *numbers, False, True, MULTIPROCESSORS, bulk_copies)
             splits = -(-(shape[-1] + 15) // tile)
-            assert p["shape"]["tiles"] == splits and p["threads"] == 640 and p["workspace"] > 0
-            assert p["blocks"] == min(MULTIPROCESSORS, splits * (shape[0] if len(shape) == 2 else 1))
-        return p["family"]
-
-    for shape, portable in (
-        ([2**28], "extreme_chain"), ([16, 2049], "extreme_chain"), ([16, 2**24 + 1], "extreme_chain"),
-        ([5341, 50257], "extreme_rows"), ([100_000, 8192], "extreme_rows"),
-    ):  # fmt: skip
-        strides = [shape[-1], 1][-len(shape) :]
-        assert family(shape, strides, True) == "ring_extremes" and family(shape, strides, False) == portable
-    for shape in ([16, 2048], [100_000, 8191], [5341, 1001]):
-        assert family(shape, [shape[-1], 1], True) == "extreme_rows"
-    assert family([2**20], [2], True) == "extreme_chain"
+            assert (p["family"], p["shape"]["tiles"], p["threads"]) == ("extreme_chain", splits, 256)
+            assert p["workspace"] > 0 and p["blocks"] == splits * (shape[0] if len(shape) == 2 else 1)
+    for shape in ((16, 2048), (5341, 50257), (100_000, 8192), (5341, 1001)):
+        assert plan("cummax", shape, 1, dtype)["family"] == "extreme_rows"
 
 
 def test_plans_of_columns_depend_on_exclusive_and_reverse():

@@ -166,7 +166,6 @@ def test_blocks_that_stay(device, shape, dtype):
         for name in ("cumsum", "cumprod", "logcumsumexp"):
             check(name, values(shape, dtype, seed=1), 1, options, {"family": on(device, "ring")}, device)
         check("cumsum", values((3500, 8, 2), dtype, seed=1), 1, options, {"family": on(device, "ring_columns")}, device)
-        check("cummax", values(shape, dtype, seed=1), 1, options, {"family": on(device, "ring_extremes")}, device)
 
 
 @on_a_gpu

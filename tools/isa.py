@@ -45,7 +45,7 @@ WIDE_ACCESSES = {
     "scan_short_rows": (0, 1),
     "scan_tiled_rows": (0, 1),
 }
-BULK_FAMILIES = {"scan_ring", "scan_ring_columns", "scan_ring_extremes", "scan_ring_pairs"}
+BULK_FAMILIES = {"scan_ring", "scan_ring_columns", "scan_ring_pairs"}
 LARGE_FAMILIES = {"scan_ragged_columns"}  # these and BULK_FAMILIES are empty where blocks are not large (gpu.cuh)
 # Wide ones that may be missing for NVIDIA: nvcc shares a part of one with the code for a row's end, in each direction.
 SHARED_STORES = {"scan_chain": 2, "scan_row_pairs": 0}
@@ -67,8 +67,8 @@ TYPES = {
 # reduce_rows<Sum<float>, TypedLoad<F16>>(...), combine_partials<Sum<float>>(...), and the scans with a Store at the end
 KERNEL = re.compile(
     r"(?P<family>\w+)<(?P<op>\w+)<(?P<accumulator>[\w ]+)>"
-    r"(, (?P<kind>Typed|Pair|Triple|Any)Load<(?P<load>[\w ]+)>"
-    r"(, ((Typed|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<variant>\w+)(?P<more>(, \w+)*))?)? ?>\("
+    r"(, ((?P<kind>Typed|Pair|Triple|Any)Load<(?P<load>[\w ]+)>|(?P<ints>SmallInts))"
+    r"(, ((Typed|Either|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<variant>\w+)(?P<more>(, \w+)*))?)? ?>\("
 )
 # held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<SummedOp<float, 1>, float>(...),
 # map_rows_kernel<EntropyGradient<float>>(...), weight_elements<float, true>(...)
@@ -148,9 +148,13 @@ class Kernel:
             self.variant = "false"
         if match["kind"] == "Any":
             self.element = f"any as {self.element}"
+        elif match["ints"]:
+            self.element = "small ints"
         # Of a kernel that is compiled for one type: that of the elements, and of a scan's results.
         one_type = match["kind"] in ("Typed", "Pair", "Triple")
         self.types = {"load": match["load"], "store": match["store"]} if one_type else {}
+        if match["ints"]:
+            self.types = {"store": match["store"]}
         self.pairs = match["kind"] == "Pair"
 
     @property

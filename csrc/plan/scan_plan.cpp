@@ -34,8 +34,6 @@ const std::vector<Family<ScanCall, scans::Shape>> kScanFamilies = {
     {"packed_rows", "a few rows a lane, which are one run of memory", kShapeOf<scans::packed_rows::serves>},
     {"short_rows", "whole rows in the registers of some lanes or warps", kShapeOf<scans::short_rows::serves>},
     {"row_pairs", "the same of two inputs", kShapeOf<scans::row_pairs::serves>},
-    {"ring_extremes", "rows with indices cut into tiles, by blocks that stay and copy in bulk",
-     kShapeOf<scans::ring_extremes::serves>},
     {"extreme_rows", "several short rows with indices a warp, or one that it walks",
      kShapeOf<scans::extreme_rows::serves>},
     {"ring", "rows cut into block tiles, by blocks that stay and copy in bulk", kShapeOf<scans::ring::serves>},

@@ -28,7 +28,7 @@ struct CpuShape : ScanLaunch {
 };
 
 using Shape = std::variant<RowsShape, PackedRowsShape, ShortRowsShape, RowPairsShape, ExtremeRowsShape, ChainShape,
-                           ExtremeChainShape, RingShape, RingPairsShape, RingExtremesShape, RingColumnsShape,
+                           ExtremeChainShape, RingShape, RingPairsShape, RingColumnsShape,
                            ColumnTeamsShape, ColumnWalkShape, ShortColumnsShape, ExtremeColumnsShape, ColumnStripsShape,
                            RaggedColumnsShape, ColumnTilesShape, CpuShape>;
 

@@ -460,7 +460,8 @@ MUTANTS = (
     ),
     Mutant(
         "results of packed rows are stored before they are there", "kernels/scan/short_rows.cuh",
-        "warp_barrier(); if (count > 0) stages[warp].store(", "if (count > 0) stages[warp].store(",
+        "warp_barrier(); E* const out = global(static_cast<E*>(call.out.values)) + lowest;",
+        "E* const out = global(static_cast<E*>(call.out.values)) + lowest;",
         "scan.CumSum", ("packed_rows",),
     ),
     Mutant(
@@ -992,37 +993,6 @@ MUTANTS = (
         "an exclusive scan of a tile stores its last result in its next", "kernels/scan/column_tiles.cuh",
         "const int stored = at.left - shift - g * kGroup;", "const int stored = at.left - g * kGroup;",
         "scan.CumProd", ("column_tiles",),
-    ),
-    # ---- the pipeline of scans with indices
-    Mutant(
-        "results with indices without waiting for the carry", "kernels/scan/ring_extremes.cuh",
-        "barrier_wait(&ready[s], it / kStages & 1); R carry", "R carry",
-        "scan.CumExtreme", ("extreme_pipeline",), some=True,
-    ),
-    Mutant(
-        "a tile's total published before its parts are known", "kernels/scan/ring_extremes.cuh",
-        "barrier_wait(&summed[s], it / kStages & 1); const Acc upto", "const Acc upto",
-        "scan.CumExtreme", ("extreme_pipeline",),
-    ),
-    Mutant(
-        "one arrival too few for a stage of elements with indices that is free", "kernels/scan/ring_extremes.cuh",
-        "(kResultWarps + 2) * kLanes", "(kResultWarps + 1) * kLanes",
-        "scan.CumExtreme", ("extreme_pipeline",),
-    ),
-    Mutant(
-        "what equals a part's carry has no part in its total", "kernels/scan/ring_extremes.cuh",
-        "ballot(most >= known.key)", "ballot(most > known.key)",
-        "scan.CumExtreme", ("extreme_pipeline",), every=1,
-    ),
-    Mutant(
-        "what is known of a row is taken for another", "kernels/scan/ring_extremes.cuh",
-        "if (known.row != j.row || ballot", "if (ballot",
-        "scan.CumExtreme", ("extreme_pipeline",),
-    ),
-    Mutant(
-        "a tile without positions takes a stage", "kernels/scan/ring_extremes.cuh",
-        "if (left <= 0) continue;", "",
-        "scan.CumExtreme", ("extreme_pipeline",), every=1,
     ),
     # ---- what gpu.cuh says of AMD's, and gpu_packed.h of NVIDIA's instructions
     Mutant(

@@ -394,7 +394,7 @@ void check_scans(const std::vector<std::vector<int64_t>>& shapes, uint64_t along
 
 constexpr const char *kShortRows = "short_rows", *kRowPairs = "row_pairs", *kExtremeRows = "extreme_rows",
                      *kChain = "chain", *kExtremeChain = "extreme_chain", *kRing = "ring", *kRingPairs = "ring_pairs",
-                     *kRingExtremes = "ring_extremes", *kRingColumns = "ring_columns", *kColumnTeams = "column_teams",
+                     *kRingColumns = "ring_columns", *kColumnTeams = "column_teams",
                      *kColumnWalk = "column_walk", *kShortColumns = "short_columns",
                      *kExtremeColumns = "extreme_columns", *kColumnStrips = "column_strips",
                      *kRaggedColumns = "ragged_columns", *kColumnTiles = "column_tiles";
@@ -748,32 +748,6 @@ void extremes() {
   }
 }
 
-// The same where there are bulk copies: parts of result warps, and tiles of rows, of which all is there, some or
-// nothing, wherever pairs lie in memory; stages and superblocks are used up several times over, by blocks few and late.
-void extreme_pipeline() {
-  constexpr Scanned kTypes[] = {{"cummax", Dtype::F32, Dtype::F32},
-                                {"cummin", Dtype::F32, Dtype::F32},
-                                {"cummax", Dtype::BF16, Dtype::BF16},
-                                {"cummin", Dtype::F16, Dtype::F16}};
-  auto run = [](const Scanned& s, const std::vector<int64_t>& sizes, int multiprocessors, int times = 1) {
-    for (int reverse = 0; reverse < 2; ++reverse)
-      check({s.op, s.in, s.out, sizes, uint64_t(1) << (sizes.size() - 1), false, reverse != 0},
-            Policies(size_t(times), {{kRingExtremes, -1, -1, -1, -1}, multiprocessors, kInPitch, true}));
-  };
-  for (const Scanned& s : kTypes) {
-    const int64_t tile = scans::extreme_tile(size_of(s.in)), part = tile / 16;
-    for (int64_t n :
-         {int64_t(1), int64_t(300), part - 15, part + 1, tile - 15, tile - 1, tile, tile + 1, 3 * tile + 77})
-      run(s, {3, n}, 3, 3);
-    run(s, {2, 3, 2 * tile + 5}, 4);
-    run(s, {30, 1001}, 3);
-    run(s, {1, 70 * tile + 9}, 2, 2);
-    run(s, {2, 40 * tile - 7}, 7);
-  }
-  for (int multiprocessors : {2, 3, 5, 9}) run(kTypes[0], {5, 5 * 8192}, multiprocessors, 2);
-  check({"cummax", Dtype::F32, Dtype::F32, {3, 30000}, 2}, Policies(3, {{}, 3, kInPitch, true}));
-}
-
 // Tiles of columns, one or two a lane: rows of a warp that lie side by side or not, strips that lack columns,
 // tiles that end anywhere, and columns of several block tiles and superblocks of them, started in any order.
 void check_tiles(const char* family, const std::vector<Scanned>& types, bool exclusive) {
@@ -1014,7 +988,6 @@ constexpr Group kGroups[] = {
     {"extremes", "scan", extremes},
     {"extreme_columns", "scan", extreme_columns},
     {"column_tiles", "scan", column_tiles},
-    {"extreme_pipeline", "scan", extreme_pipeline},
     {"linear_scan", "scan", linear_scan},
     {"walk", "scan", walk},
     {"team_walk", "scan", team_walk},

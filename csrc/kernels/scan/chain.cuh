@@ -119,6 +119,7 @@ __device__ __forceinline__ void staged_elements(const E* run, int group, int64_t
 // What a result takes in the place of an element, if it fits there.
 template <class S, class Store> struct KeptResult { using type = typename S::Result; };
 template <class S, class O> struct KeptResult<S, TypedStore<O>> { using type = O; };
+template <class S, class O> struct KeptResult<S, EitherStore<O>> { using type = O; };
 template <class S, class Store> using kept_result = typename KeptResult<S, Store>::type;
 template <class S, class Load, class Store> constexpr bool kKeepsResults =
     !S::kIndexed && sizeof(kept_result<S, Store>) == sizeof(element_of<Load>);
@@ -196,20 +197,24 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
   const auto step = input_stride<Load>(call, stride);
   const int64_t run_first = tile * kBlockTile + warp * kRun, left = n - run_first;
   const int end = left < kRun ? int(left) : kRun;  // of the warp's run; not positive if none of it is there
-  auto run_of = [&](int input) { return stage<E>() + input * kBlockTile + warp * kRun; };
+  auto run_of = [&](auto load, int input) {
+    return stage<typename decltype(load)::Element>() + input * kBlockTile + warp * kRun;
+  };
   if (staged) {
     if constexpr (is_pair<Load>) {
       Source a = call.in;
       a.data = call.in.more[0];
-      copy_run<One>(call.in, from.b + run_first * step.b, step.b, shape.granules, 0, end, run_of(0));
+      copy_run<One>(call.in, from.b + run_first * step.b, step.b, shape.granules, 0, end, run_of(One(), 0));
       copy_run<One>(a, from.a + run_first * step.a, step.a, shape.granules, Load::has_a(call, run_first) ? 0 : 1, end,
-                    run_of(1));
+                    run_of(One(), 1));
     } else {
 #pragma unroll
       for (int k = 0; k < kInputsOf<Load>; ++k) {
         Source input = call.in;
         if (k > 0) input.data = call.in.more[k - 1];
-        copy_run<One>(input, from + run_first * step, step, shape.granules, 0, end, run_of(k));
+        with_type<One>(input, [&](auto load) {
+          copy_run<decltype(load)>(input, from + run_first * step, step, shape.granules, 0, end, run_of(load, k));
+        });
       }
     }
     end_copies();
@@ -225,12 +230,18 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
     if (staged) {
       const int number = k * kLanes + lane;
       if constexpr (is_pair<Load>) {
-        staged_group(run_of(0), number, step.b, group.b);
-        staged_group(run_of(1), number, step.a, group.a);
+        staged_group(run_of(One(), 0), number, step.b, group.b);
+        staged_group(run_of(One(), 1), number, step.a, group.a);
       } else {
         E part[kInputsOf<Load>][kGroup];
 #pragma unroll
-        for (int k = 0; k < kInputsOf<Load>; ++k) staged_elements(run_of(k), number, step, part[k]);
+        for (int k = 0; k < kInputsOf<Load>; ++k)
+          with_type<One>(call.in, [&](auto load) {
+            typename decltype(load)::Element x[kGroup];
+            staged_elements(run_of(load, k), number, step, x);
+#pragma unroll
+            for (int i = 0; i < kGroup; ++i) part[k][i] = as_element<One>(x[i]);
+          });
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) {
           if constexpr (kInputsOf<Load> == 3) group.x[i] = {part[0][i], part[1][i], part[2][i]};
@@ -285,9 +296,10 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
     op.results(S::prefix(shared_carry, before), items, out);
     if constexpr (kKeepsResults<S, Load, Store>) {
       const bool wide = Store::kWidth > 1 && shape.granules && (k + 1) * kTile <= end && !call.exclusive;
-      if (staged && !wide) {
+      const bool fits = !kEither<Store> || call.out.dtype != Dtype::F32;
+      if (staged && fits && !wide) {
         store_run_tile<S, Load, Store>(call, recomputed(start.out), scan_stride(call.layout), recomputed(run_first), k,
-                                       recomputed(end), run_of(0), out);
+                                       recomputed(end), run_of(One(), 0), out);
         continue;
       }
     }

@@ -406,26 +406,18 @@ template <class S, class Load, class Store, int V> struct TileLane {
   template <class Whole>
   __device__ __forceinline__ void store_group(Whole whole, int64_t& place, const Results& r, int stored) const {
     const int64_t stride = scan_stride(call.layout).out;
-    if constexpr (!kStaged) {
+    if constexpr (!kStaged || V != kOfWord) {
 #pragma unroll
       for (int i = 0; i < kGroup; ++i, place += stride)
         if (whole || i < stored) Store::one(call, place, r[0][i]);
     } else {
       using Words = Packed<uint32_t, sizeof(Word) / 4>;
       Words words[kGroup];
-      if constexpr (V == kOfWord) round_columns<E, S>(r, words, 0);
-      else
-#pragma unroll
-        for (int i = 0; i < kGroup; ++i) words[i].item[0] = bit_cast<uint16_t>(round_to<E>(r[0][i]));
+      round_columns<E, S>(r, words, 0);
       E* to = global(static_cast<E*>(call.out.values)) + place;
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        if (whole || i < stored) {
-          if constexpr (V == kOfWord) store_wide(reinterpret_cast<Words*>(to), words[i]);
-          else *to = bit_cast<E>(uint16_t(words[i].item[0]));
-        }
-        to += stride;
-      }
+      for (int i = 0; i < kGroup; ++i, to += stride)
+        if (whole || i < stored) store_wide(reinterpret_cast<Words*>(to), words[i]);
       place += kGroup * stride;
     }
   }
@@ -455,13 +447,8 @@ template <class S, class Load, class Store, int V> struct TileLane {
     const Layout& layout = call.layout;
     if (call.exclusive && at.first == 0) {
       const int64_t place = shared.job.out + at.x * V * beside(layout, layout.out);
-      if constexpr (kStaged) {
-        E* const to = global(static_cast<E*>(call.out.values)) + place;
 #pragma unroll
-        for (int v = 0; v < V; ++v) to[v * beside(layout, layout.out)] = round_to<E>(start_of<S>());
-      } else {
-        Store::one(call, place, start_of<S>());
-      }
+      for (int v = 0; v < V; ++v) Store::one(call, place + v * beside(layout, layout.out), start_of<S>());
     }
     if (kTyped && at.count == kRows) store_all(std::bool_constant<kTyped>(), at);
     else store_all(std::false_type(), at);

@@ -229,7 +229,7 @@ template <class Load> struct LoadedGroups {
     if constexpr (is_pair<Load>) {
       Load::run(call, in + first * stride, a + first * (layout.reduced ? call.more_strides[0][layout.kept] : 0), first,
                 left, items);
-    } else if constexpr (Load::kWidth > 1) {
+    } else if constexpr (kTyped && !kSmallInts<Load>) {
       const Element* from = global(static_cast<const Element*>(call.in.data)) + (in + first * stride);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
@@ -265,11 +265,12 @@ template <class S, class Store, int V> struct WalkedResults {
   template <class Whole>
   __device__ __forceinline__ void store(Whole whole, const typename S::Result (&r)[V][kGroup], int count) {
     int64_t step = stride;
-    if constexpr (S::kIndexed || Store::kWidth == 1) {
+    constexpr bool kOnes = Store::kWidth == 1 || kEither<Store>;  // whose type is looked at
+    if constexpr (S::kIndexed || kOnes) {
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
         if (whole || i < count) {
-          if constexpr (Store::kWidth == 1) Store::one(call, place, r[0][i]);
+          if constexpr (kOnes) Store::one(call, place, r[0][i]);
           else side_by_side(r, i);
         }
         place += step = recomputed(step);
@@ -339,7 +340,7 @@ template <class S, class Load, class Store, int V>
 __global__ void TR_BLOCK_BOUND((walk_threads(S::kInputs, S::kIndexed)))
     scan_column_walk(TR_GRID_CONSTANT ScanCall call) {
   constexpr int kBytes = V * int(sizeof(element_of<Load>)), kThreads = walk_threads(S::kInputs, S::kIndexed);
-  constexpr bool kCopied = Load::kWidth > 1 && (kBytes == 4 || kBytes == 8);
+  constexpr bool kCopied = Load::kWidth > 1 && !kSmallInts<Load> && (kBytes == 4 || kBytes == 8);
   static_assert(kCopied || V == 1, "others come one by one");
   using Side = SideBySide<S, V>;
   const S op{call.options};

@@ -1,8 +1,8 @@
 // Scans with indices along rows, in any order: neighbouring lanes take neighbouring pairs of positions, so that what a
 // warp loads and stores lies side by side wherever rows begin. A lane has the greatest key up to its pair by shuffles;
 // where its pair meets it there is a record, and the latest record up to a position is its result. A warp takes several
-// short rows at a time or walks one, by registers alone; of few long rows that no ring has, a block has a tile in
-// shared memory, a part a warp.
+// short rows at a time or walks one, by registers alone; of few long rows a block has a tile in shared memory, a part a
+// warp.
 #pragma once
 #include "chain.cuh"
 #include "extremes.h"

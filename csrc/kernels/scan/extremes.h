@@ -1,5 +1,5 @@
-// Scans with indices along rows: warps that take several short rows at a time or walk one, a tile a block of rows that
-// blocks share, and on GPUs with bulk copies blocks that stay.
+// Scans with indices along rows: warps that take several short rows at a time or walk one, and a tile a block of rows
+// that blocks share.
 #pragma once
 #include "row_call.h"
 
@@ -19,7 +19,6 @@ struct ExtremeChainShape : ScanLaunch {
 
   template <class Visit> void each(Visit visit) const { visit("tiles", tiles); }
 };
-struct RingExtremesShape : ExtremeChainShape {};
 
 // Given the bytes of an element: the chunks of 64 positions that a warp takes at a time, of how many rows they are, and
 // the positions of a block's tile where rows are split.
@@ -31,31 +30,6 @@ TR_HD constexpr int extreme_tile(int size) { return (32 << 10) / size; }
 constexpr int kExtremeBlocks = 12;  // of warps that take several rows at a time, at most so many a multiprocessor
 constexpr int kExtremeLead = 15;    // the most positions before a row that are counted with it
 constexpr int kExtremeWalk = 2048;  // the longest rows that warps walk where they are few
-// Rows from which on a ring has them where they are many, too, and the threads of its blocks. (Without it: 2^24 float32
-// 0.68 of the speed, 2^27 0.80, bfloat16 0.82 and 0.90.)
-constexpr int kExtremeRing = 8192, kExtremeRingThreads = 640;
-
-namespace ring_extremes {
-
-using namespace plans;
-
-inline std::optional<RingExtremesShape> serves(const ScanCall& call, const DeviceFacts& device,
-                                               const PlanOverride& forced) {
-  const Layout& l = call.layout;
-  if (!facts(call.op).indexed || !has_ring(device) || !runs_of_floats(call) || !typed(call)) return {};
-  const bool walked = l.length <= (many_rows(call, device) ? kExtremeRing - 1 : kExtremeWalk);
-  if (!forced.family && (lanes_across_rows(call) || walked)) return {};
-  RingExtremesShape s;
-  s.tiles = ceil_div(l.length + kExtremeLead, extreme_tile(size_of(call.in.dtype)));
-  s.threads = kExtremeRingThreads;
-  s.shared = kRingShared;
-  s.declared = 0;
-  s.blocks = std::min<int64_t>(l.rows * s.tiles, device.multiprocessors);
-  s.workspace = look_back_workspace(call, s.tiles);
-  return s;
-}
-
-}  // namespace ring_extremes
 
 namespace extreme_rows {
 

@@ -38,6 +38,10 @@ inline bool compact(const ScanCall& call) {
 inline bool pairs(const ScanCall& call) { return typed(call) && facts(call.op).inputs == 2; }
 // Whether results can take the place of elements where there is such a kernel.
 inline bool in_place(const ScanCall& call) { return compact(call) && call.in.dtype == call.out.dtype; }
+// Whether elements are integers of at most 4 bytes or bool, which kernels take as int32 (rows.cuh: SmallInts).
+inline bool small_ints(const ScanCall& call) {
+  return typed(call) && !is_float(call.in.dtype) && size_of(call.in.dtype) < 8;
+}
 // Bytes of an element as the kernels of one input see it.
 inline int element_bytes(const ScanCall& call) { return size_of(typed(call) ? call.in.dtype : call.in.accumulator); }
 // The same of all inputs together.

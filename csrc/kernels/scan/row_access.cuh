@@ -211,9 +211,9 @@ template <int N> __device__ __forceinline__ void shift_words(const uint32_t (&w)
 // Loads K groups a lane: base[k] says where their rows start, first(k) at which position, count(k) how many are there.
 // Elements that are not there are those of other rows, or absent ones.
 template <class S, class Load, bool kAligned, int K, class First, class Count>
-__device__ __forceinline__ void load_groups(const ScanCall& call, const int64_t (&base)[K], First first, Count count,
-                                            bool mirror, [[maybe_unused]] bool pairs,
-                                            HeldGroup<typename Load::Element, kAligned> (&x)[K]) {
+__device__ __forceinline__ void load_typed_groups(const ScanCall& call, const int64_t (&base)[K], First first,
+                                                  Count count, bool mirror, [[maybe_unused]] bool pairs,
+                                                  HeldGroup<typename Load::Element, kAligned> (&x)[K]) {
   using E = typename Load::Element;
   const E absent = absent_element<E, S>();
   const E* const from = global(static_cast<const E*>(call.in.data));
@@ -257,6 +257,35 @@ __device__ __forceinline__ void load_groups(const ScanCall& call, const int64_t 
   };
   if (mirror) load(std::true_type());
   else load(std::false_type());
+}
+
+// The same of elements whose type the call may say: as int32, then.
+template <class S, class Load, bool kAligned, int K, class First, class Count>
+__device__ __forceinline__ void load_groups(const ScanCall& call, const int64_t (&base)[K], First first, Count count,
+                                            bool mirror, bool pairs,
+                                            HeldGroup<typename Load::Element, kAligned> (&x)[K]) {
+  if constexpr (kSmallInts<Load>)
+    SmallInts::typed(call.in, [&](auto load) {
+      using T = typename decltype(load)::Element;
+      HeldGroup<T, kAligned> held[K];
+      load_typed_groups<S, decltype(load), kAligned>(call, base, first, count, mirror, false, held);
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        T group[kGroup];
+        if constexpr (kAligned) {
+          unpack(held[k], group);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kGroup; ++i) {
+            if constexpr (kHalves<T>) group[i] = bit_cast<T>(uint16_t(held[k][i]));
+            else group[i] = held[k][i];
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i) x[k][i] = convert<int32_t>(group[i]);
+      }
+    });
+  else load_typed_groups<S, Load, kAligned>(call, base, first, count, mirror, pairs, x);
 }
 
 // Loads the two granules around each of K groups of 16-bit elements, a tile apart, of a row that starts at `base`; for

@@ -9,6 +9,51 @@ namespace torchreduce::gpu {
 
 using namespace scans;
 
+// Elements that are integers of at most 4 bytes or bool, as int32. The call says of which type they are. It is looked
+// at once for all that is loaded together.
+struct SmallInts {
+  using Element = int32_t;
+  static constexpr int kWidth = kGroup;
+  // Calls with(TypedLoad<T>()) for the type T of the elements of `in`.
+  template <class With> __device__ __forceinline__ static void typed(const Source& in, With with) {
+    switch (in.dtype) {
+      case Dtype::U8: return with(TypedLoad<uint8_t>());
+      case Dtype::I8: return with(TypedLoad<int8_t>());
+      case Dtype::I16: return with(TypedLoad<int16_t>());
+      case Dtype::Bool: return with(TypedLoad<Bool>());
+      default: return with(TypedLoad<int32_t>());
+    }
+  }
+  // As those of TypedLoad.
+  template <int N>
+  __device__ static void run(const Source& in, int64_t offset, int64_t stride, int64_t count, int32_t (&items)[N]) {
+    typed(in, [&](auto load) {
+#pragma unroll
+      for (int i = 0; i < N; ++i)
+        if (i < count) items[i] = convert<int32_t>(load.one(in, offset + i * stride));
+    });
+  }
+  __device__ static void packed(const Source& in, int64_t offset, int32_t* items) {
+    typed(in, [&](auto load) {
+      typename decltype(load)::Element x[kGroup];
+#pragma unroll
+      for (int i = 0; i < kGroup; i += load.kWidth) load.packed(in, offset + i, x + i);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) items[i] = convert<int32_t>(x[i]);
+    });
+  }
+};
+template <class Load> constexpr bool kSmallInts = std::is_same<Load, SmallInts>::value;
+// Calls with(TypedLoad<T>()) for the type T of a call's elements in memory, be it known at compile time or not.
+template <class Load, class With> __device__ __forceinline__ void with_type(const Source& in, With with) {
+  if constexpr (kSmallInts<Load>) SmallInts::typed(in, with);
+  else with(Load());
+}
+template <class Load, class T> __device__ __forceinline__ typename Load::Element as_element(T x) {
+  if constexpr (kSmallInts<Load>) return convert<int32_t>(x);
+  else return x;
+}
+
 // Stores a group's words, of whole granules, to `lowest` on, where `there`. By whole warps, where lanes 2i and 2i + 1
 // have neighbouring groups, `upper` the one that is higher in memory, or both nothing. They exchange granules, so that
 // together they store whole sectors of 32 bytes: half of one at a time takes as long (H200, cumsum of float32 rows of
@@ -58,6 +103,25 @@ template <class O> struct TypedStore {
     for (int i = 0; i < kGroup; i += kWidth) vector(call, offset + i, w, i);
   }
 };
+// Results of 16-bit floats T, or the same scan's as float32: what the call says.
+template <class T> struct EitherStore {
+  using Element = T;
+  static constexpr int kWidth = TypedStore<T>::kWidth;
+  template <class Result> __device__ static void one(const ScanCall& call, int64_t offset, Result v) {
+    if (call.out.dtype == Dtype::F32) TypedStore<float>::one(call, offset, v);
+    else TypedStore<T>::one(call, offset, v);
+  }
+  template <class S, class Result>
+  __device__ static void group(const ScanCall& call, int64_t offset, const Result (&v)[kGroup]) {
+    if (call.out.dtype == Dtype::F32) TypedStore<float>::template group<S>(call, offset, v);
+    else TypedStore<T>::template group<S>(call, offset, v);
+  }
+};
+template <class Store> constexpr bool kEither = false;
+template <class T> constexpr bool kEither<EitherStore<T>> = true;
+// The store of results that take the place of elements.
+template <class Store> struct NarrowStore { using type = Store; };
+template <class T> struct NarrowStore<EitherStore<T>> { using type = TypedStore<T>; };
 // Results of any dtype.
 struct AnyStore {
   static constexpr int kWidth = 1;

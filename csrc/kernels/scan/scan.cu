@@ -11,7 +11,6 @@
 #include "ragged_columns.cuh"
 #include "ring.cuh"
 #include "ring_columns.cuh"
-#include "ring_extremes.cuh"
 #include "ring_pairs.cuh"
 #include "row_pairs.cuh"
 #include "plan/scan_plan.h"
@@ -38,6 +37,7 @@ template <class S, class Load, class Store> struct Launches {
   const char* error = nullptr;
 
   using E = typename Load::Element;
+  using Narrow = typename NarrowStore<Store>::type;
   static constexpr int kSize = sizeof(element_of<Load>);
 
   template <class Kernel, class Shape, class... More> void run(Kernel kernel, const Shape& shape, More... more) {
@@ -51,29 +51,26 @@ template <class S, class Load, class Store> struct Launches {
   // ---- rows ----
   void operator()(const scans::PackedRowsShape& shape) {
     if constexpr (kInPlace<S, Load, Store>)
-      with_constant(std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 7>(), int(call.layout.length), [&](auto length) {
-        if constexpr (length() * int(sizeof(E)) <= packed_bytes(S::kIntegerKernels, sizeof(E)))
-          enqueue(scan_packed_rows<S, Load, Store, length()>, shape.blocks, shape.threads, shape.shared, queue, call);
-      });
+      enqueue(scan_packed_rows<S, Load, Narrow>, shape.blocks, shape.threads, shape.shared, queue, call);
   }
-  template <bool kGranules> void short_rows(const scans::ShortRowsShape& shape) {
+  template <bool kGranules, class To> void short_rows(const scans::ShortRowsShape& shape) {
     constexpr int K = kHeldTiles<S>;
-    if (call.layout.length <= kTile) run(scan_short_rows<S, Load, Store, kGranules>, shape);
-    else if (call.layout.length <= 2 * kTile) run(scan_tiled_rows<S, Load, Store, kGranules, 2>, shape);
-    else run(scan_tiled_rows<S, Load, Store, kGranules, K>, shape);
+#ifdef TR_BULK_COPIES  // older AMD GPUs have too few registers for it
+    if constexpr (K * kWarps == kFan && (kGranules || (kInPlace<S, Load, To> && kHalves<E> && S::kIntegerKernels)))
+      if (call.layout.length > kBlockTile) return run(scan_tiled_rows<S, Load, To, kGranules, K, 2>, shape);
+#endif
+    if (call.layout.length <= kTile) run(scan_short_rows<S, Load, To, kGranules>, shape);
+    else if (call.layout.length <= 2 * kTile) run(scan_tiled_rows<S, Load, To, kGranules, 2>, shape);
+    else run(scan_tiled_rows<S, Load, To, kGranules, K>, shape);
+  }
+  template <class To> void short_rows(const scans::ShortRowsShape& shape) {
+    shape.granules ? short_rows<true, To>(shape) : short_rows<false, To>(shape);
   }
   void operator()(const scans::ShortRowsShape& shape) {
     if constexpr (kCompact<S, Load, Store>) {
-#ifdef TR_BULK_COPIES  // older AMD GPUs have too few registers for it
-      constexpr int K = kHeldTiles<S>;
-      if constexpr (K * kWarps == kFan)
-        if (call.layout.length > kBlockTile) {
-          if constexpr (kInPlace<S, Load, Store> && kHalves<E> && S::kIntegerKernels)
-            if (!shape.granules) return run(scan_tiled_rows<S, Load, Store, false, K, 2>, shape);
-          return run(scan_tiled_rows<S, Load, Store, true, K, 2>, shape);
-        }
-#endif
-      shape.granules ? short_rows<true>(shape) : short_rows<false>(shape);
+      if constexpr (kEither<Store>)  // there are not the registers for either
+        if (call.out.dtype == Dtype::F32) return short_rows<TypedStore<float>>(shape);
+      short_rows<Narrow>(shape);
     }
   }
   template <bool kStaged> void row_pairs(const scans::RowPairsShape& shape) {
@@ -110,29 +107,25 @@ template <class S, class Load, class Store> struct Launches {
 #ifdef TR_BULK_COPIES
   void operator()(const scans::RingShape& shape) {
     if constexpr (kPipelined<S, Load, Store>)
-      run_ring(scan_ring<S, Load, Store>, shape, PipelineShape<sizeof(E), sizeof(typename S::Acc)>::kShared);
+      run_ring(scan_ring<S, Load, Narrow>, shape, PipelineShape<sizeof(E), sizeof(typename S::Acc)>::kShared);
   }
   void operator()(const scans::RingPairsShape& shape) {
     if constexpr (kLinearPipelined<S, Load, Store>)
       run_ring(scan_ring_pairs<S, Load, Store>, shape, LinearPipeline<S, Load>::Shape::kShared);
   }
-  void operator()(const scans::RingExtremesShape& shape) {
-    if constexpr (kExtremePipelined<S, Load>)
-      run_ring(scan_ring_extremes<S, Load, Store>, shape, ExtremeRing<sizeof(E)>::kShared);
-  }
   void operator()(const scans::RingColumnsShape& shape) {
     if constexpr (kNarrowPipelined<S, Load, Store>)
       with_constant(std::integer_sequence<int, 2, 3, 4, 5, 6, 7>(), shape.columns, [&](auto columns) {
-        run_ring(scan_ring_columns<S, Load, Store, columns()>, shape, NarrowShape<sizeof(E), columns()>::kShared);
+        run_ring(scan_ring_columns<S, Load, Narrow, columns()>, shape, NarrowShape<sizeof(E), columns()>::kShared);
       });
   }
   void operator()(const scans::ColumnStripsShape& shape) {
-    if constexpr (kStripPipelined<S, Load, Store>) error = launch_strips<S, Load, Store>(call, shape, workspace, queue);
+    if constexpr (kStripPipelined<S, Load, Store>)
+      error = launch_strips<S, Load, Narrow>(call, shape, workspace, queue);
   }
 #else
   void operator()(const scans::RingShape&) {}
   void operator()(const scans::RingPairsShape&) {}
-  void operator()(const scans::RingExtremesShape&) {}
   void operator()(const scans::RingColumnsShape&) {}
   void operator()(const scans::ColumnStripsShape&) {}
 #endif
@@ -141,13 +134,13 @@ template <class S, class Load, class Store> struct Launches {
   void operator()(const scans::ShortColumnsShape& shape) {
     if constexpr (kColumnVectors<S, Load, Store>) {
       constexpr int V = column_vector(sizeof(E), sizeof(typename S::Acc));
-      if (shape.columns == V) return run(scan_short_columns<S, Load, Store, V>, shape);
+      if (shape.columns == V) return run(scan_short_columns<S, Load, Narrow, V>, shape);
     }
     run(scan_short_columns<S, Load, Store, 1>, shape);
   }
   void operator()(const scans::ColumnTilesShape& shape) {
     constexpr int V = kStagedTiles<S, Load, Store> ? word_columns(kSize) : 1;
-    if (V > 1 && shape.columns == V) return run(scan_column_tiles<S, Load, Store, V>, shape, workspace);
+    if (V > 1 && shape.columns == V) return run(scan_column_tiles<S, Load, Narrow, V>, shape, workspace);
     run(scan_column_tiles<S, Load, Store, 1>, shape, workspace);
   }
   void operator()(const scans::ExtremeColumnsShape& shape) {
@@ -160,18 +153,18 @@ template <class S, class Load, class Store> struct Launches {
   void operator()(const scans::RaggedColumnsShape& shape) {
     if constexpr (kRaggedColumns<S, Load, Store>) {
       if constexpr (sizeof(E) == 4)
-        if (ragged_sides(shape.words) == 2) return run(scan_ragged_columns<S, Load, Store, 2>, shape, workspace);
-      run(scan_ragged_columns<S, Load, Store, 1>, shape, workspace);
+        if (ragged_sides(shape.words) == 2) return run(scan_ragged_columns<S, Load, Narrow, 2>, shape, workspace);
+      run(scan_ragged_columns<S, Load, Narrow, 1>, shape, workspace);
     }
   }
-  template <int V> void walk(const scans::ColumnWalkShape& shape) {
+  template <int V, class To> void walk(const scans::ColumnWalkShape& shape) {
     using Walked = typename NearScan<S>::type;
-    enqueue(scan_column_walk<Walked, Load, Store, V>, shape.blocks, shape.threads, shape.shared, queue, call);
+    enqueue(scan_column_walk<Walked, Load, To, V>, shape.blocks, shape.threads, shape.shared, queue, call);
   }
   void operator()(const scans::ColumnWalkShape& shape) {
     if constexpr (kWalksPairs<S, Load, Store>)
-      if (shape.columns == 2) return walk<2>(shape);
-    if constexpr (kLaneWalks<S, Load, Store>) walk<1>(shape);
+      if (shape.columns == 2) return walk<2, Narrow>(shape);
+    if constexpr (kLaneWalks<S, Load, Store>) walk<1, Store>(shape);
   }
   void operator()(const scans::ColumnTeamsShape& shape) {
     if constexpr (kTeamWalks<S, Load, Store>)
@@ -208,11 +201,11 @@ static const char* launch_typed(const PlannedScan& call, void* workspace, gpuStr
   } else if constexpr (Op<float>::kInputs == 3) {
     return launch<Op<T>, TripleLoad<T>, TypedStore<T>>(call, workspace, stream);
   } else {
-    if constexpr (Op<float>::kIntegerKernels && is_widened(DtypeOf<T>::value, Dtype::F32))
-      if (call.out.dtype == Dtype::F32)
-        return launch<Op<float>, TypedLoad<T>, TypedStore<float>>(call, workspace, stream);
-    using Store = TypedStore<std::conditional_t<is_float_type<T>, T, int64_t>>;
-    return launch<Op<accumulator_t<T>>, TypedLoad<T>, Store>(call, workspace, stream);
+    using Load = std::conditional_t<is_float_type<T> || sizeof(T) == 8, TypedLoad<T>, SmallInts>;
+    using Own = TypedStore<std::conditional_t<is_float_type<T>, T, int64_t>>;
+    constexpr bool kWidened = Op<float>::kIntegerKernels && is_widened(DtypeOf<T>::value, Dtype::F32);
+    using Store = std::conditional_t<kWidened, EitherStore<T>, Own>;
+    return launch<Op<accumulator_t<T>>, Load, Store>(call, workspace, stream);
   }
 }
 

@@ -44,7 +44,7 @@ template <class S, class Load, class Store, int V> struct ShortBlock {
   static constexpr int kSize = sizeof(E) / S::kInputs, kPart = V * kSize,  // of an input's element, or V neighbours
       kPartWords = kPart < 4 ? 1 : kPart / 4;
   using Words = Packed<uint32_t, kPartWords>;  // V neighbours
-  static constexpr bool kAsync = Load::kWidth > 1 && (kPart == 4 || kPart == 8 || kPart == 16);
+  static constexpr bool kAsync = Load::kWidth > 1 && !kSmallInts<Load> && (kPart == 4 || kPart == 8 || kPart == 16);
   // Columns that are taken together: one, or where they make whole words those of a word.
   static constexpr int kCell = V > 1 && sizeof(E) < 4 ? 4 / int(sizeof(E)) : 1, kCells = V / kCell;
   static constexpr int kCellWords = kPartWords / kCells;

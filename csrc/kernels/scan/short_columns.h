@@ -43,7 +43,8 @@ using namespace plans;
 
 inline ShortColumnsShape shape_of(const ScanCall& call, const DeviceFacts& device, int columns) {
   const Layout& l = call.layout;
-  const int element = position_bytes(call), acc = scan_sizes(call).acc, threads = column_threads(columns, element, acc);
+  const int element = small_ints(call) ? 4 : position_bytes(call), acc = scan_sizes(call).acc,
+            threads = column_threads(columns, element, acc);
   const int64_t width = columns_beside(l), vectors = ceil_div(width, columns);
   ShortColumnsShape s;
   s.columns = columns;

@@ -68,75 +68,64 @@ template <class S, class O, bool kAligned> constexpr int kShortBlocks = [] {
   return kAligned ? 0 : large ? 3 : 4;
 }();
 
-// Rows of N elements, fewer than a group has, which are one run of memory that starts at a multiple of 16 bytes: a lane
-// takes several, which are whole granules, each row by itself. (The longest need more registers than nvcc likes.)
-template <class S, class Load, class Store, int N>
-__global__ void TR_BLOCKS_BOUND(kThreads, (N > 6 ? 2 : 0)) scan_packed_rows(TR_GRID_CONSTANT ScanCall call) {
+// Rows of fewer elements than a group has, which are one run of memory that starts at a multiple of 16 bytes. A warp
+// has kPackedRows rows a lane, a part of the run. It copies them to shared memory as they lie, 16 bytes at a time;
+// there a lane turns one whole row after the other into its results; from there all leave, 16 bytes at a time.
+template <class S, class Load, class Store>
+__global__ void __launch_bounds__(kThreads) scan_packed_rows(TR_GRID_CONSTANT ScanCall call) {
   using E = typename Load::Element;
   using Granule = Packed<uint32_t, 4>;
-  constexpr int kPer = int(sizeof(Granule) / sizeof(E)), kRows = kPackedRows, kItems = kRows * N,
-                kWords = kItems * int(sizeof(E)) / 4;
-  static_assert(kItems % kGroup == 0, "results are rounded in groups");
+  constexpr int kPer = int(sizeof(Granule) / sizeof(E)), kRows = kLanes * kPackedRows,
+                kMost = packed_length(S::kIntegerKernels, sizeof(E));
   const S op{call.options};
-  const Layout& layout = call.layout;
-  const bool mirror = scan_stride(layout).in < 0;
-  const int warp = int(threadIdx.x) / kLanes, first = lane_id() * kItems;
-  const int64_t first_row = (int64_t(blockIdx.x) * kWarps + warp) * kLanes * kRows, left = layout.rows - first_row;
-  const int count = int(left < kLanes * kRows ? left : kLanes * kRows) * N;  // elements of the warp
-  const int64_t lowest = first_row * N - (mirror ? N - 1 : 0);
-  const E* const in = static_cast<const E*>(call.in.data) + lowest + first;
+  const int n = int(call.layout.length), warp = int(threadIdx.x) / kLanes, lane = lane_id();
+  const bool mirror = scan_stride(call.layout).in < 0;
+  const int64_t first_row = (int64_t(blockIdx.x) * kWarps + warp) * kRows, left = call.layout.rows - first_row;
+  const int rows = int(left < kRows ? left : kRows), count = rows * n;  // of the warp, if not negative
+  const int64_t lowest = first_row * n - (mirror ? n - 1 : 0);
+  alignas(Granule) __shared__ E runs[kWarps][kRows * kMost];  // [row][position], as they lie in memory
+  E* const run = runs[warp];
+  const int tail = count / kPer * kPer + lane;  // what is no whole granule, an element a lane
 
-  uint32_t w[kWords];
-  if (first + kItems <= count) {
-#pragma unroll
-    for (int i = 0; i < kItems; i += kPer) {
-      const Granule granule = load_wide(reinterpret_cast<const Granule*>(in + i));
-      memcpy(w + i * int(sizeof(E)) / 4, &granule, sizeof granule);
-    }
-  } else {
-    E x[kItems] = {};
-#pragma unroll
-    for (int i = 0; i < kItems; ++i)
-      if (first + i < count) x[i] = global(in)[i];
-    memcpy(w, x, sizeof x);
-  }
-  E x[kItems];
-  unpack(w, x);
-  typename S::Result r[kItems];
-#pragma unroll
-  for (int row = 0; row < kItems; row += N) {
-    typename S::Item items[kGroup];
-    typename S::Result of_row[kGroup];
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      if (i < N) {
-        const E up = x[row + i % N], down = x[row + N - 1 - i % N];
-        items[i] = op.load(mirror ? down : up, i);
-      } else {
-        items[i] = S::absent_item();
-      }
-    }
-    S::group(items);
-    op.results(S::prefix(S::absent()), items, of_row);
-#pragma unroll
-    for (int i = N - 1; i >= 0; --i)
-      if (call.exclusive) of_row[i] = i > 0 ? of_row[i - 1] : start_of<S>();
-#pragma unroll
-    for (int i = 0; i < N; ++i) r[row + i] = mirror ? of_row[N - 1 - i] : of_row[i];
-  }
-
-  __shared__ RunStage<E, kLanes * kItems, false> stages[kWarps];
-#pragma unroll
-  for (int i = 0; i < kItems; i += kGroup) {
-    typename S::Result of_group[kGroup];
-#pragma unroll
-    for (int j = 0; j < kGroup; ++j) of_group[j] = r[i + j];
-    uint32_t rounded[kGroupWords<E>];
-    round_group<E, void>(of_group, rounded);
-    stages[warp].put_granules(first + i, rounded);
-  }
+  const E* const in = global(static_cast<const E*>(call.in.data)) + lowest;
+  for (int i = lane * kPer; i + kPer <= count; i += kLanes * kPer) copy_async<sizeof(Granule)>(run + i, in + i);
+  if (tail < count) run[tail] = in[tail];
+  end_copies();
+  wait_copies<0>();
   warp_barrier();
-  if (count > 0) stages[warp].store(static_cast<E*>(call.out.values) + lowest, count);
+  const int step = mirror ? -1 : 1, shift = call.exclusive ? 1 : 0;
+  auto scan_rows = [&](auto most) {  // of at most so many elements
+    TR_ROLLED
+    for (int row = lane; row < rows; row += kLanes) {
+      E* const first = run + row * n + (mirror ? n - 1 : 0);
+      typename S::Item items[kGroup];
+      typename S::Result results[kGroup];
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) items[i] = i < most() && i < n ? op.load(first[i * step], i) : S::absent_item();
+      S::group(items);
+      op.results(S::prefix(S::absent()), items, results);
+      uint32_t w[kGroupWords<E>];
+      round_group<E, S>(results, w);
+      E rounded[kGroup];
+      unpack(w, rounded);
+      if (shift) *first = round_to<E>(start_of<S>());
+#pragma unroll
+      for (int i = 0; i < most(); ++i)
+        if (i + shift < n) first[(i + shift) * step] = rounded[i];
+    }
+  };
+  constexpr int kFew = kMost < 4 ? kMost : 4;
+  if (kMost == kFew || n <= kFew) scan_rows(std::integral_constant<int, kFew>());
+  else scan_rows(std::integral_constant<int, kMost>());
+  warp_barrier();
+
+  E* const out = global(static_cast<E*>(call.out.values)) + lowest;
+  for (int i = lane * kPer; i + kPer <= count; i += kLanes * kPer) {
+    Granule granule;
+    memcpy(&granule, __builtin_assume_aligned(run + i, sizeof granule), sizeof granule);
+    store_granule(reinterpret_cast<Granule*>(out + i), granule);
+  }
+  if (tail < count) out[tail] = run[tail];
 }
 
 // Rows of at most a tile: shape.lanes lanes a row, several rows a lane for enough bytes in flight. A warp's rows are
