@@ -64,10 +64,11 @@ TYPES = {
     "Bool": ("bool", 1),
 }
 
-# reduce_rows<Sum<float>, TypedLoad<F16>>(...), combine_partials<Sum<float>>(...), and the scans with a Store at the end
+# reduce_rows<Sum<float>>(...), reduce_columns<Sum<float>, ConvertedLoad<float>>(...) or <AnyCount, BitsLoad>(...), and
+# the scans with a Store at the end
 KERNEL = re.compile(
-    r"(?P<family>\w+)<(?P<op>\w+)<(?P<accumulator>[\w ]+)>"
-    r"(, (?P<kind>Typed|Pair|Triple|Any)Load<(?P<load>[\w ]+)>"
+    r"(?P<family>\w+)<(Any(?P<any>\w+)|(?P<op>\w+)<(?P<accumulator>[\w ]+)>)"
+    r"(, (?P<kind>Typed|Pair|Triple|Any|Converted|Bits)Load(<(?P<load>[\w ]+)>)?"
     r"(, ((Typed|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<variant>\w+)(?P<more>(, \w+)*))?)? ?>\("
 )
 # held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<Softmax<float>, float>(...), weight_elements<float, true>
@@ -138,13 +139,13 @@ class Kernel:
             return
         if match is None:
             sys.exit(f"tools/isa.py does not understand the kernel {name}")
-        self.family, self.op = match["family"], match["op"]
-        self.element = TYPES[match["load"] or match["accumulator"]][0]
+        self.family, self.op = match["family"], match["op"] or match["any"]
+        self.element = TYPES[match["load"] or match["accumulator"] or "long"][0]
         # Columns a lane; or whether rows are aligned.
         self.variant = match["variant"]
         if self.family == "scan_row_pairs" and (match["more"] or "").endswith("true"):  # staged
             self.variant = "false"
-        if match["kind"] == "Any":
+        if match["kind"] in ("Any", "Converted", "Bits"):
             self.element = f"any as {self.element}"
         # Of a kernel that is compiled for one type: that of the elements, and of a scan's results.
         one_type = match["kind"] in ("Typed", "Pair", "Triple")
