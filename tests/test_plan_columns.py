@@ -42,7 +42,8 @@ def test_families_serve_the_types_they_are_compiled_for(op, dtype):
     if op == "mean" and dtype not in FLOATS:
         return
     sums = op in ("sum", "mean")
-    compiled = sums or dtype in FLOATS or dtype in (torch.int32, torch.int64)
+    counted = op in ("amax", "amin") and dtype == torch.bool  # as any and all are
+    compiled = sums or counted or dtype in FLOATS or dtype in (torch.int32, torch.int64)
     small = dtype in (torch.float16, torch.float32, torch.bfloat16)
     for shape, family in (((1, 7, 1 << 20), "short_columns"), ((500, 20, 10), "column_slices"),
                           ((3, 5000, 10), "narrow_columns"), ((3, 5000, 4096), "wide_columns")):  # fmt: skip

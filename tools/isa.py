@@ -64,11 +64,13 @@ TYPES = {
     "Bool": ("bool", 1),
 }
 
-# reduce_rows<Sum<float>, TypedLoad<F16>>(...), combine_partials<Sum<float>>(...), and the scans with a Store at the end
+# reduce_rows<Sum<float>>(...), reduce_columns<Sum<float>, ConvertedLoad<float>>(...) or <AnyCount, BitsLoad>(...), and
+# the scans with a Store at the end
 KERNEL = re.compile(
-    r"(?P<family>\w+)<(?P<op>\w+)<(?P<accumulator>[\w ]+)>"
-    r"(, ((?P<kind>Typed|Pair|Triple|Any)Load<(?P<load>[\w ]+)>|(?P<ints>SmallInts))"
-    r"(, ((Typed|Either|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<variant>\w+)(?P<more>(, \w+)*))?)? ?>\("
+    r"(?P<family>\w+)<(Any(?P<any>\w+)|(?P<op>\w+)<(?P<accumulator>[\w ]+)>)"
+    r"(, ((?P<kind>Typed|Pair|Triple|Any|Converted|Bits)Load(<(?P<load>[\w ]+)>)?|(?P<ints>SmallInts))"
+    r"(, ((Typed|Either|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?"
+    r"(, (?P<variant>\w+)(?P<more>(, \w+)*))?)? ?>\("
 )
 # held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<SummedOp<float, 1>, float>(...),
 # map_rows_kernel<EntropyGradient<float>>(...), weight_elements<float, true>(...)
@@ -140,13 +142,13 @@ class Kernel:
             return
         if match is None:
             sys.exit(f"tools/isa.py does not understand the kernel {name}")
-        self.family, self.op = match["family"], match["op"]
-        self.element = TYPES[match["load"] or match["accumulator"]][0]
+        self.family, self.op = match["family"], match["op"] or match["any"]
+        self.element = TYPES[match["load"] or match["accumulator"] or "long"][0]
         # Columns a lane; or whether rows are aligned.
         self.variant = match["variant"]
         if self.family == "scan_row_pairs" and (match["more"] or "").endswith("true"):  # staged
             self.variant = "false"
-        if match["kind"] == "Any":
+        if match["kind"] in ("Any", "Converted", "Bits"):
             self.element = f"any as {self.element}"
         elif match["ints"]:
             self.element = "small ints"

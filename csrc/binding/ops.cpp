@@ -66,6 +66,7 @@ static void run(const Op& op, PlannedReduction& call, const Operand& x) {
     }
     return;
   }
+  if (!x.on_cpu()) by_width(call);
   run<PlannedReduction>(op.name, call, x, cpu::reduce, gpu::reduce);
 #else
   run<PlannedReduction>(op.name, call, x, cpu::reduce, nullptr);

@@ -260,6 +260,7 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
   if (call.op == Reduction::Count) count_bits(call);
   order_by_memory(call, fast);
   if (known.two && device.gpu && !looks_once(call, device)) call = halves(call)[0];
+  if (device.gpu) by_width(call);
   return as_dict(plan(call, device));
 }
 

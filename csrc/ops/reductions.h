@@ -67,9 +67,10 @@ struct OpOptions {
   bool initial = false;  // linear_scan: a value precedes each row
   Of of = Of::Elements;
   Verdict verdict = Verdict::Count;
-  bool negative = false;  // counts: bits with the highest one set count
-  int64_t limit = 0;      // counts: so do bits that are more than this without their highest one
-  int64_t count = 0;      // elements a row
+  // Of the highest bit. Counts: elements that have it count. Other ops on int8: it is a digit, elements are uint8.
+  bool high = false;
+  int64_t limit = 0;  // counts: so do bits that are more than this without their highest one
+  int64_t count = 0;  // elements a row
 };
 
 inline namespace TR_ISA {
@@ -78,6 +79,17 @@ inline namespace TR_ISA {
 template <class Acc> TR_HD Acc absent_term() {
   if constexpr (std::is_same<Acc, int64_t>::value) return 0;
   else return Acc(-0.0);
+}
+
+// Kernels for int8 serve uint8, too: with its highest bit turned an element is an int8, less by 128, in the same order.
+template <class E> TR_HD E as_signed(E x, const OpOptions& options) {
+  if constexpr (std::is_same<E, int8_t>::value) return E(x ^ (options.high ? -128 : 0));
+  else return x;
+}
+// The same of a word of them.
+template <class E> TR_HD uint32_t as_signed_word(uint32_t word, const OpOptions& options) {
+  if constexpr (std::is_same<E, int8_t>::value) return word ^ (options.high ? 0x80808080u : 0u);
+  else return word;
 }
 
 // Integers wrap. So may those of columns that are not there, which are added up and left out.
@@ -108,20 +120,20 @@ template <class E> struct Sum {
   OpOptions options;
 
   TR_HD static Acc absent() { return absent_term<Acc>(); }
-  TR_HD static E absent_element() {
+  TR_HD E absent_element() const {
     if constexpr (is_float_type<E>) return round_to<E>(absent());
-    else return E{};
+    else return as_signed(E{}, options);
   }
   TR_HD static Acc empty() { return Acc(0); }
   static Dtype result(Dtype d) { return is_float(d) ? d : Dtype::I64; }
   static constexpr bool reads(Dtype) { return true; }
-  TR_HD static Acc load(E x, int64_t) { return convert<Acc>(x); }
+  TR_HD Acc load(E x, int64_t) const { return convert<Acc>(as_signed(x, options)); }
   template <class V> TR_HD static V combine(V left, V right) { return add(left, right); }
   using Near = std::conditional_t<!is_float_type<E> && sizeof(E) <= 2, int32_t, Acc>;
   TR_HD static Near near_absent() { return Near(absent()); }
-  template <int N> TR_HD static void near_all(const uint32_t* words, int, Near (&v)[N]) {
+  template <int N> TR_HD void near_all(const uint32_t* words, int, Near (&v)[N]) const {
     TR_UNROLLED
-    for (int i = 0; i < N; ++i) v[i] = convert<Near>(element_of<E>(words, i));
+    for (int i = 0; i < N; ++i) v[i] = convert<Near>(as_signed(element_of<E>(words, i), options));
   }
   TR_HD static Near follow(Near left, Near right) { return add(left, right); }
   TR_HD static Near place(Near v, int, int) { return v; }
@@ -130,6 +142,7 @@ template <class E> struct Sum {
     if constexpr (!std::is_same<Acc, int64_t>::value) {
       if (options.mean) acc = acc / Acc(options.count);
     }
+    if constexpr (std::is_same<E, int8_t>::value) acc += options.high ? options.count << 7 : 0;
     if (out.dtype == DtypeOf<E>::value) static_cast<E*>(out.values)[offset] = round_to<E>(acc);
     else store_as(out.dtype, out.values, offset, acc);
   }
@@ -211,8 +224,8 @@ template <class E> struct Count {
   // Of integers, or vectors of them.
   template <class V> TR_HD auto counts(V x) const {
     constexpr E kGreatest = E(~(uint64_t(1) << (sizeof(E) * 8 - 1)));
-    const E limit = E(options.limit), negative = E(options.negative ? -1 : 0);
-    return ((x & kGreatest) > limit) | ((x & negative) < E(0));
+    const E limit = E(options.limit), high = E(options.high ? -1 : 0);
+    return ((x & kGreatest) > limit) | ((x & high) < E(0));
   }
   TR_HD Acc load(E x, int64_t) const { return counts(x); }
   template <class V> TR_HD static V combine(V left, V right) { return add(left, right); }
@@ -425,14 +438,15 @@ template <class E> struct Extreme {
   OpOptions options;
 
   TR_HD E absent_element() const {
-    return options.of == Of::Magnitudes && !options.min ? E{} : Order::lowest_element(options.min);
+    if (Order::kFloat && options.of == Of::Magnitudes && !options.min) return E{};
+    return as_signed(Order::lowest_element(options.min), options);
   }
   TR_HD static Acc absent() { return Order::kLowest; }
   TR_HD static Acc empty() { return absent(); }
   static Dtype result(Dtype d) { return d; }
   static constexpr bool reads(Dtype) { return true; }
   TR_HD Acc load(E x, int64_t) const {
-    return Order::key(Acc(Order::bits_of(x) & Order::kept(options.of)), options.min, false);
+    return Order::key(Acc(Order::bits_of(as_signed(x, options)) & Order::kept(options.of)), options.min, false);
   }
   template <class V> TR_HD static V combine(V left, V right) { return left > right ? left : right; }
   using Near = typename Order::Wide;
@@ -444,9 +458,11 @@ template <class E> struct Extreme {
   TR_HD static Near place(Near v, int, int) { return v; }
   TR_HD static Acc far(Near v, int64_t) { return Order::narrow(v); }
   TR_HD void finish(Acc acc, const Output& out, int64_t offset) const {
-    const E x = Order::element(acc, options.min);
-    if (out.dtype == DtypeOf<E>::value) static_cast<E*>(out.values)[offset] = x;
-    else store_as(out.dtype, out.values, offset, convert<accumulator_t<E>>(x));
+    const E x = as_signed(Order::element(acc, options.min), options);
+    if (out.dtype == DtypeOf<E>::value) return void(static_cast<E*>(out.values)[offset] = x);
+    if constexpr (std::is_same<E, int8_t>::value)
+      if (options.high) return store_as(out.dtype, out.values, offset, int64_t(uint8_t(x)));
+    store_as(out.dtype, out.values, offset, convert<accumulator_t<E>>(x));
   }
 };
 
@@ -465,12 +481,14 @@ template <class E> struct ArgExtreme {
   static constexpr bool kAnyOrder = true;
   OpOptions options;
 
-  TR_HD E absent_element() const { return Order::lowest_element(options.min); }
+  TR_HD E absent_element() const { return as_signed(Order::lowest_element(options.min), options); }
   TR_HD static Acc absent() { return {Order::kLowest, INT64_MAX}; }
   TR_HD static Acc empty() { return absent(); }
   static Dtype result(Dtype d) { return d; }
   static constexpr bool reads(Dtype) { return true; }
-  TR_HD Acc load(E x, int64_t position) const { return {Order::key(Order::bits_of(x), options.min, true), position}; }
+  TR_HD Acc load(E x, int64_t position) const {
+    return {Order::key(Order::bits_of(as_signed(x, options)), options.min, true), position};
+  }
   TR_HD static Acc combine(Acc left, Acc right) {
     return left.key > right.key || (left.key == right.key && left.index < right.index) ? left : right;
   }
@@ -517,7 +535,7 @@ template <class E> struct ArgExtreme {
   }
   template <class Read> TR_HD E found(const Acc& acc, Read read) const {
     if (Order::kFloat && (acc.key == 0 || acc.key == -1)) return read();  // zeros, whose signs are not told apart
-    return Order::element(typename Order::Key(acc.key), options.min);
+    return as_signed(Order::element(typename Order::Key(acc.key), options.min), options);
   }
   TR_HD void finish(Acc acc, const Output& out, int64_t offset, E found) const {
     if (out.indices) out.indices[offset] = acc.index;

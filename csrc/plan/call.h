@@ -113,6 +113,10 @@ void order_by_memory(ReduceCall& call, bool fast = false);
 // zero, or NaN where the count is Of::Numbers.
 void count_bits(ReduceCall& call);
 
+// For the kernels of a GPU, which have fewer types: sums and extremes of bools become counts, whose accumulators are as
+// wide or wider, and kernels for int8 are told of uint8 (ops/reductions.h, as_signed).
+void by_width(ReduceCall& call);
+
 // The two calls that have the results of one that has both (ops/reductions.h, kTwo).
 std::array<ReduceCall, 2> halves(const ReduceCall& both);
 

@@ -54,10 +54,20 @@ void count_bits(ReduceCall& call) {
                                               : Ordering<double>::kInf;
   const bool nan = call.options.of == Of::Numbers;
   const int size = size_of(d);
-  call.options.negative = !is_float(d) && !nan;
+  call.options.high = !is_float(d) && !nan;
   call.options.limit = !nan ? 0 : is_float(d) ? infinity : (uint64_t(1) << (size * 8 - 1)) - 1;
   call.in.dtype = size == 1 ? Dtype::I8 : size == 2 ? Dtype::I16 : size == 4 ? Dtype::I32 : Dtype::I64;
   call.in.accumulator = Dtype::I64;
+}
+
+void by_width(ReduceCall& call) {
+  if (!is_static(call.in)) return;
+  if (call.in.dtype == Dtype::U8) call.options.high = true;
+  if (call.in.dtype != Dtype::Bool || (call.op != Reduction::Sum && call.op != Reduction::Extreme)) return;
+  if (call.op == Reduction::Extreme) call.options.verdict = call.options.min ? Verdict::All : Verdict::Any;
+  call.op = Reduction::Count;
+  call.options.of = Of::Elements;
+  count_bits(call);
 }
 
 std::array<ReduceCall, 2> halves(const ReduceCall& both) {
@@ -73,7 +83,10 @@ std::array<ReduceCall, 2> halves(const ReduceCall& both) {
     second.out = {both.out.indices, nullptr, Dtype::I64};
     count_bits(second);
   }
-  for (ReduceCall* half : {&first, &second}) order_by_memory(*half);
+  for (ReduceCall* half : {&first, &second}) {
+    order_by_memory(*half);
+    by_width(*half);
+  }
   return {first, second};
 }
 
@@ -87,6 +100,29 @@ void order_by_memory(ReduceCall& call, bool fast) {
   call.layout = fold(std::move(kept), reduced);
 }
 
+// How a family is chosen, by shape and dtype; the shapes are examples, and what decides is each family's serves().
+//
+//   Kernels read elements of this dtype as they are (is_static), and the device has the families that read 16 bytes a
+//   lane:
+//     Neighbours are reduced, (rows, n) over dim 1:
+//       rows of at most 4 KiB that are no whole 16-byte vectors                      packed_rows      (1000, 100)
+//         or of which lanes hold too little for an op that finds positions           packed_rows      argmax (1000, 36)
+//       whole vectors, more than 128 a row, so few that all are loaded at once       few_rows         (8, 151936)
+//       others                                                                       rows             (4096, 4096)
+//     Neighbours are kept, (batch, n, columns) over dim 1; extremes of floats, int32 and int64 alone:
+//       lanes are used well across columns (Columns::wide):
+//         n is at most 8, and elements are float32, float16 or bfloat16              short_columns    (8, 100000)
+//         others                                                                     wide_columns     (4096, 4096)
+//       they are not:
+//         slices of at most 256 rows and 40 KiB, of the same dtypes                  column_slices    (5000, 49, 32)
+//         rows that follow each other, or runs of whole vectors                      narrow_columns   (100000, 32)
+//         others                                                                     wide_columns
+//     Neighbours are reduced, but along a dim before the last one; the same dtypes, and ops whose order shows or that
+//     find positions, but for products                                               transposed_rows  (64, 99).T, all
+//   What is left, elements that dtype= converts, and all on other devices:
+//     the smallest stride is that of a kept dim                                      columns          amax of int8
+//     others                                                                         strided          (1000, 4096)[:,
+//     ::2]
 const std::vector<Family<ReduceCall, Shape>> kReduceFamilies = {
     {"packed_rows", "runs of short rows copied to shared memory", kShapeOf<packed_rows::serves>},
     {"few_rows", "all elements of few rows at once, 16 bytes a lane", kShapeOf<few_rows::serves>},

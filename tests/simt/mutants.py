@@ -75,6 +75,16 @@ MUTANTS = (
         "count += bits_set((t | (w & own)) & kHighest);", "count += bits_set(t & kHighest);",
         "reduce.Count", ("rows",), every=1,
     ),
+    Mutant(
+        "the highest bits of uint8 are not counted", "ops/reductions.h",
+        "acc += options.high ? options.count << 7 : 0;", "",
+        "reduce.Sum", ("rows",), every=1,
+    ),
+    Mutant(
+        "uint8 compared as int8", "kernels/reduce/any_element.cuh",
+        " ^ (dtype == Dtype::U8 ? kLowest : 0)", "",
+        "reduce.Extreme", ("strided", "columns"),
+    ),
     # ---- two results
     Mutant(
         "granules that are not there are looked at for extremes", "kernels/reduce/rows.cuh",
@@ -188,7 +198,7 @@ MUTANTS = (
     ),
     Mutant(
         "no barrier after rows have come", "kernels/reduce/transposed_rows.cuh",
-        "wait_copies<0>(); __syncthreads(); copy(s + 1);", "wait_copies<0>(); copy(s + 1);",
+        "wait_copies<0>(); __syncthreads(); block.copy(s + 1);", "wait_copies<0>(); block.copy(s + 1);",
         "reduce.Sum", ("transposed_rows",), every=1,
     ),
     Mutant(
@@ -230,7 +240,7 @@ MUTANTS = (
     ),
     Mutant(
         "the tail counts the next leaf's first element", "kernels/reduce/strided.cuh",
-        "if (k + i * kLanes < end)", "if (k + i * kLanes <= end)",
+        "const int count = int(end - position + kLanes - 1)", "const int count = int(end - position + kLanes)",
         "reduce.Sum", ("strided",),
     ),
     Mutant(

@@ -341,6 +341,7 @@ bool Problem::few() const {
     return size_of(in) == 4;  // counts, also where they are a half
   if (in == Dtype::BF16 || in == Dtype::F32 || in == Dtype::F64) return true;
   if (scan()) return !is_static({nullptr, in, accumulator_of(in, out)}, out, facts(scan_of(op)->scan).integer_kernels);
+  if (in == Dtype::U8) return true;  // by kernels for int8
   const bool converts = facts(row_of(op).reduction, in).converts;
   return !is_static(
       {nullptr, in, converts ? accumulator_of(in, out) : natural_accumulator(in), converts && out == Dtype::Bool});
@@ -423,6 +424,7 @@ std::vector<char> solve_by_emulation(const Problem& p, const std::vector<char>& 
         emulate<PlannedReduction>(alone, multiprocessors, gpu::reduce, plan_text);
       }
     } else {
+      by_width(call);
       emulate<PlannedReduction>(call, multiprocessors, gpu::reduce, plan_text);
     }
     return result.read();

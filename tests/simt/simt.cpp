@@ -123,7 +123,7 @@ struct Reduced {
 // One of each class: own accumulator, converted elements, values, positions; and each width of element.
 constexpr Reduced kReduced[] = {
     {"sum", Dtype::F32, Dtype::F32},    {"sum", Dtype::BF16, Dtype::BF16},  {"sum", Dtype::F64, Dtype::F64},
-    {"sum", Dtype::I64, Dtype::I64},    {"sum", Dtype::I8, Dtype::I64},     {"sum", Dtype::BF16, Dtype::F64},
+    {"sum", Dtype::I64, Dtype::I64},    {"sum", Dtype::U8, Dtype::I64},     {"sum", Dtype::BF16, Dtype::F64},
     {"sum", Dtype::I64, Dtype::F32},    {"sum", Dtype::F32, Dtype::Bool},   {"mean", Dtype::F64, Dtype::F64},
     {"mean", Dtype::BF16, Dtype::BF16}, {"amax", Dtype::F32, Dtype::F32},   {"amin", Dtype::BF16, Dtype::BF16},
     {"amin", Dtype::F64, Dtype::F64},   {"amax", Dtype::I64, Dtype::I64},   {"amax", Dtype::U8, Dtype::U8},
@@ -131,7 +131,9 @@ constexpr Reduced kReduced[] = {
     {"argmin", Dtype::I64, Dtype::I64}, {"min", Dtype::F16, Dtype::F16},    {"max", Dtype::Bool, Dtype::Bool},
     {"nansum", Dtype::F32, Dtype::F32}, {"norm2", Dtype::F32, Dtype::F32},  {"norm_greatest", Dtype::BF16, Dtype::BF16},
     {"prod", Dtype::F32, Dtype::F32},   {"prod", Dtype::BF16, Dtype::BF16}, {"count_nonzero", Dtype::F32, Dtype::I64},
-    {"any", Dtype::I16, Dtype::Bool},
+    {"any", Dtype::I16, Dtype::Bool},   {"sum", Dtype::I8, Dtype::I64},     {"sum", Dtype::Bool, Dtype::I64},
+    {"amin", Dtype::Bool, Dtype::Bool}, {"min", Dtype::U8, Dtype::U8},      {"max", Dtype::I16, Dtype::I16},
+    {"min", Dtype::F64, Dtype::F64},    {"amin", Dtype::F16, Dtype::F16},   {"count_nonzero", Dtype::BF16, Dtype::I64},
 };
 void check_reductions(const std::vector<std::vector<int64_t>>& shapes, uint64_t along, const Policies& policies) {
   for (const Reduced& r : kReduced)

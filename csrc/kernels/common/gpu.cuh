@@ -174,14 +174,6 @@ __device__ __forceinline__ int32_t sum_bytes(uint32_t word, int32_t sum) {
   return sum;
 #endif
 }
-__device__ __forceinline__ uint32_t sum_unsigned_bytes(uint32_t word, uint32_t sum) {
-#if defined(__CUDA_ARCH__)
-  return __dp4a(word, 0x01010101u, sum);
-#else
-  for (int i = 0; i < 32; i += 8) sum += uint8_t(word >> i);
-  return sum;
-#endif
-}
 
 // Whether the families of reductions that read 16 bytes a lane (kernels/reduce/) are compiled; else the general ones
 // serve all. Compiled by clang 19 for AMD, they keep accumulators in memory.

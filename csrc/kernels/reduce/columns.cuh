@@ -25,13 +25,12 @@ __device__ __forceinline__ typename Op::Acc column_tree(const Op& op, typename O
 // A block serves kThreads / shape.lanes columns with shape.lanes threads each, which share a leaf's residues in equal
 // runs; shape.leaves leaves a block. Partials are row-major, and there is a ticket for the columns of a block.
 template <class Op, class Load>
-__global__ void TR_BLOCK_BOUND(columns::kThreads)
+__global__ void TR_BLOCKS_BOUND(columns::kThreads, 2)
     reduce_columns(TR_GRID_CONSTANT ReduceCall call, TR_GRID_CONSTANT ColumnsShape shape, typename Op::Acc* partials,
                    uint32_t* tickets) {
   using Acc = typename Op::Acc;
-  constexpr int kThreads = columns::kThreads;
-  const Op op{call.options};
-  auto combine = [&](Acc l, Acc r) { return op.combine(l, r); };
+  constexpr int kThreads = columns::kThreads, kAtOnce = 4;  // elements on their way
+  const Op op = op_of<Op>(call);
   const Layout& layout = call.layout;
   const int64_t n = layout.length;
 
@@ -47,34 +46,44 @@ __global__ void TR_BLOCK_BOUND(columns::kThreads)
   const int span = residues / shape.lanes;
 
   __shared__ Acc value[kThreads];
-  TreeStack<Acc, kRunLevels> run;
+  PushedTree<Op, kRunLevels> run(op);
   for (int64_t leaf = split * shape.leaves; leaf < (split + 1) * shape.leaves && leaf * kLeaf < n; ++leaf) {
-    TreeStack<Acc, 9> tree;
+    PushedTree<Op, 9> tree(op);
     for (int r = y * span; active && r < (y + 1) * span && leaf * kLeaf + r < n; ++r) {
+      const int64_t end = n < (leaf + 1) * kLeaf ? n : (leaf + 1) * kLeaf;
       Acc acc = op.absent();
+#pragma unroll 1
+      for (int64_t p = leaf * kLeaf + r; p < end; p += kAtOnce * kResidues) {
+        const int64_t left = (end - p + kResidues - 1) / kResidues;
+        const int count = int(left < kAtOnce ? left : kAtOnce);
+        int64_t at[kAtOnce];
 #pragma unroll
-      for (int k = 0; k < kLeaf; k += kResidues) {
-        const int64_t position = leaf * kLeaf + r + k;
-        if (position < n) acc = step(op, acc, Load::one(call.in, base + position_offset(layout, position)), position);
+        for (int k = 0; k < kAtOnce; ++k)
+          if (k < count) at[k] = base + position_offset(layout, p + k * kResidues);
+        typename Load::Element x[kAtOnce];
+        gather<Load>(call.in, at, count, x);
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k)
+          if (k < count) acc = step(op, acc, x[k], p + k * kResidues);
       }
-      tree.push(acc, combine);
+      tree.push(acc);
     }
-    const Acc acc = column_tree(op, tree.total(op.absent(), combine), y, shape.lanes, columns, value);
-    if (y == 0) run.push(acc, combine);
+    const Acc acc = column_tree(op, tree.total(), y, shape.lanes, columns, value);
+    if (y == 0) run.push(acc);
   }
-  Acc acc = run.total(op.absent(), combine);
+  Acc acc = run.total();
   if (shape.splits > 1) {
     __shared__ bool last;
     if (active && y == 0) partials[row * shape.splits + split] = acc;
     if (!last_block(tickets + (int64_t(blockIdx.x) - split * groups), shape.splits, last)) return;
     int64_t each = 1;  // partial results of a thread, neighbours
     while (each * shape.lanes < shape.splits) each *= 2;
-    TreeStack<Acc, 26> tree;
+    PushedTree<Op, 26> tree(op);
     for (int64_t i = y * each; active && i < (y + 1) * each && i < shape.splits; ++i)
-      tree.push(partials[row * shape.splits + i], combine);
-    acc = column_tree(op, tree.total(op.absent(), combine), y, shape.lanes, columns, value);
+      tree.push(partials[row * shape.splits + i]);
+    acc = column_tree(op, tree.total(), y, shape.lanes, columns, value);
   }
-  if (active && y == 0) finish_row(op, call, row, acc);
+  if (active && y == 0) finish_row<Load>(op, call, row, acc);
 }
 
 }  // namespace torchreduce::gpu

@@ -1,5 +1,5 @@
 // Rows of any strides and any types whose smallest stride belongs to a kept dim: lanes across rows, each walking its
-// own ("columns"), element by element.
+// own ("columns"), element by element. Compiled by accumulator (any_element.cuh).
 #pragma once
 #include "strided.h"
 
@@ -44,7 +44,7 @@ inline std::optional<ColumnsShape> serves(const ReduceCall& call, const DeviceFa
   take(forced.leaves, s.leaves, kMaxLeaves, "leaves");
   cut();
   if (s.splits > 1) {
-    s.workspace = l.rows * s.splits * accumulator_bytes(call);
+    s.workspace = l.rows * s.splits * general_bytes(call);
     s.tickets = ceil_div(l.rows, kThreads / s.lanes);
   }
   return s;

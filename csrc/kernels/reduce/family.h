@@ -35,5 +35,7 @@ struct ReduceLaunch {
 
 // Bytes of one accumulator of the kernel that serves `call`.
 int64_t accumulator_bytes(const ReduceCall& call);
+// At most, of those that serve any type (any_element.cuh): keys of extremes are of 64 bits.
+inline int64_t general_bytes(const ReduceCall& call) { return std::max<int64_t>(accumulator_bytes(call), 8); }
 
 }  // namespace torchreduce

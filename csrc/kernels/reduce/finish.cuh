@@ -4,30 +4,20 @@
 // adds one; the one who finds that all others have is last, sets the counter to 0 again, and combines the partial
 // results in the canonical tree. Which one that is does not show in the bits. Where the counters are: device.cu.
 #pragma once
-#include "kernels/common/collective.cuh"
+#include "any_element.cuh"
 
 namespace torchreduce::gpu {
 
 constexpr int kPerLane = kResidues / kLanes;  // accumulators a lane holds of a leaf's 256
 
-// Writes a row's result. `in`: of the row's start; `at(index)`: the offset of a position from it; `out`: of the result.
-template <class Op, class At>
-__device__ __forceinline__ void finish_row(const Op& op, const Source& in_source, const Output& output, int64_t in,
-                                           At at, int64_t out, typename Op::Acc acc) {
-  if constexpr (Op::kIndexed) {
-    using E = typename Op::Element;
-    op.finish(acc, output, out, global(static_cast<const E*>(in_source.data))[in + at(acc.index)]);
-  } else {
-    op.finish(acc, output, out);
-  }
-}
-// The same of row `row` of any layout.
-template <class Op> __device__ __forceinline__ void finish_row(const Op& op, const ReduceCall& call, int64_t row,
-                                                               typename Op::Acc acc) {
+// Writes the result of row `row`.
+template <class Load, class Op>
+__device__ __forceinline__ void finish_row(const Op& op, const ReduceCall& call, int64_t row, typename Op::Acc acc) {
   const RowStart start = row_start(call.layout, row);
   if (call.layout.length == 0) acc = op.empty();
-  finish_row(
-      op, call.in, call.out, start.in, [&](int64_t i) { return position_offset(call.layout, i); }, start.out, acc);
+  if constexpr (Op::kIndexed)
+    op.finish(acc, call.out, start.out, element_at<Load>(call.in, start.in + position_offset(call.layout, acc.index)));
+  else op.finish(acc, call.out, start.out);
 }
 
 // By one thread after it left its partial result: whether it is the last of `parts` to come. It then sees what all
@@ -53,18 +43,37 @@ __device__ __forceinline__ bool last_block(uint32_t* ticket, int64_t parts, bool
   return shared;
 }
 
+// The pairwise tree over values pushed from the left (order.h); of ops that know no order one value.
+template <class Op, int kLevels> class PushedTree {
+ public:
+  using Acc = typename Op::Acc;
+  __device__ explicit PushedTree(const Op& op) : op_(op) {
+    if constexpr (Op::kAnyOrder) held_ = op.absent();
+  }
+  __device__ __forceinline__ void push(const Acc& value) {
+    if constexpr (Op::kAnyOrder) held_ = op_.combine(held_, value);
+    else held_.push(value, [&](Acc l, Acc r) { return op_.combine(l, r); });
+  }
+  __device__ __forceinline__ Acc total() const {
+    if constexpr (Op::kAnyOrder) return held_;
+    else return held_.total(op_.absent(), [&](Acc l, Acc r) { return op_.combine(l, r); });
+  }
+
+ private:
+  const Op& op_;
+  std::conditional_t<Op::kAnyOrder, Acc, TreeStack<Acc, kLevels>> held_;
+};
+
 // The tree over a thread's share of `count` partial results, neighbours: those of thread `index` of `threads`.
 template <class Op> __device__ __forceinline__ typename Op::Acc fold_share(const Op& op,
                                                                            const typename Op::Acc* partials,
                                                                            int64_t count, int index, int threads) {
   using Acc = typename Op::Acc;
   constexpr int kAtOnce = 8;
-  auto combine = [&](Acc l, Acc r) { return op.combine(l, r); };
   int64_t each = 1;
   while (each * threads < count) each *= 2;
   const int64_t first = index * each, end = first + each < count ? first + each : count;
-  TreeStack<Acc, Op::kAnyOrder ? 1 : 14> tree;
-  Acc acc = op.absent();
+  PushedTree<Op, 14> tree(op);
 #pragma unroll 1
   for (int64_t i = first; i < end; i += kAtOnce) {
     Acc a[kAtOnce];
@@ -77,11 +86,9 @@ template <class Op> __device__ __forceinline__ typename Op::Acc fold_share(const
     for (int d = 1; d < kAtOnce; d *= 2)
 #pragma unroll
       for (int k = 0; k < kAtOnce; k += 2 * d) a[k] = op.combine(a[k], a[k + d]);
-    if constexpr (Op::kAnyOrder) acc = op.combine(acc, a[0]);
-    else tree.push(a[0], combine);
+    tree.push(a[0]);
   }
-  if constexpr (Op::kAnyOrder) return acc;
-  else return tree.total(op.absent(), combine);
+  return tree.total();
 }
 // The tree over `count` partial results, by a warp.
 template <class Op> __device__ __forceinline__ typename Op::Acc warp_fold(const Op& op,

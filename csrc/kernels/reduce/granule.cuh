@@ -91,15 +91,11 @@ template <class E> __device__ __forceinline__ void mask(Granule& g, int first, i
 // ---- ops of any order -------------------------------------------------------------------------------------------------
 
 // The sum of a granule of integers.
-template <class E> __device__ __forceinline__ int64_t integers_of(const Granule& g) {
+template <class E> __device__ __forceinline__ int64_t integers_of(const Sum<E>& op, const Granule& g) {
   if constexpr (sizeof(E) == 1) {
     int32_t sum = 0;
 #pragma unroll
-    for (uint32_t w : g.item) {
-      if constexpr (std::is_same<E, Bool>::value)  // any byte that is not zero counts as one
-        w = ((((w & 0x7f7f7f7fu) + 0x7f7f7f7fu) | w) >> 7) & 0x01010101u;
-      sum = std::is_same<E, int8_t>::value ? sum_bytes(w, sum) : int32_t(sum_unsigned_bytes(w, uint32_t(sum)));
-    }
+    for (const uint32_t w : g.item) sum = sum_bytes(as_signed_word<E>(w, op.options), sum);
     return sum;
   } else {
     using Part = std::conditional_t<sizeof(E) == 2, int32_t, int64_t>;
@@ -118,7 +114,7 @@ template <class E> __device__ __forceinline__ int counted_of(const Count<E>& op,
   if constexpr (sizeof(E) <= 2) {
     constexpr uint32_t kOnes = sizeof(E) == 1 ? 0x01010101u : 0x00010001u;
     constexpr uint32_t kGreatest = sizeof(E) == 1 ? 0x7f : 0x7fff, kHighest = ~(kOnes * kGreatest);
-    const uint32_t more = (kGreatest - uint32_t(op.options.limit)) * kOnes, own = op.options.negative ? ~0u : 0u;
+    const uint32_t more = (kGreatest - uint32_t(op.options.limit)) * kOnes, own = op.options.high ? ~0u : 0u;
 #pragma unroll
     for (const uint32_t w : g.item) {
       const uint32_t t = (w & ~kHighest) + more;
@@ -165,7 +161,7 @@ template <class Op> __device__ __forceinline__ typename Op::Acc value_of(const O
   if constexpr (std::is_same<Op, Count<E>>::value) {
     return counted_of<E>(op, g);
   } else if constexpr (std::is_same<Op, Sum<E>>::value) {  // of integers
-    return integers_of<E>(g);
+    return integers_of<E>(op, g);
   } else if constexpr (kHasMaxima<E> && std::is_same<Op, Extremes<E>>::value) {
     auto key = [&](bool min) {
       return Ordering<E>::wide(Ordering<E>::key(Ordering<E>::bits_of(greatest_of<E>(g, min)), false, false));

@@ -9,13 +9,13 @@ namespace torchreduce::gpu {
 // Words of shared memory are left out so that threads which are a power of two of them apart meet in fewer banks.
 TR_HD constexpr int skewed(int i) { return i + (i >> 5); }
 
-// Serves rows that follow each other in a slice, or, kRuns, in runs of whole granules. A block takes a unit of q.parts
+// Serves rows that follow each other in a slice, or in runs of whole granules. A block takes a unit of q.parts
 // * q.span accumulators, q.span at a time: q.span / step pieces, or a part of one, each of which is K runs of memory
 // that lie alike in granules. A lane adds K granules, one of each run, element by element, eight in flight, and leaves
 // the values in shared memory; trees of 8 over the rows there. Shared memory: the parts' results, Near[parts][inner],
 // if there are several; the values, Near[skewed(span * inner)]; rows left by the trees, Near[span / 8][inner] and [span
 // / 64]; where units meet, their two buffers (split_columns.cuh).
-template <class Op, class Load, bool kRuns>
+template <class Op, class Load>
 __global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename Load::Element), kTwice<Op>))
     reduce_narrow_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
@@ -63,7 +63,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename L
           const int first = at(u) + k0 * next_run;
           auto there = [&](int k) { return first + k * next_run < end; };
           auto element = [&](int k) { return top + int64_t(first + k * next_run) * kSize; };
-          if constexpr (kRuns) {
+          if (has_small_columns<Op>(DtypeOf<E>::value) && q.jump) {
             load_granules(
                 q, none, there,
                 [&](int k) {

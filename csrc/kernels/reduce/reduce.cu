@@ -15,25 +15,28 @@
 
 namespace torchreduce::gpu {
 
-// Whether elements are read as they are (is_static).
-template <class Load> constexpr bool kIsTyped = false;
-template <class E> constexpr bool kIsTyped<TypedLoad<E>> = true;
-
 // Each family has its launch(call, shape, partials, tickets, stream) for an op and a load. Ops with two results have no
 // kernels that serve any call: where no other one does, their halves are launched (call.h).
 template <class Op, class Load>
 void launch(const ReduceCall& call, const StridedShape& shape, typename Op::Acc* partials, uint32_t* tickets,
             gpuStream_t stream) {
-  if constexpr (!kTwoResults<Op>)
+  if constexpr (kHasGranules<Load> && !kTwoResults<Op>) {
     enqueue(reduce_strided<Op, Load>, shape.blocks, shape.threads, shape.shared, Queue{stream}, call, shape, partials,
             tickets);
+  } else if constexpr (!kTwoResults<Op>) {
+    using G = General<Op>;
+    enqueue(reduce_strided<typename G::Op, typename G::Load>, shape.blocks, shape.threads, shape.shared, Queue{stream},
+            call, shape, reinterpret_cast<typename G::Op::Acc*>(partials), tickets);
+  }
 }
 template <class Op, class Load>
 void launch(const ReduceCall& call, const ColumnsShape& shape, typename Op::Acc* partials, uint32_t* tickets,
             gpuStream_t stream) {
-  if constexpr (!kTwoResults<Op>)
-    enqueue(reduce_columns<Op, Load>, shape.blocks, shape.threads, shape.shared, Queue{stream}, call, shape, partials,
-            tickets);
+  if constexpr (!kTwoResults<Op>) {
+    using G = General<Op>;
+    enqueue(reduce_columns<typename G::Op, typename G::Load>, shape.blocks, shape.threads, shape.shared, Queue{stream},
+            call, shape, reinterpret_cast<typename G::Op::Acc*>(partials), tickets);
+  }
 }
 
 // Families of columns serve what their kernels are compiled for (column_call.h).
@@ -66,12 +69,8 @@ TR_SMALL_COLUMNS(ColumnSlicesShape, reduce_column_slices)
 template <class Op, class Load>
 void launch(const ReduceCall& call, const NarrowColumnsShape& shape, typename Op::Acc* partials, uint32_t* tickets,
             gpuStream_t stream) {
-  constexpr Dtype d = DtypeOf<typename Load::Element>::value;
-  if constexpr (kWideReductions && kIsTyped<Load> && has_columns<Op>(d)) {
-    constexpr bool small = has_small_columns<Op>(d);
-    launch_columns(
-        small && shape.q.jump ? reduce_narrow_columns<Op, Load, small> : reduce_narrow_columns<Op, Load, false>, call,
-        shape, partials, tickets, stream);
+  if constexpr (kWideReductions && kIsTyped<Load> && has_columns<Op>(DtypeOf<typename Load::Element>::value)) {
+    launch_columns(reduce_narrow_columns<Op, Load>, call, shape, partials, tickets, stream);
   }
 }
 template <class Op, class Load>
@@ -118,8 +117,8 @@ void launch(const ReduceCall& call, const TransposedRowsShape& shape, typename O
     enqueue(shape.tiles ? reduce_transposed_tiles<Op, Load> : reduce_transposed_rows<Op, Load>, shape.blocks,
             shape.threads, shape.shared, Queue{stream}, call, shape, partials);
     if (shape.workspace > 0)
-      enqueue(fold_leaves<Op>, call.layout.rows * shape.splits, kThreads, 0, Queue{stream}, call, shape, partials,
-              tickets);
+      enqueue(fold_leaves<std::conditional_t<Op::kIndexed, Op, typename General<Op>::Op>>,
+              call.layout.rows * shape.splits, kThreads, 0, Queue{stream}, call, shape, partials, tickets);
   }
 }
 
@@ -141,27 +140,33 @@ static const char* launch(const PlannedReduction& call, void* workspace, gpuStre
   return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
 }
 
+// The type whose kernels serve elements of type E; those of bools serve positions alone (by_width).
+template <class E> using KernelType = std::conditional_t<std::is_same<E, uint8_t>::value, int8_t, E>;
+template <class E> constexpr bool kIsBool = std::is_same<E, Bool>::value;
+
 template <template <class> class Op> const char* launch_reduce(const PlannedReduction& call, void* workspace,
                                                                void* stream) {
   const auto s = static_cast<gpuStream_t>(stream);
   if constexpr (Op<float>::kConverts) {
     if (!is_static(call.in) || !Op<float>::reads(call.in.dtype)) {  // as is_static(call)
-      if (call.in.accumulator == Dtype::F64) return launch<Op<double>, AnyLoad<double>>(call, workspace, s);
-      if (call.in.accumulator == Dtype::F32) return launch<Op<float>, AnyLoad<float>>(call, workspace, s);
-      if constexpr (Op<float>::kIntegers) return launch<Op<int64_t>, AnyLoad<int64_t>>(call, workspace, s);
+      if (call.in.accumulator == Dtype::F64) return launch<Op<double>, ConvertedLoad<double>>(call, workspace, s);
+      if (call.in.accumulator == Dtype::F32) return launch<Op<float>, ConvertedLoad<float>>(call, workspace, s);
+      if constexpr (Op<float>::kIntegers) return launch<Op<int64_t>, ConvertedLoad<int64_t>>(call, workspace, s);
     }
   }
-#define TR_CASE(T)                                                                                         \
-  case DtypeOf<T>::value:                                                                                  \
-    if constexpr (Op<T>::reads(DtypeOf<T>::value)) return launch<Op<T>, TypedLoad<T>>(call, workspace, s); \
+#define TR_CASE(T)                                                                     \
+  case DtypeOf<T>::value:                                                              \
+    if constexpr (Op<T>::reads(DtypeOf<T>::value) && (Op<T>::kIndexed || !kIsBool<T>)) \
+      return launch<Op<KernelType<T>>, TypedLoad<KernelType<T>>>(call, workspace, s);  \
     break;
   switch (call.in.dtype) {
     TR_FOR_EACH_COMPILED_TYPE(TR_CASE)
-#if defined(TR_FEW_TYPES)  // what counts read
+#if defined(TR_FEW_TYPES)  // what counts read, and what others read by width
     case Dtype::I32:
       if constexpr (std::is_same<Op<int32_t>, Count<int32_t>>::value)
         return launch<Op<int32_t>, TypedLoad<int32_t>>(call, workspace, s);
       break;
+      TR_CASE(uint8_t)
 #endif
     default: break;
   }

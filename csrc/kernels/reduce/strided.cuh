@@ -77,12 +77,16 @@ __device__ __forceinline__ typename Op::Acc short_row(const Op& op, const Reduce
                                                       int width) {
   using Acc = typename Op::Acc;
   const int64_t n = call.layout.length;
-  const int first = (int(threadIdx.x) % width) * kPerLane;
-  Acc acc[kPerLane];
+  const int first = (int(threadIdx.x) % width) * kPerLane, count = active ? int(n) - first : 0;
+  int64_t at[kPerLane];
   PositionWalk walk(call.layout, first < n ? first : 0, 1);
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i, walk.next(first + i))
-    acc[i] = active && first + i < n ? op.load(Load::one(call.in, base + walk.offset()), first + i) : op.absent();
+  for (int i = 0; i < kPerLane; ++i, walk.next(first + i)) at[i] = base + walk.offset();
+  typename Load::Element x[kPerLane];
+  gather<Load>(call.in, at, count, x);
+  Acc acc[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) acc[i] = i < count ? op.load(x[i], first + i) : op.absent();
 #pragma unroll
   for (int d = 1; d < kPerLane; d *= 2) {
 #pragma unroll
@@ -96,6 +100,7 @@ template <class Op, class Load>
 __device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const ReduceCall& call, int64_t base,
                                                       int64_t first) {
   using Acc = typename Op::Acc;
+  constexpr int kAtOnce = kIsTyped<Load> ? kPerLane : kPerLane / 2;  // more would take too many registers
   const int64_t n = call.layout.length, end = n - first < kLeaf ? n : first + kLeaf;
   Acc acc[kPerLane];
 #pragma unroll
@@ -103,16 +108,24 @@ __device__ __forceinline__ typename Op::Acc warp_leaf(const Op& op, const Reduce
   PositionWalk walk(call.layout, first + lane_id() < end ? first + lane_id() : first, kLanes);
 #pragma unroll 1
   for (int64_t k = first + lane_id(); k < end; k += kResidues) {
-    typename Load::Element x[kPerLane];
-    if (k + (kPerLane - 1) * kLanes < end) {  // the loads are in flight together
 #pragma unroll
-      for (int i = 0; i < kPerLane; ++i, walk.next(k + i * kLanes)) x[i] = Load::one(call.in, base + walk.offset());
+    for (int c = 0; c < kPerLane; c += kAtOnce) {
+      const int64_t position = k + c * kLanes;
+      int64_t at[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kPerLane; ++i) acc[i] = step(op, acc[i], x[i], k + i * kLanes);
-    } else {
+      for (int i = 0; i < kAtOnce; ++i, walk.next(position + i * kLanes)) at[i] = base + walk.offset();
+      typename Load::Element x[kAtOnce];
+      const int count = int(end - position + kLanes - 1) / kLanes;
+      if (count >= kAtOnce) {
+        gather<Load>(call.in, at, kAtOnce, x);
 #pragma unroll
-      for (int i = 0; i < kPerLane; ++i, walk.next(k + i * kLanes))
-        if (k + i * kLanes < end) acc[i] = step(op, acc[i], Load::one(call.in, base + walk.offset()), k + i * kLanes);
+        for (int i = 0; i < kAtOnce; ++i) acc[c + i] = step(op, acc[c + i], x[i], position + i * kLanes);
+      } else {
+        gather<Load>(call.in, at, count, x);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+          if (i < count) acc[c + i] = step(op, acc[c + i], x[i], position + i * kLanes);
+      }
     }
   }
 #pragma unroll
@@ -282,13 +295,12 @@ __device__ __forceinline__ typename Op::Acc warp_leaf_of_runs(const Op& op, cons
 // shape.lanes < 32: that many lanes a row. Else shape.warps warps of one block take shape.leaves leaves each; the warps
 // that have the values of a row's runs leave them in `partials`, row-major, and the last combines them.
 template <class Op, class Load>
-__global__ void TR_BLOCK_BOUND(strided::kThreads)
+__global__ void TR_BLOCKS_BOUND(strided::kThreads, 2)
     reduce_strided(TR_GRID_CONSTANT ReduceCall call, TR_GRID_CONSTANT StridedShape shape, typename Op::Acc* partials,
                    uint32_t* tickets) {
   using Acc = typename Op::Acc;
   constexpr int kThreads = strided::kThreads, kWarps = strided::kWarps;
-  const Op op{call.options};
-  auto combine = [&](Acc l, Acc r) { return op.combine(l, r); };
+  const Op op = op_of<Op>(call);
   const Layout& layout = call.layout;
 
   if (shape.lanes < kLanes) {
@@ -296,7 +308,7 @@ __global__ void TR_BLOCK_BOUND(strided::kThreads)
     const bool active = row < layout.rows;
     const int64_t base = active ? row_start(layout, row).in : 0;
     const Acc acc = short_row<Op, Load>(op, call, base, active, shape.lanes);
-    if (active && threadIdx.x % shape.lanes == 0) finish_row(op, call, row, acc);
+    if (active && threadIdx.x % shape.lanes == 0) finish_row<Load>(op, call, row, acc);
     return;
   }
 
@@ -310,7 +322,7 @@ __global__ void TR_BLOCK_BOUND(strided::kThreads)
   }
   const bool active = row < layout.rows;
 
-  TreeStack<Acc, kRunLevels> run;
+  PushedTree<Op, kRunLevels> run(op);
   if (active) {
     const int64_t base = row_start(layout, row).in;
     const int64_t first = (split * shape.warps + warp % shape.warps) * shape.leaves;
@@ -318,20 +330,20 @@ __global__ void TR_BLOCK_BOUND(strided::kThreads)
       if constexpr (kHasGranules<Load>) {
         using E = typename Load::Element;
         if (shape.granules) {
-          run.push(warp_leaf_in_place<Op, E>(op, call, base, leaf * kLeaf), combine);
+          run.push(warp_leaf_in_place<Op, E>(op, call, base, leaf * kLeaf));
           continue;
         }
         if (shape.window) {
           TR_DYNAMIC_SHARED(shared, 16);
           E* const own = reinterpret_cast<E*>(shared + warp * (shape.shared / kWarps));
-          run.push(warp_leaf_of_runs<Op, E>(op, call, shape, base, leaf * kLeaf, own), combine);
+          run.push(warp_leaf_of_runs<Op, E>(op, call, shape, base, leaf * kLeaf, own));
           continue;
         }
       }
-      run.push(warp_leaf<Op, Load>(op, call, base, leaf * kLeaf), combine);
+      run.push(warp_leaf<Op, Load>(op, call, base, leaf * kLeaf));
     }
   }
-  Acc acc = run.total(op.absent(), combine);
+  Acc acc = run.total();
 
   if (shape.warps > 1) {
     if (lane_id() == 0) value[warp] = acc;
@@ -346,7 +358,7 @@ __global__ void TR_BLOCK_BOUND(strided::kThreads)
     if (!last_warp(tickets + row, shape.splits)) return;
     acc = warp_fold(op, partials + row * shape.splits, shape.splits);
   }
-  if (lane_id() == 0) finish_row(op, call, row, acc);
+  if (lane_id() == 0) finish_row<Load>(op, call, row, acc);
 }
 
 }  // namespace torchreduce::gpu

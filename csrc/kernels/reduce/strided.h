@@ -1,4 +1,5 @@
-// Rows of any strides and any types: lanes along a row, element by element. What no faster family serves.
+// Rows of any strides and any types: lanes along a row, element by element. What no faster family serves. Compiled by
+// accumulator (any_element.cuh), and for float32, float16 and bfloat16, which also have ways by 16-byte vectors.
 #pragma once
 #include "column_call.h"
 
@@ -94,7 +95,7 @@ inline std::optional<StridedShape> serves(const ReduceCall& call, const DeviceFa
   take(forced.leaves, s.leaves, kMaxLeaves, "leaves");
   cut();
   if (s.splits > 1) {
-    s.workspace = l.rows * s.splits * accumulator_bytes(call);
+    s.workspace = l.rows * s.splits * general_bytes(call);
     s.tickets = l.rows;
   }
   return s;
