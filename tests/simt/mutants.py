@@ -1096,7 +1096,7 @@ MUTANTS = (
     ),
     # ---- row-wise ops
     Mutant(
-        "half words stay where they are in an input that starts elsewhere than its output", "kernels/fused/map_rows.cuh",
+        "half words stay where they are in a mapped input that starts elsewhere", "kernels/fused/map_rows.cuh",
         "(bytes & 2) * 8", "0",
         "fused.EXPONENTIALS", ("fused",),
     ),
@@ -1166,7 +1166,8 @@ MUTANTS = (
         "fused.SOFTMAX", ("fused",),
     ),
     Mutant(
-        "half words stay where they are in a row that starts elsewhere than its input", "kernels/fused/held_granules.cuh",
+        "half words stay where they are in a row that starts elsewhere than its input",
+        "kernels/fused/held_granules.cuh",
         "(from & 1) * 16", "0",
         "fused.SOFTMAX", ("fused",), every=1,
     ),
