@@ -1076,8 +1076,7 @@ MUTANTS = (
     ),
     # ---- row-wise ops
     Mutant(
-        "half words stay where they are in an input that starts elsewhere than its output",
-        "kernels/fused/map_rows.cuh",
+        "half words stay where they are in a mapped input that starts elsewhere", "kernels/fused/map_rows.cuh",
         "(bytes & 2) * 8", "0",
         "fused.EXPONENTIALS", ("fused",),
     ),

@@ -214,45 +214,6 @@ template <class Op, class E, int kDepth> struct HeldColumns {
     for (int i = 0; i < kEach; ++i) all &= holds(i) || column_number(i) >= p.columns;
     return ballot(!all) == 0;
   }
-  // The greatest elements and the sums of the leaf's columns, and whether all are of central elements. `meets` counts
-  // how often threads have met.
-  __device__ __forceinline__ bool look(const Place& place, const int (&parts)[2], int& meets, F (&most)[kEach],
-                                       F (&sum)[kEach]) const {
-    const auto add = [](F a, F b) { return a + b; };
-    const auto greater = [](F a, F b) { return greatest(a, b); };
-    F sums[kPer], maxima[kPer];
-    {
-      ColumnMaxima<E> seen_most;
-      ColumnsLeast<E> least;
-      look<0, kRun>(place, parts, sums, seen_most, least);
-      const bool central = least.is_within(Op::most_central());
-#pragma unroll
-      for (int j = 0; j < kPer; ++j) {
-        maxima[j] = seen_most.column(j);
-        sums[j] = central ? sums[j] : quiet_nan<F>();
-      }
-    }
-    // Sums of columns with an element too far below 0 to be central are NaN.
-    F* met = meeting + (meets++ & 1) * 2 * kWarps * kColumns;
-    leave(maxima, met, greater);
-    leave(sums, met + kWarps * kColumns, add);
-    __syncthreads();
-    join(met, most, greater);
-    join(met + kWarps * kColumns, sum, add);
-    const bool central = in_all(place, [&](int i) { return sum[i] == sum[i] && most[i] <= Op::most_central(); });
-    if (!central) {
-      Seen seen[kEach];
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) seen[i] = Op::seen(most[i], count, typename Op::Given{});
-      look_again(place, parts, seen, sums);
-      met = meeting + (meets++ & 1) * 2 * kWarps * kColumns;
-      leave(sums, met, add);
-      __syncthreads();
-      join(met, sum, add);
-    }
-    return central;
-  }
-
   // The states of a cluster's leaves: those of turn number `turn`, and whether all are of central elements.
   __device__ __forceinline__ void meet_leaves([[maybe_unused]] State (&state)[kEach], [[maybe_unused]] bool& central,
                                               [[maybe_unused]] const Place& p, [[maybe_unused]] Barrier* arrived,
@@ -332,6 +293,24 @@ template <class Op, class E, int kDepth> struct HeldColumns {
       if (r % kPartRun == kPartRun - 1) next(r / kPartRun);
     }
   }
+  // The same of any elements, of columns with the greatest elements `most`.
+  template <class Next>
+  __device__ __forceinline__ void store_far(const Place& p, const int (&parts)[2], const At (&at)[kEach],
+                                            const F (&most)[kEach], Next next) const {
+    struct Far {
+      At at;
+      Seen seen;
+    } far[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) far[i] = {at[i], Op::seen(most[i], count, typename Op::Given{})};
+    store<false>(
+        p, parts, far,
+        [](F x, const Far& v) {
+          if constexpr (Op::kTerm) return Op::map(Op::term(x, v.seen), F(1), F(-0.0), 0, v.at);
+          else return Op::map(&x, F(1), F(-0.0), 0, v.at);
+        },
+        next);
+  }
 };
 
 template <class Op, class E, int kDepth>
@@ -357,6 +336,8 @@ __global__ void __launch_bounds__(held_columns::kThreads, 1)
   }
 #endif
   const typename Op::Given given{};
+  const auto add = [](F a, F b) { return a + b; };
+  const auto greater = [](F a, F b) { return greatest(a, b); };
   typename H::Place place = h.place(first), next = h.place(first + step);
   h.load(place, 0, 0);
   h.load(place, H::kPartRun, 1);
@@ -369,8 +350,38 @@ __global__ void __launch_bounds__(held_columns::kThreads, 1)
   for (int tile = first, turn = 0, meets = 0; tile < shape.tiles; tile += step, ++turn) {
     const typename H::Place after = h.place(tile + 2 * step);
     wait_copies<1>();
+    F sums[H::kPer], maxima[H::kPer];
+    {
+      ColumnMaxima<E> most;
+      ColumnsLeast<E> least;
+      h.template look<0, H::kRun>(place, parts, sums, most, least);
+      const bool central = least.is_within(Op::most_central());
+#pragma unroll
+      for (int j = 0; j < H::kPer; ++j) {
+        maxima[j] = most.column(j);
+        sums[j] = central ? sums[j] : quiet_nan<F>();
+      }
+    }
+    // Sums of columns with an element too far below 0 to be central are NaN.
+    F* met = h.meeting + (meets++ & 1) * 2 * H::kWarps * H::kColumns;
+    H::leave(maxima, met, greater);
+    H::leave(sums, met + H::kWarps * H::kColumns, add);
+    __syncthreads();
     F most[H::kEach], sum[H::kEach];
-    const bool central = h.look(place, parts, meets, most, sum);
+    H::join(met, most, greater);
+    H::join(met + H::kWarps * H::kColumns, sum, add);
+
+    const bool central = H::in_all(place, [&](int i) { return sum[i] == sum[i] && most[i] <= Op::most_central(); });
+    if (!central) {
+      typename H::Seen seen[H::kEach];
+#pragma unroll
+      for (int i = 0; i < H::kEach; ++i) seen[i] = Op::seen(most[i], h.count, given);
+      h.look_again(place, parts, seen, sums);
+      met = h.meeting + (meets++ & 1) * 2 * H::kWarps * H::kColumns;
+      H::leave(sums, met, add);
+      __syncthreads();
+      H::join(met, sum, add);
+    }
     typename Op::State state[H::kEach], row[H::kEach];
 #pragma unroll
     for (int i = 0; i < H::kEach; ++i)
@@ -392,19 +403,7 @@ __global__ void __launch_bounds__(held_columns::kThreads, 1)
       h.template store<true>(
           place, parts, at, [](F x, const typename H::At& at) { return Op::central_map(x, at); }, copy_next);
     } else {
-      struct Far {
-        typename H::At at;
-        typename H::Seen seen;
-      } far[H::kEach];
-#pragma unroll
-      for (int i = 0; i < H::kEach; ++i) far[i] = {at[i], Op::seen(most[i], h.count, given)};
-      h.template store<false>(
-          place, parts, far,
-          [](F x, const Far& v) {
-            if constexpr (Op::kTerm) return Op::map(Op::term(x, v.seen), F(1), F(-0.0), 0, v.at);
-            else return Op::map(&x, F(1), F(-0.0), 0, v.at);
-          },
-          copy_next);
+      h.store_far(place, parts, at, most, copy_next);
     }
     place = next;
     next = after;

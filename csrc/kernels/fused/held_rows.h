@@ -42,11 +42,11 @@ TR_HD constexpr int most_granule_chunks(const FusedFacts& f) {
   return f.inputs == 1 && f.sums <= 1 && f.sides() <= 1 ? 4 : 2;
 }
 
-// The kernels that there are, beside what a neighbour serves as fast.
+// Which kernels there are: for the planner, and for the launch, which compiles no others.
 TR_HD constexpr bool has_kernel(const FusedFacts& f, int size, Form form, int chunks) {
   const int most = most_aligned_chunks(f, size);
   switch (form) {
-    case Form::ShortWords:  // of more than 64 elements 2; not where packed_rows serves nearly all of them
+    case Form::ShortWords:  // 2 for rows of more than 64, but of ops for which packed_rows serves nearly all of these
       return chunks == 1 || (chunks == 2 && size == 4 && (f.inputs > 1 || f.weights));
     case Form::ShortGranules:
       if (size == 2) return chunks == 2 || chunks == most_granule_chunks(f);
@@ -63,12 +63,12 @@ TR_HD constexpr bool has_kernel(const FusedFacts& f, int size, Form form, int ch
       // (1.0; 256 0.95 and 0.92, 51200 0.90 and 0.91).
       if (size == 4 && f.inputs == 1 && f.sides() == 1) return false;
       if (chunks == kLeafChunks) return true;
-      // Norms of 16-bit floats are here where they have no weights and start within a granule, and by halves rare.
+      // None for half a leaf of norms of 16-bit floats, which are here without weights and off a granule alone.
       return chunks == kHalfChunks && (size == 4 ? f.inputs > 1 || f.sums > 1 || !f.maps : most == 0 || !f.weights);
   }
   return false;
 }
-// Of rows by that form.
+// Chunks of a lane for rows of that length, if they go by that form.
 inline int chunks_for(const FusedFacts& f, int size, Form form, int64_t length) {
   switch (form) {
     case Form::ShortWords: return length > 64 && has_kernel(f, size, form, 2) ? 2 : 1;

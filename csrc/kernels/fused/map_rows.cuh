@@ -128,11 +128,13 @@ struct MapTile {
       }
     }
   }
-  __device__ __forceinline__ Granule part(const Granule* from) const {  // by 2 bytes
+  // At an end of the input, by 2 bytes.
+  __device__ __forceinline__ Granule part(const Granule* from) const {
     const auto g =
         load_part<BF16>(call.in[0], call.end[0], reinterpret_cast<const char*>(from), ColumnGranule<BF16>::of(BF16{}));
     return bit_cast_words<Granule>(g.w);
   }
+  // The input's 16 bytes from p.from on.
   __device__ __forceinline__ static Granule joined(const Loaded& g, const Place& p) {
     const int bytes = off(p);
     if (bytes == 0) return g.low;
@@ -151,6 +153,7 @@ struct MapTile {
     for (int i = 0; i < 4; ++i) out.item[i] = funnel_right(w[i], w[i + 1], (bytes & 2) * 8);
     return out;
   }
+  // Of granules at the ends of a run its elements alone.
   __device__ __forceinline__ void store(const Place& p, const Granule& g) const {
     if (plain || (p.first >= 0 && p.first + per <= p.count)) return store_item(reinterpret_cast<Granule*>(p.to), g);
 #pragma unroll

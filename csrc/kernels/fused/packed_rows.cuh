@@ -294,22 +294,7 @@ template <class Op, class E, int kSpan, int kChunks> struct PackedPart {
   }
 };
 
-// The extremes of what the lanes of a row have, each in a place of its own; every lane gets them.
-template <int kSpan>
-__device__ __forceinline__ Bounds extremes_over_parts(Bounds e, Bounds* all, const FusedPackedRowsShape& shape) {
-  all[threadIdx.x] = e;
-  __syncthreads();
-  const int place = int(threadIdx.x) & (shape.rows - 1);
-#pragma unroll
-  for (int k = 0; k < kResidues / kSpan; ++k) {
-    if (k >= shape.parts) break;
-    const Bounds other = all[k << shape.log_rows | place];
-    e.greatest = greatest(e.greatest, other.greatest);
-    e.least = -greatest(-e.least, -other.least);
-  }
-  return e;
-}
-// The tree over them.
+// The tree over what the lanes of a row have, each in a place of its own; every lane gets it.
 template <int kSpan>
 __device__ __forceinline__ float over_parts(float own, float* all, const FusedPackedRowsShape& shape) {
   constexpr int kMost = kResidues / kSpan;
@@ -380,7 +365,15 @@ __global__ void TR_BLOCK_BOUND((fused_packed_rows::threads(kPackedForm<Op, E, kW
   if constexpr (Op::kFirst == First::Greatest) {
     Bounds e;
     either([&](auto kFull) { e = part.template extremes<kFull>(0); });
-    e = extremes_over_parts<kSpan>(e, all_found, shape);
+    all_found[threadIdx.x] = e;
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kResidues / kSpan; ++k) {
+      if (k >= shape.parts) break;
+      const Bounds other = all_found[k << shape.log_rows | place];
+      e.greatest = greatest(e.greatest, other.greatest);
+      e.least = -greatest(-e.least, -other.least);
+    }
     found = e.greatest;
     if constexpr (Op::kCalm) calm = Op::is_calm(found, e.least);
   } else if constexpr (Op::kFirst == First::Sum) {

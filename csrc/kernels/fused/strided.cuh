@@ -184,8 +184,8 @@ __global__ void __launch_bounds__(fused_strided::kThreads)
       if constexpr (Op::kTerm) y = Op::map(Op::term(element[0], Op::seen(state.l, count, given)), w, b, first + i, at);
       else y = Op::map(element, w, b, first + i, at);
       const int64_t place = to + position_offset(l, l.out, first + i);
-      if (kMayAdd && call.sum) store_as(call.dtype, call.sum, place, element[0]);
-      store_as(call.out_dtype, call.out, place, y);
+      if (kMayAdd && call.sum) store_as(call.dtype, global(static_cast<char*>(call.sum)), place, element[0]);
+      store_as(call.out_dtype, global(static_cast<char*>(call.out)), place, y);
     }
   }
 }
