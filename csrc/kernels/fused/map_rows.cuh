@@ -56,7 +56,7 @@ struct MapTile {
   int lines, width;       // that are there
   int size, per;          // bytes of an element; elements of a granule
   Place start;            // of the thread's first granule
-  bool plain;             // nearly always: all its granules are whole ones of one run, within the input
+  bool single, inside;    // nearly always: the tile is one run; and what its granules need is within the input
 
   __device__ MapTile(const FusedRowsCall& call, const MapRowsShape& shape) : call(call), shape(shape) {
     const unsigned above = blockIdx.x / unsigned(shape.side), outer = above / unsigned(shape.down);
@@ -71,16 +71,16 @@ struct MapTile {
     size = call.out_dtype == Dtype::F32 ? 4 : 2;
     per = 16 / size;
     start = found(0);
-    const Place last = stepped(kEach - 1);
-    plain = (shape.one_run || lines == 1) && start.first >= 0 && last.first + per <= start.count &&
-            aligned(start) >= call.in[0] && static_cast<const void*>(aligned(last) + 2) <= call.end[0];
+    single = shape.one_run || lines == 1;
+    inside = single && aligned(start) >= call.in[0] &&
+             static_cast<const void*>(aligned(stepped(kEach - 1)) + 2) <= call.end[0];
   }
   __device__ int rows() const { return shape.across ? width : lines; }
   __device__ static int off(const Place& p) { return int(reinterpret_cast<uintptr_t>(p.from) & 15); }
   __device__ static const Granule* aligned(const Place& p) { return reinterpret_cast<const Granule*>(p.from - off(p)); }
 
-  // The thread's granule number k; where all are plain, and anywhere.
-  __device__ __forceinline__ Place place(int k) const { return plain ? stepped(k) : found(k); }
+  // The thread's granule number k; where the tile is one run, and anywhere.
+  __device__ __forceinline__ Place place(int k) const { return single ? stepped(k) : found(k); }
   __device__ __forceinline__ Place stepped(int k) const {
     const int step = k * int(blockDim.x);
     return {start.from + step * 16, start.to + step * 16, start.line, start.first + step * per, start.count};
@@ -93,7 +93,7 @@ struct MapTile {
     char* const to = static_cast<char*>(call.out) + (start.out + at * shape.out_pitch) * size;
     Place p;
     p.line = in_run;
-    p.count = run < runs ? (shape.one_run ? lines * width : width) : 0;
+    p.count = run < runs ? (shape.one_run ? lines * width : width) : -per;  // less than any `first`
     p.first = (number - run * shape.granules) * per - int(reinterpret_cast<uintptr_t>(to) & 15) / size;
     p.to = to + int64_t(p.first) * size;
     p.from = static_cast<const char*>(call.in[0]) + (start.in[0] + at * shape.in_pitch + p.first) * size;
@@ -105,24 +105,24 @@ struct MapTile {
 #pragma unroll
     for (Loaded& each : g) each = Loaded{};
     if (!wanted) return;
-    if (plain) {
+    if (inside) {
 #pragma unroll
       for (int k = 0; k < kEach; ++k) {
         const Place p = stepped(k);
-        load_if(true, aligned(p), g[k].low);
-        load_if(off(p) > 0, aligned(p) + 1, g[k].high);
+        load_if(p.first < p.count, aligned(p), g[k].low);
+        load_if(p.first < p.count && off(p) > 0, aligned(p) + 1, g[k].high);
       }
       return;
     }
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
-      const Place p = found(k);
+      const Place p = place(k);
       const Granule* const from = aligned(p);
       const bool there = p.first < p.count, two = off(p) > 0;
-      const bool inside = from >= call.in[0] && static_cast<const void*>(from + (two ? 2 : 1)) <= call.end[0];
-      load_if(there && inside, from, g[k].low);
-      load_if(there && inside && two, from + 1, g[k].high);
-      if (there && !inside) {
+      const bool within = from >= call.in[0] && static_cast<const void*>(from + (two ? 2 : 1)) <= call.end[0];
+      load_if(there && within, from, g[k].low);
+      load_if(there && within && two, from + 1, g[k].high);
+      if (there && !within) {
         g[k].low = part(from);
         if (two) g[k].high = part(from + 1);
       }
@@ -155,7 +155,7 @@ struct MapTile {
   }
   // Of granules at the ends of a run its elements alone.
   __device__ __forceinline__ void store(const Place& p, const Granule& g) const {
-    if (plain || (p.first >= 0 && p.first + per <= p.count)) return store_item(reinterpret_cast<Granule*>(p.to), g);
+    if (p.first >= 0 && p.first + per <= p.count) return store_item(reinterpret_cast<Granule*>(p.to), g);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       if (i >= per) break;
