@@ -68,7 +68,8 @@ TYPES = {
 KERNEL = re.compile(
     r"(?P<family>\w+)<(?P<op>\w+)<(?P<accumulator>[\w ]+)>"
     r"(, ((?P<kind>Typed|Pair|Triple|Any)Load<(?P<load>[\w ]+)>|(?P<ints>SmallInts))"
-    r"(, ((Typed|Either|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?(, (?P<variant>\w+)(?P<more>(, \w+)*))?)? ?>\("
+    r"(, ((Typed|Either|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?"
+    r"(, (?P<variant>\w+)(?P<more>(, \w+)*))?)? ?>\("
 )
 # held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<Softmax<float>, float>(...), weight_elements<float, true>
 FUSED_KERNEL = re.compile(
