@@ -29,6 +29,37 @@ ScanSizes scan_sizes(const ScanCall& call) {
   return {0, 0, 0, 0};
 }
 
+// The territory of each family, where none is forced. A call goes down its own branch to the first line that applies;
+// each `serves` has the exact condition, and its measurements. n: positions of a row. A tile has 256, a block tile
+// 8192. typed: elements and results have the dtypes that a kernel is compiled for. bulk: the GPU has bulk copies.
+//
+// The scanned dim has the smallest stride: lanes go along rows.
+//   with indices (cummax, cummin)
+//     n <= 2048, or 32 rows a multiprocessor and more          extreme_rows
+//     else                                                     extreme_chain
+//   of one input, typed, accumulators of at most 8 bytes
+//     n < 8, all one aligned run, rows of at most 16 bytes     packed_rows
+//     n <= a block tile (or what 8 warps hold), neighbours     short_rows
+//     n <= two, if aligned and few, or little more than one    short_rows
+//     n > a tile, bulk, neighbouring floats of <= 4 bytes      ring; or chain, if aligned and few
+//   of two inputs (linear_scan), typed
+//     n <= a block tile (or what 8 warps hold)                 row_pairs
+//     n > a tile, bulk, few aligned rows, floats of <= 4 bytes ring_pairs
+//   all others
+//     n <= a tile, or many aligned rows; of three inputs some  rows
+//     else                                                     chain
+//
+// A kept dim has the smallest stride: lanes go across rows, which are columns of memory.
+//   n > 512, bulk, 2 to 7 columns of floats in one run, sums   ring_columns
+//   linear_scan, n > 384, 60 columns a multiprocessor          column_teams
+//   columns that are many enough for a lane each, and
+//     of one input n <= 512; else n <= 384, or no tiles        column_walk
+//   n <= 256, of a few columns of sums of floats n <= 512      short_columns
+//   with indices, of at most 4 bytes                           extreme_columns
+//   sums of floats of <= 4 bytes
+//     bulk, columns 16 bytes at a time, two jobs a block       column_strips
+//     large blocks, wide rows that start anywhere              ragged_columns
+//   all others                                                 column_tiles
 const std::vector<Family<ScanCall, scans::Shape>> kScanFamilies = {
     // Lanes along rows. Those that lanes hold as a whole; those that warps walk or blocks share.
     {"packed_rows", "a few rows a lane, which are one run of memory", kShapeOf<scans::packed_rows::serves>},

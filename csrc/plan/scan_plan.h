@@ -28,8 +28,8 @@ struct CpuShape : ScanLaunch {
 };
 
 using Shape = std::variant<RowsShape, PackedRowsShape, ShortRowsShape, RowPairsShape, ExtremeRowsShape, ChainShape,
-                           ExtremeChainShape, RingShape, RingPairsShape, RingColumnsShape,
-                           ColumnTeamsShape, ColumnWalkShape, ShortColumnsShape, ExtremeColumnsShape, ColumnStripsShape,
+                           ExtremeChainShape, RingShape, RingPairsShape, RingColumnsShape, ColumnTeamsShape,
+                           ColumnWalkShape, ShortColumnsShape, ExtremeColumnsShape, ColumnStripsShape,
                            RaggedColumnsShape, ColumnTilesShape, CpuShape>;
 
 }  // namespace scans

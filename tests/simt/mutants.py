@@ -385,13 +385,13 @@ MUTANTS = (
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
-        "look-back by block instead of ticket", "kernels/scan/chain.cuh",
+        "look-back by block instead of ticket", "kernels/scan/look_back.cuh",
         "ticket = int64_t(take_ticket(space.ticket))", "ticket = int64_t(blockIdx.x)",
         "scan.CumSum", ("chain",),
     ),
     Mutant(
-        "no barrier after the ticket", "kernels/scan/chain.cuh",
-        "have lower tickets __syncthreads();", "have lower tickets",
+        "no barrier after the ticket", "kernels/scan/look_back.cuh",
+        "take_ticket(space.ticket)); __syncthreads();", "take_ticket(space.ticket));",
         "scan.CumSum", ("chain",),
     ),
     Mutant(
@@ -401,12 +401,12 @@ MUTANTS = (
     ),
     Mutant(
         "lanes read what others are to copy", "kernels/scan/chain.cuh",
-        "if (staged) wait_copies<0>(); __syncthreads();", "if (staged) wait_copies<0>();",
+        "if (run.staged) wait_copies<0>(); __syncthreads();", "if (run.staged) wait_copies<0>();",
         "scan.LogCumSumExp", ("chain",), "asan",
     ),
     Mutant(
         "a block tile is read while it is on its way", "kernels/scan/chain.cuh",
-        "if (staged) wait_copies<0>(); __syncthreads();", "__syncthreads();",
+        "if (run.staged) wait_copies<0>(); __syncthreads();", "__syncthreads();",
         "scan.LogCumSumExp", ("chain",), "asan",
     ),
     Mutant(
@@ -467,6 +467,21 @@ MUTANTS = (
         "rows of a warp in reverse", "kernels/scan/row_access.cuh",
         "if (i < count) items[slot(item - i)] = x[i];", "if (i < count) items[slot(item + i)] = x[i];",
         "scan.CumSum", ("unaligned_rows",),
+    ),
+    Mutant(
+        "signed bytes as unsigned ones", "kernels/scan/rows.cuh",
+        "case Dtype::I8: return with(TypedLoad<int8_t>());", "case Dtype::I8: return with(TypedLoad<uint8_t>());",
+        "scan.CumSum", ("uniform_types",),
+    ),
+    Mutant(
+        "results of float32 as 16-bit floats", "kernels/scan/rows.cuh",
+        "if (call.out.dtype == Dtype::F32) TypedStore<float>::one(call, offset, v);", "if (false) ;",
+        "scan.CumSum", ("uniform_types",),
+    ),
+    Mutant(
+        "results of float32 take the place of 16-bit elements", "kernels/scan/chain.cuh",
+        "run.staged && fits && !wide", "run.staged && !wide",
+        "scan.CumSum", ("uniform_types",),
     ),
     Mutant(
         "results of packed rows are stored before they are there", "kernels/scan/short_rows.cuh",

@@ -396,10 +396,10 @@ void check_scans(const std::vector<std::vector<int64_t>>& shapes, uint64_t along
 
 constexpr const char *kShortRows = "short_rows", *kRowPairs = "row_pairs", *kExtremeRows = "extreme_rows",
                      *kChain = "chain", *kExtremeChain = "extreme_chain", *kRing = "ring", *kRingPairs = "ring_pairs",
-                     *kRingColumns = "ring_columns", *kColumnTeams = "column_teams",
-                     *kColumnWalk = "column_walk", *kShortColumns = "short_columns",
-                     *kExtremeColumns = "extreme_columns", *kColumnStrips = "column_strips",
-                     *kRaggedColumns = "ragged_columns", *kColumnTiles = "column_tiles";
+                     *kRingColumns = "ring_columns", *kColumnTeams = "column_teams", *kColumnWalk = "column_walk",
+                     *kShortColumns = "short_columns", *kExtremeColumns = "extreme_columns",
+                     *kColumnStrips = "column_strips", *kRaggedColumns = "ragged_columns",
+                     *kColumnTiles = "column_tiles";
 
 void scan_rows() {  // walked by a warp each, or a few lanes a row
   const Policies policies = {{{}, 1}, {{kRows}}, {{kRows, 32, -1, -1, 0}}, {{kShortColumns}}, {{kColumnTiles}}};
@@ -420,6 +420,23 @@ void unaligned_rows() {  // of at most a tile, or a block tile
       for (const auto& sizes : std::vector<std::vector<int64_t>>{
                {700, 3}, {300, 12}, {90, 100}, {33, 250}, {9, 300}, {11, 1001}, {5, 1002}, {4, 2051}, {4, 4096}})
         check({s.op, s.in, s.out, sizes, 2, form % 2 != 0, form / 2 != 0}, policies);
+}
+// Of which type they are is uniform data, and so is whether 16-bit floats have results of float32: every family,
+// aligned or not.
+void uniform_types() {
+  const Policies rows = {{{kRows}, 132, kInPitch}, {{kChain}, 132, kInPitch}, {{kShortRows}, 132, kInPitch}},
+                 columns = {{{kColumnWalk}}, {{kShortColumns}}, {{kColumnTiles}}};
+  constexpr Scanned kTypes[] = {{"cumsum", Dtype::U8, Dtype::I64},   {"cumsum", Dtype::I8, Dtype::I64},
+                                {"cumsum", Dtype::I16, Dtype::I64},  {"cumsum", Dtype::I32, Dtype::I64},
+                                {"cumsum", Dtype::Bool, Dtype::I64}, {"cumsum", Dtype::BF16, Dtype::F32},
+                                {"cumsum", Dtype::F16, Dtype::F32},  {"cumsum", Dtype::BF16, Dtype::BF16}};
+  for (const Scanned& s : kTypes)
+    for (int form = 0; form < 4; ++form) {  // exclusive, reverse
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{{70, 9}, {40, 64}, {9, 384}, {5, 1001}, {3, 2048}})
+        check({s.op, s.in, s.out, sizes, 2, form % 2 != 0, form / 2 != 0}, rows);
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{{41, 40}, {300, 7}})
+        check({s.op, s.in, s.out, sizes, 1, form % 2 != 0, form / 2 != 0}, columns);
+    }
 }
 void packed_rows() {  // shorter than a group
   const Policies policies = {{{kPackedRows, -1, -1, -1, -1}, 132, kInPitch}};
@@ -975,6 +992,7 @@ constexpr Group kGroups[] = {
     {"scan_rows", "scan", scan_rows},
     {"unaligned_rows", "scan", unaligned_rows},
     {"packed_rows", "scan", packed_rows},
+    {"uniform_types", "scan", uniform_types},
     {"wide_rows", "scan", wide_rows},
     {"two_block_tiles", "scan", two_block_tiles},
     {"scan_columns", "scan", scan_columns},

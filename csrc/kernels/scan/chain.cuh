@@ -169,6 +169,98 @@ template <class S, class Load> constexpr int kChainBlocks = [] {
   return S::kInputs == 1 && (kSize <= 2 || !S::kIndexed) && sizeof(typename S::Item) > 4 ? 3 : 4;
 }();
 
+// A warp's run of a block tile, which lies in shared memory if `staged`, else is read from memory each time.
+template <class S, class Load> struct ChainRun {
+  using E = element_of<Load>;
+  using One = std::conditional_t<(kInputsOf<Load> > 1), TypedLoad<E>, Load>;
+  using Offset = std::conditional_t<is_pair<Load>, PairOffset, int64_t>;
+
+  const S& op;
+  const ScanCall& call;
+  const bool granules, staged;
+  const int warp, lane;
+  const Offset from, step;  // where the row starts, and from position to position
+  const int64_t begin;      // the run's first position
+  const int end;            // positions that are there; not positive: none
+
+  __device__ __forceinline__ ChainRun(const S& op, const ScanCall& call, const ChainShape& shape, const ChainJob& job,
+                                      RowStart start, ScanStride stride)
+      : op(op),
+        call(call),
+        granules(shape.granules),
+        staged(kAlwaysStaged<Load> || shape.staged),
+        warp(int(threadIdx.x) / kLanes),
+        lane(lane_id()),
+        from(input_start<Load>(call, start, job.row)),
+        step(input_stride<Load>(call, stride)),
+        begin(job.tile * kBlockTile + warp * kRun),
+        end(call.layout.length - begin < kRun ? int(call.layout.length - begin) : kRun) {}
+  // Where it lies in shared memory, of one input, as what `load` loads.
+  template <class Typed> __device__ __forceinline__ auto staged_at(Typed, int input) const {
+    return stage<typename Typed::Element>() + input * kBlockTile + warp * kRun;
+  }
+  // Starts to copy it there.
+  __device__ __forceinline__ void copy() const {
+    if constexpr (is_pair<Load>) {
+      Source a = call.in;
+      a.data = call.in.more[0];
+      copy_run<One>(call.in, from.b + begin * step.b, step.b, granules, 0, end, staged_at(One(), 0));
+      copy_run<One>(a, from.a + begin * step.a, step.a, granules, Load::has_a(call, begin) ? 0 : 1, end,
+                    staged_at(One(), 1));
+    } else {
+#pragma unroll
+      for (int k = 0; k < kInputsOf<Load>; ++k) {
+        Source input = call.in;
+        if (k > 0) input.data = call.in.more[k - 1];
+        with_type<One>(input, [&](auto load) {
+          copy_run<decltype(load)>(input, from + begin * step, step, granules, 0, end, staged_at(load, k));
+        });
+      }
+    }
+    end_copies();
+  }
+  // The lane's group of tile k out of shared memory.
+  __device__ __forceinline__ void get(int k, Loaded<Load>& group) const {
+    const int number = k * kLanes + lane;
+    if constexpr (is_pair<Load>) {
+      staged_group(staged_at(One(), 0), number, step.b, group.b);
+      staged_group(staged_at(One(), 1), number, step.a, group.a);
+    } else {
+      E part[kInputsOf<Load>][kGroup];
+#pragma unroll
+      for (int input = 0; input < kInputsOf<Load>; ++input)
+        with_type<One>(call.in, [&](auto load) {
+          typename decltype(load)::Element x[kGroup];
+          staged_elements(staged_at(load, input), number, step, x);
+#pragma unroll
+          for (int i = 0; i < kGroup; ++i) part[input][i] = as_element<One>(x[i]);
+        });
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        if constexpr (kInputsOf<Load> == 3) group.x[i] = {part[0][i], part[1][i], part[2][i]};
+        else group.x[i] = part[0][i];
+      }
+    }
+  }
+  // The items of the lane's group of tile k, and their total.
+  __device__ __forceinline__ typename S::Acc form(int k, typename S::Item (&items)[kGroup]) const {
+    const int64_t first = begin + k * kTile + lane * kGroup;
+    Loaded<Load> group;
+    if (staged) get(k, group);
+    else if constexpr (!kAlwaysStaged<Load>) load_group<S, Load>(call, granules, from, step, first, group);
+    typename Load::Element x[kGroup];
+    in_order<Load>(group, step, x);
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) items[i] = op.load(x[i], first + i);
+    if (const int count = end - k * kTile - lane * kGroup; count < kGroup) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i)
+        if (i >= count) items[i] = S::absent_item();
+    }
+    return S::group(items);
+  }
+};
+
 // All that a block needs is on its way at once, to shared memory, and is taken from there twice, as there are too few
 // registers to keep it while the block waits for its carry.
 template <class S, class Load, class Store>
@@ -176,98 +268,26 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
     scan_chain(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ChainShape shape, void* workspace) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
-  using E = element_of<Load>;
-  using One = std::conditional_t<(kInputsOf<Load> > 1), TypedLoad<E>, Load>;
+  using Run = ChainRun<S, Load>;
   const S op{call.options};
-  const Layout& layout = call.layout;
-  const int64_t n = layout.length, tiles = shape.tiles;
-  const int lane = lane_id(), warp = int(threadIdx.x) / kLanes;
-  const bool staged = kAlwaysStaged<Load> || shape.staged;
-
-  ChainSpace<S> space(workspace, layout.rows, tiles);
-  __shared__ int64_t ticket;
+  ChainSpace<S> space(workspace, call.layout.rows, shape.tiles);
   __shared__ Acc totals[kFan];  // of tiles; then up to each
   __shared__ Wide initial, shared_carry;
-  if (threadIdx.x == 0) ticket = int64_t(take_ticket(space.ticket));  // tiles a block waits for have lower tickets
-  __syncthreads();
-  const int64_t row = ticket / tiles, tile = ticket - row * tiles;
-  const RowStart start = row_start(layout, row);
-  const ScanStride stride = scan_stride(layout);
-  const auto from = input_start<Load>(call, start, row);
-  const auto step = input_stride<Load>(call, stride);
-  const int64_t run_first = tile * kBlockTile + warp * kRun, left = n - run_first;
-  const int end = left < kRun ? int(left) : kRun;  // of the warp's run; not positive if none of it is there
-  auto run_of = [&](auto load, int input) {
-    return stage<typename decltype(load)::Element>() + input * kBlockTile + warp * kRun;
-  };
-  if (staged) {
-    if constexpr (is_pair<Load>) {
-      Source a = call.in;
-      a.data = call.in.more[0];
-      copy_run<One>(call.in, from.b + run_first * step.b, step.b, shape.granules, 0, end, run_of(One(), 0));
-      copy_run<One>(a, from.a + run_first * step.a, step.a, shape.granules, Load::has_a(call, run_first) ? 0 : 1, end,
-                    run_of(One(), 1));
-    } else {
-#pragma unroll
-      for (int k = 0; k < kInputsOf<Load>; ++k) {
-        Source input = call.in;
-        if (k > 0) input.data = call.in.more[k - 1];
-        with_type<One>(input, [&](auto load) {
-          copy_run<decltype(load)>(input, from + run_first * step, step, shape.granules, 0, end, run_of(load, k));
-        });
-      }
-    }
-    end_copies();
-  }
-  if (threadIdx.x == 0) initial = row_carry<S, Load>(call, row);
-  if (staged) wait_copies<0>();
+  const ChainJob job = take_job(space);
+  const RowStart start = row_start(call.layout, job.row);
+  const ScanStride stride = scan_stride(call.layout);
+  const Run run(op, call, shape, job, start, stride);
+  const int lane = run.lane, warp = run.warp, end = run.end;
+  if (run.staged) run.copy();
+  if (threadIdx.x == 0) initial = row_carry<S, Load>(call, job.row);
+  if (run.staged) wait_copies<0>();
   __syncthreads();
 
-  const int64_t first = run_first + lane * kGroup;
-  // The items of tile k of the run, and their total.
-  auto form = [&](int k, typename S::Item(&items)[kGroup]) {
-    Loaded<Load> group;
-    if (staged) {
-      const int number = k * kLanes + lane;
-      if constexpr (is_pair<Load>) {
-        staged_group(run_of(One(), 0), number, step.b, group.b);
-        staged_group(run_of(One(), 1), number, step.a, group.a);
-      } else {
-        E part[kInputsOf<Load>][kGroup];
-#pragma unroll
-        for (int k = 0; k < kInputsOf<Load>; ++k)
-          with_type<One>(call.in, [&](auto load) {
-            typename decltype(load)::Element x[kGroup];
-            staged_elements(run_of(load, k), number, step, x);
-#pragma unroll
-            for (int i = 0; i < kGroup; ++i) part[k][i] = as_element<One>(x[i]);
-          });
-#pragma unroll
-        for (int i = 0; i < kGroup; ++i) {
-          if constexpr (kInputsOf<Load> == 3) group.x[i] = {part[0][i], part[1][i], part[2][i]};
-          else group.x[i] = part[0][i];
-        }
-      }
-    } else if constexpr (!kAlwaysStaged<Load>) {
-      load_group<S, Load>(call, shape.granules, from, step, first + k * kTile, group);
-    }
-    typename Load::Element x[kGroup];
-    in_order<Load>(group, step, x);
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) items[i] = op.load(x[i], first + k * kTile + i);
-    if (const int count = end - k * kTile - lane * kGroup; count < kGroup) {
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i)
-        if (i >= count) items[i] = S::absent_item();
-    }
-    return S::group(items);
-  };
-
-  Acc upto[kRunTiles];
-  TR_ROLLED  // lest several tiles' items take registers at once
+  Acc upto[kRunTiles];  // of the lane's groups; then up to each in its tile
+  TR_ROLLED             // lest several tiles' items take registers at once
       for (int k = 0; k < kRunTiles; ++k) {
     typename S::Item items[kGroup];
-    const Acc total = form(k, items);
+    const Acc total = run.form(k, items);
 #pragma unroll
     for (int i = 0; i < kRunTiles; ++i) upto[i] = chosen(i == k, total, upto[i]);
   }
@@ -278,10 +298,11 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
   __syncthreads();
   if (warp == 0) {
     const Acc tiles_upto = totals[lane] = sklansky<S>(totals[lane]);
-    const Wide carry = chain_carry<S>(space, row, tile, shuffle(tiles_upto, kLanes - 1), initial);
+    const Wide carry = chain_carry<S>(space, job.row, job.tile, shuffle(tiles_upto, kLanes - 1), initial);
     if (lane == 0) shared_carry = carry;
   }
   __syncthreads();
+
   TR_ROLLED
   for (int k = 0; k < kRunTiles && k * kTile < end; ++k) {
     const int slot = recomputed(warp) * kRunTiles + k;
@@ -291,20 +312,21 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
     const Acc left_tiles = totals[slot ? slot - 1 : 0], left_lanes = shuffle(own, lane ? lane - 1 : 0);
     const Acc before = S::combine(slot ? left_tiles : S::absent(), lane ? left_lanes : S::absent());
     typename S::Item items[kGroup];
-    form(k, items);
+    run.form(k, items);
     typename S::Result out[kGroup];
     op.results(S::prefix(shared_carry, before), items, out);
     if constexpr (kKeepsResults<S, Load, Store>) {
-      const bool wide = Store::kWidth > 1 && shape.granules && (k + 1) * kTile <= end && !call.exclusive;
-      const bool fits = !kEither<Store> || call.out.dtype != Dtype::F32;
-      if (staged && fits && !wide) {
-        store_run_tile<S, Load, Store>(call, recomputed(start.out), scan_stride(call.layout), recomputed(run_first), k,
-                                       recomputed(end), run_of(One(), 0), out);
+      const bool fits = !kEither<Store> || call.out.dtype != Dtype::F32,
+                 wide = Store::kWidth > 1 && shape.granules && (k + 1) * kTile <= end && !call.exclusive;
+      if (run.staged && fits && !wide) {
+        store_run_tile<S, Load, Store>(call, recomputed(start.out), scan_stride(call.layout), recomputed(run.begin), k,
+                                       recomputed(end), run.staged_at(typename Run::One(), 0), out);
         continue;
       }
     }
     if (k * kTile + lane * kGroup < end)
-      store_results<S, Store, true>(call, shape.granules, start.out, stride.out, first + k * kTile, out);
+      store_results<S, Store, true>(call, shape.granules, start.out, stride.out, run.begin + k * kTile + lane * kGroup,
+                                    out);
   }
 }
 

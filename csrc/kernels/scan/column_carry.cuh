@@ -14,6 +14,36 @@ __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b, double share) 
   return q;
 }
 
+// What strides along the columns of a row are, 0 where columns do not lie side by side.
+__device__ __forceinline__ int64_t beside(const Layout& layout, const int64_t (&strides)[kMaxDims]) {
+  return layout.kept > 0 ? strides[layout.kept - 1] : 0;
+}
+__device__ __forceinline__ int64_t columns_beside(const Layout& layout) {
+  return layout.kept > 0 ? layout.size[layout.kept - 1] : 1;
+}
+
+// A part of some neighbouring columns: `unit` of those that a column is cut into.
+struct ColumnJob {
+  int64_t batch, first, unit, in, out;  // first: column; in, out: of its first element
+  int width;                            // columns
+};
+// Number `ticket` of the parts of `columns` columns and `positions` positions, of which a column has `units`: all of a
+// unit before those of the next one.
+__device__ __forceinline__ ColumnJob column_job(const Layout& layout, int64_t ticket, int64_t units, int64_t positions,
+                                                int64_t columns) {
+  const ScanStride stride = scan_stride(layout);
+  const int64_t width = columns_beside(layout), strips = (width + columns - 1) / columns;
+  const int64_t rest = ticket / strips, first = (ticket - rest * strips) * columns;
+  const int64_t batch = rest / units, unit = rest - batch * units, position = unit * positions;
+  const RowStart start = row_start(layout, batch, layout.kept - 1);
+  return {batch,
+          first,
+          unit,
+          start.in + position * stride.in + first * beside(layout, layout.in),
+          start.out + position * stride.out + first * beside(layout, layout.out),
+          int(width - first < columns ? width - first : columns)};
+}
+
 // Results of scan S in some neighbouring columns, which together are whole words, rounded once each, as words: position
 // by position.
 template <class T, class S, int N, int W, class Result>

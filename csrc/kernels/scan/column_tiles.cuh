@@ -41,13 +41,6 @@ template <class S> struct TileJob {
   Published<typename S::Wide>*carry, *next_carry;  // null: none; behind its block tile
 };
 
-// What strides along the columns of a row are, 0 where columns do not lie side by side.
-__device__ __forceinline__ int64_t beside(const Layout& layout, const int64_t (&strides)[kMaxDims]) {
-  return layout.kept > 0 ? strides[layout.kept - 1] : 0;
-}
-__device__ __forceinline__ int64_t columns_beside(const Layout& layout) {
-  return layout.kept > 0 ? layout.size[layout.kept - 1] : 1;
-}
 template <class Load> __device__ __forceinline__ int64_t a_stride_of(const ScanCall& call) {
   return is_pair<Load> && call.layout.reduced ? call.more_strides[0][call.layout.kept] : 0;
 }
@@ -57,28 +50,25 @@ template <class S, class Load>
 __device__ __forceinline__ TileJob<S> take_tile_job(const ScanCall& call, const ColumnTilesShape& shape,
                                                     void* workspace, int64_t columns) {
   const Layout& layout = call.layout;
-  const ScanStride stride = scan_stride(layout);
   const int64_t ticket =
       shape.tiles > 1 ? int64_t(take_ticket(static_cast<uint64_t*>(workspace))) : int64_t(blockIdx.x);
-  const int64_t width = columns_beside(layout), strips = (width + columns - 1) / columns;
+  const int64_t jobs = (shape.tiles + shape.down - 1) / shape.down, width = columns_beside(layout);
+  const ColumnJob job = column_job(layout, ticket, jobs, shape.down * kTile, columns);
+  const int64_t tile = job.unit * shape.down, block = tile / kFan, superblock = block / kFan * kFan,
+                row = job.batch * width + job.first;
   const ColumnSpace<S> space(workspace, layout.rows, width, shape.tiles);
-  const int64_t rest = ticket / strips, first = (ticket - rest * strips) * columns;
-  const int64_t jobs = (shape.tiles + shape.down - 1) / shape.down, batch = rest / jobs,
-                tile = (rest - batch * jobs) * shape.down;
-  const RowStart start = row_start(layout, batch, layout.kept - 1);
-  const int64_t block = tile / kFan, superblock = block / kFan * kFan, row = batch * width + first;
   return {tile,
-          start.in + tile * kTile * stride.in + first * beside(layout, layout.in),
-          start.out + tile * kTile * stride.out + first * beside(layout, layout.out),
+          job.in,
+          job.out,
           is_pair<Load> ? row_offset(layout, call.more_strides[0], row) + tile * kTile * a_stride_of<Load>(call) : 0,
           row,
-          int(width - first < columns ? width - first : columns),
+          job.width,
           int(tile % kFan),
           int(block % kFan),
-          space.tile(batch, block * kFan, first),
-          space.block(batch, superblock, first),
-          superblock ? space.carry(batch, superblock - 1, first) : nullptr,
-          space.carry(batch, block, first)};
+          space.tile(job.batch, block * kFan, job.first),
+          space.block(job.batch, superblock, job.first),
+          superblock ? space.carry(job.batch, superblock - 1, job.first) : nullptr,
+          space.carry(job.batch, block, job.first)};
 }
 
 // Of a block whose lanes have V columns each.

@@ -8,6 +8,7 @@
 // depends on; 16 columns take as long as their chain of these does (H200: float32 0.86 of a copy's speed; 0.82 by the
 // tree of column_carry.cuh, which is read once more, and whose lanes look at a column each instead of at neighbours).
 #pragma once
+#include "column_carry.cuh"
 #include "column_tiles.h"
 #include "extremes.cuh"
 
@@ -99,30 +100,6 @@ template <int kTurns> struct RecordSlots {
   }
 };
 
-// A tile of some neighbouring columns.
-struct RecordJob {
-  int64_t batch, first, unit, in, out;  // first: column; in, out: of its first element
-  int width;                            // columns
-};
-// Takes the next one; tiles a block waits for have lower tickets. `rows`: positions of a tile; `columns`: of a block.
-__device__ __forceinline__ RecordJob take_record_job(const ScanCall& call, const RecordSpace& space, void* workspace,
-                                                     int rows, int64_t columns) {
-  const Layout& layout = call.layout;
-  const ScanStride stride = scan_stride(layout);
-  const bool beside = layout.kept > 0;  // columns lie side by side
-  const int64_t ticket = int64_t(take_ticket(static_cast<uint64_t*>(workspace)));
-  const int64_t strips = (space.width + columns - 1) / columns;
-  const int64_t rest = ticket / strips, first = (ticket - rest * strips) * columns;
-  const int64_t batch = rest / space.units, unit = rest - batch * space.units, position = unit * rows;
-  const RowStart start = row_start(layout, batch, layout.kept - 1);
-  return {batch,
-          first,
-          unit,
-          start.in + position * stride.in + first * (beside ? layout.in[layout.kept - 1] : 0),
-          start.out + position * stride.out + first * (beside ? layout.out[layout.kept - 1] : 0),
-          int(space.width - first < columns ? space.width - first : columns)};
-}
-
 // Shared memory of a block whose lanes have V columns each.
 template <int V> struct RecordShared {
   static constexpr int kColumns = kLanes * V;
@@ -133,7 +110,7 @@ template <int V> struct RecordShared {
   uint64_t near[kTurns][kColumns];            // what precedes the tile in its group, as each found it
   uint64_t far[kTurns][kColumns];             // what precedes the group
   uint64_t before[kColumns];                  // what precedes the tile
-  RecordJob job;
+  ColumnJob job;
 };
 
 // By all threads, when each warp's totals are there: publishes the tile's records, and finds what precedes the tile and
@@ -142,7 +119,7 @@ template <class S, int V>
 __device__ __forceinline__ void carry_records(const RecordSpace& space, RecordShared<V>& shared) {
   using W = RecordWord<S>;
   constexpr int kColumns = RecordShared<V>::kColumns, kTurns = RecordShared<V>::kTurns;
-  const RecordJob& job = shared.job;
+  const ColumnJob& job = shared.job;
   const int column = int(threadIdx.x) % kColumns, turn = int(threadIdx.x) / kColumns;
   const int64_t row = job.first + column, group = job.unit / kRecordFan, carry = group / kRecordFan;
   const int tile_slot = int(job.unit % kRecordFan), group_slot = int(group % kRecordFan);
@@ -372,8 +349,11 @@ __global__ void TR_BLOCKS_BOUND(kThreads, V > 1 ? 4 : 5)
   __shared__ RecordShared<V> shared;
   const Layout& layout = call.layout;
   const int rows = kExtremeSteps * (kLanes / shape.across) * kWarps;
-  const RecordSpace space(workspace, layout.rows, layout.kept > 0 ? layout.size[layout.kept - 1] : 1, shape.tiles);
-  if (threadIdx.x == 0) shared.job = take_record_job(call, space, workspace, rows, shape.across * V);
+  const RecordSpace space(workspace, layout.rows, columns_beside(layout), shape.tiles);
+  if (threadIdx.x == 0) {  // tiles a block waits for have lower tickets
+    const int64_t ticket = int64_t(take_ticket(static_cast<uint64_t*>(workspace)));
+    shared.job = column_job(layout, ticket, shape.tiles, rows, shape.across * V);
+  }
   __syncthreads();
   const RecordLane<S, Load, V> lane(call, shared, shape.across);
   lane.load();

@@ -502,6 +502,43 @@ __global__ void TR_BLOCKS_BOUND(kThreads, kResidentExtremes)
   }
 }
 
+// The position of the latest of the greatest of N elements in shared memory, by a warp. down: the last one lies first.
+template <class S, class Load, int N>
+__device__ __forceinline__ int latest_greatest(const S& op, const element_of<Load>* part, bool down) {
+  using Key = typename Record<S>::Key;
+  constexpr int kVector = 16 / int(sizeof(element_of<Load>));
+  const int lane = lane_id();
+  Key most = Record<S>::Order::kLowest;
+  int latest_vector = 0;  // that has it, of those of the lane
+  auto vector = [&](int number, Key(&key)[kVector]) {
+    const int at = number * kLanes + lane;
+    Elements<Load, kVector> elements;
+    elements.w = reinterpret_cast<const decltype(elements.w)*>(part)[down ? N / kVector - 1 - at : at];
+    elements.template get_keys<S>(op, key);
+  };
+#pragma unroll 2
+  for (int v = 0; v < N / (kLanes * kVector); ++v) {
+    Key key[kVector];
+    vector(v, key);
+    Key greatest = key[0];
+#pragma unroll
+    for (int i = 1; i < kVector; ++i) greatest = greatest > key[i] ? greatest : key[i];
+    latest_vector = greatest >= most ? v : latest_vector;
+    most = greatest >= most ? greatest : most;
+  }
+  Key key[kVector];
+  vector(latest_vector, key);
+  int where = 0;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    const int position = down ? kVector - 1 - i : i;
+    if (key[i] == most && position > where) where = position;
+  }
+  where += (latest_vector * kLanes + lane) * kVector;
+  const Key greatest = warp_most(most);
+  return warp_most(most == greatest ? where : 0);
+}
+
 // Few long rows: a tile a block, by way of shared memory, from where it is taken twice: each warp's part for its latest
 // record, and, when the carry is there, for its results.
 template <class S, class Load, class Store>
@@ -510,19 +547,13 @@ __global__ void TR_BLOCKS_BOUND(kThreads, sizeof(element_of<Load>) > 4 ? 3 : 4)
   using Acc = typename S::Acc;
   using R = Record<S>;
   using E = element_of<Load>;
-  using Key = typename R::Key;
-  constexpr int kPositions = extreme_tile(sizeof(E)), kPart = kPositions / kWarps, K = extreme_chunks(sizeof(E)),
-                kVector = 16 / int(sizeof(E));
+  constexpr int kPositions = extreme_tile(sizeof(E)), kPart = kPositions / kWarps, K = extreme_chunks(sizeof(E));
   const S op{call.options};
-  const int64_t tiles = shape.tiles;
   const int lane = lane_id(), warp = int(threadIdx.x) / kLanes;
 
-  ChainSpace<S> space(workspace, call.layout.rows, tiles);
-  __shared__ int64_t ticket;
+  ChainSpace<S> space(workspace, call.layout.rows, shape.tiles);
   __shared__ Acc totals[kWarps], shared_carry;
-  if (threadIdx.x == 0) ticket = int64_t(take_ticket(space.ticket));  // tiles a block waits for have lower tickets
-  __syncthreads();
-  const int64_t row = ticket / tiles, tile = ticket - row * tiles;
+  const auto [row, tile] = take_job(space);
   PairedRow<Load, Store> own;
   own.set(call, true, row_start(call.layout, row), INT64_MAX);
   const int64_t first = tile * kPositions + warp * kPart - own.lead, left = call.layout.length - first;
@@ -542,35 +573,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, sizeof(element_of<Load>) > 4 ? 3 : 4)
     warp_barrier();
   }
 
-  Key most = R::Order::kLowest;
-  int latest_vector = 0;  // that has it, of those of the lane
-  auto vector = [&](int number, Key(&key)[kVector]) {
-    const int at = number * kLanes + lane;
-    Elements<Load, kVector> elements;
-    elements.w = reinterpret_cast<const decltype(elements.w)*>(part)[down ? kPart / kVector - 1 - at : at];
-    elements.template get_keys<S>(op, key);
-  };
-#pragma unroll 2
-  for (int v = 0; v < kPart / (kLanes * kVector); ++v) {
-    Key key[kVector];
-    vector(v, key);
-    Key greatest = key[0];
-#pragma unroll
-    for (int i = 1; i < kVector; ++i) greatest = greatest > key[i] ? greatest : key[i];
-    latest_vector = greatest >= most ? v : latest_vector;
-    most = greatest >= most ? greatest : most;
-  }
-  Key key[kVector];
-  vector(latest_vector, key);
-  int where = 0;
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) {
-    const int position = down ? kVector - 1 - i : i;
-    if (key[i] == most && position > where) where = position;
-  }
-  where += (latest_vector * kLanes + lane) * kVector;
-  const Key greatest = warp_most(most);
-  const int latest = warp_most(most == greatest ? where : 0);
+  const int latest = latest_greatest<S, Load, kPart>(op, part, down);
   if (lane == 0) totals[warp] = end > 0 ? op.load(staged(latest), first + latest) : S::absent();
   __syncthreads();
   const int slot = lane & (kWarps - 1);

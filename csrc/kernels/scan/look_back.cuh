@@ -56,6 +56,16 @@ template <class S> struct ChainSpace {
   }
 };
 
+// A tile of a row. The next one for a block: tiles it waits for have lower tickets.
+struct ChainJob { int64_t row, tile; };
+template <class S> __device__ __forceinline__ ChainJob take_job(const ChainSpace<S>& space) {
+  __shared__ int64_t ticket;
+  if (threadIdx.x == 0) ticket = int64_t(take_ticket(space.ticket));
+  __syncthreads();
+  const int64_t row = ticket / space.tiles;
+  return {row, ticket - row * space.tiles};
+}
+
 // The carry into superblock s > 0: the left fold of the totals before it, continued from the nearest place where some
 // block has already published it. By one warp.
 template <class S, class Space>

@@ -14,16 +14,10 @@ namespace torchreduce::gpu {
 template <class E, int K, class Count>
 __device__ __forceinline__ void load_whole(const E* p, int64_t stride, int64_t step, Count count,
                                            uint32_t (&w)[K][kGroupWords<E>]) {
-  using P = Packed<uint32_t, 4>;
   const E* lowest = stride < 0 ? p - (kGroup - 1) : p;
 #pragma unroll
   for (int k = 0; k < K; ++k, lowest += step)
-    if (count(k) > 0) {
-      P parts[kGroupWords<E> / 4];
-#pragma unroll
-      for (int i = 0; i < kGroupWords<E> / 4; ++i) parts[i] = load_wide(reinterpret_cast<const P*>(lowest) + i);
-      memcpy(w[k], parts, sizeof parts);
-    }
+    if (count(k) > 0) load_granules(lowest, w[k]);
 }
 // By whole warps. `paired`: neighbouring lanes, from the first one on, have neighbouring groups of a row, or none.
 template <class E, int K, class Count>

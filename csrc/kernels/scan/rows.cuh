@@ -212,20 +212,22 @@ template <class Load> __device__ __forceinline__ auto input_stride(const ScanCal
 template <class Load> struct Loaded { typename Load::Element x[kGroup]; };
 template <class E> struct Loaded<PairLoad<E>> { uint32_t a[kGroupWords<E>], b[kGroupWords<E>]; };
 
+// The 8 elements from `lowest` on, which are whole granules.
+template <class E> __device__ __forceinline__ void load_granules(const E* lowest, uint32_t (&w)[kGroupWords<E>]) {
+  using P = Packed<uint32_t, 4>;
+  P parts[kGroupWords<E> / 4];
+#pragma unroll
+  for (int i = 0; i < kGroupWords<E> / 4; ++i) parts[i] = load_wide(reinterpret_cast<const P*>(lowest) + i);
+  memcpy(w, parts, sizeof w);
+}
 // Positions [begin, end) of the 8 whose first one is at p; the rest is unspecified. 16 bytes at a time where that can
 // be.
 template <class E>
 __device__ __forceinline__ void load_words(const E* p, int64_t stride, int begin, int end,
                                            uint32_t (&w)[kGroupWords<E>]) {
   const E* lowest = stride < 0 ? p - (kGroup - 1) : p;
-  if (begin == 0 && end == kGroup && (stride == 1 || stride == -1) && reinterpret_cast<uintptr_t>(lowest) % 16 == 0) {
-    using P = Packed<uint32_t, 4>;
-    P parts[kGroupWords<E> / 4];
-#pragma unroll
-    for (int i = 0; i < kGroupWords<E> / 4; ++i) parts[i] = load_wide(reinterpret_cast<const P*>(lowest) + i);
-    memcpy(w, parts, sizeof w);
-    return;
-  }
+  if (begin == 0 && end == kGroup && (stride == 1 || stride == -1) && reinterpret_cast<uintptr_t>(lowest) % 16 == 0)
+    return load_granules(lowest, w);
   E x[kGroup];
 #pragma unroll
   for (int i = 0; i < kGroup; ++i) {

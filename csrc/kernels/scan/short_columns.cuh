@@ -99,18 +99,14 @@ template <class S, class Load, class Store, int V> struct ShortBlock {
         first_tile(reinterpret_cast<Acc*>(totals + kParts * size)),
         jobs(jobs) {
     const Layout& layout = call.layout;
-    width = layout.kept > 0 ? layout.size[layout.kept - 1] : 1;
+    width = columns_beside(layout);
     strips = (width + X * V - 1) / (X * V);
     count_of_jobs = layout.rows / width * strips;
     strip_share = 1 / double(strips);
   }
-  // Elements from column to column.
-  __device__ __forceinline__ int64_t across(const int64_t (&strides)[kMaxDims]) const {
-    return call.layout.kept > 0 ? strides[call.layout.kept - 1] : 0;
-  }
   // From a job's first element to this thread's.
   __device__ __forceinline__ int64_t offset(int64_t along, const int64_t (&strides)[kMaxDims]) const {
-    return recomputed(first) * along + int64_t(recomputed(x)) * V * across(strides);
+    return recomputed(first) * along + int64_t(recomputed(x)) * V * beside(call.layout, strides);
   }
   __device__ __forceinline__ void put_job(int it) const {
     const Layout& layout = call.layout;
@@ -122,8 +118,8 @@ template <class S, class Load, class Store, int V> struct ShortBlock {
       const RowStart start = row_start(layout, batch, layout.kept - 1);
       j.width = int(rest < X * V ? rest : X * V);
       j.row = batch * width + from;
-      j.in = start.in + from * across(layout.in);
-      j.out = start.out + from * across(layout.out);
+      j.in = start.in + from * beside(layout, layout.in);
+      j.out = start.out + from * beside(layout, layout.out);
       if constexpr (is_pair<Load>) j.a = row_offset(layout, call.more_strides[0], j.row);
     }
     jobs[it % kJobs] = j;
