@@ -211,6 +211,13 @@ template <class Op, class Load> struct LongStretches {
   }
 };
 
+// A leaf element by element, where that is rare.
+template <class Op, class Load>
+__device__ TR_RARELY_CALLED typename Op::Acc rare_leaf(const Op& op, const ReduceCall& call, int64_t base,
+                                                       int64_t first) {
+  return warp_leaf<Op, Load>(op, call, base, first);
+}
+
 // Serves long stretches. A block takes 128 bytes of neighbouring columns, and of each column the leaves that begin in
 // it, shape.run of them, from number part * shape.run on. It walks down the rows of memory j, 256 at a time, and beyond
 // the last one down those of the next column. Leaves of a column begin at a row of their own; after each 256 rows the
@@ -266,7 +273,7 @@ __global__ void TR_BLOCKS_BOUND(transposed_rows::threads(sizeof(typename Load::E
   if (block.strip == shape.strips - 1 && block.part == shape.parts - 1 && warp == 0) {
     const int64_t position = (block.slice + 1) * shape.columns * shape.stretch, leaf = position / kLeaf;
     if (position % kLeaf != 0) {
-      const auto value = warp_leaf<Op, Load>(op, call, row_start(call.layout, block.row).in, leaf * kLeaf);
+      const auto value = rare_leaf<Op, Load>(op, call, row_start(call.layout, block.row).in, leaf * kLeaf);
       if (lane == 0) partials[block.row * shape.leaves + leaf] = value;
     }
   }
