@@ -11,11 +11,10 @@ TR_HD constexpr int skewed(int i) { return i + (i >> 5); }
 
 // Serves rows that follow each other in a slice, or in runs of whole granules. A block takes a unit of q.parts * q.span
 // accumulators, q.span at a time: q.span / step pieces, or a part of one, each of which is K runs of memory that lie
-// alike in granules. A lane adds K granules, one of each run, element by element, eight in flight, and leaves the values
-// in shared memory; trees of 8 over the rows there.
-// E.g. sums of float32 (2048, 10): accumulators of K = 8 rows, 256 apart. A run is the 2560 elements of 256 rows, 640
-// granules; thread t adds granule t of each of 8 runs, and then those 256 and 512 further on. Elements 4 t to 4 t + 3 of
-// a run are of row (4 t + i) / 10 and column (4 t + i) % 10.
+// alike in granules. A lane adds K granules, one of each run, element by element, eight in flight, and leaves the
+// values in shared memory; trees of 8 over the rows there. E.g. sums of float32 (2048, 10): accumulators of K = 8 rows,
+// 256 apart. A run is the 2560 elements of 256 rows, 640 granules; thread t adds granule t of each of 8 runs, and then
+// those 256 and 512 further on. Elements 4 t to 4 t + 3 of a run are of row (4 t + i) / 10 and column (4 t + i) % 10.
 // Shared memory: the parts' results, Near[parts][inner], if there are several; the values, Near[skewed(span * inner)];
 // rows left by the trees, Near[span / 8][inner] and [span / 64]; where units meet, their two buffers
 // (split_columns.cuh).
