@@ -227,13 +227,27 @@ template <class E> struct Count {
     const E limit = E(options.limit), high = E(options.high ? -1 : 0);
     return ((x & kGreatest) > limit) | ((x & high) < E(0));
   }
+  // Of a word of 8- or 16-bit integers: the highest bit of each that counts.
+  TR_HD uint32_t counting_bits(uint32_t w) const {
+    constexpr uint32_t kOnes = sizeof(E) == 1 ? 0x01010101u : 0x00010001u;
+    constexpr uint32_t kGreatest = sizeof(E) == 1 ? 0x7f : 0x7fff, kHighest = ~(kOnes * kGreatest);
+    const uint32_t above = (w & ~kHighest) + (kGreatest - uint32_t(options.limit)) * kOnes;
+    return (above | (w & (options.high ? ~0u : 0u))) & kHighest;
+  }
   TR_HD Acc load(E x, int64_t) const { return counts(x); }
   template <class V> TR_HD static V combine(V left, V right) { return add(left, right); }
   using Near = int32_t;
   TR_HD static Near near_absent() { return 0; }
   template <int N> TR_HD void near_all(const uint32_t* words, int, Near (&v)[N]) const {
     TR_UNROLLED
-    for (int i = 0; i < N; ++i) v[i] = counts(element_of<E>(words, i));
+    for (int i = 0; i < N; ++i) {
+      if constexpr (sizeof(E) <= 2) {
+        constexpr int kBits = 8 * sizeof(E), kPer = 32 / kBits;
+        v[i] = Near(counting_bits(words[i / kPer]) >> (i % kPer * kBits + kBits - 1) & 1u);
+      } else {
+        v[i] = counts(element_of<E>(words, i));
+      }
+    }
   }
   TR_HD static Near follow(Near left, Near right) { return add(left, right); }
   TR_HD static Near place(Near v, int, int) { return v; }

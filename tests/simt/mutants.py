@@ -71,8 +71,8 @@ MUTANTS = (
         "reduce.Product", ("rows", "column_families"), some=True,
     ),
     Mutant(
-        "negative integers do not count", "kernels/reduce/granule.cuh",
-        "count += bits_set((t | (w & own)) & kHighest);", "count += bits_set(t & kHighest);",
+        "negative integers do not count", "ops/reductions.h",
+        "return (above | (w & (options.high ? ~0u : 0u))) & kHighest;", "return above & kHighest;",
         "reduce.Count", ("rows",), every=1,
     ),
     Mutant(

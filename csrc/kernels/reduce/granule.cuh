@@ -108,18 +108,12 @@ template <class E> __device__ __forceinline__ int64_t integers_of(const Sum<E>& 
   }
 }
 
-// How many elements of a granule count (ops/reductions.h, Count). The highest bit of t: more than the limit without its own.
+// How many elements of a granule count.
 template <class E> __device__ __forceinline__ int counted_of(const Count<E>& op, const Granule& g) {
   int count = 0;
   if constexpr (sizeof(E) <= 2) {
-    constexpr uint32_t kOnes = sizeof(E) == 1 ? 0x01010101u : 0x00010001u;
-    constexpr uint32_t kGreatest = sizeof(E) == 1 ? 0x7f : 0x7fff, kHighest = ~(kOnes * kGreatest);
-    const uint32_t more = (kGreatest - uint32_t(op.options.limit)) * kOnes, own = op.options.high ? ~0u : 0u;
 #pragma unroll
-    for (const uint32_t w : g.item) {
-      const uint32_t t = (w & ~kHighest) + more;
-      count += bits_set((t | (w & own)) & kHighest);
-    }
+    for (const uint32_t w : g.item) count += bits_set(op.counting_bits(w));
   } else {
     E x[kPerGranule<E>];
     elements_of(g, x);
