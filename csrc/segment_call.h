@@ -7,10 +7,13 @@
 
 namespace torchreduce {
 
+// An element of an index or of offsets, int32 or int64.
+TR_HD int64_t index_at(const void* index, Dtype dtype, int64_t place) {
+  return dtype == Dtype::I32 ? static_cast<const int32_t*>(index)[place] : static_cast<const int64_t*>(index)[place];
+}
 // An offset, within [0, places] whatever it is.
 TR_HD int64_t offset_within(const void* offsets, Dtype dtype, int64_t segment, int64_t places) {
-  const int64_t at = dtype == Dtype::I32 ? static_cast<const int32_t*>(offsets)[segment]
-                                         : static_cast<const int64_t*>(offsets)[segment];
+  const int64_t at = index_at(offsets, dtype, segment);
   return at < 0 ? 0 : at > places ? places : at;
 }
 
@@ -59,9 +62,7 @@ struct SegmentIndex {
   int64_t* offsets = nullptr;
   int64_t* order = nullptr;
 
-  TR_HD int64_t number_at(int64_t place) const {
-    return dtype == Dtype::I32 ? static_cast<const int32_t*>(index)[place] : static_cast<const int64_t*>(index)[place];
-  }
+  TR_HD int64_t number_at(int64_t place) const { return index_at(index, dtype, place); }
 };
 
 inline namespace TR_ISA {

@@ -121,19 +121,16 @@ void check_index(const char* name, const char* argument, const View& index) {
 void index_on_gpu(const char* name, const View& numbers, const SegmentIndex& call, Tensor& order) {
   PlannedOffsets find;
   find.numbers = numbers.data;
-  find.dtype = numbers.dtype;
+  find.numbers_dtype = numbers.dtype;
   find.places = call.places;
-  find.count = call.count;
-  find.offsets = call.offsets;
+  find.segments = call.count;
+  find.found = call.offsets;
   Tensor keys;
   if (call.order) {
     keys = allocate({call.places}, segment_key_dtype(call.count), numbers);
     if (call.places > 0) segment_keys_into(name, numbers, call.count, -1, View(keys));
     std::tie(keys, order) = sorted(keys);
-    const View by_key(keys);
-    find.numbers = by_key.data;
-    find.dtype = by_key.dtype;
-    find.keys = true;
+    find.keys = View(keys).data;
   }
 #ifdef TORCHREDUCE_GPU
   run_on_gpu(name, find, numbers, gpu::segment_offsets);
@@ -239,8 +236,7 @@ struct Segmented {
   void check_offsets(const char* name) const {
     int64_t before = 0;
     for (int64_t k = 0; k <= call.segments; ++k) {
-      const int64_t at = call.offsets_dtype == Dtype::I32 ? static_cast<const int32_t*>(call.offsets)[k]
-                                                          : static_cast<const int64_t*>(call.offsets)[k];
+      const int64_t at = index_at(call.offsets, call.offsets_dtype, k);
       if (at < before || at > call.rows)
         raise<std::runtime_error>(name, ": offsets must not fall, and be from 0 to ", call.rows, ", got ", at, " at ",
                                   k, k ? " after " : "", k ? std::to_string(before) : "");

@@ -13,21 +13,9 @@ struct SegmentRowsPlan {
 inline int64_t workspace_bytes(const SegmentRowsPlan&) { return 0; }
 struct PlannedSegmentReduction : SegmentReduction { SegmentRowsPlan plan; };
 
-// Where each number of [0, count] would begin among sorted ones: offsets, of count + 1 elements.
-struct OffsetsCall {
-  const void* numbers = nullptr;
-  Dtype dtype = Dtype::I64;  // I32 or I64, or, of keys, key_dtype(count)
-  bool keys = false;
-  int64_t places = 0, count = 0;
-  int64_t* offsets = nullptr;
-};
-struct OffsetsPlan { int64_t blocks = 1; };
-inline int64_t workspace_bytes(const OffsetsPlan&) { return 0; }
-struct PlannedOffsets : OffsetsCall { OffsetsPlan plan; };
-
 namespace segment_rows {
 
-constexpr int kLanes = 32, kWarps = segments::kThreads / kLanes;
+constexpr int kWarps = segments::kThreads / segments::kTeam;
 
 // Sums whose kernels are those of segments.h.
 inline bool are_sums_of_rows(const SegmentReduction& call) {
@@ -40,20 +28,16 @@ inline bool are_sums_of_rows(const SegmentReduction& call) {
 inline SegmentRowsPlan plan(const SegmentReduction& call, const DeviceFacts&) {
   using namespace segment_rows;
   SegmentRowsPlan p;
-  p.team = int(std::min<int64_t>(kLanes, plans::power_of_two(call.inner)));
+  p.team = int(std::min<int64_t>(segments::kTeam, plans::power_of_two(call.inner)));
   p.together = call.rows > call.segments * kLeaf;
   const int64_t units = call.outer * call.segments * plans::ceil_div(call.inner, p.team);
   p.blocks = std::min<int64_t>(p.together ? units : plans::ceil_div(units, kWarps), 1 << 30);
   return p;
 }
-inline OffsetsPlan plan(const OffsetsCall& call, const DeviceFacts&) {
-  return {plans::ceil_div(call.count + 1, segments::kThreads)};
-}
 
 namespace gpu {
 // As gpu::reduce.
 const char* reduce_segments(const PlannedSegmentReduction& call, void* workspace, void* stream);
-const char* segment_offsets(const PlannedOffsets& call, void* workspace, void* stream);
 }  // namespace gpu
 
 }  // namespace torchreduce

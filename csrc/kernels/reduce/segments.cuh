@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(segments::kThreads) number_segment_places(TR_G
   if (place < call.places) call.take(place);
 }
 
-// A thread has a segment, and looks for its first place. The last one of a block has the next block's first. Offsets
-// that fall may have more leaves than there is room for: those beyond are left out.
+// A thread has a segment, and looks for its first place, or has it by its offset. The last one of a block has the next
+// block's first. Offsets that fall may have more leaves than there is room for: those beyond are left out.
 __global__ void __launch_bounds__(segments::kThreads)
     bound_segments(TR_GRID_CONSTANT SegmentCall call, TR_GRID_CONSTANT segments::Work work) {
   using namespace segments;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(segments::kThreads)
     if (t < kThreads - 1) global(work.begin)[segment] = from;
   }
   __syncthreads();
-  if (t == kThreads - 1 || segment >= call.segments) return;
+  if (t == kThreads - 1 || segment >= call.segments || !work.counts) return;
   const int64_t rows = bound[t + 1] - bound[t];
   if (rows <= kShort) return;
   const auto reserve = [&](int list, int64_t count) {

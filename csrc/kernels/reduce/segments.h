@@ -41,8 +41,7 @@ struct KeyCall {
 
   TR_HD void take(int64_t place) const {
     const Dtype key = segments::key_dtype(count);
-    const int64_t index =
-        dtype == Dtype::I32 ? static_cast<const int32_t*>(indices)[place] : static_cast<const int64_t*>(indices)[place];
+    const int64_t index = index_at(indices, dtype, place);
     const int64_t value = segments::least_key(key) + (index < 0 || index >= count || index == skipped ? count : index);
     switch (key) {
       case Dtype::U8: static_cast<uint8_t*>(keys)[place] = uint8_t(value); break;
@@ -66,8 +65,10 @@ struct SegmentCall {
   const void* in = nullptr;  // (rows, columns): neighbouring elements, `pitch` elements apart
   int64_t pitch = 0;
   Dtype dtype = Dtype::F32;       // of in and out, a float
-  const void* keys = nullptr;     // of each place, ascending, of the type key_dtype(segments); or null
-  const void* offsets = nullptr;  // where there are no keys: of segments + 1 elements
+  const void* keys = nullptr;     // of each place, ascending, of the type key_dtype(segments)
+  const void* numbers = nullptr;  // where there are no keys: of each place, ascending, int32 or int64
+  Dtype numbers_dtype = Dtype::I64;
+  const void* offsets = nullptr;  // where there are neither: of segments + 1 elements
   Dtype offsets_dtype = Dtype::I64;
   const int64_t* order = nullptr;  // the row at each place; null: place p has row p
   int64_t places = 0, columns = 0;
@@ -76,6 +77,7 @@ struct SegmentCall {
   SumFinish finish;
 
   TR_HD int64_t number_at(int64_t place) const {
+    if (!keys) return index_at(numbers, numbers_dtype, place);
     return torchreduce::segments::number_at(keys, torchreduce::segments::key_dtype(segments), place);
   }
 };
@@ -91,6 +93,15 @@ struct SegmentPlan {
 inline int64_t workspace_bytes(const SegmentPlan& plan) { return plan.workspace; }
 
 struct PlannedSegments : SegmentCall { SegmentPlan plan; };
+
+// Where segments begin by sorted keys or numbers alone: offsets, of segments + 1 elements.
+struct OffsetsPlan {};
+inline int64_t workspace_bytes(const OffsetsPlan&) { return 0; }
+struct PlannedOffsets : SegmentCall {
+  int64_t* found = nullptr;
+  OffsetsPlan plan;
+};
+inline OffsetsPlan plan(const PlannedOffsets&, const DeviceFacts&) { return {}; }
 
 namespace segments {
 
@@ -108,7 +119,7 @@ constexpr int leaf_blocks(int size) { return size == 2 ? 3 : 2; }
 // What the workspace holds.
 struct Leaf { int64_t segment, first; };  // first: row of the segment
 struct Work {
-  uint64_t* counts;  // of leaves, and of long segments that have several
+  uint64_t* counts;  // of leaves, and of long segments that have several; null: nothing is listed
   int64_t* begin;    // the first place of each segment, and the end of the last
   Leaf* leaves;      // of segments that are not short, in any order
   int64_t* several;  // the segments that have several leaves, in any order
@@ -175,6 +186,7 @@ inline SegmentPlan plan(const SegmentCall& call, const DeviceFacts& device) {
 namespace gpu {
 // As gpu::reduce.
 const char* segment_keys(const PlannedKeys& call, void* workspace, void* stream);
+const char* segment_offsets(const PlannedOffsets& call, void* workspace, void* stream);
 const char* segment_sums(const PlannedSegments& call, void* workspace, void* stream);
 }  // namespace gpu
 
