@@ -200,14 +200,11 @@ void check(const Case& c, uint32_t seed) {
   run({Onto::Self, 1, true}, ", by offsets, the mean with self");
   run({Onto::Place, 1, true}, ", by offsets, the mean in its place");
   run({Onto::New, 1, true}, ", by offsets, the mean");
-  // Rows as they lie, from the third one on.
+  // Rows as they lie; from the third one on where a segment can do with two less.
   Lengths fewer = lengths;
-  for (int64_t& rows : fewer)
-    if (rows > 2) {
-      rows -= 2;
-      break;
-    }
-  const std::vector<int64_t> from_third = offsets_of(fewer, 2);
+  const auto long_one = std::find_if(fewer.begin(), fewer.end(), [](int64_t rows_of_it) { return rows_of_it > 2; });
+  if (long_one != fewer.end()) *long_one -= 2;
+  const std::vector<int64_t> from_third = offsets_of(fewer, long_one != fewer.end() ? 2 : 0);
   call.offsets = same.offsets = from_third.data();
   call.offsets_dtype = Dtype::I64;
   call.order = same.order = nullptr;
