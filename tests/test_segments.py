@@ -289,6 +289,25 @@ def test_exported():
         assert_bitwise_equal(got, wanted)
 
 
+@pytest.mark.gpu
+def test_it_replays_from_a_graph():
+    x, index = torch.randn(5000, 3, device="cuda"), torch.arange(5000, device="cuda") % 7
+
+    def f():
+        given = tr.segments(index, 7)
+        return tr.sum(x, 0, segments=given), tr.prod(x, 0, segments=given), tr.index_add(x[:7], 0, index, x)
+
+    expected = f()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = f()
+    for t in got:
+        t.zero_()
+    graph.replay()
+    assert_bitwise_equal(got, expected)
+
+
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 

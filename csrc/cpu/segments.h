@@ -11,7 +11,7 @@ inline namespace TR_ISA {
 
 constexpr int64_t kSegmentColumns = 256;  // at a time
 constexpr int64_t kGathered = 4;          // columns at most that are gathered one by one
-constexpr int kTogether = 4;              // neighbouring residues of one row each that are added up at once
+constexpr int kTogether = 8;              // neighbouring residues of one row each that are added up at once
 
 template <class Op> struct Reducer {
   template <class V> TR_HD static V combine(V left, V right) { return Op::combine(left, right); }
@@ -45,17 +45,28 @@ template <class Op> struct SegmentRows {
   static int64_t bytes(int64_t width) {
     return Stack::bytes(kResidueLevels, width) + Stack::bytes(kLeafLevels, width) +
            Carver::bytes<In>(kTogether * width) + Carver::bytes<In>(width) + Carver::bytes<Acc>(kResidues) +
-           Carver::bytes<In>(kGathered * kLeaf);
+           Carver::bytes<In>(kLeaf);
   }
 
-  // The elements of a row from a column on: in place, or in `copy`.
-  const In* elements(int64_t base, int64_t place, int64_t count, In* copy) const {
-    const int64_t offset = base + call.row_at(place) * call.row_stride;
+  // `count` elements, `stride` apart from `offset` on: in place, or in `copy`.
+  const In* elements(int64_t offset, int64_t stride, int64_t count, In* copy) const {
     if constexpr (kOfKeys<Op>) {
-      key_run(call, Op::kIndexed, offset, call.inner_stride, count, copy);
+      key_run(call, Op::kIndexed, offset, stride, count, copy);
       return copy;
     } else {
-      return fetch<In, true>(call.in, offset, call.inner_stride, count, copy);
+      return fetch<In, true>(call.in, offset, stride, count, copy);
+    }
+  }
+  // Those of a row.
+  const In* row(int64_t base, int64_t place, int64_t count, In* copy) const {
+    return elements(base + call.row_at(place) * call.row_stride, call.inner_stride, count, copy);
+  }
+  // Asks for the rows that are needed next, which lie anywhere.
+  void prefetch(int64_t base, int64_t place, int64_t end, int64_t count) const {
+    const int size = size_of(call.in.dtype);
+    for (int64_t p = place; p < least(end, place + kTogether); ++p) {
+      const char* const x = static_cast<const char*>(call.in.data) + (base + call.row_at(p) * call.row_stride) * size;
+      for (int64_t byte = 0; byte < count * size; byte += 64) __builtin_prefetch(x + byte);
     }
   }
 
@@ -75,37 +86,42 @@ template <class Op> struct SegmentRows {
       for (int64_t i = 0; i < slots / 2; ++i) residues[i] = Op::combine(residues[2 * i], residues[2 * i + 1]);
     return residues[0];
   }
-  void gather(int64_t base, int64_t to, int64_t begin, int64_t end, int64_t width, Carver carver) const {
-    In* const x = carver.take<In>(kGathered * kLeaf);
-    Acc* const residues = carver.take<Acc>(kResidues);
-    TreeStack<Acc, kLeafLevels> leaves[kGathered];
+  // The elements of a column at `count` places, one after the other: in place, or in `copy`.
+  const In* gathered(int64_t base, int64_t first, int64_t count, In* copy) const {
+    if (!call.order) return elements(base + first * call.row_stride, call.row_stride, count, copy);
+#define TR_CASE(T)                                                                           \
+  case DtypeOf<T>::value: {                                                                  \
+    const T* const p = static_cast<const T*>(call.in.data) + base;                           \
+    for (int64_t i = 0; i < count; ++i) {                                                    \
+      const T e = p[call.row_at(first + i) * call.row_stride];                               \
+      if constexpr (kOfKeys<Op>) {                                                           \
+        copy[i] = Ordering<T>::key(Ordering<T>::bits_of(e), call.options.min, Op::kIndexed); \
+      } else {                                                                               \
+        copy[i] = call.in.truth ? In(is_nonzero(e)) : convert<In>(e);                        \
+      }                                                                                      \
+    }                                                                                        \
+  } break;
+    switch (call.in.dtype) { TR_FOR_EACH_TYPE(TR_CASE) }
+#undef TR_CASE
+    return copy;
+  }
+  // The value of the places [begin, end) of a column.
+  Acc column_value(int64_t base, int64_t begin, int64_t end, In* copy, Acc* residues) const {
+    if (end - begin <= kLeaf) return leaf(gathered(base, begin, end - begin, copy), end - begin, 0, residues);
+    TreeStack<Acc, kLeafLevels> leaves;
     const auto combine = [](Acc left, Acc right) { return Op::combine(left, right); };
     for (int64_t first = begin; first < end; first += kLeaf) {
       const int64_t count = least(kLeaf, end - first);
-      if (width == 1 && !call.order) {
-        const In* const run = elements_along(base, first, count, x);
-        leaves[0].push(leaf(run, count, first - begin, residues), combine);
-        continue;
-      }
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t offset = base + call.row_at(first + i) * call.row_stride;
-        for (int64_t c = 0; c < width; ++c) x[c * kLeaf + i] = load_element<Op>(call, offset + c * call.inner_stride);
-      }
-      for (int64_t c = 0; c < width; ++c) leaves[c].push(leaf(x + c * kLeaf, count, first - begin, residues), combine);
+      leaves.push(leaf(gathered(base, first, count, copy), count, first - begin, residues), combine);
     }
-    for (int64_t c = 0; c < width; ++c)
-      finish_segment<Op>(call, leaves[c].total(Op::absent(), combine), end - begin, to + c, [&](int64_t i) {
-        return base + call.row_at(begin + i) * call.row_stride + c * call.inner_stride;
-      });
+    return leaves.total(Op::absent(), combine);
   }
-  const In* elements_along(int64_t base, int64_t place, int64_t count, In* copy) const {
-    const int64_t offset = base + place * call.row_stride;
-    if constexpr (kOfKeys<Op>) {
-      key_run(call, Op::kIndexed, offset, call.row_stride, count, copy);
-      return copy;
-    } else {
-      return fetch<In, true>(call.in, offset, call.row_stride, count, copy);
-    }
+  void gather(int64_t base, int64_t to, int64_t begin, int64_t end, int64_t width, Carver carver) const {
+    In* const copy = carver.take<In>(kLeaf);
+    Acc* const residues = carver.take<Acc>(kResidues);
+    for (int64_t c = 0; c < width; ++c, base += call.inner_stride)
+      finish_segment<Op>(call, column_value(base, begin, end, copy, residues), end - begin, to + c,
+                         [&](int64_t i) { return base + call.row_at(begin + i) * call.row_stride; });
   }
 
   // ---- many columns: across them -------------------------------------------------------------------------------------
@@ -117,14 +133,31 @@ template <class Op> struct SegmentRows {
                                                Acc* __restrict to) {
     for (int64_t c = 0; c < count; ++c) to[c] = step(Op{}, to[c], x[c], position);
   }
-  // The tree over the elements of neighbouring rows.
+  // The tree over kTogether values.
+  template <class V> TR_HD static V tree(V (&v)[kTogether]) {
+#pragma GCC unroll 8
+    for (int d = 1; d < kTogether; d *= 2)
+#pragma GCC unroll 8
+      for (int r = 0; r < kTogether; r += 2 * d) v[r] = Op::combine(v[r], v[r + d]);
+    return v[0];
+  }
+  // The trees over the elements of neighbouring rows.
   __attribute__((noinline)) static void enter_together(const In* const (&x)[kTogether], int64_t count, int64_t position,
                                                        Acc* __restrict to) {
-    static_assert(kTogether == 4);
-    const In *const a = x[0], *const b = x[1], *const d = x[2], *const e = x[3];
-    for (int64_t c = 0; c < count; ++c) {
-      const Acc left = Op::combine(Op{}.load(a[c], position), Op{}.load(b[c], position + 1));
-      to[c] = Op::combine(left, Op::combine(Op{}.load(d[c], position + 2), Op{}.load(e[c], position + 3)));
+    int64_t c = 0;
+    if constexpr (kVectors) {
+      for (; c + kLanes<In> <= count; c += kLanes<In>) {
+        Vec<In> v[kTogether];
+#pragma GCC unroll 8
+        for (int r = 0; r < kTogether; ++r) v[r] = load<Vec<In>>(x[r] + c);
+        store(to + c, tree(v));
+      }
+    }
+    for (; c < count; ++c) {
+      Acc v[kTogether];
+#pragma GCC unroll 8
+      for (int r = 0; r < kTogether; ++r) v[r] = Op{}.load(x[r][c], position + r);
+      to[c] = tree(v);
     }
   }
   void across(int64_t base, int64_t to, int64_t begin, int64_t end, int64_t width, Carver carver) const {
@@ -140,17 +173,18 @@ template <class Op> struct SegmentRows {
       for (int64_t r = 0; r < least(count, kResidues);) {
         if (count <= kResidues) {
           const In* x[kTogether];
+          if (call.order) prefetch(base, first + r + kTogether, end, width);
           for (int i = 0; i < kTogether; ++i)
-            x[i] = r + i < count ? elements(base, first + r + i, width, copies + i * wide) : absent;
+            x[i] = r + i < count ? row(base, first + r + i, width, copies + i * wide) : absent;
           enter_together(x, width, first - begin + r, residues.top(kLevel));
           residues.push(kLevel);
           r += kTogether;
           continue;
         }
         Acc* const value = residues.top();
-        enter(elements(base, first + r, width, copies), width, first - begin + r, value);
+        enter(row(base, first + r, width, copies), width, first - begin + r, value);
         for (int64_t k = r + kResidues; k < count; k += kResidues)
-          follow(elements(base, first + k, width, copies), width, first - begin + k, value);
+          follow(row(base, first + k, width, copies), width, first - begin + k, value);
         residues.push();
         ++r;
       }
