@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import reference
+import reference_segments
 import torch
 from cases import (
     DTYPES,
@@ -380,12 +381,18 @@ def test_golden_bits_are_the_references():
     cases = testing.golden_cases()
     functions = {"linear_scan", *("vector_norm" if name in NORMS else name for name in FUNCTIONS)}
     assert {case.name for case in cases} == set(golden)
-    assert {case.function for case in cases} == functions | set(testing.FUSED)  # for the latter: test_fused.py
+    assert {case.function for case in cases} == functions | {*testing.FUSED, *testing.SCATTERS}  # FUSED: test_fused.py
     for case in cases:
         if case.function in testing.FUSED:
             continue
         if case.function == "linear_scan":
             result = apply_linear_scan(*case.input(), **case.options)
+        elif case.function in testing.SCATTERS:
+            inputs, options = case.arguments(case.input())
+            result = getattr(reference_segments, case.function)(*inputs, **options)
+        elif "segments" in case.options:
+            (x,), options = case.arguments(case.input())
+            result = reference_segments.apply(case.function, x, options["dim"], options["segments"])
         else:
             options = dict(case.options)
             orders = {order: name for name, order in NORMS.items()}

@@ -6,6 +6,7 @@ Run as: compute-sanitizer --tool memcheck python -m pytest -m sanitize tests
 import math
 
 import pytest
+import reference_segments
 import torch
 from cases import LAYOUTS, OURS, misaligned, values
 from test_plan_columns import FAMILIES
@@ -431,3 +432,25 @@ def test_embedding_rows(device, dtype, columns):
     for i in (0, 3, 4, 5):
         assert_bitwise_equal(got[i], tr.sum(g[indices == i], 0))
     assert not got[[1, 2]].any()
+
+
+@pytest.mark.parametrize("columns", (1, 4, 37))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=str)
+def test_segments(device, dtype, columns):
+    """By an index and by offsets, some of which are wrong; onto new memory and onto self."""
+    lengths = torch.tensor([1, 0, 9, 129, 2049, 4100])
+    index = torch.repeat_interleave(torch.arange(6), lengths)
+    x = values((len(index), columns), dtype, 8)
+    index = index[torch.randperm(len(index), generator=torch.Generator().manual_seed(3))]
+    given = tr.segments(index.to(device), 6)
+    for name in ("sum", "prod", "max"):
+        got = getattr(tr, name)(x.to(device), 0, segments=given)
+        wanted = reference_segments.apply(name, x, 0, reference_segments.segments(index, 6))
+        assert_bitwise_equal(tuple(got) if isinstance(got, tuple) else got, wanted)
+        if device == "cuda":
+            wrong = torch.tensor([-3, 40, 2**40, 0, 2000], device=device)
+            getattr(tr, name)(x.to(device), 0, segments=wrong)
+            tr.index_add(x[:4].to(device), 0, (index - 2).to(device), x.to(device))
+    own = x[:6].clone()
+    got = tr.index_add(own.to(device), 0, index.to(device), x.to(device), alpha=2)
+    assert_bitwise_equal(got, reference_segments.index_add(own, 0, index, x, 2))

@@ -20,6 +20,11 @@ API = {
     "reductions": ("Reductions", "Arguments, results and promises of each reduction.", ("ops", "norms")),
     "rows": ("Softmax, norms and losses", "Arguments and results of softmax, variances, norms and losses.", ("fused",)),
     "scans": ("Scans", "Arguments and results of each scan.", ("scans",)),
+    "scatters": (
+        "Segments and scatters",
+        "Arguments and results of segments and of each scatter.",
+        ("segmented", "scatters"),
+    ),
     "nn": ("Modules", "Modules that replace those of torch.nn.", ("nn",)),
     "switches": (
         "Override, determinism, plans",

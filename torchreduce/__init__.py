@@ -5,7 +5,8 @@
 tensor([3., 3.])
 
 The arguments input, dim, keepdim, dtype and out are described once for each group of functions: reductions in
-help(torchreduce.ops), scans in help(torchreduce.scans), softmax, variances and norms in help(torchreduce.fused).
+help(torchreduce.ops), scans in help(torchreduce.scans), softmax, variances and norms in help(torchreduce.fused),
+scatters in help(torchreduce.scatters), segments in help(torchreduce.segmented).
 """
 
 from importlib import import_module
@@ -65,6 +66,19 @@ from .override import coverage, disable, enable, enabled, follow_environment  # 
 from .override.promises import promises  # noqa: E402
 from .plans import explain  # noqa: E402
 from .scans import cummax, cummin, cumprod, cumprod_, cumsum, cumsum_, linear_scan, logcumsumexp  # noqa: E402
+from .scatters import (  # noqa: E402
+    index_add,
+    index_add_,
+    index_put,
+    index_put_,
+    index_reduce,
+    index_reduce_,
+    scatter_add,
+    scatter_add_,
+    scatter_reduce,
+    scatter_reduce_,
+)
+from .segmented import segments  # noqa: E402
 
 from . import nn  # noqa: E402  isort: skip
 
@@ -95,6 +109,12 @@ __all__ = [
     "entropy",
     "explain",
     "get_determinism",
+    "index_add",
+    "index_add_",
+    "index_put",
+    "index_put_",
+    "index_reduce",
+    "index_reduce_",
     "layer_norm",
     "linear_scan",
     "log_softmax",
@@ -110,6 +130,11 @@ __all__ = [
     "prod",
     "promises",
     "rms_norm",
+    "scatter_add",
+    "scatter_add_",
+    "scatter_reduce",
+    "scatter_reduce_",
+    "segments",
     "set_determinism",
     "softmax",
     "std",
@@ -121,7 +146,14 @@ __all__ = [
 ]
 
 for _name in __all__:  # torch.fx.symbolic_trace makes a node of a call of these, as it does of torch's
-    if getattr(globals()[_name], "__module__", "").rpartition(".")[2] in ("fused", "norms", "ops", "scans"):
+    if getattr(globals()[_name], "__module__", "").rpartition(".")[2] in (
+        "fused",
+        "norms",
+        "ops",
+        "scans",
+        "scatters",
+        "segmented",
+    ):
         torch.fx.wrap(_name)
 
 

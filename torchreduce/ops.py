@@ -9,6 +9,11 @@ Common to all reductions
 - dtype, if the function has it: a torch.dtype, or float, int or bool for float64, int64 or bool.
 - out: a tensor on the result's device, and of its dtype unless stated otherwise. A tensor of another shape is resized,
   with torch's warning. Raises RuntimeError if a gradient is needed, NotImplementedError under forward-mode AD.
+- segments, if the function has it: offsets of one dim, int32 or int64, or what torchreduce.segments returns. The result
+  has size len(offsets) - 1 along dim, which is then one int. Its element k is bitwise identical to the function of
+  x[offsets[k]:offsets[k + 1]]; an index counts from the beginning of the segment. A segment without elements has what
+  an empty dim has; amax, amin, max and min are then the least or the greatest value of the dtype, with index -1.
+  Raises TypeError together with keepdim or out, RuntimeError on a CPU for offsets that fall or are out of range.
 - Errors: IndexError for a dim out of range, RuntimeError for a repeated dim, TypeError for an argument of the wrong
   type, NotImplementedError for an unsupported dtype, device or layout.
 - The bits of a result depend on the data alone (docs/numerics.md). NaN results have the canonical quiet bit pattern.
@@ -42,6 +47,7 @@ from .checks import (
 )
 from .determinism import level_code
 from .dispatch import _is_compiling, check_no_derivatives, is_bare, is_plain, is_unwatched, serving
+from .segmented import Segments, by_segments
 from .table import DTYPES, FLOATS
 
 _SUM, _MEAN, _NANSUM, _PROD = (overloads(name) for name in ("sum", "mean", "nansum", "prod"))
@@ -210,9 +216,18 @@ def _write_pair(
 
 
 def _along(
-    op: Overloads, input: Tensor, dim: Dims, keepdim: bool, out: Tensor | None, axis: Dims, keepdims: bool | None
+    op: Overloads,
+    input: Tensor,
+    dim: Dims,
+    keepdim: bool,
+    out: Tensor | None,
+    axis: Dims,
+    keepdims: bool | None,
+    segments: Any = None,
 ) -> Tensor:
     """Call an op with one result and no dtype=."""
+    if segments is not None:
+        return by_segments(op, input, dim, segments, keepdim, None, out, axis, keepdims)  # type: ignore[no-any-return]
     if out is None and axis is None and keepdims is None and not _is_compiling():
         result: Tensor | None = op.plain(input, dim, keepdim, level_code())
         if result is not None:
@@ -244,8 +259,11 @@ def _with_dtype(
     out: Tensor | None,
     axis: Dims,
     keepdims: bool | None,
+    segments: Any = None,
 ) -> Tensor:
     """Call an op with one result and dtype=."""
+    if segments is not None:
+        return by_segments(op, input, dim, segments, keepdim, dtype, out, axis, keepdims)  # type: ignore[no-any-return]
     if dtype is None and out is None and axis is None and keepdims is None and not _is_compiling():
         result: Tensor | None = op.plain(input, dim, keepdim, None, level_code())
         if result is not None:
@@ -273,8 +291,11 @@ def _with_index(
     out: Any,
     axis: Dims,
     keepdims: bool | None,
+    segments: Any,
 ) -> Any:
     """Call op, which returns values and indices as `kind`; without dims call over_all, which returns values alone."""
+    if segments is not None:
+        return kind(by_segments(op, input, dim, segments, keepdim, None, out, axis, keepdims))
     if out is None and axis is None and keepdims is None and not _is_compiling():
         if dim is None:
             result = over_all.plain(input, keepdim, level_code())
@@ -307,6 +328,7 @@ def sum(
     out: Tensor | None = None,
     axis: Dims = None,
     keepdims: bool | None = None,
+    segments: Segments | Tensor | None = None,
 ) -> Tensor:
     """Return the sum over dim.
 
@@ -319,8 +341,10 @@ def sum(
     >>> import torch, torchreduce
     >>> torchreduce.sum(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), dim=1)
     tensor([3., 7.])
+    >>> torchreduce.sum(torch.tensor([1.0, 2.0, 3.0]), 0, segments=torch.tensor([0, 2, 3]))
+    tensor([3., 3.])
     """
-    return _with_dtype(_SUM, input, dim, keepdim, dtype, out, axis, keepdims)
+    return _with_dtype(_SUM, input, dim, keepdim, dtype, out, axis, keepdims, segments)
 
 
 def mean(
@@ -332,6 +356,7 @@ def mean(
     out: Tensor | None = None,
     axis: Dims = None,
     keepdims: bool | None = None,
+    segments: Segments | Tensor | None = None,
 ) -> Tensor:
     """Return the mean over dim.
 
@@ -343,7 +368,7 @@ def mean(
     >>> torchreduce.mean(torch.tensor([[1, 2], [3, 4]]), dim=0, dtype=torch.float32)
     tensor([2., 3.])
     """
-    return _with_dtype(_MEAN, input, dim, keepdim, dtype, out, axis, keepdims)
+    return _with_dtype(_MEAN, input, dim, keepdim, dtype, out, axis, keepdims, segments)
 
 
 def nansum(
@@ -429,6 +454,7 @@ def prod(
     out: Tensor | None = None,
     axis: Dims = None,
     keepdims: bool | None = None,
+    segments: Segments | Tensor | None = None,
 ) -> Tensor:
     """Return the product over dim.
 
@@ -443,9 +469,13 @@ def prod(
     >>> torchreduce.prod(torch.tensor([2.0**100, 2.0**100, 2.0**-100])) == 2.0**100
     tensor(True)
     """
-    if (dtype is not None or out is not None) and torch.bool in (as_dtype(dtype), getattr(out, "dtype", None)):
+    if (
+        segments is None
+        and (dtype is not None or out is not None)
+        and torch.bool in (as_dtype(dtype), getattr(out, "dtype", None))
+    ):
         return _bool_prod(input, dim, keepdim, dtype, out, axis, keepdims)
-    return _with_dtype(_PROD, input, dim, keepdim, dtype, out, axis, keepdims)
+    return _with_dtype(_PROD, input, dim, keepdim, dtype, out, axis, keepdims, segments)
 
 
 def _bool_prod(
@@ -536,6 +566,7 @@ def amax(
     out: Tensor | None = None,
     axis: Dims = None,
     keepdims: bool | None = None,
+    segments: Segments | Tensor | None = None,
 ) -> Tensor:
     """Return the maximum over dim.
 
@@ -546,7 +577,7 @@ def amax(
     >>> torchreduce.amax(torch.tensor([[1, 5], [4, 2]]), dim=0)
     tensor([4, 5])
     """
-    return _along(_AMAX, input, dim, keepdim, out, axis, keepdims)
+    return _along(_AMAX, input, dim, keepdim, out, axis, keepdims, segments)
 
 
 def amin(
@@ -557,6 +588,7 @@ def amin(
     out: Tensor | None = None,
     axis: Dims = None,
     keepdims: bool | None = None,
+    segments: Segments | Tensor | None = None,
 ) -> Tensor:
     """Return the minimum over dim; otherwise as amax.
 
@@ -564,7 +596,7 @@ def amin(
     >>> torchreduce.amin(torch.tensor([[1, 5], [4, 2]]), dim=0)
     tensor([1, 2])
     """
-    return _along(_AMIN, input, dim, keepdim, out, axis, keepdims)
+    return _along(_AMIN, input, dim, keepdim, out, axis, keepdims, segments)
 
 
 def aminmax(
@@ -606,6 +638,7 @@ def argmax(
     out: Tensor | None = None,
     axis: Dims = None,
     keepdims: bool | None = None,
+    segments: Segments | Tensor | None = None,
 ) -> Tensor:
     """Return the index of the maximum over dim.
 
@@ -617,7 +650,7 @@ def argmax(
     >>> torchreduce.argmax(torch.tensor([[1, 5], [5, 2]]))
     tensor(1)
     """
-    return _along(_ARGMAX, input, dim, keepdim, out, axis, keepdims)
+    return _along(_ARGMAX, input, dim, keepdim, out, axis, keepdims, segments)
 
 
 def argmin(
@@ -628,6 +661,7 @@ def argmin(
     out: Tensor | None = None,
     axis: Dims = None,
     keepdims: bool | None = None,
+    segments: Segments | Tensor | None = None,
 ) -> Tensor:
     """Return the index of the minimum over dim; otherwise as argmax.
 
@@ -635,7 +669,7 @@ def argmin(
     >>> torchreduce.argmin(torch.tensor([[1, 5], [5, 2]]), dim=1)
     tensor([0, 1])
     """
-    return _along(_ARGMIN, input, dim, keepdim, out, axis, keepdims)
+    return _along(_ARGMIN, input, dim, keepdim, out, axis, keepdims, segments)
 
 
 @overload
@@ -644,6 +678,8 @@ def max(input: Tensor, dim: None = None, *, out: Tensor | None = None) -> Tensor
 def max(
     input: Tensor, dim: GivenDims, keepdim: bool = False, *, out: Sequence[Tensor] | None = None
 ) -> torch.return_types.max: ...
+@overload
+def max(input: Tensor, dim: int, *, segments: Segments | Tensor) -> torch.return_types.max: ...
 @overload
 def max(
     input: Tensor, *, axis: GivenDims, keepdims: bool = False, out: Sequence[Tensor] | None = None
@@ -656,6 +692,7 @@ def max(
     out: Any = None,
     axis: Dims = None,
     keepdims: bool | None = None,
+    segments: Segments | Tensor | None = None,
 ) -> Any:
     """Return the maximum, and with dim also its index.
 
@@ -671,7 +708,7 @@ def max(
     >>> torchreduce.max(torch.tensor([[1, 5], [4, 2]]), dim=1).indices
     tensor([1, 0])
     """
-    return _with_index(_MAX, _MAX_ALL, torch.return_types.max, input, dim, keepdim, out, axis, keepdims)
+    return _with_index(_MAX, _MAX_ALL, torch.return_types.max, input, dim, keepdim, out, axis, keepdims, segments)
 
 
 @overload
@@ -680,6 +717,8 @@ def min(input: Tensor, dim: None = None, *, out: Tensor | None = None) -> Tensor
 def min(
     input: Tensor, dim: GivenDims, keepdim: bool = False, *, out: Sequence[Tensor] | None = None
 ) -> torch.return_types.min: ...
+@overload
+def min(input: Tensor, dim: int, *, segments: Segments | Tensor) -> torch.return_types.min: ...
 @overload
 def min(
     input: Tensor, *, axis: GivenDims, keepdims: bool = False, out: Sequence[Tensor] | None = None
@@ -692,6 +731,7 @@ def min(
     out: Any = None,
     axis: Dims = None,
     keepdims: bool | None = None,
+    segments: Segments | Tensor | None = None,
 ) -> Any:
     """Return the minimum, and with dim also its index; otherwise as max.
 
@@ -701,4 +741,4 @@ def min(
     >>> torchreduce.min(torch.tensor([[1, 5], [4, 2]]), dim=(0, 1)).values
     tensor(1)
     """
-    return _with_index(_MIN, _MIN_ALL, torch.return_types.min, input, dim, keepdim, out, axis, keepdims)
+    return _with_index(_MIN, _MIN_ALL, torch.return_types.min, input, dim, keepdim, out, axis, keepdims, segments)

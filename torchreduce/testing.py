@@ -146,9 +146,30 @@ class Golden:
         """Return the results of the call on x; for row-wise functions also the gradients of all inputs."""
         if self.function in FUSED:
             return self._with_gradients(x)
-        inputs = x.unbind() if self.function == "linear_scan" else (x,)
-        out = getattr(torchreduce, self.function)(*inputs, **self.options)
+        inputs, options = self.arguments(x)
+        out = getattr(torchreduce, self.function)(*inputs, **options)
         return (out,) if isinstance(out, Tensor) else tuple(out)
+
+    def arguments(self, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a function that is not row-wise, and the options. Those of a scatter are (self, 0,
+        index, x); self, and an index of `size` numbers, are made of the seed, too: numbers 1 and 2 million on. So is
+        the index of segments."""
+        options = dict(self.options)
+        if self.function == "linear_scan":
+            return x.unbind(), options
+        if "segments" in options:
+            options["segments"] = torchreduce.segments(
+                self._index(x.shape[:1], x, options["segments"]), options["segments"]
+            )
+        if self.function not in SCATTERS:
+            return (x,), options
+        size = options.pop("size")
+        index = self._index(x.shape[:1] if self.function.startswith("index") else x.shape, x, size)
+        own = self._made((size, *x.shape[1:]), x, 1)
+        return (own, 0, index, x, *([options.pop("reduce")] if "reduce" in options else [])), options
+
+    def _index(self, shape: Sequence[int], x: Tensor, size: int) -> Tensor:
+        return self._made(shape, x, 2, torch.int64) % size
 
     def beside(self, x: Tensor) -> tuple[list[Tensor], dict[str, Any]]:
         """Return the other arguments and the options of a row-wise function. Weights and labels are made of the seed,
@@ -186,6 +207,7 @@ class Golden:
         return (*(t.detach() for t in outs), *torch.autograd.grad(outs, inputs, self.gradients(*outs)))
 
 
+SCATTERS = ("index_add", "scatter_add", "scatter_reduce", "index_reduce")
 FUSED = (
     "softmax",
     "log_softmax",
@@ -285,6 +307,17 @@ def golden_cases() -> list[Golden]:
         ]
         calls += [("cross_entropy", dtype, (9, 300), False, options) for options in losses]
     calls += [("cross_entropy", torch.bfloat16, (9, 300), False, {"dtype": torch.float32})]
+    for dtype in FLOATS:
+        for name in ("sum", "mean", "prod", "amax", "argmin", "max"):
+            calls += [(name, dtype, (5000, 3), name != "prod", {"dim": 0, "segments": 7})]
+        calls += [("sum", dtype, (300, 40), False, {"dim": 0, "segments": 50})]
+        calls += [("index_add", dtype, (5000, 3), False, {"size": 7, "alpha": alpha}) for alpha in (1, 0.5)]
+        calls += [("scatter_add", dtype, (300, 40), True, {"size": 50})]
+        for reduce in ("mean", "prod", "amax"):
+            calls += [("scatter_reduce", dtype, (600, 5), False, {"size": 9, "reduce": reduce})]
+            calls += [("index_reduce", dtype, (600, 5), True, {"size": 9, "reduce": reduce, "include_self": False})]
+    for dtype in (*INTEGERS, torch.bool):
+        calls += [(name, dtype, (600, 3), False, {"dim": 0, "segments": 7}) for name in ("sum", "prod", "min")]
     return [
         Golden(name, dtype, shape, seed, hostile, options)
         for seed, (name, dtype, shape, hostile, options) in enumerate(calls)

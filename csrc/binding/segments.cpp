@@ -1,9 +1,12 @@
-// Sums of rows by segments through torch's stable ABI: the gradient of an embedding.
+// Reductions by segments through torch's stable ABI: those of segments=, scatters, and the gradient of an embedding.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "kernels/reduce/segments.h"
+#include <string>
+#include <tuple>
+
+#include "kernels/reduce/segment_rows.h"
 #include "run.h"
 
 namespace torchreduce {
@@ -12,7 +15,8 @@ Dtype segment_key_dtype(int64_t count) { return segments::key_dtype(count); }
 
 void segment_keys_into(const char* op, const Operand& indices, int64_t count, int64_t skipped, const Operand& keys) {
   PlannedKeys call;
-  call.indices = static_cast<const int64_t*>(indices.data);
+  call.indices = indices.data;
+  call.dtype = indices.dtype;
   call.places = indices.numel();
   call.count = count;
   call.skipped = skipped;
@@ -28,19 +32,39 @@ void segment_keys_into(const char* op, const Operand& indices, int64_t count, in
 #endif
 }
 
+static int64_t cpu_threads() { return int64_t(torch::stable::get_num_threads()); }
+
 void segment_sums_into(const char* op, const Operand& x, const Operand& keys, const Operand& order,
                        const Operand& out) {
+  const int64_t places = keys.sizes[0], count = out.sizes[0];
+  if (x.on_cpu()) {
+    std::vector<int64_t> offsets(size_t(count + 1), places);
+    for (int64_t place = 0, next = 0; place < places; ++place)
+      for (const int64_t number = segments::number_at(keys.data, keys.dtype, place); next <= number; ++next)
+        offsets[size_t(next)] = place;
+    SegmentReduction call{};
+    call.op = Reduction::Sum;
+    call.in = Source{x.data, x.dtype, natural_accumulator(x.dtype)};
+    call.out = Output{const_cast<void*>(out.data), nullptr, out.dtype};
+    call.rows = x.sizes[0];
+    call.inner = x.sizes[1];
+    call.segments = count;
+    call.row_stride = x.strides[0];
+    call.inner_stride = 1;
+    call.offsets = offsets.data();
+    call.order = static_cast<const int64_t*>(order.data);
+    return cpu::reduce_segments(call, cpu_threads(), parallel_for);
+  }
   PlannedSegments call;
   call.in = x.data;
   call.pitch = x.strides[0];
   call.dtype = x.dtype;
   call.keys = keys.data;
   call.order = static_cast<const int64_t*>(order.data);
-  call.places = keys.sizes[0];
+  call.places = places;
   call.columns = x.sizes[1];
-  call.segments = out.sizes[0];
+  call.segments = count;
   call.out = const_cast<void*>(out.data);
-  if (x.on_cpu()) return cpu::segment_sums(call, int64_t(torch::stable::get_num_threads()), parallel_for);
 #ifdef TORCHREDUCE_GPU
   run_on_gpu(op, call, x, gpu::segment_sums);
 #else
@@ -50,6 +74,7 @@ void segment_sums_into(const char* op, const Operand& x, const Operand& keys, co
 
 namespace {
 
+using torch::headeronly::ScalarType;
 using torch::stable::contiguous;
 using torch::stable::reshape;
 
@@ -85,13 +110,284 @@ Tensor embedding_backward(const Tensor& g, const Tensor& indices, int64_t count,
   return out;
 }
 
+// ---- indices --------------------------------------------------------------------------------------------------------
+
+void check_index(const char* name, const char* argument, const View& index) {
+  if (index.dtype != Dtype::I32 && index.dtype != Dtype::I64)
+    raise<std::runtime_error>(name, ": ", argument, " must be int32 or int64, got number ", int(index.dtype));
+}
+
+// By torch's sort of keys, which come last where an index is out of range.
+void index_on_gpu(const char* name, const View& numbers, const SegmentIndex& call, Tensor& order) {
+  PlannedOffsets find;
+  find.numbers = numbers.data;
+  find.numbers_dtype = numbers.dtype;
+  find.places = call.places;
+  find.segments = call.count;
+  find.found = call.offsets;
+  Tensor keys;
+  if (call.order) {
+    keys = allocate({call.places}, segment_key_dtype(call.count), numbers);
+    if (call.places > 0) segment_keys_into(name, numbers, call.count, -1, View(keys));
+    std::tie(keys, order) = sorted(keys);
+    find.keys = View(keys).data;
+  }
+#ifdef TORCHREDUCE_GPU
+  run_on_gpu(name, find, numbers, gpu::segment_offsets);
+#else
+  run_on_gpu(name, find, numbers, nullptr);
+#endif
+}
+
+// Where the elements of each number lie: offsets of size + 1 elements, and the places in their order, of none of an
+// index that is sorted. On a CPU every number has to be one of [0, size).
+std::tuple<Tensor, Tensor> index_segments(const Tensor& index, int64_t size, bool is_sorted, int64_t) {
+  constexpr const char* name = "segments";
+  const Tensor flat = contiguous(index);
+  const View numbers(flat);
+  check_index(name, "index", numbers);
+  if (size < 0) raise<std::runtime_error>(name, ": size must be at least 0, got ", size);
+  Tensor offsets = allocate({size + 1}, Dtype::I64, numbers);
+  Tensor order = allocate({is_sorted ? 0 : numbers.numel()}, Dtype::I64, numbers);
+  SegmentIndex call;
+  call.index = numbers.data;
+  call.dtype = numbers.dtype;
+  call.places = numbers.numel();
+  call.count = size;
+  call.offsets = static_cast<int64_t*>(offsets.data_ptr());
+  call.order = is_sorted ? nullptr : static_cast<int64_t*>(order.data_ptr());
+  if (!numbers.on_cpu()) {
+    index_on_gpu(name, numbers, call, order);
+    return {offsets, order};
+  }
+  const int64_t outside = cpu::index_segments(call, cpu_threads(), parallel_for);
+  if (outside >= 0)
+    raise<std::out_of_range>(name, ": an index is out of range: expected at least 0 and less than ", size, ", got ",
+                             call.number_at(outside));
+  return {offsets, order};
+}
+
+// ---- reductions -----------------------------------------------------------------------------------------------------
+
+// The stride of the dims [first, last) taken for one, if they are one.
+std::optional<int64_t> joined_stride(const Operand& x, int first, int last) {
+  int64_t stride = 1, size = 1;
+  for (int d = last - 1; d >= first; --d) {
+    if (x.sizes[d] == 1) continue;
+    if (size > 1 && x.strides[d] != stride * size) return {};
+    if (size == 1) stride = x.strides[d];
+    size *= x.sizes[d];
+  }
+  return stride;
+}
+int64_t size_of_dims(const Operand& x, int first, int last) {
+  int64_t size = 1;
+  for (int d = first; d < last; ++d) size *= x.sizes[d];
+  return size;
+}
+int checked_dim(const char* name, const View& x, int64_t dim) {
+  if (x.dims == 0 || dim < -x.dims || dim >= x.dims)
+    raise<std::out_of_range>(name, ": dim ", dim, " is out of range for a tensor of ", x.dims, " dims");
+  return int(dim < 0 ? dim + x.dims : dim);
+}
+
+// The tensors of a call, contiguous where kernels need that, and the call without op and output.
+struct Segmented {
+  Tensor x, offsets, order;
+  SegmentReduction call{};
+  std::vector<int64_t> sizes;  // of the output
+
+  Segmented(const char* name, const Tensor& input, const Tensor& given, const std::optional<Tensor>& places,
+            int64_t along)
+      : x(input), offsets(contiguous(given)) {
+    const View shape(input), bounds(offsets);
+    check_input(name, shape);
+    const int dim = checked_dim(name, shape, along);
+    check_index(name, "offsets", bounds);
+    const auto here = [&](const View& v) {
+      return v.device_type == shape.device_type && v.device_index == shape.device_index;
+    };
+    if (bounds.dims != 1 || bounds.sizes[0] < 1 || !here(bounds))
+      raise<std::runtime_error>(name, ": offsets must have one dim, at least one element, and the input's device");
+    if (!joined_stride(shape, 0, dim) || !joined_stride(shape, dim + 1, shape.dims)) x = contiguous(input);
+    const View v(x);
+    call.in = Source{v.data, v.dtype, natural_accumulator(v.dtype)};
+    call.outer = size_of_dims(v, 0, dim);
+    call.rows = v.sizes[dim];
+    call.inner = size_of_dims(v, dim + 1, v.dims);
+    call.segments = bounds.sizes[0] - 1;
+    call.outer_stride = *joined_stride(v, 0, dim);
+    call.row_stride = v.strides[dim];
+    call.inner_stride = *joined_stride(v, dim + 1, v.dims);
+    call.offsets = bounds.data;
+    call.offsets_dtype = bounds.dtype;
+    if (places) {
+      order = contiguous(*places);
+      const View rows(order);
+      if (rows.dtype != Dtype::I64 || rows.numel() != call.rows || !here(rows))
+        raise<std::runtime_error>(name, ": order must have an int64 for each of the ", call.rows,
+                                  " rows, on the input's device");
+      call.order = static_cast<const int64_t*>(rows.data);
+    }
+    if (shape.on_cpu()) check_offsets(name);
+    sizes.assign(v.sizes, v.sizes + v.dims);
+    sizes[size_t(dim)] = call.segments;
+  }
+  void check_offsets(const char* name) const {
+    int64_t before = 0;
+    for (int64_t k = 0; k <= call.segments; ++k) {
+      const int64_t at = index_at(call.offsets, call.offsets_dtype, k);
+      if (at < before || at > call.rows)
+        raise<std::runtime_error>(name, ": offsets must not fall, and be from 0 to ", call.rows, ", got ", at, " at ",
+                                  k, k ? " after " : "", k ? std::to_string(before) : "");
+      before = at;
+    }
+  }
+  void run(const char* name) {
+    if (call.outer * call.segments * call.inner == 0) return;
+    const View from(x);
+    if (from.on_cpu()) return cpu::reduce_segments(call, cpu_threads(), parallel_for);
+    if (segment_rows::are_sums_of_rows(call)) return sum_on_gpu(name, from);
+    PlannedSegmentReduction planned{call, {}};
+#ifdef TORCHREDUCE_GPU
+    run_on_gpu(name, planned, from, gpu::reduce_segments);
+#else
+    run_on_gpu(name, planned, from, nullptr);
+#endif
+  }
+  void sum_on_gpu(const char* name, const View& from) const {
+    PlannedSegments sums;
+    sums.in = call.in.data;
+    sums.pitch = call.row_stride;
+    sums.dtype = call.in.dtype;
+    sums.offsets = call.offsets;
+    sums.offsets_dtype = call.offsets_dtype;
+    sums.order = call.order;
+    sums.places = call.rows;
+    sums.columns = call.inner;
+    sums.segments = call.segments;
+    sums.out = call.out.values;
+    sums.finish = call.finish;
+#ifdef TORCHREDUCE_GPU
+    run_on_gpu(name, sums, from, gpu::segment_sums);
+#else
+    run_on_gpu(name, sums, from, nullptr);
+#endif
+  }
+};
+
+// Values, indices or both; a null one is not written.
+void reduce_segments_into(const Op& op, Segmented& of, const Types& types, const Tensor* values,
+                          const Tensor* indices) {
+  of.call.op = op.reduction;
+  of.call.options = op.options;
+  of.call.finish.mean = op.options.mean;
+  of.call.in.accumulator = types.accumulator;
+  of.call.in.truth = types.truth;
+  of.call.out = Output{values ? values->data_ptr() : nullptr,
+                       indices ? static_cast<int64_t*>(indices->data_ptr()) : nullptr, types.values};
+  of.run(op.name);
+}
+Types segment_types(const Op& op, const Tensor& x, const std::optional<ScalarType>& dtype) {
+  if (dtype && !facts(op.reduction, View(x).dtype).converts) raise<std::runtime_error>(op.name, ": has no dtype=");
+  return types_of(op, View(x), dtype ? std::optional(Dtype(*dtype)) : std::nullopt);
+}
+
+template <const Op& op>
+Tensor reduce_segments(const Tensor& x, const Tensor& offsets, const std::optional<Tensor>& order,
+                       const std::optional<Tensor>&, int64_t dim, const std::optional<ScalarType>& dtype, int64_t) {
+  Segmented of(op.name, x, offsets, order, dim);
+  const Types types = segment_types(op, x, dtype);
+  Tensor result = allocate(of.sizes, types.result, View(x));
+  reduce_segments_into(op, of, types, types.indexed ? nullptr : &result, types.indexed ? &result : nullptr);
+  return result;
+}
+template <const Op& op>
+std::tuple<Tensor, Tensor> reduce_segments_pair(const Tensor& x, const Tensor& offsets,
+                                                const std::optional<Tensor>& order, const std::optional<Tensor>&,
+                                                int64_t dim, const std::optional<ScalarType>& dtype, int64_t) {
+  Segmented of(op.name, x, offsets, order, dim);
+  const Types types = segment_types(op, x, dtype);
+  Tensor values = allocate(of.sizes, types.values, View(x)), indices = allocate(of.sizes, Dtype::I64, View(x));
+  reduce_segments_into(op, of, types, &values, &indices);
+  return {values, indices};
+}
+
+// ---- scatters ---------------------------------------------------------------------------------------------------------
+
+const Op& scatter_op(const std::string& reduce) {
+  for (const Op* op : {&k_sum, &k_mean, &k_prod, &k_amax, &k_amin})
+    if (reduce == op->name) return *op;
+  raise<std::runtime_error>("scatter_segments: reduce must be sum, mean, prod, amax or amin, got ", reduce);
+}
+
+// What self[.., k, ..] becomes with the elements of segment k, in place; self is contiguous, and shares no memory with
+// the others.
+void scatter_segments_(Tensor self, const Tensor& x, const Tensor& offsets, const std::optional<Tensor>& order,
+                       const std::optional<Tensor>&, int64_t dim, const std::string& reduce, bool include_self,
+                       double alpha, int64_t) {
+  constexpr const char* name = "scatter_segments";
+  const Op& op = scatter_op(reduce);
+  Segmented of(name, x, offsets, order, dim);
+  const View from(x), to(self);
+  if (!is_float(from.dtype)) raise<std::runtime_error>(name, ": needs a floating dtype, got number ", int(from.dtype));
+  check_out(name, from, of.sizes, to, from.dtype);
+  if (!joined_stride(to, 0, to.dims) || *joined_stride(to, 0, to.dims) != 1 || overlap(from, to))
+    raise<std::runtime_error>(name, ": self must be contiguous, and not share memory with the input");
+  of.call.finish.onto = include_self ? Onto::Self : Onto::Place;
+  of.call.finish.alpha = alpha;
+  reduce_segments_into(op, of, types_of(op, from, {}), &self, nullptr);
+}
+Tensor scatter_segments(const Tensor& self, const Tensor& x, const Tensor& offsets, const std::optional<Tensor>& order,
+                        const std::optional<Tensor>& index, int64_t dim, const std::string& reduce, bool include_self,
+                        double alpha, int64_t level) {
+  const View v(self);
+  Tensor result = allocate({v.sizes, v.sizes + v.dims}, v.dtype, v);
+  torch::stable::copy_(result, self);
+  scatter_segments_(result, x, offsets, order, index, dim, reduce, include_self, alpha, level);
+  return result;
+}
+
+// ---- registration -----------------------------------------------------------------------------------------------------
+
+#define TR_FOR_EACH_SEGMENT_OP(X) X(sum) X(mean) X(prod) X(amax) X(amin) X(argmax) X(argmin)
+#define TR_FOR_EACH_SEGMENT_PAIR(X) X(max) X(min)
+
 using torch::stable::detail::StableLibrary;
 const bool registered = [] {
   auto* schemas = new StableLibrary(StableLibrary::Kind::FRAGMENT, "torchreduce", nullptr, __FILE__, __LINE__);
   schemas->def("embedding_backward.raw(Tensor g, Tensor indices, int count, int skipped, int level) -> Tensor");
+  const std::string of = "Tensor x, Tensor offsets, Tensor? order, Tensor? index, int dim, ";
+  const auto define = [&](const std::string& name, const std::string& rest) {
+    for (const char* overload : {"(", ".raw("}) schemas->def((name + overload + rest).c_str());
+  };
+  define("segments", "Tensor index, SymInt size, bool is_sorted, int level) -> (Tensor offsets, Tensor order)");
+#define TR_ROW(name) define(#name "_segments", of + "ScalarType? dtype, int level) -> Tensor");
+  TR_FOR_EACH_SEGMENT_OP(TR_ROW)
+#undef TR_ROW
+#define TR_ROW(name) define(#name "_segments", of + "ScalarType? dtype, int level) -> (Tensor values, Tensor indices)");
+  TR_FOR_EACH_SEGMENT_PAIR(TR_ROW)
+#undef TR_ROW
+  const std::string how = of + "str reduce, bool include_self, float alpha, int level) -> ";
+  define("scatter_segments", "Tensor self, " + how + "Tensor");
+  schemas->def(("scatter_segments_.raw(Tensor(a!) self, " + how + "()").c_str());
   for (const char* key : {"CPU", "CUDA"}) {
     auto* kernels = new StableLibrary(StableLibrary::Kind::IMPL, "torchreduce", key, __FILE__, __LINE__);
     kernels->impl("embedding_backward.raw", TORCH_BOX(&embedding_backward));
+    for (const char* name : {"segments", "segments.raw"}) kernels->impl(name, TORCH_BOX(&index_segments));
+#define TR_ROW(name)                                                       \
+  kernels->impl(#name "_segments", TORCH_BOX(&reduce_segments<k_##name>)); \
+  kernels->impl(#name "_segments.raw", TORCH_BOX(&reduce_segments<k_##name>));
+    TR_FOR_EACH_SEGMENT_OP(TR_ROW)
+#undef TR_ROW
+#define TR_ROW(name)                                                            \
+  kernels->impl(#name "_segments", TORCH_BOX(&reduce_segments_pair<k_##name>)); \
+  kernels->impl(#name "_segments.raw", TORCH_BOX(&reduce_segments_pair<k_##name>));
+    TR_FOR_EACH_SEGMENT_PAIR(TR_ROW)
+#undef TR_ROW
+    for (const char* name : {"scatter_segments", "scatter_segments.raw"})
+      kernels->impl(name, TORCH_BOX(&scatter_segments));
+    kernels->impl("scatter_segments_.raw", TORCH_BOX(&scatter_segments_));
   }
   return true;
 }();

@@ -6,12 +6,13 @@
 
 namespace torchreduce {
 
-// Of reduce_plan.h, scan_plan.h, rowwise_plan.h and kernels/reduce/segments.h: the kernels of one kind do not depend on
-// the plans of another.
+// Of reduce_plan.h, scan_plan.h, rowwise_plan.h and segment_call.h: the kernels of one kind do not depend on the plans of
+// another.
 struct PlannedReduction;
 struct PlannedScan;
 struct PlannedFused;
-struct SegmentCall;
+struct SegmentReduction;
+struct SegmentIndex;
 
 }  // namespace torchreduce
 
@@ -24,7 +25,9 @@ using ParallelFor = void (*)(int64_t tasks, void (*body)(void* context, int64_t 
 void reduce(const PlannedReduction& call, ParallelFor parallel_for);
 void scan(const PlannedScan& call, ParallelFor parallel_for);
 void fused_rows(const PlannedFused& call, ParallelFor parallel_for);
-void segment_sums(const SegmentCall& call, int64_t threads, ParallelFor parallel_for);
+void reduce_segments(const SegmentReduction& call, int64_t threads, ParallelFor parallel_for);
+// Returns the first place whose number is out of range, and then fills nothing; else -1.
+int64_t index_segments(const SegmentIndex& call, int64_t threads, ParallelFor parallel_for);
 
 // "avx512", "avx2" or "baseline": the widest this machine runs, or what was set. set_ returns false for one it lacks.
 std::string instruction_set();

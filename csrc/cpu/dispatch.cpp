@@ -1,22 +1,23 @@
-// Which instruction set serves a call. Compiled once; reduce.cpp, scan.cpp and fused.cpp are compiled once for each,
-// with -DTR_ISA= its name and the flags that ISA_FLAGS of setup.py lists.
+// Which instruction set serves a call. Compiled once; reduce.cpp, scan.cpp, fused.cpp and segments.cpp are compiled
+// once for each, with -DTR_ISA= its name and the flags that ISA_FLAGS of setup.py lists.
 #include <atomic>
 #include <new>
 
 #include "cpu/cpu.h"
-#include "plan/rowwise_plan.h"
-#include "kernels/reduce/segments.h"
 #include "plan/reduce_plan.h"
+#include "plan/rowwise_plan.h"
 #include "plan/scan_plan.h"
+#include "plan/segment_call.h"
 
 namespace torchreduce::cpu {
 
-#define TR_DECLARE(isa)                                                                           \
-  namespace isa {                                                                                 \
-  bool reduce(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for);    \
-  bool scan(const ScanCall& call, bool across, int64_t threads, ParallelFor parallel_for);        \
-  bool fused_rows(const FusedCall& call, bool across, int64_t threads, ParallelFor parallel_for); \
-  bool segment_sums(const SegmentCall& call, int64_t threads, ParallelFor parallel_for);          \
+#define TR_DECLARE(isa)                                                                                       \
+  namespace isa {                                                                                             \
+  bool reduce(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for);                \
+  bool scan(const ScanCall& call, bool across, int64_t threads, ParallelFor parallel_for);                    \
+  bool fused_rows(const FusedCall& call, bool across, int64_t threads, ParallelFor parallel_for);             \
+  bool reduce_segments(const SegmentReduction& call, int64_t threads, ParallelFor parallel_for);              \
+  bool index_segments(const SegmentIndex& call, int64_t& outside, int64_t threads, ParallelFor parallel_for); \
   }
 TR_DECLARE(baseline)
 TR_DECLARE(avx2)
@@ -31,7 +32,8 @@ struct InstructionSet {
   bool (*reduce)(const ReduceCall&, bool across, int64_t threads, ParallelFor);
   bool (*scan)(const ScanCall&, bool across, int64_t threads, ParallelFor);
   bool (*fused_rows)(const FusedCall&, bool across, int64_t threads, ParallelFor);
-  bool (*segment_sums)(const SegmentCall&, int64_t threads, ParallelFor);
+  bool (*reduce_segments)(const SegmentReduction&, int64_t threads, ParallelFor);
+  bool (*index_segments)(const SegmentIndex&, int64_t& outside, int64_t threads, ParallelFor);
 };
 
 #if defined(__x86_64__)
@@ -47,10 +49,12 @@ bool has_avx512() {
 constexpr InstructionSet kSets[] = {
 // Widest first.
 #if defined(__x86_64__)
-    {"avx512", has_avx512, avx512::reduce, avx512::scan, avx512::fused_rows, avx512::segment_sums},
-    {"avx2", has_avx2, avx2::reduce, avx2::scan, avx2::fused_rows, avx2::segment_sums},
+    {"avx512", has_avx512, avx512::reduce, avx512::scan, avx512::fused_rows, avx512::reduce_segments,
+     avx512::index_segments},
+    {"avx2", has_avx2, avx2::reduce, avx2::scan, avx2::fused_rows, avx2::reduce_segments, avx2::index_segments},
 #endif
-    {"baseline", [] { return true; }, baseline::reduce, baseline::scan, baseline::fused_rows, baseline::segment_sums},
+    {"baseline", [] { return true; }, baseline::reduce, baseline::scan, baseline::fused_rows, baseline::reduce_segments,
+     baseline::index_segments},
 };
 
 std::atomic<const InstructionSet*>& current() {
@@ -76,8 +80,13 @@ void fused_rows(const PlannedFused& call, ParallelFor parallel_for) {
   const auto& shape = std::get<fused_plans::CpuShape>(call.plan.shape);
   if (!current().load()->fused_rows(call, shape.across, shape.blocks, parallel_for)) throw std::bad_alloc();
 }
-void segment_sums(const SegmentCall& call, int64_t threads, ParallelFor parallel_for) {
-  if (!current().load()->segment_sums(call, threads, parallel_for)) throw std::bad_alloc();
+void reduce_segments(const SegmentReduction& call, int64_t threads, ParallelFor parallel_for) {
+  if (!current().load()->reduce_segments(call, threads, parallel_for)) throw std::bad_alloc();
+}
+int64_t index_segments(const SegmentIndex& call, int64_t threads, ParallelFor parallel_for) {
+  int64_t outside = -1;
+  if (!current().load()->index_segments(call, outside, threads, parallel_for)) throw std::bad_alloc();
+  return outside;
 }
 
 std::string instruction_set() { return current().load()->name; }

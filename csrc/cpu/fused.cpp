@@ -1,6 +1,5 @@
-// The CPU kernels of row-wise ops, and of sums of rows by segments. Compiled once per instruction set.
+// The CPU kernels of row-wise ops. Compiled once per instruction set.
 #include "cpu/fused_weights.h"
-#include "cpu/segments.h"
 
 namespace torchreduce::cpu::TR_ISA {
 namespace {
@@ -50,12 +49,6 @@ bool fused_rows(const FusedCall& call, bool across, int64_t threads, ParallelFor
                   : FusedWeights<float, true>::run(call, threads, parallel_for);
   }
   return true;
-}
-
-bool segment_sums(const SegmentCall& call, int64_t threads, ParallelFor parallel_for) {
-  if (call.places * call.columns < kSerialElements) threads = 1;
-  return call.dtype == Dtype::F64 ? SegmentSums<double>::run(call, threads, parallel_for)
-                                  : SegmentSums<float>::run(call, threads, parallel_for);
 }
 
 }  // namespace torchreduce::cpu::TR_ISA

@@ -1089,6 +1089,26 @@ MUTANTS = (
         "index < 0 || index >= count || index == skipped", "index < 0 || index >= count",
         "segments", ("segments",), every=1,
     ),
+    Mutant(
+        "sums that are added to self replace it", "kernels/reduce/segments.cuh",
+        "call.finish.onto == Onto::Self ? convert<F>(to[c]) : F(0)", "F(0)",
+        "segments", ("segments",), every=1,
+    ),
+    Mutant(
+        "segments without rows replace what is there", "kernels/reduce/segments.cuh",
+        "if (call.finish.onto != Onto::New) return;", "",
+        "segments", ("segments",), every=1,
+    ),
+    Mutant(
+        "the first half of a team's lanes does not meet the other", "kernels/reduce/segment_rows.cuh",
+        "for (int d = team; d < kLanes; d *= 2)", "for (int d = team; 2 * d < kLanes; d *= 2)",
+        "segments", ("segments",), every=1,
+    ),
+    Mutant(
+        "warps of a block have the same leaf", "kernels/reduce/segment_rows.cuh",
+        "value(first + int64_t(warp) * kLeaf)", "value(first)",
+        "segments", ("segments",), every=1,
+    ),
     # ---- row-wise ops
     Mutant(
         "half words stay where they are in a mapped input that starts elsewhere", "kernels/fused/map_rows.cuh",

@@ -5,3 +5,4 @@ from . import products as products
 from . import reductions as reductions
 from . import rowwise as rowwise
 from . import scans as scans
+from . import segments as segments

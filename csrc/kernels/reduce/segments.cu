@@ -1,5 +1,6 @@
-// Launches of sums by segments.
+// Launches of sums, and of any reduction, by segments.
 #include "kernels/common/gpu.h"
+#include "segment_rows.cuh"
 #include "segments.cuh"
 
 namespace torchreduce::gpu {
@@ -36,6 +37,41 @@ const char* segment_sums(const PlannedSegments& call, void* workspace, void* str
     case Dtype::F16: launch_segments<F16>(call, work, queue); break;
 #endif
     default: return "unknown dtype";
+  }
+  const gpuError_t error = gpuGetLastError();
+  return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
+}
+
+const char* segment_offsets(const PlannedOffsets& planned, void*, void* stream) {
+  const SegmentCall& call = planned;
+  segments::Work work{};
+  work.begin = planned.found;
+  const Queue queue{static_cast<gpuStream_t>(stream)};
+  enqueue(bound_segments, call.segments / (segments::kThreads - 1) + 1, segments::kThreads, 0, queue, call, work);
+  const gpuError_t error = gpuGetLastError();
+  return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
+}
+
+template <class Op> static void launch_reduction(const PlannedSegmentReduction& planned, Queue queue) {
+  const SegmentReduction& call = planned;
+  const SegmentRowsPlan& plan = planned.plan;
+  enqueue(reduce_segments<Op>, plan.blocks, segments::kThreads, 0, queue, call, plan.team, plan.together);
+}
+template <template <class> class Op> static void launch_of_values(const PlannedSegmentReduction& call, Queue queue) {
+  switch (call.in.accumulator) {
+    case Dtype::F64: return launch_reduction<Op<double>>(call, queue);
+    case Dtype::I64: return launch_reduction<Op<int64_t>>(call, queue);
+    default: return launch_reduction<Op<float>>(call, queue);
+  }
+}
+
+const char* reduce_segments(const PlannedSegmentReduction& call, void*, void* stream) {
+  const Queue queue{static_cast<gpuStream_t>(stream)};
+  switch (call.op) {
+    case Reduction::Sum: launch_of_values<Sum>(call, queue); break;
+    case Reduction::Product: launch_of_values<Product>(call, queue); break;
+    case Reduction::Extreme: launch_reduction<Extreme<int64_t>>(call, queue); break;
+    default: launch_reduction<ArgExtreme<int64_t>>(call, queue);
   }
   const gpuError_t error = gpuGetLastError();
   return error == gpuSuccess ? nullptr : gpuGetErrorString(error);

@@ -1,4 +1,4 @@
-// Sums of the rows of a matrix that have one number (segments.h).
+// Sums of the rows of a matrix by segments (segments.h).
 //
 // Serves: floats of 2, 4 and 8 bytes; four columns a thread where rows are whole words of as many. One kernel finds
 // where each segment begins, and lists the leaves of those that are not short. Of short segments a team of threads has
@@ -37,6 +37,10 @@ template <int N, class T> __device__ __forceinline__ T neighbours_tree(T (&x)[N]
   return x[0];
 }
 
+__device__ __forceinline__ int64_t row_at(const SegmentCall& call, int64_t place) {
+  return call.order ? global(call.order)[place] : place;
+}
+
 template <class E, int V, class F>
 __device__ __forceinline__ Columns<F, V> load_columns(const SegmentCall& call, bool wanted, int64_t offset) {
   const E* const from = static_cast<const E*>(call.in) + offset;
@@ -50,12 +54,17 @@ __device__ __forceinline__ Columns<F, V> load_columns(const SegmentCall& call, b
   for (int c = 0; c < V; ++c) x.of[c] = wanted ? convert<F>(e[c]) : F(-0.0);
   return x;
 }
+// The sums of a segment of so many rows, on their way to memory.
 template <class E, int V, class F>
-__device__ __forceinline__ void store_columns(const SegmentCall& call, int64_t offset, const Columns<F, V>& sum) {
+__device__ __forceinline__ void store_columns(const SegmentCall& call, int64_t offset, const Columns<F, V>& sum,
+                                              int64_t rows) {
+  E* const to = global(static_cast<E*>(call.out)) + offset;
   E e[V];
 #pragma unroll
-  for (int c = 0; c < V; ++c) e[c] = round_to<E>(sum.of[c]);
-  E* const to = global(static_cast<E*>(call.out)) + offset;
+  for (int c = 0; c < V; ++c) {
+    const F self = call.finish.onto == Onto::Self ? convert<F>(to[c]) : F(0);
+    e[c] = round_to<E>(finished_sum(call.finish, sum.of[c], self, rows));
+  }
   if constexpr (V == 1) {
     *to = e[0];
   } else {
@@ -71,7 +80,8 @@ __global__ void __launch_bounds__(segments::kThreads) number_segment_places(TR_G
   if (place < call.places) call.take(place);
 }
 
-// A thread has a segment, and looks for its first place. The last one of a block has the next block's first.
+// A thread has a segment, and looks for its first place, or has it by its offset. The last one of a block has the next
+// block's first. Offsets that fall may have more leaves than there is room for: those beyond are left out.
 __global__ void __launch_bounds__(segments::kThreads)
     bound_segments(TR_GRID_CONSTANT SegmentCall call, TR_GRID_CONSTANT segments::Work work) {
   using namespace segments;
@@ -80,6 +90,7 @@ __global__ void __launch_bounds__(segments::kThreads)
   const int64_t segment = int64_t(blockIdx.x) * (kThreads - 1) + t;
   if (segment <= call.segments) {
     int64_t from = 0, to = call.places;
+    if (call.offsets) from = to = offset_within(global(call.offsets), call.offsets_dtype, segment, call.places);
     while (from < to) {
       const int64_t middle = from + (to - from) / 2;
       if (call.number_at(middle) < segment) from = middle + 1;
@@ -89,16 +100,18 @@ __global__ void __launch_bounds__(segments::kThreads)
     if (t < kThreads - 1) global(work.begin)[segment] = from;
   }
   __syncthreads();
-  if (t == kThreads - 1 || segment >= call.segments) return;
+  if (t == kThreads - 1 || segment >= call.segments || !work.counts) return;
   const int64_t rows = bound[t + 1] - bound[t];
   if (rows <= kShort) return;
   const auto reserve = [&](int list, int64_t count) {
     return int64_t(atomicAdd(reinterpret_cast<unsigned long long*>(global(work.counts + list)), uint64_t(count)));
   };
-  const int64_t leaves = (rows + kLeaf - 1) / kLeaf, slot = reserve(0, leaves);
+  const int64_t leaves = (rows + kLeaf - 1) / kLeaf, slot = reserve(0, leaves), most = most_leaves(call.places);
 #pragma unroll 1
-  for (int64_t k = 0; k < leaves; ++k) global(work.leaves)[slot + k] = {segment, k * kLeaf};
-  if (leaves > 1) global(work.several)[reserve(1, 1)] = segment;
+  for (int64_t k = 0; k < leaves && slot + k < most; ++k) global(work.leaves)[slot + k] = {segment, k * kLeaf};
+  if (leaves == 1) return;
+  const int64_t at = reserve(1, 1);
+  if (at < most_several(call.places)) global(work.several)[at] = segment;
 }
 
 // The rows of N places of which there are `count`: all, as far as is known before.
@@ -122,17 +135,21 @@ __global__ void TR_BLOCKS_BOUND(segments::kThreads, 3)
   if (segment >= call.segments) return;
   const int64_t place = global(begin)[segment], all = global(begin)[segment + 1] - place;
   if (all > kShort) return;
-  const int rows = int(all);
-  const int64_t* const order = global(call.order) + place;
+  const int rows = all < 0 ? 0 : int(all);
+  const auto row = [&](int k) { return row_at(call, place + k) * call.pitch; };
   const int64_t first = ((blockIdx.x - group * across) * team + int(threadIdx.x) % team) * V;
   const int64_t stride = int64_t(across) * team * V, out = segment * call.columns;
   if (rows == 0) {
+    if (call.finish.onto != Onto::New) return;
+    Columns<F, V> nothing;
+#pragma unroll
+    for (int c = 0; c < V; ++c) nothing.of[c] = empty_sum<F>(call.finish);
     for (int64_t column = first; column < call.columns; column += stride)
-      store_columns<E, V>(call, out + column, Columns<F, V>{});
+      store_columns<E, V>(call, out + column, nothing, 1);
     return;
   }
   if (rows <= kFew) {
-    const int64_t from[kFew] = {order[0] * call.pitch, rows > 1 ? order[1] * call.pitch : 0};
+    const int64_t from[kFew] = {row(0), rows > 1 ? row(1) : 0};
 #pragma unroll 1
     for (int64_t column = first; column < call.columns; column += kTiles * stride) {
       Columns<F, V> x[kTiles][kFew];
@@ -147,7 +164,7 @@ __global__ void TR_BLOCKS_BOUND(segments::kThreads, 3)
       for (int t = 0; t < kTiles; ++t) {
         const int64_t at = column + t * stride;
         if (at >= call.columns) break;
-        store_columns<E, V>(call, out + at, x[t][0] + x[t][1]);
+        store_columns<E, V>(call, out + at, x[t][0] + x[t][1], rows);
       }
     }
     return;
@@ -158,7 +175,7 @@ __global__ void TR_BLOCKS_BOUND(segments::kThreads, 3)
     TreeStack<Columns<F, V>, kRows == 16 ? 4 : 5> tree;
 #pragma unroll 1
     for (int k = 0; k < rows; k += kRows) {
-      const auto from = [&](int r) { return order[k + r] * call.pitch; };
+      const auto from = [&](int r) { return row(k + r); };
       if (k + kRows <= rows) {
         Columns<F, V> x[kRows];
         load_rows<E, V, F, true>(call, from, kRows, column, x);
@@ -174,7 +191,7 @@ __global__ void TR_BLOCKS_BOUND(segments::kThreads, 3)
       }
       tree.push(sum, add);
     }
-    store_columns<E, V>(call, out + column, tree.total(absent_columns<F, V>(), add));
+    store_columns<E, V>(call, out + column, tree.total(absent_columns<F, V>(), add), rows);
   }
 }
 
@@ -206,7 +223,8 @@ __global__ void TR_BLOCKS_BOUND(segments::kThreads, segments::leaf_blocks(sizeof
   __shared__ int64_t from[kLeaf];
   __shared__ F sums[kEighths][kTeam * V];
   const int t = int(threadIdx.x), width = team * V;
-  const int64_t tiles = (call.columns + width - 1) / width, units = int64_t(*global(work.counts)) * tiles;
+  const int64_t tiles = (call.columns + width - 1) / width;
+  const int64_t units = least(int64_t(global(work.counts)[0]), most_leaves(call.places)) * tiles;
 #pragma unroll 1
   for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const int64_t listed = unit / tiles, tile = (unit - listed * tiles) * width;
@@ -214,7 +232,7 @@ __global__ void TR_BLOCKS_BOUND(segments::kThreads, segments::leaf_blocks(sizeof
     const int64_t begin = global(work.begin)[leaf.segment], all = global(work.begin)[leaf.segment + 1] - begin;
     const int64_t place = begin + leaf.first;
     const int rows = int(all - leaf.first < kLeaf ? all - leaf.first : kLeaf);
-    for (int i = t; i < rows; i += kThreads) from[i] = global(call.order)[place + i] * call.pitch;
+    for (int i = t; i < rows; i += kThreads) from[i] = row_at(call, place + i) * call.pitch;
     __syncthreads();
     const int64_t column = tile + t % team * V;
 #pragma unroll 1
@@ -229,7 +247,7 @@ __global__ void TR_BLOCKS_BOUND(segments::kThreads, segments::leaf_blocks(sizeof
 #pragma unroll
       for (int k = 0; k < kEighths; ++k) part[k].of[0] = sums[k][t];
       const Columns<F, 1> sum = neighbours_tree(part);
-      if (all <= kLeaf) store_columns<E, 1>(call, leaf.segment * call.columns + tile + t, sum);
+      if (all <= kLeaf) store_columns<E, 1>(call, leaf.segment * call.columns + tile + t, sum, all);
       else global(static_cast<F*>(work.sums))[leaf_slot(place, leaf.first == 0) * call.columns + tile + t] = sum.of[0];
     }
   }
@@ -244,7 +262,8 @@ __global__ void __launch_bounds__(segments::kThreads)
   constexpr int kAtOnce = 8, kParts = kThreads / kTeam;
   __shared__ F sums[kParts][kTeam];
   const int lane = int(threadIdx.x) % kTeam, part = int(threadIdx.x) / kTeam;
-  const int64_t tiles = (call.columns + kTeam - 1) / kTeam, units = int64_t(global(work.counts)[1]) * tiles;
+  const int64_t tiles = (call.columns + kTeam - 1) / kTeam;
+  const int64_t units = least(int64_t(global(work.counts)[1]), most_several(call.places)) * tiles;
   const F* const kept = global(static_cast<const F*>(work.sums));
 #pragma unroll 1
   for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
@@ -271,7 +290,7 @@ __global__ void __launch_bounds__(segments::kThreads)
       Columns<F, 1> x[kParts];
 #pragma unroll
       for (int k = 0; k < kParts; ++k) x[k].of[0] = sums[k][lane];
-      store_columns<E, 1>(call, segment * call.columns + column, neighbours_tree(x));
+      store_columns<E, 1>(call, segment * call.columns + column, neighbours_tree(x), all);
     }
     __syncthreads();
   }

@@ -1,8 +1,9 @@
-// Sums of the rows of a matrix that have one number: the gradient of an embedding, whose rows are added up by tokens.
+// Sums of the rows of a matrix by segments: of those between two offsets, or of those that have one number, as the
+// gradient of an embedding, whose rows are added up by tokens.
 #pragma once
-#include "plan/call.h"
 #include "numerics/order.h"
 #include "plan/plan_tools.h"
+#include "plan/segment_call.h"
 
 namespace torchreduce {
 
@@ -33,13 +34,14 @@ TR_HD int64_t number_at(const void* keys, Dtype key, int64_t place) {
 
 // The keys of indices: an index that is no number of [0, count), or that is `skipped`, has the key of `count`.
 struct KeyCall {
-  const int64_t* indices = nullptr;
+  const void* indices = nullptr;
+  Dtype dtype = Dtype::I64;  // I32 or I64
   int64_t places = 0, count = 0, skipped = -1;
   void* keys = nullptr;  // of the type key_dtype(count)
 
   TR_HD void take(int64_t place) const {
     const Dtype key = segments::key_dtype(count);
-    const int64_t index = indices[place];
+    const int64_t index = index_at(indices, dtype, place);
     const int64_t value = segments::least_key(key) + (index < 0 || index >= count || index == skipped ? count : index);
     switch (key) {
       case Dtype::U8: static_cast<uint8_t*>(keys)[place] = uint8_t(value); break;
@@ -58,17 +60,24 @@ struct PlannedKeys : KeyCall { KeyPlan plan; };
 
 // One call. Rows are taken in the order of `order`, in which those of one segment lie next to each other, the first row
 // first. The sum of a segment is that of its rows alone over dim 0, in canonical order: it depends on no other segment.
+// Segments are told by offsets, or by sorted keys.
 struct SegmentCall {
   const void* in = nullptr;  // (rows, columns): neighbouring elements, `pitch` elements apart
   int64_t pitch = 0;
-  Dtype dtype = Dtype::F32;        // of in and out, a float
-  const void* keys = nullptr;      // of each place, ascending, of the type key_dtype(segments)
-  const int64_t* order = nullptr;  // the row at each place
+  Dtype dtype = Dtype::F32;       // of in and out, a float
+  const void* keys = nullptr;     // of each place, ascending, of the type key_dtype(segments)
+  const void* numbers = nullptr;  // where there are no keys: of each place, ascending, int32 or int64
+  Dtype numbers_dtype = Dtype::I64;
+  const void* offsets = nullptr;  // where there are neither: of segments + 1 elements
+  Dtype offsets_dtype = Dtype::I64;
+  const int64_t* order = nullptr;  // the row at each place; null: place p has row p
   int64_t places = 0, columns = 0;
   int64_t segments = 0;  // places of this number are left out
-  void* out = nullptr;   // (segments, columns), contiguous; +0 where a segment has no place
+  void* out = nullptr;   // (segments, columns), contiguous
+  SumFinish finish;
 
   TR_HD int64_t number_at(int64_t place) const {
+    if (!keys) return index_at(numbers, numbers_dtype, place);
     return torchreduce::segments::number_at(keys, torchreduce::segments::key_dtype(segments), place);
   }
 };
@@ -84,6 +93,15 @@ struct SegmentPlan {
 inline int64_t workspace_bytes(const SegmentPlan& plan) { return plan.workspace; }
 
 struct PlannedSegments : SegmentCall { SegmentPlan plan; };
+
+// Where segments begin by sorted keys or numbers alone: offsets, of segments + 1 elements.
+struct OffsetsPlan {};
+inline int64_t workspace_bytes(const OffsetsPlan&) { return 0; }
+struct PlannedOffsets : SegmentCall {
+  int64_t* found = nullptr;
+  OffsetsPlan plan;
+};
+inline OffsetsPlan plan(const PlannedOffsets&, const DeviceFacts&) { return {}; }
 
 namespace segments {
 
@@ -101,14 +119,15 @@ constexpr int leaf_blocks(int size) { return size == 2 ? 3 : 2; }
 // What the workspace holds.
 struct Leaf { int64_t segment, first; };  // first: row of the segment
 struct Work {
-  uint64_t* counts;  // of leaves, and of long segments that have several
+  uint64_t* counts;  // of leaves, and of long segments that have several; null: nothing is listed
   int64_t* begin;    // the first place of each segment, and the end of the last
   Leaf* leaves;      // of segments that are not short, in any order
   int64_t* several;  // the segments that have several leaves, in any order
   void* sums;        // of these leaves: rows of accumulators, at leaf_slot
 };
-inline int64_t most_leaves(int64_t places) { return places / (kShort + 1) + places / kLeaf; }
-inline int64_t most_several(int64_t places) { return places / (kLeaf + 1); }
+TR_HD constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+TR_HD constexpr int64_t most_leaves(int64_t places) { return places / (kShort + 1) + places / kLeaf; }
+TR_HD constexpr int64_t most_several(int64_t places) { return places / (kLeaf + 1); }
 
 // Where a leaf's sum is kept. A segment of several leaves reaches beyond the 2048 places that it begins in, so that
 // among each 2048 at most one begins, after at most one leaf of the one before.
@@ -167,6 +186,7 @@ inline SegmentPlan plan(const SegmentCall& call, const DeviceFacts& device) {
 namespace gpu {
 // As gpu::reduce.
 const char* segment_keys(const PlannedKeys& call, void* workspace, void* stream);
+const char* segment_offsets(const PlannedOffsets& call, void* workspace, void* stream);
 const char* segment_sums(const PlannedSegments& call, void* workspace, void* stream);
 }  // namespace gpu
 
