@@ -437,7 +437,7 @@ class BuildExtension(build_ext):
             objects += [compile(f"csrc/binding/{layer}.cpp", [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
         objects += [compile("csrc/cpu/dispatch.cpp", host)]
         for isa, flags in ISA_FLAGS.items():
-            for source in ("csrc/cpu/reduce.cpp", "csrc/cpu/scan.cpp", "csrc/cpu/fused.cpp", "csrc/cpu/segments.cpp"):
+            for source in ("csrc/cpu/reduce.cpp", "csrc/cpu/scan.cpp", "csrc/cpu/rowwise.cpp", "csrc/cpu/segments.cpp"):
                 objects.append(compile(source, [*host, *flags, f"-DTR_ISA={isa}"], isa))
 
         facts = {

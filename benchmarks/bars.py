@@ -94,28 +94,28 @@ SIDES = tuple(
     bar
     for op in ("softmax", "log_softmax")
     for bar in (
-        Bar("fused", op, ALIGNED, 1, (0.95, 0.98), (0.95, 0.98)),
-        Bar("fused", op, rows(32768), 1, (0.94, 0.97), (0.94, 0.96)),
-        Bar("fused", op, LONG, 1, (0.93, 0.97), (0.90, 0.96)),
-        Bar("fused", op, ODD, 1, (0.88, 0.94), (0.85, 0.92)),
-        Bar("fused", op, rows(201, 65), 1, (0.80, 0.94), (0.72, 0.92)),
-        Bar("fused", op, ((1024, 262144), (16384, 16384)), 0, (0.80, 0.92), (0.72, 0.88)),
-        Bar("fused", op, ((64, 2048, 2048),), 1, (0.80, 0.92), (0.72, 0.88)),
-        Bar("fused", op, ((1000, 268435), (16384, 16383)), 0, (0.70, 0.92), (0.60, 0.88)),
+        Bar("rowwise", op, ALIGNED, 1, (0.95, 0.98), (0.95, 0.98)),
+        Bar("rowwise", op, rows(32768), 1, (0.94, 0.97), (0.94, 0.96)),
+        Bar("rowwise", op, LONG, 1, (0.93, 0.97), (0.90, 0.96)),
+        Bar("rowwise", op, ODD, 1, (0.88, 0.94), (0.85, 0.92)),
+        Bar("rowwise", op, rows(201, 65), 1, (0.80, 0.94), (0.72, 0.92)),
+        Bar("rowwise", op, ((1024, 262144), (16384, 16384)), 0, (0.80, 0.92), (0.72, 0.88)),
+        Bar("rowwise", op, ((64, 2048, 2048),), 1, (0.80, 0.92), (0.72, 0.88)),
+        Bar("rowwise", op, ((1000, 268435), (16384, 16383)), 0, (0.70, 0.92), (0.60, 0.88)),
     )
 )
-FUSED = (
+ROWWISE = (
     *SIDES,
-    Bar("fused", "softmax backward", (*ALIGNED, *LONG), 1, (0.93, 0.97), (0.92, 0.96)),
-    Bar("fused", "log_softmax backward", (*ALIGNED, *LONG), 1, (0.92, 0.97), (0.88, 0.96)),
-    Bar("fused", "cross_entropy", LABELLED, 1, (0.88, 0.95), (0.65, 0.80)),
-    Bar("fused", "cross_entropy backward", LABELLED, 1, (0.90, 0.95), (0.85, 0.93)),
-    Bar("fused", "rms_norm", NORMED, 1, (0.95, 0.99), (0.95, 0.99)),
-    Bar("fused", "layer_norm", NORMED, 1, (0.95, 0.99), (0.95, 0.99)),
-    Bar("fused", "rms_norm backward", ((16384, 4096), (65536, 1024)), 1, (0.85, 0.93), (0.80, 0.92)),
-    Bar("fused", "layer_norm backward", ((16384, 4096), (65536, 1024)), 1, (0.85, 0.93), (0.80, 0.92)),
-    Bar("fused", "logsumexp", rows(1024, 4096, 65536), 1, (0.88, 0.96), (0.60, 0.75)),
-    Bar("fused", "var", rows(1024, 4096, 65536), 1, (0.92, 0.96), (0.85, 0.94)),
+    Bar("rowwise", "softmax backward", (*ALIGNED, *LONG), 1, (0.93, 0.97), (0.92, 0.96)),
+    Bar("rowwise", "log_softmax backward", (*ALIGNED, *LONG), 1, (0.92, 0.97), (0.88, 0.96)),
+    Bar("rowwise", "cross_entropy", LABELLED, 1, (0.88, 0.95), (0.65, 0.80)),
+    Bar("rowwise", "cross_entropy backward", LABELLED, 1, (0.90, 0.95), (0.85, 0.93)),
+    Bar("rowwise", "rms_norm", NORMED, 1, (0.95, 0.99), (0.95, 0.99)),
+    Bar("rowwise", "layer_norm", NORMED, 1, (0.95, 0.99), (0.95, 0.99)),
+    Bar("rowwise", "rms_norm backward", ((16384, 4096), (65536, 1024)), 1, (0.85, 0.93), (0.80, 0.92)),
+    Bar("rowwise", "layer_norm backward", ((16384, 4096), (65536, 1024)), 1, (0.85, 0.93), (0.80, 0.92)),
+    Bar("rowwise", "logsumexp", rows(1024, 4096, 65536), 1, (0.88, 0.96), (0.60, 0.75)),
+    Bar("rowwise", "var", rows(1024, 4096, 65536), 1, (0.92, 0.96), (0.85, 0.94)),
 )
 
 BARS = (
@@ -125,7 +125,7 @@ BARS = (
     *of_cumsum("cumprod", (0.90, 1.0), (0.85, 0.95)),
     *flat("logcumsumexp", 0.5, 0.25),
     *LINEAR_SCAN,
-    *FUSED,
+    *ROWWISE,
 )
 
 # cumsum's other directions, as times over plain cumsum's on the same shape.
@@ -136,7 +136,7 @@ PEERS_FROM = 2**22
 # The median over all scans from there of the best other provider's time over torchreduce's.
 MEDIAN_SPEEDUP = 1.3
 # The geometric mean over row-wise ops from there of torch's time over torchreduce's.
-FUSED_SPEEDUP = 1.3
+ROWWISE_SPEEDUP = 1.3
 # 1-D cumsum's time over CUB's, by elements, and from SMALL_FASTER_FROM.
 SMALL = {2**10: 1.25, 2**20: 1.25, 2**14: 1.6, 2**17: 1.6}
 SMALL_FASTER_FROM = 2**22

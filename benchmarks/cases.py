@@ -40,11 +40,11 @@ PARTS = {
     "scan-few": "cumsum of 2 to 7 columns, not aligned to 16 bytes, from either end and exclusive",
     "scan-ops": "the other scans on some of cumsum's shapes",
     "linear": "linear_scan",
-    "fused": "row-wise ops: softmax, norms, cross-entropy and variances, forward and backward",
+    "rowwise": "row-wise ops: softmax, norms, cross-entropy and variances, forward and backward",
     "small": "short calls, replayed from a CUDA graph",
     "compile": "a few cases, compared with torch.compile too",
 }
-UNDRAWN = ("reduce-views", "reduce-ops", "fused")  # parts whose shapes make no picture
+UNDRAWN = ("reduce-views", "reduce-ops", "rowwise")  # parts whose shapes make no picture
 SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "linear_scan")
 TO_VALUES = ("logsumexp", "var", "cross_entropy")  # row-wise ops whose results are small
 LEVELS = {"torchreduce": "invariant", "torchreduce fast": "fast"}
@@ -56,7 +56,7 @@ Run = Callable[[Inputs], Any]
 
 def is_copy(part: str, op: str) -> bool:
     """As much is written as read, so that the ceiling is a copy; else a read."""
-    return op in SCANS or (part == "fused" and op not in TO_VALUES)
+    return op in SCANS or (part == "rowwise" and op not in TO_VALUES)
 
 
 @dataclass(frozen=True)
@@ -241,13 +241,13 @@ def cases(part: str, quick: bool = False) -> Iterator[Case]:
     """Of one part; quick: float32 and bfloat16 alone."""
     dtypes = _dtypes(part, quick)
     kind = Case
-    if part == "fused":
-        from .fused import FusedCase as kind
+    if part == "rowwise":
+        from .rowwise import RowwiseCase as kind
     for dtype in dtypes:
         for bar in BARS:
             if bar.part == part:
                 yield from (kind(part, bar.op, dtype, shape, bar.dim, f) for shape in bar.shapes for f in bar.forms)
-    if part == "fused":
+    if part == "rowwise":
         sampled = itertools.product(dtypes, ("softmax", "log_softmax"), (1, 8, 64))
         yield from (kind(part, op, dtype, (n, 151_936), 1) for dtype, op, n in sampled)
     extra = {

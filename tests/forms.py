@@ -84,7 +84,7 @@ def normalized(x):
 
 
 # Row-wise ops.
-FUSED_FORMS = {
+ROWWISE_FORMS = {
     "softmax": lambda x: tr.softmax(x, 1),
     "softmax dtype": lambda x: tr.softmax(x, -1, dtype=torch.float64),
     "log_softmax": lambda x: tr.log_softmax(x, 0),
@@ -111,7 +111,7 @@ LINEAR_FORMS = {
     "linear_scan broadcast": lambda x: tr.linear_scan(x[:1].sin(), x, 0, initial=x[0, 0, :1]),
     "linear_scan number": lambda x: tr.linear_scan(0.5, x, 1, initial=2, reverse=True),
 }
-DIFFERENTIABLE = {**FORMS, **LINEAR_FORMS, **FUSED_FORMS}
+DIFFERENTIABLE = {**FORMS, **LINEAR_FORMS, **ROWWISE_FORMS}
 
 
 def everything(x):

@@ -17,7 +17,7 @@ from reference import (
     to_accumulator,
     tree,
 )
-from reference_scans import fused, multiply, normal
+from reference_scans import fma_of, multiply, normal
 
 
 def residues_of(x, absent, enter, step):
@@ -49,7 +49,7 @@ def norm2_rows(x, dtype=None):
         if values.shape[1] == 0:
             return round_to(np.zeros(x.shape[0], values.dtype), dtype)
         zero = values.dtype.type(-0.0)
-        squares = residues_of(values, 0, lambda v: fused(v, v, zero), lambda s, v: fused(v, v, s))
+        squares = residues_of(values, 0, lambda v: fma_of(v, v, zero), lambda s, v: fma_of(v, v, s))
         return round_to(np.sqrt(tree(tree(squares))), dtype)
 
 

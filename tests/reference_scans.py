@@ -316,7 +316,7 @@ _fma.restype, _fma.argtypes = ctypes.c_double, [ctypes.c_double] * 3
 _fma_each = np.frompyfunc(_fma, 3, 1)
 
 
-def fused(a, b, c):
+def fma_of(a, b, c):
     """fma for all numbers: that of float64 above is right only far from the limits of its range."""
     dtype = np.result_type(a, b, c)
     return fma(a, b, c) if dtype == np.float32 else _fma_each(a, b, c).astype(np.float64)
@@ -338,14 +338,14 @@ def multiplied(right, left, tiny):
 
 def stepped(a, h, b):
     """a * h + b for one element."""
-    return np.where((a == 0) | ((h == 0) & np.isinf(a)), b, fused(a, h, b))
+    return np.where((a == 0) | ((h == 0) & np.isinf(a)), b, fma_of(a, h, b))
 
 
 def applied(A, L, B, h, tiny):
     """What a run (A, L, B) makes of h."""
     finite = np.isfinite(h)
-    inner = np.where(finite, fused(L, h, B), B)
-    out = fused(A, h, inner)
+    inner = np.where(finite, fma_of(L, h, B), B)
+    out = fma_of(A, h, inner)
     out = np.where((h == 0) & np.isinf(A), B, out)
     out = np.where(np.abs(A) <= tiny, np.where(finite, B, np.nan), out)
     return np.where(A == 0, B, out).astype(B.dtype)
@@ -365,7 +365,7 @@ def linear_scan(a, b, initial=None):
             return multiplied(C, A, tiny)[0], applied(C, np.zeros_like(C), D, B, tiny)
         (A, L, B), (C, M, D) = left, right
         product, keeps = multiplied(C, A, tiny)
-        lost = fused(C, L, fused(M, A, fused(C, A, -product)))
+        lost = fma_of(C, L, fma_of(M, A, fma_of(C, A, -product)))
         return product, np.where(keeps, lost, 0).astype(F), applied(C, M, D, B, tiny)
 
     def widen(s):
@@ -377,7 +377,7 @@ def linear_scan(a, b, initial=None):
     for k in range(1, GROUP):
         factor = q[..., k].copy()
         product, keeps = multiplied(factor, q[..., k - 1], tiny)
-        lost = np.where(keeps, fused(factor, lost, fused(factor, q[..., k - 1], -product)), 0).astype(F)
+        lost = np.where(keeps, fma_of(factor, lost, fma_of(factor, q[..., k - 1], -product)), 0).astype(F)
         p[..., k] = stepped(factor, p[..., k - 1], p[..., k])
         q[..., k] = product
     start = None

@@ -144,7 +144,7 @@ def _combined(own, values, reduce, include_self, alpha):
                 return _narrow(total, name)
             if acc == np.int64:
                 return _narrow(mine + np.int64(alpha) * total, name)
-            return _narrow(mine + total if alpha == 1 else scan_rows.fused(acc.type(alpha), total, mine), name)
+            return _narrow(mine + total if alpha == 1 else scan_rows.fma_of(acc.type(alpha), total, mine), name)
         count = acc.type(wide.shape[1] + bool(include_self))  # mean
         total = mine + total if include_self else total
         return _narrow(total // count if acc == np.int64 else total / count, name)

@@ -16,7 +16,7 @@ from torchreduce._tools.bench import take_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import bars, cases, compare, cpu, pages, peers, results, run, verdicts
-from benchmarks.fused import FusedCase
+from benchmarks.rowwise import RowwiseCase
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize("bar", bars.BARS, ids=lambda bar: f"{bar.op}-{bar.dim}-{bar.shapes[0]}-{bar.forms[0]}")
 def test_bars_are_pairs_of_fractions_of_the_copy(bar):
-    assert bar.part in cases.PARTS and (bar.op in cases.SCANS) != (bar.part == "fused")
+    assert bar.part in cases.PARTS and (bar.op in cases.SCANS) != (bar.part == "rowwise")
     assert all(0 < low <= high <= 1.05 for low, high in (bar.float32, bar.half))
     for shape in bar.shapes:
         assert 0 <= bar.dim < len(shape)
@@ -49,10 +49,10 @@ def test_each_bar_has_its_cases_and_each_case_at_most_one_bar():
 def test_row_wise_ops_are_timed_as_they_are_called(monkeypatch):
     """Forward and backward, by both, on the CPU at small sizes: what is run gives what it is named after."""
     monkeypatch.setattr(cases, "DEVICE", "cpu")
-    ops = dict.fromkeys(case.op for case in cases.cases("fused"))
+    ops = dict.fromkeys(case.op for case in cases.cases("rowwise"))
     assert len(ops) == 12
     for op in ops:
-        case = FusedCase("fused", op, "float32", (6, 40), 1)
+        case = RowwiseCase("rowwise", op, "float32", (6, 40), 1)
         inputs = case.inputs()
         ours, torchs = (case.run(provider)(inputs) for provider in ("torchreduce", "torch"))
         if "backward" in op:  # of random gradients, each its own
@@ -62,7 +62,7 @@ def test_row_wise_ops_are_timed_as_they_are_called(monkeypatch):
         assert case.run("cub") is None and case.run("torchreduce fast") is None
         tensors = 1 if op in cases.TO_VALUES else 3 if "backward" in op and op != "cross_entropy backward" else 2
         assert case.nbytes == tensors * 6 * 40 * 4
-        assert cases.is_copy("fused", op) == (op not in cases.TO_VALUES)
+        assert cases.is_copy("rowwise", op) == (op not in cases.TO_VALUES)
 
 
 def test_bars_of_other_scans_follow_cumsums():

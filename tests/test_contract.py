@@ -381,9 +381,12 @@ def test_golden_bits_are_the_references():
     cases = testing.golden_cases()
     functions = {"linear_scan", *("vector_norm" if name in NORMS else name for name in FUNCTIONS)}
     assert {case.name for case in cases} == set(golden)
-    assert {case.function for case in cases} == functions | {*testing.FUSED, *testing.SCATTERS}  # FUSED: test_fused.py
+    assert {case.function for case in cases} == functions | {
+        *testing.ROWWISE,
+        *testing.SCATTERS,
+    }  # ROWWISE: test_rowwise.py
     for case in cases:
-        if case.function in testing.FUSED:
+        if case.function in testing.ROWWISE:
             continue
         if case.function == "linear_scan":
             result = apply_linear_scan(*case.input(), **case.options)

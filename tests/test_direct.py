@@ -7,11 +7,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchreduce as tr
-from torchreduce import _C, checks, direct
+from torchreduce import _C
+from torchreduce._core import checks, direct
 from torchreduce.table import OPS
 
-SUM, MAX, MOMENTS = checks.overloads("sum"), checks.overloads("max"), checks.fused_overloads("moments")
-FUSED = ("softmax", "log_softmax", "logsumexp", "entropy", "moments", "rms_norm", "layer_norm", "cross_entropy")
+SUM, MAX, MOMENTS = checks.overloads("sum"), checks.overloads("max"), checks.rowwise_overloads("moments")
+ROWWISE = ("softmax", "log_softmax", "logsumexp", "entropy", "moments", "rms_norm", "layer_norm", "cross_entropy")
 
 pytestmark = pytest.mark.skipif(not direct.aten_path().exists(), reason="there is no _aten of this torch")
 
@@ -50,7 +51,7 @@ def test_plain_calls_are_served(device):
     assert total(torch.tensor(3.0, device=device), 0) == 3
 
 
-@pytest.mark.parametrize("name", [*(op.name for op in OPS), *FUSED, "linear_scan"])
+@pytest.mark.parametrize("name", [*(op.name for op in OPS), *ROWWISE, "linear_scan"])
 def test_every_op_has_the_bits_of_its_overload(name, device):
     """Of arguments that its schema names."""
     op = getattr(torch.ops.torchreduce, name)

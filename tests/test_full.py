@@ -21,7 +21,7 @@ import same
 REPOSITORY = Path(__file__).parents[1]
 FILES = {
     "csrc/plan/call.h": "#define TR_FOR_EACH_REDUCTION(X) X(Sum)\n#define TR_FOR_EACH_SCAN(X) X(CumSum) X(CumProd)\n",
-    "csrc/plan/rowwise_call.h": "#define TR_FOR_EACH_FUSED_KIND(X) X(SOFTMAX)\n",
+    "csrc/plan/rowwise_call.h": "#define TR_FOR_EACH_ROWWISE_KIND(X) X(SOFTMAX)\n",
     "csrc/plan/plan.cpp": "",
     "csrc/kernels/common/gpu.cuh": '#include "plan/call.h"\n#include <cstdint>\nint common;  // of all\n',
     "csrc/kernels/common/device.cu": '#include "gpu.cuh"\n',
@@ -29,8 +29,8 @@ FILES = {
     "csrc/kernels/scan/rows.cuh": '#if 0\n#include "kernels/common/gpu.cuh"\n#endif\nint scan;\n',
     "csrc/kernels/scan/scan.cu": '// parts: TR_FOR_EACH_SCAN\n#include "rows.cuh"\n',
     "csrc/kernels/reduce/reduce.cu": '// parts: TR_FOR_EACH_REDUCTION\n#include "kernels/common/gpu.cuh"\n',
-    "csrc/kernels/fused/fused.cu": '// parts: TR_FOR_EACH_FUSED_KIND\n#include "plan/rowwise_call.h"\n',
-    "csrc/kernels/fused/weights.cu": '#include "plan/rowwise_call.h"\n',
+    "csrc/kernels/rowwise/rowwise.cu": '// parts: TR_FOR_EACH_ROWWISE_KIND\n#include "plan/rowwise_call.h"\n',
+    "csrc/kernels/rowwise/weights.cu": '#include "plan/rowwise_call.h"\n',
     "machine": "code",
     ".ci/run": "",
     ".gitignore": "ran\nbuild\nbroken\n",
@@ -46,8 +46,8 @@ EMULATION = """quick:
 """
 SCANS = ["kernels/scan/scan.cu.CumSum", "kernels/scan/scan.cu.CumProd"]
 ALL = [
-    *("kernels/common/device.cu", "kernels/common/stream.cu", "kernels/fused/fused.cu.SOFTMAX"),
-    *("kernels/fused/weights.cu", "kernels/reduce/reduce.cu.Sum", *SCANS),
+    *("kernels/common/device.cu", "kernels/common/stream.cu", "kernels/rowwise/rowwise.cu.SOFTMAX"),
+    *("kernels/rowwise/weights.cu", "kernels/reduce/reduce.cu.Sum", *SCANS),
 ]
 
 
@@ -104,7 +104,9 @@ def test_a_quick_run_proves_each_part(tree, monkeypatch):
     full.quick()
     built, emulated, amd = ran(tree)
     assert built == " ".join(["sm_90", *ALL])
-    assert emulated == "emulated fused listed_rows reduce scan"  # device.cu by listed rows, weights.cu with fused.cu
+    assert (
+        emulated == "emulated rowwise listed_rows reduce scan"
+    )  # device.cu by listed rows, weights.cu with rowwise.cu
     assert amd.split()[0] in full.AMD_ARCHS and amd.split()[1:] == ALL
     full.proved()
     full.quick()
@@ -118,8 +120,8 @@ def test_a_quick_run_proves_each_part(tree, monkeypatch):
         ("csrc/kernels/scan/rows.cuh", "int more;", SCANS),
         ("csrc/kernels/scan/rows.cuh", "#define MORE", SCANS),
         ("csrc/kernels/reduce/reduce.cu", "int more;", ["kernels/reduce/reduce.cu.Sum"]),
-        ("csrc/kernels/common/gpu.cuh", "int more;", [n for n in ALL if "fused" not in n and "stream" not in n]),
-        ("csrc/plan/call.h", "int more;", [n for n in ALL if "fused" not in n and "stream" not in n]),
+        ("csrc/kernels/common/gpu.cuh", "int more;", [n for n in ALL if "rowwise" not in n and "stream" not in n]),
+        ("csrc/plan/call.h", "int more;", [n for n in ALL if "rowwise" not in n and "stream" not in n]),
         ("csrc/plan/plan.cpp", "int more;", []),
         ("csrc/kernels/common/gpu.cuh", "  // said otherwise", []),
         ("csrc/kernels/scan/rows.cuh", "\n/* said\n otherwise */\n", []),
@@ -237,7 +239,7 @@ def test_a_proof_that_is_damaged_proves_nothing(tree):
         "<<<<<<< ours\n" + whole,
         "[]",
         '{"parts": []}',
-        '{"parts": {"kernels/fused/weights.cu": 1}}',
+        '{"parts": {"kernels/rowwise/weights.cu": 1}}',
     ):
         (tree / full.PROOF).write_text(text)
         assert lacking()["built"] == ALL

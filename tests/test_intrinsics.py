@@ -121,7 +121,7 @@ INPUTS = {
     "float_maximum": lambda: whole_warps(*edges()),
     "packed_maxima_f16": pairs_of_halves,
     "packed_maxima_bf16": pairs_of_halves,
-    "fused": lambda: whole_warps(*edges()),
+    "rowwise": lambda: whole_warps(*edges()),
     "greater_number": lambda: whole_warps(*edges()),
     "greatest": lambda: whole_warps(*edges()),
     "multiply_add": lambda: whole_warps(*words_of(2**16)),
@@ -130,7 +130,7 @@ INPUTS = {
     "warp_most": lambda: whole_warps(*words_of(2**16)),
 }
 # What an intrinsic leaves open.
-OPEN = {"f16_to_float": {NAN}, "fused": {NAN}, "greater_number": {NAN, ZERO}, "greatest": {NAN, ZERO}}
+OPEN = {"f16_to_float": {NAN}, "rowwise": {NAN}, "greater_number": {NAN, ZERO}, "greatest": {NAN, ZERO}}
 
 
 def run(name, inputs, device="cpu"):
@@ -175,7 +175,7 @@ def test_every_intrinsic_is_tested():
     with pytest.raises(ValueError, match="sine"):
         run("sine", whole_warps(ALL))
     with pytest.raises(ValueError, match="whole warps"):
-        run("fused", whole_warps(ALL)[:33])
+        run("rowwise", whole_warps(ALL)[:33])
 
 
 def test_conversions_are_torchs():
@@ -262,7 +262,7 @@ def exact_fma(a, b, c):
 
 
 def test_arithmetic():
-    expect("fused", lambda a, b, c, _: exact_fma(a, b, c))
+    expect("rowwise", lambda a, b, c, _: exact_fma(a, b, c))
 
     def greater(a, b, nan):
         a, b = floats(a), floats(b)

@@ -156,7 +156,7 @@ def test_compiled(name, backend, device):
     for dtype in (torch.float32, torch.bfloat16):
         x = inputs(dtype, device)
         if backend != "eager" and dtype is not torch.float32 and name in ("prod.dim_int", "cross_entropy_loss"):
-            continue  # where arithmetic is fused in front, or log-probabilities are not rounded in between
+            continue  # where arithmetic is rowwise in front, or log-probabilities are not rounded in between
         with tr.enabled(**ON):
             f = torch.compile(torchs, backend=backend)
             assert_bitwise_equal(f(x), ours(x))

@@ -444,15 +444,15 @@ def test_explain_is_the_plan(device):
         tr.explain("sum", x, dim=7)
 
 
-FUSED = ("softmax", "log_softmax", "logsumexp", "entropy", "var", "std", "var_mean", "std_mean")
+ROWWISE = ("softmax", "log_softmax", "logsumexp", "entropy", "var", "std", "var_mean", "std_mean")
 
 
 def test_explain_of_rows_that_are_looked_at_twice(device):
     x = torch.ones(300, 1000, device=device)
     along = "rows" if device == "cpu" else "held_rows"
-    for name in FUSED:
+    for name in ROWWISE:
         rows, columns = tr.explain(name, x, 1), tr.explain(name, x, -2)
-        assert (rows.family, rows.kind) == (along, "fused row")
+        assert (rows.family, rows.kind) == (along, "row-wise op")
         assert columns.family in (("columns",) if device == "cpu" else ("held_columns", "wide_columns", "columns"))
         assert name in str(rows) and rows.family in str(rows) and str(rows.blocks) in str(rows)
     for name, shape in (
@@ -467,11 +467,11 @@ def test_explain_of_rows_that_are_looked_at_twice(device):
         assert tr.explain("softmax", x, 1).family == ("columns" if device == "cpu" else "strided")
 
 
-@pytest.mark.parametrize("name", [*FUSED, "rms_norm", "layer_norm", "cross_entropy"])
-def test_fused_plans_are_of_a_family_that_is_told_of(name):
+@pytest.mark.parametrize("name", [*ROWWISE, "rms_norm", "layer_norm", "cross_entropy"])
+def test_rowwise_plans_are_of_a_family_that_is_told_of(name):
     """Of a GPU that is not here: every op along rows and across them, of every type."""
     op = "moments" if name.startswith(("var", "std")) else name
-    told = _C.fused_families()
+    told = _C.rowwise_families()
     for dtype, (shape, dim) in itertools.product(
         (torch.float32, torch.bfloat16, torch.float64),
         (((64, 300), 1), ((64, 151936), 1), ((300, 4096), 0), ((5, 7, 9), 1)),

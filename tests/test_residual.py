@@ -21,7 +21,7 @@ def operands(name, shape, dtype, device, weighted=True):
     return x, residual, side[: 2 if name == "layer_norm" else 1]
 
 
-def fused(name, x, residual, side, eps=1e-5):
+def rowwise(name, x, residual, side, eps=1e-5):
     return getattr(tr, name)(x, x.shape[-1], *side, eps=eps, residual=residual)
 
 
@@ -37,14 +37,14 @@ def test_the_norm_of_a_sum_has_the_bits_of_both_steps(device, name, dtype, n):
     rows = 70 if n < 256 else 5
     for weighted in (True, False):
         x, residual, side = operands(name, (rows, n), dtype, device, weighted)
-        assert_bitwise_equal(fused(name, x, residual, side), apart(name, x, residual, side))
+        assert_bitwise_equal(rowwise(name, x, residual, side), apart(name, x, residual, side))
         # Rows that start elsewhere in their granules, both or one of them.
         for a, b in ((1, 1), (1, 2), (0, 3)):
             moved = [
                 torch.cat([t.new_zeros(rows, k), t, t.new_zeros(rows, 2)], 1)[:, k : k + n]
                 for t, k in ((x, a), (residual, b))
             ]
-            assert_bitwise_equal(fused(name, *moved, side), apart(name, x, residual, side))
+            assert_bitwise_equal(rowwise(name, *moved, side), apart(name, x, residual, side))
 
 
 @norms
@@ -54,10 +54,10 @@ def test_the_norm_of_a_sum_does_not_depend_on_layout_or_launch(device, name, dty
     expected = apart(name, x, residual, side)
     for first in LAYOUTS.values():
         for second in LAYOUTS.values():
-            assert_bitwise_equal(fused(name, first(x), second(residual), side), expected)
+            assert_bitwise_equal(rowwise(name, first(x), second(residual), side), expected)
     for family in ("strided",) if device == "cuda" else ("rows", "columns"):
         with force_plan(family=family):
-            assert_bitwise_equal(fused(name, x, residual, side), expected)
+            assert_bitwise_equal(rowwise(name, x, residual, side), expected)
     assert_bitwise_equal(
         tuple(t.cpu() for t in expected), apart(name, x.cpu(), residual.cpu(), [t.cpu() for t in side])
     )
@@ -71,7 +71,7 @@ def test_special_values_go_through_the_sum(device, name, dtype):
         x[row, 7] = residual[row + 1, 9] = special
     x[8], residual[8] = -0.0, -0.0
     normal, total = apart(name, x, residual, side)
-    assert_bitwise_equal(fused(name, x, residual, side), (normal, total.masked_fill(total.isnan(), math.nan)))
+    assert_bitwise_equal(rowwise(name, x, residual, side), (normal, total.masked_fill(total.isnan(), math.nan)))
 
 
 @norms
@@ -82,7 +82,7 @@ def test_gradients_are_those_of_both_steps(device, name, dtype):
     g = [values((6, 40), dtype, seed=seed).to(device) for seed in (5, 6)]
     for outs in ((0,), (1,), (0, 1)):
         results = []
-        for f in (fused, apart):
+        for f in (rowwise, apart):
             y = f(name, x, residual, side)
             results.append(torch.autograd.grad([y[k] for k in outs], leaves, [g[k] for k in outs], allow_unused=True))
         for a, b in zip(*results, strict=True):
@@ -97,7 +97,7 @@ def test_derivatives_of_a_sums_norm_are_those_of_finite_differences(device, name
     leaves = [t.clamp(-3, 3).requires_grad_() for t in (x, residual, *side)]
 
     def f(x, residual, *side):
-        return fused(name, x, residual, list(side))
+        return rowwise(name, x, residual, list(side))
 
     torch.autograd.gradcheck(f, leaves, check_forward_ad=True, check_batched_grad=True)
     torch.autograd.gradgradcheck(f, leaves)
@@ -107,13 +107,13 @@ def test_derivatives_of_a_sums_norm_are_those_of_finite_differences(device, name
 @pytest.mark.parametrize("backend", ("eager", "aot_eager"))
 def test_compiled_and_under_vmap_it_has_the_same_bits(device, name, backend):
     x, residual, side = operands(name, (4, 5, 64), torch.bfloat16, device)
-    expected = fused(name, x, residual, side)
+    expected = rowwise(name, x, residual, side)
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x, r: fused(name, x, r, side), backend=backend, fullgraph=True)
+    compiled = torch.compile(lambda x, r: rowwise(name, x, r, side), backend=backend, fullgraph=True)
     assert_bitwise_equal(tuple(compiled(x, residual)), expected)
-    assert_bitwise_equal(torch.func.vmap(lambda x, r: fused(name, x, r, side))(x, residual), expected)
-    shared = torch.func.vmap(lambda x: fused(name, x, residual[0], side))(x)
-    assert_bitwise_equal(shared, fused(name, x, residual[:1].expand_as(x), side))
+    assert_bitwise_equal(torch.func.vmap(lambda x, r: rowwise(name, x, r, side))(x, residual), expected)
+    shared = torch.func.vmap(lambda x: rowwise(name, x, residual[0], side))(x)
+    assert_bitwise_equal(shared, rowwise(name, x, residual[:1].expand_as(x), side))
 
 
 @norms
@@ -121,9 +121,9 @@ def test_a_residual_of_another_kind_is_refused(name):
     x = torch.zeros(2, 4)
     for residual in (torch.zeros(2, 5), torch.zeros(4), x.double(), x.to("meta")):
         with pytest.raises(RuntimeError, match=f"{name}.*residual"):
-            fused(name, x, residual, [])
+            rowwise(name, x, residual, [])
     with pytest.raises(TypeError, match="residual"):
-        fused(name, x, 1.0, [])
+        rowwise(name, x, 1.0, [])
 
 
 @norms

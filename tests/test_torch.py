@@ -11,7 +11,8 @@ from forms import FORMS, gradient, tie_free
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchreduce as tr
-from torchreduce import direct, ops, scans, table
+from torchreduce import ops, scans, table
+from torchreduce._core import direct
 from torchreduce.testing import assert_bitwise_equal
 
 OVERLOADS = ("", ".raw", ".out", ".raw_out")

@@ -16,8 +16,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchreduce as tr
-from torchreduce import dispatch, table
-from torchreduce.checks import overloads
+from torchreduce import table
+from torchreduce._core import dispatch
+from torchreduce._core.checks import overloads
 from torchreduce.testing import assert_bitwise_equal
 
 every_form = pytest.mark.parametrize("form", DIFFERENTIABLE)

@@ -10,7 +10,7 @@ from cases import DTYPES, hostile, misaligned, sliced, ties, transposed, values
 
 import torchreduce as tr
 from torchreduce import _C
-from torchreduce.direct import NUMBERS
+from torchreduce._core.direct import NUMBERS
 from torchreduce.table import FLOATS
 from torchreduce.testing import assert_bitwise_equal, force_plan
 

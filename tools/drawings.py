@@ -94,7 +94,7 @@ def call() -> str:
     drawing = Drawing(640, "The path of a call")
     drawing.box(20, 20, 330, 50, BLUE, "tr.sum(x, dim=1)", "torchreduce/ops.py: checks the arguments")
     drawing.box(410, 20, 330, 50, AMBER, "x.sum(1), after tr.enable()", "torch, then csrc/binding/aten.cpp: covered?")
-    drawing.box(20, 110, 330, 50, BLUE, "serving", "torchreduce/dispatch.py: selects a path")
+    drawing.box(20, 110, 330, 50, BLUE, "serving", "torchreduce/_core/dispatch.py: selects a path")
     ways = (("plain", "the kernel"), ("gradient", "autograd first"), ("traced", "torch's dispatcher"))
     for i, way in enumerate(ways):
         drawing.box(20 + 112 * i, 200, 106, 50, GREY, *way)

@@ -74,16 +74,16 @@ KERNEL = re.compile(
 )
 # held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<SummedOp<float, 1>, float>(...),
 # map_rows_kernel<EntropyGradient<float>>(...), weight_elements<float, true>(...)
-FUSED_KERNEL = re.compile(
-    r"(?P<family>map_rows_kernel|held_rows_kernel|held_columns_kernel|fused_packed_rows_kernel|fused_columns_kernel|"
-    r"fused_wide_columns_states|fused_wide_columns_output|norm_gradients_kernel|fused_strided_leaf|fold_states|"
+ROWWISE_KERNEL = re.compile(
+    r"(?P<family>map_rows_kernel|held_rows_kernel|held_columns_kernel|rowwise_packed_rows_kernel|rowwise_columns_kernel|"
+    r"rowwise_wide_columns_states|rowwise_wide_columns_output|norm_gradients_kernel|rowwise_strided_leaf|fold_states|"
     r"fold_weights|weight_\w+|sum_short_segments|\w+_segment_leaves)"
     r"<((?P<op>\w+)<(?P<accumulator>\w+)(, \d+)?>,? ?)?(?P<element>\w+)?(, (\([\w:]+\))?\w+)* ?>\("
 )
 # Of these the ones that are compiled for one type of elements.
-FUSED_OF_ONE_TYPE = {
-    *("held_rows_kernel", "held_columns_kernel", "fused_packed_rows_kernel", "fused_columns_kernel"),
-    *("fused_wide_columns_states", "fused_wide_columns_output", "norm_gradients_kernel", "weight_granules"),
+ROWWISE_OF_ONE_TYPE = {
+    *("held_rows_kernel", "held_columns_kernel", "rowwise_packed_rows_kernel", "rowwise_columns_kernel"),
+    *("rowwise_wide_columns_states", "rowwise_wide_columns_output", "norm_gradients_kernel", "weight_granules"),
 }
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
 CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.|NA\.|EF\.)?(?:(128)|(64))\b")
@@ -102,7 +102,7 @@ WIDE_REDUCTIONS = {
     *("reduce_rows", "reduce_packed_rows", "reduce_wide_columns", "reduce_narrow_columns", "reduce_short_columns"),
     *("reduce_column_slices", "reduce_listed_rows", "reduce_few_rows"),
     *("reduce_transposed_rows", "reduce_transposed_tiles", "fold_leaves"),
-    *("map_rows_kernel", *FUSED_OF_ONE_TYPE),
+    *("map_rows_kernel", *ROWWISE_OF_ONE_TYPE),
 }
 # Bytes of memory a thread that a reduction may have on NVIDIA's GPUs. They are compiled for so many blocks a
 # multiprocessor that a few registers spill: columns of 16 bits that start anywhere are by 5 % faster (H100) with three
@@ -112,7 +112,7 @@ SPILLED_BY_REDUCTIONS = 192
 SPILLED_BY_PRODUCTS = 400
 # The same of row-wise kernels (softmax, norms, losses), whose rarely taken ways of exponentials spill; for Blackwell
 # also 16-bit columns that start anywhere. What reads leaves again whose squares left the range keeps them in memory.
-SPILLED_BY_FUSED = 200
+SPILLED_BY_ROWWISE = 200
 CUDA_BULK_COPY = re.compile(r"\bUBLKCP\b")
 AMD_UNWANTED = {"scratch": r"scratch_|buffer_(load|store)", "flat": r"flat_", "call": r"s_swappc|s_call"}
 
@@ -133,12 +133,12 @@ class Kernel:
     def __post_init__(self) -> None:
         name = re.sub(r"torchreduce::(gpu::|generic::)?", "", demangled(self.symbol))
         match = KERNEL.search(name)
-        if match is None and (match := FUSED_KERNEL.search(name)):
+        if match is None and (match := ROWWISE_KERNEL.search(name)):
             self.family = match["family"]
             self.op = match["op"] or ("Segments" if "segment" in self.family else "Weights")
             self.element = TYPES[match["element"] or match["accumulator"]][0]
             self.variant, self.pairs = None, False
-            self.types = {"load": match["element"]} if self.family in FUSED_OF_ONE_TYPE else {}
+            self.types = {"load": match["element"]} if self.family in ROWWISE_OF_ONE_TYPE else {}
             return
         if match is None:
             sys.exit(f"tools/isa.py does not understand the kernel {name}")
@@ -173,8 +173,8 @@ class Kernel:
         if self.nvidia and self.family.startswith("reduce_"):
             products = self.family == "reduce_wide_columns" and self.op == "Product"
             allowed = SPILLED_BY_PRODUCTS if products else SPILLED_BY_REDUCTIONS
-        elif self.nvidia and self.family in FUSED_OF_ONE_TYPE:
-            allowed = SPILLED_BY_FUSED
+        elif self.nvidia and self.family in ROWWISE_OF_ONE_TYPE:
+            allowed = SPILLED_BY_ROWWISE
         if self.memory > allowed and (self.types or not self.nvidia):
             faults.append(f"{self.memory} bytes of memory a thread")
         if self.shared > MAX_SHARED:

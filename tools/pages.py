@@ -18,7 +18,11 @@ PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGEL
 # Of each page of functions: its title, what it answers, and the modules whose public names it has.
 API = {
     "reductions": ("Reductions", "Arguments, results and promises of each reduction.", ("ops", "norms")),
-    "rows": ("Softmax, norms and losses", "Arguments and results of softmax, variances, norms and losses.", ("fused",)),
+    "rows": (
+        "Softmax, norms and losses",
+        "Arguments and results of softmax, variances, norms and losses.",
+        ("rowwise",),
+    ),
     "scans": ("Scans", "Arguments and results of each scan.", ("scans",)),
     "scatters": (
         "Segments and scatters",

@@ -5,7 +5,7 @@
 tensor([3., 3.])
 
 The arguments input, dim, keepdim, dtype and out are described once for each group of functions: reductions in
-help(torchreduce.ops), scans in help(torchreduce.scans), softmax, variances and norms in help(torchreduce.fused),
+help(torchreduce.ops), scans in help(torchreduce.scans), softmax, variances and norms in help(torchreduce.rowwise),
 scatters in help(torchreduce.scatters), segments in help(torchreduce.segmented).
 """
 
@@ -31,19 +31,6 @@ except ImportError as error:
     raise ImportError(f"torchreduce._C is missing, or was built for another Python or library; {_BUILD}") from error
 
 from .determinism import determinism, get_determinism, set_determinism  # noqa: E402
-from .fused import (  # noqa: E402
-    cross_entropy,
-    entropy,
-    layer_norm,
-    log_softmax,
-    logsumexp,
-    rms_norm,
-    softmax,
-    std,
-    std_mean,
-    var,
-    var_mean,
-)
 from .norms import norm, vector_norm  # noqa: E402
 from .ops import (  # noqa: E402
     all,
@@ -65,6 +52,19 @@ from .ops import (  # noqa: E402
 from .override import coverage, disable, enable, enabled, follow_environment  # noqa: E402
 from .override.promises import promises  # noqa: E402
 from .plans import explain  # noqa: E402
+from .rowwise import (  # noqa: E402
+    cross_entropy,
+    entropy,
+    layer_norm,
+    log_softmax,
+    logsumexp,
+    rms_norm,
+    softmax,
+    std,
+    std_mean,
+    var,
+    var_mean,
+)
 from .scans import cummax, cummin, cumprod, cumprod_, cumsum, cumsum_, linear_scan, logcumsumexp  # noqa: E402
 from .scatters import (  # noqa: E402
     index_add,
@@ -147,7 +147,7 @@ __all__ = [
 
 for _name in __all__:  # torch.fx.symbolic_trace makes a node of a call of these, as it does of torch's
     if getattr(globals()[_name], "__module__", "").rpartition(".")[2] in (
-        "fused",
+        "rowwise",
         "norms",
         "ops",
         "scans",

@@ -14,7 +14,7 @@ import torch
 import torch.fx
 from torch import Tensor
 
-from .fused import cross_entropy, layer_norm, log_softmax, rms_norm, softmax
+from .rowwise import cross_entropy, layer_norm, log_softmax, rms_norm, softmax
 
 __all__ = ["CrossEntropyLoss", "LayerNorm", "LogSoftmax", "RMSNorm", "Softmax"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import powers  # noqa: F401  registers norms of any order
-from .checks import Dims, as_dtype, check_dims, check_dtype, either_keepdim, listed, overloads
+from ._core import powers  # noqa: F401  registers norms of any order
+from ._core.checks import Dims, as_dtype, check_dims, check_dtype, either_keepdim, listed, overloads
 from .determinism import level_code
 from .ops import _with_dtype, dtype_by_out, prepare_outs
 from .table import DTYPES, FLOATS

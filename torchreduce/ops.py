@@ -31,12 +31,11 @@ import torch
 from torch import Tensor
 
 from ._autograd.reductions import accumulator, divided
-from ._fake.reductions import decided, dims_of, reduced_shape
-from .checks import (
+from ._core.checks import (
     Dims,
-    FusedOverloads,
     GivenDims,
     Overloads,
+    RowwiseOverloads,
     as_dtype,
     check_dims,
     check_dtype,
@@ -45,8 +44,9 @@ from .checks import (
     either_keepdim,
     overloads,
 )
+from ._core.dispatch import _is_compiling, check_no_derivatives, is_bare, is_plain, is_unwatched, serving
+from ._fake.reductions import decided, dims_of, reduced_shape
 from .determinism import level_code
-from .dispatch import _is_compiling, check_no_derivatives, is_bare, is_plain, is_unwatched, serving
 from .segmented import Segments, by_segments
 from .table import DTYPES, FLOATS
 
@@ -180,7 +180,7 @@ def _write(
 
 
 def write_to(
-    op: Overloads | FusedOverloads, inputs: Sequence[Tensor | None], args: tuple[Any, ...], **outs: Any
+    op: Overloads | RowwiseOverloads, inputs: Sequence[Tensor | None], args: tuple[Any, ...], **outs: Any
 ) -> None:
     """Write op(*inputs, *args) to tensors that prepare_outs has seen."""
     negated = not torch.compiler.is_dynamo_compiling() and builtins.any(map(Tensor.is_neg, outs.values()))

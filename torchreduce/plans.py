@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _C, fused, norms, ops, scans
-from .checks import Dims, check_dims, check_input, either, overloads
+from . import _C, norms, ops, rowwise, scans
+from ._core.checks import Dims, check_dims, check_input, either, overloads
+from ._core.direct import NUMBERS
 from .determinism import CODES, level_code
-from .direct import NUMBERS
 from .table import BY_NAME, KEEPING_SHAPE, OPS, Op
 
 # For functions that call several ops: the first one.
 _FIRST = {"vector_norm": "norm2", "norm": "norm2", "nanmean": "nansum_and_count", "aminmax": "aminmax"}
 # The row-wise functions, and the op of each.
-_FUSED = {
+_ROWWISE = {
     **{name: name for name in (*KEEPING_SHAPE, "logsumexp", "entropy", "rms_norm", "layer_norm", "cross_entropy")},
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), "moments"),
 }
@@ -23,7 +23,7 @@ _FUSED = {
 _FAMILIES = {
     **{("reduction", family): words for family, words in _C.reduce_families().items()},
     **{("scan", family): words for family, words in _C.scan_families().items()},
-    **{("fused row", family): words for family, words in _C.fused_families().items()},
+    **{("row-wise op", family): words for family, words in _C.rowwise_families().items()},
 }
 
 
@@ -86,8 +86,8 @@ class ScanPlan(Plan):
 
 
 @dataclass(frozen=True, repr=False)
-class FusedPlan(Plan):
-    """The plan of a row-wise op (kind "fused row"): softmax, losses, norms, variance."""
+class RowwisePlan(Plan):
+    """The plan of a row-wise op (kind "row-wise op"): softmax, losses, norms, variance."""
 
     splits: int  # parts that a row is cut into
 
@@ -104,10 +104,10 @@ def _of_table(name: str, input: Tensor, dim: Dims, axis: Dims, given: dict[str, 
     return rows[0 if dims is None else -1], dims or []  # max and min without indices come first
 
 
-def _of_fused(name: str, input: Tensor, dim: Any, given: dict[str, Any]) -> tuple[str, list[int], torch.dtype]:
+def _of_rowwise(name: str, input: Tensor, dim: Any, given: dict[str, Any]) -> tuple[str, list[int], torch.dtype]:
     """Return the op that computes a row-wise function, its dims, and the dtype of its result."""
     check_input(name, input)
-    shadow, call = _shadow(input), getattr(fused, name)
+    shadow, call = _shadow(input), getattr(rowwise, name)
     if name == "cross_entropy":
         along = 0 if input.ndim == 1 else 1
         dims, labels = [along], [*input.shape[:along], *input.shape[along + 1 :]]
@@ -120,7 +120,7 @@ def _of_fused(name: str, input: Tensor, dim: Any, given: dict[str, Any]) -> tupl
     if name in ("rms_norm", "layer_norm"):
         return name, list(range(input.ndim))[-1 if isinstance(dim, int) else -len(dim) :], input.dtype
     dims = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
-    return _FUSED[name], dims, result.dtype if name in KEEPING_SHAPE or not input.is_floating_point() else input.dtype
+    return _ROWWISE[name], dims, result.dtype if name in KEEPING_SHAPE or not input.is_floating_point() else input.dtype
 
 
 def _shadow(input: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def explain(
     axis: Dims = None,
     exclusive: bool = False,
     reverse: bool = False,
-) -> ReductionPlan | ScanPlan | FusedPlan:
+) -> ReductionPlan | ScanPlan | RowwisePlan:
     """Return the plan of a call: its kernel variant and launch configuration.
 
     name is a public function, such as "sum"; the other arguments are those of the call. Nothing is run. The plan prints
@@ -155,16 +155,16 @@ def explain(
     """
     given = {"keepdim": keepdim, "dtype": dtype, "exclusive": exclusive, "reverse": reverse}
     given = {key: value for key, value in given.items() if value is not None and value is not False}
-    plan: type[ReductionPlan | ScanPlan | FusedPlan]
-    if name in _FUSED:
-        op, dims, result = _of_fused(name, input, dim, given if axis is None else {**given, "axis": axis})
-        kind, plan = "fused row", FusedPlan
+    plan: type[ReductionPlan | ScanPlan | RowwisePlan]
+    if name in _ROWWISE:
+        op, dims, result = _of_rowwise(name, input, dim, given if axis is None else {**given, "axis": axis})
+        kind, plan = "row-wise op", RowwisePlan
     elif name in _FIRST or any(row.function == name for row in OPS):
         row, dims = _of_table(name, input, dim, axis, given)
         op, result, kind = row.name, row.result_dtype(input.dtype, dtype), row.kind
         plan = ReductionPlan if kind == "reduction" else ScanPlan
     else:
-        known = ", ".join(sorted({row.function for row in OPS} | set(_FIRST) | set(_FUSED)))
+        known = ", ".join(sorted({row.function for row in OPS} | set(_FIRST) | set(_ROWWISE)))
         raise ValueError(f"explain(): not implemented for the function {name!r}. Supported are {known}")
     gpu = input.is_cuda
     cpu: _C.GpuFacts = {"multiprocessors": torch.get_num_threads()}
@@ -174,7 +174,7 @@ def explain(
         list(input.shape),
         list(input.stride()),
         [d % input.ndim for d in dims if input.ndim],
-        NUMBERS[input.dtype if kind != "fused row" or input.is_floating_point() else result],  # else it is converted
+        NUMBERS[input.dtype if kind != "row-wise op" or input.is_floating_point() else result],  # else it is converted
         NUMBERS[result],
         input.data_ptr() % 16 == 0,
         gpu,

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ._autograd.reductions import accumulator
+from ._core.checks import Overloads, as_dtype, check_bool, check_dim, check_dtype, check_input, either, overloads
+from ._core.dispatch import _is_compiling, is_bare, is_plain, serving
 from ._fake.reductions import broadcast_shape, decided
-from .checks import Overloads, as_dtype, check_bool, check_dim, check_dtype, check_input, either, overloads
 from .determinism import level_code
-from .dispatch import _is_compiling, is_bare, is_plain, serving
 from .ops import _prepare, _write, _write_pair, dtype_by_out
 
 _CUMSUM, _CUMPROD, _LOGCUMSUMEXP = overloads("cumsum"), overloads("cumprod"), overloads("logcumsumexp")

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._core.checks import check_bool, check_dim, check_input, kind_of
+from ._core.dispatch import is_bare, serving
 from ._fake.reductions import decided, same_shape
-from .checks import check_bool, check_dim, check_input, kind_of
 from .determinism import level_code
-from .dispatch import is_bare, serving
 from .segmented import check_in_range, check_index, segment_overloads, segments
 from .table import FLOATS
 

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import direct, dispatch
+from ._core import direct, dispatch
+from ._core.checks import Overloads, check_bool, check_dim, check_dtype, check_input, either, kind_of
+from ._core.dispatch import is_unwatched, serving
 from ._fake.reductions import decided
-from .checks import Overloads, check_bool, check_dim, check_dtype, check_input, either, kind_of
 from .determinism import level_code
-from .dispatch import is_unwatched, serving
 
 
 class Segments(NamedTuple):

@@ -144,7 +144,7 @@ class Golden:
 
     def result(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the results of the call on x; for row-wise functions also the gradients of all inputs."""
-        if self.function in FUSED:
+        if self.function in ROWWISE:
             return self._with_gradients(x)
         inputs, options = self.arguments(x)
         out = getattr(torchreduce, self.function)(*inputs, **options)
@@ -208,7 +208,7 @@ class Golden:
 
 
 SCATTERS = ("index_add", "scatter_add", "scatter_reduce", "index_reduce")
-FUSED = (
+ROWWISE = (
     "softmax",
     "log_softmax",
     "logsumexp",

@@ -76,7 +76,7 @@ bool is_plain(const Tensor& x) {
 // Of libtorch_python.so, for whatever Python: torch's own declaration takes Python's headers.
 struct _object* THPVariable_Wrap(const at::TensorBase& tensor);
 
-// What torchreduce/direct.py calls, with handles of torch's stable ABI, which are pointers to tensors.
+// What torchreduce/_core/direct.py calls, with handles of torch's stable ABI, which are pointers to tensors.
 extern "C" {
 bool torchreduce_aten_is_plain(const at::Tensor* x) { return torchreduce::aten::is_plain(*x); }
 struct _object* torchreduce_aten_wrap(const at::Tensor* x) { return THPVariable_Wrap(*x); }

@@ -176,23 +176,23 @@ void segment_sums_into(const char* op, const Operand& x, const Operand& keys, co
 
 // A call on the rows of x along the dims of `mask` (ops/rowwise.h), to be filled in, and run once. What has one element
 // a row is contiguous, in the order of the other dims. binding/rowwise.cpp runs it.
-struct FusedRun {
+struct RowwiseRun {
   const char* name;
   const Operand x;
   const uint64_t mask;
-  PlannedFused call{};
+  PlannedRowwise call{};
 
-  FusedRun(const char* op, Fused which, const Operand& input, uint64_t along, Dtype result);
+  RowwiseRun(const char* op, Rowwise which, const Operand& input, uint64_t along, Dtype result);
   int64_t row_count() const;
   // How run() would, on such a device.
-  FusedPlan planned(const Operand* out, const DeviceFacts& device);
+  RowwisePlan planned(const Operand* out, const DeviceFacts& device);
   // An element for each goes to `out`; where op has a second input, that is `second`.
   void run(const Operand* out = nullptr, const Operand* second = nullptr);
   // The gradients of weights: columns are the positions of a row, and are summed over rows.
   void run_over_rows(const Operand& second);
   // The gradient of a norm, and those of its weights by the op `of_weights`, to which the call's values belong:
   // together where that is served, else one after the other. The bits are the same.
-  void run_with_weights(Fused of_weights, const Operand& out, const Operand& second);
+  void run_with_weights(Rowwise of_weights, const Operand& out, const Operand& second);
 
  private:
   void lay_out(const Operand* out, const Operand* second);

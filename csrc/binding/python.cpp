@@ -77,7 +77,7 @@ const char* family_named(const std::string& name) {
   };
   look(kReduceFamilies);
   look(kScanFamilies);
-  look(kFusedFamilies);
+  look(kRowwiseFamilies);
   if (found) return found;
   throw py::value_error("force_plan: unknown family '" + name + "'. Supported are " + all);
 }
@@ -137,7 +137,7 @@ py::dict as_dict(const ReducePlan& plan) {
   fields["tickets"] = plan.launch().tickets;
   return fields;
 }
-py::dict as_dict(const FusedPlan& plan) {
+py::dict as_dict(const RowwisePlan& plan) {
   py::dict fields = fields_of(plan);
   fields["splits"] = plan.launch().splits;
   return fields;
@@ -150,10 +150,10 @@ struct ReductionOp {
 #define TR_ROW(name, signature, reduction, ...) {#name, {Reduction::reduction, {__VA_ARGS__}}},
 const std::map<std::string, ReductionOp> kReductions = {TR_FOR_EACH_REDUCTION_OP(TR_ROW)};
 #undef TR_ROW
-const std::map<std::string, Fused> kFused = {{"softmax", Fused::Softmax},      {"log_softmax", Fused::LogSoftmax},
-                                             {"logsumexp", Fused::LogSumExp},  {"entropy", Fused::Entropy},
-                                             {"moments", Fused::Moments},      {"rms_norm", Fused::RmsNorm},
-                                             {"layer_norm", Fused::LayerNorm}, {"cross_entropy", Fused::CrossEntropy}};
+const std::map<std::string, Rowwise> kRowwise = {
+    {"softmax", Rowwise::Softmax},      {"log_softmax", Rowwise::LogSoftmax},    {"logsumexp", Rowwise::LogSumExp},
+    {"entropy", Rowwise::Entropy},      {"moments", Rowwise::Moments},           {"rms_norm", Rowwise::RmsNorm},
+    {"layer_norm", Rowwise::LayerNorm}, {"cross_entropy", Rowwise::CrossEntropy}};
 #define TR_ROW(name, signature, scan, min) {#name, Scan::scan},
 const std::map<std::string, Scan> kScans = {TR_FOR_EACH_SCAN_OP(TR_ROW){"linear_scan", Scan::LinearScan},
                                             {"decayed_sum", Scan::Decay}};
@@ -192,10 +192,10 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
 
   const auto reduction = kReductions.find(op);
   const auto scan = kScans.find(op);
-  const auto fused = kFused.find(op);
-  const bool scans = scan != kScans.end(), looks_twice = fused != kFused.end();
+  const auto rowwise = kRowwise.find(op);
+  const bool scans = scan != kScans.end(), looks_twice = rowwise != kRowwise.end();
   if (reduction == kReductions.end() && !scans && !looks_twice) throw py::value_error("plan: unknown op '" + op + "'");
-  const bool maps = scans || (looks_twice && facts(fused->second).maps);
+  const bool maps = scans || (looks_twice && facts(rowwise->second).maps);
   if (scans && dims > 0 && dim.size() != 1) throw py::value_error("plan: " + op + " goes along one dim");
 
   std::vector<int64_t> out_strides(sizes.size());
@@ -218,10 +218,10 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
 
   if (looks_twice) {
     const Operand x{{data, in, dims, sizes.data(), strides.data()}};
-    if (fused->second == Fused::RmsNorm && is_channels_last(x))
+    if (rowwise->second == Rowwise::RmsNorm && is_channels_last(x))
       std::copy_n(new_strides(sizes, true).begin(), dims, out_strides.begin());
     const Operand result{{results, out, dims, sizes.data(), out_strides.data()}};
-    return as_dict(FusedRun("plan", fused->second, x, along, out).planned(maps ? &result : nullptr, device));
+    return as_dict(RowwiseRun("plan", rowwise->second, x, along, out).planned(maps ? &result : nullptr, device));
   }
   if (scans) {
     const ScanFacts known = facts(scan->second);
@@ -287,7 +287,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("refusal", &refusal, py::arg("name"), py::arg("major"), py::arg("minor"));
   m.def("reduce_families", [] { return words_of(kReduceFamilies); });
   m.def("scan_families", [] { return words_of(kScanFamilies); });
-  m.def("fused_families", [] { return words_of(kFusedFamilies); });
+  m.def("rowwise_families", [] { return words_of(kRowwiseFamilies); });
   m.def("tried_algorithms", &tried, py::arg("device"));
   m.def("gpu_facts", &facts_of, py::arg("device"));
   m.def("plan", &plan_of, py::arg("op"), py::arg("sizes"), py::arg("strides"), py::arg("dim"), py::arg("dtype"),

@@ -9,7 +9,7 @@
 
 namespace torchreduce {
 
-FusedRun::FusedRun(const char* op, Fused which, const Operand& input, uint64_t along, Dtype result)
+RowwiseRun::RowwiseRun(const char* op, Rowwise which, const Operand& input, uint64_t along, Dtype result)
     : name(op), x(input), mask(along) {
   call.op = which;
   call.dtype = x.dtype;
@@ -17,13 +17,13 @@ FusedRun::FusedRun(const char* op, Fused which, const Operand& input, uint64_t a
   call.in[0] = x.data;
 }
 
-int64_t FusedRun::row_count() const {
+int64_t RowwiseRun::row_count() const {
   int64_t n = 1;
   for (int d = 0; d < x.dims; ++d) n *= mask >> d & 1u ? 1 : x.sizes[d];
   return n;
 }
 
-void FusedRun::lay_out(const Operand* out, const Operand* second) {
+void RowwiseRun::lay_out(const Operand* out, const Operand* second) {
   if (out) {
     call.out = const_cast<void*>(out->data);
     call.out_dtype = out->dtype;
@@ -44,17 +44,17 @@ void FusedRun::lay_out(const Operand* out, const Operand* second) {
   call.layout = fold(std::move(kept), reduced, &call.more_strides);
 }
 
-FusedPlan FusedRun::planned(const Operand* out, const DeviceFacts& device) {
+RowwisePlan RowwiseRun::planned(const Operand* out, const DeviceFacts& device) {
   lay_out(out, nullptr);
   return plan(call, device);
 }
 
-void FusedRun::run(const Operand* out, const Operand* second) {
+void RowwiseRun::run(const Operand* out, const Operand* second) {
   lay_out(out, second);
   start();
 }
 
-void FusedRun::run_with_weights(Fused of_weights, const Operand& out, const Operand& second) {
+void RowwiseRun::run_with_weights(Rowwise of_weights, const Operand& out, const Operand& second) {
   lay_out(&out, &second);
   if (row_count() > 0 && !x.on_cpu() && is_together(plan(call, gpu_facts(x.device_index)))) return start();
   const RowMemory memory = call.memory;
@@ -67,7 +67,7 @@ void FusedRun::run_with_weights(Fused of_weights, const Operand& out, const Oper
   run_over_rows(second);
 }
 
-void FusedRun::run_over_rows(const Operand& second) {
+void RowwiseRun::run_over_rows(const Operand& second) {
   call.in[1] = second.data;
   std::array<int64_t, kMaxDims> out_strides{};
   int64_t stride = 1;
@@ -83,13 +83,13 @@ void FusedRun::run_over_rows(const Operand& second) {
   start();
 }
 
-void FusedRun::start() {
+void RowwiseRun::start() {
   const bool writes_rows = call.memory.values[0] || call.memory.values[1] || call.memory.values[2] || call.memory.stats;
   if (call.layout.rows == 0 || (call.layout.length == 0 && !writes_rows)) return;
 #ifdef TORCHREDUCE_GPU
-  torchreduce::run<PlannedFused>(name, call, x, cpu::fused_rows, gpu::fused_rows);
+  torchreduce::run<PlannedRowwise>(name, call, x, cpu::rowwise_rows, gpu::rowwise_rows);
 #else
-  torchreduce::run<PlannedFused>(name, call, x, cpu::fused_rows, nullptr);
+  torchreduce::run<PlannedRowwise>(name, call, x, cpu::rowwise_rows, nullptr);
 #endif
 }
 
@@ -122,11 +122,11 @@ uint64_t trailing(const char* op, const View& x, int64_t count) {
 uint64_t single(const char* op, const View& x, int64_t dim) { return dim_mask(op, x, std::vector<int64_t>{dim}); }
 
 // A call, and the tensors that live as long as it.
-struct Rows : FusedRun {
+struct Rows : RowwiseRun {
   std::vector<Tensor> held;
 
-  Rows(const char* op, Fused which, const Tensor& input, uint64_t along, Dtype result)
-      : FusedRun(op, which, View(input), along, result) {}
+  Rows(const char* op, Rowwise which, const Tensor& input, uint64_t along, Dtype result)
+      : RowwiseRun(op, which, View(input), along, result) {}
   const void* hold(Tensor t) {
     held.push_back(std::move(t));
     return View(held.back()).data;
@@ -191,9 +191,9 @@ struct Rows : FusedRun {
 // ---- an element for each ---------------------------------------------------------------------------------------------
 
 // Writes to `given`, or where there is none to a tensor that it allocates; returns what it wrote.
-template <Fused op>
+template <Rowwise op>
 Tensor softmax_to(const Tensor& input, int64_t dim, std::optional<ScalarType> dtype, const Optional& given) {
-  const char* name = op == Fused::Softmax ? "softmax" : "log_softmax";
+  const char* name = op == Rowwise::Softmax ? "softmax" : "log_softmax";
   const View x(input);
   check_floats(name, x);
   const Dtype result = dtype ? floating(name, *dtype) : x.dtype;
@@ -207,17 +207,17 @@ Tensor softmax_to(const Tensor& input, int64_t dim, std::optional<ScalarType> dt
   Rows(name, op, source, single(name, x, dim), result).run(&to);
   return out;
 }
-template <Fused op> Tensor softmax(const Tensor& x, int64_t dim, std::optional<ScalarType> dtype, int64_t) {
+template <Rowwise op> Tensor softmax(const Tensor& x, int64_t dim, std::optional<ScalarType> dtype, int64_t) {
   return softmax_to<op>(x, dim, dtype, {});
 }
-template <Fused op>
+template <Rowwise op>
 void softmax_out(const Tensor& x, int64_t dim, std::optional<ScalarType> dtype, int64_t, Tensor out) {
   softmax_to<op>(x, dim, dtype, out);
 }
 
-template <Fused op>
+template <Rowwise op>
 Tensor softmax_gradient(const Tensor& g, const Tensor& y, int64_t dim, ScalarType dtype, int64_t) {
-  const char* name = op == Fused::SoftmaxGradient ? "softmax_gradient" : "log_softmax_gradient";
+  const char* name = op == Rowwise::SoftmaxGradient ? "softmax_gradient" : "log_softmax_gradient";
   const View first(g), second(y);
   check_floats(name, first);
   check_like(name, second, first);
@@ -231,8 +231,8 @@ Tensor softmax_gradient(const Tensor& g, const Tensor& y, int64_t dim, ScalarTyp
 
 // ---- values for each row ---------------------------------------------------------------------------------------------
 
-template <Fused op> std::tuple<Tensor, Tensor> row_values(const Tensor& input, Dims dim, bool keepdim, int64_t) {
-  const char* name = op == Fused::LogSumExp ? "logsumexp" : "entropy";
+template <Rowwise op> std::tuple<Tensor, Tensor> row_values(const Tensor& input, Dims dim, bool keepdim, int64_t) {
+  const char* name = op == Rowwise::LogSumExp ? "logsumexp" : "entropy";
   const View x(input);
   check_floats(name, x);
   Rows rows(name, op, input, dim_mask(name, x, dim), x.dtype);
@@ -240,9 +240,9 @@ template <Fused op> std::tuple<Tensor, Tensor> row_values(const Tensor& input, D
   rows.run();
   return {value, stats};
 }
-template <Fused op>
+template <Rowwise op>
 Tensor row_values_gradient(const Tensor& g, const Tensor& input, const Tensor& stats, Dims dim, int64_t) {
-  const char* name = op == Fused::LogSumExpGradient ? "logsumexp_gradient" : "entropy_gradient";
+  const char* name = op == Rowwise::LogSumExpGradient ? "logsumexp_gradient" : "entropy_gradient";
   const View x(input);
   check_floats(name, x);
   Rows rows(name, op, input, dim_mask(name, x, dim), x.dtype);
@@ -259,7 +259,7 @@ std::tuple<Tensor, Tensor, Tensor> moments(const Tensor& input, Dims dim, bool k
   constexpr const char* name = "moments";
   const View x(input);
   check_floats(name, x);
-  Rows rows(name, Fused::Moments, input, dim_mask(name, x, dim), x.dtype);
+  Rows rows(name, Rowwise::Moments, input, dim_mask(name, x, dim), x.dtype);
   rows.call.options.correction = correction;
   rows.call.options.root = root;
   const std::vector<int64_t> sizes = reduced_sizes(x, rows.mask, keepdim);
@@ -272,7 +272,7 @@ Tensor moments_gradient(const Tensor& g, const Optional& to_mean, const Tensor& 
   constexpr const char* name = "moments_gradient";
   const View x(input);
   check_floats(name, x);
-  Rows rows(name, Fused::MomentsGradient, input, dim_mask(name, x, dim), x.dtype);
+  Rows rows(name, Rowwise::MomentsGradient, input, dim_mask(name, x, dim), x.dtype);
   rows.call.options.correction = correction;
   rows.call.options.root = root;
   rows.given_stats(stats, rows.row_count());
@@ -291,7 +291,7 @@ Tensor new_like(const View& x, Dtype dtype, bool layer) {
   return allocate({x.sizes, x.sizes + x.dims}, dtype, x, !layer && is_channels_last(x));
 }
 
-std::tuple<Tensor, Tensor> norm(const char* name, Fused op, const Tensor& input, const Optional& weight,
+std::tuple<Tensor, Tensor> norm(const char* name, Rowwise op, const Tensor& input, const Optional& weight,
                                 const Optional& bias, int64_t dims, double epsilon,
                                 std::optional<ScalarType> dtype = {}) {
   const View x(input);
@@ -299,32 +299,32 @@ std::tuple<Tensor, Tensor> norm(const char* name, Fused op, const Tensor& input,
   Rows rows(name, op, input, trailing(name, x, dims), x.dtype);
   rows.call.options.epsilon = epsilon;
   rows.weights(weight, bias);
-  Tensor out = new_like(x, dtype ? floating(name, *dtype) : x.dtype, op == Fused::LayerNorm);
+  Tensor out = new_like(x, dtype ? floating(name, *dtype) : x.dtype, op == Rowwise::LayerNorm);
   Tensor stats = rows.new_stats();
   const View to(out);
   rows.run(&to);
   return {out, stats};
 }
 std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const Optional& weight, int64_t dims, double epsilon, int64_t) {
-  return norm("rms_norm", Fused::RmsNorm, x, weight, {}, dims, epsilon);
+  return norm("rms_norm", Rowwise::RmsNorm, x, weight, {}, dims, epsilon);
 }
 std::tuple<Tensor, Tensor> layer_norm(const Tensor& x, const Optional& weight, const Optional& bias, int64_t dims,
                                       double epsilon, int64_t) {
-  return norm("layer_norm", Fused::LayerNorm, x, weight, bias, dims, epsilon);
+  return norm("layer_norm", Rowwise::LayerNorm, x, weight, bias, dims, epsilon);
 }
 
 // The same, rounded to `dtype`.
 std::tuple<Tensor, Tensor> rms_norm_as(const Tensor& x, const Optional& weight, int64_t dims, double epsilon,
                                        ScalarType dtype, int64_t) {
-  return norm("rms_norm_as", Fused::RmsNorm, x, weight, {}, dims, epsilon, dtype);
+  return norm("rms_norm_as", Rowwise::RmsNorm, x, weight, {}, dims, epsilon, dtype);
 }
 std::tuple<Tensor, Tensor> layer_norm_as(const Tensor& x, const Optional& weight, const Optional& bias, int64_t dims,
                                          double epsilon, ScalarType dtype, int64_t) {
-  return norm("layer_norm_as", Fused::LayerNorm, x, weight, bias, dims, epsilon, dtype);
+  return norm("layer_norm_as", Rowwise::LayerNorm, x, weight, bias, dims, epsilon, dtype);
 }
 
 // The norm of x + residual, rounded to their dtype, and that sum.
-std::tuple<Tensor, Tensor, Tensor> norm_sum(const char* name, Fused op, const Tensor& input, const Tensor& residual,
+std::tuple<Tensor, Tensor, Tensor> norm_sum(const char* name, Rowwise op, const Tensor& input, const Tensor& residual,
                                             const Optional& weight, const Optional& bias, int64_t dims,
                                             double epsilon) {
   const View x(input), more(residual);
@@ -333,7 +333,7 @@ std::tuple<Tensor, Tensor, Tensor> norm_sum(const char* name, Fused op, const Te
   Rows rows(name, op, input, trailing(name, x, dims), x.dtype);
   rows.call.options.epsilon = epsilon;
   rows.weights(weight, bias);
-  const bool layer = op == Fused::LayerNormSum;
+  const bool layer = op == Rowwise::LayerNormSum;
   Tensor out = new_like(x, x.dtype, layer), sum = new_like(x, x.dtype, layer), stats = rows.new_stats();
   const View to(out);
   rows.call.sum = const_cast<void*>(View(sum).data);
@@ -342,15 +342,15 @@ std::tuple<Tensor, Tensor, Tensor> norm_sum(const char* name, Fused op, const Te
 }
 std::tuple<Tensor, Tensor, Tensor> rms_norm_sum(const Tensor& x, const Tensor& residual, const Optional& weight,
                                                 int64_t dims, double epsilon, int64_t) {
-  return norm_sum("rms_norm_sum", Fused::RmsNormSum, x, residual, weight, {}, dims, epsilon);
+  return norm_sum("rms_norm_sum", Rowwise::RmsNormSum, x, residual, weight, {}, dims, epsilon);
 }
 std::tuple<Tensor, Tensor, Tensor> layer_norm_sum(const Tensor& x, const Tensor& residual, const Optional& weight,
                                                   const Optional& bias, int64_t dims, double epsilon, int64_t) {
-  return norm_sum("layer_norm_sum", Fused::LayerNormSum, x, residual, weight, bias, dims, epsilon);
+  return norm_sum("layer_norm_sum", Rowwise::LayerNormSum, x, residual, weight, bias, dims, epsilon);
 }
 
 // A gradient of a norm: g, beside the inputs x and their statistics.
-Rows norm_rows(const char* name, Fused op, const Tensor& g, const View& x, const Tensor& stats, int64_t dims) {
+Rows norm_rows(const char* name, Rowwise op, const Tensor& g, const View& x, const Tensor& stats, int64_t dims) {
   check_floats(name, x);
   check_like(name, View(g), x);
   Rows rows(name, op, g, trailing(name, x, dims), x.dtype);
@@ -365,42 +365,43 @@ std::pair<Tensor, Tensor> weight_values(Rows& rows, int64_t dims, ScalarType dty
   return {weight, bias ? rows.new_value(1, sizes, result) : weight};
 }
 
-template <Fused op>
+template <Rowwise op>
 Tensor norm_gradient(const Tensor& g, const Tensor& input, const Optional& weight, const Tensor& stats, int64_t dims,
                      double, int64_t) {
   const View x(input);
   Rows rows =
-      norm_rows(op == Fused::RmsNormGradient ? "rms_norm_gradient" : "layer_norm_gradient", op, g, x, stats, dims);
+      norm_rows(op == Rowwise::RmsNormGradient ? "rms_norm_gradient" : "layer_norm_gradient", op, g, x, stats, dims);
   rows.weights(weight);
-  Tensor out = new_like(View(g), x.dtype, op == Fused::LayerNormGradient);
+  Tensor out = new_like(View(g), x.dtype, op == Rowwise::LayerNormGradient);
   const View to(out);
   rows.run(&to, &x);
   return out;
 }
 
 // Like the gradient of x those of weights are made of the statistics; the epsilon is for derivatives of theirs.
-template <Fused op> std::pair<Tensor, Tensor> weight_gradients(const Tensor& g, const Tensor& input,
-                                                               const Tensor& stats, int64_t dims, ScalarType dtype) {
+template <Rowwise op> std::pair<Tensor, Tensor> weight_gradients(const Tensor& g, const Tensor& input,
+                                                                 const Tensor& stats, int64_t dims, ScalarType dtype) {
   const View x(input);
-  Rows rows = norm_rows(op == Fused::RmsNormWeights ? "rms_norm_weights" : "layer_norm_weights", op, g, x, stats, dims);
-  auto values = weight_values(rows, dims, dtype, op == Fused::LayerNormWeights);
+  Rows rows =
+      norm_rows(op == Rowwise::RmsNormWeights ? "rms_norm_weights" : "layer_norm_weights", op, g, x, stats, dims);
+  auto values = weight_values(rows, dims, dtype, op == Rowwise::LayerNormWeights);
   rows.run_over_rows(x);
   return values;
 }
 Tensor rms_norm_weights(const Tensor& g, const Tensor& x, const Tensor& stats, int64_t dims, double, ScalarType dtype,
                         int64_t) {
-  return weight_gradients<Fused::RmsNormWeights>(g, x, stats, dims, dtype).first;
+  return weight_gradients<Rowwise::RmsNormWeights>(g, x, stats, dims, dtype).first;
 }
 std::tuple<Tensor, Tensor> layer_norm_weights(const Tensor& g, const Tensor& x, const Tensor& stats, int64_t dims,
                                               double, ScalarType dtype, int64_t) {
-  return weight_gradients<Fused::LayerNormWeights>(g, x, stats, dims, dtype);
+  return weight_gradients<Rowwise::LayerNormWeights>(g, x, stats, dims, dtype);
 }
 
 // Both: what norm_gradient and weight_gradients give.
-template <Fused of_input, Fused of_weights>
+template <Rowwise of_input, Rowwise of_weights>
 std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& g, const Tensor& input, const Optional& weight,
                                                  const Tensor& stats, int64_t dims, ScalarType dtype) {
-  const bool layer = of_input == Fused::LayerNormGradient;
+  const bool layer = of_input == Rowwise::LayerNormGradient;
   const View x(input);
   Rows rows = norm_rows(layer ? "layer_norm_backward" : "rms_norm_backward", of_input, g, x, stats, dims);
   rows.weights(weight);
@@ -412,13 +413,13 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& g, const Tensor& 
 std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& g, const Tensor& x, const Optional& weight,
                                              const Tensor& stats, int64_t dims, double, ScalarType dtype, int64_t) {
   auto [to_x, to_weight, _] =
-      norm_backward<Fused::RmsNormGradient, Fused::RmsNormWeights>(g, x, weight, stats, dims, dtype);
+      norm_backward<Rowwise::RmsNormGradient, Rowwise::RmsNormWeights>(g, x, weight, stats, dims, dtype);
   return {to_x, to_weight};
 }
 std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& g, const Tensor& x, const Optional& weight,
                                                        const Tensor& stats, int64_t dims, double, ScalarType dtype,
                                                        int64_t) {
-  return norm_backward<Fused::LayerNormGradient, Fused::LayerNormWeights>(g, x, weight, stats, dims, dtype);
+  return norm_backward<Rowwise::LayerNormGradient, Rowwise::LayerNormWeights>(g, x, weight, stats, dims, dtype);
 }
 
 // ---- cross-entropy ---------------------------------------------------------------------------------------------------
@@ -454,7 +455,7 @@ std::tuple<Tensor, Tensor, Optional, Tensor> losses(const char* name, const Tens
                                                     const Optional& weight, int64_t dim, int64_t ignored, bool log) {
   const View x(input);
   check_floats(name, x);
-  Rows rows(name, Fused::CrossEntropy, input, single(name, x, dim), x.dtype);
+  Rows rows(name, Rowwise::CrossEntropy, input, single(name, x, dim), x.dtype);
   label(rows, target, weight, ignored);
   const View labels(target);
   const std::vector<int64_t> sizes(labels.sizes, labels.sizes + labels.dims);
@@ -485,7 +486,7 @@ Tensor cross_entropy_backward(const Tensor& g, const Optional& to_log, const Ten
   if (granule < 1 || granule > 64)
     raise<std::runtime_error>("cross_entropy_backward", ": granule must be from 1 to 64, got ", granule);
   check_floats(name, x);
-  Rows rows(name, Fused::CrossEntropyGradient, input, single(name, x, dim), x.dtype);
+  Rows rows(name, Rowwise::CrossEntropyGradient, input, single(name, x, dim), x.dtype);
   label(rows, target, weight, ignored);
   rows.call.options.smoothing = smoothing;
   rows.given_stats(stats, rows.row_count());
@@ -515,19 +516,19 @@ constexpr const char* kSoftmaxArguments = "Tensor x, int dim, ScalarType? dtype"
 
 // name, arguments but for the level, results, function. Each has the overloads of binding/ops.cpp without those for
 // out=.
-#define TR_FOR_EACH_FUSED_OP(X)                                                                                      \
-  X(softmax, kSoftmaxArguments, "Tensor", softmax<Fused::Softmax>)                                                   \
-  X(log_softmax, kSoftmaxArguments, "Tensor", softmax<Fused::LogSoftmax>)                                            \
+#define TR_FOR_EACH_ROWWISE_OP(X)                                                                                    \
+  X(softmax, kSoftmaxArguments, "Tensor", softmax<Rowwise::Softmax>)                                                 \
+  X(log_softmax, kSoftmaxArguments, "Tensor", softmax<Rowwise::LogSoftmax>)                                          \
   X(softmax_gradient, "Tensor g, Tensor y, int dim, ScalarType dtype", "Tensor",                                     \
-    softmax_gradient<Fused::SoftmaxGradient>)                                                                        \
+    softmax_gradient<Rowwise::SoftmaxGradient>)                                                                      \
   X(log_softmax_gradient, "Tensor g, Tensor y, int dim, ScalarType dtype", "Tensor",                                 \
-    softmax_gradient<Fused::LogSoftmaxGradient>)                                                                     \
-  X(logsumexp, "Tensor x, int[]? dim, bool keepdim", "(Tensor, Tensor)", row_values<Fused::LogSumExp>)               \
+    softmax_gradient<Rowwise::LogSoftmaxGradient>)                                                                   \
+  X(logsumexp, "Tensor x, int[]? dim, bool keepdim", "(Tensor, Tensor)", row_values<Rowwise::LogSumExp>)             \
   X(logsumexp_gradient, "Tensor g, Tensor x, Tensor stats, int[]? dim", "Tensor",                                    \
-    row_values_gradient<Fused::LogSumExpGradient>)                                                                   \
-  X(entropy, "Tensor x, int[]? dim, bool keepdim", "(Tensor, Tensor)", row_values<Fused::Entropy>)                   \
+    row_values_gradient<Rowwise::LogSumExpGradient>)                                                                 \
+  X(entropy, "Tensor x, int[]? dim, bool keepdim", "(Tensor, Tensor)", row_values<Rowwise::Entropy>)                 \
   X(entropy_gradient, "Tensor g, Tensor x, Tensor stats, int[]? dim", "Tensor",                                      \
-    row_values_gradient<Fused::EntropyGradient>)                                                                     \
+    row_values_gradient<Rowwise::EntropyGradient>)                                                                   \
   X(moments, "Tensor x, int[]? dim, bool keepdim, float correction, bool root", "(Tensor, Tensor, Tensor)", moments) \
   X(moments_gradient, "Tensor g, Tensor? to_mean, Tensor x, Tensor stats, int[]? dim, float correction, bool root",  \
     "Tensor", moments_gradient)                                                                                      \
@@ -538,9 +539,9 @@ constexpr const char* kSoftmaxArguments = "Tensor x, int dim, ScalarType? dtype"
   X(layer_norm_sum, "Tensor x, Tensor residual, Tensor? weight, Tensor? bias, int dims, float epsilon",              \
     "(Tensor, Tensor, Tensor)", layer_norm_sum)                                                                      \
   X(rms_norm_gradient, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon", "Tensor",        \
-    norm_gradient<Fused::RmsNormGradient>)                                                                           \
+    norm_gradient<Rowwise::RmsNormGradient>)                                                                         \
   X(layer_norm_gradient, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon", "Tensor",      \
-    norm_gradient<Fused::LayerNormGradient>)                                                                         \
+    norm_gradient<Rowwise::LayerNormGradient>)                                                                       \
   X(rms_norm_weights, "Tensor g, Tensor x, Tensor stats, int dims, float epsilon, ScalarType dtype", "Tensor",       \
     rms_norm_weights)                                                                                                \
   X(layer_norm_weights, "Tensor g, Tensor x, Tensor stats, int dims, float epsilon, ScalarType dtype",               \
@@ -555,9 +556,9 @@ constexpr const char* kSoftmaxArguments = "Tensor x, int dim, ScalarType? dtype"
     "Tensor", cross_entropy_gradient)
 
 // Those of them that have overloads for out=: name, function.
-#define TR_FOR_EACH_WRITING_OP(X)         \
-  X(softmax, softmax_out<Fused::Softmax>) \
-  X(log_softmax, softmax_out<Fused::LogSoftmax>)
+#define TR_FOR_EACH_WRITING_OP(X)           \
+  X(softmax, softmax_out<Rowwise::Softmax>) \
+  X(log_softmax, softmax_out<Rowwise::LogSoftmax>)
 
 // The same with no overload but .raw, which derivatives are not made of: two of the others at once, or one in the dtype
 // or the layout that what comes next wants.
@@ -583,7 +584,7 @@ const bool registered = [] {
 #define TR_ROW(name, arguments, result, ...) \
   for (const char* overload : {"", ".raw"})  \
     schemas->def((std::string(#name) + overload + "(" + arguments + ", int level) -> " + result).c_str());
-  TR_FOR_EACH_FUSED_OP(TR_ROW)
+  TR_FOR_EACH_ROWWISE_OP(TR_ROW)
 #undef TR_ROW
 #define TR_ROW(name, arguments, result, ...) \
   schemas->def((std::string(#name) + ".raw(" + arguments + ", int level) -> " + result).c_str());
@@ -599,7 +600,7 @@ const bool registered = [] {
 #define TR_ROW(name, arguments, result, ...)       \
   kernels->impl(#name, TORCH_BOX(&(__VA_ARGS__))); \
   kernels->impl(#name ".raw", TORCH_BOX(&(__VA_ARGS__)));
-    TR_FOR_EACH_FUSED_OP(TR_ROW)
+    TR_FOR_EACH_ROWWISE_OP(TR_ROW)
 #undef TR_ROW
 #define TR_ROW(name, arguments, result, ...) kernels->impl(#name ".raw", TORCH_BOX(&(__VA_ARGS__)));
     TR_FOR_EACH_BARE_OP(TR_ROW)
@@ -611,7 +612,7 @@ const bool registered = [] {
 #undef TR_ROW
   }
 #define TR_ROW(name, arguments, result, ...) direct_ops().push_back(direct<&(__VA_ARGS__)>(#name));
-  TR_FOR_EACH_FUSED_OP(TR_ROW)
+  TR_FOR_EACH_ROWWISE_OP(TR_ROW)
   TR_FOR_EACH_BARE_OP(TR_ROW)
 #undef TR_ROW
   return true;

@@ -6,11 +6,11 @@
 
 namespace torchreduce {
 
-// Of reduce_plan.h, scan_plan.h, rowwise_plan.h and segment_call.h: the kernels of one kind do not depend on the plans of
-// another.
+// Of reduce_plan.h, scan_plan.h, rowwise_plan.h and segment_call.h: the kernels of one kind do not depend on the plans
+// of another.
 struct PlannedReduction;
 struct PlannedScan;
-struct PlannedFused;
+struct PlannedRowwise;
 struct SegmentReduction;
 struct SegmentIndex;
 
@@ -24,7 +24,7 @@ using ParallelFor = void (*)(int64_t tasks, void (*body)(void* context, int64_t 
 // Fill the output of `call`. The bits do not depend on the number of threads nor on the instruction set.
 void reduce(const PlannedReduction& call, ParallelFor parallel_for);
 void scan(const PlannedScan& call, ParallelFor parallel_for);
-void fused_rows(const PlannedFused& call, ParallelFor parallel_for);
+void rowwise_rows(const PlannedRowwise& call, ParallelFor parallel_for);
 void reduce_segments(const SegmentReduction& call, int64_t threads, ParallelFor parallel_for);
 // Returns the first place whose number is out of range, and then fills nothing; else -1.
 int64_t index_segments(const SegmentIndex& call, int64_t threads, ParallelFor parallel_for);

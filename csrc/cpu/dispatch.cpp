@@ -1,4 +1,4 @@
-// Which instruction set serves a call. Compiled once; reduce.cpp, scan.cpp, fused.cpp and segments.cpp are compiled
+// Which instruction set serves a call. Compiled once; reduce.cpp, scan.cpp, rowwise.cpp and segments.cpp are compiled
 // once for each, with -DTR_ISA= its name and the flags that ISA_FLAGS of setup.py lists.
 #include <atomic>
 #include <new>
@@ -15,7 +15,7 @@ namespace torchreduce::cpu {
   namespace isa {                                                                                             \
   bool reduce(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for);                \
   bool scan(const ScanCall& call, bool across, int64_t threads, ParallelFor parallel_for);                    \
-  bool fused_rows(const FusedCall& call, bool across, int64_t threads, ParallelFor parallel_for);             \
+  bool rowwise_rows(const RowwiseCall& call, bool across, int64_t threads, ParallelFor parallel_for);         \
   bool reduce_segments(const SegmentReduction& call, int64_t threads, ParallelFor parallel_for);              \
   bool index_segments(const SegmentIndex& call, int64_t& outside, int64_t threads, ParallelFor parallel_for); \
   }
@@ -31,7 +31,7 @@ struct InstructionSet {
   bool (*here)();
   bool (*reduce)(const ReduceCall&, bool across, int64_t threads, ParallelFor);
   bool (*scan)(const ScanCall&, bool across, int64_t threads, ParallelFor);
-  bool (*fused_rows)(const FusedCall&, bool across, int64_t threads, ParallelFor);
+  bool (*rowwise_rows)(const RowwiseCall&, bool across, int64_t threads, ParallelFor);
   bool (*reduce_segments)(const SegmentReduction&, int64_t threads, ParallelFor);
   bool (*index_segments)(const SegmentIndex&, int64_t& outside, int64_t threads, ParallelFor);
 };
@@ -49,12 +49,12 @@ bool has_avx512() {
 constexpr InstructionSet kSets[] = {
 // Widest first.
 #if defined(__x86_64__)
-    {"avx512", has_avx512, avx512::reduce, avx512::scan, avx512::fused_rows, avx512::reduce_segments,
+    {"avx512", has_avx512, avx512::reduce, avx512::scan, avx512::rowwise_rows, avx512::reduce_segments,
      avx512::index_segments},
-    {"avx2", has_avx2, avx2::reduce, avx2::scan, avx2::fused_rows, avx2::reduce_segments, avx2::index_segments},
+    {"avx2", has_avx2, avx2::reduce, avx2::scan, avx2::rowwise_rows, avx2::reduce_segments, avx2::index_segments},
 #endif
-    {"baseline", [] { return true; }, baseline::reduce, baseline::scan, baseline::fused_rows, baseline::reduce_segments,
-     baseline::index_segments},
+    {"baseline", [] { return true; }, baseline::reduce, baseline::scan, baseline::rowwise_rows,
+     baseline::reduce_segments, baseline::index_segments},
 };
 
 std::atomic<const InstructionSet*>& current() {
@@ -76,9 +76,9 @@ void scan(const PlannedScan& call, ParallelFor parallel_for) {
   const auto& shape = std::get<scans::CpuShape>(call.plan.shape);
   if (!current().load()->scan(call, shape.across, shape.blocks, parallel_for)) throw std::bad_alloc();
 }
-void fused_rows(const PlannedFused& call, ParallelFor parallel_for) {
-  const auto& shape = std::get<fused_plans::CpuShape>(call.plan.shape);
-  if (!current().load()->fused_rows(call, shape.across, shape.blocks, parallel_for)) throw std::bad_alloc();
+void rowwise_rows(const PlannedRowwise& call, ParallelFor parallel_for) {
+  const auto& shape = std::get<rowwise_plans::CpuShape>(call.plan.shape);
+  if (!current().load()->rowwise_rows(call, shape.across, shape.blocks, parallel_for)) throw std::bad_alloc();
 }
 void reduce_segments(const SegmentReduction& call, int64_t threads, ParallelFor parallel_for) {
   if (!current().load()->reduce_segments(call, threads, parallel_for)) throw std::bad_alloc();

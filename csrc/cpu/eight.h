@@ -25,9 +25,9 @@ template <class R, class Of, class... V> TR_HD Eight<R> each(Of of, const V&... 
   for (int i = 0; i < 8; ++i) out[i] = of(v[i]...);
   return load<Eight<R>>(out);
 }
-template <class V> TR_HD V fused8(V a, V b, V c) {
+template <class V> TR_HD V fma8(V a, V b, V c) {
   using F = std::decay_t<decltype(a[0])>;
-  return each<F>([](F x, F y, F z) { return fused(x, y, z); }, a, b, c);
+  return each<F>([](F x, F y, F z) { return fma_of(x, y, z); }, a, b, c);
 }
 template <class V> TR_HD V magnitudes(V x) {
   using F = std::decay_t<decltype(x[0])>;

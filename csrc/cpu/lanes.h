@@ -90,7 +90,7 @@ template <class Op> TR_HD Vec<Lane<Op>> combine_lanes(Vec<Lane<Op>> left, Vec<La
 // One more element of accumulators.
 template <class Op> TR_HD Vec<Lane<Op>> add_term(const Op& op, Vec<Lane<Op>> acc, Vec<Lane<Op>> term) {
   if constexpr (kSteps<Op>) {
-    if (op.options.of == Of::Squares) return fused_lanes(term, term, acc);
+    if (op.options.of == Of::Squares) return fma_lanes(term, term, acc);
   }
   return combine_lanes<Op>(acc, term);
 }

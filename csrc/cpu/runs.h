@@ -2,8 +2,8 @@
 #pragma once
 #include <cstdlib>
 
-#include "plan/call.h"
 #include "cpu/vec.h"
+#include "plan/call.h"
 
 namespace torchreduce {
 inline namespace TR_ISA {

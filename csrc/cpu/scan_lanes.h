@@ -250,7 +250,7 @@ template <class F> struct ScanLanes<LogCumSumExp<F>> {
     Items m = before.m, s = __builtin_convertvector(before.s, Items);
     for (int j = 0; j < kGroup; ++j) {
       const Items factor = weights(x[j], m);
-      s = m >= x[j] ? s + factor : each<F>([](F a, F b) { return fused(a, b, F(1)); }, s, factor);
+      s = m >= x[j] ? s + factor : each<F>([](F a, F b) { return fma_of(a, b, F(1)); }, s, factor);
       m = greater(m, x[j]);
       const Items sum = m + each<F>([](F a) { return log_positive(a); }, s);
       x[j] = sizeof(F) == 8 ? (m - m == 0 ? sum : m) : sum;
@@ -276,7 +276,7 @@ template <class F> struct ScanLanes<Decay<F>> {
     const auto passes = [](const DecayedSums<F, S>& x) { return lanes_of<S>(x.o == kInfinity<F>) & (x.r == 0); };
     const Eight<S> factor = __builtin_convertvector(decays(right.o, left.o), Eight<S>);
     const auto first = passes(right), second = ~first & (passes(left) | (factor == 0));
-    const Eight<S> sum = fused8(factor, left.r, right.r);
+    const Eight<S> sum = fma8(factor, left.r, right.r);
     return {lanes_of<F>(first) ? left.o : right.o, first ? left.r : second ? right.r : sum};
   }
   TR_HD static WideState widen(const State& a) { return {a.o, __builtin_convertvector(a.r, Eight<double>)}; }
@@ -313,10 +313,10 @@ template <class F> struct ScanLanes<LinearScan<F>> {
   static constexpr bool kLongRows = true;
 
   TR_HD static Affines<F> combine(const Affines<F>& left, const Affines<F>& right) {  // as join()
-    const Items a = kept_products(right.a, left.a, kUnderflow<F>), error = fused8(right.a, left.a, -a);
-    const Items lost = fused8(right.a, left.lost, fused8(right.lost, left.a, error));
+    const Items a = kept_products(right.a, left.a, kUnderflow<F>), error = fma8(right.a, left.a, -a);
+    const Items lost = fma8(right.a, left.lost, fma8(right.lost, left.a, error));
     const auto exact = (right.a == 0) | (left.a == 0) | (right.a * left.a == 0) | ~are_finite(a);
-    return {a, exact ? 0 : lost, applied(right.a, fused8(right.lost, left.b, right.b), right.b, left.b, kUnderflow<F>)};
+    return {a, exact ? 0 : lost, applied(right.a, fma8(right.lost, left.b, right.b), right.b, left.b, kUnderflow<F>)};
   }
   TR_HD static WideAffines combine(const WideAffines& left, const WideAffines& right) {
     constexpr double kLeast = kUnderflow<float>;
@@ -344,8 +344,8 @@ template <class F> struct ScanLanes<LinearScan<F>> {
     Items lost{}, before = first;
     for (int j = 1; j < kGroup; ++j) {
       const Items q = a[j] * before;
-      lost = fused8(a[j], lost, fused8(a[j], before, -q));
-      b[j] = fused8(a[j], b[j - 1], b[j]);
+      lost = fma8(a[j], lost, fma8(a[j], before, -q));
+      b[j] = fma8(a[j], b[j - 1], b[j]);
       a[j] = before = q;
     }
     total = {reset ? 0 : before, reset ? 0 : lost, b[kGroup - 1]};
@@ -365,7 +365,7 @@ template <class F> struct ScanLanes<LinearScan<F>> {
     const auto reset = a[0] == 0;
     a[0] = reset ? 1 : a[0];
     for (int j = 0; j < kGroup; ++j) {
-      const Items next = fused8(a[j], hi, Scan::kSingle ? fused8(a[j], lo, b[j]) : b[j]);
+      const Items next = fma8(a[j], hi, Scan::kSingle ? fma8(a[j], lo, b[j]) : b[j]);
       b[j] = reset ? b[j] : next;
     }
   }
@@ -378,14 +378,14 @@ template <class F> struct ScanLanes<LinearScan<F>> {
   }
   // As applied(), where `whole` is lost * h + b.
   template <class V, class L> TR_HD static V applied(V a, V whole, V b, V h, L least) {
-    const V rest = are_finite(h) ? whole : b, next = fused8(a, h, rest);
+    const V rest = are_finite(h) ? whole : b, next = fma8(a, h, rest);
     const V dropped = (a == 0) | are_finite(h) ? b : V{} + (kInfinity<L> - kInfinity<L>);
     const V kept = (h == 0) & ~are_finite(a) & (a == a) ? b : next;
     return magnitudes(a) <= least ? dropped : kept;
   }
   TR_HD static Items recur(Items a, Items h, Items b) {
     const auto nothing = (h == 0) & (magnitudes(a) == kInfinity<F>);
-    return (a == 0) | nothing ? b : fused8(a, h, b);
+    return (a == 0) | nothing ? b : fma8(a, h, b);
   }
   // As those of LinearScan.
   __attribute__((noinline)) static void careful_group(GroupsOf<Scan>& x, State& total) {
@@ -394,7 +394,7 @@ template <class F> struct ScanLanes<LinearScan<F>> {
     for (int j = 1; j < kGroup; ++j) {
       const Items before = a[j - 1], q = kept_products(a[j], before, kUnderflow<F>);
       const auto exact = (a[j] == 0) | (before == 0) | (a[j] * before == 0) | ~are_finite(q);
-      const Items more = fused8(a[j], lost, fused8(a[j], before, -q));
+      const Items more = fma8(a[j], lost, fma8(a[j], before, -q));
       lost = exact ? 0 : more;
       b[j] = recur(a[j], b[j - 1], b[j]);
       a[j] = q;

@@ -1,6 +1,6 @@
-// Reductions by segments (csrc/plan/segment_call.h) on the CPU. A task has segments of about as many rows as the others; it
-// takes one after the other. Few columns are gathered one by one, so that loops go along a leaf; of many columns some
-// are taken together, and loops go across them.
+// Reductions by segments (csrc/plan/segment_call.h) on the CPU. A task has segments of about as many rows as the
+// others; it takes one after the other. Few columns are gathered one by one, so that loops go along a leaf; of many
+// columns some are taken together, and loops go across them.
 #pragma once
 #include "cpu/cpu.h"
 #include "cpu/lanes.h"

@@ -157,7 +157,7 @@ template <class Lane, class E> TR_HD Vec<Lane> load_converted(const E* p) {
 }
 
 // a * b + c, each rounded once.
-template <class V> TR_HD V fused_lanes(V a, V b, V c) {
+template <class V> TR_HD V fma_lanes(V a, V b, V c) {
 #if defined(__AVX512F__)
   if constexpr (sizeof a[0] == 4) return (V)_mm512_fmadd_ps(load<__m512>(&a), load<__m512>(&b), load<__m512>(&c));
   else return (V)_mm512_fmadd_pd(load<__m512d>(&a), load<__m512d>(&b), load<__m512d>(&c));
@@ -165,7 +165,7 @@ template <class V> TR_HD V fused_lanes(V a, V b, V c) {
   if constexpr (sizeof a[0] == 4) return (V)_mm256_fmadd_ps(load<__m256>(&a), load<__m256>(&b), load<__m256>(&c));
   else return (V)_mm256_fmadd_pd(load<__m256d>(&a), load<__m256d>(&b), load<__m256d>(&c));
 #else
-  for (size_t i = 0; i < sizeof a / sizeof a[0]; ++i) c[i] = fused(a[i], b[i], c[i]);
+  for (size_t i = 0; i < sizeof a / sizeof a[0]; ++i) c[i] = fma_of(a[i], b[i], c[i]);
   return c;
 #endif
 }

@@ -16,14 +16,14 @@ TR_HD double magnitude(double x) { return __builtin_fabs(x); }
 template <class F> TR_HD bool is_finite(F x) { return magnitude(x) < kInfinity<F>; }
 
 // a * b + c, rounded once.
-TR_HD float fused(float a, float b, float c) {
+TR_HD float fma_of(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
   return __fmaf_rn(a, b, c);
 #else
   return __builtin_fmaf(a, b, c);
 #endif
 }
-TR_HD double fused(double a, double b, double c) {
+TR_HD double fma_of(double a, double b, double c) {
 #if defined(__CUDA_ARCH__)
   return __fma_rn(a, b, c);
 #else
@@ -74,31 +74,31 @@ template <class F> struct PowerOfTwo {
   TR_HD F scaled(Bits raised) const { return q * bit_cast<F>(raised) * F(sizeof(F) == 4 ? 0x1p-100 : 0x1p-200); }
 };
 TR_HD PowerOfTwo<float> split_exp(float x) {
-  const float t = fused(x, 0x1.715476p+0f, 0x1.8p+23f), n = t - 0x1.8p+23f;
-  float r = fused(n, -0x1.62e4p-1f, x);  // x - n ln 2, in two steps: the first, of a 16-bit part of ln 2, is exact
-  r = fused(n, -0x1.7f7d1cp-20f, r);
-  float q = fused(0x1.6a4b82p-10f, r, 0x1.124fbcp-7f);
-  q = fused(q, r, 0x1.5558bep-5f);
-  q = fused(q, r, 0x1.55546ap-3f);
-  q = fused(q, r, 0x1.fffffcp-2f);
-  q = fused(q, r, 1.0f);
-  return {fused(q, r, 1.0f), t};
+  const float t = fma_of(x, 0x1.715476p+0f, 0x1.8p+23f), n = t - 0x1.8p+23f;
+  float r = fma_of(n, -0x1.62e4p-1f, x);  // x - n ln 2, in two steps: the first, of a 16-bit part of ln 2, is exact
+  r = fma_of(n, -0x1.7f7d1cp-20f, r);
+  float q = fma_of(0x1.6a4b82p-10f, r, 0x1.124fbcp-7f);
+  q = fma_of(q, r, 0x1.5558bep-5f);
+  q = fma_of(q, r, 0x1.55546ap-3f);
+  q = fma_of(q, r, 0x1.fffffcp-2f);
+  q = fma_of(q, r, 1.0f);
+  return {fma_of(q, r, 1.0f), t};
 }
 TR_HD PowerOfTwo<double> split_exp(double x) {
-  const double t = fused(x, 0x1.71547652b82fep+0, 0x1.8p+52), n = t - 0x1.8p+52;
-  double r = fused(n, -0x1.62e42fefa0000p-1, x);
-  r = fused(n, -0x1.cf79abc9e3b3ap-40, r);
-  double q = fused(0x1.ad7f79e33a203p-26, r, 0x1.28ad69a43a4c8p-22);
-  q = fused(q, r, 0x1.71df253c6ffe1p-19);
-  q = fused(q, r, 0x1.a0199a15d8778p-16);
-  q = fused(q, r, 0x1.a01a012a6800cp-13);
-  q = fused(q, r, 0x1.6c16c18426c95p-10);
-  q = fused(q, r, 0x1.1111111127ba2p-7);
-  q = fused(q, r, 0x1.555555555088ap-5);
-  q = fused(q, r, 0x1.55555555554fap-3);
-  q = fused(q, r, 0x1.000000000000ap-1);
-  q = fused(q, r, 1.0);
-  return {fused(q, r, 1.0), t};
+  const double t = fma_of(x, 0x1.71547652b82fep+0, 0x1.8p+52), n = t - 0x1.8p+52;
+  double r = fma_of(n, -0x1.62e42fefa0000p-1, x);
+  r = fma_of(n, -0x1.cf79abc9e3b3ap-40, r);
+  double q = fma_of(0x1.ad7f79e33a203p-26, r, 0x1.28ad69a43a4c8p-22);
+  q = fma_of(q, r, 0x1.71df253c6ffe1p-19);
+  q = fma_of(q, r, 0x1.a0199a15d8778p-16);
+  q = fma_of(q, r, 0x1.a01a012a6800cp-13);
+  q = fma_of(q, r, 0x1.6c16c18426c95p-10);
+  q = fma_of(q, r, 0x1.1111111127ba2p-7);
+  q = fma_of(q, r, 0x1.555555555088ap-5);
+  q = fma_of(q, r, 0x1.55555555554fap-3);
+  q = fma_of(q, r, 0x1.000000000000ap-1);
+  q = fma_of(q, r, 1.0);
+  return {fma_of(q, r, 1.0), t};
 }
 
 // exp of x in [kLeastExponent, 0]; NaN of NaN. exactly 1 at both zeros. Subnormal results are rounded once more.
@@ -114,30 +114,30 @@ template <class F> TR_HD F exp_nonpositive(F x) { return exp_in_range(x < kLeast
 TR_HD float log_positive(float x) {
   const uint32_t bits = bit_cast<uint32_t>(x), e = (bits - 0x3f2aaaabu) & 0xff800000u;  // x = 2^k (1 + f), f < 1/3
   const float f = bit_cast<float>(bits - e) - 1.0f, k = float(int32_t(e)), s = f * f;   // k: times 2^23
-  float q = fused(-0x1.08bb4cp-3f, f, 0x1.1e404p-3f);
-  q = fused(q, f, -0x1.f31d74p-4f);
-  q = fused(q, f, 0x1.1ed54cp-3f);
-  q = fused(q, f, -0x1.559f82p-3f);
-  q = fused(q, f, 0x1.99d002p-3f);
-  q = fused(q, f, -0x1.fffea4p-3f);
-  q = fused(q, f, 0x1.555512p-2f);
-  q = fused(q, f, -0.5f);
-  q = fused(q, s, f);
-  return fused(k, 0x1.62e430p-24f, q);
+  float q = fma_of(-0x1.08bb4cp-3f, f, 0x1.1e404p-3f);
+  q = fma_of(q, f, -0x1.f31d74p-4f);
+  q = fma_of(q, f, 0x1.1ed54cp-3f);
+  q = fma_of(q, f, -0x1.559f82p-3f);
+  q = fma_of(q, f, 0x1.99d002p-3f);
+  q = fma_of(q, f, -0x1.fffea4p-3f);
+  q = fma_of(q, f, 0x1.555512p-2f);
+  q = fma_of(q, f, -0.5f);
+  q = fma_of(q, s, f);
+  return fma_of(k, 0x1.62e430p-24f, q);
 }
 TR_HD double log_positive(double x) {
   const uint64_t bits = bit_cast<uint64_t>(x), e = (bits - 0x3fe6a09e667f3bcdu) & 0xfff0000000000000u;
   const double f = bit_cast<double>(bits - e) - 1.0, k = double(int32_t(int64_t(e) >> 52));
   const double s = f / (2.0 + f), z = s * s, w = 0.5 * f * f;
-  double r = fused(0x1.2f112df3e5244p-3, z, 0x1.39a09d078c69fp-3);
-  r = fused(r, z, 0x1.7466496cb03dep-3);
-  r = fused(r, z, 0x1.c71c51d8e78afp-3);
-  r = fused(r, z, 0x1.2492494229359p-2);
-  r = fused(r, z, 0x1.999999997fa04p-2);
-  r = fused(r, z, 0x1.5555555555593p-1);
+  double r = fma_of(0x1.2f112df3e5244p-3, z, 0x1.39a09d078c69fp-3);
+  r = fma_of(r, z, 0x1.7466496cb03dep-3);
+  r = fma_of(r, z, 0x1.c71c51d8e78afp-3);
+  r = fma_of(r, z, 0x1.2492494229359p-2);
+  r = fma_of(r, z, 0x1.999999997fa04p-2);
+  r = fma_of(r, z, 0x1.5555555555593p-1);
   r = r * z;
-  const double low = fused(k, 0x1.a39ef35793c76p-33, s * (w + r));
-  return fused(k, 0x1.62e42feep-1, f - (w - low));
+  const double low = fma_of(k, 0x1.a39ef35793c76p-33, s * (w + r));
+  return fma_of(k, 0x1.62e42feep-1, f - (w - low));
 }
 
 }  // namespace TR_ISA

@@ -10,24 +10,24 @@
 namespace torchreduce {
 
 // X(name, the word that it makes of the words w). Those of float32 take the bits of floats.
-#define TR_FOR_EACH_INTRINSIC(X)                                                                           \
-  X(f16_to_float, bit_cast<uint32_t>(to_float(F16{uint16_t(w[0])})))                                       \
-  X(float_to_f16, to_f16(bit_cast<float>(w[0])).bits)                                                      \
-  X(float_to_bf16, to_bf16(bit_cast<float>(w[0])).bits)                                                    \
-  X(pack_f16, pack_f16(bit_cast<float>(w[0]), bit_cast<float>(w[1])))                                      \
-  X(pack_bf16, pack_bf16(bit_cast<float>(w[0]), bit_cast<float>(w[1])))                                    \
-  X(least_halves, least_halves(w[0], w[1], w[2], w[3]))                                                    \
-  X(packed_key, uint32_t(packed_key(w[0], w[1] != 0)))                                                     \
-  X(packed_keys_f16, packed_keys<false>(w[0], w[1] != 0))                                                  \
-  X(packed_keys_bf16, packed_keys<true>(w[0], w[1] != 0))                                                  \
-  X(apart_key, uint32_t(packed_key(w[0], w[1] != 0, false)))                                               \
-  X(apart_keys_f16, packed_keys<false>(w[0], w[1] != 0, false))                                            \
-  X(apart_keys_bf16, packed_keys<true>(w[0], w[1] != 0, false))                                            \
-  X(float_maximum, bit_cast<uint32_t>(float_maximum(bit_cast<float>(w[0]), bit_cast<float>(w[1]))))        \
-  X(packed_maxima_f16, packed_maxima<false>(w[0], w[1]))                                                   \
-  X(packed_maxima_bf16, packed_maxima<true>(w[0], w[1]))                                                   \
-  X(fused, bit_cast<uint32_t>(fused(bit_cast<float>(w[0]), bit_cast<float>(w[1]), bit_cast<float>(w[2])))) \
-  X(greater_number, bit_cast<uint32_t>(greater_number(bit_cast<float>(w[0]), bit_cast<float>(w[1]))))      \
+#define TR_FOR_EACH_INTRINSIC(X)                                                                              \
+  X(f16_to_float, bit_cast<uint32_t>(to_float(F16{uint16_t(w[0])})))                                          \
+  X(float_to_f16, to_f16(bit_cast<float>(w[0])).bits)                                                         \
+  X(float_to_bf16, to_bf16(bit_cast<float>(w[0])).bits)                                                       \
+  X(pack_f16, pack_f16(bit_cast<float>(w[0]), bit_cast<float>(w[1])))                                         \
+  X(pack_bf16, pack_bf16(bit_cast<float>(w[0]), bit_cast<float>(w[1])))                                       \
+  X(least_halves, least_halves(w[0], w[1], w[2], w[3]))                                                       \
+  X(packed_key, uint32_t(packed_key(w[0], w[1] != 0)))                                                        \
+  X(packed_keys_f16, packed_keys<false>(w[0], w[1] != 0))                                                     \
+  X(packed_keys_bf16, packed_keys<true>(w[0], w[1] != 0))                                                     \
+  X(apart_key, uint32_t(packed_key(w[0], w[1] != 0, false)))                                                  \
+  X(apart_keys_f16, packed_keys<false>(w[0], w[1] != 0, false))                                               \
+  X(apart_keys_bf16, packed_keys<true>(w[0], w[1] != 0, false))                                               \
+  X(float_maximum, bit_cast<uint32_t>(float_maximum(bit_cast<float>(w[0]), bit_cast<float>(w[1]))))           \
+  X(packed_maxima_f16, packed_maxima<false>(w[0], w[1]))                                                      \
+  X(packed_maxima_bf16, packed_maxima<true>(w[0], w[1]))                                                      \
+  X(rowwise, bit_cast<uint32_t>(fma_of(bit_cast<float>(w[0]), bit_cast<float>(w[1]), bit_cast<float>(w[2])))) \
+  X(greater_number, bit_cast<uint32_t>(greater_number(bit_cast<float>(w[0]), bit_cast<float>(w[1]))))         \
   X(greatest, bit_cast<uint32_t>(greatest(bit_cast<float>(w[0]), bit_cast<float>(w[1]))))
 // The same of functions that gpu.cuh has for kernels alone, and what they are to give. warp_most takes a word of each
 // of 32 neighbours, from a multiple of 32 on.

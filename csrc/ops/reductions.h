@@ -35,8 +35,8 @@
 #pragma once
 #include <cmath>
 
-#include "numerics/explog.h"
 #include "kernels/common/gpu_packed.h"
+#include "numerics/explog.h"
 #include "numerics/powers.h"
 
 namespace torchreduce {
@@ -168,7 +168,7 @@ template <class E> struct SumOf {
   template <int N, class Get> TR_HD void steps(Acc* acc, Get get) const {  // one branch for all
     if (options.of == Of::Squares) {
       TR_UNROLLED
-      for (int i = 0; i < N; ++i) acc[i] = fused(convert<Acc>(get(i)), convert<Acc>(get(i)), acc[i]);
+      for (int i = 0; i < N; ++i) acc[i] = fma_of(convert<Acc>(get(i)), convert<Acc>(get(i)), acc[i]);
     } else if (options.of == Of::Numbers) {
       TR_UNROLLED
       for (int i = 0; i < N; ++i) acc[i] = acc[i] + number(convert<Acc>(get(i)));

@@ -49,7 +49,7 @@
 namespace torchreduce {
 
 // The numbers that a call comes with. Doubles round to F once where they are used in F.
-struct FusedOptions {
+struct RowwiseOptions {
   double epsilon = 0;     // norms: what is added under the root
   double correction = 0;  // variances: by how much the divisor is less than the number of elements
   bool root = false;      // variances: their roots
@@ -110,7 +110,7 @@ template <First kFirst, class F> TR_HD F first_combine(F a, F b) {
 }
 
 // What most ops leave as it is.
-template <class F> struct FusedOp {
+template <class F> struct RowwiseOp {
   static constexpr int kInputs = 1, kSums = 1, kStats = 0;
   static constexpr First kFirst = First::Nothing;
   static constexpr bool kMaps = true, kLeafwise = false, kTerm = false, kWeights = false, kBiases = false;
@@ -122,14 +122,14 @@ template <class F> struct FusedOp {
   using Given = Nothing;
   using Seen = Nothing;
   template <class G> TR_HD static bool skips(const G&) { return false; }
-  TR_HD static Nothing given(const FusedOptions&, const RowMemory&, int64_t) { return {}; }
+  TR_HD static Nothing given(const RowwiseOptions&, const RowMemory&, int64_t) { return {}; }
   template <class G> TR_HD static Nothing seen(F, int, const G&) { return {}; }
   template <class R> TR_HD static void write(const R&, const RowMemory&, int64_t) {}
   template <class R, class S> TR_HD static const R& at(const R& row, const S&) { return row; }
 };
 
 // An op whose state is kSums sums in F, added along the tree.
-template <class F, int kCount> struct SummedOp : FusedOp<F> {
+template <class F, int kCount> struct SummedOp : RowwiseOp<F> {
   using States = SummedOp;
   static constexpr int kSums = kCount;
   TR_HD static F fill(int k) { return k == 0 ? F(-0.0) : F(0); }
@@ -223,11 +223,11 @@ template <class F> struct Exponential {
     if (a.n != kFar && b.n != kFar) {
       const bool first = a.n >= b.n;
       const int n = first ? a.n : b.n, d = first ? b.n - n : a.n - n;
-      return {l, fused(first ? b.s : a.s, power(d), first ? a.s : b.s), n};
+      return {l, fma_of(first ? b.s : a.s, power(d), first ? a.s : b.s), n};
     }
     const bool first = a.l >= b.l;
     const F of_a = far_sum(a), of_b = far_sum(b), d = first ? b.l - l : a.l - l;
-    return {l, fused(first ? of_b : of_a, exp_nonpositive(d), first ? of_a : of_b), kFar};
+    return {l, fma_of(first ? of_b : of_a, exp_nonpositive(d), first ? of_a : of_b), kFar};
   }
   // By what a leaf's terms are multiplied to become parts of the row's sum: negative where that is its greatest term,
   // so that the part of this one is 1, which a product with a reciprocal may miss.
@@ -250,7 +250,7 @@ template <class F> struct Exponential {
 };
 
 // The states of a row's exponentials, and what they come to: the greatest element m, and the sum S of exp(x - m).
-template <class F> struct OfExponentials : FusedOp<F> {
+template <class F> struct OfExponentials : RowwiseOp<F> {
   using States = OfExponentials;
   static constexpr First kFirst = First::Greatest;
   static constexpr bool kFills = true;
@@ -266,7 +266,7 @@ template <class F> struct OfExponentials : FusedOp<F> {
   TR_HD static bool is_calm(F l, F least) { return E::is_calm(l, least); }
   TR_HD static void calm_step(F* sums, const F* x, const Seen& seen) {
     const auto term = E::calm_term(x[0], seen);
-    sums[0] = fused(term.q, term.power, sums[0]);
+    sums[0] = fma_of(term.q, term.power, sums[0]);
   }
   TR_HD static State none() { return E::none(); }
   TR_HD static State state(F l, const F* sums, int) { return E::state(l, sums[0]); }
@@ -295,7 +295,7 @@ template <class F> struct Softmax : OfExponentials<F> {
     const auto term = E::calm_term(x, seen);
     return term.q * term.power;
   }
-  template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const FusedOptions&, Read) {
+  template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const RowwiseOptions&, Read) {
     return s;
   }
   TR_HD static At at(const Row& row, const State& leaf) { return {E::factor(row, leaf)}; }
@@ -313,7 +313,7 @@ template <class F> struct Softmax : OfExponentials<F> {
 template <class F> struct LogSoftmax : OfExponentials<F> {
   using typename OfExponentials<F>::State;
   struct Row { F m, log; };
-  template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const FusedOptions&, Read) {
+  template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const RowwiseOptions&, Read) {
     const auto sum = OfExponentials<F>::sum(s);
     return {sum.m, is_finite(sum.m) ? log_positive(sum.s) : quiet_nan<F>()};
   }
@@ -331,9 +331,9 @@ template <class F> struct SoftmaxGradient : SummedOp<F, 1> {  // of g and y
   static constexpr bool kFills = true;
   struct Row { F d; };
   template <class S, class G> TR_HD static void step(F* sums, const F* x, F, const S&, const G&) {
-    sums[0] = fused(x[0], x[1], sums[0]);
+    sums[0] = fma_of(x[0], x[1], sums[0]);
   }
-  template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const FusedOptions&, Read) {
+  template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const RowwiseOptions&, Read) {
     return {s.sum[0]};
   }
   TR_HD static F map(const F* x, F, F, int64_t, const Row& row) { return (x[0] - row.d) * x[1]; }
@@ -347,15 +347,15 @@ template <class F> struct LogSoftmaxGradient : SummedOp<F, 1> {  // of g and y
   template <class S, class G> TR_HD static void step(F* sums, const F* x, F, const S&, const G&) {
     sums[0] = sums[0] + x[0];
   }
-  template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const FusedOptions&, Read) {
+  template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const RowwiseOptions&, Read) {
     return {s.sum[0]};
   }
-  TR_HD static F map(const F* x, F, F, int64_t, const Row& row) { return fused(-exp_nonpositive(x[1]), row.g, x[0]); }
+  TR_HD static F map(const F* x, F, F, int64_t, const Row& row) { return fma_of(-exp_nonpositive(x[1]), row.g, x[0]); }
   static constexpr bool kCalmMap = true;
   TR_HD static bool is_calm_map(F least, const Row& row) {
     return is_finite(row.g) && least >= -Exponential<F>::kNormal;  // every g is finite, too
   }
-  TR_HD static F calm_map(const F* x, const Row& row) { return fused(-Exponential<F>::calm_exp(x[1]), row.g, x[0]); }
+  TR_HD static F calm_map(const F* x, const Row& row) { return fma_of(-Exponential<F>::calm_exp(x[1]), row.g, x[0]); }
 };
 
 // Statistics: m, s.
@@ -364,7 +364,7 @@ template <class F> struct LogSumExp : OfExponentials<F> {
   static constexpr bool kMaps = false;
   static constexpr int kStats = 2;
   struct Row { F m, s; };
-  template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const FusedOptions&, Read) {
+  template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const RowwiseOptions&, Read) {
     const auto sum = OfExponentials<F>::sum(s);
     return {sum.m, sum.s};
   }
@@ -376,7 +376,7 @@ template <class F> struct LogSumExp : OfExponentials<F> {
 };
 
 // An op without looks.
-template <class F> struct MappedOp : FusedOp<F> {
+template <class F> struct MappedOp : RowwiseOp<F> {
   using States = MappedOp;
   static constexpr int kSums = 0;
   struct State {};
@@ -385,7 +385,7 @@ template <class F> struct MappedOp : FusedOp<F> {
   TR_HD static State state(F, const F*, int) { return {}; }
   TR_HD static State merge(const State& a, const State&) { return a; }
   template <class Row, class Read>
-  TR_HD static const Row& row(const State&, int64_t, const Row& given, const FusedOptions&, Read) {
+  TR_HD static const Row& row(const State&, int64_t, const Row& given, const RowwiseOptions&, Read) {
     return given;
   }
 };
@@ -395,7 +395,7 @@ template <class F> struct LogSumExpGradient : MappedOp<F> {
   static constexpr int kStats = 2;
   struct Given { F m, k; };
   using Row = Given;
-  TR_HD static Given given(const FusedOptions&, const RowMemory& memory, int64_t i) {
+  TR_HD static Given given(const RowwiseOptions&, const RowMemory& memory, int64_t i) {
     const F m = memory.stat<F>(0, i);
     if (m == -kInfinity<F>) return {F(0), F(0)};
     return {m, memory.value<F>(0, i) / memory.stat<F>(1, i)};
@@ -423,7 +423,7 @@ template <class F> struct CrossEntropy : OfExponentials<F> {
   };
   struct Row { F m, s, loss, weight, log; };
   TR_HD static bool skips(const Given& given) { return given.ignored; }
-  TR_HD static Given given(const FusedOptions& options, const RowMemory& memory, int64_t i) {
+  TR_HD static Given given(const RowwiseOptions& options, const RowMemory& memory, int64_t i) {
     const int64_t label = memory.labels[i];
     const bool ignored = label == options.ignored, valid = label >= 0 && label < memory.classes;
     F weight = ignored ? F(0) : valid ? F(1) : quiet_nan<F>();
@@ -432,7 +432,7 @@ template <class F> struct CrossEntropy : OfExponentials<F> {
     return {label, weight, ignored, valid};
   }
   template <class Read>
-  TR_HD static Row row(const State& s, int64_t, const Given& given, const FusedOptions&, Read read) {
+  TR_HD static Row row(const State& s, int64_t, const Given& given, const RowwiseOptions&, Read read) {
     if (given.ignored) return {F(0), F(0), F(0), F(0), F(0)};
     const auto sum = OfExponentials<F>::sum(s);
     constexpr F kNan = F(__builtin_nanf(""));
@@ -459,7 +459,7 @@ template <class F> struct CrossEntropyGradient : MappedOp<F> {
   };
   using Row = Given;
   TR_HD static bool skips(const Given& given) { return given.ignored; }
-  TR_HD static Given given(const FusedOptions& options, const RowMemory& memory, int64_t i) {
+  TR_HD static Given given(const RowwiseOptions& options, const RowMemory& memory, int64_t i) {
     const auto label = CrossEntropy<F>::given(options, memory, i);
     if (label.ignored) return {-1, F(0), F(0), F(0), F(0), true};
     const F g = memory.value<F>(0, i), p = label.valid ? g * label.weight : quiet_nan<F>();
@@ -472,7 +472,7 @@ template <class F> struct CrossEntropyGradient : MappedOp<F> {
     return {label.label, memory.stat<F>(0, i), all / memory.stat<F>(1, i), hit, rest, false};
   }
   TR_HD static F map(const F* x, F, F, int64_t i, const Row& row) {
-    const F dx = fused(exp_nonpositive(x[0] - row.m), row.k, i == row.label ? row.hit : row.rest);
+    const F dx = fma_of(exp_nonpositive(x[0] - row.m), row.k, i == row.label ? row.hit : row.rest);
     return row.ignored ? F(0) : dx;
   }
   static constexpr bool kCalmMap = true;
@@ -481,14 +481,14 @@ template <class F> struct CrossEntropyGradient : MappedOp<F> {
   }
   TR_HD static int64_t marked(const Row& row) { return row.label; }
   TR_HD static F calm_map(const F* x, const Row& row) {
-    return fused(Exponential<F>::calm_exp(x[0] - row.m), row.k, row.rest);
+    return fma_of(Exponential<F>::calm_exp(x[0] - row.m), row.k, row.rest);
   }
 };
 
 // ---- entropy of softmax ----------------------------------------------------------------------------------------------
 
 // Statistics: m, s, the entropy.
-template <class F> struct Entropy : FusedOp<F> {
+template <class F> struct Entropy : RowwiseOp<F> {
   using States = Entropy;
   static constexpr First kFirst = First::Greatest;
   static constexpr bool kMaps = false, kFills = true;
@@ -502,7 +502,7 @@ template <class F> struct Entropy : FusedOp<F> {
   template <class G> TR_HD static void step(F* sums, const F* x, F, const Seen& seen, const G&) {
     const F d = clamped(x[0] - seen.m), e = exp_in_range(d);
     sums[0] = sums[0] + e;
-    sums[1] = fused(d, e, sums[1]);
+    sums[1] = fma_of(d, e, sums[1]);
   }
   TR_HD static State none() { return {-kInfinity<F>, F(0), F(0)}; }
   TR_HD static State state(F m, const F* sums, int) {
@@ -514,10 +514,10 @@ template <class F> struct Entropy : FusedOp<F> {
     const bool first = a.m >= b.m;
     const State big = first ? a : b, small = first ? b : a;
     const F d = clamped(small.m - big.m), e = exp_in_range(d);
-    return {m, fused(small.s, e, big.s), fused(e, fused(d, small.s, small.t), big.t)};
+    return {m, fma_of(small.s, e, big.s), fma_of(e, fma_of(d, small.s, small.t), big.t)};
   }
   template <class G, class Read>
-  TR_HD static Row row(const State& s, int64_t n, const G&, const FusedOptions&, Read) {
+  TR_HD static Row row(const State& s, int64_t n, const G&, const RowwiseOptions&, Read) {
     if (n == 0) return {s.m, s.s, F(0)};
     if (!is_finite(s.m)) return {quiet_nan<F>(), quiet_nan<F>(), quiet_nan<F>()};
     return {s.m + F(0), s.s, log_positive(s.s) - s.t / s.s};
@@ -534,7 +534,7 @@ template <class F> struct EntropyGradient : MappedOp<F> {
   static constexpr int kStats = 3;
   struct Given { F g, m, part, log, h; };
   using Row = Given;
-  TR_HD static Given given(const FusedOptions&, const RowMemory& memory, int64_t i) {
+  TR_HD static Given given(const RowwiseOptions&, const RowMemory& memory, int64_t i) {
     const F m = memory.stat<F>(0, i), s = memory.stat<F>(1, i);
     return {memory.value<F>(0, i), m, F(1) / s, is_finite(m) ? log_positive(s) : quiet_nan<F>(), memory.stat<F>(2, i)};
   }
@@ -548,7 +548,7 @@ template <class F> struct EntropyGradient : MappedOp<F> {
 
 // The sum in F; and in float64 the mean and the sum of the squares of the distances to it. Of F = float64 these two are
 // in units of 2^unit and of its square.
-template <class F> struct OfMoments : FusedOp<F> {
+template <class F> struct OfMoments : RowwiseOp<F> {
   using States = OfMoments;
   static constexpr First kFirst = First::Sum;
   static constexpr int kSums = 2;
@@ -563,12 +563,12 @@ template <class F> struct OfMoments : FusedOp<F> {
   template <class G> TR_HD static void step(F* sums, const F* x, F, const Seen& seen, const G&) {
     const F d = x[0] - seen.mean;
     sums[0] = sums[0] + d;
-    sums[1] = fused(d, d, sums[1]);
+    sums[1] = fma_of(d, d, sums[1]);
   }
   TR_HD static State none() { return {0, 0, 0, F(0), 0}; }
   // The distances are those to the rounded mean of the leaf, which is off by their own mean.
   TR_HD static State state(F sum, const F* sums, int count) {
-    const double off = divided(double(sums[0]), count), squares = fused(-double(sums[0]), off, double(sums[1]));
+    const double off = divided(double(sums[0]), count), squares = fma_of(-double(sums[0]), off, double(sums[1]));
     return {double(divided(sum, count)) + off, squares < 0 ? 0.0 : squares, count, sum, 0};
   }
   TR_HD static State merge(State a, State b) {
@@ -578,8 +578,8 @@ template <class F> struct OfMoments : FusedOp<F> {
     }
     const int64_t count = a.count + b.count;
     const double d = b.mean - a.mean;
-    return {fused(d, double(b.count) / double(count), a.mean),
-            fused(d * d, double(a.count) * (double(b.count) / double(count)), a.squares + b.squares), count,
+    return {fma_of(d, double(b.count) / double(count), a.mean),
+            fma_of(d * d, double(a.count) * (double(b.count) / double(count)), a.squares + b.squares), count,
             a.sum + b.sum, a.unit};
   }
 
@@ -627,7 +627,7 @@ template <class F> struct Moments : OfMoments<F> {
     bool rooted;
   };
   template <class G, class Read>
-  TR_HD static Row row(const State& s, int64_t n, const G&, const FusedOptions& options, Read) {
+  TR_HD static Row row(const State& s, int64_t n, const G&, const RowwiseOptions& options, Read) {
     double variance = s.squares / divisor(n, options), sd = root(variance);
     if constexpr (OfMoments<F>::kUnits) {
       variance = variance * two_to(s.unit) * two_to(s.unit);
@@ -637,7 +637,7 @@ template <class F> struct Moments : OfMoments<F> {
     const F average = is_finite(s.sum) ? divided(s.sum, n) : mean.high;
     return {F(variance), F(sd), average, mean.high, mean.low, options.root};
   }
-  TR_HD static double divisor(int64_t n, const FusedOptions& options) {
+  TR_HD static double divisor(int64_t n, const RowwiseOptions& options) {
     const double d = double(n) - options.correction;
     return d > 0 ? d : 0.0;
   }
@@ -655,20 +655,20 @@ template <class F> struct MomentsGradient : MappedOp<F> {
   static constexpr int kStats = 3;
   struct Given { F g, to_mean, high, low, root; };
   struct Row { F high, low, k, c, scale; };  // the mean times a power of two, so that k is a normal number
-  TR_HD static Given given(const FusedOptions&, const RowMemory& memory, int64_t i) {
+  TR_HD static Given given(const RowwiseOptions&, const RowMemory& memory, int64_t i) {
     return {memory.value<F>(0, i), memory.value<F>(1, i), memory.stat<F>(0, i), memory.stat<F>(1, i),
             memory.stat<F>(2, i)};
   }
   // x scale - b, rounded once, since the product is exact; by one instruction where there is one.
   TR_HD static F scaled_less(F x, F scale, F b) {
 #if defined(TR_DEVICE_F16)
-    return fused(x, scale, -b);
+    return fma_of(x, scale, -b);
 #else
     return x * scale - b;
 #endif
   }
   template <class State, class Read>
-  TR_HD static Row row(const State&, int64_t n, const Given& given, const FusedOptions& options, Read) {
+  TR_HD static Row row(const State&, int64_t n, const Given& given, const RowwiseOptions& options, Read) {
     constexpr F kFar = F(sizeof(F) == 4 ? 0x1p64 : 0x1p512);
     const double d = Moments<F>::divisor(n, options);
     const F c = given.to_mean / F(n);
@@ -682,7 +682,7 @@ template <class F> struct MomentsGradient : MappedOp<F> {
     return {high, low, sd == 0 ? F(0) : F(double(given.g) / (double(sd) * d)), c, scale};
   }
   TR_HD static F map(const F* x, F, F, int64_t, const Row& row) {
-    return fused(scaled_less(x[0], row.scale, row.high) - row.low, row.k, row.c);
+    return fma_of(scaled_less(x[0], row.scale, row.high) - row.low, row.k, row.c);
   }
 };
 
@@ -696,10 +696,10 @@ template <class F> struct RmsNorm : SummedOp<F, 1> {
   static constexpr int kStats = 1;
   struct Row { F r; };
   template <class S, class G> TR_HD static void step(F* sums, const F* x, F, const S&, const G&) {
-    sums[0] = fused(x[0], x[0], sums[0]);
+    sums[0] = fma_of(x[0], x[0], sums[0]);
   }
   template <class G, class Read>
-  TR_HD static Row row(const State& s, int64_t n, const G&, const FusedOptions& options, Read) {
+  TR_HD static Row row(const State& s, int64_t n, const G&, const RowwiseOptions& options, Read) {
     return {F(1) / root(divided(s.sum[0], n) + F(options.epsilon))};
   }
   TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) { memory.set_stat(0, i, row.r); }
@@ -715,16 +715,16 @@ template <class F> struct RmsNormGradient : SummedOp<F, 1> {  // of g and x
   static constexpr int kInputs = 2, kStats = 1;
   struct Given { F r; };
   struct Row { F r, b; };
-  TR_HD static Given given(const FusedOptions&, const RowMemory& memory, int64_t i) { return {memory.stat<F>(0, i)}; }
+  TR_HD static Given given(const RowwiseOptions&, const RowMemory& memory, int64_t i) { return {memory.stat<F>(0, i)}; }
   template <class S> TR_HD static void step(F* sums, const F* x, F weight, const S&, const Given& given) {
-    sums[0] = fused(x[0] * weight, x[1] * given.r, sums[0]);
+    sums[0] = fma_of(x[0] * weight, x[1] * given.r, sums[0]);
   }
   template <class Read>
-  TR_HD static Row row(const State& s, int64_t n, const Given& given, const FusedOptions&, Read) {
+  TR_HD static Row row(const State& s, int64_t n, const Given& given, const RowwiseOptions&, Read) {
     return {given.r, divided(s.sum[0], n)};
   }
   TR_HD static F map(const F* x, F weight, F, int64_t, const Row& row) {
-    return fused(-(x[1] * row.r), row.b, x[0] * weight) * row.r;
+    return fma_of(-(x[1] * row.r), row.b, x[0] * weight) * row.r;
   }
 };
 
@@ -736,7 +736,7 @@ template <class F> struct LayerNorm : OfMoments<F> {
   static constexpr int kStats = 3;
   struct Row { F high, low, r; };
   template <class G, class Read>
-  TR_HD static Row row(const State& s, int64_t n, const G&, const FusedOptions& options, Read) {
+  TR_HD static Row row(const State& s, int64_t n, const G&, const RowwiseOptions& options, Read) {
     const auto mean = OfMoments<F>::mean(s);
     return {mean.high, mean.low, reciprocal(s, divided(s.squares, n), options.epsilon)};
   }
@@ -764,7 +764,7 @@ template <class F> struct LayerNorm : OfMoments<F> {
   }
   TR_HD static F normal(F x, const Row& row) { return ((x - row.high) - row.low) * row.r; }
   TR_HD static F map(const F* x, F weight, F bias, int64_t, const Row& row) {
-    return fused(normal(x[0], row), weight, bias);
+    return fma_of(normal(x[0], row), weight, bias);
   }
 };
 
@@ -779,20 +779,20 @@ template <class F> struct LayerNormGradient : SummedOp<F, 2> {  // of g and x
     Given given;
     F a, b;
   };
-  TR_HD static Given given(const FusedOptions&, const RowMemory& memory, int64_t i) {
+  TR_HD static Given given(const RowwiseOptions&, const RowMemory& memory, int64_t i) {
     return {memory.stat<F>(0, i), memory.stat<F>(1, i), memory.stat<F>(2, i)};
   }
   template <class S> TR_HD static void step(F* sums, const F* x, F weight, const S&, const Given& given) {
     const F g = x[0] * weight;
     sums[0] = sums[0] + g;
-    sums[1] = fused(g, LayerNorm<F>::normal(x[1], given), sums[1]);
+    sums[1] = fma_of(g, LayerNorm<F>::normal(x[1], given), sums[1]);
   }
   template <class Read>
-  TR_HD static Row row(const State& s, int64_t n, const Given& given, const FusedOptions&, Read) {
+  TR_HD static Row row(const State& s, int64_t n, const Given& given, const RowwiseOptions&, Read) {
     return {given, divided(s.sum[0], n), divided(s.sum[1], n)};
   }
   TR_HD static F map(const F* x, F weight, F, int64_t, const Row& row) {
-    return fused(-LayerNorm<F>::normal(x[1], row.given), row.b, x[0] * weight - row.a) * row.given.r;
+    return fma_of(-LayerNorm<F>::normal(x[1], row.given), row.b, x[0] * weight - row.a) * row.given.r;
   }
 };
 
@@ -808,7 +808,7 @@ template <class F, bool kCentered> struct WeightSums {
   // The elements g and x of a row, added to the sums for the weight and for the bias.
   TR_HD static void step(F& to_weight, F& to_bias, F g, F x, const Given& given) {
     const F normal = kCentered ? ((x - given.high) - given.low) * given.r : x * given.r;
-    to_weight = fused(g, normal, to_weight);
+    to_weight = fma_of(g, normal, to_weight);
     to_bias = to_bias + g;
   }
 };

@@ -38,9 +38,9 @@
 // indexed, over the element type, with int64_t for integers and bool.
 #pragma once
 #include "numerics/explog.h"
-#include "reductions.h"
 #include "numerics/order.h"
 #include "numerics/powers.h"
+#include "reductions.h"
 
 namespace torchreduce {
 inline namespace TR_ISA {
@@ -355,7 +355,7 @@ TR_HD Exponentials<F, S> join(Exponentials<F, S> left, Exponentials<F, S> right)
   const bool first = left.m >= right.m;
   const S big = first ? left.s : right.s, small = first ? right.s : left.s;
   const S factor = S(weight(left.m, right.m));
-  return {greatest(left.m, right.m), fused(small, factor, big)};
+  return {greatest(left.m, right.m), fma_of(small, factor, big)};
 }
 
 template <class F> struct LogCumSumExp {
@@ -404,7 +404,7 @@ template <class F> struct LogCumSumExp {
     F s = before.s;
     TR_UNROLLED
     for (int i = 0; i < kGroup; ++i)
-      sums[i] = s = m[i] >= x[i] ? fused(F(1), factors[i], s) : fused(s, factors[i], F(1));
+      sums[i] = s = m[i] >= x[i] ? fma_of(F(1), factors[i], s) : fma_of(s, factors[i], F(1));
     TR_UNROLLED
     for (int i = 0; i < kGroup; ++i) {
       // Where m is infinite or NaN, so is the sum; float64 says so, lest gfx1100 has too few registers.
@@ -435,7 +435,7 @@ template <class F, class S> TR_HD Decayed<F, S> join(Decayed<F, S> left, Decayed
   const S factor = S(decay(right.o, left.o));
   if (right.o == kInfinity<F> && right.r == 0) return left;
   if ((left.o == kInfinity<F> && left.r == 0) || factor == 0) return right;
-  return {right.o, fused(factor, left.r, right.r)};
+  return {right.o, fma_of(factor, left.r, right.r)};
 }
 
 template <class F> struct Decay {
@@ -490,7 +490,7 @@ template <class F> constexpr F kUnderflow = sizeof(F) == 4 ? F(0x1p-149) : F(0x1
 
 // a * h + b of one element: a reset where a is 0; an h of 0 stays 0 where a is infinite.
 template <class F> TR_HD F recur(F a, F h, F b) {
-  const F next = fused(a, h, b);
+  const F next = fma_of(a, h, b);
   return a == 0 || (h == 0 && magnitude(a) == kInfinity<F>) ? b : next;
 }
 // The product of two multipliers, which is 0 only where one of them is, and else at least `least`.
@@ -500,21 +500,21 @@ template <class F> TR_HD F kept_product(F right, F left, F least) {
 }
 // (a + lost) * h + b. A multiplier that has underflowed drops an h that is finite, and makes NaN of any other.
 template <class F> TR_HD F applied(F a, F lost, F b, F h, F least) {
-  const F whole = fused(lost, h, b), rest = is_finite(h) ? whole : b, next = fused(a, h, rest);
+  const F whole = fma_of(lost, h, b), rest = is_finite(h) ? whole : b, next = fma_of(a, h, rest);
   const bool under = magnitude(a) <= least;  // 0 is, too
   const F dropped = a == 0 || is_finite(h) ? b : kInfinity<F> - kInfinity<F>;
   return under ? dropped : h == 0 && magnitude(a) == kInfinity<F> ? b : next;
 }
 
 template <class F> TR_HD Affine<F> join(Affine<F> left, Affine<F> right) {
-  const F a = kept_product(right.a, left.a, kUnderflow<F>), error = fused(right.a, left.a, -a);
-  const F lost = fused(right.a, left.lost, fused(right.lost, left.a, error));
+  const F a = kept_product(right.a, left.a, kUnderflow<F>), error = fma_of(right.a, left.a, -a);
+  const F lost = fma_of(right.a, left.lost, fma_of(right.lost, left.a, error));
   const bool exact = right.a == 0 || left.a == 0 || right.a * left.a == 0 || !is_finite(a);
   return {a, exact ? F(0) : lost, applied(right.a, right.lost, right.b, left.b, kUnderflow<F>)};
 }
 TR_HD WideAffine join(WideAffine left, WideAffine right) {
   constexpr double kLeast = kUnderflow<float>;
-  const double rest = right.b, next = fused(right.a, left.b, rest);
+  const double rest = right.b, next = fma_of(right.a, left.b, rest);
   const bool finite = is_finite(left.b);
   const double dropped = right.a == 0 || finite ? rest : kInfinity<double> - kInfinity<double>;
   const bool nothing = left.b == 0 && magnitude(right.a) == kInfinity<double>;
@@ -597,7 +597,7 @@ template <class F> struct LinearScan {
     // A lo of -0.0 could do no more than make +0.0 of a b, which shows nowhere but beside a hi of zero.
     if (!reset && before.hi != 0 && (!kSingle || bit_cast<uint32_t>(float(before.lo)) == 0x80000000u)) {
       TR_UNROLLED
-      for (int i = 0; i < kGroup; ++i) out[i] = fused(x[i].a, before.hi, x[i].b);
+      for (int i = 0; i < kGroup; ++i) out[i] = fma_of(x[i].a, before.hi, x[i].b);
     } else {
       TR_RARE_PATH;
       TR_UNROLLED
@@ -613,7 +613,7 @@ template <class F> struct LinearScan {
     for (int i = 1; i < kGroup; ++i) {
       const F a = x[i].a, before = x[i - 1].a, q = kept_product(a, before, kUnderflow<F>);
       const bool exact = (a == 0) | (before == 0) | (a * before == 0) | !is_finite(q);
-      const F more = fused(a, lost, fused(a, before, -q));
+      const F more = fma_of(a, lost, fma_of(a, before, -q));
       lost = exact ? F(0) : more;
       x[i] = {q, recur(a, x[i - 1].b, x[i].b)};
     }
@@ -633,10 +633,10 @@ template <class F> struct LinearScan {
   TR_HD static bool is_calm(const Acc& run) { return magnitude(run.a) <= 1; }
   TR_HD static bool is_reset(const Acc& run) { return run.a == 0; }
   TR_HD static Acc calm_join(const Acc& left, const Acc& right) {
-    const F a = right.a * left.a, error = fused(right.a, left.a, -a);
-    const F next = fused(right.a, left.b, fused(right.lost, left.b, right.b));
+    const F a = right.a * left.a, error = fma_of(right.a, left.a, -a);
+    const F next = fma_of(right.a, left.b, fma_of(right.lost, left.b, right.b));
     const bool drops = magnitude(right.a) <= kUnderflow<F>;
-    return {a, fused(right.a, left.lost, fused(right.lost, left.a, error)), drops ? right.b : next};
+    return {a, fma_of(right.a, left.lost, fma_of(right.lost, left.a, error)), drops ? right.b : next};
   }
   TR_HD static bool is_settled(const Acc& run, bool has_reset) { return is_finite(run.b) & (has_reset | (run.a != 0)); }
   TR_HD static Acc calm_end(const Acc& run) { return run; }
@@ -654,13 +654,13 @@ template <class F> struct LinearScan {
     TR_UNROLLED
     for (int i = 1; i < kGroup; ++i) {
       const F a = x[i].a, before = x[i - 1].a, q = a * before;
-      lost = fused(a, lost, fused(a, before, -q));
-      x[i] = {q, fused(a, x[i - 1].b, x[i].b)};
+      lost = fma_of(a, lost, fma_of(a, before, -q));
+      x[i] = {q, fma_of(a, x[i - 1].b, x[i].b)};
     }
     return {x[kGroup - 1].a, lost, x[kGroup - 1].b};
   }
   TR_HD static F plain_result(const Prefix& before, const Item& x) {
-    return fused(x.a, before.hi, kSingle ? fused(x.a, before.lo, x.b) : x.b);
+    return fma_of(x.a, before.hi, kSingle ? fma_of(x.a, before.lo, x.b) : x.b);
   }
   TR_HD static Wide initial_as(double a, double b) {
     if constexpr (kSingle) return {a, b};

@@ -6,22 +6,23 @@
 namespace torchreduce {
 
 // The structs of ops/rowwise.h by kind, X(struct): the kernels of a kind are compiled together.
-#define TR_FUSED_SOFTMAX(X) X(Softmax) X(LogSoftmax) X(SoftmaxGradient) X(LogSoftmaxGradient)
-#define TR_FUSED_EXPONENTIALS(X) \
+#define TR_ROWWISE_SOFTMAX(X) X(Softmax) X(LogSoftmax) X(SoftmaxGradient) X(LogSoftmaxGradient)
+#define TR_ROWWISE_EXPONENTIALS(X) \
   X(LogSumExp) X(LogSumExpGradient) X(CrossEntropy) X(CrossEntropyGradient) X(Entropy) X(EntropyGradient)
-#define TR_FUSED_MOMENTS(X) X(Moments) X(MomentsGradient) X(LayerNorm) X(LayerNormSum) X(LayerNormGradient)
-#define TR_FUSED_SQUARES(X) X(RmsNorm) X(RmsNormSum) X(RmsNormGradient)
-#define TR_FOR_EACH_FUSED_KIND(X) X(SOFTMAX) X(EXPONENTIALS) X(MOMENTS) X(SQUARES)
+#define TR_ROWWISE_MOMENTS(X) X(Moments) X(MomentsGradient) X(LayerNorm) X(LayerNormSum) X(LayerNormGradient)
+#define TR_ROWWISE_SQUARES(X) X(RmsNorm) X(RmsNormSum) X(RmsNormGradient)
+#define TR_FOR_EACH_ROWWISE_KIND(X) X(SOFTMAX) X(EXPONENTIALS) X(MOMENTS) X(SQUARES)
 // All of them; after them come the gradients of weights, which sum over rows.
-#define TR_FOR_EACH_FUSED(X) TR_FUSED_SOFTMAX(X) TR_FUSED_EXPONENTIALS(X) TR_FUSED_MOMENTS(X) TR_FUSED_SQUARES(X)
+#define TR_FOR_EACH_ROWWISE(X) \
+  TR_ROWWISE_SOFTMAX(X) TR_ROWWISE_EXPONENTIALS(X) TR_ROWWISE_MOMENTS(X) TR_ROWWISE_SQUARES(X)
 
 #define TR_NAME(name) name,
-enum class Fused : int { TR_FOR_EACH_FUSED(TR_NAME) RmsNormWeights, LayerNormWeights };
+enum class Rowwise : int { TR_FOR_EACH_ROWWISE(TR_NAME) RmsNormWeights, LayerNormWeights };
 #undef TR_NAME
 
-struct FusedCall {
-  Fused op;
-  FusedOptions options;
+struct RowwiseCall {
+  Rowwise op;
+  RowwiseOptions options;
   Dtype dtype;        // of the elements of all inputs
   Dtype accumulator;  // F32 or F64
   const void* in[2] = {};
@@ -41,7 +42,7 @@ struct FusedCall {
   bool maps() const { return out != nullptr; }
 };
 
-struct FusedFacts {
+struct RowwiseFacts {
   int inputs, stats;
   bool maps, weights, biases;
   bool term;
@@ -49,11 +50,11 @@ struct FusedFacts {
   constexpr bool looks() const { return sums > 0; }
   constexpr int sides() const { return weights + biases; }
 };
-template <class Op> constexpr FusedFacts kFacts = {kReads<Op>,  Op::kStats, Op::kMaps, Op::kWeights,
-                                                   Op::kBiases, Op::kTerm,  Op::kSums};
-FusedFacts facts(Fused op);
+template <class Op> constexpr RowwiseFacts kFacts = {kReads<Op>,  Op::kStats, Op::kMaps, Op::kWeights,
+                                                     Op::kBiases, Op::kTerm,  Op::kSums};
+RowwiseFacts facts(Rowwise op);
 
 // Whether a kernel for elements of the call's type serves it: they enter the accumulator that is theirs.
-inline bool is_static(const FusedCall& call) { return call.accumulator == natural_accumulator(call.dtype); }
+inline bool is_static(const RowwiseCall& call) { return call.accumulator == natural_accumulator(call.dtype); }
 
 }  // namespace torchreduce

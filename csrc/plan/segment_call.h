@@ -121,7 +121,7 @@ template <class F> TR_HD F finished_sum(const SumFinish& finish, F sum, F self, 
   if (onto_self) {
     if (finish.alpha == 1) sum = add(self, sum);
     else if constexpr (std::is_same<F, int64_t>::value) sum = add(self, multiply(int64_t(finish.alpha), sum));
-    else sum = fused(F(finish.alpha), sum, self);
+    else sum = fma_of(F(finish.alpha), sum, self);
   }
   if constexpr (!std::is_same<F, int64_t>::value)
     if (finish.mean) sum = sum / F(rows + onto_self);

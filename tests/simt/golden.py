@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from torchreduce.direct import NUMBERS
+from torchreduce._core.direct import NUMBERS
 from torchreduce.table import BY_NAME, Op
 from torchreduce.testing import GOLDEN_FILE, Golden, golden_cases
 
@@ -32,7 +32,7 @@ def op_of(case: Golden) -> Op:
 
 
 def is_solved(case: Golden) -> bool:
-    """Of reductions and scans. The emulation's groups `fused` and `segments` judge their ops by the CPU's kernels.
+    """Of reductions and scans. The emulation's groups `rowwise` and `segments` judge their ops by the CPU's kernels.
     Norms of other orders have no kernel."""
     if "segments" in case.options:
         return False

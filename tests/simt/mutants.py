@@ -41,7 +41,7 @@ class Mutant:
     def kernels(self) -> str:
         """Those of the Makefile here that it is in, or a plan."""
         name = self.object.split(".")[0]
-        return "fused" if name == "weights" else name
+        return "rowwise" if name == "weights" else name
 
     def text(self) -> str:
         """The file with the bug. ValueError if the pattern does not fit once."""
@@ -56,7 +56,7 @@ MUTANTS = (
     # ---- the ops of reductions
     Mutant(
         "a square is rounded before it is added", "ops/reductions.h",
-        "acc[i] = fused(convert<Acc>(get(i)), convert<Acc>(get(i)), acc[i]);",
+        "acc[i] = fma_of(convert<Acc>(get(i)), convert<Acc>(get(i)), acc[i]);",
         "acc[i] = convert<Acc>(get(i)) * convert<Acc>(get(i)) + acc[i];",
         "reduce.SumOf", ("rows", "column_families"), some=True,
     ),
@@ -358,7 +358,7 @@ MUTANTS = (
     ),
     Mutant(
         "the smaller sum of exponentials is not rescaled", "ops/scans.h",
-        "return {greatest(left.m, right.m), fused(small, factor, big)};",
+        "return {greatest(left.m, right.m), fma_of(small, factor, big)};",
         "return {greatest(left.m, right.m), small + big};",
         "scan.LogCumSumExp", ("scan_rows",),
     ),
@@ -1111,120 +1111,120 @@ MUTANTS = (
     ),
     # ---- row-wise ops
     Mutant(
-        "half words stay where they are in a mapped input that starts elsewhere", "kernels/fused/map_rows.cuh",
+        "half words stay where they are in a mapped input that starts elsewhere", "kernels/rowwise/map_rows.cuh",
         "(bytes & 2) * 8", "0",
-        "fused.EXPONENTIALS", ("fused",),
+        "rowwise.EXPONENTIALS", ("rowwise",),
     ),
     Mutant(
-        "what rows come with is read before it is there", "kernels/fused/map_rows.cuh",
+        "what rows come with is read before it is there", "kernels/rowwise/map_rows.cuh",
         "__syncthreads();", "",
-        "fused.EXPONENTIALS", ("fused",),
+        "rowwise.EXPONENTIALS", ("rowwise",),
     ),
     Mutant(
-        "an element at the label is as any other", "kernels/fused/map_rows.cuh",
+        "an element at the label is as any other", "kernels/rowwise/map_rows.cuh",
         "if (i == marked) map(i);", "",
-        "fused.EXPONENTIALS", ("fused",),
+        "rowwise.EXPONENTIALS", ("rowwise",),
     ),
     Mutant(
-        "a row goes on in the next one", "kernels/fused/map_rows.cuh",
+        "a row goes on in the next one", "kernels/rowwise/map_rows.cuh",
         "if (ends || tile.shape.across) row = row_here();", "if (tile.shape.across) row = row_here();",
-        "fused.EXPONENTIALS", ("fused",),
+        "rowwise.EXPONENTIALS", ("rowwise",),
     ),
     Mutant(
-        "residues of a leaf that starts within a granule stay where they are", "kernels/fused/held_granules.cuh",
+        "residues of a leaf that starts within a granule stay where they are", "kernels/rowwise/held_granules.cuh",
         "move_down<1>(acc, (p.before & 1) != 0, p);", "",
-        "fused.SOFTMAX", ("fused",),
+        "rowwise.SOFTMAX", ("rowwise",),
     ),
     Mutant(
-        "what comes after a row is looked at", "kernels/fused/held_granules.cuh",
+        "what comes after a row is looked at", "kernels/rowwise/held_granules.cuh",
         "mask<E>(g[c], 0, end - last * kGroup, absent);", "",
-        "fused.SOFTMAX", ("fused",),
+        "rowwise.SOFTMAX", ("rowwise",),
     ),
     Mutant(
-        "all lanes have a granule of an aligned row's last chunk", "kernels/fused/held_granules.cuh",
+        "all lanes have a granule of an aligned row's last chunk", "kernels/rowwise/held_granules.cuh",
         "return c < kWhole || number(p, c) * kGroup < p.count;", "return true;",
-        "fused.SQUARES", ("fused",), every=1,
+        "rowwise.SQUARES", ("rowwise",), every=1,
     ),
     Mutant(
-        "what half a warp's chunks are of are the same residues", "kernels/fused/held_granules.cuh",
+        "what half a warp's chunks are of are the same residues", "kernels/rowwise/held_granules.cuh",
         "return c % kRuns * kGroup + i;", "return (kRuns < kChunks ? 0 : c) * kGroup + i;",
-        "fused.SQUARES", ("fused",), every=1,
+        "rowwise.SQUARES", ("rowwise",), every=1,
     ),
     Mutant(
-        "a leaf's last elements are added first", "kernels/fused/held_leaf.cuh",
+        "a leaf's last elements are added first", "kernels/rowwise/held_leaf.cuh",
         "const int late = kLate && p.lane == 0 ? p.before : 0;", "const int late = 0;",
-        "fused.SOFTMAX", ("fused",), every=1,
+        "rowwise.SOFTMAX", ("rowwise",), every=1,
     ),
     Mutant(
-        "lanes beyond a row's leaves have no part in its tree", "kernels/fused/states.cuh",
+        "lanes beyond a row's leaves have no part in its tree", "kernels/rowwise/states.cuh",
         "const int lane = lane_id() & (lanes - 1);", "const int lane = lane_id();",
-        "fused.SOFTMAX", ("fused",),
+        "rowwise.SOFTMAX", ("rowwise",),
     ),
     Mutant(
-        "sums of columns are overwritten before all have seen them", "kernels/fused/columns.cuh",
+        "sums of columns are overwritten before all have seen them", "kernels/rowwise/columns.cuh",
         "const F total = scratch[c]; __syncthreads(); return total;", "return scratch[c];",
-        "fused.MOMENTS", ("fused",),
+        "rowwise.MOMENTS", ("rowwise",),
     ),
     Mutant(
-        "sums of wide columns stay where they are in a row off a granule", "kernels/fused/wide_columns.cuh",
+        "sums of wide columns stay where they are in a row off a granule", "kernels/rowwise/wide_columns.cuh",
         "shift_columns(acc, s); Columns moved", "Columns moved",
-        "fused.SOFTMAX", ("fused",), every=1,
+        "rowwise.SOFTMAX", ("rowwise",), every=1,
     ),
     Mutant(
-        "a leaf of a split row is the row", "kernels/fused/held_rows.cuh",
+        "a leaf of a split row is the row", "kernels/rowwise/held_rows.cuh",
         "total = met.template total<Op>(shape.leaves);", "total = state;",
-        "fused.SQUARES", ("fused",), every=1,
+        "rowwise.SQUARES", ("rowwise",), every=1,
     ),
     Mutant(
         "exponentials are taken for normal numbers", "ops/rowwise.h",
         "return near(l) && least >= l - kNormal;", "return near(l);",
-        "fused.SOFTMAX", ("fused",),
+        "rowwise.SOFTMAX", ("rowwise",),
     ),
     Mutant(
         "half words stay where they are in a row that starts elsewhere than its input",
-        "kernels/fused/held_granules.cuh",
+        "kernels/rowwise/held_granules.cuh",
         "(from & 1) * 16", "0",
-        "fused.SOFTMAX", ("fused",), every=1,
+        "rowwise.SOFTMAX", ("rowwise",), every=1,
     ),
     Mutant(
-        "granules of rows whose output starts elsewhere in its own, of ops with weights", "kernels/fused/rows_call.h",
+        "granules of rows whose output starts elsewhere in its own, of ops with weights", "kernels/rowwise/rows_call.h",
         "if (!f.weights) a.alike = alike;", "a.alike = alike;",
-        "rowwise_plan", ("fused",),
+        "rowwise_plan", ("rowwise",),
     ),
     Mutant(
-        "split rows by granules that they do not end with", "kernels/fused/held_rows.h",
+        "split rows by granules that they do not end with", "kernels/rowwise/held_rows.h",
         "one.layout.length = 2 * kLeaf + call.layout.length % kLeaf;", "one.layout.length = 2 * kLeaf;",
-        "rowwise_plan", ("fused",), every=1,
+        "rowwise_plan", ("rowwise",), every=1,
     ),
     Mutant(
-        "what comes after a packed row is looked at", "kernels/fused/packed_rows.cuh",
+        "what comes after a packed row is looked at", "kernels/rowwise/packed_rows.cuh",
         "if (!kFull && rest<kFull>(c, j) < kGroup) keep_first<E>(g, rest<kFull>(c, j));", "",
-        "fused.SOFTMAX", ("fused",),
+        "rowwise.SOFTMAX", ("rowwise",),
     ),
     Mutant(
-        "packed rows that start at odd half words as if they did not", "kernels/fused/packed_rows.cuh",
+        "packed rows that start at odd half words as if they did not", "kernels/rowwise/packed_rows.cuh",
         "kShifts ? funnel_right(low, next, bits) : low", "low",
-        "fused.SOFTMAX", ("fused",),
+        "rowwise.SOFTMAX", ("rowwise",),
     ),
     Mutant(
-        "packed results leave before all are there", "kernels/fused/packed_rows.cuh",
+        "packed results leave before all are there", "kernels/rowwise/packed_rows.cuh",
         "__syncthreads(); unstage_run(shared, out, rows * n);", "unstage_run(shared, out, rows * n);",
-        "fused.SOFTMAX", ("fused",),
+        "rowwise.SOFTMAX", ("rowwise",),
     ),
     Mutant(
         "a leaf whose squares leave the range is not looked at again", "ops/rowwise.h",
         "return up ? F(two_to(kUp)) : down", "return down",
-        "fused.MOMENTS", ("fused",), every=1,
+        "rowwise.MOMENTS", ("rowwise",), every=1,
     ),
     Mutant(
-        "the second of two tensors is not added", "kernels/fused/held_granules.cuh",
+        "the second of two tensors is not added", "kernels/rowwise/held_granules.cuh",
         "g[c] = rounded<false>(v);", "g[c] = g[c];",
-        "fused.SQUARES", ("fused",), every=1,
+        "rowwise.SQUARES", ("rowwise",), every=1,
     ),
     Mutant(
-        "a residue of weights twice", "kernels/fused/weights.cuh",
+        "a residue of weights twice", "kernels/rowwise/weights.cuh",
         "residue(3, last);", "residue(2, last);",
-        "weights", ("fused",), every=1,
+        "weights", ("rowwise",), every=1,
     ),
 )  # fmt: skip
 

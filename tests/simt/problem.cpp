@@ -11,8 +11,8 @@
 #include "kernels/common/gpu.h"
 #include "kernels/reduce/listed_rows.h"
 #include "plan/reduce_plan.h"
-#include "reference.h"
 #include "plan/scan_plan.h"
+#include "reference.h"
 
 using namespace torchreduce;
 

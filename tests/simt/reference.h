@@ -1,12 +1,12 @@
 // The canonical order (docs/numerics.md) as plain loops over one row: the second judge beside the CPU kernels. It
-// shares with the kernels what an op does (ops/reductions.h) and how elements convert (dtype.h), and nothing of how they are
-// combined.
+// shares with the kernels what an op does (ops/reductions.h) and how elements convert (dtype.h), and nothing of how
+// they are combined.
 #pragma once
 #include <algorithm>
 #include <vector>
 
-#include "plan/call.h"
 #include "numerics/order.h"
+#include "plan/call.h"
 
 namespace reference {
 

@@ -22,10 +22,10 @@
 #include <string_view>
 
 #include "emulator.h"
-#include "fused.h"
 #include "kernels/scan/extremes.h"
 #include "numerics/order.h"
 #include "problem.h"
+#include "rowwise.h"
 #include "segments.h"
 
 using namespace torchreduce;
@@ -966,14 +966,14 @@ void team_walk() {
 }
 
 // Row-wise ops.
-void fused() { done = check_fused(seed, every, few); }
+void fma_of() { done = check_rowwise(seed, every, few); }
 
 // Rows that are added up by their numbers.
 void segments() { done = check_segments(seed, every, few); }
 
 struct Group {
   const char* name;
-  const char* kernels;  // of which .cu file; with those of fused.cu also those of weights.cu
+  const char* kernels;  // of which .cu file; with those of rowwise.cu also those of weights.cu
   void (*run)();
 };
 constexpr Group kGroups[] = {
@@ -1014,7 +1014,7 @@ constexpr Group kGroups[] = {
     {"far", "reduce", far},
     {"far_scans", "scan", far_scans},
     {"superblocks", "scan", superblocks},
-    {"fused", "fused", fused},
+    {"rowwise", "rowwise", rowwise},
 };
 
 // ---- problems from a file -------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._core.dispatch import Saved, differentiable, save
 from .._fake.reductions import reduced_shape
-from ..dispatch import Saved, differentiable, save
 from .reductions import OfInput, Reduction, Sum, accumulator, rounded
 
 _ops = torch.ops.torchreduce

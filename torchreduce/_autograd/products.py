@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._core.dispatch import LIBRARY, Rule, Saved, differentiable, save
 from .._fake.reductions import decided, dims_of, reduced_shape
-from ..dispatch import LIBRARY, Rule, Saved, differentiable, save
 from .reductions import OfInput, Reduction, _round, broadcasting, define, each
 from .scans import _canonical, _of_exclusive, _of_inclusive, _scan, _shifted, along_rows
 

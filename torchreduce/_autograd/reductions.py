@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from .._core.dispatch import LIBRARY, Rule, Saved, differentiable, is_bare, is_unwatched, save
 from .._fake.reductions import decided, dims_of, reduced_shape
-from ..dispatch import LIBRARY, Rule, Saved, differentiable, is_bare, is_unwatched, save
 
 _ops = torch.ops.torchreduce
 MOST_DIMS = 64  # of a tensor

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._core.dispatch import Rule, Saved, differentiable, is_bare, save
 from .._fake.reductions import reduced_shape
 from .._fake.rowwise import SIGNATURES, trailing, wide
-from ..dispatch import Rule, Saved, differentiable, is_bare, save
 from .reductions import Reduction, _round, define, rounded, summed
 
 _ops = torch.ops.torchreduce

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._core.dispatch import LIBRARY, Rule, Saved, differentiable, register_out, save
 from .._fake.reductions import broadcast_shape, decided, writes_only
-from ..dispatch import LIBRARY, Rule, Saved, differentiable, register_out, save
 from .reductions import _round, accumulator, define, each, summed
 
 _ops = torch.ops.torchreduce

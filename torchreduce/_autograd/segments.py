@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._core.dispatch import Rule, Saved, differentiable, save
 from .._fake.segments import apart, batched, flat, joined, padded
-from ..dispatch import Rule, Saved, differentiable, save
 from .reductions import Indexed, accumulator, define, rounded
 
 _ops = torch.ops.torchreduce

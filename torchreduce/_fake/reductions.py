@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch import LIBRARY, register_out
+from .._core.dispatch import LIBRARY, register_out
 from ..table import OPS, PAIRS, Op
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from ..dispatch import LIBRARY, register_out
+from .._core.dispatch import LIBRARY, register_out
 from ..table import KEEPING_SHAPE
 from .reductions import dims_of, reduced_shape, writes_only
 

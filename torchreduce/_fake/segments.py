@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch import LIBRARY
+from .._core.dispatch import LIBRARY
 from ..table import BY_NAME
 
 REDUCTIONS = ("sum", "mean", "prod", "amax", "amin", "max", "min", "argmax", "argmin")

@@ -14,7 +14,7 @@ import torchreduce
 from .. import _C
 from ..plans import _FAMILIES
 from ..table import BY_NAME
-from ..testing import FUSED, Golden, check_golden, force_plan, golden_cases, make_input
+from ..testing import ROWWISE, Golden, check_golden, force_plan, golden_cases, make_input
 from .demo import gpu_usable, seconds
 
 # Calls whose bandwidth is reported: on a square of float32, flattened or along one of its dims.
@@ -43,10 +43,10 @@ def _kernels(device: str) -> Iterator[tuple[str, Any, list[Golden]]]:
             yield name, _instructions(name), cases
         return
     yield "as planned", nullcontext(), cases
-    kind_of: dict[str, str] = {op.function: op.kind for op in BY_NAME.values()} | dict.fromkeys(FUSED, "fused row")
+    kind_of: dict[str, str] = {op.function: op.kind for op in BY_NAME.values()} | dict.fromkeys(ROWWISE, "row-wise op")
     for kind, family in _FAMILIES:
         own = [case for case in cases if kind_of.get(case.function) == kind and "segments" not in case.options]
-        shown = "row-wise op" if kind == "fused row" else kind
+        shown = kind
         yield f"{shown}s: {family}", force_plan(family=family), own
 
 

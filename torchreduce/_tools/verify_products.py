@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .. import _C
-from ..direct import NUMBERS
+from .._core.direct import NUMBERS
 from ..override import enabled
 
 ROWS = (1, 2, 3, 7, 16, 33, 64, 100, 129, 256, 500, 1000, 1024, 4096)

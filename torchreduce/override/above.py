@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import fused, ops
+from .. import ops, rowwise
 from .._autograd.reductions import _divide, rounded
+from .._core.dispatch import derivatives, is_plain, is_unwatched
 from .._fake.reductions import reduced_shape
 from ..determinism import level_code
-from ..dispatch import derivatives, is_plain, is_unwatched
 from .rules import GRAPH_RULES, WHY, Call, Rule, Torchs, _check_dtype, _check_norm, _check_rows, _dims, evaluate
 from .rules import overload as aten
 from .table import ABOVE
@@ -85,7 +85,7 @@ class _Loss(torch.autograd.Function):
         ctx: Any, x: Tensor, target: Tensor, weight: Tensor | None, classes: int, ignored: int, reduction: int
     ) -> Tensor:
         level, total = level_code(), None
-        losses, weights, stats = fused._CROSS_ENTROPY.raw(x, target, weight, classes, ignored, level)
+        losses, weights, stats = rowwise._CROSS_ENTROPY.raw(x, target, weight, classes, ignored, level)
         if reduction == 0:
             result = rounded(losses, x.dtype)
         elif reduction == 2:
@@ -142,13 +142,13 @@ def _cross_entropy_loss(
             raise Torchs("dims")
     if any(t is not None and t.device != x.device for t in (target, weight)):
         raise Torchs("kind")
-    is_bare = is_unwatched() and is_plain(x) and not fused._is_autocast(x)
+    is_bare = is_unwatched() and is_plain(x) and not rowwise._is_autocast(x)
     try:
         if is_bare and target.dtype is torch.int64 and smoothing == 0.0:
             call = _Loss.apply if x.requires_grad and torch.is_grad_enabled() else partial(_Loss.forward, None)
             return call(x, target, weight, classes, ignored, reduction)
         of = {"ignore_index": ignored, "reduction": _REDUCTIONS[reduction], "label_smoothing": smoothing}
-        result: Tensor = fused.cross_entropy(x, target, weight, **of)  # type: ignore[call-overload]
+        result: Tensor = rowwise.cross_entropy(x, target, weight, **of)  # type: ignore[call-overload]
         return result
     except IndexError:  # a label out of range
         raise Torchs("dims") from None
@@ -158,7 +158,7 @@ def _rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | 
     _check_norm(x, shape, weight)
     if weight is not None and weight.dtype != x.dtype:  # of which torch warns
         raise Torchs("dtype")
-    return fused.rms_norm(x, shape, weight, eps)
+    return rowwise.rms_norm(x, shape, weight, eps)
 
 
 def _layer_norm(
@@ -170,7 +170,7 @@ def _layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     _check_norm(x, shape, weight, bias)
-    return fused.layer_norm(x, shape, weight, bias, eps)
+    return rowwise.layer_norm(x, shape, weight, bias, eps)
 
 
 COMPOSITES: dict[str, Rule] = {

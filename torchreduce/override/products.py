@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch import LIBRARY
+from .._core.dispatch import LIBRARY
 from .rules import Call, Rule, Torchs
 from .table import PRODUCTS
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch import has_tangent
+from .._core.dispatch import has_tangent
 from ..table import FLOATS
 from . import products, state
 from .above import COMPOSITES, SERVED, Above

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..direct import aten_path
+from .._core.direct import aten_path
 
 lock = threading.Lock()  # of all that is below
 rows: Any = None  # once it is registered

@@ -15,11 +15,11 @@ inline uint64_t trailing(const Tensor& x, size_t count) {
 }
 
 // An op on the rows of x, and what it holds while it runs.
-struct Rows : FusedRun {
+struct Rows : RowwiseRun {
   at::SmallVector<Tensor, 4> held;
 
-  Rows(Fused op, const Tensor& x, uint64_t mask, ScalarType result)
-      : FusedRun("rows", op, read(x), mask, Dtype(result)) {}
+  Rows(Rowwise op, const Tensor& x, uint64_t mask, ScalarType result)
+      : RowwiseRun("rows", op, read(x), mask, Dtype(result)) {}
 
   ScalarType wide() const { return ScalarType(call.accumulator); }
   // Statistics, (planes, rows), to be written or as they are given.
@@ -56,7 +56,7 @@ inline Why plan_rows(const Tensor& x) {
                                            : Why::Served;
 }
 
-template <Fused op> struct Softmax {
+template <Rowwise op> struct Softmax {
   static Why plan(const Tensor& x, int64_t dim, bool half_to_float) {
     if (const Why why = plan_rows(x); why != Why::Served) return why;
     if (half_to_float && (x.is_cpu() || x.element_size() != 2)) return Why::Dtype;
@@ -82,7 +82,7 @@ template <Fused op> struct Softmax {
 };
 
 // Of what is of the result's shape, g, and the result, y.
-template <Fused op> struct SoftmaxBackward {
+template <Rowwise op> struct SoftmaxBackward {
   static Why plan(const Tensor& g, const Tensor& y, int64_t dim, ScalarType dtype) {
     if (const Why why = plan_rows(y); why != Why::Served) return why;
     if (g.scalar_type() != y.scalar_type() || !is_float(dtype)) return Why::Dtype;
@@ -110,10 +110,10 @@ template <Fused op> struct SoftmaxBackward {
 
 struct LogSumExp {
   static void run(const Tensor& x, uint64_t mask, const Tensor& out) {
-    Rows rows(Fused::LogSumExp, x, mask, x.scalar_type());
+    Rows rows(Rowwise::LogSumExp, x, mask, x.scalar_type());
     const Tensor stats = rows.stats(x);
     rows.value(0, out);
-    rows.FusedRun::run();
+    rows.RowwiseRun::run();
   }
   template <class R, class... A> static R call(Why& why, const Tensor& x, A&&... a) {
     Arguments given;
@@ -149,13 +149,13 @@ template <bool root> struct Variance {
   }
   static double by(const std::optional<at::Scalar>& correction) { return correction ? correction->toDouble() : 1; }
   static void run(const Tensor& x, uint64_t mask, double correction, const Tensor& out, const Tensor* mean = nullptr) {
-    Rows rows(Fused::Moments, x, mask, x.scalar_type());
+    Rows rows(Rowwise::Moments, x, mask, x.scalar_type());
     rows.call.options.correction = correction;
     rows.call.options.root = root;
     const Tensor stats = rows.stats(x);
     rows.value(0, out);
     if (mean) rows.value(1, *mean);
-    rows.FusedRun::run();
+    rows.RowwiseRun::run();
   }
   template <class R> static R call(Why& why, const Tensor& x, const at::OptionalIntArrayRef& dim,
                                    const std::optional<at::Scalar>& correction, bool keepdim) {
@@ -244,7 +244,7 @@ struct LayerNorm {
                                    const MaybeTensor& bias, double epsilon) {
     why = plan_norm(x, shape, {&weight, &bias});
     if (why != Why::Served) return {};
-    Rows rows(Fused::LayerNorm, x, trailing(x, shape.size()), x.scalar_type());
+    Rows rows(Rowwise::LayerNorm, x, trailing(x, shape.size()), x.scalar_type());
     rows.call.options.epsilon = epsilon;
     if (given(weight)) rows.call.weight = rows.of_positions(*weight);
     if (given(bias)) rows.call.bias = rows.of_positions(*bias);
@@ -267,7 +267,7 @@ struct LayerNormBackward {
     if (why == Why::Served && ((wanted[1] && !given(weight)) || (wanted[2] && !given(bias)))) why = Why::Option;
     if (why != Why::Served) return {};
     const uint64_t mask = trailing(x, shape.size());
-    Rows moments(Fused::Moments, x, mask, x.scalar_type());
+    Rows moments(Rowwise::Moments, x, mask, x.scalar_type());
     if (rstd.numel() != moments.row_count() || rstd.device() != x.device()) {
       why = Why::Dims;
       return {};
@@ -275,15 +275,15 @@ struct LayerNormBackward {
     std::optional<Tensor> stats = planes_of(mean, rstd, moments.row_count(), moments.wide());
     if (!stats) {  // the mean once more, from x: the same bits
       stats = moments.stats(x);
-      moments.FusedRun::run();
+      moments.RowwiseRun::run();
       stats->select(0, 2).copy_(rstd.reshape({-1}));
     }
     const MaybeTensor& any = given(weight) ? weight : bias;
-    return gradients<R, Fused::LayerNormGradient, Fused::LayerNormWeights>(
+    return gradients<R, Rowwise::LayerNormGradient, Rowwise::LayerNormWeights>(
         g, x, mask, shape.size(), *stats, weight, given(any) ? any->scalar_type() : x.scalar_type(), wanted);
   }
   // Of x, weight and bias, those that are wanted; the latter two in a dtype of theirs.
-  template <class R, Fused of_input, Fused of_weights>
+  template <class R, Rowwise of_input, Rowwise of_weights>
   static R gradients(const Tensor& g, const Tensor& x, uint64_t mask, size_t dims, const Tensor& stats,
                      const MaybeTensor& weight, ScalarType of_positions, const std::array<bool, 3>& wanted) {
     R result;
@@ -293,7 +293,7 @@ struct LayerNormBackward {
     rows.use_stats(stats);
     Tensor sums[2];
     if (sums_over_rows)
-      for (int k = 0; k < (of_weights == Fused::LayerNormWeights ? 2 : 1); ++k) {
+      for (int k = 0; k < (of_weights == Rowwise::LayerNormWeights ? 2 : 1); ++k) {
         sums[k] = allocate(x.sizes().slice(size_t(x.dim()) - dims), Dtype(of_positions), x);
         rows.value(k, sums[k]);
       }
@@ -320,7 +320,7 @@ struct RmsNorm {
                                    const std::optional<double>& epsilon) {
     why = plan_norm(x, shape, {&weight});
     if (why != Why::Served) return {};
-    Rows rows(Fused::RmsNorm, x, trailing(x, shape.size()), x.scalar_type());
+    Rows rows(Rowwise::RmsNorm, x, trailing(x, shape.size()), x.scalar_type());
     rows.call.options.epsilon = epsilon.value_or(rows.call.accumulator == Dtype::F64 ? 0x1p-52 : 0x1p-23);
     if (given(weight)) rows.call.weight = rows.of_positions(*weight);
     const Tensor stats = rows.stats(x), out = allocate(x.sizes(), Dtype(x.scalar_type()), x);
@@ -335,14 +335,14 @@ struct RmsNormBackward {
     why = plan_norm(x, shape, {&weight});
     if (why != Why::Served) return {};
     const uint64_t mask = trailing(x, shape.size());
-    const Rows rows(Fused::RmsNorm, x, mask, x.scalar_type());
+    const Rows rows(Rowwise::RmsNorm, x, mask, x.scalar_type());
     if (g.scalar_type() != x.scalar_type() || rstd.scalar_type() != rows.wide()) why = Why::Dtype;
     else if (g.sizes() != x.sizes() || g.device() != x.device() || rstd.device() != x.device()) why = Why::Dims;
     else if (rstd.numel() != rows.row_count()) why = Why::Dims;
     else if (wanted[1] && !given(weight)) why = Why::Option;
     if (why != Why::Served) return {};
     const Tensor stats = rstd.reshape({1, -1}).contiguous();
-    return LayerNormBackward::gradients<R, Fused::RmsNormGradient, Fused::RmsNormWeights>(
+    return LayerNormBackward::gradients<R, Rowwise::RmsNormGradient, Rowwise::RmsNormWeights>(
         g, x, mask, shape.size(), stats, weight, x.scalar_type(), {wanted[0], wanted[1], false});
   }
 };

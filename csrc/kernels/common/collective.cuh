@@ -1,8 +1,8 @@
 // What a warp does together, in the canonical order, and how kernels reach elements.
 #pragma once
-#include "plan/call.h"
 #include "gpu_packed.h"
 #include "numerics/order.h"
+#include "plan/call.h"
 
 namespace torchreduce::gpu {
 

@@ -6,12 +6,12 @@
 #include <string>
 #include <utility>
 
-#include "plan/rowwise_plan.h"
 #include "gpu.cuh"
 #include "gpu.h"
 #include "plan/reduce_plan.h"
-#include "refusal.h"
+#include "plan/rowwise_plan.h"
 #include "plan/scan_plan.h"
+#include "refusal.h"
 
 namespace torchreduce::gpu {
 
@@ -31,12 +31,12 @@ const char* scan(const PlannedScan& call, void* workspace, void* stream) {
   return "unknown scan";
 }
 
-const char* fused_rows(const PlannedFused& call, void* workspace, void* stream) {
+const char* rowwise_rows(const PlannedRowwise& call, void* workspace, void* stream) {
   if (std::holds_alternative<NormGradientsShape>(call.plan.shape)) return launch_weights(call, workspace, stream);
 #define TR_CASE(name) \
-  case Fused::name: return launch_fused<name>(call, workspace, stream);
+  case Rowwise::name: return launch_rowwise<name>(call, workspace, stream);
   switch (call.op) {
-    TR_FOR_EACH_FUSED(TR_CASE)
+    TR_FOR_EACH_ROWWISE(TR_CASE)
     default: return launch_weights(call, workspace, stream);
   }
 #undef TR_CASE

@@ -15,7 +15,7 @@ namespace torchreduce {
 // depend on the plans of another.
 struct PlannedReduction;
 struct PlannedScan;
-struct PlannedFused;
+struct PlannedRowwise;
 
 namespace gpu {
 
@@ -23,7 +23,7 @@ namespace gpu {
 // hold. Returns nullptr, or the runtime's message when a launch failed.
 const char* reduce(const PlannedReduction& call, void* workspace, void* stream);
 const char* scan(const PlannedScan& call, void* workspace, void* stream);
-const char* fused_rows(const PlannedFused& call, void* workspace, void* stream);
+const char* rowwise_rows(const PlannedRowwise& call, void* workspace, void* stream);
 
 // Enqueues an intrinsic of intrinsics.h on the default stream of the current device, of `count` times four words.
 const char* run_intrinsic(int which, const uint32_t* in, uint32_t* out, int64_t count);
@@ -34,13 +34,14 @@ int current_device();
 void set_device(int device);
 DeviceFacts facts(int device);
 
-// Each op's kernels are compiled on their own (reduce.cu, scan.cu, fused.cu).
+// Each op's kernels are compiled on their own (reduce.cu, scan.cu, rowwise.cu).
 template <template <class> class Op> const char* launch_reduce(const PlannedReduction& call, void* workspace,
                                                                void* stream);
 template <template <class> class Op> const char* launch_scan(const PlannedScan& call, void* workspace, void* stream);
-template <template <class> class Op> const char* launch_fused(const PlannedFused& call, void* workspace, void* stream);
+template <template <class> class Op> const char* launch_rowwise(const PlannedRowwise& call, void* workspace,
+                                                                void* stream);
 // The gradients of weights, alone or together with those of norms (weights.cu).
-const char* launch_weights(const PlannedFused& call, void* workspace, void* stream);
+const char* launch_weights(const PlannedRowwise& call, void* workspace, void* stream);
 
 }  // namespace gpu
 }  // namespace torchreduce

@@ -50,9 +50,9 @@ TR_HD uint32_t least_halves(uint32_t low, uint32_t high, uint32_t add, uint32_t 
 #endif
 }
 
-// Keys of floats (ops/reductions.h, Ordering::key) in few instructions; under a minimum those of merged zeros are by one greater.
-// A product by 1 or -1, plus 0, turns each NaN into that of all ones but the sign, and -0.0 into +0.0; plus -0.0, it
-// keeps zeros apart.
+// Keys of floats (ops/reductions.h, Ordering::key) in few instructions; under a minimum those of merged zeros are by
+// one greater. A product by 1 or -1, plus 0, turns each NaN into that of all ones but the sign, and -0.0 into +0.0;
+// plus -0.0, it keeps zeros apart.
 TR_HD int32_t packed_key(uint32_t bits, bool min, bool merge_zeros = true) {
 #if defined(__CUDA_ARCH__)
   const float zero = merge_zeros ? 0.0f : -0.0f;

@@ -71,7 +71,8 @@ template <class Load> __device__ __forceinline__ typename Load::Element element_
   return x[0];
 }
 
-// Keys of elements of any type, as of Ordering (ops/reductions.h): in the highest bits, of negative floats with ones after them.
+// Keys of elements of any type, as of Ordering (ops/reductions.h): in the highest bits, of negative floats with ones
+// after them.
 struct AnyOrdering {
   static constexpr int64_t kGreatest = INT64_MAX, kLowest = INT64_MIN;
   Dtype dtype;

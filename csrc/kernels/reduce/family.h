@@ -3,8 +3,8 @@
 #pragma once
 #include <optional>
 
-#include "plan/call.h"
 #include "numerics/order.h"
+#include "plan/call.h"
 #include "plan/plan_tools.h"
 
 namespace torchreduce {

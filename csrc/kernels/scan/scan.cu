@@ -8,12 +8,12 @@
 #include "extreme_columns.cuh"
 #include "extremes.cuh"
 #include "kernels/common/gpu.h"
+#include "plan/scan_plan.h"
 #include "ragged_columns.cuh"
 #include "ring.cuh"
 #include "ring_columns.cuh"
 #include "ring_pairs.cuh"
 #include "row_pairs.cuh"
-#include "plan/scan_plan.h"
 #include "short_columns.cuh"
 #include "short_rows.cuh"
 

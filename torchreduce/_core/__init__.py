@@ -1,0 +1,1 @@
+"""What public functions share: checks of arguments, and the choice of a path to the kernels."""

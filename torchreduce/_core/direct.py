@@ -1,0 +1,74 @@
+"""Call the bare kernels without torch's dispatcher, which takes half of the host's time of a call on a small tensor.
+
+For each op, `direct` of csrc/binding/python_direct.cpp makes two functions. One is run by calls of the overload .raw,
+including those in Inductor's code. The other checks its arguments itself, and is for calls that nothing has checked. If
+there is no `_aten` for this torch, the overload stays as torch made it, and the other function handles no call.
+"""
+
+import ctypes
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from .. import _C
+
+# torch's numbers of its dtypes.
+NUMBERS = {
+    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
+    torch.float64: 7, torch.bool: 11, torch.bfloat16: 15,
+}  # fmt: skip
+
+
+def aten_path() -> Path:
+    """Return the path of `_aten` for this torch."""
+    release = re.sub(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$", "", torch.__version__)  # as setup.py's torch_release
+    return Path(__file__).parents[1].joinpath(f"_aten.torch-{release}.so")
+
+
+def _connect() -> bool:
+    """Whether direct calls are available: `_aten` for this torch, and torch's function for a tensor's handle."""
+    handle_of = getattr(getattr(torch._C, "_aoti", None), "unsafe_alloc_void_ptr_from_tensor", None)
+    try:
+        aten = ctypes.CDLL(str(aten_path()))
+    except OSError:  # enable() says what is missing
+        return False
+    if handle_of is None:
+        return False
+    is_plain, wrap = (
+        ctypes.cast(f, ctypes.c_void_p).value for f in (aten.torchreduce_aten_is_plain, aten.torchreduce_aten_wrap)
+    )
+    assert is_plain is not None and wrap is not None
+    _C.use_torch(torch.Tensor, Parameter, NUMBERS, handle_of, is_plain, wrap)
+    return True
+
+
+_connected = _connect()
+
+
+def _never(*args: Any) -> None:
+    pass
+
+
+def _turn_over() -> None:
+    """Make calls of the overload .raw from Python try the direct call first."""
+    for name in _C.direct_names():
+        overload = getattr(torch.ops.torchreduce, name).raw
+        overload._op = _C.direct(name, overload._op)
+
+
+if _connected:
+    _turn_over()
+
+
+def raw(name: str) -> Callable[..., Any]:
+    """Return what the overload .raw of an op calls: the kernel for plain arguments, else the dispatcher."""
+    return getattr(torch.ops.torchreduce, name).raw._op  # type: ignore[no-any-return]
+
+
+def plain(name: str) -> Callable[..., Any]:
+    """Return the same for unchecked arguments. Its calls return None if these are not plain, or are invalid."""
+    return _C.direct(name, None) if _connected else _never
