@@ -187,6 +187,8 @@ def test_derivatives_of_sums(device):
         lambda own, src: tr.scatter_add(own, 0, index[:5, None], src),
         lambda own, src: tr.index_put(own, (index,), src, accumulate=True),
         lambda own, src: tr.index_add_(own * 1, 0, index, src),
+        lambda own, src: tr.scatter_reduce_(own * 1, 0, index[:, None].expand(6, 2), src, "amax"),
+        lambda own, src: tr.scatter_reduce_(own * 1, 1, index[:4, None] % 2, src, "prod"),
     ):
         assert torch.autograd.gradcheck(f, (own, src), check_forward_ad=True)
         assert torch.autograd.gradgradcheck(f, (own, src))
