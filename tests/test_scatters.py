@@ -150,6 +150,8 @@ def test_sixteen_bits_are_rounded_once(device):
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.complex64], ids=str)
 def test_other_dtypes_are_torchs(device, dtype):
+    if device == "cuda" and dtype in (torch.bool, torch.complex64):
+        pytest.skip("not all of these are in torch")
     own, index = torch.ones(3, device=device).to(dtype), torch.tensor([0, 0, 2], device=device)
     for name, rest in (("index_add", (own,)), ("scatter_add", (own,)), ("index_put", ())):
         arguments = ((index,), own, True) if name == "index_put" else (0, index, *rest)
