@@ -38,6 +38,27 @@ BESIDE = {
     ("cross_entropy", "target"): lambda x, t: tr.cross_entropy(x, t.expand(3, 4)),
     ("cross_entropy", "weight"): lambda x, t: tr.cross_entropy(x, torch.tensor([0, 3, 1], device=x.device), t),
 }
+for _end in ("", "_"):  # in place: of what is no leaf
+    BESIDE |= {
+        (f"index_add{_end}", "source"): lambda x, t, f=f"index_add{_end}": getattr(tr, f)(
+            x * 1, 0, rows(x), t.expand(3, 4)
+        ),
+        (f"index_reduce{_end}", "source"): lambda x, t, f=f"index_reduce{_end}": getattr(tr, f)(
+            x * 1, 0, rows(x), t.expand(3, 4), "mean"
+        ),
+        (f"index_put{_end}", "values"): lambda x, t, f=f"index_put{_end}": getattr(tr, f)(x * 1, (rows(x),), t, True),
+        (f"scatter_add{_end}", "src"): lambda x, t, f=f"scatter_add{_end}": getattr(tr, f)(
+            x * 1, 0, rows(x)[:, None], t.expand(3, 4)
+        ),
+        (f"scatter_reduce{_end}", "src"): lambda x, t, f=f"scatter_reduce{_end}": getattr(tr, f)(
+            x * 1, 0, rows(x)[:, None], t.expand(3, 4), "prod"
+        ),
+    }
+OF_INTEGERS = ("index", "indices", "segments")
+
+
+def rows(x):
+    return torch.tensor([2, 0, 2], device=x.device)
 
 
 def test_every_tensor_beside_the_input_has_a_gradient_or_is_refused(device):
@@ -47,7 +68,7 @@ def test_every_tensor_beside_the_input_has_a_gradient_or_is_refused(device):
         (name, key)
         for name, function in functions.items()
         for key, parameter in inspect.signature(function).parameters.items()
-        if "Tensor" in str(parameter.annotation) and key not in ("input", "out")
+        if "Tensor" in str(parameter.annotation) and key not in ("input", "out", *OF_INTEGERS)
     }
     assert found == set(BESIDE)
     x = values((3, 4), torch.float64, seed=3).to(device)

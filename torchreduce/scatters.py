@@ -72,7 +72,8 @@ def _scattered(
             _SCATTER_(view(input), source, *places, *how)
             torch.autograd.graph.increment_version(input)
             return input
-    target = view(input)
+    kept = in_place and reduce not in ("sum", "mean")  # for the gradient
+    target = view(input.clone() if kept else input)
     result = serving(_SCATTER, target, source, places.offsets)(target, source, *places, *how)
     result = result.reshape(input.shape)
     return input.copy_(result) if in_place else result

@@ -7,6 +7,7 @@ Common to all calls with segments=
 - Segment k has the elements from offsets[k] to offsets[k + 1] along dim; the result has a row for each. Elements before
   the first offset and from the last one on belong to no segment.
 - The result of a segment is bitwise identical to the function of its elements alone.
+- The input is copied only if the dims before dim, or those after it, do not lie in memory as one dim would.
 - Raises RuntimeError on a CPU for offsets that fall or are out of range. A GPU clamps them.
 
 >>> import torch, torchreduce
