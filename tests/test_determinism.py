@@ -200,7 +200,7 @@ FOLDS = {
     "mean": lambda x: tr.mean(x, (0, 1)),
     "nansum": lambda x: tr.nansum(x),
     "nanmean": lambda x: tr.nanmean(x),
-    "prod": lambda x: tr.prod(1 + x / 100),
+    "prod": lambda x: tr.prod(1 + x / 128),
     "vector_norm": lambda x: tr.vector_norm(x),
 }
 
