@@ -40,7 +40,8 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<RowwiseCall, rowwise_
 //                                                            for its rows; else held_rows and weight_columns, in turn
 //   gradients of weights alone ............................. weight_columns
 //   no sums: LogSumExp-, CrossEntropy-, Entropy-,
-//   MomentsGradient ........................................ map_rows, along rows and across them
+//   MomentsGradient ........................................ held_rows, float32 by Words of half a leaf; map_rows for
+//                                                            16-bit rows off their granules, and across rows
 //   rows of neighbours (stride 1 along the row)
 //     up to 768 elements, one run of memory, no weights:
 //       16-bit floats off a granule; rows of float32
@@ -64,11 +65,11 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<RowwiseCall, rowwise_
 const std::vector<Family<RowwiseCall, rowwise_plans::Shape>> kRowwiseFamilies = {
     {"norm_gradients", "rows in shared memory, for the gradients of norms and of their weights",
      kShapeOf<norm_gradients::serves>},
-    {"map_rows", "gradients without a pass for sums, in one run over the elements", kShapeOf<map_rows::serves>},
     {"packed_rows", "short rows, aligned or not, by way of shared memory to registers and back",
      kShapeOf<rowwise_packed_rows::serves>},
     {"held_rows", "rows kept in registers between the passes", kShapeOf<held_rows::serves>},
     {"split_rows", "long rows by leaves, read twice", kShapeOf<split_rows::serves>},
+    {"map_rows", "gradients without a pass for sums, in one run over the elements", kShapeOf<map_rows::serves>},
     {"held_columns", "columns kept on chip between the passes", kShapeOf<held_columns::serves>},
     {"wide_columns", "wide columns by leaves, read twice", kShapeOf<rowwise_wide_columns::serves>},
     {"columns", "tiles of columns kept in shared memory between the passes", kShapeOf<rowwise_columns::serves>},

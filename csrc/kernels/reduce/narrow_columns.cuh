@@ -17,8 +17,8 @@ TR_HD constexpr int skewed(int i) { return i + (i >> 5); }
 // those 256 and 512 further on. Elements 4 t to 4 t + 3 of a run are of row (4 t + i) / 10 and column (4 t + i) % 10.
 // Shared memory: the parts' results, Near[parts][inner], if there are several; the values, Near[skewed(span * inner)];
 // rows left by the trees, Near[span / 8][inner] and [span / 64]; where units meet, their two buffers
-// (split_columns.cuh).
-template <class Op, class Load>
+// (split_columns.cuh). kOneRun: all rows are in one.
+template <class Op, class Load, bool kOneRun>
 __global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename Load::Element), kTwice<Op>))
     reduce_narrow_columns(TR_GRID_CONSTANT ColumnCall q) {
   using E = typename Load::Element;
@@ -66,7 +66,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename L
           const int first = at(u) + k0 * next_run;
           auto there = [&](int k) { return first + k * next_run < end; };
           auto element = [&](int k) { return top + int64_t(first + k * next_run) * kSize; };
-          if (has_small_columns<Op>(DtypeOf<E>::value) && q.jump) {
+          if (!kOneRun && has_small_columns<Op>(DtypeOf<E>::value) && q.jump) {
             load_granules(
                 q, none, there,
                 [&](int k) {

@@ -69,8 +69,14 @@ TR_SMALL_COLUMNS(ColumnSlicesShape, reduce_column_slices)
 template <class Op, class Load>
 void launch(const ReduceCall& call, const NarrowColumnsShape& shape, typename Op::Acc* partials, uint32_t* tickets,
             gpuStream_t stream) {
-  if constexpr (kWideReductions && kIsTyped<Load> && has_columns<Op>(DtypeOf<typename Load::Element>::value)) {
-    launch_columns(reduce_narrow_columns<Op, Load>, call, shape, partials, tickets, stream);
+  constexpr Dtype d = DtypeOf<typename Load::Element>::value;
+  if constexpr (kWideReductions && kIsTyped<Load> && has_columns<Op>(d)) {
+    // Of float32, rows in one run have a kernel of their own (H200, sums of 2 to 100 columns: 1.04 to 1.1 times as
+    // fast).
+    constexpr bool kApart = d == Dtype::F32;
+    launch_columns(
+        kApart && !shape.q.jump ? reduce_narrow_columns<Op, Load, kApart> : reduce_narrow_columns<Op, Load, false>,
+        call, shape, partials, tickets, stream);
   }
 }
 template <class Op, class Load>

@@ -110,7 +110,6 @@ template <class Op> __device__ __forceinline__ typename Op::Acc careful_leaf(con
 // and only the last one, which one lane has besides, some that come after.
 template <class Op> __device__ __forceinline__ typename Op::Acc leaf_value(const Op& op, const RowsCall& call,
                                                                            const typename Op::Element* x, int count) {
-  using Acc = typename Op::Acc;
   using E = typename Op::Element;
   using R = Residues<Op, rows::kGranules>;
   constexpr int kPer = kPerGranule<E>;

@@ -28,6 +28,8 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> constexpr int k
 template <class Op, class E, int kChunks> constexpr int kSharedTerms =
     Op::kTerm ? held_rows::shared_terms(int(sizeof(E)), kChunks) : 0;
 
+template <class Op> constexpr bool kMarks = Op::kInputs == 1 && !Op::kTerm && Op::kSums == 0;  // marked()
+
 // What a warp does with its leaf, or with its rows where they are short.
 template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf {
   using F = float;
@@ -41,8 +43,9 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
                                     (sizeof(E) == 4 || held_rows::by_granules(kForm));
   static constexpr bool kNumbers = Op::kTerm && sizeof(E) == 2 && kChunks == held_rows::kLeafChunks;  // opposite()
 
-  static constexpr bool kWeighs = Op::kWeights && kInputs > 1;       // sums are of elements by their weights
-  static constexpr bool kMeets = kChunks == held_rows::kLeafChunks;  // leaves of a row
+  static constexpr bool kWeighs = Op::kWeights && kInputs > 1;  // sums are of elements by their weights
+  static constexpr bool kMeets = kChunks == held_rows::kLeafChunks && kSums > 0;  // leaves of a row
+  static constexpr int kSpan = kSums > 0 ? kLeaf : kChunks * kGroup * kLanes;     // of a warp
   // After the looks, so that no register keeps it.
   static constexpr bool kFindsAgain =
       kMeets && !Op::kTerm && (Op::kMaps || kSums > 1 || !std::is_empty_v<typename Op::Given>);
@@ -72,7 +75,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     RowwiseStart start;
   };
   __device__ static bool is_alone(const HeldRowsShape& shape) {  // leaves are rows
-    return !kMeets || shape.leaves == 1;
+    return (kSums > 0 && !kMeets) || shape.leaves == 1;
   }
   __device__ __forceinline__ Where find(const HeldRowsShape& shape, uint32_t block) {
     const unsigned warp = threadIdx.x / unsigned(kLanes), warps = blockDim.x / unsigned(kLanes);
@@ -93,9 +96,9 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     at.there = at.row < call.rows;
     if (!at.there) at.row = call.rows - 1;
     at.start = call.start(at.row);
-    first = int64_t(at.number) * kLeaf;
+    first = int64_t(at.number) * kSpan;
     const int64_t rest = call.length - first;
-    p.count = kAligned && !kMeets ? int(call.length) : int(rest < 0 ? 0 : rest < kLeaf ? rest : kLeaf);
+    p.count = kAligned && !kMeets ? int(call.length) : int(rest < 0 ? 0 : rest < kSpan ? rest : kSpan);
     p.before = 0;
     if constexpr (kAligned) {
       p.whole = kMeets && p.count == kLeaf;
@@ -396,10 +399,18 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
       }
     write<false, kCalm>(typename H::template Out<false, kCalm>(out, p), at);
   }
-  template <class At> __device__ __forceinline__ void write(int64_t to, const At& at, bool there) const {
+  // marked(i): what a marked element at position i of the row becomes.
+  template <class At, class Marked>
+  __device__ __forceinline__ void write(int64_t to, const At& at, bool there, Marked marked) const {
     if constexpr (Op::kCalmMap) {
       if (!ballot(!Op::is_calm_map(held[kInputs - 1].extremes(p).least, at))) {
         if (there) write<true>(to, at);
+        if constexpr (kMarks<Op>) {
+          const int64_t mark = Op::marked(at) - first;
+          warp_barrier();  // by all lanes, of rows that are there or not
+          if (there && p.lane == 0 && mark >= 0 && mark < p.count)
+            store_item(static_cast<E*>(call.out) + to + mark, round_to<E>(marked(first + mark)));
+        }
         return;
       }
     }

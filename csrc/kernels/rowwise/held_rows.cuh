@@ -31,8 +31,9 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks, kForm>))
   const auto given = Op::given(call.options, call.memory, at.start.value);
   leaf.load(at.start, !Op::skips(given));
   State state = Op::none();
-  F scale = F(1);
-  if (leaf.p.count > 0) state = leaf.template look<false>(given, scale);
+  [[maybe_unused]] F scale = F(1);
+  if constexpr (Op::kSums > 0)
+    if (leaf.p.count > 0) state = leaf.template look<false>(given, scale);
   if constexpr (Op::kScales) {
     if (ballot(scale != F(1))) {
       // What is written is not loaded again: registers that come from two places move, and of the common loads one
@@ -76,7 +77,14 @@ __global__ void TR_BLOCK_BOUND((kHeldThreads<Op, E, kChunks, kForm>))
     const auto& to_map = Op::at(values, state);
     if constexpr (Op::kAdds)
       if (end.there) leaf.write_sums(end.start.out + leaf.first);
-    leaf.write(end.start.out + leaf.first, to_map, end.there);
+    leaf.write(end.start.out + leaf.first, to_map, end.there, [&](int64_t i) {
+      if constexpr (kMarks<Op>) {
+        const F x[1] = {read(i)};
+        return Op::map(x, F(1), F(-0.0), i, to_map);
+      } else {
+        return F(0);
+      }
+    });
   }
 }
 

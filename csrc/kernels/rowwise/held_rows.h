@@ -9,7 +9,7 @@ namespace held_rows {
 
 constexpr int kMostLeaves = 128;  // of a row
 constexpr int kLeafChunks = 8;    // chunks of 8 elements that a lane has of a leaf
-constexpr int kHalfChunks = 4;    // of rows of half a leaf at most
+constexpr int kHalfChunks = 4;    // of rows of half a leaf at most, and of float32 that is mapped without looks
 constexpr int kLogHalfLanes = 4;  // of half a warp, which has a row of so many elements at most
 constexpr int kHalfWarp = kGroup * kHalfChunks << kLogHalfLanes;
 constexpr int kBarrier = 16;     // bytes of a block that are not dynamic
@@ -32,7 +32,7 @@ TR_HD constexpr int runs(int chunks, Form form) { return form == Form::HalfWarps
 // more of them, since those take most instructions (H100, layer_norm of bfloat16, 768 and 1536: 0.37 ms instead of 0.47
 // and 0.50).
 TR_HD constexpr int most_aligned_chunks(const RowwiseFacts& f, int size) {
-  return size != 2 || f.inputs > 1 || !f.maps ? 0 : f.sums > 1 ? kLeafChunks - 1 : kHalfChunks;
+  return size != 2 || f.inputs > 1 || !f.looks() || !f.maps ? 0 : f.sums > 1 ? kLeafChunks - 1 : kHalfChunks;
 }
 // Of short rows, of which more elements share what a row costs; but neighbouring lanes have to load neighbours: a row's
 // by granules 64 bytes where they all have some (H100, softmax of bfloat16, 64: 0.37 ms with 2, 0.41 with 4; 48: 0.44
@@ -47,24 +47,25 @@ TR_HD constexpr bool has_kernel(const RowwiseFacts& f, int size, Form form, int 
   const int most = most_aligned_chunks(f, size);
   switch (form) {
     case Form::ShortWords:  // 2 for rows of more than 64, but of ops for which packed_rows serves nearly all of these
-      return chunks == 1 || (chunks == 2 && size == 4 && (f.inputs > 1 || f.weights));
+      return chunks == 1 || (chunks == 2 && size == 4 && (f.inputs > 1 || f.weights || !f.looks()));
     case Form::ShortGranules:
       if (size == 2) return chunks == 2 || chunks == most_granule_chunks(f);
       // layer_norm, of which a row costs most, has 2 (H100, float32, of a copy: 40 0.60 with 1, 0.81 with 2; 72, 240
       // 0.72, 0.96 with 2, 0.68, 0.88 with 4).
-      return has_kernel(f, size, Form::Granules, kLeafChunks) && (chunks == 2 || (chunks == 1 && f.sides() < 2));
+      return has_kernel(f, size, Form::Granules, f.looks() ? kLeafChunks : kHalfChunks) &&
+             (chunks == 2 || (chunks == 1 && f.sides() < 2));
     case Form::HalfWarps: return most > 0 && chunks == kHalfChunks;
     case Form::AlignedRows:
       // Longer ones for leaves that lack granules: not rms_norm, for which it is the same whether elements are there.
       return most > 0 && (chunks == kLeafChunks ? f.sides() != 1 : chunks > 2 && chunks <= most);
-    case Form::Words: return size == 4 && (chunks == kHalfChunks || chunks == kLeafChunks);
+    case Form::Words: return size == 4 && (chunks == kHalfChunks || (chunks == kLeafChunks && f.looks()));
     case Form::Granules:
       // rms_norm of float32 is as fast by words (H200, 64 to 51200: 0.99 to 1.0), softmax and log_softmax of 1024 are
       // (1.0; 256 0.95 and 0.92, 51200 0.90 and 0.91).
       if (size == 4 && f.inputs == 1 && f.sides() == 1) return false;
-      if (chunks == kLeafChunks) return true;
+      if (chunks == kLeafChunks) return size == 2 || f.looks();
       // None for half a leaf of norms of 16-bit floats, which are here without weights and off a granule alone.
-      return chunks == kHalfChunks && (size == 4 ? f.inputs > 1 || f.sums > 1 || !f.maps : most == 0 || !f.weights);
+      return chunks == kHalfChunks && (size == 4 ? f.inputs > 1 || f.sums != 1 || !f.maps : most == 0 || !f.weights);
   }
   return false;
 }
@@ -81,13 +82,16 @@ inline int chunks_for(const RowwiseFacts& f, int size, Form form, int64_t length
       if (length <= kResidues * most_aligned_chunks(f, size)) return int(plans::ceil_div(length, kResidues));
       return kLeafChunks;
     default:
+      if (!f.looks() && size == 4) return kHalfChunks;
       return length <= kLeaf / 2 && (size == 4 || has_kernel(f, size, form, kHalfChunks)) ? kHalfChunks : kLeafChunks;
   }
 }
 
 // Whether the results may be of the other width, as people ask for it: norms of float32 in 16 bits, as under autocast;
 // other rows of 16 bits in float32, as softmax(dtype=) has it, where they are aligned.
-TR_HD constexpr bool may_convert(const RowwiseFacts& f, int size) { return f.inputs == 1 && (size == 4) == f.weights; }
+TR_HD constexpr bool may_convert(const RowwiseFacts& f, int size) {
+  return f.inputs == 1 && f.looks() && (size == 4) == f.weights;
+}
 inline bool is_other_width(const RowwiseCall& call) {
   return (call.dtype == Dtype::F32) != (call.out_dtype == Dtype::F32) && is_float(call.out_dtype) &&
          call.out_dtype != Dtype::F64;
@@ -102,7 +106,7 @@ struct HeldRowsShape : RowwiseLaunch {
   held_rows::Form form = held_rows::Form::Words;
   int log_lanes = 5;    // of the lanes of a row, fewer than 32 where it is short
   int chunks = 1;       // of a lane
-  int leaves = 1;       // of a row
+  int leaves = 1;       // of a row, or what warps have of one without looks
   int cluster = 1;      // blocks that hold a row together
   bool folded = false;  // the states of rows that are split have become one before the second launch
   held_rows::Part part = held_rows::Part::Whole;
@@ -135,7 +139,7 @@ TR_HD constexpr int threads(const RowwiseFacts& f, int size, int chunks, Form fo
   const int elements = chunks * kGroup * size / 4 * inputs;
   const int terms = f.term ? (chunks - shared_terms(size, chunks)) * kGroup : 0;
   const int words = std::max(elements, terms);
-  if (words <= 32) return sides ? 640 : f.term && chunks == kLeafChunks ? 768 : 1024;
+  if (words <= 32) return sides ? 640 : (f.term || !f.looks()) && chunks == kLeafChunks ? 768 : 1024;
   return words <= 64 ? (sides + inputs > 2 ? 512 : 640) : 384;
 }
 
@@ -175,7 +179,7 @@ inline int one_leaf_threads(int size, Form form, int chunks) {
 inline std::optional<HeldRowsShape> shape_for(const RowwiseCall& call, const DeviceFacts& device,
                                               const PlanOverride& forced) {
   const RowwiseFacts f = facts(call.op);
-  if (!has_neighbours(call) || !f.looks()) return {};
+  if (!has_neighbours(call)) return {};
   const Layout& l = call.layout;
   const int size = size_of(call.dtype);
   const RowAlignment rows = row_alignment(call);
@@ -201,16 +205,22 @@ inline std::optional<HeldRowsShape> shape_for(const RowwiseCall& call, const Dev
     if (!by(Form::AlignedRows, wanted && rows.aligned && lacks) && !by(Form::Granules, wanted)) by(Form::Words, true);
   }
   if (!has_kernel(f, size, s.form, s.chunks) || (converts && size == 2 && !by_granules(s.form))) return {};
-  s.leaves = int(std::min<int64_t>(ceil_div(l.length, kLeaf), INT32_MAX));
+  const int64_t span = f.looks() ? kLeaf : int64_t(32) * kGroup * s.chunks;  // of a warp
+  s.leaves = int(std::min<int64_t>(ceil_div(l.length, span), INT32_MAX));
   int most = threads(f, size, s.chunks, s.form);
   const int away = f.term ? shared_terms(size, s.chunks) * kGroup * 4 : 0;  // bytes of a thread
-  const int meeting = s.leaves > 1 && s.leaves <= kMostLeaves ? meeting_bytes(call, s.leaves) : 0;
+  const int meeting = s.leaves > 1 && s.leaves <= kMostLeaves && f.looks() ? meeting_bytes(call, s.leaves) : 0;
   if (away > 0) most = std::min(most, (device.shared - kBarrier - meeting) / away / 32 * 32);
   if (s.leaves == 1) {
     const int64_t warps = ceil_div(l.rows, 32 / s.lanes());
     s.threads = one_leaf_threads(size, s.form, s.chunks);
     while (s.threads > 32 && ceil_div(warps, s.threads / 32) < device.multiprocessors) s.threads /= 2;
     s.blocks = ceil_div(warps, s.threads / 32);
+  } else if (!f.looks()) {
+    s.threads = 128;
+    while (s.threads > 32 && s.threads / 32 >= 2 * s.leaves) s.threads /= 2;
+    s.splits = ceil_div(s.leaves, s.threads / 32);
+    s.blocks = l.rows * s.splits;
   } else {
     const Team best = s.leaves <= kMostLeaves ? team(s.leaves, most, device.clusters) : Team{0, 0};
     if (best.warps == 0) return {};
@@ -247,7 +257,7 @@ constexpr int kMostRecalled = 64;  // leaves whose states each block of the seco
 inline std::optional<SplitRowsShape> serves(const RowwiseCall& call, const DeviceFacts& device,
                                             const PlanOverride& forced) {
   const int64_t leaves = ceil_div(call.layout.length, kLeaf);
-  if (leaves < 2) return {};
+  if (leaves < 2 || !facts(call.op).looks()) return {};
   RowwiseCall one = call;  // whether its kernels serve it; of whole granules where the row is
   one.layout.length = 2 * kLeaf + call.layout.length % kLeaf;
   const auto held = held_rows::shape_for(one, device, forced);

@@ -56,7 +56,7 @@ void launch_held(const RowwiseCall& call, HeldRowsShape shape, bool split, void*
     enqueue(held_rows_kernel<Op, E, kChunks, kForm>, shape.blocks, shape.threads, shape.shared, queue, rows, shape,
             states);
   };
-  if constexpr (kChunks == held_rows::kLeafChunks) {
+  if constexpr (Op::kSums > 0 && kChunks == held_rows::kLeafChunks) {
     if (split) {
       const Memory<typename Op::State> memory(workspace, call.layout.rows, shape.leaves);
       enqueue_part(held_rows::Part::States, memory.states);
@@ -84,7 +84,7 @@ void launch_held(const RowwiseCall& call, const HeldRowsShape& shape, bool split
 template <class Op, class E>
 void launch_packed([[maybe_unused]] const RowwiseCall& call, [[maybe_unused]] const RowwisePackedRowsShape& shape,
                    [[maybe_unused]] Queue queue) {
-  if constexpr (!Op::kWeights) {
+  if constexpr (Op::kSums > 0 && !Op::kWeights) {
     const RowwiseKernelCall rows = plain_rows(call);
     const auto enqueue_kernel = [&](auto kernel) {
       enqueue(kernel, shape.blocks, shape.threads, shape.shared, queue, rows, shape);
@@ -138,7 +138,7 @@ void launch_wide_columns([[maybe_unused]] const RowwiseCall& call,
 
 template <class Op, class E>
 void launch_columns(const RowwiseCall& call, const RowwiseColumnsShape& shape, void* workspace, Queue queue) {
-  if constexpr (!Op::kWeights) {
+  if constexpr (Op::kSums > 0 && !Op::kWeights) {
     const RowwiseKernelCall rows = plain_rows(call);
     const Layout& l = call.layout;
     const ColumnPitches pitches{{l.in[l.kept], call.more_strides[0][l.kept]}, l.out[l.kept]};
@@ -158,9 +158,13 @@ void launch_columns(const RowwiseCall& call, const RowwiseColumnsShape& shape, v
   }
 }
 
-template <class Op> void launch_map(const RowwiseCall& call, const MapRowsShape& shape, Queue queue) {
-  const RowwiseKernelCall rows = plain_rows(call);
-  enqueue(map_rows_kernel<Op>, shape.blocks, shape.threads, 0, queue, rows, shape);
+template <class Op>
+void launch_map([[maybe_unused]] const RowwiseCall& call, [[maybe_unused]] const MapRowsShape& shape,
+                [[maybe_unused]] Queue queue) {
+  if constexpr (Op::kSums == 0) {
+    const RowwiseKernelCall rows = plain_rows(call);
+    enqueue(map_rows_kernel<Op>, shape.blocks, shape.threads, 0, queue, rows, shape);
+  }
 }
 
 template <template <class> class Op> const char* launch_rowwise(const PlannedRowwise& call, void* workspace,
@@ -173,8 +177,8 @@ template <template <class> class Op> const char* launch_rowwise(const PlannedRow
         if constexpr (std::is_same_v<S, RowwiseStridedShape>) {
           if (call.accumulator == Dtype::F64) launch_strided<Op<double>, double>(call, shape, workspace, queue);
           else launch_strided<Floats, float>(call, shape, workspace, queue);
-        } else if constexpr (kWideReductions && Floats::kSums == 0) {
-          if constexpr (std::is_same_v<S, MapRowsShape>) launch_map<Floats>(call, shape, queue);
+        } else if constexpr (kWideReductions && std::is_same_v<S, MapRowsShape>) {
+          launch_map<Floats>(call, shape, queue);
         } else if constexpr (kWideReductions) {
           with_element(call.dtype, [&](auto element) {
             using E = decltype(element);
