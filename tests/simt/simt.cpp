@@ -966,7 +966,7 @@ void team_walk() {
 }
 
 // Row-wise ops.
-void fma_of() { done = check_rowwise(seed, every, few); }
+void rowwise() { done = check_rowwise(seed, every, few); }
 
 // Rows that are added up by their numbers.
 void segments() { done = check_segments(seed, every, few); }
