@@ -199,7 +199,7 @@ def test_least_halves():
 
 
 def contract_key(words, min, width, infinity, merge_zeros=True):
-    """ops.h, Ordering::key, but that under a minimum those of merged zeros are by one greater."""
+    """ops/reductions.h, Ordering::key, but that under a minimum those of merged zeros are by one greater."""
     signed, most = words.astype(np.int64), 2 ** (width - 1) - 1
     negative = signed > most
     key = np.where(negative, ~(signed & most), signed)  # ~0 of -0.0
