@@ -6,21 +6,62 @@
 #include <string>
 #include <tuple>
 
-#include "kernels/reduce/segment_rows.h"
+#include "kernels/reduce/segment_index.h"
 #include "run.h"
 
 namespace torchreduce {
+
+static int64_t cpu_threads() { return int64_t(torch::stable::get_num_threads()); }
+
+// The sum of the rows of x, (rows, columns).
+static SegmentReduction sum_of_rows(const Operand& x, const Operand& out) {
+  SegmentReduction call{};
+  call.op = Reduction::Sum;
+  call.in = Source{x.data, x.dtype, natural_accumulator(x.dtype)};
+  call.out = Output{const_cast<void*>(out.data), nullptr, out.dtype};
+  call.rows = x.sizes[0];
+  call.inner = x.sizes[1];
+  call.segments = out.sizes[0];
+  call.row_stride = x.strides[0];
+  call.inner_stride = 1;
+  return call;
+}
+// Runs a call by offsets on the GPU of x.
+static void segments_on_gpu(const char* op, const SegmentReduction& call, const Operand& x) {
+  PlannedSegments planned{call, {}};
+#ifdef TORCHREDUCE_GPU
+  run_on_gpu(op, planned, x, gpu::reduce_segments);
+#else
+  run_on_gpu(op, planned, x, nullptr);
+#endif
+}
+// Runs a call by an index on the GPU of x, unless this build has no sort for it.
+static bool indexed_on_gpu(const char* op, const SegmentReduction& call, const Operand& index, int64_t skipped,
+                           const Operand& x) {
+#ifdef TORCHREDUCE_GPU
+  if (!segments::plan_sort(call.rows, call.segments).sorts()) return false;
+  PlannedIndexed planned{{call, index.data, index.dtype, skipped}, {}};
+  run_on_gpu(op, planned, x, gpu::reduce_by_index);
+  return true;
+#else
+  return false;
+#endif
+}
+
+bool indexed_sums_into(const char* op, const Operand& x, const Operand& index, int64_t skipped, const Operand& out) {
+  return !x.on_cpu() && indexed_on_gpu(op, sum_of_rows(x, out), index, skipped, x);
+}
 
 Dtype segment_key_dtype(int64_t count) { return segments::key_dtype(count); }
 
 void segment_keys_into(const char* op, const Operand& indices, int64_t count, int64_t skipped, const Operand& keys) {
   PlannedKeys call;
-  call.indices = indices.data;
+  call.index = indices.data;
   call.dtype = indices.dtype;
   call.places = indices.numel();
   call.count = count;
   call.skipped = skipped;
-  call.keys = const_cast<void*>(keys.data);
+  call.torchs = const_cast<void*>(keys.data);
   if (indices.on_cpu()) {
     for (int64_t place = 0; place < call.places; ++place) call.take(place);
     return;
@@ -32,44 +73,36 @@ void segment_keys_into(const char* op, const Operand& indices, int64_t count, in
 #endif
 }
 
-static int64_t cpu_threads() { return int64_t(torch::stable::get_num_threads()); }
+static void offsets_on_gpu(const char* op, PlannedOffsets& find, const Operand& x) {
+#ifdef TORCHREDUCE_GPU
+  run_on_gpu(op, find, x, gpu::segment_offsets);
+#else
+  run_on_gpu(op, find, x, nullptr);
+#endif
+}
 
 void segment_sums_into(const char* op, const Operand& x, const Operand& keys, const Operand& order,
                        const Operand& out) {
   const int64_t places = keys.sizes[0], count = out.sizes[0];
+  SegmentReduction call = sum_of_rows(x, out);
+  call.order = static_cast<const int64_t*>(order.data);
   if (x.on_cpu()) {
     std::vector<int64_t> offsets(size_t(count + 1), places);
     for (int64_t place = 0, next = 0; place < places; ++place)
       for (const int64_t number = segments::number_at(keys.data, keys.dtype, place); next <= number; ++next)
         offsets[size_t(next)] = place;
-    SegmentReduction call{};
-    call.op = Reduction::Sum;
-    call.in = Source{x.data, x.dtype, natural_accumulator(x.dtype)};
-    call.out = Output{const_cast<void*>(out.data), nullptr, out.dtype};
-    call.rows = x.sizes[0];
-    call.inner = x.sizes[1];
-    call.segments = count;
-    call.row_stride = x.strides[0];
-    call.inner_stride = 1;
     call.offsets = offsets.data();
-    call.order = static_cast<const int64_t*>(order.data);
     return cpu::reduce_segments(call, cpu_threads(), parallel_for);
   }
-  PlannedSegments call;
-  call.in = x.data;
-  call.pitch = x.strides[0];
-  call.dtype = x.dtype;
-  call.keys = keys.data;
-  call.order = static_cast<const int64_t*>(order.data);
-  call.places = places;
-  call.columns = x.sizes[1];
-  call.segments = count;
-  call.out = const_cast<void*>(out.data);
-#ifdef TORCHREDUCE_GPU
-  run_on_gpu(op, call, x, gpu::segment_sums);
-#else
-  run_on_gpu(op, call, x, nullptr);
-#endif
+  const Tensor offsets = allocate({count + 1}, Dtype::I64, x);
+  PlannedOffsets find;
+  find.torchs = keys.data;
+  find.places = places;
+  find.count = count;
+  find.offsets = static_cast<int64_t*>(offsets.data_ptr());
+  offsets_on_gpu(op, find, x);
+  call.offsets = find.offsets;
+  segments_on_gpu(op, call, x);
 }
 
 namespace {
@@ -103,7 +136,9 @@ Tensor embedding_backward(const Tensor& g, const Tensor& indices, int64_t count,
   Tensor out = allocate({count, columns}, x.dtype, x);
   if (x.numel() == 0 || count == 0) return torch::stable::zero_(out);
   const Tensor rows = reshape(contiguous(g), std::vector<int64_t>{-1, columns});
-  const Tensor places = contiguous(indices), keys = allocate({of.numel()}, segment_key_dtype(count), x);
+  const Tensor places = contiguous(indices);
+  if (indexed_sums_into(name, View(rows), View(places), skipped, View(out))) return out;
+  const Tensor keys = allocate({of.numel()}, segment_key_dtype(count), x);
   segment_keys_into(name, View(places), count, skipped, View(keys));
   const auto [numbers, order] = sorted(keys);
   segment_sums_into(name, View(rows), View(numbers), View(order), View(out));
@@ -117,26 +152,28 @@ void check_index(const char* name, const char* argument, const View& index) {
     raise<std::runtime_error>(name, ": ", argument, " must be int32 or int64, got number ", int(index.dtype));
 }
 
-// By torch's sort of keys, which come last where an index is out of range.
+// By the sort of this build, or torch's.
 void index_on_gpu(const char* name, const View& numbers, const SegmentIndex& call, Tensor& order) {
+#ifdef TORCHREDUCE_GPU
+  if (call.order && segments::plan_sort(call.places, call.count).sorts()) {
+    PlannedIndex planned{call, {}};
+    return run_on_gpu(name, planned, numbers, gpu::index_segments);
+  }
+#endif
   PlannedOffsets find;
   find.numbers = numbers.data;
-  find.numbers_dtype = numbers.dtype;
+  find.dtype = numbers.dtype;
   find.places = call.places;
-  find.segments = call.count;
-  find.found = call.offsets;
+  find.count = call.count;
+  find.offsets = call.offsets;
   Tensor keys;
   if (call.order) {
     keys = allocate({call.places}, segment_key_dtype(call.count), numbers);
     if (call.places > 0) segment_keys_into(name, numbers, call.count, -1, View(keys));
     std::tie(keys, order) = sorted(keys);
-    find.keys = View(keys).data;
+    find.torchs = View(keys).data;
   }
-#ifdef TORCHREDUCE_GPU
-  run_on_gpu(name, find, numbers, gpu::segment_offsets);
-#else
-  run_on_gpu(name, find, numbers, nullptr);
-#endif
+  offsets_on_gpu(name, find, numbers);
 }
 
 // Where the elements of each number lie: offsets of size + 1 elements, and the places in their order, of none of an
@@ -197,28 +234,34 @@ struct Segmented {
   SegmentReduction call{};
   std::vector<int64_t> sizes;  // of the output
 
-  Segmented(const char* name, const Tensor& input, const Tensor& given, const std::optional<Tensor>& places,
-            int64_t along)
-      : x(input), offsets(contiguous(given)) {
-    const View shape(input), bounds(offsets);
+  Segmented(const char* name, const Tensor& input, int64_t along, int64_t segments) : x(input) {
+    const View shape(input);
     check_input(name, shape);
     const int dim = checked_dim(name, shape, along);
-    check_index(name, "offsets", bounds);
-    const auto here = [&](const View& v) {
-      return v.device_type == shape.device_type && v.device_index == shape.device_index;
-    };
-    if (bounds.dims != 1 || bounds.sizes[0] < 1 || !here(bounds))
-      raise<std::runtime_error>(name, ": offsets must have one dim, at least one element, and the input's device");
     if (!joined_stride(shape, 0, dim) || !joined_stride(shape, dim + 1, shape.dims)) x = contiguous(input);
     const View v(x);
     call.in = Source{v.data, v.dtype, natural_accumulator(v.dtype)};
     call.outer = size_of_dims(v, 0, dim);
     call.rows = v.sizes[dim];
     call.inner = size_of_dims(v, dim + 1, v.dims);
-    call.segments = bounds.sizes[0] - 1;
+    call.segments = segments;
     call.outer_stride = *joined_stride(v, 0, dim);
     call.row_stride = v.strides[dim];
     call.inner_stride = *joined_stride(v, dim + 1, v.dims);
+    sizes.assign(v.sizes, v.sizes + v.dims);
+    sizes[size_t(dim)] = segments;
+  }
+  Segmented(const char* name, const Tensor& input, const Tensor& given, const std::optional<Tensor>& places,
+            int64_t along)
+      : Segmented(name, input, along, std::max<int64_t>(0, View(given).numel() - 1)) {
+    offsets = contiguous(given);
+    const View shape(input), bounds(offsets);
+    check_index(name, "offsets", bounds);
+    const auto here = [&](const View& v) {
+      return v.device_type == shape.device_type && v.device_index == shape.device_index;
+    };
+    if (bounds.dims != 1 || bounds.sizes[0] < 1 || !here(bounds))
+      raise<std::runtime_error>(name, ": offsets must have one dim, at least one element, and the input's device");
     call.offsets = bounds.data;
     call.offsets_dtype = bounds.dtype;
     if (places) {
@@ -230,8 +273,6 @@ struct Segmented {
       call.order = static_cast<const int64_t*>(rows.data);
     }
     if (shape.on_cpu()) check_offsets(name);
-    sizes.assign(v.sizes, v.sizes + v.dims);
-    sizes[size_t(dim)] = call.segments;
   }
   void check_offsets(const char* name) const {
     int64_t before = 0;
@@ -247,32 +288,7 @@ struct Segmented {
     if (call.outer * call.segments * call.inner == 0) return;
     const View from(x);
     if (from.on_cpu()) return cpu::reduce_segments(call, cpu_threads(), parallel_for);
-    if (segment_rows::are_sums_of_rows(call)) return sum_on_gpu(name, from);
-    PlannedSegmentReduction planned{call, {}};
-#ifdef TORCHREDUCE_GPU
-    run_on_gpu(name, planned, from, gpu::reduce_segments);
-#else
-    run_on_gpu(name, planned, from, nullptr);
-#endif
-  }
-  void sum_on_gpu(const char* name, const View& from) const {
-    PlannedSegments sums;
-    sums.in = call.in.data;
-    sums.pitch = call.row_stride;
-    sums.dtype = call.in.dtype;
-    sums.offsets = call.offsets;
-    sums.offsets_dtype = call.offsets_dtype;
-    sums.order = call.order;
-    sums.places = call.rows;
-    sums.columns = call.inner;
-    sums.segments = call.segments;
-    sums.out = call.out.values;
-    sums.finish = call.finish;
-#ifdef TORCHREDUCE_GPU
-    run_on_gpu(name, sums, from, gpu::segment_sums);
-#else
-    run_on_gpu(name, sums, from, nullptr);
-#endif
+    segments_on_gpu(name, call, from);
   }
 };
 

@@ -31,6 +31,9 @@ struct SumFinish {
   bool mean = false;  // divided by the number of terms
 };
 
+// A number that occurs in an index, and its places.
+struct SegmentRun { int64_t number, begin, end; };
+
 // Input of shape (outer, rows, inner), with any strides; output of (outer, segments, inner), contiguous.
 struct SegmentReduction {
   Reduction op;
@@ -41,14 +44,19 @@ struct SegmentReduction {
   int64_t outer_stride = 0, row_stride = 0, inner_stride = 0;  // of the input, in elements
   const void* offsets = nullptr;                               // of segments + 1 elements
   Dtype offsets_dtype = Dtype::I64;                            // I32 or I64
-  const int64_t* order = nullptr;                              // the row at each place; null: place p has row p
+  const int64_t* order = nullptr;                              // the row at each place, or the same in 32 bits;
+  const uint32_t* short_order = nullptr;                       // where neither is there, place p has row p
+  // Instead of offsets, on a GPU and with outer = 1: the segments that have places, in any order. `segments` is the most
+  // that there may be.
+  const SegmentRun* runs = nullptr;
+  const uint64_t* run_count = nullptr;
   SumFinish finish;
 
   // The first place of a segment, and of all that follow; within [0, rows] whatever offsets hold.
   TR_HD int64_t begin(int64_t segment) const { return offset_within(offsets, offsets_dtype, segment, rows); }
   TR_HD int64_t row_at(int64_t place) const {
-    if (!order) return place;
-    const int64_t row = order[place];
+    if (!order && !short_order) return place;
+    const int64_t row = order ? order[place] : short_order[place];
     return uint64_t(row) < uint64_t(rows) ? row : 0;  // an order that was made elsewhere may hold anything
   }
 };

@@ -10,10 +10,29 @@
 
 #include "array.h"
 #include "emulator.h"
-#include "kernels/reduce/segment_rows.h"
+#include "kernels/reduce/segment_index.h"
 #include "reference.h"
 
 using namespace torchreduce;
+
+// The sort of kernels/common/sort.h, by the standard library.
+namespace torchreduce::gpu {
+int64_t sort_bytes(int64_t, int) { return 0; }
+const char* sort_pairs(SortCall& call, void*, int64_t, void*) {
+  std::vector<uint32_t> order(static_cast<size_t>(call.count));
+  std::iota(order.begin(), order.end(), 0u);
+  const uint64_t mask = (uint64_t(1) << call.bits) - 1;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return (call.keys[0][a] & mask) < (call.keys[0][b] & mask); });
+  for (size_t i = 0; i < order.size(); ++i) {
+    call.keys[1][i] = call.keys[0][order[i]];
+    call.values[1][i] = call.values[0][order[i]];
+  }
+  std::swap(call.keys[0], call.keys[1]);
+  std::swap(call.values[0], call.values[1]);
+  return nullptr;
+}
+}  // namespace torchreduce::gpu
 
 namespace torchreduce::cpu::baseline {
 bool reduce_segments(const SegmentReduction& call, int64_t threads,
@@ -28,6 +47,13 @@ using Lengths = std::vector<int64_t>;
 const Lengths kMixed = {1, 0, 2, 7, 17, 128, 129, 300, 2048, 2049, 4100, 0, 1};
 // One segment has every place: of more leaves than the last kernel adds up at once, and a rest.
 const Lengths kOne = {0, 66 * kLeaf + 3}, kFewLeaves = {2 * kLeaf + 1};
+// More than a block has, of packed ones; teams of one, four and a warp's threads.
+const Lengths kMany = [] {
+  Lengths lengths;
+  for (int i = 0; i < 1500; ++i) lengths.push_back(i * 37 % 11);
+  return lengths;
+}();
+const Lengths kMiddle = {40, 200, 0, 90, 257, 31, 33, 64}, kWide = {500, 256, 1025, 255, 1999, 0, 700};
 constexpr int64_t kSkipped = 3;
 
 // `count` segments without repeats, and only every `step`th with a place: their keys have 1, 2 and 4 bytes.
@@ -81,134 +107,147 @@ void expect(const SegmentReduction& call) {
   }
 }
 
+[[noreturn]] void fail(const std::string& what) {
+  printf("FAILED: %s\n", what.c_str());
+  fflush(stdout);
+  exit(1);
+}
+
+// Runs a planned call, in a workspace of any content.
+template <class Planned>
+void run(Planned& call, int multiprocessors, const char* (*launch)(const Planned&, void*, void*), const std::string& what) {
+  call.plan = plan(call, DeviceFacts{true, multiprocessors});
+  std::vector<char> workspace(size_t(workspace_bytes(call.plan)), char(0x7f));
+  simt::options.title = what;
+  if (const char* error = launch(call, workspace.data(), nullptr)) fail(what + ": " + error);
+}
+
+// The number of each place, in an order without pattern, and some that are of no segment.
+std::vector<int64_t> index_of(const Lengths& lengths) {
+  std::vector<int64_t> sorted, index;
+  for (size_t s = 0; s < lengths.size(); ++s) sorted.insert(sorted.end(), size_t(lengths[s]), int64_t(s));
+  sorted.insert(sorted.end(), {int64_t(lengths.size()), -1, int64_t(1) << 40});
+  const int64_t places = int64_t(sorted.size());
+  for (int64_t p = 0; p < places; ++p) index.push_back(sorted[size_t(p * 7919 % places)]);  // which divides no number here
+  return index;
+}
+
 void check(const Case& c, uint32_t seed) {
   const int64_t size = size_of(c.dtype), pitch = c.columns + c.gap, segments = int64_t(c.lengths.size());
-  std::vector<int64_t> indices, order;
-  for (int64_t s = 0; s < segments; ++s) indices.insert(indices.end(), size_t(c.lengths[size_t(s)]), s);
-  const int64_t rows = int64_t(indices.size());
-  indices.insert(indices.end(), {segments, -1, int64_t(1) << 40});  // no rows of out
-  const int64_t places = int64_t(indices.size());
+  const std::vector<int64_t> index = index_of(c.lengths);
+  const int64_t places = int64_t(index.size());
+  std::vector<int64_t> order(static_cast<size_t>(places));
+  std::iota(order.begin(), order.end(), 0);
+  const auto number = [&](int64_t place) {
+    const int64_t n = index[size_t(place)];
+    return n < 0 || n >= segments ? segments : n;
+  };
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return number(a) < number(b); });
+  std::vector<int64_t> offsets = offsets_of(c.lengths, 0);
 
-  PlannedKeys keys;
-  const Dtype key = segments::key_dtype(segments);
-  std::vector<char> unsorted(size_t(places * size_of(key))), sorted = unsorted;
-  keys.indices = indices.data();
-  keys.places = places;
-  keys.count = segments;
-  keys.skipped = kSkipped;
-  keys.keys = unsorted.data();
-  keys.plan = plan(keys, DeviceFacts{true, c.multiprocessors});
-  simt::options.seed = seed;
-  simt::options.title = "keys";
-  if (gpu::segment_keys(keys, nullptr, nullptr)) exit(1);
-  std::vector<int64_t> by_key(static_cast<size_t>(places));
-  std::iota(by_key.begin(), by_key.end(), 0);
-  std::stable_sort(by_key.begin(), by_key.end(), [&](int64_t a, int64_t b) {
-    return segments::number_at(unsorted.data(), key, a) < segments::number_at(unsorted.data(), key, b);
-  });
-  for (int64_t p = 0; p < places; ++p) {
-    memcpy(&sorted[size_t(p * size_of(key))], &unsorted[size_t(by_key[size_t(p)] * size_of(key))],
-           size_t(size_of(key)));
-    order.push_back((p * 7919 + 5) % rows);  // anywhere: 7919 divides no number here
-  }
-
-  std::vector<char> elements = make_elements(c.dtype, c.ahead + rows * pitch, seed, c.values);
-  elements.resize(size_t((c.ahead + rows * pitch - c.gap) * size));
+  std::vector<char> elements = make_elements(c.dtype, c.ahead + places * pitch, seed, c.values);
+  elements.resize(size_t((c.ahead + places * pitch - c.gap) * size));
   elements.shrink_to_fit();
-  PlannedSegments call;
-  call.in = elements.data() + c.ahead * size;
-  call.pitch = pitch;
-  call.dtype = c.dtype;
-  call.keys = sorted.data();
-  call.order = order.data();
-  call.places = places;
-  call.columns = c.columns;
+  SegmentReduction call{};
+  call.in = Source{elements.data() + c.ahead * size, c.dtype, natural_accumulator(c.dtype)};
+  call.out.dtype = c.dtype;
+  call.rows = places;
+  call.inner = c.columns;
   call.segments = segments;
+  call.row_stride = pitch;
+  call.inner_stride = 1;
+  call.offsets = offsets.data();
+  call.order = order.data();
 
-  // The same for the CPU: what is left out comes last, so that segment kSkipped is empty.
-  Lengths lengths = c.lengths;
-  if (kSkipped < segments) lengths[size_t(kSkipped)] = 0;
-  const std::vector<int64_t> offsets = offsets_of(lengths, 0);
-  SegmentReduction same{};
-  same.op = Reduction::Sum;
-  same.in = Source{call.in, c.dtype, natural_accumulator(c.dtype)};
-  same.out.dtype = c.dtype;
-  same.rows = places;
-  same.inner = c.columns;
-  same.segments = segments;
-  same.row_stride = pitch;
-  same.inner_stride = 1;
-  same.offsets = offsets.data();
-  same.order = order.data();
+  std::string title = "segments of dtype ";
+  title += std::to_string(int(c.dtype)) + ", " + std::to_string(c.columns) + " columns " + std::to_string(pitch) +
+           " apart, from " + std::to_string(c.ahead) + ", " + std::to_string(segments) + " segments of " +
+           std::to_string(places) + " places";
+  simt::options.seed = seed;
 
-  std::string what = "segments of dtype ";
-  what += std::to_string(int(c.dtype)) + ", " + std::to_string(c.columns) + " columns " + std::to_string(pitch) +
-          " apart, from " + std::to_string(c.ahead) + ", " + std::to_string(segments) + " segments of " +
-          std::to_string(places) + " places";
+  std::vector<int64_t> found(size_t(segments + 1), -1), ordered(size_t(places), -1);
+  PlannedIndex find{};
+  find.index = index.data();
+  find.places = places;
+  find.count = segments;
+  find.offsets = found.data();
+  find.order = ordered.data();
+  run(find, c.multiprocessors, gpu::index_segments, title + ", their places");
+  if (found != offsets || ordered != order) fail(title + ": the places of numbers differ");
+
   const std::vector<char> self = make_elements(c.dtype, segments * c.columns, seed + 7, c.values);
   std::vector<char> wanted, out;
-  const auto judge = [&](const char* by) {
+  const auto judge = [&](const std::string& what) {
     if (out == wanted) return;
     const auto at = std::mismatch(out.begin(), out.end(), wanted.begin()).first - out.begin();
-    printf("FAILED: %s, %s: the bits of row %lld, column %lld differ\n", what.c_str(), by,
-           static_cast<long long>(at / size / c.columns), static_cast<long long>(at / size % c.columns));
-    fflush(stdout);
-    exit(1);
+    fail(what + ": the bits of row " + std::to_string(at / size / c.columns) + ", column " +
+         std::to_string(at / size % c.columns) + " differ");
   };
-  const std::string title = what;
-  const auto run = [&](const SumFinish& finish, const char* how) {
-    what = title + how;
-    same.finish = call.finish = finish;
-    same.options.mean = finish.mean;
+  const auto check_call = [&](const SumFinish& finish, const std::string& how, int64_t skipped = -1) {
+    const std::string what = title + how;
+    call.finish = finish;
+    call.options.mean = finish.mean;
     wanted = self;
-    same.out.values = wanted.data();
-    expect(same);
+    call.out.values = wanted.data();
+    expect(call);
     out = self;
-    same.out.values = out.data();
-    if (!cpu::baseline::reduce_segments(same, 1, nullptr)) exit(1);
-    judge("on the CPU");
-    simt::options.title = what;
+    call.out.values = out.data();
+    if (!cpu::baseline::reduce_segments(call, 1, nullptr)) exit(1);
+    judge(what + ", on the CPU");
+    PlannedSegments planned{call, {}};
     out = self;
-    call.out = out.data();
-    call.plan = plan(call, DeviceFacts{true, c.multiprocessors});
-    std::vector<char> workspace(size_t(workspace_bytes(call.plan)), char(0x7f));
-    if (const char* error = gpu::segment_sums(call, workspace.data(), nullptr)) {
-      printf("FAILED: %s: %s\n", what.c_str(), error);
-      exit(1);
-    }
-    judge("emulated");
+    planned.out.values = out.data();
+    run(planned, c.multiprocessors, gpu::reduce_segments, what);
+    judge(what + ", emulated");
+    if (!call.order) return;
+    PlannedIndexed indexed{{call, index.data(), Dtype::I64, skipped}, {}};
+    indexed.offsets = indexed.order = nullptr;
+    out = self;
+    indexed.out.values = out.data();
+    run(indexed, c.multiprocessors, gpu::reduce_by_index, what + ", by an index");
+    judge(what + ", by an index");
   };
-  run({}, ", by keys");
-
-  std::vector<int64_t> found(size_t(segments + 1), -1);
-  PlannedOffsets find;
-  find.keys = sorted.data();
-  find.places = places;
-  find.segments = segments;
-  find.found = found.data();
-  if (gpu::segment_offsets(find, nullptr, nullptr)) exit(1);
-  if (found != offsets) {
-    printf("FAILED: %s: the offsets of sorted keys differ\n", title.c_str());
-    exit(1);
+  for (Reduction op : {Reduction::Sum, Reduction::Extreme}) {
+    const std::string name = op == Reduction::Sum ? ", sums" : ", extremes";
+    call.op = op;
+    call.options.min = c.gap > 0;
+    check_call({}, name);
+    check_call({Onto::Self, op == Reduction::Sum ? .75 : 1}, name + " onto self");
+    if (op == Reduction::Extreme) continue;
+    check_call({Onto::Self, 1, true}, ", the mean with self");
+    check_call({Onto::Place, 1, true}, ", the mean in its place");
+    check_call({Onto::New, 1, true}, ", the mean");
   }
-
-  std::vector<int32_t> narrow(offsets.begin(), offsets.end());
-  call.keys = nullptr;
-  call.offsets = narrow.data();
-  call.offsets_dtype = Dtype::I32;
-  run({Onto::Self, 0.75}, ", by offsets onto self with alpha");
-  run({Onto::Self, 1, true}, ", by offsets, the mean with self");
-  run({Onto::Place, 1, true}, ", by offsets, the mean in its place");
-  run({Onto::New, 1, true}, ", by offsets, the mean");
-  // Rows as they lie; from the third one on where a segment can do with two less.
-  Lengths fewer = lengths;
-  const auto long_one = std::find_if(fewer.begin(), fewer.end(), [](int64_t rows_of_it) { return rows_of_it > 2; });
-  if (long_one != fewer.end()) *long_one -= 2;
-  const std::vector<int64_t> from_third = offsets_of(fewer, long_one != fewer.end() ? 2 : 0);
-  call.offsets = same.offsets = from_third.data();
-  call.offsets_dtype = Dtype::I64;
-  call.order = same.order = nullptr;
-  run({}, ", by offsets without an order");
+  // Of a number that is left out no place is of a segment.
+  if (kSkipped < segments) {
+    Lengths fewer = c.lengths;
+    fewer[size_t(kSkipped)] = 0;
+    const std::vector<int64_t> bounds = offsets_of(fewer, 0);
+    std::vector<int64_t> rest;
+    for (int64_t place : order)
+      if (number(place) != kSkipped && number(place) < segments) rest.push_back(place);
+    rest.resize(order.size(), 0);
+    call.op = Reduction::Sum;
+    call.offsets = bounds.data();
+    call.order = rest.data();
+    check_call({}, ", without one of them", kSkipped);
+  }
+  // Rows as they lie, also from the third one on.
+  call.order = nullptr;
+  for (int64_t first : {0, 2}) {
+    const std::vector<int64_t> bounds = offsets_of(c.lengths, first);
+    std::vector<int32_t> narrow(bounds.begin(), bounds.end());
+    call.offsets = bounds.data();
+    call.offsets_dtype = Dtype::I64;
+    if (first == 0) {
+      call.offsets = narrow.data();
+      call.offsets_dtype = Dtype::I32;
+    }
+    for (Reduction op : {Reduction::Sum, Reduction::Extreme}) {
+      call.op = op;
+      check_call({first ? Onto::New : Onto::Self}, op == Reduction::Sum ? ", sums without an order" : ", extremes without an order");
+    }
+  }
 }
 
 // Whatever is no sum of rows: each op, of which `outer`, `inner`, and where elements lie.
@@ -230,7 +269,7 @@ void check(const AnyCase& c, uint32_t seed) {
   const Dtype accumulator = natural_accumulator(c.dtype);
   const bool sums = c.op == Reduction::Sum || c.op == Reduction::Product;
   const Dtype result = sums && !is_float(c.dtype) ? Dtype::I64 : c.dtype;
-  PlannedSegmentReduction call{};
+  PlannedSegments call{};
   call.op = c.op;
   call.in = Source{x.data(), c.dtype, accumulator};
   call.out.dtype = result;
@@ -262,8 +301,7 @@ void check(const AnyCase& c, uint32_t seed) {
       if (by == 0) expect(call);
       else if (by == 1 && !cpu::baseline::reduce_segments(call, 1, nullptr)) exit(1);
       else if (by == 2) {
-        call.plan = plan(static_cast<const SegmentReduction&>(call), DeviceFacts{true, 2});
-        if (gpu::reduce_segments(call, nullptr, nullptr)) exit(1);
+        run(call, 2, gpu::reduce_segments, what);
       }
       if (values[by] == values[0] && indices[by] == indices[0]) continue;
       printf("FAILED: %s, %s: bits differ\n", what.c_str(), by == 1 ? "on the CPU" : "emulated");
@@ -282,19 +320,19 @@ void check_wrong_offsets(uint32_t seed) {
   for (int i = 0; i < 20; ++i) offsets.insert(offsets.end(), {0, rows});
   const int64_t segments = int64_t(offsets.size()) - 1;
   std::vector<char> out(size_t(segments * columns * 4));
-  PlannedSegments call;
-  call.in = x.data();
-  call.pitch = columns;
-  call.offsets = offsets.data();
-  call.places = rows;
-  call.columns = columns;
+  PlannedSegments call{};
+  call.in = Source{x.data(), Dtype::F32, Dtype::F32};
+  call.out = Output{out.data(), nullptr, Dtype::F32};
+  call.rows = rows;
+  call.inner = columns;
   call.segments = segments;
-  call.out = out.data();
-  call.plan = plan(call, DeviceFacts{true, 2});
-  std::vector<char> workspace(size_t(workspace_bytes(call.plan)), char(0x7f));
+  call.row_stride = columns;
+  call.inner_stride = 1;
+  call.offsets = offsets.data();
   simt::options.seed = seed;
-  simt::options.title = "wrong offsets";
-  if (gpu::segment_sums(call, workspace.data(), nullptr)) exit(1);
+  run(call, 2, gpu::reduce_segments, "wrong offsets of few columns");
+  call.inner = 1;
+  run(call, 2, gpu::reduce_segments, "wrong offsets");
 }
 
 // Keys are in the order of the numbers of their segments, whatever type they have.
@@ -303,7 +341,8 @@ void check_keys() {
                         (int64_t(1) << 32) - 1, int64_t(1) << 32, INT64_MAX})
     for (int64_t index : {int64_t(0), int64_t(1), count / 2, count - 1, count, int64_t(-1), INT64_MIN, INT64_MAX}) {
       int64_t key = 0;
-      KeyCall call{&index, Dtype::I64, 1, count, 1, &key};
+      KeyCall call{&index, Dtype::I64, 1, count, 1};
+      call.torchs = &key;
       call.take(0);
       const bool counts = index >= 0 && index < count && index != 1;
       if (segments::number_at(&key, segments::key_dtype(count), 0) == (counts ? index : count)) continue;
@@ -318,7 +357,7 @@ long check_segments(uint32_t seed, long every, bool few) {
   long seen = 0, done = 0;
   const auto take = [&](const auto& c) {
     const long turn = seen++;
-    if (turn % std::min(every, 7l) == 0) check(c, seed + uint32_t(turn)), ++done;
+    if (turn % std::min(every, 5l) == 0) check(c, seed + uint32_t(turn)), ++done;
   };
   check_keys();
   check_wrong_offsets(seed);
@@ -326,6 +365,9 @@ long check_segments(uint32_t seed, long every, bool few) {
     if (few && dtype == Dtype::F16) continue;
     for (const Case& c :
          {Case{dtype, 12, 0, 0, 132, Values::Plain, kMixed}, Case{dtype, 5, 3, 0, 1, Values::Hostile, kMixed},
+          Case{dtype, 1, 0, 0, 2, Values::Hostile, kMixed}, Case{dtype, 1, 0, 3, 2, Values::Plain, kMixed},
+          Case{dtype, 3, 0, 1, 1, Values::NegativeZeros, kMixed}, Case{dtype, 4, 0, 0, 1, Values::Hostile, kMany},
+          Case{dtype, 2, 0, 0, 1, Values::Plain, kMiddle}, Case{dtype, 1, 0, 5, 2, Values::Plain, kWide},
           Case{dtype, 8, 0, 1, 1, Values::NegativeZeros, kMixed}, Case{dtype, 132, 4, 4, 1, Values::Hostile, kMixed},
           Case{dtype, 1, 0, 0, 2, Values::Plain, kOne}, Case{dtype, 100, 0, 0, 132, Values::Hostile, kFewLeaves},
           Case{dtype, 20, 0, 0, 2, Values::NegativeZeros, no_repeats(200, 1)},

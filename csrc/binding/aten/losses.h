@@ -90,11 +90,12 @@ struct EmbeddingBackward {
     const int64_t columns = sizes.back(), rows = count.expect_int();
     if (g.numel() == 0 || rows == 0) return at::zeros({rows, columns}, g.options());
     const Tensor out = at::empty({rows, columns}, g.options());
-    const Tensor places = indices.to(ScalarType::Long).contiguous();
+    const Tensor of_rows = g.reshape({-1, columns}).contiguous(), places = indices.to(ScalarType::Long).contiguous();
+    if (indexed_sums_into(name, read(of_rows), read(places), skipped.expect_int(), written(out))) return out;
     const Tensor keys = at::empty({places.numel()}, places.options().dtype(ScalarType(segment_key_dtype(rows))));
     segment_keys_into(name, read(places), rows, skipped.expect_int(), written(keys));
     const auto [numbers, order] = at::sort(keys, true, 0, false);
-    segment_sums_into(name, read(g.reshape({-1, columns}).contiguous()), read(numbers), read(order), written(out));
+    segment_sums_into(name, read(of_rows), read(numbers), read(order), written(out));
     return out;
   }
 };

@@ -1,11 +1,11 @@
-// Any reduction by segments (segment_rows.h).
+// Any reduction by segments (segments.h).
 //
 // Serves: every op and dtype of segment_call.h, one element at a time. A warp has a segment and the columns of a team:
 // its lanes (part, column) have neighbouring residues of each leaf, and combine them by shuffles. Of few long segments
 // a block has one, and its warps have neighbouring leaves. Shared memory: the values of these leaves, [warp][column].
 #pragma once
 #include "kernels/common/collective.cuh"
-#include "segment_rows.h"
+#include "segments.h"
 
 namespace torchreduce::gpu {
 
@@ -16,6 +16,7 @@ __device__ __forceinline__ SegmentReduction in_global_memory(SegmentReduction ca
   call.out.indices = global(call.out.indices);
   call.offsets = global(call.offsets);
   call.order = global(call.order);
+  call.short_order = global(call.short_order);
   return call;
 }
 
@@ -68,9 +69,9 @@ __device__ __forceinline__ typename Op::Acc leaf_value(const SegmentReduction& c
 
 template <class Op>
 __global__ void __launch_bounds__(segments::kThreads)
-    reduce_segments(TR_GRID_CONSTANT SegmentReduction given, int team, bool together) {
+    reduce_any_segments(TR_GRID_CONSTANT SegmentReduction given, int team, bool together) {
   using Acc = typename Op::Acc;
-  using segment_rows::kWarps;
+  constexpr int kWarps = segments::kThreads / kLanes;
   constexpr int kLevels = 24;  // more than 2^24 leaves of 2048 rows, or eights of them, fit no memory
   __shared__ Acc leaves[kWarps][kLanes];
   const SegmentReduction call = in_global_memory(given);

@@ -1,0 +1,162 @@
+// What kernels of segments have in common: where a segment is, its result, and segments that are too long for one team.
+//
+// Those are listed: leaves by what is left of them, and segments of several leaves, whose values lie in the workspace
+// until fold_segment_leaves() makes one of them.
+#pragma once
+#include "kernels/common/collective.cuh"
+#include "segments.h"
+
+namespace torchreduce::gpu {
+
+// Segment number outer * segments + segment, or run: where its rows are, and which row of the output it is.
+struct SegmentAt { int64_t outer, begin, rows, out; };
+__device__ __forceinline__ int64_t segment_count(const SegmentReduction& call) {
+  return call.runs ? int64_t(*global(call.run_count)) : call.outer * call.segments;
+}
+__device__ __forceinline__ SegmentAt segment_at(const SegmentReduction& call, int64_t numbered) {
+  if (call.runs) {
+    const SegmentRun run = global(call.runs)[numbered];
+    return {0, run.begin, run.end - run.begin, run.number};
+  }
+  const int64_t outer = call.outer == 1 ? 0 : numbered / call.segments, segment = numbered - outer * call.segments;
+  const void* const offsets = global(call.offsets);
+  const int64_t begin = offset_within(offsets, call.offsets_dtype, segment, call.rows);
+  const int64_t end = offset_within(offsets, call.offsets_dtype, segment + 1, call.rows);
+  return {outer, begin, end > begin ? end - begin : 0, numbered};
+}
+__device__ __forceinline__ int64_t row_at(const SegmentReduction& call, int64_t place) {
+  if (call.short_order) return global(call.short_order)[place];
+  if (!call.order) return place;
+  const int64_t row = global(call.order)[place];
+  return uint64_t(row) < uint64_t(call.rows) ? row : 0;  // an order that was made elsewhere may hold anything
+}
+
+// The op that finishes what Op begins, and keeps it between kernels: of extremes the one of 64-bit keys.
+template <class Op> struct FinishingOf;
+template <class E> struct FinishingOf<Sum<E>> { using Op = Sum<accumulator_t<E>>; };
+template <class E> struct FinishingOf<Extreme<E>> { using Op = Extreme<int64_t>; };
+template <class Op> using Finishing = typename FinishingOf<Op>::Op;
+
+template <class Op>
+__device__ __forceinline__ void finish_one(const SegmentReduction& call, const typename Op::Near& near, int64_t rows,
+                                           int64_t offset) {
+  using Last = Finishing<Op>;
+  finish_segment<Last>(call, typename Last::Acc(Op::far(near, 0)), rows, offset, [](int64_t) { return int64_t(0); });
+}
+
+// Neighbouring columns, each by itself.
+template <class Op, int V> struct Columns {
+  using Near = typename Op::Near;
+  static constexpr int kWords = V * int(sizeof(typename Op::Element)) / 4 + (V * sizeof(typename Op::Element) < 4);
+  Near of[V];
+  __device__ __forceinline__ static Columns absent() {
+    Columns x;
+#pragma unroll
+    for (int c = 0; c < V; ++c) x.of[c] = Op::near_absent();
+    return x;
+  }
+  // Of elements as they lie in memory.
+  __device__ __forceinline__ static Columns load(const OpOptions& options, const uint32_t (&words)[kWords]) {
+    Columns x;
+    Op{options}.near_all(words, 0, x.of);
+    return x;
+  }
+  __device__ __forceinline__ static Columns combine(const Columns& a, const Columns& b) {
+    Columns both;
+#pragma unroll
+    for (int c = 0; c < V; ++c) both.of[c] = Op::combine(a.of[c], b.of[c]);
+    return both;
+  }
+};
+// The tree over neighbours.
+template <class Op, int V, int N> __device__ __forceinline__ Columns<Op, V> neighbours_tree(Columns<Op, V> (&x)[N]) {
+#pragma unroll
+  for (int d = 1; d < N; d *= 2)
+#pragma unroll
+    for (int i = 0; i < N; i += 2 * d) x[i] = Columns<Op, V>::combine(x[i], x[i + d]);
+  return x[0];
+}
+
+// Lists the segments of a warp's lanes that are `long`, of so many rows each. Offsets that fall may have more leaves
+// than there is room for: those beyond are left out.
+__device__ __forceinline__ void list_segments(const SegmentReduction& call, const segments::Work& work, bool is_long,
+                                              int64_t numbered, int64_t rows) {
+  if (!ballot(is_long)) return;
+  const int lane = lane_id();
+  // How many of each list the lanes up to this one take; the last lane reserves them for all.
+  const auto places = [&](int list, int64_t mine) {
+    int64_t upto = mine;
+#pragma unroll
+    for (int d = 1; d < kLanes; d *= 2) {
+      const int64_t before = shuffle(upto, lane - d);
+      upto += lane >= d ? before : 0;
+    }
+    uint64_t first = 0;
+    if (lane == kLanes - 1)
+      first = atomicAdd(reinterpret_cast<unsigned long long*>(global(work.counts + list)), uint64_t(upto));
+    return int64_t(shuffle(first, kLanes - 1)) + upto - mine;
+  };
+  const int64_t leaves = is_long ? (rows + kLeaf - 1) / kLeaf : 0, most = segments::most_leaves(call);
+  const int64_t slot = places(0, leaves), at = places(1, leaves > 1);
+#pragma unroll 1
+  for (int64_t k = 0; k < leaves && slot + k < most; ++k) global(work.leaves)[slot + k] = {numbered, k * kLeaf};
+  if (leaves > 1 && at < segments::most_several(call)) global(work.several)[at] = numbered;
+}
+// The value of a listed leaf: of a segment's only one, or of one among others.
+template <class Op>
+__device__ __forceinline__ void store_leaf(const SegmentReduction& call, const segments::Work& work,
+                                           const segments::Leaf& leaf, const SegmentAt& of, int64_t column,
+                                           const typename Op::Near& value) {
+  using Kept = typename Finishing<Op>::Acc;
+  if (of.rows <= kLeaf) return finish_one<Op>(call, value, of.rows, of.out * call.inner + column);
+  const int64_t slot = segments::leaf_slot(call, of.outer, of.begin + leaf.first, leaf.first == 0);
+  global(static_cast<Kept*>(work.sums))[slot * call.inner + column] = Kept(Op::far(value, 0));
+}
+
+// The trees over the leaves of segments that have several. Op: Sum<float>, Sum<double> or Extreme<int64_t>. A block has
+// a segment and a column a lane, and then others; each of its warps has a part of the leaves. Shared memory: the values
+// of these parts, [warp][lane].
+template <class Op>
+__global__ void __launch_bounds__(segments::kThreads)
+    fold_segment_leaves(TR_GRID_CONSTANT SegmentReduction call, TR_GRID_CONSTANT segments::Work work) {
+  using namespace segments;
+  using Acc = typename Op::Acc;
+  using Column = Columns<Op, 1>;
+  constexpr int kAtOnce = 8, kParts = kThreads / kTeam;
+  __shared__ Acc values[kParts][kTeam];
+  const int lane = int(threadIdx.x) % kTeam, part = int(threadIdx.x) / kTeam;
+  const int64_t tiles = (call.inner + kTeam - 1) / kTeam;
+  const int64_t units = least(int64_t(global(work.counts)[1]), most_several(call)) * tiles;
+  const Acc* const kept = global(static_cast<const Acc*>(work.sums));
+#pragma unroll 1
+  for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+    const int64_t segment = global(work.several)[unit / tiles], column = unit % tiles * kTeam + lane;
+    const SegmentAt of = segment_at(call, segment);
+    const int64_t leaves = (of.rows + kLeaf - 1) / kLeaf;
+    int64_t each = kAtOnce;  // leaves of a part, a power of two
+    while (each * kParts < leaves) each *= 2;
+    TreeStack<Column, 24> tree;
+    const auto join = [](const Column& a, const Column& b) { return Column::combine(a, b); };
+#pragma unroll 1
+    for (int64_t leaf = part * each; leaf < (part + 1) * each && leaf < leaves; leaf += kAtOnce) {
+      Column x[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int64_t slot = leaf_slot(call, of.outer, of.begin + (leaf + k) * kLeaf, leaf + k == 0);
+        x[k].of[0] = leaf + k < leaves && column < call.inner ? kept[slot * call.inner + column] : Op::absent();
+      }
+      tree.push(neighbours_tree(x), join);
+    }
+    values[part][lane] = tree.total(Column::absent(), join).of[0];
+    __syncthreads();
+    if (part == 0 && column < call.inner) {
+      Column x[kParts];
+#pragma unroll
+      for (int k = 0; k < kParts; ++k) x[k].of[0] = values[k][lane];
+      finish_one<Op>(call, neighbours_tree(x).of[0], of.rows, of.out * call.inner + column);
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace torchreduce::gpu
