@@ -8,12 +8,14 @@
 
 #include "kernels/reduce/segment_rows.h"
 #include "run.h"
+#include "scatters.h"
 
 namespace torchreduce {
 
 Dtype segment_key_dtype(int64_t count) { return segments::key_dtype(count); }
 
-void segment_keys_into(const char* op, const Operand& indices, int64_t count, int64_t skipped, const Operand& keys) {
+void segment_keys_into(const char* op, const Operand& indices, int64_t count, int64_t skipped, const Operand& keys,
+                       const Elements& elements) {
   PlannedKeys call;
   call.indices = indices.data;
   call.dtype = indices.dtype;
@@ -21,6 +23,7 @@ void segment_keys_into(const char* op, const Operand& indices, int64_t count, in
   call.count = count;
   call.skipped = skipped;
   call.keys = const_cast<void*>(keys.data);
+  call.elements = elements;
   if (indices.on_cpu()) {
     for (int64_t place = 0; place < call.places; ++place) call.take(place);
     return;
@@ -117,8 +120,8 @@ void check_index(const char* name, const char* argument, const View& index) {
     raise<std::runtime_error>(name, ": ", argument, " must be int32 or int64, got number ", int(index.dtype));
 }
 
-// By torch's sort of keys, which come last where an index is out of range.
-void index_on_gpu(const char* name, const View& numbers, const SegmentIndex& call, Tensor& order) {
+// By torch's sort of keys, which come last where an index is out of range. `order` is made.
+void index_on_gpu(const char* name, const Operand& numbers, SegmentIndex& call, Tensor* order) {
   PlannedOffsets find;
   find.numbers = numbers.data;
   find.numbers_dtype = numbers.dtype;
@@ -126,10 +129,10 @@ void index_on_gpu(const char* name, const View& numbers, const SegmentIndex& cal
   find.segments = call.count;
   find.found = call.offsets;
   Tensor keys;
-  if (call.order) {
+  if (order) {
     keys = allocate({call.places}, segment_key_dtype(call.count), numbers);
-    if (call.places > 0) segment_keys_into(name, numbers, call.count, -1, View(keys));
-    std::tie(keys, order) = sorted(keys);
+    if (call.places > 0) segment_keys_into(name, numbers, call.count, -1, View(keys), call.elements);
+    std::tie(keys, *order) = sorted(keys);
     find.keys = View(keys).data;
   }
 #ifdef TORCHREDUCE_GPU
@@ -137,6 +140,22 @@ void index_on_gpu(const char* name, const View& numbers, const SegmentIndex& cal
 #else
   run_on_gpu(name, find, numbers, nullptr);
 #endif
+}
+// Fills in offsets and, where it is given, makes order. On a CPU returns the first place that is out of range, and fills
+// nothing then; else -1.
+int64_t index_into(const char* name, const Operand& numbers, SegmentIndex& call, Tensor* order) {
+  call.index = numbers.data;
+  call.dtype = numbers.dtype;
+  call.places = numbers.numel();
+  if (!numbers.on_cpu()) {
+    index_on_gpu(name, numbers, call, order);
+    return -1;
+  }
+  if (order) {
+    *order = allocate({call.places}, Dtype::I64, numbers);
+    call.order = static_cast<int64_t*>(order->data_ptr());
+  }
+  return cpu::index_segments(call, cpu_threads(), parallel_for);
 }
 
 // Where the elements of each number lie: offsets of size + 1 elements, and the places in their order, of none of an
@@ -147,24 +166,15 @@ std::tuple<Tensor, Tensor> index_segments(const Tensor& index, int64_t size, boo
   const View numbers(flat);
   check_index(name, "index", numbers);
   if (size < 0) raise<std::runtime_error>(name, ": size must be at least 0, got ", size);
-  Tensor offsets = allocate({size + 1}, Dtype::I64, numbers);
-  Tensor order = allocate({is_sorted ? 0 : numbers.numel()}, Dtype::I64, numbers);
+  Tensor offsets = allocate({size + 1}, Dtype::I64, numbers), order;
   SegmentIndex call;
-  call.index = numbers.data;
-  call.dtype = numbers.dtype;
-  call.places = numbers.numel();
   call.count = size;
   call.offsets = static_cast<int64_t*>(offsets.data_ptr());
-  call.order = is_sorted ? nullptr : static_cast<int64_t*>(order.data_ptr());
-  if (!numbers.on_cpu()) {
-    index_on_gpu(name, numbers, call, order);
-    return {offsets, order};
-  }
-  const int64_t outside = cpu::index_segments(call, cpu_threads(), parallel_for);
+  const int64_t outside = index_into(name, numbers, call, is_sorted ? nullptr : &order);
   if (outside >= 0)
     raise<std::out_of_range>(name, ": an index is out of range: expected at least 0 and less than ", size, ", got ",
                              call.number_at(outside));
-  return {offsets, order};
+  return {offsets, is_sorted ? allocate({0}, Dtype::I64, numbers) : order};
 }
 
 // ---- reductions -----------------------------------------------------------------------------------------------------
@@ -191,6 +201,57 @@ int checked_dim(const char* name, const View& x, int64_t dim) {
   return int(dim < 0 ? dim + x.dims : dim);
 }
 
+}  // namespace
+
+bool is_one_matrix(const Operand& x, int dim) { return joined_stride(x, 0, dim) && joined_stride(x, dim + 1, x.dims); }
+
+namespace {
+
+// The input of a call: x along dim.
+SegmentReduction reading(const Operand& x, int dim) {
+  SegmentReduction call{};
+  call.in = Source{x.data, x.dtype, natural_accumulator(x.dtype)};
+  call.outer = size_of_dims(x, 0, dim);
+  call.rows = x.sizes[dim];
+  call.inner = size_of_dims(x, dim + 1, x.dims);
+  call.outer_stride = *joined_stride(x, 0, dim);
+  call.row_stride = x.strides[dim];
+  call.inner_stride = *joined_stride(x, dim + 1, x.dims);
+  return call;
+}
+
+void sum_on_gpu(const char* name, const SegmentReduction& call, const Operand& from) {
+  PlannedSegments sums;
+  sums.in = call.in.data;
+  sums.pitch = call.row_stride;
+  sums.dtype = call.in.dtype;
+  sums.offsets = call.offsets;
+  sums.offsets_dtype = call.offsets_dtype;
+  sums.order = call.order;
+  sums.places = call.rows;
+  sums.columns = call.inner;
+  sums.segments = call.segments;
+  sums.out = call.out.values;
+  sums.finish = call.finish;
+#ifdef TORCHREDUCE_GPU
+  run_on_gpu(name, sums, from, gpu::segment_sums);
+#else
+  run_on_gpu(name, sums, from, nullptr);
+#endif
+}
+// `from`: whose device it is.
+void run(const char* name, const SegmentReduction& call, const Operand& from) {
+  if (call.outer * call.segments * call.inner == 0) return;
+  if (from.on_cpu()) return cpu::reduce_segments(call, cpu_threads(), parallel_for);
+  if (segment_rows::are_sums_of_rows(call)) return sum_on_gpu(name, call, from);
+  PlannedSegmentReduction planned{call, {}};
+#ifdef TORCHREDUCE_GPU
+  run_on_gpu(name, planned, from, gpu::reduce_segments);
+#else
+  run_on_gpu(name, planned, from, nullptr);
+#endif
+}
+
 // The tensors of a call, contiguous where kernels need that, and the call without op and output.
 struct Segmented {
   Tensor x, offsets, order;
@@ -209,16 +270,10 @@ struct Segmented {
     };
     if (bounds.dims != 1 || bounds.sizes[0] < 1 || !here(bounds))
       raise<std::runtime_error>(name, ": offsets must have one dim, at least one element, and the input's device");
-    if (!joined_stride(shape, 0, dim) || !joined_stride(shape, dim + 1, shape.dims)) x = contiguous(input);
+    if (!is_one_matrix(shape, dim)) x = contiguous(input);
     const View v(x);
-    call.in = Source{v.data, v.dtype, natural_accumulator(v.dtype)};
-    call.outer = size_of_dims(v, 0, dim);
-    call.rows = v.sizes[dim];
-    call.inner = size_of_dims(v, dim + 1, v.dims);
+    call = reading(v, dim);
     call.segments = bounds.sizes[0] - 1;
-    call.outer_stride = *joined_stride(v, 0, dim);
-    call.row_stride = v.strides[dim];
-    call.inner_stride = *joined_stride(v, dim + 1, v.dims);
     call.offsets = bounds.data;
     call.offsets_dtype = bounds.dtype;
     if (places) {
@@ -243,50 +298,18 @@ struct Segmented {
       before = at;
     }
   }
-  void run(const char* name) {
-    if (call.outer * call.segments * call.inner == 0) return;
-    const View from(x);
-    if (from.on_cpu()) return cpu::reduce_segments(call, cpu_threads(), parallel_for);
-    if (segment_rows::are_sums_of_rows(call)) return sum_on_gpu(name, from);
-    PlannedSegmentReduction planned{call, {}};
-#ifdef TORCHREDUCE_GPU
-    run_on_gpu(name, planned, from, gpu::reduce_segments);
-#else
-    run_on_gpu(name, planned, from, nullptr);
-#endif
-  }
-  void sum_on_gpu(const char* name, const View& from) const {
-    PlannedSegments sums;
-    sums.in = call.in.data;
-    sums.pitch = call.row_stride;
-    sums.dtype = call.in.dtype;
-    sums.offsets = call.offsets;
-    sums.offsets_dtype = call.offsets_dtype;
-    sums.order = call.order;
-    sums.places = call.rows;
-    sums.columns = call.inner;
-    sums.segments = call.segments;
-    sums.out = call.out.values;
-    sums.finish = call.finish;
-#ifdef TORCHREDUCE_GPU
-    run_on_gpu(name, sums, from, gpu::segment_sums);
-#else
-    run_on_gpu(name, sums, from, nullptr);
-#endif
-  }
 };
 
-// Values, indices or both; a null one is not written.
-void reduce_segments_into(const Op& op, Segmented& of, const Types& types, const Tensor* values,
-                          const Tensor* indices) {
-  of.call.op = op.reduction;
-  of.call.options = op.options;
-  of.call.finish.mean = op.options.mean;
-  of.call.in.accumulator = types.accumulator;
-  of.call.in.truth = types.truth;
-  of.call.out = Output{values ? values->data_ptr() : nullptr,
-                       indices ? static_cast<int64_t*>(indices->data_ptr()) : nullptr, types.values};
-  of.run(op.name);
+// `values`, indices or both; a null one is not written.
+void reduce_segments_into(const Op& op, SegmentReduction& call, const Types& types, const Operand& from, void* values,
+                          void* indices) {
+  call.op = op.reduction;
+  call.options = op.options;
+  call.finish.mean = op.options.mean;
+  call.in.accumulator = types.accumulator;
+  call.in.truth = types.truth;
+  call.out = Output{values, static_cast<int64_t*>(indices), types.values};
+  run(op.name, call, from);
 }
 Types segment_types(const Op& op, const Tensor& x, const std::optional<ScalarType>& dtype) {
   if (dtype && !facts(op.reduction, View(x).dtype).converts) raise<std::runtime_error>(op.name, ": has no dtype=");
@@ -299,7 +322,8 @@ Tensor reduce_segments(const Tensor& x, const Tensor& offsets, const std::option
   Segmented of(op.name, x, offsets, order, dim);
   const Types types = segment_types(op, x, dtype);
   Tensor result = allocate(of.sizes, types.result, View(x));
-  reduce_segments_into(op, of, types, types.indexed ? nullptr : &result, types.indexed ? &result : nullptr);
+  void* const to = result.data_ptr();
+  reduce_segments_into(op, of.call, types, View(of.x), types.indexed ? nullptr : to, types.indexed ? to : nullptr);
   return result;
 }
 template <const Op& op>
@@ -309,7 +333,7 @@ std::tuple<Tensor, Tensor> reduce_segments_pair(const Tensor& x, const Tensor& o
   Segmented of(op.name, x, offsets, order, dim);
   const Types types = segment_types(op, x, dtype);
   Tensor values = allocate(of.sizes, types.values, View(x)), indices = allocate(of.sizes, Dtype::I64, View(x));
-  reduce_segments_into(op, of, types, &values, &indices);
+  reduce_segments_into(op, of.call, types, View(of.x), values.data_ptr(), indices.data_ptr());
   return {values, indices};
 }
 
@@ -319,6 +343,66 @@ const Op& scatter_op(const std::string& reduce) {
   for (const Op* op : {&k_sum, &k_mean, &k_prod, &k_amax, &k_amin})
     if (reduce == op->name) return *op;
   raise<std::runtime_error>("scatter_segments: reduce must be sum, mean, prod, amax or amin, got ", reduce);
+}
+
+}  // namespace
+
+int64_t scatter_into(const char* name, const Op& op, const Operand& self, const Operand& x, const Operand& index,
+                     int dim, bool include_self, double alpha) {
+  const bool by_elements = index.dims > 1;
+  if (x.numel() == 0) return -1;
+  SegmentReduction call = reading(x, by_elements ? 0 : dim);
+  SegmentIndex of;
+  if (by_elements) {
+    const int64_t inner = size_of_dims(x, dim + 1, x.dims);
+    of.elements = Elements{x.sizes[dim] * inner, self.sizes[dim], inner};
+    call.rows = x.numel();
+    call.outer = call.inner = call.row_stride = 1;
+  }
+  of.count = call.segments = by_elements ? self.numel() : self.sizes[dim];
+  const Tensor offsets = allocate({of.count + 1}, Dtype::I64, x);
+  Tensor order;
+  of.offsets = static_cast<int64_t*>(offsets.data_ptr());
+  if (const int64_t outside = index_into(name, index, of, &order); outside >= 0) return outside;
+  call.offsets = of.offsets;
+  call.order = static_cast<const int64_t*>(order.data_ptr());
+  call.finish.onto = include_self ? Onto::Self : Onto::Place;
+  call.finish.alpha = alpha;
+  reduce_segments_into(op, call, types_of(op, x, {}), x, const_cast<void*>(self.data), nullptr);
+  return -1;
+}
+
+namespace {
+
+// By index, in place; self is contiguous, and shares no memory with the others.
+void scatter_(Tensor self, const Tensor& input, const Tensor& given, int64_t along, const std::string& reduce,
+              bool include_self, double alpha, int64_t) {
+  constexpr const char* name = "scatter";
+  const Op& op = scatter_op(reduce);
+  const Tensor numbers = contiguous(given);
+  const View to(self), index(numbers);
+  const int dim = checked_dim(name, to, along);
+  const bool by_elements = index.dims > 1;
+  Tensor x = input;
+  if (by_elements || !is_one_matrix(View(x), dim)) x = contiguous(x);
+  const View from(x);
+  check_input(name, from);
+  check_index(name, "index", index);
+  if (!is_float(from.dtype)) raise<std::runtime_error>(name, ": needs a floating dtype, got number ", int(from.dtype));
+  std::vector<int64_t> sizes(from.sizes, from.sizes + from.dims);
+  const bool fits = from.dims == to.dims && index.dims == (by_elements ? from.dims : 1) &&
+                    (by_elements ? std::equal(sizes.begin(), sizes.end(), index.sizes)
+                                 : index.sizes[0] == sizes[size_t(dim)]);
+  if (!fits || index.device_type != to.device_type || index.device_index != to.device_index)
+    raise<std::runtime_error>(name, ": index must have one dim and an element for each row, or the input's shape");
+  sizes[size_t(dim)] = to.sizes[dim];
+  check_out(name, from, sizes, to, from.dtype);
+  if (!joined_stride(to, 0, to.dims) || *joined_stride(to, 0, to.dims) != 1 || overlap(from, to))
+    raise<std::runtime_error>(name, ": self must be contiguous, and not share memory with the input");
+  const int64_t outside = scatter_into(name, op, to, from, index, dim, include_self, alpha);
+  if (outside >= 0)
+    raise<std::out_of_range>(name, ": an index is out of range: expected at least 0 and less than ", to.sizes[dim],
+                             ", got ", index_at(index.data, index.dtype, outside));
 }
 
 // What self[.., k, ..] becomes with the elements of segment k, in place; self is contiguous, and shares no memory with
@@ -336,7 +420,7 @@ void scatter_segments_(Tensor self, const Tensor& x, const Tensor& offsets, cons
     raise<std::runtime_error>(name, ": self must be contiguous, and not share memory with the input");
   of.call.finish.onto = include_self ? Onto::Self : Onto::Place;
   of.call.finish.alpha = alpha;
-  reduce_segments_into(op, of, types_of(op, from, {}), &self, nullptr);
+  reduce_segments_into(op, of.call, types_of(op, from, {}), from, self.data_ptr(), nullptr);
 }
 Tensor scatter_segments(const Tensor& self, const Tensor& x, const Tensor& offsets, const std::optional<Tensor>& order,
                         const std::optional<Tensor>& index, int64_t dim, const std::string& reduce, bool include_self,
@@ -371,6 +455,9 @@ const bool registered = [] {
   const std::string how = of + "str reduce, bool include_self, float alpha, int level) -> ";
   define("scatter_segments", "Tensor self, " + how + "Tensor");
   schemas->def(("scatter_segments_.raw(Tensor(a!) self, " + how + "()").c_str());
+  schemas->def(
+      "scatter_.raw(Tensor(a!) self, Tensor x, Tensor index, int dim, str reduce, bool include_self, float alpha, int "
+      "level) -> ()");
   for (const char* key : {"CPU", "CUDA"}) {
     auto* kernels = new StableLibrary(StableLibrary::Kind::IMPL, "torchreduce", key, __FILE__, __LINE__);
     kernels->impl("embedding_backward.raw", TORCH_BOX(&embedding_backward));
@@ -388,6 +475,7 @@ const bool registered = [] {
     for (const char* name : {"scatter_segments", "scatter_segments.raw"})
       kernels->impl(name, TORCH_BOX(&scatter_segments));
     kernels->impl("scatter_segments_.raw", TORCH_BOX(&scatter_segments_));
+    kernels->impl("scatter_.raw", TORCH_BOX(&scatter_));
   }
   return true;
 }();

@@ -22,7 +22,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils._pytree import tree_leaves, tree_map
 
 from . import losses, products, rewrite, state
-from .rules import GRAPH_RULES, Rule, Torchs, evaluate, overload, writes
+from .rules import GRAPH_RULES, Rule, Torchs, Traced, evaluate, overload, writes
+from .table import SCATTERED
 
 _ours, _convert = torch.ops.torchreduce, torch.ops.prims.convert_element_type.default
 _DEVICES = {"cuda": 1, "cpu": 2}
@@ -37,17 +38,18 @@ _DECOMPOSITIONS = {
 }
 
 
-def _rules(devices: int) -> dict[Any, Any]:
+def _rules(devices: int, excluded: str) -> dict[Any, Any]:
     """By overload. `devices` also has whether products are overridden."""
     of_products = _PRODUCT_RULES[bool(devices & state.FLOAT32_PRODUCTS)] if devices & state.PRODUCTS else {}
-    return {**_RULES, **of_products}
+    of_torch = {overload(name) for op in excluded.split(",") if op for name in SCATTERED[op]}
+    return {op: rule for op, rule in {**_RULES, **of_products}.items() if op not in of_torch}
 
 
 @contextmanager
-def whole(devices: int) -> Iterator[None]:
+def whole(devices: int, excluded: str) -> Iterator[None]:
     """Keep Inductor from decomposing ops with a rule. Changes its table, since another one would disable its cache."""
     table = inductors.decompositions
-    kept = {op: table.pop(op) for op in (*_rules(devices), *losses.KEPT) if op in table}
+    kept = {op: table.pop(op) for op in (*_rules(devices, excluded), *losses.KEPT) if op in table}
     inductors.fast_random_decomps.cache_clear()
     try:
         yield
@@ -62,8 +64,9 @@ def guard_switch() -> None:
         translator = InstructionTranslator.current_tx()
     except AttributeError:
         return  # no Dynamo, no guards: who calls Inductor by hand sees to it
-    source = AttrSource(translator.import_source(state.__name__), "compiled")
-    install_guard(source.make_guard(GuardBuilder.CONSTANT_MATCH))
+    module = translator.import_source(state.__name__)
+    for name in ("compiled", "excluded"):
+        install_guard(AttrSource(module, name).make_guard(GuardBuilder.CONSTANT_MATCH))
 
 
 def _kept_stats(mean: torch.fx.Node, rstd: torch.fx.Node) -> torch.fx.Node | None:
@@ -130,23 +133,25 @@ class Rewrite(CustomGraphPass):
     It has no state, since torch.compile copies its configuration, and keys its caches by the uuid.
     """
 
-    def __init__(self, devices: int, after: tuple[CustomGraphPass, ...] = ()) -> None:
-        self._devices, self._after = devices, after
+    def __init__(self, devices: int, excluded: str = "", after: tuple[CustomGraphPass, ...] = ()) -> None:
+        self._devices, self._excluded, self._after = devices, excluded, after
 
     def uuid(self) -> Any:
         names = ("graph", "losses", "rewrite", "above", "rules", "products")
         files = [Path(__file__).with_name(f"{name}.py") for name in names]
+        files.append(Path(__file__).parents[1] / "scatters.py")
         others = [other.uuid() for other in self._after]
         if None in others:
             return None  # not to be cached
-        return (hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest(), self._devices, *others)
+        digest = hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
+        return (digest, self._devices, self._excluded, *others)
 
     def _is_ours(self, device: torch.device) -> bool:
         return bool(self._devices & _DEVICES.get(device.type, 0))
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         losses.join(graph, self._is_ours)
-        rules = _rules(self._devices)
+        rules = _rules(self._devices, self._excluded)
         for node in list(graph.nodes):
             if (
                 node.op == "call_function"
@@ -180,6 +185,10 @@ class Rewrite(CustomGraphPass):
             made = rule(*args, **kwargs)
         except Torchs:
             return False
+        if isinstance(made, Traced):
+            rewrite.take_apart(graph, node, made.function)
+            graph.erase_node(node)
+            return True
 
         def insert(target: Any, *arguments: Any) -> torch.fx.Node:
             return rewrite.insert(graph, node, target, *tree_map(lambda a: of.get(id(a), a), arguments))

@@ -38,10 +38,11 @@ struct KeyCall {
   Dtype dtype = Dtype::I64;  // I32 or I64
   int64_t places = 0, count = 0, skipped = -1;
   void* keys = nullptr;  // of the type key_dtype(count)
+  Elements elements;
 
   TR_HD void take(int64_t place) const {
     const Dtype key = segments::key_dtype(count);
-    const int64_t index = index_at(indices, dtype, place);
+    const int64_t index = elements.number(index_at(indices, dtype, place), place);
     const int64_t value = segments::least_key(key) + (index < 0 || index >= count || index == skipped ? count : index);
     switch (key) {
       case Dtype::U8: static_cast<uint8_t*>(keys)[place] = uint8_t(value); break;
