@@ -26,6 +26,14 @@ def compiled_anew():
     assert (override.state.eager, override.state.compiled) == (0, 0)
 
 
+def twice(x):
+    return torch.arange(33, device=x.device) % 20
+
+
+def each(x):
+    return (twice(x)[:, None] + torch.arange(1000, device=x.device)) % 20
+
+
 # By the rule: torch's own call, on x and what else there is to it.
 CALLS = {
     "sum": lambda x: x.sum(),
@@ -70,6 +78,15 @@ CALLS = {
     "embedding_dense_backward": lambda x: aten.embedding_dense_backward(
         x, torch.arange(33, device=x.device) % 7, 9, 3, False
     ),
+    # At most two elements meet, and no self: torch's sums are the same in any order.
+    "index_add": lambda x: torch.zeros_like(x).index_add(0, twice(x), x),
+    "scatter_add": lambda x: torch.zeros_like(x).scatter_add(0, each(x), x),
+    "scatter_reduce.two": lambda x: x.scatter_reduce(0, each(x), x, "amax"),
+    "index_reduce": lambda x: x.index_reduce(0, twice(x), x, "amin"),
+    "scatter.reduce": lambda x: torch.zeros_like(x).scatter(0, each(x), x, reduce="add"),
+    "index_put": lambda x: torch.zeros_like(x).index_put((twice(x) - 20,), x, accumulate=True),
+    "_unsafe_index_put": lambda x: aten._unsafe_index_put(torch.zeros_like(x), [None, twice(x)], x[:, :33], True),
+    "put": lambda x: torch.zeros_like(x).put(twice(x), x[:, 0], accumulate=True),
     "cumsum": lambda x: x.cumsum(1),
     "cumprod": lambda x: x.cumprod(1),
     "_logcumsumexp": lambda x: aten._logcumsumexp(x, 1),

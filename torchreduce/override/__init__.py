@@ -56,7 +56,8 @@ def enable(
     torch's.
 
     exclude has the names of scatters that are left to torch, whose atomics are faster for single elements that go to
-    many places: index_add, scatter_add, scatter_reduce, index_reduce, scatter, index_put, put.
+    many places: index_add, scatter_add, scatter_reduce, index_reduce, scatter, index_put, put. On a CPU torch's index_add
+    calls scatter_add.
 
     The override holds for the process until disable(). In a process that starts anew, such as a
     worker, set TORCHREDUCE_ENABLE=1 (or cpu, to include CPU tensors): importing torchreduce then enables the override.

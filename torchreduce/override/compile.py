@@ -73,5 +73,5 @@ def _compile(
     after = own if isinstance(own, (list, tuple)) else [] if own is None else [own]
     wrapper = copy.copy(wrapper)
     wrapper.config = {**wrapper.config, key: Rewrite(devices, excluded, tuple(after))}
-    with whole(devices, excluded), traced(devices):
+    with whole(devices), traced(devices):
         return plain(wrapper, graph, inputs, **options)

@@ -38,18 +38,17 @@ _DECOMPOSITIONS = {
 }
 
 
-def _rules(devices: int, excluded: str) -> dict[Any, Any]:
+def _rules(devices: int) -> dict[Any, Any]:
     """By overload. `devices` also has whether products are overridden."""
     of_products = _PRODUCT_RULES[bool(devices & state.FLOAT32_PRODUCTS)] if devices & state.PRODUCTS else {}
-    of_torch = {overload(name) for op in excluded.split(",") if op for name in SCATTERED[op]}
-    return {op: rule for op, rule in {**_RULES, **of_products}.items() if op not in of_torch}
+    return {**_RULES, **of_products}
 
 
 @contextmanager
-def whole(devices: int, excluded: str) -> Iterator[None]:
+def whole(devices: int) -> Iterator[None]:
     """Keep Inductor from decomposing ops with a rule. Changes its table, since another one would disable its cache."""
     table = inductors.decompositions
-    kept = {op: table.pop(op) for op in (*_rules(devices, excluded), *losses.KEPT) if op in table}
+    kept = {op: table.pop(op) for op in (*_rules(devices), *losses.KEPT) if op in table}
     inductors.fast_random_decomps.cache_clear()
     try:
         yield
@@ -151,13 +150,12 @@ class Rewrite(CustomGraphPass):
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         losses.join(graph, self._is_ours)
-        rules = _rules(self._devices, self._excluded)
+        of_torch = {overload(name) for op in self._excluded.split(",") if op for name in SCATTERED[op]}
+        rules = _rules(self._devices)
         for node in list(graph.nodes):
-            if (
-                node.op == "call_function"
-                and node.target in rules
-                and not self._rewrite(graph, node, rules[node.target])
-            ):
+            if node.op != "call_function" or node.target not in rules:
+                continue
+            if node.target in of_torch or not self._rewrite(graph, node, rules[node.target]):
                 _go_on(graph, node)
         _round_norms(graph)
         _bare(graph)
