@@ -17,8 +17,8 @@
 #include <utility>
 
 #include "aten/above.h"
+#include "aten/bags.h"
 #include "aten/losses.h"
-#include "aten/scatters.h"
 #include "aten_table.h"
 #include "interface.h"
 

@@ -25,4 +25,10 @@ bool is_one_matrix(const Operand& x, int dim);
 int64_t scatter_into(const char* name, const Op& op, const Operand& self, const Operand& x, const Operand& index,
                      int dim, bool include_self, double alpha);
 
+// The reduction of each segment of x along dim, in values, in indices or both; a null one is not written. Both are
+// contiguous. x is_one_matrix(); offsets: of one dim, int32 or int64, contiguous. order: an int64 for each element along
+// dim, contiguous, or null. On a CPU wrong offsets raise.
+void reduce_segments_into(const char* name, const Op& op, const Operand& x, int dim, const Operand& offsets,
+                          const int64_t* order, const Types& types, void* values, void* indices);
+
 }  // namespace torchreduce

@@ -252,6 +252,17 @@ void run(const char* name, const SegmentReduction& call, const Operand& from) {
 #endif
 }
 
+void check_offsets(const char* name, const SegmentReduction& call) {
+  int64_t before = 0;
+  for (int64_t k = 0; k <= call.segments; ++k) {
+    const int64_t at = index_at(call.offsets, call.offsets_dtype, k);
+    if (at < before || at > call.rows)
+      raise<std::runtime_error>(name, ": offsets must not fall, and be from 0 to ", call.rows, ", got ", at, " at ", k,
+                                k ? " after " : "", k ? std::to_string(before) : "");
+    before = at;
+  }
+}
+
 // The tensors of a call, contiguous where kernels need that, and the call without op and output.
 struct Segmented {
   Tensor x, offsets, order;
@@ -284,19 +295,9 @@ struct Segmented {
                                   " rows, on the input's device");
       call.order = static_cast<const int64_t*>(rows.data);
     }
-    if (shape.on_cpu()) check_offsets(name);
+    if (shape.on_cpu()) check_offsets(name, call);
     sizes.assign(v.sizes, v.sizes + v.dims);
     sizes[size_t(dim)] = call.segments;
-  }
-  void check_offsets(const char* name) const {
-    int64_t before = 0;
-    for (int64_t k = 0; k <= call.segments; ++k) {
-      const int64_t at = index_at(call.offsets, call.offsets_dtype, k);
-      if (at < before || at > call.rows)
-        raise<std::runtime_error>(name, ": offsets must not fall, and be from 0 to ", call.rows, ", got ", at, " at ",
-                                  k, k ? " after " : "", k ? std::to_string(before) : "");
-      before = at;
-    }
   }
 };
 
@@ -346,6 +347,17 @@ const Op& scatter_op(const std::string& reduce) {
 }
 
 }  // namespace
+
+void reduce_segments_into(const char* name, const Op& op, const Operand& x, int dim, const Operand& offsets,
+                          const int64_t* order, const Types& types, void* values, void* indices) {
+  SegmentReduction call = reading(x, dim);
+  call.segments = offsets.sizes[0] - 1;
+  call.offsets = offsets.data;
+  call.offsets_dtype = offsets.dtype;
+  call.order = order;
+  if (x.on_cpu()) check_offsets(name, call);
+  reduce_segments_into(op, call, types, x, values, indices);
+}
 
 int64_t scatter_into(const char* name, const Op& op, const Operand& self, const Operand& x, const Operand& index,
                      int dim, bool include_self, double alpha) {
@@ -405,30 +417,21 @@ void scatter_(Tensor self, const Tensor& input, const Tensor& given, int64_t alo
                              ", got ", index_at(index.data, index.dtype, outside));
 }
 
-// What self[.., k, ..] becomes with the elements of segment k, in place; self is contiguous, and shares no memory with
-// the others.
-void scatter_segments_(Tensor self, const Tensor& x, const Tensor& offsets, const std::optional<Tensor>& order,
-                       const std::optional<Tensor>&, int64_t dim, const std::string& reduce, bool include_self,
-                       double alpha, int64_t) {
+// What self[.., k, ..] becomes with the elements of segment k.
+Tensor scatter_segments(const Tensor& self, const Tensor& x, const Tensor& offsets, const std::optional<Tensor>& order,
+                        const std::optional<Tensor>&, int64_t dim, const std::string& reduce, bool include_self,
+                        double alpha, int64_t) {
   constexpr const char* name = "scatter_segments";
   const Op& op = scatter_op(reduce);
   Segmented of(name, x, offsets, order, dim);
-  const View from(x), to(self);
+  const View from(of.x), to(self);
   if (!is_float(from.dtype)) raise<std::runtime_error>(name, ": needs a floating dtype, got number ", int(from.dtype));
-  check_out(name, from, of.sizes, to, from.dtype);
-  if (!joined_stride(to, 0, to.dims) || *joined_stride(to, 0, to.dims) != 1 || overlap(from, to))
-    raise<std::runtime_error>(name, ": self must be contiguous, and not share memory with the input");
+  Tensor result = allocate({to.sizes, to.sizes + to.dims}, to.dtype, to);
+  check_out(name, from, of.sizes, View(result), from.dtype);
+  torch::stable::copy_(result, self);
   of.call.finish.onto = include_self ? Onto::Self : Onto::Place;
   of.call.finish.alpha = alpha;
-  reduce_segments_into(op, of.call, types_of(op, from, {}), from, self.data_ptr(), nullptr);
-}
-Tensor scatter_segments(const Tensor& self, const Tensor& x, const Tensor& offsets, const std::optional<Tensor>& order,
-                        const std::optional<Tensor>& index, int64_t dim, const std::string& reduce, bool include_self,
-                        double alpha, int64_t level) {
-  const View v(self);
-  Tensor result = allocate({v.sizes, v.sizes + v.dims}, v.dtype, v);
-  torch::stable::copy_(result, self);
-  scatter_segments_(result, x, offsets, order, index, dim, reduce, include_self, alpha, level);
+  reduce_segments_into(op, of.call, types_of(op, from, {}), from, result.data_ptr(), nullptr);
   return result;
 }
 
@@ -454,7 +457,6 @@ const bool registered = [] {
 #undef TR_ROW
   const std::string how = of + "str reduce, bool include_self, float alpha, int level) -> ";
   define("scatter_segments", "Tensor self, " + how + "Tensor");
-  schemas->def(("scatter_segments_.raw(Tensor(a!) self, " + how + "()").c_str());
   schemas->def(
       "scatter_.raw(Tensor(a!) self, Tensor x, Tensor index, int dim, str reduce, bool include_self, float alpha, int "
       "level) -> ()");
@@ -474,7 +476,6 @@ const bool registered = [] {
 #undef TR_ROW
     for (const char* name : {"scatter_segments", "scatter_segments.raw"})
       kernels->impl(name, TORCH_BOX(&scatter_segments));
-    kernels->impl("scatter_segments_.raw", TORCH_BOX(&scatter_segments_));
     kernels->impl("scatter_.raw", TORCH_BOX(&scatter_));
   }
   return true;

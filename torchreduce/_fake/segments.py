@@ -142,6 +142,5 @@ register("segments", _segments, _segments_batched)
 register("scatter_segments", _scattered, _scattered_batched)
 for _name in ("segments", "argmax_segments", "argmin_segments"):
     LIBRARY.impl(_name, torch.library.fallthrough_kernel, "Autograd")
-for _name in ("scatter_segments_.raw", "scatter_.raw"):
-    torch.library.register_fake(f"torchreduce::{_name}", lambda *_: None, lib=LIBRARY)
-    LIBRARY.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+torch.library.register_fake("torchreduce::scatter_.raw", lambda *_: None, lib=LIBRARY)
+LIBRARY.impl("scatter_.raw", torch.library.fallthrough_kernel, "Autograd")

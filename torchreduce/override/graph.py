@@ -87,10 +87,14 @@ def _kept_stats(mean: torch.fx.Node, rstd: torch.fx.Node) -> torch.fx.Node | Non
 def _go_on(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     """Decompose a call that falls back to torch, as Inductor would have done."""
     decomposition = _DECOMPOSITIONS.get(node.target)
-    if decomposition is None or not rewrite.take_apart(graph, node, decomposition):
-        return
+    if decomposition is not None and rewrite.take_apart(graph, node, decomposition):
+        _erase(graph, node)
+
+
+def _erase(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Of a call that was taken apart: nothing reads its results any more."""
     for item in list(node.users):
-        graph.erase_node(item)  # which nothing reads any more
+        graph.erase_node(item)
     graph.erase_node(node)
 
 
@@ -136,9 +140,9 @@ class Rewrite(CustomGraphPass):
         self._devices, self._excluded, self._after = devices, excluded, after
 
     def uuid(self) -> Any:
-        names = ("graph", "losses", "rewrite", "above", "rules", "products")
+        names = ("graph", "losses", "rewrite", "above", "rules", "products", "bags")
         files = [Path(__file__).with_name(f"{name}.py") for name in names]
-        files.append(Path(__file__).parents[1] / "scatters.py")
+        files += [Path(__file__).parents[1] / f"{name}.py" for name in ("scatters", "bags")]
         others = [other.uuid() for other in self._after]
         if None in others:
             return None  # not to be cached
@@ -185,7 +189,7 @@ class Rewrite(CustomGraphPass):
             return False
         if isinstance(made, Traced):
             rewrite.take_apart(graph, node, made.function)
-            graph.erase_node(node)
+            _erase(graph, node)
             return True
 
         def insert(target: Any, *arguments: Any) -> torch.fx.Node:

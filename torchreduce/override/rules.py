@@ -16,9 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
+from .. import bags as public_bags
 from .. import scatters
 from ..table import BY_NAME, DTYPES, FLOATS
+from . import bags
 from .table import LOSSES, ROWS, SCATTERS, Row
 
 _ops, _aten = torch.ops.torchreduce, torch.ops.aten
@@ -462,6 +465,120 @@ def _scatter(name: str) -> Rule:
         if name in _REDUCES and given["reduce"] not in _REDUCES[name]:
             raise Torchs("option")
         if _is_empty(x) or not indices or (name.startswith("scatter") and _is_empty(indices[0])):
+            raise Torchs("empty")
+        return Traced(function)
+
+    return rule
+
+
+_INDICES = (torch.int32, torch.int64)
+
+
+def _embedding_bag(_: str) -> Rule:
+    def rule(
+        weight: Tensor, indices: Tensor, offsets: Tensor, by_frequency: bool = False, mode: int = 0,
+        sparse: bool = False, by: Tensor | None = None, *rest: Any, **more: Any,
+    ) -> Traced:  # fmt: skip
+        if weight.dtype not in _FLOATS or indices.dtype not in _INDICES or offsets.dtype not in _INDICES:
+            raise Torchs("dtype")
+        if by is not None and by.dtype != weight.dtype:
+            raise Torchs("dtype")
+        if mode not in (0, 1, 2) or (by is not None and mode):
+            raise Torchs("option")
+        if _is_empty(weight) or _is_empty(indices) or _is_empty(offsets):
+            raise Torchs("empty")
+        return Traced(bags.embedding_bag)
+
+    return rule
+
+
+def _embedding_bag_backward(_: str) -> Rule:
+    def rule(
+        g: Tensor, indices: Tensor, bag: Tensor, counts: Tensor, greatest: Tensor, size: int, by_frequency: bool,
+        mode: int, by: Tensor | None, padding: int = -1,
+    ) -> Traced:  # fmt: skip
+        if g.dtype not in _FLOATS or (by is not None and by.dtype != g.dtype):
+            raise Torchs("dtype")
+        if by_frequency:
+            raise Torchs("option")
+        if _is_empty(g) or _is_empty(indices) or not size:
+            raise Torchs("empty")
+        if bag.shape != indices.shape and mode != 2:
+            raise Torchs("dims")
+        return Traced(bags.backward)
+
+    return rule
+
+
+def _embedding_bag_whole_backward(op: str) -> Rule:
+    """What graphs have of both kinds of gradients: a dense one here."""
+    dense = _embedding_bag_backward(op)
+
+    def function(
+        g: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, counts: Tensor, greatest: Tensor, size: int,
+        by_frequency: bool, mode: int, sparse: bool, by: Tensor | None, padding: int = -1,
+    ) -> Tensor:  # fmt: skip
+        return bags.backward(g, indices, bag, counts, greatest, size, by_frequency, mode, by, padding)
+
+    def rule(
+        g: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, counts: Tensor, greatest: Tensor, size: int,
+        by_frequency: bool, mode: int, sparse: bool, by: Tensor | None, padding: int = -1,
+    ) -> Traced:  # fmt: skip
+        if sparse:
+            raise Torchs("option")
+        dense(g, indices, bag, counts, greatest, size, by_frequency, mode, by, padding)
+        return Traced(function)
+
+    return rule
+
+
+def _embedding_bag_weights_backward(_: str) -> Rule:
+    def rule(g: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, mode: int, padding: int = -1,
+             ) -> Traced:  # fmt: skip
+        if weight.dtype not in _FLOATS or g.dtype != weight.dtype:
+            raise Torchs("dtype")
+        if mode:
+            raise Torchs("option")
+        if _is_empty(weight) or _is_empty(indices):
+            raise Torchs("empty")
+        if bag.shape != indices.shape:
+            raise Torchs("dims")
+        return Traced(bags.weights_backward)
+
+    return rule
+
+
+def _bincount(_: str) -> Rule:
+    def rule(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Traced:
+        if weights is None or isinstance(input, FakeTensor):  # whose result has a shape that only a run knows
+            raise Torchs("option")
+        if weights.dtype not in _SUPPORTED:
+            raise Torchs("dtype")
+        if _is_empty(input):
+            raise Torchs("empty")
+        return Traced(public_bags.bincount)
+
+    return rule
+
+
+def _segment_reduce(_: str) -> Rule:
+    def function(data: Tensor, reduce: str, **given: Any) -> Tensor:
+        given.pop("indices", None)
+        return public_bags.segment_reduce(data, reduce, **given)
+
+    def rule(
+        x: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Tensor | None = None,
+        offsets: Tensor | None = None, axis: int = 0, unsafe: bool = False, initial: Any = None,
+    ) -> Traced:  # fmt: skip
+        bounds = lengths if offsets is None else offsets
+        if (lengths is None) == (offsets is None) or indices is not None or axis or initial is not None:
+            raise Torchs("option")
+        assert bounds is not None
+        if x.dtype not in _FLOATS or bounds.dtype not in _INDICES:
+            raise Torchs("dtype")
+        if bounds.dim() != 1 or x.dim() == 0:
+            raise Torchs("dims")
+        if _is_empty(x) or _is_empty(bounds):
             raise Torchs("empty")
         return Traced(function)
 

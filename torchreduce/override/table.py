@@ -89,9 +89,20 @@ SCATTERS = (
     Row("scatter.reduce scatter.reduce_out scatter_.reduce", "Scatter<true, Names::Scatter>", "scatter", "scatter"),
     Row("_index_put_impl_", "IndexPut", "scatter", "index_put", in_graphs="index_put _unsafe_index_put"),
     Row("put_", "Put", "scatter", "put", in_graphs="put"),
+    Row("_embedding_bag _embedding_bag_forward_only", "EmbeddingBag", "embedding_bag", "embedding_bag"),
+    Row("_embedding_bag_dense_backward", "EmbeddingBagBackward", "embedding_bag_backward", "embedding_bag"),
+    Row(
+        "_embedding_bag_per_sample_weights_backward", "EmbeddingBagWeightsBackward", "embedding_bag_weights_backward",
+        "embedding_bag",
+    ),
+    Row("", "", "embedding_bag_whole_backward", "embedding_bag", in_graphs="_embedding_bag_backward"),
+    Row("bincount", "BinCount", "bincount", "bincount"),
+    Row("segment_reduce", "SegmentReduce", "segment_reduce", "segment_reduce"),
 )  # fmt: skip
 # What enable(exclude=...) takes, and their overloads.
-SCATTERED = {row.op: frozenset(f"{row.overloads} {row.in_graphs}".split()) for row in SCATTERS}
+SCATTERED: dict[str, frozenset[str]] = {}
+for _row in SCATTERS:
+    SCATTERED[_row.op] = SCATTERED.get(_row.op, frozenset()) | {*_row.overloads.split(), *_row.in_graphs.split()}
 
 # Matrix products, which are asked for by themselves.
 PRODUCTS = (
