@@ -194,8 +194,57 @@ def index_reduce(self, dim, index, source, reduce, include_self=True):
     return scatter_reduce(self, dim, _along(self, dim, index, source), source, reduce, include_self)
 
 
-def index_put(self, indices, values):
+def index_put(self, indices, values, accumulate=True):
     """Elements meet in row-major order of the indexed result."""
     where = torch.arange(self.numel()).reshape(self.shape)[indices]
     flat, values = where.reshape(-1), values.expand(where.shape).reshape(-1)
     return index_add(self.reshape(-1), 0, flat, values).reshape(self.shape)
+
+
+def put(self, index, source, accumulate=True):
+    """Elements meet in the order in which they stand in source."""
+    return index_add(self.reshape(-1), 0, index.reshape(-1), source.reshape(-1)).reshape(self.shape)
+
+
+def bincount(index, weights, minlength=0):
+    size = max(minlength, int(index.max()) + 1 if index.numel() else 0)
+    weights = weights if weights.dtype is torch.float32 else weights.double()
+    return apply("sum", weights, 0, segments(index, size))
+
+
+# ---- bags ------------------------------------------------------------------------------------------------------------
+
+
+def embedding_bag(indices, weight, offsets, mode="sum", per_sample_weights=None, padding_idx=-1):
+    """(bags, columns). A bag has the rows of its indices but for the padding, in their order; offsets without the last.
+    With weights of samples, the rows times these, rounded to the accumulator."""
+    ends = torch.cat([offsets, torch.tensor([len(indices)])]).tolist()
+    out = torch.zeros(len(offsets), weight.shape[1], dtype=weight.dtype)
+    for k, (begin, end) in enumerate(pairwise(ends)):
+        at = torch.arange(begin, end)[indices[begin:end] != padding_idx]
+        if not len(at):
+            continue  # +0, for max and mean too, as torch has it
+        taken = weight[indices[at]]
+        if per_sample_weights is None:
+            out[k] = rows.apply({"sum": "sum", "mean": "mean", "max": "amax"}[mode], taken, 0)
+            continue
+        (wide, name), (by, _) = _wide(taken), _wide(per_sample_weights[at][:, None])
+        with np.errstate(all="ignore"):
+            out[k] = _narrow(rows.canonical_sum(wide * by), name)
+    return out
+
+
+def embedding_bag_gradient(g, indices, size, offsets, mode="sum", per_sample_weights=None, padding_idx=-1):
+    """A row has the sum over its places of the gradients of their bags: divided by the number of rows of the bag, or
+    multiplied by the weight of the sample, in the accumulator."""
+    ends = torch.cat([offsets, torch.tensor([len(indices)])])
+    bag = torch.repeat_interleave(torch.arange(len(offsets)), ends.diff())
+    kept = indices != padding_idx
+    wide = torch.float64 if g.dtype is torch.float64 else torch.float32
+    share = g.to(wide)
+    if mode == "mean":
+        share = share / torch.bincount(bag[kept], minlength=len(offsets)).clamp(min=1)[:, None].to(wide)
+    share = share[bag]
+    if per_sample_weights is not None:
+        share = share * per_sample_weights.to(wide)[:, None]
+    return apply("sum", share[kept], 0, segments(indices[kept], size)).to(g.dtype)

@@ -21,6 +21,9 @@ DIRECT = (
     "nn.functional.layer_norm", "nn.functional.rms_norm", "nn.functional.cross_entropy",
     "nn.functional.nll_loss",
     "nn.functional.embedding",
+    "index_add", "scatter_add", "scatter_reduce", "index_reduce", "scatter", "index_put", "put",
+    "gather", "take_along_dim", "index_select", "take", "repeat_interleave",
+    "nn.functional.embedding_bag", "bincount", "_segment_reduce",
 )  # fmt: skip
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool,
@@ -292,6 +295,28 @@ def test_every_row_is_met():
         aten.cross_entropy_loss(x, labels)
         aten.rms_norm(x, [3])
         torch.vmap(lambda x: aten.layer_norm(x, [3]))(x)
+        each = labels[:, None].expand(2, 3).contiguous()
+        for packet, in_place, index, more in (
+            (aten.index_add, aten.index_add_, labels, ()),
+            (aten.scatter_add, aten.scatter_add_, each, ()),
+            (aten.scatter_reduce, aten.scatter_reduce_, each, ("mean",)),
+            (aten.index_reduce, aten.index_reduce_, labels, ("amax",)),
+        ):
+            own = torch.ones(3, 3)
+            packet(own, 0, index, x, *more)
+            packet(own, 0, index, x, *more, out=torch.empty(3, 3))
+            in_place(own, 0, index, x, *more)
+        aten.scatter.reduce(y.new_ones(3, 3), 0, each, x, reduce="add")
+        aten.scatter.reduce_out(y.new_ones(3, 3), 0, each, x, reduce="multiply", out=torch.empty(3, 3))
+        aten.scatter_.reduce(y.new_ones(3, 3), 0, each, x, reduce="add")
+        aten.index_put_(y.new_ones(3, 3), [labels], x, True)
+        aten.put_(y.new_ones(3, 3), labels, x[0, :2], True)
+        out, bag, counts, greatest = aten._embedding_bag(x, labels % 2, labels[:1], False, 0)
+        aten._embedding_bag_forward_only(x, labels % 2, labels[:1], False, 0)
+        aten._embedding_bag_dense_backward(out, labels % 2, bag, counts, greatest, 2, False, 0, None)
+        aten._embedding_bag_per_sample_weights_backward(out, x, labels % 2, labels[:1], bag, 0)
+        aten.bincount(labels, x[0, :2])
+        aten.segment_reduce(x, "sum", lengths=labels, axis=0)
     after = tr.coverage()
     of_products = {*products.OVERLOADS, "scaled_dot_product_attention"}  # if another test has had them
     idle = [name for name in after.keys() - of_products if after[name]["served"] == before[name]["served"]]

@@ -241,7 +241,7 @@ def test_ops_are_registered_as_torch_wants_them(device):
     torch.library.opcheck(ops.max_segments.default, (src, places.offsets, None, None, 0, None, 0))
     torch.library.opcheck(ops.take_segments.default, (own, *places, 9, 0, torch.float32))
     torch.library.opcheck(ops.scatter_segments.default, (own, src, *places, 0, "mean", True, 1.0, 0))
-    torch.library.opcheck(ops.scatter_segments_.raw, (own.detach(), src.detach(), *places, 0, "sum", True, 1.0, 0))
+    torch.library.opcheck(ops.scatter_.raw, (own.detach(), src.detach(), index, 0, "sum", True, 1.0, 0))
 
 
 def test_exported_with_any_number_of_rows():

@@ -26,8 +26,8 @@ API = {
     "scans": ("Scans", "Arguments and results of each scan.", ("scans",)),
     "scatters": (
         "Segments and scatters",
-        "Arguments and results of segments and of each scatter.",
-        ("segmented", "scatters"),
+        "Arguments and results of segments, of each scatter and of bags.",
+        ("segmented", "scatters", "bags"),
     ),
     "nn": ("Modules", "Modules that replace those of torch.nn.", ("nn",)),
     "switches": (

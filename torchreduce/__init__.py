@@ -30,6 +30,7 @@ try:
 except ImportError as error:
     raise ImportError(f"torchreduce._C is missing, or was built for another Python or library; {_BUILD}") from error
 
+from .bags import bincount, embedding_bag, segment_reduce  # noqa: E402
 from .determinism import determinism, get_determinism, set_determinism  # noqa: E402
 from .norms import norm, vector_norm  # noqa: E402
 from .ops import (  # noqa: E402
@@ -73,6 +74,8 @@ from .scatters import (  # noqa: E402
     index_put_,
     index_reduce,
     index_reduce_,
+    put,
+    put_,
     scatter_add,
     scatter_add_,
     scatter_reduce,
@@ -93,6 +96,7 @@ __all__ = [
     "any",
     "argmax",
     "argmin",
+    "bincount",
     "count_nonzero",
     "coverage",
     "cross_entropy",
@@ -104,6 +108,7 @@ __all__ = [
     "cumsum_",
     "determinism",
     "disable",
+    "embedding_bag",
     "enable",
     "enabled",
     "entropy",
@@ -129,11 +134,14 @@ __all__ = [
     "norm",
     "prod",
     "promises",
+    "put",
+    "put_",
     "rms_norm",
     "scatter_add",
     "scatter_add_",
     "scatter_reduce",
     "scatter_reduce_",
+    "segment_reduce",
     "segments",
     "set_determinism",
     "softmax",

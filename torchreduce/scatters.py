@@ -27,7 +27,7 @@ from .segmented import check_in_range, check_index, segment_overloads, segments
 from .table import FLOATS
 
 _SCATTER = segment_overloads("scatter_segments")
-_SCATTER_ = torch.ops.torchreduce.scatter_segments_.raw
+_SCATTER_ = torch.ops.torchreduce.scatter_.raw
 _REDUCES = ("sum", "prod", "mean", "amax", "amin")
 
 
@@ -58,20 +58,34 @@ def _shares_memory(a: Tensor, b: Tensor) -> bool:
     return torch._C._is_alias_of(a, b)  # type: ignore[attr-defined, no-any-return]
 
 
+def _written(
+    input: Tensor, view: Callable[[Tensor], Tensor], source: Tensor, index: Tensor, dim: int, reduce: str,
+    include_self: bool, alpha: float, in_place: bool,
+) -> Tensor | None:  # fmt: skip
+    """Reduce source along dim into the view of input, of plain tensors that need no derivative; None for others.
+
+    index: of one dim, or one for each element of source."""
+    if not is_bare(input, source, index):
+        return None
+    target = input if in_place else input.clone(memory_format=torch.contiguous_format)
+    if not target.is_contiguous() or target.is_neg() or (in_place and _shares_memory(input, source)):
+        return None
+    _SCATTER_(view(target), source, index, dim, reduce, include_self, alpha, level_code())
+    if in_place:
+        torch.autograd.graph.increment_version(input)
+    return target
+
+
 def _scattered(
     input: Tensor, view: Callable[[Tensor], Tensor], source: Tensor, index: Tensor, dim: int, reduce: str,
     include_self: bool, alpha: float, in_place: bool,
 ) -> Tensor:  # fmt: skip
     """Reduce source along dim, by index, into the view of input; in place into input itself."""
-    size = view(input).shape[dim]
-    places = segments(index, size)
+    written = _written(input, view, source, index, dim, reduce, include_self, alpha, in_place)
+    if written is not None:
+        return written
+    places = segments(index, view(input).shape[dim])
     how = (dim, reduce, include_self, alpha, level_code())
-    if in_place:
-        bare = is_bare(input, source, places.offsets) and input.is_contiguous() and not input.is_neg()
-        if bare and not _shares_memory(input, source):
-            _SCATTER_(view(input), source, *places, *how)
-            torch.autograd.graph.increment_version(input)
-            return input
     kept = in_place and reduce not in ("sum", "mean")  # for the gradient
     target = view(input.clone() if kept else input)
     result = serving(_SCATTER, target, source, places.offsets)(target, source, *places, *how)
@@ -206,6 +220,9 @@ def _scatter(
     if _is_one_a_row(index, dim):
         rows = index[tuple(slice(None) if d == dim else 0 for d in range(index.dim()))]
         return _scattered(input, _itself, src, rows, dim, reduce, include_self, 1.0, in_place)
+    written = _written(input, _itself, src, index, dim, reduce, include_self, 1.0, in_place)
+    if written is not None:
+        return written
     size, inner = input.shape[dim], math.prod(input.shape[dim + 1 :])
     index = index.long()
     columns = torch.arange(inner, device=index.device).reshape(input.shape[dim + 1 :])
@@ -417,3 +434,47 @@ def index_put_(input: Tensor, indices: Sequence[Tensor | None], values: Tensor, 
     tensor([1., 4.])
     """
     return _index_put(input, indices, values, accumulate, True)
+
+
+def _put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool, in_place: bool) -> Tensor:
+    if not _is_float("put", input, source, "source"):
+        torchs = torch.Tensor.put_ if in_place else torch.Tensor.put
+        return torchs(input, index, source, accumulate)
+    if accumulate is not True:
+        raise NotImplementedError("put(): not implemented without accumulate=True: use torch.Tensor.put")
+    check_index("put", "index", index, None)
+    if not same_shape([index.numel()], [source.numel()]):
+        raise RuntimeError(
+            f"put(): index and source must have as many elements, got {index.numel()} and {source.numel()}"
+        )
+    if decided(input.numel() == 0, False):
+        check_in_range("put", index, 0)
+        return input if in_place else input.clone()
+    numbers = torch.where(index < 0, index + input.numel(), index).reshape(-1)
+    check_in_range("put", numbers, input.numel())
+    return _scattered(input, lambda t: t.reshape(-1), source.reshape(-1), numbers, 0, "sum", True, 1.0, in_place)
+
+
+def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    """Return input with the elements of source added at places of input, counted in row-major order.
+
+    accumulate must be True: raises NotImplementedError otherwise. index and source have as many elements each, and any
+    shapes; negative places count from the end. Elements that meet are added in the order in which they stand in source.
+
+    >>> import torch, torchreduce
+    >>> index, source = torch.tensor([3, 0, -1]), torch.tensor([1.0, 2.0, 3.0])
+    >>> torchreduce.put(torch.zeros(2, 2), index, source, accumulate=True)
+    tensor([[2., 0.],
+            [0., 4.]])
+    """
+    return _put(input, index, source, accumulate, False)
+
+
+def put_(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    """Compute put in place.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.put_(torch.ones(2), torch.tensor([1, 1]), torch.tensor([1.0, 2.0]), accumulate=True)
+    tensor([1., 4.])
+    """
+    return _put(input, index, source, accumulate, True)

@@ -163,10 +163,25 @@ class Golden:
             )
         if self.function not in SCATTERS:
             return (x,), options
+        if self.function == "embedding_bag":
+            return self._bags(x, options)
         size = options.pop("size")
+        if self.function == "bincount":
+            return (self._index(x.shape, x, size), x), options
         index = self._index(x.shape[:1] if self.function.startswith("index") else x.shape, x, size)
         own = self._made((size, *x.shape[1:]), x, 1)
+        if self.function in ("index_put", "put"):
+            places = self._index(x.shape, x, own.numel()) if self.function == "put" else (index,)
+            return (own, places, x, True), options
         return (own, 0, index, x, *([options.pop("reduce")] if "reduce" in options else [])), options
+
+    def _bags(self, weight: Tensor, options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        places = options.pop("places")
+        ends = self._index((8,), weight, places).sort()[0]
+        indices = self._made((places,), weight, 5, torch.int64) % weight.shape[0]
+        if "per_sample_weights" in options:
+            options["per_sample_weights"] = self._made((places,), weight, 1)
+        return (indices, weight, torch.cat([ends.new_zeros(1), ends])), options
 
     def _index(self, shape: Sequence[int], x: Tensor, size: int) -> Tensor:
         return self._made(shape, x, 2, torch.int64) % size
@@ -207,7 +222,16 @@ class Golden:
         return (*(t.detach() for t in outs), *torch.autograd.grad(outs, inputs, self.gradients(*outs)))
 
 
-SCATTERS = ("index_add", "scatter_add", "scatter_reduce", "index_reduce")
+SCATTERS = (
+    "index_add",
+    "scatter_add",
+    "scatter_reduce",
+    "index_reduce",
+    "index_put",
+    "put",
+    "embedding_bag",
+    "bincount",
+)
 ROWWISE = (
     "softmax",
     "log_softmax",
@@ -318,6 +342,12 @@ def golden_cases() -> list[Golden]:
             calls += [("index_reduce", dtype, (600, 5), True, {"size": 9, "reduce": reduce, "include_self": False})]
     for dtype in (*INTEGERS, torch.bool):
         calls += [(name, dtype, (600, 3), False, {"dim": 0, "segments": 7}) for name in ("sum", "prod", "min")]
+    for dtype in FLOATS:
+        calls += [(name, dtype, (600, 5), False, {"size": 7}) for name in ("index_put", "put")]
+        calls += [("bincount", dtype, (5000,), False, {"size": 7})]
+        bags: list[dict[str, Any]] = [{"mode": mode, "padding_idx": 3} for mode in ("sum", "mean", "max")]
+        for extra in (*bags, {"mode": "sum"}, {"mode": "sum", "per_sample_weights": "given"}):
+            calls += [("embedding_bag", dtype, (40, 5), extra["mode"] == "max", {"places": 5000, **extra})]
     return [
         Golden(name, dtype, shape, seed, hostile, options)
         for seed, (name, dtype, shape, hostile, options) in enumerate(calls)

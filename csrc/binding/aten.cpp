@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "aten/above.h"
+#include "aten/bags.h"
 #include "aten/losses.h"
 #include "aten_table.h"
 #include "interface.h"
@@ -88,6 +89,9 @@ void torchreduce_aten_register() { torchreduce::aten::add_all(); }
 void torchreduce_aten_register_above() { torchreduce::aten::add_above(); }
 void torchreduce_aten_register_products() { torchreduce::aten::add_products(); }
 void torchreduce_aten_enable(int devices) { torchreduce::aten::enabled.store(devices); }
+void torchreduce_aten_exclude(int row, bool excluded) {
+  torchreduce::aten::rows()[size_t(row)].excluded.store(excluded, std::memory_order_relaxed);
+}
 int torchreduce_aten_trace(int devices) { return std::exchange(torchreduce::aten::tracing, devices); }
 int torchreduce_aten_rows() { return int(torchreduce::aten::rows().size()); }
 const char* torchreduce_aten_name(int row) { return torchreduce::aten::rows()[size_t(row)].name.c_str(); }

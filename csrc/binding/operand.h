@@ -167,15 +167,6 @@ void reduce_each_into(const Op& op, const std::vector<WholeReduction>& all);
 void scan_into(const ScanOp& op, const Operand& x, int dim, bool exclusive, bool reverse, const Operand& out,
                const Operand* indices = nullptr, const Operand* const* more = nullptr);
 
-// What indices are sorted by, and the sums of rows by them (kernels/reduce/segment_index.h), all contiguous. `keys`, of
-// dtype segment_key_dtype(count), gets the keys of int64 indices; sorted, with the place of each as int64 in `order`,
-// they say which rows of x each row of `out`, of `count` rows and x's dtype, is the sum of.
-// indexed_sums_into() does all of that on a GPU, of int32 and int64 indices; returns false if it did nothing.
-bool indexed_sums_into(const char* op, const Operand& x, const Operand& index, int64_t skipped, const Operand& out);
-Dtype segment_key_dtype(int64_t count);
-void segment_keys_into(const char* op, const Operand& indices, int64_t count, int64_t skipped, const Operand& keys);
-void segment_sums_into(const char* op, const Operand& x, const Operand& keys, const Operand& order, const Operand& out);
-
 // A call on the rows of x along the dims of `mask` (ops/rowwise.h), to be filled in, and run once. What has one element
 // a row is contiguous, in the order of the other dims. binding/rowwise.cpp runs it.
 struct RowwiseRun {

@@ -8,6 +8,7 @@
 
 #include "kernels/reduce/segment_index.h"
 #include "run.h"
+#include "scatters.h"
 
 namespace torchreduce {
 
@@ -37,10 +38,10 @@ static void segments_on_gpu(const char* op, const SegmentReduction& call, const 
 }
 // Runs a call by an index on the GPU of x, unless this build has no sort for it.
 static bool indexed_on_gpu(const char* op, const SegmentReduction& call, const Operand& index, int64_t skipped,
-                           const Operand& x) {
+                           const Elements& elements, const Operand& x) {
 #ifdef TORCHREDUCE_GPU
   if (!segments::plan_sort(call.rows, call.segments).sorts()) return false;
-  PlannedIndexed planned{{call, index.data, index.dtype, skipped}, {}};
+  PlannedIndexed planned{{call, index.data, index.dtype, skipped, elements}, {}};
   run_on_gpu(op, planned, x, gpu::reduce_by_index);
   return true;
 #else
@@ -49,18 +50,20 @@ static bool indexed_on_gpu(const char* op, const SegmentReduction& call, const O
 }
 
 bool indexed_sums_into(const char* op, const Operand& x, const Operand& index, int64_t skipped, const Operand& out) {
-  return !x.on_cpu() && indexed_on_gpu(op, sum_of_rows(x, out), index, skipped, x);
+  return !x.on_cpu() && indexed_on_gpu(op, sum_of_rows(x, out), index, skipped, {}, x);
 }
 
 Dtype segment_key_dtype(int64_t count) { return segments::key_dtype(count); }
 
-void segment_keys_into(const char* op, const Operand& indices, int64_t count, int64_t skipped, const Operand& keys) {
+void segment_keys_into(const char* op, const Operand& indices, int64_t count, int64_t skipped, const Operand& keys,
+                       const Elements& elements) {
   PlannedKeys call;
   call.index = indices.data;
   call.dtype = indices.dtype;
   call.places = indices.numel();
   call.count = count;
   call.skipped = skipped;
+  call.elements = elements;
   call.torchs = const_cast<void*>(keys.data);
   if (indices.on_cpu()) {
     for (int64_t place = 0; place < call.places; ++place) call.take(place);
@@ -152,11 +155,13 @@ void check_index(const char* name, const char* argument, const View& index) {
     raise<std::runtime_error>(name, ": ", argument, " must be int32 or int64, got number ", int(index.dtype));
 }
 
-// By the sort of this build, or torch's.
-void index_on_gpu(const char* name, const View& numbers, const SegmentIndex& call, Tensor& order) {
+// By the sort of this build, or torch's. `order` is made.
+void index_on_gpu(const char* name, const Operand& numbers, SegmentIndex& call, Tensor* order) {
 #ifdef TORCHREDUCE_GPU
-  if (call.order && segments::plan_sort(call.places, call.count).sorts()) {
+  if (order && segments::plan_sort(call.places, call.count).sorts()) {
+    *order = allocate({call.places}, Dtype::I64, numbers);
     PlannedIndex planned{call, {}};
+    planned.order = static_cast<int64_t*>(order->data_ptr());
     return run_on_gpu(name, planned, numbers, gpu::index_segments);
   }
 #endif
@@ -167,13 +172,29 @@ void index_on_gpu(const char* name, const View& numbers, const SegmentIndex& cal
   find.count = call.count;
   find.offsets = call.offsets;
   Tensor keys;
-  if (call.order) {
+  if (order) {
     keys = allocate({call.places}, segment_key_dtype(call.count), numbers);
-    if (call.places > 0) segment_keys_into(name, numbers, call.count, -1, View(keys));
-    std::tie(keys, order) = sorted(keys);
+    if (call.places > 0) segment_keys_into(name, numbers, call.count, -1, View(keys), call.elements);
+    std::tie(keys, *order) = sorted(keys);
     find.torchs = View(keys).data;
   }
   offsets_on_gpu(name, find, numbers);
+}
+// Fills in offsets and, where it is given, makes order. On a CPU returns the first place that is out of range, and fills
+// nothing then; else -1.
+int64_t index_into(const char* name, const Operand& numbers, SegmentIndex& call, Tensor* order) {
+  call.index = numbers.data;
+  call.dtype = numbers.dtype;
+  call.places = numbers.numel();
+  if (!numbers.on_cpu()) {
+    index_on_gpu(name, numbers, call, order);
+    return -1;
+  }
+  if (order) {
+    *order = allocate({call.places}, Dtype::I64, numbers);
+    call.order = static_cast<int64_t*>(order->data_ptr());
+  }
+  return cpu::index_segments(call, cpu_threads(), parallel_for);
 }
 
 // Where the elements of each number lie: offsets of size + 1 elements, and the places in their order, of none of an
@@ -184,24 +205,15 @@ std::tuple<Tensor, Tensor> index_segments(const Tensor& index, int64_t size, boo
   const View numbers(flat);
   check_index(name, "index", numbers);
   if (size < 0) raise<std::runtime_error>(name, ": size must be at least 0, got ", size);
-  Tensor offsets = allocate({size + 1}, Dtype::I64, numbers);
-  Tensor order = allocate({is_sorted ? 0 : numbers.numel()}, Dtype::I64, numbers);
+  Tensor offsets = allocate({size + 1}, Dtype::I64, numbers), order;
   SegmentIndex call;
-  call.index = numbers.data;
-  call.dtype = numbers.dtype;
-  call.places = numbers.numel();
   call.count = size;
   call.offsets = static_cast<int64_t*>(offsets.data_ptr());
-  call.order = is_sorted ? nullptr : static_cast<int64_t*>(order.data_ptr());
-  if (!numbers.on_cpu()) {
-    index_on_gpu(name, numbers, call, order);
-    return {offsets, order};
-  }
-  const int64_t outside = cpu::index_segments(call, cpu_threads(), parallel_for);
+  const int64_t outside = index_into(name, numbers, call, is_sorted ? nullptr : &order);
   if (outside >= 0)
     raise<std::out_of_range>(name, ": an index is out of range: expected at least 0 and less than ", size, ", got ",
                              call.number_at(outside));
-  return {offsets, order};
+  return {offsets, is_sorted ? allocate({0}, Dtype::I64, numbers) : order};
 }
 
 // ---- reductions -----------------------------------------------------------------------------------------------------
@@ -228,40 +240,65 @@ int checked_dim(const char* name, const View& x, int64_t dim) {
   return int(dim < 0 ? dim + x.dims : dim);
 }
 
+}  // namespace
+
+bool is_one_matrix(const Operand& x, int dim) { return joined_stride(x, 0, dim) && joined_stride(x, dim + 1, x.dims); }
+
+namespace {
+
+// The input of a call: x along dim.
+SegmentReduction reading(const Operand& x, int dim) {
+  SegmentReduction call{};
+  call.in = Source{x.data, x.dtype, natural_accumulator(x.dtype)};
+  call.outer = size_of_dims(x, 0, dim);
+  call.rows = x.sizes[dim];
+  call.inner = size_of_dims(x, dim + 1, x.dims);
+  call.outer_stride = *joined_stride(x, 0, dim);
+  call.row_stride = x.strides[dim];
+  call.inner_stride = *joined_stride(x, dim + 1, x.dims);
+  return call;
+}
+
+// `from`: whose device it is.
+void run(const char* name, const SegmentReduction& call, const Operand& from) {
+  if (call.outer * call.segments * call.inner == 0) return;
+  if (from.on_cpu()) return cpu::reduce_segments(call, cpu_threads(), parallel_for);
+  segments_on_gpu(name, call, from);
+}
+
+void check_offsets(const char* name, const SegmentReduction& call) {
+  int64_t before = 0;
+  for (int64_t k = 0; k <= call.segments; ++k) {
+    const int64_t at = index_at(call.offsets, call.offsets_dtype, k);
+    if (at < before || at > call.rows)
+      raise<std::runtime_error>(name, ": offsets must not fall, and be from 0 to ", call.rows, ", got ", at, " at ", k,
+                                k ? " after " : "", k ? std::to_string(before) : "");
+    before = at;
+  }
+}
+
 // The tensors of a call, contiguous where kernels need that, and the call without op and output.
 struct Segmented {
   Tensor x, offsets, order;
   SegmentReduction call{};
   std::vector<int64_t> sizes;  // of the output
 
-  Segmented(const char* name, const Tensor& input, int64_t along, int64_t segments) : x(input) {
-    const View shape(input);
-    check_input(name, shape);
-    const int dim = checked_dim(name, shape, along);
-    if (!joined_stride(shape, 0, dim) || !joined_stride(shape, dim + 1, shape.dims)) x = contiguous(input);
-    const View v(x);
-    call.in = Source{v.data, v.dtype, natural_accumulator(v.dtype)};
-    call.outer = size_of_dims(v, 0, dim);
-    call.rows = v.sizes[dim];
-    call.inner = size_of_dims(v, dim + 1, v.dims);
-    call.segments = segments;
-    call.outer_stride = *joined_stride(v, 0, dim);
-    call.row_stride = v.strides[dim];
-    call.inner_stride = *joined_stride(v, dim + 1, v.dims);
-    sizes.assign(v.sizes, v.sizes + v.dims);
-    sizes[size_t(dim)] = segments;
-  }
   Segmented(const char* name, const Tensor& input, const Tensor& given, const std::optional<Tensor>& places,
             int64_t along)
-      : Segmented(name, input, along, std::max<int64_t>(0, View(given).numel() - 1)) {
-    offsets = contiguous(given);
+      : x(input), offsets(contiguous(given)) {
     const View shape(input), bounds(offsets);
+    check_input(name, shape);
+    const int dim = checked_dim(name, shape, along);
     check_index(name, "offsets", bounds);
     const auto here = [&](const View& v) {
       return v.device_type == shape.device_type && v.device_index == shape.device_index;
     };
     if (bounds.dims != 1 || bounds.sizes[0] < 1 || !here(bounds))
       raise<std::runtime_error>(name, ": offsets must have one dim, at least one element, and the input's device");
+    if (!is_one_matrix(shape, dim)) x = contiguous(input);
+    const View v(x);
+    call = reading(v, dim);
+    call.segments = bounds.sizes[0] - 1;
     call.offsets = bounds.data;
     call.offsets_dtype = bounds.dtype;
     if (places) {
@@ -272,37 +309,25 @@ struct Segmented {
                                   " rows, on the input's device");
       call.order = static_cast<const int64_t*>(rows.data);
     }
-    if (shape.on_cpu()) check_offsets(name);
-  }
-  void check_offsets(const char* name) const {
-    int64_t before = 0;
-    for (int64_t k = 0; k <= call.segments; ++k) {
-      const int64_t at = index_at(call.offsets, call.offsets_dtype, k);
-      if (at < before || at > call.rows)
-        raise<std::runtime_error>(name, ": offsets must not fall, and be from 0 to ", call.rows, ", got ", at, " at ",
-                                  k, k ? " after " : "", k ? std::to_string(before) : "");
-      before = at;
-    }
-  }
-  void run(const char* name) {
-    if (call.outer * call.segments * call.inner == 0) return;
-    const View from(x);
-    if (from.on_cpu()) return cpu::reduce_segments(call, cpu_threads(), parallel_for);
-    segments_on_gpu(name, call, from);
+    if (shape.on_cpu()) check_offsets(name, call);
+    sizes.assign(v.sizes, v.sizes + v.dims);
+    sizes[size_t(dim)] = call.segments;
   }
 };
 
-// Values, indices or both; a null one is not written.
-void reduce_segments_into(const Op& op, Segmented& of, const Types& types, const Tensor* values,
-                          const Tensor* indices) {
-  of.call.op = op.reduction;
-  of.call.options = op.options;
-  of.call.finish.mean = op.options.mean;
-  of.call.in.accumulator = types.accumulator;
-  of.call.in.truth = types.truth;
-  of.call.out = Output{values ? values->data_ptr() : nullptr,
-                       indices ? static_cast<int64_t*>(indices->data_ptr()) : nullptr, types.values};
-  of.run(op.name);
+// Fills in the op and `values`, indices or both; a null one is not written.
+void set_op(const Op& op, SegmentReduction& call, const Types& types, void* values, void* indices) {
+  call.op = op.reduction;
+  call.options = op.options;
+  call.finish.mean = op.options.mean;
+  call.in.accumulator = types.accumulator;
+  call.in.truth = types.truth;
+  call.out = Output{values, static_cast<int64_t*>(indices), types.values};
+}
+void reduce_segments_into(const Op& op, SegmentReduction& call, const Types& types, const Operand& from, void* values,
+                          void* indices) {
+  set_op(op, call, types, values, indices);
+  run(op.name, call, from);
 }
 Types segment_types(const Op& op, const Tensor& x, const std::optional<ScalarType>& dtype) {
   if (dtype && !facts(op.reduction, View(x).dtype).converts) raise<std::runtime_error>(op.name, ": has no dtype=");
@@ -315,7 +340,8 @@ Tensor reduce_segments(const Tensor& x, const Tensor& offsets, const std::option
   Segmented of(op.name, x, offsets, order, dim);
   const Types types = segment_types(op, x, dtype);
   Tensor result = allocate(of.sizes, types.result, View(x));
-  reduce_segments_into(op, of, types, types.indexed ? nullptr : &result, types.indexed ? &result : nullptr);
+  void* const to = result.data_ptr();
+  reduce_segments_into(op, of.call, types, View(of.x), types.indexed ? nullptr : to, types.indexed ? to : nullptr);
   return result;
 }
 template <const Op& op>
@@ -325,7 +351,7 @@ std::tuple<Tensor, Tensor> reduce_segments_pair(const Tensor& x, const Tensor& o
   Segmented of(op.name, x, offsets, order, dim);
   const Types types = segment_types(op, x, dtype);
   Tensor values = allocate(of.sizes, types.values, View(x)), indices = allocate(of.sizes, Dtype::I64, View(x));
-  reduce_segments_into(op, of, types, &values, &indices);
+  reduce_segments_into(op, of.call, types, View(of.x), values.data_ptr(), indices.data_ptr());
   return {values, indices};
 }
 
@@ -337,30 +363,95 @@ const Op& scatter_op(const std::string& reduce) {
   raise<std::runtime_error>("scatter_segments: reduce must be sum, mean, prod, amax or amin, got ", reduce);
 }
 
-// What self[.., k, ..] becomes with the elements of segment k, in place; self is contiguous, and shares no memory with
-// the others.
-void scatter_segments_(Tensor self, const Tensor& x, const Tensor& offsets, const std::optional<Tensor>& order,
-                       const std::optional<Tensor>&, int64_t dim, const std::string& reduce, bool include_self,
-                       double alpha, int64_t) {
+}  // namespace
+
+void reduce_segments_into(const char* name, const Op& op, const Operand& x, int dim, const Operand& offsets,
+                          const int64_t* order, const Types& types, void* values, void* indices) {
+  SegmentReduction call = reading(x, dim);
+  call.segments = offsets.sizes[0] - 1;
+  call.offsets = offsets.data;
+  call.offsets_dtype = offsets.dtype;
+  call.order = order;
+  if (x.on_cpu()) check_offsets(name, call);
+  reduce_segments_into(op, call, types, x, values, indices);
+}
+
+int64_t scatter_into(const char* name, const Op& op, const Operand& self, const Operand& x, const Operand& index,
+                     int dim, bool include_self, double alpha) {
+  const bool by_elements = index.dims > 1;
+  if (x.numel() == 0) return -1;
+  SegmentReduction call = reading(x, by_elements ? 0 : dim);
+  SegmentIndex of;
+  if (by_elements) {
+    const int64_t inner = size_of_dims(x, dim + 1, x.dims);
+    of.elements = Elements{x.sizes[dim] * inner, self.sizes[dim], inner};
+    call.rows = x.numel();
+    call.outer = call.inner = call.row_stride = 1;
+  }
+  of.count = call.segments = by_elements ? self.numel() : self.sizes[dim];
+  set_op(op, call, types_of(op, x, {}), const_cast<void*>(self.data), nullptr);
+  call.finish.onto = include_self ? Onto::Self : Onto::Place;
+  call.finish.alpha = alpha;
+  if (call.outer * call.segments * call.inner == 0) return -1;
+  if (!x.on_cpu() && indexed_on_gpu(name, call, index, -1, of.elements, x)) return -1;
+  const Tensor offsets = allocate({of.count + 1}, Dtype::I64, x);
+  Tensor order;
+  of.offsets = static_cast<int64_t*>(offsets.data_ptr());
+  if (const int64_t outside = index_into(name, index, of, &order); outside >= 0) return outside;
+  call.offsets = of.offsets;
+  call.order = static_cast<const int64_t*>(order.data_ptr());
+  run(name, call, x);
+  return -1;
+}
+
+namespace {
+
+// By index, in place; self is contiguous, and shares no memory with the others.
+void scatter_(Tensor self, const Tensor& input, const Tensor& given, int64_t along, const std::string& reduce,
+              bool include_self, double alpha, int64_t) {
+  constexpr const char* name = "scatter";
+  const Op& op = scatter_op(reduce);
+  const Tensor numbers = contiguous(given);
+  const View to(self), index(numbers);
+  const int dim = checked_dim(name, to, along);
+  const bool by_elements = index.dims > 1;
+  Tensor x = input;
+  if (by_elements || !is_one_matrix(View(x), dim)) x = contiguous(x);
+  const View from(x);
+  check_input(name, from);
+  check_index(name, "index", index);
+  if (!is_float(from.dtype)) raise<std::runtime_error>(name, ": needs a floating dtype, got number ", int(from.dtype));
+  std::vector<int64_t> sizes(from.sizes, from.sizes + from.dims);
+  const bool fits = from.dims == to.dims && index.dims == (by_elements ? from.dims : 1) &&
+                    (by_elements ? std::equal(sizes.begin(), sizes.end(), index.sizes)
+                                 : index.sizes[0] == sizes[size_t(dim)]);
+  if (!fits || index.device_type != to.device_type || index.device_index != to.device_index)
+    raise<std::runtime_error>(name, ": index must have one dim and an element for each row, or the input's shape");
+  sizes[size_t(dim)] = to.sizes[dim];
+  check_out(name, from, sizes, to, from.dtype);
+  if (!joined_stride(to, 0, to.dims) || *joined_stride(to, 0, to.dims) != 1 || overlap(from, to))
+    raise<std::runtime_error>(name, ": self must be contiguous, and not share memory with the input");
+  const int64_t outside = scatter_into(name, op, to, from, index, dim, include_self, alpha);
+  if (outside >= 0)
+    raise<std::out_of_range>(name, ": an index is out of range: expected at least 0 and less than ", to.sizes[dim],
+                             ", got ", index_at(index.data, index.dtype, outside));
+}
+
+// What self[.., k, ..] becomes with the elements of segment k.
+Tensor scatter_segments(const Tensor& self, const Tensor& x, const Tensor& offsets, const std::optional<Tensor>& order,
+                        const std::optional<Tensor>&, int64_t dim, const std::string& reduce, bool include_self,
+                        double alpha, int64_t) {
   constexpr const char* name = "scatter_segments";
   const Op& op = scatter_op(reduce);
   Segmented of(name, x, offsets, order, dim);
-  const View from(x), to(self);
+  const View from(of.x), to(self);
   if (!is_float(from.dtype)) raise<std::runtime_error>(name, ": needs a floating dtype, got number ", int(from.dtype));
-  check_out(name, from, of.sizes, to, from.dtype);
-  if (!joined_stride(to, 0, to.dims) || *joined_stride(to, 0, to.dims) != 1 || overlap(from, to))
-    raise<std::runtime_error>(name, ": self must be contiguous, and not share memory with the input");
+  Tensor result = allocate({to.sizes, to.sizes + to.dims}, to.dtype, to);
+  check_out(name, from, of.sizes, View(result), from.dtype);
+  torch::stable::copy_(result, self);
   of.call.finish.onto = include_self ? Onto::Self : Onto::Place;
   of.call.finish.alpha = alpha;
-  reduce_segments_into(op, of, types_of(op, from, {}), &self, nullptr);
-}
-Tensor scatter_segments(const Tensor& self, const Tensor& x, const Tensor& offsets, const std::optional<Tensor>& order,
-                        const std::optional<Tensor>& index, int64_t dim, const std::string& reduce, bool include_self,
-                        double alpha, int64_t level) {
-  const View v(self);
-  Tensor result = allocate({v.sizes, v.sizes + v.dims}, v.dtype, v);
-  torch::stable::copy_(result, self);
-  scatter_segments_(result, x, offsets, order, index, dim, reduce, include_self, alpha, level);
+  reduce_segments_into(op, of.call, types_of(op, from, {}), from, result.data_ptr(), nullptr);
   return result;
 }
 
@@ -386,7 +477,9 @@ const bool registered = [] {
 #undef TR_ROW
   const std::string how = of + "str reduce, bool include_self, float alpha, int level) -> ";
   define("scatter_segments", "Tensor self, " + how + "Tensor");
-  schemas->def(("scatter_segments_.raw(Tensor(a!) self, " + how + "()").c_str());
+  schemas->def(
+      "scatter_.raw(Tensor(a!) self, Tensor x, Tensor index, int dim, str reduce, bool include_self, float alpha, int "
+      "level) -> ()");
   for (const char* key : {"CPU", "CUDA"}) {
     auto* kernels = new StableLibrary(StableLibrary::Kind::IMPL, "torchreduce", key, __FILE__, __LINE__);
     kernels->impl("embedding_backward.raw", TORCH_BOX(&embedding_backward));
@@ -403,7 +496,7 @@ const bool registered = [] {
 #undef TR_ROW
     for (const char* name : {"scatter_segments", "scatter_segments.raw"})
       kernels->impl(name, TORCH_BOX(&scatter_segments));
-    kernels->impl("scatter_segments_.raw", TORCH_BOX(&scatter_segments_));
+    kernels->impl("scatter_.raw", TORCH_BOX(&scatter_));
   }
   return true;
 }();

@@ -61,6 +61,17 @@ struct SegmentReduction {
   }
 };
 
+// An index with one k of [0, size) for each element of a tensor of shape (outer, n, inner), which goes to element k of
+// its line of another tensor, (outer, size, inner). The number of that in row-major order, or -1.
+struct Elements {
+  int64_t each = 0, size = 0, inner = 1;  // each: n * inner; 0: the index has the numbers themselves
+
+  TR_HD int64_t number(int64_t index, int64_t place) const {
+    if (!each) return index;
+    return uint64_t(index) < uint64_t(size) ? (place / each * size + index) * inner + place % inner : -1;
+  }
+};
+
 // The places of each number in an index, by a stable sort: `offsets` of count + 1 elements, and `order`, unless the
 // index is sorted.
 struct SegmentIndex {
@@ -69,8 +80,9 @@ struct SegmentIndex {
   int64_t places = 0, count = 0;
   int64_t* offsets = nullptr;
   int64_t* order = nullptr;
+  Elements elements;
 
-  TR_HD int64_t number_at(int64_t place) const { return index_at(index, dtype, place); }
+  TR_HD int64_t number_at(int64_t place) const { return elements.number(index_at(index, dtype, place), place); }
 };
 
 inline namespace TR_ISA {

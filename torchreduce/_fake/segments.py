@@ -142,5 +142,5 @@ register("segments", _segments, _segments_batched)
 register("scatter_segments", _scattered, _scattered_batched)
 for _name in ("segments", "argmax_segments", "argmin_segments"):
     LIBRARY.impl(_name, torch.library.fallthrough_kernel, "Autograd")
-torch.library.register_fake("torchreduce::scatter_segments_.raw", lambda *_: None, lib=LIBRARY)
-LIBRARY.impl("scatter_segments_.raw", torch.library.fallthrough_kernel, "Autograd")
+torch.library.register_fake("torchreduce::scatter_.raw", lambda *_: None, lib=LIBRARY)
+LIBRARY.impl("scatter_.raw", torch.library.fallthrough_kernel, "Autograd")

@@ -8,7 +8,7 @@ wholly in torch. The first enable() registers the kernels, which stay registered
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 
 from . import registry, state
+from .table import SCATTERED
 
 Products = bool | Literal["float32"]
 _was_on = False  # before
@@ -29,13 +30,16 @@ class _Said:
 
     eager: int = 0
     compiled: int = 0
+    excluded: tuple[str, ...] = ()  # scatters
 
 
 _said = [_Said()]  # the last one counts; blocks may close in any order, as those of several threads do
 
 
-def enable(*, cpu: bool = False, compile: bool = True, products: Products = False) -> None:
-    """Override torch's reductions, scans, softmax, losses and norms with torchreduce's.
+def enable(
+    *, cpu: bool = False, compile: bool = True, products: Products = False, exclude: Sequence[str] = ()
+) -> None:
+    """Override torch's reductions, scans, scatters, softmax, losses and norms with torchreduce's.
 
     The override applies to calls on CUDA and ROCm tensors, and with cpu=True also on CPU tensors. It covers Tensor
     methods, torch.nn, gradients and calls from other libraries. Unsupported calls (other dtypes, layouts or subclasses,
@@ -51,6 +55,10 @@ def enable(*, cpu: bool = False, compile: bool = True, products: Products = Fals
     raises RuntimeError if the device's library has no algorithm that keeps the order. Products on other GPUs are
     torch's.
 
+    exclude has the names of scatters that are left to torch, whose atomics are faster for single elements that go to
+    many places: index_add, scatter_add, scatter_reduce, index_reduce, scatter, index_put, put. On a CPU torch's index_add
+    calls scatter_add.
+
     The override holds for the process until disable(). In a process that starts anew, such as a
     worker, set TORCHREDUCE_ENABLE=1 (or cpu, to include CPU tensors): importing torchreduce then enables the override.
 
@@ -61,7 +69,7 @@ def enable(*, cpu: bool = False, compile: bool = True, products: Products = Fals
     True
     >>> torchreduce.disable()
     """
-    _say(_options(cpu, compile, products))
+    _say(_options(cpu, compile, products, exclude))
 
 
 def disable() -> None:
@@ -75,24 +83,29 @@ def disable() -> None:
     _say(_Said())
 
 
-def _options(cpu: bool, compile: bool, products: Products) -> _Said:
+def _options(cpu: bool, compile: bool, products: Products, exclude: Sequence[str]) -> _Said:
     for argument, value in (("cpu", cpu), ("compile", compile)):
         if type(value) is not bool:
             raise TypeError(f"enable(): argument {argument!r} must be a bool, got {value!r}")
     if type(products) is not bool and products != "float32":
         raise ValueError(f"enable(): argument 'products' must be True, False or 'float32', got {products!r}")
+    if isinstance(exclude, str) or not all(isinstance(name, str) for name in exclude):
+        raise TypeError(f"enable(): argument 'exclude' must be a sequence of str, got {exclude!r}")
+    for name in exclude:
+        if name not in SCATTERED:
+            raise ValueError(f"enable(): exclude must have names of {', '.join(SCATTERED)}, got {name!r}")
     devices = state.GPU | (state.CPU if cpu else 0) | (state.PRODUCTS if products else 0)
     devices |= state.FLOAT32_PRODUCTS if products == "float32" else 0
     if compile:
         from .compile import install
 
         install()
-    return _Said(devices, devices if compile else 0)
+    return _Said(devices, devices if compile else 0, tuple(sorted(set(exclude))))
 
 
 def _say(said: _Said) -> None:
     def change() -> None:
-        _said[-1].eager, _said[-1].compiled = said.eager, said.compiled
+        _said[-1].eager, _said[-1].compiled, _said[-1].excluded = said.eager, said.compiled, said.excluded
 
     _turn(change)
 
@@ -103,6 +116,7 @@ def _turn(change: Callable[[], None]) -> None:
     with registry.lock:
         change()
         state.eager, state.compiled = _said[-1].eager, _said[-1].compiled
+        excluded, state.excluded = state.excluded, ",".join(_said[-1].excluded)
         first = not _was_on and state.eager != 0
         _was_on = _was_on or first
         if first and registry.rows is None:
@@ -111,6 +125,8 @@ def _turn(change: Callable[[], None]) -> None:
             registry.rows.register_products()
             _has_products = True
         if registry.rows is not None:
+            if excluded != state.excluded:
+                registry.rows.exclude(frozenset().union(*(SCATTERED[name] for name in _said[-1].excluded)))
             registry.rows.enable(state.eager)
         _choose_attention()
     if first and not isinstance(registry.rows, registry.Rows):
@@ -160,8 +176,10 @@ class enabled(ContextDecorator):
     tensor(3.)
     """
 
-    def __init__(self, *, cpu: bool = False, compile: bool = True, products: Products = False) -> None:
-        self._options = (cpu, compile, products)
+    def __init__(
+        self, *, cpu: bool = False, compile: bool = True, products: Products = False, exclude: Sequence[str] = ()
+    ) -> None:
+        self._options = (cpu, compile, products, exclude)
         self._open: list[_Said] = []
 
     def __enter__(self) -> None:

@@ -22,7 +22,7 @@ def backend(graph: Any, inputs: Any, *, mode: str | None = None, options: Any = 
     mode and options are Inductor's.
     """
     inductor = _inductor()
-    return _compile(_plain or inductor.__call__, inductor(mode, options, None), graph, inputs, _EVERYWHERE)
+    return _compile(_plain or inductor.__call__, inductor(mode, options, None), graph, inputs, _EVERYWHERE, "")
 
 
 _plain: Any = None  # _TorchCompileInductorWrapper.__call__, once it is replaced by ours
@@ -55,14 +55,16 @@ def install() -> None:
         guard_switch()
         if not state.compiled:
             return plain(self, graph, inputs, **options)
-        return _compile(plain, self, graph, inputs, state.compiled, **options)
+        return _compile(plain, self, graph, inputs, state.compiled, state.excluded, **options)
 
     inductor.__call__ = follow
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()  # what was compiled before has no guard
 
 
-def _compile(plain: Any, wrapper: Any, graph: Any, inputs: Any, devices: int, **options: Any) -> Any:
+def _compile(
+    plain: Any, wrapper: Any, graph: Any, inputs: Any, devices: int, excluded: str, **options: Any
+) -> Any:
     """Compile by Inductor, with torchreduce's pass, and then the user's own pass if there is one."""
     from .graph import Rewrite, whole
 
@@ -70,6 +72,6 @@ def _compile(plain: Any, wrapper: Any, graph: Any, inputs: Any, devices: int, **
     own = wrapper.config.get(key, getattr(torch._inductor.config, key))
     after = own if isinstance(own, (list, tuple)) else [] if own is None else [own]
     wrapper = copy.copy(wrapper)
-    wrapper.config = {**wrapper.config, key: Rewrite(devices, tuple(after))}
+    wrapper.config = {**wrapper.config, key: Rewrite(devices, excluded, tuple(after))}
     with whole(devices), traced(devices):
         return plain(wrapper, graph, inputs, **options)

@@ -22,7 +22,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils._pytree import tree_leaves, tree_map
 
 from . import losses, products, rewrite, state
-from .rules import GRAPH_RULES, Rule, Torchs, evaluate, overload, writes
+from .rules import GRAPH_RULES, Rule, Torchs, Traced, evaluate, overload, writes
+from .table import SCATTERED
 
 _ours, _convert = torch.ops.torchreduce, torch.ops.prims.convert_element_type.default
 _DEVICES = {"cuda": 1, "cpu": 2}
@@ -62,8 +63,9 @@ def guard_switch() -> None:
         translator = InstructionTranslator.current_tx()
     except AttributeError:
         return  # no Dynamo, no guards: who calls Inductor by hand sees to it
-    source = AttrSource(translator.import_source(state.__name__), "compiled")
-    install_guard(source.make_guard(GuardBuilder.CONSTANT_MATCH))
+    module = translator.import_source(state.__name__)
+    for name in ("compiled", "excluded"):
+        install_guard(AttrSource(module, name).make_guard(GuardBuilder.CONSTANT_MATCH))
 
 
 def _kept_stats(mean: torch.fx.Node, rstd: torch.fx.Node) -> torch.fx.Node | None:
@@ -85,10 +87,14 @@ def _kept_stats(mean: torch.fx.Node, rstd: torch.fx.Node) -> torch.fx.Node | Non
 def _go_on(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     """Decompose a call that falls back to torch, as Inductor would have done."""
     decomposition = _DECOMPOSITIONS.get(node.target)
-    if decomposition is None or not rewrite.take_apart(graph, node, decomposition):
-        return
+    if decomposition is not None and rewrite.take_apart(graph, node, decomposition):
+        _erase(graph, node)
+
+
+def _erase(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Of a call that was taken apart: nothing reads its results any more."""
     for item in list(node.users):
-        graph.erase_node(item)  # which nothing reads any more
+        graph.erase_node(item)
     graph.erase_node(node)
 
 
@@ -130,29 +136,30 @@ class Rewrite(CustomGraphPass):
     It has no state, since torch.compile copies its configuration, and keys its caches by the uuid.
     """
 
-    def __init__(self, devices: int, after: tuple[CustomGraphPass, ...] = ()) -> None:
-        self._devices, self._after = devices, after
+    def __init__(self, devices: int, excluded: str = "", after: tuple[CustomGraphPass, ...] = ()) -> None:
+        self._devices, self._excluded, self._after = devices, excluded, after
 
     def uuid(self) -> Any:
-        names = ("graph", "losses", "rewrite", "above", "rules", "products")
+        names = ("graph", "losses", "rewrite", "above", "rules", "products", "bags")
         files = [Path(__file__).with_name(f"{name}.py") for name in names]
+        files += [Path(__file__).parents[1] / f"{name}.py" for name in ("scatters", "bags")]
         others = [other.uuid() for other in self._after]
         if None in others:
             return None  # not to be cached
-        return (hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest(), self._devices, *others)
+        digest = hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
+        return (digest, self._devices, self._excluded, *others)
 
     def _is_ours(self, device: torch.device) -> bool:
         return bool(self._devices & _DEVICES.get(device.type, 0))
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         losses.join(graph, self._is_ours)
+        of_torch = {overload(name) for op in self._excluded.split(",") if op for name in SCATTERED[op]}
         rules = _rules(self._devices)
         for node in list(graph.nodes):
-            if (
-                node.op == "call_function"
-                and node.target in rules
-                and not self._rewrite(graph, node, rules[node.target])
-            ):
+            if node.op != "call_function" or node.target not in rules:
+                continue
+            if node.target in of_torch or not self._rewrite(graph, node, rules[node.target]):
                 _go_on(graph, node)
         _round_norms(graph)
         _bare(graph)
@@ -180,6 +187,10 @@ class Rewrite(CustomGraphPass):
             made = rule(*args, **kwargs)
         except Torchs:
             return False
+        if isinstance(made, Traced):
+            rewrite.take_apart(graph, node, made.function)
+            _erase(graph, node)
+            return True
 
         def insert(target: Any, *arguments: Any) -> torch.fx.Node:
             return rewrite.insert(graph, node, target, *tree_map(lambda a: of.get(id(a), a), arguments))

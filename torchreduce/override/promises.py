@@ -35,7 +35,13 @@ _FUSED_ATTENTION = Promise(
     "the same",
 )
 _SCATTERED = Promise(
-    "torch's: sums in nondeterministic order on GPUs, unless torch.use_deterministic_algorithms(True)", "the same"
+    "bitwise identical to torchreduce's function: an element depends on itself and on those that meet there, in their "
+    "order. Integers and bool are torch's, exact in any order. put and index_put without accumulate are torch's",
+    "bitwise identical to eager for the same input; ops fused before it may round differently",
+)
+_GATHERED = Promise(
+    "exact; in the gradient an element is torchreduce's sum of the gradients of its copies alone, in their order",
+    "the same",
 )
 _TORCHS = Promise("torch's: not overridden in this release", "torch's")
 _PROMISES = {
@@ -63,7 +69,16 @@ _PROMISES = {
     ),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _SHAPED),
     "scaled_dot_product_attention": _FUSED_ATTENTION,
-    **dict.fromkeys(("embedding_bag", "index_add", "index_put", "scatter_add"), _SCATTERED),
+    **dict.fromkeys(
+        ("index_add", "scatter_add", "scatter_reduce", "index_reduce", "scatter", "index_put", "put", "bincount",
+         "segment_reduce"), _SCATTERED
+    ),
+    **dict.fromkeys(("gather", "take_along_dim", "index_select", "repeat_interleave", "take"), _GATHERED),
+    "embedding_bag": Promise(
+        "bitwise identical to torchreduce's function, with its gradients: a bag depends on its own rows, a row's gradient "
+        "on the gradients at its indices. With sparse=True and scale_grad_by_freq=True the gradients are torch's",
+        "bitwise identical to eager for the same input; ops fused before it may round differently",
+    ),
     "embedding": Promise(
         "exact; the gradient of a weight row is torchreduce's sum over dim 0 of the gradients at its indices alone",
         "the same",

@@ -17,7 +17,7 @@ from .._core.dispatch import has_tangent
 from ..table import FLOATS
 from . import products, state
 from .above import COMPOSITES, SERVED, Above
-from .rules import RULES, WHY, WRITING, Rule, Torchs, Writing, evaluate, overload, writes
+from .rules import RULES, WHY, WRITING, Rule, Torchs, Traced, Writing, evaluate, overload, writes
 from .table import ABOVE
 
 _Key = torch._C.DispatchKey
@@ -26,14 +26,20 @@ _TYPES = {"cuda": 1, "cpu": 2}
 _TRANSFORM = _Key.FuncTorchDynamicLayerBackMode
 
 
-def _results(made: Any) -> Any:
-    """What a rule has made, computed."""
+def _results(rule: Rule, *args: Any, **kwargs: Any) -> Any:
+    """What a rule makes of a call, computed."""
+    made = rule(*args, **kwargs)
+    if isinstance(made, Traced):
+        try:
+            return made.function(*args, **kwargs)
+        except (IndexError, RuntimeError):
+            raise Torchs("dims") from None
     return evaluate(made, lambda call, values: call.op(*values), lambda results, i: results[i])
 
 
 def _reading(name: str, rule: Rule) -> Callable[..., Any]:
     def serve(*args: Any, **kwargs: Any) -> Any:
-        results = _results(rule(*args, **kwargs))
+        results = _results(rule, *args, **kwargs)
         return tuple(results) if isinstance(results, list) and len(overload(name)._schema.returns) > 1 else results
 
     return serve
@@ -56,7 +62,7 @@ def _writing(name: str, writing: Writing) -> Callable[..., Any]:
             given["dtype"] = outs[0].dtype
         first = schema.arguments[0].name
         rest = {key: value for key, value in given.items() if key != first and key not in names}
-        results = _results(writing.rule(given[first], **rest))
+        results = _results(writing.rule, given[first], **rest)
         results = results if isinstance(results, (list, tuple)) else (results,)
         if name.startswith("nll_loss"):
             results = [result.to(given[first].dtype) for result in results]
@@ -82,6 +88,7 @@ class Rows:
         self._devices = 0
         self._tracing = threading.local()
         self._calls: dict[str, dict[str, int]] = {}
+        self._excluded: frozenset[str] = frozenset()
         self._library = torch.library.Library("aten", "IMPL")
         for name, rule in RULES.items():
             self._add(name, _reading(name, rule))
@@ -155,6 +162,9 @@ class Rows:
     def enable(self, devices: int) -> None:
         self._devices = devices
 
+    def exclude(self, overloads: frozenset[str]) -> None:
+        self._excluded = overloads
+
     def trace(self, devices: int) -> int:
         before = getattr(self._tracing, "devices", 0)
         self._tracing.devices = devices
@@ -205,7 +215,7 @@ class Rows:
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             below = keys.remove(_Key.BackendSelect)
-            if self._devices & only_where:
+            if self._devices & only_where and name not in self._excluded:
                 try:
                     if not self._devices & _DEVICES.get(below.highestPriorityTypeId(), 0):
                         raise Torchs("kind")

@@ -31,16 +31,21 @@ class Rows:
         self.enable = self._library.torchreduce_aten_enable
         self.register_products = self._library.torchreduce_aten_register_products
 
+    def names(self) -> list[str]:
+        return [self._library.torchreduce_aten_name(row).decode() for row in range(self._library.torchreduce_aten_rows())]
+
+    def exclude(self, overloads: frozenset[str]) -> None:
+        """Leave these to torch, and no others."""
+        for row, name in enumerate(self.names()):
+            self._library.torchreduce_aten_exclude(row, name in overloads)
+
     def coverage(self) -> dict[str, dict[str, int]]:
         why: list[str] = []
         while name := self._library.torchreduce_aten_why(len(why)):
             why.append(name.decode())
         calls = self._library.torchreduce_aten_calls
         return self._above.added(
-            {
-                self._library.torchreduce_aten_name(row).decode(): {w: calls(row, i) for i, w in enumerate(why)}
-                for row in range(self._library.torchreduce_aten_rows())
-            }
+            {name: {w: calls(row, i) for i, w in enumerate(why)} for row, name in enumerate(self.names())}
         )
 
 

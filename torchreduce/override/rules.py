@@ -4,10 +4,11 @@ csrc/binding/aten/ has the rules in C++, for eager calls. These here are used fo
 (graph.py), and for eager calls under a torch that _aten was not built for (python.py).
 
 A rule takes the overload's arguments, in which tensors may be fake. It returns the call whose result is that of the
-overload. For a tuple or list of results it returns a list of calls, with None for results that are not needed. It
-raises Torchs for calls that fall back to torch.
+overload. For a tuple or list of results it returns a list of calls, with None for results that are not needed. Or it
+returns Traced, a function of the same arguments that makes calls. It raises Torchs for calls that fall back to torch.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
+from .. import bags as public_bags
+from .. import scatters
 from ..table import BY_NAME, DTYPES, FLOATS
-from .table import LOSSES, ROWS, Row
+from . import bags
+from .table import LOSSES, ROWS, SCATTERS, Row
 
 _ops, _aten = torch.ops.torchreduce, torch.ops.aten
 _convert = torch.ops.prims.convert_element_type.default
@@ -49,6 +54,12 @@ class Item:
 
     of: Call
     index: int
+
+
+class Traced(NamedTuple):
+    """What takes the place of a call, as a function of its arguments."""
+
+    function: Callable[..., Any]
 
 
 Rule = Callable[..., Any]
@@ -420,6 +431,160 @@ def _nll_loss_backward(name: str) -> Rule:
     return rule
 
 
+# ---- scatters --------------------------------------------------------------------------------------------------------
+
+_SCATTERS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(scatters, name) for name in ("index_add", "scatter_add", "scatter_reduce", "index_reduce")},
+    "scatter": lambda input, dim, index, src, *, reduce: scatters.scatter_reduce(
+        input, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce]
+    ),
+    "index_put": lambda input, indices, values, accumulate=False, unsafe=False: scatters.index_put(
+        input, indices, values, accumulate
+    ),
+    "put": lambda input, index, source, accumulate=False: scatters.put(input, index, source, accumulate),
+}
+_REDUCES = {"scatter": ("add", "multiply"), "scatter_reduce": ("sum", "mean", "prod", "amax", "amin"),
+            "index_reduce": ("mean", "prod", "amax", "amin")}  # fmt: skip
+
+
+def _scatter(name: str) -> Rule:
+    function = _SCATTERS[name]
+    signature = inspect.signature(function)
+
+    def rule(*args: Any, **kwargs: Any) -> Traced:
+        given = signature.bind(*args, **kwargs).arguments
+        x, source = args[0], next(given[key] for key in ("source", "src", "values") if key in given)
+        indices = [i for i in given.get("indices", [given.get("index")]) if i is not None]
+        kinds = (torch.int64,) if name == "put" else (torch.int32, torch.int64)
+        if x.dtype not in _FLOATS or source.dtype != x.dtype or any(i.dtype not in kinds for i in indices):
+            raise Torchs("dtype")
+        if any(t.device != x.device for t in (source, *indices)):
+            raise Torchs("kind")
+        if "accumulate" in signature.parameters and not given.get("accumulate"):
+            raise Torchs("option")
+        if name in _REDUCES and given["reduce"] not in _REDUCES[name]:
+            raise Torchs("option")
+        if _is_empty(x) or not indices or (name.startswith("scatter") and _is_empty(indices[0])):
+            raise Torchs("empty")
+        return Traced(function)
+
+    return rule
+
+
+_INDICES = (torch.int32, torch.int64)
+
+
+def _embedding_bag(_: str) -> Rule:
+    def rule(
+        weight: Tensor, indices: Tensor, offsets: Tensor, by_frequency: bool = False, mode: int = 0,
+        sparse: bool = False, by: Tensor | None = None, *rest: Any, **more: Any,
+    ) -> Traced:  # fmt: skip
+        if weight.dtype not in _FLOATS or indices.dtype not in _INDICES or offsets.dtype not in _INDICES:
+            raise Torchs("dtype")
+        if by is not None and by.dtype != weight.dtype:
+            raise Torchs("dtype")
+        if mode not in (0, 1, 2) or (by is not None and mode):
+            raise Torchs("option")
+        if _is_empty(weight) or _is_empty(indices) or _is_empty(offsets):
+            raise Torchs("empty")
+        return Traced(bags.embedding_bag)
+
+    return rule
+
+
+def _embedding_bag_backward(_: str) -> Rule:
+    def rule(
+        g: Tensor, indices: Tensor, bag: Tensor, counts: Tensor, greatest: Tensor, size: int, by_frequency: bool,
+        mode: int, by: Tensor | None, padding: int = -1,
+    ) -> Traced:  # fmt: skip
+        if g.dtype not in _FLOATS or (by is not None and by.dtype != g.dtype):
+            raise Torchs("dtype")
+        if by_frequency:
+            raise Torchs("option")
+        if _is_empty(g) or _is_empty(indices) or not size:
+            raise Torchs("empty")
+        if bag.shape != indices.shape and mode != 2:
+            raise Torchs("dims")
+        return Traced(bags.backward)
+
+    return rule
+
+
+def _embedding_bag_whole_backward(op: str) -> Rule:
+    """What graphs have of both kinds of gradients: a dense one here."""
+    dense = _embedding_bag_backward(op)
+
+    def function(
+        g: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, counts: Tensor, greatest: Tensor, size: int,
+        by_frequency: bool, mode: int, sparse: bool, by: Tensor | None, padding: int = -1,
+    ) -> Tensor:  # fmt: skip
+        return bags.backward(g, indices, bag, counts, greatest, size, by_frequency, mode, by, padding)
+
+    def rule(
+        g: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, counts: Tensor, greatest: Tensor, size: int,
+        by_frequency: bool, mode: int, sparse: bool, by: Tensor | None, padding: int = -1,
+    ) -> Traced:  # fmt: skip
+        if sparse:
+            raise Torchs("option")
+        dense(g, indices, bag, counts, greatest, size, by_frequency, mode, by, padding)
+        return Traced(function)
+
+    return rule
+
+
+def _embedding_bag_weights_backward(_: str) -> Rule:
+    def rule(g: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, mode: int, padding: int = -1,
+             ) -> Traced:  # fmt: skip
+        if weight.dtype not in _FLOATS or g.dtype != weight.dtype:
+            raise Torchs("dtype")
+        if mode:
+            raise Torchs("option")
+        if _is_empty(weight) or _is_empty(indices):
+            raise Torchs("empty")
+        if bag.shape != indices.shape:
+            raise Torchs("dims")
+        return Traced(bags.weights_backward)
+
+    return rule
+
+
+def _bincount(_: str) -> Rule:
+    def rule(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Traced:
+        if weights is None or isinstance(input, FakeTensor):  # whose result has a shape that only a run knows
+            raise Torchs("option")
+        if weights.dtype not in _SUPPORTED:
+            raise Torchs("dtype")
+        if _is_empty(input):
+            raise Torchs("empty")
+        return Traced(public_bags.bincount)
+
+    return rule
+
+
+def _segment_reduce(_: str) -> Rule:
+    def function(data: Tensor, reduce: str, **given: Any) -> Tensor:
+        given.pop("indices", None)
+        return public_bags.segment_reduce(data, reduce, **given)
+
+    def rule(
+        x: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Tensor | None = None,
+        offsets: Tensor | None = None, axis: int = 0, unsafe: bool = False, initial: Any = None,
+    ) -> Traced:  # fmt: skip
+        bounds = lengths if offsets is None else offsets
+        if (lengths is None) == (offsets is None) or indices is not None or axis or initial is not None:
+            raise Torchs("option")
+        assert bounds is not None
+        if x.dtype not in _FLOATS or bounds.dtype not in _INDICES:
+            raise Torchs("dtype")
+        if bounds.dim() != 1 or x.dim() == 0:
+            raise Torchs("dims")
+        if _is_empty(x) or _is_empty(bounds):
+            raise Torchs("empty")
+        return Traced(function)
+
+    return rule
+
+
 def _rule(row: Row) -> Rule:
     made: Any = globals()[f"_{row.rule}"]
     rule: Rule = made(row.op) if row.op else made
@@ -434,10 +599,13 @@ def writes(name: str) -> tuple[str, ...]:
 
 # By aten's overload, of those that return new tensors: eager calls, and graphs.
 RULES: dict[str, Rule] = {
-    name: _rule(row) for row in (*ROWS, *LOSSES) for name in row.overloads.split() if not writes(name)
+    name: _rule(row) for row in (*ROWS, *LOSSES, *SCATTERS) for name in row.overloads.split() if not writes(name)
 }
 GRAPH_RULES: dict[str, Rule] = {
-    name: _rule(row) for row in ROWS for name in f"{row.overloads} {row.in_graphs}".split() if not writes(name)
+    name: _rule(row)
+    for row in (*ROWS, *SCATTERS)
+    for name in f"{row.overloads} {row.in_graphs}".split()
+    if not writes(name)
 }
 
 
@@ -451,7 +619,7 @@ class Writing(NamedTuple):
 
 WRITING: dict[str, Writing] = {
     name: Writing(_rule(row), writes(name), row.rule in ("with_dtype", "scan"))
-    for row in (*ROWS, *LOSSES)
+    for row in (*ROWS, *LOSSES, *SCATTERS)
     for name in row.overloads.split()
     if writes(name)
 }

@@ -6,3 +6,4 @@ GPU, CPU, PRODUCTS, FLOAT32_PRODUCTS = 1, 2, 4, 8
 
 eager = 0  # in eager mode
 compiled = 0  # by torch.compile, whose graphs are guarded by it
+excluded = ""  # the scatters that are torch's, joined by commas

@@ -75,6 +75,35 @@ LOSSES = (
     Row("nll_loss2d_backward", "NllLossBackward<nll_loss2d_backward>", "nll_loss_backward", "nll_loss2d_backward"),
 )
 
+# By index: `op` is the name by which enable(exclude=...) leaves them to torch.
+SCATTERS = (
+    Row("index_add index_add.out index_add_", "Scatter<false>", "scatter", "index_add"),
+    Row("scatter_add scatter_add.out scatter_add_", "Scatter<true>", "scatter", "scatter_add"),
+    Row(
+        "scatter_reduce.two scatter_reduce.two_out scatter_reduce_.two",
+        "Scatter<true, Names::ScatterReduce>", "scatter", "scatter_reduce",
+    ),
+    Row(
+        "index_reduce index_reduce.out index_reduce_", "Scatter<false, Names::IndexReduce>", "scatter", "index_reduce"
+    ),
+    Row("scatter.reduce scatter.reduce_out scatter_.reduce", "Scatter<true, Names::Scatter>", "scatter", "scatter"),
+    Row("_index_put_impl_", "IndexPut", "scatter", "index_put", in_graphs="index_put _unsafe_index_put"),
+    Row("put_", "Put", "scatter", "put", in_graphs="put"),
+    Row("_embedding_bag _embedding_bag_forward_only", "EmbeddingBag", "embedding_bag", "embedding_bag"),
+    Row("_embedding_bag_dense_backward", "EmbeddingBagBackward", "embedding_bag_backward", "embedding_bag"),
+    Row(
+        "_embedding_bag_per_sample_weights_backward", "EmbeddingBagWeightsBackward", "embedding_bag_weights_backward",
+        "embedding_bag",
+    ),
+    Row("", "", "embedding_bag_whole_backward", "embedding_bag", in_graphs="_embedding_bag_backward"),
+    Row("bincount", "BinCount", "bincount", "bincount"),
+    Row("segment_reduce", "SegmentReduce", "segment_reduce", "segment_reduce"),
+)  # fmt: skip
+# What enable(exclude=...) takes, and their overloads.
+SCATTERED: dict[str, frozenset[str]] = {}
+for _row in SCATTERS:
+    SCATTERED[_row.op] = SCATTERED.get(_row.op, frozenset()) | {*_row.overloads.split(), *_row.in_graphs.split()}
+
 # Matrix products, which are asked for by themselves.
 PRODUCTS = (
     Row("mm mm.out mm.dtype mm.dtype_out", "Multiply<2, 2, false>", "mm"),
@@ -111,7 +140,7 @@ def header() -> str:
 
     return (
         "// Made by setup.py of torchreduce/override/table.py.\n#pragma once\n"
-        + define("TR_FOR_EACH_ROW", overloads((*ROWS, *LOSSES)))
+        + define("TR_FOR_EACH_ROW", overloads((*ROWS, *LOSSES, *SCATTERS)))
         + define("TR_FOR_EACH_PRODUCT", overloads(PRODUCTS))
         + define("TR_FOR_EACH_ABOVE", [(name, f"Which::{which}") for which, names in ABOVE.items() for name in names])
     )

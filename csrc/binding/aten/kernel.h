@@ -15,6 +15,7 @@ namespace torchreduce::aten {
 struct Row {
   std::string name;
   std::array<std::atomic<uint64_t>, kReasons> calls{};
+  std::atomic<bool> excluded{false};  // its calls are torch's
 };
 inline std::deque<Row>& rows() {
   static auto* all = new std::deque<Row>;  // for good, as what is registered
@@ -56,6 +57,7 @@ template <class Aten, class Serve, class R, class X, class... A> struct Kernel<A
     const DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect);
     int on = enabled.load(std::memory_order_relaxed);
     if constexpr (requires { Serve::kOnlyWhere; }) on = on & Serve::kOnlyWhere ? on : 0;
+    if (on && row->excluded.load(std::memory_order_relaxed)) on = 0;
     if (on) {
       Why why = Why::Served;
       auto count = [&] { row->calls[size_t(why)].fetch_add(1, std::memory_order_relaxed); };

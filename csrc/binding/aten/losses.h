@@ -2,6 +2,7 @@
 #pragma once
 #include <ATen/core/Reduction.h>
 
+#include "../scatters.h"
 #include "rowwise.h"
 
 namespace torchreduce::aten {

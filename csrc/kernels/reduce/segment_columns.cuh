@@ -167,7 +167,7 @@ __device__ __forceinline__ Columns<Op, V> eight_residues(const SegmentReduction&
 
 // A block has a leaf and the columns of one team, and then others.
 template <class Op, int V>
-__global__ void TR_BLOCKS_BOUND(segments::kThreads, segments::leaf_blocks(sizeof(typename Op::Element)))
+__global__ void TR_BLOCKS_BOUND(segments::kThreads, segments::leaf_blocks(sizeof(typename Op::Element), !Op::kAnyOrder))
     reduce_segment_leaves(TR_GRID_CONSTANT SegmentReduction call, int team, TR_GRID_CONSTANT segments::Work work) {
   using namespace segments;
   constexpr int kEighths = kResidues / 8;

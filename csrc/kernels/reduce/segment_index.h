@@ -36,6 +36,7 @@ struct KeyCall {
   Dtype dtype = Dtype::I64;  // I32 or I64
   int64_t places = 0, count = 0;
   int64_t skipped = -1;  // places of this number, and of none of [0, count), belong to no segment
+  Elements elements;
   // For the sort of sort.h: the keys, and beside each its place, or what a column of floats has there.
   uint32_t *keys = nullptr, *values = nullptr;
   Source column{};
@@ -44,7 +45,7 @@ struct KeyCall {
   void* torchs = nullptr;
 
   TR_HD int64_t number_at(int64_t place) const {
-    const int64_t number = index_at(index, dtype, place);
+    const int64_t number = elements.number(index_at(index, dtype, place), place);
     return number < 0 || number >= count || number == skipped ? count : number;
   }
   TR_HD void take(int64_t place) const {
@@ -163,6 +164,7 @@ struct IndexedReduction : SegmentReduction {
   const void* index = nullptr;
   Dtype index_dtype = Dtype::I64;
   int64_t skipped = -1;
+  Elements elements;
 };
 struct IndexedPlan {
   SortPlan sort;

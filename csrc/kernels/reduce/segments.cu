@@ -115,6 +115,7 @@ const char* index_segments(const PlannedIndex& call, void* workspace, void* stre
   keys.dtype = call.dtype;
   keys.places = call.places;
   keys.count = call.count;
+  keys.elements = call.elements;
   if (const char* error = sort_places(keys, sort, call.plan, temporary, queue)) return error;
   OffsetsCall find;
   find.keys = sort.keys[0];
@@ -136,6 +137,7 @@ const char* reduce_by_index(const PlannedIndexed& call, void* workspace, void* s
   keys.places = call.rows;
   keys.count = call.segments;
   keys.skipped = call.skipped;
+  keys.elements = call.elements;
   if (call.plan.carries) {
     keys.column = call.in;
     keys.stride = call.row_stride;

@@ -42,7 +42,7 @@ constexpr int kTeam = 32, kLeastTeam = 8;  // threads
 // that have 1000 numbers take 73 us, with 64 rows 103 (H100).
 constexpr int kShort = 128;
 // Blocks of leaves that a multiprocessor has room for: of 16 bits each has less on its way.
-constexpr int leaf_blocks(int size) { return size == 2 ? 3 : 2; }
+TR_HD constexpr int leaf_blocks(int size, bool sums) { return size == 2 && sums ? 3 : 2; }
 
 // ---- packed: what a block has in shared memory
 constexpr int kPackedColumns = 8;   // at most
@@ -147,7 +147,7 @@ inline void plan_leaves(const SegmentReduction& call, const DeviceFacts& device,
            call.outer * ceil_div(call.rows, kLeaf) * tiles(p.leaf_team) < 2 * multiprocessors)
       p.leaf_team /= 2;
     p.leaf_blocks =
-        std::min(leaf_blocks(size_of(call.in.dtype)) * multiprocessors, most_leaves(call) * tiles(p.leaf_team));
+        std::min(leaf_blocks(size_of(call.in.dtype), call.op == Reduction::Sum) * multiprocessors, most_leaves(call) * tiles(p.leaf_team));
   }
   p.fold_blocks = std::min(4 * multiprocessors, most_several(call) * ceil_div(call.inner, kTeam));
   Work work;
