@@ -392,8 +392,8 @@ int64_t scatter_into(const char* name, const Op& op, const Operand& self, const 
   set_op(op, call, types_of(op, x, {}), const_cast<void*>(self.data), nullptr);
   call.finish.onto = include_self ? Onto::Self : Onto::Place;
   call.finish.alpha = alpha;
-  if (call.outer * call.segments * call.inner == 0) return -1;
-  if (!x.on_cpu() && indexed_on_gpu(name, call, index, -1, of.elements, x)) return -1;
+  const bool on_gpu = !x.on_cpu() && call.outer * call.segments * call.inner != 0;
+  if (on_gpu && indexed_on_gpu(name, call, index, -1, of.elements, x)) return -1;
   const Tensor offsets = allocate({of.count + 1}, Dtype::I64, x);
   Tensor order;
   of.offsets = static_cast<int64_t*>(offsets.data_ptr());
