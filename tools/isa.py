@@ -77,8 +77,13 @@ KERNEL = re.compile(
 ROWWISE_KERNEL = re.compile(
     r"(?P<family>map_rows_kernel|held_rows_kernel|held_columns_kernel|rowwise_packed_rows_kernel|rowwise_columns_kernel|"
     r"rowwise_wide_columns_states|rowwise_wide_columns_output|norm_gradients_kernel|rowwise_strided_leaf|fold_states|"
-    r"fold_weights|weight_\w+|sum_short_segments|\w+_segment_leaves)"
+    r"fold_weights|weight_\w+)"
     r"<((?P<op>\w+)<(?P<accumulator>\w+)(, \d+)?>,? ?)?(?P<element>\w+)?(, (\([\w:]+\))?\w+)* ?>\("
+)
+# reduce_short_segments<Sum<float>, 4>(...)
+SEGMENTS_KERNEL = re.compile(
+    r"(?P<family>reduce_(short|packed|any)_segments|reduce_(segment|narrow)_leaves|fold_segment_leaves)"
+    r"<(?P<op>\w+)<(?P<accumulator>\w+)>(, \d)? ?>\("
 )
 # Of these the ones that are compiled for one type of elements.
 ROWWISE_OF_ONE_TYPE = {
@@ -88,15 +93,18 @@ ROWWISE_OF_ONE_TYPE = {
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
 CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.|NA\.|EF\.)?(?:(128)|(64))\b")
 # Of no op: of one that never runs the driver is asked what it compiled it for; one zeroes workspaces (both in
-# csrc/kernels/common/device.cu); one is for tests (csrc/kernels/common/intrinsics.cu); two find segments
-# (csrc/kernels/reduce/segments.cuh).
+# csrc/kernels/common/device.cu); one is for tests (csrc/kernels/common/intrinsics.cu); three number segments
+# (csrc/kernels/reduce/segment_index.cuh).
 HELPERS = (
     "_ZN11torchreduce3gpu12architectureEv",
     "_ZN11torchreduce3gpu10zero_wordsEPml",
     "_ZN11torchreduce3gpu9intrinsicENS_9IntrinsicEPKjPjl",
     "_ZN11torchreduce3gpu21number_segment_placesENS_7KeyCallE",
-    "_ZN11torchreduce3gpu14bound_segmentsENS_11SegmentCallENS_8segments4WorkE",
+    "_ZN11torchreduce3gpu13find_segmentsENS_11OffsetsCallE",
+    "_ZN11torchreduce3gpu9list_runsENS_8RunsCallE",
 )
+# Kernels of the toolkit's library (csrc/kernels/common/sort.cu), which are not looked at.
+LIBRARY = "_ZN3cub"
 # Compiled for NVIDIA's GPUs alone (csrc/kernels/common/gpu.cuh, kWideReductions).
 WIDE_REDUCTIONS = {
     *("reduce_rows", "reduce_packed_rows", "reduce_wide_columns", "reduce_narrow_columns", "reduce_short_columns"),
@@ -132,10 +140,14 @@ class Kernel:
 
     def __post_init__(self) -> None:
         name = re.sub(r"torchreduce::(gpu::|generic::)?", "", demangled(self.symbol))
+        if match := SEGMENTS_KERNEL.search(name):
+            self.family, self.op, self.element = match["family"], match["op"], TYPES[match["accumulator"]][0]
+            self.variant, self.pairs, self.types = None, False, {}
+            return
         match = KERNEL.search(name)
         if match is None and (match := ROWWISE_KERNEL.search(name)):
             self.family = match["family"]
-            self.op = match["op"] or ("Segments" if "segment" in self.family else "Weights")
+            self.op = match["op"] or "Weights"
             self.element = TYPES[match["element"] or match["accumulator"]][0]
             self.variant, self.pairs = None, False
             self.types = {"load": match["element"]} if self.family in ROWWISE_OF_ONE_TYPE else {}
@@ -307,14 +319,14 @@ def cuda_kernels(library: Path, cuobjdump: str, arch: str = CUDA_ARCH) -> list[K
     kernels = {}
     usage = run(cuobjdump, "-arch", arch, "-res-usage", library)
     for name, facts in re.findall(r"Function (\S+):\s+(REG:.*)", usage):
-        if name in HELPERS:
+        if name in HELPERS or name.startswith(LIBRARY):
             continue
         used = {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", facts)}
         memory = used["STACK"] + used["LOCAL"]
         kernels[name] = Kernel(arch, name, used["REG"], 0, used["SHARED"], memory, spills=0)
     for body in run(cuobjdump, "-arch", arch, "-sass", library).split("Function : ")[1:]:
         name = body.split(maxsplit=1)[0]
-        if name in HELPERS:
+        if name in HELPERS or name.startswith(LIBRARY):
             continue
         kernel = kernels[name]
         for match in CUDA_ACCESS.finditer(body):

@@ -46,8 +46,8 @@ struct SegmentReduction {
   Dtype offsets_dtype = Dtype::I64;                            // I32 or I64
   const int64_t* order = nullptr;                              // the row at each place, or the same in 32 bits;
   const uint32_t* short_order = nullptr;                       // where neither is there, place p has row p
-  // Instead of offsets, on a GPU and with outer = 1: the segments that have places, in any order. `segments` is the most
-  // that there may be.
+  // Instead of offsets, on a GPU and with outer = 1: the segments that have places, in any order. `segments` is the
+  // most that there may be.
   const SegmentRun* runs = nullptr;
   const uint64_t* run_count = nullptr;
   SumFinish finish;

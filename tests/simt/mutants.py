@@ -1076,27 +1076,52 @@ MUTANTS = (
     ),
     Mutant(
         "the leaves of a segment share a place with those of the next", "kernels/reduce/segments.h",
-        "return 2 * (place / kLeaf) + (first ? 1 : 0);", "return 2 * (place / kLeaf);",
+        "+ place / kLeaf) + (first ? 1 : 0);", "+ place / kLeaf);",
         "segments", ("segments",), every=1,
     ),
     Mutant(
-        "each leaf of a segment is all of it", "kernels/reduce/segments.cuh",
-        "if (all <= kLeaf)", "if (rows <= kLeaf)",
+        "a leaf of several is the result", "kernels/reduce/listed_segments.cuh",
+        "if (of.rows <= kLeaf)", "if (of.rows - leaf.first <= kLeaf)",
         "segments", ("segments",), every=1,
     ),
     Mutant(
-        "a segment that is left out is a segment", "kernels/reduce/segments.h",
-        "index < 0 || index >= count || index == skipped", "index < 0 || index >= count",
+        "a segment that is left out is a segment", "kernels/reduce/segment_index.h",
+        "number < 0 || number >= count || number == skipped", "number < 0 || number >= count",
         "segments", ("segments",), every=1,
     ),
     Mutant(
-        "sums that are added to self replace it", "kernels/reduce/segments.cuh",
-        "call.finish.onto == Onto::Self ? convert<F>(to[c]) : F(0)", "F(0)",
+        "sums that are added to self replace it", "kernels/reduce/segment_columns.cuh",
+        "call.finish.onto == Onto::Self ? to[c] : E{}", "E{}",
         "segments", ("segments",), every=1,
     ),
     Mutant(
-        "segments without rows replace what is there", "kernels/reduce/segments.cuh",
+        "segments without rows replace what is there", "kernels/reduce/segment_columns.cuh",
         "if (call.finish.onto != Onto::New) return;", "",
+        "segments", ("segments",), every=1,
+    ),
+    Mutant(
+        "a packed segment that is left to a warp is left out", "kernels/reduce/packed_segments.cuh",
+        "leaves |= later && rows <= most;", "",
+        "segments", ("segments",), every=1,
+    ),
+    Mutant(
+        "packed rows begin with their granule", "kernels/reduce/packed_segments.cuh",
+        "rows ? ahead + int(", "rows ? int(",
+        "segments", ("segments",), every=1,
+    ),
+    Mutant(
+        "shared memory is filled again before all have read it", "kernels/reduce/packed_segments.cuh",
+        "    __syncthreads();\n    s = end;", "    s = end;",
+        "segments", ("segments",), "tsan", every=1,
+    ),
+    Mutant(
+        "a warp lists its long segments in one place", "kernels/reduce/listed_segments.cuh",
+        "return int64_t(shuffle(first, kLanes - 1)) + upto - mine;", "return int64_t(shuffle(first, kLanes - 1));",
+        "segments", ("segments",), every=1,
+    ),
+    Mutant(
+        "a run ends with the places that were looked at", "kernels/reduce/segment_index.cuh",
+        "if (keys[middle] == number) from = middle;", "if (false) from = middle;",
         "segments", ("segments",), every=1,
     ),
     Mutant(

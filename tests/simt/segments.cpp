@@ -115,7 +115,8 @@ void expect(const SegmentReduction& call) {
 
 // Runs a planned call, in a workspace of any content.
 template <class Planned>
-void run(Planned& call, int multiprocessors, const char* (*launch)(const Planned&, void*, void*), const std::string& what) {
+void run(Planned& call, int multiprocessors, const char* (*launch)(const Planned&, void*, void*),
+         const std::string& what) {
   call.plan = plan(call, DeviceFacts{true, multiprocessors});
   std::vector<char> workspace(size_t(workspace_bytes(call.plan)), char(0x7f));
   simt::options.title = what;
@@ -128,7 +129,8 @@ std::vector<int64_t> index_of(const Lengths& lengths) {
   for (size_t s = 0; s < lengths.size(); ++s) sorted.insert(sorted.end(), size_t(lengths[s]), int64_t(s));
   sorted.insert(sorted.end(), {int64_t(lengths.size()), -1, int64_t(1) << 40});
   const int64_t places = int64_t(sorted.size());
-  for (int64_t p = 0; p < places; ++p) index.push_back(sorted[size_t(p * 7919 % places)]);  // which divides no number here
+  for (int64_t p = 0; p < places; ++p)
+    index.push_back(sorted[size_t(p * 7919 % places)]);  // which divides no number here
   return index;
 }
 
@@ -245,7 +247,8 @@ void check(const Case& c, uint32_t seed) {
     }
     for (Reduction op : {Reduction::Sum, Reduction::Extreme}) {
       call.op = op;
-      check_call({first ? Onto::New : Onto::Self}, op == Reduction::Sum ? ", sums without an order" : ", extremes without an order");
+      check_call({first ? Onto::New : Onto::Self},
+                 op == Reduction::Sum ? ", sums without an order" : ", extremes without an order");
     }
   }
 }
@@ -300,9 +303,7 @@ void check(const AnyCase& c, uint32_t seed) {
       simt::options.title = what;
       if (by == 0) expect(call);
       else if (by == 1 && !cpu::baseline::reduce_segments(call, 1, nullptr)) exit(1);
-      else if (by == 2) {
-        run(call, 2, gpu::reduce_segments, what);
-      }
+      else if (by == 2) { run(call, 2, gpu::reduce_segments, what); }
       if (values[by] == values[0] && indices[by] == indices[0]) continue;
       printf("FAILED: %s, %s: bits differ\n", what.c_str(), by == 1 ? "on the CPU" : "emulated");
       fflush(stdout);

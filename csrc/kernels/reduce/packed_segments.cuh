@@ -64,7 +64,7 @@ __device__ __forceinline__ int stage_run(Stage& stage, const E* x, int64_t first
 // The value of `rows` staged elements, each `step` after the one before, by a team of lanes; in each of them.
 template <class Op>
 __device__ __forceinline__ typename Op::Near staged_value(const SegmentReduction& call, const Stage& stage, int first,
-                                                         int step, int rows, int team) {
+                                                          int step, int rows, int team) {
   using One = Columns<Op, 1>;
   const int part = lane_id() % team;
   int width = kResidues / team;  // residues of a lane
@@ -143,15 +143,16 @@ __global__ void TR_BLOCKS_BOUND(segments::kThreads, sizeof(typename Op::Element)
 #pragma unroll 1
     for (int step = fall ? 0 : kMostEach; step > 0; step /= 2)
       if (end + step <= count && begin[end + step] - from <= room) end += step;
-    const int ahead = stage_run(stage, x, from * columns, (begin[end] > from ? begin[end] : from) * columns,
-                                call.rows * columns);
+    const int ahead =
+        stage_run(stage, x, from * columns, (begin[end] > from ? begin[end] : from) * columns, call.rows * columns);
     __syncthreads();
     const int pieces = (end - s) * columns, limit = team < kLanes ? 64 * team : most;
     bool leaves = false;
 #pragma unroll 1
     for (int piece = t / team; piece - t / team < pieces; piece += kThreads / team) {
       const bool wanted = piece < pieces;
-      const int of = wanted ? s + (columns == 1 ? piece : piece / columns) : s, column = wanted ? piece - (of - s) * columns : 0;
+      const int of = wanted ? s + (columns == 1 ? piece : piece / columns) : s,
+                column = wanted ? piece - (of - s) * columns : 0;
       const int rows = wanted ? int(rows_of(of)) : 0;
       const bool later = rows > limit;
       leaves |= later && rows <= most;

@@ -55,8 +55,7 @@ __device__ __forceinline__ void store_columns(const SegmentReduction& call, int6
     E* const to = global(static_cast<E*>(call.out.values)) + offset;
     E e[V];
 #pragma unroll
-    for (int c = 0; c < V; ++c)
-      e[c] = result_of<Op>(call, x.of[c], rows, call.finish.onto == Onto::Self ? to[c] : E{});
+    for (int c = 0; c < V; ++c) e[c] = result_of<Op>(call, x.of[c], rows, call.finish.onto == Onto::Self ? to[c] : E{});
     SegmentWords<Op, V> words;
     memcpy(&words, e, sizeof words);
     store_granule(reinterpret_cast<SegmentWords<Op, V>*>(to), words);

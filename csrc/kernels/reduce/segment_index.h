@@ -82,9 +82,9 @@ struct OffsetsCall {
   const void* numbers = nullptr;  // where there are no keys: int32 or int64
   Dtype dtype = Dtype::I64;
   int64_t places = 0, count = 0;
-  int64_t* offsets = nullptr;         // of count + 1 elements
-  const uint32_t* sorted = nullptr;   // the places in their order, or null
-  int64_t* order = nullptr;           // what they become
+  int64_t* offsets = nullptr;        // of count + 1 elements
+  const uint32_t* sorted = nullptr;  // the places in their order, or null
+  int64_t* order = nullptr;          // what they become
 
   TR_HD int64_t number_at(int64_t place) const {
     if (keys) return keys[place];
@@ -109,7 +109,8 @@ struct RunsCall {
 
 // ---- an index -----------------------------------------------------------------------------------------------------------
 
-// A sort in the workspace. Numbers below 2^32 and fewer than 2^31 places, in a build that has sort.h's: else torch's sort.
+// A sort in the workspace. Numbers below 2^32 and fewer than 2^31 places, in a build that has sort.h's: else torch's
+// sort.
 struct SortPlan {
   int bits = 0;
   int64_t sort_bytes = -1;

@@ -83,8 +83,7 @@ const char* reduce_segments(const PlannedSegments& call, void* workspace, void* 
 // ---- by an index --------------------------------------------------------------------------------------------------------
 
 static void launch_keys(const KeyCall& call, Queue queue) {
-  if (call.places > 0)
-    enqueue(number_segment_places, plan(call, {}).blocks, segments::kThreads, 0, queue, call);
+  if (call.places > 0) enqueue(number_segment_places, plan(call, {}).blocks, segments::kThreads, 0, queue, call);
 }
 static void launch_offsets(const OffsetsCall& call, Queue queue) {
   enqueue(find_segments, plan(call, {}).blocks, segments::kThreads, 0, queue, call);

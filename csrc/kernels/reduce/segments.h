@@ -17,15 +17,15 @@ enum class SegmentWay : uint8_t {
 
 struct SegmentPlan {
   SegmentWay way = SegmentWay::Any;
-  int columns = 1;           // neighbouring ones of a thread, but in packed ones
-  int team = 32;             // threads that have a row of short segments, or one segment: a power of two
-  int each = 1;              // packed: segments of a block
-  bool together = false;     // any: a block has a segment and the columns of a team, else each of its warps
-  int across = 1;            // columns: blocks that share the columns of short segments
-  int64_t blocks = 1;        // of short segments
-  int leaf_team = 32;        // threads that have a row of a leaf; 0: a warp has a leaf, and its lanes rows
+  int columns = 1;        // neighbouring ones of a thread, but in packed ones
+  int team = 32;          // threads that have a row of short segments, or one segment: a power of two
+  int each = 1;           // packed: segments of a block
+  bool together = false;  // any: a block has a segment and the columns of a team, else each of its warps
+  int across = 1;         // columns: blocks that share the columns of short segments
+  int64_t blocks = 1;     // of short segments
+  int leaf_team = 32;     // threads that have a row of a leaf; 0: a warp has a leaf, and its lanes rows
   int64_t leaf_blocks = 0, fold_blocks = 0;
-  int64_t workspace = 0;     // bytes, whatever they hold
+  int64_t workspace = 0;  // bytes, whatever they hold
 };
 inline int64_t workspace_bytes(const SegmentPlan& plan) { return plan.workspace; }
 
@@ -129,8 +129,8 @@ inline void plan_columns(const SegmentReduction& call, const DeviceFacts& device
   p.team = int(std::min<int64_t>(kTeam, power_of_two(ceil_div(call.inner, p.columns))));
   const int64_t groups = ceil_div(call.outer * call.segments, kThreads / p.team);
   const int64_t tiles = ceil_div(call.inner, int64_t(p.team) * p.columns);
-  p.across = int(std::clamp<int64_t>(
-      ceil_div(8 * std::max(1, device.multiprocessors), std::max<int64_t>(1, groups)), 1, tiles));
+  p.across = int(
+      std::clamp<int64_t>(ceil_div(8 * std::max(1, device.multiprocessors), std::max<int64_t>(1, groups)), 1, tiles));
   p.blocks = groups * p.across;
 }
 // What follows where a segment may be long.
@@ -146,8 +146,8 @@ inline void plan_leaves(const SegmentReduction& call, const DeviceFacts& device,
     while (p.leaf_team > kLeastTeam &&
            call.outer * ceil_div(call.rows, kLeaf) * tiles(p.leaf_team) < 2 * multiprocessors)
       p.leaf_team /= 2;
-    p.leaf_blocks =
-        std::min(leaf_blocks(size_of(call.in.dtype), call.op == Reduction::Sum) * multiprocessors, most_leaves(call) * tiles(p.leaf_team));
+    p.leaf_blocks = std::min(leaf_blocks(size_of(call.in.dtype), call.op == Reduction::Sum) * multiprocessors,
+                             most_leaves(call) * tiles(p.leaf_team));
   }
   p.fold_blocks = std::min(4 * multiprocessors, most_several(call) * ceil_div(call.inner, kTeam));
   Work work;
