@@ -202,7 +202,7 @@ void check(const Case& c, uint32_t seed) {
     run(planned, c.multiprocessors, gpu::reduce_segments, what);
     judge(what + ", emulated");
     if (!call.order) return;
-    PlannedIndexed indexed{{call, index.data(), Dtype::I64, skipped}, {}};
+    PlannedIndexed indexed{{call, index.data(), Dtype::I64, skipped, {}}, {}};
     indexed.offsets = indexed.order = nullptr;
     out = self;
     indexed.out.values = out.data();
@@ -342,7 +342,7 @@ void check_keys() {
                         (int64_t(1) << 32) - 1, int64_t(1) << 32, INT64_MAX})
     for (int64_t index : {int64_t(0), int64_t(1), count / 2, count - 1, count, int64_t(-1), INT64_MIN, INT64_MAX}) {
       int64_t key = 0;
-      KeyCall call{&index, Dtype::I64, 1, count, 1};
+      KeyCall call{&index, Dtype::I64, 1, count, 1, {}};
       call.torchs = &key;
       call.take(0);
       const bool counts = index >= 0 && index < count && index != 1;

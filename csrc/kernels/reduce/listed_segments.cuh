@@ -77,18 +77,18 @@ template <class Op, int V, int N> __device__ __forceinline__ Columns<Op, V> neig
   return x[0];
 }
 
-// Lists the segments of a warp's lanes that are `long`, of so many rows each. Offsets that fall may have more leaves
-// than there is room for: those beyond are left out.
+// Lists the segments of a warp's lanes that are `long`, of so many rows each. Those of offsets that fall may have more
+// leaves than there is room for, and are left out then.
 __device__ __forceinline__ void list_segments(const SegmentReduction& call, const segments::Work& work, bool is_long,
                                               int64_t numbered, int64_t rows) {
   if (!ballot(is_long)) return;
   const int lane = lane_id();
-  // How many of each list the lanes up to this one take; the last lane reserves them for all.
-  const auto places = [&](int list, int64_t mine) {
+  // Where this lane's entries of a list begin; the last lane reserves those of all.
+  const auto reserved = [&](int list, int64_t mine) {
     int64_t upto = mine;
 #pragma unroll
     for (int d = 1; d < kLanes; d *= 2) {
-      const int64_t before = shuffle(upto, lane - d);
+      const int64_t before = shuffle(upto, (lane - d) & (kLanes - 1));
       upto += lane >= d ? before : 0;
     }
     uint64_t first = 0;
@@ -96,11 +96,23 @@ __device__ __forceinline__ void list_segments(const SegmentReduction& call, cons
       first = atomicAdd(reinterpret_cast<unsigned long long*>(global(work.counts + list)), uint64_t(upto));
     return int64_t(shuffle(first, kLanes - 1)) + upto - mine;
   };
-  const int64_t leaves = is_long ? (rows + kLeaf - 1) / kLeaf : 0, most = segments::most_leaves(call);
-  const int64_t slot = places(0, leaves), at = places(1, leaves > 1);
+  const int64_t leaves = is_long ? (rows + kLeaf - 1) / kLeaf : 0, several = leaves > 1;
+  const int64_t at = reserved(0, leaves);
+  int64_t one = 0, slot = -1;
+  if (ballot(several)) {
+    one = reserved(1, several);
+    slot = reserved(2, several ? leaves : 0);
+    if (!several) slot = -1;
+  }
+  const bool fits = at + leaves <= segments::most_leaves(call) && one + several <= segments::most_several(call) &&
+                    slot + leaves <= segments::most_slots(call);
 #pragma unroll 1
-  for (int64_t k = 0; k < leaves && slot + k < most; ++k) global(work.leaves)[slot + k] = {numbered, k * kLeaf};
-  if (leaves > 1 && at < segments::most_several(call)) global(work.several)[at] = numbered;
+  for (int64_t k = 0; k < leaves; ++k)
+    if (at + k < segments::most_leaves(call))
+      global(work.leaves)[at + k] = fits ? segments::Leaf{numbered, k * kLeaf, several ? slot + k : -1}
+                                         : segments::Leaf{-1, 0, -1};
+  if (several && one < segments::most_several(call))
+    global(work.several)[one] = {fits ? numbered : -1, slot};
 }
 // The value of a listed leaf: of a segment's only one, or of one among others.
 template <class Op>
@@ -108,9 +120,8 @@ __device__ __forceinline__ void store_leaf(const SegmentReduction& call, const s
                                            const segments::Leaf& leaf, const SegmentAt& of, int64_t column,
                                            const typename Op::Near& value) {
   using Kept = typename Finishing<Op>::Acc;
-  if (of.rows <= kLeaf) return finish_one<Op>(call, value, of.rows, of.out * call.inner + column);
-  const int64_t slot = segments::leaf_slot(call, of.outer, of.begin + leaf.first, leaf.first == 0);
-  global(static_cast<Kept*>(work.sums))[slot * call.inner + column] = Kept(Op::far(value, 0));
+  if (leaf.slot < 0) return finish_one<Op>(call, value, of.rows, of.out * call.inner + column);
+  global(static_cast<Kept*>(work.sums))[leaf.slot * call.inner + column] = Kept(Op::far(value, 0));
 }
 
 // The trees over the leaves of segments that have several. Op: Sum<float>, Sum<double> or Extreme<int64_t>. A block has
@@ -120,18 +131,20 @@ template <class Op>
 __global__ void __launch_bounds__(segments::kThreads)
     fold_segment_leaves(TR_GRID_CONSTANT SegmentReduction call, TR_GRID_CONSTANT segments::Work work) {
   using namespace segments;
-  using Acc = typename Op::Acc;
+  using Near = typename Op::Near;
   using Column = Columns<Op, 1>;
   constexpr int kAtOnce = 8, kParts = kThreads / kTeam;
-  __shared__ Acc values[kParts][kTeam];
+  __shared__ Near values[kParts][kTeam];
   const int lane = int(threadIdx.x) % kTeam, part = int(threadIdx.x) / kTeam;
   const int64_t tiles = (call.inner + kTeam - 1) / kTeam;
   const int64_t units = least(int64_t(global(work.counts)[1]), most_several(call)) * tiles;
-  const Acc* const kept = global(static_cast<const Acc*>(work.sums));
+  const auto* const kept = global(static_cast<const typename Op::Acc*>(work.sums));
 #pragma unroll 1
   for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
-    const int64_t segment = global(work.several)[unit / tiles], column = unit % tiles * kTeam + lane;
-    const SegmentAt of = segment_at(call, segment);
+    const Several listed = global(work.several)[unit / tiles];
+    if (listed.segment < 0) continue;
+    const int64_t column = unit % tiles * kTeam + lane;
+    const SegmentAt of = segment_at(call, listed.segment);
     const int64_t leaves = (of.rows + kLeaf - 1) / kLeaf;
     int64_t each = kAtOnce;  // leaves of a part, a power of two
     while (each * kParts < leaves) each *= 2;
@@ -142,8 +155,8 @@ __global__ void __launch_bounds__(segments::kThreads)
       Column x[kAtOnce];
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
-        const int64_t slot = leaf_slot(call, of.outer, of.begin + (leaf + k) * kLeaf, leaf + k == 0);
-        x[k].of[0] = leaf + k < leaves && column < call.inner ? kept[slot * call.inner + column] : Op::absent();
+        const int64_t at = (listed.slot + leaf + k) * call.inner + column;
+        x[k].of[0] = leaf + k < leaves && column < call.inner ? kept[at] : Op::near_absent();
       }
       tree.push(neighbours_tree(x), join);
     }

@@ -49,13 +49,14 @@ template <class Op, int V>
 __device__ __forceinline__ void store_columns(const SegmentReduction& call, int64_t offset, const Columns<Op, V>& x,
                                               int64_t rows) {
   using E = typename Op::Element;
-  if constexpr (V == 1) {
-    finish_one<Op>(call, x.of[0], rows, offset);
-  } else {
-    E* const to = global(static_cast<E*>(call.out.values)) + offset;
-    E e[V];
+  E* const to = global(static_cast<E*>(call.out.values)) + offset;
+  E e[V];
 #pragma unroll
-    for (int c = 0; c < V; ++c) e[c] = result_of<Op>(call, x.of[c], rows, call.finish.onto == Onto::Self ? to[c] : E{});
+  for (int c = 0; c < V; ++c)
+    e[c] = result_of<Op>(call, x.of[c], rows, call.finish.onto == Onto::Self ? to[c] : E{});
+  if constexpr (V == 1) {
+    *to = e[0];
+  } else {
     SegmentWords<Op, V> words;
     memcpy(&words, e, sizeof words);
     store_granule(reinterpret_cast<SegmentWords<Op, V>*>(to), words);
@@ -179,6 +180,7 @@ __global__ void TR_BLOCKS_BOUND(segments::kThreads, segments::leaf_blocks(sizeof
   for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const int64_t listed = unit / tiles, tile = (unit - listed * tiles) * width;
     const Leaf leaf = global(work.leaves)[listed];
+    if (leaf.segment < 0) continue;
     const SegmentAt of = segment_at(call, leaf.segment);
     const int64_t place = of.begin + leaf.first, base = of.outer * call.outer_stride;
     const int rows = int(least(of.rows - leaf.first, kLeaf));
@@ -216,24 +218,36 @@ __global__ void TR_BLOCKS_BOUND(segments::kThreads, V == 1 ? 3 : 2)
        unit += int64_t(gridDim.x) * kWarps) {
     const int64_t listed = unit / tiles, column = (unit - listed * tiles) * V;
     const Leaf leaf = global(work.leaves)[listed];
+    if (leaf.segment < 0) continue;
     const SegmentAt of = segment_at(call, leaf.segment);
     const int rows = int(least(of.rows - leaf.first, kLeaf));
     const int64_t place = of.begin + leaf.first, base = of.outer * call.outer_stride;
     Row residue[kEach];
 #pragma unroll
     for (int k = 0; k < kEach; ++k) residue[k] = Row::absent();
+    const auto take = [&](auto row) {  // row: its place in memory
 #pragma unroll 1
-    for (int first = 0; first < rows; first += kResidues) {
-      Row x[kEach];
-      const auto at = [&](int k) { return base + row_at(call, place + first + lane + k * kLanes) * call.row_stride; };
-      if (first + kResidues <= rows) {
-        load_rows<Op, V, true>(call, at, kEach, column, x);
-      } else {
-        const int left = rows - first - lane;
-        load_rows<Op, V, false>(call, at, left > 0 ? (left + kLanes - 1) / kLanes : 0, column, x);
-      }
+      for (int first = 0; first < rows; first += kResidues) {
+        Row x[kEach];
+        const auto at = [&](int k) { return row(first + lane + k * kLanes); };
+        if (first + kResidues <= rows) {
+          load_rows<Op, V, true>(call, at, kEach, column, x);
+        } else {
+          const int left = rows - first - lane;
+          load_rows<Op, V, false>(call, at, left > 0 ? (left + kLanes - 1) / kLanes : 0, column, x);
+        }
 #pragma unroll
-      for (int k = 0; k < kEach; ++k) residue[k] = Row::combine(residue[k], x[k]);
+        for (int k = 0; k < kEach; ++k) residue[k] = Row::combine(residue[k], x[k]);
+      }
+    };
+    if (call.order || call.short_order) {
+      take([&](int i) { return base + row_at(call, place + i) * call.row_stride; });
+    } else {
+      const int64_t at = base + place * call.row_stride;
+      const int stride = int(call.row_stride);
+      if (stride == call.row_stride && int64_t(stride) * kLeaf <= INT32_MAX)
+        take([&](int i) { return at + i * stride; });
+      else take([&](int i) { return at + i * call.row_stride; });
     }
     const auto join = [](const auto& a, const auto& b) { return Op::combine(a, b); };
 #pragma unroll

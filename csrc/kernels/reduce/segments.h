@@ -48,32 +48,25 @@ TR_HD constexpr int leaf_blocks(int size, bool sums) { return size == 2 && sums 
 constexpr int kPackedColumns = 8;   // at most
 constexpr int kStageBytes = 16384;  // of rows
 constexpr int kMostEach = 1024;     // segments of a block
-// Rows of the longest segment that is taken so, and of all that are looked at together.
-TR_HD constexpr int packed_rows(int size, int columns) {
-  const int room = kStageBytes / size / columns;
-  return room < kLeaf ? room : kLeaf;
-}
+constexpr int kOfLane = 32;         // rows of a segment that a lane should have, and at most twice as many
+constexpr int kMostFills = 16;      // of a block's shared memory: of more, all segments that are not short are listed
 TR_HD constexpr int staged_rows(int size, int columns) { return kStageBytes / size / columns; }
 
-// What the workspace holds.
-struct Leaf { int64_t segment, first; };  // segment: outer * segments + segment; first: row of the segment
+// What the workspace holds. A segment is outer * segments + segment. Lists are in any order.
+struct Leaf { int64_t segment, first, slot; };  // first: row of the segment; slot: where its values go, or -1: its only one
+struct Several { int64_t segment, slot; };      // a segment of several leaves, and the first one's slot
 struct Work {
-  uint64_t* counts;  // of leaves, and of long segments that have several
-  Leaf* leaves;      // of segments that are not short, in any order
-  int64_t* several;  // the segments that have several leaves, in any order
-  void* sums;        // of these leaves: rows of accumulators, at leaf_slot
+  uint64_t* counts;  // of leaves, of segments of several, of slots
+  Leaf* leaves;      // of segments that are not short
+  Several* several;
+  void* sums;  // rows of accumulators
 };
 TR_HD constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 TR_HD constexpr int64_t most_leaves(const SegmentReduction& call) {
   return call.outer * (call.rows / (kShort + 1) + call.rows / kLeaf);
 }
 TR_HD constexpr int64_t most_several(const SegmentReduction& call) { return call.outer * (call.rows / (kLeaf + 1)); }
-
-// Where a leaf's sum is kept. A segment of several leaves reaches beyond the 2048 places that it begins in, so that
-// among each 2048 at most one begins, after at most one leaf of the one before.
-TR_HD constexpr int64_t leaf_slot(const SegmentReduction& call, int64_t outer, int64_t place, bool first) {
-  return 2 * (outer * (call.rows / kLeaf + 1) + place / kLeaf) + (first ? 1 : 0);
-}
+TR_HD constexpr int64_t most_slots(const SegmentReduction& call) { return 2 * call.outer * (call.rows / kLeaf); }
 
 // Fills in `work`; returns the workspace's bytes.
 inline int64_t lay_out(const SegmentReduction& call, void* workspace, Work& work) {
@@ -83,11 +76,11 @@ inline int64_t lay_out(const SegmentReduction& call, void* workspace, Work& work
     bytes += ceil_div(count * size, 16) * 16;
     return at;
   };
-  work.counts = reinterpret_cast<uint64_t*>(take(2, 8));
+  work.counts = reinterpret_cast<uint64_t*>(take(3, 8));
   work.leaves = reinterpret_cast<Leaf*>(take(most_leaves(call), sizeof(Leaf)));
-  work.several = reinterpret_cast<int64_t*>(take(most_several(call), 8));
-  const int64_t slots = call.rows > kLeaf ? 2 * call.outer * (call.rows / kLeaf + 1) : 0;
-  work.sums = take(slots * call.inner, call.op == Reduction::Sum && call.in.dtype != Dtype::F64 ? 4 : 8);
+  work.several = reinterpret_cast<Several*>(take(most_several(call), sizeof(Several)));
+  work.sums =
+      take(most_slots(call) * call.inner, call.op == Reduction::Sum && call.in.dtype != Dtype::F64 ? 4 : 8);
   return bytes;
 }
 
@@ -112,8 +105,8 @@ inline void plan_any(const SegmentReduction& call, SegmentPlan& p) {
 inline void plan_packed(const SegmentReduction& call, SegmentPlan& p) {
   const int64_t mean = std::max<int64_t>(1, call.rows / std::max<int64_t>(1, call.segments));
   p.way = SegmentWay::Packed;
-  p.team = mean <= 24 ? 1 : mean <= 128 ? 4 : kTeam;
-  // So many that most blocks look at shared memory a few times.
+  p.team = int(std::clamp<int64_t>(power_of_two(std::max<int64_t>(1, mean / kOfLane)), 1, kTeam));
+  // So many that most blocks fill their shared memory a few times.
   p.each = int(std::clamp<int64_t>(3 * staged_rows(size_of(call.in.dtype), int(call.inner)) / mean, 1, kMostEach));
   p.blocks = call.outer * ceil_div(call.segments, p.each);
 }
@@ -121,7 +114,7 @@ inline int columns_of_thread(const SegmentReduction& call) {
   const int size = size_of(call.in.dtype);
   const auto word = [&](const void* x) { return reinterpret_cast<uintptr_t>(x) % (kColumns * size) == 0; };
   const bool words = size <= 4 && call.inner % kColumns == 0 && call.row_stride % kColumns == 0 &&
-                     call.outer_stride % kColumns == 0 && call.out.dtype == call.in.dtype;
+                     (call.outer == 1 || call.outer_stride % kColumns == 0) && call.out.dtype == call.in.dtype;
   return words && word(call.in.data) && word(call.out.values) ? kColumns : 1;
 }
 inline void plan_columns(const SegmentReduction& call, const DeviceFacts& device, SegmentPlan& p) {
