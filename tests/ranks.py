@@ -58,6 +58,7 @@ class Ranks:
         self.most, self.device = most, device
         self._groups, self._world = 0, 0
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # products that are the same in every run
         self._folder = tempfile.TemporaryDirectory()
         context = mp.get_context("forkserver")  # the server has imported torch, and started no thread
         context.set_forkserver_preload(PRELOADED)

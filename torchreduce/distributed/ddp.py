@@ -66,11 +66,11 @@ class DDPHook:
         at = 0
         for p, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             partials = self._partials[p]
+            if self._stream:
+                partials.record_stream(self._stream)
             partials.push([gradient.clone()])
             for flat, part in zip(flats, partials.parts(shares.run, shares.count), strict=True):
                 flat[at : at + p.numel()].copy_(part[0].reshape(-1))
-                if part[0].is_cuda and self._stream:
-                    part[0].record_stream(self._stream)
             at += p.numel()
         shares.sum(flats, buffer)
         return buffer

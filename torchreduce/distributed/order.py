@@ -96,6 +96,12 @@ class Partials:
             term, level = _add(left, term), level + 1
         self._held.append((first, level, term))
 
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Say that what is held is used on another stream than the one it was pushed on."""
+        for _, _, tensors in self._held:
+            for t in tensors:
+                t.record_stream(stream)
+
     def total(self) -> list[Tensor]:
         """Return the sum of all terms, in their accumulator type, and start over."""
         if not self._held:

@@ -124,11 +124,12 @@ def reduced(shards: Sequence[tuple[Tensor, list[int], int]], reduce: Reduce, gro
     ]
 
 
+@torch.no_grad()
 def sharded_sum(local: Tensor, start: int, total: int, group: Group = None) -> Tensor:
     """Return the sum of a tensor of which each rank has a run of elements: torchreduce.sum of the whole, on every rank.
 
     local: this rank's elements, in row-major order; start: the position of the first one; total: the number of all
-    elements. The ranks have them in their order. Runs may have any length, and may be empty.
+    elements. The ranks have them in their order. Runs may have any length, and may be empty. There is no gradient.
     """
     (number,) = reduced(
         [(local.reshape(-1), _starts("sharded_sum", local, start, total, group), total)], plain_sum, group
@@ -136,6 +137,7 @@ def sharded_sum(local: Tensor, start: int, total: int, group: Group = None) -> T
     return tree_sum(number.view(1), local.dtype)
 
 
+@torch.no_grad()
 def sharded_norm(local: Tensor, start: int, total: int, group: Group = None) -> Tensor:
     """Return the norm of a tensor of which each rank has a run of elements: torchreduce.vector_norm of the whole.
 
