@@ -336,3 +336,115 @@ def clipped():
 
 def mesh_of(shape):
     return DeviceMesh(here(), torch.arange(dist.get_world_size()).view(shape))
+
+
+# ---- DTensor ---------------------------------------------------------------------------------------------------------
+
+LABELS, INDEX = torch.tensor([[1, 4, 9, 0, 2]] * 4), torch.tensor([0, 2, 2, 5, 1])
+OFFSETS = torch.tensor([0, 3, 3, 8])
+
+
+def functions():
+    """A call of each public function, of a tensor of shape (4, 10, 5) and a weight of 5; rows are along dim 1 or 2."""
+    calls = {
+        name: lambda x, w, name=name: getattr(tr, name)(x, dim=1)
+        for name in (
+            *("sum", "mean", "nansum", "nanmean", "prod", "amax", "amin", "max", "min", "argmax", "argmin", "any"),
+            *("all", "count_nonzero", "vector_norm", "norm", "aminmax", "softmax", "log_softmax", "logsumexp"),
+            *("entropy", "var", "std", "var_mean", "std_mean", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"),
+        )
+    }
+    return calls | {
+        "sum of all": lambda x, w: tr.sum(x),
+        "sum, keepdim": lambda x, w: tr.sum(x, (0, 2), True),
+        "max of all": lambda x, w: tr.max(x),
+        "norm of order 3": lambda x, w: tr.vector_norm(x, 3, 1),
+        "rms_norm": lambda x, w: tr.rms_norm(x, (5,), w),
+        "rms_norm, residual": lambda x, w: tr.rms_norm(x, (5,), w, residual=x + 1),
+        "layer_norm": lambda x, w: tr.layer_norm(x, (5,), w, w),
+        "linear_scan": lambda x, w: tr.linear_scan(x * 0.5, x, 1),
+        "cross_entropy": lambda x, w: tr.cross_entropy(x, like(x, LABELS), reduction="none"),
+        "sum, segments": lambda x, w: tr.sum(x, 1, segments=like(x, OFFSETS)),
+        "index_add": lambda x, w: tr.index_add(x, 1, like(x, INDEX), x[:, :5]),
+    }
+
+
+def like(x, values):
+    """values, as a DTensor where x is one."""
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+    mesh = x.device_mesh if isinstance(x, DTensor) else None
+    return distribute_tensor(values, mesh, [Replicate()] * mesh.ndim) if mesh else values
+
+
+def dtensors(shape):
+    """The functions whose result, or gradient, is not that of the whole; by placements."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    trd.register_dtensor()
+    mesh = mesh_of(shape)
+    x, w = torch.randn(4, 10, 5, generator=torch.Generator().manual_seed(0)), torch.linspace(0.5, 2, 5)
+    differ = []
+
+    def run(f, x, w):
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        results = f(x, w)
+        results = [results] if isinstance(results, torch.Tensor) else list(results)
+        after = [r for r in results if r.requires_grad]
+        up = [torch.linspace(-1, 1, r.numel()).view(r.shape) for r in after]
+        gradients = torch.autograd.grad(after, [x, w], [like(x, u) for u in up], allow_unused=True) if after else []
+        return [t.full_tensor() if isinstance(t, DTensor) else t for t in (*results, *gradients) if t is not None]
+
+    for name, f in functions().items():
+        want = run(f, x, w)
+        for d in (0, 1, 2):
+            placements = [Shard(d), Shard((d + 1) % 3)][: mesh.ndim]
+            replicated = distribute_tensor(w, mesh, [Replicate()] * mesh.ndim)
+            try:
+                got = run(f, distribute_tensor(x, mesh, placements), replicated)
+                equal = len(got) == len(want) and all(map(torch.equal, got, want))
+            except Exception as error:
+                equal = f"{type(error).__name__}: {str(error)[:300]}"
+            if equal is not True:
+                differ.append((name, d, equal))
+    return differ
+
+
+def sums_of_dtensors():
+    """Where sums meet as partial sums: placements, and whether the bits are the whole's."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    trd.register_dtensor()
+    world = dist.get_world_size()
+    mesh = mesh_of((world,))
+    x = torch.randn(8, 2048 * 8, generator=torch.Generator().manual_seed(0))
+    whole = distribute_tensor(x, mesh, [Shard(1)])
+    said = {}
+    for name, call in {
+        "rows": lambda v: tr.sum(v, 1),
+        "columns": lambda v: tr.sum(v, 0),  # the cache of shardings knows dims apart
+        "scaled": lambda v: tr.sum(v, 1) * 3 + 1,
+        "to shards": lambda v: tr.sum(v, 1) if not hasattr(v, "mesh") else tr.sum(v, 1).redistribute(mesh, [Shard(0)]),
+        "of 16 bits": lambda v: tr.sum(v.bfloat16(), 1),
+        "of 16 bits, in float32": lambda v: tr.sum(v.bfloat16(), 1, dtype=torch.float32),
+        "unaligned": lambda v: tr.sum(v[:, 1:], 1),
+        "all": lambda v: tr.sum(v),
+    }.items():
+        got = call(whole)
+        said[name] = (str(got.placements[0]), torch.equal(got.full_tensor(), call(x)))
+    return said
+
+
+def torchs_sums():
+    """torch's own sum of a sharded dim, with the override: what docs/distributed.md says of it."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    trd.register_dtensor()
+    mesh = mesh_of((dist.get_world_size(),))
+    x = torch.randn(8, 2047, generator=torch.Generator().manual_seed(0))
+    whole = distribute_tensor(x, mesh, [Shard(1)])
+    with tr.enabled(cpu=True, compile=False):
+        return [
+            torch.equal(whole.sum(1).full_tensor(), tr.sum(x, 1)),
+                torch.equal(whole.softmax(1).full_tensor(), tr.softmax(x, 1)),
+                torch.equal(tr.sum(whole, 1).full_tensor(), tr.sum(x, 1))]  # fmt: skip

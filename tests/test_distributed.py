@@ -5,6 +5,7 @@ in the processes, tests/ranks.py starts them, once.
 """
 
 import itertools
+import math
 import subprocess
 import sys
 
@@ -14,7 +15,8 @@ import torch
 from ranks import Ranks
 
 import torchreduce as tr
-from torchreduce.distributed import order, sharded
+from torchreduce.distributed import dtensor, order, sharded
+from torchreduce.table import OPS, PAIRS
 
 pytestmark = [pytest.mark.xdist_group("distributed"), pytest.mark.timeout(300)]
 
@@ -254,6 +256,46 @@ def test_clipping_is_torchs_with_the_override(ranks):
 @pytest.mark.xfail(reason="torch divides twice on one rank; FSDPTree has the factor 1", strict=True)
 def test_fsdp_divides_once(cpu_ranks):
     assert cpu_ranks.run(1, cases.fsdp_divides_twice) == [0.25]
+
+
+# ---- DTensor ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(2,), (4,), (2, 2)], ids=str)
+def test_functions_of_dtensors_are_those_of_the_whole(ranks, shape):
+    """Results and gradients, of shards along each dim, over one and two dims of a mesh."""
+    world = math.prod(shape)
+    if ranks.device != "cpu" and world > ranks.most:
+        pytest.skip(f"needs {world} GPUs")
+    for differ in ranks.run(world, cases.dtensors, shape):
+        assert not differ
+
+
+def test_sums_of_dtensors_meet_in_the_order_of_the_ranks(ranks):
+    for said in ranks.run(2, cases.sums_of_dtensors):
+        assert all(equal for _, equal in said.values()), said
+        assert {name for name, (placement, _) in said.items() if placement == "TreePartial()"} == {
+            "rows", "to shards", "of 16 bits, in float32", "all",
+        }  # fmt: skip
+
+
+def test_torchs_sums_of_dtensors_depend_on_the_shards(ranks):
+    """With the override, too, as docs/distributed.md says; torchreduce.sum does not."""
+    for theirs, softmax, ours in ranks.run(2, cases.torchs_sums):
+        assert not theirs and softmax and ours
+
+
+def test_every_op_says_how_it_treats_dtensors():
+    """What names its arguments is of the op's schema: as many kinds as arguments before the level, at most."""
+    for name, _ in dtensor._strategies():
+        overloads = getattr(torch.ops.torchreduce, name)
+        assert overloads.overloads()
+    kinds = {op.name: dtensor._kinds_of(op) for op in (*OPS, *PAIRS)} | dtensor._OTHERS
+    for name, (arguments, results) in kinds.items():
+        schema = getattr(torch.ops.torchreduce, name).default._schema
+        assert len(results.split()) == len(schema.returns), name
+        for kind, argument in zip(arguments.split(), schema.arguments, strict=False):
+            assert (kind in ("x", "rows", "labels")) == ("Tensor" in str(argument.type)), (name, kind)
 
 
 def test_a_rank_that_ends_is_the_backends_error():

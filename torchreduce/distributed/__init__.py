@@ -5,6 +5,7 @@
 - `reduce_scatter`, `all_reduce`: in the order of the ranks, whatever the backend
 - `GradientSum`, `DDPHook`, `FSDPTree`: the gradients of a step's micro-batches, for any number of ranks
 - `sharded_sum`, `sharded_norm`, `clip_grad_norm_`: bitwise identical to those of the whole tensor
+- `register_dtensor`: torchreduce's functions of DTensors, bitwise identical to those of the whole
 - `runs`, `nodes`, `Partials`: which terms a rank has, and how partial sums meet
 
 docs/distributed.md has recipes; docs/numerics.md defines the order.
@@ -17,6 +18,7 @@ if not _dist.is_available():
 
 from .collectives import Work, all_reduce, reduce_scatter
 from .ddp import DDPHook
+from .dtensor import TreePartial, register_dtensor
 from .fsdp import FSDPTree
 from .gradients import GradientSum
 from .order import Partials, nodes, runs
@@ -27,11 +29,13 @@ __all__ = [
     "FSDPTree",
     "GradientSum",
     "Partials",
+    "TreePartial",
     "Work",
     "all_reduce",
     "clip_grad_norm_",
     "nodes",
     "reduce_scatter",
+    "register_dtensor",
     "runs",
     "sharded_norm",
     "sharded_sum",
