@@ -220,6 +220,40 @@ def sharded(cases):
     return wrong
 
 
+def sharded_classes(classes, dtype, scale, aligned):
+    """The functions whose result, or gradient, is not that of whole rows."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    g = torch.Generator().manual_seed(3)
+    x = (torch.randn(3, classes, generator=g) * scale).to(dtype).to(here())
+    x[1, 7] = -float("inf")
+    target, up = torch.tensor([classes - 1, 5, -100], device=here()), torch.rand(3, generator=g).to(dtype).to(here())
+    target[0] = int(torch.randint(classes, (), generator=g))
+    borders = [classes * r // world for r in range(world)] + [classes]
+    if aligned:
+        borders = [b // 2048 * 2048 for b in borders[:-1]] + [classes]
+    a, b = borders[rank], borders[rank + 1]
+    differ = []
+    for name, ours, whole in (
+        ("logsumexp", trd.sharded_logsumexp, lambda x: tr.logsumexp(x, 1)),
+        ("entropy", trd.sharded_entropy, lambda x: tr.entropy(x, 1)),
+        *(
+            (
+                f"cross_entropy, {way}",
+                lambda x, *run, way=way: trd.sharded_cross_entropy(x, target, *run, reduction=way),
+                lambda x, way=way: tr.cross_entropy(x, target, reduction=way),
+            )
+            for way in ("none", "sum", "mean")
+        ),
+    ):
+        local, all_ = x[:, a:b].clone().requires_grad_(), x.clone().requires_grad_()
+        got, want = ours(local, a, classes), whole(all_)
+        upstream = up if got.ndim else up[0]
+        (gradient,), (expected,) = (torch.autograd.grad(v, of, upstream) for v, of in ((got, local), (want, all_)))
+        if bits(got, gradient) != bits(want, expected[:, a:b]):
+            differ.append(name)
+    return differ
+
+
 # ---- training --------------------------------------------------------------------------------------------------------
 
 

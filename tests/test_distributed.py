@@ -15,7 +15,7 @@ import torch
 from ranks import Ranks
 
 import torchreduce as tr
-from torchreduce.distributed import dtensor, order, sharded
+from torchreduce.distributed import classes, dtensor, exponentials, order, sharded
 from torchreduce.table import OPS, PAIRS
 
 pytestmark = [pytest.mark.xdist_group("distributed"), pytest.mark.timeout(300)]
@@ -205,6 +205,49 @@ def test_any_cut_gives_the_sum_and_the_norm_of_the_whole(cuts):
         squared = lambda x: sharded.root(sharded.sum_squares(x))  # noqa: E731
         assert torch.equal(squared(torch.arange(3.0)), tr.vector_norm(torch.arange(3.0)))
         assert differing_cuts(seed, cuts, sharded.sum_squares, sharded.sum_squares) == 0
+
+
+def test_losses_of_sharded_classes_are_those_of_whole_rows(ranks):
+    """Forward and gradient, of the vocabularies of GPT-2 and of Qwen."""
+    for world in worlds_of(ranks, (2, 4, 8)):
+        for count, dtype, scale, aligned in (
+            (50257, torch.float32, 1, False),
+            (50257, torch.bfloat16, 30, True),
+            (151936, torch.bfloat16, 1, True),
+            (5000, torch.float64, 30, False),
+            (9, torch.float32, 1, False),
+        ):
+            assert not any(ranks.run(world, cases.sharded_classes, count, dtype, scale, aligned)), (world, count)
+
+
+def differing_rows(seed, cuts_of_each):
+    """As differing_cuts, of the sums that logsumexp and cross_entropy, and that entropy, are made of."""
+    g = torch.Generator().manual_seed(seed)
+    differ = 0
+    for n in (int(torch.randint(1, 9000, (), generator=g)), int(torch.randint(1, 3000, (), generator=g)), 2048 * 3):
+        x = torch.randn(2, n, generator=g) * (1 if seed % 2 else 40)
+        lse = torch.ops.torchreduce.logsumexp.default(x, [1], False, 0)[1][..., 0]
+        entropy = torch.ops.torchreduce.entropy.default(x, [1], False, 0)[1][..., 0]
+        for case in range(cuts_of_each):
+            borders = some_cuts(g, n, 1 + case % 8, case % 5 == 0)
+            cuts = [sharded.cut(range(a, b), n) for a, b in itertools.pairwise(borders)]
+            for kind in (classes.EXPONENTIALS, classes.ENTROPY):
+                sent = [classes.pieces(x[:, a:b], a, of, kind)
+                        for (a, b), of in zip(itertools.pairwise(borders), cuts, strict=True)]  # fmt: skip
+                state = classes.merged(sent, cuts, kind)
+                if kind is classes.EXPONENTIALS:
+                    differ += not torch.equal(torch.stack(exponentials.sums(exponentials.State(*state))), lse)
+                else:
+                    m, s, t = state
+                    differ += not torch.equal(torch.stack([m, s, exponentials.log(s) - t / s]), entropy)
+    return differ
+
+
+@pytest.mark.parametrize("cuts", [8, pytest.param(1000, marks=pytest.mark.slow)])
+def test_any_cut_gives_the_sums_of_whole_rows(cuts):
+    """--slow: 12,000 cuts of 4 seeds, for each."""
+    for seed in range(2 if cuts < 100 else 4):
+        assert differing_rows(seed, cuts) == 0
 
 
 def test_sums_of_squares_are_those_of_norms():

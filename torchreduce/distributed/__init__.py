@@ -5,6 +5,7 @@
 - `reduce_scatter`, `all_reduce`: in the order of the ranks, whatever the backend
 - `GradientSum`, `DDPHook`, `FSDPTree`: the gradients of a step's micro-batches, for any number of ranks
 - `sharded_sum`, `sharded_norm`, `clip_grad_norm_`: bitwise identical to those of the whole tensor
+- `sharded_logsumexp`, `sharded_entropy`, `sharded_cross_entropy`: of classes that are sharded over ranks
 - `register_dtensor`: torchreduce's functions of DTensors, bitwise identical to those of the whole
 - `runs`, `nodes`, `Partials`: which terms a rank has, and how partial sums meet
 
@@ -16,6 +17,7 @@ import torch.distributed as _dist
 if not _dist.is_available():
     raise ImportError("torchreduce.distributed: this build of torch has no torch.distributed")
 
+from .classes import sharded_cross_entropy, sharded_entropy, sharded_logsumexp
 from .collectives import Work, all_reduce, reduce_scatter
 from .ddp import DDPHook
 from .dtensor import TreePartial, register_dtensor
@@ -37,6 +39,9 @@ __all__ = [
     "reduce_scatter",
     "register_dtensor",
     "runs",
+    "sharded_cross_entropy",
+    "sharded_entropy",
+    "sharded_logsumexp",
     "sharded_norm",
     "sharded_sum",
 ]

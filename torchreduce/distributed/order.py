@@ -5,7 +5,8 @@ A term is what one micro-batch, or one rank, adds. A sum over `count` terms is t
 many ranks the terms are spread over. 16-bit terms are added in float32 and rounded once, at the end.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from ..ops import sum as canonical_sum
 from ..table import FLOATS
 
+Value = TypeVar("Value")
 Node = tuple[int, int]  # (first, level): of the terms first .. first + 2^level, as far as there are terms
 
 ROWS = 256  # up to so many rows torchreduce.sum over them is the tree; beyond them it has residues
@@ -86,11 +88,10 @@ class Partials:
         self._start = self._next = first
         self._held: list[tuple[int, int, list[Tensor]]] = []
 
-    def push(self, tensors: Iterable[Tensor], node: Node | None = None) -> None:
-        """Add the next term; or a node of the tree, whose terms follow those pushed before."""
-        first, level = node or (self._next, 0)
-        self._next = first + (1 << level)
-        term = list(tensors)
+    def push(self, tensors: Iterable[Tensor]) -> None:
+        """Add the next term."""
+        first, level, term = self._next, 0, list(tensors)
+        self._next += 1
         while self._held and self._held[-1][1] == level and self._held[-1][0] % (2 << level) == 0:
             first, level, left = self._held.pop()
             term, level = _add(left, term), level + 1
@@ -144,7 +145,18 @@ def nodes_sum(rows: Tensor, order: Sequence[Node], out: Tensor) -> Tensor:
     """Write the sum of the rows to out: each row is that node of the tree, and the nodes are all of it, in order."""
     if all(node == (i << order[0][1], order[0][1]) for i, node in enumerate(order)):  # equal subtrees
         return tree_sum(rows, out=out)
-    counter = Partials()
-    for node, row in zip(order, rows.unbind(), strict=True):
-        counter.push([row], node)
-    return tree_sum(counter.total()[0].unsqueeze(0), out=out)
+    total = fold(order, rows.to(wide(rows.dtype)).unbind(), torch.add)
+    return tree_sum(total.unsqueeze(0), out=out)
+
+
+def fold(order: Sequence[Node], values: Iterable[Value], merge: Callable[[Value, Value], Value]) -> Value:
+    """Return what the values of these nodes come to by merge(left, right): the nodes are all of the tree, in order."""
+    held: list[tuple[int, int, Value]] = []
+    for (first, level), value in zip(order, values, strict=True):
+        while held and held[-1][1] == level and held[-1][0] % (2 << level) == 0:
+            first, level, value = held[-1][0], level + 1, merge(held.pop()[2], value)
+        held.append((first, level, value))
+    *others, (_, _, total) = held
+    for _, _, left in reversed(others):
+        total = merge(left, total)
+    return total

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..norms import vector_norm
 from ..ops import sum as canonical_sum
 from .collectives import Group, gather
-from .order import Node, Partials, check_floats, nodes, tree_sum, wide
+from .order import Node, Value, check_floats, fold, nodes, tree_sum, wide
 
 LEAF = 2048
 
@@ -60,23 +60,41 @@ def pieces(x: Tensor, start: int, of: Cut, reduce: Reduce) -> Tensor:
 
 def merged(received: Sequence[Tensor], cuts: Sequence[Cut], reduce: Reduce) -> Tensor:
     """The number of the whole tensor, of what each rank sent, by the ranks' cuts. There is an element or more."""
+    sent = [
+        part.split([len(of.head), len(of.leaves), len(of.tail)]) for part, of in zip(received, cuts, strict=True)
+    ]  # fmt: skip
+    parts = [(head, list(numbers.unbind()), tail) for head, numbers, tail in sent]
+    order, numbers = mended(parts, cuts, reduce)
+    total: Tensor = fold(order, numbers, torch.add)
+    return total
+
+
+def mended(
+    parts: Sequence[tuple[Tensor, list[Value], Tensor]], cuts: Sequence[Cut], of_leaf: Callable[[Tensor], Value]
+) -> tuple[list[Node], list[Value]]:
+    """All nodes and their values, of each rank's head, values of nodes, and tail; of_leaf of the leaves that were cut.
+
+    Elements are along the last dim of heads and tails.
+    """
     total = max(of.tail.stop for of in cuts if len(of))
-    partials, broken = Partials(), []  # broken: the elements, so far, of a leaf that a border cuts
+    order: list[Node] = []
+    values: list[Value] = []
+    broken: list[Tensor] = []  # the elements, so far, of a leaf that a border cuts
 
     def take(elements: Tensor, run: range) -> None:
         if len(run):
             broken.append(elements)
             if run.stop % LEAF == 0 or run.stop == total:
-                partials.push([reduce(torch.cat(broken)).clone()], ((run.stop - 1) // LEAF, 0))
+                order.append(((run.stop - 1) // LEAF, 0))
+                values.append(of_leaf(torch.cat(broken, -1)))
                 broken.clear()
 
-    for sent, of in zip(received, cuts, strict=True):
-        head, numbers, tail = sent.split([len(of.head), len(of.leaves), len(of.tail)])
+    for (head, whole, tail), of in zip(parts, cuts, strict=True):
         take(head, of.head)
-        for number, node in zip(numbers.unbind(), of.leaves, strict=True):
-            partials.push([number.clone()], node)
+        order += of.leaves
+        values += whole
         take(tail, of.tail)
-    return partials.total()[0]
+    return order, values
 
 
 def sum_squares(x: Tensor) -> Tensor:
@@ -131,9 +149,7 @@ def sharded_sum(local: Tensor, start: int, total: int, group: Group = None) -> T
     local: this rank's elements, in row-major order; start: the position of the first one; total: the number of all
     elements. The ranks have them in their order. Runs may have any length, and may be empty. There is no gradient.
     """
-    (number,) = reduced(
-        [(local.reshape(-1), _starts("sharded_sum", local, start, total, group), total)], plain_sum, group
-    )
+    (number,) = reduced([(local.reshape(-1), _run("sharded_sum", local, start, total, group), total)], plain_sum, group)
     return tree_sum(number.view(1), local.dtype)
 
 
@@ -143,19 +159,23 @@ def sharded_norm(local: Tensor, start: int, total: int, group: Group = None) -> 
 
     The arguments are those of sharded_sum.
     """
-    starts = _starts("sharded_norm", local, start, total, group)
+    starts = _run("sharded_norm", local, start, total, group)
     (number,) = reduced([(local.reshape(-1), starts, total)], sum_squares, group)
     return tree_sum(root(number).view(1), local.dtype)
 
 
-def _starts(name: str, local: Tensor, start: int, total: int, group: Group) -> list[int]:
-    """Where each rank's run starts; one all_gather of two numbers."""
+def _run(name: str, local: Tensor, start: int, total: int, group: Group) -> list[int]:
+    check_floats(name, local)
+    return starts_of(name, start, local.numel(), total, local.device, group)
+
+
+def starts_of(name: str, start: int, size: int, total: int, device: torch.device, group: Group) -> list[int]:
+    """Where each rank's run of a row of total elements starts; one all_gather of two numbers. Checks that they meet."""
     if dist.get_rank(group) < 0:
         raise ValueError(f"{name}(): this rank is not in the group")
-    check_floats(name, local)
-    if not 0 <= start <= start + local.numel() <= total:
-        raise ValueError(f"{name}(): {local.numel()} elements from {start} on are not within the {total} of the whole")
-    run = torch.tensor([start, local.numel()], device=local.device)
+    if not 0 <= start <= start + size <= total:
+        raise ValueError(f"{name}(): {size} elements from {start} on are not within the {total} of the whole")
+    run = torch.tensor([start, size], device=device)
     every = run.new_empty(dist.get_world_size(group), 2)
     gather(every, run, group)
     expected = 0
