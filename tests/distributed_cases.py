@@ -1,7 +1,9 @@
 """What runs in the processes of tests/test_distributed.py. Each function returns what the ranks then compare."""
 
 import hashlib
+import math
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -134,6 +136,15 @@ def specials():
     return y.view(torch.int32).tolist(), tr.sum(x, 0).view(torch.int32).tolist()
 
 
+def nothing():
+    """Of no elements."""
+    x = torch.empty(0, device=here())
+    trd.all_reduce(x)
+    trd.reduce_scatter(x, torch.empty(0, device=here()))
+    total = trd.sharded_sum(x, 0, 0)
+    return [total.item(), math.copysign(1, total.item())]
+
+
 def integers():
     x = torch.full((3,), 2**40 + dist.get_rank(), device=here())
     trd.all_reduce(x)
@@ -177,16 +188,26 @@ def wrong():
         "nothing pushed": lambda: trd.Partials().total(),
         "mesh": lambda: trd.all_reduce(torch.zeros(3), init_device_mesh("cpu", (1, world))),
     }
+    sharded = torch.nn.Linear(4, 4)
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (world,)))
+    calls["interleaved"] = lambda: trd.FSDPTree(sharded, world)
+    calls["replicas"] = lambda: trd.FSDPTree(sharded, world, interleaved=False, replicas=dist.group.WORLD)
+    calls["old torch"] = lambda: trd.FSDPTree(sharded, world)
+    fsdp = sys.modules["torchreduce.distributed.fsdp"]
     if rank > 0:
         calls["not in the group"] = lambda: trd.all_reduce(torch.zeros(3), other)
         calls["no micro-batches outside"] = lambda: trd.GradientSum(model.parameters(), world, other)
     raised = {}
     for name, call in calls.items():
+        needed = fsdp._CALLS
         try:
+            fsdp._CALLS = (*needed, "set_tree") if name == "old torch" else needed
             call()
             raised[name] = None
         except Exception as error:
             raised[name] = (type(error).__name__, str(error))
+        finally:
+            fsdp._CALLS = needed
     return raised
 
 
@@ -280,19 +301,19 @@ def loss_of(model, step, i, dtype):
     return F.cross_entropy(model(x.to(here(), dtype)).float(), y.to(here()), reduction="sum")
 
 
-def train(kind, dtype, bucket_mb=0.01):
+def train(kind, dtype, bucket_mb=0.01, count=COUNT):
     """The bits of weights and second moments, and the norms, after STEPS."""
     world = dist.get_world_size()
     model = build(dtype)
     parameters = list(model.parameters())
     fsdp, ours = kind.startswith("fsdp"), "default" not in kind
-    run = trd.runs(COUNT, world)[dist.get_rank()]
+    run = trd.runs(count, world)[dist.get_rank()]
     if kind.startswith("ddp"):
         wrapped = torch.nn.parallel.DistributedDataParallel(
             model, bucket_cap_mb=bucket_mb, find_unused_parameters=True
         )  # fmt: skip
         if ours:
-            state = trd.DDPHook(model, COUNT)
+            state = trd.DDPHook(model, count)
             wrapped.register_comm_hook(state, trd.DDPHook.hook)
     elif fsdp:
         mesh, group, replicas = init_device_mesh(here(), (world,)), None, None
@@ -306,9 +327,9 @@ def train(kind, dtype, bucket_mb=0.01):
             fully_shard(module, mesh=mesh, mp_policy=policy)
         parameters = list(model.parameters())
         if ours:
-            state = trd.FSDPTree(model, COUNT, group, interleaved="contiguous" not in kind, replicas=replicas)
+            state = trd.FSDPTree(model, count, group, interleaved="contiguous" not in kind, replicas=replicas)
     else:
-        state = trd.GradientSum(parameters, COUNT)
+        state = trd.GradientSum(parameters, count)
     optimizer = torch.optim.AdamW(parameters, lr=1e-2, foreach=False)
     norms = []
     for step in range(STEPS):
@@ -329,7 +350,7 @@ def train(kind, dtype, bucket_mb=0.01):
                 if not ours:
                     model.set_requires_gradient_sync(i == run[-1])
                 loss_of(model, step, i, dtype).backward()
-        scale = COUNT * SIZE if ours else COUNT * SIZE / world  # DDP and FSDP2 themselves take the mean over ranks
+        scale = count * SIZE if ours else count * SIZE / world  # DDP and FSDP2 themselves take the mean over ranks
         for p in parameters:
             if p.grad is not None:
                 (p.grad.to_local() if fsdp else p.grad).div_(scale)

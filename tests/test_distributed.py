@@ -75,7 +75,7 @@ def test_a_subtree_is_one_node():
     assert order.nodes(range(3, 3), 8) == []
 
 
-def test_importing_torchreduce_does_not_import_torch_distributed_of_ours():
+def test_it_is_imported_by_itself():
     code = (
         "import torchreduce, sys; assert 'torchreduce.distributed' not in sys.modules; import torchreduce.distributed"
     )
@@ -122,6 +122,10 @@ def test_sub_groups(ranks):
     assert all(ranks.run(5, cases.sub_groups))
 
 
+def test_nothing_is_summed(ranks):
+    assert ranks.run(2, cases.nothing) == [[0.0, 1.0]] * 2
+
+
 def test_integers_are_exact(ranks):
     assert ranks.run(2, cases.integers) == [[2**41 + 1] * 3] * 2
 
@@ -144,6 +148,9 @@ WRONG = {
     "missing": ("ValueError", "expected 7 elements on all ranks together, but got 6"),
     "not pushed": ("RuntimeError", "were pushed"),
     "nothing pushed": ("RuntimeError", "expected a term or more, but none was pushed"),
+    "interleaved": ("ValueError", "expected a power of two of ranks that divides count=3, but got 3 ranks"),
+    "replicas": ("NotImplementedError", "not implemented for replicas with interleaved=False"),
+    "old torch": ("NotImplementedError", "has no set_tree"),
     "mesh": ("ValueError", "expected powers of two as sizes of all mesh dims but the first, got [3]"),
 }
 
@@ -286,6 +293,9 @@ def test_buckets_mixed_precision_and_replicas(ranks):
         str(r) for w in worlds_of(ranks, (2, 4)) for r in ranks.run(w, cases.train, "fsdp-replicas", torch.float32)
     }
     assert seen == {str(ranks.run(1, cases.train, "plain", torch.float32)[0])}
+    for world in worlds_of(ranks, (2, 4)):  # one micro-batch a rank: what travels has 16 bits
+        alone = ranks.run(1, cases.train, "plain", torch.bfloat16, 0, world)
+        assert ranks.run(world, cases.train, "ddp", torch.bfloat16, 25, world) == alone * world
     mixed = {str(r) for w in worlds_of(ranks, (1, 4)) for r in ranks.run(w, cases.train, "fsdp-mixed", torch.float32)}
     assert len(mixed) == 1 and not mixed & seen
 

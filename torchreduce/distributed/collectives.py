@@ -60,7 +60,8 @@ def reduce_scatter(
     if not output.is_contiguous():
         raise ValueError(f"reduce_scatter(): expected a contiguous output, but got strides {output.stride()}")
     _check_devices("reduce_scatter", output, input)
-    return _started(_scatter(output.view(-1), input.contiguous().view(-1), groups, async_op), async_op)
+    steps = _scatter(output.detach().view(-1), input.detach().contiguous().view(-1), groups, async_op)
+    return _started(steps, async_op)
 
 
 def all_reduce(tensor: Tensor, group: Group | DeviceMesh = None, *, async_op: bool = False) -> Work | None:
@@ -74,7 +75,7 @@ def all_reduce(tensor: Tensor, group: Group | DeviceMesh = None, *, async_op: bo
         works = [dist.all_reduce(tensor, group=each, async_op=async_op) for each in groups]
         return Work(iter(works)) if async_op else None
     check_floats("all_reduce", tensor)
-    return _started(_in_place(tensor, groups, async_op), async_op)
+    return _started(_in_place(tensor.detach(), groups, async_op), async_op)
 
 
 def _groups(name: str, group: Group | DeviceMesh) -> list[dist.ProcessGroup]:
@@ -134,7 +135,8 @@ def _scatter(output: Tensor, input: Tensor, groups: Sequence[dist.ProcessGroup],
 
 
 def _in_place(tensor: Tensor, groups: Sequence[dist.ProcessGroup], async_op: bool) -> Steps:
-    flat = tensor.contiguous().view(-1)
+    contiguous = tensor.contiguous()
+    flat = contiguous.view(-1)
     n, world = flat.numel(), _world(groups)
     if len(groups) == 1 and world * n * flat.element_size() <= ONE_STEP:
         rows = flat.new_empty(world, n)
@@ -143,9 +145,10 @@ def _in_place(tensor: Tensor, groups: Sequence[dist.ProcessGroup], async_op: boo
     else:
         whole = flat if n % world == 0 else torch.nn.functional.pad(flat, (0, -n % world))
         yield from _sum(whole, whole, groups, async_op)
-        flat = whole[:n]
-    if flat.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
-        tensor.copy_(flat.view(tensor.shape))
+        if whole is not flat:
+            flat.copy_(whole[:n])
+    if contiguous is not tensor:
+        tensor.copy_(contiguous)
 
 
 def _sum(output: Tensor, input: Tensor, groups: Sequence[dist.ProcessGroup], async_op: bool) -> Steps:

@@ -62,6 +62,9 @@ class DDPHook:
     def _sum(self, bucket: dist.GradBucket) -> Tensor:  # type: ignore[name-defined]
         shares = self._shares
         buffer: Tensor = bucket.buffer()
+        if shares.count == shares.world and buffer.numel() % shares.world == 0:  # the bucket is this rank's term
+            shares.sum([buffer], buffer)
+            return buffer
         flats = [shares.flat(buffer.numel(), buffer) for _ in shares.nodes[shares.rank]]
         at = 0
         for p, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
