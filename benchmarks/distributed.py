@@ -191,9 +191,7 @@ def work(rank: int, args: argparse.Namespace, folder: str) -> None:
         torch.cuda.set_device(rank)
         on = torch.device("cuda", rank)
     store = dist.FileStore(f"{folder}/store", args.ranks)
-    dist.init_process_group(
-        "nccl" if cuda else "gloo", store=store, rank=rank, world_size=args.ranks, device_id=on
-    )  # fmt: skip
+    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=args.ranks, device_id=on)
     rows: list[Row] = []
     if "collectives" in args.part:
         rows += sums(args.most << 20)

@@ -110,9 +110,7 @@ def train(stage: Stage, shape: dict[str, int], count: int, size: int, device: st
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     if stage.resumes:
-        set_state_dict(
-            module, optimizer, **torch.load(checkpoint), options=StateDictOptions(full_state_dict=True)
-        )  # fmt: skip
+        set_state_dict(module, optimizer, **torch.load(checkpoint), options=StateDictOptions(full_state_dict=True))
     losses, times = [], []
     for step in stage.steps:
         begin = time.perf_counter()

@@ -163,6 +163,26 @@ def compiled():
     return torch.equal(torch.compile(f, backend="aot_eager")(x[rank]), tree(x * 2) + 1)
 
 
+def captured():
+    """From a CUDA graph, in one step and in two."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    fine = []
+    for n in (1000, collectives.ONE_STEP):
+        x = terms(world, n, torch.float32)
+        y = x[rank].clone()
+        trd.all_reduce(y)  # NCCL's own setup
+        y.copy_(x[rank])
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            trd.all_reduce(y)
+        y.copy_(x[rank])
+        graph.replay()
+        torch.cuda.synchronize()
+        fine.append(torch.equal(y, tree(x)))
+    return fine
+
+
 # ---- wrong calls: what is raised, before any collective --------------------------------------------------------------
 
 
@@ -309,9 +329,7 @@ def train(kind, dtype, bucket_mb=0.01, count=COUNT):
     fsdp, ours = kind.startswith("fsdp"), "default" not in kind
     run = trd.runs(count, world)[dist.get_rank()]
     if kind.startswith("ddp"):
-        wrapped = torch.nn.parallel.DistributedDataParallel(
-            model, bucket_cap_mb=bucket_mb, find_unused_parameters=True
-        )  # fmt: skip
+        wrapped = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=bucket_mb, find_unused_parameters=True)
         if ours:
             state = trd.DDPHook(model, count)
             wrapped.register_comm_hook(state, trd.DDPHook.hook)
@@ -501,5 +519,6 @@ def torchs_sums():
     with tr.enabled(cpu=True, compile=False):
         return [
             torch.equal(whole.sum(1).full_tensor(), tr.sum(x, 1)),
-                torch.equal(whole.softmax(1).full_tensor(), tr.softmax(x, 1)),
-                torch.equal(tr.sum(whole, 1).full_tensor(), tr.sum(x, 1))]  # fmt: skip
+            torch.equal(whole.softmax(1).full_tensor(), tr.softmax(x, 1)),
+            torch.equal(tr.sum(whole, 1).full_tensor(), tr.sum(x, 1)),
+        ]

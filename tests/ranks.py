@@ -34,9 +34,7 @@ def serve(rank, device, folder, pipe):
                 joined = group
                 store = dist.FileStore(f"{folder}/{group}", world)
                 backend, on = ("gloo", None) if device == "cpu" else ("nccl", torch.device("cuda", rank))
-                dist.init_process_group(
-                    backend, store=store, rank=rank, world_size=world, timeout=WAIT, device_id=on
-                )  # fmt: skip
+                dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=WAIT, device_id=on)
             pipe.send((True, function(*args)))
         except Exception:
             pipe.send((False, traceback.format_exc()))

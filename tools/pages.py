@@ -104,7 +104,7 @@ def api_page(name: str) -> str:
 
 
 def members(module: Any) -> list[tuple[str, Any]]:
-    """The public functions and classes of a module, with their names, in the order of the file."""
+    """The public functions and classes of a module, with their names, in the order of the files."""
     import torchreduce
 
     names = [n for n in vars(module) if not n.startswith("_")] if module.__name__ in NAMED else torchreduce.__all__
@@ -113,7 +113,7 @@ def members(module: Any) -> list[tuple[str, Any]]:
         (n, v) for n, v in found if callable(v) and f"{getattr(v, '__module__', '')}.".startswith(f"{module.__name__}.")
     ]
     mine = [(n, v) for n, v in mine if inspect.getdoc(v)]
-    return sorted(mine, key=lambda member: inspect.getsourcelines(member[1])[1])
+    return sorted(mine, key=lambda member: (member[1].__module__, inspect.getsourcelines(member[1])[1]))
 
 
 def signature(name: str, value: Any) -> str:

@@ -72,8 +72,7 @@ def all_reduce(tensor: Tensor, group: Group | DeviceMesh = None, *, async_op: bo
     """
     groups = _groups("all_reduce", group)
     if isinstance(tensor, Tensor) and tensor.dtype in (torch.uint8, torch.int8, torch.int32, torch.int64):
-        works = [dist.all_reduce(tensor, group=each, async_op=async_op) for each in groups]
-        return Work(iter(works)) if async_op else None
+        return _started((dist.all_reduce(tensor, group=each, async_op=async_op) for each in groups), async_op)
     check_floats("all_reduce", tensor)
     return _started(_in_place(tensor.detach(), groups, async_op), async_op)
 

@@ -60,9 +60,7 @@ def pieces(x: Tensor, start: int, of: Cut, reduce: Reduce) -> Tensor:
 
 def merged(received: Sequence[Tensor], cuts: Sequence[Cut], reduce: Reduce) -> Tensor:
     """The number of the whole tensor, of what each rank sent, by the ranks' cuts. There is an element or more."""
-    sent = [
-        part.split([len(of.head), len(of.leaves), len(of.tail)]) for part, of in zip(received, cuts, strict=True)
-    ]  # fmt: skip
+    sent = [part.split([len(of.head), len(of.leaves), len(of.tail)]) for part, of in zip(received, cuts, strict=True)]
     parts = [(head, list(numbers.unbind()), tail) for head, numbers, tail in sent]
     order, numbers = mended(parts, cuts, reduce)
     total: Tensor = fold(order, numbers, torch.add)
