@@ -4,6 +4,7 @@ A function runs on the first `world` of the processes, in a default process grou
 module and name, and has the rank's results pickled back: plain numbers, strings, and lists of them.
 """
 
+import contextlib
 import os
 import tempfile
 import traceback
@@ -82,8 +83,8 @@ class Ranks:
         return [result for _, result in results]
 
     def stop(self):
-        for process, pipe in zip(self._processes, self._pipes, strict=True):
-            if process.is_alive():
+        for pipe in self._pipes:
+            with contextlib.suppress(BrokenPipeError):  # of a process that has ended
                 pipe.send(None)
         for process in self._processes:
             process.join(20)

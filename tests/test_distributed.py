@@ -15,7 +15,7 @@ import torch
 from ranks import Ranks
 
 import torchreduce as tr
-from torchreduce.distributed import classes, dtensor, exponentials, order, sharded
+from torchreduce.distributed import arithmetic, classes, dtensor, exponentials, order, sharded
 from torchreduce.table import OPS, PAIRS
 
 pytestmark = [pytest.mark.xdist_group("distributed"), pytest.mark.timeout(300)]
@@ -214,7 +214,7 @@ def test_any_cut_gives_the_sum_and_the_norm_of_the_whole(cuts):
     """--slow: 12,000 cuts of 4 seeds, for each."""
     for seed in range(1 if cuts < 100 else 4):
         assert differing_cuts(seed, cuts, sharded.plain_sum, tr.sum) == 0
-        squared = lambda x: sharded.root(sharded.sum_squares(x))  # noqa: E731
+        squared = lambda x: arithmetic.root(sharded.sum_squares(x))  # noqa: E731
         assert torch.equal(squared(torch.arange(3.0)), tr.vector_norm(torch.arange(3.0)))
         assert differing_cuts(seed, cuts, sharded.sum_squares, sharded.sum_squares) == 0
 
@@ -243,15 +243,14 @@ def differing_rows(seed, cuts_of_each):
         for case in range(cuts_of_each):
             borders = some_cuts(g, n, 1 + case % 8, case % 5 == 0)
             cuts = [sharded.cut(range(a, b), n) for a, b in itertools.pairwise(borders)]
-            for kind in (classes.EXPONENTIALS, classes.ENTROPY):
+            for kind in (exponentials.EXPONENTIALS, exponentials.ENTROPY):
                 sent = [classes.pieces(x[:, a:b], a, of, kind)
                         for (a, b), of in zip(itertools.pairwise(borders), cuts, strict=True)]  # fmt: skip
                 state = classes.merged(sent, cuts, kind)
-                if kind is classes.EXPONENTIALS:
-                    differ += not torch.equal(torch.stack(exponentials.sums(exponentials.State(*state))), lse)
+                if kind is exponentials.EXPONENTIALS:
+                    differ += not torch.equal(torch.stack(exponentials.sums(state)), lse)
                 else:
-                    m, s, t = state
-                    differ += not torch.equal(torch.stack([m, s, exponentials.log(s) - t / s]), entropy)
+                    differ += not torch.equal(torch.stack(exponentials.entropy_of(state)), entropy)
     return differ
 
 
@@ -267,7 +266,7 @@ def test_sums_of_squares_are_those_of_norms():
     for dtype in (torch.float32, torch.float64):
         for n in (0, 1, 2, 255, 257, 2047, 2048, 2049, 5000, 60000):
             x = (torch.randn(n, generator=g) * 100).to(dtype)
-            assert torch.equal(sharded.root(sharded.sum_squares(x)), tr.vector_norm(x)), (dtype, n)
+            assert torch.equal(arithmetic.root(sharded.sum_squares(x)), tr.vector_norm(x)), (dtype, n)
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
@@ -278,11 +277,12 @@ KINDS = {"plain": WORLDS, "ddp": WORLDS, "fsdp-interleaved": POWERS, "fsdp-conti
 
 def test_world_size_invariant(ranks):
     """Weights, second moments and norms have the same bits for every number of ranks; DDP's and FSDP2's own do not."""
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype, most in ((torch.float32, 8), (torch.bfloat16, 4)):
         seen = {
             (kind, world): each
             for kind, worlds in KINDS.items()
             for world in worlds_of(ranks, worlds)
+            if world <= most
             for each in [ranks.run(world, cases.train, kind, dtype)]
         }
         different = {str(result) for each in seen.values() for result in each}

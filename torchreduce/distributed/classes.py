@@ -5,74 +5,23 @@ to nodes of the tree; of leaves that a border cuts, the elements. Then every ran
 classes' gradient needs no communication.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..ops import sum as canonical_sum
 from ..rowwise import _reduced
 from .collectives import Group, gather
-from .exponentials import INF, State, exp, fma, log, merge, node_state, sums
+from .exponentials import ENTROPY, EXPONENTIALS, S, Sums, entropy_of, log, sums
 from .order import check_floats, fold, wide
 from .sharded import LEAF, Cut, cut, mended, starts_of
 
-Parts = tuple[Tensor, Tensor, Tensor]  # a state: of shape (rows,) each
 
-
-class Sums(NamedTuple):
-    """How the states of runs of leaves are made, of rows (rows, elements) in F, and merged."""
-
-    of_node: Callable[[Tensor], Parts]
-    merge: Callable[[Parts, Parts], Parts]
-
-
-EXPONENTIALS = Sums(node_state, lambda a, b: merge(State(*a), State(*b)))
-
-
-def _entropy_leaves(x: Tensor) -> Parts:
-    """Of leaves (rows, 2048): m, the sum of exp(x - m), and that of exp(x - m) (x - m)."""
-    m = torch.where(x.isnan().any(1), float("nan"), x.max(1).values)
-    d = x - torch.where(m.isfinite(), m, 0.0)[:, None]
-    least = -104.0 if x.dtype == torch.float32 else -746.0
-    d = torch.where(d > least, d, least).clamp(max=0)
-    e = exp(d)
-    # softmax's gradient is (g - c) * y, c the sum of g y: one element more, of g = 0 and y = -1, has c as its gradient
-    c = torch.ops.torchreduce.softmax_gradient.default(
-        torch.nn.functional.pad(d, (0, 1)), torch.nn.functional.pad(e, (0, 1), value=-1.0), 1, x.dtype, 0
-    )[:, -1]
-    fine = m.isfinite()
-    return m, torch.where(fine, canonical_sum(e, 1), 0.0), torch.where(fine, c, 0.0)
-
-
-def _merge_entropy(a: Parts, b: Parts) -> Parts:
-    first = (a[0] >= b[0]) | a[0].isnan()
-    big, small = (tuple(torch.where(f, u, v) for u, v in zip(a, b, strict=True)) for f in (first, ~first))
-    m = torch.where(b[0].isnan(), b[0], big[0])
-    fine = m.isfinite()
-    least = -104.0 if m.dtype == torch.float32 else -746.0
-    d = small[0] - big[0]
-    d = torch.where(fine & (d > least), d, least).clamp(max=0)
-    e = exp(d.reshape(d.shape[0], -1)).view(d.shape)
-    s, t = fma(small[1], e, big[1]), fma(e, fma(d, small[1], small[2]), big[2])
-    return m, torch.where(fine, s, 0.0), torch.where(fine, t, 0.0)
-
-
-def _entropy_node(x: Tensor) -> Parts:
-    x = torch.nn.functional.pad(x, (0, -x.shape[1] % LEAF), value=-INF)
-    leaves = x.shape[1] // LEAF
-    parts = [_entropy_leaves(leaf) for leaf in x.split(LEAF, 1)]
-    return fold([(i, 0) for i in range(leaves)], parts, _merge_entropy)
-
-
-ENTROPY = Sums(_entropy_node, _merge_entropy)
-
-
-def pieces(x: Tensor, start: int, of: Cut, kind: Sums) -> Tensor:
+def pieces(x: Tensor, start: int, of: Cut, kind: Sums[S]) -> Tensor:
     """What a rank sends of its classes x, (rows, run) in F: planes of rows. Head, states of nodes, tail."""
-    states = [
+    states: list[Tensor] = [
         part
         for first, level in of.leaves
         for part in kind.of_node(x[:, first * LEAF - start : (first + (1 << level)) * LEAF - start])
@@ -85,19 +34,17 @@ def planes(of: Cut) -> int:
     return len(of.head) + 3 * len(of.leaves) + len(of.tail)
 
 
-def merged(received: Sequence[Tensor], cuts: Sequence[Cut], kind: Sums) -> Parts:
+def merged(received: Sequence[Tensor], cuts: Sequence[Cut], kind: Sums[S]) -> S:
     """The rows' state, of what each rank sent."""
     parts = []
     for sent, of in zip(received, cuts, strict=True):
         head, states, tail = sent.split([len(of.head), 3 * len(of.leaves), len(of.tail)])
-        parts.append(
-            (head.T, [(s[0], s[1], s[2]) for s in states.unflatten(0, (-1, 3))] if len(states) else [], tail.T)
-        )
+        parts.append((head.T, [kind.state(*s) for s in states.view(-1, 3, states.shape[1])], tail.T))
     order, values = mended(parts, cuts, kind.of_node)
     return fold(order, values, kind.merge)
 
 
-def _whole(x: Tensor, starts: list[int], total: int, kind: Sums, more: Tensor, group: Group) -> tuple[Parts, Tensor]:
+def _whole(x: Tensor, starts: list[int], total: int, kind: Sums[S], more: Tensor, group: Group) -> tuple[S, Tensor]:
     """The rows' state on every rank; and each rank's `more`, (rows,), as (ranks, rows). One all_gather."""
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     cuts = [cut(range(a, b), total) for a, b in zip(starts, [*starts[1:], total], strict=True)]
@@ -115,7 +62,7 @@ class _LogSumExp(torch.autograd.Function):
     def forward(ctx: Any, local: Tensor, starts: list[int], total: int, group: Group) -> Tensor:
         x = local.to(wide(local.dtype))
         state, _ = _whole(x, starts, total, EXPONENTIALS, x.new_zeros(x.shape[0]), group)
-        m, s = sums(State(*state))
+        m, s = sums(state)
         ctx.save_for_backward(local, torch.stack([m, s])[..., None])
         fine = m.isfinite()
         return torch.where(fine, m + log(torch.where(fine, s, 1.0)), m).to(local.dtype)
@@ -132,11 +79,8 @@ class _Entropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, starts: list[int], total: int, group: Group) -> Tensor:
         x = local.to(wide(local.dtype))
-        (m, s, t), _ = _whole(x, starts, total, ENTROPY, x.new_zeros(x.shape[0]), group)
-        fine = m.isfinite()
-        h = log(torch.where(fine, s, 1.0)) - t / torch.where(fine, s, 1.0)
-        stats = torch.stack([m + 0.0, s, h])
-        stats = torch.where(fine, stats, float("nan"))
+        state, _ = _whole(x, starts, total, ENTROPY, x.new_zeros(x.shape[0]), group)
+        stats = torch.stack(entropy_of(state))
         ctx.save_for_backward(local, stats[..., None])
         return stats[2].to(local.dtype)
 
@@ -161,7 +105,7 @@ class _CrossEntropy(torch.autograd.Function):
         label = torch.where(here, target - first, 0)[:, None]
         mine = torch.where(here, x.gather(1, label)[:, 0], 0.0) if x.shape[1] else x.new_zeros(x.shape[0])
         state, each = _whole(x, starts, total, EXPONENTIALS, mine, group)
-        m, s = sums(State(*state))
+        m, s = sums(state)
         owner = torch.bucketize(target, torch.tensor(starts[1:], device=x.device), right=True)
         at = each.gather(0, owner[None])[0]
         left_out, valid = target == ignored, (target >= 0) & (target < total)

@@ -1,18 +1,21 @@
 """The states of sums of exponentials, of runs of leaves, and what they come to: docs/numerics.md, "Row-wise ops".
 
-The kernels of logsumexp and cross_entropy make and merge these states inside; here they are tensors, so that they can
-travel. Everything is in the accumulator type F, by IEEE operations and fused multiply-adds, as csrc/ops/rowwise.h and
-csrc/numerics/explog.h have it.
+The kernels of logsumexp, cross_entropy and entropy make and merge these states inside. Here they are tensors, so that
+they can travel. Everything is in the accumulator type F, by IEEE operations and fused multiply-adds, as in
+csrc/ops/rowwise.h and csrc/numerics/explog.h.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..ops import amax
 from ..ops import sum as canonical_sum
-from ..scans import linear_scan
+from .arithmetic import exp, fma, sum_products
+from .sharded import LEAF
 
 FAR = 2.0**40  # as n: the sum is relative to exp of the greatest element
 INF = float("inf")
@@ -26,10 +29,15 @@ class State(NamedTuple):
     n: Tensor
 
 
-def fma(a: Tensor, b: Tensor, c: Tensor | float) -> Tensor:
-    """Return a * b + c, rounded once: a step of linear_scan from b. For finite a and b."""
-    a, b, added = torch.broadcast_tensors(a, b, c if isinstance(c, Tensor) else torch.full_like(a, c))
-    return linear_scan(a.reshape(1, -1), added.reshape(1, -1), 0, initial=b.reshape(-1)).view(a.shape)
+class EntropyState(NamedTuple):
+    """Likewise: s the sum of exp(x - top), t that of exp(x - top) * (x - top)."""
+
+    top: Tensor
+    s: Tensor
+    t: Tensor
+
+
+S = TypeVar("S", State, EntropyState)
 
 
 def _numbers(text: str) -> list[float]:
@@ -81,13 +89,6 @@ def power(n: Tensor) -> Tensor:
     """Return 2^n of integers n up to 127 (1023); 0 where that is not a normal number."""
     bits, mantissa, bias = (torch.int32, 23, 127) if n.dtype == torch.float32 else (torch.int64, 52, 1023)
     return ((n.clamp(min=-bias).to(bits) + bias) << mantissa).view(n.dtype)
-
-
-def exp(x: Tensor) -> Tensor:
-    """Return torchreduce's exp, of rows of numbers that are 0 or less."""
-    one = x.new_ones(x.shape[0], 1)
-    stats = torch.stack([torch.zeros_like(one), one])
-    return torch.ops.torchreduce.logsumexp_gradient.default(one, x, stats, [1], 0)  # type: ignore[no-any-return]
 
 
 def log(x: Tensor) -> Tensor:
@@ -158,17 +159,54 @@ def merge(a: State, b: State) -> State:
     return State(top, s, n)
 
 
-def node_state(x: Tensor) -> State:
-    """Of rows x, of shape (rows, elements) in F, that are a node of the tree over leaves: states of shape (rows,)."""
-    leaf = 2048
-    x = torch.nn.functional.pad(x, (0, -x.shape[1] % leaf), value=-INF)  # exponentials of 0: no bit changes
-    state = leaf_states(x.view(x.shape[0], -1, leaf))
-    while (count := state.top.shape[1]) > 1:
-        pairs = count // 2 * 2
-        left, right = (State(*(t[:, k:pairs:2] for t in state)) for k in (0, 1))
-        joined = merge(left, right)
-        state = State(*(torch.cat([new, old[:, pairs:]], 1) for new, old in zip(joined, state, strict=True)))
-    return State(*(t[:, 0] for t in state))
+def entropy_leaves(x: Tensor) -> EntropyState:
+    """As leaf_states, of the sums of entropy."""
+    shape, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
+    top = amax(x, 1)
+    d = _clamped(x - torch.where(top.isfinite(), top, 0.0)[:, None])
+    e = exp(d)
+    s, t = (torch.where(top.isfinite(), v, 0.0) for v in (canonical_sum(e, 1), sum_products(d, e)))
+    return EntropyState(top.view(shape), s.view(shape), t.view(shape))
+
+
+def merge_entropy(a: EntropyState, b: EntropyState) -> EntropyState:
+    first = (a.top >= b.top) | a.top.isnan()
+    big, small = (EntropyState(*(torch.where(f, u, v) for u, v in zip(a, b, strict=True))) for f in (first, ~first))
+    top = torch.where(b.top.isnan(), b.top, big.top)
+    d = _clamped(small.top - big.top)
+    e = exp(d.reshape(d.shape[0], -1)).view(d.shape)
+    s, t = fma(small.s, e, big.s), fma(e, fma(d, small.s, small.t), big.t)
+    return EntropyState(top, *(torch.where(top.isfinite(), v, 0.0) for v in (s, t)))
+
+
+def _clamped(d: Tensor) -> Tensor:
+    """Distances from the greatest element, for exp: from -104 (-746) to 0; of NaN the former."""
+    least = -104.0 if d.dtype == torch.float32 else -746.0
+    return torch.where(d > least, d, least).clamp(max=0)
+
+
+@dataclass(frozen=True)
+class Sums(Generic[S]):
+    """A way to sum over a row: the states of leaves, and how neighbouring ones merge."""
+
+    state: type[S]
+    leaves: Callable[[Tensor], S]
+    merge: Callable[[S, S], S]
+
+    def of_node(self, x: Tensor) -> S:
+        """Of rows x, of shape (rows, elements) in F, that are a node of the tree over leaves: of shape (rows,)."""
+        x = torch.nn.functional.pad(x, (0, -x.shape[1] % LEAF), value=-INF)  # exponentials of 0: no bit changes
+        state = self.leaves(x.view(x.shape[0], -1, LEAF))
+        while (count := state[0].shape[1]) > 1:
+            pairs = count // 2 * 2
+            left, right = (self.state(*(t[:, k:pairs:2] for t in state)) for k in (0, 1))
+            merged = self.merge(left, right)
+            state = self.state(*(torch.cat([new, old[:, pairs:]], 1) for new, old in zip(merged, state, strict=True)))
+        return self.state(*(t[:, 0] for t in state))
+
+
+EXPONENTIALS = Sums(State, leaf_states, merge)
+ENTROPY = Sums(EntropyState, entropy_leaves, merge_entropy)
 
 
 def sums(state: State) -> tuple[Tensor, Tensor]:
@@ -176,3 +214,12 @@ def sums(state: State) -> tuple[Tensor, Tensor]:
     m = state.top + 0.0
     one = torch.where(m == -INF, 0.0, torch.where(m == INF, 1.0, m))
     return m, torch.where(m.isfinite(), far_sum(state), one)
+
+
+def entropy_of(state: EntropyState) -> tuple[Tensor, Tensor, Tensor]:
+    """Return m, the sum of exp(x - m) and the entropy of each row: what entropy saves. NaN where m is not finite."""
+    fine = state.top.isfinite()
+    s = torch.where(fine, state.s, 1.0)
+    saved = (state.top + 0.0, s, log(s) - state.t / s)
+    m, s, h = (torch.where(fine, v, float("nan")) for v in saved)
+    return m, s, h

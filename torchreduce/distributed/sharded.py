@@ -8,13 +8,13 @@ cuts, and merges. Where borders are multiples of 2048, no element travels.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..norms import vector_norm
 from ..ops import sum as canonical_sum
+from .arithmetic import root, sum_products
 from .collectives import Group, gather
 from .order import Node, Value, check_floats, fold, nodes, tree_sum, wide
 
@@ -97,20 +97,12 @@ def mended(
 
 def sum_squares(x: Tensor) -> Tensor:
     """Return the sum of the squares of a flat tensor, of which vector_norm is the root, in the accumulator type."""
-    # softmax's gradient is (g - d) * y, with d the sum of g * y in the order, and by the steps, of the sum of squares.
-    # One element more, of g = 0 and y = -1, does not change d, and its gradient is d.
-    dtype = wide(x.dtype)
-    g, y = torch.cat([x, x.new_zeros(1)]).to(dtype), torch.cat([x, x.new_full((1,), -1.0)]).to(dtype)
-    return torch.ops.torchreduce.softmax_gradient.default(g, y, 0, dtype, 0)[-1].abs()  # type: ignore[no-any-return]
+    row = x.to(wide(x.dtype)).unsqueeze(0)
+    return sum_products(row, row)[0].abs()
 
 
 def plain_sum(x: Tensor) -> Tensor:
     return canonical_sum(x, dtype=wide(x.dtype))
-
-
-def root(squares: Tensor) -> Tensor:
-    """Return the square root as IEEE 754 defines it. torch's, on a CPU, may be an ulp from it."""
-    return squares.sqrt() if squares.is_cuda else torch.as_tensor(numpy.sqrt(squares.numpy()))
 
 
 def reduced(shards: Sequence[tuple[Tensor, list[int], int]], reduce: Reduce, group: Group) -> list[Tensor]:
