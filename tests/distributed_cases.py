@@ -447,7 +447,7 @@ def like(x, values):
     """values, as a DTensor where x is one."""
     from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-    mesh = x.device_mesh if isinstance(x, DTensor) else None
+    mesh, values = x.device_mesh if isinstance(x, DTensor) else None, values.to(x.device)
     return distribute_tensor(values, mesh, [Replicate()] * mesh.ndim) if mesh else values
 
 
@@ -458,7 +458,7 @@ def dtensors(shape):
     trd.register_dtensor()
     mesh = mesh_of(shape)
     x, w = torch.randn(4, 10, 5, generator=torch.Generator().manual_seed(0)), torch.linspace(0.5, 2, 5)
-    differ = []
+    x, w, differ = x.to(here()), w.to(here()), []
 
     def run(f, x, w):
         x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
@@ -491,7 +491,7 @@ def sums_of_dtensors():
     trd.register_dtensor()
     world = dist.get_world_size()
     mesh = mesh_of((world,))
-    x = torch.randn(8, 2048 * 8, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(8, 2048 * 8, generator=torch.Generator().manual_seed(0)).to(here())
     whole = distribute_tensor(x, mesh, [Shard(1)])
     said = {}
     for name, call in {
@@ -515,7 +515,7 @@ def torchs_sums():
 
     trd.register_dtensor()
     mesh = mesh_of((dist.get_world_size(),))
-    x = torch.randn(8, 2047, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(8, 2047, generator=torch.Generator().manual_seed(0)).to(here())
     whole = distribute_tensor(x, mesh, [Shard(1)])
     with tr.enabled(cpu=True, compile=False):
         return [
