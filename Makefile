@@ -1,6 +1,6 @@
 # Everything a developer types. Each target sets up what it needs: the python3 in use if it has it all, else a .venv.
 .PHONY: build demo ladder test test-slow lint wheel wheel-check docs gpu gpu-build gpu-test gpu-slow gpu-memcheck \
-	gpu-racecheck gpu-bench hip hip-few cuda-archs cuda-archs-few all-archs hip-deps simt simt-full mutants \
+	gpu-racecheck gpu-bench gpu-ranks hip hip-few cuda-archs cuda-archs-few all-archs hip-deps simt simt-full mutants \
 	mutants-some simt-deps quick same full clean
 
 WORKERS := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
@@ -44,7 +44,7 @@ docs:
 # On a machine with an NVIDIA GPU; each step also on its own, in at most 8 minutes.
 gpu:
 	@tools/gpu.sh build test slow memcheck racecheck
-gpu-build gpu-test gpu-slow gpu-memcheck gpu-racecheck gpu-bench:
+gpu-build gpu-test gpu-slow gpu-memcheck gpu-racecheck gpu-bench gpu-ranks:
 	@tools/gpu.sh $(@:gpu-%=%)
 
 # The kernels for AMD, built and inspected without an AMD GPU; where `make build` made code for sm_90, that is inspected, too.

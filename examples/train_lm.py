@@ -50,12 +50,12 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, length: int, width: int, heads: int, layers: int) -> None:
+    def __init__(self, length: int, width: int, heads: int, layers: int, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
         self.length = length
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(length, width)
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The log-probabilities of each next token: (batch, length, vocabulary), of (batch, length)."""

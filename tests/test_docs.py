@@ -18,7 +18,7 @@ FUNCTIONS = sorted(set(tr.__all__) - {"__version__"})
 
 
 @pytest.mark.parametrize("module", ["torchreduce", "torchreduce.ops", "torchreduce.determinism", "torchreduce.plans",
-                                    "torchreduce.testing", "torchreduce.ladder.calls",
+                                    "torchreduce.testing", "torchreduce.distributed.order", "torchreduce.ladder.calls",
                                     "torchreduce.ladder.lessons"])  # fmt: skip
 def test_doctests(module):
     result = doctest.testmod(importlib.import_module(module))

@@ -1,6 +1,9 @@
 """The examples, at a tiny size: what they say about themselves holds."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -125,6 +128,16 @@ def test_a_state_space_layer_is_its_loop_and_carries_its_state(device):
     torch.testing.assert_close(packed, y[:, 17:])
     gradients = torch.autograd.grad(y.sum(), list(layer.parameters()))
     assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_a_run_on_other_numbers_of_processes_has_the_same_losses_and_weights():
+    command = [sys.executable, str(FOLDER / "elastic.py"), "--device=cpu", "--steps=4", "--length=24", "--width=32",
+               "--layers=1", "--wrappers", "ddp", "fsdp"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("yes ") == 6 and "NO " not in done.stdout
 
 
 @pytest.mark.parametrize("name", ["sampling", "returns", "ssm"])

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The checks on a GPU box, in steps of at most 8 minutes:
-# tools/gpu.sh [build] [test] [slow] [memcheck] [racecheck] [bench]
+# tools/gpu.sh [build] [test] [slow] [memcheck] [racecheck] [bench] [ranks]
 #
 # build      library and module for the GPUs of this machine (TORCHREDUCE_LIBRARY=...: only the module)
 # test       the tests that use a GPU; a missing GPU is a failure. The others are what `make test` runs anywhere
@@ -9,6 +9,8 @@
 # racecheck  the same by its racecheck
 # bench      every reduction, every scan and the short calls beside their peers, as docs/performance.md has them; the rows also in the
 #            logs' folder, as results.tar.gz
+# ranks      torchreduce.distributed under NCCL, on two GPUs or more: its tests; examples/elastic.py with a GPT of 124
+#            million parameters, on 1, 2, 4 GPUs; benchmarks/distributed.py
 #
 # Logs go to $OUT, or to build/gpu. Ends with one line a step; fails if a step failed.
 set -uo pipefail
@@ -73,6 +75,11 @@ for name in "$@"; do
     build) step build 470 "$python" setup.py build_ext --inplace ;;
     test) step test 470 env TORCHREDUCE_REQUIRE_GPU=1 "$python" -m pytest -n "$(nproc)" --dist loadgroup -k "cuda or gpu" ;;
     slow) step slow 470 env TORCHREDUCE_REQUIRE_GPU=1 "$python" -m pytest -n "$(nproc)" --dist loadgroup --slow -m slow ;;
+    ranks)
+      step ranks-tests 300 env TORCHREDUCE_REQUIRE_GPU=1 "$python" -m pytest -q tests/test_distributed.py -k cuda
+      step ranks-bench 180 "$python" -m benchmarks.distributed --out "$logs"
+      step ranks-elastic 400 env PYTHONPATH=. "$python" examples/elastic.py --gpt2 --steps 50 --count 4 --size 1 --products
+      ;;
     memcheck | racecheck)
       if sanitizer_works; then
         # Without torch's caching allocator every tensor is an allocation of its own, with bounds that the tool knows.

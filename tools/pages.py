@@ -30,6 +30,11 @@ API = {
         ("segmented", "scatters", "bags"),
     ),
     "nn": ("Modules", "Modules that replace those of torch.nn.", ("nn",)),
+    "distributed": (
+        "Several processes",
+        "Sums over processes, and over the micro-batches that they share.",
+        ("distributed",),
+    ),
     "switches": (
         "Override, determinism, plans",
         "Override torch functions, set the determinism level, and show the kernel of a call.",
@@ -37,7 +42,11 @@ API = {
     ),
     "testing": ("Testing", "Check that results are bitwise identical.", ("testing",)),
 }
-NAMED = ("torchreduce.nn", "torchreduce.testing")  # modules whose names are not those of torchreduce itself
+NAMED = (
+    "torchreduce.nn",
+    "torchreduce.testing",
+    "torchreduce.distributed",
+)  # modules whose names are not those of torchreduce itself
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -95,14 +104,16 @@ def api_page(name: str) -> str:
 
 
 def members(module: Any) -> list[tuple[str, Any]]:
-    """The public functions and classes of a module, with their names, in the order of the file."""
+    """The public functions and classes of a module, with their names, in the order of the files."""
     import torchreduce
 
     names = [n for n in vars(module) if not n.startswith("_")] if module.__name__ in NAMED else torchreduce.__all__
     found = [(name, getattr(module, name, None)) for name in names]
-    mine = [(n, v) for n, v in found if callable(v) and getattr(v, "__module__", "") == module.__name__]
+    mine = [
+        (n, v) for n, v in found if callable(v) and f"{getattr(v, '__module__', '')}.".startswith(f"{module.__name__}.")
+    ]
     mine = [(n, v) for n, v in mine if inspect.getdoc(v)]
-    return sorted(mine, key=lambda member: inspect.getsourcelines(member[1])[1])
+    return sorted(mine, key=lambda member: (member[1].__module__, inspect.getsourcelines(member[1])[1]))
 
 
 def signature(name: str, value: Any) -> str:

@@ -9,6 +9,7 @@ An op is described by the kinds of its arguments and results:
     stats    planes of what has one a row, the dims of x after the first
     weight   has one a position of a row; positions are the last dims
     dim, dims, keepdim   the rows' dim, their dims (None or []: all) and whether results have them
+    trailing the number of the rows' dims, which are the last ones
     -        anything else
 """
 
@@ -141,14 +142,14 @@ SIGNATURES: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "entropy_gradient": ("rows x stats dims", "x", _like(1)),
     "moments": ("x dims keepdim - -", "rows rows stats", _moments),
     "moments_gradient": ("rows rows x stats dims - -", "x", _like(2)),
-    "rms_norm": ("x weight - -", "x stats", _rms_norm),
-    "rms_norm_sum": ("x x weight - -", "x x stats", _norm_sum(_rms_norm)),
-    "rms_norm_gradient": ("x x weight stats - -", "x", _rms_norm_gradient),
-    "rms_norm_weights": ("x x stats - - -", "weight", _weights(1)),
-    "layer_norm": ("x weight weight - -", "x stats", _layer_norm),
-    "layer_norm_sum": ("x x weight weight - -", "x x stats", _norm_sum(_layer_norm)),
-    "layer_norm_gradient": ("x x weight stats - -", "x", _like(1)),
-    "layer_norm_weights": ("x x stats - - -", "weight weight", _weights(2)),
+    "rms_norm": ("x weight trailing -", "x stats", _rms_norm),
+    "rms_norm_sum": ("x x weight trailing -", "x x stats", _norm_sum(_rms_norm)),
+    "rms_norm_gradient": ("x x weight stats trailing -", "x", _rms_norm_gradient),
+    "rms_norm_weights": ("x x stats trailing - -", "weight", _weights(1)),
+    "layer_norm": ("x weight weight trailing -", "x stats", _layer_norm),
+    "layer_norm_sum": ("x x weight weight trailing -", "x x stats", _norm_sum(_layer_norm)),
+    "layer_norm_gradient": ("x x weight stats trailing -", "x", _like(1)),
+    "layer_norm_weights": ("x x stats trailing - -", "weight weight", _weights(2)),
     "cross_entropy": ("x labels weight dim -", "labels labels stats", _cross_entropy),
     "cross_entropy_and_log": ("x labels weight dim -", "labels labels labels stats", _cross_entropy_and_log),
     "cross_entropy_gradient": ("labels labels x labels weight stats dim - -", "x", _like(2)),
