@@ -25,7 +25,8 @@ def embedding_bag(
         include_last_offset=include_last_offset, padding_idx=padding,
     )  # fmt: skip
     bounds = bags.bounds_of(offsets, n, include_last_offset)
-    bag = torch.searchsorted(bounds[1:], torch.arange(n, device=bounds.device), right=True)
+    # Of all bounds: Inductor of torch 2.11 cannot search in a slice.
+    bag = (torch.searchsorted(bounds, torch.arange(n, device=bounds.device), right=True) - 1).clamp(min=0)
     places = Segments(bounds) if padding is None else bags.without(bounds, indices != padding)
     counts = places.offsets.diff().to(offsets.dtype)
     greatest = offsets.new_empty(0)
