@@ -373,24 +373,24 @@ MUTANTS = (
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
-        "block tiles of a superblock folded one by one", "kernels/scan/look_back.cuh",
+        "block tiles of a superblock folded one by one", "kernels/tile/carry.cuh",
         "value = sklansky<S>(value);",
         "for (int i = 1; i < kLanes; ++i) { const Wide left = shuffle(value, i - 1); "
         "if (lane == i) value = S::combine(left, value); }",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
-        "a superblock just before is left out", "kernels/scan/look_back.cuh",
+        "a superblock just before is left out", "kernels/tile/carry.cuh",
         "k < kNear ? k < s :", "k < kNear ? k + 1 < s :",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
-        "look-back by block instead of ticket", "kernels/scan/look_back.cuh",
+        "look-back by block instead of ticket", "kernels/tile/carry.cuh",
         "ticket = int64_t(take_ticket(space.ticket))", "ticket = int64_t(blockIdx.x)",
         "scan.CumSum", ("chain",),
     ),
     Mutant(
-        "no barrier after the ticket", "kernels/scan/look_back.cuh",
+        "no barrier after the ticket", "kernels/tile/carry.cuh",
         "take_ticket(space.ticket)); __syncthreads();", "take_ticket(space.ticket));",
         "scan.CumSum", ("chain",),
     ),
@@ -410,22 +410,22 @@ MUTANTS = (
         "scan.LogCumSumExp", ("chain",), "asan",
     ),
     Mutant(
-        "a carry that is never published", "kernels/scan/look_back.cuh",
+        "a carry that is never published", "kernels/tile/carry.cuh",
         "if (last && lane == 0) space.superblock(row, s).inclusive.publish(S::combine(carry, total));", "",
         "scan.CumSum", ("chain",),
     ),
     Mutant(
-        "published by a plain store", "kernels/scan/look_back.cuh",
+        "published by a plain store", "kernels/tile/carry.cuh",
         "store_relaxed(&word[i], uint64_t(1) << 32 | part[i]);", "word[i] = uint64_t(1) << 32 | part[i];",
         "scan.CumSum", ("chain",), some=True,
     ),
     Mutant(
-        "look-back skips the totals on its way", "kernels/scan/look_back.cuh",
+        "look-back skips the totals on its way", "kernels/tile/carry.cuh",
         "for (int i = from - 1; i >= 0; --i)", "for (int i = from - 1; i > 0; --i)",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
-        "look-back does not wait for the totals on its way", "kernels/scan/look_back.cuh",
+        "look-back does not wait for the totals on its way", "kernels/tile/carry.cuh",
         "if ((totals & nearer) != nearer) continue;", "",
         "scan.CumSum", ("superblocks",), every=1,
     ),
@@ -454,17 +454,17 @@ MUTANTS = (
         "scan.CumSum", ("unaligned_rows",),
     ),
     Mutant(
-        "the last element of a run is not written", "kernels/scan/row_access.cuh",
+        "the last element of a run is not written", "kernels/tile/run_stage.cuh",
         "item < end && tail >= head", "item < end - 1 && tail >= head",
         "scan.CumSum", ("unaligned_rows",),
     ),
     Mutant(
-        "whole granules where others write", "kernels/scan/row_access.cuh",
+        "whole granules where others write", "kernels/tile/run_stage.cuh",
         "if ((v > 0 || first >= begin) && first + v + kPer <= end)", "if (first + v + kPer <= end)",
         "scan.CumSum", ("unaligned_rows",),
     ),
     Mutant(
-        "rows of a warp in reverse", "kernels/scan/row_access.cuh",
+        "rows of a warp in reverse", "kernels/tile/run_stage.cuh",
         "if (i < count) items[slot(item - i)] = x[i];", "if (i < count) items[slot(item + i)] = x[i];",
         "scan.CumSum", ("unaligned_rows",),
     ),
@@ -581,17 +581,17 @@ MUTANTS = (
         "scan.CumSum", ("short_columns",),
     ),
     Mutant(
-        "the total of a block tile of columns is never published", "kernels/scan/column_carry.cuh",
+        "the total of a block tile of columns is never published", "kernels/tile/carry.cuh",
         "if (active && lane_id() % kCarryLanes == 0) space.block(batch, block, row)->publish(total);", "",
         "scan.CumSum", ("ragged_columns",), every=1,
     ),
     Mutant(
-        "a block tile of columns does not count itself", "kernels/scan/column_carry.cuh",
+        "a block tile of columns does not count itself", "kernels/tile/carry.cuh",
         "const int count = int(block - superblock) + 1;", "const int count = int(block - superblock);",
         "scan.CumSum", ("ragged_columns",),
     ),
     Mutant(
-        "a superblock of columns forgets those before it", "kernels/scan/column_carry.cuh",
+        "a superblock of columns forgets those before it", "kernels/tile/carry.cuh",
         "space.carry(batch, block, row)->publish(S::combine(before, upto));",
         "space.carry(batch, block, row)->publish(upto);",
         "scan.CumSum", ("ragged_columns",), every=1,
@@ -629,13 +629,13 @@ MUTANTS = (
     ),
     # ---- the pipeline
     Mutant(
-        "wrong parity", "kernels/scan/ring.cuh",
-        "barrier_wait(&taken[it % kStages], it / kStages & 1);", "barrier_wait(&taken[it % kStages], it & 1);",
+        "wrong parity", "kernels/tile/stages.cuh",
+        "barrier_wait(&of[it % N], it / N & 1);", "barrier_wait(&of[it % N], it & 1);",
         "scan.CumSum", ("pipeline",), some=True,
     ),
     Mutant(
         "a stage is filled again too early", "kernels/scan/ring.cuh",
-        "if (it >= kStages) barrier_wait(&empty[s], (it / kStages - 1) & 1);", "",
+        "empty.wait_before(it);", "",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
@@ -650,32 +650,32 @@ MUTANTS = (
     ),
     Mutant(
         "the loads of a tile are not waited for", "kernels/scan/ring.cuh",
-        "barrier_wait(&loaded[s], turn.parity); uint32_t w", "uint32_t w",
+        "loaded.wait(turn); uint32_t w", "uint32_t w",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
         "results without waiting for the carry", "kernels/scan/ring.cuh",
-        "barrier_wait(&ready[s], turn.parity); const Wide c", "const Wide c",
+        "ready.wait(turn); const Wide c", "const Wide c",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
-        "a staging buffer is used again while it is stored", "kernels/scan/ring.cuh",
+        "a staging buffer is used again while it is stored", "kernels/tile/bulk_run.cuh",
         "if (lane == 0 && to > from) bulk_stores_read();", "",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
         "no fence before bulk stores", "kernels/scan/ring.cuh",
-        "bulk_fence(); barrier_arrive(&done[o]);", "barrier_arrive(&done[o]);",
+        "bulk_fence(); barrier_arrive(done[o]);", "barrier_arrive(done[o]);",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
         "one arrival too few for a stage that is free", "kernels/scan/ring.cuh",
-        "barrier_init(&empty[s], (kResultWarps + 3) * kLanes);",
-        "barrier_init(&empty[s], (kResultWarps + 2) * kLanes);",
+        "barrier_init(empty[s], (kResultWarps + 3) * kLanes);",
+        "barrier_init(empty[s], (kResultWarps + 2) * kLanes);",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
-        "granules at the ends of a tile are not written", "kernels/scan/ring.cuh",
+        "granules at the ends of a tile are not written", "kernels/tile/bulk_run.cuh",
         "at < (lane < kPer ? head_end : end)", "at < (lane < kPer ? begin : end)",
         "scan.CumSum", ("pipeline",),
     ),
@@ -685,18 +685,18 @@ MUTANTS = (
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
-        "no word is handed on from tile to tile", "kernels/scan/ring.cuh",
+        "no word is handed on from tile to tile", "kernels/tile/bulk_run.cuh",
         "v[i] = lane ? left : before[i];", "v[i] = left;",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
         "totals published before all tiles are summed", "kernels/scan/ring.cuh",
-        "      barrier_wait(&summed[s], it / kStages & 1);\n", "",
+        "summed.wait(it);", "",
         "scan.CumProd", ("pipeline",),
     ),
     Mutant(
         "a load that has no results is not waited for", "kernels/scan/ring.cuh",
-        "barrier_wait(&loaded[s], it / kStages & 1); // nobody else", "; // nobody else",
+        "loaded.wait(it); // nobody else", "; // nobody else",
         "scan.CumProd", ("pipeline",), every=1,
     ),
     Mutant(
@@ -711,19 +711,19 @@ MUTANTS = (
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
-        "bulk loads go beyond the end of the array", "kernels/scan/ring.cuh",
+        "bulk loads go beyond the end of the array", "kernels/tile/bulk_run.cuh",
         "above > memory_end ? granule_of(end) : above;", "above;",
         "scan.CumSum", ("pipeline",), "asan",
     ),
     Mutant(
-        "the last elements of the array are not loaded", "kernels/scan/ring.cuh",
+        "the last elements of the array are not loaded", "kernels/tile/bulk_run.cuh",
         "if (to < end) {", "if (to < from) {",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
         "a result warp without results does not wait for the store", "kernels/scan/ring.cuh",
-        "barrier_wait(&stored[o], stored_parity); barrier_arrive(&done[o]); continue;",
-        "barrier_arrive(&done[o]); continue;",
+        "barrier_wait(stored[o], stored_parity); barrier_arrive(done[o]); continue;",
+        "barrier_arrive(done[o]); continue;",
         "scan.CumSum", ("pipeline",),
     ),
     Mutant(
@@ -743,7 +743,7 @@ MUTANTS = (
     ),
     # ---- whole sectors
     Mutant(
-        "neighbouring lanes exchange the granules that they keep", "kernels/scan/rows.cuh",
+        "neighbouring lanes exchange the granules that they keep", "kernels/tile/words.cuh",
         "shuffle(upper ? low : high, lane_id() ^ 1)", "shuffle(upper ? high : low, lane_id() ^ 1)",
         "scan.CumSum", ("wide_rows",), some=True,
     ),
@@ -770,7 +770,7 @@ MUTANTS = (
     ),
     Mutant(
         "a stage of two inputs is loaded again before its elements are taken", "kernels/scan/ring_pairs.cuh",
-        "barrier_wait(&all_read.of[s], (it / kStages - 1) & 1);", "",
+        "all_read.wait_before(it);", "",
         "scan.LinearScan", ("linear_pipeline",),
     ),
     Mutant(
@@ -786,17 +786,12 @@ MUTANTS = (
     # ---- the pipeline of few columns
     Mutant(
         "results of few columns do not wait for their totals and carries", "kernels/scan/ring_columns.cuh",
-        "barrier_wait(&ready[place], kSpares ? turn / kStages & 1 : parity);", "",
+        "barrier_wait(ready[place], kSpares ? turn / kStages & 1 : parity);", "",
         "scan.CumSum", ("narrow_pipeline",), some=True,
     ),
     Mutant(
-        "a stage is filled again while its results are stored", "kernels/scan/ring.cuh",
-        "if (lane == 0 && to > from) bulk_stores_read();", "",
-        "scan.CumSum", ("narrow_pipeline",),
-    ),
-    Mutant(
         "results of few columns without a fence before their bulk store", "kernels/scan/ring_columns.cuh",
-        "bulk_fence(); barrier_arrive(&done[s]);", "barrier_arrive(&done[s]);",
+        "bulk_fence(); barrier_arrive(done[s]);", "barrier_arrive(done[s]);",
         "scan.CumSum", ("narrow_pipeline",),
     ),
     Mutant(
@@ -811,17 +806,17 @@ MUTANTS = (
     ),
     Mutant(
         "a part of which nothing is written does not wait for its totals", "kernels/scan/ring_columns.cuh",
-        "barrier_wait(&ready[s], parity); continue;", "continue;",
+        "barrier_wait(ready[s], parity); continue;", "continue;",
         "scan.CumSum", ("narrow_pipeline",), every=1,
     ),
     Mutant(
         "results of few columns do not wait until the granule after their tile is kept",
         "kernels/scan/ring_columns.cuh",
-        "in > 0 ? &kept[s] : &loaded[s]", "&loaded[s]",
+        "in > 0 ? kept[s] : loaded[s]", "loaded[s]",
         "scan.CumSum", ("narrow_pipeline",), every=1,
     ),
     Mutant(
-        "the last lane of few columns takes words of the first one", "kernels/scan/ring_columns.cuh",
+        "the last lane of few columns takes words of the first one", "kernels/tile/bulk_run.cuh",
         "if (after && lane == kLanes - 1) v[N + i] = after[i];", "",
         "scan.CumSum", ("narrow_pipeline",), every=1,
     ),
@@ -843,7 +838,7 @@ MUTANTS = (
     # ---- the pipeline of strips
     Mutant(
         "results of strips do not wait for what precedes them", "kernels/scan/column_strips.cuh",
-        "barrier_wait(&ready[s], it / kStages & 1); const Before& of", "const Before& of",
+        "ready.wait(it); const Before& of", "const Before& of",
         "scan.CumSum", ("strip_pipeline",),
     ),
     Mutant(
@@ -853,13 +848,13 @@ MUTANTS = (
     ),
     Mutant(
         "a stage of strips is loaded while its results are stored", "kernels/scan/column_strips.cuh",
-        "barrier_arrive(&released[s]); bulk_stores_read();", "barrier_arrive(&released[s]);",
+        "barrier_arrive(released[s]); bulk_stores_read();", "barrier_arrive(released[s]);",
         "scan.CumSum", ("strip_pipeline",),
     ),
     Mutant(
         "results of strips without a fence before their bulk store", "kernels/scan/column_strips.cuh",
-        "bulk_fence(); barrier_arrive(&released[s]); barrier_arrive(&done[s]);",
-        "barrier_arrive(&released[s]); barrier_arrive(&done[s]);",
+        "bulk_fence(); barrier_arrive(released[s]); barrier_arrive(done[s]);",
+        "barrier_arrive(released[s]); barrier_arrive(done[s]);",
         "scan.CumSum", ("strip_pipeline",),
     ),
     Mutant(
@@ -1050,7 +1045,7 @@ MUTANTS = (
     ),
     # ---- linear recurrences
     Mutant(
-        "a chain forgets the value before the row", "kernels/scan/look_back.cuh",
+        "a chain forgets the value before the row", "kernels/tile/carry.cuh",
         "Wide carry = initial;", "Wide carry = S::wide_absent();",
         "scan.LinearScan", ("linear_scan",),
     ),

@@ -9,6 +9,10 @@ namespace torchreduce::gpu {
 constexpr int kThreads = 256;  // of a block, unless a plan says otherwise
 constexpr int kWarps = kThreads / kLanes;
 
+constexpr int kGranule = 16;  // bytes that move together
+using Granule = Packed<uint32_t, 4>;
+template <class E> constexpr int kPerGranule = kGranule / int(sizeof(E));
+
 // ---- elements --------------------------------------------------------------------------------------------------------
 
 // Elements of a type known at compile time.
@@ -267,6 +271,33 @@ template <class V> __device__ __forceinline__ V chosen(bool first, const V& a, c
   for (int i = 0; i < int(sizeof(V)) / 4; ++i) x[i] = first ? x[i] : y[i];
   V value;
   __builtin_memcpy(&value, x, sizeof value);
+  return value;
+}
+
+// Levels d, 2d .. of the trees over the lanes, for kCount values at once: each level leaves half of them to a lane, so
+// that in the end lane l has the value whose number is l / d modulo kCount. Lane order is reversed where `mirror`.
+template <class S, int kCount, int d, class V, int N>
+__device__ __forceinline__ V transposed_trees(V (&value)[N], int lane, bool mirror) {
+  if constexpr (kCount == 1) {
+    return value[0];
+  } else {
+    const bool upper = lane & d;
+#pragma unroll
+    for (int k = 0; k < kCount / 2; ++k) {
+      const V even = value[2 * k], odd = value[2 * k + 1];  // values, so that nothing indexes the array
+      const V kept = chosen(upper, odd, even), other = shuffle(chosen(upper, even, odd), lane ^ d);
+      value[k] = upper != mirror ? S::combine(other, kept) : S::combine(kept, other);
+    }
+    return transposed_trees<S, kCount / 2, 2 * d>(value, lane, mirror);
+  }
+}
+// Those that follow, from level d on to the last one: lane l then has the whole tree of the value l modulo d.
+template <class S, int d, class V> __device__ __forceinline__ V last_levels(V value, int lane, bool mirror) {
+#pragma unroll
+  for (int e = d; e < kLanes; e *= 2) {
+    const V other = shuffle(value, lane ^ e);
+    value = bool(lane & e) != mirror ? S::combine(other, value) : S::combine(value, other);
+  }
   return value;
 }
 

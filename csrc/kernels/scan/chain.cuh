@@ -4,7 +4,8 @@
 // block tile, each takes its run again, and stores its results.
 #pragma once
 #include "chain.h"
-#include "look_back.cuh"
+#include "kernels/tile/carry.cuh"
+#include "rows.cuh"
 
 namespace torchreduce::gpu {
 
@@ -79,13 +80,12 @@ __device__ __forceinline__ void staged_words(const E* run, int group, uint32_t (
     const auto p = reinterpret_cast<const Packed<uint32_t, kGroupWords<E>>*>(run)[group];
     memcpy(w, &p, sizeof w);
   } else {
-    using P = Packed<uint32_t, 4>;
     constexpr int kParts = kGroupWords<E> / 4;
-    const P* const p = reinterpret_cast<const P*>(run) + group * kParts;
+    const Granule* const p = reinterpret_cast<const Granule*>(run) + group * kParts;
     const int swap = group / (8 / kParts) & 1;  // so that neighbouring lanes read different banks
 #pragma unroll
     for (int k = 0; k < kParts; k += 2) {
-      const P first = p[k + swap], second = p[k + 1 - swap];
+      const Granule first = p[k + swap], second = p[k + 1 - swap];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         w[4 * k + i] = swap ? second.item[i] : first.item[i];

@@ -6,9 +6,9 @@
 // What precedes a tile is exact in any order: the greatest of its group's earlier tiles, of the earlier groups, and of
 // all before those, which a block looks at together. So it is three reads of memory behind the last tile that it
 // depends on; 16 columns take as long as their chain of these does (H200: float32 0.86 of a copy's speed; 0.82 by the
-// tree of column_carry.cuh, which is read once more, and whose lanes look at a column each instead of at neighbours).
+// tree of tile/carry.cuh, which is read once more, and whose lanes look at a column each instead of at neighbours).
 #pragma once
-#include "column_carry.cuh"
+#include "column_jobs.cuh"
 #include "column_tiles.h"
 #include "extremes.cuh"
 

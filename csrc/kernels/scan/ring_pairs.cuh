@@ -43,12 +43,9 @@ struct LinearPipeline : Rows {
 
   // The stage of turn `it`, when its elements may be loaded: before its job may be put.
   __device__ int free_place(int it) {
-    const int s = it % kStages;
-    if (it >= kStages) {
-      barrier_wait(&loaded[s], (it / kStages - 1) & 1);
-      barrier_wait(&all_read.of[s], (it / kStages - 1) & 1);
-    }
-    return s;
+    loaded.wait_before(it);
+    all_read.wait_before(it);
+    return it % kStages;
   }
 
   // As Rows::load. By one warp, whose lane 0 does it.
@@ -64,7 +61,7 @@ struct LinearPipeline : Rows {
       const int s = it % kStages;
       if (it >= kStages) {
         if (next(it - kStages).row < 0) return;
-        barrier_arrive(&empty[s]);
+        barrier_arrive(empty[s]);
       }
       if (!loads || ends == kEnds) continue;
       PipelineJob j{-1, 0, 0, 0, 0};
@@ -80,8 +77,8 @@ struct LinearPipeline : Rows {
         j.out = reinterpret_cast<uintptr_t>(call.out.values) + (start.out + step) * sizeof(E);
         a_in = a + (row_offset(l, call.more_strides[0], j.row) + step) * sizeof(E);
         char* const stage = stages + free_place(it) * kStageBytes;
-        load(a_in, stage + kPlaceBytes, j, mirror, Load::has_a(call, first) ? 0 : 1, a_end, &loaded[s]);
-        load(j.in, stage, j, mirror, 0, b_end, &loaded[s]);
+        load(a_in, stage + kPlaceBytes, j, mirror, Load::has_a(call, first) ? 0 : 1, a_end, loaded[s]);
+        load(j.in, stage, j, mirror, 0, b_end, loaded[s]);
       } else {
         ++ends;
       }
@@ -89,7 +86,7 @@ struct LinearPipeline : Rows {
       job[s] = j;
       places[s] = {j.results, int(j.in % kLine), int(a_in % kLine), j.tile > 0 ? kBlockTile : 0,
                    reinterpret_cast<E*>(j.out)};
-      barrier_arrive(&taken[s]);
+      barrier_arrive(taken[s]);
     }
   }
   // Starts the load of a job's elements from position `first` of the block tile on, whose lowest one's address is `in`.
@@ -147,7 +144,7 @@ struct LinearPipeline : Rows {
     if (first + kGroup <= place.results) {
 #pragma unroll
       for (int i = 0; i < kWords; i += 4)
-        store_granule(reinterpret_cast<Packed<uint32_t, 4>*>(to) + i / 4, {{w[i], w[i + 1], w[i + 2], w[i + 3]}});
+        store_granule(reinterpret_cast<Granule*>(to) + i / 4, {{w[i], w[i + 1], w[i + 2], w[i + 3]}});
     } else {
       E r[kGroup];
       unpack(w, r);
@@ -172,12 +169,12 @@ struct LinearPipeline : Rows {
         for (int k = 0; k < kRuns; ++k) groups[a][k] = groups[a + 1][k];
       if (more) {
         const int s = sums.place;
-        barrier_wait(&taken[s], sums.parity);
+        taken.wait(sums);
         const Place ahead = places[s];
         more = ahead.results > 0;
         if (more) {
           if (has_part<kMirror>(ahead, warp)) {
-            barrier_wait(&loaded[s], sums.parity);
+            loaded.wait(sums);
             Acc total[kRuns];
 #pragma unroll
             for (int k = 0; k < kRuns; ++k) {
@@ -190,7 +187,7 @@ struct LinearPipeline : Rows {
             for (int k = 0; k < kRuns; ++k)
               if ((lane ^ mirror) == kLanes - 1) within[s][first + k] = total[k];
           }
-          barrier_arrive(&summed[s]);
+          barrier_arrive(summed[s]);
           sums.advance();
         }
       }
@@ -203,16 +200,16 @@ struct LinearPipeline : Rows {
 #pragma unroll
         for (int k = 0; k < kRuns; ++k)
           items<kMirror>(op, words<kAtGranules>(stages + s * kStageBytes, place, first + k), place, first + k, x[k]);
-        barrier_arrive(&all_read.of[s]);
+        barrier_arrive(all_read[s]);
 #pragma unroll
         for (int k = 0; k < kRuns; ++k) S::group(x[k]);
-        barrier_wait(&ready[s], turn.parity);
+        ready.wait(turn);
         const typename S::Wide c = carry[s];
         Acc before[kRuns];
 #pragma unroll
         for (int k = 0; k < kRuns; ++k) before[k] = within[s][first + k];
         join<S>(before, groups[0]);
-        barrier_arrive(&empty[s]);
+        barrier_arrive(empty[s]);
 #pragma unroll
         for (int k = 0; k < kRuns; ++k) {
           typename S::Result r[kGroup], up[kGroup];
@@ -224,8 +221,8 @@ struct LinearPipeline : Rows {
           store<kMirror>(place, recomputed(first + k), w);
         }
       } else {
-        barrier_arrive(&all_read.of[s]);
-        barrier_arrive(&empty[s]);
+        barrier_arrive(all_read[s]);
+        barrier_arrive(empty[s]);
       }
       turn.advance();
     }

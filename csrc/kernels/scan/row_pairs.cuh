@@ -23,7 +23,6 @@ __device__ __forceinline__ void load_whole(const E* p, int64_t stride, int64_t s
 template <class E, int K, class Count>
 __device__ __forceinline__ void store_whole(E* p, int64_t stride, int64_t step, Count count,
                                             [[maybe_unused]] bool paired, uint32_t (&w)[K][kGroupWords<E>]) {
-  using P = Packed<uint32_t, 4>;
   E* lowest = stride < 0 ? p - (kGroup - 1) : p;
 #pragma unroll
   for (int k = 0; k < K; ++k, lowest += step) {
@@ -32,12 +31,7 @@ __device__ __forceinline__ void store_whole(E* p, int64_t stride, int64_t step, 
         store_sectors(lowest, (lane_id() % 2 != 0) != (stride < 0), count(k) > 0, w[k]);
         continue;
       }
-    if (count(k) > 0) {
-      P parts[kGroupWords<E> / 4];
-      memcpy(parts, w[k], sizeof parts);
-#pragma unroll
-      for (int i = 0; i < kGroupWords<E> / 4; ++i) store_wide(reinterpret_cast<P*>(lowest) + i, parts[i]);
-    }
+    if (count(k) > 0) store_granules(lowest, w[k]);
   }
 }
 // Any rows: positions [begin(k), count(k)) of each group; the rest is unspecified.
@@ -69,7 +63,6 @@ template <class E, int K> __device__ __forceinline__ void reverse_groups(uint32_
 // Where a warp's lanes exchange the words of its groups: between those they load and store together, of which lane l
 // has number k * 32 + l, and those they scan, number l * K + k.
 template <class E, int K> struct GroupExchange {
-  using Granule = Packed<uint32_t, 4>;
   static constexpr int kPer = kGroupWords<E> / 4, kOfLane = K * kPer;  // granules of a group, of a lane
 
   Granule granules[kLanes * kOfLane];
@@ -105,21 +98,13 @@ template <class E, int K> struct GroupExchange {
 template <class E, int K, class Count>
 __device__ __forceinline__ void load_around(const E* p, int64_t stride, int64_t step, Count count,
                                             uint32_t (&w)[K][kGroupWords<E>]) {
-  using Granule = Packed<uint32_t, 4>;
   const char* lowest = reinterpret_cast<const char*>(stride < 0 ? p - (kGroup - 1) : p);
 #pragma unroll
   for (int k = 0; k < K; ++k, lowest += step * int64_t(sizeof(E)))
     if (count(k) > 0) {
-      const int before = int(reinterpret_cast<uintptr_t>(lowest) % sizeof(Granule));
-      const auto* const from = reinterpret_cast<const Granule*>(lowest - before);
-      constexpr int kGranules = kGroupWords<E> / 4 + 1;
-      uint32_t words[4 * kGranules];
-#pragma unroll
-      for (int g = 0; g < kGranules; ++g) {
-        const Granule granule = load_wide(from + g);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) words[4 * g + i] = granule.item[i];
-      }
+      const int before = bytes_before(lowest);
+      uint32_t words[kGroupWords<E> + 4];
+      load_granules(lowest - before, words);
       shift_words(words, before, w[k]);
     }
 }

@@ -74,8 +74,7 @@ template <class S, class O, bool kAligned> constexpr int kShortBlocks = [] {
 template <class S, class Load, class Store>
 __global__ void __launch_bounds__(kThreads) scan_packed_rows(TR_GRID_CONSTANT ScanCall call) {
   using E = typename Load::Element;
-  using Granule = Packed<uint32_t, 4>;
-  constexpr int kPer = int(sizeof(Granule) / sizeof(E)), kRows = kLanes * kPackedRows,
+  constexpr int kPer = kPerGranule<E>, kRows = kLanes * kPackedRows,
                 kMost = packed_length(S::kIntegerKernels, sizeof(E));
   const S op{call.options};
   const int n = int(call.layout.length), warp = int(threadIdx.x) / kLanes, lane = lane_id();
