@@ -385,28 +385,28 @@ MUTANTS = (
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
-        "look-back by block instead of ticket", "kernels/tile/carry.cuh",
-        "ticket = int64_t(take_ticket(space.ticket))", "ticket = int64_t(blockIdx.x)",
+        "tiles by block instead of ticket", "kernels/scan/tiles.cuh",
+        "const bool waits = shape.workspace > 0;", "const bool waits = false;",
         "scan.CumSum", ("chain",),
     ),
     Mutant(
-        "no barrier after the ticket", "kernels/tile/carry.cuh",
-        "take_ticket(space.ticket)); __syncthreads();", "take_ticket(space.ticket));",
+        "no barrier after the ticket", "kernels/scan/tiles.cuh",
+        "workspace, ticket); } __syncthreads();", "workspace, ticket); }",
         "scan.CumSum", ("chain",),
     ),
     Mutant(
-        "no barrier before a block tile's totals are read", "kernels/scan/chain.cuh",
-        "totals[warp * kRunTiles + k] = upto[k]; __syncthreads();", "totals[warp * kRunTiles + k] = upto[k];",
+        "no barrier before a tile's totals are read", "kernels/scan/tiles.cuh",
+        "tile.sum(); __syncthreads();", "tile.sum();",
         "scan.CumSum", ("chain",),
     ),
     Mutant(
         "lanes read what others are to copy", "kernels/scan/chain.cuh",
-        "if (run.staged) wait_copies<0>(); __syncthreads();", "if (run.staged) wait_copies<0>();",
+        "if (staged) wait_copies<0>(); __syncthreads();", "if (staged) wait_copies<0>();",
         "scan.LogCumSumExp", ("chain",), "asan",
     ),
     Mutant(
         "a block tile is read while it is on its way", "kernels/scan/chain.cuh",
-        "if (run.staged) wait_copies<0>(); __syncthreads();", "__syncthreads();",
+        "if (staged) wait_copies<0>(); __syncthreads();", "__syncthreads();",
         "scan.LogCumSumExp", ("chain",), "asan",
     ),
     Mutant(
@@ -480,7 +480,7 @@ MUTANTS = (
     ),
     Mutant(
         "results of float32 take the place of 16-bit elements", "kernels/scan/chain.cuh",
-        "run.staged && fits && !wide", "run.staged && !wide",
+        "staged && fits && !wide", "staged && !wide",
         "scan.CumSum", ("uniform_types",),
     ),
     Mutant(
@@ -568,11 +568,6 @@ MUTANTS = (
     Mutant(
         "elements that are not copied come a job too early", "kernels/scan/short_columns.cuh",
         "P* const before = stage_of(it + kStages - 1)", "P* const before = stage_of(it)",
-        "scan.CumSum", ("scan_columns",),
-    ),
-    Mutant(
-        "tiles of columns by block instead of ticket", "kernels/scan/column_tiles.cuh",
-        "const int64_t ticket = shape.tiles > 1 ?", "const int64_t ticket = false ?",
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
@@ -932,11 +927,6 @@ MUTANTS = (
         "own.indices += turn * out;", "",
         "scan.CumExtreme", ("extremes",),
     ),
-    Mutant(
-        "no barrier before the records of a tile's parts are known", "kernels/scan/extremes.cuh",
-        "__syncthreads(); const int slot = lane & (kWarps - 1);", "const int slot = lane & (kWarps - 1);",
-        "scan.CumExtreme", ("extremes",),
-    ),
     # ---- scans with indices along columns
     Mutant(
         "the earlier of two equals is the latest record of a column", "kernels/scan/extreme_columns.cuh",
@@ -956,11 +946,6 @@ MUTANTS = (
     Mutant(
         "a warp's latest row by its lanes' order", "kernels/scan/extreme_columns.cuh",
         "total = greater(total, other);", "total = other;",
-        "scan.CumExtreme", ("extreme_columns",),
-    ),
-    Mutant(
-        "no barrier before the totals of a tile's warps are known", "kernels/scan/extreme_columns.cuh",
-        "lane.reduce(most); __syncthreads();", "lane.reduce(most);",
         "scan.CumExtreme", ("extreme_columns",),
     ),
     Mutant(
@@ -993,11 +978,6 @@ MUTANTS = (
         "totals of groups that are joined as they are, whatever their exponent", "kernels/scan/column_tiles.cuh",
         "return S::calm_end(S::of_near(last));", "return S::of_near(last);",
         "scan.CumProd", ("column_tiles",), every=1,
-    ),
-    Mutant(
-        "no barrier before the totals of a tile's warps are there", "kernels/scan/column_tiles.cuh",
-        "lane.reduce(at); } __syncthreads();", "lane.reduce(at); }",
-        "scan.CumProd", ("column_tiles",),
     ),
     Mutant(
         "a block tile of columns without its last tile", "kernels/scan/column_tiles.cuh",

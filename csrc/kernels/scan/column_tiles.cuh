@@ -7,6 +7,7 @@
 #pragma once
 #include "column_jobs.cuh"
 #include "column_tiles.h"
+#include "tiles.cuh"
 
 namespace torchreduce::gpu {
 
@@ -45,13 +46,11 @@ template <class Load> __device__ __forceinline__ int64_t a_stride_of(const ScanC
   return is_pair<Load> && call.layout.reduced ? call.more_strides[0][call.layout.kept] : 0;
 }
 
-// Takes the next job of `columns` columns; tiles a block waits for have lower tickets, and a single one waits for none.
+// The job of a ticket, of `columns` columns.
 template <class S, class Load>
-__device__ __forceinline__ TileJob<S> take_tile_job(const ScanCall& call, const ColumnTilesShape& shape,
-                                                    void* workspace, int64_t columns) {
+__device__ __forceinline__ TileJob<S> tile_job(const ScanCall& call, const ColumnTilesShape& shape, void* workspace,
+                                               int64_t ticket, int64_t columns) {
   const Layout& layout = call.layout;
-  const int64_t ticket =
-      shape.tiles > 1 ? int64_t(take_ticket(static_cast<uint64_t*>(workspace))) : int64_t(blockIdx.x);
   const int64_t jobs = (shape.tiles + shape.down - 1) / shape.down, width = columns_beside(layout);
   const ColumnJob job = column_job(layout, ticket, jobs, shape.down * kTile, columns);
   const int64_t tile = job.unit * shape.down, block = tile / kFan, superblock = block / kFan * kFan,
@@ -185,13 +184,16 @@ __device__ __forceinline__ void carry_tiles(const ScanCall& call, const ColumnTi
   }
 }
 
-// A thread of a block: kRows rows of V neighbouring columns of a tile.
-template <class S, class Load, class Store, int V> struct TileLane {
+// A tile of columns: shape.across lanes, of V columns each, are side by side; shape.down tiles below each other. A
+// thread has kRows rows of V neighbouring columns.
+template <class S, class Load, class Store, int V> struct ColumnTile {
+  using Shape = ColumnTilesShape;
   using Shared = TileShared<S, Load, Store, V>;
   static constexpr bool kStaged = Shared::kStaged;
   using E = std::conditional_t<kStaged, element_of<Load>, float>;
   using Acc = typename S::Acc;
   using Word = typename Shared::Word;
+  static constexpr int kBlocks = kTileBlocks<S, Load, Store, V>;
   static constexpr int kThreads = Shared::kThreads, kGroups = Shared::kGroups, kRows = Shared::kRows;
   static constexpr int kOfWord = int(sizeof(Word) / sizeof(E));
   static constexpr int kJoined =
@@ -214,7 +216,11 @@ template <class S, class Load, class Store, int V> struct TileLane {
   Acc upto[kGroups][V] = {};  // of the lane's groups to this one, in the tile's order
   bool quick = true;          // whether quick_group takes all of the lane's groups, then of the warp's
 
-  __device__ __forceinline__ TileLane(const ScanCall& call, const ColumnTilesShape& shape, Shared& shared)
+  __device__ __forceinline__ static TileJob<S> job_of(const ScanCall& call, const ColumnTilesShape& shape,
+                                                      void* workspace, int64_t ticket) {
+    return tile_job<S, Load>(call, shape, workspace, ticket, shape.across * V);
+  }
+  __device__ __forceinline__ ColumnTile(const ScanCall& call, const ColumnTilesShape& shape, void*, Shared& shared)
       : call(call), shape(shape), shared(shared), op{call.options}, own(shared.staged + threadIdx.x) {}
 
   __device__ __forceinline__ Place place_of(int thread) const {
@@ -333,7 +339,9 @@ template <class S, class Load, class Store, int V> struct TileLane {
       }
     }
   }
-  __device__ __forceinline__ void reduce(const Place& at) {
+  __device__ __forceinline__ void sum() {
+    const Place at = place_of(int(threadIdx.x));
+    if constexpr (kStaged) load(at);
     if (kTyped && at.count == kRows) form_groups(std::bool_constant<kTyped>(), at);
     else form_groups(std::false_type(), at);
     quick = kHasQuick<S> && !ballot(!quick);
@@ -359,6 +367,8 @@ template <class S, class Load, class Store, int V> struct TileLane {
       shared.totals[at.part][at.lane * V + v] = upto[kGroups - 1][v];
     }
   }
+
+  __device__ __forceinline__ void carry() { carry_tiles<S, Load>(call, shape, shared, V); }
 
   // What precedes group g in column v. The thread's numbers are made again: sm_80 has no registers to keep them.
   __device__ __forceinline__ typename S::Prefix prefix(int g, int v) const {
@@ -432,7 +442,8 @@ template <class S, class Load, class Store, int V> struct TileLane {
     }
   }
   // Forms and stores the lane's results, and what an exclusive scan starts from.
-  __device__ __forceinline__ void store(const Place& at) const {
+  __device__ __forceinline__ void store() const {
+    const Place at = place_of(recomputed(int(threadIdx.x)));
     if (at.count == 0) return;
     const Layout& layout = call.layout;
     if (call.exclusive && at.first == 0) {
@@ -444,24 +455,5 @@ template <class S, class Load, class Store, int V> struct TileLane {
     else store_all(std::false_type(), at);
   }
 };
-
-// shape.across lanes, of V columns each, are side by side; shape.down tiles below each other.
-template <class S, class Load, class Store, int V>
-__global__ void TR_BLOCKS_BOUND((kTileThreads<S, Load, Store>), (kTileBlocks<S, Load, Store, V>))
-    scan_column_tiles(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ColumnTilesShape shape, void* workspace) {
-  __shared__ TileShared<S, Load, Store, V> shared;
-  if (threadIdx.x == 0) shared.job = take_tile_job<S, Load>(call, shape, workspace, shape.across * V);
-  __syncthreads();
-  TileLane<S, Load, Store, V> lane(call, shape, shared);
-  {
-    const auto at = lane.place_of(int(threadIdx.x));
-    if constexpr (lane.kStaged) lane.load(at);
-    lane.reduce(at);
-  }
-  __syncthreads();
-  carry_tiles<S, Load>(call, shape, shared, V);
-  __syncthreads();
-  lane.store(lane.place_of(recomputed(int(threadIdx.x))));
-}
 
 }  // namespace torchreduce::gpu

@@ -93,7 +93,7 @@ template <class S, class Load, class Store> struct Launches {
     if constexpr (sizeof(typename S::Acc) <= kWalkedAcc && !S::kIndexed) run(scan_rows<S, Load, Store>, shape);
   }
   void operator()(const scans::ChainShape& shape) {
-    if constexpr (!S::kIndexed) run(scan_chain<S, Load, Store>, shape, workspace);
+    if constexpr (!S::kIndexed) run(scan_tiles<ChainTile<S, Load, Store>>, shape, workspace);
   }
   void operator()(const scans::ExtremeRowsShape& shape) {
     if constexpr (S::kIndexed)
@@ -102,7 +102,7 @@ template <class S, class Load, class Store> struct Launches {
                         : run(scan_extreme_rows<S, Load, Store, extreme_chunks(kSize)>, shape);
   }
   void operator()(const scans::ExtremeChainShape& shape) {
-    if constexpr (S::kIndexed) run(scan_extreme_chain<S, Load, Store>, shape, workspace);
+    if constexpr (S::kIndexed) run(scan_tiles<RecordRow<S, Load, Store>>, shape, workspace);
   }
 #ifdef TR_BULK_COPIES
   void operator()(const scans::RingShape& shape) {
@@ -140,14 +140,14 @@ template <class S, class Load, class Store> struct Launches {
   }
   void operator()(const scans::ColumnTilesShape& shape) {
     constexpr int V = kStagedTiles<S, Load, Store> ? word_columns(kSize) : 1;
-    if (V > 1 && shape.columns == V) return run(scan_column_tiles<S, Load, Narrow, V>, shape, workspace);
-    run(scan_column_tiles<S, Load, Store, 1>, shape, workspace);
+    if (V > 1 && shape.columns == V) return run(scan_tiles<ColumnTile<S, Load, Narrow, V>>, shape, workspace);
+    run(scan_tiles<ColumnTile<S, Load, Store, 1>>, shape, workspace);
   }
   void operator()(const scans::ExtremeColumnsShape& shape) {
     if constexpr (kExtremeColumns<S, Load>) {
       constexpr int V = word_columns(kSize);
-      shape.columns == V ? run(scan_extreme_columns<typename S::Near, Load, V>, shape, workspace)
-                         : run(scan_extreme_columns<typename S::Near, Load, 1>, shape, workspace);
+      shape.columns == V ? run(scan_tiles<RecordColumns<typename S::Near, Load, V>>, shape, workspace)
+                         : run(scan_tiles<RecordColumns<typename S::Near, Load, 1>>, shape, workspace);
     }
   }
   void operator()(const scans::RaggedColumnsShape& shape) {

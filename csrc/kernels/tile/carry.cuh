@@ -91,14 +91,11 @@ template <class S> struct ChainSpace {
   }
 };
 
-// A tile of a row. The next one for a block: tiles it waits for have lower tickets.
+// A tile of a row, of `tiles` tiles each.
 struct ChainJob { int64_t row, tile; };
-template <class S> __device__ __forceinline__ ChainJob take_job(const ChainSpace<S>& space) {
-  __shared__ int64_t ticket;
-  if (threadIdx.x == 0) ticket = int64_t(take_ticket(space.ticket));
-  __syncthreads();
-  const int64_t row = ticket / space.tiles;
-  return {row, ticket - row * space.tiles};
+__device__ __forceinline__ ChainJob chain_job(int64_t ticket, int64_t tiles) {
+  const int64_t row = ticket / tiles;
+  return {row, ticket - row * tiles};
 }
 
 // The carry into superblock s > 0: the left fold of the totals before it, continued from the nearest place where some
@@ -181,29 +178,31 @@ __device__ __forceinline__ typename S::Wide chain_carry(ChainSpace<S>& space, in
 
 // ---- columns -------------------------------------------------------------------------------------------------------
 
-// The workspace, all zero before the launch: a ticket; for each batch, and in it for each tile or block tile, the
-// values of all rows (columns of memory), which are looked at side by side.
-template <class S> struct ColumnSpace {
-  int64_t width, units;                       // rows of a batch; tiles of a row
-  Published<typename S::Acc>*tiles, *blocks;  // totals
-  Published<typename S::Wide>* carries;       // what precedes the block tile after this one
+// The workspace, all zero before the launch: a ticket; for each batch, and in it for each tile or block of kOf tiles,
+// the values of all rows (columns of memory), which are looked at side by side.
+template <class Total, class Carry, int kOf> struct TileSpace {
+  int64_t width, units;   // rows of a batch; tiles of a row
+  Total *tiles, *blocks;  // totals
+  Carry* carries;         // what precedes the block after this one
 
-  __device__ ColumnSpace(void* workspace, int64_t rows, int64_t width, int64_t units) : width(width), units(units) {
-    tiles = reinterpret_cast<Published<typename S::Acc>*>(static_cast<uint64_t*>(workspace) + 1);
+  __device__ TileSpace(void* workspace, int64_t rows, int64_t width, int64_t units) : width(width), units(units) {
+    tiles = reinterpret_cast<Total*>(static_cast<uint64_t*>(workspace) + 1);
     blocks = tiles + rows * units;
-    carries = reinterpret_cast<Published<typename S::Wide>*>(blocks + rows * block_tiles());
+    carries = reinterpret_cast<Carry*>(blocks + rows * blocks_a_row());
   }
-  __device__ int64_t block_tiles() const { return (units + kFan - 1) / kFan; }  // of a row
-  __device__ Published<typename S::Acc>* tile(int64_t batch, int64_t tile, int64_t row) const {
+  __device__ int64_t blocks_a_row() const { return (units + kOf - 1) / kOf; }
+  __device__ Total* tile(int64_t batch, int64_t tile, int64_t row) const {
     return tiles + ((batch * units + tile) * width + row);
   }
-  __device__ Published<typename S::Acc>* block(int64_t batch, int64_t block, int64_t row) const {
-    return blocks + ((batch * block_tiles() + block) * width + row);
+  __device__ Total* block(int64_t batch, int64_t block, int64_t row) const {
+    return blocks + ((batch * blocks_a_row() + block) * width + row);
   }
-  __device__ Published<typename S::Wide>* carry(int64_t batch, int64_t block, int64_t row) const {
-    return carries + ((batch * block_tiles() + block) * width + row);
+  __device__ Carry* carry(int64_t batch, int64_t block, int64_t row) const {
+    return carries + ((batch * blocks_a_row() + block) * width + row);
   }
 };
+// By block tiles.
+template <class S> using ColumnSpace = TileSpace<Published<typename S::Acc>, Published<typename S::Wide>, kFan>;
 
 constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(power / 2) : 0; }
 
