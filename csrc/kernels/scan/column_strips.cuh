@@ -24,8 +24,8 @@
 namespace torchreduce::gpu {
 
 // What the kernel is compiled for.
-template <class S, class Load, class Store> constexpr bool kStripPipelined =
-    kPipelined<S, Load, Store> && sizeof(typename S::Acc) <= kStripAcc;
+template <class S, class Load, class Store> constexpr bool kColumnStrips =
+    kRing<S, Load, Store> && sizeof(typename S::Acc) <= kStripAcc;
 
 #ifdef TR_BULK_COPIES
 
@@ -62,7 +62,7 @@ template <class S> struct StripSpace {
         carries(nodes + rows * blocks) {}
 };
 
-template <class S, class Load, class Store> struct StripPipeline {
+template <class S, class Load, class Store> struct ColumnStrips {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using Item = typename S::Item;
@@ -594,22 +594,22 @@ __global__ void __launch_bounds__(kStripThreads, 1)
     scan_column_strips(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ColumnStripsShape shape,
                        TR_GRID_CONSTANT TileMap in, TR_GRID_CONSTANT TileMap out, void* workspace) {
 #if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
-  using P = StripPipeline<S, Load, Store>;
+  using P = ColumnStrips<S, Load, Store>;
   TR_DYNAMIC_SHARED(stages, 128);
-  __shared__ P pipeline;
+  __shared__ P ring;
   const int warp = int(threadIdx.x) / kLanes;
   const int64_t width = call.layout.size[call.layout.kept - 1];
   const typename P::Form form(call, shape);
   const S op{call.options};
-  if (threadIdx.x == 0) pipeline.make_barriers();
+  if (threadIdx.x == 0) ring.make_barriers();
   __syncthreads();
-  if (warp < P::kTotalWarp) pipeline.results(op, call, shape, stages, warp);
-  else if (warp < P::kLookWarp) pipeline.totals(op, form, stages, width, warp - P::kTotalWarp);
-  else if (warp < P::kCarryWarp) pipeline.look(form, width, warp - P::kLookWarp);
-  else if (warp < P::kCopyWarp) pipeline.carries(form, width, warp - P::kCarryWarp);
+  if (warp < P::kTotalWarp) ring.results(op, call, shape, stages, warp);
+  else if (warp < P::kLookWarp) ring.totals(op, form, stages, width, warp - P::kTotalWarp);
+  else if (warp < P::kCarryWarp) ring.look(form, width, warp - P::kLookWarp);
+  else if (warp < P::kCopyWarp) ring.carries(form, width, warp - P::kCarryWarp);
   else if (lane_id() > 0) return;
-  else if (warp == P::kCopyWarp) pipeline.copies(call, form, in, out, stages);
-  else if (warp == P::kJobWarp) pipeline.jobs(call, shape, form, workspace);
+  else if (warp == P::kCopyWarp) ring.copies(call, form, in, out, stages);
+  else if (warp == P::kJobWarp) ring.jobs(call, shape, form, workspace);
 #endif
 }
 

@@ -14,7 +14,7 @@ namespace torchreduce::gpu {
 // Whether elements lie in shared memory, in words of 4 bytes, so that several neighbouring columns may be a lane's, or
 // of 8 bytes; else they are read twice.
 template <class S, class Load, class Store> constexpr bool kStagedTiles = [] {
-  if constexpr (kHeld<S, Load, Store> || kInPlace<S, Load, Store>)
+  if constexpr (kTwoInputs<S, Load, Store> || kInPlace<S, Load, Store>)
     return (is_float_type<element_of<Load>> && sizeof(element_of<Load>) <= 4) ||
            (S::kInputs == 1 && sizeof(element_of<Load>) == 8);
   else return false;

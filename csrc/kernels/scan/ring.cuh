@@ -28,7 +28,7 @@ namespace torchreduce::gpu {
 // warps that do (rows of 2^20, of a copy's speed: float32 0.93 with one carry warp, 0.85 with two; bfloat16 0.80,
 // 0.90).
 // Of two inputs (ring_pairs.cuh) a stage has a place for each, and no results are staged.
-template <int kBytes, int kAcc, int kInputs = 1> struct PipelineShape {
+template <int kBytes, int kAcc, int kInputs = 1> struct RingStages {
   static_assert(kBytes == 2 || kBytes == 4, "one stage is a block tile, and several must fit");
   static constexpr bool kStaged = kInputs == 1;  // results
   static constexpr int kStages = (kStaged ? 10 : 6) / (kBytes / 2);
@@ -50,7 +50,7 @@ template <int kBytes, int kAcc, int kInputs = 1> struct PipelineShape {
 };
 
 // What the kernel is compiled for: 16- and 32-bit floats.
-template <class S, class Load, class Store> constexpr bool kPipelined =
+template <class S, class Load, class Store> constexpr bool kRing =
     kInPlace<S, Load, Store> && is_float_type<typename Load::Element> && sizeof(typename Load::Element) <= 4;
 
 #ifdef TR_BULK_COPIES
@@ -58,7 +58,7 @@ template <class S, class Load, class Store> constexpr bool kPipelined =
 // A block tile on its way. The last one of a row has the place of a whole one, so that all are handled alike: in a
 // stage, what lies beyond the row's end is no one's. It comes after everything in the scan's order, and so has a part
 // in no result that is written, and in no total that is read.
-struct PipelineJob {
+struct RingJob {
   int64_t row;  // -1: there is none, and no other comes
   int64_t tile;
   uintptr_t in, out;  // addresses of the lowest element of a whole block tile, and of its result
@@ -68,14 +68,14 @@ struct PipelineJob {
 // Where totals are large: by superblocks, whose totals the carry warp of the block of their last tile publishes.
 // Formed by each warp for itself, so that as many jobs are on their way as there are warps. `ring`: this, or another
 // kernel's, whose job of turn `it` is next(it), when its carry is to be looked for; initial(row) precedes a row.
-template <class S, class Ring, class Next, class Initial>
-__device__ void carries_by_superblocks(Ring& ring, ChainSpace<S>& space, int warp, Next next, Initial initial) {
+template <class S, class AnyRing, class Next, class Initial>
+__device__ void carries_by_superblocks(AnyRing& ring, ChainSpace<S>& space, int warp, Next next, Initial initial) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   const int lane = lane_id();
   int64_t row = -1, folded = 0;  // superblocks
   Wide sum = S::wide_absent();   // of those
-  for (int it = warp;; it += Ring::kCarryWarps) {
+  for (int it = warp;; it += AnyRing::kCarryWarps) {
     const auto& j = next(it);
     if (j.row < 0) return;
     if (j.row != row) {
@@ -102,7 +102,7 @@ __device__ void carries_by_superblocks(Ring& ring, ChainSpace<S>& space, int war
       for (int i = 0; i < count; ++i) sum = S::combine(sum, shuffle(total, i));
       folded += count;
     }
-    const int s = it % Ring::kStages;
+    const int s = it % AnyRing::kStages;
     const Wide before = shuffle(upto[0], slot ? slot - 1 : 0);
     if (lane == 0) ring.carry[s] = chosen(slot > 0, S::combine(sum, before), sum);
     barrier_arrive(ring.ready[s]);
@@ -110,13 +110,13 @@ __device__ void carries_by_superblocks(Ring& ring, ChainSpace<S>& space, int war
   }
 }
 
-template <class S, class Load, class Store> struct Pipeline {
+template <class S, class Load, class Store> struct Ring {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using E = typename Load::Element;
   using O = typename Store::Element;
   static_assert(sizeof(E) == sizeof(O), "the stages of both are alike");
-  using Shape = PipelineShape<sizeof(E), sizeof(Acc), S::kInputs>;
+  using Shape = RingStages<sizeof(E), sizeof(Acc), S::kInputs>;
   static constexpr int kStages = Shape::kStages, kStagings = Shape::kStagings, kStageBytes = Shape::kStageBytes;
   static constexpr int kTotalWarps = Shape::kTotalWarps, kCarryWarps = Shape::kCarryWarps;
   static constexpr int kResultWarps = Shape::kResultWarps, kAhead = Shape::kAhead;
@@ -134,7 +134,7 @@ template <class S, class Load, class Store> struct Pipeline {
   [[no_unique_address]] StageBarriers<(kReaders > 0 ? kStages : 0)> all_read;  // it may be loaded again
   StageBarriers<kStages> summed, ready, empty;
   StageBarriers<kStagings> done, stored;
-  PipelineJob job[kStages];
+  RingJob job[kStages];
   // What result warps ask of a job, at once: `results`, -1 where there is no job, and at which byte of all stages the
   // block tile begins, and of all stagings its results.
   struct alignas(16) Place { int results, in, out; };
@@ -178,7 +178,7 @@ template <class S, class Load, class Store> struct Pipeline {
   }
   // The job of turn `it`, when it is known. Whoever waits for other barriers of the turn does so first: a wait for a
   // phase must not begin a phase early.
-  __device__ PipelineJob next(int it) {
+  __device__ RingJob next(int it) {
     taken.wait(it);
     return job[it % kStages];
   }
@@ -201,7 +201,7 @@ template <class S, class Load, class Store> struct Pipeline {
     int it = 0;
     for (int64_t ticket = int64_t(take_ticket(space.ticket)), next; ticket < jobs; ticket = next, ++it) {
       next = int64_t(take_ticket(space.ticket));
-      PipelineJob j;
+      RingJob j;
       j.row = ticket / space.tiles;
       j.tile = ticket - j.row * space.tiles;
       const RowStart start = row_start(l, j.row);
@@ -290,7 +290,7 @@ template <class S, class Load, class Store> struct Pipeline {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
     const int lane = lane_id();
     for (int it = warp;; it += kTotalWarps) {
-      const PipelineJob j = next(it);
+      const RingJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, phase = int(j.in % kGranule);
       loaded.wait(it);
@@ -355,7 +355,7 @@ template <class S, class Load, class Store> struct Pipeline {
     int64_t row = -1, base = 0;   // the block tile where a window begins
     Wide sum = S::wide_absent();  // of this row's block tiles before it
     for (int it = warp;; it += warps) {
-      const PipelineJob j = next(it);
+      const RingJob j = next(it);
       if (j.row < 0) return;
       if (j.row != row) {
         row = j.row;
@@ -629,7 +629,7 @@ template <class S, class Load, class Store> struct Pipeline {
   __device__ void store(const ScanCall& call, char* stagings, bool mirror) {
     const int lane = lane_id();
     for (int it = 0;; ++it) {
-      const PipelineJob j = next(it);
+      const RingJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, o = it % kStagings, out = int(j.out % kGranule);
       if (call.exclusive && j.tile == 0 && lane == 0)
@@ -657,40 +657,39 @@ template <class S, class Load, class Store>
 __global__ void __launch_bounds__(ring_threads(sizeof(element_of<Load>), sizeof(typename S::Acc)), 1)
     scan_ring(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT RingShape shape, void* workspace) {
 #if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
-  using P = Pipeline<S, Load, Store>;
+  using P = Ring<S, Load, Store>;
   TR_DYNAMIC_SHARED(stages, 128);
-  __shared__ P pipeline;
+  __shared__ P ring;
   char* stagings = stages + P::kStages * P::kStageBytes;
   constexpr int kCarryWarp = P::kResultWarps + P::kTotalWarps, kStoreWarp = kCarryWarp + P::kCarryWarps;
   const int warp = int(threadIdx.x) / kLanes, mirror = scan_stride(call.layout).in < 0 ? kLanes - 1 : 0;
   ChainSpace<S> space(workspace, call.layout.rows, shape.tiles);
   const S op{call.options};
-  if (threadIdx.x == 0) pipeline.make_barriers();
+  if (threadIdx.x == 0) ring.make_barriers();
   __syncthreads();
   if (warp < P::kResultWarps) {
-    if (mirror) pipeline.template results<true, false>(op, stages, stagings, warp);
-    else if (P::kOwnTotals && shape.granules)
-      pipeline.template results<false, P::kOwnTotals>(op, stages, stagings, warp);
-    else pipeline.template results<false, false>(op, stages, stagings, warp);
+    if (mirror) ring.template results<true, false>(op, stages, stagings, warp);
+    else if (P::kOwnTotals && shape.granules) ring.template results<false, P::kOwnTotals>(op, stages, stagings, warp);
+    else ring.template results<false, false>(op, stages, stagings, warp);
   } else if (warp < kCarryWarp) {
     if constexpr (P::kOwnTotals) {
-      if (mirror) pipeline.template publish_totals<true>(space);
-      else pipeline.template publish_totals<false>(space);
+      if (mirror) ring.template publish_totals<true>(space);
+      else ring.template publish_totals<false>(space);
     } else {
-      if (mirror) pipeline.template totals<true>(op, space, stages, warp - P::kResultWarps);
-      else pipeline.template totals<false>(op, space, stages, warp - P::kResultWarps);
+      if (mirror) ring.template totals<true>(op, space, stages, warp - P::kResultWarps);
+      else ring.template totals<false>(op, space, stages, warp - P::kResultWarps);
     }
   } else if (warp < kStoreWarp) {
     if constexpr (P::kOwnTotals)
       carries_by_superblocks<S>(
-          pipeline, space, warp - kCarryWarp, [&](int it) { return pipeline.next(it); },
+          ring, space, warp - kCarryWarp, [&](int it) { return ring.next(it); },
           [](int64_t) { return S::wide_absent(); });
-    else if (space.tiles <= kLanes) pipeline.template carries<1>(space, warp - kCarryWarp);
-    else pipeline.template carries<P::kWindows>(space, warp - kCarryWarp);
+    else if (space.tiles <= kLanes) ring.template carries<1>(space, warp - kCarryWarp);
+    else ring.template carries<P::kWindows>(space, warp - kCarryWarp);
   } else if (warp == kStoreWarp) {
-    pipeline.store(call, stagings, mirror != 0);
+    ring.store(call, stagings, mirror != 0);
   } else if (lane_id() == 0) {
-    pipeline.load(call, space, stages, mirror);
+    ring.load(call, space, stages, mirror);
   }
 #endif
 }

@@ -19,24 +19,24 @@
 namespace torchreduce::gpu {
 
 // What the kernel is compiled for.
-template <class S, class Load, class Store> constexpr bool kNarrowPipelined =
-    kPipelined<S, Load, Store> && sizeof(typename S::Acc) <= 4;
+template <class S, class Load, class Store> constexpr bool kRingColumns =
+    kRing<S, Load, Store> && sizeof(typename S::Acc) <= 4;
 
 // The ring for W columns of elements of `bytes` bytes. A look takes about as many totals of a column as that of
 // ring.cuh.
-template <int kBytes, int W> struct NarrowShape {
-  static constexpr int kParts = narrow_parts(W, kBytes);  // of a block tile
-  static constexpr int kTiles = kFan / kParts;            // of a part
+template <int kBytes, int W> struct RingColumnStages {
+  static constexpr int kParts = ring_column_parts(W, kBytes);  // of a block tile
+  static constexpr int kTiles = kFan / kParts;                 // of a part
   static constexpr int kPartBytes = kTiles * kTile * W * kBytes;
   static constexpr int kStageBytes = kPartBytes + 128;  // a part that starts anywhere in a line
   static constexpr int kStages = (210 << 10) / kStageBytes;
-  static constexpr int kTotalWarps = narrow_total_warps(W), kStoreWarps = narrow_store_warps(W);
-  static constexpr int kResultWarps = narrow_result_warps(W, kBytes);
+  static constexpr int kTotalWarps = ring_column_total_warps(W), kStoreWarps = ring_column_store_warps(W);
+  static constexpr int kResultWarps = ring_column_result_warps(W, kBytes);
   static constexpr int kTeamWarps = kTiles < kResultWarps ? kTiles : kResultWarps, kTeams = kResultWarps / kTeamWarps;
   static constexpr int kTotals = kPartBytes > 16 << 10 ? 2 : 6;             // a look, times 32
   static constexpr int kWindows = kTotals > kParts ? kTotals / kParts : 1;  // of 32 block tiles
   static_assert(kTeams <= kTotalWarps && kStoreWarps <= kTotalWarps && kTotalWarps <= kStages, "see load()");
-  static_assert((kResultWarps + kTotalWarps + W + kStoreWarps + 1) * kLanes == narrow_threads(W, kBytes),
+  static_assert((kResultWarps + kTotalWarps + W + kStoreWarps + 1) * kLanes == ring_column_threads(W, kBytes),
                 "a warp for each role");
   static constexpr int kShared = kStages * kStageBytes;
 };
@@ -45,7 +45,7 @@ template <int kBytes, int W> struct NarrowShape {
 
 // Whether result warps, for want of registers, work out again what they could keep, and round results while others are
 // still to be formed.
-template <class T, int W> constexpr bool kSparesRegisters = W == kMostNarrow && sizeof(T) == 2;
+template <class T, int W> constexpr bool kSparesRegisters = W == kMostRingColumns && sizeof(T) == 2;
 
 // Results of a group of W columns, rounded once each, as words in the order of memory.
 template <class T, class S, int W, class Result>
@@ -79,13 +79,13 @@ __device__ __forceinline__ void round_column(int v, const Result (&r)[W][kGroup]
   }
 }
 
-template <class S, class Load, class Store, int W> struct NarrowPipeline {
-  using Rows = Pipeline<S, Load, Store>;  // what is the same of one column
+template <class S, class Load, class Store, int W> struct RingColumns {
+  using Rows = Ring<S, Load, Store>;  // what is the same of one column
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using Item = typename S::Item;
   using E = typename Load::Element;
-  using Shape = NarrowShape<sizeof(E), W>;
+  using Shape = RingColumnStages<sizeof(E), W>;
   static constexpr int kStages = Shape::kStages, kStageBytes = Shape::kStageBytes;
   static constexpr int kTotalWarps = Shape::kTotalWarps, kStoreWarps = Shape::kStoreWarps;
   static constexpr int kParts = Shape::kParts, kTiles = Shape::kTiles;
@@ -96,7 +96,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
   static_assert(1 << kLevels == kParts, "its levels");
 
   StageBarriers<kStages> taken, loaded, kept, ready, done, empty;
-  PipelineJob job[kStages];        // the row is that of the first column, the tile a part
+  RingJob job[kStages];            // the row is that of the first column, the tile a part
   Acc within[kStages][W][kTiles];  // what precedes each tile in its part
   Acc left[kStages][W][kLeft];     // what precedes the part in its block tile, level by level
   Wide carry[kStages][W];
@@ -119,7 +119,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
     empty.wait_before(it);
     return s;
   }
-  __device__ PipelineJob next(int it) {
+  __device__ RingJob next(int it) {
     taken.wait(it);
     return job[it % kStages];
   }
@@ -127,11 +127,11 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
   // ---- roles ----
 
   // The first granule of a part in its stage.
-  __device__ static char* part_of(const PipelineJob& j, char* stages, int s) {
+  __device__ static char* part_of(const RingJob& j, char* stages, int s) {
     return stages + s * kStageBytes + int(granule_of(j.in) % kLine);
   }
 
-  // As Pipeline::load.
+  // As Ring::load.
   __device__ void load(const ScanCall& call, ChainSpace<S>& space, char* stages, bool mirror) {
     const Layout& l = call.layout;
     const int64_t shift = call.exclusive ? 1 : 0, jobs = l.rows / W * space.tiles, far = mirror ? kPositions - 1 : 0;
@@ -141,7 +141,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
     int it = 0;
     for (int64_t ticket = int64_t(take_ticket(space.ticket)), next; ticket < jobs; ticket = next, ++it) {
       next = int64_t(take_ticket(space.ticket));
-      PipelineJob j;
+      RingJob j;
       j.row = ticket / space.tiles * W;
       j.tile = ticket % space.tiles;
       const RowStart start = row_start(l, j.row);
@@ -188,7 +188,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
     constexpr int kWritten = W > 4 && sizeof(E) > 2 ? 1 : kTurn;
     const int lane = lane_id();
     for (int it = warp;; it += kTotalWarps) {
-      const PipelineJob j = next(it);
+      const RingJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages;
       loaded.wait(it);
@@ -276,7 +276,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
   // 0.88).
   static constexpr bool kNeeded = kParts > 4 && W > 5;
 
-  // As Pipeline::carries.
+  // As Ring::carries.
   template <int kCount> __device__ void carries(ChainSpace<S>& space, int column) {
     const int lane = lane_id();
     int64_t row = -1, base = 0, end = 0;  // known are the totals of this row's parts before this one, and of
@@ -295,7 +295,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
       for (int p = 0; p < kParts; ++p) total[p] = part[k][p].value();
     };
     for (int it = 0;; ++it) {
-      const PipelineJob j = next(it);
+      const RingJob j = next(it);
       if (j.row < 0) return;
       if (j.row != row) {
         row = j.row;
@@ -376,7 +376,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
     constexpr bool kSpares = kSparesRegisters<E, W>;
     constexpr bool kRoundsEarly = kSpares && kLooksForNan<E, typename S::Result>;
     for (int it = warp / kTeamWarps;; it += Shape::kTeams) {
-      const PipelineJob j = next(it);
+      const RingJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, parity = it / kStages & 1;
 #pragma unroll 1
@@ -476,7 +476,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
   __device__ void store(const ScanCall& call, char* stages, int warp, bool mirror) {
     const int lane = lane_id();
     for (int it = warp;; it += kStoreWarps) {
-      const PipelineJob j = next(it);
+      const RingJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, out = int(j.out % kGranule);
       const auto row = [&](int position) { return (mirror ? kPositions - 1 - position : position) * kRowBytes; };
@@ -510,12 +510,12 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
 };
 
 template <class S, class Load, class Store, int W>
-__global__ void __launch_bounds__(narrow_threads(W, sizeof(typename Load::Element)), 1)
+__global__ void __launch_bounds__(ring_column_threads(W, sizeof(typename Load::Element)), 1)
     scan_ring_columns(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT RingColumnsShape shape, void* workspace) {
 #if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
-  using P = NarrowPipeline<S, Load, Store, W>;
+  using P = RingColumns<S, Load, Store, W>;
   TR_DYNAMIC_SHARED(stages, 128);
-  __shared__ P pipeline;
+  __shared__ P ring;
   static_assert(P::Shape::kShared + sizeof(P) <= kRingShared, "the plan counts on no more");
   constexpr int kCarryWarp = P::Shape::kResultWarps + P::kTotalWarps, kStoreWarp = kCarryWarp + W,
                 kLoadWarp = kStoreWarp + P::kStoreWarps;
@@ -523,25 +523,25 @@ __global__ void __launch_bounds__(narrow_threads(W, sizeof(typename Load::Elemen
   const bool mirror = scan_stride(call.layout).in < 0;
   ChainSpace<S> space(workspace, call.layout.rows, shape.parts);
   const S op{call.options};
-  if (threadIdx.x == 0) pipeline.make_barriers();
+  if (threadIdx.x == 0) ring.make_barriers();
   __syncthreads();
   if (warp < P::Shape::kResultWarps) {
     if (call.exclusive) {
-      if (mirror) pipeline.template results<true, true>(op, stages, warp);
-      else pipeline.template results<false, true>(op, stages, warp);
+      if (mirror) ring.template results<true, true>(op, stages, warp);
+      else ring.template results<false, true>(op, stages, warp);
     } else {
-      if (mirror) pipeline.template results<true, false>(op, stages, warp);
-      else pipeline.template results<false, false>(op, stages, warp);
+      if (mirror) ring.template results<true, false>(op, stages, warp);
+      else ring.template results<false, false>(op, stages, warp);
     }
   } else if (warp < kCarryWarp) {
-    if (mirror) pipeline.template totals<true>(op, space, stages, warp - P::Shape::kResultWarps);
-    else pipeline.template totals<false>(op, space, stages, warp - P::Shape::kResultWarps);
+    if (mirror) ring.template totals<true>(op, space, stages, warp - P::Shape::kResultWarps);
+    else ring.template totals<false>(op, space, stages, warp - P::Shape::kResultWarps);
   } else if (warp < kStoreWarp) {
-    pipeline.template carries<P::Shape::kWindows>(space, warp - kCarryWarp);
+    ring.template carries<P::Shape::kWindows>(space, warp - kCarryWarp);
   } else if (warp < kLoadWarp) {
-    pipeline.store(call, stages, warp - kStoreWarp, mirror);
+    ring.store(call, stages, warp - kStoreWarp, mirror);
   } else if (lane_id() == 0) {
-    pipeline.load(call, space, stages, mirror);
+    ring.load(call, space, stages, mirror);
   }
 #endif
 }

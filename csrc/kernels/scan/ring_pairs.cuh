@@ -9,13 +9,13 @@
 namespace torchreduce::gpu {
 
 // What the kernel is compiled for.
-template <class S, class Load, class Store> constexpr bool kLinearPipelined =
-    kHeld<S, Load, Store> && sizeof(element_of<Load>) <= 4;
+template <class S, class Load, class Store> constexpr bool kRingPairs =
+    kTwoInputs<S, Load, Store> && sizeof(element_of<Load>) <= 4;
 
 #ifdef TR_BULK_COPIES
 
-template <class S, class Load, class Rows = Pipeline<S, TypedLoad<element_of<Load>>, TypedStore<element_of<Load>>>>
-struct LinearPipeline : Rows {
+template <class S, class Load, class Rows = Ring<S, TypedLoad<element_of<Load>>, TypedStore<element_of<Load>>>>
+struct RingPairs : Rows {
   using Acc = typename S::Acc;
   using E = element_of<Load>;
   using Rows::job, Rows::taken, Rows::loaded, Rows::summed, Rows::ready, Rows::empty, Rows::within, Rows::carry,
@@ -64,7 +64,7 @@ struct LinearPipeline : Rows {
         barrier_arrive(empty[s]);
       }
       if (!loads || ends == kEnds) continue;
-      PipelineJob j{-1, 0, 0, 0, 0};
+      RingJob j{-1, 0, 0, 0, 0};
       uintptr_t a_in = 0;
       if (ticket < jobs) {
         j.row = ticket / space.tiles;
@@ -90,8 +90,8 @@ struct LinearPipeline : Rows {
     }
   }
   // Starts the load of a job's elements from position `first` of the block tile on, whose lowest one's address is `in`.
-  __device__ static void load(uintptr_t in, char* place, const PipelineJob& j, bool mirror, int first,
-                              uintptr_t memory_end, Barrier* loaded) {
+  __device__ static void load(uintptr_t in, char* place, const RingJob& j, bool mirror, int first, uintptr_t memory_end,
+                              Barrier* loaded) {
     const int low = mirror ? kBlockTile - j.results : first, high = mirror ? kBlockTile - first : j.results;
     const BulkRange<E> range(in + low * sizeof(E), in + high * sizeof(E), memory_end);
     range.load(place, in, loaded);
@@ -233,29 +233,29 @@ template <class S, class Load, class Store>
 __global__ void __launch_bounds__(ring_threads(sizeof(element_of<Load>), sizeof(typename S::Acc)), 1)
     scan_ring_pairs(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT RingPairsShape shape, void* workspace) {
 #if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
-  using P = LinearPipeline<S, Load>;
+  using P = RingPairs<S, Load>;
   TR_DYNAMIC_SHARED(stages, 128);
-  __shared__ P pipeline;
+  __shared__ P ring;
   constexpr int kCarryWarp = P::kResultWarps + P::kTotalWarps, kCopyWarp = kCarryWarp + P::kCarryWarps;
   const int warp = int(threadIdx.x) / kLanes;
   const bool mirror = scan_stride(call.layout).in < 0;
   ChainSpace<S> space(workspace, call.layout.rows, shape.tiles);
   const S op{call.options};
-  if (threadIdx.x == 0) pipeline.make_barriers();
+  if (threadIdx.x == 0) ring.make_barriers();
   __syncthreads();
   if (warp < P::kResultWarps) {
-    if (mirror) pipeline.template results<true, false>(op, stages, warp);
-    else if (P::at_granules(call)) pipeline.template results<false, true>(op, stages, warp);
-    else pipeline.template results<false, false>(op, stages, warp);
+    if (mirror) ring.template results<true, false>(op, stages, warp);
+    else if (P::at_granules(call)) ring.template results<false, true>(op, stages, warp);
+    else ring.template results<false, false>(op, stages, warp);
   } else if (warp < kCarryWarp) {
-    if (mirror) pipeline.template publish_totals<true>(space);
-    else pipeline.template publish_totals<false>(space);
+    if (mirror) ring.template publish_totals<true>(space);
+    else ring.template publish_totals<false>(space);
   } else if (warp < kCopyWarp) {
     carries_by_superblocks<S>(
-        pipeline, space, warp - kCarryWarp, [&](int it) { return pipeline.next(it); },
+        ring, space, warp - kCarryWarp, [&](int it) { return ring.next(it); },
         [&](int64_t row) { return row_carry<S, Load>(call, row); });
   } else {
-    pipeline.load(call, space, stages, mirror);
+    ring.load(call, space, stages, mirror);
   }
 #endif
 }

@@ -142,7 +142,7 @@ template <class E> __device__ __forceinline__ bool is_wide(const E* p, int64_t s
 template <class S, class Load, class Store> constexpr bool kCompact =
     Load::kWidth > 1 && S::kInputs == 1 && !S::kIndexed && sizeof(typename S::Acc) <= 8;
 // Whether the one for two inputs is.
-template <class S, class Load, class Store> constexpr bool kHeld = Load::kWidth > 1 && S::kInputs == 2;
+template <class S, class Load, class Store> constexpr bool kTwoInputs = Load::kWidth > 1 && S::kInputs == 2;
 // The same where results take the place of elements.
 template <class S, class Load, class Store> constexpr bool kInPlace = [] {
   if constexpr (kCompact<S, Load, Store>) return std::is_same<typename Load::Element, typename Store::Element>::value;

@@ -83,7 +83,7 @@ template <class S, class Load, class Store> struct Launches {
                            : run(scan_row_pairs<S, Load, Store, kMost, true, kStaged>, shape);
   }
   void operator()(const scans::RowPairsShape& shape) {
-    if constexpr (kHeld<S, Load, Store>) {
+    if constexpr (kTwoInputs<S, Load, Store>) {
       if constexpr (kSize <= 4)
         if (shape.runs) return row_pairs<true>(shape);
       row_pairs<false>(shape);
@@ -106,22 +106,21 @@ template <class S, class Load, class Store> struct Launches {
   }
 #ifdef TR_BULK_COPIES
   void operator()(const scans::RingShape& shape) {
-    if constexpr (kPipelined<S, Load, Store>)
-      run_ring(scan_ring<S, Load, Narrow>, shape, PipelineShape<sizeof(E), sizeof(typename S::Acc)>::kShared);
+    if constexpr (kRing<S, Load, Store>)
+      run_ring(scan_ring<S, Load, Narrow>, shape, RingStages<sizeof(E), sizeof(typename S::Acc)>::kShared);
   }
   void operator()(const scans::RingPairsShape& shape) {
-    if constexpr (kLinearPipelined<S, Load, Store>)
-      run_ring(scan_ring_pairs<S, Load, Store>, shape, LinearPipeline<S, Load>::Shape::kShared);
+    if constexpr (kRingPairs<S, Load, Store>)
+      run_ring(scan_ring_pairs<S, Load, Store>, shape, RingPairs<S, Load>::Shape::kShared);
   }
   void operator()(const scans::RingColumnsShape& shape) {
-    if constexpr (kNarrowPipelined<S, Load, Store>)
+    if constexpr (kRingColumns<S, Load, Store>)
       with_constant(std::integer_sequence<int, 2, 3, 4, 5, 6, 7>(), shape.columns, [&](auto columns) {
-        run_ring(scan_ring_columns<S, Load, Narrow, columns()>, shape, NarrowShape<sizeof(E), columns()>::kShared);
+        run_ring(scan_ring_columns<S, Load, Narrow, columns()>, shape, RingColumnStages<sizeof(E), columns()>::kShared);
       });
   }
   void operator()(const scans::ColumnStripsShape& shape) {
-    if constexpr (kStripPipelined<S, Load, Store>)
-      error = launch_strips<S, Load, Narrow>(call, shape, workspace, queue);
+    if constexpr (kColumnStrips<S, Load, Store>) error = launch_strips<S, Load, Narrow>(call, shape, workspace, queue);
   }
 #else
   void operator()(const scans::RingShape&) {}
