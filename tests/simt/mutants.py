@@ -775,7 +775,7 @@ MUTANTS = (
     ),
     Mutant(
         "runs are joined without choices whatever comes out", "kernels/common/collective.cuh",
-        "calm &= S::is_settled(left[k], true);", "",
+        "fast &= S::is_settled(left[k], true);", "",
         "scan.LinearScan", ("ring_pairs",), every=1,
     ),
     # ---- the ring of few columns
@@ -976,7 +976,7 @@ MUTANTS = (
     ),
     Mutant(
         "totals of groups that are joined as they are, whatever their exponent", "kernels/scan/column_tiles.cuh",
-        "return S::calm_end(S::of_near(last));", "return S::of_near(last);",
+        "return S::fast_end(S::of_near(last));", "return S::of_near(last);",
         "scan.CumProd", ("column_tiles",), every=1,
     ),
     Mutant(

@@ -72,26 +72,26 @@ __device__ __forceinline__ void round_columns(const Result (&r)[N][kGroup], Pack
 // What with(join) forms of `values` by joins: `results`, of which each is of the values up to its place, or a single
 // one of all. Without choices where the scan has such a way and all values allow it.
 template <class S, class V, int M, class With, int N>
-__device__ __forceinline__ void join_calmly(const V (&values)[M], With with, V (&results)[N]) {
-  if constexpr (kHasCalm<S, V>) {
-    with([](const auto& l, const auto& r) { return S::calm_join(l, r); });
-    bool calm = true;
+__device__ __forceinline__ void join_fast(const V (&values)[M], With with, V (&results)[N]) {
+  if constexpr (kHasFastJoin<S, V>) {
+    with([](const auto& l, const auto& r) { return S::fast_join(l, r); });
+    bool fast = true;
     if constexpr (S::kInputs == 1) {
-      calm = S::is_calm(results[N - 1]);  // zeros, infinities and NaN, which are not calm, stay so
+      fast = S::allows_fast(results[N - 1]);  // zeros, infinities and NaN, which do not allow it, stay so
     } else {
       bool reset = false;
 #pragma unroll
       for (int i = 0; i < M; ++i) {
-        calm &= S::is_calm(values[i]);
+        fast &= S::allows_fast(values[i]);
         reset |= S::is_reset(values[i]);
-        if (N == M) calm &= S::is_settled(results[i], reset);
-        else calm &= S::is_settled(values[i], true);  // a join of others might drop it where combine does not
+        if (N == M) fast &= S::is_settled(results[i], reset);
+        else fast &= S::is_settled(values[i], true);  // a join of others might drop it where combine does not
       }
-      if (N < M) calm &= S::is_settled(results[0], reset);
+      if (N < M) fast &= S::is_settled(results[0], reset);
     }
-    if (calm) {
+    if (fast) {
 #pragma unroll
-      for (V& result : results) result = S::calm_end(result);
+      for (V& result : results) result = S::fast_end(result);
       return;
     }
     TR_RARE_PATH;

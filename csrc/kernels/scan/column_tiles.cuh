@@ -24,7 +24,7 @@ template <class S, class Load, class Store> constexpr bool kStagedTiles = [] {
 // speed, with 4 and some memory for what they lack 0.50; logcumsumexp 0.28, with 3 0.26).
 template <class S, class Load, class Store, int V> constexpr int kTileBlocks = [] {
   if (!kStagedTiles<S, Load, Store>) return sizeof(typename S::Acc) > 8 || S::kInputs == 3 ? 1 : 2;
-  return V > 1 && kHasQuick<S> ? 3 : V == 1 && sizeof(typename S::Acc) == 4 ? 5 : 4;
+  return V > 1 && kHasFastGroup<S> ? 3 : V == 1 && sizeof(typename S::Acc) == 4 ? 5 : 4;
 }();
 
 template <class S, class Load, class Store> constexpr int kTileThreads =
@@ -214,7 +214,7 @@ template <class S, class Load, class Store, int V> struct ColumnTile {
   const S op;
   Word* const own;
   Acc upto[kGroups][V] = {};  // of the lane's groups to this one, in the tile's order
-  bool quick = true;          // whether quick_group takes all of the lane's groups, then of the warp's
+  bool fast = true;           // whether fast_group takes all of the lane's groups, then of the warp's
 
   __device__ __forceinline__ static TileJob<S> job_of(const ScanCall& call, const ColumnTilesShape& shape,
                                                       void* workspace, int64_t ticket) {
@@ -326,11 +326,11 @@ template <class S, class Load, class Store, int V> struct ColumnTile {
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const Acc total = [&] {
-          if constexpr (kHasQuick<S>) {
+          if constexpr (kHasFastGroup<S>) {
             typename S::Item last;
-            if (S::quick_group(items[v], last)) return S::calm_end(S::of_near(last));
+            if (S::fast_group(items[v], last)) return S::fast_end(S::of_near(last));
             TR_RARE_PATH;
-            quick = false;
+            fast = false;
           }
           return S::group(items[v]);
         }();
@@ -344,13 +344,13 @@ template <class S, class Load, class Store, int V> struct ColumnTile {
     if constexpr (kStaged) load(at);
     if (kTyped && at.count == kRows) form_groups(std::bool_constant<kTyped>(), at);
     else form_groups(std::false_type(), at);
-    quick = kHasQuick<S> && !ballot(!quick);
+    fast = kHasFastGroup<S> && !ballot(!fast);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       Acc own[kGroups], runs[kGroups];
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) own[g] = upto[g][v];
-      join_calmly<S>(
+      join_fast<S>(
           own,
           [&](auto join) {
 #pragma unroll
@@ -386,7 +386,7 @@ template <class S, class Load, class Store, int V> struct ColumnTile {
       parts[k] = part & d ? shared.totals[(part & ~(2 * d - 1)) + d - 1][chain] : S::absent();
     }
     parts[kJoined - 1] = shared.tiles_before[chain];
-    join_calmly<S>(
+    join_fast<S>(
         parts,
         [&](auto join) {
           Acc upto = parts[0];
@@ -433,8 +433,8 @@ template <class S, class Load, class Store, int V> struct ColumnTile {
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const typename S::Prefix before = prefix(g, v);
-        if constexpr (!kHasQuick<S>) S::group(items[v]);
-        group_results<E>(op, before, items[v], quick, r[v]);
+        if constexpr (!kHasFastGroup<S>) S::group(items[v]);
+        group_results<E>(op, before, items[v], fast, r[v]);
       }
       const int stored = at.left - shift - g * kGroup;
       if (stored >= kGroup) store_group(std::true_type(), place, r, kGroup);

@@ -443,7 +443,7 @@ template <class S, class Load, class Store> struct Ring {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
     const int lane = lane_id(), first = warp * kRuns;
     Acc groups[kAhead + 1][kRuns];  // what precedes each of the lane's in its tile, of this block tile and those ahead
-    uint32_t quick = 0;             // bit a: whether the a-th of them has only groups that quick_group takes
+    uint32_t fast = 0;              // bit a: whether the a-th of them has only groups that fast_group takes
     int ahead = kAhead + 1;         // block tiles to be summed
     bool more = true;
     Turn<kStages> sums;
@@ -456,7 +456,7 @@ template <class S, class Load, class Store> struct Ring {
           for (int a = 0; a < kAhead; ++a)
 #pragma unroll
             for (int k = 0; k < kRuns; ++k) groups[a][k] = groups[a + 1][k];
-          quick >>= 1;
+          fast >>= 1;
           if (!more) continue;
           const int s = sums.place;
           taken.wait(sums);
@@ -468,7 +468,7 @@ template <class S, class Load, class Store> struct Ring {
             loaded.wait(sums);
             typename S::Item items[kRuns][kGroup];
             part_items<kMirror, kAtGranules>(op, stages, place, first, items);
-            if (sum_groups<kMirror>(items, groups[kAhead], total)) quick |= 1u << kAhead;
+            if (sum_groups<kMirror>(items, groups[kAhead], total)) fast |= 1u << kAhead;
           } else {
 #pragma unroll
             for (int k = 0; k < kRuns; ++k) total[k] = S::absent();
@@ -508,12 +508,12 @@ template <class S, class Load, class Store> struct Ring {
       ready.wait(turn);
       const Wide c = carry[s];
 #pragma unroll
-      for (int k = 0; k < kRuns; ++k) before[k] = precede<S, O>(quick & 1, within[s][first + k], before[k]);
+      for (int k = 0; k < kRuns; ++k) before[k] = precede<S, O>(fast & 1, within[s][first + k], before[k]);
       barrier_arrive(empty[s]);
       typename S::Prefix prefix[kRuns];
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) prefix[k] = S::prefix(c, before[k]);
-      round_results<kMirror>(op, prefix, items, quick & 1, w);
+      round_results<kMirror>(op, prefix, items, fast & 1, w);
       const int out = int(unsigned(place.out) % kGranule);
       char* const staging = stagings + (place.out - out);
       barrier_wait(stored[o], stored_parity);
@@ -534,25 +534,25 @@ template <class S, class Load, class Store> struct Ring {
   }
 
   // Of the items of a part, what precedes each of the lane's groups in its tile, and the totals of the tiles; whether
-  // all groups are such as quick_group takes.
+  // all groups are such as fast_group takes.
   template <bool kMirror>
   __device__ static bool sum_groups(typename S::Item (&items)[kRuns][kGroup], Acc (&groups)[kRuns],
                                     Acc (&total)[kRuns]) {
-    bool quick = false;
-    if constexpr (kHasQuick<S>) {
+    bool fast = false;
+    if constexpr (kHasFastGroup<S>) {
       constexpr int mirror = kMirror ? kLanes - 1 : 0;
       const int lane = recomputed(lane_id()) ^ mirror;
       typename S::Item run[kRuns];
       bool near = true;
-      quick = true;
+      fast = true;
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) {
         typename S::Item x[kGroup];
         ordered<kMirror>(items[k], x);
-        quick &= S::quick_group(x, run[k]);
+        fast &= S::fast_group(x, run[k]);
         near &= S::is_near(run[k]);
       }
-      near &= quick;
+      near &= fast;
       if (!ballot(!near)) {
         sklansky_levels(
             run, lane, kLanes, [](auto v, int d) { return shuffle_within(v, mirror ? d : d - 1, 2 * d); },
@@ -560,25 +560,25 @@ template <class S, class Load, class Store> struct Ring {
 #pragma unroll
         for (int k = 0; k < kRuns; ++k) {
           const auto left = shuffle(run[k], ((lane - 1) & (kLanes - 1)) ^ mirror);
-          total[k] = S::calm_end(S::of_near(run[k]));
+          total[k] = S::fast_end(S::of_near(run[k]));
           groups[k] = chosen(lane > 0, near_total<S, O>(left), S::absent());
         }
         return true;
       }
       TR_RARE_PATH;
-      quick = !ballot(!quick);
+      fast = !ballot(!fast);
     }
 #pragma unroll
     for (int k = 0; k < kRuns; ++k) groups[k] = group<kMirror>(items[k]);
     scan_groups<kMirror>(groups, total);
-    return quick;
+    return fast;
   }
-  // The results of a part in memory order, rounded. quick: quick_group takes all groups.
+  // The results of a part in memory order, rounded. fast: fast_group takes all groups.
   template <bool kMirror>
   __device__ static void round_results(const S& op, typename S::Prefix (&prefix)[kRuns],
-                                       typename S::Item (&items)[kRuns][kGroup], bool quick,
+                                       typename S::Item (&items)[kRuns][kGroup], bool fast,
                                        uint32_t (&w)[kRuns][kWords]) {
-    bool rare = kHasQuick<S> && !quick, nan = false;
+    bool rare = kHasFastGroup<S> && !fast, nan = false;
     if constexpr (requires { S::is_rare(prefix[0]); }) {
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) rare |= S::is_rare(prefix[k]);
@@ -587,7 +587,7 @@ template <class S, class Load, class Store> struct Ring {
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) {
         typename S::Result r[kGroup];
-        if constexpr (kHasQuick<S>) {
+        if constexpr (kHasFastGroup<S>) {
           typename S::Item x[kGroup];
           typename S::Result y[kGroup];
           ordered<kMirror>(items[k], x);
@@ -595,7 +595,7 @@ template <class S, class Load, class Store> struct Ring {
             rare |= !op.near_results(prefix[k], x, y);
             rare |= !rounds_alike<O>(y);
           } else {
-            op.quick_results(prefix[k], x, y);
+            op.fast_results(prefix[k], x, y);
           }
           ordered<kMirror>(y, r);
         } else {

@@ -56,7 +56,7 @@ __device__ __forceinline__ void store_vector(const ScanCall& call, int64_t base,
   }
   const int64_t lowest = mirror ? base - first - (kGroup - 1) : base + first;
   uint32_t w[kGroupWords<O>];
-  if constexpr (kHasQuick<S>) {
+  if constexpr (kHasFastGroup<S>) {
     round_group<O, S>(r, w);
     reverse_words_if<O>(mirror, w);
   } else {
@@ -79,9 +79,7 @@ __device__ __forceinline__ void store_vector(const ScanCall& call, int64_t base,
     if (first + (mirror ? kGroup - v : v + W) <= n) Store::vector(call, lowest + v, w, v);
 }
 
-// ---- rows that start anywhere --------------------------------------------------------------------------------------------
-
-// ---- both ----------------------------------------------------------------------------------------------------------------
+// ---- any rows ------------------------------------------------------------------------------------------------------------
 
 // How a warp loads rows that are not aligned: element by element; 16-bit ones two at a time, where all rows have whole
 // words; or the two granules around a group, where those lie in the tensor and no result takes the place of an element.
@@ -194,8 +192,8 @@ template <int K> __device__ __forceinline__ int load_around(const ScanCall& call
   return before;
 }
 
-// The items of a group, and its total, unless the scan is kQuick; of Access::Granules, it begins `before` bytes into
-// them. What is past the end of a row does not show in what is before it.
+// The items of a group, and its total, unless the scan has fast groups; of Access::Granules, it begins `before` bytes
+// into them. What is past the end of a row does not show in what is before it.
 template <class E, bool kAligned, class S>
 __device__ __forceinline__ typename S::Acc form_items(const S& op, const HeldGroup<E, kAligned>& loaded, int64_t first,
                                                       bool mirror, [[maybe_unused]] Access access,
@@ -216,7 +214,7 @@ __device__ __forceinline__ typename S::Acc form_items(const S& op, const HeldGro
 #pragma unroll
       for (int i = 0; i < kGroupWords<E>; ++i) w[i] = loaded[2 * i] | loaded[2 * i + 1] << 16;
     }
-    if constexpr (kHasQuick<S>) {
+    if constexpr (kHasFastGroup<S>) {
       reverse_words_if<E>(!ordered, w);
     } else if (!ordered) {
       TR_RARE_PATH;
@@ -229,7 +227,7 @@ __device__ __forceinline__ typename S::Acc form_items(const S& op, const HeldGro
   }
 #pragma unroll
   for (int i = 0; i < kGroup; ++i) items[i] = op.load(x[i], first + i);
-  if constexpr (kHasQuick<S>) return {};
+  if constexpr (kHasFastGroup<S>) return {};
   else return S::group(items);
 }
 
