@@ -1,6 +1,6 @@
 // What families of columns ask of a call: kept dims have the smallest stride, so that lanes go across rows.
 #pragma once
-#include "family.h"
+#include "scan_launch.h"
 
 namespace torchreduce::scans {
 

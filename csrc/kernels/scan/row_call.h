@@ -1,6 +1,6 @@
 // What families of rows ask of a call.
 #pragma once
-#include "family.h"
+#include "scan_launch.h"
 
 namespace torchreduce::scans {
 
