@@ -178,7 +178,7 @@ template <class S, class Load, class Store> struct ChainTile {
   using Offset = std::conditional_t<is_pair<Load>, PairOffset, int64_t>;
   static constexpr int kThreads = gpu::kThreads, kBlocks = kChainBlocks<S, Load>;
   struct Shared {
-    ChainJob job;
+    int64_t job;       // its ticket: each thread divides for itself, which takes fewer registers
     Acc totals[kFan];  // of tiles; then up to each
     Wide initial, carry;
   };
@@ -197,15 +197,15 @@ template <class S, class Load, class Store> struct ChainTile {
   const int end;            // positions that are there; not positive: none
   Acc upto[kRunTiles];      // of the lane's groups; then up to each in its tile
 
-  __device__ __forceinline__ static ChainJob job_of(const ScanCall&, const ChainShape& shape, void*, int64_t ticket) {
-    return chain_job(ticket, shape.tiles);
+  __device__ __forceinline__ static int64_t job_of(const ScanCall&, const ChainShape&, void*, int64_t ticket) {
+    return ticket;
   }
   __device__ __forceinline__ ChainTile(const ScanCall& call, const ChainShape& shape, void* workspace, Shared& shared)
       : op{call.options},
         call(call),
         shared(shared),
         space(workspace, call.layout.rows, shape.tiles),
-        job(shared.job),
+        job(chain_job(shared.job, shape.tiles)),
         start(row_start(call.layout, job.row)),
         stride(scan_stride(call.layout)),
         granules(shape.granules),
@@ -307,7 +307,7 @@ template <class S, class Load, class Store> struct ChainTile {
   __device__ __forceinline__ void store() {
     TR_ROLLED
     for (int k = 0; k < kRunTiles && k * kTile < end; ++k) {
-      const int slot = recomputed(warp) * kRunTiles + k;
+      const int lane = recomputed(lane_id()), slot = recomputed(warp) * kRunTiles + k;
       Acc own = upto[0];
 #pragma unroll
       for (int i = 1; i < kRunTiles; ++i) own = chosen(i == k, upto[i], own);

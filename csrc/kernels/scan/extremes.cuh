@@ -548,7 +548,7 @@ template <class S, class Load, class Store> struct RecordRow {
   static constexpr int kThreads = gpu::kThreads, kBlocks = sizeof(E) > 4 ? 3 : 4;
   static constexpr int kPositions = extreme_tile(sizeof(E)), kPart = kPositions / kWarps, K = extreme_chunks(sizeof(E));
   struct Shared {
-    ChainJob job;
+    int64_t job;  // its ticket
     Acc totals[kWarps], carry;
   };
 
@@ -565,15 +565,15 @@ template <class S, class Load, class Store> struct RecordRow {
   bool down;       // the last one lies first
   Acc before;      // the parts before
 
-  __device__ __forceinline__ static ChainJob job_of(const ScanCall&, const Shape& shape, void*, int64_t ticket) {
-    return chain_job(ticket, shape.tiles);
+  __device__ __forceinline__ static int64_t job_of(const ScanCall&, const Shape&, void*, int64_t ticket) {
+    return ticket;
   }
   __device__ __forceinline__ RecordRow(const ScanCall& call, const Shape& shape, void* workspace, Shared& shared)
       : op{call.options},
         call(call),
         shared(shared),
         space(workspace, call.layout.rows, shape.tiles),
-        job(shared.job),
+        job(chain_job(shared.job, shape.tiles)),
         lane(lane_id()),
         warp(int(threadIdx.x) / kLanes),
         part(stage<E>() + warp * kPart) {}
