@@ -546,6 +546,7 @@ template <class S, class Load, class Store> struct RecordRow {
   using R = Record<S>;
   using E = element_of<Load>;
   static constexpr int kThreads = gpu::kThreads, kBlocks = sizeof(E) > 4 ? 3 : 4;
+  static constexpr bool kTyped = PairedRow<Load, Store>::kTyped;
   static constexpr int kPositions = extreme_tile(sizeof(E)), kPart = kPositions / kWarps, K = extreme_chunks(sizeof(E));
   struct Shared {
     int64_t job;  // its ticket
@@ -611,8 +612,8 @@ template <class S, class Load, class Store> struct RecordRow {
   __device__ __forceinline__ void store() {
     R carry = R::of(op, call, S::combine(shared.carry, chosen(warp > 0, before, S::absent())));
     own.move_out(call, first + 2 * lane);
-    const bool up = own.kTyped && begin == 0 && end == kPart && own.out_pairs == Pairs::Up;
-    if constexpr (own.kTyped)
+    const bool up = kTyped && begin == 0 && end == kPart && own.out_pairs == Pairs::Up;
+    if constexpr (kTyped)
       if (up && shared.totals[warp].key < carry.key) {  // no record
         const E value = R::element(carry.bits);
 #pragma unroll 8
@@ -631,7 +632,7 @@ template <class S, class Load, class Store> struct RecordRow {
       const auto found =
           scan_chunks<K, K, true>(op, call, pairs, kLanes, {0}, {call.index_of(first + c * kChunk)}, carry);
       if (up && call.layout.length <= kNearLength) {
-        if constexpr (own.kTyped) own.store_up(found);
+        if constexpr (kTyped) own.store_up(found);
       } else {
         const Present present{begin, end};
 #pragma unroll
