@@ -1,9 +1,9 @@
-// Division by a product (Divider in csrc/kernels/reduce/family.h) beside division: by many numbers, and around
+// Division by a product (Divider in csrc/kernels/reduce/reduce_launch.h) beside division: by many numbers, and around
 // multiples of them. Prints the first that is wrong.
 #include <cstdio>
 #include <random>
 
-#include "kernels/reduce/family.h"
+#include "kernels/reduce/reduce_launch.h"
 
 int main() {
   std::mt19937 random(1);

@@ -105,7 +105,8 @@ def test_kernels_of_two_inputs_take_them_one_by_one():
     types = "torchreduce::generic::LinearScan<float>, torchreduce::gpu::PairLoad<float>"
     types += ", torchreduce::gpu::TypedStore<float>"
     wide = Counter({("load", 16): 8, ("store", 16): 2})
-    chain = isa.Kernel("gfx90a", f"void torchreduce::gpu::scan_chain<{types} >(int)", 100, 50, 64, 0, 0, wide)
+    name = f"void torchreduce::gpu::scan_tiles<torchreduce::gpu::ChainTile<{types} > >(int)"
+    chain = isa.Kernel("gfx90a", name, 100, 50, 64, 0, 0, wide)
     assert chain.element == "f32" and isa.faults([chain]) == []
     wide["load", 16] = 7
     assert [line.partition(": ")[2] for line in isa.faults([chain])] == ["7 loads of 16 bytes, expected 8"]

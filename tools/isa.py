@@ -32,10 +32,10 @@ WIDE_GROUPS = {
     "scan_short_rows": (2, 2),
     "scan_tiled_rows": (2, 2),
     "scan_extreme_rows": (0, 2),  # indices, and values of 8 bytes, in either direction
-    "scan_extreme_chain": (2, 2),
-    "scan_chain": (4, 2),  # tile by tile: rows that go up in memory, and rows that go down
+    "RecordRow": (2, 2),
+    "ChainTile": (4, 2),  # tile by tile: rows that go up in memory, and rows that go down
 }
-WIDE_GROUPS_OF_PAIRS = {"scan_rows": (4, 1), "scan_row_pairs": (4, 1), "scan_chain": (4, 1)}  # a group of each input
+WIDE_GROUPS_OF_PAIRS = {"scan_rows": (4, 1), "scan_row_pairs": (4, 1), "ChainTile": (4, 1)}  # a group of each input
 # Its wide accesses, whatever the elements: of kernels for several columns a lane, and for rows that start anywhere.
 WIDE_ACCESSES = {
     "reduce_rows": (8, 0),
@@ -48,7 +48,7 @@ WIDE_ACCESSES = {
 BULK_FAMILIES = {"scan_ring", "scan_ring_columns", "scan_ring_pairs"}
 LARGE_FAMILIES = {"scan_ragged_columns"}  # these and BULK_FAMILIES are empty where blocks are not large (gpu.cuh)
 # Wide ones that may be missing for NVIDIA: nvcc shares a part of one with the code for a row's end, in each direction.
-SHARED_STORES = {"scan_chain": 2, "scan_row_pairs": 0}
+SHARED_STORES = {"ChainTile": 2, "scan_row_pairs": 0}
 
 # A type in C++, as the table names it, and its size.
 TYPES = {
@@ -65,12 +65,12 @@ TYPES = {
 }
 
 # reduce_rows<Sum<float>>(...), reduce_columns<Sum<float>, ConvertedLoad<float>>(...) or <AnyCount, BitsLoad>(...), and
-# the scans with a Store at the end
+# the scans with a Store at the end; of scan_tiles<ChainTile<CumSum<float>, ...>>(...) the tile is the family
 KERNEL = re.compile(
     r"(?P<family>\w+)<(Any(?P<any>\w+)|(?P<op>\w+)<(?P<accumulator>[\w ]+)>)"
     r"(, ((?P<kind>Typed|Pair|Triple|Any|Converted|Bits)Load(<(?P<load>[\w ]+)>)?|(?P<ints>SmallInts))"
     r"(, ((Typed|Either|Indexed)Store<(?P<store>[\w ]+)>|Any(Indexed)?Store))?"
-    r"(, (?P<variant>\w+)(?P<more>(, \w+)*))?)? ?>\("
+    r"(, (?P<variant>\w+)(?P<more>(, \w+)*))?)? ?>(?: ?>)?\("
 )
 # held_rows_kernel<Softmax<float>, BF16, 8>(...), fold_states<SummedOp<float, 1>, float>(...),
 # map_rows_kernel<EntropyGradient<float>>(...), weight_elements<float, true>(...)

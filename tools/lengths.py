@@ -1,4 +1,4 @@
-"""How long the functions of the GPU kernels are: none may have more than 150 lines, so that each is read at once.
+"""How long the functions of the GPU kernels are: none may have more than 100 lines, so that each is read at once.
 
     lengths.py [FOLDER]
 
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-MOST = 150
+MOST = 100
 KERNELS = Path(__file__).resolve().parents[1] / "csrc" / "kernels"
 # What is no code, up to its end: comments, strings, directives.
 IGNORED = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*', re.M | re.S)

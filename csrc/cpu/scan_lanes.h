@@ -19,7 +19,7 @@ inline namespace TR_ISA {
 //                        than a tile: tile by tile more totals are joined, but less is transposed at strides of rows
 // and, of one input, if it has them
 //   next(result, x)      what follows a result of a row shorter than a group, at its element x,
-//   are_plain(x, results, count)
+//   all_allow_fast(x, results, count)
 //                        if this says so of such rows, one after the other; both can be read up to seven elements
 //                        behind them, and results one before
 // The inputs in the order in which memory has them (call.h): of linear_scan b and a, of a decayed sum g, x and o.
@@ -44,7 +44,7 @@ template <class A> struct ScanLanes<CumSum<A>> {
     return true;
   }
   TR_HD static A next(A sum, A x) { return Scan::combine(sum, x); }
-  TR_HD static bool are_plain(const A*, const A*, int64_t) { return true; }
+  TR_HD static bool all_allow_fast(const A*, const A*, int64_t) { return true; }
   TR_HD static void results(bool, WideState carry, State within, GroupsOf<Scan>& items) {
     auto& p = items[0];
     const WideState sum = carry + widen(within);
@@ -123,8 +123,8 @@ template <class A> struct ScanLanes<CumProd<A>> {
         total = normal_powers(plain.value);
         return true;
       }
-      auto zeros = is_plain(x[0], x[0], x[0]);
-      for (int j = 1; j < kGroup; ++j) zeros &= is_plain(x[j], products[j - 1], products[j]);
+      auto zeros = allows_fast_product(x[0], x[0], x[0]);
+      for (int j = 1; j < kGroup; ++j) zeros &= allows_fast_product(x[j], products[j - 1], products[j]);
       if (!any_set(!zeros)) {
         __builtin_memcpy(x, products, sizeof x);
         total = powers_of(x[kGroup - 1]);
@@ -143,12 +143,12 @@ template <class A> struct ScanLanes<CumProd<A>> {
     if constexpr (Scan::kFloat) return product * x;
     else return multiply(product, x);
   }
-  TR_HD static bool are_plain([[maybe_unused]] const A* x, [[maybe_unused]] const A* products, int64_t count) {
-    auto plain = Items{} == 0;
+  TR_HD static bool all_allow_fast([[maybe_unused]] const A* x, [[maybe_unused]] const A* products, int64_t count) {
+    auto fast = Items{} == 0;
     if constexpr (Scan::kFloat)
       for (int64_t i = 0; i < count; i += 8)
-        plain &= is_plain(load<Items>(x + i), load<Items>(products + i - 1), load<Items>(products + i));
-    return !any_set(!plain);
+        fast &= allows_fast_product(load<Items>(x + i), load<Items>(products + i - 1), load<Items>(products + i));
+    return !any_set(!fast);
   }
   TR_HD static void results(bool prefixes, const WideState& carry, const State& within, GroupsOf<Scan>& items) {
     auto& x = items[0];
@@ -181,7 +181,7 @@ template <class A> struct ScanLanes<CumProd<A>> {
  private:
   // Whether a product of `before` and x, themselves such products, is to the bit what that of powers is: a normal
   // number, or zero because of a zero.
-  TR_HD static auto is_plain(Items x, Items before, Items product) {
+  TR_HD static auto allows_fast_product(Items x, Items before, Items product) {
     const auto by_zero = product == 0 && (x == 0 || before == 0);
     return PlainProducts<A>::place(product) > 2 * PlainProducts<A>::kOne || by_zero;
   }
@@ -330,7 +330,7 @@ template <class F> struct ScanLanes<LinearScan<F>> {
     else return x;
   }
   TR_HD static F absent(int input) { return input == 0 ? Scan::absent_item().b : Scan::absent_item().a; }
-  // As plain_group() where it takes all eight groups.
+  // As fast_group() where it takes all eight groups.
   TR_HD static bool group(GroupsOf<Scan>& x, State& total) {
     auto& [b, a] = x;
     const auto reset = a[0] == 0;

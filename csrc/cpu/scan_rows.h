@@ -196,7 +196,7 @@ template <class Scan> struct ScanRows {
         E last = results[r * n] = x[r * n];
         for (int64_t i = r * n + 1; i < r * n + n; ++i) results[i] = last = Lanes::next(last, x[i]);
       }
-      return Lanes::are_plain(x, results, rows * n);
+      return Lanes::all_allow_fast(x, results, rows * n);
     } else {
       return false;
     }

@@ -32,13 +32,14 @@
 //   kScales         unless rescale(sums, seen) is 1, a leaf is looked at again, with its elements multiplied by it, a
 //                   power of two; scaled_back(again, before, scale) is its state then, of a scale of 1 `again`
 // and of the data that is common, for which fewer instructions have the same bits:
-//   kCalm, is_calm(first, least), calm_step(sums, x, seen)   looks at leaves whose least element of input 0 is `least`
-//   kCalmMap, is_calm_map(least, at), calm_map(x, at)        elements that are no NaN, of leaves whose least element of
-//                   the last input is `least`; but for the element at marked(at), if that is one
+//   kFast, allows_fast(first, least), fast_step(sums, x, seen)   looks at leaves whose least element of input 0 is
+//                   `least`
+//   kFastMap, allows_fast_map(least, at), fast_map(x, at)   elements that are no NaN, of leaves whose least element
+//                   of the last input is `least`; but for the element at marked(at), if that is one
 //   kCentral, central_step(sum, x), central_state(first, sum)   a look at leaves whose elements are all within
 //                   most_central() of 0, for which nothing need be found first
 //   central_sum(state), central_at(at, state), central_map(x, at)   states of such leaves as sums that are added along
-//                   the tree; their elements, of rows for which is_calm_map(0, at) holds
+//                   the tree; their elements, of rows for which allows_fast_map(0, at) holds
 #pragma once
 #include <cmath>
 
@@ -114,7 +115,7 @@ template <class F> struct RowwiseOp {
   static constexpr int kInputs = 1, kSums = 1, kStats = 0;
   static constexpr First kFirst = First::Nothing;
   static constexpr bool kMaps = true, kLeafwise = false, kTerm = false, kWeights = false, kBiases = false;
-  static constexpr bool kFills = false, kCalm = false, kCalmMap = false, kCentral = false, kScales = false,
+  static constexpr bool kFills = false, kFast = false, kFastMap = false, kCentral = false, kScales = false,
                         kAdds = false;
   TR_HD static F fill(int) { return F(0); }
   template <class A> TR_HD static int64_t marked(const A&) { return -1; }
@@ -183,15 +184,15 @@ template <class F> struct Exponential {
   }
   // Where all of a leaf's exponentials are normal numbers: 2^n / 2^reference times q, both exact.
   static constexpr F kNormal = F(sizeof(F) == 4 ? 85 : 706);  // below l
-  TR_HD static bool is_calm(F l, F least) { return near(l) && least >= l - kNormal; }
-  struct CalmTerm { F q, power; };
-  TR_HD static CalmTerm calm_term(F x, const Seen& seen) {
+  TR_HD static bool allows_fast(F l, F least) { return near(l) && least >= l - kNormal; }
+  struct FastTerm { F q, power; };
+  TR_HD static FastTerm fast_term(F x, const Seen& seen) {
     constexpr Bits kHeadroom = Bits(PowerOfTwo<F>::kHeadroom) << PowerOfTwo<F>::kMantissa;
     const PowerOfTwo<F> power = split_exp(x);
     return {power.q, bit_cast<F>((bit_cast<Bits>(power.t) << PowerOfTwo<F>::kMantissa) + (seen.shift - kHeadroom))};
   }
   // exp(x), of magnitude kNormal at most.
-  TR_HD static F calm_exp(F x) {
+  TR_HD static F fast_exp(F x) {
     const PowerOfTwo<F> power = split_exp(x);
     return bit_cast<F>((bit_cast<Bits>(power.t) << PowerOfTwo<F>::kMantissa) + bit_cast<Bits>(power.q));
   }
@@ -262,10 +263,10 @@ template <class F> struct OfExponentials : RowwiseOp<F> {
   template <class G> TR_HD static void step(F* sums, const F* x, F, const Seen& seen, const G&) {
     sums[0] = sums[0] + E::term(x[0], seen);
   }
-  static constexpr bool kCalm = true;
-  TR_HD static bool is_calm(F l, F least) { return E::is_calm(l, least); }
-  TR_HD static void calm_step(F* sums, const F* x, const Seen& seen) {
-    const auto term = E::calm_term(x[0], seen);
+  static constexpr bool kFast = true;
+  TR_HD static bool allows_fast(F l, F least) { return E::allows_fast(l, least); }
+  TR_HD static void fast_step(F* sums, const F* x, const Seen& seen) {
+    const auto term = E::fast_term(x[0], seen);
     sums[0] = fma_of(term.q, term.power, sums[0]);
   }
   TR_HD static State none() { return E::none(); }
@@ -273,7 +274,7 @@ template <class F> struct OfExponentials : RowwiseOp<F> {
   TR_HD static State merge(const State& a, const State& b) { return E::merge(a, b); }
   static constexpr bool kCentral = true;
   TR_HD static F most_central() { return E::kMostCentral; }
-  TR_HD static void central_step(F& sum, F x) { sum = sum + E::calm_exp(x); }
+  TR_HD static void central_step(F& sum, F x) { sum = sum + E::fast_exp(x); }
   TR_HD static State central_state(F l, F sum) { return E::central_state(l, sum); }
   TR_HD static F central_sum(const State& a) { return E::central_sum(a); }
 
@@ -291,8 +292,8 @@ template <class F> struct Softmax : OfExponentials<F> {
   using Row = State;
   struct At { F factor; };
   TR_HD static F term(F x, const typename E::Seen& seen) { return E::term(x, seen); }
-  TR_HD static F calm_term(F x, const typename E::Seen& seen) {
-    const auto term = E::calm_term(x, seen);
+  TR_HD static F fast_term(F x, const typename E::Seen& seen) {
+    const auto term = E::fast_term(x, seen);
     return term.q * term.power;
   }
   template <class G, class Read> TR_HD static Row row(const State& s, int64_t, const G&, const RowwiseOptions&, Read) {
@@ -303,11 +304,11 @@ template <class F> struct Softmax : OfExponentials<F> {
     const F part = term * at.factor;
     return part < F(-0.5) ? F(1) : magnitude(part);
   }
-  static constexpr bool kCalmMap = true;
-  TR_HD static bool is_calm_map(F, const At& at) { return at.factor >= 0; }
-  TR_HD static F calm_map(F term, const At& at) { return term * at.factor; }
+  static constexpr bool kFastMap = true;
+  TR_HD static bool allows_fast_map(F, const At& at) { return at.factor >= 0; }
+  TR_HD static F fast_map(F term, const At& at) { return term * at.factor; }
   TR_HD static At central_at(const At& at, const State& leaf) { return {at.factor * E::power_down(leaf.n)}; }
-  TR_HD static F central_map(F x, const At& at) { return E::calm_exp(x) * at.factor; }
+  TR_HD static F central_map(F x, const At& at) { return E::fast_exp(x) * at.factor; }
 };
 
 template <class F> struct LogSoftmax : OfExponentials<F> {
@@ -318,9 +319,9 @@ template <class F> struct LogSoftmax : OfExponentials<F> {
     return {sum.m, is_finite(sum.m) ? log_positive(sum.s) : quiet_nan<F>()};
   }
   TR_HD static F map(const F* x, F, F, int64_t, const Row& row) { return (x[0] - row.m) - row.log; }
-  static constexpr bool kCalmMap = true;
-  TR_HD static bool is_calm_map(F, const Row& row) { return row.log == row.log; }
-  TR_HD static F calm_map(const F* x, const Row& row) { return (x[0] - row.m) - row.log; }
+  static constexpr bool kFastMap = true;
+  TR_HD static bool allows_fast_map(F, const Row& row) { return row.log == row.log; }
+  TR_HD static F fast_map(const F* x, const Row& row) { return (x[0] - row.m) - row.log; }
   TR_HD static const Row& central_at(const Row& row, const State&) { return row; }
   TR_HD static F central_map(F x, const Row& row) { return (x - row.m) - row.log; }
 };
@@ -351,11 +352,11 @@ template <class F> struct LogSoftmaxGradient : SummedOp<F, 1> {  // of g and y
     return {s.sum[0]};
   }
   TR_HD static F map(const F* x, F, F, int64_t, const Row& row) { return fma_of(-exp_nonpositive(x[1]), row.g, x[0]); }
-  static constexpr bool kCalmMap = true;
-  TR_HD static bool is_calm_map(F least, const Row& row) {
+  static constexpr bool kFastMap = true;
+  TR_HD static bool allows_fast_map(F least, const Row& row) {
     return is_finite(row.g) && least >= -Exponential<F>::kNormal;  // every g is finite, too
   }
-  TR_HD static F calm_map(const F* x, const Row& row) { return fma_of(-Exponential<F>::calm_exp(x[1]), row.g, x[0]); }
+  TR_HD static F fast_map(const F* x, const Row& row) { return fma_of(-Exponential<F>::fast_exp(x[1]), row.g, x[0]); }
 };
 
 // Statistics: m, s.
@@ -401,11 +402,11 @@ template <class F> struct LogSumExpGradient : MappedOp<F> {
     return {m, memory.value<F>(0, i) / memory.stat<F>(1, i)};
   }
   TR_HD static F map(const F* x, F, F, int64_t, const Row& row) { return exp_nonpositive(x[0] - row.m) * row.k; }
-  static constexpr bool kCalmMap = true;
-  TR_HD static bool is_calm_map(F least, const Row& row) {
+  static constexpr bool kFastMap = true;
+  TR_HD static bool allows_fast_map(F least, const Row& row) {
     return least - row.m >= -Exponential<F>::kNormal && row.k == row.k;
   }
-  TR_HD static F calm_map(const F* x, const Row& row) { return Exponential<F>::calm_exp(x[0] - row.m) * row.k; }
+  TR_HD static F fast_map(const F* x, const Row& row) { return Exponential<F>::fast_exp(x[0] - row.m) * row.k; }
 };
 
 // ---- cross-entropy of class labels -----------------------------------------------------------------------------------
@@ -475,13 +476,13 @@ template <class F> struct CrossEntropyGradient : MappedOp<F> {
     const F dx = fma_of(exp_nonpositive(x[0] - row.m), row.k, i == row.label ? row.hit : row.rest);
     return row.ignored ? F(0) : dx;
   }
-  static constexpr bool kCalmMap = true;
-  TR_HD static bool is_calm_map(F least, const Row& row) {
+  static constexpr bool kFastMap = true;
+  TR_HD static bool allows_fast_map(F least, const Row& row) {
     return least - row.m >= -Exponential<F>::kNormal && row.k == row.k && !row.ignored;
   }
   TR_HD static int64_t marked(const Row& row) { return row.label; }
-  TR_HD static F calm_map(const F* x, const Row& row) {
-    return fma_of(Exponential<F>::calm_exp(x[0] - row.m), row.k, row.rest);
+  TR_HD static F fast_map(const F* x, const Row& row) {
+    return fma_of(Exponential<F>::fast_exp(x[0] - row.m), row.k, row.rest);
   }
 };
 

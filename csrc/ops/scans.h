@@ -20,16 +20,16 @@
 //   kIndexed                     a Result has a value and the position `.index` where it was found
 //   kAnyOrder                    every order of combining gives the same; Acc is Wide, and result(Acc) the result
 //   Near                         if kIndexed: the same scan, of rows of at most kNearRows, with a smaller Acc if it can
-//   plain(items)                 whether plain_group and plain_results serve them, else careful_group and
+//   allows_fast_group(items)     whether fast_group and fast_results serve them, else careful_group and
 //                                careful_results: what group and results decide themselves
-//   calm_join(left, right)       combine with less to do, over at most a warp's values, where is_calm(all values) and
-//                                is_settled(all that comes out); calm_end makes of what comes out what combine makes
-//   calm_combine(left, right)    combine of two that are calm, the left one settled
-//   kQuick                       a warp may decide once how groups of Items that are floats are scanned:
-//   quick_group(items, total)    whether quick_results serves the group; its total, an Item
+//   fast_join(left, right)       combine with less to do, over at most a warp's values, where allows_fast(all values)
+//                                and is_settled(all that comes out); fast_end makes of that what combine makes
+//   fast_combine(left, right)    combine of two that allow it, the left one settled
+//   kFastGroups                  a warp may decide once how groups of Items that are floats are scanned:
+//   fast_group(items, total)     whether fast_results serves the group; its total, an Item
 //   is_near(total)               if all lanes' are: near_join combines them, and of_near makes of each an Acc for
-//                                calm_join, quick_results and near_results alone, or calm_end, which makes it normal
-//   near_results(...)            as quick_results, up to two in the last place; or false
+//                                fast_join, fast_results and near_results alone, or fast_end, which makes it normal
+//   near_results(...)            as fast_results, up to two in the last place; or false
 //   kMostTiles                   of longer rows that a GPU's warp can hold, the tiles that it does; else as many as fit
 //   kConverts                    it has a dtype=: elements of any type may enter, converted to the accumulator
 //   kIntegers                    it takes integers and bool
@@ -47,12 +47,12 @@ inline namespace TR_ISA {
 
 template <class S> constexpr bool kHasStart = requires { S::start(); };    // it can be exclusive
 template <class S> constexpr bool kNanStays = requires { S::kNanStays; };  // after a NaN, all results are NaN
-template <class S> constexpr bool kHasQuick = [] {
-  if constexpr (requires { S::kQuick; }) return S::kQuick;
+template <class S> constexpr bool kHasFastGroup = [] {
+  if constexpr (requires { S::kFastGroups; }) return S::kFastGroups;
   else return false;
 }();
-template <class S, class V> constexpr bool kHasCalm =  // there is a shorter way through the levels of Sklansky's scan
-    requires(const V& run) { S::calm_join(run, run); };
+template <class S, class V> constexpr bool kHasFastJoin =  // a shorter way through the levels of Sklansky's scan
+    requires(const V& run) { S::fast_join(run, run); };
 
 // Groups of short rows that a lane of a GPU holds, and tiles of longer ones that a warp does; of two tiles two.
 template <class S> constexpr int kHeldGroups = sizeof(typename S::Item) > 4 ? 2 : 4;
@@ -268,9 +268,9 @@ template <class A> struct CumProd {
 
   // ---- for a warp that decides once --------------------------------------------------------------------------------
 
-  static constexpr bool kQuick = kSingle;
+  static constexpr bool kFastGroups = kSingle;
   // Whether all products of a group are normal numbers; the last one.
-  TR_HD static bool quick_group(const Item (&x)[kGroup], A& total) {
+  TR_HD static bool fast_group(const Item (&x)[kGroup], A& total) {
     PlainProduct<A> product(x[0]);
     TR_UNROLLED
     for (int i = 1; i < kGroup; ++i) product.multiply(x[i]);
@@ -280,11 +280,11 @@ template <class A> struct CumProd {
   // From 1/8 to 8: a warp's lanes' are multiplied as they are, and are normal numbers all the way.
   TR_HD static bool is_near(A total) { return uint32_t(bit_cast<uint32_t>(total) * 2 - (124u << 24)) < 6u << 24; }
   TR_HD static A near_join(A left, A right) { return left * right; }
-  // As a power that is not normal: of near ones, joined over a warp, with a mantissa from 2^-96 to 2^96. calm_join,
-  // quick_results and near_results take it, and calm_end makes it, or that of any normal number, normal.
+  // As a power that is not normal: of near ones, joined over a warp, with a mantissa from 2^-96 to 2^96. fast_join,
+  // fast_results and near_results take it, and fast_end makes it, or that of any normal number, normal.
   TR_HD static Acc of_near(A product) { return {product, 0}; }
-  // The results of groups that quick_group takes.
-  TR_HD void quick_results(const Prefix& prefix, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
+  // The results of groups that fast_group takes.
+  TR_HD void fast_results(const Prefix& prefix, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
     const double first = factor(prefix, exponent(prefix));
     A product = x[0];
     TR_UNROLLED
@@ -311,15 +311,15 @@ template <class A> struct CumProd {
     return uint32_t((e < 0 ? -e : e) - (125 << 20)) >= 175u << 20;
   }
 
-  // Runs of which all are calm, joined with less to do: as mantissas are at least 1 and less than 2, those of a warp's
+  // Runs that all allow it, joined with less to do: as mantissas are at least 1 and less than 2, those of a warp's
   // stay normal as they are multiplied.
-  template <class F> TR_HD static bool is_calm(const Power<F>& run) { return has_exponent(run.m); }
+  template <class F> TR_HD static bool allows_fast(const Power<F>& run) { return has_exponent(run.m); }
   template <class F> TR_HD static bool is_reset(const Power<F>&) { return false; }
   template <class F> TR_HD static bool is_settled(const Power<F>&, bool) { return true; }
-  template <class F> TR_HD static Power<F> calm_join(const Power<F>& left, const Power<F>& right) {
+  template <class F> TR_HD static Power<F> fast_join(const Power<F>& left, const Power<F>& right) {
     return {left.m * right.m, left.e + right.e};
   }
-  template <class F> TR_HD static Power<F> calm_end(const Power<F>& run) {
+  template <class F> TR_HD static Power<F> fast_end(const Power<F>& run) {
     const Power<F> mantissa = normal_power(run.m);
     return {mantissa.m, mantissa.e + run.e};
   }
@@ -553,7 +553,7 @@ template <class F> struct LinearScan {
     F product = x[0].a;
     TR_UNROLLED
     for (int i = 1; i < kGroup; ++i) product = x[i].a * product;
-    return is_plain(product) ? plain_products(x) : careful_group(x);
+    return allows_fast_product(product) ? fast_products(x) : careful_group(x);
   }
   TR_HD static Prefix prefix(Wide carry, Acc within) {
     const auto h = combine(carry, widen(within)).b;
@@ -567,9 +567,9 @@ template <class F> struct LinearScan {
   // Of what begins with a row that no value precedes: its first multiplier, 0, leaves nothing of the carry.
   TR_HD static Prefix prefix(Acc within) { return {within.b, F(-0.0)}; }
   TR_HD void results(const Prefix& before, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
-    if (is_plain(x[kGroup - 1].a)) {
+    if (allows_fast_product(x[kGroup - 1].a)) {
       TR_UNROLLED
-      for (int i = 0; i < kGroup; ++i) out[i] = plain_result(before, x[i]);
+      for (int i = 0; i < kGroup; ++i) out[i] = fast_result(before, x[i]);
     } else {
       careful_results(before, x, out);
     }
@@ -578,21 +578,21 @@ template <class F> struct LinearScan {
   // ---- for a warp that decides once --------------------------------------------------------------------------------
 
   // Whether no multiplier but the first is 0, and no product of the others anything but a finite number that is not 0.
-  TR_HD static bool plain(const Item (&x)[kGroup]) {
+  TR_HD static bool allows_fast_group(const Item (&x)[kGroup]) {
     F product = x[0].a == 0 ? F(1) : x[0].a;
     TR_UNROLLED
     for (int i = 1; i < kGroup; ++i) product = x[i].a * product;
-    return is_plain(product);
+    return allows_fast_product(product);
   }
   // group and results of such items, and of any items: these two go together.
-  TR_HD static Acc plain_group(Item (&x)[kGroup]) {
+  TR_HD static Acc fast_group(Item (&x)[kGroup]) {
     const bool reset = x[0].a == 0;
     x[0].a = reset ? F(1) : x[0].a;
-    const Acc total = plain_products(x);
-    x[0].a = reset ? F(0) : x[0].a;  // says so to plain_results
+    const Acc total = fast_products(x);
+    x[0].a = reset ? F(0) : x[0].a;  // says so to fast_results
     return {reset ? F(0) : total.a, reset ? F(0) : total.lost, total.b};
   }
-  TR_HD void plain_results(const Prefix& before, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
+  TR_HD void fast_results(const Prefix& before, const Item (&x)[kGroup], Result (&out)[kGroup]) const {
     const bool reset = x[0].a == 0;
     // A lo of -0.0 could do no more than make +0.0 of a b, which shows nowhere but beside a hi of zero.
     if (!reset && before.hi != 0 && (!kSingle || bit_cast<uint32_t>(float(before.lo)) == 0x80000000u)) {
@@ -602,7 +602,7 @@ template <class F> struct LinearScan {
       TR_RARE_PATH;
       TR_UNROLLED
       for (int i = 0; i < kGroup; ++i) {
-        const F h = plain_result(before, x[i]);
+        const F h = fast_result(before, x[i]);
         out[i] = reset ? x[i].b : h;
       }
     }
@@ -627,29 +627,29 @@ template <class F> struct LinearScan {
     }
   }
 
-  // Runs of which all are calm, joined without choices: to the bits of join if all that comes out is settled. (A b that
+  // Runs that all allow it, joined without choices: to the bits of join if all that comes out is settled. (A b that
   // is not finite stays so, except where a reset drops it as join does; a multiplier that underflows is 0, which only
   // runs with a reset may be.)
-  TR_HD static bool is_calm(const Acc& run) { return magnitude(run.a) <= 1; }
+  TR_HD static bool allows_fast(const Acc& run) { return magnitude(run.a) <= 1; }
   TR_HD static bool is_reset(const Acc& run) { return run.a == 0; }
-  TR_HD static Acc calm_join(const Acc& left, const Acc& right) {
+  TR_HD static Acc fast_join(const Acc& left, const Acc& right) {
     const F a = right.a * left.a, error = fma_of(right.a, left.a, -a);
     const F next = fma_of(right.a, left.b, fma_of(right.lost, left.b, right.b));
     const bool drops = magnitude(right.a) <= kUnderflow<F>;
     return {a, fma_of(right.a, left.lost, fma_of(right.lost, left.a, error)), drops ? right.b : next};
   }
   TR_HD static bool is_settled(const Acc& run, bool has_reset) { return is_finite(run.b) & (has_reset | (run.a != 0)); }
-  TR_HD static Acc calm_end(const Acc& run) { return run; }
-  TR_HD static Acc calm_combine(const Acc& left, const Acc& right) {
-    const Acc both = calm_join(left, right);
+  TR_HD static Acc fast_end(const Acc& run) { return run; }
+  TR_HD static Acc fast_combine(const Acc& left, const Acc& right) {
+    const Acc both = fast_join(left, right);
     const F least = is_reset(left) | is_reset(right) ? F(0) : kUnderflow<F>;
     return {both.a == 0 ? least : both.a, both.a == 0 ? F(0) : both.lost, both.b};
   }
 
  private:
-  TR_HD static bool is_plain(F product) { return (product != 0) & is_finite(product); }
-  // The group where every product is plain: there is nothing to choose.
-  TR_HD static Acc plain_products(Item (&x)[kGroup]) {
+  TR_HD static bool allows_fast_product(F product) { return (product != 0) & is_finite(product); }
+  // The group where every product allows it: there is nothing to choose.
+  TR_HD static Acc fast_products(Item (&x)[kGroup]) {
     F lost = 0;
     TR_UNROLLED
     for (int i = 1; i < kGroup; ++i) {
@@ -659,7 +659,7 @@ template <class F> struct LinearScan {
     }
     return {x[kGroup - 1].a, lost, x[kGroup - 1].b};
   }
-  TR_HD static F plain_result(const Prefix& before, const Item& x) {
+  TR_HD static F fast_result(const Prefix& before, const Item& x) {
     return fma_of(x.a, before.hi, kSingle ? fma_of(x.a, before.lo, x.b) : x.b);
   }
   TR_HD static Wide initial_as(double a, double b) {

@@ -48,7 +48,7 @@ def families(case: Golden) -> list[str]:
     """Those that can serve the case."""
     if op_of(case).kind == "reduction":
         return REDUCTIONS
-    pipelined = (
+    has_ring = (
         case.function in ("cumsum", "cumprod", "logcumsumexp")
         and case.dtype in (torch.float16, torch.bfloat16, torch.float32)
         and values_dtype(case) == case.dtype
@@ -57,7 +57,7 @@ def families(case: Golden) -> list[str]:
     )
     linear, indexed = case.function == "linear_scan", case.function in ("cummax", "cummin")
     walks = (linear or indexed) and case.dtype in (torch.float32, torch.float64)
-    some = ["ring"] * pipelined + ["column_walk"] * walks
+    some = ["ring"] * has_ring + ["column_walk"] * walks
     usual = RECORDS if indexed else [f for f in SCANS if f != "rows" or not (linear and case.dtype == torch.float64)]
     return [*usual, *some]
 

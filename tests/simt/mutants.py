@@ -122,7 +122,7 @@ MUTANTS = (
     ),
     Mutant(
         "elements of a second run from a row too early", "kernels/reduce/narrow_columns.cuh",
-        "const int in_slice = first_row * inner + first", "const int in_slice = first",
+        "quotient(first_row * inner + first", "quotient(first",
         "reduce.Sum", ("column_families",),
     ),
     Mutant(
@@ -172,7 +172,7 @@ MUTANTS = (
     ),
     Mutant(
         "elements past the last row are added", "kernels/reduce/narrow_columns.cuh",
-        "const bool absent = ends && first", "const bool absent = false && first",
+        "return ends && first", "return false && first",
         "reduce.Sum", ("column_families",),
     ),
     Mutant(
@@ -349,7 +349,7 @@ MUTANTS = (
     Mutant(
         "a warp takes products that underflow on their way as plain ones", "ops/scans.h",
         "total = product.value; return product.is_normal();", "total = product.value; return true;",
-        "scan.CumProd", ("pipeline",),
+        "scan.CumProd", ("ring",),
     ),
     Mutant(
         "mantissas of 2 and more without their exponent", "numerics/powers.h",
@@ -373,59 +373,59 @@ MUTANTS = (
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
-        "block tiles of a superblock folded one by one", "kernels/scan/look_back.cuh",
+        "block tiles of a superblock folded one by one", "kernels/tile/carry.cuh",
         "value = sklansky<S>(value);",
         "for (int i = 1; i < kLanes; ++i) { const Wide left = shuffle(value, i - 1); "
         "if (lane == i) value = S::combine(left, value); }",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
-        "a superblock just before is left out", "kernels/scan/look_back.cuh",
+        "a superblock just before is left out", "kernels/tile/carry.cuh",
         "k < kNear ? k < s :", "k < kNear ? k + 1 < s :",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
-        "look-back by block instead of ticket", "kernels/scan/look_back.cuh",
-        "ticket = int64_t(take_ticket(space.ticket))", "ticket = int64_t(blockIdx.x)",
+        "tiles by block instead of ticket", "kernels/scan/tiles.cuh",
+        "const bool waits = shape.workspace > 0;", "const bool waits = false;",
         "scan.CumSum", ("chain",),
     ),
     Mutant(
-        "no barrier after the ticket", "kernels/scan/look_back.cuh",
-        "take_ticket(space.ticket)); __syncthreads();", "take_ticket(space.ticket));",
+        "no barrier after the ticket", "kernels/scan/tiles.cuh",
+        "workspace, ticket); } __syncthreads();", "workspace, ticket); }",
         "scan.CumSum", ("chain",),
     ),
     Mutant(
-        "no barrier before a block tile's totals are read", "kernels/scan/chain.cuh",
-        "totals[warp * kRunTiles + k] = upto[k]; __syncthreads();", "totals[warp * kRunTiles + k] = upto[k];",
+        "no barrier before a tile's totals are read", "kernels/scan/tiles.cuh",
+        "tile.sum(); __syncthreads();", "tile.sum();",
         "scan.CumSum", ("chain",),
     ),
     Mutant(
         "lanes read what others are to copy", "kernels/scan/chain.cuh",
-        "if (run.staged) wait_copies<0>(); __syncthreads();", "if (run.staged) wait_copies<0>();",
+        "if (staged) wait_copies<0>(); __syncthreads();", "if (staged) wait_copies<0>();",
         "scan.LogCumSumExp", ("chain",), "asan",
     ),
     Mutant(
         "a block tile is read while it is on its way", "kernels/scan/chain.cuh",
-        "if (run.staged) wait_copies<0>(); __syncthreads();", "__syncthreads();",
+        "if (staged) wait_copies<0>(); __syncthreads();", "__syncthreads();",
         "scan.LogCumSumExp", ("chain",), "asan",
     ),
     Mutant(
-        "a carry that is never published", "kernels/scan/look_back.cuh",
+        "a carry that is never published", "kernels/tile/carry.cuh",
         "if (last && lane == 0) space.superblock(row, s).inclusive.publish(S::combine(carry, total));", "",
         "scan.CumSum", ("chain",),
     ),
     Mutant(
-        "published by a plain store", "kernels/scan/look_back.cuh",
+        "published by a plain store", "kernels/tile/carry.cuh",
         "store_relaxed(&word[i], uint64_t(1) << 32 | part[i]);", "word[i] = uint64_t(1) << 32 | part[i];",
         "scan.CumSum", ("chain",), some=True,
     ),
     Mutant(
-        "look-back skips the totals on its way", "kernels/scan/look_back.cuh",
+        "look-back skips the totals on its way", "kernels/tile/carry.cuh",
         "for (int i = from - 1; i >= 0; --i)", "for (int i = from - 1; i > 0; --i)",
         "scan.CumSum", ("superblocks",), every=1,
     ),
     Mutant(
-        "look-back does not wait for the totals on its way", "kernels/scan/look_back.cuh",
+        "look-back does not wait for the totals on its way", "kernels/tile/carry.cuh",
         "if ((totals & nearer) != nearer) continue;", "",
         "scan.CumSum", ("superblocks",), every=1,
     ),
@@ -454,17 +454,17 @@ MUTANTS = (
         "scan.CumSum", ("unaligned_rows",),
     ),
     Mutant(
-        "the last element of a run is not written", "kernels/scan/row_access.cuh",
+        "the last element of a run is not written", "kernels/tile/run_stage.cuh",
         "item < end && tail >= head", "item < end - 1 && tail >= head",
         "scan.CumSum", ("unaligned_rows",),
     ),
     Mutant(
-        "whole granules where others write", "kernels/scan/row_access.cuh",
+        "whole granules where others write", "kernels/tile/run_stage.cuh",
         "if ((v > 0 || first >= begin) && first + v + kPer <= end)", "if (first + v + kPer <= end)",
         "scan.CumSum", ("unaligned_rows",),
     ),
     Mutant(
-        "rows of a warp in reverse", "kernels/scan/row_access.cuh",
+        "rows of a warp in reverse", "kernels/tile/run_stage.cuh",
         "if (i < count) items[slot(item - i)] = x[i];", "if (i < count) items[slot(item + i)] = x[i];",
         "scan.CumSum", ("unaligned_rows",),
     ),
@@ -480,7 +480,7 @@ MUTANTS = (
     ),
     Mutant(
         "results of float32 take the place of 16-bit elements", "kernels/scan/chain.cuh",
-        "run.staged && fits && !wide", "run.staged && !wide",
+        "staged && fits && !wide", "staged && !wide",
         "scan.CumSum", ("uniform_types",),
     ),
     Mutant(
@@ -507,32 +507,32 @@ MUTANTS = (
     Mutant(
         "no barrier before the warps of a row of two inputs know their totals", "kernels/scan/row_pairs.cuh",
         "if (at.warps > 1) __syncthreads(); else warp_barrier();", "warp_barrier();",
-        "scan.LinearScan", ("held_rows",),
+        "scan.LinearScan", ("row_pairs",),
     ),
     Mutant(
         "no barrier before a warp's lanes take the groups that they scan", "kernels/scan/row_pairs.cuh",
         "w[k] + i * 4, sizeof(Granule)); warp_barrier();", "w[k] + i * 4, sizeof(Granule));",
-        "scan.LinearScan", ("held_rows",),
+        "scan.LinearScan", ("row_pairs",),
     ),
     Mutant(
         "groups of the second input take the place of the first one's too early", "kernels/scan/row_pairs.cuh",
         "at(kToScan, k, i), sizeof(Granule)); warp_barrier();", "at(kToScan, k, i), sizeof(Granule));",
-        "scan.LinearScan", ("held_rows",),
+        "scan.LinearScan", ("row_pairs",),
     ),
     Mutant(
         "what is infinite is joined without choices", "ops/scans.h",
         "return is_finite(run.b) & (has_reset | (run.a != 0));", "return has_reset | (run.a != 0);",
-        "scan.LinearScan", ("held_rows",), every=1,
+        "scan.LinearScan", ("row_pairs",), every=1,
     ),
     Mutant(
         "a reset without choices takes part of what it drops", "ops/scans.h",
         "drops ? right.b : next", "next",
-        "scan.LinearScan", ("held_rows",), every=1,
+        "scan.LinearScan", ("row_pairs",), every=1,
     ),
     Mutant(
         "the first group of a row takes part of what precedes it", "ops/scans.h",
         "out[i] = reset ? x[i].b : h;", "out[i] = h;",
-        "scan.LinearScan", ("held_rows",), every=1,
+        "scan.LinearScan", ("row_pairs",), every=1,
     ),
     # ---- scans of columns
     Mutant(
@@ -571,27 +571,22 @@ MUTANTS = (
         "scan.CumSum", ("scan_columns",),
     ),
     Mutant(
-        "tiles of columns by block instead of ticket", "kernels/scan/column_tiles.cuh",
-        "const int64_t ticket = shape.tiles > 1 ?", "const int64_t ticket = false ?",
-        "scan.CumSum", ("scan_columns",),
-    ),
-    Mutant(
         "a block goes on with the strip of another", "kernels/scan/short_columns.cuh",
         "turn = blockIdx.x + int64_t(it) * gridDim.x;", "turn = blockIdx.x + int64_t(it);",
         "scan.CumSum", ("short_columns",),
     ),
     Mutant(
-        "the total of a block tile of columns is never published", "kernels/scan/column_carry.cuh",
+        "the total of a block tile of columns is never published", "kernels/tile/carry.cuh",
         "if (active && lane_id() % kCarryLanes == 0) space.block(batch, block, row)->publish(total);", "",
         "scan.CumSum", ("ragged_columns",), every=1,
     ),
     Mutant(
-        "a block tile of columns does not count itself", "kernels/scan/column_carry.cuh",
+        "a block tile of columns does not count itself", "kernels/tile/carry.cuh",
         "const int count = int(block - superblock) + 1;", "const int count = int(block - superblock);",
         "scan.CumSum", ("ragged_columns",),
     ),
     Mutant(
-        "a superblock of columns forgets those before it", "kernels/scan/column_carry.cuh",
+        "a superblock of columns forgets those before it", "kernels/tile/carry.cuh",
         "space.carry(batch, block, row)->publish(S::combine(before, upto));",
         "space.carry(batch, block, row)->publish(upto);",
         "scan.CumSum", ("ragged_columns",), every=1,
@@ -627,123 +622,123 @@ MUTANTS = (
         "upto[k] = S::combine(before, upto[k]);", "",
         "scan.CumSum", ("ragged_columns",),
     ),
-    # ---- the pipeline
+    # ---- the ring
     Mutant(
-        "wrong parity", "kernels/scan/ring.cuh",
-        "barrier_wait(&taken[it % kStages], it / kStages & 1);", "barrier_wait(&taken[it % kStages], it & 1);",
-        "scan.CumSum", ("pipeline",), some=True,
+        "wrong parity", "kernels/tile/stages.cuh",
+        "barrier_wait(&of[it % N], it / N & 1);", "barrier_wait(&of[it % N], it & 1);",
+        "scan.CumSum", ("ring",), some=True,
     ),
     Mutant(
         "a stage is filled again too early", "kernels/scan/ring.cuh",
-        "if (it >= kStages) barrier_wait(&empty[s], (it / kStages - 1) & 1);", "",
-        "scan.CumSum", ("pipeline",),
+        "empty.wait_before(it);", "",
+        "scan.CumSum", ("ring",),
     ),
     Mutant(
         "a stage is loaded again before its elements are read", "kernels/scan/ring.cuh",
         "wait_read(it); load();", "load();",
-        "scan.CumSum", ("pipeline",),
+        "scan.CumSum", ("ring",),
     ),
     Mutant(
         "one warp too few says that elements are read", "kernels/scan/ring.cuh",
         "kOwnTotals ? kResultWarps + 1 : 0;", "kOwnTotals ? kResultWarps : 0;",
-        "scan.CumSum", ("pipeline",),
+        "scan.CumSum", ("ring",),
     ),
     Mutant(
         "the loads of a tile are not waited for", "kernels/scan/ring.cuh",
-        "barrier_wait(&loaded[s], turn.parity); uint32_t w", "uint32_t w",
-        "scan.CumSum", ("pipeline",),
+        "loaded.wait(turn); uint32_t w", "uint32_t w",
+        "scan.CumSum", ("ring",),
     ),
     Mutant(
         "results without waiting for the carry", "kernels/scan/ring.cuh",
-        "barrier_wait(&ready[s], turn.parity); const Wide c", "const Wide c",
-        "scan.CumSum", ("pipeline",),
+        "ready.wait(turn); const Wide c", "const Wide c",
+        "scan.CumSum", ("ring",),
     ),
     Mutant(
-        "a staging buffer is used again while it is stored", "kernels/scan/ring.cuh",
+        "a staging buffer is used again while it is stored", "kernels/tile/bulk_run.cuh",
         "if (lane == 0 && to > from) bulk_stores_read();", "",
-        "scan.CumSum", ("pipeline",),
+        "scan.CumSum", ("ring",),
     ),
     Mutant(
         "no fence before bulk stores", "kernels/scan/ring.cuh",
-        "bulk_fence(); barrier_arrive(&done[o]);", "barrier_arrive(&done[o]);",
-        "scan.CumSum", ("pipeline",),
+        "bulk_fence(); barrier_arrive(done[o]);", "barrier_arrive(done[o]);",
+        "scan.CumSum", ("ring",),
     ),
     Mutant(
         "one arrival too few for a stage that is free", "kernels/scan/ring.cuh",
-        "barrier_init(&empty[s], (kResultWarps + 3) * kLanes);",
-        "barrier_init(&empty[s], (kResultWarps + 2) * kLanes);",
-        "scan.CumSum", ("pipeline",),
+        "barrier_init(empty[s], (kResultWarps + 3) * kLanes);",
+        "barrier_init(empty[s], (kResultWarps + 2) * kLanes);",
+        "scan.CumSum", ("ring",),
     ),
     Mutant(
-        "granules at the ends of a tile are not written", "kernels/scan/ring.cuh",
+        "granules at the ends of a tile are not written", "kernels/tile/bulk_run.cuh",
         "at < (lane < kPer ? head_end : end)", "at < (lane < kPer ? begin : end)",
-        "scan.CumSum", ("pipeline",),
+        "scan.CumSum", ("ring",),
     ),
     Mutant(
         "granules where warps meet are not written", "kernels/scan/ring.cuh",
         "if (out) {", "if (out < 0) {",
-        "scan.CumSum", ("pipeline",),
+        "scan.CumSum", ("ring",),
     ),
     Mutant(
-        "no word is handed on from tile to tile", "kernels/scan/ring.cuh",
+        "no word is handed on from tile to tile", "kernels/tile/bulk_run.cuh",
         "v[i] = lane ? left : before[i];", "v[i] = left;",
-        "scan.CumSum", ("pipeline",),
+        "scan.CumSum", ("ring",),
     ),
     Mutant(
         "totals published before all tiles are summed", "kernels/scan/ring.cuh",
-        "      barrier_wait(&summed[s], it / kStages & 1);\n", "",
-        "scan.CumProd", ("pipeline",),
+        "summed.wait(it);", "",
+        "scan.CumProd", ("ring",),
     ),
     Mutant(
         "a load that has no results is not waited for", "kernels/scan/ring.cuh",
-        "barrier_wait(&loaded[s], it / kStages & 1); // nobody else", "; // nobody else",
-        "scan.CumProd", ("pipeline",), every=1,
+        "loaded.wait(it); // nobody else", "; // nobody else",
+        "scan.CumProd", ("ring",), every=1,
     ),
     Mutant(
         "a superblock folded before its total is there", "kernels/scan/ring.cuh",
         "const int count = missing ? __ffs(missing) - 1 : kLanes; TR_ROLLED",
         "const int count = int(superblock - folded < kLanes ? superblock - folded : kLanes); TR_ROLLED",
-        "scan.CumProd", ("pipeline",), every=1,
+        "scan.CumProd", ("ring",), every=1,
     ),
     Mutant(
         "the total of a reverse tile from its other end", "kernels/scan/ring.cuh",
         "if ((lane ^ mirror) == kLanes - 1) space.total", "if (lane == kLanes - 1) space.total",
-        "scan.CumSum", ("pipeline",),
+        "scan.CumSum", ("ring",),
     ),
     Mutant(
-        "bulk loads go beyond the end of the array", "kernels/scan/ring.cuh",
+        "bulk loads go beyond the end of the array", "kernels/tile/bulk_run.cuh",
         "above > memory_end ? granule_of(end) : above;", "above;",
-        "scan.CumSum", ("pipeline",), "asan",
+        "scan.CumSum", ("ring",), "asan",
     ),
     Mutant(
-        "the last elements of the array are not loaded", "kernels/scan/ring.cuh",
+        "the last elements of the array are not loaded", "kernels/tile/bulk_run.cuh",
         "if (to < end) {", "if (to < from) {",
-        "scan.CumSum", ("pipeline",),
+        "scan.CumSum", ("ring",),
     ),
     Mutant(
         "a result warp without results does not wait for the store", "kernels/scan/ring.cuh",
-        "barrier_wait(&stored[o], stored_parity); barrier_arrive(&done[o]); continue;",
-        "barrier_arrive(&done[o]); continue;",
-        "scan.CumSum", ("pipeline",),
+        "barrier_wait(stored[o], stored_parity); barrier_arrive(done[o]); continue;",
+        "barrier_arrive(done[o]); continue;",
+        "scan.CumSum", ("ring",),
     ),
     Mutant(
         "a window of totals is left out", "kernels/scan/ring.cuh",
         "if (k < needed / kLanes) sum", "if (k + 1 < needed / kLanes) sum",
-        "scan.CumSum", ("pipeline",), every=1,
+        "scan.CumSum", ("ring",), every=1,
     ),
     Mutant(
         "results of a prefix that overflows as of any other", "ops/scans.h",
         "if (!is_rare(b)) {", "if (true) {",
-        "scan.CumSum", ("pipeline",),
+        "scan.CumSum", ("ring",),
     ),
     Mutant(
         "a carry of totals that are not there yet", "kernels/scan/ring.cuh",
         "all = !ballot(!all);", "all = true;",
-        "scan.CumSum", ("pipeline",), every=1,
+        "scan.CumSum", ("ring",), every=1,
     ),
     # ---- whole sectors
     Mutant(
-        "neighbouring lanes exchange the granules that they keep", "kernels/scan/rows.cuh",
+        "neighbouring lanes exchange the granules that they keep", "kernels/tile/words.cuh",
         "shuffle(upper ? low : high, lane_id() ^ 1)", "shuffle(upper ? high : low, lane_id() ^ 1)",
         "scan.CumSum", ("wide_rows",), some=True,
     ),
@@ -755,156 +750,151 @@ MUTANTS = (
     Mutant(
         "staged results of two inputs are stored before all are there", "kernels/scan/row_pairs.cuh",
         "warp_barrier(); if (all > 0) stage.store(run, all);", "if (all > 0) stage.store(run, all);",
-        "scan.LinearScan", ("held_rows",),
+        "scan.LinearScan", ("row_pairs",),
     ),
     Mutant(
         "granules around groups of a tensor's last rows", "kernels/scan/row_pairs.cuh",
         "at.first_row + (kTiled ? 1 : K * at.apart) < layout.rows", "true",
-        "scan.LinearScan", ("held_rows",),
+        "scan.LinearScan", ("row_pairs",),
     ),
-    # ---- the pipeline of two inputs
+    # ---- the ring of two inputs
     Mutant(
         "the place of a is loaded again before its elements are taken", "kernels/scan/ring_pairs.cuh",
         "stages + free_place(it) * kStageBytes", "stages + s * kStageBytes",
-        "scan.LinearScan", ("linear_pipeline",), some=True,
+        "scan.LinearScan", ("ring_pairs",), some=True,
     ),
     Mutant(
         "a stage of two inputs is loaded again before its elements are taken", "kernels/scan/ring_pairs.cuh",
-        "barrier_wait(&all_read.of[s], (it / kStages - 1) & 1);", "",
-        "scan.LinearScan", ("linear_pipeline",),
+        "all_read.wait_before(it);", "",
+        "scan.LinearScan", ("ring_pairs",),
     ),
     Mutant(
-        "a row of the pipeline forgets what precedes it", "kernels/scan/ring.cuh",
+        "a row of the ring forgets what precedes it", "kernels/scan/ring.cuh",
         "sum = initial(row);", "sum = S::wide_absent();",
-        "scan.LinearScan", ("linear_pipeline",),
+        "scan.LinearScan", ("ring_pairs",),
     ),
     Mutant(
         "runs are joined without choices whatever comes out", "kernels/common/collective.cuh",
-        "calm &= S::is_settled(left[k], true);", "",
-        "scan.LinearScan", ("linear_pipeline",), every=1,
+        "fast &= S::is_settled(left[k], true);", "",
+        "scan.LinearScan", ("ring_pairs",), every=1,
     ),
-    # ---- the pipeline of few columns
+    # ---- the ring of few columns
     Mutant(
         "results of few columns do not wait for their totals and carries", "kernels/scan/ring_columns.cuh",
-        "barrier_wait(&ready[place], kSpares ? turn / kStages & 1 : parity);", "",
-        "scan.CumSum", ("narrow_pipeline",), some=True,
-    ),
-    Mutant(
-        "a stage is filled again while its results are stored", "kernels/scan/ring.cuh",
-        "if (lane == 0 && to > from) bulk_stores_read();", "",
-        "scan.CumSum", ("narrow_pipeline",),
+        "barrier_wait(ready[place], kSpares ? turn / kStages & 1 : parity);", "",
+        "scan.CumSum", ("ring_columns",), some=True,
     ),
     Mutant(
         "results of few columns without a fence before their bulk store", "kernels/scan/ring_columns.cuh",
-        "bulk_fence(); barrier_arrive(&done[s]);", "barrier_arrive(&done[s]);",
-        "scan.CumSum", ("narrow_pipeline",),
+        "bulk_fence(); barrier_arrive(done[s]);", "barrier_arrive(done[s]);",
+        "scan.CumSum", ("ring_columns",),
     ),
     Mutant(
         "a part forgets those before it in its block tile", "kernels/scan/ring_columns.cuh",
         "before = number >> level == i + 1 ? first : before;", "",
-        "scan.CumSum", ("narrow_pipeline",),
+        "scan.CumSum", ("ring_columns",),
     ),
     Mutant(
         "totals of the window before are taken for this one's", "kernels/scan/ring_columns.cuh",
         "part[k][p] = {};", "part[k][p] = part[k][p];",
-        "scan.CumSum", ("narrow_pipeline",),
+        "scan.CumSum", ("ring_columns",),
     ),
     Mutant(
         "a part of which nothing is written does not wait for its totals", "kernels/scan/ring_columns.cuh",
-        "barrier_wait(&ready[s], parity); continue;", "continue;",
-        "scan.CumSum", ("narrow_pipeline",), every=1,
+        "barrier_wait(ready[s], parity); continue;", "continue;",
+        "scan.CumSum", ("ring_columns",), every=1,
     ),
     Mutant(
         "results of few columns do not wait until the granule after their tile is kept",
         "kernels/scan/ring_columns.cuh",
-        "in > 0 ? &kept[s] : &loaded[s]", "&loaded[s]",
-        "scan.CumSum", ("narrow_pipeline",), every=1,
+        "in > 0 ? kept[s] : loaded[s]", "loaded[s]",
+        "scan.CumSum", ("ring_columns",), every=1,
     ),
     Mutant(
-        "the last lane of few columns takes words of the first one", "kernels/scan/ring_columns.cuh",
+        "the last lane of few columns takes words of the first one", "kernels/tile/bulk_run.cuh",
         "if (after && lane == kLanes - 1) v[N + i] = after[i];", "",
-        "scan.CumSum", ("narrow_pipeline",), every=1,
+        "scan.CumSum", ("ring_columns",), every=1,
     ),
     Mutant(
         "tiles of few columns hand nothing on", "kernels/scan/ring_columns.cuh",
         "if (to) *to = x[k];", "",
-        "scan.CumSum", ("narrow_pipeline",),
+        "scan.CumSum", ("ring_columns",),
     ),
     Mutant(
         "tiles of few columns hand on what they were handed", "kernels/scan/ring_columns.cuh",
         "if (from) x[k] = *from; } warp_barrier();", "if (from) x[k] = *from; }",
-        "scan.CumSum", ("narrow_pipeline",),
+        "scan.CumSum", ("ring_columns",),
     ),
     Mutant(
         "few columns hand results on without a fence before their bulk store", "kernels/scan/ring_columns.cuh",
         "bulk_fence(); warp_barrier();", "warp_barrier();",
-        "scan.CumSum", ("narrow_pipeline",),
+        "scan.CumSum", ("ring_columns",),
     ),
-    # ---- the pipeline of strips
+    # ---- the ring of strips
     Mutant(
         "results of strips do not wait for what precedes them", "kernels/scan/column_strips.cuh",
-        "barrier_wait(&ready[s], it / kStages & 1); const Before& of", "const Before& of",
-        "scan.CumSum", ("strip_pipeline",),
+        "ready.wait(it); const Before& of", "const Before& of",
+        "scan.CumSum", ("column_strips",),
     ),
     Mutant(
         "a block tile's node without those that it joins", "kernels/scan/column_strips.cuh",
         "if (i < levels) node = S::combine(left.value(i), node);", "(void)left;",
-        "scan.CumSum", ("strip_pipeline",),
+        "scan.CumSum", ("column_strips",),
     ),
     Mutant(
         "a stage of strips is loaded while its results are stored", "kernels/scan/column_strips.cuh",
-        "barrier_arrive(&released[s]); bulk_stores_read();", "barrier_arrive(&released[s]);",
-        "scan.CumSum", ("strip_pipeline",),
+        "barrier_arrive(released[s]); bulk_stores_read();", "barrier_arrive(released[s]);",
+        "scan.CumSum", ("column_strips",),
     ),
     Mutant(
         "results of strips without a fence before their bulk store", "kernels/scan/column_strips.cuh",
-        "bulk_fence(); barrier_arrive(&released[s]); barrier_arrive(&done[s]);",
-        "barrier_arrive(&released[s]); barrier_arrive(&done[s]);",
-        "scan.CumSum", ("strip_pipeline",),
+        "bulk_fence(); barrier_arrive(released[s]); barrier_arrive(done[s]);",
+        "barrier_arrive(released[s]); barrier_arrive(done[s]);",
+        "scan.CumSum", ("column_strips",),
     ),
     Mutant(
         "a tile of strips is stored from before its matrix", "kernels/scan/column_strips.cuh",
         "row >= 0) {", "true) {",
-        "scan.CumSum", ("strip_pipeline",),
+        "scan.CumSum", ("column_strips",),
     ),
     Mutant(
         "columns of any alignment in granules", "kernels/scan/column_call.h",
         "return fits(call.in.data) && fits(call.out.values); } // The workspace of tiles",
         "return fits(call.out.values); } // The workspace of tiles",
-        "scan_plan", ("strip_pipeline",), "asan", every=1,
+        "scan_plan", ("column_strips",), "asan", every=1,
     ),
     # ---- lanes that walk columns
     Mutant(
         "the copies of a walk are not waited for", "kernels/scan/column_walk.cuh",
         "wait_copies<kAhead - 1>(); Words w[kGroup][N];", "Words w[kGroup][N];",
-        "scan.LinearScan", ("walk",),
+        "scan.LinearScan", ("column_walk",),
     ),
     Mutant(
         "a walked group counts itself in what precedes it", "kernels/scan/column_walk.cuh",
         "op.results(S::prefix(within.item[v]), items[v], out[v]);",
         "op.results(S::prefix(S::combine(within.item[v], total.item[v])), items[v], out[v]);",
-        "scan.CumSum", ("walk",),
+        "scan.CumSum", ("column_walk",),
     ),
     Mutant(
         "a walk forgets the tiles before", "kernels/scan/column_walk.cuh",
         "tiles = carry.within();", "",
-        "scan.LinearScan", ("walk",),
+        "scan.LinearScan", ("column_walk",),
     ),
     Mutant(
         "two columns a lane where they are not one word", "kernels/scan/column_call.h",
         "strides[d] != 1 : strides[d] % vector != 0",
         "strides[d] != 1 : false",
-        "scan_plan", ("walk",), "asan",
+        "scan_plan", ("column_walk",), "asan",
     ),
     Mutant(
         "a team forgets the first half of a tile", "kernels/scan/column_teams.cuh",
         "if (now) put(joins.of(notes.half[now][chain]));", "",
-        "scan.LinearScan", ("team_walk",),
+        "scan.LinearScan", ("column_teams",),
     ),
     Mutant(
         "the copies of a team are not waited for", "kernels/scan/column_teams.cuh",
         "wait_copies<kGroups - 1>();", "",
-        "scan.LinearScan", ("team_walk",),
+        "scan.LinearScan", ("column_teams",),
     ),
     # ---- scans with indices along rows
     Mutant(
@@ -937,11 +927,6 @@ MUTANTS = (
         "own.indices += turn * out;", "",
         "scan.CumExtreme", ("extremes",),
     ),
-    Mutant(
-        "no barrier before the records of a tile's parts are known", "kernels/scan/extremes.cuh",
-        "__syncthreads(); const int slot = lane & (kWarps - 1);", "const int slot = lane & (kWarps - 1);",
-        "scan.CumExtreme", ("extremes",),
-    ),
     # ---- scans with indices along columns
     Mutant(
         "the earlier of two equals is the latest record of a column", "kernels/scan/extreme_columns.cuh",
@@ -961,11 +946,6 @@ MUTANTS = (
     Mutant(
         "a warp's latest row by its lanes' order", "kernels/scan/extreme_columns.cuh",
         "total = greater(total, other);", "total = other;",
-        "scan.CumExtreme", ("extreme_columns",),
-    ),
-    Mutant(
-        "no barrier before the totals of a tile's warps are known", "kernels/scan/extreme_columns.cuh",
-        "lane.reduce(most); __syncthreads();", "lane.reduce(most);",
         "scan.CumExtreme", ("extreme_columns",),
     ),
     Mutant(
@@ -996,13 +976,8 @@ MUTANTS = (
     ),
     Mutant(
         "totals of groups that are joined as they are, whatever their exponent", "kernels/scan/column_tiles.cuh",
-        "return S::calm_end(S::of_near(last));", "return S::of_near(last);",
+        "return S::fast_end(S::of_near(last));", "return S::of_near(last);",
         "scan.CumProd", ("column_tiles",), every=1,
-    ),
-    Mutant(
-        "no barrier before the totals of a tile's warps are there", "kernels/scan/column_tiles.cuh",
-        "lane.reduce(at); } __syncthreads();", "lane.reduce(at); }",
-        "scan.CumProd", ("column_tiles",),
     ),
     Mutant(
         "a block tile of columns without its last tile", "kernels/scan/column_tiles.cuh",
@@ -1024,13 +999,13 @@ MUTANTS = (
         "a warp's barrier releases nothing", "kernels/common/gpu.cuh",
         '__builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront"); __builtin_amdgcn_wave_barrier();',
         "__builtin_amdgcn_wave_barrier();",
-        "scan.LinearScan", ("held_rows",),
+        "scan.LinearScan", ("row_pairs",),
     ),
     Mutant(
         "a warp's barrier acquires nothing", "kernels/common/gpu.cuh",
         '__builtin_amdgcn_wave_barrier(); __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");',
         "__builtin_amdgcn_wave_barrier();",
-        "scan.LinearScan", ("held_rows",),
+        "scan.LinearScan", ("row_pairs",),
     ),
     Mutant(
         "pairs of results are rounded without a look for NaNs", "kernels/common/collective.cuh",
@@ -1041,7 +1016,7 @@ MUTANTS = (
         "NaNs are settled in the low half alone", "kernels/common/collective.cuh",
         "const uint32_t high = (w[i] >> 16 & 0x7fffu) > kInfinite ? kNan : w[i] >> 16;",
         "const uint32_t high = w[i] >> 16;",
-        "scan.CumProd", ("pipeline",),
+        "scan.CumProd", ("ring",),
     ),
     Mutant(
         "both keys of a pair are its first one's", "kernels/scan/extremes.cuh",
@@ -1050,7 +1025,7 @@ MUTANTS = (
     ),
     # ---- linear recurrences
     Mutant(
-        "a chain forgets the value before the row", "kernels/scan/look_back.cuh",
+        "a chain forgets the value before the row", "kernels/tile/carry.cuh",
         "Wide carry = initial;", "Wide carry = S::wide_absent();",
         "scan.LinearScan", ("linear_scan",),
     ),

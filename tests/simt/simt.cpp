@@ -558,7 +558,7 @@ void chain() {
               staged);
 }
 // Stages and windows are used up several times over.
-void pipeline() {
+void ring() {
   constexpr Scanned kTypes[] = {{"cumsum", Dtype::F32, Dtype::F32},      {"cumsum", Dtype::BF16, Dtype::BF16},
                                 {"cumsum", Dtype::F16, Dtype::F16},      {"cumprod", Dtype::F32, Dtype::F32},
                                 {"cumprod", Dtype::BF16, Dtype::BF16},   {"logcumsumexp", Dtype::F32, Dtype::F32},
@@ -584,7 +584,7 @@ void pipeline() {
   check({"cumprod", Dtype::F32, Dtype::F32, {1, 34 * 8192 + 9}, 2}, Policies(3, few[0]));
 }
 // The same of two inputs: a before or behind its position, and with b's rows or broadcast over them.
-void linear_pipeline() {
+void ring_pairs() {
   for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F16}) {
     for (int form = 0; form < 6; ++form) {
       Problem p{"linear_scan", d, d, {}, 2};
@@ -618,7 +618,7 @@ void linear_pipeline() {
 }
 // The same of two to seven columns that are one run of memory: parts of block tiles, whole and not, of few and many
 // block tiles a row of each of several batches.
-void narrow_pipeline() {
+void ring_columns() {
   auto run = [](Dtype d, const std::vector<int64_t>& sizes, uint64_t along, int form, int multiprocessors) {
     check({"cumsum", d, d, sizes, along, form % 2 != 0, form / 2 != 0},
           {{{kRingColumns, -1, -1, -1, -1}, multiprocessors, 1, true}});
@@ -647,7 +647,7 @@ void narrow_pipeline() {
 
 // Strips of columns by warps with roles: rows of 16 to 128 bytes that are one run of memory, several strips, one that
 // lacks a column or two; whole jobs and not, several block tiles, batches.
-void strip_pipeline() {
+void column_strips() {
   auto run = [](Dtype d, const std::vector<int64_t>& sizes, uint64_t along, int form, int multiprocessors) {
     check({"cumsum", d, d, sizes, along, form % 2 != 0, form / 2 != 0},
           {{{kColumnStrips, -1, -1, -1, -1}, multiprocessors, 1, true}});
@@ -706,7 +706,7 @@ void superblocks() {
 
 // Rows of at most a block tile, of two inputs, that lanes hold as a whole: a few lanes a row, several
 // rows a lane, or some warps a row with one tile each or several.
-void held_rows() {
+void row_pairs() {
   Policies policies = {{{kRowPairs, -1, -1, -1, -1}, 132, 1, false, kInPitch}, {{kRowPairs, 32, -1, -1, 0}, 132, 2}};
   for (int warps = 1; warps <= 8; warps *= 2) policies.push_back({{kRowPairs, -1, warps, -1, -1}, 132, kInPitch});
   const std::vector<std::vector<int64_t>> shapes = {{1, 1},    {700, 8},  {500, 13}, {400, 16}, {300, 24}, {300, 64},
@@ -877,7 +877,7 @@ void linear_scan() {
 
 // A lane, or of 16-bit elements one for two columns, walks each column alone. Of 64 columns and more the planner takes
 // this where there is one multiprocessor.
-void walk() {
+void column_walk() {
   const Policies single = {{{kColumnWalk}}, {{kColumnWalk}, 132, 1}, {{kColumnWalk, -1, -1, -1, 0}}};
   check_scans({{1, 1}, {8, 300}, {9, 34}, {20, 130}, {64, 6}, {256, 4}, {257, 6}, {300, 7}, {512, 18}}, 1, single);
   check_scans({{70, 20, 3}, {5, 10, 6}}, 2, single);
@@ -933,7 +933,7 @@ void walk() {
 
 // The same where a team of lanes shares each column: half tiles that are whole, partial or missing, the second of a
 // tile or its last one; strips that lack columns; several tiles, block tiles and superblocks.
-void team_walk() {
+void column_teams() {
   const Policies policies = {{{kColumnTeams, -1, -1, -1, -1}, 132, kNearMemories, true},
                              {{kColumnTeams, -1, -1, -1, -1}, 132, 1, true},
                              {{}, 1, 1, true}};
@@ -1000,17 +1000,17 @@ constexpr Group kGroups[] = {
     {"late_blocks", "scan", late_blocks},
     {"ragged_columns", "scan", ragged_columns},
     {"chain", "scan", chain},
-    {"pipeline", "scan", pipeline},
-    {"linear_pipeline", "scan", linear_pipeline},
-    {"narrow_pipeline", "scan", narrow_pipeline},
-    {"strip_pipeline", "scan", strip_pipeline},
-    {"held_rows", "scan", held_rows},
+    {"ring", "scan", ring},
+    {"ring_pairs", "scan", ring_pairs},
+    {"ring_columns", "scan", ring_columns},
+    {"column_strips", "scan", column_strips},
+    {"row_pairs", "scan", row_pairs},
     {"extremes", "scan", extremes},
     {"extreme_columns", "scan", extreme_columns},
     {"column_tiles", "scan", column_tiles},
     {"linear_scan", "scan", linear_scan},
-    {"walk", "scan", walk},
-    {"team_walk", "scan", team_walk},
+    {"column_walk", "scan", column_walk},
+    {"column_teams", "scan", column_teams},
     {"far", "reduce", far},
     {"far_scans", "scan", far_scans},
     {"superblocks", "scan", superblocks},
@@ -1044,12 +1044,12 @@ void solve(const char* path) {
       exit(1);
     }
     simt::options.title = line;
-    const bool pipeline = family.rfind("ring", 0) == 0;
-    simt::options.bulk_copies = pipeline;
+    const bool ring = family.rfind("ring", 0) == 0;
+    simt::options.bulk_copies = ring;
     force_plan({family == "-" ? nullptr : family.c_str(), -1, -1, -1, -1});
     std::string plan;
     const auto result = solve_by_emulation(p, elements, Memory::Contiguous, Memory::Contiguous, Memory::Contiguous,
-                                           false, pipeline ? 2 : 132, plan);
+                                           false, ring ? 2 : 132, plan);
     std::cout.write(result.data(), std::streamsize(result.size()));
   }
 }

@@ -9,6 +9,10 @@ namespace torchreduce::gpu {
 constexpr int kThreads = 256;  // of a block, unless a plan says otherwise
 constexpr int kWarps = kThreads / kLanes;
 
+constexpr int kGranule = 16;  // bytes that move together
+using Granule = Packed<uint32_t, 4>;
+template <class E> constexpr int kPerGranule = kGranule / int(sizeof(E));
+
 // ---- elements --------------------------------------------------------------------------------------------------------
 
 // Elements of a type known at compile time.
@@ -186,7 +190,7 @@ template <class T> __device__ __forceinline__ bool rounds_alike(const float (&v)
 }
 
 // Whether near_results of scan S, where they round alike, are good enough for results of type O.
-template <class S, class O> constexpr bool kNearly = kHasQuick<S> && is_float_type<O> && sizeof(O) == 2;
+template <class S, class O> constexpr bool kNearly = kHasFastGroup<S> && is_float_type<O> && sizeof(O) == 2;
 
 // 8 results of scan S, rounded once each. One look for NaNs serves all of them; kNoNan: there are none.
 template <class T, class S, bool kNoNan = false, class V>
@@ -270,6 +274,33 @@ template <class V> __device__ __forceinline__ V chosen(bool first, const V& a, c
   return value;
 }
 
+// Levels d, 2d .. of the trees over the lanes, for kCount values at once: each level leaves half of them to a lane, so
+// that in the end lane l has the value whose number is l / d modulo kCount. Lane order is reversed where `mirror`.
+template <class S, int kCount, int d, class V, int N>
+__device__ __forceinline__ V transposed_trees(V (&value)[N], int lane, bool mirror) {
+  if constexpr (kCount == 1) {
+    return value[0];
+  } else {
+    const bool upper = lane & d;
+#pragma unroll
+    for (int k = 0; k < kCount / 2; ++k) {
+      const V even = value[2 * k], odd = value[2 * k + 1];  // values, so that nothing indexes the array
+      const V kept = chosen(upper, odd, even), other = shuffle(chosen(upper, even, odd), lane ^ d);
+      value[k] = upper != mirror ? S::combine(other, kept) : S::combine(kept, other);
+    }
+    return transposed_trees<S, kCount / 2, 2 * d>(value, lane, mirror);
+  }
+}
+// Those that follow, from level d on to the last one: lane l then has the whole tree of the value l modulo d.
+template <class S, int d, class V> __device__ __forceinline__ V last_levels(V value, int lane, bool mirror) {
+#pragma unroll
+  for (int e = d; e < kLanes; e *= 2) {
+    const V other = shuffle(value, lane ^ e);
+    value = bool(lane & e) != mirror ? S::combine(other, value) : S::combine(value, other);
+  }
+  return value;
+}
+
 // Sklansky's inclusive scan over `width` neighbouring lanes, of which this is number `lane`: at level d a lane with
 // that bit adds, on its left, the value of the last lane of the lower half. Over whole warps, and in reverse, where
 // `mirror` is 31.
@@ -284,13 +315,13 @@ __device__ __forceinline__ V sklansky_levels(V value, int lane, int width, Combi
 }
 // The same by scan S; without choices where it has such a way and all values allow it.
 template <class S, class V> __device__ __forceinline__ V sklansky(V value, int lane, int width) {
-  if constexpr (kHasCalm<S, V>) {
-    const V run = sklansky_levels(value, lane, width, [](const V& l, const V& r) { return S::calm_join(l, r); });
+  if constexpr (kHasFastJoin<S, V>) {
+    const V run = sklansky_levels(value, lane, width, [](const V& l, const V& r) { return S::fast_join(l, r); });
     const uint32_t upto = ((2u << lane) - 1) << (lane_id() - lane);  // the lanes of this one's run
     const bool has_reset = (ballot(S::is_reset(value)) & upto) != 0;
-    bool calm = S::is_calm(value);
-    calm &= S::is_settled(run, has_reset);
-    if (!ballot(!calm)) return S::calm_end(run);
+    bool fast = S::allows_fast(value);
+    fast &= S::is_settled(run, has_reset);
+    if (!ballot(!fast)) return S::fast_end(run);
     TR_RARE_PATH;
   }
   return sklansky_levels(value, lane, width, [](const V& l, const V& r) { return S::combine(l, r); });
@@ -320,25 +351,25 @@ __device__ __forceinline__ void sklansky(V (&value)[K], int lane, int width, uin
 #pragma unroll
   for (int k = 0; k < K; ++k) run[k] = value[k];
   sklansky_levels(run, lane, width, left, [](bool joins, const V& l, const V& r) {
-    if constexpr (kHasCalm<S, V> && kSelects) return chosen(joins, S::calm_join(l, r), r);
-    else if constexpr (kHasCalm<S, V>) return joins ? S::calm_join(l, r) : r;
+    if constexpr (kHasFastJoin<S, V> && kSelects) return chosen(joins, S::fast_join(l, r), r);
+    else if constexpr (kHasFastJoin<S, V>) return joins ? S::fast_join(l, r) : r;
     else return joins ? S::combine(l, r) : r;
   });
-  if constexpr (kHasCalm<S, V>) {
-    bool calm = true;
+  if constexpr (kHasFastJoin<S, V>) {
+    bool fast = true;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      calm &= S::is_calm(value[k]);
-      calm &= S::is_settled(run[k], (ballot(S::is_reset(value[k])) & upto) != 0);
+      fast &= S::allows_fast(value[k]);
+      fast &= S::is_settled(run[k], (ballot(S::is_reset(value[k])) & upto) != 0);
     }
-    if (ballot(!calm)) {
+    if (ballot(!fast)) {
 #pragma unroll
       for (int k = 0; k < K; ++k)
         run[k] =
             sklansky_levels(value[k], lane, width, [](const V& l, const V& r) { return S::combine(l, r); }, mirror);
     } else {
 #pragma unroll
-      for (int k = 0; k < K; ++k) run[k] = S::calm_end(run[k]);
+      for (int k = 0; k < K; ++k) run[k] = S::fast_end(run[k]);
     }
   }
 #pragma unroll
@@ -359,13 +390,13 @@ __device__ __forceinline__ void sklansky_of_any(V (&value)[K], int lane, int wid
               [&](const V& v, int d) { return shuffle(v, from + (lane & ~(2 * d - 1)) + d - 1); });
 }
 
-// combine(left, right), for results that are rounded to O. Where `quick`, with less to do, and so maybe not normal:
-// for a prefix that quick_results or near_results takes, and nothing else. (float32 results have no registers for it.)
-template <class S, class O> __device__ __forceinline__ typename S::Acc precede([[maybe_unused]] bool quick,
+// combine(left, right), for results that are rounded to O. Where `fast`, with less to do, and so maybe not normal:
+// for a prefix that fast_results or near_results takes, and nothing else. (float32 results have no registers for it.)
+template <class S, class O> __device__ __forceinline__ typename S::Acc precede([[maybe_unused]] bool fast,
                                                                                const typename S::Acc& left,
                                                                                const typename S::Acc& right) {
   if constexpr (kNearly<S, O>) {
-    if (quick) return S::calm_join(left, right);
+    if (fast) return S::fast_join(left, right);
     TR_RARE_PATH;
   }
   return S::combine(left, right);
@@ -373,23 +404,23 @@ template <class S, class O> __device__ __forceinline__ typename S::Acc precede([
 // A near total as precede takes it.
 template <class S, class O> __device__ __forceinline__ typename S::Acc near_total(typename S::Item product) {
   if constexpr (kNearly<S, O>) return S::of_near(product);
-  else return S::calm_end(S::of_near(product));
+  else return S::fast_end(S::of_near(product));
 }
 
-// The results of a group, to be rounded to O; quick: quick_results serves it.
+// The results of a group, to be rounded to O; fast: fast_results serves it.
 template <class O, class S>
 __device__ __forceinline__ void group_results(const S& op, const typename S::Prefix& prefix,
-                                              const typename S::Item (&items)[kGroup], [[maybe_unused]] bool quick,
+                                              const typename S::Item (&items)[kGroup], [[maybe_unused]] bool fast,
                                               typename S::Result (&r)[kGroup]) {
-  if constexpr (kHasQuick<S>) {
-    if (quick) {
+  if constexpr (kHasFastGroup<S>) {
+    if (fast) {
       if constexpr (kNearly<S, O>) {
         bool alike = op.near_results(prefix, items, r);
         alike &= rounds_alike<O>(r);
         if (alike) return;
         TR_RARE_PATH;
       }
-      return op.quick_results(prefix, items, r);
+      return op.fast_results(prefix, items, r);
     }
     TR_RARE_PATH;
   }
@@ -398,14 +429,14 @@ __device__ __forceinline__ void group_results(const S& op, const typename S::Pre
 
 // left[k] = combine(left[k], right[k]); with less to do where the scan has such a way and a lane's values allow it.
 template <class S, class V, int K> __device__ __forceinline__ void join(V (&left)[K], const V (&right)[K]) {
-  bool calm = true;
+  bool fast = true;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    calm &= S::is_calm(left[k]) & S::is_calm(right[k]);
-    calm &= S::is_settled(left[k], true);
+    fast &= S::allows_fast(left[k]) & S::allows_fast(right[k]);
+    fast &= S::is_settled(left[k], true);
   }
 #pragma unroll
-  for (int k = 0; k < K; ++k) left[k] = calm ? S::calm_combine(left[k], right[k]) : S::combine(left[k], right[k]);
+  for (int k = 0; k < K; ++k) left[k] = fast ? S::fast_combine(left[k], right[k]) : S::combine(left[k], right[k]);
 }
 
 }  // namespace torchreduce::gpu

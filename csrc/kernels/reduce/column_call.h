@@ -1,7 +1,7 @@
 // Reductions with lanes across columns, as their kernels see them: (outer, n, inner), reduced along n; inner ones are
 // neighbours in memory. What the families of columns share on the host: what they are compiled for, and their regimes.
 #pragma once
-#include "family.h"
+#include "reduce_launch.h"
 
 namespace torchreduce {
 

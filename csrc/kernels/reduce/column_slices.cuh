@@ -71,8 +71,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 5) reduce_column_slices(TR_GRID_CONSTA
   const int lanes = q.lanes, lane = int(threadIdx.x) & (lanes - 1), outputs = slices * inner;
   const int first_row = lane * q.span, rows = q.span < n - first_row ? q.span : n - first_row, step = inner * kSize;
   const FastDivide by_inner(inner);
-  // A row's element, `at` bytes from the first granule.
-  auto load = [&](auto pad, int at, int row, Near(&v)[1]) {
+  auto load = [&](auto pad, int at, int row, Near(&v)[1]) {  // a row's element, `at` bytes from the first granule
     const char* const p = shared + (decltype(pad)::value ? padded(at) : at);
     uint32_t words[kWords];
     if constexpr (kSize >= 4) {

@@ -29,9 +29,6 @@ __device__ __forceinline__ int64_t row_out(const RowsCall& call, int64_t row) {
   return call.even ? even_row_out(call, row) : row_start(call.outer, row).out;
 }
 
-using Granule = Packed<uint32_t, 4>;
-template <class E> constexpr int kPerGranule = 16 / int(sizeof(E));
-
 // The granule in which an element lies, and how many elements of the granule come before it.
 template <class E> __device__ __forceinline__ const Granule* granule_of(const E* x) {
   return reinterpret_cast<const Granule*>(reinterpret_cast<uintptr_t>(x) & ~uintptr_t(15));

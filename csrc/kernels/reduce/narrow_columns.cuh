@@ -9,6 +9,40 @@ namespace torchreduce::gpu {
 // Words of shared memory are left out so that threads which are a power of two of them apart meet in fewer banks.
 TR_HD constexpr int skewed(int i) { return i + (i >> 5); }
 
+// Takes a granule's elements, those of row `row`, to v, which the first row begins; not those that are absent(e).
+template <class Op, class G, class Absent, class A, int V>
+__device__ __forceinline__ void take_granule(const Op& op, const G& x, int row, Absent absent, A (&v)[V]) {
+  A t[V];
+  if (row) {
+#pragma unroll
+    for (int e = 0; e < V; ++e) t[e] = v[e];
+    step_all<V>(op, x.w, row, t);
+  } else {
+    op.template near_all<V>(x.w, 0, t);
+  }
+#pragma unroll
+  for (int e = 0; e < V; ++e) {
+    if (!absent(e)) v[e] = t[e];
+    else if (row == 0) v[e] = Op::near_absent();
+  }
+}
+
+// Finishes the columns of a unit, which are `all`, alone or with the slice's other units.
+template <class Op>
+__device__ __forceinline__ void finish_narrow_columns(const Op& op, const ColumnCall& q, RowStart start, int64_t slice,
+                                                      int unit, int base_row, const typename Op::Near* all,
+                                                      char* shared) {
+  if (q.units == 1) {
+    for (int c = int(threadIdx.x); c < q.inner; c += kThreads)
+      finish_column(op, q, start, c, Op::far(all[c], base_row));
+    return;
+  }
+  for (int c = int(threadIdx.x); c < q.inner; c += kThreads)
+    put_partial<Op>(q, slice, unit, q.inner, c, Op::far(all[c], base_row));
+  combine_units<Op>(q, slice, unit, q.inner, shared,
+                    [&](int c, const typename Op::Acc& acc) { finish_column(op, q, start, c, acc); });
+}
+
 // Serves rows that follow each other in a slice, or in runs of whole granules. A block takes a unit of q.parts * q.span
 // accumulators, q.span at a time: q.span / step pieces, or a part of one, each of which is K runs of memory that lie
 // alike in granules. A lane adds K granules, one of each run, element by element, eight in flight, and leaves the
@@ -66,17 +100,12 @@ __global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename L
           const int first = at(u) + k0 * next_run;
           auto there = [&](int k) { return first + k * next_run < end; };
           auto element = [&](int k) { return top + int64_t(first + k * next_run) * kSize; };
-          if (!kOneRun && has_small_columns<Op>(DtypeOf<E>::value) && q.jump) {
-            load_granules(
-                q, none, there,
-                [&](int k) {
-                  const int in_slice = first_row * inner + first + k * next_run;
-                  return element(k) + q.by_elements.quotient(in_slice) * (q.jump * kSize);
-                },
-                x[u]);
-          } else {
-            load_granules(q, none, there, element, x[u]);
-          }
+          auto after_jumps = [&](int k) {
+            return element(k) + q.by_elements.quotient(first_row * inner + first + k * next_run) * (q.jump * kSize);
+          };
+          if (!kOneRun && has_small_columns<Op>(DtypeOf<E>::value) && q.jump)
+            load_granules(q, none, there, after_jumps, x[u]);
+          else load_granules(q, none, there, element, x[u]);
         }
 #pragma unroll
         for (int u = 0; u < U; ++u) {
@@ -85,20 +114,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename L
           const bool ends = first + (M - 1) * next_run + V > end;
 #pragma unroll
           for (int k = 0; k < M; ++k) {
-            Near t[V];
-            if (k0 + k) {
-#pragma unroll
-              for (int e = 0; e < V; ++e) t[e] = v[e];
-              step_all<V>(op, x[u][k].w, k0 + k, t);
-            } else {
-              op.template near_all<V>(x[u][k].w, 0, t);
-            }
-#pragma unroll
-            for (int e = 0; e < V; ++e) {
-              const bool absent = ends && first + k * next_run + e >= end;
-              if (!absent) v[e] = t[e];
-              else if (k0 + k == 0) v[e] = Op::near_absent();
-            }
+            auto absent = [&](int e) { return ends && first + k * next_run + e >= end; };
+            take_granule(op, x[u][k], k0 + k, absent, v);
           }
           if (k0 + M < K) continue;
           const int from = in_run(u), to = from + piece_of(u) * run;
@@ -125,22 +142,14 @@ __global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename L
     all = fold_rows<Op>(q.span, inner, a, b, Op::near_absent(), [&](int r, int c) {
       return Op::place(values[skewed(r * inner + c)], first_row - base_row + row_of(r), step);
     });
-    if (q.parts > 1) {
+    if (q.parts > 1)
       for (int c = int(threadIdx.x); c < inner; c += kThreads) kept[part * inner + c] = all[c];
-    }
   }
   if (q.parts > 1) {
     __syncthreads();
     all = fold_rows<Op>(q.parts, inner, a, b, Op::near_absent(), [&](int r, int c) { return kept[r * inner + c]; });
   }
-  if (q.units == 1) {
-    for (int c = int(threadIdx.x); c < inner; c += kThreads) finish_column(op, q, start, c, Op::far(all[c], base_row));
-    return;
-  }
-  for (int c = int(threadIdx.x); c < inner; c += kThreads)
-    put_partial<Op>(q, slice, unit, inner, c, Op::far(all[c], base_row));
-  combine_units<Op>(q, slice, unit, inner, shared,
-                    [&](int c, const typename Op::Acc& acc) { finish_column(op, q, start, c, acc); });
+  finish_narrow_columns(op, q, start, slice, unit, base_row, all, shared);
 }
 
 }  // namespace torchreduce::gpu

@@ -1,6 +1,6 @@
 // What kernels for rows of neighbouring elements take of a call: few dims, since arguments are copied for every launch.
 #pragma once
-#include "family.h"
+#include "reduce_launch.h"
 
 namespace torchreduce {
 

@@ -397,7 +397,7 @@ __global__ void __launch_bounds__(held_columns::kThreads, 1)
       if (part == 0) h.load(next, H::kPartRun, parts[0]);
       else h.load(after, 0, parts[1]);
     };
-    if (all_central && H::in_all(place, [&](int i) { return Op::is_calm_map(F(0), at[i]); })) {
+    if (all_central && H::in_all(place, [&](int i) { return Op::allows_fast_map(F(0), at[i]); })) {
 #pragma unroll
       for (int i = 0; i < H::kEach; ++i) at[i] = Op::central_at(at[i], state[i]);
       h.template store<true>(

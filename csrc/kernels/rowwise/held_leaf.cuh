@@ -3,7 +3,7 @@
 //
 // Elements are in chunks of 8 a lane, as one of the holders has them. Terms that the second look makes wait for the
 // results in registers, those of the first chunks in dynamic shared memory, [chunk][half][lane] of four floats a warp.
-// Of leaves whose data is calm (ops/rowwise.h), which all lanes ask of each other, elements take fewer instructions.
+// Of leaves whose data allows it (ops/rowwise.h), which all lanes ask of each other, elements take fewer instructions.
 #pragma once
 #include "held_granules.cuh"
 #include "held_quads.cuh"
@@ -269,12 +269,12 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
       else return x;
     };
     F found = first_absent<Op::kFirst, F>();
-    bool calm = false;
+    bool fast = false;
     if constexpr (Op::kFirst == First::Greatest) {
       const Bounds e = held[0].extremes(p);
       found = e.greatest;
       found = over_lanes<kPartWarps, kNumbers>(p, found, [](F a, F b) { return greatest(a, b); });
-      if constexpr (Op::kCalm) calm = !ballot(!Op::is_calm(found, e.least));
+      if constexpr (Op::kFast) fast = !ballot(!Op::allows_fast(found, e.least));
     } else if constexpr (Op::kFirst == First::Sum) {
       F acc[1][H::kSlots];
 #pragma unroll
@@ -310,20 +310,20 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
         for (int s = 0; s < kSums; ++s) acc[s][H::slot(c, i)] = sums[s];
       }
     };
-    if constexpr (Op::kCalm) {
-      const auto take_calm = [&](int c, int i, const F* x, F, bool there) {
+    if constexpr (Op::kFast) {
+      const auto take_fast = [&](int c, int i, const F* x, F, bool there) {
         F& sum = acc[0][H::slot(c, i)];
         if constexpr (Op::kTerm) {
-          const F term = Op::calm_term(x[0], seen);
+          const F term = Op::fast_term(x[0], seen);
           if (there) sum = sum + term;
           keep(c, i, term);
         } else if (there) {
           F next[1] = {sum};
-          Op::calm_step(next, x, seen);
+          Op::fast_step(next, x, seen);
           sum = next[0];
         }
       };
-      if (calm) each<false>(take_calm, acc);
+      if (fast) each<false>(take_fast, acc);
       else each<false>(take, acc);
     } else {
       each_there<kScaled>(take, acc);
@@ -335,8 +335,8 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     return skips ? Op::none() : Op::state(found, sums, p.count);
   }
 
-  // Writes the elements of the leaf, by chunks. kCalm: the data is. W: as of weights().
-  template <bool kFull, bool kCalm, class W = void, class Out, class At>
+  // Writes the elements of the leaf, by chunks. kFast: the data is. W: as of weights().
+  template <bool kFull, bool kFast, class W = void, class Out, class At>
   __device__ __forceinline__ void write(Out out, const At& at) const {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
@@ -351,9 +351,9 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
         F x[kInputs];
 #pragma unroll
         for (int k = 0; k < kInputs; ++k) x[k] = v[k][i];
-        if constexpr (kCalm) {
-          if constexpr (Op::kTerm) y[i] = Op::calm_map(x[0], at);
-          else y[i] = Op::calm_map(x, at);
+        if constexpr (kFast) {
+          if constexpr (Op::kTerm) y[i] = Op::fast_map(x[0], at);
+          else y[i] = Op::fast_map(x, at);
         } else {
           const int64_t position = first + H::position(p, c, i);
           const F weight = Op::kWeights ? w[i] : F(1), bias = Op::kBiases ? b[i] : F(-0.0);
@@ -378,32 +378,32 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
     out.finish();
   }
   // The leaf starts at element `to` of the output.
-  template <bool kCalm, class At> __device__ __forceinline__ void write(int64_t to, const At& at) const {
+  template <bool kFast, class At> __device__ __forceinline__ void write(int64_t to, const At& at) const {
     if constexpr (kConverts)
       if (call.out_dtype != DtypeOf<E>::value)
-        return write<false, kCalm>(typename H::template ConvertedOut<kCalm>(call, to, p), at);
+        return write<false, kFast>(typename H::template ConvertedOut<kFast>(call, to, p), at);
     E* const out = static_cast<E*>(call.out) + to;
     if constexpr (H::kGranules && !kAligned && !Op::kWeights)
       if (elements_before(out) != p.before)
-        return write<false, kCalm>(typename H::template ShiftedOut<kCalm>(out, p), at);
-    if constexpr (kCalm || !Op::kCalmMap)
+        return write<false, kFast>(typename H::template ShiftedOut<kFast>(out, p), at);
+    if constexpr (kFast || !Op::kFastMap)
       if (p.full) {
-        const typename H::template Out<true, kCalm> full(out, p);
+        const typename H::template Out<true, kFast> full(out, p);
         if constexpr (Op::kWeights && kAligned) {
           if (call.weight && (!Op::kBiases || call.bias)) {
-            if (call.weight_dtype == Dtype::F32) return write<true, kCalm, F>(full, at);
-            return write<true, kCalm, E>(full, at);
+            if (call.weight_dtype == Dtype::F32) return write<true, kFast, F>(full, at);
+            return write<true, kFast, E>(full, at);
           }
         }
-        return write<true, kCalm>(full, at);
+        return write<true, kFast>(full, at);
       }
-    write<false, kCalm>(typename H::template Out<false, kCalm>(out, p), at);
+    write<false, kFast>(typename H::template Out<false, kFast>(out, p), at);
   }
   // marked(i): what a marked element at position i of the row becomes.
   template <class At, class Marked>
   __device__ __forceinline__ void write(int64_t to, const At& at, bool there, Marked marked) const {
-    if constexpr (Op::kCalmMap) {
-      if (!ballot(!Op::is_calm_map(held[kInputs - 1].extremes(p).least, at))) {
+    if constexpr (Op::kFastMap) {
+      if (!ballot(!Op::allows_fast_map(held[kInputs - 1].extremes(p).least, at))) {
         if (there) write<true>(to, at);
         if constexpr (kMarks<Op>) {
           const int64_t mark = Op::marked(at) - first;

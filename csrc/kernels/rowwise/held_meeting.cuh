@@ -47,7 +47,7 @@ template <class State> struct Meeting {
 
   // The state of the row, from those of its leaves, for every lane.
   template <class Op> __device__ __forceinline__ State total(int leaves) {
-    if constexpr (Op::kCalm) {
+    if constexpr (Op::kFast) {
       constexpr int kFew = 8;
       State all = Op::none();
       const auto state = [&](int i) { return leaf[i].state; };

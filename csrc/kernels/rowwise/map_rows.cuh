@@ -212,12 +212,12 @@ __device__ __forceinline__ Granule mapped(const MapTile& tile, const MapTile::Pl
     const auto row = table.row(line);
     const int64_t first = tile.position + in_line;
     const auto map = [&](int i) { y[i] = Op::map(&v[i], F(1), F(-0.0), first + i, row); };
-    if constexpr (Op::kCalmMap) {
+    if constexpr (Op::kFastMap) {
       F least = v[0];
 #pragma unroll
       for (int i = 1; i < kGroup; ++i) least = -greatest(-least, -v[i]);
-      if (Op::is_calm_map(least, row)) {
-        each([&](int i) { y[i] = Op::calm_map(&v[i], row); });
+      if (Op::allows_fast_map(least, row)) {
+        each([&](int i) { y[i] = Op::fast_map(&v[i], row); });
         const int64_t marked = Op::marked(row) - first;
         if (marked >= 0 && marked < tile.per)
           each([&](int i) {

@@ -1,6 +1,6 @@
 // Ops without looks: an element of the output is made of one of the input and of what its row comes with.
 #pragma once
-#include "kernels/reduce/family.h"
+#include "kernels/reduce/reduce_launch.h"
 #include "rows_call.h"
 
 namespace torchreduce {

@@ -234,13 +234,13 @@ template <class Op, class E, int kSpan, int kChunks> struct PackedPart {
 
   // The second look.
   template <bool kFull, class Seen, class Given>
-  __device__ __forceinline__ void look([[maybe_unused]] bool calm, const Seen& seen, const Given& given,
+  __device__ __forceinline__ void look([[maybe_unused]] bool fast, const Seen& seen, const Given& given,
                                        F (&sums)[kSums]) {
-    if constexpr (Op::kCalm) {
-      if (calm)
+    if constexpr (Op::kFast) {
+      if (fast)
         return sum<kFull>(sums, [&](F* acc, int k, const F* x) {
-          if constexpr (Op::kTerm) acc[0] = acc[0] + (terms[k] = Op::calm_term(x[0], seen));
-          else Op::calm_step(acc, x, seen);
+          if constexpr (Op::kTerm) acc[0] = acc[0] + (terms[k] = Op::fast_term(x[0], seen));
+          else Op::fast_step(acc, x, seen);
         });
     }
     sum<kFull>(sums, [&](F* acc, int k, const F* x) {
@@ -248,8 +248,8 @@ template <class Op, class E, int kSpan, int kChunks> struct PackedPart {
       else Op::step(acc, x, F(1), seen, given);
     });
   }
-  // The elements of the row, to `to` in shared memory, where it starts. kCalm: the data is.
-  template <bool kFull, bool kCalm, class At> __device__ __forceinline__ void write(char* to, const At& at) {
+  // The elements of the row, to `to` in shared memory, where it starts. kFast: the data is.
+  template <bool kFull, bool kFast, class At> __device__ __forceinline__ void write(char* to, const At& at) {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       const int have = kFull ? kSpan : rest<kFull>(c, 0), begin = c * kResidues + first;
@@ -267,16 +267,16 @@ template <class Op, class E, int kSpan, int kChunks> struct PackedPart {
         for (int i = 0; i < kGroup; ++i) {
           if constexpr (Op::kTerm) {
             const F term = terms[k * kGroup + i];
-            y[i] = kCalm ? Op::calm_map(term, at) : Op::map(term, F(1), F(-0.0), begin + j * kGroup + i, at);
+            y[i] = kFast ? Op::fast_map(term, at) : Op::map(term, F(1), F(-0.0), begin + j * kGroup + i, at);
           } else {
             F x[kInputs];
 #pragma unroll
             for (int input = 0; input < kInputs; ++input) x[input] = v[input][i];
-            if constexpr (kCalm) y[i] = Op::calm_map(x, at);
+            if constexpr (kFast) y[i] = Op::fast_map(x, at);
             else y[i] = Op::map(x, F(1), F(-0.0), begin + j * kGroup + i, at);
           }
         }
-        out.put(j, rounded<kCalm>(y));
+        out.put(j, rounded<kFast>(y));
       }
     }
   }
@@ -361,7 +361,7 @@ __global__ void TR_BLOCK_BOUND((rowwise_packed_rows::threads(kPackedForm<Op, E, 
   Bounds* const all_found = reinterpret_cast<Bounds*>(shared + shape.exchange);
   F* const all_sums = reinterpret_cast<F*>(all_found + blockDim.x);
   F found = first_absent<Op::kFirst, F>();
-  bool calm = false;
+  bool fast = false;
   if constexpr (Op::kFirst == First::Greatest) {
     Bounds e;
     either([&](auto kFull) { e = part.template extremes<kFull>(0); });
@@ -375,7 +375,7 @@ __global__ void TR_BLOCK_BOUND((rowwise_packed_rows::threads(kPackedForm<Op, E, 
       e.least = -greatest(-e.least, -other.least);
     }
     found = e.greatest;
-    if constexpr (Op::kCalm) calm = Op::is_calm(found, e.least);
+    if constexpr (Op::kFast) fast = Op::allows_fast(found, e.least);
   } else if constexpr (Op::kFirst == First::Sum) {
     F sum[1];
     either([&](auto kFull) { part.template sum<kFull>(sum, [](F* acc, int, const F* x) { acc[0] = acc[0] + x[0]; }); });
@@ -383,7 +383,7 @@ __global__ void TR_BLOCK_BOUND((rowwise_packed_rows::threads(kPackedForm<Op, E, 
   }
   const auto seen = Op::seen(found, n, given);
   F sums[kSums];
-  either([&](auto kFull) { part.template look<kFull>(calm, seen, given, sums); });
+  either([&](auto kFull) { part.template look<kFull>(fast, seen, given, sums); });
 #pragma unroll
   for (int s = 0; s < kSums; ++s) sums[s] = over_parts<kSpan>(sums[s], all_sums + s * int(blockDim.x), shape);
   if constexpr (!Op::kMaps)
@@ -406,8 +406,8 @@ __global__ void TR_BLOCK_BOUND((rowwise_packed_rows::threads(kPackedForm<Op, E, 
     char* const to = shared + (elements_before(out) + r * n) * int(sizeof(E));
     either([&](auto kFull) {
       if (!there) return;
-      if constexpr (Op::kCalmMap) {
-        if (Op::is_calm_map(part.template extremes<kFull>(kInputs - 1).least, at))
+      if constexpr (Op::kFastMap) {
+        if (Op::allows_fast_map(part.template extremes<kFull>(kInputs - 1).least, at))
           return part.template write<kFull, true>(to, at);
       }
       part.template write<kFull, false>(to, at);

@@ -1,7 +1,7 @@
 // What kernels for rows of neighbouring elements, or of neighbouring rows, take of a call: few dims, since arguments
 // are copied for every launch.
 #pragma once
-#include "family.h"
+#include "rowwise_launch.h"
 
 namespace torchreduce {
 

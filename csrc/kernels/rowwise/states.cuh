@@ -1,8 +1,8 @@
 // How the states of a row's leaves become the row's: the contiguous tree, whose missing right parts pass through.
 #pragma once
-#include "family.h"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/collective.cuh"
+#include "rowwise_launch.h"
 
 namespace torchreduce::gpu {
 

@@ -1,6 +1,6 @@
 // Rows of any strides and any types: a leaf a warp, element by element. What no faster family serves.
 #pragma once
-#include "family.h"
+#include "rowwise_launch.h"
 
 namespace torchreduce {
 

@@ -1,6 +1,6 @@
 // The gradients of weights and biases: columns, summed over rows. Lanes across columns, a run of rows a thread.
 #pragma once
-#include "family.h"
+#include "rowwise_launch.h"
 
 namespace torchreduce {
 

@@ -1,10 +1,9 @@
-// Scans of few long rows in one pass, where there is no ring: a block tile a block. Each publishes its total; carries
-// are formed from the totals in order, by look-back. Shared memory has the block tile's elements, in runs, and the
-// totals of its tiles. A warp copies a run of neighbouring tiles and sums it; when one warp has found what precedes the
-// block tile, each takes its run again, and stores its results.
+// Scans of few long rows, where there is no ring: a block tile a block (tiles.cuh). Shared memory has the block tile's
+// elements, in runs, and the totals of its tiles. A warp copies a run of neighbouring tiles and sums it; when one warp
+// has found what precedes the block tile, each takes its run again, and stores its results.
 #pragma once
 #include "chain.h"
-#include "look_back.cuh"
+#include "tiles.cuh"
 
 namespace torchreduce::gpu {
 
@@ -79,13 +78,12 @@ __device__ __forceinline__ void staged_words(const E* run, int group, uint32_t (
     const auto p = reinterpret_cast<const Packed<uint32_t, kGroupWords<E>>*>(run)[group];
     memcpy(w, &p, sizeof w);
   } else {
-    using P = Packed<uint32_t, 4>;
     constexpr int kParts = kGroupWords<E> / 4;
-    const P* const p = reinterpret_cast<const P*>(run) + group * kParts;
+    const Granule* const p = reinterpret_cast<const Granule*>(run) + group * kParts;
     const int swap = group / (8 / kParts) & 1;  // so that neighbouring lanes read different banks
 #pragma unroll
     for (int k = 0; k < kParts; k += 2) {
-      const P first = p[k + swap], second = p[k + 1 - swap];
+      const Granule first = p[k + swap], second = p[k + 1 - swap];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         w[4 * k + i] = swap ? second.item[i] : first.item[i];
@@ -169,24 +167,47 @@ template <class S, class Load> constexpr int kChainBlocks = [] {
   return S::kInputs == 1 && (kSize <= 2 || !S::kIndexed) && sizeof(typename S::Item) > 4 ? 3 : 4;
 }();
 
-// A warp's run of a block tile, which lies in shared memory if `staged`, else is read from memory each time.
-template <class S, class Load> struct ChainRun {
+// A block tile of a row. A warp has a run of it, which lies in shared memory if `staged`, else is read from memory each
+// time.
+template <class S, class Load, class Store> struct ChainTile {
+  using Shape = ChainShape;
+  using Acc = typename S::Acc;
+  using Wide = typename S::Wide;
   using E = element_of<Load>;
   using One = std::conditional_t<(kInputsOf<Load> > 1), TypedLoad<E>, Load>;
   using Offset = std::conditional_t<is_pair<Load>, PairOffset, int64_t>;
+  static constexpr int kThreads = gpu::kThreads, kBlocks = kChainBlocks<S, Load>;
+  struct Shared {
+    int64_t job;       // its ticket: each thread divides for itself, which takes fewer registers
+    Acc totals[kFan];  // of tiles; then up to each
+    Wide initial, carry;
+  };
 
-  const S& op;
+  const S op;
   const ScanCall& call;
+  Shared& shared;
+  ChainSpace<S> space;
+  const ChainJob job;
+  const RowStart start;
+  const ScanStride stride;
   const bool granules, staged;
   const int warp, lane;
   const Offset from, step;  // where the row starts, and from position to position
   const int64_t begin;      // the run's first position
   const int end;            // positions that are there; not positive: none
+  Acc upto[kRunTiles];      // of the lane's groups; then up to each in its tile
 
-  __device__ __forceinline__ ChainRun(const S& op, const ScanCall& call, const ChainShape& shape, const ChainJob& job,
-                                      RowStart start, ScanStride stride)
-      : op(op),
+  __device__ __forceinline__ static int64_t job_of(const ScanCall&, const ChainShape&, void*, int64_t ticket) {
+    return ticket;
+  }
+  __device__ __forceinline__ ChainTile(const ScanCall& call, const ChainShape& shape, void* workspace, Shared& shared)
+      : op{call.options},
         call(call),
+        shared(shared),
+        space(workspace, call.layout.rows, shape.tiles),
+        job(chain_job(shared.job, shape.tiles)),
+        start(row_start(call.layout, job.row)),
+        stride(scan_stride(call.layout)),
         granules(shape.granules),
         staged(kAlwaysStaged<Load> || shape.staged),
         warp(int(threadIdx.x) / kLanes),
@@ -219,7 +240,7 @@ template <class S, class Load> struct ChainRun {
     }
     end_copies();
   }
-  // The lane's group of tile k out of shared memory.
+  // The lane's group of tile k of the run out of shared memory.
   __device__ __forceinline__ void get(int k, Loaded<Load>& group) const {
     const int number = k * kLanes + lane;
     if constexpr (is_pair<Load>) {
@@ -259,75 +280,56 @@ template <class S, class Load> struct ChainRun {
     }
     return S::group(items);
   }
-};
 
-// All that a block needs is on its way at once, to shared memory, and is taken from there twice, as there are too few
-// registers to keep it while the block waits for its carry.
-template <class S, class Load, class Store>
-__global__ void TR_BLOCKS_BOUND(kThreads, (kChainBlocks<S, Load>))
-    scan_chain(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ChainShape shape, void* workspace) {
-  using Acc = typename S::Acc;
-  using Wide = typename S::Wide;
-  using Run = ChainRun<S, Load>;
-  const S op{call.options};
-  ChainSpace<S> space(workspace, call.layout.rows, shape.tiles);
-  __shared__ Acc totals[kFan];  // of tiles; then up to each
-  __shared__ Wide initial, shared_carry;
-  const ChainJob job = take_job(space);
-  const RowStart start = row_start(call.layout, job.row);
-  const ScanStride stride = scan_stride(call.layout);
-  const Run run(op, call, shape, job, start, stride);
-  const int lane = run.lane, warp = run.warp, end = run.end;
-  if (run.staged) run.copy();
-  if (threadIdx.x == 0) initial = row_carry<S, Load>(call, job.row);
-  if (run.staged) wait_copies<0>();
-  __syncthreads();
-
-  Acc upto[kRunTiles];  // of the lane's groups; then up to each in its tile
-  TR_ROLLED             // lest several tiles' items take registers at once
-      for (int k = 0; k < kRunTiles; ++k) {
-    typename S::Item items[kGroup];
-    const Acc total = run.form(k, items);
+  __device__ __forceinline__ void sum() {
+    if (staged) copy();
+    if (threadIdx.x == 0) shared.initial = row_carry<S, Load>(call, job.row);
+    if (staged) wait_copies<0>();
+    __syncthreads();
+    TR_ROLLED  // lest several tiles' items take registers at once
+        for (int k = 0; k < kRunTiles; ++k) {
+      typename S::Item items[kGroup];
+      const Acc total = form(k, items);
 #pragma unroll
-    for (int i = 0; i < kRunTiles; ++i) upto[i] = chosen(i == k, total, upto[i]);
-  }
-  sklansky<S>(upto, lane, kLanes);
-#pragma unroll
-  for (int k = 0; k < kRunTiles; ++k)
-    if (lane == kLanes - 1) totals[warp * kRunTiles + k] = upto[k];
-  __syncthreads();
-  if (warp == 0) {
-    const Acc tiles_upto = totals[lane] = sklansky<S>(totals[lane]);
-    const Wide carry = chain_carry<S>(space, job.row, job.tile, shuffle(tiles_upto, kLanes - 1), initial);
-    if (lane == 0) shared_carry = carry;
-  }
-  __syncthreads();
-
-  TR_ROLLED
-  for (int k = 0; k < kRunTiles && k * kTile < end; ++k) {
-    const int slot = recomputed(warp) * kRunTiles + k;
-    Acc own = upto[0];
-#pragma unroll
-    for (int i = 1; i < kRunTiles; ++i) own = chosen(i == k, upto[i], own);
-    const Acc left_tiles = totals[slot ? slot - 1 : 0], left_lanes = shuffle(own, lane ? lane - 1 : 0);
-    const Acc before = S::combine(slot ? left_tiles : S::absent(), lane ? left_lanes : S::absent());
-    typename S::Item items[kGroup];
-    run.form(k, items);
-    typename S::Result out[kGroup];
-    op.results(S::prefix(shared_carry, before), items, out);
-    if constexpr (kKeepsResults<S, Load, Store>) {
-      const bool fits = !kEither<Store> || call.out.dtype != Dtype::F32,
-                 wide = Store::kWidth > 1 && shape.granules && (k + 1) * kTile <= end && !call.exclusive;
-      if (run.staged && fits && !wide) {
-        store_run_tile<S, Load, Store>(call, recomputed(start.out), scan_stride(call.layout), recomputed(run.begin), k,
-                                       recomputed(end), run.staged_at(typename Run::One(), 0), out);
-        continue;
-      }
+      for (int i = 0; i < kRunTiles; ++i) upto[i] = chosen(i == k, total, upto[i]);
     }
-    if (k * kTile + lane * kGroup < end)
-      store_results<S, Store, true>(call, shape.granules, start.out, stride.out, run.begin + k * kTile + lane * kGroup,
-                                    out);
+    sklansky<S>(upto, lane, kLanes);
+#pragma unroll
+    for (int k = 0; k < kRunTiles; ++k)
+      if (lane == kLanes - 1) shared.totals[warp * kRunTiles + k] = upto[k];
   }
-}
+  __device__ __forceinline__ void carry() {
+    if (warp > 0) return;
+    const Acc tiles_upto = shared.totals[lane] = sklansky<S>(shared.totals[lane]);
+    const Wide found = chain_carry<S>(space, job.row, job.tile, shuffle(tiles_upto, kLanes - 1), shared.initial);
+    if (lane == 0) shared.carry = found;
+  }
+  __device__ __forceinline__ void store() {
+    TR_ROLLED
+    for (int k = 0; k < kRunTiles && k * kTile < end; ++k) {
+      const int lane = recomputed(lane_id()), slot = recomputed(warp) * kRunTiles + k;
+      Acc own = upto[0];
+#pragma unroll
+      for (int i = 1; i < kRunTiles; ++i) own = chosen(i == k, upto[i], own);
+      const Acc left_tiles = shared.totals[slot ? slot - 1 : 0], left_lanes = shuffle(own, lane ? lane - 1 : 0);
+      const Acc before = S::combine(slot ? left_tiles : S::absent(), lane ? left_lanes : S::absent());
+      typename S::Item items[kGroup];
+      form(k, items);
+      typename S::Result out[kGroup];
+      op.results(S::prefix(shared.carry, before), items, out);
+      if constexpr (kKeepsResults<S, Load, Store>) {
+        const bool fits = !kEither<Store> || call.out.dtype != Dtype::F32,
+                   wide = Store::kWidth > 1 && granules && (k + 1) * kTile <= end && !call.exclusive;
+        if (staged && fits && !wide) {
+          store_run_tile<S, Load, Store>(call, recomputed(start.out), scan_stride(call.layout), recomputed(begin), k,
+                                         recomputed(end), staged_at(One(), 0), out);
+          continue;
+        }
+      }
+      if (k * kTile + lane * kGroup < end)
+        store_results<S, Store, true>(call, granules, start.out, stride.out, begin + k * kTile + lane * kGroup, out);
+    }
+  }
+};
 
 }  // namespace torchreduce::gpu

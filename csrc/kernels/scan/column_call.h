@@ -1,6 +1,6 @@
 // What families of columns ask of a call: kept dims have the smallest stride, so that lanes go across rows.
 #pragma once
-#include "family.h"
+#include "scan_launch.h"
 
 namespace torchreduce::scans {
 
@@ -95,7 +95,7 @@ inline bool run_of_granules(const ScanCall& call) {
 }
 
 // The workspace of tiles: a ticket, the totals of tiles and of block tiles, and a carry for each of these
-// (column_carry.cuh).
+// (tile/carry.cuh).
 inline int64_t column_workspace(const ScanCall& call, int64_t tiles) {
   const ScanSizes bytes = scan_sizes(call);
   const int64_t blocks = ceil_div(tiles, kFan);

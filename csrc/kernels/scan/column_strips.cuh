@@ -16,7 +16,7 @@
 // alone on its way there: elements and results go by bulk copies (loads and stores of their own kept looks waiting for
 // 5 us, where a job has 2: 0.6 to 0.8 of a copy's speed).
 #pragma once
-#include "column_carry.cuh"
+#include "column_jobs.cuh"
 #include "column_strips.h"
 #include "kernels/common/tile_map.cuh"
 #include "ring.cuh"
@@ -24,8 +24,8 @@
 namespace torchreduce::gpu {
 
 // What the kernel is compiled for.
-template <class S, class Load, class Store> constexpr bool kStripPipelined =
-    kPipelined<S, Load, Store> && sizeof(typename S::Acc) <= kStripAcc;
+template <class S, class Load, class Store> constexpr bool kColumnStrips =
+    kRing<S, Load, Store> && sizeof(typename S::Acc) <= kStripAcc;
 
 #ifdef TR_BULK_COPIES
 
@@ -62,7 +62,7 @@ template <class S> struct StripSpace {
         carries(nodes + rows * blocks) {}
 };
 
-template <class S, class Load, class Store> struct StripPipeline {
+template <class S, class Load, class Store> struct ColumnStrips {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using Item = typename S::Item;
@@ -98,23 +98,23 @@ template <class S, class Load, class Store> struct StripPipeline {
     alignas(16) Acc within[kColumns];  // the tile, in its block tile
     alignas(16) Wide carry[kColumns];  // that one
   };
-  Barrier put[kStages], loaded[kStages], summed[kStages], ready[kStages], done[kStages], released[kStages];
+  StageBarriers<kStages> put, loaded, summed, ready, done, released;
   StripJob job[kStages];
   Before known[kStages];
 
   __device__ void make_barriers() {
     for (int s = 0; s < kStages; ++s) {
-      barrier_init(&put[s], 1);
-      barrier_init(&loaded[s], 1);
-      barrier_init(&summed[s], kLanes);
-      barrier_init(&ready[s], (1 + kLookWarps + kCarryWarps) * kLanes);  // with the totals
-      barrier_init(&done[s], kResultWarps * kLanes);
-      barrier_init(&released[s], (kLookWarps + kCarryWarps + kResultWarps) * kLanes + 1);  // with the copies
+      barrier_init(put[s], 1);
+      barrier_init(loaded[s], 1);
+      barrier_init(summed[s], kLanes);
+      barrier_init(ready[s], (1 + kLookWarps + kCarryWarps) * kLanes);  // with the totals
+      barrier_init(done[s], kResultWarps * kLanes);
+      barrier_init(released[s], (kLookWarps + kCarryWarps + kResultWarps) * kLanes + 1);  // with the copies
     }
     barriers_made();
   }
   __device__ const StripJob& next(int it) {
-    barrier_wait(&put[it % kStages], it / kStages & 1);
+    put.wait(it);
     return job[it % kStages];
   }
   // How a job's elements lie in a stage, and how they are copied: `row` bytes of a tile side by side, tile behind tile,
@@ -150,7 +150,7 @@ template <class S, class Load, class Store> struct StripPipeline {
     int ends = 0;
     for (int it = 0; ends < kEnds; ++it) {
       const int s = it % kStages;
-      if (it >= kStages) barrier_wait(&released[s], (it / kStages - 1) & 1);
+      released.wait_before(it);
       const int64_t ticket = ends ? all : int64_t(take_ticket(static_cast<uint64_t*>(workspace)));
       StripJob j{};
       if (ticket < all) {
@@ -174,7 +174,7 @@ template <class S, class Load, class Store> struct StripPipeline {
         ++ends;
       }
       job[s] = j;
-      barrier_arrive(&put[s]);
+      barrier_arrive(put[s]);
     }
   }
 
@@ -208,21 +208,21 @@ template <class S, class Load, class Store> struct StripPipeline {
     char* const stage = stages + s * kStripStage;
     if (form.tiles > 1) {
       const int most = form.tiles * kTile;
-      barrier_expect(&loaded[s], uint32_t((j.left < most ? j.left : most) * form.row));
+      barrier_expect(loaded[s], uint32_t((j.left < most ? j.left : most) * form.row));
       const char* const data = static_cast<const char*>(call.in.data);
       for_runs(call, form, j, call.layout.in, row_start(call.layout, j.batch, call.layout.kept - 1).in, 0,
                [&](int place, int64_t offset, int bytes) {
-                 bulk_load(stage + place, data + offset, uint32_t(bytes), &loaded[s]);
+                 bulk_load(stage + place, data + offset, uint32_t(bytes), loaded[s]);
                });
     } else {
-      tile_load(stage, in, int(j.first), int(form.row_of(call.layout.length, j.position, 0)), int(j.batch), &loaded[s],
+      tile_load(stage, in, int(j.first), int(form.row_of(call.layout.length, j.position, 0)), int(j.batch), loaded[s],
                 kTile * kStripRow);
     }
   }
   __device__ void store(const ScanCall& call, const Form& form, const TileMap& out, const char* stages, int it) {
     const int s = it % kStages, shift = call.exclusive ? 1 : 0;
     const StripJob& j = job[s];
-    barrier_wait(&done[s], it / kStages & 1);
+    done.wait(it);
     const char* const stage = stages + s * kStripStage;
     if (form.tiles > 1) {
       char* const data = static_cast<char*>(call.out.values);
@@ -238,7 +238,7 @@ template <class S, class Load, class Store> struct StripPipeline {
         bulk_store(static_cast<E*>(call.out.values) + (start - (row + i) * l.out[l.kept]), stage + i * kStripRow,
                    uint32_t(j.width * kSize));
     }
-    barrier_arrive(&released[s]);
+    barrier_arrive(released[s]);
     bulk_stores_read();
   }
 
@@ -306,7 +306,7 @@ template <class S, class Load, class Store> struct StripPipeline {
       const StripJob& j = next(it);
       if (!j.width) return;
       const int s = it % kStages;
-      barrier_wait(&loaded[s], it / kStages & 1);
+      loaded.wait(it);
       auto keep = [&](int part, const Acc(&total)[kV]) {
         Packed<Acc, kV> all;
 #pragma unroll
@@ -362,8 +362,8 @@ template <class S, class Load, class Store> struct StripPipeline {
         const Acc total = down ? S::combine(other, own) : S::combine(own, other);
         if (v / (kV / 2) == down && there) to[v].publish(total);  // each of the lanes of a column a part
       }
-      barrier_arrive(&summed[s]);
-      barrier_arrive(&ready[s]);
+      barrier_arrive(summed[s]);
+      barrier_arrive(ready[s]);
     }
   }
 
@@ -448,7 +448,7 @@ template <class S, class Load, class Store> struct StripPipeline {
       if (!next(it).width) return;
       const int s = it % kStages;
       // Those of other blocks are there by then, or nearly; to look all the time would be more than there is to copy.
-      barrier_wait(&summed[s], it / kStages & 1);
+      summed.wait(it);
       Wanted<kHeld> totals;
       {
         const Part of(form, job[s], warp);
@@ -467,13 +467,13 @@ template <class S, class Load, class Store> struct StripPipeline {
         known[turn].within[of.c] = before[0];
         known[turn].within[of.c + 1] = before[1];
       }
-      barrier_arrive(&ready[turn]);
+      barrier_arrive(ready[turn]);
       if (of.ends) {
         tree(kEach, total);
         publish_node(static_cast<Published<Wide>*>(j.nodes) + (of.column + of.part), width, j.block,
                      S::widen(of.part ? total[1] : total[0]), of.closes && of.part < 2);
       }
-      barrier_arrive(&released[turn]);
+      barrier_arrive(released[turn]);
     }
   }
   // Of a block tile's total: joined with the nodes before it that end where its own begins.
@@ -509,7 +509,7 @@ template <class S, class Load, class Store> struct StripPipeline {
         if (number[i]) upto = S::combine(values.value(i), upto);
       const Wide before = j.first_superblock ? S::wide_absent() : values.value(kFanLog2);
       known[s].carry[c] = S::combine(before, upto);
-      barrier_arrive(&ready[s]);
+      barrier_arrive(ready[s]);
       if (j.block == kFan - 1 && j.slot + form.tiles == kFan && j.left >= form.tiles * kTile) {  // ends a superblock
         const bool active = there && form.tile_of(c) == form.tiles - 1;
         Wide total = S::wide_absent();
@@ -518,7 +518,7 @@ template <class S, class Load, class Store> struct StripPipeline {
           if (!seen) seen = nodes[j.block * width].look(total);
         if (active) carries->publish(S::combine(before, total));
       }
-      barrier_arrive(&released[s]);
+      barrier_arrive(released[s]);
     }
   }
 
@@ -542,8 +542,8 @@ template <class S, class Load, class Store> struct StripPipeline {
         const int64_t row = row_start(call.layout, j.batch, call.layout.kept - 1).out + j.first + place.column;
         *reinterpret_cast<Packed<uint32_t, 2>*>(static_cast<E*>(call.out.values) + row) = words;
       }
-      barrier_wait(&loaded[s], it / kStages & 1);
-      barrier_wait(&ready[s], it / kStages & 1);
+      loaded.wait(it);
+      ready.wait(it);
       const Before& of = known[s];
       // Two columns at a time: of more the items would take too many registers.
 #pragma unroll 1
@@ -583,8 +583,8 @@ template <class S, class Load, class Store> struct StripPipeline {
         }
       }
       bulk_fence();
-      barrier_arrive(&released[s]);
-      barrier_arrive(&done[s]);
+      barrier_arrive(released[s]);
+      barrier_arrive(done[s]);
     }
   }
 };
@@ -594,22 +594,22 @@ __global__ void __launch_bounds__(kStripThreads, 1)
     scan_column_strips(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ColumnStripsShape shape,
                        TR_GRID_CONSTANT TileMap in, TR_GRID_CONSTANT TileMap out, void* workspace) {
 #if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
-  using P = StripPipeline<S, Load, Store>;
+  using P = ColumnStrips<S, Load, Store>;
   TR_DYNAMIC_SHARED(stages, 128);
-  __shared__ P pipeline;
+  __shared__ P ring;
   const int warp = int(threadIdx.x) / kLanes;
   const int64_t width = call.layout.size[call.layout.kept - 1];
   const typename P::Form form(call, shape);
   const S op{call.options};
-  if (threadIdx.x == 0) pipeline.make_barriers();
+  if (threadIdx.x == 0) ring.make_barriers();
   __syncthreads();
-  if (warp < P::kTotalWarp) pipeline.results(op, call, shape, stages, warp);
-  else if (warp < P::kLookWarp) pipeline.totals(op, form, stages, width, warp - P::kTotalWarp);
-  else if (warp < P::kCarryWarp) pipeline.look(form, width, warp - P::kLookWarp);
-  else if (warp < P::kCopyWarp) pipeline.carries(form, width, warp - P::kCarryWarp);
+  if (warp < P::kTotalWarp) ring.results(op, call, shape, stages, warp);
+  else if (warp < P::kLookWarp) ring.totals(op, form, stages, width, warp - P::kTotalWarp);
+  else if (warp < P::kCarryWarp) ring.look(form, width, warp - P::kLookWarp);
+  else if (warp < P::kCopyWarp) ring.carries(form, width, warp - P::kCarryWarp);
   else if (lane_id() > 0) return;
-  else if (warp == P::kCopyWarp) pipeline.copies(call, form, in, out, stages);
-  else if (warp == P::kJobWarp) pipeline.jobs(call, shape, form, workspace);
+  else if (warp == P::kCopyWarp) ring.copies(call, form, in, out, stages);
+  else if (warp == P::kJobWarp) ring.jobs(call, shape, form, workspace);
 #endif
 }
 

@@ -29,18 +29,18 @@ template <class S> struct TeamNotes {
 
 // Joins of values without choices, and whether all of them allow it, as far as they are given: a left one that is not
 // finite might be dropped where combine does not.
-template <class S> struct CalmJoins {
+template <class S> struct FastJoins {
   using Acc = typename S::Acc;
-  bool calm = true, reset = false;
+  bool fast = true, reset = false;
 
   __device__ __forceinline__ Acc of(const Acc& value) {
-    calm &= S::is_calm(value);
+    fast &= S::allows_fast(value);
     reset |= S::is_reset(value);
     return value;
   }
   __device__ __forceinline__ Acc join(const Acc& left, const Acc& right) {
-    calm &= S::is_settled(left, true);
-    return S::calm_join(left, right);
+    fast &= S::is_settled(left, true);
+    return S::fast_join(left, right);
   }
 };
 template <class S> struct CarefulJoins {
@@ -61,9 +61,9 @@ template <class S, int N> __device__ __forceinline__ typename S::Acc joined(cons
       for (int i = 0; i < N; i += 2 * d) run[i] = joins.join(run[i], run[i + d]);
     return run[0];
   };
-  CalmJoins<S> joins;
+  FastJoins<S> joins;
   const typename S::Acc total = tree(joins);
-  if (joins.calm & S::is_settled(total, joins.reset)) return total;
+  if (joins.fast & S::is_settled(total, joins.reset)) return total;
   TR_RARE_PATH;
   CarefulJoins<S> careful;
   return tree(careful);
@@ -241,11 +241,11 @@ template <class S, class Load, class Store> struct TeamLane {
                                             Acc (&all)[kGroups]) const {
     all[0] = S::absent();
     all[1] = own;
-    CalmJoins<S> joins;
+    FastJoins<S> joins;
     precede(notes, now, chain, joins, all, false);
-    bool calm = joins.calm & S::is_calm(own);
-    calm &= S::is_settled(all[0], joins.reset) & S::is_settled(all[1], joins.reset | S::is_reset(own));
-    if (calm) return;
+    bool fast = joins.fast & S::allows_fast(own);
+    fast &= S::is_settled(all[0], joins.reset) & S::is_settled(all[1], joins.reset | S::is_reset(own));
+    if (fast) return;
     TR_RARE_PATH;
     TR_ROLLED
     for (int g = 0; g < kGroups; ++g) {  // one by one, for want of registers

@@ -5,15 +5,16 @@
 // what precedes them, others copy or compute. H200, float32 and bfloat16, of a copy's speed: cumprod of 16384 by 16384
 // 0.74 and 0.52; of 2^24 by 16 0.60 and 0.41; linear_scan of the former 0.54 and 0.39; of the latter 0.40 and 0.25.
 #pragma once
-#include "column_carry.cuh"
+#include "column_jobs.cuh"
 #include "column_tiles.h"
+#include "tiles.cuh"
 
 namespace torchreduce::gpu {
 
 // Whether elements lie in shared memory, in words of 4 bytes, so that several neighbouring columns may be a lane's, or
 // of 8 bytes; else they are read twice.
 template <class S, class Load, class Store> constexpr bool kStagedTiles = [] {
-  if constexpr (kHeld<S, Load, Store> || kInPlace<S, Load, Store>)
+  if constexpr (kTwoInputs<S, Load, Store> || kInPlace<S, Load, Store>)
     return (is_float_type<element_of<Load>> && sizeof(element_of<Load>) <= 4) ||
            (S::kInputs == 1 && sizeof(element_of<Load>) == 8);
   else return false;
@@ -23,7 +24,7 @@ template <class S, class Load, class Store> constexpr bool kStagedTiles = [] {
 // speed, with 4 and some memory for what they lack 0.50; logcumsumexp 0.28, with 3 0.26).
 template <class S, class Load, class Store, int V> constexpr int kTileBlocks = [] {
   if (!kStagedTiles<S, Load, Store>) return sizeof(typename S::Acc) > 8 || S::kInputs == 3 ? 1 : 2;
-  return V > 1 && kHasQuick<S> ? 3 : V == 1 && sizeof(typename S::Acc) == 4 ? 5 : 4;
+  return V > 1 && kHasFastGroup<S> ? 3 : V == 1 && sizeof(typename S::Acc) == 4 ? 5 : 4;
 }();
 
 template <class S, class Load, class Store> constexpr int kTileThreads =
@@ -45,13 +46,11 @@ template <class Load> __device__ __forceinline__ int64_t a_stride_of(const ScanC
   return is_pair<Load> && call.layout.reduced ? call.more_strides[0][call.layout.kept] : 0;
 }
 
-// Takes the next job of `columns` columns; tiles a block waits for have lower tickets, and a single one waits for none.
+// The job of a ticket, of `columns` columns.
 template <class S, class Load>
-__device__ __forceinline__ TileJob<S> take_tile_job(const ScanCall& call, const ColumnTilesShape& shape,
-                                                    void* workspace, int64_t columns) {
+__device__ __forceinline__ TileJob<S> tile_job(const ScanCall& call, const ColumnTilesShape& shape, void* workspace,
+                                               int64_t ticket, int64_t columns) {
   const Layout& layout = call.layout;
-  const int64_t ticket =
-      shape.tiles > 1 ? int64_t(take_ticket(static_cast<uint64_t*>(workspace))) : int64_t(blockIdx.x);
   const int64_t jobs = (shape.tiles + shape.down - 1) / shape.down, width = columns_beside(layout);
   const ColumnJob job = column_job(layout, ticket, jobs, shape.down * kTile, columns);
   const int64_t tile = job.unit * shape.down, block = tile / kFan, superblock = block / kFan * kFan,
@@ -185,13 +184,16 @@ __device__ __forceinline__ void carry_tiles(const ScanCall& call, const ColumnTi
   }
 }
 
-// A thread of a block: kRows rows of V neighbouring columns of a tile.
-template <class S, class Load, class Store, int V> struct TileLane {
+// A tile of columns: shape.across lanes, of V columns each, are side by side; shape.down tiles below each other. A
+// thread has kRows rows of V neighbouring columns.
+template <class S, class Load, class Store, int V> struct ColumnTile {
+  using Shape = ColumnTilesShape;
   using Shared = TileShared<S, Load, Store, V>;
   static constexpr bool kStaged = Shared::kStaged;
   using E = std::conditional_t<kStaged, element_of<Load>, float>;
   using Acc = typename S::Acc;
   using Word = typename Shared::Word;
+  static constexpr int kBlocks = kTileBlocks<S, Load, Store, V>;
   static constexpr int kThreads = Shared::kThreads, kGroups = Shared::kGroups, kRows = Shared::kRows;
   static constexpr int kOfWord = int(sizeof(Word) / sizeof(E));
   static constexpr int kJoined =
@@ -212,9 +214,13 @@ template <class S, class Load, class Store, int V> struct TileLane {
   const S op;
   Word* const own;
   Acc upto[kGroups][V] = {};  // of the lane's groups to this one, in the tile's order
-  bool quick = true;          // whether quick_group takes all of the lane's groups, then of the warp's
+  bool fast = true;           // whether fast_group takes all of the lane's groups, then of the warp's
 
-  __device__ __forceinline__ TileLane(const ScanCall& call, const ColumnTilesShape& shape, Shared& shared)
+  __device__ __forceinline__ static TileJob<S> job_of(const ScanCall& call, const ColumnTilesShape& shape,
+                                                      void* workspace, int64_t ticket) {
+    return tile_job<S, Load>(call, shape, workspace, ticket, shape.across * V);
+  }
+  __device__ __forceinline__ ColumnTile(const ScanCall& call, const ColumnTilesShape& shape, void*, Shared& shared)
       : call(call), shape(shape), shared(shared), op{call.options}, own(shared.staged + threadIdx.x) {}
 
   __device__ __forceinline__ Place place_of(int thread) const {
@@ -320,11 +326,11 @@ template <class S, class Load, class Store, int V> struct TileLane {
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const Acc total = [&] {
-          if constexpr (kHasQuick<S>) {
+          if constexpr (kHasFastGroup<S>) {
             typename S::Item last;
-            if (S::quick_group(items[v], last)) return S::calm_end(S::of_near(last));
+            if (S::fast_group(items[v], last)) return S::fast_end(S::of_near(last));
             TR_RARE_PATH;
-            quick = false;
+            fast = false;
           }
           return S::group(items[v]);
         }();
@@ -333,16 +339,18 @@ template <class S, class Load, class Store, int V> struct TileLane {
       }
     }
   }
-  __device__ __forceinline__ void reduce(const Place& at) {
+  __device__ __forceinline__ void sum() {
+    const Place at = place_of(int(threadIdx.x));
+    if constexpr (kStaged) load(at);
     if (kTyped && at.count == kRows) form_groups(std::bool_constant<kTyped>(), at);
     else form_groups(std::false_type(), at);
-    quick = kHasQuick<S> && !ballot(!quick);
+    fast = kHasFastGroup<S> && !ballot(!fast);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       Acc own[kGroups], runs[kGroups];
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) own[g] = upto[g][v];
-      join_calmly<S>(
+      join_fast<S>(
           own,
           [&](auto join) {
 #pragma unroll
@@ -360,6 +368,8 @@ template <class S, class Load, class Store, int V> struct TileLane {
     }
   }
 
+  __device__ __forceinline__ void carry() { carry_tiles<S, Load>(call, shape, shared, V); }
+
   // What precedes group g in column v. The thread's numbers are made again: sm_80 has no registers to keep them.
   __device__ __forceinline__ typename S::Prefix prefix(int g, int v) const {
     const int thread = recomputed(int(threadIdx.x)), part = thread / Shared::kWide,
@@ -376,7 +386,7 @@ template <class S, class Load, class Store, int V> struct TileLane {
       parts[k] = part & d ? shared.totals[(part & ~(2 * d - 1)) + d - 1][chain] : S::absent();
     }
     parts[kJoined - 1] = shared.tiles_before[chain];
-    join_calmly<S>(
+    join_fast<S>(
         parts,
         [&](auto join) {
           Acc upto = parts[0];
@@ -423,8 +433,8 @@ template <class S, class Load, class Store, int V> struct TileLane {
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const typename S::Prefix before = prefix(g, v);
-        if constexpr (!kHasQuick<S>) S::group(items[v]);
-        group_results<E>(op, before, items[v], quick, r[v]);
+        if constexpr (!kHasFastGroup<S>) S::group(items[v]);
+        group_results<E>(op, before, items[v], fast, r[v]);
       }
       const int stored = at.left - shift - g * kGroup;
       if (stored >= kGroup) store_group(std::true_type(), place, r, kGroup);
@@ -432,7 +442,8 @@ template <class S, class Load, class Store, int V> struct TileLane {
     }
   }
   // Forms and stores the lane's results, and what an exclusive scan starts from.
-  __device__ __forceinline__ void store(const Place& at) const {
+  __device__ __forceinline__ void store() const {
+    const Place at = place_of(recomputed(int(threadIdx.x)));
     if (at.count == 0) return;
     const Layout& layout = call.layout;
     if (call.exclusive && at.first == 0) {
@@ -444,24 +455,5 @@ template <class S, class Load, class Store, int V> struct TileLane {
     else store_all(std::false_type(), at);
   }
 };
-
-// shape.across lanes, of V columns each, are side by side; shape.down tiles below each other.
-template <class S, class Load, class Store, int V>
-__global__ void TR_BLOCKS_BOUND((kTileThreads<S, Load, Store>), (kTileBlocks<S, Load, Store, V>))
-    scan_column_tiles(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ColumnTilesShape shape, void* workspace) {
-  __shared__ TileShared<S, Load, Store, V> shared;
-  if (threadIdx.x == 0) shared.job = take_tile_job<S, Load>(call, shape, workspace, shape.across * V);
-  __syncthreads();
-  TileLane<S, Load, Store, V> lane(call, shape, shared);
-  {
-    const auto at = lane.place_of(int(threadIdx.x));
-    if constexpr (lane.kStaged) lane.load(at);
-    lane.reduce(at);
-  }
-  __syncthreads();
-  carry_tiles<S, Load>(call, shape, shared, V);
-  __syncthreads();
-  lane.store(lane.place_of(recomputed(int(threadIdx.x))));
-}
 
 }  // namespace torchreduce::gpu

@@ -78,8 +78,7 @@ inline std::optional<ExtremeColumnsShape> serves(const ScanCall& call, const Dev
   s.across = column_tiles::lanes_across(vectors, 32);
   s.tiles = ceil_div(l.length, kScanWarps * (32 / s.across) * kExtremeSteps);
   s.blocks = ceil_div(vectors, 32) * (l.rows / width) * s.tiles;
-  const int64_t groups = s.tiles / kRecordFan;
-  s.workspace = 8 + 8 * l.rows * (s.tiles > 1 ? s.tiles + groups + groups / kRecordFan : 0);
+  if (s.tiles > 1) s.workspace = 8 + 8 * l.rows * (s.tiles + 2 * ceil_div(s.tiles, kRecordFan));
   return s;
 }
 

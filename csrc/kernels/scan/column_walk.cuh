@@ -3,7 +3,7 @@
 // most. Shared memory has the next groups of each lane's words, [stage][position][input][lane], which it copies and
 // takes itself; elements of other sizes go to registers.
 #pragma once
-#include "column_carry.cuh"
+#include "column_jobs.cuh"
 #include "column_walk.h"
 
 namespace torchreduce::gpu {

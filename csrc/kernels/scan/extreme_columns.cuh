@@ -6,11 +6,12 @@
 // What precedes a tile is exact in any order: the greatest of its group's earlier tiles, of the earlier groups, and of
 // all before those, which a block looks at together. So it is three reads of memory behind the last tile that it
 // depends on; 16 columns take as long as their chain of these does (H200: float32 0.86 of a copy's speed; 0.82 by the
-// tree of column_carry.cuh, which is read once more, and whose lanes look at a column each instead of at neighbours).
+// tree of tile/carry.cuh, which is read once more, and whose lanes look at a column each instead of at neighbours).
 #pragma once
-#include "column_carry.cuh"
+#include "column_jobs.cuh"
 #include "column_tiles.h"
 #include "extremes.cuh"
+#include "tiles.cuh"
 
 namespace torchreduce::gpu {
 
@@ -43,27 +44,8 @@ template <class S> struct RecordWord {
 };
 __device__ __forceinline__ uint64_t greater(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-// The workspace, all zero before the launch: a ticket; then records, those of a row (column of memory) beside its
-// neighbours': of each tile; of each kRecordFan tiles; of each kRecordFan of these and all before them.
-struct RecordSpace {
-  int64_t width, units;  // rows of a batch; tiles of a row
-  uint64_t *tiles, *groups, *carries;
-
-  __device__ RecordSpace(void* workspace, int64_t rows, int64_t width, int64_t units) : width(width), units(units) {
-    tiles = static_cast<uint64_t*>(workspace) + 1;
-    groups = tiles + rows * units;
-    carries = groups + rows * (units / kRecordFan);
-  }
-  __device__ uint64_t* tile(int64_t batch, int64_t tile, int64_t row) const {
-    return tiles + ((batch * units + tile) * width + row);
-  }
-  __device__ uint64_t* group(int64_t batch, int64_t group, int64_t row) const {
-    return groups + ((batch * (units / kRecordFan) + group) * width + row);
-  }
-  __device__ uint64_t* carry(int64_t batch, int64_t carry, int64_t row) const {
-    return carries + ((batch * (units / kRecordFan / kRecordFan) + carry) * width + row);
-  }
-};
+// Records are published as words: of tiles, of groups of kRecordFan of them, and of all before a group.
+using RecordSpace = TileSpace<uint64_t, uint64_t, kRecordFan>;
 
 // kRecordFan published records `pitch` apart, of which the first `count` are there or will be; kTurns threads take
 // turns.
@@ -121,7 +103,7 @@ __device__ __forceinline__ void carry_records(const RecordSpace& space, RecordSh
   constexpr int kColumns = RecordShared<V>::kColumns, kTurns = RecordShared<V>::kTurns;
   const ColumnJob& job = shared.job;
   const int column = int(threadIdx.x) % kColumns, turn = int(threadIdx.x) / kColumns;
-  const int64_t row = job.first + column, group = job.unit / kRecordFan, carry = group / kRecordFan;
+  const int64_t row = job.first + column, group = job.unit / kRecordFan;
   const int tile_slot = int(job.unit % kRecordFan), group_slot = int(group % kRecordFan);
   const bool active = column < job.width, one = active && turn == 0;
   uint64_t own = W::kNone;
@@ -136,10 +118,10 @@ __device__ __forceinline__ void carry_records(const RecordSpace& space, RecordSh
   }
   RecordSlots<kTurns> tiles(space.tile(job.batch, job.unit - tile_slot, row), space.width, turn, active ? tile_slot : 0,
                             W::kNone);
-  RecordSlots<kTurns> groups(space.group(job.batch, group - group_slot, row), space.width, turn,
+  RecordSlots<kTurns> groups(space.block(job.batch, group - group_slot, row), space.width, turn,
                              active ? group_slot : 0, W::kNone);
-  if (active && turn == kTurns - 1 && carry > 0) {  // in the last slot, which no group that is looked at is in
-    groups.at[groups.kSlots - 1] = space.carry(job.batch, carry - 1, row);
+  if (active && turn == kTurns - 1 && group > group_slot) {  // in the last slot, which no group that is looked at is in
+    groups.at[groups.kSlots - 1] = space.carry(job.batch, group - group_slot - 1, row);
     groups.word[groups.kSlots - 1] = 0;
   }
   tiles.look();
@@ -156,20 +138,24 @@ __device__ __forceinline__ void carry_records(const RecordSpace& space, RecordSh
   if (one) {
     in_group = of_turns(shared.near);
     if (tile_slot == kRecordFan - 1 && group_slot < kRecordFan - 1)
-      store_relaxed(space.group(job.batch, group, row), greater(in_group, own));
+      store_relaxed(space.block(job.batch, group, row), greater(in_group, own));
   }
   shared.far[turn][column] = groups.greatest();
   __syncthreads();
   if (one) {
     const uint64_t upto = greater(of_turns(shared.far), in_group);
     if (tile_slot == kRecordFan - 1 && group_slot == kRecordFan - 1)
-      store_relaxed(space.carry(job.batch, carry, row), greater(upto, own));
+      store_relaxed(space.carry(job.batch, group, row), greater(upto, own));
     shared.before[column] = upto;
   }
 }
 
-// A lane of a tile: V neighbouring columns of `count` rows, `down` apart, the first of which is own_row of the tile.
-template <class S, class Load, int V> struct RecordLane {
+// A tile of columns, of shape.across lanes, each of which has V neighbours, of rows of at most kNearRows positions. A
+// lane has V neighbouring columns of `count` rows, `down` apart, the first of which is own_row of the tile.
+template <class S, class Load, int V> struct RecordColumns {
+  using Shape = ExtremeColumnsShape;
+  using Shared = RecordShared<V>;
+  static constexpr int kThreads = gpu::kThreads, kBlocks = V > 1 ? 4 : 5;
   using E = element_of<Load>;
   using Order = typename S::Order;
   using R = NearRecord<S>;
@@ -179,22 +165,31 @@ template <class S, class Load, int V> struct RecordLane {
 
   const ScanCall& call;
   const S op;
-  RecordShared<V>& shared;
+  Shared& shared;
+  const RecordSpace space;
   const int lanes, down;  // of a row; rows of a warp at a time
   const int rows, warp, lane, y, x, own_row, first, count;
   uint32_t* const own;
+  Key most[V];  // the greatest of its own elements
 
+  __device__ __forceinline__ static ColumnJob job_of(const ScanCall& call, const ExtremeColumnsShape& shape, void*,
+                                                     int64_t ticket) {
+    const int rows = kSteps * (kLanes / shape.across) * kWarps;
+    return column_job(call.layout, ticket, shape.tiles, rows, shape.across * V);
+  }
   // The lane's rows from that one of the tile on, as far as they are there.
   __device__ __forceinline__ int steps_from(int row) const {
     const int64_t steps = (call.layout.length - shared.job.unit * (rows * kWarps) - row + down - 1) / down;
     return steps < 0 ? 0 : steps < kSteps ? int(steps) : kSteps;
   }
-  __device__ __forceinline__ RecordLane(const ScanCall& call, RecordShared<V>& shared, int across)
+  __device__ __forceinline__ RecordColumns(const ScanCall& call, const ExtremeColumnsShape& shape, void* workspace,
+                                           Shared& shared)
       : call(call),
         op{call.options},
         shared(shared),
-        lanes(across),
-        down(kLanes / across),
+        space(workspace, call.layout.rows, columns_beside(call.layout), shape.tiles),
+        lanes(shape.across),
+        down(kLanes / shape.across),
         rows(kSteps * down),
         warp(int(threadIdx.x) / kLanes),
         lane(lane_id()),
@@ -233,8 +228,9 @@ template <class S, class Load, int V> struct RecordLane {
     w.w.item[0] = own[t * kThreads];
     return w;
   }
-  // The greatest keys of the lane's elements. The warp's records go to shared memory.
-  __device__ __forceinline__ void reduce(Key (&most)[V]) const {
+  // The warp's records go to shared memory.
+  __device__ __forceinline__ void sum() {
+    load();
     int latest[V] = {};  // that has it, of the lane's elements
 #pragma unroll
     for (Key& key : most) key = Order::kLowest;
@@ -260,6 +256,7 @@ template <class S, class Load, int V> struct RecordLane {
       if (y == 0) shared.totals[warp][x * V + v] = total;
     }
   }
+  __device__ __forceinline__ void carry() const { carry_records<S>(space, shared); }
   // The records of rows t to t + kAtOnce of the lane, of which `index` is the first one's, and of those of the lanes
   // above it among their own.
   __device__ __forceinline__ void scan(int t, int& index, R (&upto)[kAtOnce][V]) const {
@@ -287,8 +284,7 @@ template <class S, class Load, int V> struct RecordLane {
           if (y >= d) upto[i][v] = earlier.later(upto[i][v]);
         }
   }
-  // Forms and stores the results; most: the greatest keys of the lane's own elements.
-  __device__ __forceinline__ void store(const Key (&most)[V]) const {
+  __device__ __forceinline__ void store() const {
     R found[V];
     bool record = false;  // whether the lane's own elements have one, or a NaN
 #pragma unroll
@@ -303,7 +299,7 @@ template <class S, class Load, int V> struct RecordLane {
     const int64_t place = shared.job.out + offset(stride, layout.out);
     E* values = global(static_cast<E*>(call.out.values)) + place;
     int64_t* indices = global(call.out.indices) + place;
-    auto store = [&](bool there, const R(&found)[V]) {
+    auto put = [&](bool there, const R(&found)[V]) {
       Packed<E, V> value;
       Packed<int64_t, V> index;
 #pragma unroll
@@ -320,7 +316,7 @@ template <class S, class Load, int V> struct RecordLane {
     };
     if (!ballot(record)) {
 #pragma unroll 8
-      for (int t = 0; t < count; ++t) store(true, found);
+      for (int t = 0; t < count; ++t) put(true, found);
       return;
     }
     const int steps = steps_from(warp * rows);  // of any lane
@@ -333,7 +329,7 @@ template <class S, class Load, int V> struct RecordLane {
       for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
         for (int v = 0; v < V; ++v) found[v] = found[v].later(upto[i][v]);
-        store(t + i < count, found);
+        put(t + i < count, found);
         if (down > 1)
 #pragma unroll
           for (int v = 0; v < V; ++v) found[v] = shuffle(found[v], (down - 1) * lanes + x);
@@ -341,28 +337,5 @@ template <class S, class Load, int V> struct RecordLane {
     }
   }
 };
-
-// Columns of shape.across lanes, each of which has V neighbours; rows of at most kNearRows positions.
-template <class S, class Load, int V>
-__global__ void TR_BLOCKS_BOUND(kThreads, V > 1 ? 4 : 5)
-    scan_extreme_columns(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ExtremeColumnsShape shape, void* workspace) {
-  __shared__ RecordShared<V> shared;
-  const Layout& layout = call.layout;
-  const int rows = kExtremeSteps * (kLanes / shape.across) * kWarps;
-  const RecordSpace space(workspace, layout.rows, columns_beside(layout), shape.tiles);
-  if (threadIdx.x == 0) {  // tiles a block waits for have lower tickets
-    const int64_t ticket = int64_t(take_ticket(static_cast<uint64_t*>(workspace)));
-    shared.job = column_job(layout, ticket, shape.tiles, rows, shape.across * V);
-  }
-  __syncthreads();
-  const RecordLane<S, Load, V> lane(call, shared, shape.across);
-  lane.load();
-  typename RecordLane<S, Load, V>::Key most[V];
-  lane.reduce(most);
-  __syncthreads();
-  carry_records<S>(space, shared);
-  __syncthreads();
-  lane.store(most);
-}
 
 }  // namespace torchreduce::gpu

@@ -539,82 +539,110 @@ __device__ __forceinline__ int latest_greatest(const S& op, const element_of<Loa
   return warp_most(most == greatest ? where : 0);
 }
 
-// Few long rows: a tile a block, by way of shared memory, from where it is taken twice: each warp's part for its latest
-// record, and, when the carry is there, for its results.
-template <class S, class Load, class Store>
-__global__ void TR_BLOCKS_BOUND(kThreads, sizeof(element_of<Load>) > 4 ? 3 : 4)
-    scan_extreme_chain(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT ExtremeChainShape shape, void* workspace) {
+// A tile of few long rows. Each warp has a part of it, of which it finds the latest record.
+template <class S, class Load, class Store> struct RecordRow {
+  using Shape = ExtremeChainShape;
   using Acc = typename S::Acc;
   using R = Record<S>;
   using E = element_of<Load>;
-  constexpr int kPositions = extreme_tile(sizeof(E)), kPart = kPositions / kWarps, K = extreme_chunks(sizeof(E));
-  const S op{call.options};
-  const int lane = lane_id(), warp = int(threadIdx.x) / kLanes;
+  static constexpr int kThreads = gpu::kThreads, kBlocks = sizeof(E) > 4 ? 3 : 4;
+  static constexpr bool kTyped = PairedRow<Load, Store>::kTyped;
+  static constexpr int kPositions = extreme_tile(sizeof(E)), kPart = kPositions / kWarps, K = extreme_chunks(sizeof(E));
+  struct Shared {
+    int64_t job;  // its ticket
+    Acc totals[kWarps], carry;
+  };
 
-  ChainSpace<S> space(workspace, call.layout.rows, shape.tiles);
-  __shared__ Acc totals[kWarps], shared_carry;
-  const auto [row, tile] = take_job(space);
+  const S op;
+  const ScanCall& call;
+  Shared& shared;
+  ChainSpace<S> space;
+  const ChainJob job;
+  const int lane, warp;
   PairedRow<Load, Store> own;
-  own.set(call, true, row_start(call.layout, row), INT64_MAX);
-  const int64_t first = tile * kPositions + warp * kPart - own.lead, left = call.layout.length - first;
-  const int end = left < kPart ? int(left) : kPart, begin = first < 0 ? own.lead : 0;
-  E* const part = stage<E>() + warp * kPart;
-  own.move_in(call, first);
-  const int64_t stride = own.in_stride(call);
-  copy_run<Load, kPart>(call.in, own.in, stride, true, begin, end, part);
-  end_copies();
-  wait_copies<0>();
-  __syncthreads();
+  E* const part;
+  int64_t first;   // the part's first position
+  int begin, end;  // of the part's positions that are there
+  bool down;       // the last one lies first
+  Acc before;      // the parts before
 
-  const bool down = stride < 0;
-  auto staged = [&](int at) -> E& { return part[down ? kPart - 1 - at : at]; };
-  if (begin > 0) {  // what precedes the row counts as its first element, which as the later one hides it
-    if (lane < begin) staged(lane) = staged(begin);
-    warp_barrier();
+  __device__ __forceinline__ static int64_t job_of(const ScanCall&, const Shape&, void*, int64_t ticket) {
+    return ticket;
   }
+  __device__ __forceinline__ RecordRow(const ScanCall& call, const Shape& shape, void* workspace, Shared& shared)
+      : op{call.options},
+        call(call),
+        shared(shared),
+        space(workspace, call.layout.rows, shape.tiles),
+        job(chain_job(shared.job, shape.tiles)),
+        lane(lane_id()),
+        warp(int(threadIdx.x) / kLanes),
+        part(stage<E>() + warp * kPart) {}
+  __device__ __forceinline__ E& staged(int at) const { return part[down ? kPart - 1 - at : at]; }
 
-  const int latest = latest_greatest<S, Load, kPart>(op, part, down);
-  if (lane == 0) totals[warp] = end > 0 ? op.load(staged(latest), first + latest) : S::absent();
-  __syncthreads();
-  const int slot = lane & (kWarps - 1);
-  const Acc upto = sklansky<S>(totals[slot], slot, kWarps), before = shuffle(upto, warp ? warp - 1 : 0);
-  if (warp == 0) {
-    const Acc carry = chain_carry<S>(space, row, tile, shuffle(upto, kWarps - 1), S::wide_absent());
-    if (lane == 0) shared_carry = carry;
+  __device__ __forceinline__ void sum() {
+    own.set(call, true, row_start(call.layout, job.row), INT64_MAX);
+    first = job.tile * kPositions + warp * kPart - own.lead;
+    const int64_t left = call.layout.length - first;
+    end = left < kPart ? int(left) : kPart;
+    begin = first < 0 ? own.lead : 0;
+    own.move_in(call, first);
+    const int64_t stride = own.in_stride(call);
+    copy_run<Load, kPart>(call.in, own.in, stride, true, begin, end, part);
+    end_copies();
+    wait_copies<0>();
+    __syncthreads();
+
+    down = stride < 0;
+    if (begin > 0) {  // what precedes the row counts as its first element, which as the later one hides it
+      if (lane < begin) staged(lane) = staged(begin);
+      warp_barrier();
+    }
+    const int latest = latest_greatest<S, Load, kPart>(op, part, down);
+    if (lane == 0) shared.totals[warp] = end > 0 ? op.load(staged(latest), first + latest) : S::absent();
   }
-  __syncthreads();
-  R carry = R::of(op, call, S::combine(shared_carry, chosen(warp > 0, before, S::absent())));
-  own.move_out(call, first + 2 * lane);
-  const bool up = own.kTyped && begin == 0 && end == kPart && own.out_pairs == Pairs::Up;
-  if constexpr (own.kTyped)
-    if (up && totals[warp].key < carry.key) {  // no record
-      const E value = R::element(carry.bits);
+  __device__ __forceinline__ void carry() {
+    const int slot = lane & (kWarps - 1);
+    const Acc upto = sklansky<S>(shared.totals[slot], slot, kWarps);
+    before = shuffle(upto, warp ? warp - 1 : 0);
+    if (warp > 0) return;
+    const Acc found = chain_carry<S>(space, job.row, job.tile, shuffle(upto, kWarps - 1), S::wide_absent());
+    if (lane == 0) shared.carry = found;
+  }
+  __device__ __forceinline__ void store() {
+    R carry = R::of(op, call, S::combine(shared.carry, chosen(warp > 0, before, S::absent())));
+    own.move_out(call, first + 2 * lane);
+    const bool up = kTyped && begin == 0 && end == kPart && own.out_pairs == Pairs::Up;
+    if constexpr (kTyped)
+      if (up && shared.totals[warp].key < carry.key) {  // no record
+        const E value = R::element(carry.bits);
 #pragma unroll 8
-      for (int c = 0; c < kPart / kChunk; ++c) own.store_up(c * kChunk, value, value, carry.index, carry.index);
-      return;
-    }
+        for (int c = 0; c < kPart / kChunk; ++c) own.store_up(c * kChunk, value, value, carry.index, carry.index);
+        return;
+      }
 #pragma unroll 1
-  for (int c = 0; c < kPart / kChunk; c += K) {
-    PairOf<Load> pairs[K];
+    for (int c = 0; c < kPart / kChunk; c += K) {
+      PairOf<Load> pairs[K];
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const int at = (c + k) * kLanes + lane;
-      pairs[k].w = reinterpret_cast<const decltype(pairs[k].w)*>(part)[down ? kPart / 2 - 1 - at : at];
-      pairs[k].turn(down);
-    }
-    const auto found =
-        scan_chunks<K, K, true>(op, call, pairs, kLanes, {0}, {call.index_of(first + c * kChunk)}, carry);
-    if (up && call.layout.length <= kNearLength) {
-      if constexpr (own.kTyped) own.store_up(found);
-    } else {
-      const Present present{begin, end};
+      for (int k = 0; k < K; ++k) {
+        const int at = (c + k) * kLanes + lane;
+        pairs[k].w = reinterpret_cast<const decltype(pairs[k].w)*>(part)[down ? kPart / 2 - 1 - at : at];
+        pairs[k].turn(down);
+      }
+      const auto found =
+          scan_chunks<K, K, true>(op, call, pairs, kLanes, {0}, {call.index_of(first + c * kChunk)}, carry);
+      if (up && call.layout.length <= kNearLength) {
+        if constexpr (kTyped) own.store_up(found);
+      } else {
+        const Present present{begin, end};
 #pragma unroll
-      for (int k = 0; k < K; ++k)
-        own.store(call, k * kChunk, present, (c + k) * kChunk + 2 * lane, found.value(k, 0), found.value(k, 1),
-                  found.index(k, 0), found.index(k, 1));
+        for (int k = 0; k < K; ++k)
+          own.store(call, k * kChunk, present, (c + k) * kChunk + 2 * lane, found.value(k, 0), found.value(k, 1),
+                    found.index(k, 0), found.index(k, 1));
+      }
+      own.move_out(call, K * kChunk);
     }
-    own.move_out(call, K * kChunk);
   }
-}
+};
 
 }  // namespace torchreduce::gpu

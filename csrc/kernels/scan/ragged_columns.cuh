@@ -19,7 +19,7 @@
 // look at what other blocks publish: what a turn ends is closed at once, so that no total waits for what precedes
 // another turn, and what precedes a turn is looked for as late as its results allow.
 #pragma once
-#include "column_carry.cuh"
+#include "column_jobs.cuh"
 #include "ragged_columns.h"
 
 namespace torchreduce::gpu {
@@ -72,7 +72,7 @@ template <class S, class Load, class Store, int kSides> struct RaggedBlock {
       kAhead / (kPuts ? kSides : 1) + 1;  // turns known beforehand; more if put behind carries
   static constexpr int kBehind = kRaggedBehind, kStages = kAhead + kBehind;
   static constexpr int kLag = kBehind / kSides - 1;  // turns from a tile's totals until what precedes it is looked for
-  static constexpr int kGranule = 16, kSector = 32;  // bytes
+  static constexpr int kSector = 32;                 // bytes
   static constexpr int kRowBytes = kWords * 4, kRowGranules = kRowBytes / kGranule;   // that a whole row has at least
   static constexpr int kRowPitch = ragged_pitch(kSides), kStage = kRows * kRowPitch;  // bytes; of a job
   static constexpr int kRun = kWarps * kGroup;                                        // rows between a thread's

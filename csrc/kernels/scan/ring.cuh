@@ -17,6 +17,8 @@
 // superblocks.
 #pragma once
 #include "chain.cuh"
+#include "kernels/tile/bulk_run.cuh"
+#include "kernels/tile/stages.cuh"
 #include "ring.h"
 
 namespace torchreduce::gpu {
@@ -26,7 +28,7 @@ namespace torchreduce::gpu {
 // warps that do (rows of 2^20, of a copy's speed: float32 0.93 with one carry warp, 0.85 with two; bfloat16 0.80,
 // 0.90).
 // Of two inputs (ring_pairs.cuh) a stage has a place for each, and no results are staged.
-template <int kBytes, int kAcc, int kInputs = 1> struct PipelineShape {
+template <int kBytes, int kAcc, int kInputs = 1> struct RingStages {
   static_assert(kBytes == 2 || kBytes == 4, "one stage is a block tile, and several must fit");
   static constexpr bool kStaged = kInputs == 1;  // results
   static constexpr int kStages = (kStaged ? 10 : 6) / (kBytes / 2);
@@ -48,183 +50,32 @@ template <int kBytes, int kAcc, int kInputs = 1> struct PipelineShape {
 };
 
 // What the kernel is compiled for: 16- and 32-bit floats.
-template <class S, class Load, class Store> constexpr bool kPipelined =
+template <class S, class Load, class Store> constexpr bool kRing =
     kInPlace<S, Load, Store> && is_float_type<typename Load::Element> && sizeof(typename Load::Element) <= 4;
 
 #ifdef TR_BULK_COPIES
 
-constexpr int kGranule = 16;  // bytes
-// Bulk copies are fastest between places that are as far from the start of a line: a block tile has such a place in
-// shared memory.
-constexpr int kLine = 128;
-
-__device__ __forceinline__ uintptr_t granule_of(uintptr_t address) { return address & ~uintptr_t(kGranule - 1); }
-
 // A block tile on its way. The last one of a row has the place of a whole one, so that all are handled alike: in a
 // stage, what lies beyond the row's end is no one's. It comes after everything in the scan's order, and so has a part
 // in no result that is written, and in no total that is read.
-struct PipelineJob {
+struct RingJob {
   int64_t row;  // -1: there is none, and no other comes
   int64_t tile;
   uintptr_t in, out;  // addresses of the lowest element of a whole block tile, and of its result
   int results;        // written: the first ones in the scan's order
 };
 
-// The bytes [begin, end) of elements E as a bulk load moves them: whole granules. Up to 15 bytes before and after are
-// read, never used, and never in another page. But memory may end at `memory_end`, with the array: then its last
-// elements are moved one by one.
-template <class E> struct BulkRange {
-  uintptr_t begin, end, from, to;
-
-  __device__ BulkRange(uintptr_t first, uintptr_t last, uintptr_t memory_end) : begin(first), end(last) {
-    const uintptr_t above = granule_of(end + kGranule - 1);
-    from = granule_of(begin);
-    to = above > memory_end ? granule_of(end) : above;
-  }
-  // To a place that begins with the line of the lowest element that it has room for, at `lowest`; with an arrival at
-  // `loaded`.
-  __device__ void load(char* place, uintptr_t lowest, Barrier* loaded) const {
-    auto staged = [&](uintptr_t at) { return place + (at - (lowest & ~uintptr_t(kLine - 1))); };
-    if (to < end) {
-      for (uintptr_t at = to > begin ? to : begin; at < end; at += sizeof(E))
-        *reinterpret_cast<E*>(staged(at)) = *global(reinterpret_cast<const E*>(at));
-      bulk_fence();
-    }
-    barrier_expect(loaded, uint32_t(to - from));
-    if (to > from) bulk_load(staged(from), reinterpret_cast<const void*>(from), uint32_t(to - from), loaded);
-  }
-};
-
-// 8 elements of `lane` as 32-bit words, from the granules that hold them: the first starts at byte 4 * kWord + shift /
-// 8 of the granule at lane * 8 elements, or, where kWord is kAligned, at byte 0.
-constexpr int kAligned = 4;
-template <int kWord> __device__ __forceinline__ void shifted_words(const char* run, int lane, int shift,
-                                                                   uint32_t (&w)[4]) {
-  const uint4* p = reinterpret_cast<const uint4*>(run) + lane;
-  const uint4 a = p[0];
-  if constexpr (kWord == kAligned) {
-    w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w;
-    return;
-  }
-  const uint4 b = p[1];
-  const uint32_t v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) w[i] = funnel_right(v[kWord % 4 + i], v[kWord % 4 + i + 1], shift);
-}
-template <int kWord> __device__ __forceinline__ void shifted_words(const char* run, int lane, int, uint32_t (&w)[8]) {
-  const uint4* p = reinterpret_cast<const uint4*>(run) + 2 * lane;
-  const int swap = lane >> 2 & 1;  // so that 8 lanes read 8 different banks
-  const uint4 first = p[swap], second = p[1 - swap];
-  const uint4 a = swap ? second : first, b = swap ? first : second;
-  uint4 c = {};
-  if (kWord % 4) c = p[2];
-  const uint32_t v[12] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y, c.z, c.w};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) w[i] = v[kWord % 4 + i];
-}
-
-// Writes the words of 8 elements a lane, in memory order over the lanes, kWord words less shift / 8 bytes further on.
-// The granule in which it begins and the one in which it ends are left to the caller; `before` holds the last words
-// of lane 31 of the run before this one.
-template <int kWord, int kWords>
-__device__ __forceinline__ void shift_out(char* run, int lane, int shift, bool first, const uint32_t (&w)[kWords],
-                                          uint32_t (&before)[4]) {
-  uint32_t v[kWord + kWords];
-#pragma unroll
-  for (int i = 0; i < kWord; ++i) {
-    const uint32_t left = shuffle_word(w[kWords - kWord + i], (lane - 1) & (kLanes - 1));
-    v[i] = lane ? left : before[i];
-    before[i] = left;
-  }
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) v[kWord + i] = w[i];
-  uint32_t o[kWords];
-#pragma unroll
-  for (int i = 0; i < kWords; ++i)
-    o[i] = kWord && kWords == 4 ? funnel_right(v[i], v[i + (kWord ? 1 : 0)], shift) : v[i];
-  uint4* p = reinterpret_cast<uint4*>(run) + lane * (kWords / 4);
-  const bool hole = kWord && first && lane == 0;
-  if constexpr (kWords == 4) {
-    if (!hole) *p = {o[0], o[1], o[2], o[3]};
-  } else {
-    const int swap = lane >> 2 & 1;
-    const uint4 a = {o[0], o[1], o[2], o[3]}, b = {o[4], o[5], o[6], o[7]};
-    if (!hole) p[swap] = swap ? b : a;
-    p[1 - swap] = swap ? a : b;
-  }
-}
-
-// Levels d, 2d .. of the trees over the lanes, for kCount values at once: each level leaves half of them to a lane, so
-// that in the end lane l has the value whose number is l / d modulo kCount. Lane order is reversed where `mirror`.
-template <class S, int kCount, int d, class V, int N>
-__device__ __forceinline__ V transposed_trees(V (&value)[N], int lane, bool mirror) {
-  if constexpr (kCount == 1) {
-    return value[0];
-  } else {
-    const bool upper = lane & d;
-#pragma unroll
-    for (int k = 0; k < kCount / 2; ++k) {
-      const V even = value[2 * k], odd = value[2 * k + 1];  // values, so that nothing indexes the array
-      const V kept = chosen(upper, odd, even), other = shuffle(chosen(upper, even, odd), lane ^ d);
-      value[k] = upper != mirror ? S::combine(other, kept) : S::combine(kept, other);
-    }
-    return transposed_trees<S, kCount / 2, 2 * d>(value, lane, mirror);
-  }
-}
-// Those that follow, from level d on to the last one: lane l then has the whole tree of the value l modulo d.
-template <class S, int d, class V> __device__ __forceinline__ V last_levels(V value, int lane, bool mirror) {
-#pragma unroll
-  for (int e = d; e < kLanes; e *= 2) {
-    const V other = shuffle(value, lane ^ e);
-    value = bool(lane & e) != mirror ? S::combine(other, value) : S::combine(value, other);
-  }
-  return value;
-}
-
-__device__ __forceinline__ int word_of(int bytes) { return bytes ? int(unsigned(bytes) / 4) : kAligned; }
-
-// Calls role(std::integral_constant<int, k>) with k = word, 0 to 4. kUsual, 0 or 4, is asked for first.
-template <int kUsual, class Role> __device__ __forceinline__ void with_word(int word, Role role) {
-  if (word == kUsual) return role(std::integral_constant<int, kUsual>());
-  switch (word) {
-    case 1: return role(std::integral_constant<int, 1>());
-    case 2: return role(std::integral_constant<int, 2>());
-    case 3: return role(std::integral_constant<int, 3>());
-    default: return role(std::integral_constant<int, 4 - kUsual>());
-  }
-}
-
-// The place of a turn in a ring of N, and the parity of its barriers' phases.
-template <int N> struct Turn {
-  int place = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void advance() {
-    const bool last = place == N - 1;
-    place = last ? 0 : place + 1;
-    parity ^= last;
-  }
-};
-
-// Elements from the first position of the first row to the end of an input.
-__device__ __forceinline__ int64_t extent(const Layout& l, const int64_t (&strides)[kMaxDims]) {
-  int64_t highest = 0;
-  TR_ROLLED
-  for (int d = 0; d < l.kept + l.reduced; ++d)
-    if (strides[d] > 0) highest += (l.size[d] - 1) * strides[d];
-  return highest + 1;
-}
-
 // Where totals are large: by superblocks, whose totals the carry warp of the block of their last tile publishes.
 // Formed by each warp for itself, so that as many jobs are on their way as there are warps. `ring`: this, or another
 // kernel's, whose job of turn `it` is next(it), when its carry is to be looked for; initial(row) precedes a row.
-template <class S, class Ring, class Next, class Initial>
-__device__ void carries_by_superblocks(Ring& ring, ChainSpace<S>& space, int warp, Next next, Initial initial) {
+template <class S, class AnyRing, class Next, class Initial>
+__device__ void carries_by_superblocks(AnyRing& ring, ChainSpace<S>& space, int warp, Next next, Initial initial) {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   const int lane = lane_id();
   int64_t row = -1, folded = 0;  // superblocks
   Wide sum = S::wide_absent();   // of those
-  for (int it = warp;; it += Ring::kCarryWarps) {
+  for (int it = warp;; it += AnyRing::kCarryWarps) {
     const auto& j = next(it);
     if (j.row < 0) return;
     if (j.row != row) {
@@ -251,42 +102,21 @@ __device__ void carries_by_superblocks(Ring& ring, ChainSpace<S>& space, int war
       for (int i = 0; i < count; ++i) sum = S::combine(sum, shuffle(total, i));
       folded += count;
     }
-    const int s = it % Ring::kStages;
+    const int s = it % AnyRing::kStages;
     const Wide before = shuffle(upto[0], slot ? slot - 1 : 0);
     if (lane == 0) ring.carry[s] = chosen(slot > 0, S::combine(sum, before), sum);
-    barrier_arrive(&ring.ready[s]);
-    barrier_arrive(&ring.empty[s]);
+    barrier_arrive(ring.ready[s]);
+    barrier_arrive(ring.empty[s]);
   }
 }
 
-// Stores bytes [begin, end) of what is staged, in whole granules, for `lowest`, the address of one. By one warp, which
-// waits until they are read.
-template <class O>
-__device__ __forceinline__ void store_staged(uintptr_t lowest, const char* staging, int begin, int end) {
-  // Whole granules at once, and then the elements in the granules that the neighbours write to, too.
-  const int lane = lane_id();
-  const int from = (begin + kGranule - 1) & ~(kGranule - 1), to = end & ~(kGranule - 1);
-  char* const out = reinterpret_cast<char*>(lowest);
-  if (lane == 0 && to > from) bulk_store(out + from, staging + from, uint32_t(to - from));
-  constexpr int kPer = kGranule / int(sizeof(O));
-  const int head_end = from < end ? from : end, tail = to > head_end ? to : head_end;
-  const int at = (lane < kPer ? begin : tail - kGranule) + lane * int(sizeof(O));
-  if (lane < 2 * kPer && at < (lane < kPer ? head_end : end))
-    *global(reinterpret_cast<O*>(out + at)) = *reinterpret_cast<const O*>(staging + at);
-  if (lane == 0 && to > from) bulk_stores_read();
-}
-
-// All elements of a stage have been read, and it may be loaded again.
-template <int kStages, bool kHas> struct ReadBarriers { Barrier of[kStages]; };
-template <int kStages> struct ReadBarriers<kStages, false> {};
-
-template <class S, class Load, class Store> struct Pipeline {
+template <class S, class Load, class Store> struct Ring {
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using E = typename Load::Element;
   using O = typename Store::Element;
   static_assert(sizeof(E) == sizeof(O), "the stages of both are alike");
-  using Shape = PipelineShape<sizeof(E), sizeof(Acc), S::kInputs>;
+  using Shape = RingStages<sizeof(E), sizeof(Acc), S::kInputs>;
   static constexpr int kStages = Shape::kStages, kStagings = Shape::kStagings, kStageBytes = Shape::kStageBytes;
   static constexpr int kTotalWarps = Shape::kTotalWarps, kCarryWarps = Shape::kCarryWarps;
   static constexpr int kResultWarps = Shape::kResultWarps, kAhead = Shape::kAhead;
@@ -300,10 +130,11 @@ template <class S, class Load, class Store> struct Pipeline {
   // all of them; but the totals warp that sums it waits for the load first, which is not overtaken so.
   static constexpr int kReaders = S::kInputs > 1 ? kResultWarps : sizeof(E) == 4 && !kOwnTotals ? kResultWarps + 1 : 0;
 
-  Barrier taken[kStages], loaded[kStages];
-  [[no_unique_address]] ReadBarriers<kStages, (kReaders > 0)> all_read;
-  Barrier summed[kStages], ready[kStages], empty[kStages], done[kStagings], stored[kStagings];
-  PipelineJob job[kStages];
+  StageBarriers<kStages> taken, loaded;
+  [[no_unique_address]] StageBarriers<(kReaders > 0 ? kStages : 0)> all_read;  // it may be loaded again
+  StageBarriers<kStages> summed, ready, empty;
+  StageBarriers<kStagings> done, stored;
+  RingJob job[kStages];
   // What result warps ask of a job, at once: `results`, -1 where there is no job, and at which byte of all stages the
   // block tile begins, and of all stagings its results.
   struct alignas(16) Place { int results, in, out; };
@@ -315,16 +146,16 @@ template <class S, class Load, class Store> struct Pipeline {
 
   __device__ void make_barriers() {
     for (int s = 0; s < kStages; ++s) {
-      barrier_init(&taken[s], 1);
-      barrier_init(&loaded[s], S::kInputs);
-      if constexpr (kReaders > 0) barrier_init(&all_read.of[s], kReaders * kLanes);
-      barrier_init(&summed[s], kResultWarps * kLanes);
-      barrier_init(&ready[s], 2 * kLanes);                   // totals, carry
-      barrier_init(&empty[s], (kResultWarps + 3) * kLanes);  // totals, carry, results, store
+      barrier_init(taken[s], 1);
+      barrier_init(loaded[s], S::kInputs);
+      if constexpr (kReaders > 0) barrier_init(all_read[s], kReaders * kLanes);
+      barrier_init(summed[s], kResultWarps * kLanes);
+      barrier_init(ready[s], 2 * kLanes);                   // totals, carry
+      barrier_init(empty[s], (kResultWarps + 3) * kLanes);  // totals, carry, results, store
     }
     for (int o = 0; o < kStagings; ++o) {
-      barrier_init(&done[o], kResultWarps * kLanes);
-      barrier_init(&stored[o], kLanes);
+      barrier_init(done[o], kResultWarps * kLanes);
+      barrier_init(stored[o], kLanes);
     }
     barriers_made();
   }
@@ -334,22 +165,21 @@ template <class S, class Load, class Store> struct Pipeline {
   // The stage of turn `it`, when it is free.
   __device__ int free_stage(int it) {
     const int s = it % kStages;
-    if (it >= kStages) barrier_wait(&empty[s], (it / kStages - 1) & 1);
+    empty.wait_before(it);
     return s;
   }
   // Returns when the elements of turn `it` may be loaded: before its job may be put.
   __device__ void wait_read(int it) {
-    if constexpr (kReaders > 0)
-      if (it >= kStages) barrier_wait(&all_read.of[it % kStages], (it / kStages - 1) & 1);
+    if constexpr (kReaders > 0) all_read.wait_before(it);
   }
   // Says that this warp has read them.
   __device__ void arrive_read(int s) {
-    if constexpr (kReaders > 0) barrier_arrive(&all_read.of[s]);
+    if constexpr (kReaders > 0) barrier_arrive(all_read[s]);
   }
   // The job of turn `it`, when it is known. Whoever waits for other barriers of the turn does so first: a wait for a
   // phase must not begin a phase early.
-  __device__ PipelineJob next(int it) {
-    barrier_wait(&taken[it % kStages], it / kStages & 1);
+  __device__ RingJob next(int it) {
+    taken.wait(it);
     return job[it % kStages];
   }
 
@@ -371,7 +201,7 @@ template <class S, class Load, class Store> struct Pipeline {
     int it = 0;
     for (int64_t ticket = int64_t(take_ticket(space.ticket)), next; ticket < jobs; ticket = next, ++it) {
       next = int64_t(take_ticket(space.ticket));
-      PipelineJob j;
+      RingJob j;
       j.row = ticket / space.tiles;
       j.tile = ticket - j.row * space.tiles;
       const RowStart start = row_start(l, j.row);
@@ -382,7 +212,7 @@ template <class S, class Load, class Store> struct Pipeline {
       j.out = reinterpret_cast<uintptr_t>(call.out.values) + (start.out + sign * (first + shift) - far) * sizeof(O);
       const uintptr_t begin = j.in + (mirror ? kBlockTile - count : 0) * sizeof(E);
       const BulkRange<E> range(begin, begin + count * sizeof(E), memory_end);
-      auto load = [&] { range.load(stages + it % kStages * kStageBytes, j.in, &loaded[it % kStages]); };
+      auto load = [&] { range.load(stages + it % kStages * kStageBytes, j.in, loaded[it % kStages]); };
       if (early) {
         wait_read(it);
         load();
@@ -390,14 +220,14 @@ template <class S, class Load, class Store> struct Pipeline {
       const int s = free_stage(it);
       job[s] = j;
       places[s] = {j.results, s * kStageBytes + int(j.in % kLine), it % kStagings * kStageBytes + int(j.out % kLine)};
-      barrier_arrive(&taken[s]);
+      barrier_arrive(taken[s]);
       if (!early) load();
     }
     for (int end = 0; end < kEnds; ++end, ++it) {  // one for each of those warps, which look at their own stages
       const int s = free_stage(it);
       job[s].row = -1;
       places[s].results = -1;
-      barrier_arrive(&taken[s]);
+      barrier_arrive(taken[s]);
     }
   }
 
@@ -409,17 +239,20 @@ template <class S, class Load, class Store> struct Pipeline {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) items[i] = op.load(x[i], position + (kMirror ? kGroup - 1 - i : i));
   }
-  // Items lie in memory order; the group's order is the other way round where kMirror.
+  // The scan's order of a group as it lies in memory, and back.
+  template <bool kMirror, class V> __device__ static void ordered(const V (&lying)[kGroup], V (&x)[kGroup]) {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) x[i] = lying[kMirror ? kGroup - 1 - i : i];
+  }
+  // Of items in memory order, as the results are.
   template <bool kMirror> __device__ static Acc group(typename S::Item (&items)[kGroup]) {
     if constexpr (!kMirror) {
       return S::group(items);
     } else {
-      typename S::Item flipped[kGroup];
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) flipped[i] = items[kGroup - 1 - i];
-      const Acc total = S::group(flipped);
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) items[i] = flipped[kGroup - 1 - i];
+      typename S::Item x[kGroup];
+      ordered<true>(items, x);
+      const Acc total = S::group(x);
+      ordered<true>(x, items);
       return total;
     }
   }
@@ -429,13 +262,11 @@ template <class S, class Load, class Store> struct Pipeline {
     if constexpr (!kMirror) {
       op.results(prefix, items, r);
     } else {
-      typename S::Item flipped[kGroup];
-      typename S::Result reversed[kGroup];
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) flipped[i] = items[kGroup - 1 - i];
-      op.results(prefix, flipped, reversed);
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) r[i] = reversed[kGroup - 1 - i];
+      typename S::Item x[kGroup];
+      typename S::Result y[kGroup];
+      ordered<true>(items, x);
+      op.results(prefix, x, y);
+      ordered<true>(y, r);
     }
   }
   // Sklansky's inclusive scan over the lanes of several values, in reverse where `mirror` is 31, not 0.
@@ -459,10 +290,10 @@ template <class S, class Load, class Store> struct Pipeline {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
     const int lane = lane_id();
     for (int it = warp;; it += kTotalWarps) {
-      const PipelineJob j = next(it);
+      const RingJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, phase = int(j.in % kGranule);
-      barrier_wait(&loaded[s], it / kStages & 1);
+      loaded.wait(it);
       const char* stage = stages + s * kStageBytes + (int(j.in % kLine) - phase);
       Acc upto[1];  // of the tile of 256 whose number is the lane
       auto place = [&](int q) { return j.tile * kBlockTile + (q ^ mirror) * kTile + (lane ^ mirror) * kGroup; };
@@ -495,9 +326,8 @@ template <class S, class Load, class Store> struct Pipeline {
   template <bool kMirror> __device__ void publish_totals(ChainSpace<S>& space) {
     for (int it = 0; next(it).row >= 0; ++it) {
       const int s = it % kStages;
-      if constexpr (S::kInputs == 1)
-        barrier_wait(&loaded[s], it / kStages & 1);  // nobody else does where no result of the block tile is written
-      barrier_wait(&summed[s], it / kStages & 1);
+      if constexpr (S::kInputs == 1) loaded.wait(it);  // nobody else does where no result of the block tile is written
+      summed.wait(it);
       Acc upto[1] = {within[s][lane_id()]};
       finish_totals<kMirror>(space, s, upto);
     }
@@ -510,8 +340,8 @@ template <class S, class Load, class Store> struct Pipeline {
     if ((lane ^ mirror) == kLanes - 1) space.total(job[s].row, job[s].tile).publish(upto[0]);
     const Acc before = shuffle(upto[0], (((lane ^ mirror) - 1) ^ mirror) & (kLanes - 1));
     within[s][lane] = chosen((lane ^ mirror) > 0, before, S::absent());
-    barrier_arrive(&ready[s]);
-    barrier_arrive(&empty[s]);
+    barrier_arrive(ready[s]);
+    barrier_arrive(empty[s]);
   }
 
   // Totals are looked at as they are needed, those of kCount windows of 32 block tiles at a time: as many as it takes
@@ -525,7 +355,7 @@ template <class S, class Load, class Store> struct Pipeline {
     int64_t row = -1, base = 0;   // the block tile where a window begins
     Wide sum = S::wide_absent();  // of this row's block tiles before it
     for (int it = warp;; it += warps) {
-      const PipelineJob j = next(it);
+      const RingJob j = next(it);
       if (j.row < 0) return;
       if (j.row != row) {
         row = j.row;
@@ -569,8 +399,8 @@ template <class S, class Load, class Store> struct Pipeline {
       } while (left > kAtOnce);
       const int s = it % kStages;
       if (lane == 0) carry[s] = found;
-      barrier_arrive(&ready[s]);
-      barrier_arrive(&empty[s]);
+      barrier_arrive(ready[s]);
+      barrier_arrive(empty[s]);
     }
   }
 
@@ -613,7 +443,7 @@ template <class S, class Load, class Store> struct Pipeline {
     constexpr int mirror = kMirror ? kLanes - 1 : 0;
     const int lane = lane_id(), first = warp * kRuns;
     Acc groups[kAhead + 1][kRuns];  // what precedes each of the lane's in its tile, of this block tile and those ahead
-    uint32_t quick = 0;             // bit a: whether the a-th of them has only groups that quick_group takes
+    uint32_t fast = 0;              // bit a: whether the a-th of them has only groups that fast_group takes
     int ahead = kAhead + 1;         // block tiles to be summed
     bool more = true;
     Turn<kStages> sums;
@@ -626,19 +456,19 @@ template <class S, class Load, class Store> struct Pipeline {
           for (int a = 0; a < kAhead; ++a)
 #pragma unroll
             for (int k = 0; k < kRuns; ++k) groups[a][k] = groups[a + 1][k];
-          quick >>= 1;
+          fast >>= 1;
           if (!more) continue;
           const int s = sums.place;
-          barrier_wait(&taken[s], sums.parity);
+          taken.wait(sums);
           const Place place = places[s];
           more = place.results >= 0;
           if (!more) continue;
           Acc total[kRuns];
           if (has_part<kMirror>(place, warp)) {
-            barrier_wait(&loaded[s], sums.parity);
+            loaded.wait(sums);
             typename S::Item items[kRuns][kGroup];
             part_items<kMirror, kAtGranules>(op, stages, place, first, items);
-            if (sum_groups<kMirror>(items, groups[kAhead], total)) quick |= 1u << kAhead;
+            if (sum_groups<kMirror>(items, groups[kAhead], total)) fast |= 1u << kAhead;
           } else {
 #pragma unroll
             for (int k = 0; k < kRuns; ++k) total[k] = S::absent();
@@ -646,24 +476,24 @@ template <class S, class Load, class Store> struct Pipeline {
 #pragma unroll
           for (int k = 0; k < kRuns; ++k)
             if ((lane ^ mirror) == kLanes - 1) within[s][first + k] = total[k];
-          barrier_arrive(&summed[s]);
+          barrier_arrive(summed[s]);
           sums.advance();
         }
       }
       const int s = turn.place, o = to.place;
-      barrier_wait(&taken[s], turn.parity);
+      taken.wait(turn);
       const Place place = places[s];
       if (place.results < 0) return;
       const uint32_t stored_parity = to.parity ^ 1;  // the first time there is nothing to wait for
       to.advance();
       if (!has_part<kMirror>(place, warp)) {
         arrive_read(s);
-        barrier_arrive(&empty[s]);
-        barrier_wait(&stored[o], stored_parity);
-        barrier_arrive(&done[o]);
+        barrier_arrive(empty[s]);
+        barrier_wait(stored[o], stored_parity);
+        barrier_arrive(done[o]);
         continue;
       }
-      barrier_wait(&loaded[s], turn.parity);
+      loaded.wait(turn);
       uint32_t w[kRuns][kWords];
       typename S::Item items[kRuns][kGroup];
       part_items<kMirror, kAtGranules>(op, stages, place, first, items);
@@ -675,18 +505,18 @@ template <class S, class Load, class Store> struct Pipeline {
         Acc total[kRuns];
         scan_groups<kMirror>(before, total);
       }
-      barrier_wait(&ready[s], turn.parity);
+      ready.wait(turn);
       const Wide c = carry[s];
 #pragma unroll
-      for (int k = 0; k < kRuns; ++k) before[k] = precede<S, O>(quick & 1, within[s][first + k], before[k]);
-      barrier_arrive(&empty[s]);
+      for (int k = 0; k < kRuns; ++k) before[k] = precede<S, O>(fast & 1, within[s][first + k], before[k]);
+      barrier_arrive(empty[s]);
       typename S::Prefix prefix[kRuns];
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) prefix[k] = S::prefix(c, before[k]);
-      round_results<kMirror>(op, prefix, items, quick & 1, w);
+      round_results<kMirror>(op, prefix, items, fast & 1, w);
       const int out = int(unsigned(place.out) % kGranule);
       char* const staging = stagings + (place.out - out);
-      barrier_wait(&stored[o], stored_parity);
+      barrier_wait(stored[o], stored_parity);
       const int words = int(unsigned(out + 3) / 4), shift = words * 4 - out;
       with_word<0>(words, [&](auto word) {
         if constexpr (word() > 0) {
@@ -699,30 +529,30 @@ template <class S, class Load, class Store> struct Pipeline {
           shift_out<word()>(staging + (first + k) * kRunBytes, lane, shift * 8, k == 0, w[k], last);
       });
       bulk_fence();
-      barrier_arrive(&done[o]);
+      barrier_arrive(done[o]);
     }
   }
 
   // Of the items of a part, what precedes each of the lane's groups in its tile, and the totals of the tiles; whether
-  // all groups are such as quick_group takes.
+  // all groups are such as fast_group takes.
   template <bool kMirror>
   __device__ static bool sum_groups(typename S::Item (&items)[kRuns][kGroup], Acc (&groups)[kRuns],
                                     Acc (&total)[kRuns]) {
-    bool quick = false;
-    if constexpr (kHasQuick<S>) {
+    bool fast = false;
+    if constexpr (kHasFastGroup<S>) {
       constexpr int mirror = kMirror ? kLanes - 1 : 0;
       const int lane = recomputed(lane_id()) ^ mirror;
       typename S::Item run[kRuns];
       bool near = true;
-      quick = true;
+      fast = true;
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) {
         typename S::Item x[kGroup];
         ordered<kMirror>(items[k], x);
-        quick &= S::quick_group(x, run[k]);
+        fast &= S::fast_group(x, run[k]);
         near &= S::is_near(run[k]);
       }
-      near &= quick;
+      near &= fast;
       if (!ballot(!near)) {
         sklansky_levels(
             run, lane, kLanes, [](auto v, int d) { return shuffle_within(v, mirror ? d : d - 1, 2 * d); },
@@ -730,31 +560,25 @@ template <class S, class Load, class Store> struct Pipeline {
 #pragma unroll
         for (int k = 0; k < kRuns; ++k) {
           const auto left = shuffle(run[k], ((lane - 1) & (kLanes - 1)) ^ mirror);
-          total[k] = S::calm_end(S::of_near(run[k]));
+          total[k] = S::fast_end(S::of_near(run[k]));
           groups[k] = chosen(lane > 0, near_total<S, O>(left), S::absent());
         }
         return true;
       }
       TR_RARE_PATH;
-      quick = !ballot(!quick);
+      fast = !ballot(!fast);
     }
 #pragma unroll
     for (int k = 0; k < kRuns; ++k) groups[k] = group<kMirror>(items[k]);
     scan_groups<kMirror>(groups, total);
-    return quick;
+    return fast;
   }
-  // The scan's order of a group as it lies in memory, and back.
-  template <bool kMirror, class V> __device__ static void ordered(const V (&lying)[kGroup], V (&x)[kGroup]) {
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) x[i] = lying[kMirror ? kGroup - 1 - i : i];
-  }
-
-  // The results of a part in memory order, rounded. quick: quick_group takes all groups.
+  // The results of a part in memory order, rounded. fast: fast_group takes all groups.
   template <bool kMirror>
   __device__ static void round_results(const S& op, typename S::Prefix (&prefix)[kRuns],
-                                       typename S::Item (&items)[kRuns][kGroup], bool quick,
+                                       typename S::Item (&items)[kRuns][kGroup], bool fast,
                                        uint32_t (&w)[kRuns][kWords]) {
-    bool rare = kHasQuick<S> && !quick, nan = false;
+    bool rare = kHasFastGroup<S> && !fast, nan = false;
     if constexpr (requires { S::is_rare(prefix[0]); }) {
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) rare |= S::is_rare(prefix[k]);
@@ -763,7 +587,7 @@ template <class S, class Load, class Store> struct Pipeline {
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) {
         typename S::Result r[kGroup];
-        if constexpr (kHasQuick<S>) {
+        if constexpr (kHasFastGroup<S>) {
           typename S::Item x[kGroup];
           typename S::Result y[kGroup];
           ordered<kMirror>(items[k], x);
@@ -771,7 +595,7 @@ template <class S, class Load, class Store> struct Pipeline {
             rare |= !op.near_results(prefix[k], x, y);
             rare |= !rounds_alike<O>(y);
           } else {
-            op.quick_results(prefix[k], x, y);
+            op.fast_results(prefix[k], x, y);
           }
           ordered<kMirror>(y, r);
         } else {
@@ -805,14 +629,14 @@ template <class S, class Load, class Store> struct Pipeline {
   __device__ void store(const ScanCall& call, char* stagings, bool mirror) {
     const int lane = lane_id();
     for (int it = 0;; ++it) {
-      const PipelineJob j = next(it);
+      const RingJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, o = it % kStagings, out = int(j.out % kGranule);
       if (call.exclusive && j.tile == 0 && lane == 0)
         reinterpret_cast<O*>(j.out)[mirror ? kBlockTile : -1] = round_to<O>(S::start());
-      barrier_arrive(&empty[s]);
+      barrier_arrive(empty[s]);
       char* staging = stagings + o * kStageBytes + (int(j.out % kLine) - out);
-      barrier_wait(&done[o], it / kStagings & 1);
+      done.wait(it);
       if (out) {  // the granules where the result warps' parts begin and end
         const int words = (out + 3) / 4, shift = (words * 4 - out) * 8;
         for (int i = lane; i < (kResultWarps + 1) * 4; i += kLanes) {
@@ -824,7 +648,7 @@ template <class S, class Load, class Store> struct Pipeline {
       }
       const int begin = out + (mirror ? kBlockTile - j.results : 0) * int(sizeof(O));
       store_staged<O>(j.out - out, staging, begin, begin + j.results * int(sizeof(O)));
-      barrier_arrive(&stored[o]);
+      barrier_arrive(stored[o]);
     }
   }
 };
@@ -833,40 +657,39 @@ template <class S, class Load, class Store>
 __global__ void __launch_bounds__(ring_threads(sizeof(element_of<Load>), sizeof(typename S::Acc)), 1)
     scan_ring(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT RingShape shape, void* workspace) {
 #if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
-  using P = Pipeline<S, Load, Store>;
+  using P = Ring<S, Load, Store>;
   TR_DYNAMIC_SHARED(stages, 128);
-  __shared__ P pipeline;
+  __shared__ P ring;
   char* stagings = stages + P::kStages * P::kStageBytes;
   constexpr int kCarryWarp = P::kResultWarps + P::kTotalWarps, kStoreWarp = kCarryWarp + P::kCarryWarps;
   const int warp = int(threadIdx.x) / kLanes, mirror = scan_stride(call.layout).in < 0 ? kLanes - 1 : 0;
   ChainSpace<S> space(workspace, call.layout.rows, shape.tiles);
   const S op{call.options};
-  if (threadIdx.x == 0) pipeline.make_barriers();
+  if (threadIdx.x == 0) ring.make_barriers();
   __syncthreads();
   if (warp < P::kResultWarps) {
-    if (mirror) pipeline.template results<true, false>(op, stages, stagings, warp);
-    else if (P::kOwnTotals && shape.granules)
-      pipeline.template results<false, P::kOwnTotals>(op, stages, stagings, warp);
-    else pipeline.template results<false, false>(op, stages, stagings, warp);
+    if (mirror) ring.template results<true, false>(op, stages, stagings, warp);
+    else if (P::kOwnTotals && shape.granules) ring.template results<false, P::kOwnTotals>(op, stages, stagings, warp);
+    else ring.template results<false, false>(op, stages, stagings, warp);
   } else if (warp < kCarryWarp) {
     if constexpr (P::kOwnTotals) {
-      if (mirror) pipeline.template publish_totals<true>(space);
-      else pipeline.template publish_totals<false>(space);
+      if (mirror) ring.template publish_totals<true>(space);
+      else ring.template publish_totals<false>(space);
     } else {
-      if (mirror) pipeline.template totals<true>(op, space, stages, warp - P::kResultWarps);
-      else pipeline.template totals<false>(op, space, stages, warp - P::kResultWarps);
+      if (mirror) ring.template totals<true>(op, space, stages, warp - P::kResultWarps);
+      else ring.template totals<false>(op, space, stages, warp - P::kResultWarps);
     }
   } else if (warp < kStoreWarp) {
     if constexpr (P::kOwnTotals)
       carries_by_superblocks<S>(
-          pipeline, space, warp - kCarryWarp, [&](int it) { return pipeline.next(it); },
+          ring, space, warp - kCarryWarp, [&](int it) { return ring.next(it); },
           [](int64_t) { return S::wide_absent(); });
-    else if (space.tiles <= kLanes) pipeline.template carries<1>(space, warp - kCarryWarp);
-    else pipeline.template carries<P::kWindows>(space, warp - kCarryWarp);
+    else if (space.tiles <= kLanes) ring.template carries<1>(space, warp - kCarryWarp);
+    else ring.template carries<P::kWindows>(space, warp - kCarryWarp);
   } else if (warp == kStoreWarp) {
-    pipeline.store(call, stagings, mirror != 0);
+    ring.store(call, stagings, mirror != 0);
   } else if (lane_id() == 0) {
-    pipeline.load(call, space, stages, mirror);
+    ring.load(call, space, stages, mirror);
   }
 #endif
 }

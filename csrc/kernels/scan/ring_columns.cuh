@@ -19,102 +19,33 @@
 namespace torchreduce::gpu {
 
 // What the kernel is compiled for.
-template <class S, class Load, class Store> constexpr bool kNarrowPipelined =
-    kPipelined<S, Load, Store> && sizeof(typename S::Acc) <= 4;
+template <class S, class Load, class Store> constexpr bool kRingColumns =
+    kRing<S, Load, Store> && sizeof(typename S::Acc) <= 4;
 
 // The ring for W columns of elements of `bytes` bytes. A look takes about as many totals of a column as that of
 // ring.cuh.
-template <int kBytes, int W> struct NarrowShape {
-  static constexpr int kParts = narrow_parts(W, kBytes);  // of a block tile
-  static constexpr int kTiles = kFan / kParts;            // of a part
+template <int kBytes, int W> struct RingColumnStages {
+  static constexpr int kParts = ring_column_parts(W, kBytes);  // of a block tile
+  static constexpr int kTiles = kFan / kParts;                 // of a part
   static constexpr int kPartBytes = kTiles * kTile * W * kBytes;
   static constexpr int kStageBytes = kPartBytes + 128;  // a part that starts anywhere in a line
   static constexpr int kStages = (210 << 10) / kStageBytes;
-  static constexpr int kTotalWarps = narrow_total_warps(W), kStoreWarps = narrow_store_warps(W);
-  static constexpr int kResultWarps = narrow_result_warps(W, kBytes);
+  static constexpr int kTotalWarps = ring_column_total_warps(W), kStoreWarps = ring_column_store_warps(W);
+  static constexpr int kResultWarps = ring_column_result_warps(W, kBytes);
   static constexpr int kTeamWarps = kTiles < kResultWarps ? kTiles : kResultWarps, kTeams = kResultWarps / kTeamWarps;
   static constexpr int kTotals = kPartBytes > 16 << 10 ? 2 : 6;             // a look, times 32
   static constexpr int kWindows = kTotals > kParts ? kTotals / kParts : 1;  // of 32 block tiles
   static_assert(kTeams <= kTotalWarps && kStoreWarps <= kTotalWarps && kTotalWarps <= kStages, "see load()");
-  static_assert((kResultWarps + kTotalWarps + W + kStoreWarps + 1) * kLanes == narrow_threads(W, kBytes),
+  static_assert((kResultWarps + kTotalWarps + W + kStoreWarps + 1) * kLanes == ring_column_threads(W, kBytes),
                 "a warp for each role");
   static constexpr int kShared = kStages * kStageBytes;
 };
 
 #ifdef TR_BULK_COPIES
 
-// The granules of a lane in shared memory, kCount from lane * kCount on. Neighbouring lanes take theirs in different
-// orders, so that 8 of them meet in no bank.
-template <int kCount> struct LaneGranules {
-  static constexpr int kTurns = kCount % 8 == 0 ? 8 : kCount % 4 == 0 ? 4 : kCount % 2 == 0 ? 2 : 1;
-  uint4* at;
-  int turn;  // granule i is the i ^ turn-th that is taken
-
-  __device__ __forceinline__ LaneGranules(char* run, int lane)
-      : at(reinterpret_cast<uint4*>(run) + lane * kCount), turn(lane / (8 / kTurns) % kTurns) {}
-  __device__ __forceinline__ void load(uint32_t (&w)[4 * kCount]) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const uint4 v = at[i ^ turn];
-      w[4 * i] = v.x, w[4 * i + 1] = v.y, w[4 * i + 2] = v.z, w[4 * i + 3] = v.w;
-    }
-    in_turn(w);
-  }
-  __device__ __forceinline__ void store(uint32_t (&w)[4 * kCount]) const {
-    in_turn(w);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) at[i ^ turn] = {w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3]};
-  }
-
- private:
-  // Between the order of memory and that in which they are taken: no word has an index that is not a constant.
-  __device__ __forceinline__ void in_turn(uint32_t (&w)[4 * kCount]) const {
-#pragma unroll
-    for (int d = 1; d < kTurns; d *= 2) {
-      const bool swap = turn & d;
-#pragma unroll
-      for (int i = 0; i < 4 * kCount; ++i) {
-        if (i / 4 & d) continue;
-        const uint32_t low = w[i], high = w[i + 4 * d];
-        w[i] = swap ? high : low;
-        w[i + 4 * d] = swap ? low : high;
-      }
-    }
-  }
-};
-
-// Moves the words of neighbouring lanes, in the order of memory, to places 4 * kWord - less / 8 bytes higher, `less`
-// being 0, or 16 where kHalves. What leaves the last lane takes the place of what leaves the first.
-template <int kWord, bool kHalves, int N> __device__ __forceinline__ void rotate_up(uint32_t (&w)[N], int lane,
-                                                                                    int less) {
-  uint32_t v[kWord + N];
-#pragma unroll
-  for (int i = 0; i < kWord; ++i) v[i] = shuffle_word(w[N - kWord + i], (lane - 1) & (kLanes - 1));
-#pragma unroll
-  for (int i = 0; i < N; ++i) v[kWord + i] = w[i];
-#pragma unroll
-  for (int i = 0; i < N; ++i) w[i] = kWord && kHalves ? funnel_right(v[i], v[i + (kWord ? 1 : 0)], less) : v[i];
-}
-// The same to places 4 * kWord + more / 8 bytes lower, `more` being 0 where not kHalves. The last lane takes the words
-// `after`, if there are any, instead of the first one's.
-template <int kWord, bool kHalves, int N>
-__device__ __forceinline__ void rotate_down(uint32_t (&w)[N], int lane, int more, const uint32_t* after = nullptr) {
-  constexpr int kTaken = kWord + kHalves;
-  uint32_t v[N + kTaken];
-#pragma unroll
-  for (int i = 0; i < N; ++i) v[i] = w[i];
-#pragma unroll
-  for (int i = 0; i < kTaken; ++i) {
-    v[N + i] = shuffle_word(w[i], (lane + 1) & (kLanes - 1));
-    if (after && lane == kLanes - 1) v[N + i] = after[i];
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) w[i] = kHalves ? funnel_right(v[i + kWord], v[i + kWord + kHalves], more) : v[i + kWord];
-}
-
 // Whether result warps, for want of registers, work out again what they could keep, and round results while others are
 // still to be formed.
-template <class T, int W> constexpr bool kSparesRegisters = W == kMostNarrow && sizeof(T) == 2;
+template <class T, int W> constexpr bool kSparesRegisters = W == kMostRingColumns && sizeof(T) == 2;
 
 // Results of a group of W columns, rounded once each, as words in the order of memory.
 template <class T, class S, int W, class Result>
@@ -148,13 +79,13 @@ __device__ __forceinline__ void round_column(int v, const Result (&r)[W][kGroup]
   }
 }
 
-template <class S, class Load, class Store, int W> struct NarrowPipeline {
-  using Rows = Pipeline<S, Load, Store>;  // what is the same of one column
+template <class S, class Load, class Store, int W> struct RingColumns {
+  using Rows = Ring<S, Load, Store>;  // what is the same of one column
   using Acc = typename S::Acc;
   using Wide = typename S::Wide;
   using Item = typename S::Item;
   using E = typename Load::Element;
-  using Shape = NarrowShape<sizeof(E), W>;
+  using Shape = RingColumnStages<sizeof(E), W>;
   static constexpr int kStages = Shape::kStages, kStageBytes = Shape::kStageBytes;
   static constexpr int kTotalWarps = Shape::kTotalWarps, kStoreWarps = Shape::kStoreWarps;
   static constexpr int kParts = Shape::kParts, kTiles = Shape::kTiles;
@@ -164,8 +95,8 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
   static constexpr int kLeft = kLevels ? kLevels : 1;              // no array is empty
   static_assert(1 << kLevels == kParts, "its levels");
 
-  Barrier taken[kStages], loaded[kStages], kept[kStages], ready[kStages], done[kStages], empty[kStages];
-  PipelineJob job[kStages];        // the row is that of the first column, the tile a part
+  StageBarriers<kStages> taken, loaded, kept, ready, done, empty;
+  RingJob job[kStages];            // the row is that of the first column, the tile a part
   Acc within[kStages][W][kTiles];  // what precedes each tile in its part
   Acc left[kStages][W][kLeft];     // what precedes the part in its block tile, level by level
   Wide carry[kStages][W];
@@ -174,33 +105,33 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
 
   __device__ void make_barriers() {
     for (int s = 0; s < kStages; ++s) {
-      barrier_init(&taken[s], 1);
-      barrier_init(&loaded[s], 1);
-      barrier_init(&kept[s], kLanes);             // totals: `after`, where elements begin within a granule
-      barrier_init(&ready[s], (1 + W) * kLanes);  // totals, carry
-      barrier_init(&done[s], Shape::kTeamWarps * kLanes);
-      barrier_init(&empty[s], kLanes);  // store: the last of all
+      barrier_init(taken[s], 1);
+      barrier_init(loaded[s], 1);
+      barrier_init(kept[s], kLanes);             // totals: `after`, where elements begin within a granule
+      barrier_init(ready[s], (1 + W) * kLanes);  // totals, carry
+      barrier_init(done[s], Shape::kTeamWarps * kLanes);
+      barrier_init(empty[s], kLanes);  // store: the last of all
     }
     barriers_made();
   }
   __device__ int free_stage(int it) {
     const int s = it % kStages;
-    if (it >= kStages) barrier_wait(&empty[s], (it / kStages - 1) & 1);
+    empty.wait_before(it);
     return s;
   }
-  __device__ PipelineJob next(int it) {
-    barrier_wait(&taken[it % kStages], it / kStages & 1);
+  __device__ RingJob next(int it) {
+    taken.wait(it);
     return job[it % kStages];
   }
 
   // ---- roles ----
 
   // The first granule of a part in its stage.
-  __device__ static char* part_of(const PipelineJob& j, char* stages, int s) {
+  __device__ static char* part_of(const RingJob& j, char* stages, int s) {
     return stages + s * kStageBytes + int(granule_of(j.in) % kLine);
   }
 
-  // As Pipeline::load.
+  // As Ring::load.
   __device__ void load(const ScanCall& call, ChainSpace<S>& space, char* stages, bool mirror) {
     const Layout& l = call.layout;
     const int64_t shift = call.exclusive ? 1 : 0, jobs = l.rows / W * space.tiles, far = mirror ? kPositions - 1 : 0;
@@ -210,7 +141,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
     int it = 0;
     for (int64_t ticket = int64_t(take_ticket(space.ticket)), next; ticket < jobs; ticket = next, ++it) {
       next = int64_t(take_ticket(space.ticket));
-      PipelineJob j;
+      RingJob j;
       j.row = ticket / space.tiles * W;
       j.tile = ticket % space.tiles;
       const RowStart start = row_start(l, j.row);
@@ -223,13 +154,13 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
       const BulkRange<E> range(begin, begin + count * kRowBytes, memory_end);
       const int s = free_stage(it);
       job[s] = j;
-      barrier_arrive(&taken[s]);
-      range.load(stages + s * kStageBytes, j.in, &loaded[s]);
+      barrier_arrive(taken[s]);
+      range.load(stages + s * kStageBytes, j.in, loaded[s]);
     }
     for (int end = 0; end < kTotalWarps; ++end, ++it) {  // one for each warp that takes turns with others
       const int s = free_stage(it);
       job[s].row = -1;
-      barrier_arrive(&taken[s]);
+      barrier_arrive(taken[s]);
     }
   }
 
@@ -257,10 +188,10 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
     constexpr int kWritten = W > 4 && sizeof(E) > 2 ? 1 : kTurn;
     const int lane = lane_id();
     for (int it = warp;; it += kTotalWarps) {
-      const PipelineJob j = next(it);
+      const RingJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages;
-      barrier_wait(&loaded[s], it / kStages & 1);
+      loaded.wait(it);
       char* const tiles = part_of(j, stages, s);
       const int in = int(j.in % kGranule);
       if (in > 0) {
@@ -268,7 +199,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
           *reinterpret_cast<uint4*>(after[s][lane]) = *reinterpret_cast<const uint4*>(tiles + (lane + 1) * kRunBytes);
         warp_barrier();
       }
-      barrier_arrive(&kept[s]);
+      barrier_arrive(kept[s]);
       Acc part[W][kTiles / kTurn] = {};
       with_word<kAligned>(word_of(in), [&](auto kWord) {
 #pragma unroll 1
@@ -309,49 +240,23 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
         const Acc before = shuffle(upto[v], (((lane ^ tile_mirror) - 1) ^ tile_mirror) & (kLanes - 1));
         if (lane < kTiles) within[s][v][lane] = (lane ^ tile_mirror) ? before : S::absent();
       }
-      barrier_arrive(&ready[s]);
+      barrier_arrive(ready[s]);
     }
   }
-
-  // A total as far as it has been seen, in registers.
-  struct Seen {
-    Published<Acc> as;
-
-    __device__ __forceinline__ bool there() const {
-      bool all = true;
-#pragma unroll
-      for (int i = 0; i < Published<Acc>::kWords; ++i) all = all && as.word[i] >> 32 != 0;
-      return all;
-    }
-    __device__ __forceinline__ Acc value() const {
-      uint32_t part[Published<Acc>::kWords];
-#pragma unroll
-      for (int i = 0; i < Published<Acc>::kWords; ++i) part[i] = uint32_t(as.word[i]);
-      Acc v;
-      memcpy(&v, part, sizeof v);
-      return v;
-    }
-    // Looks for what has not been seen.
-    __device__ __forceinline__ void look(const Published<Acc>& from, bool wanted) {
-#pragma unroll
-      for (int i = 0; i < Published<Acc>::kWords; ++i)
-        as.word[i] = load_relaxed_if(wanted && as.word[i] >> 32 == 0, &from.word[i], as.word[i]);
-    }
-  };
 
   // The totals of the parts of kCount * 32 block tiles from `base` on, those of tile `base + 32 * k + lane` in
   // part[k], as far as they are there and before part `most`; returns how many are, from the first part of `base` on
   // without a gap.
   template <int kCount>
   __device__ static int look(ChainSpace<S>& space, int64_t row, int64_t base, int64_t most,
-                             Seen (&part)[kCount][kParts]) {
+                             Seen<Acc> (&part)[kCount][kParts]) {
     const int64_t mine = (base + lane_id()) * kParts;
 #pragma unroll
     for (int k = 0; k < kCount; ++k)
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {  // without a branch, so that all are on their way at once
         const int64_t i = mine + k * kLanes * kParts + p;
-        part[k][p].look(space.total(row, i), i < most);
+        part[k][p].look(&space.total(row, i), i < most);
       }
     int count = 0;
 #pragma unroll
@@ -371,11 +276,11 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
   // 0.88).
   static constexpr bool kNeeded = kParts > 4 && W > 5;
 
-  // As Pipeline::carries.
+  // As Ring::carries.
   template <int kCount> __device__ void carries(ChainSpace<S>& space, int column) {
     const int lane = lane_id();
     int64_t row = -1, base = 0, end = 0;  // known are the totals of this row's parts before this one, and of
-    Seen part[kCount][kParts];            // block tile base + 32 * k + lane each, and the carry
+    Seen<Acc> part[kCount][kParts];       // block tile base + 32 * k + lane each, and the carry
     Wide into[kCount];                    // into it
     Wide sum = S::wide_absent();          // of the superblocks before the one at base
     auto begin_at = [&](int64_t tile) {
@@ -390,7 +295,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
       for (int p = 0; p < kParts; ++p) total[p] = part[k][p].value();
     };
     for (int it = 0;; ++it) {
-      const PipelineJob j = next(it);
+      const RingJob j = next(it);
       if (j.row < 0) return;
       if (j.row != row) {
         row = j.row;
@@ -439,7 +344,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
         carry[s][column] = found;
         tree(near, int(j.tile % kParts), [&](int level, const Acc& before) { left[s][column][level] = before; });
       }
-      barrier_arrive(&ready[s]);
+      barrier_arrive(ready[s]);
     }
   }
   // The total of a block tile's parts. Of each level of their tree, from the lowest on, what precedes part `number` at
@@ -471,7 +376,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
     constexpr bool kSpares = kSparesRegisters<E, W>;
     constexpr bool kRoundsEarly = kSpares && kLooksForNan<E, typename S::Result>;
     for (int it = warp / kTeamWarps;; it += Shape::kTeams) {
-      const PipelineJob j = next(it);
+      const RingJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, parity = it / kStages & 1;
 #pragma unroll 1
@@ -483,11 +388,11 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
         const int q = tile(), lane = recomputed(lane_id());
         const int first = (q ^ tile_mirror) * kTile;
         if (first >= j.results) {  // nothing of this tile is written; but when that is done, the stage is free
-          barrier_wait(&ready[s], parity);
+          barrier_wait(ready[s], parity);
           continue;
         }
         const int in = int(job[recomputed(it) % kStages].in % kGranule);
-        barrier_wait(in > 0 ? &kept[s] : &loaded[s], parity);
+        barrier_wait(in > 0 ? kept[s] : loaded[s], parity);
         const LaneGranules<kGranules> granules(part_of(j, stages, s) + q * kRunBytes, lane);
         Item items[W][kGroup];
         with_word<kAligned>(word_of(in), [&](auto kWord) {
@@ -506,7 +411,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
 #pragma unroll
           for (int v = 0; v < W; ++v) before[v] = lower(v);
         const int turn = kSpares ? recomputed(it) : it, place = kSpares ? turn % kStages : s;
-        barrier_wait(&ready[place], kSpares ? turn / kStages & 1 : parity);
+        barrier_wait(ready[place], kSpares ? turn / kStages & 1 : parity);
         typename S::Result r[W][kGroup];
         uint32_t w[4 * kGranules];
         [[maybe_unused]] bool nan = false;
@@ -543,7 +448,7 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
         });
       }
       bulk_fence();
-      barrier_arrive(&done[s]);
+      barrier_arrive(done[s]);
     }
   }
 
@@ -571,14 +476,14 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
   __device__ void store(const ScanCall& call, char* stages, int warp, bool mirror) {
     const int lane = lane_id();
     for (int it = warp;; it += kStoreWarps) {
-      const PipelineJob j = next(it);
+      const RingJob j = next(it);
       if (j.row < 0) return;
       const int s = it % kStages, out = int(j.out % kGranule);
       const auto row = [&](int position) { return (mirror ? kPositions - 1 - position : position) * kRowBytes; };
       if (call.exclusive && j.tile == 0 && lane < W)
         global(reinterpret_cast<E*>(j.out + row(0)))[lane] = round_to<E>(S::start());
       char* const tiles = part_of(j, stages, s);
-      barrier_wait(&done[s], it / kStages & 1);
+      done.wait(it);
       int first = 0, end = j.results;  // positions that are stored
       if (out > 0)                     // the last bytes of a tile are where the next one has its first ones
         hand_on<kGranule / int(sizeof(E))>([&](int tile, int i) {
@@ -599,18 +504,18 @@ template <class S, class Load, class Store, int W> struct NarrowPipeline {
       }
       const int begin = out + (mirror ? kPositions - end : first) * kRowBytes;
       store_staged<E>(j.out - out, tiles, begin, begin + (end - first) * kRowBytes);
-      barrier_arrive(&empty[s]);
+      barrier_arrive(empty[s]);
     }
   }
 };
 
 template <class S, class Load, class Store, int W>
-__global__ void __launch_bounds__(narrow_threads(W, sizeof(typename Load::Element)), 1)
+__global__ void __launch_bounds__(ring_column_threads(W, sizeof(typename Load::Element)), 1)
     scan_ring_columns(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT RingColumnsShape shape, void* workspace) {
 #if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
-  using P = NarrowPipeline<S, Load, Store, W>;
+  using P = RingColumns<S, Load, Store, W>;
   TR_DYNAMIC_SHARED(stages, 128);
-  __shared__ P pipeline;
+  __shared__ P ring;
   static_assert(P::Shape::kShared + sizeof(P) <= kRingShared, "the plan counts on no more");
   constexpr int kCarryWarp = P::Shape::kResultWarps + P::kTotalWarps, kStoreWarp = kCarryWarp + W,
                 kLoadWarp = kStoreWarp + P::kStoreWarps;
@@ -618,25 +523,25 @@ __global__ void __launch_bounds__(narrow_threads(W, sizeof(typename Load::Elemen
   const bool mirror = scan_stride(call.layout).in < 0;
   ChainSpace<S> space(workspace, call.layout.rows, shape.parts);
   const S op{call.options};
-  if (threadIdx.x == 0) pipeline.make_barriers();
+  if (threadIdx.x == 0) ring.make_barriers();
   __syncthreads();
   if (warp < P::Shape::kResultWarps) {
     if (call.exclusive) {
-      if (mirror) pipeline.template results<true, true>(op, stages, warp);
-      else pipeline.template results<false, true>(op, stages, warp);
+      if (mirror) ring.template results<true, true>(op, stages, warp);
+      else ring.template results<false, true>(op, stages, warp);
     } else {
-      if (mirror) pipeline.template results<true, false>(op, stages, warp);
-      else pipeline.template results<false, false>(op, stages, warp);
+      if (mirror) ring.template results<true, false>(op, stages, warp);
+      else ring.template results<false, false>(op, stages, warp);
     }
   } else if (warp < kCarryWarp) {
-    if (mirror) pipeline.template totals<true>(op, space, stages, warp - P::Shape::kResultWarps);
-    else pipeline.template totals<false>(op, space, stages, warp - P::Shape::kResultWarps);
+    if (mirror) ring.template totals<true>(op, space, stages, warp - P::Shape::kResultWarps);
+    else ring.template totals<false>(op, space, stages, warp - P::Shape::kResultWarps);
   } else if (warp < kStoreWarp) {
-    pipeline.template carries<P::Shape::kWindows>(space, warp - kCarryWarp);
+    ring.template carries<P::Shape::kWindows>(space, warp - kCarryWarp);
   } else if (warp < kLoadWarp) {
-    pipeline.store(call, stages, warp - kStoreWarp, mirror);
+    ring.store(call, stages, warp - kStoreWarp, mirror);
   } else if (lane_id() == 0) {
-    pipeline.load(call, space, stages, mirror);
+    ring.load(call, space, stages, mirror);
   }
 #endif
 }

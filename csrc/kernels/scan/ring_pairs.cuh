@@ -9,13 +9,13 @@
 namespace torchreduce::gpu {
 
 // What the kernel is compiled for.
-template <class S, class Load, class Store> constexpr bool kLinearPipelined =
-    kHeld<S, Load, Store> && sizeof(element_of<Load>) <= 4;
+template <class S, class Load, class Store> constexpr bool kRingPairs =
+    kTwoInputs<S, Load, Store> && sizeof(element_of<Load>) <= 4;
 
 #ifdef TR_BULK_COPIES
 
-template <class S, class Load, class Rows = Pipeline<S, TypedLoad<element_of<Load>>, TypedStore<element_of<Load>>>>
-struct LinearPipeline : Rows {
+template <class S, class Load, class Rows = Ring<S, TypedLoad<element_of<Load>>, TypedStore<element_of<Load>>>>
+struct RingPairs : Rows {
   using Acc = typename S::Acc;
   using E = element_of<Load>;
   using Rows::job, Rows::taken, Rows::loaded, Rows::summed, Rows::ready, Rows::empty, Rows::within, Rows::carry,
@@ -43,12 +43,9 @@ struct LinearPipeline : Rows {
 
   // The stage of turn `it`, when its elements may be loaded: before its job may be put.
   __device__ int free_place(int it) {
-    const int s = it % kStages;
-    if (it >= kStages) {
-      barrier_wait(&loaded[s], (it / kStages - 1) & 1);
-      barrier_wait(&all_read.of[s], (it / kStages - 1) & 1);
-    }
-    return s;
+    loaded.wait_before(it);
+    all_read.wait_before(it);
+    return it % kStages;
   }
 
   // As Rows::load. By one warp, whose lane 0 does it.
@@ -64,10 +61,10 @@ struct LinearPipeline : Rows {
       const int s = it % kStages;
       if (it >= kStages) {
         if (next(it - kStages).row < 0) return;
-        barrier_arrive(&empty[s]);
+        barrier_arrive(empty[s]);
       }
       if (!loads || ends == kEnds) continue;
-      PipelineJob j{-1, 0, 0, 0, 0};
+      RingJob j{-1, 0, 0, 0, 0};
       uintptr_t a_in = 0;
       if (ticket < jobs) {
         j.row = ticket / space.tiles;
@@ -80,8 +77,8 @@ struct LinearPipeline : Rows {
         j.out = reinterpret_cast<uintptr_t>(call.out.values) + (start.out + step) * sizeof(E);
         a_in = a + (row_offset(l, call.more_strides[0], j.row) + step) * sizeof(E);
         char* const stage = stages + free_place(it) * kStageBytes;
-        load(a_in, stage + kPlaceBytes, j, mirror, Load::has_a(call, first) ? 0 : 1, a_end, &loaded[s]);
-        load(j.in, stage, j, mirror, 0, b_end, &loaded[s]);
+        load(a_in, stage + kPlaceBytes, j, mirror, Load::has_a(call, first) ? 0 : 1, a_end, loaded[s]);
+        load(j.in, stage, j, mirror, 0, b_end, loaded[s]);
       } else {
         ++ends;
       }
@@ -89,12 +86,12 @@ struct LinearPipeline : Rows {
       job[s] = j;
       places[s] = {j.results, int(j.in % kLine), int(a_in % kLine), j.tile > 0 ? kBlockTile : 0,
                    reinterpret_cast<E*>(j.out)};
-      barrier_arrive(&taken[s]);
+      barrier_arrive(taken[s]);
     }
   }
   // Starts the load of a job's elements from position `first` of the block tile on, whose lowest one's address is `in`.
-  __device__ static void load(uintptr_t in, char* place, const PipelineJob& j, bool mirror, int first,
-                              uintptr_t memory_end, Barrier* loaded) {
+  __device__ static void load(uintptr_t in, char* place, const RingJob& j, bool mirror, int first, uintptr_t memory_end,
+                              Barrier* loaded) {
     const int low = mirror ? kBlockTile - j.results : first, high = mirror ? kBlockTile - first : j.results;
     const BulkRange<E> range(in + low * sizeof(E), in + high * sizeof(E), memory_end);
     range.load(place, in, loaded);
@@ -147,7 +144,7 @@ struct LinearPipeline : Rows {
     if (first + kGroup <= place.results) {
 #pragma unroll
       for (int i = 0; i < kWords; i += 4)
-        store_granule(reinterpret_cast<Packed<uint32_t, 4>*>(to) + i / 4, {{w[i], w[i + 1], w[i + 2], w[i + 3]}});
+        store_granule(reinterpret_cast<Granule*>(to) + i / 4, {{w[i], w[i + 1], w[i + 2], w[i + 3]}});
     } else {
       E r[kGroup];
       unpack(w, r);
@@ -172,12 +169,12 @@ struct LinearPipeline : Rows {
         for (int k = 0; k < kRuns; ++k) groups[a][k] = groups[a + 1][k];
       if (more) {
         const int s = sums.place;
-        barrier_wait(&taken[s], sums.parity);
+        taken.wait(sums);
         const Place ahead = places[s];
         more = ahead.results > 0;
         if (more) {
           if (has_part<kMirror>(ahead, warp)) {
-            barrier_wait(&loaded[s], sums.parity);
+            loaded.wait(sums);
             Acc total[kRuns];
 #pragma unroll
             for (int k = 0; k < kRuns; ++k) {
@@ -190,7 +187,7 @@ struct LinearPipeline : Rows {
             for (int k = 0; k < kRuns; ++k)
               if ((lane ^ mirror) == kLanes - 1) within[s][first + k] = total[k];
           }
-          barrier_arrive(&summed[s]);
+          barrier_arrive(summed[s]);
           sums.advance();
         }
       }
@@ -203,16 +200,16 @@ struct LinearPipeline : Rows {
 #pragma unroll
         for (int k = 0; k < kRuns; ++k)
           items<kMirror>(op, words<kAtGranules>(stages + s * kStageBytes, place, first + k), place, first + k, x[k]);
-        barrier_arrive(&all_read.of[s]);
+        barrier_arrive(all_read[s]);
 #pragma unroll
         for (int k = 0; k < kRuns; ++k) S::group(x[k]);
-        barrier_wait(&ready[s], turn.parity);
+        ready.wait(turn);
         const typename S::Wide c = carry[s];
         Acc before[kRuns];
 #pragma unroll
         for (int k = 0; k < kRuns; ++k) before[k] = within[s][first + k];
         join<S>(before, groups[0]);
-        barrier_arrive(&empty[s]);
+        barrier_arrive(empty[s]);
 #pragma unroll
         for (int k = 0; k < kRuns; ++k) {
           typename S::Result r[kGroup], up[kGroup];
@@ -224,8 +221,8 @@ struct LinearPipeline : Rows {
           store<kMirror>(place, recomputed(first + k), w);
         }
       } else {
-        barrier_arrive(&all_read.of[s]);
-        barrier_arrive(&empty[s]);
+        barrier_arrive(all_read[s]);
+        barrier_arrive(empty[s]);
       }
       turn.advance();
     }
@@ -236,29 +233,29 @@ template <class S, class Load, class Store>
 __global__ void __launch_bounds__(ring_threads(sizeof(element_of<Load>), sizeof(typename S::Acc)), 1)
     scan_ring_pairs(TR_GRID_CONSTANT ScanCall call, TR_GRID_CONSTANT RingPairsShape shape, void* workspace) {
 #if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
-  using P = LinearPipeline<S, Load>;
+  using P = RingPairs<S, Load>;
   TR_DYNAMIC_SHARED(stages, 128);
-  __shared__ P pipeline;
+  __shared__ P ring;
   constexpr int kCarryWarp = P::kResultWarps + P::kTotalWarps, kCopyWarp = kCarryWarp + P::kCarryWarps;
   const int warp = int(threadIdx.x) / kLanes;
   const bool mirror = scan_stride(call.layout).in < 0;
   ChainSpace<S> space(workspace, call.layout.rows, shape.tiles);
   const S op{call.options};
-  if (threadIdx.x == 0) pipeline.make_barriers();
+  if (threadIdx.x == 0) ring.make_barriers();
   __syncthreads();
   if (warp < P::kResultWarps) {
-    if (mirror) pipeline.template results<true, false>(op, stages, warp);
-    else if (P::at_granules(call)) pipeline.template results<false, true>(op, stages, warp);
-    else pipeline.template results<false, false>(op, stages, warp);
+    if (mirror) ring.template results<true, false>(op, stages, warp);
+    else if (P::at_granules(call)) ring.template results<false, true>(op, stages, warp);
+    else ring.template results<false, false>(op, stages, warp);
   } else if (warp < kCarryWarp) {
-    if (mirror) pipeline.template publish_totals<true>(space);
-    else pipeline.template publish_totals<false>(space);
+    if (mirror) ring.template publish_totals<true>(space);
+    else ring.template publish_totals<false>(space);
   } else if (warp < kCopyWarp) {
     carries_by_superblocks<S>(
-        pipeline, space, warp - kCarryWarp, [&](int it) { return pipeline.next(it); },
+        ring, space, warp - kCarryWarp, [&](int it) { return ring.next(it); },
         [&](int64_t row) { return row_carry<S, Load>(call, row); });
   } else {
-    pipeline.load(call, space, stages, mirror);
+    ring.load(call, space, stages, mirror);
   }
 #endif
 }

@@ -7,6 +7,7 @@
 // there it is accesses that there is no time for. Their results go to memory through shared memory, so that all but the
 // ends of a warp's run are stored 16 bytes at a time.
 #pragma once
+#include "kernels/tile/run_stage.cuh"
 #include "rows.cuh"
 
 namespace torchreduce::gpu {
@@ -55,7 +56,7 @@ __device__ __forceinline__ void store_vector(const ScanCall& call, int64_t base,
   }
   const int64_t lowest = mirror ? base - first - (kGroup - 1) : base + first;
   uint32_t w[kGroupWords<O>];
-  if constexpr (kHasQuick<S>) {
+  if constexpr (kHasFastGroup<S>) {
     round_group<O, S>(r, w);
     reverse_words_if<O>(mirror, w);
   } else {
@@ -78,108 +79,7 @@ __device__ __forceinline__ void store_vector(const ScanCall& call, int64_t base,
     if (first + (mirror ? kGroup - v : v + W) <= n) Store::vector(call, lowest + v, w, v);
 }
 
-// ---- rows that start anywhere --------------------------------------------------------------------------------------------
-
-// Results of a warp, kItems at most, that go to a run of neighbours in memory which starts anywhere. kGroups: groups
-// that start in the middle of a word come together.
-template <class E, int kItems, bool kGroups> struct RunStage {
-  using Granule = Packed<uint32_t, 4>;
-  static constexpr int kPer = int(sizeof(Granule) / sizeof(E));
-  // 16 bytes are left out after every 128, so that lanes 8 elements of 4 or 8 bytes apart meet in fewer banks.
-  __host__ __device__ static constexpr int slot(int item) {
-    return sizeof(E) > 2 ? item + int(unsigned(item) / (8 * kPer)) * kPer : item;
-  }
-
-  alignas(sizeof(Granule)) E items[slot(kItems + kPer) + kPer];
-
-  // Elements that `out` is past the 16 bytes it lies in: where item 0 of the run is put.
-  __device__ static int phase(const E* out) { return int(uintptr_t(out) % sizeof(Granule) / sizeof(E)); }
-
-  // The first `count` of a group, from `item` on, downwards where `mirror`.
-  __device__ __forceinline__ void put(int item, int count, bool mirror, const E (&x)[kGroup]) {
-    if (mirror) {
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i)
-        if (i < count) items[slot(item - i)] = x[i];
-    } else {
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i)
-        if (i < count) items[slot(item + i)] = x[i];
-    }
-  }
-  // The same of 16-bit elements as words, in memory order; all of them words of the stage.
-  __device__ __forceinline__ void put_pairs(int item, int count, bool mirror, const uint32_t (&w)[kGroupWords<E>]) {
-    E* const to = items + (mirror ? item - (kGroup - 1) : item);
-#pragma unroll
-    for (int i = 0; i < kGroup; i += 2)
-      if ((mirror ? kGroup - 1 - i : i) < count) *reinterpret_cast<uint32_t*>(to + i) = w[i / 2];
-  }
-  // A whole group of 16-bit elements upwards, as words of the stage, and what is left of one at either end.
-  __device__ __forceinline__ void put_group(int item, const uint32_t (&w)[kGroupWords<E>]) {
-    if (item % 2 == 0) return put_pairs(item, kGroup, false, w);
-    items[item] = bit_cast<E>(uint16_t(w[0]));
-#pragma unroll
-    for (int i = 1; i < kGroup - 1; i += 2)
-      *reinterpret_cast<uint32_t*>(items + item + i) = funnel_right(w[i / 2], w[i / 2 + 1], 16);
-    items[item + kGroup - 1] = bit_cast<E>(uint16_t(w[kGroup / 2 - 1] >> 16));
-  }
-  // A whole group, upwards from the beginning of a granule on.
-  __device__ __forceinline__ void put_granules(int item, const uint32_t (&w)[kGroupWords<E>]) {
-#pragma unroll
-    for (int i = 0; i < kGroup; i += kPer) {
-      Granule granule;
-      memcpy(&granule, w + i * int(sizeof(E)) / 4, sizeof granule);
-      *reinterpret_cast<Granule*>(items + slot(item + i)) = granule;
-    }
-  }
-  // The first `count` results of scan S, as put has them. `pairs`: all are words of the stage.
-  template <class S, class Result>
-  __device__ __forceinline__ void put_results(int item, int count, bool mirror, [[maybe_unused]] bool pairs,
-                                              const Result (&r)[kGroup]) {
-    uint32_t w[kGroupWords<E>];
-    round_group<E, S>(r, w);
-    if constexpr (sizeof(E) == 2)
-      if (pairs) {
-        if (mirror) reverse_words<E>(w);
-        return put_pairs(item, count, mirror, w);
-      }
-    put_words(item, count, mirror, w);
-  }
-  // The same of rounded ones.
-  __device__ __forceinline__ void put_words(int item, int count, bool mirror, const uint32_t (&w)[kGroupWords<E>]) {
-    if constexpr (sizeof(E) == 2 && kGroups)
-      if (!mirror && count >= kGroup) return put_group(item, w);
-    E rounded[kGroup];
-    unpack(w, rounded);
-    put(item, count, mirror, rounded);
-  }
-
-  // By the whole warp, after all of it put: `count` items, put from phase(out) on, to `out`.
-  __device__ __forceinline__ void store(E* out, int count) const {
-    constexpr int kStep = kLanes * kPer;  // a granule each
-    const int begin = phase(out), end = begin + count, lane = lane_id();
-    const int first = lane * kPer;
-    E* const to = out - begin + first;
-    const E* const from = items + slot(first);
-#pragma unroll
-    for (int v = 0; v < kItems + kPer; v += kStep)
-      if ((v > 0 || first >= begin) && first + v + kPer <= end) {
-        Granule granule;
-        memcpy(&granule, __builtin_assume_aligned(from + slot(v), sizeof granule), sizeof granule);
-        store_granule(reinterpret_cast<Granule*>(to + v), granule);
-      }
-    // What is left at either end, an element a lane.
-    const int head = begin ? (end < kPer ? end : kPer) : 0, tail = end / kPer * kPer;
-    const int item = lane < kPer ? lane : tail + lane - kPer;
-    if (lane < kPer ? item >= begin && item < head : item < end && tail >= head && lane < 2 * kPer) {
-      E x;
-      memcpy(&x, items + slot(item), sizeof x);  // put as words, maybe: no other type is known to be the same memory
-      global(out)[item - begin] = x;
-    }
-  }
-};
-
-// ---- both ----------------------------------------------------------------------------------------------------------------
+// ---- any rows ------------------------------------------------------------------------------------------------------------
 
 // How a warp loads rows that are not aligned: element by element; 16-bit ones two at a time, where all rows have whole
 // words; or the two granules around a group, where those lie in the tensor and no result takes the place of an element.
@@ -195,17 +95,6 @@ template <class E, bool kAligned> using HeldGroup =
 template <class E, class S> __device__ __forceinline__ E absent_element() {
   if constexpr (is_float_type<E>) return round_to<E>(S::absent_item());
   else return E(S::absent_item());
-}
-
-// N words from the byte `before` of N + 4 on: words, or 16-bit elements.
-template <int N> __device__ __forceinline__ void shift_words(const uint32_t (&w)[N + 4], int before, uint32_t (&g)[N]) {
-  uint32_t a[N + 2], b[N + 1];
-#pragma unroll
-  for (int i = 0; i < N + 2; ++i) a[i] = before & 8 ? w[i + 2] : w[i];
-#pragma unroll
-  for (int i = 0; i < N + 1; ++i) b[i] = before & 4 ? a[i + 1] : a[i];
-#pragma unroll
-  for (int i = 0; i < N; ++i) g[i] = N > kGroup / 2 ? b[i] : funnel_right(b[i], b[i + 1], before % 4 * 8);
 }
 
 // Loads K groups a lane: base[k] says where their rows start, first(k) at which position, count(k) how many are there.
@@ -292,21 +181,19 @@ __device__ __forceinline__ void load_groups(const ScanCall& call, const int64_t 
 // groups that are not there those of the row's first one. Returns how many bytes into them groups begin.
 template <int K> __device__ __forceinline__ int load_around(const ScanCall& call, int64_t base, int first, int n,
                                                             bool mirror, uint32_t (&x)[K][8]) {
-  using Granule = Packed<uint32_t, 4>;
   const char* const lowest = static_cast<const char*>(call.in.data) + 2 * (mirror ? base - (kGroup - 1) : base);
-  const int before = int(reinterpret_cast<uintptr_t>(lowest) % sizeof(Granule));
+  const int before = bytes_before(lowest);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const int at = first + k * kTile < n ? first + k * kTile : 0;
-    const auto* const p = reinterpret_cast<const Granule*>(lowest - before + 2 * int64_t(mirror ? -at : at));
-    const Granule around[2] = {load_wide(p), load_wide(p + 1)};
-    memcpy(x[k], around, sizeof around);
+    const auto* const from = reinterpret_cast<const Granule*>(lowest - before + 2 * int64_t(mirror ? -at : at));
+    load_granules(from, x[k]);
   }
   return before;
 }
 
-// The items of a group, and its total, unless the scan is kQuick; of Access::Granules, it begins `before` bytes into
-// them. What is past the end of a row does not show in what is before it.
+// The items of a group, and its total, unless the scan has fast groups; of Access::Granules, it begins `before` bytes
+// into them. What is past the end of a row does not show in what is before it.
 template <class E, bool kAligned, class S>
 __device__ __forceinline__ typename S::Acc form_items(const S& op, const HeldGroup<E, kAligned>& loaded, int64_t first,
                                                       bool mirror, [[maybe_unused]] Access access,
@@ -327,7 +214,7 @@ __device__ __forceinline__ typename S::Acc form_items(const S& op, const HeldGro
 #pragma unroll
       for (int i = 0; i < kGroupWords<E>; ++i) w[i] = loaded[2 * i] | loaded[2 * i + 1] << 16;
     }
-    if constexpr (kHasQuick<S>) {
+    if constexpr (kHasFastGroup<S>) {
       reverse_words_if<E>(!ordered, w);
     } else if (!ordered) {
       TR_RARE_PATH;
@@ -340,7 +227,7 @@ __device__ __forceinline__ typename S::Acc form_items(const S& op, const HeldGro
   }
 #pragma unroll
   for (int i = 0; i < kGroup; ++i) items[i] = op.load(x[i], first + i);
-  if constexpr (kHasQuick<S>) return {};
+  if constexpr (kHasFastGroup<S>) return {};
   else return S::group(items);
 }
 

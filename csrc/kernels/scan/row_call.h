@@ -1,6 +1,6 @@
 // What families of rows ask of a call.
 #pragma once
-#include "family.h"
+#include "scan_launch.h"
 
 namespace torchreduce::scans {
 
@@ -57,7 +57,7 @@ inline void check_lanes(int lanes, int least, int64_t length) {
 
 // ---- rows that blocks share: a block tile each, carries by look-back -------------------------------------------------
 
-// The workspace: a ticket, the total of each tile, and two carries for each kFan tiles (look_back.cuh); a flag beside
+// The workspace: a ticket, the total of each tile, and two carries for each kFan tiles (tile/carry.cuh); a flag beside
 // each 4 bytes of a value.
 inline int64_t look_back_workspace(const ScanCall& call, int64_t tiles) {
   const ScanSizes bytes = scan_sizes(call);

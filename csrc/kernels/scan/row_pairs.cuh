@@ -23,7 +23,6 @@ __device__ __forceinline__ void load_whole(const E* p, int64_t stride, int64_t s
 template <class E, int K, class Count>
 __device__ __forceinline__ void store_whole(E* p, int64_t stride, int64_t step, Count count,
                                             [[maybe_unused]] bool paired, uint32_t (&w)[K][kGroupWords<E>]) {
-  using P = Packed<uint32_t, 4>;
   E* lowest = stride < 0 ? p - (kGroup - 1) : p;
 #pragma unroll
   for (int k = 0; k < K; ++k, lowest += step) {
@@ -32,12 +31,7 @@ __device__ __forceinline__ void store_whole(E* p, int64_t stride, int64_t step, 
         store_sectors(lowest, (lane_id() % 2 != 0) != (stride < 0), count(k) > 0, w[k]);
         continue;
       }
-    if (count(k) > 0) {
-      P parts[kGroupWords<E> / 4];
-      memcpy(parts, w[k], sizeof parts);
-#pragma unroll
-      for (int i = 0; i < kGroupWords<E> / 4; ++i) store_wide(reinterpret_cast<P*>(lowest) + i, parts[i]);
-    }
+    if (count(k) > 0) store_granules(lowest, w[k]);
   }
 }
 // Any rows: positions [begin(k), count(k)) of each group; the rest is unspecified.
@@ -69,7 +63,6 @@ template <class E, int K> __device__ __forceinline__ void reverse_groups(uint32_
 // Where a warp's lanes exchange the words of its groups: between those they load and store together, of which lane l
 // has number k * 32 + l, and those they scan, number l * K + k.
 template <class E, int K> struct GroupExchange {
-  using Granule = Packed<uint32_t, 4>;
   static constexpr int kPer = kGroupWords<E> / 4, kOfLane = K * kPer;  // granules of a group, of a lane
 
   Granule granules[kLanes * kOfLane];
@@ -105,21 +98,13 @@ template <class E, int K> struct GroupExchange {
 template <class E, int K, class Count>
 __device__ __forceinline__ void load_around(const E* p, int64_t stride, int64_t step, Count count,
                                             uint32_t (&w)[K][kGroupWords<E>]) {
-  using Granule = Packed<uint32_t, 4>;
   const char* lowest = reinterpret_cast<const char*>(stride < 0 ? p - (kGroup - 1) : p);
 #pragma unroll
   for (int k = 0; k < K; ++k, lowest += step * int64_t(sizeof(E)))
     if (count(k) > 0) {
-      const int before = int(reinterpret_cast<uintptr_t>(lowest) % sizeof(Granule));
-      const auto* const from = reinterpret_cast<const Granule*>(lowest - before);
-      constexpr int kGranules = kGroupWords<E> / 4 + 1;
-      uint32_t words[4 * kGranules];
-#pragma unroll
-      for (int g = 0; g < kGranules; ++g) {
-        const Granule granule = load_wide(from + g);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) words[4 * g + i] = granule.item[i];
-      }
+      const int before = bytes_before(lowest);
+      uint32_t words[kGroupWords<E> + 4];
+      load_granules(lowest - before, words);
       shift_words(words, before, w[k]);
     }
 }
@@ -152,13 +137,13 @@ __device__ __forceinline__ void form_items(const S& op, const uint32_t (&a_words
 // The totals of a lane's groups. Returns whether all of the warp's do with less; the results have to know.
 template <class S, int K>
 __device__ __forceinline__ bool form_groups(typename S::Item (&items)[K][kGroup], typename S::Acc (&totals)[K]) {
-  bool plain = true;
+  bool fast_groups = true;
 #pragma unroll
-  for (int k = 0; k < K; ++k) plain &= S::plain(items[k]);
-  plain = !ballot(!plain);
+  for (int k = 0; k < K; ++k) fast_groups &= S::allows_fast_group(items[k]);
+  fast_groups = !ballot(!fast_groups);
 #pragma unroll
-  for (int k = 0; k < K; ++k) totals[k] = plain ? S::plain_group(items[k]) : S::careful_group(items[k]);
-  return plain;
+  for (int k = 0; k < K; ++k) totals[k] = fast_groups ? S::fast_group(items[k]) : S::careful_group(items[k]);
+  return fast_groups;
 }
 
 // Whether value k of lane `lane` of K each is the first of `width` neighbours.
@@ -190,25 +175,25 @@ __device__ __forceinline__ bool scan_neighbours(V (&value)[K], int lane, int wid
   V run[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) run[k] = value[k];
-  scan(run, [](const V& l, const V& r) { return S::calm_join(l, r); });
+  scan(run, [](const V& l, const V& r) { return S::fast_join(l, r); });
   const V left = shuffle(run[K - 1], lane ? lane - 1 : 0);
-  bool calm = true;
+  bool fast_joins = true;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     // What comes before and is settled either has a multiplier, or a reset.
     const bool has_reset = !is_first<K>(k, lane, width) & S::is_reset(k > 0 ? run[k > 0 ? k - 1 : 0] : left);
-    calm &= S::is_calm(value[k]);
-    calm &= S::is_settled(run[k], S::is_reset(value[k]) | has_reset);
+    fast_joins &= S::allows_fast(value[k]);
+    fast_joins &= S::is_settled(run[k], S::is_reset(value[k]) | has_reset);
   }
-  calm = !ballot(!calm);
-  if (!calm) {
+  fast_joins = !ballot(!fast_joins);
+  if (!fast_joins) {
     TR_RARE_PATH;
     scan(value, [](const V& l, const V& r) { return S::combine(l, r); });
   } else {
 #pragma unroll
-    for (int k = 0; k < K; ++k) value[k] = S::calm_end(run[k]);
+    for (int k = 0; k < K; ++k) value[k] = S::fast_end(run[k]);
   }
-  return calm;
+  return fast_joins;
 }
 
 // Blocks of a multiprocessor at least, where a lane holds that many bytes for each position of a group. (With no word
@@ -300,7 +285,7 @@ __device__ __forceinline__ bool load_pairs(const ScanCall& call, const PairPlace
 // What precedes the tiles of a lane's groups in their row, of which the warps of a block have found the totals.
 template <class S, int K>
 __device__ __forceinline__ typename S::Acc precede_tiles(const PairPlace<K, true>& at, const typename S::Acc (&upto)[K],
-                                                         bool& calm) {
+                                                         bool& fast_joins) {
   using Acc = typename S::Acc;
   __shared__ Acc totals[kWarps * K];
   const int tiles = at.warps * K, tile = at.lane * K / kLanes, past = at.part * K + tile;
@@ -308,7 +293,7 @@ __device__ __forceinline__ typename S::Acc precede_tiles(const PairPlace<K, true
   if (at.warps > 1) __syncthreads();
   else warp_barrier();
   Acc tiles_upto[1] = {totals[(at.warp - at.part) * K + (at.lane & (tiles - 1))]};
-  calm &= scan_neighbours<S>(tiles_upto, at.lane, tiles);
+  fast_joins &= scan_neighbours<S>(tiles_upto, at.lane, tiles);
   const Acc before = shuffle(tiles_upto[0], past ? past - 1 : 0);
   return past == 0 ? S::absent() : before;
 }
@@ -377,22 +362,22 @@ __global__ void TR_ALL_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename
   form_items<Load>(
       op, a_words, b_words, [&](int k) { return at.first(k); }, [&](int k) { return at.scanned(k); }, items);
   Acc upto[K];
-  const bool plain = form_groups<S>(items, upto);
-  bool calm = scan_neighbours<S>(upto, at.lane, at.width);
+  const bool fast_groups = form_groups<S>(items, upto);
+  bool fast_joins = scan_neighbours<S>(upto, at.lane, at.width);
 
   Acc before = S::absent();
-  if constexpr (kTiled) before = precede_tiles<S>(at, upto, calm);
+  if constexpr (kTiled) before = precede_tiles<S>(at, upto, fast_joins);
   uint32_t out_words[K][kGroupWords<E>];
   const Acc left = shuffle(upto[K - 1], at.lane ? at.lane - 1 : 0);
   auto within = [&](int k) {
     return is_first<K>(k, at.lane, at.width) ? S::absent() : k > 0 ? upto[k > 0 ? k - 1 : 0] : left;
   };
-  if (plain & calm & !call.options.initial) {
+  if (fast_groups & fast_joins & !call.options.initial) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       typename S::Result results[kGroup];
       // Of a row of a tile, what lies within is a reset, or nothing.
-      op.plain_results(S::prefix(kTiled ? S::calm_join(before, within(k)) : within(k)), items[k], results);
+      op.fast_results(S::prefix(kTiled ? S::fast_join(before, within(k)) : within(k)), items[k], results);
       round_group<E, S, true>(results, out_words[k]);  // of numbers that are finite
     }
   } else {
@@ -406,7 +391,7 @@ __global__ void TR_ALL_BLOCKS_BOUND(kThreads, held_blocks(K* int(sizeof(typename
         prefix =
             S::prefix(S::initial(convert<typename S::Result>(initial[k % kInitial])), S::combine(before, within(k)));
       }
-      plain ? op.plain_results(prefix, items[k], results) : op.careful_results(prefix, items[k], results);
+      fast_groups ? op.fast_results(prefix, items[k], results) : op.careful_results(prefix, items[k], results);
       round_group<E, S>(results, out_words[k]);
     }
   }

@@ -3,6 +3,7 @@
 // All is in registers; there is no shared memory.
 #pragma once
 #include "kernels/common/collective.cuh"
+#include "kernels/tile/words.cuh"
 #include "rows.h"
 
 namespace torchreduce::gpu {
@@ -54,33 +55,6 @@ template <class Load, class T> __device__ __forceinline__ typename Load::Element
   else return x;
 }
 
-// Stores a group's words, of whole granules, to `lowest` on, where `there`. By whole warps, where lanes 2i and 2i + 1
-// have neighbouring groups, `upper` the one that is higher in memory, or both nothing. They exchange granules, so that
-// together they store whole sectors of 32 bytes: half of one at a time takes as long (H200, cumsum of float32 rows of
-// 4096: 0.91 of a copy's speed, by whole sectors 0.98).
-template <class E, int W>
-__device__ __forceinline__ void store_sectors(E* lowest, bool upper, bool there, const uint32_t (&w)[W]) {
-  using Granule = Packed<uint32_t, 4>;
-  constexpr int kGiven = W / 8;  // granules
-  Granule of_lower[kGiven], of_upper[kGiven];
-#pragma unroll
-  for (int g = 0; g < kGiven; ++g)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t low = w[8 * g + i], high = w[8 * g + 4 + i], got = shuffle(upper ? low : high, lane_id() ^ 1);
-      of_lower[g].item[i] = upper ? got : low;
-      of_upper[g].item[i] = upper ? high : got;
-    }
-  made_of_what_is_there();
-  if (!there) return;
-  Granule* const to = reinterpret_cast<Granule*>(upper ? lowest - kGroup : lowest) + int(upper);
-#pragma unroll
-  for (int g = 0; g < kGiven; ++g) store_granule(to + 2 * g, of_lower[g]);
-#pragma unroll
-  for (int g = 0; g < kGiven; ++g) store_granule(to + 2 * (kGiven + g), of_upper[g]);
-}
-template <class E> constexpr bool kHalfSectors = sizeof(E) >= 4;  // that a granule of a group's is
-
 // Results of the dtype that torch gives by default.
 template <class O> struct TypedStore {
   using Element = O;
@@ -90,9 +64,9 @@ template <class O> struct TypedStore {
   }
   // The kWidth elements from `first` on of the words w, at a multiple of kWidth elements from a 16-byte boundary.
   __device__ static void vector(const ScanCall& call, int64_t offset, const uint32_t* w, int first) {
-    Packed<uint32_t, 4> p;
-    memcpy(&p, w + first * sizeof(O) / 4, sizeof p);
-    store_wide(reinterpret_cast<Packed<uint32_t, 4>*>(static_cast<O*>(call.out.values) + offset), p);
+    Granule g;
+    memcpy(&g, w + first * sizeof(O) / 4, sizeof g);
+    store_wide(reinterpret_cast<Granule*>(static_cast<O*>(call.out.values) + offset), g);
   }
   // A whole group of results of scan S.
   template <class S, class Result>
@@ -168,7 +142,7 @@ template <class E> __device__ __forceinline__ bool is_wide(const E* p, int64_t s
 template <class S, class Load, class Store> constexpr bool kCompact =
     Load::kWidth > 1 && S::kInputs == 1 && !S::kIndexed && sizeof(typename S::Acc) <= 8;
 // Whether the one for two inputs is.
-template <class S, class Load, class Store> constexpr bool kHeld = Load::kWidth > 1 && S::kInputs == 2;
+template <class S, class Load, class Store> constexpr bool kTwoInputs = Load::kWidth > 1 && S::kInputs == 2;
 // The same where results take the place of elements.
 template <class S, class Load, class Store> constexpr bool kInPlace = [] {
   if constexpr (kCompact<S, Load, Store>) return std::is_same<typename Load::Element, typename Store::Element>::value;
@@ -211,51 +185,6 @@ template <class Load> __device__ __forceinline__ auto input_stride(const ScanCal
 // memory, and as words.
 template <class Load> struct Loaded { typename Load::Element x[kGroup]; };
 template <class E> struct Loaded<PairLoad<E>> { uint32_t a[kGroupWords<E>], b[kGroupWords<E>]; };
-
-// The 8 elements from `lowest` on, which are whole granules.
-template <class E> __device__ __forceinline__ void load_granules(const E* lowest, uint32_t (&w)[kGroupWords<E>]) {
-  using P = Packed<uint32_t, 4>;
-  P parts[kGroupWords<E> / 4];
-#pragma unroll
-  for (int i = 0; i < kGroupWords<E> / 4; ++i) parts[i] = load_wide(reinterpret_cast<const P*>(lowest) + i);
-  memcpy(w, parts, sizeof w);
-}
-// Positions [begin, end) of the 8 whose first one is at p; the rest is unspecified. 16 bytes at a time where that can
-// be.
-template <class E>
-__device__ __forceinline__ void load_words(const E* p, int64_t stride, int begin, int end,
-                                           uint32_t (&w)[kGroupWords<E>]) {
-  const E* lowest = stride < 0 ? p - (kGroup - 1) : p;
-  if (begin == 0 && end == kGroup && (stride == 1 || stride == -1) && reinterpret_cast<uintptr_t>(lowest) % 16 == 0)
-    return load_granules(lowest, w);
-  E x[kGroup];
-#pragma unroll
-  for (int i = 0; i < kGroup; ++i) {
-    const int position = stride < 0 ? kGroup - 1 - i : i;
-    if (position >= begin && position < end) x[i] = global(p)[position * stride];
-  }
-  memcpy(w, x, sizeof w);
-}
-
-// The 8 elements in reverse order.
-template <class E> __device__ __forceinline__ void reverse_words(uint32_t (&w)[kGroupWords<E>]) {
-  constexpr int kWords = kGroupWords<E>, kOf = sizeof(E) < 4 ? 1 : int(sizeof(E)) / 4;  // of an element
-  uint32_t up[kWords];
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) up[i] = w[i];
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    const uint32_t word = up[kWords - kOf - i / kOf * kOf + i % kOf];
-    const uint32_t halves = sizeof(E) < 4 ? funnel_right(word, word, 16) : word;
-    w[i] = sizeof(E) < 2 ? (halves & 0xff00ff) << 8 | (halves >> 8 & 0xff00ff) : halves;
-  }
-}
-
-// The same where `reversed`, by a loop of at most a turn: an if becomes instructions that are issued each time.
-template <class E> __device__ __forceinline__ void reverse_words_if(bool reversed, uint32_t (&w)[kGroupWords<E>]) {
-  TR_ROLLED
-  for (int turns = recomputed(int(reversed)); turns > 0; --turns) reverse_words<E>(w);
-}
 
 template <class S, class Load>
 __device__ __forceinline__ void load_group(const ScanCall& call, bool granules, int64_t base, int64_t stride,

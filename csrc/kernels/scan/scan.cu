@@ -83,7 +83,7 @@ template <class S, class Load, class Store> struct Launches {
                            : run(scan_row_pairs<S, Load, Store, kMost, true, kStaged>, shape);
   }
   void operator()(const scans::RowPairsShape& shape) {
-    if constexpr (kHeld<S, Load, Store>) {
+    if constexpr (kTwoInputs<S, Load, Store>) {
       if constexpr (kSize <= 4)
         if (shape.runs) return row_pairs<true>(shape);
       row_pairs<false>(shape);
@@ -93,7 +93,7 @@ template <class S, class Load, class Store> struct Launches {
     if constexpr (sizeof(typename S::Acc) <= kWalkedAcc && !S::kIndexed) run(scan_rows<S, Load, Store>, shape);
   }
   void operator()(const scans::ChainShape& shape) {
-    if constexpr (!S::kIndexed) run(scan_chain<S, Load, Store>, shape, workspace);
+    if constexpr (!S::kIndexed) run(scan_tiles<ChainTile<S, Load, Store>>, shape, workspace);
   }
   void operator()(const scans::ExtremeRowsShape& shape) {
     if constexpr (S::kIndexed)
@@ -102,26 +102,25 @@ template <class S, class Load, class Store> struct Launches {
                         : run(scan_extreme_rows<S, Load, Store, extreme_chunks(kSize)>, shape);
   }
   void operator()(const scans::ExtremeChainShape& shape) {
-    if constexpr (S::kIndexed) run(scan_extreme_chain<S, Load, Store>, shape, workspace);
+    if constexpr (S::kIndexed) run(scan_tiles<RecordRow<S, Load, Store>>, shape, workspace);
   }
 #ifdef TR_BULK_COPIES
   void operator()(const scans::RingShape& shape) {
-    if constexpr (kPipelined<S, Load, Store>)
-      run_ring(scan_ring<S, Load, Narrow>, shape, PipelineShape<sizeof(E), sizeof(typename S::Acc)>::kShared);
+    if constexpr (kRing<S, Load, Store>)
+      run_ring(scan_ring<S, Load, Narrow>, shape, RingStages<sizeof(E), sizeof(typename S::Acc)>::kShared);
   }
   void operator()(const scans::RingPairsShape& shape) {
-    if constexpr (kLinearPipelined<S, Load, Store>)
-      run_ring(scan_ring_pairs<S, Load, Store>, shape, LinearPipeline<S, Load>::Shape::kShared);
+    if constexpr (kRingPairs<S, Load, Store>)
+      run_ring(scan_ring_pairs<S, Load, Store>, shape, RingPairs<S, Load>::Shape::kShared);
   }
   void operator()(const scans::RingColumnsShape& shape) {
-    if constexpr (kNarrowPipelined<S, Load, Store>)
+    if constexpr (kRingColumns<S, Load, Store>)
       with_constant(std::integer_sequence<int, 2, 3, 4, 5, 6, 7>(), shape.columns, [&](auto columns) {
-        run_ring(scan_ring_columns<S, Load, Narrow, columns()>, shape, NarrowShape<sizeof(E), columns()>::kShared);
+        run_ring(scan_ring_columns<S, Load, Narrow, columns()>, shape, RingColumnStages<sizeof(E), columns()>::kShared);
       });
   }
   void operator()(const scans::ColumnStripsShape& shape) {
-    if constexpr (kStripPipelined<S, Load, Store>)
-      error = launch_strips<S, Load, Narrow>(call, shape, workspace, queue);
+    if constexpr (kColumnStrips<S, Load, Store>) error = launch_strips<S, Load, Narrow>(call, shape, workspace, queue);
   }
 #else
   void operator()(const scans::RingShape&) {}
@@ -140,14 +139,14 @@ template <class S, class Load, class Store> struct Launches {
   }
   void operator()(const scans::ColumnTilesShape& shape) {
     constexpr int V = kStagedTiles<S, Load, Store> ? word_columns(kSize) : 1;
-    if (V > 1 && shape.columns == V) return run(scan_column_tiles<S, Load, Narrow, V>, shape, workspace);
-    run(scan_column_tiles<S, Load, Store, 1>, shape, workspace);
+    if (V > 1 && shape.columns == V) return run(scan_tiles<ColumnTile<S, Load, Narrow, V>>, shape, workspace);
+    run(scan_tiles<ColumnTile<S, Load, Store, 1>>, shape, workspace);
   }
   void operator()(const scans::ExtremeColumnsShape& shape) {
     if constexpr (kExtremeColumns<S, Load>) {
       constexpr int V = word_columns(kSize);
-      shape.columns == V ? run(scan_extreme_columns<typename S::Near, Load, V>, shape, workspace)
-                         : run(scan_extreme_columns<typename S::Near, Load, 1>, shape, workspace);
+      shape.columns == V ? run(scan_tiles<RecordColumns<typename S::Near, Load, V>>, shape, workspace)
+                         : run(scan_tiles<RecordColumns<typename S::Near, Load, 1>>, shape, workspace);
     }
   }
   void operator()(const scans::RaggedColumnsShape& shape) {

@@ -4,7 +4,7 @@
 // its own, while it scans one. shape.lanes threads a tile have a group of V columns each, and shape.across of them lie
 // side by side; what precedes a group they find from the totals of all, in shared memory too.
 #pragma once
-#include "column_carry.cuh"
+#include "column_jobs.cuh"
 #include "short_columns.h"
 
 namespace torchreduce::gpu {

@@ -11,19 +11,19 @@
 
 namespace torchreduce::gpu {
 
-// Of scan S, if it is kQuick: the totals of K groups of lane `lane` of each `width` neighbours, so scanned. Returns
-// whether quick_results serves all groups of the warp, for results that are rounded to O.
+// Of scan S with fast groups: the totals of K groups of lane `lane` of each `width` neighbours, so scanned. Returns
+// whether fast_results serves all groups of the warp, for results that are rounded to O.
 template <class S, class O, int K>
-__device__ __forceinline__ bool quick_runs(const typename S::Item (&items)[K][kGroup], int lane, int width,
-                                           typename S::Acc (&upto)[K]) {
+__device__ __forceinline__ bool fast_runs(const typename S::Item (&items)[K][kGroup], int lane, int width,
+                                          typename S::Acc (&upto)[K]) {
   typename S::Item run[K];
-  bool quick = true, near = true;
+  bool fast = true, near = true;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    quick &= S::quick_group(items[k], run[k]);
+    fast &= S::fast_group(items[k], run[k]);
     near &= S::is_near(run[k]);
   }
-  near &= quick;
+  near &= fast;
   if (!ballot(!near)) {
     const int from = lane_id() - lane;
     sklansky_levels(
@@ -34,11 +34,11 @@ __device__ __forceinline__ bool quick_runs(const typename S::Item (&items)[K][kG
     return true;
   }
   TR_RARE_PATH;
-  quick = !ballot(!quick);
+  fast = !ballot(!fast);
 #pragma unroll
   for (int k = 0; k < K; ++k) upto[k] = S::group(items[k]);
   sklansky_of_any<S>(upto, lane, width);
-  return quick;
+  return fast;
 }
 
 // Moves the results of neighbouring lanes one position on, as an exclusive scan has them; lane 0 takes `before`, the
@@ -74,8 +74,7 @@ template <class S, class O, bool kAligned> constexpr int kShortBlocks = [] {
 template <class S, class Load, class Store>
 __global__ void __launch_bounds__(kThreads) scan_packed_rows(TR_GRID_CONSTANT ScanCall call) {
   using E = typename Load::Element;
-  using Granule = Packed<uint32_t, 4>;
-  constexpr int kPer = int(sizeof(Granule) / sizeof(E)), kRows = kLanes * kPackedRows,
+  constexpr int kPer = kPerGranule<E>, kRows = kLanes * kPackedRows,
                 kMost = packed_length(S::kIntegerKernels, sizeof(E));
   const S op{call.options};
   const int n = int(call.layout.length), warp = int(threadIdx.x) / kLanes, lane = lane_id();
@@ -181,17 +180,17 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, typename Store::Eleme
     out = static_cast<O*>(call.out.values) + first_row * n - (mirror ? n - 1 : 0);
     phase = stages[warp].phase(out);
   }
-  constexpr bool kTurns = kHasQuick<S> && sizeof(E) == 2;           // one after the other, by the same instructions
+  constexpr bool kTurns = kHasFastGroup<S> && sizeof(E) == 2;       // one after the other, by the same instructions
   constexpr int C = kTurns ? 1 : sizeof(Acc) > 4 && K > 2 ? 2 : K;  // groups that there are registers for together
 #pragma unroll(kTurns ? 1 : K / C)
   for (int c = 0; c < K; c += C) {
     typename S::Item items[C][kGroup];
     Acc upto[C];
-    bool quick = false;
+    bool fast = false;
 #pragma unroll
     for (int j = 0; j < C; ++j)
       upto[j] = form_items<E, kAligned>(op, x[kTurns ? 0 : c + j], first, mirror, access, 0, items[j]);
-    if constexpr (kHasQuick<S>) quick = quick_runs<S, O>(items, lane, width, upto);
+    if constexpr (kHasFastGroup<S>) fast = fast_runs<S, O>(items, lane, width, upto);
     else sklansky_of_any<S>(upto, lane, width);
 #pragma unroll
     for (int j = 0; j < C; ++j) {
@@ -200,7 +199,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, (kShortBlocks<S, typename Store::Eleme
       const bool there = local < rows && row < layout.rows;
       typename S::Result r[kGroup];
       const Acc left = shuffle(upto[j], lane ? lane_id() - 1 : lane_id());
-      group_results<O>(op, S::prefix(lane ? left : S::absent()), items[j], quick, r);
+      group_results<O>(op, S::prefix(lane ? left : S::absent()), items[j], fast, r);
       if (call.exclusive) shift_results(r, lane, start_of<S>());
       const int found = kTurns ? there ? n - first : 0 : count[k];
       if constexpr (kAligned) {
@@ -268,13 +267,13 @@ __global__ void TR_BLOCKS_BOUND(kThreads* kBlockTiles, (kAligned ? 0 : 4 / kBloc
   const Access access = around ? Access::Granules : Access::Items;
 #pragma unroll
   for (int k = 0; k < K; ++k) within[k] = form_items<E, kAligned>(op, x[k], first(k), mirror, access, before, items[k]);
-  bool quick = false;
-  if constexpr (kHasQuick<S>) quick = quick_runs<S, O>(items, lane, kLanes, within);
+  bool fast = false;
+  if constexpr (kHasFastGroup<S>) fast = fast_runs<S, O>(items, lane, kLanes, within);
   else sklansky<S>(within, lane, kLanes);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     Acc total = within[k];
-    if constexpr (kNearly<S, O>) total = quick ? S::calm_end(total) : total;
+    if constexpr (kNearly<S, O>) total = fast ? S::fast_end(total) : total;
     if (lane == kLanes - 1) totals[warp * K + k] = total;
     const Acc left = shuffle(within[k], lane ? lane - 1 : 0);
     within[k] = lane ? left : S::absent();
@@ -292,8 +291,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads* kBlockTiles, (kAligned ? 0 : 4 / kBloc
   for (int k = 0; k < K; ++k) {
     const int tile = part * K + k - (second ? kFan : 0);
     const Acc before = shuffle(upto, tile ? tile - 1 : 0),
-              all = precede<S, O>(quick, tile ? before : S::absent(), within[k]);
-    group_results<O>(op, second ? S::prefix(carry, all) : S::prefix(all), items[k], quick, r[k]);
+              all = precede<S, O>(fast, tile ? before : S::absent(), within[k]);
+    group_results<O>(op, second ? S::prefix(carry, all) : S::prefix(all), items[k], fast, r[k]);
   }
   if (call.exclusive) {
     if (warps > 1) {

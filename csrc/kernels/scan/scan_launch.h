@@ -34,7 +34,7 @@ inline bool typed(const ScanCall& call) { return is_static(call.in, call.out.dty
 inline bool compact(const ScanCall& call) {
   return typed(call) && facts(call.op).inputs == 1 && !call.out.indices && scan_sizes(call).acc <= 8;
 }
-// The same of those for two inputs (kHeld).
+// The same of those for two inputs (kTwoInputs).
 inline bool pairs(const ScanCall& call) { return typed(call) && facts(call.op).inputs == 2; }
 // Whether results can take the place of elements where there is such a kernel.
 inline bool in_place(const ScanCall& call) { return compact(call) && call.in.dtype == call.out.dtype; }
