@@ -127,7 +127,14 @@ def test_a_state_space_layer_is_its_loop_and_carries_its_state(device):
     assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients)
 
 
-@pytest.mark.parametrize("name", ["sampling", "returns", "ssm"])
+@pytest.mark.parametrize("name", ["graph", "moe"])
+def test_sums_by_index_have_the_same_bits_alone_and_in_batches(name, device):
+    held = example(name).demonstrate(device)
+    assert len(held) == 3
+    assert all(held.values()), held
+
+
+@pytest.mark.parametrize("name", ["sampling", "returns", "ssm", "graph", "moe"])
 def test_the_scripts_run(name, device, capsys):
     example(name).main(device)
     assert "False" not in capsys.readouterr().out

@@ -61,10 +61,11 @@ template <class Op> struct SegmentRows {
   const In* row(int64_t base, int64_t place, int64_t count, In* copy) const {
     return elements(base + call.row_at(place) * call.row_stride, call.inner_stride, count, copy);
   }
-  // Asks for the rows that are needed next, which lie anywhere.
-  void prefetch(int64_t base, int64_t place, int64_t end, int64_t count) const {
+  // Asks for rows that are needed soon, which lie anywhere: those of the segments that follow, too.
+  void prefetch(int64_t base, int64_t place, int64_t count) const {
     const int size = size_of(call.in.dtype);
-    for (int64_t p = place; p < least(end, place + kTogether); ++p) {
+    place += kTogether * least(8, 1 + 1024 / (count * size));
+    for (int64_t p = place; p < least(call.rows, place + kTogether); ++p) {
       const char* const x = static_cast<const char*>(call.in.data) + (base + call.row_at(p) * call.row_stride) * size;
       for (int64_t byte = 0; byte < count * size; byte += 64) __builtin_prefetch(x + byte);
     }
@@ -173,7 +174,7 @@ template <class Op> struct SegmentRows {
       for (int64_t r = 0; r < least(count, kResidues);) {
         if (count <= kResidues) {
           const In* x[kTogether];
-          if (call.order) prefetch(base, first + r + kTogether, end, width);
+          if (call.order) prefetch(base, first + r, width);
           for (int i = 0; i < kTogether; ++i)
             x[i] = r + i < count ? row(base, first + r + i, width, copies + i * wide) : absent;
           enter_together(x, width, first - begin + r, residues.top(kLevel));
