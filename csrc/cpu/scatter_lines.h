@@ -12,6 +12,7 @@ template <class Op> struct ScatteredLines {
   using Acc = typename Op::Acc;
   using Rows = SegmentRows<Op>;
   static constexpr int64_t kTogether = 8;  // neighbouring lines, whose elements share cache lines
+  static constexpr int kFew = 16;          // elements of a segment that are combined without a loop
 
   const LineScatter& call;
   int64_t blocks;      // of neighbouring lines
@@ -49,12 +50,30 @@ template <class Op> struct ScatteredLines {
   }
   int64_t base(int64_t outer, int64_t inner) const { return outer * call.outer_stride + inner * call.inner_stride; }
 
-  // Element k of a line that begins at `to`, which `rows` elements have met.
-  void finish(int64_t to, int64_t k, Acc value, int64_t rows) const {
-    finish_segment<Op>(call, value, rows, to + k * call.inner, [](int64_t) { return int64_t(0); });
+  // Element k of a line that begins at `to`, which `rows` > 0 elements have met. T: of self.
+  template <class T> void finish(int64_t to, int64_t k, Acc value, int64_t rows) const {
+    const int64_t at = to + k * call.inner;
+    if constexpr (kIsSumOf<Op>) {
+      T* const own = static_cast<T*>(call.out.values) + at;
+      const In self = call.finish.onto == Onto::Self ? convert<In>(*own) : In(0);
+      *own = round_to<T>(finished_sum(call.finish, value, self, rows));
+    } else {
+      finish_segment<Op>(call, value, rows, at, [](int64_t) { return int64_t(0); });
+    }
   }
+  // kFew elements can be read at x.
   static Acc value(const In* x, int64_t count, Acc* residues) {
     if (count == 1) return Op{}.load(x[0], 0);
+    if constexpr (kIsSumOf<Op>)
+      if (count <= kFew) {
+        In v[kFew];
+        for (int i = 0; i < kFew; ++i) v[i] = i < count ? x[i] : Op{}.absent_element();
+#pragma GCC unroll 4
+        for (int n = kFew / 2; n > 0; n /= 2)
+#pragma GCC unroll 8
+          for (int i = 0; i < n; ++i) v[i] = Op::combine(v[2 * i], v[2 * i + 1]);
+        return v[0];
+      }
     if (count <= kLeaf) return Rows::leaf(x, count, 0, residues);
     TreeStack<Acc, Rows::kLeafLevels> stack;
     const auto combine = [](Acc left, Acc right) { return Op::combine(left, right); };
@@ -68,7 +87,7 @@ template <class Op> struct ScatteredLines {
   static int64_t width_of(const LineScatter& call) { return least(call.inner, kTogether); }
   static int64_t line_bytes(const LineScatter& call) {
     const int64_t width = width_of(call);
-    return Carver::bytes<uint32_t>(width * call.segments) + Carver::bytes<In>(width * call.rows) +
+    return Carver::bytes<uint32_t>(width * call.segments) + Carver::bytes<In>(width * call.rows + kFew) +
            Carver::bytes<Acc>(kResidues);
   }
   static void lines(void* context, int64_t begin, int64_t end) {
@@ -84,7 +103,7 @@ template <class Op> struct ScatteredLines {
   void block(int64_t outer, int64_t inner, const K* index, const T* x, Carver carver) const {
     const int64_t width = least(kTogether, call.inner - inner), size = call.segments, rows = call.rows;
     uint32_t* const counts = carver.take<uint32_t>(width * size);
-    In* const sorted = carver.take<In>(width * rows);
+    In* const sorted = carver.take<In>(width * rows + kFew);
     Acc* const residues = carver.take<Acc>(kResidues);
     index += index_base(outer, inner);
     x += base(outer, inner);
@@ -105,7 +124,7 @@ template <class Op> struct ScatteredLines {
       const int64_t to = outer * size * call.inner + inner + c;
       for (int64_t k = 0, from = 0; k < size; ++k) {  // the count is where the segment ends
         const int64_t end = counts[c * size + k];
-        if (end > from) finish(to, k, value(sorted + c * rows + from, end - from, residues), end - from);
+        if (end > from) finish<T>(to, k, value(sorted + c * rows + from, end - from, residues), end - from);
         from = end;
       }
     }
@@ -141,30 +160,33 @@ template <class Op> struct ScatteredLines {
   // Segments of one leaf that begin in the chunk, and leaves of longer ones that do.
   static void reduce(void* context, int64_t begin, int64_t end) {
     const auto& self = *static_cast<ScatteredLines*>(context);
+    self.typed([&](const auto*, const auto* x) { self.reduce_chunks(x, begin, end); });
+  }
+  template <class T> void reduce_chunks(const T*, int64_t begin, int64_t end) const {
     Acc residues[kResidues];
     for (int64_t chunk = begin; chunk < end; ++chunk) {
-      const int64_t from = self.first(chunk), to = self.first(chunk + 1);
-      int64_t low = 0, high = self.call.segments;  // the first segment that ends behind `from`
+      const int64_t from = first(chunk), to = first(chunk + 1);
+      int64_t low = 0, high = call.segments;  // the first segment that ends behind `from`
       while (low < high) {
         const int64_t middle = low + (high - low) / 2;
-        if (self.end_of(middle) <= from) low = middle + 1;
+        if (end_of(middle) <= from) low = middle + 1;
         else high = middle;
       }
-      for (int64_t k = low; k < self.call.segments && self.begin_of(k) < to; ++k) {
-        const int64_t at = self.begin_of(k), rows = self.end_of(k) - at;
+      for (int64_t k = low; k < call.segments && begin_of(k) < to; ++k) {
+        const int64_t at = begin_of(k), rows = end_of(k) - at;
         if (rows > kLeaf) {
-          if (at >= from) self.long_at[at / kLeaf] = k;
+          if (at >= from) long_at[at / kLeaf] = k;
           const int64_t leaf = at >= from ? 0 : (from - at + kLeaf - 1) / kLeaf;
           for (int64_t p = at + leaf * kLeaf; p < least(to, at + rows); p += kLeaf)
-            self.leaves[slot(p, p == at)] = Rows::leaf(self.sorted + p, least(kLeaf, at + rows - p), p - at, residues);
+            leaves[slot(p, p == at)] = Rows::leaf(sorted + p, least(kLeaf, at + rows - p), p - at, residues);
         } else if (at >= from && rows) {
-          self.finish(0, k, value(self.sorted + at, rows, residues), rows);
+          finish<T>(0, k, value(sorted + at, rows, residues), rows);
         }
       }
     }
   }
   // The trees over the leaves of long segments.
-  void fold() const {
+  template <class T> void fold(const T*) const {
     const auto combine = [](Acc left, Acc right) { return Op::combine(left, right); };
     for (int64_t part = 0; part < ceil_div(call.rows, kLeaf); ++part) {
       const int64_t k = long_at[part];
@@ -172,18 +194,18 @@ template <class Op> struct ScatteredLines {
       const int64_t at = begin_of(k), rows = end_of(k) - at;
       TreeStack<Acc, Rows::kLeafLevels> stack;
       for (int64_t p = at; p < at + rows; p += kLeaf) stack.push(leaves[slot(p, p == at)], combine);
-      finish(0, k, stack.total(Op::absent(), combine), rows);
+      finish<T>(0, k, stack.total(Op::absent(), combine), rows);
     }
   }
   bool one_line(int64_t threads, cpu::ParallelFor parallel_for) {
     const int64_t size = call.segments, parts = ceil_div(call.rows, kLeaf);
     chunks = threads;
-    Scratch scratch(Carver::bytes<uint32_t>(chunks * size) + Carver::bytes<In>(call.rows) +
+    Scratch scratch(Carver::bytes<uint32_t>(chunks * size) + Carver::bytes<In>(call.rows + kFew) +
                     Carver::bytes<Acc>(2 * parts + 2) + Carver::bytes<int64_t>(parts));
     if (!scratch.data) return false;
     Carver carver{scratch.data};
     counts = carver.take<uint32_t>(chunks * size);
-    sorted = carver.take<In>(call.rows);
+    sorted = carver.take<In>(call.rows + kFew);
     leaves = carver.take<Acc>(2 * parts + 2);
     long_at = carver.take<int64_t>(parts);
     for (int64_t i = 0; i < parts; ++i) long_at[i] = -1;
@@ -193,7 +215,7 @@ template <class Op> struct ScatteredLines {
       for (int64_t chunk = 0; chunk < chunks; ++chunk) at += std::exchange(counts[chunk * size + k], at);
     parallel_for(chunks, place, this);
     parallel_for(chunks, reduce, this);
-    fold();
+    typed([&](const auto*, const auto* x) { fold(x); });
     return true;
   }
 
