@@ -2,9 +2,9 @@
 
     python examples/graph.py [cuda]
 
-Each node adds up the messages of its edges: an index_add, which torch computes on a GPU in the order of arrival. Degrees
-follow a power law, so that some nodes have thousands of edges. The layer calls torch alone; torchreduce.enabled() makes
-each sum depend on the node's own edges, in their order.
+Each node adds up the messages of its edges: an index_add, which torch computes on a GPU in the order of arrival.
+Degrees follow a power law, so that some nodes have thousands of edges. The layer calls torch alone;
+torchreduce.enabled() makes each sum depend on the node's own edges, in their order.
 """
 
 import sys

@@ -142,8 +142,8 @@ void index_on_gpu(const char* name, const Operand& numbers, SegmentIndex& call, 
   run_on_gpu(name, find, numbers, nullptr);
 #endif
 }
-// Fills in offsets and, where it is given, makes order. On a CPU returns the first place that is out of range, and fills
-// nothing then; else -1.
+// Fills in offsets and, where it is given, makes order. On a CPU returns the first place that is out of range, and
+// fills nothing then; else -1.
 int64_t index_into(const char* name, const Operand& numbers, SegmentIndex& call, Tensor* order) {
   call.index = numbers.data;
   call.dtype = numbers.dtype;
@@ -419,9 +419,9 @@ void scatter_(Tensor self, const Tensor& input, const Tensor& given, int64_t alo
   check_index(name, "index", index);
   if (!is_float(from.dtype)) raise<std::runtime_error>(name, ": needs a floating dtype, got number ", int(from.dtype));
   std::vector<int64_t> sizes(from.sizes, from.sizes + from.dims);
-  const bool fits = from.dims == to.dims && index.dims == (by_elements ? from.dims : 1) &&
-                    (by_elements ? std::equal(sizes.begin(), sizes.end(), index.sizes)
-                                 : index.sizes[0] == sizes[size_t(dim)]);
+  const bool fits =
+      from.dims == to.dims && index.dims == (by_elements ? from.dims : 1) &&
+      (by_elements ? std::equal(sizes.begin(), sizes.end(), index.sizes) : index.sizes[0] == sizes[size_t(dim)]);
   if (!fits || index.device_type != to.device_type || index.device_index != to.device_index)
     raise<std::runtime_error>(name, ": index must have one dim and an element for each row, or the input's shape");
   sizes[size_t(dim)] = to.sizes[dim];

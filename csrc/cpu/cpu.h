@@ -6,8 +6,8 @@
 
 namespace torchreduce {
 
-// Of reduce_plan.h, scan_plan.h, rowwise_plan.h, segment_call.h and line_scatter.h: the kernels of one kind do not depend on the plans
-// of another.
+// Of reduce_plan.h, scan_plan.h, rowwise_plan.h, segment_call.h and line_scatter.h: the kernels of one kind do not
+// depend on the plans of another.
 struct PlannedReduction;
 struct PlannedScan;
 struct PlannedRowwise;

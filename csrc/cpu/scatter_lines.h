@@ -1,5 +1,5 @@
-// Scatters of single elements (csrc/plan/line_scatter.h) on the CPU. A line is sorted by counting, and its values travel
-// instead of their places: those of a segment are then neighbours.
+// Scatters of single elements (csrc/plan/line_scatter.h) on the CPU. A line is sorted by counting, and its values
+// travel instead of their places: those of a segment are then neighbours.
 #pragma once
 #include "cpu/segments.h"
 #include "plan/line_scatter.h"
@@ -19,8 +19,9 @@ template <class Op> struct ScatteredLines {
   int64_t chunks = 1;  // of the one line that several threads share
   uint32_t* counts = nullptr;
   In* sorted = nullptr;
-  Acc* leaves = nullptr;    // of segments of several: at the place where each begins, and at that of the last begun
-  int64_t* long_at = nullptr;  // for each leaf's length of places, the segment of several leaves that begins there, or -1
+  Acc* leaves = nullptr;  // of segments of several: at the place where each begins, and at that of the last begun
+  int64_t* long_at =
+      nullptr;  // for each leaf's length of places, the segment of several leaves that begins there, or -1
   bool out_of_memory = false;
 
   // With the index and the elements as what they are; extremes take keys for elements.
@@ -41,13 +42,10 @@ template <class Op> struct ScatteredLines {
 #undef TR_CASE
   }
   template <class T> In element(T x) const {
-    if constexpr (kOfKeys<Op>)
-      return Ordering<T>::key(Ordering<T>::bits_of(x), call.options.min, Op::kIndexed);
+    if constexpr (kOfKeys<Op>) return Ordering<T>::key(Ordering<T>::bits_of(x), call.options.min, Op::kIndexed);
     else return convert<In>(x);
   }
-  int64_t index_base(int64_t outer, int64_t inner) const {
-    return outer * call.index_outer + inner * call.index_inner;
-  }
+  int64_t index_base(int64_t outer, int64_t inner) const { return outer * call.index_outer + inner * call.index_inner; }
   int64_t base(int64_t outer, int64_t inner) const { return outer * call.outer_stride + inner * call.inner_stride; }
 
   // Element k of a line that begins at `to`, which `rows` > 0 elements have met. T: of self.
@@ -101,7 +99,16 @@ template <class Op> struct ScatteredLines {
   }
   template <class K, class T>
   void block(int64_t outer, int64_t inner, const K* index, const T* x, Carver carver) const {
-    const int64_t width = least(kTogether, call.inner - inner), size = call.segments, rows = call.rows;
+    const int64_t width = least(kTogether, call.inner - inner);
+    if (width == 1) return block_of<1>(outer, inner, width, index, x, carver);
+    block_of<0>(outer, inner, width, index, x, carver);
+  }
+  // kWidth: the number of lines, or 0 for any.
+  template <int kWidth, class K, class T>
+  void block_of(int64_t outer, int64_t inner, int64_t lines, const K* index, const T* x, Carver carver) const {
+    const int64_t width = kWidth ? kWidth : lines, size = call.segments, rows = call.rows;
+    const int64_t index_row = call.index_row, index_inner = call.index_inner;
+    const int64_t row_stride = call.row_stride, inner_stride = call.inner_stride;
     uint32_t* const counts = carver.take<uint32_t>(width * size);
     In* const sorted = carver.take<In>(width * rows + kFew);
     Acc* const residues = carver.take<Acc>(kResidues);
@@ -109,16 +116,15 @@ template <class Op> struct ScatteredLines {
     x += base(outer, inner);
     __builtin_memset(counts, 0, size_t(width * size) * sizeof(uint32_t));
     for (int64_t i = 0; i < rows; ++i)
-      for (int64_t c = 0; c < width; ++c)
-        ++counts[c * size + int64_t(index[i * call.index_row + c * call.index_inner])];
+      for (int64_t c = 0; c < width; ++c) ++counts[c * size + int64_t(index[i * index_row + c * index_inner])];
     for (int64_t c = 0; c < width; ++c) {
       uint32_t at = 0;
       for (int64_t k = 0; k < size; ++k) at += std::exchange(counts[c * size + k], at);
     }
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t c = 0; c < width; ++c) {
-        const int64_t k = index[i * call.index_row + c * call.index_inner];
-        sorted[c * rows + counts[c * size + k]++] = element(x[i * call.row_stride + c * call.inner_stride]);
+        const int64_t k = index[i * index_row + c * index_inner];
+        sorted[c * rows + counts[c * size + k]++] = element(x[i * row_stride + c * inner_stride]);
       }
     for (int64_t c = 0; c < width; ++c) {
       const int64_t to = outer * size * call.inner + inner + c;

@@ -45,8 +45,7 @@ template <class Op> struct SegmentRows {
   static int64_t bytes(int64_t width) {
     return Stack::bytes(kResidueLevels, width) + Stack::bytes(kLeafLevels, width) +
            Carver::bytes<In>(kTogether * width) + Carver::bytes<In>(width) + Carver::bytes<Acc>(width) +
-           Carver::bytes<Acc>(kResidues) +
-           Carver::bytes<In>(kLeaf);
+           Carver::bytes<Acc>(kResidues) + Carver::bytes<In>(kLeaf);
   }
 
   // `count` elements, `stride` apart from `offset` on: in place, or in `copy`.
