@@ -140,7 +140,14 @@ def test_a_run_on_other_numbers_of_processes_has_the_same_losses_and_weights():
     assert done.stdout.count("yes ") == 6 and "NO " not in done.stdout
 
 
-@pytest.mark.parametrize("name", ["sampling", "returns", "ssm"])
+@pytest.mark.parametrize("name", ["graph", "moe"])
+def test_sums_by_index_have_the_same_bits_alone_and_in_batches(name, device):
+    held = example(name).demonstrate(device)
+    assert len(held) == 3
+    assert all(held.values()), held
+
+
+@pytest.mark.parametrize("name", ["sampling", "returns", "ssm", "graph", "moe"])
 def test_the_scripts_run(name, device, capsys):
     example(name).main(device)
     assert "False" not in capsys.readouterr().out

@@ -25,7 +25,8 @@ def calls(device, dtype=torch.float32, n=600):
         "index_add": (lambda x: x.index_add(0, index, source, alpha=-0.5),
                       lambda x: tr.index_add(x, 0, index, source, alpha=-0.5)),
         "scatter_add": (lambda x: x.scatter_add(0, each, source), lambda x: tr.scatter_add(x, 0, each, source)),
-        "scatter_add of rows": (lambda x: x.scatter_add(0, by_rows, source), lambda x: tr.index_add(x, 0, index, source)),
+        "scatter_add of rows": (lambda x: x.scatter_add(0, by_rows, source),
+                                lambda x: tr.index_add(x, 0, index, source)),
         "scatter_add of a part": (lambda x: x.scatter_add(1, each[:9, :3] % 5, source),
                                   lambda x: tr.scatter_add(x, 1, each[:9, :3] % 5, source)),
         **{f"scatter_reduce {reduce} {include}": (
@@ -35,7 +36,8 @@ def calls(device, dtype=torch.float32, n=600):
         **{f"index_reduce {reduce}": (lambda x, r=reduce: x.index_reduce(0, index, source, r),
                                       lambda x, r=reduce: tr.index_reduce(x, 0, index, source, r))
            for reduce in ("mean", "prod", "amax", "amin")},
-        "scatter add": (lambda x: x.scatter(0, each, source, reduce="add"), lambda x: tr.scatter_add(x, 0, each, source)),
+        "scatter add": (lambda x: x.scatter(0, each, source, reduce="add"),
+                        lambda x: tr.scatter_add(x, 0, each, source)),
         "scatter multiply": (lambda x: x.scatter(0, each, source, reduce="multiply"),
                              lambda x: tr.scatter_reduce(x, 0, each, source, "prod")),
         "index_put": (lambda x: x.index_put((index - 12,), source, accumulate=True),
@@ -65,6 +67,32 @@ def test_scatters_have_torchreduces_bits(device, dtype):
             assert_bitwise_equal(torchs(own), expected)
             assert_bitwise_equal(torchs(apart.copy_(own)), expected)
         assert total() == before + 2, name
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_an_element_depends_on_those_that_meet_there_alone(device, dtype):
+    """Not on what else is added, where, nor on the number of threads."""
+    own, source = make_input((12, 5), dtype, 0).to(device), make_input((9000, 5), dtype, 3).to(device)
+    index = numbers(9000, 12, 1, 3).to(device)
+    threads = torch.get_num_threads()
+    for columns, torchs in itertools.product((1, 5), (False, True)):
+        x, s = own[:, :columns], source[:, :columns]
+
+        def add(x, i, s, torchs=torchs):
+            with tr.enabled(**ON):
+                return x.index_add(0, i, s) if torchs else tr.index_add(x, 0, i, s)
+
+        whole = add(x, index, s)
+        for k in range(12):
+            met = index == k
+            assert_bitwise_equal(add(x[k : k + 1], index[met] - k, s[met]), whole[k : k + 1])
+        try:
+            for number in (1, 2, 3):
+                torch.set_num_threads(number)
+                assert_bitwise_equal(add(x, index, s), whole)
+                assert_bitwise_equal(add(x.contiguous(), index, s.contiguous()), whole)
+        finally:
+            torch.set_num_threads(threads)
 
 
 def test_scatters_in_place_and_with_out(device):

@@ -241,4 +241,4 @@ def segment_reduce(
             if wrong and (given.numel() or data.shape[0]):
                 raise RuntimeError(f"{name}(): lengths must be at least 0, and add up to {data.shape[0]}")
         given = torch.cat([ends.new_zeros(1), ends])
-    return _REDUCES[reduce](data, 0, segments=given)  # type: ignore[operator]
+    return _REDUCES[reduce](data, 0, segments=given)

@@ -346,8 +346,8 @@ def golden_cases() -> list[Golden]:
         calls += [(name, dtype, (600, 5), False, {"size": 7}) for name in ("index_put", "put")]
         calls += [("bincount", dtype, (5000,), False, {"size": 7})]
         bags: list[dict[str, Any]] = [{"mode": mode, "padding_idx": 3} for mode in ("sum", "mean", "max")]
-        for extra in (*bags, {"mode": "sum"}, {"mode": "sum", "per_sample_weights": "given"}):
-            calls += [("embedding_bag", dtype, (40, 5), extra["mode"] == "max", {"places": 5000, **extra})]
+        bags += [{"mode": "sum"}, {"mode": "sum", "per_sample_weights": "given"}]
+        calls += [("embedding_bag", dtype, (40, 5), bag["mode"] == "max", {"places": 5000, **bag}) for bag in bags]
     return [
         Golden(name, dtype, shape, seed, hostile, options)
         for seed, (name, dtype, shape, hostile, options) in enumerate(calls)

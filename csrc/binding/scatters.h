@@ -21,16 +21,16 @@ void segment_sums_into(const char* op, const Operand& x, const Operand& keys, co
 bool is_one_matrix(const Operand& x, int dim);
 
 // What self, contiguous and apart from the others, becomes with the elements of x that meet at its places, in place.
-// op: sum, mean, prod, amax or amin. index, contiguous, of int32 or int64, is of one dim and has the number along dim of
-// each row of x, which is_one_matrix(); or, of x's shape, that of each element of x, which is contiguous. On a CPU
+// op: sum, mean, prod, amax or amin. index, contiguous, of int32 or int64, is of one dim and has the number along dim
+// of each row of x, which is_one_matrix(); or, of x's shape, that of each element of x, which is contiguous. On a CPU
 // returns the first place of index whose number is out of range, and writes nothing then; else -1. A GPU leaves such
 // elements out.
 int64_t scatter_into(const char* name, const Op& op, const Operand& self, const Operand& x, const Operand& index,
                      int dim, bool include_self, double alpha);
 
 // The reduction of each segment of x along dim, in values, in indices or both; a null one is not written. Both are
-// contiguous. x is_one_matrix(); offsets: of one dim, int32 or int64, contiguous. order: an int64 for each element along
-// dim, contiguous, or null. On a CPU wrong offsets raise.
+// contiguous. x is_one_matrix(); offsets: of one dim, int32 or int64, contiguous. order: an int64 for each element
+// along dim, contiguous, or null. On a CPU wrong offsets raise.
 void reduce_segments_into(const char* name, const Op& op, const Operand& x, int dim, const Operand& offsets,
                           const int64_t* order, const Types& types, void* values, void* indices);
 

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "kernels/reduce/segment_index.h"
+#include "plan/line_scatter.h"
 #include "run.h"
 #include "scatters.h"
 
@@ -324,6 +325,7 @@ void set_op(const Op& op, SegmentReduction& call, const Types& types, void* valu
   call.in.truth = types.truth;
   call.out = Output{values, static_cast<int64_t*>(indices), types.values};
 }
+// The same, and runs the call.
 void reduce_segments_into(const Op& op, SegmentReduction& call, const Types& types, const Operand& from, void* values,
                           void* indices) {
   set_op(op, call, types, values, indices);
@@ -378,29 +380,41 @@ void reduce_segments_into(const char* name, const Op& op, const Operand& x, int 
 
 int64_t scatter_into(const char* name, const Op& op, const Operand& self, const Operand& x, const Operand& index,
                      int dim, bool include_self, double alpha) {
-  const bool by_elements = index.dims > 1;
   if (x.numel() == 0) return -1;
-  SegmentReduction call = reading(x, by_elements ? 0 : dim);
-  SegmentIndex of;
-  if (by_elements) {
-    const int64_t inner = size_of_dims(x, dim + 1, x.dims);
-    of.elements = Elements{x.sizes[dim] * inner, self.sizes[dim], inner};
-    call.rows = x.numel();
-    call.outer = call.inner = call.row_stride = 1;
-  }
-  of.count = call.segments = by_elements ? self.numel() : self.sizes[dim];
-  set_op(op, call, types_of(op, x, {}), const_cast<void*>(self.data), nullptr);
+  const bool by_elements = index.dims > 1;
+  const Types types = types_of(op, x, {});
+  LineScatter call{reading(x, dim)};
+  call.segments = self.sizes[dim];
   call.finish.onto = include_self ? Onto::Self : Onto::Place;
   call.finish.alpha = alpha;
+  set_op(op, call, types, const_cast<void*>(self.data), nullptr);
+  if (x.on_cpu() && (by_elements || call.inner == 1) && call.rows < int64_t(1) << 31) {
+    call.index = index.data;
+    call.index_dtype = index.dtype;
+    if (by_elements) {
+      call.index_outer = call.rows * call.inner;
+      call.index_row = call.inner;
+      call.index_inner = 1;
+    }
+    return cpu::scatter_lines(call, cpu_threads(), parallel_for);
+  }
+  SegmentIndex of;
+  if (by_elements) {
+    of.elements = Elements{call.rows * call.inner, call.segments, call.inner};
+    call.rows = x.numel();
+    call.segments = self.numel();
+    call.outer = call.inner = call.row_stride = call.inner_stride = 1;
+  }
+  of.count = call.segments;
   const bool on_gpu = !x.on_cpu() && call.outer * call.segments * call.inner != 0;
-  if (on_gpu && indexed_on_gpu(name, call, index, -1, of.elements, x)) return -1;
+  if (on_gpu && indexed_on_gpu(op.name, call, index, -1, of.elements, x)) return -1;
   const Tensor offsets = allocate({of.count + 1}, Dtype::I64, x);
   Tensor order;
   of.offsets = static_cast<int64_t*>(offsets.data_ptr());
   if (const int64_t outside = index_into(name, index, of, &order); outside >= 0) return outside;
   call.offsets = of.offsets;
   call.order = static_cast<const int64_t*>(order.data_ptr());
-  run(name, call, x);
+  run(op.name, call, x);
   return -1;
 }
 

@@ -6,13 +6,14 @@
 
 namespace torchreduce {
 
-// Of reduce_plan.h, scan_plan.h, rowwise_plan.h and segment_call.h: the kernels of one kind do not depend on the plans
-// of another.
+// Of reduce_plan.h, scan_plan.h, rowwise_plan.h, segment_call.h and line_scatter.h: the kernels of one kind do not
+// depend on the plans of another.
 struct PlannedReduction;
 struct PlannedScan;
 struct PlannedRowwise;
 struct SegmentReduction;
 struct SegmentIndex;
+struct LineScatter;
 
 }  // namespace torchreduce
 
@@ -28,6 +29,7 @@ void rowwise_rows(const PlannedRowwise& call, ParallelFor parallel_for);
 void reduce_segments(const SegmentReduction& call, int64_t threads, ParallelFor parallel_for);
 // Returns the first place whose number is out of range, and then fills nothing; else -1.
 int64_t index_segments(const SegmentIndex& call, int64_t threads, ParallelFor parallel_for);
+int64_t scatter_lines(const LineScatter& call, int64_t threads, ParallelFor parallel_for);  // as index_segments
 
 // "avx512", "avx2" or "baseline": the widest this machine runs, or what was set. set_ returns false for one it lacks.
 std::string instruction_set();

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "cpu/cpu.h"
+#include "plan/line_scatter.h"
 #include "plan/reduce_plan.h"
 #include "plan/rowwise_plan.h"
 #include "plan/scan_plan.h"
@@ -18,6 +19,7 @@ namespace torchreduce::cpu {
   bool rowwise_rows(const RowwiseCall& call, bool across, int64_t threads, ParallelFor parallel_for);         \
   bool reduce_segments(const SegmentReduction& call, int64_t threads, ParallelFor parallel_for);              \
   bool index_segments(const SegmentIndex& call, int64_t& outside, int64_t threads, ParallelFor parallel_for); \
+  bool scatter_lines(const LineScatter& call, int64_t& outside, int64_t threads, ParallelFor parallel_for);   \
   }
 TR_DECLARE(baseline)
 TR_DECLARE(avx2)
@@ -34,6 +36,7 @@ struct InstructionSet {
   bool (*rowwise_rows)(const RowwiseCall&, bool across, int64_t threads, ParallelFor);
   bool (*reduce_segments)(const SegmentReduction&, int64_t threads, ParallelFor);
   bool (*index_segments)(const SegmentIndex&, int64_t& outside, int64_t threads, ParallelFor);
+  bool (*scatter_lines)(const LineScatter&, int64_t& outside, int64_t threads, ParallelFor);
 };
 
 #if defined(__x86_64__)
@@ -50,11 +53,12 @@ constexpr InstructionSet kSets[] = {
 // Widest first.
 #if defined(__x86_64__)
     {"avx512", has_avx512, avx512::reduce, avx512::scan, avx512::rowwise_rows, avx512::reduce_segments,
-     avx512::index_segments},
-    {"avx2", has_avx2, avx2::reduce, avx2::scan, avx2::rowwise_rows, avx2::reduce_segments, avx2::index_segments},
+     avx512::index_segments, avx512::scatter_lines},
+    {"avx2", has_avx2, avx2::reduce, avx2::scan, avx2::rowwise_rows, avx2::reduce_segments, avx2::index_segments,
+     avx2::scatter_lines},
 #endif
     {"baseline", [] { return true; }, baseline::reduce, baseline::scan, baseline::rowwise_rows,
-     baseline::reduce_segments, baseline::index_segments},
+     baseline::reduce_segments, baseline::index_segments, baseline::scatter_lines},
 };
 
 std::atomic<const InstructionSet*>& current() {
@@ -86,6 +90,12 @@ void reduce_segments(const SegmentReduction& call, int64_t threads, ParallelFor 
 int64_t index_segments(const SegmentIndex& call, int64_t threads, ParallelFor parallel_for) {
   int64_t outside = -1;
   if (!current().load()->index_segments(call, outside, threads, parallel_for)) throw std::bad_alloc();
+  return outside;
+}
+
+int64_t scatter_lines(const LineScatter& call, int64_t threads, ParallelFor parallel_for) {
+  int64_t outside = -1;
+  if (!current().load()->scatter_lines(call, outside, threads, parallel_for)) throw std::bad_alloc();
   return outside;
 }
 

@@ -1,6 +1,10 @@
 // The CPU kernels of reductions by segments. Compiled once per instruction set.
 #include "cpu/segments.h"
 
+#include <utility>
+
+#include "cpu/scatter_lines.h"
+
 namespace torchreduce::cpu::TR_ISA {
 namespace {
 
@@ -15,7 +19,27 @@ bool of_values(const SegmentReduction& call, int64_t threads, ParallelFor parall
   }
 }
 
+template <template <class> class Op>
+bool along_lines(const LineScatter& call, int64_t threads, ParallelFor parallel_for) {
+  if (call.in.accumulator == Dtype::F64) return ScatteredLines<Op<double>>::run(call, threads, parallel_for);
+  return ScatteredLines<Op<float>>::run(call, threads, parallel_for);
+}
+
 }  // namespace
+
+bool scatter_lines(const LineScatter& call, int64_t& outside, int64_t threads, ParallelFor parallel_for) {
+  const int64_t places = call.index_outer || call.index_inner ? call.outer * call.rows * call.inner : call.rows;
+  outside = call.index_dtype == Dtype::I32
+                ? first_outside(static_cast<const int32_t*>(call.index), places, call.segments)
+                : first_outside(static_cast<const int64_t*>(call.index), places, call.segments);
+  if (outside >= 0) return true;
+  if (call.rows * call.outer * call.inner < kSerialElements) threads = 1;
+  switch (call.op) {
+    case Reduction::Sum: return along_lines<Sum>(call, threads, parallel_for);
+    case Reduction::Product: return along_lines<Product>(call, threads, parallel_for);
+    default: return ScatteredLines<Extreme<int64_t>>::run(call, threads, parallel_for);
+  }
+}
 
 bool reduce_segments(const SegmentReduction& call, int64_t threads, ParallelFor parallel_for) {
   if (call.outer * call.segments * call.inner == 0) return true;

@@ -39,13 +39,13 @@ template <class Op> struct SegmentRows {
   static constexpr int kResidueLevels = 9, kLeafLevels = 31;
 
   const SegmentReduction& call;
-  int64_t tiles, chunks;  // a task has one of `chunks` of the segments, and one of `tiles` of the columns
+  int64_t tile, tiles, chunks;  // a task has one of `chunks` of the segments, and one of `tiles` of the columns
   bool out_of_memory = false;
 
   static int64_t bytes(int64_t width) {
     return Stack::bytes(kResidueLevels, width) + Stack::bytes(kLeafLevels, width) +
-           Carver::bytes<In>(kTogether * width) + Carver::bytes<In>(width) + Carver::bytes<Acc>(kResidues) +
-           Carver::bytes<In>(kLeaf);
+           Carver::bytes<In>(kTogether * width) + Carver::bytes<In>(width) + Carver::bytes<Acc>(width) +
+           Carver::bytes<Acc>(kResidues) + Carver::bytes<In>(kLeaf);
   }
 
   // `count` elements, `stride` apart from `offset` on: in place, or in `copy`.
@@ -61,10 +61,11 @@ template <class Op> struct SegmentRows {
   const In* row(int64_t base, int64_t place, int64_t count, In* copy) const {
     return elements(base + call.row_at(place) * call.row_stride, call.inner_stride, count, copy);
   }
-  // Asks for the rows that are needed next, which lie anywhere.
-  void prefetch(int64_t base, int64_t place, int64_t end, int64_t count) const {
+  // Asks for rows that are needed soon, which lie anywhere: those of the segments that follow, too.
+  void prefetch(int64_t base, int64_t place, int64_t count) const {
     const int size = size_of(call.in.dtype);
-    for (int64_t p = place; p < least(end, place + kTogether); ++p) {
+    place += kTogether * least(8, 1 + 1024 / (count * size));
+    for (int64_t p = place; p < least(call.rows, place + kTogether); ++p) {
       const char* const x = static_cast<const char*>(call.in.data) + (base + call.row_at(p) * call.row_stride) * size;
       for (int64_t byte = 0; byte < count * size; byte += 64) __builtin_prefetch(x + byte);
     }
@@ -160,23 +161,35 @@ template <class Op> struct SegmentRows {
       to[c] = tree(v);
     }
   }
+  // The places [begin, end), at most kTogether; the first one is row `position` of its segment.
+  void few(int64_t base, int64_t begin, int64_t end, int64_t position, int64_t width, const In* absent, In* copies,
+           Acc* totals) const {
+    const int64_t wide = ceil_div(width, 16) * 16;
+    const In* x[kTogether];
+    if (call.order) prefetch(base, begin, width);
+    for (int i = 0; i < kTogether; ++i)
+      x[i] = begin + i < end ? row(base, begin + i, width, copies + i * wide) : absent;
+    enter_together(x, width, position, totals);
+  }
   void across(int64_t base, int64_t to, int64_t begin, int64_t end, int64_t width, Carver carver) const {
     constexpr int kLevel = __builtin_ctz(kTogether);
     const int64_t wide = ceil_div(width, 16) * 16;
-    Stack residues = Stack::make(carver, kResidueLevels, wide), leaves = Stack::make(carver, kLeafLevels, wide);
     In* const copies = carver.take<In>(kTogether * wide);
     In* const absent = carver.take<In>(wide);
     for (int64_t c = 0; c < wide; ++c) absent[c] = Op{}.absent_element();
+    if (end - begin <= kTogether) {
+      Acc* const totals = carver.take<Acc>(wide);
+      few(base, begin, end, 0, width, absent, copies, totals);
+      return finish_across(base, to, begin, end, width, totals, copies);
+    }
+    Stack residues = Stack::make(carver, kResidueLevels, wide), leaves = Stack::make(carver, kLeafLevels, wide);
     for (int64_t first = begin; first < end; first += kLeaf) {
       const int64_t count = least(kLeaf, end - first);
       residues.count = 0;
       for (int64_t r = 0; r < least(count, kResidues);) {
         if (count <= kResidues) {
-          const In* x[kTogether];
-          if (call.order) prefetch(base, first + r + kTogether, end, width);
-          for (int i = 0; i < kTogether; ++i)
-            x[i] = r + i < count ? row(base, first + r + i, width, copies + i * wide) : absent;
-          enter_together(x, width, first - begin + r, residues.top(kLevel));
+          few(base, first + r, least(first + count, first + r + kTogether), first - begin + r, width, absent, copies,
+              residues.top(kLevel));
           residues.push(kLevel);
           r += kTogether;
           continue;
@@ -191,7 +204,10 @@ template <class Op> struct SegmentRows {
       __builtin_memcpy(leaves.top(), residues.total(), size_t(wide) * sizeof(Acc));
       leaves.push();
     }
-    Acc* const totals = leaves.total();
+    finish_across(base, to, begin, end, width, leaves.total(), copies);
+  }
+  void finish_across(int64_t base, int64_t to, int64_t begin, int64_t end, int64_t width, Acc* totals,
+                     In* copies) const {
     if constexpr (kIsSumOf<Op>) {
       if (call.finish.onto == Onto::Self) {
         const Source self{call.out.values, call.out.dtype, DtypeOf<In>::value};
@@ -231,12 +247,12 @@ template <class Op> struct SegmentRows {
     if (!scratch.data) return __atomic_store_n(&self.out_of_memory, true, __ATOMIC_RELAXED);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t tile = task % self.tiles, chunk = task / self.tiles % self.chunks;
-      self.run(task / self.tiles / self.chunks, tile * kSegmentColumns, self.first_of_chunk(chunk),
+      self.run(task / self.tiles / self.chunks, tile * self.tile, self.first_of_chunk(chunk),
                self.first_of_chunk(chunk + 1), Carver{scratch.data});
     }
   }
   void run(int64_t outer, int64_t column, int64_t segment, int64_t last, Carver carver) const {
-    const int64_t width = least(kSegmentColumns, call.inner - column);
+    const int64_t width = least(tile, call.inner - column);
     const int64_t base = outer * call.outer_stride + column * call.inner_stride;
     for (; segment < last; ++segment) {
       const int64_t begin = call.begin(segment), end = call.begin(segment + 1);
@@ -252,11 +268,25 @@ template <class Op> struct SegmentRows {
     }
   }
 
+  // Whether one segment has more rows than a thread's share of all.
+  static bool has_most(const SegmentReduction& call, int64_t threads) {
+    int64_t most = 0;
+    for (int64_t k = 0, begin = call.begin(0); k < call.segments; ++k) {
+      const int64_t end = call.begin(k + 1);
+      most = end - begin > most ? end - begin : most;
+      begin = end;
+    }
+    return most * threads > call.rows;
+  }
   static bool run(const SegmentReduction& call, int64_t threads, cpu::ParallelFor parallel_for) {
-    const int64_t tiles = ceil_div(call.inner, kSegmentColumns), columns = call.outer * tiles;
+    int64_t tile = least(kSegmentColumns, ceil_div(call.inner, 16) * 16);
+    // A segment that would keep one thread busy while the others are done is shared by columns.
+    while (threads > 1 && tile > 16 && call.outer * ceil_div(call.inner, tile) < threads && has_most(call, threads))
+      tile = ceil_div(tile, 32) * 16;
+    const int64_t tiles = ceil_div(call.inner, tile), columns = call.outer * tiles;
     int64_t chunks = 1;
     if (threads > 1) chunks = least(call.segments, ceil_div(4 * threads, columns));
-    SegmentRows self{call, tiles, chunks};
+    SegmentRows self{call, tile, tiles, chunks};
     if (threads > 1) parallel_for(columns * chunks, body, &self);
     else body(&self, 0, columns * chunks);
     return !self.out_of_memory;

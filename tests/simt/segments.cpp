@@ -350,6 +350,21 @@ void check_keys() {
       printf("FAILED: the key of %lld of %lld\n", static_cast<long long>(index), static_cast<long long>(count));
       exit(1);
     }
+  // Of elements of (2, 3, 4), which go to those of (2, 5, 4).
+  int64_t place = 0;
+  for (int64_t outer = 0; outer < 2; ++outer)
+    for (int64_t row = 0; row < 3; ++row)
+      for (int64_t inner = 0; inner < 4; ++inner, ++place)
+        for (int64_t index : {int64_t(0), int64_t(4), int64_t(5), int64_t(-1)}) {
+          std::vector<int64_t> all(24, index);
+          std::vector<uint8_t> keys(24);
+          KeyCall call{all.data(), Dtype::I64, 24, 40, -1, keys.data(), Elements{12, 5, 4}};
+          call.take(place);
+          const int64_t wanted = index < 0 || index >= 5 ? 40 : (outer * 5 + index) * 4 + inner;
+          if (segments::number_at(keys.data(), segments::key_dtype(40), place) == wanted) continue;
+          printf("FAILED: the key of element %lld\n", static_cast<long long>(place));
+          exit(1);
+        }
 }
 
 }  // namespace

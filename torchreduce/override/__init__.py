@@ -36,9 +36,7 @@ class _Said:
 _said = [_Said()]  # the last one counts; blocks may close in any order, as those of several threads do
 
 
-def enable(
-    *, cpu: bool = False, compile: bool = True, products: Products = False, exclude: Sequence[str] = ()
-) -> None:
+def enable(*, cpu: bool = False, compile: bool = True, products: Products = False, exclude: Sequence[str] = ()) -> None:
     """Override torch's reductions, scans, scatters, softmax, losses and norms with torchreduce's.
 
     The override applies to calls on CUDA and ROCm tensors, and with cpu=True also on CPU tensors. It covers Tensor
@@ -56,8 +54,8 @@ def enable(
     torch's.
 
     exclude has the names of scatters that are left to torch, whose atomics are faster for single elements that go to
-    many places: index_add, scatter_add, scatter_reduce, index_reduce, scatter, index_put, put. On a CPU torch's index_add
-    calls scatter_add.
+    many places: index_add, scatter_add, scatter_reduce, index_reduce, scatter, index_put, put, embedding_bag, bincount,
+    segment_reduce. On a CPU torch's own index_add calls scatter_add.
 
     The override holds for the process until disable(). In a process that starts anew, such as a
     worker, set TORCHREDUCE_ENABLE=1 (or cpu, to include CPU tensors): importing torchreduce then enables the override.

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from .. import bags, ops
+from .._autograd.reductions import divided
 from ..segmented import Segments, segments
 
 _MODES = ("sum", "mean", "max")
@@ -46,16 +47,16 @@ def backward(
         number = maximum_indices.long() * columns + torch.arange(columns, device=grad.device)
         number = torch.where((bag_size > 0)[:, None] & (maximum_indices >= 0), number, size * columns)
         places = segments(number.reshape(-1), size * columns + 1)
-        sums: Tensor = ops.sum(grad.reshape(-1), 0, segments=places)  # type: ignore[assignment]
+        sums: Tensor = ops.sum(grad.reshape(-1), 0, segments=places)
         return sums[:-1].reshape(size, columns)
     share = grad
     if mode == 1:
-        share = grad.to(_wide(grad)) / bag_size.clamp(min=1).to(_wide(grad))[:, None]
+        share = divided(grad, bag_size.clamp(min=1)[:, None], _wide(grad))
     rows = share.index_select(0, offset2bag)
     if per_sample_weights is not None:
         rows = rows.to(_wide(grad)) * per_sample_weights.to(_wide(grad))[:, None]
     places = segments(torch.where(indices == padding_idx, size, indices), size + 1)
-    total: Tensor = ops.sum(rows, 0, segments=places)  # type: ignore[assignment]
+    total: Tensor = ops.sum(rows, 0, segments=places)
     return total[:-1].to(grad.dtype)
 
 
@@ -66,5 +67,5 @@ def weights_backward(
     """The gradient of per_sample_weights."""
     wide = _wide(grad)
     products = grad.to(wide).index_select(0, offset2bag) * weight.to(wide).index_select(0, indices)
-    total: Tensor = ops.sum(products, 1)  # type: ignore[assignment]
+    total: Tensor = ops.sum(products, 1)
     return total.to(weight.dtype).masked_fill(indices == padding_idx, 0)

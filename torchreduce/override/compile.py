@@ -62,9 +62,7 @@ def install() -> None:
         torch._dynamo.reset()  # what was compiled before has no guard
 
 
-def _compile(
-    plain: Any, wrapper: Any, graph: Any, inputs: Any, devices: int, excluded: str, **options: Any
-) -> Any:
+def _compile(plain: Any, wrapper: Any, graph: Any, inputs: Any, devices: int, excluded: str, **options: Any) -> Any:
     """Compile by Inductor, with torchreduce's pass, and then the user's own pass if there is one."""
     from .graph import Rewrite, whole
 

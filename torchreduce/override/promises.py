@@ -75,7 +75,7 @@ _PROMISES = {
     ),
     **dict.fromkeys(("gather", "take_along_dim", "index_select", "repeat_interleave", "take"), _GATHERED),
     "embedding_bag": Promise(
-        "bitwise identical to torchreduce's function, with its gradients: a bag depends on its own rows, a row's gradient "
+        "bitwise identical to torchreduce's function, with its gradients: a bag depends on its own rows, that of a row "
         "on the gradients at its indices. With sparse=True and scale_grad_by_freq=True the gradients are torch's",
         "bitwise identical to eager for the same input; ops fused before it may round differently",
     ),

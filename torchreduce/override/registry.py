@@ -32,7 +32,9 @@ class Rows:
         self.register_products = self._library.torchreduce_aten_register_products
 
     def names(self) -> list[str]:
-        return [self._library.torchreduce_aten_name(row).decode() for row in range(self._library.torchreduce_aten_rows())]
+        return [
+            self._library.torchreduce_aten_name(row).decode() for row in range(self._library.torchreduce_aten_rows())
+        ]
 
     def exclude(self, overloads: frozenset[str]) -> None:
         """Leave these to torch, and no others."""

@@ -16,9 +16,9 @@ inline Tensor reduced_segments(const Op& op, const Tensor& x, const Tensor& offs
   const Tensor from = is_one_matrix(read(x), 0) ? x : x.contiguous(), bounds = offsets.contiguous();
   const Tensor values = allocate(sizes, Dtype(x.scalar_type()), x);
   if (indices) *indices = allocate(sizes, Dtype::I64, x);
-  reduce_segments_into(op.name, op, read(from), 0, read(bounds), order.defined() ? order.const_data_ptr<int64_t>() : nullptr,
-                       types_of(op, read(from), {}), values.mutable_data_ptr(),
-                       indices ? indices->mutable_data_ptr() : nullptr);
+  reduce_segments_into(op.name, op, read(from), 0, read(bounds),
+                       order.defined() ? order.const_data_ptr<int64_t>() : nullptr, types_of(op, read(from), {}),
+                       values.mutable_data_ptr(), indices ? indices->mutable_data_ptr() : nullptr);
   return values;
 }
 // Whether all numbers are within [least, most]; those of a GPU are not looked at.
@@ -206,7 +206,9 @@ struct SegmentReduce {
   static R call(Why& why, const Tensor& x, std::string_view reduce, const MaybeTensor& lengths,
                 const MaybeTensor& indices, const MaybeTensor& offsets, int64_t axis, bool unsafe,
                 const std::optional<at::Scalar>& initial) {
-    const Op* const op = reduce == "max" ? &k_amax : reduce == "min" ? &k_amin : reduction_of(Names::ScatterReduce, reduce);
+    const Op* const op = reduce == "max"   ? &k_amax
+                         : reduce == "min" ? &k_amin
+                                           : reduction_of(Names::ScatterReduce, reduce);
     const bool by_offsets = given(offsets);
     if (by_offsets == given(lengths) || given(indices) || initial || axis != 0 || !op || reduce[0] == 'a')
       why = Why::Option;

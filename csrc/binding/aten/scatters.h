@@ -45,8 +45,8 @@ struct Scattering {
       if (source.size(k) != (k == dim ? index.size(0) : part.size(k))) return Why::Dims;
     return Why::Served;
   }
-  // index may be smaller than source, and than self but along dim. Where it is the same for all elements of a row, it is
-  // one a row.
+  // index may be smaller than source, and than self but along dim. Where it is the same for all elements of a row, it
+  // is one a row.
   Why plan_elements(const Tensor& self, int64_t along, const Tensor& of, const Tensor& from) {
     if (const Why why = plan(self, of, from); why != Why::Served) return why;
     const std::optional<int> d = scanned(self, along);
@@ -231,8 +231,8 @@ struct IndexPut {
     if (why == Why::Served) moved.copy_(some);
     return self;
   }
-  // Of each place the number that its indices make, in row-major order of these dims of self; -1 if one is out of range.
-  // Nothing if they do not broadcast.
+  // Of each place the number that its indices make, in row-major order of these dims of self; -1 if one is out of
+  // range. Nothing if they do not broadcast.
   static Tensor numbered(const Tensor& self, at::IntArrayRef along, const at::SmallVector<Tensor, 4>& indices) {
     Tensor number, outside;
     at::DimVector shape;
