@@ -312,28 +312,56 @@ void check(const AnyCase& c, uint32_t seed) {
   }
 }
 
-// Offsets that fall, overlap or lie outside: nothing is read or written elsewhere, whatever the sums are. (Segments of
-// several leaves that overlap also share what they keep of these, as no others do.)
+// Offsets that fall, overlap or lie outside: each segment has the rows between its own two, within the tensor.
 void check_wrong_offsets(uint32_t seed) {
-  const int64_t rows = kLeaf, columns = 4;
-  const std::vector<char> x = make_elements(Dtype::F32, rows * columns, seed, Values::Plain);
+  const int64_t rows = kLeaf + 5;
   std::vector<int64_t> offsets{-5, 1500, 1000, int64_t(1) << 40};
   for (int i = 0; i < 20; ++i) offsets.insert(offsets.end(), {0, rows});
   const int64_t segments = int64_t(offsets.size()) - 1;
-  std::vector<char> out(size_t(segments * columns * 4));
-  PlannedSegments call{};
-  call.in = Source{x.data(), Dtype::F32, Dtype::F32};
-  call.out = Output{out.data(), nullptr, Dtype::F32};
-  call.rows = rows;
-  call.inner = columns;
-  call.segments = segments;
-  call.row_stride = columns;
-  call.inner_stride = 1;
-  call.offsets = offsets.data();
-  simt::options.seed = seed;
-  run(call, 2, gpu::reduce_segments, "wrong offsets of few columns");
-  call.inner = 1;
-  run(call, 2, gpu::reduce_segments, "wrong offsets");
+  for (int64_t columns : {1, 3, 12})
+    for (Reduction op : {Reduction::Sum, Reduction::Extreme}) {
+      const std::vector<char> x = make_elements(Dtype::F32, rows * columns, seed, Values::Plain);
+      std::vector<char> out(size_t(segments * columns * 4)), wanted = out;
+      PlannedSegments call{};
+      call.op = op;
+      call.in = Source{x.data(), Dtype::F32, Dtype::F32};
+      call.rows = rows;
+      call.inner = call.row_stride = columns;
+      call.segments = segments;
+      call.inner_stride = 1;
+      call.offsets = offsets.data();
+      call.out = Output{wanted.data(), nullptr, Dtype::F32};
+      expect(call);
+      call.out.values = out.data();
+      simt::options.seed = seed;
+      const std::string what = "wrong offsets of " + std::to_string(columns) + " columns";
+      run(call, 2, gpu::reduce_segments, what);
+      if (out != wanted) fail(what + ": bits differ");
+    }
+}
+
+// Sums of float32 that go to 16 bits.
+void check_narrow_results(uint32_t seed) {
+  for (int64_t columns : {1, 12}) {
+    const Lengths lengths = {5, 0, 200, 2500, 1};
+    const std::vector<int64_t> offsets = offsets_of(lengths, 0);
+    const int64_t rows = offsets.back(), count = int64_t(lengths.size()) * columns;
+    const std::vector<char> x = make_elements(Dtype::F32, rows * columns, seed, Values::Plain);
+    std::vector<char> out(size_t(count * 2)), wanted = out;
+    PlannedSegments call{};
+    call.op = Reduction::Sum;
+    call.in = Source{x.data(), Dtype::F32, Dtype::F32};
+    call.rows = rows;
+    call.inner = call.row_stride = columns;
+    call.segments = int64_t(lengths.size());
+    call.inner_stride = 1;
+    call.offsets = offsets.data();
+    call.out = Output{wanted.data(), nullptr, Dtype::BF16};
+    expect(call);
+    call.out.values = out.data();
+    run(call, 2, gpu::reduce_segments, "sums of float32 in bfloat16");
+    if (out != wanted) fail("sums of float32 in bfloat16: bits differ");
+  }
 }
 
 // Keys are in the order of the numbers of their segments, whatever type they have.
@@ -377,6 +405,7 @@ long check_segments(uint32_t seed, long every, bool few) {
   };
   check_keys();
   check_wrong_offsets(seed);
+  check_narrow_results(seed);
   for (Dtype dtype : {Dtype::F32, Dtype::BF16, Dtype::F64, Dtype::F16}) {
     if (few && dtype == Dtype::F16) continue;
     for (const Case& c :

@@ -3,6 +3,7 @@
 // Those are listed: leaves by what is left of them, and segments of several leaves, whose values lie in the workspace
 // until fold_segment_leaves() makes one of them.
 #pragma once
+#include "granule.cuh"
 #include "kernels/common/collective.cuh"
 #include "segments.h"
 
@@ -77,8 +78,37 @@ template <class Op, int V, int N> __device__ __forceinline__ Columns<Op, V> neig
   return x[0];
 }
 
-// Lists the segments of a warp's lanes that are `long`, of so many rows each. Those of offsets that fall may have more
-// leaves than there is room for, and are left out then.
+template <class Op, int V> using SegmentWords = Packed<uint32_t, Columns<Op, V>::kWords>;
+
+template <class Op, int V>
+__device__ __forceinline__ Columns<Op, V> load_columns(const SegmentReduction& call, bool wanted, int64_t offset) {
+  using E = typename Op::Element;
+  const E* const from = static_cast<const E*>(call.in.data) + offset;
+  SegmentWords<Op, V> words{};
+  if (wanted) {
+    if constexpr (V == 1) {
+      const E e = *global(from);
+      memcpy(&words, &e, sizeof e);
+    } else {
+      words = load_wide(reinterpret_cast<const SegmentWords<Op, V>*>(from));
+    }
+  }
+  return wanted ? Columns<Op, V>::load(call.options, words.item) : Columns<Op, V>::absent();
+}
+// How many rows a team takes, at most, of a segment of packed_segments.cuh, whose block has so many in all.
+__device__ __forceinline__ int most_packed_rows(const SegmentReduction& call, int64_t all) {
+  const int room = segments::staged_rows(size_of(call.in.dtype), int(call.inner));
+  return all > int64_t(segments::kMostFills) * room ? segments::kShort : room < kLeaf ? room : kLeaf;
+}
+// The same of segment number s; packed: how many segments a block has there, or 0.
+__device__ __forceinline__ int most_rows(const SegmentReduction& call, int packed, int64_t s) {
+  if (!packed) return segments::kShort;
+  const int64_t outer = s / call.segments, first = (s - outer * call.segments) / packed * packed;
+  return most_packed_rows(call, call.begin(segments::least(first + packed, call.segments)) - call.begin(first));
+}
+
+// Lists the segments of a warp's lanes that are `long`, of so many rows each. Offsets that fall may have more of them
+// than there is room for: then nothing is listed (all_listed), and the last kernel takes them all.
 __device__ __forceinline__ void list_segments(const SegmentReduction& call, const segments::Work& work, bool is_long,
                                               int64_t numbered, int64_t rows) {
   if (!ballot(is_long)) return;
@@ -102,17 +132,20 @@ __device__ __forceinline__ void list_segments(const SegmentReduction& call, cons
   if (ballot(several)) {
     one = reserved(1, several);
     slot = reserved(2, several ? leaves : 0);
-    if (!several) slot = -1;
   }
-  const bool fits = at + leaves <= segments::most_leaves(call) && one + several <= segments::most_several(call) &&
-                    slot + leaves <= segments::most_slots(call);
+  const int64_t most = segments::most_leaves(call);
 #pragma unroll 1
-  for (int64_t k = 0; k < leaves; ++k)
-    if (at + k < segments::most_leaves(call))
-      global(work.leaves)[at + k] = fits ? segments::Leaf{numbered, k * kLeaf, several ? slot + k : -1}
-                                         : segments::Leaf{-1, 0, -1};
-  if (several && one < segments::most_several(call))
-    global(work.several)[one] = {fits ? numbered : -1, slot};
+  for (int64_t k = 0; k < leaves && at + k < most; ++k)
+    global(work.leaves)[at + k] = {numbered, k * kLeaf, several ? slot + k : -1};
+  if (several && one < segments::most_several(call)) global(work.several)[one] = {numbered, slot};
+}
+__device__ __forceinline__ bool all_listed(const SegmentReduction& call, const segments::Work& work) {
+  const uint64_t* const counts = global(work.counts);
+  return int64_t(counts[0]) <= segments::most_leaves(call) && int64_t(counts[1]) <= segments::most_several(call) &&
+         int64_t(counts[2]) <= segments::most_slots(call);
+}
+__device__ __forceinline__ int64_t listed_leaves(const SegmentReduction& call, const segments::Work& work) {
+  return all_listed(call, work) ? int64_t(global(work.counts)[0]) : 0;
 }
 // The value of a listed leaf: of a segment's only one, or of one among others.
 template <class Op>
@@ -124,25 +157,60 @@ __device__ __forceinline__ void store_leaf(const SegmentReduction& call, const s
   global(static_cast<Kept*>(work.sums))[leaf.slot * call.inner + column] = Kept(Op::far(value, 0));
 }
 
-// The trees over the leaves of segments that have several. Op: Sum<float>, Sum<double> or Extreme<int64_t>. A block has
-// a segment and a column a lane, and then others; each of its warps has a part of the leaves. Shared memory: the values
-// of these parts, [warp][lane].
+// A column of a segment, by a warp, element by element.
+template <class Op>
+__device__ __forceinline__ void reduce_alone(const SegmentReduction& call, const SegmentAt& of, int64_t column) {
+  using Acc = typename Op::Acc;
+  const auto join = [](const Acc& a, const Acc& b) { return Op::combine(a, b); };
+  TreeStack<Acc, 24> leaves;
+#pragma unroll 1
+  for (int64_t first = 0; first < of.rows; first += kLeaf) {
+    const int64_t end = segments::least(of.rows, first + kLeaf);
+    TreeStack<Acc, 4> parts;  // of neighbouring residues, one a lane
+#pragma unroll 1
+    for (int64_t r = first; r < first + kResidues; r += kLanes) {
+      Acc value = Op::absent();
+#pragma unroll 1
+      for (int64_t i = r + lane_id(); i < end; i += kResidues) {
+        const int64_t at = of.outer * call.outer_stride + row_at(call, of.begin + i) * call.row_stride + column;
+        value = Op::combine(value, Op{call.options}.load(load_element<Op>(call, at), 0));
+      }
+#pragma unroll 1
+      for (int d = 1; d < kLanes; d *= 2) value = Op::combine(value, shuffle(value, lane_id() ^ d));
+      parts.push(value, join);
+    }
+    leaves.push(parts.total(Op::absent(), join), join);
+  }
+  if (lane_id() == 0) finish_one<Op>(call, leaves.total(Op::absent(), join), of.rows, of.out * call.inner + column);
+}
+
+// The trees over the leaves of segments that have several; or, where not all were listed, all that are long. Op:
+// Sum<float>, Sum<double> or Extreme<int64_t>. A block has a segment and a column a lane, and then others; each of its
+// warps has a part of the leaves. Shared memory: the values of these parts, [warp][lane].
 template <class Op>
 __global__ void __launch_bounds__(segments::kThreads)
-    fold_segment_leaves(TR_GRID_CONSTANT SegmentReduction call, TR_GRID_CONSTANT segments::Work work) {
+    fold_segment_leaves(TR_GRID_CONSTANT SegmentReduction call, TR_GRID_CONSTANT segments::Work work, int packed) {
   using namespace segments;
   using Near = typename Op::Near;
   using Column = Columns<Op, 1>;
   constexpr int kAtOnce = 8, kParts = kThreads / kTeam;
   __shared__ Near values[kParts][kTeam];
   const int lane = int(threadIdx.x) % kTeam, part = int(threadIdx.x) / kTeam;
-  const int64_t tiles = (call.inner + kTeam - 1) / kTeam;
-  const int64_t units = least(int64_t(global(work.counts)[1]), most_several(call)) * tiles;
+  if (!all_listed(call, work)) {
+#pragma unroll 1
+    for (int64_t s = int64_t(blockIdx.x) * kParts + part; s < segment_count(call); s += int64_t(gridDim.x) * kParts) {
+      const SegmentAt of = segment_at(call, s);
+      if (of.rows <= most_rows(call, packed, s)) continue;
+#pragma unroll 1
+      for (int64_t column = 0; column < call.inner; ++column) reduce_alone<Op>(call, of, column);
+    }
+    return;
+  }
+  const int64_t tiles = (call.inner + kTeam - 1) / kTeam, units = int64_t(global(work.counts)[1]) * tiles;
   const auto* const kept = global(static_cast<const typename Op::Acc*>(work.sums));
 #pragma unroll 1
   for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const Several listed = global(work.several)[unit / tiles];
-    if (listed.segment < 0) continue;
     const int64_t column = unit % tiles * kTeam + lane;
     const SegmentAt of = segment_at(call, listed.segment);
     const int64_t leaves = (of.rows + kLeaf - 1) / kLeaf;

@@ -7,7 +7,6 @@
 // Shared memory: where the block's segments begin; rows, with a word left free after each 32, so that lanes some words
 // apart do not meet in a bank; which are left.
 #pragma once
-#include "granule.cuh"
 #include "segment_columns.cuh"
 
 namespace torchreduce::gpu {
@@ -71,8 +70,7 @@ __device__ __forceinline__ int stage_run(Stage& stage, const E* x, int64_t first
 template <int kLevel, class One, int kLevels>
 __device__ __forceinline__ void push_value(One (&slot)[kLevels], int count, const One& value) {
   if (!(count >> kLevel & 1)) slot[kLevel] = value;
-  else if constexpr (kLevel + 1 < kLevels)
-    push_value<kLevel + 1>(slot, count, One::combine(slot[kLevel], value));
+  else if constexpr (kLevel + 1 < kLevels) push_value<kLevel + 1>(slot, count, One::combine(slot[kLevel], value));
 }
 
 // The value of `rows` staged elements, each `step` after the one before, by a team of lanes; in each of them.
@@ -139,8 +137,7 @@ __global__ void TR_BLOCKS_BOUND(segments::kThreads, sizeof(typename Op::Element)
   for (int i = t; i <= count; i += kThreads)
     begin[i] = offset_within(global(call.offsets), call.offsets_dtype, first + i, call.rows);
   __syncthreads();
-  const bool full = begin[count] - begin[0] > int64_t(kMostFills) * room;
-  const int most = full ? kShort : room < kLeaf ? room : kLeaf;
+  const int most = most_packed_rows(call, begin[count] - begin[0]);
   const auto rows_of = [&](int s) { return begin[s + 1] > begin[s] ? begin[s + 1] - begin[s] : 0; };
   bool fall = false;
   for (int i = t; i - t < count; i += kThreads) {

@@ -6,28 +6,10 @@
 // are narrow a warp has a leaf and the columns of one thread, a lane the residues as far apart as a warp has lanes.
 // Shared memory: of a block's leaf, where its rows are, and the values of each eight residues.
 #pragma once
-#include "granule.cuh"
 #include "listed_segments.cuh"
 
 namespace torchreduce::gpu {
 
-template <class Op, int V> using SegmentWords = Packed<uint32_t, Columns<Op, V>::kWords>;
-
-template <class Op, int V>
-__device__ __forceinline__ Columns<Op, V> load_columns(const SegmentReduction& call, bool wanted, int64_t offset) {
-  using E = typename Op::Element;
-  const E* const from = static_cast<const E*>(call.in.data) + offset;
-  SegmentWords<Op, V> words{};
-  if (wanted) {
-    if constexpr (V == 1) {
-      const E e = *global(from);
-      memcpy(&words, &e, sizeof e);
-    } else {
-      words = load_wide(reinterpret_cast<const SegmentWords<Op, V>*>(from));
-    }
-  }
-  return wanted ? Columns<Op, V>::load(call.options, words.item) : Columns<Op, V>::absent();
-}
 // The results of a segment of so many rows, in the input's type.
 template <class Op>
 __device__ __forceinline__ typename Op::Element result_of(const SegmentReduction& call, typename Op::Near near,
@@ -49,11 +31,12 @@ template <class Op, int V>
 __device__ __forceinline__ void store_columns(const SegmentReduction& call, int64_t offset, const Columns<Op, V>& x,
                                               int64_t rows) {
   using E = typename Op::Element;
+  if constexpr (V == 1)
+    if (call.out.dtype != DtypeOf<E>::value) return finish_one<Op>(call, x.of[0], rows, offset);
   E* const to = global(static_cast<E*>(call.out.values)) + offset;
   E e[V];
 #pragma unroll
-  for (int c = 0; c < V; ++c)
-    e[c] = result_of<Op>(call, x.of[c], rows, call.finish.onto == Onto::Self ? to[c] : E{});
+  for (int c = 0; c < V; ++c) e[c] = result_of<Op>(call, x.of[c], rows, call.finish.onto == Onto::Self ? to[c] : E{});
   if constexpr (V == 1) {
     *to = e[0];
   } else {
@@ -175,12 +158,11 @@ __global__ void TR_BLOCKS_BOUND(segments::kThreads, segments::leaf_blocks(sizeof
   __shared__ typename Op::Near values[kEighths][kTeam * V];
   const int t = int(threadIdx.x), width = team * V;
   const int64_t tiles = (call.inner + width - 1) / width;
-  const int64_t units = least(int64_t(global(work.counts)[0]), most_leaves(call)) * tiles;
+  const int64_t units = listed_leaves(call, work) * tiles;
 #pragma unroll 1
   for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const int64_t listed = unit / tiles, tile = (unit - listed * tiles) * width;
     const Leaf leaf = global(work.leaves)[listed];
-    if (leaf.segment < 0) continue;
     const SegmentAt of = segment_at(call, leaf.segment);
     const int64_t place = of.begin + leaf.first, base = of.outer * call.outer_stride;
     const int rows = int(least(of.rows - leaf.first, kLeaf));
@@ -212,13 +194,12 @@ __global__ void TR_BLOCKS_BOUND(segments::kThreads, V == 1 ? 3 : 2)
   constexpr int kEach = kResidues / kLanes, kWarps = kThreads / kLanes;
   const int lane = lane_id();
   const int64_t tiles = (call.inner + V - 1) / V;
-  const int64_t units = least(int64_t(global(work.counts)[0]), most_leaves(call)) * tiles;
+  const int64_t units = listed_leaves(call, work) * tiles;
 #pragma unroll 1
   for (int64_t unit = int64_t(blockIdx.x) * kWarps + int(threadIdx.x) / kLanes; unit < units;
        unit += int64_t(gridDim.x) * kWarps) {
     const int64_t listed = unit / tiles, column = (unit - listed * tiles) * V;
     const Leaf leaf = global(work.leaves)[listed];
-    if (leaf.segment < 0) continue;
     const SegmentAt of = segment_at(call, leaf.segment);
     const int rows = int(least(of.rows - leaf.first, kLeaf));
     const int64_t place = of.begin + leaf.first, base = of.outer * call.outer_stride;

@@ -25,7 +25,8 @@ static void launch_columns(const SegmentReduction& call, const SegmentPlan& plan
   if (plan.leaf_team)
     enqueue(reduce_segment_leaves<Op, V>, plan.leaf_blocks, kThreads, 0, queue, call, plan.leaf_team, work);
   else enqueue(reduce_narrow_leaves<Op, V>, plan.leaf_blocks, kThreads, 0, queue, call, work);
-  if (plan.fold_blocks) enqueue(fold_segment_leaves<Finishing<Op>>, plan.fold_blocks, kThreads, 0, queue, call, work);
+  const int packed = plan.way == SegmentWay::Packed ? plan.each : 0;
+  enqueue(fold_segment_leaves<Finishing<Op>>, plan.fold_blocks, kThreads, 0, queue, call, work, packed);
 }
 template <class Op>
 static void launch_columns(const SegmentReduction& call, const SegmentPlan& plan, const segments::Work& work,

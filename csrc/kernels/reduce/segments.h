@@ -53,8 +53,10 @@ constexpr int kMostFills = 16;      // of a block's shared memory: of more, all 
 TR_HD constexpr int staged_rows(int size, int columns) { return kStageBytes / size / columns; }
 
 // What the workspace holds. A segment is outer * segments + segment. Lists are in any order.
-struct Leaf { int64_t segment, first, slot; };  // first: row of the segment; slot: where its values go, or -1: its only one
-struct Several { int64_t segment, slot; };      // a segment of several leaves, and the first one's slot
+struct Leaf {
+  int64_t segment, first, slot;
+};                                          // first: row of the segment; slot: where its values go, or -1: its only one
+struct Several { int64_t segment, slot; };  // a segment of several leaves, and the first one's slot
 struct Work {
   uint64_t* counts;  // of leaves, of segments of several, of slots
   Leaf* leaves;      // of segments that are not short
@@ -79,8 +81,7 @@ inline int64_t lay_out(const SegmentReduction& call, void* workspace, Work& work
   work.counts = reinterpret_cast<uint64_t*>(take(3, 8));
   work.leaves = reinterpret_cast<Leaf*>(take(most_leaves(call), sizeof(Leaf)));
   work.several = reinterpret_cast<Several*>(take(most_several(call), sizeof(Several)));
-  work.sums =
-      take(most_slots(call) * call.inner, call.op == Reduction::Sum && call.in.dtype != Dtype::F64 ? 4 : 8);
+  work.sums = take(most_slots(call) * call.inner, call.op == Reduction::Sum && call.in.dtype != Dtype::F64 ? 4 : 8);
   return bytes;
 }
 
@@ -142,7 +143,8 @@ inline void plan_leaves(const SegmentReduction& call, const DeviceFacts& device,
     p.leaf_blocks = std::min(leaf_blocks(size_of(call.in.dtype), call.op == Reduction::Sum) * multiprocessors,
                              most_leaves(call) * tiles(p.leaf_team));
   }
-  p.fold_blocks = std::min(4 * multiprocessors, most_several(call) * ceil_div(call.inner, kTeam));
+  if (p.leaf_blocks)
+    p.fold_blocks = std::clamp<int64_t>(most_several(call) * ceil_div(call.inner, kTeam), 1, 4 * multiprocessors);
   Work work;
   p.workspace = lay_out(call, nullptr, work);
 }
