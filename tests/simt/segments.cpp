@@ -386,7 +386,8 @@ void check_keys() {
         for (int64_t index : {int64_t(0), int64_t(4), int64_t(5), int64_t(-1)}) {
           std::vector<int64_t> all(24, index);
           std::vector<uint8_t> keys(24);
-          KeyCall call{all.data(), Dtype::I64, 24, 40, -1, keys.data(), Elements{12, 5, 4}};
+          KeyCall call{all.data(), Dtype::I64, 24, 40, -1, Elements{12, 5, 4}};
+          call.torchs = keys.data();
           call.take(place);
           const int64_t wanted = index < 0 || index >= 5 ? 40 : (outer * 5 + index) * 4 + inner;
           if (segments::number_at(keys.data(), segments::key_dtype(40), place) == wanted) continue;
