@@ -11,7 +11,9 @@
 
 namespace torchreduce::gpu {
 
-using Stage = uint32_t[(segments::kStageBytes + 16) / 4 + (segments::kStageBytes + 16) / 128 + 1];
+// With room for a granule that begins or ends elsewhere, and for eight rows that are read and left out.
+constexpr int kStageWords = (segments::kStageBytes + 32 + 8 * 8 * segments::kPackedColumns) / 4;
+using Stage = uint32_t[kStageWords + kStageWords / 32 + 1];
 __device__ __forceinline__ int staged_word(int i) { return i + i / 32; }
 
 template <class Op>
@@ -90,19 +92,19 @@ __device__ __forceinline__ typename Op::Near staged_value(const SegmentReduction
   int count = 0;
 #pragma unroll 1
   for (int r = begin; r < end; r += 8) {
-    One x[8];
-    if (r + 8 <= rows) {
+    One x[8];  // what lies beyond the segment is read, and left out: reading is cheaper than a branch
 #pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] = staged<Op>(call, stage, first + (r + i) * step);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] = r + i < rows ? staged<Op>(call, stage, first + (r + i) * step) : One::absent();
+    for (int i = 0; i < 8; ++i) {
+      x[i] = staged<Op>(call, stage, first + (r + i) * step);
+      if (r + i >= rows) x[i] = One::absent();
     }
 #pragma unroll 1
     for (int k = r + kResidues; k < rows; k += kResidues) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        if (k + i < rows) x[i] = join(x[i], staged<Op>(call, stage, first + (k + i) * step));
+      for (int i = 0; i < 8; ++i) {
+        const One next = staged<Op>(call, stage, first + (k + i) * step);
+        if (k + i < rows) x[i] = join(x[i], next);
+      }
     }
     push_value<0>(slot, count, neighbours_tree(x));
     ++count;
@@ -118,7 +120,7 @@ __device__ __forceinline__ typename Op::Near staged_value(const SegmentReduction
 }
 
 template <class Op>
-__global__ void TR_BLOCKS_BOUND(segments::kThreads, sizeof(typename Op::Element) == 8 ? 3 : 4)
+__global__ void TR_BLOCKS_BOUND(segments::kThreads, sizeof(typename Op::Element) == 8 ? 2 : 4)
     reduce_packed_segments(TR_GRID_CONSTANT SegmentReduction call, int each, int team,
                            TR_GRID_CONSTANT segments::Work work) {
   using namespace segments;
@@ -157,12 +159,15 @@ __global__ void TR_BLOCKS_BOUND(segments::kThreads, sizeof(typename Op::Element)
       ++s;
       continue;
     }
-    // Those that follow as long as there is room; where any fall, each by itself.
+    // Those that follow as long as there is room, by 32 and by one; where any fall, each by itself.
     const int64_t from = begin[s];
-    int end = s + 1;
-#pragma unroll 1
-    for (int step = fall ? 0 : kMostEach; step > 0; step /= 2)
-      if (end + step <= count && begin[end + step] - from <= room) end += step;
+    int end = s;
+#pragma unroll
+    for (int step = kLanes; step > 0; step /= kLanes) {
+      const int next = end + (lane_id() + 1) * step;
+      end += step * bits_set(ballot(!fall && next <= count && begin[next < count ? next : count] - from <= room));
+    }
+    if (end == s) ++end;
     const int64_t last = begin[end] > from ? begin[end] : from;
     const int ahead = stage_run(stage, x, from * columns, last * columns, call.rows * columns);
     __syncthreads();

@@ -192,6 +192,7 @@ __global__ void TR_BLOCKS_BOUND(segments::kThreads, V == 1 ? 3 : 2)
   using namespace segments;
   using Row = Columns<Op, V>;
   constexpr int kEach = kResidues / kLanes, kWarps = kThreads / kLanes;
+  constexpr int kAtOnce = V > 1 || sizeof(typename Op::Element) == 8 ? 1 : 2;  // rows of each residue on their way
   const int lane = lane_id();
   const int64_t tiles = (call.inner + V - 1) / V;
   const int64_t units = listed_leaves(call, work) * tiles;
@@ -207,16 +208,21 @@ __global__ void TR_BLOCKS_BOUND(segments::kThreads, V == 1 ? 3 : 2)
 #pragma unroll
     for (int k = 0; k < kEach; ++k) residue[k] = Row::absent();
     const auto take = [&](auto row) {  // row: its place in memory
+      int first = 0;
 #pragma unroll 1
-      for (int first = 0; first < rows; first += kResidues) {
-        Row x[kEach];
+      for (; first + kAtOnce * kResidues <= rows; first += kAtOnce * kResidues) {
+        Row x[kAtOnce * kEach];
         const auto at = [&](int k) { return row(first + lane + k * kLanes); };
-        if (first + kResidues <= rows) {
-          load_rows<Op, V, true>(call, at, kEach, column, x);
-        } else {
-          const int left = rows - first - lane;
-          load_rows<Op, V, false>(call, at, left > 0 ? (left + kLanes - 1) / kLanes : 0, column, x);
-        }
+        load_rows<Op, V, true>(call, at, kAtOnce * kEach, column, x);
+#pragma unroll
+        for (int k = 0; k < kAtOnce * kEach; ++k) residue[k % kEach] = Row::combine(residue[k % kEach], x[k]);
+      }
+#pragma unroll 1
+      for (; first < rows; first += kResidues) {
+        Row x[kEach];
+        const int left = rows - first - lane;
+        const auto at = [&](int k) { return row(first + lane + k * kLanes); };
+        load_rows<Op, V, false>(call, at, left > 0 ? (left + kLanes - 1) / kLanes : 0, column, x);
 #pragma unroll
         for (int k = 0; k < kEach; ++k) residue[k] = Row::combine(residue[k], x[k]);
       }
