@@ -18,8 +18,9 @@ Group = dist.ProcessGroup | None
 Steps = Iterator[Any]  # of a collective: yields the handle of each transfer, and goes on once that is awaited
 
 # all_reduce sends everything to everyone, in one step, where a rank then receives at most so many bytes: the time of
-# small messages is that of launches. Set by benchmarks/distributed.py.
-ONE_STEP = 4 << 20
+# small messages is that of launches. On two H200, one step of 16 MB on each rank takes 0.15 ms, two steps 0.24
+# (benchmarks/distributed.py); larger ones were not tried in one step.
+ONE_STEP = 32 << 20
 
 
 class Work:
