@@ -29,14 +29,15 @@ def serve(rank, device, folder, pipe):
     while (task := pipe.recv()) is not None:
         world, group, function, args = task
         try:
-            if group != joined:
-                if joined is not None:
-                    dist.destroy_process_group()
+            if joined is not None and group != joined:
+                dist.destroy_process_group()
+                joined = None
+            if function is not None and joined is None:
                 joined = group
                 store = dist.FileStore(f"{folder}/{group}", world)
                 backend, on = ("gloo", None) if device == "cpu" else ("nccl", torch.device("cuda", rank))
                 dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=WAIT, device_id=on)
-            pipe.send((True, function(*args)))
+            pipe.send((True, function and function(*args)))
         except Exception:
             pipe.send((False, traceback.format_exc()))
     if joined is not None:
@@ -72,15 +73,20 @@ class Ranks:
 
     def run(self, world, function, *args):
         if world != self._world:
-            self._groups, self._world = self._groups + 1, world
-        for pipe in self._pipes[:world]:
-            pipe.send((world, self._groups, function, args))
-        results = [received(pipe) for pipe in self._pipes[:world]]
+            self._groups += 1
+            self._ask(self._world, None, ())  # all leave the former group: under NCCL they wait for each other there
+            self._world = world
+        results = self._ask(world, function, args)
         for rank, (fine, result) in enumerate(results):
             if not fine:
                 self._world = 0  # the group may be broken: the next function has another
                 raise AssertionError(f"rank {rank} of {world}:\n{result}")
         return [result for _, result in results]
+
+    def _ask(self, world, function, args):
+        for pipe in self._pipes[:world]:
+            pipe.send((world, self._groups, function, args))
+        return [received(pipe) for pipe in self._pipes[:world]]
 
     def stop(self):
         for pipe in self._pipes:
