@@ -37,6 +37,12 @@ BESIDE = {
     ("vector_norm", "x"): lambda x, t: tr.vector_norm(t),
     ("cross_entropy", "target"): lambda x, t: tr.cross_entropy(x, t.expand(3, 4)),
     ("cross_entropy", "weight"): lambda x, t: tr.cross_entropy(x, torch.tensor([0, 3, 1], device=x.device), t),
+    ("embedding_bag", "weight"): lambda x, t: tr.embedding_bag(rows(x), t.expand(3, 4), rows(x)[1:2], mode="sum"),
+    ("embedding_bag", "per_sample_weights"): lambda x, t: tr.embedding_bag(
+        rows(x), x, rows(x)[1:2], mode="sum", per_sample_weights=t[:3]
+    ),
+    ("bincount", "weights"): lambda x, t: tr.bincount(rows(x), t[:3]),
+    ("segment_reduce", "data"): lambda x, t: tr.segment_reduce(t, "sum", lengths=rows(x)[:2] + 1),
 }
 for _end in ("", "_"):  # in place: of what is no leaf
     BESIDE |= {
@@ -47,6 +53,7 @@ for _end in ("", "_"):  # in place: of what is no leaf
             x * 1, 0, rows(x), t.expand(3, 4), "mean"
         ),
         (f"index_put{_end}", "values"): lambda x, t, f=f"index_put{_end}": getattr(tr, f)(x * 1, (rows(x),), t, True),
+        (f"put{_end}", "source"): lambda x, t, f=f"put{_end}": getattr(tr, f)(x * 1, rows(x), t[:3], True),
         (f"scatter_add{_end}", "src"): lambda x, t, f=f"scatter_add{_end}": getattr(tr, f)(
             x * 1, 0, rows(x)[:, None], t.expand(3, 4)
         ),
@@ -54,7 +61,7 @@ for _end in ("", "_"):  # in place: of what is no leaf
             x * 1, 0, rows(x)[:, None], t.expand(3, 4), "prod"
         ),
     }
-OF_INTEGERS = ("index", "indices", "segments")
+OF_INTEGERS = ("index", "indices", "segments", "offsets", "lengths")
 
 
 def rows(x):

@@ -128,20 +128,26 @@ __device__ __forceinline__ void list_segments(const SegmentReduction& call, cons
   };
   const int64_t leaves = is_long ? (rows + kLeaf - 1) / kLeaf : 0, several = leaves > 1;
   const int64_t at = reserved(0, leaves);
+  const bool many = leaves > segments::kFewLeaves;
   int64_t one = 0, slot = -1;
   if (ballot(several)) {
-    one = reserved(1, several);
+    one = reserved(1, several && !many);
     slot = reserved(2, several ? leaves : 0);
+  }
+  if (ballot(many)) {
+    const int64_t number = reserved(3, many);
+    if (many) one = segments::most_several(call) - 1 - number;
   }
   const int64_t most = segments::most_leaves(call);
 #pragma unroll 1
   for (int64_t k = 0; k < leaves && at + k < most; ++k)
     global(work.leaves)[at + k] = {numbered, k * kLeaf, several ? slot + k : -1};
-  if (several && one < segments::most_several(call)) global(work.several)[one] = {numbered, slot};
+  if (several && one >= 0 && one < segments::most_several(call)) global(work.several)[one] = {numbered, slot};
 }
 __device__ __forceinline__ bool all_listed(const SegmentReduction& call, const segments::Work& work) {
   const uint64_t* const counts = global(work.counts);
-  return int64_t(counts[0]) <= segments::most_leaves(call) && int64_t(counts[1]) <= segments::most_several(call) &&
+  return int64_t(counts[0]) <= segments::most_leaves(call) &&
+         int64_t(counts[1] + counts[3]) <= segments::most_several(call) &&
          int64_t(counts[2]) <= segments::most_slots(call);
 }
 __device__ __forceinline__ int64_t listed_leaves(const SegmentReduction& call, const segments::Work& work) {
@@ -185,8 +191,9 @@ __device__ __forceinline__ void reduce_alone(const SegmentReduction& call, const
 }
 
 // The trees over the leaves of segments that have several; or, where not all were listed, all that are long. Op:
-// Sum<float>, Sum<double> or Extreme<int64_t>. A block has a segment and a column a lane, and then others; each of its
-// warps has a part of the leaves. Shared memory: the values of these parts, [warp][lane].
+// Sum<float>, Sum<double> or Extreme<int64_t>. A thread has a column of a segment of few leaves. Of many leaves a block
+// has a segment and a column a lane, and then others; each of its warps has a part of the leaves. Shared memory: the
+// values of these parts, [warp][lane].
 template <class Op>
 __global__ void __launch_bounds__(segments::kThreads)
     fold_segment_leaves(TR_GRID_CONSTANT SegmentReduction call, TR_GRID_CONSTANT segments::Work work, int packed) {
@@ -195,7 +202,7 @@ __global__ void __launch_bounds__(segments::kThreads)
   using Column = Columns<Op, 1>;
   constexpr int kAtOnce = 8, kParts = kThreads / kTeam;
   __shared__ Near values[kParts][kTeam];
-  const int lane = int(threadIdx.x) % kTeam, part = int(threadIdx.x) / kTeam;
+  const int t = int(threadIdx.x), lane = t % kTeam, part = t / kTeam;
   if (!all_listed(call, work)) {
 #pragma unroll 1
     for (int64_t s = int64_t(blockIdx.x) * kParts + part; s < segment_count(call); s += int64_t(gridDim.x) * kParts) {
@@ -206,29 +213,41 @@ __global__ void __launch_bounds__(segments::kThreads)
     }
     return;
   }
-  const int64_t tiles = (call.inner + kTeam - 1) / kTeam, units = int64_t(global(work.counts)[1]) * tiles;
+  const auto join = [](const Column& a, const Column& b) { return Column::combine(a, b); };
   const auto* const kept = global(static_cast<const typename Op::Acc*>(work.sums));
+  // The tree over the leaves from `first` to `end` of a segment whose leaves are from `slot` on.
+  const auto folded = [&](int64_t slot, int64_t first, int64_t end, int64_t column) {
+    TreeStack<Column, 24> tree;
+#pragma unroll 1
+    for (int64_t leaf = first; leaf < end; leaf += kAtOnce) {
+      Column x[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
+        x[k].of[0] = leaf + k < end ? kept[(slot + leaf + k) * call.inner + column] : Op::near_absent();
+      tree.push(neighbours_tree(x), join);
+    }
+    return tree.total(Column::absent(), join);
+  };
+  const int64_t few = int64_t(global(work.counts)[1]) * call.inner;
+#pragma unroll 1
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + t; i < few; i += int64_t(gridDim.x) * kThreads) {
+    const Several listed = global(work.several)[i / call.inner];
+    const SegmentAt of = segment_at(call, listed.segment);
+    const int64_t column = i % call.inner;
+    const Column all = folded(listed.slot, 0, (of.rows + kLeaf - 1) / kLeaf, column);
+    finish_one<Op>(call, all.of[0], of.rows, of.out * call.inner + column);
+  }
+  const int64_t tiles = (call.inner + kTeam - 1) / kTeam, units = int64_t(global(work.counts)[3]) * tiles;
 #pragma unroll 1
   for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
-    const Several listed = global(work.several)[unit / tiles];
+    const Several listed = global(work.several)[most_several(call) - 1 - unit / tiles];
     const int64_t column = unit % tiles * kTeam + lane;
     const SegmentAt of = segment_at(call, listed.segment);
     const int64_t leaves = (of.rows + kLeaf - 1) / kLeaf;
     int64_t each = kAtOnce;  // leaves of a part, a power of two
     while (each * kParts < leaves) each *= 2;
-    TreeStack<Column, 24> tree;
-    const auto join = [](const Column& a, const Column& b) { return Column::combine(a, b); };
-#pragma unroll 1
-    for (int64_t leaf = part * each; leaf < (part + 1) * each && leaf < leaves; leaf += kAtOnce) {
-      Column x[kAtOnce];
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int64_t at = (listed.slot + leaf + k) * call.inner + column;
-        x[k].of[0] = leaf + k < leaves && column < call.inner ? kept[at] : Op::near_absent();
-      }
-      tree.push(neighbours_tree(x), join);
-    }
-    values[part][lane] = tree.total(Column::absent(), join).of[0];
+    const int64_t first = least(part * each, leaves), end = least(first + each, leaves);
+    values[part][lane] = folded(listed.slot, first, column < call.inner ? end : first, column).of[0];
     __syncthreads();
     if (part == 0 && column < call.inner) {
       Column x[kParts];

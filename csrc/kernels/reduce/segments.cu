@@ -31,7 +31,7 @@ static void launch_columns(const SegmentReduction& call, const SegmentPlan& plan
 template <class Op>
 static void launch_columns(const SegmentReduction& call, const SegmentPlan& plan, const segments::Work& work,
                            Queue queue) {
-  if (plan.leaf_blocks) (void)gpuMemsetAsync(work.counts, 0, 3 * sizeof(*work.counts), queue.stream);
+  if (plan.leaf_blocks) (void)gpuMemsetAsync(work.counts, 0, 4 * sizeof(*work.counts), queue.stream);
   if constexpr (sizeof(typename Op::Element) <= 4)
     if (plan.columns == segments::kColumns) return launch_columns<Op, segments::kColumns>(call, plan, work, queue);
   launch_columns<Op, 1>(call, plan, work, queue);

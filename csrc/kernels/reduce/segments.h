@@ -41,6 +41,7 @@ constexpr int kTeam = 32, kLeastTeam = 8;  // threads
 // Rows of a segment that a team adds up alone; the leaves of longer ones have a block each. 65536 places of 768 float32
 // that have 1000 numbers take 73 us, with 64 rows 103 (H100).
 constexpr int kShort = 128;
+constexpr int kFewLeaves = 64;  // of a segment, which one thread combines
 // Blocks of leaves that a multiprocessor has room for: of 16 bits each has less on its way.
 TR_HD constexpr int leaf_blocks(int size, bool sums) { return size == 2 && sums ? 3 : 2; }
 
@@ -55,13 +56,13 @@ TR_HD constexpr int staged_rows(int size, int columns) { return kStageBytes / si
 // What the workspace holds. A segment is outer * segments + segment. Lists are in any order.
 struct Leaf {
   int64_t segment, first, slot;
-};                                          // first: row of the segment; slot: where its values go, or -1: its only one
+};  // first: row of the segment; slot: where its values go, or -1: its only one
 struct Several { int64_t segment, slot; };  // a segment of several leaves, and the first one's slot
 struct Work {
-  uint64_t* counts;  // of leaves, of segments of several, of slots
+  uint64_t* counts;  // of leaves, of segments of several, of slots, of segments of many
   Leaf* leaves;      // of segments that are not short
-  Several* several;
-  void* sums;  // rows of accumulators
+  Several* several;  // from the end: those of more than kFewLeaves
+  void* sums;        // rows of accumulators
 };
 TR_HD constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 TR_HD constexpr int64_t most_leaves(const SegmentReduction& call) {
@@ -78,7 +79,7 @@ inline int64_t lay_out(const SegmentReduction& call, void* workspace, Work& work
     bytes += ceil_div(count * size, 16) * 16;
     return at;
   };
-  work.counts = reinterpret_cast<uint64_t*>(take(3, 8));
+  work.counts = reinterpret_cast<uint64_t*>(take(4, 8));
   work.leaves = reinterpret_cast<Leaf*>(take(most_leaves(call), sizeof(Leaf)));
   work.several = reinterpret_cast<Several*>(take(most_several(call), sizeof(Several)));
   work.sums = take(most_slots(call) * call.inner, call.op == Reduction::Sum && call.in.dtype != Dtype::F64 ? 4 : 8);
@@ -144,7 +145,7 @@ inline void plan_leaves(const SegmentReduction& call, const DeviceFacts& device,
                              most_leaves(call) * tiles(p.leaf_team));
   }
   if (p.leaf_blocks)
-    p.fold_blocks = std::clamp<int64_t>(most_several(call) * ceil_div(call.inner, kTeam), 1, 4 * multiprocessors);
+    p.fold_blocks = std::clamp<int64_t>(ceil_div(most_several(call) * call.inner, kThreads), 1, 8 * multiprocessors);
   Work work;
   p.workspace = lay_out(call, nullptr, work);
 }
@@ -158,7 +159,9 @@ inline SegmentPlan plan(const SegmentReduction& call, const DeviceFacts& device)
     return p;
   }
   p.columns = segments::columns_of_thread(call);
-  if (segments::are_packed(call)) segments::plan_packed(call, p);
+  // Rows of whole words that are few are read as fast from where they are.
+  const bool few = call.rows <= 64 * call.segments && p.columns > 1;
+  if (segments::are_packed(call) && !few) segments::plan_packed(call, p);
   else segments::plan_columns(call, device, p);
   segments::plan_leaves(call, device, p);
   return p;
