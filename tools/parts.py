@@ -30,7 +30,7 @@ COMPILERS = {"built": ("nvcc", "g++"), "emulated": ("g++",), "amd": ("clang++-19
 # The kernels that the emulation runs to judge a .cu file of another name, as tests/simt/Makefile knows them. device.cu
 # is in every program; what alone calls for it is the memory of tickets.
 EMULATED_BY = {"weights": "rowwise", "device": "listed_rows"}
-NOT_EMULATED = {"intrinsics", "stream"}  # run on a GPU alone, and on any
+NOT_EMULATED = {"intrinsics", "stream", "sort"}  # run on a GPU alone, and on any; a library's
 
 # Blank space with comments; a literal; a number, whose ' is no quote; a name; an operator.
 TOKEN = re.compile(
