@@ -1050,13 +1050,13 @@ MUTANTS = (
         "listed_rows", ("listed_rows",), every=1,
     ),
     Mutant(
-        "the leaves of a segment share a place with those of the next", "kernels/reduce/segments.h",
-        "+ place / kLeaf) + (first ? 1 : 0);", "+ place / kLeaf);",
+        "the leaves of a segment share a slot", "kernels/reduce/listed_segments.cuh",
+        "several ? slot + k : -1", "several ? slot : -1",
         "segments", ("segments",), every=1,
     ),
     Mutant(
         "a leaf of several is the result", "kernels/reduce/listed_segments.cuh",
-        "if (of.rows <= kLeaf)", "if (of.rows - leaf.first <= kLeaf)",
+        "if (leaf.slot < 0)", "if (leaf.slot < 0 || leaf.first == 0)",
         "segments", ("segments",), every=1,
     ),
     Mutant(
@@ -1076,7 +1076,7 @@ MUTANTS = (
     ),
     Mutant(
         "a packed segment that is left to a warp is left out", "kernels/reduce/packed_segments.cuh",
-        "leaves |= later && rows <= most;", "",
+        "left[atomicAdd(&left_count, 1)] = uint16_t(of);", "left[0] = uint16_t(of);",
         "segments", ("segments",), every=1,
     ),
     Mutant(
@@ -1086,7 +1086,7 @@ MUTANTS = (
     ),
     Mutant(
         "shared memory is filled again before all have read it", "kernels/reduce/packed_segments.cuh",
-        "    __syncthreads();\n    s = end;", "    s = end;",
+        "    __syncthreads();\n    const int lefts", "    const int lefts",
         "segments", ("segments",), "tsan", every=1,
     ),
     Mutant(
