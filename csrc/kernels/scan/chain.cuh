@@ -307,12 +307,12 @@ template <class S, class Load, class Store> struct ChainTile {
   __device__ __forceinline__ void store() {
     TR_ROLLED
     for (int k = 0; k < kRunTiles && k * kTile < end; ++k) {
-      const int lane = recomputed(lane_id()), slot = recomputed(warp) * kRunTiles + k;
+      const int t = recomputed(lane_id()), slot = recomputed(warp) * kRunTiles + k;
       Acc own = upto[0];
 #pragma unroll
       for (int i = 1; i < kRunTiles; ++i) own = chosen(i == k, upto[i], own);
-      const Acc left_tiles = shared.totals[slot ? slot - 1 : 0], left_lanes = shuffle(own, lane ? lane - 1 : 0);
-      const Acc before = S::combine(slot ? left_tiles : S::absent(), lane ? left_lanes : S::absent());
+      const Acc left_tiles = shared.totals[slot ? slot - 1 : 0], left_lanes = shuffle(own, t ? t - 1 : 0);
+      const Acc before = S::combine(slot ? left_tiles : S::absent(), t ? left_lanes : S::absent());
       typename S::Item items[kGroup];
       form(k, items);
       typename S::Result out[kGroup];
