@@ -31,7 +31,12 @@ __device__ __forceinline__ void store_whole(E* p, int64_t stride, int64_t step, 
         store_sectors(lowest, (lane_id() % 2 != 0) != (stride < 0), count(k) > 0, w[k]);
         continue;
       }
-    if (count(k) > 0) store_granules(lowest, w[k]);
+    if (count(k) > 0) {  // one by one: of a function of all clang for gfx11 makes memory of a thread
+      Granule parts[kGroupWords<E> / 4];
+      memcpy(parts, w[k], sizeof parts);
+#pragma unroll
+      for (int i = 0; i < kGroupWords<E> / 4; ++i) store_wide(reinterpret_cast<Granule*>(lowest) + i, parts[i]);
+    }
   }
 }
 // Any rows: positions [begin(k), count(k)) of each group; the rest is unspecified.
@@ -103,8 +108,14 @@ __device__ __forceinline__ void load_around(const E* p, int64_t stride, int64_t 
   for (int k = 0; k < K; ++k, lowest += step * int64_t(sizeof(E)))
     if (count(k) > 0) {
       const int before = bytes_before(lowest);
+      const auto* const from = reinterpret_cast<const Granule*>(lowest - before);
       uint32_t words[kGroupWords<E> + 4];
-      load_granules(lowest - before, words);
+#pragma unroll
+      for (int g = 0; g < kGroupWords<E> / 4 + 1; ++g) {
+        const Granule granule = load_wide(from + g);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[4 * g + i] = granule.item[i];
+      }
       shift_words(words, before, w[k]);
     }
 }
