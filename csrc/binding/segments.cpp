@@ -58,13 +58,7 @@ Dtype segment_key_dtype(int64_t count) { return segments::key_dtype(count); }
 
 void segment_keys_into(const char* op, const Operand& indices, int64_t count, int64_t skipped, const Operand& keys,
                        const Elements& elements) {
-  PlannedKeys call;
-  call.index = indices.data;
-  call.dtype = indices.dtype;
-  call.places = indices.numel();
-  call.count = count;
-  call.skipped = skipped;
-  call.elements = elements;
+  PlannedKeys call{keys_of(indices.data, indices.dtype, indices.numel(), count, skipped, elements), {}};
   call.torchs = const_cast<void*>(keys.data);
   if (indices.on_cpu()) {
     for (int64_t place = 0; place < call.places; ++place) call.take(place);

@@ -66,6 +66,17 @@ struct KeyCall {
     }
   }
 };
+inline KeyCall keys_of(const void* index, Dtype dtype, int64_t places, int64_t count, int64_t skipped,
+                       const Elements& elements) {
+  KeyCall call;
+  call.index = index;
+  call.dtype = dtype;
+  call.places = places;
+  call.count = count;
+  call.skipped = skipped;
+  call.elements = elements;
+  return call;
+}
 struct KeyPlan { int64_t blocks = 1; };
 inline int64_t workspace_bytes(const KeyPlan&) { return 0; }
 struct PlannedKeys : KeyCall { KeyPlan plan; };

@@ -110,12 +110,7 @@ const char* index_segments(const PlannedIndex& call, void* workspace, void* stre
   segments::Room room{static_cast<char*>(workspace)};
   void* temporary;
   SortCall sort = segments::lay_out(call.plan, call.places, room, temporary);
-  KeyCall keys;
-  keys.index = call.index;
-  keys.dtype = call.dtype;
-  keys.places = call.places;
-  keys.count = call.count;
-  keys.elements = call.elements;
+  const KeyCall keys = keys_of(call.index, call.dtype, call.places, call.count, -1, call.elements);
   if (const char* error = sort_places(keys, sort, call.plan, temporary, queue)) return error;
   OffsetsCall find;
   find.keys = sort.keys[0];
@@ -131,13 +126,7 @@ const char* reduce_by_index(const PlannedIndexed& call, void* workspace, void* s
   const Queue queue{static_cast<gpuStream_t>(stream)};
   int64_t bytes;
   segments::IndexedRoom room = segments::lay_out(call, call.plan, workspace, bytes);
-  KeyCall keys;
-  keys.index = call.index;
-  keys.dtype = call.index_dtype;
-  keys.places = call.rows;
-  keys.count = call.segments;
-  keys.skipped = call.skipped;
-  keys.elements = call.elements;
+  KeyCall keys = keys_of(call.index, call.index_dtype, call.rows, call.segments, call.skipped, call.elements);
   if (call.plan.carries) {
     keys.column = call.in;
     keys.stride = call.row_stride;

@@ -54,9 +54,8 @@ constexpr int kMostFills = 16;      // of a block's shared memory: of more, all 
 TR_HD constexpr int staged_rows(int size, int columns) { return kStageBytes / size / columns; }
 
 // What the workspace holds. A segment is outer * segments + segment. Lists are in any order.
-struct Leaf {
-  int64_t segment, first, slot;
-};  // first: row of the segment; slot: where its values go, or -1: its only one
+// first: row of the segment; slot: where the leaf's values go, or -1 where it is the only one.
+struct Leaf { int64_t segment, first, slot; };
 struct Several { int64_t segment, slot; };  // a segment of several leaves, and the first one's slot
 struct Work {
   uint64_t* counts;  // of leaves, of segments of several, of slots, of segments of many
