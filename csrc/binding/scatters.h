@@ -6,12 +6,12 @@
 
 namespace torchreduce {
 
-// The sums of the rows of x by an index, of int32 or int64, in the rows of `out`, of x's dtype, all contiguous: by a GPU
-// whose build has a sort. Returns false if nothing was done. Rows of the number `skipped` are left out.
+// The sums of the rows of x by an index, of int32 or int64, in the rows of `out`, of x's dtype, all contiguous: by a
+// GPU whose build has a sort. Returns false if nothing was done. Rows of the number `skipped` are left out.
 bool indexed_sums_into(const char* op, const Operand& x, const Operand& index, int64_t skipped, const Operand& out);
 // What indices are sorted by elsewhere, and the sums of rows by them (kernels/reduce/segment_index.h). `keys`, of
-// dtype segment_key_dtype(count), gets the keys of indices; sorted, with the place of each as int64 in `order`, they say
-// which rows of x each row of `out`, of `count` rows and x's dtype, is the sum of.
+// dtype segment_key_dtype(count), gets the keys of indices; sorted, with the place of each as int64 in `order`, they
+// say which rows of x each row of `out`, of `count` rows and x's dtype, is the sum of.
 Dtype segment_key_dtype(int64_t count);
 void segment_keys_into(const char* op, const Operand& indices, int64_t count, int64_t skipped, const Operand& keys,
                        const Elements& elements = {});
