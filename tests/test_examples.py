@@ -135,7 +135,8 @@ def test_a_state_space_layer_is_its_loop_and_carries_its_state(device):
 def test_a_run_on_other_numbers_of_processes_has_the_same_losses_and_weights():
     command = [sys.executable, str(FOLDER / "elastic.py"), "--device=cpu", "--steps=4", "--length=24", "--width=32",
                "--layers=1", "--wrappers", "ddp", "fsdp"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"})
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(FOLDER.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("yes ") == 6 and "NO " not in done.stdout
 
