@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from . import pages, plots
-from .cases import PARTS
+from .grid import PARTS
 from .results import OURS, RESULTS, Row, by_case, load, load_plain, name_of, time_of
 from .verdicts import missed
 

@@ -9,7 +9,8 @@ from math import prod
 from pathlib import Path
 
 from . import bars
-from .cases import PARTS, SCANS, UNDRAWN, is_copy
+from .cases import SCANS, is_copy
+from .grid import PARTS, UNDRAWN
 from .results import OURS, PEERS, Case, Key, Row, best_peer, by_case, name_of, shape_of, speedup, time_of
 from .verdicts import misses, verdict
 

@@ -4,7 +4,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from .cases import SCANS, UNDRAWN
+from .cases import SCANS
+from .grid import UNDRAWN
 from .pages import DTYPES, gpus, is_large, newest_with
 from .results import OURS, Case, Key, Row, by_case
 

@@ -27,10 +27,10 @@ import torch
 import torchreduce as tr
 from torchreduce._tools.bench import REPLAYED_BELOW, Run, Timed, percentile, replayed, rotation, take_turns, waited
 
-from . import cases as grid
-from . import cpu, peers
+from . import cases, cpu, grid, peers
 from .bars import pair_of
-from .cases import LEVELS, PARTS, PROVIDERS, Case
+from .cases import LEVELS, PROVIDERS, Case
+from .grid import PARTS
 from .results import FIELDS, RESULTS, Writer, commit, output_of
 
 
@@ -63,7 +63,7 @@ def expected_seconds(case: Case, inputs: tuple[torch.Tensor, ...]) -> float:
     probe = replace(case, form="")  # its result goes where torch wants
     run, few = probe.run("torch"), tuple(part_of(x) for x in inputs)
     run(few)
-    return 64 * waited(lambda: run(few), grid.DEVICE)
+    return 64 * waited(lambda: run(few), cases.DEVICE)
 
 
 def failure(error: Exception) -> str:
@@ -95,8 +95,8 @@ def measure(case: Case, wanted: list[str], args: argparse.Namespace) -> list[dic
         except Exception as error:
             notes[provider] = failure(error)
     repeats, budget = (11, 0.1) if args.quick else (30, 0.25)
-    times = take_turns(calls, grid.DEVICE, repeats, budget)
-    kind = "copy" if grid.is_copy(case.part, case.op) else "read"
+    times = take_turns(calls, cases.DEVICE, repeats, budget)
+    kind = "copy" if cases.is_copy(case.part, case.op) else "read"
     ceiling, ceiling_name = peers.ceiling_seconds(kind, case.nbytes, replay) if times else (0.0, "")
     rows = []
     for provider, note in notes.items():

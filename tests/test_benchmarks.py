@@ -15,7 +15,7 @@ from torchreduce.__main__ import main
 from torchreduce._tools.bench import take_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks import bars, cases, compare, cpu, pages, peers, results, run, verdicts
+from benchmarks import bars, cases, compare, cpu, grid, pages, peers, results, run, verdicts
 from benchmarks.rowwise import RowwiseCase
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize("bar", bars.BARS, ids=lambda bar: f"{bar.op}-{bar.dim}-{bar.shapes[0]}-{bar.forms[0]}")
 def test_bars_are_pairs_of_fractions_of_the_copy(bar):
-    assert bar.part in cases.PARTS and (bar.op in cases.SCANS) != (bar.part == "rowwise")
+    assert bar.part in grid.PARTS and (bar.op in cases.SCANS) != (bar.part == "rowwise")
     assert all(0 < low <= high <= 1.05 for low, high in (bar.float32, bar.half))
     for shape in bar.shapes:
         assert 0 <= bar.dim < len(shape)
@@ -35,7 +35,7 @@ def test_bars_are_pairs_of_fractions_of_the_copy(bar):
 
 
 def test_each_bar_has_its_cases_and_each_case_at_most_one_bar():
-    every = [case for part in cases.PARTS for case in cases.cases(part)]
+    every = [case for part in grid.PARTS for case in grid.cases(part)]
     for bar in bars.BARS:
         for shape in bar.shapes:
             for form in bar.forms:
@@ -49,7 +49,7 @@ def test_each_bar_has_its_cases_and_each_case_at_most_one_bar():
 def test_row_wise_ops_are_timed_as_they_are_called(monkeypatch):
     """Forward and backward, by both, on the CPU at small sizes: what is run gives what it is named after."""
     monkeypatch.setattr(cases, "DEVICE", "cpu")
-    ops = dict.fromkeys(case.op for case in cases.cases("rowwise"))
+    ops = dict.fromkeys(case.op for case in grid.cases("rowwise"))
     assert len(ops) == 12
     for op in ops:
         case = RowwiseCase("rowwise", op, "float32", (6, 40), 1)
@@ -104,7 +104,7 @@ def test_bars_of_reductions_are_by_regime(op, dtype, shape, dim, form, pair):
 
 def test_each_large_reduction_of_the_grid_has_a_bar_that_no_floor_exceeds():
     for part in ("reduce", "reduce-rows", "reduce-columns", "reduce-views"):
-        for case in cases.cases(part):
+        for case in grid.cases(part):
             facts = (case.op, case.dtype, case.shape, case.dim, case.form)
             pair, floor = bars.pair_of(*facts), bars.floor_of(*facts)
             assert (floor is None) == (case.elements < 2**27)
