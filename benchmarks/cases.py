@@ -28,7 +28,7 @@ DEVICE = "cuda"  # the tests of the framework run it on the CPU
 SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "linear_scan")
 TO_VALUES = ("logsumexp", "var", "cross_entropy")  # row-wise ops whose results are small
 LEVELS = {"torchreduce": "invariant", "torchreduce fast": "fast"}
-PROVIDERS = (*LEVELS, "torch", "torch.compile", "cub", "cub float32")
+PROVIDERS = (*LEVELS, "torch", "torch.compile", "cub", "cub float32", "liger")
 
 Inputs = tuple[torch.Tensor, ...]
 Run = Callable[[Inputs], Any]
@@ -57,6 +57,10 @@ class Case:
     @property
     def scans(self) -> bool:
         return self.op in SCANS
+
+    @property
+    def backward(self) -> bool:
+        return self.op.endswith(" backward")
 
     @property
     def elements(self) -> int:
@@ -140,7 +144,7 @@ class Case:
             return self._torchs()
         if provider == "torch.compile":
             return self._compiled()
-        return self._cubs(wide=provider == "cub float32")
+        return self._cubs(wide=provider == "cub float32") if provider.startswith("cub") else None
 
     def _out(self) -> dict[str, torch.Tensor]:
         """out= where the case is about the result's address; else results are allocated by the call."""
@@ -189,10 +193,7 @@ class Case:
         return lambda x: function(*x, *self._order(), dim=dim, **options)
 
     def _compiled(self) -> Run | None:
-        """torch.compile, in the compile part alone: compiling takes longer than everything else. linear_scan is
-        torch's associative_scan, which does not compile over the last dim."""
-        if self.part != "compile":
-            return None
+        """linear_scan is torch's associative_scan, which does not compile over the last dim."""
         if self.op == "linear_scan":
             from torch._higher_order_ops.associative_scan import associative_scan
 

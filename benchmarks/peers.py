@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -124,6 +125,26 @@ def cub(op: str, x: torch.Tensor, rows: int, wide: bool, out: torch.Tensor | Non
     workspace = torch.empty(max(1, size.value), device="cuda", dtype=torch.uint8)
     _checked(library().peers_cub(*args, workspace.data_ptr(), ctypes.addressof(size), *rest), f"CUB {op}")
     return out[0] if op == "argmax" else out
+
+
+# ---- Liger -----------------------------------------------------------------------------------------------------------
+
+
+def liger(name: str) -> Callable[..., torch.Tensor] | None:
+    """Its function, called as torch's; None where it has none or is not installed. Its cross_entropy computes the
+    gradient in the forward pass, over the logits, so it is no peer of either."""
+    try:
+        from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+        from liger_kernel.ops.softmax import LigerSoftmaxFunction
+    except ImportError:
+        return None
+    functions: dict[str, Callable[..., torch.Tensor]] = {
+        "rms_norm": lambda x, shape, w: LigerRMSNormFunction.apply(x, w, 1e-6, 0.0, "llama", False),
+        "layer_norm": lambda x, shape, w, b: LigerLayerNormFunction.apply(x, w, b, 1e-5),
+        "softmax": lambda x, dim: LigerSoftmaxFunction.apply(x),
+    }
+    return functions.get(name)
 
 
 def check() -> None:

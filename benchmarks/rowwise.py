@@ -1,5 +1,6 @@
 """Cases of row-wise ops (softmax, norms, losses), forward and, where the op says so, backward through autograd."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ import torch.nn.functional as F
 
 import torchreduce as tr
 
-from . import cases
+from . import cases, peers
 from .cases import TO_VALUES, Case, Inputs, Run
 
 NORMS = ("rms_norm", "layer_norm")
@@ -29,13 +30,18 @@ class RowwiseCase(Case):
         return x, torch.randint(self.shape[1], self.shape[:1], device=cases.DEVICE)
 
     def run(self, provider: str) -> Run | None:
+        name = self.op.split()[0]
         if provider == "torchreduce":
-            return self._call(tr)
-        return self._call(F) if provider == "torch" else None
+            return self._call(getattr(tr, name))
+        if provider in ("torch", "torch.compile"):
+            function = getattr(F, name, None) or getattr(torch, name)
+            return self._call(torch.compile(function, dynamic=False) if provider == "torch.compile" else function)
+        function = peers.liger(name) if provider == "liger" and self.dim == 1 == len(self.shape) - 1 else None
+        return self._call(function) if function else None
 
-    def _call(self, module: Any) -> Run:
-        name, *backward = self.op.split()
-        function = getattr(module, name, None) or getattr(torch, name)
+    def _call(self, function: Callable[..., Any]) -> Run:
+        """function: called as torch's."""
+        name = self.op.split()[0]
         sides: list[torch.Tensor] = []
         if name in NORMS:
             count = 2 if name == "layer_norm" else 1
@@ -47,17 +53,18 @@ class RowwiseCase(Case):
                 return function(x[0], self.shape[1:], *sides)
             return function(*x) if name == "cross_entropy" else function(x[0], self.dim)
 
-        if not backward:
+        if not self.backward:
             return forward
-        graphs: dict[int, Any] = {}  # by the input's address
+        graphs: dict[Any, Any] = {}  # by the input and the stream, since a gradient runs where its forward ran
 
         def run(x: Inputs) -> Any:
-            if x[0].data_ptr() not in graphs:
+            key = (x[0].data_ptr(), torch.cuda.current_stream() if x[0].is_cuda else None)
+            if key not in graphs:
                 leaves = [t.detach().requires_grad_() for t in (x[0], *sides)]
                 sides[:] = leaves[1:]
                 y = forward((leaves[0], *x[1:]))
-                graphs[x[0].data_ptr()] = (y, leaves, torch.randn_like(y))
-            y, leaves, g = graphs[x[0].data_ptr()]
+                graphs[key] = (y, leaves, torch.randn_like(y))
+            y, leaves, g = graphs[key]
             return torch.autograd.grad(y, leaves, g, retain_graph=True)
 
         return run

@@ -8,8 +8,8 @@
 A row is one case by one provider: p20, p50 and p80 of the times, the bytes (each input and result once), and the
 fraction of the peak bandwidth that p50 reaches. The peak of a scan is the best device copy of as many bytes, that of a
 reduction the best read, both measured in the same run. A case of less than 256 MiB is replayed from a graph over
-rotating buffers. Where torch's time for 1/64 of a case promises more than --patience seconds, it is left out, and the
-row says so. Exits with 1 if torchreduce failed on a case.
+rotating buffers, and every gradient from a graph. Where torch's time for 1/64 of a case promises more than --patience
+seconds, it is left out, and the row says so. Exits with 1 if torchreduce failed on a case.
 
 Results go to results/<gpu>-<part>.csv. A run that --case, --provider or --quick narrows writes only where --out says.
 """
@@ -72,8 +72,11 @@ def failure(error: Exception) -> str:
 
 def measure(case: Case, wanted: list[str], args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row a provider that has a way to compute it; without times where it failed or was left out."""
-    replay = case.nbytes < REPLAYED_BELOW
-    inputs = [case.inputs() for _ in range(rotation(case.nbytes) if replay else 1)]
+    short = case.nbytes < REPLAYED_BELOW
+    replay = short or case.backward  # the host takes longer for a gradient than a GPU
+    inputs = [case.inputs() for _ in range(rotation(case.nbytes) if short else 1)]
+    if not short:
+        inputs *= 8 if replay else 1
     calls: dict[str, Run | Timed] = {}
     notes: dict[str, str] = {}
     for provider in wanted:
@@ -82,7 +85,7 @@ def measure(case: Case, wanted: list[str], args: argparse.Namespace) -> list[dic
             continue
         notes[provider] = ""
         try:
-            if provider == "torch" and not replay:
+            if provider == "torch" and not short:
                 seconds = expected_seconds(case, inputs[0])
                 if seconds > (args.patience or PATIENCE.get(case.part, 8)):
                     notes[provider] = f"left out: about {seconds:.0f} s"
@@ -97,7 +100,7 @@ def measure(case: Case, wanted: list[str], args: argparse.Namespace) -> list[dic
     repeats, budget = (11, 0.1) if args.quick else (30, 0.25)
     times = take_turns(calls, cases.DEVICE, repeats, budget)
     kind = "copy" if cases.is_copy(case.part, case.op) else "read"
-    ceiling, ceiling_name = peers.ceiling_seconds(kind, case.nbytes, replay) if times else (0.0, "")
+    ceiling, ceiling_name = peers.ceiling_seconds(kind, case.nbytes, short) if times else (0.0, "")
     rows = []
     for provider, note in notes.items():
         row = {"part": case.part, "op": case.op, "dtype": case.dtype, "shape": "x".join(map(str, case.shape)),
@@ -156,6 +159,11 @@ def chosen(part: str, args: argparse.Namespace) -> list[Case]:
     return [case for case in found if hasattr(tr, case.op.split()[0])]
 
 
+def providers(part: str) -> list[str]:
+    """Compiling takes longer than everything else, so torch.compile is in a part of its own."""
+    return [provider for provider in PROVIDERS if provider != "torch.compile" or part == "compile"]
+
+
 def warm_up() -> None:
     """Half a second of work, for the clocks."""
     x = torch.randn(2**28, device="cuda")
@@ -180,7 +188,7 @@ def run_part(part: str, args: argparse.Namespace, common: dict[str, str]) -> boo
     writer = Writer(out, FIELDS) if out else None
     print(f"\n{part}: {len(selected)} cases\n{HEADING}", flush=True)
     for case in selected:
-        rows = measure(case, args.provider or list(PROVIDERS), args)
+        rows = measure(case, args.provider or providers(part), args)
         print(line(case, rows), flush=True)
         if writer:
             writer(common | row for row in rows)

@@ -5,6 +5,7 @@ import argparse
 import importlib.util
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from torchreduce.__main__ import main
 from torchreduce._tools.bench import take_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks import bars, cases, compare, cpu, grid, pages, peers, results, run, verdicts
+from benchmarks import bars, cases, compare, cpu, drawn, grid, pages, peers, results, run, verdicts
 from benchmarks.rowwise import RowwiseCase
 
 ROOT = Path(__file__).parents[1]
@@ -388,3 +389,54 @@ def test_the_short_form_refuses(bench, capsys, arguments, said):
     with pytest.raises(SystemExit):
         bench(*arguments)
     assert said in capsys.readouterr().err
+
+
+# ---- shapes that are drawn -------------------------------------------------------------------------------------------
+
+
+def test_a_seed_draws_the_same_cases_of_every_regime():
+    found = list(drawn.cases(5, 130))
+    assert found == list(drawn.cases(5, 130)) and found != list(drawn.cases(6, 130))
+    for regime in drawn.REGIMES:
+        mine = [case for name, _, case in found if name == regime]
+        assert len(mine) == 20 and len(set(mine)) >= 10
+        for case in mine:
+            least = 1 if regime in drawn.SHORT else 2**21
+            assert least <= case.elements <= drawn.MOST, case.name
+    assert len({case.op for _, _, case in found}) > 15
+
+
+def test_drawn_cases_are_what_they_are_named_after(monkeypatch):
+    """Each regime's cases run on the CPU, their tensors cut down: torch and torchreduce agree."""
+    monkeypatch.setattr(cases, "DEVICE", "cpu")
+    for regime, dtype, case in drawn.cases(11, 78):
+        if dtype != "float32" or case.form:
+            continue
+        small = replace(case, shape=tuple(min(n, 9 + 2 * d) for d, n in enumerate(case.shape)))
+        inputs = small.inputs()
+        ours, torchs = (small.run(provider)(inputs) for provider in ("torchreduce", "torch"))
+        if case.backward:
+            assert [t.shape for t in ours] == [t.shape for t in torchs]
+        elif isinstance(ours, tuple):
+            assert torch.equal(ours[0], torchs[0]), regime
+        else:
+            torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-5, msg=case.name)
+
+
+def test_the_page_of_random_shapes_tells_regimes_and_losses():
+    rows = []
+    for i, (regime, dtype, case) in enumerate(drawn.cases(3, 26)):
+        common = {"gpu": "NVIDIA X", "part": case.part, "op": case.op, "dtype": dtype, "shape": case.shape,
+                  "dim": case.dim, "form": case.form, "regime": regime, "seed": "3", "commit": "c",
+                  "torch": "t"}  # fmt: skip
+        rows.append({**common, "provider": "torchreduce", "p50_ms": 1.0, "fraction": 0.5 + i / 1000})
+        rows.append({**common, "provider": "torch", "p50_ms": 0.9 if i == 4 else 2.0, "fraction": None})
+    page = drawn.page(rows)
+    assert "faster by more than 3 % in 1 of" in page and "seed 3" in page
+    lines = [line for line in page.splitlines() if line.startswith("| norms of heads")]
+    assert "**0.90**" in lines[0] and "1 of 2" in lines[0]
+
+
+def test_the_committed_page_of_random_shapes_is_of_the_committed_rows():
+    if rows := drawn.loaded():
+        assert (ROOT / drawn.PAGE).read_text() == drawn.page(rows)

@@ -104,10 +104,11 @@ def replayed(run: Callable[[Any], Any], inputs: Sequence[Any]) -> Timed:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        run(inputs[0])
+        for x in inputs:
+            run(x)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         results = [run(x) for x in inputs]
     del results  # their memory stays the graph's
     return Timed(graph.replay, len(inputs))
