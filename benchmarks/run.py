@@ -52,16 +52,16 @@ PATIENCE = {"scan-ops": 2}  # seconds; five ops, each as slow in torch as cumsum
 # ---- a case ----------------------------------------------------------------------------------------------------------
 
 
-def part_of(x: torch.Tensor) -> torch.Tensor:
-    """1/64 of it, along its longest dim."""
-    longest = max(range(x.dim()), key=lambda d: x.shape[d])
+def part_of(case: Case, x: torch.Tensor) -> torch.Tensor:
+    """1/64 of it, along its longest dim; of rows that weights belong to, along the first."""
+    longest = 0 if case.part == "rowwise" else max(range(x.dim()), key=lambda d: x.shape[d])
     return x.narrow(longest, 0, max(1, x.shape[longest] // 64))
 
 
 def expected_seconds(case: Case, inputs: tuple[torch.Tensor, ...]) -> float:
     """torch's, as 1/64 of the case tells."""
     probe = replace(case, form="")  # its result goes where torch wants
-    run, few = probe.run("torch"), tuple(part_of(x) for x in inputs)
+    run, few = probe.run("torch"), tuple(part_of(case, x) for x in inputs)
     run(few)
     return 64 * waited(lambda: run(few), cases.DEVICE)
 

@@ -32,6 +32,7 @@ class Timed:
 
     run: Run
     count: int = 1
+    kept: Any = None  # what the run uses, but does not own
 
 
 def take_turns(
@@ -111,7 +112,7 @@ def replayed(run: Callable[[Any], Any], inputs: Sequence[Any]) -> Timed:
     with torch.cuda.graph(graph, stream=stream):
         results = [run(x) for x in inputs]
     del results  # their memory stays the graph's
-    return Timed(graph.replay, len(inputs))
+    return Timed(graph.replay, len(inputs), (run, inputs))
 
 
 def rotation(nbytes: int) -> int:
