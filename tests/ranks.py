@@ -5,6 +5,7 @@ module and name, and has the rank's results pickled back: plain numbers, strings
 """
 
 import contextlib
+import faulthandler
 import os
 import tempfile
 import traceback
@@ -21,6 +22,7 @@ WAIT = timedelta(seconds=60)
 
 def serve(rank, device, folder, pipe):
     """What a process does: initializes a group of the world size that a function needs, and runs it."""
+    faulthandler.enable()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if device == "cuda":

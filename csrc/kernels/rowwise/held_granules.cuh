@@ -7,6 +7,7 @@
 #pragma once
 #include "held_lanes.cuh"
 #include "kernels/reduce/granule.cuh"
+#include "kernels/tile/words.cuh"
 
 namespace torchreduce::gpu {
 
@@ -344,12 +345,14 @@ template <class E, int kChunks, bool kPart, bool kAligned, int kRuns = kPart ? k
     return {to_float(E{uint16_t(packed_maxima<kBF16>(most, most >> 16))}),
             to_float(E{uint16_t(packed_minima<kBF16>(least, least >> 16))})};
   }
-  // Rows are whole granules.
-  template <bool kFull, class W>
+  // Of the positions of chunk c, where the weights of a leaf start at `from + first`. kAnywhere: else both are granules.
+  template <bool kFull, bool kAnywhere, class W>
   __device__ __forceinline__ static void weights(const W* from, int64_t first, const Place& p, int c,
                                                  float (&v)[kGroup]) {
-    const int at = number(p, c) * kGroup;
+    const int at = number(p, c) * kGroup - (kAligned ? 0 : p.before);
     if (kAligned ? !is_there(p, c) : !kFull && at >= p.count) return;
+    if constexpr (!kAligned && kAnywhere)
+      if (p.before > 0 || bytes_before(from + first) > 0) return shifted_weights(from + first, p, c, at, v);
     if constexpr (std::is_same<W, float>::value) {
       using Four = Packed<float, 4>;
       const Four* const w = reinterpret_cast<const Four*>(from + first + at);
@@ -365,6 +368,27 @@ template <class E, int kChunks, bool kPart, bool kAligned, int kRuns = kPart ? k
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) v[i] = to_float(x[i]);
     }
+  }
+  // The same of the granules that they lie in, where these are the leaf's alone; else one by one.
+  template <class W>
+  __device__ __forceinline__ static void shifted_weights(const W* leaf, const Place& p, int c, int at,
+                                                         float (&v)[kGroup]) {
+    constexpr int kWords = kGroupWords<W>;
+    const Granule* const around = granule_of(leaf + at);
+    W x[kGroup];
+    if (reinterpret_cast<const W*>(around) >= leaf &&
+        reinterpret_cast<const W*>(around + kWords / 4 + 1) <= leaf + p.count) {
+      uint32_t loaded[kWords + 4], words[kWords];
+      load_granules(around, loaded);
+      shift_words(loaded, bytes_before(leaf + at), words);
+      memcpy(x, words, sizeof x);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i)
+        if (position(p, c, i) < p.count) x[i] = load_item<Stay::Long>(leaf + position(p, c, i));
+    }
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) v[i] = convert<float>(x[i]);
   }
 
  private:

@@ -139,7 +139,7 @@ template <class Op, class E, int kChunks, held_rows::Form kForm> struct HeldLeaf
   template <bool kFull, class W> __device__ __forceinline__ void weights(const void* w, F missing, int c,
                                                                          float (&v)[kGroup]) const {
     if constexpr (!std::is_void_v<W>) {
-      H::template weights<kFull>(static_cast<const W*>(w), first, p, c, v);
+      H::template weights<kFull, !kWeighs>(static_cast<const W*>(w), first, p, c, v);
     } else {
       if (!kFull || !w)
 #pragma unroll

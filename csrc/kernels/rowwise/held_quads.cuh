@@ -130,7 +130,7 @@ template <class E, int kChunks, bool kPart> struct HeldQuads {
     }
     return e;
   }
-  template <bool kFull, class W>
+  template <bool kFull, bool, class W>
   __device__ __forceinline__ static void weights(const W* from, int64_t first, const Place& p, int c,
                                                  float (&v)[kGroup]) {
     const Granule* const w = recomputed(reinterpret_cast<const Granule*>(from + first) + p.lane);

@@ -64,7 +64,7 @@ TR_HD constexpr bool has_kernel(const RowwiseFacts& f, int size, Form form, int 
       // (1.0; 256 0.95 and 0.92, 51200 0.90 and 0.91).
       if (size == 4 && f.inputs == 1 && f.sides() == 1) return false;
       if (chunks == kLeafChunks) return size == 2 || f.looks();
-      // None for half a leaf of norms of 16-bit floats, which are here without weights and off a granule alone.
+      // None for half a leaf of norms of 16-bit floats, which are here off a granule alone.
       return chunks == kHalfChunks && (size == 4 ? f.inputs > 1 || f.sums != 1 || !f.maps : most == 0 || !f.weights);
   }
   return false;
@@ -187,7 +187,9 @@ inline std::optional<HeldRowsShape> shape_for(const RowwiseCall& call, const Dev
   if (converts && !(may_convert(f, size) && is_other_width(call))) return {};
   if (weighted && call.weight_dtype != call.dtype && call.weight_dtype != Dtype::F32) return {};
   const bool whole = rows.aligned && aligned(call.weight) && aligned(call.bias);
-  const bool wanted = forced.vector_loads != 0 && (weighted || converts || size == 4 ? whole : rows.alike);
+  const bool vectors = forced.vector_loads != 0, aligned_rows = vectors && whole;
+  // Weights of what is mapped by granules lie anywhere; of sums by weights as the rows do, where they start.
+  const bool granules = vectors && (converts || size == 4 || (weighted && f.inputs > 1) ? whole : rows.alike);
   // By the first of these that there is a kernel for.
   HeldRowsShape s;
   const auto by = [&](Form form, bool serves) {
@@ -196,13 +198,13 @@ inline std::optional<HeldRowsShape> shape_for(const RowwiseCall& call, const Dev
     return serves && has_kernel(f, size, form, s.chunks);
   };
   if (l.length <= kResidues) {
-    if (!by(Form::ShortGranules, wanted && rows.aligned)) by(Form::ShortWords, true);
+    if (!by(Form::ShortGranules, aligned_rows)) by(Form::ShortWords, true);
     for (s.log_lanes = 0; s.lanes() * s.chunks * kGroup < l.length;) ++s.log_lanes;
-  } else if (by(Form::HalfWarps, wanted && rows.aligned && l.length <= kHalfWarp)) {
+  } else if (by(Form::HalfWarps, aligned_rows && l.length <= kHalfWarp)) {
     s.log_lanes = kLogHalfLanes;
   } else {
     const bool lacks = l.length <= kResidues * most_aligned_chunks(f, size) || l.length % kLeaf > 0;
-    if (!by(Form::AlignedRows, wanted && rows.aligned && lacks) && !by(Form::Granules, wanted)) by(Form::Words, true);
+    if (!by(Form::AlignedRows, aligned_rows && lacks) && !by(Form::Granules, granules)) by(Form::Words, true);
   }
   if (!has_kernel(f, size, s.form, s.chunks) || (converts && size == 2 && !by_granules(s.form))) return {};
   const int64_t span = f.looks() ? kLeaf : int64_t(32) * kGroup * s.chunks;  // of a warp

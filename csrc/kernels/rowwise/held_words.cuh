@@ -124,7 +124,7 @@ template <class E, int kChunks, bool kPart> struct HeldWords {
     return e;
   }
   // Weights of the positions from `first` on, of type W: E or float.
-  template <bool kFull, class W>
+  template <bool kFull, bool, class W>
   __device__ __forceinline__ static void weights(const W* from, int64_t first, const Place& p, int c,
                                                  float (&v)[kGroup]) {
     const int have = own(p);
