@@ -8,6 +8,8 @@ import itertools
 import math
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import distributed_cases as cases
 import pytest
@@ -15,7 +17,7 @@ import torch
 from ranks import Ranks
 
 import torchreduce as tr
-from torchreduce.distributed import arithmetic, classes, dtensor, exponentials, order, sharded
+from torchreduce.distributed import arithmetic, classes, dtensor, exponentials, order, sharded, symmetric
 from torchreduce.table import OPS, PAIRS
 
 pytestmark = [pytest.mark.xdist_group("distributed"), pytest.mark.timeout(300)]
@@ -83,6 +85,54 @@ def test_it_is_imported_by_itself():
 
 
 # ---- collectives -----------------------------------------------------------------------------------------------------
+
+
+class Buffers:
+    """Buffers of threads instead of GPUs, as torch's handle of symmetric memory has them."""
+
+    def __init__(self, world):
+        self.memory = [torch.empty(symmetric.PIECE, dtype=torch.uint8) for _ in range(world)]
+        self.meeting = threading.Barrier(world)
+
+    def get_buffer(self, rank, sizes, dtype):
+        return self.memory[rank][: math.prod(sizes) * dtype.itemsize].view(dtype).view(sizes)
+
+    def barrier(self, channel, timeout):
+        self.meeting.wait(60)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+def test_sums_that_read_the_peers_have_the_order_of_the_ranks(monkeypatch, world, dtype):
+    """Of one piece and of several; NaN, infinities and zeros as torchreduce.sum writes them."""
+    monkeypatch.setattr(symmetric, "PIECE", 4096)
+    monkeypatch.setattr(symmetric, "ALL_AT_ONCE", 512)
+    for n in (1, 50, 24 * world, 5000 * world):
+        buffers = Buffers(world)
+        x = torch.randn(world, n, generator=torch.Generator().manual_seed(n)).to(dtype)
+        x[:, 0] = -0.0
+        x[1, n // 2], x[0, n // 3] = math.nan, math.inf
+        want, wide = tr.sum(x, 0), order.wide(dtype)
+
+        def rank_of(rank, n=n, x=x, buffers=buffers, wide=wide):
+            peers = symmetric.Peers.__new__(symmetric.Peers)
+            peers._handle, peers.rank, peers.world = buffers, rank, world
+            peers.views = peers._views
+            y, part, whole = x[rank].clone(), None, None
+            peers.all_reduce(y)
+            if n % world == 0:
+                part, whole = torch.empty(n // world, dtype=dtype), torch.empty(n // world, dtype=wide)
+                peers.reduce_scatter(part, x[rank])
+                peers.reduce_scatter(whole, x[rank])
+            return y, part, whole
+
+        with ThreadPoolExecutor(world) as pool:
+            each = list(pool.map(rank_of, range(world)))
+        same = lambda a, b: torch.equal(a.view(torch.uint8), b.view(torch.uint8))  # noqa: E731
+        assert all(same(y, want) for y, _, _ in each)
+        if n % world == 0:
+            assert same(torch.cat([part for _, part, _ in each]), want)
+            assert same(torch.cat([whole for _, _, whole in each]), tr.sum(x, 0, dtype=wide))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)

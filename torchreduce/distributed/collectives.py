@@ -1,7 +1,8 @@
 """reduce_scatter and all_reduce in the order of the ranks.
 
 Only collectives that move elements are used: all_to_all and all_gather. They add nothing, so the algorithm that the
-backend chooses does not show in the bits. All additions are torchreduce.sum over the ranks' rows.
+backend chooses does not show in the bits. All additions are torchreduce.sum over the ranks' rows. Calls that wait, on
+GPUs of one host, read the ranks' buffers instead (symmetric.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from .order import Node, check_floats, nodes_sum, tree_sum, wide
+from .symmetric import peers_of
 
 Group = dist.ProcessGroup | None
 Steps = Iterator[Any]  # of a collective: yields the handle of each transfer, and goes on once that is awaited
@@ -61,8 +63,11 @@ def reduce_scatter(
     if not output.is_contiguous():
         raise ValueError(f"reduce_scatter(): expected a contiguous output, but got strides {output.stride()}")
     _check_devices("reduce_scatter", output, input)
-    steps = _scatter(output.detach().view(-1), input.detach().contiguous().view(-1), groups, async_op)
-    return _started(steps, async_op)
+    into, flat = output.detach().view(-1), input.detach().contiguous().view(-1)
+    if not async_op and len(groups) == 1 and flat.numel() and (peers := peers_of(groups[0], flat)):
+        peers.reduce_scatter(into, flat)
+        return None
+    return _started(_scatter(into, flat, groups, async_op), async_op)
 
 
 def all_reduce(tensor: Tensor, group: Group | DeviceMesh = None, *, async_op: bool = False) -> Work | None:
@@ -75,6 +80,12 @@ def all_reduce(tensor: Tensor, group: Group | DeviceMesh = None, *, async_op: bo
     if isinstance(tensor, Tensor) and tensor.dtype in (torch.uint8, torch.int8, torch.int32, torch.int64):
         return _started((dist.all_reduce(tensor, group=each, async_op=async_op) for each in groups), async_op)
     check_floats("all_reduce", tensor)
+    if not async_op and len(groups) == 1 and tensor.numel() and (peers := peers_of(groups[0], tensor)):
+        flat = tensor.detach().contiguous()
+        peers.all_reduce(flat.view(-1))
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(flat)
+        return None
     return _started(_in_place(tensor.detach(), groups, async_op), async_op)
 
 
