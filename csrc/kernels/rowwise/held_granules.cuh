@@ -352,7 +352,8 @@ template <class E, int kChunks, bool kPart, bool kAligned, int kRuns = kPart ? k
     const int at = number(p, c) * kGroup - (kAligned ? 0 : p.before);
     if (kAligned ? !is_there(p, c) : !kFull && at >= p.count) return;
     if constexpr (!kAligned && kAnywhere)
-      if (p.before > 0 || bytes_before(from + first) > 0) return shifted_weights(from + first, p, c, at, v);
+      if (p.before > 0 || bytes_before(from + first) > 0 || (!kFull && at + kGroup > p.count))
+        return shifted_weights(from + first, p, c, at, v);
     if constexpr (std::is_same<W, float>::value) {
       using Four = Packed<float, 4>;
       const Four* const w = reinterpret_cast<const Four*>(from + first + at);
