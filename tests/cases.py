@@ -10,20 +10,24 @@ import torchreduce
 from torchreduce.table import DTYPES, OPS
 
 
-class Functions:
-    """The functions of a module by the names of the op table: a norm of each order is one of its own."""
-
-    def __init__(self, module, vector_norm):
-        self._module, self._vector_norm = module, vector_norm
+class Ours:
+    """torchreduce's functions by the names of the op table: a norm of each order is one of its own."""
 
     def __getattr__(self, name):
         if name not in NORMS:
-            return getattr(self._module, name)
-        return lambda x, dim=None, keepdim=False, **o: self._vector_norm(x, NORMS[name], dim, keepdim, **o)
+            return getattr(torchreduce, name)
+        return lambda x, dim=None, keepdim=False, **o: torchreduce.vector_norm(x, NORMS[name], dim, keepdim, **o)
+
+
+class Torchs:
+    """What the op table compares them with; other functions are torch's."""
+
+    def __getattr__(self, name):
+        return ROWS[name].counterpart if name in ROWS else getattr(torch, name)
 
 
 NORMS = {"norm0": 0, "norm1": 1, "norm2": 2, "norm_greatest": math.inf, "norm_least": -math.inf}
-OURS, TORCHS = Functions(torchreduce, torchreduce.vector_norm), Functions(torch, torch.linalg.vector_norm)
+OURS, TORCHS = Ours(), Torchs()
 
 
 def public(name):

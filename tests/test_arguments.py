@@ -344,3 +344,13 @@ def test_out_is_refused(device):
             f()
     with torch.no_grad():
         tr.sum(x.clone().requires_grad_(), 0, out=torch.empty(3, device=device))
+
+
+@pytest.mark.parametrize("name", ["mean", "nansum", "norm1", "norm2"])
+@pytest.mark.parametrize("overload", ["default", "raw"])
+def test_ops_of_floats_have_no_results_of_integers(name, overload):
+    """Called directly, too."""
+    op = getattr(getattr(torch.ops.torchreduce, name), overload)
+    for x, dtype in ((torch.tensor([1, 2, 3]), None), (torch.ones(3), torch.int64), (torch.ones(3), torch.bool)):
+        with pytest.raises(RuntimeError, match=f"{name}: needs a floating dtype"):
+            op(x, None, False, dtype, 0)

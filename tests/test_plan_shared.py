@@ -126,8 +126,14 @@ def test_a_plan_that_no_block_has_room_for_is_refused():
 
 def test_what_is_known_of_a_gpu_is_what_plans_are_made_of():
     facts = _C.gpu_facts(0)
-    assert set(facts) == {"multiprocessors", "bulk_copies", "shared", "large_blocks", "wide_reductions"}
+    assert set(facts) == {"multiprocessors", "bulk_copies", "shared", "large_blocks", "wide_reductions", "clusters"}
     _C.plan("sum", [3, 5], [5, 1], [1], 6, 6, True, True, **facts)
+
+
+def test_blocks_that_share_their_memory_hold_a_row_together():
+    call = ("softmax", [64, 65536], [65536, 1], [1], 15, 15, True, True, 132, True)
+    cluster = [_C.plan(*call, clusters=there)["shape"]["cluster"] for there in (False, True)]
+    assert cluster[0] == 1 < cluster[1] <= 8
 
 
 def test_blocks_of_columns_are_larger_where_there_is_room():

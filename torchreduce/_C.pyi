@@ -27,6 +27,7 @@ class GpuFacts(Facts, total=False):
     shared: int
     large_blocks: bool
     wide_reductions: bool
+    clusters: bool
 
 def gpu_facts(device: int) -> GpuFacts: ...
 def plan(
@@ -45,6 +46,7 @@ def plan(
     reverse: bool = False,
     large_blocks: bool | None = None,
     wide_reductions: bool = True,
+    clusters: bool = False,
     fast: bool = False,
 ) -> dict[str, Any]: ...
 def use_torch(

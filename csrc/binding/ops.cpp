@@ -21,6 +21,19 @@ constexpr int64_t kFast = 1;
 
 // ---- reductions --------------------------------------------------------------------------------------------------------
 
+// Whether an op has results of integers.
+template <template <class> class Op> constexpr bool has_integers() {
+  if constexpr (Op<float>::kConverts) return Op<float>::kIntegers;
+  else return true;
+}
+static bool has_integers(Reduction op) {
+#define TR_CASE(name) \
+  case Reduction::name: return has_integers<name>();
+  switch (op) { TR_FOR_EACH_REDUCTION(TR_CASE) }
+#undef TR_CASE
+  return false;
+}
+
 Types types_of(const Op& op, const Operand& x, std::optional<Dtype> dtype) {
   const ReductionFacts known = facts(op.reduction, x.dtype);
   const bool verdict = op.options.verdict != Verdict::Count;
@@ -29,7 +42,7 @@ Types types_of(const Op& op, const Operand& x, std::optional<Dtype> dtype) {
                        : op.options.of == Of::Magnitudes ? x.dtype
                                                          : known.result;
   if (!supported(values)) raise<std::runtime_error>(op.name, ": dtype= has the unsupported number ", int(values));
-  if (op.options.mean && !is_float(values))
+  if ((op.options.mean || !has_integers(op.reduction)) && !is_float(values))
     raise<std::runtime_error>(op.name, ": needs a floating dtype; give one by dtype=");
   const Dtype accumulator = known.converts ? accumulator_of(x.dtype, values) : natural_accumulator(x.dtype);
   const Dtype result = known.indexed ? Dtype::I64 : values;

@@ -168,6 +168,7 @@ py::dict facts_of(int device) {
   fields["shared"] = facts.shared;
   fields["large_blocks"] = facts.large_blocks;
   fields["wide_reductions"] = facts.wide_reductions;
+  fields["clusters"] = facts.clusters;
   return fields;
 }
 
@@ -179,7 +180,7 @@ py::dict facts_of(int device) {
 py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
                  const std::vector<int>& dim, int dtype, int out_dtype, bool aligned, bool gpu, int multiprocessors,
                  bool bulk_copies, int shared, bool exclusive, bool reverse, std::optional<bool> large_blocks,
-                 bool wide_reductions, bool fast) {
+                 bool wide_reductions, bool clusters, bool fast) {
   const int dims = int(sizes.size());
   if (dims > kMaxDims || strides.size() != sizes.size())
     throw py::value_error("plan: needs a stride for each size, and at most 64 of them");
@@ -214,7 +215,8 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
                            bulk_copies,
                            shared,
                            large_blocks.value_or(bulk_copies && shared >= scans::kRingShared),
-                           wide_reductions};
+                           wide_reductions,
+                           clusters};
 
   if (looks_twice) {
     const Operand x{{data, in, dims, sizes.data(), strides.data()}};
@@ -294,5 +296,5 @@ PYBIND11_MODULE(_C, m) {
         py::arg("out_dtype"), py::arg("aligned"), py::arg("gpu"), py::arg("multiprocessors"),
         py::arg("bulk_copies") = false, py::arg("shared") = 227 << 10, py::arg("exclusive") = false,
         py::arg("reverse") = false, py::arg("large_blocks") = py::none(), py::arg("wide_reductions") = true,
-        py::arg("fast") = false);
+        py::arg("clusters") = false, py::arg("fast") = false);
 }

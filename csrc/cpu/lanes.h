@@ -43,8 +43,12 @@ template <class Op> TR_HD Vec<Lane<Op>> load_terms(const Op& op, const typename 
     return v < 0 ? -v : v + 0;  // as in SumOf
   } else if constexpr (std::is_same<Op, Count<E>>::value) {
     return (V)op.counts((Vec<int64_t>)load_converted<Lane<Op>>(p)) & 1;
-  } else {
+  } else if constexpr (kIsSum<Op>) {
     return load_converted<Lane<Op>>(p);
+  } else {
+    V terms;
+    for (int i = 0; i < kLanes<Lane<Op>>; ++i) terms[i] = op.load(p[i], 0);
+    return terms;
   }
 }
 template <class Op> TR_HD Vec<Lane<Op>> enter(const Op& op, Vec<Lane<Op>> term) {
