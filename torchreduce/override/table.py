@@ -122,7 +122,7 @@ ABOVE = {
         "logsumexp", "logcumsumexp", "cumprod", "cummax", "cummin", "prod", "prod.dim_int", "linalg_vector_norm",
         "var.correction", "std.correction", "var_mean.correction", "std_mean.correction",
     ),
-    "All": ("nanmean", "nanmean.out", "cross_entropy_loss"),
+    "All": ("nanmean", "nanmean.out", "cross_entropy_loss", "batch_norm", "group_norm", "instance_norm"),
     "Cpu": ("rms_norm",),
     "Transformed": ("layer_norm",),
 }  # fmt: skip
