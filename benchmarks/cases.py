@@ -41,10 +41,11 @@ PARTS = {
     "scan-ops": "the other scans on some of cumsum's shapes",
     "linear": "linear_scan",
     "rowwise": "row-wise ops: softmax, norms, cross-entropy and variances, forward and backward",
+    "channels": "batch norms of ResNet-50, group norms of a diffusion U-Net, instance norms, forward and backward",
     "small": "short calls, replayed from a CUDA graph",
     "compile": "a few cases, compared with torch.compile too",
 }
-UNDRAWN = ("reduce-views", "reduce-ops", "rowwise")  # parts whose shapes make no picture
+UNDRAWN = ("reduce-views", "reduce-ops", "rowwise", "channels")  # parts whose shapes make no picture
 SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "linear_scan")
 TO_VALUES = ("logsumexp", "var", "cross_entropy")  # row-wise ops whose results are small
 LEVELS = {"torchreduce": "invariant", "torchreduce fast": "fast"}
@@ -56,7 +57,7 @@ Run = Callable[[Inputs], Any]
 
 def is_copy(part: str, op: str) -> bool:
     """As much is written as read, so that the ceiling is a copy; else a read."""
-    return op in SCANS or (part == "rowwise" and op not in TO_VALUES)
+    return op in SCANS or part == "channels" or (part == "rowwise" and op not in TO_VALUES)
 
 
 @dataclass(frozen=True)
@@ -247,6 +248,10 @@ def cases(part: str, quick: bool = False) -> Iterator[Case]:
         for bar in BARS:
             if bar.part == part:
                 yield from (kind(part, bar.op, dtype, shape, bar.dim, f) for shape in bar.shapes for f in bar.forms)
+    if part == "channels":
+        from .channels import of_channels
+
+        yield from of_channels(dtypes)
     if part == "rowwise":
         sampled = itertools.product(dtypes, ("softmax", "log_softmax"), (1, 8, 64))
         yield from (kind(part, op, dtype, (n, 151_936), 1) for dtype, op, n in sampled)

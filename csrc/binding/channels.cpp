@@ -118,7 +118,9 @@ struct Run : ChannelRun {
   }
   Run(const char* op, const Tensor& input, int64_t groups) : Run(op, checked(op, input, groups), groups, 0) {}
   Run(const char* op, const Tensor& source, int64_t groups, int)
-      : ChannelRun(op, View(source), groups), held{source}, channels_last(is_channels_last(x) && (groups == 0 || x.on_cpu())) {}
+      : ChannelRun(op, View(source), groups),
+        held{source},
+        channels_last(is_channels_last(x) && (groups == 0 || x.on_cpu())) {}
 
   const void* hold(Tensor t) {
     held.push_back(std::move(t));
@@ -239,29 +241,26 @@ std::tuple<Tensor, Tensor, Tensor> channel_norm_backward(const Tensor& g, const 
                                                          const Tensor& stats, int64_t groups, bool given, double,
                                                          ScalarType dtype, int64_t) {
   constexpr const char* name = "channel_norm_backward";
-  auto [to_x, to_weight, to_bias] =
-      gradients(name, g, x, weight, stats, groups, given, true, floating(name, dtype));
+  auto [to_x, to_weight, to_bias] = gradients(name, g, x, weight, stats, groups, given, true, floating(name, dtype));
   return {*to_x, *to_weight, *to_bias};
 }
 
 // ---- schemas -----------------------------------------------------------------------------------------------------------
 
 // name, arguments but for the level, results, function; as binding/rowwise.cpp has them.
-#define TR_FOR_EACH_CHANNEL_OP(X)                                                                                   \
-  X(channel_norm, "Tensor x, Tensor? weight, Tensor? bias, int groups, float epsilon", "(Tensor, Tensor, Tensor)", \
-    channel_norm)                                                                                                   \
-  X(channel_norm_given, "Tensor x, Tensor mean, Tensor variance, Tensor? weight, Tensor? bias, float epsilon",      \
-    "Tensor", channel_norm_given)                                                                                   \
-  X(channel_norm_gradient,                                                                                          \
-    "Tensor g, Tensor x, Tensor? weight, Tensor stats, int groups, bool given, float epsilon", "Tensor",            \
-    channel_norm_gradient)                                                                                          \
-  X(channel_norm_weights,                                                                                           \
-    "Tensor g, Tensor x, Tensor stats, int groups, bool given, float epsilon, ScalarType dtype",                    \
+#define TR_FOR_EACH_CHANNEL_OP(X)                                                                                      \
+  X(channel_norm, "Tensor x, Tensor? weight, Tensor? bias, int groups, float epsilon", "(Tensor, Tensor, Tensor)",     \
+    channel_norm)                                                                                                      \
+  X(channel_norm_given, "Tensor x, Tensor mean, Tensor variance, Tensor? weight, Tensor? bias, float epsilon",         \
+    "Tensor", channel_norm_given)                                                                                      \
+  X(channel_norm_gradient, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int groups, bool given, float epsilon",  \
+    "Tensor", channel_norm_gradient)                                                                                   \
+  X(channel_norm_weights, "Tensor g, Tensor x, Tensor stats, int groups, bool given, float epsilon, ScalarType dtype", \
     "(Tensor, Tensor)", channel_norm_weights)
 // With no overload but .raw, which derivatives are not made of.
-#define TR_FOR_EACH_BARE_CHANNEL_OP(X)                                                                             \
-  X(channel_norm_backward,                                                                                         \
-    "Tensor g, Tensor x, Tensor? weight, Tensor stats, int groups, bool given, float epsilon, ScalarType dtype",   \
+#define TR_FOR_EACH_BARE_CHANNEL_OP(X)                                                                           \
+  X(channel_norm_backward,                                                                                       \
+    "Tensor g, Tensor x, Tensor? weight, Tensor stats, int groups, bool given, float epsilon, ScalarType dtype", \
     "(Tensor, Tensor, Tensor)", channel_norm_backward)
 
 // Registered for good, as in binding/ops.cpp.

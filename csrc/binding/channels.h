@@ -5,8 +5,8 @@
 
 namespace torchreduce {
 
-// A call on x of shape (samples, channels, ...), to be filled in, and run once. On a GPU kernels are fast where x, g and
-// the output are dense and laid out alike, contiguous or with channels last; the latter not of groups.
+// A call on x of shape (samples, channels, ...), to be filled in, and run once. On a GPU kernels are fast where x, g
+// and the output are dense and laid out alike, contiguous or with channels last; the latter not of groups.
 struct ChannelRun {
   const char* name;
   const Operand x;

@@ -3,13 +3,13 @@
 // Where channels lie side by side a task takes some positions, and the maps of all channels; else lines of neighbours.
 #pragma once
 #include "cpu/cpu.h"
-#include "cpu/lanes.h"
+#include "cpu/rowwise_rows.h"
 #include "plan/channel_call.h"
 
 namespace torchreduce {
 inline namespace TR_ISA {
 
-constexpr int64_t kPiece = 2048;          // elements that are brought into contiguous memory at a time
+constexpr int64_t kPiece = 2048;           // elements that are brought into contiguous memory at a time
 constexpr int64_t kChannelsTogether = 16;  // channels that lie side by side, whose sums are made together
 
 inline bool side_by_side(const ChannelCall& call) { return call.x.channel == 1 && call.channels > 1; }
@@ -45,10 +45,10 @@ template <Channels kOp, class F> struct MappedChannels {
       const Map m = Map::of(call, call.stats_row(sample, channel), channel);
       for (int64_t i = 0; i < call.length; i += kPiece) {
         const int64_t count = least(kPiece, call.length - i);
-        const F* const x =
-            fetch(call, call.x, start(call.x, sample, channel, i), call.x.position, count, copies[0]);
+        const F* const x = fetch(call, call.x, start(call.x, sample, channel, i), call.x.position, count, copies[0]);
         const F* g = x;
-        if constexpr (kTwo) g = fetch(call, call.g, start(call.g, sample, channel, i), call.g.position, count, copies[1]);
+        if constexpr (kTwo)
+          g = fetch(call, call.g, start(call.g, sample, channel, i), call.g.position, count, copies[1]);
         map(m, x, g, count, results);
         store_run(call.dtype, const_cast<void*>(call.out.data), start(call.out, sample, channel, i), call.out.position,
                   count, results);
@@ -65,7 +65,7 @@ template <Channels kOp, class F> struct MappedChannels {
     Carver carver{scratch.data};
     Map* const maps = carver.take<Map>(channels);
     F *const copy = carver.take<F>(channels), *const other = carver.take<F>(channels),
-      *const results = carver.take<F>(channels);
+             *const results = carver.take<F>(channels);
     for (int64_t i = begin, of = -1; i < end; ++i) {
       const int64_t sample = i / call.length, position = i - sample * call.length;
       if (of != sample && (call.groups || of < 0))
@@ -112,10 +112,11 @@ template <class F> struct SummedChannels {
   int64_t together() const { return side_by_side(call) && !call.of_groups ? kChannelsTogether : 1; }
   // The sums of the residues of a leaf: kTogether rows from `row` on, of which `rows` are there.
   template <int64_t kTogether>
-  void leaf(int64_t row, int64_t rows, int64_t first, int64_t count, F (&acc)[2][kResidues][kTogether], F* copies) const {
+  void leaf(int64_t row, int64_t rows, int64_t first, int64_t count, F (&acc)[2][kTogether][kResidues],
+            F* copies) const {
     for (auto& sum : acc)
-      for (auto& residue : sum)
-        for (F& a : residue) a = F(-0.0);
+      for (auto& row_sums : sum)
+        for (F& a : row_sums) a = F(-0.0);
     for (int64_t i = 0; i < count;) {
       const int64_t run = (first + i) / call.length, position = first + i - run * call.length;
       const auto [sample, channel] = call.line(row, run);
@@ -132,14 +133,13 @@ template <class F> struct SummedChannels {
       if constexpr (kTogether > 1) {
         Given of[kTogether];
         for (int64_t r = 0; r < rows; ++r) of[r] = given(sample, channel + r);
-        for (int64_t r = 0; r < rows; ++r)
-          step(acc[0][i % kResidues][r], acc[1][i % kResidues][r], g[r], x[r], of[r]);
+        for (int64_t r = 0; r < rows; ++r) step(acc[0][r][i % kResidues], acc[1][r][i % kResidues], g[r], x[r], of[r]);
       } else {
         const Given of = given(sample, channel);
         for (int64_t j = 0; j < here;) {
           const int64_t residue = (i + j) % kResidues, straight = least(kResidues - residue, here - j);
           for (int64_t k = 0; k < straight; ++k)
-            step(acc[0][residue + k][0], acc[1][residue + k][0], g[j + k], x[j + k], of);
+            step(acc[0][0][residue + k], acc[1][0][residue + k], g[j + k], x[j + k], of);
           j += straight;
         }
       }
@@ -149,17 +149,14 @@ template <class F> struct SummedChannels {
   // The trees over residues and leaves.
   template <int64_t kTogether> void take(int64_t row, int64_t rows, F* copies) const {
     const auto add = [](F a, F b) { return a + b; };
-    TreeStack<F, 40> trees[2][kTogether];
-    F acc[2][kResidues][kTogether];
+    TreeStack<F, 32> trees[2][kTogether];
+    F acc[2][kTogether][kResidues];
     const int64_t length = call.sums_length();
     for (int64_t first = 0; first < length; first += kLeaf) {
-      leaf<kTogether>(row, rows, first, least(kLeaf, length - first), acc, copies);
-      for (int s = 0; s < 2; ++s) {
-        for (int64_t d = 1; d < kResidues; d *= 2)  // absent residues are -0.0
-          for (int64_t i = 0; i < kResidues; i += 2 * d)
-            for (int64_t r = 0; r < kTogether; ++r) acc[s][i][r] = acc[s][i][r] + acc[s][i + d][r];
-        for (int64_t r = 0; r < rows; ++r) trees[s][r].push(acc[s][0][r], add);
-      }
+      const int64_t count = least(kLeaf, length - first);
+      leaf<kTogether>(row, rows, first, count, acc, copies);
+      for (int s = 0; s < 2; ++s)
+        for (int64_t r = 0; r < rows; ++r) trees[s][r].push(tree_of_residues(acc[s][r], count), add);
     }
     for (int64_t r = 0; r < rows; ++r)
       for (int s = 0; s < 2; ++s) call.keep(row + r, s, length > 0 ? trees[s][r].total(F(-0.0), add) : F(0));

@@ -1,5 +1,5 @@
-// Which instruction set serves a call. Compiled once; reduce.cpp, scan.cpp, rowwise.cpp, channels.cpp and segments.cpp are compiled
-// once for each, with -DTR_ISA= its name and the flags that ISA_FLAGS of setup.py lists.
+// Which instruction set serves a call. Compiled once; reduce.cpp, scan.cpp, rowwise.cpp, channels.cpp and segments.cpp
+// are compiled once for each, with -DTR_ISA= its name and the flags that ISA_FLAGS of setup.py lists.
 #include <atomic>
 #include <new>
 
@@ -55,10 +55,10 @@ bool has_avx512() {
 constexpr InstructionSet kSets[] = {
 // Widest first.
 #if defined(__x86_64__)
-    {"avx512", has_avx512, avx512::reduce, avx512::scan, avx512::rowwise_rows, avx512::channels, avx512::reduce_segments,
-     avx512::index_segments, avx512::scatter_lines},
-    {"avx2", has_avx2, avx2::reduce, avx2::scan, avx2::rowwise_rows, avx2::channels, avx2::reduce_segments, avx2::index_segments,
-     avx2::scatter_lines},
+    {"avx512", has_avx512, avx512::reduce, avx512::scan, avx512::rowwise_rows, avx512::channels,
+     avx512::reduce_segments, avx512::index_segments, avx512::scatter_lines},
+    {"avx2", has_avx2, avx2::reduce, avx2::scan, avx2::rowwise_rows, avx2::channels, avx2::reduce_segments,
+     avx2::index_segments, avx2::scatter_lines},
 #endif
     {"baseline", [] { return true; }, baseline::reduce, baseline::scan, baseline::rowwise_rows, baseline::channels,
      baseline::reduce_segments, baseline::index_segments, baseline::scatter_lines},

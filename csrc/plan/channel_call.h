@@ -6,7 +6,8 @@
 //   Normalize   fma(xh, weight, bias), where xh = ((x - high) - low) r
 //   Sums        in canonical order over a row's elements, of u and of fma(u, xh): of channels, whose rows are (samples,
 //               length), u = g; of groups, whose rows are (channels of the group, length), u = g weight
-//   Gradient    with a and b these sums divided by the row's length: of a batch fma(-xh, b, g - a) (r weight), of groups
+//   Gradient    with a and b these sums divided by the row's length: of a batch fma(-xh, b, g - a) (r weight), of
+//   groups
 //               fma(-xh, b, g weight - a) r, of statistics that are given g (r weight)
 #pragma once
 #include "numerics/dtype.h"
@@ -36,8 +37,8 @@ struct ChannelCall {
   // An element for each channel, or null; of one dtype.
   const void *weight = nullptr, *bias = nullptr;
   Dtype weight_dtype = Dtype::F32;
-  // Two planes in the accumulator type, which Sums writes and Gradient reads: a and b, the sums of u and of u xh divided
-  // by the row's length. Gradient without them takes the statistics as given.
+  // Two planes in the accumulator type, which Sums writes and Gradient reads: a and b, the sums of u and of u xh
+  // divided by the row's length. Gradient without them takes the statistics as given.
   void* means = nullptr;
   bool of_groups = false;  // Sums: rows are groups, else channels
   // Sums of channels also go here, rounded, where they are wanted: to the weight, to the bias.

@@ -969,6 +969,7 @@ void column_teams() {
 void rowwise() { done = check_rowwise(seed, every, few); }
 
 // Rows that are added up by their numbers.
+void channels() { done = check_channels(seed, every, few); }
 void segments() { done = check_segments(seed, every, few); }
 
 struct Group {
@@ -987,6 +988,7 @@ constexpr Group kGroups[] = {
     {"transposed_rows", "reduce", transposed_rows},
     {"listed_rows", "listed_rows", listed_rows},
     {"two_results", "reduce", two_results},
+    {"channels", "channels", channels},
     {"segments", "segments", segments},
     {"column_families", "reduce", column_families},
     {"scan_rows", "scan", scan_rows},

@@ -14,9 +14,9 @@ struct ChannelShape {
   int64_t blocks = 1;
   int threads = 256;
   int64_t workspace = 0;
-  int64_t units = 1;        // Sums: parts of a row, each with two sums
-  int log_lanes = 4;        // Sums, Columns: lanes that have neighbouring granules
-  int64_t together = 1;     // maps, Columns: threads that there are
+  int64_t units = 1;     // Sums: parts of a row, each with two sums
+  int log_lanes = 4;     // Sums, Columns: lanes that have neighbouring granules
+  int64_t together = 1;  // maps, Columns: threads that there are
   Divider by_length, by_channels, by_group;
 };
 
@@ -25,9 +25,9 @@ namespace channels_of {
 using namespace plans;
 
 constexpr int kThreads = 256;
-constexpr int kEach = 4;       // maps: granules of a thread that are loaded together
-constexpr int kTurns = 4;      // maps, Columns: how often, at most, so that what is known of channels is loaded once
-constexpr int kRun = 4;        // Sums, Columns: residues of a thread
+constexpr int kEach = 4;   // maps: granules of a thread that are loaded together
+constexpr int kTurns = 4;  // maps, Columns: how often, at most, so that what is known of channels is loaded once
+constexpr int kRun = 4;    // Sums, Columns: residues of a thread
 constexpr int kMostLanes = 16;
 
 // What a block of such a way has, for a call whose sizes its kernels can count.

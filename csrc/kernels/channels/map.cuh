@@ -67,7 +67,9 @@ __global__ void TR_BLOCKS_BOUND(channels_of::kThreads, 3)
           ++line;
           rest = length;
         }
-        const auto element = [&](const ChannelOperand& o) { return convert<float>(static_cast<const E*>(o.data)[at + i]); };
+        const auto element = [&](const ChannelOperand& o) {
+          return convert<float>(static_cast<const E*>(o.data)[at + i]);
+        };
         const float x = element(call.x);
         static_cast<E*>(const_cast<void*>(call.out.data))[at + i] =
             round_to<E>(map_of(line)(x, Map::kInputs == 2 ? element(call.g) : x));
@@ -131,8 +133,7 @@ __global__ void TR_BLOCKS_BOUND(channels_of::kThreads, 2)
 
 // Of any strides and any types: a thread has an element.
 template <class Map, class F>
-__global__ void __launch_bounds__(channels_of::kThreads)
-    map_elements(TR_GRID_CONSTANT ChannelCall call) {
+__global__ void __launch_bounds__(channels_of::kThreads) map_elements(TR_GRID_CONSTANT ChannelCall call) {
   const int64_t i = int64_t(blockIdx.x) * channels_of::kThreads + threadIdx.x;
   const int64_t line = i / call.length, position = i - line * call.length;
   const int64_t sample = line / call.channels, channel = line - sample * call.channels;

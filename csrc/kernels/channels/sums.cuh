@@ -1,9 +1,9 @@
 // The sums that gradients of norms over channels are made of: canonical sums of u and of fma(u, xh) over rows of runs,
 // a channel's over all samples or a group's over its channels (plan/channel_call.h).
 //
-// Serves: everything, by a leaf a warp, whose lane has every 32nd element (sum_lines); rows of channels that lie side by
-// side also by granules, of which a thread has the same channels in kRun neighbouring residues (sum_columns). One launch
-// leaves two sums for each unit, partials[which][row][unit], and fold_sums makes of them a row's.
+// Serves: everything, by a leaf a warp, whose lane has every 32nd element (sum_lines); rows of channels that lie side
+// by side also by granules, of which a thread has the same channels in kRun neighbouring residues (sum_columns). One
+// launch leaves two sums for each unit, partials[which][row][unit], and fold_sums makes of them a row's.
 #pragma once
 #include "channels.h"
 #include "kernels/common/collective.cuh"
@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(channels_of::kThreads)
   const int64_t item = (int64_t(blockIdx.x) * channels_of::kThreads + threadIdx.x) / kLanes, rows = call.sums_rows();
   const int64_t leaf = item / rows, row = item - leaf * rows;  // neighbouring warps have neighbouring rows
   if (leaf >= shape.units) return;
-  const int64_t first = leaf * kLeaf, rest = call.sums_length() - first, run = call.length > 0 ? first / call.length : 0;
+  const int64_t first = leaf * kLeaf, rest = call.sums_length() - first,
+                run = call.length > 0 ? first / call.length : 0;
   const int count = int(rest < kLeaf ? rest : kLeaf), phase = int(first - run * call.length);
   const auto at = call.line(row, run);
   const auto from = [&](const ChannelOperand& o) {
@@ -87,7 +88,7 @@ template <class E>
 __global__ void TR_BLOCKS_BOUND(channels_of::kThreads, 2)
     sum_columns(TR_GRID_CONSTANT ChannelCall call, TR_GRID_CONSTANT ChannelShape shape, float* partials) {
   using namespace channels_of;
-  constexpr int V = kPerGranule<E>, kSteps = kLeaf / kResidues;
+  constexpr int V = kPerGranule<E>, kSteps = kLeaf / kResidues, kAtOnce = sizeof(E) == 2 ? 4 : 8;  // registers
   const int lanes = 1 << shape.log_lanes, lane = int(threadIdx.x) & (lanes - 1);
   const int groups = kThreads >> shape.log_lanes, group = int(threadIdx.x) >> shape.log_lanes, tile = lanes * V;
   const int64_t number = blockIdx.x / shape.units, unit = blockIdx.x - number * shape.units;
@@ -100,33 +101,35 @@ __global__ void TR_BLOCKS_BOUND(channels_of::kThreads, 2)
 #pragma unroll
   for (int c = 0; c < V; ++c) rows[c] = call.template statistics<float>(there ? channel + c : 0);
   const int64_t begin = leaf * kLeaf + residue;
-  const auto from = [&](const ChannelOperand& o) {
-    return static_cast<const E*>(o.data) + (there ? channel : 0);
-  };
+  const auto from = [&](const ChannelOperand& o) { return static_cast<const E*>(o.data) + (there ? channel : 0); };
   const E *const g = from(call.g), *const x = from(call.x);
 
   float sums[2][V], tree[2][V], pair[2][V];
 #pragma unroll
   for (int r = 0; r < kRun; ++r) {
-    Granule a[kSteps], b[kSteps];
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      const int64_t position = begin + r + k * kResidues;
-      const bool wanted = there && position < length;
-      a[k] = b[k] = Granule{};
-      load_if(wanted, reinterpret_cast<const Granule*>(g + (wanted ? position : 0) * call.channels), a[k]);
-      load_if(wanted, reinterpret_cast<const Granule*>(x + (wanted ? position : 0) * call.channels), b[k]);
-    }
 #pragma unroll
     for (int c = 0; c < V; ++c) sums[0][c] = sums[1][c] = -0.0f;
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      if (!there || begin + r + k * kResidues >= length) break;
-      E u[V], v[V];
-      elements_of(a[k], u);
-      elements_of(b[k], v);
+    for (int first = 0; first < kSteps; first += kAtOnce) {
+      Granule a[kAtOnce], b[kAtOnce];
 #pragma unroll
-      for (int c = 0; c < V; ++c) add_term(sums[0][c], sums[1][c], convert<float>(u[c]), convert<float>(v[c]), rows[c]);
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int64_t position = begin + r + (first + k) * kResidues;
+        const bool wanted = there && position < length;
+        a[k] = b[k] = Granule{};
+        load_if(wanted, reinterpret_cast<const Granule*>(g + (wanted ? position : 0) * call.channels), a[k]);
+        load_if(wanted, reinterpret_cast<const Granule*>(x + (wanted ? position : 0) * call.channels), b[k]);
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (!there || begin + r + (first + k) * kResidues >= length) break;
+        E u[V], v[V];
+        elements_of(a[k], u);
+        elements_of(b[k], v);
+#pragma unroll
+        for (int c = 0; c < V; ++c)
+          add_term(sums[0][c], sums[1][c], convert<float>(u[c]), convert<float>(v[c]), rows[c]);
+      }
     }
     // The tree over four: pairs, then both.
 #pragma unroll

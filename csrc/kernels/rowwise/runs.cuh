@@ -1,8 +1,9 @@
 // Values of rows that lie in runs of neighbours: a leaf a warp, in registers between the looks.
 //
 // Serves: means and variances of float32 and 16-bit floats over two dims, the last of neighbours (runs.h); with
-// fold_states. A lane's element k is number lane + 32 k of the leaf, so that lanes load neighbours: residue k % 8 of the
-// lane, and of 2048 elements 8 for each. Neighbouring warps have the same leaf of neighbouring rows. Shared memory: none.
+// fold_states. A lane's element k is number lane + 32 k of the leaf, so that lanes load neighbours: residue k % 8 of
+// the lane, and of 2048 elements 8 for each. Neighbouring warps have the same leaf of neighbouring rows. Shared memory:
+// none.
 #pragma once
 #include "held_lanes.cuh"
 #include "runs.h"
@@ -12,8 +13,7 @@ namespace torchreduce::gpu {
 
 template <class Op, class E>
 __global__ void TR_BLOCKS_BOUND(runs::kThreads, 2)
-    runs_states(TR_GRID_CONSTANT RowwiseKernelCall call, TR_GRID_CONSTANT RunsShape shape,
-                typename Op::State* states) {
+    runs_states(TR_GRID_CONSTANT RowwiseKernelCall call, TR_GRID_CONSTANT RunsShape shape, typename Op::State* states) {
   using F = float;
   using State = typename Op::State;
   constexpr int kSlots = kResidues / kLanes, kEach = kLeaf / kLanes;
@@ -34,7 +34,7 @@ __global__ void TR_BLOCKS_BOUND(runs::kThreads, 2)
   }
   const Place p{lane, kLanes, 0, count, false, false};
   // kCount canonical sums over the leaf; step(sums, x) adds an element.
-  const auto sums_of = [&]<int kCount>(F (&total)[kCount], auto step) {
+  const auto sums_of = [&]<int kCount>(F(&total)[kCount], auto step) {
     F acc[kCount][kSlots];
 #pragma unroll
     for (int s = 0; s < kCount; ++s)
