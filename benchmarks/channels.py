@@ -28,7 +28,9 @@ def of_channels(dtypes: tuple[str, ...]) -> Iterator["ChannelCase"]:
         for op, shapes in ops.items():
             for backward in ("",) if op.endswith("given") else ("", " backward"):
                 forms = FORMS if op != "instance_norm" else FORMS[:1]
-                yield from (ChannelCase("channels", op + backward, dtype, shape, 1, f) for shape in shapes for f in forms)
+                yield from (
+                    ChannelCase("channels", op + backward, dtype, shape, 1, f) for shape in shapes for f in forms
+                )
 
 
 class ChannelCase(Case):

@@ -19,6 +19,7 @@ DIRECT = (
     "cummax", "cummin", "logsumexp", "softmax", "log_softmax", "var", "std", "var_mean", "std_mean",
     "native_layer_norm",
     "nn.functional.layer_norm", "nn.functional.rms_norm", "nn.functional.cross_entropy",
+    "nn.functional.batch_norm", "nn.functional.group_norm", "nn.functional.instance_norm",
     "nn.functional.nll_loss",
     "nn.functional.embedding",
     "index_add", "scatter_add", "scatter_reduce", "index_reduce", "scatter", "index_put", "put",

@@ -87,4 +87,13 @@ def test_the_emulation_knows_the_golden_cases():
     not_solved = [case for case in golden_cases() if not golden.is_solved(case) and "segments" not in case.options]
     left_out = {case.function for case in not_solved}
     looked_at_twice = {"softmax", "log_softmax", "logsumexp", "entropy", "cross_entropy"}
-    assert left_out == {*looked_at_twice, "var", "std_mean", "rms_norm", "layer_norm", "vector_norm", *SCATTERS, *CHANNELS}
+    assert left_out == {
+        *looked_at_twice,
+        "var",
+        "std_mean",
+        "rms_norm",
+        "layer_norm",
+        "vector_norm",
+        *SCATTERS,
+        *CHANNELS,
+    }

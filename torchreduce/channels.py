@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ._core.checks import check_floats, rowwise_overloads
-from ._core.dispatch import serving
+from ._core.dispatch import is_bare, serving
 from ._fake.reductions import same_shape
 from .determinism import level_code
 from .rowwise import _is_autocast, _number
@@ -51,9 +51,7 @@ def group_norm(
             f"{list(input.shape)} and num_groups={num_groups}"
         )
     weight, bias = _of_channels(name, input, weight=weight, bias=bias)
-    _check_more_than_one(
-        [input.shape[0] * input.shape[1] // num_groups, num_groups, *input.shape[2:]], input.shape
-    )
+    _check_more_than_one([input.shape[0] * input.shape[1] // num_groups, num_groups, *input.shape[2:]], input.shape)
     more = [t for t in (weight, bias) if t is not None]
     rest = (num_groups, _number(name, "eps", eps), level_code())
     return serving(_CHANNEL_NORM, input, *more)(input, weight, bias, *rest)[0]  # type: ignore[no-any-return]
@@ -146,10 +144,9 @@ def instance_norm(
         )
     weight, bias = (None if t is None else _ops.repeated.default(t, samples) for t in (weight, bias))
     rows = input.reshape(1, samples * channels, *rest)
-    means = [running_mean, running_var]
-    repeated = [None if t is None else t.repeat(samples) for t in means]
-    result = _of_batch(name, rows, *repeated, weight, bias, momentum, eps)
-    for running, moved in zip(means, repeated, strict=True):
+    mean, var = (None if t is None else t.repeat(samples) for t in (running_mean, running_var))
+    result = _of_batch(name, rows, mean, var, weight, bias, momentum, eps)
+    for running, moved in ((running_mean, mean), (running_var, var)):
         if running is not None and moved is not None:
             running.copy_(_ops.mean.default(moved.reshape(samples, channels), [0], False, None, level_code()))
     return result.reshape(input.shape)
@@ -162,10 +159,22 @@ def _of_batch(
     more = [t for t in (weight, bias) if t is not None]
     rest = (weight, bias, 0, _number(name, "eps", eps), level_code())
     result, _, moments = serving(_CHANNEL_NORM, input, *more)(input, *rest)
-    for running, value in zip((running_mean, running_var), moments, strict=True):
-        if running is not None:
-            running.copy_(_ops.moved.default(running, value, _number(name, "momentum", momentum)))
+    _move((running_mean, running_var), moments, _number(name, "momentum", momentum))
     return result  # type: ignore[no-any-return]
+
+
+def _move(running: tuple[Tensor | None, Tensor | None], moments: Tensor, momentum: float) -> None:
+    given = [t for t in running if t is not None]
+    if not given:
+        return
+    if is_bare(*given) and all(t.is_contiguous() for t in given) and len({t.dtype for t in given}) == 1:
+        _ops.channel_move.raw(moments, *running, momentum, 0)
+        for t in given:
+            torch.autograd.graph.increment_version(t)
+        return
+    for own, value in zip(running, moments, strict=True):
+        if own is not None:
+            own.copy_(_ops.moved.default(own, value, momentum))
 
 
 def _check_more_than_one(sizes: Sequence[int], shape: Sequence[int]) -> None:

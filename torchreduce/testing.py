@@ -357,8 +357,9 @@ def golden_cases() -> list[Golden]:
         bags += [{"mode": "sum"}, {"mode": "sum", "per_sample_weights": "given"}]
         calls += [("embedding_bag", dtype, (40, 5), bag["mode"] == "max", {"places": 5000, **bag}) for bag in bags]
     for dtype in FLOATS:
-        for shape in ((6, 8, 5, 7), (90, 4, 49), (700, 16)):
-            calls += [("batch_norm", dtype, shape, False, {}), ("group_norm", dtype, shape, False, {"num_groups": 2})]
+        for of_channels in ((6, 8, 5, 7), (90, 4, 49), (700, 16)):
+            calls += [("batch_norm", dtype, of_channels, False, {})]
+            calls += [("group_norm", dtype, of_channels, False, {"num_groups": 2})]
         calls += [("batch_norm", dtype, (64, 15, 10), True, {}), ("instance_norm", dtype, (3, 4, 3000), False, {})]
     return [
         Golden(name, dtype, shape, seed, hostile, options)

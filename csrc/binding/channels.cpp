@@ -78,6 +78,7 @@ void ChannelRun::sum(const Operand& g, bool of_groups) {
   call.of_groups = of_groups;
   run(Channels::Sums);
 }
+void ChannelRun::move() { run(Channels::Move); }
 void ChannelRun::gradient(const Operand& g, const Operand& out) {
   call.g = operand(g);
   call.out = operand(out);
@@ -189,6 +190,35 @@ Tensor channel_norm_given(const Tensor& input, const Tensor& mean, const Tensor&
   return out;
 }
 
+// The running mean and variance of channels, in place, towards those of a batch.
+void channel_move(const Tensor& moments, const std::optional<Tensor> mean, const std::optional<Tensor> variance,
+                  double momentum, int64_t) {
+  constexpr const char* name = "channel_move";
+  const View values(moments);
+  if (values.dims != 2 || values.sizes[0] != 2 || (values.dtype != Dtype::F32 && values.dtype != Dtype::F64))
+    raise<std::runtime_error>(name, ": needs two planes of means and variances");
+  const int64_t sizes[] = {1, values.sizes[1]}, strides[] = {values.sizes[1], 1};
+  Operand x = values;  // of which nothing but sizes and the accumulator type is asked
+  x.sizes = sizes;
+  x.strides = strides;
+  ChannelRun run(name, x, 0);
+  const Tensor source = contiguous(moments);
+  run.call.means = const_cast<void*>(View(source).data);
+  run.call.momentum = momentum;
+  for (const auto* running : {&mean, &variance}) {
+    if (!*running) continue;
+    const View v(**running);
+    if (!is_float(v.dtype) || v.dims != 1 || v.sizes[0] != run.call.channels || (v.strides[0] != 1 && v.sizes[0] > 1) ||
+        v.device_type != x.device_type || v.device_index != x.device_index)
+      raise<std::runtime_error>(name, ": needs contiguous running statistics of a floating dtype for each channel");
+    (running == &mean ? run.call.mean : run.call.variance) = v.data;
+    run.call.given_dtype = v.dtype;
+  }
+  if (mean && variance && View(*mean).dtype != View(*variance).dtype)
+    raise<std::runtime_error>(name, ": running statistics must have one dtype");
+  run.move();
+}
+
 // Of x, and of weight and bias in `dtype`, those that are wanted. `given`: the statistics are numbers, not made of x.
 std::tuple<Optional, Optional, Optional> gradients(const char* name, const Tensor& g, const Tensor& input,
                                                    const Optional& weight, const Tensor& stats, int64_t groups,
@@ -263,6 +293,9 @@ std::tuple<Tensor, Tensor, Tensor> channel_norm_backward(const Tensor& g, const 
     "Tensor g, Tensor x, Tensor? weight, Tensor stats, int groups, bool given, float epsilon, ScalarType dtype", \
     "(Tensor, Tensor, Tensor)", channel_norm_backward)
 
+constexpr const char* kMove =
+    "channel_move.raw(Tensor moments, Tensor(a!)? mean, Tensor(b!)? variance, float momentum, int level) -> ()";
+
 // Registered for good, as in binding/ops.cpp.
 using torch::stable::detail::StableLibrary;
 const bool registered = [] {
@@ -276,6 +309,7 @@ const bool registered = [] {
   TR_FOR_EACH_CHANNEL_OP(TR_ROW)
   TR_FOR_EACH_BARE_CHANNEL_OP(TR_ROW)
 #undef TR_ROW
+  schemas->def(kMove);
   for (const char* key : {"CPU", "CUDA"}) {
     auto* kernels = new StableLibrary(StableLibrary::Kind::IMPL, "torchreduce", key, __FILE__, __LINE__);
 #define TR_ROW(name, arguments, result, ...) kernels->impl(#name, TORCH_BOX(&(__VA_ARGS__)));
@@ -285,6 +319,7 @@ const bool registered = [] {
     TR_FOR_EACH_CHANNEL_OP(TR_ROW)
     TR_FOR_EACH_BARE_CHANNEL_OP(TR_ROW)
 #undef TR_ROW
+    kernels->impl("channel_move.raw", TORCH_BOX(&channel_move));
   }
 #define TR_ROW(name, arguments, result, ...) direct_ops().push_back(direct<&(__VA_ARGS__)>(#name));
   TR_FOR_EACH_CHANNEL_OP(TR_ROW)

@@ -23,6 +23,8 @@ struct ChannelRun {
   // Writes what call.means and call.values have places for.
   void sum(const Operand& g, bool of_groups);
   void gradient(const Operand& g, const Operand& out);
+  // Moves call.mean and call.variance towards call.means.
+  void move();
 
  private:
   ChannelOperand operand(const Operand& t) const;

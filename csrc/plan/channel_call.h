@@ -9,13 +9,14 @@
 //   Gradient    with a and b these sums divided by the row's length: of a batch fma(-xh, b, g - a) (r weight), of
 //   groups
 //               fma(-xh, b, g weight - a) r, of statistics that are given g (r weight)
+//   Move        running (1 - momentum) + value momentum, in place, of running means and variances
 #pragma once
 #include "numerics/dtype.h"
 #include "ops/rowwise.h"
 
 namespace torchreduce {
 
-enum class Channels : int { Normalize, Sums, Gradient };
+enum class Channels : int { Normalize, Sums, Gradient, Move };
 
 // An input or the output: elements from a sample to the next, from a channel, from a position.
 struct ChannelOperand {
@@ -33,6 +34,7 @@ struct ChannelCall {
   const void* stats = nullptr;
   const void *mean = nullptr, *variance = nullptr;
   Dtype given_dtype = Dtype::F32;  // of both
+  double momentum = 0;             // Move: of these, which move towards `means`
   double epsilon = 0;
   // An element for each channel, or null; of one dtype.
   const void *weight = nullptr, *bias = nullptr;
@@ -62,6 +64,15 @@ struct ChannelCall {
   }
   template <class F> TR_HD F weight_of(int64_t channel) const {
     return weight ? load_as<F>(weight_dtype, weight, channel, false) : F(1);
+  }
+
+  // Move: the running mean, or the variance if `which` is 1, of a channel.
+  template <class F> TR_HD void move(int64_t channel, int which) const {
+    void* const running = const_cast<void*>(which ? variance : mean);
+    if (!running) return;
+    const F value = static_cast<const F*>(means)[which * channels + channel] * F(momentum);
+    const F kept = load_as<F>(given_dtype, running, channel, false) * F(1 - momentum);
+    store_as(given_dtype, running, channel, kept + value);
   }
 
   // ---- rows of sums: `runs` times `length` positions --------------------------------------------------------------------

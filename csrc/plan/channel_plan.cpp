@@ -39,16 +39,10 @@ ChannelPlan plan(const ChannelCall& call, const DeviceFacts& device) {
   s.way = columns && !(lines && call.length > 1) ? ChannelWay::Columns
           : lines                                ? ChannelWay::Lines
                                                  : ChannelWay::Elements;
-  if (forced.family) {
-    const std::string name = forced.family;
-    const auto way = name == "columns" && columns ? ChannelWay::Columns
-                     : name == "lines" && lines   ? ChannelWay::Lines
-                                                  : ChannelWay::Elements;
-    if (way == ChannelWay::Elements && name != "elements")
-      throw std::invalid_argument("force_plan: norms over channels have the families columns, lines and elements; " +
-                                  name + " cannot serve this call");
-    s.way = way;
-  }
+  // Other names are of the plan for the statistics.
+  const std::string name = forced.family ? forced.family : "";
+  if ((name == "columns" && columns) || (name == "lines" && lines) || name == "elements")
+    s.way = name == "columns" ? ChannelWay::Columns : name == "lines" ? ChannelWay::Lines : ChannelWay::Elements;
   channels_of::shape(call, s);
   check_launch(s.blocks, 0, device.shared);
   return {s};

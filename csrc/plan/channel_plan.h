@@ -6,7 +6,7 @@
 namespace torchreduce {
 
 struct ChannelPlan { ChannelShape shape; };
-// Throws std::invalid_argument for a forced family that cannot serve the call.
+// By the family lines, columns or elements that is forced, if it can serve the call.
 ChannelPlan plan(const ChannelCall& call, const DeviceFacts& device);
 inline int64_t workspace_bytes(const ChannelPlan& plan) { return plan.shape.workspace; }
 

@@ -21,6 +21,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "channels.h"
 #include "emulator.h"
 #include "kernels/scan/extremes.h"
 #include "numerics/order.h"
@@ -968,8 +969,10 @@ void column_teams() {
 // Row-wise ops.
 void rowwise() { done = check_rowwise(seed, every, few); }
 
-// Rows that are added up by their numbers.
+// Norms over channels.
 void channels() { done = check_channels(seed, every, few); }
+
+// Rows that are added up by their numbers.
 void segments() { done = check_segments(seed, every, few); }
 
 struct Group {

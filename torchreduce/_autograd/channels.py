@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._core.dispatch import Rule, Saved, differentiable, save
-from .._fake import channels as _  # registers what derivatives need
+from .._fake import channels as channels  # registers what derivatives need
 from .reductions import define, rounded
 from .rowwise import Normal, _are_bare
 

@@ -76,5 +76,6 @@ for _name, _kernel in _KERNELS.items():
         _rule = looped(getattr(_ops, _name).default)
         torch.library.register_vmap(f"torchreduce::{_name}{_overload}", _rule, lib=LIBRARY)
     LIBRARY.impl(f"{_name}.raw", torch.library.fallthrough_kernel, "Autograd")
+LIBRARY.impl("channel_move.raw", torch.library.fallthrough_kernel, "Autograd")
 torch.library.register_fake("torchreduce::channel_norm_backward.raw", _backward, lib=LIBRARY)
 LIBRARY.impl("channel_norm_backward.raw", torch.library.fallthrough_kernel, "Autograd")

@@ -47,6 +47,11 @@ const char* channels(const PlannedChannels& call, void* workspace, void* stream)
   switch (call.op) {
     case Channels::Normalize: launch_map<Channels::Normalize>(call, shape, queue); break;
     case Channels::Gradient: launch_map<Channels::Gradient>(call, shape, queue); break;
+    case Channels::Move:
+      if (call.accumulator == Dtype::F64)
+        enqueue(move_running<double>, shape.blocks, shape.threads, 0, queue, static_cast<const ChannelCall&>(call));
+      else enqueue(move_running<float>, shape.blocks, shape.threads, 0, queue, static_cast<const ChannelCall&>(call));
+      break;
     case Channels::Sums:
       if (call.accumulator == Dtype::F64) launch_sums(call, shape, static_cast<double*>(workspace), queue);
       else launch_sums(call, shape, static_cast<float*>(workspace), queue);

@@ -37,6 +37,10 @@ inline void shape(const ChannelCall& call, ChannelShape& s) {
   s.by_length = divider(std::max<int64_t>(1, std::min<int64_t>(call.length, INT32_MAX)));
   s.by_channels = divider(std::max<int64_t>(1, std::min<int64_t>(call.channels, INT32_MAX)));
   s.by_group = divider(call.groups ? std::max<int64_t>(1, call.channels / call.groups) : 1);
+  if (call.op == Channels::Move) {
+    s.blocks = ceil_div(call.channels, kThreads);
+    return;
+  }
   if (call.op == Channels::Sums) {
     const int64_t leaves = std::max<int64_t>(1, ceil_div(call.sums_length(), kLeaf));
     if (s.way == ChannelWay::Columns) {

@@ -148,4 +148,13 @@ __global__ void __launch_bounds__(channels_of::kThreads) map_elements(TR_GRID_CO
   store_as(call.dtype, const_cast<void*>(call.out.data), offset(call.out), map(x, g));
 }
 
+// A thread has a channel.
+template <class F>
+__global__ void __launch_bounds__(channels_of::kThreads) move_running(TR_GRID_CONSTANT ChannelCall call) {
+  const int64_t channel = int64_t(blockIdx.x) * channels_of::kThreads + threadIdx.x;
+  if (channel >= call.channels) return;
+  call.template move<F>(channel, 0);
+  call.template move<F>(channel, 1);
+}
+
 }  // namespace torchreduce::gpu
