@@ -87,7 +87,7 @@ SEGMENTS_KERNEL = re.compile(
 )
 # map_lines<ChannelMap<(Channels)0, float>, BF16>(...), sum_lines<double, double>(...)
 CHANNELS_KERNEL = re.compile(
-    r"(?P<family>map_(lines|columns|elements)|sum_(lines|columns)|fold_sums)"
+    r"(?P<family>map_(lines|columns|elements)|sum_(lines|columns)|fold_sums|move_running)"
     r"<(ChannelMap<\(Channels\)(?P<op>\d), \w+>, )?(?P<element>\w+)(, \w+)? ?>\("
 )
 # Of these the ones that are compiled for one type of elements.
