@@ -431,14 +431,14 @@ class BuildExtension(build_ext):
         host = [*HOST_FLAGS, *self.prefix_maps, "-Icsrc", f"-I{BUILD}"]
         host += ["-DTORCHREDUCE_GPU"] if toolkit else []
 
-        plans = [f"plan/{name}" for name in ("plan", "reduce_plan", "scan_plan", "rowwise_plan")]
+        plans = [f"plan/{name}" for name in ("plan", "reduce_plan", "scan_plan", "rowwise_plan", "channel_plan")]
         objects = [compile(f"csrc/{unit}.cpp", host) for unit in (*plans, "numerics/intrinsics")]
-        for layer in ("ops", "rowwise", "segments", "products", "products_cpu", "products_gpu"):
+        for layer in ("ops", "rowwise", "channels", "segments", "products", "products_cpu", "products_gpu"):
             objects += [compile(f"csrc/binding/{layer}.cpp", [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
         objects += [compile("csrc/cpu/dispatch.cpp", host)]
         for isa, flags in ISA_FLAGS.items():
-            for source in ("csrc/cpu/reduce.cpp", "csrc/cpu/scan.cpp", "csrc/cpu/rowwise.cpp", "csrc/cpu/segments.cpp"):
-                objects.append(compile(source, [*host, *flags, f"-DTR_ISA={isa}"], isa))
+            for unit in ("reduce", "scan", "rowwise", "channels", "segments"):
+                objects.append(compile(f"csrc/cpu/{unit}.cpp", [*host, *flags, f"-DTR_ISA={isa}"], isa))
 
         facts = {
             "TR_VERSION": self.distribution.get_version(),

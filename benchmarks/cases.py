@@ -36,7 +36,7 @@ Run = Callable[[Inputs], Any]
 
 def is_copy(part: str, op: str) -> bool:
     """As much is written as read, so that the ceiling is a copy; else a read."""
-    return op in SCANS or (part == "rowwise" and op not in TO_VALUES)
+    return op in SCANS or part == "channels" or (part == "rowwise" and op not in TO_VALUES)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from .bars import BARS, OTHERS, N, rows
 from .cases import Case
+from .channels import of_channels
 from .rowwise import RowwiseCase
 
 HALF = ("bfloat16", "float16")
@@ -22,10 +23,11 @@ PARTS = {
     "scan-ops": "the other scans on some of cumsum's shapes",
     "linear": "linear_scan",
     "rowwise": "row-wise ops: softmax, norms, cross-entropy and variances, forward and backward",
+    "channels": "batch norms of ResNet-50, group norms of a diffusion U-Net, instance norms, forward and backward",
     "small": "short calls, replayed from a CUDA graph",
     "compile": "a few cases, compared with torch.compile too",
 }
-UNDRAWN = ("reduce-views", "reduce-ops", "rowwise")  # parts whose shapes make no picture
+UNDRAWN = ("reduce-views", "reduce-ops", "rowwise", "channels")  # parts whose shapes make no picture
 
 
 def _dtypes(part: str, quick: bool) -> tuple[str, ...]:
@@ -40,6 +42,8 @@ def cases(part: str, quick: bool = False) -> Iterator[Case]:
         for bar in BARS:
             if bar.part == part:
                 yield from (kind(part, bar.op, dtype, shape, bar.dim, f) for shape in bar.shapes for f in bar.forms)
+    if part == "channels":
+        yield from of_channels(dtypes)
     if part == "rowwise":
         sampled = itertools.product(dtypes, ("softmax", "log_softmax"), (1, 8, 64))
         yield from (kind(part, op, dtype, (n, 151_936), 1) for dtype, op, n in sampled)

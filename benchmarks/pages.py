@@ -34,6 +34,7 @@ TITLES = {
     "scan-ops": "cumprod, logcumsumexp, cummax and cummin",
     "linear": "linear_scan",
     "rowwise": "Softmax, norms and losses",
+    "channels": "Norms over channels",
     "small": "Short calls",
     "compile": "Compared with torch.compile",
 }
@@ -369,6 +370,7 @@ SUMMARY: tuple[tuple[str, Callable[[Key], bool]], ...] = (
     ("mean, nansum, prod, norms, any, counts", lambda k: k[1] == "reduce-ops" and k[3] in DTYPES),
     ("softmax, log_softmax", lambda k: k[1] == "rowwise" and "softmax" in k[2] and is_large(k)),
     ("norms, cross_entropy, logsumexp, var", lambda k: k[1] == "rowwise" and "softmax" not in k[2]),
+    ("batch_norm, group_norm, instance_norm", lambda k: k[1] == "channels"),
     ("cumsum, one row", lambda k: k[1] == "scan-1d" and is_large(k)),
     ("cumsum, rows", lambda k: k[1] == "scan-rows"),
     ("cumsum, columns and middle dims", lambda k: k[1] in ("scan-columns", "scan-few")),

@@ -53,18 +53,21 @@ class RowwiseCase(Case):
                 return function(x[0], self.shape[1:], *sides)
             return function(*x) if name == "cross_entropy" else function(x[0], self.dim)
 
-        if not self.backward:
-            return forward
-        graphs: dict[Any, Any] = {}  # by the input and the stream, since a gradient runs where its forward ran
+        return gradients(forward, sides) if self.backward else forward
 
-        def run(x: Inputs) -> Any:
-            key = (x[0].data_ptr(), torch.cuda.current_stream() if x[0].is_cuda else None)
-            if key not in graphs:
-                leaves = [t.detach().requires_grad_() for t in (x[0], *sides)]
-                sides[:] = leaves[1:]
-                y = forward((leaves[0], *x[1:]))
-                graphs[key] = (y, leaves, torch.randn_like(y))
-            y, leaves, g = graphs[key]
-            return torch.autograd.grad(y, leaves, g, retain_graph=True)
 
-        return run
+def gradients(forward: Run, sides: list[torch.Tensor]) -> Run:
+    """The backward pass of forward, for its first input and these weights, which become leaves."""
+    graphs: dict[Any, Any] = {}  # by the input and the stream, since a gradient runs where its forward ran
+
+    def run(x: Inputs) -> Any:
+        key = (x[0].data_ptr(), torch.cuda.current_stream() if x[0].is_cuda else None)
+        if key not in graphs:
+            leaves = [t.detach().requires_grad_() for t in (x[0], *sides)]
+            sides[:] = leaves[1:]
+            y = forward((leaves[0], *x[1:]))
+            graphs[key] = (y, leaves, torch.randn_like(y))
+        y, leaves, g = graphs[key]
+        return torch.autograd.grad(y, leaves, g, retain_graph=True)
+
+    return run

@@ -8,6 +8,7 @@ from . import bars
 from .cases import SCANS, is_copy
 from .results import OURS, Case, Key, best_peer, name_of, speedup, time_of
 
+OF_NORMS = ("rowwise", "channels")  # parts without reductions
 Miss = tuple[Key | None, str]  # None: of several cases together
 
 
@@ -38,7 +39,7 @@ def misses(cases: dict[Key, Case]) -> list[Miss]:
         mean = statistics.geometric_mean(rowwise)
         said = f"mean speedup {mean:.3f}, under the bar of {bars.ROWWISE_SPEEDUP}"
         found.append((None, f"softmax, norms and losses: {said}"))
-    reductions = list(_speedups(c for key, c in large.items() if key[2] not in SCANS and key[1] != "rowwise"))
+    reductions = list(_speedups(c for key, c in large.items() if key[2] not in SCANS and key[1] not in OF_NORMS))
     if reductions and statistics.geometric_mean(reductions) < bars.REDUCTIONS_SPEEDUP:
         mean = statistics.geometric_mean(reductions)
         said = f"mean speedup {mean:.3f}, under the bar of {bars.REDUCTIONS_SPEEDUP}"
@@ -67,7 +68,7 @@ def _of_case(key: Key, case: Case, cases: dict[Key, Case]) -> Iterable[str]:
     if form in ("reverse", "exclusive") and plain and ours > bars.DIRECTIONS * plain:
         yield f"{ours / plain:.3f} times plain {op}'s, over {bars.DIRECTIONS}"
     peer = best_peer(case)
-    small = op not in SCANS and part != "rowwise" and bars.is_small_batch(shape, dim)
+    small = op not in SCANS and part not in OF_NORMS and bars.is_small_batch(shape, dim)
     allowed = bars.SMALL_BATCH if small else bars.PEERS if prod(shape) >= bars.PEERS_FROM else None
     if peer and allowed and ours > allowed * peer[1]:
         yield f"{ours / peer[1]:.3f} times {peer[0]}'s, over {allowed}"

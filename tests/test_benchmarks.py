@@ -17,6 +17,7 @@ from torchreduce._tools.bench import take_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import bars, cases, compare, cpu, drawn, grid, pages, peers, results, run, verdicts
+from benchmarks.channels import ChannelCase
 from benchmarks.rowwise import RowwiseCase
 
 ROOT = Path(__file__).parents[1]
@@ -64,6 +65,23 @@ def test_row_wise_ops_are_timed_as_they_are_called(monkeypatch):
         tensors = 1 if op in cases.TO_VALUES else 3 if "backward" in op and op != "cross_entropy backward" else 2
         assert case.nbytes == tensors * 6 * 40 * 4
         assert cases.is_copy("rowwise", op) == (op not in cases.TO_VALUES)
+
+
+def test_norms_over_channels_are_timed_as_they_are_called(monkeypatch):
+    monkeypatch.setattr(cases, "DEVICE", "cpu")
+    every = {(case.op, case.form) for case in cases.cases("channels")}
+    assert len(every) == 2 * 5 + 2
+    for op, form in sorted(every):
+        case = ChannelCase("channels", op, "bfloat16", (2, 64, 3, 5), 1, form)
+        inputs = case.inputs()
+        ours, torchs = (case.run(provider)(inputs) for provider in ("torchreduce", "torch"))
+        if "backward" in op:  # of random gradients, each its own
+            assert [t.shape for t in ours] == [t.shape for t in torchs]
+        else:
+            torch.testing.assert_close(ours, torchs, rtol=0.02, atol=0.05)
+            assert ours.is_contiguous(memory_format=torch.channels_last) == bool(form)
+        assert case.run("cub") is None
+        assert case.nbytes == (3 if "backward" in op else 2) * 2 * 64 * 3 * 5 * 2
 
 
 def test_bars_of_other_scans_follow_cumsums():

@@ -19,6 +19,7 @@ DIRECT = (
     "cummax", "cummin", "logsumexp", "softmax", "log_softmax", "var", "std", "var_mean", "std_mean",
     "native_layer_norm",
     "nn.functional.layer_norm", "nn.functional.rms_norm", "nn.functional.cross_entropy",
+    "nn.functional.batch_norm", "nn.functional.group_norm", "nn.functional.instance_norm",
     "nn.functional.nll_loss",
     "nn.functional.embedding",
     "index_add", "scatter_add", "scatter_reduce", "index_reduce", "scatter", "index_put", "put",
@@ -30,7 +31,10 @@ DTYPES = (
     torch.complex64,
 )  # fmt: skip
 BY_NAME = {op.full_name: op for op in op_db}
-DIRECT_OPS = sorted(name for name, op in BY_NAME.items() if op.name in DIRECT and op.variant_test_name != "binary")
+OTHER_VARIANTS = ("binary", "without_cudnn")  # of another function; of GPUs alone
+DIRECT_OPS = sorted(
+    name for name, op in BY_NAME.items() if op.name in DIRECT and op.variant_test_name not in OTHER_VARIANTS
+)
 OTHER_OPS = sorted(set(BY_NAME) - set(DIRECT_OPS))
 # Results that hold what memory held before: of fused attention, seeds that are not used.
 UNDEFINED = {

@@ -420,6 +420,29 @@ def test_gradients_of_weights(device, dtype, rows, n):
     assert_bitwise_equal(tuple(t.cpu() for t in found), run(x, g, weight, bias))
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64), ids=str)
+@pytest.mark.parametrize("shape", ((3, 8, 7, 7), (300, 16, 3, 2), (70, 40), (2, 24, 50, 21)), ids=str)
+def test_norms_over_channels(device, dtype, shape):
+    """With channels last or not, and from a place within 16 bytes on."""
+    g, x, weight, bias = (values(s, dtype, seed=k) for k, s in enumerate((shape, shape, shape[1:2], shape[1:2])))
+
+    def run(*inputs):
+        g, *inputs = (t.detach().requires_grad_() for t in inputs)
+        running = [torch.ones(shape[1], device=g.device) for _ in range(2)]
+        results = [tr.batch_norm(inputs[0], *running, *inputs[1:], training) for training in (True, False)]
+        results.append(tr.group_norm(inputs[0], 4, *inputs[1:]))
+        gradients = [t for y in results for t in torch.autograd.grad(y, inputs, g)]
+        return (*(t.detach() for t in results), *gradients, *running)
+
+    expected = run(g, x, weight, bias)
+    layouts = [LAYOUTS["contiguous"], LAYOUTS["misaligned"]]
+    if len(shape) == 4:
+        layouts.append(lambda t: t.contiguous(memory_format=torch.channels_last))
+    for layout in layouts:
+        found = run(layout(g.to(device)), layout(x.to(device)), weight.to(device), bias.to(device))
+        assert_bitwise_equal(tuple(t.cpu() for t in found), expected)
+
+
 @pytest.mark.parametrize("columns", (5, 132))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64), ids=str)
 def test_embedding_rows(device, dtype, columns):

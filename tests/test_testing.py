@@ -8,7 +8,7 @@ import torch
 from cases import DTYPES
 from reference import FLOATS
 
-from torchreduce.testing import SCATTERS, assert_bitwise_equal, golden_cases, hash_of, make_input, splitmix64
+from torchreduce.testing import CHANNELS, SCATTERS, assert_bitwise_equal, golden_cases, hash_of, make_input, splitmix64
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -87,4 +87,13 @@ def test_the_emulation_knows_the_golden_cases():
     not_solved = [case for case in golden_cases() if not golden.is_solved(case) and "segments" not in case.options]
     left_out = {case.function for case in not_solved}
     looked_at_twice = {"softmax", "log_softmax", "logsumexp", "entropy", "cross_entropy"}
-    assert left_out == {*looked_at_twice, "var", "std_mean", "rms_norm", "layer_norm", "vector_norm", *SCATTERS}
+    assert left_out == {
+        *looked_at_twice,
+        "var",
+        "std_mean",
+        "rms_norm",
+        "layer_norm",
+        "vector_norm",
+        *SCATTERS,
+        *CHANNELS,
+    }

@@ -77,7 +77,7 @@ KERNEL = re.compile(
 ROWWISE_KERNEL = re.compile(
     r"(?P<family>map_rows_kernel|held_rows_kernel|held_columns_kernel|rowwise_packed_rows_kernel|rowwise_columns_kernel|"
     r"rowwise_wide_columns_states|rowwise_wide_columns_output|norm_gradients_kernel|rowwise_strided_leaf|fold_states|"
-    r"fold_weights|weight_\w+)"
+    r"fold_weights|weight_\w+|runs_states)"
     r"<((?P<op>\w+)<(?P<accumulator>\w+)(, \d+)?>,? ?)?(?P<element>\w+)?(, (\([\w:]+\))?\w+)* ?>\("
 )
 # reduce_short_segments<Sum<float>, 4>(...)
@@ -85,10 +85,16 @@ SEGMENTS_KERNEL = re.compile(
     r"(?P<family>reduce_(short|packed|any)_segments|reduce_(segment|narrow)_leaves|fold_segment_leaves)"
     r"<(?P<op>\w+)<(?P<accumulator>\w+)>(, \d)? ?>\("
 )
+# map_lines<ChannelMap<(Channels)0, float>, BF16>(...), sum_lines<double, double>(...)
+CHANNELS_KERNEL = re.compile(
+    r"(?P<family>map_(lines|columns|elements)|sum_(lines|columns)|fold_sums|move_running)"
+    r"<(ChannelMap<\(Channels\)(?P<op>\d), \w+>, )?(?P<element>\w+)(, \w+)? ?>\("
+)
 # Of these the ones that are compiled for one type of elements.
 ROWWISE_OF_ONE_TYPE = {
     *("held_rows_kernel", "held_columns_kernel", "rowwise_packed_rows_kernel", "rowwise_columns_kernel"),
     *("rowwise_wide_columns_states", "rowwise_wide_columns_output", "norm_gradients_kernel", "weight_granules"),
+    *("runs_states", "map_lines", "map_columns", "sum_columns"),
 }
 AMD_ACCESS = re.compile(r"global_(load|store)_(?:(dwordx4|b128)|(dwordx2|b64))")
 CUDA_ACCESS = re.compile(r"\b(LDG|STG|LDGSTS)\.E\.(?:BYPASS\.|NA\.|EF\.)?(?:(128)|(64))\b")
@@ -143,6 +149,11 @@ class Kernel:
         if match := SEGMENTS_KERNEL.search(name):
             self.family, self.op, self.element = match["family"], match["op"], TYPES[match["accumulator"]][0]
             self.variant, self.pairs, self.types = None, False, {}
+            return
+        if match := CHANNELS_KERNEL.search(name):
+            self.family, self.op = match["family"], ["Normalize", "Sums", "Gradient"][int(match["op"] or 1)]
+            self.element, self.variant, self.pairs = TYPES[match["element"]][0], None, False
+            self.types = {"load": match["element"]} if self.family in ROWWISE_OF_ONE_TYPE else {}
             return
         match = KERNEL.search(name)
         if match is None and (match := ROWWISE_KERNEL.search(name)):

@@ -21,7 +21,7 @@ API = {
     "rows": (
         "Softmax, norms and losses",
         "Arguments and results of softmax, variances, norms and losses.",
-        ("rowwise",),
+        ("rowwise", "channels"),
     ),
     "scans": ("Scans", "Arguments and results of each scan.", ("scans",)),
     "scatters": (

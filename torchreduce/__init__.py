@@ -31,6 +31,7 @@ except ImportError as error:
     raise ImportError(f"torchreduce._C is missing, or was built for another Python or library; {_BUILD}") from error
 
 from .bags import bincount, embedding_bag, segment_reduce  # noqa: E402
+from .channels import batch_norm, group_norm, instance_norm  # noqa: E402
 from .determinism import determinism, get_determinism, set_determinism  # noqa: E402
 from .norms import norm, vector_norm  # noqa: E402
 from .ops import (  # noqa: E402
@@ -96,6 +97,7 @@ __all__ = [
     "any",
     "argmax",
     "argmin",
+    "batch_norm",
     "bincount",
     "count_nonzero",
     "coverage",
@@ -114,12 +116,14 @@ __all__ = [
     "entropy",
     "explain",
     "get_determinism",
+    "group_norm",
     "index_add",
     "index_add_",
     "index_put",
     "index_put_",
     "index_reduce",
     "index_reduce_",
+    "instance_norm",
     "layer_norm",
     "linear_scan",
     "log_softmax",
@@ -155,6 +159,7 @@ __all__ = [
 
 for _name in __all__:  # torch.fx.symbolic_trace makes a node of a call of these, as it does of torch's
     if getattr(globals()[_name], "__module__", "").rpartition(".")[2] in (
+        "channels",
         "rowwise",
         "norms",
         "ops",

@@ -14,12 +14,28 @@ import torch
 import torch.fx
 from torch import Tensor
 
+from .channels import batch_norm, group_norm, instance_norm
 from .rowwise import cross_entropy, layer_norm, log_softmax, rms_norm, softmax
 
-__all__ = ["CrossEntropyLoss", "LayerNorm", "LogSoftmax", "RMSNorm", "Softmax"]
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "CrossEntropyLoss",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "LayerNorm",
+    "LogSoftmax",
+    "RMSNorm",
+    "Softmax",
+]
 
 
-for _name in ("cross_entropy", "layer_norm", "log_softmax", "rms_norm", "softmax"):
+for _name in (
+    *("batch_norm", "cross_entropy", "group_norm", "instance_norm", "layer_norm", "log_softmax", "rms_norm", "softmax"),
+):
     torch.fx.wrap(_name)  # so that symbolic_trace goes through the modules
 
 
@@ -49,6 +65,80 @@ class LayerNorm(torch.nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class GroupNorm(torch.nn.GroupNorm):
+    """torch.nn.GroupNorm, computed by torchreduce.group_norm.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.nn.GroupNorm(1, 2, eps=0)(torch.tensor([[1.0, 3.0]])).detach()
+    tensor([[-1.,  1.]])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
+class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:  # the mean of all batches
+                momentum = 1.0 / float(self.num_batches_tracked)
+        of_batch = self.training or (self.running_mean is None and self.running_var is None)
+        tracked = not self.training or self.track_running_stats
+        mean, var = (self.running_mean, self.running_var) if tracked else (None, None)
+        return batch_norm(input, mean, var, self.weight, self.bias, of_batch, momentum, self.eps)
+
+
+class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
+    """torch.nn.BatchNorm1d, computed by torchreduce.batch_norm.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.nn.BatchNorm1d(1, eps=0)(torch.tensor([[1.0], [3.0]])).detach().T
+    tensor([[-1.,  1.]])
+    """
+
+
+class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
+    """torch.nn.BatchNorm2d, computed by torchreduce.batch_norm."""
+
+
+class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
+    """torch.nn.BatchNorm3d, computed by torchreduce.batch_norm."""
+
+
+class _InstanceNorm(torch.nn.modules.instancenorm._InstanceNorm):
+    def _apply_instance_norm(self, input: Tensor) -> Tensor:
+        return instance_norm(
+            input,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training or not self.track_running_stats,
+            0.0 if self.momentum is None else self.momentum,
+            self.eps,
+        )
+
+
+class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
+    """torch.nn.InstanceNorm1d, computed by torchreduce.instance_norm.
+
+    >>> import torch, torchreduce
+    >>> torchreduce.nn.InstanceNorm1d(1, eps=0)(torch.tensor([[[1.0, 3.0]]]))
+    tensor([[[-1.,  1.]]])
+    """
+
+
+class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
+    """torch.nn.InstanceNorm2d, computed by torchreduce.instance_norm."""
+
+
+class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
+    """torch.nn.InstanceNorm3d, computed by torchreduce.instance_norm."""
 
 
 def _implied_dim(name: str, ndim: int) -> int:

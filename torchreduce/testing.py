@@ -143,8 +143,9 @@ class Golden:
         return torch.stack([make_factors(a), b])
 
     def result(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the results of the call on x; for row-wise functions also the gradients of all inputs."""
-        if self.function in ROWWISE:
+        """Return the results of the call on x; for row-wise functions and norms over channels also the gradients of all
+        inputs."""
+        if self.function in (*ROWWISE, *CHANNELS):
             return self._with_gradients(x)
         inputs, options = self.arguments(x)
         out = getattr(torchreduce, self.function)(*inputs, **options)
@@ -198,6 +199,11 @@ class Golden:
                 options["bias"] = self._made(x.shape[-1:], x, 2).requires_grad_()
             if "residual" in options:
                 options["residual"] = self._made(x.shape, x, 4).requires_grad_()
+        elif self.function in CHANNELS:
+            options["weight"] = self._made(x.shape[1:2], x, 1).requires_grad_()
+            options["bias"] = self._made(x.shape[1:2], x, 2).requires_grad_()
+            if self.function == "batch_norm":
+                options.update(running_mean=None, running_var=None, training=True)
         elif self.function == "cross_entropy":
             arguments = [self._made(x.shape[:1], x, 1, torch.int64) % x.shape[1]]
             arguments[0][::5] = -100
@@ -243,6 +249,8 @@ ROWWISE = (
     "layer_norm",
     "cross_entropy",
 )
+
+CHANNELS = ("batch_norm", "group_norm", "instance_norm")
 
 # The lengths cross a leaf, several leaves, a block tile, and superblocks.
 _REDUCED: list[tuple[tuple[int, ...], dict[str, Any]]] = [
@@ -348,6 +356,11 @@ def golden_cases() -> list[Golden]:
         bags: list[dict[str, Any]] = [{"mode": mode, "padding_idx": 3} for mode in ("sum", "mean", "max")]
         bags += [{"mode": "sum"}, {"mode": "sum", "per_sample_weights": "given"}]
         calls += [("embedding_bag", dtype, (40, 5), bag["mode"] == "max", {"places": 5000, **bag}) for bag in bags]
+    for dtype in FLOATS:
+        for of_channels in ((6, 8, 5, 7), (90, 4, 49), (700, 16)):
+            calls += [("batch_norm", dtype, of_channels, False, {})]
+            calls += [("group_norm", dtype, of_channels, False, {"num_groups": 2})]
+        calls += [("batch_norm", dtype, (64, 15, 10), True, {}), ("instance_norm", dtype, (3, 4, 3000), False, {})]
     return [
         Golden(name, dtype, shape, seed, hostile, options)
         for seed, (name, dtype, shape, hostile, options) in enumerate(calls)

@@ -11,6 +11,7 @@ namespace torchreduce {
 struct PlannedReduction;
 struct PlannedScan;
 struct PlannedRowwise;
+struct ChannelCall;
 struct SegmentReduction;
 struct SegmentIndex;
 struct LineScatter;
@@ -26,6 +27,7 @@ using ParallelFor = void (*)(int64_t tasks, void (*body)(void* context, int64_t 
 void reduce(const PlannedReduction& call, ParallelFor parallel_for);
 void scan(const PlannedScan& call, ParallelFor parallel_for);
 void rowwise_rows(const PlannedRowwise& call, ParallelFor parallel_for);
+void channels(const ChannelCall& call, int64_t threads, ParallelFor parallel_for);
 void reduce_segments(const SegmentReduction& call, int64_t threads, ParallelFor parallel_for);
 // Returns the first place whose number is out of range, and then fills nothing; else -1.
 int64_t index_segments(const SegmentIndex& call, int64_t threads, ParallelFor parallel_for);

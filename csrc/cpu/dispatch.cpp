@@ -1,9 +1,10 @@
-// Which instruction set serves a call. Compiled once; reduce.cpp, scan.cpp, rowwise.cpp and segments.cpp are compiled
-// once for each, with -DTR_ISA= its name and the flags that ISA_FLAGS of setup.py lists.
+// Which instruction set serves a call. Compiled once; reduce.cpp, scan.cpp, rowwise.cpp, channels.cpp and segments.cpp
+// are compiled once for each, with -DTR_ISA= its name and the flags that ISA_FLAGS of setup.py lists.
 #include <atomic>
 #include <new>
 
 #include "cpu/cpu.h"
+#include "plan/channel_call.h"
 #include "plan/line_scatter.h"
 #include "plan/reduce_plan.h"
 #include "plan/rowwise_plan.h"
@@ -17,6 +18,7 @@ namespace torchreduce::cpu {
   bool reduce(const ReduceCall& call, bool across, int64_t threads, ParallelFor parallel_for);                \
   bool scan(const ScanCall& call, bool across, int64_t threads, ParallelFor parallel_for);                    \
   bool rowwise_rows(const RowwiseCall& call, bool across, int64_t threads, ParallelFor parallel_for);         \
+  bool channels(const ChannelCall& call, int64_t threads, ParallelFor parallel_for);                          \
   bool reduce_segments(const SegmentReduction& call, int64_t threads, ParallelFor parallel_for);              \
   bool index_segments(const SegmentIndex& call, int64_t& outside, int64_t threads, ParallelFor parallel_for); \
   bool scatter_lines(const LineScatter& call, int64_t& outside, int64_t threads, ParallelFor parallel_for);   \
@@ -34,6 +36,7 @@ struct InstructionSet {
   bool (*reduce)(const ReduceCall&, bool across, int64_t threads, ParallelFor);
   bool (*scan)(const ScanCall&, bool across, int64_t threads, ParallelFor);
   bool (*rowwise_rows)(const RowwiseCall&, bool across, int64_t threads, ParallelFor);
+  bool (*channels)(const ChannelCall&, int64_t threads, ParallelFor);
   bool (*reduce_segments)(const SegmentReduction&, int64_t threads, ParallelFor);
   bool (*index_segments)(const SegmentIndex&, int64_t& outside, int64_t threads, ParallelFor);
   bool (*scatter_lines)(const LineScatter&, int64_t& outside, int64_t threads, ParallelFor);
@@ -52,12 +55,12 @@ bool has_avx512() {
 constexpr InstructionSet kSets[] = {
 // Widest first.
 #if defined(__x86_64__)
-    {"avx512", has_avx512, avx512::reduce, avx512::scan, avx512::rowwise_rows, avx512::reduce_segments,
-     avx512::index_segments, avx512::scatter_lines},
-    {"avx2", has_avx2, avx2::reduce, avx2::scan, avx2::rowwise_rows, avx2::reduce_segments, avx2::index_segments,
-     avx2::scatter_lines},
+    {"avx512", has_avx512, avx512::reduce, avx512::scan, avx512::rowwise_rows, avx512::channels,
+     avx512::reduce_segments, avx512::index_segments, avx512::scatter_lines},
+    {"avx2", has_avx2, avx2::reduce, avx2::scan, avx2::rowwise_rows, avx2::channels, avx2::reduce_segments,
+     avx2::index_segments, avx2::scatter_lines},
 #endif
-    {"baseline", [] { return true; }, baseline::reduce, baseline::scan, baseline::rowwise_rows,
+    {"baseline", [] { return true; }, baseline::reduce, baseline::scan, baseline::rowwise_rows, baseline::channels,
      baseline::reduce_segments, baseline::index_segments, baseline::scatter_lines},
 };
 
@@ -83,6 +86,9 @@ void scan(const PlannedScan& call, ParallelFor parallel_for) {
 void rowwise_rows(const PlannedRowwise& call, ParallelFor parallel_for) {
   const auto& shape = std::get<rowwise_plans::CpuShape>(call.plan.shape);
   if (!current().load()->rowwise_rows(call, shape.across, shape.blocks, parallel_for)) throw std::bad_alloc();
+}
+void channels(const ChannelCall& call, int64_t threads, ParallelFor parallel_for) {
+  if (!current().load()->channels(call, threads, parallel_for)) throw std::bad_alloc();
 }
 void reduce_segments(const SegmentReduction& call, int64_t threads, ParallelFor parallel_for) {
   if (!current().load()->reduce_segments(call, threads, parallel_for)) throw std::bad_alloc();

@@ -54,6 +54,7 @@ struct RowwiseOptions {
   double epsilon = 0;     // norms: what is added under the root
   double correction = 0;  // variances: by how much the divisor is less than the number of elements
   bool root = false;      // variances: their roots
+  bool norm = false;      // variances: the statistics are those of LayerNorm
   int64_t ignored = 0;    // cross-entropy: the label of rows that are left out
   double smoothing = 0;   // its gradient: of what the label has, so much is spread over all classes
 };
@@ -616,9 +617,28 @@ template <class F> struct OfMoments : RowwiseOp<F> {
     const F high = F(whole_mean(s));
     return {high, is_finite(high) ? F(whole_mean(s) - double(high)) : F(0)};
   }
+  // 1 / sqrt(variance + epsilon), of a variance in the state's units: by way of another power of two where what is
+  // under the root is no normal number of F.
+  TR_HD static F reciprocal(const State& s, double variance, double epsilon) {
+    if constexpr (kUnits) {
+      const double sum = variance * two_to(s.unit) * two_to(s.unit) + epsilon;
+      return is_normal(sum) ? F(1) / root(F(sum)) : F(1) / root(F(variance)) * F(two_to(-s.unit));
+    }
+    const double sum = variance + epsilon;
+    F under = F(sum), half = F(1);
+    if (!is_normal(under)) {
+      TR_RARE_PATH;
+      const int power = sum < 1 ? 96 : -96;
+      under = F(sum * two_to(2 * power));
+      half = F(two_to(power));
+    }
+    return F(1) / root(under) * half;
+  }
+  TR_HD static bool is_normal(F x) { return x >= F(sizeof(F) == 4 ? 0x1p-126 : 0x1p-1022) && is_finite(x); }
 };
 
-// Values: the variance or its root, and the mean, each if wanted. Statistics: the mean's two parts, the root.
+// Values: the variance or its root, and the mean, each if wanted. Statistics: the mean's two parts, the root; those of
+// a norm: the mean's two parts, the reciprocal of the standard deviation.
 template <class F> struct Moments : OfMoments<F> {
   using typename OfMoments<F>::State;
   static constexpr bool kMaps = false;
@@ -635,8 +655,13 @@ template <class F> struct Moments : OfMoments<F> {
       sd = sd * two_to(s.unit);
     }
     const auto mean = OfMoments<F>::mean(s);
+    F third = F(sd);
+    if (options.norm) {
+      TR_RARE_PATH;
+      third = OfMoments<F>::reciprocal(s, divided(s.squares, n), options.epsilon);
+    }
     const F average = is_finite(s.sum) ? divided(s.sum, n) : mean.high;
-    return {F(variance), F(sd), average, mean.high, mean.low, options.root};
+    return {F(variance), third, average, mean.high, mean.low, options.root};
   }
   TR_HD static double divisor(int64_t n, const RowwiseOptions& options) {
     const double d = double(n) - options.correction;
@@ -739,25 +764,8 @@ template <class F> struct LayerNorm : OfMoments<F> {
   template <class G, class Read>
   TR_HD static Row row(const State& s, int64_t n, const G&, const RowwiseOptions& options, Read) {
     const auto mean = OfMoments<F>::mean(s);
-    return {mean.high, mean.low, reciprocal(s, divided(s.squares, n), options.epsilon)};
+    return {mean.high, mean.low, OfMoments<F>::reciprocal(s, divided(s.squares, n), options.epsilon)};
   }
-  // By way of another power of two where what is under the root is no normal number of F.
-  TR_HD static F reciprocal(const State& s, double variance, double epsilon) {
-    if constexpr (OfMoments<F>::kUnits) {
-      const double sum = variance * two_to(s.unit) * two_to(s.unit) + epsilon;
-      return is_normal(sum) ? F(1) / root(F(sum)) : F(1) / root(F(variance)) * F(two_to(-s.unit));
-    }
-    const double sum = variance + epsilon;
-    F under = F(sum), half = F(1);
-    if (!is_normal(under)) {
-      TR_RARE_PATH;
-      const int power = sum < 1 ? 96 : -96;
-      under = F(sum * two_to(2 * power));
-      half = F(two_to(power));
-    }
-    return F(1) / root(under) * half;
-  }
-  TR_HD static bool is_normal(F x) { return x >= F(sizeof(F) == 4 ? 0x1p-126 : 0x1p-1022) && is_finite(x); }
   TR_HD static void write(const Row& row, const RowMemory& memory, int64_t i) {
     memory.set_stat(0, i, row.high);
     memory.set_stat(1, i, row.low);

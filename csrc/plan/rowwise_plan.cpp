@@ -61,6 +61,7 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<RowwiseCall, rowwise_
 //       at least 640 positions, 256 bytes a row, and
 //       tiles for all multiprocessors ...................... wide_columns
 //     else ................................................. columns
+//   runs of neighbours, as a channel's over images: Moments .. runs
 //   any other strides ...................................... strided
 const std::vector<Family<RowwiseCall, rowwise_plans::Shape>> kRowwiseFamilies = {
     {"norm_gradients", "rows in shared memory, for the gradients of norms and of their weights",
@@ -75,6 +76,7 @@ const std::vector<Family<RowwiseCall, rowwise_plans::Shape>> kRowwiseFamilies = 
     {"columns", "tiles of columns kept in shared memory between the passes", kShapeOf<rowwise_columns::serves>},
     {"weight_columns", "gradients of weights: lanes across columns, runs of rows a thread",
      kShapeOf<weight_columns::serves>, true},
+    {"runs", "means and variances of rows that lie in runs of neighbours", kShapeOf<runs::serves>},
     {"strided", "lanes along each leaf, element by element", kShapeOf<rowwise_strided::serves>, true},
 };
 

@@ -7,6 +7,7 @@
 #include "kernels/rowwise/map_rows.h"
 #include "kernels/rowwise/norm_gradients.h"
 #include "kernels/rowwise/packed_rows.h"
+#include "kernels/rowwise/runs.h"
 #include "kernels/rowwise/strided.h"
 #include "kernels/rowwise/weights.h"
 #include "kernels/rowwise/wide_columns.h"
@@ -24,7 +25,7 @@ struct CpuShape : RowwiseLaunch {
 
 using Shape = std::variant<RowwiseStridedShape, HeldRowsShape, SplitRowsShape, RowwiseColumnsShape, WeightColumnsShape,
                            NormGradientsShape, HeldColumnsShape, RowwiseWideColumnsShape, RowwisePackedRowsShape,
-                           MapRowsShape, CpuShape>;
+                           MapRowsShape, RunsShape, CpuShape>;
 
 }  // namespace rowwise_plans
 

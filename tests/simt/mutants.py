@@ -1110,6 +1110,44 @@ MUTANTS = (
         "segments", ("segments",), every=1,
     ),
     # ---- row-wise ops
+    # ---- norms over channels
+    Mutant(
+        "a granule in two lines is in the first", "kernels/channels/map.cuh",
+        "const Map second = map_of(line + 1);", "const Map second = map_of(line);",
+        "channels", ("channels",), some=True,
+    ),
+    Mutant(
+        "a line within a granule goes on", "kernels/channels/map.cuh",
+        "if (rest == 0) { now = map_of(++line); rest = length; } --rest; return now(x, g);",
+        "if (rest == 0) { now = map_of(++line); rest = length + 1; } --rest; return now(x, g);",
+        "channels", ("channels",), every=1,
+    ),
+    Mutant(
+        "all samples have the statistics of a channel's first", "kernels/channels/sums.cuh",
+        "else own = call.template statistics<F>(number + passed[k] * call.groups);", "else own = same;",
+        "channels", ("channels",), some=True,
+    ),
+    Mutant(
+        "groups of residues meet before they are there", "kernels/channels/sums.cuh",
+        "__syncthreads(); if (group % (2 * d) == 0) {", "if (group % (2 * d) == 0) {",
+        "channels", ("channels",), every=1,
+    ),
+    Mutant(
+        "a column's sums are of all channels that lanes have", "kernels/channels/sums.cuh",
+        "const bool there = channel < call.channels && residue < kResidues;",
+        "const bool there = channel < call.channels;",
+        "channels", ("channels",), every=1,
+    ),
+    Mutant(
+        "runs of neighbours follow one another", "kernels/rowwise/runs.cuh",
+        "(int64_t(passed) * shape.pitch + (place - passed * shape.run))", "place",
+        "rowwise.MOMENTS", ("rowwise",), some=True,
+    ),
+    Mutant(
+        "a leaf of runs is looked at again as it is", "kernels/rowwise/runs.cuh",
+        "for (F& v : x) v = v * scale;", "for (F& v : x) v = v;",
+        "rowwise.MOMENTS", ("rowwise",), every=1,
+    ),
     Mutant(
         "half words stay where they are in a mapped input that starts elsewhere", "kernels/rowwise/map_rows.cuh",
         "(bytes & 2) * 8", "0",

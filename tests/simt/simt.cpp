@@ -21,6 +21,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "channels.h"
 #include "emulator.h"
 #include "kernels/scan/extremes.h"
 #include "numerics/order.h"
@@ -968,6 +969,9 @@ void column_teams() {
 // Row-wise ops.
 void rowwise() { done = check_rowwise(seed, every, few); }
 
+// Norms over channels.
+void channels() { done = check_channels(seed, every, few); }
+
 // Rows that are added up by their numbers.
 void segments() { done = check_segments(seed, every, few); }
 
@@ -987,6 +991,7 @@ constexpr Group kGroups[] = {
     {"transposed_rows", "reduce", transposed_rows},
     {"listed_rows", "listed_rows", listed_rows},
     {"two_results", "reduce", two_results},
+    {"channels", "channels", channels},
     {"segments", "segments", segments},
     {"column_families", "reduce", column_families},
     {"scan_rows", "scan", scan_rows},

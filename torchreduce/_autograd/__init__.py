@@ -1,5 +1,6 @@
 """Derivatives of the ops, by kind. Importing this registers them."""
 
+from . import channels as channels
 from . import norms as norms
 from . import products as products
 from . import reductions as reductions

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import ops, rowwise
+from .. import channels, ops, rowwise
 from .._autograd.reductions import _divide, rounded
 from .._core.dispatch import derivatives, is_plain, is_unwatched
 from .._fake.reductions import reduced_shape
@@ -173,12 +173,94 @@ def _layer_norm(
     return rowwise.layer_norm(x, shape, weight, bias, eps)
 
 
+# These below are met whole, before torch chooses between its own kernels and cuDNN's.
+
+
+def _check_channels(x: Tensor, of_channels: tuple[Tensor | None, ...], mixed: bool) -> None:
+    """What has an element for each channel: in x's dtype, or where torch takes that beside 16 bits, in float32."""
+    _check_rows(x)
+    if x.dim() < 2:
+        raise Torchs("dims")
+    given = [t for t in of_channels if t is not None]
+    if any(t.dtype != x.dtype and not (mixed and x.dtype.itemsize == 2 and t.dtype is torch.float32) for t in given):
+        raise Torchs("dtype")
+    if any(t.dim() != 1 or t.shape[0] != x.shape[1] for t in given):
+        raise Torchs("dims")
+    if any(t.device != x.device for t in given):
+        raise Torchs("kind")
+
+
+def _batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    running = (running_mean, running_var)
+    _check_channels(x, (weight, bias), True)
+    _check_channels(x, running, True)
+    if (running_mean is None) != (running_var is None) or (running_mean is None and not training):
+        raise Torchs("option")
+    if any(t is not None and t.requires_grad for t in running):
+        raise Torchs("option")
+    if training and x.numel() == x.shape[1]:  # torch divides by 0
+        raise Torchs("option")
+    return channels.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _instance_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    running = (running_mean, running_var)
+    _check_channels(x, (weight, bias), True)
+    _check_channels(x, running, True)
+    if (running_mean is None) != (running_var is None) or (running_mean is None and not use_input_stats):
+        raise Torchs("option")
+    if any(t is not None and t.requires_grad for t in running):
+        raise Torchs("option")
+    if use_input_stats and x.numel() == x.shape[0] * x.shape[1]:
+        raise Torchs("option")
+    return channels.instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+
+
+def _group_norm(
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    _check_channels(x, (weight, bias), x.is_cpu)
+    if groups < 1 or x.shape[1] % groups:
+        raise Torchs("dims")
+    if x.numel() == x.shape[0] * groups:
+        raise Torchs("option")
+    return channels.group_norm(x, groups, weight, bias, eps)
+
+
 COMPOSITES: dict[str, Rule] = {
     "nanmean": _nanmean,
     "nanmean.out": _nanmean_out,
     "cross_entropy_loss": _cross_entropy_loss,
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
+    "batch_norm": _batch_norm,
+    "group_norm": _group_norm,
+    "instance_norm": _instance_norm,
 }
 SERVED: dict[str, Callable[..., Any]] = {**{name: _with_gradient(name) for name in ABOVE["Gradients"]}, **COMPOSITES}
 

@@ -142,7 +142,7 @@ class Rewrite(CustomGraphPass):
     def uuid(self) -> Any:
         names = ("graph", "losses", "rewrite", "above", "rules", "products", "bags")
         files = [Path(__file__).with_name(f"{name}.py") for name in names]
-        files += [Path(__file__).parents[1] / f"{name}.py" for name in ("scatters", "bags")]
+        files += [Path(__file__).parents[1] / f"{name}.py" for name in ("scatters", "bags", "channels")]
         others = [other.uuid() for other in self._after]
         if None in others:
             return None  # not to be cached

@@ -49,7 +49,7 @@ _PROMISES = {
         (
             "sum", "mean", "nansum", "nanmean", "prod", "any", "all", "count_nonzero", "vector_norm", "norm", "softmax",
             "log_softmax", "logsumexp", "var", "std", "var_mean", "std_mean", "layer_norm", "cumsum", "cumprod",
-            "logcumsumexp", "rms_norm",
+            "logcumsumexp", "rms_norm", "batch_norm", "group_norm", "instance_norm",
         ),
         _WHOLE,
     ),
@@ -83,7 +83,7 @@ _PROMISES = {
         "exact; the gradient of a weight row is torchreduce's sum over dim 0 of the gradients at its indices alone",
         "the same",
     ),
-    **dict.fromkeys(("batch_norm", "group_norm", "instance_norm", "median", "sort", "topk"), _TORCHS),
+    **dict.fromkeys(("median", "sort", "topk"), _TORCHS),
 }  # fmt: skip
 
 

@@ -75,6 +75,14 @@ LOSSES = (
     Row("nll_loss2d_backward", "NllLossBackward<nll_loss2d_backward>", "nll_loss_backward", "nll_loss2d_backward"),
 )
 
+# Those of C++ alone: of composites that graphs, transforms and the override in Python meet whole (ABOVE).
+PARTS = (
+    Row("native_batch_norm", "BatchNorm", ""),
+    Row("native_batch_norm_backward", "BatchNormBackward", ""),
+    Row("native_group_norm", "GroupNorm", ""),
+    Row("native_group_norm_backward", "GroupNormBackward", ""),
+)
+
 # By index: `op` is the name by which enable(exclude=...) leaves them to torch.
 SCATTERS = (
     Row("index_add index_add.out index_add_", "Scatter<false>", "scatter", "index_add"),
@@ -125,6 +133,7 @@ ABOVE = {
     "All": ("nanmean", "nanmean.out", "cross_entropy_loss"),
     "Cpu": ("rms_norm",),
     "Transformed": ("layer_norm",),
+    "Whole": ("batch_norm", "group_norm", "instance_norm"),
 }  # fmt: skip
 
 
@@ -140,7 +149,7 @@ def header() -> str:
 
     return (
         "// Made by setup.py of torchreduce/override/table.py.\n#pragma once\n"
-        + define("TR_FOR_EACH_ROW", overloads((*ROWS, *LOSSES, *SCATTERS)))
+        + define("TR_FOR_EACH_ROW", overloads((*ROWS, *LOSSES, *PARTS, *SCATTERS)))
         + define("TR_FOR_EACH_PRODUCT", overloads(PRODUCTS))
         + define("TR_FOR_EACH_ABOVE", [(name, f"Which::{which}") for which, names in ABOVE.items() for name in names])
     )

@@ -1,5 +1,6 @@
 // Calls that are met above autograd.
 #pragma once
+#include "channels.h"
 #include "kernel.h"
 #include "products.h"
 
@@ -17,6 +18,7 @@ enum class Which {
   All,          // a composite
   Cpu,          // one that torch takes apart on a CPU alone
   Transformed,  // one that is met below, but for what torch's batching rules make of it
+  Whole,        // a composite whose parts are met below, but for transforms and what a compiler traces
 };
 constexpr DispatchKeySet kOther(DispatchKey::AutogradOther);
 constexpr DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, DispatchKey::AutogradOther);
@@ -29,11 +31,24 @@ inline bool is_met(const Tensor& x, DispatchKeySet keys, Which which) {
   if ((!on && !tracing) || !is_float(x.scalar_type())) return false;
   const bool is_transformed = keys.has_all(kTransform), is_traced = tracing && keys.has(DispatchKey::Python);
   if (which == Which::Transformed && !is_transformed) return false;
+  if (which == Which::Whole && !is_transformed && !is_traced) return false;
   if (which == Which::Cpu && !x.is_cpu() && !is_transformed) return false;
   if (which == Which::Gradients && !(x.requires_grad() && at::GradMode::is_enabled()) && !x._fw_grad(0).defined())
     return false;
   if (is_traced) return x.is_cpu() ? tracing & kCpu : x.is_cuda() && (tracing & kGpu);
   return is_covered(x, (keys & kBelow) - kIgnored, on);
+}
+
+// Whether torch is to normalize a batch by its own kernel, where it would choose cuDNN's: torchreduce meets that below.
+inline bool is_below_cudnn(DispatchKeySet keys, const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+                           const MaybeTensor& mean, const MaybeTensor& variance, bool training, double, double, bool) {
+  return x.is_cuda() && is_met(x, keys, Which::All) &&
+         BatchNorm::plan(x, weight, bias, mean, variance, training) == Why::Served;
+}
+inline Tensor batch_norm_below(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+                               const MaybeTensor& mean, const MaybeTensor& variance, bool training, double momentum,
+                               double epsilon, bool) {
+  return std::get<0>(at::native_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon));
 }
 
 template <class Aten, Which which, class Signature = typename Aten::schema> struct Above;
@@ -48,10 +63,14 @@ template <class Aten, Which which, class R, class X, class... A> struct Above<At
   // For autograd's keys.
   static R call(DispatchKeySet keys, X x, A... a) {
     const DispatchKeySet further = (keys & kBelow) | kOther;
+    if constexpr (std::is_same_v<Aten, at::_ops::batch_norm>)
+      if (!is_met(x, keys, which) && is_below_cudnn(keys, x, a...)) return batch_norm_below(x, a...);
     return is_met(x, keys, which) ? serve(further, x, a...) : Aten::redispatch(further, x, a...);
   }
   // For BackendSelect, where inference mode meets a composite, and for batches.
   static R call_below(DispatchKeySet keys, X x, A... a) {
+    if constexpr (std::is_same_v<Aten, at::_ops::batch_norm>)
+      if (!is_met(x, keys, which) && is_below_cudnn(keys, x, a...)) return batch_norm_below(x, a...);
     const bool is_batched = keys.has(DispatchKey::FuncTorchBatched);
     const DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect);
     return is_met(x, keys, which) ? serve(kOther, x, a...) : Aten::redispatch(is_batched ? kOther : below, x, a...);

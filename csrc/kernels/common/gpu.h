@@ -16,6 +16,7 @@ namespace torchreduce {
 struct PlannedReduction;
 struct PlannedScan;
 struct PlannedRowwise;
+struct PlannedChannels;
 
 namespace gpu {
 
@@ -24,6 +25,7 @@ namespace gpu {
 const char* reduce(const PlannedReduction& call, void* workspace, void* stream);
 const char* scan(const PlannedScan& call, void* workspace, void* stream);
 const char* rowwise_rows(const PlannedRowwise& call, void* workspace, void* stream);
+const char* channels(const PlannedChannels& call, void* workspace, void* stream);
 
 // Enqueues an intrinsic of intrinsics.h on the default stream of the current device, of `count` times four words.
 const char* run_intrinsic(int which, const uint32_t* in, uint32_t* out, int64_t count);

@@ -7,6 +7,7 @@
 #include "map_rows.cuh"
 #include "packed_rows.cuh"
 #include "plan/rowwise_plan.h"
+#include "runs.cuh"
 #include "strided.cuh"
 #include "wide_columns.cuh"
 
@@ -158,6 +159,17 @@ void launch_columns(const RowwiseCall& call, const RowwiseColumnsShape& shape, v
   }
 }
 
+template <class Op, class E>
+void launch_runs([[maybe_unused]] const RowwiseCall& call, [[maybe_unused]] const RunsShape& shape,
+                 [[maybe_unused]] void* workspace, [[maybe_unused]] Queue queue) {
+  if constexpr (std::is_same_v<Op, Moments<float>>) {
+    const RowwiseKernelCall rows = plain_rows(call);
+    const Memory<typename Op::State> memory(workspace, call.layout.rows, shape.leaves);
+    enqueue(runs_states<Op, E>, shape.blocks, shape.threads, 0, queue, rows, shape, memory.states);
+    fold<Op, float>(call, shape.leaves, memory, queue);
+  }
+}
+
 template <class Op>
 void launch_map([[maybe_unused]] const RowwiseCall& call, [[maybe_unused]] const MapRowsShape& shape,
                 [[maybe_unused]] Queue queue) {
@@ -185,6 +197,7 @@ template <template <class> class Op> const char* launch_rowwise(const PlannedRow
             if constexpr (std::is_same_v<S, RowwiseColumnsShape>)
               launch_columns<Floats, E>(call, shape, workspace, queue);
             else if constexpr (std::is_same_v<S, RowwisePackedRowsShape>) launch_packed<Floats, E>(call, shape, queue);
+            else if constexpr (std::is_same_v<S, RunsShape>) launch_runs<Floats, E>(call, shape, workspace, queue);
             else if constexpr (std::is_same_v<S, HeldColumnsShape>) launch_held_columns<Floats, E>(call, shape, queue);
             else if constexpr (std::is_same_v<S, RowwiseWideColumnsShape>)
               launch_wide_columns<Floats, E>(call, shape, workspace, queue);
