@@ -38,6 +38,7 @@ struct Case {
   int apart = 0;          // elements that results start later in their granule than the input
   bool together = false;  // the gradient of a norm comes together with those of its weights
   bool plain = false;     // no weights
+  int leaves = -1;        // force_plan's
 };
 
 std::string describe(const Case& c) {
@@ -234,12 +235,15 @@ bool check(const Case& c, uint64_t seed) {
   DeviceFacts device{true, 132};
   const std::string family = c.family ? c.family : "";
   if (!facts(c.op).looks() && seed % 2) device.multiprocessors = 2;  // fewer and wider tiles
+  device.clusters = c.together || seed % 4 == 1;
+  if (c.leaves > 0) device.multiprocessors = 2;  // more rows to a block
   if (c.together || family == "held_columns" || family == "wide_columns") {
     device.bulk_copies = device.large_blocks = true;
     device.shared = simt::kMostShared;
   }
   PlanOverride forced;
   forced.family = c.family;
+  forced.leaves = c.leaves;
   force_plan(forced);
   try {
     call.plan = plan(call, device);
@@ -347,9 +351,12 @@ long check_rowwise(uint32_t seed, long every, bool few) {
           run(with({op, d, n == 600 ? 1 : 2, n, after, n % 3, n == 600 ? 0 : 1, "wide_columns"}));
       }
       if (d != Dtype::F64 && (op == Rowwise::RmsNormGradient || op == Rowwise::LayerNormGradient))
-        for (const auto& [rows, n] : {std::pair(260, 256), {2400, 256}, {260, 2056}}) {
+        for (const auto& [rows, n, leaves] :
+             {std::tuple(260, 256, -1), {2400, 256, -1}, {260, 2056, -1}, {1, 1024, -1}, {7, 264, -1}, {3, 4104, -1},
+              {260, 2304, 1}}) {  // the last two by clusters
           Case together = with({op, d, rows, n, 1, 0, n == 256 ? 8 : 0, "norm_gradients"});
           together.together = true;
+          together.leaves = leaves;
           run(together);
         }
       // Several tiles to a line, rows that follow one another in one tensor alone, and columns of whole granules.

@@ -698,6 +698,9 @@ void enqueue(void (*kernel)(P...), int64_t blocks, int threads, int shared, Queu
   config.numAttrs = unsigned(count);
   (void)cudaLaunchKernelEx(&config, kernel, arguments...);
 #else
+#if defined(TR_EMULATED)
+  simt::options.cluster = queue.cluster;
+#endif
   hipLaunchKernelGGL(kernel, dim3(unsigned(blocks)), dim3(unsigned(threads)), unsigned(shared), queue.stream,
                      arguments...);
 #endif

@@ -7,12 +7,15 @@ namespace torchreduce {
 struct NormGradientsShape : RowwiseLaunch {
   int64_t units = 1;  // runs of residues that columns are cut into, through all leaves
   int run = 1;        // residues of a unit
+  int cluster = 1;    // blocks that have a row together
+  int columns = 0;    // of a block, whole leaves but for the last one's
   int writers = 32;   // threads that have columns
   int summers = 32;   // those that sum along rows
 
   template <class Visit> void each(Visit visit) const {
     visit("units", units);
     visit("run", run);
+    visit("cluster", cluster);
   }
 };
 
@@ -20,10 +23,19 @@ namespace norm_gradients {
 
 using namespace plans;
 
-constexpr int kMostColumns = 4096;                                                                        // of a row
+constexpr int kMostColumns = 4096;                                                                        // of a block
 constexpr int kWriters = kMostColumns / 8, kSummers = kWriters / 2, kThreads = kWriters + kSummers + 32;  // of a block
 constexpr int kResident = 896;  // threads of a multiprocessor that there are registers for
 constexpr int kStages = 5;      // batches of rows in shared memory
+constexpr int kTurns = 4;       // batches whose sums are on their way, or known
+constexpr int kMostCluster = 8;
+constexpr int kMostOfOneLeaf = 4;      // blocks of a cluster, with one leaf of a row each
+constexpr int kReserved = 1024 + 512;  // bytes of shared memory of a block that are not dynamic
+// A cluster's blocks are all there at once, or not: units for each that there is room for, so that those that find none
+// at first have little left to do alone. A block of a cluster takes one unit.
+constexpr int kUnitsOfCluster = 4;
+// From so many rows on the kernel serves. Fewer than the residues of a leaf are fewer units.
+constexpr int kFewestRows = 1;
 // Levels of the tree over the residues of a unit, of which a block makes one or two sums for each column; and the sums
 // that it keeps of a column in shared memory.
 TR_HD constexpr int levels(int sums) { return sums == 2 ? 2 : 3; }
@@ -32,39 +44,62 @@ TR_HD constexpr int kept_sums(int sums) { return levels(sums) * sums - 1; }
 TR_HD constexpr int batch(int size) { return 4 / size; }
 TR_HD constexpr int word(int size) { return 8 / size; }
 TR_HD constexpr int parts(int size) { return kResidues / (32 * word(size)); }
-TR_HD constexpr int partial_sums(int size, int leaves, int sums) { return batch(size) * sums * leaves * parts(size); }
+// Of a batch of rows of so many leaves.
+TR_HD constexpr int partial_sums(int size, int leaves) { return batch(size) * leaves * parts(size); }
+constexpr int kPartialBytes = 8;  // the sums of a part of a leaf
+
+// Leaves of a block for rows of so many: as many as it holds where clusters of it are as well filled, at least nearly,
+// as of blocks of one leaf, of which a multiprocessor has two.
+inline int leaves_of_block(int64_t length) {
+  const auto filled = [&](int64_t leaves) {
+    const int64_t columns = leaves * kLeaf;
+    return double(length) / double(ceil_div(length, columns) * columns);
+  };
+  constexpr int kMost = kMostColumns / kLeaf;
+  return length > kMostColumns && ceil_div(length, kLeaf) <= kMostOfOneLeaf && filled(1) > 1.1 * filled(kMost) ? 1
+                                                                                                             : kMost;
+}
 
 inline std::optional<NormGradientsShape> serves(const RowwiseCall& call, const DeviceFacts& device,
-                                                const PlanOverride&) {
+                                                const PlanOverride& forced) {
   const bool rms = call.op == Rowwise::RmsNormGradient, layer = call.op == Rowwise::LayerNormGradient;
   if ((!rms && !layer) || !call.memory.values[0] || !device.bulk_copies || !has_plain_rows(call)) return {};
   const Layout& l = call.layout;
   const int size = size_of(call.dtype);
-  if (l.kept != 1 || l.reduced != 1 || call.more_strides[1][0] != 1 || !row_alignment(call).aligned) return {};
-  if (l.length < kResidues || l.length > kMostColumns || l.rows < kResidues || l.rows > INT32_MAX / 2) return {};
+  if (l.kept > 1 || l.reduced != 1 || !row_alignment(call).aligned) return {};
+  if (l.kept == 1 && call.more_strides[1][0] != 1) return {};
+  if (l.length < kResidues || l.rows < kFewestRows || l.rows > INT32_MAX / 2) return {};
   for (int64_t pitch : {l.in[0], l.out[0], call.more_strides[0][0]})
     if (magnitude(pitch) > INT32_MAX / size) return {};
   if (call.weight && call.weight_dtype != call.dtype && call.weight_dtype != Dtype::F32) return {};
   const RowwiseFacts f = facts(call.op);
-  const int n = int(l.length), leaves = int(ceil_div(n, kLeaf)), rows = kStages * batch(size);
   NormGradientsShape s;
+  const int64_t of_block = kLeaf * (forced.leaves > 0 ? std::min(forced.leaves, 2) : leaves_of_block(l.length));
+  s.columns = int(std::min(l.length, of_block));
+  const int64_t cluster = ceil_div(l.length, s.columns), leaves = ceil_div(l.length, kLeaf);
+  if (cluster > (device.clusters ? kMostCluster : 1) || leaves * parts(size) > 32) return {};
+  s.cluster = int(cluster);
+  const int n = s.columns, rows = kStages * batch(size);
   const int warps = int(ceil_div(n, 8 * 32));
   s.writers = warps * 32;
   s.summers = (warps + 1) / 2 * 32;
   s.threads = s.writers + s.summers + 32;
   s.shared = rows * (2 * n * size + f.stats * 4) + n * 4 + s.writers * 8 * kept_sums(layer ? 2 : 1) * 4 +
-             2 * partial_sums(size, leaves, f.sums) * 4;
-  const int of_block = s.shared + 1024;
-  if (of_block > device.shared) return {};
+             kTurns * partial_sums(size, int(leaves)) * kPartialBytes;
+  const int reserved = s.shared + kReserved;
+  if (reserved > device.shared + 1024) return {};
   const int64_t at_once =
-      device.multiprocessors * std::min<int64_t>((device.shared + 1024) / of_block, kResident / s.threads);
+      std::max<int64_t>(1, device.multiprocessors *
+                               std::min<int64_t>((device.shared + 1024) / reserved, kResident / s.threads) / cluster);
   const int64_t row_leaves = ceil_div(l.rows, kLeaf);
+  const int64_t residues = std::min<int64_t>(l.rows, kResidues);  // of the first leaf, which all others have
+  const auto units = [&] { return (row_leaves - 1) * (kResidues / s.run) + ceil_div(residues, s.run); };
   s.run = 1 << levels(layer ? 2 : 1);
-  while (s.run > 1 && row_leaves * (kResidues / s.run) < at_once) s.run /= 2;
-  s.units = row_leaves * (kResidues / s.run);
-  s.blocks = std::min(s.units, at_once);
+  while (s.run > 1 && units() < (cluster > 1 ? kUnitsOfCluster : 1) * at_once) s.run /= 2;
+  s.units = units();
+  s.blocks = cluster > 1 ? s.units * cluster : std::min(s.units, at_once);
   s.splits = s.units;
-  s.workspace = 2 * s.units * n * 4;
+  s.workspace = 2 * s.units * l.length * 4;
   return s;
 }
 

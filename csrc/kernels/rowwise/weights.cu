@@ -35,11 +35,13 @@ void launch_gradients([[maybe_unused]] const RowwiseCall& call, [[maybe_unused]]
 #ifdef TR_BULK_COPIES
   float* const partials = static_cast<float*>(workspace);
   const RowwiseKernelCall rows = plain_rows(call);
+  queue.cluster = shape.cluster;
   const auto enqueue_gradients = [&](auto kernel) {
     enqueue(kernel, shape.blocks, shape.threads, shape.shared, queue, rows, shape, partials);
   };
   with_element(call.dtype,
                [&](auto element) { enqueue_gradients(norm_gradients_kernel<Op<float>, decltype(element)>); });
+  queue.cluster = 1;
   RowwiseCall columns = call;  // whose rows are the sums of columns
   columns.layout = Layout{};
   columns.layout.kept = 1;
