@@ -351,10 +351,19 @@ long check_rowwise(uint32_t seed, long every, bool few) {
           run(with({op, d, n == 600 ? 1 : 2, n, after, n % 3, n == 600 ? 0 : 1, "wide_columns"}));
       }
       if (d != Dtype::F64 && (op == Rowwise::RmsNormGradient || op == Rowwise::LayerNormGradient))
-        for (const auto& [rows, n, leaves] :
-             {std::tuple(260, 256, -1), {2400, 256, -1}, {260, 2056, -1}, {1, 1024, -1}, {7, 264, -1}, {3, 4104, -1},
-              {260, 2304, 1}}) {  // the last two by clusters
-          Case together = with({op, d, rows, n, 1, 0, n == 256 ? 8 : 0, "norm_gradients"});
+        for (const auto& [rows, n, leaves] : {std::tuple(260, 256, -1),
+                                              {2400, 256, -1},
+                                              {260, 2056, -1},
+                                              {1, 1024, -1},
+                                              {7, 264, -1},
+                                              {3, 4104, -1},
+                                              {260, 2304, 1},  // by clusters
+                                              {1, 8, -1},
+                                              {2300, 32, 1},
+                                              {300, 64, -1},
+                                              {2400, 72, 1},
+                                              {20, 248, -1}}) {  // in registers
+          Case together = with({op, d, rows, n, 1, 0, n == 256 || n == 72 ? 8 : 0, "norm_gradients"});
           together.together = true;
           together.leaves = leaves;
           run(together);

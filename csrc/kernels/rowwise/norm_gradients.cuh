@@ -224,8 +224,8 @@ template <class Op, class E> struct NormGradients {
     barrier_arrive(loaded);
   }
 
-  // The sums of a stage's rows, by parts of leaves, to the turn's of all blocks that have the rows. Of rows that are not
-  // there they mean nothing. By number `warp` of `warps`, whose lanes arrive at the barrier.
+  // The sums of a stage's rows, by parts of leaves, to the turn's of all blocks that have the rows. Of rows that are
+  // not there they mean nothing. By number `warp` of `warps`, whose lanes arrive at the barrier.
   __device__ __forceinline__ void sum_words(int stage, int turn, int warp, int warps, Barrier* summed) const {
     const int lane = lane_id();
 #pragma unroll 1
@@ -481,6 +481,170 @@ __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
     }
   }
 #endif
+}
+
+// ---- short rows ------------------------------------------------------------------------------------------------------
+
+// What a thread does with 8 columns of short rows, in registers: kRows rows at once, whose columns neighbouring lanes
+// have.
+template <class Op, class E> struct ShortNormRows {
+  using F = float;
+  static constexpr int kRows = norm_gradients::rows_at_once(int(sizeof(E))), kGranules = kGroup / kPerGranule<E>;
+  static constexpr bool kCentered = Op::kStats == 3;
+  static constexpr int kColumnSums = kCentered ? 2 : 1;
+  using Sums = WeightSums<F, kCentered>;
+
+  const RowwiseKernelCall& call;
+  const int lanes, column;  // of a row; the first of the thread
+  const bool has;           // columns
+  F weight[kGroup];
+  Granule in[kRows][2][kGranules];
+  typename Op::Given given[kRows];
+
+  __device__ __forceinline__ ShortNormRows(const RowwiseKernelCall& call, int lanes)
+      : call(call), lanes(lanes), column((int(threadIdx.x) & (lanes - 1)) * kGroup), has(column < int(call.length)) {
+#pragma unroll
+    for (int c = 0; c < kGroup; ++c)
+      weight[c] = !call.weight || !has              ? F(1)
+                  : call.weight_dtype == Dtype::F32 ? static_cast<const F*>(call.weight)[column + c]
+                                                    : convert<F>(static_cast<const E*>(call.weight)[column + c]);
+  }
+  template <class T> __device__ __forceinline__ T* at(T* base, int row, int64_t pitch) const {
+    return reinterpret_cast<T*>(multiply_add(row, int(pitch) * int(sizeof(E)), int64_t(base + column)));
+  }
+  // Rows `first` + j kResidues; those from call.rows on are not there, and the last row stands for them.
+  __device__ __forceinline__ int row(int first, int j) const {
+    const int number = first + j * kResidues;
+    return number < int(call.rows) ? number : int(call.rows) - 1;
+  }
+  __device__ __forceinline__ void load(int first) {
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const Granule* const from = reinterpret_cast<const Granule*>(
+            at(static_cast<const E*>(call.in[k]), row(first, j), call.stride[0].in[k]));
+#pragma unroll
+        for (int q = 0; q < kGranules; ++q) {
+          in[j][k][q] = Granule{};
+          load_if<Stay::Short>(has, from + q, in[j][k][q]);
+        }
+      }
+      given[j] = Op::given(call.options, call.memory, row(first, j));
+    }
+  }
+  // Writes these rows, and adds them to the thread's columns.
+  __device__ __forceinline__ void write(int first, F (&columns)[kColumnSums][kGroup]) const {
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+      E element[2][kGroup];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) memcpy(element[k], in[j][k], sizeof element[k]);
+      F x[kGroup][2], own[Op::kSums];
+      {
+        F sums[kGroup][Op::kSums];
+        const auto seen = Op::seen(F(0), call.length, given[j]);
+#pragma unroll
+        for (int c = 0; c < kGroup; ++c) {
+          x[c][0] = convert<F>(element[0][c]);
+          x[c][1] = convert<F>(element[1][c]);
+#pragma unroll
+          for (F& sum : sums[c]) sum = F(-0.0);
+          Op::step(sums[c], x[c], weight[c], seen, given[j]);
+        }
+#pragma unroll
+        for (int s = 0; s < Op::kSums; ++s) {
+#pragma unroll
+          for (int d = 1; d < kGroup; d *= 2)
+#pragma unroll
+            for (int c = 0; c < kGroup; c += 2 * d) sums[c][s] = sums[c][s] + sums[c + d][s];
+          own[s] = has ? sums[0][s] : F(-0.0);
+        }
+      }
+#pragma unroll
+      for (int d = 1; d < kLanes; d *= 2)
+        if (d < lanes)
+#pragma unroll
+          for (F& sum : own) sum = sum + shuffle_across(sum, d);
+      if (!has || first + j * kResidues >= int(call.rows)) continue;
+      const auto values =
+          Op::row(Op::state(F(0), own, call.length), call.length, given[j], call.options, [](int64_t) { return F(0); });
+      typename Sums::Given of_row{F(0), F(0), F(0)};
+      if constexpr (kCentered) of_row = {given[j].high, given[j].low, given[j].r};
+      else of_row.r = given[j].r;
+      F y[kGroup], none = 0;
+#pragma unroll
+      for (int c = 0; c < kGroup; ++c) {
+        y[c] = Op::map(x[c], weight[c], F(-0.0), 0, values);
+        Sums::step(columns[0][c], kCentered ? columns[kColumnSums - 1][c] : none, x[c][0], x[c][1], of_row);
+      }
+      Granule rounded[kGranules];
+      round_columns<E>(y, rounded);
+      Granule* const to =
+          reinterpret_cast<Granule*>(at(static_cast<E*>(call.out), first + j * kResidues, call.stride[0].out));
+#pragma unroll
+      for (int q = 0; q < kGranules; ++q) store_item(to + q, rounded[q]);
+    }
+  }
+};
+
+// A block takes a unit: each group of lanes, those of a row, a run of its residues, one after the other. Then the
+// groups' sums meet. partials[2 * unit + which][column]. Shared memory: that of ColumnSums, then [sum][half][thread].
+template <class Op, class E>
+__global__ void TR_BLOCKS_BOUND(norm_gradients::kShortThreads, norm_gradients::short_blocks(int(sizeof(E))))
+    short_norm_gradients_kernel(TR_GRID_CONSTANT RowwiseKernelCall call, TR_GRID_CONSTANT NormGradientsShape shape,
+                                float* partials) {
+  using Rows = ShortNormRows<Op, E>;
+  constexpr int kSums = Rows::kColumnSums, kThreads = norm_gradients::kShortThreads;
+  TR_DYNAMIC_SHARED(shared, 16);
+  ColumnSums<kSums> columns(reinterpret_cast<float*>(shared), kThreads);
+  Rows rows(call, shape.lanes);
+  const int groups = kThreads / shape.lanes, group = int(threadIdx.x) / shape.lanes, residues = groups * shape.run;
+  const int leaf = int(blockIdx.x) / (kResidues / residues), unit = int(blockIdx.x) - leaf * (kResidues / residues);
+  const int of_block = leaf * kLeaf + unit * residues, first = of_block + group * shape.run;
+#pragma unroll 1
+  for (int r = 0; r < shape.run; ++r) {
+    columns.clear();
+#pragma unroll 1
+    for (int k = 0; k < kLeaf && of_block + k < int(call.rows); k += Rows::kRows * kResidues) {
+      rows.load(first + r + k);
+      rows.write(first + r + k, columns.residue);
+    }
+    columns.push(r);
+  }
+  __syncthreads();
+  using Four = Packed<float, 4>;
+  Four* const sums = reinterpret_cast<Four*>(shared);
+  const auto each = [&](auto visit) {
+#pragma unroll
+    for (int s = 0; s < kSums; ++s)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) visit(s, half, (s * 2 + half) * kThreads + int(threadIdx.x));
+  };
+#pragma unroll 1
+  for (int d = 1; d < groups; d *= 2) {
+    each([&](int s, int half, int at) {
+      Four v;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v.item[i] = columns.residue[s][4 * half + i];
+      sums[at] = v;
+    });
+    __syncthreads();
+    if (group % (2 * d) == 0)
+      each([&](int s, int half, int at) {
+        const Four v = load_wide(&sums[at + d * shape.lanes]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) columns.residue[s][4 * half + i] = columns.residue[s][4 * half + i] + v.item[i];
+      });
+    __syncthreads();
+  }
+  if (group > 0 || !rows.has) return;
+  each([&](int s, int half, int) {
+    Four v;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v.item[i] = columns.residue[s][4 * half + i];
+    store_wide(reinterpret_cast<Four*>(partials + (2 * int64_t(blockIdx.x) + s) * call.length + rows.column) + half, v);
+  });
 }
 
 #endif

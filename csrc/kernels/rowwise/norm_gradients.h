@@ -9,6 +9,7 @@ struct NormGradientsShape : RowwiseLaunch {
   int run = 1;        // residues of a unit
   int cluster = 1;    // blocks that have a row together
   int columns = 0;    // of a block, whole leaves but for the last one's
+  int lanes = 0;      // of a row, fewer than residues, that threads have in registers; else rows are in shared memory
   int writers = 32;   // threads that have columns
   int summers = 32;   // those that sum along rows
 
@@ -16,6 +17,7 @@ struct NormGradientsShape : RowwiseLaunch {
     visit("units", units);
     visit("run", run);
     visit("cluster", cluster);
+    visit("lanes", lanes);
   }
 };
 
@@ -57,21 +59,51 @@ inline int leaves_of_block(int64_t length) {
   };
   constexpr int kMost = kMostColumns / kLeaf;
   return length > kMostColumns && ceil_div(length, kLeaf) <= kMostOfOneLeaf && filled(1) > 1.1 * filled(kMost) ? 1
-                                                                                                             : kMost;
+                                                                                                               : kMost;
+}
+
+// Of short rows: threads of a block, blocks of a multiprocessor that there are registers for, and rows of a residue
+// that a thread loads at once.
+constexpr int kShortThreads = 256;
+TR_HD constexpr int short_blocks(int size) { return size == 4 ? 2 : 2; }
+TR_HD constexpr int rows_at_once(int size) { return 8 / size; }
+
+// Units of `run` residues, through all leaves; residues of the first leaf, which all others have.
+inline int64_t units_of(int64_t rows, int64_t run) {
+  return (ceil_div(rows, kLeaf) - 1) * (kResidues / run) + ceil_div(std::min<int64_t>(rows, kResidues), run);
+}
+
+// Rows of at most a warp's lanes, with 8 columns each.
+inline NormGradientsShape short_rows(const Layout& l, int sums, int multiprocessors) {
+  NormGradientsShape s;
+  for (s.lanes = 1; s.lanes * 8 < l.length;) s.lanes *= 2;
+  s.threads = kShortThreads;
+  s.shared = kShortThreads * 8 * kept_sums(sums) * 4;
+  const int groups = kShortThreads / s.lanes;
+  s.run = std::min(1 << levels(sums), s.lanes);
+  while (s.run > 1 && units_of(l.rows, s.run * groups) < 4 * multiprocessors) s.run /= 2;
+  s.blocks = s.units = s.splits = units_of(l.rows, s.run * groups);
+  s.workspace = 2 * s.units * l.length * 4;
+  return s;
 }
 
 inline std::optional<NormGradientsShape> serves(const RowwiseCall& call, const DeviceFacts& device,
                                                 const PlanOverride& forced) {
   const bool rms = call.op == Rowwise::RmsNormGradient, layer = call.op == Rowwise::LayerNormGradient;
-  if ((!rms && !layer) || !call.memory.values[0] || !device.bulk_copies || !has_plain_rows(call)) return {};
+  if ((!rms && !layer) || !call.memory.values[0] || !has_plain_rows(call)) return {};
   const Layout& l = call.layout;
   const int size = size_of(call.dtype);
   if (l.kept > 1 || l.reduced != 1 || !row_alignment(call).aligned) return {};
   if (l.kept == 1 && call.more_strides[1][0] != 1) return {};
-  if (l.length < kResidues || l.rows < kFewestRows || l.rows > INT32_MAX / 2) return {};
+  if (l.rows < kFewestRows || l.rows > INT32_MAX / 2) return {};
   for (int64_t pitch : {l.in[0], l.out[0], call.more_strides[0][0]})
     if (magnitude(pitch) > INT32_MAX / size) return {};
   if (call.weight && call.weight_dtype != call.dtype && call.weight_dtype != Dtype::F32) return {};
+  if (l.length < kResidues) {
+    if (l.length % 8 != 0) return {};
+    return short_rows(l, layer ? 2 : 1, device.multiprocessors);
+  }
+  if (!device.bulk_copies) return {};
   const RowwiseFacts f = facts(call.op);
   NormGradientsShape s;
   const int64_t of_block = kLeaf * (forced.leaves > 0 ? std::min(forced.leaves, 2) : leaves_of_block(l.length));
@@ -91,12 +123,9 @@ inline std::optional<NormGradientsShape> serves(const RowwiseCall& call, const D
   const int64_t at_once =
       std::max<int64_t>(1, device.multiprocessors *
                                std::min<int64_t>((device.shared + 1024) / reserved, kResident / s.threads) / cluster);
-  const int64_t row_leaves = ceil_div(l.rows, kLeaf);
-  const int64_t residues = std::min<int64_t>(l.rows, kResidues);  // of the first leaf, which all others have
-  const auto units = [&] { return (row_leaves - 1) * (kResidues / s.run) + ceil_div(residues, s.run); };
   s.run = 1 << levels(layer ? 2 : 1);
-  while (s.run > 1 && units() < (cluster > 1 ? kUnitsOfCluster : 1) * at_once) s.run /= 2;
-  s.units = units();
+  while (s.run > 1 && units_of(l.rows, s.run) < (cluster > 1 ? kUnitsOfCluster : 1) * at_once) s.run /= 2;
+  s.units = units_of(l.rows, s.run);
   s.blocks = cluster > 1 ? s.units * cluster : std::min(s.units, at_once);
   s.splits = s.units;
   s.workspace = 2 * s.units * l.length * 4;
