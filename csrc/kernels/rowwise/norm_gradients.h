@@ -33,9 +33,7 @@ constexpr int kTurns = 4;       // batches whose sums are on their way, or known
 constexpr int kMostCluster = 8;
 constexpr int kMostOfOneLeaf = 4;      // blocks of a cluster, with one leaf of a row each
 constexpr int kReserved = 1024 + 512;  // bytes of shared memory of a block that are not dynamic
-// A cluster's blocks are all there at once, or not: units for each that there is room for, so that those that find none
-// at first have little left to do alone. A block of a cluster takes one unit.
-constexpr int kUnitsOfCluster = 4;
+constexpr int kUnitRows = 3;           // that a cluster could have in the time in which it starts, and ends
 // From so many rows on the kernel serves. Fewer than the residues of a leaf are fewer units.
 constexpr int kFewestRows = 1;
 // Levels of the tree over the residues of a unit, of which a block makes one or two sums for each column; and the sums
@@ -71,6 +69,25 @@ TR_HD constexpr int rows_at_once(int size) { return 8 / size; }
 // Units of `run` residues, through all leaves; residues of the first leaf, which all others have.
 inline int64_t units_of(int64_t rows, int64_t run) {
   return (ceil_div(rows, kLeaf) - 1) * (kResidues / run) + ceil_div(std::min<int64_t>(rows, kResidues), run);
+}
+
+// Clusters that a device has room for, with so many blocks on a multiprocessor: those of a cluster are in one GPC, of
+// 16 or 18 multiprocessors on an H100.
+inline int64_t clusters_at_once(int64_t multiprocessors, int64_t blocks, int64_t cluster) {
+  constexpr int64_t kTogether = 16;
+  return std::max<int64_t>(1, multiprocessors / kTogether * (kTogether * blocks / cluster));
+}
+// Residues of a unit of clusters, each of which takes one: by the time until the last of them ends, which may be one
+// that has found no room with the others.
+inline int run_of_clusters(int64_t rows, int most, int64_t at_once) {
+  const auto time = [&](int run) {
+    const int64_t of_unit = run * std::min<int64_t>(ceil_div(rows, kResidues), kLeaf / kResidues);
+    return (ceil_div(units_of(rows, run), at_once) + 1) * (of_unit + kUnitRows);
+  };
+  int best = most;
+  for (int run = most; run >= 1; run /= 2)
+    if (time(run) < time(best)) best = run;
+  return best;
 }
 
 // Rows of at most a warp's lanes, with 8 columns each.
@@ -120,11 +137,13 @@ inline std::optional<NormGradientsShape> serves(const RowwiseCall& call, const D
              kTurns * partial_sums(size, int(leaves)) * kPartialBytes;
   const int reserved = s.shared + kReserved;
   if (reserved > device.shared + 1024) return {};
+  const int64_t blocks = std::min<int64_t>((device.shared + 1024) / reserved, kResident / s.threads);
   const int64_t at_once =
-      std::max<int64_t>(1, device.multiprocessors *
-                               std::min<int64_t>((device.shared + 1024) / reserved, kResident / s.threads) / cluster);
+      cluster > 1 ? clusters_at_once(device.multiprocessors, blocks, cluster) : device.multiprocessors * blocks;
   s.run = 1 << levels(layer ? 2 : 1);
-  while (s.run > 1 && units_of(l.rows, s.run) < (cluster > 1 ? kUnitsOfCluster : 1) * at_once) s.run /= 2;
+  if (cluster > 1) s.run = run_of_clusters(l.rows, s.run, at_once);
+  else
+    while (s.run > 1 && units_of(l.rows, s.run) < at_once) s.run /= 2;
   s.units = units_of(l.rows, s.run);
   s.blocks = cluster > 1 ? s.units * cluster : std::min(s.units, at_once);
   s.splits = s.units;
