@@ -591,7 +591,7 @@ template <class Op, class E> struct ShortNormRows {
 // A block takes a unit: each group of lanes, those of a row, a run of its residues, one after the other. Then the
 // groups' sums meet. partials[2 * unit + which][column]. Shared memory: that of ColumnSums, then [sum][half][thread].
 template <class Op, class E>
-__global__ void TR_BLOCKS_BOUND(norm_gradients::kShortThreads, norm_gradients::short_blocks(int(sizeof(E))))
+__global__ void TR_BLOCKS_BOUND(norm_gradients::kShortThreads, norm_gradients::kShortBlocks)
     short_norm_gradients_kernel(TR_GRID_CONSTANT RowwiseKernelCall call, TR_GRID_CONSTANT NormGradientsShape shape,
                                 float* partials) {
   using Rows = ShortNormRows<Op, E>;

@@ -33,9 +33,9 @@ constexpr int kTurns = 4;       // batches whose sums are on their way, or known
 constexpr int kMostCluster = 8;
 constexpr int kMostOfOneLeaf = 4;      // blocks of a cluster, with one leaf of a row each
 constexpr int kReserved = 1024 + 512;  // bytes of shared memory of a block that are not dynamic
-constexpr int kUnitRows = 3;           // that a cluster could have in the time in which it starts, and ends
-// From so many rows on the kernel serves. Fewer than the residues of a leaf are fewer units.
-constexpr int kFewestRows = 1;
+constexpr int kUnitRows = 5;           // that a cluster could have in the time in which it starts, and leaves its sums
+// From so many rows and columns on the kernels serve. Fewer rows than the residues of a leaf are fewer units.
+constexpr int kFewestRows = 1, kFewestColumns = 8;
 // Levels of the tree over the residues of a unit, of which a block makes one or two sums for each column; and the sums
 // that it keeps of a column in shared memory.
 TR_HD constexpr int levels(int sums) { return sums == 2 ? 2 : 3; }
@@ -62,8 +62,7 @@ inline int leaves_of_block(int64_t length) {
 
 // Of short rows: threads of a block, blocks of a multiprocessor that there are registers for, and rows of a residue
 // that a thread loads at once.
-constexpr int kShortThreads = 256;
-TR_HD constexpr int short_blocks(int size) { return size == 4 ? 2 : 2; }
+constexpr int kShortThreads = 256, kShortBlocks = 2;
 TR_HD constexpr int rows_at_once(int size) { return 8 / size; }
 
 // Units of `run` residues, through all leaves; residues of the first leaf, which all others have.
@@ -117,7 +116,7 @@ inline std::optional<NormGradientsShape> serves(const RowwiseCall& call, const D
     if (magnitude(pitch) > INT32_MAX / size) return {};
   if (call.weight && call.weight_dtype != call.dtype && call.weight_dtype != Dtype::F32) return {};
   if (l.length < kResidues) {
-    if (l.length % 8 != 0) return {};
+    if (l.length < kFewestColumns || l.length % 8 != 0) return {};
     return short_rows(l, layer ? 2 : 1, device.multiprocessors);
   }
   if (!device.bulk_copies) return {};
