@@ -380,7 +380,10 @@ def looked_at_twice(x, dim):
 OF_WEIGHTS = {"weight_columns", "norm_gradients"}
 
 
-@on_each(({}, *({"family": family} for family in _C.rowwise_families() if family not in OF_WEIGHTS)))
+FORCED_ROWS = [{"family": family} for family in _C.rowwise_families() if family not in OF_WEIGHTS]
+
+
+@on_each(({}, *FORCED_ROWS, {"family": "held_rows", "lanes": 32}))  # the last one: few rows as many
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64), ids=str)
 def test_rows_looked_at_twice(device, dtype, forced):
     for shape, dim in (

@@ -235,7 +235,7 @@ bool check(const Case& c, uint64_t seed) {
   DeviceFacts device{true, 132};
   const std::string family = c.family ? c.family : "";
   if (!facts(c.op).looks() && seed % 2) device.multiprocessors = 2;  // fewer and wider tiles
-  device.clusters = c.together || seed % 4 == 1;
+  device.clusters = c.together;
   if (c.leaves > 0) device.multiprocessors = 2;  // more rows to a block
   if (c.together || family == "held_columns" || family == "wide_columns") {
     device.bulk_copies = device.large_blocks = true;
