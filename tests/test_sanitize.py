@@ -380,7 +380,10 @@ def looked_at_twice(x, dim):
 OF_WEIGHTS = {"weight_columns", "norm_gradients"}
 
 
-@on_each(({}, *({"family": family} for family in _C.rowwise_families() if family not in OF_WEIGHTS)))
+FORCED_ROWS = [{"family": family} for family in _C.rowwise_families() if family not in OF_WEIGHTS]
+
+
+@on_each(({}, *FORCED_ROWS, {"family": "held_rows", "lanes": 32}))  # the last one: few rows as many
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64), ids=str)
 def test_rows_looked_at_twice(device, dtype, forced):
     for shape, dim in (
@@ -406,7 +409,9 @@ def test_rows_looked_at_twice(device, dtype, forced):
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=str)
-@pytest.mark.parametrize("rows, n", ((5, 8), (300, 40), (2049, 17), (4100, 136), (2500, 264)))
+@pytest.mark.parametrize(
+    "rows, n", ((5, 8), (300, 40), (2049, 17), (4100, 136), (2500, 264), (1, 4096), (40, 5128), (600, 8200), (3, 16384))
+)
 def test_gradients_of_weights(device, dtype, rows, n):
     x, g = values((rows, n), dtype, seed=1), values((rows, n), dtype, seed=2)
     weight, bias = values((n,), dtype, seed=3), values((n,), dtype, seed=4)

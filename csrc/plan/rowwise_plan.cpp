@@ -36,8 +36,10 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<RowwiseCall, rowwise_
 // Which family serves a call, unforced. Elements of float32 or 16-bit floats, in at most 4 kept dims, which the op's
 // accumulator takes as they are; all else is strided's.
 //
-//   gradients of a norm and of its weights together ........ norm_gradients, where the device has bulk copies and room
-//                                                            for its rows; else held_rows and weight_columns, in turn
+//   gradients of a norm and of its weights together ........ norm_gradients: rows of up to 255 in registers, longer
+//                                                            ones where the device has bulk copies and a block, or a
+//                                                            cluster of up to 8, has room for them; else held_rows
+//                                                            and weight_columns, in turn
 //   gradients of weights alone ............................. weight_columns
 //   no sums: LogSumExp-, CrossEntropy-, Entropy-,
 //   MomentsGradient ........................................ held_rows, float32 by Words of half a leaf; map_rows for
@@ -51,6 +53,7 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<RowwiseCall, rowwise_
 //       16 bits     aligned HalfWarps up to 512, AlignedRows up to 1024 (layer_norm 1792) and for leaves that lack
 //                   granules; else Granules
 //       float32     Granules if aligned, else Words; one leaf (2048) a warp, a cluster of up to 8 blocks a row
+//       few aligned rows of norms, of 1024 to 8192 elements: Spread, four warps a leaf
 //     16-bit rows whose inputs start at different places
 //     of their granules .................................... strided
 //     longer; or of more than 4 leaves, and nothing but
@@ -64,7 +67,7 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<RowwiseCall, rowwise_
 //   runs of neighbours, as a channel's over images: Moments .. runs
 //   any other strides ...................................... strided
 const std::vector<Family<RowwiseCall, rowwise_plans::Shape>> kRowwiseFamilies = {
-    {"norm_gradients", "rows in shared memory, for the gradients of norms and of their weights",
+    {"norm_gradients", "rows in registers or shared memory, for the gradients of norms and of their weights",
      kShapeOf<norm_gradients::serves>},
     {"packed_rows", "short rows, aligned or not, by way of shared memory to registers and back",
      kShapeOf<rowwise_packed_rows::serves>},

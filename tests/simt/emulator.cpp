@@ -52,7 +52,7 @@ constexpr int kGarbage = 0x7f;                // in every byte of fresh shared m
 constexpr size_t kPortableShared = 48 << 10;  // bytes a block
 constexpr int kCopyRounds = 8, kSlowCopyRounds = 200;  // that a bulk copy takes at most, or rarely
 
-enum class State { Ready, Waiting, Shuffle, Ballot, WarpBarrier, Barrier, Phase, Stores, Exited };
+enum class State { Ready, Waiting, Shuffle, Ballot, WarpBarrier, Barrier, Phase, Stores, Cluster, Exited };
 constexpr const char* kStateNames[] = {"ready",
                                        "backing off",
                                        "in a shuffle",
@@ -61,6 +61,7 @@ constexpr const char* kStateNames[] = {"ready",
                                        "at a barrier",
                                        "waiting for a phase",
                                        "waiting for bulk stores",
+                                       "waiting for the cluster",
                                        "exited"};
 
 struct ThreadCopy {
@@ -79,6 +80,7 @@ struct Thread {
   std::vector<ThreadCopy> copies;  // not done yet
   int batches;                     // ended
   int stores;                      // bulk stores that have not read yet
+  int meetings;                    // of the cluster, that it has arrived for
   char stores_token;
 };
 
@@ -107,6 +109,7 @@ struct BulkCopy {
   uint32_t bytes;
   Barrier* barrier;  // of a load
   int thread, rounds;
+  std::unique_ptr<uint64_t[]> value;  // of a write from another block, instead of `from`
   std::unique_ptr<char> token = std::make_unique<char>();
 };
 
@@ -117,7 +120,9 @@ struct Slot {
   std::vector<int> holder;  // of each wave: the thread that backs off, or -1
   std::vector<int> ready, round;
   dim3 block;
-  int thread = -1;  // that runs
+  int thread = -1;      // that runs
+  bool active = false;  // its block has started, and has not ended
+  char* variables;      // what static shared memory is relative to
   int at_barrier, exited;
   bool ran, waited, progress, published;  // what some thread did in this round
   char token[4];                          // of the thread sanitizer: start, end, and barriers in turn
@@ -144,6 +149,7 @@ struct Launch {
   int64_t turns = 0;
   int64_t wakes[kMaxResident] = {};  // the turn from which on a slot can be drawn
   bool ended[kMaxResident] = {};     // slots
+  std::map<unsigned, int> arrivals;  // of each cluster's threads, at all of its meetings
   std::atomic<int> turn = 0;  // the slot that runs; everything else here and in the slots is only touched in one's turn
 };
 
@@ -312,7 +318,7 @@ bool finish_barrier() {
 
 // ---- barriers in shared memory, bulk copies -------------------------------------------------------------------------
 
-Phases& phases_of(const Barrier* b) {
+Phases& phases_of(const Barrier* b) {  // of the block whose turn it is
   const auto found = slot->phases.find(b);
   if (found == slot->phases.end()) fail("a barrier is used that was not made");
   return found->second;
@@ -372,6 +378,23 @@ void do_bulk_copy(int index) {
   slot->progress = true;
   Thread& thread = *slot->threads[c.thread];
   Phases* const p = c.barrier ? &phases_of(c.barrier) : nullptr;
+  const auto finish = [&] {
+    if (p) {
+      p->bytes -= c.bytes;
+      finish_phase(*p);
+    } else if (--thread.stores == 0 && thread.state == State::Stores) {
+      make_ready(c.thread);
+    }
+  };
+  if (c.value) {
+    as_another([&] {
+      acquire(c.token.get());
+      note_write(c.to, c.bytes);
+      release(&p->token[p->phase & 1]);
+    });
+    memcpy(c.to, c.value.get(), c.bytes);
+    return finish();
+  }
   as_another([&] {
     acquire(p ? c.token.get() : &slot->fence_token);
     // The first and the last 16 bytes from memory may have others' bytes.
@@ -381,12 +404,7 @@ void do_bulk_copy(int index) {
     release(p ? &p->token[p->phase & 1] : &thread.stores_token);
   });
   for (uint32_t i = 0; i < c.bytes; i += 16) copy_granule(c.to + i, c.from + i);
-  if (p) {
-    p->bytes -= c.bytes;
-    finish_phase(*p);
-  } else if (--thread.stores == 0 && thread.state == State::Stores) {
-    make_ready(c.thread);
-  }
+  finish();
 }
 
 // Once a round. Where no thread can run, one copy has to come at least.
@@ -396,13 +414,46 @@ void serve_bulk_copies() {
   if (slot->ready.empty() && !slot->copies.empty()) do_bulk_copy(int(launched->random() % slot->copies.size()));
 }
 
-void start_bulk_copy(void* to, const void* from, uint32_t bytes, Barrier* b) {
+// By the thread that runs, whose block it may or may not be.
+void start_bulk_copy(Slot& of, void* to, const void* from, uint32_t bytes, Barrier* b,
+                     std::unique_ptr<uint64_t[]> value = {}) {
   const Unnoticed scope;
   auto& random = launched->random;
   const int rounds = int(random() % 8 ? random() % kCopyRounds : random() % kSlowCopyRounds);
-  slot->copies.push_back({static_cast<char*>(to), static_cast<const char*>(from), bytes, b, slot->thread, rounds});
-  release(slot->copies.back().token.get());
+  of.copies.push_back(
+      {static_cast<char*>(to), static_cast<const char*>(from), bytes, b, slot->thread, rounds, std::move(value)});
+  release(of.copies.back().token.get());
   slot->published = true;
+}
+
+// ---- clusters -------------------------------------------------------------------------------------------------------
+
+unsigned first_of_cluster() { return slot->block.x / unsigned(options.cluster) * unsigned(options.cluster); }
+
+// Calls visit(slot) for each block of the cluster that is resident.
+template <class Visit> void each_of_cluster(Visit visit) {
+  const unsigned first = first_of_cluster();
+  for (int i = 0; i < launched->resident; ++i)
+    if (slots[i]->active && slots[i]->block.x - first < unsigned(options.cluster)) visit(*slots[i]);
+}
+
+// What is at p in this block's shared memory, in another's.
+char* in_block(const Slot& other, const void* p) {
+  const char* const at = static_cast<const char*>(p);
+  if (slot->shared && at >= slot->shared.get() && at < slot->shared.get() + launched->shared)
+    return other.shared.get() + (at - slot->shared.get());
+  for (const auto& [offset, bytes] : launched->variables)
+    if (at >= slot->variables + offset && at < slot->variables + offset + bytes)
+      return other.variables + (at - slot->variables);
+  fail("a block writes to what is not another's shared memory");
+}
+
+// Whether other blocks may bring what all threads of this one wait for.
+bool waits_for_cluster() {
+  if (options.cluster == 1) return false;
+  for (int i = 0; i < slot->thread_count(); ++i)
+    if (slot->threads[i]->state == State::Cluster || slot->threads[i]->state == State::Phase) return true;
+  return false;
 }
 
 // ---- scheduling -----------------------------------------------------------------------------------------------------
@@ -450,6 +501,7 @@ void run_thread(int i) {
       return;
     case State::Ready: fail("a thread stopped for no reason");
     case State::Phase:
+    case State::Cluster:
     case State::Stores: break;
     case State::Barrier:
       s.progress = true;
@@ -528,7 +580,8 @@ void make_shared_memory() {
         return 1;
       },
       &data);
-  for (const auto& [offset, bytes] : launched->variables) memset(static_cast<char*>(data) + offset, kGarbage, bytes);
+  slot->variables = static_cast<char*>(data);
+  for (const auto& [offset, bytes] : launched->variables) memset(slot->variables + offset, kGarbage, bytes);
   void* dynamic = nullptr;
   if (launched->shared && posix_memalign(&dynamic, 128, launched->shared) != 0) abort();
   slot->shared.reset(static_cast<char*>(dynamic));
@@ -552,16 +605,19 @@ void run_block(unsigned index, int mine) {
     s.threads[i]->fiber.start(thread_body);
     s.threads[i]->site = nullptr;
     s.threads[i]->copies.clear();
-    s.threads[i]->batches = s.threads[i]->stores = 0;
+    s.threads[i]->batches = s.threads[i]->stores = s.threads[i]->meetings = 0;
     make_ready(i);
   }
 
+  s.active = true;
+
   Launch& l = *launched;
-  while (!s.ready.empty() || !s.copies.empty() || finish_barrier()) {
+  while (!s.ready.empty() || !s.copies.empty() || waits_for_cluster() || finish_barrier()) {
     s.round.swap(s.ready);
     s.ready.clear();
     std::shuffle(s.round.begin(), s.round.end(), l.random);
-    s.ran = s.waited = s.progress = s.published = false;
+    s.ran = s.progress = s.published = false;
+    s.waited = s.round.empty() && s.copies.empty();
     for (int i : s.round) run_thread(i);
     if (s.exited == count && !s.copies.empty()) fail("a block ends before its bulk copies");
     serve_bulk_copies();
@@ -576,6 +632,7 @@ void run_block(unsigned index, int mine) {
       await_turn(mine);
     }
   }
+  s.active = false;
   acquire(&s.token[1]);
 }
 
@@ -621,7 +678,8 @@ void launch(const void* kernel, unsigned blocks, unsigned threads, unsigned shar
   l.variables = program().variables_of(kernel);
   size_t all_shared = shared;
   for (const auto& [offset, bytes] : l.variables) all_shared += bytes;
-  if (blocks == 0 || threads == 0 || threads > kMaxThreads ||
+  if (blocks == 0 || threads == 0 || threads > kMaxThreads || options.cluster < 1 || options.cluster > kMaxResident ||
+      blocks % unsigned(options.cluster) ||
       all_shared > (options.bulk_copies ? size_t(kMostShared) : kPortableShared)) {
     fprintf(stderr, "simt: launch of %u blocks of %u threads with %zu bytes of shared memory: %s\n", blocks, threads,
             all_shared, kernel_name(kernel).c_str());
@@ -634,7 +692,7 @@ void launch(const void* kernel, unsigned blocks, unsigned threads, unsigned shar
   launched = &l;
   gridDim = dim3(blocks);
   blockDim = dim3(threads);
-  l.resident = int(std::min<unsigned>({unsigned(options.resident), kMaxResident, blocks}));
+  l.resident = int(std::min<unsigned>({unsigned(std::max(options.resident, options.cluster)), kMaxResident, blocks}));
   while (int(slots.size()) < l.resident) slots.push_back(std::make_unique<Slot>());
   std::vector<std::thread> workers;
   for (int i = 0; i < l.resident; ++i) workers.emplace_back(run_slot, i);
@@ -722,19 +780,58 @@ void bulk_load(void* shared, const void* from, uint32_t bytes, Barrier* b) {
   check_bulk(shared, from, bytes, shared);
   if (poisoned(from, bytes)) fail("a bulk load leaves the array");
   phases_of(b);
-  start_bulk_copy(shared, from, bytes, b);
+  start_bulk_copy(*slot, shared, from, bytes, b);
 }
 void bulk_store(void* to, const void* shared, uint32_t bytes) {
   check_bulk(to, shared, bytes, shared);
   if (poisoned(to, bytes)) fail("a bulk store leaves the array");
   ++slot->running().stores;
-  start_bulk_copy(to, shared, bytes, nullptr);
+  start_bulk_copy(*slot, to, shared, bytes, nullptr);
 }
 void bulk_fence() { release(&slot->fence_token); }
 __attribute__((noinline)) void bulk_stores_read() {
   Thread& t = slot->running();
   if (t.stores) wait_as(State::Stores, __builtin_return_address(0));
   acquire(&t.stores_token);
+}
+
+int cluster_rank() { return int(slot->block.x % unsigned(options.cluster)); }
+void cluster_arrive() {
+  const Unnoticed scope;
+  const int all = options.cluster * slot->thread_count();
+  ++slot->running().meetings;
+  slot->published = true;
+  if (++launched->arrivals[first_of_cluster()] % all) return;
+  Slot* const mine = slot;
+  each_of_cluster([&](Slot& other) {
+    slot = &other;
+    for (int i = 0; i < other.thread_count(); ++i)
+      if (other.threads[i]->state == State::Cluster) make_ready(i);
+  });
+  slot = mine;
+}
+__attribute__((noinline)) void cluster_wait() {
+  bool waits;
+  {
+    const Unnoticed scope;
+    waits = launched->arrivals[first_of_cluster()] < slot->running().meetings * options.cluster * slot->thread_count();
+  }
+  if (waits) wait_as(State::Cluster, __builtin_return_address(0));
+}
+void put(const void* to, const Barrier* b, const void* value, uint32_t bytes, int rank) {
+  if (bytes % 8 || rank < 0 || rank >= options.cluster)
+    fail("a write to no block of the cluster, or of no whole words");
+  const Unnoticed scope;
+  Slot* other = nullptr;
+  each_of_cluster([&](Slot& s) {
+    if (int(s.block.x - first_of_cluster()) == rank) other = &s;
+  });
+  if (!other) fail("a write to a block of the cluster that has not started or has ended");
+  Barrier* const barrier = reinterpret_cast<Barrier*>(in_block(*other, b));
+  if (!other->phases.contains(barrier)) fail("a write that counts at a barrier that was not made");
+  auto words = std::make_unique<uint64_t[]>(bytes / 8);
+  memcpy(words.get(), value, bytes);
+  start_bulk_copy(*other, in_block(*other, to), nullptr, bytes, barrier, std::move(words));
 }
 __attribute__((noinline)) void back_off() { wait_as(State::Waiting, __builtin_return_address(0)); }
 

@@ -14,6 +14,8 @@
 //     waits for ever;
 //   shared memory that holds garbage when a block starts, and of which there is no more than Options::bulk_copies says;
 //   copies that a thread starts, of which none has to be done before the thread waits for it;
+//   clusters of blocks, all resident, which write to each other's shared memory: such a write comes at some time before
+//   it counts as done, and fails where its block has not started or has ended; a cluster's barrier orders no memory;
 //   bulk copies, each of which reads and writes at some time before it counts as done, whatever its thread does
 //     meanwhile; barriers in shared memory whose phases count arrivals and bytes; a wait for one does not keep the rest
 //     of the warp from running, as on the GPUs that have them.
@@ -47,7 +49,8 @@ constexpr int kMostShared = 227 << 10;  // bytes of shared memory a block, with 
 struct Options {
   uint32_t seed = 0;
   int wave = 32;             // lanes: 32 or 64
-  int resident = 3;          // blocks at once
+  int resident = 3;          // blocks at once; as many as a cluster has at least
+  int cluster = 1;           // blocks of a cluster
   bool reverse = false;      // the order in which blocks start
   bool bulk_copies = false;  // then a block may have more shared memory than every GPU has
   std::string title;         // for messages
@@ -98,5 +101,11 @@ void bulk_load(void* shared, const void* from, uint32_t bytes, Barrier* b);
 void bulk_store(void* to, const void* shared, uint32_t bytes);
 void bulk_fence();
 void bulk_stores_read();
+
+// csrc/kernels/common/cluster.cuh says what these are.
+int cluster_rank();
+void cluster_arrive();
+void cluster_wait();
+void put(const void* slot, const Barrier* b, const void* value, uint32_t bytes, int rank);
 
 }  // namespace simt

@@ -1264,6 +1264,16 @@ MUTANTS = (
         "residue(3, last);", "residue(2, last);",
         "weights", ("rowwise",), every=1,
     ),
+    Mutant(
+        "a cluster's sums come while others are read", "kernels/rowwise/norm_gradients.cuh",
+        "barrier_wait(&made[old.turn], old.round);", "",
+        "weights", ("rowwise",), every=1,
+    ),
+    Mutant(
+        "residues of short rows as those of one lane", "kernels/rowwise/norm_gradients.cuh",
+        "sums[at + d * shape.lanes]", "sums[at + d]",
+        "weights", ("rowwise",), every=1,
+    ),
 )  # fmt: skip
 
 

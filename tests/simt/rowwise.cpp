@@ -39,6 +39,7 @@ struct Case {
   bool together = false;  // the gradient of a norm comes together with those of its weights
   bool plain = false;     // no weights
   int64_t run = 0;        // positions lie in runs of so many, (n / run, before, run) in memory
+  int leaves = -1;        // force_plan's
 };
 
 std::string describe(const Case& c) {
@@ -243,12 +244,16 @@ bool check(const Case& c, uint64_t seed) {
   DeviceFacts device{true, 132};
   const std::string family = c.family ? c.family : "";
   if (!facts(c.op).looks() && seed % 2) device.multiprocessors = 2;  // fewer and wider tiles
+  device.clusters = c.together;
+  if (c.leaves > 0) device.multiprocessors = 2;  // more rows to a block
   if (c.together || family == "held_columns" || family == "wide_columns") {
     device.bulk_copies = device.large_blocks = true;
     device.shared = simt::kMostShared;
   }
   PlanOverride forced;
   forced.family = c.family;
+  forced.leaves = c.leaves;
+  if (facts(c.op).weights && seed / 2 % 2) forced.lanes = 32;  // few rows as many of them
   force_plan(forced);
   try {
     call.plan = plan(call, device);
@@ -356,9 +361,21 @@ long check_rowwise(uint32_t seed, long every, bool few) {
           run(with({op, d, n == 600 ? 1 : 2, n, after, n % 3, n == 600 ? 0 : 1, "wide_columns"}));
       }
       if (d != Dtype::F64 && (op == Rowwise::RmsNormGradient || op == Rowwise::LayerNormGradient))
-        for (const auto& [rows, n] : {std::pair(260, 256), {2400, 256}, {260, 2056}}) {
-          Case together = with({op, d, rows, n, 1, 0, n == 256 ? 8 : 0, "norm_gradients"});
+        for (const auto& [rows, n, leaves] : {std::tuple(260, 256, -1),
+                                              {2400, 256, -1},
+                                              {260, 2056, -1},
+                                              {1, 1024, -1},
+                                              {7, 264, -1},
+                                              {3, 4104, -1},
+                                              {260, 2304, 1},  // by clusters
+                                              {1, 8, -1},
+                                              {2300, 32, 1},
+                                              {300, 64, -1},
+                                              {2400, 72, 1},
+                                              {20, 248, -1}}) {  // in registers
+          Case together = with({op, d, rows, n, 1, 0, n == 256 || n == 72 ? 8 : 0, "norm_gradients"});
           together.together = true;
+          together.leaves = leaves;
           run(together);
         }
       // Several tiles to a line, rows that follow one another in one tensor alone, and columns of whole granules.

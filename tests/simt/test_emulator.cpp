@@ -109,6 +109,29 @@ __global__ void bulk(int* out, const int* in) {
   }
 }
 
+// The blocks of a cluster give each other their numbers, and then other ones by the same place.
+void gather(int* out, int turns, bool waits) {
+  __shared__ simt::Barrier arrived;
+  __shared__ uint64_t numbers[8];
+  const int blocks = simt::options.cluster, thread = int(threadIdx.x);
+  if (thread == 0) {
+    simt::barrier_init(&arrived, 1);
+    simt::barriers_made();
+  }
+  if (waits) {
+    simt::cluster_arrive();
+    simt::cluster_wait();
+  }
+  for (int turn = 0; turn < turns; ++turn) {
+    if (thread == 0) simt::barrier_expect(&arrived, uint32_t(8 * blocks));
+    const uint64_t number = blockIdx.x + unsigned(turn);
+    if (thread < blocks) simt::put(&numbers[simt::cluster_rank()], &arrived, &number, 8, thread);
+    simt::barrier_wait(&arrived, uint32_t(turn));
+    if (thread < blocks) out[blockIdx.x * unsigned(blocks) + threadIdx.x] = int(numbers[thread]);
+  }
+}
+__global__ void cluster(int* out) { gather(out, 1, true); }
+
 // Each thread copies an element for itself, and a warp's lanes exchange theirs.
 __global__ void copies(int* out, const int* in) {
   TR_DYNAMIC_SHARED(shared, 16);
@@ -148,6 +171,15 @@ void test_right_kernels() {
   for (size_t i = 0; i < in.size(); ++i) expect(twice[i] == 2 * int(i), "bulk");
   run(copies, 1, exchanged.data(), in.data());
   for (int i = 0; i < kThreads; ++i) expect(exchanged[i] == (i ^ 1), "copies");
+
+  for (int blocks : {2, 5}) {
+    simt::options.cluster = blocks;
+    std::vector<int> numbers(20 * blocks);
+    run(cluster, 20, numbers.data());
+    for (int b = 0; b < 20; ++b)
+      for (int i = 0; i < blocks; ++i) expect(numbers[b * blocks + i] == b / blocks * blocks + i, "cluster");
+  }
+  simt::options.cluster = 1;
 
   std::vector<int> garbage(kThreads);
   run(uninitialized, 1, garbage.data());
@@ -207,6 +239,9 @@ __global__ void other_half(int* out) {
   __shfl(0, 0, 32);
   if (threadIdx.x == 32) __hip_atomic_store(out, 1, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
+
+__global__ void cluster_is_not_there(int* out) { gather(out, 1, false); }
+__global__ void cluster_gives_too_soon(int* out) { gather(out, 2, true); }
 
 __global__ void no_phase(int*) {
   __shared__ simt::Barrier b;
@@ -325,6 +360,7 @@ struct Wrong {
   void (*kernel)(int*);
   std::string message;   // that it is caught with
   bool only_64 = false;  // right where a wave has 32 lanes
+  int cluster = 1;
 };
 #define WRONG(kernel) #kernel, kernel
 const Wrong kWrong[] = {
@@ -342,7 +378,9 @@ const Wrong kWrong[] = {
     {WRONG(bulk_copy_beyond), "a bulk copy leaves the shared memory"},
     {WRONG(store_not_waited_for), "a block ends before its bulk copies"},
     {WRONG(too_much_shared), "49153 bytes of shared memory"},
+    {WRONG(cluster_is_not_there), "has not started or has ended", false, 3},
 #if defined(SIMT_tsan)
+    {WRONG(cluster_gives_too_soon), "data race", false, 3},
     {WRONG(not_fenced), "data race"},
     {WRONG(written_while_stored), "data race"},
     {WRONG(warp_barrier_alone), "data race"},
@@ -378,8 +416,11 @@ void expect_caught(const Wrong& wrong) {
 
 void run_wrong(const std::string& name) {
   auto* out = static_cast<int*>(calloc(kThreads, sizeof(int)));
-  for (const Wrong& wrong : kWrong)
-    if (name == wrong.name) run(wrong.kernel, 3, out);
+  for (const Wrong& wrong : kWrong) {
+    if (name != wrong.name) continue;
+    simt::options.cluster = wrong.cluster;
+    run(wrong.kernel, 3, out);
+  }
   free(out);
 }
 

@@ -4,7 +4,16 @@
 
 namespace torchreduce::gpu {
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if defined(TR_EMULATED)
+
+#define TR_CLUSTERS
+using simt::cluster_rank, simt::cluster_arrive, simt::cluster_wait;
+template <class V> void put(V* slot, const Barrier* b, const V& value, int rank) {
+  simt::put(slot, b, &value, sizeof value, rank);
+}
+
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
 #define TR_CLUSTERS
 __device__ __forceinline__ int cluster_rank() {
   int rank;
@@ -31,6 +40,7 @@ template <class V> __device__ __forceinline__ void put(V* slot, const Barrier* b
                  "l"(words[k]), "r"(at)
                  : "memory");
 }
+
 #endif
 
 }  // namespace torchreduce::gpu

@@ -104,14 +104,6 @@ static __global__ void __launch_bounds__(256) zero_words(uint64_t* words, int64_
 #endif
   for (int64_t i = blockIdx.x * 256 + int(threadIdx.x); i < count; i += gridDim.x * 256) words[i] = 0;
 }
-// Whether the code for the current device waits where it takes tickets, and the driver captures such launches.
-static bool launches_early() {
-  static const bool captured = [] {
-    int version = 0;
-    return cudaDriverGetVersion(&version) == cudaSuccess && version >= 12030;
-  }();
-  return captured && facts(current_device()).bulk_copies;
-}
 #endif
 
 // ---- tickets ---------------------------------------------------------------------------------------------------------
@@ -213,9 +205,21 @@ const char* zeroed_tickets(int64_t count, void* spare, gpuStream_t stream, uint3
   return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
 }
 
+bool launches_early() {
+#if defined(__CUDACC__)
+  static const bool captured = [] {
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess && version >= 12030;
+  }();
+  return captured && gpu::facts(gpu::current_device()).bulk_copies;
+#else
+  return false;
+#endif
+}
+
 const char* zero_workspace(void* workspace, int64_t bytes, Queue& queue) {
 #if defined(__CUDACC__)
-  if (gpu::launches_early()) {
+  if (launches_early()) {
     constexpr int64_t kMostBlocks = 1024;
     const int64_t words = bytes / 8, blocks = (words + 255) / 256;
     enqueue(gpu::zero_words, blocks < kMostBlocks ? blocks : kMostBlocks, 256, 0, queue,

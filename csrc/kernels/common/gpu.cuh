@@ -502,6 +502,12 @@ __device__ __forceinline__ void store_relaxed(uint64_t* p, uint64_t v) {
   __hip_atomic_store(global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 #endif
 }
+// Until all that was enqueued before is done, in a kernel that may have been launched early (Queue::early).
+__device__ __forceinline__ void await_launches() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 // Nothing of a workspace may be reached before a ticket is taken: until then it may not have been zeroed
 // (Queue::early). By lane 0 of a warp. Of one address for all lanes, as far as nvcc knows, it would make one operation
 // of theirs, and wait at once to hand the results around; now the ticket is waited for where it is used.
@@ -510,10 +516,8 @@ __device__ __forceinline__ uint64_t take_ticket(uint64_t* counter) {
   uint32_t lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   counter += lane;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-#endif
+  await_launches();
   return atomicAdd(reinterpret_cast<unsigned long long*>(global(counter)), 1ull);
 }
 // Adds one and returns what was there. What this thread has written or seen is there for those who come after, and it
@@ -649,14 +653,16 @@ __device__ __forceinline__ void bulk_stores_read() {
 
 // ---- launches --------------------------------------------------------------------------------------------------------
 
-// Where kernels are enqueued. `early`: behind zero_workspace, for which a kernel waits by itself, where it takes a
-// ticket (programmatic dependent launch), so that its blocks are there by then.
+// Where kernels are enqueued. `early`: behind another kernel, for which this one waits by itself, where it takes a
+// ticket or calls await_launches (programmatic dependent launch), so that its blocks are there by then.
 struct Queue {
   gpuStream_t stream;
   bool early = false;
   int cluster = 1;  // blocks of a cluster
 };
 
+// Whether the code for the current device waits by itself, and the driver captures launches that are early.
+bool launches_early();
 // Enqueues the zeroing of a workspace of `bytes` bytes, a multiple of 8; then says in `queue` whether the kernel that
 // uses it may be early. Returns nullptr, or the runtime's message.
 const char* zero_workspace(void* workspace, int64_t bytes, Queue& queue);
@@ -698,6 +704,9 @@ void enqueue(void (*kernel)(P...), int64_t blocks, int threads, int shared, Queu
   config.numAttrs = unsigned(count);
   (void)cudaLaunchKernelEx(&config, kernel, arguments...);
 #else
+#if defined(TR_EMULATED)
+  simt::options.cluster = queue.cluster;
+#endif
   hipLaunchKernelGGL(kernel, dim3(unsigned(blocks)), dim3(unsigned(threads)), unsigned(shared), queue.stream,
                      arguments...);
 #endif

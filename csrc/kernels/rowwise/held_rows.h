@@ -18,9 +18,12 @@ constexpr int kMostCluster = 8;  // blocks: what every GPU with clusters has
 // How a lane has its elements: one by one, so that they may start anywhere, or by granules of 16 bytes; a warp one leaf
 // of them, or several short rows, or two of up to 512 elements. Of aligned rows, which are whole granules in all
 // operands, a lane asks of granules whether they are there, of few of them, and never of elements; short ones by
-// granules, and halves of warps, are aligned, too.
-enum class Form : int8_t { Words, Granules, AlignedRows, ShortWords, ShortGranules, HalfWarps };
-constexpr int kForms = 6;
+// granules, and halves of warps, are aligned, too. Spread: several warps a leaf, by a kernel of its own.
+enum class Form : int8_t { Words, Granules, AlignedRows, ShortWords, ShortGranules, HalfWarps, Spread };
+constexpr int kForms = 6;                                         // of a warp
+constexpr int kSpreadThreads = kResidues / 2, kSpreadLeaves = 4;  // of a leaf; of a row at most
+constexpr int kSpreadRows = 1;  // so many for each multiprocessor at most, so that a row's own time is what counts
+constexpr int kLeastSpread = kLeaf / 2;  // elements of a row
 TR_HD constexpr bool is_short(Form form) { return form >= Form::ShortWords; }
 TR_HD constexpr bool by_granules(Form form) { return form != Form::Words && form != Form::ShortWords; }
 TR_HD constexpr bool is_aligned(int size, Form form) {
@@ -66,6 +69,7 @@ TR_HD constexpr bool has_kernel(const RowwiseFacts& f, int size, Form form, int 
       if (chunks == kLeafChunks) return size == 2 || f.looks();
       // None for half a leaf of norms of 16-bit floats, which are here off a granule alone.
       return chunks == kHalfChunks && (size == 4 ? f.inputs > 1 || f.sums != 1 || !f.maps : most == 0 || !f.weights);
+    case Form::Spread: break;
   }
   return false;
 }
@@ -235,12 +239,33 @@ inline std::optional<HeldRowsShape> shape_for(const RowwiseCall& call, const Dev
   return s;
 }
 
+// Few aligned rows of norms. Forced lanes are those of a warp.
+inline std::optional<HeldRowsShape> spread(const RowwiseCall& call, const DeviceFacts& device,
+                                           const PlanOverride& forced) {
+  const Layout& l = call.layout;
+  const bool norm = call.op == Rowwise::RmsNorm || call.op == Rowwise::LayerNorm || call.op == Rowwise::RmsNormSum ||
+                    call.op == Rowwise::LayerNormSum;
+  if (!norm || forced.lanes > 0 || forced.vector_loads == 0 || !has_plain_rows(call)) return {};
+  if (l.rows > kSpreadRows * device.multiprocessors || l.length < kLeastSpread) return {};
+  if (l.length > kSpreadLeaves * kLeaf || !row_alignment(call).aligned) return {};
+  const bool weighted = call.weight || call.bias;
+  if (weighted && call.weight_dtype != call.dtype && call.weight_dtype != Dtype::F32) return {};
+  if (!aligned(call.weight) || !aligned(call.bias)) return {};
+  HeldRowsShape s;
+  s.form = Form::Spread;
+  s.leaves = int(ceil_div(l.length, kLeaf));
+  s.threads = kSpreadThreads * s.leaves;
+  s.blocks = l.rows;
+  return s;
+}
+
 // Rows of which nothing is written again need not be held: their leaves go to any blocks.
 constexpr int kMostRead = 4;
 
 inline std::optional<HeldRowsShape> serves(const RowwiseCall& call, const DeviceFacts& device,
                                            const PlanOverride& forced) {
   if (!forced.family && !facts(call.op).maps && call.layout.length > kMostRead * kLeaf) return {};
+  if (const auto few = spread(call, device, forced)) return few;
   return shape_for(call, device, forced);
 }
 

@@ -1,14 +1,15 @@
 // The gradients of norms together with those of their weights and biases: g and x are read once.
 //
-// Serves: float32 and 16-bit floats, rows of whole granules that a block has several of in shared memory, on GPUs with
-// bulk copies (norm_gradients.h).
-// A block takes units: the rows of a run of residues of a leaf of rows, those of a residue one after the other, in
-// batches, which are copied ahead. Warps have one of three parts, each in step with the others by barriers: those that
-// sum along rows take the words of their lanes through a leaf of a row; the last one starts the copies, and makes of
-// these sums what the row comes to; a thread of those that write has 8 columns, for their gradients and for their sums
-// over the rows.
-// Shared memory, dynamic: batches of rows of g and x; weights; sums of units; sums of the warps; the rows' statistics.
-// Static: what rows come to; barriers.
+// Serves: float32 and 16-bit floats, rows of whole granules that a block, or a cluster of blocks, has several of in
+// shared memory, on GPUs with bulk copies (norm_gradients.h).
+// A block, or a cluster, of which each block has some leaves of every row, takes units: the rows of a run of residues
+// of a leaf of rows, those of a residue one after the other, in batches, which are copied ahead. Warps have one of
+// three parts, each in step with the others by barriers: those that sum along rows take the words of their lanes
+// through a leaf of a row; the last one starts the copies, and makes of these sums what the row comes to; a thread of
+// those that write has 8 columns, for their gradients and for their sums over the rows.
+//
+// Shared memory, dynamic: batches of rows of g and x; weights; sums of units; sums of the warps, those of a cluster in
+// each of its blocks; the rows' statistics. Static: what rows come to; barriers.
 #pragma once
 #include "held_granules.cuh"
 #include "norm_gradients.h"
@@ -23,9 +24,15 @@ struct NormBatches {
   const int rows, size, run, units;  // of the call; of a batch; residues of a unit
   int unit, residue, step, steps;    // steps of a residue: batches
   int first;                         // row of the unit's first residue
+  const int units_at_once;           // of the grid
 
   __device__ NormBatches(const NormGradientsShape& shape, int64_t rows, int size)
-      : rows(int(rows)), size(size), run(shape.run), units(int(shape.units)), unit(int(blockIdx.x)) {
+      : rows(int(rows)),
+        size(size),
+        run(shape.run),
+        units(int(shape.units)),
+        unit(int(blockIdx.x) / shape.cluster),
+        units_at_once(int(gridDim.x) / shape.cluster) {
     enter();
   }
   __device__ bool done() const { return unit >= units; }
@@ -38,7 +45,7 @@ struct NormBatches {
     if (++step < steps) return;
     step = 0;
     if (++residue < run) return;
-    unit += int(gridDim.x);
+    unit += units_at_once;
     enter();
   }
 
@@ -128,35 +135,46 @@ template <class Op, class E> struct NormGradients {
   static constexpr bool kCentered = kStats == 3;
   static constexpr int kBatch = norm_gradients::batch(kSize), kWord = norm_gradients::word(kSize);
   static constexpr int kParts = norm_gradients::parts(kSize), kStages = norm_gradients::kStages;
+  static constexpr int kTurns = norm_gradients::kTurns;
   static constexpr int kColumnSums = kCentered ? 2 : 1, kGranules = kGroup / kPerGranule<E>;
   using Sums = WeightSums<F, kCentered>;
   using Four = Packed<F, 4>;
+  struct alignas(8) Partial { F sum[kSums]; };
+  static_assert(sizeof(Partial) == norm_gradients::kPartialBytes);
 
   const RowwiseKernelCall& call;
-  const int n, leaves, granules;  // of a row
-  const int writers;              // the first threads of the block
-  E* const tiles;                 // [stage][row][input][column]
-  F* const weights;               // [column]
-  F *const columns, *const sums;  // of ColumnSums; [turn][row][sum][leaf][part]
-  F* const stats;                 // [stage][statistic][row]
-  typename Op::Row* const rows;   // [turn][row]
+  const int cluster, first;          // blocks that have a row; the first column of this one
+  const int n, leaves, granules;     // of a row, what the block has
+  const int first_leaf, row_leaves;  // the block's first, and how many a row has
+  const int writers;                 // the first threads of the block
+  E* const tiles;                    // [stage][row][input][column]
+  F* const weights;                  // [column]
+  F* const columns;                  // of ColumnSums
+  Partial* const sums;               // [turn][row][leaf][part], at the same place in all blocks of a cluster
+  F* const stats;                    // [stage][statistic][row]
+  typename Op::Row* const rows;      // [turn][row]
 
-  __device__ NormGradients(const RowwiseKernelCall& call, int writers, char* dynamic, typename Op::Row* rows)
+  __device__ NormGradients(const RowwiseKernelCall& call, const NormGradientsShape& shape, char* dynamic,
+                           typename Op::Row* rows)
       : call(call),
-        n(int(call.length)),
+        cluster(shape.cluster),
+        first(int(blockIdx.x) % cluster * shape.columns),
+        n(int(call.length) - first < shape.columns ? int(call.length) - first : shape.columns),
         leaves((n + kLeaf - 1) / kLeaf),
         granules(n / kPerGranule<E>),
-        writers(writers),
+        first_leaf(first / kLeaf),
+        row_leaves((int(call.length) + kLeaf - 1) / kLeaf),
+        writers(shape.writers),
         tiles(reinterpret_cast<E*>(dynamic)),
-        weights(reinterpret_cast<F*>(tiles + kStages * kBatch * 2 * n)),
-        columns(weights + n),
-        sums(columns + writers * kGroup * norm_gradients::kept_sums(kColumnSums)),
-        stats(sums + 2 * norm_gradients::partial_sums(kSize, leaves, kSums)),
+        weights(reinterpret_cast<F*>(tiles + kStages * kBatch * 2 * shape.columns)),
+        columns(weights + shape.columns),
+        sums(reinterpret_cast<Partial*>(columns + writers * kGroup * norm_gradients::kept_sums(kColumnSums))),
+        stats(reinterpret_cast<F*>(sums + kTurns * norm_gradients::partial_sums(kSize, row_leaves))),
         rows(rows) {}
 
   __device__ E* tile(int stage, int b, int k) const { return tiles + ((stage * kBatch + b) * 2 + k) * n; }
-  __device__ F* sum_of(int turn, int b, int s, int leaf) const {
-    return sums + (((turn * kBatch + b) * kSums + s) * leaves + leaf) * kParts;
+  __device__ Partial* sums_of(int turn, int b, int leaf) const {  // of the row's leaves
+    return sums + ((turn * kBatch + b) * row_leaves + leaf) * kParts;
   }
   // The granule of number q of a thread that writes.
   __device__ int granule(int q) const { return int(threadIdx.x) + q * writers; }
@@ -171,11 +189,12 @@ template <class Op, class E> struct NormGradients {
     return reinterpret_cast<T*>(multiply_add(row, int(pitch) * kSize, int64_t(base)));
   }
 
-  __device__ __forceinline__ void load_weights() const {
-    for (int i = threadIdx.x; i < n; i += int(blockDim.x))
+  // By the first `threads` threads.
+  __device__ __forceinline__ void load_weights(int threads) const {
+    for (int i = threadIdx.x; i < n; i += threads)
       weights[i] = !call.weight                      ? F(1)
-                   : call.weight_dtype == Dtype::F32 ? static_cast<const F*>(call.weight)[i]
-                                                     : convert<F>(static_cast<const E*>(call.weight)[i]);
+                   : call.weight_dtype == Dtype::F32 ? static_cast<const F*>(call.weight)[first + i]
+                                                     : convert<F>(static_cast<const E*>(call.weight)[first + i]);
   }
   // Starts the copies of a batch, by one warp, on whose barrier each lane arrives once more with what it has of the
   // rows' statistics: that is the result.
@@ -195,8 +214,9 @@ template <class Op, class E> struct NormGradients {
 #pragma unroll
       for (int k = 0; k < 2; ++k)
         if (b < there)
-          bulk_load(tile(stage, b, k), moved(static_cast<const E*>(call.in[k]), batches.row(b), call.stride[0].in[k]),
-                    bytes, loaded);
+          bulk_load(tile(stage, b, k),
+                    moved(static_cast<const E*>(call.in[k]) + first, batches.row(b), call.stride[0].in[k]), bytes,
+                    loaded);
     return own;
   }
   __device__ __forceinline__ void keep_stats(F own, int stage, Barrier* loaded) const {
@@ -204,9 +224,9 @@ template <class Op, class E> struct NormGradients {
     barrier_arrive(loaded);
   }
 
-  // The sums of a stage's rows, by parts of leaves. Of rows that are not there they mean nothing. By number `warp` of
-  // `warps`.
-  __device__ __forceinline__ void sum_words(int stage, int turn, int warp, int warps) const {
+  // The sums of a stage's rows, by parts of leaves, to the turn's of all blocks that have the rows. Of rows that are
+  // not there they mean nothing. By number `warp` of `warps`, whose lanes arrive at the barrier.
+  __device__ __forceinline__ void sum_words(int stage, int turn, int warp, int warps, Barrier* summed) const {
     const int lane = lane_id();
 #pragma unroll 1
     for (int task = warp; task < kBatch * kParts * leaves; task += warps) {
@@ -240,35 +260,52 @@ template <class Op, class E> struct NormGradients {
 #pragma unroll 2
         for (int at = 0; at < n - first; at += kResidues) chunk(at);
       }
+      Partial own;
 #pragma unroll
       for (int s = 0; s < kSums; ++s) {
 #pragma unroll
         for (int d = 1; d < kWord; d *= 2)
 #pragma unroll
           for (int i = 0; i < kWord; i += 2 * d) acc[i][s] = acc[i][s] + acc[i + d][s];
-        F sum = acc[0][s];
+        own.sum[s] = acc[0][s];
 #pragma unroll
-        for (int d = 1; d < kLanes; d *= 2) sum = sum + shuffle_across(sum, d);
-        if (lane == 0) sum_of(turn, b, s, leaf)[part] = sum;
+        for (int d = 1; d < kLanes; d *= 2) own.sum[s] = own.sum[s] + shuffle_across(own.sum[s], d);
       }
+      Partial* const to = sums_of(turn, b, first_leaf + leaf) + part;
+#ifdef TR_CLUSTERS
+      if (cluster > 1) {
+        if (lane < cluster) put(to, summed, own, lane);
+        continue;
+      }
+#endif
+      if (lane == 0) *to = own;
     }
+    barrier_arrive(summed);
+  }
+  // Until these sums are there, by one warp.
+  __device__ __forceinline__ void await_sums(Barrier* summed, uint32_t parity) const {
+    constexpr int kBytes = kBatch * kParts * int(sizeof(Partial));
+    if (cluster > 1 && lane_id() == 0) barrier_expect(summed, uint32_t(kBytes * row_leaves));
+    barrier_wait(summed, parity);
   }
   // What the rows come to, of these sums, by one warp.
   __device__ __forceinline__ void total_rows(int stage, int turn) const {
-    static_assert(norm_gradients::kMostColumns <= 2 * kLeaf, "a tree over two");
-    const int lane = lane_id();
+    const int lane = lane_id(), all = row_leaves * kParts;  // at most a warp's lanes
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      F total[kSums];
+      Partial own;
 #pragma unroll
-      for (int s = 0; s < kSums; ++s) {
-        F sum = lane < leaves * kParts ? sum_of(turn, b, s, 0)[lane] : F(-0.0);
+      for (F& sum : own.sum) sum = F(-0.0);
+      if (lane < all) own = sums_of(turn, b, 0)[lane];
 #pragma unroll
-        for (int d = 1; d < 2 * kParts; d *= 2) sum = sum + shuffle_across(sum, d);
-        total[s] = sum;
-      }
+      for (int d = 1; d < kLanes; d *= 2)
+        if (d < all)
+#pragma unroll
+          for (F& sum : own.sum) sum = sum + shuffle_across(sum, d);
       const auto given = Op::given(call.options, memory(stage), b);
-      const auto row = Op::row(Op::state(F(0), total, n), n, given, call.options, [](int64_t) { return F(0); });
+      const int64_t length = call.length;
+      const auto row =
+          Op::row(Op::state(F(0), own.sum, length), length, given, call.options, [](int64_t) { return F(0); });
       if (lane == 0) rows[turn * kBatch + b] = row;
     }
   }
@@ -310,13 +347,14 @@ template <class Op, class E> struct NormGradients {
       }
       Granule rounded[kGranules];
       round_columns<E>(y, rounded);
-      Granule* const to = reinterpret_cast<Granule*>(moved(static_cast<E*>(call.out), number, call.stride[0].out));
+      Granule* const to =
+          reinterpret_cast<Granule*>(moved(static_cast<E*>(call.out) + first, number, call.stride[0].out));
 #pragma unroll
       for (int q = 0; q < kGranules; ++q)
         if (granule(q) < granules) store_item(to + granule(q), rounded[q]);
     }
   }
-  __device__ __forceinline__ void write_columns(const F (&columns)[kColumnSums][kGroup], F* unit) const {
+  __device__ __forceinline__ void write_columns(const F (&columns)[kColumnSums][kGroup], F* partials, int unit) const {
 #pragma unroll
     for (int s = 0; s < kColumnSums; ++s)
 #pragma unroll
@@ -325,21 +363,25 @@ template <class Op, class E> struct NormGradients {
 #pragma unroll
         for (int i = 0; i < 4; ++i) v.item[i] = columns[s][4 * q + i];
         const int at = kGranules == 1 ? 2 * granule(0) + q : granule(q);
-        if (at < n / 4) store_wide(reinterpret_cast<Four*>(unit + s * n) + at, v);
+        F* const to = partials + (2 * int64_t(unit) + s) * call.length + first;
+        if (at < n / 4) store_wide(reinterpret_cast<Four*>(to) + at, v);
       }
   }
 };
 
-// Batch number t is in stage t % kStages, its sums and what its rows come to are in turn t % 2.
+// Batch number t is in stage t % kStages, its sums and what its rows come to are in turn t % kTurns. A warp that sums
+// batch t knows what that two before it comes to. So all blocks of a cluster have summed that, and know what the one
+// four before it comes to, whose turn this is.
 struct NormTurn {
-  static constexpr int kStages = norm_gradients::kStages;
+  static constexpr int kStages = norm_gradients::kStages, kTurns = norm_gradients::kTurns;
+  static_assert(kTurns == 4);
   int stage = 0, turn = 0;
   uint32_t lap = 0, round = 0;  // parities of the stage's and of the turn's phases
 
   __device__ void advance() {
     stage = stage == kStages - 1 ? 0 : stage + 1;
     lap ^= stage == 0;
-    turn ^= 1;
+    turn = (turn + 1) % kTurns;
     round ^= turn == 0;
   }
 };
@@ -351,24 +393,41 @@ __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
                           float* partials) {
 #if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
   using N = NormGradients<Op, E>;
-  constexpr int kStages = N::kStages, kBatch = N::kBatch;
+  constexpr int kStages = N::kStages, kTurns = N::kTurns, kBatch = N::kBatch;
   TR_DYNAMIC_SHARED(stages, 128);
-  __shared__ typename Op::Row rows[2 * kBatch];
+  __shared__ typename Op::Row rows[kTurns * kBatch];
   // A batch is there; its sums are; what its rows come to is; its rows are written.
-  __shared__ Barrier loaded[kStages], summed[2], made[2], written[kStages];
-  const N norm(call, shape.writers, stages, rows);
-  if (threadIdx.x == 0) {
+  __shared__ Barrier loaded[kStages], summed[kTurns], made[kTurns], written[kStages];
+  const N norm(call, shape, stages, rows);
+  NormBatches batches(shape, call.rows, kBatch), ahead = batches;
+  NormTurn t;
+  const int last_warp = shape.writers + shape.summers;  // its first thread
+  float stats[kStages];
+  if (int(threadIdx.x) == last_warp) {
     for (Barrier& b : loaded) barrier_init(&b, 1 + kLanes);
-    for (Barrier& b : summed) barrier_init(&b, shape.summers);
+    for (Barrier& b : summed) barrier_init(&b, shape.summers + (shape.cluster > 1 ? 1 : 0));
     for (Barrier& b : made) barrier_init(&b, kLanes);
     for (Barrier& b : written) barrier_init(&b, shape.writers);
     barriers_made();
   }
-  norm.load_weights();
+#ifdef TR_CLUSTERS
+  if (shape.cluster > 1) cluster_arrive();
+#endif
+  if (int(threadIdx.x) < last_warp) {
+    norm.load_weights(last_warp);
+  } else {
+#pragma unroll
+    for (int s = 0; s < kStages; ++s) {
+      if (ahead.done()) continue;
+      stats[s] = norm.load(ahead, s, &loaded[s]);
+      ahead.advance();
+    }
+  }
   __syncthreads();
+#ifdef TR_CLUSTERS
+  if (shape.cluster > 1) cluster_wait();
+#endif
 
-  NormBatches batches(shape, call.rows, kBatch);
-  NormTurn t;
   if (int(threadIdx.x) < shape.writers) {
     ColumnSums<N::kColumnSums> columns(norm.columns, shape.writers);
 #pragma unroll 1
@@ -378,27 +437,22 @@ __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
       norm.write_rows(batches, t.stage, t.turn, columns.residue);
       barrier_arrive(&written[t.stage]);
       if (batches.ends_residue()) columns.push(batches.residue);
-      if (batches.ends_unit()) norm.write_columns(columns.residue, partials + 2 * int64_t(batches.unit) * norm.n);
+      if (batches.ends_unit()) norm.write_columns(columns.residue, partials, batches.unit);
     }
-  } else if (int(threadIdx.x) < shape.writers + shape.summers) {
+  } else if (int(threadIdx.x) < last_warp) {
     const int warp = (int(threadIdx.x) - shape.writers) / kLanes;
+    NormTurn old;  // two batches before
     int number = 0;
 #pragma unroll 1
     for (; !batches.done(); batches.advance(), t.advance(), ++number) {
       barrier_wait(&loaded[t.stage], t.lap);
-      if (number >= 2) barrier_wait(&made[t.turn], t.round ^ 1);  // of the batch before it in this turn
-      norm.sum_words(t.stage, t.turn, warp, shape.summers / kLanes);
-      barrier_arrive(&summed[t.turn]);
+      if (number >= 2) {
+        barrier_wait(&made[old.turn], old.round);
+        old.advance();
+      }
+      norm.sum_words(t.stage, t.turn, warp, shape.summers / kLanes, &summed[t.turn]);
     }
   } else {
-    NormBatches ahead = batches;
-    float stats[kStages];
-#pragma unroll
-    for (int s = 0; s < kStages; ++s) {
-      if (ahead.done()) continue;
-      stats[s] = norm.load(ahead, s, &loaded[s]);
-      ahead.advance();
-    }
     NormBatches first = batches;
 #pragma unroll
     for (int s = 0; s < kStages; ++s) {
@@ -421,12 +475,176 @@ __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
         }
         old.advance();
       }
-      barrier_wait(&summed[t.turn], t.round);
+      norm.await_sums(&summed[t.turn], t.round);
       norm.total_rows(t.stage, t.turn);
       barrier_arrive(&made[t.turn]);
     }
   }
 #endif
+}
+
+// ---- short rows ------------------------------------------------------------------------------------------------------
+
+// What a thread does with 8 columns of short rows, in registers: kRows rows at once, whose columns neighbouring lanes
+// have.
+template <class Op, class E> struct ShortNormRows {
+  using F = float;
+  static constexpr int kRows = norm_gradients::rows_at_once(int(sizeof(E))), kGranules = kGroup / kPerGranule<E>;
+  static constexpr bool kCentered = Op::kStats == 3;
+  static constexpr int kColumnSums = kCentered ? 2 : 1;
+  using Sums = WeightSums<F, kCentered>;
+
+  const RowwiseKernelCall& call;
+  const int lanes, column;  // of a row; the first of the thread
+  const bool has;           // columns
+  F weight[kGroup];
+  Granule in[kRows][2][kGranules];
+  typename Op::Given given[kRows];
+
+  __device__ __forceinline__ ShortNormRows(const RowwiseKernelCall& call, int lanes)
+      : call(call), lanes(lanes), column((int(threadIdx.x) & (lanes - 1)) * kGroup), has(column < int(call.length)) {
+#pragma unroll
+    for (int c = 0; c < kGroup; ++c)
+      weight[c] = !call.weight || !has              ? F(1)
+                  : call.weight_dtype == Dtype::F32 ? static_cast<const F*>(call.weight)[column + c]
+                                                    : convert<F>(static_cast<const E*>(call.weight)[column + c]);
+  }
+  template <class T> __device__ __forceinline__ T* at(T* base, int row, int64_t pitch) const {
+    return reinterpret_cast<T*>(multiply_add(row, int(pitch) * int(sizeof(E)), int64_t(base + column)));
+  }
+  // Rows `first` + j kResidues; those from call.rows on are not there, and the last row stands for them.
+  __device__ __forceinline__ int row(int first, int j) const {
+    const int number = first + j * kResidues;
+    return number < int(call.rows) ? number : int(call.rows) - 1;
+  }
+  __device__ __forceinline__ void load(int first) {
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const Granule* const from = reinterpret_cast<const Granule*>(
+            at(static_cast<const E*>(call.in[k]), row(first, j), call.stride[0].in[k]));
+#pragma unroll
+        for (int q = 0; q < kGranules; ++q) {
+          in[j][k][q] = Granule{};
+          load_if<Stay::Short>(has, from + q, in[j][k][q]);
+        }
+      }
+      given[j] = Op::given(call.options, call.memory, row(first, j));
+    }
+  }
+  // Writes these rows, and adds them to the thread's columns.
+  __device__ __forceinline__ void write(int first, F (&columns)[kColumnSums][kGroup]) const {
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+      E element[2][kGroup];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) memcpy(element[k], in[j][k], sizeof element[k]);
+      F x[kGroup][2], own[Op::kSums];
+      {
+        F sums[kGroup][Op::kSums];
+        const auto seen = Op::seen(F(0), call.length, given[j]);
+#pragma unroll
+        for (int c = 0; c < kGroup; ++c) {
+          x[c][0] = convert<F>(element[0][c]);
+          x[c][1] = convert<F>(element[1][c]);
+#pragma unroll
+          for (F& sum : sums[c]) sum = F(-0.0);
+          Op::step(sums[c], x[c], weight[c], seen, given[j]);
+        }
+#pragma unroll
+        for (int s = 0; s < Op::kSums; ++s) {
+#pragma unroll
+          for (int d = 1; d < kGroup; d *= 2)
+#pragma unroll
+            for (int c = 0; c < kGroup; c += 2 * d) sums[c][s] = sums[c][s] + sums[c + d][s];
+          own[s] = has ? sums[0][s] : F(-0.0);
+        }
+      }
+#pragma unroll
+      for (int d = 1; d < kLanes; d *= 2)
+        if (d < lanes)
+#pragma unroll
+          for (F& sum : own) sum = sum + shuffle_across(sum, d);
+      if (!has || first + j * kResidues >= int(call.rows)) continue;
+      const auto values =
+          Op::row(Op::state(F(0), own, call.length), call.length, given[j], call.options, [](int64_t) { return F(0); });
+      typename Sums::Given of_row{F(0), F(0), F(0)};
+      if constexpr (kCentered) of_row = {given[j].high, given[j].low, given[j].r};
+      else of_row.r = given[j].r;
+      F y[kGroup], none = 0;
+#pragma unroll
+      for (int c = 0; c < kGroup; ++c) {
+        y[c] = Op::map(x[c], weight[c], F(-0.0), 0, values);
+        Sums::step(columns[0][c], kCentered ? columns[kColumnSums - 1][c] : none, x[c][0], x[c][1], of_row);
+      }
+      Granule rounded[kGranules];
+      round_columns<E>(y, rounded);
+      Granule* const to =
+          reinterpret_cast<Granule*>(at(static_cast<E*>(call.out), first + j * kResidues, call.stride[0].out));
+#pragma unroll
+      for (int q = 0; q < kGranules; ++q) store_item(to + q, rounded[q]);
+    }
+  }
+};
+
+// A block takes a unit: each group of lanes, those of a row, a run of its residues, one after the other. Then the
+// groups' sums meet. partials[2 * unit + which][column]. Shared memory: that of ColumnSums, then [sum][half][thread].
+template <class Op, class E>
+__global__ void TR_BLOCKS_BOUND(norm_gradients::kShortThreads, norm_gradients::kShortBlocks)
+    short_norm_gradients_kernel(TR_GRID_CONSTANT RowwiseKernelCall call, TR_GRID_CONSTANT NormGradientsShape shape,
+                                float* partials) {
+  using Rows = ShortNormRows<Op, E>;
+  constexpr int kSums = Rows::kColumnSums, kThreads = norm_gradients::kShortThreads;
+  TR_DYNAMIC_SHARED(shared, 16);
+  ColumnSums<kSums> columns(reinterpret_cast<float*>(shared), kThreads);
+  Rows rows(call, shape.lanes);
+  const int groups = kThreads / shape.lanes, group = int(threadIdx.x) / shape.lanes, residues = groups * shape.run;
+  const int leaf = int(blockIdx.x) / (kResidues / residues), unit = int(blockIdx.x) - leaf * (kResidues / residues);
+  const int of_block = leaf * kLeaf + unit * residues, first = of_block + group * shape.run;
+#pragma unroll 1
+  for (int r = 0; r < shape.run; ++r) {
+    columns.clear();
+#pragma unroll 1
+    for (int k = 0; k < kLeaf && of_block + k < int(call.rows); k += Rows::kRows * kResidues) {
+      rows.load(first + r + k);
+      rows.write(first + r + k, columns.residue);
+    }
+    columns.push(r);
+  }
+  __syncthreads();
+  using Four = Packed<float, 4>;
+  Four* const sums = reinterpret_cast<Four*>(shared);
+  const auto each = [&](auto visit) {
+#pragma unroll
+    for (int s = 0; s < kSums; ++s)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) visit(s, half, (s * 2 + half) * kThreads + int(threadIdx.x));
+  };
+#pragma unroll 1
+  for (int d = 1; d < groups; d *= 2) {
+    each([&](int s, int half, int at) {
+      Four v;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v.item[i] = columns.residue[s][4 * half + i];
+      sums[at] = v;
+    });
+    __syncthreads();
+    if (group % (2 * d) == 0)
+      each([&](int s, int half, int at) {
+        const Four v = load_wide(&sums[at + d * shape.lanes]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) columns.residue[s][4 * half + i] = columns.residue[s][4 * half + i] + v.item[i];
+      });
+    __syncthreads();
+  }
+  if (group > 0 || !rows.has) return;
+  each([&](int s, int half, int) {
+    Four v;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v.item[i] = columns.residue[s][4 * half + i];
+    store_wide(reinterpret_cast<Four*>(partials + (2 * int64_t(blockIdx.x) + s) * call.length + rows.column) + half, v);
+  });
 }
 
 #endif

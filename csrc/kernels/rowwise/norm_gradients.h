@@ -7,12 +7,17 @@ namespace torchreduce {
 struct NormGradientsShape : RowwiseLaunch {
   int64_t units = 1;  // runs of residues that columns are cut into, through all leaves
   int run = 1;        // residues of a unit
+  int cluster = 1;    // blocks that have a row together
+  int columns = 0;    // of a block, whole leaves but for the last one's
+  int lanes = 0;      // of a row, fewer than residues, that threads have in registers; else rows are in shared memory
   int writers = 32;   // threads that have columns
   int summers = 32;   // those that sum along rows
 
   template <class Visit> void each(Visit visit) const {
     visit("units", units);
     visit("run", run);
+    visit("cluster", cluster);
+    visit("lanes", lanes);
   }
 };
 
@@ -20,10 +25,17 @@ namespace norm_gradients {
 
 using namespace plans;
 
-constexpr int kMostColumns = 4096;                                                                        // of a row
+constexpr int kMostColumns = 4096;                                                                        // of a block
 constexpr int kWriters = kMostColumns / 8, kSummers = kWriters / 2, kThreads = kWriters + kSummers + 32;  // of a block
 constexpr int kResident = 896;  // threads of a multiprocessor that there are registers for
 constexpr int kStages = 5;      // batches of rows in shared memory
+constexpr int kTurns = 4;       // batches whose sums are on their way, or known
+constexpr int kMostCluster = 8;
+constexpr int kMostOfOneLeaf = 4;      // blocks of a cluster, with one leaf of a row each
+constexpr int kReserved = 1024 + 512;  // bytes of shared memory of a block that are not dynamic
+constexpr int kUnitRows = 5;           // that a cluster could have in the time in which it starts, and leaves its sums
+// From so many rows and columns on the kernels serve. Fewer rows than the residues of a leaf are fewer units.
+constexpr int kFewestRows = 1, kFewestColumns = 8;
 // Levels of the tree over the residues of a unit, of which a block makes one or two sums for each column; and the sums
 // that it keeps of a column in shared memory.
 TR_HD constexpr int levels(int sums) { return sums == 2 ? 2 : 3; }
@@ -32,39 +44,109 @@ TR_HD constexpr int kept_sums(int sums) { return levels(sums) * sums - 1; }
 TR_HD constexpr int batch(int size) { return 4 / size; }
 TR_HD constexpr int word(int size) { return 8 / size; }
 TR_HD constexpr int parts(int size) { return kResidues / (32 * word(size)); }
-TR_HD constexpr int partial_sums(int size, int leaves, int sums) { return batch(size) * sums * leaves * parts(size); }
+// Of a batch of rows of so many leaves.
+TR_HD constexpr int partial_sums(int size, int leaves) { return batch(size) * leaves * parts(size); }
+constexpr int kPartialBytes = 8;  // the sums of a part of a leaf
+
+// Leaves of a block for rows of so many: as many as it holds where clusters of it are as well filled, at least nearly,
+// as of blocks of one leaf, of which a multiprocessor has two.
+inline int leaves_of_block(int64_t length) {
+  const auto filled = [&](int64_t leaves) {
+    const int64_t columns = leaves * kLeaf;
+    return double(length) / double(ceil_div(length, columns) * columns);
+  };
+  constexpr int kMost = kMostColumns / kLeaf;
+  return length > kMostColumns && ceil_div(length, kLeaf) <= kMostOfOneLeaf && filled(1) > 1.1 * filled(kMost) ? 1
+                                                                                                               : kMost;
+}
+
+// Of short rows: threads of a block, blocks of a multiprocessor that there are registers for, and rows of a residue
+// that a thread loads at once.
+constexpr int kShortThreads = 256, kShortBlocks = 2;
+TR_HD constexpr int rows_at_once(int size) { return 8 / size; }
+
+// Units of `run` residues, through all leaves; residues of the first leaf, which all others have.
+inline int64_t units_of(int64_t rows, int64_t run) {
+  return (ceil_div(rows, kLeaf) - 1) * (kResidues / run) + ceil_div(std::min<int64_t>(rows, kResidues), run);
+}
+
+// Clusters that a device has room for, with so many blocks on a multiprocessor: those of a cluster are in one GPC, of
+// 16 or 18 multiprocessors on an H100.
+inline int64_t clusters_at_once(int64_t multiprocessors, int64_t blocks, int64_t cluster) {
+  constexpr int64_t kTogether = 16;
+  return std::max<int64_t>(1, multiprocessors / kTogether * (kTogether * blocks / cluster));
+}
+// Residues of a unit of clusters, each of which takes one: by the time until the last of them ends, which may be one
+// that has found no room with the others.
+inline int run_of_clusters(int64_t rows, int most, int64_t at_once) {
+  const auto time = [&](int run) {
+    const int64_t of_unit = run * std::min<int64_t>(ceil_div(rows, kResidues), kLeaf / kResidues);
+    return (ceil_div(units_of(rows, run), at_once) + 1) * (of_unit + kUnitRows);
+  };
+  int best = most;
+  for (int run = most; run >= 1; run /= 2)
+    if (time(run) < time(best)) best = run;
+  return best;
+}
+
+// Rows of at most a warp's lanes, with 8 columns each.
+inline NormGradientsShape short_rows(const Layout& l, int sums, int multiprocessors) {
+  NormGradientsShape s;
+  for (s.lanes = 1; s.lanes * 8 < l.length;) s.lanes *= 2;
+  s.threads = kShortThreads;
+  s.shared = kShortThreads * 8 * kept_sums(sums) * 4;
+  const int groups = kShortThreads / s.lanes;
+  s.run = std::min(1 << levels(sums), s.lanes);
+  while (s.run > 1 && units_of(l.rows, s.run * groups) < 4 * multiprocessors) s.run /= 2;
+  s.blocks = s.units = s.splits = units_of(l.rows, s.run * groups);
+  s.workspace = 2 * s.units * l.length * 4;
+  return s;
+}
 
 inline std::optional<NormGradientsShape> serves(const RowwiseCall& call, const DeviceFacts& device,
-                                                const PlanOverride&) {
+                                                const PlanOverride& forced) {
   const bool rms = call.op == Rowwise::RmsNormGradient, layer = call.op == Rowwise::LayerNormGradient;
-  if ((!rms && !layer) || !call.memory.values[0] || !device.bulk_copies || !has_plain_rows(call)) return {};
+  if ((!rms && !layer) || !call.memory.values[0] || !has_plain_rows(call)) return {};
   const Layout& l = call.layout;
   const int size = size_of(call.dtype);
-  if (l.kept != 1 || l.reduced != 1 || call.more_strides[1][0] != 1 || !row_alignment(call).aligned) return {};
-  if (l.length < kResidues || l.length > kMostColumns || l.rows < kResidues || l.rows > INT32_MAX / 2) return {};
+  if (l.kept > 1 || l.reduced != 1 || !row_alignment(call).aligned) return {};
+  if (l.kept == 1 && call.more_strides[1][0] != 1) return {};
+  if (l.rows < kFewestRows || l.rows > INT32_MAX / 2) return {};
   for (int64_t pitch : {l.in[0], l.out[0], call.more_strides[0][0]})
     if (magnitude(pitch) > INT32_MAX / size) return {};
   if (call.weight && call.weight_dtype != call.dtype && call.weight_dtype != Dtype::F32) return {};
+  if (l.length < kResidues) {
+    if (l.length < kFewestColumns || l.length % 8 != 0) return {};
+    return short_rows(l, layer ? 2 : 1, device.multiprocessors);
+  }
+  if (!device.bulk_copies) return {};
   const RowwiseFacts f = facts(call.op);
-  const int n = int(l.length), leaves = int(ceil_div(n, kLeaf)), rows = kStages * batch(size);
   NormGradientsShape s;
+  const int64_t of_block = kLeaf * (forced.leaves > 0 ? std::min(forced.leaves, 2) : leaves_of_block(l.length));
+  s.columns = int(std::min(l.length, of_block));
+  const int64_t cluster = ceil_div(l.length, s.columns), leaves = ceil_div(l.length, kLeaf);
+  if (cluster > (device.clusters ? kMostCluster : 1) || leaves * parts(size) > 32) return {};
+  s.cluster = int(cluster);
+  const int n = s.columns, rows = kStages * batch(size);
   const int warps = int(ceil_div(n, 8 * 32));
   s.writers = warps * 32;
   s.summers = (warps + 1) / 2 * 32;
   s.threads = s.writers + s.summers + 32;
   s.shared = rows * (2 * n * size + f.stats * 4) + n * 4 + s.writers * 8 * kept_sums(layer ? 2 : 1) * 4 +
-             2 * partial_sums(size, leaves, f.sums) * 4;
-  const int of_block = s.shared + 1024;
-  if (of_block > device.shared) return {};
+             kTurns * partial_sums(size, int(leaves)) * kPartialBytes;
+  const int reserved = s.shared + kReserved;
+  if (reserved > device.shared + 1024) return {};
+  const int64_t blocks = std::min<int64_t>((device.shared + 1024) / reserved, kResident / s.threads);
   const int64_t at_once =
-      device.multiprocessors * std::min<int64_t>((device.shared + 1024) / of_block, kResident / s.threads);
-  const int64_t row_leaves = ceil_div(l.rows, kLeaf);
+      cluster > 1 ? clusters_at_once(device.multiprocessors, blocks, cluster) : device.multiprocessors * blocks;
   s.run = 1 << levels(layer ? 2 : 1);
-  while (s.run > 1 && row_leaves * (kResidues / s.run) < at_once) s.run /= 2;
-  s.units = row_leaves * (kResidues / s.run);
-  s.blocks = std::min(s.units, at_once);
+  if (cluster > 1) s.run = run_of_clusters(l.rows, s.run, at_once);
+  else
+    while (s.run > 1 && units_of(l.rows, s.run) < at_once) s.run /= 2;
+  s.units = units_of(l.rows, s.run);
+  s.blocks = cluster > 1 ? s.units * cluster : std::min(s.units, at_once);
   s.splits = s.units;
-  s.workspace = 2 * s.units * n * 4;
+  s.workspace = 2 * s.units * l.length * 4;
   return s;
 }
 

@@ -8,6 +8,7 @@
 #include "packed_rows.cuh"
 #include "plan/rowwise_plan.h"
 #include "runs.cuh"
+#include "spread_rows.cuh"
 #include "strided.cuh"
 #include "wide_columns.cuh"
 
@@ -70,6 +71,9 @@ void launch_held(const RowwiseCall& call, HeldRowsShape shape, bool split, void*
 }
 template <class Op, class E>
 void launch_held(const RowwiseCall& call, const HeldRowsShape& shape, bool split, void* workspace, Queue queue) {
+  if constexpr (Op::kWeights && Op::kInputs == 1)
+    if (shape.form == held_rows::Form::Spread)
+      return enqueue(spread_held_rows_kernel<Op, E>, shape.blocks, shape.threads, 0, queue, plain_rows(call), shape);
   const auto launch = [&]<int kForm, int kChunks>() {
     constexpr auto kOf = held_rows::Form(kForm);
     if constexpr (held_rows::has_kernel(kFacts<Op>, int(sizeof(E)), kOf, kChunks))

@@ -6,10 +6,11 @@
 
 namespace torchreduce::gpu {
 
-// The sums of columns, from those of their units.
+// The sums of columns, from those of their units, by a kernel whose blocks are there when those that made them end.
 template <class F> void fold_columns(const RowwiseCall& call, int64_t units, const F* partials, Queue queue) {
   using namespace weight_columns;
   const int log_columns = log_fold_columns(call.layout.rows);
+  queue.early = launches_early();
   enqueue(fold_weights<F>, 2 * plans::ceil_div(call.layout.rows, 1 << log_columns), kFoldThreads, 0, queue, call, units,
           log_columns, partials);
 }
@@ -35,11 +36,16 @@ void launch_gradients([[maybe_unused]] const RowwiseCall& call, [[maybe_unused]]
 #ifdef TR_BULK_COPIES
   float* const partials = static_cast<float*>(workspace);
   const RowwiseKernelCall rows = plain_rows(call);
+  queue.cluster = shape.cluster;
   const auto enqueue_gradients = [&](auto kernel) {
     enqueue(kernel, shape.blocks, shape.threads, shape.shared, queue, rows, shape, partials);
   };
-  with_element(call.dtype,
-               [&](auto element) { enqueue_gradients(norm_gradients_kernel<Op<float>, decltype(element)>); });
+  with_element(call.dtype, [&](auto element) {
+    using E = decltype(element);
+    if (shape.lanes > 0) enqueue_gradients(short_norm_gradients_kernel<Op<float>, E>);
+    else enqueue_gradients(norm_gradients_kernel<Op<float>, E>);
+  });
+  queue.cluster = 1;
   RowwiseCall columns = call;  // whose rows are the sums of columns
   columns.layout = Layout{};
   columns.layout.kept = 1;

@@ -147,6 +147,7 @@ __global__ void __launch_bounds__(weight_columns::kFoldThreads)
   const int which = int(blockIdx.x % 2), part = int(threadIdx.x) >> log_columns, parts = kFoldThreads >> log_columns;
   const int64_t column = (int64_t(blockIdx.x / 2) << log_columns) + (int(threadIdx.x) & ((1 << log_columns) - 1));
   if (!call.memory.values[which]) return;
+  await_launches();
   const auto combine = [](F a, F b) { return a + b; };
   int64_t each = kAtOnce;  // units of a part, a power of two
   while (each * parts < units) each *= 2;
