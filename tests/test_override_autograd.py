@@ -351,7 +351,7 @@ def test_reasons_are_counted():
     assert reasons("rms_norm", lambda: F.rms_norm(x[:0], (5,))) == {"empty"}
     assert reasons("layer_norm", lambda: F.layer_norm(x, (5,))) == set()  # met below autograd
     assert reasons("native_layer_norm", lambda: F.layer_norm(x, (5,))) == {"served"}
-    with tr.enabled(compile=False):
+    with tr.enabled(cpu=False, compile=False):
         before = tr.coverage()["nanmean"]
         x.nanmean()  # of a CPU, which was not asked for
     assert tr.coverage()["nanmean"] == before

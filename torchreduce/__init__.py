@@ -50,7 +50,7 @@ from .ops import (  # noqa: E402
     prod,
     sum,
 )
-from .override import coverage, disable, enable, enabled, follow_environment  # noqa: E402
+from .override import coverage, disable, enable, enabled, follow_environment, is_enabled  # noqa: E402
 from .override.promises import promises  # noqa: E402
 from .plans import explain  # noqa: E402
 from .rowwise import (  # noqa: E402
@@ -120,6 +120,7 @@ __all__ = [
     "index_put_",
     "index_reduce",
     "index_reduce_",
+    "is_enabled",
     "layer_norm",
     "linear_scan",
     "log_softmax",

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from .names import function_of
+
 
 class Promise(NamedTuple):
     eager: str
@@ -15,10 +17,26 @@ _LOSS = Promise(
     "cross_entropy: bitwise identical to eager for the same input; nll_loss: computed by overridden reductions and "
     "fused arithmetic, bitwise identical in any batch and layout",
 )
-_MADE_OF = Promise(
-    "computed by overridden reductions and elementwise arithmetic: depends on the data alone",
-    "bitwise identical in any batch and layout, but not to eager",
-)
+# Functions that torch makes of others, and those of these that are overridden.
+COMPOSITIONS = {
+    **dict.fromkeys(
+        ("normalize", "clip_grad_norm_", "get_total_norm", "pairwise_distance", "dist", "renorm"), ("vector_norm",)
+    ),
+    **dict.fromkeys(
+        (
+            "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+            "binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss", "gaussian_nll_loss",
+            "hinge_embedding_loss", "margin_ranking_loss", "cosine_embedding_loss", "soft_margin_loss",
+            "multilabel_soft_margin_loss",
+        ),
+        ("sum", "mean"),
+    ),
+    "triplet_margin_loss": ("vector_norm", "sum", "mean"),
+    "cosine_similarity": ("vector_norm", "sum"),
+    "softmin": ("softmax",),
+    "trapezoid": ("sum",),
+    "cumulative_trapezoid": ("cumsum",),
+}  # fmt: skip
 _SELECTED = Promise("exact in any order; ties and NaN as in torchreduce", "the same")
 _SHAPED = Promise(
     "torch's: the bits depend on the shapes, so on the batch size, and on a CPU on the thread count; keep them fixed",
@@ -57,13 +75,14 @@ _PROMISES = {
     **dict.fromkeys(
         ("amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "cummax", "cummin"), _SELECTED
     ),
-    **dict.fromkeys(
-        (
-            "normalize", "clip_grad_norm_", "get_total_norm", "cosine_similarity", "pairwise_distance", "softmin",
-            "mse_loss", "l1_loss",
-        ),
-        _MADE_OF,
-    ),
+    **{
+        name: Promise(
+            f"computed by overridden functions ({', '.join(parts)}) and elementwise arithmetic: depends on the data "
+            "alone",
+            "bitwise identical in any batch and layout, but not to eager",
+        )
+        for name, parts in COMPOSITIONS.items()
+    },
     **dict.fromkeys(
         ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "matmul", "linear", "einsum", "tensordot"), _PRODUCT
     ),
@@ -83,16 +102,27 @@ _PROMISES = {
         "exact; the gradient of a weight row is torchreduce's sum over dim 0 of the gradients at its indices alone",
         "the same",
     ),
-    **dict.fromkeys(("batch_norm", "group_norm", "instance_norm", "median", "sort", "topk"), _TORCHS),
+    **dict.fromkeys(("batch_norm", "group_norm", "instance_norm"), _TORCHS),
+    **dict.fromkeys(
+        (
+            "median", "sort", "topk", "ctc_loss", "multi_margin_loss", "multilabel_margin_loss", "avg_pool1d",
+            "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "cdist",
+            "trace",
+        ),
+        _TORCHS,
+    ),
 }  # fmt: skip
+KNOWN = frozenset(_PROMISES)
 
 
 def promises(op: str) -> Promise:
     """Return what the override guarantees for an operator of torch.
 
-    op is the operator's name in torch or torch.nn.functional. The result has the guarantees as text: `eager` for eager
-    mode, `compiled` for torch.compile. It also covers operators that no override can make batch-invariant. Raises
-    ValueError for an operator that this release has no statement for.
+    op is the operator's name: "sum", "torch.sum", "Tensor.sum", "F.softmax", "nn.LayerNorm", "aten::sum" or, of an
+    overload or a gradient, "sum.dim_IntList", "native_layer_norm_backward". The result has the guarantees as text:
+    `eager` for eager mode, `compiled` for torch.compile. It also covers functions that torch makes of others, and
+    operators that no override can make batch-invariant. Raises ValueError for an operator that this release has no
+    statement for.
 
     >>> import torchreduce
     >>> print(torchreduce.promises("conv2d").eager)
@@ -100,7 +130,7 @@ def promises(op: str) -> Promise:
     """
     if not isinstance(op, str):
         raise TypeError(f"promises(): argument 'op' must be a str, got {type(op).__name__}")
-    op = op.removeprefix("aten::").removeprefix("aten.")
-    if op not in _PROMISES:
-        raise ValueError(f"promises(): nothing is said about {op!r}. Supported are {', '.join(sorted(_PROMISES))}")
-    return _PROMISES[op]
+    function = function_of(op, KNOWN)
+    if function not in KNOWN:
+        raise ValueError(f"promises(): nothing is said about {op!r}. Supported are {', '.join(sorted(KNOWN))}")
+    return _PROMISES[function]

@@ -312,7 +312,7 @@ def _layer_norm_backward(
     """Without `stats`, those that layer_norm made, the mean is taken again from x: torch keeps it in one part, and its
     derivative is that of both."""
     _check_norm(x, shape, weight, bias)
-    if g.dtype != x.dtype:
+    if g.dtype != x.dtype or (weight is None and bias is not None and bias.dtype != x.dtype):  # torch refuses these
         raise Torchs("dtype")
     if g.shape != x.shape:
         raise Torchs("dims")
@@ -375,13 +375,17 @@ def _embedding_backward(g: Tensor, indices: Tensor, count: int, skipped: int, by
 
 def _nll_loss(name: str) -> Rule:
     """The sum of torch's losses of the rows, or that divided by the weights of their labels; and the sum of these, not
-    rounded to 16 bits."""
+    rounded to 16 bits. torch's losses of the rows are of one element each."""
     op = getattr(_aten, name).default
 
-    def rule(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> list[Call]:
-        if reduction == 0:
-            raise Torchs("option")
+    def rule(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> list[Any]:
         _check_rows(x)
+        if reduction == 0:
+            torchs = Call(op, (x, target, weight, reduction, ignored))
+            return [Item(torchs, 0), Item(torchs, 1)]
+        classes = x.shape[1:2] if x.dim() > 1 else x.shape
+        if not x.dim() or (weight is not None and weight.shape != classes):
+            raise Torchs("dims")
         wide = torch.float64 if x.dtype is torch.float64 else torch.float32
 
         def of_rows(of: Any, by: Tensor | None) -> Call:
@@ -406,17 +410,17 @@ def _nll_loss(name: str) -> Rule:
 
 
 def _nll_loss_backward(name: str) -> Rule:
-    """Of 16 bits, by torch's kernel in float32, rounded once."""
+    """By torch's kernel, of 16 bits in float32 and rounded once: elements of one product each."""
     op = getattr(_aten, name).default
 
     def rule(
         g: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int, total: Tensor
     ) -> Call:
-        if reduction == 0:
-            raise Torchs("option")
         _check_rows(x)
-        if x.dtype.itemsize != 2 or g.dtype != x.dtype:
+        if g.dtype != x.dtype:
             raise Torchs("dtype")
+        if reduction == 0 or x.dtype.itemsize != 2:
+            return Call(op, (g, x, target, weight, reduction, ignored, total))
         if g.dim() or total.numel() != 1:
             raise Torchs("dims")
         wide = torch.float32

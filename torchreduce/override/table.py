@@ -127,6 +127,15 @@ ABOVE = {
     "Transformed": ("layer_norm",),
 }  # fmt: skip
 
+# All that coverage() may count.
+OVERLOADS = tuple(
+    dict.fromkeys(
+        [name for row in (*ROWS, *LOSSES, *SCATTERS, *PRODUCTS) for name in row.overloads.split()]
+        + [name for names in ABOVE.values() for name in names]
+        + ["scaled_dot_product_attention"]
+    )
+)
+
 
 def header() -> str:
     """The table as macros: X(overload, struct), X(overload, which), with an overload as ATen/Operators.h names it."""

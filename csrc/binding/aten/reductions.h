@@ -49,7 +49,8 @@ struct Reducing {
   }
 };
 
-// An op with one result, whatever its other arguments are. Without dtype=, one that has it takes that of `out`.
+// An op with one result, whatever its other arguments are. Without dtype=, one that has it takes that of `out`, but for
+// the mean of integers, which torch refuses then.
 template <const Op& op> struct Reduce {
   static constexpr bool kWithDtype =
       op.reduction == Reduction::Sum || op.reduction == Reduction::Product || op.options.of == Of::Numbers;
@@ -60,7 +61,8 @@ template <const Op& op> struct Reduce {
   }
   template <class R> static R call(Why& why, const Tensor& x, Arguments& given) {
     constexpr bool writes = std::is_reference_v<R>;
-    if (writes && kWithDtype && !given.dtype) given.dtype = given.outs[0]->scalar_type();
+    const bool takes_dtype = kWithDtype && !(op.options.mean && !is_float(x.scalar_type()));
+    if (writes && takes_dtype && !given.dtype) given.dtype = given.outs[0]->scalar_type();
     Reducing r;
     why = r.plan(op, x, given.dims, given.keepdim, given.dtype);
     if constexpr (writes) {
