@@ -146,7 +146,8 @@ def test_why_a_call_goes_to_torch():
     assert why("sum.dim_IntList", lambda: x.to("meta").sum(1)) == set()  # which computes nothing
     assert why("cumsum", lambda: x.to_sparse().cumsum(1)) == {"kind"}
     assert why("sum.dim_IntList", lambda: x.cfloat().sum(1)) == {"dtype"}
-    assert why("sum.dim_IntList", lambda: x.sum(1, dtype=torch.int64)) == {"dtype"}
+    assert why("sum.dim_IntList", lambda: x.sum(1, dtype=torch.int64)) == {"served"}
+    assert why("sum.dim_IntList", lambda: x.sum(1, dtype=torch.bool)) == {"dtype"}
     assert why("sum.dim_IntList", lambda: x.sum(7)) == {"dims"}
     assert why("sum.dim_IntList", lambda: x.sum((1, -1))) == {"dims"}
     assert why("amax", lambda: x[:0].amax(0)) == {"empty"}

@@ -40,6 +40,7 @@ CALLS = {
     "sum.dim_IntList": lambda x: x.sum(1),
     "mean": lambda x: x.mean(),
     "mean.dim": lambda x: x.mean(0),
+    "trace": lambda x: x.trace(),
     "nansum": lambda x: x.nansum(1),
     "prod": lambda x: aten.prod(x),
     "prod.dim_int": lambda x: x.prod(1),

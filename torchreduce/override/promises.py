@@ -61,13 +61,19 @@ _GATHERED = Promise(
     "exact; in the gradient an element is torchreduce's sum of the gradients of its copies alone, in their order",
     "the same",
 )
+_POOLED = Promise(
+    "torch's: a result is the sum of its own window, by one loop over it, and does not depend on the batch; over all "
+    "of a dim the adaptive pools are overridden means. Gradients of adaptive pools and of avg_pool3d are added in the "
+    "order of arrival on GPUs: torch.use_deterministic_algorithms(True) refuses these",
+    "the same",
+)
 _TORCHS = Promise("torch's: not overridden in this release", "torch's")
 _PROMISES = {
     **dict.fromkeys(
         (
             "sum", "mean", "nansum", "nanmean", "prod", "any", "all", "count_nonzero", "vector_norm", "norm", "softmax",
             "log_softmax", "logsumexp", "var", "std", "var_mean", "std_mean", "layer_norm", "cumsum", "cumprod",
-            "logcumsumexp", "rms_norm",
+            "logcumsumexp", "rms_norm", "trace", "weight_norm",
         ),
         _WHOLE,
     ),
@@ -84,7 +90,8 @@ _PROMISES = {
         for name, parts in COMPOSITIONS.items()
     },
     **dict.fromkeys(
-        ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "matmul", "linear", "einsum", "tensordot"), _PRODUCT
+        ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot", "inner", "matmul", "linear", "einsum",
+         "tensordot", "bilinear"), _PRODUCT
     ),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _SHAPED),
     "scaled_dot_product_attention": _FUSED_ATTENTION,
@@ -105,11 +112,22 @@ _PROMISES = {
     **dict.fromkeys(("batch_norm", "group_norm", "instance_norm"), _TORCHS),
     **dict.fromkeys(
         (
-            "median", "sort", "topk", "ctc_loss", "multi_margin_loss", "multilabel_margin_loss", "avg_pool1d",
-            "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "cdist",
-            "trace",
+            "median", "sort", "topk", "ctc_loss", "multi_margin_loss", "multilabel_margin_loss", "grouped_mm",
         ),
         _TORCHS,
+    ),
+    **dict.fromkeys(
+        (
+            "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
+            "adaptive_avg_pool3d",
+        ),
+        _POOLED,
+    ),
+    "cdist": Promise(
+        "with products='float32', for p=2: by matrix products, however many rows there are, so a row depends on its "
+        "data, the other tensor, the device and its library alone. Else torch's, which chooses by the number of rows "
+        "whether it calls products",
+        "the same",
     ),
 }  # fmt: skip
 KNOWN = frozenset(_PROMISES)

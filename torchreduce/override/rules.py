@@ -90,8 +90,13 @@ def _dims(x: Tensor, dim: Any) -> list[int] | None:
     return dims or None
 
 
+def _converts_first(x: Tensor, dtype: torch.dtype | None) -> bool:
+    """Whether elements are converted before they are added or multiplied, as torch has it: floats to integers."""
+    return x.dtype in _FLOATS and dtype in _SUPPORTED and dtype not in _FLOATS and dtype is not torch.bool
+
+
 def _check_dtype(x: Tensor, dtype: torch.dtype | None = None) -> None:
-    """Floats with an integer dtype= fall back to torch, which rounds each element differently."""
+    """Floats with an integer dtype= fall back to torch, unless their elements are converted first."""
     if x.dtype not in _SUPPORTED or (dtype is not None and dtype not in _SUPPORTED):
         raise Torchs("dtype")
     if dtype is not None and x.dtype in _FLOATS and dtype not in _FLOATS:
@@ -112,6 +117,8 @@ def _with_dtype(name: str) -> Rule:
     op = getattr(_ops, name).raw
 
     def rule(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Call:
+        if name in ("sum", "prod") and _converts_first(x, dtype):
+            return Call(op, (Call(_convert, (x, dtype)), _dims(x, dim), keepdim, dtype, 0))
         _check_dtype(x, dtype)
         floats = {"mean": dtype or x.dtype, "nansum": x.dtype}
         if floats.get(name, torch.float32) not in _FLOATS or (name == "prod" and dtype is torch.bool):
@@ -131,6 +138,15 @@ def _along(name: str) -> Rule:
         return Call(op, (x, dims, keepdim, 0))
 
     return rule
+
+
+def _trace(x: Tensor) -> Call:
+    if x.dim() != 2:
+        raise Torchs("dims")
+    _check_dtype(x)
+    if x.is_cpu and x.dtype is torch.bool:  # torch has none
+        raise Torchs("dtype")
+    return Call(_ops.sum.raw, (Call(_aten.diagonal.default, (x,)), None, False, None, 0))
 
 
 def _listed(name: str) -> Rule:
@@ -183,6 +199,9 @@ def _scan(name: str) -> Rule:
     op = getattr(_ops, name).raw
 
     def rule(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Call:
+        if _converts_first(x, dtype):
+            _dims(x, dim)
+            return Call(op, (Call(_convert, (x, dtype)), dim, dtype, False, False, 0))
         _check_dtype(x, dtype)
         if dtype is torch.bool:
             raise Torchs("dtype")

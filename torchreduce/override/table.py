@@ -19,6 +19,7 @@ class Row(NamedTuple):
 
 ROWS = (
     Row("sum.dim_IntList sum.IntList_out", "Reduce<k_sum>", "with_dtype", "sum", in_graphs="sum"),
+    Row("trace", "Trace", "trace"),
     Row("mean.dim mean.out", "Reduce<k_mean>", "with_dtype", "mean", in_graphs="mean"),
     Row("nansum nansum.out", "Reduce<k_nansum>", "with_dtype", "nansum"),
     Row("prod prod.dim_int prod.int_out", "Reduce<k_prod>", "with_dtype", "prod"),
@@ -122,7 +123,7 @@ ABOVE = {
         "logsumexp", "logcumsumexp", "cumprod", "cummax", "cummin", "prod", "prod.dim_int", "linalg_vector_norm",
         "var.correction", "std.correction", "var_mean.correction", "std_mean.correction",
     ),
-    "All": ("nanmean", "nanmean.out", "cross_entropy_loss"),
+    "All": ("nanmean", "nanmean.out", "cross_entropy_loss", "_weight_norm", "cdist"),
     "Cpu": ("rms_norm",),
     "Transformed": ("layer_norm",),
 }  # fmt: skip
