@@ -4,6 +4,7 @@ coverage() and promises(); torch's errors, which stay torch's."""
 import ast
 import asyncio
 import functools
+import importlib
 import inspect
 import itertools
 import re
@@ -408,7 +409,7 @@ def test_every_name_of_the_page_is_known():
     text = (Path(__file__).parents[1] / "docs" / "dropin.md").read_text()
     table = text.split("## What is overridden")[1].split("Unsupported calls")[0]
     names = {name for cell in re.findall(r"^\|.*", table, re.M) for code in re.findall(r"`([^`]+)`", cell)
-             for name in re.findall(r"(?<![\w=.\[(])[a-z][\w.]+(?![\w=.\[(])", code)}  # fmt: skip
+             for name in re.findall(r"(?<![\w=.\[(\"])[a-z][\w.]+(?![\w=.\[(\"])", code)}  # fmt: skip
     assert len(names) > 60
     for name in names - {"x", "index", "inf"}:
         tr.promises(name)
@@ -661,3 +662,18 @@ def test_the_same_from_python_for_another_torch():
     counts, ways, *errors = map(ast.literal_eval, done.stdout.strip().split("\n"))
     assert counts["served"] >= 6 and ways == {"served"}
     assert errors == ["mean(): could not in", "weight tensor should"]
+
+
+def test_a_plugin_of_vllm_enables_nothing_that_the_environment_does_not(monkeypatch):
+    """vLLM calls it in each of its processes; it may be called again."""
+    tables = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    module, name = re.search(r'"vllm\.general_plugins"\].*\ntorchreduce = "([\w.]+):(\w+)"', tables).groups()
+    plugin = getattr(importlib.import_module(module), name)
+    monkeypatch.delenv("TORCHREDUCE_ENABLE", raising=False)
+    plugin()
+    assert not tr.is_enabled()
+    monkeypatch.setenv("TORCHREDUCE_ENABLE", "cpu")
+    for _ in range(2):
+        plugin()
+        assert tr.is_enabled("cpu")
+    tr.disable()

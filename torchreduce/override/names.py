@@ -12,13 +12,13 @@ _NAMESPACES = re.compile(
 )
 # Overloads whose function has another name than is left without "_", "_backward" and the like.
 _FUNCTIONS = {
-    "linalg_vector_norm": "vector_norm", "_foreach_norm": "vector_norm", "native_layer_norm": "layer_norm",
+    "linalg_vector_norm": "vector_norm", "_foreach_norm": "vector_norm",
     "_fused_rms_norm": "rms_norm", "embedding_dense_backward": "embedding", "cross_entropy_loss": "cross_entropy",
     "nll_loss_forward": "nll_loss", "nll_loss2d_forward": "nll_loss", "nll_loss2d_backward": "nll_loss",
     "_addmm_activation": "addmm", "_index_put_impl_": "index_put", "_cummax_helper": "cummax",
     "_cummin_helper": "cummin", "_embedding_bag_forward_only": "embedding_bag",
     "_embedding_bag_dense_backward": "embedding_bag", "_embedding_bag_per_sample_weights_backward": "embedding_bag",
-    "native_layer_norm_backward": "layer_norm", "_fused_rms_norm_backward": "rms_norm",
+    "_fused_rms_norm_backward": "rms_norm",
     "BCELoss": "binary_cross_entropy", "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
 }  # fmt: skip
 
@@ -41,7 +41,7 @@ def function_of(name: str, known: Collection[str]) -> str:
         return _FUNCTIONS[packet]
     if packet[:1].isupper():  # a module, by its class
         return next((f for f in known if _letters(f) == _letters(packet)), name)
-    bare = packet.removesuffix("_data").removesuffix("_backward").strip("_")
+    bare = packet.removesuffix("_data").removesuffix("_backward").strip("_").removeprefix("native_")
     return bare if bare in known else name
 
 
