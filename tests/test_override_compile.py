@@ -40,6 +40,7 @@ CALLS = {
     "sum.dim_IntList": lambda x: x.sum(1),
     "mean": lambda x: x.mean(),
     "mean.dim": lambda x: x.mean(0),
+    "trace": lambda x: x.trace(),
     "nansum": lambda x: x.nansum(1),
     "prod": lambda x: aten.prod(x),
     "prod.dim_int": lambda x: x.prod(1),
@@ -143,7 +144,7 @@ def test_what_torch_serves_is_taken_apart_as_ever():
     x = rows(33, 1000)
     expected = torch.compile(every_call, fullgraph=True)(x)
     torch._dynamo.reset()
-    with tr.enabled():  # not on the CPU
+    with tr.enabled(cpu=False):
         compiled = torch.compile(every_call, fullgraph=True)(x)
     for name, results, torchs in zip(CALLS, compiled, expected, strict=True):
         for a, b in zip(results, torchs, strict=True):
@@ -173,7 +174,7 @@ def test_the_switch_is_guarded():
             assert_bitwise_equal(f(x), tr.sum(x, 1))
         assert_bitwise_equal(f(x), torchs)
     assert counters["stats"]["unique_graphs"] == 2
-    with tr.enabled(compile=True):  # GPUs alone: the CPU's calls are torch's
+    with tr.enabled(cpu=False, compile=True):  # GPUs alone: the CPU's calls are torch's
         assert_bitwise_equal(f(x), torchs)
     with tr.enabled(cpu=True, compile=False):
         assert_bitwise_equal(f(x), torchs)

@@ -24,7 +24,7 @@ DIRECT = (
     "nn.functional.embedding",
     "index_add", "scatter_add", "scatter_reduce", "index_reduce", "scatter", "index_put", "put",
     "gather", "take_along_dim", "index_select", "take", "repeat_interleave",
-    "nn.functional.embedding_bag", "bincount", "_segment_reduce",
+    "nn.functional.embedding_bag", "bincount", "_segment_reduce", "trace", "cdist",
 )  # fmt: skip
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool,
@@ -228,6 +228,7 @@ def test_every_row_is_met():
             packet(x, [1])
         aten.sum.IntList_out(x, [1], out=v)
         aten.mean.out(x, [1], out=v)
+        aten.trace(x)
         aten.nansum(x)
         aten.nansum.out(x, out=one)
         aten.prod(x)
@@ -297,6 +298,7 @@ def test_every_row_is_met():
         aten.nanmean(x)
         aten.nanmean.out(x, out=one)
         aten.cross_entropy_loss(x, labels)
+        aten._weight_norm(x, x[:, :1])
         aten.rms_norm(x, [3])
         torch.vmap(lambda x: aten.layer_norm(x, [3]))(x)
         each = labels[:, None].expand(2, 3).contiguous()
@@ -323,5 +325,6 @@ def test_every_row_is_met():
         aten.segment_reduce(x, "sum", lengths=labels, axis=0)
     after = tr.coverage()
     of_products = {*products.OVERLOADS, "scaled_dot_product_attention"}  # if another test has had them
+    of_products.add("cdist")
     idle = [name for name in after.keys() - of_products if after[name]["served"] == before[name]["served"]]
     assert sorted(idle) == ["_fused_rms_norm", "_fused_rms_norm_backward"]  # torch has these on GPUs alone

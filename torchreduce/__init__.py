@@ -51,7 +51,7 @@ from .ops import (  # noqa: E402
     prod,
     sum,
 )
-from .override import coverage, disable, enable, enabled, follow_environment  # noqa: E402
+from .override import coverage, disable, enable, enabled, follow_environment, is_enabled  # noqa: E402
 from .override.promises import promises  # noqa: E402
 from .plans import explain  # noqa: E402
 from .rowwise import (  # noqa: E402
@@ -61,6 +61,7 @@ from .rowwise import (  # noqa: E402
     log_softmax,
     logsumexp,
     rms_norm,
+    selected_log_softmax,
     softmax,
     std,
     std_mean,
@@ -124,6 +125,7 @@ __all__ = [
     "index_reduce",
     "index_reduce_",
     "instance_norm",
+    "is_enabled",
     "layer_norm",
     "linear_scan",
     "log_softmax",
@@ -147,6 +149,7 @@ __all__ = [
     "scatter_reduce_",
     "segment_reduce",
     "segments",
+    "selected_log_softmax",
     "set_determinism",
     "softmax",
     "std",

@@ -551,6 +551,55 @@ def cross_entropy(
     return (loss, log) if return_logsumexp else loss
 
 
+def selected_log_softmax(
+    input: Tensor, index: Tensor, dim: int = -1, *, ignore_index: int | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return the elements of log_softmax(input, dim) that index selects: log-probabilities of tokens.
+
+    input holds logits, of shape (..., classes) for dim=-1, and index int64 or int32 labels of shape (...), one for each
+    row of logits. The result has index's shape, and is bitwise identical to these elements of
+    log_softmax(input, dim, dtype), which torch gathers by .gather(dim, index.unsqueeze(dim)).squeeze(dim). Nothing of
+    the size of the logits is stored, neither by the call nor for the gradient, which reads the logits again. For the
+    entropy of the same rows call entropy(input, dim).
+
+    Rows labelled ignore_index have result and gradient 0, whatever they contain. dtype is that of the result. A label
+    out of range raises IndexError on the CPU. On a GPU, where the call does not wait for the kernel, its result and
+    gradient are NaN.
+
+    >>> import torch, torchreduce
+    >>> logits = torch.tensor([[[0.0, 0.0], [3.0, 0.0]]])
+    >>> torchreduce.selected_log_softmax(logits, torch.tensor([[1, 1]]))
+    tensor([[-0.6931, -3.0486]])
+    """
+    name = "selected_log_softmax"
+    check_floats(name, input)
+    dim = check_dim(name, dim, input.ndim) % max(1, input.ndim)
+    _check_selecting(name, input, index, dim)
+    # A label that no row has, if none is to be ignored.
+    ignored = -(2**63) if ignore_index is None else _label(name, "ignore_index", ignore_index)
+    result = _loss_dtype(name, input, index, dtype)
+    if result is torch.float64:
+        input = input.double()
+    index = index.long()
+    losses: Tensor = serving(_CROSS_ENTROPY, input, index)(input, index, None, dim, ignored, level_code())[0]
+    return rounded(torch.where(losses.isnan(), losses, 0 - losses), result)  # NaN keeps its sign, and 0 is +0
+
+
+def _check_selecting(name: str, input: Tensor, index: Any, dim: int) -> None:
+    if not isinstance(index, Tensor):
+        raise TypeError(f"{name}(): argument 'index' must be a Tensor, got {type(index).__name__}")
+    if index.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError(f"{name}(): expected index dtype to be int64 or int32, but got {index.dtype}")
+    rest = [*input.shape[:dim], *input.shape[dim + 1 :]]
+    if input.ndim == 0 or not same_shape(index.shape, rest):
+        raise RuntimeError(
+            f"{name}(): expected index to have input's shape {list(input.shape)} without dim {dim}, but got "
+            f"{list(index.shape)}. For several labels of a row use log_softmax(input, dim).gather(dim, index)"
+        )
+    if index.device != input.device:
+        raise RuntimeError(f"{name}(): expected index to be on {input.device}, but it is on {index.device}")
+
+
 def _check_probabilities(name: str, target: Tensor, ignored: int | torch.SymInt) -> Tensor:
     if not target.is_floating_point():
         raise RuntimeError(

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import channels, ops, rowwise
+from .. import channels, norms, ops, rowwise
 from .._autograd.reductions import _divide, rounded
 from .._core.dispatch import derivatives, is_plain, is_unwatched
 from .._fake.reductions import reduced_shape
 from ..determinism import level_code
+from . import state
+from .products import is_served_on
 from .rules import GRAPH_RULES, WHY, Call, Rule, Torchs, _check_dtype, _check_norm, _check_rows, _dims, evaluate
 from .rules import overload as aten
 from .table import ABOVE
@@ -252,6 +254,47 @@ def _group_norm(
     return channels.group_norm(x, groups, weight, bias, eps)
 
 
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """v (g / norm), the norm over all dims but one, or over all of them for dim=-1; rounded once."""
+    _check_rows(v)
+    if g.dtype != v.dtype:
+        raise Torchs("dtype")
+    if g.device != v.device:
+        raise Torchs("kind")
+    if not -v.dim() <= dim < v.dim() or (v.dim() == 1 and dim != -1):
+        raise Torchs("dims")
+    rest = None if dim == -1 else [d for d in range(v.dim()) if d != dim % v.dim()]
+    wide = torch.promote_types(v.dtype, torch.float32)
+    norm = norms.vector_norm(v, 2, rest, rest is not None, dtype=wide)
+    if g.shape != norm.shape:
+        raise Torchs("dims")
+    return rounded(v.to(wide) * (g.to(wide) / norm), v.dtype)
+
+
+def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
+    """By matrix products, if these are overridden, however many rows there are: torch's choice depends on that."""
+    on = state.eager | (state.compiled if _is_traced() else 0)
+    if not on & state.PRODUCTS or p != 2 or compute_mode not in (None, 0):
+        raise Torchs("option")
+    if x1.device != x2.device or not is_served_on(x1.device):
+        raise Torchs("kind")
+    if x1.dtype is not torch.float32 or x2.dtype is not torch.float32 or not on & state.FLOAT32_PRODUCTS:
+        raise Torchs("dtype")
+    if x1.is_cpu and torch.get_float32_matmul_precision() != "highest":
+        raise Torchs("option")
+    if x1.dim() < 2 or x2.dim() < 2 or x1.shape[-1] != x2.shape[-1]:
+        raise Torchs("dims")
+    try:
+        batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    except RuntimeError:
+        raise Torchs("dims") from None
+    if any(not isinstance(n, torch.SymInt) and n == 0 for n in (*batch, *x1.shape, *x2.shape)):
+        raise Torchs("empty")
+    flat = (x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (x1, x2))
+    distances: Tensor = torch.ops.aten._euclidean_dist(*flat)
+    return distances.reshape(*batch, x1.shape[-2], x2.shape[-2])
+
+
 COMPOSITES: dict[str, Rule] = {
     "nanmean": _nanmean,
     "nanmean.out": _nanmean_out,
@@ -261,6 +304,8 @@ COMPOSITES: dict[str, Rule] = {
     "batch_norm": _batch_norm,
     "group_norm": _group_norm,
     "instance_norm": _instance_norm,
+    "_weight_norm": _weight_norm,
+    "cdist": _cdist,
 }
 SERVED: dict[str, Callable[..., Any]] = {**{name: _with_gradient(name) for name in ABOVE["Gradients"]}, **COMPOSITES}
 

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from .names import function_of
+
 
 class Promise(NamedTuple):
     eager: str
@@ -15,10 +17,26 @@ _LOSS = Promise(
     "cross_entropy: bitwise identical to eager for the same input; nll_loss: computed by overridden reductions and "
     "fused arithmetic, bitwise identical in any batch and layout",
 )
-_MADE_OF = Promise(
-    "computed by overridden reductions and elementwise arithmetic: depends on the data alone",
-    "bitwise identical in any batch and layout, but not to eager",
-)
+# Functions that torch makes of others, and those of these that are overridden.
+COMPOSITIONS = {
+    **dict.fromkeys(
+        ("normalize", "clip_grad_norm_", "get_total_norm", "pairwise_distance", "dist", "renorm"), ("vector_norm",)
+    ),
+    **dict.fromkeys(
+        (
+            "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+            "binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss", "gaussian_nll_loss",
+            "hinge_embedding_loss", "margin_ranking_loss", "cosine_embedding_loss", "soft_margin_loss",
+            "multilabel_soft_margin_loss",
+        ),
+        ("sum", "mean"),
+    ),
+    "triplet_margin_loss": ("vector_norm", "sum", "mean"),
+    "cosine_similarity": ("vector_norm", "sum"),
+    "softmin": ("softmax",),
+    "trapezoid": ("sum",),
+    "cumulative_trapezoid": ("cumsum",),
+}  # fmt: skip
 _SELECTED = Promise("exact in any order; ties and NaN as in torchreduce", "the same")
 _SHAPED = Promise(
     "torch's: the bits depend on the shapes, so on the batch size, and on a CPU on the thread count; keep them fixed",
@@ -43,13 +61,19 @@ _GATHERED = Promise(
     "exact; in the gradient an element is torchreduce's sum of the gradients of its copies alone, in their order",
     "the same",
 )
+_POOLED = Promise(
+    "torch's: a result is the sum of its own window, by one loop over it, and does not depend on the batch; over all "
+    "of a dim the adaptive pools are overridden means. Gradients of adaptive pools and of avg_pool3d are added in the "
+    "order of arrival on GPUs: torch.use_deterministic_algorithms(True) refuses these",
+    "the same",
+)
 _TORCHS = Promise("torch's: not overridden in this release", "torch's")
 _PROMISES = {
     **dict.fromkeys(
         (
             "sum", "mean", "nansum", "nanmean", "prod", "any", "all", "count_nonzero", "vector_norm", "norm", "softmax",
             "log_softmax", "logsumexp", "var", "std", "var_mean", "std_mean", "layer_norm", "cumsum", "cumprod",
-            "logcumsumexp", "rms_norm", "batch_norm", "group_norm", "instance_norm",
+            "logcumsumexp", "rms_norm", "batch_norm", "group_norm", "instance_norm", "trace", "weight_norm",
         ),
         _WHOLE,
     ),
@@ -57,15 +81,17 @@ _PROMISES = {
     **dict.fromkeys(
         ("amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "cummax", "cummin"), _SELECTED
     ),
+    **{
+        name: Promise(
+            f"computed by overridden functions ({', '.join(parts)}) and elementwise arithmetic: depends on the data "
+            "alone",
+            "bitwise identical in any batch and layout, but not to eager",
+        )
+        for name, parts in COMPOSITIONS.items()
+    },
     **dict.fromkeys(
-        (
-            "normalize", "clip_grad_norm_", "get_total_norm", "cosine_similarity", "pairwise_distance", "softmin",
-            "mse_loss", "l1_loss",
-        ),
-        _MADE_OF,
-    ),
-    **dict.fromkeys(
-        ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "matmul", "linear", "einsum", "tensordot"), _PRODUCT
+        ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot", "inner", "matmul", "linear", "einsum",
+         "tensordot", "bilinear"), _PRODUCT
     ),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _SHAPED),
     "scaled_dot_product_attention": _FUSED_ATTENTION,
@@ -83,16 +109,37 @@ _PROMISES = {
         "exact; the gradient of a weight row is torchreduce's sum over dim 0 of the gradients at its indices alone",
         "the same",
     ),
-    **dict.fromkeys(("median", "sort", "topk"), _TORCHS),
+    **dict.fromkeys(
+        (
+            "median", "sort", "topk", "ctc_loss", "multi_margin_loss", "multilabel_margin_loss", "grouped_mm",
+        ),
+        _TORCHS,
+    ),
+    **dict.fromkeys(
+        (
+            "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
+            "adaptive_avg_pool3d",
+        ),
+        _POOLED,
+    ),
+    "cdist": Promise(
+        "with products='float32', for p=2: by matrix products, however many rows there are, so a row depends on its "
+        "data, the other tensor, the device and its library alone. Else torch's, which chooses by the number of rows "
+        "whether it calls products",
+        "the same",
+    ),
 }  # fmt: skip
+KNOWN = frozenset(_PROMISES)
 
 
 def promises(op: str) -> Promise:
     """Return what the override guarantees for an operator of torch.
 
-    op is the operator's name in torch or torch.nn.functional. The result has the guarantees as text: `eager` for eager
-    mode, `compiled` for torch.compile. It also covers operators that no override can make batch-invariant. Raises
-    ValueError for an operator that this release has no statement for.
+    op is the operator's name: "sum", "torch.sum", "Tensor.sum", "F.softmax", "nn.LayerNorm", "aten::sum" or, of an
+    overload or a gradient, "sum.dim_IntList", "native_layer_norm_backward". The result has the guarantees as text:
+    `eager` for eager mode, `compiled` for torch.compile. It also covers functions that torch makes of others, and
+    operators that no override can make batch-invariant. Raises ValueError for an operator that this release has no
+    statement for.
 
     >>> import torchreduce
     >>> print(torchreduce.promises("conv2d").eager)
@@ -100,7 +147,7 @@ def promises(op: str) -> Promise:
     """
     if not isinstance(op, str):
         raise TypeError(f"promises(): argument 'op' must be a str, got {type(op).__name__}")
-    op = op.removeprefix("aten::").removeprefix("aten.")
-    if op not in _PROMISES:
-        raise ValueError(f"promises(): nothing is said about {op!r}. Supported are {', '.join(sorted(_PROMISES))}")
-    return _PROMISES[op]
+    function = function_of(op, KNOWN)
+    if function not in KNOWN:
+        raise ValueError(f"promises(): nothing is said about {op!r}. Supported are {', '.join(sorted(KNOWN))}")
+    return _PROMISES[function]

@@ -58,10 +58,13 @@ def _writing(name: str, writing: Writing) -> Callable[..., Any]:
     def serve(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
         outs = [given[key] for key in names]
-        if writing.dtype_of_out and given.get("dtype") is None:
+        is_refused = name == "mean.out" and not given["self"].is_floating_point()
+        if writing.dtype_of_out and given.get("dtype") is None and not is_refused:
             given["dtype"] = outs[0].dtype
         first = schema.arguments[0].name
         rest = {key: value for key, value in given.items() if key != first and key not in names}
+        if name.startswith("nll_loss") and not given["reduction"]:
+            raise Torchs("option")
         results = _results(writing.rule, given[first], **rest)
         results = results if isinstance(results, (list, tuple)) else (results,)
         if name.startswith("nll_loss"):
@@ -87,6 +90,7 @@ class Rows:
     def __init__(self) -> None:
         self._devices = 0
         self._tracing = threading.local()
+        self._serving = threading.local()
         self._calls: dict[str, dict[str, int]] = {}
         self._excluded: frozenset[str] = frozenset()
         self._library = torch.library.Library("aten", "IMPL")
@@ -215,15 +219,20 @@ class Rows:
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             below = keys.remove(_Key.BackendSelect)
-            if self._devices & only_where and name not in self._excluded:
+            key = below.highestPriorityTypeId()
+            is_torchs = keys.has(_Key.Meta) or name in self._excluded or name == getattr(self._serving, "name", None)
+            if self._devices & only_where and not is_torchs:
+                outer, self._serving.name = getattr(self._serving, "name", None), name  # what it calls of itself
                 try:
-                    if not self._devices & _DEVICES.get(below.highestPriorityTypeId(), 0):
+                    if not self._devices & _DEVICES.get(key, 0):
                         raise Torchs("kind")
                     result = serve(*args, **kwargs)
                     calls["served"] += 1
                     return result
                 except Torchs as why:
                     calls[str(why)] += 1
+                finally:
+                    self._serving.name = outer
             return aten.redispatch(below, *_fitting(name, args), **kwargs)
 
         self._library.impl(name, kernel, "BackendSelect", with_keyset=True)

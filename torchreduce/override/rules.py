@@ -90,8 +90,13 @@ def _dims(x: Tensor, dim: Any) -> list[int] | None:
     return dims or None
 
 
+def _converts_first(x: Tensor, dtype: torch.dtype | None) -> bool:
+    """Whether elements are converted before they are added or multiplied, as torch has it: floats to integers."""
+    return x.dtype in _FLOATS and dtype in _SUPPORTED and dtype not in _FLOATS and dtype is not torch.bool
+
+
 def _check_dtype(x: Tensor, dtype: torch.dtype | None = None) -> None:
-    """Floats with an integer dtype= fall back to torch, which rounds each element differently."""
+    """Floats with an integer dtype= fall back to torch, unless their elements are converted first."""
     if x.dtype not in _SUPPORTED or (dtype is not None and dtype not in _SUPPORTED):
         raise Torchs("dtype")
     if dtype is not None and x.dtype in _FLOATS and dtype not in _FLOATS:
@@ -112,6 +117,8 @@ def _with_dtype(name: str) -> Rule:
     op = getattr(_ops, name).raw
 
     def rule(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Call:
+        if name in ("sum", "prod") and _converts_first(x, dtype):
+            return Call(op, (Call(_convert, (x, dtype)), _dims(x, dim), keepdim, dtype, 0))
         _check_dtype(x, dtype)
         floats = {"mean": dtype or x.dtype, "nansum": x.dtype}
         if floats.get(name, torch.float32) not in _FLOATS or (name == "prod" and dtype is torch.bool):
@@ -131,6 +138,15 @@ def _along(name: str) -> Rule:
         return Call(op, (x, dims, keepdim, 0))
 
     return rule
+
+
+def _trace(x: Tensor) -> Call:
+    if x.dim() != 2:
+        raise Torchs("dims")
+    _check_dtype(x)
+    if x.is_cpu and x.dtype is torch.bool:  # torch has none
+        raise Torchs("dtype")
+    return Call(_ops.sum.raw, (Call(_aten.diagonal.default, (x,)), None, False, None, 0))
 
 
 def _listed(name: str) -> Rule:
@@ -183,6 +199,9 @@ def _scan(name: str) -> Rule:
     op = getattr(_ops, name).raw
 
     def rule(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Call:
+        if _converts_first(x, dtype):
+            _dims(x, dim)
+            return Call(op, (Call(_convert, (x, dtype)), dim, dtype, False, False, 0))
         _check_dtype(x, dtype)
         if dtype is torch.bool:
             raise Torchs("dtype")
@@ -312,7 +331,7 @@ def _layer_norm_backward(
     """Without `stats`, those that layer_norm made, the mean is taken again from x: torch keeps it in one part, and its
     derivative is that of both."""
     _check_norm(x, shape, weight, bias)
-    if g.dtype != x.dtype:
+    if g.dtype != x.dtype or (weight is None and bias is not None and bias.dtype != x.dtype):  # torch refuses these
         raise Torchs("dtype")
     if g.shape != x.shape:
         raise Torchs("dims")
@@ -375,13 +394,17 @@ def _embedding_backward(g: Tensor, indices: Tensor, count: int, skipped: int, by
 
 def _nll_loss(name: str) -> Rule:
     """The sum of torch's losses of the rows, or that divided by the weights of their labels; and the sum of these, not
-    rounded to 16 bits."""
+    rounded to 16 bits. torch's losses of the rows are of one element each."""
     op = getattr(_aten, name).default
 
-    def rule(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> list[Call]:
-        if reduction == 0:
-            raise Torchs("option")
+    def rule(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> list[Any]:
         _check_rows(x)
+        if reduction == 0:
+            torchs = Call(op, (x, target, weight, reduction, ignored))
+            return [Item(torchs, 0), Item(torchs, 1)]
+        classes = x.shape[1:2] if x.dim() > 1 else x.shape
+        if not x.dim() or (weight is not None and weight.shape != classes):
+            raise Torchs("dims")
         wide = torch.float64 if x.dtype is torch.float64 else torch.float32
 
         def of_rows(of: Any, by: Tensor | None) -> Call:
@@ -406,17 +429,17 @@ def _nll_loss(name: str) -> Rule:
 
 
 def _nll_loss_backward(name: str) -> Rule:
-    """Of 16 bits, by torch's kernel in float32, rounded once."""
+    """By torch's kernel, of 16 bits in float32 and rounded once: elements of one product each."""
     op = getattr(_aten, name).default
 
     def rule(
         g: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int, total: Tensor
     ) -> Call:
-        if reduction == 0:
-            raise Torchs("option")
         _check_rows(x)
-        if x.dtype.itemsize != 2 or g.dtype != x.dtype:
+        if g.dtype != x.dtype:
             raise Torchs("dtype")
+        if reduction == 0 or x.dtype.itemsize != 2:
+            return Call(op, (g, x, target, weight, reduction, ignored, total))
         if g.dim() or total.numel() != 1:
             raise Torchs("dims")
         wide = torch.float32

@@ -19,6 +19,7 @@ class Row(NamedTuple):
 
 ROWS = (
     Row("sum.dim_IntList sum.IntList_out", "Reduce<k_sum>", "with_dtype", "sum", in_graphs="sum"),
+    Row("trace", "Trace", "trace"),
     Row("mean.dim mean.out", "Reduce<k_mean>", "with_dtype", "mean", in_graphs="mean"),
     Row("nansum nansum.out", "Reduce<k_nansum>", "with_dtype", "nansum"),
     Row("prod prod.dim_int prod.int_out", "Reduce<k_prod>", "with_dtype", "prod"),
@@ -130,11 +131,20 @@ ABOVE = {
         "logsumexp", "logcumsumexp", "cumprod", "cummax", "cummin", "prod", "prod.dim_int", "linalg_vector_norm",
         "var.correction", "std.correction", "var_mean.correction", "std_mean.correction",
     ),
-    "All": ("nanmean", "nanmean.out", "cross_entropy_loss"),
+    "All": ("nanmean", "nanmean.out", "cross_entropy_loss", "_weight_norm", "cdist"),
     "Cpu": ("rms_norm",),
     "Transformed": ("layer_norm",),
     "Whole": ("batch_norm", "group_norm", "instance_norm"),
 }  # fmt: skip
+
+# All that coverage() may count.
+OVERLOADS = tuple(
+    dict.fromkeys(
+        [name for row in (*ROWS, *LOSSES, *SCATTERS, *PRODUCTS) for name in row.overloads.split()]
+        + [name for names in ABOVE.values() for name in names]
+        + ["scaled_dot_product_attention"]
+    )
+)
 
 
 def header() -> str:

@@ -22,7 +22,8 @@ inline std::deque<Row>& rows() {
   return *all;
 }
 
-// Whether there are kernels for a GPU: a build without a GPU part has none, and some GPUs are too old.
+// Whether there are kernels for a GPU: a build without a GPU part has none, and some GPUs are too old. It is said once
+// for each GPU, when it is first met.
 inline bool has_kernels(int device) {
   static std::array<std::atomic<signed char>, 64> known{};  // 0: not asked yet
   if (device < 0 || device >= int(known.size())) return false;
@@ -32,6 +33,9 @@ inline bool has_kernels(int device) {
       has = gpu_facts(device).gpu ? 1 : -1;
     } catch (const std::runtime_error&) { has = -1; }
     known[size_t(device)].store(has, std::memory_order_relaxed);
+    if (has < 0)
+      TORCH_WARN("torchreduce.enable(): this build of torchreduce has no kernels for GPU ", device,
+                 ", so calls on its tensors are torch's. Build torchreduce for it (docs/install.md)");
   }
   return has > 0;
 }
@@ -58,6 +62,7 @@ template <class Aten, class Serve, class R, class X, class... A> struct Kernel<A
     int on = enabled.load(std::memory_order_relaxed);
     if constexpr (requires { Serve::kOnlyWhere; }) on = on & Serve::kOnlyWhere ? on : 0;
     if (on && row->excluded.load(std::memory_order_relaxed)) on = 0;
+    if (below.has(DispatchKey::Meta)) on = 0;  // computes nothing, in a compiler's trace, say
     if (on) {
       Why why = Why::Served;
       auto count = [&] { row->calls[size_t(why)].fetch_add(1, std::memory_order_relaxed); };

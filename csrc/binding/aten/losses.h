@@ -8,15 +8,20 @@
 namespace torchreduce::aten {
 
 // The sum of torch's losses of the rows, or that divided by the weights of their labels; and the sum of these, which is
-// not rounded to 16 bits: its gradient divides by it. An `out=` of it is of x's dtype.
+// not rounded to 16 bits: its gradient divides by it. An `out=` of it is of x's dtype. torch's losses of the rows, and
+// their gradients, are of one element each.
 template <class Aten> struct NllLoss {
   template <class R> static R call(Why& why, const Tensor& x, const Tensor& target, const MaybeTensor& weight,
                                    int64_t reduction, const c10::SymInt& ignored) {
-    why = reduction == at::Reduction::None ? Why::Option : plan_rows(x);
+    why = plan_rows(x);
+    if (why != Why::Served) return {};
+    if (reduction == at::Reduction::None) return Aten::redispatch(own_key(x), x, target, weight, reduction, ignored);
+    const bool has_classes = x.dim() > 0, fits = !given(weight) || weight->dim() == 1;
+    if (!has_classes || !fits || (given(weight) && weight->numel() != x.size(x.dim() == 1 ? 0 : 1))) why = Why::Dims;
     if (why != Why::Served) return {};
     const ScalarType wide = x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
     auto of_rows = [&](const Tensor& of, const MaybeTensor& by) {
-      return std::get<0>(Aten::call(of, target, by, at::Reduction::None, ignored)).to(wide);
+      return std::get<0>(Aten::redispatch(own_key(x), of, target, by, at::Reduction::None, ignored)).to(wide);
     };
     auto sum = [&](const Tensor& of) {
       Arguments all;
@@ -38,6 +43,8 @@ template <class Aten> struct NllLoss {
   template <class R>
   static R call(Why& why, const Tensor& x, const Tensor& target, const MaybeTensor& weight, int64_t reduction,
                 const c10::SymInt& ignored, Tensor& output, Tensor& total_weight) {
+    if (reduction == at::Reduction::None) why = Why::Option;
+    if (why != Why::Served) return {output, total_weight};
     const auto results = call<std::tuple<Tensor, Tensor>>(why, x, target, weight, reduction, ignored);
     if (why == Why::Served) why = fit(output, total_weight, {}, Dtype(x.scalar_type()), Dtype(x.scalar_type()), x);
     if (why == Why::Served) {
@@ -54,8 +61,11 @@ template <class Aten> struct NllLossBackward {
   template <class R>
   static R call(Why& why, const Tensor& g, const Tensor& x, const Tensor& target, const MaybeTensor& weight,
                 int64_t reduction, const c10::SymInt& ignored, const Tensor& total) {
-    why = reduction == at::Reduction::None ? Why::Option : plan_rows(x);
-    if (why == Why::Served && (x.element_size() != 2 || g.scalar_type() != x.scalar_type())) why = Why::Dtype;
+    why = plan_rows(x);
+    if (why == Why::Served && g.scalar_type() != x.scalar_type()) why = Why::Dtype;
+    if (why != Why::Served) return Tensor();
+    if (reduction == at::Reduction::None || x.element_size() != 2)
+      return go_on(own_key(x), g, x, target, weight, reduction, ignored, total);
     if (why == Why::Served && (g.dim() != 0 || total.numel() != 1 || total.device() != x.device())) why = Why::Dims;
     if (why != Why::Served) return Tensor();
     const Tensor sum = g.to(ScalarType::Float);

@@ -6,8 +6,7 @@
 
 namespace torchreduce::aten {
 
-// Whether torchreduce's dtypes are torch's: floats to an integer dtype are not, whose elements each round their own
-// way.
+// Whether torchreduce's dtypes are torch's. Floats to an integer dtype are not, whose elements torch converts first.
 inline bool dtypes_served(const Op& op, ScalarType in, const std::optional<ScalarType>& dtype) {
   if (!supported(in) || (dtype && !supported(*dtype))) return false;
   if (dtype && is_float(in) && !is_float(*dtype)) return false;
@@ -49,7 +48,13 @@ struct Reducing {
   }
 };
 
-// An op with one result, whatever its other arguments are. Without dtype=, one that has it takes that of `out`.
+// Whether elements are converted before they are added or multiplied, as torch has it: floats to integers.
+inline bool converts_first(const Tensor& x, const std::optional<ScalarType>& dtype) {
+  return dtype && is_float(x.scalar_type()) && supported(*dtype) && !is_float(*dtype) && dtype != ScalarType::Bool;
+}
+
+// An op with one result, whatever its other arguments are. Without dtype=, one that has it takes that of `out`, but for
+// the mean of integers, which torch refuses then.
 template <const Op& op> struct Reduce {
   static constexpr bool kWithDtype =
       op.reduction == Reduction::Sum || op.reduction == Reduction::Product || op.options.of == Of::Numbers;
@@ -60,9 +65,15 @@ template <const Op& op> struct Reduce {
   }
   template <class R> static R call(Why& why, const Tensor& x, Arguments& given) {
     constexpr bool writes = std::is_reference_v<R>;
-    if (writes && kWithDtype && !given.dtype) given.dtype = given.outs[0]->scalar_type();
+    const bool takes_dtype = kWithDtype && !(op.options.mean && !is_float(x.scalar_type()));
+    if (writes && takes_dtype && !given.dtype) given.dtype = given.outs[0]->scalar_type();
+    constexpr bool is_plain = op.options.of == Of::Elements && !op.options.mean;
+    if (kWithDtype && is_plain && converts_first(x, given.dtype) && !is_named(x)) {
+      if (!mask_of(x, given.dims)) why = Why::Dims;
+      else return call<R>(why, x.to(*given.dtype), given);
+    }
     Reducing r;
-    why = r.plan(op, x, given.dims, given.keepdim, given.dtype);
+    if (why == Why::Served) why = r.plan(op, x, given.dims, given.keepdim, given.dtype);
     if constexpr (writes) {
       Tensor& out = *given.outs[0];
       if (why == Why::Served) why = fit(out, r.shape, r.types.result, x);
@@ -74,6 +85,18 @@ template <const Op& op> struct Reduce {
       r.run(op, x, result);
       return result;
     }
+  }
+};
+
+// The sum of a matrix's diagonal. torch has none of bool on a CPU.
+struct Trace {
+  template <class R> static R call(Why& why, const Tensor& x) {
+    if (x.dim() != 2) why = Why::Dims;
+    else if (is_named(x)) why = Why::Kind;
+    else if (x.is_cpu() && x.scalar_type() == ScalarType::Bool) why = Why::Dtype;
+    if (why != Why::Served) return Tensor();
+    Arguments all;
+    return Reduce<k_sum>::call<R>(why, x.diagonal(), all);
   }
 };
 

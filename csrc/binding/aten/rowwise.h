@@ -262,7 +262,9 @@ struct LayerNormBackward {
                                    const Tensor& mean, const Tensor& rstd, const MaybeTensor& weight,
                                    const MaybeTensor& bias, const std::array<bool, 3>& wanted) {
     why = plan_norm(x, shape, {&weight, &bias});
-    if (why == Why::Served && g.scalar_type() != x.scalar_type()) why = Why::Dtype;
+    // torch tells by the weight alone whether these are mixed.
+    const bool is_refused = !given(weight) && given(bias) && bias->scalar_type() != x.scalar_type();
+    if (why == Why::Served && (g.scalar_type() != x.scalar_type() || is_refused)) why = Why::Dtype;
     if (why == Why::Served && (g.sizes() != x.sizes() || g.device() != x.device())) why = Why::Dims;
     if (why == Why::Served && ((wanted[1] && !given(weight)) || (wanted[2] && !given(bias)))) why = Why::Option;
     if (why != Why::Served) return {};

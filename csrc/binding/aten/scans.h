@@ -1,6 +1,6 @@
 // Scans, as aten has them.
 #pragma once
-#include "tensors.h"
+#include "reductions.h"
 
 namespace torchreduce::aten {
 
@@ -25,6 +25,7 @@ template <const ScanOp& op> struct Accumulate {
     scan_into(op, read(x), *scanned(x, dim), false, false, written(result));
   }
   template <class R> static R call(Why& why, const Tensor& x, int64_t dim, const std::optional<ScalarType>& dtype) {
+    if (converts_first(x, dtype) && scanned(x, dim) && !is_named(x)) return call<R>(why, x.to(*dtype), dim, dtype);
     why = plan_scan(x, dim, dtype);
     if (why != Why::Served) return Tensor();
     const ScalarType to = dtype.value_or(is_float(x.scalar_type()) ? x.scalar_type() : ScalarType::Long);
@@ -35,6 +36,8 @@ template <const ScanOp& op> struct Accumulate {
   template <class R>
   static R call(Why& why, const Tensor& x, int64_t dim, const std::optional<ScalarType>& dtype, Tensor& out) {
     const ScalarType to = dtype.value_or(out.scalar_type());
+    if (converts_first(x, to) && scanned(x, dim) && !is_named(x) && !out.is_alias_of(x))
+      return call<R>(why, x.to(to), dim, to, out);
     why = plan_scan(x, dim, to);
     if (why == Why::Served) why = fit(out, x.sizes(), Dtype(to), x, true);
     if (why == Why::Served) run(x, dim, out);
