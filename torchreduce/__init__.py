@@ -30,6 +30,7 @@ try:
 except ImportError as error:
     raise ImportError(f"torchreduce._C is missing, or was built for another Python or library; {_BUILD}") from error
 
+from .auditing import audit  # noqa: E402
 from .bags import bincount, embedding_bag, segment_reduce  # noqa: E402
 from .determinism import determinism, get_determinism, set_determinism  # noqa: E402
 from .norms import norm, vector_norm  # noqa: E402
@@ -96,6 +97,7 @@ __all__ = [
     "any",
     "argmax",
     "argmin",
+    "audit",
     "bincount",
     "count_nonzero",
     "coverage",

@@ -1,0 +1,115 @@
+"""The variations of a run: its arguments, what is set around it, and how it relates to the first run."""
+
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from .follow import Batch, Padded, Relation, leaf_like
+from .record import Choose, plain
+
+VARIATIONS = ("repeat", "seed", "threads", "batch", "order", "padding", "strides", "compiled", "ranks")
+DEFAULT = ("repeat", "seed", "threads", "batch", "order", "strides")
+
+
+@dataclass
+class Run:
+    variation: str
+    label: str
+    args: Sequence[Any]
+    relation: Relation = field(default_factory=Relation)
+    choose: Choose = plain
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    is_seeded: bool = True  # starts with the random generators of the first run
+
+
+class Generators:
+    """The state of the random generators of torch, NumPy and Python."""
+
+    def __init__(self) -> None:
+        self._torch, self._numpy, self._python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._torch)
+        np.random.set_state(self._numpy)
+        random.setstate(self._python)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+
+
+@contextmanager
+def _threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _rearranged(t: Any) -> Any:
+    """The same elements with other strides, one element off the alignment of allocations."""
+    if not isinstance(t, Tensor) or t.layout is not torch.strided or t.dim() == 0 or t.is_quantized:
+        return t
+    buffer = t.new_empty(2 * t.numel() + 1)[1:]
+    strides, stride = [], 2 if t.dim() == 1 else 1
+    for n in t.shape:
+        strides.append(stride)
+        stride *= max(n, 1)
+    return leaf_like(t, buffer.as_strided(t.shape, strides, 1).copy_(t.detach()))
+
+
+def _padded(t: Any, length: int, more: int) -> Any:
+    """With zeros after the elements of dim 1, where it is as long as the first argument's."""
+    if not isinstance(t, Tensor) or t.dim() < 2 or t.shape[1] != length:
+        return t
+    zeros = t.new_zeros((t.shape[0], more, *t.shape[2:]))
+    return leaf_like(t, torch.cat([t.detach(), zeros], 1))
+
+
+def _each(f: Callable[[Any], Any], args: Sequence[Any]) -> Sequence[Any]:
+    mapped: Sequence[Any] = _pytree.tree_map(f, tuple(args))
+    return mapped
+
+
+def other_sizes(batch: Batch) -> list[tuple[str, list[int]]]:
+    """Rows of batches of other sizes: a row alone, and all of them twice."""
+    n = batch.size
+    both = [*range(n), *range(n)]
+    return [(f"batch of {len(rows)}", rows) for rows in ([n // 2], both) if len(rows) != n]
+
+
+def runs(variation: str, args: Sequence[Any], batch: Batch | None) -> list[Run]:
+    """The runs of a variation that is none of compiled and ranks; none where the arguments have no batch."""
+    if variation == "repeat":
+        return [Run("repeat", "repeat", args)]
+    if variation == "seed":
+        return [Run("seed", "seed", args, is_seeded=False)]
+    if variation == "threads":
+        other = 1 if torch.get_num_threads() > 1 else max(2, (os.cpu_count() or 1) // 2)
+        return [Run("threads", f"threads: {other}", args, around=lambda: _threads(other))]
+    if variation == "strides":
+        return [Run("strides", "strides", _each(_rearranged, args))]
+    if variation == "padding":
+        lengths = [t.shape[1] for t in _pytree.tree_leaves(tuple(args)) if isinstance(t, Tensor) and t.dim() > 1]
+        if not lengths or lengths[0] == 0:
+            return []
+        n, more = lengths[0], max(1, lengths[0] // 4)
+        padded = _each(lambda t: _padded(t, n, more), args)
+        return [Run("padding", f"padding: {n + more}", padded, Relation(is_padded=True), Padded(n, n + more))]
+    if batch is None:
+        return []
+    reversed_rows = list(reversed(range(batch.size)))
+    ways = [("order: reversed", reversed_rows)] if batch.size > 1 else []
+    return [
+        Run(variation, label, batch.take(rows), Relation(batch, rows))
+        for label, rows in (ways if variation == "order" else other_sizes(batch))
+    ]
