@@ -56,11 +56,11 @@ def _threads(n: int) -> Iterator[None]:
 
 
 def _rearranged(t: Any) -> Any:
-    """The same elements with other strides, one element off the alignment of allocations."""
+    """The same elements in the reverse order of dims, every other element of a buffer, from its second one on."""
     if not isinstance(t, Tensor) or t.layout is not torch.strided or t.dim() == 0 or t.is_quantized:
         return t
     buffer = t.new_empty(2 * t.numel() + 1)[1:]
-    strides, stride = [], 2 if t.dim() == 1 else 1
+    strides, stride = [], 2
     for n in t.shape:
         strides.append(stride)
         stride *= max(n, 1)
