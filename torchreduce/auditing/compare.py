@@ -8,7 +8,8 @@ from .record import Call, Key, Recorder, Seen
 
 # Why a call is a culprit.
 DIFFERS = "inputs are bitwise identical, outputs are not"
-MIXES = "the result of all rows together flows back into each row"
+MIXES = "what it makes of all rows together flows back into each row"
+ADDS = "it adds what processes hold; one process with the batches of all has another sum"
 PARTED = "its module's inputs are bitwise identical; from here on, ops, shapes or elements are not the first run's"
 
 
@@ -31,6 +32,10 @@ def _is_float(seen: Seen) -> bool:
     return seen.dtype.is_floating_point or seen.dtype.is_complex
 
 
+def _adds(call: Call) -> bool:
+    return call.name.startswith(("c10d::", "_c10d_functional::")) and "reduce" in call.name
+
+
 def _options_are_equal(a: Call, b: Call) -> bool:
     return repr(a.options) == repr(b.options)  # NaN is itself
 
@@ -48,6 +53,8 @@ def compare(base: Recorder, other: Recorder, relation: Relation) -> Comparison:
         if all(inputs) and all(outputs):
             made.equal.add(a.index)
             continue
+        if relation.is_of_ranks and _adds(a) and False in outputs:
+            made.found.append(Found(a, ADDS, a.key))
         wrong = [x for x, is_same in zip(a.outputs, outputs, strict=True) if is_same is False]
         if not all(inputs):
             made.unknown.add(a.index)
@@ -93,7 +100,7 @@ def _results(a: Call, b: Call | None, relation: Relation) -> bool | None:
     compared = [
         relation.same(x, y)
         for x, y in zip(a.outputs, b.outputs, strict=True)
-        if relation.rows is None or x.dim is not None
+        if relation.rows is None or relation.is_of_ranks or x.dim is not None
     ]
     return False if False in compared else True if compared and all(compared) else None
 
@@ -101,6 +108,8 @@ def _results(a: Call, b: Call | None, relation: Relation) -> bool | None:
 def _parted(base: Recorder, other: Recorder, relation: Relation, equal: set[int]) -> list[Found]:
     """Of the innermost module with equal inputs and other results, the first op that has no equal counterpart."""
     theirs, ours = other.by_key, base.by_key
+    if relation.is_of_ranks:  # each op on what processes hold is another one
+        return [Found(base.modules[-1], PARTED, base.modules[-1].key)]
     for module in base.modules:
         b = theirs.get(module.key)
         if b is None or _results(module, b, relation) is not False:
@@ -110,6 +119,8 @@ def _parted(base: Recorder, other: Recorder, relation: Relation, equal: set[int]
         for call in other.calls[b.index : b.end]:
             a = ours.get(call.key, call)
             if a.inputs and (a is call or a.index not in equal):
-                return [Found(a, PARTED, a.key)]
+                same = [relation.same(x, y) for x, y in zip(a.inputs, call.inputs, strict=False)]
+                mixes = a is not call and relation.rows is not None and all(same)
+                return [Found(a, MIXES if mixes else PARTED, a.key)]
         return [Found(module, PARTED, module.key)]
     return []

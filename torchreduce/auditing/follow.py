@@ -65,11 +65,12 @@ def batch_of(args: Sequence[Any], dim: int) -> Batch | None:
 
 @dataclass(frozen=True)
 class Relation:
-    """Of a run to the first run. rows: of the batch, those that this run has; None if it has the same tensors."""
+    """Of a run to the first run."""
 
     batch: Batch | None = None
-    rows: list[int] | None = None
+    rows: list[int] | None = None  # of the batch, those that this run has; -1: another's. None: it has the same tensors
     is_padded: bool = False
+    is_of_ranks: bool = False  # what has no rows is of all processes together, after collectives
 
     def same(self, base: Seen, other: Seen) -> bool | None:
         """Whether what this run has is bitwise identical in the first one; None if that cannot be compared."""
@@ -93,12 +94,14 @@ class Relation:
             ids = [_ids(self.batch.follow, seen, of) for seen, of in ((base, list(range(n))), (other, rows))]
             if ids[0] is None or ids[1] is None:
                 return None
-            return all(np.array_equal(h[ids[0] == row], g[ids[1] == place]) for place, row in enumerate(rows))
+            pairs = [(row, place) for place, row in enumerate(rows) if row >= 0]
+            return all(np.array_equal(h[ids[0] == row], g[ids[1] == place]) for row, place in pairs)
         if len(h) % n or len(h) // n * len(rows) != len(g):
             return None
-        k = len(h) // n
-        return np.array_equal(h.reshape(n, k)[rows], g.reshape(len(rows), k)) or (
-            k > 1 and np.array_equal(h.reshape(k, n)[:, rows], g.reshape(k, len(rows)))
+        k, of = len(h) // n, np.asarray(rows)
+        own = of >= 0
+        return np.array_equal(h.reshape(n, k)[of[own]], g.reshape(len(rows), k)[own]) or (
+            k > 1 and np.array_equal(h.reshape(k, n)[:, of[own]], g.reshape(k, len(rows))[:, own])
         )
 
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,6 +58,14 @@ def _ways(call: Call, values: list[Tensor]) -> Iterator[tuple[str, Callable[[], 
         yield "torch.backends.mkldnn.enabled = False", lambda: torch.backends.mkldnn.flags(enabled=False)
 
 
+def whole(cpu: bool) -> Iterator[tuple[str, Callable[[], AbstractContextManager[Any]]]]:
+    """What might mend a function whose runs take other paths."""
+    word = "cpu=True" if cpu else ""
+    for products in (False, "float32" if cpu else True):
+        text = ", ".join(filter(None, (word, f"products={products!r}".replace("'", '"') if products else "")))
+        yield f"torchreduce.enable({text})", partial(enabled, cpu=cpu, compile=False, products=products)
+
+
 def _outputs(captured: Captured, like: Call, choose: Choose = plain) -> list[Seen]:
     op, args, kwargs = captured
     args, kwargs = copied(args), copied(kwargs)
@@ -106,10 +115,10 @@ def known(found: Found, run: Run) -> str:
         return "a seed: torch.manual_seed(...) before the call; for dropout also model.eval()"
     if found.why == MIXES or ("batch_norm" in name and run.relation.rows is not None):
         return (
-            "statistics of the batch: model.eval(), or a norm of each row alone (layer_norm, rms_norm); "
-            "training may mean it so"
+            "model.eval(), for statistics of the batch, or a norm of each row alone (layer_norm, rms_norm); "
+            "nothing, if rows are meant to depend on each other"
         )
-    if found.why == PARTED:
+    if found.why == PARTED and run.relation.rows is not None and not run.relation.is_of_ranks:
         return "a path that does not depend on the batch (block sizes, splits); Batch(follow=...) if rows lie otherwise"
     if name.startswith(("c10d::", "_c10d_functional::")):
         return "torchreduce.distributed: sums in an order that does not depend on the processes"

@@ -6,7 +6,6 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from types import CodeType, FrameType
@@ -97,7 +96,9 @@ def info(op: Any) -> _Info:
     writes = tuple(
         (i, a.name)
         for i, a in enumerate(schema.arguments)
-        if (a.alias_info is not None and a.alias_info.is_write) or a.name in hidden
+        if (a.alias_info is not None and a.alias_info.is_write)
+        or a.name in hidden
+        or (namespace == "c10d" and i == 0)  # collectives write their first argument, which their schemas do not tell
     )
     return _Info(
         name if is_aten else f"{namespace}::{name}",
@@ -256,7 +257,8 @@ class Recorder(TorchDispatchMode):
     """Records the calls of a run.
 
     guide has the calls of an earlier run. choose(tensor, what the guide saw in its place) returns the dim that hashes
-    are taken along, and what is hashed; None: nothing is hashed.
+    are taken along, and what is hashed; None: nothing is hashed. The arguments of the calls in capture are kept.
+    calling(call, args, kwargs) calls the ops.
     """
 
     def __init__(
@@ -265,6 +267,7 @@ class Recorder(TorchDispatchMode):
         guide: dict[Key, Call] | None = None,
         choose: Choose | None = plain,
         capture: Sequence[Key] = (),
+        calling: Callable[[Call, Any, Any], Any] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names, self.guide, self._choose = names, guide or {}, choose
@@ -273,13 +276,13 @@ class Recorder(TorchDispatchMode):
         self.state = State()
         self.captured: dict[Key, tuple[Any, Any, Any]] = {}
         self._capture = frozenset(capture)
+        self._calling = calling or (lambda call, args, kwargs: call.op(*args, **kwargs))
         self._memory: dict[int, _Memory] = {}
         self._counts: Counter[Key] = Counter()
         self._open: list[Call] = []
         self._opened = 0
         self._by_sequence: dict[int, Call] = {}
         self._pending: list[Seen] = []
-        self._busy = False
         self.function = ""
 
     # -- hashes --
@@ -360,8 +363,6 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         of = info(op)
-        if self._busy:
-            return op(*args, **kwargs)
         if of.is_view:
             if is_hashable(args[0]):
                 self._meet(args[0])
@@ -377,7 +378,7 @@ class Recorder(TorchDispatchMode):
             if is_hashable(t) and not self._remember(t, is_made=False).is_made:
                 self.state.writes(t.untyped_storage())
         inputs = {t.untyped_storage()._cdata for t in tensors((*args, kwargs)) if is_hashable(t)} if not written else ()
-        result = op(*args, **kwargs)
+        result = _awaited(op, self._calling(call, args, kwargs))
         results = list(tensors(result if isinstance(result, (list, tuple)) else [result]))
         if results and all(is_hashable(t) and t.untyped_storage()._cdata in inputs for t in results):
             return result  # a view after all
@@ -416,7 +417,7 @@ class Recorder(TorchDispatchMode):
         line, code = place()
         call = Call((*spot, self._counts[spot]), len(self.calls), None, path, path, line, code)
         guide = self.guide.get(call.key)
-        with self._own():
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # these calls are not the user's
             call.inputs = self._see_all(args, guide.inputs if guide else None)
         call.opened = self._opened = self._opened + 1
         self._open.append(call)
@@ -431,22 +432,12 @@ class Recorder(TorchDispatchMode):
         """Of a module's arguments by keyword, torch tells after the call."""
         call = self._open.pop()
         guide = self.guide.get(call.key)
-        with self._own():
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # these calls are not the user's
             call.inputs += self._see_all(kwargs or {}, guide.inputs[len(call.inputs) :] if guide else None)
             gradients = [leaf.grad for leaf in self.state.leaves()] if not self._open else []
             call.outputs = self._see_all([result, gradients], guide.outputs if guide else None)
         call.end = len(self.calls)
         self.modules.append(call)
-
-    @contextmanager
-    def _own(self) -> Iterator[None]:
-        """Around calls of torch that are not the user's."""
-        self._busy = True
-        try:
-            with torch._C.DisableTorchFunction():
-                yield
-        finally:
-            self._busy = False
 
     def run(self, fn: Callable[..., Any], args: Any) -> None:
         """Call the function, and put back what it changed."""
@@ -484,6 +475,16 @@ class _Functions(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
         finally:
             self._recorder.function = ""
+
+
+def _awaited(op: Any, result: Any) -> Any:
+    """The results of a collective, once they are there."""
+    if op.namespace == "c10d" and isinstance(result, (list, tuple)) and isinstance(result[-1], torch.ScriptObject):
+        torch._C._distributed_c10d.Work.unbox(result[-1]).wait()
+    elif op.namespace == "_c10d_functional":
+        for t in tensors(result if isinstance(result, (list, tuple)) else [result]):
+            torch.ops._c10d_functional.wait_tensor(t)
+    return result
 
 
 def copied(values: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from .follow import Batch, Padded, Relation, leaf_like
+from .follow import Batch, Padded, Relation, batch_of, leaf_like
 from .record import Choose, plain
 
 VARIATIONS = ("repeat", "seed", "threads", "batch", "order", "padding", "strides", "compiled", "ranks")
@@ -87,8 +87,49 @@ def other_sizes(batch: Batch) -> list[tuple[str, list[int]]]:
     return [(f"batch of {len(rows)}", rows) for rows in ([n // 2], both) if len(rows) != n]
 
 
-def runs(variation: str, args: Sequence[Any], batch: Batch | None) -> list[Run]:
-    """The runs of a variation that is none of compiled and ranks; none where the arguments have no batch."""
+@contextmanager
+def _alone() -> Iterator[None]:
+    """With a default process group of this process alone."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    before, rank = dist.group.WORLD, dist.get_rank()
+    groups = [dist.new_group([r]) for r in range(dist.get_world_size())]
+    distributed_c10d._update_default_pg(groups[rank])
+    try:
+        yield
+    finally:
+        distributed_c10d._update_default_pg(before)
+        dist.destroy_process_group(groups[rank])
+
+
+def _of_all_ranks(args: Sequence[Any], batch: Batch | None, dim: int | None) -> list[Run]:
+    """One process, with the batches of all, in the order of their ranks."""
+    dist = torch.distributed
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1 or batch is None:
+        return []
+    if dim is None:
+        return []
+    leaves, spec = _pytree.tree_flatten(tuple(args))
+    given: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(given, [t.detach().cpu() if isinstance(t, Tensor) else t for t in leaves])
+    n, rank = batch.size, dist.get_rank()
+    sizes = [batch_of(theirs, dim) for theirs in given]
+    rows = [row if r == rank else -1 for r, theirs in enumerate(sizes) for row in range(theirs.size if theirs else 0)]
+
+    def joined(i: int, t: Any) -> Any:
+        if not isinstance(t, Tensor) or not -t.dim() <= dim < t.dim() or t.shape[dim] != n:
+            return t
+        return leaf_like(t, torch.cat([theirs[i] for theirs in given], dim).to(t.device))
+
+    whole = _pytree.tree_unflatten([joined(i, t) for i, t in enumerate(leaves)], spec)
+    return [Run("ranks", "ranks: 1", whole, Relation(batch, rows, is_of_ranks=True), around=_alone)]
+
+
+def runs(variation: str, args: Sequence[Any], batch: Batch | None, dim: int | None) -> list[Run]:
+    """The runs of a variation other than compiled; none where the arguments have no batch. dim: where rows lie."""
+    if variation == "ranks":
+        return _of_all_ranks(args, batch, dim)
     if variation == "repeat":
         return [Run("repeat", "repeat", args)]
     if variation == "seed":
