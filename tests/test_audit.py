@@ -428,6 +428,8 @@ def test_variations_that_cannot_run_are_notes():
         tr.audit(lambda x: x / (1 // 0), torch.ones(3))
     with pytest.raises(ValueError, match="vary must have names of repeat, seed"):
         tr.audit(torch.relu, torch.ones(3), vary="threds")
+    with pytest.raises(TypeError, match="'batch' must be an int, a Batch or None, got str"):
+        tr.audit(torch.relu, torch.ones(3), batch="0")
 
 
 def test_rows_may_lie_along_another_dim():

@@ -15,9 +15,6 @@ from torch.utils import _pytree
 from .follow import Batch, Padded, Relation, batch_of, leaf_like
 from .record import Choose, plain
 
-VARIATIONS = ("repeat", "seed", "threads", "batch", "order", "padding", "strides", "compiled", "ranks")
-DEFAULT = ("repeat", "seed", "threads", "batch", "order", "strides")
-
 
 @dataclass
 class Run:
