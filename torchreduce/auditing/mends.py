@@ -129,6 +129,8 @@ def known(found: Found, run: Run) -> str:
             "nothing: on a CPU, torch's result depends on the element's place (vector loop or tail). "
             "Keep shapes, strides and threads fixed; on a GPU it does not depend on them"
         )
+    if "rnn" in name:
+        return "torch.backends.mkldnn.enabled = False, on a CPU, and torchreduce.enable(products=...)"
     if "attention" in name:
         return "torchreduce.enable(products=True) on a GPU; or the math backend, of ops that can be overridden"
     return _FIXED[run.variation]

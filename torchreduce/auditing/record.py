@@ -236,8 +236,9 @@ class _Memory:
 
     reference: Any
     is_made: bool  # by an op of this run
-    is_written: bool  # by an op of this run
-    is_unwritten: bool = False  # not initialized
+    is_written: bool  # by an op of this run, or an argument of the function
+    is_unwritten: bool = False  # not initialized, as far as torch knows: kernels that it does not know may have done so
+    is_unread: bool = False  # a workspace, or the state of a random generator
     is_parameter: bool = False
     source: Seen | None = None
     seen: dict[Any, Seen] = field(default_factory=dict)
@@ -302,17 +303,18 @@ class Recorder(TorchDispatchMode):
             memory.is_parameter = True
         return memory
 
-    def _see(self, t: Tensor, guide: Seen | None) -> Seen:
+    def _see(self, t: Tensor, guide: Seen | None, is_overwritten: bool = False) -> Seen:
         if not is_hashable(t):
             return Seen(tuple(t.shape), t.dtype, token=object())
         memory = self._meet(t)
-        where = (t.storage_offset(), t.shape, t.stride(), t.dtype, guide and (guide.dim, guide.shape))
-        if where in memory.seen:
+        bits = (t.dtype, t.is_conj(), t.is_neg())
+        where = (t.storage_offset(), t.shape, t.stride(), bits, guide and (guide.dim, guide.shape))
+        if where in memory.seen and not memory.is_unwritten:
             return memory.seen[where]
         seen = Seen(tuple(t.shape), t.dtype, source=memory.source)
         if self._choose is None:
             pass
-        elif memory.is_unwritten:
+        elif memory.is_unread or (memory.is_unwritten and is_overwritten):
             seen.token = "unwritten"
         elif memory.is_parameter and not memory.is_written:
             seen.token = (t.untyped_storage()._cdata, *where[:4])
@@ -323,8 +325,11 @@ class Recorder(TorchDispatchMode):
         memory.seen[where] = seen
         return seen
 
-    def _see_all(self, values: Any, guide: Sequence[Seen] | None) -> list[Seen]:
-        return [self._see(t, guide[i] if guide and i < len(guide) else None) for i, t in enumerate(tensors(values))]
+    def _see_all(self, values: Any, guide: Sequence[Seen] | None, written: frozenset[int] = frozenset()) -> list[Seen]:
+        return [
+            self._see(t, guide[i] if guide and i < len(guide) else None, id(t) in written)
+            for i, t in enumerate(tensors(values))
+        ]
 
     def _finish(self) -> None:
         """Bring the hashes to the host, those of a device at once."""
@@ -364,16 +369,17 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         of = info(op)
         if of.is_view:
-            if is_hashable(args[0]):
+            if args and is_hashable(args[0]):
                 self._meet(args[0])
             return op(*args, **kwargs)
         call = self._call(of.name, op)
         guide = self.guide.get(call.key)
-        call.inputs = self._see_all((*args, kwargs), guide.inputs if guide else None)
+        written = [args[i] if i < len(args) else kwargs.get(name) for i, name in of.writes]
+        ids = frozenset(map(id, tensors(written)))
+        call.inputs = self._see_all((*args, kwargs), guide.inputs if guide else None, ids)
         call.options = tuple(_options((*args, *kwargs.values())))
         if call.key in self._capture:
             self.captured[call.key] = (op, copied(args), copied(kwargs))
-        written = [args[i] if i < len(args) else kwargs.get(name) for i, name in of.writes]
         for t in tensors(written):
             if is_hashable(t) and not self._remember(t, is_made=False).is_made:
                 self.state.writes(t.untyped_storage())
@@ -386,8 +392,9 @@ class Recorder(TorchDispatchMode):
         for i, t in enumerate(outputs):
             seen = self._made(t, guide.outputs[i] if guide and i < len(guide.outputs) else None)
             if of.is_unwritten or i in of.unread:
-                self._memory[t.untyped_storage()._cdata].is_unwritten = True
-                self._memory[t.untyped_storage()._cdata].seen.clear()
+                memory = self._memory[t.untyped_storage()._cdata]
+                memory.is_unwritten, memory.is_unread = of.is_unwritten, not of.is_unwritten
+                memory.seen.clear()
                 seen.token = "unwritten"
             call.outputs.append(seen)
         self.calls.append(call)
@@ -398,7 +405,7 @@ class Recorder(TorchDispatchMode):
         if not is_hashable(t):
             return Seen(tuple(t.shape), t.dtype, token=object())
         memory = self._remember(t, is_made=True)
-        memory.is_written, memory.is_unwritten = True, False
+        memory.is_written, memory.is_unwritten, memory.is_unread = True, False, False
         memory.seen.clear()
         memory.source = seen = self._see(t, guide)
         seen.source = seen
@@ -445,6 +452,8 @@ class Recorder(TorchDispatchMode):
         after = torch.nn.modules.module.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
         try:
             with _Functions(self), self:
+                for t in filter(is_hashable, tensors(args)):
+                    self._remember(t, is_made=False).is_written = True
                 self._begin("", ("function",), args)
                 self._end(fn(*args))
             self._finish()
