@@ -459,7 +459,7 @@ def test_compiled_code_that_does_as_eager_mode_is_whole():
 def test_coverage_tells_what_is_served_and_why_not():
     def several(x):
         y = torch.einsum("bi,bi->b", x, x) + torch.cdist(x, x).amax(1)
-        return F.kl_div(x, x.exp()) + y.sum() + x.to(torch.complex64).sum().abs() + F.silu(x)[0, 0]
+        return F.kl_div(x, x.exp(), reduction="sum") + y.sum() + x.to(torch.complex64).sum().abs() + F.silu(x)[0, 0]
 
     def coverage():
         return {(row.op, row.via, row.how) for row in tr.audit(several, x, vary="repeat").coverage}
@@ -469,8 +469,7 @@ def test_coverage_tells_what_is_served_and_why_not():
         ("bmm", "einsum", "needs products=True"),
         ("_cdist_forward", "cdist", "not covered"),
         ("amax", "amax", "served"),
-        ("mean", "kl_div", "served"),
-        ("sum", "sum", "served"),
+        ("sum", "kl_div sum", "served"),
         ("sum", "sum", "torch's: dtype"),
     }
     with overridden():
@@ -521,16 +520,16 @@ def test_hashes_tell_zeros_nan_and_permutations():
 
 
 def test_a_run_under_audit_takes_at_most_four_times_the_runs_time():
-    """1.4 times at this size (docs/audit.md); the rest is for a busy machine."""
+    """1.2 to 1.5 times at sizes like this (docs/audit.md); the rest is for a busy machine."""
     model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512), nn.LayerNorm(512))
     x, names = torch.randn(512, 512), Names()
 
     def time_of(f):
         times = []
         for _ in range(5):
-            begin = time.perf_counter()
+            begin = time.process_time()
             f()
-            times.append(time.perf_counter() - begin)
+            times.append(time.process_time() - begin)
         return min(times)
 
     with torch.no_grad():

@@ -41,17 +41,22 @@ class Covered(NamedTuple):
 
 
 class Counted:
-    """Calls ops, and keeps what coverage() counts of each that combines elements."""
+    """Calls ops, and keeps what coverage() counts of each that combines elements: once for equal arguments, since it
+    counts all that is overridden."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Call, Counter[str]]] = []
+        self._known: dict[Any, Counter[str]] = {}
 
     def __call__(self, call: Call, args: Any, kwargs: Any) -> Any:
         if not _combines(call):
             return call.op(*args, **kwargs)
-        before = _counted()
+        kind = (call.name, repr(call.options), *((seen.shape, seen.dtype) for seen in call.inputs))
+        before = _counted() if kind not in self._known else None
         result = call.op(*args, **kwargs)
-        self.calls.append((call, _counted() - before))
+        if before is not None:
+            self._known[kind] = _counted() - before
+        self.calls.append((call, self._known[kind]))
         return result
 
 
