@@ -11,8 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import torchreduce as tr
+from torchreduce.auditing.compare import compare
+from torchreduce.auditing.follow import Relation, Rows, batch_of
 from torchreduce.auditing.hashes import hashes
-from torchreduce.auditing.record import Names, Recorder
+from torchreduce.auditing.record import Names, Recorder, plain
 
 SMALL = 48  # columns; a multiple of 16, which products on a CPU take without padding
 
@@ -441,6 +443,27 @@ def test_rows_may_lie_along_another_dim():
     found = tr.audit(shared, x, batch=1, vary="batch").culprits
     assert [(c.op, c.why) for c in found] == [("amax", "what it makes of all rows together flows back into each row")]
     assert tr.audit(shared, x, batch=0, vary="batch").ok and tr.audit(shared, x, batch=None).ok
+
+
+def test_rows_are_followed_through_transposes():
+    """Of (batch, time, columns) flattened in any way."""
+
+    def fn(x):
+        b, t, c = x.shape
+        y = x.transpose(0, 1).reshape(t * b, c) * 2
+        y = y.view(t, b, c).permute(1, 2, 0).reshape(b * c, t) + 1
+        y = y.T.contiguous().relu().view(t, b, c)
+        return y.transpose(0, 1)
+
+    batch, names = batch_of((torch.randn(4, 7, 6),), 0), Names()
+    shapes, base = Recorder(names, choose=None), None
+    shapes.run(fn, batch.take([2]))
+    for rows in ([*range(4)], [2], [1, 0], [3, 3, 0, 1, 2]):
+        run = Recorder(names, (base or shapes).by_key, plain if base else Rows(batch), rows=len(rows))
+        run.run(fn, batch.take(rows))
+        base = base or run
+        made = compare(base, run, Relation(batch, rows))
+        assert made.results and not made.unknown and not made.found and len(made.equal) == len(base.calls) >= 4
 
 
 def test_padding_must_not_show():

@@ -44,6 +44,7 @@ class Auditor:
         self._dim = batch if isinstance(batch, int) else None
         self._batch = batch_of(args, batch) if isinstance(batch, int) else batch
         self._args = args if self._batch is None or args else self._batch.take(list(range(self._batch.size)))
+        self._rows = 0  # that hashes are kept for
         self._names, self._generators, self._result = Names(), Generators(), Audit()
         self._found: dict[tuple[Any, ...], list[tuple[Found, Run]]] = {}
         self._verdicts: dict[int, str] = {}
@@ -88,11 +89,17 @@ class Auditor:
                 break
             except Exception:  # noted where the batch is varied: a batch norm takes no row alone
                 continue
-        return self._record(self._args, Recorder(self._names, shapes, Rows(self._batch)))
+        self._rows = self._batch.size if self._batch.follow is None else 0
+        return self._record(self._args, Recorder(self._names, shapes, Rows(self._batch), rows=self._rows))
+
+    def _recorder(self, run: Run) -> Recorder:
+        of = run.relation.rows
+        rows = len(of) if of is not None and self._rows else self._rows
+        return Recorder(self._names, self._base.by_key, run.choose, rows=rows)
 
     def _vary(self, run: Run) -> None:
         (self._generators if run.is_seeded else self._after).restore()
-        recorder = Recorder(self._names, self._base.by_key, run.choose)
+        recorder = self._recorder(run)
         try:
             with run.around():
                 recorder.run(self._fn, run.args)
@@ -105,9 +112,8 @@ class Auditor:
         run = Run("compiled", f"compiled: {self._backend if isinstance(self._backend, str) else 'backend'}", self._args)
         before = self._base.state.snapshot()
         self._generators.restore()
-        base = self._base.modules[-1]
         try:
-            made = compare_compiled(self._fn, self._args, self._backend, self._names, self._base.state.leaves(), base)
+            made = compare_compiled(self._fn, self._args, self._backend, self._base)
         except Exception as error:
             self._result.notes.append(f"{run.label}: raised {type(error).__name__}: {error}")
             return
@@ -180,9 +186,9 @@ class Auditor:
         for text, way in mends.whole(cpu=any(t.is_cpu for t in tensors(self._args))):
             try:
                 with way():
-                    base = self._record(self._args, Recorder(self._names, self._base.by_key))
+                    base = self._record(self._args, Recorder(self._names, self._base.by_key, rows=self._rows))
                     self._generators.restore()
-                    other = Recorder(self._names, base.by_key, run.choose)
+                    other = self._recorder(run)
                     with run.around():
                         other.run(self._fn, run.args)
             except Exception:

@@ -11,7 +11,7 @@ from torch import Tensor
 from .compare import DIFFERS, Comparison, Found
 from .follow import Relation
 from .hashes import is_hashable
-from .record import Call, Names, Seen, copied, line_of, seen_of, tensors
+from .record import Call, Names, Recorder, Seen, copied, line_of, seen_of, tensors
 
 _SAME = Relation()
 
@@ -102,22 +102,20 @@ class _Eager(torch.fx.Interpreter):
         return result
 
 
-def compare_compiled(
-    fn: Callable[..., Any], args: Sequence[Any], backend: Any, names: Names, leaves: list[Tensor], base: Call
-) -> Comparison:
+def compare_compiled(fn: Callable[..., Any], args: Sequence[Any], backend: Any, base: Recorder) -> Comparison:
     """Run fn compiled, and compare its graphs with eager mode, and its results with the first run's."""
-    watched = Watched(backend, names)
+    watched, first = Watched(backend, base.names), base.modules[-1]
     torch._dynamo.reset()
     try:
         result = torch.compile(lambda *given: fn(*given), backend=watched)(*args)
     finally:
         torch._dynamo.reset()
-    results = [*tensors([result]), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+    results = [*tensors([result]), *(leaf.grad for leaf in base.state.leaves() if leaf.grad is not None)]
     made = Comparison(found=watched.found)
-    if len(results) == len(base.outputs):
-        same = [_SAME.same(x, seen_of(t, x)) for x, t in zip(base.outputs, results, strict=True)]
+    if len(results) == len(first.outputs):
+        same = [_SAME.same(x, seen_of(t, x, rows=base.rows)) for x, t in zip(first.outputs, results, strict=True)]
         made.results = False if False in same else True if same and all(same) else None
     if made.results is False and not made.found:
-        call = Call(("compiled", ""), len(names.paths), None, "gradient", "", base.line, base.code, True)
+        call = Call(("compiled", ""), len(base.calls), None, "gradient", "", first.line, first.code, True)
         made.found.append(Found(call, "all nodes of the forward pass are equal in the compiled code", call.key))
     return made

@@ -96,13 +96,17 @@ class Relation:
                 return None
             pairs = [(row, place) for place, row in enumerate(rows) if row >= 0]
             return all(np.array_equal(h[ids[0] == row], g[ids[1] == place]) for row, place in pairs)
-        if len(h) % n or len(h) // n * len(rows) != len(g):
+        sizes = base.shape[base.dim or 0], other.shape[base.dim or 0]
+        if sizes[0] % n or sizes[0] // n * len(rows) != sizes[1]:
             return None
-        k, of = len(h) // n, np.asarray(rows)
+        of = np.asarray(rows)
         own = of >= 0
-        return np.array_equal(h.reshape(n, k)[of[own]], g.reshape(len(rows), k)[own]) or (
-            k > 1 and np.array_equal(h.reshape(k, n)[:, of[own]], g.reshape(k, len(rows))[:, own])
-        )
+        ways = [(h.reshape(n, -1), g.reshape(len(rows), -1))]
+        if len(h) != sizes[0]:  # by_row's
+            ways = [(h[:n], g[: len(rows)]), (h[n:], g[len(rows) :])]
+        elif sizes[0] > n:
+            ways.append((h.reshape(-1, n).T, g.reshape(-1, len(rows)).T))
+        return any(np.array_equal(x[of[own]], y[own]) for x, y in ways)
 
 
 def _ids(follow: Any, seen: Seen, rows: list[int]) -> Any:

@@ -82,3 +82,11 @@ def hashes(t: Tensor, dim: int | None = None) -> Tensor:
     parts = [_sums(words[:whole].view(-1, _CHUNK))] if whole else []
     parts += [_sums(words[None, whole:])] if whole < words.numel() else []
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def by_row(h: Tensor, rows: int) -> Tensor:
+    """Of the hashes of n * k indices: two for each of n rows, in a first half as if the k of a row were neighbors, in a
+    second one as if they were n apart. As they are for k up to 2, or if rows is no divisor."""
+    if rows == 0 or len(h) % rows or len(h) // rows <= 2:
+        return h
+    return torch.cat([_sums(h.view(rows, -1)), _sums(h.view(-1, rows).T)])

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .hashes import hashes, is_hashable
+from .hashes import by_row, hashes, is_hashable
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -259,7 +259,7 @@ class Recorder(TorchDispatchMode):
 
     guide has the calls of an earlier run. choose(tensor, what the guide saw in its place) returns the dim that hashes
     are taken along, and what is hashed; None: nothing is hashed. The arguments of the calls in capture are kept.
-    calling(call, args, kwargs) calls the ops.
+    calling(call, args, kwargs) calls the ops. rows: hashes along a dim are kept for so many rows alone.
     """
 
     def __init__(
@@ -269,9 +269,10 @@ class Recorder(TorchDispatchMode):
         choose: Choose | None = plain,
         capture: Sequence[Key] = (),
         calling: Callable[[Call, Any, Any], Any] | None = None,
+        rows: int = 0,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.names, self.guide, self._choose = names, guide or {}, choose
+        self.names, self.guide, self._choose, self.rows = names, guide or {}, choose, rows
         self.calls: list[Call] = []
         self.modules: list[Call] = []  # in the order of their ends; the last one is the function itself
         self.state = State()
@@ -319,8 +320,7 @@ class Recorder(TorchDispatchMode):
         elif memory.is_parameter and not memory.is_written:
             seen.token = (t.untyped_storage()._cdata, *where[:4])
         else:
-            seen.dim, chosen = self._choose(t, guide)
-            seen.hashes = [hashes(c, seen.dim) for c in chosen]
+            seen.dim, seen.hashes = _hashed(t, guide, self._choose, self.rows)
             self._pending.append(seen)
         memory.seen[where] = seen
         return seen
@@ -519,7 +519,12 @@ def copied(values: Any) -> Any:
     return values
 
 
-def seen_of(t: Tensor, guide: Seen | None, choose: Choose = plain) -> Seen:
-    """A tensor outside of a run."""
+def _hashed(t: Tensor, guide: Seen | None, choose: Choose, rows: int) -> tuple[int | None, list[Tensor]]:
     dim, chosen = choose(t, guide)
-    return Seen(tuple(t.shape), t.dtype, dim, hashes=[hashes(c, dim).cpu().numpy() for c in chosen])
+    return dim, [hashes(c) if dim is None else by_row(hashes(c, dim), rows) for c in chosen]
+
+
+def seen_of(t: Tensor, guide: Seen | None, choose: Choose = plain, rows: int = 0) -> Seen:
+    """A tensor outside of a run."""
+    dim, found = _hashed(t, guide, choose, rows)
+    return Seen(tuple(t.shape), t.dtype, dim, hashes=[h.cpu().numpy() for h in found])
