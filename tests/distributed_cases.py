@@ -51,6 +51,30 @@ def gathered(part):
     return whole
 
 
+def audited(is_exact):
+    """The culprits of a step whose gradients are added by an all_reduce, and the variations' results."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(16, 16).to(here())
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    x = torch.randn(4, 16, generator=generator)
+    if is_exact:  # sums of small integers
+        layer = layer.requires_grad_(False)
+        layer.weight.copy_(torch.randint(3, (16, 16)))
+        layer.bias.zero_()
+        layer, x = layer.requires_grad_(True), torch.randint(3, (4, 16), generator=generator).float()
+
+    def step(x):
+        y = layer(x)
+        y.square().sum().backward()
+        for p in layer.parameters():
+            dist.all_reduce(p.grad)
+        return y
+
+    with tr.enabled(cpu=True, compile=False, products="float32"):
+        result = tr.audit(step, x.to(here()), vary=("repeat", "ranks"))
+    return [(c.op, c.variations, "torchreduce.distributed" in c.mend) for c in result.culprits], result.variations
+
+
 # ---- collectives -----------------------------------------------------------------------------------------------------
 
 

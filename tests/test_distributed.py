@@ -44,6 +44,17 @@ def worlds_of(ranks, only=WORLDS):
     return [world for world in only if world <= ranks.most]
 
 
+# ---- the audit -------------------------------------------------------------------------------------------------------
+
+
+def test_an_audit_names_the_sum_over_processes(cpu_ranks):
+    for culprits, results in cpu_ranks.run(3, cases.audited, False):
+        assert culprits == [("c10d::allreduce_", ("ranks: 1",), True)]
+        assert results == {"repeat": True, "ranks: 1": False}
+    for culprits, results in cpu_ranks.run(3, cases.audited, True):
+        assert culprits == [] and results == {"repeat": True, "ranks: 1": True}
+
+
 # ---- the order -------------------------------------------------------------------------------------------------------
 
 

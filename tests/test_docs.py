@@ -19,7 +19,8 @@ FUNCTIONS = sorted(set(tr.__all__) - {"__version__"})
 
 @pytest.mark.parametrize("module", ["torchreduce", "torchreduce.ops", "torchreduce.determinism", "torchreduce.plans",
                                     "torchreduce.testing", "torchreduce.distributed.order", "torchreduce.ladder.calls",
-                                    "torchreduce.ladder.lessons"])  # fmt: skip
+                                    "torchreduce.ladder.lessons", "torchreduce.auditing.follow",
+                                    "torchreduce.auditing.hashes"])  # fmt: skip
 def test_doctests(module):
     result = doctest.testmod(importlib.import_module(module))
     assert result.failed == 0

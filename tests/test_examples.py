@@ -148,6 +148,23 @@ def test_sums_by_index_have_the_same_bits_alone_and_in_batches(name, device):
     assert all(held.values()), held
 
 
+@pytest.mark.parametrize("width", [512, 250])
+def test_an_audit_of_a_language_model_is_red_with_torchs_kernels_and_green_with_ours(width, device_of_products):
+    """With rows of 250 elements, torch's silu may depend on the place in memory, on a CPU."""
+    audit_llm = example("audit_llm")
+    results = audit_llm.demonstrate(device_of_products, width)
+    if device_of_products == "cpu":  # a GPU never splits small products
+        assert "mm" in {culprit.op for culprit in results["torch"].culprits}
+    found = {culprit.op for culprit in results["torchreduce"].culprits}
+    assert found <= ({"silu"} if device_of_products == "cpu" and width == 250 else set()), str(results["torchreduce"])
+
+
+def test_the_audit_takes_the_llama_of_transformers_where_it_is_installed():
+    pytest.importorskip("transformers")
+    results = example("audit_llm").demonstrate("cpu", use_transformers=True)
+    assert not results["torch"].ok and results["torchreduce"].ok, str(results["torchreduce"])
+
+
 @pytest.mark.parametrize("name", ["sampling", "returns", "ssm", "graph", "moe"])
 def test_the_scripts_run(name, device, capsys):
     example(name).main(device)

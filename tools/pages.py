@@ -40,6 +40,7 @@ API = {
         "Override torch functions, set the determinism level, and show the kernel of a call.",
         ("override", "override.promises", "determinism", "plans"),
     ),
+    "audit": ("Audit", "Find the op that makes results differ.", ("auditing",)),
     "testing": ("Testing", "Check that results are bitwise identical.", ("testing",)),
 }
 NAMED = (

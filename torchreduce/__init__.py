@@ -30,6 +30,7 @@ try:
 except ImportError as error:
     raise ImportError(f"torchreduce._C is missing, or was built for another Python or library; {_BUILD}") from error
 
+from .auditing import audit  # noqa: E402
 from .bags import bincount, embedding_bag, segment_reduce  # noqa: E402
 from .channels import batch_norm, group_norm, instance_norm  # noqa: E402
 from .determinism import determinism, get_determinism, set_determinism  # noqa: E402
@@ -98,6 +99,7 @@ __all__ = [
     "any",
     "argmax",
     "argmin",
+    "audit",
     "batch_norm",
     "bincount",
     "count_nonzero",
