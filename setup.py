@@ -82,8 +82,8 @@ STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]  # loads in torch 2.1
 # several of them emit the linker keeps the first copy, which must run everywhere. On x86-64 it serves processors of
 # before 2013 alone; less optimized it takes a third of the time to compile.
 ISA_FLAGS = {"baseline": []}
-# Value-safe: a branch may become a choice of two results, a root an instruction.
-CPU_FLAGS = ["-fno-trapping-math", "-fno-math-errno"]
+# Value-safe: a branch may become a choice of two results, a root an instruction. OpenMP's simd loops, without OpenMP.
+LOOP_FLAGS = {"csrc/cpu/rowwise.cpp": ["-fno-trapping-math", "-fno-math-errno", "-fopenmp-simd"]}
 if platform.machine().lower() in ("x86_64", "amd64"):
     ISA_FLAGS["baseline"] = ["-O1"]
     ISA_FLAGS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
@@ -440,7 +440,8 @@ class BuildExtension(build_ext):
         objects += [compile("csrc/cpu/dispatch.cpp", host)]
         for isa, flags in ISA_FLAGS.items():
             for source in ("csrc/cpu/reduce.cpp", "csrc/cpu/scan.cpp", "csrc/cpu/rowwise.cpp", "csrc/cpu/segments.cpp"):
-                objects.append(compile(source, [*host, *CPU_FLAGS, *flags, f"-DTR_ISA={isa}"], isa))
+                loops = LOOP_FLAGS.get(source, [])
+                objects.append(compile(source, [*host, *flags, *loops, f"-DTR_ISA={isa}"], isa))
 
         facts = {
             "TR_VERSION": self.distribution.get_version(),

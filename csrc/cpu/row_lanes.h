@@ -86,9 +86,9 @@ template <class T> struct RowLanes {
 template <class T>
   requires std::is_arithmetic_v<T>
 struct RowLanes<T> {
-  T of[kMostRows];
+  std::conditional_t<std::is_same_v<T, bool>, int32_t, T> of[kMostRows];  // bytes would not become lanes
 
-  TR_HD T get(int64_t row) const { return of[row]; }
+  TR_HD T get(int64_t row) const { return T(of[row]); }
   TR_HD void set(int64_t row, T value) { of[row] = value; }
 };
 

@@ -8,7 +8,8 @@ constexpr int64_t kSerialElements = 8192;  // a smaller call is not worth a seco
 
 // A weight of each position as F, `missing` where there is none, and what can be read behind them: as it lies, or in
 // `copy`.
-template <class F> const F* weights_of(const void* weight, const RowwiseCall& call, F missing, int64_t behind, F* copy) {
+template <class F> const F* weights_of(const void* weight, const RowwiseCall& call, F missing, int64_t behind,
+                                       F* copy) {
   const int64_t n = call.layout.length;
   for (int64_t i = weight ? n : 0; i < n + behind; ++i) copy[i] = missing;
   if (weight) convert_run(Source{weight, call.weight_dtype, call.accumulator}, 0, 1, n, copy);

@@ -10,9 +10,10 @@
 namespace torchreduce {
 inline namespace TR_ISA {
 
-constexpr int64_t kBlockElements = 4096;  // residues of a block at most, and elements of one with lanes along rows
-constexpr int64_t kMostTerms = 1 << 18;   // exponentials that a task keeps between the looks
-constexpr int64_t kLeavesToShare = 16;    // of a row, from which on threads share it
+constexpr int64_t kBlockElements = 2048;  // of rows with lanes along them
+constexpr int64_t kBlockResidues = 4096;
+constexpr int64_t kMostTerms = 1 << 18;  // exponentials that a task keeps between the looks
+constexpr int64_t kLeavesToShare = 16;   // of a row, from which on threads share it
 
 struct Plus {
   template <class V> TR_HD static V combine(V left, V right) { return left + right; }
@@ -35,9 +36,10 @@ template <template <class> class Op, class F> struct RowwiseRows {
   static constexpr int kInputs = O::kInputs, kReads = torchreduce::kReads<O>, kSums = O::kSums, kStats = O::kStats;
   static constexpr bool kLooks = kSums > 0;
   static constexpr bool kGradient = kInputs == 2 || !kLooks;  // the statistics and values are those given
-  static constexpr bool kLabelled = requires(Given given) { given.valid; };
-  static constexpr int kWide = 64 / int(sizeof(F)), kHalf = kWide / 2;  // lanes
-  static constexpr int64_t kAccumulators = kBlockElements + kFoldLanes<F> + kWide;
+  static constexpr bool kLabels = requires(Given given) { given.label; };
+  static constexpr bool kLabelled = requires(Given given) { given.valid; };  // it reads the element there
+  static constexpr int kWide = 64 / int(sizeof(F)), kHalf = kWide / 2;       // lanes
+  static constexpr int64_t kAccumulators = kBlockResidues + kFoldLanes<F> + kWide;
 
   const RowwiseCall& call;
   const bool across;
@@ -56,7 +58,8 @@ template <template <class> class Op, class F> struct RowwiseRows {
         readable{last_offset(c.layout, c.layout.in) + 1, last_offset(c.layout, c.more_strides[0]) + 1} {}
   int64_t most_rows() const {
     if (!across && leaves > 1) return 1;
-    const int64_t rows = kBlockElements / (across ? least(slots_of(length), kResidues) : slots_of(length));
+    const int64_t slots = slots_of(length),
+                  rows = across ? kBlockResidues / least(slots, kResidues) : kBlockElements / slots;
     return rows < 1 ? 1 : least(rows, kMostRows);
   }
   TR_HD static int64_t slots_of(int64_t count) {
@@ -98,14 +101,21 @@ template <template <class> class Op, class F> struct RowwiseRows {
     return m;
   }
 
+  // A leaf's elements, in place or copies.
+  struct Elements {
+    const F* at;
+    int64_t pitch;  // from a row to the next one or, with lanes across rows, from a position
+    template <bool kAcross> TR_HD const F* element(int64_t r, int64_t i) const {
+      return at + (kAcross ? i * pitch + r : r * pitch + i);
+    }
+  };
   // Rows [row, row + rows), which lie at equal distances, and a leaf of them. `lanes`: rows and what fills vectors up,
   // which means nothing.
   struct Block {
     const Memory& m;
     int64_t row, rows, lanes;
     int64_t from, count;  // the leaf's positions
-    const F* x[kReads];   // its elements: in place, or copies
-    int64_t pitch[kReads];
+    Elements x[kReads];
     RowLanes<Given> given;
     RowLanes<Seen> seen;
     RowLanes<At> at;
@@ -121,32 +131,27 @@ template <template <class> class Op, class F> struct RowwiseRows {
       return {stats,  kMostRows,         {values[0], values[1], values[2]}, {d, d, d},
               labels, all.class_weights, all.class_weights_dtype,           all.classes};
     }
-    template <bool kAcross> TR_HD const F* element(int k, int64_t r, int64_t i) const {
-      return x[k] + (kAcross ? i * pitch[k] + r : r * pitch[k] + i);
-    }
-    template <bool kAcross> TR_HD int64_t place(int64_t r, int64_t i) const {
-      return kAcross ? i * lanes + r : r * count + i;
-    }
-    // Of a term, apart from other rows' vectors.
-    template <bool kAcross> TR_HD int64_t term_place(int64_t r, int64_t i) const {
-      return kAcross ? i * lanes + r : r * ceil_div(count, kWide) * kWide + i;
+    // From a row's terms, or a position's, to the next ones: vectors do not overlap.
+    template <bool kAcross> TR_HD int64_t term_pitch() const {
+      return kAcross ? lanes : ceil_div(count, kWide) * kWide;
     }
   };
   // body(r) for all lanes.
   template <class Body> TR_HD static void each_lane(int64_t lanes, Body body) {
     for (int64_t first = 0; first < lanes; first += kWide)
-#pragma GCC unroll 1
+#pragma omp simd
       for (int j = 0; j < kWide; ++j) body(first + j);
   }
   // body(r, i, kN) for vectors of lanes that start at row r, position i, until all of `count` positions are taken; with
   // lanes along rows there may be some behind them.
   template <bool kAcross, class Body> TR_HD static void each_vector(const Block& b, int64_t count, Body body) {
     constexpr std::integral_constant<int, kWide> wide;
+    const int64_t rows = kAcross ? b.lanes : b.rows;
     if constexpr (kAcross) {
-      for (int64_t r = 0; r < b.lanes; r += kWide)
+      for (int64_t r = 0; r < rows; r += kWide)
         for (int64_t i = 0; i < count; ++i) body(r, i, wide);
     } else {
-      for (int64_t r = 0; r < b.rows; ++r) {
+      for (int64_t r = 0; r < rows; ++r) {
         int64_t i = 0;
         for (; i + kHalf < count; i += kWide) body(r, i, wide);
         if (i < count) body(r, i, std::integral_constant<int, kHalf>());
@@ -196,15 +201,11 @@ template <template <class> class Op, class F> struct RowwiseRows {
       const int64_t end =
           start + (across ? (b.count - 1) * along + b.lanes : (b.rows - 1) * step + ceil_div(b.count, kWide) * kWide);
       if (call.dtype == DtypeOf<F>::value && l.reduced <= 1 && (across ? step : along) == 1 && end <= readable[k]) {
-        b.x[k] = static_cast<const F*>(call.in[k]) + start;
-        b.pitch[k] = across ? along : step;
-        if (across)  // what a next block takes: no stream that hardware would see
-          for (int64_t i = 0; i < b.count; ++i)
-            for (int64_t r = 0; r < b.lanes; r += kWide) __builtin_prefetch(b.x[k] + i * along + b.lanes + r);
+        const F* const at = static_cast<const F*>(call.in[k]) + start;
+        b.x[k] = {at, across ? along : step};
         continue;
       }
-      b.x[k] = b.m.copies[k];
-      b.pitch[k] = across ? b.lanes : b.count;
+      b.x[k] = {b.m.copies[k], across ? b.lanes : b.count};
       const Source source{call.in[k], call.dtype, call.accumulator};
       each_piece(stride, b, [&](int64_t offset, int64_t apart, int64_t count, int64_t place) {
         convert_run(source, offset, apart, count, b.m.copies[k] + place);
@@ -217,7 +218,7 @@ template <template <class> class Op, class F> struct RowwiseRows {
     const auto sums = [&](auto round) {
       const int64_t outer = across ? b.count : b.rows, inner = across ? b.lanes : b.count;
       for (int64_t o = 0; o < outer; ++o) {
-        const F *x = b.x[0] + o * b.pitch[0], *y = b.x[1] + o * b.pitch[1];
+        const F *x = b.x[0].at + o * b.x[0].pitch, *y = b.x[1].at + o * b.x[1].pitch;
         F* const to = b.m.copies[0] + o * inner;
         for (int64_t i = 0; i < inner; ++i) to[i] = round(x[i] + y[i]);
       }
@@ -225,12 +226,21 @@ template <template <class> class Op, class F> struct RowwiseRows {
     if (call.dtype == Dtype::F16) sums([](F x) { return convert<F>(round_to<F16>(x)); });
     else if (call.dtype == Dtype::BF16) sums([](F x) { return convert<F>(round_to<BF16>(x)); });
     else sums([](F x) { return x; });
-    b.x[0] = b.m.copies[0];
-    b.pitch[0] = across ? b.lanes : b.count;
+    b.x[0] = {b.m.copies[0], across ? b.lanes : b.count};
   }
-  void put(const Block& b, const F* results) const {
-    put(b, results, call.out_dtype, call.out);
-    if constexpr (O::kAdds) put(b, b.x[0], call.dtype, call.sum);
+  // Where map() writes a leaf: in place if vectors of results are all in their rows there, else the task's memory.
+  struct Results {
+    F* to;
+    int64_t pitch;
+    bool in_place;
+  };
+  Results results_of(const Block& b) const {
+    const Layout& l = layout();
+    const int64_t step = row_step(l.out), along = l.reduced ? l.out[l.kept] : 1;
+    if (call.out_dtype == DtypeOf<F>::value && l.reduced <= 1 && (across ? step : along) == 1 &&
+        (across ? b.rows == b.lanes : b.count % kHalf == 0))
+      return {static_cast<F*>(call.out) + row_offset(l, l.out, b.row) + b.from * along, across ? along : step, true};
+    return {b.m.results, across ? b.lanes : b.count, false};
   }
   void put(const Block& b, const F* results, Dtype dtype, void* out) const {
     each_piece(layout().out, b, [&](int64_t offset, int64_t apart, int64_t count, int64_t place) {
@@ -241,7 +251,7 @@ template <template <class> class Op, class F> struct RowwiseRows {
   TR_APART void open(Block& b) const {
     const RowMemory& all = call.memory;
     const int64_t start = row_offset(layout(), call.more_strides[1], b.row), step = row_step(call.more_strides[1]);
-    if constexpr (kGradient) {
+    if constexpr (kGradient && kStats > 0) {
       for (int k = 0; k < kStats; ++k)
         for (int64_t r = 0; r < b.rows; ++r) b.stats[k][r] = all.stat<F>(k, start + r * step);
       for (int k = 0; k < 3; ++k) {
@@ -251,7 +261,10 @@ template <template <class> class Op, class F> struct RowwiseRows {
           for (F& value : b.values[k]) value = F(-0.0);
       }
     }
-    for (int64_t r = 0; r < b.lanes; ++r) b.labels[r] = all.labels && r < b.rows ? all.labels[start + r * step] : 0;
+    if constexpr (kLabels) {
+      for (int64_t r = 0; r < b.rows; ++r) b.labels[r] = all.labels[start + r * step];
+      for (int64_t r = b.rows; r < b.lanes; ++r) b.labels[r] = 0;
+    }
     const RowMemory memory = b.memory(all);
     const RowwiseOptions options = call.options;
     each_lane(b.lanes, [&](int64_t r) __attribute__((always_inline)) { b.given.set(r, O::given(options, memory, r)); });
@@ -262,7 +275,8 @@ template <template <class> class Op, class F> struct RowwiseRows {
       const RowMemory& all = call.memory;
       const int64_t start = row_offset(layout(), call.more_strides[1], b.row), step = row_step(call.more_strides[1]);
       for (int k = 0; k < kStats; ++k)
-        for (int64_t r = 0; r < b.rows; ++r) static_cast<F*>(all.stats)[k * all.plane + start + r * step] = b.stats[k][r];
+        for (int64_t r = 0; r < b.rows; ++r)
+          static_cast<F*>(all.stats)[k * all.plane + start + r * step] = b.stats[k][r];
       for (int k = 0; k < 3; ++k)
         if (all.values[k]) store_run(all.dtypes[k], all.values[k], start, step, b.rows, b.values[k]);
     }
@@ -279,13 +293,18 @@ template <template <class> class Op, class F> struct RowwiseRows {
   template <bool kAcross, int kCount, class Step>
   TR_HD void sum(const Block& b, F* terms, F (*totals)[kMostRows], Step step) const {
     const int64_t once = least(b.count, kResidues), slots = kAcross ? once : slots_of(once);
+    const int64_t pitch = kAcross ? b.lanes : slots, term_pitch = b.template term_pitch<kAcross>();
+    F* const residues = b.m.acc;
+    Elements elements[kInputs];
+    for (int k = 0; k < kInputs; ++k) elements[k] = b.x[k];
     const auto vectors = [&](auto fresh, int64_t start, int64_t count) __attribute__((always_inline)) {
       each_vector<kAcross>(b, count, [&](int64_t r, int64_t i, auto width) __attribute__((always_inline)) {
         constexpr int kN = decltype(width)::value;
         using Lanes = F[kN];
         Lanes x[kInputs], sums[kCount], before[kCount], term{};
-        for (int k = 0; k < kInputs; ++k) __builtin_memcpy(x[k], b.template element<kAcross>(k, r, start + i), sizeof x[k]);
-        F* const acc = b.m.acc + (kAcross ? i * b.lanes + r : r * slots + i);
+        for (int k = 0; k < kInputs; ++k)
+          __builtin_memcpy(x[k], elements[k].template element<kAcross>(r, start + i), sizeof x[k]);
+        F* const acc = residues + (kAcross ? i * pitch + r : r * pitch + i);
         for (int k = 0; k < kCount; ++k) {
           if (fresh)
             for (F& zero : before[k]) zero = F(-0.0);
@@ -301,7 +320,9 @@ template <template <class> class Op, class F> struct RowwiseRows {
           for (int k = 0; k < kCount; ++k) sums[k][j] = kAcross || fresh || j < rest ? added[k] : before[k][j];
         }
         for (int k = 0; k < kCount; ++k) __builtin_memcpy(acc + k * kAccumulators, sums[k], sizeof sums[k]);
-        if (terms) __builtin_memcpy(terms + b.template term_place<kAcross>(r, start + i), term, sizeof term);
+        if (terms)
+          __builtin_memcpy(terms + (kAcross ? (start + i) * term_pitch + r : r * term_pitch + start + i), term,
+                           sizeof term);
       });
     };
     vectors(std::true_type(), 0, once);
@@ -324,16 +345,21 @@ template <template <class> class Op, class F> struct RowwiseRows {
   // One level of the tree.
   TR_HD static void fold_positions(F* acc, int64_t left, int64_t lanes) {
     for (int64_t i = 0; i < left / 2; ++i)
-      each_lane(lanes, [&](int64_t r) __attribute__((always_inline)) { acc[i * lanes + r] = acc[2 * i * lanes + r] + acc[(2 * i + 1) * lanes + r]; });
-    if (left % 2) each_lane(lanes, [&](int64_t r) __attribute__((always_inline)) { acc[left / 2 * lanes + r] = acc[(left - 1) * lanes + r]; });
+      each_lane(lanes, [&](int64_t r) __attribute__((always_inline)) {
+        acc[i * lanes + r] = acc[2 * i * lanes + r] + acc[(2 * i + 1) * lanes + r];
+      });
+    if (left % 2)
+      each_lane(lanes, [&](int64_t r)
+                           __attribute__((always_inline)) { acc[left / 2 * lanes + r] = acc[(left - 1) * lanes + r]; });
   }
   template <bool kAcross> TR_HD void greatest_of(Block& b) const {
+    const Elements elements = b.x[0];
     if constexpr (kAcross) {
       for (int64_t r = 0; r < b.lanes; r += kWide) {
         F best[kWide];
         for (F& x : best) x = -kInfinity<F>;
         for (int64_t i = 0; i < b.count; ++i) {
-          const F* const x = b.template element<true>(0, r, i);
+          const F* const x = elements.template element<true>(r, i);
 #pragma GCC unroll 1
           for (int j = 0; j < kWide; ++j) best[j] = greatest(best[j], x[j]);
         }
@@ -342,7 +368,7 @@ template <template <class> class Op, class F> struct RowwiseRows {
     } else {
       F* const lanes = b.m.acc;  // [rows][kWide]
       for (int64_t r = 0; r < b.rows; ++r) {
-        const F* const x = b.template element<false>(0, r, 0);
+        const F* const x = elements.template element<false>(r, 0);
         F best[kWide];
         for (int j = 0; j < kWide; ++j) best[j] = j < b.count ? x[j] : -kInfinity<F>;
         for (int64_t i = kWide; i < b.count; i += kWide) {
@@ -360,9 +386,12 @@ template <template <class> class Op, class F> struct RowwiseRows {
   template <bool kAcross> TR_APART void look(Block& b, F* terms) const {
     if constexpr (O::kFirst == First::Greatest) greatest_of<kAcross>(b);
     if constexpr (O::kFirst == First::Sum)
-      sum<kAcross, 1>(b, nullptr, &b.first, [](F* sums, const F* x, int64_t, int64_t, F&)
-                                                __attribute__((always_inline)) { sums[0] = sums[0] + x[0]; });
-    each_lane(b.lanes, [&](int64_t r) __attribute__((always_inline)) { b.seen.set(r, O::seen(b.first[r], int(b.count), b.given.get(r))); });
+      sum<kAcross, 1>(b, nullptr, &b.first,
+                      [](F* sums, const F* x, int64_t, int64_t, F&)
+                          __attribute__((always_inline)) { sums[0] = sums[0] + x[0]; });
+    each_lane(b.lanes, [&](int64_t r) __attribute__((always_inline)) {
+      b.seen.set(r, O::seen(b.first[r], int(b.count), b.given.get(r)));
+    });
     const F* const weights = O::kWeights ? weight + b.from : nullptr;
     sum<kAcross, kSums>(b, O::kTerm ? terms : nullptr, b.totals,
                         [&](F* sums, const F* x, int64_t r, int64_t i, [[maybe_unused]] F& term)
@@ -374,6 +403,9 @@ template <template <class> class Op, class F> struct RowwiseRows {
                                 O::step(sums, x, O::kWeights ? weights[i] : F(1), b.seen.get(r), b.given.get(r));
                               }
                             });
+  }
+  const F* element(const Block& b, int64_t r, int64_t i) const {  // of input 0
+    return across ? b.x[0].template element<true>(r, i) : b.x[0].template element<false>(r, i);
   }
   TR_HD State found(const Block& b, int64_t r) const {
     F totals[kSums];
@@ -387,13 +419,11 @@ template <template <class> class Op, class F> struct RowwiseRows {
   }
   TR_APART State scaled_look(const Block& b, int64_t r, F scale) const {
     F scaled[kLeaf + kWide];
-    for (int64_t i = 0; i < b.count; ++i)
-      scaled[i] = *(across ? b.template element<true>(0, r, i) : b.template element<false>(0, r, i)) * scale;
+    for (int64_t i = 0; i < b.count; ++i) scaled[i] = *element(b, r, i) * scale;
     Block one(b.m, b.row + r, 1);
     one.from = b.from;
     one.count = b.count;
-    one.x[0] = scaled;
-    one.pitch[0] = 0;
+    one.x[0] = {scaled, 0};
     one.given.set(0, b.given.get(r));
     look<false>(one, nullptr);
     return O::scaled_back(found(one, 0), found(b, r), scale);
@@ -410,27 +440,29 @@ template <template <class> class Op, class F> struct RowwiseRows {
   }
 
   // `terms`: what look() left. They may be where the results go, if those are of one row or lanes go across rows.
-  template <bool kAcross> TR_APART void map(Block& b, const F* terms, F* to) const {
-    const F *const weights = O::kWeights ? weight + b.from : nullptr, *const biases = O::kBiases ? bias + b.from : nullptr;
+  template <bool kAcross> TR_APART void map(const Block& b, const F* terms, Results into) const {
+    const F *const weights = O::kWeights ? weight + b.from : nullptr, *const biases =
+                                                                          O::kBiases ? bias + b.from : nullptr;
+    const int64_t from = b.from;
+    Elements elements[kInputs];
+    for (int k = 0; k < kInputs; ++k)
+      elements[k] = O::kTerm ? Elements{terms, b.template term_pitch<kAcross>()} : b.x[k];
     each_vector<kAcross>(b, b.count, [&](int64_t r, int64_t i, auto width) __attribute__((always_inline)) {
       constexpr int kN = decltype(width)::value;
-      const int64_t place = b.template place<kAcross>(r, i);
       F x[kInputs][kN], results[kN];
       for (int k = 0; k < kInputs; ++k)
-        __builtin_memcpy(x[k], O::kTerm ? terms + b.template term_place<kAcross>(r, i) : b.template element<kAcross>(k, r, i), sizeof x[k]);
+        __builtin_memcpy(x[k], elements[k].template element<kAcross>(r, i), sizeof x[k]);
 #pragma GCC unroll 1
       for (int j = 0; j < kN; ++j) {
         const int64_t row = kAcross ? r + j : r, p = kAcross ? i : i + j;
         const F w = O::kWeights ? weights[p] : F(1), v = O::kBiases ? biases[p] : F(-0.0);
-        if constexpr (O::kTerm) {
-          results[j] = O::map(x[0][j], w, v, b.from + p, b.at.get(row));
-        } else {
-          F element[kInputs];
-          for (int k = 0; k < kInputs; ++k) element[k] = x[k][j];
-          results[j] = O::map(element, w, v, b.from + p, b.at.get(row));
-        }
+        F element[kInputs], result;
+        for (int k = 0; k < kInputs; ++k) element[k] = x[k][j];
+        if constexpr (O::kTerm) result = O::map(element[0], w, v, from + p, b.at.get(row));
+        else result = O::map(element, w, v, from + p, b.at.get(row));
+        results[j] = canonical(result);
       }
-      __builtin_memcpy(to + place, results, sizeof results);
+      __builtin_memcpy(into.to + (kAcross ? i * into.pitch + r : r * into.pitch + i), results, sizeof results);
     });
   }
   // `terms`: those of the leaf if look() left them, else null.
@@ -442,29 +474,34 @@ template <template <class> class Op, class F> struct RowwiseRows {
         terms = b.m.results;
       }
     }
-    if (across) map<true>(b, terms, b.m.results);
-    else map<false>(b, terms, b.m.results);
-    put(b, b.m.results);
+    const Results into = results_of(b);
+    if (across) map<true>(b, terms, into);
+    else map<false>(b, terms, into);
+    if (!into.in_place) put(b, into.to, call.out_dtype, call.out);
+    if constexpr (O::kAdds) put(b, b.x[0].at, call.dtype, call.sum);
   }
   template <bool kAcross> TR_APART void make_terms(const Block& b) const {
     each_vector<kAcross>(b, b.count, [&](int64_t r, int64_t i, auto width) __attribute__((always_inline)) {
       F x[decltype(width)::value], terms[decltype(width)::value];
-      __builtin_memcpy(x, b.template element<kAcross>(0, r, i), sizeof x);
+      __builtin_memcpy(x, b.x[0].template element<kAcross>(r, i), sizeof x);
 #pragma GCC unroll 1
       for (int j = 0; j < decltype(width)::value; ++j) terms[j] = O::term(x[j], b.seen.get(kAcross ? r + j : r));
-      __builtin_memcpy(b.m.results + b.template term_place<kAcross>(r, i), terms, sizeof terms);
+      const int64_t pitch = b.template term_pitch<kAcross>();
+      __builtin_memcpy(b.m.results + (kAcross ? i * pitch + r : r * pitch + i), terms, sizeof terms);
     });
   }
 
   // ---- rows ------------------------------------------------------------------------------------------------------------
 
-  // The element of row r at its label, if it has one.
+  TR_HD static bool takes(const Given& given) { return given.valid && !given.ignored; }
+  // The element of row r at its label, if it has one; in the leaf if that is the row.
   F labelled(const Block& b, int64_t r) const {
     if constexpr (kLabelled) {
       const Given given = b.given.get(r);
-      if (given.valid && !given.ignored)
-        return load_as<F>(call.dtype, call.in[0],
-                          row_offset(layout(), layout().in, b.row + r) + position_offset(layout(), given.label), false);
+      if (!takes(given)) return F(0);
+      if (leaves == 1) return *element(b, r, given.label);
+      const int64_t start = row_offset(layout(), layout().in, b.row + r);
+      return load_as<F>(call.dtype, call.in[0], start + position_offset(layout(), given.label), false);
     }
     return F(0);
   }
@@ -479,28 +516,43 @@ template <template <class> class Op, class F> struct RowwiseRows {
     }
     return state;
   }
+  // `kTaken`: its label is a class, and not the one that is ignored.
+  template <bool kTaken = false>
   TR_HD Row row_of(const Block& b, int64_t r, const State& state, const RowwiseOptions& options, F at_label) const {
-    const Given given = b.given.get(r);
+    Given given = b.given.get(r);
+    if constexpr (kTaken) {
+      given.valid = true;
+      given.ignored = false;
+    }
     return O::row(state, length, given, options, Read{at_label});
   }
   // Of rows of one leaf: from the looks to what map() needs.
   TR_APART void settle(Block& b) const {
     const RowMemory memory = b.memory(call.memory);
     const RowwiseOptions options = call.options;
-    F at_label[kMostRows];
+    F at_label[kMostRows] = {};
+    bool taken = kLabelled;
     if constexpr (kLabelled)
-      for (int64_t r = 0; r < b.rows; ++r) at_label[r] = labelled(b, r);
-    const auto settle_row = [&](int64_t r, const State& state) __attribute__((always_inline)) {
-      const Row row = row_of(b, r, state, options, kLabelled ? at_label[r] : F(0));
+      for (int64_t r = 0; r < b.rows; ++r) {
+        at_label[r] = labelled(b, r);
+        taken &= takes(b.given.get(r));
+      }
+    const auto settle_row = [&]<bool kTaken>(int64_t r, const State& state) __attribute__((always_inline)) {
+      const Row row = row_of<kTaken>(b, r, state, options, kLabelled ? at_label[r] : F(0));
       O::write(row, memory, r);
-      const At at = O::at(row, state);
-      b.at.set(r, at);
+      if constexpr (O::kMaps) b.at.set(r, O::at(row, state));
     };
-    if constexpr (kLooks) each_lane(b.lanes, [&](int64_t r) __attribute__((always_inline)) { settle_row(r, found(b, r)); });
-    else each_lane(b.lanes, [&](int64_t r) __attribute__((always_inline)) { settle_row(r, O::none()); });
+    const auto settle_all = [&]<bool kTaken>() __attribute__((always_inline)) {
+      each_lane(b.lanes, [&](int64_t r) __attribute__((always_inline)) {
+        if constexpr (kLooks) settle_row.template operator()<kTaken>(r, found(b, r));
+        else settle_row.template operator()<kTaken>(r, O::none());
+      });
+    };
+    if (taken) settle_all.template operator()<kLabelled>();  // a loop over flags would not become vectors
+    else settle_all.template operator()<false>();
     if constexpr (O::kScales)
       for (int64_t r = 0; r < b.rows; ++r)
-        if (wanted_scale(b, r) != F(1)) settle_row(r, state_of(b, r));
+        if (wanted_scale(b, r) != F(1)) settle_row.template operator()<false>(r, state_of(b, r));
   }
   F* terms_of(const Block& b, int64_t leaf) const { return b.m.terms ? b.m.terms + leaf * block_elements() : nullptr; }
 
