@@ -82,6 +82,8 @@ STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]  # loads in torch 2.1
 # several of them emit the linker keeps the first copy, which must run everywhere. On x86-64 it serves processors of
 # before 2013 alone; less optimized it takes a third of the time to compile.
 ISA_FLAGS = {"baseline": []}
+# Value-safe: a branch may become a choice of two results, a root an instruction. OpenMP's simd loops, without OpenMP.
+LOOP_FLAGS = {"rowwise": ["-fno-trapping-math", "-fno-math-errno", "-fopenmp-simd"]}
 if platform.machine().lower() in ("x86_64", "amd64"):
     ISA_FLAGS["baseline"] = ["-O1"]
     ISA_FLAGS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
@@ -438,7 +440,8 @@ class BuildExtension(build_ext):
         objects += [compile("csrc/cpu/dispatch.cpp", host)]
         for isa, flags in ISA_FLAGS.items():
             for unit in ("reduce", "scan", "rowwise", "channels", "segments"):
-                objects.append(compile(f"csrc/cpu/{unit}.cpp", [*host, *flags, f"-DTR_ISA={isa}"], isa))
+                loops = LOOP_FLAGS.get(unit, [])
+                objects.append(compile(f"csrc/cpu/{unit}.cpp", [*host, *flags, *loops, f"-DTR_ISA={isa}"], isa))
 
         facts = {
             "TR_VERSION": self.distribution.get_version(),

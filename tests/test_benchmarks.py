@@ -210,11 +210,22 @@ def test_slow_calls_run_once_and_all_take_turns(monkeypatch):
 def test_the_cpus_part(tmp_path):
     out = tmp_path / "cpu.csv"
     threads = torch.get_num_threads()
-    cpu.run(argparse.Namespace(threads=[1], elements=4096, repeats=3, op=["cumsum"], out=out), "abc")
+    shared = {"threads": [1], "elements": 4096, "repeats": 3, "out": out}
+    cpu.run(argparse.Namespace(part="grid", op=["cumsum"], **shared), "abc")
     torch.set_num_threads(threads)
     lines = out.read_text().splitlines()
     assert lines[0] == ",".join(cpu.FIELDS) and len(lines) == 1 + 2 * (8 + 12)
     assert results.load([str(out)]) == []
+
+
+def test_the_cpus_random_part(tmp_path):
+    out = tmp_path / "cpu.csv"
+    threads = torch.get_num_threads()
+    cpu.run(argparse.Namespace(part="random", op=None, threads=[1], repeats=3, seed=5, cases=2, out=out), "abc")
+    torch.set_num_threads(threads)
+    lines = out.read_text().splitlines()
+    assert lines[0] == ",".join(cpu.RANDOM_FIELDS) and len(lines) == 1 + 2 * 5
+    assert list(cpu.draw(5, 2)) == list(cpu.draw(5, 2)) != list(cpu.draw(6, 2))
 
 
 # ---- tables and verdicts ---------------------------------------------------------------------------------------------

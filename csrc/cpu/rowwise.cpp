@@ -6,25 +6,28 @@ namespace {
 
 constexpr int64_t kSerialElements = 8192;  // a smaller call is not worth a second thread
 
-// A weight of each position as F: as it lies, or in `copy`; `missing` where there is none.
-template <class F> const F* weights_of(const void* weight, const RowwiseCall& call, F missing, F* copy) {
+// A weight of each position as F, `missing` where there is none, and what can be read behind them: as it lies, or in
+// `copy`.
+template <class F> const F* weights_of(const void* weight, const RowwiseCall& call, F missing, int64_t behind,
+                                       F* copy) {
   const int64_t n = call.layout.length;
-  if (weight) return fetch<F, true>(Source{weight, call.weight_dtype, call.accumulator}, 0, 1, n, copy);
-  for (int64_t i = 0; i < n; ++i) copy[i] = missing;
+  for (int64_t i = weight ? n : 0; i < n + behind; ++i) copy[i] = missing;
+  if (weight) convert_run(Source{weight, call.weight_dtype, call.accumulator}, 0, 1, n, copy);
   return copy;
 }
 
 template <template <class> class Op, class F>
 bool run(const RowwiseCall& call, bool across, int64_t threads, ParallelFor parallel_for) {
-  RowwiseRows<Op, F> rows{call};
-  if constexpr (!Op<F>::kWeights) return rows.run(across, threads, parallel_for);
-  const int64_t bytes = Carver::bytes<F>(call.layout.length);
-  Scratch scratch(2 * bytes + 64);
+  RowwiseRows<Op, F> rows(call, across);
+  if constexpr (!Op<F>::kWeights) return rows.run(threads, parallel_for);
+  constexpr int64_t kBehind = RowwiseRows<Op, F>::kWide;
+  const int64_t bytes = Carver::bytes<F>(call.layout.length + kBehind);
+  Scratch scratch(2 * bytes);
   if (!scratch.data) return false;
-  rows.weight = weights_of(call.weight, call, F(1), reinterpret_cast<F*>(scratch.data));
+  rows.weight = weights_of(call.weight, call, F(1), kBehind, reinterpret_cast<F*>(scratch.data));
   if constexpr (Op<F>::kBiases)
-    rows.bias = weights_of(call.bias, call, F(-0.0), reinterpret_cast<F*>(scratch.data + bytes));
-  return rows.run(across, threads, parallel_for);
+    rows.bias = weights_of(call.bias, call, F(-0.0), kBehind, reinterpret_cast<F*>(scratch.data + bytes));
+  return rows.run(threads, parallel_for);
 }
 
 }  // namespace

@@ -1,355 +1,675 @@
-// Row-wise ops (ops/rowwise.h), on the CPU. Each leaf is brought into contiguous memory as F, where loops
-// over it become vectors. Rows that lie side by side are taken some at a time, so that whole cache lines are used; of
-// few long rows threads share the leaves.
+// Row-wise ops (ops/rowwise.h), on the CPU. A task takes blocks of rows, leaf by leaf. Lanes go across rows that lie
+// side by side; of other rows along each. What is done once a row has lanes across rows either way. Of few long rows
+// threads share the leaves.
 #pragma once
 #include "cpu/cpu.h"
 #include "cpu/lanes.h"
+#include "cpu/row_lanes.h"
 #include "plan/rowwise_call.h"
 
 namespace torchreduce {
 inline namespace TR_ISA {
 
-constexpr int64_t kRowsTogether = 16;    // rows that lie side by side
-constexpr int64_t kPitch = kLeaf + 16;   // from a row of those to the next one: no multiple of 4 KiB
+constexpr int64_t kBlockElements = 2048;  // of rows with lanes along them
+constexpr int64_t kBlockResidues = 4096;
 constexpr int64_t kMostTerms = 1 << 18;  // exponentials that a task keeps between the looks
 constexpr int64_t kLeavesToShare = 16;   // of a row, from which on threads share it
 
 struct Plus {
   template <class V> TR_HD static V combine(V left, V right) { return left + right; }
 };
-
-// The tree over the residues of `count` positions, whose absent ones are -0.0.
-template <class F> F tree_of_residues(F (&acc)[kResidues], int64_t count) {
-  int levels = 0;
-  while ((1 << levels) < least(count, kResidues)) ++levels;
-  fold_pairs<Plus>(acc, int64_t(1) << levels, levels);
-  return acc[0];
-}
-
-template <First kFirst, class F> F first_look(const F* x, int64_t count) {
-  constexpr int64_t kAtOnce = kFirst == First::Sum ? kResidues : 64;
-  F acc[kAtOnce];
-  for (F& a : acc) a = first_absent<kFirst, F>();
-  for (int64_t first = 0; first < count; first += kAtOnce) {
-    const int64_t rest = least(kAtOnce, count - first);
-    for (int64_t i = 0; i < rest; ++i) acc[i] = first_combine<kFirst>(acc[i], x[first + i]);
-  }
-  if constexpr (kFirst == First::Sum) return tree_of_residues(acc, count);
-  for (int64_t i = 1; i < least(kAtOnce, count); ++i) acc[0] = first_combine<kFirst>(acc[0], acc[i]);
-  return acc[0];
-}
+struct Larger {  // first_combine of vectors
+  template <class V> TR_HD static V combine(V left, V right) { return (left >= right) | (left != left) ? left : right; }
+};
 
 template <template <class> class Op, class F> struct RowwiseRows {
   using O = Op<F>;
   using State = typename O::State;
   using Given = typename O::Given;
-  static constexpr int kInputs = O::kInputs, kReads = torchreduce::kReads<O>;
-  static constexpr bool kLooks = O::kSums > 0;
+  struct Read {  // of the one element that an op reads of a row: that at the label
+    F element;
+    TR_HD F operator()(int64_t) const { return element; }
+  };
+  using Row = std::decay_t<decltype(O::row(std::declval<State>(), 0, std::declval<Given>(), RowwiseOptions(), Read()))>;
+  using At = std::decay_t<decltype(O::at(std::declval<Row>(), std::declval<State>()))>;
+  using Seen = decltype(O::seen(F(), 0, std::declval<Given>()));
+  static constexpr int kInputs = O::kInputs, kReads = torchreduce::kReads<O>, kSums = O::kSums, kStats = O::kStats;
+  static constexpr bool kLooks = kSums > 0;
+  static constexpr bool kGradient = kInputs == 2 || !kLooks;  // the statistics and values are those given
+  static constexpr bool kLabels = requires(Given given) { given.label; };
+  static constexpr bool kLabelled = requires(Given given) { given.valid; };  // it reads the element there
+  static constexpr int kWide = 64 / int(sizeof(F)), kHalf = kWide / 2;       // lanes
+  static constexpr int64_t kAccumulators = kBlockResidues + kFoldLanes<F> + kWide;
 
   const RowwiseCall& call;
-  const int64_t leaves = ceil_div(call.layout.length, kLeaf);
-  const F *weight = nullptr, *bias = nullptr;  // of all positions, if the op has such
+  const bool across;
+  const int64_t length, leaves, most;          // `most`: rows of a block
+  int64_t readable[2];                         // elements of each input, from its first one on
+  const F *weight = nullptr, *bias = nullptr;  // of all positions and kWide more, if the op has such
   State* shared_states = nullptr;              // [rows][leaves], where threads share rows
   bool out_of_memory = false;
+
+  RowwiseRows(const RowwiseCall& c, bool lanes_across)
+      : call(c),
+        across(lanes_across),
+        length(c.layout.length),
+        leaves(ceil_div(length, kLeaf)),
+        most(most_rows()),
+        readable{last_offset(c.layout, c.layout.in) + 1, last_offset(c.layout, c.more_strides[0]) + 1} {}
+  int64_t most_rows() const {
+    if (!across && leaves > 1) return 1;
+    const int64_t slots = slots_of(length),
+                  rows = across ? kBlockResidues / least(slots, kResidues) : kBlockElements / slots;
+    return rows < 1 ? 1 : least(rows, kMostRows);
+  }
+  TR_HD static int64_t slots_of(int64_t count) {
+    return count > 1 ? int64_t(2) << (63 - __builtin_clzll(uint64_t(count - 1))) : 1;
+  }
 
   TR_HD void fail() { __atomic_store_n(&out_of_memory, true, __ATOMIC_RELAXED); }
   const Layout& layout() const { return call.layout; }
   const int64_t (&strides(int input) const)[kMaxDims] { return input == 0 ? layout().in : call.more_strides[0]; }
-  // The offset of what row `row` has one of.
-  int64_t offset_of_row(int64_t row) const { return row_offset(layout(), call.more_strides[1], row); }
+  // From a row of a block to the next one.
+  int64_t row_step(const int64_t (&stride)[kMaxDims]) const { return layout().kept ? stride[layout().kept - 1] : 0; }
 
-  // A task's memory; `together`: rows that it takes at a time.
+  // A task's memory. Elements, terms and results of a leaf of a block: of position i of row r at i * lanes + r, or with
+  // lanes along rows at r * count + i, where up to kWide more are written after the last.
   struct Memory {
-    F* copies[kReads];   // [together][kPitch] each
-    const F* x[kReads];  // where the leaf is: a copy, or of one row in place
-    F* results;          // [together][kPitch]
-    F* terms;            // [together][leaves][kLeaf]; null if they are made again
-    State* states;       // [together][leaves]
+    F* copies[kReads];
+    F* results;
+    F* terms;       // of all leaves; null if they are made again
+    F* acc;         // residues of each sum, kAccumulators apart: [slots][lanes] or [rows][slots]
+    State* states;  // [rows][leaves]
   };
-  int64_t kept_terms(int64_t together) const {
-    const int64_t terms = together * leaves * kLeaf;
+  int64_t block_elements() const { return (across ? most * least(length, kLeaf) : kBlockElements) + 2 * kWide; }
+  int64_t kept_terms() const {
+    const int64_t terms = leaves * block_elements();
     return O::kTerm && !shared_states && terms <= kMostTerms ? terms : 0;
   }
-  int64_t bytes(int64_t together) const {
-    return (kReads + 1) * Carver::bytes<F>(together * kPitch) + Carver::bytes<F>(kept_terms(together)) +
-           Carver::bytes<State>(together * leaves);
+  int64_t bytes() const {
+    return (kReads + 1) * Carver::bytes<F>(block_elements()) + Carver::bytes<F>(kept_terms()) +
+           kSums * Carver::bytes<F>(kAccumulators) + Carver::bytes<State>(most * leaves);
   }
-  Memory carve(char* data, int64_t together) const {
+  Memory carve(char* data) const {
     Carver carver{data};
     Memory m;
-    for (F*& copy : m.copies) copy = carver.take<F>(together * kPitch);
-    m.results = carver.take<F>(together * kPitch);
-    m.terms = kept_terms(together) ? carver.take<F>(kept_terms(together)) : nullptr;
-    m.states = carver.take<State>(together * leaves);
+    for (F*& copy : m.copies) copy = carver.take<F>(block_elements());
+    m.results = carver.take<F>(block_elements());
+    m.terms = kept_terms() ? carver.take<F>(kept_terms()) : nullptr;
+    m.acc = carver.take<F>(kSums * kAccumulators);
+    m.states = carver.take<State>(most * leaves);
     return m;
   }
 
-  // ---- between memory and leaves -------------------------------------------------------------------------------------
+  // A leaf's elements, in place or copies.
+  struct Elements {
+    const F* at;
+    int64_t pitch;  // from a row to the next one or, with lanes across rows, from a position
+    template <bool kAcross> TR_HD const F* element(int64_t r, int64_t i) const {
+      return at + (kAcross ? i * pitch + r : r * pitch + i);
+    }
+  };
+  // Rows [row, row + rows), which lie at equal distances, and a leaf of them. `lanes`: rows and what fills vectors up,
+  // which means nothing.
+  struct Block {
+    const Memory& m;
+    int64_t row, rows, lanes;
+    int64_t from, count;  // the leaf's positions
+    Elements x[kReads];
+    RowLanes<Given> given;
+    RowLanes<Seen> seen;
+    RowLanes<At> at;
+    F first[kMostRows], totals[kLooks ? kSums : 1][kMostRows];  // what the looks found
+    F stats[kStats ? kStats : 1][kMostRows], values[3][kMostRows];
+    int64_t labels[kMostRows];
+
+    Block(const Memory& memory, int64_t first_row, int64_t count_rows)
+        : m(memory), row(first_row), rows(count_rows), lanes(ceil_div(count_rows, kWide) * kWide) {}
+    // What has one element a row, of this block.
+    TR_HD RowMemory memory(const RowMemory& all) {
+      constexpr Dtype d = DtypeOf<F>::value;
+      return {stats,  kMostRows,         {values[0], values[1], values[2]}, {d, d, d},
+              labels, all.class_weights, all.class_weights_dtype,           all.classes};
+    }
+    // From a row's terms, or a position's, to the next ones: vectors do not overlap.
+    template <bool kAcross> TR_HD int64_t term_pitch() const {
+      return kAcross ? lanes : ceil_div(count, kWide) * kWide;
+    }
+  };
+  // body(r) for all lanes.
+  template <class Body> TR_HD static void each_lane(int64_t lanes, Body body) {
+    for (int64_t first = 0; first < lanes; first += kWide)
+#pragma omp simd
+      for (int j = 0; j < kWide; ++j) body(first + j);
+  }
+  // body(r, i, kN) for vectors of lanes that start at row r, position i, until all of `count` positions are taken; with
+  // lanes along rows there may be some behind them.
+  template <bool kAcross, class Body> TR_HD static void each_vector(const Block& b, int64_t count, Body body) {
+    constexpr std::integral_constant<int, kWide> wide;
+    const int64_t rows = kAcross ? b.lanes : b.rows;
+    if constexpr (kAcross) {
+      for (int64_t r = 0; r < rows; r += kWide)
+        for (int64_t i = 0; i < count; ++i) body(r, i, wide);
+    } else {
+      for (int64_t r = 0; r < rows; ++r) {
+        int64_t i = 0;
+        for (; i + kHalf < count; i += kWide) body(r, i, wide);
+        if (i < count) body(r, i, std::integral_constant<int, kHalf>());
+      }
+    }
+  }
+
+  // ---- between memory and blocks -------------------------------------------------------------------------------------
 
   // run(first position of the leaf, offset from the row's start, stride, count) for each run of positions of a leaf at
   // equal distances.
-  template <class Run> void each_run(const int64_t (&stride)[kMaxDims], int64_t leaf, Run run) const {
+  template <class Run> void each_run(const int64_t (&stride)[kMaxDims], const Block& b, Run run) const {
     const Layout& l = layout();
     const int last = l.kept + l.reduced - 1;
     const int64_t step = l.reduced ? stride[last] : 1, inner = l.reduced ? l.size[last] : 1;
-    const int64_t first = leaf * kLeaf, count = least(kLeaf, l.length - first);
-    for (int64_t i = 0; i < count;) {
-      const int64_t here = least(count - i, inner - (first + i) % inner);
-      run(i, position_offset(l, stride, first + i), step, here);
+    for (int64_t i = 0; i < b.count;) {
+      const int64_t here = least(b.count - i, inner - (b.from + i) % inner);
+      run(i, position_offset(l, stride, b.from + i), step, here);
       i += here;
     }
   }
-  void bring(int64_t row, int64_t together, int64_t leaf, Memory& m) const {
+  // The same for each run of what lies in one block of memory, there and in the block: run(offset there, stride, count,
+  // place in the block).
+  template <class Run> void each_piece(const int64_t (&stride)[kMaxDims], const Block& b, Run run) const {
+    const Layout& l = layout();
+    const int64_t start = row_offset(l, stride, b.row), step = row_step(stride);
+    const bool even = l.reduced <= 1 && (l.reduced == 0 || stride[l.kept] == 1);
+    if (!across && even && (b.rows == 1 || step == b.count)) return run(start + b.from, 1, b.rows * b.count, 0);
+    each_run(stride, b, [&](int64_t i, int64_t offset, int64_t along, int64_t count) {
+      if (across)
+        for (int64_t j = 0; j < count; ++j) run(start + offset + j * along, step, b.rows, (i + j) * b.lanes);
+      else
+        for (int64_t r = 0; r < b.rows; ++r) run(start + r * step + offset, along, count, r * b.count + i);
+    });
+  }
+  void at_leaf(int64_t leaf, Block& b) const {
+    b.from = leaf * kLeaf;
+    b.count = least(kLeaf, length - b.from);
+  }
+  void bring(int64_t leaf, Block& b) const {
+    at_leaf(leaf, b);
+    const Layout& l = layout();
     for (int k = 0; k < kReads; ++k) {
+      const auto& stride = strides(k);
+      const int64_t step = row_step(stride), along = l.reduced ? stride[l.kept] : 1;
+      const int64_t start = row_offset(l, stride, b.row) + b.from * along;
+      const int64_t end =
+          start + (across ? (b.count - 1) * along + b.lanes : (b.rows - 1) * step + ceil_div(b.count, kWide) * kWide);
+      if (call.dtype == DtypeOf<F>::value && l.reduced <= 1 && (across ? step : along) == 1 && end <= readable[k]) {
+        const F* const at = static_cast<const F*>(call.in[k]) + start;
+        b.x[k] = {at, across ? along : step};
+        continue;
+      }
+      b.x[k] = {b.m.copies[k], across ? b.lanes : b.count};
       const Source source{call.in[k], call.dtype, call.accumulator};
-      const int64_t start = row_offset(layout(), strides(k), row),
-                    across = layout().kept ? strides(k)[layout().kept - 1] : 0;
-      m.x[k] = m.copies[k];
-      each_run(strides(k), leaf, [&](int64_t i, int64_t offset, int64_t step, int64_t count) {
-        F* const to = m.copies[k] + i;
-        if (together > 1) {
-          F side[kRowsTogether];
-          for (int64_t j = 0; j < count; ++j) {
-            const F* const from = fetch<F, true>(source, start + offset + j * step, across, together, side);
-            for (int64_t r = 0; r < together; ++r) to[r * kPitch + j] = from[r];
-          }
-          return;
-        }
-        const F* const from = fetch<F, true>(source, start + offset, step, count, to);
-        if (from == to) return;
-        if (i == 0 && count == least(kLeaf, layout().length - leaf * kLeaf)) m.x[k] = from;
-        else __builtin_memcpy(to, from, size_t(count) * sizeof(F));
+      each_piece(stride, b, [&](int64_t offset, int64_t apart, int64_t count, int64_t place) {
+        convert_run(source, offset, apart, count, b.m.copies[k] + place);
       });
     }
-    if constexpr (O::kAdds) add(together, least(kLeaf, layout().length - leaf * kLeaf), m);
+    if constexpr (O::kAdds) add(b);
   }
   // The first tensor's elements become the sums, rounded to their type.
-  void add(int64_t together, int64_t count, Memory& m) const {
+  void add(Block& b) const {
     const auto sums = [&](auto round) {
-      for (int64_t r = 0; r < together; ++r) {
-        const F *a = m.x[0] + r * kPitch, *b = m.x[1] + r * kPitch;
-        F* const to = m.copies[0] + r * kPitch;
-        for (int64_t i = 0; i < count; ++i) to[i] = round(a[i] + b[i]);
+      const int64_t outer = across ? b.count : b.rows, inner = across ? b.lanes : b.count;
+      for (int64_t o = 0; o < outer; ++o) {
+        const F *x = b.x[0].at + o * b.x[0].pitch, *y = b.x[1].at + o * b.x[1].pitch;
+        F* const to = b.m.copies[0] + o * inner;
+        for (int64_t i = 0; i < inner; ++i) to[i] = round(x[i] + y[i]);
       }
     };
     if (call.dtype == Dtype::F16) sums([](F x) { return convert<F>(round_to<F16>(x)); });
     else if (call.dtype == Dtype::BF16) sums([](F x) { return convert<F>(round_to<BF16>(x)); });
     else sums([](F x) { return x; });
-    m.x[0] = m.copies[0];
+    b.x[0] = {b.m.copies[0], across ? b.lanes : b.count};
   }
-  void put(int64_t row, int64_t together, int64_t leaf, const Memory& m) const {
-    put(row, together, leaf, m.results, call.out_dtype, call.out);
-    if constexpr (O::kAdds) put(row, together, leaf, m.x[0], call.dtype, call.sum);
+  // Where map() writes a leaf: in place if vectors of results are all in their rows there, else the task's memory.
+  struct Results {
+    F* to;
+    int64_t pitch;
+    bool in_place;
+  };
+  Results results_of(const Block& b) const {
+    const Layout& l = layout();
+    const int64_t step = row_step(l.out), along = l.reduced ? l.out[l.kept] : 1;
+    if (call.out_dtype == DtypeOf<F>::value && l.reduced <= 1 && (across ? step : along) == 1 &&
+        (across ? b.rows == b.lanes : b.count % kHalf == 0))
+      return {static_cast<F*>(call.out) + row_offset(l, l.out, b.row) + b.from * along, across ? along : step, true};
+    return {b.m.results, across ? b.lanes : b.count, false};
   }
-  void put(int64_t row, int64_t together, int64_t leaf, const F* results, Dtype dtype, void* out) const {
-    const int64_t start = row_offset(layout(), layout().out, row),
-                  across = layout().kept ? layout().out[layout().kept - 1] : 0;
-    each_run(layout().out, leaf, [&](int64_t i, int64_t offset, int64_t step, int64_t count) {
-      if (together == 1) return store_run(dtype, out, start + offset, step, count, results + i);
-      for (int64_t j = 0; j < count; ++j) {
-        F side[kRowsTogether];
-        for (int64_t r = 0; r < together; ++r) side[r] = results[r * kPitch + i + j];
-        store_run(dtype, out, start + offset + j * step, across, together, side);
-      }
+  void put(const Block& b, const F* results, Dtype dtype, void* out) const {
+    each_piece(layout().out, b, [&](int64_t offset, int64_t apart, int64_t count, int64_t place) {
+      store_run(dtype, out, offset, apart, count, results + place);
     });
   }
-
-  // ---- a leaf of one row, x[k] being its elements --------------------------------------------------------------------
-
-  // `terms`: where they are to be left, or null.
-  State look(const F* const (&x)[kInputs], int64_t leaf, const Given& given, F* __restrict terms) const {
-    F wanted = F(1);
-    const State state = look(x, leaf, given, terms, wanted);
-    if constexpr (O::kScales)
-      if (wanted != F(1)) return scaled_look(x[0], leaf, given, state, wanted);
-    return state;
-  }
-  __attribute__((noinline)) State scaled_look(const F* x, int64_t leaf, const Given& given, const State& before,
-                                              F scale) const {
-    F scaled[kLeaf], again;
-    for (int64_t i = 0; i < least(kLeaf, layout().length - leaf * kLeaf); ++i) scaled[i] = x[i] * scale;
-    return O::scaled_back(look({scaled}, leaf, given, nullptr, again), before, scale);
-  }
-  // `wanted`: what elements have to be multiplied by.
-  __attribute__((noinline)) State look(const F* const (&x)[kInputs], int64_t leaf, const Given& given,
-                                       F* __restrict terms, [[maybe_unused]] F& wanted) const {
-    const int64_t from = leaf * kLeaf, count = least(kLeaf, layout().length - from);
-    const F first = first_look<O::kFirst>(x[0], count);
-    const auto seen = O::seen(first, int(count), given);
-    F acc[O::kSums][kResidues], total[O::kSums];
-    for (auto& sum : acc)
-      for (F& a : sum) a = F(-0.0);
-    for (int64_t start = 0; start < count; start += kResidues) {
-      const int64_t rest = least(kResidues, count - start);
-      if constexpr (O::kTerm) {
-        if (terms) {
-          for (int64_t i = 0; i < rest; ++i) terms[start + i] = O::term(x[0][start + i], seen);
-          for (int64_t i = 0; i < rest; ++i) acc[0][i] = acc[0][i] + terms[start + i];
-          continue;
-        }
-      }
-      for (int64_t i = 0; i < rest; ++i) {
-        F element[kInputs], sums[O::kSums];
-        for (int k = 0; k < kInputs; ++k) element[k] = x[k][start + i];
-        for (int k = 0; k < O::kSums; ++k) sums[k] = acc[k][i];
-        O::step(sums, element, O::kWeights ? weight[from + start + i] : F(1), seen, given);
-        for (int k = 0; k < O::kSums; ++k) acc[k][i] = sums[k];
+  // What the rows come with.
+  TR_APART void open(Block& b) const {
+    const RowMemory& all = call.memory;
+    const int64_t start = row_offset(layout(), call.more_strides[1], b.row), step = row_step(call.more_strides[1]);
+    if constexpr (kGradient && kStats > 0) {
+      for (int k = 0; k < kStats; ++k)
+        for (int64_t r = 0; r < b.rows; ++r) b.stats[k][r] = all.stat<F>(k, start + r * step);
+      for (int k = 0; k < 3; ++k) {
+        if (all.values[k])
+          convert_run(Source{all.values[k], all.dtypes[k], call.accumulator}, start, step, b.rows, b.values[k]);
+        else
+          for (F& value : b.values[k]) value = F(-0.0);
       }
     }
-    for (int k = 0; k < O::kSums; ++k) total[k] = tree_of_residues(acc[k], count);
-    if constexpr (O::kScales) wanted = O::rescale(total, seen);
-    return O::state(first, total, int(count));
+    if constexpr (kLabels) {
+      for (int64_t r = 0; r < b.rows; ++r) b.labels[r] = all.labels[start + r * step];
+      for (int64_t r = b.rows; r < b.lanes; ++r) b.labels[r] = 0;
+    }
+    const RowMemory memory = b.memory(all);
+    const RowwiseOptions options = call.options;
+    each_lane(b.lanes, [&](int64_t r) __attribute__((always_inline)) { b.given.set(r, O::given(options, memory, r)); });
+  }
+  // What they came to.
+  void close(const Block& b) const {
+    if constexpr (!kGradient) {
+      const RowMemory& all = call.memory;
+      const int64_t start = row_offset(layout(), call.more_strides[1], b.row), step = row_step(call.more_strides[1]);
+      for (int k = 0; k < kStats; ++k)
+        for (int64_t r = 0; r < b.rows; ++r)
+          static_cast<F*>(all.stats)[k * all.plane + start + r * step] = b.stats[k][r];
+      for (int k = 0; k < 3; ++k)
+        if (all.values[k]) store_run(all.dtypes[k], all.values[k], start, step, b.rows, b.values[k]);
+    }
+  }
+  bool skips_all(const Block& b) const {
+    for (int64_t r = 0; r < b.rows; ++r)
+      if (!O::skips(b.given.get(r))) return false;
+    return true;
   }
 
-  // `terms`: what look() left, or null.
-  template <class At, class Row>
-  __attribute__((noinline)) void map(const F* const (&x)[kInputs], int64_t leaf, const Given& given, const Row& row,
-                                     const State& state, const F* __restrict terms, F* __restrict results) const {
-    const int64_t from = leaf * kLeaf, count = least(kLeaf, layout().length - from);
-    const At at = O::at(row, state);
-    if constexpr (O::kTerm) {
-      if (terms) {
-        for (int64_t i = 0; i < count; ++i) results[i] = O::map(terms[i], F(1), F(-0.0), from + i, at);
+  // ---- a leaf of a block ---------------------------------------------------------------------------------------------
+
+  // totals[k][r]: the sums of row r in canonical order. step(sums, elements, r, i, term) adds those of position i.
+  template <bool kAcross, int kCount, class Step>
+  TR_HD void sum(const Block& b, F* terms, F (*totals)[kMostRows], Step step) const {
+    const int64_t once = least(b.count, kResidues), slots = kAcross ? once : slots_of(once);
+    const int64_t pitch = kAcross ? b.lanes : slots, term_pitch = b.template term_pitch<kAcross>();
+    F* const residues = b.m.acc;
+    Elements elements[kInputs];
+    for (int k = 0; k < kInputs; ++k) elements[k] = b.x[k];
+    const auto vectors = [&](auto fresh, int64_t start, int64_t count) __attribute__((always_inline)) {
+      each_vector<kAcross>(b, count, [&](int64_t r, int64_t i, auto width) __attribute__((always_inline)) {
+        constexpr int kN = decltype(width)::value;
+        using Lanes = F[kN];
+        Lanes x[kInputs], sums[kCount], before[kCount], term{};
+        for (int k = 0; k < kInputs; ++k)
+          __builtin_memcpy(x[k], elements[k].template element<kAcross>(r, start + i), sizeof x[k]);
+        F* const acc = residues + (kAcross ? i * pitch + r : r * pitch + i);
+        for (int k = 0; k < kCount; ++k) {
+          if (fresh)
+            for (F& zero : before[k]) zero = F(-0.0);
+          else __builtin_memcpy(before[k], acc + k * kAccumulators, sizeof before[k]);
+        }
+        const int64_t rest = count - i;
+#pragma GCC unroll 1
+        for (int j = 0; j < kN; ++j) {
+          F element[kInputs], added[kCount];
+          for (int k = 0; k < kInputs; ++k) element[k] = x[k][j];
+          for (int k = 0; k < kCount; ++k) added[k] = before[k][j];
+          step(added, element, kAcross ? r + j : r, start + (kAcross ? i : i + j), term[j]);
+          for (int k = 0; k < kCount; ++k) sums[k][j] = kAcross || fresh || j < rest ? added[k] : before[k][j];
+        }
+        for (int k = 0; k < kCount; ++k) __builtin_memcpy(acc + k * kAccumulators, sums[k], sizeof sums[k]);
+        if (terms)
+          __builtin_memcpy(terms + (kAcross ? (start + i) * term_pitch + r : r * term_pitch + start + i), term,
+                           sizeof term);
+      });
+    };
+    vectors(std::true_type(), 0, once);
+    if constexpr (!kAcross)  // what lies behind the elements is absent
+      for (int64_t r = 0; r < b.rows; ++r)
+        for (int k = 0; k < kCount; ++k)
+          for (int64_t i = once; i < slots; ++i) b.m.acc[k * kAccumulators + r * slots + i] = F(-0.0);
+    for (int64_t start = kResidues; start < b.count; start += kResidues)
+      vectors(std::false_type(), start, least(kResidues, b.count - start));
+    for (int k = 0; k < kCount; ++k) {
+      F* const acc = b.m.acc + k * kAccumulators;
+      if constexpr (kAcross) {
+        for (int64_t left = slots; left > 1; left = (left + 1) / 2) fold_positions(acc, left, b.lanes);
       } else {
-        const auto seen = O::seen(state.l, int(count), given);
-        for (int64_t i = 0; i < count; ++i) results[i] = O::map(O::term(x[0][i], seen), F(1), F(-0.0), from + i, at);
+        fold_pairs<Plus>(acc, b.rows * slots, __builtin_ctzll(uint64_t(slots)));
+      }
+      __builtin_memcpy(totals[k], acc, size_t(b.lanes) * sizeof(F));
+    }
+  }
+  // One level of the tree.
+  TR_HD static void fold_positions(F* acc, int64_t left, int64_t lanes) {
+    for (int64_t i = 0; i < left / 2; ++i)
+      each_lane(lanes, [&](int64_t r) __attribute__((always_inline)) {
+        acc[i * lanes + r] = acc[2 * i * lanes + r] + acc[(2 * i + 1) * lanes + r];
+      });
+    if (left % 2)
+      each_lane(lanes, [&](int64_t r)
+                           __attribute__((always_inline)) { acc[left / 2 * lanes + r] = acc[(left - 1) * lanes + r]; });
+  }
+  template <bool kAcross> TR_HD void greatest_of(Block& b) const {
+    const Elements elements = b.x[0];
+    if constexpr (kAcross) {
+      for (int64_t r = 0; r < b.lanes; r += kWide) {
+        F best[kWide];
+        for (F& x : best) x = -kInfinity<F>;
+        for (int64_t i = 0; i < b.count; ++i) {
+          const F* const x = elements.template element<true>(r, i);
+#pragma GCC unroll 1
+          for (int j = 0; j < kWide; ++j) best[j] = greatest(best[j], x[j]);
+        }
+        __builtin_memcpy(b.first + r, best, sizeof best);
       }
     } else {
-      for (int64_t i = 0; i < count; ++i) {
-        F element[kInputs];
-        for (int k = 0; k < kInputs; ++k) element[k] = x[k][i];
-        results[i] =
-            O::map(element, O::kWeights ? weight[from + i] : F(1), O::kBiases ? bias[from + i] : F(-0.0), from + i, at);
+      F* const lanes = b.m.acc;  // [rows][kWide]
+      for (int64_t r = 0; r < b.rows; ++r) {
+        const F* const x = elements.template element<false>(r, 0);
+        F best[kWide];
+        for (int j = 0; j < kWide; ++j) best[j] = j < b.count ? x[j] : -kInfinity<F>;
+        for (int64_t i = kWide; i < b.count; i += kWide) {
+          const F* const more = x + least(i, b.count - kWide);  // some twice
+#pragma GCC unroll 1
+          for (int j = 0; j < kWide; ++j) best[j] = greatest(best[j], more[j]);
+        }
+        __builtin_memcpy(lanes + r * kWide, best, sizeof best);
+      }
+      fold_pairs<Larger>(lanes, b.rows * kWide, __builtin_ctz(kWide));
+      __builtin_memcpy(b.first, lanes, size_t(b.rows) * sizeof(F));
+    }
+  }
+  // `terms`: where they go.
+  template <bool kAcross> TR_APART void look(Block& b, F* terms) const {
+    if constexpr (O::kFirst == First::Greatest) greatest_of<kAcross>(b);
+    if constexpr (O::kFirst == First::Sum)
+      sum<kAcross, 1>(b, nullptr, &b.first,
+                      [](F* sums, const F* x, int64_t, int64_t, F&)
+                          __attribute__((always_inline)) { sums[0] = sums[0] + x[0]; });
+    each_lane(b.lanes, [&](int64_t r) __attribute__((always_inline)) {
+      b.seen.set(r, O::seen(b.first[r], int(b.count), b.given.get(r)));
+    });
+    const F* const weights = O::kWeights ? weight + b.from : nullptr;
+    sum<kAcross, kSums>(b, O::kTerm ? terms : nullptr, b.totals,
+                        [&](F* sums, const F* x, int64_t r, int64_t i, [[maybe_unused]] F& term)
+                            __attribute__((always_inline)) {
+                              if constexpr (O::kTerm) {
+                                term = O::term(x[0], b.seen.get(r));
+                                sums[0] = sums[0] + term;
+                              } else {
+                                O::step(sums, x, O::kWeights ? weights[i] : F(1), b.seen.get(r), b.given.get(r));
+                              }
+                            });
+  }
+  const F* element(const Block& b, int64_t r, int64_t i) const {  // of input 0
+    return across ? b.x[0].template element<true>(r, i) : b.x[0].template element<false>(r, i);
+  }
+  TR_HD State found(const Block& b, int64_t r) const {
+    F totals[kSums];
+    for (int k = 0; k < kSums; ++k) totals[k] = b.totals[k][r];
+    return O::state(b.first[r], totals, int(b.count));
+  }
+  TR_HD F wanted_scale(const Block& b, int64_t r) const {
+    F totals[kSums];
+    for (int k = 0; k < kSums; ++k) totals[k] = b.totals[k][r];
+    return O::rescale(totals, b.seen.get(r));
+  }
+  TR_APART State scaled_look(const Block& b, int64_t r, F scale) const {
+    F scaled[kLeaf + kWide];
+    for (int64_t i = 0; i < b.count; ++i) scaled[i] = *element(b, r, i) * scale;
+    Block one(b.m, b.row + r, 1);
+    one.from = b.from;
+    one.count = b.count;
+    one.x[0] = {scaled, 0};
+    one.given.set(0, b.given.get(r));
+    look<false>(one, nullptr);
+    return O::scaled_back(found(one, 0), found(b, r), scale);
+  }
+  // The state of row r's leaf.
+  State state_of(const Block& b, int64_t r) const {
+    if constexpr (O::kScales)
+      if (const F scale = wanted_scale(b, r); scale != F(1)) return scaled_look(b, r, scale);
+    return found(b, r);
+  }
+  void look(Block& b, F* terms) const {
+    if (across) look<true>(b, terms);
+    else look<false>(b, terms);
+  }
+
+  // `terms`: what look() left. They may be where the results go, if those are of one row or lanes go across rows.
+  template <bool kAcross> TR_APART void map(const Block& b, const F* terms, Results into) const {
+    const F *const weights = O::kWeights ? weight + b.from : nullptr, *const biases =
+                                                                          O::kBiases ? bias + b.from : nullptr;
+    const int64_t from = b.from;
+    Elements elements[kInputs];
+    for (int k = 0; k < kInputs; ++k)
+      elements[k] = O::kTerm ? Elements{terms, b.template term_pitch<kAcross>()} : b.x[k];
+    each_vector<kAcross>(b, b.count, [&](int64_t r, int64_t i, auto width) __attribute__((always_inline)) {
+      constexpr int kN = decltype(width)::value;
+      F x[kInputs][kN], results[kN];
+      for (int k = 0; k < kInputs; ++k)
+        __builtin_memcpy(x[k], elements[k].template element<kAcross>(r, i), sizeof x[k]);
+#pragma GCC unroll 1
+      for (int j = 0; j < kN; ++j) {
+        const int64_t row = kAcross ? r + j : r, p = kAcross ? i : i + j;
+        const F w = O::kWeights ? weights[p] : F(1), v = O::kBiases ? biases[p] : F(-0.0);
+        F element[kInputs], result;
+        for (int k = 0; k < kInputs; ++k) element[k] = x[k][j];
+        if constexpr (O::kTerm) result = O::map(element[0], w, v, from + p, b.at.get(row));
+        else result = O::map(element, w, v, from + p, b.at.get(row));
+        results[j] = canonical(result);
+      }
+      __builtin_memcpy(into.to + (kAcross ? i * into.pitch + r : r * into.pitch + i), results, sizeof results);
+    });
+  }
+  // `terms`: those of the leaf if look() left them, else null.
+  void map(Block& b, const F* terms) const {
+    if constexpr (O::kTerm) {
+      if (!terms) {
+        if (across) make_terms<true>(b);
+        else make_terms<false>(b);
+        terms = b.m.results;
       }
     }
+    const Results into = results_of(b);
+    if (across) map<true>(b, terms, into);
+    else map<false>(b, terms, into);
+    if (!into.in_place) put(b, into.to, call.out_dtype, call.out);
+    if constexpr (O::kAdds) put(b, b.x[0].at, call.dtype, call.sum);
+  }
+  template <bool kAcross> TR_APART void make_terms(const Block& b) const {
+    each_vector<kAcross>(b, b.count, [&](int64_t r, int64_t i, auto width) __attribute__((always_inline)) {
+      F x[decltype(width)::value], terms[decltype(width)::value];
+      __builtin_memcpy(x, b.x[0].template element<kAcross>(r, i), sizeof x);
+#pragma GCC unroll 1
+      for (int j = 0; j < decltype(width)::value; ++j) terms[j] = O::term(x[j], b.seen.get(kAcross ? r + j : r));
+      const int64_t pitch = b.template term_pitch<kAcross>();
+      __builtin_memcpy(b.m.results + (kAcross ? i * pitch + r : r * pitch + i), terms, sizeof terms);
+    });
   }
 
   // ---- rows ------------------------------------------------------------------------------------------------------------
 
-  auto finish(int64_t row, const Given& given, const State* states) const {
+  TR_HD static bool takes(const Given& given) { return given.valid && !given.ignored; }
+  // The element of row r at its label, if it has one; in the leaf if that is the row.
+  F labelled(const Block& b, int64_t r) const {
+    if constexpr (kLabelled) {
+      const Given given = b.given.get(r);
+      if (!takes(given)) return F(0);
+      if (leaves == 1) return *element(b, r, given.label);
+      const int64_t start = row_offset(layout(), layout().in, b.row + r);
+      return load_as<F>(call.dtype, call.in[0], start + position_offset(layout(), given.label), false);
+    }
+    return F(0);
+  }
+  // The rows' states, merged.
+  State merged(const Block& b, int64_t r, const State* states) const {
     State state = O::none();
-    if (kLooks && leaves > 0 && !O::skips(given)) {
+    if (kLooks && leaves > 0 && !O::skips(b.given.get(r))) {
       TreeStack<State, 32> stack;
       const auto merge = [](const State& a, const State& b) { return O::merge(a, b); };
       for (int64_t leaf = 0; leaf < leaves; ++leaf) stack.push(states[leaf], merge);
       state = stack.total(O::none(), merge);
     }
-    const int64_t start = row_offset(layout(), layout().in, row);
-    const auto read = [&](int64_t i) {
-      return load_as<F>(call.dtype, call.in[0], start + position_offset(layout(), i), false);
-    };
-    return O::row(state, layout().length, given, call.options, read);
+    return state;
   }
-  using Row = std::decay_t<decltype(std::declval<RowwiseRows>().finish(0, std::declval<Given>(), nullptr))>;
-  using At = std::decay_t<decltype(O::at(std::declval<Row>(), std::declval<State>()))>;
-
-  // The leaf's elements of row r of those together.
-  static void of_row(const Memory& m, int64_t r, const F* (&x)[kInputs]) {
-    for (int k = 0; k < kInputs; ++k) x[k] = m.x[k] + r * kPitch;
-  }
-  F* terms_of(const Memory& m, int64_t r, int64_t leaf) const {
-    return m.terms ? m.terms + (r * leaves + leaf) * kLeaf : nullptr;
-  }
-
-  // Rows [row, row + together), which lie side by side.
-  void take(int64_t row, int64_t together, Memory& m) const {
-    Given given[kRowsTogether];
-    for (int64_t r = 0; r < together; ++r) given[r] = O::given(call.options, call.memory, offset_of_row(row + r));
-    const F* x[kInputs];
-    if constexpr (kLooks)
-      for (int64_t leaf = 0; leaf < leaves; ++leaf) {
-        bring(row, together, leaf, m);
-        for (int64_t r = 0; r < together; ++r) {
-          of_row(m, r, x);
-          if (!O::skips(given[r])) m.states[r * leaves + leaf] = look(x, leaf, given[r], terms_of(m, r, leaf));
-        }
-      }
-    Row rows[kRowsTogether];
-    for (int64_t r = 0; r < together; ++r) {
-      rows[r] = finish(row + r, given[r], m.states + r * leaves);
-      O::write(rows[r], call.memory, offset_of_row(row + r));
+  // `kTaken`: its label is a class, and not the one that is ignored.
+  template <bool kTaken = false>
+  TR_HD Row row_of(const Block& b, int64_t r, const State& state, const RowwiseOptions& options, F at_label) const {
+    Given given = b.given.get(r);
+    if constexpr (kTaken) {
+      given.valid = true;
+      given.ignored = false;
     }
-    if constexpr (O::kMaps)
-      for (int64_t leaf = 0; leaf < leaves; ++leaf) {
-        if (!m.terms && !(kLooks && leaves == 1)) bring(row, together, leaf, m);
-        for (int64_t r = 0; r < together; ++r) {
-          of_row(m, r, x);
-          map<At>(x, leaf, given[r], rows[r], m.states[r * leaves + leaf], terms_of(m, r, leaf),
-                  m.results + r * kPitch);
-        }
-        put(row, together, leaf, m);
+    return O::row(state, length, given, options, Read{at_label});
+  }
+  // Of rows of one leaf: from the looks to what map() needs.
+  TR_APART void settle(Block& b) const {
+    const RowMemory memory = b.memory(call.memory);
+    const RowwiseOptions options = call.options;
+    F at_label[kMostRows] = {};
+    bool taken = kLabelled;
+    if constexpr (kLabelled)
+      for (int64_t r = 0; r < b.rows; ++r) {
+        at_label[r] = labelled(b, r);
+        taken &= takes(b.given.get(r));
       }
+    const auto settle_row = [&]<bool kTaken>(int64_t r, const State& state) __attribute__((always_inline)) {
+      const Row row = row_of<kTaken>(b, r, state, options, kLabelled ? at_label[r] : F(0));
+      O::write(row, memory, r);
+      if constexpr (O::kMaps) b.at.set(r, O::at(row, state));
+    };
+    const auto settle_all = [&]<bool kTaken>() __attribute__((always_inline)) {
+      each_lane(b.lanes, [&](int64_t r) __attribute__((always_inline)) {
+        if constexpr (kLooks) settle_row.template operator()<kTaken>(r, found(b, r));
+        else settle_row.template operator()<kTaken>(r, O::none());
+      });
+    };
+    if (taken) settle_all.template operator()<kLabelled>();  // a loop over flags would not become vectors
+    else settle_all.template operator()<false>();
+    if constexpr (O::kScales)
+      for (int64_t r = 0; r < b.rows; ++r)
+        if (wanted_scale(b, r) != F(1)) settle_row.template operator()<false>(r, state_of(b, r));
+  }
+  F* terms_of(const Block& b, int64_t leaf) const { return b.m.terms ? b.m.terms + leaf * block_elements() : nullptr; }
+
+  void take(int64_t row, int64_t rows, const Memory& m) const {
+    Block b(m, row, rows);
+    open(b);
+    const bool reads = !skips_all(b);
+    if (leaves == 1 || !kLooks) {
+      if constexpr (kLooks) {
+        at_leaf(0, b);
+        if (reads) {
+          bring(0, b);
+          look(b, m.terms);
+        }
+      }
+      settle(b);
+      close(b);
+      if constexpr (O::kMaps)
+        for (int64_t leaf = 0; leaf < leaves; ++leaf) {
+          if (!kLooks) bring(leaf, b);
+          map(b, m.terms);
+        }
+      return;
+    }
+    if constexpr (kLooks) {
+      for (int64_t leaf = 0; leaf < leaves && reads; ++leaf) {
+        bring(leaf, b);
+        look(b, m.terms ? terms_of(b, leaf) : m.results);
+        for (int64_t r = 0; r < rows; ++r) m.states[r * leaves + leaf] = state_of(b, r);
+      }
+      Row of[kMostRows];
+      const RowMemory memory = b.memory(call.memory);
+      for (int64_t r = 0; r < rows; ++r) {
+        of[r] = row_of(b, r, merged(b, r, m.states + r * leaves), call.options, labelled(b, r));
+        O::write(of[r], memory, r);
+      }
+      close(b);
+      if constexpr (O::kMaps)
+        for (int64_t leaf = 0; leaf < leaves; ++leaf) {
+          if (m.terms) at_leaf(leaf, b);
+          else bring(leaf, b);
+          for (int64_t r = 0; r < rows; ++r) at_state(b, r, of[r], m.states[r * leaves + leaf]);
+          map(b, terms_of(b, leaf));
+        }
+    }
+  }
+  void at_state(Block& b, int64_t r, const Row& row, const State& state) const {
+    b.at.set(r, O::at(row, state));
+    if constexpr (O::kTerm) b.seen.set(r, O::seen(state.l, int(b.count), b.given.get(r)));
   }
 
   // ---- tasks -----------------------------------------------------------------------------------------------------------
 
-  // Chunks of rows that lie side by side, or single rows.
   struct Chunked {
     RowwiseRows* self;
     ColumnChunks chunks;
-    int64_t together;
   };
   static void chunks_body(void* context, int64_t begin, int64_t end) {
     auto& task = *static_cast<Chunked*>(context);
     RowwiseRows& self = *task.self;
-    Scratch scratch(self.bytes(task.together));
+    Scratch scratch(self.bytes());
     if (!scratch.data) return self.fail();
-    Memory m = self.carve(scratch.data, task.together);
+    const Memory m = self.carve(scratch.data);
     task.chunks.each(begin, end, [&](int64_t row, RowStart, int64_t count) { self.take(row, count, m); });
-  }
-  static void rows_body(void* context, int64_t begin, int64_t end) {
-    RowwiseRows& self = *static_cast<RowwiseRows*>(context);
-    Scratch scratch(self.bytes(1));
-    if (!scratch.data) return self.fail();
-    Memory m = self.carve(scratch.data, 1);
-    for (int64_t row = begin; row < end; ++row) self.take(row, 1, m);
   }
   // Leaves, counted through all rows.
   template <bool kLook> static void leaves_body(void* context, int64_t begin, int64_t end) {
     RowwiseRows& self = *static_cast<RowwiseRows*>(context);
-    Scratch scratch(self.bytes(1));
+    Scratch scratch(self.bytes());
     if (!scratch.data) return self.fail();
-    Memory m = self.carve(scratch.data, 1);
-    [[maybe_unused]] Row at_row;
-    const F* x[kInputs];
-    for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t row = unit / self.leaves, leaf = unit % self.leaves;
-      const Given given = O::given(self.call.options, self.call.memory, self.offset_of_row(row));
-      self.bring(row, 1, leaf, m);
-      of_row(m, 0, x);
-      if constexpr (kLook) {
-        if (!O::skips(given)) self.shared_states[unit] = self.look(x, leaf, given, nullptr);
-      } else {
-        if (unit == begin || leaf == 0) at_row = self.finish(row, given, self.shared_states + row * self.leaves);
-        self.template map<At>(x, leaf, given, at_row, self.shared_states[unit], nullptr, m.results);
-        self.put(row, 1, leaf, m);
+    const Memory m = self.carve(scratch.data);
+    for (int64_t unit = begin; unit < end;) {
+      const int64_t row = unit / self.leaves, first = row * self.leaves;
+      Block b(m, row, 1);
+      self.open(b);
+      Row of;
+      if constexpr (!kLook)
+        of = self.row_of(b, 0, self.merged(b, 0, self.shared_states + first), self.call.options, self.labelled(b, 0));
+      for (; unit < end && unit < first + self.leaves; ++unit) {
+        if (kLook && O::skips(b.given.get(0))) continue;
+        self.bring(unit - first, b);
+        if constexpr (kLook) {
+          self.look(b, m.results);
+          self.shared_states[unit] = self.state_of(b, 0);
+        } else {
+          self.at_state(b, 0, of, self.shared_states[unit]);
+          self.map(b, nullptr);
+        }
       }
     }
   }
 
   // False where memory is out.
-  bool run(bool across, int64_t threads, cpu::ParallelFor parallel_for) {
+  bool run(int64_t threads, cpu::ParallelFor parallel_for) {
     const Layout& l = layout();
     const auto spread = [&](int64_t tasks, void (*body)(void*, int64_t, int64_t), void* context) {
       if (threads > 1 && tasks > 1) parallel_for(tasks, body, context);
       else body(context, 0, tasks);
     };
-    if (across) {
-      Chunked task{this, ColumnChunks(l, kRowsTogether, threads), kRowsTogether};
+    if (across || !kLooks || l.rows >= threads || leaves < kLeavesToShare) {
+      Chunked task{this, ColumnChunks(l, most, threads)};
       spread(task.chunks.count(), chunks_body, &task);
-    } else if (!kLooks || l.rows >= threads || leaves < kLeavesToShare) {
-      spread(l.rows, rows_body, this);
-    } else {
+    } else if constexpr (kLooks) {
       Scratch states(l.rows * leaves * int64_t(sizeof(State)));
       if (!states.data) return false;
       shared_states = reinterpret_cast<State*>(states.data);
-      if constexpr (kLooks) spread(l.rows * leaves, leaves_body<true>, this);
-      for (int64_t row = 0; row < l.rows && !out_of_memory; ++row) {
-        const Given given = O::given(call.options, call.memory, offset_of_row(row));
-        O::write(finish(row, given, shared_states + row * leaves), call.memory, offset_of_row(row));
+      spread(l.rows * leaves, leaves_body<true>, this);
+      if (out_of_memory) return false;
+      const Memory none{};
+      for (int64_t row = 0; row < l.rows; ++row) {
+        Block b(none, row, 1);
+        open(b);
+        O::write(row_of(b, 0, merged(b, 0, shared_states + row * leaves), call.options, labelled(b, 0)),
+                 b.memory(call.memory), 0);
+        close(b);
       }
-      if constexpr (O::kMaps)
-        if (!out_of_memory) spread(l.rows * leaves, leaves_body<false>, this);
+      if constexpr (O::kMaps) spread(l.rows * leaves, leaves_body<false>, this);
     }
     return !out_of_memory;
   }
