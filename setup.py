@@ -433,7 +433,7 @@ class BuildExtension(build_ext):
 
         plans = [f"plan/{name}" for name in ("plan", "reduce_plan", "scan_plan", "rowwise_plan")]
         objects = [compile(f"csrc/{unit}.cpp", host) for unit in (*plans, "numerics/intrinsics")]
-        for layer in ("ops", "rowwise", "segments", "products", "products_cpu", "products_gpu"):
+        for layer in ("ops", "rowwise", "segments", "segment_rows", "products", "products_cpu", "products_gpu"):
             objects += [compile(f"csrc/binding/{layer}.cpp", [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
         objects += [compile("csrc/cpu/dispatch.cpp", host)]
         for isa, flags in ISA_FLAGS.items():
