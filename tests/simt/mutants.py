@@ -1073,7 +1073,7 @@ MUTANTS = (
     Mutant(
         "all segments have the first one's initial", "kernels/scan/scan_segments.cu",
         "+ at.segment * call.initial_step", "",
-        "scan_segments", ("scan_segments",), every=1,
+        "scan_segments", ("scan_segments",), every=1, some=True,
     ),
     Mutant(
         "lanes take their groups before all elements are there", "kernels/scan/scan_segments.cu",
@@ -1094,7 +1094,7 @@ MUTANTS = (
     Mutant(
         "an item of several leaves has the first one's state", "kernels/rowwise/rowwise_segments.cu",
         "once ? state : total", "state",
-        "rowwise_segments", ("rowwise_segments",), every=1,
+        "rowwise_segments", ("rowwise_segments",), every=1, some=True,
     ),
     Mutant(
         "the leaves of a segment share a slot", "kernels/reduce/listed_segments.cuh",

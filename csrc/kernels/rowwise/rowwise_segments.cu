@@ -29,7 +29,11 @@ template <class F> __device__ __forceinline__ F team_greatest(F found, int lanes
   return found;
 }
 
-template <class Op, class F> struct SegmentRows {
+template <class Op> struct FloatOf;
+template <template <class> class Op, class F> struct FloatOf<Op<F>> { using type = F; };
+
+template <class Op> struct SegmentRows {
+  using F = typename FloatOf<Op>::type;
   using State = typename Op::State;
   using Given = typename Op::Given;
   static constexpr int kInputs = Op::kInputs, kWarps = segment_teams::kWarps;
@@ -253,17 +257,17 @@ template <class Op, class F> struct SegmentRows {
   }
 };
 
-template <class Op, class F>
-__global__ void __launch_bounds__(segment_teams::kThreads)
+template <class Op>
+__global__ void TR_BLOCKS_BOUND(segment_teams::kThreads, sizeof(typename SegmentRows<Op>::F) == 4 ? 2 : 1)
     rowwise_segments_kernel(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentTeams teams) {
-  __shared__ typename SegmentRows<Op, F>::Shared shared;
+  __shared__ typename SegmentRows<Op>::Shared shared;
   const Layout& l = call.layout;
   if constexpr (Op::kMaps)
     clear_others(call.of, l.rows, [&](int64_t row, int64_t i) {
       const int64_t at = row_start(l, row).out + (l.reduced ? i * l.out[l.kept] : 0);
-      store_as(call.out_dtype, global(call.out), at, F(0));
+      store_as(call.out_dtype, global(call.out), at, typename SegmentRows<Op>::F(0));
     });
-  SegmentRows<Op, F> rows{call, teams, shared};
+  SegmentRows<Op> rows{call, teams, shared};
   each_segment(call.of, l.rows, teams, rows);
 }
 
@@ -272,8 +276,8 @@ template <template <class> class Op> static void launch(const PlannedRowwiseSegm
     enqueue(kernel, call.plan.blocks, segment_teams::kThreads, 0, queue, static_cast<const RowwiseSegments&>(call),
             call.plan);
   };
-  if (call.accumulator == Dtype::F64) enqueue_kernel(rowwise_segments_kernel<Op<double>, double>);
-  else enqueue_kernel(rowwise_segments_kernel<Op<float>, float>);
+  if (call.accumulator == Dtype::F64) enqueue_kernel(rowwise_segments_kernel<Op<double>>);
+  else enqueue_kernel(rowwise_segments_kernel<Op<float>>);
 }
 
 const char* rowwise_segments(const PlannedRowwiseSegments& call, void*, void* stream) {

@@ -152,7 +152,7 @@ template <class S> struct SegmentScan {
 };
 
 template <class S>
-__global__ void __launch_bounds__(segment_teams::kThreads)
+__global__ void TR_BLOCKS_BOUND(segment_teams::kThreads, sizeof(typename S::Result) == 4 ? 2 : 1)
     scan_segments_kernel(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentTeams teams) {
   __shared__ typename SegmentScan<S>::Shared shared;
   const Layout& l = call.layout;
