@@ -1,6 +1,6 @@
 """Segments and scatters beside torch's, by default and with deterministic algorithms: benchmarks/results/segments.
 
-    python -m benchmarks.segments [--part offsets rows index] [--case REGEX] [--provider NAME] [--out FOLDER]  # on a GPU
+    python -m benchmarks.segments [--part offsets rows index] [--case REGEX] [--provider NAME] [--out FOLDER]  # GPU
 
 A row is one case by one provider: the median time of a call whose queue does not run dry, its bytes (input, index or
 offsets and result once, self twice), and the fraction that it reaches of the speed of a copy, measured in the same
