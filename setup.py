@@ -435,7 +435,8 @@ class BuildExtension(build_ext):
 
         plans = [f"plan/{name}" for name in ("plan", "reduce_plan", "scan_plan", "rowwise_plan", "channel_plan")]
         objects = [compile(f"csrc/{unit}.cpp", host) for unit in (*plans, "numerics/intrinsics")]
-        for layer in ("ops", "rowwise", "channels", "segments", "products", "products_cpu", "products_gpu"):
+        layers = ("ops", "rowwise", "channels", "segments", "segment_rows", "products", "products_cpu", "products_gpu")
+        for layer in layers:
             objects += [compile(f"csrc/binding/{layer}.cpp", [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
         objects += [compile("csrc/cpu/dispatch.cpp", host)]
         for isa, flags in ISA_FLAGS.items():

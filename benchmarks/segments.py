@@ -1,6 +1,6 @@
 """Segments and scatters beside torch's, by default and with deterministic algorithms: benchmarks/results/segments.
 
-    python -m benchmarks.segments [--part offsets index] [--case REGEX] [--provider NAME] [--out FOLDER]    # on a GPU
+    python -m benchmarks.segments [--part offsets rows index] [--case REGEX] [--provider NAME] [--out FOLDER]  # GPU
 
 A row is one case by one provider: the median time of a call whose queue does not run dry, its bytes (input, index or
 offsets and result once, self twice), and the fraction that it reaches of the speed of a copy, measured in the same
@@ -50,6 +50,11 @@ def cases() -> Iterator[Case]:
                 for op in ("sum", "amax"):
                     yield Case("offsets", op, dtype, rows, columns, max(1, rows // mean), "uniform")
             yield Case("offsets", "sum", dtype, rows, columns, max(1, rows // 16), "power law")
+        for op in ("softmax", "cumsum", "linear_scan"):
+            for mean in (64, 4096):
+                yield Case("rows", op, dtype, ELEMENTS, 1, ELEMENTS // mean, "uniform")
+            yield Case("rows", op, dtype, ELEMENTS, 1, ELEMENTS // 64, "power law")
+            yield Case("rows", op, dtype, ELEMENTS // 64, 64, ELEMENTS // 64 // 256, "uniform")
         for columns in (1, 4, 64, 256, 1024, 4096):
             rows = min(2**24, ELEMENTS // columns)
             for regime in ("uniform", "power law", "one hot", "sorted"):
@@ -103,6 +108,8 @@ def calls(case: Case) -> tuple[dict[str, Callable[[], Any]], int, Callable[[], b
     shape = (case.rows, case.columns) if case.columns > 1 else (case.rows,)
     x = torch.randn(shape, device="cuda").to(DTYPES[case.dtype])
     row, size = x.element_size() * case.columns, case.segments
+    if case.part == "rows":
+        return rows_calls(case, x)
     if case.part == "offsets":
         offsets, function = offsets_of(case), getattr(tr, case.op)
 
@@ -154,6 +161,37 @@ def calls(case: Case) -> tuple[dict[str, Callable[[], Any]], int, Callable[[], b
     return of, row * (case.rows + 2 * size) + 8 * index.numel(), same
 
 
+def rows_calls(case: Case, x: Tensor) -> tuple[dict[str, Callable[[], Any]], int, Callable[[], bool]]:
+    """The same of functions that keep the shape. torch: softmax as it is composed of scatters."""
+    offsets, factors = offsets_of(case), torch.rand_like(x)
+
+    def ours(x: Tensor, factors: Tensor, offsets: Tensor) -> Tensor:
+        if case.op == "linear_scan":
+            return tr.linear_scan(factors, x, 0, segments=offsets)
+        return getattr(tr, case.op)(x, 0, segments=offsets)  # type: ignore[no-any-return]
+
+    def same() -> bool:
+        few = min(100, case.segments)
+        n = int(offsets[few])
+        return torch.equal(
+            ours(x, factors, offsets)[:n].cpu(), ours(x[:n].cpu(), factors[:n].cpu(), offsets[: few + 1].cpu())
+        )
+
+    of = {"torchreduce": lambda: ours(x, factors, offsets)}
+    if case.op == "softmax" and case.columns == 1:
+        index = torch.arange(case.segments, device="cuda").repeat_interleave(offsets.diff())
+        zeros = x.new_zeros(case.segments)
+
+        def composed() -> Tensor:
+            greatest = zeros.scatter_reduce(0, index, x, "amax", include_self=False)
+            terms = (x - greatest[index]).exp()
+            return terms / zeros.scatter_add(0, index, terms)[index]
+
+        of["torch"] = composed
+    inputs = 3 if case.op == "linear_scan" else 2
+    return of, inputs * x.numel() * x.element_size() + 8 * case.segments, same
+
+
 def median_us(call: Callable[[], Any], budget: float = 0.08) -> float:
     """Of 5 loops, queued behind a wait of the GPU."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -185,7 +223,7 @@ def copy_us(nbytes: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--part", nargs="+", default=["offsets", "index"], choices=("offsets", "index"))
+    parser.add_argument("--part", nargs="+", default=["offsets", "rows", "index"], choices=("offsets", "rows", "index"))
     parser.add_argument("--case", default="", metavar="REGEX")
     parser.add_argument("--provider", nargs="+")
     parser.add_argument("--out", type=Path)

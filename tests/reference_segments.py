@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import reference as rows
 import reference_reductions as more_rows
+import reference_rowwise as rowwise_rows
 import reference_scans as scan_rows
 import torch
 
@@ -48,9 +49,6 @@ def places(given, n):
         yield at if given.order is None else given.order[at]
 
 
-# ---- reductions ------------------------------------------------------------------------------------------------------
-
-
 def _wide(x):
     """Columns of (n, columns) as rows of accumulators, and the name of the dtype."""
     name = str(x.dtype).removeprefix("torch.")
@@ -59,6 +57,22 @@ def _wide(x):
 
 def _narrow(values, name):
     return rows.to_torch(rows.round_to(values, name))
+
+
+# ---- reductions, scans and row-wise ops ------------------------------------------------------------------------------
+
+
+def _of_rows(f):
+    def alone(x):
+        wide, name = _wide(x)
+        with np.errstate(all="ignore"):
+            return _narrow(f(wide).T, name)
+
+    return alone
+
+
+ROWWISE = {name: _of_rows(getattr(rowwise_rows, name)) for name in ("softmax", "log_softmax", "logsumexp")}
+KEEP = {"softmax", "log_softmax", "cumsum"}  # their results have the input's shape
 
 
 def nothing(name, dtype):
@@ -71,17 +85,29 @@ def nothing(name, dtype):
         return math.nan
     least = -math.inf if dtype.is_floating_point else (0 if dtype is torch.bool else torch.iinfo(dtype).min)
     most = math.inf if dtype.is_floating_point else (1 if dtype is torch.bool else torch.iinfo(dtype).max)
-    return most if name in ("amin", "min") else least
+    return most if name in ("amin", "min") else least  # and logsumexp
+
+
+def alone(name, x, **options):
+    """Of one segment's elements, (n, columns) with n > 0."""
+    return ROWWISE[name](x) if name in ROWWISE else rows.apply(name, x, 0, **options)
 
 
 def apply(name, x, dim, given, **options):
     """tr.<name>(x, dim, segments=given): segment k has the bits of tr.<name>(its elements alone, dim)."""
     x = x.movedim(dim, 0)
     flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+    if name in KEEP:
+        dtype = options.get("dtype") or (x.dtype if x.is_floating_point() else torch.int64)
+        out = torch.zeros(flat.shape, dtype=dtype)  # elements of no segment have +0
+        for at in places(given, len(flat)):
+            if len(at):
+                out[at] = alone(name, flat[at], **options)
+        return out.reshape(x.shape).movedim(0, dim)
     whole = []
     for at in places(given, len(flat)):
         if len(at):
-            whole.append(rows.apply(name, flat[at], 0, **options))
+            whole.append(alone(name, flat[at], **options))
             continue
         pair = name in ("max", "min")
         indexed = name.startswith("arg")
@@ -92,6 +118,30 @@ def apply(name, x, dim, given, **options):
     if name in ("max", "min"):
         return tuple(torch.stack(part).reshape(-1, *x.shape[1:]).movedim(0, dim) for part in zip(*whole, strict=True))
     return torch.stack(whole).reshape(-1, *x.shape[1:]).movedim(0, dim)
+
+
+def linear_scan(a, b, dim, given, initial=None, reverse=False):
+    """Each segment starts anew, from its own `initial`, whose dim counts segments."""
+    out = torch.zeros_like(b).movedim(dim, 0)
+    a, b = a.expand(b.shape).movedim(dim, 0), b.movedim(dim, 0)
+    for k, at in enumerate(places(given, len(b))):
+        if len(at):
+            start = None if initial is None else initial.movedim(dim, 0)[k]
+            out[at] = scan_rows.apply_linear_scan(a[at], b[at], 0, start, reverse)
+    return out.movedim(0, dim)
+
+
+def rowwise_gradient(name, g, t, given):
+    """Along dim 0. t: the results of softmax and log_softmax, the elements of logsumexp."""
+    out = torch.zeros_like(t)
+    for k, at in enumerate(places(given, len(t))):
+        if not len(at):
+            continue
+        (of_t, kind), of_g = _wide(t[at]), _wide(g[k : k + 1] if name == "logsumexp" else g[at])[0]
+        with np.errstate(all="ignore"):
+            back = getattr(rowwise_rows, f"{name}_gradient")(of_g[:, 0] if name == "logsumexp" else of_g, of_t)
+        out[at] = _narrow(back.T, kind)
+    return out
 
 
 def sum_gradient(g, dim, given, n):

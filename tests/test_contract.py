@@ -390,13 +390,15 @@ def test_golden_bits_are_the_references():
         if case.function in (*testing.ROWWISE, *testing.CHANNELS):
             continue
         if case.function == "linear_scan":
-            result = apply_linear_scan(*case.input(), **case.options)
+            (a, b), options = case.arguments(case.input())
+            of = reference_segments.linear_scan if "segments" in options else apply_linear_scan
+            result = of(a, b, options.pop("dim"), *filter(None, [options.pop("segments", None)]), **options)
         elif case.function in testing.SCATTERS:
             inputs, options = case.arguments(case.input())
             result = getattr(reference_segments, case.function)(*inputs, **options)
         elif "segments" in case.options:
             (x,), options = case.arguments(case.input())
-            result = reference_segments.apply(case.function, x, options["dim"], options["segments"])
+            result = reference_segments.apply(case.function, x, options.pop("dim"), options.pop("segments"), **options)
         else:
             options = dict(case.options)
             orders = {order: name for name, order in NORMS.items()}

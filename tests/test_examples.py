@@ -1,6 +1,7 @@
 """The examples, at a tiny size: what they say about themselves holds."""
 
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -109,6 +110,24 @@ def test_returns_and_advantages_are_those_of_a_loop(device):
     )
     alone = returns.discounted_returns(rewards[2:3], done[2:3], 0.99, after[2:3])
     assert_bitwise_equal(alone, returns.discounted_returns(rewards, done, 0.99, after)[2:3])
+
+
+def test_packed_episodes_have_the_advantages_of_each_alone(device):
+    returns = example("returns")
+    generator = torch.Generator().manual_seed(0)
+    offsets = torch.tensor([0, 1, 40, 40, 290], device=device)
+    rewards, values = (torch.randn(290, generator=generator).to(device) for _ in range(2))
+    after = torch.randn(4, generator=generator).to(device)
+    packed = returns.packed_advantages(rewards, values, after, offsets, 0.99, 0.95)
+    for k, (begin, end) in enumerate(itertools.pairwise(offsets.tolist())):
+        part = slice(begin, end)
+        of_one = offsets.new_tensor([0, end - begin])
+        alone = returns.packed_advantages(rewards[part], values[part], after[k : k + 1], of_one, 0.99, 0.95)
+        assert_bitwise_equal(packed[part], alone)
+        if begin < end:
+            done = torch.zeros(1, end - begin, dtype=torch.bool, device=device)
+            row = returns.advantages(rewards[None, part], values[None, part], after[k : k + 1], done, 0.99, 0.95)
+            torch.testing.assert_close(packed[None, part], row)
 
 
 def test_a_state_space_layer_is_its_loop_and_carries_its_state(device):

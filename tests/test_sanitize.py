@@ -479,6 +479,21 @@ def test_segments(device, dtype, columns):
             wrong = torch.tensor([-3, 40, 2**40, 0, 2000], device=device)
             getattr(tr, name)(x.to(device), 0, segments=wrong)
             tr.index_add(x[:4].to(device), 0, (index - 2).to(device), x.to(device))
+    for name in ("softmax", "logsumexp", "cumsum"):
+        got = getattr(tr, name)(x.to(device), 0, segments=given)
+        assert_bitwise_equal(got, reference_segments.apply(name, x, 0, reference_segments.segments(index, 6)))
+    offsets = torch.tensor([2, 3, 3, 12, 2061, len(index) - 1])
+    factors, start = values((len(index), columns), dtype, 7).sigmoid(), values((5, columns), dtype, 6)
+    for reverse in (False, True):
+        got = tr.linear_scan(
+            factors.to(device), x.to(device), 0, segments=offsets.to(device), initial=start.to(device), reverse=reverse
+        )
+        bounds = reference_segments.Segments(offsets)
+        assert_bitwise_equal(got, reference_segments.linear_scan(factors, x, 0, bounds, start, reverse))
+    if device == "cuda":
+        wrong = torch.tensor([-3, 40, 2**40, 0, 2000], device=device)
+        tr.softmax(x.to(device), 0, segments=wrong)
+        tr.linear_scan(0.5, x.to(device), 0, segments=wrong, initial=1.0)
     own = x[:6].clone()
     got = tr.index_add(own.to(device), 0, index.to(device), x.to(device), alpha=2)
     assert_bitwise_equal(got, reference_segments.index_add(own, 0, index, x, 2))

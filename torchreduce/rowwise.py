@@ -37,6 +37,7 @@ from ._core.dispatch import _is_compiling, _is_tracing, is_plain, serving
 from ._fake.reductions import same_shape
 from .determinism import level_code
 from .ops import _COUNT_NONZERO, _SUM, check_out, prepare_outs, write_to
+from .segmented import Segments, arranged, of_each_segment, places_of, segment_overloads, segments_dim
 from .table import FLOATS
 
 _SOFTMAX, _LOG_SOFTMAX, _LOGSUMEXP, _ENTROPY, _MOMENTS = (
@@ -48,6 +49,7 @@ _RMS_NORM, _RMS_NORM_SUM, _LAYER_NORM, _LAYER_NORM_SUM = (
 _CROSS_ENTROPY, _CROSS_ENTROPY_AND_LOG = (
     rowwise_overloads(name) for name in ("cross_entropy", "cross_entropy_and_log")
 )
+_BY_SEGMENTS = {name: segment_overloads(f"{name}_segments") for name in ("softmax", "log_softmax", "logsumexp")}
 _LOW = (torch.float16, torch.bfloat16)
 
 
@@ -89,39 +91,45 @@ def _finish(name: str, result: Tensor, out: Tensor | None, input: Tensor) -> Ten
 
 def softmax(
     input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None, *,
-    out: Tensor | None = None, axis: int | None = None,
+    out: Tensor | None = None, axis: int | None = None, segments: Segments | Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the softmax over dim.
 
     Equal elements of a row have bitwise identical results if these are normal numbers. A row with NaN or +inf, or with
     -inf alone, becomes NaN. The result's dtype is dtype, or out's, else the input's; under autocast on a GPU float32.
+    With segments each segment along dim is a row of its own; segments is as in sum.
 
     >>> import torch, torchreduce
     >>> torchreduce.softmax(torch.tensor([[0.0, 0.0], [1.0, float("-inf")]]), dim=1)
     tensor([[0.5000, 0.5000],
             [1.0000, 0.0000]])
+    >>> torchreduce.softmax(torch.zeros(5), 0, segments=torch.tensor([0, 1, 5]))
+    tensor([1.0000, 0.2500, 0.2500, 0.2500, 0.2500])
     """
-    return _softmax(_SOFTMAX, input, dim, dtype, out, axis)
+    return _softmax(_SOFTMAX, input, dim, dtype, out, axis, segments)
 
 
 def log_softmax(
     input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None, *,
-    out: Tensor | None = None, axis: int | None = None,
+    out: Tensor | None = None, axis: int | None = None, segments: Segments | Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the logarithm of softmax over dim.
 
     It does not underflow as log(softmax(x)) does. The function is monotone: a greater element of a row never has a
-    smaller result. Special values and dtype are as in softmax; the result for -inf is -inf.
+    smaller result. Special values, dtype and segments are as in softmax; the result for -inf is -inf.
 
     >>> import torch, torchreduce
     >>> torchreduce.log_softmax(torch.tensor([0.0, -1000.0]), dim=0)
     tensor([    0., -1000.])
     """
-    return _softmax(_LOG_SOFTMAX, input, dim, dtype, out, axis)
+    return _softmax(_LOG_SOFTMAX, input, dim, dtype, out, axis, segments)
 
 
-def _softmax(op: RowwiseOverloads, input: Tensor, dim: Any, dtype: Any, out: Tensor | None, axis: Any) -> Tensor:
-    if dtype is None and out is None and axis is None and not _is_compiling() and not torch.is_autocast_enabled("cuda"):
+def _softmax(
+    op: RowwiseOverloads, input: Tensor, dim: Any, dtype: Any, out: Tensor | None, axis: Any, segments: Any
+) -> Tensor:
+    simple = dtype is None and out is None and axis is None and segments is None
+    if simple and not _is_compiling() and not torch.is_autocast_enabled("cuda"):
         plain: Tensor | None = op.plain(input, dim, None, level_code())
         if plain is not None:
             return plain
@@ -129,13 +137,19 @@ def _softmax(op: RowwiseOverloads, input: Tensor, dim: Any, dtype: Any, out: Ten
     if not input.is_floating_point() and as_dtype(dtype) in FLOATS:
         input = input.to(as_dtype(dtype))
     check_floats(op.name, input)
-    dim = check_dim(op.name, either(op.name, dim, axis), input.ndim)
+    if segments is None:
+        dim = check_dim(op.name, either(op.name, dim, axis), input.ndim)
+    else:
+        dim = segments_dim(op.name, input.ndim, dim, axis, out)
     dtype = as_dtype(out.dtype if out is not None and dtype is None and isinstance(out, Tensor) else dtype)
     if dtype is None and _is_autocast(input):
         dtype = torch.float32
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         kind = NotImplementedError if isinstance(dtype, torch.dtype) else TypeError
         raise kind(f"{op.name}(): expected dtype to be a floating dtype, but got {dtype}")
+    if segments is not None:
+        places = places_of(op.name, segments, input, dim)
+        return arranged(of_each_segment(_BY_SEGMENTS[op.name], input, places, dim, dtype), places, dim, back=True)
     if out is None:
         return serving(op, input)(input, dim, dtype, level_code())  # type: ignore[no-any-return]
     check_out(op.name, out)
@@ -150,23 +164,28 @@ def _softmax(op: RowwiseOverloads, input: Tensor, dim: Any, dtype: Any, out: Ten
 def logsumexp(
     input: Tensor, dim: Dims = None, keepdim: bool = False, *,
     out: Tensor | None = None, axis: Dims = None, keepdims: bool | None = None,
+    segments: Segments | Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the logarithm of the sum of exponentials over dim.
 
     The result is NaN if any element is NaN, and +inf if one is +inf. If all elements are -inf, the result is -inf and
-    the gradient is 0. Without elements the result is -inf.
+    the gradient is 0. Without elements the result is -inf. segments is as in sum.
 
     >>> import torch, torchreduce
     >>> torchreduce.logsumexp(torch.tensor([[1000.0, 1000.0]]), dim=1)
     tensor([1000.6932])
     """
-    if out is None and axis is None and keepdims is None and not _is_compiling():
+    if out is None and axis is None and keepdims is None and segments is None and not _is_compiling():
         plain: tuple[Tensor, Tensor] | None = _LOGSUMEXP.plain(input, dim, keepdim, level_code())
         if plain is not None:
             return plain[0]
     check_input("logsumexp", input, "input", FLOATS)
     if not input.is_floating_point():
         input = input.to(torch.get_default_dtype())
+    if segments is not None:
+        along = segments_dim("logsumexp", input.ndim, dim, axis, out, keepdim, keepdims)
+        places = places_of("logsumexp", segments, input, along)
+        return of_each_segment(_BY_SEGMENTS["logsumexp"], input, places, along)[0]  # type: ignore[no-any-return]
     dims, keepdim = check_row_dims("logsumexp", input, dim, keepdim, axis, keepdims)
     result: Tensor = serving(_LOGSUMEXP, input)(input, dims, keepdim, level_code())[0]
     return _finish("logsumexp", result, out, input)

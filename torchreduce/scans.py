@@ -21,10 +21,15 @@ from ._core.dispatch import _is_compiling, is_bare, is_plain, serving
 from ._fake.reductions import broadcast_shape, decided
 from .determinism import level_code
 from .ops import _prepare, _write, _write_pair, dtype_by_out
+from .segmented import Segments, arranged, of_each_segment, places_of, segment_overloads, segments_dim
 
 _CUMSUM, _CUMPROD, _LOGCUMSUMEXP = overloads("cumsum"), overloads("cumprod"), overloads("logcumsumexp")
 _CUMMAX, _CUMMIN = overloads("cummax"), overloads("cummin")
 _LINEAR_SCAN = overloads("linear_scan")
+_CUMSUM_SEGMENTS, _LINEAR_SCAN_SEGMENTS = (
+    segment_overloads("cumsum_segments"),
+    segment_overloads("linear_scan_segments"),
+)
 
 
 def _checked(op: Overloads, input: Tensor, dim: Any, axis: Any, reverse: bool, exclusive: bool = False) -> int:
@@ -46,17 +51,24 @@ def _accumulated(
     exclusive: bool,
     reverse: bool,
     axis: Any,
+    segments: Any = None,
 ) -> Tensor:
     """Call a scan with dtype=."""
-    if dtype is None and out is None and axis is None and not _is_compiling():
+    if dtype is None and out is None and axis is None and segments is None and not _is_compiling():
         result: Tensor | None = op.plain(input, dim, None, exclusive, reverse, level_code())
         if result is not None:
             return result
+    if segments is not None and isinstance(input, Tensor):
+        dim, axis = segments_dim(op.name, input.ndim, dim, axis, out), None
     dim = _checked(op, input, dim, axis, reverse, exclusive)
     if out is not None:
         dtype = dtype_by_out(op, dtype, out)
     if dtype is not None:
         dtype = check_dtype(op, input, dtype)
+    if segments is not None:
+        places = places_of(op.name, segments, input, dim)
+        result = of_each_segment(_CUMSUM_SEGMENTS, input, places, dim, dtype, exclusive, reverse)
+        return arranged(result, places, dim, back=True)
     if out is None:
         return serving(op, input)(input, dim, dtype, exclusive, reverse, level_code())  # type: ignore[no-any-return]
     _write(op, [input], (dim, dtype, exclusive, reverse), input.shape, out=out)
@@ -84,20 +96,24 @@ def cumsum(
     exclusive: bool = False,
     reverse: bool = False,
     axis: int | None = None,
+    segments: Segments | Tensor | None = None,
 ) -> Tensor:
     """Return the cumulative sum along dim.
 
     With exclusive the first result is +0. dtype and out are as in sum, but dtype=torch.bool raises NotImplementedError,
     and out may be the input. 16-bit floats are accumulated in float32. For float32 the running total is carried in
-    float64 from one block of 8192 elements to the next.
+    float64 from one block of 8192 elements to the next. With segments each segment along dim is scanned by itself, from
+    its own first element, or with reverse from its last one; segments is as in sum.
 
     >>> import torch, torchreduce
     >>> torchreduce.cumsum(torch.tensor([1.0, 2.0, 3.0]), dim=0)
     tensor([1., 3., 6.])
     >>> torchreduce.cumsum(torch.tensor([1, 2, 3]), dim=0, exclusive=True, reverse=True)
     tensor([5, 3, 0])
+    >>> torchreduce.cumsum(torch.tensor([1, 2, 3]), dim=0, segments=torch.tensor([0, 2, 3]))
+    tensor([1, 3, 3])
     """
-    return _accumulated(_CUMSUM, input, dim, dtype, out, exclusive, reverse, axis)
+    return _accumulated(_CUMSUM, input, dim, dtype, out, exclusive, reverse, axis, segments)
 
 
 def cumprod(
@@ -249,6 +265,7 @@ def linear_scan(
     reverse: bool = False,
     out: Tensor | None = None,
     axis: int | None = None,
+    segments: Segments | Tensor | None = None,
 ) -> Tensor:
     """Return the linear recurrence h[i] = a[i] * h[i - 1] + b[i] along dim.
 
@@ -260,8 +277,12 @@ def linear_scan(
     the recurrence runs from the other end, as if a, b and the result were flipped. out has b's dtype and may be an
     input.
 
-    An a of 0 is a reset: there h is bitwise identical to b, so packed sequences do not affect each other. inf and NaN
-    propagate until the next reset. With a = 1 and finite elements the result is bitwise identical to cumsum(b). The
+    With segments each segment along dim is a recurrence of its own, and initial broadcasts to the shape of the result
+    with the number of segments in place of dim's size; segments is as in sum.
+
+    An a of 0 is a reset: there h is bitwise identical to b, so packed sequences do not affect each other. Yet the bits
+    of later h depend on where in the row they stand; with segments they do not. inf and NaN propagate until the next
+    reset. With a = 1 and finite elements the result is bitwise identical to cumsum(b). The
     error is a few roundings of the same recurrence over absolute values, also if a is near 1. This holds while products
     of consecutive a are in range. If a product overflows, results are infinite or NaN; if it underflows, the h that it
     multiplies is lost.
@@ -274,9 +295,12 @@ def linear_scan(
     tensor([21.,  1.,  2.])
     >>> torchreduce.linear_scan(0.5, torch.tensor([0.0, 0.0, 4.0]), 0, reverse=True)  # discounted returns
     tensor([1., 2., 4.])
+    >>> torchreduce.linear_scan(0.5, torch.tensor([8.0, 0.0, 8.0, 0.0]), 0, segments=torch.tensor([0, 2, 4]))
+    tensor([8., 4., 8., 4.])
     """
     op = _LINEAR_SCAN
-    if out is None and axis is None and not _is_compiling() and is_plain(a) and is_plain(b) and a.dtype is b.dtype:
+    simple = out is None and axis is None and segments is None and not _is_compiling()
+    if simple and is_plain(a) and is_plain(b) and a.dtype is b.dtype:
         served: Tensor | None = op.plain(a, b, initial, dim, reverse, False, level_code())
         if served is not None:
             return served
@@ -291,30 +315,51 @@ def linear_scan(
     shape = broadcast_shape(a.shape, b.shape)
     if shape is None:
         raise RuntimeError(f"{op.name}(): a and b must broadcast, got the shapes {tuple(a.shape)} and {tuple(b.shape)}")
-    dim = check_dim(op.name, either(op.name, dim, axis), len(shape))
+    places = None
+    if segments is None:
+        dim = check_dim(op.name, either(op.name, dim, axis), len(shape))
+    else:
+        dim = segments_dim(op.name, len(shape), dim, axis, out) % len(shape)
+        places = places_of(op.name, segments, b.expand(shape), dim)
     if initial is not None:
         rows = [size for d, size in enumerate(shape) if d != dim % len(shape)]
+        if places is not None:
+            rows.insert(dim, places.offsets.shape[0] - 1)
         fits = initial.ndim <= len(rows) and all(
             decided(size == 1, False) or decided(size == wanted, True)
             for size, wanted in zip(reversed(initial.shape), reversed(rows), strict=False)
         )
         if not fits:
+            what = "without dim" if places is None else "with the segments along dim"
             raise RuntimeError(
-                f"{op.name}(): initial must broadcast to the shape of the result without dim, {tuple(rows)}, "
+                f"{op.name}(): initial must broadcast to the shape of the result {what}, {tuple(rows)}, "
                 f"got {tuple(initial.shape)}"
             )
     if a.dtype != b.dtype or (initial is not None and initial.dtype != b.dtype):
         if out is not None:
             _prepare(op, [a, b, initial], shape, out=out)
         start = None if initial is None else initial.to(wide)
-        result = linear_scan(a.to(wide), b.to(wide), dim, initial=start, reverse=reverse)
+        result = linear_scan(a.to(wide), b.to(wide), dim, initial=start, reverse=reverse, segments=segments)
         result = torch.ops.torchreduce.rounded.default(result, b.dtype)
         return result if out is None else out.copy_(result)
     if out is not None:
         _write(op, [a, b, initial], (dim, reverse, False), shape, out=out)
         return out
+    if places is not None:
+        a, b = (_of_segments(t, places, dim - len(shape)) for t in (a, b))
+        tensors = (a, b, places.offsets) if initial is None else (a, b, places.offsets, initial)
+        serve = serving(_LINEAR_SCAN_SEGMENTS, *tensors)
+        result = serve(a, b, initial, places.offsets, dim, reverse, False, level_code())
+        return arranged(result, places, dim, back=True)
     serve = serving(op, a, b) if initial is None else serving(op, a, b, initial)
     return serve(a, b, initial, dim, reverse, False, level_code())  # type: ignore[no-any-return]
+
+
+def _of_segments(t: Tensor, places: Segments, dim: int) -> Tensor:
+    """The elements of t along dim, which counts from the last, in the order of their segments; one is for all."""
+    if t.ndim + dim < 0 or decided(t.shape[dim] == 1, False):
+        return t
+    return arranged(t, places, dim)
 
 
 def _parameter(name: str, argument: str, given: Any, b: Tensor, wide: torch.dtype) -> Tensor:

@@ -1,13 +1,15 @@
-"""Segments: runs of elements along a dim that are reduced one by one.
+"""Segments: runs of elements along a dim that are reduced, scanned or normalized one by one.
 
 Common to all calls with segments=
 - segments: offsets, of int32 or int64 and one dim, or what torchreduce.segments returns. Supported by sum, mean, prod,
-  amax, amin, max, min, argmax and argmin.
+  amax, amin, max, min, argmax, argmin, logsumexp, softmax, log_softmax, cumsum and linear_scan.
 - dim is one int and must be given. keepdim and out are not supported.
-- Segment k has the elements from offsets[k] to offsets[k + 1] along dim; the result has a row for each. Elements before
-  the first offset and from the last one on belong to no segment.
+- Segment k has the elements from offsets[k] to offsets[k + 1] along dim. The result of a reduction and of logsumexp has
+  a row for each segment, that of the others one for each element. Elements before the first offset and from the last
+  one on belong to no segment: where the result has them, they are 0.
 - The result of a segment is bitwise identical to the function of its elements alone.
-- The input is copied only if the dims before dim, or those after it, do not lie in memory as one dim would.
+- A reduction copies the input only if the dims before dim, or those after it, do not lie in memory as one dim would.
+  By an index that is not sorted, the other functions take the elements in the order of their segments first.
 - Raises RuntimeError on a CPU for offsets that fall or are out of range. A GPU clamps them.
 
 >>> import torch, torchreduce
@@ -137,22 +139,42 @@ def places_of(name: str, given: Any, input: Tensor, dim: int) -> Segments:
     return Segments(*given)
 
 
+def segments_dim(
+    name: str, dims: int, dim: Any, axis: Any, out: Any, keepdim: Any = False, keepdims: Any = None
+) -> int:
+    """Check the arguments beside segments= of a function of an input of so many dims, and return dim."""
+    if keepdim is not False or keepdims is not None:
+        raise TypeError(f"{name}(): keepdim is not supported together with segments")
+    if out is not None:
+        raise TypeError(f"{name}(): out is not supported together with segments")
+    dim = either(name, dim, axis)
+    if dim is None or isinstance(dim, (tuple, list)) or dims == 0:
+        raise TypeError(
+            f"{name}(): together with segments dim must be one int, and the input have a dim, got dim={dim}"
+        )
+    return check_dim(name, dim, dims)
+
+
+def arranged(x: Tensor, places: Segments, dim: int, back: bool = False) -> Tensor:
+    """Take the elements along dim in the order of their segments, or put them back."""
+    if places.order is None:
+        return x
+    return torch.ops.torchreduce.arranged.default(x, places.order, dim, back)  # type: ignore[no-any-return]
+
+
+def of_each_segment(op: SegmentOverloads, input: Tensor, places: Segments, dim: int, *options: Any) -> Any:
+    """Call an op on the elements in the order of their segments."""
+    x = arranged(input, places, dim)
+    return serving(op, x, places.offsets)(x, places.offsets, dim, *options, level_code())
+
+
 def by_segments(
     op: Overloads, input: Tensor, dim: Any, given: Any, keepdim: Any, dtype: Any, out: Any, axis: Any, keepdims: Any
 ) -> Any:
     """Call a reduction by segments."""
     name = op.name
     check_input(name, input, "input", op.supported)
-    if keepdim is not False or keepdims is not None:
-        raise TypeError(f"{name}(): keepdim is not supported together with segments")
-    if out is not None:
-        raise TypeError(f"{name}(): out is not supported together with segments")
-    dim = either(name, dim, axis)
-    if dim is None or isinstance(dim, (tuple, list)) or input.dim() == 0:
-        raise TypeError(
-            f"{name}(): together with segments dim must be one int, and the input have a dim, got dim={dim}"
-        )
-    dim = check_dim(name, dim, input.dim())
+    dim = segments_dim(name, input.dim(), dim, axis, out, keepdim, keepdims)
     if dtype is not None or input.dtype not in op.row.inputs:
         dtype = check_dtype(op, input, dtype)
     places = places_of(name, given, input, dim)

@@ -155,13 +155,9 @@ class Golden:
         """Return the arguments of a function that is not row-wise, and the options. Those of a scatter are (self, 0,
         index, x); self, and an index of `size` numbers, are made of the seed, too: numbers 1 and 2 million on. So is
         the index of segments."""
-        options = dict(self.options)
+        options = self._with_segments(x)
         if self.function == "linear_scan":
             return x.unbind(), options
-        if "segments" in options:
-            options["segments"] = torchreduce.segments(
-                self._index(x.shape[:1], x, options["segments"]), options["segments"]
-            )
         if self.function not in SCATTERS:
             return (x,), options
         if self.function == "embedding_bag":
@@ -175,6 +171,14 @@ class Golden:
             places = self._index(x.shape, x, own.numel()) if self.function == "put" else (index,)
             return (own, places, x, True), options
         return (own, 0, index, x, *([options.pop("reduce")] if "reduce" in options else [])), options
+
+    def _with_segments(self, x: Tensor) -> dict[str, Any]:
+        """Return the options; segments, which says how many, as an index of the elements along dim 0."""
+        options = dict(self.options)
+        if "segments" in options:
+            size, n = options["segments"], self.shape[0]
+            options["segments"] = torchreduce.segments(self._index((n,), x, size), size)
+        return options
 
     def _bags(self, weight: Tensor, options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         places = options.pop("places")
@@ -191,7 +195,7 @@ class Golden:
         """Return the other arguments and the options of a row-wise function. Weights and labels are made of the seed,
         too: numbers 1 and 2 million on."""
         arguments: list[Tensor] = []
-        options = dict(self.options)
+        options = self._with_segments(x)
         if self.function in ("rms_norm", "layer_norm"):
             options["normalized_shape"] = x.shape[-1:]
             options["weight"] = self._made(x.shape[-1:], x, 1).requires_grad_()
@@ -361,6 +365,16 @@ def golden_cases() -> list[Golden]:
             calls += [("batch_norm", dtype, of_channels, False, {})]
             calls += [("group_norm", dtype, of_channels, False, {"num_groups": 2})]
         calls += [("batch_norm", dtype, (64, 15, 10), True, {}), ("instance_norm", dtype, (3, 4, 3000), False, {})]
+    for dtype in FLOATS:
+        for name in ("softmax", "log_softmax", "logsumexp"):
+            calls += [(name, dtype, (5000, 3), hostile, {"dim": 0, "segments": 7}) for hostile in (False, True)]
+        calls += [("cumsum", dtype, (20000,), False, {"dim": 0, "segments": 2, "reverse": r}) for r in (False, True)]
+        calls += [("cumsum", dtype, (600, 3), True, {"dim": 0, "segments": 50, "exclusive": True})]
+        calls += [
+            ("linear_scan", dtype, (20000,), False, {"dim": 0, "segments": 2, "reverse": r}) for r in (False, True)
+        ]
+        calls += [("linear_scan", dtype, (600, 3), True, {"dim": 0, "segments": 50})]
+    calls += [("cumsum", dtype, (600, 3), False, {"dim": 0, "segments": 7}) for dtype in (*INTEGERS, torch.bool)]
     return [
         Golden(name, dtype, shape, seed, hostile, options)
         for seed, (name, dtype, shape, hostile, options) in enumerate(calls)

@@ -10,6 +10,7 @@
 
 #include "direct_ops.h"
 #include "kernels/reduce/listed_rows.h"
+#include "plan/segment_offsets.h"
 #include "run.h"
 
 namespace torchreduce {
@@ -173,12 +174,6 @@ void reduce_pair_out(const Op& op, const Tensor& input, const Dims& dim, bool ke
 
 // ---- scans -------------------------------------------------------------------------------------------------------------
 
-// Moves `data` by `count` elements of type `dtype`.
-template <class T> void advance(T*& data, int64_t count, Dtype dtype) {
-  using Byte = std::conditional_t<std::is_const<T>::value, const char, char>;
-  if (data) data = static_cast<Byte*>(data) + count * size_of(dtype);
-}
-
 // Runs a call whose strides are still those of memory, `more` those of the further inputs along the scanned dim: a
 // reverse scan starts at the last element, with negative strides.
 void run_scan(const char* name, PlannedScan& call, const Operand& x, std::array<int64_t, 2> more) {
@@ -277,34 +272,6 @@ Tensor decayed_sum(const Tensor& g, const Tensor& x, const Tensor& o, int64_t di
   const Operand* const pointers[2] = {&more[0], &more[1]};
   scan_into(op, view, d, false, reverse, View(result), nullptr, pointers);
   return result;
-}
-
-// The shape that two broadcast to, aligned at their last dims.
-std::vector<int64_t> broadcast(const char* name, const View& a, const View& b) {
-  std::vector<int64_t> sizes(size_t(std::max(a.dims, b.dims)), 1);
-  for (const View* v : {&a, &b})
-    for (int d = 0; d < v->dims; ++d) {
-      int64_t& size = sizes[sizes.size() - size_t(v->dims - d)];
-      if (size == 1) size = v->sizes[d];
-      else if (v->sizes[d] != 1 && v->sizes[d] != size)
-        raise<std::runtime_error>(name, ": shapes that do not broadcast: a dim has the sizes ", size, " and ",
-                                  v->sizes[d]);
-    }
-  return sizes;
-}
-// The strides of x, broadcast to `sizes`.
-std::vector<int64_t> broadcast_strides(const char* name, const View& x, const std::vector<int64_t>& sizes) {
-  if (x.dims > int(sizes.size()))
-    raise<std::runtime_error>(name, ": initial has ", x.dims, " dims, more than the ", sizes.size(),
-                              " of a row's index");
-  std::vector<int64_t> strides(sizes.size(), 0);
-  for (int d = 0; d < x.dims; ++d) {
-    const size_t to = sizes.size() - size_t(x.dims - d);
-    if (x.sizes[d] != sizes[to] && x.sizes[d] != 1)
-      raise<std::runtime_error>(name, ": initial has size ", x.sizes[d], " in a dim of size ", sizes[to]);
-    strides[to] = x.sizes[d] == 1 ? 0 : x.strides[d];
-  }
-  return strides;
 }
 
 // a, b and initial of one floating dtype; a and b broadcast against each other, initial to their shape without dim.

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "operand.h"
 
@@ -59,6 +60,34 @@ inline uint64_t dim_mask(const char* op, const View& x, const Dims& dim) {
     mask |= bit;
   }
   return x.dims ? mask : 0;
+}
+
+// The shape that two broadcast to, aligned at their last dims.
+inline std::vector<int64_t> broadcast(const char* name, const View& a, const View& b) {
+  std::vector<int64_t> sizes(size_t(std::max(a.dims, b.dims)), 1);
+  for (const View* v : {&a, &b})
+    for (int d = 0; d < v->dims; ++d) {
+      int64_t& size = sizes[sizes.size() - size_t(v->dims - d)];
+      if (size == 1) size = v->sizes[d];
+      else if (v->sizes[d] != 1 && v->sizes[d] != size)
+        raise<std::runtime_error>(name, ": shapes that do not broadcast: a dim has the sizes ", size, " and ",
+                                  v->sizes[d]);
+    }
+  return sizes;
+}
+// The strides of x, broadcast to `sizes`.
+inline std::vector<int64_t> broadcast_strides(const char* name, const View& x, const std::vector<int64_t>& sizes) {
+  if (x.dims > int(sizes.size()))
+    raise<std::runtime_error>(name, ": initial has ", x.dims, " dims, more than the ", sizes.size(),
+                              " of a row's index");
+  std::vector<int64_t> strides(sizes.size(), 0);
+  for (int d = 0; d < x.dims; ++d) {
+    const size_t to = sizes.size() - size_t(x.dims - d);
+    if (x.sizes[d] != sizes[to] && x.sizes[d] != 1)
+      raise<std::runtime_error>(name, ": initial has size ", x.sizes[d], " in a dim of size ", sizes[to]);
+    strides[to] = x.sizes[d] == 1 ? 0 : x.strides[d];
+  }
+  return strides;
 }
 
 inline Tensor allocate(const std::vector<int64_t>& sizes, Dtype dtype, const Operand& like,

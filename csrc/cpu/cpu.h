@@ -6,8 +6,8 @@
 
 namespace torchreduce {
 
-// Of reduce_plan.h, scan_plan.h, rowwise_plan.h, segment_call.h and line_scatter.h: the kernels of one kind do not
-// depend on the plans of another.
+// Of reduce_plan.h, scan_plan.h, rowwise_plan.h, segment_call.h, line_scatter.h, scan_segments.h and
+// rowwise_segments.h: the kernels of one kind do not depend on the plans of another.
 struct PlannedReduction;
 struct PlannedScan;
 struct PlannedRowwise;
@@ -15,6 +15,8 @@ struct ChannelCall;
 struct SegmentReduction;
 struct SegmentIndex;
 struct LineScatter;
+struct ScanSegments;
+struct RowwiseSegments;
 
 }  // namespace torchreduce
 
@@ -29,6 +31,9 @@ void scan(const PlannedScan& call, ParallelFor parallel_for);
 void rowwise_rows(const PlannedRowwise& call, ParallelFor parallel_for);
 void channels(const ChannelCall& call, int64_t threads, ParallelFor parallel_for);
 void reduce_segments(const SegmentReduction& call, int64_t threads, ParallelFor parallel_for);
+// But for the elements of no segment, which stay as they are.
+void scan_segments(const ScanSegments& call, int64_t threads, ParallelFor parallel_for);
+void rowwise_segments(const RowwiseSegments& call, int64_t threads, ParallelFor parallel_for);
 // Returns the first place whose number is out of range, and then fills nothing; else -1.
 int64_t index_segments(const SegmentIndex& call, int64_t threads, ParallelFor parallel_for);
 int64_t scatter_lines(const LineScatter& call, int64_t threads, ParallelFor parallel_for);  // as index_segments

@@ -8,8 +8,9 @@
 #include "plan/line_scatter.h"
 #include "plan/reduce_plan.h"
 #include "plan/rowwise_plan.h"
+#include "plan/rowwise_segments.h"
 #include "plan/scan_plan.h"
-#include "plan/segment_call.h"
+#include "plan/scan_segments.h"
 
 namespace torchreduce::cpu {
 
@@ -20,6 +21,8 @@ namespace torchreduce::cpu {
   bool rowwise_rows(const RowwiseCall& call, bool across, int64_t threads, ParallelFor parallel_for);         \
   bool channels(const ChannelCall& call, int64_t threads, ParallelFor parallel_for);                          \
   bool reduce_segments(const SegmentReduction& call, int64_t threads, ParallelFor parallel_for);              \
+  bool scan_segments(const ScanSegments& call, int64_t threads, ParallelFor parallel_for);                    \
+  bool rowwise_segments(const RowwiseSegments& call, int64_t threads, ParallelFor parallel_for);              \
   bool index_segments(const SegmentIndex& call, int64_t& outside, int64_t threads, ParallelFor parallel_for); \
   bool scatter_lines(const LineScatter& call, int64_t& outside, int64_t threads, ParallelFor parallel_for);   \
   }
@@ -38,6 +41,8 @@ struct InstructionSet {
   bool (*rowwise_rows)(const RowwiseCall&, bool across, int64_t threads, ParallelFor);
   bool (*channels)(const ChannelCall&, int64_t threads, ParallelFor);
   bool (*reduce_segments)(const SegmentReduction&, int64_t threads, ParallelFor);
+  bool (*scan_segments)(const ScanSegments&, int64_t threads, ParallelFor);
+  bool (*rowwise_segments)(const RowwiseSegments&, int64_t threads, ParallelFor);
   bool (*index_segments)(const SegmentIndex&, int64_t& outside, int64_t threads, ParallelFor);
   bool (*scatter_lines)(const LineScatter&, int64_t& outside, int64_t threads, ParallelFor);
 };
@@ -56,12 +61,14 @@ constexpr InstructionSet kSets[] = {
 // Widest first.
 #if defined(__x86_64__)
     {"avx512", has_avx512, avx512::reduce, avx512::scan, avx512::rowwise_rows, avx512::channels,
-     avx512::reduce_segments, avx512::index_segments, avx512::scatter_lines},
+     avx512::reduce_segments, avx512::scan_segments, avx512::rowwise_segments, avx512::index_segments,
+     avx512::scatter_lines},
     {"avx2", has_avx2, avx2::reduce, avx2::scan, avx2::rowwise_rows, avx2::channels, avx2::reduce_segments,
-     avx2::index_segments, avx2::scatter_lines},
+     avx2::scan_segments, avx2::rowwise_segments, avx2::index_segments, avx2::scatter_lines},
 #endif
     {"baseline", [] { return true; }, baseline::reduce, baseline::scan, baseline::rowwise_rows, baseline::channels,
-     baseline::reduce_segments, baseline::index_segments, baseline::scatter_lines},
+     baseline::reduce_segments, baseline::scan_segments, baseline::rowwise_segments, baseline::index_segments,
+     baseline::scatter_lines},
 };
 
 std::atomic<const InstructionSet*>& current() {
@@ -92,6 +99,12 @@ void channels(const ChannelCall& call, int64_t threads, ParallelFor parallel_for
 }
 void reduce_segments(const SegmentReduction& call, int64_t threads, ParallelFor parallel_for) {
   if (!current().load()->reduce_segments(call, threads, parallel_for)) throw std::bad_alloc();
+}
+void scan_segments(const ScanSegments& call, int64_t threads, ParallelFor parallel_for) {
+  if (!current().load()->scan_segments(call, threads, parallel_for)) throw std::bad_alloc();
+}
+void rowwise_segments(const RowwiseSegments& call, int64_t threads, ParallelFor parallel_for) {
+  if (!current().load()->rowwise_segments(call, threads, parallel_for)) throw std::bad_alloc();
 }
 int64_t index_segments(const SegmentIndex& call, int64_t threads, ParallelFor parallel_for) {
   int64_t outside = -1;

@@ -1,5 +1,7 @@
 // The CPU kernels of row-wise ops. Compiled once per instruction set.
+#include "cpu/each_segment.h"
 #include "cpu/rowwise_weights.h"
+#include "plan/rowwise_segments.h"
 
 namespace torchreduce::cpu::TR_ISA {
 namespace {
@@ -52,6 +54,13 @@ bool rowwise_rows(const RowwiseCall& call, bool across, int64_t threads, Paralle
                   : RowwiseWeights<float, true>::run(call, threads, parallel_for);
   }
   return true;
+}
+
+bool rowwise_segments(const RowwiseSegments& call, int64_t threads, ParallelFor parallel_for) {
+  return each_segment(call.of, call.layout.rows, kSerialElements, threads, parallel_for,
+                      [&](int64_t segment, int64_t there) {
+                        return rowwise_rows(call.alone(segment), call.across, there, parallel_for);
+                      });
 }
 
 }  // namespace torchreduce::cpu::TR_ISA

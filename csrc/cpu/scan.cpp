@@ -1,7 +1,9 @@
 // The CPU kernels of scans: which kernel serves a call, and its tasks. Compiled once per instruction set.
 #include "cpu/cpu.h"
+#include "cpu/each_segment.h"
 #include "cpu/scan_columns.h"
 #include "cpu/scan_extremes.h"
+#include "plan/scan_segments.h"
 
 namespace torchreduce::cpu::TR_ISA {
 namespace {
@@ -99,6 +101,12 @@ bool scan(const ScanCall& call, bool across, int64_t threads, ParallelFor parall
   switch (call.op) { TR_FOR_EACH_SCAN(TR_CASE) }
 #undef TR_CASE
   return true;
+}
+
+bool scan_segments(const ScanSegments& call, int64_t threads, ParallelFor parallel_for) {
+  return each_segment(
+      call.of, call.layout.rows, kSerialElements, threads, parallel_for,
+      [&](int64_t segment, int64_t there) { return scan(call.alone(segment), call.across, there, parallel_for); });
 }
 
 }  // namespace torchreduce::cpu::TR_ISA

@@ -1050,6 +1050,53 @@ MUTANTS = (
         "listed_rows", ("listed_rows",), every=1,
     ),
     Mutant(
+        "elements before the first segment stay as they are", "kernels/tile/segment_teams.cuh",
+        "at < head ? at : at - head + tail", "at - head + tail",
+        "scan_segments", ("scan_segments",), every=1,
+    ),
+    Mutant(
+        "a block's warps all have the first one's segments", "kernels/tile/segment_teams.cuh",
+        "(turn > 0 ? turn - 1 : warp) * (kLanes / lanes)", "0",
+        "scan_segments", ("scan_segments",), every=1,
+    ),
+    Mutant(
+        "a warp's totals of tiles are read before they are there", "kernels/scan/scan_segments.cu",
+        "if (lane_id() == 0) shared.totals[warp] = total;\n        __syncthreads();",
+        "if (lane_id() == 0) shared.totals[warp] = total;",
+        "scan_segments", ("scan_segments",), every=1,
+    ),
+    Mutant(
+        "a reverse scan begins at the first element of its segment", "kernels/scan/scan_segments.cu",
+        "call.reverse ? at.begin + at.length - 1 : at.begin", "at.begin",
+        "scan_segments", ("scan_segments",), "asan", every=1,
+    ),
+    Mutant(
+        "all segments have the first one's initial", "kernels/scan/scan_segments.cu",
+        "+ at.segment * call.initial_step", "",
+        "scan_segments", ("scan_segments",), every=1, some=True,
+    ),
+    Mutant(
+        "lanes take their groups before all elements are there", "kernels/scan/scan_segments.cu",
+        "staged(slot + k * step) = x[k]; warp_barrier();", "staged(slot + k * step) = x[k];",
+        "scan_segments", ("scan_segments",), every=1,
+    ),
+    Mutant(
+        "the warps of a block have leaves that are no subtrees", "kernels/rowwise/rowwise_segments.cu",
+        "while (whole && each * kWarps < leaves) each *= 2;",
+        "if (whole) each = (leaves + kWarps - 1) / kWarps;",
+        "rowwise_segments", ("rowwise_segments",), every=1,
+    ),
+    Mutant(
+        "a team adds its neighbour's residues to its own", "kernels/rowwise/rowwise_segments.cu",
+        "for (int d = kGroup; d < lanes; d *= 2) sum", "for (int d = kGroup; d < kLanes; d *= 2) sum",
+        "rowwise_segments", ("rowwise_segments",), every=1,
+    ),
+    Mutant(
+        "an item of several leaves has the first one's state", "kernels/rowwise/rowwise_segments.cu",
+        "once ? state : total", "state",
+        "rowwise_segments", ("rowwise_segments",), every=1, some=True,
+    ),
+    Mutant(
         "the leaves of a segment share a slot", "kernels/reduce/listed_segments.cuh",
         "several ? slot + k : -1", "several ? slot : -1",
         "segments", ("segments",), every=1,

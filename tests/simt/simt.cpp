@@ -27,6 +27,7 @@
 #include "numerics/order.h"
 #include "problem.h"
 #include "rowwise.h"
+#include "segment_rows.h"
 #include "segments.h"
 
 using namespace torchreduce;
@@ -975,6 +976,10 @@ void channels() { done = check_channels(seed, every, few); }
 // Rows that are added up by their numbers.
 void segments() { done = check_segments(seed, every, few); }
 
+// Segments that are rows of their own.
+void scan_segments() { done = check_scan_segments(seed, every, few); }
+void rowwise_segments() { done = check_rowwise_segments(seed, every, few); }
+
 struct Group {
   const char* name;
   const char* kernels;  // of which .cu file; with those of rowwise.cu also those of weights.cu
@@ -1020,6 +1025,8 @@ constexpr Group kGroups[] = {
     {"far_scans", "scan", far_scans},
     {"superblocks", "scan", superblocks},
     {"rowwise", "rowwise", rowwise},
+    {"scan_segments", "scan_segments", scan_segments},
+    {"rowwise_segments", "rowwise_segments", rowwise_segments},
 };
 
 // ---- problems from a file -------------------------------------------------------------------------------------------

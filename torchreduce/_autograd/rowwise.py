@@ -15,14 +15,28 @@ from .._core.dispatch import Rule, Saved, differentiable, is_bare, save
 from .._fake.reductions import reduced_shape
 from .._fake.rowwise import SIGNATURES, trailing, wide
 from .reductions import Reduction, _round, define, rounded, summed
+from .segments import of_rows_or_segments, taken, within
 
 _ops = torch.ops.torchreduce
 Dims = Sequence[int] | None
 
 
-def _sum(x: Tensor, dims: Dims, level: int) -> Tensor:
-    """Over dims, kept with size 1, in x's dtype. No dims are all of them."""
+def _total(x: Tensor, dims: Any, level: int, offsets: Sequence[Tensor] = ()) -> Tensor:
+    """The sums of rows over dims, kept with size 1, in x's dtype; no dims are all of them. Or those of the segments of
+    a dim."""
+    if offsets:
+        return _ops.sum_segments.default(x, *offsets, None, None, dims, x.dtype, level)  # type: ignore[no-any-return]
     return _ops.sum.default(x, dims, True, x.dtype, level)  # type: ignore[no-any-return]
+
+
+def _each(value: Tensor, x: Tensor, dims: Any, offsets: Sequence[Tensor] = ()) -> Tensor:
+    """What x's rows, or its segments, have one of, for each element."""
+    return taken(value, (offsets[0], None, None), x.shape[dims], dims, value.dtype) if offsets else value
+
+
+def _sum(x: Tensor, dims: Any, level: int, offsets: Sequence[Tensor] = ()) -> Tensor:
+    """The sum of each element's row or segment."""
+    return _each(_total(x, dims, level, offsets), x, dims, offsets)
 
 
 def _kept(x: Tensor, shape: Sequence[int], dims: Dims) -> Tensor:
@@ -33,108 +47,134 @@ def _kept(x: Tensor, shape: Sequence[int], dims: Dims) -> Tensor:
 # ---- softmax ---------------------------------------------------------------------------------------------------------
 
 
-def _probabilities(y: Tensor, dim: int, level: int) -> Tensor:
+def _probabilities(y: Tensor, dim: int, level: int, offsets: Sequence[Tensor]) -> Tensor:
     """exp(y) of log-probabilities y."""
-    return _ops.softmax.default(y, dim, wide(y.dtype), level)  # type: ignore[no-any-return]
+    return of_rows_or_segments("softmax", (y,), offsets, dim, wide(y.dtype), level)  # type: ignore[no-any-return]
+
+
+def _along(dim: int, offsets: Sequence[Tensor]) -> Any:
+    """dim as the sums take it."""
+    return dim if offsets else [dim]
 
 
 class OfResult(Rule):
+    """Of rows, or with offsets of segments, as all that follow."""
+
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
-        x, ctx.dim, _, ctx.level = inputs
+        x, *offsets, ctx.dim, _, ctx.level = inputs
         ctx.dtype = x.dtype
-        save(ctx, output)
+        save(ctx, output, *offsets)
 
 
-@differentiable("softmax")
+def _gradient(name: str, g: Tensor, saved: Saved, dtype: torch.dtype, ctx: Any) -> Tensor:
+    y, *offsets = saved
+    rest = ctx.dim, dtype, ctx.level
+    return of_rows_or_segments(f"{name}_gradient", (rounded(g, y.dtype), y), offsets, *rest)  # type: ignore[no-any-return]
+
+
 class Softmax(OfResult):
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
-        (y,) = saved
-        return _ops.softmax_gradient.default(rounded(grad, y.dtype), y, ctx.dim, ctx.dtype, ctx.level)  # type: ignore[no-any-return]
+        return _gradient("softmax", grad, saved, ctx.dtype, ctx)
 
     @staticmethod
     def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
-        (y,) = saved
-        return _ops.softmax_gradient.default(rounded(t, y.dtype), y, ctx.dim, y.dtype, ctx.level)  # type: ignore[no-any-return]
+        return _gradient("softmax", t, saved, saved[0].dtype, ctx)
 
 
-@differentiable("log_softmax")
 class LogSoftmax(OfResult):
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
-        (y,) = saved
-        return _ops.log_softmax_gradient.default(rounded(grad, y.dtype), y, ctx.dim, ctx.dtype, ctx.level)  # type: ignore[no-any-return]
+        return _gradient("log_softmax", grad, saved, ctx.dtype, ctx)
 
     @staticmethod
     def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
-        (y,) = saved
-        p = _probabilities(y, ctx.dim, ctx.level)
+        y, *offsets = saved
+        p = _probabilities(y, ctx.dim, ctx.level, offsets)
         t = t.to(p.dtype)
-        return rounded(t - _sum(p * t, [ctx.dim], ctx.level), y.dtype)
+        tangent = t - _sum(p * t, _along(ctx.dim, offsets), ctx.level, offsets)
+        return rounded(within(tangent, offsets, ctx.dim), y.dtype)
 
 
 class GradientOfResult(Rule):
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
-        g, y, ctx.dim, ctx.to, ctx.level = inputs
+        g, y, *offsets, ctx.dim, ctx.to, ctx.level = inputs
         ctx.dtype = g.dtype
-        save(ctx, g, y)
+        save(ctx, g, y, *offsets)
+
+    @staticmethod
+    def sum(ctx: Any, x: Tensor, offsets: Sequence[Tensor]) -> Tensor:
+        return _sum(x, _along(ctx.dim, offsets), ctx.level, offsets)
+
+    @staticmethod
+    def rounded(ctx: Any, x: Tensor, dtype: torch.dtype, offsets: Sequence[Tensor]) -> Tensor:
+        return rounded(within(x, offsets, ctx.dim), dtype)
 
 
-@differentiable("softmax_gradient")
 class SoftmaxGradient(GradientOfResult):
     """(g - E(g y)) y."""
 
     @staticmethod
-    def changed(ctx: Any, g: Tensor, y: Tensor, t: Tensor) -> Tensor:
+    def changed(ctx: Any, g: Tensor, y: Tensor, t: Tensor, offsets: Sequence[Tensor]) -> Tensor:
         """How it changes with y: t stands for the change, or for the gradient, of which it is the transposed."""
-        return t * (g - _sum(g * y, [ctx.dim], ctx.level))
+        return t * (g - SoftmaxGradient.sum(ctx, g * y, offsets))
 
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
-        g, y = saved
-        to_g = _ops.softmax_gradient.default(rounded(grad, y.dtype), y, ctx.dim, ctx.dtype, ctx.level)
+        g, y, *offsets = saved
+        to_g = _gradient("softmax", grad, saved[1:], ctx.dtype, ctx)
         g, y, c = (t.to(wide(ctx.dtype)) for t in (g, y, grad))
-        to_y = SoftmaxGradient.changed(ctx, g, y, c) - g * _sum(c * y, [ctx.dim], ctx.level)
-        return to_g, rounded(to_y, ctx.dtype)
+        to_y = SoftmaxGradient.changed(ctx, g, y, c, offsets) - g * SoftmaxGradient.sum(ctx, c * y, offsets)
+        return to_g, SoftmaxGradient.rounded(ctx, to_y, ctx.dtype, offsets)
 
     @staticmethod
     def tangent(ctx: Any, saved: Saved, to_g: Tensor | None, to_y: Tensor | None, *_: Any) -> Tensor:
-        g, y = (t.to(wide(ctx.dtype)) for t in saved)
+        _, _, *offsets = saved
+        g, y = (t.to(wide(ctx.dtype)) for t in saved[:2])
         tangent = torch.zeros_like(y)
         if to_g is not None:
-            tangent = _ops.softmax_gradient.default(to_g.to(y.dtype), y, ctx.dim, y.dtype, ctx.level)
+            tangent = _gradient("softmax", to_g.to(y.dtype), (y, *offsets), y.dtype, ctx)
         if to_y is not None:
             to_y = to_y.to(y.dtype)
-            tangent = tangent + SoftmaxGradient.changed(ctx, g, y, to_y) - y * _sum(g * to_y, [ctx.dim], ctx.level)
-        return rounded(tangent, ctx.to)
+            direct = SoftmaxGradient.changed(ctx, g, y, to_y, offsets)
+            tangent = tangent + direct - y * SoftmaxGradient.sum(ctx, g * to_y, offsets)
+        return SoftmaxGradient.rounded(ctx, tangent, ctx.to, offsets)
 
 
-@differentiable("log_softmax_gradient")
 class LogSoftmaxGradient(GradientOfResult):
     """g - exp(y) E(g)."""
 
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
-        g, y = saved
-        p = _probabilities(y, ctx.dim, ctx.level)
+        g, y, *offsets = saved
+        p = _probabilities(y, ctx.dim, ctx.level, offsets)
         g, c = g.to(p.dtype), grad.to(p.dtype)
-        to_g = c - _sum(p * c, [ctx.dim], ctx.level)
-        to_y = -(p * c) * _sum(g, [ctx.dim], ctx.level)
-        return rounded(to_g, ctx.dtype), rounded(to_y, ctx.dtype)
+        to_g = c - LogSoftmaxGradient.sum(ctx, p * c, offsets)
+        to_y = -(p * c) * LogSoftmaxGradient.sum(ctx, g, offsets)
+        to_g, to_y = (LogSoftmaxGradient.rounded(ctx, t, ctx.dtype, offsets) for t in (to_g, to_y))
+        return to_g, to_y
 
     @staticmethod
     def tangent(ctx: Any, saved: Saved, to_g: Tensor | None, to_y: Tensor | None, *_: Any) -> Tensor:
-        g, y = saved
-        p = _probabilities(y, ctx.dim, ctx.level)
+        g, y, *offsets = saved
+        p = _probabilities(y, ctx.dim, ctx.level, offsets)
         tangent = torch.zeros_like(p)
         if to_g is not None:
             to_g = to_g.to(p.dtype)
-            tangent = to_g - p * _sum(to_g, [ctx.dim], ctx.level)
+            tangent = to_g - p * LogSoftmaxGradient.sum(ctx, to_g, offsets)
         if to_y is not None:
-            tangent = tangent - p * to_y.to(p.dtype) * _sum(g.to(p.dtype), [ctx.dim], ctx.level)
-        return rounded(tangent, ctx.to)
+            tangent = tangent - p * to_y.to(p.dtype) * LogSoftmaxGradient.sum(ctx, g.to(p.dtype), offsets)
+        return LogSoftmaxGradient.rounded(ctx, tangent, ctx.to, offsets)
+
+
+for _name, _rule in (
+    ("softmax", Softmax), ("log_softmax", LogSoftmax),
+    ("softmax_gradient", SoftmaxGradient), ("log_softmax_gradient", LogSoftmaxGradient),
+):  # fmt: skip
+    for _op in (_name, f"{_name}_segments"):
+        differentiable(_op)(_rule)
 
 
 # ---- values for each row ---------------------------------------------------------------------------------------------
@@ -167,9 +207,15 @@ def _factors(gradient: Any, x: Tensor, stats: Tensor, dims: Dims, level: int) ->
 class GradientOfRowValues(Rule):
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
-        g, x, stats, ctx.dims, ctx.level = inputs
+        g, x, stats, *offsets, ctx.dims, ctx.level = inputs
         ctx.to_g, ctx.dtype = g.dtype, x.dtype
-        save(ctx, g, x, stats)
+        save(ctx, g, x, stats, *offsets)
+
+
+def _shares(x: Tensor, stats: Tensor, offsets: Sequence[Tensor], dims: Any, level: int) -> Tensor:
+    """Each element's probability, in the accumulator type."""
+    tensors = _one(stats), x.to(stats.dtype), stats
+    return of_rows_or_segments("logsumexp_gradient", tensors, offsets, dims, level)  # type: ignore[no-any-return]
 
 
 @differentiable("logsumexp", results=2)
@@ -181,35 +227,58 @@ class LogSumExp(RowValues):
     @staticmethod
     def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
         x, stats = saved
-        p = _factors(_ops.logsumexp_gradient, x, stats, ctx.dims, ctx.level)
+        p = _shares(x, stats, (), ctx.dims, ctx.level)
         return RowValues.value(ctx, p * t.to(p.dtype))
 
 
-@differentiable("logsumexp_gradient")
+@differentiable("logsumexp_segments", results=2)
+class LogSumExpOfSegments(Rule):
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
+        x, offsets, ctx.dim, ctx.level = inputs
+        save(ctx, x, output[-1], offsets)
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
+        return _ops.logsumexp_gradient_segments.default(grad, *saved, ctx.dim, ctx.level)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
+        x, stats, offsets = saved
+        p = _shares(x, stats, [offsets], ctx.dim, ctx.level)
+        rest = ctx.dim, x.dtype, ctx.level
+        return _ops.sum_segments.default(p * t.to(p.dtype), offsets, None, None, *rest)  # type: ignore[no-any-return]
+
+
 class LogSumExpGradient(GradientOfRowValues):
     """g p, with the probabilities p."""
 
     @staticmethod
-    def changed(ctx: Any, g: Tensor, p: Tensor, t: Tensor) -> Tensor:
+    def changed(ctx: Any, g: Tensor, p: Tensor, t: Tensor, offsets: Sequence[Tensor]) -> Tensor:
         """Its change with x, or the transposed of it, which is the same."""
-        return g * p * (t - _sum(p * t, ctx.dims, ctx.level))
+        return _each(g, p, ctx.dims, offsets) * p * (t - _sum(p * t, ctx.dims, ctx.level, offsets))
 
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
-        g, x, stats = saved
-        p = _factors(_ops.logsumexp_gradient, x, stats, ctx.dims, ctx.level)
+        g, x, stats, *offsets = saved
+        p = _shares(x, stats, offsets, ctx.dims, ctx.level)
         c = grad.to(p.dtype)
-        to_g = _sum(c * p, ctx.dims, ctx.level)
-        return rounded(to_g, ctx.to_g), rounded(LogSumExpGradient.changed(ctx, g.to(p.dtype), p, c), ctx.dtype)
+        to_g = _total(c * p, ctx.dims, ctx.level, offsets)
+        to_x = LogSumExpGradient.changed(ctx, g.to(p.dtype), p, c, offsets)
+        return rounded(to_g, ctx.to_g), rounded(to_x, ctx.dtype)
 
     @staticmethod
     def tangent(ctx: Any, saved: Saved, to_g: Tensor | None, to_x: Tensor | None, *_: Any) -> Tensor:
-        g, x, stats = saved
-        p = _factors(_ops.logsumexp_gradient, x, stats, ctx.dims, ctx.level)
-        tangent = torch.zeros_like(p) if to_g is None else p * to_g.to(p.dtype)
+        g, x, stats, *offsets = saved
+        p = _shares(x, stats, offsets, ctx.dims, ctx.level)
+        tangent = torch.zeros_like(p) if to_g is None else p * _each(to_g.to(p.dtype), p, ctx.dims, offsets)
         if to_x is not None:
-            tangent = tangent + LogSumExpGradient.changed(ctx, g.to(p.dtype), p, to_x.to(p.dtype))
+            tangent = tangent + LogSumExpGradient.changed(ctx, g.to(p.dtype), p, to_x.to(p.dtype), offsets)
         return rounded(tangent, ctx.dtype)
+
+
+for _op in ("logsumexp_gradient", "logsumexp_gradient_segments"):
+    differentiable(_op)(LogSumExpGradient)
 
 
 @differentiable("entropy", results=2)

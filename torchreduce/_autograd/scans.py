@@ -9,7 +9,9 @@ from torch import Tensor
 
 from .._core.dispatch import LIBRARY, Rule, Saved, differentiable, register_out, save
 from .._fake.reductions import broadcast_shape, decided, writes_only
+from .._fake.segment_rows import of_segments
 from .reductions import _round, accumulator, define, each, summed
+from .segments import along_dim, numbered, of_rows_or_segments, taken
 
 _ops = torch.ops.torchreduce
 
@@ -39,22 +41,26 @@ def _like_first(x: Tensor, *_: Any) -> Tensor:
 
 
 @differentiable("cumsum")
+@differentiable("cumsum_segments")
 class CumSum(Rule):
+    """Of rows, or with offsets of segments."""
+
     @staticmethod
     def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
-        x, ctx.dim, ctx.to, ctx.exclusive, ctx.reverse, ctx.level = inputs
+        x, *offsets, ctx.dim, ctx.to, ctx.exclusive, ctx.reverse, ctx.level = inputs
         ctx.dtype = x.dtype
+        save(ctx, *offsets)
 
     @staticmethod
     def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
         """The scan from the other end: an element goes into every result from its own on."""
-        back: Tensor = _ops.cumsum.default(grad, ctx.dim, ctx.dtype, ctx.exclusive, not ctx.reverse, ctx.level)
-        return back
+        rest = ctx.dim, ctx.dtype, ctx.exclusive, not ctx.reverse, ctx.level
+        return of_rows_or_segments("cumsum", (grad,), saved, *rest)  # type: ignore[no-any-return]
 
     @staticmethod
     def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
-        tangent: Tensor = _ops.cumsum.default(t, ctx.dim, ctx.to, ctx.exclusive, ctx.reverse, ctx.level)
-        return tangent
+        rest = ctx.dim, ctx.to, ctx.exclusive, ctx.reverse, ctx.level
+        return of_rows_or_segments("cumsum", (t,), saved, *rest)  # type: ignore[no-any-return]
 
 
 def _shifted(x: Tensor, dim: int, forth: bool) -> Tensor:
@@ -382,6 +388,87 @@ class LinearScan(Rule):
             to_initial = to_initial.to(ctx.wide)
         tangent = _ops.linear_scan.default(a, direct, to_initial, dim, ctx.reverse, ctx.shifted, level)
         return _canonical(tangent, ctx.dtype)
+
+
+@differentiable("linear_scan_segments")
+class LinearScanOfSegments(Rule):
+    """As LinearScan; what a row has an end for, masks have here."""
+
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        a, b, initial, offsets, ctx.dim, ctx.reverse, ctx.shifted, ctx.level = inputs
+        ctx.wide, ctx.dtype, ctx.shape = accumulator(b.dtype), b.dtype, b.shape
+        b, h = (None, output) if b.dtype == ctx.wide else (b, None)  # as there
+        save(ctx, a, b, initial, h, offsets)
+
+    @staticmethod
+    def scan(ctx: Any, a: Tensor, b: Tensor, initial: Tensor | None, offsets: Tensor, back: bool = False) -> Tensor:
+        """With `back` from the other end, by the a of the next position."""
+        rest = ctx.dim, ctx.reverse != back, ctx.shifted != back, ctx.level
+        return _ops.linear_scan_segments.default(a, b, initial, offsets, *rest)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def h(ctx: Any, saved: Saved) -> Tensor:
+        """The results in the accumulator type."""
+        a, b, initial, h, offsets = saved
+        if h is not None:
+            return h  # type: ignore[no-any-return]
+        start = None if initial is None else initial.to(ctx.wide)
+        return LinearScanOfSegments.scan(ctx, a.to(ctx.wide), b.to(ctx.wide), start, offsets)
+
+    @staticmethod
+    def first(ctx: Any, offsets: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Which elements are the first of a segment, in the order of the scan; and which are of none."""
+        numbers = numbered(offsets, x.shape[ctx.dim])
+        none, end = numbers < 0, numbers.new_full([1], -1)
+        before = torch.cat([numbers[1:], end] if ctx.reverse else [end, numbers[:-1]])
+        return along_dim((numbers != before) & ~none, x.dim(), ctx.dim), along_dim(none, x.dim(), ctx.dim)
+
+    @staticmethod
+    def before(ctx: Any, saved: Saved, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The h before each element; and which elements have none, or have their segment's initial."""
+        initial, offsets = saved[2], saved[4]
+        first, none = LinearScanOfSegments.first(ctx, offsets, h)
+        before = _shifted(h, ctx.dim, not ctx.reverse)
+        if initial is None:
+            return before, first | none, first
+        starts = _full(initial.to(ctx.wide), of_segments(h.shape, offsets, ctx.dim), ctx.level)
+        starts = taken(starts, (offsets, None, None), h.shape[ctx.dim], ctx.dim, ctx.wide)
+        return torch.where(first, starts, before), none, first
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Any:
+        a, _, initial, _, offsets = saved
+        factors, level = a.to(ctx.wide), ctx.level
+        back = LinearScanOfSegments.scan(ctx, factors, grad.to(ctx.wide), None, offsets, back=True)
+        to_b = summed(back, ctx.shape, ctx.dtype, level)
+        before, unused, first = LinearScanOfSegments.before(ctx, saved, LinearScanOfSegments.h(ctx, saved))
+        products = (back * before).masked_fill(unused, 0)
+        if ctx.shifted:  # an a is that of the next position, too: its product is the next one's, or that of none
+            products = _shifted(products, ctx.dim, ctx.reverse)
+        to_a, to_initial = summed(products, a.shape, a.dtype, level), None
+        if initial is not None:
+            edges = (factors * back).masked_fill(~first, -0.0)  # a sum with these is the other term
+            of_each = _ops.sum_segments.default(edges, offsets, None, None, ctx.dim, ctx.wide, level)
+            to_initial = summed(of_each, initial.shape, initial.dtype, level)
+        return to_a, to_b, to_initial
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, *tangents: Any) -> Tensor:
+        to_a, to_b, to_initial = tangents[:3]
+        a, _, initial, _, offsets = saved
+        h = LinearScanOfSegments.h(ctx, saved)
+        direct = torch.zeros_like(h) if to_b is None else _full(to_b.to(ctx.wide), h.shape, ctx.level)
+        if to_a is not None:
+            before, unused, _ = LinearScanOfSegments.before(ctx, saved, h)
+            factor = _full(to_a.to(ctx.wide), h.shape, ctx.level)
+            if ctx.shifted:
+                factor = _shifted(factor, ctx.dim, not ctx.reverse)
+            direct = direct + (factor * before).masked_fill(unused, 0)
+        if initial is not None:
+            to_initial = torch.zeros_like(initial) if to_initial is None else to_initial
+            to_initial = to_initial.to(ctx.wide)
+        return _canonical(LinearScanOfSegments.scan(ctx, a.to(ctx.wide), direct, to_initial, offsets), ctx.dtype)
 
 
 def _linear_fake(

@@ -1,4 +1,5 @@
-"""Derivatives of reductions by segments and of scatters, as reductions.py has those of the reductions.
+"""Derivatives of reductions by segments and of scatters, as reductions.py has those of the reductions; and what the
+rules of scans and row-wise ops need, which rows and segments share.
 
 What is sent back to elements is a gather of what their segments have; its own derivative is a sum by segments. So
 nothing is added up by torch, in any order of derivatives.
@@ -86,10 +87,74 @@ class Take(Rule):
         return taken(t, saved, ctx.n, ctx.dim, ctx.to)
 
 
+def of_rows_or_segments(name: str, tensors: Sequence[Tensor | None], offsets: Sequence[Tensor], *rest: Any) -> Any:
+    """Call an op on rows, or where there are offsets that on their segments."""
+    packet = getattr(_ops, f"{name}_segments" if offsets else name)
+    return packet.default(*tensors, *offsets, *rest)
+
+
+def within(x: Tensor, offsets: Sequence[Tensor], dim: int) -> Tensor:
+    """x, with 0 for elements of no segment."""
+    if not offsets:
+        return x
+    return x.masked_fill(along_dim(numbered(offsets[0], x.shape[dim]) < 0, x.dim(), dim), 0)
+
+
+def numbered(offsets: Tensor, n: int) -> Tensor:
+    """The segment of each of n elements, -1 for one of none: by an op that has a batching rule."""
+    numbers = torch.arange(1, offsets.shape[0], device=offsets.device)
+    return taken(numbers, (offsets, None, None), n, 0, torch.int64) - 1
+
+
+def along_dim(x: Tensor, dims: int, dim: int) -> Tensor:
+    """What has one element for each along dim, of so many dims."""
+    return x.reshape([-1 if d == dim % dims else 1 for d in range(dims)])
+
+
+# ---- elements in the order of their segments, and back ---------------------------------------------------------------
+
+
+def _arranged(x: Tensor, order: Tensor, dim: int, back: bool) -> Tensor:
+    if back:
+        order = torch.zeros_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
+    return x.index_select(dim, order)
+
+
+def _arranged_batched(info: Any, in_dims: Any, x: Tensor, order: Tensor, dim: int, back: bool) -> tuple[Tensor, int]:
+    x, count = batched(x, in_dims[0], info.batch_size), info.batch_size
+    dim %= x.dim() - 1
+    if in_dims[1] is None:
+        return _ops.arranged.default(x, order, 1 + dim, back), 0
+    first = x.shape[1 + dim] * torch.arange(count, device=order.device).unsqueeze(1)
+    order = (batched(order, in_dims[1], count) + first).flatten()
+    return apart(_ops.arranged.default(flat(x, dim), order, 0, back), count, dim), 0
+
+
+define(
+    "arranged(Tensor x, Tensor order, int dim, bool back) -> Tensor", _arranged,
+    lambda x, order, dim, back: x.new_empty(x.shape), _arranged_batched,
+)  # fmt: skip
+
+
+@differentiable("arranged")
+class Arranged(Rule):
+    @staticmethod
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        _, order, ctx.dim, ctx.back = inputs
+        save(ctx, order)
+
+    @staticmethod
+    def backward(ctx: Any, saved: Saved, grad: Tensor) -> Tensor:
+        return _ops.arranged.default(grad, *saved, ctx.dim, not ctx.back)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def tangent(ctx: Any, saved: Saved, t: Tensor, *_: Any) -> Tensor:
+        return _ops.arranged.default(t, *saved, ctx.dim, ctx.back)  # type: ignore[no-any-return]
+
+
 def counted(offsets: Tensor, n: int, dims: int, dim: int) -> Tensor:
     """The number of elements of each segment, along dim."""
-    counts = offsets.long().clamp(0, n).diff().clamp(min=0)
-    return counts.reshape([-1 if d == dim % dims else 1 for d in range(dims)])
+    return along_dim(offsets.long().clamp(0, n).diff().clamp(min=0), dims, dim)
 
 
 # ---- reductions ------------------------------------------------------------------------------------------------------
@@ -185,9 +250,7 @@ class AtIndex(OfSegments):
     def rows(ctx: Any, saved: Saved) -> Tensor:
         """The row of the element at each index; for a segment without elements n."""
         offsets, order, _, index = saved
-        first = (
-            offsets.long().clamp(0, ctx.n)[:-1].reshape([-1 if d == ctx.dim % ctx.dims else 1 for d in range(ctx.dims)])
-        )
+        first = along_dim(offsets.long().clamp(0, ctx.n)[:-1], ctx.dims, ctx.dim)
         place = torch.where(index < 0, ctx.n, first + index)
         return place if order is None else torch.cat([order, order.new_full([1], ctx.n)])[place]
 

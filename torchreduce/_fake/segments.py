@@ -1,4 +1,4 @@
-"""Shapes and batching rules of the ops on segments (csrc/torch_segments.cpp)."""
+"""Shapes and batching rules of the ops on segments (csrc/binding/segments.cpp)."""
 
 from collections.abc import Callable
 from typing import Any
