@@ -149,7 +149,11 @@ struct Launch {
   int64_t turns = 0;
   int64_t wakes[kMaxResident] = {};  // the turn from which on a slot can be drawn
   bool ended[kMaxResident] = {};     // slots
-  std::map<unsigned, int> arrivals;  // of each cluster's threads, at all of its meetings
+  struct Cluster {
+    int arrivals = 0;  // of its threads, at all meetings
+    char token = 0;
+  };
+  std::map<unsigned, Cluster> clusters;  // by their first block
   std::atomic<int> turn = 0;  // the slot that runs; everything else here and in the slots is only touched in one's turn
 };
 
@@ -762,6 +766,14 @@ void barrier_init(Barrier* b, int arrivals) {
   const Unnoticed scope;
   if (!slot->phases.insert({b, Phases{arrivals, arrivals, 0, 0, {}, {}}}).second) fail("a barrier is made twice");
 }
+void barriers_made() {
+  Launch::Cluster* own;
+  {
+    const Unnoticed scope;
+    own = &launched->clusters[first_of_cluster()];
+  }
+  release(&own->token);
+}
 void barrier_arrive(Barrier* b) { arrive_at(b, 0); }
 void barrier_expect(Barrier* b, uint32_t bytes) { arrive_at(b, bytes); }
 __attribute__((noinline)) void barrier_wait(Barrier* b, uint32_t parity) {
@@ -801,7 +813,7 @@ void cluster_arrive() {
   const int all = options.cluster * slot->thread_count();
   ++slot->running().meetings;
   slot->published = true;
-  if (++launched->arrivals[first_of_cluster()] % all) return;
+  if (++launched->clusters[first_of_cluster()].arrivals % all) return;
   Slot* const mine = slot;
   each_of_cluster([&](Slot& other) {
     slot = &other;
@@ -811,12 +823,14 @@ void cluster_arrive() {
   slot = mine;
 }
 __attribute__((noinline)) void cluster_wait() {
-  bool waits;
+  Launch::Cluster* own;
   {
     const Unnoticed scope;
-    waits = launched->arrivals[first_of_cluster()] < slot->running().meetings * options.cluster * slot->thread_count();
+    own = &launched->clusters[first_of_cluster()];
   }
-  if (waits) wait_as(State::Cluster, __builtin_return_address(0));
+  if (own->arrivals < slot->running().meetings * options.cluster * slot->thread_count())
+    wait_as(State::Cluster, __builtin_return_address(0));
+  acquire(&own->token);
 }
 void put(const void* to, const Barrier* b, const void* value, uint32_t bytes, int rank) {
   if (bytes % 8 || rank < 0 || rank >= options.cluster)

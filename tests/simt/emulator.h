@@ -15,7 +15,8 @@
 //   shared memory that holds garbage when a block starts, and of which there is no more than Options::bulk_copies says;
 //   copies that a thread starts, of which none has to be done before the thread waits for it;
 //   clusters of blocks, all resident, which write to each other's shared memory: such a write comes at some time before
-//   it counts as done, and fails where its block has not started or has ended; a cluster's barrier orders no memory;
+//   it counts as done, and fails where its block has not started or has ended; of memory, a cluster's barrier orders
+//   what came before barriers_made alone;
 //   bulk copies, each of which reads and writes at some time before it counts as done, whatever its thread does
 //     meanwhile; barriers in shared memory whose phases count arrivals and bytes; a wait for one does not keep the rest
 //     of the warp from running, as on the GPUs that have them.
@@ -93,7 +94,7 @@ template <int kBytes> void copy_async(void* to, const void* from) {
 // csrc/kernels/gpu.cuh says what these are. What a barrier holds is kept by the emulator.
 struct Barrier { uint64_t opaque; };
 void barrier_init(Barrier* b, int arrivals);
-inline void barriers_made() {}
+void barriers_made();
 void barrier_arrive(Barrier* b);
 void barrier_expect(Barrier* b, uint32_t bytes);
 void barrier_wait(Barrier* b, uint32_t parity);

@@ -110,9 +110,7 @@ __global__ void bulk(int* out, const int* in) {
 }
 
 // The blocks of a cluster give each other their numbers, and then other ones by the same place.
-void gather(int* out, int turns, bool waits) {
-  __shared__ simt::Barrier arrived;
-  __shared__ uint64_t numbers[8];
+void gather(int* out, int turns, bool waits, simt::Barrier& arrived, uint64_t* numbers) {
   const int blocks = simt::options.cluster, thread = int(threadIdx.x);
   if (thread == 0) {
     simt::barrier_init(&arrived, 1);
@@ -122,6 +120,7 @@ void gather(int* out, int turns, bool waits) {
     simt::cluster_arrive();
     simt::cluster_wait();
   }
+  __syncthreads();
   for (int turn = 0; turn < turns; ++turn) {
     if (thread == 0) simt::barrier_expect(&arrived, uint32_t(8 * blocks));
     const uint64_t number = blockIdx.x + unsigned(turn);
@@ -130,7 +129,11 @@ void gather(int* out, int turns, bool waits) {
     if (thread < blocks) out[blockIdx.x * unsigned(blocks) + threadIdx.x] = int(numbers[thread]);
   }
 }
-__global__ void cluster(int* out) { gather(out, 1, true); }
+__global__ void cluster(int* out) {
+  __shared__ simt::Barrier arrived;
+  __shared__ uint64_t numbers[8];
+  gather(out, 1, true, arrived, numbers);
+}
 
 // Each thread copies an element for itself, and a warp's lanes exchange theirs.
 __global__ void copies(int* out, const int* in) {
@@ -240,8 +243,16 @@ __global__ void other_half(int* out) {
   if (threadIdx.x == 32) __hip_atomic_store(out, 1, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
-__global__ void cluster_is_not_there(int* out) { gather(out, 1, false); }
-__global__ void cluster_gives_too_soon(int* out) { gather(out, 2, true); }
+__global__ void cluster_is_not_there(int* out) {
+  __shared__ simt::Barrier arrived;
+  __shared__ uint64_t numbers[8];
+  gather(out, 1, false, arrived, numbers);
+}
+__global__ void cluster_gives_too_soon(int* out) {
+  __shared__ simt::Barrier arrived;
+  __shared__ uint64_t numbers[8];
+  gather(out, 2, true, arrived, numbers);
+}
 
 __global__ void no_phase(int*) {
   __shared__ simt::Barrier b;
