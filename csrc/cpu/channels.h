@@ -9,6 +9,14 @@
 namespace torchreduce {
 inline namespace TR_ISA {
 
+// The tree over the residues of `count` positions, whose absent ones are -0.0.
+template <class F> F tree_of_residues(F (&acc)[kResidues], int64_t count) {
+  int levels = 0;
+  while ((1 << levels) < least(count, kResidues)) ++levels;
+  fold_pairs<Plus>(acc, int64_t(1) << levels, levels);
+  return acc[0];
+}
+
 constexpr int64_t kPiece = 2048;           // elements that are brought into contiguous memory at a time
 constexpr int64_t kChannelsTogether = 16;  // channels that lie side by side, whose sums are made together
 
