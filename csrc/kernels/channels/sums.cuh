@@ -26,16 +26,25 @@ __global__ void __launch_bounds__(channels_of::kThreads)
   if (leaf >= shape.units) return;
   const int64_t first = leaf * kLeaf, rest = call.sums_length() - first,
                 run = call.length > 0 ? first / call.length : 0;
-  const int count = int(rest < kLeaf ? rest : kLeaf), phase = int(first - run * call.length);
+  const int count = int(rest < kLeaf ? rest : kLeaf);
+  const int64_t phase = first - run * call.length;
   const auto at = call.line(row, run);
   const auto from = [&](const ChannelOperand& o) {
-    return static_cast<const E*>(o.data) + at.sample * o.sample + at.channel * o.channel;
+    return static_cast<const E*>(o.data) + at.sample * o.sample + at.channel * o.channel + phase * o.position;
   };
-  const auto pitch = [&](const ChannelOperand& o) { return call.of_groups ? o.channel : o.sample; };
+  // From the end of a run to the next one.
+  const auto jump = [&](const ChannelOperand& o) {
+    return (call.of_groups ? o.channel : o.sample) - call.length * o.position;
+  };
   const E *const g = from(call.g), *const x = from(call.x);
-  const int64_t pitches[2] = {pitch(call.g), pitch(call.x)}, steps[2] = {call.g.position, call.x.position};
+  const int64_t jumps[2] = {jump(call.g), jump(call.x)}, steps[2] = {call.g.position, call.x.position};
+  const bool is_long = call.length > INT32_MAX / 2;  // then there is an end of a run in a leaf at most
+  const auto runs_passed = [&](int i) {
+    return is_long ? int(phase + i >= call.length) : shape.by_length.quotient(int(phase) + i);
+  };
   const int64_t number = call.stats_row(at.sample, at.channel);
-  const auto same = call.template statistics<F>(number);
+  typename LayerNorm<F>::Row same{};
+  if (count > 0) same = call.template statistics<F>(number);  // without samples there are none
 
   F acc[2][kSlots];
 #pragma unroll
@@ -46,13 +55,12 @@ __global__ void __launch_bounds__(channels_of::kThreads)
     int passed[kSlots];
 #pragma unroll
     for (int k = 0; k < kSlots; ++k) {
-      const int i = begin + k * kLanes, place = phase + i;
-      passed[k] = shape.by_length.quotient(place);
-      const int in_run = place - passed[k] * int(call.length);
+      const int i = begin + k * kLanes;
+      passed[k] = runs_passed(i);
       a[k] = b[k] = E{};
       if (i < count) {
-        a[k] = g[passed[k] * pitches[0] + in_run * steps[0]];
-        b[k] = x[passed[k] * pitches[1] + in_run * steps[1]];
+        a[k] = g[passed[k] * jumps[0] + i * steps[0]];
+        b[k] = x[passed[k] * jumps[1] + i * steps[1]];
       }
     }
 #pragma unroll
