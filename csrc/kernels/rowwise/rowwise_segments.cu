@@ -49,7 +49,7 @@ template <class Op> struct SegmentRows {
 
   const RowwiseSegments& call;
   const SegmentTeams& teams;
-  Shared& shared;
+  Shared* shared;
 
   // Where positions of an item lie, and what it comes with.
   struct Item {
@@ -200,9 +200,9 @@ template <class Op> struct SegmentRows {
     State total = Op::none();
     if (lane_id() == 0) total = tree_of_warp().total(Op::none(), merge);
     if (!whole) return shuffle(total, 0);
-    if (lane_id() == 0) shared.states[warp] = total;
+    if (lane_id() == 0) shared->states[warp] = total;
     __syncthreads();
-    total = shared.states[lane_id() < parts ? lane_id() : 0];
+    total = shared->states[lane_id() < parts ? lane_id() : 0];
 #pragma unroll
     for (int d = 1; d < kWarps; d *= 2) {
       const State other = shuffle(total, (lane_id() + d) % kLanes);
@@ -211,7 +211,7 @@ template <class Op> struct SegmentRows {
     __syncthreads();  // before the next item's
     return shuffle(total, 0);
   }
-  __device__ Tree& tree_of_warp() const { return *reinterpret_cast<Tree*>(shared.trees[threadIdx.x / kLanes]); }
+  __device__ Tree& tree_of_warp() const { return *reinterpret_cast<Tree*>(shared->trees[threadIdx.x / kLanes]); }
   __device__ static State merge(const State& a, const State& b) { return Op::merge(a, b); }
 
   // By a warp; or where `whole` by the block, of which each warp has neighbouring leaves. Of several leaves twice:
@@ -258,26 +258,36 @@ template <class Op> struct SegmentRows {
 };
 
 template <class Op>
-__global__ void TR_BLOCKS_BOUND(segment_teams::kThreads, sizeof(typename SegmentRows<Op>::F) == 4 ? 2 : 1)
-    rowwise_segments_kernel(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentTeams teams) {
-  __shared__ typename SegmentRows<Op>::Shared shared;
+__global__ void TR_BLOCKS_BOUND(segment_teams::kThreads, sizeof(typename SegmentRows<Op>::F) == 4 ? 4 : 2)
+    rowwise_segment_teams(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentTeams teams) {
   const Layout& l = call.layout;
   if constexpr (Op::kMaps)
     clear_others(call.of, l.rows, [&](int64_t row, int64_t i) {
       const int64_t at = row_start(l, row).out + (l.reduced ? i * l.out[l.kept] : 0);
       store_as(call.out_dtype, global(call.out), at, typename SegmentRows<Op>::F(0));
     });
-  SegmentRows<Op> rows{call, teams, shared};
-  each_segment(call.of, l.rows, teams, rows);
+  const TeamItem mine(call.of, l.rows, teams);
+  SegmentRows<Op>{call, teams, nullptr}.team(mine.row, mine.fits);
+}
+template <class Op>
+__global__ void __launch_bounds__(segment_teams::kThreads)
+    rowwise_segment_walks(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentTeams teams) {
+  __shared__ typename SegmentRows<Op>::Shared shared;
+  const SegmentRows<Op> rows{call, teams, &shared};
+  each_walk(call.of, call.layout.rows, teams, [&](const SegmentRow& row, bool whole) { rows.walk(row, whole); });
 }
 
-template <template <class> class Op> static void launch(const PlannedRowwiseSegments& call, Queue queue) {
+template <class Op> static void launch(const PlannedRowwiseSegments& call, Queue queue) {
   const auto enqueue_kernel = [&](auto kernel) {
     enqueue(kernel, call.plan.blocks, segment_teams::kThreads, 0, queue, static_cast<const RowwiseSegments&>(call),
             call.plan);
   };
-  if (call.accumulator == Dtype::F64) enqueue_kernel(rowwise_segments_kernel<Op<double>>);
-  else enqueue_kernel(rowwise_segments_kernel<Op<float>>);
+  enqueue_kernel(rowwise_segment_teams<Op>);
+  if (segment_teams::walks(call.of, call.plan)) enqueue_kernel(rowwise_segment_walks<Op>);
+}
+template <template <class> class Op> static void launch(const PlannedRowwiseSegments& call, Queue queue) {
+  if (call.accumulator == Dtype::F64) launch<Op<double>>(call, queue);
+  else launch<Op<float>>(call, queue);
 }
 
 const char* rowwise_segments(const PlannedRowwiseSegments& call, void*, void* stream) {

@@ -152,34 +152,46 @@ template <class S> struct SegmentScan {
 };
 
 template <class S>
-__global__ void TR_BLOCKS_BOUND(segment_teams::kThreads, sizeof(typename S::Result) == 4 ? 2 : 1)
-    scan_segments_kernel(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentTeams teams) {
+__global__ void TR_BLOCKS_BOUND(segment_teams::kThreads, sizeof(typename S::Result) == 4 && S::kInputs == 1 ? 4 : 2)
+    scan_segment_teams(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentTeams teams) {
   __shared__ typename SegmentScan<S>::Shared shared;
   const Layout& l = call.layout;
   clear_others(call.of, l.rows, [&](int64_t row, int64_t i) {
     const int64_t at = row_start(l, row).out + (l.reduced ? i * l.out[l.kept] : 0);
     store_as(call.out.dtype, global(call.out.values), at, typename S::Result(0));
   });
-  SegmentScan<S> scan{call, teams, shared};
-  each_segment(call.of, l.rows, teams, scan);
+  const TeamItem mine(call.of, l.rows, teams);
+  SegmentScan<S>{call, teams, shared}.team(mine.row, mine.fits);
+}
+template <class S>
+__global__ void __launch_bounds__(segment_teams::kThreads)
+    scan_segment_walks(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentTeams teams) {
+  __shared__ typename SegmentScan<S>::Shared shared;
+  const SegmentScan<S> scan{call, teams, shared};
+  each_walk(call.of, call.layout.rows, teams, [&](const SegmentRow& row, bool whole) { scan.walk(row, whole); });
+}
+
+template <class S> static void launch(const PlannedScanSegments& call, Queue queue) {
+  const auto enqueue_kernel = [&](auto kernel) {
+    enqueue(kernel, call.plan.blocks, segment_teams::kThreads, 0, queue, static_cast<const ScanSegments&>(call),
+            call.plan);
+  };
+  enqueue_kernel(scan_segment_teams<S>);
+  if (segment_teams::walks(call.of, call.plan)) enqueue_kernel(scan_segment_walks<S>);
 }
 
 const char* scan_segments(const PlannedScanSegments& call, void*, void* stream) {
   const Queue queue{static_cast<gpuStream_t>(stream)};
-  const auto launch = [&](auto kernel) {
-    enqueue(kernel, call.plan.blocks, segment_teams::kThreads, 0, queue, static_cast<const ScanSegments&>(call),
-            call.plan);
-  };
   const Dtype accumulator = call.in.accumulator;
   if (call.op == Scan::LinearScan) {
-    if (accumulator == Dtype::F64) launch(scan_segments_kernel<LinearScan<double>>);
-    else launch(scan_segments_kernel<LinearScan<float>>);
+    if (accumulator == Dtype::F64) launch<LinearScan<double>>(call, queue);
+    else launch<LinearScan<float>>(call, queue);
   } else if (accumulator == Dtype::I64) {
-    launch(scan_segments_kernel<CumSum<int64_t>>);
+    launch<CumSum<int64_t>>(call, queue);
   } else if (accumulator == Dtype::F64) {
-    launch(scan_segments_kernel<CumSum<double>>);
+    launch<CumSum<double>>(call, queue);
   } else {
-    launch(scan_segments_kernel<CumSum<float>>);
+    launch<CumSum<float>>(call, queue);
   }
   const gpuError_t error = gpuGetLastError();
   return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
