@@ -32,7 +32,7 @@ template <class S> struct SegmentScan {
     int64_t n, in, in_step, a, a_step, out, out_step;
     typename S::Wide initial;
   };
-  __device__ Item item_of(const SegmentRow& at) const {
+  __device__ __forceinline__ Item item_of(const SegmentRow& at) const {
     const Layout& l = call.layout;
     const RowStart start = row_start(l, at.row);
     const int64_t first = call.reverse ? at.begin + at.length - 1 : at.begin, sign = call.reverse ? -1 : 1;
@@ -53,12 +53,12 @@ template <class S> struct SegmentScan {
   }
 
   // Position `slot` of the warp's tile.
-  __device__ Result& staged(int slot) const { return shared.tile[warp][slot + slot / kGroup]; }
+  __device__ __forceinline__ Result& staged(int slot) const { return shared.tile[warp][slot + slot / kGroup]; }
 
   // The elements of an input at positions first + k * step, of which this lane has k up to `count`, become those of the
   // group that it has. `slot`: of the first one. `from`: 1 where the first one is not there.
-  __device__ void exchange(const void* data, int64_t offset, int64_t stride, int slot, int step, int from, int count,
-                           Result (&x)[kGroup]) const {
+  __device__ __forceinline__ void exchange(const void* data, int64_t offset, int64_t stride, int slot, int step,
+                                           int from, int count, Result (&x)[kGroup]) const {
     if constexpr (S::kInputs == 2) {
       load_floats(call.in.dtype, data, offset, stride, from, count, x);
     } else {
@@ -75,7 +75,8 @@ template <class S> struct SegmentScan {
 
   // The tile from position `tile` on, by teams of `width` lanes: the items of the lane's group; returns the total of
   // the team's groups up to this one. An item of none has n = 0.
-  __device__ Acc load(const Item& item, int64_t tile, int width, typename S::Item (&items)[kGroup]) const {
+  __device__ __forceinline__ Acc load(const Item& item, int64_t tile, int width,
+                                      typename S::Item (&items)[kGroup]) const {
     const int lane = lane_id() % width, slot = lane_id() / width * width * kGroup + lane;
     const int64_t first = tile + lane, group = tile + lane * kGroup;
     const int count = count_below(item.n, first, width);
@@ -94,8 +95,9 @@ template <class S> struct SegmentScan {
     }
   }
   // Its results. upto: what load() returned; an exclusive scan's are one position further on.
-  __device__ void store(const Item& item, int64_t tile, int width, const Acc& upto, const typename S::Wide& carry,
-                        const Acc& within, const typename S::Item (&items)[kGroup]) const {
+  __device__ __forceinline__ void store(const Item& item, int64_t tile, int width, const Acc& upto,
+                                        const typename S::Wide& carry, const Acc& within,
+                                        const typename S::Item (&items)[kGroup]) const {
     const int lane = lane_id() % width, slot = lane_id() / width * width * kGroup + lane, shift = call.exclusive;
     const int64_t first = tile + lane;
     Acc before = shuffle(upto, lane_id() - (lane == 0 ? 0 : 1));
@@ -114,7 +116,7 @@ template <class S> struct SegmentScan {
       if (shift && first == 0 && item.n > 0) store_as(call.out.dtype, global(call.out.values), item.out, S::start());
   }
 
-  __device__ void team(const SegmentRow& at, bool there) const {
+  __device__ __forceinline__ void team(const SegmentRow& at, bool there) const {
     Item item{};
     if (there) item = item_of(at);
     typename S::Item items[kGroup];
@@ -122,7 +124,7 @@ template <class S> struct SegmentScan {
     store(item, 0, teams.lanes, upto, item.initial, S::absent(), items);
   }
   // By a warp; or where `whole` by the block, of which each warp has one of the next tiles.
-  __device__ void walk(const SegmentRow& at, bool whole) const {
+  __device__ __forceinline__ void walk(const SegmentRow& at, bool whole) const {
     const Item item = item_of(at);
     const int mine = whole ? warp : 0, tiles = whole ? kWarps : 1;
     ScanCarry<S> carry(item.initial);
