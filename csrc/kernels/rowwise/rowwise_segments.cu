@@ -39,7 +39,7 @@ template <class Op> struct SegmentRows {
   static constexpr int kInputs = Op::kInputs, kWarps = segment_teams::kWarps;
   static constexpr int kRows = kLeaf / kResidues;  // of residues, of a leaf
   static constexpr bool kHeld = kInputs == 1 && sizeof(F) == 4 && Op::kSums > 0;
-  static constexpr int kUnrolled = kHeld ? kRows : 1, kLevels = 24;
+  static constexpr int kLevels = 24;
   static_assert(Op::kSums <= 1 && !Op::kWeights && !Op::kScales && Op::kFirst != First::Sum);
   using Tree = TreeStack<State, kLevels>;  // over leaves
   struct Shared {
@@ -49,14 +49,14 @@ template <class Op> struct SegmentRows {
 
   const RowwiseSegments& call;
   const SegmentTeams& teams;
-  Shared& shared;
+  Shared* shared;
 
   // Where positions of an item lie, and what it comes with.
   struct Item {
     int64_t n, in[kInputs], in_step[kInputs], out, out_step, value;
     Given given;
   };
-  __device__ Item item_of(const SegmentRow& at) const {
+  __device__ __forceinline__ Item item_of(const SegmentRow& at) const {
     const Layout& l = call.layout;
     const RowStart start = row_start(l, at.row);
     Item item{};
@@ -70,18 +70,25 @@ template <class Op> struct SegmentRows {
     item.out_step = l.reduced ? l.out[l.kept] : 0;
     item.out = start.out + at.begin * item.out_step;
     item.value = row_offset(l, call.more_strides[1], at.row) + at.segment * call.value_step;
-    item.given = Op::given(call.options, call.memory, item.value);
+    item.given = Op::given(call.options, memory(), item.value);
     return item;
+  }
+
+  __device__ __forceinline__ RowMemory memory() const {
+    RowMemory m = call.memory;
+    m.stats = global(m.stats);
+    m.values[0] = global(m.values[0]);
+    return m;
   }
 
   // Eight positions: first + k * step, k < count.
   using Eight = F[kInputs][kGroup];
-  __device__ void load(const Item& item, int64_t first, int step, int count, Eight& x) const {
+  __device__ __forceinline__ void load(const Item& item, int64_t first, int step, int count, Eight& x) const {
 #pragma unroll
     for (int i = 0; i < kInputs; ++i)
       load_floats(call.dtype, call.in[i], item.in[i] + first * item.in_step[i], step * item.in_step[i], 0, count, x[i]);
   }
-  __device__ static F greatest_of(F found, const Eight& x, int count) {
+  __device__ __forceinline__ static F greatest_of(F found, const Eight& x, int count) {
     if constexpr (Op::kFirst == First::Greatest) {
 #pragma unroll
       for (int k = 0; k < kGroup; ++k)
@@ -90,7 +97,8 @@ template <class Op> struct SegmentRows {
     return found;
   }
   template <class Seen>
-  __device__ static void add(const Eight& x, int count, const Seen& seen, const Given& given, F (&sums)[kGroup]) {
+  __device__ __forceinline__ static void add(const Eight& x, int count, const Seen& seen, const Given& given,
+                                             F (&sums)[kGroup]) {
     if constexpr (Op::kSums > 0) {
 #pragma unroll
       for (int k = 0; k < kGroup; ++k) {
@@ -104,8 +112,8 @@ template <class Op> struct SegmentRows {
   }
   // Writes the results of eight positions.
   template <class Seen, class At>
-  __device__ void map(const Item& item, int64_t first, int step, int count, const Eight& x, const Seen& seen,
-                      const At& at) const {
+  __device__ __forceinline__ void map(const Item& item, int64_t first, int step, int count, const Eight& x,
+                                      const Seen& seen, const At& at) const {
     if constexpr (Op::kMaps) {
       F y[kGroup];
 #pragma unroll
@@ -119,13 +127,13 @@ template <class Op> struct SegmentRows {
       store_elements(call.out_dtype, call.out, item.out + first * item.out_step, step * item.out_step, count, y);
     }
   }
-  __device__ auto row_of(const Item& item, const State& state) const {
+  __device__ __forceinline__ auto row_of(const Item& item, const State& state) const {
     return Op::row(state, item.n, item.given, call.options, [](int64_t) { return F(0); });
   }
 
   // ---- an item a team --------------------------------------------------------------------------------------------------
 
-  __device__ void team(const SegmentRow& at, bool there) const {
+  __device__ __forceinline__ void team(const SegmentRow& at, bool there) const {
     const int lanes = teams.lanes, lane = lane_id() % lanes;
     Item item{};
     if (there) item = item_of(at);
@@ -144,7 +152,7 @@ template <class Op> struct SegmentRows {
       if (item.n > 0) state = Op::state(found, total, int(item.n));
     }
     const auto row = row_of(item, state);
-    if (there && lane == 0) Op::write(row, call.memory, item.value);
+    if (there && lane == 0) Op::write(row, memory(), item.value);
     map(item, lane, lanes, count, x, seen, Op::at(row, state));
   }
 
@@ -153,16 +161,22 @@ template <class Op> struct SegmentRows {
   // Calls with(x, position of the lane's first element, how many it has) for each row of residues of a leaf: of what is
   // in `held`, or is read.
   template <class Held, class With>
-  __device__ void each_row(const Item& item, int64_t first, int size, Held& held, bool is_held, With with) const {
-#pragma unroll kUnrolled
-    for (int r = 0; r < kRows; ++r) {
-      if (r * kResidues >= size) break;
-      const int64_t position = first + r * kResidues + lane_id();
-      const int count = count_below(first + size, position, kLanes);
-      if constexpr (kHeld) {
+  __device__ __forceinline__ void each_row(const Item& item, int64_t first, int size, Held& held, bool is_held,
+                                           With with) const {
+    if constexpr (kHeld) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int64_t position = first + r * kResidues + lane_id();
+        const int count = count_below(first + size, position, kLanes);
+        if (r * kResidues >= size) continue;
         if (!is_held) load(item, position, kLanes, count, held[r]);
         with(held[r], position, count);
-      } else {
+      }
+    } else {
+#pragma unroll 1
+      for (int r = 0; r * kResidues < size; ++r) {
+        const int64_t position = first + r * kResidues + lane_id();
+        const int count = count_below(first + size, position, kLanes);
         Eight x = {};
         load(item, position, kLanes, count, x);
         with(x, position, count);
@@ -195,14 +209,14 @@ template <class Op> struct SegmentRows {
   }
   // The state of the item, of those of the leaves that this warp has seen, or where `whole` of those of the block's
   // warps, of which `parts` have seen some; in every lane.
-  __device__ State total_of(bool whole, int parts) const {
+  __device__ __forceinline__ State total_of(bool whole, int parts) const {
     const int warp = int(threadIdx.x) / kLanes;
     State total = Op::none();
     if (lane_id() == 0) total = tree_of_warp().total(Op::none(), merge);
     if (!whole) return shuffle(total, 0);
-    if (lane_id() == 0) shared.states[warp] = total;
+    if (lane_id() == 0) shared->states[warp] = total;
     __syncthreads();
-    total = shared.states[lane_id() < parts ? lane_id() : 0];
+    total = shared->states[lane_id() < parts ? lane_id() : 0];
 #pragma unroll
     for (int d = 1; d < kWarps; d *= 2) {
       const State other = shuffle(total, (lane_id() + d) % kLanes);
@@ -211,12 +225,14 @@ template <class Op> struct SegmentRows {
     __syncthreads();  // before the next item's
     return shuffle(total, 0);
   }
-  __device__ Tree& tree_of_warp() const { return *reinterpret_cast<Tree*>(shared.trees[threadIdx.x / kLanes]); }
-  __device__ static State merge(const State& a, const State& b) { return Op::merge(a, b); }
+  __device__ __forceinline__ Tree& tree_of_warp() const {
+    return *reinterpret_cast<Tree*>(shared->trees[threadIdx.x / kLanes]);
+  }
+  __device__ __forceinline__ static State merge(const State& a, const State& b) { return Op::merge(a, b); }
 
   // By a warp; or where `whole` by the block, of which each warp has neighbouring leaves. Of several leaves twice:
   // their states, then their results.
-  __device__ void walk(const SegmentRow& at, bool whole) const {
+  __device__ __forceinline__ void walk(const SegmentRow& at, bool whole) const {
     const Item item = item_of(at);
     const int warp = whole ? int(threadIdx.x) / kLanes : 0;
     const int64_t leaves = (item.n + kLeaf - 1) / kLeaf;
@@ -233,7 +249,7 @@ template <class Op> struct SegmentRows {
       if (pass == 1 && !once) {
         total = total_of(whole, int((leaves + each - 1) / each));
         if constexpr (!Op::kMaps) {
-          if (first == 0 && lane_id() == 0) Op::write(row_of(item, total), call.memory, item.value);
+          if (first == 0 && lane_id() == 0) Op::write(row_of(item, total), memory(), item.value);
           return;
         }
       }
@@ -245,7 +261,7 @@ template <class Op> struct SegmentRows {
             return;
           }
           const auto row = row_of(item, once ? state : total);
-          if (leaf == 0 && lane_id() == 0) Op::write(row, call.memory, item.value);
+          if (leaf == 0 && lane_id() == 0) Op::write(row, memory(), item.value);
           if constexpr (Op::kMaps) {
             const auto at = Op::at(row, state);
             each_row(item, leaf * kLeaf, size, held, Op::kSums > 0, [&](const Eight& x, int64_t position, int count) {
@@ -258,26 +274,36 @@ template <class Op> struct SegmentRows {
 };
 
 template <class Op>
-__global__ void TR_BLOCKS_BOUND(segment_teams::kThreads, sizeof(typename SegmentRows<Op>::F) == 4 ? 2 : 1)
-    rowwise_segments_kernel(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentTeams teams) {
-  __shared__ typename SegmentRows<Op>::Shared shared;
+__global__ void TR_BLOCKS_BOUND(segment_teams::kThreads, sizeof(typename SegmentRows<Op>::F) == 4 ? 4 : 2)
+    rowwise_segment_teams(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentTeams teams) {
   const Layout& l = call.layout;
   if constexpr (Op::kMaps)
     clear_others(call.of, l.rows, [&](int64_t row, int64_t i) {
       const int64_t at = row_start(l, row).out + (l.reduced ? i * l.out[l.kept] : 0);
       store_as(call.out_dtype, global(call.out), at, typename SegmentRows<Op>::F(0));
     });
-  SegmentRows<Op> rows{call, teams, shared};
-  each_segment(call.of, l.rows, teams, rows);
+  const TeamItem mine(call.of, l.rows, teams);
+  SegmentRows<Op>{call, teams, nullptr}.team(mine.row, mine.fits);
+}
+template <class Op>
+__global__ void __launch_bounds__(segment_teams::kThreads)
+    rowwise_segment_walks(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentTeams teams) {
+  __shared__ typename SegmentRows<Op>::Shared shared;
+  const SegmentRows<Op> rows{call, teams, &shared};
+  each_walk(call.of, call.layout.rows, teams, [&](const SegmentRow& row, bool whole) { rows.walk(row, whole); });
 }
 
-template <template <class> class Op> static void launch(const PlannedRowwiseSegments& call, Queue queue) {
+template <class Op> static void launch(const PlannedRowwiseSegments& call, Queue queue) {
   const auto enqueue_kernel = [&](auto kernel) {
     enqueue(kernel, call.plan.blocks, segment_teams::kThreads, 0, queue, static_cast<const RowwiseSegments&>(call),
             call.plan);
   };
-  if (call.accumulator == Dtype::F64) enqueue_kernel(rowwise_segments_kernel<Op<double>>);
-  else enqueue_kernel(rowwise_segments_kernel<Op<float>>);
+  enqueue_kernel(rowwise_segment_teams<Op>);
+  if (segment_teams::walks(call.of, call.plan)) enqueue_kernel(rowwise_segment_walks<Op>);
+}
+template <template <class> class Op> static void launch(const PlannedRowwiseSegments& call, Queue queue) {
+  if (call.accumulator == Dtype::F64) launch<Op<double>>(call, queue);
+  else launch<Op<float>>(call, queue);
 }
 
 const char* rowwise_segments(const PlannedRowwiseSegments& call, void*, void* stream) {

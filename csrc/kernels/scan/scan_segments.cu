@@ -32,7 +32,7 @@ template <class S> struct SegmentScan {
     int64_t n, in, in_step, a, a_step, out, out_step;
     typename S::Wide initial;
   };
-  __device__ Item item_of(const SegmentRow& at) const {
+  __device__ __forceinline__ Item item_of(const SegmentRow& at) const {
     const Layout& l = call.layout;
     const RowStart start = row_start(l, at.row);
     const int64_t first = call.reverse ? at.begin + at.length - 1 : at.begin, sign = call.reverse ? -1 : 1;
@@ -53,12 +53,12 @@ template <class S> struct SegmentScan {
   }
 
   // Position `slot` of the warp's tile.
-  __device__ Result& staged(int slot) const { return shared.tile[warp][slot + slot / kGroup]; }
+  __device__ __forceinline__ Result& staged(int slot) const { return shared.tile[warp][slot + slot / kGroup]; }
 
   // The elements of an input at positions first + k * step, of which this lane has k up to `count`, become those of the
   // group that it has. `slot`: of the first one. `from`: 1 where the first one is not there.
-  __device__ void exchange(const void* data, int64_t offset, int64_t stride, int slot, int step, int from, int count,
-                           Result (&x)[kGroup]) const {
+  __device__ __forceinline__ void exchange(const void* data, int64_t offset, int64_t stride, int slot, int step,
+                                           int from, int count, Result (&x)[kGroup]) const {
     if constexpr (S::kInputs == 2) {
       load_floats(call.in.dtype, data, offset, stride, from, count, x);
     } else {
@@ -75,7 +75,8 @@ template <class S> struct SegmentScan {
 
   // The tile from position `tile` on, by teams of `width` lanes: the items of the lane's group; returns the total of
   // the team's groups up to this one. An item of none has n = 0.
-  __device__ Acc load(const Item& item, int64_t tile, int width, typename S::Item (&items)[kGroup]) const {
+  __device__ __forceinline__ Acc load(const Item& item, int64_t tile, int width,
+                                      typename S::Item (&items)[kGroup]) const {
     const int lane = lane_id() % width, slot = lane_id() / width * width * kGroup + lane;
     const int64_t first = tile + lane, group = tile + lane * kGroup;
     const int count = count_below(item.n, first, width);
@@ -94,8 +95,9 @@ template <class S> struct SegmentScan {
     }
   }
   // Its results. upto: what load() returned; an exclusive scan's are one position further on.
-  __device__ void store(const Item& item, int64_t tile, int width, const Acc& upto, const typename S::Wide& carry,
-                        const Acc& within, const typename S::Item (&items)[kGroup]) const {
+  __device__ __forceinline__ void store(const Item& item, int64_t tile, int width, const Acc& upto,
+                                        const typename S::Wide& carry, const Acc& within,
+                                        const typename S::Item (&items)[kGroup]) const {
     const int lane = lane_id() % width, slot = lane_id() / width * width * kGroup + lane, shift = call.exclusive;
     const int64_t first = tile + lane;
     Acc before = shuffle(upto, lane_id() - (lane == 0 ? 0 : 1));
@@ -114,7 +116,7 @@ template <class S> struct SegmentScan {
       if (shift && first == 0 && item.n > 0) store_as(call.out.dtype, global(call.out.values), item.out, S::start());
   }
 
-  __device__ void team(const SegmentRow& at, bool there) const {
+  __device__ __forceinline__ void team(const SegmentRow& at, bool there) const {
     Item item{};
     if (there) item = item_of(at);
     typename S::Item items[kGroup];
@@ -122,7 +124,7 @@ template <class S> struct SegmentScan {
     store(item, 0, teams.lanes, upto, item.initial, S::absent(), items);
   }
   // By a warp; or where `whole` by the block, of which each warp has one of the next tiles.
-  __device__ void walk(const SegmentRow& at, bool whole) const {
+  __device__ __forceinline__ void walk(const SegmentRow& at, bool whole) const {
     const Item item = item_of(at);
     const int mine = whole ? warp : 0, tiles = whole ? kWarps : 1;
     ScanCarry<S> carry(item.initial);
@@ -152,34 +154,46 @@ template <class S> struct SegmentScan {
 };
 
 template <class S>
-__global__ void TR_BLOCKS_BOUND(segment_teams::kThreads, sizeof(typename S::Result) == 4 ? 2 : 1)
-    scan_segments_kernel(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentTeams teams) {
+__global__ void TR_BLOCKS_BOUND(segment_teams::kThreads, sizeof(typename S::Result) == 4 && S::kInputs == 1 ? 4 : 2)
+    scan_segment_teams(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentTeams teams) {
   __shared__ typename SegmentScan<S>::Shared shared;
   const Layout& l = call.layout;
   clear_others(call.of, l.rows, [&](int64_t row, int64_t i) {
     const int64_t at = row_start(l, row).out + (l.reduced ? i * l.out[l.kept] : 0);
     store_as(call.out.dtype, global(call.out.values), at, typename S::Result(0));
   });
-  SegmentScan<S> scan{call, teams, shared};
-  each_segment(call.of, l.rows, teams, scan);
+  const TeamItem mine(call.of, l.rows, teams);
+  SegmentScan<S>{call, teams, shared}.team(mine.row, mine.fits);
+}
+template <class S>
+__global__ void __launch_bounds__(segment_teams::kThreads)
+    scan_segment_walks(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentTeams teams) {
+  __shared__ typename SegmentScan<S>::Shared shared;
+  const SegmentScan<S> scan{call, teams, shared};
+  each_walk(call.of, call.layout.rows, teams, [&](const SegmentRow& row, bool whole) { scan.walk(row, whole); });
+}
+
+template <class S> static void launch(const PlannedScanSegments& call, Queue queue) {
+  const auto enqueue_kernel = [&](auto kernel) {
+    enqueue(kernel, call.plan.blocks, segment_teams::kThreads, 0, queue, static_cast<const ScanSegments&>(call),
+            call.plan);
+  };
+  enqueue_kernel(scan_segment_teams<S>);
+  if (segment_teams::walks(call.of, call.plan)) enqueue_kernel(scan_segment_walks<S>);
 }
 
 const char* scan_segments(const PlannedScanSegments& call, void*, void* stream) {
   const Queue queue{static_cast<gpuStream_t>(stream)};
-  const auto launch = [&](auto kernel) {
-    enqueue(kernel, call.plan.blocks, segment_teams::kThreads, 0, queue, static_cast<const ScanSegments&>(call),
-            call.plan);
-  };
   const Dtype accumulator = call.in.accumulator;
   if (call.op == Scan::LinearScan) {
-    if (accumulator == Dtype::F64) launch(scan_segments_kernel<LinearScan<double>>);
-    else launch(scan_segments_kernel<LinearScan<float>>);
+    if (accumulator == Dtype::F64) launch<LinearScan<double>>(call, queue);
+    else launch<LinearScan<float>>(call, queue);
   } else if (accumulator == Dtype::I64) {
-    launch(scan_segments_kernel<CumSum<int64_t>>);
+    launch<CumSum<int64_t>>(call, queue);
   } else if (accumulator == Dtype::F64) {
-    launch(scan_segments_kernel<CumSum<double>>);
+    launch<CumSum<double>>(call, queue);
   } else {
-    launch(scan_segments_kernel<CumSum<float>>);
+    launch<CumSum<float>>(call, queue);
   }
   const gpuError_t error = gpuGetLastError();
   return error == gpuSuccess ? nullptr : gpuGetErrorString(error);

@@ -16,30 +16,41 @@ __device__ __forceinline__ SegmentRow segment_row(const SegmentOffsets& of, int6
   return {segment, item - segment * rows, begin, end > begin ? end - begin : 0};
 }
 
-// Calls of the block's items: functions.team(item, there) by whole warps, with an item a team or none; then
-// functions.walk(item, whole) by a warp, or where `whole` by the block.
-template <class Functions>
-__device__ __forceinline__ void each_segment(const SegmentOffsets& of, int64_t rows, const SegmentTeams& teams,
-                                             Functions& functions) {
+// The item of a thread's team, of those of the block.
+struct TeamItem {
+  SegmentRow row;
+  bool there, fits;
+
+  __device__ __forceinline__ TeamItem(const SegmentOffsets& of, int64_t rows, const SegmentTeams& teams) {
+    const int team = int(threadIdx.x) / teams.lanes;
+    const int64_t item = int64_t(blockIdx.x) * teams.items + team;
+    there = team < teams.items && item < of.count * rows;
+    row = there ? segment_row(of, rows, item) : SegmentRow{0, 0, 0, 0};
+    fits = there && row.length <= segment_teams::kOfLane * teams.lanes;
+  }
+};
+
+// Calls walk(row, whole) for each of the block's items that no team has: by a warp, or where `whole` by the block.
+template <class Walk>
+__device__ __forceinline__ void each_walk(const SegmentOffsets& of, int64_t rows, const SegmentTeams& teams,
+                                          Walk walk) {
   constexpr int kWarps = segment_teams::kWarps;
   __shared__ uint32_t long_ones[kWarps];
-  const int lanes = teams.lanes, team = int(threadIdx.x) / lanes, warp = int(threadIdx.x) / kLanes;
-  const int64_t items = of.count * rows, first = int64_t(blockIdx.x) * teams.items;
-  const bool there = team < teams.items && first + team < items, leads = int(threadIdx.x) % lanes == 0;
-  const SegmentRow mine = there ? segment_row(of, rows, first + team) : SegmentRow{0, 0, 0, 0};
-  const bool fits = mine.length <= segment_teams::kOfLane * lanes, is_long = mine.length > teams.of_warp;
-  functions.team(mine, there && fits);
-  uint32_t left = ballot(leads && there && !fits && !is_long);
-  const uint32_t of_block = ballot(leads && there && is_long);
+  const TeamItem mine(of, rows, teams);
+  const int lanes = teams.lanes, warp = int(threadIdx.x) / kLanes;
+  const bool left_over = mine.there && !mine.fits && int(threadIdx.x) % lanes == 0;
+  const bool is_long = mine.row.length > teams.of_warp;
+  uint32_t left = ballot(left_over && !is_long);
+  const uint32_t of_block = ballot(left_over && is_long);
   if (lane_id() == 0) long_ones[warp] = of_block;
 #pragma unroll 1
   for (int turn = 0; turn <= kWarps; ++turn) {  // a warp's own; then those of each warp that are the block's
     if (turn == 1) __syncthreads();
     if (turn > 0) left = long_ones[turn - 1];
-    const int64_t base = first + (turn > 0 ? turn - 1 : warp) * (kLanes / lanes);
+    const int64_t base = int64_t(blockIdx.x) * teams.items + (turn > 0 ? turn - 1 : warp) * (kLanes / lanes);
 #pragma unroll 1
     for (int t = 0; t < kLanes / lanes; ++t)
-      if (left >> (t * lanes) & 1) functions.walk(segment_row(of, rows, base + t), turn > 0);
+      if (left >> (t * lanes) & 1) walk(segment_row(of, rows, base + t), turn > 0);
   }
 }
 

@@ -1,7 +1,8 @@
 // Functions of segments along a dim, on a GPU: which lanes have which segments.
 //
 // An item is a row of a segment. A team of neighbouring lanes has one, eight elements a lane, if that is enough; else
-// the whole warp has it, after its teams have had theirs; and of long ones the whole block, after its warps.
+// the whole warp has it, in a launch of its own, which has more registers; and of long ones the whole block, after its
+// warps.
 #pragma once
 #include "numerics/order.h"
 #include "plan/plan.h"
@@ -45,6 +46,9 @@ inline SegmentTeams plan(const SegmentOffsets& of, int64_t rows, const DeviceFac
   check_launch(teams.blocks, 0, kPortableShared);
   return teams;
 }
+
+// Whether a segment may have more elements than a team takes.
+inline bool walks(const SegmentOffsets& of, const SegmentTeams& teams) { return of.length > kOfLane * teams.lanes; }
 
 }  // namespace segment_teams
 }  // namespace torchreduce
