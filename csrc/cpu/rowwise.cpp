@@ -34,7 +34,7 @@ bool run(const RowwiseCall& call, bool across, int64_t threads, ParallelFor para
 
 }  // namespace
 
-// `across`: rows that lie side by side are taken together; `threads`: those that there are for it.
+// `across`: lanes across rows, else along each; `threads`: those that there are for it.
 bool rowwise_rows(const RowwiseCall& call, bool across, int64_t threads, ParallelFor parallel_for) {
   if (call.layout.rows == 0) return true;
   if (call.layout.rows * call.layout.length < kSerialElements) threads = 1;

@@ -10,10 +10,10 @@
 namespace torchreduce {
 inline namespace TR_ISA {
 
-constexpr int64_t kBlockElements = 2048;  // of rows with lanes along them
-constexpr int64_t kBlockResidues = 4096;
-constexpr int64_t kMostTerms = 1 << 18;  // exponentials that a task keeps between the looks
-constexpr int64_t kLeavesToShare = 16;   // of a row, from which on threads share it
+constexpr int64_t kBlockElements = 2048;  // of a block with lanes along rows: with results it stays in a first cache
+constexpr int64_t kBlockResidues = 4096;  // of one with lanes across rows
+constexpr int64_t kMostTerms = 1 << 18;   // exponentials that a task keeps between the looks
+constexpr int64_t kLeavesToShare = 16;    // of a row, from which on threads share it
 
 struct Plus {
   template <class V> TR_HD static V combine(V left, V right) { return left + right; }
@@ -440,9 +440,10 @@ template <template <class> class Op, class F> struct RowwiseRows {
   }
 
   // `terms`: what look() left. They may be where the results go, if those are of one row or lanes go across rows.
-  template <bool kAcross> TR_APART void map(const Block& b, const F* terms, Results into) const {
-    const F *const weights = O::kWeights ? weight + b.from : nullptr, *const biases =
-                                                                          O::kBiases ? bias + b.from : nullptr;
+  // `kTaken`: no row is left out, and the elements at labels are not these: map_labelled() writes them.
+  template <bool kAcross, bool kTaken> TR_APART void map(const Block& b, const F* terms, Results into) const {
+    const F* const weights = O::kWeights ? weight + b.from : nullptr;
+    const F* const biases = O::kBiases ? bias + b.from : nullptr;
     const int64_t from = b.from;
     Elements elements[kInputs];
     for (int k = 0; k < kInputs; ++k)
@@ -458,8 +459,15 @@ template <template <class> class Op, class F> struct RowwiseRows {
         const F w = O::kWeights ? weights[p] : F(1), v = O::kBiases ? biases[p] : F(-0.0);
         F element[kInputs], result;
         for (int k = 0; k < kInputs; ++k) element[k] = x[k][j];
-        if constexpr (O::kTerm) result = O::map(element[0], w, v, from + p, b.at.get(row));
-        else result = O::map(element, w, v, from + p, b.at.get(row));
+        At at = b.at.get(row);
+        int64_t position = from + p;
+        if constexpr (kTaken) {
+          at.ignored = false;
+          at.label = -1;
+          position = 0;
+        }
+        if constexpr (O::kTerm) result = O::map(element[0], w, v, position, at);
+        else result = O::map(element, w, v, position, at);
         results[j] = canonical(result);
       }
       __builtin_memcpy(into.to + (kAcross ? i * into.pitch + r : r * into.pitch + i), results, sizeof results);
@@ -475,10 +483,27 @@ template <template <class> class Op, class F> struct RowwiseRows {
       }
     }
     const Results into = results_of(b);
-    if (across) map<true>(b, terms, into);
-    else map<false>(b, terms, into);
+    bool taken = kLabels;
+    for (int64_t r = 0; r < b.rows && taken; ++r) taken = !O::skips(b.given.get(r));
+    if (taken) map_labelled(b, into);
+    else if (across) map<true, false>(b, terms, into);
+    else map<false, false>(b, terms, into);
     if (!into.in_place) put(b, into.to, call.out_dtype, call.out);
     if constexpr (O::kAdds) put(b, b.x[0].at, call.dtype, call.sum);
+  }
+  // map() without labels, and then the elements at labels.
+  void map_labelled(const Block& b, Results into) const {
+    if constexpr (kLabels) {
+      if (across) map<true, true>(b, nullptr, into);
+      else map<false, true>(b, nullptr, into);
+      for (int64_t r = 0; r < b.rows; ++r) {
+        const At at = b.at.get(r);
+        const int64_t i = at.label - b.from;
+        if (i >= 0 && i < b.count)
+          into.to[across ? i * into.pitch + r : r * into.pitch + i] =
+              canonical(O::map(element(b, r, i), F(1), F(-0.0), at.label, at));
+      }
+    }
   }
   template <bool kAcross> TR_APART void make_terms(const Block& b) const {
     each_vector<kAcross>(b, b.count, [&](int64_t r, int64_t i, auto width) __attribute__((always_inline)) {
