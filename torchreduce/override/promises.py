@@ -126,7 +126,7 @@ _PROMISES = {
         "with products='float32', for p=2: by matrix products, however many rows there are, so a row depends on its "
         "data, the other tensor, the device and its library alone. Else torch's, which chooses by the number of rows "
         "whether it calls products",
-        "the same",
+        "bitwise identical for any number of rows, but not to eager",
     ),
 }  # fmt: skip
 KNOWN = frozenset(_PROMISES)
