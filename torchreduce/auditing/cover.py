@@ -55,21 +55,28 @@ class Counted:
         before = _counted() if kind not in self._known else None
         result = call.op(*args, **kwargs)
         if before is not None:
-            self._known[kind] = _counted() - before
+            self._known[kind] = _of(call.name, _counted() - before)
         self.calls.append((call, self._known[kind]))
         return result
 
 
-def _counted() -> Counter[str]:
-    """Calls by why they fell back, or "served", of all overloads."""
-    return sum((Counter(row) for row in coverage().values()), Counter[str]())
+def _counted() -> Counter[tuple[str, str]]:
+    """Calls by overload, and by why they fell back, or "served"."""
+    return Counter({(name, why): n for name, row in coverage().items() for why, n in row.items()})
+
+
+def _of(name: str, counts: Counter[tuple[str, str]]) -> Counter[str]:
+    """Of an op, which may call others that are overridden: by why they fell back, or "served" if it is itself."""
+    if counts[name, "served"] or name.startswith("torchreduce::"):
+        return Counter({"served": 1})
+    return Counter(why for _, why in counts.elements())
 
 
 def _combines(call: Call) -> bool:
     """Whether the op sums, or otherwise combines elements."""
     name = call.name.partition(".")[0]
-    if call.name.startswith("torchreduce"):
-        return False
+    if call.name.startswith("torchreduce::"):
+        return True
     if name in ("index_put", "index_put_", "scatter", "scatter_"):
         return "reduce" in call.name or True in call.options  # accumulate
     if call.op is None or torch.Tag.pointwise in call.op.tags or name.removesuffix("_") in _EXACT:
