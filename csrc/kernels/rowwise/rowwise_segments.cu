@@ -81,12 +81,14 @@ template <class Op> struct SegmentRows {
     return m;
   }
 
-  // Eight positions: first + k * step, k < count.
+  // Eight positions: first + k * step, k < count. Their offsets are not kept from one place to the next: they would take
+  // most registers (gfx1100, softmax's gradient: 256 and memory, 85 without them).
   using Eight = F[kInputs][kGroup];
   __device__ __forceinline__ void load(const Item& item, int64_t first, int step, int count, Eight& x) const {
 #pragma unroll
     for (int i = 0; i < kInputs; ++i)
-      load_floats(call.dtype, call.in[i], item.in[i] + first * item.in_step[i], step * item.in_step[i], 0, count, x[i]);
+      load_floats(call.dtype, call.in[i], item.in[i] + first * item.in_step[i], recomputed(step * item.in_step[i]), 0,
+                  count, x[i]);
   }
   __device__ __forceinline__ static F greatest_of(F found, const Eight& x, int count) {
     if constexpr (Op::kFirst == First::Greatest) {
@@ -124,7 +126,8 @@ template <class Op> struct SegmentRows {
         if constexpr (Op::kTerm) y[k] = Op::map(Op::term(element[0], seen), F(1), F(-0.0), 0, at);
         else y[k] = Op::map(element, F(1), F(-0.0), 0, at);
       }
-      store_elements(call.out_dtype, call.out, item.out + first * item.out_step, step * item.out_step, count, y);
+      store_elements(call.out_dtype, call.out, item.out + first * item.out_step, recomputed(step * item.out_step),
+                     count, y);
     }
   }
   __device__ __forceinline__ auto row_of(const Item& item, const State& state) const {
