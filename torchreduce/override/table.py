@@ -140,7 +140,7 @@ ABOVE = {
 # All that coverage() may count.
 OVERLOADS = tuple(
     dict.fromkeys(
-        [name for row in (*ROWS, *LOSSES, *SCATTERS, *PRODUCTS) for name in row.overloads.split()]
+        [name for row in (*ROWS, *LOSSES, *PARTS, *SCATTERS, *PRODUCTS) for name in row.overloads.split()]
         + [name for names in ABOVE.values() for name in names]
         + ["scaled_dot_product_attention"]
     )
