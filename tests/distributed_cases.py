@@ -91,7 +91,7 @@ def collective(dtype, n):
             work.wait()
         return y
 
-    fine["waits"] = torch.equal(all_reduced(), want)  # where GPUs have it, by the ranks' buffers
+    fine["waits"] = torch.equal(all_reduced(), want)
     fine["one step"] = torch.equal(all_reduced(async_op=True), want)
     one_step, collectives.ONE_STEP = collectives.ONE_STEP, 0
     try:

@@ -42,6 +42,18 @@ BESIDE = {
         rows(x), x, rows(x)[1:2], mode="sum", per_sample_weights=t[:3]
     ),
     ("bincount", "weights"): lambda x, t: tr.bincount(rows(x), t[:3]),
+    ("batch_norm", "weight"): lambda x, t: tr.batch_norm(x, None, None, t, training=True),
+    ("batch_norm", "bias"): lambda x, t: tr.batch_norm(x, x[0], x[1] ** 2, None, t),
+    ("batch_norm", "running_mean"): lambda x, t: tr.batch_norm(x, t, x[0] ** 2),
+    ("batch_norm", "running_var"): lambda x, t: tr.batch_norm(x, x[0].detach(), t),
+    ("group_norm", "weight"): lambda x, t: tr.group_norm(x, 2, t),
+    ("group_norm", "bias"): lambda x, t: tr.group_norm(x, 2, None, t),
+    ("instance_norm", "weight"): lambda x, t: tr.instance_norm(x.t()[None], weight=t),
+    ("instance_norm", "bias"): lambda x, t: tr.instance_norm(x.t()[None], bias=t),
+    ("instance_norm", "running_mean"): lambda x, t: tr.instance_norm(x.t()[None], t, t * 1, use_input_stats=False),
+    ("instance_norm", "running_var"): lambda x, t: tr.instance_norm(
+        x.t()[None], x[0].detach(), t, use_input_stats=False
+    ),
     ("segment_reduce", "data"): lambda x, t: tr.segment_reduce(t, "sum", lengths=rows(x)[:2] + 1),
 }
 for _end in ("", "_"):  # in place: of what is no leaf
@@ -61,6 +73,10 @@ for _end in ("", "_"):  # in place: of what is no leaf
             x * 1, 0, rows(x)[:, None], t.expand(3, 4), "prod"
         ),
     }
+REFUSED = {
+    ("cross_entropy", "weight"),
+    *((name, f"running_{which}") for name in ("batch_norm", "instance_norm") for which in ("mean", "var")),
+}
 OF_INTEGERS = ("index", "indices", "segments", "offsets", "lengths")
 
 
@@ -82,9 +98,9 @@ def test_every_tensor_beside_the_input_has_a_gradient_or_is_refused(device):
     t = values((4,), torch.float64, seed=4).to(device)
     for (name, key), call in BESIDE.items():
         leaf, of_tensor = t.clone().requires_grad_(), partial(call, x)
-        if (name, key) == ("cross_entropy", "weight"):
+        if (name, key) in REFUSED:
             for given in (x, x.clone().requires_grad_()):
-                with pytest.raises(RuntimeError, match=r"cross_entropy\(\): not differentiable.*'weight'"):
+                with pytest.raises(RuntimeError, match=rf"{name}\(\): not differentiable.*'{key}'"):
                     call(given, leaf)
             with pytest.raises(RuntimeError, match="not differentiable"):
                 torch.func.grad(of_tensor)(t)

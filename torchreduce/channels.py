@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ._core.checks import check_floats, rowwise_overloads
-from ._core.dispatch import is_bare, serving
+from ._core.dispatch import has_tangent, is_bare, serving
 from ._fake.reductions import same_shape
 from .determinism import level_code
 from .rowwise import _is_autocast, _number
@@ -88,7 +88,7 @@ def batch_norm(
     if input.dim() < 2:
         raise RuntimeError(f"{name}(): expected at least 2 dims, but got an input of {input.dim()}")
     weight, bias = _of_channels(name, input, weight=weight, bias=bias)
-    _check_channels(name, input, running_mean=running_mean, running_var=running_var)
+    _check_running(name, input, running_mean=running_mean, running_var=running_var)
     if training:
         _check_more_than_one(input.shape, input.shape)
         return _of_batch(name, input, running_mean, running_var, weight, bias, momentum, eps)
@@ -127,7 +127,7 @@ def instance_norm(
     if input.dim() < 2:
         raise RuntimeError(f"{name}(): expected at least 2 dims, but got an input of {input.dim()}")
     weight, bias = _of_channels(name, input, weight=weight, bias=bias)
-    _check_channels(name, input, running_mean=running_mean, running_var=running_var)
+    _check_running(name, input, running_mean=running_mean, running_var=running_var)
     if not use_input_stats:
         if running_mean is None or running_var is None:
             raise RuntimeError(
@@ -200,6 +200,13 @@ def _check_channels(name: str, input: Tensor, **tensors: Tensor | None) -> None:
             )
         if t.device != input.device:
             raise RuntimeError(f"{name}(): expected {key} to be on {input.device}, but it is on {t.device}")
+
+
+def _check_running(name: str, input: Tensor, **running: Tensor | None) -> None:
+    _check_channels(name, input, **running)
+    for key, t in running.items():
+        if t is not None and ((torch.is_grad_enabled() and t.requires_grad) or has_tangent(t)):
+            raise RuntimeError(f"{name}(): not differentiable with respect to argument {key!r}")
 
 
 def _of_channels(name: str, input: Tensor, **weights: Tensor | None) -> list[Tensor | None]:

@@ -1,8 +1,8 @@
 """reduce_scatter and all_reduce in the order of the ranks.
 
 Only collectives that move elements are used: all_to_all and all_gather. They add nothing, so the algorithm that the
-backend chooses does not show in the bits. All additions are torchreduce.sum over the ranks' rows. Calls that wait, on
-GPUs of one host, read the ranks' buffers instead (symmetric.py).
+backend chooses does not show in the bits. All additions are torchreduce.sum over the ranks' rows. Calls that wait may
+read the ranks' buffers instead, where they are asked to (symmetric.py).
 """
 
 from collections.abc import Iterator, Sequence

@@ -2,17 +2,18 @@
 
 A transfer by NCCL takes a launch, a kernel that meets the other ranks, and memory for what arrives, which is then read
 once more. Here a rank copies its terms to a buffer that every rank can read, and adds what it needs of the buffers in
-the order of the ranks. On two H200 that takes 16 microseconds for 1 MB and 147 for 64 MB (reduce_scatter), NCCL's own
-sums 10 and 158 (benchmarks/results/distributed).
+the order of the ranks. On two H200, behind other work in the queue, that takes 16 microseconds for 1 MB and 147 for
+64 MB (reduce_scatter of float32); NCCL's own sums take 10 and 158.
 
-torch calls these buffers symmetric memory, and may still change their interface. Without them, and if any rank has
-TORCHREDUCE_SYMMETRIC_MEMORY=0, all_to_all and all_gather take over, with the same results.
+torch calls these buffers symmetric memory, and may still change their interface. So all ranks have to ask for them, by
+TORCHREDUCE_SYMMETRIC_MEMORY=1; else all_to_all and all_gather move the terms, with the same results.
 """
 
 import math
 import os
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -45,6 +46,7 @@ class Peers:
         self._own = _symmetric.empty(PIECE, dtype=torch.uint8, device=device)
         self._handle = _symmetric.rendezvous(self._own, group)
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self._done = torch.cuda.Event()
         self.views = lru_cache(64)(self._views)
 
     def _views(self, count: int, dtype: torch.dtype) -> list[Tensor]:
@@ -55,8 +57,21 @@ class Peers:
         """Wait, on the current stream, until all ranks have come here on theirs."""
         self._handle.barrier(0, TIMEOUT)
 
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """One sum after the other, on whatever streams: they share the buffers."""
+        if self._done is not None:
+            torch.cuda.current_stream().wait_event(self._done)
+        yield
+        if self._done is not None:
+            self._done.record()
+
     def reduce_scatter(self, output: Tensor, input: Tensor) -> None:
         """Write the sum of this rank's chunks to output. Both are flat and contiguous."""
+        with self._in_turn():
+            self._reduce_scatter(output, input)
+
+    def _reduce_scatter(self, output: Tensor, input: Tensor) -> None:
         chunks = input.view(self.world, -1)
         most = max(1, PIECE // (self.world * input.element_size()))
         for begin in range(0, output.numel(), most):
@@ -70,6 +85,10 @@ class Peers:
 
     def all_reduce(self, flat: Tensor) -> None:
         """Replace a flat, contiguous tensor by the sum."""
+        with self._in_turn():
+            self._all_reduce(flat)
+
+    def _all_reduce(self, flat: Tensor) -> None:
         for piece in flat.split(PIECE // flat.element_size()):
             n = piece.numel()
             buffers = self.views(n, piece.dtype)
@@ -110,11 +129,9 @@ def peers_of(group: dist.ProcessGroup, tensor: Tensor) -> Peers | None:
     """Return the buffers of the group's ranks; None if there are none. All ranks call it, with tensors of one kind."""
     if not _available or torch.compiler.is_compiling() or not tensor.is_cuda or not torch.version.cuda:
         return None
-    if not 2 <= dist.get_world_size(group) <= MOST_RANKS:
+    if not 2 <= dist.get_world_size(group) <= MOST_RANKS or torch.cuda.is_current_stream_capturing():
         return None
     if group not in _peers:
-        if torch.cuda.is_current_stream_capturing():
-            return None
         _peers[group] = _connect(group, tensor.device)
     return _peers[group]
 
@@ -122,7 +139,7 @@ def peers_of(group: dist.ProcessGroup, tensor: Tensor) -> Peers | None:
 def _connect(group: dist.ProcessGroup, device: torch.device) -> Peers | None:
     """Buffers, if the ranks share a host, each with a GPU that reaches the others', and all of them can and want to."""
     uuids = {str(torch.cuda.get_device_properties(i).uuid): i for i in range(torch.cuda.device_count())}
-    wanted = os.environ.get("TORCHREDUCE_SYMMETRIC_MEMORY", "1") != "0" and dist.get_backend(group) == "nccl"
+    wanted = os.environ.get("TORCHREDUCE_SYMMETRIC_MEMORY") == "1" and dist.get_backend(group) == "nccl"
     own = str(torch.cuda.get_device_properties(device).uuid)
     ranks = _told(group, (wanted, socket.gethostname(), own))
     if not all(ranks[i][0] and ranks[i][1] == ranks[0][1] for i in range(len(ranks))):
