@@ -487,10 +487,13 @@ def write(rows: list[Row], plain: list[Plain], root: Path) -> None:
     folder = root / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.md"):
-        old.unlink()
+        if old.name != "random.md":  # which drawn.py makes
+            old.unlink()
     pages = {part: part_page(part, rows) for part in parts_of(rows)}
     others = {"losses": "Losses: every bar missed, every case in which a peer is faster"}
     pages["losses"] = losses_page(rows)
+    if (folder / "random.md").exists():
+        others["random"] = "Random shapes, by regime, beside torch, CUB, Liger and Inductor"
     on_cpu = [row for row in plain if row["threads"] != "0"]
     on_gpu = [row for row in plain if row["threads"] == "0"]
     if on_cpu:
