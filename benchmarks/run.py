@@ -53,8 +53,8 @@ PATIENCE = {"scan-ops": 2}  # seconds; five ops, each as slow in torch as cumsum
 
 
 def part_of(case: Case, x: torch.Tensor) -> torch.Tensor:
-    """1/64 of it, along its longest dim; of rows that weights belong to, along the first."""
-    longest = 0 if case.part == "rowwise" else max(range(x.dim()), key=lambda d: x.shape[d])
+    """1/64 of it, along its longest dim; of what has weights, along the first dim."""
+    longest = 0 if case.part in ("rowwise", "channels") else max(range(x.dim()), key=lambda d: x.shape[d])
     return x.narrow(longest, 0, max(1, x.shape[longest] // 64))
 
 
