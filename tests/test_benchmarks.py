@@ -69,7 +69,7 @@ def test_row_wise_ops_are_timed_as_they_are_called(monkeypatch):
 
 def test_norms_over_channels_are_timed_as_they_are_called(monkeypatch):
     monkeypatch.setattr(cases, "DEVICE", "cpu")
-    every = {(case.op, case.form) for case in cases.cases("channels")}
+    every = {(case.op, case.form) for case in grid.cases("channels")}
     assert len(every) == 2 * 5 + 2
     for op, form in sorted(every):
         case = ChannelCase("channels", op, "bfloat16", (2, 64, 3, 5), 1, form)

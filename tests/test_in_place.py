@@ -51,6 +51,7 @@ CALLS = {
         for kind in ("none", "sum", "mean")
         for weighted in (False, True)
     ],
+    "selected_log_softmax": [lambda x: tr.selected_log_softmax(x, torch.arange(4, device=x.device))],
     "linear_scan": [
         lambda x: tr.linear_scan(x, x, 1),
         lambda x: tr.linear_scan(0.9, x, 1),

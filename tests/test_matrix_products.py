@@ -35,7 +35,7 @@ def device(device_of_products):
 
 
 def enabled(**options):
-    return tr.enabled(**{"compile": False, "products": "float32", **options})
+    return tr.enabled(**{"compile": False, "products": "float32", "cpu": False, **options})
 
 
 def on(device, **options):

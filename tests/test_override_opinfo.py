@@ -323,6 +323,14 @@ def test_every_row_is_met():
         aten._embedding_bag_per_sample_weights_backward(out, x, labels % 2, labels[:1], bag, 0)
         aten.bincount(labels, x[0, :2])
         aten.segment_reduce(x, "sum", lengths=labels, axis=0)
+        images, ones = torch.rand(2, 4, 3), torch.ones(4)
+        out, *stats = aten.native_batch_norm(images, ones, ones, None, None, True, 0.1, 1e-5)
+        aten.native_batch_norm_backward(out, images, ones, None, None, *stats, True, 1e-5, [True] * 3)
+        out, *stats = aten.native_group_norm(images, ones, ones, 2, 4, 3, 2, 1e-5)
+        aten.native_group_norm_backward(out, images, *stats, ones, 2, 4, 3, 2, [True] * 3)
+        for norm in (aten.batch_norm, aten.instance_norm):
+            torch.vmap(lambda x, f=norm: f(x, ones, ones, None, None, True, 0.1, 1e-5, False))(images[None])
+        torch.vmap(lambda x: aten.group_norm(x, 2, ones, ones, 1e-5, False))(images[None])
     after = tr.coverage()
     of_products = {*products.OVERLOADS, "scaled_dot_product_attention"}  # if another test has had them
     of_products.add("cdist")

@@ -111,7 +111,8 @@ _PROMISES = {
     ),
     **dict.fromkeys(
         (
-            "median", "sort", "topk", "ctc_loss", "multi_margin_loss", "multilabel_margin_loss", "grouped_mm",
+            "median", "sort", "topk", "cudnn_batch_norm", "ctc_loss", "multi_margin_loss", "multilabel_margin_loss",
+            "grouped_mm",
         ),
         _TORCHS,
     ),
