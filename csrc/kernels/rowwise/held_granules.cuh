@@ -345,7 +345,8 @@ template <class E, int kChunks, bool kPart, bool kAligned, int kRuns = kPart ? k
     return {to_float(E{uint16_t(packed_maxima<kBF16>(most, most >> 16))}),
             to_float(E{uint16_t(packed_minima<kBF16>(least, least >> 16))})};
   }
-  // Of the positions of chunk c, where the weights of a leaf start at `from + first`. kAnywhere: else both are granules.
+  // Of the positions of chunk c, where the weights of a leaf start at `from + first`. kAnywhere: else both are
+  // granules.
   template <bool kFull, bool kAnywhere, class W>
   __device__ __forceinline__ static void weights(const W* from, int64_t first, const Place& p, int c,
                                                  float (&v)[kGroup]) {

@@ -81,8 +81,8 @@ template <class Op> struct SegmentRows {
     return m;
   }
 
-  // Eight positions: first + k * step, k < count. Their offsets are not kept from one place to the next: they would take
-  // most registers (gfx1100, softmax's gradient: 256 and memory, 85 without them).
+  // Eight positions: first + k * step, k < count. Their offsets are not kept from one place to the next: they would
+  // take most registers (gfx1100, softmax's gradient: 256 and memory, 85 without them).
   using Eight = F[kInputs][kGroup];
   __device__ __forceinline__ void load(const Item& item, int64_t first, int step, int count, Eight& x) const {
 #pragma unroll
