@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import pages, plots
+from . import drawn, pages, plots
 from .grid import PARTS
 from .results import OURS, RESULTS, Row, by_case, load, load_plain, name_of, time_of
 from .verdicts import missed
@@ -56,6 +56,11 @@ def main(arguments: list[str] | None = None) -> int:
     if args.markdown and not rows:
         parser.error("nothing was measured")
     if args.markdown:
+        page = args.markdown / drawn.PAGE
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.unlink(missing_ok=True)
+        if of_drawn := drawn.loaded(args.sources):
+            page.write_text(drawn.page(of_drawn))
         pages.write(rows, load_plain(args.sources), args.markdown)
     elif args.against:
         print(changes(rows, before))

@@ -2,7 +2,6 @@
 
     python -m benchmarks.drawn --seed 7 --count 400                # on a GPU; each of float32 and bfloat16
     python -m benchmarks.drawn --seed 7 --regime norms --list      # the cases, without a GPU
-    python -m benchmarks.drawn --markdown                          # docs/results/random.md from the committed rows
 
 A regime draws ops and shapes as users have them: lengths that are log-uniform, powers of two and their neighbours, and
 multiples of 8; the hidden sizes and vocabularies of models; from one row on. Cases take turns over the regimes, so that
@@ -16,7 +15,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from pathlib import Path
 
@@ -233,8 +232,10 @@ def page(rows: list[Row]) -> str:
     return "\n\n".join(texts) + "\n"
 
 
-def loaded() -> list[Row]:
-    return [row for file in sorted(FOLDER.glob("*.csv")) for row in parsed(file.read_text())]
+def loaded(sources: Iterable[str]) -> list[Row]:
+    """The rows in folders of results."""
+    files = (file for source in sources for file in sorted((Path(source) / FOLDER.name).glob("*.csv")))
+    return [row for file in files for row in parsed(file.read_text())]
 
 
 # ---- the run ---------------------------------------------------------------------------------------------------------
@@ -285,13 +286,10 @@ def main() -> int:
     parser.add_argument("--patience", type=float, default=2, help="seconds for a call of torch's")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: benchmarks/results/random")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--markdown", action="store_true")
     args = parser.parse_args()
     args.quick = True
     if args.list:
         print(*(f"{regime:22} {case.name}" for regime, _, case in chosen(args)), sep="\n")
-    elif args.markdown:
-        PAGE.write_text(page(loaded()))
     else:
         print(page(measured(args)))
     return 0

@@ -487,7 +487,7 @@ def write(rows: list[Row], plain: list[Plain], root: Path) -> None:
     folder = root / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.md"):
-        if old.name != "random.md":  # which drawn.py makes
+        if old.name != "random.md":  # drawn.py's
             old.unlink()
     pages = {part: part_page(part, rows) for part in parts_of(rows)}
     others = {"losses": "Losses: every bar missed, every case in which a peer is faster"}

@@ -464,8 +464,3 @@ def test_the_page_of_random_shapes_tells_regimes_and_losses():
     assert "faster by more than 3 % in 1 of" in page and "seed 3" in page
     lines = [line for line in page.splitlines() if line.startswith("| norms of heads")]
     assert "**0.90**" in lines[0] and "1 of 2" in lines[0]
-
-
-def test_the_committed_page_of_random_shapes_is_of_the_committed_rows():
-    if rows := drawn.loaded():
-        assert (ROOT / drawn.PAGE).read_text() == drawn.page(rows)
