@@ -192,6 +192,19 @@ def _check_channels(x: Tensor, of_channels: tuple[Tensor | None, ...], mixed: bo
         raise Torchs("kind")
 
 
+def _check_running(
+    x: Tensor, weights: tuple[Tensor | None, ...], running: tuple[Tensor | None, Tensor | None], of_input: bool
+) -> None:
+    """Both running statistics, without a gradient, or neither, where those of the input are used (of_input)."""
+    _check_channels(x, weights, True)
+    _check_channels(x, running, True)
+    mean, var = running
+    if (mean is None) != (var is None) or (mean is None and not of_input):
+        raise Torchs("option")
+    if any(t is not None and t.requires_grad for t in running):
+        raise Torchs("option")
+
+
 def _batch_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -203,13 +216,7 @@ def _batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Tensor:
-    running = (running_mean, running_var)
-    _check_channels(x, (weight, bias), True)
-    _check_channels(x, running, True)
-    if (running_mean is None) != (running_var is None) or (running_mean is None and not training):
-        raise Torchs("option")
-    if any(t is not None and t.requires_grad for t in running):
-        raise Torchs("option")
+    _check_running(x, (weight, bias), (running_mean, running_var), training)
     if training and x.numel() == x.shape[1]:  # torch divides by 0
         raise Torchs("option")
     return channels.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
@@ -226,13 +233,7 @@ def _instance_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Tensor:
-    running = (running_mean, running_var)
-    _check_channels(x, (weight, bias), True)
-    _check_channels(x, running, True)
-    if (running_mean is None) != (running_var is None) or (running_mean is None and not use_input_stats):
-        raise Torchs("option")
-    if any(t is not None and t.requires_grad for t in running):
-        raise Torchs("option")
+    _check_running(x, (weight, bias), (running_mean, running_var), use_input_stats)
     if use_input_stats and x.numel() == x.shape[0] * x.shape[1]:
         raise Torchs("option")
     return channels.instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
