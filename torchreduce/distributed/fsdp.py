@@ -91,7 +91,13 @@ class FSDPTree:
             yield i
 
     def _sum_steps(self, partials: Partials, shard: Tensor) -> None:
-        """FSDP2's all-reduce hook: after the reduce-scatter, which one rank has none of, before the rounding."""
+        """FSDP2's all-reduce hook: after the reduce-scatter, which one rank has none of, before the rounding.
+
+        It has a stream of its own, where FSDP2 also adds the shard to .grad afterwards. The shard's memory is the
+        reduce-scatter's stream's, which would give it to the next layer before that is done.
+        """
+        if shard.is_cuda:
+            shard.record_stream(torch.cuda.current_stream(shard.device))
         if not self._interleaved and self._shares.world > 1:
             return
         if self._replicas is not None:
