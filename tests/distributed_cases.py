@@ -207,6 +207,35 @@ def captured():
     return fine
 
 
+def in_flight():
+    """How many of 48 sums are wrong, on two streams and in two groups, each behind work that the ranks end at other
+    times; sizes vary, and nothing waits in between."""
+    rank, world, cuda = dist.get_rank(), dist.get_world_size(), here() == "cuda"
+    groups = [None, dist.new_group(list(range(world)))]
+    streams = [torch.cuda.Stream() for _ in range(2)] if cuda else [None]
+    x = torch.randn(world, 60 * world << (14 if cuda else 4), generator=torch.Generator().manual_seed(2)).to(here())
+    made = []
+    if cuda:
+        torch.cuda.synchronize()
+    for i in range(48):
+        n = x.shape[1] >> i % 7
+        with torch.cuda.stream(streams[i // 3 % len(streams)]):
+            if cuda:
+                torch.cuda._sleep(200_000 * ((i * 7 + rank * 5) % 4))
+            mine, group = x[rank, :n] * (i + 1), groups[i // 2 % 2]
+            if i % 3:
+                trd.all_reduce(mine, group)
+                made.append((i, mine, slice(0, n)))
+            else:
+                part = torch.empty(n // world, device=x.device)
+                trd.reduce_scatter(part, mine, group)
+                made.append((i, part, slice(rank * (n // world), (rank + 1) * (n // world))))
+            del mine
+    if cuda:
+        torch.cuda.synchronize()
+    return sum(not torch.equal(got, tree(x[:, at] * (i + 1))) for i, got, at in made)
+
+
 # ---- wrong calls: what is raised, before any collective --------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import math
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import distributed_cases as cases
@@ -17,7 +18,7 @@ import torch
 from ranks import Ranks
 
 import torchreduce as tr
-from torchreduce.distributed import arithmetic, classes, dtensor, exponentials, order, sharded, symmetric
+from torchreduce.distributed import arithmetic, classes, clip, dtensor, exponentials, order, sharded, symmetric
 from torchreduce.table import OPS, PAIRS
 
 pytestmark = [pytest.mark.xdist_group("distributed"), pytest.mark.timeout(300)]
@@ -98,25 +99,69 @@ def test_it_is_imported_by_itself():
 # ---- collectives -----------------------------------------------------------------------------------------------------
 
 
+class Stream:
+    """As of a GPU: what it waits for."""
+
+    def __init__(self, number):
+        self.cuda_stream, self.waited = number, []
+
+    def wait_event(self, event):
+        self.waited.append(event.recorded)
+
+
+class Event:
+    recorded = None
+
+    def record(self, stream):
+        self.recorded = stream.cuda_stream
+
+
 class Buffers:
     """Buffers of threads instead of GPUs, as torch's handle of symmetric memory has them."""
 
-    def __init__(self, world):
-        self.memory = [torch.empty(symmetric.PIECE, dtype=torch.uint8) for _ in range(world)]
-        self.meeting = threading.Barrier(world)
+    def __init__(self, world, slow=None):
+        self.memory = [torch.full((2 * symmetric.HALF,), 255, dtype=torch.uint8) for _ in range(world)]
+        self.meeting, self.slow, self.ranks = threading.Barrier(world), slow, threading.local()
 
-    def get_buffer(self, rank, sizes, dtype):
-        return self.memory[rank][: math.prod(sizes) * dtype.itemsize].view(dtype).view(sizes)
+    def get_buffer(self, rank, sizes, dtype, storage_offset=0):
+        begin = storage_offset * dtype.itemsize
+        return self.memory[rank][begin : begin + math.prod(sizes) * dtype.itemsize].view(dtype).view(sizes)
 
     def barrier(self, channel, timeout):
         self.meeting.wait(60)
+        if self.ranks.rank == self.slow:
+            time.sleep(0.01)
+
+    def peers(self, rank, stream):
+        """Those of a rank, in its thread."""
+        made = symmetric.Peers.__new__(symmetric.Peers)
+        self.ranks.rank, made._handle, made._done, made._stream = rank, self, Event(), stream
+        made._start(rank, len(self.memory), torch.device("cpu"))
+        return made
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """The current stream of each thread."""
+    current = threading.local()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current.stream)
+    return current
+
+
+def by_threads(world, f):
+    with ThreadPoolExecutor(world) as pool:
+        return list(pool.map(f, range(world)))
+
+
+def same_bytes(a, b):
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
-def test_sums_that_read_the_peers_have_the_order_of_the_ranks(monkeypatch, world, dtype):
-    """Of one piece and of several; NaN, infinities and zeros as torchreduce.sum writes them."""
-    monkeypatch.setattr(symmetric, "PIECE", 4096)
+def test_sums_that_write_to_peers_have_the_order_of_the_ranks(monkeypatch, streams, world, dtype):
+    """Of one turn and of several; NaN, infinities and zeros as torchreduce.sum writes them."""
+    monkeypatch.setattr(symmetric, "HALF", 16384)
     monkeypatch.setattr(symmetric, "ALL_AT_ONCE", 512)
     for n in (1, 50, 24 * world, 5000 * world):
         buffers = Buffers(world)
@@ -126,10 +171,8 @@ def test_sums_that_read_the_peers_have_the_order_of_the_ranks(monkeypatch, world
         want, wide = tr.sum(x, 0), order.wide(dtype)
 
         def rank_of(rank, n=n, x=x, buffers=buffers, wide=wide):
-            peers = symmetric.Peers.__new__(symmetric.Peers)
-            peers._handle, peers.rank, peers.world = buffers, rank, world
-            peers.views, peers._done = peers._views, None
-            y, part, whole = x[rank].clone(), None, None
+            streams.stream = Stream(0)
+            peers, y, part, whole = buffers.peers(rank, streams.stream), x[rank].clone(), None, None
             peers.all_reduce(y)
             if n % world == 0:
                 part, whole = torch.empty(n // world, dtype=dtype), torch.empty(n // world, dtype=wide)
@@ -137,13 +180,60 @@ def test_sums_that_read_the_peers_have_the_order_of_the_ranks(monkeypatch, world
                 peers.reduce_scatter(whole, x[rank])
             return y, part, whole
 
-        with ThreadPoolExecutor(world) as pool:
-            each = list(pool.map(rank_of, range(world)))
-        same = lambda a, b: torch.equal(a.view(torch.uint8), b.view(torch.uint8))  # noqa: E731
-        assert all(same(y, want) for y, _, _ in each)
+        each = by_threads(world, rank_of)
+        assert all(same_bytes(y, want) for y, _, _ in each)
         if n % world == 0:
-            assert same(torch.cat([part for _, part, _ in each]), want)
-            assert same(torch.cat([whole for _, _, whole in each]), tr.sum(x, 0, dtype=wide))
+            assert same_bytes(torch.cat([part for _, part, _ in each]), want)
+            assert same_bytes(torch.cat([whole for _, _, whole in each]), tr.sum(x, 0, dtype=wide))
+
+
+def wrong_sums(streams, world, slow, halves=2):
+    """How many of 24 sums, one after the other, are wrong on a rank, where one rank is slow; sizes and dtypes vary."""
+    buffers = Buffers(world, slow)
+    g = torch.Generator().manual_seed(world)
+    inputs = [
+        torch.randn(world, world * n, generator=g).to(dtype)
+        for n in (1, 90, 300)
+        for dtype in (torch.float32, torch.bfloat16)
+        for _ in range(4)
+    ]
+
+    def rank_of(rank):
+        streams.stream = Stream(0)
+        peers, wrong = buffers.peers(rank, streams.stream), 0
+        for i, x in enumerate(inputs):
+            peers._next *= halves - 1
+            y, n, want = x[rank].clone(), x.shape[1] // world, tr.sum(x, 0)
+            if i % 2:
+                peers.all_reduce(y)
+            else:
+                y, want = y[:n].clone(), want[rank * n : (rank + 1) * n]
+                peers.reduce_scatter(y, x[rank])
+            wrong += not torch.equal(y, want)
+        return wrong
+
+    return sum(by_threads(world, rank_of))
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_sums_of_a_slow_rank_are_read_before_others_write(monkeypatch, streams, world):
+    """Two halves are enough; one is not: else this would show nothing."""
+    monkeypatch.setattr(symmetric, "HALF", 16384)
+    monkeypatch.setattr(symmetric, "ALL_AT_ONCE", 2048)
+    assert [wrong_sums(streams, world, slow) for slow in range(world)] == [0] * world
+    assert wrong_sums(streams, world, 0, halves=1) > 0
+
+
+def test_sums_on_several_streams_are_one_after_the_other(streams):
+    """A call waits for the call before if that was on another stream."""
+    first, second = Stream(1), Stream(2)
+    streams.stream = first
+    peers, x = Buffers(1).peers(0, first), torch.ones(8)
+    for stream in (first, first, second, second, first):
+        streams.stream = stream
+        peers.all_reduce(x)
+        peers.reduce_scatter(x, x.clone())
+    assert (first.waited, second.waited) == ([2], [1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -180,6 +270,12 @@ def test_compiled_calls(ranks):
 def test_calls_from_a_cuda_graph(ranks):
     if ranks.device == "cuda":
         assert ranks.run(2, cases.captured) == [[True, True]] * 2
+
+
+def test_sums_in_flight_do_not_meet(ranks):
+    """On two streams and of two groups. On GPUs also with TORCHREDUCE_SYMMETRIC_MEMORY=1."""
+    for world in worlds_of(ranks, (2, 4)):
+        assert ranks.run(world, cases.in_flight) == [0] * world
 
 
 def test_sub_groups(ranks):
@@ -278,6 +374,47 @@ def test_any_cut_gives_the_sum_and_the_norm_of_the_whole(cuts):
         squared = lambda x: arithmetic.root(sharded.sum_squares(x))  # noqa: E731
         assert torch.equal(squared(torch.arange(3.0)), tr.vector_norm(torch.arange(3.0)))
         assert differing_cuts(seed, cuts, sharded.sum_squares, sharded.sum_squares) == 0
+
+
+def wrong_norms(sizes, world, dtype, cuts_of_each, seed):
+    """How many norms of several tensors, each cut among the ranks in some way, differ from those of the whole."""
+    g = torch.Generator().manual_seed(seed)
+    tensors = [torch.randn(n, generator=g).to(dtype) for n in sizes]
+    want = [tr.vector_norm(x, dtype=order.wide(dtype)) for x in tensors]
+    differ = 0
+    for case in range(cuts_of_each):
+        borders = tuple(tuple(some_cuts(g, x.numel(), world, case % 3 == 0)) for x in tensors)
+        layout = clip.layout_of(borders, torch.device("cpu"))
+        rows = [
+            clip.packed([x[b[r] : b[r + 1]] for x, b in zip(tensors, borders, strict=True)],
+                        [b[r] for b in borders], layout.size)
+            for r in range(world)
+        ]  # fmt: skip
+        norms = arithmetic.root(clip.unpacked(torch.stack(rows), layout))
+        differ += sum(not torch.equal(norm, whole) for norm, whole in zip(norms, want, strict=True))
+    return differ
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_norms_of_many_shards_at_once_are_those_of_the_whole(monkeypatch, world, dtype):
+    """Of parameters with no leaf, with one, and with more than one step of the tree has."""
+    monkeypatch.setattr(clip, "LEAVES", 100)  # several batches
+    assert wrong_norms([0, 1, 255, 2047, 2048, 2049, 5000, 70000, 2048 * 257 + 3], world, dtype, 5, world) == 0
+    assert wrong_norms([3], world, dtype, 3, world) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_norms_of_small_gradients_have_one_call(dtype):
+    g = torch.Generator().manual_seed(0)
+    sizes = (0, 1, 3, 255, 256, 257, 2047, 2048, 2049, 4096, 4097, 9000, 65536, 65537, 100001)
+    parts = [torch.randn(n, generator=g).to(dtype) for n in sizes]
+    parts[3][7], parts[-1] = math.inf, parts[-1].view(1, -1)
+    assert torch.equal(
+        clip._plain_norms(parts), torch.stack([tr.vector_norm(p, dtype=order.wide(dtype)) for p in parts])
+    )
+    parts[5][0] = math.nan
+    assert clip._plain_norms(parts).isnan().tolist() == [i == 5 for i in range(len(sizes))]
 
 
 def test_losses_of_sharded_classes_are_those_of_whole_rows(ranks):

@@ -18,13 +18,14 @@ if not _dist.is_available():
     raise ImportError("torchreduce.distributed: this build of torch has no torch.distributed")
 
 from .classes import sharded_cross_entropy, sharded_entropy, sharded_logsumexp
+from .clip import clip_grad_norm_
 from .collectives import Work, all_reduce, reduce_scatter
 from .ddp import DDPHook
 from .dtensor import TreePartial, register_dtensor
 from .fsdp import FSDPTree
 from .gradients import GradientSum
 from .order import Partials, nodes, runs
-from .sharded import clip_grad_norm_, sharded_norm, sharded_sum
+from .sharded import sharded_norm, sharded_sum
 
 __all__ = [
     "DDPHook",

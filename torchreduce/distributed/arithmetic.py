@@ -17,11 +17,17 @@ def fma(a: Tensor, b: Tensor, c: Tensor | float) -> Tensor:
 def sum_products(g: Tensor, y: Tensor) -> Tensor:
     """Return the canonical sum, by fma steps, of g * y of each row; of rows of float32 or float64. A zero may be -0.0.
 
-    Softmax's gradient is (g - d) * y, with d this sum. One more element, of g = 0 and y = -1, does not change d,
-    and has d as its gradient.
+    Softmax's gradient is (g - d) * y, with d this sum. More elements, of g = 0 and y = -1, do not change d, and have d
+    as their gradient. There are so many that all rows are aligned.
     """
+    more = (0, 4 - g.shape[-1] % 4)
     gradient = torch.ops.torchreduce.softmax_gradient.default
-    return gradient(pad(g, (0, 1)), pad(y, (0, 1), value=-1.0), 1, g.dtype, 0)[:, -1]  # type: ignore[no-any-return]
+    return gradient(pad(g, more), pad(y, more, value=-1.0), 1, g.dtype, 0)[:, -1]  # type: ignore[no-any-return]
+
+
+def sums_of_squares(rows: Tensor) -> Tensor:
+    """Return the canonical sum of the squares of each row, of rows of float32 or float64: vector_norm is its root."""
+    return sum_products(rows, rows).abs()
 
 
 def exp(x: Tensor) -> Tensor:

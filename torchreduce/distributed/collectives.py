@@ -5,6 +5,7 @@ backend chooses does not show in the bits. All additions are torchreduce.sum ove
 read the ranks' buffers instead, where they are asked to (symmetric.py).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from .order import Node, check_floats, nodes_sum, tree_sum, wide
-from .symmetric import peers_of
+from .symmetric import Peers, peers_of
 
 Group = dist.ProcessGroup | None
 Steps = Iterator[Any]  # of a collective: yields the handle of each transfer, and goes on once that is awaited
@@ -63,8 +64,8 @@ def reduce_scatter(
     if not output.is_contiguous():
         raise ValueError(f"reduce_scatter(): expected a contiguous output, but got strides {output.stride()}")
     _check_devices("reduce_scatter", output, input)
-    into, flat = output.detach().view(-1), input.detach().contiguous().view(-1)
-    if not async_op and len(groups) == 1 and flat.numel() and (peers := peers_of(groups[0], flat)):
+    into, flat = _flat(output), _flat(input)
+    if not async_op and (peers := _peers(groups, flat)):
         peers.reduce_scatter(into, flat)
         return None
     return _started(_scatter(into, flat, groups, async_op), async_op)
@@ -80,11 +81,11 @@ def all_reduce(tensor: Tensor, group: Group | DeviceMesh = None, *, async_op: bo
     if isinstance(tensor, Tensor) and tensor.dtype in (torch.uint8, torch.int8, torch.int32, torch.int64):
         return _started((dist.all_reduce(tensor, group=each, async_op=async_op) for each in groups), async_op)
     check_floats("all_reduce", tensor)
-    if not async_op and len(groups) == 1 and tensor.numel() and (peers := peers_of(groups[0], tensor)):
-        flat = tensor.detach().contiguous()
-        peers.all_reduce(flat.view(-1))
-        if flat.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(flat)
+    if not async_op and (peers := _peers(groups, tensor)):
+        flat = _flat(tensor)
+        peers.all_reduce(flat)
+        if not tensor.is_contiguous():
+            tensor.detach().copy_(flat.view(tensor.shape))
         return None
     return _started(_in_place(tensor.detach(), groups, async_op), async_op)
 
@@ -100,16 +101,27 @@ def _groups(name: str, group: Group | DeviceMesh) -> list[dist.ProcessGroup]:
         return [group.get_group(dim) for dim in reversed(range(group.ndim))]
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise ValueError(f"{name}(): this rank is not in the group {group}")  # torch gives such a number to others
-    if dist.get_rank(group) < 0:
+    group = group or dist.distributed_c10d._get_default_group()
+    if group.rank() < 0:
         raise ValueError(f"{name}(): this rank is not in the group")
-    return [group or dist.distributed_c10d._get_default_group()]
+    return [group]
 
 
 def _world(groups: Sequence[dist.ProcessGroup]) -> int:
-    ranks = 1
-    for group in groups:
-        ranks *= dist.get_world_size(group)
-    return ranks
+    return math.prod(group.size() for group in groups)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The elements in their order, in one dim, without a gradient: a copy of a tensor that is not contiguous."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    return tensor if tensor.ndim == 1 else tensor.view(-1)
+
+
+def _peers(groups: Sequence[dist.ProcessGroup], tensor: Tensor) -> Peers | None:
+    return peers_of(groups[0], tensor) if len(groups) == 1 and tensor.numel() else None
 
 
 def _check_devices(name: str, output: Tensor, input: Tensor) -> None:
@@ -205,6 +217,10 @@ def scatter_nodes(output: Tensor, parts: Sequence[Tensor], each: Sequence[Sequen
     world, n = len(each), output.numel()
     sent = parts[0] if len(parts) == 1 else torch.stack([part.view(world, n) for part in parts], 1).view(-1)
     order = [node for nodes in each for node in nodes]
+    equal = [level for _, level in order] == [order[0][1]] * world  # subtrees, one a rank
+    if equal and (peers := _peers(_groups("reduce_scatter", group), sent)):
+        peers.reduce_scatter(output, sent)
+        return
     received = sent
     if world > 1:
         received = sent.new_empty(len(order) * n)

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .collectives import Group
+from .collectives import Group, all_reduce
 from .gradients import Shares, taken, trained
 from .order import Partials
 
@@ -62,8 +62,8 @@ class DDPHook:
     def _sum(self, bucket: dist.GradBucket) -> Tensor:  # type: ignore[name-defined]
         shares = self._shares
         buffer: Tensor = bucket.buffer()
-        if shares.count == shares.world and buffer.numel() % shares.world == 0:  # the bucket is this rank's term
-            shares.sum([buffer], buffer)
+        if shares.count == shares.world:  # the bucket is this rank's term
+            all_reduce(buffer, shares.group)
             return buffer
         flats = [shares.flat(buffer.numel(), buffer) for _ in shares.nodes[shares.rank]]
         at = 0

@@ -73,7 +73,7 @@ class FSDPTree:
                 f"FSDPTree(): expected a power of two of ranks that divides count={count}, but got {world} ranks; "
                 "interleaved=False takes any number"
             )
-        self._shares, self._interleaved, self._replicas = shares, interleaved, replicas
+        self._shares, self._interleaved, self._replicas, self._world = shares, interleaved, replicas, world
         self._mine = range(rank, count, world) if interleaved else shares.run
         self._last = False
         reduce_scatter_class = _reduce_scatter_class()
@@ -102,11 +102,14 @@ class FSDPTree:
             return
         if self._replicas is not None:
             all_reduce(shard, self._replicas)
-        partials.push([shard.clone()])
-        # FSDP2 adds this to the shard's .grad: -0.0 changes nothing there
+        if self._shares.count == self._world > 1:  # one micro-batch a rank: the shard is the sum
+            return
+        # FSDP2 adds what it finds in the shard to the shard's .grad: -0.0 changes nothing there
         if self._last:
+            partials.push([shard])
             tree_sum(partials.total()[0].unsqueeze(0), out=shard)
         else:
+            partials.push([shard.clone()])
             shard.fill_(-0.0)
 
     def _sum_ranks(self, partials: Partials, output: Tensor, input: Tensor, group: dist.ProcessGroup) -> None:
@@ -115,7 +118,7 @@ class FSDPTree:
         if self._interleaved:
             reduce_scatter(output, input, group)
             return
-        partials.push([input.clone()])
+        partials.push([input if self._last else input.clone()])
         if self._last:
             parts = [part[0] for part in partials.parts(shares.run, shares.count)]
             scatter_nodes(output, parts, shares.nodes, group)

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from .._core.dispatch import is_bare
 from ..ops import sum as canonical_sum
 from ..table import FLOATS
 
@@ -132,8 +133,20 @@ def _add(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
     return left
 
 
+_sum_to = torch.ops.torchreduce.sum.raw_out
+
+
+def add_rows(rows: Tensor, out: Tensor) -> None:
+    """Write torchreduce.sum(rows, 0) of up to ROWS rows to a tensor of a row's shape. Both are plain and unwatched."""
+    _sum_to(rows, [0], False, None if out.dtype == rows.dtype else out.dtype, 0, out=out)
+    torch.autograd.graph.increment_version(out)
+
+
 def tree_sum(rows: Tensor, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
     """Return the tree over dim 0 of rows, rounded once to dtype, or to out's dtype."""
+    if out is not None and rows.shape[0] <= ROWS and is_bare(rows, out):
+        add_rows(rows, out)
+        return out
     dtype = out.dtype if out is not None else dtype or rows.dtype
     if rows.shape[0] > ROWS:
         parts = [canonical_sum(part, 0, dtype=wide(rows.dtype)) for part in rows.split(ROWS)]

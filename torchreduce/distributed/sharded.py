@@ -5,16 +5,15 @@ and a tail. Nodes travel as one number each, head and tail as elements: then eve
 cuts, and merges. Where borders are multiples of 2048, no element travels.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..norms import vector_norm
 from ..ops import sum as canonical_sum
-from .arithmetic import root, sum_products
+from .arithmetic import root, sums_of_squares
 from .collectives import Group, gather
 from .order import Node, Value, check_floats, fold, nodes, tree_sum, wide
 
@@ -97,8 +96,7 @@ def mended(
 
 def sum_squares(x: Tensor) -> Tensor:
     """Return the sum of the squares of a flat tensor, of which vector_norm is the root, in the accumulator type."""
-    row = x.to(wide(x.dtype)).unsqueeze(0)
-    return sum_products(row, row)[0].abs()
+    return sums_of_squares(x.to(wide(x.dtype)).unsqueeze(0))[0]
 
 
 def plain_sum(x: Tensor) -> Tensor:
@@ -180,63 +178,3 @@ def starts_of(name: str, start: int, size: int, total: int, device: torch.device
         starts.append(at)
         at += length
     return starts
-
-
-@torch.no_grad()
-def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scale the gradients so that their norm is at most max_norm, and return the norm before, on every rank.
-
-    The norm is that of the parameters' norms, in the order of the parameters, in their accumulator type; that of a
-    parameter without a gradient is 0. Gradients are plain tensors, which every rank has, or DTensors that are sharded
-    along dim 0 over one dim of their mesh. The result does not depend on the number of ranks. If all are plain and
-    float32, it is that of torch.nn.utils.clip_grad_norm_ with `enable()`.
-    """
-    all_parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    gradients = {i: p.grad for i, p in enumerate(all_parameters) if p.grad is not None}
-    if not gradients:
-        return torch.zeros(())
-    check_floats("clip_grad_norm_", *gradients.values())
-    norms: dict[int, Tensor] = {}
-    parts: dict[int, Tensor] = {}
-    together: dict[tuple[dist.ProcessGroup, torch.dtype, torch.device], list[int]] = {}
-    for i, gradient in gradients.items():
-        parts[i], group = _local(gradient)
-        if group is None:
-            norms[i] = vector_norm(parts[i], dtype=wide(gradient.dtype))
-        else:
-            together.setdefault((group, wide(gradient.dtype), gradient.device), []).append(i)
-    for (group, _, _), chosen in together.items():
-        shards = [(parts[i].reshape(-1), _starts_of_rows(gradients[i], group), gradients[i].numel()) for i in chosen]
-        for i, squares in zip(chosen, reduced(shards, sum_squares, group), strict=True):
-            norms[i] = root(squares)
-    dtype = torch.float64 if any(n.dtype == torch.float64 for n in norms.values()) else torch.float32
-    device = next(iter(norms.values())).device
-    none = torch.zeros((), dtype=dtype, device=device)
-    norm = vector_norm(torch.stack([norms.get(i, none).to(device, dtype) for i in range(len(all_parameters))]))
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for part in parts.values():
-        part.mul_(factor.to(part.device, part.dtype))
-    return norm
-
-
-def _local(gradient: Tensor) -> tuple[Tensor, dist.ProcessGroup | None]:
-    """This rank's elements, and the group that has the others; None where there are none."""
-    from torch.distributed.tensor import DTensor, Shard
-
-    if not isinstance(gradient, DTensor):
-        return gradient, None
-    placements, mesh = gradient.placements, gradient.device_mesh
-    sharded = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
-    if any(placements[dim] != Shard(0) for dim in sharded) or len(sharded) > 1:
-        raise NotImplementedError(
-            f"clip_grad_norm_(): not implemented for a DTensor of placements {placements}. Supported are replicas, and "
-            "Shard(0) on one dim of the mesh"
-        )
-    return gradient.to_local(), mesh.get_group(sharded[0]) if sharded else None
-
-
-def _starts_of_rows(gradient: Tensor, group: Group) -> list[int]:
-    """Where each rank's elements start: torch gives each the same number of rows, as far as there are rows."""
-    world, rows = dist.get_world_size(group), gradient.shape[0]
-    chunk = -(-rows // world)
-    return [min(rank * chunk, rows) * (gradient.numel() // max(rows, 1)) for rank in range(world)]

@@ -1,28 +1,26 @@
-"""Sums that read the buffers of the other ranks' GPUs, where all ranks of a group are on one host.
+"""Sums in which each rank writes its terms to the other ranks' GPUs, where all ranks of a group are on one host.
 
-A transfer by NCCL takes a launch, a kernel that meets the other ranks, and memory for what arrives, which is then read
-once more. Here a rank copies its terms to a buffer that every rank can read, and adds what it needs of the buffers in
-the order of the ranks. On two H200, behind other work in the queue, that takes 16 microseconds for 1 MB and 147 for
-64 MB (reduce_scatter of float32); NCCL's own sums take 10 and 158.
+A collective of NCCL takes a launch, a kernel that meets the other ranks, and much of the host's time. Here a rank
+copies its terms to buffers that every rank can write to, all ranks meet once, and torchreduce.sum adds what has
+arrived, in the order of the ranks: three launches, or four.
 
 torch calls these buffers symmetric memory, and may still change their interface. So all ranks have to ask for them, by
 TORCHREDUCE_SYMMETRIC_MEMORY=1; else all_to_all and all_gather move the terms, with the same results.
 """
 
-import math
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .order import fold, wide
+from .order import add_rows
 
 try:
     from torch.distributed import _symmetric_memory as _symmetric
@@ -31,113 +29,168 @@ try:
 except ImportError:
     _available = False
 
-PIECE = 32 << 20  # bytes of a buffer, and of what is summed at once
+HALF = 64 << 20  # bytes of a half of a rank's buffer, and so of the rows that are summed at once
 MOST_RANKS = 8
 # Up to so many bytes, and with two ranks, all_reduce adds everything on every rank; else each rank adds a part, and
 # reads the others' sums.
 ALL_AT_ONCE = 1 << 20
+ALIGNMENT = 128  # bytes between the starts of rows are a multiple of it
 TIMEOUT = 600_000  # milliseconds that a barrier waits for a rank
+
+# One launch copies all rows if they are short or long: it gives a block 65,536 elements, so that few blocks would copy
+# rows in between, which have a launch each.
+SHORT, LONG = 1 << 14, 1 << 22  # elements
+
+
+class Room(NamedTuple):
+    """Where rows of n elements are, in one half of each rank's buffer. Ranks from the next one on, this one last."""
+
+    mine: list[Tensor]  # this rank's row in each rank's buffer
+    rows: Tensor  # (world, n): every rank's row in this rank's buffer, by rank
+    sums: list[Tensor]  # a row more in each rank's buffer, for its sum; empty where a sum is not read by others
 
 
 class Peers:
-    """The buffers of a group's ranks, of PIECE bytes each."""
+    """The buffers of a group's ranks.
+
+    All ranks call the same sums in the same order. A sum of at most a half's bytes is a turn: each rank copies (writes
+    its rows to all buffers), meets the others at a barrier, and adds (reads its own buffer). Longer ones are several
+    turns. Turns use the two halves by turns.
+
+    Why no row is overwritten before it is read, and none is read before it is written:
+
+    1. On one rank all turns are one after the other, whatever streams they are queued on. A call waits for the event
+       that the call before recorded at its end, if that was on another stream. Calls of several threads would have no
+       common order on the ranks: as with NCCL, the user gives them one.
+    2. So the ranks' barriers match one to one. A barrier has no more to it than that: torch's puts a signal to each
+       rank, after all that its stream did before, and waits for each rank's signal. A signal is taken back by the rank
+       that waited for it, before the next one is put in its place.
+    3. Rows are read by add of turn k after all ranks have copied: its barrier is between.
+    4. Rows of turn k + 2, in the same half, are written after the writer has passed the barrier of turn k + 1. By then
+       every rank has come to that barrier, so by 1 it has finished turn k. Hence a turn needs no barrier at its end.
+       In two steps (all_reduce of more bytes) the others' sums are read after a barrier more, still in turn k.
+    5. A half belongs to a turn, not to a size or dtype: where the rows of a turn lie does not matter to 3 and 4.
+    6. Each group has its own buffers and signals, so that sums of two groups may be in flight at once. torch does not
+       split an allocation of symmetric memory, to which the signals belong.
+    7. What is read of the user's tensors, and written to them, is on the current stream, as in any other op.
+
+    Which half is next is known to the host, not to the GPU. So a CUDA graph must not hold such a sum: a replay would
+    not take turns with other calls. peers_of() gives no buffers while a graph is captured.
+    """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self._own = _symmetric.empty(PIECE, dtype=torch.uint8, device=device)
-        self._handle = _symmetric.rendezvous(self._own, group)
-        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-        self._done = torch.cuda.Event()
-        self.views = lru_cache(64)(self._views)
+        own = _symmetric.empty(2 * HALF, dtype=torch.uint8, device=device)
+        self._handle = _symmetric.rendezvous(own, group)
+        self._own = own  # the handle's memory lives as long as this
+        self._start(group.rank(), group.size(), device)
+        self._done, self._stream = torch.cuda.Event(), torch.cuda.current_stream(device)
 
-    def _views(self, count: int, dtype: torch.dtype) -> list[Tensor]:
-        """The first elements of each rank's buffer."""
-        return [self._handle.get_buffer(rank, (count,), dtype) for rank in range(self.world)]
-
-    def barrier(self) -> None:
-        """Wait, on the current stream, until all ranks have come here on theirs."""
-        self._handle.barrier(0, TIMEOUT)
-
-    @contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        """One sum after the other, on whatever streams: they share the buffers."""
-        if self._done is not None:
-            torch.cuda.current_stream().wait_event(self._done)
-        yield
-        if self._done is not None:
-            self._done.record()
+    def _start(self, rank: int, world: int, device: torch.device) -> None:
+        self.rank, self.world, self.device = rank, world, device
+        self._next = 0  # the half
+        self._others_first = [(rank + 1 + i) % world for i in range(world)]
+        self._room = lru_cache(128)(self._make_room)
 
     def reduce_scatter(self, output: Tensor, input: Tensor) -> None:
         """Write the sum of this rank's chunks to output. Both are flat and contiguous."""
-        with self._in_turn():
-            self._reduce_scatter(output, input)
-
-    def _reduce_scatter(self, output: Tensor, input: Tensor) -> None:
-        chunks = input.view(self.world, -1)
-        most = max(1, PIECE // (self.world * input.element_size()))
-        for begin in range(0, output.numel(), most):
-            piece = chunks[:, begin : begin + most]
-            n = piece.shape[1]
-            buffers = self.views(piece.numel(), input.dtype)
-            buffers[self.rank].view(self.world, n).copy_(piece)
-            self.barrier()
-            _add([b[self.rank * n : (self.rank + 1) * n] for b in buffers], output[begin : begin + n])
-            self.barrier()
+        stream = self._begin()
+        n, most = output.numel(), self._most(self.world, input)
+        if n <= most:
+            self._scatter(output, torch.split_with_sizes(input, [n] * self.world))
+        else:
+            chunks = input.view(self.world, n)
+            for begin in range(0, n, most):
+                self._scatter(output[begin : begin + most], chunks[:, begin : begin + most].unbind())
+        self._done.record(stream)
 
     def all_reduce(self, flat: Tensor) -> None:
         """Replace a flat, contiguous tensor by the sum."""
-        with self._in_turn():
-            self._all_reduce(flat)
+        stream = self._begin()
+        whole = flat.numel()
+        in_two_steps = 0
+        if self.world > 2 and flat.nbytes > ALL_AT_ONCE:
+            in_two_steps = whole // self.world * self.world
+            for piece in flat[:in_two_steps].split(self.world * self._most(self.world + 1, flat)):
+                self._in_two_steps(piece)
+        most = self._most(self.world, flat)
+        for begin in range(in_two_steps, whole, most):
+            piece = flat if whole <= most else flat[begin : begin + most]
+            self._scatter(piece, [piece] * self.world)
+        self._done.record(stream)
 
-    def _all_reduce(self, flat: Tensor) -> None:
-        for piece in flat.split(PIECE // flat.element_size()):
-            n = piece.numel()
-            buffers = self.views(n, piece.dtype)
-            buffers[self.rank].copy_(piece)
-            self.barrier()
-            if self.world == 2 or piece.nbytes <= ALL_AT_ONCE:
-                _add(buffers, piece)
-            else:
-                size = -(-n // self.world)
-                parts = [slice(min(n, r * size), min(n, (r + 1) * size)) for r in range(self.world)]
-                own = buffers[self.rank][parts[self.rank]]  # no other rank reads this part of it until the barrier
-                _add([b[parts[self.rank]] for b in buffers], own)
-                self.barrier()
-                for i in range(self.world):  # all ranks begin at another one
-                    rank = (self.rank + i) % self.world
-                    piece[parts[rank]].copy_(buffers[rank][parts[rank]])
-            self.barrier()
+    def _begin(self) -> torch.cuda.Stream:
+        """The current stream, once it waits for the call before."""
+        stream = torch.cuda.current_stream(self.device)
+        if stream.cuda_stream != self._stream.cuda_stream:
+            stream.wait_event(self._done)
+            self._stream = stream
+        return stream
+
+    def _most(self, rows: int, like: Tensor) -> int:
+        """Of how many elements a half has so many rows, each aligned."""
+        return HALF // rows // ALIGNMENT * ALIGNMENT // like.element_size()
+
+    def _make_room(self, half: int, n: int, dtype: torch.dtype, sums: bool) -> Room:
+        bytes_of_row = -(-n * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        stride, first = bytes_of_row // dtype.itemsize, half * HALF // dtype.itemsize
+
+        def row(rank: int, i: int) -> Tensor:
+            return self._handle.get_buffer(rank, (n,), dtype, first + i * stride)
+
+        rows = self._handle.get_buffer(self.rank, (self.world * stride,), dtype, first)
+        return Room(
+            [row(rank, self.rank) for rank in self._others_first],
+            rows.as_strided((self.world, n), (stride, 1)),
+            [row(rank, self.world) for rank in self._others_first] if sums else [],
+        )
+
+    def _meet(self, chunks: Sequence[Tensor], sums: bool = False) -> Room:
+        """Copy chunk r to rank r, for each rank, in the next half, and wait until all ranks have."""
+        half, self._next = self._next, 1 - self._next
+        first = chunks[0]
+        room = self._room(half, first.numel(), first.dtype, sums)
+        _copy(room.mine, [chunks[rank] for rank in self._others_first])
+        self._handle.barrier(0, TIMEOUT)
+        return room
+
+    def _scatter(self, output: Tensor, chunks: Sequence[Tensor]) -> None:
+        add_rows(self._meet(chunks).rows, output)
+
+    def _in_two_steps(self, piece: Tensor) -> None:
+        chunks = torch.split_with_sizes(piece, [piece.numel() // self.world] * self.world)
+        room = self._meet(chunks, True)
+        add_rows(room.rows, room.sums[-1])
+        self._handle.barrier(0, TIMEOUT)
+        _copy([chunks[rank] for rank in self._others_first], room.sums)
 
 
-def _add(terms: list[Tensor], out: Tensor) -> None:
-    """Write the tree over the terms, in the order of the ranks, rounded once; a NaN as torchreduce.sum writes it."""
-    accumulator = wide(out.dtype)
-
-    def merge(left: Tensor, right: Tensor) -> Tensor:
-        return torch.add(left.to(accumulator), right)
-
-    total = fold([(rank, 0) for rank in range(len(terms))], terms, merge)
-    if total.dtype != out.dtype:
-        total = out.copy_(total)
-    torch.nan_to_num(total, math.nan, math.inf, -math.inf, out=out)
+def _copy(to: list[Tensor], rows: list[Tensor]) -> None:
+    if SHORT < rows[0].numel() < LONG:
+        for target, row in zip(to, rows, strict=True):
+            target.copy_(row)
+    else:
+        torch._foreach_copy_(to, rows)
 
 
 # None of a group without buffers.
 _peers: WeakKeyDictionary[dist.ProcessGroup, Peers | None] = WeakKeyDictionary()
+_UNKNOWN: Any = object()
 
 
 def peers_of(group: dist.ProcessGroup, tensor: Tensor) -> Peers | None:
     """Return the buffers of the group's ranks; None if there are none. All ranks call it, with tensors of one kind."""
-    if not _available or torch.compiler.is_compiling() or not tensor.is_cuda or not torch.version.cuda:
+    if not tensor.is_cuda or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
         return None
-    if not 2 <= dist.get_world_size(group) <= MOST_RANKS or torch.cuda.is_current_stream_capturing():
-        return None
-    if group not in _peers:
-        _peers[group] = _connect(group, tensor.device)
-    return _peers[group]
+    peers: Peers | None = _peers.get(group, _UNKNOWN)
+    if peers is _UNKNOWN:
+        peers = _peers[group] = _connect(group, tensor.device)
+    return peers
 
 
 def _connect(group: dist.ProcessGroup, device: torch.device) -> Peers | None:
     """Buffers, if the ranks share a host, each with a GPU that reaches the others', and all of them can and want to."""
+    if not _available or not torch.version.cuda or not 2 <= group.size() <= MOST_RANKS:
+        return None
     uuids = {str(torch.cuda.get_device_properties(i).uuid): i for i in range(torch.cuda.device_count())}
     wanted = os.environ.get("TORCHREDUCE_SYMMETRIC_MEMORY") == "1" and dist.get_backend(group) == "nccl"
     own = str(torch.cuda.get_device_properties(device).uuid)
@@ -156,6 +209,6 @@ def _connect(group: dist.ProcessGroup, device: torch.device) -> Peers | None:
 
 def _told(group: dist.ProcessGroup, fact: Any) -> list[Any]:
     """What each rank says."""
-    facts: list[Any] = [None] * dist.get_world_size(group)
+    facts: list[Any] = [None] * group.size()
     dist.all_gather_object(facts, fact, group)
     return facts
