@@ -1,13 +1,18 @@
 """torchreduce.distributed beside the sums of NCCL: reduce_scatter, all_reduce, and training steps of a GPT.
 
-    python -m benchmarks.distributed [--ranks 2] [--part collectives steps] [--out FOLDER]    # about two minutes
+    python -m benchmarks.distributed [--ranks 2] [--part collectives steps] [--out FOLDER]    # about 90 seconds
 
-Times are the slowest rank's, of the median of five runs; the ways take turns. "one step" is one all_gather, and an
-addition of all rows on each rank; "two steps" is all_to_all, an addition, and all_gather: their times say where
-torchreduce/distributed/collectives.py should change from the one to the other (ONE_STEP). Writes distributed.csv.
+Three ways: NCCL's own sums; "transfers", where NCCL moves the terms; and "buffers", where ranks write to each other's
+GPUs (TORCHREDUCE_SYMMETRIC_MEMORY=1). Times are the slowest rank's, of the median of five runs; the ways take turns.
+"wall" is a call's share of a row of calls; "queued" is that of a row of calls behind other work, so without the host's
+time. Writes distributed.csv.
 
 A training step is a micro-batch on each rank, in bfloat16 with float32 parameters, clipped, AdamW; DDP's and FSDP2's
-own sums beside DDPHook's and FSDPTree's. --device cpu runs all of it under gloo, as a check of this script.
+own sums beside DDPHook's and FSDPTree's. "clip" is the part of the step that clips, by itself.
+
+--part transfers: all_reduce in one step (one all_gather, and an addition of all rows on each rank) and in two
+(all_to_all, an addition, all_gather), which say where torchreduce/distributed/collectives.py should change from the
+one to the other (ONE_STEP); and the parts of a sum alone. --device cpu runs all under gloo, as a check of this script.
 """
 
 import argparse
@@ -19,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -26,7 +32,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,11 +43,12 @@ from torchreduce.distributed import collectives
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from train_lm import GPT, VOCABULARY, batch
 
-KB = 1 << 10
-SIZES = (64 * KB, 256 * KB, 1024 * KB, 4096 * KB, 16384 * KB, 65536 * KB, 262144 * KB)  # bytes on each rank
+KB, MB = 1 << 10, 1 << 20
+SIZES = (64 * KB, MB, 16 * MB, 64 * MB, 256 * MB)  # bytes on each rank
 FIELDS = ("device", "ranks", "torch", "part", "dtype", "bytes", "way", "ms")
 Row = tuple[str, str, int, str, float]
 Calls = dict[str, Callable[[], object]]
+Groups = dict[str, dist.ProcessGroup]
 
 
 def synchronize() -> None:
@@ -49,7 +56,51 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def times_of(calls: Calls, repeats: int) -> dict[str, float]:
+def device() -> str:
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
+def ways() -> Groups:
+    """A group for each way to add."""
+    groups = {}
+    for way, asked in (("transfers", "0"), ("buffers", "1")):
+        os.environ["TORCHREDUCE_SYMMETRIC_MEMORY"] = asked  # read when a group is first used
+        groups[way] = dist.new_group(list(range(dist.get_world_size())))
+        trd.all_reduce(torch.zeros(8, device=device()), groups[way])
+    return groups
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+
+
+def wall(call: Callable[[], object], repeats: int) -> float:
+    synchronize()
+    dist.barrier()
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    synchronize()
+    return (time.perf_counter() - begin) / repeats * 1e3
+
+
+def queued(call: Callable[[], object], repeats: int) -> float:
+    """The host queues all calls while the GPU is kept busy. The first call, by which the ranks meet, is not timed."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    synchronize()
+    dist.barrier()
+    torch.cuda._sleep(40_000_000)  # some 20 ms
+    call()
+    begin.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    synchronize()
+    return begin.elapsed_time(end) / repeats
+
+
+def times_of(
+    calls: Calls, repeats: int, time_of: Callable[[Callable[[], object], int], float] = wall
+) -> dict[str, float]:
     """Milliseconds of each call, on the slowest rank."""
     runs: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
@@ -57,20 +108,64 @@ def times_of(calls: Calls, repeats: int) -> dict[str, float]:
             call()
     for _ in range(5):
         for name, call in calls.items():
-            synchronize()
-            dist.barrier()
-            begin = time.perf_counter()
-            for _ in range(repeats):
-                call()
-            synchronize()
-            runs[name].append((time.perf_counter() - begin) / repeats * 1e3)
+            runs[name].append(time_of(call, repeats))
     medians = torch.tensor([statistics.median(each) for each in runs.values()], dtype=torch.float64, device=device())
     dist.all_reduce(medians, op=dist.ReduceOp.MAX)
     return dict(zip(runs, medians.tolist(), strict=True))
 
 
-def device() -> str:
-    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+# ---- collectives -----------------------------------------------------------------------------------------------------
+
+
+def sums(most: int, dtypes: list[str], groups: Groups) -> Iterator[Row]:
+    world, rank = dist.get_world_size(), dist.get_rank()
+    their_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    for dtype in (getattr(torch, name) for name in dtypes):
+        for size in (size for size in SIZES if size <= most):
+            n = size // dtype.itemsize // (64 * world) * 64 * world
+            x = torch.randn(n, device=device()).to(dtype)
+            checked(x, groups)
+            x.zero_()  # sums of sums do not grow
+            out = torch.empty(n // world, dtype=dtype, device=device())
+            calls: dict[str, Calls] = {
+                "reduce_scatter": {"NCCL": lambda x=x, out=out: their_reduce_scatter(out, x)},
+                "all_reduce": {"NCCL": lambda x=x: dist.all_reduce(x)},
+            }
+            for way, group in groups.items():
+                calls["reduce_scatter"][way] = lambda x=x, out=out, g=group: trd.reduce_scatter(out, x, g)
+                calls["all_reduce"][way] = lambda x=x, g=group: trd.all_reduce(x, g)
+            repeats = max(4, min(50, 512 * MB // size))
+            for name, each in calls.items():
+                for kind, time_of in (("wall", wall), ("queued", queued)):
+                    if kind == "queued" and not x.is_cuda:
+                        continue
+                    ms = times_of(each, repeats, time_of)
+                    yield from (
+                        ("collectives", str(dtype)[6:], size, f"{name}, {way}, {kind}", t) for way, t in ms.items()
+                    )
+                    if rank == 0:
+                        said(f"{name:14} {str(dtype)[6:]:8} {size // KB:7} KB {kind:6}", ms, "NCCL", 1000, "us")
+
+
+def checked(x: torch.Tensor, groups: Groups) -> None:
+    """Raises AssertionError if a way's bits are not those of the sum over the ranks' rows."""
+    every = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, x)
+    want = tr.sum(torch.stack(every), 0)
+    for way, group in groups.items():
+        y, part = x.clone(), torch.empty_like(x.chunk(len(every))[0])
+        trd.all_reduce(y, group)
+        trd.reduce_scatter(part, x, group)
+        assert torch.equal(y, want), way
+        assert torch.equal(part, want.chunk(len(every))[dist.get_rank()]), way
+
+
+def said(what: str, ms: dict[str, float], other: str, scale: float, unit: str) -> None:
+    own = ", ".join(f"{way} {t * scale:.1f} ({t / ms[other]:.2f})" for way, t in ms.items() if way != other)
+    print(f"{what}: {other} {ms[other] * scale:.1f} {unit}, {own}", flush=True)
+
+
+# ---- transfers -------------------------------------------------------------------------------------------------------
 
 
 def forced(limit: int, x: torch.Tensor) -> Callable[[], None]:
@@ -86,101 +181,76 @@ def forced(limit: int, x: torch.Tensor) -> Callable[[], None]:
     return call
 
 
-def sums(most: int) -> Iterator[Row]:
+def transfers(most: int) -> Iterator[Row]:
     world = dist.get_world_size()
-    their_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    for dtype in (torch.float32, torch.bfloat16):
-        for size in SIZES:
-            if size > most:
-                break
-            n = size // dtype.itemsize // (64 * world) * 64 * world
-            x = torch.randn(n, device=device()).to(dtype)
-            every = [torch.empty_like(x) for _ in range(world)]
-            dist.all_gather(every, x)
-            y = x.clone()
-            trd.all_reduce(y)
-            assert torch.equal(y, tr.sum(torch.stack(every), 0)), (dtype, size)
-            del every
-            x.zero_()  # sums of sums do not grow
-            out = torch.empty(n // world, dtype=dtype, device=device())
-            rows = torch.empty_like(x).view(world, -1)
-            calls: Calls = {
-                "reduce_scatter, NCCL": lambda x=x, out=out: their_reduce_scatter(out, x),
-                "reduce_scatter": lambda x=x, out=out: trd.reduce_scatter(out, x),
-                "all_reduce, NCCL": lambda x=x: dist.all_reduce(x),
-                "all_reduce": lambda x=x: trd.all_reduce(x),
-                "all_reduce, two steps": forced(0, x),
-                "all_to_all alone": lambda x=x, rows=rows: collectives.exchange(rows, x, None),
-                "addition alone": lambda rows=rows, out=out: tr.sum(rows, 0, out=out),
-                "all_gather alone": lambda x=x, out=out: collectives.gather(x, out, None),
-            }
-            if size <= 16384 * KB:
-                whole = x.new_empty(world, world, n // world)
-                calls["all_reduce, one step"] = forced(1 << 60, x)
-                calls["reduce_scatter, one step"] = lambda x=x, out=out, whole=whole: (
-                    collectives.gather(whole, x, None),
-                    tr.sum(whole[:, dist.get_rank()], 0, out=out),
-                )
-            ms = times_of(calls, max(2, min(50, (256 << 20) // size)))
-            yield from (("collectives", str(dtype)[6:], size, way, t) for way, t in ms.items())
-            if dist.get_rank() == 0:
-                print(
-                    f"{str(dtype)[6:]:8} {size >> 10:7} KB: reduce_scatter {ms['reduce_scatter']:.3f} ms, "
-                    f"{ms['reduce_scatter'] / ms['reduce_scatter, NCCL']:.2f} times NCCL's; all_reduce "
-                    f"{ms['all_reduce']:.3f} ms, {ms['all_reduce'] / ms['all_reduce, NCCL']:.2f} times NCCL's; "
-                    + ", ".join(f"{way} {t:.3f}" for way, t in ms.items() if "NCCL" not in way and " " in way),
-                    flush=True,
-                )
+    for size in (size for size in SIZES if size <= most):
+        x = torch.zeros(size // 4 // (64 * world) * 64 * world, device=device())
+        rows = torch.empty_like(x).view(world, -1)
+        out = torch.empty_like(rows[0])
+        calls: Calls = {
+            "all_reduce, two steps": forced(0, x),
+            "all_to_all alone": lambda x=x, rows=rows: collectives.exchange(rows, x, None),
+            "addition alone": lambda rows=rows, out=out: tr.sum(rows, 0, out=out),
+            "all_gather alone": lambda x=x, out=out: collectives.gather(x, out, None),
+        }
+        if size <= 16 * MB:
+            calls["all_reduce, one step"] = forced(1 << 60, x)
+        ms = times_of(calls, max(4, min(50, 512 * MB // size)))
+        yield from (("transfers", "float32", size, way, t) for way, t in ms.items())
+        if dist.get_rank() == 0:
+            print(f"{size // KB:7} KB: " + ", ".join(f"{way} {t * 1000:.0f} us" for way, t in ms.items()), flush=True)
 
 
-def steps(shape: dict[str, int], size: int, repeats: int) -> Iterator[Row]:
+# ---- training steps --------------------------------------------------------------------------------------------------
+
+
+def steps(shape: dict[str, int], size: int, repeats: int, groups: Groups) -> Iterator[Row]:
     world, rank = dist.get_world_size(), dist.get_rank()
+    every: dict[str, dist.ProcessGroup | None] = {"torch": None, **groups}
     for wrapper in ("ddp", "fsdp"):
-        ms = {}
-        for ours in (False, True, False, True):
-            way = "ours" if ours else "torch"
-            ms[way] = min(ms.get(way, float("inf")), times_of({way: step_of(wrapper, ours, shape, size)}, repeats)[way])
-        yield from ((f"{wrapper} step", "bfloat16", 0, way, t) for way, t in ms.items())
-        if rank == 0:
-            ratio = ms["ours"] / ms["torch"]
-            print(
-                f"{wrapper} step on {world} ranks: {ms['ours']:.2f} ms, torch's {ms['torch']:.2f}: {ratio:.3f}",
-                flush=True,
-            )
+        made = {way: step_of(wrapper, way == "torch", group, shape, size) for way, group in every.items()}
+        for part, of in (("step", 0), ("clip", 1)):
+            ms = times_of({way: calls[of] for way, calls in made.items()}, repeats)
+            yield from ((f"{wrapper} {part}", "bfloat16", 0, way, t) for way, t in ms.items())
+            if rank == 0:
+                said(f"{wrapper} {part} on {world} ranks", ms, "torch", 1, "ms")
+        del made
 
 
-def step_of(wrapper: str, ours: bool, shape: dict[str, int], size: int) -> Callable[[], None]:
-    """A training step: forward, backward, the norm, AdamW."""
+def step_of(
+    wrapper: str, default: bool, group: dist.ProcessGroup | None, shape: dict[str, int], size: int
+) -> tuple[Callable[[], None], Callable[[], object]]:
+    """A training step: forward, backward, the norm, AdamW; and the norm alone, of the gradients of a step."""
     world, rank = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(0)
-    model = GPT(**shape).to(device())
+    with torch.device(device()):
+        model = GPT(**shape)
     module: torch.nn.Module = model
     tree = None
     if wrapper == "ddp":
-        module = DistributedDataParallel(model)
-        if ours:
-            module.register_comm_hook(trd.DDPHook(model, world), trd.DDPHook.hook)
+        module = DistributedDataParallel(model, process_group=group)
+        if not default:
+            module.register_comm_hook(trd.DDPHook(model, world, group), trd.DDPHook.hook)
     else:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        mesh = DeviceMesh.from_group(group or dist.group.WORLD, device())
         for part in (*model.blocks, model):
-            fully_shard(part, mesh=init_device_mesh(device(), (world,)), mp_policy=policy)
-        tree = trd.FSDPTree(model, world) if ours else None
+            fully_shard(part, mesh=mesh, mp_policy=policy)
+        tree = None if default else trd.FSDPTree(model, world, group)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     tokens, following = batch(rank, size, model.length, device())
+    clip: Any = torch.nn.utils.clip_grad_norm_ if default else trd.clip_grad_norm_
 
     def step() -> None:
+        optimizer.zero_grad()
         for _ in tree.micro_batches() if tree else (rank,):
             with torch.autocast(device(), torch.bfloat16, enabled=wrapper == "ddp"):
                 loss = F.nll_loss(module(tokens).flatten(0, 1).float(), following.flatten())
             loss.backward()
-        if ours:
-            trd.clip_grad_norm_(model.parameters(), 1.0)
-        else:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        clip(model.parameters(), 1.0)
         optimizer.step()
-        optimizer.zero_grad()
 
-    return step
+    return step, lambda: clip(model.parameters(), 1.0)
 
 
 def work(rank: int, args: argparse.Namespace, folder: str) -> None:
@@ -192,13 +262,15 @@ def work(rank: int, args: argparse.Namespace, folder: str) -> None:
         on = torch.device("cuda", rank)
     store = dist.FileStore(f"{folder}/store", args.ranks)
     dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=args.ranks, device_id=on)
-    rows: list[Row] = []
+    groups, rows = ways(), []
     if "collectives" in args.part:
-        rows += sums(args.most << 20)
+        rows += sums(args.most << 20, args.dtypes, groups)
+    if "transfers" in args.part:
+        rows += transfers(args.most << 20)
     if "steps" in args.part:
         small = {"length": 32, "width": 64, "heads": 4, "layers": 2, "vocabulary": VOCABULARY}
         gpt2 = {"length": 1024, "width": 768, "heads": 12, "layers": 12, "vocabulary": 50257}
-        rows += steps(gpt2 if cuda else small, 4, 5 if cuda else 2)
+        rows += steps(gpt2 if cuda else small, 4, 5 if cuda else 2, groups)
     if rank == 0:
         name = torch.cuda.get_device_name() if cuda else "CPU"
         with open(Path(args.out) / "distributed.csv", "w", newline="") as file:
@@ -214,7 +286,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--ranks", type=int, help="default: the GPUs of this machine")
-    parser.add_argument("--part", nargs="+", default=["collectives", "steps"], choices=["collectives", "steps"])
+    parts = ["collectives", "steps", "transfers"]
+    parser.add_argument("--part", nargs="+", default=parts[:2], choices=parts)
+    parser.add_argument("--dtypes", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
     parser.add_argument("--most", type=int, default=256, help="MB of the largest message")
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     args = parser.parse_args(arguments)

@@ -226,6 +226,8 @@ def _local(
     gradient: Tensor, group_of: Callable[[Any, int], dist.ProcessGroup]
 ) -> tuple[Tensor, dist.ProcessGroup | None]:
     """This rank's elements, and the group that has the others; None where there are none."""
+    if type(gradient) is Tensor:
+        return gradient, None
     from torch.distributed.tensor import DTensor, Shard
 
     if not isinstance(gradient, DTensor):
