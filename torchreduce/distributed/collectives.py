@@ -22,8 +22,10 @@ Steps = Iterator[Any]  # of a collective: yields the handle of each transfer, an
 
 # all_reduce sends everything to everyone, in one step, where a rank then receives at most so many bytes: the time of
 # small messages is that of launches. On two H200, one step of 16 MB on each rank takes 0.15 ms, two steps 0.24
-# (benchmarks/distributed.py); larger ones were not tried in one step.
+# (benchmarks/distributed.py). Two ranks send as many bytes in one step as in two, so they always take one, of at most
+# PIECE bytes of a rank's: that bounds the room for what arrives.
 ONE_STEP = 32 << 20
+PIECE = 64 << 20
 
 
 class Work:
@@ -92,6 +94,8 @@ def all_reduce(tensor: Tensor, group: Group | DeviceMesh = None, *, async_op: bo
 
 def _groups(name: str, group: Group | DeviceMesh) -> list[dist.ProcessGroup]:
     """The groups of a sum, the outermost last; checked."""
+    if type(group) is dist.ProcessGroup:
+        return [group]
     if isinstance(group, DeviceMesh):
         if group.get_coordinate() is None:
             raise ValueError(f"{name}(): this rank is not in {group}")
@@ -125,7 +129,7 @@ def _peers(groups: Sequence[dist.ProcessGroup], tensor: Tensor) -> Peers | None:
 
 
 def _check_devices(name: str, output: Tensor, input: Tensor) -> None:
-    if output.device != input.device:
+    if output.get_device() != input.get_device():
         raise ValueError(f"{name}(): expected tensors on one device, but got {output.device} and {input.device}")
 
 
@@ -161,10 +165,11 @@ def _in_place(tensor: Tensor, groups: Sequence[dist.ProcessGroup], async_op: boo
     contiguous = tensor.contiguous()
     flat = contiguous.view(-1)
     n, world = flat.numel(), _world(groups)
-    if len(groups) == 1 and world * n * flat.element_size() <= ONE_STEP:
-        rows = flat.new_empty(world, n)
-        yield gather(rows, flat, groups[0], async_op=async_op)
-        tree_sum(rows, out=flat)
+    if len(groups) == 1 and (world * flat.nbytes <= ONE_STEP or (world == 2 and ONE_STEP)):
+        for piece in flat.split(PIECE // flat.element_size()) if flat.nbytes > PIECE else [flat]:
+            rows = piece.new_empty(world, piece.numel())
+            yield gather(rows, piece, groups[0], async_op=async_op)
+            tree_sum(rows, out=piece)
     else:
         whole = flat if n % world == 0 else torch.nn.functional.pad(flat, (0, -n % world))
         yield from _sum(whole, whole, groups, async_op)

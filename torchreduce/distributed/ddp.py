@@ -29,7 +29,8 @@ class DDPHook:
         if count % self._shares.world:
             raise ValueError(f"DDPHook(): expected a count that {self._shares.world} ranks divide, but got {count}")
         self._parameters = trained("DDPHook", model.parameters())
-        self._partials = {p: Partials(self.run.start) for p in self._parameters}
+        self._places = {p: i for i, p in enumerate(self._parameters)}
+        self._partials = Partials(self.run.start)
         self._stream: torch.cuda.Stream | None = None
 
     @property
@@ -39,8 +40,7 @@ class DDPHook:
 
     def push(self) -> None:
         """Take the gradients of the next micro-batch of the run; not of its last one."""
-        for p, gradient in zip(self._parameters, taken(self._parameters), strict=True):
-            self._partials[p].push([gradient])
+        self._partials.push(taken(self._parameters))
 
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         """What register_comm_hook takes."""
@@ -65,15 +65,17 @@ class DDPHook:
         if shares.count == shares.world:  # the bucket is this rank's term
             all_reduce(buffer, shares.group)
             return buffer
-        flats = [shares.flat(buffer.numel(), buffer) for _ in shares.nodes[shares.rank]]
-        at = 0
-        for p, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            partials = self._partials[p]
-            if self._stream:
-                partials.record_stream(self._stream)
-            partials.push([gradient.clone()])
-            for flat, part in zip(flats, partials.parts(shares.run, shares.count), strict=True):
-                flat[at : at + p.numel()].copy_(part[0].reshape(-1))
-            at += p.numel()
+        parameters = bucket.parameters()
+        partials = self._partials.some([self._places[p] for p in parameters])
+        if bucket.is_last():
+            self._partials = Partials(shares.run.start)
+        if self._stream:
+            partials.record_stream(self._stream)
+        partials.push(bucket.gradients())
+        parts = partials.parts(shares.run, shares.count)
+        flats = [shares.flat(buffer.numel(), buffer) for _ in parts]
+        sizes = [p.numel() for p in parameters]
+        for flat, part in zip(flats, parts, strict=True):
+            torch._foreach_copy_(flat[: buffer.numel()].split(sizes), [gradient.reshape(-1) for gradient in part])
         shares.sum(flats, buffer)
         return buffer

@@ -88,8 +88,7 @@ class GradientSum:
             flats = []
             for part in parts:
                 flats.append(shares.flat(sum(sizes), like))
-                for room, i in zip(flats[-1][: sum(sizes)].split(sizes), chosen, strict=True):
-                    room.copy_(part[i].reshape(-1))
+                torch._foreach_copy_(flats[-1][: sum(sizes)].split(sizes), [part[i].reshape(-1) for i in chosen])
             total = torch.empty(sum(sizes), dtype=like.dtype, device=like.device)
             shares.sum(flats, total)
             for p, gradient in zip(parameters, total.split(sizes), strict=True):

@@ -73,7 +73,7 @@ class Partials:
     """A binary counter of partial sums: subtrees are merged as soon as they are whole.
 
     A term is a list of tensors, of the same shapes for all terms. The counter becomes the owner of what is pushed, and
-    adds in place. It holds at most 1 + log2(terms) sums.
+    adds in place; but it does not write to the last term before it takes another. It holds at most 1 + log2(terms) sums.
 
     >>> import torch
     >>> from torchreduce.distributed import Partials
@@ -97,6 +97,13 @@ class Partials:
             first, level, left = self._held.pop()
             term, level = _add(left, term), level + 1
         self._held.append((first, level, term))
+
+    def some(self, places: Sequence[int]) -> "Partials":
+        """Return a counter of some of the tensors of each term, by their places; it shares them with this one."""
+        chosen = Partials(self._start)
+        chosen._next = self._next
+        chosen._held = [(first, level, [tensors[i] for i in places]) for first, level, tensors in self._held]
+        return chosen
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Say that what is held is used on another stream than the one it was pushed on."""
