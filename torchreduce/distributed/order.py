@@ -73,7 +73,8 @@ class Partials:
     """A binary counter of partial sums: subtrees are merged as soon as they are whole.
 
     A term is a list of tensors, of the same shapes for all terms. The counter becomes the owner of what is pushed, and
-    adds in place; but it does not write to the last term before it takes another. It holds at most 1 + log2(terms) sums.
+    adds in place, but it does not write to the last term before it takes another. It holds at most 1 + log2(terms)
+    sums.
 
     >>> import torch
     >>> from torchreduce.distributed import Partials
