@@ -12,7 +12,8 @@ own sums beside DDPHook's and FSDPTree's. "clip" is the part of the step that cl
 
 --part transfers: all_reduce in one step (one all_gather, and an addition of all rows on each rank) and in two
 (all_to_all, an addition, all_gather), which say where torchreduce/distributed/collectives.py should change from the
-one to the other (ONE_STEP); and the parts of a sum alone. --device cpu runs all under gloo, as a check of this script.
+one to the other (ONE_STEP); and the parts of a sum alone. --part launches: what a sum by buffers consists of.
+--device cpu runs all but that under gloo, as a check of this script.
 """
 
 import argparse
@@ -38,7 +39,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torchreduce as tr
 import torchreduce.distributed as trd
-from torchreduce.distributed import collectives
+from torchreduce.distributed import collectives, symmetric
+from torchreduce.distributed.order import add_rows
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from train_lm import GPT, VOCABULARY, batch
@@ -168,6 +170,18 @@ def said(what: str, ms: dict[str, float], other: str, scale: float, unit: str) -
 # ---- transfers -------------------------------------------------------------------------------------------------------
 
 
+def table(rows: list[Row]) -> str:
+    """The rows of collectives as in docs/distributed.md: ms, and how many times NCCL's."""
+    ms = {(dtype, size, *way.split(", ")): t for part, dtype, size, way, t in rows if part == "collectives"}
+    lines = []
+    for dtype, size, name, kind in dict.fromkeys((dtype, size, name, kind) for dtype, size, name, _, kind in ms):
+        theirs, *own = (ms[dtype, size, name, way, kind] for way in ("NCCL", "transfers", "buffers"))
+        amount = f"{size // MB} MB" if size >= MB else f"{size // KB} KB"
+        cells = [amount, f"{name} {dtype}", kind, f"{theirs:.3f}", *(f"{t:.3f} ({t / theirs:.2f})" for t in own)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def forced(limit: int, x: torch.Tensor) -> Callable[[], None]:
     """all_reduce, in one step up to so many bytes."""
 
@@ -199,6 +213,30 @@ def transfers(most: int) -> Iterator[Row]:
         yield from (("transfers", "float32", size, way, t) for way, t in ms.items())
         if dist.get_rank() == 0:
             print(f"{size // KB:7} KB: " + ", ".join(f"{way} {t * 1000:.0f} us" for way, t in ms.items()), flush=True)
+
+
+def launches(group: dist.ProcessGroup) -> Iterator[Row]:
+    """What a sum by buffers consists of, each alone: for symmetric.SHORT and symmetric.LONG."""
+    peers = symmetric.peers_of(group, torch.zeros(1, device=device()))
+    if peers is None:
+        return
+    for n in (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 21, 1 << 22, 1 << 23):
+        room = peers._room(0, n, torch.float32, False)
+        rows, out = [torch.zeros(n, device=device()) for _ in range(peers.world)], torch.zeros(n, device=device())
+        calls: Calls = {
+            "one copy of all rows": lambda room=room, rows=rows: torch._foreach_copy_(room.mine, rows),
+            "a copy of each row": lambda room=room, rows=rows: [
+                a.copy_(b) for a, b in zip(room.mine, rows, strict=True)
+            ],
+            "meeting": lambda: peers._handle.barrier(0, symmetric.TIMEOUT),
+            "addition": lambda room=room, out=out: add_rows(room.rows, out),
+        }
+        for kind, time_of in (("wall", wall), ("queued", queued)):
+            ms = times_of(calls, 50 if n < 1 << 20 else 20, time_of)
+            yield from (("launches", "float32", 4 * n, f"{way}, {kind}", t) for way, t in ms.items())
+            if dist.get_rank() == 0:
+                said = ", ".join(f"{way} {t * 1000:.1f}" for way, t in ms.items())
+                print(f"rows of {4 * n // KB:6} KB, {kind}, us: {said}", flush=True)
 
 
 # ---- training steps --------------------------------------------------------------------------------------------------
@@ -262,16 +300,20 @@ def work(rank: int, args: argparse.Namespace, folder: str) -> None:
         on = torch.device("cuda", rank)
     store = dist.FileStore(f"{folder}/store", args.ranks)
     dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=args.ranks, device_id=on)
-    groups, rows = ways(), []
+    groups = ways()
+    rows: list[Row] = []
     if "collectives" in args.part:
         rows += sums(args.most << 20, args.dtypes, groups)
     if "transfers" in args.part:
         rows += transfers(args.most << 20)
+    if "launches" in args.part and cuda:
+        rows += launches(groups["buffers"])
     if "steps" in args.part:
         small = {"length": 32, "width": 64, "heads": 4, "layers": 2, "vocabulary": VOCABULARY}
         gpt2 = {"length": 1024, "width": 768, "heads": 12, "layers": 12, "vocabulary": 50257}
         rows += steps(gpt2 if cuda else small, 4, 5 if cuda else 2, groups)
     if rank == 0:
+        print(table(rows), flush=True)
         name = torch.cuda.get_device_name() if cuda else "CPU"
         with open(Path(args.out) / "distributed.csv", "w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
@@ -286,7 +328,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--ranks", type=int, help="default: the GPUs of this machine")
-    parts = ["collectives", "steps", "transfers"]
+    parts = ["collectives", "steps", "transfers", "launches"]
     parser.add_argument("--part", nargs="+", default=parts[:2], choices=parts)
     parser.add_argument("--dtypes", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
     parser.add_argument("--most", type=int, default=256, help="MB of the largest message")

@@ -77,6 +77,8 @@ for name in "$@"; do
     slow) step slow 470 env TORCHREDUCE_REQUIRE_GPU=1 "$python" -m pytest -n "$(nproc)" --dist loadgroup --slow -m slow ;;
     ranks)
       step ranks-tests 300 env TORCHREDUCE_REQUIRE_GPU=1 "$python" -m pytest -q tests/test_distributed.py -k cuda
+      step ranks-tests-buffers 300 env TORCHREDUCE_REQUIRE_GPU=1 TORCHREDUCE_SYMMETRIC_MEMORY=1 \
+        "$python" -m pytest -q tests/test_distributed.py -k cuda
       step ranks-bench 180 "$python" -m benchmarks.distributed --out "$logs"
       step ranks-elastic 400 env PYTHONPATH=. "$python" examples/elastic.py --gpt2 --steps 50 --count 4 --size 1 --products
       ;;

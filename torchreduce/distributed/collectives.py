@@ -2,7 +2,7 @@
 
 Only collectives that move elements are used: all_to_all and all_gather. They add nothing, so the algorithm that the
 backend chooses does not show in the bits. All additions are torchreduce.sum over the ranks' rows. Calls that wait may
-read the ranks' buffers instead, where they are asked to (symmetric.py).
+write to the ranks' buffers instead, where they are asked to (symmetric.py).
 """
 
 import math
