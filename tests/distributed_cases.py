@@ -96,6 +96,10 @@ def collective(dtype, n):
     one_step, collectives.ONE_STEP = collectives.ONE_STEP, 0
     try:
         fine["two steps"] = torch.equal(all_reduced(async_op=True), want)
+        if n % world == 0:
+            part = torch.empty(n // world, dtype=dtype, device=x.device)
+            trd.reduce_scatter(part, x[rank], async_op=True).wait()
+            fine["reduce_scatter by all_to_all"] = torch.equal(gathered(part), want)
         if world in (4, 8):
             mesh = init_device_mesh(here(), (2, world // 2))
             fine["two levels"] = torch.equal(all_reduced(mesh), want)
@@ -182,9 +186,13 @@ def compiled():
     def f(y):
         y = y * 2
         trd.all_reduce(y)
-        return y + 1
+        part = torch.empty(y.shape[0] // world, device=y.device)
+        trd.reduce_scatter(part, y)
+        return y + 1, part
 
-    return torch.equal(torch.compile(f, backend="aot_eager")(x[rank]), tree(x * 2) + 1)
+    whole, part = torch.compile(f, backend="aot_eager")(x[rank])
+    want = tree(x * 2)
+    return torch.equal(whole, want + 1) and torch.equal(part, tree(want.expand(world, -1)).chunk(world)[rank])
 
 
 def captured():

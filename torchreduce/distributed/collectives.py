@@ -23,7 +23,8 @@ Steps = Iterator[Any]  # of a collective: yields the handle of each transfer, an
 # all_reduce sends everything to everyone, in one step, where a rank then receives at most so many bytes: the time of
 # small messages is that of launches. On two H200, one step of 16 MB on each rank takes 0.15 ms, two steps 0.24
 # (benchmarks/distributed.py). Two ranks send as many bytes in one step as in two, so they always take one, of at most
-# PIECE bytes of a rank's: that bounds the room for what arrives.
+# PIECE bytes of a rank's: that bounds the room for what arrives. reduce_scatter takes one step up to a limit that is
+# lower by the number of other ranks: an all_gather takes less of the host's time than an all_to_all, but sends more.
 ONE_STEP = 32 << 20
 PIECE = 64 << 20
 
@@ -154,11 +155,15 @@ def _scatter(output: Tensor, input: Tensor, groups: Sequence[dist.ProcessGroup],
         yield from _scatter(partial.view(-1), chunks.view(-1), [inner], async_op)
         yield from _scatter(output, partial.view(-1), outer, async_op)
         return
-    received = input
-    if world > 1:
-        received = torch.empty_like(input)
+    received = input.view(world, -1)
+    if world > 1 and 0 < world * (world - 1) * input.nbytes <= ONE_STEP:
+        every = input.new_empty(world, *received.shape)
+        yield gather(every, input, inner, async_op=async_op)
+        received = every[:, inner.rank()]
+    elif world > 1:
+        received = torch.empty_like(received)
         yield exchange(received, input, inner, async_op=async_op)
-    tree_sum(received.view(world, -1), out=output)
+    tree_sum(received, out=output)
 
 
 def _in_place(tensor: Tensor, groups: Sequence[dist.ProcessGroup], async_op: bool) -> Steps:
