@@ -100,10 +100,10 @@ def test_it_is_imported_by_itself():
 
 
 class Stream:
-    """As of a GPU: what it waits for."""
+    """As of a GPU: on which streams what it waited for was recorded."""
 
-    def __init__(self, number):
-        self.cuda_stream, self.waited = number, []
+    def __init__(self):
+        self.waited = []
 
     def wait_event(self, event):
         self.waited.append(event.recorded)
@@ -113,7 +113,7 @@ class Event:
     recorded = None
 
     def record(self, stream):
-        self.recorded = stream.cuda_stream
+        self.recorded = stream
 
 
 class Buffers:
@@ -132,10 +132,10 @@ class Buffers:
         if self.ranks.rank == self.slow:
             time.sleep(0.01)
 
-    def peers(self, rank, stream):
+    def peers(self, rank):
         """Those of a rank, in its thread."""
         made = symmetric.Peers.__new__(symmetric.Peers)
-        self.ranks.rank, made._handle, made._done, made._stream = rank, self, Event(), stream
+        self.ranks.rank, made._handle, made._done = rank, self, Event()
         made._start(rank, len(self.memory), torch.device("cpu"))
         return made
 
@@ -171,8 +171,8 @@ def test_sums_that_write_to_peers_have_the_order_of_the_ranks(monkeypatch, strea
         want, wide = tr.sum(x, 0), order.wide(dtype)
 
         def rank_of(rank, n=n, x=x, buffers=buffers, wide=wide):
-            streams.stream = Stream(0)
-            peers, y, part, whole = buffers.peers(rank, streams.stream), x[rank].clone(), None, None
+            streams.stream = Stream()
+            peers, y, part, whole = buffers.peers(rank), x[rank].clone(), None, None
             peers.all_reduce(y)
             if n % world == 0:
                 part, whole = torch.empty(n // world, dtype=dtype), torch.empty(n // world, dtype=wide)
@@ -199,8 +199,8 @@ def wrong_sums(streams, world, slow, halves=2):
     ]
 
     def rank_of(rank):
-        streams.stream = Stream(0)
-        peers, wrong = buffers.peers(rank, streams.stream), 0
+        streams.stream = Stream()
+        peers, wrong = buffers.peers(rank), 0
         for i, x in enumerate(inputs):
             peers._next *= halves - 1
             y, n, want = x[rank].clone(), x.shape[1] // world, tr.sum(x, 0)
@@ -225,15 +225,15 @@ def test_sums_of_a_slow_rank_are_read_before_others_write(monkeypatch, streams, 
 
 
 def test_sums_on_several_streams_are_one_after_the_other(streams):
-    """A call waits for the call before if that was on another stream."""
-    first, second = Stream(1), Stream(2)
-    streams.stream = first
-    peers, x = Buffers(1).peers(0, first), torch.ones(8)
-    for stream in (first, first, second, second, first):
+    """A call waits for the end of the call before, whatever stream that was on."""
+    first, second = Stream(), Stream()
+    peers, x = Buffers(1).peers(0), torch.ones(8)
+    for stream in (first, first, second, first):
         streams.stream = stream
         peers.all_reduce(x)
         peers.reduce_scatter(x, x.clone())
-    assert (first.waited, second.waited) == ([2], [1])
+    assert first.waited == [None, first, first, first, second, first]
+    assert second.waited == [first, second]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)

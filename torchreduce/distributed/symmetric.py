@@ -59,9 +59,9 @@ class Peers:
 
     Why no row is overwritten before it is read, and none is read before it is written:
 
-    1. On one rank all turns are one after the other, whatever streams they are queued on. A call waits for the event
-       that the call before recorded at its end, if that was on another stream. Calls of several threads would have no
-       common order on the ranks: as with NCCL, the user gives them one.
+    1. On one rank all turns are one after the other, whatever streams they are queued on: a call waits for the event
+       that the call before recorded at its end. Calls of several threads would have no common order on the ranks: as
+       with NCCL, the user gives them one.
     2. So the ranks' barriers match one to one. A barrier has no more to it than that: torch's puts a signal to each
        rank, after all that its stream did before, and waits for each rank's signal. A signal is taken back by the rank
        that waited for it, before the next one is put in its place.
@@ -83,7 +83,7 @@ class Peers:
         self._handle = _symmetric.rendezvous(own, group)
         self._own = own  # the handle's memory lives as long as this
         self._start(group.rank(), group.size(), device)
-        self._done, self._stream = torch.cuda.Event(), torch.cuda.current_stream(device)
+        self._done = torch.cuda.Event()  # the end of the last call
 
     def _start(self, rank: int, world: int, device: torch.device) -> None:
         self.rank, self.world, self.device = rank, world, device
@@ -121,9 +121,7 @@ class Peers:
     def _begin(self) -> torch.cuda.Stream:
         """The current stream, once it waits for the call before."""
         stream = torch.cuda.current_stream(self.device)
-        if stream.cuda_stream != self._stream.cuda_stream:
-            stream.wait_event(self._done)
-            self._stream = stream
+        stream.wait_event(self._done)
         return stream
 
     def _most(self, rows: int, like: Tensor) -> int:
