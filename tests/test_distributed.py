@@ -163,6 +163,7 @@ def test_sums_that_write_to_peers_have_the_order_of_the_ranks(monkeypatch, strea
     """Of one turn and of several; NaN, infinities and zeros as torchreduce.sum writes them."""
     monkeypatch.setattr(symmetric, "HALF", 16384)
     monkeypatch.setattr(symmetric, "ALL_AT_ONCE", 512)
+    monkeypatch.setattr(symmetric, "OF_TWO", 100)
     for n in (1, 50, 24 * world, 5000 * world):
         buffers = Buffers(world)
         x = torch.randn(world, n, generator=torch.Generator().manual_seed(n)).to(dtype)
@@ -215,11 +216,12 @@ def wrong_sums(streams, world, slow, halves=2):
     return sum(by_threads(world, rank_of))
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_sums_of_a_slow_rank_are_read_before_others_write(monkeypatch, streams, world):
+@pytest.mark.parametrize(("world", "of_two"), [(2, 0), (2, 1000), (2, 16384), (3, 0), (4, 0)])
+def test_sums_of_a_slow_rank_are_read_before_others_write(monkeypatch, streams, world, of_two):
     """Two halves are enough; one is not: else this would show nothing."""
     monkeypatch.setattr(symmetric, "HALF", 16384)
     monkeypatch.setattr(symmetric, "ALL_AT_ONCE", 2048)
+    monkeypatch.setattr(symmetric, "OF_TWO", of_two)
     assert [wrong_sums(streams, world, slow) for slow in range(world)] == [0] * world
     assert wrong_sums(streams, world, 0, halves=1) > 0
 

@@ -8,6 +8,7 @@ torch calls these buffers symmetric memory, and may still change their interface
 TORCHREDUCE_SYMMETRIC_MEMORY=1; else all_to_all and all_gather move the terms, with the same results.
 """
 
+import math
 import os
 import socket
 from collections.abc import Sequence
@@ -35,6 +36,9 @@ MOST_RANKS = 8
 # reads the others' sums.
 ALL_AT_ONCE = 1 << 20
 ALIGNMENT = 128  # bytes between the starts of rows are a multiple of it
+# Of two ranks, each reads the other's row where it has up to so many bytes, of a half's: torch's additions take less of
+# the host's time than torchreduce.sum does to write its result.
+OF_TWO = 16 << 20
 TIMEOUT = 600_000  # milliseconds that a barrier waits for a rank
 
 # One launch copies all rows if they are short or long: it gives a block 65,536 elements, so that few blocks would copy
@@ -54,8 +58,8 @@ class Peers:
     """The buffers of a group's ranks.
 
     All ranks call the same sums in the same order. A sum of at most a half's bytes is a turn: each rank copies (writes
-    its rows to all buffers), meets the others at a barrier, and adds (reads its own buffer). Longer ones are several
-    turns. Turns use the two halves by turns.
+    rows to all buffers, or to its own), meets the others at a barrier, and adds (reads rows of its own buffer, or of
+    the other's). Longer ones are several turns. Turns use the two halves alternately.
 
     Why no row is overwritten before it is read, and none is read before it is written:
 
@@ -65,10 +69,10 @@ class Peers:
     2. So the ranks' barriers match one to one. A barrier has no more to it than that: torch's puts a signal to each
        rank, after all that its stream did before, and waits for each rank's signal. A signal is taken back by the rank
        that waited for it, before the next one is put in its place.
-    3. Rows are read by add of turn k after all ranks have copied: its barrier is between.
-    4. Rows of turn k + 2, in the same half, are written after the writer has passed the barrier of turn k + 1. By then
-       every rank has come to that barrier, so by 1 it has finished turn k. Hence a turn needs no barrier at its end.
-       In two steps (all_reduce of more bytes) the others' sums are read after a barrier more, still in turn k.
+    3. Rows are read in turn k after all ranks have copied: its barrier is between.
+    4. Rows of turn k + 2, in the same half of any buffer, are written after the writer has passed the barrier of turn
+       k + 1. By then every rank has come to that barrier, so by 1 it has finished turn k. Hence a turn needs no barrier
+       at its end. In two steps (all_reduce of more bytes) sums are read after a barrier more, still in turn k.
     5. A half belongs to a turn, not to a size or dtype: where the rows of a turn lie does not matter to 3 and 4.
     6. Each group has its own buffers and signals, so that sums of two groups may be in flight at once. torch does not
        split an allocation of symmetric memory, to which the signals belong.
@@ -89,34 +93,42 @@ class Peers:
         self.rank, self.world, self.device = rank, world, device
         self._next = 0  # the half
         self._others_first = [(rank + 1 + i) % world for i in range(world)]
-        self._room = lru_cache(128)(self._make_room)
+        self._room, self._two_rows = lru_cache(128)(self._make_room), lru_cache(128)(self._make_two_rows)
 
     def reduce_scatter(self, output: Tensor, input: Tensor) -> None:
         """Write the sum of this rank's chunks to output. Both are flat and contiguous."""
         stream = self._begin()
         n, most = output.numel(), self._most(self.world, input)
         if n <= most:
-            self._scatter(output, torch.split_with_sizes(input, [n] * self.world))
+            chunks = torch.split_with_sizes(input, [n] * self.world)
+            if self._is_of_two(output, input.dtype):
+                self._add_two(output, chunks[self.rank], chunks[1 - self.rank])
+            else:
+                self._scatter(output, chunks)
         else:
-            chunks = input.view(self.world, n)
+            rows = input.view(self.world, n)
             for begin in range(0, n, most):
-                self._scatter(output[begin : begin + most], chunks[:, begin : begin + most].unbind())
+                self._scatter(output[begin : begin + most], rows[:, begin : begin + most].unbind())
         self._done.record(stream)
 
     def all_reduce(self, flat: Tensor) -> None:
         """Replace a flat, contiguous tensor by the sum."""
         stream = self._begin()
-        whole = flat.numel()
+        if self._is_of_two(flat, flat.dtype):
+            self._add_two(flat, flat, flat)
+        else:
+            self._all_reduce(flat)
+        self._done.record(stream)
+
+    def _all_reduce(self, flat: Tensor) -> None:
         in_two_steps = 0
         if self.world > 2 and flat.nbytes > ALL_AT_ONCE:
-            in_two_steps = whole // self.world * self.world
+            in_two_steps = flat.numel() // self.world * self.world
             for piece in flat[:in_two_steps].split(self.world * self._most(self.world + 1, flat)):
                 self._in_two_steps(piece)
-        most = self._most(self.world, flat)
-        for begin in range(in_two_steps, whole, most):
-            piece = flat if whole <= most else flat[begin : begin + most]
-            self._scatter(piece, [piece] * self.world)
-        self._done.record(stream)
+        for piece in flat[in_two_steps:].split(self._most(self.world, flat)):
+            if piece.numel():
+                self._scatter(piece, [piece] * self.world)
 
     def _begin(self) -> torch.cuda.Stream:
         """The current stream, once it waits for the call before."""
@@ -153,6 +165,24 @@ class Peers:
 
     def _scatter(self, output: Tensor, chunks: Sequence[Tensor]) -> None:
         add_rows(self._meet(chunks).rows, output)
+
+    def _is_of_two(self, output: Tensor, dtype: torch.dtype) -> bool:
+        return self.world == 2 and output.dtype == dtype and output.nbytes <= OF_TWO
+
+    def _add_two(self, output: Tensor, row: Tensor, sent: Tensor) -> None:
+        """Write the sum of this rank's row and of what the other one sends. 16 bits are added in float32 by torch, too;
+        of two terms either order has the same bits, once a NaN is torchreduce.sum's."""
+        half, self._next = self._next, 1 - self._next
+        own, others = self._two_rows(half, sent.numel(), sent.dtype)
+        own.copy_(sent)
+        self._handle.barrier(0, TIMEOUT)
+        torch.add(row, others, out=output)
+        torch.nan_to_num(output, math.nan, math.inf, -math.inf, out=output)
+
+    def _make_two_rows(self, half: int, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """This rank's row in its buffer, and the other's in the other's."""
+        first, get = half * HALF // dtype.itemsize, self._handle.get_buffer
+        return get(self.rank, (n,), dtype, first), get(1 - self.rank, (n,), dtype, first)
 
     def _in_two_steps(self, piece: Tensor) -> None:
         chunks = torch.split_with_sizes(piece, [piece.numel() // self.world] * self.world)
