@@ -216,7 +216,7 @@ def transfers(most: int) -> Iterator[Row]:
 
 
 def launches(group: dist.ProcessGroup) -> Iterator[Row]:
-    """What a sum by buffers consists of, each alone: for symmetric.SHORT and symmetric.LONG."""
+    """What a sum by buffers consists of, each alone: for symmetric.SHORT, LONG and OF_TWO."""
     peers = symmetric.peers_of(group, torch.zeros(1, device=device()))
     if peers is None:
         return
@@ -230,6 +230,7 @@ def launches(group: dist.ProcessGroup) -> Iterator[Row]:
             ],
             "meeting": lambda: peers._handle.barrier(0, symmetric.TIMEOUT),
             "addition": lambda room=room, out=out: add_rows(room.rows, out),
+            "torch's addition of another's row": lambda room=room, out=out: torch.add(out, room.mine[0], out=out),
         }
         for kind, time_of in (("wall", wall), ("queued", queued)):
             ms = times_of(calls, 50 if n < 1 << 20 else 20, time_of)
@@ -313,7 +314,8 @@ def work(rank: int, args: argparse.Namespace, folder: str) -> None:
         gpt2 = {"length": 1024, "width": 768, "heads": 12, "layers": 12, "vocabulary": 50257}
         rows += steps(gpt2 if cuda else small, 4, 5 if cuda else 2, groups)
     if rank == 0:
-        print(table(rows), flush=True)
+        if text := table(rows):
+            print(text, flush=True)
         name = torch.cuda.get_device_name() if cuda else "CPU"
         with open(Path(args.out) / "distributed.csv", "w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
