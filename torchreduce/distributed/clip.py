@@ -116,22 +116,27 @@ def _tables(each: list[numpy.ndarray], zero: int) -> list[numpy.ndarray]:
 def packed(parts: Sequence[Tensor], begins: Sequence[int], size: int) -> Tensor:
     """What a rank sends of its runs, flat tensors: the sum of squares of each whole leaf, then the other elements."""
     accumulator = wide(parts[0].dtype)
-    pieces = [pieces_of(begin, begin + part.numel()) for part, begin in zip(parts, begins, strict=True)]
-    runs = [part[of.leaves] for part, of in zip(parts, pieces, strict=True) if of.leaves.start < of.leaves.stop]
+    runs: list[Tensor] = []
+    others = [parts[0][:0]]
+    for part, begin in zip(parts, begins, strict=True):
+        head, leaves, tail = pieces_of(begin, begin + part.numel())
+        for piece, to in ((head, others), (leaves, runs), (tail, others)):
+            if piece.start < piece.stop:
+                to.append(part if piece.stop - piece.start == part.numel() else part[piece])
     sums = [sums_of_squares(torch.cat(some).to(accumulator).view(-1, LEAF)) for some in _batches(runs)]
-    others = [part[piece] for part, of in zip(parts, pieces, strict=True) for piece in (of.head, of.tail)]
-    row = torch.cat([*sums, torch.cat([part for part in others if part.numel()] or others[:1]).to(accumulator)])
+    row = torch.cat([*sums, torch.cat(others).to(accumulator)])
     return pad(row, (0, size - row.numel()))
 
 
 def _batches(runs: Iterable[Tensor]) -> Iterable[list[Tensor]]:
     """The runs in turn, cut so that a batch has at most LEAVES leaves."""
+    most = LEAVES * LEAF
     batch: list[Tensor] = []
-    room = LEAVES * LEAF
-    for part in itertools.chain.from_iterable(run.split(LEAVES * LEAF) for run in runs):
+    room = most
+    for part in itertools.chain.from_iterable(run.split(most) if run.numel() > most else (run,) for run in runs):
         if part.numel() > room:
             yield batch
-            batch, room = [], LEAVES * LEAF
+            batch, room = [], most
         batch.append(part)
         room -= part.numel()
     if batch:
