@@ -161,6 +161,20 @@ py::object direct(const std::string& name, const py::object& otherwise) {
   throw py::value_error("direct: unknown op '" + name + "'");
 }
 
+// Whether those of the arguments that are tensors are plain, all.
+PyObject* are_plain(PyObject*, PyObject* const* objects, Py_ssize_t count) try {
+  const bool plain = std::all_of(objects, objects + count, [](PyObject* object) {
+    if (!PyObject_TypeCheck(object, torch.tensor)) return true;
+    void* handle = handle_of(object);
+    if (handle) drop_tensor(handle);
+    return handle != nullptr;
+  });
+  return PyBool_FromLong(plain);
+} catch (py::error_already_set& error) {
+  error.restore();
+  return nullptr;
+}
+
 void use_torch(const py::type& tensor, const py::type& parameter, const py::dict& dtypes, const py::object& handle_of,
                uintptr_t is_plain, uintptr_t wrap) {
   torch = {reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr()),
@@ -177,6 +191,9 @@ void bind_direct(py::module_& m) {
   m.def("use_torch", &use_torch, py::arg("tensor"), py::arg("parameter"), py::arg("dtypes"), py::arg("handle_of"),
         py::arg("is_plain"), py::arg("wrap"));
   m.def("direct", &direct, py::arg("name"), py::arg("otherwise"));
+  static PyMethodDef method{"are_plain", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(are_plain)),
+                            METH_FASTCALL, nullptr};
+  m.add_object("are_plain", py::reinterpret_steal<py::object>(PyCFunction_New(&method, nullptr)));
   m.def("direct_names", [] {
     std::vector<std::string> names;
     for (const DirectOp& op : direct_ops()) names.push_back(op.name);

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._core.dispatch import LIBRARY, Rule, Saved, differentiable, is_bare, is_unwatched, save
+from .._core.direct import are_plain
+from .._core.dispatch import LIBRARY, Rule, Saved, differentiable, is_unwatched, save
 from .._fake.reductions import decided, dims_of, reduced_shape
 
 _ops = torch.ops.torchreduce
@@ -38,12 +39,22 @@ def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], batched: Callable[..., Any]) -> None:
-    """An op that derivatives consist of: its kernel gets plain tensors, whatever their device."""
+    """An op that derivatives consist of: its kernel gets plain tensors, whatever their device. Calls from Python with
+    such tensors of a CPU or GPU, where no gradient is recorded, go straight to it."""
     name = schema[: schema.index("(")]
     LIBRARY.define(schema)
     LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"torchreduce::{name}", fake, lib=LIBRARY)
     torch.library.register_vmap(f"torchreduce::{name}", batched, lib=LIBRARY)
+    overload = getattr(_ops, name).default
+    dispatched = overload._op
+
+    def call(*args: Any, **named: Any) -> Any:
+        if not named and are_plain(*args):
+            return kernel(*args)
+        return dispatched(*args, **named)
+
+    overload._op = call
 
 
 # ---- rounding and division -------------------------------------------------------------------------------------------
@@ -83,7 +94,9 @@ class Rounded(Rule):
 def _divide(x: Tensor, n: Tensor, dtype: torch.dtype) -> Tensor:
     """x / n in the accumulator type, rounded once to dtype. n broadcasts to x."""
     wide = accumulator(x.dtype, dtype)
-    return _round(x.to(wide) / n.to(wide), dtype)
+    if n.dtype.is_floating_point:
+        n = n.to(wide)
+    return _round(x.to(wide) / n, dtype)  # which converts integers to its accumulator type, too
 
 
 def _divide_fake(x: Tensor, n: Tensor, dtype: torch.dtype) -> Tensor:
@@ -110,8 +123,8 @@ define("divide(Tensor x, Tensor n, ScalarType dtype) -> Tensor", _divide, _divid
 
 
 def divided(x: Tensor, n: Tensor, dtype: torch.dtype) -> Tensor:
-    """x / n, rounded once: by the op that torch knows where anybody else is at work."""
-    return _divide(x, n, dtype) if is_bare(x, n) else _ops.divide.default(x, n, dtype)
+    """x / n, rounded once."""
+    return _ops.divide.default(x, n, dtype)  # type: ignore[no-any-return]
 
 
 def summed(x: Tensor, shape: Sequence[int], dtype: torch.dtype, level: int) -> Tensor:

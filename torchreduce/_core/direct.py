@@ -1,8 +1,10 @@
 """Call the bare kernels without torch's dispatcher, which takes half of the host's time of a call on a small tensor.
 
-For each op, `direct` of csrc/binding/python_direct.cpp makes two functions. One is run by calls of the overload .raw,
-including those in Inductor's code. The other checks its arguments itself, and is for calls that nothing has checked. If
-there is no `_aten` for this torch, the overload stays as torch made it, and the other function handles no call.
+For each op, `direct` of csrc/binding/python_direct.cpp makes functions that run the kernel if all tensors are plain: if
+none has a gradient to record, and no mode, transform, tracer or profiler is at work. Calls of the overloads .raw and
+.default, including those in Inductor's code, try it before they go to the dispatcher. A function of its own is for
+arguments that nothing has checked. If there is no `_aten` for this torch, the overloads stay as torch made them, and
+that function handles no call.
 """
 
 import ctypes
@@ -54,14 +56,20 @@ def _never(*args: Any) -> None:
 
 
 def _turn_over() -> None:
-    """Make calls of the overload .raw from Python try the direct call first."""
+    """Make calls of the overloads from Python try the direct call first."""
     for name in _C.direct_names():
-        overload = getattr(torch.ops.torchreduce, name).raw
-        overload._op = _C.direct(name, overload._op)
+        packet = getattr(torch.ops.torchreduce, name)
+        for overload in {packet.raw, getattr(packet, "default", packet.raw)}:
+            overload._op = _C.direct(name, overload._op)
 
 
 if _connected:
     _turn_over()
+
+
+def are_plain(*arguments: Any) -> bool:
+    """Return whether those that are tensors are plain, as a direct call asks; False where there are no direct calls."""
+    return _connected and _C.are_plain(*arguments)
 
 
 def raw(name: str) -> Callable[..., Any]:

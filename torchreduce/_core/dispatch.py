@@ -149,12 +149,13 @@ def differentiable(op: str, results: int = 1, smooth: int = 1) -> Callable[[type
             rule.save(ctx, inputs[1:], output)
 
         def backward(ctx: Any, *grads: Any) -> Any:
-            if all(grad is None for grad in grads[:smooth]):
+            of_results = grads[0] if smooth == 1 else grads[:smooth]
+            if of_results is None or (smooth > 1 and all(grad is None for grad in of_results)):
                 return (None,) * ctx.arguments
-            gradients = rule.backward(ctx, ctx.saved_tensors, grads[0] if smooth == 1 else grads[:smooth])
-            if not isinstance(gradients, tuple):
+            gradients = rule.backward(ctx, ctx.saved_tensors, of_results)
+            if type(gradients) is not tuple:
                 gradients = (gradients,)
-            return None, *gradients, *[None] * (ctx.arguments - 1 - len(gradients))
+            return None, *gradients, *(None,) * (ctx.arguments - 1 - len(gradients))
 
         def jvp(ctx: Any, *tangents: Any) -> Any:
             tangent: Any = None
