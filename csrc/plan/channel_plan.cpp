@@ -20,6 +20,16 @@ bool channels_last(const ChannelCall& c, const ChannelOperand& o) {
 
 }  // namespace
 
+bool transposes(const ChannelCall& call, const DeviceFacts& device) {
+  const bool types = call.dtype == Dtype::F32 || call.dtype == Dtype::BF16 || call.dtype == Dtype::F16;
+  const int64_t per = 16 / size_of(call.dtype);
+  const auto other_way = [&](const ChannelOperand& from, const ChannelOperand& to) {
+    return channels_last(call, from) && contiguous(call, to);
+  };
+  return types && device.wide_reductions && call.channels % per == 0 && call.length % per == 0 &&
+         aligned(call.x.data) && aligned(call.out.data) && (other_way(call.x, call.out) || other_way(call.out, call.x));
+}
+
 ChannelPlan plan(const ChannelCall& call, const DeviceFacts& device) {
   const PlanOverride forced = forced_plan();
   const bool types = call.dtype == Dtype::F32 || call.dtype == Dtype::BF16 || call.dtype == Dtype::F16;
@@ -39,10 +49,12 @@ ChannelPlan plan(const ChannelCall& call, const DeviceFacts& device) {
   s.way = columns && !(lines && call.length > 1) ? ChannelWay::Columns
           : lines                                ? ChannelWay::Lines
                                                  : ChannelWay::Elements;
+  if (call.op == Channels::Lay && transposes(call, device)) s.way = ChannelWay::Transposed;
   // Other names are of the plan for the statistics.
   const std::string name = forced.family ? forced.family : "";
   if ((name == "columns" && columns) || (name == "lines" && lines) || name == "elements")
     s.way = name == "columns" ? ChannelWay::Columns : name == "lines" ? ChannelWay::Lines : ChannelWay::Elements;
+  if (call.op == Channels::Lay && s.way != ChannelWay::Transposed) s.way = ChannelWay::Elements;
   channels_of::shape(call, s);
   check_launch(s.blocks, 0, device.shared);
   return {s};
