@@ -106,12 +106,16 @@ using Optional = std::optional<Tensor>;
 // A tensor of x's shape whose dims after the second one merge, in x's layout on a GPU: else a copy.
 Tensor laid_out(const Tensor& t, bool channels_last) {
   const View v(t);
-  const std::array<int64_t, kMaxDims> strides = new_strides({v.sizes, v.sizes + v.dims}, channels_last);
-  bool same = true;
-  for (int d = 0; d < v.dims; ++d) same &= v.sizes[d] == 1 || v.strides[d] == strides[d];
-  if (same || v.numel() == 0) return t;
+  const auto is_laid = [&](bool last) {
+    const std::array<int64_t, kMaxDims> strides = new_strides({v.sizes, v.sizes + v.dims}, last);
+    bool same = true;
+    for (int d = 0; d < v.dims; ++d) same &= v.sizes[d] == 1 || v.strides[d] == strides[d];
+    return same;
+  };
+  if (is_laid(channels_last) || v.numel() == 0) return t;
   Tensor copy = allocate({v.sizes, v.sizes + v.dims}, v.dtype, v, channels_last);
-  if (!ChannelRun("channels", v, 0).lay(View(copy))) torch::stable::copy_(copy, t);
+  const bool done = is_laid(!channels_last) && ChannelRun("channels", v, 0).lay(View(copy));
+  if (!done) torch::stable::copy_(copy, t);
   return copy;
 }
 

@@ -49,12 +49,11 @@ ChannelPlan plan(const ChannelCall& call, const DeviceFacts& device) {
   s.way = columns && !(lines && call.length > 1) ? ChannelWay::Columns
           : lines                                ? ChannelWay::Lines
                                                  : ChannelWay::Elements;
-  if (call.op == Channels::Lay && transposes(call, device)) s.way = ChannelWay::Transposed;
   // Other names are of the plan for the statistics.
   const std::string name = forced.family ? forced.family : "";
   if ((name == "columns" && columns) || (name == "lines" && lines) || name == "elements")
     s.way = name == "columns" ? ChannelWay::Columns : name == "lines" ? ChannelWay::Lines : ChannelWay::Elements;
-  if (call.op == Channels::Lay && s.way != ChannelWay::Transposed) s.way = ChannelWay::Elements;
+  if (call.op == Channels::Lay) s.way = transposes(call, device) ? ChannelWay::Transposed : ChannelWay::Elements;
   channels_of::shape(call, s);
   check_launch(s.blocks, 0, device.shared);
   return {s};

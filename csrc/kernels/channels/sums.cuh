@@ -75,10 +75,13 @@ __device__ __forceinline__ void sum_unit(const ChannelCall& call, const ChannelS
   const BlockOfSums block(shape);
   const bool of_groups = block.of_groups;
   const SumsShape& own = shape.sums[of_groups];
-  // Neighbouring warps have the parts of a leaf, then the same leaf of neighbouring rows.
+  // Warps follow memory: the parts of a leaf, then of channels the same leaf of neighbouring ones, of a group its
+  // leaves.
   const int64_t item = block.number * channels_of::kWarps + int(threadIdx.x) / kLanes, pair = item / kParts;
-  const int64_t leaf = quotient(pair, own.rows), row = pair - leaf * own.rows, unit = leaf * kParts + item % kParts;
-  if (unit >= own.units) return;
+  const int64_t inner = of_groups ? own.units / kParts : own.rows, outer = quotient(pair, inner);
+  const int64_t row = of_groups ? outer : pair - outer * inner, leaf = of_groups ? pair - outer * inner : outer;
+  const int64_t unit = leaf * kParts + item % kParts;
+  if (row >= own.rows || unit >= own.units) return;
   const int64_t first = leaf * kLeaf, rest = call.sums_length(of_groups) - first,
                 run = call.length > 0 ? quotient(first, call.length) : 0, phase = first - run * call.length;
   const int count = int(rest < kLeaf ? rest : kLeaf), residue = (int(item % kParts) * kLanes + lane_id()) * V;
@@ -98,7 +101,7 @@ __device__ __forceinline__ void sum_unit(const ChannelCall& call, const ChannelS
   const auto runs_passed = [&](int i) {
     return is_long ? int(phase + i >= call.length) : shape.by_length.quotient(int(phase) + i);
   };
-  const int64_t number = call.stats_row(at.sample, at.channel);
+  const int64_t number = of_groups || !call.groups ? row : call.stats_row(at.sample, at.channel);
   const bool differ = call.groups && !of_groups;  // the statistics, from run to run
   typename LayerNorm<F>::Row same{};
   if (count > 0) same = call.template statistics<F>(number);  // without samples there are none
