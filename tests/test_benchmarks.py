@@ -84,6 +84,11 @@ def test_norms_over_channels_are_timed_as_they_are_called(monkeypatch):
         assert case.nbytes == (3 if "backward" in op else 2) * 2 * 64 * 3 * 5 * 2
 
 
+def test_a_part_of_a_norm_over_channels_has_all_channels():
+    case = ChannelCase("channels", "batch_norm", "bfloat16", (256, 512, 2, 3), 1)
+    assert run.part_of(case, torch.empty(case.shape)).shape == (4, 512, 2, 3)
+
+
 def test_bars_of_other_scans_follow_cumsums():
     assert bars.pair_of("cumsum", "float16", (bars.N,), 0, "") == (0.94, 0.97)
     assert bars.pair_of("cummax", "bfloat16", (2**24, 16), 0, "") == pytest.approx((0.93 * 0.66, 0.66))

@@ -18,7 +18,8 @@ from torchreduce.testing import assert_bitwise_equal, make_input
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 EPS = 1e-5
-# (samples, channels, ...), and groups: short and long lines, lines within granules, no lines, several leaves
+# (samples, channels, ...), and groups: short and long lines, lines within granules, no lines, several leaves; lines of
+# whole leaves, of 16 and of 8 bytes
 SHAPES = (
     ((3, 6, 7), 2),
     ((2, 8, 5, 5), 4),
@@ -26,6 +27,9 @@ SHAPES = (
     ((300, 8, 3, 3), 2),
     ((2, 4, 1100), 2),
     ((4, 24, 2, 3, 2), 3),
+    ((2, 6, 2048), 3),
+    ((10, 8, 16, 16), 2),
+    ((12, 20, 14, 14), 5),
 )
 
 

@@ -59,8 +59,10 @@ void ChannelRun::moments(double epsilon, void* stats, void* mean, void* variance
 
 void ChannelRun::run(Channels op) {
   call.op = op;
-  const bool sums = op == Channels::Sums;
-  if (sums ? call.sums_rows() == 0 : call.samples * call.channels * call.length == 0) return;
+  const auto wanted = [&](bool of_groups) { return call.sums(of_groups) && call.sums_rows(of_groups) > 0; };
+  const bool any =
+      op == Channels::Sums ? wanted(false) || wanted(true) : call.samples * call.channels * call.length > 0;
+  if (!any) return;
   if (x.on_cpu()) return cpu::channels(call, torch::stable::get_num_threads(), parallel_for);
   PlannedChannels planned{call, {}};
 #ifdef TORCHREDUCE_GPU
@@ -73,9 +75,8 @@ void ChannelRun::normalize(const Operand& out) {
   call.out = operand(out);
   run(Channels::Normalize);
 }
-void ChannelRun::sum(const Operand& g, bool of_groups) {
+void ChannelRun::sum(const Operand& g) {
   call.g = operand(g);
-  call.of_groups = of_groups;
   run(Channels::Sums);
 }
 void ChannelRun::move() { run(Channels::Move); }
@@ -83,6 +84,17 @@ void ChannelRun::gradient(const Operand& g, const Operand& out) {
   call.g = operand(g);
   call.out = operand(out);
   run(Channels::Gradient);
+}
+
+bool ChannelRun::lay(const Operand& out) {
+  call.out = operand(out);
+#ifdef TORCHREDUCE_GPU
+  if (!x.on_cpu() && transposes(call, gpu::facts(x.device_index))) {
+    run(Channels::Lay);
+    return true;
+  }
+#endif
+  return false;
 }
 
 namespace {
@@ -94,12 +106,16 @@ using Optional = std::optional<Tensor>;
 // A tensor of x's shape whose dims after the second one merge, in x's layout on a GPU: else a copy.
 Tensor laid_out(const Tensor& t, bool channels_last) {
   const View v(t);
-  const std::array<int64_t, kMaxDims> strides = new_strides({v.sizes, v.sizes + v.dims}, channels_last);
-  bool same = true;
-  for (int d = 0; d < v.dims; ++d) same &= v.sizes[d] == 1 || v.strides[d] == strides[d];
-  if (same || v.numel() == 0) return t;
+  const auto is_laid = [&](bool last) {
+    const std::array<int64_t, kMaxDims> strides = new_strides({v.sizes, v.sizes + v.dims}, last);
+    bool same = true;
+    for (int d = 0; d < v.dims; ++d) same &= v.sizes[d] == 1 || v.strides[d] == strides[d];
+    return same;
+  };
+  if (is_laid(channels_last) || v.numel() == 0) return t;
   Tensor copy = allocate({v.sizes, v.sizes + v.dims}, v.dtype, v, channels_last);
-  torch::stable::copy_(copy, t);
+  const bool done = is_laid(!channels_last) && ChannelRun("channels", v, 0).lay(View(copy));
+  if (!done) torch::stable::copy_(copy, t);
   return copy;
 }
 
@@ -227,7 +243,6 @@ std::tuple<Optional, Optional, Optional> gradients(const char* name, const Tenso
   run.weights(weight);
   run.given_stats(stats);
   const View second = run.second(g);
-  const bool of_batch = groups == 0 && of_x && !given;
   Optional to_x, to_weight, to_bias, means;
   if (dtype) {
     to_weight = allocate({run.call.channels}, *dtype, run.x);
@@ -238,15 +253,10 @@ std::tuple<Optional, Optional, Optional> gradients(const char* name, const Tenso
   }
   if (of_x && !given) {
     means = run.planes(2, run.row_count());
-    if (of_batch) run.call.means = run.place(*means);
-  }
-  if (dtype || of_batch) run.sum(second, false);
-  if (!of_x) return {to_x, to_weight, to_bias};
-  run.call.values[0] = run.call.values[1] = nullptr;
-  if (groups > 0) {
     run.call.means = run.place(*means);
-    run.sum(second, true);
   }
+  if (dtype || means) run.sum(second);
+  if (!of_x) return {to_x, to_weight, to_bias};
   to_x = run.new_like();
   run.gradient(second, View(*to_x));
   return {to_x, to_weight, to_bias};

@@ -21,8 +21,11 @@ struct ChannelRun {
   void moments(double epsilon, void* stats, void* mean, void* variance);
   void normalize(const Operand& out);
   // Writes what call.means and call.values have places for.
-  void sum(const Operand& g, bool of_groups);
+  void sum(const Operand& g);
   void gradient(const Operand& g, const Operand& out);
+  // Copies x to out, which has its channels last where x has not, or the other way; false, and nothing is done, where
+  // no kernel does that fast.
+  bool lay(const Operand& out);
   // Moves call.mean and call.variance towards call.means.
   void move();
 

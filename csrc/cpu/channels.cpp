@@ -17,8 +17,12 @@ bool channels(const ChannelCall& call, int64_t threads, ParallelFor parallel_for
     switch (call.op) {
       case Channels::Normalize: return MappedChannels<Channels::Normalize, F>{call}.run(threads, parallel_for);
       case Channels::Gradient: return MappedChannels<Channels::Gradient, F>{call}.run(threads, parallel_for);
-      case Channels::Sums: return SummedChannels<F>{call}.run(threads, parallel_for);
+      case Channels::Sums:
+        for (const bool of_groups : {false, true})
+          if (call.sums(of_groups) && !SummedChannels<F>{call, of_groups}.run(threads, parallel_for)) return false;
+        return true;
       case Channels::Move: return moved<F>(call);
+      case Channels::Lay: return MappedChannels<Channels::Lay, F>{call}.run(threads, parallel_for);
     }
     return true;
   };

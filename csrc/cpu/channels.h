@@ -102,6 +102,7 @@ template <Channels kOp, class F> struct MappedChannels {
 // Rows of sums: groups, or channels, of which those that lie side by side are taken together.
 template <class F> struct SummedChannels {
   const ChannelCall& call;
+  const bool of_groups;
   bool out_of_memory = false;
 
   using Row = typename LayerNorm<F>::Row;
@@ -110,14 +111,14 @@ template <class F> struct SummedChannels {
     F weight;
   };
   Given given(int64_t sample, int64_t channel) const {
-    return {call.statistics<F>(call.stats_row(sample, channel)), call.of_groups ? call.weight_of<F>(channel) : F(1)};
+    return {call.statistics<F>(call.stats_row(sample, channel)), of_groups ? call.weight_of<F>(channel) : F(1)};
   }
   static void step(F& plain, F& with_normal, F g, F x, const Given& given) {
     const F u = g * given.weight;
     plain = plain + u;
     with_normal = fma_of(u, LayerNorm<F>::normal(x, given.row), with_normal);
   }
-  int64_t together() const { return side_by_side(call) && !call.of_groups ? kChannelsTogether : 1; }
+  int64_t together() const { return side_by_side(call) && !of_groups ? kChannelsTogether : 1; }
   // The sums of the residues of a leaf: kTogether rows from `row` on, of which `rows` are there.
   template <int64_t kTogether>
   void leaf(int64_t row, int64_t rows, int64_t first, int64_t count, F (&acc)[2][kTogether][kResidues],
@@ -127,7 +128,7 @@ template <class F> struct SummedChannels {
         for (F& a : row_sums) a = F(-0.0);
     for (int64_t i = 0; i < count;) {
       const int64_t run = (first + i) / call.length, position = first + i - run * call.length;
-      const auto [sample, channel] = call.line(row, run);
+      const auto [sample, channel] = call.line(of_groups, row, run);
       int64_t here = least(count - i, call.length - position);
       if (kTogether > 1) here = 1;
       const auto at = [&](const ChannelOperand& o) {
@@ -159,7 +160,7 @@ template <class F> struct SummedChannels {
     const auto add = [](F a, F b) { return a + b; };
     TreeStack<F, 32> trees[2][kTogether];
     F acc[2][kTogether][kResidues];
-    const int64_t length = call.sums_length();
+    const int64_t length = call.sums_length(of_groups);
     for (int64_t first = 0; first < length; first += kLeaf) {
       const int64_t count = least(kLeaf, length - first);
       leaf<kTogether>(row, rows, first, count, acc, copies);
@@ -167,7 +168,7 @@ template <class F> struct SummedChannels {
         for (int64_t r = 0; r < rows; ++r) trees[s][r].push(tree_of_residues(acc[s][r], count), add);
     }
     for (int64_t r = 0; r < rows; ++r)
-      for (int s = 0; s < 2; ++s) call.keep(row + r, s, length > 0 ? trees[s][r].total(F(-0.0), add) : F(0));
+      for (int s = 0; s < 2; ++s) call.keep(of_groups, row + r, s, length > 0 ? trees[s][r].total(F(-0.0), add) : F(0));
   }
   static void body(void* context, int64_t begin, int64_t end) {
     auto& self = *static_cast<SummedChannels*>(context);
@@ -176,14 +177,14 @@ template <class F> struct SummedChannels {
     if (!scratch.data) return __atomic_store_n(&self.out_of_memory, true, __ATOMIC_RELAXED);
     F* const copies = reinterpret_cast<F*>(scratch.data);
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t row = task * each, rows = least(each, self.call.sums_rows() - row);
+      const int64_t row = task * each, rows = least(each, self.call.sums_rows(self.of_groups) - row);
       if (each > 1) self.template take<kChannelsTogether>(row, rows, copies);
       else self.template take<1>(row, rows, copies);
     }
   }
 
   bool run(int64_t threads, cpu::ParallelFor parallel_for) {
-    const int64_t tasks = ceil_div(call.sums_rows(), together());
+    const int64_t tasks = ceil_div(call.sums_rows(of_groups), together());
     if (threads > 1 && tasks > 1) parallel_for(tasks, body, this);
     else body(this, 0, tasks);
     return !out_of_memory;

@@ -10,13 +10,14 @@
 //   groups
 //               fma(-xh, b, g weight - a) r, of statistics that are given g (r weight)
 //   Move        running (1 - momentum) + value momentum, in place, of running means and variances
+//   Lay         x, in the layout of the output
 #pragma once
 #include "numerics/dtype.h"
 #include "ops/rowwise.h"
 
 namespace torchreduce {
 
-enum class Channels : int { Normalize, Sums, Gradient, Move };
+enum class Channels : int { Normalize, Sums, Gradient, Move, Lay };
 
 // An input or the output: elements from a sample to the next, from a channel, from a position.
 struct ChannelOperand {
@@ -39,11 +40,11 @@ struct ChannelCall {
   // An element for each channel, or null; of one dtype.
   const void *weight = nullptr, *bias = nullptr;
   Dtype weight_dtype = Dtype::F32;
-  // Two planes in the accumulator type, which Sums writes and Gradient reads: a and b, the sums of u and of u xh
-  // divided by the row's length. Gradient without them takes the statistics as given.
+  // Two planes in the accumulator type, an element for each row of statistics, which Sums writes where they are wanted
+  // and Gradient reads: a and b, the sums of u and of u xh divided by the row's length. Gradient without them takes the
+  // statistics as given.
   void* means = nullptr;
-  bool of_groups = false;  // Sums: rows are groups, else channels
-  // Sums of channels also go here, rounded, where they are wanted: to the weight, to the bias.
+  // Where the sums of channels go, rounded, if they are wanted: to the weight, to the bias.
   void* values[2] = {};
   Dtype value_dtype = Dtype::F32;
 
@@ -54,13 +55,14 @@ struct ChannelCall {
   }
   TR_HD int64_t stats_rows() const { return groups ? samples * groups : channels; }
   template <class F> TR_HD typename LayerNorm<F>::Row statistics(int64_t row) const {
-    if (stats) {
-      const F* const s = static_cast<const F*>(stats) + row;
-      const int64_t plane = stats_rows();
-      return {s[0], s[plane], s[2 * plane]};
-    }
+    if (stats) return kept_statistics<F>(row);
     const F under = load_as<F>(given_dtype, variance, row, false) + F(epsilon);
     return {load_as<F>(given_dtype, mean, row, false), F(0), F(1) / root(under)};
+  }
+  template <class F> TR_HD typename LayerNorm<F>::Row kept_statistics(int64_t row) const {
+    const F* const s = static_cast<const F*>(stats) + row;
+    const int64_t plane = stats_rows();
+    return {s[0], s[plane], s[2 * plane]};
   }
   template <class F> TR_HD F weight_of(int64_t channel) const {
     return weight ? load_as<F>(weight_dtype, weight, channel, false) : F(1);
@@ -77,17 +79,21 @@ struct ChannelCall {
 
   // ---- rows of sums: `runs` times `length` positions --------------------------------------------------------------------
 
-  TR_HD int64_t sums_rows() const { return of_groups ? samples * groups : channels; }
-  TR_HD int64_t sums_runs() const { return of_groups ? in_group() : samples; }
-  TR_HD int64_t sums_length() const { return sums_runs() * length; }
+  // Whether sums of groups are wanted, or those of channels.
+  TR_HD bool sums(bool of_groups) const {
+    return of_groups ? means && groups : values[0] || values[1] || (means && !groups);
+  }
+  TR_HD int64_t sums_rows(bool of_groups) const { return of_groups ? samples * groups : channels; }
+  TR_HD int64_t sums_length(bool of_groups) const { return (of_groups ? in_group() : samples) * length; }
   // What is kept of a row's sums: of u, and of u xh.
-  template <class F> TR_HD void keep(int64_t row, int which, F sum) const {
-    if (means) static_cast<F*>(means)[which * sums_rows() + row] = divided(sum, sums_length());
-    if (values[1 - which]) store_as(value_dtype, values[1 - which], row, sum);
+  template <class F> TR_HD void keep(bool of_groups, int64_t row, int which, F sum) const {
+    if (means && of_groups == (groups > 0))
+      static_cast<F*>(means)[which * stats_rows() + row] = divided(sum, sums_length(of_groups));
+    if (!of_groups && values[1 - which]) store_as(value_dtype, values[1 - which], row, sum);
   }
   // The sample and the channel of run `run` of a row.
   struct Line { int64_t sample, channel; };
-  TR_HD Line line(int64_t row, int64_t run) const {
+  TR_HD Line line(bool of_groups, int64_t row, int64_t run) const {
     if (!of_groups) return {run, row};
     const int64_t sample = row / groups;
     return {sample, (row - sample * groups) * in_group() + run};
@@ -109,6 +115,12 @@ template <class F> struct ChannelMap<Channels::Normalize, F> {
             call.bias ? load_as<F>(call.weight_dtype, call.bias, channel, false) : F(-0.0)};
   }
   TR_HD F operator()(F x, F) const { return LayerNorm<F>::map(&x, weight, bias, 0, row); }
+};
+
+template <class F> struct ChannelMap<Channels::Lay, F> {
+  static constexpr int kInputs = 1;
+  TR_HD static ChannelMap of(const ChannelCall&, int64_t, int64_t) { return {}; }
+  TR_HD F operator()(F x, F) const { return x; }
 };
 
 template <class F> struct ChannelMap<Channels::Gradient, F> {

@@ -20,6 +20,16 @@ bool channels_last(const ChannelCall& c, const ChannelOperand& o) {
 
 }  // namespace
 
+bool transposes(const ChannelCall& call, const DeviceFacts& device) {
+  const bool types = call.dtype == Dtype::F32 || call.dtype == Dtype::BF16 || call.dtype == Dtype::F16;
+  const int64_t per = 16 / size_of(call.dtype);
+  const auto other_way = [&](const ChannelOperand& from, const ChannelOperand& to) {
+    return channels_last(call, from) && contiguous(call, to);
+  };
+  return types && device.wide_reductions && call.channels % per == 0 && call.length % per == 0 &&
+         aligned(call.x.data) && aligned(call.out.data) && (other_way(call.x, call.out) || other_way(call.out, call.x));
+}
+
 ChannelPlan plan(const ChannelCall& call, const DeviceFacts& device) {
   const PlanOverride forced = forced_plan();
   const bool types = call.dtype == Dtype::F32 || call.dtype == Dtype::BF16 || call.dtype == Dtype::F16;
@@ -43,7 +53,8 @@ ChannelPlan plan(const ChannelCall& call, const DeviceFacts& device) {
   const std::string name = forced.family ? forced.family : "";
   if ((name == "columns" && columns) || (name == "lines" && lines) || name == "elements")
     s.way = name == "columns" ? ChannelWay::Columns : name == "lines" ? ChannelWay::Lines : ChannelWay::Elements;
-  channels_of::shape(call, s);
+  if (call.op == Channels::Lay) s.way = transposes(call, device) ? ChannelWay::Transposed : ChannelWay::Elements;
+  channels_of::shape(call, device, s);
   check_launch(s.blocks, 0, device.shared);
   return {s};
 }

@@ -1171,8 +1171,24 @@ MUTANTS = (
     ),
     Mutant(
         "all samples have the statistics of a channel's first", "kernels/channels/sums.cuh",
-        "else own = call.template statistics<F>(number + passed[k] * call.groups);", "else own = same;",
+        "rows[k] = call.template kept_statistics<F>(number + passed * call.groups);", "rows[k] = same;",
         "channels", ("channels",), some=True,
+    ),
+    Mutant(
+        "sums of groups that share a read have no weights", "kernels/channels/sums.cuh",
+        "add_term(acc[1][0][j], acc[1][1][j], own * weight, normal);",
+        "add_term(acc[1][0][j], acc[1][1][j], own, normal);",
+        "channels", ("channels",), every=1,
+    ),
+    Mutant(
+        "blocks of one kind of sums go on where both began", "kernels/channels/sums.cuh",
+        "number = block < 2 * turns ? block / 2 : block - turns;", "number = block / 2;",
+        "channels", ("channels",), every=1,
+    ),
+    Mutant(
+        "columns of a tile are stored before all rows are there", "kernels/channels/transpose.cuh",
+        "__syncthreads();", "",
+        "channels", ("channels",), every=1,
     ),
     Mutant(
         "groups of residues meet before they are there", "kernels/channels/sums.cuh",

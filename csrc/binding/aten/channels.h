@@ -67,7 +67,7 @@ struct ChannelNorm : ChannelRun {
                                                const std::array<bool, 3>& wanted) {
     std::tuple<Tensor, Tensor, Tensor> result;
     const Operand g = second(grad);
-    const bool of_weights = wanted[1] || wanted[2], of_batch = call.groups == 0 && wanted[0] && !given;
+    const bool of_weights = wanted[1] || wanted[2];
     Tensor means, values[2];
     if (of_weights) {
       call.value_dtype = Dtype(dtype);
@@ -78,15 +78,12 @@ struct ChannelNorm : ChannelRun {
       if (wanted[1]) std::get<1>(result) = values[0];
       if (wanted[2]) std::get<2>(result) = values[1];
     }
-    if (wanted[0] && !given) means = planes(2, row_count());
-    if (of_batch) call.means = means.mutable_data_ptr();
-    if (of_weights || of_batch) sum(g, false);
-    if (!wanted[0]) return result;
-    call.values[0] = call.values[1] = nullptr;
-    if (call.groups) {
+    if (wanted[0] && !given) {
+      means = planes(2, row_count());
       call.means = means.mutable_data_ptr();
-      sum(g, true);
     }
+    if (of_weights || call.means) sum(g);
+    if (!wanted[0]) return result;
     gradient(g, written(std::get<0>(result) = new_like()));
     return result;
   }

@@ -4,6 +4,7 @@
 #include "map.cuh"
 #include "plan/channel_plan.h"
 #include "sums.cuh"
+#include "transpose.cuh"
 
 namespace torchreduce::gpu {
 
@@ -23,22 +24,49 @@ template <Channels kOp> void launch_map(const ChannelCall& call, const ChannelSh
     });
 }
 
-template <class F> void launch_sums(const ChannelCall& call, const ChannelShape& shape, F* partials, Queue queue) {
+// Of lines and of all else, by what a lane loads at once.
+template <class E> void launch_sum_lines(const ChannelCall& call, const ChannelShape& shape, float* partials,
+                                         Queue queue) {
   const auto enqueue_sums = [&](auto kernel) {
     enqueue(kernel, shape.blocks, shape.threads, 0, queue, call, shape, partials);
   };
+  if constexpr (kWideReductions) {
+    if (shape.is_one_read) return enqueue_sums(both_sum_lines<E>);
+    switch (shape.loads) {
+      case SumsLoads::Granules: return enqueue_sums(granule_sum_lines<E>);
+      case SumsLoads::Halves:
+        if constexpr (sizeof(E) == 2) return enqueue_sums(half_sum_lines<E>);
+        break;
+      case SumsLoads::Neighbours: return enqueue_sums(near_sum_lines<E>);
+      case SumsLoads::Elements: break;
+    }
+  }
+  enqueue_sums(sum_lines<E, float>);
+}
+
+template <class F> void launch_sums(const ChannelCall& call, const ChannelShape& shape, F* partials, Queue queue) {
   if constexpr (std::is_same_v<F, double>) {
-    enqueue_sums(sum_lines<double, double>);
+    enqueue(sum_lines<double, double>, shape.blocks, shape.threads, 0, queue, call, shape, partials);
   } else {
     with_element(call.dtype, [&](auto element) {
       using E = decltype(element);
       if constexpr (kWideReductions)
-        if (shape.way == ChannelWay::Columns) return enqueue_sums(sum_columns<E>);
-      enqueue_sums(sum_lines<E, float>);
+        if (shape.way == ChannelWay::Columns)
+          return enqueue(shape.run == 4 ? sum_columns<E, 4> : sum_columns<E, 1>, shape.blocks, shape.threads, 0, queue,
+                         call, shape, partials);
+      launch_sum_lines<E>(call, shape, partials, queue);
     });
   }
-  enqueue(fold_sums<F>, plans::ceil_div(2 * call.sums_rows(), channels_of::kThreads / kLanes), channels_of::kThreads, 0,
-          queue, call, shape.units, partials);
+  const int64_t rows = shape.sums[0].rows + shape.sums[1].rows;
+  enqueue(fold_sums<F>, plans::ceil_div(2 * rows, channels_of::kWarps), channels_of::kThreads, 0, queue, call, shape,
+          partials);
+}
+
+void launch_lay(const ChannelCall& call, const ChannelShape& shape, Queue queue) {
+  if constexpr (kWideReductions)
+    with_element(call.dtype, [&](auto element) {
+      enqueue(transposing_map_lines<decltype(element)>, shape.blocks, shape.threads, 0, queue, call);
+    });
 }
 
 const char* channels(const PlannedChannels& call, void* workspace, void* stream) {
@@ -47,6 +75,10 @@ const char* channels(const PlannedChannels& call, void* workspace, void* stream)
   switch (call.op) {
     case Channels::Normalize: launch_map<Channels::Normalize>(call, shape, queue); break;
     case Channels::Gradient: launch_map<Channels::Gradient>(call, shape, queue); break;
+    case Channels::Lay:
+      if (shape.way != ChannelWay::Transposed) return "no kernel lays these elements out";
+      launch_lay(call, shape, queue);
+      break;
     case Channels::Move:
       if (call.accumulator == Dtype::F64)
         enqueue(move_running<double>, shape.blocks, shape.threads, 0, queue, static_cast<const ChannelCall&>(call));

@@ -40,7 +40,9 @@ template <class Map, class E>
 __global__ void TR_BLOCKS_BOUND(channels_of::kThreads, 3)
     map_lines(TR_GRID_CONSTANT ChannelCall call, TR_GRID_CONSTANT ChannelShape shape) {
   constexpr int V = kPerGranule<E>, kEach = channels_of::kEach, kStep = channels_of::kThreads * V;
-  const int64_t total = call.samples * call.channels * call.length, tile = int64_t(blockIdx.x) * (kStep * kEach);
+  // From the end on: what the sums have read last is still in the cache.
+  const int64_t total = call.samples * call.channels * call.length;
+  const int64_t tile = int64_t(gridDim.x - 1 - blockIdx.x) * (kStep * kEach);
   const int length = int(call.length), channels = int(call.channels);
   const int64_t above = quotient(tile, call.length);
   const int phase = int(tile - above * call.length), own = int(threadIdx.x) * V;
