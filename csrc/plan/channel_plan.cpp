@@ -54,7 +54,7 @@ ChannelPlan plan(const ChannelCall& call, const DeviceFacts& device) {
   if ((name == "columns" && columns) || (name == "lines" && lines) || name == "elements")
     s.way = name == "columns" ? ChannelWay::Columns : name == "lines" ? ChannelWay::Lines : ChannelWay::Elements;
   if (call.op == Channels::Lay) s.way = transposes(call, device) ? ChannelWay::Transposed : ChannelWay::Elements;
-  channels_of::shape(call, device, s);
+  channels_of::shape(call, s);
   check_launch(s.blocks, 0, device.shared);
   return {s};
 }

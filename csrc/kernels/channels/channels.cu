@@ -52,8 +52,7 @@ template <class F> void launch_sums(const ChannelCall& call, const ChannelShape&
       using E = decltype(element);
       if constexpr (kWideReductions)
         if (shape.way == ChannelWay::Columns)
-          return enqueue(shape.run == 4 ? sum_columns<E, 4> : sum_columns<E, 1>, shape.blocks, shape.threads, 0, queue,
-                         call, shape, partials);
+          return enqueue(sum_columns<E>, shape.blocks, shape.threads, 0, queue, call, shape, partials);
       launch_sum_lines<E>(call, shape, partials, queue);
     });
   }

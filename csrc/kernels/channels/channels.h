@@ -29,7 +29,6 @@ struct ChannelShape {
   SumsLoads loads = SumsLoads::Elements;
   bool is_one_read = false;  // both sums are made of one look at the elements
   int log_lanes = 4;         // Sums, Columns: lanes that have neighbouring granules
-  int run = 4;               // Sums, Columns: residues of a thread, 4 or 1
   int64_t together = 1;      // maps, Columns: threads that there are
   Divider by_length, by_channels, by_group;
 };
@@ -41,6 +40,7 @@ using namespace plans;
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kEach = 4;   // maps: granules of a thread that are loaded together
 constexpr int kTurns = 4;  // maps, Columns: how often, at most, so that what is known of channels is loaded once
+constexpr int kRun = 4;    // Sums, Columns: residues of a thread
 constexpr int kSide = 8;   // Transposed: granules across a tile, which is square
 
 // Neighbouring residues of a lane of sum_lines, whose warp has a power of two of them.
@@ -55,7 +55,7 @@ inline SumsLoads loads_of(const ChannelCall& call) {
   return size == 2 && call.length % 4 == 0 ? SumsLoads::Halves : SumsLoads::Neighbours;
 }
 
-inline void shape_sums(const ChannelCall& call, const DeviceFacts& device, ChannelShape& s) {
+inline void shape_sums(const ChannelCall& call, ChannelShape& s) {
   const int64_t per = 16 / size_of(call.dtype);
   if (s.way == ChannelWay::Lines) s.loads = loads_of(call);
   const int of_lane = residues_of_lane(s.loads, size_of(call.dtype));
@@ -71,11 +71,8 @@ inline void shape_sums(const ChannelCall& call, const DeviceFacts& device, Chann
     if (s.way == ChannelWay::Columns) {
       while (s.log_lanes > 0 && (1 << s.log_lanes) / 2 >= call.channels / per) --s.log_lanes;
       const int64_t lanes = 1 << s.log_lanes;
-      for (s.run = 4;; s.run = 1) {
-        own.units = leaves * std::max<int64_t>(1, kResidues / (kThreads / lanes * s.run));
-        own.blocks = ceil_div(call.channels, lanes * per) * own.units;
-        if (s.run == 1 || own.blocks >= 4 * device.multiprocessors) break;
-      }
+      own.units = leaves * std::max<int64_t>(1, kResidues / (kThreads / lanes * kRun));
+      own.blocks = ceil_div(call.channels, lanes * per) * own.units;
     } else {
       own.units = leaves * parts;
       own.blocks = ceil_div(own.rows * own.units, kWarps);
@@ -86,7 +83,7 @@ inline void shape_sums(const ChannelCall& call, const DeviceFacts& device, Chann
 }
 
 // What a block of such a way has, for a call whose sizes its kernels can count.
-inline void shape(const ChannelCall& call, const DeviceFacts& device, ChannelShape& s) {
+inline void shape(const ChannelCall& call, ChannelShape& s) {
   const int64_t per = 16 / size_of(call.dtype), elements = call.samples * call.channels * call.length;
   s.threads = kThreads;
   s.by_length = divider(std::max<int64_t>(1, std::min<int64_t>(call.length, INT32_MAX)));
@@ -95,7 +92,7 @@ inline void shape(const ChannelCall& call, const DeviceFacts& device, ChannelSha
   if (call.op == Channels::Move) {
     s.blocks = ceil_div(call.channels, kThreads);
   } else if (call.op == Channels::Sums) {
-    shape_sums(call, device, s);
+    shape_sums(call, s);
   } else if (s.way == ChannelWay::Elements) {
     s.blocks = ceil_div(elements, kThreads);
   } else if (s.way == ChannelWay::Transposed) {

@@ -217,7 +217,7 @@ __global__ void TR_BLOCKS_BOUND(channels_of::kThreads, 2)
 }
 
 // Of a batch: the statistics are a channel's own.
-template <class E, int kRun>
+template <class E>
 __global__ void TR_BLOCKS_BOUND(channels_of::kThreads, 2)
     sum_columns(TR_GRID_CONSTANT ChannelCall call, TR_GRID_CONSTANT ChannelShape shape, float* partials) {
   using namespace channels_of;
@@ -276,7 +276,7 @@ __global__ void TR_BLOCKS_BOUND(channels_of::kThreads, 2)
         if (r == 3) tree[s][c] = tree[s][c] + (pair[s][c] + sums[s][c]);
       }
   }
-  static_assert(kRun == 1 || kRun == 4, "a tree over four");
+  static_assert(kRun == 4, "a tree over four");
 
   __shared__ float shared[2][kThreads * V];  // [which][group][column of the tile]
 #pragma unroll
