@@ -4,8 +4,8 @@
     python examples/grpo.py [cuda]
 
 A tiny Llama with random weights takes one step of GRPO on four completions of one length, all in one batch, or in
-several that the trainer accumulates. With torch's kernels the log-probabilities of a completion depend on its batch;
-with torchreduce.enabled(products=...) they do not. Nothing of trl, transformers or the model changes.
+several that the trainer accumulates. With torch's kernels log-probabilities and entropies of a completion's tokens
+depend on its batch; with torchreduce.enabled(products=...) they do not. Neither trl nor the model changes.
 
 The loss of one batch of 4 is then that of two of 2, too: a mean of 2^k numbers is added pairwise, so it is the mean of
 the means of its halves. The trainer adds the losses of four batches one after another, which may round in another way.
@@ -36,7 +36,7 @@ SHAPES = {"cpu": (256, 1024, 2, 3), "cuda": (2048, 8192, 16, 112)}
 
 
 class Replay(GRPOTrainer):
-    """Trains on given completions instead of sampling them, and keeps their log-probabilities."""
+    """Trains on given completions instead of sampling them, and keeps log-probability and entropy of each token."""
 
     def __init__(self, completions: dict[str, Tensor], **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -47,7 +47,7 @@ class Replay(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **options: Any) -> Any:
         results = super()._get_per_token_logps_and_entropies(*arguments, **options)
-        self.seen.append(results[0].detach().cpu())
+        self.seen.append(torch.stack(results[:2], -1).detach().cpu())
         return results
 
 
@@ -75,12 +75,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def step(device: str, batch: int) -> tuple[Tensor, float]:
-    """Log-probabilities (sequences, tokens) and loss of a step that takes `batch` sequences at a time."""
+    """Log-probability and entropy (sequences, tokens, 2), and the loss, of a step by `batch` sequences at a time."""
     torch.manual_seed(0)
     columns, width, *tokens = SHAPES[device]
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=columns, intermediate_size=width, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, pad_token_id=0, eos_token_id=1, bos_token_id=None, attn_implementation="eager",
+        vocab_size=VOCABULARY, hidden_size=columns, intermediate_size=width, num_hidden_layers=2,
+        num_attention_heads=columns // 64, num_key_value_heads=2, attn_implementation="eager",
+        pad_token_id=0, eos_token_id=1, bos_token_id=None,
     )  # fmt: skip
     model = LlamaForCausalLM(config).to(torch.float32 if device == "cpu" else torch.bfloat16)
     with tempfile.TemporaryDirectory() as folder:
@@ -99,7 +100,7 @@ def step(device: str, batch: int) -> tuple[Tensor, float]:
 
 
 def demonstrate(device: str) -> dict[str, dict[int, tuple[int, float]]]:
-    """By kernels and batch size: how many log-probabilities differ from those of the batch of 4, and the loss."""
+    """By kernels and batch size: how many tokens' numbers differ from those of the batch of 4, and the loss."""
     results = {}
     products = "float32" if device == "cpu" else True
     for name in ("torch", "torchreduce"):
@@ -107,7 +108,9 @@ def demonstrate(device: str) -> dict[str, dict[int, tuple[int, float]]]:
         with ours if name == "torchreduce" else contextlib.nullcontext():
             steps = {batch: step(device, batch) for batch in (4, 2, 1)}
         whole = steps[4][0]
-        results[name] = {batch: (int((logps != whole).sum()), loss) for batch, (logps, loss) in steps.items()}
+        results[name] = {
+            batch: (int((numbers != whole).any(-1).sum()), loss) for batch, (numbers, loss) in steps.items()
+        }
     return results
 
 
@@ -115,7 +118,7 @@ def main(device: str) -> None:
     of = SEQUENCES * SHAPES[device][-1]
     for name, of_batch in demonstrate(device).items():
         for batch, (differ, loss) in of_batch.items():
-            print(f"{name:>11}, batches of {batch}: {differ:3} of {of} log-probabilities differ, loss {loss!r}")
+            print(f"{name:>11}, batches of {batch}: {differ:3} of {of} tokens differ, loss {loss!r}")
 
 
 if __name__ == "__main__":

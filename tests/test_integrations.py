@@ -96,15 +96,15 @@ def llama():
 
 
 @marked("kernels", "transformers")
-def test_a_llama_has_our_norms_and_its_own_parameters():
+def test_a_llama_has_our_norms_and_its_own_parameters(device):
     kernelize = adapter("transformers").kernelize
-    model, tokens = llama(), torch.randint(64, (3, 5))
+    model, tokens = llama().to(device), torch.randint(64, (3, 5), device=device)
     names, before = list(model.state_dict()), model(tokens, labels=tokens)
     assert kernelize(model) is model and list(model.state_dict()) == names
     after = model(tokens, labels=tokens)
     torch.testing.assert_close(after.logits, before.logits, rtol=1e-5, atol=1e-6)
     after.loss.backward()
-    norm, x = model.model.norm, torch.randn(7, 64)
+    norm, x = model.model.norm, torch.randn(7, 64, device=device)
     expected = tr.rms_norm(x, 64, norm.weight, norm.variance_epsilon)
     assert_bitwise_equal(norm(x).detach(), expected.detach())
     x = x.bfloat16()
@@ -112,8 +112,9 @@ def test_a_llama_has_our_norms_and_its_own_parameters():
 
 
 @marked("kernels", "transformers")
-def test_the_rows_of_a_llama_do_not_depend_on_the_batch():
-    model, tokens = adapter("transformers").kernelize(llama()).eval(), torch.randint(64, (6, 5))
+def test_the_rows_of_a_llama_do_not_depend_on_the_batch(device_of_products):
+    model, tokens = adapter("transformers").kernelize(llama().eval().to(device_of_products)), torch.randint(64, (6, 5))
+    tokens = tokens.to(device_of_products)
     with torch.no_grad(), tr.enabled(cpu=True, compile=False, products="float32"):
         whole = model(tokens).logits
         for i in range(6):
@@ -173,10 +174,11 @@ def of_trl():
     trl.disable()
 
 
-def logits_and_tokens(dtype, shape=(3, 4, 50)):
+def logits_and_tokens(dtype, shape=(3, 4, 50), device="cpu"):
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(shape, generator=generator)
-    return logits.to(dtype).requires_grad_(), torch.randint(shape[-1], shape[:-1], generator=generator)
+    tokens = torch.randint(shape[-1], shape[:-1], generator=generator)
+    return logits.to(device, dtype).requires_grad_(), tokens.to(device)
 
 
 def assert_saves_less_than(numel, call):
@@ -192,10 +194,10 @@ def assert_saves_less_than(numel, call):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("masked", [False, True])
-def test_trls_log_probabilities_and_entropies_are_ours_but_for_roundings(of_trl, dtype, temperature, masked):
+def test_trls_log_probabilities_and_entropies_are_ours_but_for_roundings(of_trl, dtype, temperature, masked, device):
     trl, utils = of_trl
-    logits, tokens = logits_and_tokens(dtype)
-    mask = (torch.arange(12).reshape(3, 4) % 5 != 0).long() if masked else None
+    logits, tokens = logits_and_tokens(dtype, device=device)
+    mask = (torch.arange(12, device=device).reshape(3, 4) % 5 != 0).long() if masked else None
 
     def both():
         results = utils.selective_log_softmax_and_entropy(logits, tokens, True, temperature, mask)
@@ -218,10 +220,10 @@ def test_trls_log_probabilities_and_entropies_are_ours_but_for_roundings(of_trl,
 
 
 @marked("trl")
-def test_trls_log_probabilities_do_not_depend_on_the_batch_and_store_no_copy(of_trl):
+def test_trls_log_probabilities_do_not_depend_on_the_batch_and_store_no_copy(of_trl, device):
     trl, utils = of_trl
     trl.enable()
-    logits, tokens = logits_and_tokens(torch.bfloat16)
+    logits, tokens = logits_and_tokens(torch.bfloat16, device=device)
     whole = utils.selective_log_softmax(logits, tokens), utils.entropy_from_logits(logits)
     for i in range(3):
         part = slice(i, i + 1)
@@ -370,6 +372,7 @@ def test_the_page_of_integrations_runs():
     names = {}
     for block in blocks:
         exec(compile(block, "integrations.md", "exec"), names)
+    tr.disable()
     for name in ("trl", "verl"):
         adapter(name).disable()
 
