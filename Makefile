@@ -1,7 +1,7 @@
 # Everything a developer types. Each target sets up what it needs: the python3 in use if it has it all, else a .venv.
-.PHONY: build demo ladder test test-slow lint wheel wheel-check docs gpu gpu-build gpu-test gpu-slow gpu-memcheck \
-	gpu-racecheck gpu-bench gpu-ranks hip hip-few cuda-archs cuda-archs-few all-archs hip-deps simt simt-full mutants \
-	mutants-some simt-deps quick same full clean
+.PHONY: build demo ladder test test-slow test-integrations lint wheel wheel-check docs gpu gpu-build gpu-test gpu-slow \
+	gpu-memcheck gpu-racecheck gpu-bench gpu-ranks hip hip-few cuda-archs cuda-archs-few all-archs hip-deps simt simt-full \
+	mutants mutants-some simt-deps quick same full clean
 
 WORKERS := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 
@@ -19,6 +19,11 @@ ladder:
 test test-slow:
 	@python=$$(python3 tools/environment.py test) && $$python setup.py -q build_ext --inplace && \
 	$$python -m pytest -n $(WORKERS) --dist loadgroup $(if $(filter %-slow,$@),--slow)
+
+# torchreduce.integrations with the frameworks themselves, which it installs: about 3 GB.
+test-integrations:
+	@python=$$(python3 tools/environment.py test integrations) && $$python setup.py -q build_ext --inplace && \
+	$$python -m pytest -rs --slow tests/test_integrations.py
 
 lint:
 	@python=$$(python3 tools/environment.py dev) && \

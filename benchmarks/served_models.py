@@ -124,6 +124,17 @@ def residual(norm: Callable[[int], nn.Module]) -> Step:
     return trained(model, lambda: F.cross_entropy(model(x), labels, label_smoothing=0.1))
 
 
+def pools() -> Step:
+    """Convolutions with average pools, as VGG and Inception have them."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.AvgPool2d(2),
+        nn.Conv2d(16, 32, 3, 1, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.AvgPool2d(3, 2, 1),
+        nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(288, 10),
+    )  # fmt: skip
+    x, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
+    return trained(model, lambda: F.cross_entropy(model(x), labels))
+
+
 def graph_attention() -> Step:
     """Softmax over the edges of a node, by scatters, as a graph network's layer."""
     width, nodes, edges = 32, 20, 90
@@ -242,6 +253,7 @@ OF_TORCH: dict[str, Callable[[], Step]] = {
     "GRU": partial(recurrent, nn.GRU),
     "ResNet": partial(residual, nn.BatchNorm2d),
     "ResNet, group norm": partial(residual, lambda channels: nn.GroupNorm(4, channels)),
+    "convolutions with pools": pools,
     "graph attention": graph_attention,
     "mixture of experts": mixture,
     "VAE": variational,

@@ -505,6 +505,8 @@ def test_coverage_tells_what_is_served_and_why_not():
     }
     with overridden():
         assert ("bmm", "einsum", "served") in coverage()
+    of_matmul = tr.audit(lambda x: x @ x.mT, torch.randn(2, 3, 4, 4), vary="repeat").coverage
+    assert [row.op for row in of_matmul] == ["bmm"]  # and no view
 
 
 @pytest.mark.parametrize("name", ["silu", "sigmoid", "gelu", "softplus", "mish", "pow"])

@@ -418,7 +418,11 @@ def test_every_name_of_the_page_is_known():
 def test_compositions_say_what_counts():
     for wrong, words in (
         ("mse_loss", "is made of other functions, whose calls count: 'sum', 'mean'"),
-        ("conv2d", "is not overridden, so its calls are not counted"),
+        ("conv2d", "is not overridden, so its calls are not counted: torch's: the bits depend on the shapes"),
+        (
+            "avg_pool2d",
+            "is not overridden, so its calls are not counted: torch's: a result is the sum of its own window",
+        ),
         ("no_such", "is not overridden"),
     ):
         with pytest.raises(ValueError, match=rf"^coverage\(\): {wrong!r} {words}"):
@@ -677,3 +681,31 @@ def test_a_plugin_of_vllm_enables_nothing_that_the_environment_does_not(monkeypa
         plugin()
         assert tr.is_enabled("cpu")
     tr.disable()
+
+
+POOLS = {
+    "avg_pool1d": lambda x: F.avg_pool1d(x.flatten(2), 3, 2, 1),
+    "avg_pool2d": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+    "avg_pool3d": lambda x: F.avg_pool3d(x.unflatten(1, (2, -1)), (1, 3, 3), (1, 2, 2), (0, 1, 1)),
+    "adaptive_avg_pool1d": lambda x: F.adaptive_avg_pool1d(x.flatten(2), 7),
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, (5, 3)),
+    "adaptive_avg_pool3d": lambda x: F.adaptive_avg_pool3d(x.unflatten(1, (2, -1)), (2, 5, 3)),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_torchs_pools_do_not_depend_on_the_batch_on_a_cpu(name):
+    """As promises() says of them: they are not overridden."""
+    x = torch.randn(16, 6, 17, 13, generator=torch.Generator().manual_seed(0))
+    threads, results = torch.get_num_threads(), []
+    for n, layout, used in itertools.product((16, 4, 1), (torch.contiguous_format, torch.channels_last), (1, 2)):
+        torch.set_num_threads(used)
+        part = x[:n].contiguous(memory_format=layout).requires_grad_()
+        y = POOLS[name](part)
+        (gradient,) = torch.autograd.grad(y, part, y.detach().cos())
+        results.append((y[0].detach(), gradient[0]))
+    torch.set_num_threads(threads)
+    for result in results[1:]:
+        for a, b in zip(result, results[0], strict=True):
+            assert_bitwise_equal(a, b)
+    assert "torch's" in tr.promises(name).eager

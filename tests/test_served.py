@@ -42,8 +42,8 @@ def test_what_is_not_overridden_is_found_without_a_list():
     assert of_torch and all(name.startswith("avg_pool") for name in of_torch), of_torch
 
 
-MODELS = ("TransformerEncoder", "Llama-like", "GRPO", "GRU", "graph attention", "mixture of experts", "VAE",
-          "contrastive", "recommender", "WaveNet-like", "actor and critic")  # fmt: skip
+MODELS = ("TransformerEncoder", "Llama-like", "GRPO", "GRU", "ResNet", "ResNet, group norm", "graph attention",
+          "mixture of experts", "VAE", "contrastive", "recommender", "WaveNet-like", "actor and critic")  # fmt: skip
 
 
 @pytest.mark.slow

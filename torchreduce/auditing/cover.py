@@ -12,7 +12,7 @@ from .record import Call
 _PRODUCTS = {name for row in PRODUCTS for name in row.overloads.split()}
 # Ops that copy, select or make elements: there is no order of summation in them. Others have torch's tag "pointwise".
 _NAMES = """
-    _assert_async _local_scalar_dense _to_copy _unique2 alias arange argsort bernoulli bucketize cat clone
+    _assert_async _local_scalar_dense _to_copy _unique2 _unsafe_view alias arange argsort bernoulli bucketize cat clone
     constant_pad_nd copy detach diag_embed dropout embedding empty empty_like empty_permuted empty_strided equal
     exponential eye fill flip full full_like gather index index_copy index_fill index_select is_same_size isin
     kthvalue lift_fresh linspace log_normal masked_fill masked_scatter masked_select median mode multinomial

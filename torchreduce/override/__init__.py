@@ -21,6 +21,7 @@ from . import registry, state
 from .block import within
 from .names import function_of, without_namespace
 from .promises import COMPOSITIONS, KNOWN
+from .promises import promises as promised
 from .table import OVERLOADS, SCATTERED
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -280,7 +281,8 @@ def coverage(op: str | None = None) -> dict[str, Any]:
         parts = ", ".join(repr(part) for part in COMPOSITIONS[function])
         raise ValueError(f"coverage(): {op!r} is made of other functions, whose calls count: {parts}")
     if not mine:
-        raise ValueError(f"coverage(): {op!r} is not overridden, so its calls are not counted; see promises()")
+        why = f": {promised(op).eager}" if function in KNOWN else "; see promises()"
+        raise ValueError(f"coverage(): {op!r} is not overridden, so its calls are not counted{why}")
     none = dict.fromkeys(next(iter(counts.values())), 0)
     return {why: sum(counts.get(name, none)[why] for name in mine) for why in none}
 

@@ -62,9 +62,10 @@ _GATHERED = Promise(
     "the same",
 )
 _POOLED = Promise(
-    "torch's: a result is the sum of its own window, by one loop over it, and does not depend on the batch; over all "
-    "of a dim the adaptive pools are overridden means. Gradients of adaptive pools and of avg_pool3d are added in the "
-    "order of arrival on GPUs: torch.use_deterministic_algorithms(True) refuses these",
+    "torch's: a result is the sum of its own window, by one loop over it, and does not depend on the batch; on CPUs "
+    "nor on the memory format and the number of threads, and its gradient neither. Over all of a dim the adaptive "
+    "pools are overridden means. Gradients of adaptive pools and of avg_pool3d are added in the order of arrival on "
+    "GPUs: torch.use_deterministic_algorithms(True) refuses these",
     "the same",
 )
 _TORCHS = Promise("torch's: not overridden in this release", "torch's")
@@ -112,9 +113,14 @@ _PROMISES = {
     **dict.fromkeys(
         (
             "median", "sort", "topk", "cudnn_batch_norm", "ctc_loss", "multi_margin_loss", "multilabel_margin_loss",
-            "grouped_mm",
         ),
         _TORCHS,
+    ),
+    "grouped_mm": Promise(
+        "on CPUs a product of each group, so with products=True a row depends on its data, its group's matrix, the "
+        "device and its library alone. torch's own kernel on NVIDIA GPUs since Hopper: a row may depend on the sizes "
+        "of the groups",
+        "the same",
     ),
     **dict.fromkeys(
         (
