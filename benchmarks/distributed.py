@@ -317,6 +317,7 @@ def work(rank: int, args: argparse.Namespace, folder: str) -> None:
         if text := table(rows):
             print(text, flush=True)
         name = torch.cuda.get_device_name() if cuda else "CPU"
+        Path(args.out).mkdir(parents=True, exist_ok=True)
         with open(Path(args.out) / "distributed.csv", "w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(FIELDS)
