@@ -1,42 +1,376 @@
 // Row-wise ops by segments, and their launches.
 //
-// Serves: softmax, log_softmax, logsumexp and their gradients, of elements of any floating type and strides. Lanes load
-// and store elements side by side: lane l of a team of L has the positions l + k L, k < 8, of which 256 are a row of
-// residues. Of an item of at most 8 L elements a team does all in registers. A warp keeps a leaf in registers, too,
-// where that is of one input in float32; of several leaves it reads each again. A block's warps have neighbouring
-// leaves, an aligned power of two of them each; their states meet in shared memory, [warp].
+// Serves: softmax, log_softmax, logsumexp and their gradients, of elements of any floating type and strides.
+//
+// rowwise_segment_runs: a block's elements are in shared memory, where their results take their place
+// (segment_runs.cuh). A leaf of up to 256 elements has a slot for each eight neighbours, a longer one for one, two or
+// four neighbouring residues, which have up to eight elements. Beside them are a value of each slot, [slot], and of each
+// leaf what the first look finds and what its results are made with, [place]. A thread has every 256th slot, and every
+// 256th segment of one short leaf; a warp has every eighth of the others.
+// rowwise_segment_walks: a block walks a segment, of which each of its warps has neighbouring leaves, an aligned power of
+// two of them. Lanes load and store elements side by side: of a row of residues lane l has l + 32 k, k < 8. A warp keeps
+// a leaf in registers where that is of one input in float32; else it reads each again. The warps' states meet in shared
+// memory, [warp].
 #include "kernels/common/gpu.h"
-#include "kernels/tile/segment_teams.cuh"
+#include "kernels/tile/segment_runs.cuh"
 #include "rowwise_segments.h"
 
 namespace torchreduce::gpu {
 
 template <class F> struct Added {
+  __device__ __forceinline__ static F absent() { return F(-0.0); }
   __device__ __forceinline__ static F combine(F a, F b) { return a + b; }
 };
-// The tree over the positions of a team, lane + k * lanes; every lane gets it.
-template <class F> __device__ __forceinline__ F team_sum(F (&v)[kGroup], int lanes) {
-  F sum = transposed_trees<Added<F>, kGroup, 1>(v, lane_id(), false);  // of k = lane % 8
-#pragma unroll 1
-  for (int d = kGroup; d < lanes; d *= 2) sum = sum + shuffle(sum, lane_id() ^ d);
-#pragma unroll
-  for (int d = 1; d < kGroup; d *= 2) sum = sum + shuffle(sum, lane_id() ^ d);
-  return sum;
-}
-template <class F> __device__ __forceinline__ F team_greatest(F found, int lanes) {
-#pragma unroll 1
-  for (int d = 1; d < lanes; d *= 2) found = greatest(found, shuffle(found, lane_id() ^ d));
-  return found;
-}
+template <class F> struct Greatest {
+  __device__ __forceinline__ static F absent() { return -kInfinity<F>; }
+  __device__ __forceinline__ static F combine(F a, F b) { return greatest(a, b); }
+};
 
 template <class Op> struct FloatOf;
 template <template <class> class Op, class F> struct FloatOf<Op<F>> { using type = F; };
 
-template <class Op> struct SegmentRows {
+// The neighbouring residues that a slot of a leaf of n elements has, of which each has as many elements as the leaf has
+// rows of residues.
+__device__ __forceinline__ int slot_width(int n) {
+  return n <= kResidues ? 8 : n <= 2 * kResidues ? 4 : n <= 4 * kResidues ? 2 : 1;
+}
+__device__ __forceinline__ int slots_of_leaf(int n) {
+  const int width = slot_width(n);
+  return ((n < kResidues ? n : kResidues) + width - 1) / width;
+}
+struct RowwiseSlots {
+  __device__ __forceinline__ int operator()(int n) const { return n / kLeaf * kResidues + slots_of_leaf(n % kLeaf); }
+};
+using RowwiseBlock = SegmentBlock<RowwiseSlots>;
+
+template <class Op>
+__device__ __forceinline__ auto row_of(const RowwiseSegments& call, int64_t n, const typename Op::Given& given,
+                                       const typename Op::State& state) {
+  using F = typename FloatOf<Op>::type;
+  return Op::row(state, n, given, call.options, [](int64_t) { return F(0); });
+}
+template <class Op> using RowOf = decltype(row_of<Op>(RowwiseSegments(), 0, typename Op::Given(), Op::none()));
+template <class Op> using AtOf = std::decay_t<decltype(Op::at(std::declval<RowOf<Op>>(), Op::none()))>;
+
+// What has one element a segment of a row.
+__device__ __forceinline__ RowMemory memory_of(const RowwiseSegments& call) {
+  RowMemory m = call.memory;
+  m.stats = global(m.stats);
+  m.values[0] = global(m.values[0]);
+  return m;
+}
+
+// ---- segments that are held ------------------------------------------------------------------------------------------
+
+template <class Op> struct HeldRows {
+  using F = typename FloatOf<Op>::type;
+  using State = typename Op::State;
+  using At = AtOf<Op>;
+  using Slot = typename RowwiseBlock::Slot;
+  static constexpr int kThreads = segment_runs::kThreads, kInputs = Op::kInputs;
+  static_assert(sizeof(At) <= 2 * sizeof(F));
+
+  const RowwiseSegments& call;
+  const RowwiseBlock& block;
+  StagedRuns<F> x[kInputs];
+  F* values;  // [slot]
+  F* found;   // [place]
+  At* ats;    // [place]
+
+  __device__ __forceinline__ void run(const SegmentBatch& batch, const RowRun (&memory)[3],
+                                      const RowRun& of_values) const {
+    const int slots = batch.slots << block.rows_log2, t = int(threadIdx.x);
+    with_element<true>(call.dtype, [&](auto element) {
+#pragma unroll
+      for (int i = 0; i < kInputs; ++i)
+        x[i].template load<decltype(element)>(call.in[i], memory[i], batch.from, 0, batch.length);
+    });
+    __syncthreads();
+    if constexpr (Op::kFirst == First::Greatest) {
+#pragma unroll 1
+      for (int u = t; u < slots; u += kThreads) values[u] = greatest_of(batch, block.slot(batch, u));
+      __syncthreads();
+      find(batch);
+      __syncthreads();
+    }
+    if constexpr (Op::kSums > 0) {
+#pragma unroll 1
+      for (int u = t; u < slots; u += kThreads) values[u] = sum_of(batch, block.slot(batch, u));
+      __syncthreads();
+    }
+    finish(batch, of_values);
+    if constexpr (Op::kMaps) {
+      __syncthreads();
+#pragma unroll 1
+      for (int u = t; u < slots; u += kThreads) map(batch, block.slot(batch, u));
+      __syncthreads();
+      with_element<true>(call.out_dtype, [&](auto element) {
+        x[0].template store<decltype(element)>(call.out, memory[2], batch.from, batch.length);
+      });
+    }
+  }
+
+ private:
+  // ---- slots ---------------------------------------------------------------------------------------------------------
+
+  // Where a slot's elements are: kWidth neighbouring residues of a leaf, row by row.
+  struct Leaf { int number, length, place; };
+  __device__ __forceinline__ Leaf leaf_of(const SegmentBatch& batch, const Slot& slot) const {
+    const int number = slot.number / kResidues, rest = slot.length - number * kLeaf;
+    return {number, rest < kLeaf ? rest : kLeaf, block.place_of(batch, slot.segment, number, kResidues, slot.row)};
+  }
+  // Calls with(width, element) where element(k) is the item that is the slot's element k, or -1.
+  template <class With>
+  __device__ __forceinline__ static void with_elements(const Slot& slot, const Leaf& leaf, With with) {
+    const auto of_width = [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      const int first = slot.number % kResidues * kWidth, from = slot.begin + leaf.number * kLeaf + first;
+      const int count = slot.there ? leaf.length - first : 0;
+      with(width, [=](int k) {
+        const int at = k % kWidth + k / kWidth * kResidues;
+        return at < count ? from + at : -1;
+      });
+    };
+    switch (slot_width(leaf.length)) {
+      case 8: return of_width(std::integral_constant<int, 8>());
+      case 4: return of_width(std::integral_constant<int, 4>());
+      case 2: return of_width(std::integral_constant<int, 2>());
+      default: return of_width(std::integral_constant<int, 1>());
+    }
+  }
+  __device__ __forceinline__ F greatest_of(const SegmentBatch& batch, const Slot& slot) const {
+    F most = Greatest<F>::absent();
+    with_elements(slot, leaf_of(batch, slot), [&](auto, auto element) {
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k)
+        if (element(k) >= 0) most = greatest(most, x[0][element(k)]);
+    });
+    return most;
+  }
+  // The canonical sum; of an op whose terms are wanted again, they take the place of the elements.
+  __device__ __forceinline__ F sum_of(const SegmentBatch& batch, const Slot& slot) const {
+    const Leaf leaf = leaf_of(batch, slot);
+    const typename Op::Given given{};
+    const auto seen = Op::seen(Op::kFirst == First::Greatest ? found[leaf.place] : F(0), leaf.length, given);
+    F total;
+    with_elements(slot, leaf, [&](auto width, auto element) {
+      constexpr int kWidth = decltype(width)::value;
+      F sums[kWidth];
+#pragma unroll
+      for (F& sum : sums) sum = Added<F>::absent();
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k) {
+        if (element(k) < 0) continue;
+        F of[kInputs], sum[1] = {sums[k % kWidth]};
+#pragma unroll
+        for (int i = 0; i < kInputs; ++i) of[i] = x[i][element(k)];
+        Op::step(sum, of, F(1), seen, given);
+        sums[k % kWidth] = sum[0];
+        if constexpr (Op::kTerm) x[0][element(k)] = Op::term(of[0], seen);
+      }
+      total = tree_of<Added<F>>(sums);
+    });
+    return total;
+  }
+  __device__ __forceinline__ void map(const SegmentBatch& batch, const Slot& slot) const {
+    const Leaf leaf = leaf_of(batch, slot);
+    const At at = ats[leaf.place];
+    with_elements(slot, leaf, [&](auto, auto element) {
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k) {
+        if (element(k) < 0) continue;
+        F of[kInputs];
+#pragma unroll
+        for (int i = 0; i < kInputs; ++i) of[i] = x[i][element(k)];
+        if constexpr (Op::kTerm) x[0][element(k)] = Op::map(of[0], F(1), F(-0.0), 0, at);
+        else x[0][element(k)] = Op::map(of, F(1), F(-0.0), 0, at);
+      }
+    });
+  }
+
+  // ---- segments ------------------------------------------------------------------------------------------------------
+
+  // A segment of a row, and its first slot.
+  struct Piece { int segment, row, length, start; };
+  __device__ __forceinline__ Piece piece(const SegmentBatch& batch, int v) const {
+    const int s = batch.first + (v >> block.rows_log2);
+    return {s, v & ((1 << block.rows_log2) - 1), int(block.length(s)),
+            block.lists.start[s] - block.lists.start[batch.first]};
+  }
+  // Calls alone(piece) by a thread for each segment of one short leaf, and together(piece) by a warp for each other.
+  template <class Alone, class Together>
+  __device__ __forceinline__ void each_piece(const SegmentBatch& batch, Alone alone, Together together) const {
+    constexpr int kWarps = segment_runs::kWarps;
+    const int pieces = (batch.end - batch.first) << block.rows_log2, t = int(threadIdx.x);
+#pragma unroll 1
+    for (int v = t; v < pieces; v += kThreads) {
+      const Piece of = piece(batch, v);
+      if (of.length <= kResidues && of.row < block.rows) alone(of);
+    }
+    if (block.most <= kResidues / kGroup) return;
+#pragma unroll 1
+    for (int v = t / kLanes; v < pieces; v += kWarps) {
+      const Piece of = piece(batch, v);
+      if (of.length > kResidues && of.row < block.rows) together(of);
+    }
+  }
+  template <class Join, int kCount> __device__ __forceinline__ static F tree_of(F (&v)[kCount]) {
+#pragma unroll
+    for (int d = 1; d < kCount; d *= 2)
+#pragma unroll
+      for (int i = 0; i < kCount; i += 2 * d) v[i] = Join::combine(v[i], v[i + d]);
+    return v[0];
+  }
+  // The tree over the values of up to eight slots from `first` on, of `count` of a piece.
+  template <class Join> __device__ __forceinline__ F eight(const Piece& of, int first, int count) const {
+    F v[kGroup];
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i)
+      v[i] = first + i < count ? values[((of.start + first + i) << block.rows_log2) + of.row] : Join::absent();
+    return tree_of<Join>(v);
+  }
+  // Over those of a short leaf, by a thread.
+  template <class Join> __device__ __forceinline__ F short_value(const Piece& of) const {
+    const int count = slots_of_leaf(of.length);
+    F v[kResidues / (kGroup * kGroup)];
+#pragma unroll
+    for (int i = 0; i < kResidues / (kGroup * kGroup); ++i)
+      v[i] = i * kGroup < count ? eight<Join>(of, i * kGroup, count) : Join::absent();
+    return tree_of<Join>(v);
+  }
+  // Over those of a leaf of any length, by a warp; every lane gets it.
+  template <class Join> __device__ __forceinline__ F leaf_value(const Piece& of, int leaf) const {
+    const int first = leaf * kResidues, count = first + slots_of_leaf(length_of(of, leaf));
+    F value = eight<Join>(of, first + lane_id() * kGroup, count);
+#pragma unroll
+    for (int d = 1; d < kLanes; d *= 2) {
+      const F other = shuffle(value, lane_id() ^ d);
+      value = lane_id() & d ? Join::combine(other, value) : Join::combine(value, other);
+    }
+    return value;
+  }
+  __device__ __forceinline__ static int length_of(const Piece& of, int leaf) {
+    const int rest = of.length - leaf * kLeaf;
+    return rest < kLeaf ? rest : kLeaf;
+  }
+  __device__ __forceinline__ int place_of(const SegmentBatch& batch, const Piece& of, int leaf) const {
+    return block.place_of(batch, of.segment, leaf, kResidues, of.row);
+  }
+
+  // The first look.
+  __device__ __forceinline__ void find(const SegmentBatch& batch) const {
+    each_piece(
+        batch, [&](const Piece& of) { found[place_of(batch, of, 0)] = short_value<Greatest<F>>(of); },
+        [&](const Piece& of) {
+#pragma unroll 1
+          for (int leaf = 0; leaf * kLeaf < of.length; ++leaf) {
+            const F value = leaf_value<Greatest<F>>(of, leaf);
+            if (lane_id() == 0) found[place_of(batch, of, leaf)] = value;
+          }
+        });
+  }
+  __device__ __forceinline__ State state_of(const SegmentBatch& batch, const Piece& of, int leaf, F sum) const {
+    const F total[1] = {sum};
+    const F first = Op::kFirst == First::Greatest ? found[place_of(batch, of, leaf)] : F(0);
+    return Op::state(first, total, length_of(of, leaf));
+  }
+  // What each segment comes to, and what its results are made with.
+  __device__ __forceinline__ void finish(const SegmentBatch& batch, const RowRun& of_values) const {
+    const RowMemory memory = memory_of(call);
+    const auto finish_row = [&](const Piece& of, const State& total, bool writes) {
+      const int64_t value = of_values.at(block.first + of.segment, of.row);
+      const auto row = row_of<Op>(call, of.length, Op::given(call.options, memory, value), total);
+      if (writes) Op::write(row, memory, value);
+      return row;
+    };
+    each_piece(
+        batch,
+        [&](const Piece& of) {
+          State state = Op::none();
+          if constexpr (Op::kSums > 0)
+            if (of.length > 0) state = state_of(batch, of, 0, short_value<Added<F>>(of));
+          const auto row = finish_row(of, state, true);
+          if constexpr (Op::kMaps) ats[place_of(batch, of, 0)] = Op::at(row, state);
+        },
+        [&](const Piece& of) {
+          constexpr int kLevels = 3;
+          static_assert(segment_runs::kMostRoom < kLeaf << (kLevels - 1) || segment_runs::kMostRoom / kLeaf < 7);
+          TreeStack<State, kLevels> tree;
+          State total = Op::none(), mine = total;
+          if constexpr (Op::kSums > 0) {
+#pragma unroll 1
+            for (int leaf = 0; leaf * kLeaf < of.length; ++leaf) {
+              const State state = state_of(batch, of, leaf, leaf_value<Added<F>>(of, leaf));
+              tree.push(state, [](const State& a, const State& b) { return Op::merge(a, b); });
+              if (lane_id() == leaf) mine = state;
+            }
+            total = tree.total(Op::none(), [](const State& a, const State& b) { return Op::merge(a, b); });
+          }
+          const auto row = finish_row(of, total, lane_id() == 0);
+          if constexpr (Op::kMaps)
+            if (lane_id() * kLeaf < of.length) ats[place_of(batch, of, lane_id())] = Op::at(row, mine);
+        });
+  }
+};
+
+template <class Op>
+__global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename FloatOf<Op>::type) == 4 ? 4 : 2)
+    rowwise_segment_runs(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentRuns runs) {
+  using namespace segment_runs;
+  using F = typename FloatOf<Op>::type;
+  TR_DYNAMIC_SHARED(memory, kAlignment);
+  __shared__ RowwiseBlock::Lists lists;
+  const Layout& l = call.layout;
+  if constexpr (Op::kMaps)
+    clear_others(call.of, l.rows, [&](int64_t row, int64_t i) {
+      const int64_t at = row_start(l, row).out + (l.reduced ? i * l.out[l.kept] : 0);
+      store_as(call.out_dtype, global(call.out), at, F(0));
+    });
+  const SharedParts parts(memory, runs, int(sizeof(F)), Op::kInputs, int(sizeof(F)));
+  RowwiseBlock block(call.of, l, runs, lists, parts.places);
+  if (block.count == 0) return;
+  block.list();
+  const RowStart start = row_start(l, block.row);
+  const auto step_of = [&](const int64_t (&strides)[kMaxDims]) { return l.reduced ? strides[l.kept] : 0; };
+  const auto row_step_of = [&](const int64_t (&strides)[kMaxDims]) { return l.kept ? strides[l.kept - 1] : 0; };
+  RowRun rows[3] = {{start.in, step_of(l.in), row_step_of(l.in)}, {}, {start.out, step_of(l.out), row_step_of(l.out)}};
+  if constexpr (Op::kInputs > 1) {
+    const auto& strides = call.more_strides[0];
+    rows[1] = {row_offset(l, strides, block.row), step_of(strides), row_step_of(strides)};
+  }
+  const auto& strides = call.more_strides[1];
+  const RowRun of_values{row_offset(l, strides, block.row), call.value_step, row_step_of(strides)};
+  HeldRows<Op> held{call, block, {}, reinterpret_cast<F*>(parts.slots), nullptr, nullptr};
+#pragma unroll
+  for (int i = 0; i < Op::kInputs; ++i)
+    held.x[i] = {reinterpret_cast<F*>(parts.items[i]), runs.room, block.rows, block.rows_log2};
+  held.ats = reinterpret_cast<AtOf<Op>*>(parts.segments);
+  held.found = reinterpret_cast<F*>(parts.segments) + 2 * places(runs);
+  block.each_batch([&](const SegmentBatch& batch) { held.run(batch, rows, of_values); });
+}
+
+// ---- segments that are walked ----------------------------------------------------------------------------------------
+
+// The tree over the residues of a warp, lane + 32 k; every lane gets it.
+template <class F> __device__ __forceinline__ F residues_sum(F (&v)[kGroup]) {
+  F sum = transposed_trees<Added<F>, kGroup, 1>(v, lane_id(), false);  // of k = lane % 8
+#pragma unroll
+  for (int d = kGroup; d < kLanes; d *= 2) sum = sum + shuffle(sum, lane_id() ^ d);
+#pragma unroll
+  for (int d = 1; d < kGroup; d *= 2) sum = sum + shuffle(sum, lane_id() ^ d);
+  return sum;
+}
+template <class F> __device__ __forceinline__ F warp_greatest(F found) {
+#pragma unroll
+  for (int d = 1; d < kLanes; d *= 2) found = greatest(found, shuffle(found, lane_id() ^ d));
+  return found;
+}
+
+template <class Op> struct WalkedRows {
   using F = typename FloatOf<Op>::type;
   using State = typename Op::State;
   using Given = typename Op::Given;
-  static constexpr int kInputs = Op::kInputs, kWarps = segment_teams::kWarps;
+  static constexpr int kInputs = Op::kInputs, kWarps = segment_runs::kWarps;
   static constexpr int kRows = kLeaf / kResidues;  // of residues, of a leaf
   static constexpr bool kHeld = kInputs == 1 && sizeof(F) == 4 && Op::kSums > 0;
   static constexpr int kLevels = 24;
@@ -48,7 +382,6 @@ template <class Op> struct SegmentRows {
   };
 
   const RowwiseSegments& call;
-  const SegmentTeams& teams;
   Shared* shared;
 
   // Where positions of an item lie, and what it comes with.
@@ -70,15 +403,8 @@ template <class Op> struct SegmentRows {
     item.out_step = l.reduced ? l.out[l.kept] : 0;
     item.out = start.out + at.begin * item.out_step;
     item.value = row_offset(l, call.more_strides[1], at.row) + at.segment * call.value_step;
-    item.given = Op::given(call.options, memory(), item.value);
+    item.given = Op::given(call.options, memory_of(call), item.value);
     return item;
-  }
-
-  __device__ __forceinline__ RowMemory memory() const {
-    RowMemory m = call.memory;
-    m.stats = global(m.stats);
-    m.values[0] = global(m.values[0]);
-    return m;
   }
 
   // Eight positions: first + k * step, k < count. Their offsets are not kept from one place to the next: they would
@@ -130,33 +456,8 @@ template <class Op> struct SegmentRows {
                      count, y);
     }
   }
-  __device__ __forceinline__ auto row_of(const Item& item, const State& state) const {
-    return Op::row(state, item.n, item.given, call.options, [](int64_t) { return F(0); });
-  }
-
-  // ---- an item a team --------------------------------------------------------------------------------------------------
-
-  __device__ __forceinline__ void team(const SegmentRow& at, bool there) const {
-    const int lanes = teams.lanes, lane = lane_id() % lanes;
-    Item item{};
-    if (there) item = item_of(at);
-    const int count = count_below(item.n, lane, lanes);
-    Eight x = {};
-    load(item, lane, lanes, count, x);
-    const F found = team_greatest(greatest_of(-kInfinity<F>, x, count), lanes);
-    const auto seen = Op::seen(found, int(item.n), item.given);
-    State state = Op::none();
-    if constexpr (Op::kSums > 0) {
-      F sums[kGroup];
-#pragma unroll
-      for (F& sum : sums) sum = F(-0.0);
-      add(x, count, seen, item.given, sums);
-      const F total[1] = {team_sum(sums, lanes)};
-      if (item.n > 0) state = Op::state(found, total, int(item.n));
-    }
-    const auto row = row_of(item, state);
-    if (there && lane == 0) Op::write(row, memory(), item.value);
-    map(item, lane, lanes, count, x, seen, Op::at(row, state));
+  __device__ __forceinline__ auto row_at(const Item& item, const State& state) const {
+    return row_of<Op>(call, item.n, item.given, state);
   }
 
   // ---- leaves, by a warp -----------------------------------------------------------------------------------------------
@@ -195,7 +496,7 @@ template <class Op> struct SegmentRows {
     if constexpr (Op::kFirst == First::Greatest) {
       each_row(item, first, size, held, false,
                [&](const Eight& x, int64_t, int count) { found = greatest_of(found, x, count); });
-      found = team_greatest(found, kLanes);
+      found = warp_greatest(found);
     }
     const auto seen = Op::seen(found, size, item.given);
     State state = Op::none();
@@ -205,21 +506,18 @@ template <class Op> struct SegmentRows {
       for (F& sum : sums) sum = F(-0.0);
       each_row(item, first, size, held, Op::kFirst != First::Nothing,
                [&](const Eight& x, int64_t, int count) { add(x, count, seen, item.given, sums); });
-      const F total[1] = {team_sum(sums, kLanes)};
+      const F total[1] = {residues_sum(sums)};
       state = Op::state(found, total, size);
     }
     with(state, seen, held, size);
   }
-  // The state of the item, of those of the leaves that this warp has seen, or where `whole` of those of the block's
-  // warps, of which `parts` have seen some; in every lane.
-  __device__ __forceinline__ State total_of(bool whole, int parts) const {
+  // The state of the item, of those of the leaves that the block's warps have seen, of which `parts` have seen some; in
+  // every lane.
+  __device__ __forceinline__ State total_of(int parts) const {
     const int warp = int(threadIdx.x) / kLanes;
-    State total = Op::none();
-    if (lane_id() == 0) total = tree_of_warp().total(Op::none(), merge);
-    if (!whole) return shuffle(total, 0);
-    if (lane_id() == 0) shared->states[warp] = total;
+    if (lane_id() == 0) shared->states[warp] = tree_of_warp().total(Op::none(), merge);
     __syncthreads();
-    total = shared->states[lane_id() < parts ? lane_id() : 0];
+    State total = shared->states[lane_id() < parts ? lane_id() : 0];
 #pragma unroll
     for (int d = 1; d < kWarps; d *= 2) {
       const State other = shuffle(total, (lane_id() + d) % kLanes);
@@ -233,14 +531,13 @@ template <class Op> struct SegmentRows {
   }
   __device__ __forceinline__ static State merge(const State& a, const State& b) { return Op::merge(a, b); }
 
-  // By a warp; or where `whole` by the block, of which each warp has neighbouring leaves. Of several leaves twice:
-  // their states, then their results.
-  __device__ __forceinline__ void walk(const SegmentRow& at, bool whole) const {
+  // By the block. Of several leaves twice: their states, then their results.
+  __device__ __forceinline__ void walk(const SegmentRow& at) const {
     const Item item = item_of(at);
-    const int warp = whole ? int(threadIdx.x) / kLanes : 0;
+    const int warp = int(threadIdx.x) / kLanes;
     const int64_t leaves = (item.n + kLeaf - 1) / kLeaf;
-    int64_t each = whole ? 1 : leaves;
-    while (whole && each * kWarps < leaves) each *= 2;
+    int64_t each = 1;
+    while (each * kWarps < leaves) each *= 2;
     const int64_t first = warp * each < leaves ? warp * each : leaves;
     const int64_t end = first + each < leaves ? first + each : leaves;
     const bool once = leaves == 1 || Op::kSums == 0;
@@ -250,9 +547,9 @@ template <class Op> struct SegmentRows {
 #pragma unroll 1
     for (int pass = once ? 1 : 0; pass < 2; ++pass) {
       if (pass == 1 && !once) {
-        total = total_of(whole, int((leaves + each - 1) / each));
+        total = total_of(int((leaves + each - 1) / each));
         if constexpr (!Op::kMaps) {
-          if (first == 0 && lane_id() == 0) Op::write(row_of(item, total), memory(), item.value);
+          if (first == 0 && lane_id() == 0) Op::write(row_at(item, total), memory_of(call), item.value);
           return;
         }
       }
@@ -263,8 +560,8 @@ template <class Op> struct SegmentRows {
             if (lane_id() == 0) tree.push(state, merge);
             return;
           }
-          const auto row = row_of(item, once ? state : total);
-          if (leaf == 0 && lane_id() == 0) Op::write(row, memory(), item.value);
+          const auto row = row_at(item, once ? state : total);
+          if (leaf == 0 && lane_id() == 0) Op::write(row, memory_of(call), item.value);
           if constexpr (Op::kMaps) {
             const auto at = Op::at(row, state);
             each_row(item, leaf * kLeaf, size, held, Op::kSums > 0, [&](const Eight& x, int64_t position, int count) {
@@ -277,32 +574,22 @@ template <class Op> struct SegmentRows {
 };
 
 template <class Op>
-__global__ void TR_BLOCKS_BOUND(segment_teams::kThreads, sizeof(typename SegmentRows<Op>::F) == 4 ? 4 : 2)
-    rowwise_segment_teams(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentTeams teams) {
-  const Layout& l = call.layout;
-  if constexpr (Op::kMaps)
-    clear_others(call.of, l.rows, [&](int64_t row, int64_t i) {
-      const int64_t at = row_start(l, row).out + (l.reduced ? i * l.out[l.kept] : 0);
-      store_as(call.out_dtype, global(call.out), at, typename SegmentRows<Op>::F(0));
-    });
-  const TeamItem mine(call.of, l.rows, teams);
-  SegmentRows<Op>{call, teams, nullptr}.team(mine.row, mine.fits);
-}
-template <class Op>
-__global__ void __launch_bounds__(segment_teams::kThreads)
-    rowwise_segment_walks(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentTeams teams) {
-  __shared__ typename SegmentRows<Op>::Shared shared;
-  const SegmentRows<Op> rows{call, teams, &shared};
-  each_walk(call.of, call.layout.rows, teams, [&](const SegmentRow& row, bool whole) { rows.walk(row, whole); });
+__global__ void __launch_bounds__(segment_runs::kThreads)
+    rowwise_segment_walks(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentRuns runs) {
+  __shared__ typename WalkedRows<Op>::Shared shared;
+  __shared__ RowwiseBlock::Lists lists;
+  const RowwiseBlock block(call.of, call.layout, runs, lists, nullptr);
+  const WalkedRows<Op> rows{call, &shared};
+  each_walk(block, [&](const SegmentRow& row) { rows.walk(row); });
 }
 
 template <class Op> static void launch(const PlannedRowwiseSegments& call, Queue queue) {
-  const auto enqueue_kernel = [&](auto kernel) {
-    enqueue(kernel, call.plan.blocks, segment_teams::kThreads, 0, queue, static_cast<const RowwiseSegments&>(call),
+  const auto enqueue_kernel = [&](auto kernel, int shared) {
+    enqueue(kernel, call.plan.blocks, segment_runs::kThreads, shared, queue, static_cast<const RowwiseSegments&>(call),
             call.plan);
   };
-  enqueue_kernel(rowwise_segment_teams<Op>);
-  if (segment_teams::walks(call.of, call.plan)) enqueue_kernel(rowwise_segment_walks<Op>);
+  enqueue_kernel(rowwise_segment_runs<Op>, call.plan.shared);
+  if (segment_runs::walks(call.of, call.plan)) enqueue_kernel(rowwise_segment_walks<Op>, 0);
 }
 template <template <class> class Op> static void launch(const PlannedRowwiseSegments& call, Queue queue) {
   if (call.accumulator == Dtype::F64) launch<Op<double>>(call, queue);
