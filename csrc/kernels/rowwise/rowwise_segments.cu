@@ -77,8 +77,7 @@ template <class Op> struct HeldRows {
   F* found;   // [place]
   At* ats;    // [place]
 
-  __device__ __forceinline__ void run(const SegmentBatch& batch, const RowRun (&memory)[3],
-                                      const RowRun& of_values) const {
+  __device__ __forceinline__ void run(const SegmentBatch& batch, const RowRun (&memory)[4]) const {
     const int slots = batch.slots << block.rows_log2, t = int(threadIdx.x);
     with_element<true>(call.dtype, [&](auto element) {
 #pragma unroll
@@ -98,7 +97,7 @@ template <class Op> struct HeldRows {
       for (int u = t; u < slots; u += kThreads) values[u] = sum_of(batch, block.slot(batch, u));
       __syncthreads();
     }
-    finish(batch, of_values);
+    finish(batch, memory[3]);
     if constexpr (Op::kMaps) {
       __syncthreads();
 #pragma unroll 1
@@ -313,6 +312,21 @@ template <class Op> struct HeldRows {
   }
 };
 
+// Where the elements of a block's rows lie: of the inputs, of the results, and of what has one a segment.
+template <class Op>
+__device__ __forceinline__ void rows_of(const RowwiseSegments& call, int64_t row, RowRun (&memory)[4]) {
+  const Layout& l = call.layout;
+  const RowStart start = row_start(l, row);
+  const int last = l.kept - 1;
+  memory[0] = {start.in, l.reduced ? l.in[l.kept] : 0, l.kept ? l.in[last] : 0};
+  memory[2] = {start.out, l.reduced ? l.out[l.kept] : 0, l.kept ? l.out[last] : 0};
+  const auto& second = call.more_strides[0];
+  if constexpr (Op::kInputs > 1)
+    memory[1] = {row_offset(l, second, row), l.reduced ? second[l.kept] : 0, l.kept ? second[last] : 0};
+  const auto& values = call.more_strides[1];
+  memory[3] = {row_offset(l, values, row), call.value_step, l.kept ? values[last] : 0};
+}
+
 template <class Op>
 __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename FloatOf<Op>::type) == 4 ? 4 : 2)
     rowwise_segment_runs(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentRuns runs) {
@@ -320,6 +334,7 @@ __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename FloatOf<
   using F = typename FloatOf<Op>::type;
   TR_DYNAMIC_SHARED(memory, kAlignment);
   __shared__ RowwiseBlock::Lists lists;
+  __shared__ RowRun rows[4];
   const Layout& l = call.layout;
   if constexpr (Op::kMaps)
     clear_others(call.of, l.rows, [&](int64_t row, int64_t i) {
@@ -329,24 +344,15 @@ __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename FloatOf<
   const SharedParts parts(memory, runs, int(sizeof(F)), Op::kInputs, int(sizeof(F)));
   RowwiseBlock block(call.of, l, runs, lists, parts.places);
   if (block.count == 0) return;
+  if (threadIdx.x == 0) rows_of<Op>(call, block.row, rows);
   block.list();
-  const RowStart start = row_start(l, block.row);
-  const auto step_of = [&](const int64_t (&strides)[kMaxDims]) { return l.reduced ? strides[l.kept] : 0; };
-  const auto row_step_of = [&](const int64_t (&strides)[kMaxDims]) { return l.kept ? strides[l.kept - 1] : 0; };
-  RowRun rows[3] = {{start.in, step_of(l.in), row_step_of(l.in)}, {}, {start.out, step_of(l.out), row_step_of(l.out)}};
-  if constexpr (Op::kInputs > 1) {
-    const auto& strides = call.more_strides[0];
-    rows[1] = {row_offset(l, strides, block.row), step_of(strides), row_step_of(strides)};
-  }
-  const auto& strides = call.more_strides[1];
-  const RowRun of_values{row_offset(l, strides, block.row), call.value_step, row_step_of(strides)};
   HeldRows<Op> held{call, block, {}, reinterpret_cast<F*>(parts.slots), nullptr, nullptr};
 #pragma unroll
   for (int i = 0; i < Op::kInputs; ++i)
     held.x[i] = {reinterpret_cast<F*>(parts.items[i]), runs.room, block.rows, block.rows_log2};
   held.ats = reinterpret_cast<AtOf<Op>*>(parts.segments);
   held.found = reinterpret_cast<F*>(parts.segments) + 2 * places(runs);
-  block.each_batch([&](const SegmentBatch& batch) { held.run(batch, rows, of_values); });
+  block.each_batch([&](const SegmentBatch& batch) { held.run(batch, rows); });
 }
 
 // ---- segments that are walked ----------------------------------------------------------------------------------------

@@ -52,8 +52,8 @@ template <class S> struct HeldScan {
       totals[u] = group(block.slot(batch, u), items);
     }
     __syncthreads();
-    join_groups(slots);
-    if (block.most > kFan) join_tiles(batch);
+    join(batch);
+    __syncthreads();
 #pragma unroll 1
     for (int last = (slots - 1) / kThreads * kThreads; last >= 0; last -= kThreads) {
       const int u = last + t;
@@ -62,10 +62,11 @@ template <class S> struct HeldScan {
       if (u < slots) {
         slot = block.slot(batch, u);
         results_of(batch, slot, u, results);
+        if (!call.exclusive) put(slot, 0, results);
       }
-      // An exclusive scan's results go one position further on: to a group that is another thread's.
-      if (call.exclusive) __syncthreads();
-      if (u < slots) put(slot, results);
+      if (!call.exclusive) continue;
+      __syncthreads();  // results go one position further on: to a group that is another thread's
+      if (u < slots) put(slot, 1, results);
     }
     __syncthreads();
     with_result<Result>(call.out.dtype, [&](auto element) {
@@ -91,36 +92,64 @@ template <class S> struct HeldScan {
     }
     return S::group(items);
   }
-  // Sklansky's scan over the groups of each tile: who reads and who writes at a level are others.
-  __device__ __forceinline__ void join_groups(int slots) const {
+  // Of the totals of all groups those of a tile up to each, and of each tile what is before it: by a thread for each
+  // segment of one tile, and by a warp for each other, of which a lane has a tile.
+  __device__ __forceinline__ void join(const SegmentBatch& batch) const {
+    static_assert(segment_runs::kMostRoom <= kBlockTile, "a block tile has more tiles than a segment that is held");
+    const int pieces = (batch.end - batch.first) << block.rows_log2, lane = lane_id(), t = int(threadIdx.x);
+    const auto each = [&](int first, int step, auto with) {
 #pragma unroll 1
-    for (int d = 1; d < kFan && d < block.most; d *= 2) {
-#pragma unroll 1
-      for (int u = int(threadIdx.x); u < slots; u += kThreads) {
-        const int number = int(block.places[u >> block.rows_log2] >> 16);
-        if (!(number & d)) continue;
-        totals[u] = S::combine(totals[u - (((number & (d - 1)) + 1) << block.rows_log2)], totals[u]);
+      for (int piece = first; piece < pieces; piece += step) {
+        const int s = batch.first + (piece >> block.rows_log2), start = block.lists.start[s];
+        with(s, piece & ((1 << block.rows_log2) - 1), start - block.lists.start[batch.first],
+             block.lists.start[s + 1] - start);
       }
-      __syncthreads();
-    }
-  }
-  // The same over the tiles of each segment that has several: a warp's lanes have one each. A block tile has more of
-  // them than a segment that is held.
-  __device__ __forceinline__ void join_tiles(const SegmentBatch& batch) const {
-    static_assert(segment_runs::kMostRoom <= kBlockTile);
-    const int pieces = (batch.end - batch.first) << block.rows_log2, lane = lane_id();
-#pragma unroll 1
-    for (int piece = int(threadIdx.x) / kLanes; piece < pieces; piece += kThreads / kLanes) {
-      const int s = batch.first + (piece >> block.rows_log2), row = piece & ((1 << block.rows_log2) - 1);
-      const int start = block.lists.start[s] - block.lists.start[batch.first];
-      const int groups = block.lists.start[s + 1] - block.lists.start[s];
-      if (groups <= kFan) continue;
+    };
+    each(t, kThreads, [&](int, int row, int start, int groups) {
+      if (groups <= kFan) join_tile(start, row, groups);
+    });
+    if (block.most <= kFan) return;
+    each(t / kLanes, kThreads / kLanes, [&](int s, int row, int start, int groups) {
+      if (groups <= kFan) return;
+      const int first = lane * kFan, rest = groups - first;
       Acc total = S::absent();
-      if ((lane + 1) * kFan <= groups) total = totals[((start + (lane + 1) * kFan - 1) << block.rows_log2) + row];
+      if (rest > 0) total = join_tile(start + first, row, rest < kFan ? rest : kFan);
       total = shuffle_up(sklansky<S>(total), 1, kLanes);
-      if (lane > 0 && lane * kFan < groups) before[block.place_of(batch, s, lane, kFan, row)] = total;
+      if (lane > 0 && rest > 0) before[block.place_of(batch, s, lane, kFan, row)] = total;
+    });
+  }
+  // Sklansky's scan over the groups of a tile, eight at a time. Returns the last one's.
+  __device__ __forceinline__ Acc join_tile(int start, int row, int groups) const {
+    Acc total = S::absent(), last = total, half = total;  // last: of the eight before, and half: of the two before them
+#pragma unroll 1
+    for (int first = 0; first < groups; first += kGroup) {
+      Acc* const from = totals + ((start + first) << block.rows_log2) + row;
+      Acc v[kGroup];
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) v[i] = first + i < groups ? from[i << block.rows_log2] : S::absent();
+#pragma unroll
+      for (int d = 1; d < kGroup; d *= 2)
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i)
+          if (i & d) v[i] = S::combine(v[(i & ~(2 * d - 1)) + d - 1], v[i]);
+      if (first & kGroup) {
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i) v[i] = S::combine(last, v[i]);
+      }
+      if (first & 2 * kGroup) {
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i) v[i] = S::combine(half, v[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        if (first + i >= groups) continue;
+        from[i << block.rows_log2] = v[i];
+        total = v[i];
+      }
+      last = v[kGroup - 1];
+      if (first == kGroup) half = last;
     }
-    __syncthreads();
+    return total;
   }
   __device__ __forceinline__ void results_of(const SegmentBatch& batch, const ScanBlock::Slot& slot, int u,
                                              Result (&results)[kGroup]) const {
@@ -141,14 +170,15 @@ template <class S> struct HeldScan {
     }
     op.results(S::prefix(within), items, results);
   }
-  __device__ __forceinline__ void put(const ScanBlock::Slot& slot, const Result (&results)[kGroup]) const {
-    const int first = slot.number * kGroup, shift = call.exclusive, count = slot.length - shift - first;
+  // Writes a slot's results, `shift` positions further on.
+  __device__ __forceinline__ void put(const ScanBlock::Slot& slot, int shift, const Result (&results)[kGroup]) const {
+    const int first = slot.number * kGroup, count = slot.there ? slot.length - shift - first : 0;
     const int step = call.reverse ? -1 : 1, to = item_of(slot, first + shift);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i)
       if (i < count) x[to + i * step] = results[i];
     if constexpr (kHasStart<S>)
-      if (shift && first == 0) x[item_of(slot, 0)] = S::start();
+      if (shift && first == 0 && slot.there) x[item_of(slot, 0)] = S::start();
   }
 };
 
@@ -174,6 +204,7 @@ __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename S::Resul
   using Result = typename S::Result;
   TR_DYNAMIC_SHARED(memory, kAlignment);
   __shared__ ScanBlock::Lists lists;
+  __shared__ RowRun rows[3];
   const Layout& l = call.layout;
   clear_others(call.of, l.rows, [&](int64_t row, int64_t i) {
     const int64_t at = row_start(l, row).out + (l.reduced ? i * l.out[l.kept] : 0);
@@ -183,9 +214,8 @@ __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename S::Resul
                           int(sizeof(typename S::Acc)));
   ScanBlock block(call.of, l, runs, lists, parts.places);
   if (block.count == 0) return;
+  if (threadIdx.x == 0) rows_of<S>(call, block.row, rows);
   block.list();
-  RowRun rows[3];
-  rows_of<S>(call, block.row, rows);
   const auto staged = [&](int k) -> StagedRuns<Result> {
     return {reinterpret_cast<Result*>(parts.items[k]), runs.room, block.rows, block.rows_log2};
   };

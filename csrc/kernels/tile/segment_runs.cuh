@@ -263,12 +263,11 @@ template <class F> struct StagedRuns {
         if (g + k * kThreads >= count) continue;
         E some[kPerGranule<E>];
         memcpy(some, &loaded[k], sizeof some);
-#pragma unroll
-        for (int i = 0; i < kPerGranule<E>; ++i)
-          (*this)[staged(first, item + k * kThreads * kPerGranule<E> + i)] = convert<F>(some[i]);
+        each_staged<kPerGranule<E>>(first, item + k * kThreads * kPerGranule<E>,
+                                    [&](int i, F& staged) { staged = convert<F>(some[i]); });
       }
     }, [&](const int (&number)[kAtOnce], const bool (&there)[kAtOnce]) {
-      E some[kAtOnce];
+      E some[kAtOnce] = {};
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k)
         if (there[k]) some[k] = x[run.at(from + first + (number[k] >> rows_log2), number[k] & (mask()))];
@@ -285,9 +284,8 @@ template <class F> struct StagedRuns {
 #pragma unroll 1
       for (int k = 0; k < kAtOnce && g + k * kThreads < count; ++k) {
         E some[kPerGranule<E>];
-#pragma unroll
-        for (int i = 0; i < kPerGranule<E>; ++i)
-          some[i] = round_to<E>((*this)[staged(0, item + k * kThreads * kPerGranule<E> + i)]);
+        each_staged<kPerGranule<E>>(0, item + k * kThreads * kPerGranule<E>,
+                                    [&](int i, F& staged) { some[i] = round_to<E>(staged); });
         Granule granule;
         memcpy(&granule, some, sizeof granule);
         store_granule(const_cast<Granule*>(reinterpret_cast<const Granule*>(granules)) + g + k * kThreads, granule);
@@ -305,6 +303,16 @@ template <class F> struct StagedRuns {
   // The item that is the `number`th of those of all rows, which come one after the other at each index.
   __device__ __forceinline__ int staged(int first, int number) const {
     return (number & mask()) * room + first + (number >> rows_log2);
+  }
+  // Calls with(i, the item) for kCount of them, from the `number`th on.
+  template <int kCount, class With> __device__ __forceinline__ void each_staged(int first, int number, With with) const {
+    if (rows_log2 == 0) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) with(i, (*this)[first + number + i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) with(i, (*this)[staged(first, number + i)]);
+    }
   }
   // Calls granules(the first, number of this thread's, how many there are, number of its first element), for some of
   // a thread's kThreads apart, where elements are a run of memory, and elements(numbers, whether they are there) for the
