@@ -44,8 +44,8 @@ struct RowwiseSlots {
 using RowwiseBlock = SegmentBlock<RowwiseSlots>;
 
 template <class Op>
-__device__ __forceinline__ auto row_of(const RowwiseSegments& call, int64_t n, const typename Op::Given& given,
-                                       const typename Op::State& state) {
+TR_HD auto row_of(const RowwiseSegments& call, int64_t n, const typename Op::Given& given,
+                  const typename Op::State& state) {
   using F = typename FloatOf<Op>::type;
   return Op::row(state, n, given, call.options, [](int64_t) { return F(0); });
 }

@@ -120,7 +120,7 @@ template <class S> struct HeldScan {
   }
   // Sklansky's scan over the groups of a tile, eight at a time. Returns the last one's.
   __device__ __forceinline__ Acc join_tile(int start, int row, int groups) const {
-    Acc total = S::absent(), last = total, half = total;  // last: of the eight before, and half: of the two before them
+    Acc total = S::absent(), last = total, half = total;  // last: of the eight before; half: of the first two
 #pragma unroll 1
     for (int first = 0; first < groups; first += kGroup) {
       Acc* const from = totals + ((start + first) << block.rows_log2) + row;
@@ -136,6 +136,8 @@ template <class S> struct HeldScan {
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) v[i] = S::combine(last, v[i]);
       }
+      last = v[kGroup - 1];
+      if (first == kGroup) half = last;
       if (first & 2 * kGroup) {
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) v[i] = S::combine(half, v[i]);
@@ -146,8 +148,6 @@ template <class S> struct HeldScan {
         from[i << block.rows_log2] = v[i];
         total = v[i];
       }
-      last = v[kGroup - 1];
-      if (first == kGroup) half = last;
     }
     return total;
   }
