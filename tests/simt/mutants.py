@@ -1050,18 +1050,49 @@ MUTANTS = (
         "listed_rows", ("listed_rows",), every=1,
     ),
     Mutant(
-        "elements before the first segment stay as they are", "kernels/tile/segment_teams.cuh",
+        "elements before the first segment stay as they are", "kernels/tile/segment_runs.cuh",
         "at < head ? at : at - head + tail", "at - head + tail",
         "scan_segments", ("scan_segments",), every=1,
     ),
     Mutant(
-        "a block's warps all have the first one's segments", "kernels/tile/segment_teams.cuh",
-        "(turn > 0 ? turn - 1 : warp) * (kLanes / lanes)", "0",
+        "rows of a block share their elements", "kernels/tile/segment_runs.cuh",
+        "begin + row * runs.room, int(", "begin, int(",
+        "scan_segments", ("scan_segments",), every=1,
+    ),
+    Mutant(
+        "a block's elements are loaded before the last ones are stored", "kernels/tile/segment_runs.cuh",
+        "with(batch); __syncthreads();", "with(batch);",
+        "scan_segments", ("scan_segments",), every=1,
+    ),
+    Mutant(
+        "elements behind the granules are left out", "kernels/tile/segment_runs.cuh",
+        "const int left = count - whole * kPer;", "const int left = head;",
+        "scan_segments", ("scan_segments",), every=1, some=True,
+    ),
+    Mutant(
+        "a block has slots for more segments than it holds", "kernels/tile/segment_runs.cuh",
+        "&& lists.start[at] - lists.start[s] <= runs.slots", "",
+        "rowwise_segments", ("rowwise_segments",), "asan", every=1,
+    ),
+    Mutant(
+        "groups are joined before all have their totals", "kernels/scan/scan_segments.cu",
+        "totals[u] = group(block.slot(batch, u), items); } __syncthreads();",
+        "totals[u] = group(block.slot(batch, u), items); }",
+        "scan_segments", ("scan_segments",), every=1,
+    ),
+    Mutant(
+        "the last eight groups of a tile are joined to half of it twice", "kernels/scan/scan_segments.cu",
+        "last = v[kGroup - 1]; if (first == kGroup) half = last;", "if (first == kGroup) half = v[kGroup - 1];",
+        "scan_segments", ("scan_segments",), every=1, some=True,
+    ),
+    Mutant(
+        "an exclusive scan overwrites a group that is still to be read", "kernels/scan/scan_segments.cu",
+        "if (!call.exclusive) continue; __syncthreads();", "if (!call.exclusive) continue;",
         "scan_segments", ("scan_segments",), every=1,
     ),
     Mutant(
         "a warp's totals of tiles are read before they are there", "kernels/scan/scan_segments.cu",
-        "if (lane_id() == 0) shared.totals[warp] = total;\n        __syncthreads();",
+        "if (lane_id() == 0) shared.totals[warp] = total; __syncthreads();",
         "if (lane_id() == 0) shared.totals[warp] = total;",
         "scan_segments", ("scan_segments",), every=1,
     ),
@@ -1077,18 +1108,27 @@ MUTANTS = (
     ),
     Mutant(
         "lanes take their groups before all elements are there", "kernels/scan/scan_segments.cu",
-        "staged(slot + k * step) = x[k]; warp_barrier();", "staged(slot + k * step) = x[k];",
+        "staged(lane_id() + k * kLanes) = x[k]; warp_barrier();", "staged(lane_id() + k * kLanes) = x[k];",
         "scan_segments", ("scan_segments",), every=1,
     ),
     Mutant(
         "the warps of a block have leaves that are no subtrees", "kernels/rowwise/rowwise_segments.cu",
-        "while (whole && each * kWarps < leaves) each *= 2;",
-        "if (whole) each = (leaves + kWarps - 1) / kWarps;",
+        "while (each * kWarps < leaves) each *= 2;", "each = (leaves + kWarps - 1) / kWarps;",
         "rowwise_segments", ("rowwise_segments",), every=1,
     ),
     Mutant(
-        "a team adds its neighbour's residues to its own", "kernels/rowwise/rowwise_segments.cu",
-        "for (int d = kGroup; d < lanes; d *= 2) sum", "for (int d = kGroup; d < kLanes; d *= 2) sum",
+        "a slot has residues that another has, too", "kernels/rowwise/rowwise_segments.cu",
+        "slot.number % kResidues * kWidth", "slot.number % kResidues",
+        "rowwise_segments", ("rowwise_segments",), every=1,
+    ),
+    Mutant(
+        "leaves of several are numbered from the second one's slots on", "kernels/tile/segment_runs.cuh",
+        "runs.each + (start + part * slots) / slots", "runs.each + start / slots",
+        "rowwise_segments", ("rowwise_segments",), every=1,
+    ),
+    Mutant(
+        "terms are added before all leaves have their greatest", "kernels/rowwise/rowwise_segments.cu",
+        "find(batch); __syncthreads();", "find(batch);",
         "rowwise_segments", ("rowwise_segments",), every=1,
     ),
     Mutant(

@@ -49,8 +49,12 @@ TR_HD auto row_of(const RowwiseSegments& call, int64_t n, const typename Op::Giv
   using F = typename FloatOf<Op>::type;
   return Op::row(state, n, given, call.options, [](int64_t) { return F(0); });
 }
-template <class Op> using RowOf = decltype(row_of<Op>(RowwiseSegments(), 0, typename Op::Given(), Op::none()));
-template <class Op> using AtOf = std::decay_t<decltype(Op::at(std::declval<RowOf<Op>>(), Op::none()))>;
+// What the results of a leaf are made with.
+template <class Op> TR_HD auto at_of(const decltype(row_of<Op>({}, 0, {}, Op::none()))& row,
+                                     const typename Op::State& leaf) {
+  return Op::at(row, leaf);
+}
+template <class Op> using AtOf = decltype(at_of<Op>(row_of<Op>({}, 0, {}, Op::none()), Op::none()));
 
 // What has one element a segment of a row.
 __device__ __forceinline__ RowMemory memory_of(const RowwiseSegments& call) {
@@ -289,7 +293,7 @@ template <class Op> struct HeldRows {
           if constexpr (Op::kSums > 0)
             if (of.length > 0) state = state_of(batch, of, 0, short_value<Added<F>>(of));
           const auto row = finish_row(of, state, true);
-          if constexpr (Op::kMaps) ats[place_of(batch, of, 0)] = Op::at(row, state);
+          if constexpr (Op::kMaps) ats[place_of(batch, of, 0)] = at_of<Op>(row, state);
         },
         [&](const Piece& of) {
           constexpr int kLevels = 3;
@@ -307,7 +311,7 @@ template <class Op> struct HeldRows {
           }
           const auto row = finish_row(of, total, lane_id() == 0);
           if constexpr (Op::kMaps)
-            if (lane_id() * kLeaf < of.length) ats[place_of(batch, of, lane_id())] = Op::at(row, mine);
+            if (lane_id() * kLeaf < of.length) ats[place_of(batch, of, lane_id())] = at_of<Op>(row, mine);
         });
   }
 };
