@@ -1112,12 +1112,12 @@ MUTANTS = (
         "scan_segments", ("scan_segments",), every=1,
     ),
     Mutant(
-        "the warps of a block have leaves that are no subtrees", "kernels/rowwise/rowwise_segments.cu",
+        "the warps of a block have leaves that are no subtrees", "kernels/rowwise/walked_segments.cuh",
         "while (each * kWarps < leaves) each *= 2;", "each = (leaves + kWarps - 1) / kWarps;",
         "rowwise_segments", ("rowwise_segments",), every=1,
     ),
     Mutant(
-        "a slot has residues that another has, too", "kernels/rowwise/rowwise_segments.cu",
+        "a slot has residues that another has, too", "kernels/rowwise/held_segments.cuh",
         "slot.number % kResidues * kWidth", "slot.number % kResidues",
         "rowwise_segments", ("rowwise_segments",), every=1,
     ),
@@ -1127,12 +1127,12 @@ MUTANTS = (
         "rowwise_segments", ("rowwise_segments",), every=1,
     ),
     Mutant(
-        "terms are added before all leaves have their greatest", "kernels/rowwise/rowwise_segments.cu",
+        "terms are added before all leaves have their greatest", "kernels/rowwise/held_segments.cuh",
         "find(batch); __syncthreads();", "find(batch);",
         "rowwise_segments", ("rowwise_segments",), every=1,
     ),
     Mutant(
-        "an item of several leaves has the first one's state", "kernels/rowwise/rowwise_segments.cu",
+        "an item of several leaves has the first one's state", "kernels/rowwise/walked_segments.cuh",
         "once ? state : total", "state",
         "rowwise_segments", ("rowwise_segments",), every=1, some=True,
     ),

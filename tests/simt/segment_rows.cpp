@@ -21,9 +21,9 @@ bool rowwise_segments(const RowwiseSegments& call, int64_t threads, ParallelFor)
 
 namespace {
 
-// Of each segment: none, one, a group, a tile and residues, rows of residues, a leaf, and one more; several leaves; more
-// than a block holds and a block tile. Then one that has nearly all, of leaves for which warps are no power of two; many
-// short ones, more than a block has; and those that a block holds a few of.
+// Of each segment: none, one, a group, a tile and residues, rows of residues, a leaf, and one more; several leaves;
+// more than a block holds and a block tile. Then one that has nearly all, of leaves for which warps are no power of
+// two; many short ones, more than a block has; and those that a block holds a few of.
 using Lengths = std::vector<int64_t>;
 const Lengths kMixed = {3, 0, 1, 2, 17, 64, 65, 128, 129, 0, 255, 256, 257, 513, 1025, 2048, 2049, 4100, 8, 8195, 5};
 const Lengths kOne = {2, 66 * kLeaf + 3, 1};

@@ -42,7 +42,8 @@ template <class S> struct HeldScan {
       x.template load<E>(call.in.data, memory[0], batch.from, 0, n);
       if constexpr (kTwo) {
         const int lack = call.shifted;  // then the first position of all has none to read
-        a.template load<E>(call.in.more[0], memory[1], batch.from, call.reverse ? 0 : lack, call.reverse ? n - lack : n);
+        a.template load<E>(call.in.more[0], memory[1], batch.from, call.reverse ? 0 : lack,
+                           call.reverse ? n - lack : n);
       }
     });
     __syncthreads();
@@ -210,8 +211,7 @@ __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename S::Resul
     const int64_t at = row_start(l, row).out + (l.reduced ? i * l.out[l.kept] : 0);
     store_as(call.out.dtype, global(call.out.values), at, Result(0));
   });
-  const SharedParts parts(memory, runs, int(sizeof(Result)), S::kInputs,
-                          int(sizeof(typename S::Acc)));
+  const SharedParts parts(memory, runs, int(sizeof(Result)), S::kInputs, int(sizeof(typename S::Acc)));
   ScanBlock block(call.of, l, runs, lists, parts.places);
   if (block.count == 0) return;
   if (threadIdx.x == 0) rows_of<S>(call, block.row, rows);
@@ -273,8 +273,8 @@ template <class S> struct WalkedScan {
   // Position `slot` of the warp's tile.
   __device__ __forceinline__ Result& staged(int slot) const { return shared.tile[warp][slot + slot / kGroup]; }
 
-  // The elements of an input that this lane loads, a warp's lanes apart, `count` at most, become those of the group that
-  // it has. `from`: 1 where the first one is not there.
+  // The elements of an input that this lane loads, a warp's lanes apart, `count` at most, become those of the group
+  // that it has. `from`: 1 where the first one is not there.
   __device__ __forceinline__ void exchange(const void* data, int64_t offset, int64_t stride, int from, int count,
                                            Result (&x)[kGroup]) const {
     if constexpr (S::kInputs == 2) {

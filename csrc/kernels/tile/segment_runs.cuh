@@ -35,9 +35,7 @@ struct SharedParts {
 };
 
 // Places that a block has for what belongs to segments (SegmentBlock::place_of).
-__device__ __forceinline__ int places(const SegmentRuns& runs) {
-  return (runs.each + runs.slots / 32 + 1) * runs.rows;
-}
+__device__ __forceinline__ int places(const SegmentRuns& runs) { return (runs.each + runs.slots / 32 + 1) * runs.rows; }
 
 // ---- the segments of a block -----------------------------------------------------------------------------------------
 
@@ -101,8 +99,7 @@ template <class SlotsOf> struct SegmentBlock {
   __device__ __forceinline__ void list() {
     const int t = int(threadIdx.x), warp = t / kLanes, lane = lane_id();
     const void* const offsets = global(of.data);
-    for (int i = t; i <= count; i += kThreads)
-      lists.begin[i] = offset_within(offsets, of.dtype, first + i, of.length);
+    for (int i = t; i <= count; i += kThreads) lists.begin[i] = offset_within(offsets, of.dtype, first + i, of.length);
     __syncthreads();
     int slots = 0;
     bool fall = false;
@@ -171,7 +168,7 @@ template <class SlotsOf> struct SegmentBlock {
     const uint32_t place = places[u >> rows_log2];
     const int row = u & ((1 << rows_log2) - 1), s = int(place & 0xffff);
     const int begin = int(lists.begin[s] - batch.from);
-    return {s, int(place >> 16), row, begin + row * runs.room, int(lists.begin[s + 1] - batch.from) - begin,
+    return {s,         int(place >> 16), row, begin + row * runs.room, int(lists.begin[s + 1] - batch.from) - begin,
             row < rows};
   }
   // What belongs to a segment, or to one of its leaves or tiles, of which each but the last has `slots` slots, is at
@@ -251,51 +248,58 @@ template <class F> struct StagedRuns {
   template <class E>
   __device__ __forceinline__ void load(const void* data, const RowRun& run, int64_t from, int first, int end) const {
     const E* const x = global(static_cast<const E*>(data));
-    each_item<E>(x + run.at(from + first, 0), run, first, end, [&](const E* granules, int g, int count, int item) {
-      Granule loaded[kAtOnce];
+    each_item<E>(
+        x + run.at(from + first, 0), run, first, end,
+        [&](const E* granules, int g, int count, int item) {
+          Granule loaded[kAtOnce];
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        loaded[k] = Granule{};
-        load_if(g + k * kThreads < count, reinterpret_cast<const Granule*>(granules) + g + k * kThreads, loaded[k]);
-      }
+          for (int k = 0; k < kAtOnce; ++k) {
+            loaded[k] = Granule{};
+            load_if(g + k * kThreads < count, reinterpret_cast<const Granule*>(granules) + g + k * kThreads, loaded[k]);
+          }
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        if (g + k * kThreads >= count) continue;
-        E some[kPerGranule<E>];
-        memcpy(some, &loaded[k], sizeof some);
-        each_staged<kPerGranule<E>>(first, item + k * kThreads * kPerGranule<E>,
-                                    [&](int i, F& staged) { staged = convert<F>(some[i]); });
-      }
-    }, [&](const int (&number)[kAtOnce], const bool (&there)[kAtOnce]) {
-      E some[kAtOnce] = {};
+          for (int k = 0; k < kAtOnce; ++k) {
+            if (g + k * kThreads >= count) continue;
+            E some[kPerGranule<E>];
+            memcpy(some, &loaded[k], sizeof some);
+            each_staged<kPerGranule<E>>(first, item + k * kThreads * kPerGranule<E>,
+                                        [&](int i, F& staged) { staged = convert<F>(some[i]); });
+          }
+        },
+        [&](const int (&number)[kAtOnce], const bool (&there)[kAtOnce]) {
+          E some[kAtOnce] = {};
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k)
-        if (there[k]) some[k] = x[run.at(from + first + (number[k] >> rows_log2), number[k] & (mask()))];
+          for (int k = 0; k < kAtOnce; ++k)
+            if (there[k]) some[k] = x[run.at(from + first + (number[k] >> rows_log2), number[k] & (mask()))];
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k)
-        if (there[k]) (*this)[staged(first, number[k])] = convert<F>(some[k]);
-    });
+          for (int k = 0; k < kAtOnce; ++k)
+            if (there[k]) (*this)[staged(first, number[k])] = convert<F>(some[k]);
+        });
   }
   // Copies them back, each rounded once.
   template <class E>
   __device__ __forceinline__ void store(void* data, const RowRun& run, int64_t from, int end) const {
     E* const y = global(static_cast<E*>(data));
-    each_item<E>(y + run.at(from, 0), run, 0, end, [&](const E* granules, int g, int count, int item) {
+    each_item<E>(
+        y + run.at(from, 0), run, 0, end,
+        [&](const E* granules, int g, int count, int item) {
 #pragma unroll 1
-      for (int k = 0; k < kAtOnce && g + k * kThreads < count; ++k) {
-        E some[kPerGranule<E>];
-        each_staged<kPerGranule<E>>(0, item + k * kThreads * kPerGranule<E>,
-                                    [&](int i, F& staged) { some[i] = round_to<E>(staged); });
-        Granule granule;
-        memcpy(&granule, some, sizeof granule);
-        store_granule(const_cast<Granule*>(reinterpret_cast<const Granule*>(granules)) + g + k * kThreads, granule);
-      }
-    }, [&](const int (&number)[kAtOnce], const bool (&there)[kAtOnce]) {
+          for (int k = 0; k < kAtOnce && g + k * kThreads < count; ++k) {
+            E some[kPerGranule<E>];
+            each_staged<kPerGranule<E>>(0, item + k * kThreads * kPerGranule<E>,
+                                        [&](int i, F& staged) { some[i] = round_to<E>(staged); });
+            Granule granule;
+            memcpy(&granule, some, sizeof granule);
+            store_granule(const_cast<Granule*>(reinterpret_cast<const Granule*>(granules)) + g + k * kThreads, granule);
+          }
+        },
+        [&](const int (&number)[kAtOnce], const bool (&there)[kAtOnce]) {
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k)
-        if (there[k]) y[run.at(from + (number[k] >> rows_log2), number[k] & mask())] =
-            round_to<E>((*this)[staged(0, number[k])]);
-    });
+          for (int k = 0; k < kAtOnce; ++k)
+            if (there[k])
+              y[run.at(from + (number[k] >> rows_log2), number[k] & mask())] =
+                  round_to<E>((*this)[staged(0, number[k])]);
+        });
   }
 
  private:
@@ -305,7 +309,8 @@ template <class F> struct StagedRuns {
     return (number & mask()) * room + first + (number >> rows_log2);
   }
   // Calls with(i, the item) for kCount of them, from the `number`th on.
-  template <int kCount, class With> __device__ __forceinline__ void each_staged(int first, int number, With with) const {
+  template <int kCount, class With> __device__ __forceinline__ void each_staged(int first, int number,
+                                                                                With with) const {
     if (rows_log2 == 0) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) with(i, (*this)[first + number + i]);
@@ -315,8 +320,8 @@ template <class F> struct StagedRuns {
     }
   }
   // Calls granules(the first, number of this thread's, how many there are, number of its first element), for some of
-  // a thread's kThreads apart, where elements are a run of memory, and elements(numbers, whether they are there) for the
-  // others.
+  // a thread's kThreads apart, where elements are a run of memory, and elements(numbers, whether they are there) for
+  // the others.
   template <class E, class Granules, class Elements>
   __device__ __forceinline__ void each_item(const E* begin, const RowRun& run, int first, int end, Granules granules,
                                             Elements elements) const {

@@ -28,8 +28,8 @@ namespace segment_runs {
 using namespace plans;
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kOfSlot = 8;        // elements
-constexpr int kMostRoom = 7168;   // elements of all rows
+constexpr int kOfSlot = 8;                                 // elements
+constexpr int kMostRoom = 7168;                            // elements of all rows
 constexpr int kMostBytes = 60 << 10, kDeclared = 4 << 10;  // shared memory: where a block may ask for it; besides
 constexpr int kMostRows = 8;
 constexpr int64_t kClearedByThread = 64;    // elements of no segment, if there are none else
