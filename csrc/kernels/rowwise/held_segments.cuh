@@ -67,17 +67,15 @@ template <class Op> struct HeldRows {
     const int number = slot.number / kResidues, rest = slot.length - number * kLeaf;
     return {number, rest < kLeaf ? rest : kLeaf, block.place_of(batch, slot.segment, number, kResidues, slot.row)};
   }
-  // Calls with(width, element) where element(k) is the item that is the slot's element k, or -1.
+  // Calls with(width, there, item): whether there is an element k, and the item that it is.
   template <class With>
   __device__ __forceinline__ static void with_elements(const Slot& slot, const Leaf& leaf, With with) {
     const auto of_width = [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       const int first = slot.number % kResidues * kWidth, from = slot.begin + leaf.number * kLeaf + first;
       const int count = slot.there ? leaf.length - first : 0;
-      with(width, [=](int k) {
-        const int at = k % kWidth + k / kWidth * kResidues;
-        return at < count ? from + at : -1;
-      });
+      const auto place = [](int k) { return k % kWidth + k / kWidth * kResidues; };
+      with(width, [=](int k) { return place(k) < count; }, [=](int k) { return from + place(k); });
     };
     switch (slot_width(leaf.length)) {
       case 8: return of_width(std::integral_constant<int, 8>());
@@ -88,10 +86,10 @@ template <class Op> struct HeldRows {
   }
   __device__ __forceinline__ F greatest_of(const SegmentBatch& batch, const Slot& slot) const {
     F most = Greatest<F>::absent();
-    with_elements(slot, leaf_of(batch, slot), [&](auto, auto element) {
+    with_elements(slot, leaf_of(batch, slot), [&](auto, auto there, auto item) {
 #pragma unroll
       for (int k = 0; k < kGroup; ++k)
-        if (element(k) >= 0) most = greatest(most, x[0][element(k)]);
+        if (there(k)) most = greatest(most, x[0][item(k)]);
     });
     return most;
   }
@@ -101,20 +99,23 @@ template <class Op> struct HeldRows {
     const typename Op::Given given{};
     const auto seen = Op::seen(Op::kFirst == First::Greatest ? found[leaf.place] : F(0), leaf.length, given);
     F total;
-    with_elements(slot, leaf, [&](auto width, auto element) {
+    with_elements(slot, leaf, [&](auto width, auto there, auto item) {
       constexpr int kWidth = decltype(width)::value;
-      F sums[kWidth];
+      F of[kGroup][kInputs] = {}, sums[kWidth];
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k)
+#pragma unroll
+        for (int i = 0; i < kInputs; ++i)
+          if (there(k)) of[k][i] = x[i][item(k)];
 #pragma unroll
       for (F& sum : sums) sum = Added<F>::absent();
 #pragma unroll
-      for (int k = 0; k < kGroup; ++k) {
-        if (element(k) < 0) continue;
-        F of[kInputs], sum[1] = {sums[k % kWidth]};
-#pragma unroll
-        for (int i = 0; i < kInputs; ++i) of[i] = x[i][element(k)];
-        Op::step(sum, of, F(1), seen, given);
-        sums[k % kWidth] = sum[0];
-        if constexpr (Op::kTerm) x[0][element(k)] = Op::term(of[0], seen);
+      for (int k = 0; k < kGroup; ++k) {  // without branches
+        F sum[1] = {sums[k % kWidth]};
+        Op::step(sum, of[k], F(1), seen, given);
+        sums[k % kWidth] = there(k) ? sum[0] : sums[k % kWidth];
+        if constexpr (Op::kTerm)
+          if (there(k)) x[0][item(k)] = Op::term(of[k][0], seen);
       }
       total = tree_of<Added<F>>(sums);
     });
@@ -123,15 +124,15 @@ template <class Op> struct HeldRows {
   __device__ __forceinline__ void map(const SegmentBatch& batch, const Slot& slot) const {
     const Leaf leaf = leaf_of(batch, slot);
     const At at = ats[leaf.place];
-    with_elements(slot, leaf, [&](auto, auto element) {
+    with_elements(slot, leaf, [&](auto, auto there, auto item) {
 #pragma unroll
       for (int k = 0; k < kGroup; ++k) {
-        if (element(k) < 0) continue;
+        if (!there(k)) continue;
         F of[kInputs];
 #pragma unroll
-        for (int i = 0; i < kInputs; ++i) of[i] = x[i][element(k)];
-        if constexpr (Op::kTerm) x[0][element(k)] = Op::map(of[0], F(1), F(-0.0), 0, at);
-        else x[0][element(k)] = Op::map(of, F(1), F(-0.0), 0, at);
+        for (int i = 0; i < kInputs; ++i) of[i] = x[i][item(k)];
+        if constexpr (Op::kTerm) x[0][item(k)] = Op::map(of[0], F(1), F(-0.0), 0, at);
+        else x[0][item(k)] = Op::map(of, F(1), F(-0.0), 0, at);
       }
     });
   }
