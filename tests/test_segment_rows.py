@@ -153,14 +153,15 @@ def test_wherever_a_segment_begins(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("lanes", [8, 16, 32])
-def test_the_lanes_of_a_team_show_in_no_bit(lanes):
+@pytest.mark.parametrize("leaves", [1, 2])
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_what_a_block_holds_shows_in_no_bit(leaves, rows):
     offsets = offsets_of(LONG, first=3)
     x, a = (
-        make_input((int(offsets[-1]) + 70,), torch.float32, 1),
-        make_input((int(offsets[-1]) + 70,), torch.float32, 2).sigmoid(),
+        make_input((int(offsets[-1]) + 70, 5), torch.float32, 1),
+        make_input((int(offsets[-1]) + 70, 5), torch.float32, 2).sigmoid(),
     )
-    with force_plan(lanes=lanes):
+    with force_plan(leaves=leaves, rows=rows):
         for name in ROWS:
             check(name, x, 0, Segments(offsets), offsets.cuda(), "cuda")
         got = tr.linear_scan(a.cuda(), x.cuda(), 0, segments=offsets.cuda(), reverse=True)

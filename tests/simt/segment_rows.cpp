@@ -21,22 +21,24 @@ bool rowwise_segments(const RowwiseSegments& call, int64_t threads, ParallelFor)
 
 namespace {
 
-// Of each segment: none, one, as many as a team has, residues, a leaf, and one more; several leaves; more than a block
-// tile. Then one that has nearly all, of leaves for which warps are no power of two; and many short ones.
+// Of each segment: none, one, a group, a tile and residues, rows of residues, a leaf, and one more; several leaves;
+// more than a block holds and a block tile. Then one that has nearly all, of leaves for which warps are no power of
+// two; many short ones, more than a block has; and those that a block holds a few of.
 using Lengths = std::vector<int64_t>;
-const Lengths kMixed = {3, 0, 1, 2, 17, 64, 65, 128, 129, 0, 255, 256, 257, 2048, 2049, 4100, 8, 8195, 5};
+const Lengths kMixed = {3, 0, 1, 2, 17, 64, 65, 128, 129, 0, 255, 256, 257, 513, 1025, 2048, 2049, 4100, 8, 8195, 5};
 const Lengths kOne = {2, 66 * kLeaf + 3, 1};
 const Lengths kMany = [] {
   Lengths lengths;
   for (int i = 0; i < 300; ++i) lengths.push_back(i * 37 % 60);
   return lengths;
 }();
+const Lengths kLong = {2100, 4099, 0, 4000, 3, 300, 700, 1500, 2305};
 
 struct Case {
   Dtype dtype;
   int64_t columns;
-  bool across;  // rows side by side, else along memory
-  int lanes, multiprocessors;
+  bool across;                  // rows side by side, else along memory
+  int leaves, multiprocessors;  // leaves: that a block has room for; -1: as planned
   Values values;
   Lengths lengths;
 };
@@ -52,8 +54,8 @@ struct Data {
     for (int64_t length : c.lengths) offsets.push_back(offsets.back() + length);
     n = offsets.back() + 70;
     title = "segments of dtype " + std::to_string(int(c.dtype)) + ", " + std::to_string(c.columns) + " columns, " +
-            std::to_string(c.lengths.size()) + " segments of " + std::to_string(n) + ", teams of " +
-            std::to_string(c.lanes) + " lanes";
+            std::to_string(c.lengths.size()) + " segments of " + std::to_string(n) + ", blocks of " +
+            std::to_string(c.leaves) + " leaves";
   }
   Layout layout() const {
     Layout l{};
@@ -79,11 +81,12 @@ struct Data {
 
 template <class Planned, class Call>
 void emulate(const Call& call, const Case& c, const char* (*launch)(const Planned&, void*, void*),
-             const std::string& what) {
+             const std::string& what, bool in_one_block = false) {
   Planned planned{call, {}};
-  force_plan({nullptr, c.lanes, -1, -1, -1, -1});
+  force_plan({.leaves = c.leaves});
   planned.plan = plan(call, DeviceFacts{true, c.multiprocessors});
   force_plan({});
+  if (in_one_block) planned.plan.each = int(call.of.count), planned.plan.blocks = 1;
   simt::options.title = what;
   if (const char* error = launch(planned, nullptr, nullptr)) fail(what + ": " + error);
 }
@@ -100,17 +103,18 @@ void check_scan(const Case& c, uint32_t seed, bool linear, int options) {
   const bool reverse = options & 1, exclusive = !linear && options & 2, initial = linear && options & 2;
   const bool shifted = linear && !initial && options & 4;
   const Dtype result = linear || is_float(c.dtype) ? c.dtype : Dtype::I64;
-  const std::vector<char> x = make_elements(c.dtype, data.elements(), seed, c.values),
-                          a = make_elements(c.dtype, linear ? data.elements() : 1, seed + 1, Values::Factors),
+  const int64_t ahead = seed % 3 * size_of(c.dtype);  // of the inputs: they begin elsewhere than the result does
+  const std::vector<char> x = make_elements(c.dtype, data.elements() + 2, seed, c.values),
+                          a = make_elements(c.dtype, linear ? data.elements() + 2 : 3, seed + 1, Values::Factors),
                           h = make_elements(c.dtype, linear ? data.values() : 1, seed + 2, c.values);
   ScanSegments call{};
   call.op = linear ? Scan::LinearScan : Scan::CumSum;
   call.options.initial = initial;
-  call.in = Source{x.data(),
+  call.in = Source{x.data() + ahead,
                    c.dtype,
                    natural_accumulator(c.dtype),
                    false,
-                   {linear ? a.data() : nullptr, initial ? h.data() : nullptr}};
+                   {linear ? a.data() + ahead : nullptr, initial ? h.data() : nullptr}};
   call.exclusive = exclusive;
   call.reverse = reverse;
   call.shifted = shifted;
@@ -137,16 +141,17 @@ void check_rowwise(const Case& c, uint32_t seed, Rowwise op, bool wide) {
   const Data data(c);
   const RowwiseFacts known = facts(op);
   const Dtype result = wide ? Dtype::F64 : c.dtype, accumulator = accumulator_of(c.dtype, result);
-  const std::vector<char> x = make_elements(c.dtype, data.elements(), seed, c.values),
-                          y = make_elements(c.dtype, data.elements(), seed + 1, Values::Factors),
+  const int64_t ahead = seed % 3 * size_of(c.dtype);
+  const std::vector<char> x = make_elements(c.dtype, data.elements() + 2, seed, c.values),
+                          y = make_elements(c.dtype, data.elements() + 2, seed + 1, Values::Factors),
                           g = make_elements(c.dtype, data.values(), seed + 2, Values::Plain);
   std::vector<char> stats = make_elements(accumulator, 2 * data.values(), seed + 3, Values::Positive);
   RowwiseSegments call{};
   call.op = op;
   call.dtype = c.dtype;
   call.accumulator = accumulator;
-  call.in[0] = x.data();
-  if (known.inputs > 1) call.in[1] = y.data();
+  call.in[0] = x.data() + ahead;
+  if (known.inputs > 1) call.in[1] = y.data() + ahead;
   call.layout = data.layout();
   for (int d = 0; d < 2; ++d) call.more_strides[0][d] = call.layout.in[d];
   call.more_strides[1][0] = call.layout.kept;
@@ -173,18 +178,51 @@ void check_rowwise(const Case& c, uint32_t seed, Rowwise op, bool wide) {
   judge(numbers[1], numbers[0], size_of(accumulator), what + ", statistics");
 }
 
+// Offsets that fall, overlap or lie outside: a block takes the segments one after the other, as a CPU does.
+template <class Planned, class Call, class Launch, class OnCpu>
+void check_wrong_offsets(uint32_t seed, Call call, Launch launch, OnCpu on_cpu) {
+  const Case c{Dtype::F32, 1, false, 1, 1, Values::Plain, {kLeaf + 5}};
+  Data data(c);
+  data.n = kLeaf + 5;
+  data.offsets = {-5, 1500, 1000, int64_t(1) << 40, 7, 40, 30, 2 * kLeaf, 3, 900, 800, data.n};
+  const std::vector<char> x = make_elements(c.dtype, data.n, seed, c.values);
+  std::vector<char> outs[2];
+  simt::options.seed = seed;
+  call.layout = data.layout();
+  call.of = {data.offsets.data(), Dtype::I64, int64_t(data.offsets.size()) - 1, data.n};
+  for (int emulated : {0, 1}) {
+    outs[emulated].assign(size_t(data.n * size_of(c.dtype)), 0);
+    if constexpr (std::is_same<Call, ScanSegments>::value) {
+      call.in = Source{x.data(), c.dtype, c.dtype};
+      call.out = Output{outs[emulated].data(), nullptr, c.dtype};
+    } else {
+      call.dtype = call.accumulator = call.out_dtype = c.dtype;
+      call.in[0] = x.data();
+      call.out = outs[emulated].data();
+    }
+    if (emulated) emulate<Planned>(call, c, launch, "wrong offsets", true);
+    else if (!on_cpu(call, 1, nullptr)) exit(1);
+  }
+  judge(outs[1], outs[0], size_of(c.dtype), "wrong offsets");
+}
+
 std::vector<Case> cases(Dtype dtype) {
-  return {{dtype, 1, false, 32, 132, Values::Plain, kMixed}, {dtype, 1, false, 8, 1, Values::Hostile, kMixed},
-          {dtype, 3, true, 16, 132, Values::Plain, kMixed},  {dtype, 2, false, 32, 1, Values::NegativeZeros, kMixed},
-          {dtype, 1, false, 8, 2, Values::Plain, kMany},     {dtype, 5, true, 16, 1, Values::Hostile, kMany},
-          {dtype, 1, false, 32, 132, Values::Plain, kOne},   {dtype, 1, false, 32, 1, Values::Plain, {20000, 0, 9}},
-          {dtype, 2, true, 8, 132, Values::Plain, {0, 0}}};
+  return {{dtype, 1, false, 1, 132, Values::Plain, kMixed}, {dtype, 1, false, -1, 1, Values::Hostile, kMixed},
+          {dtype, 3, true, 2, 132, Values::Plain, kMixed},  {dtype, 2, false, 2, 1, Values::NegativeZeros, kMixed},
+          {dtype, 1, false, -1, 2, Values::Plain, kMany},   {dtype, 5, true, -1, 1, Values::Hostile, kMany},
+          {dtype, 1, false, 1, 132, Values::Plain, kOne},   {dtype, 1, false, 2, 1, Values::Plain, {20000, 0, 9}},
+          {dtype, 2, true, 1, 132, Values::Plain, {0, 0}},  {dtype, 1, false, -1, 1, Values::Hostile, kLong},
+          {dtype, 4, true, -1, 1, Values::Plain, kMany},    {dtype, 11, true, 1, 2, Values::NegativeZeros, kMixed},
+          {dtype, 1, false, 1, 1, Values::Plain, kLong},    {dtype, 2, true, -1, 1, Values::Plain, kLong}};
 }
 
 }  // namespace
 
 long check_scan_segments(uint32_t seed, long every, bool few) {
   long seen = 0, done = 0;
+  ScanSegments sums{};
+  sums.op = Scan::CumSum;
+  check_wrong_offsets<PlannedScanSegments>(seed, sums, gpu::scan_segments, cpu::baseline::scan_segments);
   for (Dtype dtype : {Dtype::F32, Dtype::BF16, Dtype::F64, Dtype::F16, Dtype::I16, Dtype::Bool, Dtype::I64})
     for (const Case& c : cases(dtype))
       for (bool linear : {false, true})
@@ -198,6 +236,9 @@ long check_scan_segments(uint32_t seed, long every, bool few) {
 
 long check_rowwise_segments(uint32_t seed, long every, bool few) {
   long seen = 0, done = 0;
+  RowwiseSegments softmax{};
+  softmax.op = Rowwise::Softmax;
+  check_wrong_offsets<PlannedRowwiseSegments>(seed, softmax, gpu::rowwise_segments, cpu::baseline::rowwise_segments);
   for (Dtype dtype : {Dtype::F32, Dtype::BF16, Dtype::F64, Dtype::F16})
     for (const Case& c : cases(dtype))
       for (Rowwise op : {Rowwise::Softmax, Rowwise::LogSoftmax, Rowwise::SoftmaxGradient, Rowwise::LogSoftmaxGradient,

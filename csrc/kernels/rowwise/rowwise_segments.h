@@ -1,13 +1,16 @@
 // Row-wise ops by segments: elements of any floating type and any strides.
 #pragma once
-#include "kernels/tile/segment_teams.h"
+#include "kernels/tile/segment_runs.h"
 #include "plan/rowwise_segments.h"
 
 namespace torchreduce {
 
-struct PlannedRowwiseSegments : RowwiseSegments { SegmentTeams plan; };
-inline SegmentTeams plan(const RowwiseSegments& call, const DeviceFacts& device) {
-  return segment_teams::plan(call.of, call.layout.rows, device);
+struct PlannedRowwiseSegments : RowwiseSegments { SegmentRuns plan; };
+inline SegmentRuns plan(const RowwiseSegments& call, const DeviceFacts& device) {
+  // Of a segment: what its first look finds, and at most two numbers that its elements' results are made with.
+  const int element = size_of(call.accumulator);
+  return segment_runs::plan(call.of, call.layout, plans::lanes_across_rows(call.layout),
+                            {element, facts(call.op).inputs, element, 3 * element}, device);
 }
 
 namespace gpu {

@@ -1,14 +1,16 @@
 // Scans by segments: elements of any type and strides.
 #pragma once
-#include "kernels/tile/segment_teams.h"
+#include "kernels/tile/segment_runs.h"
 #include "plan/scan_segments.h"
 #include "scan_launch.h"
 
 namespace torchreduce {
 
-struct PlannedScanSegments : ScanSegments { SegmentTeams plan; };
-inline SegmentTeams plan(const ScanSegments& call, const DeviceFacts& device) {
-  return segment_teams::plan(call.of, call.layout.rows, device);
+struct PlannedScanSegments : ScanSegments { SegmentRuns plan; };
+inline SegmentRuns plan(const ScanSegments& call, const DeviceFacts& device) {
+  const int element = size_of(call.in.accumulator), acc = scan_sizes(call).acc;
+  return segment_runs::plan(call.of, call.layout, plans::lanes_across_rows(call),
+                            {element, facts(call.op).inputs, acc, acc}, device);
 }
 
 namespace gpu {

@@ -1,0 +1,93 @@
+// Functions of segments along a dim, on a GPU: which blocks have which segments.
+//
+// A block has neighbouring segments, of one row or of a few that lie side by side, and holds their elements in shared
+// memory, run by run: as many of its segments as there is room for. What a thread does at a time is a slot, of at most
+// eight elements of one segment. A segment that no block has room for is walked by a block, in a launch of its own.
+#pragma once
+#include "numerics/order.h"
+#include "plan/plan.h"
+#include "plan/plan_tools.h"
+#include "plan/segment_offsets.h"
+
+namespace torchreduce {
+
+struct SegmentRuns {
+  int each = 1;             // segments of a block, at most kThreads / rows
+  int rows = 1;             // rows of a block: a power of two
+  int room = 0;             // elements of each row that it holds
+  int slots = 0;            // and slots
+  int64_t row_blocks = 1;   // blocks that have the same segments
+  int64_t line_blocks = 1;  // of those, the ones that have rows of one innermost dim
+  int64_t blocks = 1;
+  int shared = 0;
+};
+inline int64_t workspace_bytes(const SegmentRuns&) { return 0; }
+
+namespace segment_runs {
+
+using namespace plans;
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kOfSlot = 8;                                 // elements
+constexpr int kMostRoom = 7168;                            // elements of all rows
+constexpr int kMostBytes = 60 << 10, kDeclared = 4 << 10;  // shared memory: where a block may ask for it; besides
+constexpr int kMostRows = 8;
+constexpr int64_t kClearedByThread = 64;    // elements of no segment, if there are none else
+constexpr int64_t kMostClearing = 1 << 10;  // blocks that are started for those
+
+// Bytes of what a kernel keeps: of an element of all inputs together, of a slot, and of a segment of a row.
+struct Kept { int element, inputs, slot, segment; };
+
+// One element is left out after as many as have 128 bytes, so that lanes eight apart meet in fewer banks.
+constexpr int skipped_log2(int element) { return element == 8 ? 4 : 5; }
+constexpr int staged_items(int count, int element) { return count + (count >> skipped_log2(element)) + 1; }
+// Of all rows together. A segment of which every slot has few elements has kThreads more than it has eights at most.
+constexpr int slots_of_room(int room) { return room / kOfSlot + kThreads; }
+// What belongs to segments, or to leaves or tiles of one that has several, which are told apart by their first slots.
+constexpr int places_of_room(int room) { return kThreads + slots_of_room(room) / 32 + kMostRows; }
+
+constexpr int kAlignment = 16;
+constexpr int aligned_up(int bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+constexpr int shared_bytes(int room, const Kept& kept) {
+  return kept.inputs * aligned_up(staged_items(room, kept.element) * kept.element) +
+         aligned_up(slots_of_room(room) * 4) + aligned_up(slots_of_room(room) * kept.slot) +
+         aligned_up(places_of_room(room) * kept.segment);
+}
+
+// `across`: rows lie side by side in memory. Where segments are few, blocks have fewer of them.
+inline SegmentRuns plan(const SegmentOffsets& of, const Layout& l, bool across, const Kept& kept,
+                        const DeviceFacts& device) {
+  SegmentRuns runs;
+  const PlanOverride forced = forced_plan();
+  const int most = std::min(kMostBytes, device.bulk_copies ? device.shared : kPortableShared) - kDeclared;
+  int room = kMostRoom, leaves = 0;
+  while (shared_bytes(room, kept) > most) room -= kThreads;
+  take(forced.leaves, leaves, 2, "leaves");
+  if (leaves) room = std::min(room, leaves * kLeaf);
+  const int64_t mean = of.length / std::max<int64_t>(1, of.count);
+  const int64_t beside = across ? l.size[l.kept - 1] : 1;
+  runs.rows = int(power_of_two(std::min<int64_t>(beside, kMostRows)));
+  while (runs.rows > 1 && 3 * mean > 2 * room / runs.rows) runs.rows /= 2;
+  if (across) take(forced.rows, runs.rows, kMostRows, "rows");
+  runs.line_blocks = ceil_div(beside, runs.rows);
+  runs.row_blocks = l.rows / beside * runs.line_blocks;
+  runs.room = room / runs.rows;
+  runs.slots = slots_of_room(room) / runs.rows;
+  runs.shared = shared_bytes(room, kept);
+  // Segments of the mean length leave an eighth, so that most blocks have one run.
+  const int64_t together = std::min<int64_t>(kThreads / runs.rows, runs.room * 7 / 8 / std::max<int64_t>(1, mean));
+  const int64_t few = ceil_div(of.count * runs.row_blocks, 2 * std::max(1, device.multiprocessors));
+  runs.each = int(std::max<int64_t>(1, std::min(together, few)));
+  const int64_t clearing = std::min(kMostClearing, ceil_div(of.length * l.rows, kClearedByThread * kThreads));
+  runs.blocks = std::max(clearing, ceil_div(of.count, runs.each) * runs.row_blocks);
+  check_launch(runs.blocks, runs.shared, most);
+  return runs;
+}
+
+// Whether there may be a segment that no block holds: no slot of a whole one has fewer than four elements on average.
+inline bool walks(const SegmentOffsets& of, const SegmentRuns& runs) {
+  return of.length > std::min(runs.room, kOfSlot / 2 * runs.slots);
+}
+
+}  // namespace segment_runs
+}  // namespace torchreduce
