@@ -33,23 +33,20 @@ template <class E, class P> __device__ __forceinline__ P part_from(const P& low,
 // Of the lane before in a warp, for the first one the last's.
 __device__ __forceinline__ Granule lane_before(const Granule& g) { return shuffle(g, (lane_id() - 1) & (kLanes - 1)); }
 
-// A row in memory that starts anywhere: `start` bytes, 1 to 16, into the granules from `granules` on, of which it takes
-// `end` bytes with these.
+// Where rows that start at the same byte of a granule have theirs: from byte `start`, 1 to 16, of the granules that
+// hold them to `end`.
 template <class E> struct AnywhereRow {
   static constexpr int kSize = int(sizeof(E)), kPer = kPerGranule<E>;
-  char* granules;
   int start, end;
 
-  __device__ __forceinline__ AnywhereRow(E* row, int n)
-      : start(1 + int((reinterpret_cast<uintptr_t>(row) - 1) % kGranule)), end(start + n * kSize) {
-    granules = reinterpret_cast<char*>(row) - start;
-  }
+  __device__ __forceinline__ AnywhereRow(const E* row, int n)
+      : start(1 + int((reinterpret_cast<uintptr_t>(row) - 1) % kGranule)), end(start + n * kSize) {}
   // The granule of memory in which `own` starts, which follows `left`.
   __device__ __forceinline__ Granule composed(const Granule& left, const Granule& own) const {
     return part_from<E>(left, own, kGranule - start);
   }
   // Elements `begin` to `to` of 8 or 4 from byte `at` on, of those that the row has.
-  __device__ __forceinline__ void store_elements(int at, const Granule& g, int begin, int to) const {
+  __device__ __forceinline__ void store_elements(char* granules, int at, const Granule& g, int begin, int to) const {
     E x[kPer];
     elements_of(g, x);
     if (const int there = (end - at) / kSize; there < to) to = there;
@@ -59,21 +56,23 @@ template <class E> struct AnywhereRow {
   }
   // Granule number `place` of the row's elements, `own`, by a lane that is the first or the last of those that have
   // neighbouring ones, or neither: the lane before has `left`.
-  __device__ __forceinline__ void store(int place, const Granule& left, const Granule& own, bool first,
+  __device__ __forceinline__ void store(E* row, int place, const Granule& left, const Granule& own, bool first,
                                         bool last) const {
+    char* const granules = reinterpret_cast<char*>(row) - start;
     const int at = place * kGranule, split = (kGranule - start) / kSize;
     const bool low = first || at + kGranule > end, high = last || at + 2 * kGranule > end;  // not stored whole
     if (!low) store_item(reinterpret_cast<Granule*>(granules + at), composed(left, own));
-    if (low || high) store_elements(start + at, own, low ? 0 : split, high ? kPer : split);
+    if (low || high) store_elements(granules, start + at, own, low ? 0 : split, high ? kPer : split);
   }
   // The same by a warp, whose lanes have neighbouring granules. What the first lane composes is the end of what the
   // last one has and the start of its own: these elements are stored by a lane each.
-  __device__ __forceinline__ void store_by_warp(int place, const Granule& own) const {
+  __device__ __forceinline__ void store_by_warp(E* row, int place, const Granule& own) const {
+    char* const granules = reinterpret_cast<char*>(row) - start;
     const int lane = lane_id(), at = place * kGranule;
     const Granule whole = composed(lane_before(own), own), ends = shuffle(whole, 0);
     if (lane > 0) {
       if (at + kGranule <= end) store_item(reinterpret_cast<Granule*>(granules + at), whole);
-      else store_elements(at, whole, 0, kPer);
+      else store_elements(granules, at, whole, 0, kPer);
     }
     const int edge = (place - lane) * kGranule + lane * kSize + (lane * kSize < start ? kLanes * kGranule : 0);
     if (lane >= kPer || edge >= end) return;

@@ -377,7 +377,8 @@ template <class Op, class E, bool kAnywhere> struct NormGradients {
   __device__ __forceinline__ void write_rows(const NormBatches& batches, int stage, int turn,
                                              F (&columns)[kColumnSums][kGroup]) const {
     const int before[2] = {start(batches, 0), start(batches, 1)};
-#pragma unroll
+    const AnywhereRow<E> out(moved(static_cast<const E*>(call.out), batches.row(0), call.stride[0].out), n);
+#pragma unroll(kAnywhere ? 1 : kBatch)
     for (int b = 0; b < kBatch; ++b) {
       const int number = batches.row(b);
       if (number >= batches.rows) break;
@@ -412,9 +413,8 @@ template <class Op, class E, bool kAnywhere> struct NormGradients {
       round_columns<E>(y, rounded);
       E* const to = moved(static_cast<E*>(call.out) + first, number, call.stride[0].out);
       if constexpr (kAnywhere) {
-        const AnywhereRow<E> out(to, n);
 #pragma unroll
-        for (int q = 0; q < kGranules; ++q) out.store_by_warp(granule(q), rounded[q]);
+        for (int q = 0; q < kGranules; ++q) out.store_by_warp(to, granule(q), rounded[q]);
       } else {
 #pragma unroll
         for (int q = 0; q < kGranules; ++q)
@@ -633,6 +633,7 @@ template <class Op, class E, bool kAnywhere> struct ShortNormRows {
   }
   // Writes these rows, and adds them to the thread's columns.
   __device__ __forceinline__ void write(int first, F (&columns)[kColumnSums][kGroup]) const {
+    const AnywhereRow<E> out(at(static_cast<const E*>(call.out), first, call.stride[0].out), int(call.length));
     int start[2];  // the byte of a granule at which rows of the residue start
 #pragma unroll
     for (int k = 0; k < 2; ++k)
@@ -698,10 +699,9 @@ template <class Op, class E, bool kAnywhere> struct ShortNormRows {
       if constexpr (kAnywhere) {
         const Granule left = lane_before(rounded[kGranules - 1]);
         if (!is_row) continue;
-        const AnywhereRow<E> out(to - column, int(call.length));
 #pragma unroll
         for (int q = 0; q < kGranules; ++q)
-          out.store(column / kPerGranule<E> + q, q > 0 ? rounded[q > 0 ? q - 1 : 0] : left, rounded[q],
+          out.store(to - column, column / kPerGranule<E> + q, q > 0 ? rounded[q > 0 ? q - 1 : 0] : left, rounded[q],
                     q == 0 && column == 0, q == kGranules - 1 && column == (lanes - 1) * kGroup);
       } else {
 #pragma unroll
