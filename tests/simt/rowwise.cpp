@@ -144,9 +144,10 @@ void lay_out(RowwiseCall& call, const Case& c, bool maps) {
 
 void solve_by_cpu(const RowwiseCall& call) { cpu::baseline::rowwise_rows(call, false, 1, nullptr); }
 void solve_by_cpu(const RowwiseCall& call, const Case& c) {
-  solve_by_cpu(call);
-  if (!c.together) return;
-  RowwiseCall sums = call;
+  if (!c.together) return solve_by_cpu(call);
+  RowwiseCall rows = call, sums = call;
+  for (void*& values : rows.memory.values) values = nullptr;  // which have an element a column
+  solve_by_cpu(rows);
   sums.op = of_weights(c.op);
   sums.out = nullptr;
   lay_out(sums, c, false);
