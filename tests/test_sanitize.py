@@ -410,7 +410,11 @@ def test_rows_looked_at_twice(device, dtype, forced):
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=str)
 @pytest.mark.parametrize(
-    "rows, n", ((5, 8), (300, 40), (2049, 17), (4100, 136), (2500, 264), (1, 4096), (40, 5128), (600, 8200), (3, 16384))
+    "rows, n",
+    (
+        *((5, 8), (300, 40), (4100, 136), (2500, 264), (1, 4096), (40, 5128), (600, 8200), (3, 16384)),
+        *((70, 1), (2049, 17), (600, 129), (300, 255), (2500, 257), (40, 2049), (300, 4097), (20, 9358)),  # anywhere
+    ),
 )
 def test_gradients_of_weights(device, dtype, rows, n):
     x, g = values((rows, n), dtype, seed=1), values((rows, n), dtype, seed=2)
@@ -421,8 +425,12 @@ def test_gradients_of_weights(device, dtype, rows, n):
         first = torch.autograd.grad(tr.rms_norm(x, n, weight), (x, weight), g)
         return (*first, *torch.autograd.grad(tr.layer_norm(x, n, weight, bias), (x, weight, bias), g))
 
+    expected = run(x, g, weight, bias)
     found = run(*(t.to(device) for t in (x, g, weight, bias)))
-    assert_bitwise_equal(tuple(t.cpu() for t in found), run(x, g, weight, bias))
+    assert_bitwise_equal(tuple(t.cpu() for t in found), expected)
+    off = LAYOUTS["misaligned"]
+    found = run(off(x.to(device)), *(t.to(device) for t in (g, weight, bias)))  # starts elsewhere than g
+    assert_bitwise_equal(tuple(t.cpu() for t in found), expected)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64), ids=str)

@@ -36,10 +36,10 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<RowwiseCall, rowwise_
 // Which family serves a call, unforced. Elements of float32 or 16-bit floats, in at most 4 kept dims, which the op's
 // accumulator takes as they are; all else is strided's.
 //
-//   gradients of a norm and of its weights together ........ norm_gradients: rows of up to 255 in registers, longer
-//                                                            ones where the device has bulk copies and a block, or a
-//                                                            cluster of up to 8, has room for them; else held_rows
-//                                                            and weight_columns, in turn
+//   gradients of a norm and of its weights together ........ norm_gradients: rows that start anywhere, of up to 255
+//                                                            in registers, longer ones where the device has bulk
+//                                                            copies and a block, or a cluster of up to 8, has room
+//                                                            for them; else held_rows and weight_columns, in turn
 //   gradients of weights alone ............................. weight_columns
 //   no sums: LogSumExp-, CrossEntropy-, Entropy-,
 //   MomentsGradient ........................................ held_rows, float32 by Words of half a leaf; map_rows for

@@ -1373,6 +1373,16 @@ MUTANTS = (
         "weights", ("rowwise",), every=1,
     ),
     Mutant(
+        "the end of a warp's elements goes where their start does", "kernels/rowwise/anywhere_row.cuh",
+        "lane * kSize < start ? kLanes * kGranule : 0", "0",
+        "weights", ("rowwise",), every=1,
+    ),
+    Mutant(
+        "sums take what comes after a short row", "kernels/rowwise/norm_gradients.cuh",
+        "kAnywhere && !there(c)", "false",
+        "weights", ("rowwise",), every=1,
+    ),
+    Mutant(
         "residues of short rows as those of one lane", "kernels/rowwise/norm_gradients.cuh",
         "sums[at + d * shape.lanes]", "sums[at + d]",
         "weights", ("rowwise",), every=1,

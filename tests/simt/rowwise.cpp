@@ -144,9 +144,10 @@ void lay_out(RowwiseCall& call, const Case& c, bool maps) {
 
 void solve_by_cpu(const RowwiseCall& call) { cpu::baseline::rowwise_rows(call, false, 1, nullptr); }
 void solve_by_cpu(const RowwiseCall& call, const Case& c) {
-  solve_by_cpu(call);
-  if (!c.together) return;
-  RowwiseCall sums = call;
+  if (!c.together) return solve_by_cpu(call);
+  RowwiseCall rows = call, sums = call;
+  for (void*& values : rows.memory.values) values = nullptr;  // which have an element a column
+  solve_by_cpu(rows);
   sums.op = of_weights(c.op);
   sums.out = nullptr;
   lay_out(sums, c, false);
@@ -376,6 +377,35 @@ long check_rowwise(uint32_t seed, long every, bool few) {
           Case together = with({op, d, rows, n, 1, 0, n == 256 || n == 72 ? 8 : 0, "norm_gradients"});
           together.together = true;
           together.leaves = leaves;
+          run(together);
+        }
+      // The same of rows that start anywhere: at every place of a granule, alike in all tensors or not; in memory that
+      // ends with them.
+      if (d != Dtype::F64 && (op == Rowwise::RmsNormGradient || op == Rowwise::LayerNormGradient))
+        for (const auto& [rows, n, skipped, gap, apart, leaves] : {std::tuple(300, 257, 0, 0, 0, -1),
+                                                                   {1, 257, 7, 0, 0, -1},
+                                                                   {2400, 259, 1, 0, 0, -1},
+                                                                   {5, 264, 3, 0, 0, -1},
+                                                                   {5, 264, 0, 1, 1, -1},
+                                                                   {40, 879, 0, 0, 0, -1},
+                                                                   {9, 2045, 2, 0, 3, -1},
+                                                                   {7, 2049, 0, 0, 0, 1},  // by clusters
+                                                                   {260, 2306, 5, 3, 0, 1},
+                                                                   {4, 4097, 0, 0, 0, -1},
+                                                                   {3, 9358, 0, 0, 0, -1},
+                                                                   {1, 1, 0, 0, 0, -1},
+                                                                   {700, 1, 1, 0, 0, -1},
+                                                                   {530, 3, 0, 2, 1, 1},
+                                                                   {2300, 17, 1, 0, 0, 1},
+                                                                   {300, 64, 3, 0, 5, -1},
+                                                                   {600, 127, 0, 0, 0, -1},
+                                                                   {600, 129, 2, 0, 0, 1},
+                                                                   {20, 250, 0, 1, 0, -1},
+                                                                   {21, 255, 7, 0, 0, -1}}) {  // in registers
+          Case together = with({op, d, rows, n, 1, skipped, gap, "norm_gradients"});
+          together.together = true;
+          together.leaves = leaves;
+          together.apart = apart;
           run(together);
         }
       // Several tiles to a line, rows that follow one another in one tensor alone, and columns of whole granules.

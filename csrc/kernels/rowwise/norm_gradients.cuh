@@ -1,17 +1,24 @@
 // The gradients of norms together with those of their weights and biases: g and x are read once.
 //
-// Serves: float32 and 16-bit floats, rows of whole granules that a block, or a cluster of blocks, has several of in
-// shared memory, on GPUs with bulk copies (norm_gradients.h).
-// A block, or a cluster, of which each block has some leaves of every row, takes units: the rows of a run of residues
-// of a leaf of rows, those of a residue one after the other, in batches, which are copied ahead. Warps have one of
-// three parts, each in step with the others by barriers: those that sum along rows take the words of their lanes
-// through a leaf of a row; the last one starts the copies, and makes of these sums what the row comes to; a thread of
-// those that write has 8 columns, for their gradients and for their sums over the rows.
+// Serves: float32 and 16-bit floats, rows that a block, or a cluster of blocks, has several of in shared memory, on
+// GPUs with bulk copies (norm_gradients.h). A block, or a cluster, of which each block has some leaves of every row,
+// takes units: the rows of a run of residues of a leaf of rows, those of a residue one after the other, in batches,
+// which are copied ahead. Warps have one of three parts, each in step with the others by barriers: those that sum along
+// rows take the words of their lanes through a leaf of a row; the last one starts the copies, and makes of these sums
+// what the row comes to; a thread of those that write has 8 columns, for their gradients and for their sums over the
+// rows.
+//
+// Rows that start anywhere (kAnywhere) are copied with all of the granules that they touch. A thread reads its columns
+// from two neighbouring granules, of which it takes what is its own. Of the gradients it stores a whole granule of
+// memory, of its own and of what the lane before it has; what no lane has a whole granule of goes element by element.
+// Rows of one residue start at the same byte of a granule, since kResidues rows are whole granules.
 //
 // Shared memory, dynamic: batches of rows of g and x; weights; sums of units; sums of the warps, those of a cluster in
 // each of its blocks; the rows' statistics. Static: what rows come to; barriers.
 #pragma once
+#include "anywhere_row.cuh"
 #include "held_granules.cuh"
+#include "kernels/tile/bulk_run.cuh"
 #include "norm_gradients.h"
 #include "states.cuh"
 
@@ -129,13 +136,21 @@ template <class E> __device__ __forceinline__ void round_columns(const float (&v
   }
 }
 
-template <class Op, class E> struct NormGradients {
+// The first `have` of four sums.
+__device__ __forceinline__ void store_some(float* to, const Packed<float, 4>& v, int have) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (i < have) to[i] = v.item[i];
+}
+
+template <class Op, class E, bool kAnywhere> struct NormGradients {
   using F = float;
   static constexpr int kSums = Op::kSums, kStats = Op::kStats, kSize = int(sizeof(E));
   static constexpr bool kCentered = kStats == 3;
   static constexpr int kBatch = norm_gradients::batch(kSize), kWord = norm_gradients::word(kSize);
   static constexpr int kParts = norm_gradients::parts(kSize), kStages = norm_gradients::kStages;
   static constexpr int kTurns = norm_gradients::kTurns;
+  static constexpr int kLoaders = kAnywhere ? 2 * kBatch : 1;  // lanes that start copies
   static constexpr int kColumnSums = kCentered ? 2 : 1, kGranules = kGroup / kPerGranule<E>;
   using Sums = WeightSums<F, kCentered>;
   using Four = Packed<F, 4>;
@@ -145,6 +160,7 @@ template <class Op, class E> struct NormGradients {
   const RowwiseKernelCall& call;
   const int cluster, first;          // blocks that have a row; the first column of this one
   const int n, leaves, granules;     // of a row, what the block has
+  const int slot;                    // elements that there is room for of a row
   const int first_leaf, row_leaves;  // the block's first, and how many a row has
   const int writers;                 // the first threads of the block
   E* const tiles;                    // [stage][row][input][column]
@@ -161,18 +177,32 @@ template <class Op, class E> struct NormGradients {
         first(int(blockIdx.x) % cluster * shape.columns),
         n(int(call.length) - first < shape.columns ? int(call.length) - first : shape.columns),
         leaves((n + kLeaf - 1) / kLeaf),
-        granules(n / kPerGranule<E>),
+        granules((n + kPerGranule<E> - 1) / kPerGranule<E>),
+        slot(norm_gradients::slot(shape.columns * kSize, kAnywhere) / kSize),
         first_leaf(first / kLeaf),
         row_leaves((int(call.length) + kLeaf - 1) / kLeaf),
         writers(shape.writers),
         tiles(reinterpret_cast<E*>(dynamic)),
-        weights(reinterpret_cast<F*>(tiles + kStages * kBatch * 2 * shape.columns)),
+        weights(reinterpret_cast<F*>(tiles + kStages * kBatch * 2 * slot)),
         columns(weights + shape.columns),
         sums(reinterpret_cast<Partial*>(columns + writers * kGroup * norm_gradients::kept_sums(kColumnSums))),
         stats(reinterpret_cast<F*>(sums + kTurns * norm_gradients::partial_sums(kSize, row_leaves))),
         rows(rows) {}
 
-  __device__ E* tile(int stage, int b, int k) const { return tiles + ((stage * kBatch + b) * 2 + k) * n; }
+  // A row of an input, from the granule on in which it starts.
+  __device__ E* tile(int stage, int b, int k) const { return tiles + ((stage * kBatch + b) * 2 + k) * slot; }
+  // The byte of that granule at which rows of the residue start.
+  __device__ int start(const NormBatches& batches, int k) const {
+    if (!kAnywhere) return 0;
+    const uint32_t pitch = uint32_t(call.stride[0].in[k]) * kSize, base = uint32_t(uintptr_t(call.in[k]));
+    return int((base + uint32_t(batches.row(0)) * pitch) % kGranule);
+  }
+  // The granule of a row at its granule number `place`.
+  __device__ __forceinline__ static Granule granule_at(const E* tile, int place, int start) {
+    const Granule* const from = reinterpret_cast<const Granule*>(tile) + place;
+    if constexpr (kAnywhere) return part_from<E>(load_wide(from), load_wide(from + 1), start);
+    else return load_wide(from);
+  }
   __device__ Partial* sums_of(int turn, int b, int leaf) const {  // of the row's leaves
     return sums + ((turn * kBatch + b) * row_leaves + leaf) * kParts;
   }
@@ -203,21 +233,44 @@ template <class Op, class E> struct NormGradients {
     F own = 0;
     if (lane < kBatch * kStats && row < batches.rows)
       own = static_cast<const F*>(call.memory.stats)[lane / kBatch * call.memory.plane + row];
-    if (lane > 0) return own;
-    const uint32_t bytes = uint32_t(n * kSize);
-    int there = 0;
+    if (lane >= kLoaders) return own;
+    if constexpr (kAnywhere) {
+      load_row(lane / kBatch, stage, lane % kBatch, row, row < batches.rows, loaded);
+    } else {
+      const uint32_t bytes = uint32_t(n * kSize);
+      int there = 0;
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) there += batches.row(b) < batches.rows;
-    barrier_expect(loaded, uint32_t(2 * there) * bytes);
+      for (int b = 0; b < kBatch; ++b) there += batches.row(b) < batches.rows;
+      barrier_expect(loaded, uint32_t(2 * there) * bytes);
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b)
+      for (int b = 0; b < kBatch; ++b)
 #pragma unroll
-      for (int k = 0; k < 2; ++k)
-        if (b < there)
-          bulk_load(tile(stage, b, k),
-                    moved(static_cast<const E*>(call.in[k]) + first, batches.row(b), call.stride[0].in[k]), bytes,
-                    loaded);
+        for (int k = 0; k < 2; ++k)
+          if (b < there)
+            bulk_load(tile(stage, b, k),
+                      moved(static_cast<const E*>(call.in[k]) + first, batches.row(b), call.stride[0].in[k]), bytes,
+                      loaded);
+    }
     return own;
+  }
+  // The same of a row of input k, which may not be there, by one thread: all granules that it touches. What ends in the
+  // same granule as the memory is moved one by one.
+  __device__ __forceinline__ void load_row(int k, int stage, int b, int row, bool there, Barrier* loaded) const {
+    const E* const in = static_cast<const E*>(k > 0 ? call.in[1] : call.in[0]) + first;
+    const uintptr_t from =
+        reinterpret_cast<uintptr_t>(moved(in, row, k > 0 ? call.stride[0].in[1] : call.stride[0].in[0]));
+    const BulkRange<E> r(from, from + uintptr_t(n * kSize),
+                         reinterpret_cast<uintptr_t>(k > 0 ? call.end[1] : call.end[0]));
+    char* const to = reinterpret_cast<char*>(tile(stage, b, k));
+    const uint32_t bytes = there ? uint32_t(r.to - r.from) : 0;
+    if (there && r.to < r.end) {
+#pragma unroll 1
+      for (uintptr_t at = r.to > r.begin ? r.to : r.begin; at < r.end; at += kSize)
+        *reinterpret_cast<E*>(to + (at - r.from)) = *global(reinterpret_cast<const E*>(at));
+      bulk_fence();
+    }
+    barrier_expect(loaded, bytes);
+    if (bytes > 0) bulk_load(to, reinterpret_cast<const void*>(r.from), bytes, loaded);
   }
   __device__ __forceinline__ void keep_stats(F own, int stage, Barrier* loaded) const {
     if (lane_id() < kBatch * kStats) stats[stage * kBatch * kStats + lane_id()] = own;
@@ -226,39 +279,50 @@ template <class Op, class E> struct NormGradients {
 
   // The sums of a stage's rows, by parts of leaves, to the turn's of all blocks that have the rows. Of rows that are
   // not there they mean nothing. By number `warp` of `warps`, whose lanes arrive at the barrier.
-  __device__ __forceinline__ void sum_words(int stage, int turn, int warp, int warps, Barrier* summed) const {
-    const int lane = lane_id();
+  __device__ __forceinline__ void sum_words(const NormBatches& batches, int stage, int turn, int warp, int warps,
+                                            Barrier* summed) const {
+    using Word = Packed<uint32_t, 2>;
+    constexpr int kBytes = int(sizeof(Word));
+    const int lane = lane_id(), before[2] = {start(batches, 0), start(batches, 1)};
 #pragma unroll 1
     for (int task = warp; task < kBatch * kParts * leaves; task += warps) {
       const int b = task % kBatch, part = task / kBatch % kParts, leaf = task / (kBatch * kParts);
       const int first = leaf * kLeaf + (part * kLanes + lane) * kWord, count = n - leaf * kLeaf;
       const auto given = Op::given(call.options, memory(stage), b);
       const auto seen = Op::seen(F(0), count, given);
-      const E *const g = tile(stage, b, 0) + first, *const x = tile(stage, b, 1) + first;
+      const Word* from[2];
+#pragma unroll
+      for (int k = 0; k < 2; ++k)
+        from[k] = reinterpret_cast<const Word*>(tile(stage, b, k) + first) + before[k] / kBytes;
       F acc[kWord][kSums];
 #pragma unroll
       for (auto& each : acc)
 #pragma unroll
         for (F& sum : each) sum = F(-0.0);
-      const auto chunk = [&](int at) {
-        using Word = Packed<uint32_t, 2>;
-        const Word gs = *reinterpret_cast<const Word*>(g + at), xs = *reinterpret_cast<const Word*>(x + at);
+      // The first `have` elements of the word `at` elements further on.
+      const auto chunk = [&](int at, int have) {
+        E element[2][kWord];
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          Word own = from[k][at / kWord];
+          if constexpr (kAnywhere) own = part_from<E>(own, from[k][at / kWord + 1], before[k] % kBytes);
+          unpack<E, kWord>(own.item, element[k]);
+        }
         const auto w = *reinterpret_cast<const Packed<F, kWord>*>(weights + first + at);
-        E ge[kWord], xe[kWord];
-        unpack<E, kWord>(gs.item, ge);
-        unpack<E, kWord>(xs.item, xe);
 #pragma unroll
         for (int i = 0; i < kWord; ++i) {
-          const F element[2] = {convert<F>(ge[i]), convert<F>(xe[i])};
-          Op::step(acc[i], element, w.item[i], seen, given);
+          const F both[2] = {convert<F>(element[0][i]), convert<F>(element[1][i])};
+          if (i < have) Op::step(acc[i], both, w.item[i], seen, given);
         }
       };
       if (count >= kLeaf) {
 #pragma unroll
-        for (int c = 0; c < kLeaf / kResidues; ++c) chunk(c * kResidues);
+        for (int c = 0; c < kLeaf / kResidues; ++c) chunk(c * kResidues, kWord);
       } else {
+        int at = 0;
 #pragma unroll 2
-        for (int at = 0; at < n - first; at += kResidues) chunk(at);
+        for (; at + kWord <= n - first; at += kResidues) chunk(at, kWord);
+        if (kAnywhere && at < n - first) chunk(at, n - first - at);
       }
       Partial own;
 #pragma unroll
@@ -312,7 +376,9 @@ template <class Op, class E> struct NormGradients {
   // Writes the rows of a batch, and adds them to the thread's columns.
   __device__ __forceinline__ void write_rows(const NormBatches& batches, int stage, int turn,
                                              F (&columns)[kColumnSums][kGroup]) const {
-#pragma unroll
+    const int before[2] = {start(batches, 0), start(batches, 1)};
+    const AnywhereRow<E> out(moved(static_cast<const E*>(call.out), batches.row(0), call.stride[0].out), n);
+#pragma unroll(kAnywhere ? 1 : kBatch)
     for (int b = 0; b < kBatch; ++b) {
       const int number = batches.row(b);
       if (number >= batches.rows) break;
@@ -325,10 +391,8 @@ template <class Op, class E> struct NormGradients {
       for (int q = 0; q < kGranules; ++q) {
         E g[kPerGranule<E>], x[kPerGranule<E>];
         const int place = granule(q) < granules ? granule(q) : 0;
-        const Granule gs = load_wide(reinterpret_cast<const Granule*>(tile(stage, b, 0)) + place);
-        const Granule xs = load_wide(reinterpret_cast<const Granule*>(tile(stage, b, 1)) + place);
-        elements_of(gs, g);
-        elements_of(xs, x);
+        elements_of(granule_at(tile(stage, b, 0), place, before[0]), g);
+        elements_of(granule_at(tile(stage, b, 1), place, before[1]), x);
         F weight[kPerGranule<E>];
 #pragma unroll
         for (int j = 0; j < kPerGranule<E>; j += 4) {
@@ -347,11 +411,15 @@ template <class Op, class E> struct NormGradients {
       }
       Granule rounded[kGranules];
       round_columns<E>(y, rounded);
-      Granule* const to =
-          reinterpret_cast<Granule*>(moved(static_cast<E*>(call.out) + first, number, call.stride[0].out));
+      E* const to = moved(static_cast<E*>(call.out) + first, number, call.stride[0].out);
+      if constexpr (kAnywhere) {
 #pragma unroll
-      for (int q = 0; q < kGranules; ++q)
-        if (granule(q) < granules) store_item(to + granule(q), rounded[q]);
+        for (int q = 0; q < kGranules; ++q) out.store_by_warp(to, granule(q), rounded[q]);
+      } else {
+#pragma unroll
+        for (int q = 0; q < kGranules; ++q)
+          if (granule(q) < granules) store_item(reinterpret_cast<Granule*>(to) + granule(q), rounded[q]);
+      }
     }
   }
   __device__ __forceinline__ void write_columns(const F (&columns)[kColumnSums][kGroup], F* partials, int unit) const {
@@ -364,7 +432,8 @@ template <class Op, class E> struct NormGradients {
         for (int i = 0; i < 4; ++i) v.item[i] = columns[s][4 * q + i];
         const int at = kGranules == 1 ? 2 * granule(0) + q : granule(q);
         F* const to = partials + (2 * int64_t(unit) + s) * call.length + first;
-        if (at < n / 4) store_wide(reinterpret_cast<Four*>(to) + at, v);
+        if constexpr (kAnywhere) store_some(to + 4 * at, v, n - 4 * at);
+        else if (at < n / 4) store_wide(reinterpret_cast<Four*>(to) + at, v);
       }
   }
 };
@@ -387,12 +456,12 @@ struct NormTurn {
 };
 
 // partials[2 * unit + which][column]
-template <class Op, class E>
+template <class Op, class E, bool kAnywhere>
 __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
     norm_gradients_kernel(TR_GRID_CONSTANT RowwiseKernelCall call, TR_GRID_CONSTANT NormGradientsShape shape,
                           float* partials) {
 #if !defined(__CUDA_ARCH__) || defined(TR_LARGE_BLOCKS)  // others have no room for its stages
-  using N = NormGradients<Op, E>;
+  using N = NormGradients<Op, E, kAnywhere>;
   constexpr int kStages = N::kStages, kTurns = N::kTurns, kBatch = N::kBatch;
   TR_DYNAMIC_SHARED(stages, 128);
   __shared__ typename Op::Row rows[kTurns * kBatch];
@@ -404,12 +473,13 @@ __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
   const int last_warp = shape.writers + shape.summers;  // its first thread
   float stats[kStages];
   if (int(threadIdx.x) == last_warp) {
-    for (Barrier& b : loaded) barrier_init(&b, 1 + kLanes);
+    for (Barrier& b : loaded) barrier_init(&b, N::kLoaders + kLanes);
     for (Barrier& b : summed) barrier_init(&b, shape.summers + (shape.cluster > 1 ? 1 : 0));
     for (Barrier& b : made) barrier_init(&b, kLanes);
     for (Barrier& b : written) barrier_init(&b, shape.writers);
     barriers_made();
   }
+  if constexpr (kAnywhere) __syncthreads();  // other lanes than the first start copies
 #ifdef TR_CLUSTERS
   if (shape.cluster > 1) cluster_arrive();
 #endif
@@ -450,7 +520,7 @@ __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
         barrier_wait(&made[old.turn], old.round);
         old.advance();
       }
-      norm.sum_words(t.stage, t.turn, warp, shape.summers / kLanes, &summed[t.turn]);
+      norm.sum_words(batches, t.stage, t.turn, warp, shape.summers / kLanes, &summed[t.turn]);
     }
   } else {
     NormBatches first = batches;
@@ -487,9 +557,10 @@ __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
 
 // What a thread does with 8 columns of short rows, in registers: kRows rows at once, whose columns neighbouring lanes
 // have.
-template <class Op, class E> struct ShortNormRows {
+template <class Op, class E, bool kAnywhere> struct ShortNormRows {
   using F = float;
   static constexpr int kRows = norm_gradients::rows_at_once(int(sizeof(E))), kGranules = kGroup / kPerGranule<E>;
+  static constexpr int kLoaded = kGranules + kAnywhere;
   static constexpr bool kCentered = Op::kStats == 3;
   static constexpr int kColumnSums = kCentered ? 2 : 1;
   using Sums = WeightSums<F, kCentered>;
@@ -498,17 +569,19 @@ template <class Op, class E> struct ShortNormRows {
   const int lanes, column;  // of a row; the first of the thread
   const bool has;           // columns
   F weight[kGroup];
-  Granule in[kRows][2][kGranules];
+  Granule in[kRows][2][kLoaded];
   typename Op::Given given[kRows];
 
   __device__ __forceinline__ ShortNormRows(const RowwiseKernelCall& call, int lanes)
       : call(call), lanes(lanes), column((int(threadIdx.x) & (lanes - 1)) * kGroup), has(column < int(call.length)) {
 #pragma unroll
     for (int c = 0; c < kGroup; ++c)
-      weight[c] = !call.weight || !has              ? F(1)
+      weight[c] = !call.weight || !there(c)         ? F(1)
                   : call.weight_dtype == Dtype::F32 ? static_cast<const F*>(call.weight)[column + c]
                                                     : convert<F>(static_cast<const E*>(call.weight)[column + c]);
   }
+  // Whether the thread has column c of 8: all or none of rows of whole groups.
+  __device__ __forceinline__ bool there(int c) const { return kAnywhere ? column + c < int(call.length) : has; }
   template <class T> __device__ __forceinline__ T* at(T* base, int row, int64_t pitch) const {
     return reinterpret_cast<T*>(multiply_add(row, int(pitch) * int(sizeof(E)), int64_t(base + column)));
   }
@@ -522,24 +595,62 @@ template <class Op, class E> struct ShortNormRows {
     for (int j = 0; j < kRows; ++j) {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        const Granule* const from = reinterpret_cast<const Granule*>(
-            at(static_cast<const E*>(call.in[k]), row(first, j), call.stride[0].in[k]));
+        const E* const from = at(static_cast<const E*>(call.in[k]), row(first, j), call.stride[0].in[k]);
+        if constexpr (kAnywhere) {
+          load_anywhere(from, call.end[k], in[j][k]);
+        } else {
 #pragma unroll
-        for (int q = 0; q < kGranules; ++q) {
-          in[j][k][q] = Granule{};
-          load_if<Stay::Short>(has, from + q, in[j][k][q]);
+          for (int q = 0; q < kGranules; ++q) {
+            in[j][k][q] = Granule{};
+            load_if<Stay::Short>(has, reinterpret_cast<const Granule*>(from) + q, in[j][k][q]);
+          }
         }
       }
       given[j] = Op::given(call.options, call.memory, row(first, j));
     }
   }
+  // The granules that hold 8 elements from `from` on, those of them that the row has. Of the one in which memory ends
+  // nothing outside is read.
+  __device__ __forceinline__ void load_anywhere(const E* from, const void* end, Granule (&to)[kLoaded]) const {
+    const auto granule = [](const void* p) {
+      return reinterpret_cast<const Granule*>(granule_of(reinterpret_cast<uintptr_t>(p)));
+    };
+    const void* const row_end = from + (int(call.length) - column);
+    const Granule *const own = granule(from), *const last = granule(end);  // in which memory ends
+#pragma unroll
+    for (int q = 0; q < kLoaded; ++q) {
+      to[q] = Granule{};
+      load_if<Stay::Short>(own + q < row_end && own + q < last, own + q, to[q]);
+    }
+    if (last < own || last >= own + kLoaded || last >= row_end) return;
+    E x[kPerGranule<E>] = {};
+#pragma unroll
+    for (int i = 0; i < kPerGranule<E>; ++i)
+      if (reinterpret_cast<const E*>(last) + i < end) x[i] = load_item(reinterpret_cast<const E*>(last) + i);
+#pragma unroll
+    for (int q = 0; q < kLoaded; ++q)
+      if (own + q == last) memcpy(&to[q], x, sizeof x);
+  }
   // Writes these rows, and adds them to the thread's columns.
   __device__ __forceinline__ void write(int first, F (&columns)[kColumnSums][kGroup]) const {
+    const AnywhereRow<E> out(at(static_cast<const E*>(call.out), first, call.stride[0].out), int(call.length));
+    int start[2];  // the byte of a granule at which rows of the residue start
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+      start[k] = int(reinterpret_cast<uintptr_t>(at(static_cast<const E*>(call.in[k]), first, call.stride[0].in[k])) %
+                     kGranule);
 #pragma unroll
     for (int j = 0; j < kRows; ++j) {
+      const bool is_row = first + j * kResidues < int(call.rows);
       E element[2][kGroup];
 #pragma unroll
-      for (int k = 0; k < 2; ++k) memcpy(element[k], in[j][k], sizeof element[k]);
+      for (int k = 0; k < 2; ++k) {
+        Granule own[kGranules];
+#pragma unroll
+        for (int q = 0; q < kGranules; ++q)
+          own[q] = kAnywhere ? part_from<E>(in[j][k][q], in[j][k][q + kAnywhere], start[k]) : in[j][k][q];
+        memcpy(element[k], own, sizeof own);
+      }
       F x[kGroup][2], own[Op::kSums];
       {
         F sums[kGroup][Op::kSums];
@@ -551,6 +662,9 @@ template <class Op, class E> struct ShortNormRows {
 #pragma unroll
           for (F& sum : sums[c]) sum = F(-0.0);
           Op::step(sums[c], x[c], weight[c], seen, given[j]);
+#pragma unroll
+          for (F& sum : sums[c])
+            if (kAnywhere && !there(c)) sum = F(-0.0);
         }
 #pragma unroll
         for (int s = 0; s < Op::kSums; ++s) {
@@ -566,7 +680,7 @@ template <class Op, class E> struct ShortNormRows {
         if (d < lanes)
 #pragma unroll
           for (F& sum : own) sum = sum + shuffle_across(sum, d);
-      if (!has || first + j * kResidues >= int(call.rows)) continue;
+      if (!kAnywhere && (!has || !is_row)) continue;
       const auto values =
           Op::row(Op::state(F(0), own, call.length), call.length, given[j], call.options, [](int64_t) { return F(0); });
       typename Sums::Given of_row{F(0), F(0), F(0)};
@@ -576,25 +690,34 @@ template <class Op, class E> struct ShortNormRows {
 #pragma unroll
       for (int c = 0; c < kGroup; ++c) {
         y[c] = Op::map(x[c], weight[c], F(-0.0), 0, values);
-        Sums::step(columns[0][c], kCentered ? columns[kColumnSums - 1][c] : none, x[c][0], x[c][1], of_row);
+        if (!kAnywhere || is_row)
+          Sums::step(columns[0][c], kCentered ? columns[kColumnSums - 1][c] : none, x[c][0], x[c][1], of_row);
       }
       Granule rounded[kGranules];
       round_columns<E>(y, rounded);
-      Granule* const to =
-          reinterpret_cast<Granule*>(at(static_cast<E*>(call.out), first + j * kResidues, call.stride[0].out));
+      E* const to = at(static_cast<E*>(call.out), first + j * kResidues, call.stride[0].out);
+      if constexpr (kAnywhere) {
+        const Granule left = lane_before(rounded[kGranules - 1]);
+        if (!is_row) continue;
 #pragma unroll
-      for (int q = 0; q < kGranules; ++q) store_item(to + q, rounded[q]);
+        for (int q = 0; q < kGranules; ++q)
+          out.store(to - column, column / kPerGranule<E> + q, q > 0 ? rounded[q > 0 ? q - 1 : 0] : left, rounded[q],
+                    q == 0 && column == 0, q == kGranules - 1 && column == (lanes - 1) * kGroup);
+      } else {
+#pragma unroll
+        for (int q = 0; q < kGranules; ++q) store_item(reinterpret_cast<Granule*>(to) + q, rounded[q]);
+      }
     }
   }
 };
 
 // A block takes a unit: each group of lanes, those of a row, a run of its residues, one after the other. Then the
 // groups' sums meet. partials[2 * unit + which][column]. Shared memory: that of ColumnSums, then [sum][half][thread].
-template <class Op, class E>
+template <class Op, class E, bool kAnywhere>
 __global__ void TR_BLOCKS_BOUND(norm_gradients::kShortThreads, norm_gradients::kShortBlocks)
     short_norm_gradients_kernel(TR_GRID_CONSTANT RowwiseKernelCall call, TR_GRID_CONSTANT NormGradientsShape shape,
                                 float* partials) {
-  using Rows = ShortNormRows<Op, E>;
+  using Rows = ShortNormRows<Op, E, kAnywhere>;
   constexpr int kSums = Rows::kColumnSums, kThreads = norm_gradients::kShortThreads;
   TR_DYNAMIC_SHARED(shared, 16);
   ColumnSums<kSums> columns(reinterpret_cast<float*>(shared), kThreads);
@@ -643,7 +766,9 @@ __global__ void TR_BLOCKS_BOUND(norm_gradients::kShortThreads, norm_gradients::k
     Four v;
 #pragma unroll
     for (int i = 0; i < 4; ++i) v.item[i] = columns.residue[s][4 * half + i];
-    store_wide(reinterpret_cast<Four*>(partials + (2 * int64_t(blockIdx.x) + s) * call.length + rows.column) + half, v);
+    float* const to = partials + (2 * int64_t(blockIdx.x) + s) * call.length + rows.column + 4 * half;
+    if constexpr (kAnywhere) store_some(to, v, int(call.length) - rows.column - 4 * half);
+    else store_wide(reinterpret_cast<Four*>(to), v);
   });
 }
 

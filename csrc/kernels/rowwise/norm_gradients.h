@@ -10,14 +10,16 @@ struct NormGradientsShape : RowwiseLaunch {
   int cluster = 1;    // blocks that have a row together
   int columns = 0;    // of a block, whole leaves but for the last one's
   int lanes = 0;      // of a row, fewer than residues, that threads have in registers; else rows are in shared memory
-  int writers = 32;   // threads that have columns
-  int summers = 32;   // those that sum along rows
+  bool anywhere = false;  // rows start or end off a granule, short ones off a group
+  int writers = 32;       // threads that have columns
+  int summers = 32;       // those that sum along rows
 
   template <class Visit> void each(Visit visit) const {
     visit("units", units);
     visit("run", run);
     visit("cluster", cluster);
     visit("lanes", lanes);
+    visit("anywhere", anywhere);
   }
 };
 
@@ -34,8 +36,6 @@ constexpr int kMostCluster = 8;
 constexpr int kMostOfOneLeaf = 4;      // blocks of a cluster, with one leaf of a row each
 constexpr int kReserved = 1024 + 512;  // bytes of shared memory of a block that are not dynamic
 constexpr int kUnitRows = 5;           // that a cluster could have in the time in which it starts, and leaves its sums
-// From so many rows and columns on the kernels serve. Fewer rows than the residues of a leaf are fewer units.
-constexpr int kFewestRows = 1, kFewestColumns = 8;
 // Levels of the tree over the residues of a unit, of which a block makes one or two sums for each column; and the sums
 // that it keeps of a column in shared memory.
 TR_HD constexpr int levels(int sums) { return sums == 2 ? 2 : 3; }
@@ -44,6 +44,8 @@ TR_HD constexpr int kept_sums(int sums) { return levels(sums) * sums - 1; }
 TR_HD constexpr int batch(int size) { return 4 / size; }
 TR_HD constexpr int word(int size) { return 8 / size; }
 TR_HD constexpr int parts(int size) { return kResidues / (32 * word(size)); }
+// Bytes that a row of so many takes in shared memory: with all of the granules that it touches, wherever it starts.
+TR_HD constexpr int slot(int bytes, bool anywhere) { return (bytes + 15) / 16 * 16 + (anywhere ? 16 : 0); }
 // Of a batch of rows of so many leaves.
 TR_HD constexpr int partial_sums(int size, int leaves) { return batch(size) * leaves * parts(size); }
 constexpr int kPartialBytes = 8;  // the sums of a part of a leaf
@@ -90,8 +92,9 @@ inline int run_of_clusters(int64_t rows, int most, int64_t at_once) {
 }
 
 // Rows of at most a warp's lanes, with 8 columns each.
-inline NormGradientsShape short_rows(const Layout& l, int sums, int multiprocessors) {
+inline NormGradientsShape short_rows(const Layout& l, int sums, bool anywhere, int multiprocessors) {
   NormGradientsShape s;
+  s.anywhere = anywhere || l.length % 8 != 0;
   for (s.lanes = 1; s.lanes * 8 < l.length;) s.lanes *= 2;
   s.threads = kShortThreads;
   s.shared = kShortThreads * 8 * kept_sums(sums) * 4;
@@ -109,21 +112,22 @@ inline std::optional<NormGradientsShape> serves(const RowwiseCall& call, const D
   if ((!rms && !layer) || !call.memory.values[0] || !has_plain_rows(call)) return {};
   const Layout& l = call.layout;
   const int size = size_of(call.dtype);
-  if (l.kept > 1 || l.reduced != 1 || !row_alignment(call).aligned) return {};
+  if (l.kept > 1 || l.reduced != 1) return {};
   if (l.kept == 1 && call.more_strides[1][0] != 1) return {};
-  if (l.rows < kFewestRows || l.rows > INT32_MAX / 2) return {};
+  if (l.rows > INT32_MAX / 2) return {};
+  const bool anywhere = !row_alignment(call).aligned;
   for (int64_t pitch : {l.in[0], l.out[0], call.more_strides[0][0]})
-    if (magnitude(pitch) > INT32_MAX / size) return {};
+    if (magnitude(pitch) > INT32_MAX / size || (anywhere && pitch < 0)) return {};
+  for (const void* p : {call.in[0], call.in[1], static_cast<const void*>(call.out)})
+    if (reinterpret_cast<uintptr_t>(p) % size != 0) return {};
   if (call.weight && call.weight_dtype != call.dtype && call.weight_dtype != Dtype::F32) return {};
-  if (l.length < kResidues) {
-    if (l.length < kFewestColumns || l.length % 8 != 0) return {};
-    return short_rows(l, layer ? 2 : 1, device.multiprocessors);
-  }
+  if (l.length < kResidues) return short_rows(l, layer ? 2 : 1, anywhere, device.multiprocessors);
   if (!device.bulk_copies) return {};
   const RowwiseFacts f = facts(call.op);
   NormGradientsShape s;
   const int64_t of_block = kLeaf * (forced.leaves > 0 ? std::min(forced.leaves, 2) : leaves_of_block(l.length));
-  s.columns = int(std::min(l.length, of_block));
+  s.anywhere = anywhere;
+  s.columns = int(std::min(ceil_div(l.length, 8) * 8, of_block));
   const int64_t cluster = ceil_div(l.length, s.columns), leaves = ceil_div(l.length, kLeaf);
   if (cluster > (device.clusters ? kMostCluster : 1) || leaves * parts(size) > 32) return {};
   s.cluster = int(cluster);
@@ -132,8 +136,8 @@ inline std::optional<NormGradientsShape> serves(const RowwiseCall& call, const D
   s.writers = warps * 32;
   s.summers = (warps + 1) / 2 * 32;
   s.threads = s.writers + s.summers + 32;
-  s.shared = rows * (2 * n * size + f.stats * 4) + n * 4 + s.writers * 8 * kept_sums(layer ? 2 : 1) * 4 +
-             kTurns * partial_sums(size, int(leaves)) * kPartialBytes;
+  s.shared = rows * (2 * slot(n * size, s.anywhere) + f.stats * 4) + n * 4 +
+             s.writers * 8 * kept_sums(layer ? 2 : 1) * 4 + kTurns * partial_sums(size, int(leaves)) * kPartialBytes;
   const int reserved = s.shared + kReserved;
   if (reserved > device.shared + 1024) return {};
   const int64_t blocks = std::min<int64_t>((device.shared + 1024) / reserved, kResident / s.threads);

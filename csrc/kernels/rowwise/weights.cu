@@ -42,8 +42,12 @@ void launch_gradients([[maybe_unused]] const RowwiseCall& call, [[maybe_unused]]
   };
   with_element(call.dtype, [&](auto element) {
     using E = decltype(element);
-    if (shape.lanes > 0) enqueue_gradients(short_norm_gradients_kernel<Op<float>, E>);
-    else enqueue_gradients(norm_gradients_kernel<Op<float>, E>);
+    const auto by = [&](auto anywhere) {
+      if (shape.lanes > 0) enqueue_gradients(short_norm_gradients_kernel<Op<float>, E, anywhere.value>);
+      else enqueue_gradients(norm_gradients_kernel<Op<float>, E, anywhere.value>);
+    };
+    if (shape.anywhere) by(std::true_type{});
+    else by(std::false_type{});
   });
   queue.cluster = 1;
   RowwiseCall columns = call;  // whose rows are the sums of columns
