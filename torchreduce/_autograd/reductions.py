@@ -94,9 +94,8 @@ class Rounded(Rule):
 def _divide(x: Tensor, n: Tensor, dtype: torch.dtype) -> Tensor:
     """x / n in the accumulator type, rounded once to dtype. n broadcasts to x."""
     wide = accumulator(x.dtype, dtype)
-    if n.dtype.is_floating_point:
-        n = n.to(wide)
-    return _round(x.to(wide) / n, dtype)  # which converts integers to its accumulator type, too
+    # No name for what is made on the way, which would stay until the end. The division itself converts integers.
+    return _round(x.to(wide) / (n.to(wide) if n.dtype.is_floating_point else n), dtype)
 
 
 def _divide_fake(x: Tensor, n: Tensor, dtype: torch.dtype) -> Tensor:
