@@ -10,6 +10,7 @@ from .record import Call, Key, Recorder, Seen
 DIFFERS = "inputs are bitwise identical, outputs are not"
 MIXES = "what it makes of all rows together flows back into each row"
 ADDS = "it adds what processes hold; one process with the batches of all has another sum"
+PASSED = "its tensors are bitwise identical, its other arguments (numbers) are not the first run's"
 PARTED = "its module's inputs are bitwise identical; from here on, ops, shapes or elements are not the first run's"
 
 
@@ -120,7 +121,10 @@ def _parted(base: Recorder, other: Recorder, relation: Relation, equal: set[int]
             a = ours.get(call.key, call)
             if a.inputs and (a is call or a.index not in equal):
                 same = [relation.same(x, y) for x, y in zip(a.inputs, call.inputs, strict=False)]
-                mixes = a is not call and relation.rows is not None and all(same)
-                return [Found(a, MIXES if mixes else PARTED, a.key)]
+                if a is call or not all(same):
+                    return [Found(a, PARTED, a.key)]
+                if not _options_are_equal(a, call):
+                    return [Found(a, PASSED, a.key)]
+                return [Found(a, PARTED if relation.rows is None else MIXES, a.key)]
         return [Found(module, PARTED, module.key)]
     return []
