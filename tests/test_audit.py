@@ -446,6 +446,32 @@ def test_an_extreme_over_all_rows_is_found_whichever_row_has_it(row):
     assert [c.op for c in result.culprits] == ["max"]
 
 
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g / g.abs().max()
+
+
+def test_what_mixes_rows_in_a_gradient_is_named_and_not_the_loss():
+    def gradient(x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(Scaled.apply(x).square().sum(), x)[0]
+
+    (found,) = tr.audit(gradient, torch.randn(5, 8), vary="batch").culprits
+    assert found.op == "max" and found.is_backward
+
+
+def test_calls_without_tensors_combine_nothing():
+    def promoted(x):
+        return x.to(torch.promote_types(x.dtype, torch.float32)).relu()
+
+    assert tr.audit(promoted, torch.randn(4, 8), vary="repeat").coverage == []
+
+
 def test_numbers_that_python_computes_are_named():
     """What the op is called with is not its own fault, nor that of the element's place."""
     calls = []
