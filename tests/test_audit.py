@@ -432,6 +432,63 @@ def test_variations_that_cannot_run_are_notes():
         tr.audit(torch.relu, torch.ones(3), vary="threds")
     with pytest.raises(TypeError, match="'batch' must be an int, a Batch or None, got str"):
         tr.audit(torch.relu, torch.ones(3), batch="0")
+    with pytest.raises(TypeError, match=r"^audit\(\): argument 'fn' must be callable, got int$"):
+        tr.audit(3, torch.ones(3))
+    with pytest.raises(TypeError, match=r"^audit\(\): argument 'vary' must be a str or several, got int$"):
+        tr.audit(torch.relu, torch.ones(3), vary=3)
+
+
+@pytest.mark.parametrize("row", range(5))
+def test_an_extreme_over_all_rows_is_found_whichever_row_has_it(row):
+    x = torch.rand(5, 8)
+    x[row, 3] = 2.0
+    result = tr.audit(lambda x: x / x.max(), x, vary="batch")
+    assert [c.op for c in result.culprits] == ["max"]
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g / g.abs().max()
+
+
+def test_what_mixes_rows_in_a_gradient_is_named_and_not_the_loss():
+    def gradient(x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(Scaled.apply(x).square().sum(), x)[0]
+
+    (found,) = tr.audit(gradient, torch.randn(5, 8), vary="batch").culprits
+    assert found.op == "max" and found.is_backward
+
+
+def test_calls_without_tensors_combine_nothing():
+    def promoted(x):
+        return x.to(torch.promote_types(x.dtype, torch.float32)).relu()
+
+    assert tr.audit(promoted, torch.randn(4, 8), vary="repeat").coverage == []
+
+
+def test_numbers_that_python_computes_are_named():
+    """What the op is called with is not its own fault, nor that of the element's place."""
+    calls = []
+
+    def counted(x):
+        calls.append(x)
+        return x * len(calls)
+
+    x = torch.randn(4, 8)
+    for fn, vary in (
+        (counted, "repeat"),
+        (lambda x: x * (2.0 if len(x) == 1 else 3.0), "batch"),
+        (lambda x: x - float(x.numpy().sum()), "batch"),
+    ):
+        (found,) = tr.audit(fn, x, vary=vary).culprits
+        assert found.why == "its tensors are bitwise identical, its other arguments (numbers) are not the first run's"
+        assert found.mend.startswith("numbers that depend on neither the run nor the batch")
 
 
 def test_rows_may_lie_along_another_dim():

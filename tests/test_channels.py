@@ -221,12 +221,29 @@ def test_errors():
         (RuntimeError, r"^batch_norm\(\).*weight.*4 channels.*\[3\]", lambda: tr.batch_norm(x, w, w, w[:3])),
         (NotImplementedError, r"^batch_norm\(\).*torch.int64", lambda: tr.batch_norm(x.long(), w, w)),
         (TypeError, r"^batch_norm\(\).*running_mean", lambda: tr.batch_norm(x, 1, w)),
+        (
+            TypeError,
+            r"^batch_norm\(\): argument 'training' must be a bool, got int$",
+            lambda: tr.batch_norm(x, w, w, training=1),
+        ),
+        (TypeError, r"^instance_norm\(\).*'use_input_stats'.*str$", lambda: tr.instance_norm(x, use_input_stats="no")),
         (ValueError, "more than 1 value per channel", lambda: tr.batch_norm(x[:1, :, :1], w, w, training=True)),
         (ValueError, "more than 1 spatial", lambda: tr.instance_norm(x[:, :, :1])),
         (ValueError, "more than 1 value per channel", lambda: tr.group_norm(x[:1, :, :1], 4)),
     ):
         with pytest.raises(error, match=message):
             f()
+
+
+@pytest.mark.parametrize("training", (True, False))
+@pytest.mark.parametrize("name", ("BatchNorm1d", "GroupNorm", "InstanceNorm1d"))
+def test_shapes_without_data(name, training):
+    """Of modules on the device "meta", as a model is made before its parameters are loaded."""
+    sizes = (2, 6) if name == "GroupNorm" else (6,)
+    more = {} if name == "GroupNorm" else {"affine": True, "track_running_stats": True}
+    x = torch.randn(4, 6, 5, device="meta")
+    y = getattr(tr.nn, name)(*sizes, device="meta", **more).train(training)(x)
+    assert y.is_meta and y.shape == x.shape
 
 
 def test_no_elements():

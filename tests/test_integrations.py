@@ -157,9 +157,20 @@ def test_models_without_such_norms_are_an_error(monkeypatch):
     transformers = adapter("transformers")
     with pytest.raises(ValueError, match=r"kernelize\(\): Linear has no module that transformers registers as RMSNorm"):
         transformers.kernelize(torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"kernelize\(\): argument 'model' must be a torch.nn.Module, got NoneType"):
+        transformers.kernelize(None)
     monkeypatch.setattr(transformers, "is_kernels_available", lambda: False)
     with pytest.raises(ImportError, match=r"kernelize\(\): transformers does not accept kernels \d"):
         transformers.kernelize(llama())
+
+
+@marked("kernels", "transformers")
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch):
+    adapter("transformers")
+    monkeypatch.setitem(sys.modules, "kernels", None)
+    monkeypatch.delitem(sys.modules, "torchreduce.integrations.transformers")
+    with pytest.raises(ImportError, match=r"pip install 'transformers\[kernels\]'"):
+        adapter("transformers")
 
 
 # ---- trl -------------------------------------------------------------------------------------------------------------
@@ -234,6 +245,19 @@ def test_trls_log_probabilities_do_not_depend_on_the_batch_and_store_no_copy(of_
 
 
 @marked("trl")
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_a_label_out_of_range_is_an_error_within_the_mask_alone(of_trl, dtype):
+    trl, utils = of_trl
+    trl.enable()
+    logits, tokens = logits_and_tokens(torch.float32)
+    tokens[1, 2], mask = -100, torch.ones(3, 4)
+    with pytest.raises(IndexError, match="target -100 is out of bounds for 50 classes"):
+        utils.selective_log_softmax(logits, tokens.to(dtype), row_mask=mask)
+    mask[1, 2] = 0
+    assert utils.selective_log_softmax(logits, tokens.to(dtype), row_mask=mask)[1, 2] == 0
+
+
+@marked("trl")
 def test_several_labels_a_row_are_trls(of_trl):
     trl, utils = of_trl
     logits, tokens = logits_and_tokens(torch.float32)
@@ -297,6 +321,14 @@ def test_verls_log_probabilities_and_entropies_are_ours_but_for_roundings(of_ver
     part = functions.logprobs_from_logits(logits[5:6], tokens[5:6])
     assert_bitwise_equal(part.detach(), got[0][5:6].detach())
     assert_saves_less_than(4 * 6 * 500, functions.logprobs_from_logits)
+
+
+@marked("verl")
+def test_a_chunk_of_no_rows_is_an_error(of_verl):
+    verl, functions = of_verl
+    verl.enable()
+    with pytest.raises(ValueError, match=r"^entropy_from_logits_with_chunking\(\): chunk_size must be positive, got 0"):
+        functions.entropy_from_logits_with_chunking(torch.randn(3, 4), chunk_size=0)
 
 
 @marked("verl")

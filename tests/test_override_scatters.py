@@ -254,6 +254,9 @@ def test_scatters_may_be_left_to_torch():
         tr.enable(exclude=["sum"])
     with pytest.raises(TypeError, match=r"enable\(\): argument 'exclude' must be a sequence of str, got 'put'"):
         tr.enable(exclude="put")
+    with pytest.raises(TypeError, match=r"enable\(\): argument 'exclude' must be a sequence of str, got 3"):
+        tr.enable(exclude=3)
+    assert not tr.is_enabled()
 
 
 def test_a_compiled_scatter_follows_what_is_excluded():

@@ -173,7 +173,7 @@ def test_a_policy_gradient_does_not_depend_on_the_batch(device):
          lambda x, i: tr.selected_log_softmax(x, i.float())),
         (RuntimeError, r"expected index to have input's shape \[4, 5\] without dim 1, but got \[4, 1\]. For several",
          lambda x, i: tr.selected_log_softmax(x, i[:, None])),
-        (RuntimeError, r"expected index to have input's shape \[\] without dim 0",
+        (RuntimeError, "expected input to have at least 1 dim, but got a 0-d tensor",
          lambda x, i: tr.selected_log_softmax(x[0, 0], i[0])),
         (IndexError, "dimension out of range", lambda x, i: tr.selected_log_softmax(x, i, 2)),
         (TypeError, "argument 'dim' must be an int, got float", lambda x, i: tr.selected_log_softmax(x, i, 1.0)),
@@ -183,6 +183,8 @@ def test_a_policy_gradient_does_not_depend_on_the_batch(device):
          lambda x, i: tr.selected_log_softmax(x, i, dtype=torch.int64)),
         (TypeError, "argument 'ignore_index' must be an int, got str",
          lambda x, i: tr.selected_log_softmax(x, i, ignore_index="no")),
+        (TypeError, "argument 'ignore_index' must be an int, got bool",
+         lambda x, i: tr.selected_log_softmax(x, i, ignore_index=True)),
         (RuntimeError, "expected index to be on cpu, but it is on meta",
          lambda x, i: tr.selected_log_softmax(x, i.to("meta"))),
     ],
@@ -196,5 +198,5 @@ def test_wrong_arguments_are_named(error, message, call):
 def test_a_label_out_of_range_is_an_error_on_the_cpu(label):
     x, index = case((4, 5), torch.float32)
     index[2] = label
-    with pytest.raises(IndexError, match=rf"target {label} is out of bounds for 5 classes"):
+    with pytest.raises(IndexError, match=rf"^selected_log_softmax: target {label} is out of bounds for 5 classes"):
         tr.selected_log_softmax(x, index)

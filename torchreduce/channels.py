@@ -89,7 +89,7 @@ def batch_norm(
         raise RuntimeError(f"{name}(): expected at least 2 dims, but got an input of {input.dim()}")
     weight, bias = _of_channels(name, input, weight=weight, bias=bias)
     _check_running(name, input, running_mean=running_mean, running_var=running_var)
-    if training:
+    if _flag(name, "training", training):
         _check_more_than_one(input.shape, input.shape)
         return _of_batch(name, input, running_mean, running_var, weight, bias, momentum, eps)
     if running_mean is None or running_var is None:
@@ -128,7 +128,7 @@ def instance_norm(
         raise RuntimeError(f"{name}(): expected at least 2 dims, but got an input of {input.dim()}")
     weight, bias = _of_channels(name, input, weight=weight, bias=bias)
     _check_running(name, input, running_mean=running_mean, running_var=running_var)
-    if not use_input_stats:
+    if not _flag(name, "use_input_stats", use_input_stats):
         if running_mean is None or running_var is None:
             raise RuntimeError(
                 f"{name}(): expected running_mean and running_var to be defined when use_input_stats=False"
@@ -152,6 +152,12 @@ def instance_norm(
     return result.reshape(input.shape)
 
 
+def _flag(name: str, argument: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}(): argument {argument!r} must be a bool, got {type(value).__name__}")
+    return value
+
+
 def _of_batch(
     name: str, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None,
     bias: Tensor | None, momentum: Any, eps: Any,
@@ -167,7 +173,8 @@ def _move(running: tuple[Tensor | None, Tensor | None], moments: Tensor, momentu
     given = [t for t in running if t is not None]
     if not given:
         return
-    if is_bare(*given) and all(t.is_contiguous() for t in given) and len({t.dtype for t in given}) == 1:
+    is_one_call = all(t.is_contiguous() and not t.is_meta for t in given) and len({t.dtype for t in given}) == 1
+    if is_one_call and is_bare(*given):
         _ops.channel_move.raw(moments, *running, momentum, 0)
         for t in given:
             torch.autograd.graph.increment_version(t)

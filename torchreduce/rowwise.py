@@ -70,6 +70,8 @@ def _number(name: str, argument: str, value: Any) -> float:
 def _label(name: str, argument: str, value: Any) -> int | torch.SymInt:
     """Return a label as an int64, given as an int or a tensor of one element."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         label = value if isinstance(value, torch.SymInt) else index(value)
     except TypeError:
         raise TypeError(f"{name}(): argument {argument!r} must be an int, got {type(value).__name__}") from None
@@ -600,7 +602,10 @@ def selected_log_softmax(
     if result is torch.float64:
         input = input.double()
     index = index.long()
-    losses: Tensor = serving(_CROSS_ENTROPY, input, index)(input, index, None, dim, ignored, level_code())[0]
+    try:
+        losses: Tensor = serving(_CROSS_ENTROPY, input, index)(input, index, None, dim, ignored, level_code())[0]
+    except IndexError as error:  # a label out of range, of the op that this one is made of
+        raise IndexError(str(error).replace("cross_entropy", name, 1)) from None
     return rounded(torch.where(losses.isnan(), losses, 0 - losses), result)  # NaN keeps its sign, and 0 is +0
 
 
@@ -609,8 +614,10 @@ def _check_selecting(name: str, input: Tensor, index: Any, dim: int) -> None:
         raise TypeError(f"{name}(): argument 'index' must be a Tensor, got {type(index).__name__}")
     if index.dtype not in (torch.int64, torch.int32):
         raise RuntimeError(f"{name}(): expected index dtype to be int64 or int32, but got {index.dtype}")
+    if input.ndim == 0:
+        raise RuntimeError(f"{name}(): expected input to have at least 1 dim, but got a 0-d tensor")
     rest = [*input.shape[:dim], *input.shape[dim + 1 :]]
-    if input.ndim == 0 or not same_shape(index.shape, rest):
+    if not same_shape(index.shape, rest):
         raise RuntimeError(
             f"{name}(): expected index to have input's shape {list(input.shape)} without dim {dim}, but got "
             f"{list(index.shape)}. For several labels of a row use log_softmax(input, dim).gather(dim, index)"

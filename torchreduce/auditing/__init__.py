@@ -1,6 +1,6 @@
 """Find the op that makes a result depend on the run, the batch, strides or threads: audit()."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,8 @@ def audit(
 ) -> "Audit":
     """Run a function again and again under variations, and name the first op that makes its results differ.
 
-    fn(*args) may be a module, a loss with its gradients, or a step of training. Each run computes hashes of the inputs
+    fn(*args) may be a module, a loss with its gradients, or a step of training. Keyword arguments of fn are passed by a
+    lambda, whose own arguments have the tensors that are to be varied. Each run computes hashes of the inputs
     and outputs of every op, on their device. An op is a culprit if its inputs are bitwise identical in two runs and its
     outputs are not. fn must give the same in each run otherwise: what its ops write (parameters, buffers, gradients) is
     put back after each run, and so are the random generators; other state, as that of an optimizer that fn does not
@@ -43,7 +44,7 @@ def audit(
     - "repeat": the same call again
     - "seed": again, with the random generators as the first run left them: finds dropout without a seed
     - "threads": another number of threads of the CPU
-    - "batch": a row alone, and a batch of twice the size; rows must not change
+    - "batch": a row alone, and a batch of twice the size, of the other rows; rows must not change
     - "order": the rows in reverse order
     - "strides": arguments with other strides and another alignment
     - "padding": zeros after the elements of dim 1 of the arguments; the elements before them must not change. For
@@ -70,8 +71,12 @@ def audit(
     from .auditor import Auditor
     from .follow import Batch
 
-    if batch is not None and not isinstance(batch, (int, Batch)):
+    if not callable(fn):
+        raise TypeError(f"audit(): argument 'fn' must be callable, got {type(fn).__name__}")
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, (int, Batch))):
         raise TypeError(f"audit(): argument 'batch' must be an int, a Batch or None, got {type(batch).__name__}")
+    if not isinstance(vary, (str, Iterable)):
+        raise TypeError(f"audit(): argument 'vary' must be a str or several, got {type(vary).__name__}")
     names = [vary] if isinstance(vary, str) else list(vary)
     for name in names:
         if name not in VARIATIONS:

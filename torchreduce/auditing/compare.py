@@ -10,6 +10,7 @@ from .record import Call, Key, Recorder, Seen
 DIFFERS = "inputs are bitwise identical, outputs are not"
 MIXES = "what it makes of all rows together flows back into each row"
 ADDS = "it adds what processes hold; one process with the batches of all has another sum"
+PASSED = "its tensors are bitwise identical, its other arguments (numbers) are not the first run's"
 PARTED = "its module's inputs are bitwise identical; from here on, ops, shapes or elements are not the first run's"
 
 
@@ -25,6 +26,9 @@ class Comparison:
     found: list[Found] = field(default_factory=list)
     equal: set[int] = field(default_factory=set)  # calls of the first run that are equal, inputs and outputs
     unknown: set[int] = field(default_factory=set)  # whose inputs differ, or cannot be followed
+    by_gradients: list[Found] = field(
+        default_factory=list
+    )  # what reached rows by a gradient: the fault, if none else is
     results: bool | None = None  # whether the function's results are; None: nothing to compare
 
 
@@ -75,12 +79,16 @@ def compare(base: Recorder, other: Recorder, relation: Relation) -> Comparison:
             made.unknown.add(a.index)
     made.results = _results(base.modules[-1], by_key.get(base.modules[-1].key), relation)
     if made.results is False and not made.found:
-        made.found += _parted(base, other, relation, made.equal)
+        made.found += made.by_gradients[:1] or _parted(base, other, relation, made.equal)
     return made
 
 
 def _flow(a: Call, inputs: Sequence[bool | None], wrong: list[Seen], mixed: dict[int, Call], made: Comparison) -> None:
-    """What becomes of results of all rows: they are a culprit where they reach rows of the forward pass."""
+    """What becomes of results of all rows: they are a culprit where they reach rows of the forward pass.
+
+    Gradients are of all rows, and reach them by a mean loss or by a step of training. That is no fault as long as the
+    results of the function are equal.
+    """
     differing = [x for x, is_same in zip(a.inputs, inputs, strict=True) if not is_same]
     origins = [mixed.get(id(x.source)) for x in differing]
     if not wrong or None in origins:
@@ -90,8 +98,10 @@ def _flow(a: Call, inputs: Sequence[bool | None], wrong: list[Seen], mixed: dict
     for x in wrong:
         if x.dim is None:
             mixed[id(x)] = origin
-        elif not a.is_backward and not origin.is_backward and all(f.call is not origin for f in made.found):
-            made.found.append(Found(origin, MIXES, origin.key))
+            continue
+        into = made.by_gradients if a.is_backward or origin.is_backward else made.found
+        if all(f.call is not origin for f in into):
+            into.append(Found(origin, MIXES, origin.key))
 
 
 def _results(a: Call, b: Call | None, relation: Relation) -> bool | None:
@@ -120,7 +130,10 @@ def _parted(base: Recorder, other: Recorder, relation: Relation, equal: set[int]
             a = ours.get(call.key, call)
             if a.inputs and (a is call or a.index not in equal):
                 same = [relation.same(x, y) for x, y in zip(a.inputs, call.inputs, strict=False)]
-                mixes = a is not call and relation.rows is not None and all(same)
-                return [Found(a, MIXES if mixes else PARTED, a.key)]
+                if a is call or not all(same):
+                    return [Found(a, PARTED, a.key)]
+                if not _options_are_equal(a, call):
+                    return [Found(a, PASSED, a.key)]
+                return [Found(a, PARTED if relation.rows is None else MIXES, a.key)]
         return [Found(module, PARTED, module.key)]
     return []

@@ -79,7 +79,7 @@ def _combines(call: Call) -> bool:
         return True
     if name in ("index_put", "index_put_", "scatter", "scatter_"):
         return "reduce" in call.name or True in call.options  # accumulate
-    if call.op is None or torch.Tag.pointwise in call.op.tags or name.removesuffix("_") in _EXACT:
+    if call.op is None or not call.inputs or torch.Tag.pointwise in call.op.tags or name.removesuffix("_") in _EXACT:
         return False
     return not name.startswith(("_foreach_", "_fused_ad", "_fused_sgd")) or "norm" in name
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..override import enabled, state
 from ..override.table import PRODUCTS
-from .compare import MIXES, PARTED, Found
+from .compare import MIXES, PARTED, PASSED, Found
 from .record import Call, Choose, Seen, copied, info, plain, seen_of, tensors
 from .vary import Run
 
@@ -113,6 +113,8 @@ def known(found: Found, run: Run) -> str:
     name = call.name.partition(".")[0]
     if call.op is not None and torch.Tag.nondeterministic_seeded in call.op.tags:
         return "a seed: torch.manual_seed(...) before the call; for dropout also model.eval()"
+    if found.why == PASSED:
+        return "numbers that depend on neither the run nor the batch: no counter, len(x) or .item() of all rows"
     if found.why == MIXES or ("batch_norm" in name and run.relation.rows is not None):
         return (
             "model.eval(), for statistics of the batch, or a norm of each row alone (layer_norm, rms_norm); "

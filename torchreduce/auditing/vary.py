@@ -78,10 +78,15 @@ def _each(f: Callable[[Any], Any], args: Sequence[Any]) -> Sequence[Any]:
 
 
 def other_sizes(batch: Batch) -> list[tuple[str, list[int]]]:
-    """Rows of batches of other sizes: a row alone, and all of them twice."""
+    """Rows of batches of other sizes: a row alone, and a batch twice as large of the other rows.
+
+    Of two batches without a row in common one lacks the row that an extreme over all rows comes from.
+    """
     n = batch.size
-    both = [*range(n), *range(n)]
-    return [(f"batch of {len(rows)}", rows) for rows in ([n // 2], both) if len(rows) != n]
+    alone = n // 2
+    others = [row for row in range(n) if row != alone] or [alone]
+    twice = [others[place % len(others)] for place in range(2 * n)]
+    return [(f"batch of {len(rows)}", rows) for rows in ([alone], twice) if len(rows) != n]
 
 
 @contextmanager

@@ -7,12 +7,16 @@ model = kernelize(AutoModelForCausalLM.from_pretrained(...))
 
 from typing import TypeVar
 
-import kernels
 import torch
 from torch import Tensor
 from transformers.utils import is_kernels_available
 
 from ..rowwise import rms_norm
+
+try:
+    import kernels
+except ModuleNotFoundError as error:
+    raise ImportError("torchreduce.integrations.transformers needs pip install 'transformers[kernels]'") from error
 
 __all__ = ["RMSNorm", "kernelize"]
 
@@ -56,6 +60,8 @@ def kernelize(model: _Model) -> _Model:
     forward methods. Parameters and state dicts stay. Raises ValueError if the model has none, and ImportError if
     transformers does not accept the installed version of `kernels`: then it registers none.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"kernelize(): argument 'model' must be a torch.nn.Module, got {type(model).__name__}")
     if not is_kernels_available():
         raise ImportError(
             f"kernelize(): transformers does not accept kernels {kernels.__version__}: "

@@ -16,7 +16,7 @@ from .replace import Replacement
 
 __all__ = ["disable", "enable"]
 
-_SKIPPED = -100  # a label that rows outside of a mask get
+_SKIPPED = -(2**31)  # the label that rows outside of a mask get, and no other row has
 
 
 def _tempered(logits: Tensor, temperature: float) -> Tensor:

@@ -33,6 +33,8 @@ def entropy_from_logits(logits: Tensor) -> Tensor:
 
 def entropy_from_logits_with_chunking(logits: Tensor, chunk_size: int = 2048) -> Tensor:
     """The entropy of each row in float32, of which each chunk's logits are copied to float32."""
+    if chunk_size < 1:
+        raise ValueError(f"entropy_from_logits_with_chunking(): chunk_size must be positive, got {chunk_size}")
     return torch.cat([entropy(chunk.float(), -1) for chunk in logits.split(chunk_size)])
 
 

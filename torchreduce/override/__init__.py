@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
@@ -127,7 +127,8 @@ def _options(cpu: bool | None, compile: bool, products: Products, exclude: Seque
             raise TypeError(f"enable(): argument {argument!r} must be a bool, got {value!r}")
     if type(products) is not bool and products != "float32":
         raise ValueError(f"enable(): argument 'products' must be True, False or 'float32', got {products!r}")
-    if isinstance(exclude, str) or not all(isinstance(name, str) for name in exclude):
+    is_several = isinstance(exclude, Iterable) and not isinstance(exclude, str)
+    if not is_several or not all(isinstance(name, str) for name in exclude):
         raise TypeError(f"enable(): argument 'exclude' must be a sequence of str, got {exclude!r}")
     excluded = {function_of(name, SCATTERED): name for name in exclude}
     for name, given in excluded.items():
