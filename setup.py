@@ -83,7 +83,8 @@ STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]  # loads in torch 2.1
 # before 2013 alone; less optimized it takes a third of the time to compile.
 ISA_FLAGS = {"baseline": []}
 # Value-safe: a branch may become a choice of two results, a root an instruction. OpenMP's simd loops, without OpenMP.
-LOOP_FLAGS = dict.fromkeys(("rowwise", "channels"), ["-fno-trapping-math", "-fno-math-errno", "-fopenmp-simd"])
+LOOPS = ["-fno-trapping-math", "-fno-math-errno", "-fopenmp-simd"]
+LOOP_FLAGS = {"rowwise": LOOPS, "channels": LOOPS}
 # Else GCC copies 32 bytes in halves, and a load of what was just stored so waits for both: most CPU kernels take twice
 # the time. Before 12 it has no such flags, nor has clang.
 AVX2_COPIES = ["-mmove-max=256", "-mstore-max=256"]
