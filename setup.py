@@ -85,8 +85,8 @@ ISA_FLAGS = {"baseline": []}
 # Value-safe: a branch may become a choice of two results, a root an instruction. OpenMP's simd loops, without OpenMP.
 LOOPS = ["-fno-trapping-math", "-fno-math-errno", "-fopenmp-simd"]
 LOOP_FLAGS = {"rowwise": LOOPS, "channels": LOOPS}
-# Else GCC copies 32 bytes in halves, and a load of what was just stored so waits for both: most CPU kernels take twice
-# the time. Before 12 it has no such flags, nor has clang.
+# Else GCC copies 32 bytes in halves, and a load of what was just stored so waits for both: row-wise ops and scans take
+# twice the time. Before 12 it has no such flags, nor has clang.
 AVX2_COPIES = ["-mmove-max=256", "-mstore-max=256"]
 if platform.machine().lower() in ("x86_64", "amd64"):
     ISA_FLAGS["baseline"] = ["-O1"]
