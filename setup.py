@@ -83,7 +83,11 @@ STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]  # loads in torch 2.1
 # before 2013 alone; less optimized it takes a third of the time to compile.
 ISA_FLAGS = {"baseline": []}
 # Value-safe: a branch may become a choice of two results, a root an instruction. OpenMP's simd loops, without OpenMP.
-LOOP_FLAGS = {"rowwise": ["-fno-trapping-math", "-fno-math-errno", "-fopenmp-simd"]}
+LOOPS = ["-fno-trapping-math", "-fno-math-errno", "-fopenmp-simd"]
+LOOP_FLAGS = {"rowwise": LOOPS, "channels": LOOPS}
+# Else GCC copies 32 bytes in halves, and a load of what was just stored so waits for both: row-wise ops and scans take
+# twice the time. Before 12 it has no such flags, nor has clang.
+AVX2_COPIES = ["-mmove-max=256", "-mstore-max=256"]
 if platform.machine().lower() in ("x86_64", "amd64"):
     ISA_FLAGS["baseline"] = ["-O1"]
     ISA_FLAGS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
@@ -439,6 +443,8 @@ class BuildExtension(build_ext):
         for layer in layers:
             objects += [compile(f"csrc/binding/{layer}.cpp", [*host, *STABLE_ABI, "-isystem", f"{self.torch}/include"])]
         objects += [compile("csrc/cpu/dispatch.cpp", host)]
+        if "avx2" in ISA_FLAGS and output_of(host_compiler(), *AVX2_COPIES, "-E", "-x", "c", os.devnull):
+            ISA_FLAGS["avx2"] += AVX2_COPIES
         for isa, flags in ISA_FLAGS.items():
             for unit in ("reduce", "scan", "rowwise", "channels", "segments"):
                 loops = LOOP_FLAGS.get(unit, [])

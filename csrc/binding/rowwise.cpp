@@ -1,6 +1,7 @@
 // The row-wise ops, as torch sees them: as binding/ops.cpp has the others.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <string>
 #include <tuple>
 
@@ -445,9 +446,15 @@ void label(Rows& rows, const Tensor& target, const Optional& weight, int64_t ign
     memory.class_weights_dtype = w.dtype;
   }
   if (!x.on_cpu()) return;  // on a GPU such a row's loss is NaN
-  for (int64_t i = 0; i < labels.numel(); ++i)
-    if (const int64_t l = memory.labels[i]; l != ignored && (l < 0 || l >= memory.classes))
-      raise<std::out_of_range>(rows.name, ": target ", l, " is out of bounds for ", memory.classes, " classes");
+  const auto is_outside = [classes = uint64_t(memory.classes), ignored](int64_t l) {
+    return (uint64_t(l) >= classes) & (l != ignored);
+  };
+  const int64_t* const end = memory.labels + labels.numel();
+  uint64_t outside = 0;  // counted: a branch for each row takes longer
+  for (const int64_t* l = memory.labels; l != end; ++l) outside += is_outside(*l);
+  if (outside == 0) return;
+  const int64_t l = *std::find_if(memory.labels, end, is_outside);
+  raise<std::out_of_range>(rows.name, ": target ", l, " is out of bounds for ", memory.classes, " classes");
 }
 
 // The losses, the rows' weights, the logarithms of their sums of exp if they are wanted, and the statistics.

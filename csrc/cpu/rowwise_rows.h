@@ -38,7 +38,7 @@ template <template <class> class Op, class F> struct RowwiseRows {
   static constexpr bool kGradient = kInputs == 2 || !kLooks;  // the statistics and values are those given
   static constexpr bool kLabels = requires(Given given) { given.label; };
   static constexpr bool kLabelled = requires(Given given) { given.valid; };  // it reads the element there
-  static constexpr int kWide = 64 / int(sizeof(F)), kHalf = kWide / 2;       // lanes
+  static constexpr int kWide = kLanes<F>, kHalf = kWide / 2;                 // lanes
   static constexpr int64_t kAccumulators = kBlockResidues + kFoldLanes<F> + kWide;
 
   const RowwiseCall& call;

@@ -127,13 +127,14 @@ template <class Scan> struct ScanRows {
       x.resets = i == 0 && job.resets();
       for (int k = 0; k < kInputs; ++k) {
         x.at[k] = job.elements(k, start[k], i, count, copy[k]);
-        if (count == kTile) continue;
+        if (kSerial<Scan> || count == kTile) continue;
         if (x.at[k] != copy[k]) __builtin_memcpy(copy[k], x.at[k], size_t(count) * sizeof(E));
         for (int64_t j = count; j % 64 != 0; ++j) copy[k][j] = ScanLanes<Scan>::absent(k);
         x.at[k] = copy[k];
       }
-      E* const out = in_place && count == kTile ? static_cast<E*>(call.out.values) + at.out + i : results;
-      const bool stream = out != results && streams(out);
+      E* const out =
+          in_place && (kSerial<Scan> || count == kTile) ? static_cast<E*>(call.out.values) + at.out + i : results;
+      const bool stream = !kSerial<Scan> && out != results && streams(out);
       carry.push(scan_tile<Scan, kTotal>(x, count, carry.carry(), carry.within(), out, stream));
       if (!kTotal && out == results) job.store(at.out, i, count, results);
     }
@@ -162,7 +163,7 @@ template <class Scan> struct ScanRows {
       store_rows(at.out, step.out, block, 0, n, n);
       move(block);
     }
-    for (; (ScanLanes<Scan>::kLongRows || n < kTile) && row + 8 <= count; move(8))
+    for (; !kSerial<Scan> && (ScanLanes<Scan>::kLongRows || n < kTile) && row + 8 <= count; move(8))
       eight_rows(first + row, start, at.out, step.out);
     for (; row < count; move(1)) {
       ScanCarry<Scan> carry(job.initial(first + row));

@@ -132,13 +132,26 @@ template <class Scan, bool kRows> TR_HD void load_groups(const Runs<Scan>& x, in
   for (int k = 0; k < Scan::kInputs; ++k) load_groups(x.at[k] + first, kRows ? x.step[k] : int64_t(kGroup), p[k]);
 }
 
+// Whether results are the same in any order, so that one element after the other takes the least time: integers.
+template <class Scan> constexpr bool kSerial =
+    Scan::kInputs == 1 && std::is_same<typename Scan::Result, int64_t>::value && requires { &ScanLanes<Scan>::next; };
+
 // Scans a tile of x, whose positions from `count` on, up to the next multiple of 64, are absent; writes as many
 // results, or none with kTotal. `carry` and `within` lie before the tile. An input and out may be the same. With
 // `stream`, out is 32-byte aligned and bypasses the caches (fence_streams() afterwards). Returns the tile's total.
+// kSerial: no position needs to be absent, and `stream` means nothing.
 template <class Scan, bool kTotal, class E = typename Scan::Result>
 typename Scan::Acc scan_tile(const Runs<Scan>& x, int64_t count, typename Scan::Wide carry, typename Scan::Acc within,
                              E* out, bool stream) {
   using Lanes = ScanLanes<Scan>;
+  if constexpr (kSerial<Scan>) {
+    E total = Scan::absent(), result = Lanes::next(carry, within);
+    for (int64_t i = 0; i < count; ++i) {
+      total = Lanes::next(total, x.at[0][i]);
+      if constexpr (!kTotal) out[i] = result = Lanes::next(result, x.at[0][i]);
+    }
+    return total;
+  }
   using State = typename Lanes::State;
   constexpr int kBlocks = kFan / 8;
   const State absent = eight(Scan::absent());
