@@ -62,8 +62,8 @@ def sample_arguments(op, overload, device):
 @pytest.mark.parametrize("overload", OVERLOADS)
 @pytest.mark.parametrize("op", table.OPS, ids=lambda op: op.name)
 def test_opcheck(device, op, overload):
-    """Traced by ahead-of-time autograd once for each form of the other arguments: that takes the most time, and does not
-    depend on strides, which the fake kernel is given each time."""
+    """Traced by ahead-of-time autograd once for each form of the other arguments: that takes the most time, and does
+    not depend on strides, which the fake kernel is given each time."""
     packet = getattr(torch.ops.torchreduce, op.name)
     target = getattr(packet, overload[1:] or "default")
     traced = []
