@@ -505,10 +505,9 @@ def test_buckets_mixed_precision_and_replicas(ranks):
     assert len(mixed) == 1 and not mixed & seen
 
 
-def test_clipping_is_torchs_with_the_override(ranks):
-    if ranks.device == "cpu":
-        ours, theirs = ranks.run(1, cases.clipped)[0]
-        assert ours == theirs
+def test_clipping_is_torchs_with_the_override(cpu_ranks):
+    ours, theirs = cpu_ranks.run(1, cases.clipped)[0]
+    assert ours == theirs
 
 
 @pytest.mark.xfail(reason="torch divides twice on one rank; FSDPTree has the factor 1", strict=True)
