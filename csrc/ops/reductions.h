@@ -18,12 +18,11 @@
 //   reads(Dtype)                 whether kernels read elements of that type as they are; else, of an op that converts,
 //                                they are converted one by one
 //   kIntegers                    if it converts: to int64, too
-//   steps<N>(accs, get)          if it is there: one more element, get(i), of each of N accumulators, in place of
-//   combine
-//                                with load
+//   steps<N>(accs, get)          if it is there: one more element, get(i), of each of N accumulators;
+//                                else each is combined with what load gives
 //   kTwo                         if it is there: finish writes two results, the second where indices go (Output)
-//   kNoAbsentElement             if it is there: no element changes nothing, and absent_element() is any, not to be
-//   taken
+//   kNoAbsentElement             if it is there: every element changes something; nothing takes absent_element()
+//
 // For kernels whose lanes go across columns also
 //   Near                         an accumulator of neighbouring positions, counted from the first one, less than 2^16
 //   near_absent(), near_all<N>(words, position, Near (&)[N])  the identity; N neighbouring columns' elements, as loaded
