@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import drawn, pages, plots
+from . import drawn, pages, plots, segments
 from .grid import PARTS
 from .results import OURS, RESULTS, Row, by_case, load, load_plain, name_of, time_of
 from .verdicts import missed
@@ -29,6 +29,16 @@ def changes(rows: list[Row], before: list[Row]) -> str:
             lines.append([f"{key[0]}: {name_of(key)}", f"{then:.4f}", f"{now:.4f}", f"{now / then:.3f}", *fractions])
     lines.sort(key=lambda line: -abs(float(line[3]) - 1))
     return pages.table(["case", "ms before", "now", "now / before", "of peak bandwidth before", "now"], lines)
+
+
+def own_pages(sources: list[str]) -> dict[str, str]:
+    """The pages of results that have columns of their own, by name."""
+    found = {}
+    if of_drawn := drawn.loaded(sources):
+        found["random"] = drawn.page(of_drawn)
+    if of_segments := segments.loaded(sources):
+        found["segments"] = segments.page(of_segments)
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,12 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.markdown and not rows:
         parser.error("nothing was measured")
     if args.markdown:
-        page = args.markdown / drawn.PAGE
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.unlink(missing_ok=True)
-        if of_drawn := drawn.loaded(args.sources):
-            page.write_text(drawn.page(of_drawn))
-        pages.write(rows, load_plain(args.sources), args.markdown)
+        pages.write(rows, load_plain(args.sources), own_pages(args.sources), args.markdown)
     elif args.against:
         print(changes(rows, before))
     elif not (args.check or args.plot):

@@ -26,7 +26,6 @@ from .results import FIELDS, OURS, RESULTS, Row, Writer, best_peer, by_case, par
 from .rowwise import RowwiseCase
 
 FOLDER = RESULTS / "random"
-PAGE = Path("docs") / "results" / "random.md"
 DTYPES = ("float32", "bfloat16")
 INDUCTOR_EVERY = 10
 
@@ -229,7 +228,7 @@ def page(rows: list[Row]) -> str:
             "The ten cases farthest behind:",
             worst(mine),
         ]
-    return "\n\n".join(texts) + "\n"
+    return "\n\n".join(texts)
 
 
 def loaded(sources: Iterable[str]) -> list[Row]:

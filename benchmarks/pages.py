@@ -38,6 +38,10 @@ TITLES = {
     "small": "Short calls",
     "compile": "Compared with torch.compile",
 }
+OWN_TITLES = {
+    "random": "Random shapes, by regime, beside torch, CUB, Liger and Inductor",
+    "segments": "Segments and scatters, beside torch's by default and with deterministic algorithms",
+}
 # What a reader has to know about the rows of a commit.
 NOTES = {
     (
@@ -482,18 +486,16 @@ def newest_with(parts: Sequence[str], rows: list[Row]) -> str:
     return next((gpu for gpu, found in measured.items() if set(parts) <= found), next(iter(measured)))
 
 
-def write(rows: list[Row], plain: list[Plain], root: Path) -> None:
-    """docs/results, instead of what is there, and the table of README.md."""
+def write(rows: list[Row], plain: list[Plain], own: dict[str, str], root: Path) -> None:
+    """docs/results, instead of what is there, and the table of README.md. `own`: pages that are written, by name."""
     folder = root / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.md"):
-        if old.name != "random.md":  # drawn.py's
-            old.unlink()
-    pages = {part: part_page(part, rows) for part in parts_of(rows)}
+        old.unlink()
+    pages = {part: part_page(part, rows) for part in parts_of(rows)} | own
     others = {"losses": "Losses: every bar missed, every case in which a peer is faster"}
     pages["losses"] = losses_page(rows)
-    if (folder / "random.md").exists():
-        others["random"] = "Random shapes, by regime, beside torch, CUB, Liger and Inductor"
+    others |= {name: OWN_TITLES[name] for name in own}
     on_cpu = [row for row in plain if row["threads"] != "0"]
     on_gpu = [row for row in plain if row["threads"] == "0"]
     if on_cpu:

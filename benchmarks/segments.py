@@ -8,8 +8,9 @@ run. "once": the segments of an index were made before. A sample of the results 
 """
 
 import argparse
+import csv
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from torch import Tensor
 
 import torchreduce as tr
 
+from . import pages
 from .results import RESULTS, Writer, commit
 
+Row = dict[str, str]
 FIELDS = ("gpu", "torch", "commit", "part", "op", "dtype", "rows", "columns", "segments", "regime", "provider", "us",
           "bytes", "fraction")  # fmt: skip
 ELEMENTS = 2**26
@@ -221,9 +224,70 @@ def copy_us(nbytes: int) -> float:
     return median_us(lambda: y.copy_(x))
 
 
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+PARTS = {
+    "offsets": "Reductions by offsets",
+    "rows": "Softmax and scans by offsets",
+    "index": "Reductions by an index that is not sorted",
+}
+ABOUT = """\
+# Segments and scatters
+
+Made by `python -m benchmarks.compare --markdown` from [benchmarks/results/segments](../../benchmarks/results/segments).
+
+- **of a copy**: the time of a copy of as many bytes (input, index or offsets and result once), in the same run, divided
+  by torchreduce's time.
+- **once**: the same where `tr.segments` of the index was called before.
+- **torch**, **deterministic**: torch's time by default and with deterministic algorithms, divided by torchreduce's
+  time. **Bold**: torchreduce is slower. By offsets torch has `segment_reduce`; its softmax is composed of scatters.
+- **segments**: how many, and how rows are dealt to them. **uniform**: evenly, at random; **power law**: segment k has
+  about 1 / k of the rows; **one hot**: one segment has half of the rows; **sorted**: evenly, the index is sorted."""
+
+
+def loaded(sources: Iterable[str | Path]) -> list[Row]:
+    """The rows in folders of results."""
+    files = (file for source in sources for file in sorted((Path(source) / "segments").glob("*.csv")))
+    return [row for file in files for row in csv.DictReader(file.read_text().splitlines())]
+
+
+def page(rows: list[Row]) -> str:
+    texts = [ABOUT]
+    for gpu in pages.gpus(rows):
+        mine = [row for row in rows if row["gpu"] == gpu]
+        facts = {name: ", ".join(sorted({row[name] for row in mine})) for name in ("commit", "torch")}
+        texts.append(f"## {gpu}\n\nCommit {facts['commit']}, torch {facts['torch']}.")
+        for part, title in PARTS.items():
+            if lines := lines_of([row for row in mine if row["part"] == part]):
+                texts += [f"### {title}", pages.table(HEADING, lines, left=2)]
+    return "\n\n".join(texts)
+
+
+HEADING = ["op", "dtype", "rows", "columns", "segments", "", "us", "of a copy", "once", "torch", "deterministic"]
+
+
+def lines_of(rows: list[Row]) -> list[list[str]]:
+    """A line a case."""
+    found: dict[tuple[str, ...], dict[str, Row]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("op", "dtype", "rows", "columns", "segments", "regime"))
+        found.setdefault(key, {})[row["provider"]] = row
+    lines = []
+    for key, of in found.items():
+        us = {provider: float(row["us"]) for provider, row in of.items()}
+        ours = us["torchreduce"]
+        speedups = (pages.times(us[peer] / ours if peer in us else None) for peer in ("torch", "torch det"))
+        fractions = (of[p]["fraction"] if p in of else "-" for p in ("torchreduce", "torchreduce, once"))
+        lines.append([*key, f"{ours:.0f}", *fractions, *speedups])
+    return lines
+
+
+# ---- the run ---------------------------------------------------------------------------------------------------------
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--part", nargs="+", default=["offsets", "rows", "index"], choices=("offsets", "rows", "index"))
+    parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--case", default="", metavar="REGEX")
     parser.add_argument("--provider", nargs="+")
     parser.add_argument("--out", type=Path)

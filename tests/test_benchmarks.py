@@ -16,7 +16,7 @@ from torchreduce.__main__ import main
 from torchreduce._tools.bench import take_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks import bars, cases, compare, cpu, drawn, grid, pages, peers, results, run, verdicts
+from benchmarks import bars, cases, compare, cpu, drawn, grid, pages, peers, results, run, segments, verdicts
 from benchmarks.channels import ChannelCase
 from benchmarks.rowwise import RowwiseCase
 
@@ -455,6 +455,15 @@ def test_drawn_cases_are_what_they_are_named_after(monkeypatch):
             assert torch.equal(ours[0], torchs[0]), regime
         else:
             torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-5, msg=case.name)
+
+
+def test_the_page_of_segments_tells_losses():
+    case = dict(zip(segments.FIELDS, "X t c index index_add float32 512 64 32 uniform".split(), strict=False))
+    us = {"torchreduce": 10, "torch": 9, "torch det": 25, "torchreduce, once": 8}
+    page = segments.page([{**case, "provider": p, "us": str(n), "fraction": f"{4 / n:.3f}"} for p, n in us.items()])
+    (line,) = (line for line in page.splitlines() if line.startswith("| index_add"))
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == "index_add float32 512 64 32 uniform 10 0.400 0.500 **0.90** 2.50".split()
 
 
 def test_the_page_of_random_shapes_tells_regimes_and_losses():
