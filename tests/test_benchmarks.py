@@ -458,12 +458,13 @@ def test_drawn_cases_are_what_they_are_named_after(monkeypatch):
 
 
 def test_the_page_of_segments_tells_losses():
-    case = dict(zip(segments.FIELDS, "X t c index index_add float32 512 64 32 uniform".split(), strict=False))
+    named = ["index_add", "float32", "512", "64", "32", "uniform"]
+    case = dict(zip(segments.FIELDS, ["X", "t", "c", "index", *named], strict=False))
     us = {"torchreduce": 10, "torch": 9, "torch det": 25, "torchreduce, once": 8}
     page = segments.page([{**case, "provider": p, "us": str(n), "fraction": f"{4 / n:.3f}"} for p, n in us.items()])
     (line,) = (line for line in page.splitlines() if line.startswith("| index_add"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells == "index_add float32 512 64 32 uniform 10 0.400 0.500 **0.90** 2.50".split()
+    assert cells == [*named, "10", "0.400", "0.500", "**0.90**", "2.50"]
 
 
 def test_the_page_of_random_shapes_tells_regimes_and_losses():
