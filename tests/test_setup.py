@@ -121,6 +121,16 @@ def test_what_is_missing_is_said_in_one_line():
     assert done.returncode != 0 and "no-such-compiler" in line and "CXX" in line
 
 
+def test_what_is_installed_has_every_module(tmp_path):
+    """Not a checkout's folders alone: packages that setuptools is not told of are missing from a wheel."""
+    new = ["egg_info", "--egg-base", str(tmp_path)]  # an older one may list more
+    subprocess.run([sys.executable, "setup.py", "-q", *new, "build_py", "--build-lib", str(tmp_path)], cwd=ROOT,
+                   check=True, capture_output=True, env={**os.environ, "TORCHREDUCE_GPU": "0"})  # fmt: skip
+    modules = [{p.relative_to(root) for p in root.glob("torchreduce/**/*.py*") if p.suffix in (".py", ".pyi")}
+               for root in (ROOT, tmp_path)]  # fmt: skip
+    assert modules[0] == modules[1] and {"_core", "override"} <= {p.parent.name for p in modules[1]}
+
+
 def test_what_was_built_from_other_headers_cannot_be_loaded():
     """_C and the override name a symbol of the library that is named after the headers of all of them."""
     package = ROOT / "torchreduce"
