@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 import torchreduce
+from torchreduce import _C
 from torchreduce.table import DTYPES, OPS
 
 
@@ -62,6 +63,13 @@ def scan_options(name):
     """Every exclusive= and reverse= that a scan has."""
     return [{"exclusive": e, "reverse": r} if e else {"reverse": r}
             for e in (False, True)[: 1 + ROWS[name].exclusive] for r in (False, True)]  # fmt: skip
+
+
+def launches(*counts, every=False):
+    """Numbers of threads with the instruction sets of this machine. What is compiled for a set shares its work out by
+    the same text: unless `every`, only the last number meets each set, and the others the set in use."""
+    own = _C.instruction_set()
+    return [(n, isa) for n in counts for isa in _C.instruction_sets() if every or n == counts[-1] or isa == own]
 
 
 # Lengths on either side of everything that the order, a vector, a warp or a block could round to.

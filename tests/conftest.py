@@ -1,8 +1,8 @@
 """Which devices the suite runs on, and how it shares a machine between workers.
 
-Every test that takes `device` runs on the CPU and, where there is one, on a GPU. Tests that need a GPU carry the marker
-`gpu` (the fixture adds it), those that need two `gpus`, those that need NVIDIA's Hopper or later `gpu_hopper`, and are
-deselected without: that is decided and said here and nowhere else.
+Every test that takes `device` runs on the CPU and, where there is one, on a GPU: without one the suite has no such
+cases. Tests that need a GPU carry the marker `gpu` (the fixture adds it), those that need two `gpus`, those that need
+NVIDIA's Hopper or later `gpu_hopper`, and are deselected without: that is decided and said here and nowhere else.
 TORCHREDUCE_REQUIRE_GPU=1 makes a missing GPU an error. Tests marked `slow` are run with --slow alone: by the full run's
 `make test-slow`, and on GPU machines.
 """
@@ -59,9 +59,10 @@ def pytest_report_header():
 
 
 def deselect(config, items, marker):
-    out = [item for item in items if item.get_closest_marker(marker)]
-    items[:] = [item for item in items if item not in set(out)]
-    config.hook.pytest_deselected(items=out)
+    out = {item for item in items if item.get_closest_marker(marker)}
+    if out:
+        config.hook.pytest_deselected(items=[item for item in items if item in out])
+        items[:] = [item for item in items if item not in out]
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist looks for groups in the same hook
@@ -80,15 +81,29 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def devices(marker):
+    """Of a fixture: thousands of cases that no GPU is there for would take every worker seconds to collect."""
+    return ["cpu"] if NO_GPU else ["cpu", pytest.param("cuda", marks=marker)]
+
+
+@pytest.fixture(params=devices(pytest.mark.gpu))
 def device(request):
     return request.param
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu_hopper)])
+@pytest.fixture(params=devices(pytest.mark.gpu_hopper))
 def device_of_products(request):
     """Those that matrix products are overridden on."""
     return request.param
+
+
+@pytest.fixture
+def quick_seeds(monkeypatch):
+    """torch.manual_seed keeps a note, with a stack trace, for each kind of device that is not there: most of the time
+    of tests by OpInfo, whose samples are seeded, too."""
+    for kind in (torch.cuda, torch.xpu, torch.mtia):
+        if not kind.is_available():
+            monkeypatch.setattr(kind, "manual_seed_all", lambda seed: None)
 
 
 @pytest.fixture(autouse=True)

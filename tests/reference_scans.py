@@ -316,10 +316,23 @@ _fma.restype, _fma.argtypes = ctypes.c_double, [ctypes.c_double] * 3
 _fma_each = np.frompyfunc(_fma, 3, 1)
 
 
+def within(x, exponent):
+    return (np.abs(x) > 2.0**-exponent) & (np.abs(x) < 2.0**exponent)
+
+
 def fma_of(a, b, c):
-    """fma for all numbers: that of float64 above is right only far from the limits of its range."""
-    dtype = np.result_type(a, b, c)
-    return fma(a, b, c) if dtype == np.float32 else _fma_each(a, b, c).astype(np.float64)
+    """fma for all numbers: that of float64 above is right only far from the limits of its range. The C library's, one
+    number after the other, takes five to ten times as long."""
+    if np.result_type(a, b, c) == np.float32:
+        return fma(a, b, c)
+    a, b, c = np.broadcast_arrays(*(np.asarray(t, np.float64) for t in (a, b, c)))
+    zero = ((a == 0) | (b == 0)) & np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
+    far = within(a, 400) & within(b, 400) & (within(c, 800) | (c == 0))
+    with np.errstate(all="ignore"):
+        out = np.where(zero, a * b + c, fma(*(np.where(far, t, 1.0) for t in (a, b, c))))
+    rest = ~(zero | far)
+    out[rest] = _fma_each(a[rest], b[rest], c[rest])
+    return out
 
 
 def least(F):

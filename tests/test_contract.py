@@ -21,6 +21,7 @@ from cases import (
     STRADDLING,
     WITH_DTYPE,
     hostile,
+    launches,
     needed,
     random_call,
     results_of,
@@ -85,14 +86,28 @@ def check_reference(name, x, device, dim, **options):
     assert_bitwise_equal(getattr(OURS, name)(x.to(device), dim, **options), reference.apply(name, x, dim, **options))
 
 
+def transposed_result(name, result):
+    """A reduction's is the same along rows and down columns."""
+    if ROWS[name].kind != "scan":
+        return result
+    return result.t() if isinstance(result, torch.Tensor) else tuple(part.t() for part in result)
+
+
+def check_both_ways(name, x, device, **options):
+    """Along rows and down columns. The reference, which takes the most time, is asked once."""
+    options = {**needed(name, x.dtype), **options}
+    call, expected = getattr(OURS, name), reference.apply(name, x, 1, **options)
+    assert_bitwise_equal(call(x.to(device), 1, **options), expected)
+    down = call(x.t().contiguous().to(device), 0, **options)
+    assert_bitwise_equal(down, transposed_result(name, expected))
+
+
 @pytest.mark.parametrize("name, dtype", EVERY)
 def test_reference_bits(device, name, dtype):
     """Every op and dtype over lengths around 8, 256, 2048 and 8192, along rows and down columns."""
     for n in STRADDLING:
         for make in (values, ties, hostile):
-            x = make((3, n), dtype, seed=n)
-            check_reference(name, x, device, 1)
-            check_reference(name, x.t().contiguous(), device, 0)
+            check_both_ways(name, make((3, n), dtype, seed=n), device)
 
 
 LONG_KINDS = (
@@ -111,20 +126,22 @@ def long_rows():
         yield pytest.param(name, dtype, n, marks=[pytest.mark.slow] if slow else [])
 
 
-@pytest.mark.parametrize("name, dtype, n", long_rows())
+@pytest.mark.parametrize("name, dtype, n", list(long_rows()))
 def test_reference_bits_of_long_rows(device, name, dtype, n):
-    """Around a superblock of 2^18 and two of them; one column beside others, too."""
-    for make in (values, hostile):
-        check_reference(name, make((n,), dtype, seed=n), device, 0)
-    check_reference(name, values((n, 3), dtype, seed=n), device, 0)
+    """Around a superblock of 2^18 and two of them: rows alone, which are split, rows beside others, and columns."""
+    x = torch.stack([values((n,), dtype, seed=n), hostile((n,), dtype, seed=n), values((n,), dtype, seed=n + 1)])
+    check_both_ways(name, x, device)
+    whole = call(name, x.to(device), 1)
+    for row in (0, 1):
+        alone = call(name, x[row].to(device), 0)
+        parts = (whole,) if isinstance(whole, torch.Tensor) else whole
+        assert_bitwise_equal((alone,) if isinstance(alone, torch.Tensor) else alone, tuple(p[row] for p in parts))
 
 
 @pytest.mark.parametrize("name, dtype", [(name, dtype) for name, dtype in EVERY if name in SCANS])
 def test_reference_bits_of_scan_options(device, name, dtype):
     for n, options in itertools.product((1, 7, 8, 9, 255, 257, 2049, 8191, 8193, 20000), scan_options(name)):
-        x = hostile((2, n), dtype, seed=n)
-        check_reference(name, x, device, 1, **options)
-        check_reference(name, x.t().contiguous(), device, 0, **options)
+        check_both_ways(name, hostile((2, n), dtype, seed=n), device, **options)
 
 
 def far_apart(rows, n, dtype):
@@ -148,8 +165,7 @@ def test_reference_bits_of_products_of_numbers_far_apart(device, dtype):
     for n in (1, 2, 5, 8, 20, 24, 25, 33, 64, 100, 255, 256, 257, 300, 2047, 2048, 2049, 5000):
         x = far_apart(37, n, dtype)
         for name in ("prod", "cumprod"):
-            check_reference(name, x, device, 1)
-            check_reference(name, x.t().contiguous(), device, 0)
+            check_both_ways(name, x, device)
         check_reference("prod", x.repeat(1, 2)[:, :n], device, 1)
         check_reference("prod", x.view(37, 1, n).expand(37, 2, n), device, (1, 2))
 
@@ -188,8 +204,13 @@ def test_reference_bits_of_many_short_rows(device, name, dtype):
             check_reference(name, buffer[start : start + 700 * n].view(700, n), device, 1)
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_reference_bits_of_random_calls(device, seed):
+@pytest.mark.parametrize("chunk", range(20))
+def test_reference_bits_of_random_calls(device, chunk):
+    for seed in range(10 * chunk, 10 * chunk + 10):
+        check_random_call(device, seed)
+
+
+def check_random_call(device, seed):
     c = random_call(seed, elements=(100, 3000, 30000, 200000)[seed % 4])
     expected = reference.apply(c.name, c.x, **c.options)
     assert_bitwise_equal(getattr(OURS, c.name)(c.input(device), **c.options), expected)
@@ -322,18 +343,17 @@ def test_policy_invariant(device, name, shape, dim):
         assert served | some == {forced["family"] for forced in plans} | some
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_policy_invariant_on_the_cpu(name):
-    """Every instruction set of this machine, 1 to 4 threads."""
+def test_policy_invariant_on_the_cpu(name, every):
+    """Every instruction set of this machine, 1 to 4 threads: without --slow launches() of these."""
     assert "baseline" in _C.instruction_sets()
-    for (shape, dim), dtype in itertools.product(SHAPES, DTYPES):
-        if not serves(name, dtype):
-            continue
-        x = hostile(shape, dtype, seed=6)
-        expected = call(name, x, dim)
-        for instructions, count in itertools.product(_C.instruction_sets(), (1, 2, 3, 4)):
-            with instruction_set(instructions), threads(count):
-                assert_bitwise_equal(call(name, x, dim), expected)
+    cases = [(hostile(shape, dtype, seed=6), dim) for dtype in DTYPES if serves(name, dtype) for shape, dim in SHAPES]
+    expected = [call(name, x, dim) for x, dim in cases]
+    for count, instructions in launches(1, 2, 4, 3, every=every):
+        with instruction_set(instructions), threads(count):  # threads start anew when their number changes
+            for (x, dim), wanted in zip(cases, expected, strict=True):
+                assert_bitwise_equal(call(name, x, dim), wanted)
 
 
 @pytest.mark.gpu

@@ -111,10 +111,13 @@ WAYS = {
     "compiled": COMPILED,
     "compiled autograd": lambda x: COMPILED(x.requires_grad_()),
 }
+# Tracing, which takes the time, differs in one thing: results that are rounded to 16 bits.
+TRACED = (torch.float32, torch.bfloat16)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(
+    "dtype, way", [(d, way) for d in FLOATS for way in WAYS if "compiled" not in way or d in TRACED]
+)
 def test_every_result_can_be_changed_in_place(device, dtype, way):
     x = values((4, 6), dtype, 1).to(device)
     before = x.clone()

@@ -485,6 +485,7 @@ def test_a_loss_counts_once():
             assert not any(n for counts in new.values() for why, n in counts.items() if why != "served"), new
 
 
+@pytest.mark.usefixtures("quick_seeds")
 @pytest.mark.parametrize("name", DIRECT_OPS)
 def test_no_call_counts_as_served_and_as_fallen_back(name):
     """A composite that falls back counts as such, and the calls that torch makes of it by themselves."""
