@@ -332,7 +332,7 @@ template <class F> void check_mean_loss(int count, bool counts, Dtype result) {
 long check_rowwise(uint32_t seed, long every, bool few) {
   uint64_t turn = 0;
   long done = 0;
-  for (int count : {1, 42, 257, 2048, 5000, 3 * 2048 + 1, kMostMeanLosses})
+  for (int count : {1, 42, 257, 2048, 5000, 3 * 2048 + 1, 5 * 2048 + 300, kMostMeanLosses})
     for (bool counts : {true, false}) {
       check_mean_loss<float>(count, counts, count % 2 ? Dtype::F32 : Dtype::BF16);
       check_mean_loss<double>(count, counts, Dtype::F64);

@@ -744,7 +744,7 @@ class CrossEntropyAndLog(CrossEntropy):
         return CrossEntropy.tangent(ctx, saved, t, *rest), _label_tangent(ctx, saved, t, of_log)
 
 
-MOST_MEAN_LOSSES = 2**15  # kMostMeanLosses of csrc/kernels/rowwise/losses.h
+MOST_MEAN_LOSSES = 2**14  # kMostMeanLosses of csrc/kernels/rowwise/losses.h
 
 
 def has_mean_loss(losses: Tensor, weights: Tensor) -> bool:
@@ -783,7 +783,8 @@ def mean_loss(losses: Tensor, weights: Tensor, counts: bool, dtype: torch.dtype,
     weights, of which `counts` says that all are 1 or 0. Where has_mean_loss() says so."""
     needs_gradient = torch.is_grad_enabled() and losses.requires_grad
     rest = (losses, weights, counts, dtype, level)
-    return MeanLoss.apply(*rest) if needs_gradient else bare_mean_loss(*rest)[0]  # type: ignore[no-any-return]
+    mean: Tensor = MeanLoss.apply(*rest) if needs_gradient else bare_mean_loss(*rest)[0]  # type: ignore[no-untyped-call]
+    return mean
 
 
 def _smoothed(

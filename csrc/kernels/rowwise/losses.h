@@ -18,13 +18,15 @@ struct MeanLossCall {
   void* divisor = nullptr;
 };
 
-// A warp of the one block has a leaf.
-struct MeanLossPlan { int threads = 32; };
+// A thread of the one block has a residue of a leaf, and of the leaves that follow at the block's distance.
+struct MeanLossPlan { int threads = kResidues; };
 
-constexpr int kMostMeanLosses = 16 * kLeaf;
+// One multiprocessor loads that many in less time than three launches more take.
+constexpr int kMostMeanLosses = 8 * kLeaf;
+constexpr int kMostMeanThreads = 1024;
 
 inline MeanLossPlan plan(const MeanLossCall& call, const DeviceFacts&) {
-  return {32 * ((call.count + kLeaf - 1) / kLeaf)};
+  return {std::min(kMostMeanThreads, (call.count + kLeaf - 1) / kLeaf * kResidues)};
 }
 inline int64_t workspace_bytes(const MeanLossPlan&) { return 0; }
 
